@@ -1,0 +1,1 @@
+//! Episodes in, per-token training signal out.

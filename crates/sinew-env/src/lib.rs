@@ -1,0 +1,1 @@
+//! The `Env` port, tools, rewards and built-in environments.

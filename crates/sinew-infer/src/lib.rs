@@ -1,0 +1,1 @@
+//! Scheduler, paged KV, prefix cache, sampler: the embedded engine. Token ids only.

@@ -1,0 +1,1 @@
+//! Decoder definition, weight loading and publishing.

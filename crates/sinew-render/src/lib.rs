@@ -1,0 +1,1 @@
+//! Messages to tokens and back: tokenizer, chat templates, joins between turns, tool calls.

@@ -1,0 +1,1 @@
+//! Agent loop, groups, admission, back-pressure.

@@ -1,0 +1,1 @@
+//! Isolated places in which hostile code runs.

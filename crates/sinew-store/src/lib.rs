@@ -1,0 +1,1 @@
+//! Durable traces and the transfer queue.

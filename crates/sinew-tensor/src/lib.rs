@@ -1,0 +1,1 @@
+//! Buffers and operators with forward and backward, chosen at run time per CPU.

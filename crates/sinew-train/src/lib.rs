@@ -1,0 +1,1 @@
+//! Packing, losses, optimizer, LoRA, checkpoints. Knows loss specifications, no algorithm.

@@ -1,0 +1,186 @@
+//! The `Engine` port: tokens in, sampled tokens with log-probabilities and versions out.
+
+use crate::ids::{PolicyVersion, RequestId, TokenId};
+use crate::weights::TensorSource;
+use serde::{Deserialize, Serialize};
+use std::sync::Arc;
+
+/// How the next token is drawn.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct SamplingParams {
+    /// 0 means greedy.
+    pub temperature: f32,
+    /// Nucleus mass in (0, 1]; 1 keeps all.
+    pub top_p: f32,
+    /// Number of most likely tokens kept; 0 keeps all.
+    pub top_k: u32,
+    /// Tokens below `min_p` times the largest probability are dropped; 0 keeps all.
+    pub min_p: f32,
+    /// Most tokens to sample.
+    pub max_tokens: u32,
+    /// Sampling one of these ends the generation; the token itself is part of the output.
+    pub stop_ids: Vec<TokenId>,
+    /// The generation ends once the output's text contains one of these.
+    pub stop_strings: Vec<String>,
+    /// Seed of this request; the same seed and prompt give the same tokens whatever else runs.
+    pub seed: u64,
+    /// Added to the logits before sampling.
+    pub logit_bias: Vec<(TokenId, f32)>,
+    /// How many of the most likely alternatives to report for each token.
+    pub top_logprobs: u8,
+}
+
+impl Default for SamplingParams {
+    fn default() -> Self {
+        Self {
+            temperature: 1.0,
+            top_p: 1.0,
+            top_k: 0,
+            min_p: 0.0,
+            max_tokens: 256,
+            stop_ids: Vec::new(),
+            stop_strings: Vec::new(),
+            seed: 0,
+            logit_bias: Vec::new(),
+            top_logprobs: 0,
+        }
+    }
+}
+
+/// One generation to run.
+#[derive(Clone, Debug, PartialEq)]
+pub struct GenerateRequest {
+    pub id: RequestId,
+    /// Everything the model sees, exactly.
+    pub prompt: Vec<TokenId>,
+    pub sampling: SamplingParams,
+    /// Larger runs first when there is not room for all.
+    pub priority: i32,
+}
+
+/// A token and its log-probability.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct TokenLogprob {
+    pub id: TokenId,
+    pub logprob: f32,
+}
+
+/// One sampled token.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SampledToken {
+    pub id: TokenId,
+    /// Natural log-probability under the full softmax at temperature 1, before any
+    /// truncation of the distribution: what a trainer recomputes from the same weights.
+    pub logprob: f32,
+    /// The weights that sampled it.
+    pub version: PolicyVersion,
+    /// The most likely alternatives, best first, if they were asked for.
+    pub top: Vec<TokenLogprob>,
+}
+
+/// Why a generation ended.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", tag = "type")]
+pub enum FinishReason {
+    /// A stop id was sampled.
+    StopId { id: TokenId },
+    /// A stop string appeared.
+    StopString { text: String },
+    /// `max_tokens` were sampled.
+    Length,
+    /// Prompt and output fill the model's context.
+    ContextFull,
+    /// The request was aborted.
+    Aborted,
+}
+
+/// What an engine tells about a request. `Finished` or `Failed` comes last, exactly once.
+#[derive(Clone, Debug, PartialEq)]
+pub enum EngineEvent {
+    Tokens {
+        request: RequestId,
+        tokens: Vec<SampledToken>,
+    },
+    Finished {
+        request: RequestId,
+        reason: FinishReason,
+        /// Prompt tokens whose keys and values were found in the prefix cache.
+        cached_prompt_tokens: u32,
+    },
+    Failed {
+        request: RequestId,
+        error: EngineError,
+    },
+}
+
+/// Receives a request's events on the engine's thread: must not block.
+pub type EventSink = Box<dyn FnMut(EngineEvent) + Send>;
+
+/// Why an engine refused or gave up.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
+pub enum EngineError {
+    #[error("engine queue is full: {waiting} requests wait, the limit is {limit}")]
+    QueueFull { waiting: usize, limit: usize },
+    #[error("prompt of {prompt} tokens does not fit: the context holds {context}")]
+    PromptTooLong { prompt: usize, context: usize },
+    #[error("token id {id} at position {position} is outside the vocabulary of {vocab}")]
+    UnknownToken {
+        id: TokenId,
+        position: usize,
+        vocab: usize,
+    },
+    #[error("invalid sampling parameter {name} = {value}: {allowed}")]
+    InvalidSampling {
+        name: String,
+        value: String,
+        allowed: String,
+    },
+    #[error("weights refused: {0}")]
+    Weights(String),
+    #[error("engine stopped: {0}")]
+    Stopped(String),
+    #[error("engine failed: {0}")]
+    Failed(String),
+}
+
+/// What admission and health decide by.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct EngineStatus {
+    pub version: PolicyVersion,
+    pub running: usize,
+    pub waiting: usize,
+    /// Free and total tokens of key-value room.
+    pub kv_tokens_free: usize,
+    pub kv_tokens_total: usize,
+    /// Counters since start.
+    pub sampled_tokens: u64,
+    pub prefill_tokens: u64,
+    pub cached_prompt_tokens: u64,
+    pub preemptions: u64,
+    /// Seconds the engine was computing, of those since start.
+    pub busy_s: f64,
+}
+
+/// Generates tokens from tokens. Sees no text but stop strings, knows no episode.
+pub trait Engine: Send + Sync {
+    /// Queues a request. Events arrive through `sink`; after an `Err` none will.
+    fn submit(&self, request: GenerateRequest, sink: EventSink) -> Result<(), EngineError>;
+
+    /// Ends a request early; its last event says [`FinishReason::Aborted`]. Unknown ids are ignored.
+    fn abort(&self, request: RequestId);
+
+    /// Stops (`true`) or goes on (`false`) between two tokens; running requests keep their state.
+    fn pause(&self, paused: bool);
+
+    /// Replaces the weights between two tokens. Tokens sampled later carry `version`. Running
+    /// requests go on with keys and values computed anew or kept, as the engine is configured.
+    /// On `Err` the old weights stay.
+    fn load_weights(
+        &self,
+        version: PolicyVersion,
+        weights: Arc<dyn TensorSource>,
+    ) -> Result<(), EngineError>;
+
+    fn status(&self) -> EngineStatus;
+}

@@ -1,0 +1,33 @@
+//! The words of the system as plain data.
+//!
+//! Everything that two crates exchange is defined here: ids, messages, tasks, the trace
+//! graph, per-token training rows, the loss specification and the [`Engine`] port.
+//!
+//! Invariants: nothing here reads a clock, the environment or a file; every type is plain
+//! data that can be serialized; a [`Trace`] that passes [`Trace::validate`] has exactly one
+//! log-probability and one policy version for each sampled token and none for any other.
+
+mod engine;
+mod ids;
+mod message;
+mod signal;
+mod task;
+mod trace;
+mod weights;
+
+pub use engine::{
+    Engine, EngineError, EngineEvent, EngineStatus, EventSink, FinishReason, GenerateRequest,
+    SampledToken, SamplingParams, TokenLogprob,
+};
+pub use ids::{EpisodeId, GroupId, PolicyVersion, RequestId, TaskId, TokenId};
+pub use message::{Message, Role, ToolCall, ToolSpec};
+pub use signal::{
+    Aggregation, Correction, KlEstimator, KlSpec, LossSpec, RejectionLevel, RejectionMetric,
+    Surrogate, TrainRow, TrainRowError,
+};
+pub use task::Task;
+pub use trace::{
+    EpisodeEnd, FailureKind, Limit, NO_PARENT, Node, NodeId, Outcome, PathToken,
+    TRACE_FORMAT_VERSION, Timing, TokenKind, Trace, TraceError, VersionSpan,
+};
+pub use weights::{TensorSource, TensorView, WeightsManifest, WeightsManifestTensor};

@@ -1,0 +1,202 @@
+//! What an algorithm hands to a trainer: rows of tokens with per-token signals, and how the
+//! loss is computed from them. The trainer knows no algorithm by name.
+
+use crate::ids::{EpisodeId, PolicyVersion, TokenId};
+use serde::{Deserialize, Serialize};
+
+/// One training sample: a leaf path of a trace, with per-token signals.
+///
+/// All vectors have the length of `tokens`. Entry `t` speaks of predicting `tokens[t]` from
+/// `tokens[..t]`; entry 0 never trains. Where `weights[t] == 0` the other signals are ignored.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct TrainRow {
+    pub episode: EpisodeId,
+    pub tokens: Vec<TokenId>,
+    /// Share of the token in the loss, with the *global* denominator of the batch already
+    /// applied: `loss = Σ weights[t] · L_t` over all rows, micro-batches and ranks.
+    pub weights: Vec<f32>,
+    pub advantages: Vec<f32>,
+    /// Log-probabilities recorded by the engine that sampled the tokens.
+    pub behaviour_logprobs: Vec<f32>,
+    /// Of the frozen reference model; required if the loss has a KL term.
+    pub ref_logprobs: Option<Vec<f32>>,
+    /// Of the proximal policy; `None`: the trainer's own first forward pass, or the behaviour's.
+    pub prox_logprobs: Option<Vec<f32>>,
+    /// Value estimates at sampling time and the returns to fit, if there is a critic.
+    pub values: Option<Vec<f32>>,
+    pub returns: Option<Vec<f32>>,
+    /// Oldest weights that sampled a token of this row.
+    pub oldest_version: PolicyVersion,
+}
+
+/// Why a row is not fit to train on.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum TrainRowError {
+    #[error("row of episode {episode}: {field} has {actual} entries, expected {expected}")]
+    Length {
+        episode: EpisodeId,
+        field: &'static str,
+        actual: usize,
+        expected: usize,
+    },
+    #[error("row of episode {episode}: {field}[{index}] is {value}")]
+    NotFinite {
+        episode: EpisodeId,
+        field: &'static str,
+        index: usize,
+        value: f32,
+    },
+    #[error(
+        "row of episode {episode}: the first token has weight {weight}, it cannot be predicted"
+    )]
+    FirstToken { episode: EpisodeId, weight: f32 },
+}
+
+impl TrainRow {
+    /// Checks lengths, finiteness where the token trains, and that token 0 does not train.
+    pub fn validate(&self) -> Result<(), TrainRowError> {
+        let n = self.tokens.len();
+        let columns = [
+            ("weights", Some(&self.weights)),
+            ("advantages", Some(&self.advantages)),
+            ("behaviour_logprobs", Some(&self.behaviour_logprobs)),
+            ("ref_logprobs", self.ref_logprobs.as_ref()),
+            ("prox_logprobs", self.prox_logprobs.as_ref()),
+            ("values", self.values.as_ref()),
+            ("returns", self.returns.as_ref()),
+        ];
+        for (field, column) in columns {
+            let Some(column) = column else { continue };
+            if column.len() != n {
+                return Err(TrainRowError::Length {
+                    episode: self.episode.clone(),
+                    field,
+                    actual: column.len(),
+                    expected: n,
+                });
+            }
+            let bad = |(i, v): &(usize, &f32)| {
+                !v.is_finite() && (field == "weights" || self.weights[*i] != 0.0)
+            };
+            if let Some((index, value)) = column.iter().enumerate().find(bad) {
+                return Err(TrainRowError::NotFinite {
+                    episode: self.episode.clone(),
+                    field,
+                    index,
+                    value: *value,
+                });
+            }
+        }
+        match self.weights.first() {
+            Some(&weight) if weight != 0.0 => Err(TrainRowError::FirstToken {
+                episode: self.episode.clone(),
+                weight,
+            }),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// The policy term `L_t`, with `r = exp(ℓ_π − ℓ_old)` and advantage `A`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", tag = "type")]
+pub enum Surrogate {
+    /// `−A·ℓ_π` (REINFORCE).
+    Reinforce,
+    /// PPO clip `max(−rA, −clip(r, 1−low, 1+high)A)`, for `A < 0` bounded by `−dual·A`
+    /// where `dual` is given (Schulman et al. 2017; Ye et al. 2020).
+    Clip {
+        low: f32,
+        high: f32,
+        dual: Option<f32>,
+    },
+    /// PPO clip on the sequence's geometric-mean ratio (GSPO, Zheng et al. 2025).
+    SequenceClip { low: f32, high: f32 },
+    /// `−sg(clamp(r, 1−low, 1+high))·A·ℓ_π` (CISPO, MiniMax 2025).
+    Cispo { low: f32, high: f32 },
+    /// `−(4/τ)·σ(τ(r−1))·A`, τ by the sign of `A` (SAPO, Qwen 2025).
+    Soft { tau_pos: f32, tau_neg: f32 },
+    /// `−ℓ_π`, advantages as weights (SFT with `A = 1`).
+    CrossEntropy,
+}
+
+/// What is compared for a rejection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RejectionMetric {
+    Ratio,
+    KlK1,
+    KlK2,
+    KlK3,
+}
+
+/// At what grain a rejection acts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RejectionLevel {
+    Token,
+    Sequence,
+}
+
+/// How the gap between the sampling and the training policy is corrected: a factor on
+/// `L_t` from `w = exp(ℓ_prox − ℓ_behaviour)`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", tag = "type")]
+pub enum Correction {
+    /// `ℓ_old = ℓ_behaviour`: the ratio itself spans the whole gap.
+    None,
+    /// Truncated importance sampling: `clamp(w, low, high)`.
+    Truncate { low: f32, high: f32 },
+    /// IcePop: `w` inside `[low, high]`, 0 outside.
+    Mask { low: f32, high: f32 },
+    /// Tokens or sequences whose metric exceeds the bound leave the loss; the rest is weighted by `w`.
+    Reject {
+        metric: RejectionMetric,
+        level: RejectionLevel,
+        upper: f32,
+    },
+}
+
+/// Estimators of KL(π‖ref) from `d = ℓ_π − ℓ_ref` (Schulman 2020): `d`, `d²/2`, `e^{−d} − 1 + d`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum KlEstimator {
+    K1,
+    K2,
+    K3,
+}
+
+/// A KL term in the loss.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct KlSpec {
+    pub estimator: KlEstimator,
+    pub coefficient: f32,
+}
+
+/// How token losses are added up; an algorithm turns this into [`TrainRow::weights`].
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", tag = "type")]
+pub enum Aggregation {
+    /// `Σ L / T`, T the trainable tokens of the whole batch.
+    TokenMean,
+    /// Mean over episodes of the mean over an episode's tokens.
+    SequenceMeanTokenMean,
+    /// Mean over episodes of the sum over an episode's tokens.
+    SequenceMeanTokenSum,
+    /// As before, divided by a constant length (Dr. GRPO).
+    SequenceMeanTokenSumNorm { length: f32 },
+    /// Plain sum.
+    TokenSum,
+}
+
+/// All that a trainer knows of an algorithm.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct LossSpec {
+    pub surrogate: Surrogate,
+    pub correction: Correction,
+    pub kl: Option<KlSpec>,
+    /// Coefficient of the entropy bonus; 0 for none.
+    pub entropy: f32,
+    /// Coefficient and clip range of the critic's loss, if there is a critic.
+    pub value: Option<(f32, Option<f32>)>,
+}

@@ -1,0 +1,432 @@
+//! The trace: an episode's token graph.
+//!
+//! A node holds only the tokens it adds to its parent; a path from the root to a leaf is what
+//! the model saw, and a training sample. Branches share their prefix.
+
+use crate::engine::FinishReason;
+use crate::ids::{EpisodeId, GroupId, PolicyVersion, TaskId, TokenId};
+use crate::message::Message;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// Version of the serialized form; readers refuse newer ones.
+pub const TRACE_FORMAT_VERSION: u32 = 1;
+
+/// Index of a node in [`Trace::nodes`].
+pub type NodeId = u32;
+
+/// Parent of a root.
+pub const NO_PARENT: NodeId = NodeId::MAX;
+
+/// Where a token came from. Only `Sampled` ones enter a policy loss.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum TokenKind {
+    /// Rendered before the first turn.
+    Prompt,
+    /// Drawn by the engine from the policy.
+    Sampled,
+    /// In the model's turn, but not drawn by it (a closing tag after truncation, a join).
+    Forced,
+    /// What the environment answered, rendered.
+    Observation,
+}
+
+/// `len` sampled tokens from `start` within a node, drawn by one version.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VersionSpan {
+    pub start: u32,
+    pub len: u32,
+    pub version: PolicyVersion,
+}
+
+/// The tokens that one step of the episode added.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Node {
+    /// [`NO_PARENT`] for a root; otherwise smaller than the node's own index.
+    pub parent: NodeId,
+    /// 0 for the prompt, then the number of the turn.
+    pub turn: u32,
+    pub kind: TokenKind,
+    pub tokens: Vec<TokenId>,
+    /// One for each token of a sampled node, otherwise empty.
+    pub logprobs: Vec<f32>,
+    /// Cover a sampled node's tokens in order without gaps, otherwise empty.
+    pub versions: Vec<VersionSpan>,
+    /// The messages that the tokens say, where there are any.
+    pub messages: Vec<Message>,
+    /// Why sampling ended, for sampled nodes.
+    pub finish: Option<FinishReason>,
+    /// Reward attached to this turn.
+    pub process_reward: f64,
+    /// Hash of the observation, so that equal states can be found across episodes.
+    pub state_hash: Option<u64>,
+}
+
+/// A limit that cut an episode.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Limit {
+    Turns,
+    TurnTokens,
+    Context,
+    WallTime,
+}
+
+/// Which part of the system an episode died of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FailureKind {
+    Engine,
+    Environment,
+    Sandbox,
+    Render,
+    Store,
+    Cancelled,
+}
+
+/// How an episode ended. The three are never mixed up.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", tag = "type")]
+pub enum EpisodeEnd {
+    /// The task ended.
+    Terminated,
+    /// A limit ended it.
+    Truncated { limit: Limit },
+    /// The system failed it: data about the system, not about the policy.
+    Failed { kind: FailureKind, message: String },
+}
+
+/// The score of an episode.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Outcome {
+    /// Reward of the whole episode, without process rewards.
+    pub reward: f64,
+    /// The task was solved.
+    pub success: bool,
+    /// Named components and measurements (format, tool calls, errors).
+    pub metrics: BTreeMap<String, f64>,
+}
+
+/// Where an episode's wall time went, in seconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Timing {
+    pub started_unix_s: f64,
+    pub total_s: f64,
+    pub generate_s: f64,
+    pub tool_s: f64,
+    pub queue_s: f64,
+}
+
+/// One episode, from boot to score.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Trace {
+    pub format_version: u32,
+    pub episode: EpisodeId,
+    pub group: GroupId,
+    pub task: TaskId,
+    /// Task type, for per-type metrics.
+    pub task_kind: String,
+    /// Training step that asked for it; evaluation episodes carry the step they evaluate.
+    pub step: u64,
+    /// `train`, `eval-before`, ... : what the episode was run for.
+    pub purpose: String,
+    pub nodes: Vec<Node>,
+    pub outcome: Outcome,
+    pub end: EpisodeEnd,
+    pub timing: Timing,
+}
+
+/// A token on a path, with all that is known of it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct PathToken {
+    pub id: TokenId,
+    pub kind: TokenKind,
+    pub node: NodeId,
+    pub turn: u32,
+    /// Of sampled tokens.
+    pub logprob: Option<f32>,
+    pub version: Option<PolicyVersion>,
+}
+
+/// Which invariant a trace breaks.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum TraceError {
+    #[error("trace {episode}: format version {actual}, this program reads up to {expected}")]
+    Version {
+        episode: EpisodeId,
+        actual: u32,
+        expected: u32,
+    },
+    #[error("trace {episode}: node {node} has parent {parent}, expected a smaller index")]
+    Parent {
+        episode: EpisodeId,
+        node: NodeId,
+        parent: NodeId,
+    },
+    #[error("trace {episode}: node {node} ({kind:?}) has {logprobs} log-probs for {tokens} tokens")]
+    Logprobs {
+        episode: EpisodeId,
+        node: NodeId,
+        kind: TokenKind,
+        logprobs: usize,
+        tokens: usize,
+    },
+    #[error(
+        "trace {episode}: node {node} log-prob {index} is {value}, expected a finite number <= 0"
+    )]
+    LogprobValue {
+        episode: EpisodeId,
+        node: NodeId,
+        index: usize,
+        value: f32,
+    },
+    #[error("trace {episode}: node {node} has version spans that do not cover its {tokens} tokens")]
+    Versions {
+        episode: EpisodeId,
+        node: NodeId,
+        tokens: usize,
+    },
+    #[error("trace {episode}: {field} is {value}")]
+    NotFinite {
+        episode: EpisodeId,
+        field: &'static str,
+        value: f64,
+    },
+}
+
+impl Trace {
+    /// Checks every invariant of the format; a store refuses what fails.
+    pub fn validate(&self) -> Result<(), TraceError> {
+        let episode = || self.episode.clone();
+        if self.format_version > TRACE_FORMAT_VERSION {
+            return Err(TraceError::Version {
+                episode: episode(),
+                actual: self.format_version,
+                expected: TRACE_FORMAT_VERSION,
+            });
+        }
+        if !self.outcome.reward.is_finite() {
+            return Err(TraceError::NotFinite {
+                episode: episode(),
+                field: "outcome.reward",
+                value: self.outcome.reward,
+            });
+        }
+        for (index, node) in self.nodes.iter().enumerate() {
+            self.validate_node(index as NodeId, node)?;
+        }
+        Ok(())
+    }
+
+    fn validate_node(&self, index: NodeId, node: &Node) -> Result<(), TraceError> {
+        let episode = || self.episode.clone();
+        if node.parent != NO_PARENT && node.parent >= index {
+            return Err(TraceError::Parent {
+                episode: episode(),
+                node: index,
+                parent: node.parent,
+            });
+        }
+        if !node.process_reward.is_finite() {
+            return Err(TraceError::NotFinite {
+                episode: episode(),
+                field: "process_reward",
+                value: node.process_reward,
+            });
+        }
+        let sampled = node.kind == TokenKind::Sampled;
+        let expected = if sampled { node.tokens.len() } else { 0 };
+        if node.logprobs.len() != expected {
+            return Err(TraceError::Logprobs {
+                episode: episode(),
+                node: index,
+                kind: node.kind,
+                logprobs: node.logprobs.len(),
+                tokens: node.tokens.len(),
+            });
+        }
+        // Rounding of a log-softmax can leave a probability of one a little above it.
+        let bad = |v: &f32| !v.is_finite() || *v > 1e-3;
+        if let Some(i) = node.logprobs.iter().position(bad) {
+            return Err(TraceError::LogprobValue {
+                episode: episode(),
+                node: index,
+                index: i,
+                value: node.logprobs[i],
+            });
+        }
+        let mut next = 0u32;
+        let contiguous = node.versions.iter().all(|span| {
+            let fits = span.start == next && span.len > 0;
+            next = next.saturating_add(span.len);
+            fits
+        });
+        if !contiguous || next as usize != expected {
+            return Err(TraceError::Versions {
+                episode: episode(),
+                node: index,
+                tokens: node.tokens.len(),
+            });
+        }
+        Ok(())
+    }
+
+    /// Nodes without children, in order.
+    pub fn leaves(&self) -> Vec<NodeId> {
+        let mut has_child = vec![false; self.nodes.len()];
+        for node in &self.nodes {
+            if node.parent != NO_PARENT {
+                has_child[node.parent as usize] = true;
+            }
+        }
+        (0..self.nodes.len() as NodeId)
+            .filter(|&i| !has_child[i as usize])
+            .collect()
+    }
+
+    /// Node ids from the root to `leaf`.
+    pub fn path(&self, leaf: NodeId) -> Vec<NodeId> {
+        let mut path = Vec::new();
+        let mut at = leaf;
+        while at != NO_PARENT {
+            path.push(at);
+            at = self.nodes[at as usize].parent;
+        }
+        path.reverse();
+        path
+    }
+
+    /// The tokens from the root to `leaf`: what the model saw, in order.
+    pub fn path_tokens(&self, leaf: NodeId) -> Vec<PathToken> {
+        let mut out = Vec::new();
+        for id in self.path(leaf) {
+            let node = &self.nodes[id as usize];
+            let mut spans = node.versions.iter().peekable();
+            for (i, &token) in node.tokens.iter().enumerate() {
+                while spans
+                    .peek()
+                    .is_some_and(|s| (s.start + s.len) as usize <= i)
+                {
+                    spans.next();
+                }
+                out.push(PathToken {
+                    id: token,
+                    kind: node.kind,
+                    node: id,
+                    turn: node.turn,
+                    logprob: node.logprobs.get(i).copied(),
+                    version: spans.peek().map(|s| s.version),
+                });
+            }
+        }
+        out
+    }
+
+    /// Number of sampled tokens in all nodes.
+    pub fn sampled_tokens(&self) -> usize {
+        self.nodes
+            .iter()
+            .filter(|n| n.kind == TokenKind::Sampled)
+            .map(|n| n.tokens.len())
+            .sum()
+    }
+
+    /// Oldest version that sampled a token.
+    pub fn oldest_version(&self) -> Option<PolicyVersion> {
+        self.nodes
+            .iter()
+            .flat_map(|n| &n.versions)
+            .map(|s| s.version)
+            .min()
+    }
+
+    /// Outcome plus process rewards.
+    pub fn total_reward(&self) -> f64 {
+        self.outcome.reward + self.nodes.iter().map(|n| n.process_reward).sum::<f64>()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn node(parent: NodeId, kind: TokenKind, tokens: &[TokenId]) -> Node {
+        let sampled = kind == TokenKind::Sampled;
+        Node {
+            parent,
+            turn: 0,
+            kind,
+            tokens: tokens.to_vec(),
+            logprobs: if sampled {
+                vec![-0.5; tokens.len()]
+            } else {
+                Vec::new()
+            },
+            versions: if sampled {
+                vec![VersionSpan {
+                    start: 0,
+                    len: tokens.len() as u32,
+                    version: PolicyVersion(3),
+                }]
+            } else {
+                Vec::new()
+            },
+            messages: Vec::new(),
+            finish: None,
+            process_reward: 0.0,
+            state_hash: None,
+        }
+    }
+
+    fn trace(nodes: Vec<Node>) -> Trace {
+        Trace {
+            format_version: TRACE_FORMAT_VERSION,
+            episode: EpisodeId::new("e"),
+            group: GroupId::new("g"),
+            task: TaskId::new("t"),
+            task_kind: "k".into(),
+            step: 0,
+            purpose: "train".into(),
+            nodes,
+            outcome: Outcome::default(),
+            end: EpisodeEnd::Terminated,
+            timing: Timing::default(),
+        }
+    }
+
+    #[test]
+    fn branches_share_their_prefix() {
+        let t = trace(vec![
+            node(NO_PARENT, TokenKind::Prompt, &[1, 2]),
+            node(0, TokenKind::Sampled, &[3]),
+            node(0, TokenKind::Sampled, &[4, 5]),
+            node(2, TokenKind::Observation, &[6]),
+        ]);
+        t.validate().unwrap();
+        assert_eq!(t.leaves(), [1, 3]);
+        let ids: Vec<_> = t.path_tokens(3).iter().map(|p| p.id).collect();
+        assert_eq!(ids, [1, 2, 4, 5, 6]);
+        assert_eq!(t.path_tokens(3)[2].version, Some(PolicyVersion(3)));
+        assert_eq!(t.path_tokens(3)[4].version, None);
+        assert_eq!(t.sampled_tokens(), 3);
+    }
+
+    #[test]
+    fn each_broken_invariant_is_named() {
+        let mut t = trace(vec![node(NO_PARENT, TokenKind::Sampled, &[1, 2])]);
+        t.nodes[0].logprobs.pop();
+        assert!(matches!(t.validate(), Err(TraceError::Logprobs { .. })));
+        t.nodes[0].logprobs = vec![-1.0, f32::NAN];
+        assert!(matches!(
+            t.validate(),
+            Err(TraceError::LogprobValue { index: 1, .. })
+        ));
+        t.nodes[0].logprobs = vec![-1.0, -1.0];
+        t.nodes[0].versions[0].len = 1;
+        assert!(matches!(t.validate(), Err(TraceError::Versions { .. })));
+        t.nodes[0].versions[0].len = 2;
+        t.nodes[0].parent = 0;
+        assert!(matches!(t.validate(), Err(TraceError::Parent { .. })));
+    }
+}

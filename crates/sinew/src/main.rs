@@ -1,0 +1,2 @@
+//! The command line: the only place where concrete parts meet.
+fn main() {}
