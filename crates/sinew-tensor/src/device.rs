@@ -1,0 +1,157 @@
+//! The handle that every operator takes: which kernels, which threads.
+
+use std::fmt;
+use std::str::FromStr;
+use std::sync::Arc;
+
+use crate::pool::Pool;
+
+/// A family of kernels for one instruction set. More sets (AMX, NEON) may join.
+#[non_exhaustive]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum KernelSet {
+    /// Plain Rust, any CPU.
+    Portable,
+    /// AVX2 and FMA, 8 lanes.
+    Avx2,
+    /// AVX-512 F, DQ, BW and VL, 16 lanes.
+    Avx512,
+}
+
+/// Why a kernel set cannot be used.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum KernelSetError {
+    /// The name is none of ours.
+    #[error("kernel set `{0}` is unknown: use `avx512`, `avx2` or `portable`")]
+    Unknown(String),
+    /// This CPU lacks the instructions.
+    #[error("kernel set `{wanted}` needs instructions that this CPU lacks: use `{best}` or leave the choice open")]
+    Unavailable {
+        /// The set asked for.
+        wanted: KernelSet,
+        /// The best set that would run.
+        best: KernelSet,
+    },
+}
+
+impl KernelSet {
+    const ALL: [Self; 3] = [Self::Portable, Self::Avx2, Self::Avx512];
+
+    /// The fastest set that this CPU runs.
+    #[must_use]
+    pub fn detect() -> Self {
+        Self::ALL.into_iter().filter(|set| set.is_available()).max().unwrap_or(Self::Portable)
+    }
+
+    /// The set called `name` (`avx512`, `avx2`, `portable`; letter case does not matter), if it runs here.
+    pub fn parse(name: &str) -> Result<Self, KernelSetError> {
+        let set: Self = name.parse()?;
+        if set.is_available() {
+            Ok(set)
+        } else {
+            Err(KernelSetError::Unavailable { wanted: set, best: Self::detect() })
+        }
+    }
+
+    /// All sets that this CPU runs, slowest first.
+    #[must_use]
+    pub fn available() -> Vec<Self> {
+        Self::ALL.into_iter().filter(|set| set.is_available()).collect()
+    }
+
+    /// Whether this CPU (and operating system) runs the set.
+    #[must_use]
+    pub fn is_available(self) -> bool {
+        match self {
+            Self::Portable => true,
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx2 => is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma"),
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512 => {
+                Self::Avx2.is_available()
+                    && is_x86_feature_detected!("avx512f")
+                    && is_x86_feature_detected!("avx512dq")
+                    && is_x86_feature_detected!("avx512bw")
+                    && is_x86_feature_detected!("avx512vl")
+            }
+            #[cfg(not(target_arch = "x86_64"))]
+            Self::Avx2 | Self::Avx512 => false,
+        }
+    }
+
+    /// The name that [`KernelSet::parse`] takes.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Portable => "portable",
+            Self::Avx2 => "avx2",
+            Self::Avx512 => "avx512",
+        }
+    }
+}
+
+impl FromStr for KernelSet {
+    type Err = KernelSetError;
+    fn from_str(name: &str) -> Result<Self, KernelSetError> {
+        let name = name.trim();
+        Self::ALL
+            .into_iter()
+            .find(|set| set.name().eq_ignore_ascii_case(name))
+            .ok_or_else(|| KernelSetError::Unknown(name.to_owned()))
+    }
+}
+
+impl fmt::Display for KernelSet {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// A CPU with its kernels and threads. Clones share the threads.
+#[derive(Debug, Clone)]
+pub struct Device {
+    kernels: KernelSet,
+    pool: Arc<Pool>,
+}
+
+impl Device {
+    /// A device that runs `kernels` on `threads` threads. Panics when the CPU cannot run `kernels`:
+    /// get the set from [`KernelSet::detect`] or [`KernelSet::parse`].
+    #[must_use]
+    pub fn new(kernels: KernelSet, threads: usize) -> Self {
+        // Every unsafe call of a kernel relies on this check.
+        assert!(kernels.is_available(), "kernel set `{kernels}` does not run on this CPU");
+        Self { kernels, pool: Arc::new(Pool::new(threads)) }
+    }
+
+    /// The kernels in use.
+    #[must_use]
+    pub fn kernels(&self) -> KernelSet {
+        self.kernels
+    }
+
+    /// The threads in use.
+    #[must_use]
+    pub fn pool(&self) -> &Pool {
+        &self.pool
+    }
+
+    /// Number of threads.
+    #[must_use]
+    pub fn threads(&self) -> usize {
+        self.pool.threads()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_parse_and_others_are_refused() {
+        assert_eq!(KernelSet::parse(" Portable "), Ok(KernelSet::Portable));
+        assert_eq!("AVX2".parse(), Ok(KernelSet::Avx2));
+        assert_eq!(KernelSet::parse("sse"), Err(KernelSetError::Unknown("sse".into())));
+        assert!(KernelSet::available().contains(&KernelSet::detect()));
+    }
+}

@@ -1,0 +1,157 @@
+//! Strided views of matrices: what the matrix products read and write.
+
+use std::marker::PhantomData;
+
+/// A read-only `[rows, cols]` view; element `(i, j)` lies at `i * row_stride + j * col_stride`.
+///
+/// It holds a pointer and not a slice, so that tasks may read a column block of memory in which
+/// others write neighbouring column blocks.
+#[derive(Debug, Clone, Copy)]
+pub struct Mat<'a> {
+    ptr: *const f32,
+    rows: usize,
+    cols: usize,
+    row_stride: usize,
+    col_stride: usize,
+    life: PhantomData<&'a [f32]>,
+}
+
+/// A writable `[rows, cols]` view, see [`Mat`]. Two elements never share an address.
+#[derive(Debug)]
+pub struct MatMut<'a> {
+    ptr: *mut f32,
+    rows: usize,
+    cols: usize,
+    row_stride: usize,
+    life: PhantomData<&'a mut [f32]>,
+}
+
+// SAFETY: a `Mat` gives shared read access, as `&[f32]`.
+unsafe impl Send for Mat<'_> {}
+// SAFETY: as for `Send`.
+unsafe impl Sync for Mat<'_> {}
+// SAFETY: a `MatMut` gives exclusive access, as `&mut [f32]`.
+unsafe impl Send for MatMut<'_> {}
+// SAFETY: a shared `MatMut` gives nothing but its shape and pointer.
+unsafe impl Sync for MatMut<'_> {}
+
+/// Index after the last element of a `[rows, cols]` matrix with row stride `ld`.
+fn extent(rows: usize, cols: usize, ld: usize) -> usize {
+    if rows == 0 || cols == 0 { 0 } else { (rows - 1) * ld + cols }
+}
+
+impl<'a> Mat<'a> {
+    /// Dense row-major `[rows, cols]` at the start of `data`.
+    #[must_use]
+    pub fn new(data: &'a [f32], rows: usize, cols: usize) -> Self {
+        Self::with_ld(data, rows, cols, cols)
+    }
+
+    /// Row-major with `ld` values from one row to the next. Panics when `data` is too short.
+    #[must_use]
+    pub fn with_ld(data: &'a [f32], rows: usize, cols: usize, ld: usize) -> Self {
+        let need = extent(rows, cols, ld);
+        assert!(need <= data.len(), "[{rows}, {cols}] with row stride {ld} needs {need} values, has {}", data.len());
+        Self { ptr: data.as_ptr(), rows, cols, row_stride: ld, col_stride: 1, life: PhantomData }
+    }
+
+    /// Row-major view from a pointer.
+    ///
+    /// # Safety
+    /// All elements must be readable, and none written, while the view is used.
+    #[must_use]
+    pub unsafe fn from_raw(ptr: *const f32, rows: usize, cols: usize, ld: usize) -> Self {
+        Self { ptr, rows, cols, row_stride: ld, col_stride: 1, life: PhantomData }
+    }
+
+    /// The transposed view; nothing moves.
+    #[must_use]
+    pub fn t(self) -> Self {
+        Self {
+            rows: self.cols,
+            cols: self.rows,
+            row_stride: self.col_stride,
+            col_stride: self.row_stride,
+            ..self
+        }
+    }
+
+    /// Number of rows.
+    #[must_use]
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Number of columns.
+    #[must_use]
+    pub fn cols(&self) -> usize {
+        self.cols
+    }
+
+    /// Values between neighbours in a column.
+    #[must_use]
+    pub fn row_stride(&self) -> usize {
+        self.row_stride
+    }
+
+    /// Values between neighbours in a row.
+    #[must_use]
+    pub fn col_stride(&self) -> usize {
+        self.col_stride
+    }
+
+    /// Pointer to element (0, 0).
+    #[must_use]
+    pub fn as_ptr(&self) -> *const f32 {
+        self.ptr
+    }
+}
+
+impl<'a> MatMut<'a> {
+    /// Dense row-major `[rows, cols]` at the start of `data`.
+    pub fn new(data: &'a mut [f32], rows: usize, cols: usize) -> Self {
+        Self::with_ld(data, rows, cols, cols)
+    }
+
+    /// Row-major with `ld >= cols` values from one row to the next. Panics when `data` is too short
+    /// or rows would overlap.
+    pub fn with_ld(data: &'a mut [f32], rows: usize, cols: usize, ld: usize) -> Self {
+        let need = extent(rows, cols, ld);
+        assert!(need <= data.len(), "[{rows}, {cols}] with row stride {ld} needs {need} values, has {}", data.len());
+        assert!(ld >= cols || rows <= 1, "row stride {ld} is below the {cols} columns");
+        Self { ptr: data.as_mut_ptr(), rows, cols, row_stride: ld, life: PhantomData }
+    }
+
+    /// Row-major view from a pointer.
+    ///
+    /// # Safety
+    /// All elements must be valid and used by nobody else while the view is used, and `ld >= cols`.
+    #[must_use]
+    pub unsafe fn from_raw(ptr: *mut f32, rows: usize, cols: usize, ld: usize) -> Self {
+        Self { ptr, rows, cols, row_stride: ld, life: PhantomData }
+    }
+
+    /// Number of rows.
+    #[must_use]
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Number of columns.
+    #[must_use]
+    pub fn cols(&self) -> usize {
+        self.cols
+    }
+
+    /// Values between neighbours in a column.
+    #[must_use]
+    pub fn row_stride(&self) -> usize {
+        self.row_stride
+    }
+
+    /// Pointer to element (0, 0).
+    #[must_use]
+    pub fn as_ptr(&self) -> *mut f32 {
+        self.ptr
+    }
+}

@@ -1,0 +1,267 @@
+//! Keys and values in blocks, and attention over them, for generation.
+//!
+//! Physical blocks belong to nobody here: the caller hands out block ids, may let sequences share
+//! them, and copies a shared block before it writes to it ([`KvPool::copy_block`]).
+//! A row's result depends on its query and its visible keys alone, bit for bit: not on the rest of
+//! the batch, not on how a prompt was cut into chunks, not on threads.
+
+use thiserror::Error;
+
+use crate::attention::{AttentionScratch, AttentionShape};
+use crate::buffer::Buffer;
+use crate::device::Device;
+
+/// Keys that lie side by side in memory; block sizes are multiples of it.
+pub const PANEL_TOKENS: usize = 16;
+
+/// Why a pool of blocks cannot be made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum KvPoolError {
+    /// The block size does not fit the memory layout.
+    #[error("block_tokens is {0}: it has to be a positive multiple of {PANEL_TOKENS}")]
+    BlockTokens(usize),
+    /// Slot ids would not fit in 32 bits, or the pool not in memory.
+    #[error("{blocks} blocks of {block_tokens} tokens exceed 2^32 slots or the address space: use fewer blocks")]
+    TooLarge {
+        /// Number of blocks.
+        blocks: usize,
+        /// Tokens in a block.
+        block_tokens: usize,
+    },
+}
+
+/// Storage of keys and values of all layers, in physical blocks of `block_tokens` tokens.
+///
+/// The slot of a token is `block * block_tokens + offset`; the same slot is used in every layer.
+#[derive(Debug)]
+pub struct KvPool {
+    layers: usize,
+    shape: AttentionShape,
+    block_tokens: usize,
+    blocks: usize,
+    /// `head_dim` rounded up, so that rows of values are whole vectors; the excess stays zero.
+    padded_dim: usize,
+    /// `[layer][kv_head][block]`, each block `[panel][padded_dim][PANEL_TOKENS]` of keys, then
+    /// `[token][padded_dim]` of values.
+    data: Buffer,
+}
+
+impl KvPool {
+    /// A pool of zeros; memory is taken from the system as blocks are first written.
+    ///
+    /// # Errors
+    /// If `block_tokens` is no positive multiple of [`PANEL_TOKENS`], or the pool is too large.
+    pub fn new(
+        layers: usize,
+        shape: AttentionShape,
+        block_tokens: usize,
+        blocks: usize,
+    ) -> Result<Self, KvPoolError> {
+        if block_tokens == 0 || !block_tokens.is_multiple_of(PANEL_TOKENS) {
+            return Err(KvPoolError::BlockTokens(block_tokens));
+        }
+        let padded_dim = shape.head_dim().next_multiple_of(PANEL_TOKENS);
+        let too_large = KvPoolError::TooLarge { blocks, block_tokens };
+        let slots = blocks.checked_mul(block_tokens).filter(|&slots| slots <= u32::MAX as usize);
+        let len = slots
+            .and_then(|slots| slots.checked_mul(2 * padded_dim))
+            .and_then(|len| len.checked_mul(shape.kv_heads())?.checked_mul(layers))
+            .filter(|&len| len <= isize::MAX as usize / size_of::<f32>())
+            .ok_or(too_large)?;
+        Ok(Self { layers, shape, block_tokens, blocks, padded_dim, data: Buffer::zeros(len) })
+    }
+
+    /// Number of layers.
+    #[must_use]
+    pub fn layers(&self) -> usize {
+        self.layers
+    }
+
+    /// Heads of the model whose keys and values are stored.
+    #[must_use]
+    pub fn shape(&self) -> AttentionShape {
+        self.shape
+    }
+
+    /// Tokens in a block.
+    #[must_use]
+    pub fn block_tokens(&self) -> usize {
+        self.block_tokens
+    }
+
+    /// Number of physical blocks.
+    #[must_use]
+    pub fn blocks(&self) -> usize {
+        self.blocks
+    }
+
+    /// Bytes that a block takes in all layers together.
+    #[must_use]
+    pub fn block_bytes(&self) -> usize {
+        self.block_len() * self.shape.kv_heads() * self.layers * size_of::<f32>()
+    }
+
+    fn block_len(&self) -> usize {
+        2 * self.block_tokens * self.padded_dim
+    }
+
+    fn block_at(&self, layer: usize, kv_head: usize, block: usize) -> usize {
+        ((layer * self.shape.kv_heads() + kv_head) * self.blocks + block) * self.block_len()
+    }
+
+    fn key_at(&self, token: usize, d: usize) -> usize {
+        let panel = token / PANEL_TOKENS * self.padded_dim * PANEL_TOKENS;
+        panel + d * PANEL_TOKENS + token % PANEL_TOKENS
+    }
+
+    fn value_at(&self, token: usize, d: usize) -> usize {
+        (self.block_tokens + token) * self.padded_dim + d
+    }
+
+    /// Stores the keys and values of `qkv` `[slots.len(), qkv_width]` (rotated) in `layer` at `slots`.
+    ///
+    /// # Panics
+    /// If `layer` or a slot does not exist, or `qkv` has another length.
+    pub fn write(&mut self, layer: usize, qkv: &[f32], slots: &[u32]) {
+        assert!(layer < self.layers, "layer {layer} of a pool of {} layers", self.layers);
+        let shape = self.shape;
+        assert_eq!(qkv.len(), slots.len() * shape.qkv_width(), "qkv holds one row for each slot");
+        for (row, &slot) in slots.iter().enumerate() {
+            let (block, token) = (slot as usize / self.block_tokens, slot as usize % self.block_tokens);
+            assert!(block < self.blocks, "slot {slot} lies beyond the {} blocks", self.blocks);
+            for kv_head in 0..shape.kv_heads() {
+                let base = self.block_at(layer, kv_head, block);
+                let key = &qkv[shape.key_at(row, kv_head)..][..shape.head_dim()];
+                for (d, &k) in key.iter().enumerate() {
+                    let at = base + self.key_at(token, d);
+                    self.data[at] = k;
+                }
+                let value = &qkv[shape.value_at(row, kv_head)..][..shape.head_dim()];
+                let at = base + self.value_at(token, 0);
+                self.data[at..at + shape.head_dim()].copy_from_slice(value);
+            }
+        }
+    }
+
+    /// Copies block `src` to block `dst` in every layer, for a sequence that goes on from a shared block.
+    ///
+    /// # Panics
+    /// If one of the blocks does not exist.
+    pub fn copy_block(&mut self, src: u32, dst: u32) {
+        let (src, dst) = (src as usize, dst as usize);
+        assert!(src.max(dst) < self.blocks, "block {} of {}", src.max(dst), self.blocks);
+        let len = self.block_len();
+        for layer in 0..self.layers {
+            for kv_head in 0..self.shape.kv_heads() {
+                let from = self.block_at(layer, kv_head, src);
+                let to = self.block_at(layer, kv_head, dst);
+                self.data.copy_within(from..from + len, to);
+            }
+        }
+    }
+}
+
+/// The query rows of one sequence in a batch: a chunk of its prompt, or one row when it generates.
+#[derive(Clone, Copy, Debug)]
+pub struct PagedSequence<'a> {
+    /// Physical block of each logical block of the sequence.
+    pub blocks: &'a [u32],
+    /// Tokens before the first query row.
+    pub past: usize,
+    /// Query rows, consecutive in the batch; row `i` sees keys `0..past + i + 1`, its own included.
+    pub rows: usize,
+}
+
+/// A batch for [`paged_attention`], planned once for all layers of a step.
+#[derive(Clone, Debug)]
+pub struct PagedBatch<'a> {
+    sequences: Vec<PagedSequence<'a>>,
+    rows: usize,
+}
+
+impl<'a> PagedBatch<'a> {
+    /// Sequences in the order of their query rows.
+    #[must_use]
+    pub fn new(sequences: Vec<PagedSequence<'a>>) -> Self {
+        let rows = sequences.iter().map(|s| s.rows).sum();
+        Self { sequences, rows }
+    }
+
+    /// Number of query rows.
+    #[must_use]
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+}
+
+/// `out = softmax(q k^T / sqrt(head_dim)) v` for each query row over its sequence's stored keys.
+///
+/// `qkv` `[rows, qkv_width]` holds rotated queries (its keys and values are not read: store them
+/// with [`KvPool::write`] first); writes `out` `[rows, out_width]`.
+///
+/// # Panics
+/// If `layer` or a block does not exist, a block table is too short, or a slice has another length.
+pub fn paged_attention(
+    dev: &Device,
+    pool: &KvPool,
+    layer: usize,
+    batch: &PagedBatch<'_>,
+    qkv: &[f32],
+    out: &mut [f32],
+    scratch: &mut AttentionScratch,
+) {
+    let _ = (dev, scratch);
+    let shape = pool.shape;
+    assert!(layer < pool.layers, "layer {layer} of a pool of {} layers", pool.layers);
+    assert_eq!(qkv.len(), batch.rows * shape.qkv_width(), "qkv holds one row for each query");
+    assert_eq!(out.len(), batch.rows * shape.out_width(), "out holds one row for each query");
+    let hd = shape.head_dim();
+    let mut row = 0;
+    for sequence in &batch.sequences {
+        for i in 0..sequence.rows {
+            for head in 0..shape.heads() {
+                let query = &qkv[shape.query_at(row, head)..][..hd];
+                let at = row * shape.out_width() + head * hd;
+                let visible = sequence.past + i + 1;
+                attend(pool, layer, head, sequence.blocks, visible, query, &mut out[at..at + hd]);
+            }
+            row += 1;
+        }
+    }
+}
+
+fn attend(
+    pool: &KvPool,
+    layer: usize,
+    head: usize,
+    blocks: &[u32],
+    visible: usize,
+    query: &[f32],
+    out: &mut [f32],
+) {
+    let block_of = |key: usize| {
+        let block = blocks[key / pool.block_tokens] as usize;
+        pool.block_at(layer, pool.shape.group_of(head), block)
+    };
+    let scale = 1.0 / (query.len() as f32).sqrt();
+    let mut scores: Vec<f32> = (0..visible)
+        .map(|key| {
+            let base = block_of(key);
+            let token = key % pool.block_tokens;
+            (0..query.len())
+                .map(|d| query[d] * pool.data[base + pool.key_at(token, d)])
+                .sum::<f32>()
+                * scale
+        })
+        .collect();
+    let max = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    scores.iter_mut().for_each(|s| *s = (*s - max).exp());
+    let sum: f32 = scores.iter().sum();
+    out.fill(0.0);
+    for (key, p) in scores.iter().enumerate() {
+        let at = block_of(key) + pool.value_at(key % pool.block_tokens, 0);
+        for (o, v) in out.iter_mut().zip(&pool.data[at..]) {
+            *o += p / sum * v;
+        }
+    }
+}
