@@ -1,1 +1,2 @@
-//! Packing, losses, optimizer, LoRA, checkpoints. Knows loss specifications, no algorithm.
+//! Rows in, better weights out. Knows loss specifications, no algorithm.
+pub mod loss;

@@ -1,0 +1,102 @@
+//! Corrections for the gap between the policy that sampled and the one the loss is anchored at.
+
+use super::{RowInputs, bounded_exp};
+use sinew_types::{Correction, RejectionLevel, RejectionMetric};
+
+/// What a correction makes of one trainable token.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Corrected {
+    /// Constant factor on the surrogate.
+    pub(super) factor: f64,
+    /// The token left the loss altogether.
+    pub(super) rejected: bool,
+    /// The factor was bounded (truncated) or set to 0 (masked).
+    pub(super) bounded: bool,
+}
+
+/// One entry for each of the `trained` tokens, from `w = exp(ℓ_prox − ℓ_b)`.
+pub(super) fn corrections(
+    correction: &Correction,
+    row: &RowInputs<'_>,
+    prox: &[f32],
+    trained: &[usize],
+) -> Vec<Corrected> {
+    let gap = |t: usize| f64::from(prox[t]) - f64::from(row.behaviour[t]);
+    let plain = |factor: f64| Corrected {
+        factor,
+        rejected: false,
+        bounded: false,
+    };
+    match *correction {
+        Correction::None => trained.iter().map(|_| plain(1.0)).collect(),
+        Correction::Truncate { low, high } => trained
+            .iter()
+            .map(|&t| {
+                let w = bounded_exp(gap(t)).0;
+                let factor = w.clamp(f64::from(low), f64::from(high));
+                Corrected {
+                    bounded: factor != w,
+                    ..plain(factor)
+                }
+            })
+            .collect(),
+        Correction::Mask { low, high } => trained
+            .iter()
+            .map(|&t| {
+                let w = bounded_exp(gap(t)).0;
+                let inside = (f64::from(low)..=f64::from(high)).contains(&w);
+                Corrected {
+                    bounded: !inside,
+                    ..plain(if inside { w } else { 0.0 })
+                }
+            })
+            .collect(),
+        Correction::Reject {
+            metric,
+            level,
+            upper,
+        } => {
+            let gaps: Vec<f64> = trained.iter().map(|&t| gap(t)).collect();
+            let rejected = rejections(metric, level, f64::from(upper), &gaps);
+            gaps.iter()
+                .zip(rejected)
+                .map(|(&g, rejected)| Corrected {
+                    rejected,
+                    ..plain(bounded_exp(g).0)
+                })
+                .collect()
+        }
+    }
+}
+
+/// Which tokens exceed the bound. A sequence's metric is the mean of its tokens' metrics; its
+/// ratio is the geometric mean.
+fn rejections(
+    metric: RejectionMetric,
+    level: RejectionLevel,
+    upper: f64,
+    gaps: &[f64],
+) -> Vec<bool> {
+    match level {
+        RejectionLevel::Token => gaps.iter().map(|&g| of_token(metric, g) > upper).collect(),
+        RejectionLevel::Sequence => {
+            let n = gaps.len().max(1) as f64;
+            let value = match metric {
+                RejectionMetric::Ratio => bounded_exp(gaps.iter().sum::<f64>() / n).0,
+                _ => gaps.iter().map(|&g| of_token(metric, g)).sum::<f64>() / n,
+            };
+            vec![value > upper; gaps.len()]
+        }
+    }
+}
+
+/// Metrics of one token from `g = ℓ_prox − ℓ_b`. The tokens were drawn from `b`, so the
+/// estimators are those of KL(b‖prox) with `log r = g` (Schulman 2020): `−g`, `g²/2`, `e^g − 1 − g`.
+fn of_token(metric: RejectionMetric, g: f64) -> f64 {
+    match metric {
+        RejectionMetric::Ratio => bounded_exp(g).0,
+        RejectionMetric::KlK1 => -g,
+        RejectionMetric::KlK2 => 0.5 * g * g,
+        RejectionMetric::KlK3 => bounded_exp(g).0 - 1.0 - g,
+    }
+}

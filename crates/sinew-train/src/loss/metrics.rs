@@ -1,0 +1,209 @@
+//! What a loss tells about the step: sums that add up over rows and micro-batches, and means.
+
+use super::correction::Corrected;
+use super::surrogate::sequence_ratio;
+use super::{RowInputs, bounded_exp, uses_ratio};
+use serde::{Deserialize, Serialize};
+use sinew_types::{LossSpec, Surrogate};
+
+/// Sums over tokens. Metrics count each trainable token once, whatever its weight.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct MetricSums {
+    pub(super) policy_loss: f64,
+    pub(super) kl_loss: f64,
+    pub(super) entropy_loss: f64,
+    pub(super) kl_ref: f64,
+    pub(super) clipped: f64,
+    trained: f64,
+    kept: f64,
+    masked: f64,
+    truncated: f64,
+    factor: f64,
+    entropy: f64,
+    kl_k1: f64,
+    kl_k3: f64,
+    gap_abs: f64,
+    gap_max: f64,
+    gap_tokens: f64,
+    ratios: f64,
+    ratio: f64,
+    ratio_min: f64,
+    ratio_max: f64,
+}
+
+impl Default for MetricSums {
+    fn default() -> Self {
+        Self {
+            policy_loss: 0.0,
+            kl_loss: 0.0,
+            entropy_loss: 0.0,
+            kl_ref: 0.0,
+            clipped: 0.0,
+            trained: 0.0,
+            kept: 0.0,
+            masked: 0.0,
+            truncated: 0.0,
+            factor: 0.0,
+            entropy: 0.0,
+            kl_k1: 0.0,
+            kl_k3: 0.0,
+            gap_abs: 0.0,
+            gap_max: 0.0,
+            gap_tokens: 0.0,
+            ratios: 0.0,
+            ratio: 0.0,
+            ratio_min: f64::INFINITY,
+            ratio_max: f64::NEG_INFINITY,
+        }
+    }
+}
+
+impl MetricSums {
+    /// Adds what another row or micro-batch counted.
+    pub fn merge(&mut self, other: &Self) {
+        let pairs: [(&mut f64, f64); 17] = [
+            (&mut self.policy_loss, other.policy_loss),
+            (&mut self.kl_loss, other.kl_loss),
+            (&mut self.entropy_loss, other.entropy_loss),
+            (&mut self.kl_ref, other.kl_ref),
+            (&mut self.clipped, other.clipped),
+            (&mut self.trained, other.trained),
+            (&mut self.kept, other.kept),
+            (&mut self.masked, other.masked),
+            (&mut self.truncated, other.truncated),
+            (&mut self.factor, other.factor),
+            (&mut self.entropy, other.entropy),
+            (&mut self.kl_k1, other.kl_k1),
+            (&mut self.kl_k3, other.kl_k3),
+            (&mut self.gap_abs, other.gap_abs),
+            (&mut self.gap_tokens, other.gap_tokens),
+            (&mut self.ratios, other.ratios),
+            (&mut self.ratio, other.ratio),
+        ];
+        for (sum, value) in pairs {
+            *sum += value;
+        }
+        self.gap_max = self.gap_max.max(other.gap_max);
+        self.ratio_min = self.ratio_min.min(other.ratio_min);
+        self.ratio_max = self.ratio_max.max(other.ratio_max);
+    }
+
+    pub(super) fn add_corrections(&mut self, corrected: &[Corrected]) {
+        for c in corrected {
+            let masked = c.rejected || (c.bounded && c.factor == 0.0);
+            self.trained += 1.0;
+            self.masked += f64::from(u8::from(masked));
+            self.truncated += f64::from(u8::from(c.bounded && !masked));
+            if !c.rejected {
+                self.kept += 1.0;
+                self.factor += c.factor;
+            }
+        }
+    }
+
+    /// Entropy, and the distance of the trained policy from the one that sampled. Tokens drawn
+    /// from `b`: with `g = ℓ_π − ℓ_b`, k1 is `−g` and k3 `e^g − 1 − g` (estimators of KL(b‖π)).
+    pub(super) fn add_behaviour_gap(
+        &mut self,
+        spec: &LossSpec,
+        row: &RowInputs<'_>,
+        trained: &[usize],
+    ) {
+        for &t in trained {
+            self.entropy += f64::from(row.entropies[t]);
+            if spec.surrogate == Surrogate::CrossEntropy {
+                continue;
+            }
+            let gap = f64::from(row.logprobs[t]) - f64::from(row.behaviour[t]);
+            self.gap_tokens += 1.0;
+            self.kl_k1 -= gap;
+            self.kl_k3 += bounded_exp(gap).0 - 1.0 - gap;
+            self.gap_abs += gap.abs();
+            self.gap_max = self.gap_max.max(gap.abs());
+        }
+    }
+
+    /// Ratios that the surrogate saw: one for each token, or for each sequence (GSPO).
+    pub(super) fn add_ratios(
+        &mut self,
+        surrogate: &Surrogate,
+        row: &RowInputs<'_>,
+        old: &[f32],
+        kept: &[usize],
+    ) {
+        if !uses_ratio(surrogate) || kept.is_empty() {
+            return;
+        }
+        let mut add = |ratio: f64| {
+            self.ratios += 1.0;
+            self.ratio += ratio;
+            self.ratio_min = self.ratio_min.min(ratio);
+            self.ratio_max = self.ratio_max.max(ratio);
+        };
+        if matches!(surrogate, Surrogate::SequenceClip { .. }) {
+            add(sequence_ratio(row, old, kept).0);
+            return;
+        }
+        for &t in kept {
+            add(bounded_exp(f64::from(row.logprobs[t]) - f64::from(old[t])).0);
+        }
+    }
+
+    /// The means. `None` where nothing was measured (no ratio under REINFORCE, no behaviour in SFT).
+    pub fn finish(&self) -> LossMetrics {
+        let per = |sum: f64, count: f64| (count > 0.0).then(|| sum / count);
+        LossMetrics {
+            policy_loss: self.policy_loss,
+            kl_loss: self.kl_loss,
+            entropy_loss: self.entropy_loss,
+            trained_tokens: self.trained as u64,
+            kept_tokens: self.kept as u64,
+            masked_fraction: per(self.masked, self.trained).unwrap_or(0.0),
+            truncated_fraction: per(self.truncated, self.trained).unwrap_or(0.0),
+            correction_mean: per(self.factor, self.kept),
+            clip_fraction: per(self.clipped, self.kept).unwrap_or(0.0),
+            entropy: per(self.entropy, self.trained),
+            kl_reference: per(self.kl_ref, self.kept),
+            kl_behaviour_k1: per(self.kl_k1, self.gap_tokens),
+            kl_behaviour_k3: per(self.kl_k3, self.gap_tokens),
+            gap_mean_abs: per(self.gap_abs, self.gap_tokens),
+            gap_max_abs: (self.gap_tokens > 0.0).then_some(self.gap_max),
+            ratio_mean: per(self.ratio, self.ratios),
+            ratio_min: (self.ratios > 0.0).then_some(self.ratio_min),
+            ratio_max: (self.ratios > 0.0).then_some(self.ratio_max),
+        }
+    }
+}
+
+/// Metrics of one optimizer step. Log-probabilities and entropies in nats.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct LossMetrics {
+    /// Weighted parts of the loss; they add up to it.
+    pub policy_loss: f64,
+    pub kl_loss: f64,
+    pub entropy_loss: f64,
+    /// Tokens with a weight, and those of them that no rejection removed.
+    pub trained_tokens: u64,
+    pub kept_tokens: u64,
+    /// Share of trained tokens whose surrogate was masked or that were rejected.
+    pub masked_fraction: f64,
+    /// Share of trained tokens whose correction was truncated.
+    pub truncated_fraction: f64,
+    /// Mean correction factor of the kept tokens.
+    pub correction_mean: Option<f64>,
+    /// Share of kept tokens at which the surrogate's clip was active.
+    pub clip_fraction: f64,
+    pub entropy: Option<f64>,
+    /// Mean of the loss's KL estimate against the reference (0 tokens or no KL term: see `kl_loss`).
+    pub kl_reference: Option<f64>,
+    /// KL(behaviour‖policy), estimators k1 and k3.
+    pub kl_behaviour_k1: Option<f64>,
+    pub kl_behaviour_k3: Option<f64>,
+    /// `|ℓ_π − ℓ_b|`: at unchanged weights, the numerical gap between engine and trainer.
+    pub gap_mean_abs: Option<f64>,
+    pub gap_max_abs: Option<f64>,
+    /// `exp(ℓ_π − ℓ_old)` as the surrogate saw it.
+    pub ratio_mean: Option<f64>,
+    pub ratio_min: Option<f64>,
+    pub ratio_max: Option<f64>,
+}

@@ -1,0 +1,228 @@
+//! From a loss specification and one row's signals to gradients per token.
+//!
+//! A pure function of plain numbers: no model, no batch, no algorithm. For a row with trainable
+//! tokens `t` (those with `weights[t] != 0`) it computes
+//!
+//! `loss = Σ_t weights[t] · ( c_t·L_t + kl·K_t − entropy·H_t )`
+//!
+//! with the surrogate `L_t`, the correction factor `c_t` (a constant: no gradient flows through
+//! it), the KL estimate `K_t` against the reference and the entropy `H_t`, and the derivatives of
+//! that sum with respect to every `ℓ_π[t]` and `H_t`.
+//!
+//! Invariants: positions with weight 0 are never read, so whatever stands there (NaN included)
+//! cannot leak; a rejected token leaves all terms, not only the surrogate; weights keep the
+//! denominator they came with, whatever is rejected (AReaL's `N_orig`); arithmetic is f64.
+
+mod correction;
+mod metrics;
+mod surrogate;
+mod validate;
+mod value;
+
+pub use metrics::{LossMetrics, MetricSums};
+pub use validate::{LossSpecError, validate_spec};
+pub use value::{ValueLoss, value_loss};
+
+use correction::corrections;
+use sinew_types::{Correction, KlEstimator, KlSpec, LossSpec, Surrogate};
+
+/// Log-ratios are bounded by ±20 before `exp`, as verl and OpenRLHF do: beyond it the ratio is
+/// constant (no gradient), and nothing overflows f32.
+pub const LOG_RATIO_BOUND: f64 = 20.0;
+
+/// Why a row's loss cannot be computed.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum LossError {
+    #[error("loss input {field} has {actual} entries, expected {expected}")]
+    Length {
+        field: &'static str,
+        actual: usize,
+        expected: usize,
+    },
+    #[error(
+        "the loss has a KL term but the row has no ref_logprobs: compute them with a reference \
+         model, they are never taken as zero"
+    )]
+    MissingReference,
+    #[error(
+        "the loss is corrected for the gap to the sampling policy but the row has no old \
+         log-probabilities: give prox_logprobs or let the trainer take its first forward pass"
+    )]
+    MissingOld,
+    #[error("{field}[{index}] is {value}: expected a finite number where the weight is not 0")]
+    NotFinite {
+        field: &'static str,
+        index: usize,
+        value: f32,
+    },
+}
+
+/// One row's columns, all of the same length. Entry `t` speaks of one predicted token.
+#[derive(Clone, Copy, Debug)]
+pub struct RowInputs<'a> {
+    pub weights: &'a [f32],
+    pub advantages: &'a [f32],
+    /// `ℓ_b`, of the engine that sampled.
+    pub behaviour: &'a [f32],
+    /// `ℓ_prox`. Required (and then also `ℓ_old`) with every correction but
+    /// [`Correction::None`], under which `ℓ_old = ℓ_b` and this is not read.
+    pub prox: Option<&'a [f32]>,
+    /// `ℓ_ref`, required if the loss has a KL term.
+    pub reference: Option<&'a [f32]>,
+    /// `ℓ_π`, of the weights being trained.
+    pub logprobs: &'a [f32],
+    /// Entropy of the predicted distribution in nats; only read if the loss has an entropy term
+    /// or the caller wants it in the metrics.
+    pub entropies: &'a [f32],
+}
+
+/// Loss of one row and its derivatives, in the row's own indexing (0 where the weight is 0).
+#[derive(Clone, Debug, PartialEq)]
+pub struct RowLoss {
+    /// Weighted total: policy + KL − entropy.
+    pub loss: f64,
+    pub d_logprob: Vec<f32>,
+    pub d_entropy: Vec<f32>,
+    pub sums: MetricSums,
+}
+
+/// What the surrogate makes of one token: value, derivative by the log-ratio's numerator
+/// `ℓ_π`, and whether its clip was active.
+#[derive(Clone, Copy, Debug, Default)]
+struct Term {
+    value: f64,
+    d_logprob: f64,
+    clipped: bool,
+}
+
+/// `exp` of a bounded log-ratio, and the derivative of the bound (1 inside, 0 outside).
+fn bounded_exp(log_ratio: f64) -> (f64, f64) {
+    let inside = log_ratio.abs() <= LOG_RATIO_BOUND;
+    let bounded = log_ratio.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND);
+    (bounded.exp(), if inside { 1.0 } else { 0.0 })
+}
+
+/// Estimate of KL(π‖ref) at one token and its derivative by `ℓ_π`, from `d = ℓ_π − ℓ_ref`
+/// (Schulman 2020). The derivative is the plain one of the estimator's value.
+fn kl_term(estimator: KlEstimator, d: f64) -> (f64, f64) {
+    match estimator {
+        KlEstimator::K1 => (d, 1.0),
+        KlEstimator::K2 => (0.5 * d * d, d),
+        KlEstimator::K3 => {
+            let (inverse, slope) = bounded_exp(-d);
+            (inverse - 1.0 + d, 1.0 - inverse * slope)
+        }
+    }
+}
+
+/// Computes one row's loss, its derivatives and its share of the metrics.
+///
+/// Sequence-level terms (GSPO's ratio, sequence rejection) see exactly the tokens given here:
+/// a row must never be split over calls.
+pub fn row_loss(spec: &LossSpec, row: &RowInputs<'_>) -> Result<RowLoss, LossError> {
+    check(spec, row)?;
+    let n = row.weights.len();
+    let trained: Vec<usize> = (0..n).filter(|&t| row.weights[t] != 0.0).collect();
+    let old = match (&spec.correction, row.prox) {
+        (Correction::None, _) => row.behaviour,
+        (_, Some(prox)) => prox,
+        (_, None) => return Err(LossError::MissingOld),
+    };
+    let corrected = corrections(&spec.correction, row, old, &trained);
+    let kept: Vec<usize> = trained
+        .iter()
+        .copied()
+        .zip(&corrected)
+        .filter(|(_, c)| !c.rejected)
+        .map(|(t, _)| t)
+        .collect();
+    let factors: Vec<f64> = corrected
+        .iter()
+        .filter(|c| !c.rejected)
+        .map(|c| c.factor)
+        .collect();
+
+    let mut out = RowLoss {
+        loss: 0.0,
+        d_logprob: vec![0.0; n],
+        d_entropy: vec![0.0; n],
+        sums: MetricSums::default(),
+    };
+    out.sums.add_corrections(&corrected);
+    out.sums.add_behaviour_gap(spec, row, &trained);
+    let terms = surrogate::terms(&spec.surrogate, row, old, &kept, &factors);
+    out.sums.add_ratios(&spec.surrogate, row, old, &kept);
+    for ((&t, term), _) in kept.iter().zip(&terms).zip(&factors) {
+        let weight = f64::from(row.weights[t]);
+        let mut d_logprob = term.d_logprob;
+        out.loss += term.value;
+        out.sums.policy_loss += term.value;
+        out.sums.clipped += f64::from(u8::from(term.clipped));
+        if let (
+            Some(KlSpec {
+                estimator,
+                coefficient,
+            }),
+            Some(reference),
+        ) = (spec.kl, row.reference)
+        {
+            let d = f64::from(row.logprobs[t]) - f64::from(reference[t]);
+            let (value, slope) = kl_term(estimator, d);
+            let scale = weight * f64::from(coefficient);
+            out.loss += scale * value;
+            out.sums.kl_loss += scale * value;
+            out.sums.kl_ref += value;
+            d_logprob += scale * slope;
+        }
+        if spec.entropy != 0.0 {
+            let scale = weight * f64::from(spec.entropy);
+            out.loss -= scale * f64::from(row.entropies[t]);
+            out.sums.entropy_loss -= scale * f64::from(row.entropies[t]);
+            out.d_entropy[t] = -scale as f32;
+        }
+        out.d_logprob[t] = d_logprob as f32;
+    }
+    Ok(out)
+}
+
+fn check(spec: &LossSpec, row: &RowInputs<'_>) -> Result<(), LossError> {
+    if spec.kl.is_some() && row.reference.is_none() {
+        return Err(LossError::MissingReference);
+    }
+    let expected = row.weights.len();
+    let columns = [
+        ("advantages", Some(row.advantages)),
+        ("behaviour_logprobs", Some(row.behaviour)),
+        ("prox_logprobs", row.prox),
+        ("ref_logprobs", row.reference),
+        ("logprobs", Some(row.logprobs)),
+        ("entropies", Some(row.entropies)),
+    ];
+    for (field, column) in columns {
+        let Some(column) = column else { continue };
+        if column.len() != expected {
+            return Err(LossError::Length {
+                field,
+                actual: column.len(),
+                expected,
+            });
+        }
+        let bad = |&(t, v): &(usize, &f32)| row.weights[t] != 0.0 && !v.is_finite();
+        if let Some((index, &value)) = column.iter().enumerate().find(bad) {
+            return Err(LossError::NotFinite {
+                field,
+                index,
+                value,
+            });
+        }
+    }
+    Ok(())
+}
+
+/// Whether the surrogate compares the policy with an older one.
+pub fn uses_ratio(surrogate: &Surrogate) -> bool {
+    !matches!(surrogate, Surrogate::Reinforce | Surrogate::CrossEntropy)
+}
+
+#[cfg(test)]
+mod tests;

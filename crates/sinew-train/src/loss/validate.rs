@@ -1,0 +1,102 @@
+//! Refuses loss specifications that are impossible or would silently do nothing.
+
+use sinew_types::{Correction, LossSpec, Surrogate};
+
+/// Why a loss specification is refused.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum LossSpecError {
+    #[error("loss {field} is {value}, allowed: {allowed}")]
+    Value {
+        field: &'static str,
+        value: f32,
+        allowed: &'static str,
+    },
+    #[error(
+        "cross-entropy has no sampling policy, so a correction has no meaning: \
+         set correction to none"
+    )]
+    CorrectionWithoutSampling,
+}
+
+fn require(
+    field: &'static str,
+    value: f32,
+    allowed: &'static str,
+    test: impl Fn(f32) -> bool,
+) -> Result<(), LossSpecError> {
+    if value.is_finite() && test(value) {
+        Ok(())
+    } else {
+        Err(LossSpecError::Value {
+            field,
+            value,
+            allowed,
+        })
+    }
+}
+
+/// Checks every number of a specification, and combinations that make no sense.
+pub fn validate_spec(spec: &LossSpec) -> Result<(), LossSpecError> {
+    surrogate(&spec.surrogate)?;
+    correction(&spec.correction)?;
+    if spec.surrogate == Surrogate::CrossEntropy && spec.correction != Correction::None {
+        return Err(LossSpecError::CorrectionWithoutSampling);
+    }
+    if let Some(kl) = &spec.kl {
+        require(
+            "kl.coefficient",
+            kl.coefficient,
+            "a number > 0; drop the KL term for 0",
+            |v| v > 0.0,
+        )?;
+    }
+    require("entropy", spec.entropy, "a finite number", |_| true)?;
+    if let Some((coefficient, clip)) = spec.value {
+        require("value coefficient", coefficient, "a number > 0", |v| {
+            v > 0.0
+        })?;
+        if let Some(clip) = clip {
+            require("value clip", clip, "a number > 0", |v| v > 0.0)?;
+        }
+    }
+    Ok(())
+}
+
+fn surrogate(surrogate: &Surrogate) -> Result<(), LossSpecError> {
+    let range = |low: f32, high: f32| {
+        require("surrogate.low", low, "a number >= 0", |v| v >= 0.0)?;
+        require("surrogate.high", high, "a number >= 0", |v| v >= 0.0)
+    };
+    match *surrogate {
+        Surrogate::Reinforce | Surrogate::CrossEntropy => Ok(()),
+        Surrogate::Clip { low, high, dual } => {
+            range(low, high)?;
+            match dual {
+                Some(dual) => require("surrogate.dual", dual, "a number > 1 + high", |v| {
+                    v > 1.0 + high
+                }),
+                None => Ok(()),
+            }
+        }
+        Surrogate::SequenceClip { low, high } | Surrogate::Cispo { low, high } => range(low, high),
+        Surrogate::Soft { tau_pos, tau_neg } => {
+            require("surrogate.tau_pos", tau_pos, "a number > 0", |v| v > 0.0)?;
+            require("surrogate.tau_neg", tau_neg, "a number > 0", |v| v > 0.0)
+        }
+    }
+}
+
+fn correction(correction: &Correction) -> Result<(), LossSpecError> {
+    match *correction {
+        Correction::None => Ok(()),
+        Correction::Truncate { low, high } | Correction::Mask { low, high } => {
+            require("correction.low", low, "a number >= 0", |v| v >= 0.0)?;
+            require("correction.high", high, "a number > 0 and >= low", |v| {
+                v > 0.0 && v >= low
+            })
+        }
+        Correction::Reject { upper, .. } => {
+            require("correction.upper", upper, "a number > 0", |v| v > 0.0)
+        }
+    }
+}

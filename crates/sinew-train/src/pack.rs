@@ -1,0 +1,289 @@
+//! Rows to micro-batches in which every shared prefix is computed once.
+//!
+//! Rows are sorted by their tokens, so that rows with a common prefix (a system prompt, a group's
+//! question, a common start of answers) stand together; the sorted list is cut where the least
+//! sharing is lost, and each piece becomes a radix trie laid out parents first.
+//!
+//! Invariants: token `t` of a row is predicted by the trie row of its token `t − 1`; every token
+//! with a weight is in exactly one term of exactly one micro-batch; a row is never split; only
+//! tokens that some trained token depends on are computed; the result depends on nothing but the
+//! rows' contents and order.
+
+use sinew_tensor::attention::{LayoutError, Segment, TreeLayout};
+use sinew_types::{EpisodeId, TokenId, TrainRow, TrainRowError};
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+/// One log-probability to compute: of `target`, predicted by trie row `row`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct LossItem {
+    pub row: u32,
+    pub target: TokenId,
+}
+
+/// One trained token of a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Term {
+    /// Index in the row's columns.
+    pub t: u32,
+    /// Index in [`MicroBatch::items`]; rows with a common sampled prefix share items.
+    pub item: u32,
+}
+
+/// A row inside a micro-batch.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PackedRow {
+    /// Index in the rows given to [`pack`].
+    pub row: usize,
+    /// The trained tokens, in order.
+    pub terms: Vec<Term>,
+    /// Segments of the layout that spell the row's computed tokens, root first.
+    pub segments: Vec<u32>,
+}
+
+/// What one forward and backward pass computes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MicroBatch {
+    pub layout: TreeLayout,
+    /// Token of each trie row, `[layout.rows()]`.
+    pub tokens: Vec<TokenId>,
+    /// Sorted, without duplicates.
+    pub items: Vec<LossItem>,
+    pub rows: Vec<PackedRow>,
+}
+
+/// The micro-batches of one optimizer step.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Packing {
+    pub micro_batches: Vec<MicroBatch>,
+    /// Trie rows in all micro-batches.
+    pub computed_tokens: usize,
+    /// Tokens of all rows: what a trainer without sharing computes.
+    pub naive_tokens: usize,
+    /// Rows without a trained token; they are in no micro-batch.
+    pub untrained_rows: usize,
+}
+
+/// Why rows cannot be packed.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum PackError {
+    #[error(transparent)]
+    Row(#[from] TrainRowError),
+    #[error(
+        "row of episode {episode} needs {tokens} packed tokens, a micro-batch holds {max_tokens}: \
+         raise the micro-batch size or shorten episodes, a row is never split"
+    )]
+    RowTooLong {
+        episode: EpisodeId,
+        tokens: usize,
+        max_tokens: usize,
+    },
+    #[error(transparent)]
+    Layout(#[from] LayoutError),
+}
+
+/// A row's part that has to be computed: all tokens before the last trained one.
+struct Needed<'a> {
+    row: usize,
+    tokens: &'a [TokenId],
+    /// Length of the prefix shared with the previous row in sorted order.
+    shared: usize,
+}
+
+/// Packs `rows` into micro-batches of at most `max_tokens` trie rows.
+pub fn pack(rows: &[TrainRow], max_tokens: usize) -> Result<Packing, PackError> {
+    let sorted = sorted_rows(rows, max_tokens)?;
+    let micro_batches = cut(&sorted, max_tokens)
+        .into_iter()
+        .map(|piece| micro_batch(rows, &sorted[piece]))
+        .collect::<Result<Vec<_>, _>>()?;
+    Ok(Packing {
+        computed_tokens: micro_batches.iter().map(|m| m.tokens.len()).sum(),
+        naive_tokens: rows.iter().map(|r| r.tokens.len()).sum(),
+        untrained_rows: rows.len() - sorted.len(),
+        micro_batches,
+    })
+}
+
+fn sorted_rows(rows: &[TrainRow], max_tokens: usize) -> Result<Vec<Needed<'_>>, PackError> {
+    let mut sorted = Vec::with_capacity(rows.len());
+    for (index, row) in rows.iter().enumerate() {
+        row.validate()?;
+        let Some(last) = row.weights.iter().rposition(|&w| w != 0.0) else {
+            continue;
+        };
+        if last > max_tokens {
+            return Err(PackError::RowTooLong {
+                episode: row.episode.clone(),
+                tokens: last,
+                max_tokens,
+            });
+        }
+        sorted.push(Needed {
+            row: index,
+            tokens: &row.tokens[..last],
+            shared: 0,
+        });
+    }
+    sorted.sort_by(|a, b| a.tokens.cmp(b.tokens).then(a.row.cmp(&b.row)));
+    for i in 1..sorted.len() {
+        let pairs = sorted[i - 1].tokens.iter().zip(sorted[i].tokens);
+        sorted[i].shared = pairs.take_while(|(a, b)| a == b).count();
+    }
+    Ok(sorted)
+}
+
+/// Cuts the sorted rows into pieces of at most `max_tokens` trie rows with the least total, and
+/// among those into the fewest pieces.
+///
+/// A piece's trie has `len` rows for its first sequence and `len − shared` for each other one, so
+/// a cut costs exactly the prefix it separates: cuts fall between groups rather than inside them.
+fn cut(sorted: &[Needed<'_>], max_tokens: usize) -> Vec<Range<usize>> {
+    // best[end]: (computed tokens, pieces, start of the last piece) of the first `end` rows.
+    let mut best = vec![(0usize, 0usize, 0usize)];
+    for end in 1..=sorted.len() {
+        let mut choice = (usize::MAX, usize::MAX, 0);
+        let mut without_first = 0;
+        for start in (0..end).rev() {
+            let size = sorted[start].tokens.len() + without_first;
+            without_first += sorted[start].tokens.len() - sorted[start].shared;
+            // Sizes only grow towards smaller starts.
+            if size > max_tokens {
+                break;
+            }
+            let (total, pieces, _) = best[start];
+            choice = choice.min((total + size, pieces + 1, start));
+        }
+        best.push(choice);
+    }
+    let mut pieces = Vec::new();
+    let mut end = sorted.len();
+    while end > 0 {
+        let start = best[end].2;
+        pieces.push(start..end);
+        end = start;
+    }
+    pieces.reverse();
+    pieces
+}
+
+/// Rows of `piece` that share their first `depth` tokens and still have to be laid out.
+struct Branch {
+    rows: Range<usize>,
+    depth: usize,
+    parent: Option<u32>,
+}
+
+fn micro_batch(all: &[TrainRow], piece: &[Needed<'_>]) -> Result<MicroBatch, PackError> {
+    let mut segments: Vec<Segment> = Vec::new();
+    let mut tokens: Vec<TokenId> = Vec::new();
+    let mut paths: Vec<Vec<u32>> = vec![Vec::new(); piece.len()];
+    let mut open = Vec::new();
+    push_branches(&mut open, piece, 0..piece.len(), 0, None);
+    while let Some(branch) = open.pop() {
+        let first = &piece[branch.rows.start];
+        let inner = &piece[branch.rows.start + 1..branch.rows.end];
+        let shared = inner.iter().map(|n| n.shared).min();
+        let end = shared.unwrap_or(first.tokens.len());
+        let index = segments.len() as u32;
+        segments.push(Segment {
+            start: tokens.len() as u32,
+            len: (end - branch.depth) as u32,
+            position: branch.depth as u32,
+            parent: branch.parent,
+        });
+        tokens.extend_from_slice(&first.tokens[branch.depth..end]);
+        paths[branch.rows.clone()]
+            .iter_mut()
+            .for_each(|p| p.push(index));
+        push_branches(&mut open, piece, branch.rows, end, Some(index));
+    }
+    let layout = TreeLayout::new(segments)?;
+    let (items, rows) = loss_items(all, piece, &layout, paths);
+    Ok(MicroBatch {
+        layout,
+        tokens,
+        items,
+        rows,
+    })
+}
+
+/// Splits `rows`, which share `depth` tokens, by their next token; rows that end here need no more.
+/// The stack pops them in sorted order.
+fn push_branches(
+    open: &mut Vec<Branch>,
+    piece: &[Needed<'_>],
+    rows: Range<usize>,
+    depth: usize,
+    parent: Option<u32>,
+) {
+    let mut end = rows.end;
+    for start in rows.clone().rev() {
+        let splits = start == rows.start || piece[start].shared == depth;
+        if !splits {
+            continue;
+        }
+        if piece[start].tokens.len() > depth {
+            open.push(Branch {
+                rows: start..end,
+                depth,
+                parent,
+            });
+        }
+        end = start;
+    }
+}
+
+/// The items of a micro-batch and each row's terms.
+fn loss_items(
+    all: &[TrainRow],
+    piece: &[Needed<'_>],
+    layout: &TreeLayout,
+    paths: Vec<Vec<u32>>,
+) -> (Vec<LossItem>, Vec<PackedRow>) {
+    let mut index_of = BTreeMap::new();
+    let mut items_of = Vec::with_capacity(piece.len());
+    for (needed, path) in piece.iter().zip(&paths) {
+        let row = &all[needed.row];
+        let mut path = path.iter().map(|&s| &layout.segments()[s as usize]);
+        let mut at = path.next();
+        let mut items = Vec::new();
+        for t in (1..row.tokens.len()).filter(|&t| row.weights[t] != 0.0) {
+            let previous = t as u32 - 1;
+            while at.is_some_and(|s| s.position + s.len <= previous) {
+                at = path.next();
+            }
+            let Some(segment) = at else { break };
+            let item = LossItem {
+                row: segment.start + previous - segment.position,
+                target: row.tokens[t],
+            };
+            index_of.insert(item, 0u32);
+            items.push((t as u32, item));
+        }
+        items_of.push(items);
+    }
+    for (index, slot) in index_of.values_mut().enumerate() {
+        *slot = index as u32;
+    }
+    let rows = piece
+        .iter()
+        .zip(paths)
+        .zip(items_of)
+        .map(|((needed, segments), items)| PackedRow {
+            row: needed.row,
+            terms: items
+                .into_iter()
+                .map(|(t, item)| Term {
+                    t,
+                    item: index_of[&item],
+                })
+                .collect(),
+            segments,
+        })
+        .collect();
+    (index_of.into_keys().collect(), rows)
+}
+
+#[cfg(test)]
+mod tests;
