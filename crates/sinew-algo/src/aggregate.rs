@@ -1,0 +1,120 @@
+//! Weights and rows: the last step.
+
+use crate::batch::Batch;
+use crate::composition::Composition;
+use crate::episode::{Episode, Path};
+use crate::pipeline::AlgoError;
+use crate::report::AlgoReport;
+use sinew_types::{Aggregation, TrainRow};
+
+/// Rows of a batch whose advantages are known. The weight of a token is its share in the loss,
+/// with denominators over everything in the batch, whether or not its row is left out for
+/// having no signal.
+pub(crate) fn rows(
+    c: &Composition,
+    batch: &Batch<'_>,
+    report: &mut AlgoReport,
+) -> Result<Vec<TrainRow>, AlgoError> {
+    let tokens = |&i: &usize| batch.episodes[i].trained_tokens();
+    let counted: Vec<usize> = batch.members().filter(|i| tokens(i) > 0).collect();
+    let total: usize = counted.iter().map(tokens).sum();
+    report.denominator_episodes = counted.len();
+    report.denominator_tokens = total;
+    let mut rows = Vec::new();
+    for &i in &counted {
+        let episode = &batch.episodes[i];
+        let episodes = counted.len() as f64;
+        let weight = token_weight(c.aggregation, episode.trained_tokens(), total, episodes);
+        let silent = episode.paths.iter().all(without_signal);
+        if silent && !c.trains_without_advantage() {
+            report.without_signal += 1;
+            continue;
+        }
+        report.trained_episodes += 1;
+        for path in &episode.paths {
+            rows.push(row(episode, path, weight)?);
+            report.trained_tokens += path.trains.iter().filter(|&&t| t).count();
+        }
+    }
+    report.rows = rows.len();
+    Ok(rows)
+}
+
+/// Rows of preference pairs: each pair weighs the same, and a sequence's log-probability is
+/// the plain sum over its tokens.
+pub(crate) fn preference_rows(
+    batch: &Batch<'_>,
+    report: &mut AlgoReport,
+) -> Result<Vec<TrainRow>, AlgoError> {
+    let has_signal = |e: &Episode<'_>| !e.paths.iter().all(without_signal);
+    let chosen: Vec<&Episode<'_>> = batch
+        .members()
+        .map(|i| &batch.episodes[i])
+        .filter(|e| e.trains && has_signal(e))
+        .collect();
+    let mut rows = Vec::new();
+    for episode in &chosen {
+        // Two episodes a pair.
+        let weight = 2.0 / chosen.len() as f64;
+        for path in &episode.paths {
+            rows.push(row(episode, path, weight)?);
+            report.trained_tokens += path.trains.iter().filter(|&&t| t).count();
+        }
+    }
+    report.trained_episodes = chosen.len();
+    report.denominator_episodes = chosen.len();
+    report.denominator_tokens = report.trained_tokens;
+    report.rows = rows.len();
+    Ok(rows)
+}
+
+/// Share of one token in the loss; `own`: trained tokens of its episode over all rows,
+/// `total`: of the batch, `episodes`: with trained tokens in the batch.
+fn token_weight(aggregation: Aggregation, own: usize, total: usize, episodes: f64) -> f64 {
+    match aggregation {
+        Aggregation::TokenMean => 1.0 / total as f64,
+        Aggregation::SequenceMeanTokenMean => 1.0 / (episodes * own as f64),
+        Aggregation::SequenceMeanTokenSum => 1.0 / episodes,
+        Aggregation::SequenceMeanTokenSumNorm { length } => 1.0 / (episodes * f64::from(length)),
+        Aggregation::TokenSum => 1.0,
+    }
+}
+
+fn without_signal(path: &Path) -> bool {
+    let mut trained = path.advantages.iter().zip(&path.trains);
+    trained.all(|(a, trains)| !trains || *a == 0.0)
+}
+
+fn row(episode: &Episode<'_>, path: &Path, weight: f64) -> Result<TrainRow, AlgoError> {
+    let narrow = |values: Vec<f64>| values.into_iter().map(|v| v as f32).collect::<Vec<_>>();
+    let only_trained = |values: &[f64]| {
+        let pairs = values.iter().zip(&path.trains);
+        pairs
+            .map(|(v, &t)| if t { *v as f32 } else { 0.0 })
+            .collect::<Vec<_>>()
+    };
+    let logprob = |t: usize| path.tokens[t].logprob.unwrap_or(0.0);
+    let versions = path.tokens.iter().filter_map(|t| t.version);
+    let row = TrainRow {
+        episode: episode.trace.episode.clone(),
+        tokens: path.tokens.iter().map(|t| t.id).collect(),
+        weights: only_trained(&vec![weight; path.tokens.len()]),
+        advantages: only_trained(&path.advantages),
+        behaviour_logprobs: (0..path.tokens.len()).map(logprob).collect(),
+        ref_logprobs: episode
+            .column(path, |c| c.ref_logprobs.as_ref())
+            .map(narrow),
+        prox_logprobs: episode
+            .column(path, |c| c.prox_logprobs.as_ref())
+            .map(narrow),
+        values: path
+            .returns
+            .as_ref()
+            .and_then(|_| episode.column(path, |c| c.values.as_ref()))
+            .map(narrow),
+        returns: path.returns.as_deref().map(only_trained),
+        oldest_version: versions.min().unwrap_or_default(),
+    };
+    row.validate()?;
+    Ok(row)
+}

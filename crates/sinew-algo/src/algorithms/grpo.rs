@@ -1,0 +1,144 @@
+//! GRPO: group relative policy optimization (Shao et al. 2024, arXiv 2402.03300).
+//!
+//! `A_i = (R_i − mean(R)) / (std(R) + ε)` over the group, the same for all tokens of an
+//! episode; std unbiased, ε = 1e-6. PPO's token clip; mean over episodes of the mean over
+//! tokens. The paper's KL term (k3, 0.04) is off unless a recipe asks for it.
+//!
+//! The baselines and scales of the whole family are computed here.
+
+use crate::batch::Batch;
+use crate::composition::{
+    Advantage, Baseline, Composition, Filters, Normalize, ProcessRewards, Rewards, Scale,
+};
+use crate::config::AlgorithmKind;
+use crate::stats;
+use sinew_types::{Aggregation, Correction, LossSpec, Surrogate};
+use std::collections::BTreeMap;
+
+/// Added to a standard deviation before dividing.
+pub const STD_EPSILON: f64 = 1e-6;
+
+/// PPO's clip at 0.2, nothing else.
+pub(crate) fn clip_loss(low: f32, high: f32) -> LossSpec {
+    LossSpec {
+        surrogate: Surrogate::Clip {
+            low,
+            high,
+            dual: None,
+        },
+        correction: Correction::None,
+        kl: None,
+        entropy: 0.0,
+        value: None,
+    }
+}
+
+pub(crate) fn preset() -> Composition {
+    Composition {
+        kind: AlgorithmKind::Grpo,
+        advantage: Advantage::Group {
+            baseline: Baseline::Mean,
+            scale: Scale::GroupStd {
+                epsilon: STD_EPSILON,
+            },
+        },
+        normalize: Normalize::None,
+        rewards: Rewards::PLAIN,
+        filters: Filters::NONE,
+        aggregation: Aggregation::SequenceMeanTokenMean,
+        loss: clip_loss(0.2, 0.2),
+    }
+}
+
+/// `(R − baseline) / scale` for each group, and normalized process rewards where asked for.
+pub(crate) fn advantages(
+    baseline: Baseline,
+    scale: Scale,
+    process: ProcessRewards,
+    batch: &mut Batch<'_>,
+) {
+    let environment_std = environment_std(baseline, batch);
+    for g in 0..batch.groups.len() {
+        let group = batch.groups[g].clone();
+        let rewards = batch.rewards(&group);
+        for (k, &i) in group.members.iter().enumerate() {
+            let advantage = if group.equal && baseline != Baseline::Zero {
+                0.0
+            } else {
+                let centred = rewards[k] - baseline_of(baseline, &rewards, k);
+                let kind = batch.episodes[i].trace.task_kind.as_str();
+                match scale {
+                    Scale::One => centred,
+                    Scale::GroupStd { epsilon } => {
+                        centred / (stats::std_unbiased(&rewards) + epsilon)
+                    }
+                    Scale::EnvironmentStd { epsilon } => {
+                        centred / (environment_std.get(kind).copied().unwrap_or(0.0) + epsilon)
+                    }
+                    Scale::GroupMean => max_rl(centred, stats::mean(&rewards)),
+                }
+            };
+            batch.broadcast(i, advantage);
+        }
+        if let ProcessRewards::Separate { weight } = process {
+            add_process(weight, &group.members, batch);
+        }
+    }
+}
+
+fn baseline_of(baseline: Baseline, rewards: &[f64], k: usize) -> f64 {
+    match baseline {
+        Baseline::Zero => 0.0,
+        Baseline::Mean => stats::mean(rewards),
+        Baseline::LeaveOneOut => {
+            let others = rewards.len().saturating_sub(1).max(1) as f64;
+            (rewards.iter().sum::<f64>() - rewards[k]) / others
+        }
+    }
+}
+
+fn max_rl(centred: f64, mean: f64) -> f64 {
+    if mean > 0.0 { centred / mean } else { 0.0 }
+}
+
+/// Unbiased deviation of `R − baseline` over all episodes of a task kind.
+fn environment_std(baseline: Baseline, batch: &Batch<'_>) -> BTreeMap<String, f64> {
+    let mut by_kind: BTreeMap<String, Vec<f64>> = BTreeMap::new();
+    for group in &batch.groups {
+        let rewards = batch.rewards(group);
+        for (k, &i) in group.members.iter().enumerate() {
+            let centred = rewards[k] - baseline_of(baseline, &rewards, k);
+            let kind = batch.episodes[i].trace.task_kind.clone();
+            by_kind.entry(kind).or_default().push(centred);
+        }
+    }
+    let std = |(kind, values): (String, Vec<f64>)| (kind, stats::std_unbiased(&values));
+    by_kind.into_iter().map(std).collect()
+}
+
+/// `A_t += weight · Σ_{turns from t's on} (r − mean)/(std + ε)`, with mean and std over the
+/// process rewards of all turns of the group (Shao et al. 2024, section 4.1.3). A turn that
+/// branches share counts once. Every turn counts, also one whose reward is 0.
+fn add_process(weight: f64, members: &[usize], batch: &mut Batch<'_>) {
+    let paths = members.iter().flat_map(|&i| &batch.episodes[i].paths);
+    let owned = paths.flat_map(|p| p.steps.iter().filter(|s| s.owned));
+    let rewards: Vec<f64> = owned.map(|s| s.reward).collect();
+    if stats::all_equal(&rewards) {
+        return;
+    }
+    let mean = stats::mean(&rewards);
+    let std = stats::std_unbiased(&rewards) + STD_EPSILON;
+    for &i in members {
+        for path in &mut batch.episodes[i].paths {
+            let mut tail = 0.0;
+            for step in path.steps.iter().rev() {
+                tail += (step.reward - mean) / std;
+                for t in step.first..=step.last {
+                    if path.sampled[t] {
+                        path.advantages[t] += weight * tail;
+                    }
+                }
+            }
+        }
+    }
+}

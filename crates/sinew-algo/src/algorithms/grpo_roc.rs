@@ -1,0 +1,63 @@
+//! GRPO-RoC: resampling on correct (Shang et al. 2025, rStar2-Agent, arXiv 2508.20722).
+//!
+//! Of an oversampled group, failures stay in their proportion as they came, and of the
+//! successes those with the fewest tool errors and format faults: right answers reached through
+//! wrong calls are not rewarded.
+
+use crate::batch::Batch;
+use crate::composition::Resample;
+use crate::report::AlgoReport;
+
+/// The metric that counts tool calls that failed, and the one that counts all of them.
+pub const TOOL_ERRORS: &str = "tool_errors";
+/// See [`TOOL_ERRORS`].
+pub const TOOL_CALLS: &str = "tool_calls";
+/// The metric with the penalty for the episode's format, 0 (good) to 1.
+pub const FORMAT_PENALTY: &str = "format_penalty";
+
+pub(crate) fn resample(resample: Resample, batch: &mut Batch<'_>, report: &mut AlgoReport) {
+    for g in 0..batch.groups.len() {
+        let members = batch.groups[g].members.clone();
+        if members.len() <= resample.keep {
+            continue;
+        }
+        let kept = choose(resample, &members, batch);
+        report.resampled_out += members.len() - kept.len();
+        batch.groups[g].members = kept;
+    }
+}
+
+/// Successes and failures in proportion (at least `minimum` of each where there are so many),
+/// in the order of `members`.
+fn choose(resample: Resample, members: &[usize], batch: &Batch<'_>) -> Vec<usize> {
+    let good = |&&i: &&usize| batch.episodes[i].reward > 0.0;
+    let mut positives: Vec<usize> = members.iter().filter(good).copied().collect();
+    let negatives: Vec<usize> = members.iter().filter(|i| !good(i)).copied().collect();
+    let share = positives.len() as f64 * resample.keep as f64 / members.len() as f64;
+    let least = resample.minimum.min(positives.len());
+    let most = resample.keep - resample.minimum.min(negatives.len());
+    // The rest must be filled from the failures, of which there may be too few.
+    let least = least.max(resample.keep.saturating_sub(negatives.len()));
+    let take = (share.round() as usize).clamp(least, most.max(least));
+    positives.sort_by(|&a, &b| penalty(batch, a).total_cmp(&penalty(batch, b)));
+    positives.truncate(take);
+    let mut kept = positives;
+    kept.extend(negatives.iter().take(resample.keep - kept.len()));
+    kept.sort_unstable();
+    kept
+}
+
+/// `p_err + p_format`: share of tool calls that failed (one half if none was made) plus the
+/// format's penalty. Counted from the environment's own metrics, never from words in a tool's
+/// output.
+fn penalty(batch: &Batch<'_>, episode: usize) -> f64 {
+    let metrics = &batch.episodes[episode].trace.outcome.metrics;
+    let get = |name: &str| metrics.get(name).copied().filter(|v| v.is_finite());
+    let calls = get(TOOL_CALLS).unwrap_or(0.0);
+    let errors = if calls > 0.0 {
+        (get(TOOL_ERRORS).unwrap_or(0.0) / calls).clamp(0.0, 1.0)
+    } else {
+        0.5
+    };
+    errors + get(FORMAT_PENALTY).unwrap_or(0.0).clamp(0.0, 1.0)
+}

@@ -1,0 +1,26 @@
+//! REINFORCE (Williams 1992): `L = −R · ℓ_π`, no baseline.
+//!
+//! The estimator with the largest variance; right where tasks come once and there is no
+//! critic. `normalize = "batch"` gives it the batch's mean as a baseline.
+
+use super::grpo;
+use crate::composition::{Advantage, Baseline, Composition, Scale};
+use crate::config::AlgorithmKind;
+use sinew_types::{Aggregation, LossSpec, Surrogate};
+
+pub(crate) fn preset() -> Composition {
+    let base = grpo::preset();
+    Composition {
+        kind: AlgorithmKind::Reinforce,
+        advantage: Advantage::Group {
+            baseline: Baseline::Zero,
+            scale: Scale::One,
+        },
+        aggregation: Aggregation::SequenceMeanTokenSum,
+        loss: LossSpec {
+            surrogate: Surrogate::Reinforce,
+            ..base.loss
+        },
+        ..base
+    }
+}

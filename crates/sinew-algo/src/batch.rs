@@ -1,0 +1,277 @@
+//! A batch under way: usable episodes by group.
+
+use crate::composition::{Advantage, Composition, ProcessRewards, Truncated};
+use crate::episode::{Columns, Episode, EpisodeColumns};
+use crate::pipeline::AlgoError;
+use crate::report::{AlgoReport, Moments, Quarantined};
+use sinew_types::{EpisodeEnd, FailureKind, GroupId, TokenKind, Trace};
+use std::collections::HashSet;
+
+/// Beyond this a difference of rewards over a small deviation leaves the range of `f32`.
+const LARGEST_REWARD: f64 = 1e30;
+
+/// The episodes of one [`GroupId`] that are in the batch, as indices.
+#[derive(Clone, Debug)]
+pub(crate) struct Group {
+    pub(crate) id: GroupId,
+    pub(crate) members: Vec<usize>,
+    /// All rewards equal: the advantage is 0 by definition, not by rounding.
+    pub(crate) equal: bool,
+}
+
+/// Usable episodes and their groups. Filters empty a group's `members`; what is in no group
+/// is not in the batch.
+#[derive(Debug)]
+pub(crate) struct Batch<'a> {
+    pub(crate) episodes: Vec<Episode<'a>>,
+    pub(crate) groups: Vec<Group>,
+}
+
+impl<'a> Batch<'a> {
+    /// Checks the batch as a whole, and sorts out episodes that are not fit to train on.
+    pub(crate) fn admit(
+        c: &Composition,
+        group_size: usize,
+        groups: &'a [Vec<Trace>],
+        columns: &'a Columns,
+        report: &mut AlgoReport,
+    ) -> Result<Self, AlgoError> {
+        let mut batch = Self {
+            episodes: Vec::new(),
+            groups: Vec::new(),
+        };
+        let mut group_ids = HashSet::new();
+        let mut episode_ids = HashSet::new();
+        report.groups = groups.len();
+        for (index, traces) in groups.iter().enumerate() {
+            let first = traces.first().ok_or(AlgoError::EmptyGroup { index })?;
+            let id = &first.group;
+            if !group_ids.insert(id) {
+                return Err(AlgoError::SplitGroup { group: id.clone() });
+            }
+            if traces.len() == 1 && c.advantage.compares() {
+                return Err(AlgoError::GroupOfOne {
+                    group: id.clone(),
+                    expected: group_size,
+                });
+            }
+            let mut members = Vec::new();
+            for trace in traces {
+                check_membership(trace, id, &mut episode_ids)?;
+                report.episodes += 1;
+                let given = columns.get(&trace.episode);
+                if let Some(episode) = admit_episode(c, trace, given, index, report)? {
+                    members.push(batch.episodes.len());
+                    batch.episodes.push(episode);
+                }
+            }
+            batch.groups.push(Group {
+                id: id.clone(),
+                members,
+                equal: false,
+            });
+        }
+        Ok(batch)
+    }
+
+    /// Recorded rewards to compared ones.
+    pub(crate) fn shape_rewards(&mut self, c: &Composition) -> Result<(), AlgoError> {
+        let rewards = &c.rewards;
+        for episode in &mut self.episodes {
+            let mut outcome = episode.trace.outcome.reward;
+            if let Some(o) = rewards.overlong {
+                let length = episode.trace.sampled_tokens() as f64;
+                let buffer = f64::from(o.buffer_tokens);
+                let over = length - (f64::from(o.max_tokens) - buffer);
+                outcome += (-over / buffer * o.factor).min(0.0);
+            }
+            outcome = (outcome + rewards.bias) * rewards.scale;
+            if let Some(clip) = rewards.clip {
+                outcome = outcome.clamp(-clip, clip);
+            }
+            episode.outcome = outcome;
+            episode.reward = outcome;
+            if rewards.process == ProcessRewards::Sum {
+                let nodes = episode.trace.nodes.iter();
+                episode.reward += nodes.map(|n| n.process_reward).sum::<f64>();
+            }
+            // Recursions place the penalty on its token; a comparison of episodes takes its sum.
+            let summed = matches!(c.advantage, Advantage::Group { .. });
+            if rewards.kl != 0.0 && summed {
+                let penalty = |path| -> Result<f64, AlgoError> {
+                    let kl = crate::algorithms::kl_rewards(c, episode, path)?;
+                    let own = kl.iter().zip(&path.trains).filter(|(_, t)| **t);
+                    Ok(own.map(|(k, _)| k).sum())
+                };
+                let penalties: Result<Vec<f64>, _> = episode.paths.iter().map(penalty).collect();
+                episode.reward += penalties?.iter().sum::<f64>();
+            }
+        }
+        Ok(())
+    }
+
+    /// Indices of all episodes in the batch, group by group.
+    pub(crate) fn members(&self) -> impl Iterator<Item = usize> + '_ {
+        self.groups.iter().flat_map(|g| g.members.iter().copied())
+    }
+
+    /// Compared rewards of a group.
+    pub(crate) fn rewards(&self, group: &Group) -> Vec<f64> {
+        let reward = |&i: &usize| self.episodes[i].reward;
+        group.members.iter().map(reward).collect()
+    }
+
+    /// Gives every sampled token of an episode the same advantage.
+    pub(crate) fn broadcast(&mut self, episode: usize, advantage: f64) {
+        for path in &mut self.episodes[episode].paths {
+            let sampled = path.sampled.iter();
+            path.advantages = sampled.map(|&s| if s { advantage } else { 0.0 }).collect();
+        }
+    }
+
+    pub(crate) fn summarize(&self, report: &mut AlgoReport) {
+        let rewards: Vec<f64> = self.episodes.iter().map(|e| e.reward).collect();
+        report.reward = Moments::of(&rewards);
+        let solved = self.episodes.iter().filter(|e| e.trace.outcome.success);
+        report.success_rate = solved.count() as f64 / self.episodes.len().max(1) as f64;
+    }
+}
+
+fn check_membership<'a>(
+    trace: &'a Trace,
+    group: &GroupId,
+    seen: &mut HashSet<&'a sinew_types::EpisodeId>,
+) -> Result<(), AlgoError> {
+    if &trace.group != group {
+        return Err(AlgoError::MixedGroup {
+            episode: trace.episode.clone(),
+            actual: trace.group.clone(),
+            expected: group.clone(),
+        });
+    }
+    if !seen.insert(&trace.episode) {
+        return Err(AlgoError::DuplicateEpisode {
+            episode: trace.episode.clone(),
+        });
+    }
+    Ok(())
+}
+
+/// `None`: counted in the report, not in the batch.
+fn admit_episode<'a>(
+    c: &Composition,
+    trace: &'a Trace,
+    given: Option<&'a EpisodeColumns>,
+    group: usize,
+    report: &mut AlgoReport,
+) -> Result<Option<Episode<'a>>, AlgoError> {
+    if let EpisodeEnd::Failed { kind, .. } = &trace.end {
+        *report.failed.entry(failure_name(*kind).into()).or_default() += 1;
+        return Ok(None);
+    }
+    let mut reason = trace.validate().err().map(|e| e.to_string());
+    let total = trace.total_reward();
+    if reason.is_none() && !(total.abs() <= LARGEST_REWARD) {
+        reason = Some(format!(
+            "total reward is {total}, allowed: magnitudes up to {LARGEST_REWARD:e}"
+        ));
+    }
+    if let Some(reason) = reason {
+        report.quarantined.push(Quarantined {
+            episode: trace.episode.clone(),
+            reason,
+        });
+        return Ok(None);
+    }
+    let mut trains = true;
+    if matches!(trace.end, EpisodeEnd::Truncated { .. }) {
+        report.truncated += 1;
+        if c.filters.truncated != Truncated::Keep {
+            report.truncated_untrained += 1;
+            trains = false;
+        }
+        if c.filters.truncated == Truncated::Exclude {
+            return Ok(None);
+        }
+    }
+    check_columns(c, trace, given)?;
+    let mut episode = Episode::new(trace, given, group);
+    episode.trains = trains;
+    Ok(Some(episode))
+}
+
+fn failure_name(kind: FailureKind) -> &'static str {
+    match kind {
+        FailureKind::Engine => "engine",
+        FailureKind::Environment => "environment",
+        FailureKind::Sandbox => "sandbox",
+        FailureKind::Render => "render",
+        FailureKind::Store => "store",
+        FailureKind::Cancelled => "cancelled",
+    }
+}
+
+fn check_columns(
+    c: &Composition,
+    trace: &Trace,
+    given: Option<&EpisodeColumns>,
+) -> Result<(), AlgoError> {
+    let needs = c.needs();
+    let values = given.and_then(|g| g.values.as_ref());
+    let reference = given.and_then(|g| g.ref_logprobs.as_ref());
+    let prox = given.and_then(|g| g.prox_logprobs.as_ref());
+    let columns = [
+        ("values", values, needs.values),
+        ("ref_logprobs", reference, needs.ref_logprobs),
+        ("prox_logprobs", prox, needs.prox_logprobs),
+    ];
+    for (column, given, needed) in columns {
+        match given {
+            Some(by_node) => check_column(column, trace, by_node)?,
+            None if needed => {
+                return Err(AlgoError::MissingColumn {
+                    algorithm: c.kind.name(),
+                    column,
+                    episode: trace.episode.clone(),
+                });
+            }
+            None => {}
+        }
+    }
+    Ok(())
+}
+
+fn check_column(
+    column: &'static str,
+    trace: &Trace,
+    by_node: &[Vec<f32>],
+) -> Result<(), AlgoError> {
+    for (node, n) in trace.nodes.iter().enumerate() {
+        if n.kind != TokenKind::Sampled {
+            continue;
+        }
+        let entries = by_node.get(node).map_or(&[][..], Vec::as_slice);
+        if entries.len() != n.tokens.len() {
+            return Err(AlgoError::ColumnLength {
+                column,
+                episode: trace.episode.clone(),
+                node,
+                actual: entries.len(),
+                expected: n.tokens.len(),
+            });
+        }
+        // The first token of a root has nothing before it; what is written there is not read.
+        let unpredictable = usize::from(n.parent == sinew_types::NO_PARENT);
+        let bad = |&i: &usize| !entries[i].is_finite();
+        if let Some(index) = (unpredictable..entries.len()).find(bad) {
+            return Err(AlgoError::ColumnValue {
+                column,
+                episode: trace.episode.clone(),
+                node,
+                index,
+                value: entries[index],
+            });
+        }
+    }
+    Ok(())
+}

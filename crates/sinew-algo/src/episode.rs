@@ -1,0 +1,199 @@
+//! An episode as the estimators see it: its leaf paths, which tokens each of them trains,
+//! and its turns.
+
+use sinew_types::{EpisodeId, NodeId, PathToken, TokenKind, Trace};
+use std::collections::{BTreeMap, HashSet};
+
+/// Per-token inputs that the trace does not hold, by node: `columns[node][i]` speaks of the
+/// `i`-th token of that node. Only entries of sampled nodes are read.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct EpisodeColumns {
+    /// The critic's estimate before the token was drawn.
+    pub values: Option<Vec<Vec<f32>>>,
+    /// Log-probabilities of the reference (or teacher) model.
+    pub ref_logprobs: Option<Vec<Vec<f32>>>,
+    /// Log-probabilities of the proximal policy.
+    pub prox_logprobs: Option<Vec<Vec<f32>>>,
+}
+
+/// [`EpisodeColumns`] by episode.
+pub type Columns = BTreeMap<EpisodeId, EpisodeColumns>;
+
+/// The sampled tokens of one turn on one path, and what the turn earned.
+#[derive(Clone, Debug)]
+pub(crate) struct Step {
+    /// First and last position (inclusive) of the turn's sampled tokens.
+    pub(crate) first: usize,
+    pub(crate) last: usize,
+    /// Process rewards of the turn.
+    pub(crate) reward: f64,
+    /// Hash of the state that the turn acted on.
+    pub(crate) state: Option<u64>,
+    /// Whether this path trains the turn (a shared turn belongs to its first path).
+    pub(crate) owned: bool,
+}
+
+/// A leaf path. All vectors have the length of `tokens`.
+#[derive(Clone, Debug)]
+pub(crate) struct Path {
+    pub(crate) tokens: Vec<PathToken>,
+    /// Offset of the token in its node.
+    pub(crate) offsets: Vec<u32>,
+    /// Sampled by the policy and predictable: position 0 is not.
+    pub(crate) sampled: Vec<bool>,
+    /// `sampled`, and no earlier path of the episode trains it.
+    pub(crate) trains: Vec<bool>,
+    pub(crate) steps: Vec<Step>,
+    pub(crate) advantages: Vec<f64>,
+    pub(crate) returns: Option<Vec<f64>>,
+}
+
+/// A usable episode.
+#[derive(Clone, Debug)]
+pub(crate) struct Episode<'a> {
+    pub(crate) trace: &'a Trace,
+    pub(crate) columns: Option<&'a EpisodeColumns>,
+    /// Index of its group.
+    pub(crate) group: usize,
+    /// Shaped outcome reward.
+    pub(crate) outcome: f64,
+    /// What the group compares: the outcome, with process rewards where they are summed.
+    pub(crate) reward: f64,
+    /// `false`: stays in its group's statistics, trains nothing.
+    pub(crate) trains: bool,
+    pub(crate) paths: Vec<Path>,
+}
+
+impl<'a> Episode<'a> {
+    pub(crate) fn new(trace: &'a Trace, columns: Option<&'a EpisodeColumns>, group: usize) -> Self {
+        let mut trained: HashSet<(NodeId, u32)> = HashSet::new();
+        let mut paths = Vec::new();
+        for leaf in trace.leaves() {
+            let path = Path::new(trace, leaf, &mut trained);
+            if path.trains.contains(&true) {
+                paths.push(path);
+            }
+        }
+        Self {
+            trace,
+            columns,
+            group,
+            outcome: trace.outcome.reward,
+            reward: trace.outcome.reward,
+            trains: true,
+            paths,
+        }
+    }
+
+    /// Number of tokens that train, over all paths.
+    pub(crate) fn trained_tokens(&self) -> usize {
+        if !self.trains {
+            return 0;
+        }
+        let count = |p: &Path| p.trains.iter().filter(|&&t| t).count();
+        self.paths.iter().map(count).sum()
+    }
+
+    /// A column along a path: `Some` with the value where the token is sampled, 0 elsewhere.
+    pub(crate) fn column(
+        &self,
+        path: &Path,
+        pick: impl Fn(&EpisodeColumns) -> Option<&Vec<Vec<f32>>>,
+    ) -> Option<Vec<f64>> {
+        let by_node = self.columns.and_then(pick)?;
+        let at = |t: usize| {
+            let value = by_node[path.tokens[t].node as usize][path.offsets[t] as usize];
+            f64::from(value)
+        };
+        let value = |t: usize| if path.sampled[t] { at(t) } else { 0.0 };
+        Some((0..path.tokens.len()).map(value).collect())
+    }
+}
+
+impl Path {
+    fn new(trace: &Trace, leaf: NodeId, trained: &mut HashSet<(NodeId, u32)>) -> Self {
+        let tokens = trace.path_tokens(leaf);
+        let n = tokens.len();
+        let mut offsets = Vec::with_capacity(n);
+        for t in 0..n {
+            let same = t > 0 && tokens[t].node == tokens[t - 1].node;
+            offsets.push(if same { offsets[t - 1] + 1 } else { 0 });
+        }
+        let sampled: Vec<bool> = (0..n)
+            .map(|t| t > 0 && tokens[t].kind == TokenKind::Sampled)
+            .collect();
+        let trains: Vec<bool> = (0..n)
+            .map(|t| sampled[t] && trained.insert((tokens[t].node, offsets[t])))
+            .collect();
+        let steps = steps(trace, leaf, &tokens, &sampled, &trains);
+        Self {
+            offsets,
+            sampled,
+            trains,
+            steps,
+            advantages: vec![0.0; n],
+            returns: None,
+            tokens,
+        }
+    }
+
+    /// The step of each position: the turn that drew it, `None` for other tokens.
+    pub(crate) fn step_of(&self, position: usize) -> Option<usize> {
+        let inside = |s: &Step| s.first <= position && position <= s.last;
+        self.sampled[position]
+            .then(|| self.steps.iter().position(inside))
+            .flatten()
+    }
+
+    pub(crate) fn last_sampled(&self) -> Option<usize> {
+        self.sampled.iter().rposition(|&s| s)
+    }
+}
+
+/// Turns of a path. A turn is a run of nodes with the same `turn` and sampled tokens; process
+/// rewards of nodes without sampled tokens go to the turn before them, or to the first one.
+fn steps(
+    trace: &Trace,
+    leaf: NodeId,
+    tokens: &[PathToken],
+    sampled: &[bool],
+    trains: &[bool],
+) -> Vec<Step> {
+    let mut steps: Vec<Step> = Vec::new();
+    let mut turns: Vec<u32> = Vec::new();
+    let mut state = None;
+    let mut early_reward = 0.0;
+    let mut position = 0;
+    for id in trace.path(leaf) {
+        let node = &trace.nodes[id as usize];
+        let range = position..position + node.tokens.len();
+        position = range.end;
+        if let Some(first) = range.clone().find(|&t| sampled[t]) {
+            let last = range.clone().rev().find(|&t| sampled[t]).unwrap_or(first);
+            match steps.last_mut() {
+                Some(step) if turns.last() == Some(&node.turn) => {
+                    step.last = last;
+                    step.owned |= trains[first];
+                }
+                _ => {
+                    turns.push(node.turn);
+                    steps.push(Step {
+                        first,
+                        last,
+                        reward: std::mem::take(&mut early_reward),
+                        state: state.take(),
+                        owned: trains[first],
+                    });
+                }
+            }
+        } else if node.state_hash.is_some() {
+            state = node.state_hash;
+        }
+        match steps.last_mut() {
+            Some(step) => step.reward += node.process_reward,
+            None => early_reward += node.process_reward,
+        }
+    }
+    debug_assert_eq!(position, tokens.len());
+    steps
+}

@@ -1,0 +1,147 @@
+//! From groups of traces to training rows.
+
+use crate::aggregate;
+use crate::algorithms;
+use crate::batch::Batch;
+use crate::composition::{Advantage, Composition, Needs, RunFacts};
+use crate::config::{AlgorithmConfig, ConfigError};
+use crate::episode::Columns;
+use crate::filter;
+use crate::report::{AlgoReport, Moments};
+use sinew_types::{EpisodeId, GroupId, LossSpec, Trace, TrainRow, TrainRowError};
+
+/// An algorithm ready to run.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Algorithm {
+    composition: Composition,
+    group_size: usize,
+}
+
+/// Why a batch cannot be turned into rows. Episodes that are merely unfit are quarantined and
+/// counted instead; these errors say that the caller's batch is wrong.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum AlgoError {
+    #[error("group {index} of the batch is empty")]
+    EmptyGroup { index: usize },
+    #[error(
+        "group {group} holds one episode: it would be its own baseline; \
+         give all {expected} episodes of the group, or use `reinforce` or `ppo`"
+    )]
+    GroupOfOne { group: GroupId, expected: usize },
+    #[error("episode {episode} belongs to group {actual}, but was given in group {expected}")]
+    MixedGroup {
+        episode: EpisodeId,
+        actual: GroupId,
+        expected: GroupId,
+    },
+    #[error("group {group} was given twice; its episodes must be compared together")]
+    SplitGroup { group: GroupId },
+    #[error("episode {episode} is twice in the batch")]
+    DuplicateEpisode { episode: EpisodeId },
+    #[error("`{algorithm}` reads {column}, but none were given for episode {episode}")]
+    MissingColumn {
+        algorithm: &'static str,
+        column: &'static str,
+        episode: EpisodeId,
+    },
+    #[error(
+        "{column} of episode {episode}: node {node} has {actual} entries for {expected} tokens"
+    )]
+    ColumnLength {
+        column: &'static str,
+        episode: EpisodeId,
+        node: usize,
+        actual: usize,
+        expected: usize,
+    },
+    #[error("{column} of episode {episode}: node {node} token {index} is {value}")]
+    ColumnValue {
+        column: &'static str,
+        episode: EpisodeId,
+        node: usize,
+        index: usize,
+        value: f32,
+    },
+    #[error("`{algorithm}` compares states, but no turn of the batch has a state_hash")]
+    NoStates { algorithm: &'static str },
+    #[error(transparent)]
+    Row(#[from] TrainRowError),
+}
+
+impl Algorithm {
+    /// What `config` asks for, or why it cannot run.
+    pub fn new(config: &AlgorithmConfig, facts: &RunFacts) -> Result<Self, ConfigError> {
+        config.resolve(facts)
+    }
+
+    /// A composition of one's own.
+    pub fn compose(composition: Composition, facts: &RunFacts) -> Result<Self, ConfigError> {
+        composition.check(facts)?;
+        Ok(Self::from_checked(composition, facts.group_size))
+    }
+
+    pub(crate) fn from_checked(composition: Composition, group_size: usize) -> Self {
+        Self {
+            composition,
+            group_size,
+        }
+    }
+
+    /// What runs, part by part.
+    pub fn composition(&self) -> &Composition {
+        &self.composition
+    }
+
+    /// What the trainer has to compute.
+    pub fn loss(&self) -> &LossSpec {
+        &self.composition.loss
+    }
+
+    /// What must be given beside the traces.
+    pub fn needs(&self) -> Needs {
+        self.composition.needs()
+    }
+
+    /// How many episodes of a task are run before they are compared.
+    pub fn group_size(&self) -> usize {
+        self.group_size
+    }
+
+    /// Rows for a batch of groups, for algorithms that read nothing but traces.
+    pub fn rows(&self, groups: &[Vec<Trace>]) -> Result<(Vec<TrainRow>, AlgoReport), AlgoError> {
+        self.rows_with(groups, &Columns::new())
+    }
+
+    /// Rows for a batch of groups. `columns` brings what [`Algorithm::needs`] names; reference
+    /// and proximal log-probabilities are handed on in the rows wherever they are given.
+    pub fn rows_with(
+        &self,
+        groups: &[Vec<Trace>],
+        columns: &Columns,
+    ) -> Result<(Vec<TrainRow>, AlgoReport), AlgoError> {
+        let c = &self.composition;
+        let mut report = AlgoReport::default();
+        let mut batch = Batch::admit(c, self.group_size, groups, columns, &mut report)?;
+        batch.shape_rewards(c)?;
+        filter::resample(c, &mut batch, &mut report);
+        filter::small_groups(c, &mut batch, &mut report);
+        filter::equal_groups(c, &mut batch, &mut report);
+        filter::top_std(c, &mut batch, &mut report);
+        filter::only_success(c, &mut batch, &mut report);
+        algorithms::advantages(c, &mut batch, &mut report)?;
+        algorithms::normalize(c.normalize, &mut batch);
+        let rows = if matches!(c.advantage, Advantage::Preference { .. }) {
+            aggregate::preference_rows(&batch, &mut report)?
+        } else {
+            aggregate::rows(c, &batch, &mut report)?
+        };
+        batch.summarize(&mut report);
+        let trained = |r: &TrainRow| {
+            let pairs = r.weights.iter().zip(&r.advantages);
+            let trained = pairs.filter(|(w, _)| **w != 0.0);
+            trained.map(|(_, a)| f64::from(*a)).collect::<Vec<_>>()
+        };
+        report.advantage = Moments::of(&rows.iter().flat_map(trained).collect::<Vec<_>>());
+        Ok((rows, report))
+    }
+}

@@ -1,0 +1,90 @@
+//! What became of a batch: every episode that does not train is counted, with the reason.
+
+use serde::{Deserialize, Serialize};
+use sinew_types::{EpisodeId, GroupId};
+use std::collections::BTreeMap;
+
+/// An episode that is not fit to train on.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Quarantined {
+    pub episode: EpisodeId,
+    pub reason: String,
+}
+
+/// Summary of a set of numbers; zeros for none.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Moments {
+    pub count: usize,
+    pub mean: f64,
+    /// Unbiased.
+    pub std: f64,
+    pub min: f64,
+    pub max: f64,
+}
+
+impl Moments {
+    /// Of the given values.
+    pub fn of(values: &[f64]) -> Self {
+        if values.is_empty() {
+            return Self::default();
+        }
+        Self {
+            count: values.len(),
+            mean: crate::stats::mean(values),
+            std: crate::stats::std_unbiased(values),
+            min: values.iter().copied().fold(f64::INFINITY, f64::min),
+            max: values.iter().copied().fold(f64::NEG_INFINITY, f64::max),
+        }
+    }
+}
+
+/// What [`crate::Algorithm::rows`] did.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct AlgoReport {
+    pub groups: usize,
+    pub episodes: usize,
+    /// Episodes that fell to the system, by part; they are in no baseline.
+    pub failed: BTreeMap<String, usize>,
+    /// Episodes that a limit cut, whatever became of them.
+    pub truncated: usize,
+    /// Of these, how many the recipe's policy masked or excluded.
+    pub truncated_untrained: usize,
+    /// Episodes that broke an invariant or had a reward that is no number.
+    pub quarantined: Vec<Quarantined>,
+    /// Groups with fewer than two usable episodes left where two are compared.
+    pub groups_too_small: Vec<GroupId>,
+    /// Groups whose rewards are all equal.
+    pub groups_equal: Vec<GroupId>,
+    /// Groups that `keep_top_std` left out.
+    pub groups_filtered: Vec<GroupId>,
+    /// Episodes that resampling left out.
+    pub resampled_out: usize,
+    /// Episodes left out for not being successes.
+    pub unsuccessful_out: usize,
+    /// Turns without a state hash, where states are compared.
+    pub steps_without_state: usize,
+    /// Episodes whose advantage is 0 everywhere, so that their rows were left out.
+    pub without_signal: usize,
+    pub rows: usize,
+    pub trained_episodes: usize,
+    pub trained_tokens: usize,
+    /// Episodes and tokens in the loss's denominators.
+    pub denominator_episodes: usize,
+    pub denominator_tokens: usize,
+    /// Of usable episodes, as compared (after shaping).
+    pub reward: Moments,
+    /// Of usable episodes; 0 for none.
+    pub success_rate: f64,
+    /// Over trained tokens.
+    pub advantage: Moments,
+}
+
+impl AlgoReport {
+    /// Groups for which another one should be run, if the batch is to be full.
+    pub fn refill(&self) -> impl Iterator<Item = &GroupId> {
+        self.groups_too_small
+            .iter()
+            .chain(&self.groups_equal)
+            .chain(&self.groups_filtered)
+    }
+}

@@ -1,0 +1,238 @@
+//! Group-relative algorithms.
+
+use crate::support::*;
+use sinew_algo::{AlgoError, AlgorithmKind::*};
+use sinew_types::{EpisodeEnd, FailureKind, Limit, NO_PARENT, TokenKind};
+
+#[test]
+fn grpo_normalizes_within_the_group() {
+    let (rows, report) = algorithm(Grpo)
+        .rows(&[group("g", &[0.0, 1.0, 1.0, 0.0])])
+        .unwrap();
+    // mean 0.5, unbiased std sqrt(1/3).
+    let a = 0.5 / ((1.0f64 / 3.0).sqrt() + 1e-6);
+    assert!(close(f64::from(advantage(&rows, "g-1")), a));
+    assert!(close(f64::from(advantage(&rows, "g-0")), -a));
+    assert_eq!((report.rows, report.trained_episodes), (4, 4));
+    for e in ["g-0", "g-1", "g-2", "g-3"] {
+        assert!(close(weight(&rows, e), 0.25), "{e}");
+    }
+}
+
+#[test]
+fn only_sampled_tokens_train() {
+    let (rows, _) = algorithm(Grpo).rows(&[group("g", &[0.0, 1.0])]).unwrap();
+    let row = &rows[1];
+    // prompt 2, sampled 2, observation 3, sampled 2
+    let trains: Vec<bool> = row.weights.iter().map(|w| *w != 0.0).collect();
+    let expected = [false, false, true, true, false, false, false, true, true];
+    assert_eq!(trains, expected);
+    assert_eq!(row.behaviour_logprobs[3], -0.2);
+    assert_eq!(row.behaviour_logprobs[4], 0.0);
+    assert_eq!(row.oldest_version.0, 7);
+    assert_eq!(row.ref_logprobs, None);
+}
+
+#[test]
+fn rloo_leaves_the_episode_out_of_its_baseline() {
+    let (rows, _) = algorithm(Rloo)
+        .rows(&[group("g", &[1.0, 0.0, 0.0, 1.0])])
+        .unwrap();
+    assert!(close(f64::from(advantage(&rows, "g-0")), 1.0 - 1.0 / 3.0));
+    assert!(close(f64::from(advantage(&rows, "g-1")), -2.0 / 3.0));
+}
+
+#[test]
+fn dr_grpo_divides_by_a_constant_length() {
+    let (rows, _) = algorithm(DrGrpo).rows(&[group("g", &[1.0, 0.0])]).unwrap();
+    assert!(close(f64::from(advantage(&rows, "g-0")), 0.5));
+    // Three and four tokens.
+    assert!(close(weight(&rows, "g-0"), 3.0 / 2.0 / 1024.0));
+    assert!(close(weight(&rows, "g-1"), 4.0 / 2.0 / 1024.0));
+}
+
+#[test]
+fn equal_groups_give_no_rows_but_count_in_the_mean() {
+    let batch = [group("same", &[1.0, 1.0]), group("g", &[0.0, 1.0])];
+    let (rows, report) = algorithm(Grpo).rows(&batch).unwrap();
+    assert_eq!(rows.len(), 2);
+    assert_eq!(report.groups_equal.len(), 1);
+    assert_eq!(report.without_signal, 2);
+    assert!(close(weight(&rows, "g-0"), 0.25));
+    assert_eq!(report.denominator_episodes, 4);
+
+    let (rows, report) = algorithm(Dapo).rows(&batch).unwrap();
+    assert_eq!(report.denominator_episodes, 2);
+    assert_eq!(report.denominator_tokens, 3 + 4);
+    assert!(close(weight(&rows, "g-0"), 3.0 / 7.0));
+    assert_eq!(report.refill().next().unwrap().as_str(), "same");
+}
+
+#[test]
+fn equal_groups_stay_where_a_kl_term_trains() {
+    let mut facts = FACTS;
+    facts.reference = true;
+    let config = config("type = 'grpo'\nkl = { coefficient = 0.04 }");
+    let algorithm = config.resolve(&facts).unwrap();
+    let (rows, report) = algorithm.rows(&[group("same", &[1.0, 1.0])]).unwrap();
+    assert_eq!(rows.len(), 2);
+    assert_eq!(report.without_signal, 0);
+    assert_eq!(advantage(&rows, "same-0"), 0.0);
+    // The trainer has to fill them in; nothing here makes zeros up.
+    assert!(algorithm.needs().ref_in_loss && rows[0].ref_logprobs.is_none());
+}
+
+#[test]
+fn failed_episodes_are_in_no_baseline() {
+    let mut g = group("g", &[0.0, 1.0, 100.0]);
+    g[2].end = EpisodeEnd::Failed {
+        kind: FailureKind::Sandbox,
+        message: "gone".into(),
+    };
+    let (rows, report) = algorithm(Rloo).rows(&[g.clone()]).unwrap();
+    assert_eq!(report.failed["sandbox"], 1);
+    assert!(close(f64::from(advantage(&rows, "g-1")), 1.0));
+    g[1].end = g[2].end.clone();
+    let (rows, report) = algorithm(Rloo).rows(&[g]).unwrap();
+    assert!(rows.is_empty());
+    assert_eq!(report.groups_too_small.len(), 1);
+}
+
+#[test]
+fn truncated_episodes_follow_the_policy() {
+    let mut g = group("g", &[0.0, 1.0, 1.0]);
+    g[0].end = EpisodeEnd::Truncated {
+        limit: Limit::Context,
+    };
+    let rows_of = |policy: &str| {
+        let config = config(&format!("type = 'grpo'\ntruncated = '{policy}'"));
+        from(&config).rows(&[g.clone()]).unwrap()
+    };
+    let (rows, report) = rows_of("keep");
+    assert_eq!((rows.len(), report.truncated_untrained), (3, 0));
+    let (rows, report) = rows_of("mask");
+    assert_eq!((rows.len(), report.truncated_untrained), (2, 1));
+    assert!(advantage(&rows, "g-1") > 0.5, "the baseline keeps the 0");
+    assert_eq!(report.denominator_episodes, 2);
+    let (rows, report) = rows_of("exclude");
+    assert_eq!(rows.len(), 0, "what is left is equal");
+    assert_eq!(report.groups_equal.len(), 1);
+}
+
+#[test]
+fn rewards_that_are_no_numbers_are_quarantined_with_the_reason() {
+    let mut g = group("g", &[0.0, 1.0, f64::NAN, 0.5, 1e31]);
+    g[3].nodes[1].process_reward = f64::INFINITY;
+    let (rows, report) = algorithm(Grpo).rows(&[g]).unwrap();
+    assert_eq!(rows.len(), 2);
+    let reasons: Vec<_> = report.quarantined.iter().map(|q| &q.reason).collect();
+    assert!(reasons[0].contains("outcome.reward is NaN"), "{reasons:?}");
+    assert!(reasons[1].contains("process_reward is inf"), "{reasons:?}");
+    assert!(reasons[2].contains("1e30"), "{reasons:?}");
+    assert!(rows.iter().all(|r| r.validate().is_ok()));
+}
+
+#[test]
+fn wrong_batches_are_refused() {
+    let grpo = algorithm(Grpo);
+    let refused = |groups: &[Vec<_>]| grpo.rows(groups).unwrap_err();
+    assert!(matches!(
+        refused(&[group("g", &[1.0])]),
+        AlgoError::GroupOfOne { expected: 4, .. }
+    ));
+    assert!(matches!(
+        refused(&[Vec::new()]),
+        AlgoError::EmptyGroup { index: 0 }
+    ));
+    let mut mixed = group("g", &[0.0, 1.0]);
+    mixed[1].group = sinew_types::GroupId::new("h");
+    assert!(matches!(refused(&[mixed]), AlgoError::MixedGroup { .. }));
+    let g = group("g", &[0.0, 1.0]);
+    assert!(matches!(
+        refused(&[g.clone(), g.clone()]),
+        AlgoError::SplitGroup { .. }
+    ));
+    let twice = vec![g[0].clone(), g[0].clone()];
+    assert!(matches!(
+        refused(&[twice]),
+        AlgoError::DuplicateEpisode { .. }
+    ));
+    assert!(algorithm(Reinforce).rows(&[group("g", &[1.0])]).is_ok());
+}
+
+#[test]
+fn equal_prompts_of_different_groups_do_not_merge() {
+    let batch = [group("a", &[0.0, 1.0]), group("b", &[10.0, 11.0])];
+    let (rows, _) = algorithm(DrGrpo).rows(&batch).unwrap();
+    assert!(close(f64::from(advantage(&rows, "a-1")), 0.5));
+    assert!(close(f64::from(advantage(&rows, "b-0")), -0.5));
+}
+
+#[test]
+fn branches_train_shared_tokens_once_and_do_not_multiply_weight() {
+    let mut g = group("g", &[0.0, 1.0]);
+    // A retry of the second turn of the first episode, from the same observation.
+    g[0].nodes.push(node(2, 2, TokenKind::Sampled, 4));
+    for kind in [Grpo, DrGrpo, Dapo, Rloo, Reinforce] {
+        let (rows, report) = algorithm(kind).rows(&[g.clone()]).unwrap();
+        let of_first = rows.iter().filter(|r| r.episode.as_str() == "g-0");
+        let trained: Vec<usize> = of_first
+            .map(|r| r.weights.iter().filter(|w| **w != 0.0).count())
+            .collect();
+        if kind == Reinforce {
+            assert_eq!(report.without_signal, 1);
+        } else {
+            assert_eq!(trained, [1 + 2, 4], "{kind}");
+        }
+    }
+    let (rows, _) = algorithm(Grpo).rows(&[g]).unwrap();
+    assert!(close(weight(&rows, "g-0"), 0.5));
+    assert!(close(weight(&rows, "g-1"), 0.5));
+}
+
+#[test]
+fn a_sampled_first_token_cannot_train() {
+    let lone = |id: &str, r| {
+        let nodes = vec![node(NO_PARENT, 0, TokenKind::Sampled, 3)];
+        trace("g", id, r, nodes)
+    };
+    let (rows, report) = algorithm(Grpo)
+        .rows(&[vec![lone("a", 0.0), lone("b", 1.0)]])
+        .unwrap();
+    assert_eq!(rows[0].weights[0], 0.0);
+    assert_eq!(report.denominator_tokens, 4);
+}
+
+#[test]
+fn process_rewards_are_normalized_apart() {
+    let mut g = group("g", &[0.0, 1.0]);
+    g[0].nodes[1].process_reward = 2.0;
+    let summed = from(&config("type = 'dr_grpo'"))
+        .rows(&[g.clone()])
+        .unwrap();
+    assert!(close(f64::from(advantage(&summed.0, "g-0")), 0.5));
+    let ignored = config("type = 'dr_grpo'\nprocess = { type = 'ignore' }");
+    let ignored = from(&ignored).rows(&[g.clone()]).unwrap();
+    assert!(close(f64::from(advantage(&ignored.0, "g-0")), -0.5));
+    let apart = config("type = 'dr_grpo'\nprocess = { type = 'separate', weight = 0.5 }");
+    let (rows, _) = from(&apart).rows(&[g]).unwrap();
+    // Turns earned 2, 0 | 0, 0: mean 0.5, unbiased std 1.
+    let row = &rows[0];
+    assert!(close(
+        f64::from(row.advantages[2]),
+        -0.5 + 0.5 * (1.5 - 0.5)
+    ));
+    let last = row.advantages.len() - 1;
+    assert!(close(f64::from(row.advantages[last]), -0.5 + 0.5 * -0.5));
+}
+
+#[test]
+fn overlong_episodes_are_punished_softly() {
+    let toml = "type = 'dr_grpo'\noverlong = { max_tokens = 5, buffer_tokens = 4 }";
+    let (_, report) = from(&config(toml))
+        .rows(&[group("g", &[0.0, 0.0])])
+        .unwrap();
+    // Three and four sampled tokens against 1 + 4.
+    assert!(close(report.reward.max, -0.5));
+    assert!(close(report.reward.min, -0.75));
+}

@@ -1,0 +1,6 @@
+//! Traces to rows: behaviour, failure and bad input.
+
+mod config;
+mod groups;
+mod invariants;
+mod support;

@@ -1,0 +1,107 @@
+//! Traces made by hand.
+
+use sinew_algo::{Algorithm, AlgorithmConfig, AlgorithmKind, RunFacts};
+use sinew_types::{
+    EpisodeEnd, EpisodeId, GroupId, NO_PARENT, Node, NodeId, Outcome, PolicyVersion,
+    TRACE_FORMAT_VERSION, TaskId, Timing, TokenKind, Trace, TrainRow, VersionSpan,
+};
+
+pub(crate) const FACTS: RunFacts = RunFacts {
+    group_size: 4,
+    reference: false,
+    critic: false,
+    max_staleness: 0,
+    updates_per_batch: 1,
+};
+
+pub(crate) fn node(parent: NodeId, turn: u32, kind: TokenKind, tokens: usize) -> Node {
+    let sampled = kind == TokenKind::Sampled;
+    let n = if sampled { tokens } else { 0 };
+    let span = VersionSpan {
+        start: 0,
+        len: n as u32,
+        version: PolicyVersion(7),
+    };
+    Node {
+        parent,
+        turn,
+        kind,
+        tokens: (0..tokens as u32).collect(),
+        logprobs: (0..n).map(|i| -0.1 * (i + 1) as f32).collect(),
+        versions: if n > 0 { vec![span] } else { Vec::new() },
+        messages: Vec::new(),
+        finish: None,
+        process_reward: 0.0,
+        state_hash: None,
+    }
+}
+
+pub(crate) fn trace(group: &str, episode: &str, reward: f64, nodes: Vec<Node>) -> Trace {
+    Trace {
+        format_version: TRACE_FORMAT_VERSION,
+        episode: EpisodeId::new(episode),
+        group: GroupId::new(group),
+        task: TaskId::new(group),
+        task_kind: "kind".into(),
+        step: 0,
+        purpose: "train".into(),
+        nodes,
+        outcome: Outcome {
+            reward,
+            success: reward > 0.0,
+            ..Outcome::default()
+        },
+        end: EpisodeEnd::Terminated,
+        timing: Timing::default(),
+    }
+}
+
+/// Prompt 2, sampled `tokens`, observation 3, sampled 2.
+pub(crate) fn two_turns(group: &str, episode: &str, reward: f64, tokens: usize) -> Trace {
+    trace(
+        group,
+        episode,
+        reward,
+        vec![
+            node(NO_PARENT, 0, TokenKind::Prompt, 2),
+            node(0, 1, TokenKind::Sampled, tokens),
+            node(1, 1, TokenKind::Observation, 3),
+            node(2, 2, TokenKind::Sampled, 2),
+        ],
+    )
+}
+
+/// A group of episodes with the given rewards; episode `i` samples `i + 1 + 2` tokens.
+pub(crate) fn group(id: &str, rewards: &[f64]) -> Vec<Trace> {
+    let episode = |(i, &r): (usize, &f64)| two_turns(id, &format!("{id}-{i}"), r, i + 1);
+    rewards.iter().enumerate().map(episode).collect()
+}
+
+pub(crate) fn algorithm(kind: AlgorithmKind) -> Algorithm {
+    from(&AlgorithmConfig::new(kind))
+}
+
+pub(crate) fn from(config: &AlgorithmConfig) -> Algorithm {
+    config.resolve(&FACTS).unwrap()
+}
+
+pub(crate) fn config(toml: &str) -> AlgorithmConfig {
+    toml::from_str(toml).unwrap()
+}
+
+/// Sum of weights over all rows of an episode.
+pub(crate) fn weight(rows: &[TrainRow], episode: &str) -> f64 {
+    let own = rows.iter().filter(|r| r.episode.as_str() == episode);
+    own.flat_map(|r| &r.weights).map(|w| f64::from(*w)).sum()
+}
+
+/// Advantage of the first trained token of an episode.
+pub(crate) fn advantage(rows: &[TrainRow], episode: &str) -> f32 {
+    let row = rows.iter().find(|r| r.episode.as_str() == episode).unwrap();
+    let t = row.weights.iter().position(|w| *w != 0.0).unwrap();
+    row.advantages[t]
+}
+
+pub(crate) fn close(a: f64, b: f64) -> bool {
+    (a - b).abs() <= 1e-5 * (1.0 + b.abs())
+}
