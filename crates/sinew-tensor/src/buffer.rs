@@ -29,11 +29,20 @@ impl Buffer {
     /// `len` zeros. Panics (or aborts, as `Vec` does) when memory is out.
     #[must_use]
     pub fn zeros(len: usize) -> Self {
-        let bytes = len.checked_mul(4).expect("buffer size fits the address space");
+        let bytes = len
+            .checked_mul(4)
+            .expect("buffer size fits the address space");
         if bytes == 0 {
-            return Self { ptr: NonNull::dangling(), len };
+            return Self {
+                ptr: NonNull::dangling(),
+                len,
+            };
         }
-        let ptr = if bytes >= HUGE { map_huge(bytes) } else { alloc_small(bytes) };
+        let ptr = if bytes >= HUGE {
+            map_huge(bytes)
+        } else {
+            alloc_small(bytes)
+        };
         Self { ptr, len }
     }
 
@@ -131,7 +140,9 @@ impl Default for Buffer {
 
 impl fmt::Debug for Buffer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Buffer").field("len", &self.len).finish_non_exhaustive()
+        f.debug_struct("Buffer")
+            .field("len", &self.len)
+            .finish_non_exhaustive()
     }
 }
 
@@ -173,7 +184,11 @@ unsafe impl Sync for SharedMut<'_> {}
 impl<'a> SharedMut<'a> {
     /// Shares `slice` until the end of its borrow.
     pub fn new(slice: &'a mut [f32]) -> Self {
-        Self { ptr: slice.as_mut_ptr(), len: slice.len(), life: PhantomData }
+        Self {
+            ptr: slice.as_mut_ptr(),
+            len: slice.len(),
+            life: PhantomData,
+        }
     }
 
     /// Number of values.
@@ -200,7 +215,11 @@ impl<'a> SharedMut<'a> {
     /// No other reference to a value of the part may exist while the result lives.
     #[must_use]
     pub unsafe fn range(&self, range: Range<usize>) -> &'a mut [f32] {
-        assert!(range.start <= range.end && range.end <= self.len, "part {range:?} of {}", self.len);
+        assert!(
+            range.start <= range.end && range.end <= self.len,
+            "part {range:?} of {}",
+            self.len
+        );
         // SAFETY: in bounds of a slice valid for `'a`; the caller promises exclusiveness.
         unsafe { slice::from_raw_parts_mut(self.ptr.add(range.start), range.len()) }
     }
@@ -212,7 +231,15 @@ mod tests {
 
     #[test]
     fn buffers_are_aligned_zeroed_and_copied() {
-        for len in [0, 1, 100, HUGE / 4 - 1, HUGE / 4, HUGE / 4 + 1, 3 * HUGE / 4 + 7] {
+        for len in [
+            0,
+            1,
+            100,
+            HUGE / 4 - 1,
+            HUGE / 4,
+            HUGE / 4 + 1,
+            3 * HUGE / 4 + 7,
+        ] {
             let mut a = Buffer::zeros(len);
             assert_eq!(a.len(), len);
             assert!(a.iter().all(|&x| x == 0.0));

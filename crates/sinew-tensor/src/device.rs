@@ -25,7 +25,9 @@ pub enum KernelSetError {
     #[error("kernel set `{0}` is unknown: use `avx512`, `avx2` or `portable`")]
     Unknown(String),
     /// This CPU lacks the instructions.
-    #[error("kernel set `{wanted}` needs instructions that this CPU lacks: use `{best}` or leave the choice open")]
+    #[error(
+        "kernel set `{wanted}` needs instructions that this CPU lacks: use `{best}` or leave the choice open"
+    )]
     Unavailable {
         /// The set asked for.
         wanted: KernelSet,
@@ -40,7 +42,11 @@ impl KernelSet {
     /// The fastest set that this CPU runs.
     #[must_use]
     pub fn detect() -> Self {
-        Self::ALL.into_iter().filter(|set| set.is_available()).max().unwrap_or(Self::Portable)
+        Self::ALL
+            .into_iter()
+            .filter(|set| set.is_available())
+            .max()
+            .unwrap_or(Self::Portable)
     }
 
     /// The set called `name` (`avx512`, `avx2`, `portable`; letter case does not matter), if it runs here.
@@ -49,14 +55,20 @@ impl KernelSet {
         if set.is_available() {
             Ok(set)
         } else {
-            Err(KernelSetError::Unavailable { wanted: set, best: Self::detect() })
+            Err(KernelSetError::Unavailable {
+                wanted: set,
+                best: Self::detect(),
+            })
         }
     }
 
     /// All sets that this CPU runs, slowest first.
     #[must_use]
     pub fn available() -> Vec<Self> {
-        Self::ALL.into_iter().filter(|set| set.is_available()).collect()
+        Self::ALL
+            .into_iter()
+            .filter(|set| set.is_available())
+            .collect()
     }
 
     /// Whether this CPU (and operating system) runs the set.
@@ -120,8 +132,14 @@ impl Device {
     #[must_use]
     pub fn new(kernels: KernelSet, threads: usize) -> Self {
         // Every unsafe call of a kernel relies on this check.
-        assert!(kernels.is_available(), "kernel set `{kernels}` does not run on this CPU");
-        Self { kernels, pool: Arc::new(Pool::new(threads)) }
+        assert!(
+            kernels.is_available(),
+            "kernel set `{kernels}` does not run on this CPU"
+        );
+        Self {
+            kernels,
+            pool: Arc::new(Pool::new(threads)),
+        }
     }
 
     /// The kernels in use.
@@ -151,7 +169,10 @@ mod tests {
     fn names_parse_and_others_are_refused() {
         assert_eq!(KernelSet::parse(" Portable "), Ok(KernelSet::Portable));
         assert_eq!("AVX2".parse(), Ok(KernelSet::Avx2));
-        assert_eq!(KernelSet::parse("sse"), Err(KernelSetError::Unknown("sse".into())));
+        assert_eq!(
+            KernelSet::parse("sse"),
+            Err(KernelSetError::Unknown("sse".into()))
+        );
         assert!(KernelSet::available().contains(&KernelSet::detect()));
     }
 }

@@ -1,11 +1,21 @@
 //! Buffers and operators with forward and backward, chosen at run time per CPU.
-
-#![expect(unsafe_code, reason = "SIMD kernels and the thread pool need it; each block says why it is sound")]
+#![expect(
+    unsafe_code,
+    reason = "vector instructions, aligned memory and disjoint writes of tasks"
+)]
 
 pub mod attention;
 pub mod buffer;
 pub mod device;
+pub mod gemm;
 pub mod logprob;
 pub mod matrix;
 pub mod paged;
 pub mod pool;
+pub(crate) mod simd;
+
+pub use buffer::{Buffer, Scratch, SharedMut};
+pub use device::{Device, KernelSet, KernelSetError};
+pub use gemm::{PackedWeights, gemm_serial};
+pub use matrix::{Mat, MatMut};
+pub use pool::Pool;

@@ -52,14 +52,28 @@ impl LinearLogprob<'_> {
     }
 
     fn check(&self) {
-        assert!(self.dim > 0 && self.w.len().is_multiple_of(self.dim), "w is [vocab, {}]", self.dim);
-        assert_eq!(self.x.len(), self.targets.len() * self.dim, "x holds one row for each target");
+        assert!(
+            self.dim > 0 && self.w.len().is_multiple_of(self.dim),
+            "w is [vocab, {}]",
+            self.dim
+        );
+        assert_eq!(
+            self.x.len(),
+            self.targets.len() * self.dim,
+            "x holds one row for each target"
+        );
         let vocab = self.vocab();
         for (row, &target) in self.targets.iter().enumerate() {
-            assert!((target as usize) < vocab, "row {row} asks for token {target} of {vocab}");
+            assert!(
+                (target as usize) < vocab,
+                "row {row} asks for token {target} of {vocab}"
+            );
         }
         let t = self.temperature;
-        assert!(t > 0.0 && t.is_finite(), "temperature is {t}: it has to be above 0 and finite");
+        assert!(
+            t > 0.0 && t.is_finite(),
+            "temperature is {t}: it has to be above 0 and finite"
+        );
     }
 
     fn logits(&self, row: usize) -> Vec<f64> {
@@ -67,7 +81,11 @@ impl LinearLogprob<'_> {
         self.w
             .chunks_exact(self.dim)
             .map(|w| {
-                let dot: f64 = x.iter().zip(w).map(|(&a, &b)| f64::from(a) * f64::from(b)).sum();
+                let dot: f64 = x
+                    .iter()
+                    .zip(w)
+                    .map(|(&a, &b)| f64::from(a) * f64::from(b))
+                    .sum();
                 dot / f64::from(self.temperature)
             })
             .collect()
@@ -93,7 +111,10 @@ pub fn linear_logprob_forward(
         out.logprob[row] = (logits[target as usize] - lse) as f32;
         out.lse[row] = lse as f32;
         if let Some(entropy) = &mut out.entropy {
-            entropy[row] = logits.iter().map(|z| (z - lse).exp() * (lse - z)).sum::<f64>() as f32;
+            entropy[row] = logits
+                .iter()
+                .map(|z| (z - lse).exp() * (lse - z))
+                .sum::<f64>() as f32;
         }
     }
 }
@@ -158,8 +179,14 @@ pub struct LogSoftmaxStats {
 #[must_use]
 pub fn log_softmax_stats(dev: &Device, logits: &[f32]) -> LogSoftmaxStats {
     let _ = dev;
-    assert!(!logits.is_empty(), "a row of logits holds at least one value");
+    assert!(
+        !logits.is_empty(),
+        "a row of logits holds at least one value"
+    );
     let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let sum: f64 = logits.iter().map(|z| f64::from(z - max).exp()).sum();
-    LogSoftmaxStats { max, lse: max + sum.ln() as f32 }
+    LogSoftmaxStats {
+        max,
+        lse: max + sum.ln() as f32,
+    }
 }

@@ -37,7 +37,11 @@ unsafe impl Sync for MatMut<'_> {}
 
 /// Index after the last element of a `[rows, cols]` matrix with row stride `ld`.
 fn extent(rows: usize, cols: usize, ld: usize) -> usize {
-    if rows == 0 || cols == 0 { 0 } else { (rows - 1) * ld + cols }
+    if rows == 0 || cols == 0 {
+        0
+    } else {
+        (rows - 1) * ld + cols
+    }
 }
 
 impl<'a> Mat<'a> {
@@ -51,8 +55,19 @@ impl<'a> Mat<'a> {
     #[must_use]
     pub fn with_ld(data: &'a [f32], rows: usize, cols: usize, ld: usize) -> Self {
         let need = extent(rows, cols, ld);
-        assert!(need <= data.len(), "[{rows}, {cols}] with row stride {ld} needs {need} values, has {}", data.len());
-        Self { ptr: data.as_ptr(), rows, cols, row_stride: ld, col_stride: 1, life: PhantomData }
+        assert!(
+            need <= data.len(),
+            "[{rows}, {cols}] with row stride {ld} needs {need} values, has {}",
+            data.len()
+        );
+        Self {
+            ptr: data.as_ptr(),
+            rows,
+            cols,
+            row_stride: ld,
+            col_stride: 1,
+            life: PhantomData,
+        }
     }
 
     /// Row-major view from a pointer.
@@ -61,7 +76,14 @@ impl<'a> Mat<'a> {
     /// All elements must be readable, and none written, while the view is used.
     #[must_use]
     pub unsafe fn from_raw(ptr: *const f32, rows: usize, cols: usize, ld: usize) -> Self {
-        Self { ptr, rows, cols, row_stride: ld, col_stride: 1, life: PhantomData }
+        Self {
+            ptr,
+            rows,
+            cols,
+            row_stride: ld,
+            col_stride: 1,
+            life: PhantomData,
+        }
     }
 
     /// The transposed view; nothing moves.
@@ -117,9 +139,22 @@ impl<'a> MatMut<'a> {
     /// or rows would overlap.
     pub fn with_ld(data: &'a mut [f32], rows: usize, cols: usize, ld: usize) -> Self {
         let need = extent(rows, cols, ld);
-        assert!(need <= data.len(), "[{rows}, {cols}] with row stride {ld} needs {need} values, has {}", data.len());
-        assert!(ld >= cols || rows <= 1, "row stride {ld} is below the {cols} columns");
-        Self { ptr: data.as_mut_ptr(), rows, cols, row_stride: ld, life: PhantomData }
+        assert!(
+            need <= data.len(),
+            "[{rows}, {cols}] with row stride {ld} needs {need} values, has {}",
+            data.len()
+        );
+        assert!(
+            ld >= cols || rows <= 1,
+            "row stride {ld} is below the {cols} columns"
+        );
+        Self {
+            ptr: data.as_mut_ptr(),
+            rows,
+            cols,
+            row_stride: ld,
+            life: PhantomData,
+        }
     }
 
     /// Row-major view from a pointer.
@@ -128,7 +163,13 @@ impl<'a> MatMut<'a> {
     /// All elements must be valid and used by nobody else while the view is used, and `ld >= cols`.
     #[must_use]
     pub unsafe fn from_raw(ptr: *mut f32, rows: usize, cols: usize, ld: usize) -> Self {
-        Self { ptr, rows, cols, row_stride: ld, life: PhantomData }
+        Self {
+            ptr,
+            rows,
+            cols,
+            row_stride: ld,
+            life: PhantomData,
+        }
     }
 
     /// Number of rows.

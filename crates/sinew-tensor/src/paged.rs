@@ -21,7 +21,9 @@ pub enum KvPoolError {
     #[error("block_tokens is {0}: it has to be a positive multiple of {PANEL_TOKENS}")]
     BlockTokens(usize),
     /// Slot ids would not fit in 32 bits, or the pool not in memory.
-    #[error("{blocks} blocks of {block_tokens} tokens exceed 2^32 slots or the address space: use fewer blocks")]
+    #[error(
+        "{blocks} blocks of {block_tokens} tokens exceed 2^32 slots or the address space: use fewer blocks"
+    )]
     TooLarge {
         /// Number of blocks.
         blocks: usize,
@@ -61,14 +63,26 @@ impl KvPool {
             return Err(KvPoolError::BlockTokens(block_tokens));
         }
         let padded_dim = shape.head_dim().next_multiple_of(PANEL_TOKENS);
-        let too_large = KvPoolError::TooLarge { blocks, block_tokens };
-        let slots = blocks.checked_mul(block_tokens).filter(|&slots| slots <= u32::MAX as usize);
+        let too_large = KvPoolError::TooLarge {
+            blocks,
+            block_tokens,
+        };
+        let slots = blocks
+            .checked_mul(block_tokens)
+            .filter(|&slots| slots <= u32::MAX as usize);
         let len = slots
             .and_then(|slots| slots.checked_mul(2 * padded_dim))
             .and_then(|len| len.checked_mul(shape.kv_heads())?.checked_mul(layers))
             .filter(|&len| len <= isize::MAX as usize / size_of::<f32>())
             .ok_or(too_large)?;
-        Ok(Self { layers, shape, block_tokens, blocks, padded_dim, data: Buffer::zeros(len) })
+        Ok(Self {
+            layers,
+            shape,
+            block_tokens,
+            blocks,
+            padded_dim,
+            data: Buffer::zeros(len),
+        })
     }
 
     /// Number of layers.
@@ -123,12 +137,27 @@ impl KvPool {
     /// # Panics
     /// If `layer` or a slot does not exist, or `qkv` has another length.
     pub fn write(&mut self, layer: usize, qkv: &[f32], slots: &[u32]) {
-        assert!(layer < self.layers, "layer {layer} of a pool of {} layers", self.layers);
+        assert!(
+            layer < self.layers,
+            "layer {layer} of a pool of {} layers",
+            self.layers
+        );
         let shape = self.shape;
-        assert_eq!(qkv.len(), slots.len() * shape.qkv_width(), "qkv holds one row for each slot");
+        assert_eq!(
+            qkv.len(),
+            slots.len() * shape.qkv_width(),
+            "qkv holds one row for each slot"
+        );
         for (row, &slot) in slots.iter().enumerate() {
-            let (block, token) = (slot as usize / self.block_tokens, slot as usize % self.block_tokens);
-            assert!(block < self.blocks, "slot {slot} lies beyond the {} blocks", self.blocks);
+            let (block, token) = (
+                slot as usize / self.block_tokens,
+                slot as usize % self.block_tokens,
+            );
+            assert!(
+                block < self.blocks,
+                "slot {slot} lies beyond the {} blocks",
+                self.blocks
+            );
             for kv_head in 0..shape.kv_heads() {
                 let base = self.block_at(layer, kv_head, block);
                 let key = &qkv[shape.key_at(row, kv_head)..][..shape.head_dim()];
@@ -149,7 +178,12 @@ impl KvPool {
     /// If one of the blocks does not exist.
     pub fn copy_block(&mut self, src: u32, dst: u32) {
         let (src, dst) = (src as usize, dst as usize);
-        assert!(src.max(dst) < self.blocks, "block {} of {}", src.max(dst), self.blocks);
+        assert!(
+            src.max(dst) < self.blocks,
+            "block {} of {}",
+            src.max(dst),
+            self.blocks
+        );
         let len = self.block_len();
         for layer in 0..self.layers {
             for kv_head in 0..self.shape.kv_heads() {
@@ -212,9 +246,21 @@ pub fn paged_attention(
 ) {
     let _ = (dev, scratch);
     let shape = pool.shape;
-    assert!(layer < pool.layers, "layer {layer} of a pool of {} layers", pool.layers);
-    assert_eq!(qkv.len(), batch.rows * shape.qkv_width(), "qkv holds one row for each query");
-    assert_eq!(out.len(), batch.rows * shape.out_width(), "out holds one row for each query");
+    assert!(
+        layer < pool.layers,
+        "layer {layer} of a pool of {} layers",
+        pool.layers
+    );
+    assert_eq!(
+        qkv.len(),
+        batch.rows * shape.qkv_width(),
+        "qkv holds one row for each query"
+    );
+    assert_eq!(
+        out.len(),
+        batch.rows * shape.out_width(),
+        "out holds one row for each query"
+    );
     let hd = shape.head_dim();
     let mut row = 0;
     for sequence in &batch.sequences {
@@ -223,7 +269,15 @@ pub fn paged_attention(
                 let query = &qkv[shape.query_at(row, head)..][..hd];
                 let at = row * shape.out_width() + head * hd;
                 let visible = sequence.past + i + 1;
-                attend(pool, layer, head, sequence.blocks, visible, query, &mut out[at..at + hd]);
+                attend(
+                    pool,
+                    layer,
+                    head,
+                    sequence.blocks,
+                    visible,
+                    query,
+                    &mut out[at..at + hd],
+                );
             }
             row += 1;
         }

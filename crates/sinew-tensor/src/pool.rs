@@ -61,7 +61,9 @@ pub struct Pool {
 
 impl fmt::Debug for Pool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Pool").field("threads", &self.threads()).finish()
+        f.debug_struct("Pool")
+            .field("threads", &self.threads())
+            .finish()
     }
 }
 
@@ -80,10 +82,17 @@ impl Pool {
             .map_while(|i| {
                 let shared = Arc::clone(&shared);
                 let name = format!("sinew-pool-{i}");
-                thread::Builder::new().name(name).spawn(move || shared.work()).ok()
+                thread::Builder::new()
+                    .name(name)
+                    .spawn(move || shared.work())
+                    .ok()
             })
             .collect();
-        Self { shared, workers, submit: Mutex::new(()) }
+        Self {
+            shared,
+            workers,
+            submit: Mutex::new(()),
+        }
     }
 
     /// Number of threads, the caller counted in.
@@ -114,7 +123,9 @@ impl Pool {
         unsafe { *shared.current.get() = Some((raw, tasks, thread::current())) };
         shared.next.store(0, Ordering::Relaxed);
         let epoch = shared.state.load(Ordering::Relaxed) & !(EPOCH_ONE - 1);
-        shared.state.store(epoch.wrapping_add(EPOCH_ONE) | OPEN, Ordering::Release);
+        shared
+            .state
+            .store(epoch.wrapping_add(EPOCH_ONE) | OPEN, Ordering::Release);
         for worker in self.workers.iter().take(tasks - 1) {
             worker.thread().unpark();
         }
@@ -122,7 +133,11 @@ impl Pool {
         shared.run(body, tasks);
         INSIDE.set(false);
         shared.finish();
-        let panic = shared.panic.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let panic = shared
+            .panic
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
         drop(guard);
         if let Some(payload) = panic {
             resume_unwind(payload);
@@ -130,7 +145,12 @@ impl Pool {
     }
 
     /// Splits `0..items` into ranges of `grain` items (the last may be shorter) and runs `body` on each.
-    pub fn parallel_ranges(&self, items: usize, grain: usize, body: &(dyn Fn(Range<usize>) + Sync)) {
+    pub fn parallel_ranges(
+        &self,
+        items: usize,
+        grain: usize,
+        body: &(dyn Fn(Range<usize>) + Sync),
+    ) {
         let grain = grain.max(1);
         self.parallel_for(items.div_ceil(grain), &|task| {
             let start = task * grain;
@@ -214,7 +234,10 @@ impl Shared {
         }));
         if let Err(payload) = outcome {
             self.next.store(tasks, Ordering::Relaxed);
-            self.panic.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(payload);
+            self.panic
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .get_or_insert(payload);
         }
     }
 

@@ -25,7 +25,9 @@ pub enum LayoutError {
         segment: usize,
     },
     /// Rows are skipped or used twice.
-    #[error("segment {segment} starts at row {start}, the rows before it end at {expected}: segments cover rows without gap or overlap")]
+    #[error(
+        "segment {segment} starts at row {start}, the rows before it end at {expected}: segments cover rows without gap or overlap"
+    )]
     NotContiguous {
         /// Index of the segment.
         segment: usize,
@@ -35,7 +37,9 @@ pub enum LayoutError {
         expected: u32,
     },
     /// A parent is not an earlier segment.
-    #[error("segment {segment} names parent {parent}, only earlier segments (below {segment}) can be parents")]
+    #[error(
+        "segment {segment} names parent {parent}, only earlier segments (below {segment}) can be parents"
+    )]
     ParentNotEarlier {
         /// Index of the segment.
         segment: usize,
@@ -43,7 +47,9 @@ pub enum LayoutError {
         parent: u32,
     },
     /// Position ids do not continue the parent's.
-    #[error("segment {segment} has position {position}, it has to be {expected}: the parent's position plus its len, or 0 without parent")]
+    #[error(
+        "segment {segment} has position {position}, it has to be {expected}: the parent's position plus its len, or 0 without parent"
+    )]
     WrongPosition {
         /// Index of the segment.
         segment: usize,
@@ -83,8 +89,14 @@ impl TreeLayout {
                 .checked_add(segment.len)
                 .ok_or(LayoutError::TooLarge { segment: index })?;
         }
-        let positions = segments.iter().flat_map(|s| s.position..s.position + s.len).collect();
-        Ok(Self { segments, positions })
+        let positions = segments
+            .iter()
+            .flat_map(|s| s.position..s.position + s.len)
+            .collect();
+        Ok(Self {
+            segments,
+            positions,
+        })
     }
 
     /// Independent sequences of the given lengths, one after the other.
@@ -95,8 +107,15 @@ impl TreeLayout {
         let mut start = 0u32;
         let mut segments = Vec::with_capacity(lens.len());
         for (segment, &len) in lens.iter().enumerate() {
-            segments.push(Segment { start, len, position: 0, parent: None });
-            start = start.checked_add(len).ok_or(LayoutError::TooLarge { segment })?;
+            segments.push(Segment {
+                start,
+                len,
+                position: 0,
+                parent: None,
+            });
+            start = start
+                .checked_add(len)
+                .ok_or(LayoutError::TooLarge { segment })?;
         }
         Self::new(segments)
     }
@@ -136,7 +155,11 @@ impl TreeLayout {
     /// # Panics
     /// If `row` is not below [`rows`](Self::rows).
     pub fn visible_rows(&self, row: usize) -> Vec<u32> {
-        assert!(row < self.rows(), "row {row} of a layout of {} rows", self.rows());
+        assert!(
+            row < self.rows(),
+            "row {row} of a layout of {} rows",
+            self.rows()
+        );
         let row = row as u32;
         let mut index = self.segments.partition_point(|s| s.start <= row) - 1;
         let mut runs = vec![(self.segments[index].start, row + 1)];
@@ -149,20 +172,40 @@ impl TreeLayout {
     }
 }
 
-fn check_segment(index: usize, segment: &Segment, all: &[Segment], rows: u32) -> Result<(), LayoutError> {
+fn check_segment(
+    index: usize,
+    segment: &Segment,
+    all: &[Segment],
+    rows: u32,
+) -> Result<(), LayoutError> {
     if segment.len == 0 {
         return Err(LayoutError::EmptySegment { segment: index });
     }
     if segment.start != rows {
-        return Err(LayoutError::NotContiguous { segment: index, start: segment.start, expected: rows });
+        return Err(LayoutError::NotContiguous {
+            segment: index,
+            start: segment.start,
+            expected: rows,
+        });
     }
     let expected = match segment.parent {
         None => 0,
-        Some(parent) if (parent as usize) < index => all[parent as usize].position + all[parent as usize].len,
-        Some(parent) => return Err(LayoutError::ParentNotEarlier { segment: index, parent }),
+        Some(parent) if (parent as usize) < index => {
+            all[parent as usize].position + all[parent as usize].len
+        }
+        Some(parent) => {
+            return Err(LayoutError::ParentNotEarlier {
+                segment: index,
+                parent,
+            });
+        }
     };
     if segment.position != expected {
-        return Err(LayoutError::WrongPosition { segment: index, position: segment.position, expected });
+        return Err(LayoutError::WrongPosition {
+            segment: index,
+            position: segment.position,
+            expected,
+        });
     }
     Ok(())
 }
@@ -172,7 +215,12 @@ mod tests {
     use super::*;
 
     fn segment(start: u32, len: u32, position: u32, parent: Option<u32>) -> Segment {
-        Segment { start, len, position, parent }
+        Segment {
+            start,
+            len,
+            position,
+            parent,
+        }
     }
 
     #[test]
@@ -205,15 +253,32 @@ mod tests {
     #[test]
     fn broken_layouts_are_refused_with_the_segment() {
         let cases = [
-            (vec![segment(0, 0, 0, None)], LayoutError::EmptySegment { segment: 0 }),
+            (
+                vec![segment(0, 0, 0, None)],
+                LayoutError::EmptySegment { segment: 0 },
+            ),
             (
                 vec![segment(0, 2, 0, None), segment(3, 1, 0, None)],
-                LayoutError::NotContiguous { segment: 1, start: 3, expected: 2 },
+                LayoutError::NotContiguous {
+                    segment: 1,
+                    start: 3,
+                    expected: 2,
+                },
             ),
-            (vec![segment(0, 2, 0, Some(0))], LayoutError::ParentNotEarlier { segment: 0, parent: 0 }),
+            (
+                vec![segment(0, 2, 0, Some(0))],
+                LayoutError::ParentNotEarlier {
+                    segment: 0,
+                    parent: 0,
+                },
+            ),
             (
                 vec![segment(0, 2, 0, None), segment(2, 1, 0, Some(0))],
-                LayoutError::WrongPosition { segment: 1, position: 0, expected: 2 },
+                LayoutError::WrongPosition {
+                    segment: 1,
+                    position: 0,
+                    expected: 2,
+                },
             ),
             (
                 vec![segment(0, u32::MAX, 0, None), segment(u32::MAX, 1, 0, None)],

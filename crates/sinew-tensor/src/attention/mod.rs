@@ -5,14 +5,25 @@
 //! backward recomputes probabilities from it (Dao, FlashAttention-2, 2023, algorithms 1 and 2).
 //! Results depend neither on the number of threads nor on their timing.
 
+mod backward;
+mod forward;
+mod kernel;
 mod layout;
+mod plan;
 pub mod reference;
+pub(crate) mod tile;
+
+use std::sync::{Mutex, PoisonError};
 
 use thiserror::Error;
 
 pub use layout::{LayoutError, Segment, TreeLayout};
 
+use crate::buffer::{Scratch, SharedMut};
 use crate::device::Device;
+use backward::Partial;
+use kernel::{HeadGroup, Task, lanes};
+use plan::{Plan, PlanKey, STRIP_VECTORS};
 
 /// Number and size of attention heads, and where they lie in a row of fused query, key and value.
 ///
@@ -29,7 +40,9 @@ pub struct AttentionShape {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum ShapeError {
     /// Query heads do not divide into groups.
-    #[error("heads is {heads} and kv_heads {kv_heads}: heads has to be a positive multiple of kv_heads")]
+    #[error(
+        "heads is {heads} and kv_heads {kv_heads}: heads has to be a positive multiple of kv_heads"
+    )]
     Heads {
         /// Number of query heads.
         heads: usize,
@@ -53,7 +66,11 @@ impl AttentionShape {
         if head_dim == 0 {
             return Err(ShapeError::HeadDim);
         }
-        Ok(Self { heads, kv_heads, head_dim })
+        Ok(Self {
+            heads,
+            kv_heads,
+            head_dim,
+        })
     }
 
     /// Number of query heads.
@@ -119,10 +136,67 @@ impl AttentionShape {
 
 /// Memory and plans that attention keeps between calls: one for all layers of a model.
 #[derive(Debug, Default)]
-pub struct AttentionScratch {}
+pub struct AttentionScratch {
+    plan: Option<Plan>,
+    partials: Scratch,
+    workspaces: Workspaces,
+}
+
+/// Memory of the running tasks; a task takes one and puts it back, so there are as many as threads.
+#[derive(Debug, Default)]
+pub(crate) struct Workspaces(Mutex<Vec<Scratch>>);
+
+impl Workspaces {
+    pub(crate) fn with<R>(&self, body: impl FnOnce(&mut Scratch) -> R) -> R {
+        let take = || self.0.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let mut scratch = take().unwrap_or_default();
+        let result = body(&mut scratch);
+        self.0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(scratch);
+        result
+    }
+}
+
+/// Rows whose key gradients one task sums up.
+const REDUCE_ROWS: usize = 128;
+
+/// Groups of query heads that share a key head and fit a strip.
+fn head_groups(dev: &Device, shape: &AttentionShape) -> Vec<HeadGroup> {
+    let most = STRIP_VECTORS * lanes(dev);
+    let fits = |count: &usize| shape.group().is_multiple_of(*count);
+    let count = (1..=most.min(shape.group())).rev().find(fits).unwrap_or(1);
+    (0..shape.heads())
+        .step_by(count)
+        .map(|first| HeadGroup {
+            first,
+            count,
+            kv_head: shape.group_of(first),
+        })
+        .collect()
+}
+
+fn plan<'a>(
+    slot: &'a mut Option<Plan>,
+    dev: &Device,
+    layout: &TreeLayout,
+    groups: &[HeadGroup],
+) -> &'a Plan {
+    let key = PlanKey {
+        heads: groups[0].count,
+        lanes: lanes(dev),
+        groups: groups.len(),
+    };
+    let kept = slot.take().filter(|plan| plan.fits(layout, key));
+    slot.insert(kept.unwrap_or_else(|| Plan::new(layout, key)))
+}
 
 fn check_len(name: &str, len: usize, expected: usize) {
-    assert_eq!(len, expected, "{name} holds {len} values, the layout and shape ask for {expected}");
+    assert_eq!(
+        len, expected,
+        "{name} holds {len} values, the layout and shape ask for {expected}"
+    );
 }
 
 /// `out = softmax(q k^T / sqrt(head_dim)) v` for each row, over the rows that the layout lets it see.
@@ -145,15 +219,31 @@ pub fn tree_attention_forward(
     check_len("qkv", qkv.len(), rows * shape.qkv_width());
     check_len("out", out.len(), rows * shape.out_width());
     check_len("lse", lse.len(), rows * shape.heads());
-    let _ = (dev, scratch);
-    let qkv: Vec<f64> = qkv.iter().map(|&x| x.into()).collect();
-    let result = reference::forward(layout, shape, &qkv);
-    for (o, r) in out.iter_mut().zip(result.out) {
-        *o = r as f32;
-    }
-    for (o, r) in lse.iter_mut().zip(result.lse) {
-        *o = r as f32;
-    }
+    let groups = head_groups(dev, shape);
+    let plan = plan(&mut scratch.plan, dev, layout, &groups);
+    let workspaces = &scratch.workspaces;
+    let to = forward::Output {
+        out: SharedMut::new(out),
+        lse: SharedMut::new(lse),
+    };
+    dev.pool()
+        .parallel_for(groups.len() * plan.chunks.len(), &|i| {
+            let (group, chunk) = (
+                groups[i / plan.chunks.len()],
+                &plan.chunks[i % plan.chunks.len()],
+            );
+            let task = Task {
+                shape,
+                chunk,
+                group,
+                qkv,
+            };
+            workspaces.with(|memory| {
+                // SAFETY: each row lies in one strip of one chunk and
+                // each head in one group, so tasks write disjoint parts.
+                unsafe { forward::forward_chunk(dev, &task, to, memory) }
+            });
+        });
 }
 
 /// What [`tree_attention_backward`] needs from the forward pass, and the gradient that arrives.
@@ -187,12 +277,48 @@ pub fn tree_attention_backward(
     check_len("lse", input.lse.len(), rows * shape.heads());
     check_len("d_out", input.d_out.len(), rows * shape.out_width());
     check_len("d_qkv", d_qkv.len(), rows * shape.qkv_width());
-    let _ = (dev, scratch);
-    let qkv: Vec<f64> = input.qkv.iter().map(|&x| x.into()).collect();
-    let d_out: Vec<f64> = input.d_out.iter().map(|&x| x.into()).collect();
-    for (o, r) in d_qkv.iter_mut().zip(reference::backward(layout, shape, &qkv, &d_out)) {
-        *o = r as f32;
+    let groups = head_groups(dev, shape);
+    let plan = plan(&mut scratch.plan, dev, layout, &groups);
+    let workspaces = &scratch.workspaces;
+    // Where each task's sums begin, in the order of tasks: groups, and chunks within a group.
+    let mut starts = vec![0];
+    for i in 0..groups.len() * plan.chunks.len() {
+        starts.push(starts[i] + backward::partial_len(shape, &plan.chunks[i % plan.chunks.len()]));
     }
+    let sums = scratch.partials.take(starts[starts.len() - 1]);
+    let shared_sums = SharedMut::new(sums);
+    let d_qkv = SharedMut::new(d_qkv);
+    dev.pool().parallel_for(starts.len() - 1, &|i| {
+        let (group, chunk) = (
+            groups[i / plan.chunks.len()],
+            &plan.chunks[i % plan.chunks.len()],
+        );
+        let task = Task {
+            shape,
+            chunk,
+            group,
+            qkv: input.qkv,
+        };
+        // SAFETY: the ranges of tasks are disjoint.
+        let d_keys = SharedMut::new(unsafe { shared_sums.range(starts[i]..starts[i + 1]) });
+        let to = backward::Output { d_qkv, d_keys };
+        workspaces.with(|memory| {
+            // SAFETY: each row lies in one strip of one chunk and
+            // each head in one group, so tasks write disjoint parts.
+            unsafe { backward::backward_chunk(dev, &task, &input, to, memory) }
+        });
+    });
+    let sums = &*sums;
+    let partial = |i: usize| Partial {
+        chunk: &plan.chunks[i % plan.chunks.len()],
+        d_keys: &sums[starts[i]..starts[i + 1]],
+        kv_head: groups[i / plan.chunks.len()].kv_head,
+    };
+    let partials: Vec<Partial<'_>> = (0..starts.len() - 1).map(partial).collect();
+    dev.pool().parallel_ranges(rows, REDUCE_ROWS, &|range| {
+        // SAFETY: ranges of rows are disjoint, and queries are written already.
+        unsafe { backward::reduce_rows(shape, &partials, range, d_qkv) };
+    });
 }
 
 #[cfg(test)]
@@ -203,14 +329,23 @@ mod tests {
     fn shapes_that_do_not_group_are_refused() {
         assert_eq!(
             AttentionShape::new(9, 2, 64),
-            Err(ShapeError::Heads { heads: 9, kv_heads: 2 })
+            Err(ShapeError::Heads {
+                heads: 9,
+                kv_heads: 2
+            })
         );
         assert_eq!(
             AttentionShape::new(0, 1, 64),
-            Err(ShapeError::Heads { heads: 0, kv_heads: 1 })
+            Err(ShapeError::Heads {
+                heads: 0,
+                kv_heads: 1
+            })
         );
         assert_eq!(AttentionShape::new(4, 2, 0), Err(ShapeError::HeadDim));
         let shape = AttentionShape::new(9, 3, 64).unwrap();
-        assert_eq!((shape.qkv_width(), shape.group(), shape.group_of(5)), (960, 3, 1));
+        assert_eq!(
+            (shape.qkv_width(), shape.group(), shape.group_of(5)),
+            (960, 3, 1)
+        );
     }
 }

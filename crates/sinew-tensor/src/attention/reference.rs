@@ -43,7 +43,13 @@ pub fn forward(layout: &TreeLayout, shape: &AttentionShape, qkv: &[f64]) -> Forw
     Forward { out, lse }
 }
 
-fn scores(shape: &AttentionShape, qkv: &[f64], row: usize, head: usize, visible: &[u32]) -> Vec<f64> {
+fn scores(
+    shape: &AttentionShape,
+    qkv: &[f64],
+    row: usize,
+    head: usize,
+    visible: &[u32],
+) -> Vec<f64> {
     let hd = shape.head_dim();
     let query = &qkv[shape.query_at(row, head)..][..hd];
     let key_at = |key: u32| shape.key_at(key as usize, shape.group_of(head));
@@ -57,7 +63,12 @@ fn scores(shape: &AttentionShape, qkv: &[f64], row: usize, head: usize, visible:
 ///
 /// # Panics
 /// If a slice is shorter than the layout asks.
-pub fn backward(layout: &TreeLayout, shape: &AttentionShape, qkv: &[f64], d_out: &[f64]) -> Vec<f64> {
+pub fn backward(
+    layout: &TreeLayout,
+    shape: &AttentionShape,
+    qkv: &[f64],
+    d_out: &[f64],
+) -> Vec<f64> {
     let hd = shape.head_dim();
     let scale = 1.0 / (hd as f64).sqrt();
     let saved = forward(layout, shape, qkv);

@@ -1,0 +1,360 @@
+//! The backward kernel: recomputes the probabilities of a strip block by block and sums five products.
+//!
+//! Gradients of queries are complete when a strip is done. Gradients of keys and values collect
+//! contributions of many strips: each task sums those of its chunk into memory of its own, and
+//! [`reduce_rows`] then adds up the chunks in their order.
+
+#![expect(
+    unsafe_op_in_unsafe_fn,
+    reason = "the kernels are pointer arithmetic throughout"
+)]
+
+use std::f32::consts::{LN_2, LOG2_E};
+use std::ops::Range;
+
+use super::kernel::{SLACK_ROWS, Task, apply_masks, carve, copy_padded, padded_dim};
+use super::plan::{BLOCK_KEYS, Chunk, KeyBlock, MAX_LANES, Strip};
+use super::tile::{In, Out, accumulate, exp2, product, transpose};
+use super::{AttentionShape, BackwardInput};
+use crate::buffer::{Scratch, SharedMut};
+use crate::simd::{Vector, simd_fn};
+
+/// Where a task writes.
+#[derive(Clone, Copy)]
+pub(super) struct Output<'a> {
+    /// `[rows, qkv_width]`; the task writes the queries of its rows and heads.
+    pub(super) d_qkv: SharedMut<'a>,
+    /// Sums for the chunk's keys and then values, `[2, locals + SLACK_ROWS, padded_dim]`.
+    pub(super) d_keys: SharedMut<'a>,
+}
+
+/// Values of [`Output::d_keys`] for a chunk.
+pub(super) fn partial_len(shape: &AttentionShape, chunk: &Chunk) -> usize {
+    2 * (chunk.locals + SLACK_ROWS) * padded_dim(shape)
+}
+
+/// Memory of a task; `[lanes, padded_dim]` is called rows, its transpose columns.
+struct Memory<'a> {
+    keys: &'a mut [f32],
+    values: &'a mut [f32],
+    query_rows: &'a mut [f32],
+    query_columns: &'a mut [f32],
+    d_out_rows: &'a mut [f32],
+    d_out_columns: &'a mut [f32],
+    d_query_columns: &'a mut [f32],
+    /// Scores and then probabilities, `[keys, lanes]`.
+    scores: &'a mut [f32],
+    /// Gradients of probabilities and then of scores, `[keys, lanes]`.
+    d_scores: &'a mut [f32],
+    /// Minus the log-sum-exp of each lane in units of `ln 2`.
+    shift: [f32; MAX_LANES],
+    /// `sum(out * d_out)` of each lane.
+    delta: [f32; MAX_LANES],
+}
+
+impl<'a> Memory<'a> {
+    fn new(task: &Task<'_>, scratch: &'a mut Scratch) -> Self {
+        let dim = task.padded_dim();
+        let local = (task.chunk.locals + SLACK_ROWS) * dim;
+        let lanes = MAX_LANES * dim;
+        let block = (BLOCK_KEYS + SLACK_ROWS) * MAX_LANES;
+        let mut rest = scratch.take(2 * local + 5 * lanes + 2 * block);
+        Self {
+            keys: carve(&mut rest, local),
+            values: carve(&mut rest, local),
+            query_rows: carve(&mut rest, lanes),
+            query_columns: carve(&mut rest, lanes),
+            d_out_rows: carve(&mut rest, lanes),
+            d_out_columns: carve(&mut rest, lanes),
+            d_query_columns: carve(&mut rest, lanes),
+            scores: carve(&mut rest, block),
+            d_scores: carve(&mut rest, block),
+            shift: [0.0; MAX_LANES],
+            delta: [0.0; MAX_LANES],
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn backward_task<V: Vector, const MR: usize>(
+    task: &Task<'_>,
+    input: &BackwardInput<'_>,
+    to: Output<'_>,
+    scratch: &mut Scratch,
+) {
+    let mut memory = Memory::new(task, scratch);
+    task.gather_keys(memory.keys, memory.values);
+    let d_keys = to.d_keys.range(0..to.d_keys.len());
+    d_keys.fill(0.0);
+    for strip in &task.chunk.strips {
+        match (strip.rows.len() * task.group.count).div_ceil(V::LANES) {
+            1 => backward_strip::<V, MR, 1>(task, strip, input, to, &mut memory),
+            2 => backward_strip::<V, MR, 2>(task, strip, input, to, &mut memory),
+            _ => backward_strip::<V, MR, 3>(task, strip, input, to, &mut memory),
+        }
+    }
+    // Queries were scaled by log2(e) / sqrt(head_dim), of which the gradient of keys keeps the root.
+    for value in &mut d_keys[..(task.chunk.locals + SLACK_ROWS) * task.padded_dim()] {
+        *value *= LN_2;
+    }
+}
+
+simd_fn! {
+    /// Gradients of all strips of the task.
+    ///
+    /// # Safety
+    /// No other task may write the same rows and heads of `d_qkv`, and `d_keys` has to belong to the task.
+    pub(super) fn backward_chunk<V>(
+        task: &Task<'_>,
+        input: &BackwardInput<'_>,
+        to: Output<'_>,
+        scratch: &mut Scratch,
+    ) {
+        if V::LANES == 16 {
+            backward_task::<V, 8>(task, input, to, scratch);
+        } else {
+            backward_task::<V, 4>(task, input, to, scratch);
+        }
+    }
+}
+
+/// Brings in queries, output gradients and the two numbers of each lane.
+#[inline(always)]
+unsafe fn load_strip<V: Vector>(
+    task: &Task<'_>,
+    strip: &Strip,
+    input: &BackwardInput<'_>,
+    width: usize,
+    memory: &mut Memory<'_>,
+) {
+    let (dim, padded) = (task.shape.head_dim(), task.padded_dim());
+    task.gather_queries(
+        strip,
+        LOG2_E / (dim as f32).sqrt(),
+        width,
+        memory.query_rows,
+    );
+    // Lanes without a row: no score survives the shift, so that they add nothing.
+    memory.shift = [f32::NEG_INFINITY; MAX_LANES];
+    memory.delta = [0.0; MAX_LANES];
+    memory.d_out_rows[strip.rows.len() * task.group.count * padded..width * padded].fill(0.0);
+    for (lane, row, head) in task.lanes(strip) {
+        let at = row * task.shape.out_width() + head * dim;
+        let (out, d_out) = (&input.out[at..at + dim], &input.d_out[at..at + dim]);
+        copy_padded(
+            &mut memory.d_out_rows[lane * padded..(lane + 1) * padded],
+            d_out,
+        );
+        memory.delta[lane] = dot::<V>(out, d_out);
+        memory.shift[lane] = -input.lse[row * task.shape.heads() + head] * LOG2_E;
+    }
+    let rows = |slice: &[f32]| In {
+        ptr: slice.as_ptr(),
+        stride: padded,
+    };
+    let columns = |slice: &mut [f32]| Out {
+        ptr: slice.as_mut_ptr(),
+        stride: width,
+    };
+    transpose::<V>(
+        width,
+        padded,
+        rows(memory.query_rows),
+        columns(memory.query_columns),
+    );
+    transpose::<V>(
+        width,
+        padded,
+        rows(memory.d_out_rows),
+        columns(memory.d_out_columns),
+    );
+}
+
+#[inline(always)]
+unsafe fn dot<V: Vector>(a: &[f32], b: &[f32]) -> f32 {
+    let whole = a.len() / V::LANES * V::LANES;
+    let mut sum = V::splat(0.0);
+    for i in (0..whole).step_by(V::LANES) {
+        sum = V::load(a.as_ptr().add(i)).fma(V::load(b.as_ptr().add(i)), sum);
+    }
+    let tail: f32 = a[whole..].iter().zip(&b[whole..]).map(|(a, b)| a * b).sum();
+    sum.sum() + tail
+}
+
+#[inline(always)]
+unsafe fn backward_strip<V: Vector, const MR: usize, const NV: usize>(
+    task: &Task<'_>,
+    strip: &Strip,
+    input: &BackwardInput<'_>,
+    to: Output<'_>,
+    memory: &mut Memory<'_>,
+) {
+    let (dim, padded, width) = (task.shape.head_dim(), task.padded_dim(), NV * V::LANES);
+    load_strip::<V>(task, strip, input, width, memory);
+    memory.d_query_columns[..padded * width].fill(0.0);
+    let values_at = (task.chunk.locals + SLACK_ROWS) * padded;
+    let queries = In {
+        ptr: memory.query_columns.as_ptr(),
+        stride: width,
+    };
+    let d_outs = In {
+        ptr: memory.d_out_columns.as_ptr(),
+        stride: width,
+    };
+    let query_rows = In {
+        ptr: memory.query_rows.as_ptr(),
+        stride: padded,
+    };
+    let d_out_rows = In {
+        ptr: memory.d_out_rows.as_ptr(),
+        stride: padded,
+    };
+    let d_queries = Out {
+        ptr: memory.d_query_columns.as_mut_ptr(),
+        stride: width,
+    };
+    let scores = Out {
+        ptr: memory.scores.as_mut_ptr(),
+        stride: width,
+    };
+    let d_scores = Out {
+        ptr: memory.d_scores.as_mut_ptr(),
+        stride: width,
+    };
+    let lanes = strip.rows.len() * task.group.count;
+    for block in &strip.blocks {
+        let first = block.local * padded;
+        let key_rows = block.len.next_multiple_of(MR);
+        let keys = In {
+            ptr: memory.keys.as_ptr().add(first),
+            stride: padded,
+        };
+        let values = In {
+            ptr: memory.values.as_ptr().add(first),
+            stride: padded,
+        };
+        product::<V, MR, NV, false>(key_rows, dim, keys, queries, scores, false);
+        product::<V, MR, NV, false>(key_rows, dim, values, d_outs, d_scores, false);
+        if !block.spans.is_empty() {
+            apply_masks::<V, NV>(strip, block, task.group.count, scores.ptr);
+        }
+        grade_block::<V, NV>(block, key_rows, memory, scores.ptr, d_scores.ptr);
+        product::<V, MR, NV, true>(padded, block.len, keys, d_scores.as_in(), d_queries, true);
+        let d_keys = Out {
+            ptr: to.d_keys.as_ptr().add(first),
+            stride: padded,
+        };
+        let d_values = Out {
+            ptr: d_keys.ptr.add(values_at),
+            stride: padded,
+        };
+        accumulate::<V, MR>(
+            key_rows,
+            padded,
+            lanes,
+            d_scores.as_in(),
+            query_rows,
+            d_keys,
+        );
+        accumulate::<V, MR>(
+            key_rows,
+            padded,
+            lanes,
+            scores.as_in(),
+            d_out_rows,
+            d_values,
+        );
+    }
+    let rows = Out {
+        ptr: memory.query_rows.as_mut_ptr(),
+        stride: padded,
+    };
+    transpose::<V>(padded, width, d_queries.as_in(), rows);
+    let scale = 1.0 / (dim as f32).sqrt();
+    for (lane, row, head) in task.lanes(strip) {
+        let at = task.shape.query_at(row, head);
+        let from = &memory.query_rows[lane * padded..][..dim];
+        for (o, d) in to.d_qkv.range(at..at + dim).iter_mut().zip(from) {
+            *o = d * scale;
+        }
+    }
+}
+
+/// Turns scores into probabilities and gradients of probabilities into gradients of scores; zeroes
+/// the rows behind the block's keys, up to `key_rows`.
+#[inline(always)]
+unsafe fn grade_block<V: Vector, const NV: usize>(
+    block: &KeyBlock,
+    key_rows: usize,
+    memory: &Memory<'_>,
+    scores: *mut f32,
+    d_scores: *mut f32,
+) {
+    let mut shift = [V::splat(0.0); NV];
+    let mut delta = [V::splat(0.0); NV];
+    for v in 0..NV {
+        shift[v] = V::load(memory.shift.as_ptr().add(v * V::LANES));
+        delta[v] = V::load(memory.delta.as_ptr().add(v * V::LANES));
+    }
+    for key in 0..block.len {
+        for v in 0..NV {
+            let at = (key * NV + v) * V::LANES;
+            let p = exp2(V::load(scores.add(at)).add(shift[v]));
+            p.store(scores.add(at));
+            let d = p.mul(V::load(d_scores.add(at)).sub(delta[v]));
+            d.store(d_scores.add(at));
+        }
+    }
+    for i in block.len * NV..key_rows * NV {
+        V::splat(0.0).store(scores.add(i * V::LANES));
+        V::splat(0.0).store(d_scores.add(i * V::LANES));
+    }
+}
+
+/// What [`reduce_rows`] adds up: each chunk with its sums, in the order of chunks, for one key head.
+pub(super) struct Partial<'a> {
+    pub(super) chunk: &'a Chunk,
+    pub(super) d_keys: &'a [f32],
+    pub(super) kv_head: usize,
+}
+
+/// Writes the gradients of keys and values of `rows` into `d_qkv`.
+///
+/// # Safety
+/// No other task may write these rows' keys and values.
+pub(super) unsafe fn reduce_rows(
+    shape: &AttentionShape,
+    partials: &[Partial<'_>],
+    rows: Range<usize>,
+    d_qkv: SharedMut<'_>,
+) {
+    let (dim, padded) = (shape.head_dim(), padded_dim(shape));
+    let width = shape.kv_heads() * dim;
+    for row in rows.clone() {
+        let at = shape.key_at(row, 0);
+        d_qkv.range(at..at + 2 * width).fill(0.0);
+    }
+    for partial in partials {
+        let values_at = (partial.chunk.locals + SLACK_ROWS) * padded;
+        for run in &partial.chunk.runs {
+            let start = rows.start.max(run.row);
+            let end = rows.end.min(run.row + run.len);
+            for row in start..end {
+                let from = (run.local + row - run.row) * padded;
+                let key = shape.key_at(row, partial.kv_head);
+                add(d_qkv.range(key..key + dim), &partial.d_keys[from..]);
+                let value = shape.value_at(row, partial.kv_head);
+                add(
+                    d_qkv.range(value..value + dim),
+                    &partial.d_keys[values_at + from..],
+                );
+            }
+        }
+    }
+}
+
+fn add(to: &mut [f32], from: &[f32]) {
+    for (t, f) in to.iter_mut().zip(from) {
+        *t += f;
+    }
+}

@@ -1,0 +1,364 @@
+//! How the rows of a layout are cut into strips and tasks, and which keys each strip reads.
+//!
+//! A *strip* is a few rows (with the query heads that share a key head: the lanes of the kernels).
+//! A *chunk* is a run of strips that one task handles; it numbers the rows whose keys it needs
+//! locally, so that they are copied next to each other once. Strips may span segments: keys that only
+//! some of the rows see carry a mask.
+//!
+//! The plan depends on the layout, the group size and the vector width, never on threads.
+
+use super::layout::{Segment, TreeLayout};
+
+/// Most vectors of a strip: with 8 keys or values at a time they fill the registers.
+pub(super) const STRIP_VECTORS: usize = 3;
+/// Most lanes of a strip.
+pub(super) const MAX_LANES: usize = 16 * STRIP_VECTORS;
+/// Keys that a kernel handles at once; their scores stay in the first cache level.
+pub(super) const BLOCK_KEYS: usize = 64;
+/// Unseen keys that a block may include to bridge the gap between seen ones: cheaper than a new block.
+const BRIDGE_KEYS: usize = 16;
+/// Cost of a strip besides its keys, in keys: moving its rows in and out.
+const STRIP_COST: usize = 32;
+/// Chunks of a layout times head groups: enough to balance the load of some threads.
+const TASKS: usize = 48;
+
+/// Parameters of a plan besides the layout.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct PlanKey {
+    /// Query heads in a strip.
+    pub(super) heads: usize,
+    /// Lanes of a vector.
+    pub(super) lanes: usize,
+    /// Tasks that run each chunk, one for every group of heads.
+    pub(super) groups: usize,
+}
+
+impl PlanKey {
+    fn strip_rows(&self) -> usize {
+        STRIP_VECTORS * self.lanes / self.heads
+    }
+
+    fn vectors(&self, rows: usize) -> usize {
+        (rows * self.heads).div_ceil(self.lanes)
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct Plan {
+    pub(super) chunks: Vec<Chunk>,
+    pub(super) key: PlanKey,
+    segments: Vec<Segment>,
+}
+
+/// Consecutive local rows that are consecutive rows of the layout.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct LocalRun {
+    pub(super) row: usize,
+    pub(super) local: usize,
+    pub(super) len: usize,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Chunk {
+    /// Rows whose keys the chunk reads, in local order.
+    pub(super) runs: Vec<LocalRun>,
+    /// Number of local rows.
+    pub(super) locals: usize,
+    pub(super) strips: Vec<Strip>,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Strip {
+    /// Rows of the layout whose queries the strip holds.
+    pub(super) rows: Vec<u32>,
+    pub(super) blocks: Vec<KeyBlock>,
+    pub(super) spans: Vec<Span>,
+}
+
+/// Up to [`BLOCK_KEYS`] consecutive local keys.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct KeyBlock {
+    pub(super) local: usize,
+    pub(super) len: usize,
+    /// Spans of the block in [`Strip::spans`]; empty if every row of the strip sees every key.
+    pub(super) spans: std::ops::Range<usize>,
+}
+
+/// Consecutive keys of a block that the same rows of the strip see.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Span {
+    pub(super) len: usize,
+    /// Bit `i` for row `i` of the strip.
+    pub(super) seen_by: u64,
+}
+
+/// Rows of one segment in a strip.
+#[derive(Clone, Copy)]
+struct Part {
+    segment: usize,
+    offset: usize,
+    len: usize,
+}
+
+impl Plan {
+    pub(super) fn new(layout: &TreeLayout, key: PlanKey) -> Self {
+        let forest = Forest::new(layout.segments());
+        let strips = forest.cut_strips(&key);
+        let total: usize = strips.iter().map(|s| s.cost).sum();
+        let target = total.div_ceil(TASKS.div_ceil(key.groups)).max(1);
+        let mut chunks = Vec::new();
+        let (mut first, mut cost) = (0, 0);
+        for (i, strip) in strips.iter().enumerate() {
+            cost += strip.cost;
+            if cost >= target || i + 1 == strips.len() {
+                chunks.push(forest.chunk(&strips[first..=i]));
+                (first, cost) = (i + 1, 0);
+            }
+        }
+        Self {
+            chunks,
+            key,
+            segments: layout.segments().to_vec(),
+        }
+    }
+
+    pub(super) fn fits(&self, layout: &TreeLayout, key: PlanKey) -> bool {
+        self.key == key && self.segments == layout.segments()
+    }
+}
+
+/// Segments in depth-first order, so that neighbours share ancestors.
+struct Forest<'a> {
+    segments: &'a [Segment],
+    order: Vec<usize>,
+    rank: Vec<usize>,
+}
+
+/// A strip before its chunk numbers the keys.
+struct Draft {
+    parts: Vec<Part>,
+    cost: usize,
+}
+
+impl<'a> Forest<'a> {
+    fn new(segments: &'a [Segment]) -> Self {
+        let mut children = vec![Vec::new(); segments.len()];
+        let mut pending = Vec::new();
+        for (i, segment) in segments.iter().enumerate().rev() {
+            match segment.parent {
+                Some(parent) => children[parent as usize].push(i),
+                None => pending.push(i),
+            }
+        }
+        let mut order = Vec::with_capacity(segments.len());
+        while let Some(i) = pending.pop() {
+            order.push(i);
+            pending.append(&mut children[i]);
+        }
+        let mut rank = vec![0; segments.len()];
+        for (r, &i) in order.iter().enumerate() {
+            rank[i] = r;
+        }
+        Self {
+            segments,
+            order,
+            rank,
+        }
+    }
+
+    fn ancestors(&self, segment: usize) -> impl Iterator<Item = usize> {
+        let parent = |i: usize| self.segments[i].parent.map(|p| p as usize);
+        std::iter::successors(parent(segment), move |&i| parent(i))
+    }
+
+    /// Fills strips in depth-first order; a strip goes on into the next segment if that costs less
+    /// than a strip of its own.
+    fn cut_strips(&self, key: &PlanKey) -> Vec<Draft> {
+        let cost = |rows: usize, keys: usize| key.vectors(rows) * (keys + STRIP_COST);
+        let mut strips: Vec<Draft> = Vec::new();
+        // Number of the strip that last counted a segment's keys, from 1.
+        let mut counted = vec![0; self.segments.len()];
+        let (mut rows, mut keys) = (0, 0);
+        for &segment in &self.order {
+            let Segment { len, position, .. } = self.segments[segment];
+            let (len, past) = (len as usize, position as usize);
+            let mut offset = 0;
+            while offset < len {
+                let take = (key.strip_rows() - rows).min(len - offset);
+                let current = strips.len();
+                let fresh = |s: &usize| counted[*s] != current;
+                let new_keys: usize = take
+                    + self
+                        .ancestors(segment)
+                        .filter(fresh)
+                        .map(|s| self.segments[s].len as usize)
+                        .sum::<usize>();
+                let joined = cost(rows + take, keys + new_keys);
+                let fits = rows > 0 && take > 0 && offset == 0;
+                let apart = cost(rows, keys) + cost(take, past + take);
+                if fits && joined <= apart {
+                    keys += new_keys;
+                } else {
+                    strips.push(Draft {
+                        parts: Vec::new(),
+                        cost: 0,
+                    });
+                    rows = 0;
+                    keys = 0;
+                }
+                let take = (key.strip_rows() - rows).min(len - offset);
+                if rows == 0 {
+                    keys = past + offset + take;
+                }
+                let number = strips.len();
+                for s in self.ancestors(segment) {
+                    counted[s] = number;
+                }
+                counted[segment] = number;
+                rows += take;
+                if let Some(strip) = strips.last_mut() {
+                    strip.parts.push(Part {
+                        segment,
+                        offset,
+                        len: take,
+                    });
+                    strip.cost = cost(rows, keys);
+                }
+                offset += take;
+            }
+        }
+        strips
+    }
+
+    fn chunk(&self, drafts: &[Draft]) -> Chunk {
+        // Rows of each segment, from its start, whose keys are needed.
+        let mut needed = vec![0usize; self.segments.len()];
+        for part in drafts.iter().flat_map(|d| &d.parts) {
+            needed[part.segment] = needed[part.segment].max(part.offset + part.len);
+            for ancestor in self.ancestors(part.segment) {
+                needed[ancestor] = self.segments[ancestor].len as usize;
+            }
+        }
+        let mut chunk = Chunk::default();
+        let mut local = vec![0usize; self.segments.len()];
+        for &segment in self.order.iter().filter(|&&s| needed[s] > 0) {
+            local[segment] = chunk.locals;
+            let row = self.segments[segment].start as usize;
+            let run = LocalRun {
+                row,
+                local: chunk.locals,
+                len: needed[segment],
+            };
+            match chunk.runs.last_mut() {
+                Some(last) if last.row + last.len == row => last.len += run.len,
+                _ => chunk.runs.push(run),
+            }
+            chunk.locals += needed[segment];
+        }
+        let mut entry_of = vec![usize::MAX; self.segments.len()];
+        chunk.strips = drafts
+            .iter()
+            .map(|d| self.strip(d, &local, &mut entry_of))
+            .collect();
+        chunk
+    }
+
+    /// `entry_of` holds `usize::MAX` for each segment, before and after.
+    fn strip(&self, draft: &Draft, local: &[usize], entry_of: &mut [usize]) -> Strip {
+        let mut strip = Strip::default();
+        // Segments that the strip sees: which rows see all of it, and the rows that lie in it.
+        let mut seen: Vec<(usize, u64, Option<(Part, usize)>)> = Vec::new();
+        let mut note = |segment: usize, mask: u64, own: Option<(Part, usize)>| {
+            if entry_of[segment] == usize::MAX {
+                entry_of[segment] = seen.len();
+                seen.push((segment, mask, own));
+            } else {
+                let entry = &mut seen[entry_of[segment]];
+                entry.1 |= mask;
+                entry.2 = entry.2.or(own);
+            }
+        };
+        for part in &draft.parts {
+            let first = strip.rows.len();
+            let mask = ((1u64 << part.len) - 1) << first;
+            note(part.segment, 0, Some((*part, first)));
+            for ancestor in self.ancestors(part.segment) {
+                note(ancestor, mask, None);
+            }
+            let start = self.segments[part.segment].start as usize + part.offset;
+            strip
+                .rows
+                .extend((start..start + part.len).map(|row| row as u32));
+        }
+        seen.iter().for_each(|s| entry_of[s.0] = usize::MAX);
+        seen.sort_unstable_by_key(|s| self.rank[s.0]);
+        let mut pieces = Vec::new();
+        for (segment, below, own) in seen {
+            let Some((part, first)) = own else {
+                pieces.push((local[segment], self.segments[segment].len as usize, below));
+                continue;
+            };
+            let rows = ((1u64 << part.len) - 1) << first;
+            if part.offset > 0 {
+                pieces.push((local[segment], part.offset, below | rows));
+            }
+            for i in 0..part.len {
+                let later = rows & (u64::MAX << (first + i));
+                pieces.push((local[segment] + part.offset + i, 1, below | later));
+            }
+        }
+        strip.fill_blocks(&pieces);
+        strip
+    }
+}
+
+impl Strip {
+    /// Cuts `(first key, keys, mask)` pieces in ascending order into blocks.
+    fn fill_blocks(&mut self, pieces: &[(usize, usize, u64)]) {
+        for &(mut local, mut len, seen_by) in pieces {
+            while len > 0 {
+                let end = self.blocks.last().map_or(0, |b| b.local + b.len);
+                let used = self.blocks.last().map_or(BLOCK_KEYS, |b| b.len);
+                let gap = local - end;
+                if used + gap >= BLOCK_KEYS || gap > BRIDGE_KEYS {
+                    let spans = self.spans.len()..self.spans.len();
+                    self.blocks.push(KeyBlock {
+                        local,
+                        len: 0,
+                        spans,
+                    });
+                } else if gap > 0 {
+                    self.push_span(gap, 0);
+                }
+                let used = self.blocks.last().map_or(0, |b| b.len);
+                let take = len.min(BLOCK_KEYS - used);
+                self.push_span(take, seen_by);
+                local += take;
+                len -= take;
+            }
+        }
+        let all = (1u64 << self.rows.len()) - 1;
+        for block in &mut self.blocks {
+            if self.spans[block.spans.clone()]
+                .iter()
+                .all(|s| s.seen_by == all)
+            {
+                block.spans = 0..0;
+            }
+        }
+    }
+
+    fn push_span(&mut self, len: usize, seen_by: u64) {
+        let Some(block) = self.blocks.last_mut() else {
+            return;
+        };
+        block.len += len;
+        match self.spans.last_mut() {
+            Some(last) if last.seen_by == seen_by && !block.spans.is_empty() => last.len += len,
+            _ => {
+                self.spans.push(Span { len, seen_by });
+                block.spans.end = self.spans.len();
+            }
+        }
+    }
+}

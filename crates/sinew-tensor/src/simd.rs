@@ -1,0 +1,282 @@
+//! Vectors of `f32` for kernels that are written once and compiled per instruction set.
+//!
+//! A kernel is a [`simd_fn!`](crate::simd::simd_fn) with a type parameter [`Vector`]; the macro makes
+//! one copy per kernel set, each compiled with the instructions of the set. Methods of `Vector` are
+//! `unsafe` since they must run only inside such a copy.
+//!
+//! Kernels must not hide vector arithmetic behind closures or functions that are not
+//! `#[inline(always)]`: those would be compiled without the instructions.
+
+/// A SIMD register of `f32` lanes.
+///
+/// # Safety
+/// Every method may be called only where the CPU runs the kernel set of the type (which
+/// [`simd_fn!`] ensures), and pointers must be valid for the lanes read or written. No alignment
+/// is needed.
+#[expect(
+    clippy::missing_safety_doc,
+    reason = "one contract for all methods, stated at the trait"
+)]
+pub(crate) trait Vector: Copy {
+    /// Number of lanes.
+    const LANES: usize;
+
+    /// All lanes `x`.
+    unsafe fn splat(x: f32) -> Self;
+    /// Reads `LANES` values.
+    unsafe fn load(p: *const f32) -> Self;
+    /// Writes `LANES` values.
+    unsafe fn store(self, p: *mut f32);
+    /// Reads the first `n <= LANES` values; other lanes are 0.
+    unsafe fn load_part(p: *const f32, n: usize) -> Self;
+    /// Writes the first `n <= LANES` lanes.
+    unsafe fn store_part(self, p: *mut f32, n: usize);
+    unsafe fn add(self, b: Self) -> Self;
+    unsafe fn sub(self, b: Self) -> Self;
+    unsafe fn mul(self, b: Self) -> Self;
+    unsafe fn div(self, b: Self) -> Self;
+    /// Per lane the larger one; `self` where `b` is NaN is not promised, NaN in `self` is kept.
+    unsafe fn max(self, b: Self) -> Self;
+    /// Per lane the smaller one; NaN in `self` is kept.
+    unsafe fn min(self, b: Self) -> Self;
+    unsafe fn sqrt(self) -> Self;
+    /// `self * b + c`, rounded once where the CPU can.
+    unsafe fn fma(self, b: Self, c: Self) -> Self;
+    /// Nearest integer, ties to even; valid for magnitudes below 2^22.
+    unsafe fn round(self) -> Self;
+    /// `self * 2^n` for integral `n` in -252..=252.
+    unsafe fn scale2(self, n: Self) -> Self;
+    /// Sum of the lanes in a fixed order.
+    unsafe fn sum(self) -> f32;
+    /// Largest lane.
+    unsafe fn max_lane(self) -> f32;
+    /// Writes the transpose of `rows <= LANES` rows of `LANES` values: value `p` of row `r` goes to
+    /// `dst[p * ldd + r]`. Writes exactly `rows` values in each of the `LANES` destination rows.
+    unsafe fn transpose(src: *const f32, ld: usize, rows: usize, dst: *mut f32, ldd: usize);
+}
+
+/// Portable lanes; compilers turn the loops into the vectors of the base instruction set.
+#[derive(Clone, Copy)]
+#[repr(C, align(32))]
+pub(crate) struct Lanes8([f32; 8]);
+
+macro_rules! lanes {
+    (|$i:ident| $value:expr) => {{
+        let mut out = [0.0f32; 8];
+        let mut $i = 0;
+        while $i < 8 {
+            out[$i] = $value;
+            $i += 1;
+        }
+        Lanes8(out)
+    }};
+}
+
+/// One rounding where the target has the instruction; elsewhere two roundings, since the library call
+/// would cost a hundred cycles.
+#[inline(always)]
+pub(crate) fn fma1(a: f32, b: f32, c: f32) -> f32 {
+    if cfg!(any(target_feature = "fma", target_arch = "aarch64")) {
+        a.mul_add(b, c)
+    } else {
+        a * b + c
+    }
+}
+
+impl Vector for Lanes8 {
+    const LANES: usize = 8;
+
+    #[inline(always)]
+    unsafe fn splat(x: f32) -> Self {
+        Self([x; 8])
+    }
+    #[inline(always)]
+    unsafe fn load(p: *const f32) -> Self {
+        // SAFETY: valid for 8 reads by the contract of the trait.
+        unsafe { Self(p.cast::<[f32; 8]>().read_unaligned()) }
+    }
+    #[inline(always)]
+    unsafe fn store(self, p: *mut f32) {
+        // SAFETY: valid for 8 writes by the contract of the trait.
+        unsafe { p.cast::<[f32; 8]>().write_unaligned(self.0) }
+    }
+    #[inline(always)]
+    unsafe fn load_part(p: *const f32, n: usize) -> Self {
+        let mut out = [0.0; 8];
+        // SAFETY: `p` is valid for `n <= 8` reads by the contract of the trait.
+        unsafe { std::ptr::copy_nonoverlapping(p, out.as_mut_ptr(), n) };
+        Self(out)
+    }
+    #[inline(always)]
+    unsafe fn store_part(self, p: *mut f32, n: usize) {
+        // SAFETY: `p` is valid for `n <= 8` writes by the contract of the trait.
+        unsafe { std::ptr::copy_nonoverlapping(self.0.as_ptr(), p, n) };
+    }
+    #[inline(always)]
+    unsafe fn add(self, b: Self) -> Self {
+        lanes!(|i| self.0[i] + b.0[i])
+    }
+    #[inline(always)]
+    unsafe fn sub(self, b: Self) -> Self {
+        lanes!(|i| self.0[i] - b.0[i])
+    }
+    #[inline(always)]
+    unsafe fn mul(self, b: Self) -> Self {
+        lanes!(|i| self.0[i] * b.0[i])
+    }
+    #[inline(always)]
+    unsafe fn div(self, b: Self) -> Self {
+        lanes!(|i| self.0[i] / b.0[i])
+    }
+    #[inline(always)]
+    unsafe fn max(self, b: Self) -> Self {
+        lanes!(|i| if b.0[i] > self.0[i] {
+            b.0[i]
+        } else {
+            self.0[i]
+        })
+    }
+    #[inline(always)]
+    unsafe fn min(self, b: Self) -> Self {
+        lanes!(|i| if b.0[i] < self.0[i] {
+            b.0[i]
+        } else {
+            self.0[i]
+        })
+    }
+    #[inline(always)]
+    unsafe fn sqrt(self) -> Self {
+        lanes!(|i| self.0[i].sqrt())
+    }
+    #[inline(always)]
+    unsafe fn fma(self, b: Self, c: Self) -> Self {
+        lanes!(|i| fma1(self.0[i], b.0[i], c.0[i]))
+    }
+    #[inline(always)]
+    unsafe fn round(self) -> Self {
+        // Adding 1.5 * 2^23 leaves no bits for the fraction, and rounds ties to even.
+        const MAGIC: f32 = 12_582_912.0;
+        lanes!(|i| (self.0[i] + MAGIC) - MAGIC)
+    }
+    #[inline(always)]
+    unsafe fn scale2(self, n: Self) -> Self {
+        lanes!(|i| {
+            let n = n.0[i] as i32;
+            let half = n >> 1;
+            let low = f32::from_bits(((half + 127) as u32) << 23);
+            let high = f32::from_bits(((n - half + 127) as u32) << 23);
+            self.0[i] * low * high
+        })
+    }
+    #[inline(always)]
+    unsafe fn sum(self) -> f32 {
+        let a = self.0;
+        ((a[0] + a[4]) + (a[2] + a[6])) + ((a[1] + a[5]) + (a[3] + a[7]))
+    }
+    #[inline(always)]
+    unsafe fn max_lane(self) -> f32 {
+        self.0
+            .iter()
+            .fold(f32::NEG_INFINITY, |m, &x| if x > m { x } else { m })
+    }
+    #[inline(always)]
+    unsafe fn transpose(src: *const f32, ld: usize, rows: usize, dst: *mut f32, ldd: usize) {
+        for p in 0..8 {
+            for r in 0..rows {
+                // SAFETY: inside the block that the contract of the trait names.
+                unsafe { *dst.add(p * ldd + r) = *src.add(r * ld + p) };
+            }
+        }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+pub(crate) use x86::{F32x8, F32x16};
+
+#[cfg(target_arch = "x86_64")]
+mod x86;
+
+/// `e^x` per lane. Relative error at most 2 units in the last place for results that are normal
+/// numbers (tested), absolute 1e-45 below; 0 under -104, infinity above 88.73, NaN stays.
+///
+/// Cody-Waite reduction `x = n ln 2 + r`, then the minimax polynomial of Cephes `expf` on `r`.
+///
+/// # Safety
+/// See [`Vector`].
+#[inline(always)]
+pub(crate) unsafe fn exp<V: Vector>(x: V) -> V {
+    // SAFETY: the caller runs inside a copy for the kernel set of `V`.
+    unsafe {
+        let x = x.max(V::splat(-104.0)).min(V::splat(89.0));
+        let n = x.mul(V::splat(std::f32::consts::LOG2_E)).round();
+        // ln 2 in two parts; the first has 10 bits, so that n times it is exact.
+        let r = n.fma(V::splat(-0.693_359_375), x);
+        let r = n.fma(V::splat(2.121_944_4e-4), r);
+        let mut p = V::splat(1.987_569_1e-4);
+        for c in [
+            1.398_199_9e-3,
+            8.333_452e-3,
+            4.166_579_6e-2,
+            1.666_666_5e-1,
+            0.5,
+        ] {
+            p = p.fma(r, V::splat(c));
+        }
+        p.fma(r.mul(r), r).add(V::splat(1.0)).scale2(n)
+    }
+}
+
+/// `1 / (1 + e^-x)` per lane.
+///
+/// # Safety
+/// See [`Vector`].
+#[inline(always)]
+pub(crate) unsafe fn sigmoid<V: Vector>(x: V) -> V {
+    // SAFETY: the caller runs inside a copy for the kernel set of `V`.
+    unsafe {
+        let one = V::splat(1.0);
+        one.div(one.add(exp(V::splat(0.0).sub(x))))
+    }
+}
+
+/// Defines a function that exists once per kernel set:
+/// `simd_fn! { pub(crate) fn name<V>(a: A, ...) -> R { body } }` makes
+/// `unsafe fn name(dev: &Device, a: A, ...) -> R`, whose body may use the [`Vector`] type `V`.
+/// The whole body is an unsafe context; the function is as safe as its pointers.
+macro_rules! simd_fn {
+    ($(#[$meta:meta])* $vis:vis fn $name:ident<$V:ident>($($arg:ident : $ty:ty),* $(,)?) $(-> $ret:ty)? $body:block) => {
+        $(#[$meta])*
+        #[expect(clippy::too_many_arguments, clippy::allow_attributes, unfulfilled_lint_expectations, reason = "kernels take raw shapes")]
+        $vis unsafe fn $name(dev: &$crate::device::Device, $($arg: $ty),*) $(-> $ret)? {
+            use $crate::simd::Vector;
+            #[inline(always)]
+            unsafe fn body<$V: Vector>($($arg: $ty),*) $(-> $ret)? {
+                // SAFETY: by the contract of the outer function.
+                unsafe { $body }
+            }
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx512f,avx512dq,avx512bw,avx512vl,avx2,fma")]
+            unsafe fn avx512($($arg: $ty),*) $(-> $ret)? {
+                // SAFETY: the features of the vector are those of this function.
+                unsafe { body::<$crate::simd::F32x16>($($arg),*) }
+            }
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx2,fma")]
+            unsafe fn avx2($($arg: $ty),*) $(-> $ret)? {
+                // SAFETY: the features of the vector are those of this function.
+                unsafe { body::<$crate::simd::F32x8>($($arg),*) }
+            }
+            // SAFETY: a device exists only when the CPU runs its kernel set.
+            unsafe {
+                match dev.kernels() {
+                    #[cfg(target_arch = "x86_64")]
+                    $crate::device::KernelSet::Avx512 => avx512($($arg),*),
+                    #[cfg(target_arch = "x86_64")]
+                    $crate::device::KernelSet::Avx2 => avx2($($arg),*),
+                    _ => body::<$crate::simd::Lanes8>($($arg),*),
+                }
+            }
+        }
+    };
+}
+pub(crate) use simd_fn;
