@@ -1,1 +1,17 @@
-//! Messages to tokens and back: tokenizer, chat templates, joins between turns, tool calls.
+//! Messages to tokens and back: tokenizers, chat templates, joins between turns, tool calls.
+//!
+//! A [`Renderer`] turns messages into the exact ids that an engine sees. Between two turns it
+//! appends; ids that were sampled are never decoded and tokenized again.
+//!
+//! Invariants: rendering is a pure function of the messages and the tools, so that equal
+//! prompts give equal ids and prefixes can be shared; [`Renderer::extend`] never changes or
+//! drops a token of the context, it only says what to append; ids returned are always inside
+//! the vocabulary. Nothing here reads a clock, the environment or the network.
+
+mod conformance;
+mod renderer;
+mod tiny;
+
+pub use conformance::{ConformanceReport, ConformanceStep, MockTrajectory, conformance_check};
+pub use renderer::{Extension, RenderError, Renderer};
+pub use tiny::{CharTokenizer, TinyRenderer};

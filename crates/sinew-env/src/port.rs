@@ -1,0 +1,134 @@
+//! The `Env` port.
+
+use futures::future::BoxFuture;
+use sinew_types::{FailureKind, Message, Outcome, Task, ToolSpec};
+
+/// Why an environment could not go on. Never the model's doing: that is an observation.
+#[derive(Debug, thiserror::Error)]
+pub enum EnvError {
+    #[error("sandbox: {0}")]
+    Sandbox(String),
+    #[error("task {task}: {message}")]
+    Task { task: String, message: String },
+    #[error("environment used out of order: {0}")]
+    Order(&'static str),
+}
+
+impl EnvError {
+    /// The part of the system that the episode died of.
+    pub fn failure_kind(&self) -> FailureKind {
+        match self {
+            Self::Sandbox(_) => FailureKind::Sandbox,
+            Self::Task { .. } | Self::Order(_) => FailureKind::Environment,
+        }
+    }
+}
+
+/// What an environment's methods return.
+pub type EnvFuture<'a, T> = BoxFuture<'a, Result<T, EnvError>>;
+
+/// How an episode starts.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ResetResult {
+    /// System prompt, worked examples and the task itself.
+    pub messages: Vec<Message>,
+    /// Tools to render through the chat template, if the environment wants that.
+    pub tools: Vec<ToolSpec>,
+    /// Hash of the first state, so that equal states can be found across episodes.
+    pub state_hash: Option<u64>,
+}
+
+/// What the model did in a turn.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Action {
+    /// The turn's text without control tokens.
+    pub text: String,
+    /// A limit cut the turn before the model ended it.
+    pub truncated: bool,
+}
+
+/// What came back, before it is put into messages.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Observation {
+    /// What the world said, bounded.
+    pub text: String,
+    /// The action was not understood or went wrong.
+    pub is_error: bool,
+}
+
+/// What a step led to.
+#[derive(Clone, Debug, PartialEq)]
+pub struct StepResult {
+    /// What the model gets to see; `None` once the episode is done.
+    pub observation: Option<Observation>,
+    /// Reward attached to this turn.
+    pub process_reward: f64,
+    /// The task ended: solved, failed or given up.
+    pub done: bool,
+    /// The score; present exactly if `done`.
+    pub outcome: Option<Outcome>,
+    /// Hash of the state after the step.
+    pub state_hash: Option<u64>,
+}
+
+/// The world of one episode.
+pub trait Env: Send {
+    /// Builds the world. Called once, first.
+    fn reset(&mut self) -> EnvFuture<'_, ResetResult>;
+
+    /// Lets the world act on a turn. Not called after `done`.
+    fn step(&mut self, action: Action) -> EnvFuture<'_, StepResult>;
+
+    /// The messages that show an observation to the model.
+    fn format_observation(&self, observation: &Observation) -> Vec<Message>;
+
+    /// The score of an episode that a limit ended before the task did.
+    fn score(&mut self) -> EnvFuture<'_, Outcome>;
+
+    /// Frees what the world holds. Called once, last, whatever happened before.
+    fn close(&mut self) -> EnvFuture<'_, ()>;
+}
+
+/// Makes the environment of a task.
+pub trait EnvFactory: Send + Sync {
+    /// Name by which recipes select it.
+    fn name(&self) -> &str;
+
+    /// A fresh environment for one episode of `task`. Cheap; what costs time happens in
+    /// [`Env::reset`].
+    fn create(&self, task: &Task) -> Result<Box<dyn Env>, EnvError>;
+
+    /// What a perfect policy says in `turn` (from 0), to prove that the task can be solved;
+    /// `None` when it has nothing more to say. An error for tasks of other environments.
+    fn gold(&self, task: &Task, turn: usize) -> Result<Option<String>, EnvError>;
+}
+
+/// Plays the gold policy through a fresh environment of `task`: every task must give the full
+/// reward. Tells the score, and the turns it took.
+pub async fn gold_run(factory: &dyn EnvFactory, task: &Task) -> Result<(Outcome, usize), EnvError> {
+    let mut env = factory.create(task)?;
+    let played = play_gold(factory, task, env.as_mut()).await;
+    let closed = env.close().await;
+    let result = played?;
+    closed.map(|()| result)
+}
+
+async fn play_gold(
+    factory: &dyn EnvFactory,
+    task: &Task,
+    env: &mut dyn Env,
+) -> Result<(Outcome, usize), EnvError> {
+    env.reset().await?;
+    let mut turn = 0;
+    while let Some(text) = factory.gold(task, turn)? {
+        turn += 1;
+        let action = Action {
+            text,
+            truncated: false,
+        };
+        if let Some(outcome) = env.step(action).await?.outcome {
+            return Ok((outcome, turn));
+        }
+    }
+    Ok((env.score().await?, turn))
+}

@@ -1,0 +1,126 @@
+//! The `Renderer` port and its errors.
+
+use sinew_types::{FinishReason, Message, TokenId, ToolSpec};
+use std::path::PathBuf;
+
+/// Why messages could not become tokens, or tokens text.
+#[derive(Debug, thiserror::Error)]
+pub enum RenderError {
+    #[error("cannot read {path}: {message}")]
+    Read { path: PathBuf, message: String },
+    #[error("tokenizer from {source_name}: {message}")]
+    Tokenizer {
+        source_name: String,
+        message: String,
+    },
+    #[error("chat template line {line}: {message}")]
+    Template { line: usize, message: String },
+    #[error("the model has no chat template: {hint}")]
+    NoTemplate { hint: String },
+    #[error("cannot render {role} message: {message}")]
+    Message { role: String, message: String },
+    #[error("no stop token: neither eos nor a token that closes a turn is known; {hint}")]
+    NoStopToken { hint: String },
+    #[error("character {character:?} is not in the alphabet {alphabet:?}")]
+    UnknownCharacter { character: char, alphabet: String },
+    #[error("token id {id} is outside the vocabulary of {vocab}")]
+    UnknownToken { id: TokenId, vocab: usize },
+    #[error("the join between two turns cannot be found: {0}")]
+    Join(String),
+    #[error(
+        "{trajectory}, message {message}: bridged ids differ from a full render at token {index}: \
+         bridged ...{bridged_context:?} [{bridged:?}], full render ...{full_context:?} [{full:?}]"
+    )]
+    Mismatch {
+        trajectory: String,
+        /// Index of the first message whose tokens differ.
+        message: usize,
+        /// First differing token of the whole sequence.
+        index: usize,
+        /// Text of the differing tokens; `None` past the end.
+        bridged: Option<String>,
+        full: Option<String>,
+        /// Text of up to eight tokens before the difference.
+        bridged_context: String,
+        full_context: String,
+    },
+}
+
+/// What follows a sampled turn in the context.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Extension {
+    /// Tokens that close the model's turn where sampling did not: [`sinew_types::TokenKind::Forced`].
+    pub forced: Vec<TokenId>,
+    /// The rest up to where the model speaks again, joins included:
+    /// [`sinew_types::TokenKind::Observation`].
+    pub observation: Vec<TokenId>,
+}
+
+/// Messages to tokens, token-in-token-out.
+pub trait Renderer: Send + Sync {
+    /// The ids of a conversation up to and including the generation prompt.
+    fn render_prompt(
+        &self,
+        messages: &[Message],
+        tools: &[ToolSpec],
+    ) -> Result<Vec<TokenId>, RenderError>;
+
+    /// The ids of a whole conversation without a generation prompt, assistant turns included.
+    /// For conformance checks and supervised data, never for turns that were sampled.
+    fn render_full(
+        &self,
+        messages: &[Message],
+        tools: &[ToolSpec],
+    ) -> Result<Vec<TokenId>, RenderError>;
+
+    /// What to append after a sampled turn. `context` is everything the model saw and sampled
+    /// so far; `finish` tells how the last turn ended; `new_messages` are what the environment
+    /// answered. Ends with the generation prompt.
+    fn extend(
+        &self,
+        context: &[TokenId],
+        finish: &FinishReason,
+        new_messages: &[Message],
+        tools: &[ToolSpec],
+    ) -> Result<Extension, RenderError>;
+
+    /// Ids that end a turn when sampled.
+    fn stop_ids(&self) -> &[TokenId];
+
+    /// Number of ids; every id below is valid for [`Renderer::token_bytes`].
+    fn vocab_size(&self) -> usize;
+
+    /// Bytes that a token stands for. Special tokens give their name; `None` outside the
+    /// vocabulary. A character may be spread over several tokens.
+    fn token_bytes(&self, id: TokenId) -> Option<Vec<u8>>;
+
+    /// Whether the token is a control token, which is no part of what a turn says.
+    fn is_special(&self, id: TokenId) -> bool;
+
+    /// Text that a sampled turn says, without control tokens. Bytes that are no UTF-8 become
+    /// the replacement character.
+    fn decode(&self, tokens: &[TokenId]) -> String {
+        let mut bytes = Vec::new();
+        for &id in tokens {
+            if !self.is_special(id) {
+                bytes.extend(self.token_bytes(id).unwrap_or_default());
+            }
+        }
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
+
+    /// Text with control tokens spelled out, for people.
+    fn decode_with_special(&self, tokens: &[TokenId]) -> String {
+        let bytes: Vec<u8> = tokens
+            .iter()
+            .flat_map(|&id| {
+                self.token_bytes(id)
+                    .unwrap_or_else(|| format!("<unknown {id}>").into_bytes())
+            })
+            .collect();
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
+
+    /// Ids of a plain text as if it stood inside an assistant's turn.
+    fn encode_text(&self, text: &str) -> Result<Vec<TokenId>, RenderError>;
+}
