@@ -10,6 +10,7 @@ pub mod device;
 pub mod gemm;
 pub mod logprob;
 pub mod matrix;
+pub mod ops;
 pub mod paged;
 pub mod pool;
 pub(crate) mod simd;

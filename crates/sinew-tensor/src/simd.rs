@@ -50,6 +50,18 @@ pub(crate) trait Vector: Copy {
     unsafe fn sum(self) -> f32;
     /// Largest lane.
     unsafe fn max_lane(self) -> f32;
+    /// [`Vector::load_part`] of as many of `left > 0` values as there are lanes.
+    #[inline(always)]
+    unsafe fn load_upto(p: *const f32, left: usize) -> Self {
+        // SAFETY: by the contract of the trait.
+        unsafe { if left >= Self::LANES { Self::load(p) } else { Self::load_part(p, left) } }
+    }
+    /// [`Vector::store_part`] of as many of `left > 0` values as there are lanes.
+    #[inline(always)]
+    unsafe fn store_upto(self, p: *mut f32, left: usize) {
+        // SAFETY: by the contract of the trait.
+        unsafe { if left >= Self::LANES { self.store(p) } else { self.store_part(p, left) } }
+    }
     /// Writes the transpose of `rows <= LANES` rows of `LANES` values: value `p` of row `r` goes to
     /// `dst[p * ldd + r]`. Writes exactly `rows` values in each of the `LANES` destination rows.
     unsafe fn transpose(src: *const f32, ld: usize, rows: usize, dst: *mut f32, ldd: usize);

@@ -7,8 +7,8 @@
 
 use super::AttentionShape;
 use super::plan::{Chunk, KeyBlock, MAX_LANES, Strip};
-use crate::device::Device;
-use crate::simd::{Vector, simd_fn};
+use crate::device::{Device, KernelSet};
+use crate::simd::Vector;
 
 /// Rows behind the last local row that kernels may read or rewrite unchanged: they work on keys in
 /// multiples of up to 8.
@@ -140,9 +140,8 @@ pub(super) unsafe fn apply_masks<V: Vector, const NV: usize>(
 
 /// Lanes of the vectors that the device's kernels use.
 pub(super) fn lanes(dev: &Device) -> usize {
-    simd_fn! {
-        fn lanes_of<V>() -> usize { V::LANES }
+    match dev.kernels() {
+        KernelSet::Portable | KernelSet::Avx2 => 8,
+        KernelSet::Avx512 => 16,
     }
-    // SAFETY: touches no memory.
-    unsafe { lanes_of(dev) }
 }

@@ -322,30 +322,4 @@ pub fn tree_attention_backward(
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn shapes_that_do_not_group_are_refused() {
-        assert_eq!(
-            AttentionShape::new(9, 2, 64),
-            Err(ShapeError::Heads {
-                heads: 9,
-                kv_heads: 2
-            })
-        );
-        assert_eq!(
-            AttentionShape::new(0, 1, 64),
-            Err(ShapeError::Heads {
-                heads: 0,
-                kv_heads: 1
-            })
-        );
-        assert_eq!(AttentionShape::new(4, 2, 0), Err(ShapeError::HeadDim));
-        let shape = AttentionShape::new(9, 3, 64).unwrap();
-        assert_eq!(
-            (shape.qkv_width(), shape.group(), shape.group_of(5)),
-            (960, 3, 1)
-        );
-    }
-}
+mod tests;

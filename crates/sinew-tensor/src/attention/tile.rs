@@ -99,7 +99,7 @@ unsafe fn tile<V: Vector, const MR: usize, const NV: usize, const BY_COLUMN: boo
     }
     for (i, row) in sum.iter().enumerate() {
         for (v, s) in row.iter().enumerate() {
-            *s.store(c.ptr.add(i * c.stride + v * V::LANES));
+            s.store(c.ptr.add(i * c.stride + v * V::LANES));
         }
     }
 }

@@ -1,0 +1,117 @@
+//! Times of attention and log-probabilities at the sizes of SmolLM2-135M.
+//!
+//! Prints one JSON object a line: name, milliseconds (best and median of the repetitions), GFLOP/s of
+//! the work that a dense implementation without masked parts would do.
+
+#![expect(clippy::print_stdout, reason = "a bench reports on standard output")]
+
+use std::time::Instant;
+
+use sinew_tensor::attention::{
+    AttentionScratch, AttentionShape, BackwardInput, Segment, TreeLayout, tree_attention_backward,
+    tree_attention_forward,
+};
+use sinew_tensor::device::{Device, KernelSet};
+
+const REPETITIONS: usize = 7;
+
+fn measure(name: &str, flop: f64, mut body: impl FnMut()) {
+    body();
+    let mut times: Vec<f64> = (0..REPETITIONS)
+        .map(|_| {
+            let start = Instant::now();
+            body();
+            start.elapsed().as_secs_f64() * 1e3
+        })
+        .collect();
+    times.sort_by(f64::total_cmp);
+    let (best, median) = (times[0], times[REPETITIONS / 2]);
+    let rate = flop / best / 1e6;
+    println!(
+        r#"{{"name":"{name}","best_ms":{best:.3},"median_ms":{median:.3},"gflops":{rate:.0}}}"#
+    );
+}
+
+fn random(len: usize) -> Vec<f32> {
+    let mut state = 88_172_645_463_325_252u64;
+    (0..len)
+        .map(|_| {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            (state >> 40) as f32 / 8_388_608.0 - 1.0
+        })
+        .collect()
+}
+
+/// A system prompt, `tasks` questions below it, and `samples` completions of about `len` tokens each.
+fn samples_of_tasks(prompt: u32, tasks: u32, question: u32, samples: u32, len: u32) -> TreeLayout {
+    let mut segments = vec![Segment {
+        start: 0,
+        len: prompt,
+        position: 0,
+        parent: None,
+    }];
+    let mut rows = prompt;
+    let mut push = |len: u32, position: u32, parent: u32| {
+        segments.push(Segment {
+            start: rows,
+            len,
+            position,
+            parent: Some(parent),
+        });
+        rows += len;
+        segments.len() as u32 - 1
+    };
+    for task in 0..tasks {
+        let parent = push(question, prompt, 0);
+        for sample in 0..samples {
+            push(
+                len + (task * 7 + sample * 13) % 9,
+                prompt + question,
+                parent,
+            );
+        }
+    }
+    TreeLayout::new(segments).expect("segments are made in order")
+}
+
+fn attention(dev: &Device, name: &str, layout: &TreeLayout) {
+    let shape = AttentionShape::new(9, 3, 64).expect("nine heads in three groups");
+    let rows = layout.rows();
+    let qkv = random(rows * shape.qkv_width());
+    let d_out = random(rows * shape.out_width());
+    let mut out = vec![0.0; rows * shape.out_width()];
+    let mut lse = vec![0.0; rows * shape.heads()];
+    let mut d_qkv = vec![0.0; rows * shape.qkv_width()];
+    let mut scratch = AttentionScratch::default();
+    let pairs: f64 = layout.positions().iter().map(|&p| f64::from(p) + 1.0).sum();
+    let flop = pairs * shape.out_width() as f64 * 4.0;
+    measure(&format!("{name} forward, {rows} rows"), flop, || {
+        tree_attention_forward(dev, layout, &shape, &qkv, &mut out, &mut lse, &mut scratch);
+    });
+    let input = BackwardInput {
+        qkv: &qkv,
+        out: &out,
+        lse: &lse,
+        d_out: &d_out,
+    };
+    measure(&format!("{name} backward, {rows} rows"), 2.5 * flop, || {
+        tree_attention_backward(dev, layout, &shape, input, &mut d_qkv, &mut scratch);
+    });
+}
+
+fn main() {
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let dev = Device::new(KernelSet::detect(), threads);
+    attention(
+        &dev,
+        "64 samples of 8 tasks",
+        &samples_of_tasks(200, 8, 50, 8, 52),
+    );
+    attention(
+        &dev,
+        "one sequence",
+        &TreeLayout::sequences(&[4096]).expect("4096 rows"),
+    );
+}

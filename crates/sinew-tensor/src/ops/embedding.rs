@@ -1,0 +1,38 @@
+//! Rows of a table by id.
+
+use super::row_grain;
+use crate::buffer::SharedMut;
+use crate::device::Device;
+
+/// `out[i] = table[ids[i]]`; `table`: `[vocab, dim]`, `out`: `[ids.len(), dim]`. Panics on an id
+/// beyond the table.
+pub fn embedding(dev: &Device, table: &[f32], dim: usize, ids: &[u32], out: &mut [f32]) {
+    assert_eq!(out.len(), ids.len() * dim, "out [{}, {dim}]", ids.len());
+    let out = SharedMut::new(out);
+    dev.pool().parallel_ranges(ids.len(), row_grain(dim), &|rows| {
+        for i in rows {
+            let id = ids[i] as usize;
+            // SAFETY: only this task touches row `i`.
+            let out = unsafe { out.range(i * dim..(i + 1) * dim) };
+            out.copy_from_slice(&table[id * dim..(id + 1) * dim]);
+        }
+    });
+}
+
+/// Gradient of [`embedding`]: `dtable[ids[i]] += dy[i]`, in the order of `i` for every table row.
+pub fn embedding_backward(dev: &Device, ids: &[u32], dy: &[f32], dim: usize, dtable: &mut [f32]) {
+    assert_eq!(dy.len(), ids.len() * dim, "dy [{}, {dim}]", ids.len());
+    let dtable = SharedMut::new(dtable);
+    // Each task owns the ids of one residue class, so no two write one row and the order stays.
+    let tasks = dev.threads().min(dy.len().div_ceil(super::GRAIN)).max(1);
+    dev.pool().parallel_for(tasks, &|task| {
+        for (row, &id) in dy.chunks_exact(dim.max(1)).zip(ids) {
+            let id = id as usize;
+            if id % tasks == task {
+                // SAFETY: only this task touches rows of its residue class.
+                let sum = unsafe { dtable.range(id * dim..(id + 1) * dim) };
+                sum.iter_mut().zip(row).for_each(|(sum, dy)| *sum += dy);
+            }
+        }
+    });
+}

@@ -1,0 +1,30 @@
+//! Fused elementwise and row-wise operators, forward and backward.
+//!
+//! All run on the threads of the [`Device`]; the plain counterparts are in [`crate::reference`].
+//! Results do not depend on the number of threads: each output value, sums over rows included, is
+//! computed in an order that the shape alone fixes. Shapes that do not fit panic with both shapes.
+
+mod activation;
+mod adamw;
+mod elementwise;
+mod embedding;
+mod norm;
+mod rope;
+
+pub use activation::{swiglu, swiglu_backward};
+pub use adamw::{AdamW, adamw};
+pub use elementwise::{add, axpy, bias_add, bias_backward, l2_norm, scale};
+pub use embedding::{embedding, embedding_backward};
+pub use norm::{rms_norm, rms_norm_backward, rms_norm_in_place};
+pub use rope::{RopeTable, rope, rope_backward};
+
+#[cfg(doc)]
+use crate::device::Device;
+
+/// Values that one task handles at least: some 5 us of work, well above the cost of handing it over.
+const GRAIN: usize = 16 << 10;
+
+/// Rows a task, for rows of `width` values.
+fn row_grain(width: usize) -> usize {
+    (GRAIN / width.max(1)).max(1)
+}

@@ -1,0 +1,112 @@
+//! Rotary position embedding (Su et al. 2021, arXiv 2104.09864), half-split form: dimension `j` of a
+//! head turns with dimension `j + head_dim / 2`.
+
+use super::row_grain;
+use crate::buffer::Buffer;
+use crate::device::Device;
+use crate::matrix::MatMut;
+use crate::simd::simd_fn;
+
+/// Cosines and sines for positions `0..positions`.
+#[derive(Debug, Clone)]
+pub struct RopeTable {
+    half: usize,
+    positions: usize,
+    /// `[positions, half]` each.
+    cos: Buffer,
+    sin: Buffer,
+}
+
+impl RopeTable {
+    /// A table for heads of `head_dim` (even) with frequencies `base^(-2j / head_dim)`.
+    #[must_use]
+    pub fn new(head_dim: usize, base: f32, positions: usize) -> Self {
+        assert!(head_dim.is_multiple_of(2), "head dimension {head_dim} is odd");
+        let inv_freq: Vec<f32> =
+            (0..head_dim / 2).map(|j| 1.0 / base.powf((2 * j) as f32 / head_dim as f32)).collect();
+        Self::from_inv_freq(&inv_freq, positions)
+    }
+
+    /// A table with the given angle per position of each dimension pair, for scaled variants.
+    ///
+    /// The angle is rounded to `f32` before its sine is taken, as Transformers does.
+    #[must_use]
+    pub fn from_inv_freq(inv_freq: &[f32], positions: usize) -> Self {
+        let half = inv_freq.len();
+        let (mut cos, mut sin) = (Buffer::zeros(positions * half), Buffer::zeros(positions * half));
+        for p in 0..positions {
+            for (j, &freq) in inv_freq.iter().enumerate() {
+                let (s, c) = f64::from(p as f32 * freq).sin_cos();
+                cos[p * half + j] = c as f32;
+                sin[p * half + j] = s as f32;
+            }
+        }
+        Self { half, positions, cos, sin }
+    }
+
+    /// Dimension of the heads it turns.
+    #[must_use]
+    pub fn head_dim(&self) -> usize {
+        2 * self.half
+    }
+
+    /// Number of positions it covers.
+    #[must_use]
+    pub fn positions(&self) -> usize {
+        self.positions
+    }
+
+    /// Cosines and sines of `position`, `[head_dim / 2]` each; panics beyond [`Self::positions`].
+    #[must_use]
+    pub fn row(&self, position: u32) -> (&[f32], &[f32]) {
+        let p = position as usize;
+        assert!(p < self.positions, "position {p} is beyond the {} of the table", self.positions);
+        let range = p * self.half..(p + 1) * self.half;
+        (&self.cos[range.clone()], &self.sin[range])
+    }
+}
+
+/// Turns each head of `x` `[m, heads * head_dim]` in place to its row's position `[m]`.
+pub fn rope(dev: &Device, x: MatMut<'_>, positions: &[u32], table: &RopeTable) {
+    rotate(dev, x, positions, table, 1.0);
+}
+
+/// Gradient of [`rope`], in place on `dx`: the turn back.
+pub fn rope_backward(dev: &Device, dx: MatMut<'_>, positions: &[u32], table: &RopeTable) {
+    rotate(dev, dx, positions, table, -1.0);
+}
+
+fn rotate(dev: &Device, x: MatMut<'_>, positions: &[u32], table: &RopeTable, sign: f32) {
+    let dim = table.head_dim();
+    assert!(x.cols().is_multiple_of(dim.max(1)), "{} columns are no multiple of head dimension {dim}", x.cols());
+    assert_eq!(positions.len(), x.rows(), "positions for each row");
+    let heads = if dim == 0 { 0 } else { x.cols() / dim };
+    dev.pool().parallel_ranges(x.rows(), row_grain(x.cols()), &|rows| {
+        for i in rows {
+            let (cos, sin) = table.row(positions[i]);
+            // SAFETY: row `i` is in bounds and belongs to this task.
+            unsafe { rotate_row(dev, x.as_ptr().add(i * x.row_stride()), heads, cos, sin, sign) };
+        }
+    });
+}
+
+simd_fn! {
+fn rotate_row<V>(x: *mut f32, heads: usize, cos: &[f32], sin: &[f32], sign: f32) {
+    let half = cos.len();
+    let sign = V::splat(sign);
+    let mut j = 0;
+    while j < half {
+        let left = half - j;
+        let c = V::load_upto(cos.as_ptr().add(j), left);
+        let s = V::load_upto(sin.as_ptr().add(j), left).mul(sign);
+        for h in 0..heads {
+            let low = x.add(h * 2 * half + j);
+            let high = low.add(half);
+            let (a, b) = (V::load_upto(low, left), V::load_upto(high, left));
+            a.mul(c).sub(b.mul(s)).store_upto(low, left);
+            b.mul(c).add(a.mul(s)).store_upto(high, left);
+        }
+        j += V::LANES;
+    }
+}
+}
