@@ -1,1 +1,22 @@
 //! Isolated places in which hostile code runs.
+//!
+//! [`SandboxProvider`] makes [`Sandbox`]es of one level. [`ProcessProvider`] isolates with
+//! namespaces, a private read-only root, seccomp, landlock, dropped capabilities and cgroups;
+//! [`NullProvider`] isolates nothing and serves tests. Invariants: a sandbox is handed out
+//! clean and destroyed after use; every execution ends in exactly one [`Ending`] before its
+//! deadline plus the time of a kill; the result says which protections were really in force;
+//! nothing outlives the process that asked for it.
+
+mod null;
+mod port;
+
+pub use null::NullProvider;
+pub use port::{
+    Ending, ExecRequest, ExecResult, Limits, Program, Protection, Sandbox, SandboxError,
+    SandboxFuture, SandboxProvider, SandboxSpec, Usage,
+};
+
+/// Runs the spawner and returns its exit code if this process was started as one.
+pub fn spawner_main_if_requested() -> Option<i32> {
+    None
+}

@@ -1,0 +1,216 @@
+//! The `Sandbox` port: what every level of isolation offers.
+
+use futures::future::BoxFuture;
+use serde::{Deserialize, Serialize};
+use std::time::Duration;
+
+/// What a sandbox may use.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Limits {
+    /// CPU time of one execution, in seconds.
+    pub cpu_s: f64,
+    /// Memory of everything in the sandbox together, files in its folders included.
+    pub memory_bytes: u64,
+    /// Processes and threads at once.
+    pub processes: u64,
+    /// Captured bytes of standard output and of standard error, each.
+    pub output_bytes: u64,
+    /// Bytes of files in the work folder and in `/tmp` together.
+    pub work_bytes: u64,
+    /// Open files of one process.
+    pub open_files: u64,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            cpu_s: 4.0,
+            memory_bytes: 256 << 20,
+            processes: 16,
+            output_bytes: 64 << 10,
+            work_bytes: 16 << 20,
+            open_files: 64,
+        }
+    }
+}
+
+/// What is asked of a provider.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct SandboxSpec {
+    /// What it may use.
+    pub limits: Limits,
+    /// Environment variables; nothing of the host's environment is inherited.
+    pub env: Vec<(String, String)>,
+    /// Refuse if any protection of the level cannot be enforced on this host.
+    pub strict: bool,
+}
+
+/// What to run.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Program {
+    /// Any binary that the sandbox sees, with arguments.
+    Argv(Vec<String>),
+    /// Python code, run as a program in a fresh interpreter.
+    Python(String),
+    /// A `/bin/sh` script.
+    Shell(String),
+}
+
+/// One execution.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ExecRequest {
+    /// What to run.
+    pub program: Program,
+    /// Bytes on standard input, which is closed after them.
+    pub stdin: Vec<u8>,
+    /// Wall time after which everything that runs is killed.
+    pub deadline: Duration,
+}
+
+/// How an execution ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", tag = "type")]
+pub enum Ending {
+    /// By itself.
+    Exited {
+        /// Its exit code.
+        code: i32,
+    },
+    /// By a signal.
+    Signalled {
+        /// Number of the signal.
+        signal: i32,
+    },
+    /// The deadline or the limit of CPU time passed.
+    Timeout,
+    /// The memory limit was reached and the kernel killed it.
+    OutOfMemory,
+    /// It failed after the limit of processes had been reached.
+    TooManyProcesses,
+    /// It wrote more than the captured bytes; killed.
+    OutputLimit,
+    /// It was killed for a forbidden system call.
+    Denied,
+    /// The sandbox itself died.
+    SandboxDied,
+}
+
+/// What an execution used.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Usage {
+    /// User and system CPU seconds.
+    pub cpu_s: f64,
+    /// Largest memory: of the whole sandbox where a cgroup counts it, else of its largest process.
+    pub peak_memory_bytes: u64,
+    /// From the request to the end.
+    pub wall_s: f64,
+}
+
+/// One protection and whether it is in force.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Protection {
+    /// Short name: `network`, `seccomp`, `memory`, ...
+    pub name: String,
+    /// Whether it is in force on this host.
+    pub enforced: bool,
+    /// How, or why not.
+    pub how: String,
+}
+
+/// The outcome of an execution.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ExecResult {
+    /// How it ended.
+    pub ending: Ending,
+    /// Captured standard output, at most [`Limits::output_bytes`].
+    pub stdout: Vec<u8>,
+    /// Captured standard error, at most [`Limits::output_bytes`].
+    pub stderr: Vec<u8>,
+    /// Whether output was cut.
+    pub truncated: bool,
+    /// What it used.
+    pub usage: Usage,
+    /// What was really in force.
+    pub protections: std::sync::Arc<Vec<Protection>>,
+}
+
+/// Why a sandbox could not do what was asked; never the doing of the code inside.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SandboxError {
+    /// The host cannot isolate.
+    #[error("sandbox level {level} cannot be built on this host: {reason}")]
+    Unavailable {
+        /// Level asked for.
+        level: String,
+        /// What is missing and what to do.
+        reason: String,
+    },
+    /// `strict` was asked for.
+    #[error("sandbox.strict = true, but this host does not enforce: {missing}")]
+    NotEnforced {
+        /// Names and reasons.
+        missing: String,
+    },
+    /// No room within the waiting time.
+    #[error("no sandbox became free within {waited_s} s: {live} are live, the limit is {limit}")]
+    Busy {
+        /// Seconds waited.
+        waited_s: u64,
+        /// Live sandboxes.
+        live: usize,
+        /// Most live sandboxes.
+        limit: usize,
+    },
+    /// A request that no sandbox can take.
+    #[error("{field} is {value}: {allowed}")]
+    Request {
+        /// What is wrong.
+        field: &'static str,
+        /// Its value.
+        value: String,
+        /// What is allowed.
+        allowed: String,
+    },
+    /// The sandbox is gone.
+    #[error("sandbox died: {0}")]
+    Died(String),
+    /// A system call on the host's side failed.
+    #[error("{operation}: {message}")]
+    Io {
+        /// What was done.
+        operation: String,
+        /// What the system said.
+        message: String,
+    },
+}
+
+/// What a sandbox's methods return.
+pub type SandboxFuture<'a, T> = BoxFuture<'a, Result<T, SandboxError>>;
+
+/// One isolated place. Dropping it destroys it; [`Sandbox::destroy`] waits for that.
+pub trait Sandbox: Send {
+    /// Runs a program to its end. Files in the work folder stay for the next execution,
+    /// processes do not.
+    fn exec(&mut self, request: ExecRequest) -> SandboxFuture<'_, ExecResult>;
+
+    /// Writes a file below the work folder, creating folders on the way. Links are not followed.
+    fn write_file<'a>(&'a mut self, path: &'a str, content: &'a [u8]) -> SandboxFuture<'a, ()>;
+
+    /// Reads a regular file below the work folder, at most `max_bytes`. Links are not followed.
+    fn read_file<'a>(&'a mut self, path: &'a str, max_bytes: u64) -> SandboxFuture<'a, Vec<u8>>;
+
+    /// Ends it and frees all that it held.
+    fn destroy(self: Box<Self>) -> SandboxFuture<'static, ()>;
+}
+
+/// Makes sandboxes of one level.
+pub trait SandboxProvider: Send + Sync {
+    /// Name of the level: `process`, ...
+    fn level(&self) -> &'static str;
+
+    /// A clean sandbox that nobody used before. Waits while the limit of live ones is reached.
+    fn acquire<'a>(&'a self, spec: &'a SandboxSpec) -> SandboxFuture<'a, Box<dyn Sandbox>>;
+
+    /// What this host enforces at this level, and why not where it does not.
+    fn protections(&self) -> std::sync::Arc<Vec<Protection>>;
+}
