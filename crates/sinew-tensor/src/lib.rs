@@ -3,6 +3,10 @@
     unsafe_code,
     reason = "vector instructions, aligned memory and disjoint writes of tasks"
 )]
+#![expect(
+    clippy::too_many_arguments,
+    reason = "operators and kernels take their tensors and raw shapes"
+)]
 
 pub mod attention;
 pub mod buffer;

@@ -54,13 +54,25 @@ pub(crate) trait Vector: Copy {
     #[inline(always)]
     unsafe fn load_upto(p: *const f32, left: usize) -> Self {
         // SAFETY: by the contract of the trait.
-        unsafe { if left >= Self::LANES { Self::load(p) } else { Self::load_part(p, left) } }
+        unsafe {
+            if left >= Self::LANES {
+                Self::load(p)
+            } else {
+                Self::load_part(p, left)
+            }
+        }
     }
     /// [`Vector::store_part`] of as many of `left > 0` values as there are lanes.
     #[inline(always)]
     unsafe fn store_upto(self, p: *mut f32, left: usize) {
         // SAFETY: by the contract of the trait.
-        unsafe { if left >= Self::LANES { self.store(p) } else { self.store_part(p, left) } }
+        unsafe {
+            if left >= Self::LANES {
+                self.store(p)
+            } else {
+                self.store_part(p, left)
+            }
+        }
     }
     /// Writes the transpose of `rows <= LANES` rows of `LANES` values: value `p` of row `r` goes to
     /// `dst[p * ldd + r]`. Writes exactly `rows` values in each of the `LANES` destination rows.
@@ -258,7 +270,6 @@ pub(crate) unsafe fn sigmoid<V: Vector>(x: V) -> V {
 macro_rules! simd_fn {
     ($(#[$meta:meta])* $vis:vis fn $name:ident<$V:ident>($($arg:ident : $ty:ty),* $(,)?) $(-> $ret:ty)? $body:block) => {
         $(#[$meta])*
-        #[expect(clippy::too_many_arguments, clippy::allow_attributes, unfulfilled_lint_expectations, reason = "kernels take raw shapes")]
         $vis unsafe fn $name(dev: &$crate::device::Device, $($arg: $ty),*) $(-> $ret)? {
             use $crate::simd::Vector;
             #[inline(always)]

@@ -6,7 +6,11 @@ use crate::device::Device;
 use crate::simd::{sigmoid, simd_fn};
 
 fn rows(gate_up: &[f32], ff: usize) -> usize {
-    assert!(gate_up.len().is_multiple_of(2 * ff.max(1)), "{} values are no rows of 2 x {ff}", gate_up.len());
+    assert!(
+        gate_up.len().is_multiple_of(2 * ff.max(1)),
+        "{} values are no rows of 2 x {ff}",
+        gate_up.len()
+    );
     gate_up.len() / (2 * ff.max(1))
 }
 
@@ -40,7 +44,13 @@ fn forward_row<V>(gate_up: &[f32], out: &mut [f32]) {
 }
 
 /// Gradient of [`swiglu`]: writes `dgate_up` `[m, 2 ff]` from `gate_up` and `dout` `[m, ff]`.
-pub fn swiglu_backward(dev: &Device, gate_up: &[f32], dout: &[f32], ff: usize, dgate_up: &mut [f32]) {
+pub fn swiglu_backward(
+    dev: &Device,
+    gate_up: &[f32],
+    dout: &[f32],
+    ff: usize,
+    dgate_up: &mut [f32],
+) {
     let m = rows(gate_up, ff);
     assert_eq!(dout.len(), m * ff, "dout [{m}, {ff}]");
     assert_eq!(dgate_up.len(), gate_up.len(), "dgate_up [{m}, 2 x {ff}]");

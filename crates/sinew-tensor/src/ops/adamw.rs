@@ -22,7 +22,13 @@ pub struct AdamW {
 
 impl Default for AdamW {
     fn default() -> Self {
-        Self { lr: 1e-3, beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.0 }
+        Self {
+            lr: 1e-3,
+            beta1: 0.9,
+            beta2: 0.999,
+            eps: 1e-8,
+            weight_decay: 0.0,
+        }
     }
 }
 
@@ -31,7 +37,6 @@ impl Default for AdamW {
 ///
 /// `m = b1 m + (1 - b1) g`, `v = b2 v + (1 - b2) g²`,
 /// `p = p (1 - lr wd) - lr (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps)`.
-#[expect(clippy::too_many_arguments, reason = "the tensors of the operator")]
 pub fn adamw(
     dev: &Device,
     config: &AdamW,
@@ -43,7 +48,11 @@ pub fn adamw(
     v: &mut [f32],
 ) {
     assert!(step > 0, "steps count from 1");
-    assert_eq!((p.len(), m.len(), v.len()), (g.len(), g.len(), g.len()), "p, m, v and g");
+    assert_eq!(
+        (p.len(), m.len(), v.len()),
+        (g.len(), g.len(), g.len()),
+        "p, m, v and g"
+    );
     let correction = |beta: f32| 1.0 - f64::from(beta).powf(step as f64);
     let (c1, c2) = (correction(config.beta1), correction(config.beta2));
     let factors = Factors {
@@ -58,7 +67,13 @@ pub fn adamw(
     let (p, m, v) = (SharedMut::new(p), SharedMut::new(m), SharedMut::new(v));
     dev.pool().parallel_ranges(g.len(), GRAIN, &|range| {
         // SAFETY: ranges of tasks are disjoint.
-        let (p, m, v) = unsafe { (p.range(range.clone()), m.range(range.clone()), v.range(range.clone())) };
+        let (p, m, v) = unsafe {
+            (
+                p.range(range.clone()),
+                m.range(range.clone()),
+                v.range(range.clone()),
+            )
+        };
         // SAFETY: equal lengths.
         unsafe { adamw_part(dev, factors, p, &g[range], m, v) };
     });

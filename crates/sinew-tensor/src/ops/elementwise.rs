@@ -54,7 +54,11 @@ pub fn scale(dev: &Device, a: f32, x: &mut [f32]) {
 /// Adds `bias` `[n]` to each row of `y` `[m, n]`.
 pub fn bias_add(dev: &Device, bias: &[f32], y: &mut [f32]) {
     let n = bias.len().max(1);
-    assert!(y.len().is_multiple_of(n), "{} values are no rows of {n}", y.len());
+    assert!(
+        y.len().is_multiple_of(n),
+        "{} values are no rows of {n}",
+        y.len()
+    );
     let m = y.len() / n;
     let y = SharedMut::new(y);
     dev.pool().parallel_ranges(m, row_grain(n), &|rows| {
@@ -70,22 +74,31 @@ pub fn bias_add(dev: &Device, bias: &[f32], y: &mut [f32]) {
 /// Gradient of [`bias_add`]: `dbias[j] += sum over rows of dy[i, j]`, rows in order.
 pub fn bias_backward(dev: &Device, dy: &[f32], dbias: &mut [f32]) {
     let n = dbias.len().max(1);
-    assert!(dy.len().is_multiple_of(n), "{} values are no rows of {n}", dy.len());
+    assert!(
+        dy.len().is_multiple_of(n),
+        "{} values are no rows of {n}",
+        dy.len()
+    );
     let dbias = SharedMut::new(dbias);
-    dev.pool().parallel_ranges(dbias.len(), COLUMN_STRIP, &|cols| {
-        // SAFETY: ranges of tasks are disjoint.
-        let dbias = unsafe { dbias.range(cols.clone()) };
-        for row in dy.chunks_exact(n) {
-            // SAFETY: equal lengths.
-            unsafe { axpy_part(dev, 1.0, &row[cols.clone()], dbias) };
-        }
-    });
+    dev.pool()
+        .parallel_ranges(dbias.len(), COLUMN_STRIP, &|cols| {
+            // SAFETY: ranges of tasks are disjoint.
+            let dbias = unsafe { dbias.range(cols.clone()) };
+            for row in dy.chunks_exact(n) {
+                // SAFETY: equal lengths.
+                unsafe { axpy_part(dev, 1.0, &row[cols.clone()], dbias) };
+            }
+        });
 }
 
 /// Euclidean norm over all `tensors` together, summed in `f64`.
 #[must_use]
 pub fn l2_norm(dev: &Device, tensors: &[&[f32]]) -> f64 {
-    tensors.iter().map(|tensor| sum_of_squares(dev, tensor)).sum::<f64>().sqrt()
+    tensors
+        .iter()
+        .map(|tensor| sum_of_squares(dev, tensor))
+        .sum::<f64>()
+        .sqrt()
 }
 
 fn sum_of_squares(dev: &Device, x: &[f32]) -> f64 {
@@ -105,7 +118,10 @@ fn sum_of_squares(dev: &Device, x: &[f32]) -> f64 {
         let high = sum as f32;
         out.copy_from_slice(&[high, (sum - f64::from(high)) as f32]);
     });
-    parts.chunks_exact(2).map(|pair| f64::from(pair[0]) + f64::from(pair[1])).sum()
+    parts
+        .chunks_exact(2)
+        .map(|pair| f64::from(pair[0]) + f64::from(pair[1]))
+        .sum()
 }
 
 simd_fn! {

@@ -9,14 +9,15 @@ use crate::device::Device;
 pub fn embedding(dev: &Device, table: &[f32], dim: usize, ids: &[u32], out: &mut [f32]) {
     assert_eq!(out.len(), ids.len() * dim, "out [{}, {dim}]", ids.len());
     let out = SharedMut::new(out);
-    dev.pool().parallel_ranges(ids.len(), row_grain(dim), &|rows| {
-        for i in rows {
-            let id = ids[i] as usize;
-            // SAFETY: only this task touches row `i`.
-            let out = unsafe { out.range(i * dim..(i + 1) * dim) };
-            out.copy_from_slice(&table[id * dim..(id + 1) * dim]);
-        }
-    });
+    dev.pool()
+        .parallel_ranges(ids.len(), row_grain(dim), &|rows| {
+            for i in rows {
+                let id = ids[i] as usize;
+                // SAFETY: only this task touches row `i`.
+                let out = unsafe { out.range(i * dim..(i + 1) * dim) };
+                out.copy_from_slice(&table[id * dim..(id + 1) * dim]);
+            }
+        });
 }
 
 /// Gradient of [`embedding`]: `dtable[ids[i]] += dy[i]`, in the order of `i` for every table row.

@@ -18,7 +18,10 @@ thread_local! {
 
 /// Groups of `dim` columns in rows of `cols`.
 fn groups(cols: usize, dim: usize) -> usize {
-    assert!(dim > 0 && cols.is_multiple_of(dim), "{cols} columns are no multiple of the {dim} weights");
+    assert!(
+        dim > 0 && cols.is_multiple_of(dim),
+        "{cols} columns are no multiple of the {dim} weights"
+    );
     cols / dim
 }
 
@@ -31,35 +34,45 @@ pub fn rms_norm(dev: &Device, x: Mat<'_>, w: &[f32], eps: f32, y: MatMut<'_>, rs
     let groups = groups(x.cols(), w.len());
     assert_eq!((x.rows(), x.cols()), (y.rows(), y.cols()), "x and y");
     assert_eq!(x.col_stride(), 1, "column stride of x");
-    assert_eq!(rstd.len(), x.rows() * groups, "rstd for {} rows of {groups} groups", x.rows());
+    assert_eq!(
+        rstd.len(),
+        x.rows() * groups,
+        "rstd for {} rows of {groups} groups",
+        x.rows()
+    );
     let rstd = SharedMut::new(rstd);
-    dev.pool().parallel_ranges(x.rows(), row_grain(x.cols()), &|rows| {
-        for i in rows {
-            // SAFETY: row `i` is in bounds, and only this task writes its parts of `y` and `rstd`.
-            unsafe {
-                let rstd = rstd.range(i * groups..(i + 1) * groups);
-                let (x, y) = (x.as_ptr().add(i * x.row_stride()), y.as_ptr().add(i * y.row_stride()));
-                forward_row(dev, x, w, eps, y, rstd);
+    dev.pool()
+        .parallel_ranges(x.rows(), row_grain(x.cols()), &|rows| {
+            for i in rows {
+                // SAFETY: row `i` is in bounds, and only this task writes its parts of `y` and `rstd`.
+                unsafe {
+                    let rstd = rstd.range(i * groups..(i + 1) * groups);
+                    let (x, y) = (
+                        x.as_ptr().add(i * x.row_stride()),
+                        y.as_ptr().add(i * y.row_stride()),
+                    );
+                    forward_row(dev, x, w, eps, y, rstd);
+                }
             }
-        }
-    });
+        });
 }
 
 /// [`rms_norm`] of `x` onto itself, for inference.
 pub fn rms_norm_in_place(dev: &Device, x: MatMut<'_>, w: &[f32], eps: f32) {
     let groups = groups(x.cols(), w.len());
-    dev.pool().parallel_ranges(x.rows(), row_grain(x.cols()), &|rows| {
-        for i in rows {
-            for g in 0..groups {
-                // SAFETY: row `i` and group `g` are in bounds and belong to this task; the kernel
-                // reads each value before it writes it.
-                unsafe {
-                    let x = x.as_ptr().add(i * x.row_stride() + g * w.len());
-                    forward_row(dev, x, w, eps, x, &mut [0.0]);
+    dev.pool()
+        .parallel_ranges(x.rows(), row_grain(x.cols()), &|rows| {
+            for i in rows {
+                for g in 0..groups {
+                    // SAFETY: row `i` and group `g` are in bounds and belong to this task; the kernel
+                    // reads each value before it writes it.
+                    unsafe {
+                        let x = x.as_ptr().add(i * x.row_stride() + g * w.len());
+                        forward_row(dev, x, w, eps, x, &mut [0.0]);
+                    }
                 }
             }
-        }
-    });
+        });
 }
 
 simd_fn! {
@@ -97,7 +110,6 @@ fn forward_row<V>(x: *const f32, w: &[f32], eps: f32, y: *mut f32, rstd: &mut [f
 /// Gradient of [`rms_norm`]: `dx (+)= ...`, `dw += ...`, with `x`, `w` and `rstd` of the forward pass.
 ///
 /// Shapes as there; `dx` like `x`, overwritten or, with `accumulate`, added to.
-#[expect(clippy::too_many_arguments, reason = "the tensors of the operator")]
 pub fn rms_norm_backward(
     dev: &Device,
     x: Mat<'_>,
@@ -112,10 +124,22 @@ pub fn rms_norm_backward(
     let groups = groups(x.cols(), dim);
     assert_eq!((x.rows(), x.cols()), (dy.rows(), dy.cols()), "x and dy");
     assert_eq!((x.rows(), x.cols()), (dx.rows(), dx.cols()), "x and dx");
-    assert_eq!((x.col_stride(), dy.col_stride()), (1, 1), "column strides of x and dy");
-    assert_eq!(rstd.len(), x.rows() * groups, "rstd for {} rows of {groups} groups", x.rows());
+    assert_eq!(
+        (x.col_stride(), dy.col_stride()),
+        (1, 1),
+        "column strides of x and dy"
+    );
+    assert_eq!(
+        rstd.len(),
+        x.rows() * groups,
+        "rstd for {} rows of {groups} groups",
+        x.rows()
+    );
     assert_eq!(dw.len(), dim, "dw");
-    let rows_each = x.rows().div_ceil(MAX_BLOCKS).max(row_grain(x.cols()).min(16));
+    let rows_each = x
+        .rows()
+        .div_ceil(MAX_BLOCKS)
+        .max(row_grain(x.cols()).min(16));
     let blocks = x.rows().div_ceil(rows_each);
     PARTIAL.with_borrow_mut(|scratch| {
         let partial = scratch.take(blocks * dim);

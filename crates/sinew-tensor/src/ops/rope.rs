@@ -21,9 +21,13 @@ impl RopeTable {
     /// A table for heads of `head_dim` (even) with frequencies `base^(-2j / head_dim)`.
     #[must_use]
     pub fn new(head_dim: usize, base: f32, positions: usize) -> Self {
-        assert!(head_dim.is_multiple_of(2), "head dimension {head_dim} is odd");
-        let inv_freq: Vec<f32> =
-            (0..head_dim / 2).map(|j| 1.0 / base.powf((2 * j) as f32 / head_dim as f32)).collect();
+        assert!(
+            head_dim.is_multiple_of(2),
+            "head dimension {head_dim} is odd"
+        );
+        let inv_freq: Vec<f32> = (0..head_dim / 2)
+            .map(|j| 1.0 / base.powf((2 * j) as f32 / head_dim as f32))
+            .collect();
         Self::from_inv_freq(&inv_freq, positions)
     }
 
@@ -33,7 +37,10 @@ impl RopeTable {
     #[must_use]
     pub fn from_inv_freq(inv_freq: &[f32], positions: usize) -> Self {
         let half = inv_freq.len();
-        let (mut cos, mut sin) = (Buffer::zeros(positions * half), Buffer::zeros(positions * half));
+        let (mut cos, mut sin) = (
+            Buffer::zeros(positions * half),
+            Buffer::zeros(positions * half),
+        );
         for p in 0..positions {
             for (j, &freq) in inv_freq.iter().enumerate() {
                 let (s, c) = f64::from(p as f32 * freq).sin_cos();
@@ -41,7 +48,12 @@ impl RopeTable {
                 sin[p * half + j] = s as f32;
             }
         }
-        Self { half, positions, cos, sin }
+        Self {
+            half,
+            positions,
+            cos,
+            sin,
+        }
     }
 
     /// Dimension of the heads it turns.
@@ -60,7 +72,11 @@ impl RopeTable {
     #[must_use]
     pub fn row(&self, position: u32) -> (&[f32], &[f32]) {
         let p = position as usize;
-        assert!(p < self.positions, "position {p} is beyond the {} of the table", self.positions);
+        assert!(
+            p < self.positions,
+            "position {p} is beyond the {} of the table",
+            self.positions
+        );
         let range = p * self.half..(p + 1) * self.half;
         (&self.cos[range.clone()], &self.sin[range])
     }
@@ -78,16 +94,30 @@ pub fn rope_backward(dev: &Device, dx: MatMut<'_>, positions: &[u32], table: &Ro
 
 fn rotate(dev: &Device, x: MatMut<'_>, positions: &[u32], table: &RopeTable, sign: f32) {
     let dim = table.head_dim();
-    assert!(x.cols().is_multiple_of(dim.max(1)), "{} columns are no multiple of head dimension {dim}", x.cols());
+    assert!(
+        x.cols().is_multiple_of(dim.max(1)),
+        "{} columns are no multiple of head dimension {dim}",
+        x.cols()
+    );
     assert_eq!(positions.len(), x.rows(), "positions for each row");
     let heads = if dim == 0 { 0 } else { x.cols() / dim };
-    dev.pool().parallel_ranges(x.rows(), row_grain(x.cols()), &|rows| {
-        for i in rows {
-            let (cos, sin) = table.row(positions[i]);
-            // SAFETY: row `i` is in bounds and belongs to this task.
-            unsafe { rotate_row(dev, x.as_ptr().add(i * x.row_stride()), heads, cos, sin, sign) };
-        }
-    });
+    dev.pool()
+        .parallel_ranges(x.rows(), row_grain(x.cols()), &|rows| {
+            for i in rows {
+                let (cos, sin) = table.row(positions[i]);
+                // SAFETY: row `i` is in bounds and belongs to this task.
+                unsafe {
+                    rotate_row(
+                        dev,
+                        x.as_ptr().add(i * x.row_stride()),
+                        heads,
+                        cos,
+                        sin,
+                        sign,
+                    )
+                };
+            }
+        });
 }
 
 simd_fn! {
