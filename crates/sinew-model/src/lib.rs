@@ -1,1 +1,36 @@
-//! Decoder definition, weight loading and publishing.
+//! Decoders of the Llama, Qwen2 and Qwen3 families: configuration, weights, inference, training.
+//!
+//! Weights come from GGUF files or safetensors directories ([`resolve_model`], [`load_model`]) into
+//! [`Params`]: one flat f32 buffer under the names of the Hugging Face layout. The same weights
+//! serve generation over paged keys and values, and training over packed sequences that share
+//! prefixes; gradients and optimizer states have the layout of the weights.
+//!
+//! Invariants: a file's counts and offsets are checked before memory is taken on its word; a
+//! tensor that is missing, left over or mis-shaped is an error that names it; a row's result does
+//! not depend on the other rows of its batch. Nothing here reads a clock, the environment or the
+//! home directory; the network is reached by [`resolve_model`] alone, and only through the feature
+//! `hub` and the addresses in its [`ResolveEnv`].
+
+mod config;
+mod dequant;
+mod gguf;
+mod hub;
+mod load;
+mod package;
+mod params;
+mod resolve;
+mod safetensors;
+mod save;
+mod source;
+#[cfg(test)]
+mod testing;
+
+pub use config::{ConfigError, Family, ModelConfig, RopeScaling};
+pub use dequant::StoredType;
+pub use gguf::{Gguf, GgufArray, GgufError, GgufMetadata, GgufTensor, GgufValue};
+pub use load::{LoadError, LoadedModel, load_config, load_gguf_metadata, load_model};
+pub use params::{ParamEntry, ParamLayout, Params, TensorMismatch};
+pub use resolve::{ModelFiles, Progress, ProgressSink, ResolveEnv, ResolveError, resolve_model};
+pub use safetensors::{Safetensors, SafetensorsError};
+pub use save::{SaveDtype, save_pretrained};
+pub use source::{FileSource, ReadAt};

@@ -1,0 +1,671 @@
+//! What a decoder looks like, read from `config.json` or GGUF metadata.
+
+use crate::gguf::GgufMetadata;
+use serde_json::{Map, Value, json};
+use sinew_types::TokenId;
+
+/// The decoder families this crate computes. They differ by biases, q/k norms and head size alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Family {
+    Llama,
+    Qwen2,
+    Qwen3,
+}
+
+impl Family {
+    const ALL: [Self; 3] = [Self::Llama, Self::Qwen2, Self::Qwen3];
+    const SUPPORTED: &'static str = "llama, qwen2, qwen3";
+
+    /// `model_type` of a `config.json` and `general.architecture` of a GGUF.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Llama => "llama",
+            Self::Qwen2 => "qwen2",
+            Self::Qwen3 => "qwen3",
+        }
+    }
+
+    fn parse(name: &str, source: &'static str) -> Result<Self, ConfigError> {
+        Self::ALL
+            .into_iter()
+            .find(|family| family.name() == name)
+            .ok_or_else(|| ConfigError::Architecture {
+                source_kind: source,
+                found: name.to_owned(),
+            })
+    }
+
+    /// Class name in `architectures` of a `config.json`.
+    fn class(self) -> &'static str {
+        match self {
+            Self::Llama => "LlamaForCausalLM",
+            Self::Qwen2 => "Qwen2ForCausalLM",
+            Self::Qwen3 => "Qwen3ForCausalLM",
+        }
+    }
+}
+
+/// How rotary frequencies are stretched for long contexts.
+#[derive(Clone, Debug, PartialEq)]
+pub enum RopeScaling {
+    None,
+    /// Llama 3.1: wavelengths above `original_context / low_freq_factor` are stretched by
+    /// `factor`, those below `original_context / high_freq_factor` kept, between them blended
+    /// (Llama 3 model card, "rope_type": "llama3").
+    Llama3 {
+        factor: f32,
+        low_freq_factor: f32,
+        high_freq_factor: f32,
+        original_context: usize,
+    },
+    /// A divisor for each frequency (`rope_freqs.weight` of a GGUF), `head_dim / 2` of them.
+    Divisors(Vec<f32>),
+}
+
+/// Shape and constants of a decoder.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ModelConfig {
+    pub family: Family,
+    /// Rows of the embedding matrix.
+    pub vocab: usize,
+    /// Width of the residual stream.
+    pub d_model: usize,
+    pub layers: usize,
+    /// Query heads.
+    pub heads: usize,
+    /// Key/value heads; divides `heads`.
+    pub kv_heads: usize,
+    /// Width of one head; even. Not always `d_model / heads`.
+    pub head_dim: usize,
+    /// Width of the feed-forward layer.
+    pub d_ff: usize,
+    pub rope_theta: f32,
+    pub rope_scaling: RopeScaling,
+    pub rms_eps: f32,
+    /// The output projection is the embedding matrix.
+    pub tied_embeddings: bool,
+    /// q, k and v have biases (Qwen2).
+    pub qkv_bias: bool,
+    /// q and k are RMS-normalized per head before the rotation (Qwen3).
+    pub qk_norm: bool,
+    /// Most tokens of a sequence.
+    pub max_context: usize,
+    pub bos_id: Option<TokenId>,
+    /// Tokens that end an output; may be empty.
+    pub eos_ids: Vec<TokenId>,
+}
+
+/// Why a configuration is not usable.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum ConfigError {
+    #[error(
+        "{source_kind}: architecture `{found}` is not supported: supported are {}",
+        Family::SUPPORTED
+    )]
+    Architecture {
+        source_kind: &'static str,
+        found: String,
+    },
+    #[error("{source_kind}: field `{field}` is missing")]
+    Missing {
+        source_kind: &'static str,
+        field: String,
+    },
+    #[error("{source_kind}: field `{field}` is {found}, expected {expected}")]
+    Field {
+        source_kind: &'static str,
+        field: String,
+        found: String,
+        expected: String,
+    },
+    #[error("{source_kind}: `{field}` = {found} is not supported: {supported}")]
+    Unsupported {
+        source_kind: &'static str,
+        field: String,
+        found: String,
+        supported: &'static str,
+    },
+    #[error("config.json is not valid JSON: {0}")]
+    Json(String),
+    #[error("model shape is impossible: {0}")]
+    Shape(String),
+}
+
+/// Largest value accepted for any size: keeps every product of two of them inside 64 bits.
+const MAX_SIZE: u64 = 1 << 24;
+const MAX_LAYERS: usize = 1024;
+/// Far above any model that fits one machine; keeps offsets inside the address space.
+const MAX_WEIGHTS: u128 = 1 << 42;
+
+/// Typed access to the fields of a JSON object.
+struct Fields<'a> {
+    kind: &'static str,
+    map: &'a Map<String, Value>,
+}
+
+impl<'a> Fields<'a> {
+    fn get(&self, field: &str) -> Option<&'a Value> {
+        self.map.get(field).filter(|value| !value.is_null())
+    }
+
+    fn bad(&self, field: &str, found: &Value, expected: &str) -> ConfigError {
+        ConfigError::Field {
+            source_kind: self.kind,
+            field: field.to_owned(),
+            found: found.to_string(),
+            expected: expected.to_owned(),
+        }
+    }
+
+    fn size(&self, field: &str) -> Result<Option<usize>, ConfigError> {
+        let Some(value) = self.get(field) else {
+            return Ok(None);
+        };
+        match value.as_u64() {
+            Some(size @ 1..=MAX_SIZE) => Ok(Some(size as usize)),
+            _ => Err(self.bad(field, value, "an integer from 1 to 16777216")),
+        }
+    }
+
+    fn need<T>(&self, field: &str, value: Option<T>) -> Result<T, ConfigError> {
+        value.ok_or_else(|| ConfigError::Missing {
+            source_kind: self.kind,
+            field: field.to_owned(),
+        })
+    }
+
+    fn need_size(&self, field: &str) -> Result<usize, ConfigError> {
+        self.need(field, self.size(field)?)
+    }
+
+    fn positive(&self, field: &str) -> Result<Option<f32>, ConfigError> {
+        let Some(value) = self.get(field) else {
+            return Ok(None);
+        };
+        match value.as_f64().map(|v| v as f32) {
+            Some(v) if v.is_finite() && v > 0.0 => Ok(Some(v)),
+            _ => Err(self.bad(field, value, "a positive number")),
+        }
+    }
+
+    fn flag(&self, field: &str) -> Result<Option<bool>, ConfigError> {
+        let Some(value) = self.get(field) else {
+            return Ok(None);
+        };
+        value
+            .as_bool()
+            .map(Some)
+            .ok_or_else(|| self.bad(field, value, "true or false"))
+    }
+
+    /// Refuses any value of `field` but those in `allowed`; absent is fine.
+    fn only(
+        &self,
+        field: &str,
+        allowed: &[Value],
+        supported: &'static str,
+    ) -> Result<(), ConfigError> {
+        match self.get(field) {
+            Some(value) if !allowed.contains(value) => Err(ConfigError::Unsupported {
+                source_kind: self.kind,
+                field: field.to_owned(),
+                found: value.to_string(),
+                supported,
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    fn ids(&self, field: &str) -> Result<Vec<TokenId>, ConfigError> {
+        let Some(value) = self.get(field) else {
+            return Ok(Vec::new());
+        };
+        let one = |v: &Value| {
+            let id = v.as_u64().and_then(|id| TokenId::try_from(id).ok());
+            id.ok_or_else(|| self.bad(field, value, "a token id or a list of them"))
+        };
+        match value {
+            Value::Array(list) => list.iter().map(one).collect(),
+            single => Ok(vec![one(single)?]),
+        }
+    }
+}
+
+const JSON: &str = "config.json";
+
+impl ModelConfig {
+    /// Reads the text of a `config.json` as `transformers` writes it (versions 4 and 5).
+    pub fn from_json(text: &str) -> Result<Self, ConfigError> {
+        let value: Value =
+            serde_json::from_str(text).map_err(|error| ConfigError::Json(error.to_string()))?;
+        let Value::Object(map) = &value else {
+            return Err(ConfigError::Json(
+                "expected an object at the top".to_owned(),
+            ));
+        };
+        let fields = Fields { kind: JSON, map };
+        let model_type = fields.need("model_type", fields.get("model_type"))?;
+        let name = model_type
+            .as_str()
+            .ok_or_else(|| fields.bad("model_type", model_type, "a string"))?;
+        let family = Family::parse(name, JSON)?;
+        refuse_unsupported(&fields, family)?;
+        let heads = fields.need_size("num_attention_heads")?;
+        let d_model = fields.need_size("hidden_size")?;
+        let head_dim = match (fields.size("head_dim")?, family) {
+            (Some(head_dim), _) => head_dim,
+            (None, Family::Qwen3) => 128, // the default of the published configuration class
+            (None, _) => d_model / heads,
+        };
+        let (rope_theta, rope_scaling) = rope_from_json(&fields)?;
+        let config = Self {
+            family,
+            vocab: fields.need_size("vocab_size")?,
+            d_model,
+            layers: fields.need_size("num_hidden_layers")?,
+            heads,
+            kv_heads: fields.size("num_key_value_heads")?.unwrap_or(heads),
+            head_dim,
+            d_ff: fields.need_size("intermediate_size")?,
+            rope_theta,
+            rope_scaling,
+            rms_eps: fields.positive("rms_norm_eps")?.unwrap_or(1e-6),
+            tied_embeddings: fields.flag("tie_word_embeddings")?.unwrap_or(false),
+            qkv_bias: family == Family::Qwen2,
+            qk_norm: family == Family::Qwen3,
+            max_context: fields.need_size("max_position_embeddings")?,
+            bos_id: fields.ids("bos_token_id")?.first().copied(),
+            eos_ids: fields.ids("eos_token_id")?,
+        };
+        config.checked()
+    }
+
+    /// Adds the end tokens of a `generation_config.json`, which may name more than `config.json`.
+    pub fn add_generation_config(&mut self, text: &str) -> Result<(), ConfigError> {
+        let value: Value =
+            serde_json::from_str(text).map_err(|error| ConfigError::Json(error.to_string()))?;
+        let Value::Object(map) = &value else {
+            return Ok(());
+        };
+        let fields = Fields {
+            kind: "generation_config.json",
+            map,
+        };
+        for id in fields.ids("eos_token_id")? {
+            if !self.eos_ids.contains(&id) {
+                self.eos_ids.push(id);
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads the metadata of a GGUF. `has_output`: the file has a tensor `output.weight` (else
+    /// the embeddings are tied); `rope_divisors`: the values of `rope_freqs.weight`, if it is there.
+    pub fn from_gguf(
+        meta: &GgufMetadata,
+        has_output: bool,
+        rope_divisors: Option<Vec<f32>>,
+    ) -> Result<Self, ConfigError> {
+        let arch = meta.need_str("general.architecture")?;
+        let family = Family::parse(arch, crate::gguf::KIND)?;
+        let key = |field: &str| format!("{arch}.{field}");
+        refuse_unsupported_gguf(meta, arch)?;
+        let heads = meta.need_size(&key("attention.head_count"))?;
+        let d_model = meta.need_size(&key("embedding_length"))?;
+        let head_dim = meta
+            .size(&key("attention.key_length"))?
+            .unwrap_or(d_model / heads);
+        for field in ["attention.value_length", "rope.dimension_count"] {
+            if meta.size(&key(field))?.is_some_and(|size| size != head_dim) {
+                let found = meta.size(&key(field))?.unwrap_or(0);
+                return Err(ConfigError::Unsupported {
+                    source_kind: crate::gguf::KIND,
+                    field: key(field),
+                    found: format!("{found} with heads of {head_dim}"),
+                    supported: "keys, values and rotation of one size",
+                });
+            }
+        }
+        let vocab = match meta.size(&key("vocab_size"))? {
+            Some(vocab) => vocab,
+            None => meta.tokens()?.len(),
+        };
+        let config = Self {
+            family,
+            vocab,
+            d_model,
+            layers: meta.need_size(&key("block_count"))?,
+            heads,
+            kv_heads: meta.size(&key("attention.head_count_kv"))?.unwrap_or(heads),
+            head_dim,
+            d_ff: meta.need_size(&key("feed_forward_length"))?,
+            rope_theta: meta.positive(&key("rope.freq_base"))?.unwrap_or(10_000.0),
+            rope_scaling: rope_divisors.map_or(RopeScaling::None, RopeScaling::Divisors),
+            rms_eps: meta.need_positive(&key("attention.layer_norm_rms_epsilon"))?,
+            tied_embeddings: !has_output,
+            qkv_bias: family == Family::Qwen2,
+            qk_norm: family == Family::Qwen3,
+            max_context: meta.need_size(&key("context_length"))?,
+            bos_id: meta.token_id("bos")?,
+            eos_ids: meta
+                .token_id("eos")?
+                .into_iter()
+                .chain(meta.token_id("eot")?)
+                .fold(Vec::new(), |mut ids, id| {
+                    if !ids.contains(&id) {
+                        ids.push(id);
+                    }
+                    ids
+                }),
+        };
+        config.checked()
+    }
+
+    /// The `config.json` from which `transformers` builds the same model. `dtype` is the name of
+    /// the stored number type (`float32`, `bfloat16`).
+    pub fn to_json(&self, dtype: &str) -> Result<String, ConfigError> {
+        let mut value = json!({
+            "architectures": [self.family.class()],
+            "model_type": self.family.name(),
+            "torch_dtype": dtype,
+            "vocab_size": self.vocab,
+            "hidden_size": self.d_model,
+            "num_hidden_layers": self.layers,
+            "num_attention_heads": self.heads,
+            "num_key_value_heads": self.kv_heads,
+            "head_dim": self.head_dim,
+            "intermediate_size": self.d_ff,
+            "hidden_act": "silu",
+            "rms_norm_eps": f64_of(self.rms_eps),
+            "rope_theta": f64_of(self.rope_theta),
+            "tie_word_embeddings": self.tied_embeddings,
+            "max_position_embeddings": self.max_context,
+            "bos_token_id": self.bos_id,
+        });
+        value["eos_token_id"] = match self.eos_ids[..] {
+            [] => Value::Null,
+            [id] => json!(id),
+            ref ids => json!(ids),
+        };
+        if self.family != Family::Qwen2 {
+            value["attention_bias"] = json!(false);
+        }
+        value["rope_scaling"] = match &self.rope_scaling {
+            RopeScaling::None => Value::Null,
+            RopeScaling::Llama3 {
+                factor,
+                low_freq_factor,
+                high_freq_factor,
+                original_context,
+            } => {
+                json!({
+                    "rope_type": "llama3",
+                    "factor": f64_of(*factor),
+                    "low_freq_factor": f64_of(*low_freq_factor),
+                    "high_freq_factor": f64_of(*high_freq_factor),
+                    "original_max_position_embeddings": original_context,
+                })
+            }
+            RopeScaling::Divisors(_) => {
+                return Err(ConfigError::Unsupported {
+                    source_kind: JSON,
+                    field: "rope_scaling".to_owned(),
+                    found: "the rope divisors of a GGUF".to_owned(),
+                    supported: "config.json can express `llama3` scaling alone: load the model \
+                                from its original safetensors to save it",
+                });
+            }
+        };
+        serde_json::to_string_pretty(&value).map_err(|error| ConfigError::Json(error.to_string()))
+    }
+
+    /// Width of the query rows: `heads · head_dim`.
+    pub fn q_dim(&self) -> usize {
+        self.heads * self.head_dim
+    }
+
+    /// Width of the key rows, and of the value rows: `kv_heads · head_dim`.
+    pub fn kv_dim(&self) -> usize {
+        self.kv_heads * self.head_dim
+    }
+
+    /// Width of the fused projection: queries, keys, values.
+    pub fn qkv_dim(&self) -> usize {
+        self.q_dim() + 2 * self.kv_dim()
+    }
+
+    /// Angular frequency of each rotated pair, `head_dim / 2` of them, in radians per position.
+    pub fn rope_frequencies(&self) -> Vec<f32> {
+        let half = self.head_dim / 2;
+        (0..half)
+            .map(|i| {
+                let exponent = (2 * i) as f32 / self.head_dim as f32;
+                let frequency = 1.0 / self.rope_theta.powf(exponent);
+                self.rope_scaling.apply(i, frequency)
+            })
+            .collect()
+    }
+
+    /// Refuses shapes that the operators cannot compute.
+    pub fn checked(self) -> Result<Self, ConfigError> {
+        let fail = |text: String| Err(ConfigError::Shape(text));
+        if self.heads == 0 || self.kv_heads == 0 || !self.heads.is_multiple_of(self.kv_heads) {
+            return fail(format!(
+                "{} heads over {} kv heads",
+                self.heads, self.kv_heads
+            ));
+        }
+        if self.head_dim == 0 || !self.head_dim.is_multiple_of(2) || self.head_dim > 512 {
+            return fail(format!(
+                "head_dim is {}, expected an even number up to 512",
+                self.head_dim
+            ));
+        }
+        for (name, size) in [
+            ("vocabulary", self.vocab),
+            ("d_model", self.d_model),
+            ("layers", self.layers),
+            ("d_ff", self.d_ff),
+            ("max_context", self.max_context),
+        ] {
+            if size == 0 {
+                return fail(format!("{name} is 0"));
+            }
+        }
+        if self.layers > MAX_LAYERS {
+            return fail(format!("{} layers, the limit is {MAX_LAYERS}", self.layers));
+        }
+        let wide = |sizes: [usize; 3]| sizes.into_iter().map(|size| size as u128).product::<u128>();
+        let weights = 2 * wide([self.vocab, self.d_model, 1])
+            + wide([
+                self.layers,
+                2 * self.qkv_dim() + 3 * self.d_ff,
+                self.d_model,
+            ]);
+        if weights > MAX_WEIGHTS {
+            return fail(format!(
+                "some {weights} weights, the limit is {MAX_WEIGHTS}"
+            ));
+        }
+        if let RopeScaling::Divisors(divisors) = &self.rope_scaling {
+            let usable = divisors.iter().all(|d| d.is_finite() && *d > 0.0);
+            if divisors.len() != self.head_dim / 2 || !usable {
+                return fail(format!(
+                    "{} rope divisors for heads of {}",
+                    divisors.len(),
+                    self.head_dim
+                ));
+            }
+        }
+        match self
+            .eos_ids
+            .iter()
+            .chain(&self.bos_id)
+            .find(|id| **id as usize >= self.vocab)
+        {
+            Some(id) => fail(format!(
+                "special token {id} is outside the vocabulary of {}",
+                self.vocab
+            )),
+            None => Ok(self),
+        }
+    }
+}
+
+impl RopeScaling {
+    fn apply(&self, index: usize, frequency: f32) -> f32 {
+        match self {
+            Self::None => frequency,
+            Self::Divisors(divisors) => frequency / divisors[index],
+            Self::Llama3 {
+                factor,
+                low_freq_factor,
+                high_freq_factor,
+                original_context,
+            } => {
+                let wavelength = 2.0 * std::f32::consts::PI / frequency;
+                let context = *original_context as f32;
+                if wavelength > context / low_freq_factor {
+                    frequency / factor
+                } else if wavelength < context / high_freq_factor {
+                    frequency
+                } else {
+                    let keep = (context / wavelength - low_freq_factor)
+                        / (high_freq_factor - low_freq_factor);
+                    (1.0 - keep) * frequency / factor + keep * frequency
+                }
+            }
+        }
+    }
+}
+
+/// The shortest decimal that reads back as `value`: 1e-5 and not 9.99999974e-6.
+fn f64_of(value: f32) -> f64 {
+    value.to_string().parse().unwrap_or(f64::from(value))
+}
+
+fn refuse_unsupported(fields: &Fields<'_>, family: Family) -> Result<(), ConfigError> {
+    fields.only(
+        "hidden_act",
+        &[json!("silu")],
+        "the activation must be `silu`",
+    )?;
+    fields.only(
+        "mlp_bias",
+        &[json!(false)],
+        "feed-forward layers have no bias",
+    )?;
+    fields.only(
+        "use_sliding_window",
+        &[json!(false)],
+        "attention must see the whole context",
+    )?;
+    fields.only(
+        "partial_rotary_factor",
+        &[json!(1.0), json!(1)],
+        "whole heads are rotated",
+    )?;
+    if family != Family::Qwen2 {
+        fields.only(
+            "attention_bias",
+            &[json!(false)],
+            "only qwen2 has attention biases",
+        )?;
+    }
+    fields.only(
+        "quantization_config",
+        &[],
+        "load weights stored as F32, F16 or BF16, or a GGUF",
+    )?;
+    let Some(Value::Array(kinds)) = fields.get("layer_types") else {
+        return Ok(());
+    };
+    match kinds.iter().find(|kind| **kind != json!("full_attention")) {
+        Some(kind) => Err(ConfigError::Unsupported {
+            source_kind: JSON,
+            field: "layer_types".to_owned(),
+            found: kind.to_string(),
+            supported: "every layer must be `full_attention`",
+        }),
+        None => Ok(()),
+    }
+}
+
+fn refuse_unsupported_gguf(meta: &GgufMetadata, arch: &str) -> Result<(), ConfigError> {
+    let refuse = |field: String, found: String, supported| {
+        Err(ConfigError::Unsupported {
+            source_kind: crate::gguf::KIND,
+            field,
+            found,
+            supported,
+        })
+    };
+    let experts = format!("{arch}.expert_count");
+    if let Some(count) = meta.uint(&experts)?.filter(|count| *count > 0) {
+        return refuse(experts, count.to_string(), "mixtures of experts are not");
+    }
+    let scaling = format!("{arch}.rope.scaling.type");
+    match meta.str(&scaling)? {
+        Some(kind) if kind != "none" => refuse(
+            scaling,
+            format!("`{kind}`"),
+            "`none`, or a tensor `rope_freqs.weight`",
+        ),
+        _ => Ok(()),
+    }
+}
+
+/// Base and scaling from `rope_theta` + `rope_scaling` (transformers 4) or `rope_parameters` (5).
+fn rope_from_json(fields: &Fields<'_>) -> Result<(f32, RopeScaling), ConfigError> {
+    let old = fields.get("rope_scaling");
+    let Some(value) = fields.get("rope_parameters").or(old) else {
+        return Ok((
+            fields.positive("rope_theta")?.unwrap_or(10_000.0),
+            RopeScaling::None,
+        ));
+    };
+    let Value::Object(map) = value else {
+        return Err(fields.bad("rope_scaling", value, "an object or null"));
+    };
+    let rope = Fields { kind: JSON, map };
+    let theta = match rope.positive("rope_theta")? {
+        Some(theta) => theta,
+        None => fields.positive("rope_theta")?.unwrap_or(10_000.0),
+    };
+    rope.only(
+        "partial_rotary_factor",
+        &[json!(1.0), json!(1)],
+        "whole heads are rotated",
+    )?;
+    let kind = rope
+        .get("rope_type")
+        .or(rope.get("type"))
+        .and_then(Value::as_str);
+    let scaling = match kind {
+        None | Some("default") => RopeScaling::None,
+        Some("llama3") => {
+            let need = |name: &str| rope.need(name, rope.positive(name)?);
+            let (low, high) = (need("low_freq_factor")?, need("high_freq_factor")?);
+            if high <= low {
+                return Err(ConfigError::Shape(format!(
+                    "rope high_freq_factor {high} is not above low_freq_factor {low}"
+                )));
+            }
+            RopeScaling::Llama3 {
+                factor: need("factor")?,
+                low_freq_factor: low,
+                high_freq_factor: high,
+                original_context: rope.need_size("original_max_position_embeddings")?,
+            }
+        }
+        Some(other) => {
+            return Err(ConfigError::Unsupported {
+                source_kind: JSON,
+                field: "rope_type".to_owned(),
+                found: format!("`{other}`"),
+                supported: "supported are `default` and `llama3`",
+            });
+        }
+    };
+    Ok((theta, scaling))
+}

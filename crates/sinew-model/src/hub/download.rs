@@ -1,0 +1,406 @@
+//! Downloads over HTTPS: resumed where they broke off, checked, put into the cache in one step.
+
+use super::SIDE_FILES;
+use crate::resolve::{Progress, ResolveEnv};
+use crate::safetensors::{INDEX, SINGLE, read_index};
+use serde::Deserialize;
+use sha2::{Digest, Sha256};
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use ureq::config::RedirectAuthHeaders;
+use ureq::http::{Response, header};
+use ureq::{Agent, Body};
+
+const MAX_API_BYTES: u64 = 16 << 20;
+const MAX_FILE_BYTES: u64 = 1 << 40;
+const MAX_REDIRECTS: u32 = 5;
+/// Attempts in a row that bring no byte before a download is given up.
+const MAX_ATTEMPTS: u32 = 4;
+const FIRST_PAUSE: Duration = Duration::from_millis(200);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(20);
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(60);
+/// Wall time of one attempt; the next goes on where it ended.
+const BODY_TIMEOUT: Duration = Duration::from_secs(300);
+const COPY_BYTES: usize = 1 << 18;
+
+/// One repository of the hub and its folder in the cache.
+pub(super) struct Hub<'a> {
+    repo: &'a str,
+    root: &'a Path,
+    env: &'a ResolveEnv,
+    agent: Agent,
+    /// Answers redirects to us, so that their headers can be read.
+    still: Agent,
+}
+
+#[derive(Deserialize)]
+struct Revision {
+    sha: String,
+    siblings: Vec<Sibling>,
+}
+
+#[derive(Deserialize)]
+struct Sibling {
+    rfilename: String,
+}
+
+/// What the hub says about a file.
+struct Remote {
+    /// Name of the content in the cache: SHA-256 of large files, git's id of small ones.
+    etag: String,
+    size: Option<u64>,
+}
+
+/// An error that another attempt may not meet, or one that stays.
+enum Failure {
+    Passing(String),
+    Final(String),
+}
+
+impl<'a> Hub<'a> {
+    pub(super) fn new(repo: &'a str, root: &'a Path, env: &'a ResolveEnv) -> Self {
+        let agent = |redirects| {
+            Agent::new_with_config(
+                Agent::config_builder()
+                    .max_redirects(redirects)
+                    .max_redirects_will_error(redirects > 0)
+                    .redirect_auth_headers(RedirectAuthHeaders::SameHost)
+                    .http_status_as_error(false)
+                    .timeout_connect(Some(CONNECT_TIMEOUT))
+                    .timeout_recv_response(Some(RESPONSE_TIMEOUT))
+                    .timeout_recv_body(Some(BODY_TIMEOUT))
+                    .user_agent(concat!("sinew/", env!("CARGO_PKG_VERSION")))
+                    .build(),
+            )
+        };
+        Self {
+            repo,
+            root,
+            env,
+            agent: agent(MAX_REDIRECTS),
+            still: agent(0),
+        }
+    }
+
+    /// Brings every needed file of `revision` into the cache; its directory.
+    pub(super) fn snapshot(&self, revision: &str) -> Result<PathBuf, String> {
+        let listing = self.listing(revision)?;
+        let dir = self.root.join("snapshots").join(&listing.sha);
+        fs::create_dir_all(&dir).map_err(|error| format!("{}: {error}", dir.display()))?;
+        let has = |name: &str| listing.siblings.iter().any(|file| file.rfilename == name);
+        if !has("config.json") {
+            return Err("the repository has no config.json".to_owned());
+        }
+        let fetch = |file: &str| self.file(&listing.sha, file, &dir);
+        fetch("config.json")?;
+        for file in SIDE_FILES.iter().filter(|file| has(file)) {
+            fetch(file)?;
+        }
+        if has(SINGLE) {
+            fetch(SINGLE)?;
+        } else if has(INDEX) {
+            fetch(INDEX)?;
+            let index = read_index(&dir.join(INDEX)).map_err(|error| error.to_string())?;
+            let shards: std::collections::BTreeSet<_> = index.values().collect();
+            shards.into_iter().try_for_each(|shard| fetch(shard))?;
+        } else {
+            return Err(format!(
+                "the repository has neither `{SINGLE}` nor `{INDEX}`"
+            ));
+        }
+        let reference = self.root.join("refs").join(revision);
+        if !super::is_commit(revision) {
+            write_atomic(&reference, listing.sha.as_bytes())
+                .map_err(|error| format!("{}: {error}", reference.display()))?;
+        }
+        Ok(dir)
+    }
+
+    fn url(&self, path: &str) -> String {
+        format!("{}/{path}", self.env.hub_endpoint.trim_end_matches('/'))
+    }
+
+    fn listing(&self, revision: &str) -> Result<Revision, String> {
+        let revision = revision.replace('/', "%2F");
+        let url = self.url(&format!("api/models/{}/revision/{revision}", self.repo));
+        let text = self.retry(|| {
+            let mut response = self.get(&url, None)?;
+            let body = response.body_mut().with_config().limit(MAX_API_BYTES);
+            body.read_to_string()
+                .map_err(|error| Failure::Passing(error.to_string()))
+        })?;
+        let listing: Revision =
+            serde_json::from_str(&text).map_err(|error| format!("{url}: {error}"))?;
+        if !super::is_commit(&listing.sha) {
+            return Err(format!("{url}: `{}` is no commit", listing.sha));
+        }
+        Ok(listing)
+    }
+
+    /// A GET from byte `from` on (a range), or of the whole.
+    fn get(&self, url: &str, from: Option<u64>) -> Result<Response<Body>, Failure> {
+        let mut request = self
+            .agent
+            .get(url)
+            .header(header::ACCEPT_ENCODING, "identity");
+        if let Some(token) = &self.env.hub_token {
+            request = request.header(header::AUTHORIZATION, format!("Bearer {token}"));
+        }
+        if let Some(from) = from {
+            request = request.header(header::RANGE, format!("bytes={from}-"));
+        }
+        let response = request
+            .call()
+            .map_err(|e| Failure::Passing(format!("{url}: {e}")))?;
+        self.check(url, response)
+    }
+
+    fn check(&self, url: &str, response: Response<Body>) -> Result<Response<Body>, Failure> {
+        let status = response.status().as_u16();
+        let hint = match status {
+            200..=399 => return Ok(response),
+            401 | 403 => match self.env.hub_token {
+                Some(_) => ": it does not exist, or HF_TOKEN gives no access",
+                None => ": it does not exist, or it is private or gated and needs HF_TOKEN",
+            },
+            404 => ": no such repository, revision or file",
+            _ => "",
+        };
+        let text = format!("{url} answers {status}{hint}");
+        Err(match status {
+            408 | 429 | 500..=599 => Failure::Passing(text),
+            _ => Failure::Final(text),
+        })
+    }
+
+    /// Runs `attempt` until it succeeds, fails for good, or failed [`MAX_ATTEMPTS`] times.
+    fn retry<T>(&self, mut attempt: impl FnMut() -> Result<T, Failure>) -> Result<T, String> {
+        let mut pause = FIRST_PAUSE;
+        for left in (0..MAX_ATTEMPTS).rev() {
+            match attempt() {
+                Ok(value) => return Ok(value),
+                Err(Failure::Final(text)) => return Err(text),
+                Err(Failure::Passing(text)) if left == 0 => return Err(text),
+                Err(Failure::Passing(_)) => std::thread::sleep(pause),
+            }
+            pause *= 2;
+        }
+        Err("no attempt was made".to_owned())
+    }
+
+    /// Identity and size of a file, from the answer before any redirect to another host.
+    fn remote(&self, url: &str) -> Result<Remote, Failure> {
+        let mut url = url.to_owned();
+        for _ in 0..MAX_REDIRECTS {
+            let mut request = self
+                .still
+                .head(&url)
+                .header(header::ACCEPT_ENCODING, "identity");
+            if let Some(token) = &self.env.hub_token {
+                request = request.header(header::AUTHORIZATION, format!("Bearer {token}"));
+            }
+            let response = request
+                .call()
+                .map_err(|e| Failure::Passing(format!("{url}: {e}")))?;
+            let response = self.check(&url, response)?;
+            let text = |name: &str| response.headers().get(name)?.to_str().ok();
+            let linked = text("x-linked-etag");
+            // A renamed repository redirects within the hub; large files elsewhere, with a linked tag.
+            match text("location") {
+                Some(path) if linked.is_none() && path.starts_with('/') => {
+                    url = self.url(path.trim_start_matches('/'));
+                    continue;
+                }
+                _ => {}
+            }
+            let raw = linked.or_else(|| text("etag")).unwrap_or_default();
+            let etag = raw.trim_start_matches("W/").trim_matches('"').to_owned();
+            let plain = |b: u8| b.is_ascii_alphanumeric() || b == b'-';
+            if etag.is_empty() || etag.len() > 128 || !etag.bytes().all(plain) {
+                return Err(Failure::Final(format!(
+                    "{url}: tag `{raw}` does not identify a file"
+                )));
+            }
+            let size = if linked.is_some() {
+                text("x-linked-size")
+            } else {
+                text("content-length")
+            };
+            let size = size.and_then(|size| size.parse().ok());
+            if size.is_some_and(|size: u64| size > MAX_FILE_BYTES) {
+                return Err(Failure::Final(format!(
+                    "{url}: larger than {MAX_FILE_BYTES} bytes"
+                )));
+            }
+            return Ok(Remote { etag, size });
+        }
+        Err(Failure::Final(format!(
+            "{url}: more than {MAX_REDIRECTS} redirects"
+        )))
+    }
+
+    /// Brings one file of commit `sha` into the cache and links it into `dir`.
+    fn file(&self, sha: &str, name: &str, dir: &Path) -> Result<(), String> {
+        let link = dir.join(name);
+        if link.is_file() {
+            return Ok(());
+        }
+        let url = self.url(&format!("{}/resolve/{sha}/{name}", self.repo));
+        let remote = self.retry(|| self.remote(&url))?;
+        let blobs = self.root.join("blobs");
+        let blob = blobs.join(&remote.etag);
+        let failed = |error: io::Error| format!("{}: {error}", blob.display());
+        fs::create_dir_all(&blobs).map_err(failed)?;
+        let _lock = self.lock(&remote.etag).map_err(failed)?;
+        if !blob.is_file() {
+            self.blob(&url, name, &remote, &blob)?;
+        }
+        let target = Path::new("../../blobs").join(&remote.etag);
+        match std::os::unix::fs::symlink(target, &link) {
+            Err(error) if !link.is_file() => Err(failed(error)),
+            _ => Ok(()),
+        }
+    }
+
+    /// The lock that `huggingface_hub` takes as well; held until the file is dropped.
+    fn lock(&self, etag: &str) -> io::Result<File> {
+        let folder = self.root.file_name().unwrap_or_default();
+        let dir = self.env.hub_cache.join(".locks").join(folder);
+        fs::create_dir_all(&dir)?;
+        let file = File::create(dir.join(format!("{etag}.lock")))?;
+        file.lock()?;
+        Ok(file)
+    }
+
+    fn blob(&self, url: &str, name: &str, remote: &Remote, blob: &Path) -> Result<(), String> {
+        let partial = blob.with_file_name(format!("{}.incomplete", remote.etag));
+        let failed = |error: io::Error| format!("{}: {error}", partial.display());
+        let mut options = OpenOptions::new();
+        let options = options.read(true).write(true).create(true).truncate(false);
+        let mut file = options.open(&partial).map_err(failed)?;
+        let mut last = file.metadata().map_err(failed)?.len();
+        // Attempts count anew after each that brought bytes.
+        loop {
+            let done = self.retry(|| match self.transfer(url, name, remote, &mut file) {
+                Err(Failure::Passing(text)) => {
+                    let length = file.metadata().map(|meta| meta.len()).unwrap_or(last);
+                    let moved = length > last;
+                    last = length;
+                    if moved {
+                        Ok(false)
+                    } else {
+                        Err(Failure::Passing(text))
+                    }
+                }
+                other => other.map(|()| true),
+            })?;
+            if done {
+                break;
+            }
+        }
+        if let Err(text) = verify(&mut file, remote) {
+            // A wrong file would be resumed for ever.
+            let _ = fs::remove_file(&partial);
+            return Err(format!("{url}: {text}"));
+        }
+        file.sync_all().map_err(failed)?;
+        fs::rename(&partial, blob).map_err(failed)
+    }
+
+    /// One attempt to bring the rest of a file.
+    fn transfer(
+        &self,
+        url: &str,
+        name: &str,
+        remote: &Remote,
+        file: &mut File,
+    ) -> Result<(), Failure> {
+        let local = |error: io::Error| Failure::Final(format!("writing the cache: {error}"));
+        let mut at = file.seek(SeekFrom::End(0)).map_err(local)?;
+        if remote.size == Some(at) {
+            return Ok(());
+        }
+        if remote.size.is_some_and(|size| at > size) {
+            at = 0;
+        }
+        let mut response = self.get(url, (at > 0).then_some(at))?;
+        if response.status().as_u16() != 206 {
+            at = 0;
+        }
+        file.set_len(at).map_err(local)?;
+        file.seek(SeekFrom::Start(at)).map_err(local)?;
+        let mut body = response.body_mut().as_reader();
+        let mut buffer = vec![0; COPY_BYTES];
+        let limit = remote.size.unwrap_or(MAX_FILE_BYTES);
+        loop {
+            let n = match body.read(&mut buffer) {
+                Ok(0) => break,
+                Ok(n) => n,
+                Err(error) => return Err(Failure::Passing(format!("{url}: {error}"))),
+            };
+            at += n as u64;
+            if at > limit {
+                return Err(Failure::Final(format!(
+                    "{url}: more than the {limit} bytes announced"
+                )));
+            }
+            file.write_all(&buffer[..n]).map_err(local)?;
+            if let Some(progress) = &self.env.progress {
+                progress(Progress {
+                    file: name,
+                    bytes: at,
+                    total: remote.size,
+                });
+            }
+        }
+        match remote.size {
+            Some(size) if at < size => {
+                Err(Failure::Passing(format!("{url}: {at} of {size} bytes")))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Compares a large file with its SHA-256; small ones are held by their length alone.
+fn verify(file: &mut File, remote: &Remote) -> Result<(), String> {
+    let is_sha256 = remote.etag.len() == 64 && remote.etag.bytes().all(|b| b.is_ascii_hexdigit());
+    if !is_sha256 {
+        return Ok(());
+    }
+    let mut hash = Sha256::new();
+    let mut buffer = vec![0; COPY_BYTES];
+    file.seek(SeekFrom::Start(0))
+        .map_err(|error| error.to_string())?;
+    loop {
+        let n = file.read(&mut buffer).map_err(|error| error.to_string())?;
+        if n == 0 {
+            break;
+        }
+        hash.update(&buffer[..n]);
+    }
+    let found: String = hash
+        .finalize()
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect();
+    if found.eq_ignore_ascii_case(&remote.etag) {
+        return Ok(());
+    }
+    Err(format!(
+        "content has SHA-256 {found}, expected {}",
+        remote.etag
+    ))
+}
+
+fn write_atomic(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let parent = path.parent().unwrap_or(Path::new("."));
+    fs::create_dir_all(parent)?;
+    let mut staging = tempfile::NamedTempFile::new_in(parent)?;
+    staging.write_all(bytes)?;
+    staging.as_file().sync_all()?;
+    staging.persist(path).map_err(|error| error.error)?;
+    Ok(())
+}

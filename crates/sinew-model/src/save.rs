@@ -1,0 +1,198 @@
+//! Writing a model as a directory that `transformers` and this crate load.
+
+use crate::load::LoadError;
+use crate::params::Params;
+use safetensors::tensor::{Dtype, View};
+use sinew_types::TensorSource;
+use std::borrow::Cow;
+use std::collections::HashMap;
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+/// Number type of saved weights.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SaveDtype {
+    /// Exact.
+    F32,
+    /// Half the size; values are rounded to 8 bits of precision.
+    Bf16,
+}
+
+impl SaveDtype {
+    fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "float32",
+            Self::Bf16 => "bfloat16",
+        }
+    }
+}
+
+/// A tensor on its way into a file; converted when it is written, one at a time.
+struct Stored<'a> {
+    shape: &'a [usize],
+    values: &'a [f32],
+    dtype: SaveDtype,
+}
+
+impl View for Stored<'_> {
+    fn dtype(&self) -> Dtype {
+        match self.dtype {
+            SaveDtype::F32 => Dtype::F32,
+            SaveDtype::Bf16 => Dtype::BF16,
+        }
+    }
+
+    fn shape(&self) -> &[usize] {
+        self.shape
+    }
+
+    fn data(&self) -> Cow<'_, [u8]> {
+        let mut bytes = Vec::with_capacity(self.data_len());
+        match self.dtype {
+            SaveDtype::F32 => self
+                .values
+                .iter()
+                .for_each(|v| bytes.extend(v.to_le_bytes())),
+            SaveDtype::Bf16 => self
+                .values
+                .iter()
+                .for_each(|v| bytes.extend(half::bf16::from_f32(*v).to_le_bytes())),
+        }
+        bytes.into()
+    }
+
+    fn data_len(&self) -> usize {
+        self.values.len() * if self.dtype == SaveDtype::F32 { 4 } else { 2 }
+    }
+}
+
+/// Writes `config.json`, `model.safetensors` and `extra` (name, bytes: tokenizer files and such)
+/// into `dir`, which must not exist or be empty.
+///
+/// The directory appears complete or not at all: everything is written and synced beside it under
+/// a temporary name first, and renamed at the end.
+pub fn save_pretrained(
+    dir: &Path,
+    params: &Params,
+    dtype: SaveDtype,
+    extra: &[(String, Vec<u8>)],
+) -> Result<(), LoadError> {
+    let config = params
+        .config()
+        .to_json(dtype.name())
+        .map_err(|error| LoadError::Config {
+            path: dir.to_owned(),
+            error,
+        })?;
+    write_dir(dir, |staging| {
+        write_tensors(&staging.join("model.safetensors"), params, dtype)?;
+        write_file(&staging.join("config.json"), config.as_bytes())?;
+        extra
+            .iter()
+            .try_for_each(|(name, bytes)| write_file(&staging.join(plain(dir, name)?), bytes))
+    })
+}
+
+/// Writes every tensor of `source` into one safetensors file and syncs it. Not atomic: for a
+/// directory that is renamed as a whole, see [`write_dir`].
+pub(crate) fn write_tensors(
+    path: &Path,
+    source: &dyn TensorSource,
+    dtype: SaveDtype,
+) -> Result<(), LoadError> {
+    let failed = |reason: String| LoadError::Save {
+        path: path.to_owned(),
+        reason,
+    };
+    let names = source.names();
+    let tensors: Vec<_> = names
+        .iter()
+        .filter_map(|name| {
+            let view = source.tensor(name)?;
+            Some((
+                name,
+                Stored {
+                    shape: view.shape,
+                    values: view.data,
+                    dtype,
+                },
+            ))
+        })
+        .collect();
+    // `transformers` refuses files without this mark.
+    let info = HashMap::from([("format".to_owned(), "pt".to_owned())]);
+    safetensors::serialize_to_file(tensors, Some(info), path).map_err(|e| failed(e.to_string()))?;
+    File::open(path)
+        .and_then(|file| file.sync_all())
+        .map_err(|e| failed(e.to_string()))
+}
+
+/// Runs `fill` on an empty directory beside `dir` and renames it to `dir` when that succeeds.
+pub(crate) fn write_dir(
+    dir: &Path,
+    fill: impl FnOnce(&Path) -> Result<(), LoadError>,
+) -> Result<(), LoadError> {
+    let failed = |error| LoadError::Io {
+        path: dir.to_owned(),
+        error,
+    };
+    if dir.exists() && fs::read_dir(dir).map_err(failed)?.next().is_some() {
+        let reason = "the directory exists and is not empty: choose another or remove it";
+        return Err(LoadError::Save {
+            path: dir.to_owned(),
+            reason: reason.to_owned(),
+        });
+    }
+    let parent = match dir.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent.to_owned(),
+        _ => PathBuf::from("."),
+    };
+    fs::create_dir_all(&parent).map_err(failed)?;
+    let staging = tempfile::Builder::new()
+        .prefix(".saving-")
+        .tempdir_in(&parent)
+        .map_err(failed)?;
+    fill(staging.path())?;
+    let sync = |path: &Path| {
+        File::open(path)
+            .and_then(|file| file.sync_all())
+            .map_err(failed)
+    };
+    sync(staging.path())?;
+    set_readable(staging.path()).map_err(failed)?;
+    fs::rename(staging.path(), dir).map_err(failed)?;
+    // The name is gone from its old place, so that nothing is left to clean up.
+    let _ = staging.keep();
+    sync(&parent)
+}
+
+/// Temporary directories are private; a saved model is as readable as any other directory.
+fn set_readable(dir: &Path) -> std::io::Result<()> {
+    use std::os::unix::fs::PermissionsExt;
+    fs::set_permissions(dir, fs::Permissions::from_mode(0o755))
+}
+
+pub(crate) fn write_file(path: &Path, bytes: &[u8]) -> Result<(), LoadError> {
+    let failed = |error| LoadError::Io {
+        path: path.to_owned(),
+        error,
+    };
+    let mut file = File::create(path).map_err(failed)?;
+    file.write_all(bytes)
+        .and_then(|()| file.sync_all())
+        .map_err(failed)
+}
+
+/// `name`, if it is the name of a file and not a path.
+fn plain<'a>(dir: &Path, name: &'a str) -> Result<&'a str, LoadError> {
+    let taken = name == "config.json" || name == "model.safetensors";
+    if name.is_empty() || name.starts_with('.') || name.contains('/') || taken {
+        let reason = format!("`{name}` cannot be the name of an extra file");
+        return Err(LoadError::Save {
+            path: dir.to_owned(),
+            reason,
+        });
+    }
+    Ok(name)
+}

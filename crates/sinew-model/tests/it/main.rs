@@ -1,0 +1,7 @@
+//! Integration tests: files, golden numbers, hub.
+
+mod corrupt;
+mod files;
+#[cfg(feature = "hub")]
+mod hub;
+mod support;
