@@ -1,1 +1,39 @@
-//! Scheduler, paged KV, prefix cache, sampler: the embedded engine. Token ids only.
+//! Scheduler, paged key-value memory, prefix cache and sampler: the embedded engine.
+//! Sees token ids only.
+//!
+//! From the outside in: [`EmbeddedEngine`] is a thread (`door`) around a pure core (`core`),
+//! which plans a pass (`scheduler`, `plan`), lets a [`Forward`] compute it, and draws tokens
+//! (`sampler`). Keys and values live in numbered blocks, found again by their tokens
+//! (`blocks`). [`FakeEngine`] answers without a model.
+//!
+//! Invariants:
+//! - The tokens of a request depend on its prompt, its sampling parameters and the weights
+//!   alone: not on what else runs, on batching, on preemption or on cache hits.
+//! - Every submitted request gets exactly one last event, even if the thread panics.
+//! - Each token carries the version of the weights that sampled it, and its log-probability
+//!   under the full softmax at temperature 1.
+//! - Keys and values of replaced weights are never found by new requests.
+//! - Everything but `door` is pure: no clock, no thread, no randomness of its own.
+
+mod blocks;
+mod core;
+mod door;
+mod embedded;
+mod fake;
+mod forward;
+mod params;
+mod plan;
+mod rng;
+mod sampler;
+mod scheduler;
+mod sequence;
+mod softmax;
+mod stop;
+pub mod testing;
+
+pub use door::Clock;
+pub use embedded::{EmbeddedEngine, EngineConfig};
+pub use fake::{FakeConfig, FakeEngine, FakeModel, Fault, Script};
+pub use forward::{Batch, BatchSequence, BlockCopy, BlockId, Forward, ForwardLimits};
+pub use scheduler::{SchedulerConfig, SwapPolicy};
+pub use stop::TokenBytes;

@@ -1,0 +1,435 @@
+//! The whole core against a naive engine that computes every token from nothing.
+
+use super::*;
+use crate::scheduler::SwapPolicy;
+use crate::testing::{HashForward, HashWeights};
+use proptest::prelude::*;
+use sinew_types::{FinishReason, SamplingParams, TokenId};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::Ordering;
+
+const VOCAB: usize = 7;
+
+fn limits(blocks: usize) -> ForwardLimits {
+    ForwardLimits {
+        vocab: VOCAB,
+        context: 40,
+        block_tokens: 4,
+        blocks,
+    }
+}
+
+fn config(max_running: usize, max_batch_tokens: usize) -> SchedulerConfig {
+    SchedulerConfig {
+        max_running,
+        max_batch_tokens,
+        swap: SwapPolicy::Recompute,
+    }
+}
+
+fn core(blocks: usize, config: SchedulerConfig) -> ModelCore<HashForward> {
+    let forward = HashForward::new(limits(blocks));
+    ModelCore::new(forward, config, None, PolicyVersion(0)).unwrap()
+}
+
+fn request(id: u64, prompt: &[TokenId], max_tokens: u32) -> GenerateRequest {
+    GenerateRequest {
+        id: RequestId(id),
+        prompt: prompt.to_vec(),
+        sampling: SamplingParams {
+            max_tokens,
+            seed: id,
+            ..SamplingParams::default()
+        },
+        priority: 0,
+    }
+}
+
+/// What a request got.
+#[derive(Debug, Default)]
+struct Answer {
+    tokens: Vec<TokenId>,
+    versions: Vec<u64>,
+    logprobs: Vec<f32>,
+    ends: Vec<Result<(FinishReason, u32), EngineError>>,
+}
+
+fn collect(answers: &mut BTreeMap<u64, Answer>, events: Vec<EngineEvent>) {
+    for event in events {
+        let id = crate::door::request_of(&event).0;
+        let answer = answers.entry(id).or_default();
+        assert!(answer.ends.is_empty(), "{event:?} after the end");
+        match event {
+            EngineEvent::Tokens { tokens, .. } => {
+                for t in tokens {
+                    answer.tokens.push(t.id);
+                    answer.versions.push(t.version.0);
+                    answer.logprobs.push(t.logprob);
+                }
+            }
+            EngineEvent::Finished {
+                reason,
+                cached_prompt_tokens,
+                ..
+            } => answer.ends.push(Ok((reason, cached_prompt_tokens))),
+            EngineEvent::Failed { error, .. } => answer.ends.push(Err(error)),
+        }
+    }
+}
+
+fn run(core: &mut ModelCore<HashForward>, requests: &[GenerateRequest]) -> BTreeMap<u64, Answer> {
+    for r in requests {
+        core.submit(r.clone()).unwrap();
+    }
+    drain(core)
+}
+
+fn drain(core: &mut ModelCore<HashForward>) -> BTreeMap<u64, Answer> {
+    let mut answers = BTreeMap::new();
+    let mut passes = 0;
+    while core.has_work() {
+        let mut events = Vec::new();
+        core.step(&mut events);
+        core.scheduler.check();
+        collect(&mut answers, events);
+        passes += 1;
+        assert!(passes < 100_000, "the engine makes no progress");
+    }
+    answers
+}
+
+/// The next token, from nothing.
+fn naive_next(request: &GenerateRequest, sampled: &[TokenId], weights: u64) -> Draw {
+    let tokens = [&request.prompt[..], sampled].concat();
+    let logits = HashForward::logits_after(VOCAB, weights, &tokens);
+    sampler::draw(&logits, &request.sampling, tokens.len()).unwrap()
+}
+
+/// Every token is the one that its version of the weights gives after those before it.
+fn check_answer(request: &GenerateRequest, answer: &Answer) {
+    for (i, &token) in answer.tokens.iter().enumerate() {
+        let draw = naive_next(request, &answer.tokens[..i], answer.versions[i]);
+        assert_eq!(token, draw.id, "token {i} of {request:?}");
+        assert_eq!(answer.logprobs[i], draw.logprob);
+    }
+    assert_eq!(answer.ends.len(), 1, "{request:?}: {answer:?}");
+    let n = answer.tokens.len();
+    match &answer.ends[0] {
+        Ok((FinishReason::Length, _)) => assert_eq!(n, request.sampling.max_tokens as usize),
+        Ok((FinishReason::StopId { id }, _)) => assert_eq!(answer.tokens.last(), Some(id)),
+        Ok((FinishReason::ContextFull, _)) => assert!(n < request.sampling.max_tokens as usize),
+        Ok((FinishReason::Aborted, _)) => {}
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_group_computes_its_prompt_once_and_copies_only_the_tail() {
+    let prompt: Vec<TokenId> = (0..10).map(|i| i % 5).collect();
+    let group: Vec<_> = (0..6).map(|i| request(i, &prompt, 5)).collect();
+    // The budget cuts the prompt in pieces.
+    for budget in [6, 7, 64] {
+        let mut core = core(64, config(8, budget));
+        let answers = run(&mut core, &group);
+        for (r, a) in group.iter().zip(answers.values()) {
+            check_answer(r, a);
+        }
+        let status = core.status();
+        assert_eq!(status.prefill_tokens, 10, "budget {budget}");
+        assert_eq!(status.cached_prompt_tokens, 50);
+        assert_eq!(status.sampled_tokens, 30);
+        assert_eq!(status.kv_tokens_free, status.kv_tokens_total);
+        // The last token of each is sampled, never computed.
+        let computed = core.forward.computed().load(Ordering::Relaxed);
+        assert_eq!(computed, 10 + 6 * 4);
+    }
+}
+
+#[test]
+fn the_next_turn_finds_all_of_the_last_one() {
+    let mut core = core(32, config(4, 64));
+    let first = request(1, &[1, 2, 3, 4, 5, 6], 5);
+    let answers = run(&mut core, std::slice::from_ref(&first));
+    let mut prompt = first.prompt.clone();
+    prompt.extend(&answers[&1].tokens);
+    prompt.extend([0, 6, 0]);
+    let second = request(2, &prompt, 4);
+    let answers = run(&mut core, std::slice::from_ref(&second));
+    check_answer(&second, &answers[&2]);
+    // 6 + 5 tokens were known, the last of them never computed.
+    assert_eq!(answers[&2].ends[0], Ok((FinishReason::Length, 10)));
+    assert_eq!(core.status().prefill_tokens, 6 + 4);
+}
+
+#[test]
+fn a_branch_inside_a_block_copies_what_it_shares() {
+    let mut core = core(32, config(4, 64));
+    let trunk = request(1, &[1, 2, 3, 4, 5, 6, 1, 2], 1);
+    run(&mut core, std::slice::from_ref(&trunk));
+    let branch = request(2, &[1, 2, 3, 4, 5, 6, 6, 6], 3);
+    let again = request(3, &trunk.prompt, 3);
+    let answers = run(&mut core, &[branch.clone(), again.clone()]);
+    check_answer(&branch, &answers[&2]);
+    check_answer(&again, &answers[&3]);
+    assert_eq!(answers[&2].ends[0], Ok((FinishReason::Length, 6)));
+    assert_eq!(answers[&3].ends[0], Ok((FinishReason::Length, 7)));
+}
+
+#[test]
+fn preemption_under_tiny_memory_loses_nothing() {
+    // 10 blocks of 4: three sequences of up to 24 tokens cannot stay together.
+    let mut core = core(10, config(4, 16));
+    let requests: Vec<_> = (0..5).map(|i| request(i, &[i as u32, 1, 2], 20)).collect();
+    let answers = run(&mut core, &requests);
+    for (r, a) in requests.iter().zip(answers.values()) {
+        check_answer(r, a);
+        assert_eq!(a.tokens.len(), 20);
+    }
+    assert!(core.status().preemptions > 0);
+}
+
+#[test]
+fn larger_priority_runs_first() {
+    let mut core = core(64, config(1, 16));
+    let mut late = request(2, &[2], 2);
+    late.priority = 5;
+    core.submit(request(1, &[1], 2)).unwrap();
+    core.submit(late).unwrap();
+    let mut order = Vec::new();
+    while core.has_work() {
+        let mut events = Vec::new();
+        core.step(&mut events);
+        order.extend(events.iter().filter_map(crate::door::last_of));
+    }
+    assert_eq!(order, [RequestId(2), RequestId(1)]);
+}
+
+#[test]
+fn swapped_weights_stamp_later_tokens_and_hide_old_prefixes() {
+    for swap in [SwapPolicy::Recompute, SwapPolicy::Keep] {
+        let mut core = core(
+            32,
+            SchedulerConfig {
+                swap,
+                ..config(4, 16)
+            },
+        );
+        let r = request(1, &[1, 2, 3, 4, 5], 6);
+        core.submit(r.clone()).unwrap();
+        let mut answers = BTreeMap::new();
+        for _ in 0..3 {
+            let mut events = Vec::new();
+            core.step(&mut events);
+            collect(&mut answers, events);
+        }
+        core.load_weights(PolicyVersion(7), &HashWeights([7.0]))
+            .unwrap();
+        assert_eq!(core.status().version, PolicyVersion(7));
+        // The same prompt again: nothing of version 0 may serve it.
+        let again = request(2, &r.prompt, 3);
+        core.submit(again.clone()).unwrap();
+        let rest = drain(&mut core);
+        let mut answer = answers.remove(&1).unwrap();
+        answer.tokens.extend(&rest[&1].tokens);
+        answer.versions.extend(&rest[&1].versions);
+        answer.logprobs.extend(&rest[&1].logprobs);
+        answer.ends = rest[&1].ends.clone();
+        assert_eq!(answer.versions, [0, 0, 0, 7, 7, 7]);
+        if swap == SwapPolicy::Recompute {
+            check_answer(&r, &answer);
+        } else {
+            // Nothing was computed twice for the running one.
+            assert_eq!(core.status().prefill_tokens, 5 + 5);
+        }
+        check_answer(&again, &rest[&2]);
+        // After the end nothing of version 0 is left in the cache.
+        let third = request(3, &r.prompt, 1);
+        let cached = run(&mut core, std::slice::from_ref(&third))[&3].ends[0].clone();
+        assert_eq!(cached, Ok((FinishReason::Length, 4)));
+    }
+}
+
+#[test]
+fn refused_weights_change_nothing() {
+    struct Empty;
+    impl TensorSource for Empty {
+        fn names(&self) -> Vec<String> {
+            Vec::new()
+        }
+        fn tensor(&self, _: &str) -> Option<sinew_types::TensorView<'_>> {
+            None
+        }
+    }
+    let mut core = core(32, config(4, 16));
+    let r = request(1, &[1, 2, 3], 6);
+    core.submit(r.clone()).unwrap();
+    core.step(&mut Vec::new());
+    let refused = core.load_weights(PolicyVersion(1), &Empty);
+    assert!(
+        matches!(refused, Err(EngineError::Weights(_))),
+        "{refused:?}"
+    );
+    assert_eq!(core.status().version, PolicyVersion(0));
+    let answers = drain(&mut core);
+    assert!(answers[&1].versions.iter().all(|&v| v == 0));
+}
+
+#[test]
+fn a_failed_pass_fails_its_requests_and_no_other() {
+    let forward = HashForward::new(limits(32)).failing_at(2);
+    let mut core = ModelCore::new(forward, config(4, 16), None, PolicyVersion(0)).unwrap();
+    core.submit(request(1, &[1, 2, 3], 9)).unwrap();
+    core.submit(request(2, &[1, 2, 3], 9)).unwrap();
+    let mut answers = BTreeMap::new();
+    for _ in 0..3 {
+        let mut events = Vec::new();
+        core.step(&mut events);
+        core.scheduler.check();
+        collect(&mut answers, events);
+    }
+    let why = EngineError::Failed("pass 2 was to fail".to_owned());
+    assert!(answers.values().all(|a| a.ends == [Err(why.clone())]));
+    let r = request(3, &[1, 2, 3, 4], 3);
+    let answers = run(&mut core, std::slice::from_ref(&r));
+    check_answer(&r, &answers[&3]);
+}
+
+#[test]
+fn limits_that_leave_no_room_are_named() {
+    let forward = HashForward::new(limits(4));
+    let refused = ModelCore::new(forward, config(0, 16), None, PolicyVersion(0)).err();
+    assert!(refused.unwrap().to_string().contains("max_running"));
+}
+
+/// Something that happens to an engine.
+#[derive(Clone, Debug)]
+enum Op {
+    Submit(GenerateRequest),
+    Step(u8),
+    /// Aborts one of the requests so far.
+    Abort(u8),
+    Swap,
+}
+
+fn any_request() -> impl Strategy<Value = GenerateRequest> {
+    let prompt = prop::collection::vec(0..3u32, 1..24);
+    let stops = prop::collection::vec(0..VOCAB as u32, 0..2);
+    (prompt, 1..16u32, stops, -1..2i32, any::<u8>()).prop_map(
+        |(prompt, max_tokens, stop_ids, priority, seed)| GenerateRequest {
+            id: RequestId(0),
+            prompt,
+            sampling: SamplingParams {
+                max_tokens,
+                stop_ids,
+                seed: u64::from(seed % 4),
+                temperature: f32::from(seed % 3),
+                ..SamplingParams::default()
+            },
+            priority,
+        },
+    )
+}
+
+fn any_op() -> impl Strategy<Value = Op> {
+    prop_oneof![
+        4 => any_request().prop_map(Op::Submit),
+        4 => (1..6u8).prop_map(Op::Step),
+        1 => any::<u8>().prop_map(Op::Abort),
+        1 => Just(Op::Swap),
+    ]
+}
+
+/// Runs `ops`, checking every invariant after each.
+fn play(core: &mut ModelCore<HashForward>, ops: Vec<Op>) -> Vec<(GenerateRequest, Answer)> {
+    let mut requests = Vec::new();
+    let mut answers = BTreeMap::new();
+    let mut version = 0;
+    for op in ops {
+        let mut events = Vec::new();
+        match op {
+            Op::Submit(mut r) => {
+                r.id = RequestId(requests.len() as u64);
+                core.submit(r.clone()).unwrap();
+                requests.push(r);
+            }
+            Op::Step(n) => (0..n).for_each(|_| core.step(&mut events)),
+            Op::Abort(i) => core.abort(RequestId(u64::from(i) % 20), &mut events),
+            Op::Swap => {
+                version += 1;
+                let weights = HashWeights([version as f32]);
+                core.load_weights(PolicyVersion(version), &weights).unwrap();
+            }
+        }
+        core.scheduler.check();
+        collect(&mut answers, events);
+    }
+    for (id, rest) in drain(core) {
+        let answer: &mut Answer = answers.entry(id).or_default();
+        answer.tokens.extend(rest.tokens);
+        answer.versions.extend(rest.versions);
+        answer.logprobs.extend(rest.logprobs);
+        answer.ends.extend(rest.ends);
+    }
+    assert_eq!(answers.len(), requests.len(), "a request without an event");
+    requests.into_iter().zip(answers.into_values()).collect()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(300))]
+
+    #[test]
+    fn answers_are_those_of_a_naive_engine(
+        ops in prop::collection::vec(any_op(), 1..40),
+        blocks in 10usize..30,
+        max_running in 1usize..6,
+        max_batch_tokens in 1usize..30,
+    ) {
+        let mut core = core(blocks, config(max_running, max_batch_tokens));
+        for (request, answer) in play(&mut core, ops) {
+            check_answer(&request, &answer);
+        }
+        let status = core.status();
+        prop_assert_eq!(status.kv_tokens_free, status.kv_tokens_total);
+    }
+
+    #[test]
+    fn kept_keys_and_values_leave_no_trace_behind(
+        ops in prop::collection::vec(any_op(), 1..40),
+        blocks in 10usize..30,
+    ) {
+        let swap = SwapPolicy::Keep;
+        let mut core = core(blocks, SchedulerConfig { swap, ..config(4, 16) });
+        for (_, answer) in play(&mut core, ops) {
+            prop_assert_eq!(answer.ends.len(), 1);
+            prop_assert!(answer.versions.is_sorted());
+        }
+        let status = core.status();
+        prop_assert_eq!(status.kv_tokens_free, status.kv_tokens_total);
+    }
+
+    /// With enough memory, each distinct prefix is computed once; a request may add one
+    /// token, to get logits for a prompt that was computed before.
+    #[test]
+    fn prompts_are_computed_once(
+        requests in prop::collection::vec(any_request(), 1..12),
+        max_batch_tokens in 12usize..40,
+    ) {
+        let mut core = core(600, config(12, max_batch_tokens));
+        let mut prefixes = BTreeSet::new();
+        for (i, mut r) in requests.iter().cloned().enumerate() {
+            r.id = RequestId(i as u64);
+            for n in 1..=r.prompt.len() {
+                prefixes.insert(r.prompt[..n].to_vec());
+            }
+            core.submit(r).unwrap();
+        }
+        drain(&mut core);
+        let status = core.status();
+        prop_assert_eq!(status.preemptions, 0);
+        let bound = prefixes.len() + requests.len();
+        prop_assert!(
+            status.prefill_tokens as usize <= bound,
+            "{} computed, {} distinct", status.prefill_tokens, prefixes.len()
+        );
+    }
+}

@@ -1,0 +1,361 @@
+//! The thread around a [`Core`]: a bounded inbox, sinks, weights between two passes.
+//!
+//! Whatever happens on the thread, every request gets its last event and every caller its
+//! answer: a panic turns into [`EngineError::Stopped`] for all.
+
+use crate::core::Core;
+use crate::params::{self, RequestLimits};
+use crate::scheduler;
+use sinew_types::{
+    Engine, EngineError, EngineEvent, EngineStatus, EventSink, GenerateRequest, PolicyVersion,
+    RequestId, TensorSource,
+};
+use std::any::Any;
+use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::mpsc::{SyncSender, sync_channel};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle, ThreadId};
+
+/// Seconds since any fixed moment.
+pub type Clock = Box<dyn Fn() -> f64 + Send>;
+
+/// Weights that a caller waits for.
+struct Load {
+    version: PolicyVersion,
+    weights: Arc<dyn TensorSource>,
+    reply: SyncSender<Result<(), EngineError>>,
+}
+
+/// What callers leave for the thread. Bounded: `submitted` by the limit on waiting requests,
+/// `aborted` by `live`, `loads` by the callers that block on them.
+#[derive(Default)]
+struct Inbox {
+    submitted: VecDeque<(GenerateRequest, EventSink)>,
+    aborted: BTreeSet<RequestId>,
+    loads: VecDeque<Load>,
+    paused: bool,
+    dropped: bool,
+    /// Why the thread has ended.
+    stopped: Option<String>,
+    /// Requests that have not ended.
+    live: HashSet<RequestId>,
+    status: EngineStatus,
+}
+
+impl Inbox {
+    fn is_empty(&self) -> bool {
+        self.submitted.is_empty() && self.aborted.is_empty() && self.loads.is_empty()
+    }
+}
+
+struct Shared {
+    inbox: Mutex<Inbox>,
+    wake: Condvar,
+}
+
+impl Shared {
+    /// No invariant spans a panic while the lock is held, so a poisoned lock is usable.
+    fn lock(&self) -> MutexGuard<'_, Inbox> {
+        self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A core on its own thread, behind the `Engine` port.
+pub(crate) struct Door {
+    shared: Arc<Shared>,
+    limits: RequestLimits,
+    max_waiting: usize,
+    thread: Option<JoinHandle<()>>,
+    thread_id: ThreadId,
+}
+
+impl fmt::Debug for Door {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Door")
+            .field("limits", &self.limits)
+            .field("max_waiting", &self.max_waiting)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Door {
+    /// Starts the thread.
+    pub(crate) fn open(
+        core: impl Core + 'static,
+        max_waiting: usize,
+        clock: Clock,
+    ) -> Result<Self, EngineError> {
+        let limits = core.limits();
+        let shared = Arc::new(Shared {
+            inbox: Mutex::new(Inbox {
+                status: core.status(),
+                ..Inbox::default()
+            }),
+            wake: Condvar::new(),
+        });
+        let worker = Worker {
+            shared: Arc::clone(&shared),
+            core: Box::new(core),
+            sinks: HashMap::new(),
+            events: Vec::new(),
+            clock,
+            busy_s: 0.0,
+        };
+        let thread = thread::Builder::new()
+            .name("sinew-engine".to_owned())
+            .spawn(move || worker.run())
+            .map_err(|e| EngineError::Stopped(format!("its thread did not start: {e}")))?;
+        Ok(Self {
+            shared,
+            limits,
+            max_waiting,
+            thread_id: thread.thread().id(),
+            thread: Some(thread),
+        })
+    }
+}
+
+impl Engine for Door {
+    fn submit(&self, request: GenerateRequest, sink: EventSink) -> Result<(), EngineError> {
+        params::check_request(&request, &self.limits)?;
+        let mut inbox = self.shared.lock();
+        if let Some(why) = &inbox.stopped {
+            return Err(EngineError::Stopped(why.clone()));
+        }
+        let waiting = inbox.submitted.len() + inbox.status.waiting;
+        if waiting >= self.max_waiting {
+            let limit = self.max_waiting;
+            return Err(EngineError::QueueFull { waiting, limit });
+        }
+        if !inbox.live.insert(request.id) {
+            return Err(scheduler::duplicate(request.id));
+        }
+        inbox.submitted.push_back((request, sink));
+        drop(inbox);
+        self.shared.wake.notify_all();
+        Ok(())
+    }
+
+    fn abort(&self, request: RequestId) {
+        let mut inbox = self.shared.lock();
+        if inbox.live.contains(&request) {
+            inbox.aborted.insert(request);
+            drop(inbox);
+            self.shared.wake.notify_all();
+        }
+    }
+
+    fn pause(&self, paused: bool) {
+        self.shared.lock().paused = paused;
+        self.shared.wake.notify_all();
+    }
+
+    fn load_weights(
+        &self,
+        version: PolicyVersion,
+        weights: Arc<dyn TensorSource>,
+    ) -> Result<(), EngineError> {
+        if thread::current().id() == self.thread_id {
+            let why = "an event sink may not load weights: it runs on the thread that would";
+            return Err(EngineError::Weights(why.to_owned()));
+        }
+        let (reply, answer) = sync_channel(1);
+        let mut inbox = self.shared.lock();
+        if let Some(why) = &inbox.stopped {
+            return Err(EngineError::Stopped(why.clone()));
+        }
+        inbox.loads.push_back(Load {
+            version,
+            weights,
+            reply,
+        });
+        drop(inbox);
+        self.shared.wake.notify_all();
+        let ended = || EngineError::Stopped("it ended while weights were loaded".to_owned());
+        answer.recv().unwrap_or_else(|_| Err(ended()))
+    }
+
+    fn status(&self) -> EngineStatus {
+        let inbox = self.shared.lock();
+        let mut status = inbox.status.clone();
+        status.waiting += inbox.submitted.len();
+        status
+    }
+}
+
+impl Drop for Door {
+    fn drop(&mut self) {
+        self.shared.lock().dropped = true;
+        self.shared.wake.notify_all();
+        // A sink may hold the last handle: the thread cannot join itself, and ends alone.
+        if let Some(thread) = self.thread.take()
+            && thread::current().id() != self.thread_id
+        {
+            // Its panics were reported to every request.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// What the thread owns.
+struct Worker {
+    shared: Arc<Shared>,
+    core: Box<dyn Core>,
+    sinks: HashMap<RequestId, EventSink>,
+    events: Vec<EngineEvent>,
+    clock: Clock,
+    busy_s: f64,
+}
+
+impl Worker {
+    fn run(mut self) {
+        let served = catch_unwind(AssertUnwindSafe(|| self.serve()));
+        let why = match served {
+            Ok(()) => "it was dropped".to_owned(),
+            Err(payload) => format!("it panicked: {}", panic_text(&*payload)),
+        };
+        let mut inbox = self.shared.lock();
+        inbox.stopped = Some(why.clone());
+        inbox.live.clear();
+        inbox.aborted.clear();
+        inbox.status.running = 0;
+        inbox.status.waiting = 0;
+        let submitted = std::mem::take(&mut inbox.submitted);
+        let loads = std::mem::take(&mut inbox.loads);
+        drop(inbox);
+        for load in loads {
+            // A caller that has gone needs no answer.
+            let _ = load.reply.send(Err(EngineError::Stopped(why.clone())));
+        }
+        let waiting = submitted.into_iter().map(|(r, sink)| (r.id, sink));
+        for (request, mut sink) in self.sinks.drain().chain(waiting) {
+            let error = EngineError::Stopped(why.clone());
+            deliver(&mut sink, EngineEvent::Failed { request, error });
+        }
+    }
+
+    /// Until the engine is dropped.
+    fn serve(&mut self) {
+        while let Some(paused) = self.receive() {
+            if !paused && self.core.has_work() {
+                let start = (self.clock)();
+                self.core.step(&mut self.events);
+                self.busy_s += (self.clock)() - start;
+            }
+            self.publish();
+        }
+    }
+
+    /// Waits for something to do, and does all of it but the next pass. Returns whether
+    /// passes are paused; `None` when the engine was dropped.
+    fn receive(&mut self) -> Option<bool> {
+        let shared = Arc::clone(&self.shared);
+        let mut inbox = shared.lock();
+        while !inbox.dropped && inbox.is_empty() && (inbox.paused || !self.core.has_work()) {
+            let woken = shared.wake.wait(inbox);
+            inbox = woken.unwrap_or_else(PoisonError::into_inner);
+        }
+        if inbox.dropped {
+            return None;
+        }
+        let paused = inbox.paused;
+        let submitted = std::mem::take(&mut inbox.submitted);
+        let aborted = std::mem::take(&mut inbox.aborted);
+        let loads = std::mem::take(&mut inbox.loads);
+        // What moved out of the inbox still waits, until the next publication says better.
+        inbox.status.waiting += submitted.len();
+        drop(inbox);
+        // All sinks first: should the core panic, each is told.
+        let mut requests = Vec::with_capacity(submitted.len());
+        for (request, sink) in submitted {
+            self.sinks.insert(request.id, sink);
+            requests.push(request);
+        }
+        for request in requests {
+            let id = request.id;
+            if let Err(error) = self.core.submit(request) {
+                self.events.push(EngineEvent::Failed { request: id, error });
+            }
+        }
+        for id in aborted {
+            self.core.abort(id, &mut self.events);
+        }
+        for load in loads {
+            let loaded = self.core.load_weights(load.version, &*load.weights);
+            self.shared.lock().status.version = self.core.status().version;
+            // A caller that has gone needs no answer.
+            let _ = load.reply.send(loaded);
+        }
+        Some(paused)
+    }
+
+    /// Updates the status, then hands out the events.
+    fn publish(&mut self) {
+        let mut events = std::mem::take(&mut self.events);
+        let mut inbox = self.shared.lock();
+        inbox.status = self.core.status();
+        inbox.status.busy_s = self.busy_s;
+        for event in &events {
+            if let Some(id) = last_of(event) {
+                inbox.live.remove(&id);
+                inbox.aborted.remove(&id);
+            }
+        }
+        drop(inbox);
+        for event in events.drain(..) {
+            self.hand_out(event);
+        }
+        // What aborting the requests of broken sinks has added is handed to nobody.
+        self.events.clear();
+        self.events = events;
+    }
+
+    fn hand_out(&mut self, event: EngineEvent) {
+        let id = request_of(&event);
+        let last = last_of(&event).is_some();
+        let Some(sink) = self.sinks.get_mut(&id) else {
+            return; // its sink has panicked
+        };
+        let intact = deliver(sink, event);
+        if last || !intact {
+            self.sinks.remove(&id);
+        }
+        if !intact && !last {
+            self.core.abort(id, &mut self.events);
+            self.shared.lock().live.remove(&id);
+        }
+    }
+}
+
+/// Calls a sink; whether it returned. One that panics loses its own events and no one else's.
+pub(crate) fn deliver(sink: &mut EventSink, event: EngineEvent) -> bool {
+    catch_unwind(AssertUnwindSafe(|| sink(event))).is_ok()
+}
+
+pub(crate) fn request_of(event: &EngineEvent) -> RequestId {
+    match event {
+        EngineEvent::Tokens { request, .. }
+        | EngineEvent::Finished { request, .. }
+        | EngineEvent::Failed { request, .. } => *request,
+    }
+}
+
+/// The request that `event` is the last one of.
+pub(crate) fn last_of(event: &EngineEvent) -> Option<RequestId> {
+    match event {
+        EngineEvent::Tokens { .. } => None,
+        EngineEvent::Finished { request, .. } | EngineEvent::Failed { request, .. } => {
+            Some(*request)
+        }
+    }
+}
+
+fn panic_text(payload: &(dyn Any + Send)) -> &str {
+    payload
+        .downcast_ref::<&str>()
+        .copied()
+        .or_else(|| payload.downcast_ref::<String>().map(String::as_str))
+        .unwrap_or("no message")
+}

@@ -1,0 +1,86 @@
+//! The embedded engine: a model of this process behind the `Engine` port.
+
+use crate::core::ModelCore;
+use crate::door::{Clock, Door};
+use crate::forward::Forward;
+use crate::scheduler::SchedulerConfig;
+use crate::stop::TokenBytes;
+use sinew_types::{
+    Engine, EngineError, EngineStatus, EventSink, GenerateRequest, PolicyVersion, RequestId,
+    TensorSource,
+};
+use std::sync::Arc;
+
+/// How an embedded engine runs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EngineConfig {
+    pub scheduler: SchedulerConfig,
+    /// Most requests that wait for their first pass; more are refused with `QueueFull`.
+    pub max_waiting: usize,
+    /// Of the weights that the forward pass holds at the start.
+    pub version: PolicyVersion,
+}
+
+impl Default for EngineConfig {
+    fn default() -> Self {
+        Self {
+            scheduler: SchedulerConfig::default(),
+            max_waiting: 4096,
+            version: PolicyVersion::default(),
+        }
+    }
+}
+
+/// Generates with a forward pass on a thread of its own.
+///
+/// Event sinks are called on that thread; they may submit and abort, but not load weights.
+/// Dropping the engine ends the thread after the current pass; requests that have not ended
+/// then fail with [`EngineError::Stopped`].
+#[derive(Debug)]
+pub struct EmbeddedEngine {
+    door: Door,
+}
+
+impl EmbeddedEngine {
+    /// Starts an engine. Stop strings need `token_bytes`; `clock` measures the time that the
+    /// engine is busy.
+    ///
+    /// # Errors
+    /// If a limit leaves no room for any work, or the thread does not start.
+    pub fn new(
+        forward: impl Forward + 'static,
+        config: EngineConfig,
+        token_bytes: Option<TokenBytes>,
+        clock: Clock,
+    ) -> Result<Self, EngineError> {
+        let core = ModelCore::new(forward, config.scheduler, token_bytes, config.version)?;
+        let door = Door::open(core, config.max_waiting, clock)?;
+        Ok(Self { door })
+    }
+}
+
+impl Engine for EmbeddedEngine {
+    fn submit(&self, request: GenerateRequest, sink: EventSink) -> Result<(), EngineError> {
+        self.door.submit(request, sink)
+    }
+
+    fn abort(&self, request: RequestId) {
+        self.door.abort(request);
+    }
+
+    fn pause(&self, paused: bool) {
+        self.door.pause(paused);
+    }
+
+    fn load_weights(
+        &self,
+        version: PolicyVersion,
+        weights: Arc<dyn TensorSource>,
+    ) -> Result<(), EngineError> {
+        self.door.load_weights(version, weights)
+    }
+
+    fn status(&self) -> EngineStatus {
+        self.door.status()
+    }
+}

@@ -1,0 +1,543 @@
+//! An engine without a model: token ids from a hash of the prefix, scripts and faults on
+//! demand. For tests, simulation and first steps without a download.
+
+use crate::core::Core;
+use crate::door::{Clock, Door, deliver, last_of, request_of};
+use crate::params::{self, RequestLimits};
+use crate::sampler;
+use crate::scheduler::duplicate;
+use crate::sequence::{OrderKey, Sequence};
+use crate::stop::TokenBytes;
+use sinew_types::{
+    Engine, EngineError, EngineEvent, EngineStatus, EventSink, FinishReason, GenerateRequest,
+    PolicyVersion, RequestId, SampledToken, TensorSource, TokenId, TokenLogprob,
+};
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// Probabilities of the tokens that may follow a prefix, the most likely first.
+const PROBABILITIES: [f32; 4] = [0.4, 0.3, 0.2, 0.1];
+
+/// The distribution that a [`FakeEngine`] samples: after each prefix four tokens, or the end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FakeModel {
+    /// At least 4.
+    pub vocab: usize,
+    /// Two models with different seeds have nothing in common.
+    pub seed: u64,
+    /// A token that is the only continuation of about one prefix in `.1`.
+    pub end: Option<(TokenId, u32)>,
+}
+
+/// SplitMix64 finalizer (Steele, Lea, Flood, OOPSLA 2014).
+fn mix(state: u64, word: u64) -> u64 {
+    let mut z =
+        (state ^ word.wrapping_mul(0x9E37_79B9_7F4A_7C15)).wrapping_add(0x9E37_79B9_7F4A_7C15);
+    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    z ^ (z >> 31)
+}
+
+impl FakeModel {
+    /// Natural log-probability of `token` after `prefix`. A token that would not be sampled
+    /// there (a scripted one) has a stand-in value between -10 and -9.
+    pub fn logprob(&self, prefix: &[TokenId], token: TokenId) -> f32 {
+        self.logprob_at(self.state(prefix), token)
+    }
+
+    fn state(&self, prefix: &[TokenId]) -> u64 {
+        let start = mix(self.seed, 0x5EED);
+        prefix.iter().fold(start, |h, &t| mix(h, u64::from(t)))
+    }
+
+    fn ends_at(&self, state: u64) -> Option<TokenId> {
+        let (end, mean) = self.end?;
+        mix(state, 1)
+            .is_multiple_of(u64::from(mean.max(1)))
+            .then_some(end)
+    }
+
+    fn candidate(&self, state: u64, rank: usize) -> TokenId {
+        ((state % self.vocab as u64) as usize + rank).rem_euclid(self.vocab) as TokenId
+    }
+
+    fn logprob_at(&self, state: u64, token: TokenId) -> f32 {
+        if let Some(end) = self.ends_at(state)
+            && end == token
+        {
+            return 0.0;
+        }
+        let rank = (0..PROBABILITIES.len()).find(|&r| self.candidate(state, r) == token);
+        match rank {
+            Some(rank) if self.ends_at(state).is_none() => PROBABILITIES[rank].ln(),
+            _ => -10.0 + (mix(state, u64::from(token)) % 1000) as f32 / 1000.0,
+        }
+    }
+
+    /// The token at the end of `s`, with what a real engine reports about it.
+    fn draw(&self, state: u64, s: &Sequence, version: PolicyVersion) -> SampledToken {
+        let (id, top) = match self.ends_at(state) {
+            Some(end) => (end, vec![end]),
+            None => {
+                let tokens = [0, 1, 2, 3].map(|rank| self.candidate(state, rank));
+                let mut sampling = s.sampling.clone();
+                sampling.logit_bias.retain_mut(|(id, _)| {
+                    let rank = tokens.iter().position(|t| t == id);
+                    *id = rank.unwrap_or(0) as TokenId;
+                    rank.is_some()
+                });
+                let logits = PROBABILITIES.map(f32::ln);
+                let drawn = sampler::draw(&logits, &sampling, s.tokens.len());
+                let rank = drawn.map_or(0, |d| d.id as usize);
+                (tokens[rank], tokens.to_vec())
+            }
+        };
+        let count = usize::from(s.sampling.top_logprobs);
+        let logprob = |id: TokenId| self.logprob_at(state, id);
+        let top = top.into_iter().take(count);
+        SampledToken {
+            id,
+            logprob: logprob(id),
+            version,
+            top: top
+                .map(|id| TokenLogprob {
+                    id,
+                    logprob: logprob(id),
+                })
+                .collect(),
+        }
+    }
+}
+
+/// What goes wrong with a request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// `submit` answers this.
+    Refuse(EngineError),
+    /// It fails after so many tokens.
+    FailAfter { tokens: u32, error: EngineError },
+    /// After so many tokens nothing more comes, until it is aborted.
+    HangAfter { tokens: u32 },
+    /// The engine panics after so many tokens, and stops for everyone.
+    PanicAfter { tokens: u32 },
+}
+
+/// Tokens to answer a request with, instead of drawn ones.
+pub type Script = Arc<dyn Fn(&GenerateRequest) -> Option<Vec<TokenId>> + Send + Sync>;
+
+/// How a fake engine behaves.
+#[derive(Clone)]
+pub struct FakeConfig {
+    pub model: FakeModel,
+    /// Most tokens of prompt and output together.
+    pub context: usize,
+    /// Most requests that get a token in one pass.
+    pub max_running: usize,
+    pub max_waiting: usize,
+    pub version: PolicyVersion,
+    /// If the scripted tokens do not end the generation, drawn ones follow.
+    pub script: Option<Script>,
+    /// The fault of the n-th request that passes the checks, counted from 0.
+    pub faults: HashMap<u64, Fault>,
+    pub token_bytes: Option<TokenBytes>,
+    /// Slept before each pass in the threaded mode.
+    pub latency: Duration,
+}
+
+impl Default for FakeConfig {
+    fn default() -> Self {
+        Self {
+            model: FakeModel {
+                vocab: 512,
+                seed: 0,
+                end: None,
+            },
+            context: 8192,
+            max_running: 128,
+            max_waiting: 4096,
+            version: PolicyVersion::default(),
+            script: None,
+            faults: HashMap::new(),
+            token_bytes: None,
+            latency: Duration::ZERO,
+        }
+    }
+}
+
+impl fmt::Debug for FakeConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FakeConfig")
+            .field("model", &self.model)
+            .field("context", &self.context)
+            .field("scripted", &self.script.is_some())
+            .field("faults", &self.faults)
+            .finish_non_exhaustive()
+    }
+}
+
+struct FakeSequence {
+    sequence: Sequence,
+    /// Hash of its tokens.
+    state: u64,
+    script: std::vec::IntoIter<TokenId>,
+    fault: Option<Fault>,
+}
+
+/// Requests of a fake engine, without threads.
+struct FakeCore {
+    config: FakeConfig,
+    sequences: BTreeMap<OrderKey, FakeSequence>,
+    index: HashMap<RequestId, OrderKey>,
+    arrivals: u64,
+    status: EngineStatus,
+    /// Whether passes take time.
+    sleeps: bool,
+}
+
+impl FakeCore {
+    fn new(config: FakeConfig, sleeps: bool) -> Result<Self, EngineError> {
+        if config.model.vocab < PROBABILITIES.len() {
+            let vocab = config.model.vocab;
+            let message = format!("vocab = {vocab}: a fake model needs at least 4 tokens");
+            return Err(EngineError::Failed(message));
+        }
+        let status = EngineStatus {
+            version: config.version,
+            ..EngineStatus::default()
+        };
+        Ok(Self {
+            config,
+            sequences: BTreeMap::new(),
+            index: HashMap::new(),
+            arrivals: 0,
+            status,
+            sleeps,
+        })
+    }
+
+    /// One more token of `key`, or what its fault makes of it. Whether it has ended.
+    fn advance(&mut self, key: OrderKey, events: &mut Vec<EngineEvent>) -> bool {
+        let Some(fake) = self.sequences.get_mut(&key) else {
+            return false;
+        };
+        let request = fake.sequence.id;
+        let sampled = (fake.sequence.tokens.len() - fake.sequence.prompt) as u32;
+        match &fake.fault {
+            Some(Fault::HangAfter { tokens }) if sampled >= *tokens => return false,
+            Some(Fault::PanicAfter { tokens }) if sampled >= *tokens => {
+                panic!("a fault was asked for")
+            }
+            Some(Fault::FailAfter { tokens, error }) if sampled >= *tokens => {
+                let error = error.clone();
+                events.push(EngineEvent::Failed { request, error });
+                return true;
+            }
+            _ => {}
+        }
+        let model = self.config.model;
+        let mut token = model.draw(fake.state, &fake.sequence, self.status.version);
+        if let Some(scripted) = fake.script.next() {
+            token.id = scripted;
+            token.logprob = model.logprob_at(fake.state, scripted);
+        }
+        fake.state = mix(fake.state, u64::from(token.id));
+        let bytes = self.config.token_bytes.as_ref();
+        let end = fake.sequence.push(token.id, self.config.context, bytes);
+        self.status.sampled_tokens += 1;
+        let tokens = vec![token];
+        events.push(EngineEvent::Tokens { request, tokens });
+        if let Some(reason) = end {
+            events.push(finished(request, reason));
+            return true;
+        }
+        false
+    }
+
+    fn remove(&mut self, key: OrderKey) -> Option<FakeSequence> {
+        let fake = self.sequences.remove(&key)?;
+        self.index.remove(&fake.sequence.id);
+        Some(fake)
+    }
+}
+
+fn finished(request: RequestId, reason: FinishReason) -> EngineEvent {
+    EngineEvent::Finished {
+        request,
+        reason,
+        cached_prompt_tokens: 0,
+    }
+}
+
+impl Core for FakeCore {
+    fn limits(&self) -> RequestLimits {
+        RequestLimits {
+            vocab: self.config.model.vocab,
+            context: self.config.context,
+            token_bytes: self.config.token_bytes.is_some(),
+        }
+    }
+
+    fn submit(&mut self, request: GenerateRequest) -> Result<(), EngineError> {
+        params::check_request(&request, &self.limits())?;
+        if self.index.contains_key(&request.id) {
+            return Err(duplicate(request.id));
+        }
+        let key = OrderKey {
+            priority: Reverse(request.priority),
+            arrival: self.arrivals,
+        };
+        self.arrivals += 1;
+        let fault = self.config.faults.get(&key.arrival).cloned();
+        if let Some(Fault::Refuse(error)) = fault {
+            return Err(error);
+        }
+        let script = self
+            .config
+            .script
+            .as_ref()
+            .and_then(|script| script(&request));
+        self.index.insert(request.id, key);
+        self.status.prefill_tokens += request.prompt.len() as u64;
+        let fake = FakeSequence {
+            state: self.config.model.state(&request.prompt),
+            sequence: Sequence::new(request),
+            script: script.unwrap_or_default().into_iter(),
+            fault,
+        };
+        self.sequences.insert(key, fake);
+        Ok(())
+    }
+
+    fn abort(&mut self, id: RequestId, events: &mut Vec<EngineEvent>) {
+        if let Some(&key) = self.index.get(&id)
+            && self.remove(key).is_some()
+        {
+            events.push(finished(id, FinishReason::Aborted));
+        }
+    }
+
+    fn load_weights(
+        &mut self,
+        version: PolicyVersion,
+        weights: &dyn TensorSource,
+    ) -> Result<(), EngineError> {
+        if weights.names().is_empty() {
+            let why = "no tensor in the set".to_owned();
+            return Err(EngineError::Weights(why));
+        }
+        self.status.version = version;
+        Ok(())
+    }
+
+    fn step(&mut self, events: &mut Vec<EngineEvent>) {
+        if self.sleeps && !self.config.latency.is_zero() {
+            std::thread::sleep(self.config.latency);
+        }
+        let running = self.sequences.keys().take(self.config.max_running);
+        let keys: Vec<OrderKey> = running.copied().collect();
+        for key in keys {
+            if self.advance(key, events) {
+                self.remove(key);
+            }
+        }
+    }
+
+    /// A hanging request must not keep a thread busy for ever.
+    fn has_work(&self) -> bool {
+        let hangs = |fake: &FakeSequence| match fake.fault {
+            Some(Fault::HangAfter { tokens }) => {
+                fake.sequence.tokens.len() - fake.sequence.prompt >= tokens as usize
+            }
+            _ => false,
+        };
+        let mut running = self.sequences.values().take(self.config.max_running);
+        running.any(|fake| !hangs(fake))
+    }
+
+    fn status(&self) -> EngineStatus {
+        let total = self.config.context * self.config.max_running;
+        let used = |fake: &FakeSequence| fake.sequence.tokens.len();
+        let running = self.sequences.values().take(self.config.max_running);
+        EngineStatus {
+            running: self.sequences.len().min(self.config.max_running),
+            waiting: self.sequences.len().saturating_sub(self.config.max_running),
+            kv_tokens_total: total,
+            kv_tokens_free: total - running.map(used).sum::<usize>(),
+            ..self.status.clone()
+        }
+    }
+}
+
+/// An engine without a model: deterministic, with log-probabilities that [`FakeModel`] can
+/// recompute. Threaded like a real one, or stepped by the caller.
+#[derive(Debug)]
+pub struct FakeEngine {
+    mode: Mode,
+}
+
+#[derive(Debug)]
+enum Mode {
+    Threaded(Door),
+    Stepped(Mutex<Stepped>),
+}
+
+struct Stepped {
+    core: FakeCore,
+    sinks: HashMap<RequestId, EventSink>,
+    paused: bool,
+    /// Events that no sink has seen yet, in order.
+    events: VecDeque<EngineEvent>,
+    /// Whether a caller is handing them out; a sink that acts on the engine only adds more.
+    handing_out: bool,
+}
+
+impl fmt::Debug for Stepped {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Stepped")
+            .field("live", &self.sinks.len())
+            .field("paused", &self.paused)
+            .finish_non_exhaustive()
+    }
+}
+
+impl FakeEngine {
+    /// An engine on a thread of its own. `clock` measures its busy time. Faults of kind
+    /// [`Fault::Refuse`] arrive as events here.
+    ///
+    /// # Errors
+    /// If the vocabulary is too small or the thread does not start.
+    pub fn threaded(config: FakeConfig, clock: Clock) -> Result<Self, EngineError> {
+        let max_waiting = config.max_waiting;
+        let door = Door::open(FakeCore::new(config, true)?, max_waiting, clock)?;
+        Ok(Self {
+            mode: Mode::Threaded(door),
+        })
+    }
+
+    /// An engine that moves only when [`FakeEngine::step`] is called.
+    ///
+    /// # Errors
+    /// If the vocabulary is too small.
+    pub fn stepped(config: FakeConfig) -> Result<Self, EngineError> {
+        let stepped = Stepped {
+            core: FakeCore::new(config, false)?,
+            sinks: HashMap::new(),
+            paused: false,
+            events: VecDeque::new(),
+            handing_out: false,
+        };
+        Ok(Self {
+            mode: Mode::Stepped(Mutex::new(stepped)),
+        })
+    }
+
+    /// Gives every running request one token, and returns whether anything is left to do.
+    /// Sinks are called on the calling thread, and may submit. A threaded engine ignores it.
+    pub fn step(&self) -> bool {
+        let Mode::Stepped(stepped) = &self.mode else {
+            return false;
+        };
+        let mut guard = lock(stepped);
+        if guard.paused {
+            return false;
+        }
+        let Stepped { core, events, .. } = &mut *guard;
+        let mut new = Vec::new();
+        core.step(&mut new);
+        events.extend(new);
+        drop(guard);
+        hand_out(stepped);
+        lock(stepped).core.has_work()
+    }
+}
+
+fn lock(stepped: &Mutex<Stepped>) -> MutexGuard<'_, Stepped> {
+    stepped.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Calls sinks without holding the lock, so that they may submit and abort.
+fn hand_out(stepped: &Mutex<Stepped>) {
+    let mut guard = lock(stepped);
+    if std::mem::replace(&mut guard.handing_out, true) {
+        return;
+    }
+    while let Some(event) = guard.events.pop_front() {
+        let id = request_of(&event);
+        let Some(mut sink) = guard.sinks.remove(&id) else {
+            continue;
+        };
+        drop(guard);
+        let last = last_of(&event).is_some();
+        let intact = deliver(&mut sink, event);
+        guard = lock(stepped);
+        if !last && intact {
+            guard.sinks.insert(id, sink);
+        } else if !last {
+            // As in the threaded mode: a broken sink ends its own request.
+            guard.core.abort(id, &mut Vec::new());
+        }
+    }
+    guard.handing_out = false;
+}
+
+impl Engine for FakeEngine {
+    fn submit(&self, request: GenerateRequest, sink: EventSink) -> Result<(), EngineError> {
+        match &self.mode {
+            Mode::Threaded(door) => door.submit(request, sink),
+            Mode::Stepped(stepped) => {
+                let mut guard = lock(stepped);
+                let waiting = guard.core.status().waiting;
+                let limit = guard.core.config.max_waiting;
+                if waiting >= limit {
+                    return Err(EngineError::QueueFull { waiting, limit });
+                }
+                let id = request.id;
+                guard.core.submit(request)?;
+                guard.sinks.insert(id, sink);
+                Ok(())
+            }
+        }
+    }
+
+    fn abort(&self, request: RequestId) {
+        match &self.mode {
+            Mode::Threaded(door) => door.abort(request),
+            Mode::Stepped(stepped) => {
+                let mut events = Vec::new();
+                let mut guard = lock(stepped);
+                guard.core.abort(request, &mut events);
+                guard.events.extend(events);
+                drop(guard);
+                hand_out(stepped);
+            }
+        }
+    }
+
+    fn pause(&self, paused: bool) {
+        match &self.mode {
+            Mode::Threaded(door) => door.pause(paused),
+            Mode::Stepped(stepped) => lock(stepped).paused = paused,
+        }
+    }
+
+    fn load_weights(
+        &self,
+        version: PolicyVersion,
+        weights: Arc<dyn TensorSource>,
+    ) -> Result<(), EngineError> {
+        match &self.mode {
+            Mode::Threaded(door) => door.load_weights(version, weights),
+            Mode::Stepped(stepped) => lock(stepped).core.load_weights(version, &*weights),
+        }
+    }
+
+    fn status(&self) -> EngineStatus {
+        match &self.mode {
+            Mode::Threaded(door) => door.status(),
+            Mode::Stepped(stepped) => lock(stepped).core.status(),
+        }
+    }
+}

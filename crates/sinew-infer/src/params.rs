@@ -1,0 +1,206 @@
+//! Refuses requests that cannot run, by name, before they enter a queue.
+
+use sinew_types::{EngineError, GenerateRequest, SamplingParams};
+use std::fmt::Display;
+
+/// Smallest temperature other than 0: below it, dividing logits by it loses all precision.
+const MIN_TEMPERATURE: f32 = 1e-3;
+const MAX_TEMPERATURE: f32 = 100.0;
+const MAX_STOP_IDS: usize = 256;
+const MAX_STOP_STRINGS: usize = 64;
+const MAX_STOP_STRING_BYTES: usize = 1024;
+const MAX_LOGIT_BIAS: usize = 4096;
+
+/// What requests are checked against.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RequestLimits {
+    pub(crate) vocab: usize,
+    /// Most tokens of prompt and output together.
+    pub(crate) context: usize,
+    /// Whether stop strings can be matched.
+    pub(crate) token_bytes: bool,
+}
+
+/// `Ok` if the engine can run `request` to an end.
+pub(crate) fn check_request(
+    request: &GenerateRequest,
+    limits: &RequestLimits,
+) -> Result<(), EngineError> {
+    let prompt = &request.prompt;
+    if prompt.is_empty() {
+        return invalid("prompt", "empty", "at least one token");
+    }
+    if prompt.len() >= limits.context {
+        return Err(EngineError::PromptTooLong {
+            prompt: prompt.len(),
+            context: limits.context,
+        });
+    }
+    if let Some(position) = prompt.iter().position(|&id| id as usize >= limits.vocab) {
+        return Err(EngineError::UnknownToken {
+            id: prompt[position],
+            position,
+            vocab: limits.vocab,
+        });
+    }
+    check_distribution(&request.sampling)?;
+    check_stops(&request.sampling, limits)?;
+    check_bias(&request.sampling, limits)
+}
+
+fn check_distribution(s: &SamplingParams) -> Result<(), EngineError> {
+    if s.temperature != 0.0 && !(MIN_TEMPERATURE..=MAX_TEMPERATURE).contains(&s.temperature) {
+        let allowed = format!("0 (greedy) or {MIN_TEMPERATURE}..={MAX_TEMPERATURE}");
+        return invalid("temperature", s.temperature, &allowed);
+    }
+    if !(s.top_p > 0.0 && s.top_p <= 1.0) {
+        return invalid("top_p", s.top_p, "above 0, at most 1 (1 keeps all)");
+    }
+    if !(0.0..=1.0).contains(&s.min_p) {
+        return invalid("min_p", s.min_p, "0..=1 (0 keeps all)");
+    }
+    if s.max_tokens == 0 {
+        return invalid("max_tokens", 0, "at least 1");
+    }
+    Ok(())
+}
+
+fn check_stops(s: &SamplingParams, limits: &RequestLimits) -> Result<(), EngineError> {
+    if s.stop_ids.len() > MAX_STOP_IDS {
+        let allowed = format!("at most {MAX_STOP_IDS} ids");
+        return invalid("stop_ids", s.stop_ids.len(), &allowed);
+    }
+    if let Some(id) = s.stop_ids.iter().find(|&&id| id as usize >= limits.vocab) {
+        return invalid("stop_ids", id, &below_vocab(limits));
+    }
+    if !s.stop_strings.is_empty() && !limits.token_bytes {
+        let allowed = "none: this engine was built without the bytes of its tokens";
+        return invalid("stop_strings", format!("{:?}", s.stop_strings), allowed);
+    }
+    if s.stop_strings.len() > MAX_STOP_STRINGS {
+        let allowed = format!("at most {MAX_STOP_STRINGS} strings");
+        return invalid("stop_strings", s.stop_strings.len(), &allowed);
+    }
+    let wrong = |t: &&String| t.is_empty() || t.len() > MAX_STOP_STRING_BYTES;
+    if let Some(text) = s.stop_strings.iter().find(wrong) {
+        let allowed = format!("1..={MAX_STOP_STRING_BYTES} bytes each");
+        return invalid("stop_strings", format!("{} bytes", text.len()), &allowed);
+    }
+    Ok(())
+}
+
+fn check_bias(s: &SamplingParams, limits: &RequestLimits) -> Result<(), EngineError> {
+    if s.logit_bias.len() > MAX_LOGIT_BIAS {
+        let allowed = format!("at most {MAX_LOGIT_BIAS} entries");
+        return invalid("logit_bias", s.logit_bias.len(), &allowed);
+    }
+    for &(id, bias) in &s.logit_bias {
+        if id as usize >= limits.vocab {
+            return invalid("logit_bias", format!("token {id}"), &below_vocab(limits));
+        }
+        if !bias.is_finite() {
+            let allowed = "a finite number; -100 or less keeps a token from being sampled";
+            return invalid("logit_bias", format!("{bias} for token {id}"), allowed);
+        }
+    }
+    Ok(())
+}
+
+fn below_vocab(limits: &RequestLimits) -> String {
+    format!("ids below the vocabulary of {}", limits.vocab)
+}
+
+fn invalid(name: &str, value: impl Display, allowed: &str) -> Result<(), EngineError> {
+    Err(EngineError::InvalidSampling {
+        name: name.to_owned(),
+        value: value.to_string(),
+        allowed: allowed.to_owned(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use sinew_types::RequestId;
+
+    const LIMITS: RequestLimits = RequestLimits {
+        vocab: 10,
+        context: 8,
+        token_bytes: true,
+    };
+
+    fn request(prompt: Vec<u32>, edit: impl FnOnce(&mut SamplingParams)) -> GenerateRequest {
+        let mut sampling = SamplingParams::default();
+        edit(&mut sampling);
+        GenerateRequest {
+            id: RequestId(1),
+            prompt,
+            sampling,
+            priority: 0,
+        }
+    }
+
+    #[test]
+    fn prompts_are_checked() {
+        let ok = |s: &mut SamplingParams| s.seed = 1;
+        assert_eq!(check_request(&request(vec![1, 2], ok), &LIMITS), Ok(()));
+        assert_eq!(
+            check_request(&request(vec![1; 8], ok), &LIMITS),
+            Err(EngineError::PromptTooLong {
+                prompt: 8,
+                context: 8
+            })
+        );
+        assert_eq!(
+            check_request(&request(vec![1, 10], ok), &LIMITS),
+            Err(EngineError::UnknownToken {
+                id: 10,
+                position: 1,
+                vocab: 10
+            })
+        );
+        let err = check_request(&request(vec![], ok), &LIMITS).unwrap_err();
+        assert!(err.to_string().contains("prompt"), "{err}");
+    }
+
+    type Edit = fn(&mut SamplingParams);
+
+    #[test]
+    fn bad_parameters_are_named() {
+        let cases: [(&str, Edit); 15] = [
+            ("temperature", |s| s.temperature = -1.0),
+            ("temperature", |s| s.temperature = f32::NAN),
+            ("temperature", |s| s.temperature = 1e-9),
+            ("temperature", |s| s.temperature = f32::INFINITY),
+            ("top_p", |s| s.top_p = 0.0),
+            ("top_p", |s| s.top_p = 1.5),
+            ("top_p", |s| s.top_p = f32::NAN),
+            ("min_p", |s| s.min_p = -0.1),
+            ("min_p", |s| s.min_p = f32::NAN),
+            ("max_tokens", |s| s.max_tokens = 0),
+            ("stop_ids", |s| s.stop_ids = vec![10]),
+            ("stop_strings", |s| s.stop_strings = vec![String::new()]),
+            ("stop_strings", |s| s.stop_strings = vec!["x".repeat(1025)]),
+            ("logit_bias", |s| s.logit_bias = vec![(10, 1.0)]),
+            ("logit_bias", |s| s.logit_bias = vec![(1, f32::NAN)]),
+        ];
+        for (field, edit) in cases {
+            match check_request(&request(vec![1], edit), &LIMITS) {
+                Err(EngineError::InvalidSampling { name, .. }) => assert_eq!(name, field),
+                other => panic!("{field}: {other:?}"),
+            }
+        }
+    }
+
+    #[test]
+    fn stop_strings_need_token_bytes() {
+        let limits = RequestLimits {
+            token_bytes: false,
+            ..LIMITS
+        };
+        let stop = |s: &mut SamplingParams| s.stop_strings = vec!["x".into()];
+        assert_eq!(check_request(&request(vec![1], stop), &LIMITS), Ok(()));
+        let err = check_request(&request(vec![1], stop), &limits).unwrap_err();
+        assert!(err.to_string().contains("stop_strings"), "{err}");
+    }
+}

@@ -1,0 +1,402 @@
+//! What one forward pass does, and how the scheduler decides it.
+
+use crate::blocks::{Parent, PrefixMatch};
+use crate::forward::{Batch, BatchSequence, BlockCopy, BlockId};
+use crate::scheduler::Scheduler;
+use crate::sequence::{OrderKey, Sequence};
+use sinew_types::TokenId;
+use std::collections::{HashMap, HashSet};
+
+/// One pass: copies, then the forward pass, then copies, then sampling.
+#[derive(Debug, Default)]
+pub(crate) struct Plan {
+    /// To be done before the forward pass, in order.
+    pub(crate) copies_before: Vec<BlockCopy>,
+    pub(crate) batch: Batch,
+    /// Copies of what the forward pass stores.
+    pub(crate) copies_after: Vec<BlockCopy>,
+    /// Who draws a token from which row of the logits. Requests with the same tokens may
+    /// share a row.
+    pub(crate) samples: Vec<SampleSlot>,
+    /// Sequences that would lose their state if the pass failed.
+    pub(crate) members: Vec<OrderKey>,
+    /// Blocks that the pass writes.
+    pub(crate) written: Vec<BlockId>,
+    /// Sources of copies, kept from eviction until the pass is over.
+    pub(crate) pins: Vec<BlockId>,
+    /// Tokens of prompts (and of outputs to be recomputed) in the batch.
+    pub(crate) prefill_tokens: usize,
+    /// Blocks that prefills write in this pass.
+    prefilled: HashSet<BlockId>,
+    /// Row of the logits that follow the first `.1` tokens of block `.0`.
+    logits_at: HashMap<(BlockId, usize), usize>,
+    /// Whether a sequence reaches the end of its known tokens in this pass.
+    prefill_ends: bool,
+}
+
+/// A token to be drawn.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SampleSlot {
+    pub(crate) key: OrderKey,
+    /// Row of the logits.
+    pub(crate) logits: usize,
+}
+
+/// A sequence whose every token is computed in this pass by another one.
+struct Twin {
+    full: Vec<BlockId>,
+    last: BlockId,
+    /// Slots of `last` in use.
+    slots: usize,
+    logits: usize,
+}
+
+enum Admission {
+    Run(PrefixMatch),
+    /// What it needs next is computed in this pass by another sequence.
+    Wait,
+    NoRoom,
+}
+
+impl Plan {
+    /// Number of tokens that the forward pass computes.
+    pub(crate) fn rows(&self) -> usize {
+        self.batch.tokens.len()
+    }
+}
+
+impl Scheduler {
+    /// Decides the next pass; `None` if there is nothing to compute.
+    pub(crate) fn plan(&mut self) -> Option<Plan> {
+        self.blocks.advance();
+        let mut plan = Plan::default();
+        let mut budget = self.config.max_batch_tokens;
+        self.plan_running(&mut plan, &mut budget);
+        self.plan_waiting(&mut plan, &mut budget);
+        (plan.rows() > 0).then_some(plan)
+    }
+
+    /// Running sequences, best first. When blocks run out the worst is preempted, so a
+    /// sequence that is planned already never is.
+    fn plan_running(&mut self, plan: &mut Plan, budget: &mut usize) {
+        let keys: Vec<OrderKey> = self.running.keys().copied().collect();
+        let mut single = self.running.values().filter(|s| s.remaining() == 1).count();
+        for key in keys {
+            let Some(mut sequence) = self.running.remove(&key) else {
+                continue; // preempted for one before it
+            };
+            let remaining = sequence.remaining();
+            if remaining == 1 {
+                single = single.saturating_sub(1);
+            }
+            // Sequences that generate are never held up by long prompts.
+            let rows = remaining.min(budget.saturating_sub(single));
+            if rows == 0 {
+                self.running.insert(key, sequence);
+                continue;
+            }
+            let rows = self.make_room(key, &sequence, rows);
+            if rows == 0 {
+                self.preempt(key, sequence);
+                continue;
+            }
+            self.add_rows(plan, key, &mut sequence, rows);
+            *budget -= rows;
+            self.running.insert(key, sequence);
+        }
+    }
+
+    /// Preempts sequences worse than `key` until `rows` more tokens have blocks; says how
+    /// many of them have.
+    fn make_room(&mut self, key: OrderKey, sequence: &Sequence, rows: usize) -> usize {
+        let block_tokens = self.blocks.block_tokens();
+        let open = sequence.chain.len() * block_tokens - sequence.computed;
+        let needed = rows.saturating_sub(open).div_ceil(block_tokens);
+        while self.blocks.available() < needed {
+            match self.running.last_entry() {
+                Some(worst) if *worst.key() > key => {
+                    let (key, sequence) = worst.remove_entry();
+                    self.preempt(key, sequence);
+                }
+                _ => break,
+            }
+        }
+        rows.min(open + self.blocks.available() * block_tokens)
+    }
+
+    /// Puts the next `rows` tokens of a sequence into the batch and into blocks.
+    fn add_rows(&mut self, plan: &mut Plan, key: OrderKey, sequence: &mut Sequence, rows: usize) {
+        let past = sequence.computed;
+        let new = past..past + rows;
+        let first_row = plan.batch.tokens.len();
+        let tokens = &sequence.tokens[new.clone()];
+        plan.batch.tokens.extend_from_slice(tokens);
+        self.fill_blocks(plan, sequence, new.end);
+        let first_block = plan.batch.block_table.len();
+        plan.batch.block_table.extend_from_slice(&sequence.chain);
+        plan.batch.sequences.push(BatchSequence {
+            rows: first_row..first_row + rows,
+            past,
+            blocks: first_block..plan.batch.block_table.len(),
+        });
+        plan.members.push(key);
+        if sequence.prefilling {
+            plan.prefill_tokens += rows;
+        }
+        if sequence.remaining() == 0 {
+            let logits = plan.batch.logit_rows.len();
+            plan.batch.logit_rows.push(first_row + rows - 1);
+            plan.samples.push(SampleSlot { key, logits });
+            plan.prefill_ends |= sequence.prefilling;
+            let last = *sequence
+                .chain
+                .last()
+                .expect("rows were just stored in a block");
+            plan.logits_at
+                .insert((last, self.blocks.filled(last)), logits);
+        }
+    }
+
+    /// Stores tokens `computed..end` in the tree: first in the open block, then in new ones.
+    fn fill_blocks(&mut self, plan: &mut Plan, sequence: &mut Sequence, end: usize) {
+        let block_tokens = self.blocks.block_tokens();
+        while sequence.computed < end {
+            let offset = sequence.computed % block_tokens;
+            let piece = (block_tokens - offset).min(end - sequence.computed);
+            let tokens = &sequence.tokens[sequence.computed..sequence.computed + piece];
+            let last = sequence.chain.last().copied();
+            let block = match last {
+                Some(open) if offset > 0 => {
+                    self.blocks.append(open, tokens);
+                    open
+                }
+                _ => {
+                    let parent = last.map_or(self.blocks.root(), Parent::Block);
+                    let block = self.blocks.allocate(parent, tokens);
+                    let block = block.expect("room was made before rows are added");
+                    sequence.chain.push(block);
+                    block
+                }
+            };
+            plan.written.push(block);
+            if sequence.prefilling {
+                plan.prefilled.insert(block);
+            }
+            sequence.computed += piece;
+        }
+    }
+
+    /// Lets waiting sequences run, best first, as long as there is room for the next one.
+    fn plan_waiting(&mut self, plan: &mut Plan, budget: &mut usize) {
+        /// Bounds the work of a pass; more could not start in it anyway.
+        const SCANNED_PER_SLOT: usize = 2;
+        let scanned = SCANNED_PER_SLOT * self.config.max_running;
+        let keys: Vec<OrderKey> = self.waiting.keys().take(scanned).copied().collect();
+        let mut reserved: usize = self.running.values().map(|s| self.blocks_to_come(s)).sum();
+        for key in keys {
+            if self.running.len() >= self.config.max_running || (*budget == 0 && !plan.prefill_ends)
+            {
+                break;
+            }
+            let Some(mut sequence) = self.waiting.remove(&key) else {
+                continue;
+            };
+            let twin = self.find_twin(&sequence.tokens, plan);
+            let admission = match &twin {
+                Some(twin) => self.admit_twin(&sequence, twin, reserved),
+                None if *budget == 0 => Admission::Wait,
+                None => self.admit(&sequence, plan, reserved),
+            };
+            match (admission, twin) {
+                (Admission::Wait, _) => {
+                    self.waiting.insert(key, sequence);
+                    continue;
+                }
+                (Admission::NoRoom, _) => {
+                    self.waiting.insert(key, sequence);
+                    break;
+                }
+                (Admission::Run(_), Some(twin)) => self.start_twin(plan, key, &mut sequence, twin),
+                (Admission::Run(found), None) => {
+                    self.start(plan, &mut sequence, found);
+                    let rows = sequence.remaining().min(*budget);
+                    self.add_rows(plan, key, &mut sequence, rows);
+                    *budget -= rows;
+                }
+            }
+            reserved += self.blocks_to_come(&sequence);
+            self.running.insert(key, sequence);
+        }
+    }
+
+    /// Blocks that a running sequence still needs for its known tokens and the next one.
+    fn blocks_to_come(&self, sequence: &Sequence) -> usize {
+        let all = self.blocks_for(sequence.tokens.len() + 1);
+        all.saturating_sub(sequence.chain.len())
+    }
+
+    fn blocks_for(&self, tokens: usize) -> usize {
+        tokens.div_ceil(self.blocks.block_tokens())
+    }
+
+    /// Whether `needed` blocks can be had without soon preempting what runs: what runs gets
+    /// the blocks of its known tokens, and some more to grow.
+    fn has_room(&self, needed: usize, reserved: usize) -> bool {
+        let growth = self.running.len().min(self.blocks.total() / 16);
+        self.blocks.available() >= needed + reserved + growth
+    }
+
+    fn admit(&self, sequence: &Sequence, plan: &Plan, reserved: usize) -> Admission {
+        // The last token is computed in any case: its logits are needed.
+        let known = &sequence.tokens[..sequence.tokens.len() - 1];
+        let mut found = self.blocks.find(known);
+        if self.is_being_computed(known, &found, plan) {
+            return Admission::Wait;
+        }
+        let used = found
+            .full
+            .iter()
+            .filter(|&&b| self.blocks.is_used(b))
+            .count();
+        let needed = self.blocks_for(sequence.tokens.len() + 1) - used;
+        // The source of a copy cannot be evicted in this pass.
+        let pinned = found.tail.is_some_and(|(block, slots)| {
+            !self.blocks.is_used(block) && slots < self.blocks.filled(block)
+        });
+        if self.has_room(needed + usize::from(pinned), reserved) {
+            return Admission::Run(found);
+        }
+        found.tail = None;
+        if self.running.is_empty() || (pinned && self.has_room(needed, reserved)) {
+            return Admission::Run(found);
+        }
+        Admission::NoRoom
+    }
+
+    /// Whether a prefill of this pass stores more of `known` than was found.
+    fn is_being_computed(&self, known: &[TokenId], found: &PrefixMatch, plan: &Plan) -> bool {
+        let rest = &known[found.full.len() * self.blocks.block_tokens()..];
+        let parent = found.full.last();
+        let parent = parent.map_or(self.blocks.root(), |&b| Parent::Block(b));
+        let stored = found.tail.map_or(0, |(_, slots)| slots);
+        self.blocks
+            .candidates(parent, rest)
+            .any(|(block, shared, _)| shared > stored && plan.prefilled.contains(&block))
+    }
+
+    /// Gives a sequence the blocks that were found.
+    fn start(&mut self, plan: &mut Plan, sequence: &mut Sequence, found: PrefixMatch) {
+        let block_tokens = self.blocks.block_tokens();
+        sequence.computed = found.tokens(block_tokens);
+        self.note_cached(sequence, sequence.computed);
+        for &block in &found.full {
+            self.blocks.retain(block);
+        }
+        sequence.chain = found.full;
+        let Some((block, slots)) = found.tail else {
+            return;
+        };
+        let free = !self.blocks.is_used(block) && slots == self.blocks.filled(block);
+        self.blocks.retain(block);
+        if free {
+            // Nobody writes to it and all of it fits: go on in place.
+            sequence.chain.push(block);
+            return;
+        }
+        plan.pins.push(block);
+        let tokens = &sequence.tokens[sequence.computed - slots..sequence.computed];
+        let to = self.allocate_copy(&sequence.chain, tokens);
+        sequence.chain.push(to);
+        plan.written.push(to);
+        plan.copies_before.push(BlockCopy {
+            from: block,
+            to,
+            tokens: slots,
+        });
+    }
+
+    fn allocate_copy(&mut self, chain: &[BlockId], tokens: &[TokenId]) -> BlockId {
+        let parent = chain.last();
+        let parent = parent.map_or(self.blocks.root(), |&b| Parent::Block(b));
+        let block = self.blocks.allocate(parent, tokens);
+        block.expect("admission made sure of a block for the copy")
+    }
+
+    fn note_cached(&mut self, sequence: &mut Sequence, found: usize) {
+        if sequence.cached_prompt.is_none() {
+            let cached = found.min(sequence.prompt);
+            sequence.cached_prompt = Some(cached);
+            self.counters.cached_prompt_tokens += cached as u64;
+        }
+    }
+
+    /// Looks for a sequence of this pass whose logits follow exactly `tokens`.
+    fn find_twin(&self, tokens: &[TokenId], plan: &Plan) -> Option<Twin> {
+        if !plan.prefill_ends {
+            return None;
+        }
+        let block_tokens = self.blocks.block_tokens();
+        let mut full = Vec::new();
+        let mut parent = self.blocks.root();
+        let mut rest = tokens;
+        while rest.len() > block_tokens {
+            let mut candidates = self.blocks.candidates(parent, rest);
+            let (block, ..) = candidates.find(|&(_, shared, _)| shared == block_tokens)?;
+            full.push(block);
+            parent = Parent::Block(block);
+            rest = &rest[block_tokens..];
+        }
+        let slots = rest.len();
+        let mut candidates = self.blocks.candidates(parent, rest);
+        candidates.find_map(|(last, shared, _)| {
+            let logits = *plan.logits_at.get(&(last, slots))?;
+            (shared == slots).then_some(Twin {
+                full: full.clone(),
+                last,
+                slots,
+                logits,
+            })
+        })
+    }
+
+    fn admit_twin(&self, sequence: &Sequence, twin: &Twin, reserved: usize) -> Admission {
+        let whole = twin.slots == self.blocks.block_tokens();
+        let shared = twin.full.len() + usize::from(whole);
+        let needed = self.blocks_for(sequence.tokens.len() + 1) - shared;
+        if self.has_room(needed, reserved) {
+            Admission::Run(PrefixMatch::default())
+        } else {
+            Admission::NoRoom
+        }
+    }
+
+    /// Starts a sequence on what its twin computes: it draws from the same logits, and gets
+    /// a copy of the last block, unless that is full.
+    fn start_twin(&mut self, plan: &mut Plan, key: OrderKey, sequence: &mut Sequence, twin: Twin) {
+        self.note_cached(sequence, sequence.prompt);
+        for &block in twin.full.iter().chain([&twin.last]) {
+            self.blocks.retain(block);
+        }
+        sequence.chain = twin.full;
+        if twin.slots == self.blocks.block_tokens() {
+            sequence.chain.push(twin.last);
+        } else {
+            plan.pins.push(twin.last);
+            let tail = sequence.tokens.len() - twin.slots;
+            let to = self.allocate_copy(&sequence.chain, &sequence.tokens[tail..]);
+            sequence.chain.push(to);
+            plan.written.push(to);
+            plan.copies_after.push(BlockCopy {
+                from: twin.last,
+                to,
+                tokens: twin.slots,
+            });
+        }
+        sequence.computed = sequence.tokens.len();
+        plan.members.push(key);
+        plan.samples.push(SampleSlot {
+            key,
+            logits: twin.logits,
+        });
+    }
+}

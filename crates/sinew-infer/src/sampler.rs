@@ -1,0 +1,344 @@
+//! Draws one token from one row of logits.
+//!
+//! Order of the truncations: bias, temperature, `min_p` (against the largest probability),
+//! `top_k`, then `top_p` over what is left, renormalized. The reported log-probability is
+//! that of the model: full softmax, temperature 1, no bias, nothing truncated.
+
+use crate::rng;
+use crate::softmax::{self, BadLogits, Candidate, Maxima};
+use sinew_types::{SamplingParams, TokenId, TokenLogprob};
+
+/// A token drawn from a row of logits.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Draw {
+    pub(crate) id: TokenId,
+    /// Natural log-probability under the full softmax at temperature 1.
+    pub(crate) logprob: f32,
+    /// The most likely tokens, best first, as many as were asked for.
+    pub(crate) top: Vec<TokenLogprob>,
+}
+
+/// Draws the token that follows `position` tokens. The same logits, parameters and position
+/// give the same token.
+pub(crate) fn draw(
+    logits: &[f32],
+    params: &SamplingParams,
+    position: usize,
+) -> Result<Draw, BadLogits> {
+    let maxima = softmax::maxima(logits)?;
+    let mut sums = Vec::new();
+    let sum = softmax::exp_sums(logits, maxima.max, 1.0, &mut sums);
+    let log_sum = f64::from(maxima.max) + sum.ln();
+    let u = rng::uniform(params.seed, position as u64);
+    let id = if params.logit_bias.is_empty() {
+        choose(logits, &maxima, (sum, sums), params, u)
+    } else {
+        let biased = biased(logits, params);
+        let maxima = softmax::maxima(&biased)?;
+        let sum = softmax::exp_sums(&biased, maxima.max, 1.0, &mut sums);
+        choose(&biased, &maxima, (sum, sums), params, u)
+    };
+    let logprob = |logit: f32| (f64::from(logit) - log_sum) as f32;
+    let count = usize::from(params.top_logprobs);
+    let top = softmax::largest(logits, &maxima, count, f32::NEG_INFINITY);
+    Ok(Draw {
+        id,
+        logprob: logprob(logits[id as usize]),
+        top: top
+            .into_iter()
+            .map(|(logit, id)| TokenLogprob {
+                id,
+                logprob: logprob(logit),
+            })
+            .collect(),
+    })
+}
+
+fn biased(logits: &[f32], params: &SamplingParams) -> Vec<f32> {
+    let mut out = logits.to_vec();
+    for &(id, bias) in &params.logit_bias {
+        out[id as usize] += bias;
+    }
+    out
+}
+
+/// `at_one` are the sums of exponentials at temperature 1: whole and per chunk.
+fn choose(
+    logits: &[f32],
+    maxima: &Maxima,
+    at_one: (f64, Vec<f32>),
+    params: &SamplingParams,
+    u: f64,
+) -> TokenId {
+    if params.temperature == 0.0 {
+        return softmax::argmax(logits, maxima);
+    }
+    let scale = 1.0 / params.temperature;
+    let (total, chunks) = if params.temperature == 1.0 {
+        at_one
+    } else {
+        let mut chunks = at_one.1;
+        let total = softmax::exp_sums(logits, maxima.max, scale, &mut chunks);
+        (total, chunks)
+    };
+    if params.top_k == 0 && params.top_p == 1.0 && params.min_p == 0.0 {
+        return choose_from_all(logits, maxima.max, scale, &chunks, u * total);
+    }
+    let (kept, mass) = truncate(logits, maxima, total, params);
+    choose_from(&kept, maxima.max, scale, u * mass)
+}
+
+/// Inverse of the cumulative distribution: first the chunk, then the token in it.
+fn choose_from_all(
+    logits: &[f32],
+    max: f32,
+    scale: f32,
+    chunks: &[f32],
+    mut target: f64,
+) -> TokenId {
+    let mut chunk = 0;
+    for (c, &mass) in chunks.iter().enumerate() {
+        if mass > 0.0 {
+            chunk = c;
+            if target < f64::from(mass) {
+                break;
+            }
+            target -= f64::from(mass);
+        }
+    }
+    let start = chunk * softmax::CHUNK;
+    let end = logits.len().min(start + softmax::CHUNK);
+    let ids = start as TokenId..;
+    let entries = logits[start..end].iter().copied().zip(ids);
+    walk(entries, max, scale, target)
+}
+
+fn choose_from(kept: &[Candidate], max: f32, scale: f32, target: f64) -> TokenId {
+    walk(kept.iter().copied(), max, scale, target)
+}
+
+/// The token at which the cumulative mass passes `target`. Rounding may leave a rest at the
+/// end: it belongs to the last token that has any mass.
+fn walk(
+    entries: impl Iterator<Item = Candidate>,
+    max: f32,
+    scale: f32,
+    mut target: f64,
+) -> TokenId {
+    let mut last = 0;
+    for (logit, id) in entries {
+        let mass = f64::from(softmax::exp_nonpositive((logit - max) * scale));
+        if mass > 0.0 {
+            last = id;
+            if target < mass {
+                break;
+            }
+            target -= mass;
+        }
+    }
+    last
+}
+
+/// The tokens that `min_p`, `top_k` and `top_p` keep, best first, and their mass in units
+/// of the largest probability. `total` is the mass of all.
+fn truncate(
+    logits: &[f32],
+    maxima: &Maxima,
+    total: f64,
+    params: &SamplingParams,
+) -> (Vec<Candidate>, f64) {
+    let scale = 1.0 / params.temperature;
+    let mass_of = |kept: &[Candidate]| -> f64 {
+        let mass = |&(x, _): &Candidate| softmax::exp_nonpositive((x - maxima.max) * scale);
+        kept.iter().map(|c| f64::from(mass(c))).sum()
+    };
+    let cut = maxima.max + params.temperature * params.min_p.ln();
+    let (mut kept, total) = if params.top_k > 0 {
+        let kept = softmax::largest(logits, maxima, params.top_k as usize, cut);
+        let mass = mass_of(&kept);
+        (kept, mass)
+    } else if params.min_p > 0.0 {
+        let kept = softmax::at_least(logits, maxima, cut);
+        let mass = mass_of(&kept);
+        (kept, mass)
+    } else {
+        let wanted = f64::from(params.top_p) * total;
+        (
+            likely(logits, maxima, params.temperature, wanted, mass_of),
+            total,
+        )
+    };
+    kept.sort_unstable_by(softmax::by_logit);
+    let wanted = f64::from(params.top_p) * total;
+    let mut mass = 0.0;
+    let mut count = 0;
+    while count < kept.len() && (count == 0 || mass < wanted) {
+        mass += mass_of(&kept[count..=count]);
+        count += 1;
+    }
+    kept.truncate(count);
+    (kept, mass)
+}
+
+/// Enough of the most likely tokens to hold the mass `wanted`, found by lowering a cut, so
+/// that a peaked distribution does not pay for sorting the vocabulary.
+fn likely(
+    logits: &[f32],
+    maxima: &Maxima,
+    temperature: f32,
+    wanted: f64,
+    mass_of: impl Fn(&[Candidate]) -> f64,
+) -> Vec<Candidate> {
+    let mut depth = 4.0;
+    // Below e^-64 of the largest probability nothing is worth a cut.
+    while depth <= 64.0 {
+        let kept = softmax::at_least(logits, maxima, maxima.max - depth * temperature);
+        if mass_of(&kept) >= wanted {
+            return kept;
+        }
+        depth *= 2.0;
+    }
+    softmax::at_least(logits, maxima, f32::NEG_INFINITY)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn params(edit: impl FnOnce(&mut SamplingParams)) -> SamplingParams {
+        let mut p = SamplingParams::default();
+        edit(&mut p);
+        p
+    }
+
+    fn ids(logits: &[f32], p: &SamplingParams, draws: usize) -> Vec<TokenId> {
+        (0..draws).map(|i| draw(logits, p, i).unwrap().id).collect()
+    }
+
+    #[test]
+    fn greedy_takes_the_first_of_the_largest() {
+        let p = params(|p| p.temperature = 0.0);
+        assert_eq!(draw(&[0.0, 3.0, 3.0, 1.0], &p, 0).unwrap().id, 1);
+    }
+
+    #[test]
+    fn frequencies_follow_the_softmax_at_any_temperature() {
+        let logits: Vec<f32> = (0..600)
+            .map(|i| (i % 3) as f32 - (i / 300) as f32)
+            .collect();
+        for temperature in [0.5f32, 1.0, 2.0] {
+            let p = params(|p| p.temperature = temperature);
+            let weight = |i: usize| f64::from(logits[i] / temperature).exp();
+            let total: f64 = (0..600).map(weight).sum();
+            let n = 30_000;
+            let mut classes = [0f64; 6];
+            for id in ids(&logits, &p, n) {
+                classes[(id / 300 * 3 + id % 3) as usize] += 1.0;
+            }
+            for (class, &seen) in classes.iter().enumerate() {
+                let share = 100.0 * weight(class / 3 * 300 + class % 3) / total;
+                let sd = (n as f64 * share * (1.0 - share)).sqrt();
+                let off = (seen - n as f64 * share).abs();
+                assert!(
+                    off < 5.0 * sd,
+                    "T {temperature} class {class}: {off} of {sd}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn logprob_ignores_temperature_bias_and_truncation() {
+        let logits = [1.0f32, 2.0, 0.5, -1.0];
+        let sum: f32 = logits.iter().map(|x| x.exp()).sum();
+        let p = params(|p| {
+            p.temperature = 0.3;
+            p.top_k = 1;
+            p.logit_bias = vec![(2, 50.0)];
+            p.top_logprobs = 2;
+        });
+        let d = draw(&logits, &p, 0).unwrap();
+        assert_eq!(d.id, 2);
+        assert!((d.logprob - (0.5 - sum.ln())).abs() < 1e-6);
+        let top: Vec<_> = d.top.iter().map(|t| t.id).collect();
+        assert_eq!(top, [1, 0]);
+        assert!((d.top[0].logprob - (2.0 - sum.ln())).abs() < 1e-6);
+    }
+
+    #[test]
+    fn strong_negative_bias_bans_a_token() {
+        let p = params(|p| p.logit_bias = vec![(1, -200.0)]);
+        assert!(ids(&[0.0, 9.0, 0.0], &p, 500).iter().all(|&id| id != 1));
+    }
+
+    #[test]
+    fn truncations_keep_what_they_say() {
+        // Probabilities 0.5, 0.25, 0.125, 0.125.
+        let logits = [0.5f32, 0.25, 0.125, 0.125].map(f32::ln);
+        let kept = |edit: fn(&mut SamplingParams)| {
+            let p = params(edit);
+            let mut seen = ids(&logits, &p, 2000);
+            seen.sort_unstable();
+            seen.dedup();
+            seen
+        };
+        assert_eq!(kept(|_| ()), [0, 1, 2, 3]);
+        assert_eq!(kept(|p| p.top_k = 3), [0, 1, 2]);
+        assert_eq!(kept(|p| p.top_p = 0.7), [0, 1]);
+        assert_eq!(kept(|p| p.top_p = 1e-6), [0]);
+        assert_eq!(kept(|p| p.min_p = 0.4), [0, 1]);
+        // 0.5 of the 0.75 that top_k leaves is 2/3: above 0.6.
+        assert_eq!(
+            kept(|p| {
+                p.top_k = 2;
+                p.top_p = 0.6;
+            }),
+            [0]
+        );
+    }
+
+    #[test]
+    fn nan_is_an_error_and_not_a_token() {
+        assert_eq!(draw(&[0.0, f32::NAN], &params(|_| ()), 0), Err(BadLogits));
+    }
+
+    proptest! {
+        /// Against the definition, by sorting everything in f64.
+        #[test]
+        fn kept_set_matches_the_definition(
+            logits in prop::collection::vec(-8f32..8.0, 1..700),
+            temperature in 0.2f32..3.0,
+            top_k in 0u32..40,
+            top_p in prop_oneof![Just(1.0f32), 0.05f32..0.99],
+            min_p in prop_oneof![Just(0.0f32), 0.001f32..0.5],
+        ) {
+            let p = params(|p| {
+                p.temperature = temperature;
+                p.top_k = top_k;
+                p.top_p = top_p;
+                p.min_p = min_p;
+            });
+            let m = softmax::maxima(&logits).unwrap();
+            let mut sums = Vec::new();
+            let total = softmax::exp_sums(&logits, m.max, 1.0 / temperature, &mut sums);
+            let (kept, mass) = truncate(&logits, &m, total, &p);
+
+            let weight = |x: f32| f64::from((x - m.max) / temperature).exp();
+            let mut all: Vec<Candidate> = logits.iter().copied().zip(0..).collect();
+            all.sort_by(softmax::by_logit);
+            all.retain(|&(x, _)| weight(x) >= f64::from(min_p) * (1.0 - 1e-6));
+            if top_k > 0 {
+                all.truncate(top_k as usize);
+            }
+            let total: f64 = all.iter().map(|&(x, _)| weight(x)).sum();
+            let wanted = f64::from(top_p) * total;
+            let cumulative = |n: usize| all[..n].iter().map(|&(x, _)| weight(x)).sum::<f64>();
+            let n = kept.len();
+            prop_assert_eq!(&kept[..], &all[..n]);
+            prop_assert!(cumulative(n) >= wanted * (1.0 - 1e-5));
+            prop_assert!(n == 1 || cumulative(n - 1) < wanted * (1.0 + 1e-5));
+            prop_assert!((mass / cumulative(n) - 1.0).abs() < 1e-5);
+        }
+    }
+}

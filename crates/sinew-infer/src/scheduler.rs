@@ -1,0 +1,304 @@
+//! Continuous batching as a pure state machine: no clock, no thread, no randomness.
+//!
+//! `plan` says what the next pass computes ([`crate::plan`]), `commit` takes the tokens that
+//! were drawn. A request that is preempted (or whose keys and values went with old weights)
+//! keeps its tokens and its place, and recomputes the rest when it runs again.
+
+use crate::blocks::Blocks;
+use crate::forward::ForwardLimits;
+use crate::params::{self, RequestLimits};
+use crate::plan::Plan;
+use crate::sampler::Draw;
+use crate::sequence::{OrderKey, Sequence};
+use crate::stop::TokenBytes;
+use sinew_types::{
+    EngineError, EngineEvent, EngineStatus, FinishReason, GenerateRequest, PolicyVersion,
+    RequestId, SampledToken,
+};
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, HashMap};
+
+/// What happens to the keys and values of running requests when weights are replaced.
+/// Cached prefixes of the old weights are never given to new requests.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum SwapPolicy {
+    /// Compute them anew: later tokens are exactly what the new weights sample.
+    #[default]
+    Recompute,
+    /// Go on with them: no work is repeated, and a token's log-probability depends on old
+    /// keys and values too, so a trainer that recomputes it sees a small difference.
+    Keep,
+}
+
+/// Limits of the scheduler.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SchedulerConfig {
+    /// Most requests that run at once.
+    pub max_running: usize,
+    /// Most tokens of one pass: a token of each generating request, prompts in the rest.
+    pub max_batch_tokens: usize,
+    pub swap: SwapPolicy,
+}
+
+impl Default for SchedulerConfig {
+    fn default() -> Self {
+        Self {
+            max_running: 128,
+            max_batch_tokens: 512,
+            swap: SwapPolicy::default(),
+        }
+    }
+}
+
+/// Counters since start.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Counters {
+    pub(crate) sampled_tokens: u64,
+    pub(crate) prefill_tokens: u64,
+    pub(crate) cached_prompt_tokens: u64,
+    pub(crate) preemptions: u64,
+}
+
+/// All requests and blocks of an engine.
+#[derive(Debug)]
+pub(crate) struct Scheduler {
+    pub(crate) config: SchedulerConfig,
+    pub(crate) blocks: Blocks,
+    pub(crate) waiting: BTreeMap<OrderKey, Sequence>,
+    pub(crate) running: BTreeMap<OrderKey, Sequence>,
+    pub(crate) counters: Counters,
+    index: HashMap<RequestId, OrderKey>,
+    arrivals: u64,
+    limits: RequestLimits,
+    token_bytes: Option<TokenBytes>,
+    version: PolicyVersion,
+}
+
+/// What requests to an engine with `limits` are checked against. A sequence that fills all
+/// blocks ends as one that fills the context does.
+pub(crate) fn request_limits(limits: &ForwardLimits, token_bytes: bool) -> RequestLimits {
+    RequestLimits {
+        vocab: limits.vocab,
+        context: limits.context.min(limits.blocks * limits.block_tokens),
+        token_bytes,
+    }
+}
+
+impl Scheduler {
+    /// # Errors
+    /// If a limit leaves no room for any work.
+    pub(crate) fn new(
+        mut config: SchedulerConfig,
+        limits: &ForwardLimits,
+        token_bytes: Option<TokenBytes>,
+        version: PolicyVersion,
+    ) -> Result<Self, EngineError> {
+        let sizes = [
+            ("max_running", config.max_running),
+            ("max_batch_tokens", config.max_batch_tokens),
+            ("vocab", limits.vocab),
+            ("context", limits.context),
+            ("block_tokens", limits.block_tokens),
+            ("blocks", limits.blocks),
+        ];
+        if let Some((name, _)) = sizes.iter().find(|(_, size)| *size == 0) {
+            let message = format!("{name} = 0: an engine needs at least 1");
+            return Err(EngineError::Failed(message));
+        }
+        // Each running request computes a token in each pass.
+        config.max_running = config.max_running.min(config.max_batch_tokens);
+        Ok(Self {
+            config,
+            blocks: Blocks::new(limits.blocks, limits.block_tokens),
+            waiting: BTreeMap::new(),
+            running: BTreeMap::new(),
+            counters: Counters::default(),
+            index: HashMap::new(),
+            arrivals: 0,
+            limits: request_limits(limits, token_bytes.is_some()),
+            token_bytes,
+            version,
+        })
+    }
+
+    /// Takes a request in; the engine's door bounds how many wait.
+    pub(crate) fn submit(&mut self, request: GenerateRequest) -> Result<(), EngineError> {
+        params::check_request(&request, &self.limits)?;
+        if self.index.contains_key(&request.id) {
+            return Err(duplicate(request.id));
+        }
+        let key = OrderKey {
+            priority: Reverse(request.priority),
+            arrival: self.arrivals,
+        };
+        self.arrivals += 1;
+        self.index.insert(request.id, key);
+        self.waiting.insert(key, Sequence::new(request));
+        Ok(())
+    }
+
+    /// Ends a request; its one event if it was there.
+    pub(crate) fn abort(&mut self, id: RequestId) -> Option<EngineEvent> {
+        let key = *self.index.get(&id)?;
+        let waiting = self.waiting.remove(&key);
+        let sequence = waiting.or_else(|| self.running.remove(&key))?;
+        Some(self.finish(sequence, FinishReason::Aborted))
+    }
+
+    /// Takes the result of a planned pass: for each of the plan's samples what was drawn.
+    pub(crate) fn commit(
+        &mut self,
+        plan: Plan,
+        drawn: Vec<Result<Draw, EngineError>>,
+        events: &mut Vec<EngineEvent>,
+    ) {
+        for &block in &plan.written {
+            self.blocks.mark_ready(block);
+        }
+        self.counters.prefill_tokens += plan.prefill_tokens as u64;
+        for (slot, draw) in plan.samples.iter().zip(drawn) {
+            match draw {
+                Ok(draw) => self.accept(slot.key, draw, events),
+                Err(error) => self.fail(slot.key, error, events),
+            }
+        }
+        self.unpin(&plan);
+    }
+
+    /// Takes the failure of a planned pass: every request in it fails.
+    pub(crate) fn commit_failure(
+        &mut self,
+        plan: &Plan,
+        error: &EngineError,
+        events: &mut Vec<EngineEvent>,
+    ) {
+        for &key in plan.members.iter().rev() {
+            self.fail(key, error.clone(), events);
+        }
+        self.unpin(plan);
+    }
+
+    fn unpin(&mut self, plan: &Plan) {
+        for &block in plan.pins.iter().rev() {
+            self.blocks.release(block);
+        }
+    }
+
+    fn accept(&mut self, key: OrderKey, draw: Draw, events: &mut Vec<EngineEvent>) {
+        let Some(sequence) = self.running.get_mut(&key) else {
+            return;
+        };
+        sequence.prefilling = false;
+        self.counters.sampled_tokens += 1;
+        let bytes = self.token_bytes.as_ref();
+        let end = sequence.push(draw.id, self.limits.context, bytes);
+        events.push(EngineEvent::Tokens {
+            request: sequence.id,
+            tokens: vec![SampledToken {
+                id: draw.id,
+                logprob: draw.logprob,
+                version: self.version,
+                top: draw.top,
+            }],
+        });
+        if let Some(reason) = end
+            && let Some(sequence) = self.running.remove(&key)
+        {
+            events.push(self.finish(sequence, reason));
+        }
+    }
+
+    fn fail(&mut self, key: OrderKey, error: EngineError, events: &mut Vec<EngineEvent>) {
+        if let Some(mut sequence) = self.running.remove(&key) {
+            self.release(&mut sequence);
+            self.index.remove(&sequence.id);
+            events.push(EngineEvent::Failed {
+                request: sequence.id,
+                error,
+            });
+        }
+    }
+
+    fn finish(&mut self, mut sequence: Sequence, reason: FinishReason) -> EngineEvent {
+        self.release(&mut sequence);
+        self.index.remove(&sequence.id);
+        EngineEvent::Finished {
+            request: sequence.id,
+            reason,
+            cached_prompt_tokens: sequence.cached_prompt.unwrap_or(0) as u32,
+        }
+    }
+
+    /// Gives a sequence's blocks back; they stay findable until their memory is needed.
+    fn release(&mut self, sequence: &mut Sequence) {
+        for block in sequence.chain.drain(..).rev() {
+            self.blocks.release(block);
+        }
+        sequence.computed = 0;
+        sequence.prefilling = true;
+    }
+
+    /// Takes a sequence's blocks away; it waits at its old place, its tokens are kept.
+    pub(crate) fn preempt(&mut self, key: OrderKey, mut sequence: Sequence) {
+        self.release(&mut sequence);
+        self.waiting.insert(key, sequence);
+        self.counters.preemptions += 1;
+    }
+
+    /// The weights are replaced: tokens drawn from now on carry `version`.
+    pub(crate) fn swap_weights(&mut self, version: PolicyVersion) {
+        if self.config.swap == SwapPolicy::Recompute {
+            for (key, mut sequence) in std::mem::take(&mut self.running) {
+                self.release(&mut sequence);
+                self.waiting.insert(key, sequence);
+            }
+        }
+        self.blocks.start_epoch();
+        self.version = version;
+    }
+
+    pub(crate) fn has_work(&self) -> bool {
+        !self.index.is_empty()
+    }
+
+    pub(crate) fn status(&self) -> EngineStatus {
+        let block_tokens = self.blocks.block_tokens();
+        EngineStatus {
+            version: self.version,
+            running: self.running.len(),
+            waiting: self.waiting.len(),
+            kv_tokens_free: self.blocks.available() * block_tokens,
+            kv_tokens_total: self.blocks.total() * block_tokens,
+            sampled_tokens: self.counters.sampled_tokens,
+            prefill_tokens: self.counters.prefill_tokens,
+            cached_prompt_tokens: self.counters.cached_prompt_tokens,
+            preemptions: self.counters.preemptions,
+            busy_s: 0.0,
+        }
+    }
+}
+
+#[cfg(test)]
+impl Scheduler {
+    /// Panics if an invariant does not hold between two passes.
+    pub(crate) fn check(&self) {
+        let running = self.running.values();
+        self.blocks
+            .check(running.map(|s| (&s.chain[..], &s.tokens[..s.computed])));
+        assert!(
+            self.waiting
+                .values()
+                .all(|s| s.chain.is_empty() && s.computed == 0)
+        );
+        assert!(self.running.values().all(|s| s.remaining() > 0));
+        assert_eq!(self.index.len(), self.running.len() + self.waiting.len());
+    }
+}
+
+/// The error of a second request with the id of one that has not ended.
+pub(crate) fn duplicate(id: RequestId) -> EngineError {
+    EngineError::Failed(format!(
+        "request id {} belongs to a request that has not ended: give each its own",
+        id.0
+    ))
+}

@@ -1,0 +1,81 @@
+//! One request while it waits or runs.
+
+use crate::forward::BlockId;
+use crate::stop::{StopMatcher, TokenBytes};
+use sinew_types::{FinishReason, GenerateRequest, RequestId, SamplingParams, TokenId};
+use std::cmp::Reverse;
+
+/// Place in every queue: larger priorities first, of equals the one that came first.
+/// A preempted request keeps its place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct OrderKey {
+    pub(crate) priority: Reverse<i32>,
+    pub(crate) arrival: u64,
+}
+
+/// A request and how far it is.
+#[derive(Debug)]
+pub(crate) struct Sequence {
+    pub(crate) id: RequestId,
+    pub(crate) sampling: SamplingParams,
+    /// Prompt and output.
+    pub(crate) tokens: Vec<TokenId>,
+    /// Prompt's length.
+    pub(crate) prompt: usize,
+    /// Blocks that hold its keys and values, in order; it is the writer of the last one
+    /// unless that is full.
+    pub(crate) chain: Vec<BlockId>,
+    /// Tokens whose keys and values are stored in `chain`, or will be after this pass.
+    pub(crate) computed: usize,
+    /// Whether tokens that were known when it began to run are still to be computed.
+    pub(crate) prefilling: bool,
+    /// Prompt tokens found in the cache when it first ran.
+    pub(crate) cached_prompt: Option<usize>,
+    stop: StopMatcher,
+}
+
+impl Sequence {
+    pub(crate) fn new(request: GenerateRequest) -> Self {
+        Self {
+            id: request.id,
+            prompt: request.prompt.len(),
+            tokens: request.prompt,
+            sampling: request.sampling,
+            chain: Vec::new(),
+            computed: 0,
+            prefilling: true,
+            cached_prompt: None,
+            stop: StopMatcher::default(),
+        }
+    }
+
+    /// Tokens to compute before the next one can be sampled: at least one.
+    pub(crate) fn remaining(&self) -> usize {
+        self.tokens.len() - self.computed
+    }
+
+    /// Adds a sampled token; says whether it is the last one, and why.
+    pub(crate) fn push(
+        &mut self,
+        id: TokenId,
+        context: usize,
+        bytes: Option<&TokenBytes>,
+    ) -> Option<FinishReason> {
+        self.tokens.push(id);
+        let s = &self.sampling;
+        if s.stop_ids.contains(&id) {
+            return Some(FinishReason::StopId { id });
+        }
+        if let Some(bytes) = bytes
+            && !s.stop_strings.is_empty()
+            && let Some(hit) = self.stop.push(bytes.get(id), &s.stop_strings)
+        {
+            let text = s.stop_strings[hit].clone();
+            return Some(FinishReason::StopString { text });
+        }
+        if self.tokens.len() - self.prompt >= s.max_tokens as usize {
+            return Some(FinishReason::Length);
+        }
+        (self.tokens.len() >= context).then_some(FinishReason::ContextFull)
+    }
+}

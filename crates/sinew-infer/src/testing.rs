@@ -1,0 +1,186 @@
+//! A forward pass without a model, for tests of the scheduler and of what stands on engines.
+
+use crate::forward::{Batch, BlockCopy, Forward, ForwardLimits};
+use sinew_types::{TensorSource, TensorView, TokenId};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// What is stored for a token: enough to notice that a slot belongs to another prefix.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Slot {
+    token: TokenId,
+    weights: u64,
+    /// Of the slot before it, this token and these weights.
+    hash: u64,
+}
+
+/// Logits from a hash of the prefix, which is kept in block memory as keys and values would
+/// be: a wrong block table, a missing copy or a reused block changes the hash, and panics.
+#[derive(Debug)]
+pub struct HashForward {
+    limits: ForwardLimits,
+    weights: u64,
+    slots: Vec<Option<Slot>>,
+    logits: Vec<f32>,
+    computed: Arc<AtomicU64>,
+    fail_at_pass: Option<u64>,
+    passes: u64,
+}
+
+fn mix(a: u64, b: u64) -> u64 {
+    let mut z = (a ^ b.wrapping_mul(0x9E37_79B9_7F4A_7C15)).wrapping_add(0x1234_5678_9ABC_DEF1);
+    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    z ^ (z >> 31)
+}
+
+fn extend(before: Option<u64>, token: TokenId, weights: u64) -> u64 {
+    mix(
+        mix(before.unwrap_or(0x0001_D000), weights),
+        u64::from(token),
+    )
+}
+
+fn logits_of(hash: u64, vocab: usize) -> impl Iterator<Item = f32> {
+    (0..vocab as u64).map(move |i| (mix(hash, i) >> 40) as f32 / (1u64 << 24) as f32 * 6.0 - 3.0)
+}
+
+impl HashForward {
+    /// Block memory of `limits`, with weights number 0.
+    pub fn new(limits: ForwardLimits) -> Self {
+        Self {
+            limits,
+            weights: 0,
+            slots: vec![None; limits.blocks * limits.block_tokens],
+            logits: Vec::new(),
+            computed: Arc::default(),
+            fail_at_pass: None,
+            passes: 0,
+        }
+    }
+
+    /// Makes the pass with this number (from 0) fail.
+    #[must_use]
+    pub fn failing_at(mut self, pass: u64) -> Self {
+        self.fail_at_pass = Some(pass);
+        self
+    }
+
+    /// Counts the rows that were computed.
+    pub fn computed(&self) -> Arc<AtomicU64> {
+        Arc::clone(&self.computed)
+    }
+
+    /// The logits after `tokens` under weights number `weights`, computed from nothing.
+    pub fn logits_after(vocab: usize, weights: u64, tokens: &[TokenId]) -> Vec<f32> {
+        let mut hash = None;
+        for &token in tokens {
+            hash = Some(extend(hash, token, weights));
+        }
+        logits_of(hash.unwrap_or(0), vocab).collect()
+    }
+
+    fn slot(&self, table: &[u32], position: usize) -> usize {
+        let block = table[position / self.limits.block_tokens] as usize;
+        block * self.limits.block_tokens + position % self.limits.block_tokens
+    }
+
+    /// The hash of the first `past` tokens, checked link by link.
+    fn past_hash(&self, table: &[u32], past: usize) -> Option<u64> {
+        let mut hash = None;
+        for position in 0..past {
+            let slot = self.slots[self.slot(table, position)];
+            let Some(slot) = slot else {
+                panic!("position {position} is read before it is stored");
+            };
+            let expected = extend(hash, slot.token, slot.weights);
+            assert_eq!(
+                slot.hash, expected,
+                "position {position} is of another prefix"
+            );
+            hash = Some(expected);
+        }
+        hash
+    }
+}
+
+impl Forward for HashForward {
+    fn limits(&self) -> ForwardLimits {
+        self.limits
+    }
+
+    fn copy_block(&mut self, copy: BlockCopy) {
+        let size = self.limits.block_tokens;
+        let (from, to) = (copy.from as usize * size, copy.to as usize * size);
+        assert_ne!(from, to, "a block is copied to another one");
+        self.slots.copy_within(from..from + copy.tokens, to);
+        self.slots[to + copy.tokens..to + size].fill(None);
+    }
+
+    fn forward(&mut self, batch: &Batch) -> Result<(), String> {
+        self.passes += 1;
+        if self.fail_at_pass == Some(self.passes - 1) {
+            return Err(format!("pass {} was to fail", self.passes - 1));
+        }
+        let mut hashes = vec![0; batch.tokens.len()];
+        for s in &batch.sequences {
+            let table = &batch.block_table[s.blocks.clone()];
+            let mut hash = self.past_hash(table, s.past);
+            for (i, row) in s.rows.clone().enumerate() {
+                let token = batch.tokens[row];
+                let extended = extend(hash, token, self.weights);
+                let at = self.slot(table, s.past + i);
+                self.slots[at] = Some(Slot {
+                    token,
+                    weights: self.weights,
+                    hash: extended,
+                });
+                hash = Some(extended);
+                hashes[row] = extended;
+            }
+        }
+        let rows = batch.tokens.len() as u64;
+        self.computed.fetch_add(rows, Ordering::Relaxed);
+        self.logits.clear();
+        for &row in &batch.logit_rows {
+            let logits = logits_of(hashes[row], self.limits.vocab);
+            self.logits.extend(logits);
+        }
+        Ok(())
+    }
+
+    fn logits(&self) -> &[f32] {
+        &self.logits
+    }
+
+    fn load_weights(&mut self, weights: &dyn TensorSource) -> Result<(), String> {
+        let number = weights
+            .tensor("number")
+            .ok_or("tensor `number` is missing")?;
+        if number.shape != [1] {
+            return Err(format!(
+                "tensor `number` has shape {:?}, not [1]",
+                number.shape
+            ));
+        }
+        self.weights = number.data[0] as u64;
+        Ok(())
+    }
+}
+
+/// Weights for a [`HashForward`]: one number.
+#[derive(Clone, Copy, Debug)]
+pub struct HashWeights(pub [f32; 1]);
+
+impl TensorSource for HashWeights {
+    fn names(&self) -> Vec<String> {
+        vec!["number".to_owned()]
+    }
+
+    fn tensor(&self, name: &str) -> Option<TensorView<'_>> {
+        (name == "number").then_some(TensorView {
+            shape: &[1],
+            data: &self.0,
+        })
+    }
+}
