@@ -1,3 +1,29 @@
-//! Rows in, better weights out. Knows loss specifications, no algorithm.
+//! Rows in, better weights out: packing, losses, optimizer, LoRA, checkpoints.
+//!
+//! [`pack`] turns rows into micro-batches in which every shared prefix is computed once; a
+//! [`Policy`] gives log-probabilities and takes gradients; [`loss`] derives one from the other by
+//! a [`LossSpec`](sinew_types::LossSpec); [`Trainer::step`] puts them together with AdamW;
+//! [`checkpoint`] makes weights, optimizer, step and trained batches durable in one commit.
+//!
+//! Invariants: no algorithm is known by name, and no text is seen; no clock, environment or
+//! network is read; a token's share in the loss does not depend on how rows are packed or split
+//! into micro-batches; equal inputs give equal bits; nothing non-finite reaches the weights.
+
+pub mod checkpoint;
 pub mod loss;
+pub mod optim;
 pub mod pack;
+mod policy;
+mod reference;
+mod resume;
+#[cfg(test)]
+mod testing;
+mod trainer;
+
+pub use policy::{Policy, PolicyError, Scores, TrainTensor};
+pub use reference::{RefModel, score_rows};
+pub use resume::{Commit, ResumeState};
+pub use trainer::{
+    Clock, NonFiniteGradient, PhaseSeconds, Progress, ProgressSink, StepReport, TrainError,
+    Trainer, TrainerConfig,
+};

@@ -1,1 +1,304 @@
-//! AdamW over flat parameters, learning-rate schedules, clipping of the gradient's global norm.
+//! AdamW with f32 master weights, learning-rate schedules, clipping by the global gradient norm.
+//!
+//! Invariants: a non-finite gradient never reaches the weights or the moments; the result depends
+//! on the order of tensors and the arithmetic alone, so equal inputs give equal bits.
+
+use crate::policy::TrainTensor;
+use serde::{Deserialize, Serialize};
+use sinew_tensor::{Device, ops};
+
+/// AdamW (Loshchilov & Hutter 2019). Weight decay is decoupled and scaled by the learning rate.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct AdamWConfig {
+    pub beta1: f32,
+    pub beta2: f32,
+    pub epsilon: f32,
+    pub weight_decay: f32,
+}
+
+impl Default for AdamWConfig {
+    fn default() -> Self {
+        Self {
+            beta1: 0.9,
+            beta2: 0.95,
+            epsilon: 1e-8,
+            weight_decay: 0.0,
+        }
+    }
+}
+
+/// Learning rate as a function of the optimizer step.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Schedule {
+    /// Learning rate after warm-up.
+    pub peak_lr: f32,
+    /// Steps over which it rises linearly; step 0 already has `peak_lr / warmup_steps`.
+    #[serde(default)]
+    pub warmup_steps: u64,
+    #[serde(default)]
+    pub decay: Decay,
+}
+
+/// What follows the warm-up.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", tag = "type", deny_unknown_fields)]
+pub enum Decay {
+    #[default]
+    Constant,
+    /// Straight from the peak to `final_fraction` of it at `total_steps`, which stays.
+    Linear {
+        total_steps: u64,
+        final_fraction: f32,
+    },
+    /// Half a cosine from the peak to `final_fraction` of it at `total_steps`, which stays.
+    Cosine {
+        total_steps: u64,
+        final_fraction: f32,
+    },
+}
+
+/// Why optimizer settings are refused.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[error("optimizer {field} is {value}, allowed: {allowed}")]
+pub struct OptimError {
+    pub field: &'static str,
+    pub value: f64,
+    pub allowed: &'static str,
+}
+
+fn require(
+    field: &'static str,
+    value: f64,
+    allowed: &'static str,
+    holds: bool,
+) -> Result<(), OptimError> {
+    if holds && value.is_finite() {
+        Ok(())
+    } else {
+        Err(OptimError {
+            field,
+            value,
+            allowed,
+        })
+    }
+}
+
+impl AdamWConfig {
+    /// Checks every number.
+    pub fn validate(&self) -> Result<(), OptimError> {
+        for (field, beta) in [("beta1", self.beta1), ("beta2", self.beta2)] {
+            let holds = (0.0..1.0).contains(&beta);
+            require(field, f64::from(beta), "at least 0 and below 1", holds)?;
+        }
+        let (epsilon, decay) = (self.epsilon, self.weight_decay);
+        require("epsilon", f64::from(epsilon), "above 0", epsilon > 0.0)?;
+        require("weight_decay", f64::from(decay), "at least 0", decay >= 0.0)
+    }
+}
+
+impl Schedule {
+    /// A learning rate that never changes.
+    pub fn constant(peak_lr: f32) -> Self {
+        Self {
+            peak_lr,
+            warmup_steps: 0,
+            decay: Decay::Constant,
+        }
+    }
+
+    /// Checks every number.
+    pub fn validate(&self) -> Result<(), OptimError> {
+        let peak = self.peak_lr;
+        require("peak_lr", f64::from(peak), "above 0", peak > 0.0)?;
+        let (Decay::Linear {
+            total_steps,
+            final_fraction,
+        }
+        | Decay::Cosine {
+            total_steps,
+            final_fraction,
+        }) = self.decay
+        else {
+            return Ok(());
+        };
+        let holds = total_steps > self.warmup_steps;
+        require(
+            "total_steps",
+            total_steps as f64,
+            "above warmup_steps",
+            holds,
+        )?;
+        let holds = (0.0..=1.0).contains(&final_fraction);
+        require(
+            "final_fraction",
+            f64::from(final_fraction),
+            "from 0 to 1",
+            holds,
+        )
+    }
+
+    /// Learning rate of the update number `step` (the first is 0).
+    pub fn lr(&self, step: u64) -> f32 {
+        let peak = f64::from(self.peak_lr);
+        if step < self.warmup_steps {
+            return (peak * (step + 1) as f64 / self.warmup_steps as f64) as f32;
+        }
+        let (total, floor, cosine) = match self.decay {
+            Decay::Constant => return self.peak_lr,
+            Decay::Linear {
+                total_steps,
+                final_fraction,
+            } => (total_steps, final_fraction, false),
+            Decay::Cosine {
+                total_steps,
+                final_fraction,
+            } => (total_steps, final_fraction, true),
+        };
+        let span = total.saturating_sub(self.warmup_steps).max(1) as f64;
+        let progress = ((step - self.warmup_steps) as f64 / span).min(1.0);
+        let left = if cosine {
+            0.5 * (1.0 + (std::f64::consts::PI * progress).cos())
+        } else {
+            1.0 - progress
+        };
+        (peak * (f64::from(floor) + (1.0 - f64::from(floor)) * left)) as f32
+    }
+}
+
+/// First and second moments of one tensor.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Moments {
+    pub name: String,
+    pub shape: Vec<usize>,
+    pub m: Vec<f32>,
+    pub v: Vec<f32>,
+}
+
+/// What became of an update.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Update {
+    /// The weights moved. `grad_norm` is that before clipping.
+    Applied { grad_norm: f64, lr: f32 },
+    /// A gradient was not finite: weights, moments and step count are as before.
+    SkippedNonFinite { tensor: String },
+}
+
+/// The optimizer's state: moments and the number of updates applied.
+#[derive(Clone, Debug)]
+pub struct AdamW {
+    pub(crate) config: AdamWConfig,
+    pub(crate) moments: Vec<Moments>,
+    pub(crate) step: u64,
+    device: Device,
+}
+
+impl AdamW {
+    /// No moments yet; they are made at the first update.
+    pub fn new(config: AdamWConfig, device: Device) -> Self {
+        Self {
+            config,
+            moments: Vec::new(),
+            step: 0,
+            device,
+        }
+    }
+
+    /// Updates applied so far.
+    pub fn step(&self) -> u64 {
+        self.step
+    }
+
+    /// Clips the gradients to `max_norm` (globally) and applies one update at `lr`.
+    ///
+    /// # Panics
+    /// If the tensors are not those of the moments, in the same order.
+    pub fn update(
+        &mut self,
+        tensors: &mut [TrainTensor<'_>],
+        lr: f32,
+        max_norm: Option<f32>,
+    ) -> Update {
+        let mut total = 0.0f64;
+        for tensor in tensors.iter() {
+            let square = sum_of_squares(tensor.gradient);
+            if !square.is_finite() {
+                return Update::SkippedNonFinite {
+                    tensor: tensor.name.to_owned(),
+                };
+            }
+            total += square;
+        }
+        let grad_norm = total.sqrt();
+        let clip = match max_norm.map(f64::from) {
+            Some(max) if grad_norm > max => (max / grad_norm) as f32,
+            _ => 1.0,
+        };
+        if self.moments.is_empty() {
+            self.moments = tensors.iter().map(Moments::zeros).collect();
+        }
+        assert_eq!(self.moments.len(), tensors.len(), "tensors of the moments");
+        self.step += 1;
+        for (tensor, moments) in tensors.iter_mut().zip(&mut self.moments) {
+            assert_eq!(moments.name, tensor.name, "tensors of the moments");
+            let settings = ops::AdamW {
+                lr,
+                beta1: self.config.beta1,
+                beta2: self.config.beta2,
+                eps: self.config.epsilon,
+                weight_decay: if tensor.decay {
+                    self.config.weight_decay
+                } else {
+                    0.0
+                },
+            };
+            let (m, v) = (&mut moments.m, &mut moments.v);
+            let (values, gradient) = (&mut *tensor.values, tensor.gradient);
+            ops::adamw(
+                &self.device,
+                &settings,
+                self.step,
+                clip,
+                values,
+                gradient,
+                m,
+                v,
+            );
+        }
+        Update::Applied { grad_norm, lr }
+    }
+}
+
+impl Moments {
+    fn zeros(tensor: &TrainTensor<'_>) -> Self {
+        Self {
+            name: tensor.name.to_owned(),
+            shape: tensor.shape.to_vec(),
+            m: vec![0.0; tensor.values.len()],
+            v: vec![0.0; tensor.values.len()],
+        }
+    }
+}
+
+/// In f64, which no finite f32 overflows, over a fixed number of partial sums: the result does
+/// not depend on vector width.
+fn sum_of_squares(values: &[f32]) -> f64 {
+    const LANES: usize = 16;
+    let mut sums = [0.0f64; LANES];
+    let mut chunks = values.chunks_exact(LANES);
+    for chunk in &mut chunks {
+        for (sum, &v) in sums.iter_mut().zip(chunk) {
+            *sum += f64::from(v) * f64::from(v);
+        }
+    }
+    let rest: f64 = chunks
+        .remainder()
+        .iter()
+        .map(|&v| f64::from(v).powi(2))
+        .sum();
+    sums.iter().sum::<f64>() + rest
+}
+
+#[cfg(test)]
+mod tests;

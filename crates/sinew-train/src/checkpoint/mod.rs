@@ -1,0 +1,379 @@
+//! Checkpoints that are whole or not there.
+//!
+//! A checkpoint is a directory written under a temporary name, synced file by file, renamed, and
+//! then named by the `LATEST` file, which is replaced by a rename: that last rename is the commit.
+//! It ties weights, optimizer, step and trained batch ids together because they are one directory.
+//!
+//! Invariants: whatever operation fails or wherever the process dies, the directory that `LATEST`
+//! named before is untouched and loadable; every file is checked against its BLAKE3 before it is
+//! used; a damaged checkpoint is passed over for the next older good one, and that is reported.
+
+mod parts;
+mod storage;
+
+pub use parts::Part;
+pub use storage::{DiskStorage, Storage, StorageFile};
+
+use parts::{read_safetensors, write_part};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+const LATEST: &str = "LATEST";
+const CHECKSUMS: &str = "checksums.json";
+const TEMPORARY: &str = ".tmp-";
+
+/// Why a checkpoint could not be written or read.
+#[derive(Debug, thiserror::Error)]
+pub enum CheckpointError {
+    #[error(
+        "no room to write {path}: {source}; free space or lower `keep`, the previous checkpoint is intact"
+    )]
+    DiskFull { path: PathBuf, source: io::Error },
+    #[error("not allowed to {operation} {path}: {source}")]
+    Permission {
+        operation: &'static str,
+        path: PathBuf,
+        source: io::Error,
+    },
+    #[error("cannot {operation} {path}: {source}")]
+    Io {
+        operation: &'static str,
+        path: PathBuf,
+        source: io::Error,
+    },
+    #[error("{path} is damaged: {reason}")]
+    Corrupt { path: PathBuf, reason: String },
+    #[error("no checkpoint in {dir} is usable: {}", listed(.tried))]
+    NoneUsable { dir: PathBuf, tried: Vec<Skipped> },
+    #[error("checkpoint {path} does not fit this run: {reason}")]
+    Mismatch { path: PathBuf, reason: String },
+    #[error("checkpoint part {file} is invalid: {reason}")]
+    Part { file: String, reason: String },
+}
+
+fn listed(skipped: &[Skipped]) -> String {
+    let mut text = String::new();
+    for (n, s) in skipped.iter().enumerate() {
+        let _ = write!(
+            text,
+            "{}{}: {}",
+            if n > 0 { "; " } else { "" },
+            s.name,
+            s.reason
+        );
+    }
+    text
+}
+
+impl CheckpointError {
+    fn io(operation: &'static str, path: &Path, source: io::Error) -> Self {
+        let path = path.to_owned();
+        match source.kind() {
+            // A file-size limit (EFBIG) and a quota look like a full disk to whoever writes.
+            io::ErrorKind::StorageFull
+            | io::ErrorKind::QuotaExceeded
+            | io::ErrorKind::FileTooLarge => Self::DiskFull { path, source },
+            io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
+                Self::Permission {
+                    operation,
+                    path,
+                    source,
+                }
+            }
+            _ => Self::Io {
+                operation,
+                path,
+                source,
+            },
+        }
+    }
+}
+
+/// A checkpoint that was passed over, and why.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Skipped {
+    pub name: String,
+    pub reason: String,
+}
+
+/// A checkpoint whose files all match their checksums.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Loaded {
+    pub path: PathBuf,
+    /// Newer ones that were passed over; tell the user.
+    pub skipped: Vec<Skipped>,
+}
+
+impl Loaded {
+    /// A file's bytes.
+    pub fn bytes(&self, file: &str) -> Result<Vec<u8>, CheckpointError> {
+        let path = self.path.join(file);
+        fs::read(&path).map_err(|e| CheckpointError::io("read", &path, e))
+    }
+
+    /// The tensors of a safetensors file: shape and values by name.
+    pub fn tensors(
+        &self,
+        file: &str,
+    ) -> Result<BTreeMap<String, (Vec<usize>, Vec<f32>)>, CheckpointError> {
+        read_safetensors(&self.path.join(file))
+    }
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Checksum {
+    bytes: u64,
+    blake3: String,
+}
+
+/// The checkpoints of one run.
+#[derive(Debug)]
+pub struct CheckpointStore {
+    dir: PathBuf,
+    keep: usize,
+    storage: Box<dyn Storage>,
+}
+
+impl CheckpointStore {
+    /// Checkpoints under `dir` (created if missing), of which the newest `keep` (at least 1) stay.
+    pub fn open(dir: impl Into<PathBuf>, keep: usize) -> Result<Self, CheckpointError> {
+        Self::with_storage(dir, keep, Box::new(DiskStorage))
+    }
+
+    /// As [`open`](Self::open), with another way to write.
+    pub fn with_storage(
+        dir: impl Into<PathBuf>,
+        keep: usize,
+        storage: Box<dyn Storage>,
+    ) -> Result<Self, CheckpointError> {
+        let dir = dir.into();
+        storage
+            .create_dir(&dir)
+            .map_err(|e| CheckpointError::io("create", &dir, e))?;
+        Ok(Self {
+            dir,
+            keep: keep.max(1),
+            storage,
+        })
+    }
+
+    /// Writes and commits the checkpoint of `step`; returns its directory.
+    ///
+    /// On an error a reader still finds the previous checkpoint, whichever operation failed; only
+    /// if the very last one did (making the commit survive a power cut) may it find the new one.
+    pub fn save(&self, step: u64, parts: &[Part<'_>]) -> Result<PathBuf, CheckpointError> {
+        let name = self.free_name(step)?;
+        let temporary = self.dir.join(format!("{TEMPORARY}{name}"));
+        if temporary.exists() {
+            self.remove_dir(&temporary)?;
+        }
+        let target = self.dir.join(&name);
+        let written = self
+            .write_all(&temporary, parts)
+            .and_then(|()| self.rename(&temporary, &target))
+            .and_then(|()| self.sync_dir(&self.dir));
+        if let Err(error) = written {
+            // Best effort: what cannot be removed now is removed by the next save.
+            let _ = self.storage.remove_dir(&temporary);
+            return Err(error);
+        }
+        self.point_latest(&name)?;
+        self.prune(&name);
+        Ok(target)
+    }
+
+    fn write_all(&self, temporary: &Path, parts: &[Part<'_>]) -> Result<(), CheckpointError> {
+        self.storage
+            .create_dir(temporary)
+            .map_err(|e| CheckpointError::io("create", temporary, e))?;
+        let mut checksums = BTreeMap::new();
+        for part in parts {
+            let file = part.file();
+            let plain = !file.is_empty() && !file.contains(['/', '\\']) && !file.starts_with('.');
+            if !plain || file == CHECKSUMS || checksums.contains_key(file) {
+                return Err(CheckpointError::Part {
+                    file: file.to_owned(),
+                    reason: "a part needs a plain file name of its own".to_owned(),
+                });
+            }
+            let (bytes, blake3) = write_part(&*self.storage, temporary, part)?;
+            checksums.insert(file.to_owned(), Checksum { bytes, blake3 });
+        }
+        let bytes = serde_json::to_vec_pretty(&checksums).map_err(|e| CheckpointError::Part {
+            file: CHECKSUMS.to_owned(),
+            reason: e.to_string(),
+        })?;
+        let last = Part::Bytes {
+            file: CHECKSUMS.to_owned(),
+            bytes,
+        };
+        write_part(&*self.storage, temporary, &last)?;
+        self.sync_dir(temporary)
+    }
+
+    fn point_latest(&self, name: &str) -> Result<(), CheckpointError> {
+        let file = format!("{TEMPORARY}{LATEST}");
+        let temporary = self.dir.join(&file);
+        if temporary.exists() {
+            self.storage
+                .remove_file(&temporary)
+                .map_err(|e| CheckpointError::io("remove", &temporary, e))?;
+        }
+        let part = Part::Bytes {
+            file,
+            bytes: format!("{name}\n").into_bytes(),
+        };
+        write_part(&*self.storage, &self.dir, &part)?;
+        self.rename(&temporary, &self.dir.join(LATEST))?;
+        self.sync_dir(&self.dir)
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> Result<(), CheckpointError> {
+        self.storage
+            .rename(from, to)
+            .map_err(|e| CheckpointError::io("rename to", to, e))
+    }
+
+    fn sync_dir(&self, path: &Path) -> Result<(), CheckpointError> {
+        self.storage
+            .sync_dir(path)
+            .map_err(|e| CheckpointError::io("sync", path, e))
+    }
+
+    fn remove_dir(&self, path: &Path) -> Result<(), CheckpointError> {
+        self.storage
+            .remove_dir(path)
+            .map_err(|e| CheckpointError::io("remove", path, e))
+    }
+
+    /// `step-00000012`, or with a suffix where that exists: a directory once renamed is never
+    /// written again, so a repeated step cannot damage what `LATEST` names.
+    fn free_name(&self, step: u64) -> Result<String, CheckpointError> {
+        let taken = self.names()?;
+        let plain = format!("step-{step:08}");
+        let free = |name: &String| !taken.contains(name);
+        std::iter::once(plain.clone())
+            .chain((1u32..).map(|n| format!("{plain}.{n:04}")))
+            .find(free)
+            .ok_or_else(|| CheckpointError::Part {
+                file: plain,
+                reason: "no free directory name".to_owned(),
+            })
+    }
+
+    /// Names of complete (renamed) checkpoints, oldest first.
+    fn names(&self) -> Result<Vec<String>, CheckpointError> {
+        let failed = |e| CheckpointError::io("list", &self.dir, e);
+        let mut names = Vec::new();
+        for entry in fs::read_dir(&self.dir).map_err(failed)? {
+            let name = entry.map_err(failed)?.file_name();
+            if let Some(name) = name.to_str()
+                && name.starts_with("step-")
+            {
+                names.push(name.to_owned());
+            }
+        }
+        names.sort_by_key(|name| order(name));
+        Ok(names)
+    }
+
+    /// Removes all but the newest `keep` and leftovers of interrupted saves. Best effort: a
+    /// checkpoint that is committed does not fail because an old one cannot be removed.
+    fn prune(&self, committed: &str) {
+        let mut old = self.names().unwrap_or_default();
+        old.retain(|n| n != committed);
+        old.truncate((old.len() + 1).saturating_sub(self.keep));
+        for name in &old {
+            let _ = self.storage.remove_dir(&self.dir.join(name));
+        }
+        for entry in fs::read_dir(&self.dir).into_iter().flatten().flatten() {
+            let stale = entry.file_name().to_string_lossy().starts_with(TEMPORARY);
+            if stale && entry.path().is_dir() {
+                let _ = self.storage.remove_dir(&entry.path());
+            }
+        }
+    }
+
+    /// The committed checkpoint, or the newest good one if that is damaged. `None`: there is none.
+    pub fn load(&self) -> Result<Option<Loaded>, CheckpointError> {
+        let mut skipped = Vec::new();
+        let mut names = self.names()?;
+        names.reverse();
+        match fs::read_to_string(self.dir.join(LATEST)) {
+            Ok(text) => {
+                let latest = text.trim().to_owned();
+                match names.iter().position(|n| *n == latest) {
+                    Some(at) => names[..=at].rotate_right(1),
+                    None => skipped.push(Skipped {
+                        name: LATEST.to_owned(),
+                        reason: format!("names {latest:?}, which does not exist"),
+                    }),
+                }
+            }
+            Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+            Err(e) => skipped.push(Skipped {
+                name: LATEST.to_owned(),
+                reason: e.to_string(),
+            }),
+        }
+        for name in names {
+            let path = self.dir.join(&name);
+            match verify(&path) {
+                Ok(()) => return Ok(Some(Loaded { path, skipped })),
+                Err(error) => skipped.push(Skipped {
+                    name,
+                    reason: error.to_string(),
+                }),
+            }
+        }
+        if skipped.is_empty() {
+            return Ok(None);
+        }
+        Err(CheckpointError::NoneUsable {
+            dir: self.dir.clone(),
+            tried: skipped,
+        })
+    }
+}
+
+/// Step and repetition that a name says; names of others sort first.
+fn order(name: &str) -> (Option<u64>, Option<u32>, String) {
+    let number = name.trim_start_matches("step-");
+    let (step, repetition) = number.split_once('.').unwrap_or((number, "0"));
+    (step.parse().ok(), repetition.parse().ok(), name.to_owned())
+}
+
+/// Checks every file of a checkpoint against its length and BLAKE3.
+fn verify(path: &Path) -> Result<(), CheckpointError> {
+    let list = path.join(CHECKSUMS);
+    let corrupt = |path: &Path, reason: String| CheckpointError::Corrupt {
+        path: path.to_owned(),
+        reason,
+    };
+    let bytes = fs::read(&list).map_err(|e| CheckpointError::io("read", &list, e))?;
+    let checksums: BTreeMap<String, Checksum> =
+        serde_json::from_slice(&bytes).map_err(|e| corrupt(&list, e.to_string()))?;
+    for (file, expected) in &checksums {
+        let path = path.join(file);
+        let failed = |e| CheckpointError::io("read", &path, e);
+        let actual = fs::metadata(&path).map_err(failed)?.len();
+        if actual != expected.bytes {
+            let reason = format!("it has {actual} bytes, expected {}", expected.bytes);
+            return Err(corrupt(&path, reason));
+        }
+        let mut hasher = blake3::Hasher::new();
+        let reader = fs::File::open(&path).map_err(failed)?;
+        hasher.update_reader(reader).map_err(failed)?;
+        if hasher.finalize().to_hex().as_str() != expected.blake3 {
+            return Err(corrupt(&path, "its BLAKE3 does not match".to_owned()));
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,267 @@
+use super::*;
+use std::io::Write;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+fn parts(value: f32) -> (Vec<f32>, Vec<u8>) {
+    (
+        (0..2000).map(|i| value + i as f32).collect(),
+        format!("{{\"step\":{value}}}").into_bytes(),
+    )
+}
+
+fn save(store: &CheckpointStore, step: u64) -> Result<PathBuf, CheckpointError> {
+    let (data, bytes) = parts(step as f32);
+    let view = sinew_types::TensorView {
+        shape: &[2, 1000],
+        data: &data,
+    };
+    store.save(
+        step,
+        &[
+            Part::Bytes {
+                file: "state.json".into(),
+                bytes,
+            },
+            Part::Tensors {
+                file: "model.safetensors".into(),
+                tensors: vec![("w".into(), view)],
+            },
+        ],
+    )
+}
+
+/// Loads and checks that all files are of one and the same step.
+fn load_step(store: &CheckpointStore) -> Option<(u64, Vec<Skipped>)> {
+    let loaded = store.load().unwrap()?;
+    let tensors = loaded.tensors("model.safetensors").unwrap();
+    let (shape, data) = &tensors["w"];
+    let step = data[0];
+    assert_eq!(
+        (shape.as_slice(), data.clone()),
+        (&[2, 1000][..], parts(step).0)
+    );
+    assert_eq!(loaded.bytes("state.json").unwrap(), parts(step).1);
+    Some((step as u64, loaded.skipped))
+}
+
+#[test]
+fn the_newest_is_loaded_and_the_oldest_go() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = CheckpointStore::open(dir.path().join("a/b"), 2).unwrap();
+    assert_eq!(store.load().unwrap(), None);
+    for step in [3, 6, 9, 100_000_000_000] {
+        save(&store, step).unwrap();
+    }
+    assert_eq!(
+        load_step(&store),
+        Some((100_000_000_000u64 as f32 as u64, vec![]))
+    );
+    assert_eq!(store.names().unwrap().len(), 2);
+}
+
+#[test]
+fn a_step_saved_again_replaces_only_once_committed() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = CheckpointStore::open(dir.path(), 1).unwrap();
+    let first = save(&store, 3).unwrap();
+    let second = save(&store, 3).unwrap();
+    assert_ne!(first, second);
+    assert!(!first.exists());
+    assert_eq!(load_step(&store), Some((3, vec![])));
+}
+
+#[test]
+fn damage_falls_back_to_the_previous_good_one_and_says_so() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = CheckpointStore::open(dir.path(), 5).unwrap();
+    let paths: Vec<PathBuf> = [1, 2, 3, 4]
+        .iter()
+        .map(|&s| save(&store, s).unwrap())
+        .collect();
+    // One flipped bit, a cut file, a missing file: newest first.
+    let weights = paths[3].join("model.safetensors");
+    let mut bytes = fs::read(&weights).unwrap();
+    let last = bytes.len() - 1;
+    bytes[last] ^= 1;
+    fs::write(&weights, bytes).unwrap();
+    let (step, skipped) = load_step(&store).unwrap();
+    assert_eq!(step, 3);
+    assert_eq!(skipped[0].name, "step-00000004");
+    assert!(skipped[0].reason.contains("BLAKE3"), "{skipped:?}");
+    fs::write(paths[2].join("state.json"), "{").unwrap();
+    fs::remove_file(paths[1].join("state.json")).unwrap();
+    let (step, skipped) = load_step(&store).unwrap();
+    assert_eq!((step, skipped.len()), (1, 3));
+    fs::write(paths[0].join(CHECKSUMS), "no json").unwrap();
+    let error = store.load().unwrap_err();
+    assert!(matches!(&error, CheckpointError::NoneUsable { tried, .. } if tried.len() == 4));
+    assert!(error.to_string().contains("step-00000001"), "{error}");
+}
+
+#[test]
+fn a_lost_pointer_is_no_loss() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = CheckpointStore::open(dir.path(), 5).unwrap();
+    save(&store, 1).unwrap();
+    save(&store, 2).unwrap();
+    fs::write(dir.path().join(LATEST), "step-00000077\n").unwrap();
+    let (step, skipped) = load_step(&store).unwrap();
+    assert_eq!((step, skipped[0].name.as_str()), (2, LATEST));
+    fs::remove_file(dir.path().join(LATEST)).unwrap();
+    assert_eq!(load_step(&store), Some((2, vec![])));
+    // A directory beyond the pointer is not committed.
+    fs::write(dir.path().join(LATEST), "step-00000001\n").unwrap();
+    assert_eq!(load_step(&store), Some((1, vec![])));
+}
+
+#[test]
+fn parts_keep_to_their_directory_and_shape() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = CheckpointStore::open(dir.path(), 1).unwrap();
+    for file in ["../x", ".hidden", "", CHECKSUMS] {
+        let part = Part::Bytes {
+            file: file.into(),
+            bytes: vec![],
+        };
+        assert!(
+            matches!(store.save(1, &[part]), Err(CheckpointError::Part { .. })),
+            "{file:?}"
+        );
+    }
+    let view = sinew_types::TensorView {
+        shape: &[3],
+        data: &[1.0, 2.0],
+    };
+    let part = Part::Tensors {
+        file: "m".into(),
+        tensors: vec![("w".into(), view)],
+    };
+    assert!(
+        store
+            .save(1, &[part])
+            .unwrap_err()
+            .to_string()
+            .contains("tensor w")
+    );
+    assert_eq!(store.load().unwrap(), None);
+}
+
+/// The disk, of which the operation number `fail_at` fails with `kind`, and all later ones too if
+/// the process "died" there.
+#[derive(Clone, Debug)]
+struct Failing {
+    operations: Arc<AtomicUsize>,
+    fail_at: usize,
+    dead: bool,
+    kind: io::ErrorKind,
+}
+
+impl Failing {
+    fn count(&self) -> io::Result<()> {
+        let n = self.operations.fetch_add(1, Ordering::SeqCst);
+        if n == self.fail_at || (self.dead && n > self.fail_at) {
+            return Err(self.kind.into());
+        }
+        Ok(())
+    }
+}
+
+struct FailingFile(Box<dyn StorageFile>, Failing);
+
+impl Write for FailingFile {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if self.1.count().is_err() {
+            // Half of it arrives, as on a disk that fills up.
+            self.0.write_all(&bytes[..bytes.len() / 2])?;
+            return Err(self.1.kind.into());
+        }
+        self.0.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.flush()
+    }
+}
+
+impl StorageFile for FailingFile {
+    fn sync(&mut self) -> io::Result<()> {
+        self.1.count()?;
+        self.0.sync()
+    }
+}
+
+impl Storage for Failing {
+    fn create_dir(&self, path: &Path) -> io::Result<()> {
+        self.count()?;
+        DiskStorage.create_dir(path)
+    }
+    fn create_file(&self, path: &Path) -> io::Result<Box<dyn StorageFile>> {
+        self.count()?;
+        Ok(Box::new(FailingFile(
+            DiskStorage.create_file(path)?,
+            self.clone(),
+        )))
+    }
+    fn sync_dir(&self, path: &Path) -> io::Result<()> {
+        self.count()?;
+        DiskStorage.sync_dir(path)
+    }
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        self.count()?;
+        DiskStorage.rename(from, to)
+    }
+    fn remove_dir(&self, path: &Path) -> io::Result<()> {
+        self.count()?;
+        DiskStorage.remove_dir(path)
+    }
+    fn remove_file(&self, path: &Path) -> io::Result<()> {
+        self.count()?;
+        DiskStorage.remove_file(path)
+    }
+}
+
+/// Every operation of a save fails once, as an error and as a death of the process: afterwards
+/// the old or the new checkpoint loads whole, a reported success is the new one, and the next
+/// save works.
+#[test]
+fn no_failing_operation_costs_the_previous_checkpoint() {
+    for (kind, dead) in [
+        (io::ErrorKind::StorageFull, false),
+        (io::ErrorKind::PermissionDenied, false),
+        (io::ErrorKind::Other, true),
+    ] {
+        let mut failures = 0;
+        for fail_at in 0.. {
+            let dir = tempfile::tempdir().unwrap();
+            let good = CheckpointStore::open(dir.path(), 1).unwrap();
+            save(&good, 1).unwrap();
+            let failing = Failing {
+                operations: Arc::default(),
+                // The first operation creates the store's directory.
+                fail_at: fail_at + 1,
+                dead,
+                kind,
+            };
+            let operations = failing.operations.clone();
+            let store = CheckpointStore::with_storage(dir.path(), 1, Box::new(failing)).unwrap();
+            let result = save(&store, 2);
+            let (step, skipped) = load_step(&good).expect("a checkpoint remains");
+            assert_eq!(skipped, []);
+            match (&result, kind) {
+                (Ok(_), _) => assert_eq!(step, 2),
+                (Err(CheckpointError::DiskFull { .. }), io::ErrorKind::StorageFull)
+                | (Err(CheckpointError::Permission { .. }), io::ErrorKind::PermissionDenied)
+                | (Err(CheckpointError::Io { .. }), io::ErrorKind::Other) => failures += 1,
+                (Err(error), _) => panic!("{kind:?} at operation {fail_at} gave {error}"),
+            }
+            save(&good, 3).unwrap();
+            assert_eq!(load_step(&good), Some((3, vec![])));
+            assert_eq!(good.names().unwrap(), ["step-00000003"]);
+            if operations.load(Ordering::SeqCst) <= fail_at + 1 {
+                break;
+            }
+        }
+        assert!(failures > 15, "{failures} operations were made to fail");
+    }
+}

@@ -1,0 +1,57 @@
+//! Log-probabilities of given rows: of a frozen reference model, or of the weights as they are.
+
+use crate::pack::pack;
+use crate::policy::{Policy, PolicyError};
+use crate::trainer::{TrainError, spread};
+use sinew_types::TrainRow;
+
+/// `ℓ[t]` of every trained token of every row (0 elsewhere), in columns of the rows' lengths.
+///
+/// Shared prefixes are computed once, at most `micro_batch_tokens` packed tokens at a time.
+pub fn score_rows<P: Policy>(
+    policy: &mut P,
+    rows: &[TrainRow],
+    micro_batch_tokens: usize,
+) -> Result<Vec<Vec<f32>>, TrainError> {
+    let packing = pack(rows, micro_batch_tokens)?;
+    let mut columns: Vec<Vec<f32>> = rows.iter().map(|r| vec![0.0; r.tokens.len()]).collect();
+    for batch in &packing.micro_batches {
+        let scores = policy.forward(batch, false, false)?;
+        if scores.logprobs.len() != batch.items.len() {
+            return Err(TrainError::Policy(PolicyError(format!(
+                "forward gave {} log-probabilities for {} items",
+                scores.logprobs.len(),
+                batch.items.len()
+            ))));
+        }
+        for packed in &batch.rows {
+            columns[packed.row] = spread(rows[packed.row].tokens.len(), packed, &scores.logprobs);
+        }
+    }
+    Ok(columns)
+}
+
+/// The frozen model that a KL term compares with.
+#[derive(Debug)]
+pub struct RefModel<P> {
+    policy: P,
+    micro_batch_tokens: usize,
+}
+
+impl<P: Policy> RefModel<P> {
+    pub fn new(policy: P, micro_batch_tokens: usize) -> Self {
+        Self {
+            policy,
+            micro_batch_tokens,
+        }
+    }
+
+    /// Fills `ref_logprobs` of every row.
+    pub fn fill(&mut self, rows: &mut [TrainRow]) -> Result<(), TrainError> {
+        let columns = score_rows(&mut self.policy, rows, self.micro_batch_tokens)?;
+        for (row, column) in rows.iter_mut().zip(columns) {
+            row.ref_logprobs = Some(column);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,178 @@
+//! A trainer's state as a checkpoint, and back: to the bit.
+
+use crate::checkpoint::{CheckpointError, CheckpointStore, Loaded, Part};
+use crate::optim::Moments;
+use crate::policy::Policy;
+use crate::trainer::{Trainer, TrainerConfig};
+use serde::{Deserialize, Serialize};
+use sinew_types::TensorView;
+use std::path::PathBuf;
+
+const STATE: &str = "state.json";
+const OPTIMIZER: &str = "optimizer.safetensors";
+/// Version of `state.json`; newer ones are refused.
+const FORMAT_VERSION: u32 = 1;
+
+/// What the caller ties to the weights in one commit.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Commit {
+    /// Batches whose update is in these weights: a batch named here must not be trained again.
+    pub trained_batches: Vec<String>,
+    /// Hash of the run's configuration.
+    pub config_hash: String,
+    /// Anything else that must be restored together: data cursor, random states, counters.
+    pub cursor: serde_json::Value,
+}
+
+/// The contents of `state.json`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ResumeState {
+    pub format_version: u32,
+    /// Optimizer updates applied: also the version of the weights.
+    pub step: u64,
+    pub skipped_updates: u64,
+    pub weights_file: String,
+    pub trainer: TrainerConfig,
+    pub commit: Commit,
+}
+
+impl<P: Policy> Trainer<P> {
+    /// Commits weights, optimizer, step and `commit` as one checkpoint; returns its directory.
+    /// `extra` files (tokenizer, effective configuration) go beside the weights.
+    pub fn save(
+        &mut self,
+        store: &CheckpointStore,
+        commit: &Commit,
+        extra: Vec<(String, Vec<u8>)>,
+    ) -> Result<PathBuf, CheckpointError> {
+        let part = |file: &str, reason: String| CheckpointError::Part {
+            file: file.to_owned(),
+            reason,
+        };
+        let weights_file = self.policy.weights_file();
+        let state = ResumeState {
+            format_version: FORMAT_VERSION,
+            step: self.optimizer.step(),
+            skipped_updates: self.skipped_updates,
+            weights_file: weights_file.to_owned(),
+            trainer: self.config,
+            commit: commit.clone(),
+        };
+        let bytes = serde_json::to_vec_pretty(&state).map_err(|e| part(STATE, e.to_string()))?;
+        let mut files = vec![(STATE.to_owned(), bytes)];
+        files.extend(extra);
+        let side = self.policy.side_files();
+        files.extend(side.map_err(|e| part(weights_file, e.to_string()))?);
+        let mut parts: Vec<Part<'_>> = files
+            .into_iter()
+            .map(|(file, bytes)| Part::Bytes { file, bytes })
+            .collect();
+        parts.push(Part::Tensors {
+            file: OPTIMIZER.to_owned(),
+            tensors: self
+                .optimizer
+                .moments
+                .iter()
+                .flat_map(moment_tensors)
+                .collect(),
+        });
+        let tensors = self.policy.tensors();
+        parts.push(Part::Tensors {
+            file: weights_file.to_owned(),
+            tensors: tensors
+                .iter()
+                .map(|t| {
+                    let view = TensorView {
+                        shape: t.shape,
+                        data: t.values,
+                    };
+                    (t.name.to_owned(), view)
+                })
+                .collect(),
+        });
+        store.save(state.step, &parts)
+    }
+
+    /// Takes weights, moments and step of a checkpoint; returns what was committed with them.
+    /// On an error of the checkpoint's contents nothing changed.
+    ///
+    /// The trainer's own configuration stays: a changed learning rate is a legitimate wish, and
+    /// the caller can compare [`ResumeState::trainer`].
+    pub fn restore(&mut self, loaded: &Loaded) -> Result<ResumeState, CheckpointError> {
+        let mismatch = |reason: String| CheckpointError::Mismatch {
+            path: loaded.path.clone(),
+            reason,
+        };
+        let state: ResumeState = serde_json::from_slice(&loaded.bytes(STATE)?)
+            .map_err(|e| mismatch(format!("{STATE}: {e}")))?;
+        if state.format_version > FORMAT_VERSION {
+            return Err(mismatch(format!(
+                "{STATE} has format version {}, this program reads up to {FORMAT_VERSION}",
+                state.format_version
+            )));
+        }
+        let file = self.policy.weights_file();
+        if state.weights_file != file {
+            return Err(mismatch(format!(
+                "it holds {}, this run trains {file}",
+                state.weights_file
+            )));
+        }
+        let mut weights = loaded.tensors(file)?;
+        let mut saved = loaded.tensors(OPTIMIZER)?;
+        let mut tensors = self.policy.tensors();
+        let mut moments = Vec::with_capacity(tensors.len());
+        for tensor in &tensors {
+            let fits = |found: Option<&(Vec<usize>, Vec<f32>)>, name: &str| match found {
+                Some((shape, _)) if shape == tensor.shape => Ok(()),
+                Some((shape, _)) => Err(mismatch(format!(
+                    "{name} has shape {shape:?}, expected {:?}",
+                    tensor.shape
+                ))),
+                None => Err(mismatch(format!("{name} is missing"))),
+            };
+            fits(weights.get(tensor.name), tensor.name)?;
+            if state.step == 0 {
+                continue;
+            }
+            let mut take = |kind: &str| {
+                let name = format!("{kind}.{}", tensor.name);
+                let found = saved.remove(&name);
+                fits(found.as_ref(), &name)?;
+                Ok(found.map(|(_, values)| values).unwrap_or_default())
+            };
+            moments.push(Moments {
+                name: tensor.name.to_owned(),
+                shape: tensor.shape.to_vec(),
+                m: take("m")?,
+                v: take("v")?,
+            });
+        }
+        let expected: Vec<&str> = tensors.iter().map(|t| t.name).collect();
+        if let Some(name) = weights.keys().find(|n| !expected.contains(&n.as_str())) {
+            return Err(mismatch(format!("tensor {name} is not part of this model")));
+        }
+        for tensor in &mut tensors {
+            if let Some((_, values)) = weights.remove(tensor.name) {
+                tensor.values.copy_from_slice(&values);
+            }
+        }
+        self.optimizer.moments = moments;
+        self.optimizer.step = state.step;
+        self.skipped_updates = state.skipped_updates;
+        self.policy
+            .weights_changed()
+            .map_err(|e| mismatch(e.to_string()))?;
+        Ok(state)
+    }
+}
+
+fn moment_tensors(moments: &Moments) -> [(String, TensorView<'_>); 2] {
+    [("m", &moments.m), ("v", &moments.v)].map(|(kind, data)| {
+        let view = TensorView {
+            shape: &moments.shape,
+            data,
+        };
+        (format!("{kind}.{}", moments.name), view)
+    })
+}

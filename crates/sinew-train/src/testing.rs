@@ -1,0 +1,146 @@
+//! A policy small enough to differentiate by hand: the next token's logits are a row of a table,
+//! chosen by the last token.
+
+use crate::pack::MicroBatch;
+use crate::policy::{Policy, PolicyError, Scores, TrainTensor};
+use sinew_tensor::{Device, KernelSet};
+use sinew_types::{EpisodeId, PolicyVersion, TokenId, TrainRow};
+
+#[derive(Clone, Debug)]
+pub(crate) struct Bigram {
+    pub(crate) vocab: usize,
+    shape: [usize; 2],
+    pub(crate) logits: Vec<f32>,
+    pub(crate) gradient: Vec<f32>,
+    /// Trie rows computed in all forward passes.
+    pub(crate) computed: usize,
+    /// Poisons the gradient of the next backward pass.
+    pub(crate) poison: bool,
+}
+
+impl Bigram {
+    pub(crate) fn new(vocab: usize) -> Self {
+        let logits: Vec<f32> = (0..vocab * vocab).map(|i| (i as f32 * 0.7).sin()).collect();
+        Self {
+            vocab,
+            shape: [vocab, vocab],
+            gradient: vec![0.0; logits.len()],
+            logits,
+            computed: 0,
+            poison: false,
+        }
+    }
+
+    /// Log-probabilities after `token`.
+    pub(crate) fn after(&self, token: TokenId) -> Vec<f64> {
+        let at = token as usize * self.vocab;
+        let row = &self.logits[at..at + self.vocab];
+        let lse = row.iter().map(|&z| f64::from(z).exp()).sum::<f64>().ln();
+        row.iter().map(|&z| f64::from(z) - lse).collect()
+    }
+
+    /// A row that trains the tokens from `prompt` on, with the policy's own log-probabilities.
+    pub(crate) fn row(
+        &self,
+        tokens: &[TokenId],
+        prompt: usize,
+        weight: f32,
+        advantage: f32,
+    ) -> TrainRow {
+        let trained = |t: usize| t >= prompt.max(1);
+        let column = |f: &dyn Fn(usize) -> f32| {
+            (0..tokens.len())
+                .map(|t| if trained(t) { f(t) } else { 0.0 })
+                .collect::<Vec<f32>>()
+        };
+        TrainRow {
+            episode: EpisodeId::new("e"),
+            tokens: tokens.to_vec(),
+            weights: column(&|_| weight),
+            advantages: column(&|_| advantage),
+            behaviour_logprobs: column(&|t| self.after(tokens[t - 1])[tokens[t] as usize] as f32),
+            ref_logprobs: None,
+            prox_logprobs: None,
+            values: None,
+            returns: None,
+            oldest_version: PolicyVersion(0),
+        }
+    }
+}
+
+impl Policy for Bigram {
+    fn forward(
+        &mut self,
+        batch: &MicroBatch,
+        entropy: bool,
+        _for_backward: bool,
+    ) -> Result<Scores, PolicyError> {
+        self.computed += batch.tokens.len();
+        let mut scores = Scores::default();
+        for item in &batch.items {
+            let p = self.after(batch.tokens[item.row as usize]);
+            scores.logprobs.push(p[item.target as usize] as f32);
+            if entropy {
+                scores
+                    .entropies
+                    .push(-p.iter().map(|l| l.exp() * l).sum::<f64>() as f32);
+            }
+        }
+        Ok(scores)
+    }
+
+    fn backward(
+        &mut self,
+        batch: &MicroBatch,
+        d_logprob: &[f32],
+        d_entropy: &[f32],
+    ) -> Result<(), PolicyError> {
+        for (i, item) in batch.items.iter().enumerate() {
+            let token = batch.tokens[item.row as usize];
+            let p = self.after(token);
+            let entropy = -p.iter().map(|l| l.exp() * l).sum::<f64>();
+            for (j, l) in p.iter().enumerate() {
+                let hit = if j == item.target as usize { 1.0 } else { 0.0 };
+                let mut d = f64::from(d_logprob[i]) * (hit - l.exp());
+                if let Some(&d_entropy) = d_entropy.get(i) {
+                    d -= f64::from(d_entropy) * l.exp() * (l + entropy);
+                }
+                self.gradient[token as usize * self.vocab + j] += d as f32;
+            }
+        }
+        if std::mem::take(&mut self.poison) {
+            self.gradient[1] = f32::NAN;
+        }
+        Ok(())
+    }
+
+    fn zero_gradients(&mut self) {
+        self.gradient.fill(0.0);
+    }
+
+    fn tensors(&mut self) -> Vec<TrainTensor<'_>> {
+        vec![TrainTensor {
+            name: "table.weight",
+            shape: &self.shape,
+            decay: true,
+            values: &mut self.logits,
+            gradient: &self.gradient,
+        }]
+    }
+
+    fn weights_changed(&mut self) -> Result<(), PolicyError> {
+        Ok(())
+    }
+
+    fn weights_file(&self) -> &'static str {
+        "model.safetensors"
+    }
+
+    fn side_files(&self) -> Result<Vec<(String, Vec<u8>)>, PolicyError> {
+        Ok(vec![("config.json".into(), b"{}".to_vec())])
+    }
+}
+
+pub(crate) fn device() -> Device {
+    Device::new(KernelSet::detect(), 1)
+}

@@ -1,0 +1,384 @@
+use super::*;
+use crate::checkpoint::CheckpointStore;
+use crate::reference::RefModel;
+use crate::resume::Commit;
+use crate::testing::{Bigram, device};
+use sinew_types::{KlEstimator, KlSpec, RejectionLevel, RejectionMetric, Surrogate};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+fn spec(surrogate: Surrogate) -> LossSpec {
+    LossSpec {
+        surrogate,
+        correction: Correction::None,
+        kl: None,
+        entropy: 0.0,
+        value: None,
+    }
+}
+
+fn clip() -> LossSpec {
+    spec(Surrogate::Clip {
+        low: 0.2,
+        high: 0.2,
+        dual: None,
+    })
+}
+
+/// A clock that advances one second at each look.
+fn clock() -> Clock {
+    let ticks = Arc::new(AtomicU64::new(0));
+    Box::new(move || ticks.fetch_add(1, Ordering::Relaxed) as f64)
+}
+
+fn trainer(config: TrainerConfig) -> Trainer<Bigram> {
+    Trainer::new(Bigram::new(8), config, device(), clock()).unwrap()
+}
+
+/// Two groups of two answers.
+fn batch(policy: &Bigram) -> Vec<TrainRow> {
+    vec![
+        policy.row(&[1, 2, 3, 4, 5], 3, 0.125, 1.0),
+        policy.row(&[1, 2, 6, 6, 7], 2, 0.125, 0.7),
+        policy.row(&[1, 2, 3, 4, 6, 1], 3, 0.125, -1.0),
+        policy.row(&[1, 2, 6, 5], 2, 0.125, -0.7),
+    ]
+}
+
+/// The gradient that one step accumulates, without applying it.
+fn gradient(micro_batch_tokens: usize, spec: &LossSpec) -> (Vec<f32>, StepReport) {
+    let mut trainer = trainer(TrainerConfig::new(micro_batch_tokens, 1e-12));
+    let mut rows = batch(trainer.policy());
+    RefModel::new(Bigram::new(8), 64).fill(&mut rows).unwrap();
+    rows[0]
+        .ref_logprobs
+        .as_mut()
+        .unwrap()
+        .iter_mut()
+        .for_each(|l| *l -= 0.3);
+    rows[1]
+        .behaviour_logprobs
+        .iter_mut()
+        .for_each(|l| *l += 0.1);
+    let report = trainer.step(&rows, spec).unwrap();
+    (trainer.into_policy().gradient, report)
+}
+
+/// Splitting into micro-batches adds the same f32 numbers in another order: 1e-6 absolute.
+#[test]
+fn micro_batches_accumulate_to_the_gradient_of_one_batch() {
+    let mut full = clip();
+    full.kl = Some(KlSpec {
+        estimator: KlEstimator::K3,
+        coefficient: 0.1,
+    });
+    full.entropy = 0.05;
+    full.correction = Correction::Truncate {
+        low: 0.0,
+        high: 2.0,
+    };
+    for spec in [
+        full,
+        spec(Surrogate::SequenceClip {
+            low: 0.1,
+            high: 0.1,
+        }),
+    ] {
+        let (one, whole) = gradient(64, &spec);
+        let (many, split) = gradient(5, &spec);
+        assert_eq!((whole.micro_batches, split.micro_batches), (1, 2));
+        assert!(one.iter().any(|g| g.abs() > 1e-3));
+        for (a, b) in one.iter().zip(&many) {
+            assert!((a - b).abs() < 1e-6, "{a} {b}");
+        }
+        assert!((whole.loss - split.loss).abs() < 1e-9);
+        assert_eq!(whole.metrics.trained_tokens, split.metrics.trained_tokens);
+        assert!(whole.sharing_factor() > split.sharing_factor());
+        assert_eq!((whole.naive_tokens, whole.computed_tokens), (20, 7));
+    }
+}
+
+#[test]
+fn the_gradient_is_that_of_the_loss_by_finite_differences() {
+    let mut spec = clip();
+    spec.entropy = 0.1;
+    let (gradient, _) = gradient(64, &spec);
+    let rows = {
+        let mut rows = batch(&Bigram::new(8));
+        rows[1]
+            .behaviour_logprobs
+            .iter_mut()
+            .for_each(|l| *l += 0.1);
+        rows
+    };
+    let loss = |at: usize, by: f32| {
+        let mut policy = Bigram::new(8);
+        policy.logits[at] += by;
+        let mut trainer =
+            Trainer::new(policy, TrainerConfig::new(64, 1e-12), device(), clock()).unwrap();
+        trainer.step(&rows, &spec).unwrap().loss
+    };
+    for (at, &slope) in gradient.iter().enumerate() {
+        let difference = (loss(at, 1e-2) - loss(at, -1e-2)) / 2e-2;
+        assert!(
+            (difference - f64::from(slope)).abs() < 1e-3,
+            "{at}: {difference} {slope}"
+        );
+    }
+}
+
+#[test]
+fn a_bandit_learns_the_rewarded_token() {
+    let mut config = TrainerConfig::new(64, 0.05);
+    config.max_grad_norm = None;
+    let mut trainer = trainer(config);
+    let probability = |t: &Trainer<Bigram>| t.policy().after(1)[4].exp();
+    let before = probability(&trainer);
+    for _ in 0..60 {
+        // Every arm once, weighted by its probability: the exact policy gradient.
+        let policy = trainer.policy();
+        let rows: Vec<TrainRow> = (0..8)
+            .map(|arm| {
+                let p = policy.after(1)[arm as usize].exp() as f32;
+                policy.row(&[1, arm], 1, p, if arm == 4 { 1.0 } else { 0.0 })
+            })
+            .collect();
+        trainer.step(&rows, &spec(Surrogate::Reinforce)).unwrap();
+    }
+    let after = probability(&trainer);
+    assert!(before < 0.3 && after > 0.9, "{before} to {after}");
+    assert_eq!(trainer.version(), PolicyVersion(60));
+}
+
+#[test]
+fn at_the_sampling_weights_there_is_no_gap() {
+    let mut trainer = trainer(TrainerConfig::new(64, 0.1));
+    let rows = batch(trainer.policy());
+    let report = trainer.step(&rows, &clip()).unwrap();
+    assert!(report.gap_max_abs.unwrap() < 1e-6);
+    assert_eq!(report.metrics.clip_fraction, 0.0);
+    assert_eq!((report.version, report.updates), (PolicyVersion(1), 1));
+    let seconds = report.seconds;
+    assert!(seconds.forward > 0.0 && seconds.backward > 0.0 && seconds.optimizer > 0.0);
+    assert!(trainer.step(&rows, &clip()).unwrap().gap_max_abs.unwrap() > 1e-3);
+}
+
+/// With a correction and several updates, the ratio compares with the weights before the first:
+/// the first update's ratios are 1, later ones are not. Without recomputation they always were 1.
+#[test]
+fn several_updates_keep_the_first_weights_as_the_proximal_policy() {
+    let mut spec = clip();
+    spec.correction = Correction::Reject {
+        metric: RejectionMetric::Ratio,
+        level: RejectionLevel::Token,
+        upper: 5.0,
+    };
+    let mut config = TrainerConfig::new(64, 0.3);
+    config.epochs = 4;
+    let mut trainer = trainer(config);
+    let mut rows = batch(trainer.policy());
+    // An engine that is a little off: corrected by a factor, not by the ratio.
+    rows.iter_mut()
+        .for_each(|r| r.behaviour_logprobs.iter_mut().for_each(|l| *l -= 0.2));
+    let mut once = Trainer::new(
+        Bigram::new(8),
+        TrainerConfig::new(64, 0.3),
+        device(),
+        clock(),
+    )
+    .unwrap();
+    let single = once.step(&rows, &spec).unwrap();
+    assert_eq!(
+        (single.metrics.ratio_min, single.metrics.ratio_max),
+        (Some(1.0), Some(1.0))
+    );
+    assert!((single.metrics.correction_mean.unwrap() - 0.2f64.exp()).abs() < 1e-6);
+    assert_eq!(single.computed_tokens, 7);
+    let report = trainer.step(&rows, &spec).unwrap();
+    assert_eq!((report.updates, report.computed_tokens), (4, 5 * 7));
+    assert!(
+        report.metrics.ratio_max.unwrap() > 1.2,
+        "{:?}",
+        report.metrics
+    );
+    assert!(report.metrics.clip_fraction > 0.0);
+    // Given log-probabilities are used as they are: the same step without the extra pass.
+    for row in &mut rows {
+        let given: Vec<f32> = row.behaviour_logprobs.iter().map(|l| l + 0.2).collect();
+        row.prox_logprobs = Some(given);
+    }
+    let mut given = Trainer::new(Bigram::new(8), config, device(), clock()).unwrap();
+    assert_eq!(given.step(&rows, &spec).unwrap().computed_tokens, 4 * 7);
+    for (a, b) in given.policy().logits.iter().zip(&trainer.policy().logits) {
+        assert!((a - b).abs() < 1e-5);
+    }
+}
+
+#[test]
+fn minibatches_keep_groups_and_weigh_like_the_batch() {
+    let mut config = TrainerConfig::new(64, 0.1);
+    config.minibatches = 2;
+    let mut trainer = trainer(config);
+    let rows = batch(trainer.policy());
+    assert_eq!(minibatch::split(&rows, 2), [vec![0, 2], vec![3, 1]]);
+    let report = trainer.step(&rows, &clip()).unwrap();
+    assert_eq!((report.updates, report.micro_batches), (2, 2));
+    assert_eq!(report.metrics.trained_tokens, 10);
+    let mut order = minibatch::order(50, 3);
+    assert_ne!(order, minibatch::order(50, 4));
+    order.sort_unstable();
+    assert!(order.into_iter().eq(0..50));
+}
+
+#[test]
+fn a_non_finite_gradient_skips_the_update_and_is_counted() {
+    let mut trainer = trainer(TrainerConfig::new(64, 0.1));
+    let rows = batch(trainer.policy());
+    trainer.policy_mut().poison = true;
+    let before = trainer.policy().logits.clone();
+    let report = trainer.step(&rows, &clip()).unwrap();
+    assert_eq!(
+        report.skipped,
+        [NonFiniteGradient {
+            tensor: "table.weight".into()
+        }]
+    );
+    assert_eq!((report.updates, report.version), (0, PolicyVersion(0)));
+    assert_eq!(trainer.policy().logits, before);
+    assert_eq!(trainer.skipped_updates(), 1);
+    assert_eq!(
+        trainer.step(&rows, &clip()).unwrap().version,
+        PolicyVersion(1)
+    );
+}
+
+#[test]
+fn what_cannot_be_trained_is_refused_before_anything_moves() {
+    let mut trainer = trainer(TrainerConfig::new(4, 0.1));
+    let rows = batch(trainer.policy());
+    let mut with_kl = clip();
+    with_kl.kl = Some(KlSpec {
+        estimator: KlEstimator::K1,
+        coefficient: 0.1,
+    });
+    let error = trainer.step(&rows[3..], &with_kl).unwrap_err();
+    assert!(matches!(
+        error,
+        TrainError::Loss {
+            error: LossError::MissingReference,
+            ..
+        }
+    ));
+    assert!(matches!(
+        trainer.step(&rows, &clip()),
+        Err(TrainError::Pack(_))
+    ));
+    assert!(matches!(
+        trainer.step(&[], &clip()),
+        Err(TrainError::NothingToTrain { rows: 0 })
+    ));
+    let mut critic = clip();
+    critic.value = Some((0.5, None));
+    assert_eq!(trainer.step(&rows[3..], &critic), Err(TrainError::NoCritic));
+    assert_eq!(trainer.policy().computed, 0);
+    let mut bad = TrainerConfig::new(0, 0.1);
+    assert_eq!(bad.validate().unwrap_err().field, "micro_batch_tokens");
+    bad = TrainerConfig::new(8, 0.1);
+    bad.max_grad_norm = Some(0.0);
+    assert_eq!(bad.validate().unwrap_err().field, "max_grad_norm");
+}
+
+#[test]
+fn cancelling_leaves_the_weights_of_the_last_update() {
+    let mut trainer = trainer(TrainerConfig::new(5, 0.1));
+    let rows = batch(trainer.policy());
+    let before = trainer.policy().logits.clone();
+    trainer.on_progress(Box::new(|p| {
+        assert_eq!(p.micro_batches, 2);
+        if p.micro_batch == 2 {
+            ControlFlow::Break(())
+        } else {
+            ControlFlow::Continue(())
+        }
+    }));
+    assert_eq!(
+        trainer.step(&rows, &clip()),
+        Err(TrainError::Cancelled { updates: 0 })
+    );
+    assert_eq!(trainer.policy().logits, before);
+}
+
+fn bits(trainer: &Trainer<Bigram>) -> Vec<u32> {
+    trainer
+        .policy()
+        .logits
+        .iter()
+        .map(|v| v.to_bits())
+        .collect()
+}
+
+#[test]
+fn six_steps_are_three_and_three_to_the_bit() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = CheckpointStore::open(dir.path(), 2).unwrap();
+    let mut config = TrainerConfig::new(8, 0.05);
+    config.minibatches = 2;
+    config.schedule.warmup_steps = 9;
+    let rows = batch(&Bigram::new(8));
+    let run = |trainer: &mut Trainer<Bigram>, steps: usize| {
+        (0..steps).for_each(|_| drop(trainer.step(&rows, &clip()).unwrap()));
+    };
+    let mut straight = trainer(config);
+    run(&mut straight, 6);
+    let mut first = trainer(config);
+    run(&mut first, 3);
+    let commit = Commit {
+        trained_batches: vec!["b2".into()],
+        config_hash: "h".into(),
+        cursor: serde_json::json!({ "row": 12 }),
+    };
+    first
+        .save(
+            &store,
+            &commit,
+            vec![("tokenizer.json".into(), b"{}".to_vec())],
+        )
+        .unwrap();
+    let mut second = trainer(config);
+    let loaded = store.load().unwrap().unwrap();
+    let state = second.restore(&loaded).unwrap();
+    assert_eq!(
+        (state.step, &state.commit, state.trainer),
+        (6, &commit, config)
+    );
+    assert_eq!(bits(&second), bits(&first));
+    run(&mut second, 3);
+    assert_eq!(bits(&second), bits(&straight));
+    assert_ne!(bits(&second), bits(&first));
+}
+
+#[test]
+fn a_checkpoint_of_another_model_is_refused_and_changes_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = CheckpointStore::open(dir.path(), 2).unwrap();
+    let mut small = Trainer::new(
+        Bigram::new(3),
+        TrainerConfig::new(8, 0.1),
+        device(),
+        clock(),
+    )
+    .unwrap();
+    small.save(&store, &Commit::default(), vec![]).unwrap();
+    let mut other = trainer(TrainerConfig::new(8, 0.1));
+    let before = bits(&other);
+    let error = other.restore(&store.load().unwrap().unwrap()).unwrap_err();
+    assert!(
+        error
+            .to_string()
+            .contains("table.weight has shape [3, 3], expected [8, 8]"),
+        "{error}"
+    );
+    assert_eq!(bits(&other), before);
+    // A fresh trainer's checkpoint has no moments, and restores.
+    small.restore(&store.load().unwrap().unwrap()).unwrap();
+}
