@@ -72,35 +72,52 @@ unsafe fn tile<V: Vector, const MR: usize, const NV: usize, const BY_COLUMN: boo
     c: Out,
     add: bool,
 ) {
+    // Counted loops: compilers keep `sum` in registers only if all its indices become constants.
     let mut sum = [[V::splat(0.0); NV]; MR];
     if add {
-        for (i, row) in sum.iter_mut().enumerate() {
-            for (v, s) in row.iter_mut().enumerate() {
-                *s = V::load(c.ptr.add(i * c.stride + v * V::LANES));
+        let mut i = 0;
+        while i < MR {
+            let mut v = 0;
+            while v < NV {
+                sum[i][v] = V::load(c.ptr.add(i * c.stride + v * V::LANES));
+                v += 1;
             }
+            i += 1;
         }
     }
-    for k in 0..depth {
+    let mut k = 0;
+    while k < depth {
         let mut right = [V::splat(0.0); NV];
-        for (v, r) in right.iter_mut().enumerate() {
-            *r = V::load(b.ptr.add(k * b.stride + v * V::LANES));
+        let mut v = 0;
+        while v < NV {
+            right[v] = V::load(b.ptr.add(k * b.stride + v * V::LANES));
+            v += 1;
         }
-        for (i, row) in sum.iter_mut().enumerate() {
+        let mut i = 0;
+        while i < MR {
             let at = if BY_COLUMN {
                 k * a.stride + i
             } else {
                 i * a.stride + k
             };
             let left = V::splat(*a.ptr.add(at));
-            for (s, r) in row.iter_mut().zip(right) {
-                *s = left.fma(r, *s);
+            let mut v = 0;
+            while v < NV {
+                sum[i][v] = left.fma(right[v], sum[i][v]);
+                v += 1;
             }
+            i += 1;
         }
+        k += 1;
     }
-    for (i, row) in sum.iter().enumerate() {
-        for (v, s) in row.iter().enumerate() {
-            s.store(c.ptr.add(i * c.stride + v * V::LANES));
+    let mut i = 0;
+    while i < MR {
+        let mut v = 0;
+        while v < NV {
+            sum[i][v].store(c.ptr.add(i * c.stride + v * V::LANES));
+            v += 1;
         }
+        i += 1;
     }
 }
 
