@@ -1,1 +1,39 @@
 //! Durable traces and the transfer queue.
+//!
+//! [`TraceStore`] keeps finished episodes and which of them were trained. [`MemoryStore`] is
+//! the model that the others are tested against; [`DiskStore`] appends to segment files and
+//! indexes them in SQLite. [`TransferQueue`] hands rows from rollout to training with leases
+//! and acknowledgements; [`DiskQueue`] keeps it in the store's index file.
+//!
+//! Invariants:
+//! - What `commit` acknowledged survives a crash at any instant; a batch is visible whole or
+//!   not at all.
+//! - An episode is committed once and trained in one batch, however often either is tried.
+//! - The segment files are the truth, the index can be rebuilt from them.
+//! - What is read was checked against its checksum.
+//! - Every file, batch, page and queue has a limit; time is an argument.
+
+mod codec;
+mod disk;
+mod error;
+mod gc;
+mod index;
+mod memory;
+mod queue;
+mod queue_disk;
+mod recover;
+mod segment;
+mod store;
+
+pub use disk::{DiskStore, StoreOptions};
+pub use error::StoreError;
+pub use memory::MemoryStore;
+pub use queue::{
+    LeaseId, Leased, Put, QueueError, QueueLimits, QueueRow, QueueStats, RowState, TransferQueue,
+};
+pub use queue_disk::{Delivery, DiskQueue};
+pub use recover::Recovery;
+pub use store::{
+    Committed, Cursor, EndKind, EpisodeSummary, Filter, GcPolicy, GcReport, GroupSummary, MAX_PAGE,
+    Page, StoreStats, TraceStore, TrainedBatch,
+};

@@ -1,0 +1,339 @@
+//! [`DiskStore`]: segment files and their index.
+
+use crate::codec::{self, Mark};
+use crate::error::StoreError;
+use crate::index;
+use crate::queue::LeaseId;
+use crate::queue_disk::DiskQueue;
+use crate::recover::{self, Recovery};
+use crate::segment::{Frame, Location, RecordKind, SegmentDir, Writer};
+use crate::store::{
+    self, Committed, EpisodeSummary, Filter, GcPolicy, GcReport, GroupSummary, Page, StoreStats,
+    TraceStore, TrainedBatch,
+};
+use rusqlite::Connection;
+use sinew_types::{EpisodeId, Trace};
+use std::collections::HashSet;
+use std::fs::{File, TryLockError};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+/// Most bytes of one commit: opening a store reads each unindexed one whole.
+const MAX_FRAME: u64 = 1 << 30;
+
+/// Bounds and habits of a [`DiskStore`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StoreOptions {
+    /// A segment file that reached this is closed.
+    pub segment_bytes: u64,
+    /// Bound on all segment files together.
+    pub max_bytes: u64,
+    /// Bound on one trace, uncompressed.
+    pub max_trace_bytes: u32,
+    /// zstd, or as encoded.
+    pub compress: bool,
+}
+
+impl Default for StoreOptions {
+    fn default() -> Self {
+        Self {
+            segment_bytes: 64 << 20,
+            max_bytes: 64 << 30,
+            max_trace_bytes: 256 << 20,
+            compress: true,
+        }
+    }
+}
+
+/// Traces in a directory of their own: `segments/*.seg`, `index.sqlite`, `lock`. One process at
+/// a time.
+#[derive(Debug)]
+pub struct DiskStore {
+    pub(crate) directory: PathBuf,
+    pub(crate) segments: SegmentDir,
+    pub(crate) options: StoreOptions,
+    /// Taken before `connection` wherever both are.
+    pub(crate) writer: Mutex<Writer>,
+    pub(crate) connection: Arc<Mutex<Connection>>,
+    recovery: Recovery,
+    /// Held as long as the store is open.
+    _lock: File,
+}
+
+pub(crate) fn guard<T>(mutex: &Mutex<T>) -> Result<MutexGuard<'_, T>, StoreError> {
+    mutex.lock().map_err(|_| StoreError::Poisoned)
+}
+
+impl DiskStore {
+    /// Opens the store in `directory`, or makes one. Cuts off what a crash left unfinished and
+    /// indexes what it left unindexed; see [`DiskStore::recovery`].
+    pub fn open(directory: &Path, options: StoreOptions) -> Result<Self, StoreError> {
+        std::fs::create_dir_all(directory).map_err(|e| StoreError::io(directory, e))?;
+        let lock = lock(directory)?;
+        let segments = SegmentDir::open(directory.join("segments"))?;
+        let mut connection = index::open(&directory.join(index::FILE_NAME))?;
+        let (recovery, end) = recover::run(&segments, &mut connection)?;
+        let (segment, length) = end;
+        let writer = Writer::new(segments.clone(), segment, length, options.segment_bytes);
+        Ok(Self {
+            directory: directory.to_owned(),
+            segments,
+            options,
+            writer: Mutex::new(writer),
+            connection: Arc::new(Mutex::new(connection)),
+            recovery,
+            _lock: lock,
+        })
+    }
+
+    /// What opening found and repaired.
+    pub fn recovery(&self) -> &Recovery {
+        &self.recovery
+    }
+
+    /// Where the store lies.
+    pub fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    /// One commit that ties a batch, its optimizer step and the queue's rows that it consumed
+    /// together: either all of it holds after a crash, or none. Refused without effect if a row
+    /// is no longer held by its lease or an episode was trained before. If the batch was
+    /// committed before, nothing changes.
+    pub fn commit_step(
+        &self,
+        batch: &str,
+        step: u64,
+        episodes: &[EpisodeId],
+        queue: &DiskQueue,
+        rows: &[(LeaseId, String)],
+    ) -> Result<Committed, StoreError> {
+        if let Some(known) = index::batch(&*guard(&self.connection)?, batch)? {
+            return store::same_batch(&known, step, episodes);
+        }
+        queue.acking(rows, &self.connection, |keys| {
+            self.mark(batch, step, episodes, keys)
+        })
+    }
+
+    fn mark(
+        &self,
+        batch: &str,
+        step: u64,
+        episodes: &[EpisodeId],
+        rows: Vec<(String, String)>,
+    ) -> Result<Committed, StoreError> {
+        index::signed("step", step)?;
+        store::check_batch(batch, episodes)?;
+        let mut writer = guard(&self.writer)?;
+        let mut connection = guard(&self.connection)?;
+        if let Some(known) = index::batch(&connection, batch)? {
+            return store::same_batch(&known, step, episodes);
+        }
+        for episode in episodes {
+            match index::trained_in(&connection, episode.as_str())? {
+                None => {
+                    return Err(StoreError::UnknownEpisode {
+                        episode: episode.clone(),
+                    });
+                }
+                Some(Some(trained_in)) => {
+                    return Err(StoreError::TrainedTwice {
+                        episode: episode.clone(),
+                        trained_in,
+                        batch: batch.to_owned(),
+                    });
+                }
+                Some(None) => {}
+            }
+        }
+        let mark = Mark {
+            batch: batch.to_owned(),
+            step,
+            episodes: episodes.iter().map(|e| e.0.clone()).collect(),
+            rows,
+        };
+        let encoded =
+            codec::encode(&mark, self.options.compress).map_err(|reason| StoreError::Encode {
+                episode: EpisodeId::new(batch),
+                reason,
+            })?;
+        let mut frame = Frame::default();
+        frame.push(RecordKind::Mark, &encoded);
+        // Marks are small and end a step that is already paid for: the byte limit does not
+        // hold them back.
+        self.append(&mut writer, &mut connection, &frame, |tx, at| {
+            index::mark(tx, &mark, at[0])
+        })?;
+        Ok(Committed::New)
+    }
+
+    /// Log first, then index; if the index refuses, the log is taken back.
+    pub(crate) fn append(
+        &self,
+        writer: &mut Writer,
+        connection: &mut Connection,
+        frame: &Frame,
+        enter: impl FnOnce(&rusqlite::Transaction<'_>, &[Location]) -> Result<(), StoreError>,
+    ) -> Result<(), StoreError> {
+        let locations = writer.append(frame)?;
+        let entered = (|| {
+            let tx = connection.transaction()?;
+            enter(&tx, &locations)?;
+            index::set_indexed(&tx, writer.segment(), writer.length())?;
+            tx.commit()?;
+            Ok(())
+        })();
+        if entered.is_err() {
+            let before = writer.length() - frame.len();
+            writer.take_back(before);
+        }
+        entered
+    }
+
+    fn check_room(&self, needed: u64) -> Result<(), StoreError> {
+        let used = self.used_bytes()?;
+        let limit = self.options.max_bytes;
+        if used + needed > limit {
+            return Err(StoreError::Full {
+                used,
+                needed,
+                limit,
+            });
+        }
+        Ok(())
+    }
+
+    fn used_bytes(&self) -> Result<u64, StoreError> {
+        Ok(self.segments.list()?.iter().map(|(_, bytes)| bytes).sum())
+    }
+
+    fn encode(&self, trace: &Trace) -> Result<codec::Encoded, StoreError> {
+        let episode = || trace.episode.clone();
+        let encoded =
+            codec::encode(trace, self.options.compress).map_err(|reason| StoreError::Encode {
+                episode: episode(),
+                reason,
+            })?;
+        if encoded.raw_len > self.options.max_trace_bytes {
+            return Err(StoreError::TooLarge {
+                episode: episode(),
+                field: "encoded length",
+                value: u64::from(encoded.raw_len),
+                limit: u64::from(self.options.max_trace_bytes),
+            });
+        }
+        Ok(encoded)
+    }
+}
+
+fn lock(directory: &Path) -> Result<File, StoreError> {
+    let path = directory.join("lock");
+    let file = File::create(&path).map_err(|e| StoreError::io(&path, e))?;
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(TryLockError::WouldBlock) => Err(StoreError::Locked {
+            path: directory.to_owned(),
+        }),
+        Err(TryLockError::Error(e)) => Err(StoreError::io(&path, e)),
+    }
+}
+
+impl TraceStore for DiskStore {
+    fn commit_batch(&self, traces: &[Trace]) -> Result<Vec<Committed>, StoreError> {
+        // Encoding is the larger part of the work; it is done before anything is locked.
+        let mut encoded = Vec::with_capacity(traces.len());
+        for trace in traces {
+            trace.validate()?;
+            index::signed("step", trace.step)?;
+            encoded.push(self.encode(trace)?);
+        }
+        let mut writer = guard(&self.writer)?;
+        let mut connection = guard(&self.connection)?;
+        let mut frame = Frame::default();
+        let mut new = Vec::new();
+        let mut ids = HashSet::new();
+        let mut out = Vec::with_capacity(traces.len());
+        for (trace, encoded) in traces.iter().zip(&encoded) {
+            let id = trace.episode.as_str();
+            if !ids.insert(id) || index::knows(&connection, id)? {
+                out.push(Committed::Duplicate);
+                continue;
+            }
+            frame.push(RecordKind::Trace, encoded);
+            new.push(EpisodeSummary::of(trace));
+            out.push(Committed::New);
+        }
+        if frame.is_empty() {
+            return Ok(out);
+        }
+        if frame.len() > MAX_FRAME {
+            return Err(StoreError::Argument {
+                field: "bytes of the batch",
+                value: frame.len(),
+                allowed: format!("up to {MAX_FRAME}; commit fewer traces at a time"),
+            });
+        }
+        self.check_room(frame.len())?;
+        self.append(&mut writer, &mut connection, &frame, |tx, at| {
+            let mut pairs = new.iter().zip(at);
+            pairs.try_for_each(|(summary, &at)| index::insert(tx, summary, at))
+        })?;
+        Ok(out)
+    }
+
+    fn get(&self, episode: &EpisodeId) -> Result<Option<Trace>, StoreError> {
+        // Between the look-up and the read, gc may move a record once.
+        for last in [false, true] {
+            let found = index::find(&*guard(&self.connection)?, episode.as_str())?;
+            let Some(at) = found else { return Ok(None) };
+            let record = match self.segments.read(at) {
+                Err(StoreError::Io { .. }) if !last => continue,
+                read => read?,
+            };
+            let corrupt = |reason| StoreError::Corrupt {
+                path: self.segments.path_of(at.segment),
+                offset: at.offset,
+                reason,
+            };
+            let trace: Trace =
+                codec::decode(record.codec, record.raw_len, &record.payload).map_err(corrupt)?;
+            if &trace.episode != episode {
+                return Err(corrupt(format!("holds episode {}", trace.episode)));
+            }
+            return Ok(Some(trace));
+        }
+        Ok(None)
+    }
+
+    fn list(&self, filter: &Filter) -> Result<Page, StoreError> {
+        index::list(&*guard(&self.connection)?, filter)
+    }
+
+    fn groups(&self, step: u64) -> Result<Vec<GroupSummary>, StoreError> {
+        index::groups(&*guard(&self.connection)?, step)
+    }
+
+    fn mark_trained(
+        &self,
+        batch: &str,
+        step: u64,
+        episodes: &[EpisodeId],
+    ) -> Result<Committed, StoreError> {
+        self.mark(batch, step, episodes, Vec::new())
+    }
+
+    fn trained_batches(&self) -> Result<Vec<TrainedBatch>, StoreError> {
+        index::batches(&*guard(&self.connection)?)
+    }
+
+    fn stats(&self) -> Result<StoreStats, StoreError> {
+        let bytes = self.used_bytes()?;
+        let stats = index::stats(&*guard(&self.connection)?)?;
+        Ok(StoreStats { bytes, ..stats })
+    }
+
+    fn gc(&self, policy: GcPolicy) -> Result<GcReport, StoreError> {
+        crate::gc::run(self, policy)
+    }
+}

@@ -1,0 +1,91 @@
+//! Why a store could not do what it was asked.
+
+use sinew_types::{EpisodeId, TraceError};
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// Errors of a trace store. After any of them the store is as it was before the call.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    #[error("trace refused: {0}")]
+    Invalid(#[from] TraceError),
+    #[error("trace {episode}: {field} is {value}, allowed: up to {limit}")]
+    TooLarge {
+        episode: EpisodeId,
+        field: &'static str,
+        value: u64,
+        limit: u64,
+    },
+    #[error(
+        "the store holds {used} of {limit} bytes and {needed} more do not fit; \
+         run gc or raise the limit"
+    )]
+    Full { used: u64, needed: u64, limit: u64 },
+    #[error("no space left on the device of {path}; free some and try again")]
+    DiskFull { path: PathBuf },
+    #[error("batch {batch} was marked before with other contents (step {step})")]
+    BatchConflict { batch: String, step: u64 },
+    #[error("episode {episode} was trained in batch {trained_in}, batch {batch} cannot train it")]
+    TrainedTwice {
+        episode: EpisodeId,
+        trained_in: String,
+        batch: String,
+    },
+    #[error("episode {episode} is not in the store")]
+    UnknownEpisode { episode: EpisodeId },
+    #[error("{field} is {value}, allowed: {allowed}")]
+    Argument {
+        field: &'static str,
+        value: u64,
+        allowed: String,
+    },
+    #[error("{path} at byte {offset}: {reason}; the episode there cannot be read")]
+    Corrupt {
+        path: PathBuf,
+        offset: u64,
+        reason: String,
+    },
+    #[error("{path} is in use by another process; stop it, or choose another directory")]
+    Locked { path: PathBuf },
+    #[error("{path} has format {actual}, this program reads up to {expected}; use a newer one")]
+    Format {
+        path: PathBuf,
+        actual: i64,
+        expected: i64,
+    },
+    #[error("cannot encode trace {episode}: {reason}")]
+    Encode { episode: EpisodeId, reason: String },
+    #[error("{path}: {source}")]
+    Io { path: PathBuf, source: io::Error },
+    #[error("index: {0}")]
+    Index(rusqlite::Error),
+    #[error("queue: {0}")]
+    Queue(#[from] crate::queue::QueueError),
+    #[error(
+        "queue {queue} belongs to another store; the step and its rows could not be one commit"
+    )]
+    ForeignQueue { queue: String },
+    #[error("an earlier call panicked inside the store; open it anew")]
+    Poisoned,
+}
+
+impl StoreError {
+    pub(crate) fn io(path: &Path, source: io::Error) -> Self {
+        let path = path.to_owned();
+        match source.kind() {
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Self::DiskFull { path },
+            _ => Self::Io { path, source },
+        }
+    }
+}
+
+impl From<rusqlite::Error> for StoreError {
+    fn from(error: rusqlite::Error) -> Self {
+        if error.sqlite_error_code() == Some(rusqlite::ErrorCode::DiskFull) {
+            return Self::DiskFull {
+                path: PathBuf::from(crate::index::FILE_NAME),
+            };
+        }
+        Self::Index(error)
+    }
+}

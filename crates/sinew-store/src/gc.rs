@@ -1,0 +1,118 @@
+//! Removing traces: what lives in a segment is copied on, the file goes.
+//!
+//! Order, so that a crash at any point loses nothing and revives nothing: copies are on the
+//! medium, then one transaction moves the index to them and marks the old file dead, then the
+//! file goes (at the next opening, if the crash was before that).
+
+use crate::disk::{DiskStore, guard};
+use crate::error::StoreError;
+use crate::index::{self, Table};
+use crate::segment::{Frame, Location, SegmentDir, Writer};
+use crate::store::{GcPolicy, GcReport};
+use rusqlite::Connection;
+use std::collections::{BTreeSet, HashSet};
+
+/// A frame of copies is written when it is this large.
+const FRAME_BYTES: u64 = 8 << 20;
+
+pub(crate) fn run(store: &DiskStore, policy: GcPolicy) -> Result<GcReport, StoreError> {
+    let mut writer = guard(&store.writer)?;
+    let mut connection = guard(&store.connection)?;
+    let doomed = index::collectable(&connection, policy)?;
+    let mut affected: BTreeSet<u32> = doomed.iter().map(|(_, at)| at.segment).collect();
+    affected.extend(index::lifeless(&connection)?);
+    if affected.contains(&writer.segment()) {
+        // Copies must not land in a file that is about to go.
+        writer.abandon();
+    }
+    let doomed: HashSet<String> = doomed.into_iter().map(|(name, _)| name).collect();
+    let mut report = GcReport::default();
+    for &segment in &affected {
+        let before: u64 = report.bytes;
+        report.bytes = before + collect(store, &mut writer, &mut connection, segment, &doomed)?;
+    }
+    report.episodes = doomed.len() as u64;
+    Ok(report)
+}
+
+/// Empties one segment; returns the bytes that it frees.
+fn collect(
+    store: &DiskStore,
+    writer: &mut Writer,
+    connection: &mut Connection,
+    segment: u32,
+    doomed: &HashSet<String>,
+) -> Result<u64, StoreError> {
+    let mut gone = Vec::new();
+    let mut moved: Vec<(Table, String, Location)> = Vec::new();
+    let mut copied = 0;
+    let mut pending = Pending::default();
+    for table in [Table::Batches, Table::Episodes] {
+        for (name, at) in index::living(connection, table, segment)? {
+            if table == Table::Episodes && doomed.contains(&name) {
+                gone.push(name);
+                continue;
+            }
+            pending.copy(&store.segments, at)?;
+            pending.names.push((table, name));
+            if pending.frame.len() >= FRAME_BYTES {
+                copied += pending.write(writer, &mut moved)?;
+            }
+        }
+    }
+    copied += pending.write(writer, &mut moved)?;
+    let freed = file_length(&store.segments, segment)?;
+    let tx = connection.transaction()?;
+    for (table, name, to) in &moved {
+        index::relocate(&tx, *table, name, Some(*to))?;
+    }
+    for name in &gone {
+        index::relocate(&tx, Table::Episodes, name, None)?;
+    }
+    index::kill_segment(&tx, segment)?;
+    if !moved.is_empty() {
+        index::set_indexed(&tx, writer.segment(), writer.length())?;
+    }
+    tx.commit()?;
+    store.segments.remove(segment)?;
+    index::bury_segment(connection, segment)?;
+    Ok(freed.saturating_sub(copied))
+}
+
+/// Copies that are not written yet.
+#[derive(Default)]
+struct Pending {
+    frame: Frame,
+    names: Vec<(Table, String)>,
+}
+
+impl Pending {
+    fn copy(&mut self, segments: &SegmentDir, at: Location) -> Result<(), StoreError> {
+        let record = segments.read(at)?;
+        self.frame
+            .push_parts(record.kind, record.codec, record.raw_len, &record.payload);
+        Ok(())
+    }
+
+    fn write(
+        &mut self,
+        writer: &mut Writer,
+        moved: &mut Vec<(Table, String, Location)>,
+    ) -> Result<u64, StoreError> {
+        if self.frame.is_empty() {
+            return Ok(0);
+        }
+        let frame = std::mem::take(&mut self.frame);
+        let names = std::mem::take(&mut self.names);
+        let locations = writer.append(&frame)?;
+        let placed = names.into_iter().zip(locations);
+        moved.extend(placed.map(|((table, name), at)| (table, name, at)));
+        Ok(frame.len())
+    }
+}
+
+fn file_length(segments: &SegmentDir, segment: u32) -> Result<u64, StoreError> {
+    let files = segments.list()?;
+    let found = files.iter().find(|(number, _)| *number == segment);
+    Ok(found.map_or(0, |(_, length)| *length))
+}

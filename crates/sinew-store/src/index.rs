@@ -1,0 +1,482 @@
+//! The SQLite index: where each episode lies, which batch trained it, and the queues' rows.
+
+use crate::codec::Mark;
+use crate::error::StoreError;
+use crate::segment::Location;
+use crate::store::{
+    Cursor, EndKind, EpisodeSummary, Filter, GcPolicy, GroupSummary, Page, StoreStats, TrainedBatch,
+};
+use rusqlite::{Connection, OptionalExtension, Row, Transaction, params};
+use sinew_types::{EpisodeId, GroupId, TaskId};
+use std::path::Path;
+use std::time::Duration;
+
+pub(crate) const FILE_NAME: &str = "index.sqlite";
+
+/// `PRAGMA user_version`.
+const FORMAT: i64 = 1;
+
+const SCHEMA: &str = "
+CREATE TABLE segments (
+    number INTEGER PRIMARY KEY,
+    indexed INTEGER NOT NULL,           -- bytes whose records are in this file
+    dead INTEGER NOT NULL DEFAULT 0     -- gc moved its records, the file may go
+);
+CREATE TABLE episodes (
+    seq INTEGER PRIMARY KEY AUTOINCREMENT,
+    episode TEXT NOT NULL UNIQUE,
+    grp TEXT NOT NULL, task TEXT NOT NULL, task_kind TEXT NOT NULL,
+    step INTEGER NOT NULL, purpose TEXT NOT NULL,
+    reward REAL NOT NULL, success INTEGER NOT NULL, ended INTEGER NOT NULL,
+    turns INTEGER NOT NULL, sampled_tokens INTEGER NOT NULL,
+    started_unix_s REAL, total_s REAL,
+    segment INTEGER, offset INTEGER, bytes INTEGER,     -- null: removed by gc
+    batch TEXT
+);
+CREATE INDEX episodes_step ON episodes (step, purpose);
+CREATE INDEX episodes_group ON episodes (grp);
+CREATE INDEX episodes_segment ON episodes (segment);
+CREATE TABLE batches (
+    seq INTEGER PRIMARY KEY AUTOINCREMENT,
+    batch TEXT NOT NULL UNIQUE,
+    step INTEGER NOT NULL,
+    episodes TEXT NOT NULL,             -- JSON array
+    segment INTEGER NOT NULL, offset INTEGER NOT NULL, bytes INTEGER NOT NULL
+);
+CREATE TABLE queue_rows (
+    queue TEXT NOT NULL, seq INTEGER NOT NULL, key TEXT NOT NULL,
+    bytes INTEGER NOT NULL, state INTEGER NOT NULL, until_ms INTEGER NOT NULL,
+    consumer TEXT NOT NULL, attempts INTEGER NOT NULL, lease INTEGER,
+    payload BLOB,                       -- null: acked
+    PRIMARY KEY (queue, seq), UNIQUE (queue, key)
+);
+CREATE TABLE queues (queue TEXT PRIMARY KEY, next_lease INTEGER NOT NULL);
+";
+
+/// Opens or makes the index. Commits are written to the log but synced lazily: what the log
+/// may lose is found again in the segments. Queue operations ask for more, see [`durably`].
+pub(crate) fn open(path: &Path) -> Result<Connection, StoreError> {
+    let connection = Connection::open(path)?;
+    connection.pragma_update(None, "journal_mode", "WAL")?;
+    prepare(connection, path)
+}
+
+/// An index that dies with the process.
+pub(crate) fn in_memory() -> Result<Connection, StoreError> {
+    prepare(Connection::open_in_memory()?, Path::new(":memory:"))
+}
+
+fn prepare(mut connection: Connection, path: &Path) -> Result<Connection, StoreError> {
+    connection.busy_timeout(Duration::from_secs(10))?;
+    connection.pragma_update(None, "synchronous", "NORMAL")?;
+    let format: i64 = connection.query_row("PRAGMA user_version", [], |r| r.get(0))?;
+    if format > FORMAT {
+        return Err(StoreError::Format {
+            path: path.to_owned(),
+            actual: format,
+            expected: FORMAT,
+        });
+    }
+    if format == 0 {
+        let tx = connection.transaction()?;
+        tx.execute_batch(SCHEMA)?;
+        tx.pragma_update(None, "user_version", FORMAT)?;
+        tx.commit()?;
+    }
+    Ok(connection)
+}
+
+/// Runs `work` in one transaction that is on the medium when this returns.
+pub(crate) fn durably<T>(
+    connection: &mut Connection,
+    work: impl FnOnce(&Transaction<'_>) -> Result<T, StoreError>,
+) -> Result<T, StoreError> {
+    connection.pragma_update(None, "synchronous", "FULL")?;
+    let result = (|| {
+        let tx = connection.transaction()?;
+        let value = work(&tx)?;
+        tx.commit()?;
+        Ok(value)
+    })();
+    connection.pragma_update(None, "synchronous", "NORMAL")?;
+    result
+}
+
+/// SQLite's integers are signed.
+pub(crate) fn signed(field: &'static str, value: u64) -> Result<i64, StoreError> {
+    i64::try_from(value).map_err(|_| StoreError::Argument {
+        field,
+        value,
+        allowed: format!("up to {}", i64::MAX),
+    })
+}
+
+fn unsigned(row: &Row<'_>, column: &str) -> rusqlite::Result<u64> {
+    row.get::<_, i64>(column).map(|v| v.max(0) as u64)
+}
+
+pub(crate) fn knows(connection: &Connection, episode: &str) -> Result<bool, StoreError> {
+    let mut query = connection.prepare_cached("SELECT 1 FROM episodes WHERE episode = ?1")?;
+    Ok(query.exists([episode])?)
+}
+
+/// Enters an episode. One that is known stays as it is, unless all that is known is the mark
+/// of its batch (`ended` is -1): in a rebuilt index marks can come before traces.
+pub(crate) fn insert(
+    tx: &Transaction<'_>,
+    s: &EpisodeSummary,
+    at: Location,
+) -> Result<(), StoreError> {
+    let mut statement = tx.prepare_cached(
+        "INSERT INTO episodes (episode, grp, task, task_kind, step, purpose, reward, success,
+            ended, turns, sampled_tokens, started_unix_s, total_s, segment, offset, bytes)
+         VALUES (?1,?2,?3,?4,?5,?6,?7,?8,?9,?10,?11,?12,?13,?14,?15,?16)
+         ON CONFLICT (episode) DO UPDATE SET grp = ?2, task = ?3, task_kind = ?4, step = ?5,
+            purpose = ?6, reward = ?7, success = ?8, ended = ?9, turns = ?10,
+            sampled_tokens = ?11, started_unix_s = ?12, total_s = ?13, segment = ?14,
+            offset = ?15, bytes = ?16
+         WHERE ended = -1",
+    )?;
+    statement.execute(params![
+        s.episode.as_str(),
+        s.group.as_str(),
+        s.task.as_str(),
+        s.task_kind,
+        signed("step", s.step)?,
+        s.purpose,
+        s.reward,
+        s.success,
+        s.end.code(),
+        s.turns,
+        signed("sampled_tokens", s.sampled_tokens)?,
+        s.started_unix_s,
+        s.total_s,
+        at.segment,
+        signed("offset", at.offset)?,
+        at.bytes,
+    ])?;
+    Ok(())
+}
+
+/// Notes that all records of a segment up to `end` are here.
+pub(crate) fn set_indexed(tx: &Transaction<'_>, segment: u32, end: u64) -> Result<(), StoreError> {
+    let mut statement = tx.prepare_cached(
+        "INSERT INTO segments (number, indexed) VALUES (?1, ?2)
+         ON CONFLICT (number) DO UPDATE SET indexed = excluded.indexed",
+    )?;
+    statement.execute(params![segment, signed("indexed", end)?])?;
+    Ok(())
+}
+
+/// Number, indexed bytes and whether gc gave it up, ascending.
+pub(crate) fn segments(connection: &Connection) -> Result<Vec<(u32, u64, bool)>, StoreError> {
+    let mut query =
+        connection.prepare("SELECT number, indexed, dead FROM segments ORDER BY number")?;
+    let rows = query.query_map([], |r| {
+        Ok((r.get("number")?, unsigned(r, "indexed")?, r.get("dead")?))
+    })?;
+    Ok(rows.collect::<Result<_, _>>()?)
+}
+
+pub(crate) fn kill_segment(tx: &Transaction<'_>, segment: u32) -> Result<(), StoreError> {
+    tx.execute("UPDATE segments SET dead = 1 WHERE number = ?1", [segment])?;
+    Ok(())
+}
+
+pub(crate) fn bury_segment(connection: &Connection, segment: u32) -> Result<(), StoreError> {
+    connection.execute("DELETE FROM segments WHERE number = ?1", [segment])?;
+    Ok(())
+}
+
+fn location(row: &Row<'_>) -> rusqlite::Result<Location> {
+    Ok(Location {
+        segment: row.get("segment")?,
+        offset: unsigned(row, "offset")?,
+        bytes: row.get("bytes")?,
+    })
+}
+
+/// Where an episode lies; `None` if it is unknown or gone.
+pub(crate) fn find(connection: &Connection, episode: &str) -> Result<Option<Location>, StoreError> {
+    let mut query = connection.prepare_cached(
+        "SELECT segment, offset, bytes FROM episodes
+         WHERE episode = ?1 AND segment IS NOT NULL",
+    )?;
+    Ok(query.query_row([episode], location).optional()?)
+}
+
+fn summary(row: &Row<'_>) -> rusqlite::Result<EpisodeSummary> {
+    let text = |column| row.get::<_, String>(column);
+    // SQLite keeps NaN as null.
+    let number = |column| -> rusqlite::Result<f64> {
+        Ok(row.get::<_, Option<f64>>(column)?.unwrap_or(f64::NAN))
+    };
+    let ended: i64 = row.get("ended")?;
+    Ok(EpisodeSummary {
+        cursor: Cursor(unsigned(row, "seq")?),
+        episode: EpisodeId(text("episode")?),
+        group: GroupId(text("grp")?),
+        task: TaskId(text("task")?),
+        task_kind: text("task_kind")?,
+        step: unsigned(row, "step")?,
+        purpose: text("purpose")?,
+        reward: row.get("reward")?,
+        success: row.get("success")?,
+        end: EndKind::from_code(ended).ok_or(rusqlite::Error::IntegralValueOutOfRange(0, ended))?,
+        turns: row.get("turns")?,
+        sampled_tokens: unsigned(row, "sampled_tokens")?,
+        started_unix_s: number("started_unix_s")?,
+        total_s: number("total_s")?,
+        trained_in: row.get("batch")?,
+    })
+}
+
+pub(crate) fn list(connection: &Connection, filter: &Filter) -> Result<Page, StoreError> {
+    let limit = filter.checked_limit()?;
+    let clamp = |v: u64| i64::try_from(v).unwrap_or(i64::MAX);
+    let steps = filter.steps.as_ref();
+    let mut query = connection.prepare_cached(
+        "SELECT * FROM episodes
+         WHERE segment IS NOT NULL AND seq > ?1
+           AND (?2 IS NULL OR step >= ?2) AND (?3 IS NULL OR step <= ?3)
+           AND (?4 IS NULL OR purpose = ?4) AND (?5 IS NULL OR success = ?5)
+           AND (?6 IS NULL OR grp = ?6) AND (?7 IS NULL OR (batch IS NOT NULL) = ?7)
+         ORDER BY seq LIMIT ?8",
+    )?;
+    let rows = query.query_map(
+        params![
+            filter.after.map_or(0, |c| clamp(c.0)),
+            steps.map(|s| clamp(*s.start())),
+            steps.map(|s| clamp(*s.end())),
+            filter.purpose,
+            filter.success,
+            filter.group.as_ref().map(GroupId::as_str),
+            filter.trained,
+            clamp(limit as u64 + 1),
+        ],
+        summary,
+    )?;
+    let mut episodes: Vec<EpisodeSummary> = rows.collect::<Result<_, _>>()?;
+    let more = episodes.len() > limit;
+    episodes.truncate(limit);
+    Ok(Page {
+        next: episodes.last().filter(|_| more).map(|e| e.cursor),
+        episodes,
+    })
+}
+
+pub(crate) fn groups(connection: &Connection, step: u64) -> Result<Vec<GroupSummary>, StoreError> {
+    let mut query = connection.prepare_cached(
+        "SELECT * FROM episodes
+         WHERE segment IS NOT NULL AND step = ?1 AND purpose = 'train' ORDER BY seq",
+    )?;
+    let rows = query.query_map([signed("step", step)?], summary)?;
+    let episodes: Vec<EpisodeSummary> = rows.collect::<Result<_, _>>()?;
+    Ok(group(episodes))
+}
+
+/// Groups in the order of their first episode.
+pub(crate) fn group(episodes: Vec<EpisodeSummary>) -> Vec<GroupSummary> {
+    let mut out: Vec<GroupSummary> = Vec::new();
+    let mut at = std::collections::HashMap::new();
+    for e in episodes {
+        let i = *at.entry(e.group.clone()).or_insert_with(|| {
+            out.push(GroupSummary {
+                group: e.group.clone(),
+                episodes: Vec::new(),
+                failed: 0,
+                mean_reward: 0.0,
+                successes: 0,
+            });
+            out.len() - 1
+        });
+        let g = &mut out[i];
+        if e.end == EndKind::Failed {
+            g.failed += 1;
+            continue;
+        }
+        let n = g.episodes.len() as f64;
+        g.mean_reward = (g.mean_reward * n + e.reward) / (n + 1.0);
+        g.successes += usize::from(e.success);
+        g.episodes.push(e.episode);
+    }
+    out
+}
+
+/// The batch that trained an episode; the outer `None`: the episode is unknown.
+pub(crate) fn trained_in(
+    connection: &Connection,
+    episode: &str,
+) -> Result<Option<Option<String>>, StoreError> {
+    let mut query = connection.prepare_cached("SELECT batch FROM episodes WHERE episode = ?1")?;
+    Ok(query.query_row([episode], |r| r.get(0)).optional()?)
+}
+
+pub(crate) fn batch(connection: &Connection, id: &str) -> Result<Option<TrainedBatch>, StoreError> {
+    let mut query =
+        connection.prepare_cached("SELECT batch, step, episodes FROM batches WHERE batch = ?1")?;
+    let found = query.query_row([id], trained_batch).optional()?;
+    Ok(found)
+}
+
+fn trained_batch(row: &Row<'_>) -> rusqlite::Result<TrainedBatch> {
+    let json: String = row.get("episodes")?;
+    let episodes: Vec<String> = serde_json::from_str(&json).map_err(|e| {
+        rusqlite::Error::FromSqlConversionFailure(0, rusqlite::types::Type::Text, Box::new(e))
+    })?;
+    Ok(TrainedBatch {
+        batch: row.get("batch")?,
+        step: unsigned(row, "step")?,
+        episodes: episodes.into_iter().map(EpisodeId).collect(),
+    })
+}
+
+pub(crate) fn batches(connection: &Connection) -> Result<Vec<TrainedBatch>, StoreError> {
+    let mut query = connection.prepare("SELECT batch, step, episodes FROM batches ORDER BY seq")?;
+    let rows = query.query_map([], trained_batch)?;
+    Ok(rows.collect::<Result<_, _>>()?)
+}
+
+/// Enters a batch mark: the batch, its episodes, and the queue rows that it consumed.
+pub(crate) fn mark(tx: &Transaction<'_>, mark: &Mark, at: Location) -> Result<(), StoreError> {
+    let json = serde_json::to_string(&mark.episodes).map_err(|e| StoreError::Io {
+        path: FILE_NAME.into(),
+        source: e.into(),
+    })?;
+    tx.execute(
+        "INSERT INTO batches (batch, step, episodes, segment, offset, bytes)
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6)",
+        params![
+            mark.batch,
+            signed("step", mark.step)?,
+            json,
+            at.segment,
+            signed("offset", at.offset)?,
+            at.bytes
+        ],
+    )?;
+    // An episode that gc removed before the index was lost is known from here alone.
+    let mut insert = tx.prepare_cached(
+        "INSERT INTO episodes (episode, grp, task, task_kind, step, purpose, reward, success,
+            ended, turns, sampled_tokens, batch)
+         VALUES (?1, '', '', '', ?3, '', 0, 0, -1, 0, 0, ?2)
+         ON CONFLICT (episode) DO UPDATE SET batch = excluded.batch",
+    )?;
+    for episode in &mark.episodes {
+        insert.execute(params![episode, mark.batch, signed("step", mark.step)?])?;
+    }
+    let mut ack = tx.prepare_cached(
+        "UPDATE queue_rows SET state = ?3, payload = NULL WHERE queue = ?1 AND key = ?2",
+    )?;
+    for (queue, key) in &mark.rows {
+        ack.execute(params![queue, key, crate::queue_disk::ACKED])?;
+    }
+    Ok(())
+}
+
+pub(crate) fn stats(connection: &Connection) -> Result<StoreStats, StoreError> {
+    let mut stats = connection.query_row(
+        "SELECT COUNT(segment) AS episodes,
+            COALESCE(SUM(success AND segment IS NOT NULL), 0) AS successes,
+            COALESCE(SUM(ended = 2 AND segment IS NOT NULL), 0) AS failed,
+            COUNT(batch) AS trained, COUNT(*) - COUNT(segment) AS collected,
+            COALESCE(SUM(CASE WHEN segment IS NULL THEN 0 ELSE sampled_tokens END), 0) AS tokens
+         FROM episodes",
+        [],
+        |r| {
+            Ok(StoreStats {
+                episodes: unsigned(r, "episodes")?,
+                successes: unsigned(r, "successes")?,
+                failed: unsigned(r, "failed")?,
+                trained: unsigned(r, "trained")?,
+                collected: unsigned(r, "collected")?,
+                sampled_tokens: unsigned(r, "tokens")?,
+                ..StoreStats::default()
+            })
+        },
+    )?;
+    let count: i64 = connection.query_row("SELECT COUNT(*) FROM batches", [], |r| r.get(0))?;
+    stats.batches = count.max(0) as u64;
+    Ok(stats)
+}
+
+/// Episodes that a policy removes, with where they lie.
+pub(crate) fn collectable(
+    connection: &Connection,
+    policy: GcPolicy,
+) -> Result<Vec<(String, Location)>, StoreError> {
+    let mut query = connection.prepare(
+        "SELECT episode, segment, offset, bytes FROM episodes
+         WHERE segment IS NOT NULL AND step < ?1 AND (batch IS NOT NULL OR NOT ?2)",
+    )?;
+    let before = i64::try_from(policy.before_step).unwrap_or(i64::MAX);
+    let rows = query.query_map(params![before, policy.keep_untrained], |r| {
+        Ok((r.get("episode")?, location(r)?))
+    })?;
+    Ok(rows.collect::<Result<_, _>>()?)
+}
+
+/// Segments that hold nothing that is alive: copies of a gc that did not finish.
+pub(crate) fn lifeless(connection: &Connection) -> Result<Vec<u32>, StoreError> {
+    let mut query = connection.prepare(
+        "SELECT number FROM segments WHERE NOT dead
+           AND NOT EXISTS (SELECT 1 FROM episodes WHERE segment = number)
+           AND NOT EXISTS (SELECT 1 FROM batches WHERE segment = number)",
+    )?;
+    let rows = query.query_map([], |r| r.get(0))?;
+    Ok(rows.collect::<Result<_, _>>()?)
+}
+
+/// What of a segment is alive: episodes or batches, by name and place.
+pub(crate) fn living(
+    connection: &Connection,
+    table: Table,
+    segment: u32,
+) -> Result<Vec<(String, Location)>, StoreError> {
+    let sql = match table {
+        Table::Episodes => {
+            "SELECT episode AS name, segment, offset, bytes FROM episodes
+             WHERE segment = ?1 ORDER BY seq"
+        }
+        Table::Batches => {
+            "SELECT batch AS name, segment, offset, bytes FROM batches
+             WHERE segment = ?1 ORDER BY seq"
+        }
+    };
+    let mut query = connection.prepare_cached(sql)?;
+    let rows = query.query_map([segment], |r| Ok((r.get("name")?, location(r)?)))?;
+    Ok(rows.collect::<Result<_, _>>()?)
+}
+
+/// Which table a record is listed in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Table {
+    Episodes,
+    Batches,
+}
+
+/// Moves a record, or with `None` (episodes alone) notes that it is gone.
+pub(crate) fn relocate(
+    tx: &Transaction<'_>,
+    table: Table,
+    name: &str,
+    to: Option<Location>,
+) -> Result<(), StoreError> {
+    let sql = match table {
+        Table::Episodes => {
+            "UPDATE episodes SET segment = ?2, offset = ?3, bytes = ?4 WHERE episode = ?1"
+        }
+        Table::Batches => {
+            "UPDATE batches SET segment = ?2, offset = ?3, bytes = ?4 WHERE batch = ?1"
+        }
+    };
+    let offset = to.map(|l| signed("offset", l.offset)).transpose()?;
+    let mut statement = tx.prepare_cached(sql)?;
+    statement.execute(params![
+        name,
+        to.map(|l| l.segment),
+        offset,
+        to.map(|l| l.bytes)
+    ])?;
+    Ok(())
+}

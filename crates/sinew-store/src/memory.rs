@@ -1,0 +1,214 @@
+//! [`MemoryStore`]: the plain model of a store, for tests and runs that keep nothing.
+
+use crate::disk::guard;
+use crate::error::StoreError;
+use crate::index;
+use crate::store::{
+    self, Committed, Cursor, EndKind, EpisodeSummary, Filter, GcPolicy, GcReport, GroupSummary,
+    Page, StoreStats, TraceStore, TrainedBatch,
+};
+use sinew_types::{EpisodeId, Trace};
+use std::collections::HashMap;
+use std::sync::Mutex;
+
+/// Traces in memory.
+#[derive(Debug)]
+pub struct MemoryStore {
+    max_bytes: u64,
+    inner: Mutex<Inner>,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    /// In commit order; the cursor of an entry is its index plus one.
+    episodes: Vec<Entry>,
+    by_id: HashMap<EpisodeId, usize>,
+    batches: Vec<TrainedBatch>,
+    bytes: u64,
+}
+
+#[derive(Debug)]
+struct Entry {
+    summary: EpisodeSummary,
+    /// `None`: removed by gc.
+    trace: Option<Trace>,
+    bytes: u64,
+}
+
+impl MemoryStore {
+    /// An empty store for up to `max_bytes` of tokens, log-probabilities and text (estimated).
+    pub fn new(max_bytes: u64) -> Self {
+        Self {
+            max_bytes,
+            inner: Mutex::default(),
+        }
+    }
+}
+
+/// Tokens and log-probabilities at their size, text and overhead roughly.
+fn size(trace: &Trace) -> u64 {
+    let node = |n: &sinew_types::Node| {
+        let text = n.messages.iter().map(|m| m.content.len() + 64);
+        96 + 4 * (n.tokens.len() + n.logprobs.len()) + text.sum::<usize>()
+    };
+    512 + trace.nodes.iter().map(node).sum::<usize>() as u64
+}
+
+impl TraceStore for MemoryStore {
+    fn commit_batch(&self, traces: &[Trace]) -> Result<Vec<Committed>, StoreError> {
+        for trace in traces {
+            trace.validate()?;
+            index::signed("step", trace.step)?;
+        }
+        let mut inner = guard(&self.inner)?;
+        let new = |t: &&Trace| !inner.by_id.contains_key(&t.episode);
+        let needed = traces.iter().filter(new).map(size).sum::<u64>();
+        if inner.bytes + needed > self.max_bytes {
+            return Err(StoreError::Full {
+                used: inner.bytes,
+                needed,
+                limit: self.max_bytes,
+            });
+        }
+        let mut out = Vec::with_capacity(traces.len());
+        for trace in traces {
+            if inner.by_id.contains_key(&trace.episode) {
+                out.push(Committed::Duplicate);
+                continue;
+            }
+            let index = inner.episodes.len();
+            inner.by_id.insert(trace.episode.clone(), index);
+            inner.bytes += size(trace);
+            inner.episodes.push(Entry {
+                summary: EpisodeSummary {
+                    cursor: Cursor(index as u64 + 1),
+                    ..EpisodeSummary::of(trace)
+                },
+                trace: Some(trace.clone()),
+                bytes: size(trace),
+            });
+            out.push(Committed::New);
+        }
+        Ok(out)
+    }
+
+    fn get(&self, episode: &EpisodeId) -> Result<Option<Trace>, StoreError> {
+        let inner = guard(&self.inner)?;
+        let found = inner.by_id.get(episode).map(|&i| &inner.episodes[i]);
+        Ok(found.and_then(|e| e.trace.clone()))
+    }
+
+    fn list(&self, filter: &Filter) -> Result<Page, StoreError> {
+        let limit = filter.checked_limit()?;
+        let inner = guard(&self.inner)?;
+        let from = filter.after.unwrap_or_default();
+        let matches = |e: &&Entry| {
+            let s = &e.summary;
+            e.trace.is_some()
+                && s.cursor > from
+                && filter.steps.as_ref().is_none_or(|r| r.contains(&s.step))
+                && filter.purpose.as_ref().is_none_or(|p| *p == s.purpose)
+                && filter.success.is_none_or(|v| v == s.success)
+                && filter.group.as_ref().is_none_or(|g| *g == s.group)
+                && filter.trained.is_none_or(|t| t == s.trained_in.is_some())
+        };
+        let found = inner.episodes.iter().filter(matches).take(limit + 1);
+        let mut episodes: Vec<EpisodeSummary> = found.map(|e| e.summary.clone()).collect();
+        let more = episodes.len() > limit;
+        episodes.truncate(limit);
+        Ok(Page {
+            next: episodes.last().filter(|_| more).map(|e| e.cursor),
+            episodes,
+        })
+    }
+
+    fn groups(&self, step: u64) -> Result<Vec<GroupSummary>, StoreError> {
+        index::signed("step", step)?;
+        let inner = guard(&self.inner)?;
+        let of_step = |e: &&Entry| {
+            e.trace.is_some() && e.summary.step == step && e.summary.purpose == "train"
+        };
+        let found = inner.episodes.iter().filter(of_step);
+        Ok(index::group(found.map(|e| e.summary.clone()).collect()))
+    }
+
+    fn mark_trained(
+        &self,
+        batch: &str,
+        step: u64,
+        episodes: &[EpisodeId],
+    ) -> Result<Committed, StoreError> {
+        index::signed("step", step)?;
+        store::check_batch(batch, episodes)?;
+        let mut inner = guard(&self.inner)?;
+        if let Some(known) = inner.batches.iter().find(|b| b.batch == batch) {
+            return store::same_batch(known, step, episodes);
+        }
+        let mut found = Vec::new();
+        for episode in episodes {
+            let unknown = || StoreError::UnknownEpisode {
+                episode: episode.clone(),
+            };
+            let &i = inner.by_id.get(episode).ok_or_else(unknown)?;
+            if let Some(trained_in) = &inner.episodes[i].summary.trained_in {
+                return Err(StoreError::TrainedTwice {
+                    episode: episode.clone(),
+                    trained_in: trained_in.clone(),
+                    batch: batch.to_owned(),
+                });
+            }
+            found.push(i);
+        }
+        for i in found {
+            inner.episodes[i].summary.trained_in = Some(batch.to_owned());
+        }
+        inner.batches.push(TrainedBatch {
+            batch: batch.to_owned(),
+            step,
+            episodes: episodes.to_vec(),
+        });
+        Ok(Committed::New)
+    }
+
+    fn trained_batches(&self) -> Result<Vec<TrainedBatch>, StoreError> {
+        Ok(guard(&self.inner)?.batches.clone())
+    }
+
+    fn stats(&self) -> Result<StoreStats, StoreError> {
+        let inner = guard(&self.inner)?;
+        let mut stats = StoreStats {
+            batches: inner.batches.len() as u64,
+            bytes: inner.bytes,
+            ..StoreStats::default()
+        };
+        for entry in &inner.episodes {
+            let s = &entry.summary;
+            stats.trained += u64::from(s.trained_in.is_some());
+            if entry.trace.is_none() {
+                stats.collected += 1;
+                continue;
+            }
+            stats.episodes += 1;
+            stats.successes += u64::from(s.success);
+            stats.failed += u64::from(s.end == EndKind::Failed);
+            stats.sampled_tokens += s.sampled_tokens;
+        }
+        Ok(stats)
+    }
+
+    fn gc(&self, policy: GcPolicy) -> Result<GcReport, StoreError> {
+        let mut inner = guard(&self.inner)?;
+        let mut report = GcReport::default();
+        for entry in &mut inner.episodes {
+            let s = &entry.summary;
+            let old = s.step < policy.before_step;
+            let may_go = s.trained_in.is_some() || !policy.keep_untrained;
+            if old && may_go && entry.trace.take().is_some() {
+                report.episodes += 1;
+                report.bytes += entry.bytes;
+            }
+        }
+        inner.bytes -= report.bytes;
+        Ok(report)
+    }
+}

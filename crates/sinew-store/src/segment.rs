@@ -1,0 +1,434 @@
+//! Segment files: numbered, append-only, bounded in size.
+//!
+//! A file is an 16-byte header and frames. A frame is what one commit wrote: header (magic,
+//! number of records, length and CRC-32 of the body) and records, each with a header of its
+//! own (kind, codec, lengths, CRC-32) so that it can be read alone. All numbers little-endian.
+
+use crate::codec::Encoded;
+use crate::error::StoreError;
+use std::fs::{File, OpenOptions};
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+/// `b"SINEWSEG"`, then the format version and the file's number.
+const FILE_MAGIC: &[u8; 8] = b"SINEWSEG";
+const FORMAT: u32 = 1;
+pub(crate) const FILE_HEADER: u64 = 16;
+const FRAME_MAGIC: u32 = u32::from_le_bytes(*b"FRAM");
+const FRAME_HEADER: usize = 16;
+const RECORD_HEADER: usize = 16;
+
+/// What a record says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum RecordKind {
+    Trace = 1,
+    Mark = 2,
+}
+
+impl RecordKind {
+    fn from_code(code: u8) -> Option<Self> {
+        [Self::Trace, Self::Mark]
+            .into_iter()
+            .find(|k| *k as u8 == code)
+    }
+}
+
+/// Where a record lies: from its header, whole length with header.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Location {
+    pub(crate) segment: u32,
+    pub(crate) offset: u64,
+    pub(crate) bytes: u32,
+}
+
+/// A record that was read and checked.
+#[derive(Clone, Debug)]
+pub(crate) struct Record {
+    pub(crate) kind: RecordKind,
+    pub(crate) codec: u8,
+    pub(crate) raw_len: u32,
+    pub(crate) payload: Vec<u8>,
+    pub(crate) location: Location,
+}
+
+/// A frame about to be written.
+#[derive(Debug, Default)]
+pub(crate) struct Frame {
+    body: Vec<u8>,
+    /// Offset in the frame (with its header) and length of each record.
+    records: Vec<(u64, u32)>,
+}
+
+impl Frame {
+    pub(crate) fn push(&mut self, kind: RecordKind, encoded: &Encoded) {
+        self.push_parts(kind, encoded.codec as u8, encoded.raw_len, &encoded.bytes);
+    }
+
+    pub(crate) fn push_parts(&mut self, kind: RecordKind, codec: u8, raw_len: u32, bytes: &[u8]) {
+        let start = self.body.len();
+        self.body.extend([kind as u8, codec, 0, 0]);
+        self.body.extend(raw_len.to_le_bytes());
+        self.body.extend((bytes.len() as u32).to_le_bytes());
+        let crc = record_crc(&self.body[start..], bytes);
+        self.body.extend(crc.to_le_bytes());
+        self.body.extend(bytes);
+        let length = (self.body.len() - start) as u32;
+        self.records.push(((FRAME_HEADER + start) as u64, length));
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.records.is_empty()
+    }
+
+    /// Length on the medium.
+    pub(crate) fn len(&self) -> u64 {
+        (FRAME_HEADER + self.body.len()) as u64
+    }
+
+    fn to_bytes(&self) -> Vec<u8> {
+        let mut out = Vec::with_capacity(FRAME_HEADER + self.body.len());
+        out.extend(FRAME_MAGIC.to_le_bytes());
+        out.extend((self.records.len() as u32).to_le_bytes());
+        out.extend((self.body.len() as u32).to_le_bytes());
+        let crc = frame_crc(&out[4..12], &self.body);
+        out.extend(crc.to_le_bytes());
+        out.extend(&self.body);
+        out
+    }
+}
+
+fn record_crc(header: &[u8], payload: &[u8]) -> u32 {
+    let mut crc = crc32fast::Hasher::new();
+    crc.update(header);
+    crc.update(payload);
+    crc.finalize()
+}
+
+fn frame_crc(header: &[u8], body: &[u8]) -> u32 {
+    record_crc(header, body)
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
+}
+
+/// The directory of segment files.
+#[derive(Clone, Debug)]
+pub(crate) struct SegmentDir {
+    path: PathBuf,
+}
+
+impl SegmentDir {
+    pub(crate) fn open(path: PathBuf) -> Result<Self, StoreError> {
+        std::fs::create_dir_all(&path).map_err(|e| StoreError::io(&path, e))?;
+        Ok(Self { path })
+    }
+
+    pub(crate) fn path_of(&self, segment: u32) -> PathBuf {
+        self.path.join(format!("{segment:08}.seg"))
+    }
+
+    /// Numbers and lengths of the files there, ascending.
+    pub(crate) fn list(&self) -> Result<Vec<(u32, u64)>, StoreError> {
+        let error = |e| StoreError::io(&self.path, e);
+        let mut out = Vec::new();
+        for entry in std::fs::read_dir(&self.path).map_err(error)? {
+            let entry = entry.map_err(error)?;
+            let name = entry.file_name();
+            let number = name.to_str().and_then(|n| n.strip_suffix(".seg"));
+            if let Some(number) = number.and_then(|n| n.parse().ok()) {
+                out.push((number, entry.metadata().map_err(error)?.len()));
+            }
+        }
+        out.sort_unstable();
+        Ok(out)
+    }
+
+    pub(crate) fn remove(&self, segment: u32) -> Result<(), StoreError> {
+        let path = self.path_of(segment);
+        match std::fs::remove_file(&path) {
+            Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(StoreError::io(&path, e)),
+            _ => self.sync(),
+        }
+    }
+
+    /// Makes the names durable.
+    fn sync(&self) -> Result<(), StoreError> {
+        let directory = File::open(&self.path).and_then(|d| d.sync_all());
+        directory.map_err(|e| StoreError::io(&self.path, e))
+    }
+
+    /// Reads and checks one record.
+    pub(crate) fn read(&self, at: Location) -> Result<Record, StoreError> {
+        let path = self.path_of(at.segment);
+        let file = File::open(&path).map_err(|e| StoreError::io(&path, e))?;
+        let mut bytes = vec![0; at.bytes as usize];
+        file.read_exact_at(&mut bytes, at.offset)
+            .map_err(|e| match e.kind() {
+                std::io::ErrorKind::UnexpectedEof => corrupt(&path, at.offset, "the file ends"),
+                _ => StoreError::io(&path, e),
+            })?;
+        parse_record(&bytes, at).map_err(|reason| corrupt(&path, at.offset, reason))
+    }
+
+    /// Frames of a file from `from` on: their records, and where the last whole frame ends.
+    /// Stops at the first frame that is torn or fails its checksum.
+    pub(crate) fn scan(
+        &self,
+        segment: u32,
+        from: u64,
+        mut each: impl FnMut(Record) -> Result<(), StoreError>,
+    ) -> Result<u64, StoreError> {
+        let path = self.path_of(segment);
+        let error = |e| StoreError::io(&path, e);
+        let mut file = File::open(&path).map_err(error)?;
+        let length = file.metadata().map_err(error)?.len();
+        if length < FILE_HEADER {
+            return Ok(0);
+        }
+        let mut header = [0; FILE_HEADER as usize];
+        file.read_exact(&mut header).map_err(error)?;
+        check_file_header(&path, &header, segment)?;
+        let mut end = from.max(FILE_HEADER);
+        file.seek(SeekFrom::Start(end)).map_err(error)?;
+        while let Some((records, next)) = read_frame(&mut file, segment, end, length, &path)? {
+            for record in records {
+                each(record)?;
+            }
+            end = next;
+        }
+        Ok(end)
+    }
+}
+
+fn corrupt(path: &Path, offset: u64, reason: impl Into<String>) -> StoreError {
+    StoreError::Corrupt {
+        path: path.to_owned(),
+        offset,
+        reason: reason.into(),
+    }
+}
+
+fn check_file_header(path: &Path, header: &[u8], segment: u32) -> Result<(), StoreError> {
+    if &header[..8] != FILE_MAGIC {
+        return Err(corrupt(path, 0, "not a segment file"));
+    }
+    let format = u32_at(header, 8);
+    if format > FORMAT {
+        return Err(StoreError::Format {
+            path: path.to_owned(),
+            actual: i64::from(format),
+            expected: i64::from(FORMAT),
+        });
+    }
+    let number = u32_at(header, 12);
+    if number != segment {
+        return Err(corrupt(path, 12, format!("is segment {number}")));
+    }
+    Ok(())
+}
+
+fn parse_record(bytes: &[u8], location: Location) -> Result<Record, String> {
+    if bytes.len() < RECORD_HEADER {
+        return Err("record is shorter than its header".into());
+    }
+    let (header, payload) = bytes.split_at(RECORD_HEADER);
+    if u32_at(header, 8) as usize != payload.len() {
+        return Err("record has another length".into());
+    }
+    if record_crc(&header[..12], payload) != u32_at(header, 12) {
+        return Err("checksum does not match".into());
+    }
+    let kind = RecordKind::from_code(header[0]);
+    Ok(Record {
+        kind: kind.ok_or_else(|| format!("unknown record kind {}", header[0]))?,
+        codec: header[1],
+        raw_len: u32_at(header, 4),
+        payload: payload.to_vec(),
+        location,
+    })
+}
+
+/// `None` where no whole, checked frame begins at `at`.
+fn read_frame(
+    file: &mut File,
+    segment: u32,
+    at: u64,
+    length: u64,
+    path: &Path,
+) -> Result<Option<(Vec<Record>, u64)>, StoreError> {
+    if at + FRAME_HEADER as u64 > length {
+        return Ok(None);
+    }
+    let error = |e| StoreError::io(path, e);
+    let mut header = [0; FRAME_HEADER];
+    file.read_exact(&mut header).map_err(error)?;
+    let body_len = u64::from(u32_at(&header, 8));
+    let next = at + FRAME_HEADER as u64 + body_len;
+    if u32_at(&header, 0) != FRAME_MAGIC || next > length {
+        return Ok(None);
+    }
+    let mut body = vec![0; body_len as usize];
+    file.read_exact(&mut body).map_err(error)?;
+    if frame_crc(&header[4..12], &body) != u32_at(&header, 12) {
+        return Ok(None);
+    }
+    let mut records = Vec::new();
+    let mut start = 0;
+    for _ in 0..u32_at(&header, 4) {
+        if start + RECORD_HEADER > body.len() {
+            return Ok(None);
+        }
+        let end = start + RECORD_HEADER + u32_at(&body, start + 8) as usize;
+        let location = Location {
+            segment,
+            offset: at + (FRAME_HEADER + start) as u64,
+            bytes: (end - start) as u32,
+        };
+        let record = body.get(start..end).map(|b| parse_record(b, location));
+        let Some(Ok(record)) = record else {
+            return Ok(None);
+        };
+        records.push(record);
+        start = end;
+    }
+    Ok((start == body.len()).then_some((records, next)))
+}
+
+/// The end of the newest file.
+#[derive(Debug)]
+pub(crate) struct Writer {
+    directory: SegmentDir,
+    segment: u32,
+    file: Option<File>,
+    /// Bytes that are acknowledged.
+    length: u64,
+    limit: u64,
+    #[cfg(test)]
+    pub(crate) fault: Option<Fault>,
+}
+
+/// A medium that fails.
+#[cfg(test)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fault {
+    /// No space left after so many bytes of a frame.
+    FullAfter(usize),
+    /// The data is written, but the medium does not confirm it, nor takes it back.
+    SyncFails,
+}
+
+impl Writer {
+    /// Appends to `segment` from `length` on, or begins it if `length` is 0.
+    pub(crate) fn new(directory: SegmentDir, segment: u32, length: u64, limit: u64) -> Self {
+        Self {
+            directory,
+            segment,
+            file: None,
+            length,
+            limit,
+            #[cfg(test)]
+            fault: None,
+        }
+    }
+
+    pub(crate) fn segment(&self) -> u32 {
+        self.segment
+    }
+
+    pub(crate) fn length(&self) -> u64 {
+        self.length
+    }
+
+    /// Leaves the file as it is and goes on in a new one.
+    pub(crate) fn abandon(&mut self) {
+        self.segment += 1;
+        self.file = None;
+        self.length = 0;
+    }
+
+    /// Writes a frame and waits until the medium has it. Returns where its records lie.
+    pub(crate) fn append(&mut self, frame: &Frame) -> Result<Vec<Location>, StoreError> {
+        if self.length > FILE_HEADER && self.length + frame.len() > self.limit {
+            self.abandon();
+        }
+        self.prepare()?;
+        let start = self.length;
+        if let Err(error) = self.write_and_sync(&frame.to_bytes()) {
+            self.take_back(start);
+            return Err(error);
+        }
+        self.length = start + frame.len();
+        let segment = self.segment;
+        let locate = |&(offset, bytes): &(u64, u32)| Location {
+            segment,
+            offset: start + offset,
+            bytes,
+        };
+        Ok(frame.records.iter().map(locate).collect())
+    }
+
+    /// Undoes the last append. If the medium refuses, the file is left alone: what stands in
+    /// it unacknowledged is found, or cut off, when the store is opened.
+    pub(crate) fn take_back(&mut self, length: u64) {
+        let truncated = match &self.file {
+            Some(file) if length >= FILE_HEADER => {
+                file.set_len(length).and_then(|()| file.sync_data())
+            }
+            _ => Ok(()),
+        };
+        #[cfg(test)]
+        let truncated = match self.fault {
+            Some(Fault::SyncFails) => Err(std::io::Error::other("injected")),
+            _ => truncated,
+        };
+        match truncated {
+            Ok(()) => self.length = length,
+            Err(_) => self.abandon(),
+        }
+    }
+
+    fn prepare(&mut self) -> Result<(), StoreError> {
+        if self.file.is_some() {
+            return Ok(());
+        }
+        let path = self.directory.path_of(self.segment);
+        let error = |e| StoreError::io(&path, e);
+        let fresh = self.length == 0;
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create(fresh).truncate(fresh);
+        let mut file = options.open(&path).map_err(error)?;
+        if fresh {
+            let mut header = FILE_MAGIC.to_vec();
+            header.extend(FORMAT.to_le_bytes());
+            header.extend(self.segment.to_le_bytes());
+            file.write_all(&header).map_err(error)?;
+            file.sync_all().map_err(error)?;
+            self.directory.sync()?;
+            self.length = FILE_HEADER;
+        }
+        self.file = Some(file);
+        Ok(())
+    }
+
+    fn write_and_sync(&mut self, bytes: &[u8]) -> Result<(), StoreError> {
+        let path = self.directory.path_of(self.segment);
+        let error = |e| StoreError::io(&path, e);
+        let Some(file) = &self.file else {
+            return Err(error(std::io::ErrorKind::NotFound.into()));
+        };
+        #[cfg(test)]
+        if let Some(Fault::FullAfter(n)) = self.fault {
+            let part = &bytes[..n.min(bytes.len())];
+            file.write_all_at(part, self.length).map_err(error)?;
+            return Err(error(std::io::ErrorKind::StorageFull.into()));
+        }
+        file.write_all_at(bytes, self.length).map_err(error)?;
+        #[cfg(test)]
+        if self.fault == Some(Fault::SyncFails) {
+            return Err(error(std::io::Error::other("injected")));
+        }
+        file.sync_data().map_err(error)
+    }
+}

@@ -1,0 +1,259 @@
+//! The port: what every trace store does.
+
+use crate::error::StoreError;
+use serde::{Deserialize, Serialize};
+use sinew_types::{EpisodeEnd, EpisodeId, GroupId, TaskId, TokenKind, Trace};
+use std::collections::HashSet;
+use std::fmt;
+use std::ops::RangeInclusive;
+
+/// Most episodes that one page lists.
+pub const MAX_PAGE: usize = 10_000;
+
+/// Whether a commit changed anything.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Committed {
+    New,
+    /// The id was committed before; what was stored first stays.
+    Duplicate,
+}
+
+/// Position in a listing: the commit sequence number of the last episode seen.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Cursor(pub u64);
+
+/// Which episodes to list, in commit order. `None` matches everything.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Filter {
+    pub steps: Option<RangeInclusive<u64>>,
+    pub purpose: Option<String>,
+    pub success: Option<bool>,
+    pub group: Option<GroupId>,
+    /// In a trained batch or not.
+    pub trained: Option<bool>,
+    /// Start after this one.
+    pub after: Option<Cursor>,
+    /// Most episodes to return, up to [`MAX_PAGE`]; 0 means 100.
+    pub limit: usize,
+}
+
+impl Filter {
+    pub(crate) fn checked_limit(&self) -> Result<usize, StoreError> {
+        match self.limit {
+            0 => Ok(100),
+            n if n <= MAX_PAGE => Ok(n),
+            n => Err(StoreError::Argument {
+                field: "limit",
+                value: n as u64,
+                allowed: format!("0 to {MAX_PAGE}; page with `after`"),
+            }),
+        }
+    }
+}
+
+/// An episode without its tokens.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct EpisodeSummary {
+    pub cursor: Cursor,
+    pub episode: EpisodeId,
+    pub group: GroupId,
+    pub task: TaskId,
+    pub task_kind: String,
+    pub step: u64,
+    pub purpose: String,
+    pub reward: f64,
+    pub success: bool,
+    pub end: EndKind,
+    pub turns: u32,
+    pub sampled_tokens: u64,
+    pub started_unix_s: f64,
+    pub total_s: f64,
+    /// The batch that trained it.
+    pub trained_in: Option<String>,
+}
+
+impl EpisodeSummary {
+    pub(crate) fn of(trace: &Trace) -> Self {
+        let sampled = trace.nodes.iter().filter(|n| n.kind == TokenKind::Sampled);
+        Self {
+            cursor: Cursor::default(),
+            episode: trace.episode.clone(),
+            group: trace.group.clone(),
+            task: trace.task.clone(),
+            task_kind: trace.task_kind.clone(),
+            step: trace.step,
+            purpose: trace.purpose.clone(),
+            reward: trace.total_reward(),
+            success: trace.outcome.success,
+            end: EndKind::of(&trace.end),
+            turns: sampled.count() as u32,
+            sampled_tokens: trace.sampled_tokens() as u64,
+            started_unix_s: trace.timing.started_unix_s,
+            total_s: trace.timing.total_s,
+            trained_in: None,
+        }
+    }
+}
+
+/// [`EpisodeEnd`] without its details.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum EndKind {
+    Terminated,
+    Truncated,
+    Failed,
+}
+
+impl EndKind {
+    pub(crate) fn of(end: &EpisodeEnd) -> Self {
+        match end {
+            EpisodeEnd::Terminated => Self::Terminated,
+            EpisodeEnd::Truncated { .. } => Self::Truncated,
+            EpisodeEnd::Failed { .. } => Self::Failed,
+        }
+    }
+
+    pub(crate) fn code(self) -> i64 {
+        match self {
+            Self::Terminated => 0,
+            Self::Truncated => 1,
+            Self::Failed => 2,
+        }
+    }
+
+    pub(crate) fn from_code(code: i64) -> Option<Self> {
+        [Self::Terminated, Self::Truncated, Self::Failed]
+            .into_iter()
+            .find(|k| k.code() == code)
+    }
+}
+
+/// One page of a listing.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Page {
+    pub episodes: Vec<EpisodeSummary>,
+    /// Give this as [`Filter::after`] for the next page; `None`: there is none.
+    pub next: Option<Cursor>,
+}
+
+/// A group of one step, in the order of its first commit.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct GroupSummary {
+    pub group: GroupId,
+    /// Not failed, in commit order.
+    pub episodes: Vec<EpisodeId>,
+    pub failed: usize,
+    pub mean_reward: f64,
+    pub successes: usize,
+}
+
+/// Which episodes one optimizer step trained.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TrainedBatch {
+    pub batch: String,
+    pub step: u64,
+    pub episodes: Vec<EpisodeId>,
+}
+
+/// How much a store holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StoreStats {
+    /// Episodes that can be read.
+    pub episodes: u64,
+    pub successes: u64,
+    pub failed: u64,
+    pub trained: u64,
+    pub batches: u64,
+    /// Episodes that gc removed; their ids stay known.
+    pub collected: u64,
+    pub sampled_tokens: u64,
+    /// On the medium, without the index.
+    pub bytes: u64,
+}
+
+/// What gc may remove.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GcPolicy {
+    /// Episodes of earlier steps go.
+    pub before_step: u64,
+    /// Episodes that no batch trained stay.
+    pub keep_untrained: bool,
+}
+
+/// What gc removed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GcReport {
+    pub episodes: u64,
+    pub bytes: u64,
+}
+
+/// Refuses a batch that names an episode twice.
+pub(crate) fn check_batch(batch: &str, episodes: &[EpisodeId]) -> Result<(), StoreError> {
+    let mut seen = HashSet::new();
+    match episodes.iter().find(|e| !seen.insert(*e)) {
+        Some(episode) => Err(StoreError::TrainedTwice {
+            episode: episode.clone(),
+            trained_in: batch.to_owned(),
+            batch: batch.to_owned(),
+        }),
+        None => Ok(()),
+    }
+}
+
+/// What is told of a batch that is already marked.
+pub(crate) fn same_batch(
+    known: &TrainedBatch,
+    step: u64,
+    episodes: &[EpisodeId],
+) -> Result<Committed, StoreError> {
+    if known.step == step && known.episodes == episodes {
+        return Ok(Committed::Duplicate);
+    }
+    Err(StoreError::BatchConflict {
+        batch: known.batch.clone(),
+        step: known.step,
+    })
+}
+
+/// Keeps finished episodes. Calls block and may be made from any thread.
+pub trait TraceStore: Send + Sync + fmt::Debug {
+    /// Stores all of `traces` or, on an error, none. Durable before it returns, with one
+    /// synchronization for the whole batch. Idempotent by episode id.
+    fn commit_batch(&self, traces: &[Trace]) -> Result<Vec<Committed>, StoreError>;
+
+    /// Stores one trace; see [`TraceStore::commit_batch`].
+    fn commit(&self, trace: &Trace) -> Result<Committed, StoreError> {
+        let committed = self.commit_batch(std::slice::from_ref(trace))?;
+        Ok(committed.first().copied().unwrap_or(Committed::Duplicate))
+    }
+
+    /// The trace of an episode; `None` if it never was or gc removed it.
+    fn get(&self, episode: &EpisodeId) -> Result<Option<Trace>, StoreError>;
+
+    /// Episodes in commit order.
+    fn list(&self, filter: &Filter) -> Result<Page, StoreError>;
+
+    /// Groups of the episodes that training step `step` asked for, evaluation left out:
+    /// those whose purpose is `train`.
+    fn groups(&self, step: u64) -> Result<Vec<GroupSummary>, StoreError>;
+
+    /// Records that an optimizer step trained `episodes`. Durable before it returns, idempotent
+    /// by `batch`; refused if any of them is unknown or was trained in another batch.
+    fn mark_trained(
+        &self,
+        batch: &str,
+        step: u64,
+        episodes: &[EpisodeId],
+    ) -> Result<Committed, StoreError>;
+
+    /// All trained batches, in the order in which they were marked.
+    fn trained_batches(&self) -> Result<Vec<TrainedBatch>, StoreError>;
+
+    /// How much there is.
+    fn stats(&self) -> Result<StoreStats, StoreError>;
+
+    /// Removes traces. Their ids stay known, so that none is committed or trained again.
+    fn gc(&self, policy: GcPolicy) -> Result<GcReport, StoreError>;
+}
