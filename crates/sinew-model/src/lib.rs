@@ -12,9 +12,11 @@
 //! `hub` and the addresses in its [`ResolveEnv`].
 
 mod config;
+mod decoder;
 mod dequant;
 mod gguf;
 mod hub;
+mod infer;
 mod load;
 mod package;
 mod params;
@@ -26,8 +28,10 @@ mod source;
 mod testing;
 
 pub use config::{ConfigError, Family, ModelConfig, RopeScaling};
+pub use decoder::ForwardError;
 pub use dequant::StoredType;
 pub use gguf::{Gguf, GgufArray, GgufError, GgufMetadata, GgufTensor, GgufValue};
+pub use infer::{InferBatch, InferModel, InferModelError, InferScratch};
 pub use load::{LoadError, LoadedModel, load_config, load_gguf_metadata, load_model};
 pub use params::{ParamEntry, ParamLayout, Params, TensorMismatch};
 pub use resolve::{ModelFiles, Progress, ProgressSink, ResolveEnv, ResolveError, resolve_model};

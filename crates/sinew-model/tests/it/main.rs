@@ -4,4 +4,5 @@ mod corrupt;
 mod files;
 #[cfg(feature = "hub")]
 mod hub;
+mod infer;
 mod support;

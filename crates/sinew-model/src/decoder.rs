@@ -1,0 +1,130 @@
+//! What inference and training share: geometry, rotary table, input checks.
+
+use crate::config::{ConfigError, ModelConfig};
+use sinew_tensor::attention::AttentionShape;
+use sinew_tensor::ops::RopeTable;
+use sinew_types::{TensorSource, TensorView, TokenId};
+
+/// Why a pass over a model was refused. Nothing was computed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ForwardError {
+    #[error("token {token} of row {row} is outside the vocabulary of {vocab}")]
+    Token {
+        row: usize,
+        token: TokenId,
+        vocab: usize,
+    },
+    #[error("row {row} stands at position {position}: the model's context is {context}")]
+    Position {
+        row: usize,
+        position: usize,
+        context: usize,
+    },
+    #[error("{what}: {found}, expected {expected}")]
+    Length {
+        what: &'static str,
+        found: usize,
+        expected: usize,
+    },
+    #[error("{what} {found} does not exist: there are {count}")]
+    Index {
+        what: &'static str,
+        found: usize,
+        count: usize,
+    },
+    #[error("the key-value memory is for {found}, the model has {expected}")]
+    KvShape { found: String, expected: String },
+    #[error("{0}")]
+    State(&'static str),
+}
+
+/// Geometry of a decoder and the tables that depend on it alone.
+#[derive(Debug)]
+pub(crate) struct Decoder {
+    pub(crate) config: ModelConfig,
+    pub(crate) shape: AttentionShape,
+    pub(crate) rope: RopeTable,
+    /// Positions that the table holds, at most the model's context.
+    pub(crate) context: usize,
+}
+
+impl Decoder {
+    /// For sequences of at most `context` tokens.
+    pub(crate) fn new(config: &ModelConfig, context: usize) -> Result<Self, ConfigError> {
+        let config = config.clone().checked()?;
+        let shape = AttentionShape::new(config.heads, config.kv_heads, config.head_dim)
+            .map_err(|error| ConfigError::Shape(error.to_string()))?;
+        let context = context.min(config.max_context);
+        let rope = RopeTable::from_inv_freq(&config.rope_frequencies(), context);
+        Ok(Self {
+            config,
+            shape,
+            rope,
+            context,
+        })
+    }
+
+    pub(crate) fn check_tokens(&self, tokens: &[TokenId]) -> Result<(), ForwardError> {
+        let vocab = self.config.vocab;
+        match tokens.iter().position(|&token| token as usize >= vocab) {
+            Some(row) => Err(ForwardError::Token {
+                row,
+                token: tokens[row],
+                vocab,
+            }),
+            None => Ok(()),
+        }
+    }
+
+    pub(crate) fn check_positions(&self, positions: &[u32]) -> Result<(), ForwardError> {
+        match positions
+            .iter()
+            .position(|&position| position as usize >= self.context)
+        {
+            Some(row) => Err(ForwardError::Position {
+                row,
+                position: positions[row] as usize,
+                context: self.context,
+            }),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Refuses a length other than `expected`.
+pub(crate) fn check_len(
+    what: &'static str,
+    found: usize,
+    expected: usize,
+) -> Result<(), ForwardError> {
+    if found == expected {
+        Ok(())
+    } else {
+        Err(ForwardError::Length {
+            what,
+            found,
+            expected,
+        })
+    }
+}
+
+/// Refuses an index that is not below `count`.
+pub(crate) fn check_index(
+    what: &'static str,
+    found: usize,
+    count: usize,
+) -> Result<(), ForwardError> {
+    if found < count {
+        Ok(())
+    } else {
+        Err(ForwardError::Index { what, found, count })
+    }
+}
+
+/// A tensor of a source that was checked against the layout before.
+pub(crate) fn checked_tensor<'a>(source: &'a dyn TensorSource, name: &str) -> TensorView<'a> {
+    source.tensor(name).unwrap_or(TensorView {
+        shape: &[],
+        data: &[],
+    })
+}

@@ -1,0 +1,423 @@
+//! Generation: packed weights and one ragged forward pass for prompts and single tokens alike.
+
+use crate::config::{ConfigError, ModelConfig};
+use crate::decoder::{Decoder, ForwardError, check_index, check_len, checked_tensor};
+use crate::params::{ParamLayout, TensorMismatch, check_source};
+use sinew_tensor::attention::{AttentionScratch, AttentionShape};
+use sinew_tensor::ops;
+use sinew_tensor::paged::{KvPool, PagedBatch, PagedSequence, paged_attention};
+use sinew_tensor::{Buffer, Device, Mat, MatMut, PackedWeights, Scratch};
+use sinew_types::{TensorSource, TokenId};
+
+/// Why a model for generation could not be built or given new weights.
+#[derive(Debug, thiserror::Error)]
+pub enum InferModelError {
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    #[error(transparent)]
+    Weights(#[from] TensorMismatch),
+}
+
+/// New tokens of some sequences, for one pass.
+#[derive(Clone, Copy, Debug)]
+pub struct InferBatch<'a> {
+    /// Tokens of all sequences, one sequence after the other, `[rows]`.
+    pub tokens: &'a [TokenId],
+    /// Rows, stored past and physical blocks of each sequence. Row `i` of a sequence stands at
+    /// position `past + i`; its keys and values go to that position's slot in the sequence's blocks.
+    pub sequences: &'a [PagedSequence<'a>],
+    /// Rows whose logits are wanted.
+    pub logit_rows: &'a [usize],
+}
+
+/// One layer's weights.
+#[derive(Debug)]
+struct Layer {
+    attn_norm: Buffer,
+    /// `[q + k + v, d]`
+    qkv: PackedWeights,
+    qkv_bias: Option<Buffer>,
+    qk_norm: Option<(Buffer, Buffer)>,
+    o: PackedWeights,
+    ffn_norm: Buffer,
+    /// `[2 ff, d]`
+    gate_up: PackedWeights,
+    down: PackedWeights,
+}
+
+/// A decoder ready to generate: its own packed copy of the weights.
+#[derive(Debug)]
+pub struct InferModel {
+    decoder: Decoder,
+    layout: ParamLayout,
+    /// `[vocab, d]`, rows looked up by token.
+    embed: Buffer,
+    layers: Vec<Layer>,
+    final_norm: Buffer,
+    /// `[vocab, d]`
+    head: PackedWeights,
+}
+
+/// Memory of a pass, kept between passes.
+#[derive(Debug, Default)]
+pub struct InferScratch {
+    positions: Vec<u32>,
+    slots: Vec<u32>,
+    rows: Vec<u32>,
+    x: Scratch,
+    h: Scratch,
+    rstd: Scratch,
+    qkv: Scratch,
+    attention: Scratch,
+    gate_up: Scratch,
+    last: Scratch,
+    logits: Scratch,
+    paged: AttentionScratch,
+}
+
+impl InferScratch {
+    /// Empty scratch; grows with the first passes.
+    pub fn new() -> Self {
+        Self::default()
+    }
+}
+
+/// Fills and packs tensors of a source in the order of the layout.
+struct Loader<'a> {
+    dev: &'a Device,
+    source: &'a dyn TensorSource,
+    staging: Vec<f32>,
+}
+
+impl Loader<'_> {
+    fn layer(layer: usize, part: &str) -> String {
+        format!("model.layers.{layer}.{part}")
+    }
+
+    fn vector(&self, name: &str, out: &mut [f32]) {
+        out.copy_from_slice(checked_tensor(self.source, name).data);
+    }
+
+    /// Joins tensors one below the other.
+    fn joined(&mut self, names: &[String]) -> &[f32] {
+        self.staging.clear();
+        for name in names {
+            self.staging
+                .extend_from_slice(checked_tensor(self.source, name).data);
+        }
+        &self.staging
+    }
+
+    fn matrix(&mut self, names: &[String], packed: &mut PackedWeights) {
+        let dev = self.dev;
+        match names {
+            [name] => packed.repack(dev, checked_tensor(self.source, name).data),
+            _ => packed.repack(dev, self.joined(names)),
+        }
+    }
+
+    fn fill(&mut self, layer: &mut Layer, index: usize) {
+        let name = |part: &str| Self::layer(index, part);
+        let names = |parts: &[&str]| parts.iter().map(|part| name(part)).collect::<Vec<_>>();
+        self.vector(&name("input_layernorm.weight"), &mut layer.attn_norm);
+        self.vector(
+            &name("post_attention_layernorm.weight"),
+            &mut layer.ffn_norm,
+        );
+        let qkv = ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"];
+        let of = |kind: &str| qkv.map(|part| name(&format!("{part}.{kind}")));
+        self.matrix(&of("weight"), &mut layer.qkv);
+        if let Some(bias) = &mut layer.qkv_bias {
+            bias.copy_from_slice(self.joined(&of("bias")));
+        }
+        if let Some((q, k)) = &mut layer.qk_norm {
+            self.vector(&name("self_attn.q_norm.weight"), q);
+            self.vector(&name("self_attn.k_norm.weight"), k);
+        }
+        self.matrix(&names(&["self_attn.o_proj.weight"]), &mut layer.o);
+        let gate_up = names(&["mlp.gate_proj.weight", "mlp.up_proj.weight"]);
+        self.matrix(&gate_up, &mut layer.gate_up);
+        self.matrix(&names(&["mlp.down_proj.weight"]), &mut layer.down);
+    }
+}
+
+impl Layer {
+    fn zeros(dev: &Device, c: &ModelConfig, zeros: &[f32]) -> Self {
+        let packed = |n: usize, k: usize| PackedWeights::pack(dev, &zeros[..n * k], n, k);
+        Self {
+            attn_norm: Buffer::zeros(c.d_model),
+            qkv: packed(c.qkv_dim(), c.d_model),
+            qkv_bias: c.qkv_bias.then(|| Buffer::zeros(c.qkv_dim())),
+            qk_norm: c
+                .qk_norm
+                .then(|| (Buffer::zeros(c.head_dim), Buffer::zeros(c.head_dim))),
+            o: packed(c.d_model, c.q_dim()),
+            ffn_norm: Buffer::zeros(c.d_model),
+            gate_up: packed(2 * c.d_ff, c.d_model),
+            down: packed(c.d_model, c.d_ff),
+        }
+    }
+}
+
+impl InferModel {
+    /// Packs the weights of `source` for sequences of at most `context` tokens (and at most the
+    /// model's own context).
+    pub fn new(
+        dev: &Device,
+        config: &ModelConfig,
+        source: &dyn TensorSource,
+        context: usize,
+    ) -> Result<Self, InferModelError> {
+        let decoder = Decoder::new(config, context)?;
+        let layout = ParamLayout::new(config);
+        check_source(&layout, source)?;
+        let c = config;
+        let widest = [
+            c.vocab * c.d_model,
+            c.qkv_dim() * c.d_model,
+            2 * c.d_ff * c.d_model,
+        ];
+        let zeros = Buffer::zeros(widest.into_iter().max().unwrap_or(0));
+        let mut model = Self {
+            embed: Buffer::zeros(c.vocab * c.d_model),
+            layers: (0..c.layers)
+                .map(|_| Layer::zeros(dev, c, &zeros))
+                .collect(),
+            final_norm: Buffer::zeros(c.d_model),
+            head: PackedWeights::pack(dev, &zeros[..c.vocab * c.d_model], c.vocab, c.d_model),
+            decoder,
+            layout,
+        };
+        model.repack(dev, source)?;
+        Ok(model)
+    }
+
+    /// Replaces all weights, in place. On `Err` nothing changed.
+    pub fn repack(
+        &mut self,
+        dev: &Device,
+        source: &dyn TensorSource,
+    ) -> Result<(), TensorMismatch> {
+        check_source(&self.layout, source)?;
+        let mut loader = Loader {
+            dev,
+            source,
+            staging: Vec::new(),
+        };
+        loader.vector("model.embed_tokens.weight", &mut self.embed);
+        for (index, layer) in self.layers.iter_mut().enumerate() {
+            loader.fill(layer, index);
+        }
+        loader.vector("model.norm.weight", &mut self.final_norm);
+        let tied = self.layout.lm_head.is_none();
+        let head = if tied {
+            "model.embed_tokens.weight"
+        } else {
+            "lm_head.weight"
+        };
+        loader.matrix(&[head.to_owned()], &mut self.head);
+        Ok(())
+    }
+
+    /// The decoder's shape and constants.
+    pub fn config(&self) -> &ModelConfig {
+        &self.decoder.config
+    }
+
+    /// Heads, for a [`KvPool`].
+    pub fn attention_shape(&self) -> AttentionShape {
+        self.decoder.shape
+    }
+
+    /// Most tokens of a sequence.
+    pub fn context(&self) -> usize {
+        self.decoder.context
+    }
+
+    /// Computes the new tokens, stores their keys and values in `kv`, and gives the logits of
+    /// `batch.logit_rows`, `[logit_rows, vocab]`. A row's results do not depend on other sequences
+    /// in the batch, bit for bit.
+    pub fn forward<'s>(
+        &self,
+        dev: &Device,
+        kv: &mut KvPool,
+        batch: &InferBatch<'_>,
+        scratch: &'s mut InferScratch,
+    ) -> Result<&'s [f32], ForwardError> {
+        self.check(kv, batch, scratch)?;
+        let c = &self.decoder.config;
+        let (rows, d) = (batch.tokens.len(), c.d_model);
+        let s = scratch;
+        let x = s.x.take(rows * d);
+        ops::embedding(dev, &self.embed, d, batch.tokens, x);
+        let mut pass = Pass {
+            dev,
+            decoder: &self.decoder,
+            rows,
+            positions: &s.positions,
+            slots: &s.slots,
+            paged: PagedBatch::new(batch.sequences.to_vec()),
+            h: s.h.take(rows * d),
+            rstd: s.rstd.take(rows),
+            qkv: s.qkv.take(rows * c.qkv_dim()),
+            attention: s.attention.take(rows * c.q_dim().max(c.d_ff)),
+            gate_up: s.gate_up.take(rows * 2 * c.d_ff),
+            scratch: &mut s.paged,
+        };
+        for (index, layer) in self.layers.iter().enumerate() {
+            pass.attention(layer, index, kv, x);
+            pass.feed_forward(layer, x);
+        }
+        let wanted = batch.logit_rows.len();
+        let last = s.last.take(wanted * d);
+        ops::embedding(dev, x, d, &s.rows, last);
+        ops::rms_norm_in_place(
+            dev,
+            MatMut::new(last, wanted, d),
+            &self.final_norm,
+            c.rms_eps,
+        );
+        let logits = s.logits.take(wanted * c.vocab);
+        let y = MatMut::new(logits, wanted, c.vocab);
+        dev.matmul_packed(Mat::new(last, wanted, d), &self.head, y, false);
+        Ok(logits)
+    }
+
+    /// Checks everything that could go out of bounds later, and derives positions and slots.
+    fn check(
+        &self,
+        kv: &KvPool,
+        batch: &InferBatch<'_>,
+        scratch: &mut InferScratch,
+    ) -> Result<(), ForwardError> {
+        let c = &self.decoder.config;
+        if kv.layers() != c.layers || kv.shape() != self.decoder.shape {
+            return Err(ForwardError::KvShape {
+                found: format!("{} layers of {:?}", kv.layers(), kv.shape()),
+                expected: format!("{} layers of {:?}", c.layers, self.decoder.shape),
+            });
+        }
+        let rows = batch.tokens.len();
+        check_len(
+            "rows of all sequences",
+            batch.sequences.iter().map(|s| s.rows).sum(),
+            rows,
+        )?;
+        self.decoder.check_tokens(batch.tokens)?;
+        let block_tokens = kv.block_tokens();
+        scratch.positions.clear();
+        scratch.slots.clear();
+        for sequence in batch.sequences {
+            let end = sequence.past.saturating_add(sequence.rows);
+            if end > self.decoder.context {
+                let row = scratch.positions.len();
+                let context = self.decoder.context;
+                return Err(ForwardError::Position {
+                    row,
+                    position: end - 1,
+                    context,
+                });
+            }
+            let needed = end.div_ceil(block_tokens);
+            check_index("logical block", needed, sequence.blocks.len() + 1)?;
+            for &block in &sequence.blocks[..needed] {
+                check_index("physical block", block as usize, kv.blocks())?;
+            }
+            for position in sequence.past..end {
+                let block = sequence.blocks[position / block_tokens];
+                scratch.positions.push(position as u32);
+                scratch
+                    .slots
+                    .push(block * block_tokens as u32 + (position % block_tokens) as u32);
+            }
+        }
+        scratch.rows.clear();
+        for &row in batch.logit_rows {
+            check_index("logit row", row, rows)?;
+            scratch.rows.push(row as u32);
+        }
+        Ok(())
+    }
+}
+
+/// The buffers of one pass.
+struct Pass<'a> {
+    dev: &'a Device,
+    decoder: &'a Decoder,
+    rows: usize,
+    positions: &'a [u32],
+    slots: &'a [u32],
+    paged: PagedBatch<'a>,
+    /// `[rows, d]`
+    h: &'a mut [f32],
+    /// `[rows]`
+    rstd: &'a mut [f32],
+    /// `[rows, q + k + v]`
+    qkv: &'a mut [f32],
+    /// `[rows, max(q, ff)]`: attention's output, then the gated values.
+    attention: &'a mut [f32],
+    /// `[rows, 2 ff]`
+    gate_up: &'a mut [f32],
+    scratch: &'a mut AttentionScratch,
+}
+
+impl Pass<'_> {
+    /// `h = norm(x)`
+    fn norm(&mut self, x: &[f32], w: &[f32]) {
+        let (rows, d) = (self.rows, self.decoder.config.d_model);
+        let (from, to) = (Mat::new(x, rows, d), MatMut::new(self.h, rows, d));
+        ops::rms_norm(
+            self.dev,
+            from,
+            w,
+            self.decoder.config.rms_eps,
+            to,
+            self.rstd,
+        );
+    }
+
+    /// `x += attention(norm(x))`
+    fn attention(&mut self, layer: &Layer, index: usize, kv: &mut KvPool, x: &mut [f32]) {
+        let c = &self.decoder.config;
+        let (dev, rows, d, width) = (self.dev, self.rows, c.d_model, c.qkv_dim());
+        self.norm(x, &layer.attn_norm);
+        let y = MatMut::new(self.qkv, rows, width);
+        dev.matmul_packed(Mat::new(self.h, rows, d), &layer.qkv, y, false);
+        if let Some(bias) = &layer.qkv_bias {
+            ops::bias_add(dev, bias, self.qkv);
+        }
+        let (q, kv_dim) = (c.q_dim(), c.kv_dim());
+        if let Some((q_norm, k_norm)) = &layer.qk_norm {
+            let queries = MatMut::with_ld(self.qkv, rows, q, width);
+            ops::rms_norm_in_place(dev, queries, q_norm, c.rms_eps);
+            let keys = MatMut::with_ld(from_column(self.qkv, q), rows, kv_dim, width);
+            ops::rms_norm_in_place(dev, keys, k_norm, c.rms_eps);
+        }
+        let rotated = MatMut::with_ld(self.qkv, rows, q + kv_dim, width);
+        ops::rope(dev, rotated, self.positions, &self.decoder.rope);
+        kv.write(index, self.qkv, self.slots);
+        let out = &mut self.attention[..rows * q];
+        paged_attention(dev, kv, index, &self.paged, self.qkv, out, self.scratch);
+        let y = MatMut::new(x, rows, d);
+        dev.matmul_packed(Mat::new(out, rows, q), &layer.o, y, true);
+    }
+
+    /// `x += feed_forward(norm(x))`
+    fn feed_forward(&mut self, layer: &Layer, x: &mut [f32]) {
+        let c = &self.decoder.config;
+        let (dev, rows, d, ff) = (self.dev, self.rows, c.d_model, c.d_ff);
+        self.norm(x, &layer.ffn_norm);
+        let y = MatMut::new(self.gate_up, rows, 2 * ff);
+        dev.matmul_packed(Mat::new(self.h, rows, d), &layer.gate_up, y, false);
+        let gated = &mut self.attention[..rows * ff];
+        ops::swiglu(dev, self.gate_up, ff, gated);
+        let y = MatMut::new(x, rows, d);
+        dev.matmul_packed(Mat::new(gated, rows, ff), &layer.down, y, true);
+    }
+}
+
+/// The part from column `at` of the first row on; empty when there are no rows.
+pub(crate) fn from_column(values: &mut [f32], at: usize) -> &mut [f32] {
+    let at = at.min(values.len());
+    &mut values[at..]
+}

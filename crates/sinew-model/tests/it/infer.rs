@@ -1,0 +1,265 @@
+//! Generation: golden logits, independence of the batch, chunks, bad batches, new weights.
+
+use crate::support::{FAMILIES, device, golden_dir, relative_error, smollm2, tiny, tiny_golden};
+use proptest::prelude::*;
+use serde::Deserialize;
+use sinew_model::{InferBatch, InferModel, InferScratch, Params};
+use sinew_tensor::Device;
+use sinew_tensor::paged::{KvPool, PagedSequence};
+use std::fs;
+
+const BLOCK: usize = 16;
+
+/// A model with memory for some sequences, each with its own run of blocks.
+struct Engine {
+    dev: Device,
+    model: InferModel,
+    kv: KvPool,
+    scratch: InferScratch,
+    tables: Vec<Vec<u32>>,
+    past: Vec<usize>,
+}
+
+impl Engine {
+    fn new(params: &Params, sequences: usize, blocks_each: usize) -> Self {
+        let dev = device();
+        let config = params.config();
+        let model = InferModel::new(&dev, config, params, config.max_context).unwrap();
+        let blocks = sequences * blocks_each;
+        let kv = KvPool::new(config.layers, model.attention_shape(), BLOCK, blocks).unwrap();
+        // Blocks of a sequence are scattered.
+        let tables = (0..sequences)
+            .map(|s| {
+                (0..blocks_each)
+                    .map(|b| (b * sequences + s) as u32)
+                    .rev()
+                    .collect()
+            })
+            .collect();
+        Self {
+            dev,
+            model,
+            kv,
+            scratch: InferScratch::new(),
+            tables,
+            past: vec![0; sequences],
+        }
+    }
+
+    /// Feeds each sequence its chunk; logits of every row.
+    fn step(&mut self, chunks: &[(usize, &[u32])]) -> Vec<f32> {
+        let tokens: Vec<u32> = chunks
+            .iter()
+            .flat_map(|(_, chunk)| chunk.iter().copied())
+            .collect();
+        let sequences: Vec<_> = chunks
+            .iter()
+            .map(|&(s, chunk)| PagedSequence {
+                blocks: &self.tables[s],
+                past: self.past[s],
+                rows: chunk.len(),
+            })
+            .collect();
+        let rows: Vec<usize> = (0..tokens.len()).collect();
+        let batch = InferBatch {
+            tokens: &tokens,
+            sequences: &sequences,
+            logit_rows: &rows,
+        };
+        let logits = self
+            .model
+            .forward(&self.dev, &mut self.kv, &batch, &mut self.scratch);
+        let logits = logits.unwrap().to_vec();
+        for &(s, chunk) in chunks {
+            self.past[s] += chunk.len();
+        }
+        logits
+    }
+}
+
+#[test]
+fn tiny_models_give_the_logits_of_transformers() {
+    for family in FAMILIES {
+        let golden = tiny_golden(family);
+        let tokens: Vec<u32> = golden["tokens"].1.iter().map(|&t| t as u32).collect();
+        let lengths: Vec<usize> = golden["lengths"].1.iter().map(|&n| n as usize).collect();
+        let mut engine = Engine::new(&tiny(family).params, lengths.len(), 2);
+        let mut at = 0;
+        let chunks: Vec<_> = lengths
+            .iter()
+            .enumerate()
+            .map(|(s, &n)| {
+                at += n;
+                (s, &tokens[at - n..at])
+            })
+            .collect();
+        let logits = engine.step(&chunks);
+        let error = relative_error(&logits, &golden["logits"].1);
+        assert!(error < 1e-5, "{family}: {error}");
+    }
+}
+
+/// Logits of one sequence computed alone, in one pass.
+fn alone(params: &Params, tokens: &[u32]) -> Vec<f32> {
+    Engine::new(params, 1, tokens.len().div_ceil(BLOCK)).step(&[(0, tokens)])
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(12))]
+
+    /// Chunks of any size, other sequences beside them: the same bits.
+    #[test]
+    fn rows_do_not_depend_on_their_batch(
+        family in 0usize..3,
+        sequences in prop::collection::vec(prop::collection::vec(0u32..97, 1..40), 1..5),
+        sizes in prop::collection::vec(1usize..20, 12),
+    ) {
+        let params = tiny(FAMILIES[family]).params;
+        let mut engine = Engine::new(&params, sequences.len(), 3);
+        let mut found = vec![Vec::new(); sequences.len()];
+        let mut size = sizes.iter().cycle();
+        while engine.past.iter().zip(&sequences).any(|(&past, s)| past < s.len()) {
+            let chunks: Vec<(usize, &[u32])> = sequences
+                .iter()
+                .enumerate()
+                .filter(|(s, tokens)| engine.past[*s] < tokens.len())
+                .map(|(s, tokens)| {
+                    let past = engine.past[s];
+                    (s, &tokens[past..(past + size.next().unwrap()).min(tokens.len())])
+                })
+                .collect();
+            let logits = engine.step(&chunks);
+            let mut at = 0;
+            for (s, chunk) in chunks {
+                found[s].extend_from_slice(&logits[at * 97..(at + chunk.len()) * 97]);
+                at += chunk.len();
+            }
+        }
+        for (tokens, found) in sequences.iter().zip(found) {
+            prop_assert_eq!(alone(&params, tokens), found);
+        }
+    }
+}
+
+#[derive(Deserialize)]
+struct Golden {
+    cases: Vec<Case>,
+}
+
+#[derive(Deserialize)]
+struct Case {
+    prompt: String,
+    tokens: Vec<u32>,
+    at: Vec<At>,
+}
+
+#[derive(Deserialize)]
+struct At {
+    position: usize,
+    lse: f64,
+    ids: Vec<usize>,
+    logits: Vec<f32>,
+}
+
+/// The packaged model against `transformers` on the same file, log-probabilities within 1e-3.
+#[test]
+fn smollm2_gives_the_logits_of_transformers() {
+    let text = fs::read_to_string(golden_dir().join("smollm2.json")).unwrap();
+    let golden: Golden = serde_json::from_str(&text).unwrap();
+    let mut engine = Engine::new(&smollm2().params, golden.cases.len(), 12);
+    let mut worst = 0.0f64;
+    for (sequence, case) in golden.cases.iter().enumerate() {
+        let logits = engine.step(&[(sequence, &case.tokens)]);
+        for at in &case.at {
+            let row = &logits[at.position * 49152..(at.position + 1) * 49152];
+            let sum: f64 = row.iter().map(|&v| f64::from(v).exp()).sum();
+            for (&id, &expected) in at.ids.iter().zip(&at.logits) {
+                let difference = f64::from(row[id]) - sum.ln() - (f64::from(expected) - at.lse);
+                worst = worst.max(difference.abs());
+            }
+            let best = (0..row.len()).max_by(|&a, &b| row[a].total_cmp(&row[b]));
+            assert_eq!(
+                best,
+                Some(at.ids[0]),
+                "{:?} at {}",
+                case.prompt,
+                at.position
+            );
+        }
+    }
+    println!("largest difference of a log-probability: {worst:.2e}");
+    assert!(worst < 1e-3, "{worst}");
+}
+
+#[test]
+fn new_weights_replace_the_old_ones() {
+    let (first, second) = (tiny("llama").params, {
+        let mut params = tiny("llama").params;
+        params.values_mut().iter_mut().for_each(|v| *v *= 1.5);
+        params
+    });
+    let tokens = [5, 6, 7, 8, 9];
+    let mut engine = Engine::new(&first, 1, 1);
+    let before = engine.step(&[(0, &tokens)]);
+    engine.model.repack(&engine.dev, &second).unwrap();
+    engine.past[0] = 0;
+    let after = engine.step(&[(0, &tokens)]);
+    assert_ne!(before, after);
+    assert_eq!(after, alone(&second, &tokens));
+    let refused = engine
+        .model
+        .repack(&engine.dev, &tiny("qwen2").params)
+        .unwrap_err();
+    assert!(refused.to_string().contains("q_proj.bias"), "{refused}");
+    engine.past[0] = 0;
+    assert_eq!(engine.step(&[(0, &tokens)]), after);
+}
+
+#[test]
+fn bad_batches_are_refused() {
+    let params = tiny("llama").params;
+    let engine = &mut Engine::new(&params, 2, 2);
+    let blocks: &[u32] = &[0, 1];
+    let mut message = |tokens: &[u32], sequences: &[PagedSequence<'_>], logit_rows: &[usize]| {
+        let batch = InferBatch {
+            tokens,
+            sequences,
+            logit_rows,
+        };
+        let result = engine
+            .model
+            .forward(&engine.dev, &mut engine.kv, &batch, &mut engine.scratch);
+        result.map(<[f32]>::len).map_err(|error| error.to_string())
+    };
+    let one = |past, rows| [PagedSequence { blocks, past, rows }];
+    let wrong = |result: Result<usize, String>, part: &str| {
+        let text = result.unwrap_err();
+        assert!(text.contains(part), "{text}");
+    };
+    wrong(message(&[97], &one(0, 1), &[]), "token 97 of row 0");
+    wrong(
+        message(&[1, 2], &one(0, 1), &[]),
+        "rows of all sequences: 1, expected 2",
+    );
+    wrong(message(&[1], &one(32, 1), &[]), "logical block");
+    wrong(
+        message(&[1], &one(256, 1), &[]),
+        "position 256: the model's context is 256",
+    );
+    wrong(message(&[1], &one(usize::MAX, 1), &[]), "context");
+    wrong(
+        message(&[1], &one(0, 1), &[1]),
+        "logit row 1 does not exist",
+    );
+    let far = [PagedSequence {
+        blocks: &[9],
+        past: 0,
+        rows: 1,
+    }];
+    wrong(
+        message(&[1], &far, &[]),
+        "physical block 9 does not exist: there are 4",
+    );
+    assert_eq!(message(&[], &[], &[]), Ok(0));
+    assert_eq!(message(&[1], &one(0, 1), &[0, 0, 0]), Ok(3 * 97));
+}
