@@ -8,10 +8,18 @@
 //! drops a token of the context, it only says what to append; ids returned are always inside
 //! the vocabulary. Nothing here reads a clock, the environment or the network.
 
+mod chat;
 mod conformance;
 mod renderer;
+mod template;
 mod tiny;
+mod tokenizer;
+mod tool_call;
 
+pub use chat::{ChatConfig, ChatRenderer};
 pub use conformance::{ConformanceReport, ConformanceStep, MockTrajectory, conformance_check};
 pub use renderer::{Extension, RenderError, Renderer};
+pub use template::ChatTemplate;
 pub use tiny::{CharTokenizer, TinyRenderer};
+pub use tokenizer::{GgufVocab, StreamDecoder, Tokenizer};
+pub use tool_call::{MAX_CALLS, ParsedCall, ParsedTurn, ToolCallError, ToolCallFormat, parse_turn};

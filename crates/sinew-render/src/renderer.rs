@@ -65,14 +65,6 @@ pub trait Renderer: Send + Sync {
         tools: &[ToolSpec],
     ) -> Result<Vec<TokenId>, RenderError>;
 
-    /// The ids of a whole conversation without a generation prompt, assistant turns included.
-    /// For conformance checks and supervised data, never for turns that were sampled.
-    fn render_full(
-        &self,
-        messages: &[Message],
-        tools: &[ToolSpec],
-    ) -> Result<Vec<TokenId>, RenderError>;
-
     /// What to append after a sampled turn. `context` is everything the model saw and sampled
     /// so far; `finish` tells how the last turn ended; `new_messages` are what the environment
     /// answered. Ends with the generation prompt.

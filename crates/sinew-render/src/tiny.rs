@@ -124,14 +124,6 @@ impl Renderer for TinyRenderer {
         Ok(out)
     }
 
-    fn render_full(
-        &self,
-        messages: &[Message],
-        tools: &[ToolSpec],
-    ) -> Result<Vec<TokenId>, RenderError> {
-        self.messages(messages, tools)
-    }
-
     fn extend(
         &self,
         _context: &[TokenId],
@@ -181,7 +173,7 @@ mod tests {
         let renderer = TinyRenderer::new("ab.");
         let mocks = MockTrajectory::standard(Some("a."), "ab");
         let report = conformance_check(&renderer, &mocks).unwrap();
-        assert_eq!(report.steps.len(), 2 + 3 + 2);
+        assert_eq!(report.steps.len(), 1 + 2 + 1);
         assert!(report.refused.is_empty());
     }
 
