@@ -1,1 +1,214 @@
-fn main() {}
+//! GFLOP/s of the matrix products against the measured peak of fused multiply-adds and the time that
+//! reading the weights takes at the measured memory bandwidth.
+//!
+//! `cargo bench --profile dev -p sinew-tensor --bench gemm [-- FILTER]`
+#![expect(unsafe_code, reason = "the register loop that measures the peak")]
+#![expect(clippy::print_stdout, reason = "a bench prints its results")]
+
+use std::hint::black_box;
+use std::time::{Duration, Instant};
+
+use sinew_tensor::{Buffer, Device, KernelSet, Mat, MatMut, PackedWeights};
+
+/// Best seconds of a call of `f` within `budget`.
+fn best(budget: Duration, mut f: impl FnMut()) -> f64 {
+    f();
+    let start = Instant::now();
+    let mut best = f64::INFINITY;
+    while start.elapsed() < budget {
+        let t = Instant::now();
+        f();
+        best = best.min(t.elapsed().as_secs_f64());
+    }
+    best
+}
+
+const PEAK_STEPS: usize = 2_000_000;
+
+#[cfg(target_arch = "x86_64")]
+mod peak {
+    use super::{PEAK_STEPS, black_box};
+    use std::arch::x86_64::*;
+
+    /// # Safety
+    /// Needs AVX-512 F.
+    #[target_feature(enable = "avx512f")]
+    pub(super) unsafe fn avx512() -> f64 {
+        let x = black_box(_mm512_set1_ps(0.5));
+        let mut acc = [x; 12];
+        for _ in 0..PEAK_STEPS {
+            acc.iter_mut().for_each(|a| *a = _mm512_fmadd_ps(*a, x, x));
+        }
+        black_box(acc);
+        (12 * 16 * 2 * PEAK_STEPS) as f64
+    }
+
+    /// # Safety
+    /// Needs AVX2 and FMA.
+    #[target_feature(enable = "avx2,fma")]
+    pub(super) unsafe fn avx2() -> f64 {
+        let x = black_box(_mm256_set1_ps(0.5));
+        let mut acc = [x; 12];
+        for _ in 0..PEAK_STEPS {
+            acc.iter_mut().for_each(|a| *a = _mm256_fmadd_ps(*a, x, x));
+        }
+        black_box(acc);
+        (12 * 8 * 2 * PEAK_STEPS) as f64
+    }
+}
+
+/// Flop/s of a loop of independent fused multiply-adds on all threads; `None` for portable kernels,
+/// whose instructions the compiler chooses.
+fn fma_peak(dev: &Device) -> Option<f64> {
+    #[cfg(target_arch = "x86_64")]
+    {
+        let run: unsafe fn() -> f64 = match dev.kernels() {
+            KernelSet::Avx512 => peak::avx512,
+            KernelSet::Avx2 => peak::avx2,
+            _ => return None,
+        };
+        let threads = dev.threads();
+        let flop = (12 * 2 * PEAK_STEPS * threads) as f64
+            * if dev.kernels() == KernelSet::Avx512 {
+                16.0
+            } else {
+                8.0
+            };
+        let time = best(Duration::from_millis(500), || {
+            dev.pool().parallel_for(threads, &|_| {
+                // SAFETY: the device exists, so the CPU has the instructions.
+                black_box(unsafe { run() });
+            });
+        });
+        Some(flop / time)
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    {
+        None
+    }
+}
+
+/// Bytes/s of reading a large buffer on all threads.
+fn read_bandwidth(dev: &Device) -> f64 {
+    let data = Buffer::from_slice(&vec![1.0; 64 << 20]);
+    let time = best(Duration::from_millis(700), || {
+        dev.pool().parallel_ranges(data.len(), 1 << 20, &|range| {
+            let mut sums = [0.0f32; 64];
+            for part in data[range].chunks_exact(64) {
+                sums.iter_mut().zip(part).for_each(|(s, x)| *s += x);
+            }
+            black_box(sums);
+        });
+    });
+    (data.len() * 4) as f64 / time
+}
+
+fn filled(len: usize) -> Buffer {
+    let mut buffer = Buffer::zeros(len);
+    buffer
+        .iter_mut()
+        .enumerate()
+        .for_each(|(i, x)| *x = (i % 31) as f32 * 0.01);
+    buffer
+}
+
+fn report(name: &str, flop: f64, seconds: f64, peak: Option<f64>, floor: f64) {
+    let of_peak = peak.map_or(String::new(), |p| {
+        format!("{:5.1} % of peak", 100.0 * flop / seconds / p)
+    });
+    println!(
+        "{name:32} {:9.1} us {:7.1} GFLOP/s {of_peak:16} {:5.1} % of bandwidth",
+        seconds * 1e6,
+        flop / seconds * 1e-9,
+        100.0 * floor / seconds
+    );
+}
+
+fn main() {
+    let filter: Vec<String> = std::env::args()
+        .skip(1)
+        .filter(|a| !a.starts_with('-'))
+        .collect();
+    let set = filter
+        .iter()
+        .find_map(|f| KernelSet::parse(f).ok())
+        .unwrap_or(KernelSet::detect());
+    let threads = filter.iter().find_map(|f| f.parse().ok()).unwrap_or(2);
+    let wanted = |name: &str| {
+        filter.iter().all(|f| {
+            f.parse::<usize>().is_ok() || f.parse::<KernelSet>().is_ok() || name.contains(f)
+        })
+    };
+    let dev = Device::new(set, threads);
+    let peak = fma_peak(&dev);
+    let bandwidth = read_bandwidth(&dev);
+    println!(
+        "{set}, {threads} threads: {:.0} GFLOP/s peak, {:.1} GB/s read",
+        peak.unwrap_or(f64::NAN) * 1e-9,
+        bandwidth * 1e-9
+    );
+    let budget = Duration::from_millis(250);
+    for (n, k) in [
+        (960, 576),
+        (576, 576),
+        (3072, 576),
+        (576, 1536),
+        (49152, 576),
+    ] {
+        let w = filled(n * k);
+        let mut dw = Buffer::zeros(n * k);
+        let packed = PackedWeights::pack(&dev, &w, n, k);
+        let floor = (n * k * 4) as f64 / bandwidth;
+        for m in [1, 8, 32, 64, 128, 1024] {
+            let flop = (2 * m * n * k) as f64;
+            let (x, dy) = (filled(m * k), filled(m * n));
+            let (mut y, mut dx) = (Buffer::zeros(m * n), Buffer::zeros(m * k));
+            let run = |kind: &str, f: &mut dyn FnMut()| {
+                let name = format!("{kind} {m}x{n}x{k}");
+                if wanted(&name) {
+                    report(&name, flop, best(budget, f), peak, floor);
+                }
+            };
+            run("packed", &mut || {
+                dev.matmul_packed(
+                    Mat::new(&x, m, k),
+                    &packed,
+                    MatMut::new(&mut y, m, n),
+                    false,
+                );
+            });
+            if m >= 1024 {
+                run("nt", &mut || {
+                    dev.matmul_nt(
+                        Mat::new(&x, m, k),
+                        Mat::new(&w, n, k),
+                        MatMut::new(&mut y, m, n),
+                        false,
+                    );
+                });
+                run("nn", &mut || {
+                    dev.matmul_nn(
+                        Mat::new(&dy, m, n),
+                        Mat::new(&w, n, k),
+                        MatMut::new(&mut dx, m, k),
+                        false,
+                    );
+                });
+                run("tn", &mut || {
+                    dev.matmul_tn(
+                        Mat::new(&dy, m, n),
+                        Mat::new(&x, m, k),
+                        MatMut::new(&mut dw, n, k),
+                        true,
+                    );
+                });
+            }
+        }
+        let mut packed = packed;
+        let name = format!("repack {n}x{k}");
+        if wanted(&name) {
+            let seconds = best(budget, || packed.repack(&dev, &w));
+            report(&name, 0.0, seconds, None, floor);
+        }
+    }
+}

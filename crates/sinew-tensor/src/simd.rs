@@ -74,6 +74,18 @@ pub(crate) trait Vector: Copy {
             }
         }
     }
+    /// Asks for the cache line of `p`, which need not be valid memory.
+    #[inline(always)]
+    unsafe fn prefetch(p: *const f32) {
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: a prefetch never faults; SSE is part of the base instruction set.
+        unsafe {
+            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+            _mm_prefetch::<_MM_HINT_T0>(p.cast());
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        let _ = p;
+    }
     /// Writes the transpose of `rows <= LANES` rows of `LANES` values: value `p` of row `r` goes to
     /// `dst[p * ldd + r]`. Writes exactly `rows` values in each of the `LANES` destination rows.
     unsafe fn transpose(src: *const f32, ld: usize, rows: usize, dst: *mut f32, ldd: usize);
@@ -268,12 +280,12 @@ pub(crate) unsafe fn sigmoid<V: Vector>(x: V) -> V {
 /// `unsafe fn name(dev: &Device, a: A, ...) -> R`, whose body may use the [`Vector`] type `V`.
 /// The whole body is an unsafe context; the function is as safe as its pointers.
 macro_rules! simd_fn {
-    ($(#[$meta:meta])* $vis:vis fn $name:ident<$V:ident>($($arg:ident : $ty:ty),* $(,)?) $(-> $ret:ty)? $body:block) => {
+    ($(#[$meta:meta])* $vis:vis fn $name:ident<$V:ident $(: $bound:path)?>($($arg:ident : $ty:ty),* $(,)?) $(-> $ret:ty)? $body:block) => {
         $(#[$meta])*
         $vis unsafe fn $name(dev: &$crate::device::Device, $($arg: $ty),*) $(-> $ret)? {
             use $crate::simd::Vector;
             #[inline(always)]
-            unsafe fn body<$V: Vector>($($arg: $ty),*) $(-> $ret)? {
+            unsafe fn body<$V: Vector $(+ $bound)?>($($arg: $ty),*) $(-> $ret)? {
                 // SAFETY: by the contract of the outer function.
                 unsafe { $body }
             }

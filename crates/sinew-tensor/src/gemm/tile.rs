@@ -1,0 +1,172 @@
+//! The innermost kernel: one tile of `c` in registers.
+
+#[cfg(target_arch = "x86_64")]
+use crate::simd::{F32x8, F32x16};
+use crate::simd::{Lanes8, Vector};
+
+/// Operands of a tile `c[rows, cols] (+)= a · b` over `depth` steps.
+#[derive(Clone, Copy)]
+pub(super) struct Operands {
+    /// Packed rows: `depth` times the `rows` values of one step.
+    pub a: *const f32,
+    /// Packed columns: `depth` times the [`Tile::NR`] values of one step.
+    pub b: *const f32,
+    /// Values from one panel of `b` to the next.
+    pub b_stride: usize,
+    /// Top left of the tile, row-major with `ldc` values a row.
+    pub c: *mut f32,
+    pub ldc: usize,
+    /// Columns of `c` in the (last) panel, at most [`Tile::NR`].
+    pub cols: usize,
+    pub depth: usize,
+    /// Whether the sum starts from `c`, not from 0.
+    pub load_c: bool,
+}
+
+/// Register tiles of a kernel set.
+///
+/// Every element of `c` is one chain `c = fma(a[p], b[p], c)` over ascending `p`, whatever the tile's
+/// size and place, so its value depends neither on the blocking nor on the other rows.
+pub(super) trait Tile: Vector {
+    /// Rows at most.
+    const MR: usize;
+    /// Columns.
+    const NR: usize;
+
+    /// Computes a tile of `rows` in `1..=MR`.
+    ///
+    /// # Safety
+    /// As for [`Vector`]; `x` must describe valid memory.
+    unsafe fn tile(rows: usize, x: &Operands);
+
+    /// Computes several full panels for few rows at once, which hides the latency of the
+    /// chains and keeps several streams of `b` in flight. Answers how many it did, maybe 0.
+    ///
+    /// # Safety
+    /// As for [`Tile::tile`].
+    unsafe fn wide(rows: usize, panels: usize, x: &Operands) -> usize;
+}
+
+/// Runs a block for each constant index below a limit. Loops over the accumulators must be gone
+/// before the optimizer decides what lives in registers; it does not unroll loops of this size by then.
+macro_rules! unroll {
+    ($index:ident < $limit:expr, [$($value:literal)*], $body:block) => {
+        $(if $value < $limit {
+            const $index: usize = $value;
+            $body
+        })*
+    };
+}
+
+macro_rules! each_row {
+    ($index:ident < $limit:expr, $body:block) => {
+        unroll!($index < $limit, [0 1 2 3 4 5 6 7 8 9 10 11 12 13], $body)
+    };
+}
+
+macro_rules! each_col {
+    ($index:ident < $limit:expr, $body:block) => {
+        unroll!($index < $limit, [0 1 2 3 4 5 6 7], $body)
+    };
+}
+
+/// `ROWS x COLS` vectors, `COLS / NV` panels of `NV` vectors.
+#[inline(always)]
+unsafe fn tile<V: Vector, const ROWS: usize, const NV: usize, const COLS: usize>(x: &Operands) {
+    // SAFETY: by the contract of `Tile::tile`.
+    unsafe {
+        let nr = NV * V::LANES;
+        let full = x.cols == nr;
+        let mut acc = [[V::splat(0.0); COLS]; ROWS];
+        if !x.load_c {
+            each_row!(I < ROWS, {
+                V::prefetch(x.c.add(I * x.ldc));
+                V::prefetch(x.c.wrapping_add(I * x.ldc + nr - 1));
+            });
+        } else if full {
+            each_row!(I < ROWS, {
+                each_col!(J < COLS, {
+                    acc[I][J] = V::load(x.c.add(I * x.ldc + J * V::LANES));
+                });
+            });
+        } else {
+            each_row!(I < ROWS, {
+                each_col!(J < COLS, {
+                    if x.cols > J * V::LANES {
+                        let c = x.c.add(I * x.ldc + J * V::LANES);
+                        acc[I][J] = V::load_upto(c, x.cols - J * V::LANES);
+                    }
+                });
+            });
+        }
+        let (mut a, mut b) = (x.a, x.b);
+        for _ in 0..x.depth {
+            let mut cols = [V::splat(0.0); COLS];
+            each_col!(J < COLS, {
+                cols[J] = V::load(b.add(J / NV * x.b_stride + J % NV * V::LANES));
+            });
+            each_row!(I < ROWS, {
+                let a = V::splat(*a.add(I));
+                each_col!(J < COLS, {
+                    acc[I][J] = a.fma(cols[J], acc[I][J]);
+                });
+            });
+            a = a.add(ROWS);
+            b = b.add(nr);
+        }
+        if full {
+            each_row!(I < ROWS, {
+                each_col!(J < COLS, {
+                    acc[I][J].store(x.c.add(I * x.ldc + J * V::LANES));
+                });
+            });
+        } else {
+            each_row!(I < ROWS, {
+                each_col!(J < COLS, {
+                    if x.cols > J * V::LANES {
+                        let c = x.c.add(I * x.ldc + J * V::LANES);
+                        acc[I][J].store_upto(c, x.cols - J * V::LANES);
+                    }
+                });
+            });
+        }
+    }
+}
+
+macro_rules! tiles {
+    ($vector:ty, $mr:literal x $nv:literal, rows [$($rows:literal)*], wide [$($few:literal => $panels:literal,)*]) => {
+        impl Tile for $vector {
+            const MR: usize = $mr;
+            const NR: usize = $nv * <$vector as Vector>::LANES;
+
+            #[inline(always)]
+            unsafe fn tile(rows: usize, x: &Operands) {
+                // SAFETY: the same contract.
+                unsafe {
+                    match rows {
+                        $($rows => tile::<Self, $rows, $nv, $nv>(x),)*
+                        _ => unreachable!("a tile has 1 to {} rows", $mr),
+                    }
+                }
+            }
+
+            #[inline(always)]
+            unsafe fn wide(rows: usize, panels: usize, x: &Operands) -> usize {
+                match rows {
+                    $($few if panels >= $panels => {
+                        // SAFETY: the same contract.
+                        unsafe { tile::<Self, $few, $nv, { $nv * $panels }>(x) };
+                        $panels
+                    })*
+                    _ => 0,
+                }
+            }
+        }
+    };
+}
+
+#[cfg(target_arch = "x86_64")]
+tiles!(F32x16, 14 x 2, rows [1 2 3 4 5 6 7 8 9 10 11 12 13 14], wide [1 => 4, 2 => 2, 3 => 2,]);
+#[cfg(target_arch = "x86_64")]
+tiles!(F32x8, 6 x 2, rows [1 2 3 4 5 6], wide [1 => 4, 2 => 2,]);
+tiles!(Lanes8, 4 x 1, rows [1 2 3 4], wide [1 => 2,]);

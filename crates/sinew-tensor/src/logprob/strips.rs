@@ -1,0 +1,123 @@
+//! Rows as lanes: the layout in which logits are computed.
+//!
+//! Rows are cut into strips of up to three vectors. A strip's hidden states are held transposed,
+//! `[dim, lanes]`, so that a logit of each row is one lane of a sum over broadcast weights.
+
+use crate::attention::tile::{In, Out, transpose};
+use crate::buffer::SharedMut;
+use crate::device::Device;
+use crate::simd::simd_fn;
+
+/// Vectors of a strip: with 8 weights at a time they fill the registers.
+pub(super) const STRIP_VECTORS: usize = 3;
+/// Most lanes of a strip.
+pub(super) const MAX_LANES: usize = 16 * STRIP_VECTORS;
+/// Bytes of weights that stay in the second cache level beside a strip.
+const PANEL_BYTES: usize = 300 << 10;
+/// Rows of weights come in multiples of this, the most that kernels broadcast at once.
+pub(super) const ROW_STEP: usize = 8;
+
+/// How rows and weights are cut.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Cut {
+    /// Number of rows.
+    pub(super) rows: usize,
+    /// Values of a hidden state, and the same rounded up to whole vectors.
+    pub(super) dim: usize,
+    pub(super) padded: usize,
+    /// Vectors and lanes of a strip.
+    pub(super) vectors: usize,
+    pub(super) width: usize,
+    pub(super) strips: usize,
+}
+
+impl Cut {
+    pub(super) fn new(dev: &Device, rows: usize, dim: usize) -> Self {
+        let lanes = dev.kernels().lanes();
+        let vectors = rows.div_ceil(lanes).clamp(1, STRIP_VECTORS);
+        let width = vectors * lanes;
+        Self {
+            rows,
+            dim,
+            padded: dim.next_multiple_of(16),
+            vectors,
+            width,
+            strips: rows.div_ceil(width),
+        }
+    }
+
+    /// Values of a strip's transposed hidden states.
+    pub(super) fn strip_len(&self) -> usize {
+        self.padded * self.width
+    }
+
+    /// Rows of strip `strip`.
+    pub(super) fn strip_rows(&self, strip: usize) -> std::ops::Range<usize> {
+        strip * self.width..((strip + 1) * self.width).min(self.rows)
+    }
+
+    /// Rows of weights in a panel, a multiple of [`ROW_STEP`].
+    pub(super) fn panel_rows(&self) -> usize {
+        (PANEL_BYTES / (4 * self.padded)).clamp(16, 512) / ROW_STEP * ROW_STEP
+    }
+}
+
+/// Copies the hidden states of `active` rows to `rows` `[strips * width, padded]`, filled up with
+/// zeros, and writes their transpose times `scale` to `columns` `[strips, padded, width]`.
+pub(super) fn load_rows(
+    dev: &Device,
+    cut: &Cut,
+    active: &[u32],
+    x: &[f32],
+    scale: f32,
+    rows: &mut [f32],
+    columns: &mut [f32],
+) {
+    let (rows, columns) = (SharedMut::new(rows), SharedMut::new(columns));
+    dev.pool().parallel_for(cut.strips, &|strip| {
+        let len = cut.strip_len();
+        // SAFETY: strips are disjoint.
+        let rows = unsafe { rows.range(strip * len..(strip + 1) * len) };
+        rows.fill(0.0);
+        for (to, &row) in rows.chunks_exact_mut(cut.padded).zip(&active[cut.strip_rows(strip)]) {
+            to[..cut.dim].copy_from_slice(&x[row as usize * cut.dim..][..cut.dim]);
+        }
+        // SAFETY: strips are disjoint.
+        let columns = unsafe { columns.range(strip * len..(strip + 1) * len) };
+        // SAFETY: both hold `width * padded` values, multiples of a vector.
+        unsafe { transposed(dev, cut.width, cut.padded, rows, columns) };
+        columns.iter_mut().for_each(|x| *x *= scale);
+    });
+}
+
+simd_fn! {
+    /// Transposes `[rows, cols]`, both whole vectors.
+    ///
+    /// # Safety
+    /// `from` and `to` hold `rows * cols` values.
+    pub(super) fn transposed<V>(rows: usize, cols: usize, from: &[f32], to: &mut [f32]) {
+        let from = In { ptr: from.as_ptr(), stride: cols };
+        transpose::<V>(rows, cols, from, Out { ptr: to.as_mut_ptr(), stride: rows });
+    }
+}
+
+/// Rows `first..first + count` of the weights in a form that kernels may read in whole steps and
+/// vectors: the weights themselves, or a copy filled up with zeros in `copy`.
+pub(super) fn padded_weights<'a>(
+    cut: &Cut,
+    w: &'a [f32],
+    first: usize,
+    count: usize,
+    copy: &'a mut [f32],
+) -> In {
+    let rows = &w[first * cut.dim..(first + count) * cut.dim];
+    if cut.dim == cut.padded && count.is_multiple_of(ROW_STEP) {
+        return In { ptr: rows.as_ptr(), stride: cut.dim };
+    }
+    let copy = &mut copy[..count.next_multiple_of(ROW_STEP) * cut.padded];
+    copy.fill(0.0);
+    for (to, from) in copy.chunks_exact_mut(cut.padded).zip(rows.chunks_exact(cut.dim)) {
+        to[..cut.dim].copy_from_slice(from);
+    }
+    In { ptr: copy.as_ptr(), stride: cut.padded }
+}
