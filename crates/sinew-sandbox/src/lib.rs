@@ -9,14 +9,16 @@
 
 mod null;
 mod port;
+mod process;
 
 pub use null::NullProvider;
 pub use port::{
     Ending, ExecRequest, ExecResult, Limits, Program, Protection, Sandbox, SandboxError,
     SandboxFuture, SandboxProvider, SandboxSpec, Usage,
 };
+pub use process::{ProcessConfig, ProcessProvider};
 
 /// Runs the spawner and returns its exit code if this process was started as one.
 pub fn spawner_main_if_requested() -> Option<i32> {
-    None
+    process::main_if_requested()
 }

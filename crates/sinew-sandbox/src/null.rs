@@ -1,8 +1,8 @@
 //! No isolation at all, for tests of what is built on top. Recipes refuse it.
 
 use crate::port::{
-    Ending, ExecRequest, ExecResult, Program, Sandbox, SandboxError, SandboxFuture,
-    SandboxProvider, SandboxSpec, Protection, Usage,
+    Ending, ExecRequest, ExecResult, Program, Protection, Sandbox, SandboxError, SandboxFuture,
+    SandboxProvider, SandboxSpec, Usage,
 };
 use std::process::Stdio;
 use std::sync::Arc;
