@@ -5,8 +5,10 @@ use crate::params::RequestLimits;
 use crate::plan::Plan;
 use crate::sampler::{self, Draw};
 use crate::scheduler::{Scheduler, SchedulerConfig, request_limits};
+use crate::sequence::Sequence;
 use crate::softmax::BadLogits;
 use crate::stop::TokenBytes;
+use sinew_tensor::Device;
 use sinew_types::{
     EngineError, EngineEvent, EngineStatus, GenerateRequest, PolicyVersion, RequestId, TensorSource,
 };
@@ -36,6 +38,8 @@ pub(crate) struct ModelCore<F> {
     limits: ForwardLimits,
     scheduler: Scheduler,
     token_bytes: bool,
+    /// Threads for sampling.
+    device: Option<Device>,
 }
 
 impl<F: Forward> ModelCore<F> {
@@ -47,6 +51,7 @@ impl<F: Forward> ModelCore<F> {
     ) -> Result<Self, EngineError> {
         let limits = forward.limits();
         Ok(Self {
+            device: forward.device(),
             forward,
             limits,
             token_bytes: token_bytes.is_some(),
@@ -54,42 +59,50 @@ impl<F: Forward> ModelCore<F> {
         })
     }
 
-    fn compute(&mut self, plan: &Plan) -> Result<(), EngineError> {
+    /// Does what the plan says; for each of its samples what was drawn.
+    fn compute(&mut self, plan: &Plan) -> Result<Vec<Result<Draw, EngineError>>, EngineError> {
         for &copy in &plan.copies_before {
             self.forward.copy_block(copy);
         }
-        self.forward
-            .forward(&plan.batch)
-            .map_err(EngineError::Failed)?;
+        let computed = self.forward.forward(&plan.batch);
+        let logits = computed.map_err(EngineError::Failed)?;
+        let running = &self.scheduler.running;
+        let sequences = plan.samples.iter().map(|s| (s.logits, running.get(&s.key)));
+        let sequences: Vec<_> = sequences.collect();
+        let drawn = sample(logits, self.limits.vocab, &sequences, self.device.as_ref());
         for &copy in &plan.copies_after {
             self.forward.copy_block(copy);
         }
-        Ok(())
+        Ok(drawn)
     }
+}
 
-    /// Draws the plan's tokens, in parallel: each depends on its own request alone.
-    fn sample(&self, plan: &Plan) -> Vec<Result<Draw, EngineError>> {
-        let vocab = self.limits.vocab;
-        let logits = self.forward.logits();
-        let running = &self.scheduler.running;
-        let sequences: Vec<_> = plan.samples.iter().map(|s| running.get(&s.key)).collect();
-        let drawn: Vec<OnceLock<Result<Draw, BadLogits>>> =
-            plan.samples.iter().map(|_| OnceLock::new()).collect();
-        self.forward.parallel_for(plan.samples.len(), &|i| {
-            let row = plan.samples[i].logits;
+/// Draws a token for each sequence from its row of `logits`, in parallel: a draw depends on
+/// its own sequence alone.
+fn sample(
+    logits: &[f32],
+    vocab: usize,
+    sequences: &[(usize, Option<&Sequence>)],
+    device: Option<&Device>,
+) -> Vec<Result<Draw, EngineError>> {
+    let drawn: Vec<OnceLock<Result<Draw, BadLogits>>> =
+        sequences.iter().map(|_| OnceLock::new()).collect();
+    let draw = |i: usize| {
+        if let (row, Some(s)) = sequences[i] {
             let logits = &logits[row * vocab..(row + 1) * vocab];
-            if let Some(s) = sequences[i] {
-                let draw = sampler::draw(logits, &s.sampling, s.tokens.len());
-                // A task runs once, so its cell is empty.
-                let _ = drawn[i].set(draw);
-            }
-        });
-        let failed = |e: BadLogits| EngineError::Failed(e.to_string());
-        drawn
-            .into_iter()
-            .map(|cell| cell.into_inner().unwrap_or(Err(BadLogits)).map_err(failed))
-            .collect()
+            // A task runs once, so its cell is empty.
+            let _ = drawn[i].set(sampler::draw(logits, &s.sampling, s.tokens.len()));
+        }
+    };
+    match device {
+        Some(device) => device.pool().parallel_for(sequences.len(), &draw),
+        None => (0..sequences.len()).for_each(draw),
     }
+    let failed = |e: BadLogits| EngineError::Failed(e.to_string());
+    drawn
+        .into_iter()
+        .map(|cell| cell.into_inner().unwrap_or(Err(BadLogits)).map_err(failed))
+        .collect()
 }
 
 impl<F: Forward> Core for ModelCore<F> {
@@ -121,10 +134,7 @@ impl<F: Forward> Core for ModelCore<F> {
             return;
         };
         match self.compute(&plan) {
-            Ok(()) => {
-                let drawn = self.sample(&plan);
-                self.scheduler.commit(plan, drawn, events);
-            }
+            Ok(drawn) => self.scheduler.commit(plan, drawn, events),
             Err(error) => self.scheduler.commit_failure(&plan, &error, events),
         }
     }

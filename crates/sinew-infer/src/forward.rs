@@ -1,5 +1,6 @@
 //! The seam to whatever computes logits: a model on a device, or a stand-in for tests.
 
+use sinew_tensor::Device;
 use sinew_types::{TensorSource, TokenId};
 use std::ops::Range;
 
@@ -64,14 +65,12 @@ pub trait Forward: Send {
     /// Copies within the key-value memory.
     fn copy_block(&mut self, copy: BlockCopy);
 
-    /// Stores keys and values of all rows, and the logits of `batch.logit_rows`.
+    /// Stores keys and values of all rows; returns the logits of `batch.logit_rows`,
+    /// `[logit_rows, vocab]`.
     ///
     /// # Errors
     /// What failed; the requests in the batch fail with it.
-    fn forward(&mut self, batch: &Batch) -> Result<(), String>;
-
-    /// Logits of the last pass, `[logit_rows, vocab]`.
-    fn logits(&self) -> &[f32];
+    fn forward(&mut self, batch: &Batch) -> Result<&[f32], String>;
 
     /// Replaces the weights. Checks names and shapes first.
     ///
@@ -79,8 +78,8 @@ pub trait Forward: Send {
     /// What does not fit; then nothing changed.
     fn load_weights(&mut self, weights: &dyn TensorSource) -> Result<(), String>;
 
-    /// Runs `body(0)..body(tasks - 1)`, on several threads where there are some.
-    fn parallel_for(&self, tasks: usize, body: &(dyn Fn(usize) + Sync)) {
-        (0..tasks).for_each(body);
+    /// The threads that may sample while no pass runs; `None`: the engine's own thread does.
+    fn device(&self) -> Option<Device> {
+        None
     }
 }

@@ -1,0 +1,84 @@
+//! The forward pass of a real model: packed weights and paged keys and values.
+
+use crate::forward::{Batch, BlockCopy, Forward, ForwardLimits};
+use sinew_model::{InferBatch, InferModel, InferScratch};
+use sinew_tensor::Device;
+use sinew_tensor::paged::{KvPool, KvPoolError, PANEL_TOKENS, PagedSequence};
+use sinew_types::TensorSource;
+
+/// Small, since a sequence wastes half a block on average and a branch copies part of one.
+const BLOCK_TOKENS: usize = PANEL_TOKENS;
+
+/// A model with its key-value memory.
+#[derive(Debug)]
+pub struct ModelForward {
+    device: Device,
+    model: InferModel,
+    kv: KvPool,
+    scratch: InferScratch,
+}
+
+impl ModelForward {
+    /// Room for the keys and values of `kv_tokens` tokens, rounded up to blocks. Memory is
+    /// taken from the system as it is first used: see [`ModelForward::kv_bytes`].
+    ///
+    /// # Errors
+    /// If that much memory cannot be addressed.
+    pub fn new(device: Device, model: InferModel, kv_tokens: usize) -> Result<Self, KvPoolError> {
+        let blocks = kv_tokens.div_ceil(BLOCK_TOKENS);
+        let layers = model.config().layers;
+        let kv = KvPool::new(layers, model.attention_shape(), BLOCK_TOKENS, blocks)?;
+        Ok(Self {
+            device,
+            model,
+            kv,
+            scratch: InferScratch::new(),
+        })
+    }
+
+    /// Bytes of key-value memory when all of it is in use.
+    pub fn kv_bytes(&self) -> usize {
+        self.kv.block_bytes() * self.kv.blocks()
+    }
+}
+
+impl Forward for ModelForward {
+    fn limits(&self) -> ForwardLimits {
+        ForwardLimits {
+            vocab: self.model.config().vocab,
+            context: self.model.context(),
+            block_tokens: self.kv.block_tokens(),
+            blocks: self.kv.blocks(),
+        }
+    }
+
+    fn copy_block(&mut self, copy: BlockCopy) {
+        self.kv.copy_block(copy.from, copy.to);
+    }
+
+    fn forward(&mut self, batch: &Batch) -> Result<&[f32], String> {
+        let sequences = batch.sequences.iter().map(|s| PagedSequence {
+            blocks: &batch.block_table[s.blocks.clone()],
+            past: s.past,
+            rows: s.rows.len(),
+        });
+        let sequences: Vec<_> = sequences.collect();
+        let batch = InferBatch {
+            tokens: &batch.tokens,
+            sequences: &sequences,
+            logit_rows: &batch.logit_rows,
+        };
+        let (kv, scratch) = (&mut self.kv, &mut self.scratch);
+        let logits = self.model.forward(&self.device, kv, &batch, scratch);
+        logits.map_err(|e| e.to_string())
+    }
+
+    fn load_weights(&mut self, weights: &dyn TensorSource) -> Result<(), String> {
+        let repacked = self.model.repack(&self.device, weights);
+        repacked.map_err(|e| e.to_string())
+    }
+
+    fn device(&self) -> Option<Device> {
+        Some(self.device.clone())
+    }
+}
