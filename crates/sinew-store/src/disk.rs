@@ -337,3 +337,140 @@ impl TraceStore for DiskStore {
         crate::gc::run(self, policy)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::segment::Fault;
+    use sinew_types::{
+        EpisodeEnd, GroupId, NO_PARENT, Node, Outcome, TRACE_FORMAT_VERSION, TaskId, Timing,
+        TokenKind,
+    };
+
+    fn trace(id: &str) -> Trace {
+        let node = Node {
+            parent: NO_PARENT,
+            turn: 0,
+            kind: TokenKind::Prompt,
+            tokens: vec![7; 40],
+            logprobs: Vec::new(),
+            versions: Vec::new(),
+            messages: Vec::new(),
+            finish: None,
+            process_reward: 0.0,
+            state_hash: None,
+        };
+        Trace {
+            format_version: TRACE_FORMAT_VERSION,
+            episode: EpisodeId::new(id),
+            group: GroupId::new("g"),
+            task: TaskId::new("t"),
+            task_kind: String::new(),
+            step: 0,
+            purpose: "train".into(),
+            nodes: vec![node],
+            outcome: Outcome::default(),
+            end: EpisodeEnd::Terminated,
+            timing: Timing::default(),
+        }
+    }
+
+    fn episodes(store: &DiskStore) -> u64 {
+        store.stats().unwrap().episodes
+    }
+
+    #[test]
+    fn a_full_disk_is_typed_and_leaves_nothing() {
+        let directory = tempfile::tempdir().unwrap();
+        let open = || DiskStore::open(directory.path(), StoreOptions::default()).unwrap();
+        let store = open();
+        store.commit(&trace("a")).unwrap();
+        let bytes = store.stats().unwrap().bytes;
+        for n in [0, 1, 16, 100, 1 << 20] {
+            store.writer.lock().unwrap().fault = Some(Fault::FullAfter(n));
+            let refused = store.commit_batch(&[trace("b"), trace("c")]);
+            assert!(matches!(refused, Err(StoreError::DiskFull { .. })));
+            let refused = store.mark_trained("m", 1, &[EpisodeId::new("a")]);
+            assert!(matches!(refused, Err(StoreError::DiskFull { .. })));
+            assert_eq!(store.stats().unwrap().bytes, bytes);
+            assert_eq!(store.get(&EpisodeId::new("b")).unwrap(), None);
+        }
+        store.writer.lock().unwrap().fault = None;
+        assert!(store.trained_batches().unwrap().is_empty());
+        store.commit(&trace("b")).unwrap();
+        drop(store);
+        assert_eq!(episodes(&open()), 2);
+    }
+
+    #[test]
+    fn after_a_failed_sync_the_file_is_not_trusted() {
+        let directory = tempfile::tempdir().unwrap();
+        let open = || DiskStore::open(directory.path(), StoreOptions::default()).unwrap();
+        let store = open();
+        store.commit(&trace("a")).unwrap();
+        store.writer.lock().unwrap().fault = Some(Fault::SyncFails);
+        assert!(store.commit_batch(&[trace("b"), trace("c")]).is_err());
+        store.writer.lock().unwrap().fault = None;
+        assert_eq!(episodes(&store), 1);
+        store.commit(&trace("d")).unwrap();
+        assert_eq!(store.writer.lock().unwrap().segment(), 1);
+        store.commit(&trace("b")).unwrap();
+        drop(store);
+        // The unacknowledged batch was on the medium whole, so that opening finds it whole; what
+        // was committed since is not doubled.
+        let store = open();
+        assert_eq!(store.recovery().indexed, 2);
+        assert_eq!(episodes(&store), 4);
+        assert!(store.recovery().damaged.is_empty());
+    }
+
+    #[test]
+    fn an_index_that_refuses_takes_the_log_back() {
+        let directory = tempfile::tempdir().unwrap();
+        let open = || DiskStore::open(directory.path(), StoreOptions::default()).unwrap();
+        let store = open();
+        store.commit(&trace("a")).unwrap();
+        let bytes = store.stats().unwrap().bytes;
+        let refuse = |on: bool| {
+            let connection = store.connection.lock().unwrap();
+            connection.pragma_update(None, "query_only", on).unwrap();
+        };
+        refuse(true);
+        let refused = store.commit(&trace("b"));
+        assert!(matches!(refused, Err(StoreError::Index(_))));
+        refuse(false);
+        assert_eq!(store.stats().unwrap().bytes, bytes);
+        assert_eq!(store.commit(&trace("b")).unwrap(), Committed::New);
+        drop(store);
+        assert_eq!(open().recovery(), &Recovery::default());
+    }
+
+    #[test]
+    fn an_unfinished_gc_revives_nothing() {
+        let directory = tempfile::tempdir().unwrap();
+        let open = || DiskStore::open(directory.path(), StoreOptions::default()).unwrap();
+        let store = open();
+        store.commit_batch(&[trace("a"), trace("b")]).unwrap();
+        let policy = GcPolicy {
+            before_step: 1,
+            keep_untrained: false,
+        };
+        let file = store.segments.path_of(0);
+        let old = std::fs::read(&file).unwrap();
+        store.gc(policy).unwrap();
+        // As if the process had died before it removed the file.
+        std::fs::write(&file, old).unwrap();
+        let revive = "INSERT INTO segments VALUES (0, 16, 1)";
+        store
+            .connection
+            .lock()
+            .unwrap()
+            .execute(revive, [])
+            .unwrap();
+        drop(store);
+        let store = open();
+        assert_eq!(store.recovery().removed_segments, 1);
+        assert_eq!(episodes(&store), 0);
+        assert_eq!(store.commit(&trace("a")).unwrap(), Committed::Duplicate);
+    }
+}

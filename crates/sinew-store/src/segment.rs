@@ -372,16 +372,15 @@ impl Writer {
     /// Undoes the last append. If the medium refuses, the file is left alone: what stands in
     /// it unacknowledged is found, or cut off, when the store is opened.
     pub(crate) fn take_back(&mut self, length: u64) {
-        let truncated = match &self.file {
-            Some(file) if length >= FILE_HEADER => {
-                file.set_len(length).and_then(|()| file.sync_data())
-            }
-            _ => Ok(()),
-        };
+        let truncate = |file: &File| file.set_len(length).and_then(|()| file.sync_data());
         #[cfg(test)]
-        let truncated = match self.fault {
+        let truncate = |file: &File| match self.fault {
             Some(Fault::SyncFails) => Err(std::io::Error::other("injected")),
-            _ => truncated,
+            _ => truncate(file),
+        };
+        let truncated = match &self.file {
+            Some(file) if length >= FILE_HEADER => truncate(file),
+            _ => Ok(()),
         };
         match truncated {
             Ok(()) => self.length = length,

@@ -1,0 +1,270 @@
+//! What every store does.
+
+use crate::support::{id, trace};
+use sinew_store::{
+    Committed, DiskStore, Filter, GcPolicy, MAX_PAGE, MemoryStore, StoreError, StoreOptions,
+    TraceStore,
+};
+
+/// Runs a check on each implementation.
+fn on_each(check: impl Fn(&dyn TraceStore)) {
+    check(&MemoryStore::new(1 << 30));
+    let directory = tempfile::tempdir().unwrap();
+    for (name, options) in [
+        ("packed", StoreOptions::default()),
+        (
+            "plain",
+            StoreOptions {
+                compress: false,
+                segment_bytes: 2_000,
+                ..StoreOptions::default()
+            },
+        ),
+    ] {
+        check(&DiskStore::open(&directory.path().join(name), options).unwrap());
+    }
+}
+
+#[test]
+fn a_committed_trace_comes_back_equal() {
+    on_each(|store| {
+        for n in 0..5 {
+            assert_eq!(store.commit(&trace(n, 50)).unwrap(), Committed::New);
+        }
+        for n in 0..5 {
+            assert_eq!(store.get(&id(n)).unwrap(), Some(trace(n, 50)));
+        }
+        assert_eq!(store.get(&id(9)).unwrap(), None);
+    });
+}
+
+#[test]
+fn measurements_that_are_no_numbers_survive() {
+    on_each(|store| {
+        let mut t = trace(0, 1);
+        t.outcome.metrics.insert("ratio".into(), f64::NAN);
+        t.timing.total_s = f64::NAN;
+        store.commit(&t).unwrap();
+        let back = store.get(&id(0)).unwrap().unwrap();
+        assert!(back.outcome.metrics["ratio"].is_nan());
+        let page = store.list(&Filter::default()).unwrap();
+        assert!(page.episodes[0].total_s.is_nan());
+    });
+}
+
+#[test]
+fn committing_again_keeps_the_first() {
+    on_each(|store| {
+        store.commit(&trace(0, 5)).unwrap();
+        assert_eq!(store.commit(&trace(0, 9)).unwrap(), Committed::Duplicate);
+        assert_eq!(store.get(&id(0)).unwrap(), Some(trace(0, 5)));
+        let batch = [trace(1, 5), trace(0, 5), trace(1, 6)];
+        assert_eq!(
+            store.commit_batch(&batch).unwrap(),
+            [Committed::New, Committed::Duplicate, Committed::Duplicate]
+        );
+        assert_eq!(store.get(&id(1)).unwrap(), Some(trace(1, 5)));
+        assert_eq!(store.stats().unwrap().episodes, 2);
+        assert_eq!(store.commit_batch(&[]).unwrap(), []);
+    });
+}
+
+#[test]
+fn a_batch_with_an_invalid_trace_leaves_nothing() {
+    on_each(|store| {
+        let mut bad = trace(1, 5);
+        bad.nodes[1].logprobs[2] = f32::NAN;
+        let refused = store.commit_batch(&[trace(0, 5), bad]);
+        assert!(matches!(refused, Err(StoreError::Invalid(_))));
+        let mut late = trace(2, 5);
+        late.step = u64::MAX;
+        let refused = store.commit_batch(&[trace(0, 5), late]);
+        assert!(matches!(refused, Err(StoreError::Argument { .. })));
+        assert_eq!(store.stats().unwrap().episodes, 0);
+        assert_eq!(store.get(&id(0)).unwrap(), None);
+    });
+}
+
+#[test]
+fn listings_filter_and_page_in_commit_order() {
+    on_each(|store| {
+        let traces: Vec<_> = (0..40).map(|n| trace(n, 3)).collect();
+        store.commit_batch(&traces).unwrap();
+        store.mark_trained("b", 1, &[id(11), id(12)]).unwrap();
+        let ids = |filter: Filter| {
+            let page = store.list(&filter).unwrap();
+            let ids = page.episodes.into_iter().map(|e| e.episode);
+            (ids.collect::<Vec<_>>(), page.next)
+        };
+        let expect = |keep: fn(u64) -> bool| (0..40).filter(|n| keep(*n)).map(id).collect();
+        let all: Vec<_> = expect(|_| true);
+        assert_eq!(ids(Filter::default()), (all, None));
+        let filter = Filter {
+            steps: Some(1..=2),
+            success: Some(true),
+            ..Filter::default()
+        };
+        assert_eq!(ids(filter).0, expect(|n| n / 10 % 3 != 0 && n % 2 == 1));
+        let filter = Filter {
+            purpose: Some("eval".into()),
+            ..Filter::default()
+        };
+        assert_eq!(ids(filter).0, expect(|n| n % 7 == 6));
+        let filter = Filter {
+            trained: Some(true),
+            ..Filter::default()
+        };
+        assert_eq!(ids(filter).0, [id(11), id(12)]);
+        let filter = Filter {
+            group: Some(trace(8, 0).group),
+            ..Filter::default()
+        };
+        assert_eq!(ids(filter).0, [id(8), id(9)]);
+
+        let mut seen = Vec::new();
+        let mut filter = Filter {
+            limit: 7,
+            ..Filter::default()
+        };
+        loop {
+            let (page, next) = ids(filter.clone());
+            assert!(page.len() <= 7);
+            seen.extend(page);
+            let Some(next) = next else { break };
+            filter.after = Some(next);
+        }
+        assert_eq!(seen, expect(|_| true));
+        let greedy = Filter {
+            limit: MAX_PAGE + 1,
+            ..Filter::default()
+        };
+        assert!(matches!(
+            store.list(&greedy),
+            Err(StoreError::Argument { .. })
+        ));
+    });
+}
+
+#[test]
+fn summaries_say_what_the_trace_says() {
+    on_each(|store| {
+        store.commit(&trace(3, 8)).unwrap();
+        let page = store.list(&Filter::default()).unwrap();
+        let s = &page.episodes[0];
+        assert_eq!((s.step, s.turns, s.sampled_tokens), (0, 1, 8));
+        assert_eq!((s.reward, s.success), (1.0, true));
+        assert_eq!(s.started_unix_s, 1.7e9 + 3.0);
+        assert_eq!(s.trained_in, None);
+    });
+}
+
+#[test]
+fn groups_of_a_step_leave_failures_and_evaluation_out() {
+    on_each(|store| {
+        let traces: Vec<_> = (0..20).rev().map(|n| trace(n, 3)).collect();
+        store.commit_batch(&traces).unwrap();
+        let groups = store.groups(0).unwrap();
+        assert_eq!(groups.len(), 5);
+        // 9 failed, 8 remains; 6 is evaluation, 7 remains.
+        assert_eq!(groups[0].episodes, [id(8)]);
+        assert_eq!(groups[0].failed, 1);
+        assert_eq!(groups[1].episodes, [id(7)]);
+        assert_eq!(groups[4].episodes, [id(1), id(0)]);
+        assert!((groups[4].mean_reward - 1.0 / 6.0).abs() < 1e-12);
+        assert_eq!(groups[4].successes, 1);
+        assert!(store.groups(99).unwrap().is_empty());
+    });
+}
+
+#[test]
+fn an_episode_is_trained_in_one_batch() {
+    on_each(|store| {
+        store
+            .commit_batch(&[trace(0, 3), trace(1, 3), trace(2, 3)])
+            .unwrap();
+        let mark = |batch: &str, step, ids: &[_]| store.mark_trained(batch, step, ids);
+        assert_eq!(mark("b1", 1, &[id(0), id(1)]).unwrap(), Committed::New);
+        assert_eq!(
+            mark("b1", 1, &[id(0), id(1)]).unwrap(),
+            Committed::Duplicate
+        );
+        for (step, ids) in [(2, vec![id(0), id(1)]), (1, vec![id(0)])] {
+            let refused = mark("b1", step, &ids);
+            assert!(matches!(refused, Err(StoreError::BatchConflict { .. })));
+        }
+        let refused = mark("b2", 2, &[id(2), id(1)]).unwrap_err();
+        assert!(
+            matches!(refused, StoreError::TrainedTwice { ref trained_in, .. }
+            if trained_in == "b1")
+        );
+        let refused = mark("b3", 2, &[id(2), id(2)]);
+        assert!(matches!(refused, Err(StoreError::TrainedTwice { .. })));
+        let refused = mark("b4", 2, &[id(2), id(7)]);
+        assert!(matches!(refused, Err(StoreError::UnknownEpisode { .. })));
+        assert_eq!(mark("b2", 2, &[id(2)]).unwrap(), Committed::New);
+        let batches = store.trained_batches().unwrap();
+        assert_eq!(batches.len(), 2);
+        assert_eq!((batches[1].batch.as_str(), batches[1].step), ("b2", 2));
+        assert_eq!(batches[0].episodes, [id(0), id(1)]);
+        let stats = store.stats().unwrap();
+        assert_eq!((stats.trained, stats.batches), (3, 2));
+    });
+}
+
+#[test]
+fn gc_removes_traces_and_remembers_ids() {
+    on_each(|store| {
+        for n in 0..30 {
+            store.commit(&trace(n, 40)).unwrap();
+        }
+        let trained: Vec<_> = (5..25).map(id).collect();
+        store.mark_trained("b", 1, &trained).unwrap();
+        let before = store.stats().unwrap();
+        let policy = GcPolicy {
+            before_step: 2,
+            keep_untrained: true,
+        };
+        let report = store.gc(policy).unwrap();
+        assert_eq!(report.episodes, 15);
+        let after = store.stats().unwrap();
+        assert_eq!(
+            (after.episodes, after.collected, after.trained),
+            (15, 15, 20)
+        );
+        assert!(report.bytes > 0 && after.bytes < before.bytes);
+        for n in 0..30 {
+            let kept = !(5..20).contains(&n);
+            let expected = kept.then(|| trace(n, 40));
+            assert_eq!(store.get(&id(n)).unwrap(), expected, "{n}");
+        }
+        assert_eq!(store.commit(&trace(10, 40)).unwrap(), Committed::Duplicate);
+        let again = store.mark_trained("c", 2, &[id(10)]);
+        assert!(matches!(again, Err(StoreError::TrainedTwice { .. })));
+        assert_eq!(store.gc(policy).unwrap().episodes, 0);
+        let all = GcPolicy {
+            before_step: u64::MAX,
+            keep_untrained: false,
+        };
+        assert_eq!(store.gc(all).unwrap().episodes, 15);
+        assert_eq!(store.commit(&trace(50, 4)).unwrap(), Committed::New);
+        assert_eq!(store.get(&id(50)).unwrap(), Some(trace(50, 4)));
+        assert_eq!(store.trained_batches().unwrap().len(), 1);
+    });
+}
+
+#[test]
+fn many_threads_commit_each_episode_once() {
+    on_each(|store| {
+        let new: usize = std::thread::scope(|scope| {
+            let commit = |t: u64| {
+                let range = (0..12).map(move |i| trace((i + t * 3) % 12, 10));
+                let committed = range.map(|t| store.commit(&t).unwrap());
+                committed.filter(|c| *c == Committed::New).count()
+            };
+            let threads: Vec<_> = (0..4).map(|t| scope.spawn(move || commit(t))).collect();
+            threads.into_iter().map(|t| t.join().unwrap()).sum()
+        });
+        assert_eq!(new, 12);
+        assert_eq!(store.stats().unwrap().episodes, 12);
+    });
+}

@@ -1,0 +1,135 @@
+//! A process that is killed at any instant loses nothing that it acknowledged.
+
+use crate::support::{id, trace};
+use sinew_store::{DiskStore, QueueLimits, QueueRow, StoreOptions, TraceStore};
+use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+const DIRECTORY: &str = "SINEW_STORE_CRASH_DIRECTORY";
+
+fn options() -> StoreOptions {
+    StoreOptions {
+        segment_bytes: 20_000,
+        ..StoreOptions::default()
+    }
+}
+
+/// The victim: commits without end and says what was acknowledged. Does nothing unless it is
+/// started by the test below.
+#[test]
+fn victim() {
+    let Some(directory) = std::env::var_os(DIRECTORY) else {
+        return;
+    };
+    let store = DiskStore::open(Path::new(&directory), options()).unwrap();
+    let queue = store.queue("q", QueueLimits::default()).unwrap();
+    queue.release_consumer("victim").unwrap();
+    let mut out = std::io::stdout();
+    let mut say = |text: String| {
+        writeln!(out, "ack {text}").unwrap();
+        out.flush().unwrap();
+    };
+    let start = store.stats().unwrap().episodes;
+    for n in (start..start + 10_000).step_by(4) {
+        let batch: Vec<_> = (n..n + 4).map(|n| trace(n, 100)).collect();
+        store.commit_batch(&batch).unwrap();
+        say(format!("commit {n}"));
+        let rows: Vec<_> = (n..n + 4)
+            .map(|n| QueueRow::of(format!("e{n}"), &n).unwrap())
+            .collect();
+        queue.put(&rows).unwrap();
+        say(format!("put {n}"));
+        let leased = queue.lease("victim", 3, u64::MAX, 1_000, n).unwrap();
+        let rows: Vec<_> = leased
+            .iter()
+            .map(|d| (d.row.lease, d.row.key.clone()))
+            .collect();
+        let ids: Vec<_> = leased.iter().map(|d| id(d.decode().unwrap())).collect();
+        let batch = format!("b-{}", ids[0]);
+        store.commit_step(&batch, n, &ids, &queue, &rows).unwrap();
+        say(format!("step {batch}"));
+    }
+}
+
+#[test]
+fn killed_while_committing() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut committed: Vec<u64> = Vec::new();
+    let mut put: Vec<u64> = Vec::new();
+    let mut steps: Vec<String> = Vec::new();
+    for round in 0..6usize {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args([
+                "--exact",
+                "crash::victim",
+                "--nocapture",
+                "--test-threads=1",
+            ])
+            .env(DIRECTORY, directory.path())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        // Killed right after an acknowledgement, of each kind in turn and ever later.
+        let mut left = 5 + round * 8;
+        for line in lines.by_ref() {
+            left -= usize::from(note(&line.unwrap(), &mut committed, &mut put, &mut steps));
+            if left == 0 {
+                break;
+            }
+        }
+        assert_eq!(left, 0, "the victim ended by itself");
+        child.kill().unwrap();
+        // What it still said before it died was acknowledged as well.
+        for line in lines.map_while(Result::ok) {
+            note(&line, &mut committed, &mut put, &mut steps);
+        }
+        child.wait().unwrap();
+        check(directory.path(), &committed, &put, &steps);
+    }
+}
+
+fn note(line: &str, committed: &mut Vec<u64>, put: &mut Vec<u64>, steps: &mut Vec<String>) -> bool {
+    // The test harness writes on the same stream.
+    let Some((_, said)) = line.split_once("ack ") else {
+        return false;
+    };
+    match said.split_once(' ') {
+        Some(("commit", n)) => committed.push(n.parse().unwrap()),
+        Some(("put", n)) => put.push(n.parse().unwrap()),
+        Some(("step", batch)) => steps.push(batch.to_owned()),
+        _ => return false,
+    }
+    true
+}
+
+fn check(directory: &Path, committed: &[u64], put: &[u64], steps: &[String]) {
+    let store = DiskStore::open(directory, options()).unwrap();
+    assert!(store.recovery().damaged.is_empty());
+    for &n in committed {
+        for n in n..n + 4 {
+            assert_eq!(store.get(&id(n)).unwrap(), Some(trace(n, 100)), "{n}");
+        }
+    }
+    let stats = store.stats().unwrap();
+    assert_eq!(
+        stats.episodes % 4,
+        0,
+        "a batch is there whole or not at all"
+    );
+    let queue = store.queue("q", QueueLimits::default()).unwrap();
+    for &n in put {
+        for n in n..n + 4 {
+            assert!(queue.state(&format!("e{n}")).unwrap().is_some(), "{n}");
+        }
+    }
+    let batches = store.trained_batches().unwrap();
+    for step in steps {
+        assert!(batches.iter().any(|b| &b.batch == step), "{step}");
+    }
+    // Acked and trained are the same thing, whatever the crash hit.
+    let trained: u64 = batches.iter().map(|b| b.episodes.len() as u64).sum();
+    assert_eq!(trained, stats.trained, "none is trained twice");
+    assert_eq!(queue.stats().unwrap().acked as u64, trained);
+}

@@ -1,0 +1,270 @@
+//! Limits, damage, recovery.
+
+use crate::support::{id, trace};
+use sinew_store::{
+    Committed, DiskStore, Filter, GcPolicy, MemoryStore, StoreError, StoreOptions, TraceStore,
+};
+use std::fs::{self, OpenOptions};
+use std::io::Write;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+fn options() -> StoreOptions {
+    StoreOptions {
+        segment_bytes: 3_000,
+        compress: false,
+        ..StoreOptions::default()
+    }
+}
+
+fn open(directory: &Path) -> DiskStore {
+    DiskStore::open(directory, options()).unwrap()
+}
+
+fn segments(directory: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(directory.join("segments")).unwrap();
+    let mut paths: Vec<_> = entries.map(|e| e.unwrap().path()).collect();
+    paths.sort();
+    paths
+}
+
+fn remove_index(directory: &Path) {
+    for suffix in ["", "-wal", "-shm"] {
+        let path = directory.join(format!("index.sqlite{suffix}"));
+        if path.exists() {
+            fs::remove_file(path).unwrap();
+        }
+    }
+}
+
+#[test]
+fn what_was_committed_is_there_after_reopening() {
+    let directory = tempfile::tempdir().unwrap();
+    for round in 0..3u64 {
+        let store = open(directory.path());
+        assert_eq!(store.recovery(), &sinew_store::Recovery::default());
+        for n in round * 5..round * 5 + 5 {
+            assert_eq!(store.commit(&trace(n, 60)).unwrap(), Committed::New);
+        }
+        store
+            .mark_trained(&format!("b{round}"), round, &[id(round * 5)])
+            .unwrap();
+    }
+    let store = open(directory.path());
+    assert_eq!(store.stats().unwrap().episodes, 15);
+    assert_eq!(store.trained_batches().unwrap().len(), 3);
+    assert!(segments(directory.path()).len() > 3, "files are bounded");
+    for n in 0..15 {
+        assert_eq!(store.get(&id(n)).unwrap(), Some(trace(n, 60)));
+    }
+}
+
+#[test]
+fn a_second_process_is_kept_out() {
+    let directory = tempfile::tempdir().unwrap();
+    let first = open(directory.path());
+    let second = DiskStore::open(directory.path(), options());
+    assert!(matches!(second, Err(StoreError::Locked { .. })));
+    drop(first);
+    open(directory.path());
+}
+
+#[test]
+fn a_torn_tail_is_cut_off() {
+    let directory = tempfile::tempdir().unwrap();
+    open(directory.path()).commit(&trace(0, 10)).unwrap();
+    let path = segments(directory.path()).pop().unwrap();
+    let whole = fs::read(&path).unwrap();
+    // A frame begins again but is cut short at every possible length.
+    let frame = &whole[16..];
+    for cut in [1, 15, 16, 17, frame.len() / 2, frame.len() - 1] {
+        let mut file = OpenOptions::new().append(true).open(&path).unwrap();
+        file.write_all(&frame[..cut]).unwrap();
+        drop(file);
+        let store = open(directory.path());
+        assert_eq!(store.recovery().cut_bytes, cut as u64);
+        assert_eq!(store.get(&id(0)).unwrap(), Some(trace(0, 10)));
+        assert_eq!(fs::metadata(&path).unwrap().len(), whole.len() as u64);
+    }
+    let store = open(directory.path());
+    store.commit(&trace(1, 10)).unwrap();
+    assert_eq!(store.get(&id(1)).unwrap(), Some(trace(1, 10)));
+}
+
+#[test]
+fn a_file_that_barely_began_is_begun_again() {
+    let directory = tempfile::tempdir().unwrap();
+    open(directory.path()).commit(&trace(0, 10)).unwrap();
+    let next = directory.path().join("segments/00000001.seg");
+    fs::write(next, b"SINE").unwrap();
+    let store = open(directory.path());
+    store.commit(&trace(1, 10)).unwrap();
+    drop(store);
+    let store = open(directory.path());
+    assert_eq!(store.stats().unwrap().episodes, 2);
+    assert_eq!(store.get(&id(1)).unwrap(), Some(trace(1, 10)));
+}
+
+#[test]
+fn a_flipped_bit_is_found_and_hurts_one_episode() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = open(directory.path());
+    store.commit(&trace(0, 10)).unwrap();
+    store.commit(&trace(1, 10)).unwrap();
+    let path = segments(directory.path()).pop().unwrap();
+    let file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open(&path)
+        .unwrap();
+    let mut byte = [0];
+    file.read_exact_at(&mut byte, 100).unwrap();
+    file.write_all_at(&[byte[0] ^ 1], 100).unwrap();
+    let error = store.get(&id(0)).unwrap_err();
+    assert!(error.to_string().contains("checksum"), "{error}");
+    assert_eq!(store.get(&id(1)).unwrap(), Some(trace(1, 10)));
+    drop(store);
+    let store = open(directory.path());
+    assert!(matches!(store.get(&id(0)), Err(StoreError::Corrupt { .. })));
+    assert_eq!(store.commit(&trace(2, 10)).unwrap(), Committed::New);
+}
+
+#[test]
+fn a_lost_file_is_reported_and_the_rest_is_served() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = open(directory.path());
+    for n in 0..12 {
+        store.commit(&trace(n, 60)).unwrap();
+    }
+    drop(store);
+    let files = segments(directory.path());
+    fs::remove_file(&files[0]).unwrap();
+    let file = OpenOptions::new().write(true).open(&files[1]).unwrap();
+    file.set_len(200).unwrap();
+    let store = open(directory.path());
+    let mut damaged = store.recovery().damaged.clone();
+    damaged.sort();
+    assert_eq!(damaged, files[..2]);
+    assert!(store.get(&id(0)).is_err());
+    assert_eq!(store.get(&id(11)).unwrap(), Some(trace(11, 60)));
+    store.commit(&trace(12, 60)).unwrap();
+}
+
+#[test]
+fn the_index_is_rebuilt_from_the_segments() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = open(directory.path());
+    for n in 0..20 {
+        store.commit(&trace(n, 30)).unwrap();
+    }
+    let ids: Vec<_> = (0..12).map(id).collect();
+    store.mark_trained("b", 3, &ids).unwrap();
+    // Moves marks and traces about, so that the mark can come before what it marks.
+    let policy = GcPolicy {
+        before_step: 1,
+        keep_untrained: false,
+    };
+    store.gc(policy).unwrap();
+    let before = (
+        store.list(&Filter::default()).unwrap(),
+        store.stats().unwrap(),
+    );
+    drop(store);
+    remove_index(directory.path());
+    let store = open(directory.path());
+    assert!(store.recovery().indexed > 0);
+    let after = (
+        store.list(&Filter::default()).unwrap(),
+        store.stats().unwrap(),
+    );
+    let ids = |page: &sinew_store::Page| {
+        let mut ids: Vec<_> = page
+            .episodes
+            .iter()
+            .map(|e| (e.episode.clone(), e.trained_in.clone(), e.step))
+            .collect();
+        ids.sort();
+        ids
+    };
+    assert_eq!(ids(&after.0), ids(&before.0));
+    assert_eq!(after.1, before.1);
+    assert_eq!(store.commit(&trace(3, 30)).unwrap(), Committed::Duplicate);
+    let again = store.mark_trained("c", 4, &[id(3)]);
+    assert!(matches!(again, Err(StoreError::TrainedTwice { .. })));
+}
+
+#[test]
+fn an_index_that_lags_catches_up() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = open(directory.path());
+    store.commit(&trace(0, 30)).unwrap();
+    drop(store);
+    let index = directory.path().join("index.sqlite");
+    let old = fs::read(&index).unwrap();
+    let store = open(directory.path());
+    for n in 1..9 {
+        store.commit(&trace(n, 30)).unwrap();
+    }
+    store.mark_trained("b", 1, &[id(0), id(5)]).unwrap();
+    drop(store);
+    remove_index(directory.path());
+    fs::write(&index, old).unwrap();
+    let store = open(directory.path());
+    assert_eq!(store.recovery().indexed, 9);
+    assert_eq!(store.stats().unwrap().episodes, 9);
+    assert_eq!(store.trained_batches().unwrap()[0].episodes, [id(0), id(5)]);
+}
+
+#[test]
+fn limits_are_typed_and_leave_nothing() {
+    let directory = tempfile::tempdir().unwrap();
+    let tight = StoreOptions {
+        max_bytes: 4_000,
+        ..options()
+    };
+    let store = DiskStore::open(&directory.path().join("a"), tight).unwrap();
+    let mut committed = 0;
+    let error = loop {
+        match store.commit(&trace(committed, 30)) {
+            Ok(_) => committed += 1,
+            Err(e) => break e,
+        }
+    };
+    assert!(matches!(error, StoreError::Full { limit: 4_000, .. }));
+    assert!(committed > 0);
+    assert_eq!(store.stats().unwrap().episodes, committed);
+    assert_eq!(store.get(&id(committed)).unwrap(), None);
+    let everything = GcPolicy {
+        before_step: u64::MAX,
+        keep_untrained: false,
+    };
+    store.gc(everything).unwrap();
+    store.commit(&trace(committed, 30)).unwrap();
+
+    let small = StoreOptions {
+        max_trace_bytes: 100,
+        ..options()
+    };
+    let store = DiskStore::open(&directory.path().join("b"), small).unwrap();
+    let refused = store.commit(&trace(0, 300));
+    assert!(matches!(refused, Err(StoreError::TooLarge { .. })));
+
+    let memory = MemoryStore::new(1_000);
+    let refused = memory.commit(&trace(0, 300));
+    assert!(matches!(refused, Err(StoreError::Full { .. })));
+    assert_eq!(memory.stats().unwrap().episodes, 0);
+}
+
+#[test]
+fn newer_formats_are_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    drop(open(directory.path()));
+    let connection = rusqlite::Connection::open(directory.path().join("index.sqlite")).unwrap();
+    connection.pragma_update(None, "user_version", 99).unwrap();
+    drop(connection);
+    let refused = DiskStore::open(directory.path(), options());
+    assert!(matches!(
+        refused,
+        Err(StoreError::Format { actual: 99, .. })
+    ));
+}

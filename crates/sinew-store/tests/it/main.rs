@@ -1,0 +1,9 @@
+//! One conformance suite over every store; what only the disk can do; the queue.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod conformance;
+mod crash;
+mod disk;
+mod model;
+mod queue;
+mod support;

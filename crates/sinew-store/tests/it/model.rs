@@ -1,0 +1,90 @@
+//! Any sequence of calls, with reopening in between, does what the memory model does.
+
+use crate::support::{id, trace};
+use proptest::prelude::*;
+use sinew_store::{DiskStore, Filter, GcPolicy, MemoryStore, StoreOptions, TraceStore};
+
+#[derive(Clone, Debug)]
+enum Call {
+    Commit(Vec<u64>),
+    Mark(u8, Vec<u64>),
+    Gc(u64, bool),
+    Reopen,
+}
+
+fn call() -> impl Strategy<Value = Call> {
+    let ids = || prop::collection::vec(0u64..40, 0..5);
+    prop_oneof![
+        4 => ids().prop_map(Call::Commit),
+        2 => (0u8..6, ids()).prop_map(|(b, ids)| Call::Mark(b, ids)),
+        1 => (0u64..5, any::<bool>()).prop_map(|(s, k)| Call::Gc(s, k)),
+        1 => Just(Call::Reopen),
+    ]
+}
+
+/// The outcome of a call as text; of errors only which one it was.
+fn run(store: &dyn TraceStore, call: &Call) -> String {
+    let name = |e: sinew_store::StoreError| {
+        let text = format!("{e:?}");
+        text.split([' ', '(']).next().unwrap_or_default().to_owned()
+    };
+    match call {
+        Call::Commit(ids) => {
+            let traces: Vec<_> = ids.iter().map(|&n| trace(n, n as usize)).collect();
+            format!("{:?}", store.commit_batch(&traces).map_err(name))
+        }
+        Call::Mark(batch, ids) => {
+            let ids: Vec<_> = ids.iter().map(|&n| id(n)).collect();
+            let batch = format!("b{batch}");
+            format!("{:?}", store.mark_trained(&batch, 1, &ids).map_err(name))
+        }
+        Call::Gc(before_step, keep_untrained) => {
+            let policy = GcPolicy {
+                before_step: *before_step,
+                keep_untrained: *keep_untrained,
+            };
+            format!("{:?}", store.gc(policy).map(|r| r.episodes).map_err(name))
+        }
+        Call::Reopen => String::new(),
+    }
+}
+
+fn view(store: &dyn TraceStore) -> String {
+    let mut page = store.list(&Filter::default()).unwrap();
+    // Cursors are ordered alike, but need not be the same numbers.
+    for e in &mut page.episodes {
+        e.cursor = Default::default();
+    }
+    let stats = sinew_store::StoreStats {
+        bytes: 0,
+        ..store.stats().unwrap()
+    };
+    let groups: Vec<_> = (0..4).map(|s| store.groups(s).unwrap()).collect();
+    let batches = store.trained_batches().unwrap();
+    format!("{page:#?}\n{stats:#?}\n{groups:#?}\n{batches:#?}")
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    #[test]
+    fn disk_does_what_memory_does(calls in prop::collection::vec(call(), 1..25)) {
+        let directory = tempfile::tempdir().unwrap();
+        let options = StoreOptions { segment_bytes: 1_500, ..StoreOptions::default() };
+        let memory = MemoryStore::new(1 << 30);
+        let mut disk = DiskStore::open(directory.path(), options).unwrap();
+        for call in &calls {
+            prop_assert_eq!(run(&memory, call), run(&disk, call), "{:?}", call);
+            if matches!(call, Call::Reopen) {
+                drop(disk);
+                disk = DiskStore::open(directory.path(), options).unwrap();
+                prop_assert!(disk.recovery().damaged.is_empty());
+                prop_assert_eq!(disk.recovery().indexed, 0);
+            }
+        }
+        prop_assert_eq!(view(&memory), view(&disk));
+        for n in 0..40 {
+            prop_assert_eq!(memory.get(&id(n)).unwrap(), disk.get(&id(n)).unwrap());
+        }
+    }
+}

@@ -1,0 +1,78 @@
+//! Traces made by hand.
+
+use sinew_types::{
+    EpisodeEnd, EpisodeId, FailureKind, GroupId, Message, NO_PARENT, Node, Outcome, PolicyVersion,
+    Role, TRACE_FORMAT_VERSION, TaskId, Timing, TokenKind, Trace, VersionSpan,
+};
+
+/// Episode `n` of step `n / 10`, in a group of two, successful if odd, with `tokens` tokens.
+pub(crate) fn trace(n: u64, tokens: usize) -> Trace {
+    let mut metrics = std::collections::BTreeMap::new();
+    metrics.insert("tool_calls".to_owned(), 0.1 + n as f64);
+    let node = |parent, kind, versions: Vec<VersionSpan>, logprobs: Vec<f32>, tokens| Node {
+        parent,
+        turn: 0,
+        kind,
+        tokens,
+        logprobs,
+        versions,
+        messages: vec![Message::new(Role::User, format!("message {n}"))],
+        finish: None,
+        process_reward: 0.0,
+        state_hash: Some(u64::MAX - n),
+    };
+    let span = VersionSpan {
+        start: 0,
+        len: tokens as u32,
+        version: PolicyVersion(n),
+    };
+    let sampled: Vec<u32> = (0..tokens as u32).map(|i| i * 40_503 % 49_152).collect();
+    let logprobs = sampled.iter().map(|&t| -(t as f32) / 7e3).collect();
+    Trace {
+        format_version: TRACE_FORMAT_VERSION,
+        episode: EpisodeId::new(format!("e{n}")),
+        group: GroupId::new(format!("g{}", n / 2)),
+        task: TaskId::new(format!("t{}", n / 2)),
+        task_kind: "kind".into(),
+        step: n / 10,
+        purpose: if n % 7 == 6 { "eval" } else { "train" }.into(),
+        nodes: vec![
+            node(
+                NO_PARENT,
+                TokenKind::Prompt,
+                Vec::new(),
+                Vec::new(),
+                vec![1, 2, 3],
+            ),
+            node(
+                0,
+                TokenKind::Sampled,
+                if tokens > 0 { vec![span] } else { Vec::new() },
+                logprobs,
+                sampled,
+            ),
+        ],
+        outcome: Outcome {
+            reward: n as f64 / 3.0,
+            success: n % 2 == 1,
+            metrics,
+        },
+        end: if n % 5 == 4 {
+            EpisodeEnd::Failed {
+                kind: FailureKind::Engine,
+                message: "gone".into(),
+            }
+        } else {
+            EpisodeEnd::Terminated
+        },
+        timing: Timing {
+            started_unix_s: 1.7e9 + n as f64,
+            total_s: 0.1,
+            ..Timing::default()
+        },
+    }
+}
+
+pub(crate) fn id(n: u64) -> EpisodeId {
+    EpisodeId::new(format!("e{n}"))
+}
