@@ -266,6 +266,6 @@ mod tests {
         let mut values = [0.0; 4];
         let shared = SharedMut::new(&mut values);
         // SAFETY: the only part taken.
-        unsafe { shared.range(3..5) };
+        let _ = unsafe { shared.range(3..5) };
     }
 }

@@ -17,6 +17,7 @@ pub mod matrix;
 pub mod ops;
 pub mod paged;
 pub mod pool;
+pub mod reference;
 pub(crate) mod simd;
 
 pub use buffer::{Buffer, Scratch, SharedMut};

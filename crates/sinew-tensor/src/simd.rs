@@ -13,10 +13,6 @@
 /// Every method may be called only where the CPU runs the kernel set of the type (which
 /// [`simd_fn!`] ensures), and pointers must be valid for the lanes read or written. No alignment
 /// is needed.
-#[expect(
-    clippy::missing_safety_doc,
-    reason = "one contract for all methods, stated at the trait"
-)]
 pub(crate) trait Vector: Copy {
     /// Number of lanes.
     const LANES: usize;
@@ -246,7 +242,7 @@ pub(crate) unsafe fn exp<V: Vector>(x: V) -> V {
         let x = x.max(V::splat(-104.0)).min(V::splat(89.0));
         let n = x.mul(V::splat(std::f32::consts::LOG2_E)).round();
         // ln 2 in two parts; the first has 10 bits, so that n times it is exact.
-        let r = n.fma(V::splat(-0.693_359_375), x);
+        let r = n.fma(V::splat(-355.0 / 512.0), x);
         let r = n.fma(V::splat(2.121_944_4e-4), r);
         let mut p = V::splat(1.987_569_1e-4);
         for c in [
@@ -315,3 +311,177 @@ macro_rules! simd_fn {
     };
 }
 pub(crate) use simd_fn;
+
+#[cfg(test)]
+mod tests {
+    use super::{exp, sigmoid};
+    use crate::device::{Device, KernelSet};
+
+    simd_fn! {
+    fn exp_all<V>(x: &[f32], y: &mut [f32]) {
+        let mut j = 0;
+        while j < x.len() {
+            let v = exp(V::load_upto(x.as_ptr().add(j), x.len() - j));
+            v.store_upto(y.as_mut_ptr().add(j), x.len() - j);
+            j += V::LANES;
+        }
+    }
+    }
+
+    simd_fn! {
+    fn probe<V>(x: &[f32; 16], out: &mut Vec<f32>) {
+        let v = V::load(x.as_ptr());
+        out.extend([v.sum(), v.max_lane()]);
+        let mut lanes = [0.0f32; 16];
+        for (i, v) in [v.round(), v.sqrt(), v.max(V::splat(2.0)), v.min(V::splat(2.0)), sigmoid(v)]
+            .into_iter()
+            .enumerate()
+        {
+            v.store(lanes.as_mut_ptr());
+            out.push(lanes[i + 1]);
+        }
+        v.store_part(lanes.as_mut_ptr(), 3);
+        V::load_part(lanes.as_ptr(), 5).store(lanes.as_mut_ptr());
+        out.extend(&lanes[..8]);
+    }
+    }
+
+    simd_fn! {
+    fn transpose_block<V>(rows: usize, src: &[f32], dst: &mut [f32]) -> usize {
+        V::transpose(src.as_ptr(), 20, rows, dst.as_mut_ptr(), 19);
+        V::LANES
+    }
+    }
+
+    fn devices() -> impl Iterator<Item = Device> {
+        KernelSet::available()
+            .into_iter()
+            .map(|set| Device::new(set, 1))
+    }
+
+    #[test]
+    fn exp_is_within_two_units_in_the_last_place() {
+        let mut x: Vec<f32> = (0..400_000)
+            .map(|i| -87.3 + i as f32 * (176.0 / 400_000.0))
+            .collect();
+        x.extend((0..20_000).map(|i| (i as f32 - 10_000.0) * 1e-5));
+        for dev in devices() {
+            let mut y = vec![0.0; x.len()];
+            // SAFETY: equal lengths.
+            unsafe { exp_all(&dev, &x, &mut y) };
+            for (&x, &y) in x.iter().zip(&y) {
+                let want = f64::from(x).exp();
+                let unit = 2f64.powf(want.log2().floor() - 23.0);
+                assert!(
+                    (f64::from(y) - want).abs() <= 2.0 * unit,
+                    "{} exp({x}) is {y}",
+                    dev.kernels()
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn exp_has_the_right_ends() {
+        let x = [
+            f32::NEG_INFINITY,
+            -1000.0,
+            -104.5,
+            0.0,
+            88.73,
+            1000.0,
+            f32::INFINITY,
+            f32::NAN,
+            -95.0,
+        ];
+        for dev in devices() {
+            let mut y = [7.0; 9];
+            // SAFETY: equal lengths.
+            unsafe { exp_all(&dev, &x, &mut y) };
+            assert_eq!(
+                y[..7],
+                [
+                    0.0,
+                    0.0,
+                    0.0,
+                    1.0,
+                    f32::INFINITY,
+                    f32::INFINITY,
+                    f32::INFINITY
+                ]
+            );
+            assert!(y[7].is_nan());
+            assert!(
+                (f64::from(y[8]) - (-95f64).exp()).abs() < 2e-45,
+                "subnormal {}",
+                y[8]
+            );
+        }
+    }
+
+    #[test]
+    fn sets_agree_lane_by_lane() {
+        let mut x = [0.0f32; 16];
+        for (i, x) in x.iter_mut().enumerate().take(8) {
+            *x = i as f32 + 0.5;
+        }
+        let results: Vec<Vec<f32>> = devices()
+            .map(|dev| {
+                let mut out = Vec::new();
+                // SAFETY: 16 values cover every vector.
+                unsafe { probe(&dev, &x, &mut out) };
+                out
+            })
+            .collect();
+        // Sum, largest, round(1.5), sqrt(2.5), max(3.5, 2), min(4.5, 2), sigmoid(5.5).
+        let want = [
+            32.0,
+            7.5,
+            2.0,
+            2.5f32.sqrt(),
+            3.5,
+            2.0,
+            1.0 / (1.0 + (-5.5f32).exp()),
+        ];
+        for result in &results {
+            assert!(
+                result.iter().zip(want).all(|(a, b)| (a - b).abs() < 1e-6),
+                "{result:?}"
+            );
+            // Lanes 0..3 came from the partial store, 3 and 4 from before, the rest is cleared.
+            assert_eq!(result[7..10], [0.5, 1.5, 2.5]);
+            assert_eq!(result[12..], [0.0; 3]);
+        }
+    }
+
+    #[test]
+    fn transposes_write_their_rows_alone() {
+        let src: Vec<f32> = (0..20 * 16).map(|i| i as f32).collect();
+        for dev in devices() {
+            for rows in 1..=16 {
+                let mut dst = vec![-1.0; 19 * 16];
+                let lanes = match dev.kernels() {
+                    KernelSet::Avx512 => 16,
+                    _ => 8,
+                };
+                if rows > lanes {
+                    continue;
+                }
+                // SAFETY: source and destination cover 16 rows.
+                assert_eq!(
+                    unsafe { transpose_block(&dev, rows, &src, &mut dst) },
+                    lanes
+                );
+                for (i, &value) in dst.iter().enumerate() {
+                    let (p, r) = (i / 19, i % 19);
+                    let want = if p < lanes && r < rows {
+                        src[r * 20 + p]
+                    } else {
+                        -1.0
+                    };
+                    assert_eq!(value, want, "{} {rows} rows at {p}, {r}", dev.kernels());
+                }
+            }
+        }
+    }
+}

@@ -7,7 +7,6 @@
 
 use super::AttentionShape;
 use super::plan::{Chunk, KeyBlock, MAX_LANES, Strip};
-use crate::device::{Device, KernelSet};
 use crate::simd::Vector;
 
 /// Rows behind the last local row that kernels may read or rewrite unchanged: they work on keys in
@@ -135,13 +134,5 @@ pub(super) unsafe fn apply_masks<V: Vector, const NV: usize>(
             }
             row = row.add(NV * V::LANES);
         }
-    }
-}
-
-/// Lanes of the vectors that the device's kernels use.
-pub(super) fn lanes(dev: &Device) -> usize {
-    match dev.kernels() {
-        KernelSet::Portable | KernelSet::Avx2 => 8,
-        KernelSet::Avx512 => 16,
     }
 }

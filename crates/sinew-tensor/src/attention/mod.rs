@@ -22,8 +22,9 @@ pub use layout::{LayoutError, Segment, TreeLayout};
 use crate::buffer::{Scratch, SharedMut};
 use crate::device::Device;
 use backward::Partial;
-use kernel::{HeadGroup, Task, lanes};
+use kernel::{HeadGroup, Task};
 use plan::{Plan, PlanKey, STRIP_VECTORS};
+use tile::lanes;
 
 /// Number and size of attention heads, and where they lie in a row of fused query, key and value.
 ///
@@ -322,4 +323,4 @@ pub fn tree_attention_backward(
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -5,7 +5,16 @@
     reason = "the kernels are pointer arithmetic throughout"
 )]
 
+use crate::device::{Device, KernelSet};
 use crate::simd::Vector;
+
+/// Lanes of the vectors that the device's kernels use.
+pub(crate) fn lanes(dev: &Device) -> usize {
+    match dev.kernels() {
+        KernelSet::Portable | KernelSet::Avx2 => 8,
+        KernelSet::Avx512 => 16,
+    }
+}
 
 /// Coefficients of `2^f` for `f` in -0.5..=0.5 from degree 6 down, least relative error (1.6e-8).
 const EXP2: [f32; 7] = [

@@ -3,7 +3,7 @@
 //! Rows are cut into strips of up to three vectors. A strip's hidden states are held transposed,
 //! `[dim, lanes]`, so that a logit of each row is one lane of a sum over broadcast weights.
 
-use crate::attention::tile::{In, Out, transpose};
+use crate::attention::tile::{In, Out, lanes, transpose};
 use crate::buffer::SharedMut;
 use crate::device::Device;
 use crate::simd::simd_fn;
@@ -33,7 +33,7 @@ pub(super) struct Cut {
 
 impl Cut {
     pub(super) fn new(dev: &Device, rows: usize, dim: usize) -> Self {
-        let lanes = dev.kernels().lanes();
+        let lanes = lanes(dev);
         let vectors = rows.div_ceil(lanes).clamp(1, STRIP_VECTORS);
         let width = vectors * lanes;
         Self {

@@ -100,7 +100,7 @@ fn rotate(dev: &Device, x: MatMut<'_>, positions: &[u32], table: &RopeTable, sig
         x.cols()
     );
     assert_eq!(positions.len(), x.rows(), "positions for each row");
-    let heads = if dim == 0 { 0 } else { x.cols() / dim };
+    let heads = x.cols().checked_div(dim).unwrap_or(0);
     dev.pool()
         .parallel_ranges(x.rows(), row_grain(x.cols()), &|rows| {
             for i in rows {

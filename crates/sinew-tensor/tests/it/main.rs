@@ -1,6 +1,7 @@
 //! Operators against their references, on every kernel set that the CPU runs.
 
 mod gemm;
+mod ops;
 
 use sinew_tensor::{Device, KernelSet};
 

@@ -1,0 +1,291 @@
+use proptest::prelude::*;
+
+use super::*;
+use crate::attention::tests::random;
+use crate::device::KernelSet;
+
+/// Everything in f64: log-probabilities, log-sum-exps and entropies.
+struct Exact {
+    logits: Vec<Vec<f64>>,
+    logprob: Vec<f64>,
+    lse: Vec<f64>,
+    entropy: Vec<f64>,
+}
+
+fn exact(input: &LinearLogprob<'_>) -> Exact {
+    let dot = |x: &[f32], w: &[f32]| -> f64 {
+        x.iter().zip(w).map(|(&a, &b)| f64::from(a) * f64::from(b)).sum()
+    };
+    let mut out = Exact { logits: vec![], logprob: vec![], lse: vec![], entropy: vec![] };
+    for (x, &target) in input.x.chunks_exact(input.dim).zip(input.targets) {
+        let z: Vec<f64> = input
+            .w
+            .chunks_exact(input.dim)
+            .map(|w| dot(x, w) / f64::from(input.temperature))
+            .collect();
+        let max = z.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let lse = max + z.iter().map(|z| (z - max).exp()).sum::<f64>().ln();
+        out.logprob.push(z[target as usize] - lse);
+        out.lse.push(lse);
+        out.entropy.push(z.iter().map(|z| (z - lse).exp() * (lse - z)).sum());
+        out.logits.push(z);
+    }
+    out
+}
+
+/// Gradients of `sum(logprob d_logprob + entropy d_entropy)`: of `x`, and of `w`.
+fn exact_gradient(
+    input: &LinearLogprob<'_>,
+    d_logprob: &[f32],
+    d_entropy: &[f32],
+) -> (Vec<f64>, Vec<f64>) {
+    let exact = exact(input);
+    let (mut dx, mut dw) = (vec![0.0; input.x.len()], vec![0.0; input.w.len()]);
+    for (row, &target) in input.targets.iter().enumerate() {
+        for (token, z) in exact.logits[row].iter().enumerate() {
+            let log_p = z - exact.lse[row];
+            let hit = f64::from(u8::from(token == target as usize));
+            let dz = f64::from(d_logprob[row]) * (hit - log_p.exp())
+                - f64::from(d_entropy[row]) * log_p.exp() * (log_p + exact.entropy[row]);
+            for d in 0..input.dim {
+                let (x, w) = (row * input.dim + d, token * input.dim + d);
+                dx[x] += dz * f64::from(input.w[w]) / f64::from(input.temperature);
+                dw[w] += dz * f64::from(input.x[x]) / f64::from(input.temperature);
+            }
+        }
+    }
+    (dx, dw)
+}
+
+#[track_caller]
+fn assert_close(what: &str, fast: &[f32], exact: &[f64], tolerance: f64) {
+    assert_eq!(fast.len(), exact.len());
+    let scale = exact.iter().fold(1.0f64, |m, e| m.max(e.abs()));
+    for (i, (f, e)) in fast.iter().zip(exact).enumerate() {
+        let error = (f64::from(*f) - e).abs();
+        assert!(error <= tolerance * scale, "{what}[{i}] is {f}, expected {e}");
+    }
+}
+
+/// Owned inputs of one case.
+struct Case {
+    x: Vec<f32>,
+    w: Vec<f32>,
+    targets: Vec<u32>,
+    dim: usize,
+    temperature: f32,
+}
+
+impl Case {
+    /// Logits of standard deviation `spread`.
+    fn new(n: usize, vocab: usize, dim: usize, spread: f32, seed: u64) -> Self {
+        let mut x = random(n * dim, seed);
+        let scale = spread * 3.0 / (dim as f32).sqrt();
+        x.iter_mut().for_each(|x| *x *= scale);
+        let targets = (0..n).map(|i| (i * 31 + seed as usize) as u32 % vocab as u32).collect();
+        Self { x, w: random(vocab * dim, seed + 1), targets, dim, temperature: 1.0 }
+    }
+
+    fn input(&self) -> LinearLogprob<'_> {
+        LinearLogprob {
+            x: &self.x,
+            w: &self.w,
+            dim: self.dim,
+            targets: &self.targets,
+            temperature: self.temperature,
+        }
+    }
+
+    fn forward(&self, dev: &Device) -> [Vec<f32>; 3] {
+        let n = self.targets.len();
+        let [mut logprob, mut lse, mut entropy] = [(); 3].map(|()| vec![f32::NAN; n]);
+        let out = LogprobOut { logprob: &mut logprob, lse: &mut lse, entropy: Some(&mut entropy) };
+        linear_logprob_forward(dev, &self.input(), out, &mut LogprobScratch::default());
+        [logprob, lse, entropy]
+    }
+
+    fn backward(&self, dev: &Device, d_logprob: &[f32], d_entropy: &[f32]) -> (Vec<f32>, Vec<f32>) {
+        let [_, lse, entropy] = self.forward(dev);
+        let grad = LogprobGrad { lse: &lse, d_logprob, entropy: Some((&entropy, d_entropy)) };
+        let mut dx = vec![f32::NAN; self.x.len()];
+        let mut dw = vec![0.5; self.w.len()];
+        let scratch = &mut LogprobScratch::default();
+        linear_logprob_backward(dev, &self.input(), grad, &mut dx, Some(&mut dw), scratch);
+        let mut only_dx = vec![f32::NAN; self.x.len()];
+        linear_logprob_backward(dev, &self.input(), grad, &mut only_dx, None, scratch);
+        assert_eq!(dx, only_dx);
+        (dx, dw)
+    }
+
+    fn check(&self, seed: u64) {
+        let n = self.targets.len();
+        let (d_logprob, d_entropy) = (random(n, seed + 2), random(n, seed + 3));
+        let exact = exact(&self.input());
+        let (dx, mut dw) = exact_gradient(&self.input(), &d_logprob, &d_entropy);
+        dw.iter_mut().for_each(|g| *g += 0.5);
+        for kernels in KernelSet::available() {
+            let dev = Device::new(kernels, 2);
+            let [logprob, lse, entropy] = self.forward(&dev);
+            assert_close("logprob", &logprob, &exact.logprob, 2e-6);
+            assert_close("lse", &lse, &exact.lse, 2e-6);
+            assert_close("entropy", &entropy, &exact.entropy, 5e-6);
+            let (fast_dx, fast_dw) = self.backward(&dev, &d_logprob, &d_entropy);
+            assert_close("dx", &fast_dx, &dx, 2e-5);
+            assert_close("dw", &fast_dw, &dw, 2e-5);
+        }
+    }
+}
+
+#[test]
+fn the_formula_agrees_with_finite_differences() {
+    let mut case = Case::new(3, 7, 4, 1.0, 1);
+    case.temperature = 0.7;
+    let (d_logprob, d_entropy) = (random(3, 2), random(3, 3));
+    let loss = |case: &Case| {
+        let exact = exact(&case.input());
+        let parts = |values: &[f64], d: &[f32]| -> f64 {
+            values.iter().zip(d).map(|(v, &d)| v * f64::from(d)).sum()
+        };
+        parts(&exact.logprob, &d_logprob) + parts(&exact.entropy, &d_entropy)
+    };
+    let (dx, dw) = exact_gradient(&case.input(), &d_logprob, &d_entropy);
+    let step = 1.0 / 1024.0;
+    for i in 0..dx.len() + dw.len() {
+        let mut at = |step: f32| {
+            let value = if i < dx.len() { &mut case.x[i] } else { &mut case.w[i - dx.len()] };
+            let kept = *value;
+            *value += step;
+            let moved = f64::from(*value);
+            let loss = loss(&case);
+            let value = if i < dx.len() { &mut case.x[i] } else { &mut case.w[i - dx.len()] };
+            *value = kept;
+            (loss, moved)
+        };
+        let ((high, right), (low, left)) = (at(step), at(-step));
+        let numeric = (high - low) / (right - left);
+        let g = if i < dx.len() { dx[i] } else { dw[i - dx.len()] };
+        assert!((numeric - g).abs() < 1e-5, "gradient {i} is {g}, differences give {numeric}");
+    }
+}
+
+#[test]
+fn a_large_vocabulary_agrees_with_f64() {
+    let case = Case::new(5, 49_152, 64, 4.0, 8);
+    let exact = exact(&case.input());
+    for kernels in KernelSet::available() {
+        let [logprob, lse, entropy] = case.forward(&Device::new(kernels, 2));
+        assert_close("logprob", &logprob, &exact.logprob, 1e-6);
+        assert_close("lse", &lse, &exact.lse, 1e-6);
+        assert_close("entropy", &entropy, &exact.entropy, 1e-6);
+    }
+}
+
+#[test]
+fn long_hidden_states_stay_within_tolerance() {
+    let case = Case::new(2, 300, 4096, 4.0, 8);
+    let exact = exact(&case.input());
+    let [logprob, ..] = case.forward(&Device::new(KernelSet::detect(), 1));
+    for (f, e) in logprob.iter().zip(&exact.logprob) {
+        assert!((f64::from(*f) - e).abs() < 1e-5, "{f} and {e}");
+    }
+}
+
+#[test]
+fn a_row_does_not_depend_on_others_or_on_threads() {
+    let case = Case::new(101, 700, 33, 3.0, 5);
+    for kernels in KernelSet::available() {
+        let all = case.forward(&Device::new(kernels, 1));
+        assert_eq!(all, case.forward(&Device::new(kernels, 3)));
+        for row in [0, 50, 100] {
+            let alone = Case {
+                x: case.x[row * 33..(row + 1) * 33].to_vec(),
+                targets: vec![case.targets[row]],
+                w: case.w.clone(),
+                ..case
+            };
+            let alone = alone.forward(&Device::new(kernels, 2));
+            assert_eq!(alone.map(|v| v[0]), [all[0][row], all[1][row], all[2][row]]);
+        }
+        let (d_logprob, d_entropy) = (random(101, 1), random(101, 2));
+        let one = case.backward(&Device::new(kernels, 1), &d_logprob, &d_entropy);
+        assert_eq!(one, case.backward(&Device::new(kernels, 3), &d_logprob, &d_entropy));
+    }
+}
+
+#[test]
+fn rows_without_gradient_are_left_out() {
+    let case = Case::new(60, 90, 16, 2.0, 3);
+    let dev = Device::new(KernelSet::detect(), 2);
+    let zeros = vec![0.0; 60];
+    let mut d_logprob = zeros.clone();
+    let (dx, dw) = case.backward(&dev, &d_logprob, &zeros);
+    assert!(dx.iter().all(|&d| d == 0.0) && dw.iter().all(|&d| d == 0.5));
+    d_logprob[17] = 1.5;
+    let (dx, dw) = case.backward(&dev, &d_logprob, &zeros);
+    let (exact_dx, mut exact_dw) = exact_gradient(&case.input(), &d_logprob, &zeros);
+    exact_dw.iter_mut().for_each(|g| *g += 0.5);
+    assert_close("dx", &dx, &exact_dx, 1e-5);
+    assert_close("dw", &dw, &exact_dw, 1e-5);
+    assert!(dx[..17 * 16].iter().all(|&d| d == 0.0));
+}
+
+#[test]
+fn several_sections_and_no_rows_work() {
+    // 4400 rows leave some 1900 tokens to a section.
+    let mut case = Case::new(4400, 2100, 8, 1.0, 4);
+    case.temperature = 1.3;
+    let (d_logprob, d_entropy) = (random(4400, 1), random(4400, 2));
+    let dev = Device::new(KernelSet::detect(), 2);
+    let (dx, dw) = case.backward(&dev, &d_logprob, &d_entropy);
+    let (exact_dx, mut exact_dw) = exact_gradient(&case.input(), &d_logprob, &d_entropy);
+    exact_dw.iter_mut().for_each(|g| *g += 0.5);
+    assert_close("dx", &dx, &exact_dx, 1e-5);
+    assert_close("dw", &dw, &exact_dw, 1e-5);
+    Case::new(0, 10, 8, 1.0, 4).check(1);
+}
+
+#[test]
+#[should_panic(expected = "row 1 asks for token 7 of 7")]
+fn targets_beyond_the_vocabulary_are_refused() {
+    let mut case = Case::new(2, 7, 4, 1.0, 1);
+    case.targets[1] = 7;
+    case.forward(&Device::new(KernelSet::Portable, 1));
+}
+
+#[test]
+#[should_panic(expected = "temperature is 0: it has to be above 0 and finite")]
+fn temperature_zero_is_refused() {
+    let case = Case { temperature: 0.0, ..Case::new(2, 7, 4, 1.0, 1) };
+    case.forward(&Device::new(KernelSet::Portable, 1));
+}
+
+#[test]
+fn stats_of_a_row_agree_with_f64() {
+    for len in [1, 7, 16, 100, 49_152] {
+        let mut logits = random(len, 3);
+        logits.iter_mut().for_each(|z| *z *= 20.0);
+        let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        let sum: f64 = logits.iter().map(|&z| f64::from(z).exp()).sum();
+        for kernels in KernelSet::available() {
+            let stats = log_softmax_stats(&Device::new(kernels, 1), &logits);
+            assert_eq!(stats.max, max);
+            assert!((f64::from(stats.lse) - sum.ln()).abs() < 2e-6 * sum.ln().abs().max(1.0));
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(40))]
+
+    #[test]
+    fn any_shape_agrees_with_f64(
+        n in 0usize..120,
+        vocab in 1usize..400,
+        dim in prop::sample::select(vec![1usize, 5, 16, 24, 32, 48]),
+        temperature in 0.5f32..2.0,
+        seed in 1u64..1000,
+    ) {
+        let case = Case { temperature, ..Case::new(n, vocab, dim, 3.0, seed) };
+        case.check(seed);
+    }
+}
