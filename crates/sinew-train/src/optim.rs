@@ -5,7 +5,7 @@
 
 use crate::policy::TrainTensor;
 use serde::{Deserialize, Serialize};
-use sinew_tensor::{Device, ops};
+use sinew_tensor::{Buffer, Device, ops};
 
 /// AdamW (Loshchilov & Hutter 2019). Weight decay is decoupled and scaled by the learning rate.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -168,12 +168,12 @@ impl Schedule {
 }
 
 /// First and second moments of one tensor.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 pub struct Moments {
     pub name: String,
     pub shape: Vec<usize>,
-    pub m: Vec<f32>,
-    pub v: Vec<f32>,
+    pub m: Buffer,
+    pub v: Buffer,
 }
 
 /// What became of an update.
@@ -275,8 +275,8 @@ impl Moments {
         Self {
             name: tensor.name.to_owned(),
             shape: tensor.shape.to_vec(),
-            m: vec![0.0; tensor.values.len()],
-            v: vec![0.0; tensor.values.len()],
+            m: Buffer::zeros(tensor.values.len()),
+            v: Buffer::zeros(tensor.values.len()),
         }
     }
 }

@@ -5,6 +5,7 @@ use crate::optim::Moments;
 use crate::policy::Policy;
 use crate::trainer::{Trainer, TrainerConfig};
 use serde::{Deserialize, Serialize};
+use sinew_tensor::Buffer;
 use sinew_types::TensorView;
 use std::path::PathBuf;
 
@@ -139,7 +140,8 @@ impl<P: Policy> Trainer<P> {
                 let name = format!("{kind}.{}", tensor.name);
                 let found = saved.remove(&name);
                 fits(found.as_ref(), &name)?;
-                Ok(found.map(|(_, values)| values).unwrap_or_default())
+                let (_, values) = found.unwrap_or_default();
+                Ok(Buffer::from_slice(&values))
             };
             moments.push(Moments {
                 name: tensor.name.to_owned(),

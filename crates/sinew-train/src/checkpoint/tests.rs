@@ -265,3 +265,63 @@ fn no_failing_operation_costs_the_previous_checkpoint() {
         assert!(failures > 15, "{failures} operations were made to fail");
     }
 }
+
+/// Writes go to the kernel's device that is always full.
+#[derive(Debug)]
+struct FullDisk;
+
+struct FullFile(fs::File);
+
+impl Write for FullFile {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.flush()
+    }
+}
+
+impl StorageFile for FullFile {
+    fn sync(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Storage for FullDisk {
+    fn create_dir(&self, path: &Path) -> io::Result<()> {
+        DiskStorage.create_dir(path)
+    }
+    fn create_file(&self, _: &Path) -> io::Result<Box<dyn StorageFile>> {
+        let file = fs::File::options().write(true).open("/dev/full")?;
+        Ok(Box::new(FullFile(file)))
+    }
+    fn sync_dir(&self, path: &Path) -> io::Result<()> {
+        DiskStorage.sync_dir(path)
+    }
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        DiskStorage.rename(from, to)
+    }
+    fn remove_dir(&self, path: &Path) -> io::Result<()> {
+        DiskStorage.remove_dir(path)
+    }
+    fn remove_file(&self, path: &Path) -> io::Result<()> {
+        DiskStorage.remove_file(path)
+    }
+}
+
+#[test]
+fn the_kernels_own_disk_full_error_is_recognized() {
+    let dir = tempfile::tempdir().unwrap();
+    save(&CheckpointStore::open(dir.path(), 1).unwrap(), 1).unwrap();
+    let store = CheckpointStore::with_storage(dir.path(), 1, Box::new(FullDisk)).unwrap();
+    let error = save(&store, 2).unwrap_err();
+    assert!(matches!(error, CheckpointError::DiskFull { .. }), "{error}");
+    assert_eq!(load_step(&store), Some((1, vec![])));
+    let left: Vec<_> = fs::read_dir(dir.path()).unwrap().collect();
+    assert_eq!(
+        left.len(),
+        2,
+        "the checkpoint and the pointer remain: {left:?}"
+    );
+}

@@ -73,6 +73,11 @@ fn three_updates_match_pytorch() {
     assert_eq!(optimizer.step(), 3);
 }
 
+fn moments(optimizer: &AdamW) -> Vec<Vec<f32>> {
+    let of = |m: &Moments| [m.m.to_vec(), m.v.to_vec()];
+    optimizer.moments.iter().flat_map(of).collect()
+}
+
 #[test]
 fn a_non_finite_gradient_changes_nothing() {
     let mut p = Tensor::new("a", true, &[1.0; 40]);
@@ -96,7 +101,8 @@ fn a_non_finite_gradient_changes_nothing() {
             let expected = Update::SkippedNonFinite { tensor: "b".into() };
             assert_eq!(update, expected);
             assert_eq!((&p.values, &q.values), (&before.0, &before.1));
-            assert_eq!((&optimizer.moments, optimizer.step()), (&before.2, 1));
+            assert_eq!(optimizer.step(), 1);
+            assert_eq!(moments(&optimizer), before.2);
         }
     }
 }
