@@ -2,7 +2,7 @@
 
 use crate::config::{ConfigError, ModelConfig};
 use crate::decoder::{Decoder, ForwardError, check_index, check_len, checked_tensor};
-use crate::params::{ParamLayout, TensorMismatch, check_source};
+use crate::params::{ParamLayout, TensorMismatch};
 use sinew_tensor::attention::{AttentionScratch, AttentionShape};
 use sinew_tensor::ops;
 use sinew_tensor::paged::{KvPool, PagedBatch, PagedSequence, paged_attention};
@@ -170,7 +170,7 @@ impl InferModel {
     ) -> Result<Self, InferModelError> {
         let decoder = Decoder::new(config, context)?;
         let layout = ParamLayout::new(config);
-        check_source(&layout, source)?;
+        layout.check(source)?;
         let c = config;
         let widest = [
             c.vocab * c.d_model,
@@ -198,7 +198,7 @@ impl InferModel {
         dev: &Device,
         source: &dyn TensorSource,
     ) -> Result<(), TensorMismatch> {
-        check_source(&self.layout, source)?;
+        self.layout.check(source)?;
         let mut loader = Loader {
             dev,
             source,

@@ -18,6 +18,7 @@ mod gguf;
 mod hub;
 mod infer;
 mod load;
+mod lora;
 mod package;
 mod params;
 mod resolve;
@@ -26,6 +27,7 @@ mod save;
 mod source;
 #[cfg(test)]
 mod testing;
+mod train;
 
 pub use config::{ConfigError, Family, ModelConfig, RopeScaling};
 pub use decoder::ForwardError;
@@ -33,8 +35,12 @@ pub use dequant::StoredType;
 pub use gguf::{Gguf, GgufArray, GgufError, GgufMetadata, GgufTensor, GgufValue};
 pub use infer::{InferBatch, InferModel, InferModelError, InferScratch};
 pub use load::{LoadError, LoadedModel, load_config, load_gguf_metadata, load_model};
-pub use params::{ParamEntry, ParamLayout, Params, TensorMismatch};
+pub use lora::{Lora, LoraConfig, LoraError, LoraLayout, Projection, merge_lora};
+pub use params::{ParamEntry, ParamLayout, Params, TensorMismatch, TensorTable};
 pub use resolve::{ModelFiles, Progress, ProgressSink, ResolveEnv, ResolveError, resolve_model};
 pub use safetensors::{Safetensors, SafetensorsError};
 pub use save::{SaveDtype, save_pretrained};
 pub use source::{FileSource, ReadAt};
+pub use train::{
+    Activations, Grads, Keep, Logprobs, OutputGrads, TrainModel, ValueGrads, ValueHead, Weights,
+};

@@ -11,7 +11,7 @@ use sinew_tensor::buffer::Buffer;
 use sinew_types::{TensorSource, TensorView};
 use std::collections::{BTreeSet, HashMap};
 use std::fmt;
-use std::ops::Range;
+use std::ops::{Deref, Range};
 use std::sync::Arc;
 
 /// Values in a 64-byte line; groups of tensors start on one.
@@ -44,6 +44,144 @@ impl ParamEntry {
     }
 }
 
+/// Tensors side by side in one flat buffer, ascending, some zeros of padding between them.
+#[derive(Clone, Debug, Default)]
+pub struct TensorTable {
+    entries: Vec<ParamEntry>,
+    index: HashMap<String, usize>,
+    total: usize,
+}
+
+impl TensorTable {
+    /// Places tensors side by side, from an aligned offset on; their common range.
+    pub(crate) fn group<const N: usize>(
+        &mut self,
+        tensors: [(String, Vec<usize>); N],
+    ) -> Range<usize> {
+        let start = self.total.next_multiple_of(ALIGN_VALUES);
+        let mut offset = start;
+        for (name, shape) in tensors {
+            let entry = ParamEntry {
+                name: name.clone(),
+                shape,
+                offset,
+            };
+            offset += entry.len();
+            self.index.insert(name, self.entries.len());
+            self.entries.push(entry);
+        }
+        self.total = offset;
+        start..offset
+    }
+
+    /// Every tensor in memory order.
+    pub fn entries(&self) -> &[ParamEntry] {
+        &self.entries
+    }
+
+    /// The tensor called `name`.
+    pub fn entry(&self, name: &str) -> Option<&ParamEntry> {
+        self.index.get(name).map(|&i| &self.entries[i])
+    }
+
+    /// Length of the flat buffer, padding included.
+    pub fn total(&self) -> usize {
+        self.total.next_multiple_of(ALIGN_VALUES)
+    }
+
+    /// Number of weights, padding left out.
+    pub fn weights(&self) -> usize {
+        self.entries.iter().map(ParamEntry::len).sum()
+    }
+
+    /// Every tensor with its part of `values` `[total]`.
+    pub fn split_mut<'a>(&'a self, values: &'a mut [f32]) -> Vec<(&'a ParamEntry, &'a mut [f32])> {
+        assert_eq!(values.len(), self.total(), "values of the whole buffer");
+        let (mut rest, mut at) = (values, 0);
+        let mut parts = Vec::with_capacity(self.entries.len());
+        for entry in &self.entries {
+            let (_, tail) = rest.split_at_mut(entry.offset - at);
+            let (part, tail) = tail.split_at_mut(entry.len());
+            parts.push((entry, part));
+            (rest, at) = (tail, entry.offset + entry.len());
+        }
+        parts
+    }
+
+    /// Compares a set of named tensors with this table.
+    pub fn compare<'a>(
+        &self,
+        found: impl Iterator<Item = (&'a str, &'a [usize])>,
+    ) -> Result<(), TensorMismatch> {
+        let mut mismatch = TensorMismatch::default();
+        let mut missing: BTreeSet<&str> = self.entries.iter().map(|e| e.name.as_str()).collect();
+        for (name, shape) in found {
+            let Some(entry) = self.entry(name) else {
+                mismatch.unexpected.push(name.to_owned());
+                continue;
+            };
+            missing.remove(name);
+            if entry.shape != shape {
+                let shapes = (name.to_owned(), shape.to_vec(), entry.shape.clone());
+                mismatch.misshaped.push(shapes);
+            }
+        }
+        mismatch.missing = missing.into_iter().map(str::to_owned).collect();
+        if mismatch == TensorMismatch::default() {
+            Ok(())
+        } else {
+            Err(mismatch)
+        }
+    }
+
+    /// Compares names, shapes and lengths of `source` with this table.
+    pub(crate) fn check(&self, source: &dyn TensorSource) -> Result<(), TensorMismatch> {
+        let names = source.names();
+        let view = |name: &String| Some((name.clone(), source.tensor(name)?));
+        let views: Vec<_> = names.iter().filter_map(view).collect();
+        self.compare(views.iter().map(|(name, view)| (name.as_str(), view.shape)))?;
+        let wrong =
+            |(_, v): &&(String, TensorView<'_>)| v.data.len() != v.shape.iter().product::<usize>();
+        match views.iter().find(wrong) {
+            None => Ok(()),
+            Some((name, v)) => Err(TensorMismatch {
+                misshaped: vec![(name.clone(), vec![v.data.len()], v.shape.to_vec())],
+                ..TensorMismatch::default()
+            }),
+        }
+    }
+
+    /// Copies every tensor of `source` into `values`; on `Err` nothing changed.
+    pub(crate) fn copy(
+        &self,
+        source: &dyn TensorSource,
+        values: &mut [f32],
+    ) -> Result<(), TensorMismatch> {
+        self.check(source)?;
+        for (entry, part) in self.split_mut(values) {
+            if let Some(view) = source.tensor(&entry.name) {
+                part.copy_from_slice(view.data);
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn names(&self) -> Vec<String> {
+        self.entries
+            .iter()
+            .map(|entry| entry.name.clone())
+            .collect()
+    }
+
+    pub(crate) fn view<'a>(&'a self, name: &str, values: &'a [f32]) -> Option<TensorView<'a>> {
+        let entry = self.entry(name)?;
+        Some(TensorView {
+            shape: &entry.shape,
+            data: &values[entry.range()],
+        })
+    }
+}
+
 /// Places of one layer's groups in the flat buffer.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct LayerRanges {
@@ -69,9 +207,7 @@ pub(crate) struct LayerRanges {
 #[derive(Clone, Debug)]
 pub struct ParamLayout {
     config: ModelConfig,
-    entries: Vec<ParamEntry>,
-    index: HashMap<String, usize>,
-    total: usize,
+    table: TensorTable,
     pub(crate) embed: Range<usize>,
     pub(crate) layers: Vec<LayerRanges>,
     pub(crate) final_norm: Range<usize>,
@@ -79,62 +215,36 @@ pub struct ParamLayout {
     pub(crate) lm_head: Option<Range<usize>>,
 }
 
-/// Lays tensors one after the other.
-#[derive(Default)]
-struct Builder {
-    entries: Vec<ParamEntry>,
-    total: usize,
-}
-
-impl Builder {
-    /// Places tensors side by side, from an aligned offset on; their common range.
-    fn group<const N: usize>(&mut self, tensors: [(String, Vec<usize>); N]) -> Range<usize> {
-        let start = self.total.next_multiple_of(ALIGN_VALUES);
-        let mut offset = start;
-        for (name, shape) in tensors {
-            let entry = ParamEntry {
-                name,
-                shape,
-                offset,
-            };
-            offset += entry.len();
-            self.entries.push(entry);
-        }
-        self.total = offset;
-        start..offset
-    }
-
-    fn layer(&mut self, c: &ModelConfig, layer: usize) -> LayerRanges {
-        let name = |part: &str| format!("model.layers.{layer}.{part}");
-        let (d, q, kv, ff) = (c.d_model, c.q_dim(), c.kv_dim(), c.d_ff);
-        LayerRanges {
-            attn_norm: self.group([(name("input_layernorm.weight"), vec![d])]),
-            qkv: self.group([
-                (name("self_attn.q_proj.weight"), vec![q, d]),
-                (name("self_attn.k_proj.weight"), vec![kv, d]),
-                (name("self_attn.v_proj.weight"), vec![kv, d]),
-            ]),
-            qkv_bias: c.qkv_bias.then(|| {
-                self.group([
-                    (name("self_attn.q_proj.bias"), vec![q]),
-                    (name("self_attn.k_proj.bias"), vec![kv]),
-                    (name("self_attn.v_proj.bias"), vec![kv]),
-                ])
-            }),
-            qk_norm: c.qk_norm.then(|| {
-                (
-                    self.group([(name("self_attn.q_norm.weight"), vec![c.head_dim])]),
-                    self.group([(name("self_attn.k_norm.weight"), vec![c.head_dim])]),
-                )
-            }),
-            o: self.group([(name("self_attn.o_proj.weight"), vec![d, q])]),
-            ffn_norm: self.group([(name("post_attention_layernorm.weight"), vec![d])]),
-            gate_up: self.group([
-                (name("mlp.gate_proj.weight"), vec![ff, d]),
-                (name("mlp.up_proj.weight"), vec![ff, d]),
-            ]),
-            down: self.group([(name("mlp.down_proj.weight"), vec![d, ff])]),
-        }
+fn layer_ranges(table: &mut TensorTable, c: &ModelConfig, layer: usize) -> LayerRanges {
+    let name = |part: &str| format!("model.layers.{layer}.{part}");
+    let (d, q, kv, ff) = (c.d_model, c.q_dim(), c.kv_dim(), c.d_ff);
+    LayerRanges {
+        attn_norm: table.group([(name("input_layernorm.weight"), vec![d])]),
+        qkv: table.group([
+            (name("self_attn.q_proj.weight"), vec![q, d]),
+            (name("self_attn.k_proj.weight"), vec![kv, d]),
+            (name("self_attn.v_proj.weight"), vec![kv, d]),
+        ]),
+        qkv_bias: c.qkv_bias.then(|| {
+            table.group([
+                (name("self_attn.q_proj.bias"), vec![q]),
+                (name("self_attn.k_proj.bias"), vec![kv]),
+                (name("self_attn.v_proj.bias"), vec![kv]),
+            ])
+        }),
+        qk_norm: c.qk_norm.then(|| {
+            (
+                table.group([(name("self_attn.q_norm.weight"), vec![c.head_dim])]),
+                table.group([(name("self_attn.k_norm.weight"), vec![c.head_dim])]),
+            )
+        }),
+        o: table.group([(name("self_attn.o_proj.weight"), vec![d, q])]),
+        ffn_norm: table.group([(name("post_attention_layernorm.weight"), vec![d])]),
+        gate_up: table.group([
+            (name("mlp.gate_proj.weight"), vec![ff, d]),
+            (name("mlp.up_proj.weight"), vec![ff, d]),
+        ]),
+        down: table.group([(name("mlp.down_proj.weight"), vec![d, ff])]),
     }
 }
 
@@ -142,24 +252,18 @@ impl ParamLayout {
     /// The layout of a decoder.
     pub fn new(config: &ModelConfig) -> Self {
         let c = config;
-        let mut builder = Builder::default();
+        let mut table = TensorTable::default();
         let matrix = vec![c.vocab, c.d_model];
-        let embed = builder.group([("model.embed_tokens.weight".to_owned(), matrix.clone())]);
-        let layers = (0..c.layers).map(|layer| builder.layer(c, layer)).collect();
-        let final_norm = builder.group([("model.norm.weight".to_owned(), vec![c.d_model])]);
-        let lm_head =
-            (!c.tied_embeddings).then(|| builder.group([("lm_head.weight".to_owned(), matrix)]));
-        let index = builder
-            .entries
-            .iter()
-            .enumerate()
-            .map(|(i, e)| (e.name.clone(), i))
+        let embed = table.group([("model.embed_tokens.weight".to_owned(), matrix.clone())]);
+        let layers = (0..c.layers)
+            .map(|layer| layer_ranges(&mut table, c, layer))
             .collect();
+        let final_norm = table.group([("model.norm.weight".to_owned(), vec![c.d_model])]);
+        let lm_head =
+            (!c.tied_embeddings).then(|| table.group([("lm_head.weight".to_owned(), matrix)]));
         Self {
             config: c.clone(),
-            index,
-            total: builder.total.next_multiple_of(ALIGN_VALUES),
-            entries: builder.entries,
+            table,
             embed,
             layers,
             final_norm,
@@ -172,59 +276,16 @@ impl ParamLayout {
         &self.config
     }
 
-    /// Every tensor in memory order.
-    pub fn entries(&self) -> &[ParamEntry] {
-        &self.entries
-    }
-
-    /// The tensor called `name`.
-    pub fn entry(&self, name: &str) -> Option<&ParamEntry> {
-        self.index.get(name).map(|&i| &self.entries[i])
-    }
-
-    /// Length of the flat buffer, padding included.
-    pub fn total(&self) -> usize {
-        self.total
-    }
-
-    /// Number of weights, padding left out.
-    pub fn weights(&self) -> usize {
-        self.entries.iter().map(ParamEntry::len).sum()
-    }
-
     /// The output projection: its own tensor, or the embeddings.
     pub(crate) fn head(&self) -> Range<usize> {
         self.lm_head.clone().unwrap_or_else(|| self.embed.clone())
     }
+}
 
-    /// Compares a set of named tensors with this layout.
-    pub fn compare<'a>(
-        &self,
-        found: impl Iterator<Item = (&'a str, &'a [usize])>,
-    ) -> Result<(), TensorMismatch> {
-        let mut mismatch = TensorMismatch::default();
-        let mut missing: BTreeSet<&str> = self.entries.iter().map(|e| e.name.as_str()).collect();
-        for (name, shape) in found {
-            match self.entry(name) {
-                None => mismatch.unexpected.push(name.to_owned()),
-                Some(entry) => {
-                    missing.remove(name);
-                    if entry.shape != shape {
-                        mismatch.misshaped.push((
-                            name.to_owned(),
-                            shape.to_vec(),
-                            entry.shape.clone(),
-                        ));
-                    }
-                }
-            }
-        }
-        mismatch.missing = missing.into_iter().map(str::to_owned).collect();
-        if mismatch == TensorMismatch::default() {
-            Ok(())
-        } else {
-            Err(mismatch)
-        }
+impl Deref for ParamLayout {
+    type Target = TensorTable;
+    fn deref(&self) -> &TensorTable {
+        &self.table
     }
 }
 
@@ -297,7 +358,7 @@ impl Params {
             } else if !name.ends_with(".bias") {
                 let writes = name.ends_with("o_proj.weight") || name.ends_with("down_proj.weight");
                 let deviation = if writes { residual } else { 0.02 };
-                Normal::new(seed, i as u64).fill(values, deviation);
+                Random::new(seed, i as u64).fill_normal(values, deviation);
             }
         }
         params
@@ -315,13 +376,7 @@ impl Params {
 
     /// Overwrites all weights with those of `source`; on `Err` nothing changed.
     pub fn copy_from(&mut self, source: &dyn TensorSource) -> Result<(), TensorMismatch> {
-        check_source(&self.layout, source)?;
-        for entry in self.layout.entries() {
-            if let Some(view) = source.tensor(&entry.name) {
-                self.values[entry.range()].copy_from_slice(view.data);
-            }
-        }
-        Ok(())
+        self.layout.copy(source, &mut self.values)
     }
 
     /// The decoder that these are the weights of.
@@ -344,6 +399,11 @@ impl Params {
         &mut self.values
     }
 
+    /// Every tensor with its values.
+    pub fn tensors_mut(&mut self) -> Vec<(&ParamEntry, &mut [f32])> {
+        self.layout.split_mut(&mut self.values)
+    }
+
     /// The values of one tensor.
     pub fn get_mut(&mut self, name: &str) -> Option<&mut [f32]> {
         let range = self.layout.entry(name)?.range();
@@ -353,58 +413,22 @@ impl Params {
 
 impl TensorSource for Params {
     fn names(&self) -> Vec<String> {
-        self.layout
-            .entries()
-            .iter()
-            .map(|entry| entry.name.clone())
-            .collect()
+        self.layout.names()
     }
 
     fn tensor(&self, name: &str) -> Option<TensorView<'_>> {
-        let entry = self.layout.entry(name)?;
-        Some(TensorView {
-            shape: &entry.shape,
-            data: &self.values[entry.range()],
-        })
+        self.layout.view(name, &self.values)
     }
 }
 
-/// Checks names, shapes and lengths of `source` against `layout`.
-pub(crate) fn check_source(
-    layout: &ParamLayout,
-    source: &dyn TensorSource,
-) -> Result<(), TensorMismatch> {
-    let names = source.names();
-    let views = names
-        .iter()
-        .filter_map(|name| Some((name.as_str(), source.tensor(name)?.shape)));
-    layout.compare(views)?;
-    let short = |name: &&String| {
-        source
-            .tensor(name)
-            .is_some_and(|v| v.data.len() != v.shape.iter().product::<usize>())
-    };
-    match names.iter().find(short) {
-        None => Ok(()),
-        Some(name) => Err(TensorMismatch {
-            misshaped: source
-                .tensor(name)
-                .map(|v| (name.clone(), vec![v.data.len()], v.shape.to_vec()))
-                .into_iter()
-                .collect(),
-            ..TensorMismatch::default()
-        }),
-    }
-}
+/// Random numbers by SplitMix64 (Steele et al. 2014), a stream for each tensor.
+pub(crate) struct Random(u64);
 
-/// Normal deviates by Box-Muller over SplitMix64 (Steele et al. 2014), a stream for each tensor.
-pub(crate) struct Normal(u64);
-
-impl Normal {
+impl Random {
     pub(crate) fn new(seed: u64, stream: u64) -> Self {
-        let mut normal = Self(seed ^ stream.wrapping_mul(0xd134_2543_de82_ef95));
-        normal.next();
-        normal
+        let mut random = Self(seed ^ stream.wrapping_mul(0xd134_2543_de82_ef95));
+        random.next();
+        random
     }
 
     fn next(&mut self) -> u64 {
@@ -420,7 +444,8 @@ impl Normal {
         ((self.next() >> 11) + 1) as f64 / (1u64 << 53) as f64
     }
 
-    pub(crate) fn fill(&mut self, out: &mut [f32], deviation: f32) {
+    /// Normal deviates (Box and Muller 1958).
+    pub(crate) fn fill_normal(&mut self, out: &mut [f32], deviation: f32) {
         for pair in out.chunks_mut(2) {
             let radius = (-2.0 * self.unit().ln()).sqrt();
             let (sin, cos) = (2.0 * std::f64::consts::PI * self.unit()).sin_cos();
@@ -428,6 +453,12 @@ impl Normal {
                 *value = (radius * part) as f32 * deviation;
             }
         }
+    }
+
+    /// Uniform in (-bound, bound].
+    pub(crate) fn fill_uniform(&mut self, out: &mut [f32], bound: f32) {
+        out.iter_mut()
+            .for_each(|value| *value = (2.0 * self.unit() - 1.0) as f32 * bound);
     }
 }
 

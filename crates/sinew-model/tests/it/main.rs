@@ -5,4 +5,6 @@ mod files;
 #[cfg(feature = "hub")]
 mod hub;
 mod infer;
+mod lora;
 mod support;
+mod train;

@@ -1,0 +1,409 @@
+//! Low-rank adapters (Hu et al. 2021): `y = x Wᵀ + (alpha / rank) (x Aᵀ) Bᵀ` with W frozen.
+//!
+//! Names and files are those of PEFT, so that adapters load there and its adapters load here.
+
+use crate::config::ModelConfig;
+use crate::load::LoadError;
+use crate::params::{ParamEntry, Params, Random, TensorMismatch, TensorTable};
+use crate::safetensors::Safetensors;
+use crate::save::{SaveDtype, write_dir, write_file, write_tensors};
+use serde_json::json;
+use sinew_tensor::{Buffer, Device, Mat, MatMut};
+use sinew_types::{TensorSource, TensorView};
+use std::collections::HashMap;
+use std::ops::Range;
+use std::path::Path;
+use std::sync::Arc;
+
+/// A linear layer that can carry an adapter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Projection {
+    Q,
+    K,
+    V,
+    O,
+    Gate,
+    Up,
+    Down,
+}
+
+impl Projection {
+    /// All of them, in the order of the layout.
+    pub const ALL: [Self; 7] = [
+        Self::Q,
+        Self::K,
+        Self::V,
+        Self::O,
+        Self::Gate,
+        Self::Up,
+        Self::Down,
+    ];
+
+    /// Name of the module, as in `target_modules` of PEFT.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Q => "q_proj",
+            Self::K => "k_proj",
+            Self::V => "v_proj",
+            Self::O => "o_proj",
+            Self::Gate => "gate_proj",
+            Self::Up => "up_proj",
+            Self::Down => "down_proj",
+        }
+    }
+
+    /// From the name of the module.
+    pub fn parse(name: &str) -> Result<Self, LoraError> {
+        let found = Self::ALL
+            .into_iter()
+            .find(|projection| projection.name() == name);
+        found.ok_or_else(|| LoraError::Target(name.to_owned()))
+    }
+
+    fn path(self) -> String {
+        let block = match self {
+            Self::Q | Self::K | Self::V | Self::O => "self_attn",
+            Self::Gate | Self::Up | Self::Down => "mlp",
+        };
+        format!("{block}.{}", self.name())
+    }
+
+    /// Input and output width.
+    fn widths(self, c: &ModelConfig) -> (usize, usize) {
+        match self {
+            Self::Q => (c.d_model, c.q_dim()),
+            Self::K | Self::V => (c.d_model, c.kv_dim()),
+            Self::O => (c.q_dim(), c.d_model),
+            Self::Gate | Self::Up => (c.d_model, c.d_ff),
+            Self::Down => (c.d_ff, c.d_model),
+        }
+    }
+}
+
+/// Why adapters are not usable.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum LoraError {
+    #[error(
+        "LoRA target `{0}` is unknown: use q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj"
+    )]
+    Target(String),
+    #[error("LoRA has no target: name at least one projection")]
+    NoTarget,
+    #[error("LoRA target `{0}` is named twice")]
+    Twice(&'static str),
+    #[error("LoRA rank is {0}, expected 1 to 1024")]
+    Rank(usize),
+    #[error("LoRA alpha is {0}, expected a number above 0")]
+    Alpha(f32),
+    #[error("adapter_config.json: {0}")]
+    Config(String),
+}
+
+/// Which adapters there are.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LoraConfig {
+    pub rank: usize,
+    /// The adapter's output is scaled by `alpha / rank`.
+    pub alpha: f32,
+    pub targets: Vec<Projection>,
+}
+
+impl LoraConfig {
+    /// Refuses what cannot be computed.
+    pub fn validate(&self) -> Result<(), LoraError> {
+        if !(1..=1024).contains(&self.rank) {
+            return Err(LoraError::Rank(self.rank));
+        }
+        if !(self.alpha.is_finite() && self.alpha > 0.0) {
+            return Err(LoraError::Alpha(self.alpha));
+        }
+        if self.targets.is_empty() {
+            return Err(LoraError::NoTarget);
+        }
+        let mut sorted = self.targets.clone();
+        sorted.sort_unstable();
+        match sorted.windows(2).find(|pair| pair[0] == pair[1]) {
+            Some(pair) => Err(LoraError::Twice(pair[0].name())),
+            None => Ok(()),
+        }
+    }
+
+    fn scale(&self) -> f32 {
+        self.alpha / self.rank as f32
+    }
+
+    /// `adapter_config.json` of PEFT; `base_model` is the name or path it records.
+    pub fn to_json(&self, base_model: &str) -> String {
+        let targets: Vec<_> = self.targets.iter().map(|target| target.name()).collect();
+        let value = json!({
+            "peft_type": "LORA",
+            "task_type": "CAUSAL_LM",
+            "base_model_name_or_path": base_model,
+            "r": self.rank,
+            "lora_alpha": self.alpha,
+            "lora_dropout": 0.0,
+            "bias": "none",
+            "fan_in_fan_out": false,
+            "inference_mode": true,
+            "target_modules": targets,
+        });
+        format!("{value:#}")
+    }
+
+    /// Reads an `adapter_config.json`.
+    pub fn from_json(text: &str) -> Result<Self, LoraError> {
+        let bad = |text: String| LoraError::Config(text);
+        let value: serde_json::Value =
+            serde_json::from_str(text).map_err(|error| bad(error.to_string()))?;
+        for field in ["use_rslora", "use_dora", "fan_in_fan_out"] {
+            if value[field] == true {
+                return Err(bad(format!("`{field}` is not supported")));
+            }
+        }
+        for field in ["rank_pattern", "alpha_pattern"] {
+            if value[field].as_object().is_some_and(|map| !map.is_empty()) {
+                return Err(bad(format!("`{field}` is not supported: one rank for all")));
+            }
+        }
+        let rank = value["r"]
+            .as_u64()
+            .ok_or_else(|| bad("`r` is no number".to_owned()))?;
+        let alpha = value["lora_alpha"].as_f64();
+        let names = value["target_modules"].as_array();
+        let names = names.ok_or_else(|| bad("`target_modules` is no list".to_owned()))?;
+        let mut targets = names
+            .iter()
+            .map(|name| Projection::parse(name.as_str().unwrap_or_default()))
+            .collect::<Result<Vec<_>, _>>()?;
+        targets.sort_unstable();
+        let config = Self {
+            rank: rank as usize,
+            alpha: alpha.ok_or_else(|| bad("`lora_alpha` is no number".to_owned()))? as f32,
+            targets,
+        };
+        config.validate()?;
+        Ok(config)
+    }
+}
+
+/// Where the adapters' tensors lie in their flat buffer.
+#[derive(Clone, Debug)]
+pub struct LoraLayout {
+    table: TensorTable,
+    adapters: HashMap<(usize, Projection), (Range<usize>, Range<usize>)>,
+}
+
+impl LoraLayout {
+    fn new(config: &LoraConfig, model: &ModelConfig) -> Self {
+        let mut table = TensorTable::default();
+        let mut adapters = HashMap::new();
+        for layer in 0..model.layers {
+            for projection in Projection::ALL
+                .into_iter()
+                .filter(|p| config.targets.contains(p))
+            {
+                let path = projection.path();
+                let name = |part: &str| {
+                    format!("base_model.model.model.layers.{layer}.{path}.lora_{part}.weight")
+                };
+                let (input, output) = projection.widths(model);
+                let a = table.group([(name("A"), vec![config.rank, input])]);
+                let b = table.group([(name("B"), vec![output, config.rank])]);
+                adapters.insert((layer, projection), (a, b));
+            }
+        }
+        Self { table, adapters }
+    }
+
+    /// Places of A and B.
+    pub(crate) fn places(
+        &self,
+        layer: usize,
+        projection: Projection,
+    ) -> Option<(Range<usize>, Range<usize>)> {
+        self.adapters.get(&(layer, projection)).cloned()
+    }
+
+    /// The tensors by their PEFT names.
+    pub fn table(&self) -> &TensorTable {
+        &self.table
+    }
+}
+
+/// One adapter.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Adapter<'a> {
+    /// `[rank, in]`
+    pub(crate) a: &'a [f32],
+    /// `[out, rank]`
+    pub(crate) b: &'a [f32],
+    pub(crate) rank: usize,
+    /// `alpha / rank`
+    pub(crate) scale: f32,
+}
+
+/// Adapters of a decoder, in one flat buffer.
+#[derive(Clone, Debug)]
+pub struct Lora {
+    config: LoraConfig,
+    model: ModelConfig,
+    layout: Arc<LoraLayout>,
+    values: Buffer,
+}
+
+impl Lora {
+    /// Fresh adapters: A uniform within `1 / sqrt(in)` (as PEFT starts), B zero, so that the
+    /// model is unchanged.
+    pub fn random(config: &LoraConfig, model: &ModelConfig, seed: u64) -> Result<Self, LoraError> {
+        let mut lora = Self::zeros(config, model)?;
+        for (i, (entry, values)) in lora.tensors_mut().into_iter().enumerate() {
+            if entry.name.ends_with("lora_A.weight") {
+                let bound = 1.0 / (entry.shape[1] as f32).sqrt();
+                Random::new(seed, i as u64).fill_uniform(values, bound);
+            }
+        }
+        Ok(lora)
+    }
+
+    fn zeros(config: &LoraConfig, model: &ModelConfig) -> Result<Self, LoraError> {
+        config.validate()?;
+        let layout = Arc::new(LoraLayout::new(config, model));
+        let values = Buffer::zeros(layout.table.total());
+        Ok(Self {
+            config: config.clone(),
+            model: model.clone(),
+            layout,
+            values,
+        })
+    }
+
+    /// Reads a directory as PEFT (or [`Lora::save`]) writes it, for the decoder `model`.
+    pub fn load(dir: &Path, model: &ModelConfig) -> Result<Self, LoadError> {
+        let failed = |reason: String| LoadError::Save {
+            path: dir.to_owned(),
+            reason,
+        };
+        let path = dir.join("adapter_config.json");
+        let io = |error| LoadError::Io {
+            path: path.clone(),
+            error,
+        };
+        let text = std::fs::read_to_string(&path).map_err(io)?;
+        let config = LoraConfig::from_json(&text).map_err(|error| failed(error.to_string()))?;
+        let mut lora = Self::zeros(&config, model).map_err(|error| failed(error.to_string()))?;
+        let weights = Safetensors::open_file(&dir.join("adapter_model.safetensors"))?;
+        let layout = Arc::clone(&lora.layout);
+        layout
+            .table
+            .compare(weights.shapes())
+            .map_err(|error| LoadError::Mismatch {
+                path: dir.to_owned(),
+                error,
+            })?;
+        for (entry, values) in layout.table.split_mut(&mut lora.values) {
+            weights.read_tensor(&entry.name, values)?;
+        }
+        Ok(lora)
+    }
+
+    /// Writes `adapter_model.safetensors` and `adapter_config.json` into `dir`, which must not
+    /// exist or be empty; it appears complete or not at all.
+    pub fn save(&self, dir: &Path, base_model: &str) -> Result<(), LoadError> {
+        write_dir(dir, |staging| {
+            let weights = staging.join("adapter_model.safetensors");
+            write_tensors(&weights, self, SaveDtype::F32)?;
+            let config = self.config.to_json(base_model);
+            write_file(&staging.join("adapter_config.json"), config.as_bytes())
+        })
+    }
+
+    /// Overwrites all adapters with those of `source`; on `Err` nothing changed.
+    pub fn copy_from(&mut self, source: &dyn TensorSource) -> Result<(), TensorMismatch> {
+        self.layout.table.copy(source, &mut self.values)
+    }
+
+    /// Rank, scale and targets.
+    pub fn config(&self) -> &LoraConfig {
+        &self.config
+    }
+
+    /// Where the tensors lie.
+    pub fn layout(&self) -> &Arc<LoraLayout> {
+        &self.layout
+    }
+
+    /// The decoder that they adapt.
+    pub fn model(&self) -> &ModelConfig {
+        &self.model
+    }
+
+    /// All values, padding included.
+    pub fn values(&self) -> &[f32] {
+        &self.values
+    }
+
+    /// All values for an update in place. Padding must stay 0.
+    pub fn values_mut(&mut self) -> &mut [f32] {
+        &mut self.values
+    }
+
+    /// Every tensor with its values.
+    pub fn tensors_mut(&mut self) -> Vec<(&ParamEntry, &mut [f32])> {
+        self.layout.table.split_mut(&mut self.values)
+    }
+
+    pub(crate) fn adapter(&self, layer: usize, projection: Projection) -> Option<Adapter<'_>> {
+        let (a, b) = self.layout.places(layer, projection)?;
+        Some(Adapter {
+            a: &self.values[a],
+            b: &self.values[b],
+            rank: self.config.rank,
+            scale: self.config.scale(),
+        })
+    }
+}
+
+impl TensorSource for Lora {
+    fn names(&self) -> Vec<String> {
+        self.layout.table.names()
+    }
+
+    fn tensor(&self, name: &str) -> Option<TensorView<'_>> {
+        self.layout.table.view(name, &self.values)
+    }
+}
+
+/// `merged = base + adapters`: weights that compute the same without adapters. Overwrites `merged`.
+///
+/// # Errors
+/// When the three are not of one decoder.
+pub fn merge_lora(
+    dev: &Device,
+    base: &Params,
+    lora: &Lora,
+    merged: &mut Params,
+) -> Result<(), TensorMismatch> {
+    merged.copy_from(base)?;
+    let config = base.config().clone();
+    let model = LoraLayout::new(&lora.config, &config);
+    model.table.check(lora)?;
+    let mut scaled = Vec::new();
+    for layer in 0..config.layers {
+        for projection in Projection::ALL {
+            let Some(adapter) = lora.adapter(layer, projection) else {
+                continue;
+            };
+            let name = format!("model.layers.{layer}.{}.weight", projection.path());
+            let Some(w) = merged.get_mut(&name) else {
+                continue;
+            };
+            let (input, output) = projection.widths(&config);
+            scaled.clear();
+            scaled.extend(adapter.b.iter().map(|b| b * adapter.scale));
+            let b = Mat::new(&scaled, output, adapter.rank);
+            let a = Mat::new(adapter.a, adapter.rank, input);
+            dev.matmul_nn(b, a, MatMut::new(w, output, input), true);
+        }
+    }
+    Ok(())
+}

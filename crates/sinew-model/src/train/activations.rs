@@ -1,0 +1,210 @@
+//! Memory of a training pass: taken once, reused by every pass that fits.
+
+use crate::config::ModelConfig;
+use crate::decoder::ForwardError;
+use sinew_tensor::attention::{AttentionScratch, TreeLayout};
+use sinew_tensor::logprob::LogprobScratch;
+use sinew_tensor::{Buffer, Scratch};
+use sinew_types::TokenId;
+
+/// What a forward pass keeps for the backward pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Keep {
+    /// Everything: fastest; see [`Activations::bytes_per_row`].
+    All,
+    /// The input of each layer; the backward pass computes each layer again, a third more work.
+    LayerInputs,
+    /// Nothing: log-probabilities without gradients.
+    Nothing,
+}
+
+/// What one layer's backward pass reads beside its input. Rows first in all shapes.
+#[derive(Debug, Default)]
+pub(super) struct LayerActs {
+    /// `[q + k + v]`, normalized and rotated.
+    pub(super) qkv: Buffer,
+    /// `[q + k + v]` before the q/k norms; empty for models without.
+    pub(super) qkv_raw: Buffer,
+    /// `[heads]` and `[kv_heads]` of those norms.
+    pub(super) q_rstd: Buffer,
+    pub(super) k_rstd: Buffer,
+    /// `[q]`: attention's output.
+    pub(super) attended: Buffer,
+    /// `[heads]`
+    pub(super) lse: Buffer,
+    /// `[d]`: residual stream between attention and feed-forward.
+    pub(super) x_mid: Buffer,
+    /// `[2 ff]`
+    pub(super) gate_up: Buffer,
+}
+
+impl LayerActs {
+    fn new(c: &ModelConfig, rows: usize) -> Self {
+        let normed = if c.qk_norm { rows } else { 0 };
+        Self {
+            qkv: Buffer::zeros(rows * c.qkv_dim()),
+            qkv_raw: Buffer::zeros(normed * c.qkv_dim()),
+            q_rstd: Buffer::zeros(normed * c.heads),
+            k_rstd: Buffer::zeros(normed * c.kv_heads),
+            attended: Buffer::zeros(rows * c.q_dim()),
+            lse: Buffer::zeros(rows * c.heads),
+            x_mid: Buffer::zeros(rows * c.d_model),
+            gate_up: Buffer::zeros(rows * 2 * c.d_ff),
+        }
+    }
+
+    fn values_per_row(c: &ModelConfig) -> usize {
+        let normed = if c.qk_norm {
+            c.qkv_dim() + c.heads + c.kv_heads
+        } else {
+            0
+        };
+        c.qkv_dim() + normed + c.q_dim() + c.heads + c.d_model + 2 * c.d_ff
+    }
+}
+
+/// Buffers that every layer uses anew.
+#[derive(Debug, Default)]
+pub(super) struct Work {
+    /// `[rows, d]`: normalized input of a projection.
+    pub(super) h: Scratch,
+    /// `[rows]`
+    pub(super) rstd: Scratch,
+    /// `[rows, ff]`: gated values.
+    pub(super) gated: Scratch,
+    /// `[rows, d]`: gradient of the residual stream.
+    pub(super) dx: Scratch,
+    /// `[rows, d]`: gradient of `h`.
+    pub(super) dh: Scratch,
+    /// `[rows, max(ff, q)]`: gradient of the gated values, or of attention's output.
+    pub(super) d_inner: Scratch,
+    /// `[rows, max(2 ff, q + k + v)]`
+    pub(super) d_outer: Scratch,
+    /// `[rows, q + k + v]`, for models with q/k norms.
+    pub(super) d_raw: Scratch,
+    /// Gradients of norms that nobody wants.
+    pub(super) unused: Scratch,
+    pub(super) lora: LoraWork,
+    pub(super) attention: AttentionScratch,
+    pub(super) logprob: LogprobScratch,
+}
+
+/// `[rows, rank]` each.
+#[derive(Debug, Default)]
+pub(super) struct LoraWork {
+    pub(super) inner: Scratch,
+    pub(super) d_inner: Scratch,
+}
+
+/// Rows at which something is asked, with their last hidden states.
+#[derive(Debug, Default)]
+pub(super) struct Asked {
+    pub(super) rows: Vec<u32>,
+    /// `[asked, d]` before the last norm.
+    pub(super) x: Scratch,
+    /// `[asked, d]` after it.
+    pub(super) h: Scratch,
+    /// `[asked]`
+    pub(super) rstd: Scratch,
+    /// `[asked, d]` each.
+    pub(super) dh: Scratch,
+    pub(super) dx: Scratch,
+}
+
+/// State and memory of the last forward pass.
+#[derive(Debug)]
+pub struct Activations {
+    pub(super) keep: Keep,
+    /// Rows for which there is room.
+    capacity: usize,
+    pub(super) tokens: Vec<TokenId>,
+    pub(super) layout: Option<TreeLayout>,
+    /// Input of each layer and of the last norm, `[rows, d]`; one alone with [`Keep::Nothing`].
+    pub(super) xs: Vec<Buffer>,
+    /// For each layer with [`Keep::All`], else one.
+    pub(super) layers: Vec<LayerActs>,
+    pub(super) work: Work,
+    pub(super) items: Asked,
+    pub(super) targets: Vec<TokenId>,
+    pub(super) logprob: Vec<f32>,
+    pub(super) lse: Vec<f32>,
+    /// Empty when it was not asked for.
+    pub(super) entropy: Vec<f32>,
+    pub(super) values: Asked,
+}
+
+impl Activations {
+    /// No memory yet: it grows with the largest pass.
+    pub fn new(keep: Keep) -> Self {
+        Self {
+            keep,
+            capacity: 0,
+            tokens: Vec::new(),
+            layout: None,
+            xs: Vec::new(),
+            layers: Vec::new(),
+            work: Work::default(),
+            items: Asked::default(),
+            targets: Vec::new(),
+            logprob: Vec::new(),
+            lse: Vec::new(),
+            entropy: Vec::new(),
+            values: Asked::default(),
+        }
+    }
+
+    /// What it keeps.
+    pub fn keep(&self) -> Keep {
+        self.keep
+    }
+
+    /// Bytes that a row of a pass takes, working buffers included, output projection left out.
+    pub fn bytes_per_row(config: &ModelConfig, keep: Keep) -> usize {
+        let c = config;
+        let layer = LayerActs::values_per_row(c);
+        let (layers, inputs, backward) = match keep {
+            Keep::All => (c.layers, c.layers + 1, true),
+            Keep::LayerInputs => (1, c.layers + 1, true),
+            Keep::Nothing => (1, 1, false),
+        };
+        let forward = c.d_model + c.d_ff;
+        let d_raw = if c.qk_norm { c.qkv_dim() } else { 0 };
+        let back = 2 * c.d_model + c.d_ff.max(c.q_dim()) + (2 * c.d_ff).max(c.qkv_dim()) + d_raw;
+        let work = forward + if backward { back } else { 0 };
+        (layers * layer + inputs * c.d_model + work) * size_of::<f32>()
+    }
+
+    /// Room for `rows` rows; keeps what is there when it suffices.
+    pub(super) fn reserve(&mut self, c: &ModelConfig, rows: usize) {
+        let layers = if self.keep == Keep::All { c.layers } else { 1 };
+        let inputs = if self.keep == Keep::Nothing {
+            1
+        } else {
+            c.layers + 1
+        };
+        let fits = self.layers.len() == layers
+            && self.xs.len() == inputs
+            && self.layers[0].x_mid.len() == self.capacity * c.d_model;
+        if fits && rows <= self.capacity {
+            return;
+        }
+        // Somewhat more than asked, so that slowly growing passes do not take memory each time.
+        self.capacity = rows + rows / 8;
+        // The old memory goes before the new is taken.
+        self.layers = Vec::new();
+        self.xs = Vec::new();
+        self.layers = (0..layers)
+            .map(|_| LayerActs::new(c, self.capacity))
+            .collect();
+        self.xs = (0..inputs)
+            .map(|_| Buffer::zeros(self.capacity * c.d_model))
+            .collect();
+    }
+
+    /// Layout and rows of the last forward pass.
+    pub(super) fn current(&self) -> Result<TreeLayout, ForwardError> {
+        self.layout
+            .clone()
+            .ok_or(ForwardError::State("no forward pass was made"))
+    }
+}

@@ -1,0 +1,290 @@
+//! The backward pass: from the gradients of log-probabilities, entropies and values to those of
+//! the weights or adapters.
+
+use super::activations::{Activations, Asked, Keep, LayerActs, Work};
+use super::linear::Group;
+use super::value::{ValueGrads, ValueHead};
+use super::{Grads, GradsOf, Pass, TrainModel, Weights};
+use crate::decoder::{ForwardError, check_len};
+use sinew_tensor::attention::{BackwardInput, TreeLayout, tree_attention_backward};
+use sinew_tensor::logprob::{LinearLogprob, LogprobGrad, linear_logprob_backward};
+use sinew_tensor::{Mat, MatMut, ops};
+use std::ops::Range;
+
+/// Gradients of the loss by a pass's outputs.
+#[derive(Debug, Default)]
+pub struct OutputGrads<'a> {
+    /// By each item's log-probability, `[items]`; empty when no items were asked for.
+    pub d_logprob: &'a [f32],
+    /// By each item's entropy, `[items]`; empty when it does not enter the loss.
+    pub d_entropy: &'a [f32],
+    /// By the values of the last [`TrainModel::values`], with the head and its gradients.
+    pub values: Option<(&'a ValueHead, &'a [f32], &'a mut ValueGrads)>,
+}
+
+impl TrainModel {
+    /// Adds the gradients of the last forward pass to `grads`: of all weights, or of the adapters
+    /// alone when `weights` has some.
+    pub fn backward(
+        &self,
+        dev: &sinew_tensor::Device,
+        weights: Weights<'_>,
+        acts: &mut Activations,
+        outputs: OutputGrads<'_>,
+        grads: &mut Grads,
+    ) -> Result<(), ForwardError> {
+        let pass = self.pass(dev, weights)?;
+        let layout = acts.current()?;
+        pass.check(acts, &outputs, grads)?;
+        let (rows, d) = (layout.rows(), pass.config().d_model);
+        acts.work.dx.take(rows * d).fill(0.0);
+        pass.items_backward(acts, &outputs, grads);
+        if let Some((head, d_values, head_grads)) = outputs.values {
+            head.backward(dev, d_values, &mut acts.values, d, head_grads);
+            pass.asked_backward(&mut acts.values, rows, &mut acts.work, grads);
+        }
+        for layer in (0..pass.config().layers).rev() {
+            let x = &acts.xs[layer][..rows * d];
+            let slot = match acts.keep {
+                Keep::All => layer,
+                Keep::LayerInputs | Keep::Nothing => 0,
+            };
+            let saved = &mut acts.layers[slot];
+            if acts.keep == Keep::LayerInputs {
+                pass.layer(layer, &layout, x, saved, &mut acts.work);
+            }
+            pass.feed_forward_backward(layer, rows, saved, grads, &mut acts.work);
+            pass.attention_backward(layer, &layout, x, saved, grads, &mut acts.work);
+        }
+        if grads.of == GradsOf::Params {
+            let embed = &mut grads.values[pass.layout().embed.clone()];
+            ops::embedding_backward(dev, &acts.tokens, acts.work.dx.take(rows * d), d, embed);
+        }
+        Ok(())
+    }
+}
+
+impl Pass<'_> {
+    fn check(
+        &self,
+        acts: &Activations,
+        outputs: &OutputGrads<'_>,
+        grads: &Grads,
+    ) -> Result<(), ForwardError> {
+        if acts.keep == Keep::Nothing {
+            return Err(ForwardError::State(
+                "activations that keep nothing have no backward pass",
+            ));
+        }
+        let (of, total) = match self.weights.lora {
+            Some(lora) => (GradsOf::Lora, lora.layout().table().total()),
+            None => (GradsOf::Params, self.layout().total()),
+        };
+        if grads.of != of {
+            return Err(ForwardError::State(
+                "gradients are to be of the adapters when there are some, else of the weights",
+            ));
+        }
+        check_len("values of gradients", grads.values.len(), total)?;
+        check_len("d_logprob", outputs.d_logprob.len(), acts.items.rows.len())?;
+        if !outputs.d_entropy.is_empty() {
+            check_len("d_entropy", outputs.d_entropy.len(), acts.entropy.len())?;
+        }
+        if let Some((head, d_values, head_grads)) = &outputs.values {
+            check_len("d_values", d_values.len(), acts.values.rows.len())?;
+            check_len(
+                "weights of the value head",
+                head.len(),
+                self.config().d_model + 1,
+            )?;
+            check_len("gradients of the value head", head_grads.len(), head.len())?;
+        }
+        Ok(())
+    }
+
+    /// From log-probabilities and entropies through output projection and last norm.
+    fn items_backward(&self, acts: &mut Activations, outputs: &OutputGrads<'_>, grads: &mut Grads) {
+        let n = acts.items.rows.len();
+        let Some(layout) = &acts.layout else { return };
+        if n == 0 {
+            return;
+        }
+        let d = self.config().d_model;
+        let head = self.layout().head();
+        let input = LinearLogprob {
+            x: acts.items.h.take(n * d),
+            w: self.values(&head),
+            dim: d,
+            targets: &acts.targets,
+            temperature: 1.0,
+        };
+        let entropy =
+            (!outputs.d_entropy.is_empty()).then_some((&acts.entropy[..], outputs.d_entropy));
+        let grad = LogprobGrad {
+            lse: &acts.lse,
+            d_logprob: outputs.d_logprob,
+            entropy,
+        };
+        let dw = (grads.of == GradsOf::Params).then(|| &mut grads.values[head]);
+        let dh = acts.items.dh.take(n * d);
+        linear_logprob_backward(self.dev, &input, grad, dh, dw, &mut acts.work.logprob);
+        self.asked_backward(&mut acts.items, layout.rows(), &mut acts.work, grads);
+    }
+
+    /// From `asked.dh` through the last norm into `work.dx`.
+    fn asked_backward(&self, asked: &mut Asked, rows: usize, work: &mut Work, grads: &mut Grads) {
+        let d = self.config().d_model;
+        let n = asked.rows.len();
+        let norm = self.layout().final_norm.clone();
+        let x = Mat::new(asked.x.take(n * d), n, d);
+        let dy = Mat::new(asked.dh.take(n * d), n, d);
+        let dx = MatMut::new(asked.dx.take(n * d), n, d);
+        let rstd = asked.rstd.take(n);
+        let (w, dw) = (
+            self.values(&norm),
+            norm_grads(grads, &mut work.unused, norm, d),
+        );
+        ops::rms_norm_backward(self.dev, x, w, rstd, dy, dx, dw, false);
+        let dx = asked.dx.take(n * d);
+        // Adds each asked row's gradient to its row, in order: rows may repeat.
+        ops::embedding_backward(self.dev, &asked.rows, dx, d, work.dx.take(rows * d));
+    }
+
+    /// Feed-forward half of a layer: reads and updates `work.dx`.
+    fn feed_forward_backward(
+        &self,
+        layer: usize,
+        rows: usize,
+        saved: &LayerActs,
+        grads: &mut Grads,
+        work: &mut Work,
+    ) {
+        let c = self.config();
+        let (dev, d, ff) = (self.dev, c.d_model, c.d_ff);
+        let ranges = &self.layout().layers[layer];
+        let gate_up = &saved.gate_up[..rows * 2 * ff];
+        let gated = work.gated.take(rows * ff);
+        ops::swiglu(dev, gate_up, ff, gated);
+        let (dx, d_gated) = (work.dx.take(rows * d), work.d_inner.take(rows * ff));
+        let lora = &mut work.lora;
+        self.linear_backward(layer, Group::Down, gated, dx, Some(d_gated), grads, lora);
+        let d_gate_up = work.d_outer.take(rows * 2 * ff);
+        ops::swiglu_backward(dev, gate_up, work.d_inner.take(rows * ff), ff, d_gate_up);
+        let x_mid = &saved.x_mid[..rows * d];
+        self.norm(x_mid, self.values(&ranges.ffn_norm), work);
+        let (h, dh) = (work.h.take(rows * d), work.dh.take(rows * d));
+        let d_gate_up = work.d_outer.take(rows * 2 * ff);
+        let lora = &mut work.lora;
+        self.linear_backward(layer, Group::GateUp, h, d_gate_up, Some(dh), grads, lora);
+        self.norm_backward(x_mid, &ranges.ffn_norm, grads, work);
+    }
+
+    /// `work.dx +=` gradient of `norm(x)` from `work.dh`, with the `work.rstd` of [`Pass::norm`].
+    fn norm_backward(&self, x: &[f32], norm: &Range<usize>, grads: &mut Grads, work: &mut Work) {
+        let d = self.config().d_model;
+        let rows = x.len() / d;
+        let dw = norm_grads(grads, &mut work.unused, norm.clone(), d);
+        let dy = Mat::new(work.dh.take(rows * d), rows, d);
+        let dx = MatMut::new(work.dx.take(rows * d), rows, d);
+        let (x, rstd) = (Mat::new(x, rows, d), work.rstd.take(rows));
+        ops::rms_norm_backward(self.dev, x, self.values(norm), rstd, dy, dx, dw, true);
+    }
+
+    /// Attention half of a layer: reads and updates `work.dx`.
+    fn attention_backward(
+        &self,
+        layer: usize,
+        layout: &TreeLayout,
+        x: &[f32],
+        saved: &LayerActs,
+        grads: &mut Grads,
+        work: &mut Work,
+    ) {
+        let c = self.config();
+        let (dev, rows, d, width) = (self.dev, layout.rows(), c.d_model, c.qkv_dim());
+        let ranges = &self.layout().layers[layer];
+        let attended = &saved.attended[..rows * c.q_dim()];
+        let (dx, d_out) = (work.dx.take(rows * d), work.d_inner.take(rows * c.q_dim()));
+        let lora = &mut work.lora;
+        self.linear_backward(layer, Group::O, attended, dx, Some(d_out), grads, lora);
+        let input = BackwardInput {
+            qkv: &saved.qkv[..rows * width],
+            out: attended,
+            lse: &saved.lse[..rows * c.heads],
+            d_out: work.d_inner.take(rows * c.q_dim()),
+        };
+        let d_qkv = work.d_outer.take(rows * width);
+        let shape = &self.decoder.shape;
+        tree_attention_backward(dev, layout, shape, input, d_qkv, &mut work.attention);
+        let rotated = MatMut::with_ld(d_qkv, rows, c.q_dim() + c.kv_dim(), width);
+        ops::rope_backward(dev, rotated, layout.positions(), &self.decoder.rope);
+        self.qk_norm_backward(layer, rows, saved, grads, work);
+        self.norm(x, self.values(&ranges.attn_norm), work);
+        let (h, dh) = (work.h.take(rows * d), work.dh.take(rows * d));
+        let d_qkv = work.d_outer.take(rows * width);
+        // Below the first layer there are only embeddings: nothing to learn with adapters.
+        let needed = layer > 0 || grads.of == GradsOf::Params;
+        let lora = &mut work.lora;
+        self.linear_backward(
+            layer,
+            Group::Qkv,
+            h,
+            d_qkv,
+            needed.then_some(dh),
+            grads,
+            lora,
+        );
+        if needed {
+            self.norm_backward(x, &ranges.attn_norm, grads, work);
+        }
+    }
+
+    /// The q/k norms, where the model has them: in place on `work.d_outer`.
+    fn qk_norm_backward(
+        &self,
+        layer: usize,
+        rows: usize,
+        saved: &LayerActs,
+        grads: &mut Grads,
+        work: &mut Work,
+    ) {
+        let c = self.config();
+        let width = c.qkv_dim();
+        let Some((q_norm, k_norm)) = &self.layout().layers[layer].qk_norm else {
+            return;
+        };
+        let raw = &saved.qkv_raw[..rows * width];
+        let dy = work.d_raw.take(rows * width);
+        let dx = work.d_outer.take(rows * width);
+        dy.copy_from_slice(dx);
+        for (norm, rstd, heads, column) in [
+            (q_norm, &saved.q_rstd[..rows * c.heads], c.heads, 0),
+            (
+                k_norm,
+                &saved.k_rstd[..rows * c.kv_heads],
+                c.kv_heads,
+                c.q_dim(),
+            ),
+        ] {
+            let cols = heads * c.head_dim;
+            let x = Mat::with_ld(&raw[column..], rows, cols, width);
+            let dy = Mat::with_ld(&dy[column..], rows, cols, width);
+            let dx = MatMut::with_ld(&mut dx[column..], rows, cols, width);
+            let dw = norm_grads(grads, &mut work.unused, norm.clone(), c.head_dim);
+            ops::rms_norm_backward(self.dev, x, self.values(norm), rstd, dy, dx, dw, false);
+        }
+    }
+}
+
+/// Where a norm's gradient goes: away, when only adapters are trained.
+fn norm_grads<'a>(
+    grads: &'a mut Grads,
+    unused: &'a mut sinew_tensor::Scratch,
+    norm: Range<usize>,
+    len: usize,
+) -> &'a mut [f32] {
+    match grads.of {
+        GradsOf::Params => &mut grads.values[norm],
+        GradsOf::Lora => unused.take(len),
+    }
+}

@@ -1,0 +1,207 @@
+//! The forward pass: hidden states of all rows, then log-probabilities of the asked tokens.
+
+use super::activations::{Activations, Asked, Keep, LayerActs, Work};
+use super::linear::Group;
+use super::{Pass, TrainModel, Weights};
+use crate::decoder::{ForwardError, check_index, check_len};
+use sinew_tensor::attention::{TreeLayout, tree_attention_forward};
+use sinew_tensor::logprob::{LinearLogprob, LogprobOut, linear_logprob_forward};
+use sinew_tensor::{Mat, MatMut, ops};
+use sinew_types::TokenId;
+
+/// What [`TrainModel::logprobs`] computed, `[items]` each, in nats.
+#[derive(Clone, Copy, Debug)]
+pub struct Logprobs<'a> {
+    pub logprob: &'a [f32],
+    /// Entropy of each item's whole distribution; empty when it was not asked for.
+    pub entropy: &'a [f32],
+}
+
+impl TrainModel {
+    /// Computes the hidden states of `tokens` `[layout.rows()]` and keeps what `acts` is to keep.
+    pub fn forward(
+        &self,
+        dev: &sinew_tensor::Device,
+        weights: Weights<'_>,
+        tokens: &[TokenId],
+        layout: &TreeLayout,
+        acts: &mut Activations,
+    ) -> Result<(), ForwardError> {
+        let pass = self.pass(dev, weights)?;
+        acts.layout = None;
+        acts.items.rows.clear();
+        acts.values.rows.clear();
+        let rows = layout.rows();
+        check_len("tokens", tokens.len(), rows)?;
+        if rows == 0 {
+            return Err(ForwardError::State("a pass needs at least one row"));
+        }
+        self.decoder.check_tokens(tokens)?;
+        self.decoder.check_positions(layout.positions())?;
+        let c = pass.config();
+        acts.reserve(c, rows);
+        let all = rows * c.d_model;
+        let embed = pass.values(&pass.layout().embed);
+        ops::embedding(dev, embed, c.d_model, tokens, &mut acts.xs[0][..all]);
+        for layer in 0..c.layers {
+            let (input, output) = match acts.keep {
+                Keep::Nothing => (0, 0),
+                Keep::All | Keep::LayerInputs => (layer, layer + 1),
+            };
+            let slot = if acts.keep == Keep::All { layer } else { 0 };
+            let saved = &mut acts.layers[slot];
+            pass.layer(layer, layout, &acts.xs[input][..all], saved, &mut acts.work);
+            pass.down(layer, saved, &mut acts.xs[output][..all], &mut acts.work);
+        }
+        acts.tokens.clear();
+        acts.tokens.extend_from_slice(tokens);
+        acts.layout = Some(layout.clone());
+        Ok(())
+    }
+
+    /// Natural log-probability (and, with `entropy`, entropy) of each item `(row, target)` of the
+    /// last forward pass: of `target` as the token that follows row `row`. Rows may repeat.
+    pub fn logprobs<'a>(
+        &self,
+        dev: &sinew_tensor::Device,
+        weights: Weights<'_>,
+        acts: &'a mut Activations,
+        items: &[(u32, TokenId)],
+        entropy: bool,
+    ) -> Result<Logprobs<'a>, ForwardError> {
+        let pass = self.pass(dev, weights)?;
+        let rows = acts.current()?.rows();
+        let vocab = pass.config().vocab;
+        acts.items.rows.clear();
+        for &(row, target) in items {
+            check_index("item's row", row as usize, rows)?;
+            check_index("item's target", target as usize, vocab)?;
+        }
+        acts.targets.clear();
+        acts.targets.extend(items.iter().map(|item| item.1));
+        pass.ask(
+            items.iter().map(|item| item.0),
+            acts.xs.last(),
+            rows,
+            &mut acts.items,
+        );
+        let n = items.len();
+        acts.logprob.resize(n, 0.0);
+        acts.lse.resize(n, 0.0);
+        acts.entropy.resize(if entropy { n } else { 0 }, 0.0);
+        let input = LinearLogprob {
+            x: acts.items.h.take(n * pass.config().d_model),
+            w: pass.values(&pass.layout().head()),
+            dim: pass.config().d_model,
+            targets: &acts.targets,
+            temperature: 1.0,
+        };
+        let out = LogprobOut {
+            logprob: &mut acts.logprob,
+            lse: &mut acts.lse,
+            entropy: entropy.then_some(&mut acts.entropy[..]),
+        };
+        linear_logprob_forward(dev, &input, out, &mut acts.work.logprob);
+        Ok(Logprobs {
+            logprob: &acts.logprob,
+            entropy: &acts.entropy,
+        })
+    }
+}
+
+impl Pass<'_> {
+    /// Everything of a layer but its last projection: attention, residual, gate and up.
+    pub(super) fn layer(
+        &self,
+        layer: usize,
+        layout: &TreeLayout,
+        x: &[f32],
+        saved: &mut LayerActs,
+        work: &mut Work,
+    ) {
+        let c = self.config();
+        let (rows, d) = (layout.rows(), c.d_model);
+        let ranges = &self.layout().layers[layer];
+        self.norm(x, self.values(&ranges.attn_norm), work);
+        self.qkv(layer, layout, saved, work);
+        let attended = &mut saved.attended[..rows * c.q_dim()];
+        let x_mid = &mut saved.x_mid[..rows * d];
+        x_mid.copy_from_slice(x);
+        self.linear(layer, Group::O, attended, x_mid, true, &mut work.lora);
+        self.norm(x_mid, self.values(&ranges.ffn_norm), work);
+        let gate_up = &mut saved.gate_up[..rows * 2 * c.d_ff];
+        let h = work.h.take(rows * d);
+        self.linear(layer, Group::GateUp, h, gate_up, false, &mut work.lora);
+    }
+
+    /// Queries, keys, values and attention over them, from `work.h`.
+    fn qkv(&self, layer: usize, layout: &TreeLayout, saved: &mut LayerActs, work: &mut Work) {
+        let c = self.config();
+        let (dev, rows, width) = (self.dev, layout.rows(), c.qkv_dim());
+        let (q, kv) = (c.q_dim(), c.kv_dim());
+        let qkv = &mut saved.qkv[..rows * width];
+        let h = work.h.take(rows * c.d_model);
+        self.linear(layer, Group::Qkv, h, qkv, false, &mut work.lora);
+        if let Some((q_norm, k_norm)) = &self.layout().layers[layer].qk_norm {
+            let raw = &mut saved.qkv_raw[..rows * width];
+            raw.copy_from_slice(qkv);
+            let (from, to) = (
+                Mat::with_ld(raw, rows, q, width),
+                MatMut::with_ld(qkv, rows, q, width),
+            );
+            let rstd = &mut saved.q_rstd[..rows * c.heads];
+            ops::rms_norm(dev, from, self.values(q_norm), c.rms_eps, to, rstd);
+            let from = Mat::with_ld(&raw[q..], rows, kv, width);
+            let to = MatMut::with_ld(&mut qkv[q..], rows, kv, width);
+            let rstd = &mut saved.k_rstd[..rows * c.kv_heads];
+            ops::rms_norm(dev, from, self.values(k_norm), c.rms_eps, to, rstd);
+        }
+        let rotated = MatMut::with_ld(qkv, rows, q + kv, width);
+        ops::rope(dev, rotated, layout.positions(), &self.decoder.rope);
+        let out = &mut saved.attended[..rows * q];
+        let lse = &mut saved.lse[..rows * c.heads];
+        let shape = &self.decoder.shape;
+        tree_attention_forward(dev, layout, shape, qkv, out, lse, &mut work.attention);
+    }
+
+    /// `x_out = x_mid + down(silu(gate) · up)`.
+    fn down(&self, layer: usize, saved: &LayerActs, x_out: &mut [f32], work: &mut Work) {
+        let c = self.config();
+        let rows = x_out.len() / c.d_model;
+        let gated = work.gated.take(rows * c.d_ff);
+        ops::swiglu(self.dev, &saved.gate_up[..rows * 2 * c.d_ff], c.d_ff, gated);
+        x_out.copy_from_slice(&saved.x_mid[..rows * c.d_model]);
+        self.linear(layer, Group::Down, gated, x_out, true, &mut work.lora);
+    }
+
+    /// `work.h = norm(x)`, with `work.rstd`.
+    pub(super) fn norm(&self, x: &[f32], w: &[f32], work: &mut Work) {
+        let d = w.len();
+        let rows = x.len() / d;
+        let to = MatMut::new(work.h.take(rows * d), rows, d);
+        let (eps, rstd) = (self.config().rms_eps, work.rstd.take(rows));
+        ops::rms_norm(self.dev, Mat::new(x, rows, d), w, eps, to, rstd);
+    }
+
+    /// Gathers the last hidden states at `rows` and applies the last norm to them.
+    pub(super) fn ask(
+        &self,
+        rows: impl Iterator<Item = u32>,
+        last: Option<&sinew_tensor::Buffer>,
+        all_rows: usize,
+        asked: &mut Asked,
+    ) {
+        let c = self.config();
+        let d = c.d_model;
+        asked.rows.clear();
+        asked.rows.extend(rows);
+        let n = asked.rows.len();
+        let x = asked.x.take(n * d);
+        if let Some(last) = last {
+            ops::embedding(self.dev, &last[..all_rows * d], d, &asked.rows, x);
+        }
+        let to = MatMut::new(asked.h.take(n * d), n, d);
+        let (w, rstd) = (self.values(&self.layout().final_norm), asked.rstd.take(n));
+        ops::rms_norm(self.dev, Mat::new(x, n, d), w, c.rms_eps, to, rstd);
+    }
+}

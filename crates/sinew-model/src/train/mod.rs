@@ -1,0 +1,146 @@
+//! Training: log-probabilities of chosen tokens and their gradients, over packed sequences that
+//! share prefixes.
+//!
+//! One step is `forward` (hidden states of all rows), `logprobs` (the output projection, for the
+//! asked rows alone), `backward` (gradients added up in the layout of the weights, or of the
+//! adapters when there are some). All memory lives in [`Activations`] and [`Grads`] and is reused;
+//! weights are used as they are, so that nothing has to be prepared after an optimizer step.
+
+mod activations;
+mod backward;
+mod forward;
+mod linear;
+mod value;
+
+pub use activations::{Activations, Keep};
+pub use backward::OutputGrads;
+pub use forward::Logprobs;
+pub use value::{ValueGrads, ValueHead};
+
+use crate::config::{ConfigError, ModelConfig};
+use crate::decoder::{Decoder, ForwardError};
+use crate::lora::{Lora, LoraLayout};
+use crate::params::{ParamLayout, Params};
+use sinew_tensor::{Buffer, Device};
+
+/// A decoder that is trained; holds no weights.
+#[derive(Debug)]
+pub struct TrainModel {
+    decoder: Decoder,
+}
+
+/// The weights of a pass.
+#[derive(Clone, Copy, Debug)]
+pub struct Weights<'a> {
+    pub params: &'a Params,
+    /// With adapters, `params` is frozen: gradients are those of the adapters alone.
+    pub lora: Option<&'a Lora>,
+}
+
+impl<'a> Weights<'a> {
+    /// All weights, no adapters.
+    pub fn full(params: &'a Params) -> Self {
+        Self { params, lora: None }
+    }
+}
+
+/// Whose gradients.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum GradsOf {
+    Params,
+    Lora,
+}
+
+/// Gradients in the layout of what is trained.
+#[derive(Debug)]
+pub struct Grads {
+    values: Buffer,
+    of: GradsOf,
+}
+
+impl Grads {
+    /// Zeros for all weights.
+    pub fn of_params(layout: &ParamLayout) -> Self {
+        Self {
+            values: Buffer::zeros(layout.total()),
+            of: GradsOf::Params,
+        }
+    }
+
+    /// Zeros for adapters.
+    pub fn of_lora(layout: &LoraLayout) -> Self {
+        Self {
+            values: Buffer::zeros(layout.table().total()),
+            of: GradsOf::Lora,
+        }
+    }
+
+    /// Sets all to 0, for the next step.
+    pub fn zero(&mut self) {
+        self.values.fill(0.0);
+    }
+
+    /// All values, padding included.
+    pub fn values(&self) -> &[f32] {
+        &self.values
+    }
+
+    /// All values, for scaling or reduction in place.
+    pub fn values_mut(&mut self) -> &mut [f32] {
+        &mut self.values
+    }
+}
+
+impl TrainModel {
+    /// For sequences of at most `context` tokens (and at most the model's own context).
+    pub fn new(config: &ModelConfig, context: usize) -> Result<Self, ConfigError> {
+        Ok(Self {
+            decoder: Decoder::new(config, context)?,
+        })
+    }
+
+    /// The decoder's shape and constants.
+    pub fn config(&self) -> &ModelConfig {
+        &self.decoder.config
+    }
+
+    /// Refuses weights of another decoder.
+    fn pass<'a>(&'a self, dev: &'a Device, weights: Weights<'a>) -> Result<Pass<'a>, ForwardError> {
+        let other = weights.params.config() != &self.decoder.config
+            || weights
+                .lora
+                .is_some_and(|lora| lora.model() != &self.decoder.config);
+        if other {
+            return Err(ForwardError::State(
+                "weights or adapters are those of another decoder",
+            ));
+        }
+        Ok(Pass {
+            dev,
+            decoder: &self.decoder,
+            weights,
+        })
+    }
+}
+
+/// What every step of a pass needs.
+#[derive(Clone, Copy)]
+struct Pass<'a> {
+    dev: &'a Device,
+    decoder: &'a Decoder,
+    weights: Weights<'a>,
+}
+
+impl<'a> Pass<'a> {
+    fn config(&self) -> &'a ModelConfig {
+        &self.decoder.config
+    }
+
+    fn layout(&self) -> &'a ParamLayout {
+        self.weights.params.layout()
+    }
+
+    fn values(&self, range: &std::ops::Range<usize>) -> &'a [f32] {
+        &self.weights.params.values()[range.clone()]
+    }
+}

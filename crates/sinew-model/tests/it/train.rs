@@ -1,0 +1,488 @@
+//! Training: golden gradients, shared prefixes, agreement with generation, bad input.
+
+use crate::support::{FAMILIES, Tensors, device, relative_error, smollm2, tiny, tiny_golden};
+use sinew_model::{
+    Activations, Grads, InferBatch, InferModel, InferScratch, Keep, OutputGrads, Params,
+    TrainModel, ValueGrads, ValueHead, Weights,
+};
+use sinew_tensor::Device;
+use sinew_tensor::attention::{Segment, TreeLayout};
+use sinew_tensor::paged::{KvPool, PagedSequence};
+use sinew_types::TensorSource;
+
+/// A training pass: which rows see which, and what is asked with which gradient.
+pub(crate) struct Case {
+    pub(crate) tokens: Vec<u32>,
+    pub(crate) layout: TreeLayout,
+    pub(crate) items: Vec<(u32, u32)>,
+    pub(crate) d_logprob: Vec<f32>,
+    pub(crate) d_entropy: Vec<f32>,
+}
+
+/// Log-probabilities, entropies and gradients of a case.
+pub(crate) struct Outcome {
+    pub(crate) logprob: Vec<f32>,
+    pub(crate) entropy: Vec<f32>,
+    pub(crate) grads: Grads,
+}
+
+pub(crate) fn run(dev: &Device, weights: Weights<'_>, case: &Case, keep: Keep) -> Outcome {
+    let config = weights.params.config();
+    let model = TrainModel::new(config, config.max_context).unwrap();
+    let mut acts = Activations::new(keep);
+    let mut grads = match weights.lora {
+        Some(lora) => Grads::of_lora(lora.layout()),
+        None => Grads::of_params(weights.params.layout()),
+    };
+    model
+        .forward(dev, weights, &case.tokens, &case.layout, &mut acts)
+        .unwrap();
+    let out = model
+        .logprobs(dev, weights, &mut acts, &case.items, true)
+        .unwrap();
+    let (logprob, entropy) = (out.logprob.to_vec(), out.entropy.to_vec());
+    let outputs = OutputGrads {
+        d_logprob: &case.d_logprob,
+        d_entropy: &case.d_entropy,
+        values: None,
+    };
+    model
+        .backward(dev, weights, &mut acts, outputs, &mut grads)
+        .unwrap();
+    Outcome {
+        logprob,
+        entropy,
+        grads,
+    }
+}
+
+/// The packed sequences of the golden file.
+pub(crate) fn golden_case(golden: &Tensors) -> Case {
+    let column = |name: &str| &golden[name].1;
+    let tokens: Vec<u32> = column("tokens").iter().map(|&t| t as u32).collect();
+    let lengths: Vec<u32> = column("lengths").iter().map(|&n| n as u32).collect();
+    let layout = TreeLayout::sequences(&lengths).unwrap();
+    let mut case = Case {
+        layout,
+        items: Vec::new(),
+        d_logprob: Vec::new(),
+        d_entropy: Vec::new(),
+        tokens,
+    };
+    for (row, previous) in case.layout.previous_rows().into_iter().enumerate() {
+        if let Some(previous) = previous {
+            case.items.push((previous, case.tokens[row]));
+            case.d_logprob.push(column("weight")[previous as usize]);
+            case.d_entropy
+                .push(column("entropy_weight")[previous as usize]);
+        }
+    }
+    case
+}
+
+#[test]
+fn tiny_models_give_the_gradients_of_pytorch() {
+    let dev = device();
+    for family in FAMILIES {
+        let golden = tiny_golden(family);
+        let params = tiny(family).params;
+        let case = golden_case(&golden);
+        for keep in [Keep::All, Keep::LayerInputs] {
+            let outcome = run(&dev, Weights::full(&params), &case, keep);
+            let asked = |name: &str| -> Vec<f32> {
+                case.items
+                    .iter()
+                    .map(|item| golden[name].1[item.0 as usize])
+                    .collect()
+            };
+            assert!(
+                relative_error(&outcome.logprob, &asked("logprob")) < 1e-5,
+                "{family}"
+            );
+            assert!(
+                relative_error(&outcome.entropy, &asked("entropy")) < 1e-5,
+                "{family}"
+            );
+            let mut worst = (0.0, String::new());
+            for entry in params.layout().entries() {
+                let expected = &golden[&format!("grad.{}", entry.name)].1;
+                let found = &outcome.grads.values()[entry.range()];
+                let error = relative_error(found, expected);
+                assert!(error < 2e-5, "{family} {}: {error}", entry.name);
+                if error > worst.0 {
+                    worst = (error, entry.name.clone());
+                }
+            }
+            println!(
+                "{family} {keep:?}: worst gradient {:.1e} ({})",
+                worst.0, worst.1
+            );
+        }
+    }
+}
+
+/// Three answers to one prompt, two of which share a start, beside an unrelated sequence.
+fn tree_case() -> (Case, Case) {
+    let prompt: Vec<u32> = (0..21).map(|i| (i * 7 + 3) % 97).collect();
+    let start: Vec<u32> = (0..5).map(|i| (i * 11 + 2) % 97).collect();
+    let tails: [Vec<u32>; 3] = [
+        vec![5, 6, 7, 8, 9, 10],
+        vec![50, 51, 52],
+        (0..17).map(|i| (i * 5) % 97).collect(),
+    ];
+    let other: Vec<u32> = (0..9).map(|i| (i * 13) % 97).collect();
+    let lens = [
+        prompt.len(),
+        start.len(),
+        tails[0].len(),
+        tails[1].len(),
+        tails[2].len(),
+        9,
+    ];
+    let parents = [None, Some(0), Some(1), Some(1), Some(0), None];
+    let mut segments: Vec<Segment> = Vec::new();
+    let mut row = 0;
+    for (&len, parent) in lens.iter().zip(parents) {
+        let after = |p: u32| segments[p as usize].position + segments[p as usize].len;
+        let position = parent.map_or(0, after);
+        segments.push(Segment {
+            start: row,
+            len: len as u32,
+            position,
+            parent,
+        });
+        row += len as u32;
+    }
+    let tokens = [&prompt[..], &start, &tails[0], &tails[1], &tails[2], &other].concat();
+    let tree = TreeLayout::new(segments).unwrap();
+    let sequences = [
+        [&prompt[..], &start, &tails[0]].concat(),
+        [&prompt[..], &start, &tails[1]].concat(),
+        [&prompt[..], &tails[2]].concat(),
+        other.clone(),
+    ];
+    let lens: Vec<u32> = sequences.iter().map(|s| s.len() as u32).collect();
+    let plain = TreeLayout::sequences(&lens).unwrap();
+    // The tokens after the prompt are asked about; the shared start counts for both its answers.
+    let weight = |i: usize| ((i * 37 + 11) % 19) as f32 / 19.0 - 0.4;
+    let (mut shared, mut alone) = (Vec::new(), Vec::new());
+    let first_of = [0, lens[0], lens[0] + lens[1], lens[0] + lens[1] + lens[2]];
+    let mut key = 0;
+    for (sequence, (tokens, &first)) in sequences.iter().zip(&first_of).enumerate() {
+        let from = if sequence == 3 { 1 } else { prompt.len() };
+        for t in from..tokens.len() {
+            let row = tree_row(sequence, t - 1);
+            shared.push(((row as u32, tokens[t]), weight(key)));
+            alone.push(((first + t as u32 - 1, tokens[t]), weight(key)));
+            key += 1;
+        }
+    }
+    let case = |tokens, layout, asked: Vec<((u32, u32), f32)>| Case {
+        tokens,
+        layout,
+        items: asked.iter().map(|a| a.0).collect(),
+        d_logprob: asked.iter().map(|a| a.1).collect(),
+        d_entropy: asked.iter().map(|a| 0.3 * a.1 * a.1).collect(),
+    };
+    (
+        case(tokens, tree, shared),
+        case(sequences.concat(), plain, alone),
+    )
+}
+
+/// Row in the tree of token `t` of a sequence of [`tree_case`].
+fn tree_row(sequence: usize, t: usize) -> usize {
+    match (sequence, t) {
+        (3, t) => 52 + t,
+        (_, 0..21) => t,
+        (2, t) => 35 + t - 21,
+        (_, 21..26) => t,
+        (0, t) => 26 + t - 26,
+        (_, t) => 32 + t - 26,
+    }
+}
+
+#[test]
+fn shared_prefixes_change_neither_logprobs_nor_gradients() {
+    let dev = device();
+    for family in FAMILIES {
+        let params = tiny(family).params;
+        let (tree, plain) = tree_case();
+        assert!(tree.tokens.len() + 40 < plain.tokens.len());
+        let shared = run(&dev, Weights::full(&params), &tree, Keep::All);
+        let alone = run(&dev, Weights::full(&params), &plain, Keep::All);
+        assert!(
+            relative_error(&shared.logprob, &alone.logprob) < 1e-5,
+            "{family}"
+        );
+        assert!(
+            relative_error(&shared.entropy, &alone.entropy) < 1e-5,
+            "{family}"
+        );
+        for entry in params.layout().entries() {
+            let part = |outcome: &Outcome| outcome.grads.values()[entry.range()].to_vec();
+            let error = relative_error(&part(&shared), &part(&alone));
+            assert!(error < 2e-5, "{family} {}: {error}", entry.name);
+        }
+    }
+}
+
+/// Log-probability of every token but the first, as the engine computes it.
+fn engine_logprobs(dev: &Device, params: &Params, tokens: &[u32]) -> Vec<f32> {
+    let config = params.config();
+    let model = InferModel::new(dev, config, params, tokens.len()).unwrap();
+    let blocks: Vec<u32> = (0..tokens.len().div_ceil(16) as u32).collect();
+    let mut kv = KvPool::new(config.layers, model.attention_shape(), 16, blocks.len()).unwrap();
+    let mut scratch = InferScratch::new();
+    let mut found = Vec::new();
+    let mut past = 0;
+    // A prompt in two chunks, then token by token.
+    let half = tokens.len() / 2;
+    let mut chunks = vec![&tokens[..half / 3], &tokens[half / 3..half]];
+    chunks.extend(tokens[half..].chunks(1));
+    for chunk in chunks {
+        let sequences = [PagedSequence {
+            blocks: &blocks,
+            past,
+            rows: chunk.len(),
+        }];
+        let rows: Vec<usize> = (0..chunk.len()).collect();
+        let batch = InferBatch {
+            tokens: chunk,
+            sequences: &sequences,
+            logit_rows: &rows,
+        };
+        let logits = model.forward(dev, &mut kv, &batch, &mut scratch).unwrap();
+        for (i, row) in logits.chunks(config.vocab).enumerate() {
+            let Some(&next) = tokens.get(past + i + 1) else {
+                continue;
+            };
+            let max = row.iter().fold(f32::MIN, |m, &v| m.max(v));
+            let sum: f64 = row.iter().map(|&v| f64::from(v - max).exp()).sum();
+            found.push((f64::from(row[next as usize] - max) - sum.ln()) as f32);
+        }
+        past += chunk.len();
+    }
+    found
+}
+
+fn trainer_logprobs(dev: &Device, params: &Params, tokens: &[u32]) -> Vec<f32> {
+    let model = TrainModel::new(params.config(), tokens.len()).unwrap();
+    let layout = TreeLayout::sequences(&[tokens.len() as u32]).unwrap();
+    let mut acts = Activations::new(Keep::Nothing);
+    let weights = Weights::full(params);
+    model
+        .forward(dev, weights, tokens, &layout, &mut acts)
+        .unwrap();
+    let items: Vec<_> = (1..tokens.len())
+        .map(|t| (t as u32 - 1, tokens[t]))
+        .collect();
+    model
+        .logprobs(dev, weights, &mut acts, &items, false)
+        .unwrap()
+        .logprob
+        .to_vec()
+}
+
+/// Token-exactness: engine (paged, chunked, token by token) and trainer within 1e-4.
+#[test]
+fn engine_and_trainer_agree_on_logprobs() {
+    let dev = device();
+    let mut models: Vec<_> = FAMILIES.iter().map(|f| (*f, tiny(f).params)).collect();
+    models.push(("smollm2", smollm2().params));
+    for (name, params) in models {
+        let vocab = params.config().vocab as u32;
+        let tokens: Vec<u32> = (0..90u32)
+            .map(|i| (i * i * 31 + 17 * i + 5) % vocab)
+            .collect();
+        let (engine, trainer) = (
+            engine_logprobs(&dev, &params, &tokens),
+            trainer_logprobs(&dev, &params, &tokens),
+        );
+        assert_eq!(engine.len(), 89);
+        let worst = engine
+            .iter()
+            .zip(&trainer)
+            .fold(0.0f32, |m, (a, b)| m.max((a - b).abs()));
+        println!("{name}: engine and trainer differ by at most {worst:.1e}");
+        assert!(worst < 1e-4, "{name}: {worst}");
+    }
+}
+
+#[test]
+fn memory_is_reused_and_gradients_add_up() {
+    let dev = device();
+    let params = tiny("qwen3").params;
+    let model = TrainModel::new(params.config(), 256).unwrap();
+    let weights = Weights::full(&params);
+    let (tree, plain) = tree_case();
+    let mut acts = Activations::new(Keep::All);
+    let mut grads = Grads::of_params(params.layout());
+    // Large, small, large again through the same memory.
+    for case in [&plain, &tree, &plain] {
+        model
+            .forward(&dev, weights, &case.tokens, &case.layout, &mut acts)
+            .unwrap();
+        model
+            .logprobs(&dev, weights, &mut acts, &case.items, false)
+            .unwrap();
+        let outputs = OutputGrads {
+            d_logprob: &case.d_logprob,
+            ..OutputGrads::default()
+        };
+        model
+            .backward(&dev, weights, &mut acts, outputs, &mut grads)
+            .unwrap();
+    }
+    let mut once = tree_case().1;
+    once.d_entropy.clear();
+    let single = run(&dev, weights, &once, Keep::All);
+    for entry in params.layout().entries() {
+        let tripled: Vec<f32> = single.grads.values()[entry.range()]
+            .iter()
+            .map(|g| 3.0 * g)
+            .collect();
+        let error = relative_error(&grads.values()[entry.range()], &tripled);
+        assert!(error < 2e-5, "{}: {error}", entry.name);
+    }
+    grads.zero();
+    assert!(grads.values().iter().all(|&g| g == 0.0));
+}
+
+#[test]
+fn value_heads_have_the_gradients_of_finite_differences() {
+    let dev = device();
+    let params = tiny("llama").params;
+    let (case, _) = tree_case();
+    let rows = [0u32, 30, 30, 60];
+    let d_values = [0.7f32, -0.3, 0.9, 0.4];
+    let mut head = ValueHead::random(params.config().d_model, 3);
+    head.values_mut().iter_mut().for_each(|v| *v *= 20.0);
+    let model = TrainModel::new(params.config(), 256).unwrap();
+    let mut acts = Activations::new(Keep::All);
+    let mut loss = |params: &Params, head: &ValueHead| -> f64 {
+        let weights = Weights::full(params);
+        model
+            .forward(&dev, weights, &case.tokens, &case.layout, &mut acts)
+            .unwrap();
+        let mut out = [0.0; 4];
+        model
+            .values(&dev, weights, &mut acts, head, &rows, &mut out)
+            .unwrap();
+        out.iter()
+            .zip(d_values)
+            .map(|(v, d)| f64::from(*v) * f64::from(d))
+            .sum()
+    };
+    loss(&params, &head);
+    let weights = Weights::full(&params);
+    let mut acts = Activations::new(Keep::All);
+    model
+        .forward(&dev, weights, &case.tokens, &case.layout, &mut acts)
+        .unwrap();
+    model
+        .values(&dev, weights, &mut acts, &head, &rows, &mut [0.0; 4])
+        .unwrap();
+    let mut grads = Grads::of_params(params.layout());
+    let mut head_grads = ValueGrads::of(&head);
+    let outputs = OutputGrads {
+        values: Some((&head, &d_values, &mut head_grads)),
+        ..OutputGrads::default()
+    };
+    model
+        .backward(&dev, weights, &mut acts, outputs, &mut grads)
+        .unwrap();
+    let step = 1e-2f32;
+    let check = |what: &str, found: f32, up: f64, down: f64| {
+        let expected = (up - down) / f64::from(2.0 * step);
+        let error = (f64::from(found) - expected).abs();
+        assert!(
+            error < 2e-2 * expected.abs().max(0.05),
+            "{what}: {found}, expected {expected}"
+        );
+    };
+    for i in [0, 17, 48] {
+        let mut moved = head.clone();
+        moved.values_mut()[i] += step;
+        let up = loss(&params, &moved);
+        moved.values_mut()[i] -= 2.0 * step;
+        check("head", head_grads.values()[i], up, loss(&params, &moved));
+    }
+    for name in ["model.norm.weight", "model.layers.0.mlp.up_proj.weight"] {
+        let at = params.layout().entry(name).unwrap().offset + 5;
+        let mut moved = params.clone();
+        moved.values_mut()[at] += step;
+        let up = loss(&moved, &head);
+        moved.values_mut()[at] -= 2.0 * step;
+        check(name, grads.values()[at], up, loss(&moved, &head));
+    }
+}
+
+#[test]
+fn bad_passes_are_refused() {
+    let dev = device();
+    let params = tiny("llama").params;
+    let other = tiny("qwen2").params;
+    let model = TrainModel::new(params.config(), 20).unwrap();
+    let weights = Weights::full(&params);
+    let layout = TreeLayout::sequences(&[4, 3]).unwrap();
+    let tokens = [1, 2, 3, 4, 5, 6, 7];
+    let mut acts = Activations::new(Keep::Nothing);
+    let mut grads = Grads::of_params(params.layout());
+    let says = |result: Result<(), sinew_model::ForwardError>, part: &str| {
+        let text = result.unwrap_err().to_string();
+        assert!(text.contains(part), "{text}");
+    };
+    let logprobs = |acts: &mut Activations, items: &[(u32, u32)]| {
+        model
+            .logprobs(&dev, weights, acts, items, false)
+            .map(|_| ())
+    };
+    says(logprobs(&mut acts, &[]), "no forward pass");
+    let wrong = model.forward(&dev, Weights::full(&other), &tokens, &layout, &mut acts);
+    says(wrong, "those of another decoder");
+    says(
+        model.forward(&dev, weights, &tokens[1..], &layout, &mut acts),
+        "tokens: 6, expected 7",
+    );
+    says(
+        model.forward(&dev, weights, &[200; 7], &layout, &mut acts),
+        "token 200 of row 0",
+    );
+    let long = TreeLayout::sequences(&[21]).unwrap();
+    says(
+        model.forward(&dev, weights, &[1; 21], &long, &mut acts),
+        "position 20: the model's context is 20",
+    );
+    let none = TreeLayout::sequences(&[]).unwrap();
+    says(
+        model.forward(&dev, weights, &[], &none, &mut acts),
+        "at least one row",
+    );
+    model
+        .forward(&dev, weights, &tokens, &layout, &mut acts)
+        .unwrap();
+    says(
+        logprobs(&mut acts, &[(7, 0)]),
+        "item's row 7 does not exist: there are 7",
+    );
+    says(logprobs(&mut acts, &[(0, 97)]), "item's target 97");
+    logprobs(&mut acts, &[(0, 1)]).unwrap();
+    let mut backward = |acts: &mut Activations, d_logprob: &[f32]| {
+        let outputs = OutputGrads {
+            d_logprob,
+            ..OutputGrads::default()
+        };
+        model.backward(&dev, weights, acts, outputs, &mut grads)
+    };
+    says(backward(&mut acts, &[1.0]), "keep nothing");
+    let mut acts = Activations::new(Keep::All);
+    says(backward(&mut acts, &[]), "no forward pass");
+    model
+        .forward(&dev, weights, &tokens, &layout, &mut acts)
+        .unwrap();
+    logprobs(&mut acts, &[(0, 1)]).unwrap();
+    says(backward(&mut acts, &[1.0, 2.0]), "d_logprob: 2, expected 1");
+    assert_eq!(backward(&mut acts, &[1.0]), Ok(()));
+    assert_eq!(params.names().len(), params.layout().entries().len());
+}
