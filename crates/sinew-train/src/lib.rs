@@ -11,6 +11,7 @@
 
 pub mod checkpoint;
 pub mod loss;
+mod model;
 pub mod optim;
 pub mod pack;
 mod policy;
@@ -20,8 +21,9 @@ mod resume;
 mod testing;
 mod trainer;
 
-pub use policy::{Policy, PolicyError, Scores, TrainTensor};
-pub use reference::{RefModel, score_rows};
+pub use model::ModelPolicy;
+pub use policy::{Policy, PolicyError, ScoreGrads, Scores, TrainTensor, Want};
+pub use reference::{RefModel, score_rows, score_values};
 pub use resume::{Commit, ResumeState};
 pub use trainer::{
     Clock, NonFiniteGradient, PhaseSeconds, Progress, ProgressSink, StepReport, TrainError,

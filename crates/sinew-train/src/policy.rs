@@ -8,19 +8,42 @@ use crate::pack::MicroBatch;
 #[error("model failed: {0}")]
 pub struct PolicyError(pub String);
 
-/// What a forward pass says of each of a micro-batch's items, `[items]` each, in nats.
+/// What a forward pass is asked for beside log-probabilities.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Want {
+    pub entropies: bool,
+    /// The critic's; only where there is one.
+    pub values: bool,
+    /// A backward pass may follow; otherwise nothing has to be kept.
+    pub backward: bool,
+}
+
+/// What a forward pass says of each of a micro-batch's items, `[items]` each (empty if not asked
+/// for). Log-probabilities and entropies in nats.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Scores {
     pub logprobs: Vec<f32>,
-    /// Empty if they were not asked for.
     pub entropies: Vec<f32>,
+    /// The critic's value before the item's target is chosen.
+    pub values: Vec<f32>,
+}
+
+/// Derivatives of the loss by the last forward pass's scores, `[items]` each; empty for scores
+/// that do not enter the loss.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ScoreGrads {
+    pub logprobs: Vec<f32>,
+    pub entropies: Vec<f32>,
+    pub values: Vec<f32>,
 }
 
 /// A trainable tensor with its gradient, f32, row-major.
 #[derive(Debug)]
 pub struct TrainTensor<'a> {
-    /// Name in the exported weights (Hugging Face or PEFT layout).
+    /// Name in its file (Hugging Face or PEFT layout).
     pub name: &'a str,
+    /// File of a checkpoint that holds it.
+    pub file: &'static str,
     pub shape: &'a [usize],
     /// Whether weight decay applies: not to norms and biases.
     pub decay: bool,
@@ -30,35 +53,25 @@ pub struct TrainTensor<'a> {
 
 /// A model being trained (or a frozen one that only scores).
 pub trait Policy {
-    /// Log-probabilities of the micro-batch's items at the current weights. With `for_backward`
-    /// the next call may be [`backward`](Self::backward); otherwise nothing has to be kept.
-    fn forward(
-        &mut self,
-        batch: &MicroBatch,
-        entropy: bool,
-        for_backward: bool,
-    ) -> Result<Scores, PolicyError>;
+    /// Scores of the micro-batch's items at the current weights.
+    fn forward(&mut self, batch: &MicroBatch, want: Want) -> Result<Scores, PolicyError>;
 
-    /// Adds to the gradients what the last forward pass makes of the items' derivatives, `[items]`
-    /// each; `d_entropy` is empty if entropies were not asked for.
-    fn backward(
-        &mut self,
-        batch: &MicroBatch,
-        d_logprob: &[f32],
-        d_entropy: &[f32],
-    ) -> Result<(), PolicyError>;
+    /// Adds to the gradients what the last forward pass makes of the scores' derivatives.
+    fn backward(&mut self, batch: &MicroBatch, grads: &ScoreGrads) -> Result<(), PolicyError>;
+
+    /// Whether values can be asked for.
+    fn has_critic(&self) -> bool {
+        false
+    }
 
     /// Sets all gradients to 0.
     fn zero_gradients(&mut self);
 
-    /// The trainable tensors, always in the same order.
+    /// The trainable tensors, always in the same order; none for a frozen model.
     fn tensors(&mut self) -> Vec<TrainTensor<'_>>;
 
     /// Called after values changed, before the next forward pass.
     fn weights_changed(&mut self) -> Result<(), PolicyError>;
-
-    /// Name of the weights file in a checkpoint.
-    fn weights_file(&self) -> &'static str;
 
     /// Files beside the weights that make them loadable elsewhere (`config.json`), name and bytes.
     fn side_files(&self) -> Result<Vec<(String, Vec<u8>)>, PolicyError>;

@@ -1,8 +1,8 @@
 //! Log-probabilities of given rows: of a frozen reference model, or of the weights as they are.
 
 use crate::pack::pack;
-use crate::policy::{Policy, PolicyError};
-use crate::trainer::{TrainError, spread};
+use crate::policy::{Policy, Scores, Want};
+use crate::trainer::{TrainError, check_scores, spread};
 use sinew_types::TrainRow;
 
 /// `ℓ[t]` of every trained token of every row (0 elsewhere), in columns of the rows' lengths.
@@ -13,19 +13,42 @@ pub fn score_rows<P: Policy>(
     rows: &[TrainRow],
     micro_batch_tokens: usize,
 ) -> Result<Vec<Vec<f32>>, TrainError> {
+    columns(policy, rows, micro_batch_tokens, Want::default(), |s| {
+        s.logprobs
+    })
+}
+
+/// The critic's value before each trained token of every row (0 elsewhere), as [`score_rows`].
+pub fn score_values<P: Policy>(
+    policy: &mut P,
+    rows: &[TrainRow],
+    micro_batch_tokens: usize,
+) -> Result<Vec<Vec<f32>>, TrainError> {
+    if !policy.has_critic() {
+        return Err(TrainError::NoCritic);
+    }
+    let want = Want {
+        values: true,
+        ..Want::default()
+    };
+    columns(policy, rows, micro_batch_tokens, want, |s| s.values)
+}
+
+fn columns<P: Policy>(
+    policy: &mut P,
+    rows: &[TrainRow],
+    micro_batch_tokens: usize,
+    want: Want,
+    pick: fn(Scores) -> Vec<f32>,
+) -> Result<Vec<Vec<f32>>, TrainError> {
     let packing = pack(rows, micro_batch_tokens)?;
     let mut columns: Vec<Vec<f32>> = rows.iter().map(|r| vec![0.0; r.tokens.len()]).collect();
     for batch in &packing.micro_batches {
-        let scores = policy.forward(batch, false, false)?;
-        if scores.logprobs.len() != batch.items.len() {
-            return Err(TrainError::Policy(PolicyError(format!(
-                "forward gave {} log-probabilities for {} items",
-                scores.logprobs.len(),
-                batch.items.len()
-            ))));
-        }
+        let scores = policy.forward(batch, want)?;
+        check_scores(batch, &scores, want)?;
+        let items = pick(scores);
         for packed in &batch.rows {
-            columns[packed.row] = spread(rows[packed.row].tokens.len(), packed, &scores.logprobs);
+            columns[packed.row] = spread(rows[packed.row].tokens.len(), packed, &items);
         }
     }
     Ok(columns)

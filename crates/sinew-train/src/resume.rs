@@ -2,11 +2,12 @@
 
 use crate::checkpoint::{CheckpointError, CheckpointStore, Loaded, Part};
 use crate::optim::Moments;
-use crate::policy::Policy;
+use crate::policy::{Policy, TrainTensor};
 use crate::trainer::{Trainer, TrainerConfig};
 use serde::{Deserialize, Serialize};
 use sinew_tensor::Buffer;
 use sinew_types::TensorView;
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 const STATE: &str = "state.json";
@@ -32,7 +33,8 @@ pub struct ResumeState {
     /// Optimizer updates applied: also the version of the weights.
     pub step: u64,
     pub skipped_updates: u64,
-    pub weights_file: String,
+    /// Files of tensors, which say what was trained.
+    pub weights_files: Vec<String>,
     pub trainer: TrainerConfig,
     pub commit: Commit,
 }
@@ -50,20 +52,21 @@ impl<P: Policy> Trainer<P> {
             file: file.to_owned(),
             reason,
         };
-        let weights_file = self.policy.weights_file();
+        let side = self.policy.side_files();
+        let side = side.map_err(|e| part("weights", e.to_string()))?;
+        let tensors = self.policy.tensors();
         let state = ResumeState {
             format_version: FORMAT_VERSION,
             step: self.optimizer.step(),
             skipped_updates: self.skipped_updates,
-            weights_file: weights_file.to_owned(),
+            weights_files: files_of(&tensors).iter().map(|&f| f.to_owned()).collect(),
             trainer: self.config,
             commit: commit.clone(),
         };
         let bytes = serde_json::to_vec_pretty(&state).map_err(|e| part(STATE, e.to_string()))?;
         let mut files = vec![(STATE.to_owned(), bytes)];
         files.extend(extra);
-        let side = self.policy.side_files();
-        files.extend(side.map_err(|e| part(weights_file, e.to_string()))?);
+        files.extend(side);
         let mut parts: Vec<Part<'_>> = files
             .into_iter()
             .map(|(file, bytes)| Part::Bytes { file, bytes })
@@ -77,20 +80,19 @@ impl<P: Policy> Trainer<P> {
                 .flat_map(moment_tensors)
                 .collect(),
         });
-        let tensors = self.policy.tensors();
-        parts.push(Part::Tensors {
-            file: weights_file.to_owned(),
-            tensors: tensors
-                .iter()
-                .map(|t| {
-                    let view = TensorView {
-                        shape: t.shape,
-                        data: t.values,
-                    };
-                    (t.name.to_owned(), view)
-                })
-                .collect(),
-        });
+        for file in files_of(&tensors) {
+            let of_file = tensors.iter().filter(|t| t.file == file).map(|t| {
+                let view = TensorView {
+                    shape: t.shape,
+                    data: t.values,
+                };
+                (t.name.to_owned(), view)
+            });
+            parts.push(Part::Tensors {
+                file: file.to_owned(),
+                tensors: of_file.collect(),
+            });
+        }
         store.save(state.step, &parts)
     }
 
@@ -112,16 +114,19 @@ impl<P: Policy> Trainer<P> {
                 state.format_version
             )));
         }
-        let file = self.policy.weights_file();
-        if state.weights_file != file {
+        let mut tensors = self.policy.tensors();
+        let files = files_of(&tensors);
+        if state.weights_files != files {
             return Err(mismatch(format!(
-                "it holds {}, this run trains {file}",
-                state.weights_file
+                "it holds {:?}, this run trains {files:?}",
+                state.weights_files
             )));
         }
-        let mut weights = loaded.tensors(file)?;
+        let mut weights = BTreeMap::new();
+        for file in files {
+            weights.extend(loaded.tensors(file)?);
+        }
         let mut saved = loaded.tensors(OPTIMIZER)?;
-        let mut tensors = self.policy.tensors();
         let mut moments = Vec::with_capacity(tensors.len());
         for tensor in &tensors {
             let fits = |found: Option<&(Vec<usize>, Vec<f32>)>, name: &str| match found {
@@ -167,6 +172,13 @@ impl<P: Policy> Trainer<P> {
             .map_err(|e| mismatch(e.to_string()))?;
         Ok(state)
     }
+}
+
+/// The files that hold the tensors, each once.
+fn files_of(tensors: &[TrainTensor<'_>]) -> Vec<&'static str> {
+    let mut files: Vec<&'static str> = tensors.iter().map(|t| t.file).collect();
+    files.dedup();
+    files
 }
 
 fn moment_tensors(moments: &Moments) -> [(String, TensorView<'_>); 2] {

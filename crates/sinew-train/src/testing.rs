@@ -2,7 +2,7 @@
 //! chosen by the last token.
 
 use crate::pack::MicroBatch;
-use crate::policy::{Policy, PolicyError, Scores, TrainTensor};
+use crate::policy::{Policy, PolicyError, ScoreGrads, Scores, TrainTensor, Want};
 use sinew_tensor::{Device, KernelSet};
 use sinew_types::{EpisodeId, PolicyVersion, TokenId, TrainRow};
 
@@ -69,18 +69,13 @@ impl Bigram {
 }
 
 impl Policy for Bigram {
-    fn forward(
-        &mut self,
-        batch: &MicroBatch,
-        entropy: bool,
-        _for_backward: bool,
-    ) -> Result<Scores, PolicyError> {
+    fn forward(&mut self, batch: &MicroBatch, want: Want) -> Result<Scores, PolicyError> {
         self.computed += batch.tokens.len();
         let mut scores = Scores::default();
         for item in &batch.items {
             let p = self.after(batch.tokens[item.row as usize]);
             scores.logprobs.push(p[item.target as usize] as f32);
-            if entropy {
+            if want.entropies {
                 scores
                     .entropies
                     .push(-p.iter().map(|l| l.exp() * l).sum::<f64>() as f32);
@@ -89,20 +84,15 @@ impl Policy for Bigram {
         Ok(scores)
     }
 
-    fn backward(
-        &mut self,
-        batch: &MicroBatch,
-        d_logprob: &[f32],
-        d_entropy: &[f32],
-    ) -> Result<(), PolicyError> {
+    fn backward(&mut self, batch: &MicroBatch, grads: &ScoreGrads) -> Result<(), PolicyError> {
         for (i, item) in batch.items.iter().enumerate() {
             let token = batch.tokens[item.row as usize];
             let p = self.after(token);
             let entropy = -p.iter().map(|l| l.exp() * l).sum::<f64>();
             for (j, l) in p.iter().enumerate() {
                 let hit = if j == item.target as usize { 1.0 } else { 0.0 };
-                let mut d = f64::from(d_logprob[i]) * (hit - l.exp());
-                if let Some(&d_entropy) = d_entropy.get(i) {
+                let mut d = f64::from(grads.logprobs[i]) * (hit - l.exp());
+                if let Some(&d_entropy) = grads.entropies.get(i) {
                     d -= f64::from(d_entropy) * l.exp() * (l + entropy);
                 }
                 self.gradient[token as usize * self.vocab + j] += d as f32;
@@ -121,6 +111,7 @@ impl Policy for Bigram {
     fn tensors(&mut self) -> Vec<TrainTensor<'_>> {
         vec![TrainTensor {
             name: "table.weight",
+            file: "model.safetensors",
             shape: &self.shape,
             decay: true,
             values: &mut self.logits,
@@ -130,10 +121,6 @@ impl Policy for Bigram {
 
     fn weights_changed(&mut self) -> Result<(), PolicyError> {
         Ok(())
-    }
-
-    fn weights_file(&self) -> &'static str {
-        "model.safetensors"
     }
 
     fn side_files(&self) -> Result<Vec<(String, Vec<u8>)>, PolicyError> {

@@ -1,16 +1,16 @@
 //! One batch of rows to one (or several) optimizer updates.
 
+mod derive;
 mod minibatch;
 mod report;
 
 pub use report::{NonFiniteGradient, PhaseSeconds, Progress, StepReport};
 
-use crate::loss::{
-    LossError, LossSpecError, MetricSums, RowInputs, RowLoss, row_loss, validate_spec,
-};
+use crate::loss::{LossError, LossSpecError, MetricSums, validate_spec};
 use crate::optim::{AdamW, AdamWConfig, OptimError, Schedule, Update};
 use crate::pack::{MicroBatch, PackError, PackedRow, Packing, pack};
-use crate::policy::{Policy, PolicyError, Scores};
+use crate::policy::{Policy, PolicyError, Scores, Want};
+use derive::derive;
 use serde::{Deserialize, Serialize};
 use sinew_tensor::Device;
 use sinew_types::{Correction, EpisodeId, LossSpec, PolicyVersion, TrainRow};
@@ -105,7 +105,7 @@ pub enum TrainError {
     #[error("none of the {rows} rows has a token to train on")]
     NothingToTrain { rows: usize },
     #[error(
-        "the loss has a value term but this trainer has no critic: remove the value coefficient"
+        "values are asked for but the policy has no critic: add one or remove the value coefficient"
     )]
     NoCritic,
     #[error("step cancelled after {updates} of its optimizer updates")]
@@ -214,7 +214,7 @@ impl<P: Policy> Trainer<P> {
     /// size independent of the number of minibatches.
     pub fn step(&mut self, rows: &[TrainRow], spec: &LossSpec) -> Result<StepReport, TrainError> {
         validate_spec(spec)?;
-        if spec.value.is_some() {
+        if spec.value.is_some() && !self.policy.has_critic() {
             return Err(TrainError::NoCritic);
         }
         let started = (self.clock)();
@@ -222,7 +222,7 @@ impl<P: Policy> Trainer<P> {
         if packing.micro_batches.is_empty() {
             return Err(TrainError::NothingToTrain { rows: rows.len() });
         }
-        check_reference(rows, spec)?;
+        check_columns(rows, spec)?;
         let mut state = StepState {
             rows,
             spec,
@@ -285,7 +285,8 @@ impl<P: Policy> Trainer<P> {
     ) -> Result<(), TrainError> {
         let started = (self.clock)();
         for batch in &packing.micro_batches {
-            let scores = self.policy.forward(batch, false, false)?;
+            let scores = self.policy.forward(batch, Want::default())?;
+            check_scores(batch, &scores, Want::default())?;
             state.report.computed_tokens += batch.tokens.len();
             for packed in &batch.rows {
                 let row = &state.rows[packed.row];
@@ -361,27 +362,17 @@ impl<P: Policy> Trainer<P> {
     ) -> Result<MetricSums, TrainError> {
         let started = (self.clock)();
         // Entropy costs little beside the logits and its course is the first thing to look at.
-        let scores = self.policy.forward(batch, true, true)?;
-        check_scores(batch, &scores)?;
+        let want = Want {
+            entropies: true,
+            values: state.spec.value.is_some(),
+            backward: true,
+        };
+        let scores = self.policy.forward(batch, want)?;
+        check_scores(batch, &scores, want)?;
         let forwarded = (self.clock)();
-        let mut d_logprob = vec![0.0f32; batch.items.len()];
-        let mut d_entropy = vec![0.0f32; batch.items.len()];
-        let mut sums = MetricSums::default();
-        for packed in &batch.rows {
-            let row = &state.rows[packed.row];
-            let loss = packed_row_loss(row, packed, &scores, scale, state)?;
-            state.report.loss += loss.loss;
-            sums.merge(&loss.sums);
-            for (i, term) in packed.terms.iter().enumerate() {
-                d_logprob[term.item as usize] += loss.d_logprob[i];
-                d_entropy[term.item as usize] += loss.d_entropy[i];
-            }
-        }
+        let (grads, sums) = derive(batch, &scores, scale, state)?;
         let derived = (self.clock)();
-        if state.spec.entropy == 0.0 {
-            d_entropy.clear();
-        }
-        self.policy.backward(batch, &d_logprob, &d_entropy)?;
+        self.policy.backward(batch, &grads)?;
         let seconds = &mut state.report.seconds;
         seconds.forward += forwarded - started;
         seconds.loss += derived - forwarded;
@@ -390,54 +381,6 @@ impl<P: Policy> Trainer<P> {
         state.report.micro_batches += 1;
         Ok(sums)
     }
-}
-
-/// The loss of one row's trained tokens, gathered from its columns and the micro-batch's items.
-fn packed_row_loss(
-    row: &TrainRow,
-    packed: &PackedRow,
-    scores: &Scores,
-    scale: f64,
-    state: &StepState<'_>,
-) -> Result<RowLoss, TrainError> {
-    let gather = |column: &[f32]| -> Vec<f32> {
-        packed
-            .terms
-            .iter()
-            .map(|term| column[term.t as usize])
-            .collect()
-    };
-    let items = |column: &[f32]| -> Vec<f32> {
-        packed
-            .terms
-            .iter()
-            .map(|term| column[term.item as usize])
-            .collect()
-    };
-    let mut weights = gather(&row.weights);
-    weights
-        .iter_mut()
-        .for_each(|w| *w = (f64::from(*w) * scale) as f32);
-    let logprobs = items(&scores.logprobs);
-    let given = row
-        .prox_logprobs
-        .as_ref()
-        .or(state.prox[packed.row].as_ref());
-    let prox = given.map_or_else(|| logprobs.clone(), |column| gather(column));
-    let reference = row.ref_logprobs.as_deref().map(gather);
-    let inputs = RowInputs {
-        weights: &weights,
-        advantages: &gather(&row.advantages),
-        behaviour: &gather(&row.behaviour_logprobs),
-        prox: Some(&prox),
-        reference: reference.as_deref(),
-        logprobs: &logprobs,
-        entropies: &items(&scores.entropies),
-    };
-    row_loss(state.spec, &inputs).map_err(|error| TrainError::Loss {
-        episode: row.episode.clone(),
-        error,
-    })
 }
 
 /// A column of the row's length with the trained tokens' values.
@@ -449,29 +392,49 @@ pub(crate) fn spread(len: usize, packed: &PackedRow, items: &[f32]) -> Vec<f32> 
     column
 }
 
-fn check_scores(batch: &MicroBatch, scores: &Scores) -> Result<(), PolicyError> {
+pub(crate) fn check_scores(
+    batch: &MicroBatch,
+    scores: &Scores,
+    want: Want,
+) -> Result<(), PolicyError> {
     let n = batch.items.len();
-    if scores.logprobs.len() == n && scores.entropies.len() == n {
-        return Ok(());
+    let expected = |wanted: bool| if wanted { n } else { 0 };
+    let columns = [
+        ("log-probabilities", scores.logprobs.len(), n),
+        (
+            "entropies",
+            scores.entropies.len(),
+            expected(want.entropies),
+        ),
+        ("values", scores.values.len(), expected(want.values)),
+    ];
+    match columns
+        .iter()
+        .find(|(_, actual, expected)| actual != expected)
+    {
+        None => Ok(()),
+        Some((what, actual, expected)) => Err(PolicyError(format!(
+            "forward gave {actual} {what} for {n} items, expected {expected}"
+        ))),
     }
-    Err(PolicyError(format!(
-        "forward gave {} log-probabilities and {} entropies for {n} items",
-        scores.logprobs.len(),
-        scores.entropies.len()
-    )))
 }
 
-/// A KL term needs the reference of every trained row before anything is computed.
-fn check_reference(rows: &[TrainRow], spec: &LossSpec) -> Result<(), TrainError> {
-    let trained = |row: &&TrainRow| row.weights.iter().any(|&w| w != 0.0);
-    let lacks = |row: &&TrainRow| row.ref_logprobs.is_none();
-    match rows.iter().filter(trained).find(lacks) {
-        Some(row) if spec.kl.is_some() => Err(TrainError::Loss {
+/// What a term of the loss reads must be there in every trained row before anything is computed.
+fn check_columns(rows: &[TrainRow], spec: &LossSpec) -> Result<(), TrainError> {
+    for row in rows.iter().filter(|r| r.weights.iter().any(|&w| w != 0.0)) {
+        let missing = if spec.kl.is_some() && row.ref_logprobs.is_none() {
+            LossError::MissingReference
+        } else if spec.value.is_some() && (row.values.is_none() || row.returns.is_none()) {
+            LossError::MissingValues
+        } else {
+            continue;
+        };
+        return Err(TrainError::Loss {
             episode: row.episode.clone(),
-            error: LossError::MissingReference,
-        }),
-        _ => Ok(()),
+            error: missing,
+        });
     }
+    Ok(())
 }
 
 #[cfg(test)]

@@ -12,6 +12,8 @@ pub struct MetricSums {
     pub(super) policy_loss: f64,
     pub(super) kl_loss: f64,
     pub(super) entropy_loss: f64,
+    value_loss: f64,
+    value_clipped: f64,
     pub(super) kl_ref: f64,
     pub(super) clipped: f64,
     trained: f64,
@@ -37,6 +39,8 @@ impl Default for MetricSums {
             policy_loss: 0.0,
             kl_loss: 0.0,
             entropy_loss: 0.0,
+            value_loss: 0.0,
+            value_clipped: 0.0,
             kl_ref: 0.0,
             clipped: 0.0,
             trained: 0.0,
@@ -61,10 +65,12 @@ impl Default for MetricSums {
 impl MetricSums {
     /// Adds what another row or micro-batch counted.
     pub fn merge(&mut self, other: &Self) {
-        let pairs: [(&mut f64, f64); 17] = [
+        let pairs: [(&mut f64, f64); 19] = [
             (&mut self.policy_loss, other.policy_loss),
             (&mut self.kl_loss, other.kl_loss),
             (&mut self.entropy_loss, other.entropy_loss),
+            (&mut self.value_loss, other.value_loss),
+            (&mut self.value_clipped, other.value_clipped),
             (&mut self.kl_ref, other.kl_ref),
             (&mut self.clipped, other.clipped),
             (&mut self.trained, other.trained),
@@ -86,6 +92,12 @@ impl MetricSums {
         self.gap_max = self.gap_max.max(other.gap_max);
         self.ratio_min = self.ratio_min.min(other.ratio_min);
         self.ratio_max = self.ratio_max.max(other.ratio_max);
+    }
+
+    /// Adds a row's weighted value loss.
+    pub(crate) fn add_values(&mut self, loss: f64, clipped_tokens: u64) {
+        self.value_loss += loss;
+        self.value_clipped += clipped_tokens as f64;
     }
 
     pub(super) fn add_corrections(&mut self, corrected: &[Corrected]) {
@@ -156,11 +168,13 @@ impl MetricSums {
             policy_loss: self.policy_loss,
             kl_loss: self.kl_loss,
             entropy_loss: self.entropy_loss,
+            value_loss: self.value_loss,
             trained_tokens: self.trained as u64,
             kept_tokens: self.kept as u64,
             masked_fraction: per(self.masked, self.trained).unwrap_or(0.0),
             truncated_fraction: per(self.truncated, self.trained).unwrap_or(0.0),
             correction_mean: per(self.factor, self.kept),
+            value_clip_fraction: per(self.value_clipped, self.trained).unwrap_or(0.0),
             clip_fraction: per(self.clipped, self.kept).unwrap_or(0.0),
             entropy: per(self.entropy, self.trained),
             kl_reference: per(self.kl_ref, self.kept),
@@ -182,6 +196,7 @@ pub struct LossMetrics {
     pub policy_loss: f64,
     pub kl_loss: f64,
     pub entropy_loss: f64,
+    pub value_loss: f64,
     /// Tokens with a weight, and those of them that no rejection removed.
     pub trained_tokens: u64,
     pub kept_tokens: u64,
@@ -193,6 +208,8 @@ pub struct LossMetrics {
     pub correction_mean: Option<f64>,
     /// Share of kept tokens at which the surrogate's clip was active.
     pub clip_fraction: f64,
+    /// Share of trained tokens at which the value loss's clip held.
+    pub value_clip_fraction: f64,
     pub entropy: Option<f64>,
     /// Mean of the loss's KL estimate against the reference (0 tokens or no KL term: see `kl_loss`).
     pub kl_reference: Option<f64>,

@@ -49,6 +49,11 @@ pub enum LossError {
          log-probabilities: give prox_logprobs or let the trainer take its first forward pass"
     )]
     MissingOld,
+    #[error(
+        "the loss has a value term but the row lacks values or returns: score it with the critic \
+         before advantages are computed"
+    )]
+    MissingValues,
     #[error("{field}[{index}] is {value}: expected a finite number where the weight is not 0")]
     NotFinite {
         field: &'static str,

@@ -27,6 +27,7 @@ impl Tensor {
     fn view(&mut self) -> TrainTensor<'_> {
         TrainTensor {
             name: self.name,
+            file: "model.safetensors",
             shape: &self.shape,
             decay: self.decay,
             values: &mut self.values,
@@ -88,11 +89,7 @@ fn a_non_finite_gradient_changes_nothing() {
     // The largest finite gradients are finite in norm.
     let update = optimizer.update(&mut [p.view(), q.view()], 0.1, Some(1.0));
     assert!(matches!(update, Update::Applied { grad_norm, .. } if grad_norm.is_finite()));
-    let before = (
-        p.values.clone(),
-        q.values.clone(),
-        moments(&optimizer),
-    );
+    let before = (p.values.clone(), q.values.clone(), moments(&optimizer));
     for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
         for at in [0, 2] {
             q.gradient = vec![0.0; 3];

@@ -1,0 +1,300 @@
+//! The decoders of `sinew-model` as a [`Policy`]: all weights, adapters alone, or frozen.
+
+use crate::pack::MicroBatch;
+use crate::policy::{Policy, PolicyError, ScoreGrads, Scores, TrainTensor, Want};
+use crate::reference::score_rows;
+use crate::trainer::TrainError;
+use sinew_model::{
+    Activations, ForwardError, Grads, Keep, Lora, OutputGrads, ParamEntry, Params, TrainModel,
+    ValueGrads, ValueHead, Weights,
+};
+use sinew_tensor::Device;
+use sinew_types::{TokenId, TrainRow};
+
+/// Files of a checkpoint.
+const WEIGHTS: &str = "model.safetensors";
+const ADAPTER: &str = "adapter_model.safetensors";
+const CRITIC: &str = "critic.safetensors";
+
+/// A critic on the policy's own trunk, with its shape `[d + 1]`.
+#[derive(Debug)]
+struct Critic {
+    head: ValueHead,
+    gradient: ValueGrads,
+    shape: [usize; 1],
+}
+
+/// A decoder with its weights, gradients and the memory of its passes.
+#[derive(Debug)]
+pub struct ModelPolicy {
+    model: TrainModel,
+    device: Device,
+    params: Params,
+    lora: Option<Lora>,
+    /// Name or path of the base model, for `adapter_config.json`.
+    base_model: String,
+    /// `None`: frozen.
+    gradient: Option<Grads>,
+    critic: Option<Critic>,
+    training: Activations,
+    scoring: Activations,
+    /// The last forward pass was made with `training` and asked for values.
+    ready: Option<bool>,
+}
+
+impl ModelPolicy {
+    /// Trains all weights. Sequences have at most `context` tokens; `keep` trades memory
+    /// ([`Activations::bytes_per_row`]) for time.
+    pub fn full(
+        params: Params,
+        context: usize,
+        keep: Keep,
+        device: Device,
+    ) -> Result<Self, PolicyError> {
+        let gradient = Grads::of_params(params.layout());
+        Self::new(params, None, Some(gradient), context, keep, device)
+    }
+
+    /// Trains `lora` on frozen `params`. `base_model` is the name that the exported adapter
+    /// records for the weights it belongs to.
+    pub fn adapters(
+        params: Params,
+        lora: Lora,
+        base_model: &str,
+        context: usize,
+        keep: Keep,
+        device: Device,
+    ) -> Result<Self, PolicyError> {
+        let gradient = Grads::of_lora(lora.layout());
+        let policy = Self::new(params, Some(lora), Some(gradient), context, keep, device)?;
+        Ok(Self {
+            base_model: base_model.to_owned(),
+            ..policy
+        })
+    }
+
+    /// Only scores: the reference of a KL term.
+    pub fn frozen(params: Params, context: usize, device: Device) -> Result<Self, PolicyError> {
+        Self::new(params, None, None, context, Keep::Nothing, device)
+    }
+
+    fn new(
+        params: Params,
+        lora: Option<Lora>,
+        gradient: Option<Grads>,
+        context: usize,
+        keep: Keep,
+        device: Device,
+    ) -> Result<Self, PolicyError> {
+        let model = TrainModel::new(params.config(), context)
+            .map_err(|error| PolicyError(error.to_string()))?;
+        Ok(Self {
+            model,
+            device,
+            params,
+            lora,
+            base_model: String::new(),
+            gradient,
+            critic: None,
+            training: Activations::new(keep),
+            scoring: Activations::new(Keep::Nothing),
+            ready: None,
+        })
+    }
+
+    /// Adds a critic: a linear head on the last hidden states, trained with the rest.
+    #[must_use]
+    pub fn with_critic(mut self, head: ValueHead) -> Self {
+        self.critic = Some(Critic {
+            gradient: ValueGrads::of(&head),
+            shape: [head.values().len()],
+            head,
+        });
+        self
+    }
+
+    /// The weights (with adapters: those of the base).
+    pub fn params(&self) -> &Params {
+        &self.params
+    }
+
+    /// The adapters, if they are what is trained.
+    pub fn lora(&self) -> Option<&Lora> {
+        self.lora.as_ref()
+    }
+
+    /// Fills `ref_logprobs` from the base model that the adapters leave untouched: a reference
+    /// without a second copy of the weights.
+    pub fn fill_reference_from_base(
+        &mut self,
+        rows: &mut [TrainRow],
+        micro_batch_tokens: usize,
+    ) -> Result<(), TrainError> {
+        let Some(lora) = self.lora.take() else {
+            return Err(TrainError::Policy(PolicyError(
+                "all weights are trained, so no frozen base is at hand: use a reference model"
+                    .to_owned(),
+            )));
+        };
+        let scored = score_rows(self, rows, micro_batch_tokens);
+        self.lora = Some(lora);
+        for (row, column) in rows.iter_mut().zip(scored?) {
+            row.ref_logprobs = Some(column);
+        }
+        Ok(())
+    }
+}
+
+fn failed(error: ForwardError) -> PolicyError {
+    PolicyError(error.to_string())
+}
+
+/// A tensor of the weights or of the adapters with its gradient.
+fn train_tensor<'a>(
+    entry: &'a ParamEntry,
+    values: &'a mut [f32],
+    gradient: &'a [f32],
+    file: &'static str,
+) -> TrainTensor<'a> {
+    TrainTensor {
+        name: &entry.name,
+        file,
+        shape: &entry.shape,
+        decay: !entry.name.ends_with("norm.weight") && !entry.name.ends_with(".bias"),
+        values,
+        gradient: &gradient[entry.range()],
+    }
+}
+
+impl Policy for ModelPolicy {
+    fn forward(&mut self, batch: &MicroBatch, want: Want) -> Result<Scores, PolicyError> {
+        self.ready = None;
+        let acts = if want.backward {
+            &mut self.training
+        } else {
+            &mut self.scoring
+        };
+        let weights = Weights {
+            params: &self.params,
+            lora: self.lora.as_ref(),
+        };
+        let (model, device) = (&self.model, &self.device);
+        model
+            .forward(device, weights, &batch.tokens, &batch.layout, acts)
+            .map_err(failed)?;
+        let items: Vec<(u32, TokenId)> = batch.items.iter().map(|i| (i.row, i.target)).collect();
+        let scored = model
+            .logprobs(device, weights, acts, &items, want.entropies)
+            .map_err(failed)?;
+        let mut scores = Scores {
+            logprobs: scored.logprob.to_vec(),
+            entropies: scored.entropy.to_vec(),
+            values: Vec::new(),
+        };
+        if want.values {
+            let critic = self.critic.as_ref();
+            let critic = critic.ok_or_else(|| PolicyError("there is no critic".to_owned()))?;
+            let rows: Vec<u32> = items.iter().map(|item| item.0).collect();
+            scores.values = vec![0.0; rows.len()];
+            model
+                .values(
+                    device,
+                    weights,
+                    acts,
+                    &critic.head,
+                    &rows,
+                    &mut scores.values,
+                )
+                .map_err(failed)?;
+        }
+        self.ready = want.backward.then_some(want.values);
+        Ok(scores)
+    }
+
+    fn backward(&mut self, _batch: &MicroBatch, grads: &ScoreGrads) -> Result<(), PolicyError> {
+        let state = |text: &str| PolicyError(text.to_owned());
+        let values_ready = self
+            .ready
+            .ok_or_else(|| state("backward without a forward pass that was to keep its state"))?;
+        let gradient = self
+            .gradient
+            .as_mut()
+            .ok_or_else(|| state("a frozen model has no gradients"))?;
+        let values = match &mut self.critic {
+            Some(critic) if values_ready && !grads.values.is_empty() => {
+                Some((&critic.head, &grads.values[..], &mut critic.gradient))
+            }
+            _ => None,
+        };
+        let outputs = OutputGrads {
+            d_logprob: &grads.logprobs,
+            d_entropy: &grads.entropies,
+            values,
+        };
+        let weights = Weights {
+            params: &self.params,
+            lora: self.lora.as_ref(),
+        };
+        self.model
+            .backward(&self.device, weights, &mut self.training, outputs, gradient)
+            .map_err(failed)
+    }
+
+    fn has_critic(&self) -> bool {
+        self.critic.is_some()
+    }
+
+    fn zero_gradients(&mut self) {
+        if let Some(gradient) = &mut self.gradient {
+            gradient.zero();
+        }
+        if let Some(critic) = &mut self.critic {
+            critic.gradient.zero();
+        }
+    }
+
+    fn tensors(&mut self) -> Vec<TrainTensor<'_>> {
+        let Some(gradient) = &self.gradient else {
+            return Vec::new();
+        };
+        let gradient = gradient.values();
+        let (pairs, file) = match &mut self.lora {
+            Some(lora) => (lora.tensors_mut(), ADAPTER),
+            None => (self.params.tensors_mut(), WEIGHTS),
+        };
+        let mut tensors: Vec<TrainTensor<'_>> = pairs
+            .into_iter()
+            .map(|(entry, values)| train_tensor(entry, values, gradient, file))
+            .collect();
+        if let Some(critic) = &mut self.critic {
+            tensors.push(TrainTensor {
+                name: "value_head",
+                file: CRITIC,
+                shape: &critic.shape,
+                decay: false,
+                values: critic.head.values_mut(),
+                gradient: critic.gradient.values(),
+            });
+        }
+        tensors
+    }
+
+    fn weights_changed(&mut self) -> Result<(), PolicyError> {
+        self.ready = None;
+        Ok(())
+    }
+
+    fn side_files(&self) -> Result<Vec<(String, Vec<u8>)>, PolicyError> {
+        let (name, text) = match &self.lora {
+            Some(lora) => {
+                let text = lora.config().to_json(&self.base_model);
+                ("adapter_config.json", text)
+            }
+            None => {
+                let text = self.params.config().to_json("float32");
+                ("config.json", text.map_err(|e| PolicyError(e.to_string()))?)
+            }
+        };
+        Ok(vec![(name.to_owned(), text.into_bytes())])
+    }
+}
