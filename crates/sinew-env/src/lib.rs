@@ -8,6 +8,7 @@
 //! splits share no problem, by construction; what the model did wrong is an observation, what
 //! the system did wrong is an [`EnvError`], and the two are never mixed up.
 
+pub mod math;
 mod port;
 mod rng;
 mod taskset;

@@ -10,6 +10,12 @@ pub enum EnvError {
     Sandbox(String),
     #[error("task {task}: {message}")]
     Task { task: String, message: String },
+    #[error("tool_math: {field} is {value}: {allowed}")]
+    Config {
+        field: &'static str,
+        value: String,
+        allowed: String,
+    },
     #[error("environment used out of order: {0}")]
     Order(&'static str),
 }
@@ -19,7 +25,7 @@ impl EnvError {
     pub fn failure_kind(&self) -> FailureKind {
         match self {
             Self::Sandbox(_) => FailureKind::Sandbox,
-            Self::Task { .. } | Self::Order(_) => FailureKind::Environment,
+            Self::Task { .. } | Self::Config { .. } | Self::Order(_) => FailureKind::Environment,
         }
     }
 }

@@ -5,10 +5,6 @@
 pub(crate) struct Rng(u64);
 
 impl Rng {
-    pub(crate) fn new(seed: u64) -> Self {
-        Self(seed)
-    }
-
     /// A generator for one purpose: equal seed and label give equal numbers, different labels
     /// unrelated ones.
     pub(crate) fn labelled(seed: u64, label: &str) -> Self {
@@ -58,7 +54,7 @@ mod tests {
 
     #[test]
     fn numbers_are_those_of_the_published_generator() {
-        let mut rng = Rng::new(1234567);
+        let mut rng = Rng(1234567);
         assert_eq!(rng.next_u64(), 6457827717110365317);
         assert_eq!(rng.next_u64(), 3203168211198807973);
     }

@@ -4,7 +4,7 @@
 //! and closed with the stop token. What [`Renderer::extend`] then appends must give, token by
 //! token, what the template renders for the whole conversation.
 
-use crate::renderer::{RenderError, Renderer};
+use crate::renderer::{Mismatch, RenderError, Renderer};
 use sinew_types::{FinishReason, Message, Role, TokenId, ToolSpec};
 
 /// A conversation to play: everything but assistant messages is given to the renderer as the
@@ -158,7 +158,7 @@ fn compare(
         ids.get(index)
             .map(|&id| renderer.decode_with_special(&[id]))
     };
-    Err(RenderError::Mismatch {
+    Err(RenderError::Mismatch(Box::new(Mismatch {
         trajectory: trajectory.name.clone(),
         message,
         index,
@@ -166,5 +166,5 @@ fn compare(
         full: token(full),
         bridged_context: context(bridged),
         full_context: context(full),
-    })
+    })))
 }

@@ -18,7 +18,7 @@ mod tool_call;
 
 pub use chat::{ChatConfig, ChatRenderer};
 pub use conformance::{ConformanceReport, ConformanceStep, MockTrajectory, conformance_check};
-pub use renderer::{Extension, RenderError, Renderer};
+pub use renderer::{Extension, Mismatch, RenderError, Renderer};
 pub use template::ChatTemplate;
 pub use tiny::{CharTokenizer, TinyRenderer};
 pub use tokenizer::{GgufVocab, StreamDecoder, Tokenizer};

@@ -27,23 +27,28 @@ pub enum RenderError {
     UnknownToken { id: TokenId, vocab: usize },
     #[error("the join between two turns cannot be found: {0}")]
     Join(String),
-    #[error(
-        "{trajectory}, message {message}: bridged ids differ from a full render at token {index}: \
-         bridged ...{bridged_context:?} [{bridged:?}], full render ...{full_context:?} [{full:?}]"
-    )]
-    Mismatch {
-        trajectory: String,
-        /// Index of the first message whose tokens differ.
-        message: usize,
-        /// First differing token of the whole sequence.
-        index: usize,
-        /// Text of the differing tokens; `None` past the end.
-        bridged: Option<String>,
-        full: Option<String>,
-        /// Text of up to eight tokens before the difference.
-        bridged_context: String,
-        full_context: String,
-    },
+    #[error(transparent)]
+    Mismatch(Box<Mismatch>),
+}
+
+/// Where bridged ids and a full render part.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{trajectory}, message {message}: bridged ids differ from a full render at token {index}: \
+     bridged ...{bridged_context:?} [{bridged:?}], full render ...{full_context:?} [{full:?}]"
+)]
+pub struct Mismatch {
+    pub trajectory: String,
+    /// The assistant message before the join.
+    pub message: usize,
+    /// First differing token of the whole sequence.
+    pub index: usize,
+    /// Text of the differing tokens; `None` past the end.
+    pub bridged: Option<String>,
+    pub full: Option<String>,
+    /// Text of up to eight tokens before the difference.
+    pub bridged_context: String,
+    pub full_context: String,
 }
 
 /// What follows a sampled turn in the context.

@@ -1,0 +1,82 @@
+//! Numbers as models write them, and the answer of a final message.
+
+/// Reads a number: sign, thousands separators, a currency sign, a decimal part.
+/// `None` for anything else, infinities and NaN included.
+pub fn parse_number(text: &str) -> Option<f64> {
+    let text = text.trim().trim_start_matches(['$', '€', '£']);
+    let (sign, digits) = match text.strip_prefix('-') {
+        Some(rest) => (-1.0, rest.trim_start_matches(['$', '€', '£'])),
+        None => (1.0, text),
+    };
+    let plain: String = digits.chars().filter(|&c| c != ',').collect();
+    let wellformed = plain.starts_with(|c: char| c.is_ascii_digit())
+        && plain.chars().all(|c| c.is_ascii_digit() || c == '.')
+        && plain.matches('.').count() <= 1
+        && plain.len() <= 40;
+    if !wellformed {
+        return None;
+    }
+    plain.parse::<f64>().ok().map(|v| sign * v)
+}
+
+/// Equal up to one part in a million: a tool may print floats.
+pub fn same_number(a: f64, b: f64) -> bool {
+    (a - b).abs() <= 1e-6 * b.abs().max(1.0)
+}
+
+/// The number after the last `Answer:` of a message, which may be wrapped in Markdown's stars
+/// and followed by a unit. A message that a limit cut right after the digits has no answer:
+/// more digits might have come.
+pub fn final_answer(text: &str, truncated: bool) -> Option<f64> {
+    const MARK: &str = "answer:";
+    let at = text.to_ascii_lowercase().rfind(MARK)?;
+    let rest = text[at + MARK.len()..].trim_start_matches([' ', '*', '\t', '\n', '=', '`']);
+    let number = |c: char| c.is_ascii_digit() || matches!(c, ',' | '.' | '-' | '$' | '€' | '£');
+    let end = rest.find(|c| !number(c)).unwrap_or(rest.len());
+    if truncated && end == rest.len() {
+        return None;
+    }
+    parse_number(rest[..end].trim_end_matches([',', '.', '-']))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_read_as_people_write_them() {
+        assert_eq!(parse_number(" $1,234.50 "), Some(1234.5));
+        assert_eq!(parse_number("-$12"), Some(-12.0));
+        assert_eq!(parse_number("007"), Some(7.0));
+        for text in ["", "-", "1.2.3", "inf", "nan", "1e9", "12 apples", "٣"] {
+            assert_eq!(parse_number(text), None, "{text}");
+        }
+        assert_eq!(parse_number(&"9".repeat(50)), None);
+    }
+
+    #[test]
+    fn the_last_answer_counts() {
+        let cases = [
+            ("Answer: 42", Some(42.0)),
+            ("so **Answer:** 1,024.", Some(1024.0)),
+            ("answer: 1 no, Answer: -7 apples", Some(-7.0)),
+            ("Answer: $3.50 each", Some(3.5)),
+            ("Answer: forty", None),
+            ("The result is 42", None),
+            ("Answer:", None),
+        ];
+        for (text, expected) in cases {
+            assert_eq!(final_answer(text, false), expected, "{text}");
+        }
+        assert_eq!(final_answer("Answer: 12", true), None);
+        assert_eq!(final_answer("Answer: 12 apples and th", true), Some(12.0));
+    }
+
+    #[test]
+    fn floats_of_the_tool_equal_their_integers() {
+        assert!(same_number(392.00000001, 392.0));
+        assert!(!same_number(391.0, 392.0));
+        assert!(same_number(0.0, 0.0));
+        assert!(!same_number(f64::NAN, 1.0));
+    }
+}

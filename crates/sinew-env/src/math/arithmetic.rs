@@ -1,0 +1,75 @@
+//! Expressions to compute.
+
+use super::generated::{MathTaskConfig, Problem, fill, numbers, task_at};
+use crate::rng::Rng;
+use crate::taskset::{Split, Taskset, TasksetError};
+use sinew_types::Task;
+
+const QUESTIONS: [&str; 4] = [
+    "What is {e}?",
+    "Compute {e}.",
+    "Calculate {e}.",
+    "Find {e}.",
+];
+
+/// Expressions by level; names of numbers as in [`numbers`].
+const EXPRESSIONS: [&[&str]; 3] = [
+    &[
+        "{a} * {b}",
+        "{b} * {a}",
+        "{a} * {b} + {c}",
+        "{a} * {b} - {c}",
+    ],
+    &[
+        "({a} + {c}) * {b}",
+        "{c} + {a} * {b}",
+        "{a} * {b} + {c} * {k}",
+        "({l} - {a}) * {b}",
+        "{l} * {b} - {c}",
+        "{p} / {b} + {c}",
+    ],
+    &[
+        "({a} + {c}) * ({b} + {k})",
+        "({l} - {a}) * ({b} - {k})",
+        "{a} * {b} * {k} - {l}",
+        "{l} * {b} + {a} * {c}",
+        "{p} / {b} * {c} + {l}",
+    ],
+];
+
+/// Direct arithmetic, of three- and four-digit numbers.
+#[derive(Clone, Debug)]
+pub struct Arithmetic {
+    config: MathTaskConfig,
+}
+
+impl Arithmetic {
+    /// Checks the configuration.
+    pub fn new(config: MathTaskConfig) -> Result<Self, TasksetError> {
+        config.check("arithmetic")?;
+        Ok(Self { config })
+    }
+}
+
+fn draw(rng: &mut Rng, level: u8) -> Problem {
+    let expressions = EXPRESSIONS[usize::from(level.clamp(1, 3)) - 1];
+    let values = numbers(rng);
+    let expression: &str = rng.pick::<&str>(expressions);
+    let solution = fill(expression, &values);
+    let question = rng.pick(&QUESTIONS).replace("{e}", &solution);
+    Problem { question, solution }
+}
+
+impl Taskset for Arithmetic {
+    fn name(&self) -> &str {
+        "arithmetic"
+    }
+
+    fn len(&self, split: Split) -> usize {
+        self.config.len(split)
+    }
+
+    fn get(&self, split: Split, index: usize) -> Result<Task, TasksetError> {
+        task_at(&self.config, self.name(), split, index, draw)
+    }
+}

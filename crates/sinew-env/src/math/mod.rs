@@ -1,0 +1,20 @@
+//! Arithmetic and word problems with a Python tool.
+
+mod answer;
+mod arithmetic;
+mod env;
+mod expr;
+mod generated;
+mod gsm8k;
+mod prompt;
+mod python;
+mod templates;
+mod word;
+
+pub use answer::{final_answer, parse_number, same_number};
+pub use arithmetic::Arithmetic;
+pub use env::{ToolMathConfig, ToolMathFactory};
+pub use generated::{MathTaskConfig, Mixed};
+pub use gsm8k::Gsm8k;
+pub use prompt::{PromptConfig, WorkedExample};
+pub use word::Word;
