@@ -56,6 +56,12 @@ impl Forward for Still {
     }
 }
 
+/// Best of some runs, since others may use the machine.
+fn best_ms(vocab: usize, sampling: &SamplingParams) -> f64 {
+    let runs = (0..5).map(|_| pass_ms(vocab, 128, sampling));
+    runs.fold(f64::INFINITY, f64::min)
+}
+
 /// Milliseconds of a pass with `rows` generating sequences.
 fn pass_ms(vocab: usize, rows: usize, sampling: &SamplingParams) -> f64 {
     let config = EngineConfig {
@@ -85,7 +91,7 @@ fn pass_ms(vocab: usize, rows: usize, sampling: &SamplingParams) -> f64 {
                 .collect(),
             sampling: SamplingParams {
                 seed: id,
-                max_tokens: 100,
+                max_tokens: 30,
                 ..sampling.clone()
             },
             priority: 0,
@@ -142,11 +148,11 @@ fn main() {
     ];
     println!(
         "scheduler alone, 128 rows: {:.3} ms a pass",
-        pass_ms(16, 128, &cases[0].1)
+        best_ms(16, &cases[0].1)
     );
     for vocab in [49_152, 151_936] {
         for (name, sampling) in &cases {
-            let ms = pass_ms(vocab, 128, sampling);
+            let ms = best_ms(vocab, sampling);
             println!("{name}, 128 rows of {vocab}: {ms:.2} ms a pass");
         }
     }

@@ -1,15 +1,15 @@
 //! Passes over one row of logits: maxima, sums of exponentials, the largest entries.
 //!
-//! Plain loops over lanes of 16, compiled once per instruction set and chosen at run time.
-//! No fused multiply-add and a fixed order of additions, so that every CPU draws the same
-//! tokens from the same logits.
+//! Elementwise loops over one chunk at a time, compiled once per instruction set and chosen at
+//! run time; sums and maxima fold a chunk in halves, which is elementwise too. No fused
+//! multiply-add and a fixed order of additions, so that every CPU draws the same tokens from
+//! the same logits.
 
 use sinew_types::TokenId;
 use std::cmp::Ordering;
 
 /// Logits of one chunk: the unit in which maxima and sums are kept.
 pub(crate) const CHUNK: usize = 256;
-const LANES: usize = 16;
 
 /// A logit and its token.
 pub(crate) type Candidate = (f32, TokenId);
@@ -31,10 +31,10 @@ pub(crate) struct Maxima {
 /// Finds the maxima of `row`, and refuses NaN, +infinity and rows of -infinity.
 pub(crate) fn maxima(row: &[f32]) -> Result<Maxima, BadLogits> {
     let mut chunks = vec![f32::NEG_INFINITY; row.len().div_ceil(CHUNK)];
-    let nan = pulp::Arch::new().dispatch(
-        #[inline(always)]
-        || chunk_maxima(row, &mut chunks),
-    );
+    let nan = pulp::Arch::new().dispatch(ChunkMaxima {
+        row,
+        out: &mut chunks,
+    });
     let max = chunks.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     if nan || !max.is_finite() {
         return Err(BadLogits);
@@ -42,26 +42,63 @@ pub(crate) fn maxima(row: &[f32]) -> Result<Maxima, BadLogits> {
     Ok(Maxima { max, chunks })
 }
 
+/// One chunk of `row`, filled up with -infinity, which is neutral for maxima and sums of
+/// exponentials.
 #[inline(always)]
-fn chunk_maxima(row: &[f32], out: &mut [f32]) -> bool {
-    let mut nan = [0u32; LANES];
-    for (chunk, out) in row.chunks(CHUNK).zip(out) {
-        let (blocks, rest) = chunk.as_chunks::<LANES>();
-        let mut lanes = [f32::NEG_INFINITY; LANES];
-        for block in blocks {
-            for i in 0..LANES {
-                let x = block[i];
-                lanes[i] = if x > lanes[i] { x } else { lanes[i] };
-                nan[i] |= u32::from(x.is_nan());
-            }
+fn load(chunk: &[f32]) -> [f32; CHUNK] {
+    let mut values = [f32::NEG_INFINITY; CHUNK];
+    values[..chunk.len()].copy_from_slice(chunk);
+    values
+}
+
+/// Combines all values of a chunk, the upper half with the lower half again and again.
+#[inline(always)]
+fn fold(values: &mut [f32; CHUNK], combine: impl Fn(f32, f32) -> f32) -> f32 {
+    let mut width = CHUNK / 2;
+    while width > 0 {
+        let (low, high) = values.split_at_mut(width);
+        for (a, &b) in low.iter_mut().zip(&*high) {
+            *a = combine(*a, b);
         }
-        for (i, &x) in rest.iter().enumerate() {
-            lanes[i] = if x > lanes[i] { x } else { lanes[i] };
-            nan[i] |= u32::from(x.is_nan());
-        }
-        *out = lanes.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        width /= 2;
     }
-    nan.iter().any(|&n| n != 0)
+    values[0]
+}
+
+#[inline(always)]
+fn add(a: f32, b: f32) -> f32 {
+    a + b
+}
+
+/// The larger one, in the form that becomes one instruction.
+#[inline(always)]
+fn larger(a: f32, b: f32) -> f32 {
+    if b > a { b } else { a }
+}
+
+/// Writes the maximum of each chunk; says whether a NaN is among the values.
+///
+/// A struct, since a closure would be compiled without the instruction set.
+struct ChunkMaxima<'a> {
+    row: &'a [f32],
+    out: &'a mut [f32],
+}
+
+impl pulp::WithSimd for ChunkMaxima<'_> {
+    type Output = bool;
+
+    #[inline(always)]
+    fn with_simd<S: pulp::Simd>(self, _: S) -> bool {
+        let mut nan = 0u32;
+        for (chunk, out) in self.row.chunks(CHUNK).zip(self.out) {
+            let mut values = load(chunk);
+            for x in &values {
+                nan |= u32::from(x.is_nan());
+            }
+            *out = fold(&mut values, larger);
+        }
+        nan != 0
+    }
 }
 
 /// `exp(x)` for `x <= 0`: relative error below 2e-7; 0 below -87, where f32 would become
@@ -94,34 +131,35 @@ pub(crate) fn exp_nonpositive(x: f32) -> f32 {
 pub(crate) fn exp_sums(row: &[f32], max: f32, scale: f32, chunks: &mut Vec<f32>) -> f64 {
     chunks.clear();
     chunks.resize(row.len().div_ceil(CHUNK), 0.0);
-    pulp::Arch::new().dispatch(
-        #[inline(always)]
-        || chunk_exp_sums(row, max, scale, chunks),
-    );
+    pulp::Arch::new().dispatch(ChunkExpSums {
+        row,
+        max,
+        scale,
+        out: chunks,
+    });
     chunks.iter().map(|&s| f64::from(s)).sum()
 }
 
-#[inline(always)]
-fn chunk_exp_sums(row: &[f32], max: f32, scale: f32, out: &mut [f32]) {
-    for (chunk, out) in row.chunks(CHUNK).zip(out) {
-        let (blocks, rest) = chunk.as_chunks::<LANES>();
-        let mut lanes = [0f32; LANES];
-        for block in blocks {
-            for i in 0..LANES {
-                lanes[i] += exp_nonpositive((block[i] - max) * scale);
+/// Writes `sum(exp((row - max) * scale))` of each chunk.
+struct ChunkExpSums<'a> {
+    row: &'a [f32],
+    max: f32,
+    scale: f32,
+    out: &'a mut [f32],
+}
+
+impl pulp::WithSimd for ChunkExpSums<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: pulp::Simd>(self, _: S) {
+        for (chunk, out) in self.row.chunks(CHUNK).zip(self.out) {
+            let mut values = load(chunk);
+            for x in &mut values {
+                *x = exp_nonpositive((*x - self.max) * self.scale);
             }
+            *out = fold(&mut values, add);
         }
-        for (i, &x) in rest.iter().enumerate() {
-            lanes[i] += exp_nonpositive((x - max) * scale);
-        }
-        let mut width = LANES / 2;
-        while width > 0 {
-            for i in 0..width {
-                lanes[i] += lanes[i + width];
-            }
-            width /= 2;
-        }
-        *out = lanes[0];
     }
 }
 
@@ -153,8 +191,11 @@ pub(crate) fn at_least(row: &[f32], maxima: &Maxima, cut: f32) -> Vec<Candidate>
 
 /// The `count` largest logits that are at least `cut`, best first.
 pub(crate) fn largest(row: &[f32], maxima: &Maxima, count: usize, cut: f32) -> Vec<Candidate> {
+    if count == 0 {
+        return Vec::new();
+    }
     let mut bound = cut;
-    if count > 0 && count <= maxima.chunks.len() {
+    if count <= maxima.chunks.len() {
         // As many chunks have a maximum of at least the count-th largest maximum, so
         // the count largest logits are not below it.
         let mut tops = maxima.chunks.clone();
@@ -163,9 +204,7 @@ pub(crate) fn largest(row: &[f32], maxima: &Maxima, count: usize, cut: f32) -> V
     }
     let mut out = at_least(row, maxima, bound);
     if out.len() > count {
-        if count > 0 {
-            out.select_nth_unstable_by(count - 1, by_logit);
-        }
+        out.select_nth_unstable_by(count - 1, by_logit);
         out.truncate(count);
     }
     out.sort_unstable_by(by_logit);

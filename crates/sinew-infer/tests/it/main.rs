@@ -2,6 +2,7 @@
 
 mod door;
 mod fake;
+mod model;
 
 use sinew_types::{
     EngineError, EngineEvent, EventSink, FinishReason, GenerateRequest, RequestId, SampledToken,
