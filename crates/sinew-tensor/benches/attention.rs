@@ -14,6 +14,10 @@ use sinew_tensor::attention::{
     tree_attention_forward,
 };
 use sinew_tensor::device::{Device, KernelSet};
+use sinew_tensor::logprob::{
+    LinearLogprob, LogprobGrad, LogprobOut, LogprobScratch, linear_logprob_backward,
+    linear_logprob_forward,
+};
 
 const REPETITIONS: usize = 7;
 
@@ -114,6 +118,45 @@ fn attention(dev: &Device, name: &str, layout: &TreeLayout) {
     });
 }
 
+fn logprob(dev: &Device, n: usize) {
+    const DIM: usize = 576;
+    const VOCAB: usize = 49_152;
+    let (x, w) = (random(n * DIM), random(VOCAB * DIM));
+    let targets: Vec<u32> = (0..n).map(|i| (i * 7919 % VOCAB) as u32).collect();
+    let input = LinearLogprob {
+        x: &x,
+        w: &w,
+        dim: DIM,
+        targets: &targets,
+        temperature: 1.0,
+    };
+    let (mut logprob, mut lse, mut entropy) = (vec![0.0; n], vec![0.0; n], vec![0.0; n]);
+    let (mut dx, mut dw) = (vec![0.0; n * DIM], vec![0.0; VOCAB * DIM]);
+    let mut scratch = LogprobScratch::default();
+    let flop = 2.0 * (n * DIM * VOCAB) as f64;
+    measure(&format!("log-probability forward, {n} rows"), flop, || {
+        let out = LogprobOut {
+            logprob: &mut logprob,
+            lse: &mut lse,
+            entropy: Some(&mut entropy),
+        };
+        linear_logprob_forward(dev, &input, out, &mut scratch);
+    });
+    let d_logprob = random(n);
+    let grad = LogprobGrad {
+        lse: &lse,
+        d_logprob: &d_logprob,
+        entropy: None,
+    };
+    measure(
+        &format!("log-probability backward, {n} rows"),
+        3.0 * flop,
+        || {
+            linear_logprob_backward(dev, &input, grad, &mut dx, Some(&mut dw), &mut scratch);
+        },
+    );
+}
+
 fn main() {
     let all = std::thread::available_parallelism().map_or(1, usize::from);
     let wanted = std::env::args().find_map(|a| a.strip_prefix("threads=")?.parse().ok());
@@ -129,4 +172,7 @@ fn main() {
         "one sequence",
         &TreeLayout::sequences(&[4096]).expect("4096 rows"),
     );
+    logprob(&dev, 1);
+    logprob(&dev, 64);
+    logprob(&dev, 1024);
 }

@@ -19,6 +19,8 @@ pub(crate) trait Vector: Copy {
 
     /// All lanes `x`.
     unsafe fn splat(x: f32) -> Self;
+    /// All lanes the value at `p`.
+    unsafe fn broadcast(p: *const f32) -> Self;
     /// Reads `LANES` values.
     unsafe fn load(p: *const f32) -> Self;
     /// Writes `LANES` values.
@@ -69,6 +71,18 @@ pub(crate) trait Vector: Copy {
                 self.store_part(p, left)
             }
         }
+    }
+    /// Asks for the cache line of `p`, which need not be valid memory, up to L2.
+    #[inline(always)]
+    unsafe fn prefetch_l2(p: *const f32) {
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: a prefetch never faults; SSE is part of the base instruction set.
+        unsafe {
+            use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+            _mm_prefetch::<_MM_HINT_T1>(p.cast());
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        let _ = p;
     }
     /// Asks for the cache line of `p`, which need not be valid memory.
     #[inline(always)]
@@ -121,6 +135,11 @@ impl Vector for Lanes8 {
     #[inline(always)]
     unsafe fn splat(x: f32) -> Self {
         Self([x; 8])
+    }
+    #[inline(always)]
+    unsafe fn broadcast(p: *const f32) -> Self {
+        // SAFETY: valid for a read by the contract of the trait.
+        Self([unsafe { p.read_unaligned() }; 8])
     }
     #[inline(always)]
     unsafe fn load(p: *const f32) -> Self {

@@ -14,7 +14,7 @@ use std::ops::Range;
 
 use super::kernel::{SLACK_ROWS, Task, apply_masks, carve, copy_padded, padded_dim};
 use super::plan::{BLOCK_KEYS, Chunk, KeyBlock, MAX_LANES, Strip};
-use super::tile::{In, Out, accumulate, exp2, product, transpose};
+use super::tile::{In, Out, Product, Right, exp2, transpose};
 use super::{AttentionShape, BackwardInput};
 use crate::buffer::{Scratch, SharedMut};
 use crate::simd::{Vector, simd_fn};
@@ -76,7 +76,7 @@ impl<'a> Memory<'a> {
 }
 
 #[inline(always)]
-unsafe fn backward_task<V: Vector, const MR: usize>(
+unsafe fn backward_task<V: Product>(
     task: &Task<'_>,
     input: &BackwardInput<'_>,
     to: Output<'_>,
@@ -88,9 +88,9 @@ unsafe fn backward_task<V: Vector, const MR: usize>(
     d_keys.fill(0.0);
     for strip in &task.chunk.strips {
         match (strip.rows.len() * task.group.count).div_ceil(V::LANES) {
-            1 => backward_strip::<V, MR, 1>(task, strip, input, to, &mut memory),
-            2 => backward_strip::<V, MR, 2>(task, strip, input, to, &mut memory),
-            _ => backward_strip::<V, MR, 3>(task, strip, input, to, &mut memory),
+            1 => backward_strip::<V, 1>(task, strip, input, to, &mut memory),
+            2 => backward_strip::<V, 2>(task, strip, input, to, &mut memory),
+            _ => backward_strip::<V, 3>(task, strip, input, to, &mut memory),
         }
     }
     // Queries were scaled by log2(e) / sqrt(head_dim), of which the gradient of keys keeps the root.
@@ -104,17 +104,13 @@ simd_fn! {
     ///
     /// # Safety
     /// No other task may write the same rows and heads of `d_qkv`, and `d_keys` has to belong to the task.
-    pub(super) fn backward_chunk<V>(
+    pub(super) fn backward_chunk<V: Product>(
         task: &Task<'_>,
         input: &BackwardInput<'_>,
         to: Output<'_>,
         scratch: &mut Scratch,
     ) {
-        if V::LANES == 16 {
-            backward_task::<V, 8>(task, input, to, scratch);
-        } else {
-            backward_task::<V, 4>(task, input, to, scratch);
-        }
+        backward_task::<V>(task, input, to, scratch);
     }
 }
 
@@ -182,7 +178,7 @@ unsafe fn dot<V: Vector>(a: &[f32], b: &[f32]) -> f32 {
 }
 
 #[inline(always)]
-unsafe fn backward_strip<V: Vector, const MR: usize, const NV: usize>(
+unsafe fn backward_strip<V: Product, const NV: usize>(
     task: &Task<'_>,
     strip: &Strip,
     input: &BackwardInput<'_>,
@@ -224,7 +220,7 @@ unsafe fn backward_strip<V: Vector, const MR: usize, const NV: usize>(
     let lanes = strip.rows.len() * task.group.count;
     for block in &strip.blocks {
         let first = block.local * padded;
-        let key_rows = block.len.next_multiple_of(MR);
+        let key_rows = block.len.next_multiple_of(V::STEP);
         let keys = In {
             ptr: memory.keys.as_ptr().add(first),
             stride: padded,
@@ -233,13 +229,13 @@ unsafe fn backward_strip<V: Vector, const MR: usize, const NV: usize>(
             ptr: memory.values.as_ptr().add(first),
             stride: padded,
         };
-        product::<V, MR, NV, false>(key_rows, dim, keys, queries, scores, false);
-        product::<V, MR, NV, false>(key_rows, dim, values, d_outs, d_scores, false);
+        V::product::<NV, false>(key_rows, dim, keys, queries, scores, false);
+        V::product::<NV, false>(key_rows, dim, values, d_outs, d_scores, false);
         if !block.spans.is_empty() {
             apply_masks::<V, NV>(strip, block, task.group.count, scores.ptr);
         }
         grade_block::<V, NV>(block, key_rows, memory, scores.ptr, d_scores.ptr);
-        product::<V, MR, NV, true>(padded, block.len, keys, d_scores.as_in(), d_queries, true);
+        V::product::<NV, true>(padded, block.len, keys, d_scores.as_in(), d_queries, true);
         let d_keys = Out {
             ptr: to.d_keys.as_ptr().add(first),
             stride: padded,
@@ -248,20 +244,20 @@ unsafe fn backward_strip<V: Vector, const MR: usize, const NV: usize>(
             ptr: d_keys.ptr.add(values_at),
             stride: padded,
         };
-        accumulate::<V, MR>(
+        V::accumulate(
             key_rows,
             padded,
             lanes,
             d_scores.as_in(),
-            query_rows,
+            Right::Rows(query_rows),
             d_keys,
         );
-        accumulate::<V, MR>(
+        V::accumulate(
             key_rows,
             padded,
             lanes,
             scores.as_in(),
-            d_out_rows,
+            Right::Rows(d_out_rows),
             d_values,
         );
     }

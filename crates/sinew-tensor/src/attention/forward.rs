@@ -9,7 +9,7 @@ use std::f32::consts::{LN_2, LOG2_E};
 
 use super::kernel::{LOWEST, SLACK_ROWS, Task, apply_masks, carve};
 use super::plan::{BLOCK_KEYS, MAX_LANES, Strip};
-use super::tile::{In, Out, exp2, product, transpose};
+use super::tile::{In, Out, Product, exp2, transpose};
 use crate::buffer::{Scratch, SharedMut};
 use crate::simd::{Vector, simd_fn};
 
@@ -53,18 +53,14 @@ impl<'a> Memory<'a> {
 }
 
 #[inline(always)]
-unsafe fn forward_task<V: Vector, const MR: usize>(
-    task: &Task<'_>,
-    to: Output<'_>,
-    scratch: &mut Scratch,
-) {
+unsafe fn forward_task<V: Product>(task: &Task<'_>, to: Output<'_>, scratch: &mut Scratch) {
     let mut memory = Memory::new(task, scratch);
     task.gather_keys(memory.keys, memory.values);
     for strip in &task.chunk.strips {
         match (strip.rows.len() * task.group.count).div_ceil(V::LANES) {
-            1 => forward_strip::<V, MR, 1>(task, strip, to, &mut memory),
-            2 => forward_strip::<V, MR, 2>(task, strip, to, &mut memory),
-            _ => forward_strip::<V, MR, 3>(task, strip, to, &mut memory),
+            1 => forward_strip::<V, 1>(task, strip, to, &mut memory),
+            2 => forward_strip::<V, 2>(task, strip, to, &mut memory),
+            _ => forward_strip::<V, 3>(task, strip, to, &mut memory),
         }
     }
 }
@@ -74,17 +70,13 @@ simd_fn! {
     ///
     /// # Safety
     /// No other task may write the same rows and heads.
-    pub(super) fn forward_chunk<V>(task: &Task<'_>, to: Output<'_>, scratch: &mut Scratch) {
-        if V::LANES == 16 {
-            forward_task::<V, 8>(task, to, scratch);
-        } else {
-            forward_task::<V, 4>(task, to, scratch);
-        }
+    pub(super) fn forward_chunk<V: Product>(task: &Task<'_>, to: Output<'_>, scratch: &mut Scratch) {
+        forward_task::<V>(task, to, scratch);
     }
 }
 
 #[inline(always)]
-unsafe fn forward_strip<V: Vector, const MR: usize, const NV: usize>(
+unsafe fn forward_strip<V: Product, const NV: usize>(
     task: &Task<'_>,
     strip: &Strip,
     to: Output<'_>,
@@ -124,14 +116,14 @@ unsafe fn forward_strip<V: Vector, const MR: usize, const NV: usize>(
             ptr: memory.values.as_ptr().add(block.local * dim),
             stride: dim,
         };
-        let key_rows = block.len.next_multiple_of(MR);
+        let key_rows = block.len.next_multiple_of(V::STEP);
         let head_dim = task.shape.head_dim();
-        product::<V, MR, NV, false>(key_rows, head_dim, keys, queries.as_in(), scores, false);
+        V::product::<NV, false>(key_rows, head_dim, keys, queries.as_in(), scores, false);
         if !block.spans.is_empty() {
             apply_masks::<V, NV>(strip, block, task.group.count, scores.ptr);
         }
         softmax.add_block(block.len, scores.ptr, dim, sums.ptr);
-        product::<V, MR, NV, true>(dim, block.len, values, scores.as_in(), sums, true);
+        V::product::<NV, true>(dim, block.len, values, scores.as_in(), sums, true);
     }
     for d in 0..dim {
         for (v, total) in softmax.total.iter().enumerate() {

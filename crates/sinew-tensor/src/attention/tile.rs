@@ -66,13 +66,130 @@ impl Out {
     }
 }
 
-/// `c[i][j] = (add ? c[i][j] : 0) + sum_k a(i, k) b[k][j]` for `i < MR`, `j < NV * LANES`.
-///
-/// `a(i, k)` is `a[i][k]`, or `a[k][i]` with `BY_COLUMN`. The sum goes in order of `k`, so a value
-/// does not depend on its neighbours.
+/// Products of blocks, compiled per kernel set and not inlined, so that their loops have all registers.
+pub(crate) trait Product: Vector {
+    /// Rows that are computed together; callers give a multiple.
+    const STEP: usize;
+
+    /// `c[i][j] = (add ? c[i][j] : 0) + sum_k a(i, k) b[k][j]` for `i < rows`, `j < NV * LANES`, where
+    /// `a(i, k)` is `a[i][k]`, or `a[k][i]` with `BY_COLUMN`.
+    ///
+    /// The sum goes in order of `k`: a value depends neither on its neighbours nor on its place.
+    ///
+    /// # Safety
+    /// See [`Vector`]; `a`, `b` and `c` cover the ranges above, and `c` overlaps neither.
+    unsafe fn product<const NV: usize, const BY_COLUMN: bool>(
+        rows: usize,
+        depth: usize,
+        a: In,
+        b: In,
+        c: Out,
+        add: bool,
+    );
+
+    /// `c[i][j] += sum_k a[i][k] b[k][j]` for `i < rows` (a multiple of `STEP`) and `j < cols` (of
+    /// `LANES`).
+    ///
+    /// # Safety
+    /// As [`product`](Self::product).
+    #[inline(always)]
+    unsafe fn accumulate(rows: usize, cols: usize, depth: usize, a: In, b: Right, c: Out) {
+        let mut j = 0;
+        while j < cols {
+            let width = (2 * Self::LANES).min(cols - j);
+            let panel = match b {
+                Right::Rows(rows) => In {
+                    ptr: rows.ptr.add(j),
+                    stride: rows.stride,
+                },
+                Right::Panels { ptr, rows, first } => In {
+                    ptr: ptr.add(j * rows + first * width),
+                    stride: width,
+                },
+            };
+            let c = Out {
+                ptr: c.ptr.add(j),
+                stride: c.stride,
+            };
+            if width == 2 * Self::LANES {
+                Self::product::<2, false>(rows, depth, a, panel, c, true);
+            } else {
+                Self::product::<1, false>(rows, depth, a, panel, c, true);
+            }
+            j += width;
+        }
+    }
+}
+
+/// The right factor of [`Product::accumulate`].
+#[derive(Clone, Copy)]
+pub(crate) enum Right {
+    /// Rows one after the other.
+    Rows(In),
+    /// Panels of two vectors of columns (the last may be one): all `rows` of the first panel, then of
+    /// the second, and so on. A long panel does not compete with itself for cache sets.
+    Panels {
+        /// First value of the first panel.
+        ptr: *const f32,
+        /// Rows of the matrix.
+        rows: usize,
+        /// First row to use.
+        first: usize,
+    },
+}
+
+macro_rules! impl_product {
+    ($vector:ty, $step:literal $(, $features:literal)?) => {
+        impl Product for $vector {
+            const STEP: usize = $step;
+
+            #[inline(always)]
+            unsafe fn product<const NV: usize, const BY_COLUMN: bool>(
+                rows: usize,
+                depth: usize,
+                a: In,
+                b: In,
+                c: Out,
+                add: bool,
+            ) {
+                $(#[target_feature(enable = $features)])?
+                #[inline(never)]
+                unsafe fn call<const NV: usize, const BY_COLUMN: bool>(
+                    rows: usize,
+                    depth: usize,
+                    a: In,
+                    b: In,
+                    c: Out,
+                    add: bool,
+                ) {
+                    for i in (0..rows).step_by($step) {
+                        let from = if BY_COLUMN { i } else { i * a.stride };
+                        let a = In { ptr: a.ptr.add(from), stride: a.stride };
+                        let c = Out { ptr: c.ptr.add(i * c.stride), stride: c.stride };
+                        tile::<$vector, $step, NV, BY_COLUMN>(depth, a, b, c, add);
+                    }
+                }
+                debug_assert!(rows.is_multiple_of($step));
+                call::<NV, BY_COLUMN>(rows, depth, a, b, c, add);
+            }
+        }
+    };
+}
+
+impl_product!(crate::simd::Lanes8, 4);
+#[cfg(target_arch = "x86_64")]
+impl_product!(crate::simd::F32x8, 4, "avx2,fma");
+#[cfg(target_arch = "x86_64")]
+impl_product!(
+    crate::simd::F32x16,
+    8,
+    "avx512f,avx512dq,avx512bw,avx512vl,avx2,fma"
+);
+
+/// [`Product::product`] for `MR` rows.
 ///
 /// # Safety
-/// See [`Vector`]; `a`, `b` and `c` cover the ranges above.
+/// As there.
 #[inline(always)]
 unsafe fn tile<V: Vector, const MR: usize, const NV: usize, const BY_COLUMN: bool>(
     depth: usize,
@@ -82,34 +199,38 @@ unsafe fn tile<V: Vector, const MR: usize, const NV: usize, const BY_COLUMN: boo
     add: bool,
 ) {
     // Counted loops: compilers keep `sum` in registers only if all its indices become constants.
+    // Wrapping arithmetic: `add` is checked in builds with debug assertions, which costs registers.
     let mut sum = [[V::splat(0.0); NV]; MR];
-    if add {
-        let mut i = 0;
-        while i < MR {
+    let mut rows = [a.ptr; MR];
+    let mut i = 0;
+    while i < MR {
+        rows[i] = a.ptr.wrapping_add(i * a.stride);
+        if add {
             let mut v = 0;
             while v < NV {
-                sum[i][v] = V::load(c.ptr.add(i * c.stride + v * V::LANES));
+                sum[i][v] = V::load(c.ptr.wrapping_add(i * c.stride + v * V::LANES));
                 v += 1;
             }
-            i += 1;
         }
+        i += 1;
     }
+    let (mut column, mut right_row) = (a.ptr, b.ptr);
     let mut k = 0;
     while k < depth {
         let mut right = [V::splat(0.0); NV];
         let mut v = 0;
         while v < NV {
-            right[v] = V::load(b.ptr.add(k * b.stride + v * V::LANES));
+            right[v] = V::load(right_row.wrapping_add(v * V::LANES));
             v += 1;
         }
         let mut i = 0;
         while i < MR {
             let at = if BY_COLUMN {
-                k * a.stride + i
+                column.wrapping_add(i)
             } else {
-                i * a.stride + k
+                rows[i].wrapping_add(k)
             };
-            let left = V::splat(*a.ptr.add(at));
+            let left = V::broadcast(at);
             let mut v = 0;
             while v < NV {
                 sum[i][v] = left.fma(right[v], sum[i][v]);
@@ -117,77 +238,18 @@ unsafe fn tile<V: Vector, const MR: usize, const NV: usize, const BY_COLUMN: boo
             }
             i += 1;
         }
+        column = column.wrapping_add(a.stride);
+        right_row = right_row.wrapping_add(b.stride);
         k += 1;
     }
     let mut i = 0;
     while i < MR {
         let mut v = 0;
         while v < NV {
-            sum[i][v].store(c.ptr.add(i * c.stride + v * V::LANES));
+            sum[i][v].store(c.ptr.wrapping_add(i * c.stride + v * V::LANES));
             v += 1;
         }
         i += 1;
-    }
-}
-
-/// [`tile`] for `rows` rows, a multiple of `MR`.
-///
-/// # Safety
-/// As [`tile`], for `rows` rows.
-#[inline(always)]
-pub(crate) unsafe fn product<V: Vector, const MR: usize, const NV: usize, const BY_COLUMN: bool>(
-    rows: usize,
-    depth: usize,
-    a: In,
-    b: In,
-    c: Out,
-    add: bool,
-) {
-    debug_assert!(rows.is_multiple_of(MR));
-    for i in (0..rows).step_by(MR) {
-        let from = if BY_COLUMN { i } else { i * a.stride };
-        let a = Block {
-            ptr: a.ptr.add(from),
-            stride: a.stride,
-        };
-        let c = Block {
-            ptr: c.ptr.add(i * c.stride),
-            stride: c.stride,
-        };
-        tile::<V, MR, NV, BY_COLUMN>(depth, a, b, c, add);
-    }
-}
-
-/// `c[i][j] += sum_k a[i][k] b[k][j]` for `i < rows` (a multiple of `MR`) and `j < cols` (of `LANES`).
-///
-/// # Safety
-/// As [`tile`], for `rows` rows and `cols` columns.
-#[inline(always)]
-pub(crate) unsafe fn accumulate<V: Vector, const MR: usize>(
-    rows: usize,
-    cols: usize,
-    depth: usize,
-    a: In,
-    b: In,
-    c: Out,
-) {
-    let mut j = 0;
-    while j < cols {
-        let b = Block {
-            ptr: b.ptr.add(j),
-            stride: b.stride,
-        };
-        let c = Block {
-            ptr: c.ptr.add(j),
-            stride: c.stride,
-        };
-        if cols - j >= 2 * V::LANES {
-            product::<V, MR, 2, false>(rows, depth, a, b, c, true);
-            j += 2 * V::LANES;
-        } else {
-            product::<V, MR, 1, false>(rows, depth, a, b, c, true);
-            j += V::LANES;
-        }
     }
 }
 

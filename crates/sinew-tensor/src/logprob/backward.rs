@@ -5,14 +5,18 @@
 //! the product of the kept gradients with the hidden states to its weights' gradient. No two tasks
 //! of a step add to the same values.
 
-#![expect(unsafe_op_in_unsafe_fn, reason = "the kernels are pointer arithmetic throughout")]
+#![expect(
+    unsafe_op_in_unsafe_fn,
+    reason = "the kernels are pointer arithmetic throughout"
+)]
 
 use std::f32::consts::{LN_2, LOG2_E};
 use std::ops::Range;
 
-use super::strips::{Cut, ROW_STEP, load_rows, padded_weights, transposed};
+use super::strips::{Cut, Loaded, MAX_LANES, ROW_STEP, load_rows, padded_weights, transposed};
 use super::{LinearLogprob, LogprobGrad, LogprobScratch};
-use crate::attention::tile::{In, Out, accumulate, exp2, product};
+use crate::attention::Workspaces;
+use crate::attention::tile::{In, Out, Product, Right, exp2};
 use crate::buffer::{Scratch, SharedMut};
 use crate::device::Device;
 use crate::simd::{Vector, simd_fn};
@@ -31,8 +35,8 @@ struct Section<'a> {
     grad: &'a LogprobGrad<'a>,
     /// Rows of the input that have a gradient; strips are made of these.
     active: &'a [u32],
-    /// Hidden states, `[strips * width, padded]`, and transposed, `[strips, padded, width]`.
-    rows: &'a [f32],
+    /// Hidden states as in [`Loaded`].
+    panels: &'a [f32],
     columns: &'a [f32],
     tokens: Range<usize>,
     /// Gradients of logits, `[blocks, section rows, BLOCK_STRIPS * width]`.
@@ -61,30 +65,57 @@ pub(super) fn backward(
     scratch: &mut LogprobScratch,
 ) {
     dx.fill(0.0);
-    let active: Vec<u32> = (0..input.targets.len() as u32).filter(|&r| grad.touches(r as usize)).collect();
+    let active: Vec<u32> = (0..input.targets.len() as u32)
+        .filter(|&r| grad.touches(r as usize))
+        .collect();
     if active.is_empty() {
         return;
     }
     let cut = Cut::new(dev, active.len(), input.dim);
     let len = cut.strips * cut.strip_len();
-    let rows = scratch.rows.take(len);
+    let panels = scratch.rows.take(len);
     let columns = scratch.columns.take(len);
-    load_rows(dev, &cut, &active, input.x, input.scale(), rows, columns);
-    let (rows, columns) = (&*rows, &*columns);
+    let to = Loaded {
+        columns: &mut *columns,
+        panels: Some(&mut *panels),
+    };
+    load_rows(
+        dev,
+        &cut,
+        &active,
+        (input.x, input.scale()),
+        to,
+        &scratch.workspaces,
+    );
+    let (panels, columns) = (&*panels, &*columns);
     // Few rows: several tasks share a strip, each with sums of its own.
-    let parts = if cut.strips >= LEAST_TASKS { 1 } else { LEAST_TASKS.div_ceil(cut.strips) };
+    let parts = if cut.strips >= LEAST_TASKS {
+        1
+    } else {
+        LEAST_TASKS.div_ceil(cut.strips)
+    };
     let d_rows = scratch.d_rows.take(parts * len);
     d_rows.fill(0.0);
     let lanes = cut.strips.next_multiple_of(BLOCK_STRIPS) * cut.width;
     let panel = cut.panel_rows();
     let section = (SECTION_LEN / lanes / panel * panel).max(panel);
     let vocab = input.vocab();
-    let d_logits = scratch.d_logits.take(section.min(vocab.next_multiple_of(ROW_STEP)) * lanes);
+    let d_logits = scratch
+        .d_logits
+        .take(section.min(vocab.next_multiple_of(ROW_STEP)) * lanes);
     for first in (0..vocab).step_by(section) {
         let tokens = first..(first + section).min(vocab);
         let d_logits = SharedMut::new(d_logits);
-        let section =
-            Section { cut: &cut, input, grad, active: &active, rows, columns, tokens, d_logits };
+        let section = Section {
+            cut: &cut,
+            input,
+            grad,
+            active: &active,
+            panels,
+            columns,
+            tokens,
+            d_logits,
+        };
         let d_rows = SharedMut::new(d_rows);
         dev.pool().parallel_for(cut.strips * parts, &|i| {
             let (strip, part) = (i / parts, i % parts);
@@ -92,18 +123,23 @@ pub(super) fn backward(
             // SAFETY: each strip and part has sums of its own.
             let sums = unsafe { d_rows.range(at..at + cut.strip_len()) };
             // SAFETY: strips and parts write different gradients of logits.
-            scratch.workspaces.with(|m| unsafe { grade(dev, &section, strip, part..parts, sums, m) });
+            scratch
+                .workspaces
+                .with(|m| unsafe { grade(dev, &section, strip, part..parts, sums, m) });
         });
         if let Some(dw) = dw.as_deref_mut() {
             let dw = SharedMut::new(&mut dw[first * cut.dim..section.tokens.end * cut.dim]);
-            dev.pool().parallel_for(section.tokens.len().div_ceil(panel), &|i| {
-                let offsets = i * panel..((i + 1) * panel).min(section.tokens.len());
-                // SAFETY: panels are disjoint, and all gradients of logits are written.
-                scratch.workspaces.with(|m| unsafe { add_weights(dev, &section, offsets, dw, m) });
-            });
+            dev.pool()
+                .parallel_for(section.tokens.len().div_ceil(panel), &|i| {
+                    let offsets = i * panel..((i + 1) * panel).min(section.tokens.len());
+                    // SAFETY: panels are disjoint, and all gradients of logits are written.
+                    scratch
+                        .workspaces
+                        .with(|m| unsafe { add_weights(dev, &section, offsets, dw, m) });
+                });
         }
     }
-    store_rows(dev, &cut, &active, d_rows, parts, dx, scratch);
+    store_rows(dev, &cut, &active, (d_rows, parts), dx, &scratch.workspaces);
 }
 
 simd_fn! {
@@ -112,20 +148,17 @@ simd_fn! {
     ///
     /// # Safety
     /// No other task works on the same strip and part.
-    fn grade<V>(
+    fn grade<V: Product>(
         section: &Section<'_>,
         strip: usize,
         part: Range<usize>,
         sums: &mut [f32],
         memory: &mut Scratch,
     ) {
-        match (V::LANES, section.cut.vectors) {
-            (16, 1) => grade_strip::<V, 8, 1>(section, strip, part, sums, memory),
-            (16, 2) => grade_strip::<V, 8, 2>(section, strip, part, sums, memory),
-            (16, _) => grade_strip::<V, 8, 3>(section, strip, part, sums, memory),
-            (_, 1) => grade_strip::<V, 4, 1>(section, strip, part, sums, memory),
-            (_, 2) => grade_strip::<V, 4, 2>(section, strip, part, sums, memory),
-            _ => grade_strip::<V, 4, 3>(section, strip, part, sums, memory),
+        match section.cut.vectors {
+            1 => grade_strip::<V, 1>(section, strip, part, sums, memory),
+            2 => grade_strip::<V, 2>(section, strip, part, sums, memory),
+            _ => grade_strip::<V, 3>(section, strip, part, sums, memory),
         }
     }
 }
@@ -142,11 +175,11 @@ struct Lanes<const NV: usize, V> {
 unsafe fn load_lanes<V: Vector, const NV: usize>(
     section: &Section<'_>,
     rows: &[u32],
-) -> (Lanes<NV, V>, [f32; super::strips::MAX_LANES]) {
-    let mut target = [0.0; super::strips::MAX_LANES];
-    let mut lse = [0.0; super::strips::MAX_LANES];
-    let mut scale = [0.0; super::strips::MAX_LANES];
-    let mut slope = [0.0; super::strips::MAX_LANES];
+) -> (Lanes<NV, V>, [f32; MAX_LANES]) {
+    let mut target = [0.0; MAX_LANES];
+    let mut lse = [0.0; MAX_LANES];
+    let mut scale = [0.0; MAX_LANES];
+    let mut slope = [0.0; MAX_LANES];
     let (grad, temperature) = (section.grad, section.input.temperature);
     for (lane, &row) in rows.iter().enumerate() {
         let row = row as usize;
@@ -159,7 +192,11 @@ unsafe fn load_lanes<V: Vector, const NV: usize>(
         }
     }
     let zero = [V::splat(0.0); NV];
-    let mut lanes = Lanes { lse: zero, scale: zero, slope: zero };
+    let mut lanes = Lanes {
+        lse: zero,
+        scale: zero,
+        slope: zero,
+    };
     let mut v = 0;
     while v < NV {
         lanes.lse[v] = V::load(lse.as_ptr().add(v * V::LANES));
@@ -171,7 +208,7 @@ unsafe fn load_lanes<V: Vector, const NV: usize>(
 }
 
 #[inline(always)]
-unsafe fn grade_strip<V: Vector, const MR: usize, const NV: usize>(
+unsafe fn grade_strip<V: Product, const NV: usize>(
     section: &Section<'_>,
     strip: usize,
     part: Range<usize>,
@@ -181,8 +218,14 @@ unsafe fn grade_strip<V: Vector, const MR: usize, const NV: usize>(
     let (cut, panel_rows) = (section.cut, section.cut.panel_rows());
     let rows = &section.active[cut.strip_rows(strip)];
     let (lanes, target) = load_lanes::<V, NV>(section, rows);
-    let columns = In { ptr: section.columns[strip * cut.strip_len()..].as_ptr(), stride: cut.width };
-    let sums = Out { ptr: sums.as_mut_ptr(), stride: cut.width };
+    let columns = In {
+        ptr: section.columns[strip * cut.strip_len()..].as_ptr(),
+        stride: cut.width,
+    };
+    let sums = Out {
+        ptr: sums.as_mut_ptr(),
+        stride: cut.width,
+    };
     let copy = memory.take(panel_rows * cut.padded);
     let panels = section.tokens.len().div_ceil(panel_rows);
     for panel in panels * part.start / part.end..panels * (part.start + 1) / part.end {
@@ -191,9 +234,12 @@ unsafe fn grade_strip<V: Vector, const MR: usize, const NV: usize>(
         let first = section.tokens.start + offset;
         let weights = padded_weights(cut, section.input.w, first, count, copy);
         let at = section.d_logits_at(strip, offset);
-        let d_logits = Out { ptr: section.d_logits.as_ptr().add(at), stride: section.block_width() };
+        let d_logits = Out {
+            ptr: section.d_logits.as_ptr().add(at),
+            stride: section.block_width(),
+        };
         let steps = count.next_multiple_of(ROW_STEP);
-        product::<V, MR, NV, false>(steps, cut.dim, weights, columns, d_logits, false);
+        V::product::<NV, false>(steps, cut.dim, weights, columns, d_logits, false);
         for token in 0..count {
             let mut v = 0;
             while v < NV {
@@ -210,7 +256,7 @@ unsafe fn grade_strip<V: Vector, const MR: usize, const NV: usize>(
                 *d_logits.ptr.add(token * d_logits.stride + lane) += target[lane];
             }
         }
-        product::<V, MR, NV, true>(cut.padded, count, weights, d_logits.as_in(), sums, true);
+        V::product::<NV, true>(cut.padded, count, weights, d_logits.as_in(), sums, true);
     }
 }
 
@@ -219,22 +265,18 @@ simd_fn! {
     ///
     /// # Safety
     /// No other task works on the same rows of `dw`.
-    fn add_weights<V>(
+    fn add_weights<V: Product>(
         section: &Section<'_>,
         offsets: Range<usize>,
         dw: SharedMut<'_>,
         memory: &mut Scratch,
     ) {
-        if V::LANES == 16 {
-            add_panel::<V, 8>(section, offsets, dw, memory);
-        } else {
-            add_panel::<V, 4>(section, offsets, dw, memory);
-        }
+        add_panel::<V>(section, offsets, dw, memory);
     }
 }
 
 #[inline(always)]
-unsafe fn add_panel<V: Vector, const MR: usize>(
+unsafe fn add_panel<V: Product>(
     section: &Section<'_>,
     offsets: Range<usize>,
     dw: SharedMut<'_>,
@@ -246,21 +288,37 @@ unsafe fn add_panel<V: Vector, const MR: usize>(
     let direct = cut.dim == cut.padded && offsets.len() == steps;
     let copy = memory.take(steps * cut.padded);
     let to = if direct {
-        Out { ptr: dw.as_mut_ptr(), stride: cut.dim }
+        Out {
+            ptr: dw.as_mut_ptr(),
+            stride: cut.dim,
+        }
     } else {
         copy.fill(0.0);
-        Out { ptr: copy.as_mut_ptr(), stride: cut.padded }
+        Out {
+            ptr: copy.as_mut_ptr(),
+            stride: cut.padded,
+        }
     };
     for strip in (0..cut.strips).step_by(BLOCK_STRIPS) {
         let at = section.d_logits_at(strip, offsets.start);
-        let d_logits = In { ptr: section.d_logits.as_ptr().add(at), stride: section.block_width() };
+        let d_logits = In {
+            ptr: section.d_logits.as_ptr().add(at),
+            stride: section.block_width(),
+        };
         let first = strip * cut.width;
         let depth = section.block_width().min(cut.rows - first);
-        let rows = In { ptr: section.rows[first * cut.padded..].as_ptr(), stride: cut.padded };
-        accumulate::<V, MR>(steps, cut.padded, depth, d_logits, rows, to);
+        let rows = Right::Panels {
+            ptr: section.panels.as_ptr(),
+            rows: cut.strips * cut.width,
+            first,
+        };
+        V::accumulate(steps, cut.padded, depth, d_logits, rows, to);
     }
     if !direct {
-        for (to, from) in dw.chunks_exact_mut(cut.dim).zip(copy.chunks_exact(cut.padded)) {
+        for (to, from) in dw
+            .chunks_exact_mut(cut.dim)
+            .zip(copy.chunks_exact(cut.padded))
+        {
             to.iter_mut().zip(from).for_each(|(t, f)| *t += f);
         }
     }
@@ -271,26 +329,30 @@ fn store_rows(
     dev: &Device,
     cut: &Cut,
     active: &[u32],
-    d_rows: &mut [f32],
-    parts: usize,
+    (d_rows, parts): (&mut [f32], usize),
     dx: &mut [f32],
-    scratch: &LogprobScratch,
+    workspaces: &Workspaces,
 ) {
     let dx = SharedMut::new(dx);
     let d_rows = SharedMut::new(d_rows);
     let len = cut.strip_len();
     dev.pool().parallel_for(cut.strips, &|strip| {
         // SAFETY: each strip's sums, in any part, are used by one task.
-        let part = |p: usize| unsafe { d_rows.range((p * cut.strips + strip) * len..(p * cut.strips + strip + 1) * len) };
+        let part = |p: usize| unsafe {
+            d_rows.range((p * cut.strips + strip) * len..(p * cut.strips + strip + 1) * len)
+        };
         let sums = part(0);
         for p in 1..parts {
             sums.iter_mut().zip(part(p)).for_each(|(s, f)| *s += *f);
         }
-        scratch.workspaces.with(|memory| {
+        workspaces.with(|memory| {
             let rows = memory.take(len);
             // SAFETY: both hold `padded * width` values, multiples of a vector.
             unsafe { transposed(dev, cut.padded, cut.width, sums, rows) };
-            for (from, &row) in rows.chunks_exact(cut.padded).zip(&active[cut.strip_rows(strip)]) {
+            for (from, &row) in rows
+                .chunks_exact(cut.padded)
+                .zip(&active[cut.strip_rows(strip)])
+            {
                 let at = row as usize * cut.dim;
                 // SAFETY: each row lies in one strip.
                 unsafe { dx.range(at..at + cut.dim) }.copy_from_slice(&from[..cut.dim]);

@@ -1,13 +1,16 @@
 //! Softmax statistics of each row, gathered over slabs of the vocabulary.
 
-#![expect(unsafe_op_in_unsafe_fn, reason = "the kernels are pointer arithmetic throughout")]
+#![expect(
+    unsafe_op_in_unsafe_fn,
+    reason = "the kernels are pointer arithmetic throughout"
+)]
 
 use std::f64::consts::LN_2;
 use std::ops::Range;
 
-use super::strips::{Cut, MAX_LANES, ROW_STEP, load_rows, padded_weights};
+use super::strips::{Cut, Loaded, MAX_LANES, ROW_STEP, load_rows, padded_weights};
 use super::{LinearLogprob, LogprobOut, LogprobScratch};
-use crate::attention::tile::{In, Out, exp2, product};
+use crate::attention::tile::{In, Out, Product, exp2};
 use crate::buffer::{Scratch, SharedMut};
 use crate::device::Device;
 use crate::simd::{Vector, simd_fn};
@@ -51,12 +54,25 @@ pub(super) fn forward(
     let cut = Cut::new(dev, input.targets.len(), input.dim);
     let all: Vec<u32> = (0..cut.rows as u32).collect();
     let len = cut.strips * cut.strip_len();
-    let rows = scratch.rows.take(len);
     let columns = scratch.columns.take(len);
-    load_rows(dev, &cut, &all, input.x, input.scale(), rows, columns);
+    let to = Loaded {
+        columns: &mut *columns,
+        panels: None,
+    };
+    load_rows(
+        dev,
+        &cut,
+        &all,
+        (input.x, input.scale()),
+        to,
+        &scratch.workspaces,
+    );
     let columns = &*columns;
     let vocab = input.vocab();
-    let slab_rows = vocab.div_ceil(SLABS).next_multiple_of(ROW_STEP).max(LEAST_SLAB);
+    let slab_rows = vocab
+        .div_ceil(SLABS)
+        .next_multiple_of(ROW_STEP)
+        .max(LEAST_SLAB);
     let slabs = vocab.div_ceil(slab_rows);
     let stats_len = cut.strips * STATS * cut.width;
     let stats = scratch.stats.take(slabs * stats_len);
@@ -64,7 +80,13 @@ pub(super) fn forward(
     let entropy = out.entropy.is_some();
     dev.pool().parallel_for(slabs, &|i| {
         let tokens = i * slab_rows..((i + 1) * slab_rows).min(vocab);
-        let slab = Slab { cut: &cut, input, columns, tokens, entropy };
+        let slab = Slab {
+            cut: &cut,
+            input,
+            columns,
+            tokens,
+            entropy,
+        };
         // SAFETY: slabs have statistics of their own.
         let stats = unsafe { shared.range(i * stats_len..(i + 1) * stats_len) };
         scratch.workspaces.with(|memory| {
@@ -80,29 +102,30 @@ simd_fn! {
     ///
     /// # Safety
     /// The slab's columns and `stats` have the lengths above.
-    fn scan_slab<V>(slab: &Slab<'_>, stats: &mut [f32], memory: &mut Scratch) {
-        match (V::LANES, slab.cut.vectors) {
-            (16, 1) => scan::<V, 8, 1>(slab, stats, memory),
-            (16, 2) => scan::<V, 8, 2>(slab, stats, memory),
-            (16, _) => scan::<V, 8, 3>(slab, stats, memory),
-            (_, 1) => scan::<V, 4, 1>(slab, stats, memory),
-            (_, 2) => scan::<V, 4, 2>(slab, stats, memory),
-            _ => scan::<V, 4, 3>(slab, stats, memory),
+    fn scan_slab<V: Product>(slab: &Slab<'_>, stats: &mut [f32], memory: &mut Scratch) {
+        match slab.cut.vectors {
+            1 => scan::<V, 1>(slab, stats, memory),
+            2 => scan::<V, 2>(slab, stats, memory),
+            _ => scan::<V, 3>(slab, stats, memory),
         }
     }
 }
 
 #[inline(always)]
-unsafe fn scan<V: Vector, const MR: usize, const NV: usize>(
+unsafe fn scan<V: Product, const NV: usize>(
     slab: &Slab<'_>,
     stats: &mut [f32],
     memory: &mut Scratch,
 ) {
     let cut = slab.cut;
     let panel_rows = cut.panel_rows();
-    let (scores, copy) =
-        memory.take(panel_rows * (MAX_LANES + cut.padded)).split_at_mut(panel_rows * MAX_LANES);
-    let scores = Out { ptr: scores.as_mut_ptr(), stride: cut.width };
+    let (scores, copy) = memory
+        .take(panel_rows * (MAX_LANES + cut.padded))
+        .split_at_mut(panel_rows * MAX_LANES);
+    let scores = Out {
+        ptr: scores.as_mut_ptr(),
+        stride: cut.width,
+    };
     for strip in stats.chunks_exact_mut(STATS * cut.width) {
         strip.fill(0.0);
         strip[Stat::Max as usize * cut.width..][..cut.width].fill(LOWEST);
@@ -112,9 +135,12 @@ unsafe fn scan<V: Vector, const MR: usize, const NV: usize>(
         let weights = padded_weights(cut, slab.input.w, first, count, copy);
         for (strip, stats) in stats.chunks_exact_mut(STATS * cut.width).enumerate() {
             let from = slab.columns[strip * cut.strip_len()..].as_ptr();
-            let columns = In { ptr: from, stride: cut.width };
-            let rows = count.next_multiple_of(MR);
-            product::<V, MR, NV, false>(rows, cut.dim, weights, columns, scores, false);
+            let columns = In {
+                ptr: from,
+                stride: cut.width,
+            };
+            let rows = count.next_multiple_of(V::STEP);
+            V::product::<NV, false>(rows, cut.dim, weights, columns, scores, false);
             if slab.entropy {
                 update::<V, NV, true>(count, scores.ptr, stats);
             } else {
@@ -189,7 +215,9 @@ fn merge(
                 f64::from(slab[strip * strip_len + stat as usize * cut.width + lane])
             };
             let slabs = || stats.chunks_exact(cut.strips * strip_len);
-            let max = slabs().map(|s| stat(s, Stat::Max)).fold(f64::NEG_INFINITY, f64::max);
+            let max = slabs()
+                .map(|s| stat(s, Stat::Max))
+                .fold(f64::NEG_INFINITY, f64::max);
             let (mut total, mut weighted) = (0.0, 0.0);
             for slab in slabs() {
                 let below = stat(slab, Stat::Max) - max;
@@ -199,14 +227,17 @@ fn merge(
                 weighted += factor * (stat(slab, Stat::Weighted) + below * sum);
             }
             let slab = input.targets[row] as usize / slab_rows;
-            let target = slabs().nth(slab).map_or(f64::NAN, |s| stat(s, Stat::Target));
+            let target = slabs()
+                .nth(slab)
+                .map_or(f64::NAN, |s| stat(s, Stat::Target));
             let log_total = max + total.log2();
             // SAFETY: each row lies in one strip.
             unsafe {
                 logprob.range(row..row + 1)[0] = ((target - log_total) * LN_2) as f32;
                 lse.range(row..row + 1)[0] = (log_total * LN_2) as f32;
                 if let Some(entropy) = entropy {
-                    entropy.range(row..row + 1)[0] = ((total.log2() - weighted / total) * LN_2) as f32;
+                    entropy.range(row..row + 1)[0] =
+                        ((total.log2() - weighted / total) * LN_2) as f32;
                 }
             }
         }

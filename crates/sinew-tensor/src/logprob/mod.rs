@@ -3,7 +3,16 @@
 //! Forward and backward go through the vocabulary in panels; each panel's logits live in cache only.
 //! A row's result does not depend on the other rows, on the number of threads or on their timing.
 
+mod backward;
+mod forward;
+mod strips;
+
+use std::f32::consts::LOG2_E;
+
+use crate::attention::Workspaces;
+use crate::buffer::Scratch;
 use crate::device::Device;
+use crate::simd::{exp, simd_fn};
 
 /// Hidden states, the head's weights and the tokens asked about.
 #[derive(Clone, Copy, Debug)]
@@ -42,9 +51,26 @@ pub struct LogprobGrad<'a> {
     pub entropy: Option<(&'a [f32], &'a [f32])>,
 }
 
+impl LogprobGrad<'_> {
+    /// Whether `row` has a gradient at all.
+    fn touches(&self, row: usize) -> bool {
+        self.d_logprob[row] != 0.0
+            || self
+                .entropy
+                .is_some_and(|(_, d_entropy)| d_entropy[row] != 0.0)
+    }
+}
+
 /// Memory that the operators keep between calls.
 #[derive(Debug, Default)]
-pub struct LogprobScratch {}
+pub struct LogprobScratch {
+    rows: Scratch,
+    columns: Scratch,
+    stats: Scratch,
+    d_rows: Scratch,
+    d_logits: Scratch,
+    workspaces: Workspaces,
+}
 
 impl LinearLogprob<'_> {
     fn vocab(&self) -> usize {
@@ -76,20 +102,17 @@ impl LinearLogprob<'_> {
         );
     }
 
-    fn logits(&self, row: usize) -> Vec<f64> {
-        let x = &self.x[row * self.dim..][..self.dim];
-        self.w
-            .chunks_exact(self.dim)
-            .map(|w| {
-                let dot: f64 = x
-                    .iter()
-                    .zip(w)
-                    .map(|(&a, &b)| f64::from(a) * f64::from(b))
-                    .sum();
-                dot / f64::from(self.temperature)
-            })
-            .collect()
+    /// What hidden states are multiplied with, so that logits come in units of `ln 2`.
+    fn scale(&self) -> f32 {
+        LOG2_E / self.temperature
     }
+}
+
+fn check_len(name: &str, len: usize, expected: usize) {
+    assert_eq!(
+        len, expected,
+        "{name} holds {len} values, the input asks for {expected}"
+    );
 }
 
 /// Log-probability, log-sum-exp and (on demand) entropy of each row.
@@ -99,24 +122,17 @@ impl LinearLogprob<'_> {
 pub fn linear_logprob_forward(
     dev: &Device,
     input: &LinearLogprob<'_>,
-    mut out: LogprobOut<'_>,
+    out: LogprobOut<'_>,
     scratch: &mut LogprobScratch,
 ) {
-    let _ = (dev, scratch);
     input.check();
-    for (row, &target) in input.targets.iter().enumerate() {
-        let logits = input.logits(row);
-        let max = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-        let lse = max + logits.iter().map(|z| (z - max).exp()).sum::<f64>().ln();
-        out.logprob[row] = (logits[target as usize] - lse) as f32;
-        out.lse[row] = lse as f32;
-        if let Some(entropy) = &mut out.entropy {
-            entropy[row] = logits
-                .iter()
-                .map(|z| (z - lse).exp() * (lse - z))
-                .sum::<f64>() as f32;
-        }
+    let n = input.targets.len();
+    check_len("logprob", out.logprob.len(), n);
+    check_len("lse", out.lse.len(), n);
+    if let Some(entropy) = &out.entropy {
+        check_len("entropy", entropy.len(), n);
     }
+    forward::forward(dev, input, out, scratch);
 }
 
 /// Overwrites `dx` `[n, dim]` with the gradient of `x`, and adds the gradient of `w` to `dw` `[vocab, dim]`.
@@ -131,36 +147,22 @@ pub fn linear_logprob_backward(
     input: &LinearLogprob<'_>,
     grad: LogprobGrad<'_>,
     dx: &mut [f32],
-    mut dw: Option<&mut [f32]>,
+    dw: Option<&mut [f32]>,
     scratch: &mut LogprobScratch,
 ) {
-    let _ = (dev, scratch);
     input.check();
-    let dim = input.dim;
-    for (row, &target) in input.targets.iter().enumerate() {
-        let mut d_row = vec![0.0f64; dim];
-        let x = &input.x[row * dim..][..dim];
-        for (token, z) in input.logits(row).into_iter().enumerate() {
-            let log_p = z - f64::from(grad.lse[row]);
-            let hit = if token == target as usize { 1.0 } else { 0.0 };
-            let mut dz = f64::from(grad.d_logprob[row]) * (hit - log_p.exp());
-            if let Some((entropy, d_entropy)) = grad.entropy {
-                dz -= f64::from(d_entropy[row]) * log_p.exp() * (log_p + f64::from(entropy[row]));
-            }
-            dz /= f64::from(input.temperature);
-            for (d, w) in d_row.iter_mut().zip(&input.w[token * dim..]) {
-                *d += dz * f64::from(*w);
-            }
-            if let Some(dw) = &mut dw {
-                for (g, x) in dw[token * dim..].iter_mut().zip(x) {
-                    *g += (dz * f64::from(*x)) as f32;
-                }
-            }
-        }
-        for (out, d) in dx[row * dim..].iter_mut().zip(d_row) {
-            *out = d as f32;
-        }
+    let n = input.targets.len();
+    check_len("lse", grad.lse.len(), n);
+    check_len("d_logprob", grad.d_logprob.len(), n);
+    check_len("dx", dx.len(), input.x.len());
+    if let Some((entropy, d_entropy)) = grad.entropy {
+        check_len("entropy", entropy.len(), n);
+        check_len("d_entropy", d_entropy.len(), n);
     }
+    if let Some(dw) = &dw {
+        check_len("dw", dw.len(), input.w.len());
+    }
+    backward::backward(dev, input, &grad, dx, dw, scratch);
 }
 
 /// Largest value and log-sum-exp of a row of logits.
@@ -178,15 +180,42 @@ pub struct LogSoftmaxStats {
 /// If `logits` is empty.
 #[must_use]
 pub fn log_softmax_stats(dev: &Device, logits: &[f32]) -> LogSoftmaxStats {
-    let _ = dev;
     assert!(
         !logits.is_empty(),
         "a row of logits holds at least one value"
     );
-    let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let sum: f64 = logits.iter().map(|z| f64::from(z - max).exp()).sum();
+    // SAFETY: reads `logits` alone.
+    let (max, total) = unsafe { max_and_total(dev, logits) };
     LogSoftmaxStats {
         max,
-        lse: max + sum.ln() as f32,
+        lse: (f64::from(max) + total.ln()) as f32,
     }
 }
+
+/// Values whose exponentials are summed in f32 before they join the f64 total.
+const STATS_CHUNK: usize = 1024;
+
+simd_fn! {
+    /// Largest value, and the sum of `e^(value - largest)`.
+    fn max_and_total<V>(logits: &[f32]) -> (f32, f64) {
+        let mut max = V::splat(f32::NEG_INFINITY);
+        let whole = logits.len() / V::LANES * V::LANES;
+        let (vectors, tail) = logits.split_at(whole);
+        for chunk in vectors.chunks_exact(V::LANES) {
+            max = max.max(V::load(chunk.as_ptr()));
+        }
+        let max = tail.iter().copied().fold(max.max_lane(), f32::max);
+        let mut total: f64 = tail.iter().map(|&z| f64::from(z - max).exp()).sum();
+        for chunk in vectors.chunks(STATS_CHUNK) {
+            let mut sum = V::splat(0.0);
+            for part in chunk.chunks_exact(V::LANES) {
+                sum = sum.add(exp(V::load(part.as_ptr()).sub(V::splat(max))));
+            }
+            total += f64::from(sum.sum());
+        }
+        (max, total)
+    }
+}
+
+#[cfg(test)]
+mod tests;

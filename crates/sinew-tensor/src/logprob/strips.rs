@@ -3,6 +3,7 @@
 //! Rows are cut into strips of up to three vectors. A strip's hidden states are held transposed,
 //! `[dim, lanes]`, so that a logit of each row is one lane of a sum over broadcast weights.
 
+use crate::attention::Workspaces;
 use crate::attention::tile::{In, Out, lanes, transpose};
 use crate::buffer::SharedMut;
 use crate::device::Device;
@@ -62,31 +63,53 @@ impl Cut {
     }
 }
 
-/// Copies the hidden states of `active` rows to `rows` `[strips * width, padded]`, filled up with
-/// zeros, and writes their transpose times `scale` to `columns` `[strips, padded, width]`.
+/// Where [`load_rows`] writes.
+pub(super) struct Loaded<'a> {
+    /// Hidden states times a scale, transposed: `[strips, padded, width]`.
+    pub(super) columns: &'a mut [f32],
+    /// Hidden states in panels of two vectors, see [`Right::Panels`](crate::attention::tile::Right),
+    /// `strips * width` rows; rows beyond the active ones are zero.
+    pub(super) panels: Option<&'a mut [f32]>,
+}
+
+/// Brings the hidden states of `active` rows into the forms that kernels read.
 pub(super) fn load_rows(
     dev: &Device,
     cut: &Cut,
     active: &[u32],
-    x: &[f32],
-    scale: f32,
-    rows: &mut [f32],
-    columns: &mut [f32],
+    (x, scale): (&[f32], f32),
+    to: Loaded<'_>,
+    workspaces: &Workspaces,
 ) {
-    let (rows, columns) = (SharedMut::new(rows), SharedMut::new(columns));
+    let columns = SharedMut::new(to.columns);
+    let panels = to.panels.map(SharedMut::new);
+    let panel_width = 2 * lanes(dev);
     dev.pool().parallel_for(cut.strips, &|strip| {
-        let len = cut.strip_len();
-        // SAFETY: strips are disjoint.
-        let rows = unsafe { rows.range(strip * len..(strip + 1) * len) };
-        rows.fill(0.0);
-        for (to, &row) in rows.chunks_exact_mut(cut.padded).zip(&active[cut.strip_rows(strip)]) {
-            to[..cut.dim].copy_from_slice(&x[row as usize * cut.dim..][..cut.dim]);
-        }
-        // SAFETY: strips are disjoint.
-        let columns = unsafe { columns.range(strip * len..(strip + 1) * len) };
-        // SAFETY: both hold `width * padded` values, multiples of a vector.
-        unsafe { transposed(dev, cut.width, cut.padded, rows, columns) };
-        columns.iter_mut().for_each(|x| *x *= scale);
+        workspaces.with(|memory| {
+            let len = cut.strip_len();
+            let rows = memory.take(len);
+            rows.fill(0.0);
+            for (to, &row) in rows
+                .chunks_exact_mut(cut.padded)
+                .zip(&active[cut.strip_rows(strip)])
+            {
+                to[..cut.dim].copy_from_slice(&x[row as usize * cut.dim..][..cut.dim]);
+            }
+            // SAFETY: strips are disjoint.
+            let columns = unsafe { columns.range(strip * len..(strip + 1) * len) };
+            // SAFETY: both hold `width * padded` values, multiples of a vector.
+            unsafe { transposed(dev, cut.width, cut.padded, rows, columns) };
+            columns.iter_mut().for_each(|x| *x *= scale);
+            let Some(panels) = panels else { return };
+            for (i, row) in rows.chunks_exact(cut.padded).enumerate() {
+                for (part, from) in row.chunks(panel_width).enumerate() {
+                    let panel = part * panel_width * cut.strips * cut.width;
+                    let at = panel + (strip * cut.width + i) * from.len();
+                    // SAFETY: each row and panel has its own part.
+                    unsafe { panels.range(at..at + from.len()) }.copy_from_slice(from);
+                }
+            }
+        });
     });
 }
 
@@ -112,12 +135,21 @@ pub(super) fn padded_weights<'a>(
 ) -> In {
     let rows = &w[first * cut.dim..(first + count) * cut.dim];
     if cut.dim == cut.padded && count.is_multiple_of(ROW_STEP) {
-        return In { ptr: rows.as_ptr(), stride: cut.dim };
+        return In {
+            ptr: rows.as_ptr(),
+            stride: cut.dim,
+        };
     }
     let copy = &mut copy[..count.next_multiple_of(ROW_STEP) * cut.padded];
     copy.fill(0.0);
-    for (to, from) in copy.chunks_exact_mut(cut.padded).zip(rows.chunks_exact(cut.dim)) {
+    for (to, from) in copy
+        .chunks_exact_mut(cut.padded)
+        .zip(rows.chunks_exact(cut.dim))
+    {
         to[..cut.dim].copy_from_slice(from);
     }
-    In { ptr: copy.as_ptr(), stride: cut.padded }
+    In {
+        ptr: copy.as_ptr(),
+        stride: cut.padded,
+    }
 }

@@ -14,9 +14,17 @@ struct Exact {
 
 fn exact(input: &LinearLogprob<'_>) -> Exact {
     let dot = |x: &[f32], w: &[f32]| -> f64 {
-        x.iter().zip(w).map(|(&a, &b)| f64::from(a) * f64::from(b)).sum()
+        x.iter()
+            .zip(w)
+            .map(|(&a, &b)| f64::from(a) * f64::from(b))
+            .sum()
     };
-    let mut out = Exact { logits: vec![], logprob: vec![], lse: vec![], entropy: vec![] };
+    let mut out = Exact {
+        logits: vec![],
+        logprob: vec![],
+        lse: vec![],
+        entropy: vec![],
+    };
     for (x, &target) in input.x.chunks_exact(input.dim).zip(input.targets) {
         let z: Vec<f64> = input
             .w
@@ -27,7 +35,8 @@ fn exact(input: &LinearLogprob<'_>) -> Exact {
         let lse = max + z.iter().map(|z| (z - max).exp()).sum::<f64>().ln();
         out.logprob.push(z[target as usize] - lse);
         out.lse.push(lse);
-        out.entropy.push(z.iter().map(|z| (z - lse).exp() * (lse - z)).sum());
+        out.entropy
+            .push(z.iter().map(|z| (z - lse).exp() * (lse - z)).sum());
         out.logits.push(z);
     }
     out
@@ -63,7 +72,10 @@ fn assert_close(what: &str, fast: &[f32], exact: &[f64], tolerance: f64) {
     let scale = exact.iter().fold(1.0f64, |m, e| m.max(e.abs()));
     for (i, (f, e)) in fast.iter().zip(exact).enumerate() {
         let error = (f64::from(*f) - e).abs();
-        assert!(error <= tolerance * scale, "{what}[{i}] is {f}, expected {e}");
+        assert!(
+            error <= tolerance * scale,
+            "{what}[{i}] is {f}, expected {e}"
+        );
     }
 }
 
@@ -82,8 +94,16 @@ impl Case {
         let mut x = random(n * dim, seed);
         let scale = spread * 3.0 / (dim as f32).sqrt();
         x.iter_mut().for_each(|x| *x *= scale);
-        let targets = (0..n).map(|i| (i * 31 + seed as usize) as u32 % vocab as u32).collect();
-        Self { x, w: random(vocab * dim, seed + 1), targets, dim, temperature: 1.0 }
+        let targets = (0..n)
+            .map(|i| (i * 31 + seed as usize) as u32 % vocab as u32)
+            .collect();
+        Self {
+            x,
+            w: random(vocab * dim, seed + 1),
+            targets,
+            dim,
+            temperature: 1.0,
+        }
     }
 
     fn input(&self) -> LinearLogprob<'_> {
@@ -99,14 +119,22 @@ impl Case {
     fn forward(&self, dev: &Device) -> [Vec<f32>; 3] {
         let n = self.targets.len();
         let [mut logprob, mut lse, mut entropy] = [(); 3].map(|()| vec![f32::NAN; n]);
-        let out = LogprobOut { logprob: &mut logprob, lse: &mut lse, entropy: Some(&mut entropy) };
+        let out = LogprobOut {
+            logprob: &mut logprob,
+            lse: &mut lse,
+            entropy: Some(&mut entropy),
+        };
         linear_logprob_forward(dev, &self.input(), out, &mut LogprobScratch::default());
         [logprob, lse, entropy]
     }
 
     fn backward(&self, dev: &Device, d_logprob: &[f32], d_entropy: &[f32]) -> (Vec<f32>, Vec<f32>) {
         let [_, lse, entropy] = self.forward(dev);
-        let grad = LogprobGrad { lse: &lse, d_logprob, entropy: Some((&entropy, d_entropy)) };
+        let grad = LogprobGrad {
+            lse: &lse,
+            d_logprob,
+            entropy: Some((&entropy, d_entropy)),
+        };
         let mut dx = vec![f32::NAN; self.x.len()];
         let mut dw = vec![0.5; self.w.len()];
         let scratch = &mut LogprobScratch::default();
@@ -152,19 +180,34 @@ fn the_formula_agrees_with_finite_differences() {
     let step = 1.0 / 1024.0;
     for i in 0..dx.len() + dw.len() {
         let mut at = |step: f32| {
-            let value = if i < dx.len() { &mut case.x[i] } else { &mut case.w[i - dx.len()] };
+            let value = if i < dx.len() {
+                &mut case.x[i]
+            } else {
+                &mut case.w[i - dx.len()]
+            };
             let kept = *value;
             *value += step;
             let moved = f64::from(*value);
             let loss = loss(&case);
-            let value = if i < dx.len() { &mut case.x[i] } else { &mut case.w[i - dx.len()] };
+            let value = if i < dx.len() {
+                &mut case.x[i]
+            } else {
+                &mut case.w[i - dx.len()]
+            };
             *value = kept;
             (loss, moved)
         };
         let ((high, right), (low, left)) = (at(step), at(-step));
         let numeric = (high - low) / (right - left);
-        let g = if i < dx.len() { dx[i] } else { dw[i - dx.len()] };
-        assert!((numeric - g).abs() < 1e-5, "gradient {i} is {g}, differences give {numeric}");
+        let g = if i < dx.len() {
+            dx[i]
+        } else {
+            dw[i - dx.len()]
+        };
+        assert!(
+            (numeric - g).abs() < 1e-5,
+            "gradient {i} is {g}, differences give {numeric}"
+        );
     }
 }
 
@@ -208,7 +251,10 @@ fn a_row_does_not_depend_on_others_or_on_threads() {
         }
         let (d_logprob, d_entropy) = (random(101, 1), random(101, 2));
         let one = case.backward(&Device::new(kernels, 1), &d_logprob, &d_entropy);
-        assert_eq!(one, case.backward(&Device::new(kernels, 3), &d_logprob, &d_entropy));
+        assert_eq!(
+            one,
+            case.backward(&Device::new(kernels, 3), &d_logprob, &d_entropy)
+        );
     }
 }
 
@@ -255,7 +301,10 @@ fn targets_beyond_the_vocabulary_are_refused() {
 #[test]
 #[should_panic(expected = "temperature is 0: it has to be above 0 and finite")]
 fn temperature_zero_is_refused() {
-    let case = Case { temperature: 0.0, ..Case::new(2, 7, 4, 1.0, 1) };
+    let case = Case {
+        temperature: 0.0,
+        ..Case::new(2, 7, 4, 1.0, 1)
+    };
     case.forward(&Device::new(KernelSet::Portable, 1));
 }
 

@@ -32,14 +32,18 @@ impl Vector for F32x16 {
         Self(_mm512_set1_ps(x))
     }
     #[inline(always)]
+    unsafe fn broadcast(p: *const f32) -> Self {
+        Self(_mm512_broadcastss_ps(_mm_load_ss(p)))
+    }
+    #[inline(always)]
     unsafe fn load(p: *const f32) -> Self {
         // Same instruction as `_mm512_loadu_ps`, without the overlap check that builds with debug
-        // assertions put into that one: it halves the speed of kernels.
+        // assertions put into that one: it halves the speed of kernels. Stores below likewise.
         Self(_mm512_maskz_loadu_ps(!0, p))
     }
     #[inline(always)]
     unsafe fn store(self, p: *mut f32) {
-        _mm512_storeu_ps(p, self.0);
+        _mm512_mask_storeu_ps(p, !0, self.0);
     }
     #[inline(always)]
     unsafe fn load_part(p: *const f32, n: usize) -> Self {
@@ -108,7 +112,7 @@ impl Vector for F32x16 {
         let mut t = [zero; 16];
         for (r, row) in t.iter_mut().enumerate() {
             if r < rows {
-                *row = _mm512_loadu_ps(src.add(r * ld));
+                *row = Self::load(src.add(r * ld)).0;
             }
         }
         let t = transpose16(t);
@@ -166,13 +170,17 @@ impl Vector for F32x8 {
         Self(_mm256_set1_ps(x))
     }
     #[inline(always)]
+    unsafe fn broadcast(p: *const f32) -> Self {
+        Self(_mm256_broadcastss_ps(_mm_load_ss(p)))
+    }
+    #[inline(always)]
     unsafe fn load(p: *const f32) -> Self {
         // See the note at 16 lanes.
-        Self(_mm256_maskload_ps(p, _mm256_set1_epi32(-1)))
+        Self(_mm256_castsi256_ps(_mm256_lddqu_si256(p.cast())))
     }
     #[inline(always)]
     unsafe fn store(self, p: *mut f32) {
-        _mm256_storeu_ps(p, self.0);
+        _mm256_maskstore_ps(p, _mm256_set1_epi32(-1), self.0);
     }
     #[inline(always)]
     unsafe fn load_part(p: *const f32, n: usize) -> Self {
@@ -253,7 +261,7 @@ impl Vector for F32x8 {
         let mut t = [_mm256_setzero_ps(); 8];
         for (r, row) in t.iter_mut().enumerate() {
             if r < rows {
-                *row = _mm256_loadu_ps(src.add(r * ld));
+                *row = Self::load(src.add(r * ld)).0;
             }
         }
         let mut a = t;
