@@ -1,5 +1,7 @@
 //! Tasksets and the tool environment, driven as a rollout drives them.
 
+#![expect(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
+
 use proptest::prelude::*;
 use sinew_env::math::{
     Arithmetic, Gsm8k, MathTaskConfig, Mixed, ToolMathConfig, ToolMathFactory, Word,

@@ -17,6 +17,23 @@ pub struct MockTrajectory {
 }
 
 impl MockTrajectory {
+    /// An environment's own start, followed by two turns that say `turn` with `observation`
+    /// between them.
+    pub fn around(
+        name: &str,
+        start: &[Message],
+        tools: &[ToolSpec],
+        turn: &str,
+        observation: &[Message],
+    ) -> Self {
+        let turn = [Message::new(Role::Assistant, turn)];
+        Self {
+            name: name.to_owned(),
+            messages: [start, &turn, observation, &turn].concat(),
+            tools: tools.to_vec(),
+        }
+    }
+
     /// The conversations every renderer is held to: one and several observations after a turn,
     /// by the `tool` and by the `user` role. `text` is the content of all messages; it should
     /// not begin or end with whitespace, which some templates trim from the model's turns.
@@ -69,8 +86,9 @@ pub struct ConformanceReport {
 }
 
 /// Plays every trajectory through [`Renderer::extend`], on the CPU and without a model, and
-/// compares with full renders; training on a renderer that fails this is refused. The first difference is [`RenderError::Mismatch`]. Trajectories whose
-/// full render the template refuses are reported; it is an error if all are.
+/// compares with full renders; training on a renderer that fails this is refused. The first
+/// difference is [`RenderError::Mismatch`]. Trajectories whose full render the template refuses
+/// are reported; it is an error if all are.
 pub fn conformance_check(
     renderer: &dyn Renderer,
     trajectories: &[MockTrajectory],

@@ -1,6 +1,8 @@
 //! Tokenizers, templates and joins against what transformers makes of the same input
 //! (`golden/make_golden.py`).
 
+#![expect(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
+
 use proptest::prelude::*;
 use serde_json::{Map, Value};
 use sinew_render::{
@@ -200,6 +202,27 @@ fn every_family_of_templates_joins_exactly() {
         if m.full.as_deref() == Some(" ") && m.bridged.as_deref() == Some("x")),
         "{error}"
     );
+}
+
+#[test]
+fn an_environment_start_with_worked_examples_is_played_as_well() {
+    let turn = |role, text: &str| Message::new(role, text);
+    let start = [
+        turn(Role::System, "Use Python."),
+        turn(Role::User, "What is 318 * 27 + 145?"),
+        turn(Role::Assistant, "<tool>318 * 27 + 145</tool>"),
+        turn(Role::Tool, "8731"),
+        turn(Role::Assistant, "Answer: 8731"),
+        turn(Role::User, "a  12"),
+    ];
+    let observation = [turn(
+        Role::Tool,
+        "Error: ZeroDivisionError: division by zero",
+    )];
+    let mock = MockTrajectory::around("math", &start, &[], "<tool>1</tool>", &observation);
+    let report = conformance_check(&*SMOLLM2, &[mock]).unwrap();
+    let joins: Vec<_> = report.steps.iter().map(|step| step.message).collect();
+    assert_eq!(joins, [2, 4, 6]);
 }
 
 /// The next role's token ends a turn (GLM): it must not be repeated, and a turn that stopped

@@ -45,7 +45,9 @@ pub struct PromptConfig {
 }
 
 impl Default for PromptConfig {
-    /// Chosen by measuring SmolLM2-135M-Instruct at temperature 1; `docs/` has the table.
+    /// Chosen by measuring SmolLM2-135M-Instruct at temperature 1: tags are copied more often
+    /// than fences or JSON, two examples suffice, and the bare expression stands last because
+    /// direct arithmetic then starts at 40 % instead of 28 % (64 tasks).
     fn default() -> Self {
         let example = |question: &str, call: &str, output: &str| WorkedExample {
             question: question.into(),
@@ -55,12 +57,12 @@ impl Default for PromptConfig {
         Self {
             system: "Use Python for the math: <tool>...</tool>. Then reply Answer: ...".into(),
             examples: vec![
-                example("What is 318 * 27 + 145?", "318 * 27 + 145", "8731"),
                 example(
                     "A baker makes 132 cakes a day for 14 days and sells 950. How many cakes are left?",
                     "132 * 14 - 950",
                     "898",
                 ),
+                example("What is 318 * 27 + 145?", "318 * 27 + 145", "8731"),
             ],
             observation_role: Role::Tool,
         }
@@ -120,6 +122,6 @@ mod tests {
         assert_eq!(roles[1..5], example);
         assert_eq!(roles[5..9], example);
         assert_eq!(roles[9..], [User]);
-        assert_eq!(messages[4].content, "Answer: 8731");
+        assert_eq!(messages[4].content, "Answer: 898");
     }
 }
