@@ -85,7 +85,8 @@ fn without_signal(path: &Path) -> bool {
     trained.all(|(a, trains)| !trains || *a == 0.0)
 }
 
-fn row(episode: &Episode<'_>, path: &Path, weight: f64) -> Result<TrainRow, AlgoError> {
+/// A row of one path; `weight` is that of each token it trains.
+pub(crate) fn row(episode: &Episode<'_>, path: &Path, weight: f64) -> Result<TrainRow, AlgoError> {
     let narrow = |values: Vec<f64>| values.into_iter().map(|v| v as f32).collect::<Vec<_>>();
     let only_trained = |values: &[f64]| {
         let pairs = values.iter().zip(&path.trains);

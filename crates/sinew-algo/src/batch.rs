@@ -1,6 +1,6 @@
 //! A batch under way: usable episodes by group.
 
-use crate::composition::{Advantage, Composition, ProcessRewards, Truncated};
+use crate::composition::{Advantage, Composition, Needs, ProcessRewards, Truncated};
 use crate::episode::{Columns, Episode, EpisodeColumns};
 use crate::pipeline::AlgoError;
 use crate::report::{AlgoReport, Moments, Quarantined};
@@ -31,6 +31,7 @@ impl<'a> Batch<'a> {
     /// Checks the batch as a whole, and sorts out episodes that are not fit to train on.
     pub(crate) fn admit(
         c: &Composition,
+        needs: Needs,
         group_size: usize,
         groups: &'a [Vec<Trace>],
         columns: &'a Columns,
@@ -60,7 +61,7 @@ impl<'a> Batch<'a> {
                 check_membership(trace, id, &mut episode_ids)?;
                 report.episodes += 1;
                 let given = columns.get(&trace.episode);
-                if let Some(episode) = admit_episode(c, trace, given, index, report)? {
+                if let Some(episode) = admit_episode(c, needs, trace, given, report)? {
                     members.push(batch.episodes.len());
                     batch.episodes.push(episode);
                 }
@@ -160,9 +161,9 @@ fn check_membership<'a>(
 /// `None`: counted in the report, not in the batch.
 fn admit_episode<'a>(
     c: &Composition,
+    needs: Needs,
     trace: &'a Trace,
     given: Option<&'a EpisodeColumns>,
-    group: usize,
     report: &mut AlgoReport,
 ) -> Result<Option<Episode<'a>>, AlgoError> {
     if let EpisodeEnd::Failed { kind, .. } = &trace.end {
@@ -171,7 +172,7 @@ fn admit_episode<'a>(
     }
     let mut reason = trace.validate().err().map(|e| e.to_string());
     let total = trace.total_reward();
-    if reason.is_none() && !(total.abs() <= LARGEST_REWARD) {
+    if reason.is_none() && !(-LARGEST_REWARD..=LARGEST_REWARD).contains(&total) {
         reason = Some(format!(
             "total reward is {total}, allowed: magnitudes up to {LARGEST_REWARD:e}"
         ));
@@ -194,8 +195,8 @@ fn admit_episode<'a>(
             return Ok(None);
         }
     }
-    check_columns(c, trace, given)?;
-    let mut episode = Episode::new(trace, given, group);
+    check_columns(c, needs, trace, given)?;
+    let mut episode = Episode::new(trace, given);
     episode.trains = trains;
     Ok(Some(episode))
 }
@@ -213,10 +214,10 @@ fn failure_name(kind: FailureKind) -> &'static str {
 
 fn check_columns(
     c: &Composition,
+    needs: Needs,
     trace: &Trace,
     given: Option<&EpisodeColumns>,
 ) -> Result<(), AlgoError> {
-    let needs = c.needs();
     let values = given.and_then(|g| g.values.as_ref());
     let reference = given.and_then(|g| g.ref_logprobs.as_ref());
     let prox = given.and_then(|g| g.prox_logprobs.as_ref());

@@ -2,65 +2,16 @@
 //!
 //! [`AlgorithmConfig::resolve`] turns it into what runs, and refuses options without effect.
 
-use crate::algorithms;
 use crate::composition::{
     Advantage, Composition, EqualGroups, Normalize, Overlong, ProcessRewards, Resample, RunFacts,
     Scale, Truncated,
 };
+use crate::dialect::Dialect;
+use crate::kind::AlgorithmKind;
 use crate::pipeline::Algorithm;
+use crate::strict::strict;
 use serde::{Deserialize, Serialize};
 use sinew_types::{Aggregation, Correction, KlEstimator, KlSpec, Surrogate};
-use std::fmt;
-
-/// An algorithm by name. One file of [`crate::algorithms`] each.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum AlgorithmKind {
-    Grpo,
-    DrGrpo,
-    Dapo,
-    Rloo,
-    Reinforce,
-}
-
-impl AlgorithmKind {
-    /// All of them, in the order of the documentation.
-    pub const ALL: [Self; 5] = [
-        Self::Grpo,
-        Self::DrGrpo,
-        Self::Dapo,
-        Self::Rloo,
-        Self::Reinforce,
-    ];
-
-    /// The name in a recipe.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Grpo => "grpo",
-            Self::DrGrpo => "dr_grpo",
-            Self::Dapo => "dapo",
-            Self::Rloo => "rloo",
-            Self::Reinforce => "reinforce",
-        }
-    }
-
-    /// The composition that the name stands for.
-    pub fn preset(self) -> Composition {
-        match self {
-            Self::Grpo => algorithms::grpo::preset(),
-            Self::DrGrpo => algorithms::dr_grpo::preset(),
-            Self::Dapo => algorithms::dapo::preset(),
-            Self::Rloo => algorithms::rloo::preset(),
-            Self::Reinforce => algorithms::reinforce::preset(),
-        }
-    }
-}
-
-impl fmt::Display for AlgorithmKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
 
 /// Where a KL term acts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -97,46 +48,83 @@ pub struct RewardConfig {
     pub clip: Option<f64>,
 }
 
-/// The `[algorithm]` table of a recipe. What is left out comes from the preset of `type`.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct AlgorithmConfig {
-    #[serde(rename = "type")]
-    pub kind: AlgorithmKind,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub clip_low: Option<f32>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub clip_high: Option<f32>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub dual_clip: Option<f32>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub std_epsilon: Option<f64>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub normalize: Option<Normalize>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub process: Option<ProcessRewards>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub rewards: Option<RewardConfig>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub overlong: Option<Overlong>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub truncated: Option<Truncated>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub equal_groups: Option<EqualGroups>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub keep_top_std: Option<f64>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub resample: Option<Resample>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub only_success: Option<bool>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub aggregation: Option<Aggregation>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub correction: Option<Correction>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub kl: Option<KlConfig>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub entropy: Option<f32>,
+macro_rules! options {
+    (
+        strict { $($(#[$strict_meta:meta])* $strict:ident: $strict_type:ty),* $(,)? }
+        plain { $($(#[$meta:meta])* $field:ident: $type:ty),* $(,)? }
+    ) => {
+        /// The `[algorithm]` table of a recipe. What is left out comes from the preset of
+        /// `type`.
+        #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+        #[serde(deny_unknown_fields)]
+        pub struct AlgorithmConfig {
+            #[serde(rename = "type")]
+            pub kind: AlgorithmKind,
+            $(
+                $(#[$strict_meta])*
+                #[serde(
+                    default,
+                    deserialize_with = "strict",
+                    skip_serializing_if = "Option::is_none"
+                )]
+                pub $strict: Option<$strict_type>,
+            )*
+            $(
+                $(#[$meta])*
+                #[serde(default, skip_serializing_if = "Option::is_none")]
+                pub $field: Option<$type>,
+            )*
+        }
+
+        impl AlgorithmConfig {
+            /// The preset of `kind`, nothing changed.
+            pub fn new(kind: AlgorithmKind) -> Self {
+                Self { kind, $($strict: None,)* $($field: None,)* }
+            }
+        }
+    };
+}
+
+options! {
+    strict {
+        /// Replaces the preset's estimator; the options below then apply to this one.
+        advantage: Advantage,
+        /// Replaces the preset's policy term.
+        surrogate: Surrogate,
+        scale: Scale,
+        process: ProcessRewards,
+        aggregation: Aggregation,
+        correction: Correction,
+    }
+    plain {
+        /// Another system's variant of the algorithm.
+        dialect: Dialect,
+        clip_low: f32,
+        clip_high: f32,
+        dual_clip: f32,
+        tau_pos: f32,
+        tau_neg: f32,
+        std_epsilon: f64,
+        gamma: f64,
+        lambda: f64,
+        gamma_turn: f64,
+        lambda_turn: f64,
+        omega: f64,
+        beta: f64,
+        distill: f64,
+        normalize: Normalize,
+        rewards: RewardConfig,
+        overlong: Overlong,
+        truncated: Truncated,
+        equal_groups: EqualGroups,
+        keep_top_std: f64,
+        resample: Resample,
+        only_success: bool,
+        kl: KlConfig,
+        entropy: f32,
+        value_coefficient: f32,
+        value_clip: f32,
+    }
 }
 
 /// Why an algorithm cannot run as configured.
@@ -165,38 +153,26 @@ impl ConfigError {
 }
 
 impl AlgorithmConfig {
-    /// The preset of `kind`, nothing changed.
-    pub fn new(kind: AlgorithmKind) -> Self {
-        Self {
-            kind,
-            clip_low: None,
-            clip_high: None,
-            dual_clip: None,
-            std_epsilon: None,
-            normalize: None,
-            process: None,
-            rewards: None,
-            overlong: None,
-            truncated: None,
-            equal_groups: None,
-            keep_top_std: None,
-            resample: None,
-            only_success: None,
-            aggregation: None,
-            correction: None,
-            kl: None,
-            entropy: None,
-        }
-    }
-
     /// What runs, or why it cannot.
     pub fn resolve(&self, facts: &RunFacts) -> Result<Algorithm, ConfigError> {
         let mut c = self.kind.preset();
+        if let Some(resample) = &mut c.filters.resample {
+            // rStar2-Agent's ratio: half of what was sampled stays.
+            resample.keep = facts.group_size / 2;
+        }
+        if let Some(dialect) = self.dialect {
+            dialect.apply(self.kind, &mut c)?;
+        }
+        set(&mut c.advantage, self.advantage);
+        set(&mut c.loss.surrogate, self.surrogate.clone());
         self.apply_clip(&mut c)?;
-        self.apply_advantage(&mut c)?;
+        self.apply_soft(&mut c)?;
+        self.apply_scale(&mut c)?;
+        self.apply_discounts(&mut c)?;
         self.apply_rewards(&mut c)?;
         self.apply_filters(&mut c)?;
         self.apply_loss(&mut c)?;
+        self.apply_kl(&mut c)?;
         c.check(facts)?;
         Ok(Algorithm::from_checked(c, facts.group_size))
     }
@@ -209,63 +185,115 @@ impl AlgorithmConfig {
         }
     }
 
-    fn apply_clip(&self, c: &mut Composition) -> Result<(), ConfigError> {
-        let reason = "its surrogate is not clipped";
-        let bounds = match &mut c.loss.surrogate {
-            Surrogate::Clip { low, high, .. }
-            | Surrogate::SequenceClip { low, high }
-            | Surrogate::Cispo { low, high } => Some((low, high)),
-            _ => None,
-        };
-        match bounds {
-            Some((low, high)) => {
-                set(low, self.clip_low);
-                set(high, self.clip_high);
-            }
-            None if self.clip_low.is_some() => return Err(self.no_effect("clip_low", reason)),
-            None if self.clip_high.is_some() => return Err(self.no_effect("clip_high", reason)),
-            None => {}
-        }
-        match &mut c.loss.surrogate {
-            Surrogate::Clip { dual, .. } => set(dual, self.dual_clip.map(Some)),
-            _ if self.dual_clip.is_some() => {
-                return Err(self.no_effect("dual_clip", "its surrogate is not the token clip"));
-            }
-            _ => {}
+    /// Writes `typed` where the composition has a place for it, and refuses it elsewhere.
+    fn place<T>(
+        &self,
+        field: &'static str,
+        reason: &'static str,
+        target: Option<&mut T>,
+        typed: Option<T>,
+    ) -> Result<(), ConfigError> {
+        match (target, typed) {
+            (Some(target), Some(value)) => *target = value,
+            (None, Some(_)) => return Err(self.no_effect(field, reason)),
+            (_, None) => {}
         }
         Ok(())
     }
 
-    fn apply_advantage(&self, c: &mut Composition) -> Result<(), ConfigError> {
-        if let Some(epsilon) = self.std_epsilon {
-            match &mut c.advantage {
-                Advantage::Group {
-                    scale: Scale::GroupStd { epsilon: e } | Scale::EnvironmentStd { epsilon: e },
-                    ..
-                } => *e = epsilon,
-                _ => {
-                    let reason = "it does not divide by a standard deviation";
-                    return Err(self.no_effect("std_epsilon", reason));
-                }
-            }
+    fn apply_clip(&self, c: &mut Composition) -> Result<(), ConfigError> {
+        let mut typed_high = self.clip_high;
+        if let (Some(Dialect::Trl), Surrogate::Cispo { .. }) = (self.dialect, &c.loss.surrogate) {
+            // There it is the largest ratio itself, not its distance from 1.
+            typed_high = typed_high.map(|high| high - 1.0);
         }
-        set(&mut c.normalize, self.normalize);
-        Ok(())
+        let (low, high, dual) = match &mut c.loss.surrogate {
+            Surrogate::Clip { low, high, dual } => (Some(low), Some(high), Some(dual)),
+            Surrogate::SequenceClip { low, high } | Surrogate::Cispo { low, high } => {
+                (Some(low), Some(high), None)
+            }
+            _ => (None, None, None),
+        };
+        let reason = "its surrogate is not clipped";
+        self.place("clip_low", reason, low, self.clip_low)?;
+        self.place("clip_high", reason, high, typed_high)?;
+        let reason = "its surrogate is not the token clip";
+        self.place("dual_clip", reason, dual, self.dual_clip.map(Some))
+    }
+
+    fn apply_soft(&self, c: &mut Composition) -> Result<(), ConfigError> {
+        let (pos, neg) = match &mut c.loss.surrogate {
+            Surrogate::Soft { tau_pos, tau_neg } => (Some(tau_pos), Some(tau_neg)),
+            _ => (None, None),
+        };
+        let reason = "its surrogate is not the soft gate";
+        self.place("tau_pos", reason, pos, self.tau_pos)?;
+        self.place("tau_neg", reason, neg, self.tau_neg)
+    }
+
+    fn apply_scale(&self, c: &mut Composition) -> Result<(), ConfigError> {
+        let scale = match &mut c.advantage {
+            Advantage::Group { scale, .. } => Some(scale),
+            _ => None,
+        };
+        let reason = "its advantage is not compared within groups alone";
+        self.place("scale", reason, scale, self.scale)?;
+        let epsilon = match &mut c.advantage {
+            Advantage::Group {
+                scale: Scale::GroupStd { epsilon } | Scale::EnvironmentStd { epsilon },
+                ..
+            } => Some(epsilon),
+            Advantage::Gigpo { std_epsilon, .. } => std_epsilon.as_mut(),
+            _ => None,
+        };
+        let reason = "it does not divide by a standard deviation";
+        self.place("std_epsilon", reason, epsilon, self.std_epsilon)
+    }
+
+    fn apply_discounts(&self, c: &mut Composition) -> Result<(), ConfigError> {
+        let (mut g, mut l, mut turn) = (None, None, (None, None));
+        let (mut o, mut b) = (None, None);
+        match &mut c.advantage {
+            Advantage::ReturnToGo { gamma } => g = Some(gamma),
+            Advantage::Gae { gamma, lambda } => (g, l) = (Some(gamma), Some(lambda)),
+            Advantage::TurnGae {
+                gamma_turn,
+                lambda_turn,
+                gamma,
+                lambda,
+            } => {
+                (g, l) = (Some(gamma), Some(lambda));
+                turn = (Some(gamma_turn), Some(lambda_turn));
+            }
+            Advantage::Gigpo { omega, gamma, .. } => (g, o) = (Some(gamma), Some(omega)),
+            Advantage::Preference { beta } => b = Some(beta),
+            Advantage::Group { .. } | Advantage::One | Advantage::None => {}
+        }
+        self.place("gamma", "it discounts nothing", g, self.gamma)?;
+        self.place("lambda", "it is not GAE", l, self.lambda)?;
+        let reason = "it is not GAE over turns";
+        self.place("gamma_turn", reason, turn.0, self.gamma_turn)?;
+        self.place("lambda_turn", reason, turn.1, self.lambda_turn)?;
+        self.place("omega", "it compares no states", o, self.omega)?;
+        self.place("beta", "it has no preference margin", b, self.beta)
     }
 
     fn apply_rewards(&self, c: &mut Composition) -> Result<(), ConfigError> {
-        if c.advantage == Advantage::One {
-            let reason = "it does not read rewards";
-            let typed = [
-                ("process", self.process.is_some()),
-                ("rewards", self.rewards.is_some()),
-                ("overlong", self.overlong.is_some()),
-                ("normalize", self.normalize.is_some()),
-            ];
-            if let Some((field, _)) = typed.iter().find(|(_, typed)| *typed) {
-                return Err(self.no_effect(field, reason));
-            }
+        let typed = [
+            ("process", self.process.is_some()),
+            ("rewards", self.rewards.is_some()),
+            ("overlong", self.overlong.is_some()),
+        ];
+        let blind = matches!(c.advantage, Advantage::One | Advantage::None);
+        if let (true, Some((field, _))) = (blind, typed.iter().find(|t| t.1)) {
+            return Err(self.no_effect(field, "it does not read rewards"));
         }
+        let constant = matches!(c.advantage, Advantage::One | Advantage::Preference { .. });
+        if constant && self.normalize.is_some() {
+            return Err(self.no_effect("normalize", "its weights are not advantages to whiten"));
+        }
+        set(&mut c.normalize, self.normalize);
+        set(&mut c.distill, self.distill);
         set(&mut c.rewards.process, self.process);
         set(&mut c.rewards.overlong, self.overlong.map(Some));
         if let Some(r) = self.rewards {
@@ -277,12 +305,11 @@ impl AlgorithmConfig {
     }
 
     fn apply_filters(&self, c: &mut Composition) -> Result<(), ConfigError> {
-        if self.equal_groups.is_some() && !c.advantage.compares() {
-            let reason = "it does not compare the episodes of a group";
-            return Err(self.no_effect("equal_groups", reason));
-        }
+        let compares = c.advantage.compares();
+        let equal = Some(&mut c.filters.equal_groups).filter(|_| compares);
+        let reason = "it does not compare the episodes of a group";
+        self.place("equal_groups", reason, equal, self.equal_groups)?;
         set(&mut c.filters.truncated, self.truncated);
-        set(&mut c.filters.equal_groups, self.equal_groups);
         set(&mut c.filters.keep_top_std, self.keep_top_std.map(Some));
         set(&mut c.filters.resample, self.resample.map(Some));
         set(&mut c.filters.only_success, self.only_success);
@@ -290,9 +317,35 @@ impl AlgorithmConfig {
     }
 
     fn apply_loss(&self, c: &mut Composition) -> Result<(), ConfigError> {
+        if let Advantage::Preference { .. } = c.advantage {
+            let reason = "a pair's log-probabilities are plain sums";
+            let aggregation = None::<&mut Aggregation>;
+            self.place("aggregation", reason, aggregation, self.aggregation)?;
+        }
         set(&mut c.aggregation, self.aggregation);
         set(&mut c.loss.correction, self.correction.clone());
         set(&mut c.loss.entropy, self.entropy);
+        if !c.advantage.needs_values() {
+            // A preset's own, where the estimator was replaced.
+            c.loss.value = None;
+        } else if c.loss.value.is_none() {
+            c.loss.value = Some(crate::algorithms::ppo::VALUE);
+        }
+        let (coefficient, clip) = match &mut c.loss.value {
+            Some((coefficient, clip)) => (Some(coefficient), Some(clip)),
+            None => (None, None),
+        };
+        let reason = "it has no critic";
+        self.place(
+            "value_coefficient",
+            reason,
+            coefficient,
+            self.value_coefficient,
+        )?;
+        self.place("value_clip", reason, clip, self.value_clip.map(Some))
+    }
+
+    fn apply_kl(&self, c: &mut Composition) -> Result<(), ConfigError> {
         let Some(kl) = self.kl else { return Ok(()) };
         match kl.place {
             KlPlace::Loss => {

@@ -53,8 +53,6 @@ pub(crate) struct Path {
 pub(crate) struct Episode<'a> {
     pub(crate) trace: &'a Trace,
     pub(crate) columns: Option<&'a EpisodeColumns>,
-    /// Index of its group.
-    pub(crate) group: usize,
     /// Shaped outcome reward.
     pub(crate) outcome: f64,
     /// What the group compares: the outcome, with process rewards where they are summed.
@@ -65,7 +63,7 @@ pub(crate) struct Episode<'a> {
 }
 
 impl<'a> Episode<'a> {
-    pub(crate) fn new(trace: &'a Trace, columns: Option<&'a EpisodeColumns>, group: usize) -> Self {
+    pub(crate) fn new(trace: &'a Trace, columns: Option<&'a EpisodeColumns>) -> Self {
         let mut trained: HashSet<(NodeId, u32)> = HashSet::new();
         let mut paths = Vec::new();
         for leaf in trace.leaves() {
@@ -77,7 +75,6 @@ impl<'a> Episode<'a> {
         Self {
             trace,
             columns,
-            group,
             outcome: trace.outcome.reward,
             reward: trace.outcome.reward,
             trains: true,
@@ -135,18 +132,6 @@ impl Path {
             returns: None,
             tokens,
         }
-    }
-
-    /// The step of each position: the turn that drew it, `None` for other tokens.
-    pub(crate) fn step_of(&self, position: usize) -> Option<usize> {
-        let inside = |s: &Step| s.first <= position && position <= s.last;
-        self.sampled[position]
-            .then(|| self.steps.iter().position(inside))
-            .flatten()
-    }
-
-    pub(crate) fn last_sampled(&self) -> Option<usize> {
-        self.sampled.iter().rposition(|&s| s)
     }
 }
 

@@ -20,19 +20,27 @@
 mod aggregate;
 pub mod algorithms;
 mod batch;
+mod check;
 mod composition;
 mod config;
+mod dialect;
+mod draft;
 mod episode;
 mod filter;
+mod kind;
 mod pipeline;
 mod report;
 mod stats;
+mod strict;
 
 pub use composition::{
     Advantage, Baseline, Composition, EqualGroups, Filters, Needs, Normalize, Overlong,
     ProcessRewards, Resample, Rewards, RunFacts, Scale, Truncated,
 };
-pub use config::{AlgorithmConfig, AlgorithmKind, ConfigError, KlConfig, KlPlace, RewardConfig};
+pub use config::{AlgorithmConfig, ConfigError, KlConfig, KlPlace, RewardConfig};
+pub use dialect::Dialect;
+pub use draft::{Column, Draft};
 pub use episode::{Columns, EpisodeColumns};
+pub use kind::AlgorithmKind;
 pub use pipeline::{AlgoError, Algorithm};
-pub use report::{AlgoReport, Moments, Quarantined};
+pub use report::{AlgoReport, Moments, PreferenceReport, Quarantined};

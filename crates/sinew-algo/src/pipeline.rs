@@ -64,6 +64,12 @@ pub enum AlgoError {
     },
     #[error("`{algorithm}` compares states, but no turn of the batch has a state_hash")]
     NoStates { algorithm: &'static str },
+    #[error("scores were given for {actual} {what}, expected {expected}")]
+    Scores {
+        what: &'static str,
+        actual: usize,
+        expected: usize,
+    },
     #[error(transparent)]
     Row(#[from] TrainRowError),
 }
@@ -121,7 +127,8 @@ impl Algorithm {
     ) -> Result<(Vec<TrainRow>, AlgoReport), AlgoError> {
         let c = &self.composition;
         let mut report = AlgoReport::default();
-        let mut batch = Batch::admit(c, self.group_size, groups, columns, &mut report)?;
+        let needs = c.needs();
+        let mut batch = Batch::admit(c, needs, self.group_size, groups, columns, &mut report)?;
         batch.shape_rewards(c)?;
         filter::resample(c, &mut batch, &mut report);
         filter::small_groups(c, &mut batch, &mut report);
@@ -130,6 +137,7 @@ impl Algorithm {
         filter::only_success(c, &mut batch, &mut report);
         algorithms::advantages(c, &mut batch, &mut report)?;
         algorithms::normalize(c.normalize, &mut batch);
+        algorithms::opd::distill(c, &mut batch)?;
         let rows = if matches!(c.advantage, Advantage::Preference { .. }) {
             aggregate::preference_rows(&batch, &mut report)?
         } else {

@@ -38,6 +38,17 @@ impl Moments {
     }
 }
 
+/// Means over preference pairs, before the step.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct PreferenceReport {
+    pub pairs: usize,
+    /// `−log σ(margin)`.
+    pub loss: f64,
+    /// Share of pairs whose margin is positive.
+    pub accuracy: f64,
+    pub margin: f64,
+}
+
 /// What [`crate::Algorithm::rows`] did.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct AlgoReport {
@@ -77,6 +88,8 @@ pub struct AlgoReport {
     pub success_rate: f64,
     /// Over trained tokens.
     pub advantage: Moments,
+    /// Of preference pairs, where there are any.
+    pub preference: Option<PreferenceReport>,
 }
 
 impl AlgoReport {

@@ -7,7 +7,7 @@
 
 use super::grpo;
 use crate::composition::{Composition, EqualGroups, Filters, Truncated};
-use crate::config::AlgorithmKind;
+use crate::kind::AlgorithmKind;
 use sinew_types::Aggregation;
 
 pub(crate) fn preset() -> Composition {

@@ -10,7 +10,7 @@ use crate::batch::Batch;
 use crate::composition::{
     Advantage, Baseline, Composition, Filters, Normalize, ProcessRewards, Rewards, Scale,
 };
-use crate::config::AlgorithmKind;
+use crate::kind::AlgorithmKind;
 use crate::stats;
 use sinew_types::{Aggregation, Correction, LossSpec, Surrogate};
 use std::collections::BTreeMap;
@@ -43,6 +43,7 @@ pub(crate) fn preset() -> Composition {
             },
         },
         normalize: Normalize::None,
+        distill: 0.0,
         rewards: Rewards::PLAIN,
         filters: Filters::NONE,
         aggregation: Aggregation::SequenceMeanTokenMean,

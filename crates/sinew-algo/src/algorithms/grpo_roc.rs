@@ -2,11 +2,33 @@
 //!
 //! Of an oversampled group, failures stay in their proportion as they came, and of the
 //! successes those with the fewest tool errors and format faults: right answers reached through
-//! wrong calls are not rewarded.
+//! wrong calls are not rewarded. Half of the group stays (32 sampled, 16 trained in the paper);
+//! DAPO's clip and token mean, no KL term, groups with equal rewards leave.
+//!
+//! Which calls failed is what the environment counted in its metrics [`TOOL_ERRORS`],
+//! [`TOOL_CALLS`] and [`FORMAT_PENALTY`].
 
+use super::dapo;
 use crate::batch::Batch;
-use crate::composition::Resample;
+use crate::composition::{Composition, EqualGroups, Filters, Resample};
+use crate::kind::AlgorithmKind;
 use crate::report::AlgoReport;
+
+pub(crate) fn preset() -> Composition {
+    Composition {
+        kind: AlgorithmKind::GrpoRoc,
+        filters: Filters {
+            equal_groups: EqualGroups::Drop,
+            // `keep` becomes half of the run's group size when the recipe is resolved.
+            resample: Some(Resample {
+                keep: 0,
+                minimum: 2,
+            }),
+            ..Filters::NONE
+        },
+        ..dapo::preset()
+    }
+}
 
 /// The metric that counts tool calls that failed, and the one that counts all of them.
 pub const TOOL_ERRORS: &str = "tool_errors";

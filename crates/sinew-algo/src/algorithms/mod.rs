@@ -1,16 +1,30 @@
-//! One file an algorithm: its formula, paper and preset.
+//! One file an algorithm: its formula, paper and preset, and what only it computes.
 
+pub mod cispo;
 pub mod dapo;
+pub mod decoupled_ppo;
+pub mod dpo;
 pub mod dr_grpo;
+pub mod gigpo;
 pub mod grpo;
 pub mod grpo_roc;
+pub mod gspo;
+pub mod max_rl;
+pub mod opd;
+pub mod ppo;
 pub mod reinforce;
+pub mod reinforce_pp;
+pub mod reinforce_pp_baseline;
 pub mod rloo;
+pub mod sapo;
+pub mod sft;
+pub mod starpo_s;
+pub mod turn_ppo;
 
 mod normalize;
 
 use crate::batch::Batch;
-use crate::composition::{Advantage, Composition};
+use crate::composition::{Advantage, Composition, ProcessRewards};
 use crate::episode::{Episode, Path};
 use crate::pipeline::AlgoError;
 use crate::report::AlgoReport;
@@ -20,20 +34,50 @@ pub(crate) use normalize::normalize;
 pub(crate) fn advantages(
     c: &Composition,
     batch: &mut Batch<'_>,
-    _report: &mut AlgoReport,
+    report: &mut AlgoReport,
 ) -> Result<(), AlgoError> {
     match c.advantage {
         Advantage::Group { baseline, scale } => {
             grpo::advantages(baseline, scale, c.rewards.process, batch);
+            Ok(())
         }
+        Advantage::ReturnToGo { gamma } => reinforce_pp::advantages(c, gamma, batch),
+        Advantage::Gae { gamma, lambda } => ppo::advantages(c, gamma, lambda, batch),
+        Advantage::TurnGae {
+            gamma_turn,
+            lambda_turn,
+            gamma,
+            lambda,
+        } => {
+            let discounts = turn_ppo::Discounts {
+                gamma_turn,
+                lambda_turn,
+                gamma,
+                lambda,
+            };
+            turn_ppo::advantages(c, discounts, batch)
+        }
+        Advantage::Gigpo {
+            omega,
+            gamma,
+            std_epsilon,
+        } => {
+            let parameters = gigpo::Parameters {
+                omega,
+                gamma,
+                std_epsilon,
+            };
+            gigpo::advantages(c, parameters, batch, report)
+        }
+        Advantage::Preference { beta } => dpo::advantages(c, beta, batch, report),
         Advantage::One => {
             for i in batch.members().collect::<Vec<_>>() {
                 batch.broadcast(i, 1.0);
             }
+            Ok(())
         }
-        _ => {}
+        Advantage::None => Ok(()),
     }
-    Ok(())
 }
 
 /// `−kl · (ℓ_behaviour − ℓ_ref)` on each sampled token of a path, 0 elsewhere: k1 as a reward.
@@ -53,6 +97,25 @@ pub(crate) fn kl_rewards(
         _ => 0.0,
     };
     Ok(reference.iter().enumerate().map(penalty).collect())
+}
+
+/// Rewards placed where recursions find them: the KL penalty on each sampled token, process
+/// rewards on the last token of their turn, the outcome on the last sampled token of the path.
+pub(crate) fn token_rewards(
+    c: &Composition,
+    episode: &Episode<'_>,
+    path: &Path,
+) -> Result<Vec<f64>, AlgoError> {
+    let mut rewards = kl_rewards(c, episode, path)?;
+    if c.rewards.process == ProcessRewards::Sum {
+        for step in &path.steps {
+            rewards[step.last] += step.reward;
+        }
+    }
+    if let Some(last) = path.sampled.iter().rposition(|&s| s) {
+        rewards[last] += episode.outcome;
+    }
+    Ok(rewards)
 }
 
 /// A column that the algorithm cannot do without.

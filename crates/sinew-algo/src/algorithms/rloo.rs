@@ -6,7 +6,7 @@
 
 use super::grpo;
 use crate::composition::{Advantage, Baseline, Composition, Scale};
-use crate::config::AlgorithmKind;
+use crate::kind::AlgorithmKind;
 use sinew_types::{Aggregation, LossSpec, Surrogate};
 
 pub(crate) fn preset() -> Composition {

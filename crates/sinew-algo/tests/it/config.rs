@@ -9,7 +9,7 @@ fn refused(toml: &str, facts: RunFacts) -> String {
 
 #[test]
 fn names_are_those_of_recipes() {
-    for kind in AlgorithmKind::ALL {
+    for &kind in AlgorithmKind::ALL {
         let parsed = config(&format!("type = '{kind}'"));
         assert_eq!(parsed, AlgorithmConfig::new(kind));
         assert_eq!(kind.preset().kind, kind);
@@ -21,11 +21,26 @@ fn names_are_those_of_recipes() {
 
 #[test]
 fn unknown_keys_and_names_are_refused() {
-    let parse = toml::from_str::<AlgorithmConfig>;
+    let parse = |text: &str| toml::from_str::<AlgorithmConfig>(text);
     assert!(parse("type = 'gpro'").is_err());
     let error = parse("type = 'grpo'\nclip_hi = 0.3").unwrap_err();
     assert!(error.to_string().contains("clip_hi"), "{error}");
-    assert!(parse("type = 'grpo'\nkl = { coef = 0.1 }").is_err());
+    for nested in [
+        "kl = { coef = 0.1 }",
+        "aggregation = { type = 'token_mean', length = 3.0 }",
+        "process = { type = 'sum', weight = 1.0 }",
+        "scale = { type = 'one', epsilon = 1.0 }",
+        "surrogate = { type = 'cispo', low = 1.0, high = 4.0, dual = 3.0 }",
+        "rewards = { offset = 1.0 }",
+    ] {
+        assert!(
+            parse(&format!("type = 'grpo'\n{nested}")).is_err(),
+            "{nested}"
+        );
+    }
+    let error = parse("type = 'grpo'\naggregation = { type = 'token_sum', length = 3.0 }");
+    let error = error.unwrap_err().to_string();
+    assert!(error.contains("unknown key `length`"), "{error}");
 }
 
 #[test]
@@ -114,4 +129,137 @@ fn stale_samples_need_a_ratio_or_a_correction() {
     let corrected = "type = 'rloo'\ncorrection = { type = 'truncate', low = 0.0, high = 2.0 }";
     assert!(config(corrected).resolve(&facts).is_ok());
     assert!(config("type = 'grpo'").resolve(&facts).is_ok());
+}
+
+#[test]
+fn parts_compose() {
+    let facts = RunFacts {
+        critic: true,
+        reference: true,
+        ..FACTS
+    };
+    for toml in [
+        "type = 'starpo_s'\nadvantage = { type = 'gae', gamma = 1.0, lambda = 0.95 }",
+        "type = 'ppo'\nsurrogate = { type = 'soft', tau_pos = 1.0, tau_neg = 1.05 }\ntau_pos = 2.0",
+    ] {
+        let algorithm = config(toml).resolve(&facts).unwrap();
+        assert!(algorithm.needs().values && algorithm.loss().value.is_some());
+    }
+    let gspo_rloo = "type = 'gspo'\nscale = { type = 'one' }\n\
+        kl = { coefficient = 0.1, estimator = 'k2' }\n\
+        correction = { type = 'truncate', low = 0.0, high = 2.0 }";
+    let facts = RunFacts {
+        critic: false,
+        ..facts
+    };
+    let algorithm = config(gspo_rloo).resolve(&facts).unwrap();
+    assert!(algorithm.needs().ref_in_loss && !algorithm.needs().ref_logprobs);
+}
+
+#[test]
+fn impossible_combinations_are_refused_with_the_reason() {
+    let everything = RunFacts {
+        critic: true,
+        reference: true,
+        ..FACTS
+    };
+    let reference = RunFacts {
+        critic: false,
+        ..everything
+    };
+    for (toml, facts, reason) in [
+        ("type = 'ppo'", FACTS, "needs a critic"),
+        ("type = 'grpo'", everything, "does not read a critic"),
+        ("type = 'opd'", FACTS, "that is the teacher"),
+        ("type = 'dpo'", FACTS, "margin is relative"),
+        ("type = 'opd'\ndistill = 0.0", reference, "trains nothing"),
+        (
+            "type = 'sft'\ndistill = 1.0",
+            reference,
+            "fixed by its loss",
+        ),
+        (
+            "type = 'sft'\ncorrection = { type = 'mask', low = 0.5, high = 2.0 }",
+            FACTS,
+            "no sampling policy",
+        ),
+        (
+            "type = 'grpo'\nsurrogate = { type = 'cross_entropy' }",
+            FACTS,
+            "only with it",
+        ),
+        (
+            "type = 'reinforce_pp'\nprocess = { type = 'separate', weight = 1.0 }",
+            FACTS,
+            "group advantages alone",
+        ),
+        (
+            "type = 'gigpo'\nkl = { place = 'reward', coefficient = 0.1 }",
+            reference,
+            "no place for a KL term",
+        ),
+        (
+            "type = 'rloo'\nkl = { place = 'reward', estimator = 'k3', coefficient = 0.1 }",
+            reference,
+            "k1 alone",
+        ),
+        (
+            "type = 'cispo'\ndialect = 'relax'",
+            FACTS,
+            "unbounded weight",
+        ),
+        (
+            "type = 'dpo'",
+            RunFacts {
+                updates_per_batch: 2,
+                ..reference
+            },
+            "exact for one optimizer step",
+        ),
+        (
+            "type = 'grpo_roc'",
+            RunFacts {
+                group_size: 2,
+                ..FACTS
+            },
+            "resample.keep is 1",
+        ),
+    ] {
+        let error = refused(toml, facts);
+        assert!(error.contains(reason), "{toml}: {error}");
+    }
+}
+
+#[test]
+fn dialects_differ_from_the_preset_and_are_refused_where_they_do_not() {
+    let resolved = |toml: &str| {
+        config(toml)
+            .resolve(&FACTS)
+            .map(|a| a.composition().clone())
+    };
+    let mut known = 0;
+    for &kind in AlgorithmKind::ALL {
+        for dialect in sinew_algo::Dialect::ALL {
+            let mut changed = kind.preset();
+            match dialect.apply(kind, &mut changed) {
+                Ok(()) => known += 1,
+                Err(_) => assert_eq!(changed, kind.preset()),
+            }
+        }
+    }
+    assert!(known > 15, "{known}");
+    let verl = resolved("type = 'grpo'\ndialect = 'verl'\nclip_high = 0.28").unwrap();
+    let expected = sinew_types::Surrogate::Clip {
+        low: 0.2,
+        high: 0.28,
+        dual: Some(3.0),
+    };
+    assert_eq!(verl.loss.surrogate, expected);
+    // The same number means another cap in TRL.
+    let trl = resolved("type = 'cispo'\ndialect = 'trl'\nclip_high = 5.0").unwrap();
+    let ours = resolved("type = 'cispo'\nclip_high = 4.0").unwrap();
+    assert_eq!(trl.loss, ours.loss);
+    let cap_below_one = resolved("type = 'cispo'\ndialect = 'trl'\nclip_high = 0.28");
+    assert!(cap_below_one.is_err());
+    assert!(resolved("type = 'rloo'\ndialect = 'verl'").is_err());
 }

@@ -2,6 +2,8 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod config;
+mod docs;
+mod golden;
 mod groups;
 mod invariants;
 mod support;

@@ -1,0 +1,81 @@
+//! PPO with a critic (Schulman et al. 2017, arXiv 1707.06347) and generalized advantage
+//! estimation (Schulman et al. 2015, arXiv 1506.02438).
+//!
+//! `δ_t = ρ_t + γ·V_{t+1} − V_t`, `A_t = δ_t + γλ·A_{t+1}`, returns `A + V`, where `t + 1` is
+//! the next *sampled* token: what the environment wrote between two turns is no action, and both
+//! the next value and the running sum are carried across it. γ = λ = 1; advantages whitened over
+//! the batch; mean over all tokens; value loss ½·0.5 of the larger of plain and clipped (0.2)
+//! squared error.
+
+use super::grpo;
+use crate::batch::Batch;
+use crate::composition::{Advantage, Composition, Normalize};
+use crate::kind::AlgorithmKind;
+use crate::pipeline::AlgoError;
+use sinew_types::{Aggregation, LossSpec};
+
+/// Coefficient and clip of the value loss.
+pub(crate) const VALUE: (f32, Option<f32>) = (0.5, Some(0.2));
+
+pub(crate) fn preset() -> Composition {
+    let base = grpo::preset();
+    Composition {
+        kind: AlgorithmKind::Ppo,
+        advantage: Advantage::Gae {
+            gamma: 1.0,
+            lambda: 1.0,
+        },
+        normalize: Normalize::Batch,
+        aggregation: Aggregation::TokenMean,
+        loss: LossSpec {
+            value: Some(VALUE),
+            ..base.loss
+        },
+        ..base
+    }
+}
+
+/// GAE over the sampled tokens of each path.
+pub(crate) fn advantages(
+    c: &Composition,
+    gamma: f64,
+    lambda: f64,
+    batch: &mut Batch<'_>,
+) -> Result<(), AlgoError> {
+    for i in batch.members().collect::<Vec<_>>() {
+        for p in 0..batch.episodes[i].paths.len() {
+            let episode = &batch.episodes[i];
+            let rewards = super::token_rewards(c, episode, &episode.paths[p])?;
+            let path = &episode.paths[p];
+            let values = super::required(c, episode, path, "values", |c| c.values.as_ref())?;
+            let path = &mut batch.episodes[i].paths[p];
+            let positions: Vec<usize> = (0..rewards.len()).filter(|&t| path.sampled[t]).collect();
+            let mut returns = vec![0.0; rewards.len()];
+            gae(gamma, lambda, &positions, &rewards, &values, |t, a| {
+                path.advantages[t] = a;
+                returns[t] = a + values[t];
+            });
+            path.returns = Some(returns);
+        }
+    }
+    Ok(())
+}
+
+/// Backward over `positions`, with value 0 after the last of them.
+pub(crate) fn gae(
+    gamma: f64,
+    lambda: f64,
+    positions: &[usize],
+    rewards: &[f64],
+    values: &[f64],
+    mut each: impl FnMut(usize, f64),
+) {
+    let mut next_value = 0.0;
+    let mut running = 0.0;
+    for &t in positions.iter().rev() {
+        let delta = rewards[t] + gamma * next_value - values[t];
+        running = delta + gamma * lambda * running;
+        next_value = values[t];
+        each(t, running);
+    }
+}

@@ -1,0 +1,24 @@
+//! SAPO: soft adaptive policy optimization (Qwen team 2025, arXiv 2511.20347).
+//!
+//! GRPO's advantage; instead of a clip the gate `−(4/τ)·σ(τ(r−1))·A`, which lets the gradient
+//! fade as the ratio leaves 1, faster for tokens with negative advantage (τ = 1.05 against 1).
+
+use super::grpo;
+use crate::composition::Composition;
+use crate::kind::AlgorithmKind;
+use sinew_types::{LossSpec, Surrogate};
+
+pub(crate) fn preset() -> Composition {
+    let base = grpo::preset();
+    Composition {
+        kind: AlgorithmKind::Sapo,
+        loss: LossSpec {
+            surrogate: Surrogate::Soft {
+                tau_pos: 1.0,
+                tau_neg: 1.05,
+            },
+            ..base.loss
+        },
+        ..base
+    }
+}

@@ -1,0 +1,139 @@
+//! Other systems' variants of an algorithm, where theirs differ from the paper's.
+//!
+//! A dialect changes the preset before a recipe's own settings are applied. Known defects are
+//! not reproduced (a group of one that trains on its raw reward, groups found by equal
+//! prompts, reference log-probabilities that are silently zero).
+
+use crate::composition::{Advantage, Composition, Normalize, Scale};
+use crate::config::ConfigError;
+use crate::kind::AlgorithmKind as Kind;
+use serde::{Deserialize, Serialize};
+use sinew_types::{Aggregation, Surrogate};
+
+/// A system whose variant is wanted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Dialect {
+    Trl,
+    Verl,
+    Slime,
+    Relax,
+    Areal,
+    Openrlhf,
+    NemoRl,
+    PrimeRl,
+    Roll,
+}
+
+impl Dialect {
+    /// All of them.
+    pub const ALL: [Self; 9] = [
+        Self::Trl,
+        Self::Verl,
+        Self::Slime,
+        Self::Relax,
+        Self::Areal,
+        Self::Openrlhf,
+        Self::NemoRl,
+        Self::PrimeRl,
+        Self::Roll,
+    ];
+
+    /// Turns a preset into this system's variant, or says that none is known.
+    pub fn apply(self, kind: Kind, c: &mut Composition) -> Result<(), ConfigError> {
+        let before = c.clone();
+        match kind {
+            Kind::Grpo => self.grpo(c),
+            Kind::Gspo => self.gspo(c),
+            Kind::Cispo => self.cispo()?,
+            Kind::Sapo if self == Self::Areal => c.aggregation = Aggregation::TokenMean,
+            Kind::Rloo if self == Self::Relax => c.aggregation = Aggregation::TokenMean,
+            Kind::Ppo => self.ppo(c),
+            Kind::DecoupledPpo if self == Self::Areal => clip(c, 0.4, 0.4),
+            _ => {}
+        }
+        // TRL's cap is absolute: only `clip_high` as typed can show it.
+        if *c == before && !(kind == Kind::Cispo && self == Self::Trl) {
+            return Err(ConfigError::NoEffect {
+                field: "dialect",
+                kind,
+                reason: "no difference of this system is known",
+            });
+        }
+        Ok(())
+    }
+
+    /// Numbers at the line: (ε beside the standard deviation, aggregation).
+    fn grpo(self, c: &mut Composition) {
+        let epsilon = match self {
+            Self::Trl => 1e-4,
+            Self::Areal => 1e-5,
+            Self::Openrlhf => 1e-9,
+            _ => 1e-6,
+        };
+        match self {
+            // Exactly the preset.
+            Self::Slime | Self::Relax | Self::Roll => return,
+            // `R − mean`, divided by nothing.
+            Self::PrimeRl => set_scale(c, Scale::One),
+            _ => set_scale(c, Scale::GroupStd { epsilon }),
+        }
+        c.aggregation = Aggregation::TokenMean;
+        if let (Self::Verl, Surrogate::Clip { dual, .. }) = (self, &mut c.loss.surrogate) {
+            // On by default.
+            *dual = Some(3.0);
+        }
+    }
+
+    /// None of them changes the token clip's 0.2 when the ratio becomes a sequence's, a
+    /// thousand times the paper's.
+    fn gspo(self, c: &mut Composition) {
+        match self {
+            Self::Verl | Self::Slime | Self::Relax | Self::Openrlhf | Self::Trl => {
+                clip(c, 0.2, 0.2)
+            }
+            Self::Areal => {
+                clip(c, 0.2, 0.2);
+                c.aggregation = Aggregation::TokenMean;
+            }
+            _ => {}
+        }
+    }
+
+    fn cispo(self) -> Result<(), ConfigError> {
+        if self == Self::Relax {
+            return Err(ConfigError::impossible(
+                "dialect `relax` of `cispo` bounds the ratio on one side only, so that a token \
+                 with negative advantage has an unbounded weight; no loss here does that"
+                    .to_owned(),
+            ));
+        }
+        Ok(())
+    }
+
+    fn ppo(self, c: &mut Composition) {
+        match (self, &mut c.advantage, &mut c.loss.surrogate) {
+            (Self::Roll, Advantage::Gae { lambda, .. }, _) => *lambda = 0.95,
+            (Self::Verl, _, Surrogate::Clip { dual, .. }) => *dual = Some(3.0),
+            // Whitening is an option there, off by default.
+            (Self::Areal | Self::Slime | Self::Relax | Self::NemoRl, ..) => {
+                c.normalize = Normalize::None;
+            }
+            _ => {}
+        }
+    }
+}
+
+fn set_scale(c: &mut Composition, to: Scale) {
+    if let Advantage::Group { scale, .. } = &mut c.advantage {
+        *scale = to;
+    }
+}
+
+fn clip(c: &mut Composition, to_low: f32, to_high: f32) {
+    if let Surrogate::Clip { low, high, .. } | Surrogate::SequenceClip { low, high } =
+        &mut c.loss.surrogate
+    {
+        (*low, *high) = (to_low, to_high);
+    }
+}

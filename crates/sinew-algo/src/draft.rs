@@ -1,0 +1,116 @@
+//! Log-probabilities and values that must be known before advantages are.
+//!
+//! Some algorithms read a reference's, a teacher's, a critic's or the current policy's opinion
+//! of each token ([`crate::Algorithm::needs`]). A trainer scores rows, an algorithm reads
+//! columns by episode and node: a [`Draft`] is the way from one to the other.
+
+use crate::batch::Batch;
+use crate::composition::Needs;
+use crate::episode::{Columns, EpisodeColumns};
+use crate::pipeline::{AlgoError, Algorithm};
+use crate::report::AlgoReport;
+use sinew_types::{EpisodeId, NodeId, Trace, TrainRow};
+
+/// Which column scores belong to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Column {
+    Values,
+    RefLogprobs,
+    ProxLogprobs,
+}
+
+/// Rows to be scored: every sampled token that can train has weight 1 in exactly one of them.
+#[derive(Clone, Debug)]
+pub struct Draft {
+    rows: Vec<TrainRow>,
+    /// For each row its positions with weight 1: position, node, offset in the node.
+    places: Vec<Vec<(usize, NodeId, u32)>>,
+    /// Lengths of all nodes of each episode.
+    shapes: Vec<(EpisodeId, Vec<usize>)>,
+}
+
+impl Algorithm {
+    /// Rows of the episodes that [`Algorithm::rows_with`] would admit.
+    pub fn draft(&self, groups: &[Vec<Trace>]) -> Result<Draft, AlgoError> {
+        let c = self.composition();
+        let empty = Columns::new();
+        let mut report = AlgoReport::default();
+        let none = Needs::default();
+        let batch = Batch::admit(c, none, self.group_size(), groups, &empty, &mut report)?;
+        Draft::of(&batch)
+    }
+}
+
+impl Draft {
+    fn of(batch: &Batch<'_>) -> Result<Self, AlgoError> {
+        let mut draft = Self {
+            rows: Vec::new(),
+            places: Vec::new(),
+            shapes: Vec::new(),
+        };
+        for i in batch.members() {
+            let episode = &batch.episodes[i];
+            let lengths = episode.trace.nodes.iter().map(|n| n.tokens.len());
+            let id = episode.trace.episode.clone();
+            draft.shapes.push((id, lengths.collect()));
+            for path in &episode.paths {
+                draft.rows.push(crate::aggregate::row(episode, path, 1.0)?);
+                let trained = (0..path.tokens.len()).filter(|&t| path.trains[t]);
+                let place = |t: usize| (t, path.tokens[t].node, path.offsets[t]);
+                draft.places.push(trained.map(place).collect());
+            }
+        }
+        Ok(draft)
+    }
+
+    /// The rows to score.
+    pub fn rows(&self) -> &[TrainRow] {
+        &self.rows
+    }
+
+    /// Enters scores, one vector of the row's length for each row, into `columns`. Only entries
+    /// with weight 1 are read.
+    pub fn fill(
+        &self,
+        columns: &mut Columns,
+        column: Column,
+        scores: &[Vec<f32>],
+    ) -> Result<(), AlgoError> {
+        if scores.len() != self.rows.len() {
+            return Err(AlgoError::Scores {
+                what: "rows",
+                actual: scores.len(),
+                expected: self.rows.len(),
+            });
+        }
+        for (id, lengths) in &self.shapes {
+            let given = columns.entry(id.clone()).or_default();
+            let zeros = lengths.iter().map(|&n| vec![0.0; n]).collect();
+            *slot(given, column) = Some(zeros);
+        }
+        for ((row, places), scores) in self.rows.iter().zip(&self.places).zip(scores) {
+            if scores.len() != row.tokens.len() {
+                return Err(AlgoError::Scores {
+                    what: "tokens of a row",
+                    actual: scores.len(),
+                    expected: row.tokens.len(),
+                });
+            }
+            let given = columns.entry(row.episode.clone()).or_default();
+            if let Some(by_node) = slot(given, column) {
+                for &(position, node, offset) in places {
+                    by_node[node as usize][offset as usize] = scores[position];
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn slot(columns: &mut EpisodeColumns, column: Column) -> &mut Option<Vec<Vec<f32>>> {
+    match column {
+        Column::Values => &mut columns.values,
+        Column::RefLogprobs => &mut columns.ref_logprobs,
+        Column::ProxLogprobs => &mut columns.prox_logprobs,
+    }
+}

@@ -1,0 +1,68 @@
+//! Algorithms by name.
+
+use crate::algorithms as a;
+use crate::composition::Composition;
+use serde::{Deserialize, Serialize};
+use std::fmt;
+
+macro_rules! kinds {
+    ($($variant:ident $name:literal $module:ident),* $(,)?) => {
+        /// An algorithm by name. One file of [`crate::algorithms`] each.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+        pub enum AlgorithmKind {
+            $(
+                #[doc = concat!("`", $name, "`: [`crate::algorithms::", stringify!($module), "`].")]
+                #[serde(rename = $name)]
+                $variant,
+            )*
+        }
+
+        impl AlgorithmKind {
+            /// All of them, in the order of the documentation.
+            pub const ALL: &'static [Self] = &[$(Self::$variant),*];
+
+            /// The name in a recipe.
+            pub fn name(self) -> &'static str {
+                match self {
+                    $(Self::$variant => $name,)*
+                }
+            }
+
+            /// The composition that the name stands for.
+            pub fn preset(self) -> Composition {
+                match self {
+                    $(Self::$variant => a::$module::preset(),)*
+                }
+            }
+        }
+    };
+}
+
+kinds! {
+    Grpo "grpo" grpo,
+    DrGrpo "dr_grpo" dr_grpo,
+    Dapo "dapo" dapo,
+    Gspo "gspo" gspo,
+    Sapo "sapo" sapo,
+    Cispo "cispo" cispo,
+    MaxRl "max_rl" max_rl,
+    StarpoS "starpo_s" starpo_s,
+    GrpoRoc "grpo_roc" grpo_roc,
+    Gigpo "gigpo" gigpo,
+    Rloo "rloo" rloo,
+    Reinforce "reinforce" reinforce,
+    ReinforcePp "reinforce_pp" reinforce_pp,
+    ReinforcePpBaseline "reinforce_pp_baseline" reinforce_pp_baseline,
+    Ppo "ppo" ppo,
+    TurnPpo "turn_ppo" turn_ppo,
+    DecoupledPpo "decoupled_ppo" decoupled_ppo,
+    Opd "opd" opd,
+    Dpo "dpo" dpo,
+    Sft "sft" sft,
+}
+
+impl fmt::Display for AlgorithmKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
