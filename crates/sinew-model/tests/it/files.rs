@@ -159,107 +159,35 @@ fn with_config(family: &str, change: impl Fn(&mut serde_json::Value)) -> Result<
     load_model(&ModelFiles::Dir(dir.path().to_owned())).map(|model| model.params)
 }
 
+/// Model, field of its `config.json`, value put there, part of the message.
+const MISFITS: &str = r#"
+llama | model_type | "mamba" | architecture `mamba` is not supported: supported are llama, qwen2, qwen3
+llama | hidden_act | "gelu" | `hidden_act` = "gelu" is not supported
+llama | attention_bias | true | only qwen2 has attention biases
+llama | num_hidden_layers | 3 | missing (model.layers.2.
+llama | num_hidden_layers | 1 | unexpected (model.layers.1.
+llama | num_hidden_layers | 2000000 | 2000000 layers
+llama | hidden_size | -4 | expected an integer from 1
+llama | vocab_size | 98 | model.embed_tokens.weight is [97, 48], expected [98, 48]
+llama | vocab_size | null | field `vocab_size` is missing
+llama | num_key_value_heads | 3 | 4 heads over 3 kv heads
+llama | rope_parameters | {"rope_type": "yarn"} | `rope_type` = `yarn`
+llama | quantization_config | {"bits": 4} | `quantization_config`
+qwen2 | use_sliding_window | true | `use_sliding_window`
+qwen3 | tie_word_embeddings | true | `lm_head.weight` differs from the embeddings
+qwen3 | eos_token_id | 97 | special token 97 is outside the vocabulary
+"#;
+
 #[test]
 fn what_does_not_fit_is_named() {
-    use serde_json::json;
-    let message = |family: &str, field: &str, value: serde_json::Value| {
+    for line in MISFITS.lines().filter(|line| !line.is_empty()) {
+        let parts: Vec<&str> = line.split(" | ").collect();
+        let [family, field, value, expected] = parts[..] else {
+            panic!("{line}");
+        };
+        let value: serde_json::Value = serde_json::from_str(value).unwrap();
         let result = with_config(family, |config| config[field] = value.clone());
-        result.map(|_| ()).unwrap_err().to_string()
-    };
-    let cases = [
-        (
-            "llama",
-            "model_type",
-            json!("mamba"),
-            "architecture `mamba` is not supported: supported are llama, qwen2, qwen3",
-        ),
-        (
-            "llama",
-            "hidden_act",
-            json!("gelu"),
-            "`hidden_act` = \"gelu\" is not supported",
-        ),
-        (
-            "llama",
-            "attention_bias",
-            json!(true),
-            "only qwen2 has attention biases",
-        ),
-        (
-            "llama",
-            "num_hidden_layers",
-            json!(3),
-            "missing (model.layers.2.",
-        ),
-        (
-            "llama",
-            "num_hidden_layers",
-            json!(1),
-            "unexpected (model.layers.1.",
-        ),
-        (
-            "llama",
-            "num_hidden_layers",
-            json!(2_000_000),
-            "2000000 layers",
-        ),
-        (
-            "llama",
-            "hidden_size",
-            json!(-4),
-            "expected an integer from 1",
-        ),
-        (
-            "llama",
-            "vocab_size",
-            json!(98),
-            "model.embed_tokens.weight is [97, 48], expected [98, 48]",
-        ),
-        (
-            "llama",
-            "vocab_size",
-            json!(null),
-            "field `vocab_size` is missing",
-        ),
-        (
-            "llama",
-            "num_key_value_heads",
-            json!(3),
-            "4 heads over 3 kv heads",
-        ),
-        (
-            "llama",
-            "rope_parameters",
-            json!({"rope_type": "yarn"}),
-            "`rope_type` = `yarn`",
-        ),
-        (
-            "llama",
-            "quantization_config",
-            json!({"bits": 4}),
-            "`quantization_config`",
-        ),
-        (
-            "qwen2",
-            "use_sliding_window",
-            json!(true),
-            "`use_sliding_window`",
-        ),
-        (
-            "qwen3",
-            "tie_word_embeddings",
-            json!(true),
-            "`lm_head.weight` differs from the embeddings",
-        ),
-        (
-            "qwen3",
-            "eos_token_id",
-            json!(97),
-            "special token 97 is outside the vocabulary",
-        ),
-    ];
-    for (family, field, value, expected) in cases {
-        let text = message(family, field, value);
+        let text = result.map(|_| ()).unwrap_err().to_string();
         assert!(text.contains(expected), "{family} {field}: {text}");
     }
 }
