@@ -1,35 +1,38 @@
 //! Packing: operands in the order in which the tiles read them.
 
-use crate::simd::simd_fn;
+use std::ops::Range;
 
-/// Steps that are packed panel after panel before the next steps follow, so that a row of the
-/// source is read in one go where it runs across the panels.
-const STEPS: usize = 128;
+use crate::simd::{Vector, simd_fn};
+
+/// Steps between a read of the source and the request for its cache lines. Rows of the source are
+/// short and far apart, which hardware prefetchers do not follow.
+const AHEAD: usize = 12;
 
 /// Rows of `a` (or columns of `b`) `0..len` split into panels of nearly equal size: `len % count`
 /// panels of one more than the others. Equal sizes keep the tiles of short matrices large.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Panels {
-    len: usize,
     pub(super) count: usize,
+    /// Rows of a small panel; the first `more` have one row more.
+    each: usize,
+    more: usize,
 }
 
 impl Panels {
-    /// The fewest panels of at most `max`.
+    /// The fewest panels of at most `max` rows, for `len > 0` rows.
     pub(super) fn new(len: usize, max: usize) -> Self {
+        let count = len.div_ceil(max);
         Self {
-            len,
-            count: len.div_ceil(max),
+            count,
+            each: len / count,
+            more: len % count,
         }
     }
 
     /// Start of panel `i <= count`; the start of panel `count` is the end.
+    #[inline(always)]
     pub(super) fn start(&self, i: usize) -> usize {
-        if self.count == 0 {
-            return 0;
-        }
-        let (each, more) = (self.len / self.count, self.len % self.count);
-        i * each + i.min(more)
+        i * self.each + i.min(self.more)
     }
 }
 
@@ -37,45 +40,125 @@ simd_fn! {
 /// Packs panels of `width` rows: `dst[(r / width) * depth * width + p * width + r % width] = src(r, p)`
 /// for `r` in `0..rows`, `p` in `0..depth`; the rows that the last panel lacks become 0.
 pub(super) fn pack_even<V>(
-    src: *const f32, row_stride: usize, col_stride: usize, rows: usize, depth: usize, width: usize, dst: *mut f32,
+    src: *const f32,
+    row_stride: usize,
+    col_stride: usize,
+    rows: usize,
+    depth: usize,
+    width: usize,
+    dst: *mut f32,
 ) {
-    let mut p = 0;
-    while p < depth {
-        let steps = STEPS.min(depth - p);
-        let mut r = 0;
-        while r < rows {
-            let from = src.add(r * row_stride + p * col_stride);
-            panel::<V>(from, row_stride, col_stride, width.min(rows - r), steps, width, dst.add(r * depth + p * width));
-            r += width;
+    let full = rows / width;
+    if row_stride == 1 && col_stride != 1 {
+        for p in 0..depth {
+            ask::<V>(src.wrapping_add((p + AHEAD) * col_stride), full * width);
+            for i in 0..full {
+                let from = src.add(i * width + p * col_stride);
+                copy::<V>(from, width, dst.add((i * depth + p) * width));
+            }
         }
-        p += steps;
+    } else {
+        for i in 0..full {
+            let from = src.add(i * width * row_stride);
+            panel::<V>(from, row_stride, col_stride, width, depth, width, dst.add(i * depth * width));
+        }
+    }
+    if full * width < rows {
+        let from = src.add(full * width * row_stride);
+        let (rows, to) = (rows - full * width, dst.add(full * depth * width));
+        panel::<V>(from, row_stride, col_stride, rows, depth, width, to);
     }
 }
 }
 
 simd_fn! {
-/// Packs panels of nearly equal size, `first..last` of `panels`; panel `i` goes to
-/// `dst + start(i) * depth`. `src` and `dst` are those of panel 0.
+/// [`pack_panels`] for a whole thread.
 pub(super) fn pack_balanced<V>(
-    src: *const f32, row_stride: usize, col_stride: usize, panels: Panels, first: usize, last: usize, depth: usize, dst: *mut f32,
+    src: *const f32,
+    row_stride: usize,
+    col_stride: usize,
+    panels: Panels,
+    range: Range<usize>,
+    depth: usize,
+    dst: *mut f32,
 ) {
-    let mut p = 0;
-    while p < depth {
-        let steps = STEPS.min(depth - p);
-        for i in first..last {
-            let start = panels.start(i);
-            let rows = panels.start(i + 1) - start;
-            let from = src.add(start * row_stride + p * col_stride);
-            panel::<V>(from, row_stride, col_stride, rows, steps, rows, dst.add(start * depth + p * rows));
+    let src = src.add(panels.start(range.start) * row_stride);
+    pack_panels::<V>(src, row_stride, col_stride, panels, range, depth, dst);
+}
+}
+
+/// Packs panels of nearly equal size, `range` of `panels`, one after the other. `src` and `dst` are
+/// those of the first panel.
+///
+/// # Safety
+/// As for [`Vector`]; `src` and `dst` must cover the panels.
+#[inline(always)]
+pub(super) unsafe fn pack_panels<V: Vector>(
+    src: *const f32,
+    row_stride: usize,
+    col_stride: usize,
+    panels: Panels,
+    range: Range<usize>,
+    depth: usize,
+    dst: *mut f32,
+) {
+    let top = panels.start(range.start);
+    // SAFETY: the caller's promise.
+    unsafe {
+        if row_stride == 1 && col_stride != 1 {
+            let width = panels.start(range.end) - top;
+            for p in 0..depth {
+                ask::<V>(src.wrapping_add((p + AHEAD) * col_stride), width);
+                for i in range.clone() {
+                    let start = panels.start(i) - top;
+                    let rows = panels.start(i + 1) - top - start;
+                    let to = dst.add(start * depth + p * rows);
+                    copy::<V>(src.add(start + p * col_stride), rows, to);
+                }
+            }
+        } else {
+            for i in range {
+                let start = panels.start(i);
+                let rows = panels.start(i + 1) - start;
+                let from = src.add((start - top) * row_stride);
+                panel::<V>(
+                    from,
+                    row_stride,
+                    col_stride,
+                    rows,
+                    depth,
+                    rows,
+                    dst.add((start - top) * depth),
+                );
+            }
         }
-        p += steps;
     }
 }
+
+/// Asks for the cache lines of `len` values.
+#[inline(always)]
+unsafe fn ask<V: Vector>(src: *const f32, len: usize) {
+    let mut r = 0;
+    while r < len {
+        // SAFETY: as for `Vector`.
+        unsafe { V::prefetch(src.wrapping_add(r)) };
+        r += 16;
+    }
+}
+
+#[inline(always)]
+unsafe fn copy<V: Vector>(src: *const f32, len: usize, dst: *mut f32) {
+    let mut r = 0;
+    while r < len {
+        // SAFETY: both are valid for `len` values.
+        unsafe { V::load_upto(src.add(r), len - r).store_upto(dst.add(r), len - r) };
+        r += V::LANES;
+    }
 }
 
 /// `dst[p * width + r] = src[r * row_stride + p * col_stride]`, 0 for `r` in `rows..width`.
 #[inline(always)]
-unsafe fn panel<V: crate::simd::Vector>(
+unsafe fn panel<V: Vector>(
     src: *const f32,
     row_stride: usize,
     col_stride: usize,
@@ -92,6 +175,9 @@ unsafe fn panel<V: crate::simd::Vector>(
                 let mut r = 0;
                 while r < rows {
                     let from = src.add(r * row_stride + p);
+                    for i in r..rows.min(r + V::LANES) {
+                        V::prefetch(src.wrapping_add(i * row_stride + p + 4 * 16));
+                    }
                     V::transpose(
                         from,
                         row_stride,
@@ -105,12 +191,7 @@ unsafe fn panel<V: crate::simd::Vector>(
             }
         } else if row_stride == 1 {
             while p < depth {
-                let mut r = 0;
-                while r < rows {
-                    let v = V::load_upto(src.add(p * col_stride + r), rows - r);
-                    v.store_upto(dst.add(p * width + r), rows - r);
-                    r += V::LANES;
-                }
+                copy::<V>(src.add(p * col_stride), rows, dst.add(p * width));
                 p += 1;
             }
         }

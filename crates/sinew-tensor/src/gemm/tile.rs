@@ -4,6 +4,9 @@
 use crate::simd::{F32x8, F32x16};
 use crate::simd::{Lanes8, Vector};
 
+/// Steps in one turn of the innermost loop.
+pub(super) const UNROLL: usize = 4;
+
 /// Operands of a tile `c[rows, cols] (+)= a · b` over `depth` steps.
 #[derive(Clone, Copy)]
 pub(super) struct Operands {
@@ -21,6 +24,12 @@ pub(super) struct Operands {
     pub depth: usize,
     /// Whether the sum starts from `c`, not from 0.
     pub load_c: bool,
+    /// The place in `c` of the next tile.
+    pub next_c: *const f32,
+    /// The part of `b` for later tiles that this one brings to L2.
+    pub ahead: *const f32,
+    /// Bytes from one cache line asked for, every [`UNROLL`] steps, to the next.
+    pub ahead_step: usize,
 }
 
 /// Register tiles of a kernel set.
@@ -78,11 +87,12 @@ unsafe fn tile<V: Vector, const ROWS: usize, const NV: usize, const COLS: usize>
         let nr = NV * V::LANES;
         let full = x.cols == nr;
         let mut acc = [[V::splat(0.0); COLS]; ROWS];
+        each_row!(I < ROWS, {
+            V::prefetch(x.next_c.wrapping_add(I * x.ldc));
+            V::prefetch(x.next_c.wrapping_add(I * x.ldc + nr - 1));
+        });
         if !x.load_c {
-            each_row!(I < ROWS, {
-                V::prefetch(x.c.add(I * x.ldc));
-                V::prefetch(x.c.wrapping_add(I * x.ldc + nr - 1));
-            });
+            // The sums start from 0.
         } else if full {
             each_row!(I < ROWS, {
                 each_col!(J < COLS, {
@@ -99,20 +109,33 @@ unsafe fn tile<V: Vector, const ROWS: usize, const NV: usize, const COLS: usize>
                 });
             });
         }
-        let (mut a, mut b) = (x.a, x.b);
-        for _ in 0..x.depth {
-            let mut cols = [V::splat(0.0); COLS];
-            each_col!(J < COLS, {
-                cols[J] = V::load(b.add(J / NV * x.b_stride + J % NV * V::LANES));
-            });
-            each_row!(I < ROWS, {
-                let a = V::splat(*a.add(I));
+        let (mut a, mut b, mut ahead) = (x.a, x.b, x.ahead);
+        macro_rules! step {
+            () => {
+                let mut cols = [V::splat(0.0); COLS];
                 each_col!(J < COLS, {
-                    acc[I][J] = a.fma(cols[J], acc[I][J]);
+                    cols[J] = V::load(b.add(J / NV * x.b_stride + J % NV * V::LANES));
                 });
-            });
-            a = a.add(ROWS);
-            b = b.add(nr);
+                each_row!(I < ROWS, {
+                    let a = V::broadcast(a.add(I));
+                    each_col!(J < COLS, {
+                        acc[I][J] = a.fma(cols[J], acc[I][J]);
+                    });
+                });
+                a = a.add(ROWS);
+                b = b.add(nr);
+            };
+        }
+        for _ in 0..x.depth / UNROLL {
+            V::prefetch_l2(ahead);
+            ahead = ahead.wrapping_byte_add(x.ahead_step);
+            step!();
+            step!();
+            step!();
+            step!();
+        }
+        for _ in 0..x.depth % UNROLL {
+            step!();
         }
         if full {
             each_row!(I < ROWS, {

@@ -1,0 +1,346 @@
+//! How a product is cut into passes, tasks and blocks.
+
+use std::cell::RefCell;
+use std::ops::Range;
+
+use super::pack::{Panels, pack_balanced, pack_panels};
+use super::tile::{Operands, Tile, UNROLL};
+use super::{PACK_GRAIN, pack_b, panel_rows, panel_width};
+use crate::buffer::Scratch;
+use crate::device::Device;
+use crate::matrix::{Mat, MatMut};
+use crate::simd::simd_fn;
+
+/// Steps of the contracted index that a block covers. A panel of `b` with them (96 KiB) comes from L2 or,
+/// asked for in time, from L3; longer blocks read and write `c` less often.
+const DEPTH_BLOCK: usize = 768;
+/// Rows of `a` in a block (384 KiB), which stays in L2 while panels of `b` pass.
+const ROW_BLOCK: usize = 128;
+/// Rows in a task of its own at least; fewer would read `b` too often.
+const ROW_GRAIN: usize = 64;
+/// Up to so many rows, `a` is packed once for all tasks, which then share out the columns.
+/// Above, tasks pack the blocks of `a` that they use, which never leave their L2.
+const SHARED_ROWS: usize = 192;
+/// Values of `b` (8 MiB) that are packed in one pass, or that all rows meet before the next columns
+/// follow: little enough to stay in the last-level cache.
+const B_LIMIT: usize = 2 << 20;
+/// Values of a shared `a` at most, which bounds scratch.
+const A_LIMIT: usize = 4 << 20;
+/// Multiply-adds that a task has at least, some 10 us.
+const TASK_WORK: usize = 1 << 19;
+/// Tasks for each thread, so that a thread that gets less CPU time takes fewer.
+const TASKS_PER_THREAD: usize = 6;
+
+thread_local! {
+    /// The block of `a` on which this thread works.
+    static BLOCK: RefCell<Scratch> = RefCell::new(Scratch::new());
+}
+
+/// The right operand.
+#[derive(Clone, Copy)]
+pub(super) enum Source<'a> {
+    /// `[k, n]`, packed as needed.
+    Plain(Mat<'a>),
+    /// All panels over the whole `k`.
+    Packed(&'a [f32]),
+}
+
+/// One product with checked shapes.
+pub(super) struct Product<'a> {
+    pub dev: &'a Device,
+    pub parallel: bool,
+    pub a: Mat<'a>,
+    pub b: Source<'a>,
+    pub c: MatMut<'a>,
+    pub accumulate: bool,
+}
+
+/// A pointer that tasks share; each task touches its own part.
+#[derive(Clone, Copy)]
+pub(super) struct Part(pub *mut f32);
+// SAFETY: see the type; all uses give disjoint parts to the tasks.
+unsafe impl Send for Part {}
+// SAFETY: as for `Send`.
+unsafe impl Sync for Part {}
+
+impl Part {
+    /// `self + offset`, out of bounds only if never read.
+    pub(super) fn at(self, offset: usize) -> *mut f32 {
+        self.0.wrapping_add(offset)
+    }
+}
+
+impl Product<'_> {
+    /// Passes over columns and steps, each small enough for the scratch.
+    pub(super) fn run(&self, scratch: &mut Scratch) {
+        let (m, k, n) = (self.a.rows(), self.a.cols(), self.c.cols());
+        assert_eq!(m, self.c.rows(), "rows of a and c");
+        if m == 0 || n == 0 {
+            return;
+        }
+        if k == 0 {
+            return self.clear();
+        }
+        let nr = panel_width(self.dev.kernels());
+        let shared = m <= SHARED_ROWS;
+        let (cols, depth, b_room) = match self.b {
+            Source::Plain(_) => {
+                // Deep passes, since each one reads and writes all of `c`.
+                let depth = k.min((B_LIMIT / n.clamp(nr, 2048)).next_multiple_of(DEPTH_BLOCK));
+                let cols = n.min((B_LIMIT / depth).max(nr).next_multiple_of(nr));
+                (cols, depth, cols.next_multiple_of(nr) * depth)
+            }
+            Source::Packed(_) => (n, if shared { k.min(A_LIMIT / m) } else { k }, 0),
+        };
+        // Multiples of a cache line keep both operands aligned.
+        let a_room = if shared {
+            (m * depth).next_multiple_of(16)
+        } else {
+            0
+        };
+        let packed = Part(scratch.take(a_room + b_room).as_mut_ptr());
+        for j in (0..n).step_by(cols) {
+            for p in (0..k).step_by(depth) {
+                let (cols, steps) = (j..(j + cols).min(n), p..(p + depth).min(k));
+                let b = match self.b {
+                    Source::Plain(b) => {
+                        let to = packed.at(a_room);
+                        // SAFETY: the scratch has `b_room` for the panels.
+                        unsafe {
+                            pack_b(self.dev, self.parallel, b, cols.clone(), steps.clone(), to)
+                        };
+                        PanelsOfB {
+                            data: to,
+                            stride: steps.len() * nr,
+                        }
+                    }
+                    Source::Packed(data) => PanelsOfB {
+                        data: data[p * nr..].as_ptr(),
+                        stride: k * nr,
+                    },
+                };
+                self.pass(cols, steps, b, shared.then_some(packed));
+            }
+        }
+    }
+
+    /// The product over no steps: nothing, or zeros.
+    fn clear(&self) {
+        if !self.accumulate {
+            for i in 0..self.c.rows() {
+                // SAFETY: row `i` of `c` is valid and ours.
+                unsafe {
+                    self.c
+                        .as_ptr()
+                        .add(i * self.c.row_stride())
+                        .write_bytes(0, self.c.cols())
+                };
+            }
+        }
+    }
+
+    fn parallel_for(&self, tasks: usize, body: &(dyn Fn(usize) + Sync)) {
+        if self.parallel {
+            self.dev.pool().parallel_for(tasks, body);
+        } else {
+            (0..tasks).for_each(body);
+        }
+    }
+
+    /// All rows of `c` in `cols`, over `steps`. `shared` is the place for `a` if tasks share it.
+    fn pass(&self, cols: Range<usize>, steps: Range<usize>, b: PanelsOfB, shared: Option<Part>) {
+        let (m, depth) = (self.a.rows(), steps.len());
+        let panels = Panels::new(m, panel_rows(self.dev.kernels()));
+        let (rs, cs) = (self.a.row_stride(), self.a.col_stride());
+        let a = View {
+            data: self.a.as_ptr().wrapping_add(steps.start * cs),
+            rs,
+            cs,
+        };
+        let job = Job {
+            a,
+            panels,
+            shared: shared.map(|place| self.pack_shared(a, panels, depth, place)),
+            b,
+            c: self.c.as_ptr().wrapping_add(cols.start),
+            ldc: self.c.row_stride(),
+            n: cols.len(),
+            depth,
+            load_c: self.accumulate || steps.start > 0,
+        };
+        let grid = Grid::new(self.dev, panels, m, cols.len(), depth, shared.is_some());
+        self.parallel_for(grid.row_tasks * grid.col_tasks, &|task| {
+            let (rows, cols) = grid.part(task);
+            let room = match job.shared {
+                Some(_) => 0,
+                None => {
+                    (panels.start(rows.end) - panels.start(rows.start)) * DEPTH_BLOCK.min(depth)
+                }
+            };
+            BLOCK.with_borrow_mut(|block| {
+                let block = block.take(room).as_mut_ptr();
+                // SAFETY: operands and `c` cover the pass, and `block` the rows of the task; tasks
+                // compute disjoint parts of `c`.
+                unsafe { compute(self.dev, &job, rows, cols, block) };
+            });
+        });
+    }
+
+    /// Packs all rows of `a` at `place` for use by all tasks.
+    fn pack_shared(&self, a: View, panels: Panels, depth: usize, place: Part) -> *const f32 {
+        let tasks = (self.a.rows() * depth / PACK_GRAIN).clamp(1, panels.count);
+        let from = Part(a.data.cast_mut());
+        self.parallel_for(tasks, &|task| {
+            let cut = |i: usize| i * panels.count / tasks;
+            let range = cut(task)..cut(task + 1);
+            let to = place.at(panels.start(range.start) * depth);
+            // SAFETY: `a` covers the pass and `place` has room for it; panels of tasks are disjoint.
+            unsafe { pack_balanced(self.dev, from.at(0), a.rs, a.cs, panels, range, depth, to) };
+        });
+        place.at(0)
+    }
+}
+
+/// The left operand from the first step of a pass on.
+#[derive(Clone, Copy)]
+struct View {
+    data: *const f32,
+    rs: usize,
+    cs: usize,
+}
+
+/// Packed panels of `b`, from the first column and step of a pass on.
+#[derive(Clone, Copy)]
+struct PanelsOfB {
+    data: *const f32,
+    /// Values from one panel to the next.
+    stride: usize,
+}
+
+/// What all tasks of a pass share.
+struct Job {
+    a: View,
+    panels: Panels,
+    /// All panels of `a`, packed; else each task packs its own.
+    shared: Option<*const f32>,
+    b: PanelsOfB,
+    c: *mut f32,
+    ldc: usize,
+    n: usize,
+    depth: usize,
+    load_c: bool,
+}
+// SAFETY: the pointers are read-only operands, and `c`, of which tasks touch disjoint parts.
+unsafe impl Sync for Job {}
+
+/// How a pass is cut into tasks: panels of rows by panels of columns.
+struct Grid {
+    row_panels: usize,
+    col_panels: usize,
+    row_tasks: usize,
+    col_tasks: usize,
+}
+
+impl Grid {
+    fn new(
+        dev: &Device,
+        panels: Panels,
+        rows: usize,
+        cols: usize,
+        depth: usize,
+        shared: bool,
+    ) -> Self {
+        let col_panels = cols.div_ceil(panel_width(dev.kernels()));
+        let wanted = (dev.threads() * TASKS_PER_THREAD)
+            .min(rows * cols * depth / TASK_WORK)
+            .max(1);
+        let (row_tasks, col_tasks) = if shared {
+            (1, wanted)
+        } else {
+            // More rows first: each cut of the columns packs all of `a` once more. Where `b` is large,
+            // all rows meet a part of it before the next part comes.
+            let row_tasks = rows.div_ceil(ROW_BLOCK).max(wanted.min(rows / ROW_GRAIN));
+            let parts = (cols * depth).div_ceil(B_LIMIT);
+            (row_tasks, wanted.div_ceil(2 * row_tasks).max(parts))
+        };
+        let col_tasks = col_tasks.min(col_panels);
+        // Whole panels can leave the last task with few: use the fewest tasks of that size.
+        let col_tasks = col_panels.div_ceil(col_panels.div_ceil(col_tasks));
+        Self {
+            row_panels: panels.count,
+            col_panels,
+            row_tasks,
+            col_tasks,
+        }
+    }
+
+    /// Row and column panels of a task. Tasks with the same columns follow each other, so that
+    /// threads share the panels of `b` in the last-level cache.
+    fn part(&self, task: usize) -> (Range<usize>, Range<usize>) {
+        let (i, j) = (task % self.row_tasks, task / self.row_tasks);
+        let rows = |i: usize| i * self.row_panels / self.row_tasks;
+        let cols = |j: usize| j * self.col_panels / self.col_tasks;
+        (rows(i)..rows(i + 1), cols(j)..cols(j + 1))
+    }
+}
+
+simd_fn! {
+/// Computes the part of `c` in the given panels. `block` has room for the rows over a block of steps,
+/// unless they are packed already.
+fn compute<V: Tile>(job: &Job, rows: Range<usize>, cols: Range<usize>, block: *mut f32) {
+    let nr = V::NR;
+    let whole = job.n / nr;
+    let top = job.panels.start(rows.start);
+    let mut p = 0;
+    while p < job.depth {
+        let depth = depth_block(job.depth - p);
+        if job.shared.is_none() {
+            let from = job.a.data.add(top * job.a.rs + p * job.a.cs);
+            pack_panels::<V>(from, job.a.rs, job.a.cs, job.panels, rows.clone(), depth, block);
+        }
+        let mut j = cols.start;
+        while j < cols.end {
+            let mut done = 1;
+            for i in rows.clone() {
+                let start = job.panels.start(i);
+                let count = job.panels.start(i + 1) - start;
+                let a = match job.shared {
+                    Some(shared) => shared.add(start * job.depth + p * count),
+                    None => block.add((start - top) * depth).cast_const(),
+                };
+                // Each tile asks for its share of the next panel of `b`.
+                let share = p + (i - rows.start) * depth / rows.len();
+                let x = Operands {
+                    a,
+                    b: job.b.data.add(j * job.b.stride + p * nr),
+                    b_stride: job.b.stride,
+                    c: job.c.add(start * job.ldc + j * nr),
+                    ldc: job.ldc,
+                    cols: nr.min(job.n - j * nr),
+                    depth,
+                    load_c: job.load_c || p > 0,
+                    next_c: job.c.wrapping_add((start + count) * job.ldc + j * nr),
+                    ahead: job.b.data.wrapping_add((j + 1) * job.b.stride + share * nr),
+                    ahead_step: UNROLL * nr * 4 / rows.len(),
+                };
+                // Several panels at once only where there is a single panel of rows: then this loop
+                // has one turn.
+                let panels = cols.end.min(whole).saturating_sub(j);
+                let wide = if rows.len() == 1 { V::wide(count, panels, &x) } else { 0 };
+                if wide == 0 {
+                    V::tile(count, &x);
+                } else {
+                    done = wide;
+                }
+            }
+            j += done;
+        }
+        p += depth;
+    }
+}
+}
+
+/// The next block of `left` steps: all when they fit, else equal parts near [`DEPTH_BLOCK`].
+fn depth_block(left: usize) -> usize {
+    left.div_ceil(left.div_ceil(DEPTH_BLOCK))
+}
