@@ -26,7 +26,8 @@ pub struct Commit {
     pub cursor: serde_json::Value,
 }
 
-/// The contents of `state.json`.
+/// The contents of `state.json`. The trainer's only randomness, the order of minibatches, follows
+/// from `trainer.seed` and `step`; the learning rate from `trainer.schedule` and `step`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ResumeState {
     pub format_version: u32,
@@ -122,47 +123,25 @@ impl<P: Policy> Trainer<P> {
                 state.weights_files
             )));
         }
-        let mut weights = BTreeMap::new();
+        let mut weights = Tensors::new(loaded);
         for file in files {
-            weights.extend(loaded.tensors(file)?);
+            weights.tensors.extend(loaded.tensors(file)?);
         }
-        let mut saved = loaded.tensors(OPTIMIZER)?;
+        let mut saved = Tensors::new(loaded);
+        saved.tensors = loaded.tensors(OPTIMIZER)?;
+        let mut values = Vec::with_capacity(tensors.len());
         let mut moments = Vec::with_capacity(tensors.len());
         for tensor in &tensors {
-            let fits = |found: Option<&(Vec<usize>, Vec<f32>)>, name: &str| match found {
-                Some((shape, _)) if shape == tensor.shape => Ok(()),
-                Some((shape, _)) => Err(mismatch(format!(
-                    "{name} has shape {shape:?}, expected {:?}",
-                    tensor.shape
-                ))),
-                None => Err(mismatch(format!("{name} is missing"))),
-            };
-            fits(weights.get(tensor.name), tensor.name)?;
-            if state.step == 0 {
-                continue;
+            values.push(weights.take(tensor.name, tensor.shape)?);
+            if state.step > 0 {
+                moments.push(saved.take_moments(tensor)?);
             }
-            let mut take = |kind: &str| {
-                let name = format!("{kind}.{}", tensor.name);
-                let found = saved.remove(&name);
-                fits(found.as_ref(), &name)?;
-                let (_, values) = found.unwrap_or_default();
-                Ok(Buffer::from_slice(&values))
-            };
-            moments.push(Moments {
-                name: tensor.name.to_owned(),
-                shape: tensor.shape.to_vec(),
-                m: take("m")?,
-                v: take("v")?,
-            });
         }
-        let expected: Vec<&str> = tensors.iter().map(|t| t.name).collect();
-        if let Some(name) = weights.keys().find(|n| !expected.contains(&n.as_str())) {
+        if let Some(name) = weights.tensors.keys().next() {
             return Err(mismatch(format!("tensor {name} is not part of this model")));
         }
-        for tensor in &mut tensors {
-            if let Some((_, values)) = weights.remove(tensor.name) {
-                tensor.values.copy_from_slice(&values);
-            }
+        for (tensor, values) in tensors.iter_mut().zip(&values) {
+            tensor.values.copy_from_slice(values);
         }
         self.optimizer.moments = moments;
         self.optimizer.step = state.step;
@@ -171,6 +150,46 @@ impl<P: Policy> Trainer<P> {
             .weights_changed()
             .map_err(|e| mismatch(e.to_string()))?;
         Ok(state)
+    }
+}
+
+/// Tensors of a checkpoint on their way into a trainer.
+struct Tensors<'a> {
+    loaded: &'a Loaded,
+    tensors: BTreeMap<String, (Vec<usize>, Vec<f32>)>,
+}
+
+impl<'a> Tensors<'a> {
+    fn new(loaded: &'a Loaded) -> Self {
+        Self {
+            loaded,
+            tensors: BTreeMap::new(),
+        }
+    }
+
+    fn take(&mut self, name: &str, shape: &[usize]) -> Result<Vec<f32>, CheckpointError> {
+        let reason = match self.tensors.remove(name) {
+            Some((found, values)) if found == shape => return Ok(values),
+            Some((found, _)) => format!("{name} has shape {found:?}, expected {shape:?}"),
+            None => format!("{name} is missing"),
+        };
+        Err(CheckpointError::Mismatch {
+            path: self.loaded.path.clone(),
+            reason,
+        })
+    }
+
+    fn take_moments(&mut self, tensor: &TrainTensor<'_>) -> Result<Moments, CheckpointError> {
+        let mut take = |kind: &str| {
+            let values = self.take(&format!("{kind}.{}", tensor.name), tensor.shape)?;
+            Ok(Buffer::from_slice(&values))
+        };
+        Ok(Moments {
+            name: tensor.name.to_owned(),
+            shape: tensor.shape.to_vec(),
+            m: take("m")?,
+            v: take("v")?,
+        })
     }
 }
 

@@ -6,6 +6,9 @@ use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::path::Path;
 
+// Values go to files and back as they lie in memory, and the format is little-endian.
+const _: () = assert!(cfg!(target_endian = "little"));
+
 /// One file of a checkpoint.
 #[derive(Debug)]
 pub enum Part<'a> {
@@ -104,15 +107,9 @@ fn write_safetensors(out: &mut impl Write, tensors: &[(String, TensorView<'_>)])
     header.resize(header.len().next_multiple_of(8), b' ');
     out.write_all(&(header.len() as u64).to_le_bytes())?;
     out.write_all(&header)?;
-    let mut chunk = Vec::with_capacity(1 << 16);
-    for (_, view) in tensors {
-        for values in view.data.chunks(1 << 14) {
-            chunk.clear();
-            chunk.extend(values.iter().flat_map(|v| v.to_le_bytes()));
-            out.write_all(&chunk)?;
-        }
-    }
-    Ok(())
+    tensors
+        .iter()
+        .try_for_each(|(_, view)| out.write_all(bytemuck::cast_slice(view.data)))
 }
 
 /// Tensors of a safetensors file by name: shape and values. Only f32 is read.
@@ -133,11 +130,8 @@ pub(super) fn read_safetensors(
                 view.dtype()
             )));
         }
-        let values = view
-            .data()
-            .chunks_exact(4)
-            .map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]))
-            .collect();
+        let mut values = vec![0.0f32; view.data().len() / 4];
+        bytemuck::cast_slice_mut(&mut values).copy_from_slice(view.data());
         out.insert(name, (view.shape().to_vec(), values));
     }
     Ok(out)

@@ -14,7 +14,8 @@ pub struct MetricSums {
     pub(super) entropy_loss: f64,
     value_loss: f64,
     value_clipped: f64,
-    pub(super) kl_ref: f64,
+    pub(super) kl_reference: f64,
+    pub(super) kl_tokens: f64,
     pub(super) clipped: f64,
     trained: f64,
     kept: f64,
@@ -41,7 +42,8 @@ impl Default for MetricSums {
             entropy_loss: 0.0,
             value_loss: 0.0,
             value_clipped: 0.0,
-            kl_ref: 0.0,
+            kl_reference: 0.0,
+            kl_tokens: 0.0,
             clipped: 0.0,
             trained: 0.0,
             kept: 0.0,
@@ -65,13 +67,14 @@ impl Default for MetricSums {
 impl MetricSums {
     /// Adds what another row or micro-batch counted.
     pub fn merge(&mut self, other: &Self) {
-        let pairs: [(&mut f64, f64); 19] = [
+        let pairs: [(&mut f64, f64); 20] = [
             (&mut self.policy_loss, other.policy_loss),
             (&mut self.kl_loss, other.kl_loss),
             (&mut self.entropy_loss, other.entropy_loss),
             (&mut self.value_loss, other.value_loss),
             (&mut self.value_clipped, other.value_clipped),
-            (&mut self.kl_ref, other.kl_ref),
+            (&mut self.kl_reference, other.kl_reference),
+            (&mut self.kl_tokens, other.kl_tokens),
             (&mut self.clipped, other.clipped),
             (&mut self.trained, other.trained),
             (&mut self.kept, other.kept),
@@ -177,7 +180,7 @@ impl MetricSums {
             value_clip_fraction: per(self.value_clipped, self.trained).unwrap_or(0.0),
             clip_fraction: per(self.clipped, self.kept).unwrap_or(0.0),
             entropy: per(self.entropy, self.trained),
-            kl_reference: per(self.kl_ref, self.kept),
+            kl_reference: per(self.kl_reference, self.kl_tokens),
             kl_behaviour_k1: per(self.kl_k1, self.gap_tokens),
             kl_behaviour_k3: per(self.kl_k3, self.gap_tokens),
             gap_mean_abs: per(self.gap_abs, self.gap_tokens),
@@ -211,7 +214,7 @@ pub struct LossMetrics {
     /// Share of trained tokens at which the value loss's clip held.
     pub value_clip_fraction: f64,
     pub entropy: Option<f64>,
-    /// Mean of the loss's KL estimate against the reference (0 tokens or no KL term: see `kl_loss`).
+    /// Mean of the loss's KL estimate against the reference.
     pub kl_reference: Option<f64>,
     /// KL(behaviour‖policy), estimators k1 and k3.
     pub kl_behaviour_k1: Option<f64>,

@@ -24,7 +24,7 @@ pub use validate::{LossSpecError, validate_spec};
 pub use value::{ValueLoss, value_loss};
 
 use correction::corrections;
-use sinew_types::{Correction, KlEstimator, KlSpec, LossSpec, Surrogate};
+use sinew_types::{Correction, KlEstimator, LossSpec, Surrogate};
 
 /// Log-ratios are bounded by ±20 before `exp`, as verl and OpenRLHF do: beyond it the ratio is
 /// constant (no gradient), and nothing overflows f32.
@@ -157,37 +157,37 @@ pub fn row_loss(spec: &LossSpec, row: &RowInputs<'_>) -> Result<RowLoss, LossErr
     out.sums.add_behaviour_gap(spec, row, &trained);
     let terms = surrogate::terms(&spec.surrogate, row, old, &kept, &factors);
     out.sums.add_ratios(&spec.surrogate, row, old, &kept);
-    for ((&t, term), _) in kept.iter().zip(&terms).zip(&factors) {
-        let weight = f64::from(row.weights[t]);
-        let mut d_logprob = term.d_logprob;
+    for (&t, term) in kept.iter().zip(&terms) {
         out.loss += term.value;
         out.sums.policy_loss += term.value;
         out.sums.clipped += f64::from(u8::from(term.clipped));
-        if let (
-            Some(KlSpec {
-                estimator,
-                coefficient,
-            }),
-            Some(reference),
-        ) = (spec.kl, row.reference)
-        {
-            let d = f64::from(row.logprobs[t]) - f64::from(reference[t]);
-            let (value, slope) = kl_term(estimator, d);
-            let scale = weight * f64::from(coefficient);
-            out.loss += scale * value;
-            out.sums.kl_loss += scale * value;
-            out.sums.kl_ref += value;
-            d_logprob += scale * slope;
-        }
-        if spec.entropy != 0.0 {
-            let scale = weight * f64::from(spec.entropy);
-            out.loss -= scale * f64::from(row.entropies[t]);
-            out.sums.entropy_loss -= scale * f64::from(row.entropies[t]);
-            out.d_entropy[t] = -scale as f32;
-        }
-        out.d_logprob[t] = d_logprob as f32;
+        let regularized = regularize(spec, row, t, &mut out);
+        out.d_logprob[t] = (term.d_logprob + regularized) as f32;
     }
     Ok(out)
+}
+
+/// Adds the KL and entropy terms of token `t`; returns the former's derivative by `ℓ_π`.
+fn regularize(spec: &LossSpec, row: &RowInputs<'_>, t: usize, out: &mut RowLoss) -> f64 {
+    let weight = f64::from(row.weights[t]);
+    if spec.entropy != 0.0 {
+        let scale = weight * f64::from(spec.entropy);
+        let value = scale * f64::from(row.entropies[t]);
+        out.loss -= value;
+        out.sums.entropy_loss -= value;
+        out.d_entropy[t] = -scale as f32;
+    }
+    let (Some(kl), Some(reference)) = (spec.kl, row.reference) else {
+        return 0.0;
+    };
+    let d = f64::from(row.logprobs[t]) - f64::from(reference[t]);
+    let (value, slope) = kl_term(kl.estimator, d);
+    let scale = weight * f64::from(kl.coefficient);
+    out.loss += scale * value;
+    out.sums.kl_loss += scale * value;
+    out.sums.kl_reference += value;
+    out.sums.kl_tokens += 1.0;
+    scale * slope
 }
 
 fn check(spec: &LossSpec, row: &RowInputs<'_>) -> Result<(), LossError> {

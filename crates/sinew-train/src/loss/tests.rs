@@ -1,7 +1,7 @@
 use super::*;
 use proptest::prelude::*;
 use serde::Deserialize;
-use sinew_types::{RejectionLevel, RejectionMetric};
+use sinew_types::{KlSpec, RejectionLevel, RejectionMetric};
 
 fn spec(surrogate: Surrogate) -> LossSpec {
     LossSpec {
