@@ -1,1 +1,17 @@
-//! Agent loop, groups, admission, back-pressure.
+//! The way of an episode: task, environment, render, generate, act, observe, score, store.
+//!
+//! [`EpisodeMachine`] is the pure core: events in, commands out. [`run_episode`] carries its
+//! commands out; [`run_batch`] runs hundreds of them side by side, so that the engine works
+//! while tools run. Invariants: every episode that was begun ends in exactly one trace, valid
+//! and committed before anyone is told; a failure is data with a typed reason; rollout knows
+//! no concrete engine, environment or store.
+
+mod batch;
+mod driver;
+mod episode;
+mod gauges;
+
+pub use batch::{BatchError, run_batch};
+pub use driver::{EpisodeOptions, EpisodeParts, mix_seed, run_episode};
+pub use episode::{EpisodeCommand, EpisodeEvent, EpisodeLimits, EpisodeMachine, EpisodeSpec};
+pub use gauges::{Gauges, GaugesReading, Phase, PhaseGuard};

@@ -1,4 +1,5 @@
 //! The process level for real: what code inside can do, and above all what it cannot.
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use sinew_sandbox::{
     Ending, ExecRequest, ExecResult, Limits, ProcessConfig, ProcessProvider, Program, Sandbox,

@@ -1,2 +1,180 @@
 //! The command line: the only place where concrete parts meet.
-fn main() {}
+
+mod check;
+mod episodes;
+mod failure;
+mod learner;
+mod ledger;
+mod math;
+mod output;
+mod recipe;
+mod record;
+mod report;
+mod run_dir;
+mod sandbox;
+mod schedule;
+mod show;
+mod summary;
+mod train;
+mod view;
+mod wire;
+
+use clap::{Args, Parser, Subcommand};
+use failure::Failure;
+use recipe::Recipe;
+use run_dir::RunDir;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+/// Agentic reinforcement learning: episodes, training signal, optimizer step, new weights.
+#[derive(Debug, Parser)]
+#[command(name = "sinew", version, arg_required_else_help = true)]
+#[command(after_help = "Example: sinew train recipes/quickstart.toml --run-dir runs/quickstart\n\
+Exit codes: 0 done, 1 the system failed, 2 wrong input, 130 interrupted (resume with --resume)")]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Run a recipe: evaluate, train, evaluate again
+    #[command(after_help = "Example: sinew train recipes/tiny.toml --run-dir runs/tiny --json")]
+    Train(TrainArgs),
+    /// Refuse now what would fail later: recipe, model, template, sandbox, disk
+    #[command(after_help = "Example: sinew check recipes/quickstart.toml")]
+    Check(CheckArgs),
+    /// Print an episode with each token's kind
+    #[command(after_help = "Example: sinew show eval-after-0000 --run-dir runs/quickstart --tokens")]
+    Show(ShowArgs),
+    /// List the episodes of a run
+    #[command(after_help = "Example: sinew episodes --run-dir runs/quickstart --purpose train --limit 10")]
+    Episodes(EpisodesArgs),
+    /// Run, attack or measure sandboxes
+    #[command(after_help = "Example: sinew sandbox run --code 'print(6 * 7)'")]
+    Sandbox(SandboxArgs),
+}
+
+#[derive(Debug, Args)]
+struct TrainArgs {
+    /// Recipe file (TOML)
+    recipe: PathBuf,
+    /// Folder for everything the run produces; default: runs/NAME
+    #[arg(long)]
+    run_dir: Option<PathBuf>,
+    /// Go on with the run in --run-dir
+    #[arg(long)]
+    resume: bool,
+    /// JSON lines on standard output, the last one with the result
+    #[arg(long)]
+    json: bool,
+    /// Another seed than the recipe's
+    #[arg(long)]
+    seed: Option<u64>,
+}
+
+#[derive(Debug, Args)]
+struct CheckArgs {
+    /// Recipe file (TOML)
+    recipe: PathBuf,
+    /// One JSON object a check
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ShowArgs {
+    /// Episode id
+    pub(crate) episode: String,
+    /// Folder of the run
+    #[arg(long)]
+    pub(crate) run_dir: PathBuf,
+    /// One line for each token
+    #[arg(long)]
+    pub(crate) tokens: bool,
+    /// The whole trace as JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct EpisodesArgs {
+    /// Folder of the run
+    #[arg(long)]
+    pub(crate) run_dir: PathBuf,
+    /// train, eval-before, eval-after, ...
+    #[arg(long)]
+    pub(crate) purpose: Option<String>,
+    /// Training step
+    #[arg(long)]
+    pub(crate) step: Option<u64>,
+    /// Most episodes to list
+    #[arg(long, default_value_t = 50)]
+    pub(crate) limit: usize,
+    /// One JSON object an episode
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+struct SandboxArgs {
+    #[command(subcommand)]
+    command: sandbox::SandboxCommand,
+}
+
+fn main() -> ExitCode {
+    if let Some(code) = sinew_sandbox::spawner_main_if_requested() {
+        return ExitCode::from(u8::try_from(code).unwrap_or(1));
+    }
+    let cli = Cli::parse();
+    tracing_subscriber::fmt()
+        .with_writer(std::io::stderr)
+        .with_env_filter(
+            tracing_subscriber::EnvFilter::try_from_env("SINEW_LOG")
+                .unwrap_or_else(|_| "error".into()),
+        )
+        .init();
+    let result = match cli.command {
+        Command::Train(args) => run_train(&args),
+        Command::Check(args) => check::check(&args.recipe, args.json),
+        Command::Show(args) => episodes::show(&args),
+        Command::Episodes(args) => episodes::list(&args),
+        Command::Sandbox(args) => sandbox::run(&args.command),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            eprint_failure(&failure);
+            ExitCode::from(failure.code())
+        }
+    }
+}
+
+fn eprint_failure(failure: &Failure) {
+    use std::io::Write;
+    let _ = writeln!(std::io::stderr(), "sinew: {}", failure.text());
+}
+
+fn run_train(args: &TrainArgs) -> Result<(), Failure> {
+    let mut recipe = Recipe::load(&args.recipe).map_err(Failure::input)?;
+    if let Some(seed) = args.seed {
+        recipe.seed = seed;
+    }
+    let path = args
+        .run_dir
+        .clone()
+        .unwrap_or_else(|| PathBuf::from("runs").join(&recipe.name));
+    if !args.resume {
+        check::before_training(&args.recipe, &recipe)?;
+    }
+    let dir = RunDir::open(&path, &args.recipe, &recipe, args.resume).map_err(Failure::input)?;
+    let options = train::TrainOptions {
+        resume: args.resume,
+        json: args.json,
+    };
+    let last = train::train(&recipe, &dir, &options)?;
+    if args.json {
+        output::print_json(&last);
+    }
+    Ok(())
+}

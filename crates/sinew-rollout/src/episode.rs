@@ -1,0 +1,449 @@
+//! One episode as a state machine: events in, commands out, no clock, no I/O.
+//!
+//! The driver (or a simulator) carries the commands out and feeds back what happened. Every
+//! token that the model saw ends up in exactly one node of the trace.
+
+use sinew_types::{
+    EpisodeEnd, EpisodeId, FailureKind, FinishReason, GroupId, Limit, Message, NO_PARENT, Node,
+    NodeId, Outcome, SampledToken, TRACE_FORMAT_VERSION, Task, Timing, TokenId, TokenKind, Trace,
+    VersionSpan,
+};
+
+/// What bounds an episode.
+#[derive(Clone, Debug, PartialEq)]
+pub struct EpisodeLimits {
+    /// Most model turns.
+    pub max_turns: u32,
+    /// Most sampled tokens in one turn.
+    pub max_turn_tokens: u32,
+    /// Most tokens in the context, prompt included.
+    pub max_context_tokens: u32,
+}
+
+/// Who the episode is and what it is run for.
+#[derive(Clone, Debug, PartialEq)]
+pub struct EpisodeSpec {
+    pub episode: EpisodeId,
+    pub group: GroupId,
+    pub task: Task,
+    pub step: u64,
+    /// `train`, `eval-before`, ...
+    pub purpose: String,
+    /// Seed of everything the episode draws.
+    pub seed: u64,
+}
+
+/// What happened.
+#[derive(Clone, Debug)]
+pub enum EpisodeEvent {
+    /// The environment is ready; its first messages, rendered.
+    Reset {
+        prompt: Vec<TokenId>,
+        messages: Vec<Message>,
+    },
+    /// The engine sampled tokens of the current turn.
+    Tokens(Vec<SampledToken>),
+    /// The turn is complete.
+    TurnFinished(FinishReason),
+    /// The environment answered and goes on.
+    Observed {
+        /// Tokens that close the model's turn where sampling did not.
+        forced: Vec<TokenId>,
+        /// The rendered answer, up to where the model speaks again.
+        observation: Vec<TokenId>,
+        messages: Vec<Message>,
+        process_reward: f64,
+        state_hash: Option<u64>,
+    },
+    /// The environment says that the task is over.
+    Done {
+        outcome: Outcome,
+        process_reward: f64,
+    },
+    /// A part of the system failed.
+    Failed { kind: FailureKind, message: String },
+    /// The episode's wall time is up.
+    Deadline,
+}
+
+/// What the driver is to do next.
+#[derive(Clone, Debug, PartialEq)]
+pub enum EpisodeCommand {
+    /// Sample a turn: at most `max_tokens` after the context.
+    Generate { max_tokens: u32 },
+    /// Let the environment act on the turn's tokens.
+    Step { tokens: Vec<TokenId> },
+    /// Ask the environment for the score of an episode that a limit ended.
+    Score,
+    /// The episode is over; [`EpisodeMachine::into_trace`] has it.
+    Finish,
+    /// Nothing to do until the next event.
+    Wait,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Booting,
+    Generating,
+    Stepping,
+    Scoring,
+    Over,
+}
+
+/// The machine.
+#[derive(Debug)]
+pub struct EpisodeMachine {
+    limits: EpisodeLimits,
+    state: State,
+    turn: u32,
+    context: Vec<TokenId>,
+    /// Node that holds the current turn's sampled tokens.
+    turn_node: Option<NodeId>,
+    trace: Trace,
+}
+
+impl EpisodeMachine {
+    /// A machine that waits for [`EpisodeEvent::Reset`].
+    pub fn new(spec: &EpisodeSpec, limits: EpisodeLimits) -> Self {
+        Self {
+            limits,
+            state: State::Booting,
+            turn: 0,
+            context: Vec::new(),
+            turn_node: None,
+            trace: Trace {
+                format_version: TRACE_FORMAT_VERSION,
+                episode: spec.episode.clone(),
+                group: spec.group.clone(),
+                task: spec.task.id.clone(),
+                task_kind: spec.task.kind.clone(),
+                step: spec.step,
+                purpose: spec.purpose.clone(),
+                nodes: Vec::new(),
+                outcome: Outcome::default(),
+                end: EpisodeEnd::Terminated,
+                timing: Timing::default(),
+            },
+        }
+    }
+
+    /// Everything the model has seen and sampled so far.
+    pub fn context(&self) -> &[TokenId] {
+        &self.context
+    }
+
+    /// Model turns begun so far.
+    pub fn turns(&self) -> u32 {
+        self.turn
+    }
+
+    /// No more events are expected.
+    pub fn is_over(&self) -> bool {
+        self.state == State::Over
+    }
+
+    /// The finished trace with its timing.
+    pub fn into_trace(mut self, timing: Timing) -> Trace {
+        self.trace.timing = timing;
+        self.trace
+    }
+
+    /// Takes one event and says what to do next. Events that come after the end are ignored:
+    /// an abort races with the last tokens.
+    pub fn on_event(&mut self, event: EpisodeEvent) -> EpisodeCommand {
+        match (self.state, event) {
+            (State::Over, _) => EpisodeCommand::Wait,
+            (_, EpisodeEvent::Failed { kind, message }) => {
+                self.end(EpisodeEnd::Failed { kind, message })
+            }
+            (State::Scoring, EpisodeEvent::Done { outcome, process_reward }) => {
+                self.score(outcome, process_reward);
+                self.state = State::Over;
+                EpisodeCommand::Finish
+            }
+            (State::Scoring, EpisodeEvent::Deadline) => {
+                self.state = State::Over;
+                EpisodeCommand::Finish
+            }
+            (_, EpisodeEvent::Deadline) => self.truncate(Limit::WallTime),
+            (State::Booting, EpisodeEvent::Reset { prompt, messages }) => {
+                self.push(TokenKind::Prompt, prompt, messages);
+                self.next_turn()
+            }
+            (State::Generating, EpisodeEvent::Tokens(tokens)) => {
+                self.sampled(&tokens);
+                EpisodeCommand::Wait
+            }
+            (State::Generating, EpisodeEvent::TurnFinished(reason)) => self.turn_finished(reason),
+            (State::Stepping, event @ EpisodeEvent::Observed { .. }) => self.observed(event),
+            (State::Stepping, EpisodeEvent::Done { outcome, process_reward }) => {
+                self.score(outcome, process_reward);
+                self.end(EpisodeEnd::Terminated)
+            }
+            (state, event) => self.end(EpisodeEnd::Failed {
+                kind: FailureKind::Environment,
+                message: format!("event {event:?} is not expected while {state:?}"),
+            }),
+        }
+    }
+
+    fn push(&mut self, kind: TokenKind, tokens: Vec<TokenId>, messages: Vec<Message>) -> NodeId {
+        let parent = match self.trace.nodes.len() {
+            0 => NO_PARENT,
+            n => (n - 1) as NodeId,
+        };
+        self.context.extend_from_slice(&tokens);
+        self.trace.nodes.push(Node {
+            parent,
+            turn: self.turn,
+            kind,
+            tokens,
+            logprobs: Vec::new(),
+            versions: Vec::new(),
+            messages,
+            finish: None,
+            process_reward: 0.0,
+            state_hash: None,
+        });
+        (self.trace.nodes.len() - 1) as NodeId
+    }
+
+    fn next_turn(&mut self) -> EpisodeCommand {
+        let room = self
+            .limits
+            .max_context_tokens
+            .saturating_sub(self.context.len() as u32);
+        if room == 0 {
+            return self.truncate(Limit::Context);
+        }
+        if self.turn >= self.limits.max_turns {
+            return self.truncate(Limit::Turns);
+        }
+        self.turn += 1;
+        self.turn_node = None;
+        self.state = State::Generating;
+        EpisodeCommand::Generate {
+            max_tokens: room.min(self.limits.max_turn_tokens),
+        }
+    }
+
+    fn sampled(&mut self, tokens: &[SampledToken]) {
+        let id = match self.turn_node {
+            Some(id) => id,
+            None => {
+                let id = self.push(TokenKind::Sampled, Vec::new(), Vec::new());
+                self.turn_node = Some(id);
+                id
+            }
+        };
+        let node = &mut self.trace.nodes[id as usize];
+        for token in tokens {
+            let at = node.tokens.len() as u32;
+            node.tokens.push(token.id);
+            node.logprobs.push(token.logprob);
+            match node.versions.last_mut() {
+                Some(span) if span.version == token.version => span.len += 1,
+                _ => node.versions.push(VersionSpan {
+                    start: at,
+                    len: 1,
+                    version: token.version,
+                }),
+            }
+            self.context.push(token.id);
+        }
+    }
+
+    fn turn_finished(&mut self, reason: FinishReason) -> EpisodeCommand {
+        let aborted = reason == FinishReason::Aborted;
+        let tokens = match self.turn_node {
+            Some(id) => {
+                let node = &mut self.trace.nodes[id as usize];
+                node.finish = Some(reason);
+                node.tokens.clone()
+            }
+            None => Vec::new(),
+        };
+        if aborted {
+            return self.end(EpisodeEnd::Failed {
+                kind: FailureKind::Cancelled,
+                message: "generation was aborted".into(),
+            });
+        }
+        self.state = State::Stepping;
+        EpisodeCommand::Step { tokens }
+    }
+
+    fn observed(&mut self, event: EpisodeEvent) -> EpisodeCommand {
+        let EpisodeEvent::Observed {
+            forced,
+            observation,
+            messages,
+            process_reward,
+            state_hash,
+        } = event
+        else {
+            return EpisodeCommand::Wait;
+        };
+        self.reward_turn(process_reward);
+        if self.turn >= self.limits.max_turns {
+            return self.truncate(Limit::Turns);
+        }
+        if !forced.is_empty() {
+            self.push(TokenKind::Forced, forced, Vec::new());
+        }
+        let node = self.push(TokenKind::Observation, observation, messages);
+        self.trace.nodes[node as usize].state_hash = state_hash;
+        self.next_turn()
+    }
+
+    fn reward_turn(&mut self, process_reward: f64) {
+        if let Some(id) = self.turn_node {
+            self.trace.nodes[id as usize].process_reward += process_reward;
+        }
+    }
+
+    fn score(&mut self, outcome: Outcome, process_reward: f64) {
+        self.reward_turn(process_reward);
+        self.trace.outcome = outcome;
+    }
+
+    fn truncate(&mut self, limit: Limit) -> EpisodeCommand {
+        self.trace.end = EpisodeEnd::Truncated { limit };
+        self.state = State::Scoring;
+        EpisodeCommand::Score
+    }
+
+    fn end(&mut self, end: EpisodeEnd) -> EpisodeCommand {
+        self.trace.end = end;
+        self.state = State::Over;
+        EpisodeCommand::Finish
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use sinew_types::{PolicyVersion, TaskId};
+
+    fn spec() -> EpisodeSpec {
+        EpisodeSpec {
+            episode: EpisodeId::new("e"),
+            group: GroupId::new("g"),
+            task: Task {
+                id: TaskId::new("t"),
+                kind: "k".into(),
+                prompt: String::new(),
+                data: serde_json::Value::Null,
+                seed: 0,
+            },
+            step: 1,
+            purpose: "train".into(),
+            seed: 7,
+        }
+    }
+
+    fn machine(max_turns: u32, max_context_tokens: u32) -> EpisodeMachine {
+        let limits = EpisodeLimits {
+            max_turns,
+            max_turn_tokens: 8,
+            max_context_tokens,
+        };
+        EpisodeMachine::new(&spec(), limits)
+    }
+
+    fn token(id: TokenId, version: u64) -> SampledToken {
+        SampledToken {
+            id,
+            logprob: -0.25,
+            version: PolicyVersion(version),
+            top: Vec::new(),
+        }
+    }
+
+    fn observed(observation: &[TokenId]) -> EpisodeEvent {
+        EpisodeEvent::Observed {
+            forced: Vec::new(),
+            observation: observation.to_vec(),
+            messages: Vec::new(),
+            process_reward: 0.1,
+            state_hash: None,
+        }
+    }
+
+    #[test]
+    fn two_turns_leave_a_valid_trace() {
+        let mut m = machine(3, 100);
+        let prompt = EpisodeEvent::Reset { prompt: vec![1, 2], messages: Vec::new() };
+        assert_eq!(m.on_event(prompt), EpisodeCommand::Generate { max_tokens: 8 });
+        m.on_event(EpisodeEvent::Tokens(vec![token(3, 4)]));
+        m.on_event(EpisodeEvent::Tokens(vec![token(4, 5)]));
+        let step = m.on_event(EpisodeEvent::TurnFinished(FinishReason::Length));
+        assert_eq!(step, EpisodeCommand::Step { tokens: vec![3, 4] });
+        let go_on = m.on_event(observed(&[9]));
+        assert_eq!(go_on, EpisodeCommand::Generate { max_tokens: 8 });
+        m.on_event(EpisodeEvent::Tokens(vec![token(5, 5)]));
+        m.on_event(EpisodeEvent::TurnFinished(FinishReason::StopId { id: 5 }));
+        let outcome = Outcome { reward: 1.0, success: true, ..Outcome::default() };
+        let done = EpisodeEvent::Done { outcome, process_reward: 0.0 };
+        assert_eq!(m.on_event(done), EpisodeCommand::Finish);
+        let context = m.context().to_vec();
+        let trace = m.into_trace(Timing::default());
+        trace.validate().unwrap();
+        let leaf = trace.leaves()[0];
+        let ids: Vec<_> = trace.path_tokens(leaf).iter().map(|t| t.id).collect();
+        assert_eq!(ids, context);
+        assert_eq!(ids, [1, 2, 3, 4, 9, 5]);
+        assert_eq!(trace.nodes[1].versions.len(), 2);
+        assert!((trace.total_reward() - 1.1).abs() < 1e-12);
+        assert_eq!(trace.end, EpisodeEnd::Terminated);
+    }
+
+    #[test]
+    fn limits_truncate_and_are_scored() {
+        let mut m = machine(1, 100);
+        m.on_event(EpisodeEvent::Reset { prompt: vec![1], messages: Vec::new() });
+        m.on_event(EpisodeEvent::TurnFinished(FinishReason::Length));
+        assert_eq!(m.on_event(observed(&[9])), EpisodeCommand::Score);
+        let done = EpisodeEvent::Done { outcome: Outcome::default(), process_reward: 0.0 };
+        assert_eq!(m.on_event(done), EpisodeCommand::Finish);
+        let end = m.into_trace(Timing::default()).end;
+        assert_eq!(end, EpisodeEnd::Truncated { limit: Limit::Turns });
+    }
+
+    #[test]
+    fn a_full_context_truncates_instead_of_sampling_nothing() {
+        let mut m = machine(3, 2);
+        let prompt = EpisodeEvent::Reset { prompt: vec![1, 2], messages: Vec::new() };
+        assert_eq!(m.on_event(prompt), EpisodeCommand::Score);
+    }
+
+    proptest! {
+        /// Whatever comes in whatever order, the trace stays valid and spells the context.
+        #[test]
+        fn any_order_of_events_keeps_the_invariants(kinds in prop::collection::vec(0u8..7, 0..40)) {
+            let mut m = machine(4, 60);
+            for (i, kind) in kinds.iter().enumerate() {
+                let id = i as TokenId;
+                let event = match kind {
+                    0 => EpisodeEvent::Reset { prompt: vec![id, id], messages: Vec::new() },
+                    1 => EpisodeEvent::Tokens(vec![token(id, u64::from(id / 3))]),
+                    2 => EpisodeEvent::TurnFinished(FinishReason::Length),
+                    3 => observed(&[id, id]),
+                    4 => EpisodeEvent::Done { outcome: Outcome::default(), process_reward: 0.0 },
+                    5 => EpisodeEvent::Deadline,
+                    _ => EpisodeEvent::Tokens(vec![token(id, 1), token(id, 2)]),
+                };
+                m.on_event(event);
+            }
+            let context = m.context().to_vec();
+            let trace = m.into_trace(Timing::default());
+            prop_assert!(trace.validate().is_ok());
+            let spelled: Vec<_> = match trace.leaves().last() {
+                Some(&leaf) => trace.path_tokens(leaf).iter().map(|t| t.id).collect(),
+                None => Vec::new(),
+            };
+            prop_assert_eq!(spelled, context);
+        }
+    }
+}

@@ -1,0 +1,189 @@
+//! `sinew check`: refuse now what would fail later. Nothing is trained and nothing is kept.
+
+use crate::failure::Failure;
+use crate::output;
+use crate::recipe::{EnvSection, Recipe};
+use crate::wire;
+use sinew_env::Split;
+use sinew_model::load_config;
+use sinew_render::{MockTrajectory, conformance_check};
+use sinew_sandbox::{ExecRequest, Program, SandboxProvider, SandboxSpec};
+use serde_json::json;
+use std::path::Path;
+use std::time::Duration;
+
+struct Report {
+    json: bool,
+    failures: Vec<String>,
+}
+
+impl Report {
+    fn row(&mut self, name: &str, result: Result<String, Failure>) {
+        let (ok, text) = match result {
+            Ok(text) => (true, text),
+            Err(e) => {
+                self.failures.push(format!("{name}: {}", e.text()));
+                (false, e.text().to_string())
+            }
+        };
+        if self.json {
+            output::print_json(&json!({ "check": name, "ok": ok, "detail": text }));
+        } else {
+            let mark = if ok { "ok  " } else { "FAIL" };
+            output::print(&format!("{mark}  {name:12} {text}\n"));
+        }
+    }
+
+    fn end(self) -> Result<(), Failure> {
+        if self.failures.is_empty() {
+            return Ok(());
+        }
+        Err(Failure::input(format!(
+            "{} of the checks failed; the first: {}",
+            self.failures.len(),
+            self.failures[0]
+        )))
+    }
+}
+
+/// Runs every check and reports each.
+pub(crate) fn check(path: &Path, json: bool) -> Result<(), Failure> {
+    let recipe = Recipe::load(path).map_err(Failure::input)?;
+    let mut report = Report {
+        json,
+        failures: Vec::new(),
+    };
+    report.row("recipe", Ok(format!("{} parses; all values are allowed", path.display())));
+    report.row("device", device());
+    report.row("model", model(&recipe));
+    report.row("template", template(&recipe));
+    if matches!(recipe.env, EnvSection::ToolMath { .. }) {
+        report.row("sandbox", sandbox(&recipe));
+    }
+    report.row("tasks", tasks(&recipe));
+    report.row("disk", disk(&recipe));
+    report.end()
+}
+
+/// The checks that `sinew train` makes before it creates anything.
+pub(crate) fn before_training(path: &Path, recipe: &Recipe) -> Result<(), Failure> {
+    let _ = path;
+    model(recipe)?;
+    template(recipe)?;
+    if matches!(recipe.env, EnvSection::ToolMath { .. }) {
+        sandbox(recipe)?;
+    }
+    tasks(recipe)?;
+    disk(recipe).map(|_| ())
+}
+
+fn device() -> Result<String, Failure> {
+    let device = wire::device()?;
+    Ok(format!("kernels {}, {} threads", device.kernels().name(), device.threads()))
+}
+
+fn model(recipe: &Recipe) -> Result<String, Failure> {
+    let Some(files) = wire::model_files(recipe)? else {
+        return Ok("from scratch".into());
+    };
+    let config = load_config(&files).map_err(|e| Failure::input(format!("model: {e}")))?;
+    let asked = recipe.rollout.max_context_tokens as usize;
+    if asked > config.max_context {
+        return Err(Failure::input(format!(
+            "rollout.max_context_tokens = {asked}: allowed: up to {}, the context of the model",
+            config.max_context
+        )));
+    }
+    Ok(format!(
+        "{:?}, {} layers of {}, context {}",
+        config.family, config.layers, config.d_model, config.max_context
+    ))
+}
+
+/// Joins between turns must give the ids that a full render gives, or training is refused.
+fn template(recipe: &Recipe) -> Result<String, Failure> {
+    let renderer = wire::renderer(recipe)?;
+    let tiny = matches!(recipe.env, EnvSection::Tiny {});
+    let (system, text) = if tiny { (None, "l") } else { (Some("You are helpful."), "Print 17 * 23.") };
+    let trajectories = MockTrajectory::standard(system, text);
+    let report = conformance_check(renderer.as_ref(), &trajectories)
+        .map_err(|e| Failure::input(format!("chat template: {e}")))?;
+    Ok(format!(
+        "{} joins between turns equal a full render",
+        report.steps.len()
+    ))
+}
+
+fn sandbox(recipe: &Recipe) -> Result<String, Failure> {
+    let provider = wire::sandboxes(&recipe.sandbox)?;
+    let spec = wire::sandbox_spec(&recipe.sandbox);
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(Failure::system)?;
+    let answer = runtime.block_on(try_one(provider.as_ref(), &spec))?;
+    if answer != b"42\n" {
+        return Err(Failure::system(format!(
+            "a sandboxed Python printed {:?} instead of 42",
+            String::from_utf8_lossy(&answer)
+        )));
+    }
+    let protections = provider.protections();
+    let missing: Vec<String> = protections
+        .iter()
+        .filter(|p| !p.enforced)
+        .map(|p| format!("{} ({})", p.name, p.how))
+        .collect();
+    Ok(if missing.is_empty() {
+        format!("process: all {} protections are in force", protections.len())
+    } else {
+        format!("process: not enforced here: {}", missing.join(", "))
+    })
+}
+
+async fn try_one(provider: &dyn SandboxProvider, spec: &SandboxSpec) -> Result<Vec<u8>, Failure> {
+    let mut sandbox = provider.acquire(spec).await.map_err(Failure::system)?;
+    let request = ExecRequest {
+        program: Program::Python("print(6 * 7)".into()),
+        stdin: Vec::new(),
+        deadline: Duration::from_secs(20),
+    };
+    let result = sandbox.exec(request).await.map_err(Failure::system)?;
+    sandbox.destroy().await.map_err(Failure::system)?;
+    Ok(result.stdout)
+}
+
+fn tasks(recipe: &Recipe) -> Result<String, Failure> {
+    let taskset = wire::taskset(recipe)?;
+    let (train, held_out) = (taskset.len(Split::Train), taskset.len(Split::HeldOut));
+    if recipe.eval.tasks > held_out {
+        return Err(Failure::input(format!(
+            "eval.tasks = {}: allowed: up to {held_out}, the held-out tasks of `{}`",
+            recipe.eval.tasks,
+            taskset.name()
+        )));
+    }
+    if recipe.rollout.tasks_per_step > train {
+        return Err(Failure::input(format!(
+            "rollout.tasks_per_step = {}: allowed: up to {train}, the training tasks of `{}`",
+            recipe.rollout.tasks_per_step,
+            taskset.name()
+        )));
+    }
+    Ok(format!("{}: {train} to train on, {held_out} held out", taskset.name()))
+}
+
+/// Weights, two moments, and as many checkpoints as are kept plus the one being written.
+fn disk(recipe: &Recipe) -> Result<String, Failure> {
+    let weights = match wire::model_files(recipe)? {
+        None => 1 << 20,
+        Some(files) => {
+            let config = load_config(&files).map_err(|e| Failure::input(format!("model: {e}")))?;
+            4 * sinew_model::ParamLayout::new(&config).total() as u64
+        }
+    };
+    let per_checkpoint = if recipe.train.lora.is_some() { weights / 2 } else { 3 * weights };
+    let bytes = per_checkpoint * (recipe.train.keep_checkpoints as u64 + 1);
+    wire::room(Path::new("."), bytes)?;
+    Ok(format!("room for checkpoints of {} MiB", per_checkpoint >> 20))
+}

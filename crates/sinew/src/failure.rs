@@ -1,0 +1,51 @@
+//! Why a command ended badly, and the exit code that says so.
+
+use std::path::Path;
+
+/// Exit codes: 1 the system failed, 2 the input is wrong, 130 interrupted.
+#[derive(Debug)]
+pub(crate) enum Failure {
+    /// A recipe, an argument or a file that the user can put right.
+    Input(String),
+    /// Anything else.
+    System(String),
+    /// Ctrl-C or TERM; nothing is lost.
+    Interrupt(String),
+}
+
+impl Failure {
+    pub(crate) fn input(text: impl std::fmt::Display) -> Self {
+        Self::Input(text.to_string())
+    }
+
+    pub(crate) fn system(text: impl std::fmt::Display) -> Self {
+        Self::System(text.to_string())
+    }
+
+    /// An interrupted run, with the way to go on.
+    pub(crate) fn interrupt(run_dir: &Path) -> Self {
+        let dir = run_dir.display();
+        Self::Interrupt(format!(
+            "interrupted; finished episodes and steps are kept\n  hint: go on with `sinew train {dir}/recipe.toml --run-dir {dir} --resume`"
+        ))
+    }
+
+    pub(crate) fn is_interrupt(&self) -> bool {
+        matches!(self, Self::Interrupt(_))
+    }
+
+    /// Exit code of the process.
+    pub(crate) fn code(&self) -> u8 {
+        match self {
+            Self::System(_) => 1,
+            Self::Input(_) => 2,
+            Self::Interrupt(_) => 130,
+        }
+    }
+
+    pub(crate) fn text(&self) -> &str {
+        match self {
+            Self::Input(text) | Self::System(text) | Self::Interrupt(text) => text,
+        }
+    }
+}

@@ -1,0 +1,186 @@
+//! What a run writes about itself: one line a step in `metrics.jsonl`, one object at the end.
+
+use serde::{Deserialize, Serialize};
+use sinew_types::{EpisodeEnd, TokenKind, Trace};
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+/// Averages over a set of episodes.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct EpisodeStats {
+    pub(crate) episodes: usize,
+    /// Episodes that the system failed; not part of the averages below.
+    pub(crate) failed: usize,
+    pub(crate) truncated: usize,
+    pub(crate) success: f64,
+    pub(crate) reward: f64,
+    pub(crate) turns: f64,
+    pub(crate) sampled_tokens: f64,
+    /// Means of the environment's own measurements.
+    pub(crate) metrics: BTreeMap<String, f64>,
+    /// Success by task type.
+    pub(crate) success_by_kind: BTreeMap<String, f64>,
+    /// Sums over episodes, in seconds.
+    pub(crate) generate_s: f64,
+    pub(crate) tool_s: f64,
+}
+
+impl EpisodeStats {
+    /// Statistics of `traces`.
+    pub(crate) fn of(traces: &[Trace]) -> Self {
+        let mut stats = Self {
+            episodes: traces.len(),
+            ..Self::default()
+        };
+        let mut by_kind: BTreeMap<String, (f64, f64)> = BTreeMap::new();
+        let mut scored = 0.0;
+        for trace in traces {
+            stats.generate_s += trace.timing.generate_s;
+            stats.tool_s += trace.timing.tool_s;
+            match &trace.end {
+                EpisodeEnd::Failed { .. } => {
+                    stats.failed += 1;
+                    continue;
+                }
+                EpisodeEnd::Truncated { .. } => stats.truncated += 1,
+                EpisodeEnd::Terminated => {}
+            }
+            scored += 1.0;
+            let success = f64::from(trace.outcome.success);
+            stats.success += success;
+            stats.reward += trace.total_reward();
+            let sampled = trace.nodes.iter().filter(|n| n.kind == TokenKind::Sampled);
+            stats.turns += sampled.count() as f64;
+            stats.sampled_tokens += trace.sampled_tokens() as f64;
+            for (name, value) in &trace.outcome.metrics {
+                *stats.metrics.entry(name.clone()).or_default() += value;
+            }
+            let kind = by_kind.entry(trace.task_kind.clone()).or_default();
+            *kind = (kind.0 + success, kind.1 + 1.0);
+        }
+        stats.divide(scored);
+        stats.success_by_kind = by_kind.into_iter().map(|(k, (s, n))| (k, s / n)).collect();
+        stats
+    }
+
+    fn divide(&mut self, scored: f64) {
+        if scored == 0.0 {
+            return;
+        }
+        for value in [
+            &mut self.success,
+            &mut self.reward,
+            &mut self.turns,
+            &mut self.sampled_tokens,
+        ] {
+            *value /= scored;
+        }
+        self.metrics.values_mut().for_each(|v| *v /= scored);
+    }
+}
+
+/// One training step.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct StepRecord {
+    pub(crate) step: u64,
+    /// Since the start of the run, earlier sessions of a resumed run included.
+    pub(crate) wall_s: f64,
+    pub(crate) rollout: EpisodeStats,
+    pub(crate) rows: usize,
+    /// Episodes that gave no row, by reason.
+    pub(crate) dropped: BTreeMap<String, usize>,
+    pub(crate) trained_tokens: usize,
+    /// Tokens computed by the trainer, and what they would be without shared prefixes.
+    pub(crate) computed_tokens: usize,
+    pub(crate) unshared_tokens: usize,
+    pub(crate) loss: f64,
+    pub(crate) grad_norm: f64,
+    pub(crate) learning_rate: f64,
+    /// Updates that a gradient that is not finite prevented.
+    pub(crate) skipped_updates: usize,
+    /// What the loss measured: ratios, clip fraction, KL to the sampling policy, entropy.
+    pub(crate) metrics: serde_json::Value,
+    pub(crate) train_phases: serde_json::Value,
+    /// Largest |engine log-prob − trainer log-prob| before the update.
+    pub(crate) logprob_gap_max: f64,
+    pub(crate) rollout_s: f64,
+    pub(crate) train_s: f64,
+    pub(crate) publish_s: f64,
+    pub(crate) checkpoint_s: f64,
+    /// Of `rollout_s`, the seconds in which the engine computed.
+    pub(crate) engine_busy_s: f64,
+    pub(crate) sampled_tokens_per_s: f64,
+}
+
+impl StepRecord {
+    /// Mean entropy of the trained tokens, in nats, if the loss computed it.
+    pub(crate) fn entropy(&self) -> f64 {
+        self.metrics["entropy"].as_f64().unwrap_or(f64::NAN)
+    }
+}
+
+/// Appends JSON lines, each flushed, so that a killed run loses at most the line in flight.
+#[derive(Debug)]
+pub(crate) struct MetricsFile {
+    path: PathBuf,
+    file: std::fs::File,
+}
+
+impl MetricsFile {
+    /// Opens `path` for appending. A resumed run drops the lines of steps after `last_step`,
+    /// which will be run again, and a torn last line.
+    pub(crate) fn open(path: &Path, last_step: u64) -> std::io::Result<(Self, Vec<StepRecord>)> {
+        let text = match std::fs::read_to_string(path) {
+            Ok(text) => text,
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => String::new(),
+            Err(e) => return Err(e),
+        };
+        let kept: Vec<StepRecord> = text
+            .lines()
+            .filter_map(|line| serde_json::from_str::<StepRecord>(line).ok())
+            .filter(|r| r.step <= last_step)
+            .collect();
+        let temporary = path.with_extension("jsonl.new");
+        let mut file = std::fs::File::create(&temporary)?;
+        for record in &kept {
+            writeln!(file, "{}", serde_json::to_string(record)?)?;
+        }
+        file.sync_all()?;
+        std::fs::rename(&temporary, path)?;
+        let file = std::fs::OpenOptions::new().append(true).open(path)?;
+        let path = path.into();
+        Ok((Self { path, file }, kept))
+    }
+
+    pub(crate) fn append(&mut self, record: &StepRecord) -> Result<(), String> {
+        serde_json::to_string(record)
+            .map_err(std::io::Error::from)
+            .and_then(|line| writeln!(self.file, "{line}"))
+            .map_err(|e| format!("{}: {e}", self.path.display()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn resuming_drops_lines_after_the_checkpoint_and_a_torn_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("metrics.jsonl");
+        let (mut file, kept) = MetricsFile::open(&path, 0).unwrap();
+        assert!(kept.is_empty());
+        for step in 1..=3 {
+            let record = StepRecord { step, ..StepRecord::default() };
+            file.append(&record).unwrap();
+        }
+        drop(file);
+        let torn = std::fs::read_to_string(&path).unwrap() + "{\"step\": 4, \"wall";
+        std::fs::write(&path, torn).unwrap();
+        let (_, kept) = MetricsFile::open(&path, 2).unwrap();
+        let steps: Vec<u64> = kept.iter().map(|r| r.step).collect();
+        assert_eq!(steps, [1, 2]);
+        assert_eq!(std::fs::read_to_string(&path).unwrap().lines().count(), 2);
+    }
+}

@@ -1,0 +1,137 @@
+//! `sinew sandbox`: use the sandboxes alone.
+
+use crate::failure::Failure;
+use crate::output;
+use crate::recipe::SandboxSection;
+use crate::wire;
+use clap::Subcommand;
+use serde_json::json;
+use sinew_sandbox::{Ending, ExecRequest, Program};
+use std::time::Duration;
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum SandboxCommand {
+    /// Run code in a fresh sandbox and tell how it ended
+    Run {
+        /// Python code
+        #[arg(long, conflicts_with = "shell")]
+        code: Option<String>,
+        /// Shell script
+        #[arg(long)]
+        shell: Option<String>,
+        /// Wall-time limit in seconds
+        #[arg(long, default_value_t = 5.0)]
+        timeout: f64,
+        /// Memory limit in MiB
+        #[arg(long, default_value_t = 256)]
+        memory_mb: u64,
+        /// Refuse to run if a protection cannot be enforced
+        #[arg(long)]
+        strict: bool,
+        /// One JSON object
+        #[arg(long)]
+        json: bool,
+    },
+    /// Say what this host enforces
+    Probe {
+        /// One JSON object a protection
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+/// `sinew sandbox ...`.
+pub(crate) fn run(command: &SandboxCommand) -> Result<(), Failure> {
+    match command {
+        SandboxCommand::Probe { json } => probe(*json),
+        SandboxCommand::Run {
+            code,
+            shell,
+            timeout,
+            memory_mb,
+            strict,
+            json,
+        } => {
+            let program = match (code, shell) {
+                (Some(code), None) => Program::Python(code.clone()),
+                (None, Some(script)) => Program::Shell(script.clone()),
+                _ => {
+                    return Err(Failure::input(
+                        "nothing to run\n  hint: sinew sandbox run --code 'print(6 * 7)'",
+                    ));
+                }
+            };
+            if !(timeout.is_finite() && *timeout > 0.0) {
+                return Err(Failure::input(format!(
+                    "--timeout {timeout}: allowed: a number of seconds above 0"
+                )));
+            }
+            let section = SandboxSection {
+                memory_mb: *memory_mb,
+                strict: *strict,
+                cpu_s: *timeout,
+                ..SandboxSection::default()
+            };
+            exec(&section, program, Duration::from_secs_f64(*timeout), *json)
+        }
+    }
+}
+
+fn probe(as_json: bool) -> Result<(), Failure> {
+    let provider = wire::sandboxes(&SandboxSection::default())?;
+    for p in provider.protections().iter() {
+        if as_json {
+            output::print_json(&json!(p));
+        } else {
+            let mark = if p.enforced { "yes" } else { "NO " };
+            output::print(&format!("{mark}  {:16} {}\n", p.name, p.how));
+        }
+    }
+    Ok(())
+}
+
+fn exec(
+    section: &SandboxSection,
+    program: Program,
+    deadline: Duration,
+    as_json: bool,
+) -> Result<(), Failure> {
+    let provider = wire::sandboxes(section)?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(Failure::system)?;
+    let result = runtime.block_on(async {
+        let spec = wire::sandbox_spec(section);
+        let mut sandbox = provider.acquire(&spec).await?;
+        let request = ExecRequest {
+            program,
+            stdin: Vec::new(),
+            deadline,
+        };
+        let result = sandbox.exec(request).await;
+        sandbox.destroy().await?;
+        result
+    });
+    let result = result.map_err(Failure::system)?;
+    if as_json {
+        output::print_json(&json!({
+            "ending": result.ending,
+            "stdout": String::from_utf8_lossy(&result.stdout),
+            "stderr": String::from_utf8_lossy(&result.stderr),
+            "truncated": result.truncated,
+            "usage": result.usage,
+            "protections": *result.protections,
+        }));
+        return Ok(());
+    }
+    output::print(&String::from_utf8_lossy(&result.stdout));
+    let errors = String::from_utf8_lossy(&result.stderr);
+    if result.ending == (Ending::Exited { code: 0 }) {
+        return Ok(());
+    }
+    Err(Failure::system(format!(
+        "{}it ended with {:?} after {:.3} s",
+        errors, result.ending, result.usage.wall_s
+    )))
+}

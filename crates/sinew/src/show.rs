@@ -1,0 +1,121 @@
+//! Prints one episode with each token's kind, so that a person sees what was trained on.
+
+use crate::report::{end_text, kind_name};
+use serde_json::json;
+use sinew_render::Renderer;
+use sinew_types::{NO_PARENT, Node, TokenKind, Trace};
+use std::fmt::Write;
+
+/// How an episode is printed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ShowOptions {
+    /// Colours and marks for terminals.
+    pub(crate) color: bool,
+    /// One line for each token with id, log-probability and version.
+    pub(crate) tokens: bool,
+}
+
+fn sgr(kind: TokenKind) -> &'static str {
+    match kind {
+        TokenKind::Prompt => "\x1b[2m",
+        TokenKind::Sampled => "\x1b[32m",
+        TokenKind::Forced => "\x1b[33m",
+        TokenKind::Observation => "\x1b[36m",
+    }
+}
+
+/// An episode as text.
+pub(crate) fn text(trace: &Trace, renderer: &dyn Renderer, options: ShowOptions) -> String {
+    let mut out = String::new();
+    let _ = writeln!(
+        out,
+        "episode {}  task {} ({})  step {}  {}\nreward {:.3}  success {}  {}",
+        trace.episode,
+        trace.task,
+        trace.task_kind,
+        trace.step,
+        trace.purpose,
+        trace.total_reward(),
+        trace.outcome.success,
+        end_text(&trace.end)
+    );
+    for (id, node) in trace.nodes.iter().enumerate() {
+        header(&mut out, id, node);
+        let body = if options.tokens {
+            token_lines(node, renderer)
+        } else {
+            renderer.decode_with_special(&node.tokens) + "\n"
+        };
+        if options.color {
+            let _ = writeln!(out, "{}{}\x1b[0m", sgr(node.kind), body.trim_end());
+        } else {
+            let _ = writeln!(out, "{}", body.trim_end());
+        }
+    }
+    let trained = trace.sampled_tokens();
+    let all: usize = trace.nodes.iter().map(|n| n.tokens.len()).sum();
+    let _ = writeln!(
+        out,
+        "\n{trained} of {all} tokens are sampled; only those can enter the loss"
+    );
+    out
+}
+
+fn header(out: &mut String, id: usize, node: &Node) {
+    let parent = match node.parent {
+        NO_PARENT => "root".to_string(),
+        parent => format!("after {parent}"),
+    };
+    let _ = write!(
+        out,
+        "\n-- node {id} ({parent})  turn {}  {}  {} tokens",
+        node.turn,
+        kind_name(node.kind),
+        node.tokens.len()
+    );
+    if let (Some(first), Some(last)) = (node.versions.first(), node.versions.last()) {
+        let mean = node.logprobs.iter().sum::<f32>() / node.logprobs.len().max(1) as f32;
+        let _ = write!(out, "  mean log-prob {mean:.3}  weights {}", first.version);
+        if last.version != first.version {
+            let _ = write!(out, "..{}", last.version);
+        }
+    }
+    if node.process_reward != 0.0 {
+        let _ = write!(out, "  process reward {:+.3}", node.process_reward);
+    }
+    out.push('\n');
+}
+
+fn token_lines(node: &Node, renderer: &dyn Renderer) -> String {
+    let mut out = String::new();
+    for (i, &id) in node.tokens.iter().enumerate() {
+        let piece = renderer.decode_with_special(&[id]);
+        let _ = write!(out, "{id:>7}  {piece:?}");
+        if let Some(logprob) = node.logprobs.get(i) {
+            let version = node
+                .versions
+                .iter()
+                .find(|s| i < (s.start + s.len) as usize)
+                .map_or(String::new(), |s| s.version.to_string());
+            let _ = write!(out, "  {logprob:.4}  {version}");
+        }
+        out.push('\n');
+    }
+    out
+}
+
+/// An episode as JSON, with the text of each node beside its tokens.
+pub(crate) fn json(trace: &Trace, renderer: &dyn Renderer) -> Result<String, serde_json::Error> {
+    let mut value = serde_json::to_value(trace)?;
+    let texts: Vec<String> = trace
+        .nodes
+        .iter()
+        .map(|n| renderer.decode_with_special(&n.tokens))
+        .collect();
+    if let Some(nodes) = value["nodes"].as_array_mut() {
+        for (node, text) in nodes.iter_mut().zip(texts) {
+            node["text"] = json!(text);
+        }
+    }
+    serde_json::to_string(&value)
+}

@@ -1,0 +1,96 @@
+//! The end of a run for a person: what changed, where the time went, what to do next.
+
+use crate::ledger::Samples;
+use crate::recipe::Recipe;
+use crate::record::{EpisodeStats, StepRecord};
+use crate::report::comparison;
+use crate::run_dir::RunDir;
+use crate::view::duration;
+use std::fmt::Write;
+
+/// All that the end shows.
+pub(crate) struct Summary<'a> {
+    pub(crate) recipe: &'a Recipe,
+    pub(crate) dir: &'a RunDir,
+    pub(crate) before: &'a EpisodeStats,
+    pub(crate) after: &'a EpisodeStats,
+    pub(crate) history: &'a [StepRecord],
+    pub(crate) samples: Samples,
+    pub(crate) wall_s: f64,
+    /// An episode id to show.
+    pub(crate) example: Option<String>,
+}
+
+/// The end as text.
+pub(crate) fn text(s: &Summary<'_>) -> String {
+    let mut out = String::new();
+    let rows = comparison(s.before, s.after);
+    let width = rows.iter().map(|r| r.0.len()).max().unwrap_or(0).max(8);
+    let _ = writeln!(
+        out,
+        "\n{:width$}  {:>9}  {:>9}",
+        format!("held-out ({} tasks)", s.before.episodes),
+        "before",
+        "after",
+        width = width.max(20)
+    );
+    for (name, before, after) in rows {
+        let width = width.max(20);
+        let _ = writeln!(out, "{name:width$}  {before:>9}  {after:>9}");
+    }
+    time_table(&mut out, s);
+    let x = s.samples;
+    let _ = writeln!(
+        out,
+        "\nepisodes trained {}  left out {} (no difference within the group, or failed)  trained twice {}  lost {}",
+        x.trained, x.dropped, x.trained_twice, x.lost
+    );
+    next_commands(&mut out, s);
+    out
+}
+
+fn time_table(out: &mut String, s: &Summary<'_>) {
+    let sum = |f: fn(&StepRecord) -> f64| s.history.iter().map(f).sum::<f64>();
+    let rollout = sum(|r| r.rollout_s);
+    let busy = sum(|r| r.engine_busy_s).min(rollout);
+    let parts = [
+        ("generation", busy),
+        ("waiting for tools", rollout - busy),
+        ("training", sum(|r| r.train_s)),
+        ("new weights to engine", sum(|r| r.publish_s)),
+        ("checkpoints", sum(|r| r.checkpoint_s)),
+    ];
+    let steps: f64 = parts.iter().map(|p| p.1).sum();
+    let _ = writeln!(out, "\nwhere the time went ({} in all)", duration(s.wall_s));
+    for (name, seconds) in parts {
+        share(out, name, seconds, s.wall_s);
+    }
+    share(out, "loading, evaluations", (s.wall_s - steps).max(0.0), s.wall_s);
+}
+
+fn share(out: &mut String, name: &str, seconds: f64, whole: f64) {
+    let percent = 100.0 * seconds / whole.max(1e-9);
+    let _ = writeln!(out, "{name:22} {:>7}  {percent:>4.0} %", duration(seconds));
+}
+
+fn next_commands(out: &mut String, s: &Summary<'_>) {
+    let dir = s.dir.path().display();
+    let _ = writeln!(out, "\nnext");
+    let _ = writeln!(out, "  open {}", s.dir.report_path().display());
+    if let Some(example) = &s.example {
+        let _ = writeln!(out, "  sinew show {example} --run-dir {dir}");
+        let after = example.replace("eval-before", "eval-after");
+        let _ = writeln!(out, "  sinew show {after} --run-dir {dir}");
+    }
+    let _ = writeln!(out, "  sinew episodes --run-dir {dir} --purpose train --limit 20");
+    let _ = writeln!(
+        out,
+        "  the trained model, for transformers: {}",
+        s.dir.checkpoints().display()
+    );
+    let _ = writeln!(
+        out,
+        "  more steps: raise train.steps (now {}) in {dir}/recipe.toml, then `sinew train {dir}/recipe.toml --run-dir {dir} --resume`",
+        s.recipe.train.steps
+    );
+}

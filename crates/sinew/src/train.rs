@@ -1,0 +1,424 @@
+//! The main job: episodes, training signal, optimizer step, new weights, again and again.
+
+use crate::ledger::{Ledger, LedgerStep, Samples};
+use crate::recipe::Recipe;
+use crate::record::{EpisodeStats, MetricsFile, StepRecord};
+use crate::report::Report;
+use crate::run_dir::{RunDir, write_atomic};
+use crate::schedule::{eval_episodes, train_groups};
+use crate::view::{Sampler, Status, View, duration};
+use crate::wire::{Parts, SavedState};
+use crate::failure::Failure;
+use crate::summary;
+use sinew_rollout::{BatchError, EpisodeOptions, EpisodeSpec, run_batch};
+use sinew_types::{EpisodeEnd, Trace};
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+use tokio::runtime::Runtime;
+use tokio::sync::watch;
+
+/// How the command was called.
+#[derive(Clone, Debug)]
+pub(crate) struct TrainOptions {
+    pub(crate) resume: bool,
+    pub(crate) json: bool,
+}
+
+/// What is counted and kept through a run.
+struct Run<'a> {
+    recipe: &'a Recipe,
+    dir: &'a RunDir,
+    parts: Parts,
+    runtime: &'a Runtime,
+    view: View,
+    json: bool,
+    cancel: watch::Receiver<bool>,
+    metrics: MetricsFile,
+    history: Vec<StepRecord>,
+    ledger: Ledger,
+    /// Steps done, and the last of them that a checkpoint holds.
+    step: u64,
+    saved_step: u64,
+    started: Instant,
+    /// Wall time of earlier sessions of a resumed run.
+    earlier_s: f64,
+}
+
+/// Runs a recipe to its end and returns the last line for `--json`.
+pub(crate) fn train(
+    recipe: &Recipe,
+    dir: &RunDir,
+    options: &TrainOptions,
+) -> Result<serde_json::Value, Failure> {
+    let runtime = Runtime::new().map_err(|e| Failure::system(format!("async runtime: {e}")))?;
+    let cancel = cancel_on_signal(&runtime);
+    let status = Arc::new(Mutex::new(Status {
+        title: recipe.name.clone(),
+        phase: "loading the model".into(),
+        steps: recipe.train.steps,
+        ..Status::default()
+    }));
+    let started = Instant::now();
+    let view = View::start(status, options.json);
+    view.line(&format!("{}: loading the model", recipe.name));
+    let (parts, saved) = Parts::build(recipe, dir, options.resume)?;
+    let saved = saved.unwrap_or_default();
+    let (metrics, history) = MetricsFile::open(&dir.metrics_path(), saved.step)
+        .map_err(|e| Failure::system(format!("{}: {e}", dir.metrics_path().display())))?;
+    view.line(&parts.describe());
+    let mut run = Run {
+        recipe,
+        dir,
+        parts,
+        runtime: &runtime,
+        view,
+        json: options.json,
+        cancel,
+        metrics,
+        history,
+        step: saved.step,
+        saved_step: saved.step,
+        ledger: saved.ledger,
+        started,
+        earlier_s: saved.wall_s,
+    };
+    let result = run.whole();
+    if let Err(failure) = &result
+        && failure.is_interrupt()
+    {
+        run.save_if_needed()?;
+    }
+    result
+}
+
+/// A receiver that turns true at the first Ctrl-C or TERM signal.
+fn cancel_on_signal(runtime: &Runtime) -> watch::Receiver<bool> {
+    let (sender, receiver) = watch::channel(false);
+    runtime.spawn(async move {
+        use tokio::signal::unix::{SignalKind, signal};
+        let Ok(mut terminate) = signal(SignalKind::terminate()) else {
+            return;
+        };
+        tokio::select! {
+            _ = tokio::signal::ctrl_c() => {}
+            _ = terminate.recv() => {}
+        }
+        let _ = sender.send(true);
+    });
+    receiver
+}
+
+impl Run<'_> {
+    fn whole(&mut self) -> Result<serde_json::Value, Failure> {
+        let before = self.evaluate("eval-before", 0)?;
+        let before_stats = EpisodeStats::of(&before);
+        self.refuse_hopeless(&before)?;
+        let success = before_stats.success;
+        self.view.update(|s| s.eval_before = Some(success));
+        self.view
+            .line(&format!("held-out before: success {:.1} %", 100.0 * success));
+        while self.step < self.recipe.train.steps && !self.out_of_time() {
+            self.one_step()?;
+        }
+        self.save_if_needed()?;
+        let after = self.evaluate("eval-after", self.step)?;
+        let after_stats = EpisodeStats::of(&after);
+        let samples = self.samples()?;
+        self.write_report(&before_stats, &after_stats, &before, &after)?;
+        let wall_s = self.wall_s();
+        self.view.update(|s| s.phase = "done".into());
+        if !self.json {
+            self.stop_view();
+            let text = summary::text(&summary::Summary {
+                recipe: self.recipe,
+                dir: self.dir,
+                before: &before_stats,
+                after: &after_stats,
+                history: &self.history,
+                samples,
+                wall_s,
+                example: before.first().map(|t| t.episode.as_str().to_string()),
+            });
+            crate::output::print(&text);
+        }
+        Ok(last_line(&before_stats, &after_stats, wall_s, samples))
+    }
+
+    /// Ends the live view, so that what follows is printed below it.
+    fn stop_view(&mut self) {
+        let quiet = View::start(Arc::new(Mutex::new(Status::default())), true);
+        drop(std::mem::replace(&mut self.view, quiet));
+    }
+
+    fn wall_s(&self) -> f64 {
+        self.earlier_s + self.started.elapsed().as_secs_f64()
+    }
+
+    fn out_of_time(&self) -> bool {
+        let limit = self.recipe.train.max_wall_s;
+        limit > 0.0 && self.wall_s() >= limit
+    }
+
+    /// If every episode of the first evaluation failed for the same reason, training cannot
+    /// help: stop before anything is spent.
+    fn refuse_hopeless(&self, traces: &[Trace]) -> Result<(), Failure> {
+        let reason = |t: &Trace| match &t.end {
+            EpisodeEnd::Failed { kind, message } => Some(format!("{kind:?}: {message}")),
+            _ => None,
+        };
+        match traces.first().and_then(reason) {
+            Some(first) if traces.iter().all(|t| reason(t).is_some()) => Err(Failure::system(
+                format!("all {} held-out episodes failed; the first: {first}", traces.len()),
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    fn evaluate(&mut self, purpose: &str, step: u64) -> Result<Vec<Trace>, Failure> {
+        let eval = &self.recipe.eval;
+        let specs = eval_episodes(
+            self.parts.taskset.as_ref(),
+            self.recipe.seed,
+            purpose,
+            step,
+            eval.tasks,
+            eval.episodes_per_task,
+        )
+        .map_err(|e| Failure::system(e.to_string()))?;
+        let mut options = self.parts.episode_options(self.recipe);
+        options.sampling.temperature = eval.temperature;
+        self.view.update(|s| s.phase = format!("evaluating ({purpose})"));
+        self.episodes(specs, &options)
+    }
+
+    /// Runs episodes while the view follows them.
+    fn episodes(
+        &mut self,
+        specs: Vec<EpisodeSpec>,
+        options: &EpisodeOptions,
+    ) -> Result<Vec<Trace>, Failure> {
+        let total = specs.len();
+        let finished_before = self.parts.episode.gauges.read().finished;
+        let mut sampler = Sampler::new(self.parts.episode.engine.status().sampled_tokens);
+        let batch = run_batch(
+            &self.parts.episode,
+            options,
+            &self.parts.store,
+            specs,
+            self.recipe.rollout.max_in_flight,
+            self.cancel.clone(),
+        );
+        let traces = self.runtime.block_on(async {
+            tokio::pin!(batch);
+            let mut tick = tokio::time::interval(Duration::from_millis(250));
+            loop {
+                tokio::select! {
+                    result = &mut batch => break result,
+                    _ = tick.tick() => {
+                        let gauges = self.parts.episode.gauges.read();
+                        let engine = self.parts.episode.engine.status();
+                        let rate = sampler.rate(engine.sampled_tokens);
+                        let wall_s = self.wall_s();
+                        self.view.update(|s| {
+                            s.gauges = gauges;
+                            s.tokens_per_s = rate;
+                            s.done = (gauges.finished - finished_before) as usize;
+                            s.total = total;
+                            s.wall_s = wall_s;
+                        });
+                    }
+                }
+            }
+        });
+        traces.map_err(|e| match e {
+            BatchError::Cancelled => Failure::interrupt(self.dir.path()),
+            e @ BatchError::Store(_) => Failure::system(e.to_string()),
+        })
+    }
+
+    fn one_step(&mut self) -> Result<(), Failure> {
+        let step = self.step + 1;
+        let recipe = self.recipe;
+        let groups = train_groups(
+            self.parts.taskset.as_ref(),
+            recipe.seed,
+            step,
+            recipe.rollout.tasks_per_step,
+            recipe.rollout.group_size,
+        )
+        .map_err(|e| Failure::system(e.to_string()))?;
+        self.view.update(|s| {
+            s.step = step;
+            s.phase = "rolling out".into();
+        });
+        let engine_before = self.parts.episode.engine.status();
+        let started = Instant::now();
+        let options = self.parts.episode_options(recipe);
+        let traces = self.episodes(groups.into_iter().flatten().collect(), &options)?;
+        let rollout_s = started.elapsed().as_secs_f64();
+        let engine = self.parts.episode.engine.status();
+        let sampled: usize = traces.iter().map(Trace::sampled_tokens).sum();
+        let mut record = StepRecord {
+            step,
+            rollout: EpisodeStats::of(&traces),
+            rollout_s,
+            engine_busy_s: engine.busy_s - engine_before.busy_s,
+            sampled_tokens_per_s: sampled as f64 / rollout_s.max(1e-9),
+            ..StepRecord::default()
+        };
+        self.learn(step, &traces, &mut record)?;
+        self.step = step;
+        record.wall_s = self.wall_s();
+        self.finish_step(record)
+    }
+
+    /// Rows, optimizer step, ledger, publication of the weights.
+    fn learn(
+        &mut self,
+        step: u64,
+        traces: &[Trace],
+        record: &mut StepRecord,
+    ) -> Result<(), Failure> {
+        self.view.update(|s| {
+            s.phase = "training".into();
+            (s.done, s.total) = (s.total, s.total);
+        });
+        let started = Instant::now();
+        let mut batch = self.parts.rows(traces)?;
+        record.rows = batch.rows.len();
+        for reason in batch.dropped.values() {
+            *record.dropped.entry(reason.clone()).or_default() += 1;
+        }
+        if !batch.rows.is_empty() {
+            let spec = self.parts.algorithm.loss().clone();
+            self.parts.learner.step(&mut batch, &spec, record)?;
+        }
+        self.ledger.steps.push(LedgerStep {
+            step,
+            trained: batch.trained,
+            dropped: batch.dropped,
+        });
+        record.train_s = started.elapsed().as_secs_f64();
+        let publishing = Instant::now();
+        self.parts.publish()?;
+        record.publish_s = publishing.elapsed().as_secs_f64();
+        Ok(())
+    }
+
+    fn finish_step(&mut self, mut record: StepRecord) -> Result<(), Failure> {
+        let started = Instant::now();
+        let every = self.recipe.train.checkpoint_every;
+        if self.step.is_multiple_of(every) || self.step == self.recipe.train.steps {
+            self.save()?;
+        }
+        record.checkpoint_s = started.elapsed().as_secs_f64();
+        self.metrics.append(&record).map_err(Failure::system)?;
+        self.view.line(&step_line(&record, self.recipe.train.steps));
+        if self.json {
+            crate::output::print_json(&serde_json::json!({ "step": record }));
+        }
+        self.history.push(record);
+        let history = self.history.clone();
+        self.view.update(|s| s.history = history);
+        let eval_every = self.recipe.eval.every;
+        if eval_every > 0 && self.step.is_multiple_of(eval_every) && self.step < self.recipe.train.steps {
+            let traces = self.evaluate(&format!("eval-{:05}", self.step), self.step)?;
+            let success = EpisodeStats::of(&traces).success;
+            self.view.line(&format!("held-out: success {:.1} %", 100.0 * success));
+        }
+        Ok(())
+    }
+
+    fn save(&mut self) -> Result<(), Failure> {
+        self.view.update(|s| s.phase = "saving a checkpoint".into());
+        let state = SavedState {
+            step: self.step,
+            wall_s: self.wall_s(),
+            ledger: self.ledger.clone(),
+        };
+        self.parts.save(&state)?;
+        self.saved_step = self.step;
+        Ok(())
+    }
+
+    fn save_if_needed(&mut self) -> Result<(), Failure> {
+        if self.saved_step < self.step {
+            self.save()?;
+        }
+        Ok(())
+    }
+
+    fn samples(&self) -> Result<Samples, Failure> {
+        let stored = self.parts.stored_train_episodes()?;
+        Ok(self.ledger.samples(&stored))
+    }
+
+    fn write_report(
+        &self,
+        before: &EpisodeStats,
+        after: &EpisodeStats,
+        episodes_before: &[Trace],
+        episodes_after: &[Trace],
+    ) -> Result<(), Failure> {
+        let path = self.dir.recipe_path();
+        let read = |p: &Path| std::fs::read_to_string(p).unwrap_or_default();
+        let html = Report {
+            title: &format!("Sinew run: {}", self.recipe.name),
+            recipe_toml: &read(&path),
+            steps: &self.history,
+            before,
+            after,
+            episodes_before,
+            episodes_after,
+            renderer: self.parts.episode.renderer.as_ref(),
+        }
+        .html()
+        .map_err(Failure::system)?;
+        let report = self.dir.report_path();
+        write_atomic(&report, html.as_bytes())
+            .map_err(|e| Failure::system(format!("{}: {e}", report.display())))
+    }
+}
+
+fn step_line(r: &StepRecord, steps: u64) -> String {
+    format!(
+        "step {:>3}/{steps}  reward {:.3}  success {:>5.1} %  tokens/episode {:>5.1}  entropy {:.2}  grad {:.2}  rollout {:.1}s  train {:.1}s  {}",
+        r.step,
+        r.rollout.reward,
+        100.0 * r.rollout.success,
+        r.rollout.sampled_tokens,
+        r.entropy(),
+        r.grad_norm,
+        r.rollout_s,
+        r.train_s,
+        duration(r.wall_s)
+    )
+}
+
+/// The object that scripts read.
+fn last_line(
+    before: &EpisodeStats,
+    after: &EpisodeStats,
+    wall_s: f64,
+    samples: Samples,
+) -> serde_json::Value {
+    let stats = |s: &EpisodeStats| {
+        let mut map = BTreeMap::from([
+            ("success".to_string(), s.success),
+            ("reward".into(), s.reward),
+            ("turns".into(), s.turns),
+            ("sampled_tokens".into(), s.sampled_tokens),
+        ]);
+        for (name, value) in &s.metrics {
+            map.entry(name.clone()).or_insert(*value);
+        }
+        map
+    };
+    serde_json::json!({
+        "eval": { "before": stats(before), "after": stats(after) },
+        "wall_s": wall_s,
+        "samples": samples,
+    })
+}

@@ -1,0 +1,327 @@
+//! What a person sees while a run works: a live view on a terminal, plain lines elsewhere.
+
+use crate::record::StepRecord;
+use ratatui::layout::{Constraint, Layout};
+use ratatui::prelude::{Color, Frame, Line, Rect, Span, Style, Stylize};
+use ratatui::symbols::Marker;
+use ratatui::widgets::{Axis, Block, Chart, Dataset, Gauge, GraphType, Paragraph};
+use ratatui::{Terminal, TerminalOptions, Viewport};
+use sinew_rollout::GaugesReading;
+use std::io::{IsTerminal, Write};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+const HEIGHT: u16 = 17;
+const REFRESH: Duration = Duration::from_millis(200);
+
+/// What the view shows; the run writes it, the view reads it.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Status {
+    pub(crate) title: String,
+    /// `evaluating before`, `rolling out`, `training`, ...
+    pub(crate) phase: String,
+    pub(crate) step: u64,
+    pub(crate) steps: u64,
+    /// Progress within the phase.
+    pub(crate) done: usize,
+    pub(crate) total: usize,
+    pub(crate) gauges: GaugesReading,
+    /// Tokens a second that the engine samples now.
+    pub(crate) tokens_per_s: f64,
+    pub(crate) eval_before: Option<f64>,
+    pub(crate) history: Vec<StepRecord>,
+    pub(crate) wall_s: f64,
+}
+
+impl Status {
+    /// Seconds in generation, tools and training over all steps so far. Tools overlap with
+    /// generation: their share is the time in which the engine had nothing to compute.
+    pub(crate) fn split_s(&self) -> (f64, f64, f64, f64) {
+        self.history.iter().fold((0.0, 0.0, 0.0, 0.0), |s, r| {
+            let waiting = (r.rollout_s - r.engine_busy_s).max(0.0);
+            (
+                s.0 + r.engine_busy_s.min(r.rollout_s),
+                s.1 + waiting,
+                s.2 + r.train_s,
+                s.3 + r.publish_s + r.checkpoint_s,
+            )
+        })
+    }
+}
+
+/// Shows a [`Status`] until dropped.
+pub(crate) struct View {
+    status: Arc<Mutex<Status>>,
+    stop: std::sync::mpsc::SyncSender<()>,
+    thread: Option<std::thread::JoinHandle<()>>,
+    plain: bool,
+}
+
+impl View {
+    /// A live view if standard error is a terminal and `quiet` is false.
+    pub(crate) fn start(status: Arc<Mutex<Status>>, quiet: bool) -> Self {
+        let live = !quiet && std::io::stderr().is_terminal();
+        let (stop, stopped) = std::sync::mpsc::sync_channel(1);
+        let thread = live.then(|| {
+            let status = Arc::clone(&status);
+            std::thread::spawn(move || {
+                if let Err(e) = draw_until(&status, &stopped) {
+                    let _ = writeln!(std::io::stderr(), "live view: {e}");
+                }
+            })
+        });
+        Self {
+            status,
+            stop,
+            thread,
+            plain: !live && !quiet,
+        }
+    }
+
+    /// Changes what is shown.
+    pub(crate) fn update(&self, change: impl FnOnce(&mut Status)) {
+        if let Ok(mut status) = self.status.lock() {
+            change(&mut status);
+        }
+    }
+
+    /// A line for those who have no live view.
+    pub(crate) fn line(&self, text: &str) {
+        if self.plain {
+            let _ = writeln!(std::io::stderr(), "{text}");
+        }
+    }
+}
+
+impl Drop for View {
+    fn drop(&mut self) {
+        let _ = self.stop.try_send(());
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn draw_until(
+    status: &Mutex<Status>,
+    stopped: &std::sync::mpsc::Receiver<()>,
+) -> std::io::Result<()> {
+    let backend = ratatui::backend::CrosstermBackend::new(std::io::stderr());
+    let options = TerminalOptions {
+        viewport: Viewport::Inline(HEIGHT),
+    };
+    let mut terminal = Terminal::with_options(backend, options)?;
+    loop {
+        let last = stopped.recv_timeout(REFRESH).is_ok();
+        let snapshot = match status.lock() {
+            Ok(status) => status.clone(),
+            Err(_) => return Ok(()),
+        };
+        terminal.draw(|frame| draw(frame, &snapshot))?;
+        if last {
+            break;
+        }
+    }
+    terminal.show_cursor()?;
+    writeln!(std::io::stderr())
+}
+
+/// Draws one frame.
+pub(crate) fn draw(frame: &mut Frame<'_>, status: &Status) {
+    let [head, bar, body] = Layout::vertical([
+        Constraint::Length(1),
+        Constraint::Length(1),
+        Constraint::Min(6),
+    ])
+    .areas(frame.area());
+    let title = Line::from(vec![
+        Span::from("sinew ").bold().fg(Color::Cyan),
+        Span::from(status.title.clone()).bold(),
+        Span::from(format!(
+            "   step {}/{}   {}   {}",
+            status.step,
+            status.steps,
+            status.phase,
+            duration(status.wall_s)
+        )),
+    ]);
+    frame.render_widget(Paragraph::new(title), head);
+    let whole = status.steps.max(1) as f64;
+    let part = if status.total > 0 {
+        status.done as f64 / status.total as f64
+    } else {
+        0.0
+    };
+    let before = status.step.saturating_sub(1) as f64;
+    let gauge = Gauge::default()
+        .gauge_style(Style::new().fg(Color::Cyan))
+        .ratio(((before + part) / whole).clamp(0.0, 1.0))
+        .label(format!("{} of {} in this phase", status.done, status.total));
+    frame.render_widget(gauge, bar);
+    let [left, right] =
+        Layout::horizontal([Constraint::Min(30), Constraint::Length(38)]).areas(body);
+    draw_curve(frame, left, status);
+    draw_numbers(frame, right, status);
+}
+
+fn draw_curve(frame: &mut Frame<'_>, area: Rect, status: &Status) {
+    let curve = |value: fn(&StepRecord) -> f64| -> Vec<(f64, f64)> {
+        status
+            .history
+            .iter()
+            .map(|r| (r.step as f64, value(r)))
+            .collect()
+    };
+    let (reward, success) = (curve(|r| r.rollout.reward), curve(|r| r.rollout.success));
+    let top = reward.iter().map(|p| p.1).fold(1.0, f64::max);
+    let dataset = |name, data, color| {
+        Dataset::default()
+            .name(name)
+            .marker(Marker::Braille)
+            .graph_type(GraphType::Line)
+            .style(Style::new().fg(color))
+            .data(data)
+    };
+    let last = status.steps.max(2) as f64;
+    let chart = Chart::new(vec![
+        dataset("reward", &reward, Color::Yellow),
+        dataset("success", &success, Color::Green),
+    ])
+    .block(Block::bordered().title(" training episodes "))
+    .x_axis(
+        Axis::default()
+            .bounds([1.0, last])
+            .labels(["1".to_string(), format!("step {last}")]),
+    )
+    .y_axis(
+        Axis::default()
+            .bounds([0.0, top])
+            .labels(["0".to_string(), format!("{top:.1}")]),
+    );
+    frame.render_widget(chart, area);
+}
+
+fn draw_numbers(frame: &mut Frame<'_>, area: Rect, status: &Status) {
+    let g = status.gauges;
+    let (generate, wait, train, rest) = status.split_s();
+    let sum = (generate + wait + train + rest).max(1e-9);
+    let percent = |x: f64| format!("{:>3.0} %", 100.0 * x / sum);
+    let mut lines = vec![
+        Line::from(format!(
+            "in flight {:>4}  (model {}, tools {}, boot {})",
+            g.in_flight, g.generating, g.in_tool, g.booting
+        )),
+        Line::from(format!(
+            "episodes  {:>4}  failed {}",
+            g.finished, g.failed
+        )),
+        Line::from(format!("tokens/s  {:>4.0}", status.tokens_per_s)),
+        Line::from(format!("generation      {}", percent(generate))),
+        Line::from(format!("waiting (tools) {}", percent(wait))),
+        Line::from(format!("training        {}", percent(train))),
+        Line::from(format!("weights, disk   {}", percent(rest))),
+    ];
+    if let Some(before) = status.eval_before {
+        lines.push(Line::from(format!(
+            "held-out before {:>3.0} %",
+            100.0 * before
+        )));
+    }
+    if let Some(r) = status.history.last() {
+        lines.push(Line::from(format!(
+            "loss {:+.4}  grad {:.2}  entropy {:.2}",
+            r.loss, r.grad_norm, r.entropy()
+        )));
+    }
+    let block = Block::bordered().title(" now ");
+    frame.render_widget(Paragraph::new(lines).block(block), area);
+}
+
+/// Seconds as `1h02m`, `3m07s` or `12s`.
+pub(crate) fn duration(seconds: f64) -> String {
+    let s = seconds.max(0.0) as u64;
+    match s {
+        0..=59 => format!("{s}s"),
+        60..=3599 => format!("{}m{:02}s", s / 60, s % 60),
+        _ => format!("{}h{:02}m", s / 3600, s % 3600 / 60),
+    }
+}
+
+/// Keeps gauges and token rate of `status` fresh while work goes on elsewhere.
+pub(crate) struct Sampler {
+    last: Instant,
+    tokens: u64,
+}
+
+impl Sampler {
+    pub(crate) fn new(tokens: u64) -> Self {
+        Self {
+            last: Instant::now(),
+            tokens,
+        }
+    }
+
+    /// Tokens a second since the last call.
+    pub(crate) fn rate(&mut self, tokens: u64) -> f64 {
+        let elapsed = self.last.elapsed().as_secs_f64().max(1e-3);
+        let rate = tokens.saturating_sub(self.tokens) as f64 / elapsed;
+        *self = Self::new(tokens);
+        rate
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ratatui::prelude::Backend;
+    use ratatui::backend::TestBackend;
+
+    fn screen(status: &Status, width: u16) -> String {
+        let mut terminal = Terminal::new(TestBackend::new(width, HEIGHT)).unwrap();
+        terminal.draw(|frame| draw(frame, status)).unwrap();
+        let size = terminal.backend().size().unwrap();
+        let buffer = terminal.backend().buffer().clone();
+        (0..size.height)
+            .map(|y| {
+                let row = (0..size.width).map(|x| buffer[(x, y)].symbol());
+                row.collect::<String>() + "\n"
+            })
+            .collect()
+    }
+
+    #[test]
+    fn the_view_shows_progress_curve_and_where_time_goes() {
+        let mut status = Status {
+            title: "quickstart".into(),
+            phase: "rolling out".into(),
+            step: 3,
+            steps: 10,
+            done: 5,
+            total: 64,
+            eval_before: Some(0.2),
+            ..Status::default()
+        };
+        for step in 1..=2 {
+            let mut record = StepRecord {
+                step,
+                rollout_s: 10.0,
+                engine_busy_s: 8.0,
+                train_s: 10.0,
+                ..StepRecord::default()
+            };
+            record.rollout.reward = 0.3 * step as f64;
+            status.history.push(record);
+        }
+        let text = screen(&status, 100);
+        for needle in ["quickstart", "step 3/10", "rolling out", "5 of 64", "training         50 %", "generation       40 %", "before  20 %"] {
+            assert!(text.contains(needle), "{needle} not in\n{text}");
+        }
+    }
+
+    #[test]
+    fn a_narrow_terminal_does_not_panic() {
+        for width in [1, 5, 20, 40] {
+            screen(&Status::default(), width);
+        }
+    }
+}

@@ -1,0 +1,476 @@
+//! Where concrete parts meet: from a recipe to engine, environment, store and trainer.
+
+use crate::failure::Failure;
+use crate::learner::Learner;
+use crate::ledger::Ledger;
+use crate::recipe::{EnvSection, ModelSection, Recipe, SandboxSection};
+use crate::run_dir::RunDir;
+use serde::{Deserialize, Serialize};
+use sinew_algo::{AlgoReport, Algorithm};
+use sinew_env::{EnvFactory, Taskset, tiny};
+use sinew_infer::{Clock, EmbeddedEngine, EngineConfig, ModelForward, SchedulerConfig, TokenBytes};
+use sinew_model::{
+    Family, InferModel, LoadedModel, ModelConfig, ModelFiles, Params, ResolveEnv, load_gguf_metadata,
+    load_model, resolve_model,
+};
+use sinew_render::{ChatRenderer, GgufVocab, Renderer, TinyRenderer};
+use sinew_rollout::{EpisodeLimits, EpisodeOptions, EpisodeParts, Gauges};
+use sinew_sandbox::{Limits, ProcessConfig, ProcessProvider, SandboxProvider, SandboxSpec};
+use sinew_store::{DiskStore, Filter, MemoryStore, StoreOptions, TraceStore};
+use sinew_tensor::{Device, KernelSet};
+use sinew_types::{EpisodeEnd, EpisodeId, SamplingParams, Trace, TrainRow};
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::time::{Duration, Instant};
+
+/// Room of a store in memory.
+const MEMORY_STORE_BYTES: u64 = 4 << 30;
+
+/// What a checkpoint of a run holds beside weights and optimizer.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct SavedState {
+    pub(crate) step: u64,
+    pub(crate) wall_s: f64,
+    pub(crate) ledger: Ledger,
+}
+
+/// Rows of one step, and what became of the episodes that gave none.
+pub(crate) struct Rows {
+    pub(crate) rows: Vec<TrainRow>,
+    pub(crate) trained: Vec<EpisodeId>,
+    pub(crate) dropped: BTreeMap<EpisodeId, String>,
+    pub(crate) report: AlgoReport,
+}
+
+/// Everything a run works with.
+pub(crate) struct Parts {
+    pub(crate) episode: EpisodeParts,
+    pub(crate) taskset: Arc<dyn Taskset>,
+    pub(crate) store: Arc<dyn TraceStore>,
+    pub(crate) algorithm: Algorithm,
+    pub(crate) learner: Learner,
+    config: ModelConfig,
+    kernels: KernelSet,
+    threads: usize,
+}
+
+/// Seconds since the first call: the clock that pure parts are given.
+pub(crate) fn clock() -> Clock {
+    let start = Instant::now();
+    Box::new(move || start.elapsed().as_secs_f64())
+}
+
+/// The device that `SINEW_CPU` and `SINEW_THREADS` ask for, else the best there is.
+pub(crate) fn device() -> Result<Device, Failure> {
+    let kernels = match std::env::var("SINEW_CPU") {
+        Ok(name) => KernelSet::parse(&name).map_err(|e| Failure::input(format!("SINEW_CPU: {e}")))?,
+        Err(_) => KernelSet::detect(),
+    };
+    let threads = match std::env::var("SINEW_THREADS") {
+        Ok(text) => match text.parse() {
+            Ok(n @ 1..=1024) => n,
+            _ => {
+                return Err(Failure::input(format!(
+                    "SINEW_THREADS = {text:?}: allowed: 1 to 1024"
+                )));
+            }
+        },
+        Err(_) => std::thread::available_parallelism().map_or(1, usize::from),
+    };
+    Ok(Device::new(kernels, threads))
+}
+
+/// What the environment says about where models are.
+pub(crate) fn resolve_env() -> ResolveEnv {
+    let var = |name: &str| std::env::var(name).ok().filter(|v| !v.is_empty());
+    let home = PathBuf::from(var("HOME").unwrap_or_else(|| ".".into()));
+    let cache_root = var("XDG_CACHE_HOME").map_or_else(|| home.join(".cache"), PathBuf::from);
+    let hub_home = var("HF_HOME").map_or_else(|| cache_root.join("huggingface"), PathBuf::from);
+    let mut package_dirs: Vec<PathBuf> = var("SINEW_PACKAGE_DIRS")
+        .map(|v| std::env::split_paths(&v).collect())
+        .unwrap_or_default();
+    package_dirs.push(PathBuf::from(".cache/wheels"));
+    let program = std::env::current_exe().unwrap_or_default();
+    package_dirs.extend(program.ancestors().map(|a| a.join(".cache/wheels")));
+    ResolveEnv {
+        package_dirs: package_dirs.into_iter().filter(|d| d.is_dir()).collect(),
+        cache_dir: var("SINEW_CACHE").map_or_else(|| cache_root.join("sinew"), PathBuf::from),
+        hub_cache: var("HF_HUB_CACHE").map_or_else(|| hub_home.join("hub"), PathBuf::from),
+        hub_endpoint: var("HF_ENDPOINT").unwrap_or_else(|| ResolveEnv::HUB.into()),
+        hub_token: var("HF_TOKEN"),
+        offline: var("HF_HUB_OFFLINE").is_some_and(|v| v != "0"),
+        progress: None,
+    }
+}
+
+/// Files of the recipe's model; `None` for one from scratch.
+pub(crate) fn model_files(recipe: &Recipe) -> Result<Option<ModelFiles>, Failure> {
+    match &recipe.model {
+        ModelSection::Scratch { .. } => Ok(None),
+        ModelSection::Pretrained { source } => resolve_model(source, &resolve_env())
+            .map(Some)
+            .map_err(|e| Failure::input(format!("model: {e}"))),
+    }
+}
+
+fn chat_renderer(files: &ModelFiles) -> Result<ChatRenderer, Failure> {
+    let failed = |e: &dyn std::fmt::Display| Failure::input(format!("model: {e}"));
+    match files {
+        ModelFiles::Dir(dir) => ChatRenderer::from_dir(dir).map_err(|e| failed(&e)),
+        ModelFiles::Gguf(path) => {
+            let meta = load_gguf_metadata(path).map_err(|e| failed(&e))?;
+            let config = |e: sinew_model::ConfigError| failed(&e);
+            let types = meta.token_types().map_err(config)?.unwrap_or_default();
+            let vocab = GgufVocab {
+                model: meta.tokenizer_model().map_err(config)?.into(),
+                pre: meta.pre_tokenizer().map_err(config)?.unwrap_or_default().into(),
+                tokens: meta.tokens().map_err(config)?.to_vec(),
+                token_types: types.iter().map(|&t| t as i32).collect(),
+                merges: meta.merges().map_err(config)?.to_vec(),
+            };
+            ChatRenderer::from_gguf(
+                &vocab,
+                meta.chat_template().map_err(config)?,
+                meta.token_id("bos").map_err(config)?,
+                meta.token_id("eos").map_err(config)?,
+            )
+            .map_err(|e| failed(&e))
+        }
+    }
+}
+
+/// The renderer of a recipe's model.
+pub(crate) fn renderer(recipe: &Recipe) -> Result<Arc<dyn Renderer>, Failure> {
+    Ok(match model_files(recipe)? {
+        None => Arc::new(TinyRenderer::new(tiny::ALPHABET)),
+        Some(files) => Arc::new(chat_renderer(&files)?),
+    })
+}
+
+fn loaded_params(recipe: &Recipe, renderer: &dyn Renderer) -> Result<Params, Failure> {
+    if let Some(files) = model_files(recipe)? {
+        let loaded: LoadedModel =
+            load_model(&files).map_err(|e| Failure::input(format!("model: {e}")))?;
+        return Ok(loaded.params);
+    }
+    let config = scratch_config(recipe, renderer)?;
+    Ok(Params::random(&config, recipe.seed))
+}
+
+/// Configuration of a model from scratch: a small Llama.
+fn scratch_config(recipe: &Recipe, renderer: &dyn Renderer) -> Result<ModelConfig, Failure> {
+    let ModelSection::Scratch {
+        d_model,
+        layers,
+        heads,
+        kv_heads,
+        d_ff,
+    } = recipe.model
+    else {
+        return Err(Failure::system("model.type is not `scratch`"));
+    };
+    ModelConfig {
+        family: Family::Llama,
+        vocab: renderer.vocab_size(),
+        d_model,
+        layers,
+        heads,
+        kv_heads,
+        head_dim: d_model / heads,
+        d_ff,
+        rope_theta: 10_000.0,
+        rope_scaling: sinew_model::RopeScaling::None,
+        rms_eps: 1e-5,
+        tied_embeddings: true,
+        qkv_bias: false,
+        qk_norm: false,
+        max_context: recipe.rollout.max_context_tokens as usize,
+        bos_id: None,
+        eos_ids: renderer.stop_ids().to_vec(),
+    }
+    .checked()
+    .map_err(|e| Failure::input(format!("model: {e}")))
+}
+
+/// Starts the sandboxes of a recipe and checks that one really works.
+pub(crate) fn sandboxes(section: &SandboxSection) -> Result<Arc<dyn SandboxProvider>, Failure> {
+    let program = std::env::current_exe().map_err(Failure::system)?;
+    let search = std::env::var("PATH").unwrap_or_default();
+    let mut config = ProcessConfig::new(program, &search);
+    config.max_live = section.max_live;
+    let provider = ProcessProvider::start(config)
+        .map_err(|e| Failure::system(format!("sandbox.level = \"process\": {e}")))?;
+    Ok(Arc::new(provider))
+}
+
+/// What a recipe allows in a sandbox.
+pub(crate) fn sandbox_spec(section: &SandboxSection) -> SandboxSpec {
+    SandboxSpec {
+        limits: Limits {
+            cpu_s: section.cpu_s,
+            memory_bytes: section.memory_mb << 20,
+            processes: section.processes,
+            ..Limits::default()
+        },
+        env: Vec::new(),
+        strict: section.strict,
+    }
+}
+
+type World = (Arc<dyn Taskset>, Arc<dyn EnvFactory>);
+
+/// Tasks of a recipe.
+pub(crate) fn taskset(recipe: &Recipe) -> Result<Arc<dyn Taskset>, Failure> {
+    match &recipe.env {
+        EnvSection::Tiny {} => Ok(Arc::new(tiny::TinyTaskset::new(recipe.seed))),
+        EnvSection::ToolMath { .. } => crate::math::taskset(recipe),
+    }
+}
+
+/// Tasks and environments of a recipe.
+pub(crate) fn world(recipe: &Recipe) -> Result<World, Failure> {
+    match &recipe.env {
+        EnvSection::Tiny {} => Ok((taskset(recipe)?, Arc::new(tiny::TinyFactory))),
+        EnvSection::ToolMath { .. } => {
+            let sandboxes = sandboxes(&recipe.sandbox)?;
+            let spec = sandbox_spec(&recipe.sandbox);
+            Ok((taskset(recipe)?, crate::math::factory(recipe, sandboxes, spec)?))
+        }
+    }
+}
+
+fn open_store(recipe: &Recipe, dir: &RunDir) -> Result<Arc<dyn TraceStore>, Failure> {
+    if recipe.store.kind == "memory" {
+        return Ok(Arc::new(MemoryStore::new(MEMORY_STORE_BYTES)));
+    }
+    let store = DiskStore::open(&dir.store(), StoreOptions::default())
+        .map_err(|e| Failure::system(format!("store: {e}")))?;
+    Ok(Arc::new(store))
+}
+
+fn engine(
+    recipe: &Recipe,
+    device: &Device,
+    params: &Params,
+    renderer: &dyn Renderer,
+    learner: &Learner,
+) -> Result<EmbeddedEngine, Failure> {
+    let failed = |e: &dyn std::fmt::Display| Failure::system(format!("engine: {e}"));
+    let model = InferModel::new(device, params.config(), params, recipe.rollout.max_context_tokens as usize).map_err(|e| failed(&e))?;
+    let forward = ModelForward::new(device.clone(), model, recipe.engine.kv_tokens)
+        .map_err(|e| failed(&e))?;
+    let bytes = (0..renderer.vocab_size() as u32)
+        .map(|id| renderer.token_bytes(id).unwrap_or_default())
+        .collect::<Vec<_>>();
+    let config = EngineConfig {
+        scheduler: SchedulerConfig {
+            max_running: recipe.engine.max_running,
+            max_batch_tokens: recipe.engine.pass_tokens,
+            ..SchedulerConfig::default()
+        },
+        max_waiting: recipe.rollout.max_in_flight.max(4096),
+        version: learner.version(),
+    };
+    let engine = EmbeddedEngine::new(forward, config, Some(TokenBytes::new(bytes)), clock())
+        .map_err(|e| failed(&e))?;
+    Ok(engine)
+}
+
+impl Parts {
+    /// Builds everything; with `resume`, from the last good checkpoint.
+    pub(crate) fn build(
+        recipe: &Recipe,
+        dir: &RunDir,
+        resume: bool,
+    ) -> Result<(Self, Option<SavedState>), Failure> {
+        let device = device()?;
+        let renderer = renderer(recipe)?;
+        let (taskset, envs) = world(recipe)?;
+        let store = open_store(recipe, dir)?;
+        let params = loaded_params(recipe, renderer.as_ref())?;
+        let config = params.config().clone();
+        check_context(recipe, &config)?;
+        let algorithm = Algorithm::new(&recipe.algorithm, &recipe.run_facts())
+            .map_err(|e| Failure::input(format!("algorithm: {e}")))?;
+        let mut learner = Learner::new(recipe, dir, &device, params)?;
+        let saved = if resume { learner.restore()? } else { None };
+        let weights = learner.weights()?;
+        let engine = engine(recipe, &device, &weights, renderer.as_ref(), &learner)?;
+        let parts = Self {
+            episode: EpisodeParts {
+                engine: Arc::new(engine),
+                renderer,
+                envs,
+                gauges: Arc::new(Gauges::default()),
+                requests: Arc::new(AtomicU64::new(1)),
+            },
+            taskset,
+            store,
+            algorithm,
+            learner,
+            config,
+            kernels: device.kernels(),
+            threads: device.threads(),
+        };
+        if let Some(saved) = &saved {
+            parts.mark_trained(&saved.ledger)?;
+        }
+        Ok((parts, saved))
+    }
+
+    /// One line about what runs.
+    pub(crate) fn describe(&self) -> String {
+        format!(
+            "model {:?}, {} layers of {}, vocabulary {}; kernels {}, {} threads",
+            self.config.family,
+            self.config.layers,
+            self.config.d_model,
+            self.config.vocab,
+            self.kernels.name(),
+            self.threads
+        )
+    }
+
+    /// How training episodes are sampled and bounded.
+    pub(crate) fn episode_options(&self, recipe: &Recipe) -> EpisodeOptions {
+        let r = &recipe.rollout;
+        EpisodeOptions {
+            limits: EpisodeLimits {
+                max_turns: r.max_turns,
+                max_turn_tokens: r.max_turn_tokens,
+                max_context_tokens: r.max_context_tokens,
+            },
+            sampling: SamplingParams {
+                temperature: r.temperature,
+                top_p: r.top_p,
+                ..SamplingParams::default()
+            },
+            timeout: Duration::from_secs_f64(r.episode_timeout_s),
+        }
+    }
+
+    /// Training rows of a step's episodes.
+    pub(crate) fn rows(&self, traces: &[Trace]) -> Result<Rows, Failure> {
+        let mut groups: BTreeMap<&str, Vec<Trace>> = BTreeMap::new();
+        for trace in traces {
+            groups.entry(trace.group.as_str()).or_default().push(trace.clone());
+        }
+        let groups: Vec<Vec<Trace>> = groups.into_values().collect();
+        let (rows, report) = self.algorithm.rows(&groups).map_err(Failure::system)?;
+        let trained: BTreeSet<EpisodeId> = rows.iter().map(|r| r.episode.clone()).collect();
+        let dropped = traces
+            .iter()
+            .filter(|t| !trained.contains(&t.episode))
+            .map(|t| (t.episode.clone(), drop_reason(t, &report)))
+            .collect();
+        Ok(Rows {
+            rows,
+            trained: trained.into_iter().collect(),
+            dropped,
+            report,
+        })
+    }
+
+    /// Gives the engine the trainer's weights.
+    pub(crate) fn publish(&self) -> Result<(), Failure> {
+        let weights = self.learner.weights()?;
+        self.episode
+            .engine
+            .load_weights(self.learner.version(), weights)
+            .map_err(|e| Failure::system(format!("engine: {e}")))
+    }
+
+    /// Commits a checkpoint, then tells the store what it holds.
+    pub(crate) fn save(&mut self, state: &SavedState) -> Result<(), Failure> {
+        self.learner.save(state)?;
+        self.mark_trained(&state.ledger)
+    }
+
+    /// Idempotent: a crash between the checkpoint and this is repaired at the next start.
+    fn mark_trained(&self, ledger: &Ledger) -> Result<(), Failure> {
+        let marked: BTreeSet<String> = self
+            .store
+            .trained_batches()
+            .map_err(Failure::system)?
+            .into_iter()
+            .map(|b| b.batch)
+            .collect();
+        for step in &ledger.steps {
+            let batch = format!("s{:05}", step.step);
+            if !marked.contains(&batch) && !step.trained.is_empty() {
+                self.store
+                    .mark_trained(&batch, step.step, &step.trained)
+                    .map_err(Failure::system)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Id and step of every training episode in the store.
+    pub(crate) fn stored_train_episodes(&self) -> Result<Vec<(EpisodeId, u64)>, Failure> {
+        let mut found = Vec::new();
+        let mut filter = Filter {
+            purpose: Some("train".into()),
+            limit: 1000,
+            ..Filter::default()
+        };
+        loop {
+            let page = self.store.list(&filter).map_err(Failure::system)?;
+            found.extend(page.episodes.into_iter().map(|e| (e.episode, e.step)));
+            match page.next {
+                Some(next) => filter.after = Some(next),
+                None => return Ok(found),
+            }
+        }
+    }
+}
+
+fn drop_reason(trace: &Trace, report: &AlgoReport) -> String {
+    match &trace.end {
+        EpisodeEnd::Failed { kind, .. } => format!("failed: {kind:?}").to_lowercase(),
+        _ if report.groups_equal.contains(&trace.group) => "equal rewards in the group".into(),
+        _ if report.groups_too_small.contains(&trace.group) => "group too small".into(),
+        _ if report.groups_filtered.contains(&trace.group) => "group filtered".into(),
+        _ => "no signal".into(),
+    }
+}
+
+fn check_context(recipe: &Recipe, config: &ModelConfig) -> Result<(), Failure> {
+    let asked = recipe.rollout.max_context_tokens as usize;
+    if asked <= config.max_context {
+        return Ok(());
+    }
+    Err(Failure::input(format!(
+        "rollout.max_context_tokens = {asked}: allowed: up to {}, the context of the model",
+        config.max_context
+    )))
+}
+
+/// Whether a folder can be written and has room for `bytes`.
+pub(crate) fn room(path: &Path, bytes: u64) -> Result<(), Failure> {
+    let mut at = path;
+    while !at.exists() {
+        match at.parent() {
+            Some(parent) if !parent.as_os_str().is_empty() => at = parent,
+            _ => {
+                at = Path::new(".");
+                break;
+            }
+        }
+    }
+    let free = rustix::fs::statvfs(at)
+        .map(|s| s.f_bavail * s.f_frsize)
+        .map_err(|e| Failure::system(format!("{}: {e}", at.display())))?;
+    if free >= bytes {
+        return Ok(());
+    }
+    let mib = |b: u64| b >> 20;
+    Err(Failure::input(format!(
+        "{}: {} MiB free, checkpoints of this run need about {} MiB\n  hint: free some space, or lower train.keep_checkpoints",
+        at.display(),
+        mib(free),
+        mib(bytes)
+    )))
+}
