@@ -21,6 +21,8 @@ const ROW_GRAIN: usize = 64;
 /// Up to so many rows, `a` is packed once for all tasks, which then share out the columns.
 /// Above, tasks pack the blocks of `a` that they use, which never leave their L2.
 const SHARED_ROWS: usize = 192;
+/// Values of `b` (4 KiB) from its use to where it is asked for, when a single panel of rows reads it.
+const STREAM_AHEAD: usize = 1024;
 /// Values of `b` (8 MiB) that are packed in one pass, or that all rows meet before the next columns
 /// follow: little enough to stay in the last-level cache.
 const B_LIMIT: usize = 2 << 20;
@@ -301,6 +303,7 @@ fn compute<V: Tile>(job: &Job, rows: Range<usize>, cols: Range<usize>, block: *m
         let mut j = cols.start;
         while j < cols.end {
             let mut done = 1;
+            let b = job.b.data.add(j * job.b.stride + p * nr);
             for i in rows.clone() {
                 let start = job.panels.start(i);
                 let count = job.panels.start(i + 1) - start;
@@ -308,11 +311,14 @@ fn compute<V: Tile>(job: &Job, rows: Range<usize>, cols: Range<usize>, block: *m
                     Some(shared) => shared.add(start * job.depth + p * count),
                     None => block.add((start - top) * depth).cast_const(),
                 };
-                // Each tile asks for its share of the next panel of `b`.
-                let share = p + (i - rows.start) * depth / rows.len();
+                // What the tiles of this panel bring to L2, each its share: the next panel of `b`, or the
+                // rest of this one when there is a single tile.
+                let turn = UNROLL * nr * 4 / rows.len();
+                let share = (i - rows.start) * depth / rows.len() * nr;
+                let next = if rows.len() == 1 { STREAM_AHEAD } else { job.b.stride + share };
                 let x = Operands {
                     a,
-                    b: job.b.data.add(j * job.b.stride + p * nr),
+                    b,
                     b_stride: job.b.stride,
                     c: job.c.add(start * job.ldc + j * nr),
                     ldc: job.ldc,
@@ -320,8 +326,9 @@ fn compute<V: Tile>(job: &Job, rows: Range<usize>, cols: Range<usize>, block: *m
                     depth,
                     load_c: job.load_c || p > 0,
                     next_c: job.c.wrapping_add((start + count) * job.ldc + j * nr),
-                    ahead: job.b.data.wrapping_add((j + 1) * job.b.stride + share * nr),
-                    ahead_step: UNROLL * nr * 4 / rows.len(),
+                    ahead: b.wrapping_add(next),
+                    ahead_step: turn,
+                    ahead_lines: turn.div_ceil(64),
                 };
                 // Several panels at once only where there is a single panel of rows: then this loop
                 // has one turn.

@@ -30,6 +30,8 @@ pub(super) struct Operands {
     pub ahead: *const f32,
     /// Bytes from one cache line asked for, every [`UNROLL`] steps, to the next.
     pub ahead_step: usize,
+    /// Lines asked for at each.
+    pub ahead_lines: usize,
 }
 
 /// Register tiles of a kernel set.
@@ -127,8 +129,13 @@ unsafe fn tile<V: Vector, const ROWS: usize, const NV: usize, const COLS: usize>
             };
         }
         for _ in 0..x.depth / UNROLL {
-            V::prefetch_l2(ahead);
-            ahead = ahead.wrapping_byte_add(x.ahead_step);
+            // Several panels are several streams, which the hardware reads ahead well on its own.
+            if COLS == NV {
+                for line in 0..x.ahead_lines {
+                    V::prefetch_l2(ahead.wrapping_add(line * 16));
+                }
+                ahead = ahead.wrapping_byte_add(x.ahead_step);
+            }
             step!();
             step!();
             step!();
