@@ -187,10 +187,10 @@ fn unpermute(stored: &[f32], out: &mut [f32], heads: usize, head_dim: usize) {
 fn check_finite(path: &Path, entry: &ParamEntry, values: &[f32]) -> Result<(), LoadError> {
     // A sum of absolute values is not finite when one of them is not; it overflows only for
     // weights that would overflow the model as well.
-    let sums = values
+    let mut sums = values
         .chunks(1024)
         .map(|chunk| chunk.iter().map(|v| v.abs()).sum::<f32>());
-    if sums.fold(true, |fine, sum| fine && sum.is_finite()) {
+    if sums.all(f32::is_finite) {
         return Ok(());
     }
     Err(LoadError::NotFinite {

@@ -215,15 +215,6 @@ impl LoraLayout {
         Self { table, adapters }
     }
 
-    /// Places of A and B.
-    pub(crate) fn places(
-        &self,
-        layer: usize,
-        projection: Projection,
-    ) -> Option<(Range<usize>, Range<usize>)> {
-        self.adapters.get(&(layer, projection)).cloned()
-    }
-
     /// The tensors by their PEFT names.
     pub fn table(&self) -> &TensorTable {
         &self.table
@@ -231,12 +222,15 @@ impl LoraLayout {
 }
 
 /// One adapter.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Adapter<'a> {
     /// `[rank, in]`
     pub(crate) a: &'a [f32],
     /// `[out, rank]`
     pub(crate) b: &'a [f32],
+    /// Places of A and B in the flat buffer.
+    pub(crate) a_at: Range<usize>,
+    pub(crate) b_at: Range<usize>,
     pub(crate) rank: usize,
     /// `alpha / rank`
     pub(crate) scale: f32,
@@ -353,10 +347,12 @@ impl Lora {
     }
 
     pub(crate) fn adapter(&self, layer: usize, projection: Projection) -> Option<Adapter<'_>> {
-        let (a, b) = self.layout.places(layer, projection)?;
+        let (a_at, b_at) = self.layout.adapters.get(&(layer, projection)).cloned()?;
         Some(Adapter {
-            a: &self.values[a],
-            b: &self.values[b],
+            a: &self.values[a_at.clone()],
+            b: &self.values[b_at.clone()],
+            a_at,
+            b_at,
             rank: self.config.rank,
             scale: self.config.scale(),
         })

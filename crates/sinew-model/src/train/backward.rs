@@ -167,7 +167,7 @@ impl Pass<'_> {
         ops::swiglu(dev, gate_up, ff, gated);
         let (dx, d_gated) = (work.dx.take(rows * d), work.d_inner.take(rows * ff));
         let lora = &mut work.lora;
-        self.linear_backward(layer, Group::Down, gated, dx, Some(d_gated), grads, lora);
+        self.linear_backward(Group::Down.at(layer), gated, dx, Some(d_gated), grads, lora);
         let d_gate_up = work.d_outer.take(rows * 2 * ff);
         ops::swiglu_backward(dev, gate_up, work.d_inner.take(rows * ff), ff, d_gate_up);
         let x_mid = &saved.x_mid[..rows * d];
@@ -175,7 +175,7 @@ impl Pass<'_> {
         let (h, dh) = (work.h.take(rows * d), work.dh.take(rows * d));
         let d_gate_up = work.d_outer.take(rows * 2 * ff);
         let lora = &mut work.lora;
-        self.linear_backward(layer, Group::GateUp, h, d_gate_up, Some(dh), grads, lora);
+        self.linear_backward(Group::GateUp.at(layer), h, d_gate_up, Some(dh), grads, lora);
         self.norm_backward(x_mid, &ranges.ffn_norm, grads, work);
     }
 
@@ -206,7 +206,7 @@ impl Pass<'_> {
         let attended = &saved.attended[..rows * c.q_dim()];
         let (dx, d_out) = (work.dx.take(rows * d), work.d_inner.take(rows * c.q_dim()));
         let lora = &mut work.lora;
-        self.linear_backward(layer, Group::O, attended, dx, Some(d_out), grads, lora);
+        self.linear_backward(Group::O.at(layer), attended, dx, Some(d_out), grads, lora);
         let input = BackwardInput {
             qkv: &saved.qkv[..rows * width],
             out: attended,
@@ -226,8 +226,7 @@ impl Pass<'_> {
         let needed = layer > 0 || grads.of == GradsOf::Params;
         let lora = &mut work.lora;
         self.linear_backward(
-            layer,
-            Group::Qkv,
+            Group::Qkv.at(layer),
             h,
             d_qkv,
             needed.then_some(dh),

@@ -127,11 +127,11 @@ impl Pass<'_> {
         let attended = &mut saved.attended[..rows * c.q_dim()];
         let x_mid = &mut saved.x_mid[..rows * d];
         x_mid.copy_from_slice(x);
-        self.linear(layer, Group::O, attended, x_mid, true, &mut work.lora);
+        self.linear(Group::O.at(layer), attended, x_mid, true, &mut work.lora);
         self.norm(x_mid, self.values(&ranges.ffn_norm), work);
         let gate_up = &mut saved.gate_up[..rows * 2 * c.d_ff];
         let h = work.h.take(rows * d);
-        self.linear(layer, Group::GateUp, h, gate_up, false, &mut work.lora);
+        self.linear(Group::GateUp.at(layer), h, gate_up, false, &mut work.lora);
     }
 
     /// Queries, keys, values and attention over them, from `work.h`.
@@ -141,7 +141,7 @@ impl Pass<'_> {
         let (q, kv) = (c.q_dim(), c.kv_dim());
         let qkv = &mut saved.qkv[..rows * width];
         let h = work.h.take(rows * c.d_model);
-        self.linear(layer, Group::Qkv, h, qkv, false, &mut work.lora);
+        self.linear(Group::Qkv.at(layer), h, qkv, false, &mut work.lora);
         if let Some((q_norm, k_norm)) = &self.layout().layers[layer].qk_norm {
             let raw = &mut saved.qkv_raw[..rows * width];
             raw.copy_from_slice(qkv);
@@ -171,7 +171,7 @@ impl Pass<'_> {
         let gated = work.gated.take(rows * c.d_ff);
         ops::swiglu(self.dev, &saved.gate_up[..rows * 2 * c.d_ff], c.d_ff, gated);
         x_out.copy_from_slice(&saved.x_mid[..rows * c.d_model]);
-        self.linear(layer, Group::Down, gated, x_out, true, &mut work.lora);
+        self.linear(Group::Down.at(layer), gated, x_out, true, &mut work.lora);
     }
 
     /// `work.h = norm(x)`, with `work.rstd`.

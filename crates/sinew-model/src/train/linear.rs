@@ -15,6 +15,20 @@ pub(super) enum Group {
     Down,
 }
 
+/// A group in one layer.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Site {
+    pub(super) layer: usize,
+    pub(super) group: Group,
+}
+
+impl Group {
+    /// This group in `layer`.
+    pub(super) fn at(self, layer: usize) -> Site {
+        Site { layer, group: self }
+    }
+}
+
 /// A group's matrix `[n, k]` in one layer.
 struct Fused {
     weight: Range<usize>,
@@ -26,7 +40,7 @@ struct Fused {
 }
 
 impl Pass<'_> {
-    fn fused(&self, layer: usize, group: Group) -> Fused {
+    fn fused(&self, Site { layer, group }: Site) -> Fused {
         let c = self.config();
         let ranges = &self.layout().layers[layer];
         let (d, q, kv, ff) = (c.d_model, c.q_dim(), c.kv_dim(), c.d_ff);
@@ -65,14 +79,13 @@ impl Pass<'_> {
     /// `y (+)= x Wᵀ + bias + adapters`; `x` `[rows, k]`, `y` `[rows, n]`.
     pub(super) fn linear(
         &self,
-        layer: usize,
-        group: Group,
+        site: Site,
         x: &[f32],
         y: &mut [f32],
         accumulate: bool,
         work: &mut LoraWork,
     ) {
-        let fused = self.fused(layer, group);
+        let fused = self.fused(site);
         let (dev, n, k) = (self.dev, fused.n, fused.k);
         let rows = x.len() / k;
         let w = Mat::new(self.values(&fused.weight), n, k);
@@ -84,7 +97,7 @@ impl Pass<'_> {
             return;
         };
         for (projection, column, width) in fused.parts {
-            let Some(adapter) = lora.adapter(layer, projection) else {
+            let Some(adapter) = lora.adapter(site.layer, projection) else {
                 continue;
             };
             let inner = work.inner.take(rows * adapter.rank);
@@ -113,15 +126,14 @@ impl Pass<'_> {
     /// where nobody needs it) and adds to `grads`.
     pub(super) fn linear_backward(
         &self,
-        layer: usize,
-        group: Group,
+        site: Site,
         x: &[f32],
         dy: &[f32],
         dx: Option<&mut [f32]>,
         grads: &mut Grads,
         work: &mut LoraWork,
     ) {
-        let fused = self.fused(layer, group);
+        let fused = self.fused(site);
         let (dev, n, k) = (self.dev, fused.n, fused.k);
         let rows = dy.len() / n;
         let dy_mat = Mat::new(dy, rows, n);
@@ -142,14 +154,11 @@ impl Pass<'_> {
             return;
         };
         for (projection, column, width) in fused.parts {
-            let (Some(adapter), Some(places)) = (
-                lora.adapter(layer, projection),
-                lora.layout().places(layer, projection),
-            ) else {
+            let Some(adapter) = lora.adapter(site.layer, projection) else {
                 continue;
             };
             let dy = Mat::with_ld(&dy[column..], rows, width, n);
-            self.adapter_backward(&adapter, places, x, dy, dx.as_deref_mut(), grads, work);
+            self.adapter_backward(&adapter, x, dy, dx.as_deref_mut(), grads, work);
         }
     }
 
@@ -157,7 +166,6 @@ impl Pass<'_> {
     fn adapter_backward(
         &self,
         adapter: &Adapter<'_>,
-        (a_at, b_at): (Range<usize>, Range<usize>),
         x: &[f32],
         dy: Mat<'_>,
         dx: Option<&mut [f32]>,
@@ -168,14 +176,14 @@ impl Pass<'_> {
         let k = adapter.a.len() / rank;
         let inner = work.inner.take(rows * rank);
         self.inner(adapter, x, inner);
-        let db = MatMut::new(&mut grads.values[b_at], width, rank);
+        let db = MatMut::new(&mut grads.values[adapter.b_at.clone()], width, rank);
         dev.matmul_tn(dy, Mat::new(inner, rows, rank), db, true);
         let d_inner = work.d_inner.take(rows * rank);
         let b = Mat::new(adapter.b, width, rank);
         dev.matmul_nn(dy, b, MatMut::new(d_inner, rows, rank), false);
         ops::scale(dev, adapter.scale, d_inner);
         let d_inner = Mat::new(d_inner, rows, rank);
-        let da = MatMut::new(&mut grads.values[a_at], rank, k);
+        let da = MatMut::new(&mut grads.values[adapter.a_at.clone()], rank, k);
         dev.matmul_tn(d_inner, Mat::new(x, rows, k), da, true);
         if let Some(dx) = dx {
             let a = Mat::new(adapter.a, rank, k);

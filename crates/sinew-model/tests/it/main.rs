@@ -1,5 +1,7 @@
 //! Integration tests: files, golden numbers, hub.
 
+#![expect(clippy::unwrap_used, reason = "helpers of tests fail by panicking")]
+
 mod corrupt;
 mod files;
 #[cfg(feature = "hub")]

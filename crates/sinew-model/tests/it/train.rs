@@ -170,10 +170,10 @@ fn tree_case() -> (Case, Case) {
     let mut key = 0;
     for (sequence, (tokens, &first)) in sequences.iter().zip(&first_of).enumerate() {
         let from = if sequence == 3 { 1 } else { prompt.len() };
-        for t in from..tokens.len() {
+        for (t, &token) in tokens.iter().enumerate().skip(from) {
             let row = tree_row(sequence, t - 1);
-            shared.push(((row as u32, tokens[t]), weight(key)));
-            alone.push(((first + t as u32 - 1, tokens[t]), weight(key)));
+            shared.push(((row as u32, token), weight(key)));
+            alone.push(((first + t as u32 - 1, token), weight(key)));
             key += 1;
         }
     }
