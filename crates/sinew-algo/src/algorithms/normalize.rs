@@ -35,13 +35,15 @@ pub(crate) fn normalize(scope: Normalize, batch: &mut Batch<'_>) {
     }
     for &i in &members {
         let sums = by_scope.entry(key(batch, i)).or_default();
-        let mean = sums.1 / sums.0;
+        let mean = sums.1 / sums.0.max(1.0);
         for a in each(batch, i) {
             sums.2 += (a - mean) * (a - mean);
         }
     }
     for &i in &members {
         let (count, sum, squares) = by_scope[&key(batch, i)];
+        // A scope of masked episodes alone has no tokens to count.
+        let count = count.max(1.0);
         let mean = sum / count;
         let std = (squares / count).max(LEAST_VARIANCE).sqrt();
         for path in &mut batch.episodes[i].paths {

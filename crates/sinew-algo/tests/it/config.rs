@@ -158,20 +158,11 @@ fn parts_compose() {
 
 #[test]
 fn impossible_combinations_are_refused_with_the_reason() {
-    let everything = RunFacts {
-        critic: true,
+    let reference = RunFacts {
         reference: true,
         ..FACTS
     };
-    let reference = RunFacts {
-        critic: false,
-        ..everything
-    };
     for (toml, facts, reason) in [
-        ("type = 'ppo'", FACTS, "needs a critic"),
-        ("type = 'grpo'", everything, "does not read a critic"),
-        ("type = 'opd'", FACTS, "that is the teacher"),
-        ("type = 'dpo'", FACTS, "margin is relative"),
         ("type = 'opd'\ndistill = 0.0", reference, "trains nothing"),
         (
             "type = 'sft'\ndistill = 1.0",
@@ -224,6 +215,23 @@ fn impossible_combinations_are_refused_with_the_reason() {
             },
             "resample.keep is 1",
         ),
+    ] {
+        let error = refused(toml, facts);
+        assert!(error.contains(reason), "{toml}: {error}");
+    }
+}
+
+#[test]
+fn models_must_be_there_and_be_used() {
+    let critic = RunFacts {
+        critic: true,
+        ..FACTS
+    };
+    for (toml, facts, reason) in [
+        ("type = 'ppo'", FACTS, "needs a critic"),
+        ("type = 'grpo'", critic, "does not read a critic"),
+        ("type = 'opd'", FACTS, "that is the teacher"),
+        ("type = 'dpo'", FACTS, "margin is relative"),
     ] {
         let error = refused(toml, facts);
         assert!(error.contains(reason), "{toml}: {error}");

@@ -1,6 +1,7 @@
 //! Traces to rows: behaviour, failure and bad input.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod columns;
 mod config;
 mod docs;
 mod golden;

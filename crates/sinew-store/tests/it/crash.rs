@@ -58,7 +58,7 @@ fn killed_while_committing() {
     let mut committed: Vec<u64> = Vec::new();
     let mut put: Vec<u64> = Vec::new();
     let mut steps: Vec<String> = Vec::new();
-    for round in 0..6usize {
+    for round in 0..12usize {
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args([
                 "--exact",
@@ -72,7 +72,7 @@ fn killed_while_committing() {
             .unwrap();
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
         // Killed right after an acknowledgement, of each kind in turn and ever later.
-        let mut left = 5 + round * 8;
+        let mut left = 3 + round * 5;
         for line in lines.by_ref() {
             left -= usize::from(note(&line.unwrap(), &mut committed, &mut put, &mut steps));
             if left == 0 {

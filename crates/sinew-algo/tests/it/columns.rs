@@ -1,0 +1,149 @@
+//! What must be given beside traces, and what happens where it is not.
+
+use crate::support::{FACTS, advantage, algorithm, close, config, group, node, two_turns};
+use sinew_algo::{AlgoError, Algorithm, AlgorithmKind, Columns, EpisodeColumns, RunFacts};
+use sinew_types::{TokenKind, Trace};
+
+fn with_models(toml: &str) -> Algorithm {
+    let typed = config(toml);
+    let facts = RunFacts {
+        reference: true,
+        critic: typed.kind.preset().advantage.needs_values(),
+        ..FACTS
+    };
+    typed.resolve(&facts).unwrap()
+}
+
+/// The same value at every token of every node, sampled or not.
+fn constant(groups: &[Vec<Trace>], value: f32) -> Columns {
+    let of = |t: &Trace| {
+        let nodes = t.nodes.iter().map(|n| vec![value; n.tokens.len()]);
+        Some(nodes.collect::<Vec<_>>())
+    };
+    let entry = |t: &Trace| {
+        let columns = EpisodeColumns {
+            values: of(t),
+            ref_logprobs: of(t),
+            prox_logprobs: None,
+        };
+        (t.episode.clone(), columns)
+    };
+    groups.iter().flatten().map(entry).collect()
+}
+
+#[test]
+fn nothing_missing_is_taken_for_zero() {
+    let batch = [group("g", &[0.0, 1.0])];
+    for (toml, expected) in [
+        ("type = 'ppo'", "values"),
+        ("type = 'turn_ppo'", "values"),
+        ("type = 'opd'", "ref_logprobs"),
+        ("type = 'dpo'", "ref_logprobs"),
+        (
+            "type = 'rloo'\nkl = { place = 'reward', coefficient = 0.1 }",
+            "ref_logprobs",
+        ),
+    ] {
+        match with_models(toml).rows(&batch) {
+            Err(AlgoError::MissingColumn { column, .. }) => assert_eq!(column, expected),
+            other => panic!("{toml}: {other:?}"),
+        }
+    }
+}
+
+#[test]
+fn columns_are_checked_where_they_are_read() {
+    let batch = [group("g", &[0.0, 1.0])];
+    let ppo = with_models("type = 'ppo'");
+    let mut columns = constant(&batch, 0.5);
+    let first = &batch[0][0].episode;
+    let edit = |columns: &mut Columns, node: usize, f: fn(&mut Vec<f32>)| {
+        let values = columns.get_mut(first).unwrap().values.as_mut().unwrap();
+        f(&mut values[node]);
+    };
+    // Nodes 0 and 2 are not sampled: nothing there is read, and nothing leaks.
+    edit(&mut columns, 0, |v| v.fill(f32::NAN));
+    edit(&mut columns, 2, Vec::clear);
+    let (rows, _) = ppo.rows_with(&batch, &columns).unwrap();
+    let finite = |column: &[f32]| column.iter().all(|v| v.is_finite());
+    assert!(rows.iter().all(|r| {
+        let columns = [
+            &r.advantages,
+            r.values.as_ref().unwrap(),
+            r.returns.as_ref().unwrap(),
+        ];
+        columns.into_iter().all(|c| finite(c))
+    }));
+    edit(&mut columns, 3, |v| v[1] = f32::NAN);
+    let refused = ppo.rows_with(&batch, &columns);
+    assert!(matches!(
+        refused,
+        Err(AlgoError::ColumnValue {
+            column: "values",
+            node: 3,
+            index: 1,
+            ..
+        })
+    ));
+    edit(&mut columns, 3, |v| v.truncate(1));
+    let refused = ppo.rows_with(&batch, &columns);
+    assert!(matches!(
+        refused,
+        Err(AlgoError::ColumnLength {
+            node: 3,
+            actual: 1,
+            expected: 2,
+            ..
+        })
+    ));
+}
+
+#[test]
+fn credit_flows_across_what_tools_wrote() {
+    let mut batch = [vec![two_turns("g", "e", 3.0, 4)]];
+    batch[0][0].nodes[3].process_reward = 0.5;
+    for toml in [
+        "type = 'ppo'\nnormalize = 'none'",
+        "type = 'turn_ppo'\nnormalize = 'none'\ngamma_turn = 1.0",
+        "type = 'reinforce_pp'\nnormalize = 'none'",
+    ] {
+        let algorithm = with_models(toml);
+        let (rows, _) = algorithm.rows_with(&batch, &constant(&batch, 0.0)).unwrap();
+        let row = &rows[0];
+        for t in (0..row.tokens.len()).filter(|&t| row.weights[t] != 0.0) {
+            assert!(close(f64::from(row.advantages[t]), 3.5), "{toml} {t}");
+        }
+    }
+}
+
+#[test]
+fn branches_recur_along_their_own_path() {
+    let mut batch = [vec![two_turns("g", "e", 1.0, 2)]];
+    batch[0][0].nodes.push(node(2, 3, TokenKind::Sampled, 1));
+    batch[0][0].nodes[4].process_reward = 5.0;
+    let algorithm = with_models("type = 'reinforce_pp'\nnormalize = 'none'");
+    let (rows, _) = algorithm.rows(&batch).unwrap();
+    assert_eq!(rows.len(), 2);
+    assert!(
+        close(f64::from(rows[0].advantages[2]), 1.0),
+        "shared with the first leaf"
+    );
+    assert!(close(f64::from(*rows[1].advantages.last().unwrap()), 6.0));
+}
+
+#[test]
+fn states_are_compared_only_where_there_are_any() {
+    let gigpo = algorithm(AlgorithmKind::Gigpo);
+    let mut batch = [group("g", &[0.0, 1.0])];
+    let refused = gigpo.rows(&batch);
+    assert!(matches!(refused, Err(AlgoError::NoStates { .. })));
+    for t in &mut batch[0] {
+        t.nodes[0].state_hash = Some(1);
+    }
+    let (rows, report) = gigpo.rows(&batch).unwrap();
+    assert_eq!(report.steps_without_state, 2);
+    // Both turns of the first state see discounted returns of 0 and 0.95.
+    let unit = 0.5 / 0.5f64.sqrt();
+    assert!(close(f64::from(advantage(&rows, "g-1")), 2.0 * unit));
+    assert!(close(f64::from(*rows[1].advantages.last().unwrap()), unit));
+}
