@@ -1,13 +1,12 @@
 //! A trainer's state as a checkpoint, and back: to the bit.
 
-use crate::checkpoint::{CheckpointError, CheckpointStore, Loaded, Part};
+use crate::checkpoint::{CheckpointError, CheckpointStore, Loaded, Part, StoredTensors};
 use crate::optim::Moments;
 use crate::policy::{Policy, TrainTensor};
 use crate::trainer::{Trainer, TrainerConfig};
 use serde::{Deserialize, Serialize};
 use sinew_tensor::Buffer;
 use sinew_types::TensorView;
-use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 const STATE: &str = "state.json";
@@ -156,14 +155,14 @@ impl<P: Policy> Trainer<P> {
 /// Tensors of a checkpoint on their way into a trainer.
 struct Tensors<'a> {
     loaded: &'a Loaded,
-    tensors: BTreeMap<String, (Vec<usize>, Vec<f32>)>,
+    tensors: StoredTensors,
 }
 
 impl<'a> Tensors<'a> {
     fn new(loaded: &'a Loaded) -> Self {
         Self {
             loaded,
-            tensors: BTreeMap::new(),
+            tensors: StoredTensors::new(),
         }
     }
 

@@ -11,7 +11,7 @@
 mod parts;
 mod storage;
 
-pub use parts::Part;
+pub use parts::{Part, StoredTensors};
 pub use storage::{DiskStorage, Storage, StorageFile};
 
 use parts::{read_safetensors, write_part};
@@ -116,10 +116,7 @@ impl Loaded {
     }
 
     /// The tensors of a safetensors file: shape and values by name.
-    pub fn tensors(
-        &self,
-        file: &str,
-    ) -> Result<BTreeMap<String, (Vec<usize>, Vec<f32>)>, CheckpointError> {
+    pub fn tensors(&self, file: &str) -> Result<StoredTensors, CheckpointError> {
         read_safetensors(&self.path.join(file))
     }
 }

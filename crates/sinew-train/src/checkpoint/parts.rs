@@ -112,10 +112,11 @@ fn write_safetensors(out: &mut impl Write, tensors: &[(String, TensorView<'_>)])
         .try_for_each(|(_, view)| out.write_all(bytemuck::cast_slice(view.data)))
 }
 
+/// Shape and values of tensors, by name.
+pub type StoredTensors = BTreeMap<String, (Vec<usize>, Vec<f32>)>;
+
 /// Tensors of a safetensors file by name: shape and values. Only f32 is read.
-pub(super) fn read_safetensors(
-    path: &Path,
-) -> Result<BTreeMap<String, (Vec<usize>, Vec<f32>)>, CheckpointError> {
+pub(super) fn read_safetensors(path: &Path) -> Result<StoredTensors, CheckpointError> {
     let corrupt = |reason: String| CheckpointError::Corrupt {
         path: path.to_owned(),
         reason,

@@ -339,6 +339,9 @@ fn corrections_() -> impl Strategy<Value = Correction> {
     ]
 }
 
+/// Weight, advantage, behaviour, two distances, entropy.
+type Token = (f32, f32, f32, f32, f32, f32);
+
 fn rows() -> impl Strategy<Value = GoldenRow> {
     let token = (
         prop_oneof![Just(0.0f32), 0.01f32..1.0],
@@ -349,17 +352,15 @@ fn rows() -> impl Strategy<Value = GoldenRow> {
         0.0f32..3.0,
     );
     prop::collection::vec(token, 1..8).prop_map(|tokens| {
-        let column = |f: &dyn Fn(&(f32, f32, f32, f32, f32, f32)) -> f32| {
-            tokens.iter().map(f).collect::<Vec<f32>>()
-        };
+        let column = |f: fn(&Token) -> f32| tokens.iter().map(f).collect::<Vec<f32>>();
         GoldenRow {
-            weights: column(&|t| t.0),
-            advantages: column(&|t| t.1),
-            behaviour: column(&|t| t.2),
-            prox: column(&|t| t.2 + t.3),
-            reference: column(&|t| t.2 - t.4),
-            logprobs: column(&|t| t.2 + t.3 + t.4),
-            entropies: column(&|t| t.5),
+            weights: column(|t| t.0),
+            advantages: column(|t| t.1),
+            behaviour: column(|t| t.2),
+            prox: column(|t| t.2 + t.3),
+            reference: column(|t| t.2 - t.4),
+            logprobs: column(|t| t.2 + t.3 + t.4),
+            entropies: column(|t| t.5),
         }
     })
 }

@@ -1,5 +1,7 @@
 //! The trainer on small random decoders: all parts real.
 
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 use sinew_model::{
     Family, Keep, Lora, LoraConfig, ModelConfig, ModelFiles, Params, Projection, RopeScaling,
     ValueHead, load_model,
