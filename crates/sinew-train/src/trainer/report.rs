@@ -8,7 +8,7 @@ use sinew_types::PolicyVersion;
 /// Where a step is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress {
-    /// Optimizer updates done, of how many.
+    /// Optimizer updates done, of at most how many (fewer if there are not enough rows).
     pub update: u32,
     pub updates: u32,
     /// Micro-batches done of this update.
@@ -100,8 +100,18 @@ impl StepReport {
     pub(super) fn finish(&mut self, sums: &MetricSums, first: &MetricSums, version: PolicyVersion) {
         self.version = version;
         // Every pass's weights add up to the batch's.
-        self.loss /= f64::from(self.updates + self.skipped.len() as u32).max(1.0);
+        let passes = f64::from(self.updates + self.skipped.len() as u32).max(1.0);
+        self.loss /= passes;
         self.metrics = sums.finish();
+        let parts = &mut self.metrics;
+        for part in [
+            &mut parts.policy_loss,
+            &mut parts.kl_loss,
+            &mut parts.entropy_loss,
+            &mut parts.value_loss,
+        ] {
+            *part /= passes;
+        }
         let first = first.finish();
         self.gap_mean_abs = first.gap_mean_abs;
         self.gap_max_abs = first.gap_max_abs;

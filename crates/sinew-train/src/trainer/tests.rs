@@ -224,6 +224,8 @@ fn minibatches_keep_groups_and_weigh_like_the_batch() {
     let report = trainer.step(&rows, &clip()).unwrap();
     assert_eq!((report.updates, report.micro_batches), (2, 2));
     assert_eq!(report.metrics.trained_tokens, 10);
+    assert!((report.loss - report.metrics.policy_loss).abs() < 1e-12);
+    assert!(report.loss != 0.0);
     let mut order = minibatch::order(50, 3);
     assert_ne!(order, minibatch::order(50, 4));
     order.sort_unstable();
