@@ -5,41 +5,13 @@
 #![expect(unsafe_code, reason = "the register loop that measures the peak")]
 #![expect(clippy::print_stdout, reason = "a bench prints its results")]
 
+mod timing;
+
 use std::hint::black_box;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use sinew_tensor::{Buffer, Device, KernelSet, Mat, MatMut, PackedWeights};
-
-/// Best seconds of a call of `f` within `budget`: wall time, or the CPU time of this thread when
-/// there is only one, which leaves out the time that others had the CPU.
-fn best(threads: usize, budget: Duration, mut f: impl FnMut()) -> f64 {
-    f();
-    let start = Instant::now();
-    let now = || {
-        if threads == 1 {
-            thread_time()
-        } else {
-            start.elapsed().as_secs_f64()
-        }
-    };
-    let mut best = f64::INFINITY;
-    while start.elapsed() < budget {
-        let t = now();
-        f();
-        best = best.min(now() - t);
-    }
-    best
-}
-
-fn thread_time() -> f64 {
-    let mut time = libc::timespec {
-        tv_sec: 0,
-        tv_nsec: 0,
-    };
-    // SAFETY: `time` is valid for the write.
-    unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut time) };
-    time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9
-}
+use timing::{best, read_bandwidth};
 
 const PEAK_STEPS: usize = 200_000;
 
@@ -104,21 +76,6 @@ fn fma_peak(dev: &Device) -> Option<f64> {
     {
         None
     }
-}
-
-/// Bytes/s of reading a large buffer on all threads.
-fn read_bandwidth(dev: &Device) -> f64 {
-    let data = Buffer::from_slice(&vec![1.0; 64 << 20]);
-    let time = best(dev.threads(), Duration::from_millis(700), || {
-        dev.pool().parallel_ranges(data.len(), 1 << 20, &|range| {
-            let mut sums = [0.0f32; 64];
-            for part in data[range].chunks_exact(64) {
-                sums.iter_mut().zip(part).for_each(|(s, x)| *s += x);
-            }
-            black_box(sums);
-        });
-    });
-    (data.len() * 4) as f64 / time
 }
 
 fn filled(len: usize) -> Buffer {
