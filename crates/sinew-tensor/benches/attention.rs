@@ -49,8 +49,8 @@ fn measure(name: &str, flop: f64, mut body: impl FnMut()) {
     );
 }
 
-fn random(len: usize) -> Vec<f32> {
-    let mut state = 88_172_645_463_325_252u64;
+fn random(len: usize, seed: u64) -> Vec<f32> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     (0..len)
         .map(|_| {
             state ^= state << 13;
@@ -96,8 +96,8 @@ fn samples_of_tasks(prompt: u32, tasks: u32, question: u32, samples: u32, len: u
 fn attention(dev: &Device, name: &str, layout: &TreeLayout) {
     let shape = AttentionShape::new(9, 3, 64).expect("nine heads in three groups");
     let rows = layout.rows();
-    let qkv = random(rows * shape.qkv_width());
-    let d_out = random(rows * shape.out_width());
+    let qkv = random(rows * shape.qkv_width(), 1);
+    let d_out = random(rows * shape.out_width(), 2);
     let mut out = vec![0.0; rows * shape.out_width()];
     let mut lse = vec![0.0; rows * shape.heads()];
     let mut d_qkv = vec![0.0; rows * shape.qkv_width()];
@@ -121,7 +121,7 @@ fn attention(dev: &Device, name: &str, layout: &TreeLayout) {
 fn logprob(dev: &Device, n: usize) {
     const DIM: usize = 576;
     const VOCAB: usize = 49_152;
-    let (x, w) = (random(n * DIM), random(VOCAB * DIM));
+    let (x, w) = (random(n * DIM, 1), random(VOCAB * DIM, 2));
     let targets: Vec<u32> = (0..n).map(|i| (i * 7919 % VOCAB) as u32).collect();
     let input = LinearLogprob {
         x: &x,
@@ -142,7 +142,7 @@ fn logprob(dev: &Device, n: usize) {
         };
         linear_logprob_forward(dev, &input, out, &mut scratch);
     });
-    let d_logprob = random(n);
+    let d_logprob = random(n, 3);
     let grad = LogprobGrad {
         lse: &lse,
         d_logprob: &d_logprob,
@@ -162,6 +162,9 @@ fn main() {
     let wanted = std::env::args().find_map(|a| a.strip_prefix("threads=")?.parse().ok());
     let threads = wanted.unwrap_or(all);
     let dev = Device::new(KernelSet::detect(), threads);
+    if std::env::args().any(|a| a == "logprob") {
+        return logprob(&dev, 1024);
+    }
     attention(
         &dev,
         "64 samples of 8 tasks",

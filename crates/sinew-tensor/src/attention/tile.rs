@@ -27,21 +27,25 @@ const EXP2: [f32; 7] = [
     1.0,
 ];
 
-/// `2^x` for `x <= 127`, relative error below 1.2e-7 where the result is a normal number; 0 far below,
-/// also for minus infinity; NaN stays.
+/// Where [`exp2`] reaches 0: far below what a sum of probabilities can notice, far above denormal
+/// numbers, which cost a hundred cycles wherever they appear.
+const LEAST_EXPONENT: f32 = -100.0;
+
+/// `2^x` for `x <= 127`, with an error below 1.2e-7 of the value plus `2^-100`; exactly 0 from -100
+/// down, also for minus infinity; NaN stays.
 ///
 /// # Safety
 /// See [`Vector`].
 #[inline(always)]
 pub(crate) unsafe fn exp2<V: Vector>(x: V) -> V {
-    let x = x.max(V::splat(-200.0));
+    let x = x.max(V::splat(LEAST_EXPONENT));
     let n = x.round();
     let f = x.sub(n);
     let mut p = V::splat(EXP2[0]);
     for c in &EXP2[1..] {
         p = p.fma(f, V::splat(*c));
     }
-    p.scale2(n)
+    p.scale2(n).sub(V::splat(1.0 / (1u128 << 100) as f32))
 }
 
 /// A block of memory read or written by [`product`]: pointer and values from one row to the next.
@@ -269,6 +273,45 @@ pub(crate) unsafe fn transpose<V: Vector>(rows: usize, cols: usize, src: In, dst
                 dst.ptr.add(j * dst.stride + i),
                 dst.stride,
             );
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::simd::simd_fn;
+
+    simd_fn! {
+        fn exp2_all<V>(x: &mut [f32]) {
+            for part in x.chunks_exact_mut(V::LANES) {
+                exp2(V::load(part.as_ptr())).store(part.as_mut_ptr());
+            }
+        }
+    }
+
+    #[test]
+    fn powers_of_two_agree_with_f64() {
+        for kernels in KernelSet::available() {
+            let mut x: Vec<f32> = (0..4096).map(|i| -150.0 + i as f32 * 0.04).collect();
+            x.extend([f32::NEG_INFINITY, f32::NAN, -1e30, -100.0].repeat(4));
+            let mut y = x.clone();
+            // SAFETY: the slice holds whole vectors.
+            unsafe { exp2_all(&Device::new(kernels, 1), &mut y) };
+            for (x, y) in x.iter().zip(&y) {
+                if x.is_nan() {
+                    assert!(y.is_nan(), "{kernels}: 2^NaN gives {y}");
+                } else if *x <= LEAST_EXPONENT {
+                    assert_eq!(*y, 0.0, "{kernels}: 2^{x}");
+                } else {
+                    let exact = f64::from(*x).exp2();
+                    let error = (f64::from(*y) - exact).abs();
+                    assert!(
+                        error <= 1.2e-7 * exact + 1e-30,
+                        "{kernels}: 2^{x} gives {y}"
+                    );
+                }
+            }
         }
     }
 }

@@ -22,7 +22,7 @@ use crate::device::Device;
 use crate::simd::{Vector, simd_fn};
 
 /// Values of the gradients of logits that are kept for one section.
-const SECTION_LEN: usize = 8 << 20;
+const SECTION_LEN: usize = 4 << 20;
 /// Strips whose gradients of logits lie side by side: the depth of the weights' sums.
 const BLOCK_STRIPS: usize = 5;
 /// Tasks that few rows are cut into, by parts of the vocabulary.
