@@ -1,4 +1,27 @@
 //! Buffers and operators with forward and backward, chosen at run time per CPU.
+//!
+//! Everything runs on a [`Device`]: a kernel set (AVX-512, AVX2 or portable, see [`KernelSet::detect`])
+//! and a bounded [`Pool`] of threads. Values are `f32`. There is no tensor type and no graph: operators
+//! take slices or strided views ([`Mat`], [`MatMut`]) and write where they are told.
+//!
+//! # Invariants
+//! * A row of a matrix product has the same bits alone and in any batch, packed or not (see [`gemm`]):
+//!   what an engine computed token by token, a trainer computes again in one pass.
+//! * Results do not depend on the number of threads or on their timing.
+//! * Hot paths do not allocate after their first call: scratch belongs to the thread or the caller.
+//! * Shapes that do not fit are errors of the program and panic with both shapes, before any write.
+//! * Nothing here reads the clock, the environment or files.
+//!
+//! # Example
+//! ```
+//! use sinew_tensor::{Device, KernelSet, Mat, MatMut, PackedWeights};
+//!
+//! let dev = Device::new(KernelSet::detect(), 2);
+//! let weights = PackedWeights::pack(&dev, &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0], 3, 2);
+//! let mut y = [0.0; 3];
+//! dev.matmul_packed(Mat::new(&[1.0, 10.0], 1, 2), &weights, MatMut::new(&mut y, 1, 3), false);
+//! assert_eq!(y, [21.0, 43.0, 65.0]);
+//! ```
 #![expect(
     unsafe_code,
     reason = "vector instructions, aligned memory and disjoint writes of tasks"

@@ -85,14 +85,15 @@ impl Product<'_> {
         }
         let nr = panel_width(self.dev.kernels());
         let shared = m <= SHARED_ROWS;
+        let depth = if shared { k.min(A_LIMIT / m) } else { k };
         let (cols, depth, b_room) = match self.b {
             Source::Plain(_) => {
                 // Deep passes, since each one reads and writes all of `c`.
-                let depth = k.min((B_LIMIT / n.clamp(nr, 2048)).next_multiple_of(DEPTH_BLOCK));
+                let depth = depth.min((B_LIMIT / n.clamp(nr, 2048)).next_multiple_of(DEPTH_BLOCK));
                 let cols = n.min((B_LIMIT / depth).max(nr).next_multiple_of(nr));
                 (cols, depth, cols.next_multiple_of(nr) * depth)
             }
-            Source::Packed(_) => (n, if shared { k.min(A_LIMIT / m) } else { k }, 0),
+            Source::Packed(_) => (n, depth, 0),
         };
         // Multiples of a cache line keep both operands aligned.
         let a_room = if shared {

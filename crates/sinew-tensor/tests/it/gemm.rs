@@ -1,5 +1,7 @@
 use proptest::prelude::*;
-use sinew_tensor::{Device, KernelSet, Mat, MatMut, PackedWeights, Scratch, gemm_serial};
+use sinew_tensor::{
+    Device, KernelSet, Mat, MatMut, PackedWeights, Scratch, gemm_serial, reference,
+};
 
 use crate::{devices, random};
 
@@ -39,7 +41,7 @@ struct Case {
 }
 
 fn case() -> impl Strategy<Value = Case> {
-    let dim = prop_oneof![0usize..4, 1usize..70, 100usize..170];
+    let dim = prop_oneof![2 => 0usize..4, 4 => 1usize..70, 2 => 100usize..170, 1 => 190usize..270];
     let deep = prop_oneof![0usize..4, 1usize..70, 380usize..800];
     (
         dim.clone(),
@@ -121,7 +123,7 @@ proptest! {
     /// The rows of a batch have the same bits as each row alone, and as on one thread.
     #[test]
     fn a_row_does_not_depend_on_its_batch(
-        m in 1usize..40, n in 1usize..200, k in 1usize..900, accumulate: bool,
+        m in prop_oneof![1usize..40, 193usize..230], n in 1usize..200, k in 1usize..900, accumulate: bool,
     ) {
         for dev in devices() {
             let w = random(4, n * k);
@@ -192,6 +194,36 @@ fn large_products_run_in_passes() {
             .sum();
         assert!(
             (f64::from(wide[i * 3 + j]) - want).abs() < 1e-4,
+            "({i}, {j})"
+        );
+    }
+}
+
+#[test]
+fn large_weights_meet_the_rows_in_parts() {
+    // More rows than share a packed `a`, more weights than one part of `b`.
+    let dev = Device::new(KernelSet::detect(), 2);
+    let (m, n, k) = (200, 2101, 1100);
+    let (x, w) = (random(20, m * k), random(21, n * k));
+    let (mut plain, mut packed) = (vec![0.0; m * n], vec![0.0; m * n]);
+    dev.matmul_nt(
+        Mat::new(&x, m, k),
+        Mat::new(&w, n, k),
+        MatMut::new(&mut plain, m, n),
+        false,
+    );
+    let weights = PackedWeights::pack(&dev, &w, n, k);
+    dev.matmul_packed(
+        Mat::new(&x, m, k),
+        &weights,
+        MatMut::new(&mut packed, m, n),
+        false,
+    );
+    assert_eq!(plain, packed);
+    for (i, j) in [(0, 0), (199, 2100), (77, 2047), (100, 2048), (128, 1000)] {
+        let want = &reference::matmul_nt(&x[i * k..(i + 1) * k], &w[j * k..(j + 1) * k], k)[0];
+        assert!(
+            (f64::from(plain[i * n + j]) - want).abs() < 1e-3,
             "({i}, {j})"
         );
     }
