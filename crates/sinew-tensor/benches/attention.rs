@@ -2,7 +2,8 @@
 //!
 //! Prints one JSON object a line: name, milliseconds (best and median of the repetitions), least CPU
 //! milliseconds of all threads (steadier on a shared machine), and GFLOP/s of the visible pairs of
-//! rows. An argument `threads=N` sets the number of threads.
+//! rows. An argument `threads=N` sets the number of threads; `only`
+//! with `attention`, `logprob` or `paged` leaves out the others.
 
 #![expect(unsafe_code, reason = "reads the CPU clock")]
 #![expect(clippy::print_stdout, reason = "a bench reports on standard output")]
@@ -18,6 +19,7 @@ use sinew_tensor::logprob::{
     LinearLogprob, LogprobGrad, LogprobOut, LogprobScratch, linear_logprob_backward,
     linear_logprob_forward,
 };
+use sinew_tensor::paged::{KvPool, PagedBatch, PagedSequence, paged_attention};
 
 const REPETITIONS: usize = 7;
 
@@ -118,6 +120,56 @@ fn attention(dev: &Device, name: &str, layout: &TreeLayout) {
     });
 }
 
+/// Decoding steps and a prompt chunk of one layer: each sequence has `shared` tokens in common blocks
+/// and `own` tokens in blocks of its own, the last `rows` of which are queries.
+fn paged(dev: &Device, name: &str, count: usize, shared: usize, own: usize, rows: usize) {
+    const BLOCK: usize = 16;
+    let shape = AttentionShape::new(9, 3, 64).expect("nine heads in three groups");
+    let (common, each) = (shared / BLOCK, own.div_ceil(BLOCK));
+    let blocks = common + count * each;
+    let mut pool = KvPool::new(1, shape, BLOCK, blocks).expect("whole blocks");
+    for block in 0..blocks as u32 {
+        let slots: Vec<u32> = (0..BLOCK as u32)
+            .map(|t| block * BLOCK as u32 + t)
+            .collect();
+        pool.write(0, &random(BLOCK * shape.qkv_width(), block.into()), &slots);
+    }
+    let tables: Vec<Vec<u32>> = (0..count)
+        .map(|i| {
+            let first = common + i * each;
+            (0..common)
+                .chain(first..first + each)
+                .map(|b| b as u32)
+                .collect()
+        })
+        .collect();
+    let past = shared + own - rows;
+    let sequences = tables
+        .iter()
+        .map(|blocks| PagedSequence { blocks, past, rows })
+        .collect();
+    let batch = PagedBatch::new(sequences);
+    let qkv = random(batch.rows() * shape.qkv_width(), 1);
+    let mut out = vec![0.0; batch.rows() * shape.out_width()];
+    let mut scratch = AttentionScratch::default();
+    let keys = count * (0..rows).map(|i| past + i + 1).sum::<usize>();
+    let flop = 4.0 * (keys * shape.out_width()) as f64;
+    measure(
+        &format!("paged {name}, {} rows", batch.rows()),
+        flop,
+        || {
+            paged_attention(dev, &pool, 0, &batch, &qkv, &mut out, &mut scratch);
+        },
+    );
+    let slots: Vec<u32> = tables
+        .iter()
+        .map(|t| t[t.len() - 1] * BLOCK as u32 + 3)
+        .collect();
+    measure(&format!("paged write, {count} rows"), 0.0, || {
+        pool.write(0, &qkv[..count * shape.qkv_width()], &slots);
+    });
+}
+
 fn logprob(dev: &Device, n: usize) {
     const DIM: usize = 576;
     const VOCAB: usize = 49_152;
@@ -162,20 +214,36 @@ fn main() {
     let wanted = std::env::args().find_map(|a| a.strip_prefix("threads=")?.parse().ok());
     let threads = wanted.unwrap_or(all);
     let dev = Device::new(KernelSet::detect(), threads);
-    if std::env::args().any(|a| a == "logprob") {
-        return logprob(&dev, 1024);
+    let wanted =
+        |name: &str| std::env::args().all(|a| a != "only") || std::env::args().any(|a| a == name);
+    if wanted("attention") {
+        attention(
+            &dev,
+            "64 samples of 8 tasks",
+            &samples_of_tasks(200, 8, 50, 8, 52),
+        );
+        attention(
+            &dev,
+            "one sequence",
+            &TreeLayout::sequences(&[4096]).expect("4096 rows"),
+        );
     }
-    attention(
-        &dev,
-        "64 samples of 8 tasks",
-        &samples_of_tasks(200, 8, 50, 8, 52),
-    );
-    attention(
-        &dev,
-        "one sequence",
-        &TreeLayout::sequences(&[4096]).expect("4096 rows"),
-    );
-    logprob(&dev, 1);
-    logprob(&dev, 64);
-    logprob(&dev, 1024);
+    if wanted("logprob") {
+        for n in [1, 64, 1024] {
+            logprob(&dev, n);
+        }
+    }
+    if wanted("paged") {
+        paged(
+            &dev,
+            "decode, 256 shared and 256 own tokens",
+            128,
+            256,
+            256,
+            1,
+        );
+        paged(&dev, "decode, 1000 own tokens", 64, 0, 1000, 1);
+        paged(&dev, "decode, 1000 shared tokens", 128, 992, 8, 1);
+        paged(&dev, "prompt of 512 tokens", 1, 0, 512, 512);
+    }
 }

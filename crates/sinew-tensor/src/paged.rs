@@ -5,10 +5,12 @@
 //! A row's result depends on its query and its visible keys alone, bit for bit: not on the rest of
 //! the batch, not on how a prompt was cut into chunks, not on threads.
 
+mod attend;
+
 use thiserror::Error;
 
 use crate::attention::{AttentionScratch, AttentionShape};
-use crate::buffer::Buffer;
+use crate::buffer::{Buffer, SharedMut};
 use crate::device::Device;
 
 /// Keys that lie side by side in memory; block sizes are multiples of it.
@@ -210,21 +212,67 @@ pub struct PagedSequence<'a> {
 #[derive(Clone, Debug)]
 pub struct PagedBatch<'a> {
     sequences: Vec<PagedSequence<'a>>,
-    rows: usize,
+    /// All query rows, neighbours by their block tables.
+    order: Vec<QueryRow>,
+}
+
+/// One query row.
+#[derive(Clone, Copy, Debug)]
+struct QueryRow {
+    row: usize,
+    sequence: usize,
+    /// Keys that it sees.
+    visible: usize,
 }
 
 impl<'a> PagedBatch<'a> {
     /// Sequences in the order of their query rows.
     #[must_use]
     pub fn new(sequences: Vec<PagedSequence<'a>>) -> Self {
-        let rows = sequences.iter().map(|s| s.rows).sum();
-        Self { sequences, rows }
+        let mut by_blocks = Vec::with_capacity(sequences.len());
+        let mut rows = 0;
+        for (sequence, s) in sequences.iter().enumerate() {
+            by_blocks.push((s.blocks, sequence, rows));
+            rows += s.rows;
+        }
+        // Sequences that share a prefix of blocks become neighbours, so that its blocks stay in cache.
+        by_blocks.sort_unstable();
+        let mut order = Vec::with_capacity(rows);
+        for (_, sequence, first) in by_blocks {
+            let PagedSequence { past, rows, .. } = sequences[sequence];
+            let row = |i| QueryRow {
+                row: first + i,
+                sequence,
+                visible: past + i + 1,
+            };
+            order.extend((0..rows).map(row));
+        }
+        Self { sequences, order }
     }
 
     /// Number of query rows.
     #[must_use]
     pub fn rows(&self) -> usize {
-        self.rows
+        self.order.len()
+    }
+
+    /// Kernels read blocks through pointers: this is where they are made sure to exist.
+    fn check(&self, pool: &KvPool) {
+        for (i, s) in self.sequences.iter().enumerate() {
+            let needed = (s.past + s.rows).div_ceil(pool.block_tokens);
+            let listed = s.blocks.len();
+            assert!(
+                listed >= needed || s.rows == 0,
+                "sequence {i} lists {listed} blocks and needs {needed}"
+            );
+            for &block in &s.blocks[..needed.min(listed)] {
+                assert!(
+                    (block as usize) < pool.blocks,
+                    "sequence {i} names block {block} of {}",
+                    pool.blocks
+                );
+            }
+        }
     }
 }
 
@@ -244,7 +292,6 @@ pub fn paged_attention(
     out: &mut [f32],
     scratch: &mut AttentionScratch,
 ) {
-    let _ = (dev, scratch);
     let shape = pool.shape;
     assert!(
         layer < pool.layers,
@@ -253,69 +300,46 @@ pub fn paged_attention(
     );
     assert_eq!(
         qkv.len(),
-        batch.rows * shape.qkv_width(),
+        batch.rows() * shape.qkv_width(),
         "qkv holds one row for each query"
     );
     assert_eq!(
         out.len(),
-        batch.rows * shape.out_width(),
+        batch.rows() * shape.out_width(),
         "out holds one row for each query"
     );
-    let hd = shape.head_dim();
-    let mut row = 0;
-    for sequence in &batch.sequences {
-        for i in 0..sequence.rows {
-            for head in 0..shape.heads() {
-                let query = &qkv[shape.query_at(row, head)..][..hd];
-                let at = row * shape.out_width() + head * hd;
-                let visible = sequence.past + i + 1;
-                attend(
-                    pool,
-                    layer,
-                    head,
-                    sequence.blocks,
-                    visible,
-                    query,
-                    &mut out[at..at + hd],
-                );
-            }
-            row += 1;
-        }
-    }
+    batch.check(pool);
+    let bundles = batch.rows().div_ceil(BUNDLE_ROWS);
+    let out = SharedMut::new(out);
+    let workspaces = scratch.workspaces();
+    dev.pool().parallel_for(bundles * shape.kv_heads(), &|i| {
+        let first = i % bundles * BUNDLE_ROWS;
+        let bundle = Bundle {
+            pool,
+            layer,
+            kv_head: i / bundles,
+            rows: &batch.order[first..(first + BUNDLE_ROWS).min(batch.rows())],
+            sequences: &batch.sequences,
+            qkv,
+        };
+        // SAFETY: `check` saw all blocks; tasks write different rows or heads.
+        workspaces.with(|memory| unsafe { attend::attend(dev, &bundle, out, memory) });
+    });
 }
 
-fn attend(
-    pool: &KvPool,
+/// Query rows that one task takes through their keys together: blocks that they share are read from
+/// the first cache level by all but the first.
+const BUNDLE_ROWS: usize = 8;
+
+/// What one task does: some query rows, with the query heads of one key head.
+struct Bundle<'a> {
+    pool: &'a KvPool,
     layer: usize,
-    head: usize,
-    blocks: &[u32],
-    visible: usize,
-    query: &[f32],
-    out: &mut [f32],
-) {
-    let block_of = |key: usize| {
-        let block = blocks[key / pool.block_tokens] as usize;
-        pool.block_at(layer, pool.shape.group_of(head), block)
-    };
-    let scale = 1.0 / (query.len() as f32).sqrt();
-    let mut scores: Vec<f32> = (0..visible)
-        .map(|key| {
-            let base = block_of(key);
-            let token = key % pool.block_tokens;
-            (0..query.len())
-                .map(|d| query[d] * pool.data[base + pool.key_at(token, d)])
-                .sum::<f32>()
-                * scale
-        })
-        .collect();
-    let max = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    scores.iter_mut().for_each(|s| *s = (*s - max).exp());
-    let sum: f32 = scores.iter().sum();
-    out.fill(0.0);
-    for (key, p) in scores.iter().enumerate() {
-        let at = block_of(key) + pool.value_at(key % pool.block_tokens, 0);
-        for (o, v) in out.iter_mut().zip(&pool.data[at..]) {
-            *o += p / sum * v;
-        }
-    }
+    kv_head: usize,
+    rows: &'a [QueryRow],
+    sequences: &'a [PagedSequence<'a>],
+    qkv: &'a [f32],
 }
+
+#[cfg(test)]
+mod tests;

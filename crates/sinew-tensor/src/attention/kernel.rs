@@ -13,7 +13,7 @@ use crate::simd::Vector;
 /// multiples of up to 8.
 pub(super) const SLACK_ROWS: usize = 8;
 /// A score below all others, so that rows without visible keys in a block stay finite.
-pub(super) const LOWEST: f32 = -1e30;
+pub(crate) const LOWEST: f32 = -1e30;
 
 /// Query heads that one task handles: they share a key head.
 #[derive(Clone, Copy, Debug)]
@@ -86,13 +86,13 @@ pub(super) fn padded_dim(shape: &AttentionShape) -> usize {
     shape.head_dim().next_multiple_of(16)
 }
 
-pub(super) fn copy_padded(to: &mut [f32], from: &[f32]) {
+pub(crate) fn copy_padded(to: &mut [f32], from: &[f32]) {
     to[..from.len()].copy_from_slice(from);
     to[from.len()..].fill(0.0);
 }
 
 /// Takes `len` values, a multiple of 16, off the front of `rest`.
-pub(super) fn carve<'a>(rest: &mut &'a mut [f32], len: usize) -> &'a mut [f32] {
+pub(crate) fn carve<'a>(rest: &mut &'a mut [f32], len: usize) -> &'a mut [f32] {
     let (part, tail) = std::mem::take(rest).split_at_mut(len);
     *rest = tail;
     part

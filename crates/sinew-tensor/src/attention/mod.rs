@@ -7,7 +7,7 @@
 
 mod backward;
 mod forward;
-mod kernel;
+pub(crate) mod kernel;
 mod layout;
 mod plan;
 pub mod reference;
@@ -141,6 +141,12 @@ pub struct AttentionScratch {
     plan: Option<Plan>,
     partials: Scratch,
     workspaces: Workspaces,
+}
+
+impl AttentionScratch {
+    pub(crate) fn workspaces(&self) -> &Workspaces {
+        &self.workspaces
+    }
 }
 
 /// Memory of the running tasks; a task takes one and puts it back, so there are as many as threads.
