@@ -208,3 +208,55 @@ impl Activations {
             .ok_or(ForwardError::State("no forward pass was made"))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Family;
+    use crate::testing::tiny_config;
+
+    #[test]
+    fn the_announced_memory_is_what_is_taken() {
+        for family in [Family::Llama, Family::Qwen3] {
+            let config = tiny_config(family);
+            for keep in [Keep::All, Keep::LayerInputs, Keep::Nothing] {
+                let mut acts = Activations::new(keep);
+                acts.reserve(&config, 80);
+                let layer = |l: &LayerActs| {
+                    let wide = [
+                        &l.qkv,
+                        &l.qkv_raw,
+                        &l.q_rstd,
+                        &l.k_rstd,
+                        &l.attended,
+                        &l.lse,
+                    ];
+                    let last = [&l.x_mid, &l.gate_up];
+                    wide.into_iter()
+                        .chain(last)
+                        .map(|buffer| buffer.len())
+                        .sum::<usize>()
+                };
+                let taken = acts.layers.iter().map(layer).sum::<usize>()
+                    + acts.xs.iter().map(|x| x.len()).sum::<usize>();
+                let work = Activations::bytes_per_row(&config, keep) - 4 * taken / 90;
+                let (d, ff, qkv) = (config.d_model, config.d_ff, config.qkv_dim());
+                let backward = 3 * d + 2 * ff + (2 * ff).max(qkv);
+                let raw = if config.qk_norm { qkv } else { 0 };
+                let expected = if keep == Keep::Nothing {
+                    d + ff
+                } else {
+                    backward + raw
+                };
+                assert_eq!(work, 4 * expected, "{family:?} {keep:?}");
+                let before = acts.xs[0].as_ptr();
+                acts.reserve(&config, 90);
+                assert_eq!(
+                    acts.xs[0].as_ptr(),
+                    before,
+                    "memory is kept while it suffices"
+                );
+            }
+        }
+    }
+}

@@ -4,7 +4,7 @@
 use super::activations::{Activations, Asked, Keep, LayerActs, Work};
 use super::linear::Group;
 use super::value::{ValueGrads, ValueHead};
-use super::{Grads, GradsOf, Pass, TrainModel, Weights};
+use super::{Grads, GradsOf, Pass, TrainModel, Weights, copy};
 use crate::decoder::{ForwardError, check_len};
 use sinew_tensor::attention::{BackwardInput, TreeLayout, tree_attention_backward};
 use sinew_tensor::logprob::{LinearLogprob, LogprobGrad, linear_logprob_backward};
@@ -255,7 +255,7 @@ impl Pass<'_> {
         let raw = &saved.qkv_raw[..rows * width];
         let dy = work.d_raw.take(rows * width);
         let dx = work.d_outer.take(rows * width);
-        dy.copy_from_slice(dx);
+        copy(self.dev, dx, dy);
         for (norm, rstd, heads, column) in [
             (q_norm, &saved.q_rstd[..rows * c.heads], c.heads, 0),
             (

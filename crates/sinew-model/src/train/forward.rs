@@ -2,7 +2,7 @@
 
 use super::activations::{Activations, Asked, Keep, LayerActs, Work};
 use super::linear::Group;
-use super::{Pass, TrainModel, Weights};
+use super::{Pass, TrainModel, Weights, copy};
 use crate::decoder::{ForwardError, check_index, check_len};
 use sinew_tensor::attention::{TreeLayout, tree_attention_forward};
 use sinew_tensor::logprob::{LinearLogprob, LogprobOut, linear_logprob_forward};
@@ -126,8 +126,8 @@ impl Pass<'_> {
         self.qkv(layer, layout, saved, work);
         let attended = &mut saved.attended[..rows * c.q_dim()];
         let x_mid = &mut saved.x_mid[..rows * d];
-        x_mid.copy_from_slice(x);
-        self.linear(Group::O.at(layer), attended, x_mid, true, &mut work.lora);
+        self.linear(Group::O.at(layer), attended, x_mid, false, &mut work.lora);
+        ops::add(self.dev, x, x_mid);
         self.norm(x_mid, self.values(&ranges.ffn_norm), work);
         let gate_up = &mut saved.gate_up[..rows * 2 * c.d_ff];
         let h = work.h.take(rows * d);
@@ -144,7 +144,7 @@ impl Pass<'_> {
         self.linear(Group::Qkv.at(layer), h, qkv, false, &mut work.lora);
         if let Some((q_norm, k_norm)) = &self.layout().layers[layer].qk_norm {
             let raw = &mut saved.qkv_raw[..rows * width];
-            raw.copy_from_slice(qkv);
+            copy(dev, qkv, raw);
             let (from, to) = (
                 Mat::with_ld(raw, rows, q, width),
                 MatMut::with_ld(qkv, rows, q, width),
@@ -170,8 +170,8 @@ impl Pass<'_> {
         let rows = x_out.len() / c.d_model;
         let gated = work.gated.take(rows * c.d_ff);
         ops::swiglu(self.dev, &saved.gate_up[..rows * 2 * c.d_ff], c.d_ff, gated);
-        x_out.copy_from_slice(&saved.x_mid[..rows * c.d_model]);
-        self.linear(Group::Down.at(layer), gated, x_out, true, &mut work.lora);
+        self.linear(Group::Down.at(layer), gated, x_out, false, &mut work.lora);
+        ops::add(self.dev, &saved.x_mid[..rows * c.d_model], x_out);
     }
 
     /// `work.h = norm(x)`, with `work.rstd`.

@@ -1,6 +1,8 @@
 //! Generation: golden logits, independence of the batch, chunks, bad batches, new weights.
 
-use crate::support::{FAMILIES, device, golden_dir, relative_error, smollm2, tiny, tiny_golden};
+use crate::support::{
+    FAMILIES, device, devices, golden_dir, relative_error, smollm2, tiny, tiny_golden,
+};
 use proptest::prelude::*;
 use serde::Deserialize;
 use sinew_model::{InferBatch, InferModel, InferScratch, Params};
@@ -22,7 +24,10 @@ struct Engine {
 
 impl Engine {
     fn new(params: &Params, sequences: usize, blocks_each: usize) -> Self {
-        let dev = device();
+        Self::on(device(), params, sequences, blocks_each)
+    }
+
+    fn on(dev: Device, params: &Params, sequences: usize, blocks_each: usize) -> Self {
         let config = params.config();
         let model = InferModel::new(&dev, config, params, config.max_context).unwrap();
         let blocks = sequences * blocks_each;
@@ -79,11 +84,15 @@ impl Engine {
 
 #[test]
 fn tiny_models_give_the_logits_of_transformers() {
-    for family in FAMILIES {
+    for (dev, family) in devices()
+        .into_iter()
+        .flat_map(|d| FAMILIES.map(|f| (d.clone(), f)))
+    {
         let golden = tiny_golden(family);
         let tokens: Vec<u32> = golden["tokens"].1.iter().map(|&t| t as u32).collect();
         let lengths: Vec<usize> = golden["lengths"].1.iter().map(|&n| n as usize).collect();
-        let mut engine = Engine::new(&tiny(family).params, lengths.len(), 2);
+        let kernels = dev.kernels();
+        let mut engine = Engine::on(dev, &tiny(family).params, lengths.len(), 2);
         let mut at = 0;
         let chunks: Vec<_> = lengths
             .iter()
@@ -95,7 +104,36 @@ fn tiny_models_give_the_logits_of_transformers() {
             .collect();
         let logits = engine.step(&chunks);
         let error = relative_error(&logits, &golden["logits"].1);
-        assert!(error < 1e-5, "{family}: {error}");
+        assert!(error < 1e-5, "{family} {kernels}: {error}");
+    }
+}
+
+/// Wide enough that products are cut into blocks: prompts at once, in pieces and token by token,
+/// alone and beside others, give the same bits on every kind of kernel.
+#[test]
+fn rows_of_wide_models_do_not_depend_on_their_batch() {
+    let mut config = tiny("llama").params.config().clone();
+    (config.d_model, config.d_ff, config.layers, config.vocab) = (704, 1500, 1, 300);
+    (config.heads, config.kv_heads, config.head_dim) = (11, 1, 64);
+    let mut params = Params::random(&config, 5);
+    params.values_mut().iter_mut().for_each(|v| *v *= 3.0);
+    let text: Vec<u32> = (0..70).map(|i| (i * i * 7 + i) % 300).collect();
+    let other: Vec<u32> = (0..33).map(|i| (i * 11 + 5) % 300).collect();
+    for dev in devices() {
+        let kernels = dev.kernels();
+        let whole = Engine::on(dev.clone(), &params, 1, 5).step(&[(0, &text)]);
+        let mut engine = Engine::on(dev, &params, 2, 5);
+        let mut found = engine.step(&[(0, &text[..37]), (1, &other)]);
+        found.truncate(37 * 300);
+        found.extend(engine.step(&[(0, &text[37..60])]));
+        for token in text[60..].chunks(1) {
+            found.extend_from_slice(&engine.step(&[(0, token)]));
+        }
+        let differs = whole
+            .iter()
+            .zip(&found)
+            .position(|(a, b)| a.to_bits() != b.to_bits());
+        assert_eq!((found.len(), differs), (whole.len(), None), "{kernels}");
     }
 }
 

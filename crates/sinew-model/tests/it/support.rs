@@ -14,6 +14,14 @@ pub(crate) fn device() -> Device {
     Device::new(KernelSet::detect(), 2)
 }
 
+/// Every kind of kernel that this machine runs.
+pub(crate) fn devices() -> Vec<Device> {
+    KernelSet::available()
+        .into_iter()
+        .map(|set| Device::new(set, 2))
+        .collect()
+}
+
 pub(crate) const FAMILIES: [&str; 3] = ["llama", "qwen2", "qwen3"];
 
 /// One of the tiny models.

@@ -1,6 +1,8 @@
 //! Training: golden gradients, shared prefixes, agreement with generation, bad input.
 
-use crate::support::{FAMILIES, Tensors, device, relative_error, smollm2, tiny, tiny_golden};
+use crate::support::{
+    FAMILIES, Tensors, device, devices, relative_error, smollm2, tiny, tiny_golden,
+};
 use sinew_model::{
     Activations, Grads, InferBatch, InferModel, InferScratch, Keep, OutputGrads, Params,
     TrainModel, ValueGrads, ValueHead, Weights,
@@ -82,43 +84,42 @@ pub(crate) fn golden_case(golden: &Tensors) -> Case {
 
 #[test]
 fn tiny_models_give_the_gradients_of_pytorch() {
-    let dev = device();
-    for family in FAMILIES {
-        let golden = tiny_golden(family);
-        let params = tiny(family).params;
-        let case = golden_case(&golden);
-        for keep in [Keep::All, Keep::LayerInputs] {
-            let outcome = run(&dev, Weights::full(&params), &case, keep);
-            let asked = |name: &str| -> Vec<f32> {
-                case.items
-                    .iter()
-                    .map(|item| golden[name].1[item.0 as usize])
-                    .collect()
-            };
-            assert!(
-                relative_error(&outcome.logprob, &asked("logprob")) < 1e-5,
-                "{family}"
-            );
-            assert!(
-                relative_error(&outcome.entropy, &asked("entropy")) < 1e-5,
-                "{family}"
-            );
-            let mut worst = (0.0, String::new());
-            for entry in params.layout().entries() {
-                let expected = &golden[&format!("grad.{}", entry.name)].1;
-                let found = &outcome.grads.values()[entry.range()];
-                let error = relative_error(found, expected);
-                assert!(error < 2e-5, "{family} {}: {error}", entry.name);
-                if error > worst.0 {
-                    worst = (error, entry.name.clone());
-                }
+    for dev in devices() {
+        for family in FAMILIES {
+            for keep in [Keep::All, Keep::LayerInputs] {
+                check_golden(&dev, family, keep);
             }
-            println!(
-                "{family} {keep:?}: worst gradient {:.1e} ({})",
-                worst.0, worst.1
-            );
         }
     }
+}
+
+/// Log-probabilities, entropies and the gradient of every tensor, within 2e-5 of its largest value.
+fn check_golden(dev: &Device, family: &str, keep: Keep) {
+    let golden = tiny_golden(family);
+    let params = tiny(family).params;
+    let case = golden_case(&golden);
+    let what = format!("{family} {keep:?} {}", dev.kernels());
+    let outcome = run(dev, Weights::full(&params), &case, keep);
+    let asked = |name: &str| -> Vec<f32> {
+        let rows = case.items.iter().map(|item| item.0 as usize);
+        rows.map(|row| golden[name].1[row]).collect()
+    };
+    let logprob = relative_error(&outcome.logprob, &asked("logprob"));
+    let entropy = relative_error(&outcome.entropy, &asked("entropy"));
+    assert!(
+        logprob < 1e-5 && entropy < 1e-5,
+        "{what}: {logprob} {entropy}"
+    );
+    let mut worst = (0.0, "");
+    for entry in params.layout().entries() {
+        let expected = &golden[&format!("grad.{}", entry.name)].1;
+        let error = relative_error(&outcome.grads.values()[entry.range()], expected);
+        assert!(error < 2e-5, "{what} {}: {error}", entry.name);
+        if error > worst.0 {
+            worst = (error, &entry.name);
+        }
+    }
+    println!("{what}: worst gradient {:.1e} ({})", worst.0, worst.1);
 }
 
 /// Three answers to one prompt, two of which share a start, beside an unrelated sequence.
