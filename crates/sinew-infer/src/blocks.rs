@@ -333,6 +333,7 @@ impl Blocks {
                 continue;
             }
             idle += 1;
+            assert_eq!(node.ready, node.tokens.len(), "a slot holds nothing");
             assert_eq!(node.epoch, self.epoch, "an old block is kept");
             let leaf = self.evictable.contains(&(node.last_used, id));
             assert_eq!(leaf, children == 0);
