@@ -1,7 +1,7 @@
 //! Many episodes at once: admission, ownership, durable commit.
 
 use crate::driver::{EpisodeOptions, EpisodeParts, run_episode};
-use crate::episode::{EpisodeMachine, EpisodeSpec, EpisodeEvent};
+use crate::episode::{EpisodeEvent, EpisodeMachine, EpisodeSpec};
 use sinew_store::{StoreError, TraceStore};
 use sinew_types::{FailureKind, Timing, Trace};
 use std::collections::HashMap;

@@ -117,9 +117,7 @@ impl Running<'_> {
         let mut command = machine.on_event(event);
         loop {
             command = match command {
-                EpisodeCommand::Generate { max_tokens } => {
-                    self.generate(machine, max_tokens).await
-                }
+                EpisodeCommand::Generate { max_tokens } => self.generate(machine, max_tokens).await,
                 EpisodeCommand::Step { tokens } => {
                     let event = self.step(machine.context(), env, &tokens).await;
                     machine.on_event(event)
@@ -246,7 +244,10 @@ impl Running<'_> {
                 FinishReason::Length | FinishReason::ContextFull
             ),
         };
-        let step = match self.env_call(self.deadline, Phase::Tool, env.step(action)).await {
+        let step = match self
+            .env_call(self.deadline, Phase::Tool, env.step(action))
+            .await
+        {
             Ok(step) => step,
             Err(event) => return event,
         };

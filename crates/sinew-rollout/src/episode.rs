@@ -156,7 +156,13 @@ impl EpisodeMachine {
             (_, EpisodeEvent::Failed { kind, message }) => {
                 self.end(EpisodeEnd::Failed { kind, message })
             }
-            (State::Scoring, EpisodeEvent::Done { outcome, process_reward }) => {
+            (
+                State::Scoring,
+                EpisodeEvent::Done {
+                    outcome,
+                    process_reward,
+                },
+            ) => {
                 self.score(outcome, process_reward);
                 self.state = State::Over;
                 EpisodeCommand::Finish
@@ -176,7 +182,13 @@ impl EpisodeMachine {
             }
             (State::Generating, EpisodeEvent::TurnFinished(reason)) => self.turn_finished(reason),
             (State::Stepping, event @ EpisodeEvent::Observed { .. }) => self.observed(event),
-            (State::Stepping, EpisodeEvent::Done { outcome, process_reward }) => {
+            (
+                State::Stepping,
+                EpisodeEvent::Done {
+                    outcome,
+                    process_reward,
+                },
+            ) => {
                 self.score(outcome, process_reward);
                 self.end(EpisodeEnd::Terminated)
             }
@@ -374,8 +386,14 @@ mod tests {
     #[test]
     fn two_turns_leave_a_valid_trace() {
         let mut m = machine(3, 100);
-        let prompt = EpisodeEvent::Reset { prompt: vec![1, 2], messages: Vec::new() };
-        assert_eq!(m.on_event(prompt), EpisodeCommand::Generate { max_tokens: 8 });
+        let prompt = EpisodeEvent::Reset {
+            prompt: vec![1, 2],
+            messages: Vec::new(),
+        };
+        assert_eq!(
+            m.on_event(prompt),
+            EpisodeCommand::Generate { max_tokens: 8 }
+        );
         m.on_event(EpisodeEvent::Tokens(vec![token(3, 4)]));
         m.on_event(EpisodeEvent::Tokens(vec![token(4, 5)]));
         let step = m.on_event(EpisodeEvent::TurnFinished(FinishReason::Length));
@@ -384,8 +402,15 @@ mod tests {
         assert_eq!(go_on, EpisodeCommand::Generate { max_tokens: 8 });
         m.on_event(EpisodeEvent::Tokens(vec![token(5, 5)]));
         m.on_event(EpisodeEvent::TurnFinished(FinishReason::StopId { id: 5 }));
-        let outcome = Outcome { reward: 1.0, success: true, ..Outcome::default() };
-        let done = EpisodeEvent::Done { outcome, process_reward: 0.0 };
+        let outcome = Outcome {
+            reward: 1.0,
+            success: true,
+            ..Outcome::default()
+        };
+        let done = EpisodeEvent::Done {
+            outcome,
+            process_reward: 0.0,
+        };
         assert_eq!(m.on_event(done), EpisodeCommand::Finish);
         let context = m.context().to_vec();
         let trace = m.into_trace(Timing::default());
@@ -402,19 +427,33 @@ mod tests {
     #[test]
     fn limits_truncate_and_are_scored() {
         let mut m = machine(1, 100);
-        m.on_event(EpisodeEvent::Reset { prompt: vec![1], messages: Vec::new() });
+        m.on_event(EpisodeEvent::Reset {
+            prompt: vec![1],
+            messages: Vec::new(),
+        });
         m.on_event(EpisodeEvent::TurnFinished(FinishReason::Length));
         assert_eq!(m.on_event(observed(&[9])), EpisodeCommand::Score);
-        let done = EpisodeEvent::Done { outcome: Outcome::default(), process_reward: 0.0 };
+        let done = EpisodeEvent::Done {
+            outcome: Outcome::default(),
+            process_reward: 0.0,
+        };
         assert_eq!(m.on_event(done), EpisodeCommand::Finish);
         let end = m.into_trace(Timing::default()).end;
-        assert_eq!(end, EpisodeEnd::Truncated { limit: Limit::Turns });
+        assert_eq!(
+            end,
+            EpisodeEnd::Truncated {
+                limit: Limit::Turns
+            }
+        );
     }
 
     #[test]
     fn a_full_context_truncates_instead_of_sampling_nothing() {
         let mut m = machine(3, 2);
-        let prompt = EpisodeEvent::Reset { prompt: vec![1, 2], messages: Vec::new() };
+        let prompt = EpisodeEvent::Reset {
+            prompt: vec![1, 2],
+            messages: Vec::new(),
+        };
         assert_eq!(m.on_event(prompt), EpisodeCommand::Score);
     }
 

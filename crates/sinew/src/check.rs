@@ -4,11 +4,11 @@ use crate::failure::Failure;
 use crate::output;
 use crate::recipe::{EnvSection, Recipe};
 use crate::wire;
+use serde_json::json;
 use sinew_env::Split;
 use sinew_model::load_config;
 use sinew_render::{MockTrajectory, conformance_check};
 use sinew_sandbox::{ExecRequest, Program, SandboxProvider, SandboxSpec};
-use serde_json::json;
 use std::path::Path;
 use std::time::Duration;
 
@@ -53,7 +53,10 @@ pub(crate) fn check(path: &Path, json: bool) -> Result<(), Failure> {
         json,
         failures: Vec::new(),
     };
-    report.row("recipe", Ok(format!("{} parses; all values are allowed", path.display())));
+    report.row(
+        "recipe",
+        Ok(format!("{} parses; all values are allowed", path.display())),
+    );
     report.row("device", device());
     report.row("model", model(&recipe));
     report.row("template", template(&recipe));
@@ -79,7 +82,11 @@ pub(crate) fn before_training(path: &Path, recipe: &Recipe) -> Result<(), Failur
 
 fn device() -> Result<String, Failure> {
     let device = wire::device()?;
-    Ok(format!("kernels {}, {} threads", device.kernels().name(), device.threads()))
+    Ok(format!(
+        "kernels {}, {} threads",
+        device.kernels().name(),
+        device.threads()
+    ))
 }
 
 fn model(recipe: &Recipe) -> Result<String, Failure> {
@@ -104,7 +111,11 @@ fn model(recipe: &Recipe) -> Result<String, Failure> {
 fn template(recipe: &Recipe) -> Result<String, Failure> {
     let renderer = wire::renderer(recipe)?;
     let tiny = matches!(recipe.env, EnvSection::Tiny {});
-    let (system, text) = if tiny { (None, "l") } else { (Some("You are helpful."), "Print 17 * 23.") };
+    let (system, text) = if tiny {
+        (None, "l")
+    } else {
+        (Some("You are helpful."), "Print 17 * 23.")
+    };
     let trajectories = MockTrajectory::standard(system, text);
     let report = conformance_check(renderer.as_ref(), &trajectories)
         .map_err(|e| Failure::input(format!("chat template: {e}")))?;
@@ -135,7 +146,10 @@ fn sandbox(recipe: &Recipe) -> Result<String, Failure> {
         .map(|p| format!("{} ({})", p.name, p.how))
         .collect();
     Ok(if missing.is_empty() {
-        format!("process: all {} protections are in force", protections.len())
+        format!(
+            "process: all {} protections are in force",
+            protections.len()
+        )
     } else {
         format!("process: not enforced here: {}", missing.join(", "))
     })
@@ -170,7 +184,10 @@ fn tasks(recipe: &Recipe) -> Result<String, Failure> {
             taskset.name()
         )));
     }
-    Ok(format!("{}: {train} to train on, {held_out} held out", taskset.name()))
+    Ok(format!(
+        "{}: {train} to train on, {held_out} held out",
+        taskset.name()
+    ))
 }
 
 /// Weights, two moments, and as many checkpoints as are kept plus the one being written.
@@ -182,8 +199,15 @@ fn disk(recipe: &Recipe) -> Result<String, Failure> {
             4 * sinew_model::ParamLayout::new(&config).total() as u64
         }
     };
-    let per_checkpoint = if recipe.train.lora.is_some() { weights / 2 } else { 3 * weights };
+    let per_checkpoint = if recipe.train.lora.is_some() {
+        weights / 2
+    } else {
+        3 * weights
+    };
     let bytes = per_checkpoint * (recipe.train.keep_checkpoints as u64 + 1);
     wire::room(Path::new("."), bytes)?;
-    Ok(format!("room for checkpoints of {} MiB", per_checkpoint >> 20))
+    Ok(format!(
+        "room for checkpoints of {} MiB",
+        per_checkpoint >> 20
+    ))
 }

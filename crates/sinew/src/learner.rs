@@ -26,7 +26,11 @@ fn system(e: impl std::fmt::Display) -> Failure {
 }
 
 fn lora_config(section: &LoraSection) -> Result<LoraConfig, Failure> {
-    let named: Result<Vec<_>, _> = section.targets.iter().map(|t| Projection::parse(t)).collect();
+    let named: Result<Vec<_>, _> = section
+        .targets
+        .iter()
+        .map(|t| Projection::parse(t))
+        .collect();
     let targets = named.map_err(|e| Failure::input(format!("train.lora.targets: {e}")))?;
     let config = LoraConfig {
         rank: section.rank,

@@ -62,17 +62,35 @@ mod tests {
 
     #[test]
     fn twice_and_lost_are_counted() {
-        let id = EpisodeId::new;
+        let id = |text: &str| EpisodeId::new(text);
         let step = |step, trained: &[&str]| LedgerStep {
             step,
-            trained: trained.iter().map(|e| id(*e)).collect(),
-            dropped: BTreeMap::from([(id(format!("d{step}")), "equal rewards".into())]),
+            trained: trained.iter().map(|e| id(e)).collect(),
+            dropped: BTreeMap::from([(id(&format!("d{step}")), "equal rewards".into())]),
         };
-        let ledger = Ledger { steps: vec![step(1, &["a", "b"]), step(2, &["b", "c"])] };
-        let stored: Vec<_> = [("a", 1), ("b", 1), ("x", 1), ("c", 2), ("d1", 1), ("d2", 2), ("later", 3)]
-            .map(|(e, s)| (id(e), s))
-            .into();
+        let ledger = Ledger {
+            steps: vec![step(1, &["a", "b"]), step(2, &["b", "c"])],
+        };
+        let stored: Vec<_> = [
+            ("a", 1),
+            ("b", 1),
+            ("x", 1),
+            ("c", 2),
+            ("d1", 1),
+            ("d2", 2),
+            ("later", 3),
+        ]
+        .map(|(e, s)| (id(e), s))
+        .into();
         let samples = ledger.samples(&stored);
-        assert_eq!(samples, Samples { trained: 4, dropped: 2, trained_twice: 1, lost: 1 });
+        assert_eq!(
+            samples,
+            Samples {
+                trained: 4,
+                dropped: 2,
+                trained_twice: 1,
+                lost: 1
+            }
+        );
     }
 }

@@ -29,8 +29,10 @@ use std::process::ExitCode;
 /// Agentic reinforcement learning: episodes, training signal, optimizer step, new weights.
 #[derive(Debug, Parser)]
 #[command(name = "sinew", version, arg_required_else_help = true)]
-#[command(after_help = "Example: sinew train recipes/quickstart.toml --run-dir runs/quickstart\n\
-Exit codes: 0 done, 1 the system failed, 2 wrong input, 130 interrupted (resume with --resume)")]
+#[command(
+    after_help = "Example: sinew train recipes/quickstart.toml --run-dir runs/quickstart\n\
+Exit codes: 0 done, 1 the system failed, 2 wrong input, 130 interrupted (resume with --resume)"
+)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -45,10 +47,14 @@ enum Command {
     #[command(after_help = "Example: sinew check recipes/quickstart.toml")]
     Check(CheckArgs),
     /// Print an episode with each token's kind
-    #[command(after_help = "Example: sinew show eval-after-0000 --run-dir runs/quickstart --tokens")]
+    #[command(
+        after_help = "Example: sinew show eval-after-0000 --run-dir runs/quickstart --tokens"
+    )]
     Show(ShowArgs),
     /// List the episodes of a run
-    #[command(after_help = "Example: sinew episodes --run-dir runs/quickstart --purpose train --limit 10")]
+    #[command(
+        after_help = "Example: sinew episodes --run-dir runs/quickstart --purpose train --limit 10"
+    )]
     Episodes(EpisodesArgs),
     /// Run, attack or measure sandboxes
     #[command(after_help = "Example: sinew sandbox run --code 'print(6 * 7)'")]

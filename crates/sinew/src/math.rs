@@ -52,5 +52,7 @@ pub(crate) fn factory(
         tool_timeout_s: *tool_timeout_s,
         ..ToolMathConfig::default()
     };
-    Ok(Arc::new(ToolMathFactory::new(sandboxes, spec, config).map_err(bad)?))
+    Ok(Arc::new(
+        ToolMathFactory::new(sandboxes, spec, config).map_err(bad)?,
+    ))
 }

@@ -351,7 +351,11 @@ impl Recipe {
         let resolved = Algorithm::new(&self.algorithm, &self.run_facts());
         match resolved {
             Ok(_) => Ok(()),
-            Err(e) => fail("algorithm", format!("{:?}", self.algorithm.kind.name()), &e.to_string()),
+            Err(e) => fail(
+                "algorithm",
+                format!("{:?}", self.algorithm.kind.name()),
+                &e.to_string(),
+            ),
         }
     }
 
@@ -407,7 +411,12 @@ impl Recipe {
             "",
         );
         if let EnvSection::ToolMath { tasks, .. } = &self.env {
-            choice("env.tasks", tasks, &["arithmetic", "word", "mixed", "gsm8k"], "");
+            choice(
+                "env.tasks",
+                tasks,
+                &["arithmetic", "word", "mixed", "gsm8k"],
+                "",
+            );
         }
         let tiny = matches!(self.env, EnvSection::Tiny {});
         let scratch = matches!(self.model, ModelSection::Scratch { .. });
@@ -431,7 +440,13 @@ impl Recipe {
                 tasks != "gsm8k" || levels.is_empty(),
             ));
         }
-        if let ModelSection::Scratch { d_model, heads, kv_heads, .. } = self.model {
+        if let ModelSection::Scratch {
+            d_model,
+            heads,
+            kv_heads,
+            ..
+        } = self.model
+        {
             rules.push((
                 "model.heads",
                 format!("{heads}"),
@@ -449,44 +464,219 @@ impl Recipe {
             rules.push((key, value, format!("allowed: {allowed}"), ok));
         };
         let positive = |x: f64| x.is_finite() && x > 0.0;
-        rule("rollout.tasks_per_step", r.tasks_per_step.to_string(), "1 to 65536", (1..=65536).contains(&r.tasks_per_step));
-        rule("rollout.group_size", r.group_size.to_string(), "1 to 4096", (1..=4096).contains(&r.group_size));
-        rule("rollout.max_in_flight", r.max_in_flight.to_string(), "1 to 65536", (1..=65536).contains(&r.max_in_flight));
-        rule("rollout.max_turns", r.max_turns.to_string(), "1 to 1000", (1..=1000).contains(&r.max_turns));
-        rule("rollout.max_turn_tokens", r.max_turn_tokens.to_string(), "1 to max_context_tokens", r.max_turn_tokens >= 1 && r.max_turn_tokens <= r.max_context_tokens);
-        rule("rollout.temperature", r.temperature.to_string(), "a number above 0: training needs samples, not the greedy answer", positive(f64::from(r.temperature)));
-        rule("rollout.top_p", r.top_p.to_string(), "above 0, at most 1", r.top_p > 0.0 && r.top_p <= 1.0);
-        rule("rollout.episode_timeout_s", r.episode_timeout_s.to_string(), "a number of seconds above 0", positive(r.episode_timeout_s));
-        rule("train.steps", t.steps.to_string(), "1 to 10000000", (1..=10_000_000).contains(&t.steps));
-        rule("train.learning_rate", t.learning_rate.to_string(), "above 0, at most 1", t.learning_rate > 0.0 && t.learning_rate <= 1.0);
-        rule("train.warmup_steps", t.warmup_steps.to_string(), "fewer than train.steps", t.warmup_steps < t.steps);
-        rule("train.weight_decay", t.weight_decay.to_string(), "0 to 1", (0.0..=1.0).contains(&t.weight_decay));
-        rule("train.beta1", t.beta1.to_string(), "0 up to below 1", (0.0..1.0).contains(&t.beta1));
-        rule("train.beta2", t.beta2.to_string(), "0 up to below 1", (0.0..1.0).contains(&t.beta2));
-        rule("train.max_grad_norm", t.max_grad_norm.to_string(), "a number above 0", positive(f64::from(t.max_grad_norm)));
-        rule("train.minibatches", t.minibatches.to_string(), "1 to tasks_per_step", t.minibatches >= 1 && t.minibatches <= r.tasks_per_step);
-        rule("train.max_rows", t.max_rows.to_string(), "at least rollout.max_context_tokens, as one episode is never split", t.max_rows >= r.max_context_tokens as usize);
-        rule("train.max_wall_s", t.max_wall_s.to_string(), "0 (no limit) or a number of seconds", t.max_wall_s.is_finite() && t.max_wall_s >= 0.0);
-        rule("train.checkpoint_every", t.checkpoint_every.to_string(), "1 or more", t.checkpoint_every >= 1);
-        rule("train.keep_checkpoints", t.keep_checkpoints.to_string(), "1 or more", t.keep_checkpoints >= 1);
+        rule(
+            "rollout.tasks_per_step",
+            r.tasks_per_step.to_string(),
+            "1 to 65536",
+            (1..=65536).contains(&r.tasks_per_step),
+        );
+        rule(
+            "rollout.group_size",
+            r.group_size.to_string(),
+            "1 to 4096",
+            (1..=4096).contains(&r.group_size),
+        );
+        rule(
+            "rollout.max_in_flight",
+            r.max_in_flight.to_string(),
+            "1 to 65536",
+            (1..=65536).contains(&r.max_in_flight),
+        );
+        rule(
+            "rollout.max_turns",
+            r.max_turns.to_string(),
+            "1 to 1000",
+            (1..=1000).contains(&r.max_turns),
+        );
+        rule(
+            "rollout.max_turn_tokens",
+            r.max_turn_tokens.to_string(),
+            "1 to max_context_tokens",
+            r.max_turn_tokens >= 1 && r.max_turn_tokens <= r.max_context_tokens,
+        );
+        rule(
+            "rollout.temperature",
+            r.temperature.to_string(),
+            "a number above 0: training needs samples, not the greedy answer",
+            positive(f64::from(r.temperature)),
+        );
+        rule(
+            "rollout.top_p",
+            r.top_p.to_string(),
+            "above 0, at most 1",
+            r.top_p > 0.0 && r.top_p <= 1.0,
+        );
+        rule(
+            "rollout.episode_timeout_s",
+            r.episode_timeout_s.to_string(),
+            "a number of seconds above 0",
+            positive(r.episode_timeout_s),
+        );
+        rule(
+            "train.steps",
+            t.steps.to_string(),
+            "1 to 10000000",
+            (1..=10_000_000).contains(&t.steps),
+        );
+        rule(
+            "train.learning_rate",
+            t.learning_rate.to_string(),
+            "above 0, at most 1",
+            t.learning_rate > 0.0 && t.learning_rate <= 1.0,
+        );
+        rule(
+            "train.warmup_steps",
+            t.warmup_steps.to_string(),
+            "fewer than train.steps",
+            t.warmup_steps < t.steps,
+        );
+        rule(
+            "train.weight_decay",
+            t.weight_decay.to_string(),
+            "0 to 1",
+            (0.0..=1.0).contains(&t.weight_decay),
+        );
+        rule(
+            "train.beta1",
+            t.beta1.to_string(),
+            "0 up to below 1",
+            (0.0..1.0).contains(&t.beta1),
+        );
+        rule(
+            "train.beta2",
+            t.beta2.to_string(),
+            "0 up to below 1",
+            (0.0..1.0).contains(&t.beta2),
+        );
+        rule(
+            "train.max_grad_norm",
+            t.max_grad_norm.to_string(),
+            "a number above 0",
+            positive(f64::from(t.max_grad_norm)),
+        );
+        rule(
+            "train.minibatches",
+            t.minibatches.to_string(),
+            "1 to tasks_per_step",
+            t.minibatches >= 1 && t.minibatches <= r.tasks_per_step,
+        );
+        rule(
+            "train.max_rows",
+            t.max_rows.to_string(),
+            "at least rollout.max_context_tokens, as one episode is never split",
+            t.max_rows >= r.max_context_tokens as usize,
+        );
+        rule(
+            "train.max_wall_s",
+            t.max_wall_s.to_string(),
+            "0 (no limit) or a number of seconds",
+            t.max_wall_s.is_finite() && t.max_wall_s >= 0.0,
+        );
+        rule(
+            "train.checkpoint_every",
+            t.checkpoint_every.to_string(),
+            "1 or more",
+            t.checkpoint_every >= 1,
+        );
+        rule(
+            "train.keep_checkpoints",
+            t.keep_checkpoints.to_string(),
+            "1 or more",
+            t.keep_checkpoints >= 1,
+        );
         if let Some(lora) = &t.lora {
-            rule("train.lora.rank", lora.rank.to_string(), "1 to 1024", (1..=1024).contains(&lora.rank));
-            rule("train.lora.alpha", lora.alpha.to_string(), "a number above 0", positive(f64::from(lora.alpha)));
+            rule(
+                "train.lora.rank",
+                lora.rank.to_string(),
+                "1 to 1024",
+                (1..=1024).contains(&lora.rank),
+            );
+            rule(
+                "train.lora.alpha",
+                lora.alpha.to_string(),
+                "a number above 0",
+                positive(f64::from(lora.alpha)),
+            );
         }
-        rule("eval.tasks", self.eval.tasks.to_string(), "1 to 100000", (1..=100_000).contains(&self.eval.tasks));
-        rule("eval.episodes_per_task", self.eval.episodes_per_task.to_string(), "1 to 1000", (1..=1000).contains(&self.eval.episodes_per_task));
-        rule("eval.temperature", self.eval.temperature.to_string(), "0 (greedy) or a number above", self.eval.temperature >= 0.0 && self.eval.temperature.is_finite());
-        rule("engine.kv_tokens", e.kv_tokens.to_string(), "at least 2 x rollout.max_context_tokens", e.kv_tokens >= 2 * r.max_context_tokens as usize);
-        rule("engine.max_running", e.max_running.to_string(), "1 to 4096", (1..=4096).contains(&e.max_running));
-        rule("engine.pass_tokens", e.pass_tokens.to_string(), "at least engine.max_running", e.pass_tokens >= e.max_running);
-        if let EnvSection::ToolMath { process_reward, tool_timeout_s, .. } = &self.env {
-            rule("env.process_reward", process_reward.to_string(), "0 to 0.1: it must stay small beside the outcome", (0.0..=0.1).contains(process_reward));
-            rule("env.tool_timeout_s", tool_timeout_s.to_string(), "a number of seconds above 0", positive(*tool_timeout_s));
+        rule(
+            "eval.tasks",
+            self.eval.tasks.to_string(),
+            "1 to 100000",
+            (1..=100_000).contains(&self.eval.tasks),
+        );
+        rule(
+            "eval.episodes_per_task",
+            self.eval.episodes_per_task.to_string(),
+            "1 to 1000",
+            (1..=1000).contains(&self.eval.episodes_per_task),
+        );
+        rule(
+            "eval.temperature",
+            self.eval.temperature.to_string(),
+            "0 (greedy) or a number above",
+            self.eval.temperature >= 0.0 && self.eval.temperature.is_finite(),
+        );
+        rule(
+            "engine.kv_tokens",
+            e.kv_tokens.to_string(),
+            "at least 2 x rollout.max_context_tokens",
+            e.kv_tokens >= 2 * r.max_context_tokens as usize,
+        );
+        rule(
+            "engine.max_running",
+            e.max_running.to_string(),
+            "1 to 4096",
+            (1..=4096).contains(&e.max_running),
+        );
+        rule(
+            "engine.pass_tokens",
+            e.pass_tokens.to_string(),
+            "at least engine.max_running",
+            e.pass_tokens >= e.max_running,
+        );
+        if let EnvSection::ToolMath {
+            process_reward,
+            tool_timeout_s,
+            ..
+        } = &self.env
+        {
+            rule(
+                "env.process_reward",
+                process_reward.to_string(),
+                "0 to 0.1: it must stay small beside the outcome",
+                (0.0..=0.1).contains(process_reward),
+            );
+            rule(
+                "env.tool_timeout_s",
+                tool_timeout_s.to_string(),
+                "a number of seconds above 0",
+                positive(*tool_timeout_s),
+            );
         }
-        rule("sandbox.memory_mb", self.sandbox.memory_mb.to_string(), "32 to 65536", (32..=65536).contains(&self.sandbox.memory_mb));
-        rule("sandbox.processes", self.sandbox.processes.to_string(), "1 to 4096", (1..=4096).contains(&self.sandbox.processes));
-        rule("sandbox.cpu_s", self.sandbox.cpu_s.to_string(), "a number of seconds above 0", positive(self.sandbox.cpu_s));
-        rule("sandbox.max_live", self.sandbox.max_live.to_string(), "1 to 16384", (1..=16384).contains(&self.sandbox.max_live));
+        rule(
+            "sandbox.memory_mb",
+            self.sandbox.memory_mb.to_string(),
+            "32 to 65536",
+            (32..=65536).contains(&self.sandbox.memory_mb),
+        );
+        rule(
+            "sandbox.processes",
+            self.sandbox.processes.to_string(),
+            "1 to 4096",
+            (1..=4096).contains(&self.sandbox.processes),
+        );
+        rule(
+            "sandbox.cpu_s",
+            self.sandbox.cpu_s.to_string(),
+            "a number of seconds above 0",
+            positive(self.sandbox.cpu_s),
+        );
+        rule(
+            "sandbox.max_live",
+            self.sandbox.max_live.to_string(),
+            "1 to 16384",
+            (1..=16384).contains(&self.sandbox.max_live),
+        );
         rules
     }
 }
@@ -543,10 +733,22 @@ algorithm = { type = "grpo" }
     #[test]
     fn impossible_values_name_key_value_and_what_is_allowed() {
         for (extra, needles) in [
-            ("[sandbox]\nlevel = \"null\"\n", ["sandbox.level", "serves tests only"]),
-            ("[rollout]\ntemperature = 0.0\n", ["rollout.temperature = 0", "greedy"]),
-            ("[train]\nmax_rows = 10\n", ["train.max_rows = 10", "never split"]),
-            ("[engine]\nkv_tokens = 100\n", ["engine.kv_tokens = 100", "at least"]),
+            (
+                "[sandbox]\nlevel = \"null\"\n",
+                ["sandbox.level", "serves tests only"],
+            ),
+            (
+                "[rollout]\ntemperature = 0.0\n",
+                ["rollout.temperature = 0", "greedy"],
+            ),
+            (
+                "[train]\nmax_rows = 10\n",
+                ["train.max_rows = 10", "never split"],
+            ),
+            (
+                "[engine]\nkv_tokens = 100\n",
+                ["engine.kv_tokens = 100", "at least"],
+            ),
             ("[train]\nsteps = 0\n", ["train.steps = 0", "1 to"]),
         ] {
             let e = parse(extra).unwrap_err();
@@ -558,7 +760,12 @@ algorithm = { type = "grpo" }
 
     #[test]
     fn a_missing_file_is_named_with_a_hint() {
-        let e = Recipe::load(Path::new("/nonexistent/x.toml")).unwrap_err().to_string();
-        assert!(e.contains("/nonexistent/x.toml") && e.contains("recipes/quickstart.toml"), "{e}");
+        let e = Recipe::load(Path::new("/nonexistent/x.toml"))
+            .unwrap_err()
+            .to_string();
+        assert!(
+            e.contains("/nonexistent/x.toml") && e.contains("recipes/quickstart.toml"),
+            "{e}"
+        );
     }
 }

@@ -172,7 +172,10 @@ mod tests {
         let (mut file, kept) = MetricsFile::open(&path, 0).unwrap();
         assert!(kept.is_empty());
         for step in 1..=3 {
-            let record = StepRecord { step, ..StepRecord::default() };
+            let record = StepRecord {
+                step,
+                ..StepRecord::default()
+            };
             file.append(&record).unwrap();
         }
         drop(file);

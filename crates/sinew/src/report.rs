@@ -135,7 +135,11 @@ impl Report<'_> {
     fn plots(&self) -> Result<Vec<String>, String> {
         let curve = |name: &str, value: fn(&StepRecord) -> f64| Curve {
             name: name.into(),
-            points: self.steps.iter().map(|r| (r.step as f64, value(r))).collect(),
+            points: self
+                .steps
+                .iter()
+                .map(|r| (r.step as f64, value(r)))
+                .collect(),
         };
         let by = |title, y, curves: Vec<Curve>| plot(title, "step", y, &curves);
         Ok(vec![
@@ -148,7 +152,11 @@ impl Report<'_> {
                 ],
             )?,
             by("Entropy", "nats", vec![curve("entropy", |r| r.entropy())])?,
-            by("Gradient norm", "norm", vec![curve("before clipping", |r| r.grad_norm)])?,
+            by(
+                "Gradient norm",
+                "norm",
+                vec![curve("before clipping", |r| r.grad_norm)],
+            )?,
             by(
                 "Sampled tokens an episode",
                 "tokens",
@@ -176,9 +184,9 @@ impl Report<'_> {
             let after = self.episodes_after.iter().find(|t| t.task == before.task);
             page.push_str("<div class=cols>");
             for trace in [Some(before), after].into_iter().flatten() {
-                let _ = write!(
+                let _ = writeln!(
                     page,
-                    "<div class=ep><b>{}</b> reward {:.2} {}\n",
+                    "<div class=ep><b>{}</b> reward {:.2} {}",
                     escape(trace.episode.as_str()),
                     trace.total_reward(),
                     escape(&end_text(&trace.end))
@@ -203,7 +211,11 @@ pub(crate) fn comparison(
     let percent = |x: f64| format!("{:.1} %", 100.0 * x);
     let number = |x: f64| format!("{x:.2}");
     let mut rows = vec![
-        ("success".into(), percent(before.success), percent(after.success)),
+        (
+            "success".into(),
+            percent(before.success),
+            percent(after.success),
+        ),
         ("reward".into(), number(before.reward), number(after.reward)),
     ];
     for (kind, b) in &before.success_by_kind {
@@ -221,7 +233,11 @@ pub(crate) fn comparison(
         number(after.sampled_tokens),
     ));
     let count = |n: usize| n.to_string();
-    rows.push(("truncated".into(), count(before.truncated), count(after.truncated)));
+    rows.push((
+        "truncated".into(),
+        count(before.truncated),
+        count(after.truncated),
+    ));
     rows.push(("failed".into(), count(before.failed), count(after.failed)));
     rows
 }
@@ -260,7 +276,16 @@ mod tests {
         let empty = plot("t", "x", "y", &[]).unwrap();
         assert!(empty.starts_with("<svg"));
         let points = vec![(0.0, f64::NAN), (1.0, 2.0)];
-        let one = plot("t", "x", "y", &[Curve { name: "c".into(), points }]).unwrap();
+        let one = plot(
+            "t",
+            "x",
+            "y",
+            &[Curve {
+                name: "c".into(),
+                points,
+            }],
+        )
+        .unwrap();
         assert!(one.contains("</svg>"));
     }
 

@@ -158,19 +158,32 @@ mod tests {
     fn a_run_is_begun_once_and_resumed_with_the_same_recipe() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("run");
-        assert!(matches!(open(&path, "", true), Err(RunDirError::Nothing { .. })));
+        assert!(matches!(
+            open(&path, "", true),
+            Err(RunDirError::Nothing { .. })
+        ));
         let first = open(&path, "", false).unwrap();
-        assert!(matches!(open(&path, "", true), Err(RunDirError::Locked { .. })));
+        assert!(matches!(
+            open(&path, "", true),
+            Err(RunDirError::Locked { .. })
+        ));
         drop(first);
-        assert!(matches!(open(&path, "", false), Err(RunDirError::Exists { .. })));
+        assert!(matches!(
+            open(&path, "", false),
+            Err(RunDirError::Exists { .. })
+        ));
         drop(open(&path, "[train]\nsteps = 99\n", true).unwrap());
-        let e = open(&path, "[rollout]\ngroup_size = 2\n", true).unwrap_err().to_string();
+        let e = open(&path, "[rollout]\ngroup_size = 2\n", true)
+            .unwrap_err()
+            .to_string();
         assert!(e.contains("rollout"), "{e}");
     }
 
     #[test]
     fn a_folder_that_cannot_be_written_is_named() {
-        let e = open(Path::new("/proc/sinew"), "", false).unwrap_err().to_string();
+        let e = open(Path::new("/proc/sinew"), "", false)
+            .unwrap_err()
+            .to_string();
         assert!(e.contains("/proc/sinew") && e.contains("--run-dir"), "{e}");
     }
 }

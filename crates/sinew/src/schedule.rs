@@ -85,7 +85,8 @@ mod tests {
 
     #[test]
     fn an_epoch_visits_each_task_once_in_an_order_of_its_own() {
-        let epoch = |e: u64| -> Vec<usize> { (0..150).map(|n| train_index(3, 150, e * 150 + n)).collect() };
+        let epoch =
+            |e: u64| -> Vec<usize> { (0..150).map(|n| train_index(3, 150, e * 150 + n)).collect() };
         let all: BTreeSet<usize> = epoch(0).into_iter().collect();
         assert_eq!(all.len(), 150);
         assert_ne!(epoch(0), epoch(1));

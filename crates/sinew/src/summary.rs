@@ -65,7 +65,12 @@ fn time_table(out: &mut String, s: &Summary<'_>) {
     for (name, seconds) in parts {
         share(out, name, seconds, s.wall_s);
     }
-    share(out, "loading, evaluations", (s.wall_s - steps).max(0.0), s.wall_s);
+    share(
+        out,
+        "loading, evaluations",
+        (s.wall_s - steps).max(0.0),
+        s.wall_s,
+    );
 }
 
 fn share(out: &mut String, name: &str, seconds: f64, whole: f64) {
@@ -82,7 +87,10 @@ fn next_commands(out: &mut String, s: &Summary<'_>) {
         let after = example.replace("eval-before", "eval-after");
         let _ = writeln!(out, "  sinew show {after} --run-dir {dir}");
     }
-    let _ = writeln!(out, "  sinew episodes --run-dir {dir} --purpose train --limit 20");
+    let _ = writeln!(
+        out,
+        "  sinew episodes --run-dir {dir} --purpose train --limit 20"
+    );
     let _ = writeln!(
         out,
         "  the trained model, for transformers: {}",

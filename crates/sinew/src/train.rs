@@ -1,15 +1,15 @@
 //! The main job: episodes, training signal, optimizer step, new weights, again and again.
 
+use crate::failure::Failure;
 use crate::ledger::{Ledger, LedgerStep, Samples};
 use crate::recipe::Recipe;
 use crate::record::{EpisodeStats, MetricsFile, StepRecord};
 use crate::report::Report;
 use crate::run_dir::{RunDir, write_atomic};
 use crate::schedule::{eval_episodes, train_groups};
+use crate::summary;
 use crate::view::{Sampler, Status, View, duration};
 use crate::wire::{Parts, SavedState};
-use crate::failure::Failure;
-use crate::summary;
 use sinew_rollout::{BatchError, EpisodeOptions, EpisodeSpec, run_batch};
 use sinew_types::{EpisodeEnd, Trace};
 use std::collections::BTreeMap;
@@ -117,8 +117,10 @@ impl Run<'_> {
         self.refuse_hopeless(&before)?;
         let success = before_stats.success;
         self.view.update(|s| s.eval_before = Some(success));
-        self.view
-            .line(&format!("held-out before: success {:.1} %", 100.0 * success));
+        self.view.line(&format!(
+            "held-out before: success {:.1} %",
+            100.0 * success
+        ));
         while self.step < self.recipe.train.steps && !self.out_of_time() {
             self.one_step()?;
         }
@@ -169,9 +171,12 @@ impl Run<'_> {
             _ => None,
         };
         match traces.first().and_then(reason) {
-            Some(first) if traces.iter().all(|t| reason(t).is_some()) => Err(Failure::system(
-                format!("all {} held-out episodes failed; the first: {first}", traces.len()),
-            )),
+            Some(first) if traces.iter().all(|t| reason(t).is_some()) => {
+                Err(Failure::system(format!(
+                    "all {} held-out episodes failed; the first: {first}",
+                    traces.len()
+                )))
+            }
             _ => Ok(()),
         }
     }
@@ -189,7 +194,8 @@ impl Run<'_> {
         .map_err(|e| Failure::system(e.to_string()))?;
         let mut options = self.parts.episode_options(self.recipe);
         options.sampling.temperature = eval.temperature;
-        self.view.update(|s| s.phase = format!("evaluating ({purpose})"));
+        self.view
+            .update(|s| s.phase = format!("evaluating ({purpose})"));
         self.episodes(specs, &options)
     }
 
@@ -323,10 +329,14 @@ impl Run<'_> {
         let history = self.history.clone();
         self.view.update(|s| s.history = history);
         let eval_every = self.recipe.eval.every;
-        if eval_every > 0 && self.step.is_multiple_of(eval_every) && self.step < self.recipe.train.steps {
+        if eval_every > 0
+            && self.step.is_multiple_of(eval_every)
+            && self.step < self.recipe.train.steps
+        {
             let traces = self.evaluate(&format!("eval-{:05}", self.step), self.step)?;
             let success = EpisodeStats::of(&traces).success;
-            self.view.line(&format!("held-out: success {:.1} %", 100.0 * success));
+            self.view
+                .line(&format!("held-out: success {:.1} %", 100.0 * success));
         }
         Ok(())
     }

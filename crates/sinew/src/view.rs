@@ -211,10 +211,7 @@ fn draw_numbers(frame: &mut Frame<'_>, area: Rect, status: &Status) {
             "in flight {:>4}  (model {}, tools {}, boot {})",
             g.in_flight, g.generating, g.in_tool, g.booting
         )),
-        Line::from(format!(
-            "episodes  {:>4}  failed {}",
-            g.finished, g.failed
-        )),
+        Line::from(format!("episodes  {:>4}  failed {}", g.finished, g.failed)),
         Line::from(format!("tokens/s  {:>4.0}", status.tokens_per_s)),
         Line::from(format!("generation      {}", percent(generate))),
         Line::from(format!("waiting (tools) {}", percent(wait))),
@@ -230,7 +227,9 @@ fn draw_numbers(frame: &mut Frame<'_>, area: Rect, status: &Status) {
     if let Some(r) = status.history.last() {
         lines.push(Line::from(format!(
             "loss {:+.4}  grad {:.2}  entropy {:.2}",
-            r.loss, r.grad_norm, r.entropy()
+            r.loss,
+            r.grad_norm,
+            r.entropy()
         )));
     }
     let block = Block::bordered().title(" now ");
@@ -273,8 +272,8 @@ impl Sampler {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ratatui::prelude::Backend;
     use ratatui::backend::TestBackend;
+    use ratatui::prelude::Backend;
 
     fn screen(status: &Status, width: u16) -> String {
         let mut terminal = Terminal::new(TestBackend::new(width, HEIGHT)).unwrap();
@@ -313,7 +312,15 @@ mod tests {
             status.history.push(record);
         }
         let text = screen(&status, 100);
-        for needle in ["quickstart", "step 3/10", "rolling out", "5 of 64", "training         50 %", "generation       40 %", "before  20 %"] {
+        for needle in [
+            "quickstart",
+            "step 3/10",
+            "rolling out",
+            "5 of 64",
+            "training         50 %",
+            "generation       40 %",
+            "before  20 %",
+        ] {
             assert!(text.contains(needle), "{needle} not in\n{text}");
         }
     }

@@ -10,8 +10,8 @@ use sinew_algo::{AlgoReport, Algorithm};
 use sinew_env::{EnvFactory, Taskset, tiny};
 use sinew_infer::{Clock, EmbeddedEngine, EngineConfig, ModelForward, SchedulerConfig, TokenBytes};
 use sinew_model::{
-    Family, InferModel, LoadedModel, ModelConfig, ModelFiles, Params, ResolveEnv, load_gguf_metadata,
-    load_model, resolve_model,
+    Family, InferModel, LoadedModel, ModelConfig, ModelFiles, Params, ResolveEnv,
+    load_gguf_metadata, load_model, resolve_model,
 };
 use sinew_render::{ChatRenderer, GgufVocab, Renderer, TinyRenderer};
 use sinew_rollout::{EpisodeLimits, EpisodeOptions, EpisodeParts, Gauges};
@@ -65,7 +65,9 @@ pub(crate) fn clock() -> Clock {
 /// The device that `SINEW_CPU` and `SINEW_THREADS` ask for, else the best there is.
 pub(crate) fn device() -> Result<Device, Failure> {
     let kernels = match std::env::var("SINEW_CPU") {
-        Ok(name) => KernelSet::parse(&name).map_err(|e| Failure::input(format!("SINEW_CPU: {e}")))?,
+        Ok(name) => {
+            KernelSet::parse(&name).map_err(|e| Failure::input(format!("SINEW_CPU: {e}")))?
+        }
         Err(_) => KernelSet::detect(),
     };
     let threads = match std::env::var("SINEW_THREADS") {
@@ -125,7 +127,11 @@ fn chat_renderer(files: &ModelFiles) -> Result<ChatRenderer, Failure> {
             let types = meta.token_types().map_err(config)?.unwrap_or_default();
             let vocab = GgufVocab {
                 model: meta.tokenizer_model().map_err(config)?.into(),
-                pre: meta.pre_tokenizer().map_err(config)?.unwrap_or_default().into(),
+                pre: meta
+                    .pre_tokenizer()
+                    .map_err(config)?
+                    .unwrap_or_default()
+                    .into(),
                 tokens: meta.tokens().map_err(config)?.to_vec(),
                 token_types: types.iter().map(|&t| t as i32).collect(),
                 merges: meta.merges().map_err(config)?.to_vec(),
@@ -236,7 +242,10 @@ pub(crate) fn world(recipe: &Recipe) -> Result<World, Failure> {
         EnvSection::ToolMath { .. } => {
             let sandboxes = sandboxes(&recipe.sandbox)?;
             let spec = sandbox_spec(&recipe.sandbox);
-            Ok((taskset(recipe)?, crate::math::factory(recipe, sandboxes, spec)?))
+            Ok((
+                taskset(recipe)?,
+                crate::math::factory(recipe, sandboxes, spec)?,
+            ))
         }
     }
 }
@@ -258,7 +267,13 @@ fn engine(
     learner: &Learner,
 ) -> Result<EmbeddedEngine, Failure> {
     let failed = |e: &dyn std::fmt::Display| Failure::system(format!("engine: {e}"));
-    let model = InferModel::new(device, params.config(), params, recipe.rollout.max_context_tokens as usize).map_err(|e| failed(&e))?;
+    let model = InferModel::new(
+        device,
+        params.config(),
+        params,
+        recipe.rollout.max_context_tokens as usize,
+    )
+    .map_err(|e| failed(&e))?;
     let forward = ModelForward::new(device.clone(), model, recipe.engine.kv_tokens)
         .map_err(|e| failed(&e))?;
     let bytes = (0..renderer.vocab_size() as u32)
@@ -355,7 +370,10 @@ impl Parts {
     pub(crate) fn rows(&self, traces: &[Trace]) -> Result<Rows, Failure> {
         let mut groups: BTreeMap<&str, Vec<Trace>> = BTreeMap::new();
         for trace in traces {
-            groups.entry(trace.group.as_str()).or_default().push(trace.clone());
+            groups
+                .entry(trace.group.as_str())
+                .or_default()
+                .push(trace.clone());
         }
         let groups: Vec<Vec<Trace>> = groups.into_values().collect();
         let (rows, report) = self.algorithm.rows(&groups).map_err(Failure::system)?;

@@ -1,4 +1,5 @@
 //! Whole-system tests.
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod tidy;
 

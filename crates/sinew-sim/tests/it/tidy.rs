@@ -92,18 +92,26 @@ fn the_crate_graph_is_the_one_in_architecture_md() {
         let allowed = &documented[krate];
         let extra: Vec<_> = uses.difference(allowed).collect();
         if krate != "sinew" {
-            assert!(extra.is_empty(), "{krate} uses {extra:?}, the table allows {allowed:?}");
+            assert!(
+                extra.is_empty(),
+                "{krate} uses {extra:?}, the table allows {allowed:?}"
+            );
         }
     }
 }
 
 #[test]
 fn pure_crates_use_no_runtime_clock_environment_or_network() {
-    let pure = ["types", "render", "algo", "tensor", "model", "infer", "train"];
+    let pure = [
+        "types", "render", "algo", "tensor", "model", "infer", "train",
+    ];
     for krate in pure {
         let dir = root().join(format!("crates/sinew-{krate}"));
         let manifest = std::fs::read_to_string(dir.join("Cargo.toml")).unwrap();
-        assert!(!manifest.contains("tokio"), "sinew-{krate} uses an async runtime");
+        assert!(
+            !manifest.contains("tokio"),
+            "sinew-{krate} uses an async runtime"
+        );
         let mut sources = Vec::new();
         files(&dir.join("src"), "rs", &mut sources);
         for path in sources {
@@ -131,7 +139,11 @@ fn files_and_functions_stay_short() {
         }
         for (start, len) in functions(&lines) {
             if len > MAX_FUNCTION_LINES {
-                long.push(format!("{}:{}: function of {len} lines", path.display(), start + 1));
+                long.push(format!(
+                    "{}:{}: function of {len} lines",
+                    path.display(),
+                    start + 1
+                ));
             }
         }
     }
@@ -143,9 +155,16 @@ fn functions(lines: &[&str]) -> Vec<(usize, usize)> {
     let mut out = Vec::new();
     for (start, line) in lines.iter().enumerate() {
         let code = line.trim_start();
-        let is_fn = ["fn ", "pub fn ", "async fn ", "pub async fn ", "unsafe fn ", "pub(crate) fn "]
-            .iter()
-            .any(|p| code.starts_with(p));
+        let is_fn = [
+            "fn ",
+            "pub fn ",
+            "async fn ",
+            "pub async fn ",
+            "unsafe fn ",
+            "pub(crate) fn ",
+        ]
+        .iter()
+        .any(|p| code.starts_with(p));
         if !is_fn {
             continue;
         }
@@ -167,7 +186,11 @@ fn every_library_opens_with_its_purpose_and_invariants() {
         }
         let text = std::fs::read_to_string(&lib).unwrap();
         let doc: String = text.lines().take_while(|l| l.starts_with("//!")).collect();
-        assert!(doc.contains("nvariant"), "{} names no invariant", lib.display());
+        assert!(
+            doc.contains("nvariant"),
+            "{} names no invariant",
+            lib.display()
+        );
     }
 }
 
@@ -175,7 +198,11 @@ fn every_library_opens_with_its_purpose_and_invariants() {
 fn nothing_is_left_undone_or_too_big() {
     for path in rust_files() {
         let text = std::fs::read_to_string(&path).unwrap();
-        for word in [concat!("FIX", "ME"), concat!("TO", "DO"), concat!("#[ign", "ore")] {
+        for word in [
+            concat!("FIX", "ME"),
+            concat!("TO", "DO"),
+            concat!("#[ign", "ore"),
+        ] {
             assert!(!text.contains(word), "{} contains {word}", path.display());
         }
     }
@@ -187,8 +214,14 @@ fn nothing_is_left_undone_or_too_big() {
     assert!(listed.status.success());
     for file in String::from_utf8(listed.stdout).unwrap().split('\0') {
         let path = root().join(file);
-        let Ok(meta) = std::fs::metadata(&path) else { continue };
+        let Ok(meta) = std::fs::metadata(&path) else {
+            continue;
+        };
         let fits = !meta.is_file() || meta.len() <= MAX_BLOB_BYTES || LARGE.contains(&file);
-        assert!(fits, "{file} has {} bytes, at most {MAX_BLOB_BYTES}", meta.len());
+        assert!(
+            fits,
+            "{file} has {} bytes, at most {MAX_BLOB_BYTES}",
+            meta.len()
+        );
     }
 }

