@@ -36,6 +36,11 @@ pub enum LoadError {
     Io { path: PathBuf, error: io::Error },
     #[error("{}: {reason}", path.display())]
     Save { path: PathBuf, reason: String },
+    #[error("{}: {error}", path.display())]
+    Adapter {
+        path: PathBuf,
+        error: crate::lora::LoraError,
+    },
 }
 
 /// A model read from files.

@@ -273,9 +273,9 @@ impl Lora {
 
     /// Reads a directory as PEFT (or [`Lora::save`]) writes it, for the decoder `model`.
     pub fn load(dir: &Path, model: &ModelConfig) -> Result<Self, LoadError> {
-        let failed = |reason: String| LoadError::Save {
+        let failed = |error| LoadError::Adapter {
             path: dir.to_owned(),
-            reason,
+            error,
         };
         let path = dir.join("adapter_config.json");
         let io = |error| LoadError::Io {
@@ -283,8 +283,8 @@ impl Lora {
             error,
         };
         let text = std::fs::read_to_string(&path).map_err(io)?;
-        let config = LoraConfig::from_json(&text).map_err(|error| failed(error.to_string()))?;
-        let mut lora = Self::zeros(&config, model).map_err(|error| failed(error.to_string()))?;
+        let config = LoraConfig::from_json(&text).map_err(failed)?;
+        let mut lora = Self::zeros(&config, model).map_err(failed)?;
         let weights = Safetensors::open_file(&dir.join("adapter_model.safetensors"))?;
         let layout = Arc::clone(&lora.layout);
         layout
