@@ -1,6 +1,7 @@
 //! The command line: the only place where concrete parts meet.
 
 mod check;
+mod curves;
 mod episodes;
 mod failure;
 mod learner;
@@ -56,7 +57,17 @@ enum Command {
         after_help = "Example: sinew episodes --run-dir runs/quickstart --purpose train --limit 10"
     )]
     Episodes(EpisodesArgs),
-    /// Run, attack or measure sandboxes
+    /// Draw the learning curves of runs into one SVG
+    #[command(after_help = "Example: sinew plot runs/seed-0 runs/seed-1 --out learning.svg")]
+    Plot {
+        /// Folders of runs
+        #[arg(required = true)]
+        runs: Vec<PathBuf>,
+        /// File to write
+        #[arg(long)]
+        out: PathBuf,
+    },
+    /// Run code in a sandbox, or say what this host enforces
     #[command(after_help = "Example: sinew sandbox run --code 'print(6 * 7)'")]
     Sandbox(SandboxArgs),
 }
@@ -145,6 +156,7 @@ fn main() -> ExitCode {
         Command::Check(args) => check::check(&args.recipe, args.json),
         Command::Show(args) => episodes::show(&args),
         Command::Episodes(args) => episodes::list(&args),
+        Command::Plot { runs, out } => curves::run(&runs, &out),
         Command::Sandbox(args) => sandbox::run(&args.command),
     };
     match result {

@@ -393,6 +393,15 @@ impl Run<'_> {
 }
 
 fn step_line(r: &StepRecord, steps: u64) -> String {
+    if r.rows == 0 {
+        return format!(
+            "step {:>3}/{steps}  reward {:.3}  success {:>5.1} %  nothing to learn from: rewards are equal within each group  {}",
+            r.step,
+            r.rollout.reward,
+            100.0 * r.rollout.success,
+            duration(r.wall_s)
+        );
+    }
     format!(
         "step {:>3}/{steps}  reward {:.3}  success {:>5.1} %  tokens/episode {:>5.1}  entropy {:.2}  grad {:.2}  rollout {:.1}s  train {:.1}s  {}",
         r.step,
