@@ -34,7 +34,7 @@ thread_local! {
     static PACKED: RefCell<Scratch> = RefCell::new(Scratch::new());
 }
 
-/// Weights `[n, k]` packed for `x · wᵀ`: panels of [`Tile::NR`] rows, transposed, the last padded
+/// Weights `[n, k]` packed for `x · wᵀ`: panels of as many rows as a tile has columns, transposed, the last padded
 /// with zeros. Fit for the kernel set of the device that packed them.
 #[derive(Debug, Clone)]
 pub struct PackedWeights {

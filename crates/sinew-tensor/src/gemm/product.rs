@@ -263,6 +263,7 @@ impl Grid {
             // More rows first: each cut of the columns packs all of `a` once more. Where `b` is large,
             // all rows meet a part of it before the next part comes.
             let row_tasks = rows.div_ceil(ROW_BLOCK).max(wanted.min(rows / ROW_GRAIN));
+            let row_tasks = row_tasks.next_multiple_of(dev.threads()).min(panels.count);
             let parts = (cols * depth).div_ceil(B_LIMIT);
             (row_tasks, wanted.div_ceil(2 * row_tasks).max(parts))
         };
