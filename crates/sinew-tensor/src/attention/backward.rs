@@ -144,26 +144,12 @@ unsafe fn load_strip<V: Vector>(
         memory.delta[lane] = dot::<V>(out, d_out);
         memory.shift[lane] = -input.lse[row * task.shape.heads() + head] * LOG2_E;
     }
-    let rows = |slice: &[f32]| In {
-        ptr: slice.as_ptr(),
-        stride: padded,
-    };
-    let columns = |slice: &mut [f32]| Out {
-        ptr: slice.as_mut_ptr(),
-        stride: width,
-    };
-    transpose::<V>(
-        width,
-        padded,
-        rows(memory.query_rows),
-        columns(memory.query_columns),
-    );
-    transpose::<V>(
-        width,
-        padded,
-        rows(memory.d_out_rows),
-        columns(memory.d_out_columns),
-    );
+    let queries = In::rows(memory.query_rows, padded);
+    let columns = Out::rows(memory.query_columns, width);
+    transpose::<V>(width, padded, queries, columns);
+    let d_outs = In::rows(memory.d_out_rows, padded);
+    let columns = Out::rows(memory.d_out_columns, width);
+    transpose::<V>(width, padded, d_outs, columns);
 }
 
 #[inline(always)]
@@ -188,84 +174,12 @@ unsafe fn backward_strip<V: Product, const NV: usize>(
     let (dim, padded, width) = (task.shape.head_dim(), task.padded_dim(), NV * V::LANES);
     load_strip::<V>(task, strip, input, width, memory);
     memory.d_query_columns[..padded * width].fill(0.0);
-    let values_at = (task.chunk.locals + SLACK_ROWS) * padded;
-    let queries = In {
-        ptr: memory.query_columns.as_ptr(),
-        stride: width,
-    };
-    let d_outs = In {
-        ptr: memory.d_out_columns.as_ptr(),
-        stride: width,
-    };
-    let query_rows = In {
-        ptr: memory.query_rows.as_ptr(),
-        stride: padded,
-    };
-    let d_out_rows = In {
-        ptr: memory.d_out_rows.as_ptr(),
-        stride: padded,
-    };
-    let d_queries = Out {
-        ptr: memory.d_query_columns.as_mut_ptr(),
-        stride: width,
-    };
-    let scores = Out {
-        ptr: memory.scores.as_mut_ptr(),
-        stride: width,
-    };
-    let d_scores = Out {
-        ptr: memory.d_scores.as_mut_ptr(),
-        stride: width,
-    };
-    let lanes = strip.rows.len() * task.group.count;
     for block in &strip.blocks {
-        let first = block.local * padded;
-        let key_rows = block.len.next_multiple_of(V::STEP);
-        let keys = In {
-            ptr: memory.keys.as_ptr().add(first),
-            stride: padded,
-        };
-        let values = In {
-            ptr: memory.values.as_ptr().add(first),
-            stride: padded,
-        };
-        V::product::<NV, false>(key_rows, dim, keys, queries, scores, false);
-        V::product::<NV, false>(key_rows, dim, values, d_outs, d_scores, false);
-        if !block.spans.is_empty() {
-            apply_masks::<V, NV>(strip, block, task.group.count, scores.ptr);
-        }
-        grade_block::<V, NV>(block, key_rows, memory, scores.ptr, d_scores.ptr);
-        V::product::<NV, true>(padded, block.len, keys, d_scores.as_in(), d_queries, true);
-        let d_keys = Out {
-            ptr: to.d_keys.as_ptr().add(first),
-            stride: padded,
-        };
-        let d_values = Out {
-            ptr: d_keys.ptr.add(values_at),
-            stride: padded,
-        };
-        V::accumulate(
-            key_rows,
-            padded,
-            lanes,
-            d_scores.as_in(),
-            Right::Rows(query_rows),
-            d_keys,
-        );
-        V::accumulate(
-            key_rows,
-            padded,
-            lanes,
-            scores.as_in(),
-            Right::Rows(d_out_rows),
-            d_values,
-        );
+        backward_block::<V, NV>(task, strip, block, to, memory);
     }
-    let rows = Out {
-        ptr: memory.query_rows.as_mut_ptr(),
-        stride: padded,
-    };
-    transpose::<V>(padded, width, d_queries.as_in(), rows);
+    let columns = In::rows(memory.d_query_columns, width);
+    let rows = Out::rows(memory.query_rows, padded);
+    transpose::<V>(padded, width, columns, rows);
     let scale = 1.0 / (dim as f32).sqrt();
     for (lane, row, head) in task.lanes(strip) {
         let at = task.shape.query_at(row, head);
@@ -274,6 +188,46 @@ unsafe fn backward_strip<V: Product, const NV: usize>(
             *o = d * scale;
         }
     }
+}
+
+/// What one block of keys adds to the gradients of the strip's queries and of its own keys and values.
+#[inline(always)]
+unsafe fn backward_block<V: Product, const NV: usize>(
+    task: &Task<'_>,
+    strip: &Strip,
+    block: &KeyBlock,
+    to: Output<'_>,
+    memory: &mut Memory<'_>,
+) {
+    let (dim, padded, width) = (task.shape.head_dim(), task.padded_dim(), NV * V::LANES);
+    let first = block.local * padded;
+    let key_rows = block.len.next_multiple_of(V::STEP);
+    let keys = In::rows(&memory.keys[first..], padded);
+    let values = In::rows(&memory.values[first..], padded);
+    let queries = In::rows(memory.query_columns, width);
+    let d_outs = In::rows(memory.d_out_columns, width);
+    let scores = Out::rows(memory.scores, width);
+    let d_scores = Out::rows(memory.d_scores, width);
+    V::product::<NV, false>(key_rows, dim, keys, queries, scores, false);
+    V::product::<NV, false>(key_rows, dim, values, d_outs, d_scores, false);
+    if !block.spans.is_empty() {
+        apply_masks::<V, NV>(strip, block, task.group.count, scores.ptr);
+    }
+    grade_block::<V, NV>(block, key_rows, memory, scores.ptr, d_scores.ptr);
+    let (scores, d_scores) = (scores.as_in(), d_scores.as_in());
+    let d_queries = Out::rows(memory.d_query_columns, width);
+    V::product::<NV, true>(padded, block.len, keys, d_scores, d_queries, true);
+    let lanes = strip.rows.len() * task.group.count;
+    let query_rows = Right::Rows(In::rows(memory.query_rows, padded));
+    let d_out_rows = Right::Rows(In::rows(memory.d_out_rows, padded));
+    let values_at = (task.chunk.locals + SLACK_ROWS) * padded;
+    let sums = |at: usize| Out {
+        ptr: to.d_keys.as_ptr().add(at),
+        stride: padded,
+    };
+    V::accumulate(key_rows, padded, lanes, d_scores, query_rows, sums(first));
+    let d_values = sums(values_at + first);
+    V::accumulate(key_rows, padded, lanes, scores, d_out_rows, d_values);
 }
 
 /// Turns scores into probabilities and gradients of probabilities into gradients of scores; zeroes

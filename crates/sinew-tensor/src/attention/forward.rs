@@ -157,9 +157,9 @@ impl<V: Vector, const NV: usize> Softmax<V, NV> {
                 *m = m.max(V::load(scores.add((key * NV + v) * V::LANES)));
             }
         }
-        for v in 0..NV {
-            if max[v].sub(self.max[v]).max_lane() > 0.0 {
-                let shrink = exp2(self.max[v].sub(max[v]));
+        for (v, &max) in max.iter().enumerate() {
+            if max.sub(self.max[v]).max_lane() > 0.0 {
+                let shrink = exp2(self.max[v].sub(max));
                 self.total[v] = self.total[v].mul(shrink);
                 for d in 0..dim {
                     let at = sums.add((d * NV + v) * V::LANES);
@@ -169,9 +169,9 @@ impl<V: Vector, const NV: usize> Softmax<V, NV> {
         }
         self.max = max;
         for key in 0..keys {
-            for v in 0..NV {
+            for (v, &max) in max.iter().enumerate() {
                 let at = scores.add((key * NV + v) * V::LANES);
-                let p = exp2(V::load(at).sub(max[v]));
+                let p = exp2(V::load(at).sub(max));
                 p.store(at);
                 self.total[v] = self.total[v].add(p);
             }

@@ -92,6 +92,15 @@ pub(super) struct Span {
     pub(super) seen_by: u64,
 }
 
+/// A segment that a strip sees.
+struct Seen {
+    segment: usize,
+    /// Rows that see all of it.
+    by: u64,
+    /// Rows that lie in it, and the first one's place in the strip.
+    own: Option<(Part, usize)>,
+}
+
 /// Rows of one segment in a strip.
 #[derive(Clone, Copy)]
 struct Part {
@@ -266,56 +275,82 @@ impl<'a> Forest<'a> {
     /// `entry_of` holds `usize::MAX` for each segment, before and after.
     fn strip(&self, draft: &Draft, local: &[usize], entry_of: &mut [usize]) -> Strip {
         let mut strip = Strip::default();
-        // Segments that the strip sees: which rows see all of it, and the rows that lie in it.
-        let mut seen: Vec<(usize, u64, Option<(Part, usize)>)> = Vec::new();
-        let mut note = |segment: usize, mask: u64, own: Option<(Part, usize)>| {
+        let mut seen: Vec<Seen> = Vec::new();
+        let mut note = |segment: usize, by: u64, own: Option<(Part, usize)>| {
             if entry_of[segment] == usize::MAX {
                 entry_of[segment] = seen.len();
-                seen.push((segment, mask, own));
+                seen.push(Seen { segment, by, own });
             } else {
                 let entry = &mut seen[entry_of[segment]];
-                entry.1 |= mask;
-                entry.2 = entry.2.or(own);
+                entry.by |= by;
+                entry.own = entry.own.or(own);
             }
         };
         for part in &draft.parts {
             let first = strip.rows.len();
-            let mask = ((1u64 << part.len) - 1) << first;
             note(part.segment, 0, Some((*part, first)));
             for ancestor in self.ancestors(part.segment) {
-                note(ancestor, mask, None);
+                note(ancestor, part.mask(first), None);
             }
             let start = self.segments[part.segment].start as usize + part.offset;
-            strip
-                .rows
-                .extend((start..start + part.len).map(|row| row as u32));
+            let rows = start..start + part.len;
+            strip.rows.extend(rows.map(|row| row as u32));
         }
-        seen.iter().for_each(|s| entry_of[s.0] = usize::MAX);
-        seen.sort_unstable_by_key(|s| self.rank[s.0]);
+        seen.iter().for_each(|s| entry_of[s.segment] = usize::MAX);
+        seen.sort_unstable_by_key(|s| self.rank[s.segment]);
         let mut pieces = Vec::new();
-        for (segment, below, own) in seen {
-            let Some((part, first)) = own else {
-                pieces.push((local[segment], self.segments[segment].len as usize, below));
-                continue;
-            };
-            let rows = ((1u64 << part.len) - 1) << first;
-            if part.offset > 0 {
-                pieces.push((local[segment], part.offset, below | rows));
-            }
-            for i in 0..part.len {
-                let later = rows & (u64::MAX << (first + i));
-                pieces.push((local[segment] + part.offset + i, 1, below | later));
-            }
+        for entry in &seen {
+            let len = self.segments[entry.segment].len as usize;
+            entry.add_pieces(local[entry.segment], len, &mut pieces);
         }
         strip.fill_blocks(&pieces);
         strip
     }
 }
 
+impl Part {
+    /// Bits of its rows in a strip in which the first has place `first`.
+    fn mask(&self, first: usize) -> u64 {
+        ((1u64 << self.len) - 1) << first
+    }
+}
+
+/// Consecutive local keys that the same rows of a strip see.
+struct Piece {
+    local: usize,
+    len: usize,
+    seen_by: u64,
+}
+
+impl Seen {
+    /// Appends the keys of the segment, which has `len` rows from `local` on, in ascending order.
+    fn add_pieces(&self, local: usize, len: usize, pieces: &mut Vec<Piece>) {
+        let mut push = |offset: usize, len: usize, seen_by: u64| {
+            pieces.push(Piece {
+                local: local + offset,
+                len,
+                seen_by,
+            });
+        };
+        let Some((part, first)) = self.own else {
+            return push(0, len, self.by);
+        };
+        let rows = part.mask(first);
+        if part.offset > 0 {
+            push(0, part.offset, self.by | rows);
+        }
+        for i in 0..part.len {
+            let from_here_on = rows & (u64::MAX << (first + i));
+            push(part.offset + i, 1, self.by | from_here_on);
+        }
+    }
+}
+
 impl Strip {
-    /// Cuts `(first key, keys, mask)` pieces in ascending order into blocks.
-    fn fill_blocks(&mut self, pieces: &[(usize, usize, u64)]) {
-        for &(mut local, mut len, seen_by) in pieces {
+    /// Cuts pieces in ascending order into blocks.
+    fn fill_blocks(&mut self, pieces: &[Piece]) {
+        for piece in pieces {
+            let (mut local, mut len) = (piece.local, piece.len);
             while len > 0 {
                 let end = self.blocks.last().map_or(0, |b| b.local + b.len);
                 let used = self.blocks.last().map_or(BLOCK_KEYS, |b| b.len);
@@ -332,7 +367,7 @@ impl Strip {
                 }
                 let used = self.blocks.last().map_or(0, |b| b.len);
                 let take = len.min(BLOCK_KEYS - used);
-                self.push_span(take, seen_by);
+                self.push_span(take, piece.seen_by);
                 local += take;
                 len -= take;
             }

@@ -23,7 +23,7 @@ const EXP2: [f32; 7] = [
     0.009_618_489,
     0.055_503_286,
     0.240_226_46,
-    0.693_147_2,
+    std::f32::consts::LN_2,
     1.0,
 ];
 
@@ -60,7 +60,21 @@ pub(crate) type In = Block<*const f32>;
 /// A block to write.
 pub(crate) type Out = Block<*mut f32>;
 
+impl In {
+    /// Rows of `stride` values, from the first value on.
+    pub(crate) fn rows(values: &[f32], stride: usize) -> Self {
+        let ptr = values.as_ptr();
+        Self { ptr, stride }
+    }
+}
+
 impl Out {
+    /// Rows of `stride` values, from the first value on.
+    pub(crate) fn rows(values: &mut [f32], stride: usize) -> Self {
+        let ptr = values.as_mut_ptr();
+        Self { ptr, stride }
+    }
+
     /// The same block, to read.
     pub(crate) fn as_in(self) -> In {
         In {

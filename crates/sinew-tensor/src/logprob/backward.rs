@@ -54,6 +54,36 @@ impl Section<'_> {
         let block = strip / BLOCK_STRIPS * section_rows + offset;
         block * self.block_width() + strip % BLOCK_STRIPS * self.cut.width
     }
+
+    /// First step: gradients of logits, and the sums of rows, `[parts, strips, padded, width]`.
+    fn grade_rows(
+        &self,
+        dev: &Device,
+        (sums, parts): (&mut [f32], usize),
+        workspaces: &Workspaces,
+    ) {
+        let sums = SharedMut::new(sums);
+        let len = self.cut.strip_len();
+        dev.pool().parallel_for(self.cut.strips * parts, &|i| {
+            let (strip, part) = (i / parts, i % parts);
+            let at = (part * self.cut.strips + strip) * len;
+            // SAFETY: each strip and part has sums of its own.
+            let sums = unsafe { sums.range(at..at + len) };
+            // SAFETY: strips and parts write different gradients of logits.
+            workspaces.with(|m| unsafe { grade(dev, self, strip, part..parts, sums, m) });
+        });
+    }
+
+    /// Second step: the gradient of the section's weights.
+    fn add_weights(&self, dev: &Device, dw: &mut [f32], workspaces: &Workspaces) {
+        let (panel, count) = (self.cut.panel_rows(), self.tokens.len());
+        let dw = SharedMut::new(dw);
+        dev.pool().parallel_for(count.div_ceil(panel), &|i| {
+            let offsets = i * panel..((i + 1) * panel).min(count);
+            // SAFETY: panels are disjoint, and all gradients of logits are written.
+            workspaces.with(|m| unsafe { add_weights(dev, self, offsets, dw, m) });
+        });
+    }
 }
 
 pub(super) fn backward(
@@ -116,27 +146,10 @@ pub(super) fn backward(
             tokens,
             d_logits,
         };
-        let d_rows = SharedMut::new(d_rows);
-        dev.pool().parallel_for(cut.strips * parts, &|i| {
-            let (strip, part) = (i / parts, i % parts);
-            let at = (part * cut.strips + strip) * cut.strip_len();
-            // SAFETY: each strip and part has sums of its own.
-            let sums = unsafe { d_rows.range(at..at + cut.strip_len()) };
-            // SAFETY: strips and parts write different gradients of logits.
-            scratch
-                .workspaces
-                .with(|m| unsafe { grade(dev, &section, strip, part..parts, sums, m) });
-        });
+        section.grade_rows(dev, (d_rows, parts), &scratch.workspaces);
         if let Some(dw) = dw.as_deref_mut() {
-            let dw = SharedMut::new(&mut dw[first * cut.dim..section.tokens.end * cut.dim]);
-            dev.pool()
-                .parallel_for(section.tokens.len().div_ceil(panel), &|i| {
-                    let offsets = i * panel..((i + 1) * panel).min(section.tokens.len());
-                    // SAFETY: panels are disjoint, and all gradients of logits are written.
-                    scratch
-                        .workspaces
-                        .with(|m| unsafe { add_weights(dev, &section, offsets, dw, m) });
-                });
+            let dw = &mut dw[first * cut.dim..section.tokens.end * cut.dim];
+            section.add_weights(dev, dw, &scratch.workspaces);
         }
     }
     store_rows(dev, &cut, &active, (d_rows, parts), dx, &scratch.workspaces);
