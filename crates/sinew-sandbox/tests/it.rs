@@ -1,6 +1,7 @@
 //! The process level for real: what code inside can do, and above all what it cannot.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
+use sinew_sandbox::attack::{self, AttackOutcome};
 use sinew_sandbox::{
     Ending, ExecRequest, ExecResult, Limits, ProcessConfig, ProcessProvider, Program, Sandbox,
     SandboxError, SandboxProvider, SandboxSpec,
@@ -481,4 +482,25 @@ async fn a_host_without_room_says_so() {
     ));
     drop(first);
     assert!(provider.acquire(&spec).await.is_ok());
+}
+
+#[tokio::test]
+async fn the_attack_suite_holds() {
+    let provider = provider();
+    let mut rows = Vec::new();
+    attack::run(&provider, "", &mut |row| rows.push(row))
+        .await
+        .unwrap();
+    let of = |outcome| rows.iter().filter(move |r| r.outcome == outcome);
+    for row in &rows {
+        println!("{:?} {} ({})", row.outcome, row.case, row.why);
+    }
+    let escaped: Vec<_> = of(AttackOutcome::Escaped).collect();
+    assert!(escaped.is_empty(), "{escaped:#?}");
+    assert!(of(AttackOutcome::Held).count() >= 60, "{rows:#?}");
+    let numbers: std::collections::BTreeSet<u32> = rows
+        .iter()
+        .filter_map(|r| r.case.split(' ').next()?.parse().ok())
+        .collect();
+    assert_eq!(numbers, (1..=84).collect(), "a case of the list has no row");
 }

@@ -536,7 +536,12 @@ impl ProcessSandbox {
         }
         let ending = cut.unwrap_or_else(|| ending(status, events, &output.1.0));
         let ((stdout, cut_out), (stderr, cut_err)) = output;
+        // The largest process's resident pages count shared files that no group is charged for.
         let rss = status.map_or(0, |s| u64::from(s.max_rss_kib) << 10);
+        let peak_memory_bytes = match events.peak_memory_bytes {
+            0 => rss,
+            charged => charged,
+        };
         Ok(ExecResult {
             ending,
             stdout,
@@ -544,7 +549,7 @@ impl ProcessSandbox {
             truncated: cut_out || cut_err,
             usage: Usage {
                 cpu_s: status.map_or(0.0, |s| s.cpu_us as f64 * 1e-6),
-                peak_memory_bytes: events.peak_memory_bytes.max(rss),
+                peak_memory_bytes,
                 wall_s: started.elapsed().as_secs_f64(),
             },
             protections: Arc::clone(&self.spawner.protections),

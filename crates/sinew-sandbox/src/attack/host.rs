@@ -1,0 +1,159 @@
+//! What the host sees: traps that an escape would spring, and what an attack left behind.
+
+use std::collections::{HashMap, HashSet};
+use std::hash::{BuildHasher, Hasher};
+use std::io::ErrorKind;
+use std::net::TcpListener;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixListener};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// Traps on the host: a secret file, a local TCP port, an abstract Unix socket.
+#[derive(Debug)]
+pub(super) struct Witness {
+    /// Content of the file; nobody inside can know it.
+    pub(super) secret: String,
+    file: PathBuf,
+    port: TcpListener,
+    abstract_name: String,
+    abstract_socket: UnixListener,
+}
+
+fn unguessable() -> u64 {
+    // Keys of a `RandomState` come from the kernel's random source.
+    let mut hasher = std::collections::hash_map::RandomState::new().build_hasher();
+    hasher.write_u32(std::process::id());
+    hasher.finish()
+}
+
+impl Witness {
+    pub(super) fn new() -> std::io::Result<Self> {
+        let id = std::process::id();
+        let secret = format!("secret-{:016x}{:016x}", unguessable(), unguessable());
+        let file = std::env::temp_dir().join(format!("sinew-attack-{id}"));
+        std::fs::write(&file, &secret)?;
+        let port = TcpListener::bind("127.0.0.1:0")?;
+        port.set_nonblocking(true)?;
+        let abstract_name = format!("sinew-attack-{id}");
+        let address = SocketAddr::from_abstract_name(&abstract_name)?;
+        let abstract_socket = UnixListener::bind_addr(&address)?;
+        abstract_socket.set_nonblocking(true)?;
+        Ok(Self {
+            secret,
+            file,
+            port,
+            abstract_name,
+            abstract_socket,
+        })
+    }
+
+    /// Where the traps are, in the attacker's language. The secret itself is not told.
+    pub(super) fn python(&self) -> String {
+        let port = self.port.local_addr().map_or(0, |a| a.port());
+        format!(
+            "SECRET = {:?}; PORT = {port}; ABSTRACT = {:?}\n",
+            self.file.to_string_lossy(),
+            self.abstract_name
+        )
+    }
+
+    /// Which trap was sprung.
+    pub(super) fn sprung(&self) -> Option<String> {
+        let now = std::fs::read_to_string(&self.file).unwrap_or_default();
+        if now != self.secret {
+            return Some("a file of the host was changed".into());
+        }
+        let quiet = |e: std::io::Error| e.kind() == ErrorKind::WouldBlock;
+        if !self.port.accept().is_err_and(quiet) {
+            return Some("a TCP connection reached the host".into());
+        }
+        if !self.abstract_socket.accept().is_err_and(quiet) {
+            return Some("an abstract Unix connection reached the host".into());
+        }
+        None
+    }
+}
+
+impl Drop for Witness {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.file);
+    }
+}
+
+/// What exists on the host because of sandboxes of this process.
+#[derive(Debug)]
+pub(super) struct Residue {
+    processes: HashSet<u32>,
+    groups: usize,
+    mounts: usize,
+}
+
+impl Residue {
+    pub(super) fn now() -> Self {
+        let processes = descendants(std::process::id());
+        let names: Vec<String> = processes.iter().map(|p| format!("sinew-{p}-")).collect();
+        let groups = ["memory", "pids", "unified", ""]
+            .iter()
+            .filter_map(|c| std::fs::read_dir(Path::new("/sys/fs/cgroup").join(c)).ok())
+            .flat_map(|dir| dir.flatten())
+            .filter_map(|e| e.file_name().into_string().ok())
+            .filter(|n| names.iter().any(|prefix| n.starts_with(prefix)))
+            .count();
+        let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap_or_default();
+        Self {
+            processes,
+            groups,
+            mounts: mounts.lines().count(),
+        }
+    }
+
+    /// What there is more now than then. Freed groups may take the kernel a moment.
+    pub(super) async fn left_since(&self) -> Option<String> {
+        let mut left = None;
+        for _ in 0..100 {
+            let now = Self::now();
+            let processes: Vec<&u32> = now.processes.difference(&self.processes).collect();
+            left = if !processes.is_empty() {
+                Some(format!("processes are left: {processes:?}"))
+            } else if now.groups > self.groups {
+                Some(format!("{} groups are left", now.groups - self.groups))
+            } else if now.mounts > self.mounts {
+                Some(format!("{} mounts are left", now.mounts - self.mounts))
+            } else {
+                return None;
+            };
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        left
+    }
+}
+
+/// All processes below `root`, from the host's view.
+pub(super) fn descendants(root: u32) -> HashSet<u32> {
+    let mut children: HashMap<u32, Vec<u32>> = HashMap::new();
+    for entry in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let Some(pid) = name.to_str().and_then(|n| n.parse::<u32>().ok()) else {
+            continue;
+        };
+        let stat = std::fs::read_to_string(entry.path().join("stat")).unwrap_or_default();
+        // After the name in parentheses: state, parent.
+        let parent = stat.rsplit(')').next().and_then(|rest| {
+            let field = rest.split_whitespace().nth(1)?;
+            field.parse::<u32>().ok()
+        });
+        if let Some(parent) = parent {
+            children.entry(parent).or_default().push(pid);
+        }
+    }
+    let (mut found, mut todo) = (HashSet::new(), vec![root]);
+    while let Some(pid) = todo.pop() {
+        for &child in children.get(&pid).into_iter().flatten() {
+            if found.insert(child) {
+                todo.push(child);
+            }
+        }
+    }
+    found
+}

@@ -1,0 +1,172 @@
+//! Attacks on privileges, the kernel and the network: cases 46 to 58 of the list.
+
+use super::{Case, Expect};
+
+pub(super) const CASES: &[Case] = &[
+    Case::new(46, "set-user-id programs of the system", Expect::Done, 8000, "
+import subprocess
+for argv in (['su', '-c', 'id -u'], ['sudo', '-n', 'id', '-u'], ['newuidmap', '1', '0', '0', '1'], ['mount', '-t', 'tmpfs', 'x', '/tmp']):
+    try: r = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=3)
+    except (OSError, subprocess.TimeoutExpired): continue
+    if r.returncode == 0: print('ESCAPED', argv, r.stdout)
+print('DONE')
+"),
+    Case::new(47, "takes a capability or another user", Expect::Done, 5000, "
+for name, nr, args in (('setuid', 105, (0,)), ('setgid', 106, (0,)), ('setresuid', 117, (0, 0, 0)), ('setgroups', 116, (0, 0)), ('capset', 126, (bytes(8), bytes(24)))):
+    refused(name, sc(nr, *args))
+for option, value in ((47, 2), (28, 0), (24, 0), (8, 1)): refused('prctl %d' % option, sc(157, option, value, 1, 0, 0))
+tries('setxattr', lambda: os.setxattr('/work', 'security.capability', bytes(20)))
+print('DONE')
+"),
+    Case::new(48, "keeps a capability over exec", Expect::Done, 5000, "
+import subprocess
+for text in (open('/proc/self/status').read(), subprocess.run(['cat', '/proc/self/status'], capture_output=True, text=True).stdout):
+    lines = dict(l.split(':', 1) for l in text.splitlines())
+    for name in ('CapInh', 'CapPrm', 'CapEff', 'CapBnd', 'CapAmb'):
+        if int(lines[name], 16): print('ESCAPED', name, lines[name])
+    if lines['NoNewPrivs'].strip() != '1' or lines['Seccomp'].strip() != '2': print('ESCAPED', text)
+print('DONE')
+"),
+    Case::new(49, "system calls that no program needs", Expect::Done, 5000, "
+for nr in (321, 298, 323, 425, 426, 427, 250, 248, 249, 246, 320, 175, 313, 176, 167, 168, 169, 179, 135, 300, 163, 170, 171, 172, 173, 103, 153, 134, 180, 212, 227, 305, 159, 154, 237, 238, 239, 256, 279, 447, 453):
+    r = sc(nr, 0, 0, 0, 0, 0, 0)
+    if r[0] != -1 or r[1] not in (1, 38): print('ESCAPED', nr, r)
+if sc(435, 0, 0) != (-1, 38): print('ESCAPED clone3')
+print('DONE')
+"),
+    Case::new(50, "32-bit system calls", Expect::Denied, 5000, "
+import mmap
+code = mmap.mmap(-1, 4096, prot=7)
+code.write(b'\\xb8\\x14\\x00\\x00\\x00\\xcd\\x80\\xc3')
+f = ctypes.CFUNCTYPE(ctypes.c_int)(ctypes.addressof(ctypes.c_char.from_buffer(code)))
+print('ESCAPED', f())
+"),
+    Case::new(50, "x32 system calls", Expect::DoneOrDenied, 5000, "
+for nr in (39, 57, 165, 272, 520, 521): refused('x32 %d' % nr, sc(0x40000000 | nr, 0, 0, 0, 0, 0))
+print('DONE')
+"),
+    Case::new(51, "hides flags of clone in the upper half", Expect::Done, 5000, "
+refused('clone', sc(56, (1 << 32) | 0x10000000 | 17, 0, 0, 0, 0))
+refused('clone', sc(56, -(1 << 62) | 0x20000 | 17, 0, 0, 0, 0))
+print('DONE')
+"),
+    Case::new(52, "nested user namespace", Expect::Done, 5000, "
+import subprocess
+refused('unshare', sc(272, 0x10000000))
+refused('fsopen', sc(430, b'ext4', 0))
+r = subprocess.run(['unshare', '-Ur', 'id', '-u'], capture_output=True)
+if r.returncode == 0: print('ESCAPED', r.stdout)
+print('DONE')
+"),
+    Case::new(53, "sockets of other families", Expect::Done, 5000, "
+import socket
+for family in (2, 4, 5, 9, 10, 15, 16, 17, 21, 29, 31, 38, 40, 44):
+    for kind in (1, 2, 3, 5): tries('%d/%d' % (family, kind), lambda: socket.socket(family, kind))
+print('DONE')
+"),
+    Case::new(54, "takes the processor or the memory", Expect::Done, 5000, "
+tries('nice', lambda: os.setpriority(os.PRIO_PROCESS, 0, -5))
+tries('fifo', lambda: os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(50)))
+if sc(151, 3)[0] == 0: print('ESCAPED mlockall')
+print('DONE')
+"),
+    Case::new(55, "devices of the host", Expect::Done, 5000, "
+allowed = {'null', 'zero', 'full', 'random', 'urandom', 'fd', 'stdin', 'stdout', 'stderr', 'shm'}
+for name in os.listdir('/dev'):
+    if name not in allowed: print('ESCAPED', name)
+print('DONE')
+"),
+    Case::new(56, "connects to the host and beyond", Expect::Done, 5000, "
+import socket
+for address in (('127.0.0.1', PORT), ('169.254.169.254', 80), ('10.0.0.1', 80), ('1.1.1.1', 53)):
+    tries(address, lambda: socket.create_connection(address, timeout=1))
+for address in (('::1', PORT),): tries(address, lambda: socket.create_connection(address, timeout=1))
+print('DONE')
+"),
+    Case::new(57, "connects to Unix sockets of the host", Expect::Done, 5000, "
+import socket
+def connect(name):
+    s = socket.socket(socket.AF_UNIX); s.settimeout(1); s.connect(name); return s
+for name in ('\\0' + ABSTRACT, '/run/docker.sock', '/var/run/docker.sock', '/run/dbus/system_bus_socket', '/run/systemd/private'):
+    tries(repr(name), lambda: connect(name))
+print('DONE')
+"),
+    Case::new(58, "asks a name server", Expect::Done, 8000, "
+import socket
+tries('getaddrinfo', lambda: socket.getaddrinfo('example.com', 80))
+tries('udp', lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b'x', ('127.0.0.53', 53)))
+print('DONE')
+"),
+];
+
+/// Cases that this level or this version cannot meet, and why.
+pub(super) const ABSENT: &[(u32, &str, &str)] = &[
+    (
+        20,
+        "archive bombs",
+        "archives are not taken: files go in and out one by one, bounded",
+    ),
+    (
+        24,
+        "link races during host reads",
+        "the file interface borrows the sandbox: nothing runs in it meanwhile",
+    ),
+    (
+        35,
+        "write during a snapshot",
+        "this level takes no snapshots",
+    ),
+    (
+        40,
+        "races on masked paths",
+        "nothing is masked by mounts: files of proc are closed by user, landlock and read-only rules",
+    ),
+    (
+        59,
+        "egress proxy by-pass",
+        "there is no proxy: the network namespace is empty",
+    ),
+    (
+        60,
+        "rebinding of names",
+        "there is no proxy: the network namespace is empty",
+    ),
+    (
+        61,
+        "header smuggling",
+        "there is no proxy: the network namespace is empty",
+    ),
+    (
+        62,
+        "cache poisoning",
+        "there is no proxy: the network namespace is empty",
+    ),
+    (
+        63,
+        "port scan through the proxy",
+        "there is no proxy: the network namespace is empty",
+    ),
+    (
+        65,
+        "zygote poisoning",
+        "each exec starts a new interpreter: there is no zygote",
+    ),
+    (
+        67,
+        "restored attacker state",
+        "this level takes no snapshots",
+    ),
+    (72, "wasm: endless loop", "wasm level"),
+    (73, "wasm: memory growth", "wasm level"),
+    (74, "wasm: deep recursion", "wasm level"),
+    (75, "wasm: preopen escape", "wasm level"),
+    (76, "wasm: huge lengths to host functions", "wasm level"),
+    (77, "wasm: sleep past the deadline", "wasm level"),
+    (78, "wasm: malformed module", "wasm level"),
+    (79, "wasm: compile bomb", "wasm level"),
+    (80, "microvm: guest panic loop", "microvm level"),
+    (81, "microvm: serial flood", "microvm level"),
+    (82, "microvm: balloon over-commit", "microvm level"),
+    (83, "microvm: malicious virtio ring", "microvm level"),
+    (84, "microvm: clock and entropy", "microvm level"),
+];

@@ -1,0 +1,311 @@
+//! Attacks on the host's resources: cases 1 to 20 of the list.
+
+use super::{Case, Expect};
+
+pub(super) const CASES: &[Case] = &[
+    Case::new(
+        1,
+        "fork bomb in Python",
+        Expect::TooManyProcesses,
+        3000,
+        "
+import time
+n = 0
+while True:
+    if os.fork() == 0:
+        time.sleep(9)
+        os._exit(0)
+    n += 1
+    if n > 64: print('ESCAPED', n, 'processes')
+",
+    ),
+    Case::new(
+        1,
+        "fork bomb in the shell",
+        Expect::Bounded,
+        1500,
+        "
+os.execv('/bin/sh', ['sh', '-c', 'f() { f | f & }; f; sleep 9'])
+",
+    ),
+    Case::new(
+        2,
+        "thread bomb",
+        Expect::Done,
+        5000,
+        "
+import threading, time
+n = 0
+try:
+    while n < 200:
+        threading.Thread(target=time.sleep, args=(9,), daemon=True).start()
+        n += 1
+except RuntimeError:
+    pass
+if n > 32: print('ESCAPED', n, 'threads')
+print('DONE', flush=True)
+os._exit(0)
+",
+    ),
+    Case::new(
+        3,
+        "memory bomb on the heap",
+        Expect::OutOfMemory,
+        8000,
+        "
+blocks = []
+while True: blocks.append(bytearray(b'x') * (1 << 20))
+",
+    ),
+    Case::new(
+        4,
+        "memory bomb through a memory file",
+        Expect::OutOfMemory,
+        8000,
+        "
+import resource
+f = os.memfd_create('m')
+files = []
+while True:
+    f = os.memfd_create('m'); files.append(f)
+    for _ in range(3): os.write(f, b'x' * (1 << 20))
+    if len(files) > 100: print('ESCAPED'); break
+",
+    ),
+    Case::new(
+        5,
+        "page-table bomb",
+        Expect::OutOfMemoryOrDone,
+        8000,
+        "
+import mmap
+try:
+    m = mmap.mmap(-1, 256 << 30, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000)
+    for i in range(0, 256 << 30, 2 << 20): m[i] = 1
+    print('ESCAPED')
+except (OSError, MemoryError, ValueError): pass
+print('DONE')
+",
+    ),
+    Case::new(
+        6,
+        "pipe and socket buffers",
+        Expect::Done,
+        5000,
+        "
+import fcntl
+kept, total = [], 0
+try:
+    while True:
+        r, w = os.pipe(); kept += [r, w]
+        try: fcntl.fcntl(w, 1031, 1 << 20)
+        except OSError: pass
+        os.set_blocking(w, False)
+        try:
+            while True: total += os.write(w, b'x' * 65536)
+        except BlockingIOError: pass
+except OSError: pass
+if total > 48 << 20: print('ESCAPED', total)
+print('DONE')
+",
+    ),
+    Case::new(
+        7,
+        "a million empty files",
+        Expect::Done,
+        8000,
+        "
+n = 0
+try:
+    while n < 1000000:
+        os.close(os.open('f%d' % n, os.O_CREAT)); n += 1
+except OSError as e: print(e)
+if n > 20000: print('ESCAPED', n)
+print('DONE')
+",
+    ),
+    Case::new(
+        8,
+        "disk fill in work and temporary folder",
+        Expect::Done,
+        8000,
+        "
+total = 0
+for d in ('/work', '/tmp'):
+    try:
+        for i in range(100):
+            with open(d + '/big%d' % i, 'wb', buffering=0) as f: total += f.write(b'x' * (1 << 20))
+    except OSError as e: print(e)
+if total > 16 << 20: print('ESCAPED', total)
+print('DONE')
+",
+    ),
+    Case::new(
+        9,
+        "sparse giant file",
+        Expect::Done,
+        5000,
+        "
+fd = os.open('sparse', os.O_CREAT | os.O_RDWR)
+tries('truncate', lambda: os.truncate(fd, 1 << 40))
+tries('fallocate', lambda: os.posix_fallocate(fd, 0, 1 << 40))
+print('DONE')
+",
+    ),
+    Case::new(
+        10,
+        "ten thousand nested folders",
+        Expect::Done,
+        8000,
+        "
+n = 0
+try:
+    while n < 10000:
+        os.mkdir('d'); os.chdir('d'); n += 1
+except OSError as e: print(n, e)
+print('DONE')
+",
+    ),
+    Case::new(
+        11,
+        "descriptor exhaustion",
+        Expect::Done,
+        5000,
+        "
+n = 0
+try:
+    while n < 5000: os.dup(0); n += 1
+except OSError: pass
+if n > 100: print('ESCAPED', n)
+print('DONE')
+",
+    ),
+    Case::new(
+        12,
+        "endless loop",
+        Expect::Timeout,
+        400,
+        "
+while True: pass
+",
+    ),
+    Case::new(
+        12,
+        "endless loops in many processes",
+        Expect::Timeout,
+        500,
+        "
+for _ in range(4): os.fork()
+while True: pass
+",
+    ),
+    Case::new(
+        13,
+        "output flood without a newline",
+        Expect::OutputLimit,
+        8000,
+        "
+while True: os.write(1, b'x' * 65536)
+",
+    ),
+    Case::new(
+        13,
+        "flood of standard error",
+        Expect::OutputLimit,
+        8000,
+        "
+while True: os.write(2, b'x' * 65536)
+",
+    ),
+    Case::new(
+        14,
+        "sleep that ignores every signal",
+        Expect::Timeout,
+        400,
+        "
+import signal, time
+for s in range(1, 65):
+    try: signal.signal(s, signal.SIG_IGN)
+    except (OSError, ValueError): pass
+while True: time.sleep(99)
+",
+    ),
+    Case::new(
+        14,
+        "stops itself",
+        Expect::Timeout,
+        400,
+        "
+os.kill(os.getpid(), 19)
+",
+    ),
+    Case::new(
+        15,
+        "daemon that leaves session and parent",
+        Expect::Done,
+        5000,
+        "
+import time
+for _ in range(3):
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            for fd in range(32):
+                try: os.close(fd)
+                except OSError: pass
+            time.sleep(99)
+        os._exit(0)
+print('DONE', flush=True)
+",
+    ),
+    Case::new(
+        16,
+        "kernel objects without end",
+        Expect::Done,
+        8000,
+        "
+def count(name, f):
+    n = 0
+    while n < 20000:
+        if f()[0] == -1: break
+        n += 1
+    if n >= 20000: print('ESCAPED', name)
+count('shmget', lambda: sc(29, 0, 1 << 20, 0o1666))
+count('mq_open', lambda: sc(240, b'q', 0o102, 0o666, 0))
+count('inotify_init', lambda: sc(253))
+count('add_key', lambda: sc(248, b'user', b'k', b'x', 1, -3))
+count('epoll_create', lambda: sc(213, 1))
+print('DONE')
+",
+    ),
+    Case::new(
+        17,
+        "closes its output and goes on",
+        Expect::Timeout,
+        400,
+        "
+import time
+for fd in (0, 1, 2): os.close(fd)
+time.sleep(99)
+",
+    ),
+    Case::new(
+        18,
+        "huge argument list",
+        Expect::Done,
+        5000,
+        "
+tries('exec', lambda: os.execv('/bin/true', ['x' * 4096] * 2000))
+print('DONE')
+",
+    ),
+    Case::new(
+        19,
+        "core dump",
+        Expect::Signalled(6),
+        5000,
+        "
+os.abort()
+",
+    ),
+];
