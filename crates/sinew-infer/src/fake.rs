@@ -381,7 +381,7 @@ pub struct FakeEngine {
 #[derive(Debug)]
 enum Mode {
     Threaded(Door),
-    Stepped(Mutex<Stepped>),
+    Stepped(Box<Mutex<Stepped>>),
 }
 
 struct Stepped {
@@ -430,7 +430,7 @@ impl FakeEngine {
             handing_out: false,
         };
         Ok(Self {
-            mode: Mode::Stepped(Mutex::new(stepped)),
+            mode: Mode::Stepped(Box::new(Mutex::new(stepped))),
         })
     }
 
