@@ -66,6 +66,11 @@ impl Tile {
             tile.keys[panel] = pool.data.as_ptr().add(base + pool.key_at(token, 0));
             tile.values[panel] = pool.data.as_ptr().add(base + pool.value_at(token, 0));
         }
+        // Sums of all panels run at once in the time of one: a missing panel repeats the first, and
+        // nobody looks at its scores.
+        for panel in tile.panels()..TILE_PANELS {
+            tile.keys[panel] = tile.keys[0];
+        }
         tile
     }
 
@@ -160,18 +165,13 @@ unsafe fn add_tile<V: Vector>(tile: &Tile, all: Heads, group: usize) {
 
 #[inline(always)]
 unsafe fn add_heads<V: Vector, const G: usize>(tile: &Tile, heads: Heads) {
-    let panels = tile.panels();
-    if V::LANES == PANEL_TOKENS && panels == TILE_PANELS {
+    if V::LANES == PANEL_TOKENS {
         dots::<V, G, TILE_PANELS>(tile, heads, tile.keys, 0);
     } else {
-        for panel in 0..panels {
+        for panel in 0..tile.panels() {
             let keys = tile.keys[panel];
-            if V::LANES == PANEL_TOKENS {
-                dots::<V, G, 1>(tile, heads, [keys], panel * PANEL_TOKENS);
-            } else {
-                let halves = [keys, keys.add(V::LANES)];
-                dots::<V, G, 2>(tile, heads, halves, panel * PANEL_TOKENS);
-            }
+            let halves = [keys, keys.add(V::LANES)];
+            dots::<V, G, 2>(tile, heads, halves, panel * PANEL_TOKENS);
         }
     }
     for g in 0..G {
