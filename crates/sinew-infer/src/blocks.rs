@@ -208,6 +208,13 @@ impl Blocks {
         self.node_mut(block).tokens.extend_from_slice(tokens);
     }
 
+    /// Forgets what the slots from `slots` on hold. The caller is the block's one writer.
+    pub(crate) fn truncate(&mut self, block: BlockId, slots: usize) {
+        let node = self.node_mut(block);
+        node.tokens.truncate(slots);
+        node.ready = node.ready.min(slots);
+    }
+
     /// Says that the keys and values of all filled slots are stored.
     pub(crate) fn mark_ready(&mut self, block: BlockId) {
         let node = self.node_mut(block);

@@ -2,7 +2,7 @@
 
 use crate::forward::{Forward, ForwardLimits};
 use crate::params::RequestLimits;
-use crate::plan::Plan;
+use crate::plan::{Plan, SampleSlot};
 use crate::sampler::{self, Draw};
 use crate::scheduler::{Scheduler, SchedulerConfig, request_limits};
 use crate::sequence::Sequence;
@@ -60,14 +60,14 @@ impl<F: Forward> ModelCore<F> {
     }
 
     /// Does what the plan says; for each of its samples what was drawn.
-    fn compute(&mut self, plan: &Plan) -> Result<Vec<Result<Draw, EngineError>>, EngineError> {
+    fn compute(&mut self, plan: &Plan) -> Result<Vec<Drawn>, EngineError> {
         for &copy in &plan.copies_before {
             self.forward.copy_block(copy);
         }
         let computed = self.forward.forward(&plan.batch);
         let logits = computed.map_err(EngineError::Failed)?;
         let running = &self.scheduler.running;
-        let sequences = plan.samples.iter().map(|s| (s.logits, running.get(&s.key)));
+        let sequences = plan.samples.iter().map(|s| (*s, running.get(&s.key)));
         let sequences: Vec<_> = sequences.collect();
         let drawn = sample(logits, self.limits.vocab, &sequences, self.device.as_ref());
         for &copy in &plan.copies_after {
@@ -77,21 +77,25 @@ impl<F: Forward> ModelCore<F> {
     }
 }
 
-/// Draws a token for each sequence from its row of `logits`, in parallel: a draw depends on
+/// The tokens drawn for one sequence.
+type Drawn = Result<Vec<Draw>, EngineError>;
+
+/// Draws tokens for each sequence from its rows of `logits`, in parallel: a draw depends on
 /// its own sequence alone.
 fn sample(
     logits: &[f32],
     vocab: usize,
-    sequences: &[(usize, Option<&Sequence>)],
+    sequences: &[(SampleSlot, Option<&Sequence>)],
     device: Option<&Device>,
-) -> Vec<Result<Draw, EngineError>> {
-    let drawn: Vec<OnceLock<Result<Draw, BadLogits>>> =
+) -> Vec<Drawn> {
+    let drawn: Vec<OnceLock<Result<Vec<Draw>, BadLogits>>> =
         sequences.iter().map(|_| OnceLock::new()).collect();
     let draw = |i: usize| {
-        if let (row, Some(s)) = sequences[i] {
-            let logits = &logits[row * vocab..(row + 1) * vocab];
+        if let (slot, Some(sequence)) = sequences[i] {
+            let rows = slot.logits * vocab..(slot.logits + slot.guessed + 1) * vocab;
+            let draws = draw_along(&logits[rows], vocab, slot.guessed, sequence);
             // A task runs once, so its cell is empty.
-            let _ = drawn[i].set(sampler::draw(logits, &s.sampling, s.tokens.len()));
+            let _ = drawn[i].set(draws);
         }
     };
     match device {
@@ -103,6 +107,27 @@ fn sample(
         .into_iter()
         .map(|cell| cell.into_inner().unwrap_or(Err(BadLogits)).map_err(failed))
         .collect()
+}
+
+/// Draws the token after the known ones, and goes on as long as the guess at the end of
+/// `sequence` is what was drawn: the tokens are those of drawing one in each pass.
+fn draw_along(
+    logits: &[f32],
+    vocab: usize,
+    guessed: usize,
+    sequence: &Sequence,
+) -> Result<Vec<Draw>, BadLogits> {
+    let known = sequence.tokens.len() - guessed;
+    let mut draws = Vec::with_capacity(1);
+    for (i, row) in logits.chunks_exact(vocab).enumerate() {
+        let draw = sampler::draw(row, &sequence.sampling, known + i)?;
+        let goes_on = sequence.tokens.get(known + i) == Some(&draw.id);
+        draws.push(draw);
+        if !goes_on {
+            break;
+        }
+    }
+    Ok(draws)
 }
 
 impl<F: Forward> Core for ModelCore<F> {

@@ -4,7 +4,7 @@
 //! From the outside in: [`EmbeddedEngine`] is a thread (`door`) around a pure core (`core`),
 //! which plans a pass (`scheduler`, `plan`), lets a [`Forward`] compute it, and draws tokens
 //! (`sampler`). Keys and values live in numbered blocks, found again by their tokens
-//! (`blocks`). [`FakeEngine`] answers without a model.
+//! (`blocks`); guesses of what comes next may be tested beside the pass (`draft`). [`FakeEngine`] answers without a model.
 //!
 //! Invariants:
 //! - The tokens of a request depend on its prompt, its sampling parameters and the weights
@@ -18,6 +18,7 @@
 mod blocks;
 mod core;
 mod door;
+mod draft;
 mod embedded;
 mod fake;
 mod forward;

@@ -40,6 +40,8 @@ pub(crate) struct SampleSlot {
     pub(crate) key: OrderKey,
     /// Row of the logits.
     pub(crate) logits: usize,
+    /// Guessed tokens at the end of the sequence; a row of logits follows for each.
+    pub(crate) guessed: usize,
 }
 
 /// A sequence whose every token is computed in this pass by another one.
@@ -81,6 +83,7 @@ impl Scheduler {
     fn plan_running(&mut self, plan: &mut Plan, budget: &mut usize) {
         let keys: Vec<OrderKey> = self.running.keys().copied().collect();
         let mut single = self.running.values().filter(|s| s.remaining() == 1).count();
+        let mut spare = self.rows_for_guesses(single);
         for key in keys {
             let Some(mut sequence) = self.running.remove(&key) else {
                 continue; // preempted for one before it
@@ -95,15 +98,46 @@ impl Scheduler {
                 self.running.insert(key, sequence);
                 continue;
             }
-            let rows = self.make_room(key, &sequence, rows);
+            let mut rows = self.make_room(key, &sequence, rows);
             if rows == 0 {
                 self.preempt(key, sequence);
                 continue;
             }
-            self.add_rows(plan, key, &mut sequence, rows);
+            let guessed = self.guess(&mut sequence, spare.div_ceil(single + 1));
+            spare -= guessed;
+            rows += guessed;
+            self.add_rows(plan, key, &mut sequence, rows, guessed);
             *budget -= rows;
             self.running.insert(key, sequence);
         }
+    }
+
+    /// Rows that may test guesses. Only when all sequences generate and none waits: while
+    /// weights are read for a few rows, some more cost little.
+    fn rows_for_guesses(&self, single: usize) -> usize {
+        if !self.waiting.is_empty() || single < self.running.len() {
+            return 0;
+        }
+        let rows = self.config.speculation_rows;
+        rows.min(self.config.max_batch_tokens)
+            .saturating_sub(single)
+    }
+
+    /// Appends a guess of up to `most` tokens to a sequence that generates; says how many. It
+    /// takes no block that another sequence needs.
+    fn guess(&mut self, sequence: &mut Sequence, most: usize) -> usize {
+        if most == 0 {
+            return 0;
+        }
+        let block_tokens = self.blocks.block_tokens();
+        let open = sequence.chain.len() * block_tokens - sequence.computed;
+        let spared = self.blocks.available();
+        let spared = spared.saturating_sub(self.running.len() + 1);
+        let room = (open + spared * block_tokens).saturating_sub(1);
+        let most = most.min(room).min(sequence.guessable(self.context()));
+        let guess = self.drafts.guess(&sequence.tokens, most);
+        sequence.tokens.extend_from_slice(guess);
+        guess.len()
     }
 
     /// Preempts sequences worse than `key` until `rows` more tokens have blocks; says how
@@ -124,8 +158,16 @@ impl Scheduler {
         rows.min(open + self.blocks.available() * block_tokens)
     }
 
-    /// Puts the next `rows` tokens of a sequence into the batch and into blocks.
-    fn add_rows(&mut self, plan: &mut Plan, key: OrderKey, sequence: &mut Sequence, rows: usize) {
+    /// Puts the next `rows` tokens of a sequence into the batch and into blocks. The last
+    /// `guessed` of them are guesses.
+    fn add_rows(
+        &mut self,
+        plan: &mut Plan,
+        key: OrderKey,
+        sequence: &mut Sequence,
+        rows: usize,
+        guessed: usize,
+    ) {
         let past = sequence.computed;
         let new = past..past + rows;
         let first_row = plan.batch.tokens.len();
@@ -145,15 +187,20 @@ impl Scheduler {
         }
         if sequence.remaining() == 0 {
             let logits = plan.batch.logit_rows.len();
-            plan.batch.logit_rows.push(first_row + rows - 1);
-            plan.samples.push(SampleSlot { key, logits });
+            let end = first_row + rows;
+            plan.batch.logit_rows.extend(end - guessed - 1..end);
+            plan.samples.push(SampleSlot {
+                key,
+                logits,
+                guessed,
+            });
             plan.prefill_ends |= sequence.prefilling;
             let last = *sequence
                 .chain
                 .last()
                 .expect("rows were just stored in a block");
-            plan.logits_at
-                .insert((last, self.blocks.filled(last)), logits);
+            let filled = self.blocks.filled(last);
+            plan.logits_at.insert((last, filled), logits + guessed);
         }
     }
 
@@ -220,7 +267,7 @@ impl Scheduler {
                 (Admission::Run(found), None) => {
                     self.start(plan, &mut sequence, found);
                     let rows = sequence.remaining().min(*budget);
-                    self.add_rows(plan, key, &mut sequence, rows);
+                    self.add_rows(plan, key, &mut sequence, rows, 0);
                     *budget -= rows;
                 }
             }
@@ -397,6 +444,7 @@ impl Scheduler {
         plan.samples.push(SampleSlot {
             key,
             logits: twin.logits,
+            guessed: 0,
         });
     }
 }

@@ -5,9 +5,10 @@
 //! keeps its tokens and its place, and recomputes the rest when it runs again.
 
 use crate::blocks::Blocks;
+use crate::draft::Drafts;
 use crate::forward::ForwardLimits;
 use crate::params::{self, RequestLimits};
-use crate::plan::Plan;
+use crate::plan::{Plan, SampleSlot};
 use crate::sampler::Draw;
 use crate::sequence::{OrderKey, Sequence};
 use crate::stop::TokenBytes;
@@ -38,6 +39,9 @@ pub struct SchedulerConfig {
     /// Most tokens of one pass: a token of each generating request, prompts in the rest.
     pub max_batch_tokens: usize,
     pub swap: SwapPolicy,
+    /// Rows of a pass that generates for few requests, up to which guessed tokens are tested
+    /// beside it; 0 guesses nothing. Guessing never changes what is sampled.
+    pub speculation_rows: usize,
 }
 
 impl Default for SchedulerConfig {
@@ -46,6 +50,7 @@ impl Default for SchedulerConfig {
             max_running: 128,
             max_batch_tokens: 512,
             swap: SwapPolicy::default(),
+            speculation_rows: 0,
         }
     }
 }
@@ -57,6 +62,9 @@ pub(crate) struct Counters {
     pub(crate) prefill_tokens: u64,
     pub(crate) cached_prompt_tokens: u64,
     pub(crate) preemptions: u64,
+    /// Guessed tokens that were tested, and those that were right.
+    pub(crate) guessed: u64,
+    pub(crate) guessed_right: u64,
 }
 
 /// All requests and blocks of an engine.
@@ -67,6 +75,7 @@ pub(crate) struct Scheduler {
     pub(crate) waiting: BTreeMap<OrderKey, Sequence>,
     pub(crate) running: BTreeMap<OrderKey, Sequence>,
     pub(crate) counters: Counters,
+    pub(crate) drafts: Drafts,
     index: HashMap<RequestId, OrderKey>,
     arrivals: u64,
     limits: RequestLimits,
@@ -113,6 +122,7 @@ impl Scheduler {
             waiting: BTreeMap::new(),
             running: BTreeMap::new(),
             counters: Counters::default(),
+            drafts: Drafts::default(),
             index: HashMap::new(),
             arrivals: 0,
             limits: request_limits(limits, token_bytes.is_some()),
@@ -145,20 +155,30 @@ impl Scheduler {
         Some(self.finish(sequence, FinishReason::Aborted))
     }
 
-    /// Takes the result of a planned pass: for each of the plan's samples what was drawn.
+    /// Most tokens of prompt and output together.
+    pub(crate) fn context(&self) -> usize {
+        self.limits.context
+    }
+
+    /// Takes the result of a planned pass: for each of the plan's samples the tokens that were
+    /// drawn, one more than its guesses that came true.
     pub(crate) fn commit(
         &mut self,
         plan: Plan,
-        drawn: Vec<Result<Draw, EngineError>>,
+        drawn: Vec<Result<Vec<Draw>, EngineError>>,
         events: &mut Vec<EngineEvent>,
     ) {
         for &block in &plan.written {
             self.blocks.mark_ready(block);
         }
         self.counters.prefill_tokens += plan.prefill_tokens as u64;
-        for (slot, draw) in plan.samples.iter().zip(drawn) {
-            match draw {
-                Ok(draw) => self.accept(slot.key, draw, events),
+        for (slot, drawn) in plan.samples.iter().zip(drawn) {
+            let right = drawn
+                .as_ref()
+                .map_or(0, |draws| draws.len().saturating_sub(1));
+            self.take_back(slot, right);
+            match drawn {
+                Ok(draws) => self.accept(slot.key, draws, events),
                 Err(error) => self.fail(slot.key, error, events),
             }
         }
@@ -184,23 +204,59 @@ impl Scheduler {
         }
     }
 
-    fn accept(&mut self, key: OrderKey, draw: Draw, events: &mut Vec<EngineEvent>) {
+    /// Removes a sequence's guesses, and of their keys and values all but the `right` first.
+    fn take_back(&mut self, slot: &SampleSlot, right: usize) {
+        let Some(sequence) = self.running.get_mut(&slot.key) else {
+            return;
+        };
+        if slot.guessed == 0 {
+            return;
+        }
+        sequence.judge(slot.guessed, right);
+        self.counters.guessed += slot.guessed as u64;
+        self.counters.guessed_right += right as u64;
+        let known = sequence.tokens.len() - slot.guessed;
+        sequence.tokens.truncate(known);
+        sequence.computed = known + right;
+        let block_tokens = self.blocks.block_tokens();
+        let blocks = sequence.computed.div_ceil(block_tokens);
+        for block in sequence.chain.drain(blocks..).rev() {
+            self.blocks.truncate(block, 0);
+            self.blocks.release(block);
+        }
+        if let Some(&last) = sequence.chain.last() {
+            let slots = sequence.computed - (blocks - 1) * block_tokens;
+            self.blocks.truncate(last, slots);
+        }
+    }
+
+    fn accept(&mut self, key: OrderKey, draws: Vec<Draw>, events: &mut Vec<EngineEvent>) {
         let Some(sequence) = self.running.get_mut(&key) else {
             return;
         };
         sequence.prefilling = false;
-        self.counters.sampled_tokens += 1;
         let bytes = self.token_bytes.as_ref();
-        let end = sequence.push(draw.id, self.limits.context, bytes);
-        events.push(EngineEvent::Tokens {
-            request: sequence.id,
-            tokens: vec![SampledToken {
+        let mut tokens = Vec::with_capacity(draws.len());
+        let mut end = None;
+        for draw in draws {
+            end = sequence.push(draw.id, self.limits.context, bytes);
+            tokens.push(SampledToken {
                 id: draw.id,
                 logprob: draw.logprob,
                 version: self.version,
                 top: draw.top,
-            }],
-        });
+            });
+            if end.is_some() {
+                break;
+            }
+        }
+        self.counters.sampled_tokens += tokens.len() as u64;
+        let request = sequence.id;
+        events.push(EngineEvent::Tokens { request, tokens });
+        if self.config.speculation_rows > 0 {
+            let known = sequence.cached_prompt.unwrap_or(0);
+            self.drafts.note(key.arrival, &sequence.tokens, known);
+        }
         if let Some(reason) = end
             && let Some(sequence) = self.running.remove(&key)
         {

@@ -13,6 +13,11 @@ pub(crate) struct OrderKey {
     pub(crate) arrival: u64,
 }
 
+/// Tokens of a sequence's first guess.
+const FIRST_DRAFT: usize = 4;
+/// Most tokens of a guess: a longer one is rarely right to its end.
+const MAX_DRAFT: usize = 16;
+
 /// A request and how far it is.
 #[derive(Debug)]
 pub(crate) struct Sequence {
@@ -29,6 +34,8 @@ pub(crate) struct Sequence {
     pub(crate) computed: usize,
     /// Whether tokens that were known when it began to run are still to be computed.
     pub(crate) prefilling: bool,
+    /// How many tokens the next guess may have.
+    pub(crate) draft_limit: usize,
     /// Prompt tokens found in the cache when it first ran.
     pub(crate) cached_prompt: Option<usize>,
     stop: StopMatcher,
@@ -44,6 +51,7 @@ impl Sequence {
             chain: Vec::new(),
             computed: 0,
             prefilling: true,
+            draft_limit: FIRST_DRAFT,
             cached_prompt: None,
             stop: StopMatcher::default(),
         }
@@ -52,6 +60,23 @@ impl Sequence {
     /// Tokens to compute before the next one can be sampled: at least one.
     pub(crate) fn remaining(&self) -> usize {
         self.tokens.len() - self.computed
+    }
+
+    /// Most tokens that are worth guessing: as many may follow, and a last one is sampled.
+    pub(crate) fn guessable(&self, context: usize) -> usize {
+        let sampled = self.tokens.len() - self.prompt;
+        let wanted = self.sampling.max_tokens as usize - sampled;
+        let fitting = context - self.tokens.len();
+        wanted.min(fitting).saturating_sub(1).min(self.draft_limit)
+    }
+
+    /// Guesses that came true earn longer ones.
+    pub(crate) fn judge(&mut self, guessed: usize, right: usize) {
+        if right == guessed {
+            self.draft_limit = (self.draft_limit * 2).min(MAX_DRAFT);
+        } else {
+            self.draft_limit = (right + 1).min(MAX_DRAFT);
+        }
     }
 
     /// Adds a sampled token; says whether it is the last one, and why.

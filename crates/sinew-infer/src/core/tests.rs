@@ -23,7 +23,7 @@ fn config(max_running: usize, max_batch_tokens: usize) -> SchedulerConfig {
     SchedulerConfig {
         max_running,
         max_batch_tokens,
-        swap: SwapPolicy::Recompute,
+        ..SchedulerConfig::default()
     }
 }
 
@@ -295,6 +295,38 @@ fn a_failed_pass_fails_its_requests_and_no_other() {
 }
 
 #[test]
+fn guesses_save_passes_and_change_no_token() {
+    let mut first = request(1, &[1, 2, 3], 30);
+    first.sampling.temperature = 0.0;
+    let mut again = first.clone();
+    again.id = RequestId(2);
+    let passes = |speculation_rows: usize| {
+        let config = SchedulerConfig {
+            speculation_rows,
+            ..config(4, 64)
+        };
+        let mut core = core(32, config);
+        run(&mut core, std::slice::from_ref(&first));
+        // The same text was seen before.
+        core.submit(again.clone()).unwrap();
+        let mut passes = 0;
+        let mut answers = BTreeMap::new();
+        while core.has_work() {
+            let mut events = Vec::new();
+            core.step(&mut events);
+            core.scheduler.check();
+            collect(&mut answers, events);
+            passes += 1;
+        }
+        check_answer(&again, &answers[&2]);
+        (passes, core.scheduler.counters.guessed_right)
+    };
+    assert_eq!(passes(0), (30, 0));
+    let (with, right) = passes(8);
+    assert!(with <= 9 && right >= 20, "{with} passes, {right} right");
+}
+
+#[test]
 fn limits_that_leave_no_room_are_named() {
     let forward = HashForward::new(limits(4));
     let refused = ModelCore::new(forward, config(0, 16), None, PolicyVersion(0)).err();
@@ -383,8 +415,13 @@ proptest! {
         blocks in 10usize..30,
         max_running in 1usize..6,
         max_batch_tokens in 1usize..30,
+        speculation_rows in prop_oneof![Just(0), 1usize..20],
     ) {
-        let mut core = core(blocks, config(max_running, max_batch_tokens));
+        let config = SchedulerConfig {
+            speculation_rows,
+            ..config(max_running, max_batch_tokens)
+        };
+        let mut core = core(blocks, config);
         for (request, answer) in play(&mut core, ops) {
             check_answer(&request, &answer);
         }

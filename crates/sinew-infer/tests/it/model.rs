@@ -122,6 +122,12 @@ fn tokens_and_logprobs_do_not_depend_on_batching_chunks_or_preemption() {
     assert_eq!(run(&tight, &requests), expected);
     assert!(tight.status().preemptions > 0);
 
+    let guessing = SchedulerConfig {
+        speculation_rows: 64,
+        ..scheduler(64, 512)
+    };
+    assert_eq!(run(&engine(&params, 4096, guessing), &requests), expected);
+
     let alone = engine(&params, 4096, scheduler(1, 64));
     for (request, expected) in requests.iter().zip(&expected).step_by(5) {
         assert_eq!(&run(&alone, std::slice::from_ref(request))[0], expected);
