@@ -99,30 +99,92 @@ fn report(name: &str, flop: f64, seconds: f64, peak: Option<f64>, floor: f64) {
     );
 }
 
+struct Bench {
+    dev: Device,
+    filter: Vec<String>,
+    bandwidth: f64,
+}
+
+impl Bench {
+    const BUDGET: Duration = Duration::from_millis(250);
+
+    fn wanted(&self, name: &str) -> bool {
+        let setting = |f: &String| f.parse::<usize>().is_ok() || f.parse::<KernelSet>().is_ok();
+        self.filter.iter().all(|f| setting(f) || name.contains(f))
+    }
+
+    /// Products with weights `[n, k]`.
+    fn weights(&self, n: usize, k: usize) {
+        let w = filled(n * k);
+        let mut packed = PackedWeights::pack(&self.dev, &w, n, k);
+        for m in [1, 8, 32, 64, 128, 1024] {
+            self.products(m, &w, &packed);
+        }
+        let name = format!("repack {n}x{k}");
+        if self.wanted(&name) {
+            let seconds = best(self.dev.threads(), Self::BUDGET, || {
+                packed.repack(&self.dev, &w);
+            });
+            report(
+                &name,
+                0.0,
+                seconds,
+                None,
+                (n * k * 4) as f64 / self.bandwidth,
+            );
+        }
+    }
+
+    fn products(&self, m: usize, w: &[f32], packed: &PackedWeights) {
+        let (n, k) = (packed.n(), packed.k());
+        let (x, dy) = (filled(m * k), filled(m * n));
+        let (mut y, mut dx, mut dw) = (filled(m * n), filled(m * k), filled(n * k));
+        let (x, dy, w) = (Mat::new(&x, m, k), Mat::new(&dy, m, n), Mat::new(w, n, k));
+        let run = |kind: &str, f: &mut dyn FnMut()| {
+            let name = format!("{kind} {m}x{n}x{k}");
+            if self.wanted(&name) {
+                let peak = fma_peak(&self.dev);
+                let seconds = best(self.dev.threads(), Self::BUDGET, f);
+                let floor = (n * k * 4) as f64 / self.bandwidth;
+                report(&name, (2 * m * n * k) as f64, seconds, peak, floor);
+            }
+        };
+        let dev = &self.dev;
+        run("packed", &mut || {
+            dev.matmul_packed(x, packed, MatMut::new(&mut y, m, n), false)
+        });
+        if m >= 1024 {
+            run("nt", &mut || {
+                dev.matmul_nt(x, w, MatMut::new(&mut y, m, n), false)
+            });
+            run("nn", &mut || {
+                dev.matmul_nn(dy, w, MatMut::new(&mut dx, m, k), false)
+            });
+            run("tn", &mut || {
+                dev.matmul_tn(dy, x, MatMut::new(&mut dw, n, k), true)
+            });
+        }
+    }
+}
+
 fn main() {
-    let filter: Vec<String> = std::env::args()
-        .skip(1)
-        .filter(|a| !a.starts_with('-'))
-        .collect();
-    let set = filter
-        .iter()
-        .find_map(|f| KernelSet::parse(f).ok())
-        .unwrap_or(KernelSet::detect());
+    let args = std::env::args().skip(1);
+    let filter: Vec<String> = args.filter(|a| !a.starts_with('-')).collect();
+    let set = filter.iter().find_map(|f| KernelSet::parse(f).ok());
     let threads = filter.iter().find_map(|f| f.parse().ok()).unwrap_or(2);
-    let wanted = |name: &str| {
-        filter.iter().all(|f| {
-            f.parse::<usize>().is_ok() || f.parse::<KernelSet>().is_ok() || name.contains(f)
-        })
-    };
-    let dev = Device::new(set, threads);
-    let peak = fma_peak(&dev);
+    let dev = Device::new(set.unwrap_or(KernelSet::detect()), threads);
+    let peak = fma_peak(&dev).unwrap_or(f64::NAN) * 1e-9;
     let bandwidth = read_bandwidth(&dev);
+    let set = dev.kernels();
     println!(
-        "{set}, {threads} threads: {:.0} GFLOP/s peak, {:.1} GB/s read",
-        peak.unwrap_or(f64::NAN) * 1e-9,
+        "{set}, {threads} threads: {peak:.0} GFLOP/s peak, {:.1} GB/s read",
         bandwidth * 1e-9
     );
-    let budget = Duration::from_millis(250);
+    let bench = Bench {
+        dev,
+        filter,
+        bandwidth,
+    };
     for (n, k) in [
         (960, 576),
         (576, 576),
@@ -130,61 +192,6 @@ fn main() {
         (576, 1536),
         (49152, 576),
     ] {
-        let w = filled(n * k);
-        let mut dw = Buffer::zeros(n * k);
-        let packed = PackedWeights::pack(&dev, &w, n, k);
-        let floor = (n * k * 4) as f64 / bandwidth;
-        for m in [1, 8, 32, 64, 128, 1024] {
-            let flop = (2 * m * n * k) as f64;
-            let (x, dy) = (filled(m * k), filled(m * n));
-            let (mut y, mut dx) = (Buffer::zeros(m * n), Buffer::zeros(m * k));
-            let run = |kind: &str, f: &mut dyn FnMut()| {
-                let name = format!("{kind} {m}x{n}x{k}");
-                if wanted(&name) {
-                    let peak = fma_peak(&dev);
-                    report(&name, flop, best(threads, budget, f), peak, floor);
-                }
-            };
-            run("packed", &mut || {
-                dev.matmul_packed(
-                    Mat::new(&x, m, k),
-                    &packed,
-                    MatMut::new(&mut y, m, n),
-                    false,
-                );
-            });
-            if m >= 1024 {
-                run("nt", &mut || {
-                    dev.matmul_nt(
-                        Mat::new(&x, m, k),
-                        Mat::new(&w, n, k),
-                        MatMut::new(&mut y, m, n),
-                        false,
-                    );
-                });
-                run("nn", &mut || {
-                    dev.matmul_nn(
-                        Mat::new(&dy, m, n),
-                        Mat::new(&w, n, k),
-                        MatMut::new(&mut dx, m, k),
-                        false,
-                    );
-                });
-                run("tn", &mut || {
-                    dev.matmul_tn(
-                        Mat::new(&dy, m, n),
-                        Mat::new(&x, m, k),
-                        MatMut::new(&mut dw, n, k),
-                        true,
-                    );
-                });
-            }
-        }
-        let mut packed = packed;
-        let name = format!("repack {n}x{k}");
-        if wanted(&name) {
-            let seconds = best(threads, budget, || packed.repack(&dev, &w));
-            report(&name, 0.0, seconds, None, floor);
-        }
+        bench.weights(n, k);
     }
 }

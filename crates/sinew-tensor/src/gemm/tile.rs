@@ -81,21 +81,16 @@ macro_rules! each_col {
     };
 }
 
-/// `ROWS x COLS` vectors, `COLS / NV` panels of `NV` vectors.
+/// Sets the accumulators to the old values of the tile.
 #[inline(always)]
-unsafe fn tile<V: Vector, const ROWS: usize, const NV: usize, const COLS: usize>(x: &Operands) {
+unsafe fn load_sums<V: Vector, const ROWS: usize, const COLS: usize>(
+    acc: &mut [[V; COLS]; ROWS],
+    x: &Operands,
+    full: bool,
+) {
     // SAFETY: by the contract of `Tile::tile`.
     unsafe {
-        let nr = NV * V::LANES;
-        let full = x.cols == nr;
-        let mut acc = [[V::splat(0.0); COLS]; ROWS];
-        each_row!(I < ROWS, {
-            V::prefetch(x.next_c.wrapping_add(I * x.ldc));
-            V::prefetch(x.next_c.wrapping_add(I * x.ldc + nr - 1));
-        });
-        if !x.load_c {
-            // The sums start from 0.
-        } else if full {
+        if full {
             each_row!(I < ROWS, {
                 each_col!(J < COLS, {
                     acc[I][J] = V::load(x.c.add(I * x.ldc + J * V::LANES));
@@ -110,6 +105,24 @@ unsafe fn tile<V: Vector, const ROWS: usize, const NV: usize, const COLS: usize>
                     }
                 });
             });
+        }
+    }
+}
+
+/// `ROWS x COLS` vectors, `COLS / NV` panels of `NV` vectors.
+#[inline(always)]
+unsafe fn tile<V: Vector, const ROWS: usize, const NV: usize, const COLS: usize>(x: &Operands) {
+    // SAFETY: by the contract of `Tile::tile`.
+    unsafe {
+        let nr = NV * V::LANES;
+        let full = x.cols == nr;
+        let mut acc = [[V::splat(0.0); COLS]; ROWS];
+        each_row!(I < ROWS, {
+            V::prefetch(x.next_c.wrapping_add(I * x.ldc));
+            V::prefetch(x.next_c.wrapping_add(I * x.ldc + nr - 1));
+        });
+        if x.load_c {
+            load_sums::<V, ROWS, COLS>(&mut acc, x, full);
         }
         let (mut a, mut b, mut ahead) = (x.a, x.b, x.ahead);
         macro_rules! step {
