@@ -8,6 +8,7 @@
 //! nothing outlives the process that asked for it.
 
 pub mod attack;
+pub mod bench;
 mod null;
 mod port;
 mod process;

@@ -2,6 +2,7 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use sinew_sandbox::attack::{self, AttackOutcome};
+use sinew_sandbox::bench;
 use sinew_sandbox::{
     Ending, ExecRequest, ExecResult, Limits, ProcessConfig, ProcessProvider, Program, Sandbox,
     SandboxError, SandboxProvider, SandboxSpec,
@@ -503,4 +504,78 @@ async fn the_attack_suite_holds() {
         .filter_map(|r| r.case.split(' ').next()?.parse().ok())
         .collect();
     assert_eq!(numbers, (1..=84).collect(), "a case of the list has no row");
+}
+
+/// The test runs itself again as the server that is killed.
+#[tokio::test]
+async fn a_killed_server_leaves_no_orphan() {
+    const ROLE: &str = "SINEW_SANDBOX_TEST_SERVER";
+    if std::env::var_os(ROLE).is_some() {
+        let provider = provider();
+        let mut sandbox = provider.acquire(&small()).await.unwrap();
+        let sleep = Program::Argv(vec!["/bin/sleep".into(), "60".into()]);
+        exec(sandbox.as_mut(), sleep, 60_000).await;
+        return;
+    }
+    let mut server = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "a_killed_server_leaves_no_orphan"])
+        .env(ROLE, "1")
+        .stdout(std::process::Stdio::null())
+        .spawn()
+        .unwrap();
+    let sleeps = |pid: &u32| {
+        let name = std::fs::read_to_string(format!("/proc/{pid}/comm"));
+        name.is_ok_and(|n| n == "sleep\n")
+    };
+    let mut tree = Vec::new();
+    while !tree.iter().any(sleeps) {
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        assert!(server.try_wait().unwrap().is_none(), "the server ended");
+        tree = vec![server.id()];
+        let mut at = 0;
+        while at < tree.len() {
+            tree.extend(children(tree[at]));
+            at += 1;
+        }
+    }
+    server.kill().unwrap();
+    server.wait().unwrap();
+    let spawner = tree[1];
+    let alive = |pid: &u32| {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        !stat.is_empty() && !stat.contains(") Z")
+    };
+    let mut left = Vec::new();
+    for _ in 0..200 {
+        left = tree.iter().filter(|pid| alive(pid)).collect();
+        if left.is_empty() && groups(&format!("sinew-{spawner}-")) == 0 {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    panic!(
+        "left: {left:?}, groups {}",
+        groups(&format!("sinew-{spawner}-"))
+    );
+}
+
+#[tokio::test]
+async fn the_bench_has_its_rows() {
+    let provider = provider();
+    let mut rows = Vec::new();
+    bench::run(&provider, &mut |row| rows.push(row))
+        .await
+        .unwrap();
+    for row in &rows {
+        println!("{row:?}");
+        assert!(row.value > 0.0 || row.why.is_some(), "{row:?}");
+    }
+    let names: Vec<&str> = rows.iter().map(|r| r.name.as_str()).collect();
+    for name in [
+        "process_true_fresh",
+        "process_python_fresh",
+        "process_python_next_exec",
+    ] {
+        assert!(names.contains(&name), "{names:?}");
+    }
 }
