@@ -6,7 +6,7 @@ use crate::recipe::SandboxSection;
 use crate::wire;
 use clap::Subcommand;
 use serde_json::json;
-use sinew_sandbox::{Ending, ExecRequest, Program};
+use sinew_sandbox::{Ending, ExecRequest, Program, attack, bench};
 use std::time::Duration;
 
 #[derive(Debug, Subcommand)]
@@ -32,6 +32,21 @@ pub(crate) enum SandboxCommand {
         #[arg(long)]
         json: bool,
     },
+    /// Attack a sandbox from inside and tell what held
+    Attack {
+        /// Only cases whose name contains this
+        #[arg(long, default_value = "")]
+        filter: String,
+        /// One JSON object a case
+        #[arg(long)]
+        json: bool,
+    },
+    /// Measure sandboxes against fork+exec and other launchers
+    Bench {
+        /// One JSON object a row
+        #[arg(long)]
+        json: bool,
+    },
     /// Say what this host enforces
     Probe {
         /// One JSON object a protection
@@ -44,6 +59,8 @@ pub(crate) enum SandboxCommand {
 pub(crate) fn run(command: &SandboxCommand) -> Result<(), Failure> {
     match command {
         SandboxCommand::Probe { json } => probe(*json),
+        SandboxCommand::Attack { filter, json } => attack_all(filter, *json),
+        SandboxCommand::Bench { json } => bench_all(*json),
         SandboxCommand::Run {
             code,
             shell,
@@ -75,6 +92,51 @@ pub(crate) fn run(command: &SandboxCommand) -> Result<(), Failure> {
             exec(&section, program, Duration::from_secs_f64(*timeout), *json)
         }
     }
+}
+
+fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
+    tokio::runtime::Runtime::new().map_err(Failure::system)
+}
+
+fn attack_all(filter: &str, as_json: bool) -> Result<(), Failure> {
+    let provider = wire::sandboxes(&SandboxSection::default())?;
+    let mut escaped = 0;
+    let mut on_row = |row: attack::AttackRow| {
+        escaped += usize::from(row.outcome == attack::AttackOutcome::Escaped);
+        if as_json {
+            output::print_json(&json!(row));
+        } else {
+            output::print(&format!("{:?}  {}  {}\n", row.outcome, row.case, row.why));
+        }
+    };
+    let attacks = attack::run(provider.as_ref(), filter, &mut on_row);
+    runtime()?.block_on(attacks).map_err(Failure::system)?;
+    if escaped > 0 {
+        return Err(Failure::system(format!("{escaped} attacks escaped")));
+    }
+    Ok(())
+}
+
+fn bench_all(as_json: bool) -> Result<(), Failure> {
+    let provider = wire::sandboxes(&SandboxSection::default())?;
+    let mut on_row = |row: bench::BenchRow| {
+        let value = json!(row);
+        if as_json {
+            output::print_json(&value);
+        } else {
+            let text = |key: &str| value[key].to_string();
+            output::print(&format!(
+                "{:40} {:>12} {:6} ratio {}\n",
+                text("name"),
+                text("value"),
+                text("unit"),
+                text("ratio")
+            ));
+        }
+    };
+    runtime()?
+        .block_on(bench::run(provider.as_ref(), &mut on_row))
+        .map_err(Failure::system)
 }
 
 fn probe(as_json: bool) -> Result<(), Failure> {
