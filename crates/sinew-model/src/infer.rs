@@ -1,7 +1,7 @@
 //! Generation: packed weights and one ragged forward pass for prompts and single tokens alike.
 
 use crate::config::{ConfigError, ModelConfig};
-use crate::decoder::{Decoder, ForwardError, check_index, check_len, checked_tensor};
+use crate::decoder::{Decoder, ForwardError, check_index, check_len, checked_tensor, copy};
 use crate::params::{ParamLayout, TensorMismatch};
 use sinew_tensor::attention::{AttentionScratch, AttentionShape};
 use sinew_tensor::ops;
@@ -86,7 +86,7 @@ impl InferScratch {
 struct Loader<'a> {
     dev: &'a Device,
     source: &'a dyn TensorSource,
-    staging: Vec<f32>,
+    staging: Scratch,
 }
 
 impl Loader<'_> {
@@ -95,17 +95,22 @@ impl Loader<'_> {
     }
 
     fn vector(&self, name: &str, out: &mut [f32]) {
-        out.copy_from_slice(checked_tensor(self.source, name).data);
+        copy(self.dev, checked_tensor(self.source, name).data, out);
     }
 
     /// Joins tensors one below the other.
     fn joined(&mut self, names: &[String]) -> &[f32] {
-        self.staging.clear();
-        for name in names {
-            self.staging
-                .extend_from_slice(checked_tensor(self.source, name).data);
+        let parts: Vec<_> = names
+            .iter()
+            .map(|name| checked_tensor(self.source, name).data)
+            .collect();
+        let mut at = 0;
+        let staging = self.staging.take(parts.iter().map(|part| part.len()).sum());
+        for part in parts {
+            copy(self.dev, part, &mut staging[at..at + part.len()]);
+            at += part.len();
         }
-        &self.staging
+        staging
     }
 
     fn matrix(&mut self, names: &[String], packed: &mut PackedWeights) {
@@ -202,7 +207,7 @@ impl InferModel {
         let mut loader = Loader {
             dev,
             source,
-            staging: Vec::new(),
+            staging: Scratch::new(),
         };
         loader.vector("model.embed_tokens.weight", &mut self.embed);
         for (index, layer) in self.layers.iter_mut().enumerate() {

@@ -80,6 +80,28 @@ impl Projection {
     }
 }
 
+/// Projections that share their input and whose outputs lie side by side.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Group {
+    Qkv,
+    O,
+    GateUp,
+    Down,
+}
+
+impl Group {
+    const ALL: [Self; 4] = [Self::Qkv, Self::O, Self::GateUp, Self::Down];
+
+    fn projections(self) -> &'static [Projection] {
+        match self {
+            Self::Qkv => &[Projection::Q, Projection::K, Projection::V],
+            Self::O => &[Projection::O],
+            Self::GateUp => &[Projection::Gate, Projection::Up],
+            Self::Down => &[Projection::Down],
+        }
+    }
+}
+
 /// Why adapters are not usable.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum LoraError {
@@ -186,54 +208,90 @@ impl LoraConfig {
     }
 }
 
+/// Places of the adapters of one group in one layer.
+#[derive(Clone, Debug)]
+pub(crate) struct GroupPlaces {
+    /// The A of all its adapters, one below the other: `[adapters · rank, in]`.
+    pub(crate) a: Range<usize>,
+    pub(crate) parts: Vec<PartPlace>,
+}
+
+/// Place of one adapter's B `[width, rank]`.
+#[derive(Clone, Debug)]
+pub(crate) struct PartPlace {
+    projection: Projection,
+    pub(crate) b: Range<usize>,
+    /// First of the group's output columns that it adds to, and their number.
+    pub(crate) column: usize,
+    pub(crate) width: usize,
+}
+
 /// Where the adapters' tensors lie in their flat buffer.
 #[derive(Clone, Debug)]
 pub struct LoraLayout {
     table: TensorTable,
-    adapters: HashMap<(usize, Projection), (Range<usize>, Range<usize>)>,
+    groups: HashMap<(usize, Group), GroupPlaces>,
 }
 
 impl LoraLayout {
     fn new(config: &LoraConfig, model: &ModelConfig) -> Self {
-        let mut table = TensorTable::default();
-        let mut adapters = HashMap::new();
+        let mut layout = Self {
+            table: TensorTable::default(),
+            groups: HashMap::new(),
+        };
         for layer in 0..model.layers {
-            for projection in Projection::ALL
-                .into_iter()
-                .filter(|p| config.targets.contains(p))
-            {
-                let path = projection.path();
-                let name = |part: &str| {
-                    format!("base_model.model.model.layers.{layer}.{path}.lora_{part}.weight")
-                };
-                let (input, output) = projection.widths(model);
-                let a = table.group([(name("A"), vec![config.rank, input])]);
-                let b = table.group([(name("B"), vec![output, config.rank])]);
-                adapters.insert((layer, projection), (a, b));
+            for group in Group::ALL {
+                layout.place(config, model, layer, group);
             }
         }
-        Self { table, adapters }
+        layout
+    }
+
+    fn place(&mut self, config: &LoraConfig, model: &ModelConfig, layer: usize, group: Group) {
+        let rank = config.rank;
+        let name = |projection: Projection, part: &str| {
+            let path = projection.path();
+            format!("base_model.model.model.layers.{layer}.{path}.lora_{part}.weight")
+        };
+        let targets = || {
+            group
+                .projections()
+                .iter()
+                .filter(|p| config.targets.contains(p))
+        };
+        if targets().next().is_none() {
+            return;
+        }
+        let a = targets().map(|&p| (name(p, "A"), vec![rank, p.widths(model).0]));
+        let a = self.table.group(a);
+        let (mut column, mut parts) = (0, Vec::new());
+        for &projection in group.projections() {
+            let width = projection.widths(model).1;
+            if config.targets.contains(&projection) {
+                let b = self
+                    .table
+                    .group([(name(projection, "B"), vec![width, rank])]);
+                parts.push(PartPlace {
+                    projection,
+                    b,
+                    column,
+                    width,
+                });
+            }
+            column += width;
+        }
+        self.groups.insert((layer, group), GroupPlaces { a, parts });
+    }
+
+    /// Places of the adapters of `group` in `layer`, if it has some.
+    pub(crate) fn group(&self, layer: usize, group: Group) -> Option<&GroupPlaces> {
+        self.groups.get(&(layer, group))
     }
 
     /// The tensors by their PEFT names.
     pub fn table(&self) -> &TensorTable {
         &self.table
     }
-}
-
-/// One adapter.
-#[derive(Clone, Debug)]
-pub(crate) struct Adapter<'a> {
-    /// `[rank, in]`
-    pub(crate) a: &'a [f32],
-    /// `[out, rank]`
-    pub(crate) b: &'a [f32],
-    /// Places of A and B in the flat buffer.
-    pub(crate) a_at: Range<usize>,
-    pub(crate) b_at: Range<usize>,
-    pub(crate) rank: usize,
-    /// `alpha / rank`
-    pub(crate) scale: f32,
 }
 
 /// Adapters of a decoder, in one flat buffer.
@@ -346,16 +404,9 @@ impl Lora {
         self.layout.table.split_mut(&mut self.values)
     }
 
-    pub(crate) fn adapter(&self, layer: usize, projection: Projection) -> Option<Adapter<'_>> {
-        let (a_at, b_at) = self.layout.adapters.get(&(layer, projection)).cloned()?;
-        Some(Adapter {
-            a: &self.values[a_at.clone()],
-            b: &self.values[b_at.clone()],
-            a_at,
-            b_at,
-            rank: self.config.rank,
-            scale: self.config.scale(),
-        })
+    /// `alpha / rank`
+    pub(crate) fn scale(&self) -> f32 {
+        self.config.scale()
     }
 }
 
@@ -383,22 +434,21 @@ pub fn merge_lora(
     let config = base.config().clone();
     let model = LoraLayout::new(&lora.config, &config);
     model.table.check(lora)?;
+    let rank = lora.config.rank;
     let mut scaled = Vec::new();
-    for layer in 0..config.layers {
-        for projection in Projection::ALL {
-            let Some(adapter) = lora.adapter(layer, projection) else {
-                continue;
-            };
-            let name = format!("model.layers.{layer}.{}.weight", projection.path());
+    for (&(layer, _), places) in &lora.layout.groups {
+        let input = places.a.len() / (rank * places.parts.len());
+        let all_a = lora.values[places.a.clone()].chunks_exact(rank * input);
+        for (part, a) in places.parts.iter().zip(all_a) {
+            let name = format!("model.layers.{layer}.{}.weight", part.projection.path());
             let Some(w) = merged.get_mut(&name) else {
                 continue;
             };
-            let (input, output) = projection.widths(&config);
             scaled.clear();
-            scaled.extend(adapter.b.iter().map(|b| b * adapter.scale));
-            let b = Mat::new(&scaled, output, adapter.rank);
-            let a = Mat::new(adapter.a, adapter.rank, input);
-            dev.matmul_nn(b, a, MatMut::new(w, output, input), true);
+            scaled.extend(lora.values[part.b.clone()].iter().map(|b| b * lora.scale()));
+            let b = Mat::new(&scaled, part.width, rank);
+            let a = Mat::new(a, rank, input);
+            dev.matmul_nn(b, a, MatMut::new(w, part.width, input), true);
         }
     }
     Ok(())

@@ -54,9 +54,9 @@ pub struct TensorTable {
 
 impl TensorTable {
     /// Places tensors side by side, from an aligned offset on; their common range.
-    pub(crate) fn group<const N: usize>(
+    pub(crate) fn group(
         &mut self,
-        tensors: [(String, Vec<usize>); N],
+        tensors: impl IntoIterator<Item = (String, Vec<usize>)>,
     ) -> Range<usize> {
         let start = self.total.next_multiple_of(ALIGN_VALUES);
         let mut offset = start;

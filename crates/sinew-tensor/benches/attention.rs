@@ -10,6 +10,7 @@
 
 use std::time::Instant;
 
+use sinew_tensor::Buffer;
 use sinew_tensor::attention::{
     AttentionScratch, AttentionShape, BackwardInput, Segment, TreeLayout, tree_attention_backward,
     tree_attention_forward,
@@ -51,16 +52,16 @@ fn measure(name: &str, flop: f64, mut body: impl FnMut()) {
     );
 }
 
-fn random(len: usize, seed: u64) -> Vec<f32> {
+fn random(len: usize, seed: u64) -> Buffer {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    (0..len)
-        .map(|_| {
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            (state >> 40) as f32 / 8_388_608.0 - 1.0
-        })
-        .collect()
+    let mut values = Buffer::zeros(len);
+    for value in values.iter_mut() {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        *value = (state >> 40) as f32 / 8_388_608.0 - 1.0;
+    }
+    values
 }
 
 /// A system prompt, `tasks` questions below it, and `samples` completions of about `len` tokens each.
@@ -100,9 +101,9 @@ fn attention(dev: &Device, name: &str, layout: &TreeLayout) {
     let rows = layout.rows();
     let qkv = random(rows * shape.qkv_width(), 1);
     let d_out = random(rows * shape.out_width(), 2);
-    let mut out = vec![0.0; rows * shape.out_width()];
-    let mut lse = vec![0.0; rows * shape.heads()];
-    let mut d_qkv = vec![0.0; rows * shape.qkv_width()];
+    let mut out = Buffer::zeros(rows * shape.out_width());
+    let mut lse = Buffer::zeros(rows * shape.heads());
+    let mut d_qkv = Buffer::zeros(rows * shape.qkv_width());
     let mut scratch = AttentionScratch::default();
     let pairs: f64 = layout.positions().iter().map(|&p| f64::from(p) + 1.0).sum();
     let flop = pairs * shape.out_width() as f64 * 4.0;
@@ -150,7 +151,7 @@ fn paged(dev: &Device, name: &str, count: usize, shared: usize, own: usize, rows
         .collect();
     let batch = PagedBatch::new(sequences);
     let qkv = random(batch.rows() * shape.qkv_width(), 1);
-    let mut out = vec![0.0; batch.rows() * shape.out_width()];
+    let mut out = Buffer::zeros(batch.rows() * shape.out_width());
     let mut scratch = AttentionScratch::default();
     let keys = count * (0..rows).map(|i| past + i + 1).sum::<usize>();
     let flop = 4.0 * (keys * shape.out_width()) as f64;
@@ -182,8 +183,9 @@ fn logprob(dev: &Device, n: usize) {
         targets: &targets,
         temperature: 1.0,
     };
-    let (mut logprob, mut lse, mut entropy) = (vec![0.0; n], vec![0.0; n], vec![0.0; n]);
-    let (mut dx, mut dw) = (vec![0.0; n * DIM], vec![0.0; VOCAB * DIM]);
+    let (mut logprob, mut lse, mut entropy) =
+        (Buffer::zeros(n), Buffer::zeros(n), Buffer::zeros(n));
+    let (mut dx, mut dw) = (Buffer::zeros(n * DIM), Buffer::zeros(VOCAB * DIM));
     let mut scratch = LogprobScratch::default();
     let flop = 2.0 * (n * DIM * VOCAB) as f64;
     measure(&format!("log-probability forward, {n} rows"), flop, || {

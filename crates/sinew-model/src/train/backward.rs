@@ -2,10 +2,10 @@
 //! the weights or adapters.
 
 use super::activations::{Activations, Asked, Keep, LayerActs, Work};
-use super::linear::Group;
 use super::value::{ValueGrads, ValueHead};
-use super::{Grads, GradsOf, Pass, TrainModel, Weights, copy};
-use crate::decoder::{ForwardError, check_len};
+use super::{Grads, GradsOf, Pass, TrainModel, Weights};
+use crate::decoder::{ForwardError, check_len, copy};
+use crate::lora::Group;
 use sinew_tensor::attention::{BackwardInput, TreeLayout, tree_attention_backward};
 use sinew_tensor::logprob::{LinearLogprob, LogprobGrad, linear_logprob_backward};
 use sinew_tensor::{Mat, MatMut, ops};

@@ -1,9 +1,9 @@
 //! The forward pass: hidden states of all rows, then log-probabilities of the asked tokens.
 
 use super::activations::{Activations, Asked, Keep, LayerActs, Work};
-use super::linear::Group;
-use super::{Pass, TrainModel, Weights, copy};
-use crate::decoder::{ForwardError, check_index, check_len};
+use super::{Pass, TrainModel, Weights};
+use crate::decoder::{ForwardError, check_index, check_len, copy};
+use crate::lora::Group;
 use sinew_tensor::attention::{TreeLayout, tree_attention_forward};
 use sinew_tensor::logprob::{LinearLogprob, LogprobOut, linear_logprob_forward};
 use sinew_tensor::{Mat, MatMut, ops};
@@ -126,12 +126,12 @@ impl Pass<'_> {
         self.qkv(layer, layout, saved, work);
         let attended = &mut saved.attended[..rows * c.q_dim()];
         let x_mid = &mut saved.x_mid[..rows * d];
-        self.linear(Group::O.at(layer), attended, x_mid, false, &mut work.lora);
+        self.linear(Group::O.at(layer), attended, x_mid, &mut work.lora);
         ops::add(self.dev, x, x_mid);
         self.norm(x_mid, self.values(&ranges.ffn_norm), work);
         let gate_up = &mut saved.gate_up[..rows * 2 * c.d_ff];
         let h = work.h.take(rows * d);
-        self.linear(Group::GateUp.at(layer), h, gate_up, false, &mut work.lora);
+        self.linear(Group::GateUp.at(layer), h, gate_up, &mut work.lora);
     }
 
     /// Queries, keys, values and attention over them, from `work.h`.
@@ -141,7 +141,7 @@ impl Pass<'_> {
         let (q, kv) = (c.q_dim(), c.kv_dim());
         let qkv = &mut saved.qkv[..rows * width];
         let h = work.h.take(rows * c.d_model);
-        self.linear(Group::Qkv.at(layer), h, qkv, false, &mut work.lora);
+        self.linear(Group::Qkv.at(layer), h, qkv, &mut work.lora);
         if let Some((q_norm, k_norm)) = &self.layout().layers[layer].qk_norm {
             let raw = &mut saved.qkv_raw[..rows * width];
             copy(dev, qkv, raw);
@@ -170,7 +170,7 @@ impl Pass<'_> {
         let rows = x_out.len() / c.d_model;
         let gated = work.gated.take(rows * c.d_ff);
         ops::swiglu(self.dev, &saved.gate_up[..rows * 2 * c.d_ff], c.d_ff, gated);
-        self.linear(Group::Down.at(layer), gated, x_out, false, &mut work.lora);
+        self.linear(Group::Down.at(layer), gated, x_out, &mut work.lora);
         ops::add(self.dev, &saved.x_mid[..rows * c.d_model], x_out);
     }
 

@@ -2,24 +2,15 @@
 
 use super::activations::LoraWork;
 use super::{Grads, GradsOf, Pass};
-use crate::lora::{Adapter, Projection};
+use crate::lora::{Group, GroupPlaces, Lora};
 use sinew_tensor::{Mat, MatMut, ops};
 use std::ops::Range;
 
-/// Projections that share their input and lie side by side in memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Group {
-    Qkv,
-    O,
-    GateUp,
-    Down,
-}
-
-/// A group in one layer.
+/// A group of projections in one layer.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Site {
-    pub(super) layer: usize,
-    pub(super) group: Group,
+    layer: usize,
+    group: Group,
 }
 
 impl Group {
@@ -29,97 +20,99 @@ impl Group {
     }
 }
 
-/// A group's matrix `[n, k]` in one layer.
+/// A site's matrix `[n, k]`.
 struct Fused {
     weight: Range<usize>,
     bias: Option<Range<usize>>,
     n: usize,
     k: usize,
-    /// Projection, first output column, width.
-    parts: Vec<(Projection, usize, usize)>,
 }
 
-impl Pass<'_> {
-    fn fused(&self, Site { layer, group }: Site) -> Fused {
+/// The adapters of a site.
+struct Adapters<'a> {
+    lora: &'a Lora,
+    places: &'a GroupPlaces,
+    /// Rank of each.
+    rank: usize,
+    /// Ranks of all together.
+    ranks: usize,
+}
+
+impl<'a> Adapters<'a> {
+    /// All A, one below the other: `[ranks, k]`.
+    fn a(&self, k: usize) -> Mat<'a> {
+        Mat::new(&self.lora.values()[self.places.a.clone()], self.ranks, k)
+    }
+}
+
+impl<'a> Pass<'a> {
+    fn fused(&self, site: Site) -> Fused {
         let c = self.config();
-        let ranges = &self.layout().layers[layer];
-        let (d, q, kv, ff) = (c.d_model, c.q_dim(), c.kv_dim(), c.d_ff);
-        let plain = |weight: &Range<usize>, n, k, parts: &[(Projection, usize, usize)]| Fused {
+        let ranges = &self.layout().layers[site.layer];
+        let (d, q, ff) = (c.d_model, c.q_dim(), c.d_ff);
+        let (weight, n, k) = match site.group {
+            Group::Qkv => (&ranges.qkv, c.qkv_dim(), d),
+            Group::O => (&ranges.o, d, q),
+            Group::GateUp => (&ranges.gate_up, 2 * ff, d),
+            Group::Down => (&ranges.down, d, ff),
+        };
+        let bias = if site.group == Group::Qkv {
+            ranges.qkv_bias.clone()
+        } else {
+            None
+        };
+        Fused {
             weight: weight.clone(),
-            bias: None,
+            bias,
             n,
             k,
-            parts: parts.to_vec(),
-        };
-        match group {
-            Group::Qkv => Fused {
-                bias: ranges.qkv_bias.clone(),
-                ..plain(
-                    &ranges.qkv,
-                    q + 2 * kv,
-                    d,
-                    &[
-                        (Projection::Q, 0, q),
-                        (Projection::K, q, kv),
-                        (Projection::V, q + kv, kv),
-                    ],
-                )
-            },
-            Group::O => plain(&ranges.o, d, q, &[(Projection::O, 0, d)]),
-            Group::GateUp => plain(
-                &ranges.gate_up,
-                2 * ff,
-                d,
-                &[(Projection::Gate, 0, ff), (Projection::Up, ff, ff)],
-            ),
-            Group::Down => plain(&ranges.down, d, ff, &[(Projection::Down, 0, d)]),
         }
     }
 
-    /// `y (+)= x Wᵀ + bias + adapters`; `x` `[rows, k]`, `y` `[rows, n]`.
-    pub(super) fn linear(
-        &self,
-        site: Site,
-        x: &[f32],
-        y: &mut [f32],
-        accumulate: bool,
-        work: &mut LoraWork,
-    ) {
+    fn adapters(&self, site: Site) -> Option<Adapters<'a>> {
+        let lora = self.weights.lora?;
+        let places = lora.layout().group(site.layer, site.group)?;
+        let rank = lora.config().rank;
+        Some(Adapters {
+            lora,
+            places,
+            rank,
+            ranks: rank * places.parts.len(),
+        })
+    }
+
+    /// `y = x Wᵀ + bias + adapters`; `x` `[rows, k]`, `y` `[rows, n]`.
+    pub(super) fn linear(&self, site: Site, x: &[f32], y: &mut [f32], work: &mut LoraWork) {
         let fused = self.fused(site);
         let (dev, n, k) = (self.dev, fused.n, fused.k);
         let rows = x.len() / k;
         let w = Mat::new(self.values(&fused.weight), n, k);
-        dev.matmul_nt(Mat::new(x, rows, k), w, MatMut::new(y, rows, n), accumulate);
+        dev.matmul_nt(Mat::new(x, rows, k), w, MatMut::new(y, rows, n), false);
         if let Some(bias) = &fused.bias {
             ops::bias_add(dev, self.values(bias), y);
         }
-        let Some(lora) = self.weights.lora else {
+        let Some(adapters) = self.adapters(site) else {
             return;
         };
-        for (projection, column, width) in fused.parts {
-            let Some(adapter) = lora.adapter(site.layer, projection) else {
-                continue;
-            };
-            let inner = work.inner.take(rows * adapter.rank);
-            self.inner(&adapter, x, inner);
-            let y = MatMut::with_ld(&mut y[column..], rows, width, n);
-            let b = Mat::new(adapter.b, width, adapter.rank);
-            dev.matmul_nt(Mat::new(inner, rows, adapter.rank), b, y, true);
+        let (rank, ranks) = (adapters.rank, adapters.ranks);
+        let inner = work.inner.take(rows * ranks);
+        self.inner(&adapters, x, inner);
+        for (i, part) in adapters.places.parts.iter().enumerate() {
+            let inner = Mat::with_ld(&inner[i * rank..], rows, rank, ranks);
+            let b = Mat::new(&adapters.lora.values()[part.b.clone()], part.width, rank);
+            let y = MatMut::with_ld(&mut y[part.column..], rows, part.width, n);
+            dev.matmul_nt(inner, b, y, true);
         }
     }
 
-    /// `inner = scale · x Aᵀ`, `[rows, rank]`.
-    fn inner(&self, adapter: &Adapter<'_>, x: &[f32], inner: &mut [f32]) {
-        let rank = adapter.rank;
-        let (rows, k) = (inner.len() / rank, adapter.a.len() / rank);
-        let a = Mat::new(adapter.a, rank, k);
-        self.dev.matmul_nt(
-            Mat::new(x, rows, k),
-            a,
-            MatMut::new(inner, rows, rank),
-            false,
-        );
-        ops::scale(self.dev, adapter.scale, inner);
+    /// `inner = scale · x Aᵀ` of all adapters side by side, `[rows, ranks]`.
+    fn inner(&self, adapters: &Adapters<'_>, x: &[f32], inner: &mut [f32]) {
+        let rows = inner.len() / adapters.ranks;
+        let k = x.len() / rows;
+        let y = MatMut::new(inner, rows, adapters.ranks);
+        self.dev
+            .matmul_nt(Mat::new(x, rows, k), adapters.a(k), y, false);
+        ops::scale(self.dev, adapters.lora.scale(), inner);
     }
 
     /// Gradients of [`Pass::linear`] from `dy` `[rows, n]`: overwrites `dx` `[rows, k]` (left out
@@ -129,7 +122,7 @@ impl Pass<'_> {
         site: Site,
         x: &[f32],
         dy: &[f32],
-        dx: Option<&mut [f32]>,
+        mut dx: Option<&mut [f32]>,
         grads: &mut Grads,
         work: &mut LoraWork,
     ) {
@@ -137,7 +130,6 @@ impl Pass<'_> {
         let (dev, n, k) = (self.dev, fused.n, fused.k);
         let rows = dy.len() / n;
         let dy_mat = Mat::new(dy, rows, n);
-        let mut dx = dx;
         if let Some(dx) = &mut dx {
             let w = Mat::new(self.values(&fused.weight), n, k);
             dev.matmul_nn(dy_mat, w, MatMut::new(dx, rows, k), false);
@@ -148,46 +140,43 @@ impl Pass<'_> {
             if let Some(bias) = fused.bias {
                 ops::bias_backward(dev, dy, &mut grads.values[bias]);
             }
-            return;
-        }
-        let Some(lora) = self.weights.lora else {
-            return;
-        };
-        for (projection, column, width) in fused.parts {
-            let Some(adapter) = lora.adapter(site.layer, projection) else {
-                continue;
-            };
-            let dy = Mat::with_ld(&dy[column..], rows, width, n);
-            self.adapter_backward(&adapter, x, dy, dx.as_deref_mut(), grads, work);
+        } else if let Some(adapters) = self.adapters(site) {
+            self.adapters_backward(&adapters, x, dy, dx, grads, work);
         }
     }
 
     /// `dB += dyᵀ inner`, `dA += d_innerᵀ x`, `dx += d_inner A` with `d_inner = scale · dy B`.
-    fn adapter_backward(
+    fn adapters_backward(
         &self,
-        adapter: &Adapter<'_>,
+        adapters: &Adapters<'_>,
         x: &[f32],
-        dy: Mat<'_>,
+        dy: &[f32],
         dx: Option<&mut [f32]>,
         grads: &mut Grads,
         work: &mut LoraWork,
     ) {
-        let (dev, rank, rows, width) = (self.dev, adapter.rank, dy.rows(), dy.cols());
-        let k = adapter.a.len() / rank;
-        let inner = work.inner.take(rows * rank);
-        self.inner(adapter, x, inner);
-        let db = MatMut::new(&mut grads.values[adapter.b_at.clone()], width, rank);
-        dev.matmul_tn(dy, Mat::new(inner, rows, rank), db, true);
-        let d_inner = work.d_inner.take(rows * rank);
-        let b = Mat::new(adapter.b, width, rank);
-        dev.matmul_nn(dy, b, MatMut::new(d_inner, rows, rank), false);
-        ops::scale(dev, adapter.scale, d_inner);
-        let d_inner = Mat::new(d_inner, rows, rank);
-        let da = MatMut::new(&mut grads.values[adapter.a_at.clone()], rank, k);
+        let (dev, rank, ranks) = (self.dev, adapters.rank, adapters.ranks);
+        let k = adapters.places.a.len() / ranks;
+        let rows = x.len() / k;
+        let n = dy.len() / rows;
+        let inner = work.inner.take(rows * ranks);
+        self.inner(adapters, x, inner);
+        let d_inner = work.d_inner.take(rows * ranks);
+        for (i, part) in adapters.places.parts.iter().enumerate() {
+            let dy = Mat::with_ld(&dy[part.column..], rows, part.width, n);
+            let inner = Mat::with_ld(&inner[i * rank..], rows, rank, ranks);
+            let db = MatMut::new(&mut grads.values[part.b.clone()], part.width, rank);
+            dev.matmul_tn(dy, inner, db, true);
+            let b = Mat::new(&adapters.lora.values()[part.b.clone()], part.width, rank);
+            let d_inner = MatMut::with_ld(&mut d_inner[i * rank..], rows, rank, ranks);
+            dev.matmul_nn(dy, b, d_inner, false);
+        }
+        ops::scale(dev, adapters.lora.scale(), d_inner);
+        let d_inner = Mat::new(d_inner, rows, ranks);
+        let da = MatMut::new(&mut grads.values[adapters.places.a.clone()], ranks, k);
         dev.matmul_tn(d_inner, Mat::new(x, rows, k), da, true);
         if let Some(dx) = dx {
-            let a = Mat::new(adapter.a, rank, k);
-            dev.matmul_nn(d_inner, a, MatMut::new(dx, rows, k), true);
+            dev.matmul_nn(d_inner, adapters.a(k), MatMut::new(dx, rows, k), true);
         }
     }
 }

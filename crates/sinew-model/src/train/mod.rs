@@ -22,7 +22,6 @@ use crate::decoder::{Decoder, ForwardError};
 use crate::lora::{Lora, LoraLayout};
 use crate::params::{ParamLayout, Params};
 use sinew_tensor::{Buffer, Device};
-use std::sync::{Mutex, PoisonError};
 
 /// A decoder that is trained; holds no weights.
 #[derive(Debug)]
@@ -144,20 +143,4 @@ impl<'a> Pass<'a> {
     fn values(&self, range: &std::ops::Range<usize>) -> &'a [f32] {
         &self.weights.params.values()[range.clone()]
     }
-}
-
-/// Copies on all threads: one alone does not reach the speed of memory.
-fn copy(dev: &Device, from: &[f32], to: &mut [f32]) {
-    const GRAIN: usize = 1 << 16;
-    let parts: Vec<_> = to
-        .chunks_mut(GRAIN)
-        .zip(from.chunks(GRAIN))
-        .map(Mutex::new)
-        .collect();
-    dev.pool().parallel_for(parts.len(), &|part| {
-        // Each part is locked once, so that no lock can be poisoned before.
-        let mut part = parts[part].lock().unwrap_or_else(PoisonError::into_inner);
-        let (to, from) = &mut *part;
-        to.copy_from_slice(from);
-    });
 }

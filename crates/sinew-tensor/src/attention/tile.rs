@@ -204,6 +204,18 @@ impl_product!(
     "avx512f,avx512dq,avx512bw,avx512vl,avx2,fma"
 );
 
+/// The same pointer, of which the compiler does not know where it comes from: it keeps one register
+/// for each row, instead of computing rows from each other all the time.
+#[inline(always)]
+fn opaque(mut p: *const f32) -> *const f32 {
+    #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+    // SAFETY: no instruction at all.
+    unsafe {
+        std::arch::asm!("/* {0} */", inout(reg) p, options(pure, nomem, nostack, preserves_flags));
+    }
+    p
+}
+
 /// [`Product::product`] for `MR` rows.
 ///
 /// # Safety
@@ -222,7 +234,7 @@ unsafe fn tile<V: Vector, const MR: usize, const NV: usize, const BY_COLUMN: boo
     let mut rows = [a.ptr; MR];
     let mut i = 0;
     while i < MR {
-        rows[i] = a.ptr.wrapping_add(i * a.stride);
+        rows[i] = opaque(a.ptr.wrapping_add(i * a.stride));
         if add {
             let mut v = 0;
             while v < NV {
