@@ -49,6 +49,20 @@ impl Status {
     }
 }
 
+impl Status {
+    /// Seconds of training to come, as the last steps went; the evaluation at the end not counted.
+    pub(crate) fn left_s(&self) -> Option<f64> {
+        const LAST: usize = 5;
+        let recent = &self.history[self.history.len().saturating_sub(LAST)..];
+        let spent: f64 = recent
+            .iter()
+            .map(|r| r.rollout_s + r.train_s + r.publish_s + r.checkpoint_s)
+            .sum();
+        let left = self.steps.checked_sub(self.history.last()?.step)?;
+        (left > 0).then(|| spent / recent.len() as f64 * left as f64)
+    }
+}
+
 /// Shows a [`Status`] until dropped.
 pub(crate) struct View {
     status: Arc<Mutex<Status>>,
@@ -122,6 +136,9 @@ fn draw_until(
             break;
         }
     }
+    // What is printed next belongs below the view, not over it.
+    let area = terminal.get_frame().area();
+    terminal.set_cursor_position((0, area.bottom().saturating_sub(1)))?;
     terminal.show_cursor()?;
     writeln!(std::io::stderr())
 }
@@ -138,11 +155,14 @@ pub(crate) fn draw(frame: &mut Frame<'_>, status: &Status) {
         Span::from("sinew ").bold().fg(Color::Cyan),
         Span::from(status.title.clone()).bold(),
         Span::from(format!(
-            "   step {}/{}   {}   {}",
+            "   step {}/{}   {}   {}{}",
             status.step,
             status.steps,
             status.phase,
-            duration(status.wall_s)
+            duration(status.wall_s),
+            status
+                .left_s()
+                .map_or_else(String::new, |s| format!(", about {} left", duration(s)))
         )),
     ]);
     frame.render_widget(Paragraph::new(title), head);
@@ -208,8 +228,12 @@ fn draw_numbers(frame: &mut Frame<'_>, area: Rect, status: &Status) {
     let percent = |x: f64| format!("{:>3.0} %", 100.0 * x / sum);
     let mut lines = vec![
         Line::from(format!(
-            "in flight {:>4}  (model {}, tools {}, boot {})",
-            g.in_flight, g.generating, g.in_tool, g.booting
+            "in flight {:>4}  starting {}",
+            g.in_flight, g.booting
+        )),
+        Line::from(format!(
+            "  in the model {:>4}  in tools {}",
+            g.generating, g.in_tool
         )),
         Line::from(format!("episodes  {:>4}  failed {}", g.finished, g.failed)),
         Line::from(format!("tokens/s  {:>4.0}", status.tokens_per_s)),
@@ -320,6 +344,7 @@ mod tests {
             "training         50 %",
             "generation       40 %",
             "before  20 %",
+            "about 2m40s left",
         ] {
             assert!(text.contains(needle), "{needle} not in\n{text}");
         }
