@@ -1,6 +1,7 @@
 #!/bin/sh
 # Installs what the tests need beyond a Rust toolchain. Idempotent; says what it does.
 set -eu
+cd "$(dirname "$0")/.."
 
 if ! command -v cargo-nextest >/dev/null 2>&1; then
     echo "setup: installing cargo-nextest"
@@ -19,4 +20,17 @@ if [ -n "$missing" ]; then
     echo "setup: installing$missing"
     apt-get update -qq
     DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $missing
+fi
+
+# The agent programs of the tests, with the interpreter that sandboxes use.
+venv=.cache/venv
+if ! cmp -s examples/requirements.txt "$venv/installed.txt"; then
+    echo "setup: installing the example agents into $venv"
+    python=/usr/bin/python3
+    [ -x "$python" ] || python=$(command -v python3)
+    [ -x .cache/uv/bin/uv ] || python3 -m pip install --quiet --root-user-action ignore --target .cache/uv uv==0.13.8
+    .cache/uv/bin/uv venv --quiet --clear --python "$python" "$venv"
+    .cache/uv/bin/uv pip install --quiet --python "$venv/bin/python3" --compile-bytecode \
+        --requirement examples/requirements.txt
+    cp examples/requirements.txt "$venv/installed.txt"
 fi

@@ -1,0 +1,316 @@
+"""Functions as agents: `@rollout`, `reward()`, many tasks at once."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import queue
+import threading
+import time
+import zlib
+from collections.abc import Iterable, Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, Callable, Generic, Mapping, ParamSpec, TypeVar, overload
+
+from .client import Client, Rollout, Trace, _checked
+from .dataset import Task
+from .errors import NoReward, RolloutError, SinewError
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class _Run:
+    """The rollout that the code here belongs to."""
+
+    def __init__(self, rollout: Rollout) -> None:
+        self.rollout = rollout
+        self.value: float | None = None
+
+
+_current: ContextVar[_Run | None] = ContextVar("sinew_rollout", default=None)
+
+
+def _run() -> _Run:
+    run = _current.get()
+    if run is None:
+        raise RolloutError(
+            "called outside of a rollout: decorate the agent with @rollout and start it with "
+            ".run() or .run_all(); threads that it starts need copy_context()"
+        )
+    return run
+
+
+def current() -> Rollout:
+    """The rollout that the calling code belongs to."""
+    return _run().rollout
+
+
+def reward(
+    value: float,
+    *,
+    success: bool | None = None,
+    metrics: Mapping[str, float] | None = None,
+    turn: int | None = None,
+) -> None:
+    """Scores the rollout that the calling code belongs to, or with `turn` one model call."""
+    run = _run()
+    run.rollout.reward(value, success=success, metrics=metrics, turn=turn)
+    if turn is None:
+        run.value = float(value)
+
+
+@dataclass(frozen=True)
+class RolloutResult:
+    """How one rollout of a function agent ended."""
+
+    task: Task
+    #: `None` if it could not be opened.
+    rollout: Rollout | None
+    reward: float | None
+    #: What went wrong; `None` if nothing did.
+    error: BaseException | None
+    timed_out: bool
+    wall_s: float
+
+    @property
+    def ok(self) -> bool:
+        """It ended by itself, with a reward."""
+        return self.error is None and not self.timed_out
+
+    def trace(self) -> Trace:
+        """What was captured."""
+        if self.rollout is None:
+            raise RolloutError(f"task {self.task.id}: no rollout was opened: {self.error}")
+        return self.rollout.trace()
+
+
+class RolloutFunction(Generic[P, R]):
+    """An agent made by `@rollout`. Called directly it is the plain function."""
+
+    def __init__(self, function: Callable[P, R]) -> None:
+        functools.update_wrapper(self, function)
+        self._function = function
+        names = list(inspect.signature(function).parameters)
+        if names[:1] != ["task"]:
+            raise RolloutError(
+                f"{function.__name__}: the first parameter must be `task`; `base_url`, "
+                f"`api_key` and `rollout` may follow, found {names}"
+            )
+        unknown = set(names) - {"task", "base_url", "api_key", "rollout"}
+        if unknown:
+            raise RolloutError(
+                f"{function.__name__}: unknown parameters {sorted(unknown)}; allowed: task, "
+                "base_url, api_key, rollout"
+            )
+        self._names = names
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        return self._function(*args, **kwargs)
+
+    def run(self, client: Client, task: Task | str, **spec: Any) -> RolloutResult:
+        """Runs one task to its end in this thread. `spec` goes to `Client.rollout`. What the
+        agent raises is in the result; what the gateway refuses is raised."""
+        if isinstance(task, str):
+            task = Task("0", task)
+        started = time.monotonic()
+        spec.setdefault("task", task.id)
+        spec.setdefault("kind", task.kind)
+        rollout = client.rollout(**spec)
+        value, error = self._score(rollout, task)
+        rollout.finish(failed=None if error is None else f"{type(error).__name__}: {error}")
+        return RolloutResult(task, rollout, value, error, False, time.monotonic() - started)
+
+    def _score(self, rollout: Rollout, task: Task) -> tuple[float | None, BaseException | None]:
+        run = _Run(rollout)
+        token = _current.set(run)
+        try:
+            returned = self._call(rollout, task)
+            if isinstance(returned, (bool, int, float)):
+                success = returned if isinstance(returned, bool) else None
+                reward(_checked(returned, "returned reward"), success=success)
+            elif returned is not None:
+                raise NoReward(
+                    f"task {task.id}: the agent returned {type(returned).__name__}; return a "
+                    "number, or call reward() and return None"
+                )
+            if run.value is None:
+                raise NoReward(f"task {task.id}: the agent gave no reward")
+            return run.value, None
+        except Exception as e:
+            return None, e
+        finally:
+            _current.reset(token)
+
+    def _call(self, rollout: Rollout, task: Task) -> Any:
+        values = {
+            "task": task,
+            "base_url": rollout.base_url,
+            "api_key": rollout.api_key,
+            "rollout": rollout,
+        }
+        function: Callable[..., Any] = self._function
+        returned = function(**{name: values[name] for name in self._names})
+        if inspect.iscoroutine(returned):
+            return asyncio.run(returned)
+        return returned
+
+    def run_all(
+        self,
+        client: Client,
+        tasks: Iterable[Task | str],
+        *,
+        concurrency: int = 8,
+        group_size: int = 1,
+        timeout_s: float | None = None,
+        seed: int = 0,
+        **spec: Any,
+    ) -> Iterator[RolloutResult]:
+        """Runs every task `group_size` times, at most `concurrency` at once, and gives results
+        as they end. Tasks are taken from `tasks` as there is room for them.
+
+        A rollout that takes longer than `timeout_s` is finished on the gateway, which answers
+        none of its calls from then on; its thread ends when the agent notices. Leaving the
+        iteration early ends the rollouts that run.
+        """
+        for name, value in (("concurrency", concurrency), ("group_size", group_size)):
+            if value < 1:
+                raise SinewError(f"{name} is {value}: expected 1 or more")
+        pool = _Pool(self, client, timeout_s)
+        try:
+            for job in _jobs(tasks, group_size, seed, spec):
+                while pool.running() >= concurrency:
+                    yield pool.next()
+                pool.start(*job)
+            while pool.running():
+                yield pool.next()
+        finally:
+            pool.abandon()
+
+
+def _jobs(
+    tasks: Iterable[Task | str], group_size: int, seed: int, spec: Mapping[str, Any]
+) -> Iterator[tuple[Task, dict[str, Any]]]:
+    for index, row in enumerate(tasks):
+        task = Task(str(index), row) if isinstance(row, str) else row
+        for sample in range(group_size):
+            # Equal for equal runs, different for each sample.
+            drawn = zlib.crc32(f"{seed}/{task.id}/{sample}".encode())
+            yield task, {
+                "task": task.id,
+                "kind": task.kind,
+                "group": task.id,
+                "seed": drawn,
+                **spec,
+            }
+
+
+class _Job:
+    def __init__(self, task: Task, deadline: float | None) -> None:
+        self.task = task
+        self.deadline = deadline
+        self.started = time.monotonic()
+        self.rollout: Rollout | None = None
+        self.over = False
+
+    def result(
+        self, value: float | None, error: BaseException | None, timed_out: bool = False
+    ) -> RolloutResult:
+        wall_s = time.monotonic() - self.started
+        return RolloutResult(self.task, self.rollout, value, error, timed_out, wall_s)
+
+
+class _Pool:
+    """Rollouts that run, each in a thread. Threads are daemons: an agent that hangs keeps
+    neither the results of others nor the end of the program."""
+
+    def __init__(
+        self, agent: RolloutFunction[Any, Any], client: Client, timeout_s: float | None
+    ) -> None:
+        self._agent = agent
+        self._client = client
+        self._timeout_s = timeout_s
+        self._ended: queue.SimpleQueue[tuple[_Job, RolloutResult]] = queue.SimpleQueue()
+        self._live: list[_Job] = []
+
+    def running(self) -> int:
+        return len(self._live)
+
+    def start(self, task: Task, spec: dict[str, Any]) -> None:
+        now = time.monotonic()
+        job = _Job(task, None if self._timeout_s is None else now + self._timeout_s)
+        self._live.append(job)
+        name = f"rollout {task.id}"
+        threading.Thread(target=self._work, args=(job, spec), name=name, daemon=True).start()
+
+    def _work(self, job: _Job, spec: dict[str, Any]) -> None:
+        try:
+            job.rollout = self._client.rollout(**spec)
+            if job.over:
+                job.rollout.finish(timed_out=True)
+                return
+            value, error = self._agent._score(job.rollout, job.task)
+            if not job.over:
+                reason = None if error is None else f"{type(error).__name__}: {error}"
+                job.rollout.finish(failed=reason)
+        except BaseException as e:  # an agent may raise anything, SystemExit included
+            value, error = None, e
+        self._ended.put((job, job.result(value, error)))
+
+    def next(self) -> RolloutResult:
+        """The next one that ends, or whose time is up."""
+        while True:
+            deadlines = [job.deadline for job in self._live if job.deadline is not None]
+            wait_s = max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
+            try:
+                job, result = self._ended.get(timeout=wait_s)
+            except queue.Empty:
+                late = self._late()
+                if late is not None:
+                    return late
+                continue
+            if job.over:
+                continue
+            self._live.remove(job)
+            return result
+
+    def _late(self) -> RolloutResult | None:
+        now = time.monotonic()
+        for job in self._live:
+            if job.deadline is not None and job.deadline <= now:
+                self._live.remove(job)
+                return job.result(None, _end(job), timed_out=True)
+        return None
+
+    def abandon(self) -> None:
+        for job in self._live:
+            _end(job)
+        self._live.clear()
+
+
+def _end(job: _Job) -> SinewError | None:
+    job.over = True
+    if job.rollout is None:
+        return None
+    try:
+        job.rollout.finish(timed_out=True)
+    except SinewError as e:
+        return e
+    return None
+
+
+@overload
+def rollout(function: Callable[P, R]) -> RolloutFunction[P, R]: ...
+@overload
+def rollout() -> Callable[[Callable[P, R]], RolloutFunction[P, R]]: ...
+def rollout(function: Callable[P, R] | None = None) -> Any:
+    """Makes an agent of a function of `task` and any of `base_url`, `api_key`, `rollout`.
+
+    Its reward is the number it returns (`True` counts as 1 and as success), or what it gave to
+    `reward()`. It may be a coroutine function.
+    """
+    if function is None:
+        return RolloutFunction
+    return RolloutFunction(function)
