@@ -15,8 +15,9 @@ mod process;
 
 pub use null::NullProvider;
 pub use port::{
-    Ending, ExecRequest, ExecResult, Limits, Program, Protection, Sandbox, SandboxError,
-    SandboxFuture, SandboxProvider, SandboxSpec, Usage,
+    Ending, ExecOptions, ExecRequest, ExecResult, Limits, Network, OutputChunk, OutputStream,
+    Program, Protection, Sandbox, SandboxError, SandboxFuture, SandboxProvider, SandboxSpec,
+    SandboxStats, Snapshot, Usage,
 };
 pub use process::{ProcessConfig, ProcessProvider};
 

@@ -43,6 +43,20 @@ pub struct SandboxSpec {
     pub env: Vec<(String, String)>,
     /// Refuse if any protection of the level cannot be enforced on this host.
     pub strict: bool,
+    /// What network it has.
+    pub network: Network,
+}
+
+/// What network a sandbox has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", tag = "type")]
+pub enum Network {
+    /// None: not even a loopback interface that is up.
+    #[default]
+    None,
+    /// A loopback interface of its own, on which [`Sandbox::listen_inside`] can place a
+    /// listener of the host's; TCP sockets can be made, no route leads anywhere else.
+    Loopback,
 }
 
 /// What to run.
@@ -65,6 +79,35 @@ pub struct ExecRequest {
     pub stdin: Vec<u8>,
     /// Wall time after which everything that runs is killed.
     pub deadline: Duration,
+}
+
+/// What an execution may have beside its program.
+#[derive(Clone, Debug, Default)]
+pub struct ExecOptions {
+    /// Environment variables of this execution, after those of [`SandboxSpec::env`].
+    pub env: Vec<(String, String)>,
+    /// Gets output as it comes, beside what the result holds; the same bound holds. A full
+    /// channel holds the program back; a closed one is ignored.
+    pub output: Option<tokio::sync::mpsc::Sender<OutputChunk>>,
+}
+
+/// A piece of output.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OutputChunk {
+    /// Where it was written.
+    pub stream: OutputStream,
+    /// The bytes.
+    pub bytes: Vec<u8>,
+}
+
+/// Standard output or standard error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OutputStream {
+    /// Standard output.
+    Stdout,
+    /// Standard error.
+    Stderr,
 }
 
 /// How an execution ended.
@@ -104,6 +147,40 @@ pub struct Usage {
     pub peak_memory_bytes: u64,
     /// From the request to the end.
     pub wall_s: f64,
+    /// Bytes that it wrote to standard output and standard error, as far as they were read.
+    pub output_bytes: u64,
+    /// Bytes that files in its folders take after it; 0 where the level does not count them.
+    pub file_bytes: u64,
+}
+
+/// What a sandbox holds and did so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct SandboxStats {
+    /// Memory of it now, files in its folders included.
+    pub memory_bytes: u64,
+    /// Processes and threads now.
+    pub processes: u64,
+    /// Bytes of files in its folders.
+    pub file_bytes: u64,
+    /// Files and folders in its folders.
+    pub file_count: u64,
+    /// Layers of snapshots below its work folder.
+    pub layers: u64,
+    /// Executions that ended.
+    pub executions: u64,
+    /// CPU seconds of all executions that ended.
+    pub cpu_s: f64,
+}
+
+/// The work folder of a sandbox at one moment, frozen. Clones share it; the last one frees it.
+#[derive(Clone, Debug)]
+pub struct Snapshot {
+    /// Level that made it and can start from it.
+    pub level: &'static str,
+    /// Number within its provider.
+    pub id: u64,
+    /// What the level keeps for it.
+    pub handle: std::sync::Arc<dyn std::any::Any + Send + Sync>,
 }
 
 /// One protection and whether it is in force.
@@ -171,6 +248,12 @@ pub enum SandboxError {
         /// What is allowed.
         allowed: String,
     },
+    /// The level has no such operation.
+    #[error("this level of sandbox cannot {operation}")]
+    Unsupported {
+        /// What was asked.
+        operation: &'static str,
+    },
     /// The sandbox is gone.
     #[error("sandbox died: {0}")]
     Died(String),
@@ -199,8 +282,44 @@ pub trait Sandbox: Send {
     /// Reads a regular file below the work folder, at most `max_bytes`. Links are not followed.
     fn read_file<'a>(&'a mut self, path: &'a str, max_bytes: u64) -> SandboxFuture<'a, Vec<u8>>;
 
+    /// As [`Sandbox::exec`], with an environment of its own and with output as it comes.
+    fn exec_with(
+        &mut self,
+        request: ExecRequest,
+        options: ExecOptions,
+    ) -> SandboxFuture<'_, ExecResult> {
+        let _ = (request, options);
+        unsupported("take an environment or stream output")
+    }
+
+    /// Freezes the work folder. What runs later does not change the snapshot.
+    fn snapshot(&mut self) -> SandboxFuture<'_, Snapshot> {
+        unsupported("take snapshots")
+    }
+
+    /// Back to what it was when it was acquired or forked: all files are gone, nothing runs.
+    fn reset(&mut self) -> SandboxFuture<'_, ()> {
+        unsupported("reset")
+    }
+
+    /// What it holds now.
+    fn stats(&mut self) -> SandboxFuture<'_, SandboxStats> {
+        unsupported("tell what it holds")
+    }
+
+    /// Listens on `127.0.0.1:port` inside; connections are accepted outside. Needs
+    /// [`Network::Loopback`].
+    fn listen_inside(&mut self, port: u16) -> SandboxFuture<'_, std::net::TcpListener> {
+        let _ = port;
+        unsupported("listen inside")
+    }
+
     /// Ends it and frees all that it held.
     fn destroy(self: Box<Self>) -> SandboxFuture<'static, ()>;
+}
+
+fn unsupported<T: Send + 'static>(operation: &'static str) -> SandboxFuture<'static, T> {
+    Box::pin(async move { Err(SandboxError::Unsupported { operation }) })
 }
 
 /// Makes sandboxes of one level.
@@ -213,4 +332,27 @@ pub trait SandboxProvider: Send + Sync {
 
     /// What this host enforces at this level, and why not where it does not.
     fn protections(&self) -> std::sync::Arc<Vec<Protection>>;
+
+    /// A new sandbox whose work folder starts as the snapshot's.
+    fn fork<'a>(
+        &'a self,
+        spec: &'a SandboxSpec,
+        snapshot: &'a Snapshot,
+    ) -> SandboxFuture<'a, Box<dyn Sandbox>> {
+        let _ = (spec, snapshot);
+        unsupported("fork")
+    }
+
+    /// A snapshot as an archive that depends on its content alone: the same files give the
+    /// same bytes, so that their hash names them.
+    fn export<'a>(&'a self, snapshot: &'a Snapshot) -> SandboxFuture<'a, Vec<u8>> {
+        let _ = snapshot;
+        unsupported("export snapshots")
+    }
+
+    /// A snapshot from an exported archive of at most `max_bytes` of content.
+    fn import<'a>(&'a self, archive: &'a [u8], max_bytes: u64) -> SandboxFuture<'a, Snapshot> {
+        let _ = (archive, max_bytes);
+        unsupported("import snapshots")
+    }
 }

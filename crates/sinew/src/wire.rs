@@ -10,7 +10,7 @@ use sinew_algo::{AlgoReport, Algorithm};
 use sinew_env::{EnvFactory, Taskset, tiny};
 use sinew_infer::{Clock, EmbeddedEngine, EngineConfig, ModelForward, SchedulerConfig, TokenBytes};
 use sinew_model::{
-    Family, InferModel, LoadedModel, ModelConfig, ModelFiles, Params, ResolveEnv,
+    Family, InferModel, LoadedModel, ModelConfig, ModelFiles, Params, Precision, ResolveEnv,
     load_gguf_metadata, load_model, resolve_model,
 };
 use sinew_render::{ChatRenderer, GgufVocab, Renderer, TinyRenderer};
@@ -220,8 +220,8 @@ pub(crate) fn sandbox_spec(section: &SandboxSection) -> SandboxSpec {
             processes: section.processes,
             ..Limits::default()
         },
-        env: Vec::new(),
         strict: section.strict,
+        ..SandboxSpec::default()
     }
 }
 
@@ -267,11 +267,16 @@ fn engine(
     learner: &Learner,
 ) -> Result<EmbeddedEngine, Failure> {
     let failed = |e: &dyn std::fmt::Display| Failure::system(format!("engine: {e}"));
-    let model = InferModel::new(
+    let precision = match recipe.engine.weights.as_str() {
+        "int8" => Precision::Int8,
+        _ => Precision::F32,
+    };
+    let model = InferModel::with_precision(
         device,
         params.config(),
         params,
         recipe.rollout.max_context_tokens as usize,
+        precision,
     )
     .map_err(|e| failed(&e))?;
     let forward = ModelForward::new(device.clone(), model, recipe.engine.kv_tokens)
@@ -283,6 +288,7 @@ fn engine(
         scheduler: SchedulerConfig {
             max_running: recipe.engine.max_running,
             max_batch_tokens: recipe.engine.pass_tokens,
+            speculation_rows: recipe.engine.speculation,
             ..SchedulerConfig::default()
         },
         max_waiting: recipe.rollout.max_in_flight.max(4096),

@@ -551,6 +551,7 @@ impl ProcessSandbox {
                 cpu_s: status.map_or(0.0, |s| s.cpu_us as f64 * 1e-6),
                 peak_memory_bytes,
                 wall_s: started.elapsed().as_secs_f64(),
+                ..Usage::default()
             },
             protections: Arc::clone(&self.spawner.protections),
         })
