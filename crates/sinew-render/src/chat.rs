@@ -30,6 +30,7 @@ const MAX_CLOSING_TOKENS: usize = 4;
 #[derive(Debug)]
 pub struct ChatRenderer {
     tokenizer: Tokenizer,
+    config: ChatConfig,
     template: ChatTemplate,
     stop_ids: Vec<TokenId>,
 }
@@ -54,10 +55,11 @@ impl ChatRenderer {
             &config.template,
             &config.bos_token,
             &config.eos_token,
-            config.options,
+            config.options.clone(),
         )?;
         let mut renderer = Self {
             tokenizer,
+            config: config.clone(),
             template,
             stop_ids: Vec::new(),
         };
@@ -203,6 +205,28 @@ impl ChatRenderer {
 }
 
 impl Renderer for ChatRenderer {
+    fn files(&self) -> Result<Vec<(String, Vec<u8>)>, RenderError> {
+        let settings = serde_json::json!({
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "bos_token": text_or_null(&self.config.bos_token),
+            "eos_token": text_or_null(&self.config.eos_token),
+            "chat_template": self.config.template,
+            "clean_up_tokenization_spaces": false,
+        });
+        let generation = serde_json::json!({ "eos_token_id": self.stop_ids });
+        Ok(vec![
+            ("tokenizer.json".to_owned(), self.tokenizer.to_json()?),
+            (
+                "tokenizer_config.json".to_owned(),
+                settings.to_string().into_bytes(),
+            ),
+            (
+                "generation_config.json".to_owned(),
+                generation.to_string().into_bytes(),
+            ),
+        ])
+    }
+
     fn render_prompt(
         &self,
         messages: &[Message],
@@ -300,6 +324,14 @@ fn template_of(value: &Value) -> Option<String> {
             .and_then(|entry| entry["template"].as_str())
             .map(str::to_owned),
         _ => None,
+    }
+}
+
+fn text_or_null(text: &str) -> Value {
+    if text.is_empty() {
+        Value::Null
+    } else {
+        text.into()
     }
 }
 

@@ -118,6 +118,12 @@ pub trait Renderer: Send + Sync {
         String::from_utf8_lossy(&bytes).into_owned()
     }
 
+    /// Tokenizer files in the Hugging Face layout (name, bytes), to lie beside weights, so that
+    /// the folder is a whole model; none for a renderer that has no such form.
+    fn files(&self) -> Result<Vec<(String, Vec<u8>)>, RenderError> {
+        Ok(Vec::new())
+    }
+
     /// Ids of a plain text as if it stood inside an assistant's turn.
     fn encode_text(&self, text: &str) -> Result<Vec<TokenId>, RenderError>;
 }

@@ -53,6 +53,13 @@ impl Tokenizer {
         Self::build(inner)
     }
 
+    /// As the bytes of a `tokenizer.json`.
+    pub fn to_json(&self) -> Result<Vec<u8>, RenderError> {
+        let text = self.inner.to_string(false);
+        text.map(String::into_bytes)
+            .map_err(|e| failed("tokenizer.json", &e))
+    }
+
     /// From the vocabulary of a GGUF file.
     pub fn from_gguf(vocab: &GgufVocab) -> Result<Self, RenderError> {
         const SOURCE: &str = "GGUF vocabulary";

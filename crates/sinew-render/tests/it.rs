@@ -326,6 +326,22 @@ fn a_model_folder_gives_the_same_renderer() {
     assert_eq!(renderer.stop_ids(), [1, 0]);
 }
 
+#[test]
+fn files_of_a_renderer_make_the_same_renderer() {
+    let dir = tempfile::tempdir().unwrap();
+    for (name, bytes) in SMOLLM2.files().unwrap() {
+        std::fs::write(dir.path().join(name), bytes).unwrap();
+    }
+    let again = ChatRenderer::from_dir(dir.path()).unwrap();
+    assert_eq!(again.stop_ids(), SMOLLM2.stop_ids());
+    let messages = [
+        Message::new(Role::System, "be brief"),
+        Message::new(Role::User, "12 * 7 <|im_end|> ünï"),
+    ];
+    let prompt = |r: &ChatRenderer| r.render_prompt(&messages, &[]).unwrap();
+    assert_eq!(prompt(&again), prompt(&SMOLLM2));
+}
+
 proptest! {
     /// Text survives encoding, whatever it is.
     #[test]

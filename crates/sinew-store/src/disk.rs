@@ -5,6 +5,7 @@ use crate::error::StoreError;
 use crate::index;
 use crate::queue::LeaseId;
 use crate::queue_disk::DiskQueue;
+use crate::reader;
 use crate::recover::{self, Recovery};
 use crate::segment::{Frame, Location, RecordKind, SegmentDir, Writer};
 use crate::store::{
@@ -283,27 +284,7 @@ impl TraceStore for DiskStore {
     }
 
     fn get(&self, episode: &EpisodeId) -> Result<Option<Trace>, StoreError> {
-        // Between the look-up and the read, gc may move a record once.
-        for last in [false, true] {
-            let found = index::find(&*guard(&self.connection)?, episode.as_str())?;
-            let Some(at) = found else { return Ok(None) };
-            let record = match self.segments.read(at) {
-                Err(StoreError::Io { .. }) if !last => continue,
-                read => read?,
-            };
-            let corrupt = |reason| StoreError::Corrupt {
-                path: self.segments.path_of(at.segment),
-                offset: at.offset,
-                reason,
-            };
-            let trace: Trace =
-                codec::decode(record.codec, record.raw_len, &record.payload).map_err(corrupt)?;
-            if &trace.episode != episode {
-                return Err(corrupt(format!("holds episode {}", trace.episode)));
-            }
-            return Ok(Some(trace));
-        }
-        Ok(None)
+        reader::read_trace(&self.segments, &self.connection, episode)
     }
 
     fn list(&self, filter: &Filter) -> Result<Page, StoreError> {

@@ -45,6 +45,8 @@ pub enum StoreError {
         offset: u64,
         reason: String,
     },
+    #[error("{path} holds no store")]
+    Missing { path: PathBuf },
     #[error("{path} is in use by another process; stop it, or choose another directory")]
     Locked { path: PathBuf },
     #[error("{path} has format {actual}, this program reads up to {expected}; use a newer one")]

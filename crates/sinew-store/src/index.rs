@@ -6,7 +6,7 @@ use crate::segment::Location;
 use crate::store::{
     Cursor, EndKind, EpisodeSummary, Filter, GcPolicy, GroupSummary, Page, StoreStats, TrainedBatch,
 };
-use rusqlite::{Connection, OptionalExtension, Row, Transaction, params};
+use rusqlite::{Connection, OpenFlags, OptionalExtension, Row, Transaction, params};
 use sinew_types::{EpisodeId, GroupId, TaskId};
 use std::path::Path;
 use std::time::Duration;
@@ -61,14 +61,19 @@ pub(crate) fn open(path: &Path) -> Result<Connection, StoreError> {
     prepare(connection, path)
 }
 
-/// An index that dies with the process.
-pub(crate) fn in_memory() -> Result<Connection, StoreError> {
-    prepare(Connection::open_in_memory()?, Path::new(":memory:"))
+/// Opens an index that another process may be writing.
+pub(crate) fn open_read_only(path: &Path) -> Result<Connection, StoreError> {
+    let connection = Connection::open_with_flags(path, OpenFlags::SQLITE_OPEN_READ_ONLY)?;
+    connection.busy_timeout(Duration::from_secs(10))?;
+    match format_of(&connection, path)? {
+        0 => Err(StoreError::Missing {
+            path: path.to_owned(),
+        }),
+        _ => Ok(connection),
+    }
 }
 
-fn prepare(mut connection: Connection, path: &Path) -> Result<Connection, StoreError> {
-    connection.busy_timeout(Duration::from_secs(10))?;
-    connection.pragma_update(None, "synchronous", "NORMAL")?;
+fn format_of(connection: &Connection, path: &Path) -> Result<i64, StoreError> {
     let format: i64 = connection.query_row("PRAGMA user_version", [], |r| r.get(0))?;
     if format > FORMAT {
         return Err(StoreError::Format {
@@ -77,7 +82,18 @@ fn prepare(mut connection: Connection, path: &Path) -> Result<Connection, StoreE
             expected: FORMAT,
         });
     }
-    if format == 0 {
+    Ok(format)
+}
+
+/// An index that dies with the process.
+pub(crate) fn in_memory() -> Result<Connection, StoreError> {
+    prepare(Connection::open_in_memory()?, Path::new(":memory:"))
+}
+
+fn prepare(mut connection: Connection, path: &Path) -> Result<Connection, StoreError> {
+    connection.busy_timeout(Duration::from_secs(10))?;
+    connection.pragma_update(None, "synchronous", "NORMAL")?;
+    if format_of(&connection, path)? == 0 {
         let tx = connection.transaction()?;
         tx.execute_batch(SCHEMA)?;
         tx.pragma_update(None, "user_version", FORMAT)?;

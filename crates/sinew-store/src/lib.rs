@@ -2,7 +2,7 @@
 //!
 //! [`TraceStore`] keeps finished episodes and which of them were trained. [`MemoryStore`] is
 //! the model that the others are tested against; [`DiskStore`] appends to segment files and
-//! indexes them in SQLite. [`TransferQueue`] hands rows from rollout to training with leases
+//! indexes them in SQLite; [`StoreReader`] looks into it while it is written. [`TransferQueue`] hands rows from rollout to training with leases
 //! and acknowledgements; [`DiskQueue`] keeps it in the store's index file.
 //!
 //! Invariants:
@@ -21,6 +21,7 @@ mod index;
 mod memory;
 mod queue;
 mod queue_disk;
+mod reader;
 mod recover;
 mod segment;
 mod store;
@@ -32,6 +33,7 @@ pub use queue::{
     LeaseId, Leased, Put, QueueError, QueueLimits, QueueRow, QueueStats, RowState, TransferQueue,
 };
 pub use queue_disk::{Delivery, DiskQueue};
+pub use reader::StoreReader;
 pub use recover::Recovery;
 pub use store::{
     Committed, Cursor, EndKind, EpisodeSummary, Filter, GcPolicy, GcReport, GroupSummary, MAX_PAGE,

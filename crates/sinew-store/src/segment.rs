@@ -125,6 +125,11 @@ impl SegmentDir {
         Ok(Self { path })
     }
 
+    /// A directory that is only read.
+    pub(crate) fn existing(path: PathBuf) -> Self {
+        Self { path }
+    }
+
     pub(crate) fn path_of(&self, segment: u32) -> PathBuf {
         self.path.join(format!("{segment:08}.seg"))
     }

@@ -6,4 +6,5 @@ mod crash;
 mod disk;
 mod model;
 mod queue;
+mod reader;
 mod support;

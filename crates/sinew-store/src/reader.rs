@@ -1,0 +1,94 @@
+//! Looking into a store that another process may be writing.
+
+use crate::codec;
+use crate::disk::guard;
+use crate::error::StoreError;
+use crate::index;
+use crate::segment::SegmentDir;
+use crate::store::{self, Filter, GroupSummary, Page, StoreStats, TrainedBatch};
+use rusqlite::Connection;
+use sinew_types::{EpisodeId, Trace};
+use std::path::Path;
+use std::sync::Mutex;
+
+/// A store opened for reading. Takes no lock, writes nothing and repairs nothing: a writer is
+/// neither blocked nor seen half-done, as the index names only what is durable. Each call sees
+/// what is committed at that moment; what a crash left unindexed appears when a writer opens
+/// the store again.
+#[derive(Debug)]
+pub struct StoreReader {
+    segments: SegmentDir,
+    connection: Mutex<Connection>,
+}
+
+impl StoreReader {
+    /// Opens the store in `directory`, which must exist.
+    pub fn open(directory: &Path) -> Result<Self, StoreError> {
+        let path = directory.join(index::FILE_NAME);
+        if !path.is_file() {
+            return Err(StoreError::Missing {
+                path: directory.to_owned(),
+            });
+        }
+        Ok(Self {
+            segments: SegmentDir::existing(directory.join("segments")),
+            connection: Mutex::new(index::open_read_only(&path)?),
+        })
+    }
+
+    /// An episode; `None` if it is not (yet) there.
+    pub fn get(&self, episode: &EpisodeId) -> Result<Option<Trace>, StoreError> {
+        read_trace(&self.segments, &self.connection, episode)
+    }
+
+    /// Episodes in the order of their commits.
+    pub fn list(&self, filter: &Filter) -> Result<Page, StoreError> {
+        index::list(&*guard(&self.connection)?, filter)
+    }
+
+    /// Groups of a training step.
+    pub fn groups(&self, step: u64) -> Result<Vec<GroupSummary>, StoreError> {
+        index::groups(&*guard(&self.connection)?, step)
+    }
+
+    /// Batches that were trained, in order.
+    pub fn trained_batches(&self) -> Result<Vec<TrainedBatch>, StoreError> {
+        index::batches(&*guard(&self.connection)?)
+    }
+
+    /// Counts, and the bytes of all segment files.
+    pub fn stats(&self) -> Result<StoreStats, StoreError> {
+        let bytes = self.segments.list()?.iter().map(|(_, bytes)| bytes).sum();
+        let stats = index::stats(&*guard(&self.connection)?)?;
+        Ok(store::StoreStats { bytes, ..stats })
+    }
+}
+
+/// Finds an episode in the index and reads its record.
+pub(crate) fn read_trace(
+    segments: &SegmentDir,
+    connection: &Mutex<Connection>,
+    episode: &EpisodeId,
+) -> Result<Option<Trace>, StoreError> {
+    // Between the look-up and the read, gc may move a record once.
+    for last in [false, true] {
+        let found = index::find(&*guard(connection)?, episode.as_str())?;
+        let Some(at) = found else { return Ok(None) };
+        let record = match segments.read(at) {
+            Err(StoreError::Io { .. }) if !last => continue,
+            read => read?,
+        };
+        let corrupt = |reason| StoreError::Corrupt {
+            path: segments.path_of(at.segment),
+            offset: at.offset,
+            reason,
+        };
+        let trace: Trace =
+            codec::decode(record.codec, record.raw_len, &record.payload).map_err(corrupt)?;
+        if &trace.episode != episode {
+            return Err(corrupt(format!("holds episode {}", trace.episode)));
+        }
+        return Ok(Some(trace));
+    }
+    Ok(None)
+}

@@ -1,0 +1,85 @@
+//! Reading a store that somebody else writes.
+
+use crate::support::{id, trace};
+use sinew_store::{DiskStore, Filter, GcPolicy, StoreError, StoreOptions, StoreReader, TraceStore};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+fn open(directory: &Path) -> DiskStore {
+    let options = StoreOptions {
+        segment_bytes: 20_000,
+        ..StoreOptions::default()
+    };
+    DiskStore::open(directory, options).unwrap()
+}
+
+#[test]
+fn a_reader_follows_a_live_writer_and_sees_nothing_half_done() {
+    const EPISODES: u64 = 300;
+    let directory = tempfile::tempdir().unwrap();
+    let writer = open(directory.path());
+    let done = AtomicBool::new(false);
+    let seen = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for first in (0..EPISODES).step_by(3) {
+                let batch: Vec<_> = (first..first + 3).map(|n| trace(n, 40)).collect();
+                writer.commit_batch(&batch).unwrap();
+                if first % 90 == 87 {
+                    // Records move and files go while they are read.
+                    writer
+                        .gc(GcPolicy {
+                            before_step: 3,
+                            keep_untrained: false,
+                        })
+                        .unwrap();
+                }
+            }
+            done.store(true, Ordering::SeqCst);
+        });
+        let mut most = 0;
+        loop {
+            let last = done.load(Ordering::SeqCst);
+            let reader = StoreReader::open(directory.path()).unwrap();
+            let filter = Filter {
+                limit: 1000,
+                ..Filter::default()
+            };
+            let page = reader.list(&filter).unwrap();
+            let newest = page.episodes.last().map(|e| e.cursor.0).unwrap_or(0);
+            assert_eq!(newest % 3, 0, "a batch is visible whole or not at all");
+            for e in page.episodes.iter().rev().take(5) {
+                let n: u64 = e.episode.as_str()[1..].parse().unwrap();
+                if n >= 30 {
+                    assert_eq!(reader.get(&e.episode).unwrap(), Some(trace(n, 40)));
+                }
+            }
+            most = most.max(newest);
+            if last {
+                break most;
+            }
+        }
+    });
+    assert_eq!(seen, EPISODES);
+    // The writer is as it was: it writes on and a second one is still refused.
+    writer.commit(&trace(EPISODES, 40)).unwrap();
+    let second = DiskStore::open(directory.path(), StoreOptions::default());
+    assert!(matches!(second, Err(StoreError::Locked { .. })));
+}
+
+#[test]
+fn a_reader_writes_nothing_and_takes_no_lock() {
+    let directory = tempfile::tempdir().unwrap();
+    let missing = StoreReader::open(&directory.path().join("none"));
+    assert!(matches!(missing, Err(StoreError::Missing { .. })));
+    assert!(!directory.path().join("none").exists());
+    let store = directory.path().join("store");
+    open(&store).commit(&trace(1, 10)).unwrap();
+    let reader = StoreReader::open(&store).unwrap();
+    // A writer may come after the reader.
+    let writer = open(&store);
+    writer.commit(&trace(2, 10)).unwrap();
+    assert_eq!(reader.get(&id(2)).unwrap(), Some(trace(2, 10)));
+    assert_eq!(reader.stats().unwrap().episodes, 2);
+    assert!(reader.trained_batches().unwrap().is_empty());
+    assert_eq!(reader.groups(0).unwrap().len(), 2);
+}
