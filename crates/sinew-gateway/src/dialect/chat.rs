@@ -1,0 +1,521 @@
+//! OpenAI chat completions.
+
+use super::fields::{Fields, wrong};
+use super::{
+    AnswerContext, Choice, Delta, Dialect, EventWriter, ModelRequest, ModelResponse, SamplingAsk,
+    ToolChoice, TurnEnd, Usage, data_event, openai_error,
+};
+use crate::error::ApiError;
+use crate::session::Prompt;
+use crate::turn::Piece;
+use serde_json::{Map, Value, json};
+use sinew_render::Renderer;
+use sinew_types::{Message, Role, SampledToken, TokenId, ToolCall, ToolSpec};
+
+/// Most alternatives of a token that may be asked for.
+const MAX_TOP_LOGPROBS: i64 = 20;
+
+/// Most entries of `logit_bias`, `stop`, `tools`.
+const MAX_BIAS: usize = 1024;
+const MAX_STOPS: usize = 16;
+const MAX_TOOLS: usize = 128;
+
+/// `POST /v1/chat/completions`.
+#[derive(Clone, Copy, Debug)]
+pub struct Chat;
+
+impl Dialect for Chat {
+    fn parse(&self, body: &[u8]) -> Result<ModelRequest, ApiError> {
+        let mut fields = Fields::parse(body)?;
+        let model = fields.required_string("model")?;
+        let messages = fields
+            .array("messages")?
+            .ok_or_else(|| fields.missing("messages"))?;
+        let messages = messages
+            .into_iter()
+            .enumerate()
+            .map(|(i, value)| message(value, &format!("messages[{i}]")))
+            .collect::<Result<Vec<_>, _>>()?;
+        let mut request = ModelRequest::new(model, Prompt::Messages(messages));
+        tools(&mut fields, &mut request)?;
+        request.sampling = sampling(&mut fields)?;
+        let limit = fields.integer("max_completion_tokens", 1, i64::from(u32::MAX))?;
+        let limit = limit.map(|n| n as u32);
+        request.sampling.max_tokens = limit.or(request.sampling.max_tokens);
+        common(&mut fields, &mut request)?;
+        let wanted = fields.bool("logprobs")?.unwrap_or(false);
+        let top = fields.integer("top_logprobs", 0, MAX_TOP_LOGPROBS)?;
+        if top.is_some_and(|n| n > 0) && !wanted {
+            let message = "top_logprobs needs logprobs: true";
+            return Err(ApiError::invalid("top_logprobs", message));
+        }
+        request.logprobs = wanted.then_some(top.unwrap_or(0) as u8);
+        refuse(&mut fields)?;
+        fields.end()?;
+        Ok(request)
+    }
+
+    fn response(&self, context: &AnswerContext, response: &ModelResponse) -> Value {
+        let choices: Vec<Value> = response
+            .choices
+            .iter()
+            .enumerate()
+            .map(|(i, choice)| choice_value(context, i, choice))
+            .collect();
+        let mut value = json!({
+            "id": format!("chatcmpl-{}", context.id),
+            "object": "chat.completion",
+            "created": context.created_s,
+            "model": context.request.model,
+            "choices": choices,
+            "usage": usage(&response.usage),
+        });
+        if context.request.return_token_ids {
+            value["prompt_token_ids"] = json!(response.prompt_ids);
+        }
+        value
+    }
+
+    fn stream(&self, context: AnswerContext) -> Box<dyn EventWriter> {
+        Box::new(ChatStream {
+            begun: vec![false; context.request.n as usize],
+            calls: vec![0; context.request.n as usize],
+            context,
+        })
+    }
+}
+
+/// Fields that no engine here honours, or that say nothing about sampling.
+fn refuse(fields: &mut Fields) -> Result<(), ApiError> {
+    // Bookkeeping of a hosted service: by their definition they do not change the answer.
+    fields.ignore(&["user", "metadata", "safety_identifier", "prompt_cache_key"]);
+    fields.only("store", &[json!(false)], "nothing is stored for retrieval")?;
+    fields.only(
+        "service_tier",
+        &[json!("auto"), json!("default")],
+        "there is one tier: leave it out",
+    )?;
+    fields.only("modalities", &[json!(["text"])], "only text is generated")?;
+    fields.only(
+        "response_format",
+        &[json!({"type": "text"})],
+        "sampling is not constrained here, and forced tokens would not be the policy's",
+    )?;
+    fields.only_zero("presence_penalty", "penalties change the policy; only 0")?;
+    fields.only_zero("frequency_penalty", "penalties change the policy; only 0")?;
+    fields.refuse(&[
+        ("functions", "use tools"),
+        ("function_call", "use tool_choice"),
+        ("audio", "only text is generated"),
+        ("prediction", "not supported"),
+        ("web_search_options", "not supported: give the model a tool"),
+        ("reasoning_effort", "the model has no such setting"),
+        ("verbosity", "the model has no such setting"),
+    ])
+}
+
+/// Fields that chat and text completions share.
+pub(super) fn common(fields: &mut Fields, request: &mut ModelRequest) -> Result<(), ApiError> {
+    request.n = fields.integer("n", 1, 128)?.unwrap_or(1) as u32;
+    request.stream = fields.bool("stream")?.unwrap_or(false);
+    if let Some(options) = fields.take("stream_options") {
+        let mut options = Fields::of(options, "stream_options")?;
+        request.include_usage = options.bool("include_usage")?.unwrap_or(false);
+        options.ignore(&["include_obfuscation"]);
+        options.end()?;
+        if !request.stream {
+            let message = "stream_options needs stream: true";
+            return Err(ApiError::invalid("stream_options", message));
+        }
+    }
+    request.return_token_ids = fields.bool("return_token_ids")?.unwrap_or(false);
+    Ok(())
+}
+
+/// Sampling fields that chat and text completions share.
+pub(super) fn sampling(fields: &mut Fields) -> Result<SamplingAsk, ApiError> {
+    let top_k = fields.integer("top_k", -1, i64::from(u32::MAX))?;
+    let seed = fields.integer("seed", i64::MIN, i64::MAX)?;
+    let max_tokens = fields.integer("max_tokens", 1, i64::from(u32::MAX))?;
+    Ok(SamplingAsk {
+        temperature: fields.number("temperature", 0.0, 2.0)?,
+        top_p: fields.number("top_p", 0.0, 1.0)?,
+        // -1 and 0 both keep all tokens.
+        top_k: top_k.map(|k| k.max(0) as u32),
+        min_p: fields.number("min_p", 0.0, 1.0)?,
+        max_tokens: max_tokens.map(|n| n as u32),
+        stop: stop(fields)?,
+        seed: seed.map(|s| s as u64),
+        logit_bias: logit_bias(fields)?,
+    })
+}
+
+fn stop(fields: &mut Fields) -> Result<Vec<String>, ApiError> {
+    let path = fields.path("stop");
+    let expected = format!("a string, or up to {MAX_STOPS} of them, none empty");
+    let Some(value) = fields.take("stop") else {
+        return Ok(Vec::new());
+    };
+    let texts: Option<Vec<String>> = match &value {
+        Value::String(text) => Some(vec![text.clone()]),
+        Value::Array(items) => items
+            .iter()
+            .map(|v| v.as_str().map(str::to_owned))
+            .collect(),
+        _ => None,
+    };
+    texts
+        .filter(|t| t.len() <= MAX_STOPS && t.iter().all(|s| !s.is_empty()))
+        .ok_or_else(|| wrong(&path, &value, &expected))
+}
+
+fn logit_bias(fields: &mut Fields) -> Result<Vec<(TokenId, f32)>, ApiError> {
+    let Some(value) = fields.take("logit_bias") else {
+        return Ok(Vec::new());
+    };
+    let expected = "an object from token ids to numbers from -100 to 100";
+    let refused = || wrong("logit_bias", &value, expected);
+    let map = value.as_object().ok_or_else(refused)?;
+    if map.len() > MAX_BIAS {
+        return Err(refused());
+    }
+    let entry = |(id, bias): (&String, &Value)| {
+        let bias = bias.as_f64().filter(|b| (-100.0..=100.0).contains(b))?;
+        Some((id.parse().ok()?, bias as f32))
+    };
+    map.iter()
+        .map(entry)
+        .collect::<Option<_>>()
+        .ok_or_else(refused)
+}
+
+fn tools(fields: &mut Fields, request: &mut ModelRequest) -> Result<(), ApiError> {
+    let tools = fields.array("tools")?.unwrap_or_default();
+    if tools.len() > MAX_TOOLS {
+        let message = format!("{} tools, at most {MAX_TOOLS} are allowed", tools.len());
+        return Err(ApiError::invalid("tools", message));
+    }
+    request.tools = tools
+        .into_iter()
+        .enumerate()
+        .map(|(i, value)| tool(value, &format!("tools[{i}]")))
+        .collect::<Result<_, _>>()?;
+    request.parallel_tool_calls = fields.bool("parallel_tool_calls")?.unwrap_or(true);
+    request.tool_choice = match fields.take("tool_choice") {
+        None => ToolChoice::Auto,
+        Some(Value::String(word)) => match word.as_str() {
+            "auto" => ToolChoice::Auto,
+            "none" => ToolChoice::None,
+            "required" => ToolChoice::Required,
+            _ => {
+                let expected = "auto, none, required, or an object that names a function";
+                return Err(wrong("tool_choice", &Value::String(word), expected));
+            }
+        },
+        Some(value) => ToolChoice::Named(chosen(value)?),
+    };
+    let named = match &request.tool_choice {
+        ToolChoice::Named(name) => Some(name.as_str()),
+        ToolChoice::Required if request.tools.is_empty() => Some(""),
+        _ => None,
+    };
+    match named {
+        Some(name) if !request.tools.iter().any(|t| t.name == name) => Err(ApiError::invalid(
+            "tool_choice",
+            format!("tool_choice asks for a call of {name:?}, but tools has none of that name"),
+        )),
+        _ => Ok(()),
+    }
+}
+
+fn chosen(value: Value) -> Result<String, ApiError> {
+    let mut fields = Fields::of(value, "tool_choice")?;
+    fields.only("type", &[json!("function")], "only functions can be chosen")?;
+    let function = fields
+        .take("function")
+        .ok_or_else(|| fields.missing("function"))?;
+    fields.end()?;
+    let mut function = Fields::of(function, "tool_choice.function")?;
+    let name = function.required_string("name")?;
+    function.end()?;
+    Ok(name)
+}
+
+fn tool(value: Value, path: &str) -> Result<ToolSpec, ApiError> {
+    let mut fields = Fields::of(value, path)?;
+    fields.only("type", &[json!("function")], "only functions are known")?;
+    let function = fields
+        .take("function")
+        .ok_or_else(|| fields.missing("function"))?;
+    fields.end()?;
+    let mut function = Fields::of(function, &format!("{path}.function"))?;
+    let spec = ToolSpec {
+        name: function.required_string("name")?,
+        description: function.string("description")?.unwrap_or_default(),
+        parameters: function
+            .take("parameters")
+            .unwrap_or_else(|| json!({"type": "object", "properties": {}})),
+    };
+    function.only(
+        "strict",
+        &[json!(false)],
+        "sampling is not constrained here: arguments may not follow the schema",
+    )?;
+    function.end()?;
+    Ok(spec)
+}
+
+fn message(value: Value, path: &str) -> Result<Message, ApiError> {
+    let mut fields = Fields::of(value, path)?;
+    let role = fields.required_string("role")?;
+    let role = match role.as_str() {
+        "system" | "developer" => Role::System,
+        "user" => Role::User,
+        "assistant" => Role::Assistant,
+        "tool" => Role::Tool,
+        _ => {
+            let expected = "system, developer, user, assistant or tool";
+            return Err(wrong(&fields.path("role"), &Value::String(role), expected));
+        }
+    };
+    let content = fields.take("content");
+    let mut message = Message::new(role, text(content, &fields.path("content"))?);
+    message.name = fields.string("name")?;
+    if role == Role::Tool {
+        message.tool_call_id = Some(fields.required_string("tool_call_id")?);
+    }
+    if role == Role::Assistant {
+        let reasoning = fields.string("reasoning_content")?;
+        message.reasoning = reasoning.or(fields.string("reasoning")?);
+        let calls = fields.array("tool_calls")?.unwrap_or_default();
+        message.tool_calls = calls
+            .into_iter()
+            .enumerate()
+            .map(|(i, value)| tool_call(value, &format!("{path}.tool_calls[{i}]")))
+            .collect::<Result<_, _>>()?;
+        // Clients send back what they were told, `null`s and empty lists included.
+        fields.only("annotations", &[json!([])], "only text is generated")?;
+        fields.refuse(&[
+            ("refusal", "the model does not refuse in a field of its own"),
+            ("audio", "only text is generated"),
+            ("function_call", "use tool_calls"),
+        ])?;
+    }
+    fields.end()?;
+    Ok(message)
+}
+
+/// Text as a string or as a list of text parts.
+pub(super) fn text(content: Option<Value>, path: &str) -> Result<String, ApiError> {
+    match content {
+        None => Ok(String::new()),
+        Some(Value::String(text)) => Ok(text),
+        Some(Value::Array(parts)) => {
+            let mut text = String::new();
+            for (i, part) in parts.into_iter().enumerate() {
+                let mut part = Fields::of(part, &format!("{path}[{i}]"))?;
+                part.only("type", &[json!("text")], "only text parts are supported")?;
+                text.push_str(&part.required_string("text")?);
+                part.end()?;
+            }
+            Ok(text)
+        }
+        Some(other) => Err(wrong(path, &other, "a string or a list of text parts")),
+    }
+}
+
+fn tool_call(value: Value, path: &str) -> Result<ToolCall, ApiError> {
+    let mut fields = Fields::of(value, path)?;
+    fields.only("type", &[json!("function")], "only functions are known")?;
+    fields.ignore(&["index"]);
+    let id = fields.required_string("id")?;
+    let function = fields
+        .take("function")
+        .ok_or_else(|| fields.missing("function"))?;
+    fields.end()?;
+    let mut function = Fields::of(function, &format!("{path}.function"))?;
+    let name = function.required_string("name")?;
+    let arguments = function.required_string("arguments")?;
+    let where_ = function.path("arguments");
+    function.end()?;
+    let parsed = serde_json::from_str(&arguments).map_err(|e| {
+        ApiError::invalid(where_.as_str(), format!("{where_} is not valid JSON: {e}"))
+    })?;
+    Ok(ToolCall {
+        id,
+        name,
+        arguments: parsed,
+    })
+}
+
+fn usage(usage: &Usage) -> Value {
+    json!({
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+    })
+}
+
+/// Usage as both OpenAI dialects write it.
+pub(super) fn usage_value(value: &Usage) -> Value {
+    usage(value)
+}
+
+fn finish_reason(end: &TurnEnd) -> &'static str {
+    match end {
+        TurnEnd::Stop | TurnEnd::StopString(_) => "stop",
+        TurnEnd::Length => "length",
+        TurnEnd::ToolCalls => "tool_calls",
+    }
+}
+
+fn call_value(call: &ToolCall) -> Value {
+    json!({
+        "id": call.id,
+        "type": "function",
+        "function": {"name": call.name, "arguments": call.arguments.to_string()},
+    })
+}
+
+fn choice_value(context: &AnswerContext, index: usize, choice: &Choice) -> Value {
+    let said = &choice.message;
+    let content = match said.content.as_str() {
+        "" if !said.tool_calls.is_empty() => Value::Null,
+        text => Value::from(text),
+    };
+    let mut message = json!({"role": "assistant", "content": content, "refusal": null});
+    if let Some(reasoning) = &said.reasoning {
+        message["reasoning_content"] = json!(reasoning);
+    }
+    if !said.tool_calls.is_empty() {
+        let calls: Vec<_> = said.tool_calls.iter().map(call_value).collect();
+        message["tool_calls"] = json!(calls);
+    }
+    let mut value = json!({
+        "index": index,
+        "message": message,
+        "logprobs": logprobs(context, &choice.tokens),
+        "finish_reason": finish_reason(&choice.end),
+    });
+    if context.request.return_token_ids {
+        let ids: Vec<TokenId> = choice.tokens.iter().map(|t| t.id).collect();
+        value["token_ids"] = json!(ids);
+    }
+    value
+}
+
+/// `logprobs` of a choice; `null` if nobody asked.
+fn logprobs(context: &AnswerContext, tokens: &[SampledToken]) -> Value {
+    if context.request.logprobs.is_none() {
+        return Value::Null;
+    }
+    let renderer = context.renderer.as_ref();
+    let entry = |id, logprob: f32| {
+        let (text, bytes) = token_text(renderer, id);
+        let mut map = Map::new();
+        map.insert("token".into(), json!(text));
+        map.insert("logprob".into(), json!(logprob));
+        map.insert("bytes".into(), json!(bytes));
+        map
+    };
+    let content: Vec<Value> = tokens
+        .iter()
+        .map(|token| {
+            let mut map = entry(token.id, token.logprob);
+            let top: Vec<_> = token.top.iter().map(|t| entry(t.id, t.logprob)).collect();
+            map.insert("top_logprobs".into(), json!(top));
+            map.into()
+        })
+        .collect();
+    json!({"content": content, "refusal": null})
+}
+
+/// Text and bytes of a token.
+pub(super) fn token_text(renderer: &dyn Renderer, id: TokenId) -> (String, Vec<u8>) {
+    let bytes = renderer.token_bytes(id).unwrap_or_default();
+    (String::from_utf8_lossy(&bytes).into_owned(), bytes)
+}
+
+struct ChatStream {
+    context: AnswerContext,
+    /// Choices whose role was told.
+    begun: Vec<bool>,
+    /// Calls told of each choice.
+    calls: Vec<usize>,
+}
+
+impl ChatStream {
+    fn chunk(&self, choices: &Value) -> Map<String, Value> {
+        let mut map = Map::new();
+        let id = format!("chatcmpl-{}", self.context.id);
+        map.insert("id".into(), json!(id));
+        map.insert("object".into(), json!("chat.completion.chunk"));
+        map.insert("created".into(), json!(self.context.created_s));
+        map.insert("model".into(), json!(self.context.request.model));
+        map.insert("choices".into(), choices.clone());
+        map
+    }
+
+    fn event(&self, delta: &Delta, body: &Value, last: bool) -> String {
+        let end = delta.end.as_ref().filter(|_| last).map(finish_reason);
+        let tokens: &[SampledToken] = if last { &delta.tokens } else { &[] };
+        let asked = self.context.request.logprobs.is_some() && !tokens.is_empty();
+        let mut choice = json!({
+            "index": delta.choice,
+            "delta": body,
+            "logprobs": if asked { logprobs(&self.context, tokens) } else { Value::Null },
+            "finish_reason": end,
+        });
+        if self.context.request.return_token_ids && !tokens.is_empty() {
+            let ids: Vec<TokenId> = tokens.iter().map(|t| t.id).collect();
+            choice["token_ids"] = json!(ids);
+        }
+        data_event(&Value::Object(self.chunk(&json!([choice]))))
+    }
+}
+
+impl EventWriter for ChatStream {
+    fn delta(&mut self, delta: &Delta) -> String {
+        let index = delta.choice as usize;
+        let mut bodies = Vec::new();
+        if !std::mem::replace(&mut self.begun[index], true) {
+            bodies.push(json!({"role": "assistant", "content": "", "refusal": null}));
+        }
+        for piece in &delta.pieces {
+            bodies.push(match piece {
+                Piece::Text(text) => json!({"content": text}),
+                Piece::Reasoning(text) => json!({"reasoning_content": text}),
+                Piece::Call(call) => {
+                    let mut value = call_value(call);
+                    value["index"] = json!(self.calls[index]);
+                    self.calls[index] += 1;
+                    json!({"tool_calls": [value]})
+                }
+            });
+        }
+        if delta.end.is_some() || (bodies.is_empty() && !delta.tokens.is_empty()) {
+            bodies.push(json!({}));
+        }
+        let last = bodies.len().saturating_sub(1);
+        let events = bodies.iter().enumerate();
+        events
+            .map(|(i, body)| self.event(delta, body, i == last))
+            .collect()
+    }
+
+    fn end(&mut self, response: &ModelResponse) -> String {
+        let mut out = String::new();
+        if self.context.request.include_usage {
+            let mut chunk = self.chunk(&json!([]));
+            chunk.insert("usage".into(), usage(&response.usage));
+            out.push_str(&data_event(&Value::Object(chunk)));
+        }
+        out.push_str("data: [DONE]\n\n");
+        out
+    }
+
+    fn error(&mut self, error: &ApiError) -> String {
+        data_event(&openai_error(error))
+    }
+}

@@ -1,0 +1,213 @@
+//! What every dialect is lowered to, and what each of them must do.
+//!
+//! A dialect is three things: [`Dialect::parse`] turns a request body into a [`ModelRequest`]
+//! (every field it does not know is refused by name), [`Dialect::response`] turns a
+//! [`ModelResponse`] into the body of an answer, and [`Dialect::stream`] gives an
+//! [`EventWriter`] that turns [`Delta`]s into server-sent events while they come. All of them
+//! are pure; the gateway does the rest. `chat.rs` and `completions.rs` are the examples.
+
+pub mod chat;
+pub mod completions;
+pub mod fields;
+
+use crate::error::ApiError;
+use crate::session::Prompt;
+use crate::turn::Piece;
+use serde_json::Value;
+use sinew_render::Renderer;
+use sinew_types::{Message, SampledToken, TokenId, ToolSpec};
+use std::sync::Arc;
+
+/// Whether and which tool the model must call.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum ToolChoice {
+    #[default]
+    Auto,
+    /// Tools are not shown and calls are not looked for.
+    None,
+    /// Some tool.
+    Required,
+    /// This one.
+    Named(String),
+}
+
+/// What a client asks of sampling; `None`: it does not say.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct SamplingAsk {
+    pub temperature: Option<f32>,
+    pub top_p: Option<f32>,
+    pub top_k: Option<u32>,
+    pub min_p: Option<f32>,
+    pub max_tokens: Option<u32>,
+    pub stop: Vec<String>,
+    pub seed: Option<u64>,
+    pub logit_bias: Vec<(TokenId, f32)>,
+}
+
+/// A request, whatever dialect it came in.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ModelRequest {
+    /// As the client wrote it; answers repeat it.
+    pub model: String,
+    pub prompt: Prompt,
+    pub tools: Vec<ToolSpec>,
+    pub tool_choice: ToolChoice,
+    pub parallel_tool_calls: bool,
+    pub sampling: SamplingAsk,
+    /// Outputs to sample.
+    pub n: u32,
+    /// Log-probabilities of the output, with so many alternatives.
+    pub logprobs: Option<u8>,
+    /// Answer with the ids of prompt and output.
+    pub return_token_ids: bool,
+    pub stream: bool,
+    /// A last chunk with the usage.
+    pub include_usage: bool,
+}
+
+impl ModelRequest {
+    /// A request for one output that asks for nothing else.
+    pub fn new(model: impl Into<String>, prompt: Prompt) -> Self {
+        Self {
+            model: model.into(),
+            prompt,
+            tools: Vec::new(),
+            tool_choice: ToolChoice::Auto,
+            parallel_tool_calls: true,
+            sampling: SamplingAsk::default(),
+            n: 1,
+            logprobs: None,
+            return_token_ids: false,
+            stream: false,
+            include_usage: false,
+        }
+    }
+}
+
+/// Why an output ended, as clients see it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TurnEnd {
+    /// The model ended its turn.
+    Stop,
+    /// One of the client's stop strings appeared.
+    StopString(String),
+    /// No room for more tokens.
+    Length,
+    /// The model calls tools.
+    ToolCalls,
+}
+
+/// Tokens of a call.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    pub prompt_tokens: u32,
+    /// Of the prompt, found in the engine's prefix cache.
+    pub cached_tokens: u32,
+    /// Sampled, over all choices.
+    pub completion_tokens: u32,
+}
+
+/// One output.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Choice {
+    pub message: Message,
+    /// All text of the output, as [`Prompt::Text`] clients see it.
+    pub text: String,
+    pub end: TurnEnd,
+    /// Empty unless log-probabilities or ids were asked for.
+    pub tokens: Vec<SampledToken>,
+}
+
+/// The answer to a [`ModelRequest`].
+#[derive(Clone, Debug, PartialEq)]
+pub struct ModelResponse {
+    pub choices: Vec<Choice>,
+    pub usage: Usage,
+    /// Empty unless ids were asked for.
+    pub prompt_ids: Vec<TokenId>,
+}
+
+/// Something new of an output that is being sampled.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Delta {
+    pub choice: u32,
+    /// What the client is told, in order; may be empty.
+    pub pieces: Vec<Piece>,
+    /// The same as plain text, for [`Prompt::Text`] clients.
+    pub text: String,
+    /// Tokens since the last delta; empty unless log-probabilities or ids were asked for.
+    pub tokens: Vec<SampledToken>,
+    /// Set in the last delta of a choice.
+    pub end: Option<TurnEnd>,
+}
+
+/// What answers need besides the output.
+#[derive(Clone)]
+pub struct AnswerContext {
+    /// Unique for the call; dialects put their own prefix before it.
+    pub id: String,
+    /// Unix time.
+    pub created_s: u64,
+    pub request: Arc<ModelRequest>,
+    pub renderer: Arc<dyn Renderer>,
+}
+
+impl std::fmt::Debug for AnswerContext {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("AnswerContext")
+            .field("id", &self.id)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Writes server-sent events. The text of each call is sent as it is, so that a dialect
+/// chooses its own framing.
+pub trait EventWriter: Send {
+    /// Events before the first delta.
+    fn begin(&mut self) -> String {
+        String::new()
+    }
+
+    /// Events for a delta; may be none.
+    fn delta(&mut self, delta: &Delta) -> String;
+
+    /// Events after the last delta of the last choice. The call is durable by now.
+    fn end(&mut self, response: &ModelResponse) -> String;
+
+    /// Events for a failure after the stream has begun.
+    fn error(&mut self, error: &ApiError) -> String;
+}
+
+/// A wire format.
+pub trait Dialect: Send + Sync {
+    /// Reads a request body.
+    fn parse(&self, body: &[u8]) -> Result<ModelRequest, ApiError>;
+
+    /// Writes a whole answer.
+    fn response(&self, context: &AnswerContext, response: &ModelResponse) -> Value;
+
+    /// Writes an answer in parts.
+    fn stream(&self, context: AnswerContext) -> Box<dyn EventWriter>;
+
+    /// Writes a refusal.
+    fn error(&self, error: &ApiError) -> Value {
+        openai_error(error)
+    }
+}
+
+/// OpenAI's error object.
+pub fn openai_error(error: &ApiError) -> Value {
+    serde_json::json!({
+        "error": {
+            "message": error.message,
+            "type": error.kind.openai(),
+            "param": error.param,
+            "code": error.code,
+        }
+    })
+}
+
+/// One `data:` event.
+pub fn data_event(value: &Value) -> String {
+    format!("data: {value}\n\n")
+}

@@ -1,0 +1,216 @@
+//! What a caller is told when a request cannot be served.
+
+use crate::session::SessionError;
+use sinew_render::RenderError;
+use sinew_store::StoreError;
+use sinew_types::EngineError;
+
+/// Class of an error, in the words that OpenAI's and Anthropic's clients share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ErrorKind {
+    InvalidRequest,
+    Authentication,
+    Permission,
+    NotFound,
+    RateLimit,
+    Overloaded,
+    Server,
+}
+
+impl ErrorKind {
+    /// `error.type` of OpenAI's error objects.
+    pub fn openai(self) -> &'static str {
+        match self {
+            Self::InvalidRequest | Self::NotFound => "invalid_request_error",
+            Self::Authentication => "authentication_error",
+            Self::Permission => "permission_error",
+            Self::RateLimit => "rate_limit_error",
+            Self::Overloaded | Self::Server => "server_error",
+        }
+    }
+}
+
+/// A refusal or a failure, as it goes over the wire.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{message}")]
+pub struct ApiError {
+    /// HTTP status.
+    pub status: u16,
+    pub kind: ErrorKind,
+    /// A word that programs can match.
+    pub code: &'static str,
+    /// The request field that is meant.
+    pub param: Option<String>,
+    pub message: String,
+    /// Seconds after which the same request may succeed.
+    pub retry_after_s: Option<u32>,
+}
+
+impl ApiError {
+    fn new(status: u16, kind: ErrorKind, code: &'static str, message: impl Into<String>) -> Self {
+        Self {
+            status,
+            kind,
+            code,
+            param: None,
+            message: message.into(),
+            retry_after_s: None,
+        }
+    }
+
+    /// 400: `param` is wrong.
+    pub fn invalid(param: impl Into<String>, message: impl Into<String>) -> Self {
+        Self {
+            param: Some(param.into()),
+            ..Self::new(400, ErrorKind::InvalidRequest, "invalid_value", message)
+        }
+    }
+
+    /// 400: a field that no one knows.
+    pub fn unknown_field(path: &str) -> Self {
+        let message = format!("unknown field {path:?}: nothing would be done with it, remove it");
+        Self {
+            code: "unknown_field",
+            ..Self::invalid(path, message)
+        }
+    }
+
+    /// 400: a field that is known and cannot be honoured.
+    pub fn unsupported(path: &str, why: &str) -> Self {
+        Self {
+            code: "unsupported_value",
+            ..Self::invalid(path, format!("{path}: {why}"))
+        }
+    }
+
+    /// 400 without a field.
+    pub fn bad_request(code: &'static str, message: impl Into<String>) -> Self {
+        Self::new(400, ErrorKind::InvalidRequest, code, message)
+    }
+
+    /// 401.
+    pub fn unauthorized(message: impl Into<String>) -> Self {
+        Self::new(401, ErrorKind::Authentication, "invalid_api_key", message)
+    }
+
+    /// 404.
+    pub fn not_found(message: impl Into<String>) -> Self {
+        Self::new(404, ErrorKind::NotFound, "not_found", message)
+    }
+
+    /// 405.
+    pub fn method(allowed: &str) -> Self {
+        let message = format!("method not allowed here, use {allowed}");
+        Self::new(
+            405,
+            ErrorKind::InvalidRequest,
+            "method_not_allowed",
+            message,
+        )
+    }
+
+    /// 409: the state of the rollout does not allow it.
+    pub fn conflict(code: &'static str, message: impl Into<String>) -> Self {
+        Self::new(409, ErrorKind::InvalidRequest, code, message)
+    }
+
+    /// 410: the rollout is over.
+    pub fn gone(message: impl Into<String>) -> Self {
+        Self::new(410, ErrorKind::NotFound, "rollout_finished", message)
+    }
+
+    /// 413.
+    pub fn too_large(limit: usize) -> Self {
+        let message = format!("the request body is larger than {limit} bytes");
+        Self::new(413, ErrorKind::InvalidRequest, "body_too_large", message)
+    }
+
+    /// 429: the caller sends too much.
+    pub fn rate_limit(code: &'static str, message: impl Into<String>) -> Self {
+        Self {
+            retry_after_s: Some(1),
+            ..Self::new(429, ErrorKind::RateLimit, code, message)
+        }
+    }
+
+    /// 503: the server has too much to do, or a part of it is away.
+    pub fn overloaded(code: &'static str, message: impl Into<String>) -> Self {
+        Self {
+            retry_after_s: Some(1),
+            ..Self::new(503, ErrorKind::Overloaded, code, message)
+        }
+    }
+
+    /// 504: a deadline passed.
+    pub fn deadline(message: impl Into<String>) -> Self {
+        Self::new(504, ErrorKind::Server, "deadline", message)
+    }
+
+    /// 500.
+    pub fn server(code: &'static str, message: impl Into<String>) -> Self {
+        Self::new(500, ErrorKind::Server, code, message)
+    }
+}
+
+impl From<EngineError> for ApiError {
+    fn from(error: EngineError) -> Self {
+        let message = error.to_string();
+        match error {
+            EngineError::QueueFull { .. } => Self::rate_limit("engine_queue_full", message),
+            EngineError::PromptTooLong { .. } => {
+                Self::bad_request("context_length_exceeded", message)
+            }
+            EngineError::UnknownToken { .. } => Self::invalid("prompt", message),
+            EngineError::InvalidSampling { ref name, .. } => {
+                let param = match name.as_str() {
+                    "stop_strings" | "stop_ids" => "stop",
+                    other => other,
+                };
+                Self::invalid(param, message)
+            }
+            EngineError::Stopped(_) => Self::overloaded("engine_stopped", message),
+            EngineError::Weights(_) | EngineError::Failed(_) => {
+                Self::server("engine_failed", message)
+            }
+        }
+    }
+}
+
+impl From<RenderError> for ApiError {
+    fn from(error: RenderError) -> Self {
+        Self {
+            code: "render_failed",
+            ..Self::invalid("messages", error.to_string())
+        }
+    }
+}
+
+impl From<StoreError> for ApiError {
+    fn from(error: StoreError) -> Self {
+        Self::overloaded("store_failed", error.to_string())
+    }
+}
+
+impl From<SessionError> for ApiError {
+    fn from(error: SessionError) -> Self {
+        let message = error.to_string();
+        match error {
+            SessionError::Render(e) => e.into(),
+            SessionError::ContextFull { .. } => {
+                Self::bad_request("context_length_exceeded", message)
+            }
+            SessionError::Turns { .. } => Self::bad_request("turn_limit_exceeded", message),
+            SessionError::Tokens { .. } => Self::bad_request("token_limit_exceeded", message),
+            SessionError::Bytes { .. } => Self::bad_request("byte_limit_exceeded", message),
+            SessionError::Concurrent { .. } => Self::rate_limit("too_many_requests", message),
+            SessionError::Over => Self::gone(message),
+            SessionError::Empty => Self::invalid("messages", message),
+            SessionError::Prompt(_) => Self::invalid("prompt", message),
+            SessionError::UnknownCall { .. } | SessionError::Broken(_) => {
+                Self::server("session_broken", message)
+            }
+            SessionError::Reward { .. } => Self::invalid("reward", message),
+            SessionError::Turn { .. } => Self::invalid("turn", message),
+        }
+    }
+}

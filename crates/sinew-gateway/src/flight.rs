@@ -1,0 +1,447 @@
+//! One model call while it runs: engine events in, deltas and one result out to all who wait.
+//!
+//! The call belongs to a task of its own, not to the connection that asked: a retry can join
+//! it, and what was sampled is captured even if nobody reads it. When the last reader has
+//! gone, the generation is aborted.
+
+use crate::dialect::{AnswerContext, Choice, Delta, ModelResponse, TurnEnd, Usage};
+use crate::error::ApiError;
+use crate::gateway::{Rollout, unix_s};
+use crate::session::SampledTurn;
+use crate::turn::{TurnOptions, TurnReader};
+use sinew_types::{Engine, EngineEvent, FinishReason, GenerateRequest, RequestId, SampledToken};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use tokio::sync::{Notify, OwnedSemaphorePermit, mpsc};
+use tokio::time::{Instant, sleep_until};
+
+/// How long an engine may take to end requests that were aborted.
+const ABORT_GRACE: Duration = Duration::from_secs(5);
+
+/// Events taken from the engine at once.
+const EVENT_BATCH: usize = 64;
+
+/// What a reader is told next.
+#[derive(Debug)]
+pub(crate) enum Event {
+    Deltas(Vec<Delta>),
+    Done(Result<Arc<ModelResponse>, ApiError>),
+}
+
+#[derive(Debug, Default)]
+struct State {
+    deltas: Vec<Delta>,
+    done: Option<Result<Arc<ModelResponse>, ApiError>>,
+}
+
+/// A call that runs, or has just ended.
+#[derive(Debug)]
+pub(crate) struct Flight {
+    pub(crate) context: AnswerContext,
+    state: Mutex<State>,
+    changed: Notify,
+    cancel: Notify,
+    readers: AtomicUsize,
+}
+
+impl Flight {
+    pub(crate) fn new(context: AnswerContext) -> Arc<Self> {
+        Arc::new(Self {
+            context,
+            state: Mutex::default(),
+            changed: Notify::new(),
+            cancel: Notify::new(),
+            readers: AtomicUsize::new(0),
+        })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn push(&self, delta: Delta) {
+        if self.context.request.stream {
+            self.lock().deltas.push(delta);
+            self.changed.notify_waiters();
+        }
+    }
+
+    fn finish(&self, result: Result<Arc<ModelResponse>, ApiError>) {
+        self.lock().done = Some(result);
+        self.changed.notify_waiters();
+    }
+
+    /// Whether it has ended well, and can be told again.
+    pub(crate) fn is_replayable(&self) -> bool {
+        matches!(self.lock().done, Some(Ok(_)))
+    }
+
+    /// Whether it has ended.
+    pub(crate) fn is_done(&self) -> bool {
+        self.lock().done.is_some()
+    }
+
+    /// Ends it early, whoever reads.
+    pub(crate) fn cancel(&self) {
+        self.cancel.notify_one();
+    }
+}
+
+/// A reader of a flight. Dropping the last one before the end aborts the generation.
+#[derive(Debug)]
+pub(crate) struct Subscription {
+    flight: Arc<Flight>,
+    seen: usize,
+}
+
+impl Subscription {
+    pub(crate) fn new(flight: &Arc<Flight>) -> Self {
+        flight.readers.fetch_add(1, Ordering::AcqRel);
+        Self {
+            flight: Arc::clone(flight),
+            seen: 0,
+        }
+    }
+
+    pub(crate) fn context(&self) -> &AnswerContext {
+        &self.flight.context
+    }
+
+    /// Everything new, or the result once all deltas were told.
+    pub(crate) async fn next(&mut self) -> Event {
+        loop {
+            // Made before the look: a change in between wakes it.
+            let changed = self.flight.changed.notified();
+            {
+                let state = self.flight.lock();
+                if state.deltas.len() > self.seen {
+                    let new = state.deltas[self.seen..].to_vec();
+                    self.seen = state.deltas.len();
+                    return Event::Deltas(new);
+                }
+                if let Some(done) = &state.done {
+                    return Event::Done(done.clone());
+                }
+            }
+            changed.await;
+        }
+    }
+
+    /// The result alone.
+    pub(crate) async fn response(&mut self) -> Result<Arc<ModelResponse>, ApiError> {
+        loop {
+            if let Event::Done(done) = self.next().await {
+                return done;
+            }
+        }
+    }
+}
+
+impl Drop for Subscription {
+    fn drop(&mut self) {
+        if self.flight.readers.fetch_sub(1, Ordering::AcqRel) == 1 && !self.flight.is_done() {
+            self.flight.cancel();
+        }
+    }
+}
+
+/// What a flight needs to run.
+pub(crate) struct Work {
+    pub(crate) engine: Arc<dyn Engine>,
+    pub(crate) rollout: Arc<Rollout>,
+    pub(crate) call: u32,
+    /// One for each choice, with rising ids.
+    pub(crate) requests: Vec<GenerateRequest>,
+    pub(crate) turn: TurnOptions,
+    pub(crate) deadline: Instant,
+}
+
+/// One choice while it is sampled.
+struct Output {
+    reader: TurnReader,
+    tokens: Vec<SampledToken>,
+    /// Tokens for the client that no delta has carried yet.
+    untold: Vec<SampledToken>,
+    /// Tokens for the client.
+    kept: Vec<SampledToken>,
+    told_bytes: usize,
+    done: Option<Choice>,
+}
+
+struct Driver {
+    work: Work,
+    flight: Arc<Flight>,
+    first: u64,
+    outputs: Vec<Output>,
+    cached: u32,
+    prompt_tokens: u32,
+    /// Why the requests were aborted.
+    stopping: Option<ApiError>,
+}
+
+/// Runs a call to its end, whatever happens to its readers. `permit` is its place among the
+/// calls that may run.
+pub(crate) async fn drive(work: Work, flight: Arc<Flight>, permit: OwnedSemaphorePermit) {
+    let rollout = Arc::clone(&work.rollout);
+    let call = work.call;
+    let mut driver = Driver::new(work, Arc::clone(&flight));
+    let result = driver.run().await;
+    if let Err(error) = &result {
+        rollout.session().fail(call, &error.message, unix_s());
+    }
+    drop((driver, permit));
+    flight.finish(result);
+    rollout.landed(&flight);
+}
+
+impl Driver {
+    fn new(work: Work, flight: Arc<Flight>) -> Self {
+        let prompt_tokens = work.requests.first().map_or(0, |r| r.prompt.len());
+        let outputs = work.requests.iter().enumerate().map(|(i, _)| {
+            let mut options = work.turn.clone();
+            options.call_prefix = format!("{}{i}", options.call_prefix);
+            let (reader, pieces) = TurnReader::new(options);
+            if !pieces.is_empty() {
+                flight.push(Delta {
+                    choice: i as u32,
+                    pieces,
+                    text: String::new(),
+                    tokens: Vec::new(),
+                    end: None,
+                });
+            }
+            Output {
+                reader,
+                tokens: Vec::new(),
+                untold: Vec::new(),
+                kept: Vec::new(),
+                told_bytes: 0,
+                done: None,
+            }
+        });
+        Self {
+            first: work.requests.first().map_or(0, |r| r.id.0),
+            outputs: outputs.collect(),
+            cached: 0,
+            prompt_tokens: prompt_tokens as u32,
+            stopping: None,
+            flight,
+            work,
+        }
+    }
+
+    async fn run(&mut self) -> Result<Arc<ModelResponse>, ApiError> {
+        let requests = std::mem::take(&mut self.work.requests);
+        let prompt_ids = match (
+            self.flight.context.request.return_token_ids,
+            requests.first(),
+        ) {
+            (true, Some(request)) => request.prompt.clone(),
+            _ => Vec::new(),
+        };
+        // Each event has at least one token or is the last one of its request, so that the
+        // engine's thread never finds the queue full.
+        let room = |r: &GenerateRequest| r.sampling.max_tokens as usize + 2;
+        let (sender, mut events) = mpsc::channel(requests.iter().map(room).sum());
+        let overflow = Arc::new(AtomicBool::new(false));
+        let mut submitted = 0;
+        for request in requests {
+            let (sender, overflow) = (sender.clone(), Arc::clone(&overflow));
+            let sink = Box::new(move |event| {
+                if sender.try_send(event).is_err() {
+                    overflow.store(true, Ordering::Release);
+                }
+            });
+            if let Err(error) = self.work.engine.submit(request, sink) {
+                self.stop(error.into());
+                break;
+            }
+            submitted += 1;
+        }
+        drop(sender);
+        self.follow(&mut events, submitted).await;
+        if overflow.load(Ordering::Acquire) {
+            let why = "the engine sent more events than tokens were asked for";
+            return Err(ApiError::server("engine_failed", why));
+        }
+        if let Some(error) = self.stopping.take() {
+            return Err(error);
+        }
+        let choices: Option<Vec<Choice>> = self.outputs.iter_mut().map(|o| o.done.take()).collect();
+        let choices = choices.ok_or_else(|| {
+            ApiError::server(
+                "engine_failed",
+                "the engine ended a request without an event",
+            )
+        })?;
+        let sampled: usize = self.outputs.iter().map(|o| o.tokens.len()).sum();
+        Ok(Arc::new(ModelResponse {
+            choices,
+            usage: Usage {
+                prompt_tokens: self.prompt_tokens,
+                cached_tokens: self.cached,
+                completion_tokens: sampled as u32,
+            },
+            prompt_ids,
+        }))
+    }
+
+    /// Until `pending` requests have ended, or the engine does not end them in time.
+    async fn follow(&mut self, events: &mut mpsc::Receiver<EngineEvent>, mut pending: usize) {
+        let flight = Arc::clone(&self.flight);
+        let mut deadline = self.work.deadline;
+        let mut batch = Vec::with_capacity(EVENT_BATCH);
+        while pending > 0 {
+            let stopping = self.stopping.is_some();
+            if stopping {
+                deadline = deadline.min(Instant::now() + ABORT_GRACE);
+            }
+            tokio::select! {
+                count = events.recv_many(&mut batch, EVENT_BATCH) => {
+                    if count == 0 {
+                        return;
+                    }
+                    for event in batch.drain(..) {
+                        pending -= usize::from(self.take(event));
+                    }
+                }
+                () = flight.cancel.notified(), if !stopping => {
+                    self.stop(ApiError::conflict("aborted", "the call was aborted"));
+                }
+                () = sleep_until(deadline) => {
+                    if stopping {
+                        return;
+                    }
+                    self.stop(ApiError::deadline("the model did not answer in time"));
+                    deadline = Instant::now() + ABORT_GRACE;
+                }
+            }
+        }
+    }
+
+    fn stop(&mut self, error: ApiError) {
+        self.stopping.get_or_insert(error);
+        for i in 0..self.outputs.len() as u64 {
+            self.work.engine.abort(RequestId(self.first + i));
+        }
+    }
+
+    /// Takes an event. Whether it was the last one of its request.
+    fn take(&mut self, event: EngineEvent) -> bool {
+        match event {
+            EngineEvent::Tokens { request, tokens } => {
+                self.tokens(request, &tokens);
+                false
+            }
+            EngineEvent::Finished {
+                request,
+                reason,
+                cached_prompt_tokens,
+            } => {
+                self.cached = self.cached.max(cached_prompt_tokens);
+                if reason == FinishReason::Aborted && self.stopping.is_none() {
+                    self.stop(ApiError::overloaded(
+                        "aborted",
+                        "the engine aborted the generation",
+                    ));
+                }
+                self.finished(request, reason);
+                true
+            }
+            EngineEvent::Failed { error, .. } => {
+                self.stop(error.into());
+                true
+            }
+        }
+    }
+
+    fn index(&self, request: RequestId) -> Option<usize> {
+        let index = request.0.checked_sub(self.first)? as usize;
+        (index < self.outputs.len()).then_some(index)
+    }
+
+    fn tokens(&mut self, request: RequestId, tokens: &[SampledToken]) {
+        let Some(index) = self.index(request) else {
+            return;
+        };
+        let context = &self.flight.context;
+        let output = &mut self.outputs[index];
+        let pieces = output.reader.push(tokens, context.renderer.as_ref());
+        output.tokens.extend_from_slice(tokens);
+        let asked = &context.request;
+        if asked.return_token_ids || asked.logprobs.is_some() {
+            // Control tokens are no part of the text that log-probabilities are told of.
+            let told =
+                |t: &&SampledToken| asked.return_token_ids || !context.renderer.is_special(t.id);
+            output.untold.extend(tokens.iter().filter(told).cloned());
+        }
+        if asked.stream {
+            self.tell(index, pieces, None);
+        }
+    }
+
+    fn tell(&mut self, index: usize, pieces: Vec<crate::turn::Piece>, end: Option<TurnEnd>) {
+        let output = &mut self.outputs[index];
+        let text = output.reader.raw()[output.told_bytes..].to_owned();
+        output.told_bytes += text.len();
+        if pieces.is_empty() && text.is_empty() && end.is_none() {
+            return;
+        }
+        let tokens = std::mem::take(&mut output.untold);
+        output.kept.extend_from_slice(&tokens);
+        self.flight.push(Delta {
+            choice: index as u32,
+            pieces,
+            text,
+            tokens,
+            end,
+        });
+    }
+
+    /// Captures an output, then tells the client of its end.
+    fn finished(&mut self, request: RequestId, reason: FinishReason) {
+        let Some(index) = self.index(request) else {
+            return;
+        };
+        let output = &mut self.outputs[index];
+        let pieces = output.reader.finish();
+        let end = turn_end(&output.reader, &reason);
+        let turn = SampledTurn {
+            tokens: output.tokens.clone(),
+            finish: reason,
+            message: output.reader.message().clone(),
+            text: output.reader.raw().to_owned(),
+        };
+        let committed = self
+            .work
+            .rollout
+            .session()
+            .commit(self.work.call, turn, unix_s());
+        if let Err(error) = committed {
+            self.stop(error.into());
+            return;
+        }
+        self.tell(index, pieces, Some(end.clone()));
+        let output = &mut self.outputs[index];
+        output.done = Some(Choice {
+            message: output.reader.message().clone(),
+            text: output.reader.raw().to_owned(),
+            end,
+            tokens: std::mem::take(&mut output.kept),
+        });
+    }
+}
+
+fn turn_end(reader: &TurnReader, reason: &FinishReason) -> TurnEnd {
+    if !reader.message().tool_calls.is_empty() {
+        return TurnEnd::ToolCalls;
+    }
+    if let Some(stop) = reader.stopped() {
+        return TurnEnd::StopString(stop.to_owned());
+    }
+    match reason {
+        FinishReason::Length | FinishReason::ContextFull => TurnEnd::Length,
+        _ => TurnEnd::Stop,
+    }
+}

@@ -1,0 +1,722 @@
+//! The gateway without its server: rollouts are opened, called, scored and finished.
+
+use crate::dialect::{AnswerContext, ModelRequest, ToolChoice};
+use crate::error::ApiError;
+use crate::flight::{self, Flight, Subscription, Work};
+use crate::limits::{ServerLimits, SessionLimits};
+use crate::secret::Secret;
+use crate::session::{Ask, CallRecord, Join, Prompt, Reward, RolloutSpec, Session, SessionStats};
+use crate::turn::{TurnOptions, call_end, forced_opening};
+use serde::Serialize;
+use sinew_render::{Reasoning, Renderer, ToolCallFormat, TurnFormat};
+use sinew_store::{Committed, TraceStore};
+use sinew_types::{
+    Engine, EpisodeEnd, EpisodeId, FailureKind, GenerateRequest, Limit, RequestId, SamplingParams,
+    TokenId, Trace,
+};
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use tokio::sync::{Notify, Semaphore};
+use tokio::time::Instant;
+
+/// Calls of a rollout that can be told again after their end.
+const REPLAYS: usize = 2;
+
+/// Tokens of a prompt's end that are looked at for an opened reasoning tag.
+const TAIL_TOKENS: usize = 8;
+
+/// Longest id that a caller may choose.
+const MAX_ID_BYTES: usize = 128;
+
+/// How a gateway behaves.
+#[derive(Clone, Debug)]
+pub struct GatewayConfig {
+    /// Name under which `GET /v1/models` lists the model.
+    pub model: String,
+    pub session: SessionLimits,
+    pub server: ServerLimits,
+    /// How the model writes tool calls and reasoning.
+    pub format: TurnFormat,
+}
+
+impl Default for GatewayConfig {
+    fn default() -> Self {
+        Self {
+            model: "policy".into(),
+            session: SessionLimits::default(),
+            server: ServerLimits::default(),
+            format: TurnFormat {
+                calls: Some(ToolCallFormat::Hermes),
+                reasoning: Some(Reasoning {
+                    open: "<think>".into(),
+                    close: "</think>".into(),
+                    opened_by_prompt: false,
+                }),
+            },
+        }
+    }
+}
+
+/// What a gateway works with.
+#[derive(Clone)]
+pub struct GatewayParts {
+    pub engine: Arc<dyn Engine>,
+    pub renderer: Arc<dyn Renderer>,
+    /// Finished traces go here before anyone is told; `None`: whoever calls
+    /// [`Gateway::finish`] keeps them.
+    pub store: Option<Arc<dyn TraceStore>>,
+    /// Source of request ids, shared by everybody who uses the engine.
+    pub requests: Arc<AtomicU64>,
+}
+
+impl std::fmt::Debug for GatewayParts {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("GatewayParts")
+            .field("store", &self.store)
+            .finish_non_exhaustive()
+    }
+}
+
+/// What an agent needs: it sets base URL and key, and nothing else.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Credentials {
+    pub id: EpisodeId,
+    /// Ends in `/v1`.
+    pub base_url: String,
+    /// Opens this rollout's model and nothing else.
+    pub api_key: String,
+}
+
+/// A live rollout.
+#[derive(Debug)]
+pub(crate) struct Rollout {
+    key: Secret,
+    session: Mutex<Session>,
+    flights: Mutex<Flights>,
+    idle: Notify,
+}
+
+#[derive(Debug, Default)]
+struct Flights {
+    running: Vec<(Option<[u8; 32]>, Arc<Flight>)>,
+    ended: VecDeque<([u8; 32], Arc<Flight>)>,
+}
+
+impl Rollout {
+    pub(crate) fn session(&self) -> MutexGuard<'_, Session> {
+        self.session.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn flights(&self) -> MutexGuard<'_, Flights> {
+        self.flights.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A flight has ended: it may be told again for a while.
+    pub(crate) fn landed(&self, flight: &Arc<Flight>) {
+        let mut flights = self.flights();
+        let found = flights
+            .running
+            .iter()
+            .position(|(_, f)| Arc::ptr_eq(f, flight));
+        if let Some((Some(key), flight)) = found.map(|i| flights.running.swap_remove(i))
+            && flight.is_replayable()
+        {
+            flights.ended.push_back((key, flight));
+            if flights.ended.len() > REPLAYS {
+                flights.ended.pop_front();
+            }
+        }
+        drop(flights);
+        self.idle.notify_waiters();
+    }
+
+    fn same(&self, retry: &Retry) -> Option<Arc<Flight>> {
+        let flights = self.flights();
+        let running = flights
+            .running
+            .iter()
+            .find(|(key, _)| *key == Some(retry.key));
+        let ended = flights
+            .ended
+            .iter()
+            .rev()
+            .find(|(key, _)| *key == retry.key);
+        let found = running.map(|(_, f)| f).or(ended.map(|(_, f)| f));
+        found.map(Arc::clone)
+    }
+}
+
+/// How a repeated request is recognized.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Retry {
+    /// Hash of path and body, or of the client's idempotency key.
+    pub(crate) key: [u8; 32],
+    /// The client says that it has sent it before.
+    pub(crate) again: bool,
+}
+
+/// A rollout as the control API shows it.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct RolloutView {
+    pub id: EpisodeId,
+    pub live: bool,
+    pub trace: Trace,
+    pub stats: Option<SessionStats>,
+    /// Share of calls whose history was not the captured one.
+    pub divergence_rate: f64,
+    pub calls: Vec<CallRecord>,
+}
+
+/// Counters of a gateway.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct GatewayStats {
+    pub rollouts: usize,
+    pub in_flight: usize,
+    pub opened: u64,
+    pub finished: u64,
+    pub calls: u64,
+    /// Repeated requests that were answered by the call they repeat.
+    pub coalesced: u64,
+    pub joins: BTreeMap<Join, u64>,
+}
+
+#[derive(Debug, Default)]
+struct Counters {
+    opened: AtomicU64,
+    finished: AtomicU64,
+    calls: AtomicU64,
+    coalesced: AtomicU64,
+    joins: [AtomicU64; Join::ALL.len()],
+}
+
+struct Inner {
+    config: GatewayConfig,
+    parts: GatewayParts,
+    rollouts: RwLock<HashMap<String, Arc<Rollout>>>,
+    in_flight: Arc<Semaphore>,
+    counters: Counters,
+    public_url: OnceLock<String>,
+}
+
+/// A model server that gives each rollout its own address. Cheap to clone.
+#[derive(Clone)]
+pub struct Gateway {
+    inner: Arc<Inner>,
+}
+
+impl std::fmt::Debug for Gateway {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Gateway")
+            .field("model", &self.inner.config.model)
+            .field("stats", &self.stats())
+            .finish_non_exhaustive()
+    }
+}
+
+/// Seconds since 1970.
+pub(crate) fn unix_s() -> f64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    now.map_or(0.0, |d| d.as_secs_f64())
+}
+
+impl Gateway {
+    /// A gateway without rollouts.
+    pub fn new(config: GatewayConfig, parts: GatewayParts) -> Self {
+        let in_flight = Arc::new(Semaphore::new(config.server.max_in_flight));
+        Self {
+            inner: Arc::new(Inner {
+                config,
+                parts,
+                rollouts: RwLock::default(),
+                in_flight,
+                counters: Counters::default(),
+                public_url: OnceLock::new(),
+            }),
+        }
+    }
+
+    /// How it behaves.
+    pub fn config(&self) -> &GatewayConfig {
+        &self.inner.config
+    }
+
+    pub(crate) fn set_public_url(&self, url: String) {
+        // The first server that listens is the one that agents are sent to.
+        let _ = self.inner.public_url.set(url);
+    }
+
+    /// Counters since start.
+    pub fn stats(&self) -> GatewayStats {
+        let c = &self.inner.counters;
+        let load = |n: &AtomicU64| n.load(Ordering::Relaxed);
+        let limit = self.inner.config.server.max_in_flight;
+        GatewayStats {
+            rollouts: self.rollouts().len(),
+            in_flight: limit - self.inner.in_flight.available_permits(),
+            opened: load(&c.opened),
+            finished: load(&c.finished),
+            calls: load(&c.calls),
+            coalesced: load(&c.coalesced),
+            joins: Join::ALL
+                .into_iter()
+                .zip(c.joins.iter().map(load))
+                .collect(),
+        }
+    }
+
+    pub(crate) fn engine_status(&self) -> sinew_types::EngineStatus {
+        self.inner.parts.engine.status()
+    }
+
+    fn rollouts(&self) -> std::sync::RwLockReadGuard<'_, HashMap<String, Arc<Rollout>>> {
+        let rollouts = self.inner.rollouts.read();
+        rollouts.unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn find(&self, id: &str) -> Option<Arc<Rollout>> {
+        self.rollouts().get(id).map(Arc::clone)
+    }
+
+    /// Opens a rollout. Its agent may call the model until [`Gateway::finish`].
+    ///
+    /// # Errors
+    /// If the gateway does not listen yet, has no room, or the id is malformed or taken.
+    pub fn open_rollout(&self, spec: RolloutSpec) -> Result<Credentials, ApiError> {
+        let public = self.inner.public_url.get().ok_or_else(|| {
+            ApiError::overloaded("not_listening", "the gateway has no address yet")
+        })?;
+        let id = match spec.id.clone() {
+            Some(id) => checked_id(id)?,
+            None => EpisodeId::new(format!("r-{}", Secret::random_hex(8)?)),
+        };
+        let api_key = format!("sk-sinew-{}", Secret::random_hex(24)?);
+        let session = Session::new(id.clone(), spec, self.inner.config.session, unix_s());
+        let rollout = Arc::new(Rollout {
+            key: Secret::new(&api_key),
+            session: Mutex::new(session),
+            flights: Mutex::default(),
+            idle: Notify::new(),
+        });
+        let mut rollouts = self
+            .inner
+            .rollouts
+            .write()
+            .unwrap_or_else(PoisonError::into_inner);
+        let limit = self.inner.config.server.max_rollouts;
+        if rollouts.len() >= limit {
+            let why = format!("{limit} rollouts are open, the limit of this gateway");
+            return Err(ApiError::overloaded("too_many_rollouts", why));
+        }
+        if rollouts.contains_key(id.as_str()) {
+            let why = format!("rollout {id} is open already");
+            return Err(ApiError::conflict("rollout_exists", why));
+        }
+        rollouts.insert(id.as_str().to_owned(), rollout);
+        drop(rollouts);
+        self.inner.counters.opened.fetch_add(1, Ordering::Relaxed);
+        Ok(Credentials {
+            base_url: format!("{public}/r/{id}/v1"),
+            id,
+            api_key,
+        })
+    }
+
+    /// The rollout that `key` opens. Unknown ids and wrong keys are told alike.
+    pub(crate) fn authorize(&self, id: &str, key: Option<&str>) -> Result<Arc<Rollout>, ApiError> {
+        let refused = || ApiError::unauthorized("this key does not open this rollout");
+        let rollout = self.find(id).ok_or_else(refused)?;
+        match key {
+            Some(key) if rollout.key.matches(key) => Ok(rollout),
+            _ => Err(refused()),
+        }
+    }
+
+    fn known(&self, id: &EpisodeId) -> Result<Arc<Rollout>, ApiError> {
+        self.find(id.as_str())
+            .ok_or_else(|| ApiError::not_found(format!("there is no open rollout {id}")))
+    }
+
+    /// Scores an open rollout.
+    ///
+    /// # Errors
+    /// If it is not open, or the reward is no number.
+    pub fn reward(&self, id: &EpisodeId, reward: &Reward) -> Result<(), ApiError> {
+        Ok(self.known(id)?.session().reward(reward)?)
+    }
+
+    /// A rollout, open or stored.
+    ///
+    /// # Errors
+    /// If it is unknown.
+    pub async fn view(&self, id: &EpisodeId) -> Result<RolloutView, ApiError> {
+        if let Some(rollout) = self.find(id.as_str()) {
+            let session = rollout.session();
+            let stats = session.stats().clone();
+            return Ok(RolloutView {
+                id: id.clone(),
+                live: true,
+                trace: session.snapshot(unix_s()),
+                divergence_rate: stats.divergence_rate(),
+                stats: Some(stats),
+                calls: session.calls(),
+            });
+        }
+        let trace = self.stored(id).await?.ok_or_else(|| {
+            ApiError::not_found(format!("there is no rollout {id}, open or stored"))
+        })?;
+        Ok(RolloutView {
+            id: id.clone(),
+            live: false,
+            trace,
+            stats: None,
+            divergence_rate: 0.0,
+            calls: Vec::new(),
+        })
+    }
+
+    async fn stored(&self, id: &EpisodeId) -> Result<Option<Trace>, ApiError> {
+        let Some(store) = self.inner.parts.store.clone() else {
+            return Ok(None);
+        };
+        let id = id.clone();
+        blocking(move || store.get(&id).map_err(ApiError::from)).await
+    }
+
+    /// Ends a rollout: running calls are aborted, the trace is checked, committed to the store
+    /// if there is one, and given. `end: None` lets the rollout say how it ended: by a limit
+    /// it ran into, or else because its task did. Finishing twice gives the stored trace.
+    ///
+    /// # Errors
+    /// If the rollout is unknown, an invariant of its capture is broken, or the store refuses;
+    /// in the last two cases it stays, closed, and finishing can be tried again.
+    pub async fn finish(&self, id: &EpisodeId, end: Option<EpisodeEnd>) -> Result<Trace, ApiError> {
+        let Some(rollout) = self.find(id.as_str()) else {
+            let stored = self.stored(id).await?;
+            return stored.ok_or_else(|| ApiError::not_found(format!("there is no rollout {id}")));
+        };
+        rollout.session().close();
+        self.land_all(&rollout).await;
+        let trace = {
+            let session = rollout.session();
+            let end = end.unwrap_or_else(|| session.natural_end());
+            session.trace(end, unix_s())?
+        };
+        let trace = match self.inner.parts.store.clone() {
+            None => trace,
+            Some(store) => {
+                blocking(move || match store.commit(&trace)? {
+                    Committed::New => Ok(trace),
+                    Committed::Duplicate => {
+                        let stored = store.get(&trace.episode)?;
+                        Ok(stored.unwrap_or(trace))
+                    }
+                })
+                .await?
+            }
+        };
+        let mut rollouts = self
+            .inner
+            .rollouts
+            .write()
+            .unwrap_or_else(PoisonError::into_inner);
+        if rollouts.remove(id.as_str()).is_some() {
+            self.inner.counters.finished.fetch_add(1, Ordering::Relaxed);
+        }
+        Ok(trace)
+    }
+
+    /// Aborts what runs and waits until it is captured.
+    async fn land_all(&self, rollout: &Arc<Rollout>) {
+        let deadline = Instant::now() + self.inner.config.server.shutdown_grace * 2;
+        loop {
+            let idle = rollout.idle.notified();
+            let running: Vec<_> = {
+                let flights = rollout.flights();
+                flights.running.iter().map(|(_, f)| Arc::clone(f)).collect()
+            };
+            if running.is_empty() {
+                return;
+            }
+            running.iter().for_each(|f| f.cancel());
+            if tokio::time::timeout_at(deadline, idle).await.is_err() {
+                return;
+            }
+        }
+    }
+
+    /// Ends rollouts that nobody has called for longer than the limit. The server does this
+    /// by itself.
+    pub async fn sweep(&self) {
+        let ttl = self.inner.config.server.rollout_ttl.as_secs_f64();
+        let now = unix_s();
+        let stale = |r: &Rollout| {
+            let session = r.session();
+            session.stats().running == 0 && now - session.touched_s() > ttl
+        };
+        let old: Vec<_> = self
+            .rollouts()
+            .values()
+            .filter(|r| stale(r))
+            .map(Arc::clone)
+            .collect();
+        for rollout in old {
+            rollout.session().cut(Limit::WallTime);
+            let id = rollout.session().id().clone();
+            if let Err(error) = self.finish(&id, None).await {
+                tracing::error!(rollout = %id, %error, "an expired rollout could not be stored");
+            }
+        }
+    }
+
+    /// Ends every rollout as cancelled; what they captured is stored.
+    pub async fn close(&self) {
+        let ids: Vec<String> = self.rollouts().keys().cloned().collect();
+        for id in ids {
+            let end = EpisodeEnd::Failed {
+                kind: FailureKind::Cancelled,
+                message: "the gateway was stopped".into(),
+            };
+            if let Err(error) = self.finish(&EpisodeId::new(id.as_str()), Some(end)).await {
+                tracing::error!(rollout = id, %error, "an open rollout could not be stored");
+            }
+        }
+    }
+
+    /// Calls the model for a rollout.
+    pub(crate) fn call(
+        &self,
+        rollout: &Arc<Rollout>,
+        request: ModelRequest,
+        retry: Option<Retry>,
+    ) -> Result<Subscription, ApiError> {
+        if let Some(retry) = retry.filter(|r| r.again)
+            && let Some(flight) = rollout.same(&retry)
+        {
+            self.inner
+                .counters
+                .coalesced
+                .fetch_add(1, Ordering::Relaxed);
+            return Ok(Subscription::new(&flight));
+        }
+        let max = self.inner.config.server.max_choices;
+        if request.n == 0 || request.n > max {
+            let why = format!("n is {}, allowed: 1 to {max}", request.n);
+            return Err(ApiError::invalid("n", why));
+        }
+        let permit = Arc::clone(&self.inner.in_flight)
+            .try_acquire_owned()
+            .map_err(|_| {
+                let limit = self.inner.config.server.max_in_flight;
+                let why = format!("{limit} model calls are running, the limit of this gateway");
+                ApiError::overloaded("too_many_calls", why)
+            })?;
+        let mut format = self.turn_format(&request)?;
+        let opening = self.opening(&request)?;
+        let ask = Ask {
+            prompt: &request.prompt,
+            tools: &request.tools,
+            opening: &opening,
+            choices: request.n,
+        };
+        let mut session = rollout.session();
+        let begun = session.begin(self.inner.parts.renderer.as_ref(), &ask, unix_s())?;
+        let sampling = self.sampling(&session, &request, begun.room, format.calls.as_ref());
+        let seeds: Vec<u64> = (0..request.n)
+            .map(|i| session.seed(begun.call, i, request.sampling.seed))
+            .collect();
+        let id = format!("{}-{}", session.id(), begun.call);
+        drop(session);
+        self.count(begun.join);
+        if let Some(reasoning) = &mut format.reasoning {
+            reasoning.opened_by_prompt = self.prompt_ends_with(&begun.prompt, &reasoning.open);
+        }
+        let turn = TurnOptions {
+            format,
+            tools: request.tools.clone(),
+            stop: request.sampling.stop.clone(),
+            opening,
+            call_prefix: format!("call_{}", call_tag(&id)),
+        };
+        let context = AnswerContext {
+            id,
+            created_s: unix_s() as u64,
+            request: Arc::new(request),
+            renderer: Arc::clone(&self.inner.parts.renderer),
+        };
+        let flight = Flight::new(context);
+        let subscription = Subscription::new(&flight);
+        let key = retry.map(|r| r.key);
+        rollout.flights().running.push((key, Arc::clone(&flight)));
+        let work = Work {
+            engine: Arc::clone(&self.inner.parts.engine),
+            rollout: Arc::clone(rollout),
+            call: begun.call,
+            requests: self.requests(begun.prompt, &sampling, &seeds),
+            turn,
+            deadline: Instant::now() + self.inner.config.server.call_timeout,
+        };
+        tokio::spawn(flight::drive(work, flight, permit));
+        Ok(subscription)
+    }
+
+    fn count(&self, join: Join) {
+        let counters = &self.inner.counters;
+        counters.calls.fetch_add(1, Ordering::Relaxed);
+        if let Some(index) = Join::ALL.iter().position(|j| *j == join) {
+            counters.joins[index].fetch_add(1, Ordering::Relaxed);
+        }
+        if join.diverges() {
+            tracing::warn!(?join, "a client's history is not the captured one");
+        }
+    }
+
+    /// What to look for in the turn: nothing in a text, no calls where none may be.
+    fn turn_format(&self, request: &ModelRequest) -> Result<TurnFormat, ApiError> {
+        if !matches!(request.prompt, Prompt::Messages(_)) {
+            return Ok(TurnFormat::default());
+        }
+        let mut format = self.inner.config.format.clone();
+        if request.tools.is_empty() || request.tool_choice == ToolChoice::None {
+            format.calls = None;
+        } else if format.calls.is_none() {
+            let why = "this model has no known way to write tool calls";
+            return Err(ApiError::unsupported("tools", why));
+        }
+        let calls = format.calls.as_ref();
+        if !request.parallel_tool_calls && calls.is_some_and(|f| call_end(f).is_none()) {
+            let why = "one call cannot be told from several in this model's way to write them";
+            return Err(ApiError::unsupported("parallel_tool_calls", why));
+        }
+        Ok(format)
+    }
+
+    fn opening(&self, request: &ModelRequest) -> Result<String, ApiError> {
+        let tool = match &request.tool_choice {
+            ToolChoice::Auto | ToolChoice::None => return Ok(String::new()),
+            ToolChoice::Required => None,
+            ToolChoice::Named(name) => Some(name.as_str()),
+        };
+        let format = self.inner.config.format.calls.as_ref();
+        format.and_then(|f| forced_opening(f, tool)).ok_or_else(|| {
+            let why = "this call cannot be forced in this model's way to write calls";
+            ApiError::unsupported("tool_choice", why)
+        })
+    }
+
+    fn prompt_ends_with(&self, prompt: &[TokenId], mark: &str) -> bool {
+        let tail = &prompt[prompt.len().saturating_sub(TAIL_TOKENS)..];
+        let text = self.inner.parts.renderer.decode_with_special(tail);
+        text.trim_end().ends_with(mark)
+    }
+
+    fn sampling(
+        &self,
+        session: &Session,
+        request: &ModelRequest,
+        room: u32,
+        format: Option<&ToolCallFormat>,
+    ) -> SamplingParams {
+        let rollout = &session.spec().sampling;
+        let ask = &request.sampling;
+        fn choose<T: Copy>(pinned: bool, rollout: Option<T>, ask: Option<T>) -> Option<T> {
+            if pinned {
+                rollout.or(ask)
+            } else {
+                ask.or(rollout)
+            }
+        }
+        let pinned = rollout.pinned;
+        let max_tokens = choose(pinned, rollout.max_tokens, ask.max_tokens);
+        let mut stop_strings = ask.stop.clone();
+        if !request.parallel_tool_calls {
+            stop_strings.extend(format.and_then(call_end));
+        }
+        SamplingParams {
+            temperature: choose(pinned, rollout.temperature, ask.temperature).unwrap_or(1.0),
+            top_p: choose(pinned, rollout.top_p, ask.top_p).unwrap_or(1.0),
+            top_k: choose(pinned, rollout.top_k, ask.top_k).unwrap_or(0),
+            min_p: choose(pinned, rollout.min_p, ask.min_p).unwrap_or(0.0),
+            max_tokens: max_tokens
+                .unwrap_or(session.limits().default_max_tokens)
+                .clamp(1, room),
+            stop_ids: self.inner.parts.renderer.stop_ids().to_vec(),
+            stop_strings,
+            seed: 0,
+            logit_bias: ask.logit_bias.clone(),
+            top_logprobs: request.logprobs.unwrap_or(0),
+        }
+    }
+
+    fn requests(
+        &self,
+        prompt: Vec<TokenId>,
+        sampling: &SamplingParams,
+        seeds: &[u64],
+    ) -> Vec<GenerateRequest> {
+        let count = seeds.len() as u64;
+        let first = self
+            .inner
+            .parts
+            .requests
+            .fetch_add(count, Ordering::Relaxed);
+        let mut requests: Vec<_> = seeds[1..]
+            .iter()
+            .zip(1..)
+            .map(|(&seed, i)| GenerateRequest {
+                id: RequestId(first + i),
+                prompt: prompt.clone(),
+                sampling: SamplingParams {
+                    seed,
+                    ..sampling.clone()
+                },
+                priority: 0,
+            })
+            .collect();
+        requests.insert(
+            0,
+            GenerateRequest {
+                id: RequestId(first),
+                prompt,
+                sampling: SamplingParams {
+                    seed: seeds[0],
+                    ..sampling.clone()
+                },
+                priority: 0,
+            },
+        );
+        requests
+    }
+
+    /// How often rollouts are looked at for their age.
+    pub(crate) fn sweep_every(&self) -> Duration {
+        let ttl = self.inner.config.server.rollout_ttl;
+        (ttl / 10).clamp(Duration::from_millis(100), Duration::from_secs(10))
+    }
+}
+
+/// Characters that tell the calls of one gateway apart.
+fn call_tag(id: &str) -> String {
+    crate::session::hex(&blake3::hash(id.as_bytes()).as_bytes()[..8])
+}
+
+fn checked_id(id: EpisodeId) -> Result<EpisodeId, ApiError> {
+    let fits = |b: u8| b.is_ascii_alphanumeric() || b"._-".contains(&b);
+    let text = id.as_str();
+    if text.is_empty() || text.len() > MAX_ID_BYTES || !text.bytes().all(fits) {
+        let why = format!(
+            "id {text:?}: allowed are 1 to {MAX_ID_BYTES} letters, digits, `.`, `_` and `-`"
+        );
+        return Err(ApiError::invalid("id", why));
+    }
+    Ok(id)
+}
+
+/// Runs what blocks where it may.
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
+) -> Result<T, ApiError> {
+    let done = tokio::task::spawn_blocking(work).await;
+    done.unwrap_or_else(|e| Err(ApiError::server("store_failed", e.to_string())))
+}

@@ -1,0 +1,406 @@
+//! Routes, authorization, bodies and streams.
+
+use crate::dialect::chat::Chat;
+use crate::dialect::completions::Completions;
+use crate::dialect::fields::Fields;
+use crate::dialect::{Dialect, EventWriter, openai_error};
+use crate::error::ApiError;
+use crate::flight::{Event, Subscription};
+use crate::gateway::{Gateway, Retry, Rollout};
+use crate::secret::Secret;
+use crate::session::{FinishRequest, Reward, RolloutSpec};
+use bytes::Bytes;
+use futures::stream;
+use http_body_util::combinators::UnsyncBoxBody;
+use http_body_util::{BodyExt, Full, LengthLimitError, Limited, StreamBody};
+use hyper::body::{Body, Frame};
+use hyper::header::{AUTHORIZATION, CONTENT_LENGTH, HeaderMap, HeaderName, HeaderValue};
+use hyper::{Method, Request, Response, StatusCode};
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+use sinew_types::EpisodeId;
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Sent when nothing else is, so that both sides see a dead connection.
+const PING_EVERY: Duration = Duration::from_secs(15);
+
+/// Longest body of the control API.
+const MAX_CONTROL_BYTES: usize = 256 << 10;
+
+pub(crate) type ResponseBody = UnsyncBoxBody<Bytes, Infallible>;
+
+/// What a request is answered from.
+#[derive(Clone, Debug)]
+pub(crate) struct Service {
+    pub(crate) gateway: Gateway,
+    pub(crate) control: Secret,
+}
+
+/// Where a request goes.
+enum Route<'a> {
+    Health,
+    Rollouts,
+    Rollout(&'a str),
+    Reward(&'a str),
+    Finish(&'a str),
+    Models(&'a str),
+    Model(&'a str, &'static dyn Dialect),
+}
+
+impl<'a> Route<'a> {
+    fn of(path: &'a str) -> Option<Self> {
+        let segments: Vec<&str> = path.trim_start_matches('/').split('/').collect();
+        Some(match segments.as_slice() {
+            ["health"] => Self::Health,
+            ["rollouts"] => Self::Rollouts,
+            ["rollouts", id] => Self::Rollout(id),
+            ["rollouts", id, "reward"] => Self::Reward(id),
+            ["rollouts", id, "finish"] => Self::Finish(id),
+            ["r", id, "v1", "models"] => Self::Models(id),
+            ["r", id, "v1", rest @ ..] => Self::Model(id, dialect(rest)?),
+            _ => return None,
+        })
+    }
+
+    fn methods(&self) -> &'static str {
+        match self {
+            Self::Health | Self::Rollout(_) | Self::Models(_) => "GET",
+            _ => "POST",
+        }
+    }
+}
+
+/// The dialect that is spoken at a path below `/v1`.
+fn dialect(path: &[&str]) -> Option<&'static dyn Dialect> {
+    match path {
+        ["chat", "completions"] => Some(&Chat),
+        ["completions"] => Some(&Completions),
+        _ => None,
+    }
+}
+
+impl Service {
+    /// Answers one request.
+    pub(crate) async fn handle<B>(self, request: Request<B>) -> Response<ResponseBody>
+    where
+        B: Body<Data = Bytes> + Send + 'static,
+        B::Error: std::error::Error + Send + Sync + 'static,
+    {
+        match self.route(request).await {
+            Ok(response) => response,
+            Err((error, dialect)) => {
+                let body = dialect.map_or_else(|| openai_error(&error), |d| d.error(&error));
+                error_response(&error, &body)
+            }
+        }
+    }
+
+    async fn route<B>(
+        self,
+        request: Request<B>,
+    ) -> Result<Response<ResponseBody>, (ApiError, Option<&'static dyn Dialect>)>
+    where
+        B: Body<Data = Bytes> + Send + 'static,
+        B::Error: std::error::Error + Send + Sync + 'static,
+    {
+        let (head, body) = request.into_parts();
+        let path = head.uri.path();
+        let plain = |e: ApiError| (e, None);
+        let Some(route) = Route::of(path) else {
+            // A stranger is not told which paths exist.
+            return Err(plain(ApiError::not_found(format!("there is no {path}"))));
+        };
+        if head.method.as_str() != route.methods() {
+            return Err(plain(ApiError::method(route.methods())));
+        }
+        let key = bearer(&head.headers);
+        if let Route::Model(id, dialect) = route {
+            let told = |e: ApiError| (e, Some(dialect));
+            let rollout = self.gateway.authorize(id, key).map_err(told)?;
+            let limit = self.gateway.config().server.max_body_bytes;
+            let bytes = self.read(&head.headers, body, limit).await.map_err(told)?;
+            return self
+                .model(&rollout, dialect, path, &head.headers, &bytes)
+                .await
+                .map_err(told);
+        }
+        if let Route::Models(id) = route {
+            self.gateway.authorize(id, key).map_err(plain)?;
+            return Ok(self.models());
+        }
+        self.control(route, key, &head.method, &head.headers, body)
+            .await
+            .map_err(plain)
+    }
+
+    fn models(&self) -> Response<ResponseBody> {
+        let model = json!({
+            "id": self.gateway.config().model,
+            "object": "model",
+            "created": 0,
+            "owned_by": "sinew",
+        });
+        json_response(StatusCode::OK, &json!({"object": "list", "data": [model]}))
+    }
+
+    async fn control<B>(
+        &self,
+        route: Route<'_>,
+        key: Option<&str>,
+        method: &Method,
+        headers: &HeaderMap,
+        body: B,
+    ) -> Result<Response<ResponseBody>, ApiError>
+    where
+        B: Body<Data = Bytes> + Send + 'static,
+        B::Error: std::error::Error + Send + Sync + 'static,
+    {
+        let trusted = key.is_some_and(|key| self.control.matches(key));
+        if matches!(route, Route::Health) {
+            // Without the secret: that it runs, and nothing about what it does.
+            let mut health = json!({"status": "ok"});
+            if trusted {
+                health["gateway"] = json!(self.gateway.stats());
+                health["engine"] = json!(self.gateway.engine_status());
+            }
+            return Ok(json_response(StatusCode::OK, &health));
+        }
+        if !trusted {
+            return Err(ApiError::unauthorized("this path needs the control token"));
+        }
+        let bytes = match *method {
+            Method::POST => self.read(headers, body, MAX_CONTROL_BYTES).await?,
+            _ => Bytes::new(),
+        };
+        match route {
+            Route::Rollouts => {
+                let spec: RolloutSpec = parse_control(&bytes)?;
+                let credentials = self.gateway.open_rollout(spec)?;
+                Ok(json_response(StatusCode::CREATED, &json!(credentials)))
+            }
+            Route::Rollout(id) => {
+                let view = self.gateway.view(&EpisodeId::new(id)).await?;
+                Ok(json_response(StatusCode::OK, &json!(view)))
+            }
+            Route::Reward(id) => {
+                let reward: Reward = parse_control(&bytes)?;
+                self.gateway.reward(&EpisodeId::new(id), &reward)?;
+                Ok(json_response(StatusCode::OK, &json!({"id": id})))
+            }
+            Route::Finish(id) => self.finish(&EpisodeId::new(id), &bytes).await,
+            Route::Health | Route::Models(_) | Route::Model(..) => {
+                Err(ApiError::not_found("not a path of the control API"))
+            }
+        }
+    }
+
+    async fn finish(
+        &self,
+        id: &EpisodeId,
+        bytes: &[u8],
+    ) -> Result<Response<ResponseBody>, ApiError> {
+        let asked: FinishRequest = parse_control(bytes)?;
+        if let Some(reward) = &asked.reward {
+            self.gateway.reward(id, reward)?;
+        }
+        let trace = self.gateway.finish(id, asked.end).await?;
+        let body = json!({
+            "id": id,
+            "end": trace.end,
+            "reward": trace.total_reward(),
+            "success": trace.outcome.success,
+            "sampled_tokens": trace.sampled_tokens(),
+            "branches": trace.leaves().len(),
+            "metrics": trace.outcome.metrics,
+        });
+        Ok(json_response(StatusCode::OK, &body))
+    }
+
+    /// A whole body within its limits of size and time.
+    async fn read<B>(&self, headers: &HeaderMap, body: B, limit: usize) -> Result<Bytes, ApiError>
+    where
+        B: Body<Data = Bytes> + Send + 'static,
+        B::Error: std::error::Error + Send + Sync + 'static,
+    {
+        let length = headers.get(CONTENT_LENGTH).and_then(|v| v.to_str().ok());
+        let length = length.and_then(|v| v.parse::<usize>().ok());
+        if length.is_some_and(|n| n > limit) {
+            return Err(ApiError::too_large(limit));
+        }
+        let timeout = self.gateway.config().server.read_timeout;
+        let read = tokio::time::timeout(timeout, Limited::new(body, limit).collect());
+        match read.await {
+            Err(_) => Err(ApiError {
+                status: 408,
+                ..ApiError::deadline("the request body did not arrive in time")
+            }),
+            Ok(Ok(body)) => Ok(body.to_bytes()),
+            Ok(Err(e)) if e.is::<LengthLimitError>() => Err(ApiError::too_large(limit)),
+            Ok(Err(e)) => Err(ApiError::bad_request(
+                "body_unreadable",
+                format!("the request body could not be read: {e}"),
+            )),
+        }
+    }
+
+    async fn model(
+        &self,
+        rollout: &Arc<Rollout>,
+        dialect: &'static dyn Dialect,
+        path: &str,
+        headers: &HeaderMap,
+        body: &[u8],
+    ) -> Result<Response<ResponseBody>, ApiError> {
+        let request = dialect.parse(body)?;
+        let stream = request.stream;
+        let retry = retry_of(headers, path, body);
+        let mut reader = self.gateway.call(rollout, request, Some(retry))?;
+        if !stream {
+            let response = reader.response().await?;
+            let value = dialect.response(reader.context(), &response);
+            return Ok(json_response(StatusCode::OK, &value));
+        }
+        // Failures before the first token still have a status of their own.
+        let first = match reader.next().await {
+            Event::Done(Err(error)) => return Err(error),
+            event => event,
+        };
+        let writer = dialect.stream(reader.context().clone());
+        Ok(stream_response(reader, writer, first))
+    }
+}
+
+/// The secret of a request, as OpenAI's or as Anthropic's clients send it.
+fn bearer(headers: &HeaderMap) -> Option<&str> {
+    let text = |name: &HeaderName| headers.get(name).and_then(|v| v.to_str().ok());
+    let authorization = text(&AUTHORIZATION).and_then(|v| v.strip_prefix("Bearer "));
+    authorization.or_else(|| text(&HeaderName::from_static("x-api-key")))
+}
+
+fn retry_of(headers: &HeaderMap, path: &str, body: &[u8]) -> Retry {
+    let text = |name: &'static str| headers.get(name).and_then(|v| v.to_str().ok());
+    let mut hasher = blake3::Hasher::new();
+    hasher.update(&(path.len() as u64).to_le_bytes());
+    hasher.update(path.as_bytes());
+    match text("idempotency-key") {
+        // OpenAI's client sends a new key with every call and the same one with its retries.
+        Some(key) => {
+            hasher.update(b"key").update(key.as_bytes());
+            Retry {
+                key: *hasher.finalize().as_bytes(),
+                again: true,
+            }
+        }
+        None => {
+            hasher.update(b"body").update(body);
+            let count = text("x-stainless-retry-count").and_then(|v| v.parse::<u32>().ok());
+            Retry {
+                key: *hasher.finalize().as_bytes(),
+                again: count.is_some_and(|n| n > 0),
+            }
+        }
+    }
+}
+
+/// A body of the control API; an empty one is an empty object.
+fn parse_control<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
+    let bytes = if bytes.is_empty() { b"{}" } else { bytes };
+    // Syntax first, so that its errors are told apart from wrong fields.
+    Fields::parse(bytes)?;
+    serde_json::from_slice(bytes).map_err(|e| ApiError::bad_request("invalid_value", e.to_string()))
+}
+
+fn json_response(status: StatusCode, value: &Value) -> Response<ResponseBody> {
+    let body = Full::new(Bytes::from(value.to_string())).boxed_unsync();
+    let mut response = Response::new(body);
+    *response.status_mut() = status;
+    let json = HeaderValue::from_static("application/json");
+    response.headers_mut().insert("content-type", json);
+    response
+}
+
+fn error_response(error: &ApiError, body: &Value) -> Response<ResponseBody> {
+    let status = StatusCode::from_u16(error.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    let mut response = json_response(status, body);
+    if let Some(seconds) = error.retry_after_s {
+        response
+            .headers_mut()
+            .insert("retry-after", HeaderValue::from(seconds));
+    }
+    response
+}
+
+/// An answer in parts: what is written, and what comes next.
+struct Streaming {
+    reader: Subscription,
+    writer: Box<dyn EventWriter>,
+    /// An event that was taken to see whether there is a stream.
+    first: Option<Event>,
+    begun: bool,
+    over: bool,
+}
+
+impl Streaming {
+    async fn next(&mut self) -> String {
+        let mut out = String::new();
+        if !std::mem::replace(&mut self.begun, true) {
+            out.push_str(&self.writer.begin());
+        }
+        let event = match self.first.take() {
+            Some(event) => event,
+            None => match tokio::time::timeout(PING_EVERY, self.reader.next()).await {
+                Ok(event) => event,
+                Err(_) => return ": ping\n\n".into(),
+            },
+        };
+        match event {
+            Event::Deltas(deltas) => {
+                for delta in &deltas {
+                    out.push_str(&self.writer.delta(delta));
+                }
+            }
+            Event::Done(done) => {
+                self.over = true;
+                out.push_str(&match done {
+                    Ok(response) => self.writer.end(&response),
+                    Err(error) => self.writer.error(&error),
+                });
+            }
+        }
+        out
+    }
+}
+
+fn stream_response(
+    reader: Subscription,
+    writer: Box<dyn EventWriter>,
+    first: Event,
+) -> Response<ResponseBody> {
+    let state = Streaming {
+        reader,
+        writer,
+        first: Some(first),
+        begun: false,
+        over: false,
+    };
+    let frames = stream::unfold(state, |mut state| async move {
+        while !state.over {
+            let text = state.next().await;
+            if !text.is_empty() {
+                let frame = Frame::data(Bytes::from(text));
+                return Some((Ok::<_, Infallible>(frame), state));
+            }
+        }
+        None
+    });
+    let mut response = Response::new(StreamBody::new(frames).boxed_unsync());
+    let headers = response.headers_mut();
+    headers.insert(
+        "content-type",
+        HeaderValue::from_static("text/event-stream"),
+    );
+    headers.insert("cache-control", HeaderValue::from_static("no-cache"));
+    response
+}

@@ -1,0 +1,33 @@
+//! A model server per rollout that captures every token of the agents that call it.
+//!
+//! An agent is given a base URL and a key ([`Gateway::open_rollout`]) and speaks the dialect it
+//! knows. Its requests are lowered to one model (`dialect`), joined to what was captured before
+//! (`session`, pure), rendered, sampled by the engine (`flight`), told back while they are
+//! sampled (`turn`), and kept as a [`sinew_types::Trace`]. [`Server`] is the HTTP around it.
+//!
+//! Invariants:
+//! - The engine sees token ids only; what was sampled is never decoded and tokenized again.
+//! - Every sampled token is in exactly one node of exactly one trace, whoever reads the answer,
+//!   retries it or goes away.
+//! - A finished trace is in the store before the caller is told.
+//! - A rollout's key opens that rollout's model and nothing else; the control API has a secret
+//!   of its own.
+//! - Unknown request fields are refused by name. Sizes, times, queues and counts are bounded.
+
+pub mod dialect;
+mod error;
+mod flight;
+mod gateway;
+mod http;
+mod limits;
+mod secret;
+mod server;
+pub mod session;
+pub mod turn;
+
+pub use error::{ApiError, ErrorKind};
+pub use gateway::{Credentials, Gateway, GatewayConfig, GatewayParts, GatewayStats, RolloutView};
+pub use limits::{ServerLimits, SessionLimits};
+pub use secret::Secret;
+pub use server::{ServeError, Server};
+pub use session::{FinishRequest, Join, Reward, RolloutSpec, SamplingDefaults, SessionStats};

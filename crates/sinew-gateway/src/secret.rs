@@ -1,0 +1,38 @@
+//! Secrets: made from the system's randomness, kept as hashes, compared in constant time.
+
+use crate::error::ApiError;
+use crate::session::hex;
+use std::fmt;
+
+/// A secret that can be recognized, but not read.
+#[derive(Clone, Copy)]
+pub struct Secret(blake3::Hash);
+
+impl Secret {
+    /// Remembers `text`.
+    pub fn new(text: &str) -> Self {
+        Self(blake3::hash(text.as_bytes()))
+    }
+
+    /// Whether `text` is the secret. Comparing hashes takes the same time for all of them.
+    pub fn matches(&self, text: &str) -> bool {
+        self.0 == blake3::hash(text.as_bytes())
+    }
+
+    /// So many random bytes as hexadecimal digits.
+    ///
+    /// # Errors
+    /// If the system has no randomness to give.
+    pub fn random_hex(bytes: usize) -> Result<String, ApiError> {
+        let mut buffer = vec![0u8; bytes];
+        getrandom::fill(&mut buffer)
+            .map_err(|e| ApiError::server("no_randomness", format!("no randomness: {e}")))?;
+        Ok(hex(&buffer))
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Secret(..)")
+    }
+}

@@ -1,0 +1,160 @@
+//! The listening side: connections, their limits, the end.
+
+use crate::gateway::Gateway;
+use crate::http::Service;
+use crate::secret::Secret;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Semaphore, watch};
+use tokio::task::{JoinHandle, JoinSet};
+
+/// The least that hyper reads a head with.
+const MIN_HEAD_BYTES: usize = 8192;
+
+/// Why a gateway does not listen.
+#[derive(Debug, thiserror::Error)]
+pub enum ServeError {
+    #[error("cannot listen on {address}: {source}")]
+    Listen {
+        address: SocketAddr,
+        source: std::io::Error,
+    },
+}
+
+/// A listening gateway. Dropping it stops it at once; [`Server::stop`] lets requests end.
+#[derive(Debug)]
+pub struct Server {
+    address: SocketAddr,
+    stop: watch::Sender<bool>,
+    task: Option<JoinHandle<()>>,
+}
+
+impl Server {
+    /// Listens on `address`, port 0 for any free one. `control_token` opens the control API.
+    /// `public_url` is where agents find this server, if that is not its address.
+    ///
+    /// # Errors
+    /// If the address cannot be bound.
+    pub async fn start(
+        gateway: Gateway,
+        address: SocketAddr,
+        control_token: &str,
+        public_url: Option<String>,
+    ) -> Result<Self, ServeError> {
+        let failed = |source| ServeError::Listen { address, source };
+        let listener = TcpListener::bind(address).await.map_err(failed)?;
+        let bound = listener.local_addr().map_err(failed)?;
+        let url = public_url.unwrap_or_else(|| format!("http://{bound}"));
+        gateway.set_public_url(url.trim_end_matches('/').to_owned());
+        let service = Service {
+            gateway,
+            control: Secret::new(control_token),
+        };
+        let (stop, stopped) = watch::channel(false);
+        let task = tokio::spawn(accept(listener, service, stopped));
+        Ok(Self {
+            address: bound,
+            stop,
+            task: Some(task),
+        })
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Takes no more connections, gives open requests their time, and ends.
+    pub async fn stop(mut self) {
+        // The task may have ended by itself.
+        let _ = self.stop.send(true);
+        if let Some(task) = self.task.take() {
+            let _ = task.await;
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        if let Some(task) = &self.task {
+            task.abort();
+        }
+    }
+}
+
+async fn accept(listener: TcpListener, service: Service, mut stopped: watch::Receiver<bool>) {
+    let limits = service.gateway.config().server;
+    let room = Arc::new(Semaphore::new(limits.max_connections));
+    let mut sweep = tokio::time::interval(service.gateway.sweep_every());
+    let mut connections = JoinSet::new();
+    loop {
+        // Without room, new connections wait in the backlog of the socket.
+        let next = async {
+            let permit = Arc::clone(&room).acquire_owned().await;
+            (permit, listener.accept().await)
+        };
+        tokio::select! {
+            (permit, accepted) = next => match accepted {
+                Ok((stream, _)) => {
+                    let connection = serve(stream, service.clone(), stopped.clone());
+                    connections.spawn(async move {
+                        connection.await;
+                        drop(permit);
+                    });
+                }
+                Err(error) => {
+                    // Out of file descriptors, or the client was faster: go on, but not hotly.
+                    tracing::warn!(%error, "a connection was not accepted");
+                    tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+                }
+            },
+            _ = sweep.tick() => service.gateway.sweep().await,
+            Some(_) = connections.join_next(), if !connections.is_empty() => {}
+            _ = stopped.changed() => break,
+        }
+    }
+    drop(listener);
+    let drained = async { while connections.join_next().await.is_some() {} };
+    if tokio::time::timeout(limits.shutdown_grace, drained)
+        .await
+        .is_err()
+    {
+        tracing::warn!("requests were cut when the gateway stopped");
+    }
+    connections.shutdown().await;
+}
+
+async fn serve(stream: TcpStream, service: Service, mut stopped: watch::Receiver<bool>) {
+    // Small events must not wait for more of them.
+    if let Err(error) = stream.set_nodelay(true) {
+        tracing::debug!(%error, "no TCP_NODELAY");
+    }
+    let limits = service.gateway.config().server;
+    let answer = service_fn(move |request| {
+        let service = service.clone();
+        async move { Ok::<_, Infallible>(service.handle(request).await) }
+    });
+    let mut builder = http1::Builder::new();
+    builder
+        .timer(TokioTimer::new())
+        .header_read_timeout(limits.read_timeout)
+        .max_buf_size(limits.max_head_bytes.max(MIN_HEAD_BYTES));
+    let mut connection = std::pin::pin!(builder.serve_connection(TokioIo::new(stream), answer));
+    tokio::select! {
+        result = connection.as_mut() => {
+            if let Err(error) = result {
+                tracing::debug!(%error, "a connection ended early");
+            }
+            return;
+        }
+        _ = stopped.changed() => connection.as_mut().graceful_shutdown(),
+    }
+    if let Err(error) = connection.await {
+        tracing::debug!(%error, "a connection ended early");
+    }
+}

@@ -1,0 +1,120 @@
+//! From a session to a trace: prune what led nowhere, prove every call, validate.
+
+use super::keys;
+use super::types::SessionError;
+use super::{Call, Session};
+use sinew_types::{EpisodeEnd, NO_PARENT, NodeId, TRACE_FORMAT_VERSION, Timing, TokenKind, Trace};
+
+impl Session {
+    /// The trace as it is now, with everything in it.
+    pub fn snapshot(&self, now_s: f64) -> Trace {
+        let total_s = (now_s - self.opened_s).max(0.0);
+        let open = if self.running.is_empty() {
+            0.0
+        } else {
+            (now_s - self.busy_since_s).max(0.0)
+        };
+        let generate_s = (self.generate_s + open).min(total_s);
+        Trace {
+            format_version: TRACE_FORMAT_VERSION,
+            episode: self.id.clone(),
+            group: self.spec.group.clone(),
+            task: self.spec.task.clone(),
+            task_kind: self.spec.task_kind.clone(),
+            step: self.spec.step,
+            purpose: self.spec.purpose.clone(),
+            nodes: self.nodes.clone(),
+            outcome: self.outcome.clone(),
+            end: self.natural_end(),
+            timing: Timing {
+                started_unix_s: self.opened_s,
+                total_s,
+                generate_s,
+                // What an agent does between its calls: tools and its own work.
+                tool_s: total_s - generate_s,
+                queue_s: 0.0,
+            },
+        }
+    }
+
+    /// The finished trace. Prompts that nothing was sampled after are left out. How calls
+    /// joined is in its metrics, as `join_extend`, `join_fork` and so on.
+    ///
+    /// # Errors
+    /// If an invariant does not hold; then nothing of it may be trained.
+    pub fn trace(&self, end: EpisodeEnd, now_s: f64) -> Result<Trace, SessionError> {
+        let mut trace = self.snapshot(now_s);
+        trace.end = end;
+        for (join, count) in &self.stats.joins {
+            let name = format!("join_{join:?}").to_lowercase();
+            trace.outcome.metrics.insert(name, f64::from(*count));
+        }
+        for (index, call) in self.calls.iter().enumerate() {
+            prove(&trace, index, call)?;
+        }
+        prune(&mut trace);
+        trace
+            .validate()
+            .map_err(|e| SessionError::Broken(e.to_string()))?;
+        Ok(trace)
+    }
+}
+
+/// The path that a call's outputs hang on is what the engine was given.
+fn prove(trace: &Trace, index: usize, call: &Call) -> Result<(), SessionError> {
+    let broken = |what: String| SessionError::Broken(format!("call {}: {what}", index + 1));
+    if trace.nodes.get(call.parent as usize).is_none() {
+        return Err(broken(format!("its parent {} does not exist", call.parent)));
+    }
+    let path = trace.path_tokens(call.parent);
+    let ids: Vec<_> = path.iter().map(|t| t.id).collect();
+    if keys::tokens(&ids) != call.prompt_key {
+        return Err(broken(format!(
+            "the engine was given other tokens than the {} of its path",
+            ids.len()
+        )));
+    }
+    let strays = |id: &&NodeId| {
+        let node = trace.nodes.get(**id as usize);
+        node.is_none_or(|n| n.parent != call.parent || n.kind != TokenKind::Sampled)
+    };
+    match call.outputs.iter().find(strays) {
+        Some(id) => Err(broken(format!("its output {id} is not where it belongs"))),
+        None => Ok(()),
+    }
+}
+
+/// Removes nodes without a sampled node below them, unless nothing was sampled at all.
+fn prune(trace: &mut Trace) {
+    let mut keep: Vec<bool> = trace
+        .nodes
+        .iter()
+        .map(|n| n.kind == TokenKind::Sampled)
+        .collect();
+    if !keep.contains(&true) {
+        return;
+    }
+    for i in (0..trace.nodes.len()).rev() {
+        let parent = trace.nodes[i].parent;
+        if keep[i] && parent != NO_PARENT {
+            keep[parent as usize] = true;
+        }
+    }
+    let mut moved = vec![NO_PARENT; trace.nodes.len()];
+    let mut next = 0;
+    for (i, kept) in keep.iter().enumerate() {
+        if *kept {
+            moved[i] = next;
+            next += 1;
+        }
+    }
+    let mut index = 0;
+    trace.nodes.retain_mut(|node| {
+        let kept = keep[index];
+        index += 1;
+        if node.parent != NO_PARENT {
+            node.parent = moved[node.parent as usize];
+        }
+        kept
+    });
+}

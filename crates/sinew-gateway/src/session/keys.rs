@@ -1,0 +1,190 @@
+//! Hashes by which messages are recognized when a client sends them again.
+
+use serde_json::Value;
+use sinew_types::{Message, Role, TokenId, ToolCall, ToolSpec};
+
+/// 128 bits of BLAKE3: no client meets a collision by accident.
+pub(crate) type Key = [u8; 16];
+
+/// BLAKE3 over parts of known length.
+struct Parts(blake3::Hasher);
+
+impl Parts {
+    fn new(domain: u8) -> Self {
+        let mut hasher = blake3::Hasher::new();
+        hasher.update(&[domain]);
+        Self(hasher)
+    }
+
+    fn bytes(&mut self, bytes: &[u8]) {
+        self.0.update(&(bytes.len() as u64).to_le_bytes());
+        self.0.update(bytes);
+    }
+
+    fn option(&mut self, text: Option<&str>) {
+        self.0.update(&[u8::from(text.is_some())]);
+        self.bytes(text.unwrap_or_default().as_bytes());
+    }
+
+    /// Objects are the same whatever the order of their keys.
+    fn json(&mut self, value: &Value) {
+        match value {
+            Value::Object(map) => {
+                let mut entries: Vec<_> = map.iter().collect();
+                entries.sort_by_key(|(key, _)| key.as_str());
+                self.bytes(b"{");
+                self.0.update(&(entries.len() as u64).to_le_bytes());
+                for (key, value) in entries {
+                    self.bytes(key.as_bytes());
+                    self.json(value);
+                }
+            }
+            Value::Array(items) => {
+                self.bytes(b"[");
+                self.0.update(&(items.len() as u64).to_le_bytes());
+                for item in items {
+                    self.json(item);
+                }
+            }
+            Value::String(text) => {
+                self.bytes(b"\"");
+                self.bytes(text.as_bytes());
+            }
+            plain => self.bytes(plain.to_string().as_bytes()),
+        }
+    }
+
+    fn key(&self) -> Key {
+        let mut key = Key::default();
+        key.copy_from_slice(&self.0.finalize().as_bytes()[..16]);
+        key
+    }
+}
+
+fn role(role: Role) -> u8 {
+    match role {
+        Role::System => 0,
+        Role::User => 1,
+        Role::Assistant => 2,
+        Role::Tool => 3,
+    }
+}
+
+/// All that a message says.
+pub(crate) fn exact(message: &Message) -> Key {
+    let mut parts = Parts::new(1);
+    parts.bytes(&[role(message.role)]);
+    parts.bytes(message.content.as_bytes());
+    parts.option(message.reasoning.as_deref());
+    parts.option(message.tool_call_id.as_deref());
+    parts.option(message.name.as_deref());
+    for ToolCall {
+        id,
+        name,
+        arguments,
+    } in &message.tool_calls
+    {
+        parts.bytes(id.as_bytes());
+        parts.bytes(name.as_bytes());
+        parts.json(arguments);
+    }
+    parts.key()
+}
+
+/// What an assistant's message says, without what clients drop or rewrite on the way:
+/// reasoning, ids of calls, white space around the text.
+pub(crate) fn loose(message: &Message) -> Key {
+    let mut parts = Parts::new(2);
+    parts.bytes(message.content.trim().as_bytes());
+    for ToolCall {
+        name, arguments, ..
+    } in &message.tool_calls
+    {
+        parts.bytes(name.as_bytes());
+        parts.json(arguments);
+    }
+    parts.key()
+}
+
+/// The tools that are shown to the model.
+pub(crate) fn tools(tools: &[ToolSpec]) -> Key {
+    let mut parts = Parts::new(3);
+    for tool in tools {
+        parts.bytes(tool.name.as_bytes());
+        parts.bytes(tool.description.as_bytes());
+        parts.json(&tool.parameters);
+    }
+    parts.key()
+}
+
+/// Token ids, as the engine was given them.
+pub(crate) fn tokens(ids: &[TokenId]) -> Key {
+    let mut hasher = blake3::Hasher::new();
+    hasher.update(&[5]);
+    let mut buffer = [0u8; 4096];
+    for chunk in ids.chunks(buffer.len() / 4) {
+        for (slot, id) in buffer.chunks_exact_mut(4).zip(chunk) {
+            slot.copy_from_slice(&id.to_le_bytes());
+        }
+        hasher.update(&buffer[..chunk.len() * 4]);
+    }
+    Parts(hasher).key()
+}
+
+/// Keys of the prefixes of `text` that end at `ends`, which must rise and be inside it.
+pub(crate) fn text_prefixes(text: &str, ends: impl Iterator<Item = usize>) -> Vec<(usize, Key)> {
+    let mut parts = Parts::new(6);
+    let mut at = 0;
+    let mut keys = Vec::new();
+    for end in ends {
+        parts.0.update(&text.as_bytes()[at..end]);
+        at = end;
+        keys.push((end, parts.key()));
+    }
+    keys
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn assistant(content: &str, arguments: Value) -> Message {
+        Message {
+            tool_calls: vec![ToolCall {
+                id: "a".into(),
+                name: "f".into(),
+                arguments,
+            }],
+            ..Message::new(Role::Assistant, content)
+        }
+    }
+
+    #[test]
+    fn order_of_keys_and_what_clients_drop_do_not_count() {
+        let a = assistant("x", json!({"a": 1, "b": [1, {"c": 2, "d": 3}]}));
+        let b = assistant("x", json!({"b": [1, {"d": 3, "c": 2}], "a": 1}));
+        assert_eq!(exact(&a), exact(&b));
+        let mut dropped = assistant(" x\n", json!({"b": [1, {"d": 3, "c": 2}], "a": 1}));
+        dropped.tool_calls[0].id = "other".into();
+        assert_ne!(exact(&a), exact(&dropped));
+        assert_eq!(loose(&a), loose(&dropped));
+        assert_ne!(loose(&a), loose(&assistant("x", json!({"a": 2}))));
+    }
+
+    #[test]
+    fn fields_cannot_run_into_each_other() {
+        let mut a = Message::new(Role::User, "xy");
+        let mut b = Message::new(Role::User, "x");
+        b.name = Some("y".into());
+        assert_ne!(exact(&a), exact(&b));
+        a.content = "x".into();
+        a.tool_call_id = Some("y".into());
+        assert_ne!(exact(&a), exact(&b));
+        assert_ne!(tokens(&[1, 2]), tokens(&[1]));
+        assert_eq!(
+            text_prefixes("abc", [1, 3].into_iter())[1].1,
+            text_prefixes("abc", [3].into_iter())[0].1
+        );
+    }
+}

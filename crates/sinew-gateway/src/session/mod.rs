@@ -1,0 +1,504 @@
+//! One rollout's capture: which tokens were given to the engine, which it sampled, and where a
+//! new request joins them. Pure: time comes in as seconds, tokens come in as events.
+//!
+//! Invariants:
+//! - What the engine is given is the path of the node that its output will follow, token for
+//!   token; [`Session::trace`] proves it for every call by hash.
+//! - Sampled tokens are in exactly one node, with one log-probability and one version each;
+//!   they are never decoded and tokenized again.
+//! - Nodes are only added. A client that rewrites its history makes a branch.
+
+mod finish;
+mod keys;
+mod plan;
+mod states;
+mod types;
+
+pub use types::{
+    Ask, Begun, CallRecord, FinishRequest, Join, Prompt, Reward, RolloutSpec, SampledTurn,
+    SamplingDefaults, SessionError, SessionStats,
+};
+
+use crate::limits::SessionLimits;
+use keys::Key;
+use plan::Plan;
+use sinew_render::Renderer;
+use sinew_types::{
+    EpisodeEnd, EpisodeId, FinishReason, Limit, Message, NO_PARENT, Node, NodeId, Outcome, TokenId,
+    TokenKind, VersionSpan,
+};
+use states::{StateId, States};
+use std::collections::{BTreeMap, HashSet};
+
+/// A call, running or ended.
+#[derive(Clone, Debug)]
+struct Call {
+    join: Join,
+    parent: NodeId,
+    prompt_tokens: u32,
+    prompt_key: Key,
+    outputs: Vec<NodeId>,
+    started_s: f64,
+    ended_s: Option<f64>,
+    error: Option<String>,
+}
+
+/// What is needed of a call until its output is there.
+#[derive(Clone, Debug)]
+struct Running {
+    /// State that the messages of the prompt lead to.
+    state: StateId,
+    /// The prompt, if it was text.
+    text: Option<String>,
+    choices_left: u32,
+}
+
+/// Text that a client has seen, up to the end of an output.
+#[derive(Clone, Copy, Debug)]
+struct TextAnchor {
+    bytes: usize,
+    key: Key,
+    node: NodeId,
+}
+
+/// One rollout.
+#[derive(Debug)]
+pub struct Session {
+    id: EpisodeId,
+    spec: RolloutSpec,
+    limits: SessionLimits,
+    nodes: Vec<Node>,
+    states: States,
+    texts: Vec<TextAnchor>,
+    /// First message after the system's of every conversation.
+    openings: HashSet<Key>,
+    calls: Vec<Call>,
+    running: BTreeMap<u32, Running>,
+    stats: SessionStats,
+    outcome: Outcome,
+    limit_hit: Option<Limit>,
+    opened_s: f64,
+    touched_s: f64,
+    /// Since when at least one call runs, and the time before that.
+    busy_since_s: f64,
+    generate_s: f64,
+    over: bool,
+}
+
+impl Session {
+    /// A rollout without calls. `now_s` is Unix time, as everywhere here.
+    pub fn new(id: EpisodeId, spec: RolloutSpec, gateway: SessionLimits, now_s: f64) -> Self {
+        Self {
+            id,
+            limits: spec.limits(gateway),
+            spec,
+            nodes: Vec::new(),
+            states: States::new(),
+            texts: Vec::new(),
+            openings: HashSet::new(),
+            calls: Vec::new(),
+            running: BTreeMap::new(),
+            stats: SessionStats::default(),
+            outcome: Outcome::default(),
+            limit_hit: None,
+            opened_s: now_s,
+            touched_s: now_s,
+            busy_since_s: now_s,
+            generate_s: 0.0,
+            over: false,
+        }
+    }
+
+    /// Who this is.
+    pub fn id(&self) -> &EpisodeId {
+        &self.id
+    }
+
+    /// What it is run for.
+    pub fn spec(&self) -> &RolloutSpec {
+        &self.spec
+    }
+
+    /// What bounds it.
+    pub fn limits(&self) -> &SessionLimits {
+        &self.limits
+    }
+
+    /// Counters.
+    pub fn stats(&self) -> &SessionStats {
+        &self.stats
+    }
+
+    /// When it was last called.
+    pub fn touched_s(&self) -> f64 {
+        self.touched_s
+    }
+
+    /// Whether it takes no more calls.
+    pub fn is_over(&self) -> bool {
+        self.over
+    }
+
+    /// Takes no more calls from here on.
+    pub fn close(&mut self) {
+        self.over = true;
+    }
+
+    /// A limit of the gateway ended the episode.
+    pub fn cut(&mut self, limit: Limit) {
+        self.over = true;
+        self.limit_hit.get_or_insert(limit);
+    }
+
+    /// Every call so far.
+    pub fn calls(&self) -> Vec<CallRecord> {
+        let record = |(i, c): (usize, &Call)| CallRecord {
+            call: i as u32 + 1,
+            join: c.join,
+            parent: c.parent,
+            prompt_tokens: c.prompt_tokens,
+            prompt_hash: hex(&c.prompt_key),
+            outputs: c.outputs.clone(),
+            started_s: c.started_s,
+            ended_s: c.ended_s,
+            error: c.error.clone(),
+        };
+        self.calls.iter().enumerate().map(record).collect()
+    }
+
+    /// Joins a request to what was captured, renders what is new, and opens a call.
+    ///
+    /// # Errors
+    /// If a limit of the rollout is reached or the request cannot be rendered; nothing has
+    /// changed then, but that a limit is remembered as the end of the episode.
+    pub fn begin(
+        &mut self,
+        renderer: &dyn Renderer,
+        ask: &Ask<'_>,
+        now_s: f64,
+    ) -> Result<Begun, SessionError> {
+        self.touched_s = now_s;
+        let begun = self.try_begin(renderer, ask, now_s);
+        if let Err(limit) = begun.as_ref().map_err(SessionError::limit)
+            && limit.is_some()
+        {
+            self.limit_hit = self.limit_hit.or(limit);
+        }
+        begun
+    }
+
+    fn try_begin(
+        &mut self,
+        renderer: &dyn Renderer,
+        ask: &Ask<'_>,
+        now_s: f64,
+    ) -> Result<Begun, SessionError> {
+        self.admit(ask)?;
+        let plan = self.plan(renderer, ask)?;
+        let mut prompt = self.path_tokens(plan.base);
+        for node in &plan.nodes {
+            prompt.extend_from_slice(&node.tokens);
+        }
+        let context = self.limits.max_context_tokens;
+        if prompt.len() >= context as usize {
+            return Err(SessionError::ContextFull {
+                prompt: prompt.len(),
+                context,
+            });
+        }
+        let room = context - prompt.len() as u32;
+        let (join, state) = (plan.join, plan.state.clone());
+        let parent = self.apply(plan);
+        let state = self.arrive(&state, parent, ask);
+        self.calls.push(Call {
+            join,
+            parent,
+            prompt_tokens: prompt.len() as u32,
+            prompt_key: keys::tokens(&prompt),
+            outputs: Vec::new(),
+            started_s: now_s,
+            ended_s: None,
+            error: None,
+        });
+        let call = self.calls.len() as u32;
+        if self.running.is_empty() {
+            self.busy_since_s = now_s;
+        }
+        let text = match ask.prompt {
+            Prompt::Text(text) => Some(text.clone()),
+            _ => None,
+        };
+        self.running.insert(
+            call,
+            Running {
+                state,
+                text,
+                choices_left: ask.choices,
+            },
+        );
+        self.stats.calls = call;
+        self.stats.running = self.running.len() as u32;
+        *self.stats.joins.entry(join).or_default() += 1;
+        Ok(Begun {
+            call,
+            prompt,
+            room,
+            join,
+        })
+    }
+
+    fn admit(&self, ask: &Ask<'_>) -> Result<(), SessionError> {
+        if self.over {
+            return Err(SessionError::Over);
+        }
+        let limits = &self.limits;
+        // Calls that gave nothing are tried again by their clients.
+        let turns = (self.calls.len() as u32).saturating_sub(self.stats.failed);
+        if turns >= limits.max_turns {
+            return Err(SessionError::Turns {
+                limit: limits.max_turns,
+            });
+        }
+        let running = self.running.len() as u32;
+        if running >= limits.max_concurrent {
+            return Err(SessionError::Concurrent {
+                running,
+                limit: limits.max_concurrent,
+            });
+        }
+        if self.stats.trace_tokens >= limits.max_trace_tokens {
+            return Err(SessionError::Tokens {
+                tokens: self.stats.trace_tokens,
+                limit: limits.max_trace_tokens,
+            });
+        }
+        if self.stats.message_bytes >= limits.max_message_bytes {
+            return Err(SessionError::Bytes {
+                bytes: self.stats.message_bytes,
+                limit: limits.max_message_bytes,
+            });
+        }
+        if matches!(ask.prompt, Prompt::Messages(m) if m.is_empty()) {
+            return Err(SessionError::Empty);
+        }
+        Ok(())
+    }
+
+    /// Adds the planned nodes, and gives the last one: the parent of what will be sampled.
+    fn apply(&mut self, plan: Plan) -> NodeId {
+        let mut parent = plan.base.unwrap_or(NO_PARENT);
+        for planned in plan.nodes {
+            parent = self.push(parent, planned.kind, planned.tokens, planned.messages);
+        }
+        parent
+    }
+
+    fn push(
+        &mut self,
+        parent: NodeId,
+        kind: TokenKind,
+        tokens: Vec<TokenId>,
+        messages: Vec<Message>,
+    ) -> NodeId {
+        let turn = match self.nodes.get(parent as usize) {
+            Some(node) => node.turn,
+            None => 0,
+        };
+        self.stats.trace_tokens += tokens.len() as u64;
+        self.stats.message_bytes += messages.iter().map(message_bytes).sum::<u64>();
+        self.nodes.push(Node {
+            parent,
+            turn: turn + u32::from(kind == TokenKind::Sampled),
+            kind,
+            tokens,
+            logprobs: Vec::new(),
+            versions: Vec::new(),
+            messages,
+            finish: None,
+            process_reward: 0.0,
+            state_hash: None,
+        });
+        (self.nodes.len() - 1) as NodeId
+    }
+
+    /// Records one output of a call. Gives its node; an output without tokens has none.
+    ///
+    /// # Errors
+    /// If the call is not running, or the engine broke its contract: a token without a finite
+    /// log-probability.
+    pub fn commit(
+        &mut self,
+        call: u32,
+        output: SampledTurn,
+        now_s: f64,
+    ) -> Result<Option<NodeId>, SessionError> {
+        let running = self.running.get(&call);
+        let running = running.ok_or(SessionError::UnknownCall { call })?.clone();
+        let bad = |v: f32| !v.is_finite() || v > 1e-3;
+        if let Some(token) = output.tokens.iter().find(|t| bad(t.logprob)) {
+            let why = format!(
+                "the engine gave token {} the log-probability {}",
+                token.id, token.logprob
+            );
+            self.fail(call, &why, now_s);
+            return Err(SessionError::Broken(why));
+        }
+        let aborted = output.finish == FinishReason::Aborted;
+        self.stats.aborted += u32::from(aborted);
+        let node = (!output.tokens.is_empty()).then(|| self.push_output(call, &running, output));
+        self.one_less(call, now_s);
+        Ok(node)
+    }
+
+    fn push_output(&mut self, call: u32, running: &Running, output: SampledTurn) -> NodeId {
+        let parent = self.calls[call as usize - 1].parent;
+        let ids = output.tokens.iter().map(|t| t.id).collect();
+        let id = self.push(parent, TokenKind::Sampled, ids, Vec::new());
+        let node = &mut self.nodes[id as usize];
+        node.logprobs = output.tokens.iter().map(|t| t.logprob).collect();
+        for (start, token) in output.tokens.iter().enumerate() {
+            match node.versions.last_mut() {
+                Some(span) if span.version == token.version => span.len += 1,
+                _ => node.versions.push(VersionSpan {
+                    start: start as u32,
+                    len: 1,
+                    version: token.version,
+                }),
+            }
+        }
+        node.finish = Some(output.finish);
+        self.stats.sampled_tokens += output.tokens.len() as u64;
+        self.stats.message_bytes += message_bytes(&output.message);
+        match &running.text {
+            Some(prompt) => {
+                let text = [prompt.as_str(), output.text.as_str()].concat();
+                let keys = keys::text_prefixes(&text, std::iter::once(text.len()));
+                self.texts
+                    .extend(keys.into_iter().map(|(bytes, key)| TextAnchor {
+                        bytes,
+                        key,
+                        node: id,
+                    }));
+            }
+            None => {
+                self.states.add_turn(running.state, &output.message, id);
+            }
+        }
+        self.nodes[id as usize].messages = vec![output.message];
+        self.calls[call as usize - 1].outputs.push(id);
+        id
+    }
+
+    /// Ends a call that gave nothing more.
+    pub fn fail(&mut self, call: u32, why: &str, now_s: f64) {
+        if self.running.remove(&call).is_none() {
+            return;
+        }
+        self.stats.failed += 1;
+        if let Some(record) = self.calls.get_mut(call as usize - 1) {
+            record.error = Some(why.to_owned());
+        }
+        self.ended(call, now_s);
+    }
+
+    fn one_less(&mut self, call: u32, now_s: f64) {
+        if let Some(running) = self.running.get_mut(&call) {
+            running.choices_left = running.choices_left.saturating_sub(1);
+            if running.choices_left == 0 {
+                self.running.remove(&call);
+                self.ended(call, now_s);
+            }
+        }
+    }
+
+    fn ended(&mut self, call: u32, now_s: f64) {
+        self.stats.running = self.running.len() as u32;
+        self.touched_s = now_s;
+        if let Some(record) = self.calls.get_mut(call as usize - 1) {
+            record.ended_s = Some(now_s);
+        }
+        if self.running.is_empty() {
+            self.generate_s += (now_s - self.busy_since_s).max(0.0);
+        }
+    }
+
+    /// Scores the episode, or with `turn` the outputs of one call.
+    ///
+    /// # Errors
+    /// If a number is not finite or the turn does not exist.
+    pub fn reward(&mut self, reward: &Reward) -> Result<(), SessionError> {
+        let metrics = reward.metrics.values().copied();
+        let bad = |v: &f64| !v.is_finite();
+        if let Some(value) = std::iter::once(reward.reward).chain(metrics).find(bad) {
+            return Err(SessionError::Reward { value });
+        }
+        if let Some(turn) = reward.turn {
+            let call = (turn as usize)
+                .checked_sub(1)
+                .and_then(|i| self.calls.get(i));
+            let outputs = call.map(|c| c.outputs.clone()).unwrap_or_default();
+            if outputs.is_empty() {
+                return Err(SessionError::Turn {
+                    turn,
+                    calls: self.calls.len() as u32,
+                });
+            }
+            for node in outputs {
+                self.nodes[node as usize].process_reward = reward.reward;
+            }
+        } else {
+            self.outcome.reward = reward.reward;
+        }
+        if let Some(success) = reward.success {
+            self.outcome.success = success;
+        }
+        self.outcome.metrics.extend(reward.metrics.clone());
+        Ok(())
+    }
+
+    /// How it ends if nobody says otherwise.
+    pub fn natural_end(&self) -> EpisodeEnd {
+        match self.limit_hit {
+            Some(limit) => EpisodeEnd::Truncated { limit },
+            None => EpisodeEnd::Terminated,
+        }
+    }
+
+    /// Seed of an output: the client's, or one of the rollout's own.
+    pub fn seed(&self, call: u32, choice: u32, asked: Option<u64>) -> u64 {
+        match asked {
+            Some(seed) if choice == 0 => seed,
+            Some(seed) => mix(seed, u64::from(choice)),
+            None => mix(self.spec.seed, (u64::from(call) << 16) | u64::from(choice)),
+        }
+    }
+}
+
+/// SplitMix64 (Steele, Lea, Flood, OOPSLA 2014).
+fn mix(seed: u64, word: u64) -> u64 {
+    let mut z = seed
+        .wrapping_add(word.wrapping_mul(0x9E37_79B9_7F4A_7C15))
+        .wrapping_add(0x9E37_79B9_7F4A_7C15);
+    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    z ^ (z >> 31)
+}
+
+fn message_bytes(message: &Message) -> u64 {
+    let calls = message.tool_calls.iter();
+    let calls: usize = calls
+        .map(|c| c.name.len() + c.arguments.to_string().len())
+        .sum();
+    let reasoning = message.reasoning.as_ref().map_or(0, String::len);
+    (message.content.len() + reasoning + calls) as u64
+}
+
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    use std::fmt::Write as _;
+    let mut text = String::with_capacity(bytes.len() * 2);
+    for byte in bytes {
+        // Writing to a string cannot fail.
+        let _ = write!(text, "{byte:02x}");
+    }
+    text
+}

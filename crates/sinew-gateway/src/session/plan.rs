@@ -1,0 +1,401 @@
+//! Where a request joins the graph, and what has to be rendered for it.
+
+use super::keys;
+use super::states::{StateId, Walk};
+use super::types::{Ask, Join, Prompt, SessionError};
+use super::{Session, TextAnchor};
+use sinew_render::Renderer;
+use sinew_types::{FinishReason, Message, NodeId, Role, TokenId, TokenKind, ToolSpec};
+
+/// A node to add.
+#[derive(Debug)]
+pub(super) struct Planned {
+    pub(super) kind: TokenKind,
+    pub(super) tokens: Vec<TokenId>,
+    pub(super) messages: Vec<Message>,
+}
+
+/// What joining a request takes. Nothing has changed yet.
+#[derive(Debug)]
+pub(super) struct Plan {
+    /// Node that everything new follows.
+    pub(super) base: Option<NodeId>,
+    pub(super) nodes: Vec<Planned>,
+    pub(super) join: Join,
+    pub(super) state: Arrival,
+}
+
+/// The state that the request's prompt leads to.
+#[derive(Clone, Debug)]
+pub(super) enum Arrival {
+    /// The known states of a conversation, then a step for each further message.
+    Messages { walk: Walk },
+    /// One step from nowhere.
+    Whole { key: keys::Key },
+}
+
+/// The furthest known point from which tokens can be kept.
+#[derive(Clone, Copy, Debug)]
+enum Position {
+    Turn(NodeId),
+    Prompt(NodeId),
+}
+
+impl Session {
+    pub(super) fn plan(
+        &mut self,
+        renderer: &dyn Renderer,
+        ask: &Ask<'_>,
+    ) -> Result<Plan, SessionError> {
+        let mut plan = match ask.prompt {
+            Prompt::Messages(messages) => self.plan_messages(renderer, messages, ask.tools)?,
+            Prompt::Text(text) => self.plan_text(renderer, text)?,
+            Prompt::Tokens(ids) => self.plan_tokens(renderer, ids)?,
+        };
+        if !ask.opening.is_empty() {
+            let tokens = renderer.encode_text(ask.opening)?;
+            plan.nodes.push(Planned {
+                kind: TokenKind::Forced,
+                tokens,
+                messages: Vec::new(),
+            });
+        }
+        Ok(plan)
+    }
+
+    /// Makes the states that the request leads to, and marks where it was rendered. Gives the
+    /// state of the whole prompt.
+    pub(super) fn arrive(&mut self, state: &Arrival, parent: NodeId, ask: &Ask<'_>) -> StateId {
+        let at = match (state, ask.prompt) {
+            (Arrival::Whole { key }, _) => self.states.step(super::states::NOWHERE, *key),
+            (Arrival::Messages { walk }, Prompt::Messages(messages)) => {
+                let known = walk.states.len() - 1;
+                let start = walk.states.last().copied().unwrap_or_default();
+                if let Some(first) = messages.iter().find(|m| m.role != Role::System) {
+                    self.openings.insert(keys::exact(first));
+                }
+                messages[known..].iter().fold(start, |at, message| {
+                    self.states.step(at, keys::exact(message))
+                })
+            }
+            (Arrival::Messages { walk }, _) => walk.states.last().copied().unwrap_or_default(),
+        };
+        if ask.opening.is_empty() {
+            if self.states.get(at).prompt.is_none() {
+                self.states.set_prompt(at, parent);
+            }
+            return at;
+        }
+        // Turns are found again by their messages, whether they were opened or not.
+        let before = self.nodes[parent as usize].parent;
+        if self.states.get(at).prompt.is_none() {
+            self.states.set_prompt(at, before);
+        }
+        at
+    }
+
+    fn plan_messages(
+        &mut self,
+        renderer: &dyn Renderer,
+        messages: &[Message],
+        tools: &[ToolSpec],
+    ) -> Result<Plan, SessionError> {
+        let root = self.states.root(tools);
+        let walk = self.states.walk(root, messages);
+        let joined = match self.position(&walk, messages.len()) {
+            Some((at, position)) => {
+                let rest = &messages[at..];
+                self.join(renderer, position, rest, tools, walk.last_loose)?
+            }
+            None => None,
+        };
+        if let Some((base, nodes, join)) = joined {
+            return Ok(Plan {
+                base: Some(base),
+                nodes,
+                join,
+                state: Arrival::Messages { walk },
+            });
+        }
+        let join = if self.known_opening(&walk, messages) {
+            Join::Fork
+        } else {
+            Join::Start
+        };
+        let nodes = vec![Planned {
+            kind: TokenKind::Prompt,
+            tokens: renderer.render_prompt(messages, tools)?,
+            messages: messages.to_vec(),
+        }];
+        Ok(Plan {
+            base: None,
+            nodes,
+            join,
+            state: Arrival::Messages { walk },
+        })
+    }
+
+    /// The last state on the way that has tokens, and how many messages lead to it.
+    fn position(&self, walk: &Walk, messages: usize) -> Option<(usize, Position)> {
+        let states = walk.states.iter().enumerate().rev();
+        states
+            .filter_map(|(at, &id)| {
+                let state = self.states.get(id);
+                // A prompt after a turn is rendered without an answer in between: both may be.
+                let prompt = state.prompt.map(Position::Prompt);
+                let turn = state.turn.map(Position::Turn);
+                let whole = at == messages;
+                let found = if whole {
+                    prompt.or(turn)
+                } else {
+                    turn.or(prompt)
+                };
+                found.map(|position| (at, position))
+            })
+            .next()
+    }
+
+    /// Whether this conversation is an earlier one, rewritten.
+    fn known_opening(&self, walk: &Walk, messages: &[Message]) -> bool {
+        let known = walk.states.len() - 1;
+        let said = |m: &&Message| m.role != Role::System;
+        messages[..known].iter().any(|m| said(&m))
+            || messages
+                .iter()
+                .find(said)
+                .is_some_and(|m| self.openings.contains(&keys::exact(m)))
+    }
+
+    /// Nodes that lead from a position over `rest`; `None` if its tokens cannot be kept.
+    fn join(
+        &self,
+        renderer: &dyn Renderer,
+        position: Position,
+        rest: &[Message],
+        tools: &[ToolSpec],
+        loose: bool,
+    ) -> Result<Option<(NodeId, Vec<Planned>, Join)>, SessionError> {
+        let foreign = rest.iter().position(|m| m.role == Role::Assistant);
+        let (base, mut nodes, foreign_from) = match position {
+            Position::Prompt(node) if rest.is_empty() => {
+                return Ok(Some((node, Vec::new(), Join::Resample)));
+            }
+            Position::Prompt(node) if foreign == Some(0) => (node, Vec::new(), Some(0)),
+            // The prompt ends where the model speaks, but here someone else does.
+            Position::Prompt(_) => return Ok(None),
+            Position::Turn(node) => {
+                let answers = &rest[..foreign.unwrap_or(rest.len())];
+                (node, self.extend(renderer, node, answers, tools)?, foreign)
+            }
+        };
+        let Some(from) = foreign_from else {
+            let join = match (self.has_children(base), loose) {
+                (true, _) => Join::Rollback,
+                (false, true) => Join::Realign,
+                (false, false) => Join::Extend,
+            };
+            return Ok(Some((base, nodes, join)));
+        };
+        let Some(tokens) = reencode(renderer, &rest[from..], tools)? else {
+            return Ok(None);
+        };
+        nodes.push(Planned {
+            kind: TokenKind::Forced,
+            tokens,
+            messages: rest[from..].to_vec(),
+        });
+        Ok(Some((base, nodes, Join::Rollback)))
+    }
+
+    fn extend(
+        &self,
+        renderer: &dyn Renderer,
+        turn: NodeId,
+        answers: &[Message],
+        tools: &[ToolSpec],
+    ) -> Result<Vec<Planned>, SessionError> {
+        let context = self.path_tokens(Some(turn));
+        let finish = self.nodes[turn as usize].finish.as_ref();
+        let finish = finish.unwrap_or(&FinishReason::Length);
+        let extension = renderer.extend(&context, finish, answers, tools)?;
+        let mut nodes = Vec::new();
+        if !extension.forced.is_empty() {
+            nodes.push(Planned {
+                kind: TokenKind::Forced,
+                tokens: extension.forced,
+                messages: Vec::new(),
+            });
+        }
+        nodes.push(Planned {
+            kind: TokenKind::Observation,
+            tokens: extension.observation,
+            messages: answers.to_vec(),
+        });
+        Ok(nodes)
+    }
+
+    fn has_children(&self, node: NodeId) -> bool {
+        let later = self.nodes.iter().skip(node as usize + 1);
+        later.rev().any(|n| n.parent == node)
+    }
+
+    fn plan_text(&mut self, renderer: &dyn Renderer, text: &str) -> Result<Plan, SessionError> {
+        if text.is_empty() {
+            return Err(SessionError::Prompt("the prompt is empty".into()));
+        }
+        let mut ends: Vec<usize> = self
+            .texts
+            .iter()
+            .map(|a| a.bytes)
+            .filter(|&end| end < text.len() && text.is_char_boundary(end))
+            .collect();
+        ends.sort_unstable();
+        ends.dedup();
+        ends.push(text.len());
+        let keys = keys::text_prefixes(text, ends.into_iter());
+        let (_, key) = keys[keys.len() - 1];
+        let state = Arrival::Whole { key };
+        let whole = self.states.find(super::states::NOWHERE, key);
+        if let Some(node) = whole.and_then(|id| self.states.get(id).prompt) {
+            return Ok(Plan {
+                base: Some(node),
+                nodes: Vec::new(),
+                join: Join::Resample,
+                state,
+            });
+        }
+        let anchor = keys.iter().rev().find_map(|&(bytes, key)| {
+            let same = |a: &&TextAnchor| a.bytes == bytes && a.key == key;
+            self.texts.iter().rev().find(same).copied()
+        });
+        let rest = &text[anchor.map_or(0, |a| a.bytes)..];
+        let base = anchor.map(|a| a.node);
+        let nodes = match rest {
+            "" => Vec::new(),
+            rest => vec![self.raw_node(base, renderer.encode_text(rest)?, rest)],
+        };
+        Ok(Plan {
+            join: self.raw_join(base),
+            base,
+            nodes,
+            state,
+        })
+    }
+
+    fn plan_tokens(
+        &mut self,
+        renderer: &dyn Renderer,
+        ids: &[TokenId],
+    ) -> Result<Plan, SessionError> {
+        let vocab = renderer.vocab_size();
+        if ids.is_empty() {
+            return Err(SessionError::Prompt("the prompt has no token".into()));
+        }
+        if let Some(id) = ids.iter().find(|&&id| id as usize >= vocab) {
+            return Err(SessionError::Prompt(format!(
+                "token id {id} is outside the vocabulary of {vocab}"
+            )));
+        }
+        let (base, known) = match self.longest_prefix(ids) {
+            Some((node, len)) => (Some(node), len),
+            None => (None, 0),
+        };
+        let rest = &ids[known..];
+        let (nodes, join) = if rest.is_empty() {
+            (Vec::new(), Join::Resample)
+        } else {
+            let node = self.raw_node(base, rest.to_vec(), "");
+            (vec![node], self.raw_join(base))
+        };
+        Ok(Plan {
+            base,
+            nodes,
+            join,
+            state: Arrival::Whole {
+                key: keys::tokens(ids),
+            },
+        })
+    }
+
+    fn raw_node(&self, base: Option<NodeId>, tokens: Vec<TokenId>, text: &str) -> Planned {
+        let message = Message::new(Role::User, text);
+        Planned {
+            kind: match base {
+                Some(_) => TokenKind::Observation,
+                None => TokenKind::Prompt,
+            },
+            tokens,
+            messages: if text.is_empty() {
+                Vec::new()
+            } else {
+                vec![message]
+            },
+        }
+    }
+
+    fn raw_join(&self, base: Option<NodeId>) -> Join {
+        match base {
+            None => Join::Start,
+            Some(node) if self.has_children(node) => Join::Rollback,
+            Some(_) => Join::Extend,
+        }
+    }
+
+    /// The deepest node whose path is a prefix of `ids`, and the length of that path.
+    fn longest_prefix(&self, ids: &[TokenId]) -> Option<(NodeId, usize)> {
+        let mut ends: Vec<Option<usize>> = Vec::with_capacity(self.nodes.len());
+        let mut best: Option<(NodeId, usize)> = None;
+        for (i, node) in self.nodes.iter().enumerate() {
+            let start = match self.nodes.get(node.parent as usize) {
+                Some(_) => ends[node.parent as usize],
+                None => Some(0),
+            };
+            let end = start
+                .filter(|&s| ids[s..].starts_with(&node.tokens))
+                .map(|s| s + node.tokens.len());
+            ends.push(end);
+            if let Some(end) = end
+                && best.is_none_or(|(_, len)| end >= len)
+            {
+                best = Some((i as NodeId, end));
+            }
+        }
+        best
+    }
+
+    /// Tokens from the root to `node`.
+    pub(super) fn path_tokens(&self, node: Option<NodeId>) -> Vec<TokenId> {
+        let mut path = Vec::new();
+        let mut len = 0;
+        let mut at = node.and_then(|id| self.nodes.get(id as usize));
+        while let Some(node) = at {
+            path.push(node);
+            len += node.tokens.len();
+            at = self.nodes.get(node.parent as usize);
+        }
+        // Room for what the caller appends.
+        let mut tokens = Vec::with_capacity(len + 256);
+        for node in path.iter().rev() {
+            tokens.extend_from_slice(&node.tokens);
+        }
+        tokens
+    }
+}
+
+/// Ids of `messages` as the template writes them after a point where the model speaks: the
+/// first one is an assistant's that the model did not say. Found as the difference of two
+/// renders; `None` if the template does not only append.
+fn reencode(
+    renderer: &dyn Renderer,
+    messages: &[Message],
+    tools: &[ToolSpec],
+) -> Result<Option<Vec<TokenId>>, SessionError> {
+    let mut conversation = vec![Message::new(Role::User, "x")];
+    let before = renderer.render_prompt(&conversation, tools)?;
+    conversation.extend_from_slice(messages);
+    let mut all = renderer.render_prompt(&conversation, tools)?;
+    if !all.starts_with(&before) {
+        return Ok(None);
+    }
+    Ok(Some(all.split_off(before.len())))
+}

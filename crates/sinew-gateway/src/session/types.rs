@@ -1,0 +1,273 @@
+//! What goes into a session and what comes out.
+
+use crate::limits::SessionLimits;
+use serde::{Deserialize, Serialize};
+use sinew_render::RenderError;
+use sinew_types::{
+    EpisodeEnd, EpisodeId, FinishReason, GroupId, Limit, Message, NodeId, SampledToken, TaskId,
+    TokenId, ToolSpec,
+};
+use std::collections::BTreeMap;
+
+/// How calls are sampled where the client does not say, or whatever it says.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct SamplingDefaults {
+    pub temperature: Option<f32>,
+    pub top_p: Option<f32>,
+    pub top_k: Option<u32>,
+    pub min_p: Option<f32>,
+    /// Most output tokens of a call.
+    pub max_tokens: Option<u32>,
+    /// The values above replace what the client asks for. Training pins: the policy that
+    /// learns must be the one that acted.
+    pub pinned: bool,
+}
+
+/// What a rollout is run for.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct RolloutSpec {
+    /// Made up if absent.
+    pub id: Option<EpisodeId>,
+    pub group: GroupId,
+    pub task: TaskId,
+    pub task_kind: String,
+    pub step: u64,
+    pub purpose: String,
+    /// Seed of the calls that bring none.
+    pub seed: u64,
+    pub sampling: SamplingDefaults,
+    /// Most model calls, if fewer than the gateway allows.
+    pub max_turns: Option<u32>,
+    /// Most tokens of prompt and output together, if fewer than the gateway allows.
+    pub max_context_tokens: Option<u32>,
+}
+
+impl Default for RolloutSpec {
+    fn default() -> Self {
+        Self {
+            id: None,
+            group: GroupId::new("none"),
+            task: TaskId::new("none"),
+            task_kind: "agent".into(),
+            step: 0,
+            purpose: "serve".into(),
+            seed: 0,
+            sampling: SamplingDefaults::default(),
+            max_turns: None,
+            max_context_tokens: None,
+        }
+    }
+}
+
+impl RolloutSpec {
+    /// The gateway's limits, made tighter by what the rollout asks for.
+    pub(crate) fn limits(&self, gateway: SessionLimits) -> SessionLimits {
+        let turns = self.max_turns.unwrap_or(u32::MAX);
+        let context = self.max_context_tokens.unwrap_or(u32::MAX);
+        SessionLimits {
+            max_turns: gateway.max_turns.min(turns),
+            max_context_tokens: gateway.max_context_tokens.min(context),
+            ..gateway
+        }
+    }
+}
+
+/// What the model is to continue.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Prompt {
+    /// A conversation, to be rendered with the model's template.
+    Messages(Vec<Message>),
+    /// Text as it is.
+    Text(String),
+    /// Ids as they are.
+    Tokens(Vec<TokenId>),
+}
+
+/// One call of the model.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Ask<'a> {
+    pub prompt: &'a Prompt,
+    pub tools: &'a [ToolSpec],
+    /// Text that the model's turn must begin with; not sampled.
+    pub opening: &'a str,
+    /// Outputs to sample.
+    pub choices: u32,
+}
+
+/// How a call joined what was captured before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Join {
+    /// A conversation that begins.
+    Start,
+    /// Everything known, new messages at the end: appended to the sampled tokens.
+    Extend,
+    /// The same, but the client has changed a sampled turn in ways that do not change what it
+    /// says (white space, ids of calls, reasoning left out): the sampled tokens stay.
+    Realign,
+    /// The same prompt again: one more sample beside the others.
+    Resample,
+    /// The client went back to an earlier point, or put its own words in a turn's place: a
+    /// branch from there; what was sampled stays in its own branch.
+    Rollback,
+    /// The client rewrote its history: nothing of the prefix can be kept.
+    Fork,
+}
+
+impl Join {
+    /// Every kind, in order.
+    pub const ALL: [Self; 6] = [
+        Self::Start,
+        Self::Extend,
+        Self::Realign,
+        Self::Resample,
+        Self::Rollback,
+        Self::Fork,
+    ];
+
+    /// Whether the client's history is not the one that was captured.
+    pub fn diverges(self) -> bool {
+        matches!(self, Self::Rollback | Self::Fork)
+    }
+}
+
+/// A call that may be sampled.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Begun {
+    pub call: u32,
+    /// What the engine must be given, exactly.
+    pub prompt: Vec<TokenId>,
+    /// Room for output.
+    pub room: u32,
+    pub join: Join,
+}
+
+/// One output of a call.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SampledTurn {
+    pub tokens: Vec<SampledToken>,
+    pub finish: FinishReason,
+    /// The turn as the client is told.
+    pub message: Message,
+    /// Text of the output for [`Prompt::Text`]; the client sends it back as a part of a prompt.
+    pub text: String,
+}
+
+/// What is known of one call besides its tokens.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct CallRecord {
+    pub call: u32,
+    pub join: Join,
+    /// Node that the outputs follow.
+    pub parent: NodeId,
+    pub prompt_tokens: u32,
+    /// BLAKE3 (128 bits, hexadecimal) of the ids that the engine was given.
+    pub prompt_hash: String,
+    /// Sampled nodes.
+    pub outputs: Vec<NodeId>,
+    pub started_s: f64,
+    /// `None` while it runs.
+    pub ended_s: Option<f64>,
+    /// Why it gave nothing.
+    pub error: Option<String>,
+}
+
+/// What a rollout was worth.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Reward {
+    /// Of the whole episode; replaces an earlier one. With `turn`, of that turn.
+    pub reward: f64,
+    /// The task was solved.
+    #[serde(default)]
+    pub success: Option<bool>,
+    /// Named components.
+    #[serde(default)]
+    pub metrics: BTreeMap<String, f64>,
+    /// Number of the call (from 1) whose output the reward belongs to.
+    #[serde(default)]
+    pub turn: Option<u32>,
+}
+
+/// Why a session refused.
+#[derive(Debug, thiserror::Error)]
+pub enum SessionError {
+    #[error(transparent)]
+    Render(#[from] RenderError),
+    #[error("the prompt has {prompt} tokens, the context of this rollout holds {context}")]
+    ContextFull { prompt: usize, context: u32 },
+    #[error("this rollout may call the model {limit} times and has done so")]
+    Turns { limit: u32 },
+    #[error("the trace of this rollout holds {tokens} tokens, its limit is {limit}")]
+    Tokens { tokens: u64, limit: u64 },
+    #[error("the trace of this rollout holds {bytes} bytes of text, its limit is {limit}")]
+    Bytes { bytes: u64, limit: u64 },
+    #[error("{running} calls of this rollout are running, its limit is {limit}")]
+    Concurrent { running: u32, limit: u32 },
+    #[error("the rollout is over, it takes no more calls")]
+    Over,
+    #[error("there is no message to answer")]
+    Empty,
+    #[error("{0}")]
+    Prompt(String),
+    #[error("call {call} of this rollout does not exist or has ended")]
+    UnknownCall { call: u32 },
+    #[error("reward is {value}, expected a finite number")]
+    Reward { value: f64 },
+    #[error("turn {turn} has no output, the calls are numbered from 1 to {calls}")]
+    Turn { turn: u32, calls: u32 },
+    /// An invariant does not hold: a defect of the gateway or of the engine.
+    #[error("capture is inconsistent: {0}")]
+    Broken(String),
+}
+
+impl SessionError {
+    /// The limit that ended the episode, if that is what happened.
+    pub(crate) fn limit(&self) -> Option<Limit> {
+        match self {
+            Self::Turns { .. } => Some(Limit::Turns),
+            Self::ContextFull { .. } | Self::Tokens { .. } | Self::Bytes { .. } => {
+                Some(Limit::Context)
+            }
+            _ => None,
+        }
+    }
+}
+
+/// Counters of one rollout.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct SessionStats {
+    pub calls: u32,
+    pub running: u32,
+    pub sampled_tokens: u64,
+    pub trace_tokens: u64,
+    pub message_bytes: u64,
+    /// How many calls joined in which way.
+    pub joins: BTreeMap<Join, u32>,
+    /// Calls whose output the client did not wait for.
+    pub aborted: u32,
+    pub failed: u32,
+}
+
+impl SessionStats {
+    /// Share of calls whose history was not the captured one.
+    pub fn divergence_rate(&self) -> f64 {
+        let diverged = |(join, n): (&Join, &u32)| if join.diverges() { *n } else { 0 };
+        let diverged: u32 = self.joins.iter().map(diverged).sum();
+        f64::from(diverged) / f64::from(self.calls.max(1))
+    }
+}
+
+/// How an episode ended, in the words of the control API.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FinishRequest {
+    /// Default: the task ended, or the limit that the rollout ran into.
+    #[serde(default)]
+    pub end: Option<EpisodeEnd>,
+    /// Reward to give in the same step.
+    #[serde(default)]
+    pub reward: Option<Reward>,
+}
