@@ -3,10 +3,11 @@
 use crate::config::{ConfigError, ModelConfig};
 use crate::decoder::{Decoder, ForwardError, check_index, check_len, checked_tensor, copy};
 use crate::params::{ParamLayout, TensorMismatch};
+use crate::precision::{Matrix, Precision};
 use sinew_tensor::attention::{AttentionScratch, AttentionShape};
 use sinew_tensor::ops;
 use sinew_tensor::paged::{KvPool, PagedBatch, PagedSequence, paged_attention};
-use sinew_tensor::{Buffer, Device, Mat, MatMut, PackedWeights, Scratch};
+use sinew_tensor::{Buffer, Device, Mat, MatMut, Scratch};
 use sinew_types::{TensorSource, TokenId};
 
 /// Why a model for generation could not be built or given new weights.
@@ -35,14 +36,14 @@ pub struct InferBatch<'a> {
 struct Layer {
     attn_norm: Buffer,
     /// `[q + k + v, d]`
-    qkv: PackedWeights,
+    qkv: Matrix,
     qkv_bias: Option<Buffer>,
     qk_norm: Option<(Buffer, Buffer)>,
-    o: PackedWeights,
+    o: Matrix,
     ffn_norm: Buffer,
     /// `[2 ff, d]`
-    gate_up: PackedWeights,
-    down: PackedWeights,
+    gate_up: Matrix,
+    down: Matrix,
 }
 
 /// A decoder ready to generate: its own packed copy of the weights.
@@ -55,7 +56,7 @@ pub struct InferModel {
     layers: Vec<Layer>,
     final_norm: Buffer,
     /// `[vocab, d]`
-    head: PackedWeights,
+    head: Matrix,
 }
 
 /// Memory of a pass, kept between passes.
@@ -113,7 +114,7 @@ impl Loader<'_> {
         staging
     }
 
-    fn matrix(&mut self, names: &[String], packed: &mut PackedWeights) {
+    fn matrix(&mut self, names: &[String], packed: &mut Matrix) {
         let dev = self.dev;
         match names {
             [name] => packed.repack(dev, checked_tensor(self.source, name).data),
@@ -147,8 +148,8 @@ impl Loader<'_> {
 }
 
 impl Layer {
-    fn zeros(dev: &Device, c: &ModelConfig, zeros: &[f32]) -> Self {
-        let packed = |n: usize, k: usize| PackedWeights::pack(dev, &zeros[..n * k], n, k);
+    fn zeros(dev: &Device, c: &ModelConfig, precision: Precision, zeros: &[f32]) -> Self {
+        let packed = |n: usize, k: usize| Matrix::pack(dev, precision, &zeros[..n * k], n, k);
         Self {
             attn_norm: Buffer::zeros(c.d_model),
             qkv: packed(c.qkv_dim(), c.d_model),
@@ -173,6 +174,18 @@ impl InferModel {
         source: &dyn TensorSource,
         context: usize,
     ) -> Result<Self, InferModelError> {
+        Self::with_precision(dev, config, source, context, Precision::F32)
+    }
+
+    /// [`InferModel::new`] with matrices of another precision. Embeddings looked up, norms, biases and
+    /// attention stay `f32`.
+    pub fn with_precision(
+        dev: &Device,
+        config: &ModelConfig,
+        source: &dyn TensorSource,
+        context: usize,
+        precision: Precision,
+    ) -> Result<Self, InferModelError> {
         let decoder = Decoder::new(config, context)?;
         let layout = ParamLayout::new(config);
         layout.check(source)?;
@@ -186,10 +199,13 @@ impl InferModel {
         let mut model = Self {
             embed: Buffer::zeros(c.vocab * c.d_model),
             layers: (0..c.layers)
-                .map(|_| Layer::zeros(dev, c, &zeros))
+                .map(|_| Layer::zeros(dev, c, precision, &zeros))
                 .collect(),
             final_norm: Buffer::zeros(c.d_model),
-            head: PackedWeights::pack(dev, &zeros[..c.vocab * c.d_model], c.vocab, c.d_model),
+            head: {
+                let zeros = &zeros[..c.vocab * c.d_model];
+                Matrix::pack(dev, precision, zeros, c.vocab, c.d_model)
+            },
             decoder,
             layout,
         };
@@ -222,6 +238,12 @@ impl InferModel {
         };
         loader.matrix(&[head.to_owned()], &mut self.head);
         Ok(())
+    }
+
+    /// Bytes of packed matrices that a pass over one token reads.
+    pub fn matrix_bytes(&self) -> usize {
+        let of = |l: &Layer| l.qkv.bytes() + l.o.bytes() + l.gate_up.bytes() + l.down.bytes();
+        self.layers.iter().map(of).sum::<usize>() + self.head.bytes()
     }
 
     /// The decoder's shape and constants.
@@ -284,7 +306,7 @@ impl InferModel {
         );
         let logits = s.logits.take(wanted * c.vocab);
         let y = MatMut::new(logits, wanted, c.vocab);
-        dev.matmul_packed(Mat::new(last, wanted, d), &self.head, y, false);
+        self.head.product(dev, Mat::new(last, wanted, d), y, false);
         Ok(logits)
     }
 
@@ -387,7 +409,7 @@ impl Pass<'_> {
         let (dev, rows, d, width) = (self.dev, self.rows, c.d_model, c.qkv_dim());
         self.norm(x, &layer.attn_norm);
         let y = MatMut::new(self.qkv, rows, width);
-        dev.matmul_packed(Mat::new(self.h, rows, d), &layer.qkv, y, false);
+        layer.qkv.product(dev, Mat::new(self.h, rows, d), y, false);
         if let Some(bias) = &layer.qkv_bias {
             ops::bias_add(dev, bias, self.qkv);
         }
@@ -404,7 +426,7 @@ impl Pass<'_> {
         let out = &mut self.attention[..rows * q];
         paged_attention(dev, kv, index, &self.paged, self.qkv, out, self.scratch);
         let y = MatMut::new(x, rows, d);
-        dev.matmul_packed(Mat::new(out, rows, q), &layer.o, y, true);
+        layer.o.product(dev, Mat::new(out, rows, q), y, true);
     }
 
     /// `x += feed_forward(norm(x))`
@@ -413,11 +435,13 @@ impl Pass<'_> {
         let (dev, rows, d, ff) = (self.dev, self.rows, c.d_model, c.d_ff);
         self.norm(x, &layer.ffn_norm);
         let y = MatMut::new(self.gate_up, rows, 2 * ff);
-        dev.matmul_packed(Mat::new(self.h, rows, d), &layer.gate_up, y, false);
+        layer
+            .gate_up
+            .product(dev, Mat::new(self.h, rows, d), y, false);
         let gated = &mut self.attention[..rows * ff];
         ops::swiglu(dev, self.gate_up, ff, gated);
         let y = MatMut::new(x, rows, d);
-        dev.matmul_packed(Mat::new(gated, rows, ff), &layer.down, y, true);
+        layer.down.product(dev, Mat::new(gated, rows, ff), y, true);
     }
 }
 

@@ -5,7 +5,7 @@ use crate::support::{
 };
 use proptest::prelude::*;
 use serde::Deserialize;
-use sinew_model::{InferBatch, InferModel, InferScratch, Params};
+use sinew_model::{InferBatch, InferModel, InferScratch, Params, Precision};
 use sinew_tensor::Device;
 use sinew_tensor::paged::{KvPool, PagedSequence};
 use std::fs;
@@ -28,8 +28,23 @@ impl Engine {
     }
 
     fn on(dev: Device, params: &Params, sequences: usize, blocks_each: usize) -> Self {
+        Self::with(dev, params, sequences, blocks_each, Precision::F32)
+    }
+
+    fn rounded(dev: Device, params: &Params, sequences: usize, blocks_each: usize) -> Self {
+        Self::with(dev, params, sequences, blocks_each, Precision::Int8)
+    }
+
+    fn with(
+        dev: Device,
+        params: &Params,
+        sequences: usize,
+        blocks_each: usize,
+        precision: Precision,
+    ) -> Self {
         let config = params.config();
-        let model = InferModel::new(&dev, config, params, config.max_context).unwrap();
+        let context = config.max_context;
+        let model = InferModel::with_precision(&dev, config, params, context, precision).unwrap();
         let blocks = sequences * blocks_each;
         let kv = KvPool::new(config.layers, model.attention_shape(), BLOCK, blocks).unwrap();
         // Blocks of a sequence are scattered.
@@ -135,6 +150,36 @@ fn rows_of_wide_models_do_not_depend_on_their_batch() {
             .position(|(a, b)| a.to_bits() != b.to_bits());
         assert_eq!((found.len(), differs), (whole.len(), None), "{kernels}");
     }
+}
+
+/// Rounded to 8 bits: near the logits of f32, and still the same bits in any batch.
+#[test]
+fn rounded_models_are_near_and_do_not_depend_on_the_batch() {
+    let mut config = tiny("llama").params.config().clone();
+    (config.d_model, config.d_ff, config.layers, config.vocab) = (192, 500, 2, 300);
+    (config.heads, config.kv_heads, config.head_dim) = (3, 1, 64);
+    let params = Params::random(&config, 5);
+    let text: Vec<u32> = (0..70).map(|i| (i * i * 7 + i) % 300).collect();
+    let other: Vec<u32> = (0..33).map(|i| (i * 11 + 5) % 300).collect();
+    let mut of_all = Vec::new();
+    for dev in devices() {
+        let exact = Engine::on(dev.clone(), &params, 1, 5).step(&[(0, &text)]);
+        let whole = Engine::rounded(dev.clone(), &params, 1, 5).step(&[(0, &text)]);
+        let error = relative_error(&whole, &exact);
+        assert!(error > 1e-4 && error < 0.03, "{}: {error}", dev.kernels());
+        let mut engine = Engine::rounded(dev, &params, 2, 5);
+        let mut found = engine.step(&[(0, &text[..37]), (1, &other)]);
+        found.truncate(37 * 300);
+        for token in text[37..].chunks(1) {
+            found.extend_from_slice(&engine.step(&[(0, token)]));
+        }
+        assert_eq!(found, whole);
+        let bytes = engine.model.matrix_bytes();
+        let full = Engine::new(&params, 1, 1).model.matrix_bytes();
+        assert!(3 * bytes < full, "{bytes} of {full} bytes");
+        of_all.push(whole);
+    }
+    assert!(of_all.len() > 1);
 }
 
 /// Logits of one sequence computed alone, in one pass.

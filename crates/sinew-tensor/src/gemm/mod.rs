@@ -25,6 +25,7 @@ use crate::simd::Lanes8;
 use pack::pack_even;
 use product::{Part, Product, Source};
 use tile::Tile;
+pub(crate) use tile::{each_col, each_row, unroll};
 
 /// Values a packing task has at least.
 const PACK_GRAIN: usize = 32 << 10;

@@ -81,6 +81,8 @@ macro_rules! each_col {
     };
 }
 
+pub(crate) use {each_col, each_row, unroll};
+
 /// Sets the accumulators to the old values of the tile.
 #[inline(always)]
 unsafe fn load_sums<V: Vector, const ROWS: usize, const COLS: usize>(

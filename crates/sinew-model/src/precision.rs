@@ -1,0 +1,54 @@
+//! How the matrices of a model that generates are stored.
+
+use sinew_tensor::{Device, Mat, MatMut, PackedInt8, PackedWeights};
+
+/// Storage of the matrices of an [`InferModel`](crate::InferModel).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Precision {
+    /// As trained: the engine's log-probabilities are the trainer's.
+    #[default]
+    F32,
+    /// Weights and inputs rounded to 8 bits in groups ([`sinew_tensor::int8`]): a quarter of the bytes to
+    /// read for each token, and another policy than the one that is trained, so that training needs a
+    /// correction by the ratio of both.
+    Int8,
+}
+
+/// A packed matrix `[n, k]` of one precision.
+#[derive(Debug)]
+pub(crate) enum Matrix {
+    F32(PackedWeights),
+    Int8(PackedInt8),
+}
+
+impl Matrix {
+    pub(crate) fn pack(dev: &Device, precision: Precision, w: &[f32], n: usize, k: usize) -> Self {
+        match precision {
+            Precision::F32 => Self::F32(PackedWeights::pack(dev, w, n, k)),
+            Precision::Int8 => Self::Int8(PackedInt8::pack(dev, w, n, k)),
+        }
+    }
+
+    /// Replaces the weights by others of the same shape.
+    pub(crate) fn repack(&mut self, dev: &Device, w: &[f32]) {
+        match self {
+            Self::F32(packed) => packed.repack(dev, w),
+            Self::Int8(packed) => packed.repack(dev, w),
+        }
+    }
+
+    /// `y (+)= x · wᵀ`
+    pub(crate) fn product(&self, dev: &Device, x: Mat<'_>, y: MatMut<'_>, accumulate: bool) {
+        match self {
+            Self::F32(packed) => dev.matmul_packed(x, packed, y, accumulate),
+            Self::Int8(packed) => dev.matmul_int8(x, packed, y, accumulate),
+        }
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        match self {
+            Self::F32(packed) => packed.bytes(),
+            Self::Int8(packed) => packed.bytes(),
+        }
+    }
+}
