@@ -15,6 +15,44 @@ const REMEMBERED: usize = 1 << 18;
 
 type Gram = [TokenId; CONTEXT];
 
+/// Guessed tokens after which their worth is judged.
+const JUDGED: f32 = 32.0;
+/// Share of guessed tokens that must come true: a guess costs part of a row, and saves a whole pass.
+const WORTH: f32 = 0.15;
+/// What the counts of earlier passes keep.
+const FADING: f32 = 0.97;
+/// Passes without guesses after they were not worth it.
+const REST: u32 = 100;
+
+/// Whether guesses have lately been right often enough. Depends on nothing but past guesses.
+#[derive(Debug, Default)]
+pub(crate) struct Worth {
+    guessed: f32,
+    right: f32,
+    rest: u32,
+}
+
+impl Worth {
+    /// Takes note of the tokens that one sequence guessed in a pass.
+    pub(crate) fn note(&mut self, guessed: usize, right: usize) {
+        self.guessed = self.guessed * FADING + guessed as f32;
+        self.right = self.right * FADING + right as f32;
+        if self.guessed >= JUDGED && self.right < WORTH * self.guessed {
+            *self = Self {
+                rest: REST,
+                ..Self::default()
+            };
+        }
+    }
+
+    /// Asked once a pass: whether to guess in it.
+    pub(crate) fn guess_now(&mut self) -> bool {
+        let resting = self.rest > 0;
+        self.rest = self.rest.saturating_sub(1);
+        !resting
+    }
+}
+
 /// Where each short run of tokens occurred last.
 #[derive(Debug, Default)]
 pub(crate) struct Drafts {
@@ -94,6 +132,25 @@ mod tests {
         assert_eq!(drafts.guess(&own, 2), [9]);
         assert_eq!(drafts.guess(&[7, 7, 7], 2), [0; 0]);
         assert_eq!(drafts.guess(&[1, 2], 2), [0; 0]);
+    }
+
+    #[test]
+    fn guessing_rests_while_it_is_not_worth_it() {
+        let mut worth = Worth::default();
+        for _ in 0..50 {
+            assert!(worth.guess_now());
+            worth.note(4, 2);
+        }
+        let mut wrong = 0;
+        while worth.guess_now() {
+            worth.note(4, 0);
+            wrong += 1;
+            assert!(wrong < 200, "it never rests");
+        }
+        assert!(wrong > 5, "one bad guess is no reason to rest");
+        let resting = (1..REST).take_while(|_| !worth.guess_now()).count();
+        assert_eq!(resting, REST as usize - 1);
+        assert!(worth.guess_now());
     }
 
     #[test]

@@ -114,13 +114,17 @@ impl Scheduler {
 
     /// Rows that may test guesses. Only when all sequences generate and none waits: while
     /// weights are read for a few rows, some more cost little.
-    fn rows_for_guesses(&self, single: usize) -> usize {
+    fn rows_for_guesses(&mut self, single: usize) -> usize {
         if !self.waiting.is_empty() || single < self.running.len() {
             return 0;
         }
         let rows = self.config.speculation_rows;
-        rows.min(self.config.max_batch_tokens)
-            .saturating_sub(single)
+        let rows = rows.min(self.config.max_batch_tokens);
+        let rows = rows.saturating_sub(single);
+        if rows == 0 || !self.worth.guess_now() {
+            return 0;
+        }
+        rows
     }
 
     /// Appends a guess of up to `most` tokens to a sequence that generates; says how many. It

@@ -5,7 +5,7 @@
 //! keeps its tokens and its place, and recomputes the rest when it runs again.
 
 use crate::blocks::Blocks;
-use crate::draft::Drafts;
+use crate::draft::{Drafts, Worth};
 use crate::forward::ForwardLimits;
 use crate::params::{self, RequestLimits};
 use crate::plan::{Plan, SampleSlot};
@@ -76,6 +76,7 @@ pub(crate) struct Scheduler {
     pub(crate) running: BTreeMap<OrderKey, Sequence>,
     pub(crate) counters: Counters,
     pub(crate) drafts: Drafts,
+    pub(crate) worth: Worth,
     index: HashMap<RequestId, OrderKey>,
     arrivals: u64,
     limits: RequestLimits,
@@ -123,6 +124,7 @@ impl Scheduler {
             running: BTreeMap::new(),
             counters: Counters::default(),
             drafts: Drafts::default(),
+            worth: Worth::default(),
             index: HashMap::new(),
             arrivals: 0,
             limits: request_limits(limits, token_bytes.is_some()),
@@ -215,6 +217,7 @@ impl Scheduler {
         sequence.judge(slot.guessed, right);
         self.counters.guessed += slot.guessed as u64;
         self.counters.guessed_right += right as u64;
+        self.worth.note(slot.guessed, right);
         let known = sequence.tokens.len() - slot.guessed;
         sequence.tokens.truncate(known);
         sequence.computed = known + right;
