@@ -1,5 +1,6 @@
 //! The command line: the only place where concrete parts meet.
 
+mod bench;
 mod check;
 mod curves;
 mod episodes;
@@ -70,6 +71,12 @@ enum Command {
     /// Run code in a sandbox, or say what this host enforces
     #[command(after_help = "Example: sinew sandbox run --code 'print(6 * 7)'")]
     Sandbox(SandboxArgs),
+    /// Measure this build against the machine's limits and against other systems
+    #[command(after_help = "Example: sinew bench compute --only floors,decode --json")]
+    Bench {
+        #[command(subcommand)]
+        command: bench::BenchCommand,
+    },
 }
 
 #[derive(Debug, Args)]
@@ -158,6 +165,7 @@ fn main() -> ExitCode {
         Command::Episodes(args) => episodes::list(&args),
         Command::Plot { runs, out } => curves::run(&runs, &out),
         Command::Sandbox(args) => sandbox::run(&args.command),
+        Command::Bench { command } => bench::run(&command),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

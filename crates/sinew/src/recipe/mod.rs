@@ -12,6 +12,7 @@ pub(crate) use sections::*;
 
 use serde::{Deserialize, Serialize};
 use sinew_algo::{Algorithm, AlgorithmConfig, RunFacts};
+use sinew_types::{Correction, LossSpec};
 use std::path::{Path, PathBuf};
 
 /// A whole run.
@@ -94,6 +95,14 @@ impl Recipe {
         }
         let resolved = Algorithm::new(&self.algorithm, &self.run_facts());
         match resolved {
+            Ok(algorithm) if self.engine.weights == "int8" && !corrects(algorithm.loss()) => fail(
+                "engine.weights",
+                "\"int8\"".into(),
+                "rounded weights sample from another policy than the one that is trained, so the loss must \
+                 weigh each token by the ratio of both: add to [algorithm] `correction = { type = \"truncate\", \
+                 low = 0.0, high = 2.0 }` (TIS) or `{ type = \"mask\", low = 0.5, high = 2.0 }` (IcePop), or use \
+                 \"f32\"",
+            ),
             Ok(_) => Ok(()),
             Err(e) => fail(
                 "algorithm",
@@ -140,6 +149,14 @@ fn with_suggestion(message: &str) -> String {
         .map(|a| (strsim::damerau_levenshtein(typed, a), a))
         .filter(|(distance, a)| *distance <= a.len().max(3) / 3 + 1)
         .min();
+/// Whether a loss corrects for the gap between the policy that sampled and the one that is trained.
+fn corrects(loss: &LossSpec) -> bool {
+    matches!(
+        loss.correction,
+        Correction::Truncate { .. } | Correction::Mask { .. }
+    )
+}
+
     match nearest {
         Some((_, a)) => format!("{}\n  hint: did you mean `{a}`?", message.trim_end()),
         None => message.trim_end().into(),
@@ -209,6 +226,14 @@ algorithm = { type = "grpo" }
     fn a_missing_file_is_named_with_a_hint() {
         let e = Recipe::load(Path::new("/nonexistent/x.toml"))
             .unwrap_err()
+            (
+                "[engine]\nweights = \"int8\"\n",
+                ["engine.weights = \"int8\"", "another policy"],
+            ),
+            (
+                "[engine]\nspeculation = 1000\n",
+                ["engine.speculation = 1000", "0 to 256"],
+            ),
             .to_string();
         assert!(
             e.contains("/nonexistent/x.toml") && e.contains("recipes/quickstart.toml"),

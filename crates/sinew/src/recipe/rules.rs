@@ -86,6 +86,7 @@ fn choices(recipe: &Recipe, rules: &mut Rules) {
     };
     rules.choice("sandbox.level", &recipe.sandbox.level, &["process"], null);
     rules.choice("engine.type", &recipe.engine.kind, &["embedded"], "");
+    rules.choice("engine.weights", &recipe.engine.weights, &["f32", "int8"], "");
     rules.choice("store.type", &recipe.store.kind, &["disk", "memory"], "");
     let schedules = ["constant", "linear", "cosine"];
     rules.choice("train.schedule", &recipe.train.schedule, &schedules, "");
@@ -253,6 +254,7 @@ fn sandbox(recipe: &Recipe, rules: &mut Rules) {
     let s = &recipe.sandbox;
     rules.range("sandbox.memory_mb", s.memory_mb, 32..=65536);
     rules.range("sandbox.processes", s.processes, 1..=4096);
+    rules.range("engine.speculation", e.speculation, 0..=256);
     rules.seconds("sandbox.cpu_s", s.cpu_s);
     rules.range("sandbox.max_live", s.max_live, 1..=16384);
 }

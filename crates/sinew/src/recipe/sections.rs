@@ -238,6 +238,11 @@ pub(crate) struct EngineSection {
 }
 
 impl Default for EngineSection {
+    /// Rows of a pass up to which guessed tokens are tested beside sampled ones; 0 guesses nothing.
+    /// What is sampled does not depend on it.
+    pub(crate) speculation: usize,
+    /// `f32`, or `int8`: rounded for generation alone, which needs an importance correction.
+    pub(crate) weights: String,
     fn default() -> Self {
         Self {
             kind: "embedded".into(),
@@ -247,6 +252,8 @@ impl Default for EngineSection {
         }
     }
 }
+            speculation: 0,
+            weights: "f32".into(),
 
 /// Where traces are kept.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -1,0 +1,116 @@
+//! `sinew bench`: how fast, and how far from the machine's limits and from other systems.
+
+mod decode;
+mod machine;
+mod peers;
+mod prefix;
+mod row;
+mod scaling;
+mod shapes;
+mod train;
+
+use crate::failure::Failure;
+use crate::wire;
+use clap::{Args, Subcommand};
+use peers::Peers;
+use row::Printer;
+use sinew_tensor::Device;
+use std::path::PathBuf;
+use std::time::Duration;
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum BenchCommand {
+    /// Measure training and generation against this machine's limits and other systems
+    #[command(
+        after_help = "Example: sinew bench compute --json --peer-python .cache/peers/bin/python\n\
+Peers need a Python environment with benches/peers/requirements.txt; without one their rows say so."
+    )]
+    Compute(ComputeArgs),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ComputeArgs {
+    /// One JSON object a row
+    #[arg(long)]
+    json: bool,
+    /// Only these parts: floors, train, grpo, decode, prefix, scaling
+    #[arg(long, value_delimiter = ',')]
+    only: Vec<String>,
+    /// Python that has the packages of the peers
+    #[arg(long)]
+    peer_python: Option<PathBuf>,
+    /// Folder of the peers' programs
+    #[arg(long, default_value = "benches/peers")]
+    peers: PathBuf,
+    /// Longest that a peer may take, in seconds
+    #[arg(long, default_value_t = 300)]
+    peer_limit: u64,
+    /// Longest that a cell of the scaling table may take, in seconds
+    #[arg(long, default_value_t = 30.0)]
+    cell_limit: f64,
+    /// Write the scaling plot to this SVG
+    #[arg(long)]
+    plot: Option<PathBuf>,
+}
+
+/// What every part of a bench needs.
+#[derive(Debug)]
+struct Bench {
+    dev: Device,
+    peers: Peers,
+    printer: Printer,
+    cell_limit_s: f64,
+}
+
+const PARTS: [&str; 6] = ["floors", "train", "grpo", "decode", "prefix", "scaling"];
+
+/// `sinew bench ...`.
+pub(crate) fn run(command: &BenchCommand) -> Result<(), Failure> {
+    match command {
+        BenchCommand::Compute(args) => compute(args),
+    }
+}
+
+fn compute(args: &ComputeArgs) -> Result<(), Failure> {
+    if let Some(unknown) = args.only.iter().find(|p| !PARTS.contains(&p.as_str())) {
+        let parts = PARTS.join(", ");
+        return Err(Failure::input(format!(
+            "--only {unknown}: allowed: {parts}"
+        )));
+    }
+    let dev = wire::device()?;
+    tracing::info!(kernels = %machine::describe(&dev), "bench");
+    let bench = Bench {
+        peers: Peers {
+            python: args.peer_python.clone(),
+            scripts: args.peers.clone(),
+            limit: Duration::from_secs(args.peer_limit),
+            threads: dev.threads(),
+        },
+        printer: Printer { json: args.json },
+        cell_limit_s: args.cell_limit,
+        dev,
+    };
+    let wanted = |part: &str| args.only.is_empty() || args.only.iter().any(|p| p == part);
+    // First, while the process has held no other memory: its peak is a row.
+    if wanted("train") {
+        train::plain(&bench)?;
+    }
+    if wanted("grpo") {
+        train::grpo(&bench)?;
+    }
+    let floors = ["floors", "decode", "scaling"]
+        .iter()
+        .any(|part| wanted(part))
+        .then(|| machine::floors(&bench.dev, bench.printer));
+    if wanted("decode") {
+        decode::run(&bench, floors)?;
+    }
+    if wanted("prefix") {
+        prefix::run(&bench)?;
+    }
+    if let (true, Some(floors)) = (wanted("scaling"), floors) {
+        scaling::run(&bench, floors, args.plot.as_deref())?;
+    }
+    Ok(())
+}

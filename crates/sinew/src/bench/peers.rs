@@ -1,0 +1,161 @@
+//! Programs that do the same work with other systems, run as child processes.
+//!
+//! A peer is a script under `benches/peers` that prints one JSON line:
+//! `{"version":"torch 2.15.0","values":[...],"peak_bytes":n}`, one value a measured step.
+
+use super::row::{Better, Summary};
+use serde::Deserialize;
+use std::io::Read;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// Most bytes read from a peer.
+const MAX_OUTPUT: u64 = 1 << 20;
+
+/// Where peers come from.
+#[derive(Clone, Debug)]
+pub(crate) struct Peers {
+    pub(crate) python: Option<PathBuf>,
+    pub(crate) scripts: PathBuf,
+    /// Longest that one may take.
+    pub(crate) limit: Duration,
+    pub(crate) threads: usize,
+}
+
+/// What a peer measured.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct PeerResult {
+    /// Name and version of the system.
+    pub(crate) version: String,
+    pub(crate) summary: Summary,
+    pub(crate) peak_bytes: Option<f64>,
+}
+
+#[derive(Deserialize)]
+struct Line {
+    version: String,
+    values: Vec<f64>,
+    peak_bytes: Option<f64>,
+}
+
+impl Peers {
+    /// Runs `script`; why it could not run, on `Err`.
+    pub(crate) fn run(&self, script: &str, args: &[&str]) -> Result<PeerResult, String> {
+        let python = self
+            .python
+            .as_ref()
+            .ok_or("give --peer-python: a Python with benches/peers/requirements.txt")?;
+        let path = self.scripts.join(script);
+        if !path.is_file() {
+            return Err(format!("{} is missing: see --peers", path.display()));
+        }
+        let threads = self.threads.to_string();
+        let mut child = Command::new(python)
+            .arg(&path)
+            .args(args)
+            .env("OMP_NUM_THREADS", &threads)
+            .env("PEER_THREADS", &threads)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .map_err(|e| format!("{}: {e}", python.display()))?;
+        let outputs = (child.stdout.take(), child.stderr.take());
+        let (out, errors) = std::thread::scope(|scope| {
+            let out = scope.spawn(|| outputs.0.map(read_all).unwrap_or_default());
+            let errors = scope.spawn(|| outputs.1.map(read_all).unwrap_or_default());
+            let ended = wait(&mut child, self.limit);
+            let text = |handle: std::thread::ScopedJoinHandle<'_, String>| {
+                handle.join().unwrap_or_default()
+            };
+            ended.map(|()| (text(out), text(errors)))
+        })?;
+        parse(&out).map_err(|e| {
+            let last = errors.lines().rev().find(|l| !l.trim().is_empty());
+            format!("{script}: {e}: {}", last.unwrap_or("it said nothing"))
+        })
+    }
+}
+
+fn read_all(from: impl Read) -> String {
+    let mut bytes = Vec::new();
+    // What was read before an error is all there is to judge.
+    let _ = from.take(MAX_OUTPUT).read_to_end(&mut bytes);
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+fn wait(child: &mut Child, limit: Duration) -> Result<(), String> {
+    let start = Instant::now();
+    loop {
+        match child.try_wait() {
+            Ok(Some(_)) => return Ok(()),
+            Ok(None) if start.elapsed() < limit => {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            ended => {
+                // A child that is gone already is what was wanted.
+                let _ = child.kill();
+                let _ = child.wait();
+                return match ended {
+                    Err(e) => Err(e.to_string()),
+                    _ => Err(format!("not done after {} s", limit.as_secs())),
+                };
+            }
+        }
+    }
+}
+
+fn parse(out: &str) -> Result<PeerResult, String> {
+    let line = out.lines().rev().find(|l| l.starts_with('{'));
+    let line = line.ok_or("no result")?;
+    let line: Line = serde_json::from_str(line).map_err(|e| e.to_string())?;
+    let summary = Summary::of(line.values, Better::More).ok_or("no values")?;
+    Ok(PeerResult {
+        version: line.version,
+        summary,
+        peak_bytes: line.peak_bytes,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn peers(script: &str, limit: Duration) -> (tempfile::TempDir, Peers) {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("peer.py"), script).unwrap();
+        let peers = Peers {
+            python: Some("/bin/sh".into()),
+            scripts: dir.path().to_owned(),
+            limit,
+            threads: 2,
+        };
+        (dir, peers)
+    }
+
+    #[test]
+    fn a_result_is_the_last_json_line() {
+        let script = "echo noise; echo '{\"version\":\"x 1\",\"values\":[1,3,2],\"peak_bytes\":8}'";
+        let (_dir, peers) = peers(script, Duration::from_secs(20));
+        let result = peers.run("peer.py", &[]).unwrap();
+        assert_eq!(result.version, "x 1");
+        assert_eq!(result.summary.median, 2.0);
+        assert_eq!(result.peak_bytes, Some(8.0));
+    }
+
+    #[test]
+    fn failures_say_why() {
+        let (_dir, mut p) = peers(
+            "echo no module named torch >&2; exit 1",
+            Duration::from_secs(20),
+        );
+        let why = p.run("peer.py", &[]).unwrap_err();
+        assert!(why.contains("no module named torch"), "{why}");
+        assert!(p.run("other.py", &[]).unwrap_err().contains("is missing"));
+        p.python = None;
+        assert!(p.run("peer.py", &[]).unwrap_err().contains("--peer-python"));
+        let (_dir, slow) = peers("exec sleep 20", Duration::from_millis(50));
+        assert!(slow.run("peer.py", &[]).unwrap_err().contains("not done"));
+    }
+}

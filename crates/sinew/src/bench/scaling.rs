@@ -1,0 +1,124 @@
+//! Training speed from one to five hundred million weights and 128 to 8192 tokens of context,
+//! against the time that the arithmetic alone takes at the machine's peak.
+
+use super::machine::{CpuTime, Floors};
+use super::row::{Better, Row, Summary};
+use super::train::{sequences, step_seconds, trainer};
+use super::{Bench, shapes};
+use crate::failure::Failure;
+use crate::report::{Curve, plot};
+use crate::run_dir::write_atomic;
+use sinew_model::{Keep, ModelConfig, ParamLayout};
+use sinew_types::Surrogate;
+use std::path::Path;
+
+const CONTEXTS: [usize; 4] = [128, 512, 2048, 8192];
+/// Tokens of a step at least: short contexts are batched, as in training.
+const STEP_TOKENS: usize = 1024;
+/// Share of the peak that is expected, to tell beforehand what takes too long.
+const EXPECTED: f64 = 0.5;
+
+/// Operations of a step of `rows` sequences of `length` tokens: twice the forward work for the
+/// backward pass, and the forward work of the layers again where activations are recomputed; the
+/// logits are always computed twice (they are not stored).
+fn step_operations(c: &ModelConfig, rows: usize, length: usize, recompute: bool) -> f64 {
+    let layer = c.d_model * (c.qkv_dim() + c.q_dim() + 3 * c.d_ff);
+    let tokens = (rows * length) as f64;
+    let linear = 2.0 * tokens * (layer * c.layers) as f64;
+    // Causal: each token attends to half of the others on average, products with keys and values.
+    let pairs = rows as f64 * (length as f64 * (length as f64 + 1.0) / 2.0);
+    let attention = 4.0 * pairs * (c.q_dim() * c.layers) as f64;
+    let head = 2.0 * tokens * (c.vocab * c.d_model) as f64;
+    let passes = if recompute { 4.0 } else { 3.0 };
+    passes * (linear + attention) + 4.0 * head
+}
+
+/// One cell: prints a row; answers the share of the floor.
+fn cell(
+    bench: &Bench,
+    floors: Floors,
+    name: &str,
+    config: &ModelConfig,
+    length: usize,
+) -> Result<Option<f64>, Failure> {
+    let rows = STEP_TOKENS.div_ceil(length);
+    let tokens = rows * length;
+    let weights = ParamLayout::new(config).weights();
+    // Activations of a token that are kept, roughly: 8 values of the width, 4 of the feed-forward.
+    let kept = 4 * tokens * config.layers * (8 * config.d_model + 4 * config.d_ff);
+    let recompute = kept > 2 << 30;
+    let floor_s = step_operations(config, rows, length, recompute) / floors.peak;
+    let row_name = format!("train {name}, context {length}");
+    let expected = 2.0 * floor_s / EXPECTED;
+    if expected > bench.cell_limit_s {
+        let why = format!(
+            "two steps take about {expected:.0} s, the limit is {} s: see --cell-limit",
+            bench.cell_limit_s
+        );
+        bench.printer.row(&Row {
+            met: None,
+            ..Row::missing(row_name, "tok/s", why)
+        });
+        return Ok(None);
+    }
+    let keep = if recompute {
+        Keep::LayerInputs
+    } else {
+        Keep::All
+    };
+    let cpu = CpuTime::now();
+    let steps = ((0.3 * bench.cell_limit_s / expected) as usize).clamp(1, 5);
+    let mut trainer = trainer(&bench.dev, config, keep, length + 1, tokens)?;
+    let batch = sequences(config, rows, length);
+    let (times, _) = step_seconds(&mut trainer, &batch, Surrogate::CrossEntropy, steps)?;
+    let rates = times.iter().map(|s| tokens as f64 / s).collect();
+    let ours = Summary::of(rates, Better::More).unwrap_or_default();
+    let floor = tokens as f64 / floor_s;
+    let row = Row::new(row_name, "tok/s", ours);
+    let peer = format!("arithmetic floor, {:.1} M weights", weights as f64 / 1e6);
+    let row = row.against(&peer, floor, Better::More);
+    bench.printer.row(&row.others(CpuTime::others_since(cpu)));
+    Ok(Some(ours.best / floor))
+}
+
+/// `scaling`: all cells, and the plot if one is wanted.
+pub(super) fn run(bench: &Bench, floors: Floors, out: Option<&Path>) -> Result<(), Failure> {
+    let mut curves = Vec::new();
+    for (name, config) in shapes::scale() {
+        let mut points = Vec::new();
+        for length in CONTEXTS {
+            if let Some(share) = cell(bench, floors, name, &config, length)? {
+                points.push(((length as f64).log2(), share));
+            }
+        }
+        curves.push(Curve {
+            name: name.to_owned(),
+            points,
+        });
+    }
+    if let Some(out) = out {
+        let title = "Training speed as a share of the arithmetic floor";
+        let svg = plot(title, "log2(context)", "share of floor", &curves);
+        let svg = svg.map_err(Failure::system)?;
+        write_atomic(out, svg.as_bytes())
+            .map_err(|e| Failure::system(format!("{}: {e}", out.display())))?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn operations_follow_the_usual_six_per_weight_and_token() {
+        let c = shapes::smollm2();
+        let head = c.vocab * c.d_model;
+        let weights = (ParamLayout::new(&c).weights() - head) as f64;
+        let tokens = 1024.0;
+        let operations = step_operations(&c, 8, 128, false);
+        let expected = 6.0 * weights * tokens + 8.0 * head as f64 * tokens;
+        assert!((operations / expected - 1.0).abs() < 0.05);
+        assert!(step_operations(&c, 8, 128, true) > 1.1 * operations);
+    }
+}
