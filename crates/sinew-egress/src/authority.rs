@@ -1,0 +1,100 @@
+//! The certificate authority of a run: it vouches, inside of sandboxes alone, for every host
+//! whose TLS the proxy ends. Its key never leaves the process.
+
+use crate::host::Host;
+use rcgen::{
+    BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa,
+    Issuer, KeyPair, KeyUsagePurpose, SanType,
+};
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use tokio_rustls::rustls::{ServerConfig, crypto::CryptoProvider, pki_types::PrivateKeyDer};
+
+/// Hosts whose certificate is kept; when full, it is emptied.
+const MAX_LEAVES: usize = 1024;
+
+/// See the module.
+pub struct Authority {
+    issuer: Issuer<'static, KeyPair>,
+    pem: String,
+    provider: Arc<CryptoProvider>,
+    leaves: Mutex<HashMap<Host, Arc<ServerConfig>>>,
+}
+
+impl std::fmt::Debug for Authority {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Authority").finish_non_exhaustive()
+    }
+}
+
+impl Authority {
+    /// A fresh key and its certificate.
+    ///
+    /// # Errors
+    /// If there is no randomness.
+    pub fn new(provider: Arc<CryptoProvider>) -> Result<Self, rcgen::Error> {
+        let mut params = CertificateParams::default();
+        params.distinguished_name = name("Sinew sandbox egress");
+        params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+        let key = KeyPair::generate()?;
+        let pem = params.self_signed(&key)?.pem();
+        Ok(Self {
+            issuer: Issuer::new(params, key),
+            pem,
+            provider,
+            leaves: Mutex::default(),
+        })
+    }
+
+    /// The certificate that sandboxes trust.
+    pub fn pem(&self) -> &str {
+        &self.pem
+    }
+
+    /// TLS for one host, HTTP/1.1 only: with HTTP/2 a client would put other hosts on the same connection.
+    pub(crate) fn server(&self, host: &Host) -> Result<Arc<ServerConfig>, String> {
+        let lock = || self.leaves.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(config) = lock().get(host) {
+            return Ok(Arc::clone(config));
+        }
+        let config = Arc::new(self.leaf(host)?);
+        let mut leaves = lock();
+        if leaves.len() >= MAX_LEAVES {
+            leaves.clear();
+        }
+        leaves.insert(host.clone(), Arc::clone(&config));
+        Ok(config)
+    }
+
+    fn leaf(&self, host: &Host) -> Result<ServerConfig, String> {
+        let text = |e: rcgen::Error| format!("certificate for {host}: {e}");
+        let mut params = CertificateParams::default();
+        params.distinguished_name = name("Sinew sandbox egress leaf");
+        params.subject_alt_names = vec![match host {
+            Host::Name(n) => SanType::DnsName(n.as_str().try_into().map_err(text)?),
+            Host::Address(a) => SanType::IpAddress(*a),
+        }];
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+        params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+        params.use_authority_key_identifier_extension = true;
+        let key = KeyPair::generate().map_err(text)?;
+        let certificate = params.signed_by(&key, &self.issuer).map_err(text)?;
+        let private = PrivateKeyDer::Pkcs8(key.serialize_der().into());
+        let mut config = ServerConfig::builder_with_provider(Arc::clone(&self.provider))
+            .with_safe_default_protocol_versions()
+            .and_then(|b| {
+                b.with_no_client_auth()
+                    .with_single_cert(vec![certificate.der().clone()], private)
+            })
+            .map_err(|e| format!("TLS for {host}: {e}"))?;
+        config.alpn_protocols = vec![b"http/1.1".to_vec()];
+        Ok(config)
+    }
+}
+
+fn name(common: &str) -> DistinguishedName {
+    let mut name = DistinguishedName::new();
+    name.push(DnType::CommonName, common);
+    name
+}

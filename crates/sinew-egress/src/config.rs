@@ -1,0 +1,455 @@
+//! What a recipe says about egress, and the policy that it becomes.
+
+use crate::address::Cidr;
+use crate::host::HostPattern;
+use crate::policy::{Credential, PathPattern, Policy, Rule, Scheme};
+use crate::quota::Quota;
+use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
+
+/// Shortest secret: a shorter one would be found in honest answers.
+const MIN_SECRET_BYTES: usize = 8;
+/// Most rules; each request looks at all of them.
+const MAX_RULES: usize = 256;
+
+/// Whether answers come from the network or from recordings.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Mode {
+    /// From the network.
+    #[default]
+    Live,
+    /// From the network, and kept for a replay of the episode.
+    Record,
+    /// From the recordings of the episode alone; the network is never touched.
+    Replay,
+    /// From what any episode has fetched before, else from the network.
+    Cache,
+}
+
+/// `[sandbox.egress]` of a recipe.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct EgressConfig {
+    /// Where answers come from.
+    pub mode: Mode,
+    /// Folder of recordings and of the cache; needed by every mode but `live`.
+    pub folder: Option<PathBuf>,
+    /// Whether TLS ends at the proxy where a rule does not say otherwise.
+    pub intercept: bool,
+    /// What one episode may use.
+    pub quota: Quota,
+    /// First match wins; what no rule allows is denied.
+    pub rules: Vec<RuleConfig>,
+    /// Secrets that the proxy adds.
+    pub credentials: Vec<CredentialConfig>,
+}
+
+impl Default for EgressConfig {
+    fn default() -> Self {
+        Self {
+            mode: Mode::Live,
+            folder: None,
+            intercept: true,
+            quota: Quota::default(),
+            rules: Vec::new(),
+            credentials: Vec::new(),
+        }
+    }
+}
+
+/// `https` or `http`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RuleScheme {
+    /// Over TLS.
+    #[default]
+    Https,
+    /// Plain.
+    Http,
+}
+
+/// `[[sandbox.egress.rules]]`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RuleConfig {
+    /// `api.example.com`, `*.example.com`, `192.0.2.1` or `[2001:db8::1]`.
+    pub host: String,
+    /// Scheme.
+    #[serde(default)]
+    pub scheme: RuleScheme,
+    /// None: 443 for `https`, 80 for `http`.
+    #[serde(default)]
+    pub ports: Vec<u16>,
+    /// Such as `GET`; none: all.
+    #[serde(default)]
+    pub methods: Vec<String>,
+    /// `/v1/models`, or `/v1/*` for all that begin so; none: all.
+    #[serde(default)]
+    pub paths: Vec<String>,
+    /// Special addresses that the host may lead to, such as `127.0.0.0/8`.
+    #[serde(default)]
+    pub addresses: Vec<String>,
+    /// Whether TLS ends at the proxy; else as `[sandbox.egress]` says.
+    #[serde(default)]
+    pub intercept: Option<bool>,
+    /// Name of a credential to add.
+    #[serde(default)]
+    pub credential: Option<String>,
+}
+
+/// `[[sandbox.egress.credentials]]`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CredentialConfig {
+    /// Name that rules use.
+    pub name: String,
+    /// Header that carries it.
+    #[serde(default = "authorization")]
+    pub header: String,
+    /// What stands in front of the secret: `"Bearer "`.
+    #[serde(default)]
+    pub prefix: String,
+    /// Environment variable of the host that holds the secret.
+    pub env: String,
+}
+
+fn authorization() -> String {
+    "authorization".into()
+}
+
+/// What is wrong with an [`EgressConfig`].
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{field} = {value}: allowed: {allowed}")]
+pub struct ConfigError {
+    /// Field, below `sandbox.egress`.
+    pub field: String,
+    /// Its value.
+    pub value: String,
+    /// What is allowed.
+    pub allowed: String,
+}
+
+fn wrong(field: impl Into<String>, value: impl Into<String>, allowed: &str) -> ConfigError {
+    ConfigError {
+        field: format!("sandbox.egress.{}", field.into()),
+        value: value.into(),
+        allowed: allowed.into(),
+    }
+}
+
+impl EgressConfig {
+    /// The policy that this says. `secret` gives the value of an environment variable.
+    ///
+    /// # Errors
+    /// The first field that is wrong.
+    pub fn policy(&self, secret: &dyn Fn(&str) -> Option<String>) -> Result<Policy, ConfigError> {
+        if self.mode != Mode::Live && self.folder.is_none() {
+            return Err(wrong(
+                "folder",
+                "nothing",
+                "a folder, for every mode but live",
+            ));
+        }
+        if self.mode == Mode::Live && self.folder.is_some() {
+            return Err(wrong(
+                "folder",
+                "a folder",
+                "nothing, as mode = \"live\" keeps nothing",
+            ));
+        }
+        self.quota
+            .check()
+            .map_err(|(field, value, allowed)| wrong(format!("quota.{field}"), value, allowed))?;
+        if self.rules.len() > MAX_RULES {
+            return Err(wrong("rules", self.rules.len().to_string(), "at most 256"));
+        }
+        let credentials = self
+            .credentials
+            .iter()
+            .enumerate()
+            .map(|(at, c)| c.compile(at, secret));
+        let credentials: Vec<Credential> = credentials.collect::<Result<_, _>>()?;
+        let rules = self.rules.iter().enumerate();
+        let rules = rules
+            .map(|(at, r)| r.compile(at, self, &credentials))
+            .collect::<Result<_, _>>()?;
+        Ok(Policy { rules })
+    }
+}
+
+impl CredentialConfig {
+    fn compile(
+        &self,
+        at: usize,
+        secret: &dyn Fn(&str) -> Option<String>,
+    ) -> Result<Credential, ConfigError> {
+        let field = |name: &str| format!("credentials[{at}].{name}");
+        let header = hyper::header::HeaderName::from_bytes(self.header.as_bytes())
+            .map_err(|_| wrong(field("header"), &self.header, "a header's name"))?;
+        let framing = ["host", "content-length", "transfer-encoding", "connection"];
+        if framing.contains(&header.as_str()) {
+            return Err(wrong(
+                field("header"),
+                &self.header,
+                "no header that frames the message",
+            ));
+        }
+        let found = secret(&self.env).ok_or_else(|| {
+            wrong(
+                field("env"),
+                &self.env,
+                "an environment variable that is set where Sinew runs",
+            )
+        })?;
+        // The value itself is never shown.
+        let value = format!("{}{found}", self.prefix);
+        let plain = value.bytes().all(|b| (0x20..0x7f).contains(&b));
+        if found.trim().len() < MIN_SECRET_BYTES || !plain {
+            return Err(wrong(
+                field("env"),
+                &self.env,
+                "a variable with at least 8 bytes of printable ASCII",
+            ));
+        }
+        Ok(Credential {
+            name: self.name.clone(),
+            header: header.as_str().into(),
+            value,
+            secret: found.trim().into(),
+        })
+    }
+}
+
+impl RuleConfig {
+    fn compile(
+        &self,
+        at: usize,
+        config: &EgressConfig,
+        credentials: &[Credential],
+    ) -> Result<Rule, ConfigError> {
+        let field = |name: &str| format!("rules[{at}].{name}");
+        let host = HostPattern::parse(&self.host).map_err(|e| {
+            wrong(
+                field("host"),
+                &self.host,
+                &format!("api.example.com, *.example.com, an address ({e})"),
+            )
+        })?;
+        let scheme = match self.scheme {
+            RuleScheme::Https => Scheme::Https,
+            RuleScheme::Http => Scheme::Http,
+        };
+        if self.ports.contains(&0) {
+            return Err(wrong(field("ports"), "0", "1 to 65535"));
+        }
+        let upper =
+            |m: &&String| m.is_empty() || !m.bytes().all(|b| b.is_ascii_uppercase() || b == b'-');
+        if let Some(bad) = self.methods.iter().find(upper) {
+            return Err(wrong(
+                field("methods"),
+                bad,
+                "methods in capitals, such as GET",
+            ));
+        }
+        let paths = self.paths.iter().map(|p| PathPattern::parse(p));
+        let paths = paths
+            .collect::<Result<Vec<_>, _>>()
+            .map_err(|e| wrong(field("paths"), e, "/v1/models, /v1/*"))?;
+        let addresses = self
+            .addresses
+            .iter()
+            .map(|a| a.parse::<Cidr>())
+            .collect::<Result<Vec<_>, _>>();
+        let addresses =
+            addresses.map_err(|e| wrong(field("addresses"), e, "ranges such as 127.0.0.0/8"))?;
+        let https = scheme == Scheme::Https;
+        let intercept = https && self.intercept.unwrap_or(config.intercept);
+        let looks = !paths.is_empty() || !self.methods.is_empty() || self.credential.is_some();
+        if https && !intercept && (looks || config.mode != Mode::Live) {
+            let why = "true, as methods, paths, credentials and recordings need to see requests";
+            return Err(wrong(field("intercept"), "false", why));
+        }
+        if !https && self.intercept.is_some() {
+            return Err(wrong(
+                field("intercept"),
+                "set",
+                "nothing, where the scheme is http",
+            ));
+        }
+        let find = |name: &String| {
+            let found = credentials.iter().find(|c| c.name == *name).cloned();
+            found.ok_or_else(|| {
+                wrong(
+                    field("credential"),
+                    name,
+                    "the name of one of sandbox.egress.credentials",
+                )
+            })
+        };
+        let credential = self.credential.as_ref().map(find).transpose()?;
+        if credential.is_some() && !https {
+            return Err(wrong(
+                field("credential"),
+                "set",
+                "nothing, where the scheme is http: it would travel in the open",
+            ));
+        }
+        Ok(Rule {
+            host,
+            scheme,
+            ports: self.ports.clone(),
+            methods: self.methods.clone(),
+            paths,
+            addresses,
+            intercept,
+            credential,
+        })
+    }
+}
+
+#[cfg(test)]
+#[expect(clippy::unwrap_used, reason = "tests")]
+mod tests {
+    use super::*;
+
+    fn with(rule: RuleConfig) -> EgressConfig {
+        EgressConfig {
+            rules: vec![rule],
+            credentials: vec![CredentialConfig {
+                name: "key".into(),
+                header: "Authorization".into(),
+                prefix: "Bearer ".into(),
+                env: "KEY".into(),
+            }],
+            ..EgressConfig::default()
+        }
+    }
+
+    fn rule(host: &str) -> RuleConfig {
+        RuleConfig {
+            host: host.into(),
+            ..RuleConfig::default()
+        }
+    }
+
+    fn compile(config: &EgressConfig) -> Result<Policy, ConfigError> {
+        config.policy(&|name| (name == "KEY").then(|| "0123456789".into()))
+    }
+
+    #[test]
+    fn a_credential_is_looked_up_and_not_shown() {
+        let config = with(RuleConfig {
+            credential: Some("key".into()),
+            ..rule("a.com")
+        });
+        let policy = compile(&config).unwrap();
+        let credential = policy.rules[0].credential.as_ref().unwrap();
+        assert_eq!(
+            (credential.header.as_str(), credential.value.as_str()),
+            ("authorization", "Bearer 0123456789")
+        );
+        assert!(!format!("{policy:?}").contains("0123456789"));
+    }
+
+    #[test]
+    fn impossible_rules_are_refused_by_name() {
+        let no_intercept = RuleConfig {
+            intercept: Some(false),
+            ..rule("a.com")
+        };
+        let cases = [
+            (rule("10.1"), "rules[0].host"),
+            (
+                RuleConfig {
+                    paths: vec!["v1".into()],
+                    ..rule("a.com")
+                },
+                "rules[0].paths",
+            ),
+            (
+                RuleConfig {
+                    paths: vec!["/a*b".into()],
+                    ..rule("a.com")
+                },
+                "rules[0].paths",
+            ),
+            (
+                RuleConfig {
+                    methods: vec!["get".into()],
+                    ..rule("a.com")
+                },
+                "rules[0].methods",
+            ),
+            (
+                RuleConfig {
+                    addresses: vec!["127".into()],
+                    ..rule("a.com")
+                },
+                "rules[0].addresses",
+            ),
+            (
+                RuleConfig {
+                    ports: vec![0],
+                    ..rule("a.com")
+                },
+                "rules[0].ports",
+            ),
+            (
+                RuleConfig {
+                    methods: vec!["GET".into()],
+                    ..no_intercept.clone()
+                },
+                "rules[0].intercept",
+            ),
+            (
+                RuleConfig {
+                    credential: Some("other".into()),
+                    ..rule("a.com")
+                },
+                "rules[0].credential",
+            ),
+            (
+                RuleConfig {
+                    credential: Some("key".into()),
+                    scheme: RuleScheme::Http,
+                    ..rule("a.com")
+                },
+                "rules[0].credential",
+            ),
+            (
+                RuleConfig {
+                    scheme: RuleScheme::Http,
+                    ..no_intercept.clone()
+                },
+                "rules[0].intercept",
+            ),
+        ];
+        for (rule, field) in cases {
+            assert_eq!(
+                compile(&with(rule)).unwrap_err().field,
+                format!("sandbox.egress.{field}")
+            );
+        }
+        let mut config = with(no_intercept);
+        assert!(compile(&config).is_ok());
+        config.mode = Mode::Record;
+        assert_eq!(compile(&config).unwrap_err().field, "sandbox.egress.folder");
+        config.folder = Some("x".into());
+        assert_eq!(
+            compile(&config).unwrap_err().field,
+            "sandbox.egress.rules[0].intercept"
+        );
+        config.credentials[0].env = "UNSET".into();
+        assert_eq!(
+            compile(&config).unwrap_err().field,
+            "sandbox.egress.credentials[0].env"
+        );
+        config.credentials.clear();
+        config.quota.requests = 0;
+        assert_eq!(
+            compile(&config).unwrap_err().field,
+            "sandbox.egress.quota.requests"
+        );
+    }
+}

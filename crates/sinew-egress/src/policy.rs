@@ -1,0 +1,480 @@
+//! What may leave: rules, first match wins, everything else is denied. Pure.
+
+use crate::address::{Cidr, forbidden};
+use crate::host::{Host, HostPattern};
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::net::IpAddr;
+
+/// Why something was denied; the name in audit lines and answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Reason {
+    /// No rule names this host, port and scheme.
+    NoRule,
+    /// A rule names the host, none allows the method.
+    Method,
+    /// A rule names the host and the method, none allows the path.
+    Path,
+    /// The name leads to an address that no rule opens.
+    Address,
+    /// A host, port, header or path that two readers could understand in two ways.
+    Malformed,
+    /// TLS for another host than the tunnel's, a hidden one, or no TLS.
+    Tls,
+    /// The episode's quota is used up.
+    Quota,
+    /// Nothing was recorded for this request.
+    NotRecorded,
+}
+
+impl Reason {
+    /// As in audit lines.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::NoRule => "no_rule",
+            Self::Method => "method",
+            Self::Path => "path",
+            Self::Address => "address",
+            Self::Malformed => "malformed",
+            Self::Tls => "tls",
+            Self::Quota => "quota",
+            Self::NotRecorded => "not_recorded",
+        }
+    }
+}
+
+/// A refusal, as the sandbox and the audit log see it.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("egress denied ({}): {detail}", .reason.name())]
+pub struct Denial {
+    /// The kind.
+    pub reason: Reason,
+    /// What was asked and what is allowed.
+    pub detail: String,
+}
+
+impl Denial {
+    /// A refusal with its detail.
+    pub fn new(reason: Reason, detail: impl Into<String>) -> Self {
+        Self {
+            reason,
+            detail: detail.into(),
+        }
+    }
+}
+
+/// `http` or `https`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Scheme {
+    /// Plain.
+    Http,
+    /// Over TLS.
+    Https,
+}
+
+impl Scheme {
+    /// 80 or 443.
+    pub fn default_port(self) -> u16 {
+        match self {
+            Self::Http => 80,
+            Self::Https => 443,
+        }
+    }
+}
+
+impl fmt::Display for Scheme {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Http => "http",
+            Self::Https => "https",
+        })
+    }
+}
+
+/// A path, or all paths with a prefix.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PathPattern {
+    /// This one.
+    Exact(String),
+    /// All that begin so: `/v1/*`.
+    Prefix(String),
+}
+
+impl PathPattern {
+    /// Reads `/v1/models` or `/v1/*`; a star is allowed at the end alone.
+    ///
+    /// # Errors
+    /// What is wrong, and what is allowed.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        let (front, prefix) = text.strip_suffix('*').map_or((text, false), |f| (f, true));
+        if !front.starts_with('/') || front.contains(['*', '?', '#']) || ambiguous(front) {
+            return Err(format!(
+                "path {text:?}; allowed: /v1/models, or /v1/* for all that begin so"
+            ));
+        }
+        Ok(if prefix {
+            Self::Prefix(front.into())
+        } else {
+            Self::Exact(front.into())
+        })
+    }
+
+    fn matches(&self, path: &str) -> bool {
+        match self {
+            Self::Exact(p) => p == path,
+            Self::Prefix(p) => path.starts_with(p.as_str()),
+        }
+    }
+}
+
+/// Whether a server could read this path as another one: dot segments, also encoded or with
+/// parameters, backslashes, encoded slashes, bytes outside of printable ASCII.
+fn ambiguous(path: &str) -> bool {
+    let lower = path.to_ascii_lowercase();
+    let encoded = ["%2f", "%5c", "%00", "%25"]
+        .iter()
+        .any(|e| lower.contains(e));
+    let dots = lower.replace("%2e", ".").split('/').any(|segment| {
+        let name = segment.split(';').next().unwrap_or_default();
+        name == "." || name == ".."
+    });
+    encoded || dots || path.contains('\\') || !path.bytes().all(|b| (0x21..0x7f).contains(&b))
+}
+
+/// A secret that the proxy adds to requests of a rule, outside of the sandbox.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Credential {
+    /// Name in the recipe and in audit lines.
+    pub name: String,
+    /// Header that carries it, in lower case; what the sandbox sent in it is dropped.
+    pub header: String,
+    /// The header's value.
+    pub value: String,
+    /// The secret part of the value: what must never come back.
+    pub secret: String,
+}
+
+impl fmt::Debug for Credential {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Credential")
+            .field("name", &self.name)
+            .finish_non_exhaustive()
+    }
+}
+
+/// One rule. Empty lists do not restrict, but for ports: none means the scheme's own.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rule {
+    /// Hosts that it opens.
+    pub host: HostPattern,
+    /// Scheme that it opens.
+    pub scheme: Scheme,
+    /// Ports that it opens.
+    pub ports: Vec<u16>,
+    /// Methods that it allows; none: all.
+    pub methods: Vec<String>,
+    /// Paths that it allows; none: all.
+    pub paths: Vec<PathPattern>,
+    /// Special addresses that it opens beside the public ones.
+    pub addresses: Vec<Cidr>,
+    /// Whether TLS ends at the proxy, which then sees requests.
+    pub intercept: bool,
+    /// A secret to add.
+    pub credential: Option<Credential>,
+}
+
+impl Rule {
+    fn names(&self, host: &Host, port: u16, scheme: Scheme) -> bool {
+        let default = [scheme.default_port()];
+        let ports = if self.ports.is_empty() {
+            &default[..]
+        } else {
+            &self.ports
+        };
+        self.scheme == scheme && ports.contains(&port) && self.host.matches(host)
+    }
+
+    /// Whether an address of a resolved name may be connected to.
+    ///
+    /// # Errors
+    /// [`Reason::Address`], for special addresses that the rule does not open.
+    pub fn address(&self, host: &Host, address: IpAddr) -> Result<(), Denial> {
+        match forbidden(address) {
+            Some(why) if !self.addresses.iter().any(|c| c.contains(address)) => {
+                let detail = format!(
+                    "{host} leads to {address}, which is {why}; a rule must open it by `addresses`"
+                );
+                Err(Denial::new(Reason::Address, detail))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// A request to be judged.
+#[derive(Clone, Copy, Debug)]
+pub struct Ask<'a> {
+    /// Scheme.
+    pub scheme: Scheme,
+    /// Host.
+    pub host: &'a Host,
+    /// Port.
+    pub port: u16,
+    /// Method, as sent.
+    pub method: &'a str,
+    /// Path without query, as sent.
+    pub path: &'a str,
+}
+
+/// How a tunnel goes on.
+#[derive(Clone, Copy, Debug)]
+pub enum Way<'a> {
+    /// TLS ends at the proxy; each request is judged.
+    Intercept,
+    /// Bytes pass, to a host that this rule names.
+    Pass(&'a Rule),
+}
+
+/// The rules of a session, in order.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Policy {
+    /// First match wins.
+    pub rules: Vec<Rule>,
+}
+
+impl Policy {
+    /// Judges `CONNECT host:port`.
+    ///
+    /// # Errors
+    /// [`Reason::NoRule`].
+    pub fn connect(&self, host: &Host, port: u16) -> Result<Way<'_>, Denial> {
+        let mut named = self
+            .rules
+            .iter()
+            .filter(|r| r.names(host, port, Scheme::Https));
+        match named.next() {
+            None => Err(no_rule(Scheme::Https, host, port)),
+            Some(first) if first.intercept || named.any(|r| r.intercept) => Ok(Way::Intercept),
+            Some(first) => Ok(Way::Pass(first)),
+        }
+    }
+
+    /// Judges a request that the proxy can read.
+    ///
+    /// # Errors
+    /// [`Reason::NoRule`], [`Reason::Method`], [`Reason::Path`] or [`Reason::Malformed`].
+    pub fn request(&self, ask: &Ask<'_>) -> Result<&Rule, Denial> {
+        let (host, port) = (ask.host, ask.port);
+        // TRACE sends back what it was sent, credentials included.
+        if ["CONNECT", "TRACE", "TRACK"].contains(&ask.method) {
+            return Err(Denial::new(
+                Reason::Method,
+                format!("method {} is never forwarded", ask.method),
+            ));
+        }
+        let mut denial = no_rule(ask.scheme, host, port);
+        for rule in self
+            .rules
+            .iter()
+            .filter(|r| r.names(host, port, ask.scheme))
+        {
+            if !rule.methods.is_empty() && !rule.methods.iter().any(|m| m == ask.method) {
+                if denial.reason == Reason::NoRule {
+                    denial = Denial::new(
+                        Reason::Method,
+                        format!("no rule allows {} for {host}", ask.method),
+                    );
+                }
+                continue;
+            }
+            if !rule.paths.is_empty() {
+                if ambiguous(ask.path) {
+                    let detail = format!("path {:?} can be read in more than one way", ask.path);
+                    return Err(Denial::new(Reason::Malformed, detail));
+                }
+                if !rule.paths.iter().any(|p| p.matches(ask.path)) {
+                    denial = Denial::new(
+                        Reason::Path,
+                        format!("no rule allows {} {host}{}", ask.method, ask.path),
+                    );
+                    continue;
+                }
+            }
+            return Ok(rule);
+        }
+        Err(denial)
+    }
+}
+
+fn no_rule(scheme: Scheme, host: &Host, port: u16) -> Denial {
+    Denial::new(
+        Reason::NoRule,
+        format!("no rule opens {scheme}://{host}:{port}"),
+    )
+}
+
+#[cfg(test)]
+#[expect(clippy::unwrap_used, reason = "tests")]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn rule(host: &str) -> Rule {
+        Rule {
+            host: HostPattern::parse(host).unwrap(),
+            scheme: Scheme::Https,
+            ports: vec![],
+            methods: vec![],
+            paths: vec![],
+            addresses: vec![],
+            intercept: true,
+            credential: None,
+        }
+    }
+
+    fn ask(policy: &Policy, method: &str, host: &str, path: &str) -> Result<(), Reason> {
+        let host = Host::parse(host).unwrap();
+        let ask = Ask {
+            scheme: Scheme::Https,
+            host: &host,
+            port: 443,
+            method,
+            path,
+        };
+        policy.request(&ask).map(|_| ()).map_err(|d| d.reason)
+    }
+
+    #[test]
+    fn nothing_is_allowed_without_a_rule() {
+        let policy = Policy::default();
+        assert_eq!(ask(&policy, "GET", "example.com", "/"), Err(Reason::NoRule));
+        let host = Host::parse("example.com").unwrap();
+        assert!(policy.connect(&host, 443).is_err());
+    }
+
+    #[test]
+    fn method_path_port_and_scheme_must_all_match() {
+        let mut one = rule("api.example.com");
+        one.methods = vec!["GET".into()];
+        one.paths = vec![
+            PathPattern::parse("/v1/*").unwrap(),
+            PathPattern::parse("/health").unwrap(),
+        ];
+        let policy = Policy { rules: vec![one] };
+        assert_eq!(ask(&policy, "GET", "api.example.com", "/v1/models"), Ok(()));
+        assert_eq!(ask(&policy, "GET", "api.example.com", "/health"), Ok(()));
+        assert_eq!(
+            ask(&policy, "GET", "api.example.com", "/healthy"),
+            Err(Reason::Path)
+        );
+        assert_eq!(
+            ask(&policy, "POST", "api.example.com", "/v1/models"),
+            Err(Reason::Method)
+        );
+        assert_eq!(
+            ask(&policy, "get", "api.example.com", "/v1/models"),
+            Err(Reason::Method)
+        );
+        assert_eq!(
+            ask(&policy, "TRACE", "api.example.com", "/v1/models"),
+            Err(Reason::Method)
+        );
+        assert_eq!(
+            ask(&policy, "GET", "example.com", "/v1/models"),
+            Err(Reason::NoRule)
+        );
+        let host = Host::parse("api.example.com").unwrap();
+        for port in [22, 25, 80, 8443] {
+            assert_eq!(
+                policy.connect(&host, port).unwrap_err().reason,
+                Reason::NoRule
+            );
+        }
+        let plain = Ask {
+            scheme: Scheme::Http,
+            host: &host,
+            port: 443,
+            method: "GET",
+            path: "/v1/a",
+        };
+        assert_eq!(policy.request(&plain).unwrap_err().reason, Reason::NoRule);
+    }
+
+    #[test]
+    fn paths_that_leave_their_prefix_are_refused() {
+        let mut one = rule("a.com");
+        one.paths = vec![PathPattern::parse("/v1/*").unwrap()];
+        let policy = Policy { rules: vec![one] };
+        for path in [
+            "/v1/../admin",
+            "/v1/%2e%2e/admin",
+            "/v1/.%2E/admin",
+            "/v1/..;/admin",
+            "/v1/..%2fadmin",
+            "/v1/..\\admin",
+            "/v1/..%5cadmin",
+            "/v1/%252e%252e/admin",
+            "/v1/./x",
+            "/v1/a%00b",
+            "/v1/\u{e4}",
+        ] {
+            assert_eq!(
+                ask(&policy, "GET", "a.com", path),
+                Err(Reason::Malformed),
+                "{path}"
+            );
+        }
+        assert_eq!(ask(&policy, "GET", "a.com", "/v1/a..b/...x"), Ok(()));
+    }
+
+    #[test]
+    fn a_tunnel_passes_only_if_no_rule_for_it_wants_to_look_inside() {
+        let (mut pass, look) = (rule("a.com"), rule("a.com"));
+        pass.intercept = false;
+        let host = Host::parse("a.com").unwrap();
+        let policy = Policy {
+            rules: vec![pass.clone(), look],
+        };
+        assert!(matches!(policy.connect(&host, 443), Ok(Way::Intercept)));
+        let policy = Policy { rules: vec![pass] };
+        assert!(matches!(policy.connect(&host, 443), Ok(Way::Pass(_))));
+    }
+
+    #[test]
+    fn special_addresses_need_a_rule_that_opens_them() {
+        let mut one = rule("a.com");
+        let host = Host::parse("a.com").unwrap();
+        let judge = |rule: &Rule, ip: &str| rule.address(&host, ip.parse().unwrap());
+        assert_eq!(
+            judge(&one, "127.0.0.1").unwrap_err().reason,
+            Reason::Address
+        );
+        assert!(judge(&one, "8.8.8.8").is_ok());
+        one.addresses = vec!["127.0.0.0/8".parse().unwrap()];
+        assert!(judge(&one, "127.0.0.1").is_ok());
+        assert!(judge(&one, "169.254.169.254").is_err() && judge(&one, "::1").is_err());
+        assert!(judge(&one, "::ffff:127.0.0.1").is_err());
+    }
+
+    proptest! {
+        /// Whatever a server makes of a path that a prefix rule lets through, segment by segment,
+        /// it stays below the prefix.
+        #[test]
+        fn an_allowed_path_stays_below_its_prefix(tail in "([a-z.;%2eE/5cCfF\\\\]{0,4}/?){0,6}") {
+            let mut one = rule("a.com");
+            one.paths = vec![PathPattern::parse("/v1/*").unwrap()];
+            let policy = Policy { rules: vec![one] };
+            let path = format!("/v1/{tail}");
+            if ask(&policy, "GET", "a.com", &path).is_ok() {
+                let decoded = path.to_lowercase().replace("%2e", ".").replace("%2f", "/").replace("%5c", "/");
+                let mut depth = 0;
+                for segment in decoded.replace('\\', "/").split('/').skip(2) {
+                    let segment = segment.split(';').next().unwrap();
+                    depth += match segment { "" | "." => 0, ".." => -1, _ => 1 };
+                    prop_assert!(depth >= 0, "{}", path);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,177 @@
+//! What one episode may use of the network.
+
+use crate::policy::{Denial, Reason};
+use serde::{Deserialize, Serialize};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Bounds of a session.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Quota {
+    /// Requests and tunnels, refused ones included.
+    pub requests: u64,
+    /// Bytes to servers.
+    pub bytes_up: u64,
+    /// Bytes from servers.
+    pub bytes_down: u64,
+    /// Body of one request; it is held in memory.
+    pub request_bytes: u64,
+    /// Wall time of one request or tunnel, in seconds.
+    pub request_s: f64,
+    /// Wall time from the beginning of the session, in seconds.
+    pub session_s: f64,
+    /// Connections at once; more wait.
+    pub connections: u64,
+}
+
+impl Default for Quota {
+    fn default() -> Self {
+        Self {
+            requests: 1000,
+            bytes_up: 16 << 20,
+            bytes_down: 256 << 20,
+            request_bytes: 4 << 20,
+            request_s: 60.0,
+            session_s: 3600.0,
+            connections: 16,
+        }
+    }
+}
+
+impl Quota {
+    /// Field, value and what is allowed, of the first impossible bound.
+    pub(crate) fn check(&self) -> Result<(), (&'static str, String, &'static str)> {
+        let counts = [
+            ("requests", self.requests),
+            ("bytes_up", self.bytes_up),
+            ("bytes_down", self.bytes_down),
+            ("request_bytes", self.request_bytes),
+            ("connections", self.connections),
+        ];
+        if let Some((field, value)) = counts.iter().find(|(_, v)| *v == 0) {
+            return Err((field, value.to_string(), "at least 1"));
+        }
+        if self.connections > 1024 {
+            return Err(("connections", self.connections.to_string(), "1 to 1024"));
+        }
+        if self.request_bytes > 64 << 20 {
+            return Err((
+                "request_bytes",
+                self.request_bytes.to_string(),
+                "at most 67108864, as it is held in memory",
+            ));
+        }
+        for (field, value) in [("request_s", self.request_s), ("session_s", self.session_s)] {
+            if !(value > 0.0 && value <= 1e7) {
+                return Err((field, value.to_string(), "above 0, at most 1e7 seconds"));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What a session has used.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Used {
+    /// Requests and tunnels.
+    pub requests: u64,
+    /// Of them denied.
+    pub denied: u64,
+    /// Bytes to servers.
+    pub bytes_up: u64,
+    /// Bytes from servers.
+    pub bytes_down: u64,
+}
+
+/// Counters against bounds.
+#[derive(Debug)]
+pub(crate) struct Meter {
+    quota: Quota,
+    requests: AtomicU64,
+    denied: AtomicU64,
+    up: AtomicU64,
+    down: AtomicU64,
+}
+
+impl Meter {
+    pub(crate) fn new(quota: Quota) -> Self {
+        let zero = || AtomicU64::new(0);
+        Self {
+            quota,
+            requests: zero(),
+            denied: zero(),
+            up: zero(),
+            down: zero(),
+        }
+    }
+
+    pub(crate) fn used(&self) -> Used {
+        let get = |n: &AtomicU64| n.load(Ordering::Relaxed);
+        Used {
+            requests: get(&self.requests),
+            denied: get(&self.denied),
+            bytes_up: get(&self.up),
+            bytes_down: get(&self.down),
+        }
+    }
+
+    pub(crate) fn deny(&self) {
+        self.denied.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Counts a request, `age_s` seconds after the beginning of the session.
+    pub(crate) fn request(&self, age_s: f64) -> Result<(), Denial> {
+        let before = self.requests.fetch_add(1, Ordering::Relaxed);
+        if before >= self.quota.requests {
+            return Err(used_up("requests", self.quota.requests));
+        }
+        if age_s > self.quota.session_s {
+            let detail = format!("the session's {} s are over", self.quota.session_s);
+            return Err(Denial::new(Reason::Quota, detail));
+        }
+        Ok(())
+    }
+
+    pub(crate) fn up(&self, bytes: usize) -> Result<(), Denial> {
+        let total = self.up.fetch_add(bytes as u64, Ordering::Relaxed) + bytes as u64;
+        let fits = total <= self.quota.bytes_up;
+        fits.then_some(())
+            .ok_or_else(|| used_up("bytes_up", self.quota.bytes_up))
+    }
+
+    pub(crate) fn down(&self, bytes: usize) -> Result<(), Denial> {
+        let total = self.down.fetch_add(bytes as u64, Ordering::Relaxed) + bytes as u64;
+        let fits = total <= self.quota.bytes_down;
+        fits.then_some(())
+            .ok_or_else(|| used_up("bytes_down", self.quota.bytes_down))
+    }
+}
+
+fn used_up(field: &str, limit: u64) -> Denial {
+    Denial::new(
+        Reason::Quota,
+        format!("the episode's quota of {limit} {field} is used up"),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_beyond_a_bound_is_refused_and_counted() {
+        let meter = Meter::new(Quota {
+            requests: 2,
+            bytes_up: 10,
+            session_s: 5.0,
+            ..Quota::default()
+        });
+        assert!(
+            meter.request(0.0).is_ok()
+                && meter.request(6.0).is_err()
+                && meter.request(0.0).is_err()
+        );
+        assert!(meter.up(10).is_ok() && meter.up(1).is_err());
+        assert_eq!((meter.used().requests, meter.used().bytes_up), (3, 11));
+    }
+}

@@ -1,0 +1,335 @@
+//! Ways around a proxy, from a hostile sandbox and from hostile servers.
+
+use crate::world::{World, body, config, get, ok, rule, status};
+use sinew_egress::{RuleConfig, RuleScheme};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+#[tokio::test]
+async fn a_name_that_changes_its_address_is_judged_at_each_connection() {
+    let world = World::new();
+    let server = world.plain(|_, _| ok("inner service")).await;
+    let door = world.door(&config(vec![rule(
+        "rebind.test",
+        RuleScheme::Http,
+        server.port,
+    )]));
+    // First the address that the rule opens, then others: metadata, another loopback, a mixture.
+    world.names.set(
+        "rebind.test",
+        &[
+            &["127.0.0.1"],
+            &["169.254.169.254"],
+            &["127.0.0.2"],
+            &["127.0.0.1", "10.0.0.1"],
+            &["::1"],
+            &["::ffff:127.0.0.1"],
+            &["64:ff9b::7f00:1"],
+            &["0.0.0.0"],
+        ],
+    );
+    let url = format!("http://rebind.test:{}/", server.port);
+    assert_eq!(status(&door.get(&url).await), 200);
+    for _ in 0..7 {
+        let answer = door.get(&url).await;
+        assert_eq!(status(&answer), 403, "{answer}");
+        assert!(body(&answer).contains("(address)"), "{answer}");
+    }
+    // Each request resolved once: nothing is resolved between the check and the connection.
+    assert_eq!((server.requests(), world.names.asked()), (1, 8));
+}
+
+#[tokio::test]
+async fn a_redirect_is_given_to_the_sandbox_and_judged_anew() {
+    let world = World::new();
+    let server = world
+        .plain(|_, _| b"HTTP/1.1 302 Found\r\nlocation: http://169.254.169.254/latest/\r\ncontent-length: 0\r\n\r\n".to_vec())
+        .await;
+    world.names.set("a.test", &[&["127.0.0.1"]]);
+    let named = RuleConfig {
+        addresses: vec![],
+        ports: vec![80],
+        ..rule("169.254.169.254", RuleScheme::Http, 80)
+    };
+    let door = world.door(&config(vec![
+        rule("a.test", RuleScheme::Http, server.port),
+        named,
+    ]));
+    let answer = door.get(&format!("http://a.test:{}/", server.port)).await;
+    assert_eq!(status(&answer), 302);
+    assert!(answer.contains("169.254.169.254"));
+    // Even a rule that names the host does not open the address.
+    let followed = door.get("http://169.254.169.254/latest/").await;
+    assert_eq!(status(&followed), 403);
+    assert!(body(&followed).contains("metadata"), "{followed}");
+}
+
+#[tokio::test]
+async fn loopback_in_any_spelling_needs_a_rule_that_opens_it() {
+    let world = World::new();
+    let server = world.plain(|_, _| ok("inner")).await;
+    let any = RuleConfig {
+        ports: vec![server.port],
+        host: "*.example.test".into(),
+        ..RuleConfig::default()
+    };
+    let door = world.door(&config(vec![any]));
+    for host in [
+        "127.0.0.1",
+        "2130706433",
+        "0x7f000001",
+        "0177.0.0.1",
+        "127.1",
+        "[::1]",
+        "[::ffff:127.0.0.1]",
+        "[::ffff:7f00:1]",
+        "0",
+        "localhost",
+        "0.0.0.0",
+        "127.0.0.1.",
+        "a@127.0.0.1",
+        "127.0.0.1%00.example.test",
+        "127.0.0.1#.example.test",
+    ] {
+        let answer = door.get(&format!("http://{host}:{}/", server.port)).await;
+        assert!([400, 403].contains(&status(&answer)), "{host}: {answer}");
+        if let Ok(_open) = door.tunnel(&format!("{host}:{}", server.port)).await {
+            panic!("a tunnel to {host}");
+        }
+    }
+    assert_eq!((server.requests(), world.names.asked()), (0, 0));
+}
+
+#[tokio::test]
+async fn requests_with_two_readings_reach_no_server() {
+    let world = World::new();
+    let server = world.plain(|_, _| ok("x")).await;
+    world.names.set("a.test", &[&["127.0.0.1"]]);
+    let allow = RuleConfig {
+        paths: vec!["/public/*".into()],
+        ..rule("a.test", RuleScheme::Http, server.port)
+    };
+    let door = world.door(&config(vec![allow]));
+    let (host, base) = (
+        format!("a.test:{}", server.port),
+        format!("http://a.test:{}/public/a", server.port),
+    );
+    let secret = format!("GET /secret HTTP/1.1\r\nhost: {host}\r\n\r\n");
+    let requests = [
+        format!(
+            "POST {base} HTTP/1.1\r\nhost: {host}\r\ncontent-length: 4\r\ncontent-length: 40\r\n\r\n{secret}"
+        ),
+        format!(
+            "POST {base} HTTP/1.1\r\nhost: {host}\r\ntransfer-encoding: xchunked\r\n\r\n0\r\n\r\n{secret}"
+        ),
+        format!(
+            "POST {base} HTTP/1.1\r\nhost: {host}\r\ntransfer-encoding: gzip, chunked\r\n\r\n0\r\n\r\n{secret}"
+        ),
+        format!(
+            "POST {base} HTTP/1.1\r\nhost: {host}\r\ntransfer-encoding : chunked\r\n\r\n0\r\n\r\n{secret}"
+        ),
+        format!(
+            "POST {base} HTTP/1.0\r\nhost: {host}\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n{secret}"
+        ),
+        format!("POST {base} HTTP/1.1\r\nhost: {host}\r\ncontent-length: +4\r\n\r\nabcd{secret}"),
+        format!("GET {base} HTTP/1.1\r\nhost: {host}\r\nhost: other.test\r\n\r\n"),
+        format!("GET {base} HTTP/1.1\r\nhost: other.test\r\n\r\n"),
+        format!("GET {base} HTTP/1.1\r\n\r\n"),
+        format!("GET {base} HTTP/1.1\r\nhost: {host}\r\n folded: x\r\n\r\n"),
+        format!("GET {base} HTTP/1.1\r\nhost: {host}\r\nx\0y: 1\r\n\r\n"),
+        format!("GET /public/a HTTP/1.1\r\nhost: {host}\r\n\r\n"),
+        format!(
+            "GET http://a.test:{}/public/..%2fsecret HTTP/1.1\r\nhost: {host}\r\n\r\n",
+            server.port
+        ),
+        "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_string(),
+        "\x16\x03\x01\x02\x00\x01\x00".to_string(),
+    ];
+    for request in requests {
+        let mut stream = tokio::net::TcpStream::connect(door.address).await.unwrap();
+        stream.write_all(request.as_bytes()).await.unwrap();
+        stream.shutdown().await.unwrap();
+        let mut answer = String::new();
+        let _ = stream.read_to_string(&mut answer).await;
+        assert!(!answer.contains(" 200 "), "{request:?}: {answer}");
+    }
+    assert_eq!(server.requests(), 0, "{:?}", server.seen);
+}
+
+#[tokio::test]
+async fn a_request_hidden_in_a_body_stays_in_the_body() {
+    let world = World::new();
+    let server = world.plain(|_, _| ok("x")).await;
+    world.names.set("a.test", &[&["127.0.0.1"]]);
+    let allow = RuleConfig {
+        paths: vec!["/public/*".into()],
+        ..rule("a.test", RuleScheme::Http, server.port)
+    };
+    let door = world.door(&config(vec![allow]));
+    let host = format!("a.test:{}", server.port);
+    // A length and chunks: whoever reads the length would see a second request.
+    let hidden = format!("GET /secret HTTP/1.1\r\nhost: {host}\r\n\r\n");
+    let request = format!(
+        "POST http://{host}/public/a HTTP/1.1\r\nhost: {host}\r\ncontent-length: 5\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n{hidden}"
+    );
+    let _ = door.raw(request).await;
+    for seen in server.seen.lock().unwrap().iter() {
+        assert!(
+            seen.starts_with("POST /public/a ") && !seen.contains("/secret"),
+            "{seen}"
+        );
+        assert!(!seen.to_lowercase().contains("transfer-encoding"), "{seen}");
+    }
+}
+
+#[tokio::test]
+async fn a_tunnel_carries_tls_for_its_own_host_and_nothing_else() {
+    let world = World::new();
+    let server = world.tls("a.test", |_, _| ok("x")).await;
+    world.names.set("a.test", &[&["127.0.0.1"]]);
+    let pass = RuleConfig {
+        intercept: Some(false),
+        ..rule("a.test", RuleScheme::Https, server.port)
+    };
+    let mut door = world.door(&config(vec![pass]));
+    let authority = format!("a.test:{}", server.port);
+    let pem = world.proxy.authority_pem().to_string();
+    assert!(door.tls(&authority, "fronted.test", &pem).await.is_err());
+    for text in [
+        "SSH-2.0-x\r\n",
+        "GET /secret HTTP/1.1\r\nhost: a.test\r\n\r\n",
+    ] {
+        let mut tunnel = door.tunnel(&authority).await.unwrap();
+        tunnel.write_all(text.as_bytes()).await.unwrap();
+        let mut answer = Vec::new();
+        let _ = tunnel.read_to_end(&mut answer).await;
+        assert!(answer.is_empty());
+    }
+    // Judged before a connection is made: the name was not even resolved.
+    assert_eq!((server.requests(), world.names.asked()), (0, 0));
+    let audit = door.audit().await;
+    assert_eq!(
+        audit
+            .iter()
+            .filter(|l| l.reason.as_deref() == Some("tls"))
+            .count(),
+        3,
+        "{audit:?}"
+    );
+}
+
+#[tokio::test]
+async fn inside_of_tls_no_other_host_can_be_asked_for() {
+    let world = World::new();
+    let server = world.tls("a.test", |_, _| ok("x")).await;
+    world.names.set("a.test", &[&["127.0.0.1"]]);
+    let port = server.port;
+    let door = world.door(&config(vec![rule("a.test", RuleScheme::Https, port)]));
+    let pem = world.proxy.authority_pem().to_string();
+    let fronted = door.tls(&format!("a.test:{port}"), "b.test", &pem).await;
+    assert!(fronted.is_err());
+    for request in [
+        "GET / HTTP/1.1\r\nhost: b.test\r\nconnection: close\r\n\r\n".to_string(),
+        format!("GET http://b.test/ HTTP/1.1\r\nhost: a.test:{port}\r\nconnection: close\r\n\r\n"),
+        format!("CONNECT b.test:443 HTTP/1.1\r\nhost: b.test:443\r\nconnection: close\r\n\r\n"),
+        format!(
+            "GET / HTTP/1.1\r\nhost: a.test:{}\r\nconnection: close\r\n\r\n",
+            port ^ 1
+        ),
+    ] {
+        let answer = door.inside("a.test", port, &request).await.unwrap();
+        assert!([400, 403].contains(&status(&answer)), "{request}: {answer}");
+    }
+    assert_eq!(server.requests(), 0);
+}
+
+#[tokio::test]
+async fn ports_that_no_rule_names_stay_closed() {
+    let world = World::new();
+    let door = world.door(&config(vec![RuleConfig {
+        host: "a.test".into(),
+        ..RuleConfig::default()
+    }]));
+    for port in [0, 1, 22, 25, 53, 80, 444, 3128, 8443, 65535] {
+        let refused = door.tunnel(&format!("a.test:{port}")).await.unwrap_err();
+        assert!([400, 403].contains(&status(&refused)), "{port}: {refused}");
+    }
+    for authority in ["a.test", "a.test:", "a.test:0443", "a.test:443:80", ":443"] {
+        assert!(
+            door.tunnel(authority).await.is_err() || authority == "a.test:0443",
+            "{authority}"
+        );
+    }
+    assert_eq!(world.names.asked(), 0);
+}
+
+#[tokio::test]
+async fn a_server_with_a_wrong_certificate_is_not_spoken_to() {
+    let world = World::new();
+    let server = world.tls("other.test", |_, _| ok("x")).await;
+    world.names.set("a.test", &[&["127.0.0.1"]]);
+    let door = world.door(&config(vec![rule(
+        "a.test",
+        RuleScheme::Https,
+        server.port,
+    )]));
+    let request = format!(
+        "GET / HTTP/1.1\r\nhost: a.test:{}\r\nconnection: close\r\n\r\n",
+        server.port
+    );
+    let answer = door.inside("a.test", server.port, request).await.unwrap();
+    assert_eq!(status(&answer), 502, "{answer}");
+    assert_eq!(server.requests(), 0);
+}
+
+#[tokio::test]
+async fn hostile_answers_end_in_an_error_and_the_proxy_lives_on() {
+    let world = World::new();
+    let server = world
+        .plain(|n, _| match n {
+            0 => b"HTTP/1.1 101 Switching Protocols\r\nupgrade: x\r\n\r\n".to_vec(),
+            1 => [b"HTTP/1.1 200 OK\r\n".to_vec(), vec![b'a'; 200_000]].concat(),
+            2 => b"garbage\r\n\r\n".to_vec(),
+            3 => [
+                b"HTTP/1.1 200 OK\r\n".to_vec(),
+                b"x: y\r\n".repeat(500),
+                b"\r\n".to_vec(),
+            ]
+            .concat(),
+            4 => b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\ncontent-length: 6\r\n\r\nhello".to_vec(),
+            5 => Vec::new(),
+            _ => ok("fine"),
+        })
+        .await;
+    world.names.set("a.test", &[&["127.0.0.1"]]);
+    let door = world.door(&config(vec![rule("a.test", RuleScheme::Http, server.port)]));
+    let url = format!("http://a.test:{}/", server.port);
+    for n in 0..6 {
+        assert_eq!(status(&door.get(&url).await), 502, "{n}");
+    }
+    assert_eq!(body(&door.get(&url).await), "fine");
+}
+
+#[tokio::test]
+async fn a_client_that_trickles_its_head_loses_its_connection() {
+    let world = World::new();
+    let mut short = config(vec![]);
+    short.quota.request_s = 0.3;
+    let door = world.door(&short);
+    let mut stream = tokio::net::TcpStream::connect(door.address).await.unwrap();
+    let full = get("http://a.test/");
+    let mut sent = 0;
+    for byte in full.as_bytes() {
+        if stream.write_all(&[*byte]).await.is_err() {
+            break;
+        }
+        sent += 1;
+        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+    }
+    let mut answer = String::new();
+    let _ = stream.read_to_string(&mut answer).await;
+    assert!(
+        !answer.contains(" 403 "),
+        "{sent} bytes of {}: {answer}",
+        full.len()
+    );
+}

@@ -1,0 +1,151 @@
+//! Episodes that are answered again as they were.
+
+use crate::world::{World, body, config, ok, rule, status};
+use sinew_egress::{EgressConfig, Mode, RuleScheme};
+
+fn in_mode(base: &EgressConfig, mode: Mode, world: &World) -> EgressConfig {
+    EgressConfig {
+        mode,
+        folder: Some(world.dir.path().join("recordings")),
+        ..base.clone()
+    }
+}
+
+#[tokio::test]
+async fn a_replay_has_the_bytes_of_the_recording_and_touches_no_network() {
+    let world = World::new();
+    // Answers differ by request, have odd headers and framings.
+    let script = |n: usize, _: &str| {
+        match n {
+        0 => b"HTTP/1.1 200 OK\r\nDate: Thu, 01 Jan 1970 00:00:00 GMT\r\nX-N: 0\r\nSet-Cookie: a=1\r\nSet-Cookie: b=2\r\ntransfer-encoding: chunked\r\n\r\n3\r\nab\n\r\n2\r\n\xff\x00\r\n0\r\n\r\n".to_vec(),
+        1 => b"HTTP/1.1 404 Not Found\r\nX-Latin: caf\xe9\r\ncontent-length: 4\r\n\r\ngone".to_vec(),
+        2 => b"HTTP/1.0 200 OK\r\n\r\nuntil the end".to_vec(),
+        3 => b"HTTP/1.1 204 No Content\r\n\r\n".to_vec(),
+        4 => b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhe".to_vec(),
+        n => ok(&format!("answer {n}")),
+    }
+    };
+    let server = world.tls("a.test", script).await;
+    world.names.set("a.test", &[&["127.0.0.1"]]);
+    let base = config(vec![rule("a.test", RuleScheme::Https, server.port)]);
+    let port = server.port;
+    let requests: Vec<String> = ["GET /same", "GET /same", "GET /same", "DELETE /x", "GET /cut", "HEAD /h", "GET /denied/%00"]
+        .iter()
+        .map(|line| format!("{line} HTTP/1.1\r\nhost: a.test:{port}\r\nconnection: close\r\n\r\n"))
+        .chain([format!("POST /p HTTP/1.1\r\nhost: a.test:{port}\r\ncontent-length: 3\r\nconnection: close\r\n\r\nabc")])
+        .collect();
+    let run = async |mode: Mode| {
+        let mut door = world.door(&in_mode(&base, mode, &world));
+        let mut answers = Vec::new();
+        for request in &requests {
+            answers.push(door.inside("a.test", port, request).await.unwrap());
+        }
+        let unknown =
+            format!("GET /same HTTP/1.1\r\nhost: a.test:{port}\r\nconnection: close\r\n\r\n");
+        let beyond = door.inside("a.test", port, unknown).await.unwrap();
+        (answers, beyond, door.audit().await)
+    };
+    let (recorded, _, _) = run(Mode::Record).await;
+    assert_eq!(
+        recorded.iter().map(|a| status(a)).collect::<Vec<_>>(),
+        [200, 404, 200, 204, 502, 200, 200, 200]
+    );
+    assert_eq!(body(&recorded[2]), "until the end");
+    drop(server);
+    let asked = world.names.asked();
+    for _ in 0..2 {
+        // The recording had one more request for /same than the first replay asks for.
+        let (replayed, _, audit) = run(Mode::Replay).await;
+        assert_eq!(replayed, recorded);
+        assert!(
+            audit
+                .iter()
+                .filter(|l| l.method != "CONNECT")
+                .all(|l| l.decision == "replayed"),
+            "{audit:?}"
+        );
+    }
+    assert_eq!(world.names.asked(), asked);
+}
+
+#[tokio::test]
+async fn what_was_not_recorded_is_denied_in_a_replay() {
+    let world = World::new();
+    let server = world.plain(|n, _| ok(&n.to_string())).await;
+    world.names.set("a.test", &[&["127.0.0.1"]]);
+    let base = config(vec![rule("a.test", RuleScheme::Http, server.port)]);
+    let url = format!("http://a.test:{}/", server.port);
+    let door = world.door(&in_mode(&base, Mode::Record, &world));
+    assert_eq!(body(&door.get(&url).await), "0");
+    let door = world.door(&in_mode(&base, Mode::Replay, &world));
+    assert_eq!(body(&door.get(&url).await), "0");
+    for other in [url.clone(), format!("{url}other")] {
+        let answer = door.get(&other).await;
+        assert_eq!(status(&answer), 504);
+        assert!(body(&answer).contains("not_recorded"), "{answer}");
+    }
+    assert_eq!(server.requests(), 1);
+    let policy = base.policy(&|_| Some("0123456789".into())).unwrap();
+    let never = world.proxy.session(
+        "never-recorded",
+        policy,
+        &in_mode(&base, Mode::Replay, &world),
+        None,
+    );
+    assert!(never.unwrap_err().to_string().contains("never-recorded"));
+}
+
+#[tokio::test]
+async fn the_shared_cache_answers_other_episodes_and_cannot_be_poisoned() {
+    let world = World::new();
+    let server = world
+        .plain(|n, request| {
+            let evil = request.to_lowercase().contains("x-forwarded-host: evil");
+            let private = if request.contains("/private") {
+                "cache-control: private\r\n"
+            } else {
+                ""
+            };
+            let body = if evil {
+                "evil".to_string()
+            } else {
+                format!("fetched {n}")
+            };
+            format!(
+                "HTTP/1.1 200 OK\r\n{private}content-length: {}\r\n\r\n{body}",
+                body.len()
+            )
+            .into_bytes()
+        })
+        .await;
+    world.names.set("a.test", &[&["127.0.0.1"]]);
+    let cache = in_mode(
+        &config(vec![rule("a.test", RuleScheme::Http, server.port)]),
+        Mode::Cache,
+        &world,
+    );
+    let host = format!("a.test:{}", server.port);
+    let ask = async |episode: &str, path: &str, more: &str| {
+        let door = world.door_for(episode, &cache);
+        let request = format!(
+            "GET http://{host}{path} HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n{more}\r\n"
+        );
+        body(&door.raw(request).await).to_string()
+    };
+    assert_eq!(
+        ask("attacker", "/pkg", "x-forwarded-host: evil\r\n").await,
+        "evil"
+    );
+    assert_eq!(ask("victim", "/pkg", "").await, "fetched 1");
+    assert_eq!(ask("third", "/pkg", "").await, "fetched 1");
+    assert_eq!(
+        ask("third", "/pkg", "authorization: mine\r\n").await,
+        "fetched 2"
+    );
+    assert_eq!(
+        ask("fourth", "/pkg", "authorization: mine\r\n").await,
+        "fetched 3"
+    );
+    assert_eq!(ask("a", "/private", "").await, "fetched 4");
+    assert_eq!(ask("b", "/private", "").await, "fetched 5");
+}
