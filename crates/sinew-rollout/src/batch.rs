@@ -1,6 +1,6 @@
 //! Many episodes at once: admission, ownership, durable commit.
 
-use crate::driver::{EpisodeOptions, EpisodeParts, run_episode};
+use crate::driver::{EpisodeOptions, EpisodeParts};
 use crate::episode::{EpisodeEvent, EpisodeMachine, EpisodeSpec};
 use sinew_store::{StoreError, TraceStore};
 use sinew_types::{FailureKind, Timing, Trace};
@@ -50,7 +50,7 @@ pub async fn run_batch(
             let (parts, options, spec) = (parts.clone(), options.clone(), specs[index].clone());
             let handle = running.spawn(async move {
                 let _in_flight = parts.gauges.begin();
-                run_episode(&parts, &options, &spec).await
+                parts.harness.run(&parts, &options, &spec).await
             });
             owners.insert(handle.id(), index);
         }

@@ -2,6 +2,7 @@
 
 use crate::episode::{EpisodeCommand, EpisodeEvent, EpisodeLimits, EpisodeMachine, EpisodeSpec};
 use crate::gauges::{Gauges, Phase};
+use crate::harness::Harness;
 use sinew_env::{Action, Env, EnvError, EnvFactory, EnvFuture};
 use sinew_render::Renderer;
 use sinew_types::{
@@ -23,6 +24,8 @@ pub struct EpisodeParts {
     pub engine: Arc<dyn Engine>,
     pub renderer: Arc<dyn Renderer>,
     pub envs: Arc<dyn EnvFactory>,
+    /// Drives the turns.
+    pub harness: Arc<dyn Harness>,
     pub gauges: Arc<Gauges>,
     /// Source of request ids, shared by everybody who uses the engine.
     pub requests: Arc<AtomicU64>,
@@ -32,6 +35,7 @@ impl std::fmt::Debug for EpisodeParts {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("EpisodeParts")
             .field("env", &self.envs.name())
+            .field("harness", &self.harness.name())
             .finish_non_exhaustive()
     }
 }

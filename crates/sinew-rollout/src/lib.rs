@@ -2,7 +2,8 @@
 //!
 //! [`EpisodeMachine`] is the pure core: events in, commands out. [`run_episode`] carries its
 //! commands out; [`run_batch`] runs hundreds of them side by side, so that the engine works
-//! while tools run. Invariants: every episode that was begun ends in exactly one trace, valid
+//! while tools run. A [`Harness`] that is not the built-in loop lets an outside program drive
+//! the turns. Invariants: every episode that was begun ends in exactly one trace, valid
 //! and committed before anyone is told; a failure is data with a typed reason; rollout knows
 //! no concrete engine, environment or store.
 
@@ -10,8 +11,10 @@ mod batch;
 mod driver;
 mod episode;
 mod gauges;
+mod harness;
 
 pub use batch::{BatchError, run_batch};
 pub use driver::{EpisodeOptions, EpisodeParts, mix_seed, run_episode};
 pub use episode::{EpisodeCommand, EpisodeEvent, EpisodeLimits, EpisodeMachine, EpisodeSpec};
 pub use gauges::{Gauges, GaugesReading, Phase, PhaseGuard};
+pub use harness::{BuiltInLoop, Harness, grade_answer};

@@ -79,6 +79,8 @@ pub enum Limit {
 pub enum FailureKind {
     Engine,
     Environment,
+    /// The outside program that drives the turns.
+    Harness,
     Sandbox,
     Render,
     Store,

@@ -1,0 +1,100 @@
+//! What drives the turns of an episode: the built-in loop, or a program from outside.
+
+use crate::driver::{EpisodeOptions, EpisodeParts, run_episode};
+use crate::episode::EpisodeSpec;
+use futures::future::BoxFuture;
+use sinew_env::{Action, Env, EnvError, EnvFactory};
+use sinew_types::{Outcome, Task, Trace};
+use std::time::Duration;
+
+/// Drives episodes. Shared by all of them.
+pub trait Harness: Send + Sync {
+    /// Name by which recipes select it.
+    fn name(&self) -> &str;
+
+    /// Runs one episode to its end. Never fails: what goes wrong is in the trace, which is
+    /// valid and not yet in the store.
+    fn run<'a>(
+        &'a self,
+        parts: &'a EpisodeParts,
+        options: &'a EpisodeOptions,
+        spec: &'a EpisodeSpec,
+    ) -> BoxFuture<'a, Trace>;
+}
+
+/// The loop of this crate: the environment's own turns, see [`run_episode`].
+#[derive(Clone, Copy, Debug, Default)]
+pub struct BuiltInLoop;
+
+impl Harness for BuiltInLoop {
+    fn name(&self) -> &str {
+        "built_in"
+    }
+
+    fn run<'a>(
+        &'a self,
+        parts: &'a EpisodeParts,
+        options: &'a EpisodeOptions,
+        spec: &'a EpisodeSpec,
+    ) -> BoxFuture<'a, Trace> {
+        Box::pin(run_episode(parts, options, spec))
+    }
+}
+
+/// How long an environment may take to close after it has judged an answer.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// What a final answer is worth: a fresh environment of the task takes it as the model's one
+/// turn. An answer that does not end the task is scored as it stands.
+///
+/// # Errors
+/// If the environment fails; a wrong answer is an outcome.
+pub async fn grade_answer(
+    envs: &dyn EnvFactory,
+    task: &Task,
+    answer: &str,
+) -> Result<Outcome, EnvError> {
+    let mut env = envs.create(task)?;
+    let judged = judge(env.as_mut(), answer).await;
+    let closed = tokio::time::timeout(CLOSE_TIMEOUT, env.close()).await;
+    if !matches!(closed, Ok(Ok(()))) {
+        tracing::warn!(task = %task.id, ?closed, "environment did not close");
+    }
+    judged
+}
+
+async fn judge(env: &mut dyn Env, answer: &str) -> Result<Outcome, EnvError> {
+    env.reset().await?;
+    let action = Action {
+        text: answer.to_owned(),
+        truncated: false,
+    };
+    match env.step(action).await?.outcome {
+        Some(outcome) => Ok(outcome),
+        None => env.score().await,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use sinew_env::tiny::{TinyFactory, TinyTaskset};
+    use sinew_env::{Split, Taskset};
+
+    #[tokio::test]
+    async fn an_answer_is_the_one_turn_of_a_fresh_world() {
+        let tasks = TinyTaskset::new(0);
+        let near = (0..tasks.len(Split::Train))
+            .map(|i| tasks.get(Split::Train, i).unwrap())
+            .find(|t| t.kind == "corridor-1")
+            .unwrap();
+        let right = if near.prompt.contains('>') { "r" } else { "l" };
+        let wrong = if right == "r" { "l" } else { "r" };
+        let graded = grade_answer(&TinyFactory, &near, right).await.unwrap();
+        assert!(graded.success);
+        for answer in [wrong, ""] {
+            let graded = grade_answer(&TinyFactory, &near, answer).await.unwrap();
+            assert_eq!((graded.success, graded.reward), (false, 0.0));
+        }
+    }
+}

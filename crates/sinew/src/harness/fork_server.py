@@ -1,0 +1,212 @@
+"""One interpreter that has imported what an agent imports; each episode is a fork of it.
+
+Runs inside a sandbox. Arguments: port, script, the script's own arguments. Lines of JSON over a
+connection to 127.0.0.1:port. In: {"id", "env", "cpu_s"} starts an episode, {"kill"} ends one.
+Out: {"ready"}, then {"id", "code" or "signal", "stdout", "stderr"} for each that ended.
+"""
+
+import ast
+import atexit
+import gc
+import importlib
+import json
+import os
+import resource
+import runpy
+import selectors
+import signal
+import socket
+import sys
+import threading
+import traceback
+
+MAX_OUTPUT = 1 << 20
+PIECE = 1 << 16
+
+
+def preload(script):
+    """Imports what the script imports at its top level; what fails will fail in the fork."""
+    with open(script, "rb") as file:
+        tree = ast.parse(file.read(), script)
+    for node in tree.body:
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            names = [node.module]
+        for name in names:
+            try:
+                importlib.import_module(name)
+            except Exception:
+                traceback.print_exc()
+    gc.collect()
+    gc.freeze()
+
+
+def episode(script, arguments, env, cpu_s, stdout, stderr):
+    """The fork: becomes the program, and never returns."""
+    code = 1
+    try:
+        os.setsid()
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s + 1))
+        os.dup2(stdout, 1)
+        os.dup2(stderr, 2)
+        os.closerange(3, 4096)
+        os.environ.update(env)
+        sys.argv = [script, *arguments]
+        try:
+            runpy.run_path(script, run_name="__main__")
+            code = 0
+        except SystemExit as e:
+            if e.code is None:
+                code = 0
+            elif isinstance(e.code, int):
+                code = e.code
+            else:
+                print(e.code, file=sys.stderr)
+        threading._shutdown()
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        try:
+            sys.stderr.flush()
+        finally:
+            os._exit(code & 0xFF)
+
+
+class Server:
+    def __init__(self, control, script, arguments):
+        self.control = control
+        self.script = script
+        self.arguments = arguments
+        self.selector = selectors.DefaultSelector()
+        self.line = b""
+        self.live = {}
+        self.pids = {}
+        read, write = os.pipe()
+        os.set_blocking(write, False)
+        os.set_blocking(read, False)
+        signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        self.wakeup = read
+        self.selector.register(read, selectors.EVENT_READ, self.reap)
+        self.selector.register(control, selectors.EVENT_READ, self.receive)
+
+    def serve(self):
+        self.tell({"ready": True})
+        while True:
+            for key, _ in self.selector.select():
+                key.data(key.fd)
+
+    def tell(self, message):
+        self.control.sendall(json.dumps(message).encode() + b"\n")
+
+    def receive(self, _):
+        data = self.control.recv(PIECE)
+        if not data:
+            os._exit(0)
+        *lines, self.line = (self.line + data).split(b"\n")
+        for line in lines:
+            message = json.loads(line)
+            if "kill" in message:
+                self.kill(message["kill"])
+            else:
+                self.start(message)
+
+    def start(self, message):
+        pipes = [os.pipe(), os.pipe()]
+        pid = os.fork()
+        if pid == 0:
+            episode(
+                self.script,
+                self.arguments,
+                message["env"],
+                message["cpu_s"],
+                pipes[0][1],
+                pipes[1][1],
+            )
+        run = {"id": message["id"], "pid": pid, "output": [b"", b""], "open": 2, "status": None}
+        self.live[message["id"]] = run
+        self.pids[pid] = run
+        for index, (read, write) in enumerate(pipes):
+            os.close(write)
+            os.set_blocking(read, False)
+            drain = lambda fd, run=run, index=index: self.drain(fd, run, index)
+            self.selector.register(read, selectors.EVENT_READ, drain)
+
+    def kill(self, episode_id):
+        run = self.live.get(episode_id)
+        if run is not None:
+            try:
+                os.killpg(run["pid"], signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+
+    def drain(self, fd, run, index):
+        """Keeps the end of what an episode writes."""
+        try:
+            data = os.read(fd, PIECE)
+        except BlockingIOError:
+            return
+        if data:
+            run["output"][index] = (run["output"][index] + data)[-MAX_OUTPUT:]
+            return
+        self.selector.unregister(fd)
+        os.close(fd)
+        run["open"] -= 1
+        self.ended(run)
+
+    def reap(self, fd):
+        try:
+            os.read(fd, PIECE)
+        except BlockingIOError:
+            pass
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            run = self.pids.pop(pid, None)
+            if run is not None:
+                run["status"] = status
+                # What it left behind holds its pipes open.
+                try:
+                    os.killpg(pid, signal.SIGKILL)
+                except (ProcessLookupError, PermissionError):
+                    pass
+                self.ended(run)
+
+    def ended(self, run):
+        if run["open"] or run["status"] is None:
+            return
+        del self.live[run["id"]]
+        status = run["status"]
+        message = {
+            "id": run["id"],
+            "stdout": run["output"][0].decode(errors="replace"),
+            "stderr": run["output"][1].decode(errors="replace"),
+        }
+        if os.WIFSIGNALED(status):
+            message["signal"] = os.WTERMSIG(status)
+        else:
+            message["code"] = os.WEXITSTATUS(status)
+        self.tell(message)
+
+
+def main():
+    port, script, *arguments = sys.argv[1:]
+    sys.path.insert(0, os.path.dirname(script))
+    preload(script)
+    control = socket.create_connection(("127.0.0.1", int(port)), timeout=30)
+    control.settimeout(None)
+    Server(control, script, arguments).serve()
+
+
+main()

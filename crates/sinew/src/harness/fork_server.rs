@@ -1,0 +1,237 @@
+//! Episodes as forks of one interpreter that has imported the agent's packages: a start costs
+//! milliseconds where an import costs seconds. The episodes share one sandbox: the host is as
+//! safe as before, but they are not isolated from each other.
+
+use super::door::Door;
+use super::program::Command;
+use super::run::{Ended, RunError, Sandboxes};
+use serde::Deserialize;
+use serde_json::json;
+use sinew_sandbox::{Ending, ExecOptions, ExecRequest, Program};
+use std::collections::{BTreeMap, HashMap};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
+use tokio::net::TcpListener;
+use tokio::net::tcp::OwnedWriteHalf;
+use tokio::sync::{mpsc, oneshot};
+use tokio::task::JoinSet;
+
+const SCRIPT: &str = include_str!("fork_server.py");
+/// Port inside on which the fork server finds this side.
+const CONTROL_PORT: u16 = 1;
+/// How long the imports may take.
+const READY_TIMEOUT: Duration = Duration::from_secs(120);
+/// Longest life of one server.
+const LIFE: Duration = Duration::from_secs(7 * 24 * 3600);
+/// Messages to the server that wait to be written.
+const QUEUE: usize = 1024;
+
+type Waiting = Arc<Mutex<HashMap<u64, oneshot::Sender<Ended>>>>;
+
+/// A running server. Dropping it ends the server and every fork of it.
+#[derive(Debug)]
+pub(super) struct ForkServer {
+    send: mpsc::Sender<String>,
+    waiting: Waiting,
+    next: AtomicU64,
+    _tasks: JoinSet<()>,
+    _door: Door,
+}
+
+#[derive(Deserialize)]
+struct Message {
+    #[serde(default)]
+    ready: bool,
+    id: Option<u64>,
+    code: Option<i32>,
+    signal: Option<i32>,
+    #[serde(default)]
+    stdout: String,
+    #[serde(default)]
+    stderr: String,
+}
+
+fn broken(what: impl std::fmt::Display) -> RunError {
+    RunError::Program(format!("the fork server {what}"))
+}
+
+impl ForkServer {
+    /// Starts one and waits until it has imported everything.
+    pub(super) async fn start(sandboxes: &Sandboxes, command: &Command) -> Result<Self, RunError> {
+        let (mut sandbox, door) = sandboxes.acquire(Vec::new()).await?;
+        let inside = sandbox.listen_inside(CONTROL_PORT).await?;
+        inside.set_nonblocking(true).map_err(broken)?;
+        let listener = TcpListener::from_std(inside).map_err(broken)?;
+        let python = command.argv[0].clone();
+        let mut argv = vec![python, "-c".into(), SCRIPT.into(), CONTROL_PORT.to_string()];
+        argv.extend_from_slice(&command.argv[1..]);
+        let request = ExecRequest {
+            program: Program::Argv(argv),
+            stdin: Vec::new(),
+            deadline: LIFE,
+        };
+        let waiting = Waiting::default();
+        let (died, mut death) = oneshot::channel();
+        let mut tasks = JoinSet::new();
+        let forgotten = Arc::clone(&waiting);
+        tasks.spawn(async move {
+            let result = sandbox.exec_with(request, ExecOptions::default()).await;
+            let why = match result {
+                Ok(r) => format!(
+                    "ended: {:?}: {}",
+                    r.ending,
+                    tail(&String::from_utf8_lossy(&r.stderr))
+                ),
+                Err(e) => format!("ended: {e}"),
+            };
+            // Whoever waits is told by the dropped sender.
+            forgotten
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .clear();
+            let _ = died.send(why);
+        });
+        let connected = tokio::select! {
+            accepted = listener.accept() => accepted.map_err(broken)?.0,
+            why = &mut death => return Err(broken(why.unwrap_or_default())),
+            () = tokio::time::sleep(READY_TIMEOUT) => {
+                return Err(broken(format!("did not get ready in {} s", READY_TIMEOUT.as_secs())));
+            }
+        };
+        let (read, write) = connected.into_split();
+        let (send, queue) = mpsc::channel(QUEUE);
+        tasks.spawn(write_all(write, queue));
+        tasks.spawn(read_all(BufReader::new(read), Arc::clone(&waiting)));
+        Ok(Self {
+            send,
+            waiting,
+            next: AtomicU64::new(1),
+            _tasks: tasks,
+            _door: door,
+        })
+    }
+
+    /// Whether it can still start episodes.
+    pub(super) fn is_alive(&self) -> bool {
+        !self.send.is_closed()
+    }
+
+    /// Runs one episode to its end or its deadline.
+    pub(super) async fn run(
+        &self,
+        env: Vec<(String, String)>,
+        cpu_s: f64,
+        deadline: Duration,
+    ) -> Result<Ended, RunError> {
+        let id = self.next.fetch_add(1, Ordering::Relaxed);
+        let (sender, mut ended) = oneshot::channel();
+        self.lock().insert(id, sender);
+        let _forget = Forget { server: self, id };
+        let env: BTreeMap<String, String> = env.into_iter().collect();
+        let start = json!({ "id": id, "env": env, "cpu_s": cpu_s.ceil().max(1.0) as u64 });
+        self.tell(start).await?;
+        let gone = |_| broken("ended with the episode");
+        match tokio::time::timeout(deadline, &mut ended).await {
+            Ok(result) => result.map_err(gone),
+            Err(_) => {
+                self.tell(json!({ "kill": id })).await?;
+                let killed = tokio::time::timeout(Duration::from_secs(10), ended).await;
+                let ended = killed.map_err(|_| broken("did not end an episode"))?;
+                Ok(Ended {
+                    ending: Ending::Timeout,
+                    ..ended.map_err(gone)?
+                })
+            }
+        }
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<u64, oneshot::Sender<Ended>>> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    async fn tell(&self, message: serde_json::Value) -> Result<(), RunError> {
+        let line = format!("{message}\n");
+        self.send.send(line).await.map_err(|_| broken("is gone"))
+    }
+}
+
+/// Kills the episode if nobody waits for it any more.
+struct Forget<'a> {
+    server: &'a ForkServer,
+    id: u64,
+}
+
+impl Drop for Forget<'_> {
+    fn drop(&mut self) {
+        if self.server.lock().remove(&self.id).is_some() {
+            // A full queue: the sandbox's own limits end it.
+            let _ = self
+                .server
+                .send
+                .try_send(format!("{}\n", json!({ "kill": self.id })));
+        }
+    }
+}
+
+async fn write_all(mut to: OwnedWriteHalf, mut queue: mpsc::Receiver<String>) {
+    while let Some(line) = queue.recv().await {
+        if to.write_all(line.as_bytes()).await.is_err() {
+            return;
+        }
+    }
+}
+
+async fn read_all(mut from: BufReader<tokio::net::tcp::OwnedReadHalf>, waiting: Waiting) {
+    let mut line = String::new();
+    while let Ok(1..) = from.read_line(&mut line).await {
+        let message = serde_json::from_str::<Message>(&line);
+        line.clear();
+        let Ok(message) = message else { break };
+        let Some(id) = message.id.filter(|_| !message.ready) else {
+            continue;
+        };
+        let waiter = waiting
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .remove(&id);
+        if let Some(waiter) = waiter {
+            // Nobody waits for an episode that was given up.
+            let _ = waiter.send(message.ended());
+        }
+    }
+    waiting
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
+        .clear();
+}
+
+impl Message {
+    fn ended(self) -> Ended {
+        let ending = match (self.code, self.signal) {
+            (_, Some(libc_xcpu)) if libc_xcpu == SIGXCPU => Ending::Timeout,
+            (_, Some(signal)) => Ending::Signalled { signal },
+            (code, None) => Ending::Exited {
+                code: code.unwrap_or(-1),
+            },
+        };
+        Ended {
+            ending,
+            stdout: self.stdout,
+            stderr: self.stderr,
+        }
+    }
+}
+
+/// The CPU limit's signal on Linux (signal(7)).
+const SIGXCPU: i32 = 24;
+
+/// The last lines of a text, for messages.
+pub(super) fn tail(text: &str) -> String {
+    let lines: Vec<&str> = text.lines().filter(|l| !l.trim().is_empty()).collect();
+    let last = lines[lines.len().saturating_sub(4)..].join(" | ");
+    let cut = last.len().saturating_sub(600);
+    let at = (cut..=last.len()).find(|&i| last.is_char_boundary(i));
+    last[at.unwrap_or(0)..].to_owned()
+}

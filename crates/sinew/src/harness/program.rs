@@ -1,0 +1,232 @@
+//! The program that a recipe names, as it stands inside a sandbox.
+
+use crate::failure::Failure;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+/// Folder inside under which the program's folders stand.
+const SHOWN: &str = "/agent";
+/// Folders of the host that every sandbox shows at their own place.
+const SYSTEM: [&str; 4] = ["/usr", "/bin", "/lib", "/lib64"];
+
+/// A command, translated.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Command {
+    /// What is executed inside.
+    pub(super) argv: Vec<String>,
+    /// Folders that it needs: on the host, and inside.
+    pub(super) shows: Vec<(PathBuf, PathBuf)>,
+}
+
+impl Command {
+    /// Finds the files that `command` names, relative to the current folder, and shows their
+    /// folders inside: an interpreter's virtual environment, a script's folder. `mounts` are
+    /// shown where they say.
+    pub(super) fn resolve(
+        command: &[String],
+        mounts: &BTreeMap<String, PathBuf>,
+    ) -> Result<Self, Failure> {
+        let Some((program, arguments)) = command.split_first() else {
+            return Err(Failure::input(
+                "harness.command is empty: allowed: a program and its arguments",
+            ));
+        };
+        let mut made = Self {
+            argv: Vec::new(),
+            shows: Vec::new(),
+        };
+        let inside = made.program(program)?;
+        made.argv.push(inside);
+        for argument in arguments {
+            let path = Path::new(argument);
+            let translated = if path.is_file() {
+                made.file(path)?
+            } else {
+                argument.clone()
+            };
+            made.argv.push(translated);
+        }
+        for (inside, host) in mounts {
+            made.mount(inside, host)?;
+        }
+        Ok(made)
+    }
+
+    /// Whether it is a Python script with its interpreter, which can be forked.
+    pub(super) fn is_python_script(&self) -> bool {
+        let name = |at: usize| self.argv.get(at).map(String::as_str).unwrap_or_default();
+        let program = Path::new(name(0)).file_name().unwrap_or_default();
+        program.to_string_lossy().starts_with("python") && name(1).ends_with(".py")
+    }
+
+    fn program(&mut self, program: &str) -> Result<String, Failure> {
+        let path = if program.contains('/') {
+            PathBuf::from(program)
+        } else {
+            let dirs = ["/usr/bin", "/bin"].map(Path::new);
+            let found = dirs
+                .map(|d| d.join(program))
+                .into_iter()
+                .find(|p| p.is_file());
+            found.ok_or_else(|| {
+                Failure::input(format!(
+                    "harness.command: no {program} in /usr/bin or /bin, the folders that a sandbox searches\n  hint: give a path, as in .cache/venv/bin/python3"
+                ))
+            })?
+        };
+        if !path.is_file() {
+            return Err(Failure::input(format!(
+                "harness.command: no such file: {}\n  hint: paths are relative to the current folder; scripts/setup.sh makes .cache/venv",
+                path.display()
+            )));
+        }
+        // An interpreter outside of the system's folders is shown where its links expect it.
+        let real = path.canonicalize().map_err(|e| bad(&path, &e))?;
+        let own = std::path::absolute(&path).map_err(|e| bad(&path, &e))?;
+        if real != own
+            && !is_system(&real)
+            && let Some(prefix) = real.parent().and_then(Path::parent)
+        {
+            self.show(prefix.into(), prefix.into());
+        }
+        self.file(&path)
+    }
+
+    /// The path inside of a file of the host; its folder is shown, or the whole virtual
+    /// environment that it belongs to.
+    fn file(&mut self, path: &Path) -> Result<String, Failure> {
+        let path = std::path::absolute(path).map_err(|e| bad(path, &e))?;
+        if is_system(&path) {
+            return Ok(text(&path));
+        }
+        let folder = path.parent().unwrap_or(Path::new("/"));
+        let environment = folder.parent().filter(|up| up.join("pyvenv.cfg").is_file());
+        let shown = environment.unwrap_or(folder);
+        if shown == Path::new("/") {
+            return Err(Failure::input(format!(
+                "harness.command: {} lies in the root folder, which is not shown in a sandbox\n  hint: put the program into a folder of its own",
+                path.display()
+            )));
+        }
+        let inside = match self.shows.iter().find(|(host, _)| host == shown) {
+            Some((_, inside)) => inside.clone(),
+            None => {
+                let inside = Path::new(SHOWN).join(self.shows.len().to_string());
+                self.show(shown.into(), inside.clone());
+                inside
+            }
+        };
+        let rest = path.strip_prefix(shown).unwrap_or(&path);
+        Ok(text(&inside.join(rest)))
+    }
+
+    fn mount(&mut self, inside: &str, host: &Path) -> Result<(), Failure> {
+        let target = Path::new(inside);
+        let taken = ["/work", "/tmp", "/proc", "/dev", "/etc", SHOWN];
+        let reserved = taken.iter().chain(&SYSTEM).any(|t| target.starts_with(t));
+        let plain = target
+            .components()
+            .all(|c| !matches!(c, std::path::Component::ParentDir));
+        if !target.is_absolute() || target == Path::new("/") || reserved || !plain {
+            return Err(Failure::input(format!(
+                "harness.mounts: {inside:?}: allowed: an absolute path outside of {}",
+                taken.join(", ")
+            )));
+        }
+        if !host.is_dir() {
+            return Err(Failure::input(format!(
+                "harness.mounts: {inside:?} = {:?}: no such folder",
+                host.display().to_string()
+            )));
+        }
+        let host = std::path::absolute(host).map_err(|e| bad(host, &e))?;
+        self.show(host, target.into());
+        Ok(())
+    }
+
+    fn show(&mut self, host: PathBuf, inside: PathBuf) {
+        let pair = (host, inside);
+        if !self.shows.contains(&pair) {
+            self.shows.push(pair);
+        }
+    }
+}
+
+fn is_system(path: &Path) -> bool {
+    SYSTEM.iter().any(|s| path.starts_with(s))
+}
+
+fn text(path: &Path) -> String {
+    path.to_string_lossy().into_owned()
+}
+
+fn bad(path: &Path, e: &std::io::Error) -> Failure {
+    Failure::input(format!("harness.command: {}: {e}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn command(words: &[&str]) -> Result<Command, String> {
+        let words: Vec<String> = words.iter().map(|w| (*w).to_owned()).collect();
+        Command::resolve(&words, &BTreeMap::new()).map_err(|e| e.text().to_owned())
+    }
+
+    #[test]
+    fn system_programs_stand_where_they_are() {
+        let shell = command(&["sh", "-c", "true"]).unwrap();
+        assert!(shell.argv[0].ends_with("bin/sh"), "{shell:?}");
+        assert_eq!(shell.argv[1..], ["-c", "true"]);
+        assert!(shell.shows.is_empty());
+        assert!(!shell.is_python_script());
+    }
+
+    #[test]
+    fn scripts_and_environments_are_shown_whole() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path();
+        for folder in ["venv/bin", "agents"] {
+            std::fs::create_dir_all(root.join(folder)).unwrap();
+        }
+        for file in ["venv/pyvenv.cfg", "agents/a.py"] {
+            std::fs::write(root.join(file), "").unwrap();
+        }
+        std::os::unix::fs::symlink("/bin/sh", root.join("venv/bin/python3")).unwrap();
+        let python = text(&root.join("venv/bin/python3"));
+        let script = text(&root.join("agents/a.py"));
+        let made = command(&[&python, &script, "--fast"]).unwrap();
+        assert_eq!(
+            made.argv,
+            ["/agent/0/bin/python3", "/agent/1/a.py", "--fast"]
+        );
+        let expected = [
+            (root.join("venv"), PathBuf::from("/agent/0")),
+            (root.join("agents"), PathBuf::from("/agent/1")),
+        ];
+        assert_eq!(made.shows, expected);
+        assert!(made.is_python_script());
+    }
+
+    #[test]
+    fn what_is_not_there_is_named() {
+        for (words, needle) in [
+            (&[][..], "harness.command is empty"),
+            (&["no-such-program"], "no-such-program"),
+            (&["no/such/file"], "no such file"),
+        ] {
+            let e = command(words).unwrap_err();
+            assert!(e.contains(needle), "{e}");
+        }
+        let words = ["sh".to_owned()];
+        for (inside, host) in [
+            ("/work/x", "/tmp"),
+            ("relative", "/tmp"),
+            ("/data", "/no/such"),
+        ] {
+            let mounts = BTreeMap::from([(inside.to_owned(), PathBuf::from(host))]);
+            let e = Command::resolve(&words, &mounts).unwrap_err();
+            assert!(e.text().contains("harness.mounts"), "{}", e.text());
+        }
+    }
+}

@@ -1,0 +1,108 @@
+use super::*;
+use sinew_types::{Message, NO_PARENT, Node, PolicyVersion, TokenKind, VersionSpan};
+
+fn spec() -> EpisodeSpec {
+    EpisodeSpec {
+        episode: sinew_types::EpisodeId::new("e"),
+        group: sinew_types::GroupId::new("g"),
+        task: sinew_types::Task {
+            id: sinew_types::TaskId::new("t"),
+            kind: "k".into(),
+            prompt: "p".into(),
+            data: serde_json::Value::Null,
+            seed: 0,
+        },
+        step: 1,
+        purpose: "train".into(),
+        seed: 7,
+    }
+}
+
+fn trace(says: &[&str]) -> Trace {
+    let mut trace = failed_trace(&spec(), FailureKind::Harness, String::new(), Instant::now());
+    trace.end = EpisodeEnd::Terminated;
+    trace.nodes = says
+        .iter()
+        .map(|text| Node {
+            parent: NO_PARENT,
+            turn: 1,
+            kind: TokenKind::Sampled,
+            tokens: vec![1],
+            logprobs: vec![-0.1],
+            versions: vec![VersionSpan {
+                start: 0,
+                len: 1,
+                version: PolicyVersion(0),
+            }],
+            messages: vec![Message::new(Role::Assistant, *text)],
+            finish: None,
+            process_reward: 0.0,
+            state_hash: None,
+        })
+        .collect();
+    trace
+}
+
+fn ended(ending: Ending, stderr: &str) -> Ended {
+    Ended {
+        ending,
+        stdout: String::new(),
+        stderr: stderr.into(),
+    }
+}
+
+#[test]
+fn the_answer_is_the_last_printed_line_else_the_last_message() {
+    let said = trace(&["first", "Answer: 2"]);
+    assert_eq!(answer("log\nAnswer: 1\n\n", &said), "Answer: 1");
+    assert_eq!(answer(" \n", &said), "Answer: 2");
+    assert_eq!(answer("", &trace(&[])), "");
+}
+
+#[test]
+fn bad_ends_are_failures_and_limits_are_not() {
+    let said = trace(&["x"]);
+    let good = ended(Ending::Exited { code: 0 }, "");
+    assert_eq!(failure(&good, &said), None);
+    let crash = ended(Ending::Exited { code: 1 }, "Traceback\nValueError: bad\n");
+    let why = failure(&crash, &said).unwrap();
+    assert!(
+        why.contains("exit code 1") && why.contains("ValueError: bad"),
+        "{why}"
+    );
+    assert!(failure(&ended(Ending::OutOfMemory, ""), &said).is_some());
+    assert!(
+        failure(&good, &trace(&[]))
+            .unwrap()
+            .contains("without an answer")
+    );
+    assert_eq!(failure(&ended(Ending::Timeout, ""), &said), None);
+    let mut cut = said;
+    cut.end = EpisodeEnd::Truncated {
+        limit: Limit::Turns,
+    };
+    assert_eq!(failure(&crash, &cut), None);
+}
+
+#[test]
+fn programs_find_their_rollout_and_not_the_solution() {
+    let env = variables("http://127.0.0.1:5/r/e/v1", "key", &spec());
+    let get = |name: &str| {
+        let found = env.iter().find(|(n, _)| n == name);
+        found.map(|(_, v)| v.as_str()).unwrap()
+    };
+    assert_eq!(get("OPENAI_BASE_URL"), "http://127.0.0.1:5/r/e/v1");
+    assert_eq!(get("ANTHROPIC_BASE_URL"), "http://127.0.0.1:5/r/e");
+    assert_eq!(
+        (get("OPENAI_API_KEY"), get("ANTHROPIC_API_KEY")),
+        ("key", "key")
+    );
+    assert_eq!(get("SINEW_TASK"), "p");
+}
+
+#[test]
+fn the_end_of_a_text_is_cut_between_characters() {
+    assert_eq!(tail("a\n\nb\n"), "a | b");
+    let long = tail(&"é".repeat(1000));
+    assert!(long.len() <= 600 && long.chars().all(|c| c == 'é'));
+}
