@@ -14,6 +14,7 @@
 //!   of its own.
 //! - Unknown request fields are refused by name. Sizes, times, queues and counts are bounded.
 
+mod bytes_chat;
 pub mod dialect;
 mod error;
 mod flight;
@@ -25,6 +26,7 @@ mod server;
 pub mod session;
 pub mod turn;
 
+pub use bytes_chat::byte_renderer;
 pub use error::{ApiError, ErrorKind};
 pub use gateway::{Credentials, Gateway, GatewayConfig, GatewayParts, GatewayStats, RolloutView};
 pub use limits::{ServerLimits, SessionLimits};

@@ -12,6 +12,8 @@ mod finish;
 mod keys;
 mod plan;
 mod states;
+#[cfg(test)]
+mod tests;
 mod types;
 
 pub use types::{

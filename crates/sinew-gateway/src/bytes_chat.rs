@@ -1,0 +1,96 @@
+//! A chat renderer without a model: each byte is a token, conversations are ChatML.
+//!
+//! With a fake engine it lets agents talk to the gateway before anything was downloaded.
+
+use sinew_render::{ChatConfig, ChatRenderer, GgufVocab, RenderError, Tokenizer};
+use sinew_types::TokenId;
+
+/// `tokenizer.ggml.token_type` of control tokens and of normal ones.
+const CONTROL: i32 = 3;
+const NORMAL: i32 = 1;
+
+/// Closes a message.
+const END: &str = "<|im_end|>";
+
+/// ChatML with tools in the way of Hermes.
+const TEMPLATE: &str = r#"{%- if tools %}<|im_start|>system
+{% if messages[0]['role'] == 'system' %}{{ messages[0]['content'] }}
+
+{% endif %}You may call these tools:
+<tools>
+{% for tool in tools %}{{ tool | tojson }}
+{% endfor %}</tools>
+Write a call as <tool_call>{"name": ..., "arguments": {...}}</tool_call>.<|im_end|>
+{% endif %}
+{%- for message in messages %}
+{%- if not (loop.first and tools and message['role'] == 'system') %}<|im_start|>{{ message['role'] }}
+{{ message['content'] }}
+{%- for call in message.tool_calls or [] %}{% if message['content'] or not loop.first %}
+{% endif %}<tool_call>
+{{ call.function | tojson }}
+</tool_call>
+{%- endfor %}<|im_end|>
+{% endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"#;
+
+/// GPT-2's spelling of bytes as printable characters (Radford et al. 2019).
+fn spelled(byte: u8, unprintable: &mut u32) -> char {
+    let printable = matches!(byte, 0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff);
+    let code = if printable {
+        u32::from(byte)
+    } else {
+        let code = 256 + *unprintable;
+        *unprintable += 1;
+        code
+    };
+    char::from_u32(code).unwrap_or(char::REPLACEMENT_CHARACTER)
+}
+
+/// The renderer: 256 bytes, then the tokens that open and close a message.
+///
+/// # Errors
+/// None that a caller can cause.
+pub fn byte_renderer() -> Result<ChatRenderer, RenderError> {
+    let mut unprintable = 0;
+    let mut tokens: Vec<String> = (0..=255u8)
+        .map(|byte| spelled(byte, &mut unprintable).to_string())
+        .collect();
+    let mut token_types = vec![NORMAL; tokens.len()];
+    for control in ["<|im_start|>", END] {
+        tokens.push(control.to_owned());
+        token_types.push(CONTROL);
+    }
+    let end = (tokens.len() - 1) as TokenId;
+    let vocab = GgufVocab {
+        model: "gpt2".into(),
+        pre: "smollm".into(),
+        tokens,
+        token_types,
+        merges: Vec::new(),
+    };
+    let config = ChatConfig {
+        template: TEMPLATE.to_owned(),
+        eos_token: END.to_owned(),
+        eos_ids: vec![end],
+        ..ChatConfig::default()
+    };
+    ChatRenderer::new(Tokenizer::from_gguf(&vocab)?, config)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use sinew_render::{MockTrajectory, Renderer, conformance_check};
+
+    #[test]
+    fn it_passes_the_conformance_gate() {
+        let renderer = byte_renderer().unwrap();
+        let mocks = MockTrajectory::standard(Some("be brief"), "héllo\n1");
+        let report = conformance_check(&renderer, &mocks).unwrap();
+        assert!(report.refused.is_empty(), "{:?}", report.refused);
+        let ids = renderer.encode_text("é!").unwrap();
+        assert_eq!(ids, [0xc3, 0xa9, 0x21]);
+    }
+}

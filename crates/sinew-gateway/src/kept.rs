@@ -1,0 +1,174 @@
+//! Answers that a later request of the same rollout may continue (`previous_response_id`).
+//!
+//! Each keeps what it added to the one before it, so that a long conversation is kept once.
+
+use crate::dialect::{Continuation, ModelRequest, ModelResponse};
+use crate::error::ApiError;
+use crate::session::Prompt;
+use sinew_types::Message;
+use std::collections::HashMap;
+use std::sync::{Mutex, PoisonError};
+
+/// Most answers that a rollout keeps.
+const MAX_KEPT: usize = 4096;
+
+/// Most messages of a continued conversation.
+const MAX_MESSAGES: usize = 65_536;
+
+#[derive(Debug)]
+struct Answer {
+    previous: Option<String>,
+    /// New messages of the request, and what the model said.
+    added: Vec<Message>,
+}
+
+/// The answers of one rollout, by id. A rollout's own limits bound their size.
+#[derive(Debug, Default)]
+pub(crate) struct Kept {
+    answers: Mutex<HashMap<String, Answer>>,
+}
+
+impl Kept {
+    /// Puts the conversation that a request continues before its messages.
+    ///
+    /// # Errors
+    /// If there is no such answer.
+    pub(crate) fn restore(&self, request: &mut ModelRequest) -> Result<(), ApiError> {
+        let Some(Continuation {
+            previous: Some(previous),
+            own_from,
+            ..
+        }) = &mut request.continuation
+        else {
+            return Ok(());
+        };
+        let Prompt::Messages(messages) = &mut request.prompt else {
+            return Ok(());
+        };
+        let answers = self.answers.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut parts = Vec::new();
+        let mut count = 0;
+        let mut next = Some(previous.clone());
+        while let Some(id) = next {
+            let answer = answers.get(&id).ok_or_else(|| ApiError {
+                code: "previous_response_not_found",
+                ..ApiError::invalid(
+                    "previous_response_id",
+                    format!(
+                        "no response {id:?} in this rollout: it was made with store: false, in \
+                         another rollout, or is more than {MAX_KEPT} responses ago"
+                    ),
+                )
+            })?;
+            count += answer.added.len();
+            if count > MAX_MESSAGES {
+                return Err(ApiError::invalid(
+                    "previous_response_id",
+                    format!("the conversation has more than {MAX_MESSAGES} messages"),
+                ));
+            }
+            parts.push(&answer.added);
+            next.clone_from(&answer.previous);
+        }
+        let carried: Vec<Message> = parts.into_iter().rev().flatten().cloned().collect();
+        let at = *own_from;
+        *own_from += carried.len();
+        messages.splice(at..at, carried);
+        Ok(())
+    }
+
+    /// Keeps an answer under its id, before anyone is told of it.
+    pub(crate) fn keep(&self, id: &str, request: &ModelRequest, response: &ModelResponse) {
+        let (Some(continuation), Prompt::Messages(messages)) =
+            (&request.continuation, &request.prompt)
+        else {
+            return;
+        };
+        let Some(choice) = response.choices.first().filter(|_| continuation.keep) else {
+            return;
+        };
+        let mut added = messages[continuation.own_from.min(messages.len())..].to_vec();
+        added.push(choice.message.clone());
+        let answer = Answer {
+            previous: continuation.previous.clone(),
+            added,
+        };
+        let mut answers = self.answers.lock().unwrap_or_else(PoisonError::into_inner);
+        // A full memory keeps no more: what is kept stays whole.
+        if answers.len() < MAX_KEPT {
+            answers.insert(format!("{}{id}", continuation.prefix), answer);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::dialect::{Choice, TurnEnd, Usage};
+    use sinew_types::Role;
+
+    fn request(previous: Option<&str>, texts: &[&str]) -> ModelRequest {
+        let mut messages = vec![Message::new(Role::System, "instructions")];
+        messages.extend(texts.iter().map(|t| Message::new(Role::User, *t)));
+        let mut request = ModelRequest::new("m", Prompt::Messages(messages));
+        request.continuation = Some(Continuation {
+            prefix: "resp_",
+            previous: previous.map(str::to_owned),
+            keep: true,
+            own_from: 1,
+        });
+        request
+    }
+
+    fn response(text: &str) -> ModelResponse {
+        ModelResponse {
+            choices: vec![Choice {
+                message: Message::new(Role::Assistant, text),
+                text: text.into(),
+                end: TurnEnd::Stop,
+                tokens: Vec::new(),
+            }],
+            usage: Usage::default(),
+            prompt_ids: Vec::new(),
+        }
+    }
+
+    fn texts(request: &ModelRequest) -> Vec<String> {
+        match &request.prompt {
+            Prompt::Messages(messages) => messages.iter().map(|m| m.content.clone()).collect(),
+            _ => Vec::new(),
+        }
+    }
+
+    #[test]
+    fn a_chain_is_put_together_without_old_instructions() {
+        let kept = Kept::default();
+        kept.keep("1", &request(None, &["a", "b"]), &response("one"));
+        let mut second = request(Some("resp_1"), &["c"]);
+        kept.restore(&mut second).unwrap();
+        assert_eq!(texts(&second), ["instructions", "a", "b", "one", "c"]);
+        kept.keep("2", &second, &response("two"));
+        let mut third = request(Some("resp_2"), &["d"]);
+        kept.restore(&mut third).unwrap();
+        let expected = ["instructions", "a", "b", "one", "c", "two", "d"];
+        assert_eq!(texts(&third), expected);
+        // An answer can be continued twice.
+        let mut other = request(Some("resp_1"), &["e"]);
+        kept.restore(&mut other).unwrap();
+        assert_eq!(texts(&other), ["instructions", "a", "b", "one", "e"]);
+    }
+
+    #[test]
+    fn what_was_not_kept_is_not_found() {
+        let kept = Kept::default();
+        let mut unkept = request(None, &["a"]);
+        if let Some(continuation) = &mut unkept.continuation {
+            continuation.keep = false;
+        }
+        kept.keep("1", &unkept, &response("one"));
+        let error = kept.restore(&mut request(Some("resp_1"), &["b"])).unwrap_err();
+        assert_eq!(error.code, "previous_response_not_found");
+        assert_eq!(error.param.as_deref(), Some("previous_response_id"));
+        kept.restore(&mut request(None, &["b"])).unwrap();
+    }
+}

@@ -1,0 +1,483 @@
+//! Clients that do what clients do, against what must hold whatever they do.
+
+use super::*;
+use crate::bytes_chat::byte_renderer;
+use proptest::prelude::*;
+use sinew_render::ChatRenderer;
+use sinew_types::{PolicyVersion, Role, SampledToken, ToolCall, ToolSpec, Trace};
+
+const NOW: f64 = 1_000.0;
+
+fn session(limits: SessionLimits) -> Session {
+    Session::new(EpisodeId::new("e"), RolloutSpec::default(), limits, NOW)
+}
+
+fn wide() -> SessionLimits {
+    SessionLimits {
+        max_context_tokens: 1 << 20,
+        ..SessionLimits::default()
+    }
+}
+
+/// A model that says `text`, with a log-probability that tells its outputs apart.
+fn output(renderer: &ChatRenderer, text: &str, mark: f32, closed: bool) -> SampledTurn {
+    let mut ids = renderer.encode_text(text).unwrap();
+    let stop = renderer.stop_ids()[0];
+    if closed {
+        ids.push(stop);
+    }
+    let token = |id| SampledToken {
+        id,
+        logprob: -mark,
+        version: PolicyVersion(7),
+        top: Vec::new(),
+    };
+    SampledTurn {
+        tokens: ids.into_iter().map(token).collect(),
+        finish: if closed {
+            FinishReason::StopId { id: stop }
+        } else {
+            FinishReason::Length
+        },
+        message: Message::new(Role::Assistant, text),
+        text: text.into(),
+    }
+}
+
+fn user(text: &str) -> Message {
+    Message::new(Role::User, text)
+}
+
+struct Client {
+    renderer: ChatRenderer,
+    session: Session,
+    tools: Vec<ToolSpec>,
+    /// Prompt and sampled ids of every output.
+    given: Vec<(Vec<TokenId>, Vec<TokenId>)>,
+}
+
+impl Client {
+    fn new() -> Self {
+        Self {
+            renderer: byte_renderer().unwrap(),
+            session: session(wide()),
+            tools: Vec::new(),
+            given: Vec::new(),
+        }
+    }
+
+    /// Sends messages, lets the model say `texts`, and gives the join.
+    fn say(&mut self, messages: &[Message], texts: &[&str]) -> Join {
+        let outputs: Vec<_> = texts.iter().map(|t| (*t, true)).collect();
+        self.turn(messages, &outputs).join
+    }
+
+    fn turn(&mut self, messages: &[Message], texts: &[(&str, bool)]) -> Begun {
+        let prompt = Prompt::Messages(messages.to_vec());
+        self.prompt(&prompt, texts)
+    }
+
+    fn prompt(&mut self, prompt: &Prompt, texts: &[(&str, bool)]) -> Begun {
+        let ask = Ask {
+            prompt,
+            tools: &self.tools,
+            opening: "",
+            choices: texts.len() as u32,
+        };
+        let begun = self.session.begin(&self.renderer, &ask, NOW).unwrap();
+        for (text, closed) in texts {
+            let mark = (self.given.len() + 1) as f32 / 1024.0;
+            let sampled = output(&self.renderer, text, mark, *closed);
+            let ids = sampled.tokens.iter().map(|t| t.id).collect();
+            self.given.push((begun.prompt.clone(), ids));
+            self.session.commit(begun.call, sampled, NOW).unwrap();
+        }
+        begun
+    }
+
+    /// Everything that must hold of a finished trace.
+    fn check(&self) -> Trace {
+        let trace = self
+            .session
+            .trace(EpisodeEnd::Terminated, NOW + 1.0)
+            .unwrap();
+        let mut sampled = 0;
+        for (id, node) in trace.nodes.iter().enumerate() {
+            if node.kind != TokenKind::Sampled {
+                continue;
+            }
+            // The mark says which output this is: each appears once.
+            let index = (-node.logprobs[0] * 1024.0).round() as usize - 1;
+            let (prompt, ids) = &self.given[index];
+            assert_eq!(&node.tokens, ids, "output {index}");
+            let path: Vec<_> = trace.path_tokens(id as NodeId);
+            let seen: Vec<_> = path.iter().map(|t| t.id).collect();
+            assert_eq!(seen, [prompt.as_slice(), ids.as_slice()].concat());
+            for token in &path {
+                let drawn = token.kind == TokenKind::Sampled;
+                assert_eq!(token.logprob.is_some(), drawn);
+                assert_eq!(token.version.is_some(), drawn);
+            }
+            sampled += 1;
+        }
+        let spoken = self.given.iter().filter(|(_, ids)| !ids.is_empty()).count();
+        assert_eq!(sampled, spoken, "every output is in the trace once");
+        trace
+    }
+}
+
+#[test]
+fn a_conversation_grows_token_for_token() {
+    let mut c = Client::new();
+    let mut messages = vec![user("hi")];
+    assert_eq!(c.say(&messages, &["one"]), Join::Start);
+    messages.extend([Message::new(Role::Assistant, "one"), user("more")]);
+    assert_eq!(c.say(&messages, &["two"]), Join::Extend);
+    let (before, after) = (&c.given[0], &c.given[1]);
+    assert!(
+        after
+            .0
+            .starts_with(&[before.0.clone(), before.1.clone()].concat())
+    );
+    let trace = c.check();
+    assert_eq!(trace.leaves().len(), 1);
+    let kinds: Vec<_> = trace.nodes.iter().map(|n| n.kind).collect();
+    use TokenKind::{Observation, Prompt as P, Sampled};
+    assert_eq!(kinds, [P, Sampled, Observation, Sampled]);
+    assert_eq!(trace.nodes[3].turn, 2);
+    assert_eq!(trace.outcome.metrics["join_extend"], 1.0);
+}
+
+#[test]
+fn what_clients_drop_does_not_break_the_thread() {
+    let mut c = Client::new();
+    let ask = [user("hi")];
+    let prompt = Prompt::Messages(ask.to_vec());
+    let begun = {
+        let ask = Ask {
+            prompt: &prompt,
+            tools: &[],
+            opening: "",
+            choices: 1,
+        };
+        c.session.begin(&c.renderer, &ask, NOW).unwrap()
+    };
+    let mut sampled = output(&c.renderer, "<think>x</think> y ", 1.0 / 1024.0, true);
+    sampled.message.reasoning = Some("x".into());
+    sampled.message.content = " y ".into();
+    sampled.message.tool_calls = vec![ToolCall {
+        id: "call_1".into(),
+        name: "f".into(),
+        arguments: serde_json::json!({"a": 1, "b": 2}),
+    }];
+    let mut told = sampled.message.clone();
+    let ids = sampled.tokens.iter().map(|t| t.id).collect();
+    c.given.push((begun.prompt, ids));
+    c.session.commit(begun.call, sampled, NOW).unwrap();
+    told.reasoning = None;
+    told.content = "y".into();
+    told.tool_calls[0].id = "mine".into();
+    let again = [ask[0].clone(), told, user("go on")];
+    assert_eq!(c.say(&again, &["z"]), Join::Realign);
+    assert_eq!(c.check().leaves().len(), 1);
+}
+
+#[test]
+fn rewritten_histories_branch_and_are_counted() {
+    let mut c = Client::new();
+    let a = |t: &str| Message::new(Role::Assistant, t);
+    c.say(&[user("q")], &["one"]);
+    // The same prompt again.
+    assert_eq!(c.say(&[user("q")], &["two"]), Join::Resample);
+    // On from the first answer, though there is a second.
+    let first = [user("q"), a("one"), user("r")];
+    assert_eq!(c.say(&first, &["three"]), Join::Extend);
+    // Back to the first answer, another way.
+    let back = [user("q"), a("one"), user("s")];
+    assert_eq!(c.say(&back, &["four"]), Join::Rollback);
+    // Words put into the model's mouth.
+    let foreign = [user("q"), a("not mine"), user("r")];
+    assert_eq!(c.say(&foreign, &["five"]), Join::Rollback);
+    // On from there: the foreign words are kept, too.
+    let on = [user("q"), a("not mine"), user("r"), a("five"), user("t")];
+    assert_eq!(c.say(&on, &["six"]), Join::Extend);
+    // An earlier answer was edited away: nothing fits any more.
+    let fork = [user("q"), user("r")];
+    assert_eq!(c.say(&fork, &["seven"]), Join::Fork);
+    // Another conversation is none of that.
+    assert_eq!(c.say(&[user("other")], &["eight"]), Join::Start);
+    let trace = c.check();
+    let forced: Vec<_> = trace
+        .nodes
+        .iter()
+        .filter(|n| n.kind == TokenKind::Forced)
+        .collect();
+    let said = c.renderer.decode(&forced[0].tokens);
+    assert!(said.starts_with("not mine"), "{said}");
+    let stats = c.session.stats();
+    assert_eq!(stats.joins[&Join::Rollback], 2);
+    assert!((stats.divergence_rate() - 3.0 / 8.0).abs() < 1e-12);
+    // A full render of the rewritten conversation is what the model saw.
+    let full = c.renderer.render_prompt(&foreign, &[]).unwrap();
+    assert_eq!(c.given[4].0, full);
+}
+
+#[test]
+fn other_tools_are_another_conversation() {
+    let mut c = Client::new();
+    c.say(&[user("q")], &["one"]);
+    c.tools = vec![ToolSpec {
+        name: "f".into(),
+        description: String::new(),
+        parameters: serde_json::json!({}),
+    }];
+    assert_eq!(c.say(&[user("q")], &["one"]), Join::Fork);
+    c.check();
+}
+
+#[test]
+fn a_cut_turn_is_closed_by_forced_tokens() {
+    let mut c = Client::new();
+    c.turn(&[user("q")], &[("cut of", false)]);
+    let on = [
+        user("q"),
+        Message::new(Role::Assistant, "cut of"),
+        user("r"),
+    ];
+    assert_eq!(c.say(&on, &["two"]), Join::Extend);
+    let trace = c.check();
+    assert_eq!(trace.nodes[2].kind, TokenKind::Forced);
+    assert_eq!(trace.nodes[2].tokens, c.renderer.stop_ids()[..1]);
+}
+
+#[test]
+fn text_and_token_prompts_extend_too() {
+    let mut c = Client::new();
+    c.prompt(&Prompt::Text("ab".into()), &[("cd", false)]);
+    let begun = c.prompt(&Prompt::Text("abcdef".into()), &[("g", false)]);
+    assert_eq!(begun.join, Join::Extend);
+    assert_eq!(c.renderer.decode(&begun.prompt), "abcdef");
+    let again = c.prompt(&Prompt::Text("ab".into()), &[("xy", false)]);
+    assert_eq!(again.join, Join::Resample);
+    let ids = [begun.prompt.clone(), vec![b'g'.into(), b'!'.into()]].concat();
+    let by_ids = c.prompt(&Prompt::Tokens(ids.clone()), &[("z", false)]);
+    assert_eq!((by_ids.join, &by_ids.prompt), (Join::Extend, &ids));
+    let other = c.prompt(&Prompt::Tokens(vec![1, 2]), &[("z", false)]);
+    assert_eq!(other.join, Join::Start);
+    let beyond = Prompt::Tokens(vec![9999]);
+    let ask = Ask {
+        prompt: &beyond,
+        tools: &[],
+        opening: "",
+        choices: 1,
+    };
+    let refused = c.session.begin(&c.renderer, &ask, NOW).unwrap_err();
+    assert!(refused.to_string().contains("9999"));
+    c.check();
+}
+
+#[test]
+fn a_forced_opening_is_no_sampled_token() {
+    let mut c = Client::new();
+    let prompt = Prompt::Messages(vec![user("q")]);
+    let ask = Ask {
+        prompt: &prompt,
+        tools: &[],
+        opening: "<call>",
+        choices: 1,
+    };
+    let begun = c.session.begin(&c.renderer, &ask, NOW).unwrap();
+    assert!(c.renderer.decode(&begun.prompt).ends_with("<call>"));
+    let mut sampled = output(&c.renderer, "x", 1.0 / 1024.0, true);
+    sampled.message.content = "<call>x".into();
+    let ids = sampled.tokens.iter().map(|t| t.id).collect();
+    c.given.push((begun.prompt, ids));
+    c.session.commit(begun.call, sampled, NOW).unwrap();
+    let on = [
+        user("q"),
+        Message::new(Role::Assistant, "<call>x"),
+        user("r"),
+    ];
+    assert_eq!(c.say(&on, &["y"]), Join::Extend);
+    assert_eq!(c.say(&[user("q")], &["z"]), Join::Resample);
+    assert_eq!(c.check().nodes[1].kind, TokenKind::Forced);
+}
+
+#[test]
+fn limits_end_the_episode_and_are_remembered() {
+    let renderer = byte_renderer().unwrap();
+    let limits = SessionLimits {
+        max_turns: 2,
+        max_concurrent: 1,
+        max_context_tokens: 64,
+        ..SessionLimits::default()
+    };
+    let mut s = session(limits);
+    let (short, long) = (
+        Prompt::Messages(vec![user("q")]),
+        Prompt::Messages(vec![user(&"q".repeat(64))]),
+    );
+    let mut begin = |s: &mut Session, prompt: &Prompt| {
+        let ask = Ask {
+            prompt,
+            tools: &[],
+            opening: "",
+            choices: 1,
+        };
+        s.begin(&renderer, &ask, NOW)
+    };
+    let call = begin(&mut s, &short).unwrap().call;
+    let busy = begin(&mut s, &short).unwrap_err();
+    assert!(matches!(busy, SessionError::Concurrent { running: 1, .. }));
+    assert_eq!(s.natural_end(), EpisodeEnd::Terminated);
+    s.fail(call, "engine", NOW);
+    // A failed call is not counted as a turn.
+    for _ in 0..2 {
+        let call = begin(&mut s, &short).unwrap().call;
+        s.commit(call, output(&renderer, "a", 0.5, true), NOW)
+            .unwrap();
+    }
+    let over = begin(&mut s, &short).unwrap_err();
+    assert!(matches!(over, SessionError::Turns { limit: 2 }));
+    let limit = Limit::Turns;
+    assert_eq!(s.natural_end(), EpisodeEnd::Truncated { limit });
+    let mut s = session(limits);
+    let full = begin(&mut s, &long).unwrap_err();
+    assert!(matches!(full, SessionError::ContextFull { .. }));
+    assert!(s.calls().is_empty() && s.snapshot(NOW).nodes.is_empty());
+    let limit = Limit::Context;
+    assert_eq!(s.natural_end(), EpisodeEnd::Truncated { limit });
+    s.close();
+    assert!(matches!(begin(&mut s, &short), Err(SessionError::Over)));
+}
+
+#[test]
+fn what_the_engine_may_not_do_is_refused() {
+    let mut c = Client::new();
+    let prompt = Prompt::Messages(vec![user("q")]);
+    let ask = Ask {
+        prompt: &prompt,
+        tools: &[],
+        opening: "",
+        choices: 1,
+    };
+    let call = c.session.begin(&c.renderer, &ask, NOW).unwrap().call;
+    let bad = output(&c.renderer, "x", f32::NAN, true);
+    let broken = c.session.commit(call, bad.clone(), NOW).unwrap_err();
+    assert!(matches!(broken, SessionError::Broken(_)));
+    let unknown = c.session.commit(call, bad, NOW).unwrap_err();
+    assert!(matches!(unknown, SessionError::UnknownCall { call: 1 }));
+    assert_eq!(c.session.stats().failed, 1);
+    // Damage to what was captured does not get into a trace.
+    c.say(&[user("q")], &["a"]);
+    c.session.nodes[0].tokens[0] += 1;
+    let error = c.session.trace(EpisodeEnd::Terminated, NOW).unwrap_err();
+    assert!(error.to_string().contains("other tokens"), "{error}");
+}
+
+#[test]
+fn rewards_reach_episode_and_turns() {
+    let mut c = Client::new();
+    c.say(&[user("q")], &["a", "b"]);
+    let reward = |value: f64, turn| Reward {
+        reward: value,
+        turn,
+        ..Reward::default()
+    };
+    c.session.reward(&reward(0.5, None)).unwrap();
+    c.session.reward(&reward(0.25, Some(1))).unwrap();
+    assert!(c.session.reward(&reward(f64::NAN, None)).is_err());
+    assert!(c.session.reward(&reward(1.0, Some(2))).is_err());
+    assert!(c.session.reward(&reward(1.0, Some(0))).is_err());
+    assert_eq!(c.check().total_reward(), 1.0);
+}
+
+/// What a client does next.
+#[derive(Clone, Debug)]
+enum Step {
+    /// Goes on after output `from`, with so many messages, some of them tools'.
+    Continue {
+        from: usize,
+        texts: Vec<String>,
+        tool: bool,
+    },
+    /// The same prompt as output `from`.
+    Again {
+        from: usize,
+        n: usize,
+    },
+    /// Other words in place of output `from`.
+    Rewrite {
+        from: usize,
+        text: String,
+    },
+    /// White space around what output `from` said.
+    Loosen {
+        from: usize,
+        text: String,
+    },
+    New {
+        text: String,
+    },
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let text = || "[ab]{0,3}";
+    prop_oneof![
+        4 => (any::<usize>(), prop::collection::vec(text(), 1..3), any::<bool>())
+            .prop_map(|(from, texts, tool)| Step::Continue { from, texts, tool }),
+        1 => (any::<usize>(), 1usize..3).prop_map(|(from, n)| Step::Again { from, n }),
+        1 => (any::<usize>(), text()).prop_map(|(from, text)| Step::Rewrite { from, text }),
+        1 => (any::<usize>(), text()).prop_map(|(from, text)| Step::Loosen { from, text }),
+        1 => text().prop_map(|text| Step::New { text }),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
+
+    /// Whatever clients do, every sampled token is in the trace once, on the path of exactly
+    /// what the engine was given; nothing else has a log-probability.
+    #[test]
+    fn every_sampled_token_is_captured_once(
+        steps in prop::collection::vec((step(), any::<bool>(), "[ab]{0,2}"), 1..14),
+    ) {
+        let mut c = Client::new();
+        // What each output answered, and said.
+        let mut seen: Vec<(Vec<Message>, String)> = Vec::new();
+        for (step, closed, said) in steps {
+            let assistant = |text: &str| Message::new(Role::Assistant, text);
+            let pick = |from: usize| &seen[from % seen.len()];
+            let (messages, n) = match step {
+                _ if seen.is_empty() => (vec![user("a")], 1),
+                Step::New { text } => (vec![user(&text)], 1),
+                Step::Again { from, n } => (pick(from).0.clone(), n),
+                Step::Continue { from, texts, tool } => {
+                    let (mut messages, answer) = pick(from).clone();
+                    messages.push(assistant(&answer));
+                    let role = if tool { Role::Tool } else { Role::User };
+                    messages.extend(texts.iter().map(|t| Message::new(role, t.as_str())));
+                    (messages, 1)
+                }
+                Step::Rewrite { from, text } => {
+                    let mut messages = pick(from).0.clone();
+                    messages.extend([assistant(&text), user("go on")]);
+                    (messages, 1)
+                }
+                Step::Loosen { from, text } => {
+                    let (mut messages, answer) = pick(from).clone();
+                    messages.extend([assistant(&format!(" {answer}\n")), user(&text)]);
+                    (messages, 1)
+                }
+            };
+            let outputs = vec![(said.as_str(), closed); n];
+            let begun = c.turn(&messages, &outputs);
+            if begun.join == Join::Start || begun.join == Join::Fork {
+                let full = c.renderer.render_prompt(&messages, &[]).unwrap();
+                prop_assert_eq!(begun.prompt, full);
+            }
+            seen.push((messages, said));
+        }
+        c.check();
+    }
+}

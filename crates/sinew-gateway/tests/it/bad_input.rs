@@ -1,0 +1,273 @@
+//! Requests that are wrong, and how they are told so.
+
+use crate::support::{Opened, World, answer, world, world_with};
+use serde_json::{Value, json};
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::time::Duration;
+
+fn yes(_: &str) -> Option<String> {
+    Some("yes".into())
+}
+
+/// A good request with one field changed; `null` takes it away.
+fn changed(field: &str, value: Value) -> Value {
+    let mut body = json!({"model": "m", "messages": [{"role": "user", "content": "x"}]});
+    body[field] = value;
+    body
+}
+
+#[test]
+fn every_wrong_field_is_refused_by_name() {
+    let world = world(yes);
+    let rollout = world.open();
+    let call = |arguments: &str| {
+        json!([{"role": "assistant", "tool_calls": [
+            {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}},
+        ]}])
+    };
+    let cases = [
+        ("model", json!(null), "model"),
+        ("model", json!(7), "model"),
+        ("messages", json!(null), "messages"),
+        ("messages", json!("hi"), "messages"),
+        ("messages", json!([]), "messages"),
+        (
+            "messages",
+            json!([{"role": "wizard", "content": "x"}]),
+            "messages[0].role",
+        ),
+        ("messages", json!([{"content": "x"}]), "messages[0].role"),
+        (
+            "messages",
+            json!([{"role": "user", "content": 7}]),
+            "messages[0].content",
+        ),
+        (
+            "messages",
+            json!([{"role": "user", "content": "x", "mood": 1}]),
+            "messages[0].mood",
+        ),
+        (
+            "messages",
+            json!([{"role": "tool", "content": "x"}]),
+            "messages[0].tool_call_id",
+        ),
+        (
+            "messages",
+            json!([{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]),
+            "messages[0].content[0].type",
+        ),
+        (
+            "messages",
+            call("{"),
+            "messages[0].tool_calls[0].function.arguments",
+        ),
+        ("temperature", json!(3), "temperature"),
+        ("temperature", json!("hot"), "temperature"),
+        ("top_p", json!(-1), "top_p"),
+        ("top_p", json!(0), "top_p"),
+        ("max_tokens", json!(0), "max_tokens"),
+        ("max_completion_tokens", json!(1.5), "max_completion_tokens"),
+        ("n", json!(0), "n"),
+        ("n", json!(17), "n"),
+        ("seed", json!("x"), "seed"),
+        ("stop", json!([""]), "stop"),
+        ("stop", json!(7), "stop"),
+        ("top_logprobs", json!(2), "top_logprobs"),
+        ("logit_bias", json!({"x": 1}), "logit_bias"),
+        ("logit_bias", json!({"9999": 1}), "logit_bias"),
+        ("stream", json!("yes"), "stream"),
+        (
+            "stream_options",
+            json!({"include_usage": true}),
+            "stream_options",
+        ),
+        ("tools", json!([{"type": "function"}]), "tools[0].function"),
+        ("tools", json!([{"type": "web"}]), "tools[0].type"),
+        ("tool_choice", json!("sometimes"), "tool_choice"),
+        ("tool_choice", json!("required"), "tool_choice"),
+        (
+            "tool_choice",
+            json!({"type": "function", "function": {"name": "f"}}),
+            "tool_choice",
+        ),
+        (
+            "response_format",
+            json!({"type": "json_object"}),
+            "response_format",
+        ),
+        ("presence_penalty", json!(0.5), "presence_penalty"),
+        ("reasoning_effort", json!("high"), "reasoning_effort"),
+        ("functions", json!([]), "functions"),
+        ("store", json!(true), "store"),
+        ("n_choices", json!(2), "n_choices"),
+        ("temprature", json!(1), "temprature"),
+    ];
+    for (field, value, param) in cases {
+        let body = changed(field, value);
+        let told = rollout.post("/chat/completions", &body);
+        assert_eq!(told.status, 400, "{body}: {told:?}");
+        assert_eq!(told.error("param"), param, "{body}: {told:?}");
+        assert_eq!(told.error("type"), "invalid_request_error");
+        assert!(!told.error("message").is_empty());
+    }
+    let unknown = rollout.post("/chat/completions", &changed("temprature", json!(1)));
+    assert_eq!(unknown.error("code"), "unknown_field");
+    // Nothing of all that is a turn or a token.
+    let finished = world.finish(&rollout.id);
+    assert_eq!(finished["sampled_tokens"], 0);
+}
+
+#[test]
+fn harmless_fields_are_taken() {
+    let world = world(yes);
+    let rollout = world.open();
+    for (field, value) in [
+        ("user", json!("me")),
+        ("metadata", json!({"a": "b"})),
+        ("store", json!(false)),
+        ("service_tier", json!("auto")),
+        ("response_format", json!({"type": "text"})),
+        ("frequency_penalty", json!(0)),
+        ("tools", json!([])),
+        ("tool_choice", json!("none")),
+        ("stop", json!(null)),
+        ("top_k", json!(-1)),
+        ("logit_bias", json!({"65": -1.5})),
+    ] {
+        let told = rollout.post("/chat/completions", &changed(field, value));
+        assert_eq!(told.status, 200, "{field}: {told:?}");
+    }
+}
+
+#[test]
+fn wrong_completions_are_refused() {
+    let world = world(yes);
+    let rollout = world.open();
+    for (body, param) in [
+        (json!({"model": "m"}), "prompt"),
+        (json!({"model": "m", "prompt": ""}), "prompt"),
+        (json!({"model": "m", "prompt": []}), "prompt"),
+        (json!({"model": "m", "prompt": ["a", "b"]}), "prompt"),
+        (json!({"model": "m", "prompt": [1, 99999]}), "prompt"),
+        (json!({"model": "m", "prompt": "x", "echo": true}), "echo"),
+        (
+            json!({"model": "m", "prompt": "x", "best_of": 2}),
+            "best_of",
+        ),
+        (
+            json!({"model": "m", "prompt": "x", "suffix": "y"}),
+            "suffix",
+        ),
+        (
+            json!({"model": "m", "prompt": "x", "messages": []}),
+            "messages",
+        ),
+    ] {
+        let told = rollout.post("/completions", &body);
+        assert_eq!(
+            (told.status, told.error("param").as_str()),
+            (400, param),
+            "{body}"
+        );
+    }
+}
+
+#[test]
+fn the_control_api_is_as_strict() {
+    let world = world(yes);
+    let refused = |path: &str, body: Value, status: u16, part: &str| {
+        let told = world.control("POST", path, &body);
+        assert_eq!(told.status, status, "{path} {body}: {told:?}");
+        assert!(told.error("message").contains(part), "{told:?}");
+    };
+    refused("/rollouts", json!({"idd": "x"}), 400, "idd");
+    refused("/rollouts", json!({"id": "a/b"}), 400, "letters");
+    refused("/rollouts", json!({"id": "x".repeat(129)}), 400, "128");
+    refused(
+        "/rollouts",
+        json!({"sampling": {"temprature": 1}}),
+        400,
+        "temprature",
+    );
+    refused("/rollouts/none/reward", json!({"reward": 1}), 404, "none");
+    refused("/rollouts/none/finish", json!({}), 404, "none");
+    refused("/nothing", json!({}), 404, "/nothing");
+    let rollout = world.open();
+    let reward = format!("/rollouts/{}/reward", rollout.id);
+    refused(&reward, json!({}), 400, "reward");
+    refused(&reward, json!({"reward": "good"}), 400, "expected");
+    refused(&reward, json!({"reward": 1, "turn": 1}), 400, "turn 1");
+    let wrong_method = world.control("GET", &reward, &json!({}));
+    assert_eq!(wrong_method.status, 405);
+    assert_eq!(
+        world.control("GET", "/rollouts/none", &json!({})).status,
+        404
+    );
+}
+
+#[test]
+fn sizes_and_times_are_bounded() {
+    let world = world_with(yes, |config, _| {
+        config.server.max_body_bytes = 4096;
+        config.server.read_timeout = Duration::from_millis(300);
+    });
+    let rollout = world.open();
+    let big = json!({"model": "m", "messages": [{"role": "user", "content": "x".repeat(5000)}]});
+    let told = rollout.post("/chat/completions", &big);
+    assert_eq!(
+        (told.status, told.error("code").as_str()),
+        (413, "body_too_large")
+    );
+    for garbage in [b"".as_slice(), b"{", b"[]", b"\xff\xfe", b"nope"] {
+        let url = format!("{}/chat/completions", rollout.base_url);
+        let told = answer("POST", &url, &[("authorization", &rollout.key)], garbage);
+        assert_eq!(
+            (told.status, told.error("code").as_str()),
+            (400, "invalid_json")
+        );
+    }
+    // A body that never comes.
+    let told = raw(
+        &world,
+        &format!(
+            "POST {}/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: {}\r\ncontent-length: 10\r\n\r\n{{",
+            path_of(&rollout),
+            rollout.key
+        ),
+    );
+    assert!(told.starts_with("HTTP/1.1 408"), "{told}");
+    // A head that never ends, and one that is too long.
+    assert!(!raw(&world, "POST / HTTP/1.1\r\nhost").contains(" 200 "));
+    let long = format!("GET /health HTTP/1.1\r\nx: {}\r\n\r\n", "y".repeat(200_000));
+    assert!(!raw(&world, &long).contains(" 200 "));
+    // It still serves.
+    let small = json!({"model": "m", "messages": [{"role": "user", "content": "x"}]});
+    rollout.post("/chat/completions", &small).ok();
+}
+
+fn path_of(rollout: &Opened) -> String {
+    let at = rollout.base_url.find("/r/").unwrap();
+    rollout.base_url[at..].to_owned()
+}
+
+/// Sends bytes as they are and reads what comes until the connection is closed.
+fn raw(world: &World, request: &str) -> String {
+    let address = world.url.trim_start_matches("http://");
+    let mut stream = TcpStream::connect(address).unwrap();
+    stream
+        .set_read_timeout(Some(Duration::from_secs(10)))
+        .unwrap();
+    // The server may close before all of it was written.
+    let _ = stream.write_all(request.as_bytes());
+    let mut told = Vec::new();
+    let mut buffer = [0u8; 4096];
+    while let Ok(n) = stream.read(&mut buffer) {
+        told.extend_from_slice(&buffer[..n]);
+        if n == 0 || told.starts_with(b"HTTP/1.1 408") {
+            break;
+        }
+    }
+    String::from_utf8_lossy(&told).into_owned()
+}

@@ -1,0 +1,252 @@
+//! A gateway with a fake engine, and a client for it.
+
+use serde_json::{Value, json};
+use sinew_gateway::{Gateway, GatewayConfig, GatewayParts, Server, byte_renderer};
+use sinew_infer::{FakeConfig, FakeEngine, FakeModel, TokenBytes};
+use sinew_render::{ChatRenderer, Renderer};
+use sinew_store::{MemoryStore, TraceStore};
+use sinew_types::{Engine, GenerateRequest, TokenId};
+use std::io::Read;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::time::{Duration, Instant};
+
+pub(crate) const CONTROL: &str = "control-token-of-the-tests";
+
+/// What the engine says to a conversation whose last words are these; nothing else matches.
+pub(crate) type Answers = fn(&str) -> Option<String>;
+
+/// Everything up to `<hang>` is said at once, then nothing more.
+pub(crate) struct World {
+    pub(crate) gateway: Gateway,
+    pub(crate) url: String,
+    pub(crate) engine: Arc<FakeEngine>,
+    pub(crate) store: Arc<MemoryStore>,
+    pub(crate) renderer: Arc<ChatRenderer>,
+    server: Option<Server>,
+    runtime: tokio::runtime::Runtime,
+}
+
+/// A gateway whose engine answers as told; `change` edits both configurations.
+pub(crate) fn world_with(
+    answers: Answers,
+    change: impl FnOnce(&mut GatewayConfig, &mut FakeConfig),
+) -> World {
+    let renderer = Arc::new(byte_renderer().unwrap());
+    let ids = 0..renderer.vocab_size() as TokenId;
+    let bytes = ids.map(|id| renderer.token_bytes(id).unwrap_or_default());
+    let stop = renderer.stop_ids()[0];
+    let spoken = Arc::clone(&renderer);
+    let script = move |request: &GenerateRequest| {
+        let prompt = spoken.decode_with_special(&request.prompt);
+        let text = answers(&prompt)?;
+        let mut ids: Vec<TokenId> = text.bytes().map(TokenId::from).collect();
+        ids.push(stop);
+        Some(ids)
+    };
+    let mut fake = FakeConfig {
+        model: FakeModel {
+            vocab: renderer.vocab_size(),
+            seed: 0,
+            end: None,
+        },
+        token_bytes: Some(TokenBytes::new(bytes)),
+        script: Some(Arc::new(script)),
+        ..FakeConfig::default()
+    };
+    let mut config = GatewayConfig::default();
+    change(&mut config, &mut fake);
+    let start = Instant::now();
+    let clock = Box::new(move || start.elapsed().as_secs_f64());
+    let engine = Arc::new(FakeEngine::threaded(fake, clock).unwrap());
+    let store = Arc::new(MemoryStore::new(1 << 30));
+    let gateway = Gateway::new(
+        config,
+        GatewayParts {
+            engine: Arc::clone(&engine) as Arc<dyn Engine>,
+            renderer: Arc::clone(&renderer) as Arc<dyn Renderer>,
+            store: Some(Arc::clone(&store) as Arc<dyn TraceStore>),
+            requests: Arc::new(AtomicU64::new(1)),
+        },
+    );
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .unwrap();
+    let address = "127.0.0.1:0".parse().unwrap();
+    let server = runtime
+        .block_on(Server::start(gateway.clone(), address, CONTROL, None))
+        .unwrap();
+    World {
+        url: format!("http://{}", server.address()),
+        gateway,
+        engine,
+        store,
+        renderer,
+        server: Some(server),
+        runtime,
+    }
+}
+
+pub(crate) fn world(answers: Answers) -> World {
+    world_with(answers, |_, _| {})
+}
+
+/// Status, headers that tests look at, body.
+#[derive(Debug)]
+pub(crate) struct Answer {
+    pub(crate) status: u16,
+    pub(crate) retry_after: Option<String>,
+    pub(crate) text: String,
+}
+
+impl Answer {
+    pub(crate) fn json(&self) -> Value {
+        serde_json::from_str(&self.text).unwrap_or_else(|e| panic!("{e}: {}", self.text))
+    }
+
+    /// The body of an answer that must be good.
+    pub(crate) fn ok(&self) -> Value {
+        assert!((200..300).contains(&self.status), "{self:?}");
+        self.json()
+    }
+
+    pub(crate) fn error(&self, field: &str) -> String {
+        self.json()["error"][field]
+            .as_str()
+            .unwrap_or_default()
+            .to_owned()
+    }
+}
+
+pub(crate) fn agent() -> ureq::Agent {
+    ureq::Agent::config_builder()
+        .http_status_as_error(false)
+        .timeout_global(Some(Duration::from_secs(30)))
+        .build()
+        .into()
+}
+
+/// One request on a connection of its own.
+pub(crate) fn send(
+    method: &str,
+    url: &str,
+    headers: &[(&str, &str)],
+    body: &[u8],
+) -> Result<(u16, Option<String>, Box<dyn Read + Send>), ureq::Error> {
+    let mut request = ureq::http::Request::builder().method(method).uri(url);
+    for (name, value) in headers {
+        request = request.header(*name, *value);
+    }
+    let response = if method == "GET" {
+        agent().run(request.body(()).unwrap())?
+    } else {
+        agent().run(request.body(body).unwrap())?
+    };
+    let retry = response.headers().get("retry-after");
+    let retry = retry.map(|v| v.to_str().unwrap().to_owned());
+    let status = response.status().as_u16();
+    let reader = response.into_body().into_reader();
+    Ok((status, retry, Box::new(reader)))
+}
+
+pub(crate) fn answer(method: &str, url: &str, headers: &[(&str, &str)], body: &[u8]) -> Answer {
+    let (status, retry_after, mut reader) = send(method, url, headers, body).unwrap();
+    let mut text = String::new();
+    reader.read_to_string(&mut text).unwrap();
+    Answer {
+        status,
+        retry_after,
+        text,
+    }
+}
+
+impl World {
+    pub(crate) fn control(&self, method: &str, path: &str, body: &Value) -> Answer {
+        let key = format!("Bearer {CONTROL}");
+        let url = format!("{}{path}", self.url);
+        let body = body.to_string();
+        answer(
+            method,
+            &url,
+            &[("authorization", key.as_str())],
+            body.as_bytes(),
+        )
+    }
+
+    pub(crate) fn open(&self) -> Opened {
+        let raw = self.control("POST", "/rollouts", &json!({})).ok();
+        Opened {
+            id: raw["id"].as_str().unwrap().to_owned(),
+            base_url: raw["base_url"].as_str().unwrap().to_owned(),
+            key: format!("Bearer {}", raw["api_key"].as_str().unwrap()),
+        }
+    }
+
+    pub(crate) fn view(&self, id: &str) -> Value {
+        self.control("GET", &format!("/rollouts/{id}"), &json!({}))
+            .ok()
+    }
+
+    pub(crate) fn finish(&self, id: &str) -> Value {
+        let path = format!("/rollouts/{id}/finish");
+        self.control("POST", &path, &json!({})).ok()
+    }
+
+    pub(crate) fn block_on<T>(&self, future: impl Future<Output = T>) -> T {
+        self.runtime.block_on(future)
+    }
+
+    /// Waits until something holds; fails after ten seconds.
+    pub(crate) fn until(&self, what: &str, mut holds: impl FnMut() -> bool) {
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while !holds() {
+            assert!(Instant::now() < deadline, "never: {what}");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    pub(crate) fn stop(&mut self) {
+        if let Some(server) = self.server.take() {
+            self.runtime.block_on(server.stop());
+        }
+    }
+}
+
+/// A rollout as its agent sees it.
+pub(crate) struct Opened {
+    pub(crate) id: String,
+    pub(crate) base_url: String,
+    pub(crate) key: String,
+}
+
+impl Opened {
+    pub(crate) fn post(&self, path: &str, body: &Value) -> Answer {
+        self.post_with(path, body, &[])
+    }
+
+    pub(crate) fn post_with(&self, path: &str, body: &Value, more: &[(&str, &str)]) -> Answer {
+        let url = format!("{}{path}", self.base_url);
+        let mut headers = vec![("authorization", self.key.as_str())];
+        headers.extend_from_slice(more);
+        answer("POST", &url, &headers, body.to_string().as_bytes())
+    }
+
+    pub(crate) fn chat(&self, messages: &Value) -> Value {
+        let body = json!({"model": "m", "messages": messages});
+        self.post("/chat/completions", &body).ok()
+    }
+}
+
+/// The JSON of a stream's events; the last one must be `[DONE]`.
+pub(crate) fn events(text: &str) -> Vec<Value> {
+    let mut data: Vec<&str> = text
+        .split("\n\n")
+        .filter_map(|event| event.strip_prefix("data: "))
+        .collect();
+    assert_eq!(data.pop(), Some("[DONE]"), "{text}");
+    data.into_iter()
+        .map(|event| serde_json::from_str(event).unwrap())
+        .collect()
+}
