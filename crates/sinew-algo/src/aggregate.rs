@@ -114,6 +114,7 @@ pub(crate) fn row(episode: &Episode<'_>, path: &Path, weight: f64) -> Result<Tra
             .and_then(|_| episode.column(path, |c| c.values.as_ref()))
             .map(narrow),
         returns: path.returns.as_deref().map(only_trained),
+        teacher_top: episode.teacher_top(path),
         oldest_version: versions.min().unwrap_or_default(),
     };
     row.validate()?;

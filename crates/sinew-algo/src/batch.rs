@@ -4,7 +4,7 @@ use crate::composition::{Advantage, Composition, Needs, ProcessRewards, Truncate
 use crate::episode::{Columns, Episode, EpisodeColumns};
 use crate::pipeline::AlgoError;
 use crate::report::{AlgoReport, Moments, Quarantined};
-use sinew_types::{EpisodeEnd, FailureKind, GroupId, TokenKind, Trace};
+use sinew_types::{EpisodeEnd, FailureKind, GroupId, TokenKind, TokenLogprob, Trace};
 use std::collections::HashSet;
 
 /// Beyond this a difference of rewards over a small deviation leaves the range of `f32`.
@@ -205,6 +205,7 @@ fn failure_name(kind: FailureKind) -> &'static str {
     match kind {
         FailureKind::Engine => "engine",
         FailureKind::Environment => "environment",
+        FailureKind::Harness => "harness",
         FailureKind::Sandbox => "sandbox",
         FailureKind::Render => "render",
         FailureKind::Store => "store",
@@ -221,25 +222,40 @@ fn check_columns(
     let values = given.and_then(|g| g.values.as_ref());
     let reference = given.and_then(|g| g.ref_logprobs.as_ref());
     let prox = given.and_then(|g| g.prox_logprobs.as_ref());
+    let teacher = given.and_then(|g| g.teacher_logprobs.as_ref());
+    let missing = |column| AlgoError::MissingColumn {
+        algorithm: c.kind.name(),
+        column,
+        episode: trace.episode.clone(),
+    };
     let columns = [
         ("values", values, needs.values),
         ("ref_logprobs", reference, needs.ref_logprobs),
         ("prox_logprobs", prox, needs.prox_logprobs),
+        ("teacher_logprobs", teacher, needs.teacher_logprobs),
     ];
     for (column, given, needed) in columns {
         match given {
             Some(by_node) => check_column(column, trace, by_node)?,
-            None if needed => {
-                return Err(AlgoError::MissingColumn {
-                    algorithm: c.kind.name(),
-                    column,
-                    episode: trace.episode.clone(),
-                });
-            }
+            None if needed => return Err(missing(column)),
             None => {}
         }
     }
-    Ok(())
+    match given.and_then(|g| g.teacher_top.as_ref()) {
+        Some(by_node) => check_top(trace, by_node),
+        None if needs.teacher_top > 0 => Err(missing("teacher_top")),
+        None => Ok(()),
+    }
+}
+
+fn check_top(trace: &Trace, by_node: &[Vec<Vec<TokenLogprob>>]) -> Result<(), AlgoError> {
+    let flat = |tops: &Vec<Vec<TokenLogprob>>| {
+        // What is not a number in any of them is found in their sum.
+        let sum = |top: &Vec<TokenLogprob>| top.iter().map(|t| t.logprob).sum::<f32>();
+        tops.iter().map(sum).collect::<Vec<f32>>()
+    };
+    let sums: Vec<Vec<f32>> = by_node.iter().map(flat).collect();
+    check_column("teacher_top", trace, &sums)
 }
 
 fn check_column(

@@ -70,17 +70,20 @@ impl Composition {
         };
         let advantage = &self.advantage;
         let constant = matches!(advantage, Advantage::One | Advantage::Preference { .. });
-        if *advantage == Advantage::None && self.distill == 0.0 {
-            return refuse("advantage none without distill trains nothing; set distill");
+        if *advantage == Advantage::None && self.distill == 0.0 && self.loss.teacher.is_none() {
+            return refuse("advantage none without a teacher trains nothing; set distill");
         }
         if constant && (self.distill != 0.0 || self.normalize != Normalize::None) {
             return refuse("its weights are fixed by its loss; remove distill and normalize");
         }
         if matches!(advantage, Advantage::Preference { .. })
             && (self.loss.surrogate != Surrogate::Reinforce
-                || self.loss.correction != Correction::None)
+                || self.loss.correction != Correction::None
+                || self.loss.teacher.is_some())
         {
-            return refuse("a preference pair needs surrogate reinforce and no correction");
+            return refuse(
+                "a preference pair needs surrogate reinforce, no correction and no teacher",
+            );
         }
         let imitates = self.loss.surrogate == Surrogate::CrossEntropy;
         if imitates && self.loss.correction != Correction::None {
@@ -176,6 +179,14 @@ impl Composition {
                 allowed,
             )?;
         }
+        if let Some(teacher) = self.loss.teacher {
+            let top_k = teacher.top_k;
+            let holds = (1..=256).contains(&top_k);
+            range("teacher_kl.top_k", f64::from(top_k), holds, "1 to 256")?;
+            let c = teacher.coefficient;
+            let allowed = "a positive number; leave teacher_kl out for none";
+            range("teacher_kl.coefficient", c, c > 0.0, allowed)?;
+        }
         if let Some((coefficient, clip)) = self.loss.value {
             let allowed = "a positive number";
             range("value_coefficient", coefficient, coefficient > 0.0, allowed)?;
@@ -260,7 +271,6 @@ impl Composition {
         if (needs.ref_logprobs || needs.ref_in_loss) && !facts.reference {
             let what = match self.advantage {
                 Advantage::Preference { .. } => "its margin is relative to it",
-                _ if self.distill != 0.0 => "that is the teacher",
                 _ => "it has a KL term",
             };
             return Err(ConfigError::impossible(format!(
@@ -268,6 +278,18 @@ impl Composition {
                  name one, or remove the term",
                 self.kind
             )));
+        }
+        if needs.teacher() != facts.teacher {
+            let (have, fix) = if facts.teacher {
+                ("asks no teacher", "remove it, or set distill or teacher_kl")
+            } else {
+                (
+                    "learns from a teacher and the run has none",
+                    "name one: [teacher] model = \"...\"",
+                )
+            };
+            let reason = format!("`{}` {have}; {fix}", self.kind);
+            return Err(ConfigError::impossible(reason));
         }
         if needs.values != facts.critic {
             let (have, fix) = if facts.critic {

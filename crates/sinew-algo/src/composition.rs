@@ -217,8 +217,7 @@ pub struct Composition {
     pub kind: AlgorithmKind,
     pub advantage: Advantage,
     pub normalize: Normalize,
-    /// `A_t += distill · (ℓ_teacher − ℓ_behaviour)`, after normalization; 0 for none. The teacher
-    /// is the run's reference model.
+    /// `A_t += distill · (ℓ_teacher − ℓ_behaviour)`, after normalization; 0 for none.
     pub distill: f64,
     pub rewards: Rewards,
     pub filters: Filters,
@@ -231,8 +230,10 @@ pub struct Composition {
 pub struct RunFacts {
     /// Episodes of a task whose rewards are compared.
     pub group_size: usize,
-    /// A reference (or teacher) model is loaded.
+    /// A reference model is loaded.
     pub reference: bool,
+    /// A teacher is loaded.
+    pub teacher: bool,
     /// A critic is trained.
     pub critic: bool,
     /// Most versions that a trained token may be behind; 0: fully synchronous.
@@ -248,10 +249,31 @@ pub struct Needs {
     pub values: bool,
     /// Reference log-probabilities in [`crate::Columns`], before rows are made.
     pub ref_logprobs: bool,
+    /// A teacher's log-probabilities in [`crate::Columns`], before rows are made.
+    pub teacher_logprobs: bool,
+    /// How many of a teacher's most likely tokens in [`crate::Columns`], before rows are made.
+    pub teacher_top: u32,
     /// Reference log-probabilities in each row, by the time it is trained.
     pub ref_in_loss: bool,
     /// Log-probabilities of the current policy in [`crate::Columns`], before rows are made.
     pub prox_logprobs: bool,
+}
+
+impl Needs {
+    /// Whether anything has to be scored before rows are made.
+    pub fn columns(&self) -> bool {
+        self.values || self.ref_logprobs || self.prox_logprobs || self.teacher()
+    }
+
+    /// Whether a teacher is asked.
+    pub fn teacher(&self) -> bool {
+        self.teacher_logprobs || self.teacher_top > 0
+    }
+
+    /// Whether a reference model is asked, before or after rows are made.
+    pub fn reference(&self) -> bool {
+        self.ref_logprobs || self.ref_in_loss
+    }
 }
 
 impl Composition {
@@ -260,7 +282,9 @@ impl Composition {
         let preference = matches!(self.advantage, Advantage::Preference { .. });
         Needs {
             values: self.advantage.needs_values(),
-            ref_logprobs: preference || self.distill != 0.0 || self.rewards.kl != 0.0,
+            ref_logprobs: preference || self.rewards.kl != 0.0,
+            teacher_logprobs: self.distill != 0.0,
+            teacher_top: self.loss.teacher.map_or(0, |t| t.top_k),
             ref_in_loss: self.loss.kl.is_some(),
             prox_logprobs: preference,
         }
@@ -268,6 +292,9 @@ impl Composition {
 
     /// Whether anything but the advantage moves the weights.
     pub(crate) fn trains_without_advantage(&self) -> bool {
-        self.loss.kl.is_some() || self.loss.entropy != 0.0 || self.loss.value.is_some()
+        self.loss.kl.is_some()
+            || self.loss.entropy != 0.0
+            || self.loss.value.is_some()
+            || self.loss.teacher.is_some()
     }
 }

@@ -11,7 +11,7 @@ use crate::kind::AlgorithmKind;
 use crate::pipeline::Algorithm;
 use crate::strict::strict;
 use serde::{Deserialize, Serialize};
-use sinew_types::{Aggregation, Correction, KlEstimator, KlSpec, Surrogate};
+use sinew_types::{Aggregation, Correction, Divergence, KlEstimator, KlSpec, Surrogate};
 
 /// Where a KL term acts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -34,6 +34,18 @@ pub struct KlConfig {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub estimator: Option<KlEstimator>,
     pub coefficient: f32,
+}
+
+/// The distance to a teacher's distribution as typed; what is left out: 8 tokens, reverse, 1.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TeacherConfig {
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub top_k: Option<u32>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub divergence: Option<Divergence>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub coefficient: Option<f32>,
 }
 
 /// Reward shaping as typed.
@@ -121,6 +133,7 @@ options! {
         resample: Resample,
         only_success: bool,
         kl: KlConfig,
+        teacher_kl: TeacherConfig,
         entropy: f32,
         value_coefficient: f32,
         value_clip: f32,
@@ -155,10 +168,17 @@ impl ConfigError {
 impl AlgorithmConfig {
     /// What runs, or why it cannot.
     pub fn resolve(&self, facts: &RunFacts) -> Result<Algorithm, ConfigError> {
+        let c = self.composition(facts.group_size)?;
+        c.check(facts)?;
+        Ok(Algorithm::from_checked(c, facts.group_size))
+    }
+
+    /// The preset with what was typed in its place, whatever the run brings.
+    pub fn composition(&self, group_size: usize) -> Result<Composition, ConfigError> {
         let mut c = self.kind.preset();
         if let Some(resample) = &mut c.filters.resample {
             // rStar2-Agent's ratio: half of what was sampled stays.
-            resample.keep = facts.group_size / 2;
+            resample.keep = group_size / 2;
         }
         if let Some(dialect) = self.dialect {
             dialect.apply(self.kind, &mut c)?;
@@ -173,8 +193,14 @@ impl AlgorithmConfig {
         self.apply_filters(&mut c)?;
         self.apply_loss(&mut c)?;
         self.apply_kl(&mut c)?;
-        c.check(facts)?;
-        Ok(Algorithm::from_checked(c, facts.group_size))
+        if let Some(typed) = self.teacher_kl {
+            let teacher = &mut c.loss.teacher;
+            let teacher = teacher.get_or_insert(crate::algorithms::opd_top_k::TEACHER);
+            set(&mut teacher.top_k, typed.top_k);
+            set(&mut teacher.divergence, typed.divergence);
+            set(&mut teacher.coefficient, typed.coefficient);
+        }
+        Ok(c)
     }
 
     fn no_effect(&self, field: &'static str, reason: &'static str) -> ConfigError {

@@ -9,7 +9,7 @@ use crate::composition::Needs;
 use crate::episode::{Columns, EpisodeColumns};
 use crate::pipeline::{AlgoError, Algorithm};
 use crate::report::AlgoReport;
-use sinew_types::{EpisodeId, NodeId, Trace, TrainRow};
+use sinew_types::{EpisodeId, NodeId, TokenLogprob, Trace, TrainRow};
 
 /// Which column scores belong to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,6 +17,7 @@ pub enum Column {
     Values,
     RefLogprobs,
     ProxLogprobs,
+    TeacherLogprobs,
 }
 
 /// Rows to be scored: every sampled token that can train has weight 1 in exactly one of them.
@@ -76,31 +77,58 @@ impl Draft {
         column: Column,
         scores: &[Vec<f32>],
     ) -> Result<(), AlgoError> {
-        if scores.len() != self.rows.len() {
-            return Err(AlgoError::Scores {
-                what: "rows",
-                actual: scores.len(),
-                expected: self.rows.len(),
-            });
-        }
+        self.check(scores)?;
         for (id, lengths) in &self.shapes {
             let given = columns.entry(id.clone()).or_default();
             let zeros = lengths.iter().map(|&n| vec![0.0; n]).collect();
             *slot(given, column) = Some(zeros);
         }
         for ((row, places), scores) in self.rows.iter().zip(&self.places).zip(scores) {
-            if scores.len() != row.tokens.len() {
-                return Err(AlgoError::Scores {
-                    what: "tokens of a row",
-                    actual: scores.len(),
-                    expected: row.tokens.len(),
-                });
-            }
             let given = columns.entry(row.episode.clone()).or_default();
             if let Some(by_node) = slot(given, column) {
                 for &(position, node, offset) in places {
                     by_node[node as usize][offset as usize] = scores[position];
                 }
+            }
+        }
+        Ok(())
+    }
+
+    /// As [`Draft::fill`], for a teacher's most likely tokens.
+    pub fn fill_top(
+        &self,
+        columns: &mut Columns,
+        tops: &[Vec<Vec<TokenLogprob>>],
+    ) -> Result<(), AlgoError> {
+        self.check(tops)?;
+        for (id, lengths) in &self.shapes {
+            let given = columns.entry(id.clone()).or_default();
+            let empty = lengths.iter().map(|&n| vec![Vec::new(); n]).collect();
+            given.teacher_top = Some(empty);
+        }
+        for ((row, places), tops) in self.rows.iter().zip(&self.places).zip(tops) {
+            let given = columns.entry(row.episode.clone()).or_default();
+            if let Some(by_node) = &mut given.teacher_top {
+                for &(position, node, offset) in places {
+                    by_node[node as usize][offset as usize].clone_from(&tops[position]);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn check<T>(&self, scores: &[Vec<T>]) -> Result<(), AlgoError> {
+        let wrong = |what, actual, expected| AlgoError::Scores {
+            what,
+            actual,
+            expected,
+        };
+        if scores.len() != self.rows.len() {
+            return Err(wrong("rows", scores.len(), self.rows.len()));
+        }
+        for (row, scores) in self.rows.iter().zip(scores) {
+            if scores.len() != row.tokens.len() {
+                return Err(wrong("tokens of a row", scores.len(), row.tokens.len()));
             }
         }
         Ok(())
@@ -112,5 +140,6 @@ fn slot(columns: &mut EpisodeColumns, column: Column) -> &mut Option<Vec<Vec<f32
         Column::Values => &mut columns.values,
         Column::RefLogprobs => &mut columns.ref_logprobs,
         Column::ProxLogprobs => &mut columns.prox_logprobs,
+        Column::TeacherLogprobs => &mut columns.teacher_logprobs,
     }
 }

@@ -1,7 +1,7 @@
 //! An episode as the estimators see it: its leaf paths, which tokens each of them trains,
 //! and its turns.
 
-use sinew_types::{EpisodeId, NodeId, PathToken, TokenKind, Trace};
+use sinew_types::{EpisodeId, NodeId, PathToken, TokenKind, TokenLogprob, Trace};
 use std::collections::{BTreeMap, HashSet};
 
 /// Per-token inputs that the trace does not hold, by node: `columns[node][i]` speaks of the
@@ -10,10 +10,14 @@ use std::collections::{BTreeMap, HashSet};
 pub struct EpisodeColumns {
     /// The critic's estimate before the token was drawn.
     pub values: Option<Vec<Vec<f32>>>,
-    /// Log-probabilities of the reference (or teacher) model.
+    /// Log-probabilities of the reference model.
     pub ref_logprobs: Option<Vec<Vec<f32>>>,
     /// Log-probabilities of the proximal policy.
     pub prox_logprobs: Option<Vec<Vec<f32>>>,
+    /// Log-probabilities of the teacher.
+    pub teacher_logprobs: Option<Vec<Vec<f32>>>,
+    /// The teacher's most likely tokens, best first.
+    pub teacher_top: Option<Vec<Vec<Vec<TokenLogprob>>>>,
 }
 
 /// [`EpisodeColumns`] by episode.
@@ -104,6 +108,19 @@ impl<'a> Episode<'a> {
         };
         let value = |t: usize| if path.sampled[t] { at(t) } else { 0.0 };
         Some((0..path.tokens.len()).map(value).collect())
+    }
+}
+
+impl Episode<'_> {
+    /// The teacher's most likely tokens along a path where it trains, none elsewhere.
+    pub(crate) fn teacher_top(&self, path: &Path) -> Option<Vec<Vec<TokenLogprob>>> {
+        let by_node = self.columns?.teacher_top.as_ref()?;
+        let at = |t: usize| {
+            let (node, offset) = (path.tokens[t].node as usize, path.offsets[t] as usize);
+            by_node[node][offset].clone()
+        };
+        let top = |t: usize| if path.trains[t] { at(t) } else { Vec::new() };
+        Some((0..path.tokens.len()).map(top).collect())
     }
 }
 

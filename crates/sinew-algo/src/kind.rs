@@ -49,6 +49,9 @@ kinds! {
     StarpoS "starpo_s" starpo_s,
     GrpoRoc "grpo_roc" grpo_roc,
     Gigpo "gigpo" gigpo,
+    ProcessGrpo "process_grpo" process_grpo,
+    AgentRl "agent_rl" agent_rl,
+    Erpo "erpo" erpo,
     Rloo "rloo" rloo,
     Reinforce "reinforce" reinforce,
     ReinforcePp "reinforce_pp" reinforce_pp,
@@ -57,6 +60,7 @@ kinds! {
     TurnPpo "turn_ppo" turn_ppo,
     DecoupledPpo "decoupled_ppo" decoupled_ppo,
     Opd "opd" opd,
+    OpdTopK "opd_top_k" opd_top_k,
     Dpo "dpo" dpo,
     Sft "sft" sft,
 }

@@ -37,7 +37,7 @@ pub use composition::{
     Advantage, Baseline, Composition, EqualGroups, Filters, Needs, Normalize, Overlong,
     ProcessRewards, Resample, Rewards, RunFacts, Scale, Truncated,
 };
-pub use config::{AlgorithmConfig, ConfigError, KlConfig, KlPlace, RewardConfig};
+pub use config::{AlgorithmConfig, ConfigError, KlConfig, KlPlace, RewardConfig, TeacherConfig};
 pub use dialect::Dialect;
 pub use draft::{Column, Draft};
 pub use episode::{Columns, EpisodeColumns};

@@ -110,6 +110,12 @@ impl Taskset for TinyTaskset {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct TinyFactory;
 
+/// As [`TinyFactory`], with a process reward for each turn that brings the walker nearer.
+#[derive(Clone, Copy, Debug)]
+pub struct ShapedTinyFactory {
+    pub process_reward: f64,
+}
+
 fn corridor(task: &Task) -> Result<Corridor, EnvError> {
     let error = |message: String| EnvError::Task {
         task: task.id.to_string(),
@@ -132,9 +138,29 @@ impl EnvFactory for TinyFactory {
     }
 
     fn create(&self, task: &Task) -> Result<Box<dyn Env>, EnvError> {
+        ShapedTinyFactory {
+            process_reward: 0.0,
+        }
+        .create(task)
+    }
+
+    fn gold(&self, task: &Task, turn: usize) -> Result<Option<String>, EnvError> {
+        let Corridor { start, goal } = corridor(task)?;
+        let step = if goal < start { "l" } else { "r" };
+        Ok((turn < start.abs_diff(goal)).then(|| step.to_owned()))
+    }
+}
+
+impl EnvFactory for ShapedTinyFactory {
+    fn name(&self) -> &str {
+        "tiny"
+    }
+
+    fn create(&self, task: &Task) -> Result<Box<dyn Env>, EnvError> {
         let Corridor { start, goal } = corridor(task)?;
         Ok(Box::new(TinyEnv {
             at: start,
+            process_reward: self.process_reward,
             goal,
             state: State::New,
             steps: 0,
@@ -143,9 +169,7 @@ impl EnvFactory for TinyFactory {
     }
 
     fn gold(&self, task: &Task, turn: usize) -> Result<Option<String>, EnvError> {
-        let Corridor { start, goal } = corridor(task)?;
-        let step = if goal < start { "l" } else { "r" };
-        Ok((turn < start.abs_diff(goal)).then(|| step.to_owned()))
+        TinyFactory.gold(task, turn)
     }
 }
 
@@ -158,6 +182,7 @@ enum State {
 
 #[derive(Debug)]
 struct TinyEnv {
+    process_reward: f64,
     at: usize,
     goal: usize,
     state: State,
@@ -194,7 +219,9 @@ impl TinyEnv {
             None => None,
         };
         self.idle += u32::from(moved.is_none());
+        let before = self.at.abs_diff(self.goal);
         self.at = moved.unwrap_or(self.at);
+        let nearer = self.at.abs_diff(self.goal) < before;
         let done = self.at == self.goal;
         if done {
             self.state = State::Done;
@@ -204,7 +231,7 @@ impl TinyEnv {
                 text: picture(self.at, self.goal),
                 is_error: moved.is_none(),
             }),
-            process_reward: 0.0,
+            process_reward: if nearer { self.process_reward } else { 0.0 },
             done,
             outcome: done.then(|| self.outcome()),
             state_hash: self.hash(),
@@ -278,6 +305,21 @@ mod tests {
         assert!(step.done && step.observation.is_none());
         assert_eq!(step.outcome.unwrap().reward, 1.0);
         assert!(block_on(env.step(act("r"))).is_err());
+    }
+
+    #[test]
+    fn a_turn_that_comes_nearer_earns_the_process_reward() {
+        let mut task = TinyTaskset::new(0).get(Split::Train, 0).unwrap();
+        task.data = serde_json::json!({ "start": 3, "goal": 5 });
+        let factory = ShapedTinyFactory {
+            process_reward: 0.25,
+        };
+        let mut env = factory.create(&task).unwrap();
+        block_on(env.reset()).unwrap();
+        let earned: Vec<f64> = ["l", "A", "r", "r", "r"]
+            .map(|text| block_on(env.step(act(text))).unwrap().process_reward)
+            .into();
+        assert_eq!(earned, [0.0, 0.0, 0.25, 0.25, 0.25]);
     }
 
     #[test]

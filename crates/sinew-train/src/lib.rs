@@ -23,9 +23,9 @@ mod trainer;
 
 pub use model::ModelPolicy;
 pub use policy::{Policy, PolicyError, ScoreGrads, Scores, TrainTensor, Want};
-pub use reference::{RefModel, score_rows, score_values};
+pub use reference::{RefModel, score_rows, score_top, score_values};
 pub use resume::{Commit, ResumeState};
 pub use trainer::{
-    Clock, NonFiniteGradient, PhaseSeconds, Progress, ProgressSink, StepReport, TrainError,
-    Trainer, TrainerConfig,
+    Clock, NonFiniteGradient, PeerError, Peers, PhaseSeconds, Progress, ProgressSink, Shard,
+    ShardReport, StepReport, TrainError, Trainer, TrainerConfig,
 };

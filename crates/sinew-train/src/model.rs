@@ -9,7 +9,7 @@ use sinew_model::{
     ValueGrads, ValueHead, Weights,
 };
 use sinew_tensor::Device;
-use sinew_types::{TokenId, TrainRow};
+use sinew_types::{TokenId, TokenLogprob, TrainRow};
 
 /// Files of a checkpoint.
 const WEIGHTS: &str = "model.safetensors";
@@ -22,6 +22,8 @@ struct Critic {
     head: ValueHead,
     gradient: ValueGrads,
     shape: [usize; 1],
+    /// Its learning rate over the policy's.
+    lr_scale: f32,
 }
 
 /// A decoder with its weights, gradients and the memory of its passes.
@@ -102,12 +104,14 @@ impl ModelPolicy {
         })
     }
 
-    /// Adds a critic: a linear head on the last hidden states, trained with the rest.
+    /// Adds a critic: a linear head on the last hidden states, trained with the rest at
+    /// `lr_scale` times the learning rate.
     #[must_use]
-    pub fn with_critic(mut self, head: ValueHead) -> Self {
+    pub fn with_critic(mut self, head: ValueHead, lr_scale: f32) -> Self {
         self.critic = Some(Critic {
             gradient: ValueGrads::of(&head),
             shape: [head.values().len()],
+            lr_scale,
             head,
         });
         self
@@ -161,6 +165,7 @@ fn train_tensor<'a>(
         file,
         shape: &entry.shape,
         decay: !entry.name.ends_with("norm.weight") && !entry.name.ends_with(".bias"),
+        lr_scale: 1.0,
         values,
         gradient: &gradient[entry.range()],
     }
@@ -240,17 +245,38 @@ impl Policy for ModelPolicy {
             .map_err(failed)
     }
 
+    fn top(&mut self, batch: &MicroBatch, k: usize) -> Result<Vec<Vec<TokenLogprob>>, PolicyError> {
+        self.ready = None;
+        let weights = Weights {
+            params: &self.params,
+            lora: self.lora.as_ref(),
+        };
+        let (model, device) = (&self.model, &self.device);
+        let acts = &mut self.scoring;
+        model
+            .forward(device, weights, &batch.tokens, &batch.layout, acts)
+            .map_err(failed)?;
+        let rows: Vec<u32> = batch.items.iter().map(|item| item.row).collect();
+        model.top(device, weights, acts, &rows, k).map_err(failed)
+    }
+
     fn has_critic(&self) -> bool {
         self.critic.is_some()
     }
 
     fn zero_gradients(&mut self) {
         if let Some(gradient) = &mut self.gradient {
-            gradient.zero();
+            gradient.zero_on(&self.device);
         }
         if let Some(critic) = &mut self.critic {
             critic.gradient.zero();
         }
+    }
+
+    fn gradients_mut(&mut self) -> Vec<&mut [f32]> {
+        let own = self.gradient.as_mut().map(Grads::values_mut);
+        let critic = self.critic.as_mut().map(|c| c.gradient.values_mut());
+        own.into_iter().chain(critic).collect()
     }
 
     fn tensors(&mut self) -> Vec<TrainTensor<'_>> {
@@ -272,6 +298,7 @@ impl Policy for ModelPolicy {
                 file: CRITIC,
                 shape: &critic.shape,
                 decay: false,
+                lr_scale: critic.lr_scale,
                 values: critic.head.values_mut(),
                 gradient: critic.gradient.values(),
             });

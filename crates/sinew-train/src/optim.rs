@@ -6,6 +6,7 @@
 use crate::policy::TrainTensor;
 use serde::{Deserialize, Serialize};
 use sinew_tensor::{Buffer, Device, ops};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// AdamW (Loshchilov & Hutter 2019). Weight decay is decoupled and scaled by the learning rate.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -222,7 +223,7 @@ impl AdamW {
     ) -> Update {
         let mut total = 0.0f64;
         for tensor in tensors.iter() {
-            let square = sum_of_squares(tensor.gradient);
+            let square = sum_of_squares(&self.device, tensor.gradient);
             if !square.is_finite() {
                 return Update::SkippedNonFinite {
                     tensor: tensor.name.to_owned(),
@@ -243,7 +244,7 @@ impl AdamW {
         for (tensor, moments) in tensors.iter_mut().zip(&mut self.moments) {
             assert_eq!(moments.name, tensor.name, "tensors of the moments");
             let settings = ops::AdamW {
-                lr,
+                lr: lr * tensor.lr_scale,
                 beta1: self.config.beta1,
                 beta2: self.config.beta2,
                 eps: self.config.epsilon,
@@ -281,9 +282,23 @@ impl Moments {
     }
 }
 
+/// Sum over blocks of fixed size on all threads: the result does not depend on their number.
+fn sum_of_squares(device: &Device, values: &[f32]) -> f64 {
+    const BLOCK: usize = 1 << 18;
+    let blocks: Vec<&[f32]> = values.chunks(BLOCK).collect();
+    let sums: Vec<AtomicU64> = blocks.iter().map(|_| AtomicU64::new(0)).collect();
+    device.pool().parallel_for(blocks.len(), &|b| {
+        let sum = block_sum_of_squares(blocks[b]);
+        sums[b].store(sum.to_bits(), Ordering::Relaxed);
+    });
+    sums.into_iter()
+        .map(|sum| f64::from_bits(sum.into_inner()))
+        .sum()
+}
+
 /// In f64, which no finite f32 overflows, over a fixed number of partial sums: the result does
 /// not depend on vector width.
-fn sum_of_squares(values: &[f32]) -> f64 {
+fn block_sum_of_squares(values: &[f32]) -> f64 {
     const LANES: usize = 16;
     let mut sums = [0.0f64; LANES];
     let mut chunks = values.chunks_exact(LANES);

@@ -37,6 +37,9 @@ pub struct PackedRow {
     pub row: usize,
     /// The trained tokens, in order.
     pub terms: Vec<Term>,
+    /// Indices in [`MicroBatch::items`] of the teacher's top tokens, term after term, as many for
+    /// each as its row's `teacher_top` has.
+    pub tops: Vec<u32>,
     /// Segments of the layout that spell the row's computed tokens, root first.
     pub segments: Vec<u32>,
 }
@@ -247,7 +250,7 @@ fn loss_items(
         let row = &all[needed.row];
         let mut path = path.iter().map(|&s| &layout.segments()[s as usize]);
         let mut at = path.next();
-        let mut items = Vec::new();
+        let (mut items, mut tops) = (Vec::new(), Vec::new());
         for t in (1..row.tokens.len()).filter(|&t| row.weights[t] != 0.0) {
             let previous = t as u32 - 1;
             while at.is_some_and(|s| s.position + s.len <= previous) {
@@ -260,8 +263,16 @@ fn loss_items(
             };
             index_of.insert(item, 0u32);
             items.push((t as u32, item));
+            for top in row.teacher_top.iter().flat_map(|top| &top[t]) {
+                let item = LossItem {
+                    target: top.id,
+                    ..item
+                };
+                index_of.insert(item, 0u32);
+                tops.push(item);
+            }
         }
-        items_of.push(items);
+        items_of.push((items, tops));
     }
     for (index, slot) in index_of.values_mut().enumerate() {
         *slot = index as u32;
@@ -270,8 +281,9 @@ fn loss_items(
         .iter()
         .zip(paths)
         .zip(items_of)
-        .map(|((needed, segments), items)| PackedRow {
+        .map(|((needed, segments), (items, tops))| PackedRow {
             row: needed.row,
+            tops: tops.iter().map(|item| index_of[item]).collect(),
             terms: items
                 .into_iter()
                 .map(|(t, item)| Term {

@@ -2,6 +2,7 @@
 //! independent of how log-probabilities are computed and where the weights live.
 
 use crate::pack::MicroBatch;
+use sinew_types::TokenLogprob;
 
 /// Why a model could not compute.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -47,6 +48,8 @@ pub struct TrainTensor<'a> {
     pub shape: &'a [usize],
     /// Whether weight decay applies: not to norms and biases.
     pub decay: bool,
+    /// Factor on the learning rate.
+    pub lr_scale: f32,
     pub values: &'a mut [f32],
     pub gradient: &'a [f32],
 }
@@ -59,6 +62,15 @@ pub trait Policy {
     /// Adds to the gradients what the last forward pass makes of the scores' derivatives.
     fn backward(&mut self, batch: &MicroBatch, grads: &ScoreGrads) -> Result<(), PolicyError>;
 
+    /// The `k` most likely tokens in the place of each item's target, best first.
+    fn top(
+        &mut self,
+        _batch: &MicroBatch,
+        _k: usize,
+    ) -> Result<Vec<Vec<TokenLogprob>>, PolicyError> {
+        Err(PolicyError("this model ranks no tokens".to_owned()))
+    }
+
     /// Whether values can be asked for.
     fn has_critic(&self) -> bool {
         false
@@ -66,6 +78,10 @@ pub trait Policy {
 
     /// Sets all gradients to 0.
     fn zero_gradients(&mut self);
+
+    /// The accumulated gradients as a few buffers, always in the same order; none for a frozen
+    /// model.
+    fn gradients_mut(&mut self) -> Vec<&mut [f32]>;
 
     /// The trainable tensors, always in the same order; none for a frozen model.
     fn tensors(&mut self) -> Vec<TrainTensor<'_>>;

@@ -3,7 +3,7 @@
 use crate::pack::pack;
 use crate::policy::{Policy, Scores, Want};
 use crate::trainer::{TrainError, check_scores, spread};
-use sinew_types::TrainRow;
+use sinew_types::{TokenLogprob, TrainRow};
 
 /// `ℓ[t]` of every trained token of every row (0 elsewhere), in columns of the rows' lengths.
 ///
@@ -32,6 +32,28 @@ pub fn score_values<P: Policy>(
         ..Want::default()
     };
     columns(policy, rows, micro_batch_tokens, want, |s| s.values)
+}
+
+/// What a teacher would most likely say in the place of every trained token of every row (empty
+/// elsewhere): `k` tokens, best first.
+pub fn score_top<P: Policy>(
+    policy: &mut P,
+    rows: &[TrainRow],
+    micro_batch_tokens: usize,
+    k: usize,
+) -> Result<Vec<Vec<Vec<TokenLogprob>>>, TrainError> {
+    let packing = pack(rows, micro_batch_tokens)?;
+    let empty = |r: &TrainRow| vec![Vec::new(); r.tokens.len()];
+    let mut columns: Vec<Vec<Vec<TokenLogprob>>> = rows.iter().map(empty).collect();
+    for batch in &packing.micro_batches {
+        let top = policy.top(batch, k)?;
+        for packed in &batch.rows {
+            for term in &packed.terms {
+                columns[packed.row][term.t as usize].clone_from(&top[term.item as usize]);
+            }
+        }
+    }
+    Ok(columns)
 }
 
 fn columns<P: Policy>(

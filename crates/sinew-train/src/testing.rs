@@ -4,7 +4,7 @@
 use crate::pack::MicroBatch;
 use crate::policy::{Policy, PolicyError, ScoreGrads, Scores, TrainTensor, Want};
 use sinew_tensor::{Device, KernelSet};
-use sinew_types::{EpisodeId, PolicyVersion, TokenId, TrainRow};
+use sinew_types::{EpisodeId, PolicyVersion, TokenId, TokenLogprob, TrainRow};
 
 #[derive(Clone, Debug)]
 pub(crate) struct Bigram {
@@ -63,6 +63,7 @@ impl Bigram {
             prox_logprobs: None,
             values: None,
             returns: None,
+            teacher_top: None,
             oldest_version: PolicyVersion(0),
         }
     }
@@ -104,8 +105,30 @@ impl Policy for Bigram {
         Ok(())
     }
 
+    fn top(&mut self, batch: &MicroBatch, k: usize) -> Result<Vec<Vec<TokenLogprob>>, PolicyError> {
+        let ranked = |token: TokenId| {
+            let after = self.after(token).into_iter().zip(0..);
+            let entry = |(l, id): (f64, TokenId)| TokenLogprob {
+                id,
+                logprob: l as f32,
+            };
+            let mut all: Vec<TokenLogprob> = after.map(entry).collect();
+            all.sort_by(|a, b| b.logprob.total_cmp(&a.logprob));
+            all.truncate(k);
+            all
+        };
+        let items = batch.items.iter();
+        Ok(items
+            .map(|item| ranked(batch.tokens[item.row as usize]))
+            .collect())
+    }
+
     fn zero_gradients(&mut self) {
         self.gradient.fill(0.0);
+    }
+
+    fn gradients_mut(&mut self) -> Vec<&mut [f32]> {
+        vec![&mut self.gradient]
     }
 
     fn tensors(&mut self) -> Vec<TrainTensor<'_>> {
@@ -114,6 +137,7 @@ impl Policy for Bigram {
             file: "model.safetensors",
             shape: &self.shape,
             decay: true,
+            lr_scale: 1.0,
             values: &mut self.logits,
             gradient: &self.gradient,
         }]

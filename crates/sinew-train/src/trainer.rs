@@ -2,13 +2,15 @@
 
 mod derive;
 mod minibatch;
+mod peers;
 mod report;
 
+pub use peers::{PeerError, Peers, Shard, ShardReport};
 pub use report::{NonFiniteGradient, PhaseSeconds, Progress, StepReport};
 
 use crate::loss::{LossError, LossSpecError, MetricSums, validate_spec};
 use crate::optim::{AdamW, AdamWConfig, OptimError, Schedule, Update};
-use crate::pack::{MicroBatch, PackError, PackedRow, Packing, pack};
+use crate::pack::{MicroBatch, PackError, PackedRow, Packing};
 use crate::policy::{Policy, PolicyError, Scores, Want};
 use derive::derive;
 use serde::{Deserialize, Serialize};
@@ -108,6 +110,8 @@ pub enum TrainError {
         "values are asked for but the policy has no critic: add one or remove the value coefficient"
     )]
     NoCritic,
+    #[error(transparent)]
+    Peer(#[from] PeerError),
     #[error("step cancelled after {updates} of its optimizer updates")]
     Cancelled { updates: u32 },
 }
@@ -126,6 +130,7 @@ pub struct Trainer<P> {
     pub(crate) skipped_updates: u64,
     clock: Clock,
     progress: Option<ProgressSink>,
+    peers: Option<Box<dyn Peers>>,
 }
 
 impl<P: fmt::Debug> fmt::Debug for Trainer<P> {
@@ -169,6 +174,7 @@ impl<P: Policy> Trainer<P> {
             skipped_updates: 0,
             clock,
             progress: None,
+            peers: None,
         })
     }
 
@@ -218,7 +224,7 @@ impl<P: Policy> Trainer<P> {
             return Err(TrainError::NoCritic);
         }
         let started = (self.clock)();
-        let packing = pack(rows, self.config.micro_batch_tokens)?;
+        let packing = self.pack(rows)?;
         if packing.micro_batches.is_empty() {
             return Err(TrainError::NothingToTrain { rows: rows.len() });
         }
@@ -261,7 +267,7 @@ impl<P: Policy> Trainer<P> {
                 continue;
             }
             let rows: Vec<TrainRow> = part.iter().map(|&r| state.rows[r].clone()).collect();
-            let mut packing = pack(&rows, self.config.micro_batch_tokens)?;
+            let mut packing = self.pack(&rows)?;
             for batch in &mut packing.micro_batches {
                 batch.rows.iter_mut().for_each(|r| r.row = part[r.row]);
             }
@@ -306,7 +312,9 @@ impl<P: Policy> Trainer<P> {
     ) -> Result<(), TrainError> {
         self.policy.zero_gradients();
         let first = state.report.updates == 0 && state.report.skipped.is_empty();
-        for (index, batch) in batches.iter().enumerate() {
+        let own = self.hand_out(batches, scale, state)?;
+        for (index, &batch) in own.iter().enumerate() {
+            let batch = &batches[batch];
             let sums = self.micro_batch(batch, scale, state)?;
             state.sums.merge(&sums);
             if first {
@@ -316,7 +324,7 @@ impl<P: Policy> Trainer<P> {
                 update: state.report.updates + state.report.skipped.len() as u32,
                 updates: self.config.epochs * self.config.minibatches,
                 micro_batch: index + 1,
-                micro_batches: batches.len(),
+                micro_batches: own.len(),
                 tokens: batch.tokens.len(),
             };
             if let Some(sink) = &mut self.progress
@@ -327,6 +335,7 @@ impl<P: Policy> Trainer<P> {
                 });
             }
         }
+        self.gather(first, state)?;
         self.apply(state)
     }
 
@@ -426,6 +435,8 @@ fn check_columns(rows: &[TrainRow], spec: &LossSpec) -> Result<(), TrainError> {
             LossError::MissingReference
         } else if spec.value.is_some() && (row.values.is_none() || row.returns.is_none()) {
             LossError::MissingValues
+        } else if spec.teacher.is_some() && row.teacher_top.is_none() {
+            LossError::MissingTeacher
         } else {
             continue;
         };

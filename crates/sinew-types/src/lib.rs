@@ -16,14 +16,15 @@ mod trace;
 mod weights;
 
 pub use engine::{
-    Engine, EngineError, EngineEvent, EngineStatus, EventSink, FinishReason, GenerateRequest,
+    Engine, EngineError, EngineEvent, EngineStatus, EventSink, Fidelity, FinishReason,
+    GenerateRequest,
     SampledToken, SamplingParams, TokenLogprob,
 };
 pub use ids::{EpisodeId, GroupId, PolicyVersion, RequestId, TaskId, TokenId};
 pub use message::{Message, Role, ToolCall, ToolSpec};
 pub use signal::{
-    Aggregation, Correction, KlEstimator, KlSpec, LossSpec, RejectionLevel, RejectionMetric,
-    Surrogate, TrainRow, TrainRowError,
+    Aggregation, Correction, Divergence, KlEstimator, KlSpec, LossSpec, RejectionLevel,
+    RejectionMetric, Surrogate, TeacherSpec, TrainRow, TrainRowError,
 };
 pub use task::Task;
 pub use trace::{

@@ -1,6 +1,7 @@
 //! What an algorithm hands to a trainer: rows of tokens with per-token signals, and how the
 //! loss is computed from them. The trainer knows no algorithm by name.
 
+use crate::engine::TokenLogprob;
 use crate::ids::{EpisodeId, PolicyVersion, TokenId};
 use serde::{Deserialize, Serialize};
 
@@ -25,6 +26,10 @@ pub struct TrainRow {
     /// Value estimates at sampling time and the returns to fit, if there is a critic.
     pub values: Option<Vec<f32>>,
     pub returns: Option<Vec<f32>>,
+    /// A teacher's most likely tokens in the place of each token, best first; required if the
+    /// loss compares with a teacher's distribution.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub teacher_top: Option<Vec<Vec<TokenLogprob>>>,
     /// Oldest weights that sampled a token of this row.
     pub oldest_version: PolicyVersion,
 }
@@ -87,6 +92,7 @@ impl TrainRow {
                 });
             }
         }
+        self.validate_teacher()?;
         match self.weights.first() {
             Some(&weight) if weight != 0.0 => Err(TrainRowError::FirstToken {
                 episode: self.episode.clone(),
@@ -94,6 +100,35 @@ impl TrainRow {
             }),
             _ => Ok(()),
         }
+    }
+}
+
+impl TrainRow {
+    fn validate_teacher(&self) -> Result<(), TrainRowError> {
+        let Some(top) = &self.teacher_top else {
+            return Ok(());
+        };
+        let field = "teacher_top";
+        if top.len() != self.tokens.len() {
+            return Err(TrainRowError::Length {
+                episode: self.episode.clone(),
+                field,
+                actual: top.len(),
+                expected: self.tokens.len(),
+            });
+        }
+        for (index, top) in top.iter().enumerate() {
+            let bad = top.iter().find(|t| !t.logprob.is_finite());
+            if let Some(bad) = bad.filter(|_| self.weights[index] != 0.0) {
+                return Err(TrainRowError::NotFinite {
+                    episode: self.episode.clone(),
+                    field,
+                    index,
+                    value: bad.logprob,
+                });
+            }
+        }
+        Ok(())
     }
 }
 
@@ -173,6 +208,28 @@ pub struct KlSpec {
     pub coefficient: f32,
 }
 
+/// Which way the distance to a teacher's distribution is measured.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Divergence {
+    /// KL(π‖teacher): the policy keeps to what the teacher would say.
+    #[default]
+    Reverse,
+    /// KL(teacher‖π): the policy covers all that the teacher would say.
+    Forward,
+}
+
+/// A term that draws the policy's distribution towards a teacher's at every trained token.
+///
+/// Over the teacher's `top_k` most likely tokens and, as one more outcome, all others together:
+/// the KL divergence of distributions made coarser, a lower bound of the full one.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct TeacherSpec {
+    pub top_k: u32,
+    pub divergence: Divergence,
+    pub coefficient: f32,
+}
+
 /// How token losses are added up; an algorithm turns this into [`TrainRow::weights`].
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "type")]
@@ -199,4 +256,7 @@ pub struct LossSpec {
     pub entropy: f32,
     /// Coefficient and clip range of the critic's loss, if there is a critic.
     pub value: Option<(f32, Option<f32>)>,
+    /// Distance to a teacher's distribution, if there is a teacher.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub teacher: Option<TeacherSpec>,
 }

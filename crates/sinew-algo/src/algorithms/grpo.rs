@@ -30,6 +30,7 @@ pub(crate) fn clip_loss(low: f32, high: f32) -> LossSpec {
         kl: None,
         entropy: 0.0,
         value: None,
+        teacher: None,
     }
 }
 

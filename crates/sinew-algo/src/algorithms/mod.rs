@@ -1,17 +1,21 @@
 //! One file an algorithm: its formula, paper and preset, and what only it computes.
 
+pub mod agent_rl;
 pub mod cispo;
 pub mod dapo;
 pub mod decoupled_ppo;
 pub mod dpo;
 pub mod dr_grpo;
+pub mod erpo;
 pub mod gigpo;
 pub mod grpo;
 pub mod grpo_roc;
 pub mod gspo;
 pub mod max_rl;
 pub mod opd;
+pub mod opd_top_k;
 pub mod ppo;
+pub mod process_grpo;
 pub mod reinforce;
 pub mod reinforce_pp;
 pub mod reinforce_pp_baseline;

@@ -30,8 +30,8 @@ pub(crate) fn distill(c: &Composition, batch: &mut Batch<'_>) -> Result<(), Algo
         for p in 0..batch.episodes[i].paths.len() {
             let episode = &batch.episodes[i];
             let path = &episode.paths[p];
-            let teacher = required(c, episode, path, "ref_logprobs", |c| {
-                c.ref_logprobs.as_ref()
+            let teacher = required(c, episode, path, "teacher_logprobs", |c| {
+                c.teacher_logprobs.as_ref()
             })?;
             let path = &mut batch.episodes[i].paths[p];
             for (t, teacher) in teacher.iter().enumerate() {

@@ -247,7 +247,7 @@ def roc(keep, minimum=2):
 
 
 CASES = []
-FACTS = {"group_size": 4, "reference": False, "critic": False}
+FACTS = {"group_size": 4, "reference": False, "teacher": False, "critic": False}
 
 
 def case(name, config, advantages, mask=MASK, mode="sequence_mean_token_mean", length=None,
@@ -278,6 +278,7 @@ def main():
     group = per_group(grpo, TOTAL)
     ref = {"reference": True}
     critic = {"critic": True}
+    taught = {"teacher": True}
     case("grpo", {"type": "grpo"}, spread(group))
     case("grpo trl", {"type": "grpo", "dialect": "trl"},
          spread(per_group(lambda x: grpo(x, 1e-4), TOTAL)), mode="token_mean")
@@ -298,11 +299,14 @@ def main():
     environment = torch.zeros(B)
     for k in KIND.unique():
         environment[KIND == k] = centred[KIND == k] / (centred[KIND == k].std(unbiased=True) + 1e-6)
+    case("process_grpo", {"type": "process_grpo"}, process_apart(1.0))
+    case("erpo", {"type": "erpo"}, spread(environment))
     case("environment std",
          {"type": "grpo", "scale": {"type": "environment_std", "epsilon": 1e-6}},
          spread(environment))
     case("task normalization", {"type": "grpo", "normalize": "task"},
          whiten(spread(group), MASK, GROUP))
+    case("agent_rl", {"type": "agent_rl"}, whiten(spread(group), MASK, GROUP))
     case("environment normalization", {"type": "grpo", "normalize": "environment"},
          whiten(spread(group), MASK, KIND))
     case("dr_grpo", {"type": "dr_grpo"}, spread(centred),
@@ -365,9 +369,12 @@ def main():
          a, mode="token_mean", returns=r, silent=False, **critic)
     case("decoupled_ppo", {"type": "decoupled_ppo"}, spread(group), mode="token_mean")
     teacher = (COLUMNS["ref"] - COLUMNS["logprobs"]) * MASK
-    case("opd", {"type": "opd"}, teacher, mode="token_mean", **ref)
+    case("opd", {"type": "opd"}, teacher, mode="token_mean", **taught)
+    # The divergence itself is the trainer's: sinew-train/tests/golden/teacher.json.
+    case("opd_top_k", {"type": "opd_top_k"}, torch.zeros(B, T), mode="token_mean", silent=False,
+         **taught)
     case("grpo with a teacher", {"type": "grpo", "distill": 0.3},
-         spread(group) + 0.3 * teacher, **ref)
+         spread(group) + 0.3 * teacher, **taught)
     case("sft", {"type": "sft"}, MASK.clone(), mask=rows(SUCCESS), mode="token_mean")
     dpo()
     json.dump(short({"episodes": EPISODES, "cases": CASES}), sys.stdout, separators=(",", ":"))

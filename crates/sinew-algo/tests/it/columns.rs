@@ -8,6 +8,11 @@ fn with_models(toml: &str) -> Algorithm {
     let typed = config(toml);
     let facts = RunFacts {
         reference: true,
+        teacher: typed
+            .composition(FACTS.group_size)
+            .unwrap()
+            .needs()
+            .teacher(),
         critic: typed.kind.preset().advantage.needs_values(),
         ..FACTS
     };
@@ -25,6 +30,7 @@ fn constant(groups: &[Vec<Trace>], value: f32) -> Columns {
             values: of(t),
             ref_logprobs: of(t),
             prox_logprobs: None,
+            ..EpisodeColumns::default()
         };
         (t.episode.clone(), columns)
     };
@@ -37,7 +43,8 @@ fn nothing_missing_is_taken_for_zero() {
     for (toml, expected) in [
         ("type = 'ppo'", "values"),
         ("type = 'turn_ppo'", "values"),
-        ("type = 'opd'", "ref_logprobs"),
+        ("type = 'opd'", "teacher_logprobs"),
+        ("type = 'opd_top_k'", "teacher_top"),
         ("type = 'dpo'", "ref_logprobs"),
         (
             "type = 'rloo'\nkl = { place = 'reward', coefficient = 0.1 }",

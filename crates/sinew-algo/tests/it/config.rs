@@ -227,10 +227,22 @@ fn models_must_be_there_and_be_used() {
         critic: true,
         ..FACTS
     };
+    let teacher = RunFacts {
+        teacher: true,
+        ..FACTS
+    };
     for (toml, facts, reason) in [
         ("type = 'ppo'", FACTS, "needs a critic"),
         ("type = 'grpo'", critic, "does not read a critic"),
-        ("type = 'opd'", FACTS, "that is the teacher"),
+        ("type = 'opd'", FACTS, "learns from a teacher"),
+        ("type = 'opd_top_k'", FACTS, "learns from a teacher"),
+        ("type = 'grpo'\nteacher_kl = {}", FACTS, "learns from a teacher"),
+        ("type = 'grpo'", teacher, "asks no teacher"),
+        (
+            "type = 'opd'\nteacher_kl = { top_k = 0 }",
+            teacher,
+            "teacher_kl.top_k",
+        ),
         ("type = 'dpo'", FACTS, "margin is relative"),
     ] {
         let error = refused(toml, facts);

@@ -1,6 +1,7 @@
 //! Each algorithm has a page that says what runs.
 
 use sinew_algo::AlgorithmKind;
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 fn page(kind: AlgorithmKind) -> PathBuf {
@@ -19,5 +20,39 @@ fn pages_show_the_presets_that_run() {
             "{} must show what `type = \"{kind}\"` stands for:\n{block}",
             page(kind).display()
         );
+    }
+}
+
+fn names(folder: &str, extension: &str, except: &[&str]) -> BTreeSet<String> {
+    let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
+    let entries = std::fs::read_dir(PathBuf::from(root).join(folder)).unwrap();
+    let paths = entries.map(|e| e.unwrap().path());
+    let named = paths.filter(|p| p.extension().is_some_and(|e| e == extension));
+    let stem = |p: PathBuf| p.file_stem().unwrap().to_str().unwrap().to_owned();
+    named
+        .map(stem)
+        .filter(|n| !except.contains(&n.as_str()))
+        .collect()
+}
+
+#[test]
+fn each_algorithm_has_one_file_one_page_one_recipe_and_a_row_of_the_table() {
+    let kinds: BTreeSet<String> = AlgorithmKind::ALL.iter().map(|k| k.to_string()).collect();
+    let shared = ["mod", "normalize"];
+    let files = names("crates/sinew-algo/src/algorithms", "rs", &shared);
+    assert_eq!(files, kinds, "crates/sinew-algo/src/algorithms/");
+    let pages = names("docs/algorithms", "md", &["README"]);
+    assert_eq!(pages, kinds, "docs/algorithms/");
+    let recipes = names("recipes/algorithms", "toml", &[]);
+    assert_eq!(recipes, kinds, "recipes/algorithms/");
+    let root = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."));
+    let table = std::fs::read_to_string(root.join("docs/algorithms/README.md")).unwrap();
+    for kind in &kinds {
+        let row = format!("| [`{kind}`]({kind}.md) |");
+        assert_eq!(table.matches(&row).count(), 1, "README.md: {row}");
+        let recipe = root.join(format!("recipes/algorithms/{kind}.toml"));
+        let recipe: toml::Table = std::fs::read_to_string(recipe).unwrap().parse().unwrap();
+        let algorithm = recipe["algorithm"]["type"].as_str();
+        assert_eq!(algorithm, Some(kind.as_str()), "{kind}.toml");
     }
 }

@@ -5,7 +5,7 @@ use serde::Deserialize;
 use sinew_algo::{
     AlgorithmConfig, AlgorithmKind, Column, Columns, Draft, EpisodeColumns, RunFacts,
 };
-use sinew_types::{EpisodeEnd, Limit, NO_PARENT, TokenKind, Trace, TrainRow};
+use sinew_types::{EpisodeEnd, Limit, NO_PARENT, TokenKind, TokenLogprob, Trace, TrainRow};
 use std::collections::BTreeSet;
 
 #[derive(Deserialize)]
@@ -52,6 +52,8 @@ struct Case {
 struct Facts {
     group_size: usize,
     reference: bool,
+    #[serde(default)]
+    teacher: bool,
     critic: bool,
 }
 
@@ -131,10 +133,21 @@ fn columns(golden: &Golden, facts: &RunFacts, prox: bool) -> Columns {
             values: of(e, |t| &t.values).filter(|_| facts.critic),
             ref_logprobs: of(e, |t| &t.reference).filter(|_| facts.reference),
             prox_logprobs: of(e, |t| &t.prox).filter(|_| prox),
+            teacher_logprobs: of(e, |t| &t.reference).filter(|_| facts.teacher),
+            teacher_top: facts.teacher.then(|| tops(e)),
         };
         (sinew_types::EpisodeId::new(format!("e{i:02}")), columns)
     };
     golden.episodes.iter().enumerate().map(entry).collect()
+}
+
+/// One token that is as likely as the sampled one.
+fn tops(episode: &Episode) -> Vec<Vec<Vec<TokenLogprob>>> {
+    let top = |&logprob: &f32| vec![TokenLogprob { id: 1, logprob }];
+    let turns = episode.turns.iter();
+    turns
+        .flat_map(|t| [Vec::new(), t.reference.iter().map(top).collect()])
+        .collect()
 }
 
 fn trained(row: &TrainRow) -> impl Iterator<Item = usize> + '_ {
@@ -160,6 +173,7 @@ fn every_algorithm_is_its_formula() {
         let facts = RunFacts {
             group_size: case.facts.group_size,
             reference: case.facts.reference,
+            teacher: case.facts.teacher,
             critic: case.facts.critic,
             ..FACTS
         };
@@ -214,7 +228,7 @@ fn a_draft_carries_scores_to_where_they_belong() {
     let branch = node(0, 1, TokenKind::Sampled, 3);
     groups[0][0].nodes.push(branch);
     let facts = RunFacts {
-        reference: true,
+        teacher: true,
         ..FACTS
     };
     let algorithm = AlgorithmConfig::new(AlgorithmKind::Opd)
@@ -238,7 +252,7 @@ fn a_draft_carries_scores_to_where_they_belong() {
     let scores: Vec<_> = draft.rows().iter().enumerate().map(score).collect();
     let mut columns = Columns::new();
     draft
-        .fill(&mut columns, Column::RefLogprobs, &scores)
+        .fill(&mut columns, Column::TeacherLogprobs, &scores)
         .unwrap();
     let (rows, _) = algorithm.rows_with(&groups, &columns).unwrap();
     assert_eq!(rows.len(), draft.rows().len());

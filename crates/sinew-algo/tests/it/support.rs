@@ -9,6 +9,7 @@ use sinew_types::{
 pub(crate) const FACTS: RunFacts = RunFacts {
     group_size: 4,
     reference: false,
+    teacher: false,
     critic: false,
     max_staleness: 0,
     updates_per_batch: 1,

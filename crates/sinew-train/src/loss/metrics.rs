@@ -13,6 +13,8 @@ pub struct MetricSums {
     pub(super) kl_loss: f64,
     pub(super) entropy_loss: f64,
     value_loss: f64,
+    teacher_loss: f64,
+    teacher_kl: f64,
     value_clipped: f64,
     pub(super) kl_reference: f64,
     pub(super) kl_tokens: f64,
@@ -41,6 +43,8 @@ impl Default for MetricSums {
             kl_loss: 0.0,
             entropy_loss: 0.0,
             value_loss: 0.0,
+            teacher_loss: 0.0,
+            teacher_kl: 0.0,
             value_clipped: 0.0,
             kl_reference: 0.0,
             kl_tokens: 0.0,
@@ -67,11 +71,13 @@ impl Default for MetricSums {
 impl MetricSums {
     /// Adds what another row or micro-batch counted.
     pub fn merge(&mut self, other: &Self) {
-        let pairs: [(&mut f64, f64); 20] = [
+        let pairs: [(&mut f64, f64); 22] = [
             (&mut self.policy_loss, other.policy_loss),
             (&mut self.kl_loss, other.kl_loss),
             (&mut self.entropy_loss, other.entropy_loss),
             (&mut self.value_loss, other.value_loss),
+            (&mut self.teacher_loss, other.teacher_loss),
+            (&mut self.teacher_kl, other.teacher_kl),
             (&mut self.value_clipped, other.value_clipped),
             (&mut self.kl_reference, other.kl_reference),
             (&mut self.kl_tokens, other.kl_tokens),
@@ -97,10 +103,61 @@ impl MetricSums {
         self.ratio_max = self.ratio_max.max(other.ratio_max);
     }
 
+    fn fields(&mut self) -> [&mut f64; 25] {
+        [
+            &mut self.policy_loss,
+            &mut self.kl_loss,
+            &mut self.entropy_loss,
+            &mut self.value_loss,
+            &mut self.teacher_loss,
+            &mut self.teacher_kl,
+            &mut self.value_clipped,
+            &mut self.kl_reference,
+            &mut self.kl_tokens,
+            &mut self.clipped,
+            &mut self.trained,
+            &mut self.kept,
+            &mut self.masked,
+            &mut self.truncated,
+            &mut self.factor,
+            &mut self.entropy,
+            &mut self.kl_k1,
+            &mut self.kl_k3,
+            &mut self.gap_abs,
+            &mut self.gap_max,
+            &mut self.gap_tokens,
+            &mut self.ratios,
+            &mut self.ratio,
+            &mut self.ratio_min,
+            &mut self.ratio_max,
+        ]
+    }
+
+    /// Every sum, bit by bit.
+    pub(crate) fn to_bits(self) -> Vec<u64> {
+        let mut own = self;
+        own.fields().into_iter().map(|f| f.to_bits()).collect()
+    }
+
+    /// The inverse of [`MetricSums::to_bits`]; what is missing counts nothing.
+    pub(crate) fn from_bits(bits: &[u64]) -> Self {
+        let mut sums = Self::default();
+        for (field, &bits) in sums.fields().into_iter().zip(bits) {
+            *field = f64::from_bits(bits);
+        }
+        sums
+    }
+
     /// Adds a row's weighted value loss.
     pub(crate) fn add_values(&mut self, loss: f64, clipped_tokens: u64) {
         self.value_loss += loss;
         self.value_clipped += clipped_tokens as f64;
+    }
+
+    /// Adds one token's distance to the teacher, weighted and plain.
+    pub(crate) fn add_teacher(&mut self, loss: f64, divergence: f64) {
+        self.teacher_loss += loss;
+        self.teacher_kl += divergence;
     }
 
     pub(super) fn add_corrections(&mut self, corrected: &[Corrected]) {
@@ -172,6 +229,7 @@ impl MetricSums {
             kl_loss: self.kl_loss,
             entropy_loss: self.entropy_loss,
             value_loss: self.value_loss,
+            teacher_loss: self.teacher_loss,
             trained_tokens: self.trained as u64,
             kept_tokens: self.kept as u64,
             masked_fraction: per(self.masked, self.trained).unwrap_or(0.0),
@@ -180,6 +238,7 @@ impl MetricSums {
             value_clip_fraction: per(self.value_clipped, self.trained).unwrap_or(0.0),
             clip_fraction: per(self.clipped, self.kept).unwrap_or(0.0),
             entropy: per(self.entropy, self.trained),
+            kl_teacher: (self.teacher_kl != 0.0).then(|| self.teacher_kl / self.trained.max(1.0)),
             kl_reference: per(self.kl_reference, self.kl_tokens),
             kl_behaviour_k1: per(self.kl_k1, self.gap_tokens),
             kl_behaviour_k3: per(self.kl_k3, self.gap_tokens),
@@ -200,6 +259,8 @@ pub struct LossMetrics {
     pub kl_loss: f64,
     pub entropy_loss: f64,
     pub value_loss: f64,
+    #[serde(default)]
+    pub teacher_loss: f64,
     /// Tokens with a weight, and those of them that no rejection removed.
     pub trained_tokens: u64,
     pub kept_tokens: u64,
@@ -216,6 +277,9 @@ pub struct LossMetrics {
     pub entropy: Option<f64>,
     /// Mean of the loss's KL estimate against the reference.
     pub kl_reference: Option<f64>,
+    /// Mean distance to the teacher's distribution, where there is a teacher term.
+    #[serde(default)]
+    pub kl_teacher: Option<f64>,
     /// KL(behaviour‖policy), estimators k1 and k3.
     pub kl_behaviour_k1: Option<f64>,
     pub kl_behaviour_k3: Option<f64>,

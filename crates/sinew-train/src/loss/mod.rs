@@ -16,10 +16,12 @@
 mod correction;
 mod metrics;
 mod surrogate;
+mod teacher;
 mod validate;
 mod value;
 
 pub use metrics::{LossMetrics, MetricSums};
+pub use teacher::teacher_divergence;
 pub use validate::{LossSpecError, validate_spec};
 pub use value::{ValueLoss, value_loss};
 
@@ -54,6 +56,11 @@ pub enum LossError {
          before advantages are computed"
     )]
     MissingValues,
+    #[error(
+        "the loss compares with a teacher's distribution but the row has none: score it with the \
+         teacher before it is trained"
+    )]
+    MissingTeacher,
     #[error("{field}[{index}] is {value}: expected a finite number where the weight is not 0")]
     NotFinite {
         field: &'static str,

@@ -10,6 +10,7 @@ fn spec(surrogate: Surrogate) -> LossSpec {
         kl: None,
         entropy: 0.0,
         value: None,
+        teacher: None,
     }
 }
 
@@ -381,6 +382,7 @@ proptest! {
             kl: Some(KlSpec { estimator, coefficient: 0.1 }),
             entropy: 0.02,
             value: None,
+            teacher: None,
         };
         let at = row_loss(&spec, &row.inputs()).unwrap();
         for t in 0..row.weights.len() {

@@ -51,6 +51,14 @@ pub fn validate_spec(spec: &LossSpec) -> Result<(), LossSpecError> {
         )?;
     }
     require("entropy", spec.entropy, "a finite number", |_| true)?;
+    if let Some(teacher) = &spec.teacher {
+        let allowed = "a number > 0; drop the teacher term for 0";
+        require("teacher.coefficient", teacher.coefficient, allowed, |v| {
+            v > 0.0
+        })?;
+        let top_k = teacher.top_k as f32;
+        require("teacher.top_k", top_k, "1 or more", |v| v >= 1.0)?;
+    }
     if let Some((coefficient, clip)) = spec.value {
         require("value coefficient", coefficient, "a number > 0", |v| {
             v > 0.0

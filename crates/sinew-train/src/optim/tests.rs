@@ -30,6 +30,7 @@ impl Tensor {
             file: "model.safetensors",
             shape: &self.shape,
             decay: self.decay,
+            lr_scale: 1.0,
             values: &mut self.values,
             gradient: &self.gradient,
         }

@@ -15,6 +15,7 @@ fn row(tokens: &[TokenId], weights: &[f32]) -> TrainRow {
         prox_logprobs: None,
         values: None,
         returns: None,
+        teacher_top: None,
         oldest_version: PolicyVersion(0),
     }
 }

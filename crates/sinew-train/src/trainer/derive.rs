@@ -1,10 +1,12 @@
 //! From a micro-batch's scores to the loss and its derivatives by them.
 
 use super::{Prox, StepState, TrainError};
-use crate::loss::{LossError, MetricSums, RowInputs, ValueLoss, row_loss, value_loss};
+use crate::loss::{
+    LossError, MetricSums, RowInputs, ValueLoss, row_loss, teacher_divergence, value_loss,
+};
 use crate::pack::{MicroBatch, PackedRow, Term};
 use crate::policy::{ScoreGrads, Scores};
-use sinew_types::TrainRow;
+use sinew_types::{TeacherSpec, TrainRow};
 
 /// The loss of a micro-batch's rows and its derivatives by the items' scores.
 pub(super) fn derive(
@@ -37,6 +39,11 @@ pub(super) fn derive(
                 *d += loss.d_entropy[i];
             }
         }
+        if let Some(teacher) = &state.spec.teacher {
+            let (logprobs, weights) = (&scores.logprobs, &columns.weights);
+            let into = (&mut grads.logprobs[..], &mut sums);
+            state.report.loss += teacher_loss(teacher, row, packed, logprobs, weights, into);
+        }
         if let Some((coefficient, clip)) = state.spec.value {
             let value = columns.value_loss(coefficient, clip).map_err(failed)?;
             state.report.loss += value.loss;
@@ -47,6 +54,34 @@ pub(super) fn derive(
         }
     }
     Ok((grads, sums))
+}
+
+/// The teacher's term of one row: adds to the items' derivatives, returns the loss.
+fn teacher_loss(
+    spec: &TeacherSpec,
+    row: &TrainRow,
+    packed: &PackedRow,
+    logprobs: &[f32],
+    weights: &[f32],
+    (grads, sums): (&mut [f32], &mut MetricSums),
+) -> f64 {
+    let mut loss = 0.0;
+    let mut items = packed.tops.iter().map(|&item| item as usize);
+    let tops = row.teacher_top.as_deref().unwrap_or_default();
+    for (term, &weight) in packed.terms.iter().zip(weights) {
+        let top = &tops[term.t as usize];
+        let items: Vec<usize> = items.by_ref().take(top.len()).collect();
+        let teacher: Vec<f32> = top.iter().map(|t| t.logprob).collect();
+        let policy: Vec<f32> = items.iter().map(|&i| logprobs[i]).collect();
+        let (value, slopes) = teacher_divergence(spec.divergence, &teacher, &policy);
+        let scale = f64::from(weight) * f64::from(spec.coefficient);
+        loss += scale * value;
+        sums.add_teacher(scale * value, value);
+        for (item, slope) in items.into_iter().zip(slopes) {
+            grads[item] += (scale * slope) as f32;
+        }
+    }
+    loss
 }
 
 /// A row's trained tokens: its columns and the micro-batch's scores side by side.

@@ -109,6 +109,7 @@ impl StepReport {
             &mut parts.kl_loss,
             &mut parts.entropy_loss,
             &mut parts.value_loss,
+            &mut parts.teacher_loss,
         ] {
             *part /= passes;
         }

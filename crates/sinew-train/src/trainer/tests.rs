@@ -1,9 +1,11 @@
 use super::*;
 use crate::checkpoint::CheckpointStore;
-use crate::reference::RefModel;
+use crate::reference::{RefModel, score_top};
 use crate::resume::Commit;
 use crate::testing::{Bigram, device};
-use sinew_types::{KlEstimator, KlSpec, RejectionLevel, RejectionMetric, Surrogate};
+use sinew_types::{
+    Divergence, KlEstimator, KlSpec, RejectionLevel, RejectionMetric, Surrogate, TeacherSpec,
+};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -14,6 +16,7 @@ fn spec(surrogate: Surrogate) -> LossSpec {
         kl: None,
         entropy: 0.0,
         value: None,
+        teacher: None,
     }
 }
 
@@ -383,4 +386,154 @@ fn a_checkpoint_of_another_model_is_refused_and_changes_nothing() {
     assert_eq!(bits(&other), before);
     // A fresh trainer's checkpoint has no moments, and restores.
     small.restore(&store.load().unwrap().unwrap()).unwrap();
+}
+
+#[derive(serde::Deserialize)]
+struct TeacherGolden {
+    top_k: u32,
+    coefficient: f32,
+    cases: Vec<TeacherCase>,
+}
+
+#[derive(serde::Deserialize)]
+struct TeacherCase {
+    divergence: Divergence,
+    loss: f64,
+    gradient: Vec<f64>,
+}
+
+#[test]
+fn the_teacher_s_term_is_its_formula_differentiated() {
+    let text = include_str!("../../tests/golden/teacher.json");
+    let golden: TeacherGolden = serde_json::from_str(text).unwrap();
+    let mut teacher = Bigram::new(8);
+    teacher.logits = (0..64).map(|i| 2.0 * (i as f32 * 0.3).cos()).collect();
+    for case in &golden.cases {
+        for micro_batch_tokens in [64, 6] {
+            let spec = LossSpec {
+                teacher: Some(TeacherSpec {
+                    top_k: golden.top_k,
+                    divergence: case.divergence,
+                    coefficient: golden.coefficient,
+                }),
+                ..spec(Surrogate::Reinforce)
+            };
+            let mut trainer = trainer(TrainerConfig::new(micro_batch_tokens, 1e-12));
+            let mut rows = batch(trainer.policy());
+            rows.iter_mut().for_each(|r| r.advantages.fill(0.0));
+            let missing = trainer.step(&rows, &spec).unwrap_err().to_string();
+            assert!(missing.contains("teacher's distribution"), "{missing}");
+            let k = golden.top_k as usize;
+            let tops = score_top(&mut teacher, &rows, micro_batch_tokens, k).unwrap();
+            for (row, top) in rows.iter_mut().zip(tops) {
+                row.teacher_top = Some(top);
+            }
+            let report = trainer.step(&rows, &spec).unwrap();
+            assert!((report.loss - case.loss).abs() < 1e-6, "{report:?}");
+            assert!((report.metrics.teacher_loss - case.loss).abs() < 1e-6);
+            for (g, e) in trainer.policy().gradient.iter().zip(&case.gradient) {
+                assert!((f64::from(*g) - e).abs() < 1e-6, "{g} {e}");
+            }
+        }
+    }
+}
+
+/// Peers that are trainers of this process, each behind the port.
+#[derive(Debug)]
+struct Local {
+    trainers: Vec<Trainer<Bigram>>,
+    reports: Vec<ShardReport>,
+    gone: bool,
+}
+
+impl Peers for Local {
+    fn count(&self) -> usize {
+        self.trainers.len() + 1
+    }
+
+    fn start(&mut self, weights: &[&[f32]], shards: &[Shard]) -> Result<(), PeerError> {
+        assert_eq!(shards.len(), self.trainers.len());
+        self.reports.clear();
+        for (trainer, shard) in self.trainers.iter_mut().zip(shards) {
+            trainer.policy.logits.copy_from_slice(weights[0]);
+            self.reports.push(trainer.shard(shard).unwrap());
+        }
+        Ok(())
+    }
+
+    fn finish(&mut self, gradients: &mut [&mut [f32]]) -> Result<Vec<ShardReport>, PeerError> {
+        if self.gone {
+            return Err(PeerError::Gone {
+                rank: 1,
+                count: 2,
+                reason: "killed".into(),
+            });
+        }
+        for trainer in &self.trainers {
+            let pairs = gradients[0].iter_mut().zip(&trainer.policy.gradient);
+            pairs.for_each(|(sum, g)| *sum += g);
+        }
+        Ok(self.reports.clone())
+    }
+}
+
+fn with_peers(config: TrainerConfig, peers: usize) -> Trainer<Bigram> {
+    let mut all = trainer(config);
+    all.with_peers(Box::new(Local {
+        trainers: (0..peers).map(|_| trainer(config)).collect(),
+        reports: Vec::new(),
+        gone: false,
+    }));
+    all
+}
+
+#[test]
+fn several_processes_compute_what_one_does() {
+    let spec = LossSpec {
+        correction: Correction::Truncate {
+            low: 0.0,
+            high: 2.0,
+        },
+        ..clip()
+    };
+    for (minibatches, epochs) in [(1, 1), (2, 1), (1, 3)] {
+        let config = TrainerConfig {
+            minibatches,
+            epochs,
+            ..TrainerConfig::new(64, 0.05)
+        };
+        let mut one = trainer(config);
+        let mut shared: Vec<_> = [1, 2, 5].map(|n| with_peers(config, n)).into();
+        for _ in 0..4 {
+            let rows = batch(one.policy());
+            let alone = one.step(&rows, &spec).unwrap();
+            for several in &mut shared {
+                let report = several.step(&rows, &spec).unwrap();
+                assert!((report.loss - alone.loss).abs() < 1e-6, "{report:?}");
+                assert!((report.grad_norm - alone.grad_norm).abs() < 1e-5);
+                let tokens = |r: &StepReport| r.metrics.trained_tokens;
+                assert_eq!(tokens(&report), tokens(&alone));
+                let gap = |r: &StepReport| r.gap_max_abs.unwrap();
+                assert!((gap(&report) - gap(&alone)).abs() < 1e-5);
+                let pairs = several.policy().logits.iter().zip(&one.policy().logits);
+                pairs.for_each(|(a, b)| assert!((a - b).abs() < 1e-4, "{a} {b}"));
+            }
+        }
+    }
+}
+
+#[test]
+fn a_peer_that_is_gone_is_an_error_and_nothing_is_updated() {
+    let config = TrainerConfig::new(64, 0.05);
+    let mut all = trainer(config);
+    all.with_peers(Box::new(Local {
+        trainers: vec![trainer(config)],
+        reports: Vec::new(),
+        gone: true,
+    }));
+    let before = all.policy().logits.clone();
+    let error = all.step(&batch(all.policy()), &clip()).unwrap_err();
+    assert!(matches!(error, TrainError::Peer(PeerError::Gone { .. })));
+    assert_eq!(all.policy().logits, before);
+    assert_eq!(all.version(), PolicyVersion(0));
 }

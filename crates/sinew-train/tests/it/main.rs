@@ -79,6 +79,7 @@ fn row(tokens: &[TokenId], prompt: usize, weight: f32, advantage: f32) -> TrainR
         prox_logprobs: None,
         values: None,
         returns: None,
+        teacher_top: None,
         oldest_version: PolicyVersion(0),
     }
 }
@@ -109,6 +110,7 @@ fn spec(surrogate: Surrogate) -> LossSpec {
         kl: None,
         entropy: 0.0,
         value: None,
+        teacher: None,
     }
 }
 
@@ -310,7 +312,7 @@ fn six_steps_are_three_and_three_to_the_bit_and_the_weights_load_as_a_model() {
 
 #[test]
 fn a_critic_learns_its_returns() {
-    let policy = full().with_critic(ValueHead::random(32, 1));
+    let policy = full().with_critic(ValueHead::random(32, 1), 1.0);
     let mut settings = TrainerConfig::new(64, 3e-3);
     settings.max_grad_norm = None;
     let mut trainer = trainer(policy, settings);
@@ -338,7 +340,7 @@ fn a_critic_learns_its_returns() {
     let dir = tempfile::tempdir().unwrap();
     let store = CheckpointStore::open(dir.path(), 1).unwrap();
     trainer.save(&store, &Commit::default(), vec![]).unwrap();
-    let fresh = full().with_critic(ValueHead::random(32, 2));
+    let fresh = full().with_critic(ValueHead::random(32, 2), 1.0);
     let mut again = Trainer::new(fresh, settings, device(), Box::new(|| 0.0)).unwrap();
     again.restore(&store.load().unwrap().unwrap()).unwrap();
     let scored = |t: &mut Trainer<ModelPolicy>| score_values(t.policy_mut(), &rows, 64).unwrap();

@@ -1,0 +1,90 @@
+//! The most likely tokens after given rows: what a teacher says beyond the sampled token.
+
+use super::{Activations, TrainModel, Weights};
+use crate::decoder::{ForwardError, check_index};
+use sinew_tensor::{Device, Mat, MatMut};
+use sinew_types::{TokenId, TokenLogprob};
+
+/// Rows whose logits are in memory at once.
+const CHUNK: usize = 32;
+
+impl TrainModel {
+    /// The `k` most likely tokens (fewer in a smaller vocabulary) after each of `rows` of the
+    /// last forward pass, best first, of equal ones the lower id; natural log-probabilities under
+    /// the full softmax. Rows may repeat.
+    pub fn top(
+        &self,
+        dev: &Device,
+        weights: Weights<'_>,
+        acts: &mut Activations,
+        rows: &[u32],
+        k: usize,
+    ) -> Result<Vec<Vec<TokenLogprob>>, ForwardError> {
+        let pass = self.pass(dev, weights)?;
+        let all_rows = acts.current()?.rows();
+        let (n, d) = (rows.len(), pass.config().d_model);
+        let vocab = pass.config().vocab;
+        for &row in rows {
+            check_index("row of a ranking", row as usize, all_rows)?;
+        }
+        pass.ask(
+            rows.iter().copied(),
+            acts.xs.last(),
+            all_rows,
+            &mut acts.values,
+        );
+        let hidden = acts.values.h.take(n * d);
+        let head = Mat::new(pass.values(&pass.layout().head()), vocab, d);
+        let mut logits = vec![0.0; CHUNK.min(n) * vocab];
+        let mut out = Vec::with_capacity(n);
+        for chunk in hidden.chunks(CHUNK * d) {
+            let count = chunk.len() / d;
+            let logits = &mut logits[..count * vocab];
+            let to = MatMut::new(logits, count, vocab);
+            dev.matmul_nt(Mat::new(chunk, count, d), head, to, false);
+            out.extend(logits.chunks(vocab).map(|row| best(row, k)));
+        }
+        Ok(out)
+    }
+}
+
+/// The `k` largest logits as log-probabilities.
+fn best(logits: &[f32], k: usize) -> Vec<TokenLogprob> {
+    let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let sum: f64 = logits.iter().map(|&z| f64::from(z - largest).exp()).sum();
+    let lse = f64::from(largest) + sum.ln();
+    let k = k.min(logits.len());
+    let mut ids: Vec<TokenId> = (0..logits.len() as TokenId).collect();
+    let order = |a: &TokenId, b: &TokenId| {
+        let (x, y) = (logits[*a as usize], logits[*b as usize]);
+        y.total_cmp(&x).then(a.cmp(b))
+    };
+    if k > 0 && k < ids.len() {
+        ids.select_nth_unstable_by(k - 1, order);
+    }
+    ids.truncate(k);
+    ids.sort_unstable_by(order);
+    let entry = |id: TokenId| TokenLogprob {
+        id,
+        logprob: (f64::from(logits[id as usize]) - lse) as f32,
+    };
+    ids.into_iter().map(entry).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_best_come_first_and_ties_go_to_the_lower_id() {
+        let top = best(&[0.0, 2.0, 1.0, 2.0], 3);
+        let ids: Vec<TokenId> = top.iter().map(|t| t.id).collect();
+        assert_eq!(ids, [1, 3, 2]);
+        let all: f32 = best(&[0.0, 2.0, 1.0, 2.0], 9)
+            .iter()
+            .map(|t| t.logprob.exp())
+            .sum();
+        assert!((all - 1.0).abs() < 1e-6);
+        assert!(best(&[1.0], 0).is_empty());
+    }
+}
