@@ -29,6 +29,7 @@ from .errors import (
     RolloutError,
     SinewError,
 )
+from .sandboxes import ExecResult, Sandbox, Sandboxes
 
 __version__ = "0.1.0"
 
@@ -38,11 +39,14 @@ __all__ = [
     "ConnectionFailed",
     "Dataset",
     "DatasetError",
+    "ExecResult",
     "NoReward",
     "Rollout",
     "RolloutError",
     "RolloutFunction",
     "RolloutResult",
+    "Sandbox",
+    "Sandboxes",
     "SinewError",
     "Task",
     "Trace",

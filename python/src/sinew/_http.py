@@ -56,14 +56,24 @@ class Http:
         for connection in connections:
             connection.close()
 
-    def json(self, method: str, path: str, body: Any = None, *, repeatable: bool = False) -> Any:
+    def json(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        *,
+        repeatable: bool = False,
+        wait_s: float | None = None,
+    ) -> Any:
         """Sends `body` as JSON and returns the answer's JSON.
 
         A request that never reached the server, or that the server put off, is tried again;
-        one whose answer was lost only if it is `repeatable`.
+        one whose answer was lost only if it is `repeatable`. `wait_s` is how long the server
+        may work on it, beside the connection's own time.
         """
         data = None if body is None else json.dumps(body).encode()
-        answer = self.send(method, path, data, "application/json", repeatable=repeatable)
+        kind = "application/json"
+        answer = self.send(method, path, data, kind, repeatable=repeatable, wait_s=wait_s)
         if not answer:
             return None
         try:
@@ -79,13 +89,14 @@ class Http:
         content_type: str,
         *,
         repeatable: bool = False,
+        wait_s: float | None = None,
     ) -> bytes:
         """Sends bytes and returns the answer's."""
-        wait_s = 0.1
+        pause_s = 0.1
         for attempt in range(1, self._tries + 1):
             last = attempt == self._tries
             try:
-                status, headers, answer = self._once(method, path, data, content_type)
+                status, headers, answer = self._once(method, path, data, content_type, wait_s)
             except _NotSent as e:
                 if last:
                     raise ConnectionFailed(method, self.url + path, str(e)) from e
@@ -97,29 +108,33 @@ class Http:
                     return answer
                 if status not in _LATER or last:
                     raise ApiError(method, self.url + path, status, _message(answer))
-                wait_s = _retry_after(headers, wait_s)
-            time.sleep(wait_s)
-            wait_s = min(2 * wait_s, _MAX_WAIT_S)
+                pause_s = _retry_after(headers, pause_s)
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _MAX_WAIT_S)
         raise AssertionError("the last try returns or raises")
 
     def _once(
-        self, method: str, path: str, data: bytes | None, content_type: str
+        self, method: str, path: str, data: bytes | None, content_type: str, wait_s: float | None
     ) -> tuple[int, Mapping[str, str], bytes]:
         connection = self._connection()
         headers = {} if data is None else {"Content-Type": content_type}
         if self._token is not None:
             headers["Authorization"] = f"Bearer {self._token}"
         try:
-            if connection.sock is None:
+            kept = connection.sock is not None
+            if not kept:
                 try:
                     connection.connect()
                 except OSError as e:
                     raise _NotSent(str(e)) from e
+            connection.sock.settimeout(self._timeout_s + (wait_s or 0.0))
             connection.request(method, self._prefix + path, body=data, headers=headers)
             try:
                 answer = connection.getresponse()
             except http.client.RemoteDisconnected as e:
-                # A kept connection that the server closed before it read the request.
+                if not kept:
+                    raise
+                # It had closed the connection that was kept, before it read the request.
                 raise _NotSent("the server closed the connection") from e
             body = answer.read(_MAX_BODY + 1)
             if len(body) > _MAX_BODY:
