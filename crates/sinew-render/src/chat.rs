@@ -2,7 +2,8 @@
 //!
 //! The join between two turns is found by suffix difference. A dummy conversation that ends
 //! with an assistant message and then the new messages is rendered, and what the template puts
-//! after the assistant's content is what has to follow a sampled turn:
+//! after the assistant's content, or after its last call's last argument where tools answer, is
+//! what has to follow a sampled turn:
 //!
 //! | template writes after the content | model stopped at | appended |
 //! |---|---|---|
@@ -11,19 +12,27 @@
 //! | `<\|user\|>...` (next role is the stop, GLM) | `<\|user\|>` | from after `<\|user\|>` on |
 //! | ` </s>[INST]...` (text before the stop) | `</s>` | from after `</s>` on |
 //!
+//! What a template expects of messages with calls (no content or an empty one, arguments as an
+//! object or as text, short ids) is found out by trying. A template without a place for tools
+//! or calls gets them in the system message and in contents, in the model's call format.
+//!
 //! Sources: the chat templates that the models ship; reference/agent-layer.md section 1.2.
 
 use crate::renderer::{Extension, RenderError, Renderer};
-use crate::template::{ChatTemplate, role_name};
+use crate::template::{ChatTemplate, MessageStyle, role_name};
 use crate::tokenizer::{GgufVocab, Tokenizer};
-use serde_json::Value;
+use crate::tool_call::ToolCallFormat;
+use crate::turn::TurnFormat;
+use crate::write::{tool_instructions, write_tool_calls};
+use serde_json::{Value, json};
 use sinew_types::{FinishReason, Message, Role, TokenId, ToolCall, ToolSpec};
 use std::path::Path;
 
 /// Stands for a sampled turn in dummy conversations. No template changes it, no model says it.
 const SENTINEL: &str = "sinewturnsentinel";
 
-/// A stop token further away from the content than this is not the one that closes it.
+/// A stop token further away from the content than this is not the one that closes it, where
+/// the template does not tell how it closes a turn.
 const MAX_CLOSING_TOKENS: usize = 4;
 
 /// Tokenizer, template and stop ids of one model.
@@ -33,6 +42,21 @@ pub struct ChatRenderer {
     config: ChatConfig,
     template: ChatTemplate,
     stop_ids: Vec<TokenId>,
+    format: TurnFormat,
+    shows: Shows,
+}
+
+/// What a template prints of what it is given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shows {
+    /// Descriptions of tools; if not, they go into the system message.
+    pub tools: bool,
+    /// Calls of past turns; if not, they go into contents.
+    pub calls: bool,
+    /// What tools answer; if not, it is given to the model as the user's words.
+    pub results: bool,
+    /// The whitespace around what a turn says; if not, a full render loses what was sampled.
+    pub whitespace: bool,
 }
 
 /// How a model's conversations are written.
@@ -57,17 +81,22 @@ impl ChatRenderer {
             &config.eos_token,
             config.options.clone(),
         )?;
+        let (template, shows) = probe(template);
+        let opening = generation_prompt(&template);
         let mut renderer = Self {
             tokenizer,
             config: config.clone(),
             template,
             stop_ids: Vec::new(),
+            format: TurnFormat::of_template(&config.template, &opening),
+            shows,
         };
         let mut stop_ids = Vec::new();
         for role in [Role::User, Role::Tool] {
             // Many templates know no `tool` role; what they know must have a join.
-            if let Ok(suffix) = renderer.suffix(&[Message::new(role, "x")], &[])
-                && let Some(&first) = suffix.first()
+            let said = Message::new(Role::Assistant, SENTINEL);
+            if let Ok(join) = renderer.join_after(&said, &[Message::new(role, "x")], &[])
+                && let Some(&first) = join.suffix.first()
                 && renderer.tokenizer.is_special(first)
             {
                 stop_ids.push(first);
@@ -164,44 +193,269 @@ impl ChatRenderer {
         &self.tokenizer
     }
 
-    /// Ids of everything that the template writes between an assistant's content and the point
-    /// where it speaks again.
-    fn suffix(
+    /// What the template prints of what it is given.
+    pub fn shows(&self) -> Shows {
+        self.shows
+    }
+
+    /// How calls are written where the template has no place for them.
+    fn call_format(&self) -> &ToolCallFormat {
+        self.format
+            .calls
+            .as_ref()
+            .unwrap_or(&ToolCallFormat::Hermes)
+    }
+
+    fn text(
         &self,
-        new_messages: &[Message],
+        messages: &[Message],
         tools: &[ToolSpec],
-    ) -> Result<Vec<TokenId>, RenderError> {
-        let mut dummy = vec![
-            Message::new(Role::User, "x"),
-            Message::new(Role::Assistant, SENTINEL),
-        ];
-        dummy.extend(new_messages.iter().map(|m| self.neutral(m)));
-        let text = match self.template.render(&dummy, tools, true) {
-            Ok(text) => text,
-            Err(plain) => {
-                // Some templates take tool messages only after a call.
-                dummy[1].tool_calls = vec![ToolCall {
-                    id: "call00000".into(),
-                    name: "x".into(),
-                    arguments: serde_json::json!({}),
-                }];
-                self.template
-                    .render(&dummy, tools, true)
-                    .map_err(|_| plain)?
+        add_generation_prompt: bool,
+    ) -> Result<String, RenderError> {
+        let mut messages: Vec<_> = messages.iter().map(|m| self.prepared(m)).collect();
+        if !tools.is_empty() && !self.shows.tools {
+            let text = tool_instructions(tools, self.call_format());
+            match messages.first_mut().filter(|m| m.role == Role::System) {
+                Some(system) => system.content = format!("{}\n\n{text}", system.content),
+                None => messages.insert(0, Message::new(Role::System, text)),
             }
+        }
+        self.template
+            .render(&messages, tools, add_generation_prompt)
+    }
+
+    /// Control tokens neutralized, calls where the template shows them.
+    fn prepared(&self, message: &Message) -> Message {
+        let mut message = message.clone();
+        if message.role == Role::Tool && !self.shows.results {
+            message.role = Role::User;
+        }
+        message.content = self.tokenizer.neutralize(&message.content);
+        if !message.tool_calls.is_empty() && !self.shows.calls {
+            let calls = write_tool_calls(&message.tool_calls, self.call_format());
+            let between = if message.content.is_empty() { "" } else { "\n" };
+            message.content = format!("{}{between}{calls}", message.content);
+            message.tool_calls.clear();
+        }
+        message
+    }
+
+    /// What the template writes for a turn after the prompt of what was before it.
+    fn turn_text(
+        &self,
+        before: &[Message],
+        said: &Message,
+        tools: &[ToolSpec],
+    ) -> Result<String, RenderError> {
+        let history = self.text(before, tools, false)?;
+        let prompt = self.text(before, tools, true)?;
+        let whole = self.text(&[before, std::slice::from_ref(said)].concat(), tools, false)?;
+        match whole.strip_prefix(&prompt) {
+            Some(rest) => Ok(rest.to_owned()),
+            None => self.unkept_prompt(&history, &prompt, &whole, said),
+        }
+    }
+
+    /// What the template writes for a turn after what it writes before any other, for templates
+    /// that change the question as soon as it is answered.
+    fn turn_after_header(&self, said: &Message, tools: &[ToolSpec]) -> Option<String> {
+        let user = Message::new(Role::User, "x");
+        let other = Message::new(Role::Assistant, SENTINEL);
+        let text = |turn: Message| self.text(&[user.clone(), turn], tools, false).ok();
+        let other = text(other)?;
+        let (header, _) = other.split_once(SENTINEL)?;
+        let whole = text(said.clone())?;
+        whole.strip_prefix(header).map(str::to_owned)
+    }
+
+    /// A turn after a prompt whose end, a thought that it opens, the template does not keep.
+    fn unkept_prompt(
+        &self,
+        history: &str,
+        prompt: &str,
+        whole: &str,
+        said: &Message,
+    ) -> Result<String, RenderError> {
+        let opening = prompt.strip_prefix(history).unwrap_or_default();
+        let marks = self.format.reasoning.as_ref();
+        let cut = marks.and_then(|m| opening.find(&m.open).map(|at| (m, at)));
+        let kept = cut.and_then(|(m, at)| {
+            let header = format!("{history}{}", &opening[..at]);
+            whole.strip_prefix(&header).map(|rest| (m, at, rest))
+        });
+        let Some((marks, at, rest)) = kept else {
+            return Err(RenderError::Join(format!(
+                "the generation prompt {opening:?} is not how the template opens a turn"
+            )));
         };
+        let said_after = rest.trim_start().strip_prefix(&marks.close);
+        if opening[at..].contains(&marks.close) {
+            return Ok(said_after.unwrap_or(rest).to_owned());
+        }
+        let thought = said.reasoning.as_deref().unwrap_or_default();
+        Ok(match said_after {
+            Some(after) => format!("{thought}{}{after}", marks.close),
+            None => format!("{thought}\n{}\n\n{rest}", marks.close),
+        })
+    }
+
+    /// What stands between a sampled turn and the point where the model speaks again.
+    fn join(&self, new: &[Message], tools: &[ToolSpec]) -> Result<Join, RenderError> {
+        let mut refused = None;
+        for (with_calls, said) in dummies(new) {
+            match self.join_after(&said, new, tools) {
+                // A template that closes no turn with calls may still close one without.
+                Ok(join) if with_calls && join.stop.is_none() => {}
+                Ok(mut join) => {
+                    if let Some(stop) = join.stop.as_mut().filter(|_| with_calls) {
+                        // What closes a call is the model's to say.
+                        join.suffix.drain(..*stop);
+                        *stop = 0;
+                    }
+                    return Ok(join);
+                }
+                Err(e) => {
+                    refused.get_or_insert(e);
+                }
+            }
+        }
+        Err(refused.unwrap_or_else(|| {
+            RenderError::Join("the template ends no turn with calls by a stop token".into())
+        }))
+    }
+
+    fn join_after(
+        &self,
+        said: &Message,
+        new: &[Message],
+        tools: &[ToolSpec],
+    ) -> Result<Join, RenderError> {
+        let start = [Message::new(Role::User, "x"), said.clone()];
+        let text = self.text(&[&start, new].concat(), tools, true)?;
         let (_, suffix) = text.split_once(SENTINEL).ok_or_else(|| {
             RenderError::Join("the template does not print the content of an assistant".into())
         })?;
-        self.tokenizer.encode(suffix)
+        let suffix = self.tokenizer.encode(suffix)?;
+        let closing = match self.text(&start, tools, false) {
+            Ok(alone) => match alone.split_once(SENTINEL) {
+                // The next role's token may be the stop.
+                Some((_, tail)) => self.tokenizer.encode(tail)?.len() + 1,
+                None => MAX_CLOSING_TOKENS,
+            },
+            Err(_) => MAX_CLOSING_TOKENS,
+        };
+        let head = &suffix[..suffix.len().min(closing)];
+        let stop = head.iter().position(|id| self.stop_ids.contains(id));
+        Ok(Join { suffix, stop })
     }
+}
 
-    fn neutral(&self, message: &Message) -> Message {
-        Message {
-            content: self.tokenizer.neutralize(&message.content),
-            ..message.clone()
+struct Join {
+    /// Ids of everything that the template writes after the turn.
+    suffix: Vec<TokenId>,
+    /// Where in it the turn's stop token is.
+    stop: Option<usize>,
+}
+
+/// Turns that new messages may answer, the likeliest first; whether they have calls.
+fn dummies(new: &[Message]) -> Vec<(bool, Message)> {
+    let answers: Vec<_> = new.iter().take_while(|m| m.role == Role::Tool).collect();
+    let plain = (false, Message::new(Role::Assistant, SENTINEL));
+    let calls = |n: usize| {
+        let call = |i: usize| ToolCall {
+            id: answers[i]
+                .tool_call_id
+                .clone()
+                .unwrap_or_else(|| format!("call0000{i}")),
+            name: answers[i].name.clone().unwrap_or_else(|| "x".into()),
+            arguments: json!({ "x": if i + 1 == n { SENTINEL } else { "x" } }),
+        };
+        let mut message = Message::new(Role::Assistant, "");
+        message.tool_calls = (0..n).map(call).collect();
+        (true, message)
+    };
+    match answers.len() {
+        0 => vec![plain],
+        // Some templates take one call a turn.
+        n if answers.iter().any(|m| m.tool_call_id.is_some()) => vec![calls(n), calls(1), plain],
+        n => vec![plain, calls(n), calls(1)],
+    }
+}
+
+/// What the template opens a model's turn with.
+fn generation_prompt(template: &ChatTemplate) -> String {
+    let user = [Message::new(Role::User, "x")];
+    let render = |open| template.render(&user, &[], open).unwrap_or_default();
+    let (before, after) = (render(false), render(true));
+    after.strip_prefix(&before).unwrap_or_default().to_owned()
+}
+
+/// A question, a call, and what the tool answered.
+fn probe_messages(name: &str, key: &str, result: &str) -> Vec<Message> {
+    let call = ToolCall {
+        id: "call_sinewprobe_0123".into(),
+        name: name.into(),
+        arguments: json!({ key: "x" }),
+    };
+    let mut answer = Message::new(Role::Tool, result);
+    answer.tool_call_id = Some(call.id.clone());
+    answer.name = Some(name.into());
+    let mut turn = Message::new(Role::Assistant, "");
+    turn.tool_calls = vec![call];
+    vec![Message::new(Role::User, "x"), turn, answer]
+}
+
+/// Finds out by trying what a template expects of messages with calls, and what it prints.
+fn probe(mut template: ChatTemplate) -> (ChatTemplate, Shows) {
+    let (name, key, result) = ("sinewprobename", "sinewprobekey", "sinewproberesult");
+    let messages = probe_messages(name, key, result);
+    let mut shows_calls = false;
+    let all = (0u8..8).map(|bits| MessageStyle {
+        null_content: bits & 1 != 0,
+        text_arguments: bits & 2 != 0,
+        short_ids: bits & 4 != 0,
+    });
+    for style in all {
+        template = template.with_style(style);
+        let text = template.render(&messages, &[], false).unwrap_or_default();
+        let escaped = text.contains(&format!("\\\"{key}"));
+        if text.contains(name) && text.contains(key) && !escaped {
+            shows_calls = true;
+            break;
         }
     }
+    if !shows_calls {
+        template = template.with_style(MessageStyle::default());
+    }
+    let mut without_calls = messages.clone();
+    without_calls[1] = Message::new(Role::Assistant, "x");
+    // A template that refuses the role says so itself, when it is asked to render it.
+    let drops = |messages: &[Message]| {
+        let text = template.render(messages, &[], false);
+        text.is_ok_and(|text| !text.contains(result))
+    };
+    let drops_results = drops(&messages) || drops(&without_calls);
+    let user = [Message::new(Role::User, "x")];
+    let tool = ToolSpec {
+        name: name.into(),
+        description: "x".into(),
+        parameters: json!({ "type": "object", "properties": { key: { "type": "string" } } }),
+    };
+    let tools = template.render(&user, &[tool], false).unwrap_or_default();
+    let spaced = format!("\n {SENTINEL} \n");
+    let said = [
+        user[0].clone(),
+        Message::new(Role::Assistant, &spaced),
+        user[0].clone(),
+    ];
+    let said = template.render(&said, &[], false).unwrap_or_default();
+    let shows = Shows {
+        tools: tools.contains(name),
+        calls: shows_calls,
+        results: !drops_results,
+        whitespace: said.contains(&spaced) || !said.contains(SENTINEL),
+    };
+    (template, shows)
 }
 
 impl Renderer for ChatRenderer {
@@ -232,9 +486,35 @@ impl Renderer for ChatRenderer {
         messages: &[Message],
         tools: &[ToolSpec],
     ) -> Result<Vec<TokenId>, RenderError> {
-        let messages: Vec<_> = messages.iter().map(|m| self.neutral(m)).collect();
-        let text = self.template.render(&messages, tools, true)?;
-        self.tokenizer.encode(&text)
+        self.tokenizer.encode(&self.text(messages, tools, true)?)
+    }
+
+    fn render_turn(
+        &self,
+        messages: &[Message],
+        tools: &[ToolSpec],
+    ) -> Result<Vec<TokenId>, RenderError> {
+        let Some((said, before)) = messages.split_last() else {
+            return Ok(Vec::new());
+        };
+        // A template that moves things on the way still opens and closes a turn as ever.
+        let short = [Message::new(Role::User, "x")];
+        let turn = self
+            .turn_text(before, said, tools)
+            .or_else(|e| self.turn_text(&short, said, tools).map_err(|_| e))
+            .or_else(|e| self.turn_after_header(said, tools).ok_or(e))?;
+        let mut ids = self.tokenizer.encode(&turn)?;
+        if let Some(stop) = ids.iter().position(|id| self.stop_ids.contains(id)) {
+            ids.truncate(stop + 1);
+        }
+        Ok(ids)
+    }
+
+    fn turn_format(&self) -> TurnFormat {
+        TurnFormat {
+            calls: Some(self.call_format().clone()),
+            reasoning: self.format.reasoning.clone(),
+        }
     }
 
     fn extend(
@@ -250,7 +530,7 @@ impl Renderer for ChatRenderer {
                 message: "only the model speaks for itself, and its turns are not rendered".into(),
             });
         }
-        let mut suffix = self.suffix(new_messages, tools)?;
+        let Join { mut suffix, stop } = self.join(new_messages, tools)?;
         let stopped_at = match finish {
             FinishReason::StopId { id } if context.last() != Some(id) => {
                 return Err(RenderError::Join(format!(
@@ -261,9 +541,7 @@ impl Renderer for ChatRenderer {
             FinishReason::StopId { id } => Some(*id),
             _ => None,
         };
-        let head = &suffix[..suffix.len().min(MAX_CLOSING_TOKENS)];
-        let closing = head.iter().position(|id| self.stop_ids.contains(id));
-        let Some(closing) = closing else {
+        let Some(closing) = stop else {
             return Ok(Extension {
                 forced: Vec::new(),
                 observation: suffix,

@@ -8,6 +8,7 @@
 //! drops a token of the context, it only says what to append; ids returned are always inside
 //! the vocabulary. Nothing here reads a clock, the environment or the network.
 
+mod calls;
 mod chat;
 mod conformance;
 mod renderer;
@@ -15,11 +16,19 @@ mod template;
 mod tiny;
 mod tokenizer;
 mod tool_call;
+mod turn;
+mod write;
 
-pub use chat::{ChatConfig, ChatRenderer};
-pub use conformance::{ConformanceReport, ConformanceStep, MockTrajectory, conformance_check};
+pub use chat::{ChatConfig, ChatRenderer, Shows};
+pub use conformance::{
+    ConformanceReport, ConformanceStep, MockTrajectory, Rewrite, conformance_check,
+};
 pub use renderer::{Extension, Mismatch, RenderError, Renderer};
 pub use template::ChatTemplate;
 pub use tiny::{CharTokenizer, TinyRenderer};
 pub use tokenizer::{GgufVocab, StreamDecoder, Tokenizer};
-pub use tool_call::{MAX_CALLS, ParsedCall, ParsedTurn, ToolCallError, ToolCallFormat, parse_turn};
+pub use tool_call::{MAX_CALLS, ParsedCall, ToolCallError, ToolCallFormat, UnknownFormat};
+pub use turn::{
+    ParsedTurn, Reasoning, TurnDelta, TurnFormat, TurnParser, TurnStream, parse_tokens, parse_turn,
+};
+pub use write::{tool_instructions, write_calls};

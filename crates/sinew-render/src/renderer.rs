@@ -1,5 +1,6 @@
 //! The `Renderer` port and its errors.
 
+use crate::turn::TurnFormat;
 use sinew_types::{FinishReason, Message, TokenId, ToolSpec};
 use std::path::PathBuf;
 
@@ -27,6 +28,16 @@ pub enum RenderError {
     UnknownToken { id: TokenId, vocab: usize },
     #[error("the join between two turns cannot be found: {0}")]
     Join(String),
+    #[error(
+        "{trajectory}, message {message}: the model writes its calls as {written:?}, which reads \
+         as {read}; set the tool-call format that the model was trained on"
+    )]
+    Calls {
+        trajectory: String,
+        message: usize,
+        written: String,
+        read: String,
+    },
     #[error(transparent)]
     Mismatch(Box<Mismatch>),
 }
@@ -69,6 +80,26 @@ pub trait Renderer: Send + Sync {
         messages: &[Message],
         tools: &[ToolSpec],
     ) -> Result<Vec<TokenId>, RenderError>;
+
+    /// The ids that the model would sample to say the last message after a prompt of those
+    /// before it, with the stop token if the template writes one.
+    fn render_turn(
+        &self,
+        messages: &[Message],
+        _tools: &[ToolSpec],
+    ) -> Result<Vec<TokenId>, RenderError> {
+        let mut ids = match messages.last() {
+            Some(said) => self.encode_text(&said.content)?,
+            None => Vec::new(),
+        };
+        ids.extend(self.stop_ids().first());
+        Ok(ids)
+    }
+
+    /// How the model writes calls and thoughts.
+    fn turn_format(&self) -> TurnFormat {
+        TurnFormat::default()
+    }
 
     /// What to append after a sampled turn. `context` is everything the model saw and sampled
     /// so far; `finish` tells how the last turn ended; `new_messages` are what the environment

@@ -18,6 +18,18 @@ pub struct ChatTemplate {
     bos_token: String,
     eos_token: String,
     options: Map<String, serde_json::Value>,
+    style: MessageStyle,
+}
+
+/// What a template expects of messages with calls; found out by trying.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct MessageStyle {
+    /// A turn of calls alone has no content, not an empty one.
+    pub(crate) null_content: bool,
+    /// Arguments are a text of JSON, not an object.
+    pub(crate) text_arguments: bool,
+    /// Ids of calls have nine letters and digits (Mistral).
+    pub(crate) short_ids: bool,
 }
 
 /// A role as templates name it.
@@ -32,7 +44,9 @@ pub(crate) fn role_name(role: Role) -> &'static str {
 
 impl ChatTemplate {
     /// Compiles a template. `options` are variables that some templates read, for instance
-    /// `enable_thinking`.
+    /// `enable_thinking`. With `date` (`"2026-01-31"`) among them, templates can tell the model
+    /// what day it is (`strftime_now`); a run has one date, or its prompts would change
+    /// overnight.
     pub fn new(
         source: &str,
         bos_token: &str,
@@ -56,6 +70,14 @@ impl ChatTemplate {
             },
         );
         environment.add_filter("tojson", tojson);
+        // In Jinja nothing can be counted or walked through in `none`.
+        environment.add_test("iterable", |value: &Value| {
+            !value.is_none() && value.try_iter().is_ok()
+        });
+        if let Some(date) = options.get("date") {
+            let date = Date::parse(date)?;
+            environment.add_function("strftime_now", move |format: &str| date.format(format));
+        }
         environment
             .add_template_owned("chat", without_generation_tags(source))
             .map_err(|e| failed(&e))?;
@@ -64,7 +86,13 @@ impl ChatTemplate {
             bos_token: bos_token.to_owned(),
             eos_token: eos_token.to_owned(),
             options,
+            style: MessageStyle::default(),
         })
+    }
+
+    pub(crate) fn with_style(mut self, style: MessageStyle) -> Self {
+        self.style = style;
+        self
     }
 
     /// The text of a conversation, with the opening of the model's turn if asked for.
@@ -74,7 +102,10 @@ impl ChatTemplate {
         tools: &[ToolSpec],
         add_generation_prompt: bool,
     ) -> Result<String, RenderError> {
-        let messages: Vec<_> = messages.iter().map(message_value).collect();
+        let messages: Vec<_> = messages
+            .iter()
+            .map(|message| message_value(message, self.style))
+            .collect();
         let tools = if tools.is_empty() {
             Value::from(())
         } else {
@@ -92,6 +123,74 @@ impl ChatTemplate {
             .get_template("chat")
             .and_then(|template| template.render(variables))
             .map_err(|e| failed(&e))
+    }
+}
+
+/// The day that templates are told.
+#[derive(Clone, Copy, Debug)]
+struct Date {
+    year: u16,
+    month: u8,
+    day: u8,
+}
+
+const MONTHS: [&str; 12] = [
+    "January",
+    "February",
+    "March",
+    "April",
+    "May",
+    "June",
+    "July",
+    "August",
+    "September",
+    "October",
+    "November",
+    "December",
+];
+
+impl Date {
+    fn parse(value: &serde_json::Value) -> Result<Self, RenderError> {
+        let parse = |text: &str| {
+            let mut parts = text.splitn(3, '-');
+            let date = Self {
+                year: parts.next()?.parse().ok()?,
+                month: parts.next()?.parse().ok()?,
+                day: parts.next()?.parse().ok()?,
+            };
+            ((1..=12).contains(&date.month) && (1..=31).contains(&date.day)).then_some(date)
+        };
+        value
+            .as_str()
+            .and_then(parse)
+            .ok_or_else(|| RenderError::Template {
+                line: 0,
+                message: format!("option date is {value}, expected for instance \"2026-01-31\""),
+            })
+    }
+
+    /// The directives that templates use.
+    fn format(self, format: &str) -> Result<String, Error> {
+        let month = MONTHS[usize::from(self.month) - 1];
+        let mut out = String::new();
+        let mut chars = format.chars();
+        while let Some(c) = chars.next() {
+            match (c, if c == '%' { chars.next() } else { None }) {
+                ('%', Some('Y')) => out.push_str(&self.year.to_string()),
+                ('%', Some('m')) => out.push_str(&format!("{:02}", self.month)),
+                ('%', Some('d')) => out.push_str(&format!("{:02}", self.day)),
+                ('%', Some('B')) => out.push_str(month),
+                ('%', Some('b')) => out.push_str(&month[..3]),
+                ('%', other) => {
+                    return Err(Error::new(
+                        ErrorKind::InvalidOperation,
+                        format!("strftime_now knows %Y, %m, %d, %B and %b, not %{other:?}"),
+                    ));
+                }
+                (c, _) => out.push(c),
+            }
+        }
+        Ok(out)
     }
 }
 
@@ -118,34 +217,66 @@ fn without_generation_tags(source: &str) -> String {
     out
 }
 
-fn message_value(message: &Message) -> serde_json::Value {
+fn message_value(message: &Message, style: MessageStyle) -> serde_json::Value {
     let mut value = Map::new();
     value.insert("role".into(), json!(role_name(message.role)));
-    value.insert("content".into(), json!(message.content));
+    let calls_alone = message.content.is_empty() && !message.tool_calls.is_empty();
+    let content = match style.null_content && calls_alone {
+        true => serde_json::Value::Null,
+        false => json!(message.content),
+    };
+    value.insert("content".into(), content);
     if let Some(reasoning) = &message.reasoning {
         value.insert("reasoning_content".into(), json!(reasoning));
     }
+    let id_of = |id: &str| match style.short_ids {
+        true => short_id(id),
+        false => id.to_owned(),
+    };
     if !message.tool_calls.is_empty() {
         let calls: Vec<_> = message
             .tool_calls
             .iter()
             .map(|call| {
+                let arguments = match style.text_arguments {
+                    true => json!(to_python_json(&call.arguments)),
+                    false => call.arguments.clone(),
+                };
                 json!({
-                    "id": call.id,
+                    "id": id_of(&call.id),
                     "type": "function",
-                    "function": { "name": call.name, "arguments": call.arguments },
+                    "function": { "name": call.name, "arguments": arguments },
                 })
             })
             .collect();
         value.insert("tool_calls".into(), json!(calls));
     }
     if let Some(id) = &message.tool_call_id {
-        value.insert("tool_call_id".into(), json!(id));
+        value.insert("tool_call_id".into(), json!(id_of(id)));
     }
     if let Some(name) = &message.name {
         value.insert("name".into(), json!(name));
     }
     value.into()
+}
+
+/// Nine letters and digits that stand for an id: itself if it has that form, else from its
+/// FNV-1a hash.
+fn short_id(id: &str) -> String {
+    if id.len() == 9 && id.bytes().all(|b| b.is_ascii_alphanumeric()) {
+        return id.to_owned();
+    }
+    let mut hash = id.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3)
+    });
+    let digits = b"abcdefghijklmnopqrstuvwxyz0123456789";
+    (0..9)
+        .map(|_| {
+            let digit = digits[(hash % 36) as usize];
+            hash /= 36;
+            char::from(digit)
+        })
+        .collect()
 }
 
 fn tool_value(tool: &ToolSpec) -> serde_json::Value {
@@ -168,26 +299,34 @@ fn tojson(value: &Value, kwargs: Kwargs) -> Result<Value, Error> {
     let wrong =
         |e: serde_json::Error| Error::new(ErrorKind::InvalidOperation, format!("tojson: {e}"));
     let value = serde_json::to_value(value).map_err(wrong)?;
-    let mut out = Vec::new();
-    match indent {
+    let mut text = match indent {
         Some(n) => {
+            let mut out = Vec::new();
             let spaces = " ".repeat(n.min(16));
             let formatter = serde_json::ser::PrettyFormatter::with_indent(spaces.as_bytes());
-            value.serialize(&mut serde_json::Serializer::with_formatter(
-                &mut out, formatter,
-            ))
+            value
+                .serialize(&mut serde_json::Serializer::with_formatter(
+                    &mut out, formatter,
+                ))
+                .map_err(wrong)?;
+            String::from_utf8_lossy(&out).into_owned()
         }
-        None => value.serialize(&mut serde_json::Serializer::with_formatter(
-            &mut out,
-            SpacedFormatter,
-        )),
-    }
-    .map_err(wrong)?;
-    let mut text = String::from_utf8_lossy(&out).into_owned();
+        None => to_python_json(&value),
+    };
     if ensure_ascii == Some(true) {
         text = escape_non_ascii(&text);
     }
     Ok(Value::from_safe_string(text))
+}
+
+/// JSON as Python's `json.dumps(value, ensure_ascii=False)` writes it.
+pub(crate) fn to_python_json(value: &serde_json::Value) -> String {
+    let mut out = Vec::new();
+    let mut serializer = serde_json::Serializer::with_formatter(&mut out, SpacedFormatter);
+    // Writing a JSON value to memory cannot fail.
+    let written = value.serialize(&mut serializer);
+    debug_assert!(written.is_ok());
+    String::from_utf8_lossy(&out).into_owned()
 }
 
 fn escape_non_ascii(text: &str) -> String {
@@ -308,6 +447,28 @@ mod tests {
         let source = "{% if enable_thinking is defined and not enable_thinking %}off{% endif %}{% if strftime_now is defined %}clock{% endif %}";
         let template = ChatTemplate::new(source, "", "", options).unwrap();
         assert_eq!(template.render(&[], &[], true).unwrap(), "off");
+    }
+
+    #[test]
+    fn a_date_is_told_only_if_it_was_given() {
+        let mut options = Map::new();
+        options.insert("date".into(), json!("2026-01-31"));
+        let source = "{{ strftime_now('%d %B %b %Y-%m') }}";
+        let dated = ChatTemplate::new(source, "", "", options.clone()).unwrap();
+        assert_eq!(
+            dated.render(&[], &[], true).unwrap(),
+            "31 January Jan 2026-01"
+        );
+        let error = template(source).render(&[], &[], true).unwrap_err();
+        assert!(error.to_string().contains("strftime_now"), "{error}");
+        options.insert("date".into(), json!("today"));
+        assert!(ChatTemplate::new(source, "", "", options).is_err());
+    }
+
+    #[test]
+    fn none_is_not_iterable() {
+        let source = "{% if tools is iterable and tools | length > 0 %}x{% endif %}{% if 'a' is iterable and messages is iterable %}y{% endif %}";
+        assert_eq!(template(source).render(&[], &[], false).unwrap(), "y");
     }
 
     #[test]

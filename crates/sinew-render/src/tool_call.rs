@@ -1,13 +1,42 @@
-//! Tool calls in the text that models write.
+//! Tool calls in the text that models write: the formats, what a call is, what can be wrong.
+//!
+//! | format | one call |
+//! |---|---|
+//! | `hermes` | `<tool_call>{"name": ..., "arguments": {...}}</tool_call>` |
+//! | `smollm` | `<tool_call>[{"name": ..., "arguments": {...}}, ...]</tool_call>` |
+//! | `llama3` | `{"name": ..., "parameters": {...}}` as the whole turn, or after `<\|python_tag\|>` |
+//! | `mistral` | `[TOOL_CALLS][{"name": ..., "arguments": {...}}]` or `[TOOL_CALLS]name[ARGS]{...}` |
+//! | `deepseek` | `<｜tool▁call▁begin｜>name<｜tool▁sep｜>{...}<｜tool▁call▁end｜>`, its V3 and V3.2 spellings |
+//! | `glm` | `<tool_call>name <arg_key>k</arg_key> <arg_value>v</arg_value> ... </tool_call>` |
+//! | `xml` | `<tool_call><function=name><parameter=k>v</parameter>...</function></tool_call>` |
+//! | `json` | `{"name": ..., "arguments": {...}}` as the whole turn, bare or in a fence |
+//! | `fence:LANG:TOOL` | code in a fence of a language: one call of a tool with `code` |
+//! | `tag:TAG:TOOL` | code between `<TAG>` and `</TAG>`: likewise |
+//!
+//! Sources: the chat templates that the models ship (`tests/templates/README.md`).
 
 use serde_json::{Map, Value};
+use std::str::FromStr;
 
 /// How a model writes a call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ToolCallFormat {
-    /// `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, as Hermes and Qwen do;
-    /// several in a row are several calls.
+    /// Hermes 2 and 3, Qwen 2.5 and 3; several in a row are several calls.
     Hermes,
+    /// SmolLM2 and 3: a list, or one object as Hermes has it.
+    SmolLm,
+    /// Llama 3.1 to 3.3, with the built-in tools' spelling.
+    Llama3,
+    /// Mistral: a list (up to tekken v7) or a name and arguments (v11 on).
+    Mistral,
+    /// DeepSeek V3 and R1 (fenced JSON), V3.1 (bare JSON), V3.2 (DSML).
+    DeepSeek,
+    /// GLM 4.5 and later.
+    Glm,
+    /// Qwen3-Coder and Qwen 3.5.
+    Xml,
+    /// A JSON object or list of objects with `name` and `arguments`, and nothing before it.
+    Json,
     /// Code in a fence that opens with three backticks and the language: one call of `tool`
     /// with `code`.
     Fence { language: String, tool: String },
@@ -15,19 +44,113 @@ pub enum ToolCallFormat {
     Tag { tag: String, tool: String },
 }
 
+impl ToolCallFormat {
+    /// The format's name, as [`ToolCallFormat::from_str`] reads it.
+    pub fn name(&self) -> String {
+        match self {
+            Self::Hermes => "hermes".into(),
+            Self::SmolLm => "smollm".into(),
+            Self::Llama3 => "llama3".into(),
+            Self::Mistral => "mistral".into(),
+            Self::DeepSeek => "deepseek".into(),
+            Self::Glm => "glm".into(),
+            Self::Xml => "xml".into(),
+            Self::Json => "json".into(),
+            Self::Fence { language, tool } => format!("fence:{language}:{tool}"),
+            Self::Tag { tag, tool } => format!("tag:{tag}:{tool}"),
+        }
+    }
+
+    /// The format that a chat template teaches, told by the marks that it prints around calls;
+    /// `None` if it prints none.
+    pub fn of_template(source: &str) -> Option<Self> {
+        let has = |mark: &str| source.contains(mark);
+        Some(if has("<arg_key>") {
+            Self::Glm
+        } else if has("<function=") && has("<parameter=") {
+            Self::Xml
+        } else if has("[TOOL_CALLS]") {
+            Self::Mistral
+        } else if has("tool▁call▁begin") || has("｜DSML｜") {
+            Self::DeepSeek
+        } else if has("named SmolLM") {
+            Self::SmolLm
+        } else if has("<tool_call>") {
+            Self::Hermes
+        } else if has("<|python_tag|>") || (has("ipython") && has("\"parameters\": ")) {
+            Self::Llama3
+        } else {
+            return None;
+        })
+    }
+}
+
+/// A format's name that is not known.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "no tool-call format {0:?}: known are hermes, smollm, llama3, mistral, deepseek, glm, xml, \
+     json, fence:LANGUAGE:TOOL and tag:TAG:TOOL"
+)]
+pub struct UnknownFormat(pub String);
+
+impl FromStr for ToolCallFormat {
+    type Err = UnknownFormat;
+
+    fn from_str(name: &str) -> Result<Self, UnknownFormat> {
+        let mut parts = name.split(':');
+        let word = |part: Option<&str>| {
+            part.filter(|p| {
+                !p.is_empty()
+                    && p.chars()
+                        .all(|c| c.is_alphanumeric() || matches!(c, '_' | '-'))
+            })
+            .map(str::to_owned)
+            .ok_or_else(|| UnknownFormat(name.to_owned()))
+        };
+        let format = match parts.next() {
+            Some("hermes") => Self::Hermes,
+            Some("smollm") => Self::SmolLm,
+            Some("llama3") => Self::Llama3,
+            Some("mistral") => Self::Mistral,
+            Some("deepseek") => Self::DeepSeek,
+            Some("glm") => Self::Glm,
+            Some("xml") => Self::Xml,
+            Some("json") => Self::Json,
+            Some("fence") => Self::Fence {
+                language: word(parts.next())?,
+                tool: word(parts.next())?,
+            },
+            Some("tag") => Self::Tag {
+                tag: word(parts.next())?,
+                tool: word(parts.next())?,
+            },
+            _ => return Err(UnknownFormat(name.to_owned())),
+        };
+        match parts.next() {
+            None => Ok(format),
+            Some(_) => Err(UnknownFormat(name.to_owned())),
+        }
+    }
+}
+
 /// A call as the model wrote it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ParsedCall {
+    /// The id that the model gave; only Mistral's write one.
+    pub id: Option<String>,
     pub name: String,
     pub arguments: Map<String, Value>,
 }
 
-/// A turn, taken apart.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct ParsedTurn {
-    /// What stands outside of the calls, trimmed.
-    pub content: String,
-    pub calls: Vec<ParsedCall>,
+impl ParsedCall {
+    /// A call without an id.
+    pub fn new(name: impl Into<String>, arguments: Map<String, Value>) -> Self {
+        Self {
+            id: None,
+            name: name.into(),
+            arguments,
+        }
+    }
 }
 
 /// What is wrong with a call. The texts are written for the model to read.
@@ -46,163 +169,74 @@ pub enum ToolCallError {
         field: &'static str,
         expected: &'static str,
     },
-    #[error("{count} calls in one turn, at most {MAX_CALLS} are allowed")]
-    TooMany { count: usize },
+    #[error("argument {name:?} of {tool} is {value:?}, expected {expected}")]
+    Argument {
+        tool: String,
+        name: String,
+        value: String,
+        expected: String,
+    },
+    #[error("the call cannot be read: {found:?} where {expected} is expected")]
+    Syntax {
+        found: String,
+        expected: &'static str,
+    },
+    #[error("more than {MAX_CALLS} calls in one turn")]
+    TooMany,
+}
+
+impl ToolCallError {
+    /// A syntax error that shows the beginning of what was found.
+    pub(crate) fn syntax(found: &str, expected: &'static str) -> Self {
+        Self::Syntax {
+            found: found.trim().chars().take(40).collect(),
+            expected,
+        }
+    }
 }
 
 /// Most calls in one turn.
 pub const MAX_CALLS: usize = 16;
 
-/// Takes a turn apart. No call at all is a turn with content only; a broken call is an error.
-pub fn parse_turn(text: &str, format: &ToolCallFormat) -> Result<ParsedTurn, ToolCallError> {
-    let (open, close) = match format {
-        ToolCallFormat::Hermes => ("<tool_call>".to_owned(), "</tool_call>".to_owned()),
-        ToolCallFormat::Fence { language, .. } => (format!("```{language}"), "```".to_owned()),
-        ToolCallFormat::Tag { tag, .. } => (format!("<{tag}>"), format!("</{tag}>")),
-    };
-    let mut turn = ParsedTurn::default();
-    let mut content = String::new();
-    let mut rest = text;
-    while let Some((before, after)) = rest.split_once(&open) {
-        content.push_str(before);
-        let Some((body, tail)) = after.split_once(&close) else {
-            return Err(ToolCallError::Unclosed { open, close });
-        };
-        turn.calls.push(call(body, format)?);
-        rest = tail;
-    }
-    let fence = matches!(format, ToolCallFormat::Fence { .. });
-    if !fence && rest.contains(&close) {
-        return Err(ToolCallError::Unopened { open, close });
-    }
-    content.push_str(rest);
-    turn.content = content.trim().to_owned();
-    match turn.calls.len() {
-        0..=MAX_CALLS => Ok(turn),
-        count => Err(ToolCallError::TooMany { count }),
-    }
-}
-
-fn call(body: &str, format: &ToolCallFormat) -> Result<ParsedCall, ToolCallError> {
-    if body.trim().is_empty() {
-        return Err(ToolCallError::Empty);
-    }
-    match format {
-        ToolCallFormat::Hermes => hermes(body),
-        ToolCallFormat::Fence { tool, .. } | ToolCallFormat::Tag { tool, .. } => {
-            let mut arguments = Map::new();
-            let code = body.trim_matches(['\n', '\r']).trim_end();
-            arguments.insert("code".into(), Value::String(code.to_owned()));
-            Ok(ParsedCall {
-                name: tool.clone(),
-                arguments,
-            })
-        }
-    }
-}
-
-fn hermes(body: &str) -> Result<ParsedCall, ToolCallError> {
-    let value: Value =
-        serde_json::from_str(body.trim()).map_err(|e| ToolCallError::Json(e.to_string()))?;
-    let name = value["name"].as_str().ok_or(ToolCallError::Field {
-        field: "name",
-        expected: "the name of a tool",
-    })?;
-    let arguments = match &value["arguments"] {
-        Value::Object(map) => map.clone(),
-        // Some models write the object as a string of JSON.
-        Value::String(text) => {
-            serde_json::from_str(text).map_err(|e| ToolCallError::Json(e.to_string()))?
-        }
-        _ => {
-            return Err(ToolCallError::Field {
-                field: "arguments",
-                expected: "a JSON object",
-            });
-        }
-    };
-    Ok(ParsedCall {
-        name: name.to_owned(),
-        arguments,
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn tag() -> ToolCallFormat {
-        ToolCallFormat::Tag {
-            tag: "tool".into(),
-            tool: "python".into(),
-        }
-    }
-
-    fn fence() -> ToolCallFormat {
-        ToolCallFormat::Fence {
-            language: "python".into(),
-            tool: "python".into(),
-        }
-    }
-
-    fn code(turn: &ParsedTurn) -> &str {
-        turn.calls[0].arguments["code"].as_str().unwrap()
-    }
-
     #[test]
-    fn calls_and_content_are_told_apart() {
-        let turn = parse_turn("so <tool>1 + 2</tool> ok", &tag()).unwrap();
-        assert_eq!((code(&turn), turn.content.as_str()), ("1 + 2", "so  ok"));
-        let turn = parse_turn("```python\nx = 1\nprint(x)\n```", &fence()).unwrap();
-        assert_eq!(code(&turn), "x = 1\nprint(x)");
-        let text = "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": 1}}\n</tool_call>\n<tool_call>{\"name\": \"g\", \"arguments\": \"{}\"}</tool_call>";
-        let turn = parse_turn(text, &ToolCallFormat::Hermes).unwrap();
-        assert_eq!(turn.calls.len(), 2);
-        assert_eq!(turn.calls[0].arguments["a"], 1);
-        let turn = parse_turn("no call here", &tag()).unwrap();
-        assert!(turn.calls.is_empty());
-    }
-
-    #[test]
-    fn broken_calls_are_named() {
-        let error = |text: &str, format: &ToolCallFormat| parse_turn(text, format).unwrap_err();
-        assert!(matches!(
-            error("<tool>1", &tag()),
-            ToolCallError::Unclosed { .. }
-        ));
-        assert!(matches!(
-            error("1</tool>", &tag()),
-            ToolCallError::Unopened { .. }
-        ));
-        assert_eq!(error("<tool> </tool>", &tag()), ToolCallError::Empty);
-        assert!(matches!(
-            error("```python\nx", &fence()),
-            ToolCallError::Unclosed { .. }
-        ));
-        let hermes = |body: &str| {
-            error(
-                &format!("<tool_call>{body}</tool_call>"),
-                &ToolCallFormat::Hermes,
-            )
-        };
-        assert!(matches!(hermes("{"), ToolCallError::Json(_)));
-        assert!(matches!(
-            hermes("{}"),
-            ToolCallError::Field { field: "name", .. }
-        ));
-        assert!(matches!(
-            hermes("{\"name\": \"f\", \"arguments\": 3}"),
-            ToolCallError::Field {
-                field: "arguments",
-                ..
-            }
-        ));
-        let many = "<tool>1</tool>".repeat(MAX_CALLS + 1);
-        assert_eq!(
-            error(&many, &tag()),
-            ToolCallError::TooMany {
-                count: MAX_CALLS + 1
-            }
-        );
+    fn names_are_read_back() {
+        let all = [
+            ToolCallFormat::Hermes,
+            ToolCallFormat::SmolLm,
+            ToolCallFormat::Llama3,
+            ToolCallFormat::Mistral,
+            ToolCallFormat::DeepSeek,
+            ToolCallFormat::Glm,
+            ToolCallFormat::Xml,
+            ToolCallFormat::Json,
+            ToolCallFormat::Fence {
+                language: "python".into(),
+                tool: "run".into(),
+            },
+            ToolCallFormat::Tag {
+                tag: "tool".into(),
+                tool: "python".into(),
+            },
+        ];
+        for format in all {
+            assert_eq!(format.name().parse(), Ok(format));
+        }
+        for wrong in [
+            "",
+            "herms",
+            "fence",
+            "fence:python",
+            "tag::x",
+            "tag:a b:c",
+            "json:x",
+        ] {
+            let error = wrong.parse::<ToolCallFormat>().unwrap_err();
+            assert_eq!(error, UnknownFormat(wrong.into()));
+            assert!(error.to_string().contains("tag:TAG:TOOL"));
+        }
     }
 }

@@ -3,6 +3,9 @@
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 
+mod families;
+mod turns;
+
 use proptest::prelude::*;
 use serde_json::{Map, Value};
 use sinew_render::{
@@ -12,11 +15,11 @@ use sinew_render::{
 use sinew_types::{FinishReason, Message, Role, ToolCall, ToolSpec};
 use std::sync::LazyLock;
 
-const CHATML: &str = include_str!("golden/templates/chatml.jinja");
-const TOOLS: &str = include_str!("golden/templates/tools.jinja");
-const HEADERS: &str = include_str!("golden/templates/headers.jinja");
-const ROLES: &str = include_str!("golden/templates/roles.jinja");
-const INST: &str = include_str!("golden/templates/inst.jinja");
+const CHATML: &str = include_str!("../golden/templates/chatml.jinja");
+const TOOLS: &str = include_str!("../golden/templates/tools.jinja");
+const HEADERS: &str = include_str!("../golden/templates/headers.jinja");
+const ROLES: &str = include_str!("../golden/templates/roles.jinja");
+const INST: &str = include_str!("../golden/templates/inst.jinja");
 
 fn golden(text: &str) -> Value {
     serde_json::from_str(text).unwrap()
@@ -30,7 +33,7 @@ fn strings(value: &Value) -> Vec<String> {
 }
 
 static TOKENIZER_GOLDEN: LazyLock<Value> =
-    LazyLock::new(|| golden(include_str!("golden/tokenizer.json")));
+    LazyLock::new(|| golden(include_str!("../golden/tokenizer.json")));
 
 /// The part of SmolLM2's vocabulary that matters for the golden texts, at its own ids.
 static SMOLLM2_VOCAB: LazyLock<GgufVocab> = LazyLock::new(|| {
@@ -103,7 +106,7 @@ fn ids_are_those_of_the_whole_vocabulary() {
 
 #[test]
 fn renders_are_those_of_transformers() {
-    let golden = golden(include_str!("golden/templates.json"));
+    let golden = golden(include_str!("../golden/templates.json"));
     let tool: ToolSpec = serde_json::from_value(golden["tool"].clone()).unwrap();
     let conversations: Vec<Vec<Message>> = golden["conversations"]
         .as_array()
@@ -196,12 +199,26 @@ fn every_family_of_templates_joins_exactly() {
     // The template refuses the `tool` role: only the conversation of users is left.
     let inst = bytes_renderer(INST, &["<s>", "</s>"], "<s>", "</s>");
     let mocks = MockTrajectory::standard(None, "x");
-    let error = conformance_check(&inst, &mocks).unwrap_err();
-    assert!(
-        matches!(error, RenderError::Mismatch(ref m)
-        if m.full.as_deref() == Some(" ") && m.bridged.as_deref() == Some("x")),
-        "{error}"
-    );
+    let report = conformance_check(&inst, &mocks).unwrap();
+    assert_eq!((report.steps.len(), report.refused.len()), (1, 2));
+}
+
+/// The first differing token is shown with what stands before it.
+#[test]
+fn a_template_that_changes_the_past_does_not_pass() {
+    let forgetful = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}{% if m.role == 'assistant' and not loop.last %}!{% endif %}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
+    let renderer =
+        ChatRenderer::from_gguf(&SMOLLM2_VOCAB, Some(forgetful), Some(1), Some(2)).unwrap();
+    let mocks = MockTrajectory::standard(None, "What is 318 * 27?");
+    let error = conformance_check(&renderer, &mocks).unwrap_err();
+    let RenderError::Mismatch(mismatch) = &error else {
+        panic!("{error}")
+    };
+    assert_eq!(mismatch.message, 1);
+    assert!(mismatch.bridged_context.ends_with("318 * 27?"), "{error}");
+    assert_eq!(mismatch.bridged.as_deref(), Some("<|im_end|>"), "{error}");
+    assert_eq!(mismatch.full.as_deref(), Some("!"), "{error}");
+    assert!(error.to_string().contains("user answers"), "{error}");
 }
 
 #[test]

@@ -1,0 +1,747 @@
+//! Reading one call from the text that starts at its opening mark.
+
+use crate::tool_call::{ParsedCall, ToolCallError, ToolCallFormat};
+use serde_json::{Map, Value};
+
+pub(crate) const PYTHON_TAG: &str = "<|python_tag|>";
+const DEEPSEEK_BEGIN: &str = "<｜tool▁call▁begin｜>";
+const DEEPSEEK_SEP: &str = "<｜tool▁sep｜>";
+const DEEPSEEK_END: &str = "<｜tool▁call▁end｜>";
+const DSML_INVOKE: &str = "<｜DSML｜invoke";
+const DSML_INVOKE_END: &str = "</｜DSML｜invoke>";
+const FUNCTION: &str = "<function=";
+const FUNCTION_END: &str = "</function>";
+const TOOL_CALL: &str = "<tool_call>";
+const TOOL_CALL_END: &str = "</tool_call>";
+
+/// Marks of a format in running text.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Marks {
+    /// A call starts here.
+    pub(crate) open: Vec<String>,
+    /// Stands around several calls and says nothing itself.
+    pub(crate) wrapper: Vec<String>,
+    /// A call's end, which is wrong outside of one; with the mark that should have opened it.
+    pub(crate) stray: Vec<(String, String)>,
+    /// A call may start with a bare JSON value where nothing was said before.
+    pub(crate) json_start: bool,
+}
+
+/// The marks of a format.
+pub(crate) fn marks(format: &ToolCallFormat) -> Marks {
+    let owned = |list: &[&str]| list.iter().map(|s| (*s).to_owned()).collect::<Vec<_>>();
+    let tag = |open: &str, close: &str| Marks {
+        open: vec![open.to_owned()],
+        stray: vec![(open.to_owned(), close.to_owned())],
+        ..Marks::default()
+    };
+    match format {
+        ToolCallFormat::Hermes | ToolCallFormat::SmolLm | ToolCallFormat::Glm => {
+            tag(TOOL_CALL, TOOL_CALL_END)
+        }
+        ToolCallFormat::Xml => Marks {
+            open: owned(&[TOOL_CALL, FUNCTION]),
+            ..tag(TOOL_CALL, TOOL_CALL_END)
+        },
+        ToolCallFormat::Tag { tag: name, .. } => tag(&format!("<{name}>"), &format!("</{name}>")),
+        ToolCallFormat::Fence { language, .. } => Marks {
+            open: vec![format!("```{language}")],
+            ..Marks::default()
+        },
+        ToolCallFormat::Llama3 => Marks {
+            open: owned(&[PYTHON_TAG, FUNCTION]),
+            json_start: true,
+            ..Marks::default()
+        },
+        ToolCallFormat::Mistral => Marks {
+            open: owned(&["[TOOL_CALLS]"]),
+            ..Marks::default()
+        },
+        ToolCallFormat::DeepSeek => Marks {
+            open: owned(&[DEEPSEEK_BEGIN, DSML_INVOKE]),
+            wrapper: owned(&[
+                "<｜tool▁calls▁begin｜>",
+                "<｜tool▁calls▁end｜>",
+                "<｜DSML｜function_calls>",
+                "</｜DSML｜function_calls>",
+            ]),
+            stray: vec![
+                (DEEPSEEK_BEGIN.into(), DEEPSEEK_END.into()),
+                (DSML_INVOKE.into(), DSML_INVOKE_END.into()),
+            ],
+            json_start: false,
+        },
+        ToolCallFormat::Json => Marks {
+            open: owned(&["```json"]),
+            json_start: true,
+            ..Marks::default()
+        },
+    }
+}
+
+/// What stands at the beginning of a text that opens a call.
+#[derive(Debug, PartialEq)]
+pub(crate) enum Region {
+    /// The call is not whole yet.
+    More,
+    Calls {
+        used: usize,
+        calls: Vec<ParsedCall>,
+    },
+    /// It looked like a call but is none.
+    Text {
+        used: usize,
+    },
+    Broken {
+        used: usize,
+        error: ToolCallError,
+    },
+}
+
+/// How far a region has been looked at, so that no byte is looked at twice.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Scan {
+    json: JsonScan,
+    /// Where to look on for the closing mark.
+    close_from: usize,
+    /// The first closing mark seen inside of a string.
+    inner_close: Option<usize>,
+}
+
+/// Follows brackets and strings of a JSON value.
+#[derive(Clone, Debug, Default)]
+struct JsonScan {
+    at: usize,
+    depth: usize,
+    in_string: bool,
+    escaped: bool,
+}
+
+impl JsonScan {
+    /// Reads on up to `until`; gives the end of the outermost value once it is there.
+    fn advance(&mut self, text: &str, from: usize, until: usize) -> Option<usize> {
+        self.at = self.at.max(from);
+        for (i, &byte) in text.as_bytes()[..until].iter().enumerate().skip(self.at) {
+            self.at = i + 1;
+            match byte {
+                _ if self.escaped => self.escaped = false,
+                b'\\' if self.in_string => self.escaped = true,
+                b'"' => self.in_string = !self.in_string,
+                _ if self.in_string => {}
+                b'{' | b'[' => self.depth += 1,
+                b'}' | b']' => {
+                    self.depth = self.depth.saturating_sub(1);
+                    if self.depth == 0 {
+                        return Some(i + 1);
+                    }
+                }
+                _ => {}
+            }
+        }
+        None
+    }
+}
+
+/// Types of arguments, for formats that write values without quotes.
+pub(crate) type Schemas = [(String, Value)];
+
+/// Reads the call that `text` opens with. `last` says that no text follows: then the answer is
+/// never [`Region::More`].
+pub(crate) fn read(
+    format: &ToolCallFormat,
+    text: &str,
+    scan: &mut Scan,
+    last: bool,
+    schemas: &Schemas,
+) -> Region {
+    match format {
+        ToolCallFormat::Hermes | ToolCallFormat::SmolLm => tagged(
+            text,
+            (TOOL_CALL, TOOL_CALL_END),
+            scan,
+            last,
+            true,
+            json_calls,
+        ),
+        ToolCallFormat::Glm => tagged(
+            text,
+            (TOOL_CALL, TOOL_CALL_END),
+            scan,
+            last,
+            false,
+            |body| glm(body, schemas).map(|call| vec![call]),
+        ),
+        ToolCallFormat::Xml if text.starts_with(TOOL_CALL) => tagged(
+            text,
+            (TOOL_CALL, TOOL_CALL_END),
+            scan,
+            last,
+            false,
+            |body| xml(body, schemas).map(|call| vec![call]),
+        ),
+        ToolCallFormat::Xml => bare_function(text, scan, last, schemas),
+        ToolCallFormat::Tag { tag, tool } => {
+            let (open, close) = (format!("<{tag}>"), format!("</{tag}>"));
+            tagged(text, (&open, &close), scan, last, false, |body| {
+                code(body, tool)
+            })
+        }
+        ToolCallFormat::Fence { language, tool } => {
+            let open = format!("```{language}");
+            tagged(text, (&open, "```"), scan, last, false, |body| {
+                code(body, tool)
+            })
+        }
+        ToolCallFormat::Llama3 => llama(text, scan, last),
+        ToolCallFormat::Mistral => mistral(text, scan, last),
+        ToolCallFormat::DeepSeek if text.starts_with(DSML_INVOKE) => tagged(
+            text,
+            (DSML_INVOKE, DSML_INVOKE_END),
+            scan,
+            last,
+            false,
+            |body| dsml(body).map(|call| vec![call]),
+        ),
+        ToolCallFormat::DeepSeek => tagged(
+            text,
+            (DEEPSEEK_BEGIN, DEEPSEEK_END),
+            scan,
+            last,
+            true,
+            |body| deepseek(body).map(|call| vec![call]),
+        ),
+        ToolCallFormat::Json if text.starts_with("```json") => fenced_json(text, scan, last),
+        ToolCallFormat::Json => bare_json(text, scan, last),
+    }
+}
+
+/// Where the body between two marks ends.
+enum Span {
+    More,
+    End(usize),
+    Missing,
+}
+
+/// With `json`, a closing mark inside of a string closes nothing.
+fn span(text: &str, open: &str, close: &str, scan: &mut Scan, last: bool, json: bool) -> Span {
+    scan.close_from = scan.close_from.max(open.len());
+    while let Some(found) = text[scan.close_from..].find(close) {
+        let end = scan.close_from + found;
+        scan.json.advance(text, open.len(), end);
+        if !(json && scan.json.in_string) {
+            return Span::End(end);
+        }
+        scan.inner_close.get_or_insert(end);
+        scan.close_from = end + close.len();
+    }
+    // The mark may be half here.
+    let mut from = text.len().saturating_sub(close.len() - 1);
+    while !text.is_char_boundary(from) {
+        from -= 1;
+    }
+    scan.close_from = scan.close_from.max(from);
+    match scan.inner_close {
+        _ if !last => Span::More,
+        // A quote that never closes: what came first counts.
+        Some(end) => Span::End(end),
+        None => Span::Missing,
+    }
+}
+
+/// A call between two marks.
+fn tagged(
+    text: &str,
+    (open, close): (&str, &str),
+    scan: &mut Scan,
+    last: bool,
+    json: bool,
+    parse: impl Fn(&str) -> Result<Vec<ParsedCall>, ToolCallError>,
+) -> Region {
+    match span(text, open, close, scan, last, json) {
+        Span::More => Region::More,
+        Span::End(end) => {
+            let used = end + close.len();
+            match parse(&text[open.len()..end]) {
+                Ok(calls) => Region::Calls { used, calls },
+                Err(error) => Region::Broken { used, error },
+            }
+        }
+        Span::Missing => Region::Broken {
+            used: text.len(),
+            error: ToolCallError::Unclosed {
+                open: open.to_owned(),
+                close: close.to_owned(),
+            },
+        },
+    }
+}
+
+fn code(body: &str, tool: &str) -> Result<Vec<ParsedCall>, ToolCallError> {
+    if body.trim().is_empty() {
+        return Err(ToolCallError::Empty);
+    }
+    let mut arguments = Map::new();
+    let code = body.trim_matches(['\n', '\r']).trim_end();
+    arguments.insert("code".into(), Value::String(code.to_owned()));
+    Ok(vec![ParsedCall::new(tool, arguments)])
+}
+
+fn parse_json(text: &str) -> Result<Value, ToolCallError> {
+    serde_json::from_str(text.trim()).map_err(|e| ToolCallError::Json(e.to_string()))
+}
+
+/// One object or a list of them.
+fn json_calls(body: &str) -> Result<Vec<ParsedCall>, ToolCallError> {
+    if body.trim().is_empty() {
+        return Err(ToolCallError::Empty);
+    }
+    match parse_json(body)? {
+        Value::Array(list) if list.is_empty() => Err(ToolCallError::Empty),
+        Value::Array(list) => list.iter().map(call_of).collect(),
+        one => Ok(vec![call_of(&one)?]),
+    }
+}
+
+/// `{"name": ..., "arguments": {...}}`, with `parameters` as Llama has it, or inside of
+/// `function` as OpenAI has it.
+fn call_of(value: &Value) -> Result<ParsedCall, ToolCallError> {
+    let value = if value["function"].is_object() {
+        &value["function"]
+    } else {
+        value
+    };
+    let name = value["name"].as_str().ok_or(ToolCallError::Field {
+        field: "name",
+        expected: "the name of a tool",
+    })?;
+    let arguments = value.get("arguments").or_else(|| value.get("parameters"));
+    Ok(ParsedCall {
+        id: value["id"].as_str().map(str::to_owned),
+        name: name.to_owned(),
+        arguments: object(arguments)?,
+    })
+}
+
+/// Arguments as an object; some models write the object as a string of JSON.
+fn object(value: Option<&Value>) -> Result<Map<String, Value>, ToolCallError> {
+    match value {
+        Some(Value::Object(map)) => Ok(map.clone()),
+        Some(Value::String(text)) => {
+            serde_json::from_str(text).map_err(|e| ToolCallError::Json(e.to_string()))
+        }
+        _ => Err(ToolCallError::Field {
+            field: "arguments",
+            expected: "a JSON object",
+        }),
+    }
+}
+
+fn is_call(value: &Value) -> bool {
+    let one = |v: &Value| {
+        let v = if v["function"].is_object() {
+            &v["function"]
+        } else {
+            v
+        };
+        v["name"].is_string() && (v.get("arguments").is_some() || v.get("parameters").is_some())
+    };
+    match value {
+        Value::Array(list) => !list.is_empty() && list.iter().all(one),
+        other => one(other),
+    }
+}
+
+/// A value that starts the turn: a call if it looks like one, else what the model says.
+fn bare_json(text: &str, scan: &mut Scan, last: bool) -> Region {
+    let Some(used) = scan.json.advance(text, 0, text.len()) else {
+        return if last {
+            bare_json_end(text)
+        } else {
+            Region::More
+        };
+    };
+    match parse_json(&text[..used]) {
+        Ok(value) if is_call(&value) => finish_json(&text[..used], used),
+        Ok(_) => Region::Text { used },
+        Err(error) if text[..used].contains("\"name\"") => Region::Broken { used, error },
+        Err(_) => Region::Text { used },
+    }
+}
+
+fn finish_json(body: &str, used: usize) -> Region {
+    match json_calls(body) {
+        Ok(calls) => Region::Calls { used, calls },
+        Err(error) => Region::Broken { used, error },
+    }
+}
+
+fn fenced_json(text: &str, scan: &mut Scan, last: bool) -> Region {
+    let (open, close) = ("```json", "```");
+    let end = match span(text, open, close, scan, last, true) {
+        Span::More => return Region::More,
+        Span::Missing => return bare_json_end(text),
+        Span::End(end) => end,
+    };
+    let (body, used) = (&text[open.len()..end], end + close.len());
+    match parse_json(body) {
+        Ok(value) if is_call(&value) => finish_json(body, used),
+        Err(error) if body.contains("\"name\"") => Region::Broken { used, error },
+        _ => Region::Text { used },
+    }
+}
+
+/// A value that the turn's end cuts off.
+fn bare_json_end(text: &str) -> Region {
+    let used = text.len();
+    if text.contains("\"name\"") {
+        let error = ToolCallError::Json("the JSON value does not end".into());
+        return Region::Broken { used, error };
+    }
+    Region::Text { used }
+}
+
+fn llama(text: &str, scan: &mut Scan, last: bool) -> Region {
+    if text.starts_with(FUNCTION) {
+        return tagged(text, (FUNCTION, FUNCTION_END), scan, last, true, |body| {
+            let (name, json) = body
+                .split_once('>')
+                .ok_or_else(|| ToolCallError::syntax(body, "> after the name"))?;
+            let arguments = object(Some(&parse_json(json)?))?;
+            Ok(vec![ParsedCall::new(name.trim(), arguments)])
+        });
+    }
+    let Some(body) = text.strip_prefix(PYTHON_TAG) else {
+        return bare_json(text, scan, last);
+    };
+    let start = text.len() - body.trim_start().len();
+    let rest = &text[start..];
+    if rest.starts_with(['{', '[']) {
+        return match scan.json.advance(text, start, text.len()) {
+            Some(used) => finish_json(&text[start..used], used),
+            None if last => Region::Broken {
+                used: text.len(),
+                error: ToolCallError::Json("the JSON value does not end".into()),
+            },
+            None => Region::More,
+        };
+    }
+    if !last {
+        return Region::More;
+    }
+    let used = text.len();
+    match built_in(rest.trim()) {
+        Some(Ok(call)) => Region::Calls {
+            used,
+            calls: vec![call],
+        },
+        Some(Err(error)) => Region::Broken { used, error },
+        None => match code(rest, "code_interpreter") {
+            Ok(calls) => Region::Calls { used, calls },
+            Err(error) => Region::Broken { used, error },
+        },
+    }
+}
+
+/// `brave_search.call(query="...")`.
+fn built_in(text: &str) -> Option<Result<ParsedCall, ToolCallError>> {
+    let (name, rest) = text.split_once(".call(")?;
+    let inner = rest.strip_suffix(')')?;
+    let word = |s: &str| !s.is_empty() && s.chars().all(|c| c.is_alphanumeric() || c == '_');
+    if !word(name) {
+        return None;
+    }
+    let mut arguments = Map::new();
+    let mut rest = inner.trim();
+    while !rest.is_empty() {
+        let Some((key, after)) = rest.split_once('=').filter(|(key, _)| word(key.trim())) else {
+            return Some(Err(ToolCallError::syntax(
+                rest,
+                "an argument key=\"value\"",
+            )));
+        };
+        let mut values = serde_json::Deserializer::from_str(after).into_iter::<Value>();
+        let value = match values.next() {
+            Some(Ok(value)) => value,
+            _ => return Some(Err(ToolCallError::syntax(after, "a JSON value"))),
+        };
+        arguments.insert(key.trim().to_owned(), value);
+        rest = after[values.byte_offset()..].trim_start_matches([',', ' ', '\n']);
+    }
+    Some(Ok(ParsedCall::new(name, arguments)))
+}
+
+/// Longest name and id before the arguments.
+const MAX_HEAD: usize = 256;
+
+fn mistral(text: &str, scan: &mut Scan, last: bool) -> Region {
+    let open = "[TOOL_CALLS]";
+    let broken = |error| Region::Broken {
+        used: text.len(),
+        error,
+    };
+    let body = &text[open.len()..];
+    let start = text.len() - body.trim_start().len();
+    let rest = &text[start..];
+    let json_at = if rest.starts_with('[') || rest.starts_with('{') {
+        start
+    } else {
+        match rest.find('{') {
+            Some(i) => start + i,
+            None if !last && rest.len() <= MAX_HEAD => return Region::More,
+            None if rest.is_empty() => return broken(ToolCallError::Empty),
+            None => {
+                return broken(ToolCallError::syntax(rest, "[ARGS] and a JSON object"));
+            }
+        }
+    };
+    let Some(used) = scan.json.advance(text, json_at, text.len()) else {
+        return match last {
+            false => Region::More,
+            true => broken(ToolCallError::Json("the JSON value does not end".into())),
+        };
+    };
+    let json = &text[json_at..used];
+    if json_at == start {
+        return finish_json(json, used);
+    }
+    let head = text[start..json_at].trim();
+    let head = head.strip_suffix("[ARGS]").unwrap_or(head);
+    let (name, id) = match head.split_once("[CALL_ID]") {
+        Some((name, id)) => (name.trim(), Some(id.trim().to_owned())),
+        None => (head.trim(), None),
+    };
+    if name.is_empty() || name.contains(char::is_whitespace) {
+        let error = ToolCallError::syntax(head, "the name of a tool");
+        return Region::Broken { used, error };
+    }
+    match parse_json(json).and_then(|value| object(Some(&value))) {
+        Ok(arguments) => Region::Calls {
+            used,
+            calls: vec![ParsedCall {
+                id,
+                name: name.to_owned(),
+                arguments,
+            }],
+        },
+        Err(error) => Region::Broken { used, error },
+    }
+}
+
+/// `function<｜tool▁sep｜>name` and fenced JSON (V3, R1), or `name<｜tool▁sep｜>` and JSON (V3.1).
+fn deepseek(body: &str) -> Result<ParsedCall, ToolCallError> {
+    let (left, right) = body
+        .split_once(DEEPSEEK_SEP)
+        .ok_or_else(|| ToolCallError::syntax(body, "<｜tool▁sep｜> after the name"))?;
+    let (name, json) = match right.split_once("```json") {
+        Some((name, fenced)) if left.trim() == "function" && !name.contains('{') => {
+            let json = fenced.trim_end();
+            (name, json.strip_suffix("```").unwrap_or(json))
+        }
+        _ => (left, right),
+    };
+    let name = name.trim();
+    if name.is_empty() {
+        return Err(ToolCallError::Field {
+            field: "name",
+            expected: "the name of a tool",
+        });
+    }
+    Ok(ParsedCall::new(name, object(Some(&parse_json(json)?))?))
+}
+
+/// The rest of `<｜DSML｜invoke name="f">` and its parameters.
+fn dsml(body: &str) -> Result<ParsedCall, ToolCallError> {
+    const PARAMETER: &str = "<｜DSML｜parameter";
+    let (head, mut rest) = body
+        .split_once('>')
+        .ok_or_else(|| ToolCallError::syntax(body, "> after the name"))?;
+    let name = attribute(head, "name")?;
+    let mut arguments = Map::new();
+    while let Some(after) = rest.trim_start().strip_prefix(PARAMETER) {
+        let (head, value) = after
+            .split_once('>')
+            .ok_or_else(|| ToolCallError::syntax(after, "> after the attributes"))?;
+        let (value, tail) =
+            value
+                .split_once("</｜DSML｜parameter>")
+                .ok_or_else(|| ToolCallError::Unclosed {
+                    open: PARAMETER.into(),
+                    close: "</｜DSML｜parameter>".into(),
+                })?;
+        let key = attribute(head, "name")?;
+        let value = match attribute(head, "string")?.as_str() {
+            "true" => Value::String(value.to_owned()),
+            _ => parse_json(value)?,
+        };
+        arguments.insert(key, value);
+        rest = tail;
+    }
+    if !rest.trim().is_empty() {
+        return Err(ToolCallError::syntax(
+            rest,
+            "a parameter or the end of the call",
+        ));
+    }
+    Ok(ParsedCall::new(name, arguments))
+}
+
+fn attribute(head: &str, name: &'static str) -> Result<String, ToolCallError> {
+    head.split_once(&format!("{name}=\""))
+        .and_then(|(_, after)| after.split_once('"'))
+        .map(|(value, _)| value.to_owned())
+        .ok_or_else(|| ToolCallError::syntax(head, "the attributes name and string"))
+}
+
+fn glm(body: &str, schemas: &Schemas) -> Result<ParsedCall, ToolCallError> {
+    let (name, mut rest) = match body.find("<arg_key>") {
+        Some(at) => body.split_at(at),
+        None => (body, ""),
+    };
+    let name = name.trim();
+    if name.is_empty() {
+        return Err(ToolCallError::Empty);
+    }
+    if name.contains(['\n', '<', '{']) {
+        return Err(ToolCallError::syntax(name, "the name of a tool"));
+    }
+    let mut arguments = Map::new();
+    while !rest.trim().is_empty() {
+        let (key, after) = between(rest, "<arg_key>", "</arg_key>")?;
+        let (value, after) = between(after, "<arg_value>", "</arg_value>")?;
+        let key = key.trim();
+        arguments.insert(key.to_owned(), typed(schemas, name, key, value)?);
+        rest = after;
+    }
+    Ok(ParsedCall::new(name, arguments))
+}
+
+/// What stands between two marks at the beginning of a text, and what follows.
+fn between<'t>(
+    text: &'t str,
+    open: &'static str,
+    close: &'static str,
+) -> Result<(&'t str, &'t str), ToolCallError> {
+    let body = text
+        .trim_start()
+        .strip_prefix(open)
+        .ok_or_else(|| ToolCallError::syntax(text, open))?;
+    body.split_once(close)
+        .ok_or_else(|| ToolCallError::Unclosed {
+            open: open.into(),
+            close: close.into(),
+        })
+}
+
+/// `<function=` without `<tool_call>` before it, which Qwen3-Coder leaves out at times; a
+/// closing mark after it is taken along.
+fn bare_function(text: &str, scan: &mut Scan, last: bool, schemas: &Schemas) -> Region {
+    let region = tagged(text, ("", FUNCTION_END), scan, last, false, |body| {
+        xml(&format!("{body}{FUNCTION_END}"), schemas).map(|call| vec![call])
+    });
+    let used = match &region {
+        Region::Calls { used, .. } => *used,
+        _ => return region,
+    };
+    let tail = &text[used..];
+    let trimmed = tail.trim_start();
+    if trimmed.starts_with(TOOL_CALL_END) {
+        let used = text.len() - trimmed.len() + TOOL_CALL_END.len();
+        return match region {
+            Region::Calls { calls, .. } => Region::Calls { used, calls },
+            other => other,
+        };
+    }
+    if !last && TOOL_CALL_END.starts_with(trimmed) {
+        // Looked at again from the start: only the few bytes of the mark are missing.
+        *scan = Scan::default();
+        return Region::More;
+    }
+    region
+}
+
+fn xml(body: &str, schemas: &Schemas) -> Result<ParsedCall, ToolCallError> {
+    if body.trim().is_empty() {
+        return Err(ToolCallError::Empty);
+    }
+    let (inner, tail) = between(body, FUNCTION, FUNCTION_END)?;
+    if !tail.trim().is_empty() {
+        return Err(ToolCallError::syntax(tail, TOOL_CALL_END));
+    }
+    let (name, mut rest) = inner
+        .split_once('>')
+        .ok_or_else(|| ToolCallError::syntax(inner, "> after the name"))?;
+    let name = name.trim();
+    let mut arguments = Map::new();
+    while !rest.trim().is_empty() {
+        let (parameter, after) = between(rest, "<parameter=", "</parameter>")?;
+        let (key, value) = parameter
+            .split_once('>')
+            .ok_or_else(|| ToolCallError::syntax(parameter, "> after the name"))?;
+        let value = value.strip_prefix('\n').unwrap_or(value);
+        let value = value.strip_suffix('\n').unwrap_or(value);
+        let key = key.trim();
+        arguments.insert(key.to_owned(), typed(schemas, name, key, value)?);
+        rest = after;
+    }
+    Ok(ParsedCall::new(name, arguments))
+}
+
+/// A value written without quotes: its type is what the tool's schema says; without one, what
+/// reads as a number, a truth value, a list or an object is one.
+fn typed(schemas: &Schemas, tool: &str, key: &str, raw: &str) -> Result<Value, ToolCallError> {
+    let types = schemas
+        .iter()
+        .find(|(name, _)| name == tool)
+        .map(|(_, schema)| types_of(&schema["properties"][key]))
+        .unwrap_or_default();
+    let text = || Value::String(raw.to_owned());
+    let literal = match raw.trim() {
+        "True" => Ok(Value::Bool(true)),
+        "False" => Ok(Value::Bool(false)),
+        "None" => Ok(Value::Null),
+        trimmed => serde_json::from_str::<Value>(trimmed),
+    };
+    match literal {
+        Ok(value) if types.is_empty() && !value.is_string() => Ok(value),
+        Ok(value) if types != ["string"] && types.iter().any(|t| is_of_type(&value, t)) => {
+            Ok(value)
+        }
+        _ if types.is_empty() || types.iter().any(|t| t == "string") => Ok(text()),
+        _ => Err(ToolCallError::Argument {
+            tool: tool.to_owned(),
+            name: key.to_owned(),
+            value: raw.trim().chars().take(40).collect(),
+            expected: types.join(" or "),
+        }),
+    }
+}
+
+fn is_of_type(value: &Value, name: &str) -> bool {
+    match name {
+        "null" => value.is_null(),
+        "boolean" => value.is_boolean(),
+        "integer" => value.is_i64() || value.is_u64(),
+        "number" => value.is_number(),
+        "array" => value.is_array(),
+        "object" => value.is_object(),
+        _ => false,
+    }
+}
+
+/// The types that a JSON schema allows, `anyOf` included; none if it does not say.
+fn types_of(schema: &Value) -> Vec<String> {
+    let mut types = match &schema["type"] {
+        Value::String(one) => vec![one.clone()],
+        Value::Array(list) => list
+            .iter()
+            .filter_map(|t| t.as_str().map(str::to_owned))
+            .collect(),
+        _ => Vec::new(),
+    };
+    for choice in ["anyOf", "oneOf"] {
+        for one in schema[choice].as_array().into_iter().flatten() {
+            types.extend(types_of(one));
+        }
+    }
+    types
+}

@@ -1,0 +1,132 @@
+//! Calls as text, for templates that have no place for tools: the calls of past turns and the
+//! description of what can be called are then written into contents.
+
+use crate::template::to_python_json;
+use crate::tool_call::{ParsedCall, ToolCallFormat};
+use serde_json::{Value, json};
+use sinew_types::{ToolCall, ToolSpec};
+
+/// The calls as a model of this family writes them. What [`crate::parse_turn`] makes of the
+/// text are the calls again; formats for code alone write the argument `code` and nothing else.
+pub fn write_calls(calls: &[ParsedCall], format: &ToolCallFormat) -> String {
+    let each = |write: &dyn Fn(&ParsedCall) -> String, between: &str| {
+        calls.iter().map(write).collect::<Vec<_>>().join(between)
+    };
+    match format {
+        ToolCallFormat::Hermes => each(
+            &|c| format!("<tool_call>\n{}\n</tool_call>", object(c, "arguments")),
+            "\n",
+        ),
+        ToolCallFormat::SmolLm => format!(
+            "<tool_call>[{}]</tool_call>",
+            each(&|c| object(c, "arguments"), ", ")
+        ),
+        ToolCallFormat::Llama3 => each(&|c| object(c, "parameters"), "; "),
+        ToolCallFormat::Json if calls.len() == 1 => each(&|c| object(c, "arguments"), ""),
+        ToolCallFormat::Json => format!("[{}]", each(&|c| object(c, "arguments"), ", ")),
+        ToolCallFormat::Mistral => {
+            format!("[TOOL_CALLS][{}]", each(&|c| object(c, "arguments"), ", "))
+        }
+        ToolCallFormat::DeepSeek => format!(
+            "<｜tool▁calls▁begin｜>{}<｜tool▁calls▁end｜>",
+            each(
+                &|c| {
+                    let json = arguments(c);
+                    format!(
+                        "<｜tool▁call▁begin｜>{}<｜tool▁sep｜>{json}<｜tool▁call▁end｜>",
+                        c.name
+                    )
+                },
+                ""
+            )
+        ),
+        ToolCallFormat::Glm => each(&glm, "\n"),
+        ToolCallFormat::Xml => each(&xml, "\n"),
+        ToolCallFormat::Fence { language, .. } => {
+            each(&|c| format!("```{language}\n{}\n```", code(c)), "\n")
+        }
+        ToolCallFormat::Tag { tag, .. } => each(&|c| format!("<{tag}>{}</{tag}>", code(c)), "\n"),
+    }
+}
+
+/// The same for calls in messages; arguments that are no object are left out.
+pub(crate) fn write_tool_calls(calls: &[ToolCall], format: &ToolCallFormat) -> String {
+    let parsed: Vec<_> = calls
+        .iter()
+        .map(|call| ParsedCall {
+            id: Some(call.id.clone()),
+            name: call.name.clone(),
+            arguments: call.arguments.as_object().cloned().unwrap_or_default(),
+        })
+        .collect();
+    write_calls(&parsed, format)
+}
+
+/// Tells a model what it can call and how, for a system message.
+pub fn tool_instructions(tools: &[ToolSpec], format: &ToolCallFormat) -> String {
+    let list: Vec<String> = tools
+        .iter()
+        .map(|tool| {
+            to_python_json(&json!({
+                "type": "function",
+                "function": {
+                    "name": tool.name,
+                    "description": tool.description,
+                    "parameters": tool.parameters,
+                },
+            }))
+        })
+        .collect();
+    let mut arguments = serde_json::Map::new();
+    arguments.insert("argument".into(), Value::String("value".into()));
+    let example = write_calls(&[ParsedCall::new("name", arguments)], format);
+    format!(
+        "# Tools\n\nYou can call these functions:\n<tools>\n{}\n</tools>\n\nTo call one, write \
+         its name and arguments like this, and stop:\n{example}",
+        list.join("\n")
+    )
+}
+
+fn arguments(call: &ParsedCall) -> String {
+    to_python_json(&Value::Object(call.arguments.clone()))
+}
+
+fn object(call: &ParsedCall, key: &str) -> String {
+    let mut map = serde_json::Map::new();
+    map.insert("name".into(), json!(call.name));
+    map.insert(key.into(), Value::Object(call.arguments.clone()));
+    to_python_json(&Value::Object(map))
+}
+
+fn raw(value: &Value) -> String {
+    match value {
+        Value::String(text) => text.clone(),
+        other => to_python_json(other),
+    }
+}
+
+fn code(call: &ParsedCall) -> String {
+    call.arguments.get("code").map(raw).unwrap_or_default()
+}
+
+fn glm(call: &ParsedCall) -> String {
+    let mut out = format!("<tool_call>{}\n", call.name);
+    for (key, value) in &call.arguments {
+        out.push_str(&format!(
+            "<arg_key>{key}</arg_key>\n<arg_value>{}</arg_value>\n",
+            raw(value)
+        ));
+    }
+    out + "</tool_call>"
+}
+
+fn xml(call: &ParsedCall) -> String {
+    let mut out = format!("<tool_call>\n<function={}>\n", call.name);
+    for (key, value) in &call.arguments {
+        out.push_str(&format!(
+            "<parameter={key}>\n{}\n</parameter>\n",
+            raw(value)
+        ));
+    }
+    out + "</function>\n</tool_call>"
+}

@@ -1,0 +1,373 @@
+//! The templates that models ship: equal to what transformers renders, joined exactly or by a
+//! declared rule, and their calls read back. `docs/rendering.md` holds the table.
+
+use crate::{SMOLLM2_VOCAB, TOKENIZER_GOLDEN, golden, strings};
+use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
+use sinew_render::{
+    ChatConfig, ChatRenderer, GgufVocab, MockTrajectory, RenderError, Renderer, Rewrite, Tokenizer,
+    conformance_check,
+};
+use sinew_types::{FinishReason, Message, Role, ToolCall, ToolSpec};
+use std::fmt::Write as _;
+use std::path::PathBuf;
+
+/// File, start of the text, end of a turn.
+const FAMILIES: [(&str, &str, &str); 22] = [
+    ("qwen2.5", "", "<|im_end|>"),
+    ("qwen3", "", "<|im_end|>"),
+    ("qwq", "", "<|im_end|>"),
+    ("qwen3-coder", "", "<|im_end|>"),
+    ("qwen3.5", "", "<|im_end|>"),
+    ("hermes", "<|begin_of_text|>", "<|im_end|>"),
+    ("llama-3.1", "<|begin_of_text|>", "<|eot_id|>"),
+    ("llama-3.2", "<|begin_of_text|>", "<|eot_id|>"),
+    ("mistral-nemo", "<s>", "</s>"),
+    ("mistral-parallel", "<s>", "</s>"),
+    ("mistral-small-3.2", "<s>", "</s>"),
+    ("ministral-3-reasoning", "<s>", "</s>"),
+    (
+        "deepseek-v3",
+        "<｜begin▁of▁sentence｜>",
+        "<｜end▁of▁sentence｜>",
+    ),
+    (
+        "deepseek-r1-distill",
+        "<｜begin▁of▁sentence｜>",
+        "<｜end▁of▁sentence｜>",
+    ),
+    (
+        "deepseek-v3.1",
+        "<｜begin▁of▁sentence｜>",
+        "<｜end▁of▁sentence｜>",
+    ),
+    (
+        "deepseek-v3.2",
+        "<｜begin▁of▁sentence｜>",
+        "<｜end▁of▁sentence｜>",
+    ),
+    ("glm-4.6", "", "<|endoftext|>"),
+    ("glm-4.7", "", "<|endoftext|>"),
+    ("granite-4.0", "", "<|end_of_text|>"),
+    ("smollm2", "<|im_start|>", "<|im_end|>"),
+    ("smollm3", "", "<|im_end|>"),
+    ("phi-3.5", "<s>", "<|end|>"),
+];
+
+/// Tokens that families have beside control tokens.
+const ADDED: [&str; 10] = [
+    "<think>",
+    "</think>",
+    "<tool_call>",
+    "</tool_call>",
+    "<tool_response>",
+    "</tool_response>",
+    "<arg_key>",
+    "</arg_key>",
+    "<arg_value>",
+    "</arg_value>",
+];
+
+fn path(relative: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join(relative)
+}
+
+fn source(name: &str) -> String {
+    std::fs::read_to_string(path(&format!("tests/templates/{name}.jinja"))).unwrap()
+}
+
+/// Everything in a template that looks like a control token.
+fn control_tokens(source: &str, bos: &str, eos: &str) -> Vec<String> {
+    let mut found = vec![bos.to_owned(), eos.to_owned()];
+    for (open, close) in [("<|", "|>"), ("<｜", "｜>"), ("[", "]")] {
+        let mut rest = source;
+        while let Some(at) = rest.find(open) {
+            rest = &rest[at + open.len()..];
+            let Some(end) = rest.find(close) else { break };
+            let name = &rest[..end];
+            let upper = |c: char| c.is_ascii_uppercase() || matches!(c, '_' | '/');
+            let fits = match open {
+                "[" => name.len() > 2 && name.chars().all(upper),
+                _ => !name.contains([' ', '\n', '<', '\'']) && name.len() < 40,
+            };
+            if fits && name != "DSML" {
+                found.push(format!("{open}{name}{close}"));
+            }
+        }
+    }
+    found.retain(|token| !token.is_empty());
+    found.sort();
+    found.dedup();
+    found
+}
+
+/// SmolLM2's tokens and merges, with the control tokens that the template needs.
+fn renderer(name: &str, bos: &str, eos: &str) -> ChatRenderer {
+    let source = source(name);
+    let all = &SMOLLM2_VOCAB.tokens;
+    let kept = TOKENIZER_GOLDEN["tokens"].as_array().unwrap();
+    let mut tokens: Vec<String> = kept
+        .iter()
+        .map(|entry| all[entry[0].as_u64().unwrap() as usize].clone())
+        .collect();
+    let mut token_types = vec![1; tokens.len()];
+    for token in control_tokens(&source, bos, eos) {
+        match tokens.iter().position(|t| *t == token) {
+            Some(at) => token_types[at] = 3,
+            None => {
+                tokens.push(token);
+                token_types.push(3);
+            }
+        }
+    }
+    for token in ADDED {
+        tokens.push(token.to_owned());
+        token_types.push(4);
+    }
+    let vocab = GgufVocab {
+        model: "gpt2".into(),
+        // Every family but SmolLM cuts newlines off before merging, as Llama 3 does.
+        pre: if name.starts_with("smollm") {
+            "smollm"
+        } else {
+            "llama-bpe"
+        }
+        .into(),
+        tokens,
+        token_types,
+        merges: strings(&TOKENIZER_GOLDEN["merges"]),
+    };
+    let config = ChatConfig {
+        template: source,
+        bos_token: bos.into(),
+        eos_token: eos.into(),
+        options: json!({"date": "2026-01-31"}).as_object().unwrap().clone(),
+        ..ChatConfig::default()
+    };
+    ChatRenderer::new(Tokenizer::from_gguf(&vocab).unwrap(), config).unwrap()
+}
+
+fn message(value: &Value) -> Message {
+    let role = serde_json::from_value(value["role"].clone()).unwrap();
+    let mut message = Message::new(role, value["content"].as_str().unwrap());
+    let text = |key: &str| value[key].as_str().map(str::to_owned);
+    message.reasoning = text("reasoning");
+    message.tool_call_id = text("tool_call_id");
+    message.name = text("name");
+    for call in value["tool_calls"].as_array().into_iter().flatten() {
+        message.tool_calls.push(ToolCall {
+            id: call["id"].as_str().unwrap().into(),
+            name: call["name"].as_str().unwrap().into(),
+            arguments: call["arguments"].clone(),
+        });
+    }
+    message
+}
+
+#[test]
+fn shipped_templates_render_as_transformers_renders_them() {
+    let golden = golden(include_str!("../golden/families.json"));
+    let tool: ToolSpec = serde_json::from_value(golden["tool"].clone()).unwrap();
+    let conversations = golden["conversations"].as_array().unwrap();
+    let mut compared = 0;
+    for row in golden["renders"].as_array().unwrap() {
+        let name = row["template"].as_str().unwrap();
+        let (_, _, eos) = FAMILIES.iter().find(|f| f.0 == name).unwrap();
+        // The golden texts have these.
+        let renderer = renderer(name, "<s>", "</s>");
+        let _ = eos;
+        assert_eq!(Value::from(renderer.shows().calls), row["calls"], "{name}");
+        for (i, conversation) in conversations.iter().enumerate() {
+            let messages: Vec<_> = conversation["messages"]
+                .as_array()
+                .unwrap()
+                .iter()
+                .map(message)
+                .collect();
+            let tools = if conversation["tools"] == true {
+                vec![tool.clone()]
+            } else {
+                Vec::new()
+            };
+            let shows = renderer.shows();
+            let calls = messages.iter().any(|m| !m.tool_calls.is_empty());
+            if (calls && !shows.calls) || (!tools.is_empty() && !shows.tools) {
+                continue;
+            }
+            let expected = row["sha256"][i].as_str();
+            let text = renderer
+                .render_prompt(&messages, &tools)
+                .map(|ids| renderer.decode_with_special(&ids));
+            let hash = text.as_ref().ok().map(|text| {
+                let digest = Sha256::digest(text.as_bytes());
+                digest
+                    .iter()
+                    .map(|b| format!("{b:02x}"))
+                    .collect::<String>()
+            });
+            assert_eq!(
+                hash.as_deref(),
+                expected,
+                "{name}, conversation {i}: {text:?}"
+            );
+            compared += 1;
+        }
+    }
+    assert!(compared > 150, "{compared}");
+}
+
+fn trajectories(system: Option<&str>) -> Vec<MockTrajectory> {
+    let mut all = MockTrajectory::standard(system, "What is 318 * 27?");
+    all.extend(MockTrajectory::agentic(system));
+    all
+}
+
+/// One row of the table in the documentation.
+fn row(name: &str, bos: &str, eos: &str) -> String {
+    println!("== {name}");
+    let renderer = renderer(name, bos, eos);
+    let stops: Vec<_> = renderer
+        .stop_ids()
+        .iter()
+        .map(|&id| {
+            format!(
+                "`{}`",
+                renderer.decode_with_special(&[id]).replace('|', "\\|")
+            )
+        })
+        .collect();
+    let format = renderer.turn_format().calls.unwrap().name();
+    let shows = renderer.shows();
+    let place = |shown: bool, of: &str| (!shown).then(|| of.to_owned());
+    let by_us: Vec<_> = [
+        place(shows.tools, "tools"),
+        place(shows.calls, "calls"),
+        place(shows.results, "results"),
+    ]
+    .into_iter()
+    .flatten()
+    .collect();
+    let by_us = if by_us.is_empty() {
+        "-".into()
+    } else {
+        by_us.join(", ")
+    };
+    let mut out = format!("| {name} | {format} | {} | {by_us} | ", stops.join(" "));
+    let mut failures = Vec::new();
+    let (mut exact, mut declared, mut calls) = (0, 0, 0);
+    let mut rewrites: Vec<Rewrite> = Vec::new();
+    let mut refused = Vec::new();
+    for system in [None, Some("You are helpful.")] {
+        for trajectory in trajectories(system) {
+            let name = trajectory.name.clone();
+            match conformance_check(&renderer, &[trajectory]) {
+                Ok(report) => {
+                    exact += report.exact();
+                    declared += report.steps.len() - report.exact();
+                    calls += report.turns_with_calls;
+                    rewrites.extend(report.rewrites());
+                }
+                Err(RenderError::Join(why)) if why.contains("refuses every") => {
+                    println!("{why}");
+                    refused.push(name);
+                }
+                Err(e) => {
+                    println!("{e}");
+                    failures.push(name);
+                }
+            }
+        }
+    }
+    rewrites.sort_unstable();
+    rewrites.dedup();
+    let list = |mut names: Vec<String>| {
+        names.sort();
+        names.dedup();
+        if names.is_empty() {
+            "-".into()
+        } else {
+            names.join(", ")
+        }
+    };
+    let rewrites = rewrites
+        .iter()
+        .map(|r| format!("{r:?}").to_lowercase())
+        .collect();
+    write!(
+        out,
+        "{exact} | {declared} | {} | {calls} | {} | {} |",
+        list(rewrites),
+        list(refused),
+        list(failures)
+    )
+    .unwrap();
+    out
+}
+
+#[test]
+fn the_table_of_families_is_what_is_measured() {
+    let rows: Vec<_> = FAMILIES
+        .iter()
+        .map(|(name, bos, eos)| row(name, bos, eos))
+        .collect();
+    let measured = rows.join("\n");
+    let docs = std::fs::read_to_string(path("../../docs/rendering.md")).unwrap();
+    let table: Vec<_> = docs
+        .lines()
+        .skip_while(|l| !l.starts_with("| family |"))
+        .skip(2)
+        .take_while(|l| l.starts_with('|'))
+        .collect();
+    assert!(
+        table.join("\n") == measured,
+        "docs/rendering.md must say:\n{measured}\n"
+    );
+}
+
+/// What a template does not print is not lost.
+#[test]
+fn tools_and_results_reach_models_whose_template_has_no_place_for_them() {
+    let renderer = renderer("phi-3.5", "<s>", "<|end|>");
+    let [.., mock] = &MockTrajectory::agentic(Some("Be brief."))[..1] else {
+        panic!("no trajectory")
+    };
+    let ids = renderer.render_prompt(&mock.messages, &mock.tools).unwrap();
+    let text = renderer.decode_with_special(&ids);
+    for needle in [
+        "Be brief.\n\n# Tools",
+        "Runs Python code.",
+        "{\"out\": 391}",
+        "if 1 < 2:",
+    ] {
+        assert!(text.contains(needle), "{needle} is not in {text}");
+    }
+    // Without a system message of its own one is put before the first question.
+    let ids = renderer
+        .render_prompt(&mock.messages[1..2], &mock.tools)
+        .unwrap();
+    let text = renderer.decode_with_special(&ids);
+    assert!(text.starts_with("<|system|>\n# Tools"), "{text}");
+}
+
+/// A turn that is cut by the token limit is closed as the family closes it.
+#[test]
+fn cut_turns_are_closed_by_the_familys_stop() {
+    for (name, bos, eos) in FAMILIES {
+        println!("{name}");
+        let renderer = renderer(name, bos, eos);
+        let new = [Message::new(Role::User, "go on")];
+        let context = renderer.encode_text("half a").unwrap();
+        let cut = renderer
+            .extend(&context, &FinishReason::Length, &new, &[])
+            .unwrap();
+        let stop = *cut.forced.last().unwrap_or_else(|| panic!("{name}"));
+        assert!(renderer.stop_ids().contains(&stop), "{name}");
+        let mut whole = context.clone();
+        whole.push(stop);
+        let stopped = renderer
+            .extend(&whole, &FinishReason::StopId { id: stop }, &new, &[])
+            .unwrap();
+        assert!(stopped.forced.is_empty(), "{name}");
+        assert_eq!(stopped.observation, cut.observation, "{name}");
+    }
+}
