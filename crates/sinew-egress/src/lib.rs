@@ -16,6 +16,7 @@ mod audit;
 mod authority;
 mod body;
 mod config;
+mod exchange;
 mod hello;
 mod host;
 mod policy;

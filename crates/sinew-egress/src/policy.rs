@@ -315,7 +315,6 @@ fn no_rule(scheme: Scheme, host: &Host, port: u16) -> Denial {
 }
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use super::*;
     use proptest::prelude::*;

@@ -149,7 +149,6 @@ pub(crate) fn end_to_end(headers: &mut HeaderMap) {
 }
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use super::*;
     use hyper::Request;

@@ -56,7 +56,6 @@ pub(crate) fn scrub(text: &[u8], secret: &str) -> (Vec<u8>, bool) {
 }
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use super::*;
     use proptest::prelude::*;

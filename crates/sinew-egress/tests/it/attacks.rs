@@ -230,7 +230,7 @@ async fn inside_of_tls_no_other_host_can_be_asked_for() {
     for request in [
         "GET / HTTP/1.1\r\nhost: b.test\r\nconnection: close\r\n\r\n".to_string(),
         format!("GET http://b.test/ HTTP/1.1\r\nhost: a.test:{port}\r\nconnection: close\r\n\r\n"),
-        format!("CONNECT b.test:443 HTTP/1.1\r\nhost: b.test:443\r\nconnection: close\r\n\r\n"),
+        "CONNECT b.test:443 HTTP/1.1\r\nhost: b.test:443\r\nconnection: close\r\n\r\n".to_string(),
         format!(
             "GET / HTTP/1.1\r\nhost: a.test:{}\r\nconnection: close\r\n\r\n",
             port ^ 1

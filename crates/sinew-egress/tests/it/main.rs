@@ -1,5 +1,7 @@
 //! The proxy between raw clients and real servers, plain and TLS, on loopback.
 
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
 mod attacks;
 mod basics;
 mod recordings;

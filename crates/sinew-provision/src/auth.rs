@@ -1,0 +1,163 @@
+//! Bearer tokens: who may ask, and as whom.
+
+use std::fmt;
+
+/// Shortest token; what is made here has 43 characters (256 bits).
+const MIN_TOKEN_BYTES: usize = 16;
+
+/// Why tokens cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum TokenError {
+    /// A line of the file.
+    #[error(
+        "line {line} of the tokens: {problem}; allowed: OWNER:TOKEN with at least 16 characters of token"
+    )]
+    Line {
+        /// Counted from 1.
+        line: usize,
+        /// What is wrong; never the token.
+        problem: &'static str,
+    },
+    /// None at all.
+    #[error("no tokens; allowed: at least one line OWNER:TOKEN")]
+    None,
+    /// No randomness.
+    #[error("cannot make a token: {0}")]
+    Random(String),
+}
+
+/// A token and its owner.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Token {
+    /// Whose sandboxes it reaches.
+    pub owner: String,
+    digest: blake3::Hash,
+}
+
+impl fmt::Debug for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Token")
+            .field("owner", &self.owner)
+            .finish_non_exhaustive()
+    }
+}
+
+/// All tokens. Only their hashes are kept.
+#[derive(Clone, Debug)]
+pub struct Tokens(Vec<Token>);
+
+/// Hexadecimal randomness.
+pub(crate) fn random_hex(bytes: usize) -> Result<String, String> {
+    let mut raw = vec![0; bytes];
+    getrandom::fill(&mut raw).map_err(|e| e.to_string())?;
+    Ok(raw.iter().map(|b| format!("{b:02x}")).collect())
+}
+
+impl Tokens {
+    /// One fresh token, for the owner `default`; its text is returned beside it.
+    ///
+    /// # Errors
+    /// [`TokenError::Random`].
+    pub fn generate() -> Result<(Self, String), TokenError> {
+        let text = random_hex(32).map_err(TokenError::Random)?;
+        let token = Token {
+            owner: "default".into(),
+            digest: blake3::hash(text.as_bytes()),
+        };
+        Ok((Self(vec![token]), text))
+    }
+
+    /// Lines `OWNER:TOKEN`; empty lines and those that begin with `#` are skipped.
+    ///
+    /// # Errors
+    /// The first line that is wrong.
+    pub fn parse(text: &str) -> Result<Self, TokenError> {
+        let mut tokens = Vec::new();
+        for (at, line) in text.lines().enumerate() {
+            let line = line.trim();
+            if line.is_empty() || line.starts_with('#') {
+                continue;
+            }
+            let wrong = |problem| TokenError::Line {
+                line: at + 1,
+                problem,
+            };
+            let (owner, token) = line.split_once(':').ok_or_else(|| wrong("no colon"))?;
+            let plain = |b: u8| b.is_ascii_alphanumeric() || b == b'-' || b == b'_';
+            if owner.is_empty() || owner.len() > 64 || !owner.bytes().all(plain) {
+                return Err(wrong("the owner is not 1 to 64 of a-z, A-Z, 0-9, - and _"));
+            }
+            if token.len() < MIN_TOKEN_BYTES || !token.bytes().all(|b| b.is_ascii_graphic()) {
+                return Err(wrong(
+                    "the token is too short or has other than printable characters",
+                ));
+            }
+            tokens.push(Token {
+                owner: owner.into(),
+                digest: blake3::hash(token.as_bytes()),
+            });
+        }
+        if tokens.is_empty() {
+            return Err(TokenError::None);
+        }
+        Ok(Self(tokens))
+    }
+
+    /// The owner of a header `Bearer TOKEN`. Hashes are compared in constant time.
+    pub(crate) fn owner(&self, header: Option<&str>) -> Option<&str> {
+        let (scheme, token) = header?.split_once(' ')?;
+        if !scheme.eq_ignore_ascii_case("bearer") {
+            return None;
+        }
+        let digest = blake3::hash(token.trim().as_bytes());
+        let found = self.0.iter().find(|t| t.digest == digest);
+        found.map(|t| t.owner.as_str())
+    }
+}
+
+#[cfg(test)]
+#[expect(clippy::unwrap_used, reason = "tests")]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_whole_token_has_an_owner() {
+        let tokens =
+            Tokens::parse("# team\nann:0123456789abcdef\n\nbob:fedcba9876543210\n").unwrap();
+        assert_eq!(tokens.owner(Some("Bearer fedcba9876543210")), Some("bob"));
+        assert_eq!(tokens.owner(Some("bearer 0123456789abcdef")), Some("ann"));
+        for wrong in [
+            None,
+            Some(""),
+            Some("Bearer"),
+            Some("Bearer "),
+            Some("Bearer 0123456789abcde"),
+            Some("Basic 0123456789abcdef"),
+        ] {
+            assert_eq!(tokens.owner(wrong), None, "{wrong:?}");
+        }
+        assert!(!format!("{tokens:?}").contains("0123456789abcdef"));
+    }
+
+    #[test]
+    fn bad_lines_are_named_and_not_shown() {
+        for (text, line) in [
+            ("a:0123456789abcdef\nsecret", 2),
+            ("a:short", 1),
+            ("a b:0123456789abcdef", 1),
+            (":0123456789abcdef", 1),
+        ] {
+            let error = Tokens::parse(text).unwrap_err();
+            assert!(
+                matches!(error, TokenError::Line { line: l, .. } if l == line),
+                "{error}"
+            );
+        }
+        assert_eq!(Tokens::parse("# nothing\n").unwrap_err(), TokenError::None);
+        let (tokens, text) = Tokens::generate().unwrap();
+        assert_eq!(
+            (tokens.owner(Some(&format!("Bearer {text}"))), text.len()),
+            (Some("default"), 64)
+        );
+    }
+}

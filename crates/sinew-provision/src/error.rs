@@ -1,0 +1,109 @@
+//! What goes wrong, as a status and a JSON object `{"error": {"code", "message"}}`.
+
+use axum::Json;
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use serde_json::json;
+use sinew_sandbox::SandboxError;
+
+/// A refusal or a failure.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ApiError {
+    /// No token, or one that nobody has.
+    #[error("no valid token; send `authorization: Bearer TOKEN`")]
+    Unauthorized,
+    /// No such thing, or not of this owner.
+    #[error("no {what} {id:?}: never made, destroyed, or its lease ended")]
+    NotFound {
+        /// `sandbox` or `snapshot`.
+        what: &'static str,
+        /// As asked for.
+        id: String,
+    },
+    /// Something runs in the sandbox.
+    #[error("something runs in this sandbox: wait for its end, or destroy the sandbox")]
+    Busy,
+    /// A value that cannot be taken.
+    #[error("{field} is {value}: {allowed}")]
+    Request {
+        /// Its name.
+        field: String,
+        /// As sent, shortened.
+        value: String,
+        /// What is allowed.
+        allowed: String,
+    },
+    /// The owner or the server has too many.
+    #[error(
+        "{what}: {live} are live, the limit is {limit}; destroy some or wait for a lease to end"
+    )]
+    TooMany {
+        /// Of what.
+        what: &'static str,
+        /// How many there are.
+        live: usize,
+        /// How many there may be.
+        limit: usize,
+    },
+    /// The sandbox was destroyed while it was used.
+    #[error("the sandbox was destroyed")]
+    Gone,
+    /// The level of the sandbox.
+    #[error(transparent)]
+    Sandbox(#[from] SandboxError),
+}
+
+/// A [`ApiError::Request`].
+pub(crate) fn bad(
+    field: impl Into<String>,
+    value: impl ToString,
+    allowed: impl Into<String>,
+) -> ApiError {
+    let mut value = value.to_string();
+    if let Some((at, _)) = value.char_indices().nth(100) {
+        value.truncate(at);
+    }
+    ApiError::Request {
+        field: field.into(),
+        value,
+        allowed: allowed.into(),
+    }
+}
+
+impl ApiError {
+    fn status_and_code(&self) -> (StatusCode, &'static str) {
+        match self {
+            Self::Unauthorized => (StatusCode::UNAUTHORIZED, "unauthorized"),
+            Self::NotFound { .. } => (StatusCode::NOT_FOUND, "not_found"),
+            Self::Busy => (StatusCode::CONFLICT, "busy"),
+            Self::Request { .. } => (StatusCode::BAD_REQUEST, "request"),
+            Self::TooMany { .. } => (StatusCode::TOO_MANY_REQUESTS, "too_many"),
+            Self::Gone => (StatusCode::GONE, "gone"),
+            Self::Sandbox(e) => match e {
+                SandboxError::Request { .. } => (StatusCode::BAD_REQUEST, "request"),
+                SandboxError::NotEnforced { .. } => (StatusCode::CONFLICT, "not_enforced"),
+                SandboxError::Busy { .. } => (StatusCode::SERVICE_UNAVAILABLE, "no_room"),
+                SandboxError::Unavailable { .. } => {
+                    (StatusCode::SERVICE_UNAVAILABLE, "unavailable")
+                }
+                SandboxError::Unsupported { .. } => (StatusCode::NOT_IMPLEMENTED, "unsupported"),
+                // What a file operation says of a path is the client's business.
+                SandboxError::Io { .. } => (StatusCode::UNPROCESSABLE_ENTITY, "failed"),
+                _ => (StatusCode::INTERNAL_SERVER_ERROR, "died"),
+            },
+        }
+    }
+
+    /// The object that goes over the wire.
+    pub(crate) fn json(&self) -> serde_json::Value {
+        let (_, code) = self.status_and_code();
+        json!({ "error": { "code": code, "message": self.to_string() } })
+    }
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        let (status, _) = self.status_and_code();
+        (status, Json(self.json())).into_response()
+    }
+}

@@ -1,0 +1,249 @@
+//! The routes, and the server around them.
+
+use crate::api::{CreateRequest, ExecBody, ForkRequest};
+use crate::book::Service;
+use crate::error::{ApiError, bad};
+use crate::exec;
+use axum::body::Bytes;
+use axum::extract::rejection::{BytesRejection, JsonRejection};
+use axum::extract::{DefaultBodyLimit, FromRequestParts, Path, Query, State};
+use axum::http::request::Parts;
+use axum::http::{HeaderMap, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use axum::{Json, Router};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use std::sync::Arc;
+
+/// Largest JSON body.
+const MAX_JSON_BYTES: usize = 1 << 20;
+
+type Api = State<Arc<Service>>;
+type Answer = Result<Response, ApiError>;
+
+/// Who asks, as the token says.
+struct Owner(String);
+
+impl FromRequestParts<Arc<Service>> for Owner {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(
+        parts: &mut Parts,
+        service: &Arc<Service>,
+    ) -> Result<Self, ApiError> {
+        let header = parts
+            .headers
+            .get(header::AUTHORIZATION)
+            .and_then(|h| h.to_str().ok());
+        let owner = service.tokens.owner(header).ok_or(ApiError::Unauthorized)?;
+        Ok(Self(owner.into()))
+    }
+}
+
+/// All routes. Bodies of files may have [`crate::Bounds::file_bytes`], all others 1 MiB.
+pub fn router(service: Arc<Service>) -> Router {
+    let files = DefaultBodyLimit::max(service.bounds.file_bytes);
+    Router::new()
+        .route("/v1/health", get(async || Json(json!({ "status": "ok" }))))
+        .route("/v1/levels", get(levels))
+        .route("/v1/sandboxes", post(create).get(list))
+        .route("/v1/sandboxes/{id}", get(look).delete(destroy))
+        .route("/v1/sandboxes/{id}/exec", post(run))
+        .route("/v1/sandboxes/{id}/stats", get(stats))
+        .route("/v1/sandboxes/{id}/reset", post(reset))
+        .route("/v1/sandboxes/{id}/snapshot", post(snapshot))
+        .route("/v1/sandboxes/{id}/fork", post(fork))
+        .layer(DefaultBodyLimit::max(MAX_JSON_BYTES))
+        .route(
+            "/v1/sandboxes/{id}/files/{*path}",
+            get(read).put(write).layer(files.clone()),
+        )
+        .route("/v1/snapshots", post(import).layer(files))
+        .route("/v1/snapshots/{id}", get(export).delete(forget))
+        .fallback(async || {
+            let id = "route".to_string();
+            ApiError::NotFound { what: "such", id }
+        })
+        .with_state(service)
+}
+
+fn json_body<T: Default>(
+    body: Result<Json<T>, JsonRejection>,
+    headers: &HeaderMap,
+) -> Result<T, ApiError> {
+    let empty = headers.get(header::CONTENT_LENGTH).is_none_or(|l| l == "0");
+    match body {
+        Ok(Json(body)) => Ok(body),
+        // `curl -X POST` without a body means: all defaults.
+        Err(_) if empty && !headers.contains_key(header::TRANSFER_ENCODING) => Ok(T::default()),
+        Err(e) => Err(bad(
+            "body",
+            e.body_text(),
+            "JSON as docs/sandbox.md says, with content-type: application/json",
+        )),
+    }
+}
+
+fn raw_body(body: Result<Bytes, BytesRejection>, service: &Service) -> Result<Bytes, ApiError> {
+    body.map_err(|e| {
+        bad(
+            "body",
+            e.body_text(),
+            format!("at most {} bytes", service.bounds.file_bytes),
+        )
+    })
+}
+
+async fn levels(State(service): Api, _owner: Owner) -> Json<Value> {
+    let levels: Vec<Value> = service
+        .levels()
+        .map(|p| json!({ "level": p.level(), "protections": *p.protections() }))
+        .collect();
+    Json(json!({ "levels": levels }))
+}
+
+async fn create(
+    State(service): Api,
+    Owner(owner): Owner,
+    headers: HeaderMap,
+    body: Result<Json<CreateRequest>, JsonRejection>,
+) -> Answer {
+    let request = json_body(body, &headers)?;
+    let view = service.create(&owner, &request).await?;
+    Ok((StatusCode::CREATED, Json(view)).into_response())
+}
+
+async fn list(State(service): Api, Owner(owner): Owner) -> Json<Value> {
+    Json(json!({ "sandboxes": service.list(&owner) }))
+}
+
+async fn look(State(service): Api, Owner(owner): Owner, Path(id): Path<String>) -> Answer {
+    Ok(Json(service.look(&owner, &id)?).into_response())
+}
+
+async fn destroy(State(service): Api, Owner(owner): Owner, Path(id): Path<String>) -> Answer {
+    service.destroy(&owner, &id).await?;
+    Ok(StatusCode::NO_CONTENT.into_response())
+}
+
+async fn run(
+    State(service): Api,
+    Owner(owner): Owner,
+    Path(id): Path<String>,
+    headers: HeaderMap,
+    body: Result<Json<ExecBody>, JsonRejection>,
+) -> Answer {
+    let body = json_body(body, &headers)?;
+    exec::exec(service, owner, id, body).await
+}
+
+async fn stats(State(service): Api, Owner(owner): Owner, Path(id): Path<String>) -> Answer {
+    Ok(Json(service.stats(&owner, &id).await?).into_response())
+}
+
+async fn reset(State(service): Api, Owner(owner): Owner, Path(id): Path<String>) -> Answer {
+    service.reset(&owner, &id).await?;
+    Ok(StatusCode::NO_CONTENT.into_response())
+}
+
+async fn snapshot(State(service): Api, Owner(owner): Owner, Path(id): Path<String>) -> Answer {
+    let id = service.snapshot(&owner, &id).await?;
+    Ok((StatusCode::CREATED, Json(json!({ "snapshot": id }))).into_response())
+}
+
+async fn fork(
+    State(service): Api,
+    Owner(owner): Owner,
+    Path(id): Path<String>,
+    headers: HeaderMap,
+    body: Result<Json<ForkRequest>, JsonRejection>,
+) -> Answer {
+    let request = json_body(body, &headers)?;
+    let views = service.fork(&owner, &id, &request).await?;
+    Ok((StatusCode::CREATED, Json(json!({ "sandboxes": views }))).into_response())
+}
+
+async fn read(
+    State(service): Api,
+    Owner(owner): Owner,
+    Path((id, path)): Path<(String, String)>,
+) -> Answer {
+    let content = exec::read(&service, &owner, &id, &path).await?;
+    let headers = [(header::CONTENT_TYPE, "application/octet-stream")];
+    Ok((headers, content).into_response())
+}
+
+async fn write(
+    State(service): Api,
+    Owner(owner): Owner,
+    Path((id, path)): Path<(String, String)>,
+    body: Result<Bytes, BytesRejection>,
+) -> Answer {
+    let content = raw_body(body, &service)?;
+    exec::write(&service, &owner, &id, &path, &content).await?;
+    Ok(StatusCode::NO_CONTENT.into_response())
+}
+
+#[derive(Debug, Deserialize)]
+struct ImportQuery {
+    level: Option<String>,
+}
+
+async fn import(
+    State(service): Api,
+    Owner(owner): Owner,
+    Query(query): Query<ImportQuery>,
+    body: Result<Bytes, BytesRejection>,
+) -> Answer {
+    let archive = raw_body(body, &service)?;
+    let id = service
+        .import(&owner, query.level.as_deref(), &archive)
+        .await?;
+    Ok((StatusCode::CREATED, Json(json!({ "snapshot": id }))).into_response())
+}
+
+async fn export(State(service): Api, Owner(owner): Owner, Path(id): Path<String>) -> Answer {
+    let archive = service.export(&owner, &id).await?;
+    let headers = [(header::CONTENT_TYPE, "application/x-tar")];
+    Ok((headers, archive).into_response())
+}
+
+async fn forget(State(service): Api, Owner(owner): Owner, Path(id): Path<String>) -> Answer {
+    service.forget(&owner, &id)?;
+    Ok(StatusCode::NO_CONTENT.into_response())
+}
+
+/// The listener failed.
+#[derive(Debug, thiserror::Error)]
+#[error("serve sandboxes: {0}")]
+pub struct ServeError(#[from] std::io::Error);
+
+/// Serves until `stop` resolves, then destroys every sandbox.
+///
+/// # Errors
+/// [`ServeError`] if the listener fails.
+pub async fn serve(
+    listener: tokio::net::TcpListener,
+    service: Arc<Service>,
+    stop: impl Future<Output = ()> + Send + 'static,
+) -> Result<(), ServeError> {
+    let sweep = {
+        let service = Arc::clone(&service);
+        tokio::spawn(async move { service.sweep().await })
+    };
+    // Destroying the sandboxes is what ends the requests that are still running.
+    let ending = {
+        let service = Arc::clone(&service);
+        async move {
+            stop.await;
+            service.close().await;
+        }
+    };
+    let served = axum::serve(listener, router(Arc::clone(&service)))
+        .with_graceful_shutdown(ending)
+        .await;
+    sweep.abort();
+    service.close().await;
+    Ok(served?)
+}
