@@ -24,10 +24,11 @@ const JOINED_MASK: u64 = 0xffff_ff00;
 /// The number of the loop has bits 32..64; it may wrap, since only inequality with the last one matters.
 const EPOCH_ONE: u64 = 1 << 32;
 
-/// Spins before a waiting thread parks. One spin is a `pause`, 40-140 cycles on recent x86, so the
-/// bound is some 10-50 us: longer than the serial gaps between the operators of a decoding step,
-/// short enough that an idle pool leaves the CPU to others.
-const SPINS: u32 = 600;
+/// Spins before a waiting thread parks. One spin is a `pause`, 34 cycles (12 ns) on an Ice Lake server and
+/// up to 140 on others, so the bound is some 50-200 us: longer than the serial gaps between the operators
+/// of a decoding step, where waking a parked thread would cost as much as the operator; short enough
+/// that an idle pool leaves the CPU to others.
+const SPINS: u32 = 4000;
 
 thread_local! {
     /// Whether this thread is inside a loop of some pool.

@@ -30,6 +30,8 @@ const B_LIMIT: usize = 2 << 20;
 const A_LIMIT: usize = 4 << 20;
 /// Multiply-adds that a task has at least, some 10 us.
 const TASK_WORK: usize = 1 << 19;
+/// Fewer rows take as long as so many: reading `b` from memory is what takes the time.
+const STREAM_ROWS: usize = 8;
 /// Tasks for each thread, so that a thread that gets less CPU time takes fewer.
 const TASKS_PER_THREAD: usize = 6;
 
@@ -255,7 +257,7 @@ impl Grid {
     ) -> Self {
         let col_panels = cols.div_ceil(panel_width(dev.kernels()));
         let wanted = (dev.threads() * TASKS_PER_THREAD)
-            .min(rows * cols * depth / TASK_WORK)
+            .min(rows.max(STREAM_ROWS) * cols * depth / TASK_WORK)
             .max(1);
         let (row_tasks, col_tasks) = if shared {
             (1, wanted)
