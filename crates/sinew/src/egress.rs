@@ -1,0 +1,241 @@
+//! The way out of sandboxes: a proxy of the run, and a session of it for each sandbox.
+
+use crate::failure::Failure;
+use sinew_egress::{
+    EgressConfig, Policy, Proxy, ProxyOptions, Served, SystemResolver, environment,
+};
+use sinew_sandbox::{
+    ExecOptions, ExecRequest, ExecResult, Network, Protection, Sandbox, SandboxError,
+    SandboxFuture, SandboxProvider, SandboxSpec, SandboxStats, Snapshot,
+};
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Port of the proxy on a sandbox's loopback address.
+const PORT: u16 = 3128;
+/// Where sandboxes see the certificates to trust.
+const FOLDER_INSIDE: &str = "/opt/sinew-egress";
+/// The host's own certificates, where tunnels pass without being looked into.
+const HOST_BUNDLE: &str = "/etc/ssl/certs/ca-certificates.crt";
+
+/// A proxy with its rules.
+#[derive(Debug)]
+pub(crate) struct WayOut {
+    proxy: Proxy,
+    policy: Policy,
+    config: EgressConfig,
+    /// Folder of audit logs.
+    audit: Option<PathBuf>,
+    /// Folder on the host with `bundle.pem`.
+    trust: tempfile::TempDir,
+}
+
+impl WayOut {
+    /// Starts the proxy. Credentials come from this process's environment.
+    pub(crate) fn start(config: EgressConfig, audit: Option<PathBuf>) -> Result<Self, Failure> {
+        let policy = config
+            .policy(&|name| std::env::var(name).ok())
+            .map_err(Failure::input)?;
+        let proxy = Proxy::new(ProxyOptions {
+            resolver: Arc::new(SystemResolver),
+            extra_roots_pem: String::new(),
+        })
+        .map_err(Failure::system)?;
+        let trust = tempfile::Builder::new()
+            .prefix("sinew-egress-")
+            .tempdir()
+            .map_err(Failure::system)?;
+        let mut bundle = std::fs::read_to_string(HOST_BUNDLE).unwrap_or_default();
+        bundle.push('\n');
+        bundle.push_str(proxy.authority_pem());
+        let path = trust.path().join("bundle.pem");
+        std::fs::write(&path, bundle).map_err(Failure::system)?;
+        // Sandboxes have users of their own, who must be able to read it.
+        for (path, mode) in [(trust.path(), 0o755), (path.as_path(), 0o644)] {
+            let mode = std::os::unix::fs::PermissionsExt::from_mode(mode);
+            std::fs::set_permissions(path, mode).map_err(Failure::system)?;
+        }
+        Ok(Self {
+            proxy,
+            policy,
+            config,
+            audit,
+            trust,
+        })
+    }
+
+    /// What sandboxes must be shown.
+    pub(crate) fn shows(&self) -> (PathBuf, PathBuf) {
+        (self.trust.path().into(), FOLDER_INSIDE.into())
+    }
+
+    fn variables() -> Vec<(String, String)> {
+        environment(PORT, Some(&format!("{FOLDER_INSIDE}/bundle.pem")))
+    }
+
+    fn open(&self, name: &str, listener: TcpListener) -> Result<Served, String> {
+        let log = self
+            .audit
+            .as_ref()
+            .map(|dir| dir.join(format!("{name}.jsonl")));
+        let session = self
+            .proxy
+            .session(name, self.policy.clone(), &self.config, log.as_deref())
+            .map_err(|e| e.to_string())?;
+        session.serve(listener).map_err(|e| e.to_string())
+    }
+}
+
+impl sinew_provision::Egress for WayOut {
+    fn port(&self) -> u16 {
+        PORT
+    }
+
+    fn environment(&self) -> Vec<(String, String)> {
+        Self::variables()
+    }
+
+    fn serve(&self, name: &str, listener: TcpListener) -> Result<Box<dyn Send + Sync>, String> {
+        // The name becomes the name of a file.
+        let plain = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'_' | b'-');
+        if name.is_empty() || name.len() > 128 || name.starts_with('.') || !name.bytes().all(plain)
+        {
+            return Err(format!(
+                "episode {name:?}: allowed: 1 to 128 of a-z, A-Z, 0-9, -, _ and . inside"
+            ));
+        }
+        Ok(Box::new(self.open(name, listener)?))
+    }
+}
+
+/// Gives every sandbox of a provider the way out.
+pub(crate) struct WithEgress {
+    inner: Arc<dyn SandboxProvider>,
+    way_out: WayOut,
+    next: AtomicU64,
+}
+
+impl WithEgress {
+    pub(crate) fn new(inner: Arc<dyn SandboxProvider>, way_out: WayOut) -> Self {
+        Self {
+            inner,
+            way_out,
+            next: AtomicU64::new(0),
+        }
+    }
+
+    fn with_network(spec: &SandboxSpec) -> SandboxSpec {
+        let mut spec = spec.clone();
+        spec.network = Network::Loopback;
+        spec.env.extend(WayOut::variables());
+        spec
+    }
+
+    async fn open(&self, mut inner: Box<dyn Sandbox>) -> Result<Box<dyn Sandbox>, SandboxError> {
+        let listener = inner.listen_inside(PORT).await?;
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        let served = self.way_out.open(&format!("sandbox-{number:06}"), listener);
+        let served = served.map_err(|message| SandboxError::Io {
+            operation: "open the way out".into(),
+            message,
+        })?;
+        Ok(Box::new(Guarded { inner, served }))
+    }
+}
+
+impl SandboxProvider for WithEgress {
+    fn level(&self) -> &'static str {
+        self.inner.level()
+    }
+
+    fn acquire<'a>(&'a self, spec: &'a SandboxSpec) -> SandboxFuture<'a, Box<dyn Sandbox>> {
+        Box::pin(async move {
+            let spec = Self::with_network(spec);
+            let inner = self.inner.acquire(&spec).await?;
+            self.open(inner).await
+        })
+    }
+
+    fn protections(&self) -> Arc<Vec<Protection>> {
+        self.inner.protections()
+    }
+
+    fn fork<'a>(
+        &'a self,
+        spec: &'a SandboxSpec,
+        snapshot: &'a Snapshot,
+    ) -> SandboxFuture<'a, Box<dyn Sandbox>> {
+        Box::pin(async move {
+            let spec = Self::with_network(spec);
+            let inner = self.inner.fork(&spec, snapshot).await?;
+            self.open(inner).await
+        })
+    }
+
+    fn export<'a>(&'a self, snapshot: &'a Snapshot) -> SandboxFuture<'a, Vec<u8>> {
+        self.inner.export(snapshot)
+    }
+
+    fn import<'a>(&'a self, archive: &'a [u8], max_bytes: u64) -> SandboxFuture<'a, Snapshot> {
+        self.inner.import(archive, max_bytes)
+    }
+}
+
+/// A sandbox whose way out ends with it.
+struct Guarded {
+    inner: Box<dyn Sandbox>,
+    served: Served,
+}
+
+impl Sandbox for Guarded {
+    fn exec(&mut self, request: ExecRequest) -> SandboxFuture<'_, ExecResult> {
+        self.inner.exec(request)
+    }
+
+    fn exec_with(
+        &mut self,
+        request: ExecRequest,
+        options: ExecOptions,
+    ) -> SandboxFuture<'_, ExecResult> {
+        self.inner.exec_with(request, options)
+    }
+
+    fn write_file<'a>(&'a mut self, path: &'a str, content: &'a [u8]) -> SandboxFuture<'a, ()> {
+        self.inner.write_file(path, content)
+    }
+
+    fn read_file<'a>(&'a mut self, path: &'a str, max_bytes: u64) -> SandboxFuture<'a, Vec<u8>> {
+        self.inner.read_file(path, max_bytes)
+    }
+
+    fn snapshot(&mut self) -> SandboxFuture<'_, Snapshot> {
+        self.inner.snapshot()
+    }
+
+    fn reset(&mut self) -> SandboxFuture<'_, ()> {
+        self.inner.reset()
+    }
+
+    fn stats(&mut self) -> SandboxFuture<'_, SandboxStats> {
+        self.inner.stats()
+    }
+
+    fn listen_inside(&mut self, port: u16) -> SandboxFuture<'_, TcpListener> {
+        self.inner.listen_inside(port)
+    }
+
+    fn destroy(self: Box<Self>) -> SandboxFuture<'static, ()> {
+        let Self { inner, served } = *self;
+        drop(served);
+        inner.destroy()
+    }
+}
+
+/// A file with the keys of `[sandbox.egress]`.
+pub(crate) fn load(path: &Path) -> Result<EgressConfig, Failure> {
+    let text = std::fs::read_to_string(path)
+        .map_err(|e| Failure::input(format!("--egress {}: {e}", path.display())))?;
+    toml::from_str(&text).map_err(|e| Failure::input(format!("--egress {}: {e}", path.display())))
+}

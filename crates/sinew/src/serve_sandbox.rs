@@ -1,0 +1,112 @@
+//! `sinew serve --sandbox-only`: sandboxes over HTTP, without engine and gateway.
+
+use crate::egress::{self, WayOut};
+use crate::failure::Failure;
+use crate::output;
+use clap::Args;
+use serde_json::json;
+use sinew_provision::{Bounds, Egress, Service, Tokens};
+use sinew_sandbox::{ProcessConfig, ProcessProvider, SandboxProvider};
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+#[derive(Debug, Args)]
+pub(crate) struct SandboxOnlyArgs {
+    /// Serve sandboxes alone, to agents outside: no engine, no gateway
+    #[arg(long)]
+    pub(crate) sandbox_only: bool,
+    /// File of lines OWNER:TOKEN that open the sandboxes; without it one token is made up and printed
+    #[arg(long, requires = "sandbox_only")]
+    token_file: Option<PathBuf>,
+    /// TOML file with the rules by which sandboxes reach the network (keys of [sandbox.egress])
+    #[arg(long, requires = "sandbox_only")]
+    egress: Option<PathBuf>,
+    /// Folder for a log of what each sandbox asked of the network
+    #[arg(long, requires = "egress")]
+    egress_audit: Option<PathBuf>,
+    /// Most live sandboxes, of one owner and of all together
+    #[arg(long, default_value_t = 256)]
+    max_sandboxes: usize,
+}
+
+/// Runs until Ctrl-C, then destroys every sandbox.
+pub(crate) fn run(
+    args: &SandboxOnlyArgs,
+    listen: SocketAddr,
+    as_json: bool,
+) -> Result<(), Failure> {
+    let (tokens, shown) = tokens(args, listen)?;
+    let way_out = match &args.egress {
+        None => None,
+        Some(path) => Some(Arc::new(WayOut::start(
+            egress::load(path)?,
+            args.egress_audit.clone(),
+        )?)),
+    };
+    let program = std::env::current_exe().map_err(Failure::system)?;
+    let mut config = ProcessConfig::new(program, &std::env::var("PATH").unwrap_or_default());
+    config.max_live = args.max_sandboxes;
+    config.shows.extend(way_out.as_ref().map(|w| w.shows()));
+    let provider = ProcessProvider::start(config).map_err(Failure::system)?;
+    let providers: Vec<Arc<dyn SandboxProvider>> = vec![Arc::new(provider)];
+    let bounds = Bounds {
+        sandboxes: args.max_sandboxes,
+        ..Bounds::default()
+    };
+    let egress = way_out.map(|w| w as Arc<dyn Egress>);
+    let service = Arc::new(Service::new(providers, tokens, bounds, egress));
+    let runtime = tokio::runtime::Runtime::new().map_err(Failure::system)?;
+    runtime.block_on(async {
+        let listener = tokio::net::TcpListener::bind(listen)
+            .await
+            .map_err(|e| Failure::input(format!("--listen {listen}: {e}")))?;
+        let address = listener.local_addr().map_err(Failure::system)?;
+        announce(address, shown.as_deref(), as_json);
+        let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+        let serving = sinew_provision::serve(listener, service, async { drop(stopped.await) });
+        tokio::pin!(serving);
+        tokio::select! {
+            ended = &mut serving => ended.map_err(Failure::system),
+            signal = crate::serve::stop_signal() => {
+                signal?;
+                // Nobody listens only if serving has ended already.
+                let _ = stop.send(());
+                serving.await.map_err(Failure::system)
+            }
+        }
+    })
+}
+
+/// Beyond this host only with tokens that were chosen.
+fn tokens(args: &SandboxOnlyArgs, listen: SocketAddr) -> Result<(Tokens, Option<String>), Failure> {
+    let Some(path) = &args.token_file else {
+        if !listen.ip().is_loopback() {
+            return Err(Failure::input(format!(
+                "--listen {listen}: other hosts can reach it, so it needs --token-file\n  \
+                 hint: echo \"me:$(head -c 24 /dev/urandom | base64)\" > tokens"
+            )));
+        }
+        let (tokens, text) = Tokens::generate().map_err(Failure::system)?;
+        return Ok((tokens, Some(text)));
+    };
+    let named =
+        |e: &dyn std::fmt::Display| Failure::input(format!("--token-file {}: {e}", path.display()));
+    let text = std::fs::read_to_string(path).map_err(|e| named(&e))?;
+    Ok((Tokens::parse(&text).map_err(|e| named(&e))?, None))
+}
+
+fn announce(address: SocketAddr, token: Option<&str>, as_json: bool) {
+    let url = format!("http://{address}");
+    if as_json {
+        output::print_json(
+            &json!({ "listening": address.to_string(), "url": url, "token": token }),
+        );
+        return;
+    }
+    let token = token.unwrap_or("in --token-file");
+    output::print(&format!(
+        "listening on {url}\ntoken: {token}\n\
+         make a sandbox: curl -X POST -H 'Authorization: Bearer TOKEN' {url}/v1/sandboxes\n"
+    ));
+}
