@@ -1,6 +1,8 @@
 //! `sinew check`: refuse now what would fail later. Nothing is trained and nothing is kept.
 
+use crate::data::Dataset;
 use crate::failure::Failure;
+use crate::judges;
 use crate::output;
 use crate::recipe::{EnvSection, Recipe};
 use crate::wire;
@@ -60,24 +62,33 @@ pub(crate) fn check(path: &Path, json: bool) -> Result<(), Failure> {
     report.row("device", device());
     report.row("model", model(&recipe));
     report.row("template", template(&recipe));
+    for (key, source) in judges::named(&recipe) {
+        report.row(key, judge(&recipe, key, &source));
+    }
+    if recipe.data.is_some() {
+        report.row("data", data(&recipe));
+    }
     if matches!(recipe.env, EnvSection::ToolMath { .. }) {
         report.row("sandbox", sandbox(&recipe));
     }
     report.row("tasks", tasks(&recipe));
-    report.row("disk", disk(&recipe));
+    report.row("disk", disk(&recipe, Path::new(".")));
     report.end()
 }
 
 /// The checks that `sinew train` makes before it creates anything.
-pub(crate) fn before_training(path: &Path, recipe: &Recipe) -> Result<(), Failure> {
-    let _ = path;
+pub(crate) fn before_training(run_dir: &Path, recipe: &Recipe) -> Result<(), Failure> {
     model(recipe)?;
     template(recipe)?;
+    for (key, source) in judges::named(recipe) {
+        judge(recipe, key, &source)?;
+    }
+    data(recipe)?;
     if matches!(recipe.env, EnvSection::ToolMath { .. }) {
         sandbox(recipe)?;
     }
     tasks(recipe)?;
-    disk(recipe).map(|_| ())
+    disk(recipe, &run_dir.join("checkpoints")).map(|_| ())
 }
 
 fn device() -> Result<String, Failure> {
@@ -110,19 +121,56 @@ fn model(recipe: &Recipe) -> Result<String, Failure> {
 /// Joins between turns must give the ids that a full render gives, or training is refused.
 fn template(recipe: &Recipe) -> Result<String, Failure> {
     let renderer = wire::renderer(recipe)?;
-    let tiny = matches!(recipe.env, EnvSection::Tiny {});
+    let tiny = matches!(recipe.env, EnvSection::Tiny { .. });
     let (system, text) = if tiny {
         (None, "l")
     } else {
         (Some("You are helpful."), "Print 17 * 23.")
     };
-    let trajectories = MockTrajectory::standard(system, text);
+    let mut trajectories = MockTrajectory::standard(system, text);
+    if !tiny {
+        trajectories.extend(MockTrajectory::agentic(system));
+    }
     let report = conformance_check(renderer.as_ref(), &trajectories)
         .map_err(|e| Failure::input(format!("chat template: {e}")))?;
+    let mut told = format!(
+        "{} of {} joins between turns equal a full render, {} turns with calls read back",
+        report.exact(),
+        report.steps.len(),
+        report.turns_with_calls
+    );
+    for rewrite in report.rewrites() {
+        told.push_str(&format!("; {}", rewrite.rule()));
+    }
+    for (name, why) in &report.refused {
+        told.push_str(&format!("; the template refuses `{name}`: {why}"));
+    }
+    Ok(told)
+}
+
+/// A reference or teacher must be there and speak the policy's tokens.
+fn judge(recipe: &Recipe, key: &str, source: &str) -> Result<String, Failure> {
+    let vocab = match wire::model_files(recipe)? {
+        None => wire::renderer(recipe)?.vocab_size(),
+        Some(files) => {
+            let config = load_config(&files);
+            config
+                .map_err(|e| Failure::input(format!("model: {e}")))?
+                .vocab
+        }
+    };
+    let config = judges::check(key, source, vocab)?;
     Ok(format!(
-        "{} joins between turns equal a full render",
-        report.steps.len()
+        "{:?}, {} layers of {}",
+        config.family, config.layers, config.d_model
     ))
+}
+
+fn data(recipe: &Recipe) -> Result<String, Failure> {
+    let renderer = wire::renderer(recipe)?;
+    let loaded = Dataset::load(recipe, renderer.as_ref())?;
+    let groups = loaded.map_or(0, |d| d.len());
+    Ok(format!("{groups} rows to train on"))
 }
 
 fn sandbox(recipe: &Recipe) -> Result<String, Failure> {
@@ -191,7 +239,7 @@ fn tasks(recipe: &Recipe) -> Result<String, Failure> {
 }
 
 /// Weights, two moments, and as many checkpoints as are kept plus the one being written.
-fn disk(recipe: &Recipe) -> Result<String, Failure> {
+fn disk(recipe: &Recipe, at: &Path) -> Result<String, Failure> {
     let weights = match wire::model_files(recipe)? {
         None => 1 << 20,
         Some(files) => {
@@ -205,7 +253,7 @@ fn disk(recipe: &Recipe) -> Result<String, Failure> {
         3 * weights
     };
     let bytes = per_checkpoint * (recipe.train.keep_checkpoints as u64 + 1);
-    wire::room(Path::new("."), bytes)?;
+    wire::room(at, bytes)?;
     Ok(format!(
         "room for checkpoints of {} MiB",
         per_checkpoint >> 20

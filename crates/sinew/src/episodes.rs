@@ -8,12 +8,12 @@ use crate::show::{self, ShowOptions};
 use crate::wire;
 use crate::{EpisodesArgs, ShowArgs};
 use serde_json::json;
-use sinew_store::{DiskStore, Filter, StoreOptions, TraceStore};
+use sinew_store::{Filter, StoreReader};
 use sinew_types::EpisodeId;
 use std::io::IsTerminal;
 use std::path::Path;
 
-fn open_store(run_dir: &Path) -> Result<DiskStore, Failure> {
+fn open_store(run_dir: &Path) -> Result<StoreReader, Failure> {
     let path = store_path(run_dir);
     if !path.exists() {
         return Err(Failure::input(format!(
@@ -21,7 +21,7 @@ fn open_store(run_dir: &Path) -> Result<DiskStore, Failure> {
             run_dir.display()
         )));
     }
-    DiskStore::open(&path, StoreOptions::default()).map_err(Failure::system)
+    StoreReader::open(&path).map_err(Failure::system)
 }
 
 /// `sinew show`.

@@ -1,24 +1,37 @@
 //! The trainer with its checkpoints, behind what the main loop needs of it.
 
+use crate::data::spans;
 use crate::failure::Failure;
+use crate::judges::Judges;
+use crate::parallel::ProcessPeers;
 use crate::recipe::{LoraSection, Recipe};
 use crate::record::StepRecord;
 use crate::run_dir::RunDir;
 use crate::wire::{Rows, SavedState, clock};
-use sinew_model::{Keep, Lora, LoraConfig, Params, Projection, merge_lora};
+use sinew_algo::{Algorithm, Column, Columns};
+use sinew_model::{Keep, Lora, LoraConfig, Params, Projection, ValueHead, merge_lora};
 use sinew_tensor::Device;
 use sinew_train::checkpoint::CheckpointStore;
 use sinew_train::optim::{AdamWConfig, Decay, Schedule};
-use sinew_train::{Commit, ModelPolicy, RefModel, Trainer, TrainerConfig};
-use sinew_types::{LossSpec, PolicyVersion};
+use sinew_train::{Commit, ModelPolicy, Trainer, TrainerConfig, score_rows, score_values};
+use sinew_types::{LossSpec, PolicyVersion, TokenKind, Trace};
+use std::path::PathBuf;
 use std::sync::Arc;
+
+/// A value head starts from nothing, so that by default it learns this much faster.
+const CRITIC_LR_FACTOR: f32 = 10.0;
 
 /// Trains and remembers.
 pub(crate) struct Learner {
     trainer: Trainer<ModelPolicy>,
-    reference: Option<RefModel<ModelPolicy>>,
+    judges: Judges,
     checkpoints: CheckpointStore,
     device: Device,
+    max_rows: usize,
+    run_dir: PathBuf,
+    config_hash: String,
+    /// Tokenizer files, which make a checkpoint a whole model.
+    files: Vec<(String, Vec<u8>)>,
 }
 
 fn system(e: impl std::fmt::Display) -> Failure {
@@ -69,52 +82,96 @@ fn schedule(recipe: &Recipe) -> Schedule {
     }
 }
 
+fn trainer_config(recipe: &Recipe) -> TrainerConfig {
+    let t = &recipe.train;
+    TrainerConfig {
+        schedule: schedule(recipe),
+        adamw: AdamWConfig {
+            beta1: t.beta1,
+            beta2: t.beta2,
+            weight_decay: t.weight_decay,
+            ..AdamWConfig::default()
+        },
+        max_grad_norm: Some(t.max_grad_norm),
+        minibatches: t.minibatches as u32,
+        seed: recipe.seed,
+        ..TrainerConfig::new(t.max_rows, t.learning_rate)
+    }
+}
+
+/// The policy that a recipe trains, with a critic if the algorithm reads one.
+fn policy(
+    recipe: &Recipe,
+    critic: bool,
+    device: &Device,
+    params: Params,
+) -> Result<ModelPolicy, Failure> {
+    let t = &recipe.train;
+    let context = recipe.rollout.max_context_tokens as usize;
+    let (dev, d_model) = (device.clone(), params.config().d_model);
+    let policy = match &t.lora {
+        None => ModelPolicy::full(params, context, Keep::All, dev),
+        Some(section) => {
+            let config = lora_config(section)?;
+            let lora = Lora::random(&config, params.config(), recipe.seed).map_err(system)?;
+            let source = recipe.model_source();
+            ModelPolicy::adapters(params, lora, &source, context, Keep::All, dev)
+        }
+    };
+    let policy = policy.map_err(system)?;
+    if !critic {
+        return Ok(policy);
+    }
+    let asked = recipe.critic.as_ref().and_then(|c| c.learning_rate);
+    let scale = asked.map_or(CRITIC_LR_FACTOR, |lr| lr / t.learning_rate);
+    let head = ValueHead::random(d_model, recipe.seed);
+    Ok(policy.with_critic(head, scale))
+}
+
+/// What a worker of `train.data_parallel` computes with.
+pub(crate) fn worker(
+    recipe: &Recipe,
+    device: &Device,
+    params: Params,
+) -> Result<Trainer<ModelPolicy>, Failure> {
+    let policy = policy(recipe, recipe.needs().values, device, params)?;
+    let config = trainer_config(recipe);
+    Trainer::new(policy, config, device.clone(), clock()).map_err(system)
+}
+
 impl Learner {
-    /// A trainer at step 0.
+    /// A trainer at step 0; `files` go beside the weights of each checkpoint.
     pub(crate) fn new(
         recipe: &Recipe,
         dir: &RunDir,
         device: &Device,
         params: Params,
+        algorithm: &Algorithm,
+        files: Vec<(String, Vec<u8>)>,
     ) -> Result<Self, Failure> {
-        let t = &recipe.train;
-        let context = recipe.rollout.max_context_tokens as usize;
-        let reference = if recipe.needs_reference() {
-            let frozen = ModelPolicy::frozen(params.clone(), context, device.clone());
-            Some(RefModel::new(frozen.map_err(system)?, t.max_rows))
-        } else {
-            None
-        };
-        let source = recipe.model_source();
-        let dev = device.clone();
-        let policy = match &t.lora {
-            None => ModelPolicy::full(params, context, Keep::All, dev),
-            Some(section) => {
-                let config = lora_config(section)?;
-                let lora = Lora::random(&config, params.config(), recipe.seed).map_err(system)?;
-                ModelPolicy::adapters(params, lora, &source, context, Keep::All, dev)
-            }
+        let needs = algorithm.needs();
+        let judges = Judges::new(recipe, needs, device, &params)?;
+        let processes = recipe.train.data_parallel;
+        let share = (device.threads() / processes).max(1);
+        let own = Device::new(device.kernels(), share);
+        let device = if processes > 1 { &own } else { device };
+        let policy = policy(recipe, needs.values, device, params)?;
+        let config = trainer_config(recipe);
+        let mut trainer = Trainer::new(policy, config, device.clone(), clock()).map_err(system)?;
+        if processes > 1 {
+            let peers = ProcessPeers::start(recipe, device, trainer.policy_mut())?;
+            trainer.with_peers(Box::new(peers));
         }
-        .map_err(system)?;
-        let config = TrainerConfig {
-            schedule: schedule(recipe),
-            adamw: AdamWConfig {
-                beta1: t.beta1,
-                beta2: t.beta2,
-                weight_decay: t.weight_decay,
-                ..AdamWConfig::default()
-            },
-            max_grad_norm: Some(t.max_grad_norm),
-            minibatches: t.minibatches as u32,
-            seed: recipe.seed,
-            ..TrainerConfig::new(t.max_rows, t.learning_rate)
-        };
         Ok(Self {
-            trainer: Trainer::new(policy, config, device.clone(), clock()).map_err(system)?,
-            reference,
-            checkpoints: CheckpointStore::open(dir.checkpoints(), t.keep_checkpoints)
+            trainer,
+            judges,
+            checkpoints: CheckpointStore::open(dir.checkpoints(), recipe.train.keep_checkpoints)
                 .map_err(system)?,
             device: device.clone(),
+            max_rows: recipe.train.max_rows,
+            run_dir: dir.path().into(),
+            config_hash: recipe.hash().map_err(system)?,
+            files,
         })
     }
 
@@ -133,6 +190,76 @@ impl Learner {
         Ok(Arc::new(weights))
     }
 
+    /// What the algorithm reads beside the traces: values, and the opinions of other models.
+    pub(crate) fn columns(
+        &mut self,
+        algorithm: &Algorithm,
+        groups: &[Vec<Trace>],
+    ) -> Result<Columns, Failure> {
+        let needs = algorithm.needs();
+        let mut columns = Columns::new();
+        if !needs.columns() {
+            return Ok(columns);
+        }
+        let draft = algorithm.draft(groups).map_err(Failure::system)?;
+        let policy = self.trainer.policy_mut();
+        let mut fill = |column, scores: Vec<Vec<f32>>| {
+            let filled = draft.fill(&mut columns, column, &scores);
+            filled.map_err(Failure::system)
+        };
+        if needs.values {
+            let values = score_values(policy, draft.rows(), self.max_rows);
+            fill(Column::Values, values.map_err(system)?)?;
+        }
+        if needs.prox_logprobs {
+            let scored = score_rows(policy, draft.rows(), self.max_rows);
+            fill(Column::ProxLogprobs, scored.map_err(system)?)?;
+        }
+        if needs.ref_logprobs {
+            let scored = self.judges.reference(policy, draft.rows())?;
+            fill(Column::RefLogprobs, scored)?;
+        }
+        if needs.teacher_logprobs {
+            fill(Column::TeacherLogprobs, self.judges.teacher(draft.rows())?)?;
+        }
+        if needs.teacher_top > 0 {
+            let k = needs.teacher_top as usize;
+            let tops = self.judges.teacher_top(draft.rows(), k)?;
+            draft
+                .fill_top(&mut columns, &tops)
+                .map_err(Failure::system)?;
+        }
+        Ok(columns)
+    }
+
+    /// Gives the trained tokens of data the log-probabilities of the weights as they are.
+    pub(crate) fn score_data(
+        &mut self,
+        algorithm: &Algorithm,
+        groups: &mut [Vec<Trace>],
+    ) -> Result<(), Failure> {
+        let draft = algorithm.draft(groups).map_err(Failure::system)?;
+        let version = self.version();
+        let scored = score_rows(self.trainer.policy_mut(), draft.rows(), self.max_rows);
+        let mut columns = Columns::new();
+        draft
+            .fill(&mut columns, Column::ProxLogprobs, &scored.map_err(system)?)
+            .map_err(Failure::system)?;
+        for trace in groups.iter_mut().flatten() {
+            let own = columns.remove(&trace.episode).unwrap_or_default();
+            let Some(by_node) = own.prox_logprobs else {
+                continue;
+            };
+            for (node, logprobs) in trace.nodes.iter_mut().zip(by_node) {
+                if node.kind == TokenKind::Sampled {
+                    node.versions = spans(logprobs.len(), version);
+                    node.logprobs = logprobs;
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// One batch; fills in what the step's record says of training.
     pub(crate) fn step(
         &mut self,
@@ -140,8 +267,12 @@ impl Learner {
         spec: &LossSpec,
         record: &mut StepRecord,
     ) -> Result<(), Failure> {
-        if let Some(reference) = &mut self.reference {
-            reference.fill(&mut batch.rows).map_err(system)?;
+        if spec.kl.is_some() && batch.rows.iter().any(|r| r.ref_logprobs.is_none()) {
+            let policy = self.trainer.policy_mut();
+            let scored = self.judges.reference(policy, &batch.rows)?;
+            for (row, column) in batch.rows.iter_mut().zip(scored) {
+                row.ref_logprobs = Some(column);
+            }
         }
         let report = self.trainer.step(&batch.rows, spec).map_err(system)?;
         if let Some(skipped) = report.skipped.first() {
@@ -156,6 +287,7 @@ impl Learner {
         record.skipped_updates = report.skipped.len();
         record.logprob_gap_max = report.gap_max_abs.unwrap_or(0.0);
         record.metrics = serde_json::to_value(&report.metrics).map_err(system)?;
+        record.preference = batch.report.preference;
         record.train_phases = serde_json::to_value(report.seconds).map_err(system)?;
         Ok(())
     }
@@ -169,13 +301,19 @@ impl Learner {
                 .iter()
                 .map(|s| format!("s{:05}", s.step))
                 .collect(),
-            config_hash: String::new(),
+            config_hash: self.config_hash.clone(),
             cursor: serde_json::to_value(state).map_err(system)?,
         };
-        self.trainer
-            .save(&self.checkpoints, &commit, Vec::new())
-            .map_err(system)?;
-        Ok(())
+        let saved = self
+            .trainer
+            .save(&self.checkpoints, &commit, self.files.clone());
+        let dir = self.run_dir.display();
+        saved.map(|_| ()).map_err(|e| {
+            Failure::system(format!(
+                "checkpoint of step {}: {e}\n  hint: when that is put right, go on with `sinew train {dir}/recipe.toml --run-dir {dir} --resume`",
+                state.step
+            ))
+        })
     }
 
     /// Goes back to the last good checkpoint; `None` if there is none yet.

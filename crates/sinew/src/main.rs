@@ -2,13 +2,17 @@
 
 mod bench;
 mod check;
+mod cross;
 mod curves;
+mod data;
 mod episodes;
 mod failure;
+mod judges;
 mod learner;
 mod ledger;
 mod math;
 mod output;
+mod parallel;
 mod recipe;
 mod record;
 mod report;
@@ -68,6 +72,9 @@ enum Command {
         #[arg(long)]
         out: PathBuf,
     },
+    /// A process of `train.data_parallel`, started by `train`
+    #[command(name = parallel::COMMAND, hide = true)]
+    TrainWorker,
     /// Run code in a sandbox, or say what this host enforces
     #[command(after_help = "Example: sinew sandbox run --code 'print(6 * 7)'")]
     Sandbox(SandboxArgs),
@@ -164,6 +171,7 @@ fn main() -> ExitCode {
         Command::Show(args) => episodes::show(&args),
         Command::Episodes(args) => episodes::list(&args),
         Command::Plot { runs, out } => curves::run(&runs, &out),
+        Command::TrainWorker => parallel::work(),
         Command::Sandbox(args) => sandbox::run(&args.command),
         Command::Bench { command } => bench::run(&command),
     };
@@ -191,7 +199,7 @@ fn run_train(args: &TrainArgs) -> Result<(), Failure> {
         .clone()
         .unwrap_or_else(|| PathBuf::from("runs").join(&recipe.name));
     if !args.resume {
-        check::before_training(&args.recipe, &recipe)?;
+        check::before_training(&path, &recipe)?;
     }
     let dir = RunDir::open(&path, &args.recipe, &recipe, args.resume).map_err(Failure::input)?;
     let options = train::TrainOptions {

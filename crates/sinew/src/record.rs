@@ -1,6 +1,7 @@
 //! What a run writes about itself: one line a step in `metrics.jsonl`, one object at the end.
 
 use serde::{Deserialize, Serialize};
+use sinew_algo::PreferenceReport;
 use sinew_types::{EpisodeEnd, TokenKind, Trace};
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -14,6 +15,9 @@ pub(crate) struct EpisodeStats {
     pub(crate) failed: usize,
     pub(crate) truncated: usize,
     pub(crate) success: f64,
+    /// Success of greedy decoding (temperature 0), where it was measured as well.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) greedy_success: Option<f64>,
     pub(crate) reward: f64,
     pub(crate) turns: f64,
     pub(crate) sampled_tokens: f64,
@@ -101,6 +105,9 @@ pub(crate) struct StepRecord {
     pub(crate) skipped_updates: usize,
     /// What the loss measured: ratios, clip fraction, KL to the sampling policy, entropy.
     pub(crate) metrics: serde_json::Value,
+    /// Of preference pairs, before the update.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) preference: Option<PreferenceReport>,
     pub(crate) train_phases: serde_json::Value,
     /// Largest |engine log-prob − trainer log-prob| before the update.
     pub(crate) logprob_gap_max: f64,
@@ -114,9 +121,15 @@ pub(crate) struct StepRecord {
 }
 
 impl StepRecord {
-    /// Mean entropy of the trained tokens, in nats, if the loss computed it.
-    pub(crate) fn entropy(&self) -> f64 {
-        self.metrics["entropy"].as_f64().unwrap_or(f64::NAN)
+    /// Mean entropy of the trained tokens, in nats; none if the step trained nothing.
+    pub(crate) fn entropy(&self) -> Option<f64> {
+        self.metrics["entropy"].as_f64()
+    }
+
+    /// The same for a person.
+    pub(crate) fn entropy_text(&self) -> String {
+        self.entropy()
+            .map_or_else(|| "-".into(), |e| format!("{e:.2}"))
     }
 }
 
@@ -164,6 +177,16 @@ impl MetricsFile {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_step_without_rows_has_no_entropy_rather_than_nan() {
+        let nothing = StepRecord::default();
+        assert_eq!(nothing.entropy(), None);
+        assert_eq!(nothing.entropy_text(), "-");
+        let metrics = serde_json::json!({ "entropy": 1.234 });
+        let some = StepRecord { metrics, ..nothing };
+        assert_eq!(some.entropy_text(), "1.23");
+    }
 
     #[test]
     fn resuming_drops_lines_after_the_checkpoint_and_a_torn_one() {

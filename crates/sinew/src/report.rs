@@ -151,7 +151,11 @@ impl Report<'_> {
                     curve("reward", |r| r.rollout.reward),
                 ],
             )?,
-            by("Entropy", "nats", vec![curve("entropy", |r| r.entropy())])?,
+            by(
+                "Entropy",
+                "nats",
+                vec![curve("entropy", |r| r.entropy().unwrap_or(f64::NAN))],
+            )?,
             by(
                 "Gradient norm",
                 "norm",
@@ -218,6 +222,9 @@ pub(crate) fn comparison(
         ),
         ("reward".into(), number(before.reward), number(after.reward)),
     ];
+    if let (Some(b), Some(a)) = (before.greedy_success, after.greedy_success) {
+        rows.insert(1, ("success, greedy".into(), percent(b), percent(a)));
+    }
     for (kind, b) in &before.success_by_kind {
         let a = after.success_by_kind.get(kind).copied().unwrap_or_default();
         rows.push((format!("success: {kind}"), percent(*b), percent(a)));

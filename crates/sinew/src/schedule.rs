@@ -15,9 +15,12 @@ fn train_index(seed: u64, len: usize, n: u64) -> usize {
     if len > SHUFFLE_UP_TO {
         return at;
     }
-    // Fisher-Yates from the end; only the entry asked for is kept.
+    shuffled(mix_seed(seed ^ 0x7461_736b, epoch), len, at)
+}
+
+/// Entry `at` of a permutation of `0..len` (Fisher-Yates from the end).
+pub(crate) fn shuffled(seed: u64, len: usize, at: usize) -> usize {
     let mut order: Vec<usize> = (0..len).collect();
-    let seed = mix_seed(seed ^ 0x7461_736b, epoch);
     for i in (1..len).rev() {
         let j = (mix_seed(seed, i as u64) % (i as u64 + 1)) as usize;
         order.swap(i, j);

@@ -113,8 +113,8 @@ fn cancel_on_signal(runtime: &Runtime) -> watch::Receiver<bool> {
 impl Run<'_> {
     fn whole(&mut self) -> Result<serde_json::Value, Failure> {
         let before = self.evaluate("eval-before", 0)?;
-        let before_stats = EpisodeStats::of(&before);
         self.refuse_hopeless(&before)?;
+        let before_stats = self.with_greedy(&before, "greedy-before", 0)?;
         let success = before_stats.success;
         self.view.update(|s| s.eval_before = Some(success));
         self.view.line(&format!(
@@ -126,7 +126,7 @@ impl Run<'_> {
         }
         self.save_if_needed()?;
         let after = self.evaluate("eval-after", self.step)?;
-        let after_stats = EpisodeStats::of(&after);
+        let after_stats = self.with_greedy(&after, "greedy-after", self.step)?;
         let samples = self.samples()?;
         self.write_report(&before_stats, &after_stats, &before, &after)?;
         let wall_s = self.wall_s();
@@ -183,17 +183,46 @@ impl Run<'_> {
 
     fn evaluate(&mut self, purpose: &str, step: u64) -> Result<Vec<Trace>, Failure> {
         let eval = &self.recipe.eval;
+        self.held_out(purpose, step, eval.episodes_per_task, eval.temperature)
+    }
+
+    /// Statistics of sampled held-out episodes, with the success of greedy ones beside them.
+    fn with_greedy(
+        &mut self,
+        sampled: &[Trace],
+        purpose: &str,
+        step: u64,
+    ) -> Result<EpisodeStats, Failure> {
+        let mut stats = EpisodeStats::of(sampled);
+        if self.recipe.eval_greedy() {
+            let greedy = self.held_out(purpose, step, 1, 0.0)?;
+            stats.greedy_success = Some(EpisodeStats::of(&greedy).success);
+        }
+        Ok(stats)
+    }
+
+    fn held_out(
+        &mut self,
+        purpose: &str,
+        step: u64,
+        episodes_per_task: usize,
+        temperature: f32,
+    ) -> Result<Vec<Trace>, Failure> {
+        let eval = &self.recipe.eval;
+        if let Some(cross) = &self.parts.cross {
+            cross.mix(false);
+        }
         let specs = eval_episodes(
             self.parts.taskset.as_ref(),
             self.recipe.seed,
             purpose,
             step,
             eval.tasks,
-            eval.episodes_per_task,
+            episodes_per_task,
         )
         .map_err(|e| Failure::system(e.to_string()))?;
         let mut options = self.parts.episode_options(self.recipe);
-        options.sampling.temperature = eval.temperature;
+        options.sampling.temperature = temperature;
         self.view
             .update(|s| s.phase = format!("evaluating ({purpose})"));
         self.episodes(specs, &options)
@@ -246,23 +275,13 @@ impl Run<'_> {
 
     fn one_step(&mut self) -> Result<(), Failure> {
         let step = self.step + 1;
-        let recipe = self.recipe;
-        let groups = train_groups(
-            self.parts.taskset.as_ref(),
-            recipe.seed,
-            step,
-            recipe.rollout.tasks_per_step,
-            recipe.rollout.group_size,
-        )
-        .map_err(|e| Failure::system(e.to_string()))?;
         self.view.update(|s| {
             s.step = step;
             s.phase = "rolling out".into();
         });
         let engine_before = self.parts.episode.engine.status();
         let started = Instant::now();
-        let options = self.parts.episode_options(recipe);
-        let traces = self.episodes(groups.into_iter().flatten().collect(), &options)?;
+        let traces = self.training_episodes(step)?;
         let rollout_s = started.elapsed().as_secs_f64();
         let engine = self.parts.episode.engine.status();
         let sampled: usize = traces.iter().map(Trace::sampled_tokens).sum();
@@ -278,6 +297,27 @@ impl Run<'_> {
         self.step = step;
         record.wall_s = self.wall_s();
         self.finish_step(record)
+    }
+
+    /// The episodes of a step: sampled, or given.
+    fn training_episodes(&mut self, step: u64) -> Result<Vec<Trace>, Failure> {
+        let recipe = self.recipe;
+        if self.parts.data.is_some() {
+            return self.parts.data_step(recipe, step);
+        }
+        let groups = train_groups(
+            self.parts.taskset.as_ref(),
+            recipe.seed,
+            step,
+            recipe.rollout.tasks_per_step,
+            recipe.rollout.group_size,
+        )
+        .map_err(|e| Failure::system(e.to_string()))?;
+        if let Some(cross) = &self.parts.cross {
+            cross.mix(true);
+        }
+        let options = self.parts.episode_options(recipe);
+        self.episodes(groups.into_iter().flatten().collect(), &options)
     }
 
     /// Rows, optimizer step, ledger, publication of the weights.
@@ -403,12 +443,12 @@ fn step_line(r: &StepRecord, steps: u64) -> String {
         );
     }
     format!(
-        "step {:>3}/{steps}  reward {:.3}  success {:>5.1} %  tokens/episode {:>5.1}  entropy {:.2}  grad {:.2}  rollout {:.1}s  train {:.1}s  {}",
+        "step {:>3}/{steps}  reward {:.3}  success {:>5.1} %  tokens/episode {:>5.1}  entropy {}  grad {:.2}  rollout {:.1}s  train {:.1}s  {}",
         r.step,
         r.rollout.reward,
         100.0 * r.rollout.success,
         r.rollout.sampled_tokens,
-        r.entropy(),
+        r.entropy_text(),
         r.grad_norm,
         r.rollout_s,
         r.train_s,
@@ -430,6 +470,7 @@ fn last_line(
             ("turns".into(), s.turns),
             ("sampled_tokens".into(), s.sampled_tokens),
         ]);
+        map.extend(s.greedy_success.map(|g| ("greedy_success".to_string(), g)));
         for (name, value) in &s.metrics {
             map.entry(name.clone()).or_insert(*value);
         }

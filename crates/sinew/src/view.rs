@@ -250,10 +250,10 @@ fn draw_numbers(frame: &mut Frame<'_>, area: Rect, status: &Status) {
     }
     if let Some(r) = status.history.last() {
         lines.push(Line::from(format!(
-            "loss {:+.4}  grad {:.2}  entropy {:.2}",
+            "loss {:+.4}  grad {:.2}  entropy {}",
             r.loss,
             r.grad_norm,
-            r.entropy()
+            r.entropy_text()
         )));
     }
     let block = Block::bordered().title(" now ");

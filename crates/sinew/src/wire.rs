@@ -1,5 +1,7 @@
 //! Where concrete parts meet: from a recipe to engine, environment, store and trainer.
 
+use crate::cross::CrossPolicy;
+use crate::data::Dataset;
 use crate::failure::Failure;
 use crate::learner::Learner;
 use crate::ledger::Ledger;
@@ -14,11 +16,11 @@ use sinew_model::{
     load_gguf_metadata, load_model, resolve_model,
 };
 use sinew_render::{ChatRenderer, GgufVocab, Renderer, TinyRenderer};
-use sinew_rollout::{EpisodeLimits, EpisodeOptions, EpisodeParts, Gauges};
+use sinew_rollout::{BuiltInLoop, EpisodeLimits, EpisodeOptions, EpisodeParts, Gauges};
 use sinew_sandbox::{Limits, ProcessConfig, ProcessProvider, SandboxProvider, SandboxSpec};
 use sinew_store::{DiskStore, Filter, MemoryStore, StoreOptions, TraceStore};
 use sinew_tensor::{Device, KernelSet};
-use sinew_types::{EpisodeEnd, EpisodeId, SamplingParams, Trace, TrainRow};
+use sinew_types::{Engine, EpisodeEnd, EpisodeId, SamplingParams, Trace, TrainRow};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -51,6 +53,9 @@ pub(crate) struct Parts {
     pub(crate) store: Arc<dyn TraceStore>,
     pub(crate) algorithm: Algorithm,
     pub(crate) learner: Learner,
+    /// What is trained on instead of sampled episodes.
+    pub(crate) data: Option<Dataset>,
+    pub(crate) cross: Option<Arc<CrossPolicy>>,
     config: ModelConfig,
     kernels: KernelSet,
     threads: usize,
@@ -117,7 +122,7 @@ pub(crate) fn model_files(recipe: &Recipe) -> Result<Option<ModelFiles>, Failure
     }
 }
 
-fn chat_renderer(files: &ModelFiles) -> Result<ChatRenderer, Failure> {
+pub(crate) fn chat_renderer(files: &ModelFiles) -> Result<ChatRenderer, Failure> {
     let failed = |e: &dyn std::fmt::Display| Failure::input(format!("model: {e}"));
     match files {
         ModelFiles::Dir(dir) => ChatRenderer::from_dir(dir).map_err(|e| failed(&e)),
@@ -155,7 +160,7 @@ pub(crate) fn renderer(recipe: &Recipe) -> Result<Arc<dyn Renderer>, Failure> {
     })
 }
 
-fn loaded_params(recipe: &Recipe, renderer: &dyn Renderer) -> Result<Params, Failure> {
+pub(crate) fn loaded_params(recipe: &Recipe, renderer: &dyn Renderer) -> Result<Params, Failure> {
     if let Some(files) = model_files(recipe)? {
         let loaded: LoadedModel =
             load_model(&files).map_err(|e| Failure::input(format!("model: {e}")))?;
@@ -230,7 +235,7 @@ type World = (Arc<dyn Taskset>, Arc<dyn EnvFactory>);
 /// Tasks of a recipe.
 pub(crate) fn taskset(recipe: &Recipe) -> Result<Arc<dyn Taskset>, Failure> {
     match &recipe.env {
-        EnvSection::Tiny {} => Ok(Arc::new(tiny::TinyTaskset::new(recipe.seed))),
+        EnvSection::Tiny { .. } => Ok(Arc::new(tiny::TinyTaskset::new(recipe.seed))),
         EnvSection::ToolMath { .. } => crate::math::taskset(recipe),
     }
 }
@@ -238,7 +243,11 @@ pub(crate) fn taskset(recipe: &Recipe) -> Result<Arc<dyn Taskset>, Failure> {
 /// Tasks and environments of a recipe.
 pub(crate) fn world(recipe: &Recipe) -> Result<World, Failure> {
     match &recipe.env {
-        EnvSection::Tiny {} => Ok((taskset(recipe)?, Arc::new(tiny::TinyFactory))),
+        EnvSection::Tiny { process_reward } => {
+            let process_reward = *process_reward;
+            let envs = tiny::ShapedTinyFactory { process_reward };
+            Ok((taskset(recipe)?, Arc::new(envs)))
+        }
         EnvSection::ToolMath { .. } => {
             let sandboxes = sandboxes(&recipe.sandbox)?;
             let spec = sandbox_spec(&recipe.sandbox);
@@ -299,6 +308,25 @@ fn engine(
     Ok(engine)
 }
 
+/// The engine that episodes use: one, or two for cross-policy sampling.
+fn engines(
+    recipe: &Recipe,
+    device: &Device,
+    renderer: &dyn Renderer,
+    learner: &Learner,
+) -> Result<(Arc<dyn Engine>, Option<Arc<CrossPolicy>>), Failure> {
+    let weights = learner.weights()?;
+    let one = || engine(recipe, device, &weights, renderer, learner);
+    let current: Arc<dyn Engine> = Arc::new(one()?);
+    let Some(section) = recipe.rollout.cross_policy else {
+        return Ok((current, None));
+    };
+    let old: Arc<dyn Engine> = Arc::new(one()?);
+    let both = CrossPolicy::new(current, old, section, learner.version());
+    let both = Arc::new(both);
+    Ok((both.clone(), Some(both)))
+}
+
 impl Parts {
     /// Builds everything; with `resume`, from the last good checkpoint.
     pub(crate) fn build(
@@ -315,15 +343,17 @@ impl Parts {
         check_context(recipe, &config)?;
         let algorithm = Algorithm::new(&recipe.algorithm, &recipe.run_facts())
             .map_err(|e| Failure::input(format!("algorithm: {e}")))?;
-        let mut learner = Learner::new(recipe, dir, &device, params)?;
+        let files = renderer.files().map_err(Failure::system)?;
+        let data = Dataset::load(recipe, renderer.as_ref())?;
+        let mut learner = Learner::new(recipe, dir, &device, params, &algorithm, files)?;
         let saved = if resume { learner.restore()? } else { None };
-        let weights = learner.weights()?;
-        let engine = engine(recipe, &device, &weights, renderer.as_ref(), &learner)?;
+        let (engine, cross) = engines(recipe, &device, renderer.as_ref(), &learner)?;
         let parts = Self {
             episode: EpisodeParts {
-                engine: Arc::new(engine),
+                engine,
                 renderer,
                 envs,
+                harness: Arc::new(BuiltInLoop),
                 gauges: Arc::new(Gauges::default()),
                 requests: Arc::new(AtomicU64::new(1)),
             },
@@ -331,6 +361,8 @@ impl Parts {
             store,
             algorithm,
             learner,
+            data,
+            cross,
             config,
             kernels: device.kernels(),
             threads: device.threads(),
@@ -373,7 +405,7 @@ impl Parts {
     }
 
     /// Training rows of a step's episodes.
-    pub(crate) fn rows(&self, traces: &[Trace]) -> Result<Rows, Failure> {
+    pub(crate) fn rows(&mut self, traces: &[Trace]) -> Result<Rows, Failure> {
         let mut groups: BTreeMap<&str, Vec<Trace>> = BTreeMap::new();
         for trace in traces {
             groups
@@ -382,7 +414,11 @@ impl Parts {
                 .push(trace.clone());
         }
         let groups: Vec<Vec<Trace>> = groups.into_values().collect();
-        let (rows, report) = self.algorithm.rows(&groups).map_err(Failure::system)?;
+        let columns = self.learner.columns(&self.algorithm, &groups)?;
+        let (rows, report) = self
+            .algorithm
+            .rows_with(&groups, &columns)
+            .map_err(Failure::system)?;
         let trained: BTreeSet<EpisodeId> = rows.iter().map(|r| r.episode.clone()).collect();
         let dropped = traces
             .iter()
@@ -395,6 +431,18 @@ impl Parts {
             dropped,
             report,
         })
+    }
+
+    /// The traces of a step that trains on given data, committed like sampled ones.
+    pub(crate) fn data_step(&mut self, recipe: &Recipe, step: u64) -> Result<Vec<Trace>, Failure> {
+        let Some(data) = &self.data else {
+            return Ok(Vec::new());
+        };
+        let mut groups = data.batch(recipe.seed, step, recipe.rollout.tasks_per_step);
+        self.learner.score_data(&self.algorithm, &mut groups)?;
+        let traces: Vec<Trace> = groups.into_iter().flatten().collect();
+        self.store.commit_batch(&traces).map_err(Failure::system)?;
+        Ok(traces)
     }
 
     /// Gives the engine the trainer's weights.

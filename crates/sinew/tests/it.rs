@@ -1,6 +1,11 @@
 //! The program as people and scripts use it: real training runs, killed ones, wrong input.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
+#[path = "it/algorithms.rs"]
+mod algorithms;
+#[path = "it/runs.rs"]
+mod runs;
+
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};

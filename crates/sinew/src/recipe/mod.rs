@@ -11,7 +11,7 @@ mod sections;
 pub(crate) use sections::*;
 
 use serde::{Deserialize, Serialize};
-use sinew_algo::{Algorithm, AlgorithmConfig, RunFacts};
+use sinew_algo::{Algorithm, AlgorithmConfig, Needs, RunFacts};
 use sinew_types::{Correction, LossSpec};
 use std::path::{Path, PathBuf};
 
@@ -32,6 +32,14 @@ pub(crate) struct Recipe {
     #[serde(default)]
     pub(crate) rollout: RolloutSection,
     pub(crate) algorithm: AlgorithmConfig,
+    #[serde(default)]
+    pub(crate) critic: Option<CriticSection>,
+    #[serde(default)]
+    pub(crate) reference: Option<JudgeSection>,
+    #[serde(default)]
+    pub(crate) teacher: Option<JudgeSection>,
+    #[serde(default)]
+    pub(crate) data: Option<DataSection>,
     #[serde(default)]
     pub(crate) train: TrainSection,
     #[serde(default)]
@@ -114,13 +122,40 @@ impl Recipe {
 
     /// What an algorithm has to know of the run.
     pub(crate) fn run_facts(&self) -> RunFacts {
+        let needs = self.needs();
+        let updates = self.train.minibatches as u64;
+        let old = self.rollout.cross_policy.map_or(0, |c| c.every * updates);
         RunFacts {
-            group_size: self.rollout.group_size,
-            reference: self.needs_reference(),
-            critic: false,
-            max_staleness: 0,
+            // Pairs and stored episodes come in groups of their own sizes.
+            group_size: match &self.data {
+                Some(_) => self.rollout.group_size.max(2),
+                None => self.rollout.group_size,
+            },
+            reference: needs.reference(),
+            teacher: self.teacher.is_some(),
+            critic: needs.values,
+            max_staleness: old,
             updates_per_batch: self.train.minibatches,
         }
+    }
+
+    /// What the algorithm reads beside the traces. A composition that cannot run has no needs;
+    /// the reason is given when it is checked.
+    pub(crate) fn needs(&self) -> Needs {
+        let composition = self.algorithm.composition(self.rollout.group_size);
+        composition.map(|c| c.needs()).unwrap_or_default()
+    }
+
+    /// Whether held-out tasks are also answered greedily, beside the sampled episodes.
+    pub(crate) fn eval_greedy(&self) -> bool {
+        let tool_math = matches!(self.env, EnvSection::ToolMath { .. });
+        self.eval.temperature > 0.0 && self.eval.greedy.unwrap_or(tool_math)
+    }
+
+    /// BLAKE3 of the recipe as it runs, defaults included.
+    pub(crate) fn hash(&self) -> Result<String, toml::ser::Error> {
+        let text = toml::to_string(self)?;
+        Ok(blake3::hash(text.as_bytes()).to_hex().to_string())
     }
 
     /// Where the model comes from, in words.
@@ -130,11 +165,14 @@ impl Recipe {
             ModelSection::Scratch { .. } => "scratch".into(),
         }
     }
+}
 
-    /// Whether a frozen copy of the first weights is kept to measure the KL divergence to.
-    pub(crate) fn needs_reference(&self) -> bool {
-        self.algorithm.kl.is_some()
-    }
+/// Whether a loss corrects for the gap between the policy that sampled and the one that is trained.
+fn corrects(loss: &LossSpec) -> bool {
+    matches!(
+        loss.correction,
+        Correction::Truncate { .. } | Correction::Mask { .. }
+    )
 }
 
 /// Adds the nearest valid spelling to an "unknown field/variant" message.
@@ -149,14 +187,6 @@ fn with_suggestion(message: &str) -> String {
         .map(|a| (strsim::damerau_levenshtein(typed, a), a))
         .filter(|(distance, a)| *distance <= a.len().max(3) / 3 + 1)
         .min();
-/// Whether a loss corrects for the gap between the policy that sampled and the one that is trained.
-fn corrects(loss: &LossSpec) -> bool {
-    matches!(
-        loss.correction,
-        Correction::Truncate { .. } | Correction::Mask { .. }
-    )
-}
-
     match nearest {
         Some((_, a)) => format!("{}\n  hint: did you mean `{a}`?", message.trim_end()),
         None => message.trim_end().into(),
@@ -214,6 +244,14 @@ algorithm = { type = "grpo" }
                 ["engine.kv_tokens = 100", "at least"],
             ),
             ("[train]\nsteps = 0\n", ["train.steps = 0", "1 to"]),
+            (
+                "[engine]\nweights = \"int8\"\n",
+                ["engine.weights = \"int8\"", "another policy"],
+            ),
+            (
+                "[engine]\nspeculation = 1000\n",
+                ["engine.speculation = 1000", "0 to 256"],
+            ),
         ] {
             let e = parse(extra).unwrap_err();
             for needle in needles {
@@ -226,14 +264,6 @@ algorithm = { type = "grpo" }
     fn a_missing_file_is_named_with_a_hint() {
         let e = Recipe::load(Path::new("/nonexistent/x.toml"))
             .unwrap_err()
-            (
-                "[engine]\nweights = \"int8\"\n",
-                ["engine.weights = \"int8\"", "another policy"],
-            ),
-            (
-                "[engine]\nspeculation = 1000\n",
-                ["engine.speculation = 1000", "0 to 256"],
-            ),
             .to_string();
         assert!(
             e.contains("/nonexistent/x.toml") && e.contains("recipes/quickstart.toml"),

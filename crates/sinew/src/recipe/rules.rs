@@ -1,6 +1,7 @@
 //! What values a recipe may have: one line a key, grouped by table.
 
-use super::{EnvSection, ModelSection, Recipe};
+use super::{DataSection, EnvSection, ModelSection, Recipe};
+use sinew_algo::Advantage;
 use std::fmt::Display;
 use std::ops::RangeInclusive;
 
@@ -17,7 +18,8 @@ pub(super) struct Rule {
 pub(super) fn broken(recipe: &Recipe) -> Option<Rule> {
     let mut rules = Rules(Vec::new());
     for section in [
-        choices, model, env, rollout, train, optimizer, eval, engine, sandbox,
+        choices, model, env, rollout, train, optimizer, eval, engine, judges, data,
+        sandbox,
     ] {
         section(recipe, &mut rules);
     }
@@ -86,14 +88,19 @@ fn choices(recipe: &Recipe, rules: &mut Rules) {
     };
     rules.choice("sandbox.level", &recipe.sandbox.level, &["process"], null);
     rules.choice("engine.type", &recipe.engine.kind, &["embedded"], "");
-    rules.choice("engine.weights", &recipe.engine.weights, &["f32", "int8"], "");
+    rules.choice(
+        "engine.weights",
+        &recipe.engine.weights,
+        &["f32", "int8"],
+        "",
+    );
     rules.choice("store.type", &recipe.store.kind, &["disk", "memory"], "");
     let schedules = ["constant", "linear", "cosine"];
     rules.choice("train.schedule", &recipe.train.schedule, &schedules, "");
 }
 
 fn model(recipe: &Recipe, rules: &mut Rules) {
-    let tiny = matches!(recipe.env, EnvSection::Tiny {});
+    let tiny = matches!(recipe.env, EnvSection::Tiny { .. });
     let scratch = matches!(recipe.model, ModelSection::Scratch { .. });
     rules.custom(
         "model.type",
@@ -128,6 +135,9 @@ fn env(recipe: &Recipe, rules: &mut Rules) {
     else {
         let reason = "has no effect: env.type = \"tiny\" runs no code; remove it";
         rules.custom("sandbox.strict", strict, reason.into(), !strict);
+        if let EnvSection::Tiny { process_reward } = recipe.env {
+            rules.range("env.process_reward", process_reward, 0.0..=0.5);
+        }
         return;
     };
     let tasksets = ["arithmetic", "word", "mixed", "gsm8k"];
@@ -191,6 +201,7 @@ fn train(recipe: &Recipe, rules: &mut Rules) {
         "0 (no limit) or a number of seconds",
         t.max_wall_s.is_finite() && t.max_wall_s >= 0.0,
     );
+    rules.range("train.data_parallel", t.data_parallel, 1..=64);
     rules.one_or_more("train.checkpoint_every", t.checkpoint_every);
     rules.one_or_more("train.keep_checkpoints", t.keep_checkpoints as u64);
     if let Some(lora) = &t.lora {
@@ -231,6 +242,12 @@ fn eval(recipe: &Recipe, rules: &mut Rules) {
         "0 (greedy) or a number above",
         e.temperature >= 0.0 && e.temperature.is_finite(),
     );
+    rules.custom(
+        "eval.greedy",
+        true,
+        "has no effect beside eval.temperature = 0, which is greedy; remove it".into(),
+        !(e.greedy == Some(true) && e.temperature == 0.0),
+    );
 }
 
 fn engine(recipe: &Recipe, rules: &mut Rules) {
@@ -248,13 +265,69 @@ fn engine(recipe: &Recipe, rules: &mut Rules) {
         "at least engine.max_running",
         e.pass_tokens >= e.max_running,
     );
+    rules.range("engine.speculation", e.speculation, 0..=256);
+}
+
+fn judges(recipe: &Recipe, rules: &mut Rules) {
+    let (needs, kind) = (recipe.needs(), recipe.algorithm.kind);
+    if let Some(critic) = &recipe.critic {
+        let reason = format!("has no effect: `{kind}` reads no values; remove it");
+        rules.custom("critic", "{ ... }", reason, needs.values);
+        let rate = critic.learning_rate;
+        let holds = rate.is_none_or(|lr| lr > 0.0 && lr <= 1.0);
+        let rate = rate.unwrap_or_default();
+        rules.allowed("critic.learning_rate", rate, "above 0, at most 1", holds);
+    }
+    if let Some(reference) = &recipe.reference {
+        let reason = format!(
+            "has no effect: `{kind}` as configured compares with no reference; remove it, or add algorithm.kl"
+        );
+        let model = format!("{:?}", reference.model);
+        rules.custom("reference.model", model, reason, needs.reference());
+    }
+    if let Some(cross) = recipe.rollout.cross_policy {
+        let share = cross.share;
+        let inside = share > 0.0 && share < 1.0;
+        rules.allowed(
+            "rollout.cross_policy.share",
+            share,
+            "above 0, below 1",
+            inside,
+        );
+        rules.one_or_more("rollout.cross_policy.every", cross.every);
+    }
+}
+
+fn data(recipe: &Recipe, rules: &mut Rules) {
+    let Some(section) = &recipe.data else { return };
+    let kind = recipe.algorithm.kind;
+    let composition = recipe.algorithm.composition(recipe.rollout.group_size);
+    let advantage = composition.map(|c| c.advantage);
+    let imitates = matches!(advantage, Ok(Advantage::One));
+    let prefers = matches!(advantage, Ok(Advantage::Preference { .. }));
+    let (name, fits, who) = match section {
+        DataSection::Demonstrations { .. } => ("demonstrations", imitates, "`sft`"),
+        DataSection::Pairs { .. } => ("pairs", prefers, "`dpo`"),
+        DataSection::Episodes { .. } => ("episodes", imitates || prefers, "`sft` or `dpo`"),
+    };
+    rules.custom(
+        "data.type",
+        format!("{name:?}"),
+        format!("serves {who}; `{kind}` learns from what its own policy samples: remove [data], or change algorithm.type"),
+        fits,
+    );
+    rules.custom(
+        "rollout.cross_policy",
+        "{ ... }",
+        "has no effect: with [data] nothing is sampled to train on; remove it".into(),
+        recipe.rollout.cross_policy.is_none(),
+    );
 }
 
 fn sandbox(recipe: &Recipe, rules: &mut Rules) {
     let s = &recipe.sandbox;
     rules.range("sandbox.memory_mb", s.memory_mb, 32..=65536);
     rules.range("sandbox.processes", s.processes, 1..=4096);
-    rules.range("engine.speculation", e.speculation, 0..=256);
     rules.seconds("sandbox.cpu_s", s.cpu_s);
     rules.range("sandbox.max_live", s.max_live, 1..=16384);
 }

@@ -63,7 +63,11 @@ pub(crate) enum EnvSection {
         tool_timeout_s: f64,
     },
     /// A tiny deterministic world for models trained from scratch.
-    Tiny {},
+    Tiny {
+        /// Reward for each turn that brings the walker nearer.
+        #[serde(default)]
+        process_reward: f64,
+    },
 }
 
 fn default_tasks() -> String {
@@ -118,6 +122,64 @@ pub(crate) struct RolloutSection {
     pub(crate) top_p: f32,
     /// Wall-time limit of one episode.
     pub(crate) episode_timeout_s: f64,
+    pub(crate) cross_policy: Option<CrossPolicySection>,
+}
+
+/// Turns of one episode drawn by two policies, the current one and one that is some updates old.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct CrossPolicySection {
+    /// Share of turns that the old policy draws.
+    #[serde(default = "default_share")]
+    pub(crate) share: f64,
+    /// Updates after which the old policy gets the current weights.
+    #[serde(default = "default_every")]
+    pub(crate) every: u64,
+}
+
+fn default_share() -> f64 {
+    0.5
+}
+
+fn default_every() -> u64 {
+    4
+}
+
+/// The value head of algorithms with a critic.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct CriticSection {
+    /// Left out: 10 times `train.learning_rate`.
+    pub(crate) learning_rate: Option<f32>,
+}
+
+/// A frozen model beside the policy.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct JudgeSection {
+    /// As `model`, or the folder of a run: its last checkpoint.
+    pub(crate) model: String,
+}
+
+/// What is trained on instead of episodes of one's own.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
+pub(crate) enum DataSection {
+    /// JSON lines `{"messages": [...]}`: what the assistant says is imitated.
+    Demonstrations { path: String },
+    /// JSON lines `{"prompt": [...], "chosen": ..., "rejected": ...}`, answers as text or messages.
+    Pairs { path: String },
+    /// The stored episodes of a run.
+    Episodes {
+        /// Its folder.
+        path: String,
+        #[serde(default = "default_purpose")]
+        purpose: String,
+    },
+}
+
+fn default_purpose() -> String {
+    "train".into()
 }
 
 impl Default for RolloutSection {
@@ -132,6 +194,7 @@ impl Default for RolloutSection {
             temperature: 1.0,
             top_p: 1.0,
             episode_timeout_s: 120.0,
+            cross_policy: None,
         }
     }
 }
@@ -154,6 +217,8 @@ pub(crate) struct TrainSection {
     /// Most packed tokens in one forward and backward pass.
     pub(crate) max_rows: usize,
     pub(crate) lora: Option<LoraSection>,
+    /// Processes of this host that share the gradient's computation.
+    pub(crate) data_parallel: usize,
     /// Training stops early after this many seconds; 0 for no limit.
     pub(crate) max_wall_s: f64,
     pub(crate) checkpoint_every: u64,
@@ -174,6 +239,7 @@ impl Default for TrainSection {
             minibatches: 1,
             max_rows: 4096,
             lora: None,
+            data_parallel: 1,
             max_wall_s: 0.0,
             checkpoint_every: 5,
             keep_checkpoints: 2,
@@ -209,6 +275,8 @@ pub(crate) struct EvalSection {
     pub(crate) every: u64,
     /// 0 for greedy.
     pub(crate) temperature: f32,
+    /// Also one greedy episode a task, before and after; left out: for `tool_math`.
+    pub(crate) greedy: Option<bool>,
 }
 
 impl Default for EvalSection {
@@ -218,6 +286,7 @@ impl Default for EvalSection {
             episodes_per_task: 1,
             every: 0,
             temperature: 1.0,
+            greedy: None,
         }
     }
 }
@@ -235,25 +304,25 @@ pub(crate) struct EngineSection {
     pub(crate) max_running: usize,
     /// Most tokens in one pass, prompts included.
     pub(crate) pass_tokens: usize,
-}
-
-impl Default for EngineSection {
     /// Rows of a pass up to which guessed tokens are tested beside sampled ones; 0 guesses nothing.
     /// What is sampled does not depend on it.
     pub(crate) speculation: usize,
     /// `f32`, or `int8`: rounded for generation alone, which needs an importance correction.
     pub(crate) weights: String,
+}
+
+impl Default for EngineSection {
     fn default() -> Self {
         Self {
             kind: "embedded".into(),
             kv_tokens: 32768,
             max_running: 128,
             pass_tokens: 512,
+            speculation: 0,
+            weights: "f32".into(),
         }
     }
 }
-            speculation: 0,
-            weights: "f32".into(),
 
 /// Where traces are kept.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

