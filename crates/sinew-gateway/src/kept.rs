@@ -49,8 +49,8 @@ impl Kept {
         let mut parts = Vec::new();
         let mut count = 0;
         let mut next = Some(previous.clone());
-        while let Some(id) = next {
-            let answer = answers.get(&id).ok_or_else(|| ApiError {
+        while let Some(ref id) = next {
+            let answer = answers.get(id).ok_or_else(|| ApiError {
                 code: "previous_response_not_found",
                 ..ApiError::invalid(
                     "previous_response_id",
@@ -166,7 +166,9 @@ mod tests {
             continuation.keep = false;
         }
         kept.keep("1", &unkept, &response("one"));
-        let error = kept.restore(&mut request(Some("resp_1"), &["b"])).unwrap_err();
+        let error = kept
+            .restore(&mut request(Some("resp_1"), &["b"]))
+            .unwrap_err();
         assert_eq!(error.code, "previous_response_not_found");
         assert_eq!(error.param.as_deref(), Some("previous_response_id"));
         kept.restore(&mut request(None, &["b"])).unwrap();

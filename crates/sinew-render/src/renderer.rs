@@ -46,7 +46,9 @@ pub enum RenderError {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{trajectory}, message {message}: bridged ids differ from a full render at token {index}: \
-     bridged ...{bridged_context:?} [{bridged:?}], full render ...{full_context:?} [{full:?}]"
+     bridged ...{bridged_context:?} [{}], full render ...{full_context:?} [{}]",
+    token_shown(.bridged),
+    token_shown(.full)
 )]
 pub struct Mismatch {
     pub trajectory: String,
@@ -60,6 +62,14 @@ pub struct Mismatch {
     /// Text of up to eight tokens before the difference.
     pub bridged_context: String,
     pub full_context: String,
+}
+
+/// The differing token, or that there is none.
+fn token_shown(token: &Option<String>) -> String {
+    match token {
+        Some(text) => format!("{text:?}"),
+        None => "end".into(),
+    }
 }
 
 /// What follows a sampled turn in the context.

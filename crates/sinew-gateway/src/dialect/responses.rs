@@ -32,7 +32,9 @@ impl Dialect for Responses {
     fn parse(&self, body: &[u8]) -> Result<ModelRequest, ApiError> {
         let mut fields = Fields::parse(body)?;
         let model = fields.required_string("model")?;
-        let input = fields.take("input").ok_or_else(|| fields.missing("input"))?;
+        let input = fields
+            .take("input")
+            .ok_or_else(|| fields.missing("input"))?;
         let mut messages = Vec::new();
         let instructions = fields.string("instructions")?;
         messages.extend(instructions.iter().map(|t| Message::new(Role::System, t)));
@@ -80,7 +82,11 @@ impl Dialect for Responses {
         if let Some(choice) = response.choices.first() {
             let said = &choice.message;
             if let Some(reasoning) = &said.reasoning {
-                items.push(reasoning_item(&item_id(context, "rs", 0), reasoning, status));
+                items.push(reasoning_item(
+                    &item_id(context, "rs", 0),
+                    reasoning,
+                    status,
+                ));
             }
             if !said.content.is_empty() || said.tool_calls.is_empty() {
                 let id = item_id(context, "msg", items.len());
@@ -148,7 +154,12 @@ fn refuse(fields: &mut Fields) -> Result<(), ApiError> {
 /// `include` and `top_logprobs`.
 fn logprobs(fields: &mut Fields, request: &mut ModelRequest) -> Result<(), ApiError> {
     let mut wanted = false;
-    for (i, value) in fields.array("include")?.unwrap_or_default().iter().enumerate() {
+    for (i, value) in fields
+        .array("include")?
+        .unwrap_or_default()
+        .iter()
+        .enumerate()
+    {
         match value.as_str() {
             Some("message.output_text.logprobs") => wanted = true,
             // Thoughts are in the reasoning items as they are.
@@ -159,7 +170,9 @@ fn logprobs(fields: &mut Fields, request: &mut ModelRequest) -> Result<(), ApiEr
             }
         }
     }
-    let top = fields.integer("top_logprobs", 0, MAX_TOP_LOGPROBS)?.unwrap_or(0);
+    let top = fields
+        .integer("top_logprobs", 0, MAX_TOP_LOGPROBS)?
+        .unwrap_or(0);
     if wanted || top > 0 {
         request.logprobs = Some(top as u8);
     }
@@ -258,7 +271,11 @@ impl Turns {
                 let mut text = String::new();
                 for name in ["content", "summary"] {
                     let path = fields.path(name);
-                    let part = texts(fields.take(name), &path, &["reasoning_text", "summary_text"])?;
+                    let part = texts(
+                        fields.take(name),
+                        &path,
+                        &["reasoning_text", "summary_text"],
+                    )?;
                     if text.is_empty() {
                         text = part;
                     }

@@ -1,0 +1,534 @@
+//! Anthropic messages.
+//!
+//! Blocks become messages: results of tools are messages of their own, in their place among a
+//! user's texts. What the model thinks is given as thinking blocks, asked for or not, since a
+//! client that does not send them back changes the history.
+//!
+//! Source: Anthropic's API reference and the types of its Python client.
+
+use super::fields::{Fields, wrong};
+use super::{
+    AnswerContext, Delta, Dialect, EventWriter, ModelRequest, ModelResponse, ToolChoice, TurnEnd,
+    Usage,
+};
+use crate::error::{ApiError, ErrorKind};
+use crate::session::Prompt;
+use crate::turn::Piece;
+use serde_json::{Value, json};
+use sinew_types::{Message, Role, ToolCall, ToolSpec};
+
+const MAX_TOOLS: usize = 128;
+const MAX_STOPS: usize = 16;
+
+/// `POST /v1/messages`.
+#[derive(Clone, Copy, Debug)]
+pub struct Messages;
+
+/// `POST /v1/messages/count_tokens`: the same fields without those of sampling.
+///
+/// # Errors
+/// As for a request.
+pub fn parse_count(body: &[u8]) -> Result<ModelRequest, ApiError> {
+    let mut fields = Fields::parse(body)?;
+    let request = conversation(&mut fields)?;
+    fields.end()?;
+    Ok(request)
+}
+
+impl Dialect for Messages {
+    fn parse(&self, body: &[u8]) -> Result<ModelRequest, ApiError> {
+        let mut fields = Fields::parse(body)?;
+        let mut request = conversation(&mut fields)?;
+        let limit = fields
+            .integer("max_tokens", 1, i64::from(u32::MAX))?
+            .ok_or_else(|| fields.missing("max_tokens"))?;
+        let sampling = &mut request.sampling;
+        sampling.max_tokens = Some(limit as u32);
+        sampling.temperature = fields.number("temperature", 0.0, 1.0)?;
+        sampling.top_p = fields.number("top_p", 0.0, 1.0)?;
+        let top_k = fields.integer("top_k", 0, i64::from(u32::MAX))?;
+        sampling.top_k = top_k.map(|k| k as u32);
+        sampling.stop = stops(&mut fields)?;
+        request.stream = fields.bool("stream")?.unwrap_or(false);
+        // Bookkeeping of a hosted service: by its definition it does not change the answer.
+        fields.ignore(&["metadata"]);
+        fields.only(
+            "service_tier",
+            &[json!("auto"), json!("standard_only")],
+            "there is one tier: leave it out",
+        )?;
+        fields.refuse(&[
+            ("container", "code is not run here: give the model a tool"),
+            ("inference_geo", "there is one place"),
+        ])?;
+        fields.end()?;
+        Ok(request)
+    }
+
+    fn response(&self, context: &AnswerContext, response: &ModelResponse) -> Value {
+        let mut content = Vec::new();
+        let choice = response.choices.first();
+        if let Some(choice) = choice {
+            let said = &choice.message;
+            if let Some(thought) = &said.reasoning {
+                content.push(json!({"type": "thinking", "thinking": thought, "signature": ""}));
+            }
+            if !said.content.is_empty() {
+                content.push(json!({"type": "text", "text": said.content, "citations": null}));
+            }
+            content.extend(
+                said.tool_calls
+                    .iter()
+                    .map(|call| tool_use(call, &call.arguments)),
+            );
+        }
+        let mut message = skeleton(context);
+        message["content"] = json!(content);
+        ending(&mut message, choice.map(|c| &c.end));
+        message["usage"] = usage(&response.usage);
+        message
+    }
+
+    fn stream(&self, context: AnswerContext) -> Box<dyn EventWriter> {
+        Box::new(MessagesStream {
+            context,
+            blocks: 0,
+            open: None,
+            end: None,
+        })
+    }
+
+    fn error(&self, error: &ApiError) -> Value {
+        error_value(error)
+    }
+}
+
+/// Fields that say what the model sees.
+fn conversation(fields: &mut Fields) -> Result<ModelRequest, ApiError> {
+    let model = fields.required_string("model")?;
+    let mut messages = Vec::new();
+    let system = fields.take("system");
+    if let Some(system) = system {
+        let text = texts(Some(system), "system")?;
+        messages.push(Message::new(Role::System, text));
+    }
+    let list = fields
+        .array("messages")?
+        .ok_or_else(|| fields.missing("messages"))?;
+    for (i, value) in list.into_iter().enumerate() {
+        message(value, &format!("messages[{i}]"), &mut messages)?;
+    }
+    if messages.last().is_some_and(|m| m.role == Role::Assistant) {
+        return Err(ApiError::unsupported(
+            "messages",
+            "the last message is the assistant's: its turn cannot be begun for the model, as \
+             those tokens would not be sampled",
+        ));
+    }
+    let mut request = ModelRequest::new(model, Prompt::Messages(messages));
+    tools(fields, &mut request)?;
+    if let Some(thinking) = fields.take("thinking") {
+        let mut thinking = Fields::of(thinking, "thinking")?;
+        let kinds = [json!("enabled"), json!("adaptive"), json!("disabled")];
+        thinking.only("type", &kinds, "allowed: enabled, adaptive, disabled")?;
+        // How much a model thinks is its policy; `max_tokens` bounds thoughts and answer.
+        thinking.ignore(&["budget_tokens", "display"]);
+        thinking.end()?;
+    }
+    fields.ignore(&["cache_control"]);
+    fields.refuse(&[
+        (
+            "output_config",
+            "sampling is not constrained, and the model has no effort to set",
+        ),
+        ("output_format", "sampling is not constrained here"),
+        ("context_management", "the conversation is never rewritten"),
+        (
+            "mcp_servers",
+            "tools run with the agent: give them as tools",
+        ),
+    ])?;
+    Ok(request)
+}
+
+fn stops(fields: &mut Fields) -> Result<Vec<String>, ApiError> {
+    let list = fields.array("stop_sequences")?.unwrap_or_default();
+    let expected = format!("up to {MAX_STOPS} strings, none empty");
+    let texts: Option<Vec<String>> = list
+        .iter()
+        .map(|v| v.as_str().filter(|s| !s.is_empty()).map(str::to_owned))
+        .collect();
+    texts
+        .filter(|t| t.len() <= MAX_STOPS)
+        .ok_or_else(|| wrong("stop_sequences", &Value::Array(list), &expected))
+}
+
+fn tools(fields: &mut Fields, request: &mut ModelRequest) -> Result<(), ApiError> {
+    let tools = fields.array("tools")?.unwrap_or_default();
+    if tools.len() > MAX_TOOLS {
+        let message = format!("{} tools, at most {MAX_TOOLS} are allowed", tools.len());
+        return Err(ApiError::invalid("tools", message));
+    }
+    for (i, value) in tools.into_iter().enumerate() {
+        let mut tool = Fields::of(value, &format!("tools[{i}]"))?;
+        let why = "only tools that the agent runs are known: type custom";
+        tool.only("type", &[json!("custom")], why)?;
+        request.tools.push(ToolSpec {
+            name: tool.required_string("name")?,
+            description: tool.string("description")?.unwrap_or_default(),
+            parameters: tool
+                .take("input_schema")
+                .ok_or_else(|| tool.missing("input_schema"))?,
+        });
+        tool.only(
+            "strict",
+            &[json!(false)],
+            "sampling is not constrained here: arguments may not follow the schema",
+        )?;
+        tool.ignore(&["cache_control", "eager_input_streaming"]);
+        tool.end()?;
+    }
+    let Some(choice) = fields.take("tool_choice") else {
+        return Ok(());
+    };
+    let mut choice = Fields::of(choice, "tool_choice")?;
+    let kind = choice.required_string("type")?;
+    request.tool_choice = match kind.as_str() {
+        "auto" => ToolChoice::Auto,
+        "any" => ToolChoice::Required,
+        "none" => ToolChoice::None,
+        "tool" => ToolChoice::Named(choice.required_string("name")?),
+        _ => {
+            let path = choice.path("type");
+            return Err(wrong(
+                &path,
+                &Value::String(kind),
+                "auto, any, none or tool",
+            ));
+        }
+    };
+    let alone = choice.bool("disable_parallel_tool_use")?.unwrap_or(false);
+    request.parallel_tool_calls = !alone;
+    choice.end()?;
+    request.check_tool_choice()
+}
+
+fn message(value: Value, path: &str, out: &mut Vec<Message>) -> Result<(), ApiError> {
+    let mut fields = Fields::of(value, path)?;
+    let role = fields.required_string("role")?;
+    let content_path = fields.path("content");
+    let content = fields
+        .take("content")
+        .ok_or_else(|| fields.missing("content"))?;
+    let role_path = fields.path("role");
+    fields.end()?;
+    match role.as_str() {
+        "user" => user(content, &content_path, out),
+        "assistant" => {
+            out.push(assistant(content, &content_path)?);
+            Ok(())
+        }
+        _ => Err(wrong(&role_path, &Value::String(role), "user or assistant")),
+    }
+}
+
+/// Texts next to each other are one message; each result of a tool is one.
+fn user(content: Value, path: &str, out: &mut Vec<Message>) -> Result<(), ApiError> {
+    let blocks = match content {
+        Value::String(text) => {
+            out.push(Message::new(Role::User, text));
+            return Ok(());
+        }
+        Value::Array(blocks) => blocks,
+        other => return Err(wrong(path, &other, "a string or an array of blocks")),
+    };
+    let mut texts: Vec<String> = Vec::new();
+    let flush = |texts: &mut Vec<String>, out: &mut Vec<Message>| {
+        if !texts.is_empty() {
+            out.push(Message::new(Role::User, texts.join("\n")));
+            texts.clear();
+        }
+    };
+    for (i, block) in blocks.into_iter().enumerate() {
+        let mut block = Fields::of(block, &format!("{path}[{i}]"))?;
+        match block.required_string("type")?.as_str() {
+            "text" => texts.push(text_block(&mut block)?),
+            "tool_result" => {
+                flush(&mut texts, out);
+                out.push(tool_result(&mut block)?);
+            }
+            other => return Err(unknown_block(&block, other, "text and tool_result")),
+        }
+        block.ignore(&["cache_control"]);
+        block.end()?;
+    }
+    flush(&mut texts, out);
+    Ok(())
+}
+
+fn tool_result(block: &mut Fields) -> Result<Message, ApiError> {
+    let path = block.path("content");
+    let mut text = texts(block.take("content"), &path)?;
+    if block.bool("is_error")?.unwrap_or(false) {
+        // The one place where a model can read it.
+        text.insert_str(0, "Error: ");
+    }
+    let mut message = Message::new(Role::Tool, text);
+    message.tool_call_id = Some(block.required_string("tool_use_id")?);
+    Ok(message)
+}
+
+fn assistant(content: Value, path: &str) -> Result<Message, ApiError> {
+    let mut message = Message::new(Role::Assistant, "");
+    let blocks = match content {
+        Value::String(text) => {
+            message.content = text;
+            return Ok(message);
+        }
+        Value::Array(blocks) => blocks,
+        other => return Err(wrong(path, &other, "a string or an array of blocks")),
+    };
+    for (i, block) in blocks.into_iter().enumerate() {
+        let mut block = Fields::of(block, &format!("{path}[{i}]"))?;
+        match block.required_string("type")?.as_str() {
+            "text" => message.content.push_str(&text_block(&mut block)?),
+            "thinking" => {
+                let thought = block.required_string("thinking")?;
+                message.reasoning.get_or_insert_default().push_str(&thought);
+                block.ignore(&["signature"]);
+            }
+            "tool_use" => {
+                let path = block.path("input");
+                let arguments = block.take("input").unwrap_or_else(|| json!({}));
+                if !arguments.is_object() {
+                    return Err(wrong(&path, &arguments, "an object"));
+                }
+                message.tool_calls.push(ToolCall {
+                    id: block.required_string("id")?,
+                    name: block.required_string("name")?,
+                    arguments,
+                });
+                block.ignore(&["caller"]);
+            }
+            other => return Err(unknown_block(&block, other, "text, thinking and tool_use")),
+        }
+        block.ignore(&["cache_control"]);
+        block.end()?;
+    }
+    Ok(message)
+}
+
+fn unknown_block(block: &Fields, kind: &str, known: &str) -> ApiError {
+    let why = format!("blocks of type {kind:?} are not supported here: known are {known}");
+    ApiError::unsupported(&block.path("type"), &why)
+}
+
+fn text_block(block: &mut Fields) -> Result<String, ApiError> {
+    block.only("citations", &[json!([])], "sources are not cited here")?;
+    block.required_string("text")
+}
+
+/// A string, or text blocks, one a line.
+fn texts(content: Option<Value>, path: &str) -> Result<String, ApiError> {
+    let blocks = match content {
+        None => return Ok(String::new()),
+        Some(Value::String(text)) => return Ok(text),
+        Some(Value::Array(blocks)) => blocks,
+        Some(other) => return Err(wrong(path, &other, "a string or an array of text blocks")),
+    };
+    let mut texts = Vec::with_capacity(blocks.len());
+    for (i, block) in blocks.into_iter().enumerate() {
+        let mut block = Fields::of(block, &format!("{path}[{i}]"))?;
+        match block.required_string("type")?.as_str() {
+            "text" => texts.push(text_block(&mut block)?),
+            other => return Err(unknown_block(&block, other, "text")),
+        }
+        block.ignore(&["cache_control"]);
+        block.end()?;
+    }
+    Ok(texts.join("\n"))
+}
+
+fn skeleton(context: &AnswerContext) -> Value {
+    json!({
+        "id": format!("msg_{}", context.id),
+        "type": "message",
+        "role": "assistant",
+        "model": context.request.model,
+        "content": [],
+        "stop_reason": null,
+        "stop_sequence": null,
+        "usage": usage(&Usage::default()),
+    })
+}
+
+fn tool_use(call: &ToolCall, input: &Value) -> Value {
+    json!({"type": "tool_use", "id": call.id, "name": call.name, "input": input})
+}
+
+/// `stop_reason` and `stop_sequence`.
+fn ending(value: &mut Value, end: Option<&TurnEnd>) {
+    value["stop_reason"] = json!(match end {
+        Some(TurnEnd::Length) => "max_tokens",
+        Some(TurnEnd::StopString(_)) => "stop_sequence",
+        Some(TurnEnd::ToolCalls) => "tool_use",
+        Some(TurnEnd::Stop) | None => "end_turn",
+    });
+    value["stop_sequence"] = match end {
+        Some(TurnEnd::StopString(text)) => json!(text),
+        _ => Value::Null,
+    };
+}
+
+/// Tokens that came from the cache are not counted as input.
+fn usage(usage: &Usage) -> Value {
+    json!({
+        "input_tokens": usage.prompt_tokens.saturating_sub(usage.cached_tokens),
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": usage.cached_tokens,
+        "output_tokens": usage.completion_tokens,
+    })
+}
+
+/// Anthropic's error object.
+pub fn error_value(error: &ApiError) -> Value {
+    let kind = match error.kind {
+        _ if error.status == 413 => "request_too_large",
+        ErrorKind::InvalidRequest => "invalid_request_error",
+        ErrorKind::Authentication => "authentication_error",
+        ErrorKind::Permission => "permission_error",
+        ErrorKind::NotFound => "not_found_error",
+        ErrorKind::RateLimit => "rate_limit_error",
+        ErrorKind::Overloaded => "overloaded_error",
+        ErrorKind::Server if error.status == 504 => "timeout_error",
+        ErrorKind::Server => "api_error",
+    };
+    json!({
+        "type": "error",
+        "error": {"type": kind, "message": error.message},
+        "request_id": null,
+    })
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Block {
+    Text,
+    Thinking,
+}
+
+struct MessagesStream {
+    context: AnswerContext,
+    /// Blocks that were begun.
+    blocks: usize,
+    open: Option<Block>,
+    end: Option<TurnEnd>,
+}
+
+fn event(kind: &str, mut fields: Value) -> String {
+    fields["type"] = json!(kind);
+    format!("event: {kind}\ndata: {fields}\n\n")
+}
+
+impl MessagesStream {
+    fn start(&mut self, block: &Value) -> String {
+        let index = self.blocks;
+        self.blocks += 1;
+        event(
+            "content_block_start",
+            json!({"index": index, "content_block": block}),
+        )
+    }
+
+    fn part(&self, delta: &Value) -> String {
+        let index = self.blocks.saturating_sub(1);
+        event(
+            "content_block_delta",
+            json!({"index": index, "delta": delta}),
+        )
+    }
+
+    fn stop(&self) -> String {
+        let index = self.blocks.saturating_sub(1);
+        event("content_block_stop", json!({"index": index}))
+    }
+
+    /// Closes what is open, unless it is `next`.
+    fn close(&mut self, next: Option<Block>) -> String {
+        if self.open == next {
+            return String::new();
+        }
+        let mut out = String::new();
+        if let Some(open) = self.open.take() {
+            if open == Block::Thinking {
+                out.push_str(&self.part(&json!({"type": "signature_delta", "signature": ""})));
+            }
+            out.push_str(&self.stop());
+        }
+        out
+    }
+
+    fn write(&mut self, block: Block, text: &str) -> String {
+        let mut out = self.close(Some(block));
+        let (empty, delta) = match block {
+            Block::Text => (
+                json!({"type": "text", "text": "", "citations": null}),
+                json!({"type": "text_delta", "text": text}),
+            ),
+            Block::Thinking => (
+                json!({"type": "thinking", "thinking": "", "signature": ""}),
+                json!({"type": "thinking_delta", "thinking": text}),
+            ),
+        };
+        if self.open.is_none() {
+            out.push_str(&self.start(&empty));
+            self.open = Some(block);
+        }
+        if !text.is_empty() {
+            out.push_str(&self.part(&delta));
+        }
+        out
+    }
+
+    fn call(&mut self, call: &ToolCall) -> String {
+        let mut out = self.close(None);
+        out.push_str(&self.start(&tool_use(call, &json!({}))));
+        let json = call.arguments.to_string();
+        out.push_str(&self.part(&json!({"type": "input_json_delta", "partial_json": json})));
+        out.push_str(&self.stop());
+        out
+    }
+}
+
+impl EventWriter for MessagesStream {
+    fn begin(&mut self) -> String {
+        let message = skeleton(&self.context);
+        event("message_start", json!({"message": message}))
+    }
+
+    fn delta(&mut self, delta: &Delta) -> String {
+        let mut out = String::new();
+        for piece in &delta.pieces {
+            out.push_str(&match piece {
+                Piece::Text(text) => self.write(Block::Text, text),
+                Piece::Reasoning(text) => self.write(Block::Thinking, text),
+                Piece::Call(call) => self.call(call),
+            });
+        }
+        self.end = delta.end.clone().or(self.end.take());
+        out
+    }
+
+    fn end(&mut self, response: &ModelResponse) -> String {
+        let mut out = self.close(None);
+        let mut delta = json!({});
+        ending(&mut delta, self.end.as_ref());
+        let fields = json!({"delta": delta, "usage": usage(&response.usage)});
+        out.push_str(&event("message_delta", fields));
+        out.push_str(&event("message_stop", json!({})));
+        out
+    }
+
+    fn error(&mut self, error: &ApiError) -> String {
+        event("error", error_value(error))
+    }
+}
