@@ -188,7 +188,15 @@ pub(crate) async fn drive(work: Work, flight: Arc<Flight>, permit: OwnedSemaphor
     let mut driver = Driver::new(work, Arc::clone(&flight));
     let result = driver.run().await;
     if let Err(error) = &result {
-        rollout.session().fail(call, &error.message, unix_s());
+        let mut session = rollout.session();
+        session.fail(call, &error.message, unix_s());
+        if let Err(error) = rollout.record(&mut session) {
+            tracing::error!(%error, "a failed call is not in the journal");
+        }
+    }
+    if let Ok(response) = &result {
+        let context = &flight.context;
+        rollout.kept.keep(&context.id, &context.request, response);
     }
     drop((driver, permit));
     flight.finish(result);
@@ -303,7 +311,7 @@ impl Driver {
                         return;
                     }
                     for event in batch.drain(..) {
-                        pending -= usize::from(self.take(event));
+                        pending -= usize::from(self.take(event).await);
                     }
                 }
                 () = flight.cancel.notified(), if !stopping => {
@@ -328,7 +336,7 @@ impl Driver {
     }
 
     /// Takes an event. Whether it was the last one of its request.
-    fn take(&mut self, event: EngineEvent) -> bool {
+    async fn take(&mut self, event: EngineEvent) -> bool {
         match event {
             EngineEvent::Tokens { request, tokens } => {
                 self.tokens(request, &tokens);
@@ -346,7 +354,7 @@ impl Driver {
                         "the engine aborted the generation",
                     ));
                 }
-                self.finished(request, reason);
+                self.finished(request, reason).await;
                 true
             }
             EngineEvent::Failed { error, .. } => {
@@ -399,8 +407,21 @@ impl Driver {
         });
     }
 
+    /// Puts an output into the trace, and waits until that is durable.
+    async fn capture(&self, turn: SampledTurn) -> Result<(), ApiError> {
+        let receipt = {
+            let mut session = self.work.rollout.session();
+            session.commit(self.work.call, turn, unix_s())?;
+            self.work.rollout.record(&mut session)?
+        };
+        match receipt {
+            Some(receipt) => receipt.wait().await,
+            None => Ok(()),
+        }
+    }
+
     /// Captures an output, then tells the client of its end.
-    fn finished(&mut self, request: RequestId, reason: FinishReason) {
+    async fn finished(&mut self, request: RequestId, reason: FinishReason) {
         let Some(index) = self.index(request) else {
             return;
         };
@@ -413,13 +434,8 @@ impl Driver {
             message: output.reader.message().clone(),
             text: output.reader.raw().to_owned(),
         };
-        let committed = self
-            .work
-            .rollout
-            .session()
-            .commit(self.work.call, turn, unix_s());
-        if let Err(error) = committed {
-            self.stop(error.into());
+        if let Err(error) = self.capture(turn).await {
+            self.stop(error);
             return;
         }
         self.tell(index, pieces, Some(end.clone()));

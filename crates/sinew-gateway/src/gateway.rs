@@ -3,6 +3,8 @@
 use crate::dialect::{AnswerContext, ModelRequest, ToolChoice};
 use crate::error::ApiError;
 use crate::flight::{self, Flight, Subscription, Work};
+use crate::journal::{Journal, Receipt, Record};
+use crate::kept::Kept;
 use crate::limits::{ServerLimits, SessionLimits};
 use crate::secret::Secret;
 use crate::session::{Ask, CallRecord, Join, Prompt, Reward, RolloutSpec, Session, SessionStats};
@@ -37,6 +39,8 @@ pub struct GatewayConfig {
     pub model: String,
     pub session: SessionLimits,
     pub server: ServerLimits,
+    /// What open rollouts captured goes here before its end is told; `None`: a crash loses it.
+    pub journal: Option<Arc<Journal>>,
     /// How the model writes tool calls and reasoning.
     pub format: TurnFormat,
 }
@@ -47,6 +51,7 @@ impl Default for GatewayConfig {
             model: "policy".into(),
             session: SessionLimits::default(),
             server: ServerLimits::default(),
+            journal: None,
             format: TurnFormat {
                 calls: Some(ToolCallFormat::Hermes),
                 reasoning: Some(Reasoning {
@@ -94,8 +99,10 @@ pub struct Credentials {
 pub(crate) struct Rollout {
     key: Secret,
     session: Mutex<Session>,
+    journal: Option<Arc<Journal>>,
     flights: Mutex<Flights>,
     idle: Notify,
+    pub(crate) kept: Kept,
 }
 
 #[derive(Debug, Default)]
@@ -107,6 +114,25 @@ struct Flights {
 impl Rollout {
     pub(crate) fn session(&self) -> MutexGuard<'_, Session> {
         self.session.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Hands what happened since the last time to the journal, in its order.
+    ///
+    /// # Errors
+    /// If the journal takes no more; the rollout is closed then, as its entries have a gap.
+    pub(crate) fn record(&self, session: &mut Session) -> Result<Option<Receipt>, ApiError> {
+        let Some(journal) = &self.journal else {
+            return Ok(None);
+        };
+        let entries = session.take_entries();
+        if entries.is_empty() {
+            return Ok(None);
+        }
+        let appended = journal.append(session.id(), Record::Entries { entries });
+        if appended.is_err() {
+            session.close();
+        }
+        appended.map(Some)
     }
 
     fn flights(&self) -> MutexGuard<'_, Flights> {
@@ -292,13 +318,14 @@ impl Gateway {
             None => EpisodeId::new(format!("r-{}", Secret::random_hex(8)?)),
         };
         let api_key = format!("sk-sinew-{}", Secret::random_hex(24)?);
-        let session = Session::new(id.clone(), spec, self.inner.config.session, unix_s());
-        let rollout = Arc::new(Rollout {
-            key: Secret::new(&api_key),
-            session: Mutex::new(session),
-            flights: Mutex::default(),
-            idle: Notify::new(),
-        });
+        let (key, now_s) = (Secret::new(&api_key), unix_s());
+        let opened = Record::Opened {
+            spec: spec.clone(),
+            key: key.hash_hex(),
+            opened_s: now_s,
+        };
+        let session = Session::new(id.clone(), spec, self.inner.config.session, now_s);
+        let rollout = self.rollout(key, session);
         let mut rollouts = self
             .inner
             .rollouts
@@ -313,6 +340,10 @@ impl Gateway {
             let why = format!("rollout {id} is open already");
             return Err(ApiError::conflict("rollout_exists", why));
         }
+        if let Some(journal) = &self.inner.config.journal {
+            // What follows is later in the journal: once that is durable, so is this.
+            journal.append(&id, opened)?;
+        }
         rollouts.insert(id.as_str().to_owned(), rollout);
         drop(rollouts);
         self.inner.counters.opened.fetch_add(1, Ordering::Relaxed);
@@ -321,6 +352,62 @@ impl Gateway {
             id,
             api_key,
         })
+    }
+
+    fn rollout(&self, key: Secret, mut session: Session) -> Arc<Rollout> {
+        let journal = self.inner.config.journal.clone();
+        if journal.is_some() {
+            session.keep_entries();
+        }
+        Arc::new(Rollout {
+            key,
+            session: Mutex::new(session),
+            journal,
+            flights: Mutex::default(),
+            idle: Notify::new(),
+            kept: Kept::default(),
+        })
+    }
+
+    /// Opens the rollouts that the journal says were open when the last process ended: agents go
+    /// on with the same addresses and keys. Gives their number.
+    ///
+    /// # Errors
+    /// If the journal does not fit together, or the store cannot be asked what is finished.
+    pub fn recover(&self) -> Result<usize, ApiError> {
+        let Some(journal) = &self.inner.config.journal else {
+            return Ok(0);
+        };
+        let mut count = 0;
+        for found in journal.take_recovered() {
+            let stored = match &self.inner.parts.store {
+                Some(store) => store.get(&found.id)?,
+                None => None,
+            };
+            if stored.is_some() {
+                // The process ended between the store and the journal.
+                journal.append(&found.id, Record::Finished)?;
+                continue;
+            }
+            let broken = |why: &str| {
+                let why = format!("journal of rollout {}: {why}", found.id);
+                ApiError::server("journal_broken", why)
+            };
+            let key = Secret::from_hash_hex(&found.key).ok_or_else(|| broken("no key"))?;
+            let limits = self.inner.config.session;
+            let session = Session::new(found.id.clone(), found.spec, limits, found.opened_s)
+                .restore(found.entries, unix_s())
+                .map_err(|e| broken(&e.to_string()))?;
+            let rollout = self.rollout(key, session);
+            let mut rollouts = self
+                .inner
+                .rollouts
+                .write()
+                .unwrap_or_else(PoisonError::into_inner);
+            rollouts.insert(found.id.as_str().to_owned(), rollout);
+            count += 1;
+        }
+        Ok(count)
     }
 
     /// The rollout that `key` opens. Unknown ids and wrong keys are told alike.
@@ -343,7 +430,19 @@ impl Gateway {
     /// # Errors
     /// If it is not open, or the reward is no number.
     pub fn reward(&self, id: &EpisodeId, reward: &Reward) -> Result<(), ApiError> {
-        Ok(self.known(id)?.session().reward(reward)?)
+        self.score(id, reward).map(|_| ())
+    }
+
+    /// Scores an open rollout, and tells when that is durable.
+    pub(crate) fn score(
+        &self,
+        id: &EpisodeId,
+        reward: &Reward,
+    ) -> Result<Option<Receipt>, ApiError> {
+        let rollout = self.known(id)?;
+        let mut session = rollout.session();
+        session.reward(reward)?;
+        rollout.record(&mut session)
     }
 
     /// A rollout, open or stored.
@@ -416,6 +515,10 @@ impl Gateway {
                 .await?
             }
         };
+        if let Some(journal) = &self.inner.config.journal {
+            // Lost, it is made up for by a look into the store.
+            journal.append(id, Record::Finished)?;
+        }
         let mut rollouts = self
             .inner
             .rollouts
@@ -488,7 +591,7 @@ impl Gateway {
     pub(crate) fn call(
         &self,
         rollout: &Arc<Rollout>,
-        request: ModelRequest,
+        mut request: ModelRequest,
         retry: Option<Retry>,
     ) -> Result<Subscription, ApiError> {
         if let Some(retry) = retry.filter(|r| r.again)
@@ -500,6 +603,7 @@ impl Gateway {
                 .fetch_add(1, Ordering::Relaxed);
             return Ok(Subscription::new(&flight));
         }
+        rollout.kept.restore(&mut request)?;
         let max = self.inner.config.server.max_choices;
         if request.n == 0 || request.n > max {
             let why = format!("n is {}, allowed: 1 to {max}", request.n);
@@ -590,6 +694,25 @@ impl Gateway {
             return Err(ApiError::unsupported("parallel_tool_calls", why));
         }
         Ok(format)
+    }
+
+    /// Tokens that a conversation has when it is rendered as a whole.
+    ///
+    /// # Errors
+    /// If it cannot be rendered.
+    pub(crate) fn count_tokens(&self, request: &ModelRequest) -> Result<usize, ApiError> {
+        let tools: &[_] = match request.tool_choice {
+            ToolChoice::None => &[],
+            _ => &request.tools,
+        };
+        match &request.prompt {
+            Prompt::Messages(messages) => {
+                let ids = self.inner.parts.renderer.render_prompt(messages, tools)?;
+                Ok(ids.len())
+            }
+            Prompt::Text(text) => Ok(self.inner.parts.renderer.encode_text(text)?.len()),
+            Prompt::Tokens(ids) => Ok(ids.len()),
+        }
     }
 
     fn opening(&self, request: &ModelRequest) -> Result<String, ApiError> {

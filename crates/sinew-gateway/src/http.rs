@@ -1,8 +1,10 @@
 //! Routes, authorization, bodies and streams.
 
+use crate::dialect::anthropic::{Messages, parse_count};
 use crate::dialect::chat::Chat;
 use crate::dialect::completions::Completions;
 use crate::dialect::fields::Fields;
+use crate::dialect::responses::Responses;
 use crate::dialect::{Dialect, EventWriter, openai_error};
 use crate::error::ApiError;
 use crate::flight::{Event, Subscription};
@@ -47,6 +49,7 @@ enum Route<'a> {
     Finish(&'a str),
     Models(&'a str),
     Model(&'a str, &'static dyn Dialect),
+    CountTokens(&'a str),
 }
 
 impl<'a> Route<'a> {
@@ -59,6 +62,8 @@ impl<'a> Route<'a> {
             ["rollouts", id, "reward"] => Self::Reward(id),
             ["rollouts", id, "finish"] => Self::Finish(id),
             ["r", id, "v1", "models"] => Self::Models(id),
+            ["r", id, "v1", "messages", "count_tokens"]
+            | ["r", id, "v1", "v1", "messages", "count_tokens"] => Self::CountTokens(id),
             ["r", id, "v1", rest @ ..] => Self::Model(id, dialect(rest)?),
             _ => return None,
         })
@@ -77,6 +82,9 @@ fn dialect(path: &[&str]) -> Option<&'static dyn Dialect> {
     match path {
         ["chat", "completions"] => Some(&Chat),
         ["completions"] => Some(&Completions),
+        ["responses"] => Some(&Responses),
+        // Anthropic's clients put `/v1` after their base URL.
+        ["messages"] | ["v1", "messages"] => Some(&Messages),
         _ => None,
     }
 }
@@ -125,6 +133,17 @@ impl Service {
                 .model(&rollout, dialect, path, &head.headers, &bytes)
                 .await
                 .map_err(told);
+        }
+        if let Route::CountTokens(id) = route {
+            let told = |e: ApiError| (e, Some(&Messages as &'static dyn Dialect));
+            self.gateway.authorize(id, key).map_err(told)?;
+            let limit = self.gateway.config().server.max_body_bytes;
+            let bytes = self.read(&head.headers, body, limit).await.map_err(told)?;
+            let tokens = parse_count(&bytes)
+                .and_then(|request| self.gateway.count_tokens(&request))
+                .map_err(told)?;
+            let value = json!({"input_tokens": tokens});
+            return Ok(json_response(StatusCode::OK, &value));
         }
         if let Route::Models(id) = route {
             self.gateway.authorize(id, key).map_err(plain)?;
@@ -186,11 +205,13 @@ impl Service {
             }
             Route::Reward(id) => {
                 let reward: Reward = parse_control(&bytes)?;
-                self.gateway.reward(&EpisodeId::new(id), &reward)?;
+                if let Some(receipt) = self.gateway.score(&EpisodeId::new(id), &reward)? {
+                    receipt.wait().await?;
+                }
                 Ok(json_response(StatusCode::OK, &json!({"id": id})))
             }
             Route::Finish(id) => self.finish(&EpisodeId::new(id), &bytes).await,
-            Route::Health | Route::Models(_) | Route::Model(..) => {
+            Route::Health | Route::Models(_) | Route::Model(..) | Route::CountTokens(_) => {
                 Err(ApiError::not_found("not a path of the control API"))
             }
         }

@@ -9,7 +9,8 @@
 //! - The engine sees token ids only; what was sampled is never decoded and tokenized again.
 //! - Every sampled token is in exactly one node of exactly one trace, whoever reads the answer,
 //!   retries it or goes away.
-//! - A finished trace is in the store before the caller is told.
+//! - An output is in the journal, if there is one, before its end is told; a finished trace is in
+//!   the store before the caller is told.
 //! - A rollout's key opens that rollout's model and nothing else; the control API has a secret
 //!   of its own.
 //! - Unknown request fields are refused by name. Sizes, times, queues and counts are bounded.
@@ -20,6 +21,8 @@ mod error;
 mod flight;
 mod gateway;
 mod http;
+mod journal;
+mod kept;
 mod limits;
 mod secret;
 mod server;
@@ -29,6 +32,7 @@ pub mod turn;
 pub use bytes_chat::byte_renderer;
 pub use error::{ApiError, ErrorKind};
 pub use gateway::{Credentials, Gateway, GatewayConfig, GatewayParts, GatewayStats, RolloutView};
+pub use journal::{Journal, JournalError, JournalOptions};
 pub use limits::{ServerLimits, SessionLimits};
 pub use secret::Secret;
 pub use server::{ServeError, Server};

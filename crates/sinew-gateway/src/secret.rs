@@ -14,6 +14,16 @@ impl Secret {
         Self(blake3::hash(text.as_bytes()))
     }
 
+    /// What is remembered of it, as hexadecimal digits.
+    pub(crate) fn hash_hex(&self) -> String {
+        self.0.to_hex().to_string()
+    }
+
+    /// A secret whose [`Secret::hash_hex`] is known.
+    pub(crate) fn from_hash_hex(digits: &str) -> Option<Self> {
+        blake3::Hash::from_hex(digits).ok().map(Self)
+    }
+
     /// Whether `text` is the secret. Comparing hashes takes the same time for all of them.
     pub fn matches(&self, text: &str) -> bool {
         self.0 == blake3::hash(text.as_bytes())

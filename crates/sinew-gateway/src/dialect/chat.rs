@@ -214,18 +214,7 @@ fn tools(fields: &mut Fields, request: &mut ModelRequest) -> Result<(), ApiError
         },
         Some(value) => ToolChoice::Named(chosen(value)?),
     };
-    let named = match &request.tool_choice {
-        ToolChoice::Named(name) => Some(name.as_str()),
-        ToolChoice::Required if request.tools.is_empty() => Some(""),
-        _ => None,
-    };
-    match named {
-        Some(name) if !request.tools.iter().any(|t| t.name == name) => Err(ApiError::invalid(
-            "tool_choice",
-            format!("tool_choice asks for a call of {name:?}, but tools has none of that name"),
-        )),
-        _ => Ok(()),
-    }
+    request.check_tool_choice()
 }
 
 fn chosen(value: Value) -> Result<String, ApiError> {
@@ -256,11 +245,8 @@ fn tool(value: Value, path: &str) -> Result<ToolSpec, ApiError> {
             .take("parameters")
             .unwrap_or_else(|| json!({"type": "object", "properties": {}})),
     };
-    function.only(
-        "strict",
-        &[json!(false)],
-        "sampling is not constrained here: arguments may not follow the schema",
-    )?;
+    // Clients set it by default. Sampling is not constrained: arguments are the policy's own.
+    function.bool("strict")?;
     function.end()?;
     Ok(spec)
 }

@@ -6,9 +6,11 @@
 //! [`EventWriter`] that turns [`Delta`]s into server-sent events while they come. All of them
 //! are pure; the gateway does the rest. `chat.rs` and `completions.rs` are the examples.
 
+pub mod anthropic;
 pub mod chat;
 pub mod completions;
 pub mod fields;
+pub mod responses;
 
 use crate::error::ApiError;
 use crate::session::Prompt;
@@ -63,6 +65,23 @@ pub struct ModelRequest {
     pub stream: bool,
     /// A last chunk with the usage.
     pub include_usage: bool,
+    /// Whether it goes on from an answer, and may be gone on from.
+    pub continuation: Option<Continuation>,
+    /// What the dialect's answer repeats of the request.
+    pub echo: Value,
+}
+
+/// How a request is tied to answers of the same rollout.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Continuation {
+    /// Of the dialect's ids of answers.
+    pub prefix: &'static str,
+    /// The answer that it goes on from.
+    pub previous: Option<String>,
+    /// Keep the answer, so that a request can go on from it.
+    pub keep: bool,
+    /// Messages before this one are no part of what is kept.
+    pub own_from: usize,
 }
 
 impl ModelRequest {
@@ -80,6 +99,27 @@ impl ModelRequest {
             return_token_ids: false,
             stream: false,
             include_usage: false,
+            continuation: None,
+            echo: Value::Null,
+        }
+    }
+
+    /// That the tool which must be called is there.
+    ///
+    /// # Errors
+    /// If it is not.
+    pub fn check_tool_choice(&self) -> Result<(), ApiError> {
+        let named = match &self.tool_choice {
+            ToolChoice::Named(name) => Some(name.as_str()),
+            ToolChoice::Required if self.tools.is_empty() => Some(""),
+            _ => None,
+        };
+        match named {
+            Some(name) if !self.tools.iter().any(|t| t.name == name) => Err(ApiError::invalid(
+                "tool_choice",
+                format!("tool_choice asks for a call of {name:?}, but tools has none of that name"),
+            )),
+            _ => Ok(()),
         }
     }
 }

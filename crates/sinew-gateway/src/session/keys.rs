@@ -131,6 +131,13 @@ pub(crate) fn tokens(ids: &[TokenId]) -> Key {
     Parts(hasher).key()
 }
 
+/// A text, as [`text_prefixes`] has it.
+pub(crate) fn text(text: &str) -> Key {
+    let mut parts = Parts::new(6);
+    parts.0.update(text.as_bytes());
+    parts.key()
+}
+
 /// Keys of the prefixes of `text` that end at `ends`, which must rise and be inside it.
 pub(crate) fn text_prefixes(text: &str, ends: impl Iterator<Item = usize>) -> Vec<(usize, Key)> {
     let mut parts = Parts::new(6);

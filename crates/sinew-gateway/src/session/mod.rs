@@ -23,7 +23,6 @@ pub use types::{
 
 use crate::limits::SessionLimits;
 use keys::Key;
-use plan::Plan;
 use sinew_render::Renderer;
 use sinew_types::{
     EpisodeEnd, EpisodeId, FinishReason, Limit, Message, NO_PARENT, Node, NodeId, Outcome, TokenId,
@@ -31,6 +30,8 @@ use sinew_types::{
 };
 use states::{StateId, States};
 use std::collections::{BTreeMap, HashSet};
+use types::Beginning;
+pub(crate) use types::Entry;
 
 /// A call, running or ended.
 #[derive(Clone, Debug)]
@@ -85,6 +86,8 @@ pub struct Session {
     busy_since_s: f64,
     generate_s: f64,
     over: bool,
+    /// What happened since it was last taken; `None`: nobody keeps a journal.
+    entries: Option<Vec<Entry>>,
 }
 
 impl Session {
@@ -108,6 +111,73 @@ impl Session {
             busy_since_s: now_s,
             generate_s: 0.0,
             over: false,
+            entries: None,
+        }
+    }
+
+    /// A session that went through `entries`. Calls that had not ended have failed.
+    ///
+    /// # Errors
+    /// If the entries do not belong together.
+    pub(crate) fn restore(mut self, entries: Vec<Entry>, now_s: f64) -> Result<Self, SessionError> {
+        for entry in entries {
+            self.replay(entry)?;
+        }
+        for call in self.running.keys().copied().collect::<Vec<_>>() {
+            self.failed(call, "the gateway was restarted", now_s);
+        }
+        self.touched_s = now_s;
+        Ok(self)
+    }
+
+    fn replay(&mut self, entry: Entry) -> Result<(), SessionError> {
+        let exists = |session: &Self, call| session.running.contains_key(&call);
+        match entry {
+            Entry::Begun(beginning) => {
+                let nodes = self.nodes.len() as NodeId;
+                let fits = beginning.base.is_none_or(|base| base < nodes)
+                    && self.states.contains(beginning.from);
+                if !fits || (beginning.base.is_none() && beginning.nodes.is_empty()) {
+                    return Err(SessionError::Broken("a call begins nowhere".into()));
+                }
+                self.begun(beginning);
+            }
+            Entry::Output { call, .. } | Entry::Failed { call, .. } if !exists(self, call) => {
+                return Err(SessionError::UnknownCall { call });
+            }
+            Entry::Output {
+                call,
+                output,
+                text,
+                now_s,
+            } => {
+                self.output(call, output, text, now_s);
+            }
+            Entry::Failed { call, why, now_s } => self.failed(call, &why, now_s),
+            Entry::Rewarded { reward } => self.reward(&reward)?,
+            Entry::Cut { limit } => {
+                self.limit_hit.get_or_insert(limit);
+            }
+        }
+        Ok(())
+    }
+
+    /// From here on, what happens is kept for [`Session::take_entries`].
+    pub(crate) fn keep_entries(&mut self) {
+        self.entries.get_or_insert_default();
+    }
+
+    /// What happened since the last time.
+    pub(crate) fn take_entries(&mut self) -> Vec<Entry> {
+        self.entries
+            .as_mut()
+            .map(std::mem::take)
+            .unwrap_or_default()
+    }
+
+    fn note(&mut self, entry: impl FnOnce() -> Entry) {
+        if let Some(entries) = &mut self.entries {
+            entries.push(entry());
         }
     }
 
@@ -181,10 +251,11 @@ impl Session {
     ) -> Result<Begun, SessionError> {
         self.touched_s = now_s;
         let begun = self.try_begin(renderer, ask, now_s);
-        if let Err(limit) = begun.as_ref().map_err(SessionError::limit)
-            && limit.is_some()
+        if let Err(Some(limit)) = begun.as_ref().map_err(SessionError::limit)
+            && self.limit_hit.is_none()
         {
-            self.limit_hit = self.limit_hit.or(limit);
+            self.limit_hit = Some(limit);
+            self.note(|| Entry::Cut { limit });
         }
         begun
     }
@@ -208,15 +279,62 @@ impl Session {
                 context,
             });
         }
-        let room = context - prompt.len() as u32;
-        let (join, state) = (plan.join, plan.state.clone());
-        let parent = self.apply(plan);
-        let state = self.arrive(&state, parent, ask);
+        let beginning = Beginning {
+            base: plan.base,
+            nodes: plan.nodes,
+            join: plan.join,
+            from: plan.from,
+            keys: plan.keys,
+            opening: plan.opening,
+            forced: !ask.opening.is_empty(),
+            prompt_tokens: prompt.len() as u32,
+            prompt_key: keys::tokens(&prompt),
+            choices: ask.choices,
+            now_s,
+        };
+        self.note(|| Entry::Begun(beginning.clone()));
+        let call = self.begun(beginning);
+        if let (Prompt::Text(text), Some(running)) = (ask.prompt, self.running.get_mut(&call)) {
+            running.text = Some(text.clone());
+        }
+        Ok(Begun {
+            call,
+            room: context - prompt.len() as u32,
+            prompt,
+            join: plan.join,
+        })
+    }
+
+    /// Opens a call that was planned, and gives its number.
+    fn begun(&mut self, beginning: Beginning) -> u32 {
+        let Beginning {
+            join,
+            prompt_tokens,
+            prompt_key,
+            now_s,
+            ..
+        } = beginning;
+        let mut parent = beginning.base.unwrap_or(NO_PARENT);
+        let mut spoken = parent;
+        for planned in beginning.nodes {
+            // Turns are found again by their messages, whether they were opened or not.
+            spoken = parent;
+            parent = self.push(parent, planned.kind, planned.tokens, planned.messages);
+        }
+        if !beginning.forced {
+            spoken = parent;
+        }
+        let keys = beginning.keys.into_iter();
+        let state = keys.fold(beginning.from, |at, key| self.states.step(at, key));
+        if self.states.get(state).prompt.is_none() {
+            self.states.set_prompt(state, spoken);
+        }
+        self.openings.extend(beginning.opening);
         self.calls.push(Call {
             join,
             parent,
-            prompt_tokens: prompt.len() as u32,
-            prompt_key: keys::tokens(&prompt),
+            prompt_tokens,
+            prompt_key,
             outputs: Vec::new(),
             started_s: now_s,
             ended_s: None,
@@ -226,27 +344,18 @@ impl Session {
         if self.running.is_empty() {
             self.busy_since_s = now_s;
         }
-        let text = match ask.prompt {
-            Prompt::Text(text) => Some(text.clone()),
-            _ => None,
-        };
         self.running.insert(
             call,
             Running {
                 state,
-                text,
-                choices_left: ask.choices,
+                text: None,
+                choices_left: beginning.choices,
             },
         );
         self.stats.calls = call;
         self.stats.running = self.running.len() as u32;
         *self.stats.joins.entry(join).or_default() += 1;
-        Ok(Begun {
-            call,
-            prompt,
-            room,
-            join,
-        })
+        call
     }
 
     fn admit(&self, ask: &Ask<'_>) -> Result<(), SessionError> {
@@ -284,15 +393,6 @@ impl Session {
             return Err(SessionError::Empty);
         }
         Ok(())
-    }
-
-    /// Adds the planned nodes, and gives the last one: the parent of what will be sampled.
-    fn apply(&mut self, plan: Plan) -> NodeId {
-        let mut parent = plan.base.unwrap_or(NO_PARENT);
-        for planned in plan.nodes {
-            parent = self.push(parent, planned.kind, planned.tokens, planned.messages);
-        }
-        parent
     }
 
     fn push(
@@ -335,7 +435,7 @@ impl Session {
         now_s: f64,
     ) -> Result<Option<NodeId>, SessionError> {
         let running = self.running.get(&call);
-        let running = running.ok_or(SessionError::UnknownCall { call })?.clone();
+        let running = running.ok_or(SessionError::UnknownCall { call })?;
         let bad = |v: f32| !v.is_finite() || v > 1e-3;
         if let Some(token) = output.tokens.iter().find(|t| bad(t.logprob)) {
             let why = format!(
@@ -345,14 +445,41 @@ impl Session {
             self.fail(call, &why, now_s);
             return Err(SessionError::Broken(why));
         }
-        let aborted = output.finish == FinishReason::Aborted;
-        self.stats.aborted += u32::from(aborted);
-        let node = (!output.tokens.is_empty()).then(|| self.push_output(call, &running, output));
-        self.one_less(call, now_s);
-        Ok(node)
+        let text = running.text.as_ref().map(|prompt| {
+            let text = [prompt.as_str(), output.text.as_str()].concat();
+            (text.len(), keys::text(&text))
+        });
+        self.note(|| Entry::Output {
+            call,
+            output: output.clone(),
+            text,
+            now_s,
+        });
+        Ok(self.output(call, output, text, now_s))
     }
 
-    fn push_output(&mut self, call: u32, running: &Running, output: SampledTurn) -> NodeId {
+    /// Adds an output that was checked.
+    fn output(
+        &mut self,
+        call: u32,
+        output: SampledTurn,
+        text: Option<(usize, Key)>,
+        now_s: f64,
+    ) -> Option<NodeId> {
+        self.stats.aborted += u32::from(output.finish == FinishReason::Aborted);
+        let state = self.running.get(&call).map(|r| r.state)?;
+        let node = (!output.tokens.is_empty()).then(|| self.push_output(call, state, output, text));
+        self.one_less(call, now_s);
+        node
+    }
+
+    fn push_output(
+        &mut self,
+        call: u32,
+        state: StateId,
+        output: SampledTurn,
+        text: Option<(usize, Key)>,
+    ) -> NodeId {
         let parent = self.calls[call as usize - 1].parent;
         let ids = output.tokens.iter().map(|t| t.id).collect();
         let id = self.push(parent, TokenKind::Sampled, ids, Vec::new());
@@ -371,19 +498,14 @@ impl Session {
         node.finish = Some(output.finish);
         self.stats.sampled_tokens += output.tokens.len() as u64;
         self.stats.message_bytes += message_bytes(&output.message);
-        match &running.text {
-            Some(prompt) => {
-                let text = [prompt.as_str(), output.text.as_str()].concat();
-                let keys = keys::text_prefixes(&text, std::iter::once(text.len()));
-                self.texts
-                    .extend(keys.into_iter().map(|(bytes, key)| TextAnchor {
-                        bytes,
-                        key,
-                        node: id,
-                    }));
-            }
+        match text {
+            Some((bytes, key)) => self.texts.push(TextAnchor {
+                bytes,
+                key,
+                node: id,
+            }),
             None => {
-                self.states.add_turn(running.state, &output.message, id);
+                self.states.add_turn(state, &output.message, id);
             }
         }
         self.nodes[id as usize].messages = vec![output.message];
@@ -393,9 +515,18 @@ impl Session {
 
     /// Ends a call that gave nothing more.
     pub fn fail(&mut self, call: u32, why: &str, now_s: f64) {
-        if self.running.remove(&call).is_none() {
-            return;
+        if self.running.contains_key(&call) {
+            self.note(|| Entry::Failed {
+                call,
+                why: why.to_owned(),
+                now_s,
+            });
+            self.failed(call, why, now_s);
         }
+    }
+
+    fn failed(&mut self, call: u32, why: &str, now_s: f64) {
+        self.running.remove(&call);
         self.stats.failed += 1;
         if let Some(record) = self.calls.get_mut(call as usize - 1) {
             record.error = Some(why.to_owned());
@@ -455,6 +586,9 @@ impl Session {
             self.outcome.success = success;
         }
         self.outcome.metrics.extend(reward.metrics.clone());
+        self.note(|| Entry::Rewarded {
+            reward: reward.clone(),
+        });
         Ok(())
     }
 

@@ -1,19 +1,11 @@
 //! Where a request joins the graph, and what has to be rendered for it.
 
-use super::keys;
-use super::states::{StateId, Walk};
-use super::types::{Ask, Join, Prompt, SessionError};
+use super::keys::{self, Key};
+use super::states::{NOWHERE, StateId, Walk};
+use super::types::{Ask, Join, Planned, Prompt, SessionError};
 use super::{Session, TextAnchor};
 use sinew_render::Renderer;
 use sinew_types::{FinishReason, Message, NodeId, Role, TokenId, TokenKind, ToolSpec};
-
-/// A node to add.
-#[derive(Debug)]
-pub(super) struct Planned {
-    pub(super) kind: TokenKind,
-    pub(super) tokens: Vec<TokenId>,
-    pub(super) messages: Vec<Message>,
-}
 
 /// What joining a request takes. Nothing has changed yet.
 #[derive(Debug)]
@@ -22,16 +14,25 @@ pub(super) struct Plan {
     pub(super) base: Option<NodeId>,
     pub(super) nodes: Vec<Planned>,
     pub(super) join: Join,
-    pub(super) state: Arrival,
+    /// The last known state on the way, and the steps from there.
+    pub(super) from: StateId,
+    pub(super) keys: Vec<Key>,
+    /// First message after the system's of a conversation.
+    pub(super) opening: Option<Key>,
 }
 
-/// The state that the request's prompt leads to.
-#[derive(Clone, Debug)]
-pub(super) enum Arrival {
-    /// The known states of a conversation, then a step for each further message.
-    Messages { walk: Walk },
-    /// One step from nowhere.
-    Whole { key: keys::Key },
+impl Plan {
+    /// For a prompt that is one step from nowhere.
+    fn raw(base: Option<NodeId>, nodes: Vec<Planned>, join: Join, key: Key) -> Self {
+        Self {
+            base,
+            nodes,
+            join,
+            from: NOWHERE,
+            keys: vec![key],
+            opening: None,
+        }
+    }
 }
 
 /// The furthest known point from which tokens can be kept.
@@ -43,7 +44,7 @@ enum Position {
 
 impl Session {
     pub(super) fn plan(
-        &mut self,
+        &self,
         renderer: &dyn Renderer,
         ask: &Ask<'_>,
     ) -> Result<Plan, SessionError> {
@@ -63,45 +64,17 @@ impl Session {
         Ok(plan)
     }
 
-    /// Makes the states that the request leads to, and marks where it was rendered. Gives the
-    /// state of the whole prompt.
-    pub(super) fn arrive(&mut self, state: &Arrival, parent: NodeId, ask: &Ask<'_>) -> StateId {
-        let at = match (state, ask.prompt) {
-            (Arrival::Whole { key }, _) => self.states.step(super::states::NOWHERE, *key),
-            (Arrival::Messages { walk }, Prompt::Messages(messages)) => {
-                let known = walk.states.len() - 1;
-                let start = walk.states.last().copied().unwrap_or_default();
-                if let Some(first) = messages.iter().find(|m| m.role != Role::System) {
-                    self.openings.insert(keys::exact(first));
-                }
-                messages[known..].iter().fold(start, |at, message| {
-                    self.states.step(at, keys::exact(message))
-                })
-            }
-            (Arrival::Messages { walk }, _) => walk.states.last().copied().unwrap_or_default(),
-        };
-        if ask.opening.is_empty() {
-            if self.states.get(at).prompt.is_none() {
-                self.states.set_prompt(at, parent);
-            }
-            return at;
-        }
-        // Turns are found again by their messages, whether they were opened or not.
-        let before = self.nodes[parent as usize].parent;
-        if self.states.get(at).prompt.is_none() {
-            self.states.set_prompt(at, before);
-        }
-        at
-    }
-
     fn plan_messages(
-        &mut self,
+        &self,
         renderer: &dyn Renderer,
         messages: &[Message],
         tools: &[ToolSpec],
     ) -> Result<Plan, SessionError> {
-        let root = self.states.root(tools);
-        let walk = self.states.walk(root, messages);
+        let tools_key = keys::tools(tools);
+        let walk = match self.states.root(tools_key) {
+            Some(root) => self.states.walk(root, messages),
+            None => Walk::default(),
+        };
         let joined = match self.position(&walk, messages.len()) {
             Some((at, position)) => {
                 let rest = &messages[at..];
@@ -109,30 +82,31 @@ impl Session {
             }
             None => None,
         };
-        if let Some((base, nodes, join)) = joined {
-            return Ok(Plan {
-                base: Some(base),
-                nodes,
-                join,
-                state: Arrival::Messages { walk },
-            });
-        }
-        let join = if self.known_opening(&walk, messages) {
-            Join::Fork
-        } else {
-            Join::Start
+        let known = walk.states.len();
+        let new = messages[known.saturating_sub(1)..].iter();
+        let tools_step = (known == 0).then_some(tools_key);
+        let first = messages.iter().find(|m| m.role != Role::System);
+        let mut plan = Plan {
+            base: None,
+            nodes: Vec::new(),
+            join: Join::Start,
+            from: walk.states.last().copied().unwrap_or(NOWHERE),
+            keys: tools_step.into_iter().chain(new.map(keys::exact)).collect(),
+            opening: first.map(keys::exact),
         };
-        let nodes = vec![Planned {
+        if let Some((base, nodes, join)) = joined {
+            (plan.base, plan.nodes, plan.join) = (Some(base), nodes, join);
+            return Ok(plan);
+        }
+        if self.known_opening(&walk, messages) {
+            plan.join = Join::Fork;
+        }
+        plan.nodes = vec![Planned {
             kind: TokenKind::Prompt,
             tokens: renderer.render_prompt(messages, tools)?,
             messages: messages.to_vec(),
         }];
-        Ok(Plan {
-            base: None,
-            nodes,
-            join,
-            state: Arrival::Messages { walk },
-        })
+        Ok(plan)
     }
 
     /// The last state on the way that has tokens, and how many messages lead to it.
@@ -155,15 +129,17 @@ impl Session {
             .next()
     }
 
-    /// Whether this conversation is an earlier one, rewritten.
+    /// Whether this conversation is an earlier one, rewritten: it goes on from something said
+    /// before, or it has a history that begins as an earlier one did.
     fn known_opening(&self, walk: &Walk, messages: &[Message]) -> bool {
-        let known = walk.states.len() - 1;
+        let known = walk.states.len().saturating_sub(1);
         let said = |m: &&Message| m.role != Role::System;
-        messages[..known].iter().any(|m| said(&m))
-            || messages
-                .iter()
-                .find(said)
-                .is_some_and(|m| self.openings.contains(&keys::exact(m)))
+        if known < messages.len() && messages[..known].iter().any(|m| said(&m)) {
+            return true;
+        }
+        let first = messages.iter().find(said);
+        let history = messages.iter().any(|m| m.role == Role::Assistant);
+        history && first.is_some_and(|m| self.openings.contains(&keys::exact(m)))
     }
 
     /// Nodes that lead from a position over `rest`; `None` if its tokens cannot be kept.
@@ -239,7 +215,7 @@ impl Session {
         later.rev().any(|n| n.parent == node)
     }
 
-    fn plan_text(&mut self, renderer: &dyn Renderer, text: &str) -> Result<Plan, SessionError> {
+    fn plan_text(&self, renderer: &dyn Renderer, text: &str) -> Result<Plan, SessionError> {
         if text.is_empty() {
             return Err(SessionError::Prompt("the prompt is empty".into()));
         }
@@ -254,15 +230,9 @@ impl Session {
         ends.push(text.len());
         let keys = keys::text_prefixes(text, ends.into_iter());
         let (_, key) = keys[keys.len() - 1];
-        let state = Arrival::Whole { key };
-        let whole = self.states.find(super::states::NOWHERE, key);
+        let whole = self.states.find(NOWHERE, key);
         if let Some(node) = whole.and_then(|id| self.states.get(id).prompt) {
-            return Ok(Plan {
-                base: Some(node),
-                nodes: Vec::new(),
-                join: Join::Resample,
-                state,
-            });
+            return Ok(Plan::raw(Some(node), Vec::new(), Join::Resample, key));
         }
         let anchor = keys.iter().rev().find_map(|&(bytes, key)| {
             let same = |a: &&TextAnchor| a.bytes == bytes && a.key == key;
@@ -274,19 +244,10 @@ impl Session {
             "" => Vec::new(),
             rest => vec![self.raw_node(base, renderer.encode_text(rest)?, rest)],
         };
-        Ok(Plan {
-            join: self.raw_join(base),
-            base,
-            nodes,
-            state,
-        })
+        Ok(Plan::raw(base, nodes, self.raw_join(base), key))
     }
 
-    fn plan_tokens(
-        &mut self,
-        renderer: &dyn Renderer,
-        ids: &[TokenId],
-    ) -> Result<Plan, SessionError> {
+    fn plan_tokens(&self, renderer: &dyn Renderer, ids: &[TokenId]) -> Result<Plan, SessionError> {
         let vocab = renderer.vocab_size();
         if ids.is_empty() {
             return Err(SessionError::Prompt("the prompt has no token".into()));
@@ -307,14 +268,7 @@ impl Session {
             let node = self.raw_node(base, rest.to_vec(), "");
             (vec![node], self.raw_join(base))
         };
-        Ok(Plan {
-            base,
-            nodes,
-            join,
-            state: Arrival::Whole {
-                key: keys::tokens(ids),
-            },
-        })
+        Ok(Plan::raw(base, nodes, join, keys::tokens(ids)))
     }
 
     fn raw_node(&self, base: Option<NodeId>, tokens: Vec<TokenId>, text: &str) -> Planned {

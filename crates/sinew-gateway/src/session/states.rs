@@ -5,7 +5,7 @@
 //! turn's node. Walking down costs one look-up for each message.
 
 use super::keys::{self, Key};
-use sinew_types::{Message, NodeId, Role, ToolSpec};
+use sinew_types::{Message, NodeId, Role};
 use std::collections::HashMap;
 
 /// Index of a state; 0 is nowhere.
@@ -32,7 +32,7 @@ struct Turn {
 }
 
 /// How far a list of messages is known.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Walk {
     /// State after each known message, the root first.
     pub(crate) states: Vec<StateId>,
@@ -60,6 +60,10 @@ impl States {
         &self.states[id as usize]
     }
 
+    pub(crate) fn contains(&self, id: StateId) -> bool {
+        (id as usize) < self.states.len()
+    }
+
     pub(crate) fn set_prompt(&mut self, id: StateId, node: NodeId) {
         self.states[id as usize].prompt = Some(node);
     }
@@ -84,9 +88,9 @@ impl States {
         (self.states.len() - 1) as StateId
     }
 
-    /// The state before any message, given the tools.
-    pub(crate) fn root(&mut self, tools: &[ToolSpec]) -> StateId {
-        self.step(NOWHERE, keys::tools(tools))
+    /// The state before any message, given the tools; `None` if no such conversation is known.
+    pub(crate) fn root(&self, tools: Key) -> Option<StateId> {
+        self.find(NOWHERE, tools)
     }
 
     /// A turn was sampled at `prompt`, and told to the client as `message`.

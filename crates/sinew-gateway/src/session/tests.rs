@@ -231,7 +231,11 @@ fn other_tools_are_another_conversation() {
         description: String::new(),
         parameters: serde_json::json!({}),
     }];
-    assert_eq!(c.say(&[user("q")], &["one"]), Join::Fork);
+    assert_eq!(c.say(&[user("q")], &["uno"]), Join::Start);
+    // Tools that change in the middle rewrite the prompt of all that was said.
+    c.tools[0].name = "g".into();
+    let history = [user("q"), Message::new(Role::Assistant, "uno"), user("r")];
+    assert_eq!(c.say(&history, &["two"]), Join::Fork);
     c.check();
 }
 
@@ -317,7 +321,7 @@ fn limits_end_the_episode_and_are_remembered() {
         Prompt::Messages(vec![user("q")]),
         Prompt::Messages(vec![user(&"q".repeat(64))]),
     );
-    let mut begin = |s: &mut Session, prompt: &Prompt| {
+    let begin = |s: &mut Session, prompt: &Prompt| {
         let ask = Ask {
             prompt,
             tools: &[],
@@ -390,6 +394,52 @@ fn rewards_reach_episode_and_turns() {
     assert!(c.session.reward(&reward(1.0, Some(2))).is_err());
     assert!(c.session.reward(&reward(1.0, Some(0))).is_err());
     assert_eq!(c.check().total_reward(), 1.0);
+}
+
+#[test]
+fn a_session_is_made_again_from_what_happened() {
+    let mut c = Client::new();
+    c.session.keep_entries();
+    let mut told = Vec::new();
+    let mut messages = vec![user("q")];
+    c.turn(&messages, &[("one", true), ("uno", false)]);
+    told.extend(c.session.take_entries());
+    messages.extend([Message::new(Role::Assistant, "one"), user("r")]);
+    c.say(&messages, &["two"]);
+    c.prompt(&Prompt::Text("ab".into()), &[("cd", false)]);
+    c.session
+        .reward(&Reward {
+            reward: 2.0,
+            ..Reward::default()
+        })
+        .unwrap();
+    let prompt = Prompt::Messages(vec![user("lost")]);
+    let ask = Ask {
+        prompt: &prompt,
+        tools: &[],
+        opening: "",
+        choices: 1,
+    };
+    let lost = c.session.begin(&c.renderer, &ask, NOW).unwrap().call;
+    told.extend(c.session.take_entries());
+    let text = serde_json::to_string(&told).unwrap();
+    let read: Vec<Entry> = serde_json::from_str(&text).unwrap();
+    let again = session(wide()).restore(read.clone(), NOW).unwrap();
+    // What ran has failed, and is nobody's turn; all else is the same.
+    c.session.fail(lost, "the gateway was restarted", NOW);
+    assert_eq!(again.calls(), c.session.calls());
+    assert_eq!(again.stats(), c.session.stats());
+    c.session = again;
+    messages.extend([Message::new(Role::Assistant, "two"), user("s")]);
+    assert_eq!(c.say(&messages, &["three"]), Join::Extend);
+    let text = Prompt::Text("abcd!".into());
+    assert_eq!(c.prompt(&text, &[("e", false)]).join, Join::Extend);
+    assert_eq!(c.check().outcome.reward, 2.0);
+    // Entries that do not belong together are refused.
+    for start in 1..read.len() {
+        let torn = session(wide()).restore(read[start..].to_vec(), NOW);
+        assert!(torn.is_err() || start + 2 >= read.len(), "from {start}");
+    }
 }
 
 /// What a client does next.

@@ -1,11 +1,13 @@
 //! What goes into a session and what comes out.
 
+use super::keys::Key;
+use super::states::StateId;
 use crate::limits::SessionLimits;
 use serde::{Deserialize, Serialize};
 use sinew_render::RenderError;
 use sinew_types::{
     EpisodeEnd, EpisodeId, FinishReason, GroupId, Limit, Message, NodeId, SampledToken, TaskId,
-    TokenId, ToolSpec,
+    TokenId, TokenKind, ToolSpec,
 };
 use std::collections::BTreeMap;
 
@@ -145,7 +147,7 @@ pub struct Begun {
 }
 
 /// One output of a call.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SampledTurn {
     pub tokens: Vec<SampledToken>,
     pub finish: FinishReason,
@@ -153,6 +155,59 @@ pub struct SampledTurn {
     pub message: Message,
     /// Text of the output for [`Prompt::Text`]; the client sends it back as a part of a prompt.
     pub text: String,
+}
+
+/// A node that a call adds.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Planned {
+    pub(crate) kind: TokenKind,
+    pub(crate) tokens: Vec<TokenId>,
+    pub(crate) messages: Vec<Message>,
+}
+
+/// How a call begins, without anything that is known already.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Beginning {
+    /// Node that everything new follows.
+    pub(crate) base: Option<NodeId>,
+    pub(crate) nodes: Vec<Planned>,
+    pub(crate) join: Join,
+    /// The last known state on the way, and the steps from there to the prompt's.
+    pub(crate) from: StateId,
+    pub(crate) keys: Vec<Key>,
+    /// First message after the system's of a conversation.
+    pub(crate) opening: Option<Key>,
+    /// The last node is text that the turn must begin with.
+    pub(crate) forced: bool,
+    pub(crate) prompt_tokens: u32,
+    pub(crate) prompt_key: Key,
+    pub(crate) choices: u32,
+    pub(crate) now_s: f64,
+}
+
+/// Something that happened to a session: all that it takes to make it happen again.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", tag = "type")]
+pub(crate) enum Entry {
+    Begun(Beginning),
+    Output {
+        call: u32,
+        output: SampledTurn,
+        /// Length and key of prompt and output together, if the prompt was text.
+        text: Option<(usize, Key)>,
+        now_s: f64,
+    },
+    Failed {
+        call: u32,
+        why: String,
+        now_s: f64,
+    },
+    Rewarded {
+        reward: Reward,
+    },
+    Cut {
+        limit: Limit,
+    },
 }
 
 /// What is known of one call besides its tokens.

@@ -1,8 +1,9 @@
 //! OpenAI's own Python client, unmodified, against the gateway.
 
-use crate::support::world;
+use crate::support::world_with;
 use std::path::Path;
 use std::process::Command;
+use std::time::Duration;
 
 fn script(prompt: &str) -> Option<String> {
     let asked = prompt.rsplit("<|im_start|>user\n").next()?;
@@ -27,7 +28,8 @@ fn the_openai_client_works_unmodified() {
         "{} is missing: run scripts/setup.sh",
         python.display()
     );
-    let world = world(script);
+    // Slow enough that a stream can be left in the middle.
+    let world = world_with(script, |_, fake| fake.latency = Duration::from_millis(1));
     let rollout = world.open();
     let done = Command::new(&python)
         .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it/openai_client.py"))

@@ -1,12 +1,15 @@
 //! A gateway with a fake engine, and a client for it.
 
 use serde_json::{Value, json};
-use sinew_gateway::{Gateway, GatewayConfig, GatewayParts, Server, byte_renderer};
+use sinew_gateway::{
+    Gateway, GatewayConfig, GatewayParts, Journal, JournalOptions, Server, byte_renderer,
+};
 use sinew_infer::{FakeConfig, FakeEngine, FakeModel, TokenBytes};
 use sinew_render::{ChatRenderer, Renderer};
 use sinew_store::{MemoryStore, TraceStore};
 use sinew_types::{Engine, GenerateRequest, TokenId};
 use std::io::Read;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
@@ -32,6 +35,17 @@ pub(crate) fn world_with(
     answers: Answers,
     change: impl FnOnce(&mut GatewayConfig, &mut FakeConfig),
 ) -> World {
+    world_in(answers, change, None)
+}
+
+/// The same with a journal that outlives it.
+pub(crate) fn world_in(
+    answers: Answers,
+    change: impl FnOnce(&mut GatewayConfig, &mut FakeConfig),
+    journal: Option<&Path>,
+) -> World {
+    let journal = journal
+        .map(|directory| Arc::new(Journal::open(directory, JournalOptions::default()).unwrap()));
     let renderer = Arc::new(byte_renderer().unwrap());
     let ids = 0..renderer.vocab_size() as TokenId;
     let bytes = ids.map(|id| renderer.token_bytes(id).unwrap_or_default());
@@ -54,7 +68,10 @@ pub(crate) fn world_with(
         script: Some(Arc::new(script)),
         ..FakeConfig::default()
     };
-    let mut config = GatewayConfig::default();
+    let mut config = GatewayConfig {
+        journal,
+        ..GatewayConfig::default()
+    };
     change(&mut config, &mut fake);
     let start = Instant::now();
     let clock = Box::new(move || start.elapsed().as_secs_f64());
@@ -69,6 +86,7 @@ pub(crate) fn world_with(
             requests: Arc::new(AtomicU64::new(1)),
         },
     );
+    gateway.recover().unwrap();
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()

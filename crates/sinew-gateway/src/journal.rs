@@ -1,0 +1,569 @@
+//! What was captured of open rollouts, on disk before a client is told: a crash loses none of it.
+//!
+//! One line for each append: eight hexadecimal digits of its BLAKE3, a space, JSON. A thread
+//! writes and synchronizes many of them at once. Files are numbered; one is removed when every
+//! rollout in it is finished. Opening the journal gives what was open, and starts a new file.
+//!
+//! Invariants: appends of a rollout are in their order; what [`Receipt::wait`] confirmed is
+//! found by the next opening; a torn line at the end of a file is dropped, a broken one before
+//! it is an error.
+
+use crate::error::ApiError;
+use crate::session::{Entry, RolloutSpec};
+use serde::{Deserialize, Serialize};
+use sinew_types::EpisodeId;
+use std::collections::{BTreeMap, HashSet};
+use std::fs::{File, OpenOptions};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
+use std::thread::JoinHandle;
+use tokio::sync::oneshot;
+
+/// Appends that may wait for the thread.
+const QUEUE: usize = 16_384;
+
+/// Lines that are synchronized at once.
+const BATCH: usize = 1024;
+
+/// Digits of the checksum of a line.
+const CHECK: usize = 8;
+
+/// How a journal is kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct JournalOptions {
+    /// A file that is larger is followed by a new one.
+    pub file_bytes: u64,
+    /// All files together; appends that would exceed it are refused.
+    pub max_bytes: u64,
+}
+
+impl Default for JournalOptions {
+    fn default() -> Self {
+        Self {
+            file_bytes: 64 << 20,
+            max_bytes: 8 << 30,
+        }
+    }
+}
+
+/// Why a journal cannot be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum JournalError {
+    #[error("{path}: {source}")]
+    Io {
+        path: PathBuf,
+        source: std::io::Error,
+    },
+    #[error("{path} line {line}: {reason}; move the file away to go on without what is in it")]
+    Corrupt {
+        path: PathBuf,
+        line: usize,
+        reason: String,
+    },
+}
+
+/// What is written of a rollout.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", tag = "type")]
+pub(crate) enum Record {
+    Opened {
+        spec: RolloutSpec,
+        /// BLAKE3 of its key, hexadecimal.
+        key: String,
+        opened_s: f64,
+    },
+    Entries {
+        entries: Vec<Entry>,
+    },
+    /// Its trace is in the store.
+    Finished,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Line {
+    rollout: EpisodeId,
+    record: Record,
+}
+
+/// A rollout that was open when the last process ended.
+#[derive(Debug)]
+pub(crate) struct Recovered {
+    pub(crate) id: EpisodeId,
+    pub(crate) spec: RolloutSpec,
+    pub(crate) key: String,
+    pub(crate) opened_s: f64,
+    pub(crate) entries: Vec<Entry>,
+}
+
+struct Append {
+    rollout: EpisodeId,
+    line: Vec<u8>,
+    finished: bool,
+    done: oneshot::Sender<Result<(), String>>,
+}
+
+/// Told when an append is on disk.
+#[derive(Debug)]
+pub(crate) struct Receipt(oneshot::Receiver<Result<(), String>>);
+
+impl Receipt {
+    /// Until it is durable.
+    pub(crate) async fn wait(self) -> Result<(), ApiError> {
+        let told = self
+            .0
+            .await
+            .unwrap_or_else(|_| Err("its thread ended".into()));
+        told.map_err(|why| ApiError::overloaded("journal_failed", format!("journal: {why}")))
+    }
+}
+
+/// The journal of one gateway.
+#[derive(Debug)]
+pub struct Journal {
+    queue: Option<SyncSender<Append>>,
+    thread: Option<JoinHandle<()>>,
+    recovered: std::sync::Mutex<Vec<Recovered>>,
+}
+
+impl Journal {
+    /// Opens the journal in `directory`, made if there is none, and reads what was open.
+    ///
+    /// # Errors
+    /// If a file cannot be read or written, or is damaged.
+    pub fn open(directory: &Path, options: JournalOptions) -> Result<Self, JournalError> {
+        let failed = |source| JournalError::Io {
+            path: directory.to_owned(),
+            source,
+        };
+        std::fs::create_dir_all(directory).map_err(failed)?;
+        let old = numbered(directory).map_err(failed)?;
+        let recovered = read_all(&old)?;
+        let next = old.last().map_or(0, |(number, _)| number + 1);
+        let mut writer = Writer::start(directory, next, options, old)?;
+        // From here on the new file alone tells everything.
+        writer.rewrite(&recovered)?;
+        let (queue, appends) = sync_channel(QUEUE);
+        let thread = std::thread::Builder::new()
+            .name("sinew-journal".into())
+            .spawn(move || writer.run(&appends))
+            .map_err(failed)?;
+        Ok(Self {
+            queue: Some(queue),
+            thread: Some(thread),
+            recovered: std::sync::Mutex::new(recovered),
+        })
+    }
+
+    /// What was open; given once.
+    pub(crate) fn take_recovered(&self) -> Vec<Recovered> {
+        let recovered = self.recovered.lock();
+        std::mem::take(&mut *recovered.unwrap_or_else(std::sync::PoisonError::into_inner))
+    }
+
+    /// Queues a record. Never blocks: whoever keeps a rollout's order holds its lock.
+    pub(crate) fn append(&self, rollout: &EpisodeId, record: Record) -> Result<Receipt, ApiError> {
+        let refused = |why: &str| ApiError::overloaded("journal_failed", format!("journal: {why}"));
+        let finished = record == Record::Finished;
+        let line = line(rollout, record).map_err(|e| refused(&e.to_string()))?;
+        let (done, receipt) = oneshot::channel();
+        let append = Append {
+            rollout: rollout.clone(),
+            line,
+            finished,
+            done,
+        };
+        let queue = self.queue.as_ref().ok_or_else(|| refused("it is closed"))?;
+        queue.try_send(append).map_err(|e| match e {
+            TrySendError::Full(_) => refused("too many appends wait for the disk"),
+            TrySendError::Disconnected(_) => refused("its thread ended"),
+        })?;
+        Ok(Receipt(receipt))
+    }
+}
+
+impl Drop for Journal {
+    fn drop(&mut self) {
+        // The thread writes what is queued, then ends.
+        self.queue = None;
+        if let Some(thread) = self.thread.take() {
+            // A panic there was told to everyone who waited.
+            let _ = thread.join();
+        }
+    }
+}
+
+fn line(rollout: &EpisodeId, record: Record) -> serde_json::Result<Vec<u8>> {
+    let json = serde_json::to_vec(&Line {
+        rollout: rollout.clone(),
+        record,
+    })?;
+    let mut line = Vec::with_capacity(json.len() + CHECK + 2);
+    line.extend_from_slice(check(&json).as_bytes());
+    line.push(b' ');
+    line.extend_from_slice(&json);
+    line.push(b'\n');
+    Ok(line)
+}
+
+fn check(json: &[u8]) -> String {
+    crate::session::hex(&blake3::hash(json).as_bytes()[..CHECK / 2])
+}
+
+fn file_name(number: u64) -> String {
+    format!("journal-{number:08}.log")
+}
+
+/// Journal files, oldest first.
+fn numbered(directory: &Path) -> std::io::Result<Vec<(u64, PathBuf)>> {
+    let mut files = Vec::new();
+    for entry in std::fs::read_dir(directory)? {
+        let path = entry?.path();
+        let name = path
+            .file_name()
+            .and_then(|n| n.to_str())
+            .unwrap_or_default();
+        let number = name
+            .strip_prefix("journal-")
+            .and_then(|n| n.strip_suffix(".log"));
+        if let Some(number) = number.and_then(|n| n.parse().ok()) {
+            files.push((number, path));
+        }
+    }
+    files.sort();
+    Ok(files)
+}
+
+fn read_all(files: &[(u64, PathBuf)]) -> Result<Vec<Recovered>, JournalError> {
+    let mut open: BTreeMap<String, Recovered> = BTreeMap::new();
+    for (_, path) in files {
+        let bytes = std::fs::read(path).map_err(|source| JournalError::Io {
+            path: path.clone(),
+            source,
+        })?;
+        let mut rest = bytes.as_slice();
+        let mut number = 0;
+        while let Some(end) = rest.iter().position(|&b| b == b'\n') {
+            number += 1;
+            let (text, tail) = (&rest[..end], &rest[end + 1..]);
+            rest = tail;
+            match parse(text) {
+                Ok(line) => take(&mut open, line),
+                // What was being written when the process ended.
+                Err(_) if tail.is_empty() => break,
+                Err(reason) => {
+                    return Err(JournalError::Corrupt {
+                        path: path.clone(),
+                        line: number,
+                        reason,
+                    });
+                }
+            }
+        }
+    }
+    Ok(open.into_values().collect())
+}
+
+fn parse(text: &[u8]) -> Result<Line, String> {
+    let (sum, json) = text
+        .split_at_checked(CHECK)
+        .ok_or("the line is too short")?;
+    let json = json.strip_prefix(b" ").ok_or("the line has no checksum")?;
+    if check(json).as_bytes() != sum {
+        return Err("the checksum is wrong".into());
+    }
+    serde_json::from_slice(json).map_err(|e| e.to_string())
+}
+
+fn take(open: &mut BTreeMap<String, Recovered>, line: Line) {
+    let id = line.rollout.as_str().to_owned();
+    match line.record {
+        Record::Opened {
+            spec,
+            key,
+            opened_s,
+        } => {
+            let recovered = Recovered {
+                id: line.rollout,
+                spec,
+                key,
+                opened_s,
+                entries: Vec::new(),
+            };
+            open.insert(id, recovered);
+        }
+        Record::Entries { entries } => {
+            // Entries after the end are those of calls that the end aborted.
+            if let Some(recovered) = open.get_mut(&id) {
+                recovered.entries.extend(entries);
+            }
+        }
+        Record::Finished => {
+            open.remove(&id);
+        }
+    }
+}
+
+/// A file and whose records are in it.
+#[derive(Debug)]
+struct Segment {
+    path: PathBuf,
+    bytes: u64,
+    open: HashSet<EpisodeId>,
+}
+
+#[derive(Debug)]
+struct Writer {
+    directory: PathBuf,
+    options: JournalOptions,
+    next: u64,
+    file: File,
+    /// The last one is written to.
+    segments: Vec<Segment>,
+    /// Files of earlier processes, until the new one holds what was in them.
+    old: Vec<PathBuf>,
+}
+
+impl Writer {
+    fn start(
+        directory: &Path,
+        number: u64,
+        options: JournalOptions,
+        old: Vec<(u64, PathBuf)>,
+    ) -> Result<Self, JournalError> {
+        let path = directory.join(file_name(number));
+        let file = create(&path).map_err(|source| JournalError::Io {
+            path: path.clone(),
+            source,
+        })?;
+        Ok(Self {
+            directory: directory.to_owned(),
+            options,
+            next: number + 1,
+            file,
+            segments: vec![Segment {
+                path,
+                bytes: 0,
+                open: HashSet::new(),
+            }],
+            old: old.into_iter().map(|(_, path)| path).collect(),
+        })
+    }
+
+    /// Writes what was recovered into the new file, and removes the old ones.
+    fn rewrite(&mut self, recovered: &[Recovered]) -> Result<(), JournalError> {
+        let path = self.segments[0].path.clone();
+        let failed = |source| JournalError::Io {
+            path: path.clone(),
+            source,
+        };
+        for rollout in recovered {
+            let opened = Record::Opened {
+                spec: rollout.spec.clone(),
+                key: rollout.key.clone(),
+                opened_s: rollout.opened_s,
+            };
+            let entries = Record::Entries {
+                entries: rollout.entries.clone(),
+            };
+            for record in [opened, entries] {
+                let line = line(&rollout.id, record).map_err(|e| failed(e.into()))?;
+                self.write(&rollout.id, &line).map_err(failed)?;
+            }
+        }
+        self.file.sync_all().map_err(failed)?;
+        File::open(&self.directory)
+            .and_then(|d| d.sync_all())
+            .map_err(failed)?;
+        for path in self.old.drain(..) {
+            std::fs::remove_file(&path).map_err(|source| JournalError::Io {
+                path: path.clone(),
+                source,
+            })?;
+        }
+        Ok(())
+    }
+
+    fn write(&mut self, rollout: &EpisodeId, line: &[u8]) -> std::io::Result<()> {
+        let used: u64 = self.segments.iter().map(|s| s.bytes).sum();
+        if used + line.len() as u64 > self.options.max_bytes {
+            return Err(std::io::Error::other(format!(
+                "it holds {used} of {} bytes: finish rollouts",
+                self.options.max_bytes
+            )));
+        }
+        self.file.write_all(line)?;
+        if let Some(segment) = self.segments.last_mut() {
+            segment.bytes += line.len() as u64;
+            segment.open.insert(rollout.clone());
+        }
+        Ok(())
+    }
+
+    fn run(mut self, appends: &Receiver<Append>) {
+        while let Ok(first) = appends.recv() {
+            let mut batch = vec![first];
+            while batch.len() < BATCH
+                && let Ok(next) = appends.try_recv()
+            {
+                batch.push(next);
+            }
+            let written: Vec<std::io::Result<()>> = batch
+                .iter()
+                .map(|append| self.write(&append.rollout, &append.line))
+                .collect();
+            let synced = self.file.sync_data().map_err(|e| e.to_string());
+            for (append, written) in batch.iter().zip(&written) {
+                if append.finished && written.is_ok() {
+                    self.segments.iter_mut().for_each(|s| {
+                        s.open.remove(&append.rollout);
+                    });
+                }
+            }
+            for (append, written) in batch.into_iter().zip(written) {
+                let told = written
+                    .map_err(|e| e.to_string())
+                    .and_then(|()| synced.clone());
+                // Who no longer waits need not know.
+                let _ = append.done.send(told);
+            }
+            if let Err(error) = self.tidy() {
+                tracing::error!(%error, "the journal could not be tidied");
+            }
+        }
+    }
+
+    /// Starts a new file when this one is full, and removes those that nobody needs.
+    fn tidy(&mut self) -> std::io::Result<()> {
+        if self
+            .segments
+            .last()
+            .is_some_and(|s| s.bytes > self.options.file_bytes)
+        {
+            let path = self.directory.join(file_name(self.next));
+            self.file = create(&path)?;
+            self.next += 1;
+            File::open(&self.directory)?.sync_all()?;
+            self.segments.push(Segment {
+                path,
+                bytes: 0,
+                open: HashSet::new(),
+            });
+        }
+        let last = self.segments.len() - 1;
+        // A later file may tell of an end, an earlier one of a beginning: oldest first, and
+        // none after one that stays.
+        let gone = self.segments[..last]
+            .iter()
+            .take_while(|s| s.open.is_empty());
+        let gone = gone.count();
+        for segment in self.segments.drain(..gone) {
+            std::fs::remove_file(&segment.path)?;
+        }
+        Ok(())
+    }
+}
+
+fn create(path: &Path) -> std::io::Result<File> {
+    OpenOptions::new().create_new(true).append(true).open(path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::session::Reward;
+    use std::collections::HashMap;
+
+    fn entries(reward: f64) -> Record {
+        let reward = Reward {
+            reward,
+            ..Reward::default()
+        };
+        Record::Entries {
+            entries: vec![Entry::Rewarded { reward }],
+        }
+    }
+
+    fn opened(key: &str) -> Record {
+        Record::Opened {
+            spec: RolloutSpec::default(),
+            key: key.into(),
+            opened_s: 1.0,
+        }
+    }
+
+    fn wait(journal: &Journal, id: &str, record: Record) -> Result<(), ApiError> {
+        let receipt = journal.append(&EpisodeId::new(id), record)?;
+        tokio::runtime::Builder::new_current_thread()
+            .build()
+            .unwrap()
+            .block_on(receipt.wait())
+    }
+
+    fn open_ids(directory: &Path) -> HashMap<String, usize> {
+        let journal = Journal::open(directory, JournalOptions::default()).unwrap();
+        let recovered = journal.take_recovered().into_iter();
+        recovered
+            .map(|r| (r.id.as_str().to_owned(), r.entries.len()))
+            .collect()
+    }
+
+    #[test]
+    fn what_was_open_is_found_again_and_again() {
+        let folder = tempfile::tempdir().unwrap();
+        {
+            let journal = Journal::open(folder.path(), JournalOptions::default()).unwrap();
+            for id in ["a", "b"] {
+                wait(&journal, id, opened("k")).unwrap();
+                wait(&journal, id, entries(1.0)).unwrap();
+            }
+            wait(&journal, "b", Record::Finished).unwrap();
+            wait(&journal, "b", entries(2.0)).unwrap();
+        }
+        for _ in 0..2 {
+            let open = open_ids(folder.path());
+            assert_eq!(open, HashMap::from([("a".to_owned(), 1)]));
+            assert_eq!(numbered(folder.path()).unwrap().len(), 1);
+        }
+    }
+
+    #[test]
+    fn a_torn_end_is_dropped_and_damage_is_told() {
+        let folder = tempfile::tempdir().unwrap();
+        {
+            let journal = Journal::open(folder.path(), JournalOptions::default()).unwrap();
+            wait(&journal, "a", opened("k")).unwrap();
+            wait(&journal, "a", entries(1.0)).unwrap();
+        }
+        let path = numbered(folder.path()).unwrap().remove(0).1;
+        let whole = std::fs::read(&path).unwrap();
+        std::fs::write(&path, &whole[..whole.len() - 5]).unwrap();
+        assert_eq!(open_ids(folder.path())["a"], 0);
+        let path = numbered(folder.path()).unwrap().remove(0).1;
+        let mut damaged = whole;
+        damaged[20] ^= 1;
+        std::fs::write(&path, damaged).unwrap();
+        let refused = Journal::open(folder.path(), JournalOptions::default()).unwrap_err();
+        assert!(refused.to_string().contains("line 1"), "{refused}");
+    }
+
+    #[test]
+    fn files_go_when_nobody_needs_them_and_have_a_limit() {
+        let folder = tempfile::tempdir().unwrap();
+        let options = JournalOptions {
+            file_bytes: 400,
+            max_bytes: 4000,
+        };
+        let journal = Journal::open(folder.path(), options).unwrap();
+        for round in 0..40 {
+            let id = format!("r{round}");
+            wait(&journal, &id, opened("k")).unwrap();
+            wait(&journal, &id, entries(1.0)).unwrap();
+            wait(&journal, &id, Record::Finished).unwrap();
+        }
+        assert!(numbered(folder.path()).unwrap().len() <= 2);
+        let refused = (0..40).find_map(|_| wait(&journal, "long", entries(1.0)).err());
+        let refused = refused.unwrap();
+        assert!(refused.message.contains("finish rollouts"), "{refused}");
+    }
+}

@@ -1,0 +1,171 @@
+//! The programs of `examples/`, unmodified, each with its framework, against the gateway.
+
+use crate::support::{Opened, World, world_with};
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+const CALL: &str = "<tool_call>\n{\"name\": \"calculator\", \"arguments\": {\"expression\": \"17 * 23\"}}\n</tool_call>";
+const CODE: &str = "I compute it.\n<code>\nprint(calculator(\"17 * 23\"))\n</code>";
+const FINAL_CODE: &str = "That is it.\n<code>\nfinal_answer(391)\n</code>";
+const ANSWER: &str = "Answer: 391";
+
+/// A model that calls the tool, and says what came back.
+fn mathematician(prompt: &str) -> Option<String> {
+    let last = prompt.rsplit("<|im_start|>").nth(1)?;
+    if prompt.contains("final_answer") {
+        let seen = last.contains("391");
+        return Some(if seen { FINAL_CODE } else { CODE }.into());
+    }
+    match last.strip_prefix("tool\n") {
+        Some(result) => Some(format!("Answer: {}", result.split("<|im_end|>").next()?)),
+        None => Some(CALL.into()),
+    }
+}
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+fn python() -> PathBuf {
+    let python = root().join(".cache/venv/bin/python3");
+    let shown = python.display();
+    assert!(python.exists(), "{shown} is missing: run scripts/setup.sh");
+    python
+}
+
+fn world() -> World {
+    world_with(mathematician, |config, fake| {
+        // Each byte is a token here, and frameworks have long prompts.
+        config.session.max_context_tokens = 1 << 16;
+        fake.context = 1 << 16;
+    })
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+fn run(program: &str, rollout: &Opened, env: &[(&str, &str)]) -> Output {
+    let origin = rollout.base_url.trim_end_matches("/v1");
+    let key = rollout.key.trim_start_matches("Bearer ");
+    Command::new(python())
+        .arg(root().join("examples").join(program))
+        .env("OPENAI_BASE_URL", &rollout.base_url)
+        .env("OPENAI_API_KEY", key)
+        .env("ANTHROPIC_BASE_URL", origin)
+        .env("ANTHROPIC_API_KEY", key)
+        .env("SINEW_TASK", "What is 17 * 23?")
+        .env("PYTHONDONTWRITEBYTECODE", "1")
+        .envs(env.iter().copied())
+        .output()
+        .unwrap()
+}
+
+/// Runs a program to its answer; gives what was captured.
+fn answers(program: &str, env: &[(&str, &str)], said: &[&str]) -> Value {
+    let world = world();
+    let rollout = world.open();
+    let done = run(program, &rollout, env);
+    let printed = text(&done.stdout);
+    assert!(done.status.success(), "{program}: {}", text(&done.stderr));
+    assert_eq!(printed.lines().last(), Some(ANSWER), "{program}: {printed}");
+    let view = world.view(&rollout.id);
+    let finished = world.finish(&rollout.id);
+    // Each byte that the model said is one token, and so is the end of a turn that no stop
+    // string of the agent ended before.
+    let stopped = |s: &str| s.ends_with("</code>");
+    let tokens: usize = said
+        .iter()
+        .map(|s| s.len() + usize::from(!stopped(s)))
+        .sum();
+    assert_eq!(finished["sampled_tokens"], tokens, "{program}: {finished}");
+    assert_eq!(view["stats"]["calls"], said.len(), "{program}: {view}");
+    view
+}
+
+fn joins(view: &Value, kind: &str) -> u64 {
+    view["stats"]["joins"][kind].as_u64().unwrap_or(0)
+}
+
+#[test]
+fn the_openai_sdk_agent_extends_what_was_sampled() {
+    let view = answers("openai_agent.py", &[], &[CALL, ANSWER]);
+    assert_eq!(
+        (joins(&view, "start"), joins(&view, "extend")),
+        (1, 1),
+        "{view}"
+    );
+}
+
+#[test]
+fn the_langgraph_agent_extends_what_was_sampled() {
+    let view = answers("langgraph_agent.py", &[], &[CALL, ANSWER]);
+    assert_eq!(
+        (joins(&view, "start"), joins(&view, "extend")),
+        (1, 1),
+        "{view}"
+    );
+}
+
+#[test]
+fn the_agents_sdk_speaks_chat_completions() {
+    let env = [("AGENT_API", "chat_completions")];
+    let view = answers("openai_agents_agent.py", &env, &[CALL, ANSWER]);
+    assert_eq!(
+        (joins(&view, "start"), joins(&view, "extend")),
+        (1, 1),
+        "{view}"
+    );
+}
+
+#[test]
+fn the_agents_sdk_speaks_responses() {
+    let env = [("AGENT_API", "responses")];
+    let view = answers("openai_agents_agent.py", &env, &[CALL, ANSWER]);
+    assert_eq!(
+        (joins(&view, "start"), joins(&view, "extend")),
+        (1, 1),
+        "{view}"
+    );
+}
+
+#[test]
+fn the_anthropic_sdk_agent_extends_what_was_sampled() {
+    let view = answers("anthropic_agent.py", &[], &[CALL, ANSWER]);
+    assert_eq!(
+        (joins(&view, "start"), joins(&view, "extend")),
+        (1, 1),
+        "{view}"
+    );
+}
+
+/// It writes its own words beside each turn of the model, so each call is a branch; that is
+/// counted, and nothing sampled is lost.
+#[test]
+fn the_smolagents_agent_branches_and_loses_nothing() {
+    let view = answers("smolagents_agent.py", &[], &[CODE, FINAL_CODE]);
+    let diverged = joins(&view, "rollback") + joins(&view, "fork");
+    assert_eq!((joins(&view, "start"), diverged), (1, 1), "{view}");
+    assert!(view["divergence_rate"].as_f64().unwrap() > 0.0, "{view}");
+}
+
+#[test]
+fn the_python_client_runs_functions_as_agents() {
+    let world = world();
+    let done = Command::new(python())
+        .arg(root().join("python/tests/against_gateway.py"))
+        .env("PYTHONPATH", root().join("python/src"))
+        .env("PYTHONDONTWRITEBYTECODE", "1")
+        .env("SINEW_URL", &world.url)
+        .env("SINEW_TOKEN", crate::support::CONTROL)
+        .output()
+        .unwrap();
+    assert!(
+        done.status.success(),
+        "{}\n{}",
+        text(&done.stdout),
+        text(&done.stderr)
+    );
+    assert_eq!(text(&done.stdout).lines().last(), Some("ok"));
+}
