@@ -20,7 +20,7 @@ use tokio::task::JoinSet;
 
 const SCRIPT: &str = include_str!("fork_server.py");
 /// Port inside on which the fork server finds this side.
-const CONTROL_PORT: u16 = 1;
+const CONTROL_PORT: u16 = 4100;
 /// How long the imports may take.
 const READY_TIMEOUT: Duration = Duration::from_secs(120);
 /// Longest life of one server.

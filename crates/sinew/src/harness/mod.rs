@@ -366,7 +366,8 @@ fn failure(ended: &Ended, trace: &Trace) -> Option<String> {
             tail(&ended.stderr)
         )),
         None if !sampled => Some(format!(
-            "the program ended without an answer of the model: {}",
+            "the program ended without an answer of the model ({:?}): {}",
+            ended.ending,
             tail(&ended.stderr)
         )),
         None => None,

@@ -1,0 +1,277 @@
+//! Agent programs from outside: trained end to end, refused, cut, and the wheel of the client.
+
+use super::{failure, last_line, root, sinew};
+use serde_json::Value;
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+/// A copy of a recipe with some of its text replaced.
+fn recipe(dir: &Path, name: &str, changes: &[(&str, &str)]) -> std::path::PathBuf {
+    let mut text = std::fs::read_to_string(root().join("recipes").join(name)).unwrap();
+    for (from, to) in changes {
+        assert!(text.contains(from), "{name} has no {from}");
+        text = text.replace(from, to);
+    }
+    let path = dir.join("recipe.toml");
+    std::fs::write(&path, text).unwrap();
+    path
+}
+
+fn need_agents() {
+    let python = root().join(".cache/venv/bin/python3");
+    let shown = python.display();
+    assert!(python.exists(), "{shown} is missing: run scripts/setup.sh");
+}
+
+/// Trains with a recipe; gives the last line and the records of the steps.
+fn train(dir: &Path, recipe: &Path) -> (Value, Vec<Value>) {
+    need_agents();
+    let run = dir.join("run");
+    let mut command = sinew();
+    command
+        .arg("train")
+        .arg(recipe)
+        .args(["--json", "--run-dir"]);
+    let last = last_line(&command.arg(&run).output().unwrap());
+    let metrics = std::fs::read_to_string(run.join("metrics.jsonl")).unwrap();
+    let steps = metrics.lines().map(|l| serde_json::from_str(l).unwrap());
+    (last, steps.collect())
+}
+
+fn learns(program: &str) {
+    let dir = tempfile::tempdir().unwrap();
+    let recipe = recipe(
+        dir.path(),
+        "agent-tiny.toml",
+        &[("examples/chat_agent.py", program)],
+    );
+    let (last, steps) = train(dir.path(), &recipe);
+    let reward = |s: &Value| s["rollout"]["reward"].as_f64().unwrap();
+    let mean = |s: &[Value]| s.iter().map(reward).sum::<f64>() / s.len() as f64;
+    let (first, end) = (mean(&steps[..3]), mean(&steps[steps.len() - 3..]));
+    assert!(end > first + 0.1, "{program}: {first} to {end}: {last}");
+    assert_eq!(last["samples"]["trained_twice"], 0, "{last}");
+    assert_eq!(last["samples"]["lost"], 0, "{last}");
+    for step in &steps {
+        // What the program's calls sampled has the trainer's log-probabilities.
+        let gap = step["logprob_gap_max"].as_f64().unwrap();
+        assert!(gap < 1e-3, "gap {gap} in {step}");
+    }
+}
+
+#[test]
+fn an_openai_sdk_agent_is_trained() {
+    learns("examples/chat_agent.py");
+}
+
+#[test]
+fn a_langgraph_agent_is_trained() {
+    learns("examples/langgraph_chat_agent.py");
+}
+
+/// What an agent finds in its sandbox, told by its exit code.
+const PROBE: &str = r#"
+import os, socket, sys, urllib.request
+task = os.environ["SINEW_TASK"]
+base = os.environ["OPENAI_BASE_URL"]
+def refused(*address):
+    try:
+        socket.create_connection(address, timeout=2)
+    except OSError as e:
+        return e.strerror or str(e)
+    return None
+problems = []
+port = int(base.split(":")[2].split("/")[0])
+if refused("127.0.0.1", port) is not None:
+    problems.append("the gateway cannot be reached")
+for address in [("127.0.0.1", 22), ("127.0.0.1", port + 1), ("10.0.0.1", 80), ("1.1.1.1", 53)]:
+    if refused(*address) is None:
+        problems.append(f"{address} can be reached")
+for path in ["/root", "/home", os.environ.get("OUTSIDE", "/nowhere")]:
+    if os.path.exists(path) and os.listdir(path):
+        problems.append(f"{path} is there")
+try:
+    urllib.request.urlopen(base.split("/r/")[0] + "/rollouts/e")
+    problems.append("the control API is open")
+except urllib.error.HTTPError as e:
+    if e.code != 401:
+        problems.append(f"the control API answered {e.code}")
+sys.exit("; ".join(problems) or "all as it should be")
+"#;
+
+/// Runs one evaluation with a script as agent, which fails; gives the message.
+fn fails(script: &str, more: &str) -> String {
+    let dir = tempfile::tempdir().unwrap();
+    let program = dir.path().join("agent.py");
+    std::fs::write(&program, script).unwrap();
+    let changed = recipe(
+        dir.path(),
+        "agent-tiny.toml",
+        &[
+            (
+                "command = [\".cache/venv/bin/python3\", \"examples/chat_agent.py\"]\npreload = true",
+                &format!(
+                    "command = [\"python3\", {:?}]\n{more}",
+                    program.display().to_string()
+                ),
+            ),
+            ("episodes_per_task = 4", "episodes_per_task = 1"),
+        ],
+    );
+    let mut command = sinew();
+    command.arg("train").arg(changed).arg("--run-dir");
+    failure(&command.arg(dir.path().join("run")).output().unwrap(), 1)
+}
+
+#[test]
+fn an_agent_reaches_its_model_and_nothing_else() {
+    for preload in ["preload = false", "preload = true"] {
+        let told = fails(PROBE, preload);
+        assert!(told.contains("all as it should be"), "{preload}: {told}");
+        assert!(told.contains("Harness"), "{told}");
+    }
+}
+
+#[test]
+fn failures_of_an_agent_are_typed_data() {
+    let crash = fails("raise ValueError('my agent is broken')", "");
+    assert!(
+        crash.contains("exit code 1") && crash.contains("my agent is broken"),
+        "{crash}"
+    );
+    let mute = fails("print('Answer: 1')", "");
+    assert!(mute.contains("without an answer of the model"), "{mute}");
+    let slow = fails("import time; time.sleep(60)", "timeout_s = 1.0");
+    assert!(slow.contains("(Timeout)"), "{slow}");
+}
+
+#[test]
+fn wrong_harnesses_are_refused_before_anything_runs() {
+    let dir = tempfile::tempdir().unwrap();
+    for (from, to, needle) in [
+        (
+            "preload = true",
+            "preload = true\ntimeout_s = 0.0",
+            "harness.timeout_s",
+        ),
+        ("preload = true", "prelaod = true", "did you mean `preload`"),
+        (
+            ".cache/venv/bin/python3",
+            "no/such/python",
+            "no such file: no/such/python",
+        ),
+        (
+            "[rollout]",
+            "[sandbox]\nstrict = true\n\n[rollout]",
+            "share a sandbox",
+        ),
+        (
+            "preload = true",
+            "mounts = { \"/work/x\" = \"/tmp\" }",
+            "harness.mounts",
+        ),
+    ] {
+        let changed = recipe(dir.path(), "agent-tiny.toml", &[(from, to)]);
+        let told = failure(&sinew().arg("check").arg(changed).output().unwrap(), 2);
+        assert!(told.contains(needle), "{to}: {told}");
+    }
+}
+
+#[test]
+fn recipes_with_agents_pass_every_check() {
+    need_agents();
+    for name in ["agent-tiny.toml", "agent-openai.toml"] {
+        let path = format!("recipes/{name}");
+        let output = sinew().args(["check", &path, "--json"]).output().unwrap();
+        let text = String::from_utf8_lossy(&output.stdout);
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{name}: {text}{errors}");
+        assert!(
+            text.contains("reaches the gateway and nothing else"),
+            "{text}"
+        );
+    }
+}
+
+/// A server that says in its first line where it is and which token opens it.
+struct Served(std::process::Child);
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Runs one of the client's scripts against a server.
+fn client_script(args: &[&str], token_key: &str, script: &str) {
+    need_agents();
+    let mut server = sinew();
+    server.arg("serve").args(args);
+    server.args(["--listen", "127.0.0.1:0", "--json"]);
+    let mut served = Served(server.stdout(Stdio::piped()).spawn().unwrap());
+    let mut line = String::new();
+    let stdout = served.0.stdout.take().unwrap();
+    BufReader::new(stdout).read_line(&mut line).unwrap();
+    let told: Value = serde_json::from_str(&line).unwrap();
+    let done = Command::new(root().join(".cache/venv/bin/python3"))
+        .arg(root().join("python/tests").join(script))
+        .env("PYTHONPATH", root().join("python/src"))
+        .env("PYTHONDONTWRITEBYTECODE", "1")
+        .env("SINEW_URL", told["url"].as_str().unwrap())
+        .env("SINEW_TOKEN", told[token_key].as_str().unwrap())
+        .output()
+        .unwrap();
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    let (out, err) = (text(&done.stdout), text(&done.stderr));
+    assert!(done.status.success(), "{out}{err}");
+    assert_eq!(out.lines().last(), Some("ok"));
+}
+
+#[test]
+fn the_python_client_drives_sandboxes() {
+    client_script(&["--sandbox-only"], "token", "against_sandboxes.py");
+}
+
+#[test]
+fn the_wheel_installs_into_a_fresh_environment() {
+    need_agents();
+    let dir = tempfile::tempdir().unwrap();
+    let run = |command: &mut Command| {
+        let done = command.current_dir(root()).output().unwrap();
+        let errors = String::from_utf8_lossy(&done.stderr).into_owned();
+        assert!(done.status.success(), "{command:?}: {errors}");
+        String::from_utf8_lossy(&done.stdout).trim().to_owned()
+    };
+    let wheels = dir.path().join("wheels");
+    let mut build = Command::new("python3");
+    build.args([
+        "python/build_wheel.py",
+        "--binary",
+        env!("CARGO_BIN_EXE_sinew"),
+        "--out",
+    ]);
+    let wheel = run(build.arg(&wheels));
+    let venv = dir.path().join("venv");
+    let mut make = Command::new(root().join(".cache/uv/bin/uv"));
+    run(make.args(["venv", "--quiet", "--offline"]).arg(&venv));
+    let mut pip = Command::new("python3");
+    pip.args([
+        "-m",
+        "pip",
+        "--quiet",
+        "--disable-pip-version-check",
+        "--python",
+    ]);
+    run(pip
+        .arg(venv.join("bin/python"))
+        .args(["install", "--no-index", &wheel]));
+    let version = run(Command::new(venv.join("bin/sinew")).arg("--version"));
+    assert_eq!(version, concat!("sinew ", env!("CARGO_PKG_VERSION")));
+    let code = "import importlib.metadata as m, importlib.resources as r, sinew; \
+                print(m.version('sinew'), sinew.__version__, r.files(sinew).joinpath('py.typed').is_file())";
+    let seen = run(Command::new(venv.join("bin/python")).args(["-c", code]));
+    let version = env!("CARGO_PKG_VERSION");
+    assert_eq!(seen, format!("{version} {version} True"));
+}
