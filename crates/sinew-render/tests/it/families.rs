@@ -5,11 +5,10 @@ use crate::{SMOLLM2_VOCAB, TOKENIZER_GOLDEN, golden, strings};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use sinew_render::{
-    ChatConfig, ChatRenderer, GgufVocab, MockTrajectory, RenderError, Renderer, Rewrite, Tokenizer,
+    ChatConfig, ChatRenderer, GgufVocab, MockTrajectory, RenderError, Renderer, Tokenizer,
     conformance_check,
 };
 use sinew_types::{FinishReason, Message, Role, ToolCall, ToolSpec};
-use std::fmt::Write as _;
 use std::path::PathBuf;
 
 /// File, start of the text, end of a turn.
@@ -222,6 +221,48 @@ fn trajectories(system: Option<&str>) -> Vec<MockTrajectory> {
     all
 }
 
+/// Names, each once, or a dash.
+fn list(mut names: Vec<String>) -> String {
+    names.sort();
+    names.dedup();
+    if names.is_empty() {
+        "-".into()
+    } else {
+        names.join(", ")
+    }
+}
+
+/// What the gate finds.
+fn joins(renderer: &ChatRenderer) -> String {
+    let (mut exact, mut declared, mut calls) = (0, 0, 0);
+    let (mut rewrites, mut refused, mut failures) = (Vec::new(), Vec::new(), Vec::new());
+    for system in [None, Some("You are helpful.")] {
+        for trajectory in trajectories(system) {
+            let name = trajectory.name.clone();
+            match conformance_check(renderer, &[trajectory]) {
+                Ok(report) => {
+                    exact += report.exact();
+                    declared += report.steps.len() - report.exact();
+                    calls += report.turns_with_calls;
+                    let kinds = report.rewrites();
+                    rewrites.extend(kinds.iter().map(|r| format!("{r:?}").to_lowercase()));
+                }
+                Err(RenderError::Join(why)) if why.contains("refuses every") => refused.push(name),
+                Err(e) => {
+                    println!("{e}");
+                    failures.push(name);
+                }
+            }
+        }
+    }
+    format!(
+        "{exact} | {declared} | {} | {calls} | {} | {}",
+        list(rewrites),
+        list(refused),
+        list(failures)
+    )
+}
+
 /// One row of the table in the documentation.
 fn row(name: &str, bos: &str, eos: &str) -> String {
     println!("== {name}");
@@ -230,78 +271,26 @@ fn row(name: &str, bos: &str, eos: &str) -> String {
         .stop_ids()
         .iter()
         .map(|&id| {
-            format!(
-                "`{}`",
-                renderer.decode_with_special(&[id]).replace('|', "\\|")
-            )
+            let text = renderer.decode_with_special(&[id]);
+            format!("`{}`", text.replace('|', "\\|"))
         })
         .collect();
     let format = renderer.turn_format().calls.unwrap().name();
     let shows = renderer.shows();
-    let place = |shown: bool, of: &str| (!shown).then(|| of.to_owned());
-    let by_us: Vec<_> = [
-        place(shows.tools, "tools"),
-        place(shows.calls, "calls"),
-        place(shows.results, "results"),
-    ]
-    .into_iter()
-    .flatten()
-    .collect();
-    let by_us = if by_us.is_empty() {
-        "-".into()
-    } else {
-        by_us.join(", ")
+    let by_us = [
+        (shows.tools, "tools"),
+        (shows.calls, "calls"),
+        (shows.results, "results"),
+    ];
+    let by_us = by_us.iter().filter(|(shown, _)| !shown);
+    let by_us: Vec<_> = by_us.map(|(_, what)| *what).collect();
+    let by_us = match by_us.as_slice() {
+        [] => "-".to_owned(),
+        some => some.join(", "),
     };
-    let mut out = format!("| {name} | {format} | {} | {by_us} | ", stops.join(" "));
-    let mut failures = Vec::new();
-    let (mut exact, mut declared, mut calls) = (0, 0, 0);
-    let mut rewrites: Vec<Rewrite> = Vec::new();
-    let mut refused = Vec::new();
-    for system in [None, Some("You are helpful.")] {
-        for trajectory in trajectories(system) {
-            let name = trajectory.name.clone();
-            match conformance_check(&renderer, &[trajectory]) {
-                Ok(report) => {
-                    exact += report.exact();
-                    declared += report.steps.len() - report.exact();
-                    calls += report.turns_with_calls;
-                    rewrites.extend(report.rewrites());
-                }
-                Err(RenderError::Join(why)) if why.contains("refuses every") => {
-                    println!("{why}");
-                    refused.push(name);
-                }
-                Err(e) => {
-                    println!("{e}");
-                    failures.push(name);
-                }
-            }
-        }
-    }
-    rewrites.sort_unstable();
-    rewrites.dedup();
-    let list = |mut names: Vec<String>| {
-        names.sort();
-        names.dedup();
-        if names.is_empty() {
-            "-".into()
-        } else {
-            names.join(", ")
-        }
-    };
-    let rewrites = rewrites
-        .iter()
-        .map(|r| format!("{r:?}").to_lowercase())
-        .collect();
-    write!(
-        out,
-        "{exact} | {declared} | {} | {calls} | {} | {} |",
-        list(rewrites),
-        list(refused),
-        list(failures)
-    )
-    .unwrap();
-    out
+    let stops = stops.join(" ");
+    let joins = joins(&renderer);
+    format!("| {name} | {format} | {stops} | {by_us} | {joins} |")
 }
 
 #[test]

@@ -165,93 +165,98 @@ fn values_without_quotes_have_the_types_of_the_schema() {
     );
 }
 
+/// A format, a turn with one broken call, and what must be said of it.
+type Broken = (&'static str, &'static str, &'static str);
+
+const BROKEN_JSON: &[Broken] = &[
+    (
+        "hermes",
+        "<tool_call>{\"name\": \"f\"",
+        "</tool_call> is missing",
+    ),
+    ("hermes", "so</tool_call>", "without <tool_call> before it"),
+    ("hermes", "<tool_call>\n</tool_call>", "empty"),
+    (
+        "hermes",
+        "<tool_call>{'name': 1}</tool_call>",
+        "not valid JSON",
+    ),
+    ("hermes", "<tool_call>{}</tool_call>", "no \"name\""),
+    (
+        "hermes",
+        "<tool_call>{\"name\": \"f\", \"arguments\": 3}</tool_call>",
+        "no \"arguments\"",
+    ),
+    (
+        "hermes",
+        "<tool_call>{\"name\": \"f}</tool_call>",
+        "not valid JSON",
+    ),
+    ("smollm", "<tool_call>[]</tool_call>", "empty"),
+    (
+        "llama3",
+        "{\"name\": \"f\", \"parameters\": {",
+        "does not end",
+    ),
+    (
+        "llama3",
+        "{\"name\": \"f\", 'parameters': {}}",
+        "not valid JSON",
+    ),
+    ("llama3", "<|python_tag|>", "empty"),
+    ("llama3", "<|python_tag|>s.call(1)", "an argument key"),
+    ("mistral", "[TOOL_CALLS]", "empty"),
+    ("mistral", "[TOOL_CALLS]f[ARGS]", "a JSON object"),
+    ("mistral", "[TOOL_CALLS]a b[ARGS]{}", "the name of a tool"),
+    ("mistral", "[TOOL_CALLS][{\"name\": \"f\"", "does not end"),
+];
+
+const BROKEN_MARKS: &[Broken] = &[
+    (
+        "deepseek",
+        "<｜tool▁call▁begin｜>f{}<｜tool▁call▁end｜>",
+        "<｜tool▁sep｜>",
+    ),
+    (
+        "deepseek",
+        "<｜tool▁call▁begin｜>f<｜tool▁sep｜>{<｜tool▁call▁end｜>",
+        "not valid JSON",
+    ),
+    ("deepseek", "<｜tool▁call▁end｜>", "without"),
+    (
+        "glm",
+        "<tool_call>f\n<arg_key>s</arg_key>\n</tool_call>",
+        "<arg_value>",
+    ),
+    (
+        "glm",
+        "<tool_call>{\"name\": \"f\"}</tool_call>",
+        "the name of a tool",
+    ),
+    ("xml", "<tool_call>\nf\n</tool_call>", "<function="),
+    (
+        "xml",
+        "<tool_call><function=f><parameter=s>1</function></tool_call>",
+        "</parameter>",
+    ),
+    (
+        "json",
+        "{\"name\": \"f\", \"arguments\": {}",
+        "does not end",
+    ),
+    ("tag:run:python", "<run> </run>", "empty"),
+    ("fence:python:python", "```python\nx", "``` is missing"),
+];
+
 #[test]
 fn broken_calls_are_named_and_stay_text() {
-    let broken = |format: &str, text: &str| {
-        let format = TurnFormat::of_calls(format.parse().unwrap());
-        let turn = parse_turn(text, &format, &tools());
+    for &(format, text, needle) in BROKEN_JSON.iter().chain(BROKEN_MARKS) {
+        let turn_format = TurnFormat::of_calls(format.parse().unwrap());
+        let turn = parse_turn(text, &turn_format, &tools());
         assert!(turn.calls.is_empty(), "{text}");
         assert_eq!(turn.content.trim(), text.trim(), "the text is lost");
         assert_eq!(turn.broken.len(), 1, "{text}: {:?}", turn.broken);
-        turn.broken[0].to_string()
-    };
-    for (format, text, needle) in [
-        (
-            "hermes",
-            "<tool_call>{\"name\": \"f\"",
-            "</tool_call> is missing",
-        ),
-        ("hermes", "so</tool_call>", "without <tool_call> before it"),
-        ("hermes", "<tool_call>\n</tool_call>", "empty"),
-        (
-            "hermes",
-            "<tool_call>{'name': 1}</tool_call>",
-            "not valid JSON",
-        ),
-        ("hermes", "<tool_call>{}</tool_call>", "no \"name\""),
-        (
-            "hermes",
-            "<tool_call>{\"name\": \"f\", \"arguments\": 3}</tool_call>",
-            "no \"arguments\"",
-        ),
-        (
-            "hermes",
-            "<tool_call>{\"name\": \"f}</tool_call>",
-            "not valid JSON",
-        ),
-        ("smollm", "<tool_call>[]</tool_call>", "empty"),
-        (
-            "llama3",
-            "{\"name\": \"f\", \"parameters\": {",
-            "does not end",
-        ),
-        (
-            "llama3",
-            "{\"name\": \"f\", 'parameters': {}}",
-            "not valid JSON",
-        ),
-        ("llama3", "<|python_tag|>", "empty"),
-        ("llama3", "<|python_tag|>s.call(1)", "an argument key"),
-        ("mistral", "[TOOL_CALLS]", "empty"),
-        ("mistral", "[TOOL_CALLS]f[ARGS]", "a JSON object"),
-        ("mistral", "[TOOL_CALLS]a b[ARGS]{}", "the name of a tool"),
-        ("mistral", "[TOOL_CALLS][{\"name\": \"f\"", "does not end"),
-        (
-            "deepseek",
-            "<｜tool▁call▁begin｜>f{}<｜tool▁call▁end｜>",
-            "<｜tool▁sep｜>",
-        ),
-        (
-            "deepseek",
-            "<｜tool▁call▁begin｜>f<｜tool▁sep｜>{<｜tool▁call▁end｜>",
-            "not valid JSON",
-        ),
-        ("deepseek", "<｜tool▁call▁end｜>", "without"),
-        (
-            "glm",
-            "<tool_call>f\n<arg_key>s</arg_key>\n</tool_call>",
-            "<arg_value>",
-        ),
-        (
-            "glm",
-            "<tool_call>{\"name\": \"f\"}</tool_call>",
-            "the name of a tool",
-        ),
-        ("xml", "<tool_call>\nf\n</tool_call>", "<function="),
-        (
-            "xml",
-            "<tool_call><function=f><parameter=s>1</function></tool_call>",
-            "</parameter>",
-        ),
-        (
-            "json",
-            "{\"name\": \"f\", \"arguments\": {}",
-            "does not end",
-        ),
-        ("tag:run:python", "<run> </run>", "empty"),
-        ("fence:python:python", "```python\nx", "``` is missing"),
-    ] {
-        let error = broken(format, text);
+        let error = turn.broken[0].to_string();
         assert!(error.contains(needle), "{format} {text}: {error}");
     }
 }
