@@ -1,10 +1,20 @@
 //! The program as people and scripts use it: real training runs, killed ones, wrong input.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
+#[path = "it/agents.rs"]
+mod agents;
 #[path = "it/algorithms.rs"]
 mod algorithms;
+#[path = "it/docs.rs"]
+mod docs;
+#[path = "it/gate.rs"]
+mod gate;
 #[path = "it/runs.rs"]
 mod runs;
+#[path = "it/sandboxes.rs"]
+mod sandboxes;
+#[path = "it/serve.rs"]
+mod serve;
 
 use serde_json::Value;
 use std::path::{Path, PathBuf};
