@@ -5,16 +5,10 @@
 mod agents;
 #[path = "it/algorithms.rs"]
 mod algorithms;
-#[path = "it/docs.rs"]
-mod docs;
 #[path = "it/gate.rs"]
 mod gate;
 #[path = "it/runs.rs"]
 mod runs;
-#[path = "it/sandboxes.rs"]
-mod sandboxes;
-#[path = "it/serve.rs"]
-mod serve;
 
 use serde_json::Value;
 use std::path::{Path, PathBuf};
