@@ -34,3 +34,12 @@ if ! cmp -s examples/requirements.txt "$venv/installed.txt"; then
         --requirement examples/requirements.txt
     cp examples/requirements.txt "$venv/installed.txt"
 fi
+
+# A server of another project for the tests of outside engines: llama.cpp's, built, in a wheel.
+if ! "$venv/bin/python3" -c 'from importlib.metadata import version; assert version("xllamacpp") == "2026.10.11549"' 2>/dev/null; then
+    echo "setup: installing llama.cpp's server into $venv"
+    .cache/uv/bin/uv pip install --quiet --python "$venv/bin/python3" xllamacpp==2026.10.11549
+fi
+
+# The interpreters of the wasm level, compiled for this machine.
+python3 scripts/wasm_modules.py .cache/wasm >/dev/null

@@ -162,6 +162,16 @@ pub struct EngineStatus {
     pub busy_s: f64,
 }
 
+/// What the tokens of an engine are worth.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", tag = "type")]
+pub enum Fidelity {
+    /// Ids, log-probabilities and versions are those of the model: they may be trained on.
+    TokenExact,
+    /// Good for scores only: ids or log-probabilities are not what the model sampled.
+    Evaluation { why: String },
+}
+
 /// Generates tokens from tokens. Sees no text but stop strings, knows no episode.
 pub trait Engine: Send + Sync {
     /// Queues a request. Events arrive through `sink`; after an `Err` none will.
@@ -183,4 +193,9 @@ pub trait Engine: Send + Sync {
     ) -> Result<(), EngineError>;
 
     fn status(&self) -> EngineStatus;
+
+    /// What its tokens are worth.
+    fn fidelity(&self) -> Fidelity {
+        Fidelity::TokenExact
+    }
 }

@@ -1,0 +1,272 @@
+//! What the router needs of an engine: legs, looks, weights.
+
+use crate::check::{LegCheck, LegToken, ServerEnd};
+use crate::error::LegError;
+use futures::future::BoxFuture;
+use sinew_types::{
+    Fidelity, FinishReason, PolicyVersion, SamplingParams, TensorSource, TokenId, TokenLogprob,
+};
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::Arc;
+use tokio::sync::mpsc;
+
+/// Number of a leg, never used twice by one [`crate::RemoteEngine`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct LegId(pub u64);
+
+/// One call to one server: a part of a request's output, sampled by one version.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Leg {
+    pub id: LegId,
+    /// The request's prompt and the ids sampled so far.
+    pub prompt: Vec<TokenId>,
+    /// With the tokens that are left as `max_tokens`, and a seed of its own.
+    pub sampling: SamplingParams,
+    pub priority: i32,
+    /// The weights that must sample it.
+    pub version: PolicyVersion,
+}
+
+/// How a leg ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LegEnd {
+    /// Never `Aborted`: a server that gives up is an error.
+    pub reason: FinishReason,
+    /// Prompt tokens found in the server's prefix cache, where it says.
+    pub cached_prompt_tokens: u32,
+}
+
+/// Which weights a server says it has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ServedWeights {
+    /// Labelled by us.
+    Version(PolicyVersion),
+    /// As it was started: never labelled, or started anew.
+    Unlabelled,
+    /// Labelled by somebody else, or in the middle of loading.
+    Foreign(String),
+}
+
+impl ServedWeights {
+    /// What a server's label means. `default` is what vLLM and SGLang start with.
+    pub fn from_label(label: &str) -> Self {
+        let number = label.strip_prefix('v').and_then(|n| n.parse().ok());
+        match number {
+            Some(number) => Self::Version(PolicyVersion(number)),
+            None if label == "default" || label.is_empty() => Self::Unlabelled,
+            None => Self::Foreign(label.to_owned()),
+        }
+    }
+}
+
+impl fmt::Display for ServedWeights {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Version(version) => write!(f, "{version}"),
+            Self::Unlabelled => f.write_str("no label"),
+            Self::Foreign(label) => write!(f, "the label `{label}`"),
+        }
+    }
+}
+
+/// What a look at a server shows.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Probe {
+    pub weights: ServedWeights,
+    /// Asleep servers answer, but must not be asked to generate.
+    pub sleeping: bool,
+    pub running: usize,
+    pub waiting: usize,
+    /// Tokens of key-value room, if the server tells.
+    pub kv_tokens_total: Option<usize>,
+    pub kv_tokens_free: Option<usize>,
+    /// Most tokens of prompt and output together, if known.
+    pub context: Option<usize>,
+    /// Number of token ids, if known.
+    pub vocab: Option<usize>,
+    /// Counters since the server's start.
+    pub sampled_tokens: u64,
+    pub prefill_tokens: u64,
+    pub cached_prompt_tokens: u64,
+    pub preemptions: u64,
+}
+
+impl Probe {
+    /// A look that shows nothing but `weights`.
+    pub fn new(weights: ServedWeights) -> Self {
+        Self {
+            weights,
+            sleeping: false,
+            running: 0,
+            waiting: 0,
+            kv_tokens_total: None,
+            kv_tokens_free: None,
+            context: None,
+            vocab: None,
+            sampled_tokens: 0,
+            prefill_tokens: 0,
+            cached_prompt_tokens: 0,
+            preemptions: 0,
+        }
+    }
+}
+
+/// Weights to load.
+#[derive(Clone)]
+pub struct Weights {
+    pub version: PolicyVersion,
+    /// A published directory that `transformers` could load; servers are told its path.
+    pub folder: Option<PathBuf>,
+    /// The tensors themselves, while the caller of `load_weights` waits.
+    pub source: Option<Arc<dyn TensorSource>>,
+}
+
+impl fmt::Debug for Weights {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Weights")
+            .field("version", &self.version)
+            .field("folder", &self.folder)
+            .field("source", &self.source.is_some())
+            .finish()
+    }
+}
+
+/// An engine as the router sees it. Calls end when their future is dropped: a leg's server
+/// sees its connection close.
+pub trait Backend: Send + Sync + fmt::Debug {
+    /// For messages: its address.
+    fn name(&self) -> &str;
+
+    /// What its tokens are worth.
+    fn fidelity(&self) -> Fidelity;
+
+    /// Refuses what this kind of engine cannot do for any request, before it is queued.
+    ///
+    /// # Errors
+    /// Names the parameter and what is allowed.
+    fn accepts(&self, sampling: &SamplingParams) -> Result<(), LegError>;
+
+    /// Runs a leg, handing tokens to `sink` as they come.
+    fn generate<'a>(
+        &'a self,
+        leg: &'a Leg,
+        sink: &'a mut LegSink,
+    ) -> BoxFuture<'a, Result<LegEnd, LegError>>;
+
+    /// After a leg's future was dropped: makes sure that the server has stopped too.
+    fn cancel(&self, leg: LegId) -> BoxFuture<'_, ()>;
+
+    /// Looks at the server.
+    fn probe(&self) -> BoxFuture<'_, Result<Probe, LegError>>;
+
+    /// Says that the weights which the server was started with are `version`.
+    fn label(&self, version: PolicyVersion) -> BoxFuture<'_, Result<(), LegError>>;
+
+    /// Loads weights and verifies that the server has them. No leg of this process runs.
+    fn load<'a>(&'a self, weights: &'a Weights) -> BoxFuture<'a, Result<(), LegError>>;
+
+    /// Gives up memory (`true`) or takes it back.
+    fn sleep(&self, asleep: bool) -> BoxFuture<'_, Result<(), LegError>>;
+}
+
+/// What legs tell the thread that started them.
+#[derive(Debug)]
+pub(crate) struct LegTokens {
+    pub(crate) leg: LegId,
+    pub(crate) tokens: Vec<LegToken>,
+    /// Why it ends, once that is known.
+    pub(crate) end: Option<FinishReason>,
+}
+
+/// Checks what a server says about a leg and hands it on.
+#[derive(Debug)]
+pub struct LegSink {
+    check: LegCheck,
+    leg: LegId,
+    to: mpsc::Sender<LegTokens>,
+    /// Tokens that wait for the end, if they must.
+    held: Option<Vec<LegToken>>,
+}
+
+impl LegSink {
+    pub(crate) fn new(
+        leg: &Leg,
+        vocab: Option<usize>,
+        context: Option<usize>,
+        to: mpsc::Sender<LegTokens>,
+        hold: bool,
+    ) -> Self {
+        Self {
+            check: LegCheck::new(leg, vocab, context),
+            leg: leg.id,
+            to,
+            held: hold.then(Vec::new),
+        }
+    }
+
+    /// Tokens seen so far.
+    pub fn sampled(&self) -> usize {
+        self.check.sampled().len()
+    }
+
+    /// The ids seen so far.
+    pub fn ids(&self) -> &[TokenId] {
+        self.check.sampled()
+    }
+
+    /// The server says which prompt it used.
+    ///
+    /// # Errors
+    /// If it is not the one that was sent.
+    pub fn echo(&mut self, prompt: &[TokenId]) -> Result<(), LegError> {
+        Ok(self.check.echo(prompt)?)
+    }
+
+    /// Hands on the next tokens: one log-probability and one list of alternatives for each
+    /// id (`top` may be empty if none were asked for).
+    ///
+    /// # Errors
+    /// If they cannot be right; none of them is handed on then.
+    pub async fn tokens(
+        &mut self,
+        ids: &[TokenId],
+        logprobs: &[Option<f64>],
+        top: Vec<Vec<TokenLogprob>>,
+    ) -> Result<(), LegError> {
+        let tokens = self.check.tokens(ids, logprobs, top)?;
+        match &mut self.held {
+            Some(held) => held.extend(tokens),
+            None => self.send(tokens, None).await?,
+        }
+        Ok(())
+    }
+
+    /// What the server's reason for the end amounts to. Told to the router at once, so that
+    /// an interruption before the leg is over does not sample past it.
+    ///
+    /// # Errors
+    /// If it contradicts the tokens.
+    pub async fn end(&mut self, end: &ServerEnd) -> Result<FinishReason, LegError> {
+        let reason = self.check.end(end)?;
+        if self.held.is_none() {
+            self.send(Vec::new(), Some(reason.clone())).await?;
+        }
+        Ok(reason)
+    }
+
+    /// Hands on what was held back.
+    pub(crate) async fn flush(&mut self) -> Result<(), LegError> {
+        let held = self.held.as_mut().map(std::mem::take).unwrap_or_default();
+        self.send(held, None).await
+    }
+
+    async fn send(&self, tokens: Vec<LegToken>, end: Option<FinishReason>) -> Result<(), LegError> {
+        if tokens.is_empty() && end.is_none() {
+            return Ok(());
+        }
+        let leg = self.leg;
+        let sent = self.to.send(LegTokens { leg, tokens, end }).await;
+        sent.map_err(|_| LegError::Cut("the engine was dropped".to_owned()))
+    }
+}

@@ -1,0 +1,347 @@
+//! Whether what a server says about a leg can be true. Pure.
+
+use crate::backend::Leg;
+use crate::error::LegError;
+use sinew_types::{EngineError, FinishReason, SamplingParams, TokenId, TokenLogprob};
+
+/// Rounding lets a probability of 1 have a logarithm slightly above 0.
+const MAX_LOGPROB: f64 = 1e-3;
+/// vLLM writes -9999 for a log-probability that is missing or not a number.
+const MIN_LOGPROB: f64 = -9000.0;
+
+/// A sampled token, without its version: that is the leg's.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LegToken {
+    pub id: TokenId,
+    /// Natural logarithm, full softmax at temperature 1.
+    pub logprob: f32,
+    pub top: Vec<TokenLogprob>,
+}
+
+/// Why a server says that it stopped.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ServerEnd {
+    /// A token of the model's or of the request; which one, if it is told.
+    StopId(Option<TokenId>),
+    StopString(String),
+    /// Out of tokens or of context.
+    Length,
+    /// It gave up.
+    Aborted(String),
+}
+
+/// Tokens that cannot be right.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum TokenFault {
+    #[error("{ids} ids came with {logprobs} log-probs")]
+    Count { ids: usize, logprobs: usize },
+    #[error("token {position}: id {id} is outside the vocabulary of {vocab}")]
+    UnknownId {
+        position: usize,
+        id: TokenId,
+        vocab: usize,
+    },
+    #[error("token {position} (id {id}): log-prob {value:?} is not a log-probability")]
+    Logprob {
+        position: usize,
+        id: TokenId,
+        value: Option<f64>,
+    },
+    #[error("{sampled} tokens came, {asked} were asked for")]
+    TooMany { sampled: usize, asked: u32 },
+    #[error("token {position} follows the stop id {stop}")]
+    PastStop { position: usize, stop: TokenId },
+    #[error("the server used another prompt: position {position} is {found:?}, {sent:?} was sent")]
+    Prompt {
+        position: usize,
+        sent: Option<TokenId>,
+        found: Option<TokenId>,
+    },
+    #[error("token {position} was {before} and became {now}")]
+    Rewritten {
+        position: usize,
+        before: TokenId,
+        now: TokenId,
+    },
+    #[error("the server's end ({end}) contradicts its {sampled} tokens: {why}")]
+    End {
+        end: String,
+        sampled: usize,
+        why: String,
+    },
+}
+
+/// Tokens that may be sampled: what the leg asks for, if it fits.
+pub(crate) fn room(leg: &Leg, context: Option<usize>) -> Result<u32, LegError> {
+    let asked = leg.sampling.max_tokens;
+    let Some(context) = context else {
+        return Ok(asked);
+    };
+    let prompt = leg.prompt.len();
+    match context.checked_sub(prompt) {
+        None | Some(0) => Err(LegError::Refused(EngineError::PromptTooLong {
+            prompt,
+            context,
+        })),
+        Some(left) => Ok(asked.min(u32::try_from(left).unwrap_or(u32::MAX))),
+    }
+}
+
+/// Follows one leg.
+#[derive(Debug)]
+pub(crate) struct LegCheck {
+    prompt: Vec<TokenId>,
+    sampling: SamplingParams,
+    vocab: Option<usize>,
+    context: Option<usize>,
+    sampled: Vec<TokenId>,
+}
+
+impl LegCheck {
+    pub(crate) fn new(leg: &Leg, vocab: Option<usize>, context: Option<usize>) -> Self {
+        Self {
+            prompt: leg.prompt.clone(),
+            sampling: leg.sampling.clone(),
+            vocab,
+            context,
+            sampled: Vec::new(),
+        }
+    }
+
+    pub(crate) fn sampled(&self) -> &[TokenId] {
+        &self.sampled
+    }
+
+    pub(crate) fn echo(&self, found: &[TokenId]) -> Result<(), TokenFault> {
+        if self.prompt == found {
+            return Ok(());
+        }
+        let same = self.prompt.iter().zip(found).take_while(|(a, b)| a == b);
+        let position = same.count();
+        Err(TokenFault::Prompt {
+            position,
+            sent: self.prompt.get(position).copied(),
+            found: found.get(position).copied(),
+        })
+    }
+
+    pub(crate) fn tokens(
+        &mut self,
+        ids: &[TokenId],
+        logprobs: &[Option<f64>],
+        top: Vec<Vec<TokenLogprob>>,
+    ) -> Result<Vec<LegToken>, TokenFault> {
+        if ids.len() != logprobs.len() {
+            let (ids, logprobs) = (ids.len(), logprobs.len());
+            return Err(TokenFault::Count { ids, logprobs });
+        }
+        let asked = self.sampling.max_tokens;
+        let sampled = self.sampled.len() + ids.len();
+        if sampled > asked as usize {
+            return Err(TokenFault::TooMany { sampled, asked });
+        }
+        let mut top = top.into_iter();
+        let mut tokens = Vec::with_capacity(ids.len());
+        for (&id, &value) in ids.iter().zip(logprobs) {
+            let position = self.sampled.len() + tokens.len();
+            self.id(position, id, tokens.last())?;
+            let finite = value.filter(|v| (MIN_LOGPROB..=MAX_LOGPROB).contains(v));
+            let Some(logprob) = finite else {
+                return Err(TokenFault::Logprob {
+                    position,
+                    id,
+                    value,
+                });
+            };
+            tokens.push(LegToken {
+                id,
+                logprob: logprob.min(0.0) as f32,
+                top: top.next().unwrap_or_default(),
+            });
+        }
+        self.sampled.extend_from_slice(ids);
+        Ok(tokens)
+    }
+
+    fn id(&self, position: usize, id: TokenId, last: Option<&LegToken>) -> Result<(), TokenFault> {
+        if let Some(vocab) = self.vocab
+            && id as usize >= vocab
+        {
+            return Err(TokenFault::UnknownId {
+                position,
+                id,
+                vocab,
+            });
+        }
+        let last = last.map(|t| t.id).or(self.sampled.last().copied());
+        match last {
+            Some(stop) if self.sampling.stop_ids.contains(&stop) => {
+                Err(TokenFault::PastStop { position, stop })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    pub(crate) fn end(&self, end: &ServerEnd) -> Result<FinishReason, LegError> {
+        let fault = |why: String| {
+            LegError::from(TokenFault::End {
+                end: format!("{end:?}"),
+                sampled: self.sampled.len(),
+                why,
+            })
+        };
+        let last = self.sampled.last().copied();
+        match end {
+            ServerEnd::Aborted(why) => Err(LegError::Cut(format!("the server aborted: {why}"))),
+            ServerEnd::StopId(said) => {
+                let Some(id) = last.filter(|id| self.sampling.stop_ids.contains(id)) else {
+                    let asked = &self.sampling.stop_ids;
+                    return Err(fault(format!(
+                        "the last id is {last:?}, it may stop at {asked:?}; does the server add stop tokens of its own?"
+                    )));
+                };
+                match said {
+                    Some(said) if *said != id => Err(fault(format!("the last id is {id}"))),
+                    _ => Ok(FinishReason::StopId { id }),
+                }
+            }
+            ServerEnd::StopString(text) => {
+                if !self.sampling.stop_strings.contains(text) {
+                    let asked = &self.sampling.stop_strings;
+                    return Err(fault(format!("it may stop at {asked:?}")));
+                }
+                let text = text.clone();
+                Ok(FinishReason::StopString { text })
+            }
+            ServerEnd::Length => {
+                let sampled = self.sampled.len();
+                let full = self
+                    .context
+                    .is_some_and(|c| self.prompt.len() + sampled >= c);
+                if sampled >= self.sampling.max_tokens as usize {
+                    Ok(FinishReason::Length)
+                } else if full {
+                    Ok(FinishReason::ContextFull)
+                } else {
+                    let asked = self.sampling.max_tokens;
+                    Err(fault(format!("{asked} were asked for and fit")))
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::LegId;
+    use sinew_types::PolicyVersion;
+
+    fn check(edit: impl FnOnce(&mut SamplingParams)) -> LegCheck {
+        let mut sampling = SamplingParams {
+            max_tokens: 4,
+            stop_ids: vec![9],
+            ..SamplingParams::default()
+        };
+        edit(&mut sampling);
+        let leg = Leg {
+            id: LegId(1),
+            prompt: vec![1, 2],
+            sampling,
+            priority: 0,
+            version: PolicyVersion(0),
+        };
+        LegCheck::new(&leg, Some(100), Some(10))
+    }
+
+    fn push(check: &mut LegCheck, ids: &[TokenId]) -> Result<Vec<LegToken>, TokenFault> {
+        let logprobs = vec![Some(-0.5); ids.len()];
+        check.tokens(ids, &logprobs, Vec::new())
+    }
+
+    #[test]
+    fn good_tokens_pass_and_are_counted() {
+        let mut c = check(|_| {});
+        assert!(c.echo(&[1, 2]).is_ok());
+        assert_eq!(push(&mut c, &[3, 4]).unwrap().len(), 2);
+        assert_eq!(push(&mut c, &[9]).unwrap()[0].logprob, -0.5);
+        assert_eq!(c.sampled(), [3, 4, 9]);
+        let end = c.end(&ServerEnd::StopId(Some(9)));
+        assert_eq!(end, Ok(FinishReason::StopId { id: 9 }));
+    }
+
+    #[test]
+    fn each_fault_is_named() {
+        let wrong = |c: &LegCheck, ids: &[TokenId]| c.echo(ids).unwrap_err();
+        let c = check(|_| {});
+        assert!(matches!(
+            wrong(&c, &[1, 3]),
+            TokenFault::Prompt { position: 1, .. }
+        ));
+        assert!(matches!(
+            wrong(&c, &[1]),
+            TokenFault::Prompt { position: 1, .. }
+        ));
+        let mut c = check(|_| {});
+        let fault = |c: &mut LegCheck, ids: &[TokenId], lp: &[Option<f64>]| {
+            c.tokens(ids, lp, Vec::new()).unwrap_err()
+        };
+        assert!(matches!(fault(&mut c, &[3], &[]), TokenFault::Count { .. }));
+        for bad in [
+            None,
+            Some(f64::NAN),
+            Some(f64::NEG_INFINITY),
+            Some(0.5),
+            Some(-9999.0),
+        ] {
+            let f = fault(&mut c, &[3], &[bad]);
+            assert!(matches!(f, TokenFault::Logprob { .. }), "{bad:?}");
+        }
+        assert!(matches!(
+            fault(&mut c, &[100], &[Some(-1.0)]),
+            TokenFault::UnknownId { vocab: 100, .. }
+        ));
+        let five = [Some(-1.0); 5];
+        assert!(matches!(
+            fault(&mut c, &[3; 5], &five),
+            TokenFault::TooMany { .. }
+        ));
+        assert!(matches!(
+            fault(&mut c, &[9, 3], &five[..2]),
+            TokenFault::PastStop {
+                position: 1,
+                stop: 9
+            }
+        ));
+        assert_eq!(
+            c.sampled(),
+            [] as [TokenId; 0],
+            "nothing of a bad chunk is kept"
+        );
+    }
+
+    #[test]
+    fn the_end_must_agree_with_the_tokens() {
+        let mut c = check(|s| s.stop_strings = vec!["END".to_owned()]);
+        push(&mut c, &[3]).unwrap();
+        assert!(c.end(&ServerEnd::StopId(None)).is_err(), "3 is no stop id");
+        assert!(c.end(&ServerEnd::Length).is_err(), "room for three more");
+        assert!(c.end(&ServerEnd::StopString("other".to_owned())).is_err());
+        let end = c.end(&ServerEnd::StopString("END".to_owned())).unwrap();
+        assert_eq!(
+            end,
+            FinishReason::StopString {
+                text: "END".to_owned()
+            }
+        );
+        let gone = c.end(&ServerEnd::Aborted("x".to_owned())).unwrap_err();
+        assert!(matches!(gone, LegError::Cut(_)));
+        push(&mut c, &[3, 3, 3]).unwrap();
+        assert_eq!(c.end(&ServerEnd::Length), Ok(FinishReason::Length));
+        let mut c = check(|s| s.max_tokens = 20);
+        push(&mut c, &[3; 8]).unwrap();
+        assert_eq!(c.end(&ServerEnd::Length), Ok(FinishReason::ContextFull));
+        push(&mut c, &[9]).unwrap();
+        assert!(c.end(&ServerEnd::StopId(Some(8))).is_err(), "9 came last");
+    }
+}

@@ -1,0 +1,119 @@
+//! Addresses, limits and times.
+
+use crate::route::RouterConfig;
+use sinew_types::PolicyVersion;
+use std::fmt;
+
+/// Seconds after which a wait is given up.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Timeouts {
+    pub connect_s: f64,
+    /// From the request to its first token; covers the server's queue and the prompt.
+    pub first_token_s: f64,
+    pub between_tokens_s: f64,
+    /// Of one leg; what it has sampled until then is kept.
+    pub whole_s: f64,
+    /// Of health checks and other small questions.
+    pub control_s: f64,
+    /// Of loading weights.
+    pub load_s: f64,
+}
+
+impl Default for Timeouts {
+    fn default() -> Self {
+        Self {
+            connect_s: 5.0,
+            first_token_s: 120.0,
+            between_tokens_s: 60.0,
+            whole_s: 1800.0,
+            control_s: 10.0,
+            load_s: 600.0,
+        }
+    }
+}
+
+/// Where a server is and what it cannot say about itself.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ServerConfig {
+    /// `http://` or `https://`, host, optional port and path; a final `/v1` is left out.
+    pub url: String,
+    /// Sent as a bearer token.
+    pub api_key: Option<String>,
+    /// Name of the served model; `None` takes the first one that the server lists.
+    pub model: Option<String>,
+    /// Most tokens of prompt and output together, where the server does not say.
+    pub context: Option<usize>,
+    /// Number of token ids: lets unknown ids be refused before they are sent.
+    pub vocab: Option<usize>,
+    pub timeouts: Timeouts,
+}
+
+impl ServerConfig {
+    /// The server at `url`, with default times.
+    pub fn new(url: impl Into<String>) -> Self {
+        Self {
+            url: url.into(),
+            api_key: None,
+            model: None,
+            context: None,
+            vocab: None,
+            timeouts: Timeouts::default(),
+        }
+    }
+}
+
+/// Random numbers in [0, 1) that spread retries.
+pub type Jitter = Box<dyn FnMut() -> f64 + Send>;
+
+/// How a [`crate::RemoteEngine`] runs.
+pub struct RemoteConfig {
+    pub router: RouterConfig,
+    /// Version of the weights that the servers hold at the start.
+    pub version: PolicyVersion,
+    /// Seconds between two looks at a server.
+    pub probe_interval_s: f64,
+    /// Hand tokens on only when their leg has ended and the server's version is verified
+    /// again. Costs streaming; without it a swap of weights by somebody else during a leg
+    /// fails the request.
+    pub hold_until_verified: bool,
+    pub jitter: Jitter,
+}
+
+impl RemoteConfig {
+    /// Default limits, with retries spread by `jitter`.
+    pub fn new(jitter: Jitter) -> Self {
+        Self {
+            router: RouterConfig::default(),
+            version: PolicyVersion::default(),
+            probe_interval_s: 1.0,
+            hold_until_verified: false,
+            jitter,
+        }
+    }
+}
+
+impl fmt::Debug for RemoteConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RemoteConfig")
+            .field("router", &self.router)
+            .field("version", &self.version)
+            .field("probe_interval_s", &self.probe_interval_s)
+            .field("hold_until_verified", &self.hold_until_verified)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A configuration that cannot work.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ConfigError {
+    #[error("engine url `{url}`: {why}")]
+    Url { url: String, why: String },
+    #[error("engine {name} = {value}: {allowed}")]
+    Value {
+        name: &'static str,
+        value: String,
+        allowed: String,
+    },
+    #[error("engine thread: {0}")]
+    Thread(String),
+}

@@ -1,0 +1,182 @@
+//! From an address to the right client.
+
+use crate::backend::Backend;
+use crate::config::{ConfigError, ServerConfig};
+use crate::error::LegError;
+use crate::http::Http;
+use crate::openai::{OpenaiBackend, TextCodec};
+use crate::sglang::{SglangBackend, SglangOptions};
+use crate::vllm::{VllmBackend, VllmOptions};
+use serde_json::{Map, Value, json};
+use sinew_types::Fidelity;
+use std::fmt;
+use std::str::FromStr;
+use std::sync::Arc;
+
+/// The servers that there are clients for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EngineKind {
+    Vllm,
+    Sglang,
+    /// Any server with `/v1/completions`.
+    Openai,
+}
+
+impl EngineKind {
+    /// The name that recipes and URLs use.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Vllm => "vllm",
+            Self::Sglang => "sglang",
+            Self::Openai => "openai",
+        }
+    }
+
+    /// What tokens of such a server are worth; for recipes that are checked before anything
+    /// is started.
+    pub fn fidelity(self) -> Fidelity {
+        match self {
+            Self::Vllm | Self::Sglang => Fidelity::TokenExact,
+            Self::Openai => crate::openai::fidelity(),
+        }
+    }
+}
+
+impl fmt::Display for EngineKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for EngineKind {
+    type Err = ConfigError;
+
+    fn from_str(text: &str) -> Result<Self, ConfigError> {
+        let all = [Self::Vllm, Self::Sglang, Self::Openai];
+        let found = all.into_iter().find(|k| k.name() == text);
+        found.ok_or_else(|| ConfigError::Value {
+            name: "type",
+            value: text.to_owned(),
+            allowed: "vllm, sglang or openai".to_owned(),
+        })
+    }
+}
+
+/// `vllm+http://host:8000` as kind and address; without a kind, `None` and the address.
+///
+/// # Errors
+/// If what stands before the `+` is no kind.
+pub fn split_url(text: &str) -> Result<(Option<EngineKind>, &str), ConfigError> {
+    match text.split_once("+http") {
+        Some((kind, _)) => Ok((Some(kind.parse()?), &text[kind.len() + 1..])),
+        None => Ok((None, text)),
+    }
+}
+
+/// What a client may need besides the address.
+#[derive(Clone, Default)]
+pub struct ConnectOptions {
+    /// `None` asks the server what it is.
+    pub kind: Option<EngineKind>,
+    pub vllm: VllmOptions,
+    pub sglang: SglangOptions,
+    /// Text to ids and back, for servers that know text only.
+    pub codec: Option<Arc<dyn TextCodec>>,
+    /// Distinguishes this process from others that use the server.
+    pub session: u64,
+}
+
+impl fmt::Debug for ConnectOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ConnectOptions")
+            .field("kind", &self.kind)
+            .field("vllm", &self.vllm)
+            .field("sglang", &self.sglang)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Why there is no client.
+#[derive(Debug, thiserror::Error)]
+pub enum ConnectError {
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    #[error("{url} does not say what it is: {error}; name it, as in `vllm+{url}`")]
+    Unknown { url: String, error: LegError },
+}
+
+/// A client for a server. With a kind it need not be up. Blocks while it asks.
+///
+/// # Errors
+/// If the address cannot be one, or the server does not answer what it is.
+pub fn connect(
+    server: ServerConfig,
+    options: &ConnectOptions,
+) -> Result<Arc<dyn Backend>, ConnectError> {
+    let kind = match options.kind {
+        Some(kind) => (kind, false),
+        None => ask(&server)?,
+    };
+    Ok(match kind {
+        (EngineKind::Vllm, _) => Arc::new(VllmBackend::new(server, options.vllm)?),
+        (EngineKind::Sglang, _) => {
+            Arc::new(SglangBackend::new(server, options.sglang, options.session)?)
+        }
+        (EngineKind::Openai, true) => {
+            // It cuts the distribution unless it is told not to.
+            let extra = [("top_k", json!(0)), ("min_p", json!(0))];
+            let extra = extra.map(|(k, v)| (k.to_owned(), v));
+            let backend = OpenaiBackend::new(server, None)?;
+            Arc::new(backend.with_extra(Map::from_iter(extra)))
+        }
+        (EngineKind::Openai, false) => Arc::new(OpenaiBackend::new(server, options.codec.clone())?),
+    })
+}
+
+/// What a server is, and whether it is a llama.cpp, which tells ids.
+fn ask(server: &ServerConfig) -> Result<(EngineKind, bool), ConnectError> {
+    let http = Http::new(&server.url, server.api_key.as_deref(), server.timeouts)?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|e| ConfigError::Thread(e.to_string()))?;
+    let found = runtime.block_on(async {
+        let models: Value = http.get("/v1/models").await?;
+        let owner = models["data"][0]["owned_by"].as_str().unwrap_or_default();
+        Ok::<_, LegError>(match owner {
+            "vllm" => (EngineKind::Vllm, false),
+            "sglang" => (EngineKind::Sglang, false),
+            "llamacpp" => (EngineKind::Openai, true),
+            _ => (EngineKind::Openai, false),
+        })
+    });
+    found.map_err(|error| ConnectError::Unknown {
+        url: server.url.clone(),
+        error,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kinds_may_stand_before_the_address() {
+        let split = |text: &'static str| split_url(text).map_err(|e| e.to_string());
+        assert_eq!(split("http://a:1"), Ok((None, "http://a:1")));
+        assert_eq!(
+            split("vllm+https://a"),
+            Ok((Some(EngineKind::Vllm), "https://a"))
+        );
+        let error = split("tgi+http://a").unwrap_err();
+        assert!(error.contains("`tgi`") || error.contains("tgi"), "{error}");
+        assert!(error.contains("vllm, sglang or openai"), "{error}");
+    }
+
+    #[test]
+    fn only_token_ids_may_be_trained_on() {
+        assert_eq!(EngineKind::Vllm.fidelity(), Fidelity::TokenExact);
+        assert_eq!(EngineKind::Sglang.fidelity(), Fidelity::TokenExact);
+        assert_ne!(EngineKind::Openai.fidelity(), Fidelity::TokenExact);
+    }
+}

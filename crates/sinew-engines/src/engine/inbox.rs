@@ -1,0 +1,167 @@
+//! What callers leave for the thread, and what it shows them.
+
+use crate::backend::Weights;
+use crate::config::RemoteConfig;
+use crate::route::{Counters, EngineView};
+use sinew_types::{EngineError, EngineStatus, EventSink, GenerateRequest, RequestId};
+use std::collections::{BTreeSet, HashSet, VecDeque};
+use std::fmt;
+use std::sync::mpsc::SyncSender;
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+use tokio::sync::Notify;
+
+pub(super) type Reply = SyncSender<Result<(), EngineError>>;
+
+/// What somebody waits for.
+pub(super) enum Control {
+    Pause { paused: bool, reply: Reply },
+    Load { weights: Weights, reply: Reply },
+    Sleep { asleep: bool, reply: Reply },
+}
+
+impl Control {
+    pub(super) fn reply(self) -> Reply {
+        match self {
+            Self::Pause { reply, .. } | Self::Load { reply, .. } | Self::Sleep { reply, .. } => {
+                reply
+            }
+        }
+    }
+}
+
+/// What the servers say about the model.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct ModelLimits {
+    /// The smallest context and vocabulary of all engines that say.
+    pub(super) context: Option<usize>,
+    pub(super) vocab: Option<usize>,
+}
+
+/// Bounded: `submitted` by the limit on waiting requests, `aborted` by `live`, `controls` by
+/// the callers that block on them.
+#[derive(Default)]
+pub(super) struct Inbox {
+    pub(super) submitted: VecDeque<(GenerateRequest, EventSink)>,
+    pub(super) aborted: BTreeSet<RequestId>,
+    pub(super) controls: VecDeque<Control>,
+    pub(super) dropped: bool,
+    /// Why the thread has ended.
+    pub(super) stopped: Option<String>,
+    /// Requests that have not ended.
+    pub(super) live: HashSet<RequestId>,
+    pub(super) status: EngineStatus,
+    pub(super) counters: Counters,
+    pub(super) engines: Vec<EngineView>,
+    pub(super) limits: ModelLimits,
+}
+
+pub(super) struct Shared {
+    inbox: Mutex<Inbox>,
+    /// Something for the thread.
+    pub(super) wake: Notify,
+    /// The thread has published.
+    published: Condvar,
+    max_waiting: usize,
+}
+
+impl fmt::Debug for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Shared")
+            .field("max_waiting", &self.max_waiting)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Shared {
+    pub(super) fn new(config: &RemoteConfig) -> Self {
+        let status = EngineStatus {
+            version: config.version,
+            ..EngineStatus::default()
+        };
+        Self {
+            inbox: Mutex::new(Inbox {
+                status,
+                ..Inbox::default()
+            }),
+            wake: Notify::new(),
+            published: Condvar::new(),
+            max_waiting: config.router.max_waiting,
+        }
+    }
+
+    /// No invariant spans a panic while the lock is held, so a poisoned lock is usable.
+    pub(super) fn lock(&self) -> MutexGuard<'_, Inbox> {
+        self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn submit(
+        &self,
+        request: GenerateRequest,
+        sink: EventSink,
+    ) -> Result<(), EngineError> {
+        let mut inbox = self.lock();
+        if let Some(why) = &inbox.stopped {
+            return Err(EngineError::Stopped(why.clone()));
+        }
+        let waiting = inbox.submitted.len() + inbox.status.waiting;
+        if waiting >= self.max_waiting {
+            let limit = self.max_waiting;
+            return Err(EngineError::QueueFull { waiting, limit });
+        }
+        if !inbox.live.insert(request.id) {
+            let why = format!("request id {} is in use", request.id.0);
+            return Err(EngineError::Failed(why));
+        }
+        inbox.submitted.push_back((request, sink));
+        drop(inbox);
+        self.wake.notify_one();
+        Ok(())
+    }
+
+    pub(super) fn abort(&self, request: RequestId) {
+        let mut inbox = self.lock();
+        if inbox.live.contains(&request) {
+            inbox.aborted.insert(request);
+            drop(inbox);
+            self.wake.notify_one();
+        }
+    }
+
+    pub(super) fn control(&self, control: Control) -> Result<(), EngineError> {
+        let mut inbox = self.lock();
+        if let Some(why) = &inbox.stopped {
+            return Err(EngineError::Stopped(why.clone()));
+        }
+        inbox.controls.push_back(control);
+        drop(inbox);
+        self.wake.notify_one();
+        Ok(())
+    }
+
+    pub(super) fn drop_engine(&self) {
+        self.lock().dropped = true;
+        self.wake.notify_one();
+    }
+
+    /// Publishes with `change` and wakes those who wait for it.
+    pub(super) fn publish(&self, change: impl FnOnce(&mut Inbox)) {
+        change(&mut self.lock());
+        self.published.notify_all();
+    }
+
+    /// Whether `done` held within `limit`.
+    pub(super) fn wait_until(&self, limit: Duration, done: impl Fn(&Inbox) -> bool) -> bool {
+        let end = Instant::now() + limit;
+        let mut inbox = self.lock();
+        while !done(&inbox) {
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return false;
+            }
+            let waited = self.published.wait_timeout(inbox, left);
+            inbox = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        true
+    }
+}

@@ -1,0 +1,270 @@
+//! The thread around a [`Router`]: an inbox, legs as tasks, looks at servers, weights.
+
+mod inbox;
+mod worker;
+
+use crate::backend::{Backend, Weights};
+use crate::config::{ConfigError, RemoteConfig};
+use crate::error::LegError;
+use crate::folder::WeightsFolder;
+use crate::route::{Counters, EngineView};
+use inbox::{Control, Reply, Shared};
+use sinew_types::{
+    Engine, EngineError, EngineStatus, EventSink, Fidelity, GenerateRequest, PolicyVersion,
+    RequestId, TensorSource, TokenId,
+};
+use std::sync::Arc;
+use std::sync::mpsc::sync_channel;
+use std::thread::{self, JoinHandle, ThreadId};
+use std::time::Duration;
+
+/// One or several outside engines as one: requests go where they can be served, and go on
+/// elsewhere when a server fails.
+///
+/// Event sinks are called on its thread: they may submit and abort, but not load weights,
+/// pause or sleep. Dropping it ends the thread; requests that have not ended then fail with
+/// [`EngineError::Stopped`].
+#[derive(Debug)]
+pub struct RemoteEngine {
+    shared: Arc<Shared>,
+    backends: Vec<Arc<dyn Backend>>,
+    folder: Option<WeightsFolder>,
+    thread: Option<JoinHandle<()>>,
+    thread_id: ThreadId,
+}
+
+impl RemoteEngine {
+    /// Starts it. Servers need not be up: requests wait for them, up to a deadline. `folder`
+    /// is where new weights are published for servers to load; without one, servers keep the
+    /// weights that they have.
+    ///
+    /// # Errors
+    /// If there is no engine or the thread does not start.
+    pub fn new(
+        backends: Vec<Arc<dyn Backend>>,
+        folder: Option<WeightsFolder>,
+        config: RemoteConfig,
+    ) -> Result<Self, ConfigError> {
+        if backends.is_empty() {
+            return Err(ConfigError::Value {
+                name: "backends",
+                value: "none".to_owned(),
+                allowed: "at least one".to_owned(),
+            });
+        }
+        let shared = Arc::new(Shared::new(&config));
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .map_err(|e| ConfigError::Thread(e.to_string()))?;
+        let (worker_shared, worker_backends) = (Arc::clone(&shared), backends.clone());
+        let thread = thread::Builder::new()
+            .name("sinew-engines".to_owned())
+            .spawn(move || worker::run(&runtime, worker_shared, worker_backends, config))
+            .map_err(|e| ConfigError::Thread(e.to_string()))?;
+        Ok(Self {
+            shared,
+            backends,
+            folder,
+            thread_id: thread.thread().id(),
+            thread: Some(thread),
+        })
+    }
+
+    /// Counters since the start.
+    pub fn counters(&self) -> Counters {
+        self.shared.lock().counters.clone()
+    }
+
+    /// The engines, for people.
+    pub fn engines(&self) -> Vec<EngineView> {
+        self.shared.lock().engines.clone()
+    }
+
+    /// Waits until one engine may serve.
+    ///
+    /// # Errors
+    /// After `limit`, with what is wrong with each of them.
+    pub fn wait_ready(&self, limit: Duration) -> Result<(), EngineError> {
+        let ready = self.shared.wait_until(limit, |inbox| {
+            inbox.stopped.is_some() || inbox.engines.iter().any(|e| e.idle_because.is_none())
+        });
+        let inbox = self.shared.lock();
+        if let Some(why) = &inbox.stopped {
+            return Err(EngineError::Stopped(why.clone()));
+        }
+        if ready {
+            return Ok(());
+        }
+        let why =
+            |e: &EngineView| format!("{}: {}", e.name, e.idle_because.as_deref().unwrap_or("?"));
+        let why: Vec<_> = inbox.engines.iter().map(why).collect();
+        let limit = limit.as_secs_f64();
+        let why = format!("no engine was ready within {limit} s ({})", why.join("; "));
+        Err(EngineError::Stopped(why))
+    }
+
+    /// Lets the servers give up their memory (`true`) or take it back. Requests wait meanwhile.
+    ///
+    /// # Errors
+    /// If a server cannot.
+    pub fn sleep(&self, asleep: bool) -> Result<(), EngineError> {
+        self.ask("sleep", |reply| Control::Sleep { asleep, reply })
+    }
+
+    /// Runs a control on the thread and waits for it.
+    fn ask(&self, what: &str, control: impl FnOnce(Reply) -> Control) -> Result<(), EngineError> {
+        if thread::current().id() == self.thread_id {
+            let why =
+                format!("an event sink may not ask for {what}: it runs on the thread that would");
+            return Err(EngineError::Failed(why));
+        }
+        let (reply, answer) = sync_channel(1);
+        self.shared.control(control(reply))?;
+        let ended = || EngineError::Stopped(format!("it ended during {what}"));
+        answer.recv().unwrap_or_else(|_| Err(ended()))
+    }
+}
+
+impl Engine for RemoteEngine {
+    fn submit(&self, request: GenerateRequest, sink: EventSink) -> Result<(), EngineError> {
+        for backend in &self.backends {
+            backend.accepts(&request.sampling).map_err(|e| match e {
+                LegError::Refused(error) => error,
+                other => EngineError::Failed(other.to_string()),
+            })?;
+        }
+        check_request(&request, &self.shared)?;
+        self.shared.submit(request, sink)
+    }
+
+    fn abort(&self, request: RequestId) {
+        self.shared.abort(request);
+    }
+
+    fn pause(&self, paused: bool) {
+        // Fails only if the thread has ended, and then nothing runs.
+        let _ = self.ask("a pause", |reply| Control::Pause { paused, reply });
+    }
+
+    fn load_weights(
+        &self,
+        version: PolicyVersion,
+        weights: Arc<dyn TensorSource>,
+    ) -> Result<(), EngineError> {
+        if self.fidelity() != Fidelity::TokenExact {
+            let why = "the engine is for evaluation only".to_owned();
+            return Err(EngineError::Weights(why));
+        }
+        // Written while generation goes on; servers stop only to load it.
+        let folder = match &self.folder {
+            Some(folder) => {
+                let path = folder.publish(version, &*weights);
+                Some(path.map_err(|e| EngineError::Weights(e.to_string()))?)
+            }
+            None => None,
+        };
+        let weights = Weights {
+            version,
+            folder,
+            source: Some(weights),
+        };
+        self.ask("new weights", |reply| Control::Load { weights, reply })
+    }
+
+    fn status(&self) -> EngineStatus {
+        let inbox = self.shared.lock();
+        let mut status = inbox.status.clone();
+        status.waiting += inbox.submitted.len();
+        status
+    }
+
+    fn fidelity(&self) -> Fidelity {
+        let each = self.backends.iter().map(|b| b.fidelity());
+        let mut weak = each.filter(|f| *f != Fidelity::TokenExact);
+        weak.next().unwrap_or(Fidelity::TokenExact)
+    }
+}
+
+impl Drop for RemoteEngine {
+    fn drop(&mut self) {
+        self.shared.drop_engine();
+        // A sink may hold the last handle: the thread cannot join itself, and ends alone.
+        if let Some(thread) = self.thread.take()
+            && thread::current().id() != self.thread_id
+        {
+            // Its panics were reported to every request.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// What can be told to be wrong before any server is asked.
+fn check_request(request: &GenerateRequest, shared: &Shared) -> Result<(), EngineError> {
+    let invalid = |name: &str, value: String, allowed: &str| {
+        Err(EngineError::InvalidSampling {
+            name: name.to_owned(),
+            value,
+            allowed: allowed.to_owned(),
+        })
+    };
+    let s = &request.sampling;
+    if request.prompt.is_empty() {
+        return invalid("prompt", "empty".to_owned(), "at least one token");
+    }
+    if s.max_tokens == 0 {
+        return invalid("max_tokens", "0".to_owned(), "at least 1");
+    }
+    if !(s.temperature == 0.0 || (1e-3..=100.0).contains(&s.temperature)) {
+        let value = s.temperature.to_string();
+        return invalid("temperature", value, "0 (greedy) or 0.001..=100");
+    }
+    if !(s.top_p > 0.0 && s.top_p <= 1.0) {
+        return invalid(
+            "top_p",
+            s.top_p.to_string(),
+            "above 0, at most 1 (1 keeps all)",
+        );
+    }
+    if !(0.0..=1.0).contains(&s.min_p) {
+        return invalid("min_p", s.min_p.to_string(), "0..=1 (0 keeps all)");
+    }
+    if let Some((id, bias)) = s.logit_bias.iter().find(|(_, b)| !b.is_finite()) {
+        return invalid(
+            "logit_bias",
+            format!("{bias} for token {id}"),
+            "a finite number",
+        );
+    }
+    if s.stop_strings.iter().any(String::is_empty) {
+        return invalid(
+            "stop_strings",
+            "an empty one".to_owned(),
+            "at least one byte each",
+        );
+    }
+    let limits = shared.lock().limits;
+    if let Some(context) = limits.context
+        && request.prompt.len() >= context
+    {
+        let prompt = request.prompt.len();
+        return Err(EngineError::PromptTooLong { prompt, context });
+    }
+    if let Some(vocab) = limits.vocab {
+        let outside = |id: &TokenId| *id as usize >= vocab;
+        if let Some(position) = request.prompt.iter().position(outside) {
+            let id = request.prompt[position];
+            return Err(EngineError::UnknownToken {
+                id,
+                position,
+                vocab,
+            });
+        }
+        let biased = s.logit_bias.iter().map(|(id, _)| id);
+        if let Some(id) = s.stop_ids.iter().chain(biased).find(|id| outside(id)) {
+            let allowed = format!("ids below the vocabulary of {vocab}");
+            return invalid("stop_ids or logit_bias", id.to_string(), &allowed);
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,558 @@
+//! Carries out what the router decides.
+
+use super::inbox::{Control, Inbox, ModelLimits, Reply, Shared};
+use crate::backend::{
+    Backend, Leg, LegEnd, LegId, LegSink, LegTokens, Probe, ServedWeights, Weights,
+};
+use crate::config::{Jitter, RemoteConfig};
+use crate::error::LegError;
+use crate::route::{Command, Router};
+use futures::future::join_all;
+use sinew_types::{EngineError, EngineEvent, EventSink, GenerateRequest, PolicyVersion, RequestId};
+use std::any::Any;
+use std::collections::HashMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+use tokio::runtime::Runtime;
+use tokio::sync::mpsc;
+use tokio::task::{AbortHandle, JoinSet};
+
+/// Messages of legs that wait for the thread; more make the legs wait.
+const MAX_MESSAGES: usize = 1024;
+/// Messages taken in one go, so that commands and callers are not starved.
+const MAX_TAKEN: usize = 256;
+
+/// What tasks report.
+enum Report {
+    LegEnded {
+        leg: LegId,
+        result: Result<LegEnd, LegError>,
+    },
+    /// `regular`: another look follows.
+    Probed {
+        engine: usize,
+        epoch: u64,
+        regular: bool,
+        result: Result<Probe, LegError>,
+    },
+    /// Weights were loaded or labelled by one engine, outside of a load for all.
+    Repaired {
+        engine: usize,
+        epoch: u64,
+        version: PolicyVersion,
+        result: Result<(), LegError>,
+    },
+    Loaded {
+        version: PolicyVersion,
+        results: Vec<(usize, Result<(), LegError>)>,
+    },
+    Slept {
+        result: Result<(), LegError>,
+    },
+}
+
+/// What the thread is busy with; other controls wait.
+enum Job {
+    Load { weights: Weights, reply: Reply },
+    Sleep { reply: Reply, woke: bool },
+}
+
+pub(super) struct Worker {
+    shared: Arc<Shared>,
+    backends: Vec<Arc<dyn Backend>>,
+    router: Router,
+    jitter: Jitter,
+    sinks: HashMap<RequestId, EventSink>,
+    legs: HashMap<LegId, AbortHandle>,
+    tasks: JoinSet<Report>,
+    tokens: mpsc::Receiver<LegTokens>,
+    token_sender: mpsc::Sender<LegTokens>,
+    start: Instant,
+    probe_interval: Duration,
+    hold: bool,
+    /// What was last loaded, for engines that come later or anew.
+    current: Option<PathBuf>,
+    first_version: PolicyVersion,
+    job: Option<Job>,
+    /// Controls that wait for the job.
+    controls: std::collections::VecDeque<Control>,
+    /// Looks that began before the last load say nothing about now.
+    epoch: Arc<AtomicU64>,
+    repairing: Vec<bool>,
+    limits: Vec<ModelLimits>,
+}
+
+/// The thread: until the engine is dropped. Whatever happens, every request gets its last event
+/// and every caller its answer.
+pub(super) fn run(
+    runtime: &Runtime,
+    shared: Arc<Shared>,
+    backends: Vec<Arc<dyn Backend>>,
+    config: RemoteConfig,
+) {
+    let mut worker = runtime.block_on(async { Worker::new(Arc::clone(&shared), backends, config) });
+    let served = catch_unwind(AssertUnwindSafe(|| runtime.block_on(worker.serve())));
+    let why = match served {
+        Ok(()) => "it was dropped".to_owned(),
+        Err(payload) => format!("it panicked: {}", panic_text(&*payload)),
+    };
+    worker.stop(&why);
+}
+
+impl Worker {
+    fn new(shared: Arc<Shared>, backends: Vec<Arc<dyn Backend>>, config: RemoteConfig) -> Self {
+        let names = backends.iter().map(|b| b.name().to_owned()).collect();
+        let (token_sender, tokens) = mpsc::channel(MAX_MESSAGES);
+        let count = backends.len();
+        let mut worker = Self {
+            router: Router::new(config.router, names, config.version),
+            shared,
+            backends,
+            jitter: config.jitter,
+            sinks: HashMap::new(),
+            legs: HashMap::new(),
+            tasks: JoinSet::new(),
+            tokens,
+            token_sender,
+            start: Instant::now(),
+            probe_interval: Duration::from_secs_f64(config.probe_interval_s),
+            hold: config.hold_until_verified,
+            current: None,
+            first_version: config.version,
+            job: None,
+            controls: Default::default(),
+            epoch: Arc::default(),
+            repairing: vec![false; count],
+            limits: vec![ModelLimits::default(); count],
+        };
+        for engine in 0..count {
+            worker.probe(engine, Duration::ZERO, true);
+        }
+        worker
+    }
+
+    fn now(&self) -> f64 {
+        self.start.elapsed().as_secs_f64()
+    }
+
+    async fn serve(&mut self) {
+        let shared = Arc::clone(&self.shared);
+        loop {
+            let now = self.now();
+            let tick = self.router.next_tick(now).map_or(3600.0, |t| t - now);
+            let tick = Duration::from_secs_f64(tick.clamp(0.0, 3600.0));
+            tokio::select! {
+                () = shared.wake.notified() => {}
+                Some(tokens) = self.tokens.recv() => self.take(tokens),
+                Some(report) = self.tasks.join_next() => self.report(report),
+                () = tokio::time::sleep(tick) => {}
+            }
+            // Tokens come before the ends of their legs, which are reported elsewhere.
+            self.take_waiting();
+            if !self.receive() {
+                return;
+            }
+            self.router.tick(self.now());
+            self.carry_out();
+            self.publish();
+        }
+    }
+
+    fn take(&mut self, tokens: LegTokens) {
+        self.router.tokens(tokens.leg, tokens.tokens, tokens.end);
+    }
+
+    fn take_waiting(&mut self) {
+        for _ in 0..MAX_TAKEN {
+            match self.tokens.try_recv() {
+                Ok(tokens) => self.take(tokens),
+                Err(_) => return,
+            }
+        }
+    }
+
+    fn report(&mut self, report: Result<Report, tokio::task::JoinError>) {
+        let now = self.now();
+        match report {
+            Ok(Report::LegEnded { leg, result }) => {
+                // All of its tokens were sent before it ended.
+                while let Ok(tokens) = self.tokens.try_recv() {
+                    self.take(tokens);
+                }
+                self.legs.remove(&leg);
+                let spread = (self.jitter)();
+                self.router.leg_ended(now, leg, result, spread);
+            }
+            Ok(Report::Probed {
+                engine,
+                epoch,
+                regular,
+                result,
+            }) => {
+                if epoch == self.epoch() && self.job.is_none() && !self.repairing[engine] {
+                    self.probed(now, engine, result);
+                }
+                if regular {
+                    self.probe(engine, self.probe_interval, true);
+                }
+            }
+            Ok(Report::Repaired {
+                engine,
+                epoch,
+                version,
+                result,
+            }) => {
+                self.repairing[engine] = false;
+                if let Err(error) = result {
+                    let name = self.backends[engine].name();
+                    tracing::warn!(engine = name, %version, %error, "weights not repaired");
+                    if epoch == self.epoch() {
+                        self.router.probed(now, engine, Err(error));
+                    }
+                } else {
+                    self.probe(engine, Duration::ZERO, false);
+                }
+            }
+            Ok(Report::Loaded { version, results }) => self.loaded(now, version, &results),
+            Ok(Report::Slept { result }) => self.slept(now, result),
+            // A leg that was aborted, or a task that panicked: the panic is the bug's report.
+            Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
+            Err(_) => {}
+        }
+    }
+
+    fn probed(&mut self, now: f64, engine: usize, result: Result<Probe, LegError>) {
+        if let Ok(probe) = &result {
+            self.limits[engine] = ModelLimits {
+                context: probe.context,
+                vocab: probe.vocab,
+            };
+            self.repair(engine, probe);
+        }
+        self.router.probed(now, engine, result);
+    }
+
+    /// Gives an engine with other weights those that it should have, if they are at hand.
+    fn repair(&mut self, engine: usize, probe: &Probe) {
+        let version = self.router.version();
+        if probe.weights == ServedWeights::Version(version) || probe.sleeping {
+            return;
+        }
+        let backend = Arc::clone(&self.backends[engine]);
+        let epoch = self.epoch();
+        if let Some(folder) = self.current.clone() {
+            let weights = Weights {
+                version,
+                folder: Some(folder),
+                source: None,
+            };
+            self.repairing[engine] = true;
+            self.tasks.spawn(async move {
+                let result = backend.load(&weights).await;
+                Report::Repaired {
+                    engine,
+                    epoch,
+                    version,
+                    result,
+                }
+            });
+        } else if version == self.first_version && probe.weights == ServedWeights::Unlabelled {
+            self.repairing[engine] = true;
+            self.tasks.spawn(async move {
+                let result = backend.label(version).await;
+                Report::Repaired {
+                    engine,
+                    epoch,
+                    version,
+                    result,
+                }
+            });
+        }
+    }
+
+    /// Looks at an engine, after a while.
+    fn probe(&mut self, engine: usize, after: Duration, regular: bool) {
+        let backend = Arc::clone(&self.backends[engine]);
+        let epoch = Arc::clone(&self.epoch);
+        self.tasks.spawn(async move {
+            tokio::time::sleep(after).await;
+            let epoch = epoch.load(Ordering::Relaxed);
+            let result = backend.probe().await;
+            Report::Probed {
+                engine,
+                epoch,
+                regular,
+                result,
+            }
+        });
+    }
+
+    fn epoch(&self) -> u64 {
+        self.epoch.load(Ordering::Relaxed)
+    }
+
+    fn next_epoch(&self) {
+        self.epoch.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Takes what callers left. `false` when the engine was dropped.
+    fn receive(&mut self) -> bool {
+        let shared = Arc::clone(&self.shared);
+        let mut inbox = shared.lock();
+        if inbox.dropped {
+            return false;
+        }
+        let submitted = std::mem::take(&mut inbox.submitted);
+        let aborted = std::mem::take(&mut inbox.aborted);
+        let controls = std::mem::take(&mut inbox.controls);
+        // What moved out of the inbox still waits, until the next publication says better.
+        inbox.status.waiting += submitted.len();
+        drop(inbox);
+        for (request, sink) in submitted {
+            self.submit(request, sink);
+        }
+        for id in aborted {
+            self.router.abort(id);
+        }
+        self.controls.extend(controls);
+        self.next_control();
+        true
+    }
+
+    fn submit(&mut self, request: GenerateRequest, sink: EventSink) {
+        let id = request.id;
+        self.sinks.insert(id, sink);
+        if let Err(error) = self.router.submit(self.now(), request) {
+            self.tell(EngineEvent::Failed { request: id, error });
+        }
+    }
+
+    fn next_control(&mut self) {
+        while self.job.is_none()
+            && let Some(control) = self.controls.pop_front()
+        {
+            let now = self.now();
+            match control {
+                Control::Pause { paused, reply } => {
+                    self.router.pause(now, paused);
+                    answer(&reply, Ok(()));
+                }
+                Control::Load { weights, reply } => self.load(weights, reply),
+                Control::Sleep { asleep, reply } => {
+                    self.router.load_begins(now);
+                    self.carry_out();
+                    let backends = self.backends.clone();
+                    self.job = Some(Job::Sleep {
+                        reply,
+                        woke: !asleep,
+                    });
+                    self.tasks.spawn(async move {
+                        let all = join_all(backends.iter().map(|b| b.sleep(asleep))).await;
+                        let result = all.into_iter().collect();
+                        Report::Slept { result }
+                    });
+                }
+            }
+        }
+    }
+
+    fn load(&mut self, weights: Weights, reply: Reply) {
+        self.router.load_begins(self.now());
+        self.carry_out();
+        self.next_epoch();
+        let (backends, loaded) = (self.backends.clone(), weights.clone());
+        self.job = Some(Job::Load { weights, reply });
+        self.tasks.spawn(async move {
+            let each = backends.iter().map(|b| b.load(&loaded));
+            let results = join_all(each).await.into_iter().enumerate().collect();
+            Report::Loaded {
+                version: loaded.version,
+                results,
+            }
+        });
+    }
+
+    fn loaded(
+        &mut self,
+        now: f64,
+        version: PolicyVersion,
+        results: &[(usize, Result<(), LegError>)],
+    ) {
+        let Some(Job::Load { weights, reply }) = self.job.take() else {
+            return;
+        };
+        self.next_epoch();
+        let failed = results.iter().filter_map(|(i, r)| {
+            let error = r.as_ref().err()?;
+            Some(format!("{}: {error}", self.backends[*i].name()))
+        });
+        let failed: Vec<_> = failed.collect();
+        let changed = self.router.loaded(now, version, results);
+        if changed {
+            self.current = weights.folder;
+            if !failed.is_empty() {
+                tracing::warn!(%version, failed = failed.join("; "), "not every engine has loaded the weights");
+            }
+        }
+        self.publish();
+        let result = if changed {
+            Ok(())
+        } else {
+            Err(EngineError::Weights(failed.join("; ")))
+        };
+        answer(&reply, result);
+        self.look_at_all();
+        self.next_control();
+    }
+
+    fn slept(&mut self, now: f64, result: Result<(), LegError>) {
+        let Some(Job::Sleep { reply, woke }) = self.job.take() else {
+            return;
+        };
+        self.next_epoch();
+        // Each engine shows what it has at the next look; until then it is not believed.
+        let asleep = LegError::Unsupported("it fell asleep or woke up".to_owned());
+        for engine in 0..self.backends.len() {
+            self.router.probed(now, engine, Err(asleep.clone()));
+        }
+        self.router.loaded(now, self.router.version(), &[]);
+        tracing::debug!(woke, "engines changed their sleep");
+        let failed = |e: LegError| EngineError::Failed(e.to_string());
+        answer(&reply, result.map_err(failed));
+        self.look_at_all();
+        self.next_control();
+    }
+
+    /// Looks at every engine at once, besides the regular looks.
+    fn look_at_all(&mut self) {
+        for engine in 0..self.backends.len() {
+            self.probe(engine, Duration::ZERO, false);
+        }
+    }
+
+    fn carry_out(&mut self) {
+        while let Some(command) = self.router.command() {
+            match command {
+                Command::Start { engine, leg } => self.start_leg(engine, leg),
+                Command::Cancel { engine, leg } => {
+                    if let Some(handle) = self.legs.remove(&leg) {
+                        handle.abort();
+                    }
+                    let backend = Arc::clone(&self.backends[engine]);
+                    tokio::spawn(async move { backend.cancel(leg).await });
+                }
+                Command::Tell(event) => self.tell(event),
+            }
+        }
+    }
+
+    fn start_leg(&mut self, engine: usize, leg: Leg) {
+        let backend = Arc::clone(&self.backends[engine]);
+        let limits = self.limits[engine];
+        let to = self.token_sender.clone();
+        let mut sink = LegSink::new(&leg, limits.vocab, limits.context, to, self.hold);
+        let id = leg.id;
+        let handle = self.tasks.spawn(async move {
+            let mut result = backend.generate(&leg, &mut sink).await;
+            // What was held is good unless the server is not believed.
+            let trusted = !matches!(&result, Err(e) if e.blame() == crate::error::Blame::Trust);
+            if trusted && let Err(error) = sink.flush().await {
+                result = Err(error);
+            }
+            Report::LegEnded {
+                leg: leg.id,
+                result,
+            }
+        });
+        self.legs.insert(id, handle);
+    }
+
+    /// Calls a sink. One that panics loses its own events and no one else's.
+    fn tell(&mut self, event: EngineEvent) {
+        let (id, last) = match &event {
+            EngineEvent::Tokens { request, .. } => (*request, false),
+            EngineEvent::Finished { request, .. } | EngineEvent::Failed { request, .. } => {
+                (*request, true)
+            }
+        };
+        if last {
+            let mut inbox = self.shared.lock();
+            inbox.live.remove(&id);
+            inbox.aborted.remove(&id);
+        }
+        let Some(sink) = self.sinks.get_mut(&id) else {
+            return; // its sink has panicked
+        };
+        let intact = catch_unwind(AssertUnwindSafe(|| sink(event))).is_ok();
+        if last || !intact {
+            self.sinks.remove(&id);
+        }
+        if !intact && !last {
+            self.router.abort(id);
+        }
+    }
+
+    fn publish(&mut self) {
+        let now = self.now();
+        let status = self.router.status(now);
+        let engines = self.router.engines(now);
+        let counters = self.router.counters().clone();
+        let smallest =
+            |f: fn(&ModelLimits) -> Option<usize>| self.limits.iter().filter_map(f).min();
+        let limits = ModelLimits {
+            context: smallest(|l| l.context),
+            vocab: smallest(|l| l.vocab),
+        };
+        self.shared.publish(|inbox: &mut Inbox| {
+            inbox.status = status;
+            inbox.engines = engines;
+            inbox.counters = counters;
+            inbox.limits = limits;
+        });
+    }
+
+    fn stop(mut self, why: &str) {
+        let mut submitted = Default::default();
+        self.shared.publish(|inbox| {
+            inbox.stopped = Some(why.to_owned());
+            inbox.live.clear();
+            inbox.aborted.clear();
+            inbox.status.running = 0;
+            inbox.status.waiting = 0;
+            submitted = std::mem::take(&mut inbox.submitted);
+            self.controls.extend(std::mem::take(&mut inbox.controls));
+        });
+        let job = self.job.take().map(|job| match job {
+            Job::Load { reply, .. } | Job::Sleep { reply, .. } => reply,
+        });
+        let waiting = self.controls.drain(..).map(Control::reply);
+        for reply in job.into_iter().chain(waiting) {
+            answer(&reply, Err(EngineError::Stopped(why.to_owned())));
+        }
+        let submitted = submitted
+            .into_iter()
+            .map(|(r, sink): (GenerateRequest, EventSink)| (r.id, sink));
+        for (request, mut sink) in self.sinks.drain().chain(submitted) {
+            let error = EngineError::Stopped(why.to_owned());
+            let event = EngineEvent::Failed { request, error };
+            // A sink that panics was to be told the last thing anyway.
+            let _ = catch_unwind(AssertUnwindSafe(|| sink(event)));
+        }
+    }
+}
+
+/// A caller that has gone needs no answer.
+fn answer(reply: &Reply, result: Result<(), EngineError>) {
+    let _ = reply.send(result);
+}
+
+fn panic_text(payload: &(dyn Any + Send)) -> &str {
+    payload
+        .downcast_ref::<&str>()
+        .copied()
+        .or_else(|| payload.downcast_ref::<String>().map(String::as_str))
+        .unwrap_or("no message")
+}

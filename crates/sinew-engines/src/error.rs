@@ -1,0 +1,88 @@
+//! What goes wrong with a call to a server, and who is to blame.
+
+use crate::check::TokenFault;
+use sinew_types::{EngineError, PolicyVersion};
+use std::fmt;
+
+/// The part of a call in which the time ran out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stage {
+    Connect,
+    FirstToken,
+    BetweenTokens,
+    Whole,
+    Control,
+}
+
+impl fmt::Display for Stage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Connect => "connection",
+            Self::FirstToken => "first token",
+            Self::BetweenTokens => "next token",
+            Self::Whole => "end of the generation",
+            Self::Control => "answer",
+        })
+    }
+}
+
+/// Why a call to a server failed. Tokens that it had handed on before stay valid, but for
+/// [`LegError::Version`].
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum LegError {
+    #[error("connect to {to}: {why}")]
+    Connect { to: String, why: String },
+    #[error("no {stage} within {limit_s} s")]
+    Timeout { stage: Stage, limit_s: f64 },
+    /// The server has no room now.
+    #[error("busy, status {status}: {body}")]
+    Busy { status: u16, body: String },
+    #[error("status {status}: {body}")]
+    Status { status: u16, body: String },
+    /// The stream ended without saying why.
+    #[error("the stream was cut: {0}")]
+    Cut(String),
+    #[error("unreadable answer: {0}")]
+    Protocol(String),
+    #[error("wrong tokens: {0}")]
+    Tokens(#[from] TokenFault),
+    #[error("weights {expected} were to sample, the server has {found}")]
+    Version {
+        expected: PolicyVersion,
+        found: String,
+    },
+    /// The request itself is at fault: no server would take it.
+    #[error("refused: {0}")]
+    Refused(#[from] EngineError),
+    #[error("this server cannot: {0}")]
+    Unsupported(String),
+}
+
+/// Whose fault an error is: decides between retry, failover and giving up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Blame {
+    /// The request's: it fails.
+    Request,
+    /// Nobody's: the same engine may do it later.
+    Moment,
+    /// The engine's: another one should do it; several in a row open the breaker.
+    Engine,
+    /// The engine's, and nothing it says is believed until it is verified again.
+    Trust,
+}
+
+impl LegError {
+    /// Whose fault it is.
+    pub fn blame(&self) -> Blame {
+        match self {
+            Self::Refused(_) => Blame::Request,
+            Self::Busy { .. } => Blame::Moment,
+            Self::Connect { .. }
+            | Self::Timeout { .. }
+            | Self::Status { .. }
+            | Self::Cut(_)
+            | Self::Unsupported(_) => Blame::Engine,
+            Self::Protocol(_) | Self::Tokens(_) | Self::Version { .. } => Blame::Trust,
+        }
+    }
+}

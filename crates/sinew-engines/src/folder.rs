@@ -1,0 +1,323 @@
+//! Publishing weights as directories that servers load: `transformers` layout, checksums,
+//! complete or not there.
+
+use half::bf16;
+use safetensors::tensor::{Dtype, View};
+use sinew_types::{PolicyVersion, TensorSource, WeightsManifest, WeightsManifestTensor};
+use std::borrow::Cow;
+use std::collections::HashMap;
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+const TENSORS: &str = "model.safetensors";
+const MANIFEST: &str = "manifest.json";
+/// Of the start directory, files up to this size are published along: configuration and
+/// tokenizer, not weights.
+const MAX_COMPANION_BYTES: u64 = 32 << 20;
+
+/// Number type of published tensors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FolderDtype {
+    /// Exact.
+    F32,
+    /// What most servers compute in; half the size.
+    Bf16,
+}
+
+/// Why weights were not published.
+#[derive(Debug, thiserror::Error)]
+pub enum FolderError {
+    #[error("{what} {path}: {error}")]
+    Io {
+        what: &'static str,
+        path: PathBuf,
+        error: std::io::Error,
+    },
+    #[error("tensor `{0}` is named but not there")]
+    Missing(String),
+    #[error("no tensor in the set")]
+    Empty,
+    #[error("write {path}: {why}")]
+    Format { path: PathBuf, why: String },
+}
+
+/// Where weights are published: one directory for each version, seen by trainer and servers
+/// under the same path.
+#[derive(Clone, Debug)]
+pub struct WeightsFolder {
+    root: PathBuf,
+    /// The model that the servers were started with, for `config.json` and the tokenizer.
+    base: Option<PathBuf>,
+    dtype: FolderDtype,
+    /// Versions that stay on disk.
+    keep: usize,
+}
+
+struct Stored<'a> {
+    shape: &'a [usize],
+    bytes: Cow<'a, [u8]>,
+    dtype: Dtype,
+}
+
+impl View for &Stored<'_> {
+    fn dtype(&self) -> Dtype {
+        self.dtype
+    }
+
+    fn shape(&self) -> &[usize] {
+        self.shape
+    }
+
+    fn data(&self) -> Cow<'_, [u8]> {
+        Cow::Borrowed(&self.bytes)
+    }
+
+    fn data_len(&self) -> usize {
+        self.bytes.len()
+    }
+}
+
+impl WeightsFolder {
+    /// Publishes under `root`. The small files of `base` are copied to each version.
+    pub fn new(root: impl Into<PathBuf>, base: Option<PathBuf>, dtype: FolderDtype) -> Self {
+        Self {
+            root: root.into(),
+            base,
+            dtype,
+            keep: 2,
+        }
+    }
+
+    /// Writes `weights` and returns the directory, an absolute path. A directory of the same
+    /// version is replaced; versions older than the one before this one are removed.
+    ///
+    /// # Errors
+    /// If a tensor is missing or the disk refuses. Nothing half-written is left under the name.
+    pub fn publish(
+        &self,
+        version: PolicyVersion,
+        weights: &dyn TensorSource,
+    ) -> Result<PathBuf, FolderError> {
+        fs::create_dir_all(&self.root).map_err(io("create", &self.root))?;
+        let root = self.root.canonicalize().map_err(io("find", &self.root))?;
+        let target = root.join(name(version));
+        let staging = root.join(format!(".{}.part", name(version)));
+        remove(&staging)?;
+        fs::create_dir(&staging).map_err(io("create", &staging))?;
+        self.copy_companions(&staging)?;
+        let tensors = self.write_tensors(&staging.join(TENSORS), weights)?;
+        let manifest = WeightsManifest {
+            version,
+            base: None,
+            tensors,
+        };
+        let manifest = serde_json::to_vec_pretty(&manifest).map_err(|e| FolderError::Format {
+            path: staging.join(MANIFEST),
+            why: e.to_string(),
+        })?;
+        // Written last: a directory with a manifest is complete.
+        write(&staging.join(MANIFEST), &manifest)?;
+        remove(&target)?;
+        fs::rename(&staging, &target).map_err(io("rename", &staging))?;
+        self.prune(&root, version)?;
+        Ok(target)
+    }
+
+    fn write_tensors(
+        &self,
+        path: &Path,
+        weights: &dyn TensorSource,
+    ) -> Result<Vec<WeightsManifestTensor>, FolderError> {
+        let names = weights.names();
+        if names.is_empty() {
+            return Err(FolderError::Empty);
+        }
+        let mut stored = Vec::with_capacity(names.len());
+        let mut listed = Vec::with_capacity(names.len());
+        for name in &names {
+            let view = weights.tensor(name);
+            let view = view.ok_or_else(|| FolderError::Missing(name.clone()))?;
+            let (dtype, bytes) = match self.dtype {
+                FolderDtype::F32 => (Dtype::F32, f32_bytes(view.data)),
+                FolderDtype::Bf16 => (Dtype::BF16, bf16_bytes(view.data)),
+            };
+            listed.push(WeightsManifestTensor {
+                name: name.clone(),
+                shape: view.shape.to_vec(),
+                file: TENSORS.to_owned(),
+                blake3: blake3::hash(&bytes).to_hex().to_string(),
+            });
+            let shape = view.shape;
+            stored.push(Stored {
+                shape,
+                bytes: bytes.into(),
+                dtype,
+            });
+        }
+        let metadata = HashMap::from([("format".to_owned(), "pt".to_owned())]);
+        let named = names.iter().zip(&stored);
+        let written = safetensors::serialize_to_file(named, Some(metadata), path);
+        written.map_err(|e| FolderError::Format {
+            path: path.to_owned(),
+            why: e.to_string(),
+        })?;
+        let file = File::open(path).map_err(io("open", path))?;
+        file.sync_all().map_err(io("sync", path))?;
+        Ok(listed)
+    }
+
+    fn copy_companions(&self, to: &Path) -> Result<(), FolderError> {
+        let Some(base) = &self.base else {
+            return Ok(());
+        };
+        for entry in fs::read_dir(base).map_err(io("read", base))? {
+            let entry = entry.map_err(io("read", base))?;
+            let path = entry.path();
+            let metadata = fs::metadata(&path).map_err(io("look at", &path))?;
+            let name = entry.file_name();
+            let weights = name.to_string_lossy().contains(".safetensors");
+            if metadata.is_file() && metadata.len() <= MAX_COMPANION_BYTES && !weights {
+                fs::copy(&path, to.join(&name)).map_err(io("copy", &path))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes all versions but the newest ones up to `version`.
+    fn prune(&self, root: &Path, version: PolicyVersion) -> Result<(), FolderError> {
+        let mut versions = Vec::new();
+        for entry in fs::read_dir(root).map_err(io("read", root))? {
+            let entry = entry.map_err(io("read", root))?;
+            if let Some(found) = parse(&entry.file_name().to_string_lossy())
+                && found <= version
+            {
+                versions.push(found);
+            }
+        }
+        versions.sort_unstable();
+        let old = versions.len().saturating_sub(self.keep);
+        for version in &versions[..old] {
+            remove(&root.join(name(*version)))?;
+        }
+        Ok(())
+    }
+}
+
+fn name(version: PolicyVersion) -> String {
+    format!("v{:08}", version.0)
+}
+
+fn parse(name: &str) -> Option<PolicyVersion> {
+    let number = name.strip_prefix('v')?.parse().ok()?;
+    Some(PolicyVersion(number))
+}
+
+fn f32_bytes(values: &[f32]) -> Vec<u8> {
+    values.iter().flat_map(|v| v.to_le_bytes()).collect()
+}
+
+fn bf16_bytes(values: &[f32]) -> Vec<u8> {
+    let rounded = values.iter().map(|v| bf16::from_f32(*v));
+    rounded.flat_map(bf16::to_le_bytes).collect()
+}
+
+fn io(what: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> FolderError + use<> {
+    let path = path.to_owned();
+    move |error| FolderError::Io { what, path, error }
+}
+
+fn remove(path: &Path) -> Result<(), FolderError> {
+    match fs::remove_dir_all(path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(io("remove", path)(error))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn write(path: &Path, bytes: &[u8]) -> Result<(), FolderError> {
+    let mut file = File::create(path).map_err(io("create", path))?;
+    file.write_all(bytes).map_err(io("write", path))?;
+    file.sync_all().map_err(io("sync", path))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use sinew_types::TensorView;
+
+    struct Two([f32; 4]);
+
+    impl TensorSource for Two {
+        fn names(&self) -> Vec<String> {
+            vec!["a".to_owned(), "b".to_owned()]
+        }
+
+        fn tensor(&self, name: &str) -> Option<TensorView<'_>> {
+            let shape: &[usize] = if name == "a" { &[2, 2] } else { &[4] };
+            Some(TensorView {
+                shape,
+                data: &self.0,
+            })
+        }
+    }
+
+    #[test]
+    fn a_version_is_complete_checked_and_old_ones_go() {
+        let dir = tempfile::tempdir().unwrap();
+        let base = dir.path().join("base");
+        fs::create_dir(&base).unwrap();
+        fs::write(base.join("config.json"), "{}").unwrap();
+        fs::write(base.join("model.safetensors"), "old").unwrap();
+        let root = dir.path().join("weights");
+        let folder = WeightsFolder::new(&root, Some(base), FolderDtype::Bf16);
+        let weights = Two([1.0, -2.5, 0.0, 3.0]);
+        for version in [1, 2, 3] {
+            folder.publish(PolicyVersion(version), &weights).unwrap();
+        }
+        let path = folder.publish(PolicyVersion(3), &weights).unwrap();
+        let mut left: Vec<_> = fs::read_dir(&root)
+            .unwrap()
+            .map(|e| e.unwrap().file_name())
+            .collect();
+        left.sort();
+        assert_eq!(left, ["v00000002", "v00000003"]);
+        assert!(path.join("config.json").exists());
+        let bytes = fs::read(path.join(TENSORS)).unwrap();
+        let read = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+        let a = read.tensor("a").unwrap();
+        assert_eq!((a.shape(), a.dtype()), (&[2, 2][..], Dtype::BF16));
+        let values: Vec<f32> = a
+            .data()
+            .chunks(2)
+            .map(|b| bf16::from_le_bytes([b[0], b[1]]).to_f32())
+            .collect();
+        assert_eq!(values, weights.0);
+        let manifest = fs::read(path.join(MANIFEST)).unwrap();
+        let manifest: WeightsManifest = serde_json::from_slice(&manifest).unwrap();
+        assert_eq!(manifest.version, PolicyVersion(3));
+        assert_eq!(
+            manifest.tensors[0].blake3,
+            blake3::hash(a.data()).to_hex().to_string()
+        );
+    }
+
+    #[test]
+    fn nothing_is_left_of_a_set_that_lies() {
+        struct Lies;
+        impl TensorSource for Lies {
+            fn names(&self) -> Vec<String> {
+                vec!["a".to_owned()]
+            }
+            fn tensor(&self, _: &str) -> Option<TensorView<'_>> {
+                None
+            }
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let folder = WeightsFolder::new(dir.path(), None, FolderDtype::F32);
+        let error = folder.publish(PolicyVersion(1), &Lies).unwrap_err();
+        assert!(error.to_string().contains("`a`"), "{error}");
+        assert!(!dir.path().join("v00000001").exists());
+    }
+}

@@ -1,0 +1,48 @@
+//! Outside engines behind the `Engine` port, and the router in front of several.
+//!
+//! A request is carried out as one or more **legs**: calls to one server, each sampled by one
+//! version of the weights. A leg that fails, is interrupted by new weights or meets a dying
+//! server is followed by another one, on whichever engine may serve, which starts from the ids
+//! so far: nothing is tokenized again and no token that arrived is lost.
+//!
+//! From the outside in: [`RemoteEngine`] is a thread that carries out what a [`route::Router`]
+//! decides (pure: no clock, no randomness, no I/O) over [`Backend`]s: [`VllmBackend`],
+//! [`SglangBackend`], [`OpenaiBackend`] (evaluation only) and [`LocalBackend`] (any other
+//! engine of this process).
+//!
+//! Invariants:
+//! - Every submitted request gets exactly one last event.
+//! - No leg starts on an engine that is not healthy or whose weights are not verified to be of
+//!   the version that is asked for; a token is handed on with the version its leg was given.
+//! - Ids, log-probabilities and the reason of the end are checked before they are handed on:
+//!   as many log-probabilities as ids, all finite, the echoed prompt the one that was sent.
+//! - Every wait has a deadline, every queue, answer and retry a bound.
+
+mod backend;
+mod check;
+mod config;
+mod connect;
+mod engine;
+mod error;
+mod folder;
+mod http;
+mod local;
+mod metrics;
+mod openai;
+pub mod route;
+mod sglang;
+mod sse;
+mod vllm;
+
+pub use backend::{Backend, Leg, LegEnd, LegId, LegSink, Probe, ServedWeights, Weights};
+pub use check::{LegToken, ServerEnd, TokenFault};
+pub use config::{ConfigError, Jitter, RemoteConfig, ServerConfig, Timeouts};
+pub use connect::{ConnectError, ConnectOptions, EngineKind, connect, split_url};
+pub use engine::RemoteEngine;
+pub use error::{Blame, LegError, Stage};
+pub use folder::{FolderDtype, FolderError, WeightsFolder};
+pub use local::LocalBackend;
+pub use openai::{OpenaiBackend, TextCodec};
+pub use sglang::{SglangBackend, SglangOptions};
+pub use sse::SseParser;
+pub use vllm::{VllmApi, VllmBackend, VllmOptions};

@@ -1,0 +1,201 @@
+//! Any other engine of this process behind the router.
+
+use crate::backend::{Backend, Leg, LegEnd, LegId, LegSink, Probe, ServedWeights, Weights};
+use crate::check::ServerEnd;
+use crate::error::LegError;
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use sinew_types::{
+    Engine, EngineError, EngineEvent, Fidelity, FinishReason, GenerateRequest, PolicyVersion,
+    RequestId, SamplingParams,
+};
+use std::sync::Arc;
+use tokio::sync::mpsc;
+
+/// Request ids of legs: far from those that others give an engine that they share.
+const FIRST_ID: u64 = 1 << 62;
+
+/// An engine of this process, such as the embedded one.
+pub struct LocalBackend {
+    name: String,
+    engine: Arc<dyn Engine>,
+}
+
+impl std::fmt::Debug for LocalBackend {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("LocalBackend")
+            .field("name", &self.name)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Aborts the leg's request if its future is dropped.
+struct AbortOnDrop<'a> {
+    engine: &'a dyn Engine,
+    id: RequestId,
+}
+
+impl Drop for AbortOnDrop<'_> {
+    fn drop(&mut self) {
+        self.engine.abort(self.id);
+    }
+}
+
+impl LocalBackend {
+    /// `engine` under a name for messages.
+    pub fn new(name: impl Into<String>, engine: Arc<dyn Engine>) -> Self {
+        Self {
+            name: name.into(),
+            engine,
+        }
+    }
+
+    async fn run(&self, leg: &Leg, sink: &mut LegSink) -> Result<LegEnd, LegError> {
+        let id = RequestId(FIRST_ID + leg.id.0);
+        let request = GenerateRequest {
+            id,
+            prompt: leg.prompt.clone(),
+            sampling: leg.sampling.clone(),
+            priority: leg.priority,
+        };
+        // Bounded by the tokens of the request; a sink must not block, so it cannot wait.
+        let (to, mut events) = mpsc::channel(leg.sampling.max_tokens as usize + 2);
+        let submitted = self.engine.submit(
+            request,
+            Box::new(move |event| {
+                // Fails only once nobody listens any more.
+                let _ = to.try_send(event);
+            }),
+        );
+        submitted.map_err(refusal)?;
+        let _abort = AbortOnDrop {
+            engine: &*self.engine,
+            id,
+        };
+        while let Some(event) = events.recv().await {
+            match event {
+                EngineEvent::Tokens { tokens, .. } => {
+                    if let Some(other) = tokens.iter().find(|t| t.version != leg.version) {
+                        return Err(LegError::Version {
+                            expected: leg.version,
+                            found: other.version.to_string(),
+                        });
+                    }
+                    let ids: Vec<_> = tokens.iter().map(|t| t.id).collect();
+                    let logprobs = tokens.iter().map(|t| Some(f64::from(t.logprob)));
+                    let logprobs: Vec<_> = logprobs.collect();
+                    let top = tokens.into_iter().map(|t| t.top).collect();
+                    sink.tokens(&ids, &logprobs, top).await?;
+                }
+                EngineEvent::Finished {
+                    reason,
+                    cached_prompt_tokens,
+                    ..
+                } => {
+                    let reason = match &reason {
+                        FinishReason::ContextFull => reason,
+                        other => sink.end(&server_end(other)).await?,
+                    };
+                    return Ok(LegEnd {
+                        reason,
+                        cached_prompt_tokens,
+                    });
+                }
+                EngineEvent::Failed { error, .. } => return Err(refusal(error)),
+            }
+        }
+        Err(LegError::Cut("the engine said nothing more".to_owned()))
+    }
+}
+
+fn server_end(reason: &FinishReason) -> ServerEnd {
+    match reason {
+        FinishReason::StopId { id } => ServerEnd::StopId(Some(*id)),
+        FinishReason::StopString { text } => ServerEnd::StopString(text.clone()),
+        FinishReason::Length | FinishReason::ContextFull => ServerEnd::Length,
+        FinishReason::Aborted => ServerEnd::Aborted("somebody else aborted it".to_owned()),
+    }
+}
+
+/// Whose fault an engine's error is.
+fn refusal(error: EngineError) -> LegError {
+    match error {
+        EngineError::QueueFull { .. } => LegError::Busy {
+            status: 429,
+            body: error.to_string(),
+        },
+        EngineError::PromptTooLong { .. }
+        | EngineError::UnknownToken { .. }
+        | EngineError::InvalidSampling { .. } => LegError::Refused(error),
+        EngineError::Weights(_) | EngineError::Stopped(_) | EngineError::Failed(_) => {
+            LegError::Cut(error.to_string())
+        }
+    }
+}
+
+impl Backend for LocalBackend {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn fidelity(&self) -> Fidelity {
+        self.engine.fidelity()
+    }
+
+    fn accepts(&self, _sampling: &SamplingParams) -> Result<(), LegError> {
+        Ok(())
+    }
+
+    fn generate<'a>(
+        &'a self,
+        leg: &'a Leg,
+        sink: &'a mut LegSink,
+    ) -> BoxFuture<'a, Result<LegEnd, LegError>> {
+        self.run(leg, sink).boxed()
+    }
+
+    fn cancel(&self, _leg: LegId) -> BoxFuture<'_, ()> {
+        std::future::ready(()).boxed()
+    }
+
+    fn probe(&self) -> BoxFuture<'_, Result<Probe, LegError>> {
+        let status = self.engine.status();
+        let known = status.kv_tokens_total > 0;
+        let probe = Probe {
+            running: status.running,
+            waiting: status.waiting,
+            kv_tokens_total: known.then_some(status.kv_tokens_total),
+            kv_tokens_free: known.then_some(status.kv_tokens_free),
+            sampled_tokens: status.sampled_tokens,
+            prefill_tokens: status.prefill_tokens,
+            cached_prompt_tokens: status.cached_prompt_tokens,
+            preemptions: status.preemptions,
+            ..Probe::new(ServedWeights::Version(status.version))
+        };
+        std::future::ready(Ok(probe)).boxed()
+    }
+
+    fn label(&self, _version: PolicyVersion) -> BoxFuture<'_, Result<(), LegError>> {
+        std::future::ready(Ok(())).boxed()
+    }
+
+    fn load<'a>(&'a self, weights: &'a Weights) -> BoxFuture<'a, Result<(), LegError>> {
+        async move {
+            let Some(source) = weights.source.clone() else {
+                let why = "loading weights again from a folder".to_owned();
+                return Err(LegError::Unsupported(why));
+            };
+            let (engine, version) = (Arc::clone(&self.engine), weights.version);
+            let loaded = tokio::task::spawn_blocking(move || engine.load_weights(version, source));
+            let loaded = loaded.await.map_err(|e| LegError::Cut(e.to_string()))?;
+            loaded.map_err(|e| LegError::Unsupported(e.to_string()))
+        }
+        .boxed()
+    }
+
+    fn sleep(&self, asleep: bool) -> BoxFuture<'_, Result<(), LegError>> {
+        // It keeps its memory, but computes nothing.
+        self.engine.pause(asleep);
+        std::future::ready(Ok(())).boxed()
+    }
+}

@@ -1,0 +1,353 @@
+//! Any server with `/v1/completions`: for evaluation only.
+//!
+//! The protocol has no token ids and no versions of weights, so nothing that it samples may be
+//! trained on; [`sinew_types::Fidelity::Evaluation`] says so. Where a server adds ids of its
+//! own to the log-probabilities (llama.cpp does), they are used; elsewhere a [`TextCodec`]
+//! makes ids from the text, which need not be those that were sampled.
+
+use crate::backend::{Backend, Leg, LegEnd, LegId, LegSink, Probe, ServedWeights, Weights};
+use crate::check::{ServerEnd, room};
+use crate::config::{ConfigError, ServerConfig};
+use crate::error::{LegError, Stage};
+use crate::http::{self, Http, within};
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+use sinew_types::{EngineError, Fidelity, FinishReason, PolicyVersion, SamplingParams, TokenId};
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Text to ids and back, for servers that know text only.
+pub trait TextCodec: Send + Sync {
+    /// The text of `ids`, control tokens written out.
+    fn decode(&self, ids: &[TokenId]) -> String;
+
+    /// Ids of a text that a model wrote.
+    fn encode(&self, text: &str) -> Vec<TokenId>;
+}
+
+/// An OpenAI-compatible server.
+pub struct OpenaiBackend {
+    http: Http,
+    config: ServerConfig,
+    codec: Option<Arc<dyn TextCodec>>,
+    extra: Map<String, Value>,
+    model: Mutex<Option<String>>,
+    version: Mutex<Option<PolicyVersion>>,
+}
+
+impl fmt::Debug for OpenaiBackend {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("OpenaiBackend")
+            .field("http", &self.http)
+            .field("codec", &self.codec.is_some())
+            .finish_non_exhaustive()
+    }
+}
+
+#[derive(Deserialize)]
+struct ModelList {
+    data: Vec<ModelCard>,
+}
+
+#[derive(Deserialize)]
+struct ModelCard {
+    id: String,
+}
+
+#[derive(Debug, Deserialize)]
+struct Chunk {
+    #[serde(default)]
+    choices: Vec<Choice>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Choice {
+    #[serde(default)]
+    text: String,
+    finish_reason: Option<String>,
+    logprobs: Option<Logprobs>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Logprobs {
+    content: Option<Vec<Content>>,
+}
+
+/// One token, as llama.cpp tells it.
+#[derive(Debug, Deserialize)]
+struct Content {
+    id: Option<TokenId>,
+    logprob: Option<f64>,
+}
+
+impl OpenaiBackend {
+    /// The server of `config`, which need not be up yet. With a `codec` it is sent text, and
+    /// its text is made into ids if it has none; without one it is sent ids and must tell ids.
+    ///
+    /// # Errors
+    /// If the address cannot be one.
+    pub fn new(
+        config: ServerConfig,
+        codec: Option<Arc<dyn TextCodec>>,
+    ) -> Result<Self, ConfigError> {
+        Ok(Self {
+            http: Http::new(&config.url, config.api_key.as_deref(), config.timeouts)?,
+            config,
+            codec,
+            extra: Map::new(),
+            model: Mutex::default(),
+            version: Mutex::default(),
+        })
+    }
+
+    /// Sends these fields along, for servers with defaults of their own: llama.cpp keeps the
+    /// 40 most likely tokens unless it is sent `top_k = 0` and `min_p = 0`.
+    #[must_use]
+    pub fn with_extra(mut self, extra: Map<String, Value>) -> Self {
+        self.extra = extra;
+        self
+    }
+
+    async fn model(&self) -> Result<String, LegError> {
+        if let Some(model) = &self.config.model {
+            return Ok(model.clone());
+        }
+        let known = self
+            .model
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone();
+        if let Some(model) = known {
+            return Ok(model);
+        }
+        let list: ModelList = self.http.get("/v1/models").await?;
+        let Some(first) = list.data.into_iter().next() else {
+            let why = "naming a model: it lists none, set `model`".to_owned();
+            return Err(LegError::Unsupported(why));
+        };
+        let mut model = self.model.lock().unwrap_or_else(PoisonError::into_inner);
+        *model = Some(first.id.clone());
+        Ok(first.id)
+    }
+
+    fn body(&self, leg: &Leg, model: &str, room: u32) -> Value {
+        let s = &leg.sampling;
+        let prompt = match &self.codec {
+            Some(codec) => json!(codec.decode(&leg.prompt)),
+            None => json!(leg.prompt),
+        };
+        let mut body = json!({
+            "model": model,
+            "prompt": prompt,
+            "max_tokens": room,
+            "temperature": s.temperature,
+            "top_p": s.top_p,
+            // Signed 64 bits are what most servers read.
+            "seed": s.seed & i64::MAX as u64,
+            "stream": true,
+        });
+        if self.codec.is_none() {
+            body["logprobs"] = json!(1);
+        }
+        if !s.stop_strings.is_empty() {
+            body["stop"] = json!(s.stop_strings);
+        }
+        for (key, value) in &self.extra {
+            body[key] = value.clone();
+        }
+        body
+    }
+
+    async fn run(&self, leg: &Leg, sink: &mut LegSink) -> Result<LegEnd, LegError> {
+        let room = room(leg, self.config.context)?;
+        let body = self.body(leg, &self.model().await?, room);
+        let limit_s = self.http.timeouts.whole_s;
+        let reason = within(Stage::Whole, limit_s, self.stream(&body, leg, room, sink)).await??;
+        Ok(LegEnd {
+            reason,
+            cached_prompt_tokens: 0,
+        })
+    }
+
+    async fn stream(
+        &self,
+        body: &Value,
+        leg: &Leg,
+        room: u32,
+        sink: &mut LegSink,
+    ) -> Result<FinishReason, LegError> {
+        let mut events = self.http.stream("/v1/completions", body).await?;
+        let mut text = String::new();
+        let mut finish = None;
+        while let Some(data) = events.next().await? {
+            let Some(chunk) = http::event::<Chunk>(&data)? else {
+                break;
+            };
+            let Some(choice) = chunk.choices.into_iter().next() else {
+                continue;
+            };
+            let content = choice.logprobs.and_then(|l| l.content).unwrap_or_default();
+            if self.codec.is_some() {
+                text.push_str(&choice.text);
+            } else if !told(&content, sink, room).await? && !choice.text.is_empty() {
+                let why = "telling token ids: give it a tokenizer, to be sent text".to_owned();
+                return Err(LegError::Unsupported(why));
+            }
+            finish = choice.finish_reason.or(finish);
+        }
+        let Some(finish) = finish else {
+            let why = format!("after {} bytes of text, without a reason", text.len());
+            return Err(LegError::Cut(why));
+        };
+        if let Some(codec) = &self.codec {
+            let mut ids = codec.encode(&text);
+            ids.truncate(room as usize);
+            invented(&ids, leg, sink).await?;
+        }
+        self.end(&finish, leg, room, sink).await
+    }
+
+    /// The protocol does not say which token or string ended an output, nor is it a part of
+    /// the text: the first stop id stands for it.
+    async fn end(
+        &self,
+        finish: &str,
+        leg: &Leg,
+        room: u32,
+        sink: &mut LegSink,
+    ) -> Result<FinishReason, LegError> {
+        let stops = &leg.sampling.stop_ids;
+        match finish {
+            "stop" => {
+                let last = sink.ids().last();
+                if last.is_some_and(|id| stops.contains(id)) {
+                    return sink.end(&ServerEnd::StopId(None)).await;
+                }
+                if let Some(&id) = stops.first() {
+                    if sink.sampled() >= room as usize {
+                        return sink.end(&ServerEnd::Length).await;
+                    }
+                    invented(&[id], leg, sink).await?;
+                    return sink.end(&ServerEnd::StopId(Some(id))).await;
+                }
+                match leg.sampling.stop_strings.first() {
+                    Some(text) => sink.end(&ServerEnd::StopString(text.clone())).await,
+                    // It has an end of its own, which nobody asked for.
+                    None => Ok(FinishReason::Length),
+                }
+            }
+            // Its count of tokens need not be ours.
+            "length" => Ok(FinishReason::Length),
+            other => sink.end(&ServerEnd::Aborted(other.to_owned())).await,
+        }
+    }
+}
+
+/// What all such servers are good for.
+pub(crate) fn fidelity() -> Fidelity {
+    let why = "an OpenAI-compatible server tells neither which token ids it sampled with which \
+        log-probs nor by which weights, and cannot be given new ones"
+        .to_owned();
+    Fidelity::Evaluation { why }
+}
+
+/// Hands on tokens whose ids the server tells; whether it does.
+async fn told(content: &[Content], sink: &mut LegSink, room: u32) -> Result<bool, LegError> {
+    let left = (room as usize).saturating_sub(sink.sampled());
+    let ids: Option<Vec<TokenId>> = content.iter().take(left).map(|c| c.id).collect();
+    let Some(ids) = ids.filter(|ids| !ids.is_empty()) else {
+        return Ok(false);
+    };
+    let logprobs: Vec<_> = content.iter().take(left).map(|c| c.logprob).collect();
+    sink.tokens(&ids, &logprobs, Vec::new()).await?;
+    Ok(true)
+}
+
+/// Hands on tokens that nobody sampled: their log-probability is not known, 0 stands for it.
+async fn invented(ids: &[TokenId], leg: &Leg, sink: &mut LegSink) -> Result<(), LegError> {
+    // A stop token in the middle is text to this server.
+    let stop = ids.iter().position(|id| leg.sampling.stop_ids.contains(id));
+    let ids = &ids[..stop.map_or(ids.len(), |at| at + 1)];
+    if ids.is_empty() {
+        return Ok(());
+    }
+    let unknown = vec![Some(0.0); ids.len()];
+    sink.tokens(ids, &unknown, Vec::new()).await
+}
+
+impl Backend for OpenaiBackend {
+    fn name(&self) -> &str {
+        self.http.name()
+    }
+
+    fn fidelity(&self) -> Fidelity {
+        fidelity()
+    }
+
+    fn accepts(&self, sampling: &SamplingParams) -> Result<(), LegError> {
+        let unknown = [
+            ("top_k", sampling.top_k != 0),
+            ("min_p", sampling.min_p != 0.0),
+            ("logit_bias", !sampling.logit_bias.is_empty()),
+            ("top_logprobs", sampling.top_logprobs != 0),
+        ];
+        match unknown.iter().find(|(_, used)| *used) {
+            None => Ok(()),
+            Some((name, _)) => Err(LegError::Refused(EngineError::InvalidSampling {
+                name: (*name).to_owned(),
+                value: "set".to_owned(),
+                allowed: "nothing: the OpenAI protocol does not have it for ids".to_owned(),
+            })),
+        }
+    }
+
+    fn generate<'a>(
+        &'a self,
+        leg: &'a Leg,
+        sink: &'a mut LegSink,
+    ) -> BoxFuture<'a, Result<LegEnd, LegError>> {
+        self.run(leg, sink).boxed()
+    }
+
+    fn cancel(&self, _leg: LegId) -> BoxFuture<'_, ()> {
+        std::future::ready(()).boxed()
+    }
+
+    fn probe(&self) -> BoxFuture<'_, Result<Probe, LegError>> {
+        async move {
+            match self.http.get_bytes("/health").await {
+                Ok(_) => {}
+                // It is no part of the protocol; the list of models is.
+                Err(LegError::Status { .. }) => {
+                    self.http.get_bytes("/v1/models").await?;
+                }
+                Err(error) => return Err(error),
+            }
+            let version = *self.version.lock().unwrap_or_else(PoisonError::into_inner);
+            let weights = version.map_or(ServedWeights::Unlabelled, ServedWeights::Version);
+            Ok(Probe {
+                context: self.config.context,
+                vocab: self.config.vocab,
+                ..Probe::new(weights)
+            })
+        }
+        .boxed()
+    }
+
+    fn label(&self, version: PolicyVersion) -> BoxFuture<'_, Result<(), LegError>> {
+        *self.version.lock().unwrap_or_else(PoisonError::into_inner) = Some(version);
+        std::future::ready(Ok(())).boxed()
+    }
+
+    fn load<'a>(&'a self, _weights: &'a Weights) -> BoxFuture<'a, Result<(), LegError>> {
+        let why = "loading weights: it is for evaluation only".to_owned();
+        std::future::ready(Err(LegError::Unsupported(why))).boxed()
+    }
+
+    fn sleep(&self, _asleep: bool) -> BoxFuture<'_, Result<(), LegError>> {
+        let why = "sleeping".to_owned();
+        std::future::ready(Err(LegError::Unsupported(why))).boxed()
+    }
+}

@@ -1,0 +1,567 @@
+//! The router: requests in, legs out.
+
+use super::state::{Command, Counters, EngineState, EngineView, Place, RequestState};
+use super::{OnPartial, RouterConfig};
+use crate::backend::{LegEnd, LegId, Probe, ServedWeights};
+use crate::check::LegToken;
+use crate::error::{Blame, LegError};
+use sinew_types::{
+    EngineError, EngineEvent, EngineStatus, FinishReason, GenerateRequest, PolicyVersion,
+    RequestId, SampledToken,
+};
+use std::collections::{BTreeSet, HashMap, VecDeque};
+
+/// Waiting requests that are considered in one go; bounds the work of a step.
+const MAX_SCANNED: usize = 256;
+
+/// Decides what runs where. Times are seconds since any fixed moment and never go back.
+#[derive(Debug)]
+pub struct Router {
+    config: RouterConfig,
+    version: PolicyVersion,
+    engines: Vec<EngineState>,
+    requests: HashMap<RequestId, RequestState>,
+    waiting: BTreeSet<Place>,
+    legs: HashMap<LegId, RequestId>,
+    /// Reasons to start nothing: a pause, weights being loaded.
+    paused: bool,
+    loading: bool,
+    next_leg: u64,
+    arrivals: u64,
+    commands: VecDeque<Command>,
+    counters: Counters,
+}
+
+impl Router {
+    /// A router over the engines of these names, none of which is usable until it was looked
+    /// at. `version` is to sample.
+    pub fn new(config: RouterConfig, engines: Vec<String>, version: PolicyVersion) -> Self {
+        let breaker = config.breaker;
+        let engines = engines.into_iter();
+        Self {
+            config,
+            version,
+            engines: engines.map(|n| EngineState::new(n, breaker)).collect(),
+            requests: HashMap::new(),
+            waiting: BTreeSet::new(),
+            legs: HashMap::new(),
+            paused: false,
+            loading: false,
+            next_leg: 0,
+            arrivals: 0,
+            commands: VecDeque::new(),
+            counters: Counters::default(),
+        }
+    }
+
+    /// The next thing to do.
+    pub fn command(&mut self) -> Option<Command> {
+        self.commands.pop_front()
+    }
+
+    /// The weights that sample.
+    pub fn version(&self) -> PolicyVersion {
+        self.version
+    }
+
+    /// Counters since the start.
+    pub fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
+    /// The engines, for people.
+    pub fn engines(&self, now: f64) -> Vec<EngineView> {
+        let engines = self.engines.iter();
+        engines.map(|e| e.view(self.version, now)).collect()
+    }
+
+    /// Queues a request.
+    ///
+    /// # Errors
+    /// If the queue is full or the id is in use.
+    pub fn submit(&mut self, now: f64, request: GenerateRequest) -> Result<(), EngineError> {
+        if self.requests.contains_key(&request.id) {
+            let why = format!("request id {} is in use", request.id.0);
+            return Err(EngineError::Failed(why));
+        }
+        let (waiting, limit) = (self.waiting.len(), self.config.max_waiting);
+        if waiting >= limit {
+            return Err(EngineError::QueueFull { waiting, limit });
+        }
+        let mut state = RequestState {
+            id: request.id,
+            prompt: request.prompt,
+            sampled: Vec::new(),
+            sampling: request.sampling,
+            priority: request.priority,
+            arrival: self.arrivals,
+            blocks: Default::default(),
+            leg: None,
+            leg_tokens: 0,
+            end: None,
+            failures: 0,
+            not_before: now,
+            deadline: now + self.config.max_wait_s,
+            failed_on: None,
+            cached_prompt_tokens: 0,
+        };
+        state.blocks.push(&state.prompt, self.config.block_tokens);
+        self.arrivals += 1;
+        self.counters.requests += 1;
+        self.waiting.insert(state.place());
+        self.requests.insert(state.id, state);
+        Ok(())
+    }
+
+    /// Ends a request; unknown ones are ignored.
+    pub fn abort(&mut self, request: RequestId) {
+        if self.requests.contains_key(&request) {
+            self.cancel_leg(request);
+            self.finish(request, FinishReason::Aborted);
+        }
+    }
+
+    /// Tokens of a leg, and why it ends if that is known already; those of legs that are over
+    /// are dropped.
+    pub fn tokens(&mut self, leg: LegId, tokens: Vec<LegToken>, end: Option<FinishReason>) {
+        let Some(state) = self.legs.get(&leg).and_then(|id| self.requests.get_mut(id)) else {
+            return;
+        };
+        state.end = end;
+        if tokens.is_empty() {
+            return;
+        }
+        let ids: Vec<_> = tokens.iter().map(|t| t.id).collect();
+        state.blocks.push(&ids, self.config.block_tokens);
+        state.sampled.extend_from_slice(&ids);
+        state.leg_tokens += ids.len();
+        state.failures = 0;
+        self.counters.sampled_tokens += ids.len() as u64;
+        let (request, version) = (state.id, self.version);
+        let tokens = tokens.into_iter().map(|t| SampledToken {
+            id: t.id,
+            logprob: t.logprob,
+            version,
+            top: t.top,
+        });
+        let tokens = tokens.collect();
+        self.tell(EngineEvent::Tokens { request, tokens });
+    }
+
+    /// A leg is over. `spread` in [0, 1) varies the pause before the next one.
+    pub fn leg_ended(
+        &mut self,
+        now: f64,
+        leg: LegId,
+        result: Result<LegEnd, LegError>,
+        spread: f64,
+    ) {
+        let Some(request) = self.legs.get(&leg).copied() else {
+            return;
+        };
+        let engine = self.release_leg(request);
+        match result {
+            Ok(end) => self.leg_succeeded(request, engine, end),
+            Err(error) => self.leg_failed(now, request, engine, error, spread),
+        }
+        self.schedule(now);
+    }
+
+    fn leg_succeeded(&mut self, request: RequestId, engine: Option<usize>, end: LegEnd) {
+        let Some(state) = self.requests.get_mut(&request) else {
+            return;
+        };
+        state.cached_prompt_tokens = state.cached_prompt_tokens.max(end.cached_prompt_tokens);
+        if let Some(engine) = engine.and_then(|e| self.engines.get_mut(e)) {
+            engine.breaker.succeeded();
+            engine.trouble = None;
+            let max = self.config.max_blocks;
+            engine.seen.remember(state.blocks.hashes(), max);
+        }
+        self.finish(request, end.reason);
+    }
+
+    fn leg_failed(
+        &mut self,
+        now: f64,
+        request: RequestId,
+        engine: Option<usize>,
+        error: LegError,
+        spread: f64,
+    ) {
+        self.counters.failed_legs += 1;
+        let blame = error.blame();
+        if let Some(engine) = engine {
+            self.blame(now, engine, &error, blame);
+        }
+        let Some(state) = self.requests.get_mut(&request) else {
+            return;
+        };
+        let tainted = matches!(error, LegError::Version { .. }) && state.leg_tokens > 0;
+        let partial = !state.sampled.is_empty();
+        state.failures += u32::from(blame != Blame::Moment);
+        state.failed_on = engine;
+        let failed = |why: &str| EngineError::Failed(format!("{why}: {error}"));
+        if let LegError::Refused(error) = &error {
+            let error = error.clone();
+            return self.fail(request, error);
+        }
+        if tainted {
+            return self.fail(request, failed("the weights changed while it was sampled"));
+        }
+        if let Some(reason) = state.known_end() {
+            // Everything was there but the server's last word.
+            return self.finish(request, reason);
+        }
+        match self.config.on_partial {
+            OnPartial::Keep if partial => return self.finish(request, FinishReason::Aborted),
+            OnPartial::Fail if partial => return self.fail(request, failed("cut")),
+            _ => {}
+        }
+        let limit = self.config.max_failures;
+        if state.failures >= limit {
+            let why = format!("{limit} legs failed in a row, the last with");
+            return self.fail(request, failed(&why));
+        }
+        let doubled = f64::from(1u32 << state.failures.saturating_sub(1).min(16));
+        let pause = (self.config.backoff_s * doubled).min(self.config.backoff_max_s);
+        state.not_before = now + pause * (0.75 + 0.5 * spread);
+        // A busy server is no failure: the deadline of the queue is the limit then.
+        if blame != Blame::Moment || state.leg_tokens > 0 {
+            state.deadline = now + self.config.max_wait_s;
+        }
+        self.waiting.insert(state.place());
+    }
+
+    fn blame(&mut self, now: f64, engine: usize, error: &LegError, blame: Blame) {
+        let Some(state) = self.engines.get_mut(engine) else {
+            return;
+        };
+        let opened = match blame {
+            Blame::Request => return,
+            Blame::Moment => {
+                state.busy_until = now + self.config.backoff_s;
+                return;
+            }
+            Blame::Engine => state.breaker.failed(now),
+            Blame::Trust => {
+                state.version = None;
+                state.breaker.trip(now);
+                true
+            }
+        };
+        state.trouble = Some(error.to_string());
+        self.counters.breaker_opened += u64::from(opened);
+        match error {
+            LegError::Version { .. } => self.counters.wrong_version += 1,
+            LegError::Tokens(_) | LegError::Protocol(_) => self.counters.wrong_answers += 1,
+            _ => {}
+        }
+    }
+
+    /// What a look at an engine showed.
+    pub fn probed(&mut self, now: f64, engine: usize, result: Result<Probe, LegError>) {
+        let Some(state) = self.engines.get_mut(engine) else {
+            return;
+        };
+        match result {
+            Ok(probe) => {
+                let version = match &probe.weights {
+                    ServedWeights::Version(version) => Some(*version),
+                    ServedWeights::Unlabelled | ServedWeights::Foreign(_) => None,
+                };
+                if version != state.version {
+                    state.seen.clear();
+                }
+                if version != Some(self.version) {
+                    state.trouble = Some(format!("it has {}", probe.weights));
+                    if state.version == Some(self.version) {
+                        self.counters.wrong_version += 1;
+                    }
+                } else if state.breaker.opens_until().is_none() {
+                    state.trouble = None;
+                }
+                state.version = version;
+                state.reserved = 0;
+                state.probe = Some(probe);
+            }
+            Err(error) => {
+                state.trouble = Some(error.to_string());
+                // It may come back with other weights.
+                state.version = None;
+                state.probe = None;
+                state.seen.clear();
+            }
+        }
+        self.schedule(now);
+    }
+
+    /// Stops (`true`) or goes on. Running legs end; their requests keep their ids and wait.
+    pub fn pause(&mut self, now: f64, paused: bool) {
+        self.paused = paused;
+        self.interrupt(now);
+        self.renew_deadlines(now);
+        self.schedule(now);
+    }
+
+    /// Weights are about to be loaded: legs end as in a pause, and no engine counts as
+    /// verified until [`Router::loaded`].
+    pub fn load_begins(&mut self, now: f64) {
+        self.loading = true;
+        self.interrupt(now);
+    }
+
+    /// What became of it, engine by engine. If one has the new weights they sample from now
+    /// on; otherwise the version stays, and engines serve that are found to have it.
+    /// Returns whether the version has changed.
+    pub fn loaded(
+        &mut self,
+        now: f64,
+        version: PolicyVersion,
+        results: &[(usize, Result<(), LegError>)],
+    ) -> bool {
+        self.loading = false;
+        let changed = results.iter().any(|(_, r)| r.is_ok());
+        if changed {
+            self.version = version;
+        }
+        for (index, result) in results {
+            let Some(engine) = self.engines.get_mut(*index) else {
+                continue;
+            };
+            match result {
+                Ok(()) => {
+                    engine.version = Some(version);
+                    engine.trouble = None;
+                    engine.seen.clear();
+                }
+                Err(error) => {
+                    engine.version = None;
+                    engine.trouble = Some(format!("loading {version}: {error}"));
+                }
+            }
+        }
+        self.renew_deadlines(now);
+        self.schedule(now);
+        changed
+    }
+
+    /// Nobody is late for having waited through a pause.
+    fn renew_deadlines(&mut self, now: f64) {
+        let deadline = now + self.config.max_wait_s;
+        for (_, _, id) in &self.waiting {
+            if let Some(state) = self.requests.get_mut(id) {
+                state.deadline = deadline;
+            }
+        }
+    }
+
+    /// Deadlines and pauses that are over by `now`.
+    pub fn tick(&mut self, now: f64) {
+        let late = |id: &RequestId| self.requests.get(id).is_some_and(|r| r.deadline <= now);
+        let ids = self.waiting.iter().map(|(_, _, id)| *id);
+        // Who stops the engines does not want the requests to end for it.
+        let late: Vec<_> = ids
+            .filter(|id| !self.paused && !self.loading && late(id))
+            .collect();
+        for id in late {
+            let engines = self.engines.iter();
+            let reasons = engines.map(|e| {
+                let why = e.unusable(self.version, now);
+                format!("{}: {}", e.name, why.as_deref().unwrap_or("no room"))
+            });
+            let reasons = reasons.collect::<Vec<_>>().join("; ");
+            let why = format!("no engine within {} s ({reasons})", self.config.max_wait_s);
+            self.fail(id, EngineError::Stopped(why));
+        }
+        self.schedule(now);
+    }
+
+    /// When [`Router::tick`] has something to do, if nothing else happens.
+    pub fn next_tick(&self, now: f64) -> Option<f64> {
+        if self.paused || self.loading || self.waiting.is_empty() {
+            return None;
+        }
+        let waiting = self
+            .waiting
+            .iter()
+            .filter_map(|(_, _, id)| self.requests.get(id));
+        let times = waiting.flat_map(|r| [r.deadline, r.not_before]);
+        let engines = self.engines.iter();
+        let trials = engines.flat_map(|e| [e.breaker.opens_until(), Some(e.busy_until)]);
+        let times = times.chain(trials.flatten()).filter(|t| *t > now);
+        times.min_by(f64::total_cmp)
+    }
+
+    /// What admission decides by, over all usable engines.
+    pub fn status(&self, now: f64) -> EngineStatus {
+        let mut status = EngineStatus {
+            version: self.version,
+            running: self.legs.len(),
+            waiting: self.waiting.len(),
+            sampled_tokens: self.counters.sampled_tokens,
+            ..EngineStatus::default()
+        };
+        for engine in &self.engines {
+            let Some(probe) = &engine.probe else { continue };
+            status.prefill_tokens += probe.prefill_tokens;
+            status.cached_prompt_tokens += probe.cached_prompt_tokens;
+            status.preemptions += probe.preemptions;
+            if engine.unusable(self.version, now).is_none() {
+                status.kv_tokens_total += probe.kv_tokens_total.unwrap_or(0);
+                let free = probe.kv_tokens_free.unwrap_or(0);
+                status.kv_tokens_free += free.saturating_sub(engine.reserved);
+            }
+        }
+        status
+    }
+
+    /// Starts what can be started.
+    fn schedule(&mut self, now: f64) {
+        if self.paused || self.loading {
+            return;
+        }
+        let places: Vec<Place> = self.waiting.iter().take(MAX_SCANNED).copied().collect();
+        for place in places {
+            let Some(state) = self.requests.get(&place.2) else {
+                self.waiting.remove(&place);
+                continue;
+            };
+            if state.not_before > now {
+                continue;
+            }
+            let Some((engine, matched)) = self.pick(now, state) else {
+                // Larger ones must not be starved by those that fit.
+                break;
+            };
+            self.waiting.remove(&place);
+            self.start(place.2, engine, matched);
+        }
+    }
+
+    /// The best engine for a request, and how many of its leading blocks it has seen.
+    fn pick(&self, now: f64, request: &RequestState) -> Option<(usize, usize)> {
+        let room = request.room(self.config.reserve_tokens);
+        let usable = |i: &usize| {
+            let engine = &self.engines[*i];
+            engine.unusable(self.version, now).is_none() && engine.has_room(&self.config, room)
+        };
+        let mut able: Vec<usize> = (0..self.engines.len()).filter(usable).collect();
+        if able.len() > 1 {
+            able.retain(|i| Some(*i) != request.failed_on);
+        }
+        let legs = |i: &usize| self.engines[*i].legs.len();
+        let idlest = able.iter().map(legs).min()?;
+        let matched = |i: &usize| self.engines[*i].seen.matched(request.blocks.hashes());
+        let free = |i: &usize| {
+            let probe = self.engines[*i].probe.as_ref();
+            probe.and_then(|p| p.kv_tokens_free).unwrap_or(0)
+        };
+        let near = able
+            .iter()
+            .filter(|i| legs(i) <= idlest + self.config.max_imbalance)
+            .map(|i| (*i, matched(i)))
+            .filter(|(_, m)| *m > 0)
+            .max_by_key(|(i, m)| (*m, usize::MAX - legs(i), usize::MAX - i));
+        near.or_else(|| {
+            let idle = able.iter().filter(|i| legs(i) == idlest);
+            let best = idle.max_by_key(|i| (free(i), usize::MAX - **i));
+            best.map(|i| (*i, matched(i)))
+        })
+    }
+
+    fn start(&mut self, request: RequestId, engine: usize, matched: usize) {
+        let id = LegId(self.next_leg);
+        let version = self.version;
+        let (Some(state), Some(target)) = (
+            self.requests.get_mut(&request),
+            self.engines.get_mut(engine),
+        ) else {
+            return;
+        };
+        self.next_leg += 1;
+        let leg = state.next_leg(id, version);
+        target.reserved += state.room(self.config.reserve_tokens);
+        target.legs.insert(id);
+        let max = self.config.max_blocks;
+        target.seen.remember(state.blocks.hashes(), max);
+        let moved = state.failed_on.take().is_some_and(|last| last != engine);
+        self.counters.failovers += u64::from(moved);
+        self.counters.replayed_tokens += state.sampled.len() as u64;
+        self.counters.legs += 1;
+        self.counters.affinity_hits += u64::from(matched > 0);
+        self.counters.affinity_misses += u64::from(matched == 0);
+        state.leg = Some((id, engine));
+        state.leg_tokens = 0;
+        state.end = None;
+        self.legs.insert(id, request);
+        self.commands.push_back(Command::Start { engine, leg });
+    }
+
+    /// Ends all legs without harm to their requests.
+    fn interrupt(&mut self, now: f64) {
+        let requests: Vec<RequestId> = self.legs.values().copied().collect();
+        for request in requests {
+            self.cancel_leg(request);
+            self.counters.interrupted_legs += 1;
+            let Some(state) = self.requests.get_mut(&request) else {
+                continue;
+            };
+            if let Some(reason) = state.known_end() {
+                self.finish(request, reason);
+                continue;
+            }
+            state.not_before = now;
+            state.deadline = now + self.config.max_wait_s;
+            self.waiting.insert(state.place());
+        }
+    }
+
+    /// Forgets a request's leg; where it was.
+    fn release_leg(&mut self, request: RequestId) -> Option<usize> {
+        let (leg, engine) = self.requests.get_mut(&request)?.leg.take()?;
+        self.legs.remove(&leg);
+        if let Some(state) = self.engines.get_mut(engine) {
+            state.legs.remove(&leg);
+        }
+        Some(engine)
+    }
+
+    fn cancel_leg(&mut self, request: RequestId) {
+        let leg = self.requests.get(&request).and_then(|r| r.leg);
+        if let (Some((leg, _)), Some(engine)) = (leg, self.release_leg(request)) {
+            self.commands.push_back(Command::Cancel { engine, leg });
+        }
+    }
+
+    fn finish(&mut self, request: RequestId, reason: FinishReason) {
+        if let Some(state) = self.requests.remove(&request) {
+            self.waiting.remove(&state.place());
+            // A later leg's own limit may be the context's; the request's is what counts.
+            let reason = match reason {
+                FinishReason::Length if state.left() > 0 => FinishReason::ContextFull,
+                other => other,
+            };
+            self.tell(EngineEvent::Finished {
+                request,
+                reason,
+                cached_prompt_tokens: state.cached_prompt_tokens,
+            });
+        }
+    }
+
+    fn fail(&mut self, request: RequestId, error: EngineError) {
+        if let Some(state) = self.requests.remove(&request) {
+            self.waiting.remove(&state.place());
+            self.tell(EngineEvent::Failed { request, error });
+        }
+    }
+
+    fn tell(&mut self, event: EngineEvent) {
+        self.commands.push_back(Command::Tell(event));
+    }
+}
+
+#[cfg(test)]
+#[path = "router_tests.rs"]
+mod tests;

@@ -1,0 +1,217 @@
+//! What the router knows of engines and requests.
+
+use super::breaker::{Breaker, Permit};
+use super::prefix::{BlockHashes, SeenBlocks};
+use super::{BreakerConfig, RouterConfig};
+use crate::backend::{Leg, LegId, Probe};
+use serde::Serialize;
+use sinew_types::{EngineEvent, FinishReason, PolicyVersion, RequestId, SamplingParams, TokenId};
+use std::cmp::Reverse;
+use std::collections::BTreeSet;
+
+/// What is to be done.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Command {
+    Start {
+        engine: usize,
+        leg: Leg,
+    },
+    /// Close its connection; nothing of it is wanted any more.
+    Cancel {
+        engine: usize,
+        leg: LegId,
+    },
+    Tell(EngineEvent),
+}
+
+/// Counters since the start.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Counters {
+    pub requests: u64,
+    pub legs: u64,
+    /// Tokens handed on.
+    pub sampled_tokens: u64,
+    /// Legs that failed, whoever was to blame.
+    pub failed_legs: u64,
+    /// Requests that went on, on another engine, after a leg had failed.
+    pub failovers: u64,
+    /// Legs that were ended to load weights or to pause; their requests went on later.
+    pub interrupted_legs: u64,
+    /// Sampled ids that were sent again as a prompt, over all later legs.
+    pub replayed_tokens: u64,
+    /// Legs that went to an engine that had seen a leading block, and those that did not.
+    pub affinity_hits: u64,
+    pub affinity_misses: u64,
+    pub breaker_opened: u64,
+    /// Times that an engine was found with weights other than it had to have.
+    pub wrong_version: u64,
+    /// Times that an engine sent something that could not be right.
+    pub wrong_answers: u64,
+}
+
+/// An engine, for people.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct EngineView {
+    pub name: String,
+    /// Legs of this router.
+    pub legs: usize,
+    pub version: Option<PolicyVersion>,
+    pub kv_tokens_free: Option<usize>,
+    pub kv_tokens_total: Option<usize>,
+    /// Why nothing is started on it now.
+    pub idle_because: Option<String>,
+}
+
+#[derive(Debug)]
+pub(super) struct EngineState {
+    pub(super) name: String,
+    pub(super) breaker: Breaker,
+    /// Of its weights, once it is verified.
+    pub(super) version: Option<PolicyVersion>,
+    /// The last look, if it succeeded.
+    pub(super) probe: Option<Probe>,
+    /// Why it is not usable, for people.
+    pub(super) trouble: Option<String>,
+    pub(super) legs: BTreeSet<LegId>,
+    /// Room promised to legs since the last look.
+    pub(super) reserved: usize,
+    pub(super) seen: SeenBlocks,
+    /// It said that it was busy.
+    pub(super) busy_until: f64,
+}
+
+impl EngineState {
+    pub(super) fn new(name: String, breaker: BreakerConfig) -> Self {
+        Self {
+            name,
+            breaker: Breaker::new(breaker),
+            version: None,
+            probe: None,
+            trouble: Some("it was not looked at yet".to_owned()),
+            legs: BTreeSet::new(),
+            reserved: 0,
+            seen: SeenBlocks::default(),
+            busy_until: 0.0,
+        }
+    }
+
+    /// Why it must not be asked to sample with `version` now; `None` if it may.
+    pub(super) fn unusable(&self, version: PolicyVersion, now: f64) -> Option<String> {
+        let Some(probe) = &self.probe else {
+            let why = self.trouble.clone();
+            return Some(why.unwrap_or_else(|| "it does not answer".to_owned()));
+        };
+        if probe.sleeping {
+            return Some("it sleeps".to_owned());
+        }
+        if self.version != Some(version) {
+            let why = format!("its weights are not {version}");
+            let detail = self.trouble.as_ref().map(|t| format!(": {t}"));
+            return Some(why + &detail.unwrap_or_default());
+        }
+        match self.breaker.permit(now) {
+            Permit::None => {
+                let why = self.trouble.as_deref().unwrap_or("it failed");
+                Some(format!("it is left alone for a while: {why}"))
+            }
+            Permit::Trial if !self.legs.is_empty() => Some("a trial leg runs".to_owned()),
+            _ if now < self.busy_until => Some("it is busy".to_owned()),
+            _ => None,
+        }
+    }
+
+    /// Whether a leg that needs `tokens` of key-value room fits. An idle engine takes any: it
+    /// is for the engine to say that a request can never fit.
+    pub(super) fn has_room(&self, config: &RouterConfig, tokens: usize) -> bool {
+        if self.legs.len() >= config.max_running {
+            return false;
+        }
+        let free = self.probe.as_ref().and_then(|p| p.kv_tokens_free);
+        self.legs.is_empty() || free.is_none_or(|free| free >= self.reserved + tokens)
+    }
+
+    pub(super) fn view(&self, version: PolicyVersion, now: f64) -> EngineView {
+        EngineView {
+            name: self.name.clone(),
+            legs: self.legs.len(),
+            version: self.version,
+            kv_tokens_free: self.probe.as_ref().and_then(|p| p.kv_tokens_free),
+            kv_tokens_total: self.probe.as_ref().and_then(|p| p.kv_tokens_total),
+            idle_because: self.unusable(version, now),
+        }
+    }
+}
+
+/// Place in the queue: larger priority first, then the order of arrival.
+pub(super) type Place = (Reverse<i32>, u64, RequestId);
+
+#[derive(Debug)]
+pub(super) struct RequestState {
+    pub(super) id: RequestId,
+    pub(super) prompt: Vec<TokenId>,
+    pub(super) sampled: Vec<TokenId>,
+    pub(super) sampling: SamplingParams,
+    pub(super) priority: i32,
+    pub(super) arrival: u64,
+    pub(super) blocks: BlockHashes,
+    /// The leg that runs, and where.
+    pub(super) leg: Option<(LegId, usize)>,
+    /// Tokens that the running leg has sampled.
+    pub(super) leg_tokens: usize,
+    /// Why the running leg ends, said before it is over.
+    pub(super) end: Option<FinishReason>,
+    /// Legs in a row that failed without a token.
+    pub(super) failures: u32,
+    /// Not to be started before.
+    pub(super) not_before: f64,
+    /// Fails if it has no engine by then.
+    pub(super) deadline: f64,
+    /// Where its last leg failed.
+    pub(super) failed_on: Option<usize>,
+    pub(super) cached_prompt_tokens: u32,
+}
+
+impl RequestState {
+    pub(super) fn place(&self) -> Place {
+        (Reverse(self.priority), self.arrival, self.id)
+    }
+
+    /// Why nothing more may be sampled, if that is so.
+    pub(super) fn known_end(&self) -> Option<FinishReason> {
+        let last = self.sampled.last();
+        let stop = last.filter(|id| self.sampling.stop_ids.contains(id));
+        let stop = stop.map(|&id| FinishReason::StopId { id });
+        let full = (self.left() == 0).then_some(FinishReason::Length);
+        self.end.clone().or(stop).or(full)
+    }
+
+    /// Tokens that it may still sample.
+    pub(super) fn left(&self) -> u32 {
+        let sampled = u32::try_from(self.sampled.len()).unwrap_or(u32::MAX);
+        self.sampling.max_tokens.saturating_sub(sampled)
+    }
+
+    /// Key-value room that its next leg should find free.
+    pub(super) fn room(&self, reserve: usize) -> usize {
+        self.prompt.len() + self.sampled.len() + (self.left() as usize).min(reserve)
+    }
+
+    /// Its next leg: the ids so far, and a seed that does not draw the same numbers again.
+    pub(super) fn next_leg(&self, id: LegId, version: PolicyVersion) -> Leg {
+        let mut prompt = self.prompt.clone();
+        prompt.extend_from_slice(&self.sampled);
+        let mut sampling = self.sampling.clone();
+        sampling.max_tokens = self.left();
+        let drawn = self.sampled.len() as u64;
+        sampling.seed = sampling
+            .seed
+            .wrapping_add(drawn.wrapping_mul(0x9E37_79B9_7F4A_7C15));
+        Leg {
+            id,
+            prompt,
+            sampling,
+            priority: self.priority,
+            version,
+        }
+    }
+}

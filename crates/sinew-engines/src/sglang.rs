@@ -1,0 +1,364 @@
+//! SGLang: `/generate` with ids, weights from a folder, abort.
+//!
+//! Facts are from the schemas of SGLang 0.5.23. Every piece of an answer says which weights
+//! sampled it, so a wrong version is found before its tokens are handed on. Its
+//! log-probabilities are taken after the temperature and the logit bias, unless the server
+//! runs with `SGLANG_RETURN_ORIGINAL_LOGPROB=1`; what would make them differ from those of the
+//! model is refused.
+
+mod wire;
+
+use crate::backend::{Backend, Leg, LegEnd, LegId, LegSink, Probe, ServedWeights, Weights};
+use crate::config::{ConfigError, ServerConfig};
+use crate::error::{LegError, Stage};
+use crate::http::{self, Http, within};
+use crate::metrics::Metrics;
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use sinew_types::{EngineError, Fidelity, PolicyVersion, SamplingParams};
+use std::sync::{Mutex, PoisonError};
+
+/// What only SGLang has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SglangOptions {
+    /// The server runs with `SGLANG_RETURN_ORIGINAL_LOGPROB=1`: any temperature may be used.
+    pub original_logprobs: bool,
+    /// Send priorities; the server must run with `--enable-priority-scheduling`.
+    pub priorities: bool,
+}
+
+/// What the server says once.
+#[derive(Clone, Copy, Debug)]
+struct Limits {
+    context: Option<usize>,
+    kv_tokens: Option<usize>,
+}
+
+/// An SGLang server.
+#[derive(Debug)]
+pub struct SglangBackend {
+    http: Http,
+    config: ServerConfig,
+    options: SglangOptions,
+    limits: Mutex<Option<Limits>>,
+    /// Makes request ids differ from those of another process.
+    session: u64,
+}
+
+#[derive(Deserialize)]
+struct ModelInfo {
+    weight_version: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct ServerInfo {
+    context_length: Option<usize>,
+    max_req_input_len: Option<usize>,
+    max_total_num_tokens: Option<usize>,
+}
+
+#[derive(Deserialize)]
+struct Outcome {
+    success: bool,
+    #[serde(default)]
+    message: String,
+}
+
+impl SglangBackend {
+    /// The server of `config`, which need not be up yet. `session` distinguishes this process
+    /// from others that use the server.
+    ///
+    /// # Errors
+    /// If the address cannot be one.
+    pub fn new(
+        config: ServerConfig,
+        options: SglangOptions,
+        session: u64,
+    ) -> Result<Self, ConfigError> {
+        Ok(Self {
+            http: Http::new(&config.url, config.api_key.as_deref(), config.timeouts)?,
+            config,
+            options,
+            limits: Mutex::default(),
+            session,
+        })
+    }
+
+    fn request_id(&self, leg: LegId) -> String {
+        format!("sinew-{:016x}-{}", self.session, leg.0)
+    }
+
+    async fn limits(&self) -> Result<Limits, LegError> {
+        let known = *self.limits.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(limits) = known {
+            return Ok(limits);
+        }
+        let info: ServerInfo = match self.http.get("/server_info").await {
+            // Its name until 0.5.
+            Err(LegError::Status { status: 404, .. }) => self.http.get("/get_server_info").await?,
+            other => other?,
+        };
+        let limits = Limits {
+            // A prompt may be one token short of the context.
+            context: info
+                .context_length
+                .or(info.max_req_input_len.map(|n| n + 1))
+                .or(self.config.context),
+            kv_tokens: info.max_total_num_tokens,
+        };
+        *self.limits.lock().unwrap_or_else(PoisonError::into_inner) = Some(limits);
+        Ok(limits)
+    }
+
+    async fn weights(&self) -> Result<ServedWeights, LegError> {
+        let info: ModelInfo = match self.http.get("/model_info").await {
+            Err(LegError::Status { status: 404, .. }) => self.http.get("/get_model_info").await?,
+            other => other?,
+        };
+        let label = info.weight_version.unwrap_or_default();
+        Ok(ServedWeights::from_label(&label))
+    }
+
+    async fn verify(&self, version: PolicyVersion) -> Result<(), LegError> {
+        let found = self.weights().await?;
+        if found == ServedWeights::Version(version) {
+            return Ok(());
+        }
+        Err(LegError::Version {
+            expected: version,
+            found: found.to_string(),
+        })
+    }
+
+    async fn run(&self, leg: &Leg, sink: &mut LegSink) -> Result<LegEnd, LegError> {
+        let limits = self.limits().await?;
+        let room = crate::check::room(leg, limits.context)?;
+        let mut body = wire::generate(leg, &self.request_id(leg.id), room);
+        if self.options.priorities {
+            body["priority"] = json!(leg.priority);
+        }
+        let limit_s = self.http.timeouts.whole_s;
+        within(Stage::Whole, limit_s, self.stream(&body, leg, sink)).await?
+    }
+
+    async fn stream(
+        &self,
+        body: &Value,
+        leg: &Leg,
+        sink: &mut LegSink,
+    ) -> Result<LegEnd, LegError> {
+        let mut events = self.http.stream("/generate", body).await?;
+        let mut end = None;
+        let mut cached_prompt_tokens = 0;
+        while let Some(data) = events.next().await? {
+            let Some(chunk) = http::event::<wire::Chunk>(&data)? else {
+                break;
+            };
+            let asked = usize::from(leg.sampling.top_logprobs);
+            let seen = wire::read(chunk, sink.ids(), leg.prompt.len(), asked)?;
+            if let Some(prompt) = &seen.prompt {
+                sink.echo(prompt)?;
+            }
+            // Before its tokens go anywhere.
+            for label in &seen.versions {
+                if ServedWeights::from_label(label) != ServedWeights::Version(leg.version) {
+                    return Err(LegError::Version {
+                        expected: leg.version,
+                        found: label.clone(),
+                    });
+                }
+            }
+            if !seen.ids.is_empty() {
+                sink.tokens(&seen.ids, &seen.logprobs, seen.top).await?;
+            }
+            cached_prompt_tokens = seen.cached.unwrap_or(cached_prompt_tokens);
+            if let Some(said) = seen.end {
+                end = Some(sink.end(&said).await?);
+            }
+        }
+        let Some(reason) = end else {
+            let why = format!("after {} tokens, without a reason", sink.sampled());
+            return Err(LegError::Cut(why));
+        };
+        Ok(LegEnd {
+            reason,
+            cached_prompt_tokens,
+        })
+    }
+
+    async fn look(&self) -> Result<Probe, LegError> {
+        self.http.get_bytes("/health").await?;
+        let weights = self.weights().await?;
+        if !matches!(weights, ServedWeights::Version(_)) {
+            // It may be another process than the one that these were asked of.
+            *self.limits.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        }
+        let limits = self.limits().await?;
+        let mut probe = Probe {
+            context: limits.context,
+            vocab: self.config.vocab,
+            kv_tokens_total: limits.kv_tokens,
+            ..Probe::new(weights)
+        };
+        // Served only with --enable-metrics.
+        let metrics = match self.http.get_text("/metrics").await {
+            Ok(text) => Metrics::parse(&text),
+            Err(LegError::Status { status: 404, .. }) => return Ok(probe),
+            Err(error) => return Err(error),
+        };
+        let used = metrics.sum("sglang:num_used_tokens");
+        let share = metrics
+            .first("sglang:token_usage")
+            .filter(|s| s.is_finite());
+        let share = share
+            .zip(limits.kv_tokens)
+            .map(|(s, total)| s * total as f64);
+        let used = used.or(share).map(|u| u.max(0.0) as usize);
+        let used = limits.kv_tokens.zip(used);
+        probe.kv_tokens_free = used.map(|(total, used)| total.saturating_sub(used));
+        probe.running = metrics.count("sglang:num_running_reqs") as usize;
+        probe.waiting = metrics.count("sglang:num_queue_reqs") as usize;
+        probe.sampled_tokens = metrics.count("sglang:generation_tokens_total");
+        probe.prefill_tokens = metrics.count("sglang:prompt_tokens_total");
+        probe.cached_prompt_tokens = metrics.count("sglang:cached_tokens_total");
+        probe.preemptions = metrics.count("sglang:num_retracted_requests_total");
+        Ok(probe)
+    }
+
+    async fn command(&self, path: &str, body: &Value, limit_s: f64) -> Result<(), LegError> {
+        let answer = self.http.post(path, Some(body), limit_s).await;
+        match answer {
+            Ok(bytes) => match serde_json::from_slice::<Outcome>(&bytes) {
+                Ok(Outcome {
+                    success: false,
+                    message,
+                }) => Err(LegError::Unsupported(format!("POST {path}: {message}"))),
+                // Some commands answer with text.
+                _ => Ok(()),
+            },
+            Err(LegError::Refused(EngineError::Failed(why))) => {
+                Err(LegError::Unsupported(format!("POST {path}: {why}")))
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    async fn set_label(&self, label: &str) -> Result<(), LegError> {
+        let body = json!({ "new_version": label, "abort_all_requests": false });
+        let control_s = self.http.timeouts.control_s;
+        self.command("/update_weight_version", &body, control_s)
+            .await
+    }
+
+    async fn swap(&self, weights: &Weights) -> Result<(), LegError> {
+        let Some(folder) = &weights.folder else {
+            let why = "loading weights without a folder: set `weights_dir`".to_owned();
+            return Err(LegError::Unsupported(why));
+        };
+        // Whatever happens from here on, nothing is sampled by weights that nobody verified.
+        let version = weights.version.to_string();
+        self.set_label(&format!("loading-{version}")).await?;
+        let body = json!({
+            "model_path": folder.to_string_lossy(),
+            "abort_all_requests": true,
+            "flush_cache": true,
+            "weight_version": version,
+        });
+        let load_s = self.http.timeouts.load_s;
+        self.command("/update_weights_from_disk", &body, load_s)
+            .await?;
+        self.verify(weights.version).await
+    }
+}
+
+impl Backend for SglangBackend {
+    fn name(&self) -> &str {
+        self.http.name()
+    }
+
+    fn fidelity(&self) -> Fidelity {
+        Fidelity::TokenExact
+    }
+
+    fn accepts(&self, sampling: &SamplingParams) -> Result<(), LegError> {
+        let refuse = |name: &str, value: String, allowed: &str| {
+            Err(LegError::Refused(EngineError::InvalidSampling {
+                name: name.to_owned(),
+                value,
+                allowed: allowed.to_owned(),
+            }))
+        };
+        let plain = [0.0, 1.0].contains(&sampling.temperature);
+        if !plain && !self.options.original_logprobs {
+            let value = sampling.temperature.to_string();
+            let allowed = "0 or 1 with SGLang, whose log-probs are taken after the temperature; \
+                start it with SGLANG_RETURN_ORIGINAL_LOGPROB=1 and say `original_logprobs = true`";
+            return refuse("temperature", value, allowed);
+        }
+        if !sampling.logit_bias.is_empty() {
+            let value = format!("{} entries", sampling.logit_bias.len());
+            let allowed = "none with SGLang, whose log-probs are taken after the bias";
+            return refuse("logit_bias", value, allowed);
+        }
+        Ok(())
+    }
+
+    fn generate<'a>(
+        &'a self,
+        leg: &'a Leg,
+        sink: &'a mut LegSink,
+    ) -> BoxFuture<'a, Result<LegEnd, LegError>> {
+        self.run(leg, sink).boxed()
+    }
+
+    fn cancel(&self, leg: LegId) -> BoxFuture<'_, ()> {
+        async move {
+            let body = json!({ "rid": self.request_id(leg) });
+            let control_s = self.http.timeouts.control_s;
+            // A server that is gone has stopped too.
+            let _ = self
+                .http
+                .post("/abort_request", Some(&body), control_s)
+                .await;
+        }
+        .boxed()
+    }
+
+    fn probe(&self) -> BoxFuture<'_, Result<Probe, LegError>> {
+        self.look().boxed()
+    }
+
+    fn label(&self, version: PolicyVersion) -> BoxFuture<'_, Result<(), LegError>> {
+        async move {
+            self.set_label(&version.to_string()).await?;
+            self.verify(version).await
+        }
+        .boxed()
+    }
+
+    fn load<'a>(&'a self, weights: &'a Weights) -> BoxFuture<'a, Result<(), LegError>> {
+        self.swap(weights).boxed()
+    }
+
+    fn sleep(&self, asleep: bool) -> BoxFuture<'_, Result<(), LegError>> {
+        async move {
+            let load_s = self.http.timeouts.load_s;
+            if !asleep {
+                return self
+                    .command("/resume_memory_occupation", &json!({}), load_s)
+                    .await;
+            }
+            // It refuses while its cache holds anything.
+            self.http
+                .post("/flush_cache", None, self.http.timeouts.control_s)
+                .await?;
+            // The weights are gone until they are loaded anew.
+            self.set_label("released").await?;
+            self.command("/release_memory_occupation", &json!({}), load_s)
+                .await
+        }
+        .boxed()
+    }
+}

@@ -1,0 +1,278 @@
+//! What goes over the wire to SGLang and back. Pure.
+
+use crate::backend::Leg;
+use crate::check::{ServerEnd, TokenFault};
+use crate::error::LegError;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use sinew_types::{TokenId, TokenLogprob};
+
+pub(super) fn generate(leg: &Leg, request_id: &str, room: u32) -> Value {
+    let s = &leg.sampling;
+    json!({
+        "rid": request_id,
+        "input_ids": leg.prompt,
+        "stream": true,
+        "return_logprob": true,
+        // None of the prompt's.
+        "logprob_start_len": -1,
+        "top_logprobs_num": s.top_logprobs,
+        "return_text_in_logprobs": false,
+        "return_prompt_token_ids": true,
+        "sampling_params": {
+            "max_new_tokens": room,
+            "temperature": s.temperature,
+            "top_p": s.top_p,
+            // -1 keeps all.
+            "top_k": if s.top_k == 0 { -1 } else { i64::from(s.top_k) },
+            "min_p": s.min_p,
+            "stop_token_ids": s.stop_ids,
+            "stop": s.stop_strings,
+            // Only what the request names ends it; the server's own idea of an end does not.
+            "ignore_eos": true,
+            "no_stop_trim": true,
+            "skip_special_tokens": false,
+            "sampling_seed": s.seed & i64::MAX as u64,
+        },
+    })
+}
+
+/// A piece of the answer.
+#[derive(Debug, Deserialize)]
+pub(super) struct Chunk {
+    output_ids: Vec<TokenId>,
+    prompt_token_ids: Option<Vec<TokenId>>,
+    meta_info: MetaInfo,
+}
+
+/// Log-probability, id, text.
+type Entry = (Option<f64>, TokenId, Option<String>);
+
+#[derive(Debug, Deserialize)]
+struct MetaInfo {
+    finish_reason: Option<Finish>,
+    prompt_tokens: Option<usize>,
+    completion_tokens: usize,
+    cached_tokens: Option<u32>,
+    weight_version: Option<String>,
+    #[serde(default)]
+    weight_versions: Vec<Span>,
+    output_token_logprobs: Option<Vec<Entry>>,
+    output_top_logprobs: Option<Vec<Option<Vec<Entry>>>>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Span {
+    version: String,
+}
+
+#[derive(Debug, Deserialize)]
+struct Finish {
+    r#type: String,
+    matched: Option<Matched>,
+    message: Option<String>,
+    status_code: Option<u16>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+enum Matched {
+    Id(TokenId),
+    Text(String),
+    Ids(Vec<TokenId>),
+}
+
+/// What a piece says that the ones before it did not.
+#[derive(Debug, Default, PartialEq)]
+pub(super) struct Seen {
+    pub(super) prompt: Option<Vec<TokenId>>,
+    pub(super) ids: Vec<TokenId>,
+    pub(super) logprobs: Vec<Option<f64>>,
+    pub(super) top: Vec<Vec<TokenLogprob>>,
+    pub(super) end: Option<ServerEnd>,
+    pub(super) versions: Vec<String>,
+    pub(super) cached: Option<u32>,
+}
+
+/// Reads a piece after `before` was sampled. Servers tell all tokens again in each piece, or,
+/// with `--incremental-streaming-output`, only the new ones; the count tells which.
+pub(super) fn read(
+    chunk: Chunk,
+    before: &[TokenId],
+    prompt: usize,
+    asked: usize,
+) -> Result<Seen, LegError> {
+    let meta = chunk.meta_info;
+    if let Some(Finish {
+        r#type,
+        message,
+        status_code,
+        ..
+    }) = &meta.finish_reason
+        && r#type == "abort"
+    {
+        let why = message.clone().unwrap_or_default();
+        return Err(match status_code {
+            Some(400) => LegError::Refused(sinew_types::EngineError::Failed(why)),
+            Some(status @ (429 | 503)) => LegError::Busy {
+                status: *status,
+                body: why,
+            },
+            _ => LegError::Cut(format!("the server aborted: {why}")),
+        });
+    }
+    if let Some(count) = meta.prompt_tokens
+        && count != prompt
+    {
+        let why = format!("it counted {count} prompt tokens, {prompt} were sent");
+        return Err(LegError::Protocol(why));
+    }
+    let entries = meta.output_token_logprobs.unwrap_or_default();
+    let skip = fresh(&chunk.output_ids, before, meta.completion_tokens)?;
+    let tops = meta.output_top_logprobs.unwrap_or_default();
+    if entries.len() != chunk.output_ids.len() {
+        let (ids, logprobs) = (chunk.output_ids.len(), entries.len());
+        return Err(TokenFault::Count { ids, logprobs }.into());
+    }
+    let said = entries.iter().map(|(_, id, _)| *id);
+    if !said.eq(chunk.output_ids.iter().copied()) {
+        let why = "the ids of `output_token_logprobs` are not `output_ids`".to_owned();
+        return Err(LegError::Protocol(why));
+    }
+    let mut versions: Vec<_> = meta
+        .weight_versions
+        .into_iter()
+        .map(|s| s.version)
+        .collect();
+    versions.push(meta.weight_version.unwrap_or_default());
+    let top = tops.into_iter().skip(skip).map(|t| best(t, asked));
+    Ok(Seen {
+        prompt: chunk.prompt_token_ids,
+        ids: chunk.output_ids[skip..].to_vec(),
+        logprobs: entries[skip..].iter().map(|(l, _, _)| *l).collect(),
+        top: top.collect(),
+        end: meta.finish_reason.map(end),
+        versions,
+        cached: meta.cached_tokens,
+    })
+}
+
+/// How many of `ids` were told before.
+fn fresh(ids: &[TokenId], before: &[TokenId], count: usize) -> Result<usize, LegError> {
+    if ids.len() + before.len() == count {
+        return Ok(0);
+    }
+    if ids.len() != count || count < before.len() {
+        let why = format!(
+            "{} ids came after {}, it counts {count}",
+            ids.len(),
+            before.len()
+        );
+        return Err(LegError::Protocol(why));
+    }
+    let same = ids.iter().zip(before).position(|(a, b)| a != b);
+    if let Some(position) = same {
+        let (before, now) = (before[position], ids[position]);
+        return Err(TokenFault::Rewritten {
+            position,
+            before,
+            now,
+        }
+        .into());
+    }
+    Ok(before.len())
+}
+
+fn best(entries: Option<Vec<Entry>>, asked: usize) -> Vec<TokenLogprob> {
+    let entries = entries.unwrap_or_default().into_iter();
+    let known = entries.filter_map(|(logprob, id, _)| {
+        Some(TokenLogprob {
+            id,
+            logprob: logprob? as f32,
+        })
+    });
+    known.take(asked).collect()
+}
+
+fn end(finish: Finish) -> ServerEnd {
+    match (finish.r#type.as_str(), finish.matched) {
+        ("stop", Some(Matched::Id(id))) => ServerEnd::StopId(Some(id)),
+        ("stop", Some(Matched::Text(text))) => ServerEnd::StopString(text),
+        ("stop", Some(Matched::Ids(ids))) => ServerEnd::StopId(ids.last().copied()),
+        ("stop", None) => ServerEnd::StopId(None),
+        ("length", _) => ServerEnd::Length,
+        (other, _) => ServerEnd::Aborted(other.to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn chunk(ids: &str, logprobs: &str, count: usize, finish: &str) -> Chunk {
+        let text = format!(
+            "{{\"text\":null,\"output_ids\":{ids},\"meta_info\":{{\"id\":\"r\",\
+             \"finish_reason\":{finish},\"prompt_tokens\":2,\"weight_version\":\"v3\",\
+             \"completion_tokens\":{count},\"cached_tokens\":1,\
+             \"output_token_logprobs\":{logprobs}}}}}"
+        );
+        serde_json::from_str(&text).unwrap()
+    }
+
+    #[test]
+    fn pieces_may_repeat_or_go_on() {
+        let first = "[[-0.5,7,null]]";
+        let both = "[[-0.5,7,null],[-1.5,8,null]]";
+        let again = read(chunk("[7,8]", both, 2, "null"), &[7], 2, 0).unwrap();
+        assert_eq!((again.ids, again.logprobs), (vec![8], vec![Some(-1.5)]));
+        let on = read(chunk("[7]", first, 2, "null"), &[5], 2, 0).unwrap();
+        assert_eq!((on.ids, on.versions), (vec![7], vec!["v3".to_owned()]));
+    }
+
+    #[test]
+    fn contradictions_are_refused() {
+        let entry = "[[-0.5,7,null]]";
+        let rewritten = read(
+            chunk("[7,8]", "[[-0.5,7,null],[-1,8,null]]", 2, "null"),
+            &[6],
+            2,
+            0,
+        );
+        assert!(matches!(
+            rewritten,
+            Err(LegError::Tokens(TokenFault::Rewritten { position: 0, .. }))
+        ));
+        let other = read(chunk("[8]", entry, 1, "null"), &[], 2, 0);
+        assert!(matches!(other, Err(LegError::Protocol(_))));
+        let count = read(chunk("[7]", "[]", 1, "null"), &[], 2, 0);
+        assert!(matches!(
+            count,
+            Err(LegError::Tokens(TokenFault::Count { .. }))
+        ));
+        let prompt = read(chunk("[7]", entry, 1, "null"), &[], 3, 0);
+        assert!(matches!(prompt, Err(LegError::Protocol(why)) if why.contains("3 were sent")));
+        let lost = read(chunk("[7]", entry, 5, "null"), &[1], 2, 0);
+        assert!(matches!(lost, Err(LegError::Protocol(_))));
+    }
+
+    #[test]
+    fn ends_and_aborts() {
+        let entry = "[[-0.5,7,null]]";
+        let finish = |text: &str| read(chunk("[7]", entry, 1, text), &[], 2, 0);
+        let end = |text: &str| finish(text).unwrap().end;
+        assert_eq!(
+            end("{\"type\":\"stop\",\"matched\":7}"),
+            Some(ServerEnd::StopId(Some(7)))
+        );
+        assert_eq!(
+            end("{\"type\":\"stop\",\"matched\":\"x\"}"),
+            Some(ServerEnd::StopString("x".into()))
+        );
+        assert_eq!(
+            end("{\"type\":\"length\",\"length\":1}"),
+            Some(ServerEnd::Length)
+        );
+        let abort = "{\"type\":\"abort\",\"message\":\"m\",\"status_code\":503,\"err_type\":null}";
+        assert!(matches!(finish(abort), Err(LegError::Busy { .. })));
+    }
+}

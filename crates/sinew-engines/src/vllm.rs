@@ -1,0 +1,425 @@
+//! vLLM: token ids in and out, weights from a folder, sleep.
+//!
+//! Facts are from the schemas that vLLM 0.32 publishes: `/v1/completions` takes ids as
+//! `prompt` and gives ids with `return_token_ids`; `/inference/v1/generate` is token ids only
+//! (server flag `--enable-scale-out`); weights, their label, pause and sleep are on the
+//! development endpoints (`VLLM_SERVER_DEV_MODE=1`). Log-probabilities are those of the raw
+//! logits unless the server was started with another `--logprobs-mode`.
+
+mod wire;
+
+use crate::backend::{Backend, Leg, LegEnd, LegId, LegSink, Probe, ServedWeights, Weights};
+use crate::config::{ConfigError, ServerConfig};
+use crate::error::{LegError, Stage};
+use crate::http::{self, Http, within};
+use crate::metrics::Metrics;
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use sinew_types::{EngineError, Fidelity, PolicyVersion, SamplingParams};
+use std::sync::{Mutex, PoisonError};
+
+/// Which endpoint generates.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum VllmApi {
+    /// `/v1/completions`: always there.
+    Completions,
+    /// `/inference/v1/generate`: smaller answers, and the server itself says which weights
+    /// sampled which token.
+    Generate,
+}
+
+/// What only vLLM has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct VllmOptions {
+    pub api: VllmApi,
+    /// Level of [`Backend::sleep`]: 1 keeps the weights in host memory, 2 discards them.
+    pub sleep_level: u8,
+    /// Send priorities; the server must run with `--scheduling-policy priority`.
+    pub priorities: bool,
+}
+
+impl Default for VllmOptions {
+    fn default() -> Self {
+        Self {
+            api: VllmApi::Completions,
+            sleep_level: 1,
+            priorities: false,
+        }
+    }
+}
+
+/// What the server says once.
+#[derive(Clone, Debug)]
+struct Model {
+    id: String,
+    context: Option<usize>,
+}
+
+/// What is remembered between calls.
+#[derive(Debug, Default)]
+struct Memory {
+    model: Option<Model>,
+    /// Start time of the process that `model` and `held` are about.
+    started: Option<f64>,
+    /// Weights that we know of ourselves, where the server has no label for them.
+    held: Option<PolicyVersion>,
+    /// The server has no `/weight_info`.
+    unlabelled: bool,
+}
+
+/// A vLLM server.
+#[derive(Debug)]
+pub struct VllmBackend {
+    http: Http,
+    config: ServerConfig,
+    options: VllmOptions,
+    memory: Mutex<Memory>,
+}
+
+#[derive(Deserialize)]
+struct ModelList {
+    data: Vec<ModelCard>,
+}
+
+#[derive(Deserialize)]
+struct ModelCard {
+    id: String,
+    max_model_len: Option<usize>,
+}
+
+#[derive(Deserialize)]
+struct WeightInfo {
+    weight_version: String,
+}
+
+impl VllmBackend {
+    /// The server of `config`, which need not be up yet.
+    ///
+    /// # Errors
+    /// If the address cannot be one.
+    pub fn new(config: ServerConfig, options: VllmOptions) -> Result<Self, ConfigError> {
+        let http = Http::new(&config.url, config.api_key.as_deref(), config.timeouts)?;
+        if options.sleep_level != 1 && options.sleep_level != 2 {
+            return Err(ConfigError::Value {
+                name: "sleep_level",
+                value: options.sleep_level.to_string(),
+                allowed: "1 (weights kept in host memory) or 2 (discarded)".to_owned(),
+            });
+        }
+        Ok(Self {
+            http,
+            config,
+            options,
+            memory: Mutex::default(),
+        })
+    }
+
+    fn remember<T>(&self, f: impl FnOnce(&mut Memory) -> T) -> T {
+        // Nothing is done to it in more than one step.
+        f(&mut self.memory.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    async fn model(&self) -> Result<Model, LegError> {
+        if let Some(model) = self.remember(|m| m.model.clone()) {
+            return Ok(model);
+        }
+        let list: ModelList = self.http.get("/v1/models").await?;
+        let wanted = self.config.model.as_deref();
+        let named = |card: &&ModelCard| wanted.is_none_or(|w| w == card.id);
+        let Some(card) = list.data.iter().find(named) else {
+            let served: Vec<_> = list.data.iter().map(|c| c.id.as_str()).collect();
+            let why = format!("serving model {wanted:?}: it serves {served:?}");
+            return Err(LegError::Unsupported(why));
+        };
+        let model = Model {
+            id: card.id.clone(),
+            context: card.max_model_len.or(self.config.context),
+        };
+        self.remember(|m| m.model = Some(model.clone()));
+        Ok(model)
+    }
+
+    /// The label of the server's weights, or what we know of them ourselves.
+    async fn weights(&self) -> Result<ServedWeights, LegError> {
+        match self.http.get::<WeightInfo>("/weight_info").await {
+            Ok(info) => {
+                self.remember(|m| m.unlabelled = false);
+                Ok(ServedWeights::from_label(&info.weight_version))
+            }
+            Err(LegError::Status { status: 404, .. }) => Ok(self.remember(|m| {
+                m.unlabelled = true;
+                let held = m.held.map(ServedWeights::Version);
+                held.unwrap_or(ServedWeights::Unlabelled)
+            })),
+            Err(error) => Err(error),
+        }
+    }
+
+    async fn verify(&self, version: PolicyVersion) -> Result<(), LegError> {
+        let found = self.weights().await?;
+        if found == ServedWeights::Version(version) {
+            return Ok(());
+        }
+        Err(LegError::Version {
+            expected: version,
+            found: found.to_string(),
+        })
+    }
+
+    async fn run(&self, leg: &Leg, sink: &mut LegSink) -> Result<LegEnd, LegError> {
+        let model = self.model().await?;
+        let room = crate::check::room(leg, model.context)?;
+        self.verify(leg.version).await?;
+        let (path, body) = match self.options.api {
+            VllmApi::Completions => ("/v1/completions", wire::completions(leg, &model.id, room)),
+            VllmApi::Generate => (
+                "/inference/v1/generate",
+                wire::generate(leg, &model.id, room),
+            ),
+        };
+        let mut body = body;
+        if self.options.priorities {
+            // vLLM runs smaller numbers first.
+            body["priority"] = json!(-i64::from(leg.priority));
+        }
+        let limit_s = self.http.timeouts.whole_s;
+        let end = within(Stage::Whole, limit_s, self.stream(path, &body, leg, sink)).await??;
+        self.verify(leg.version).await?;
+        Ok(end)
+    }
+
+    async fn stream(
+        &self,
+        path: &str,
+        body: &Value,
+        leg: &Leg,
+        sink: &mut LegSink,
+    ) -> Result<LegEnd, LegError> {
+        let mut events = self.http.stream(path, body).await?;
+        let mut end = None;
+        let mut cached_prompt_tokens = 0;
+        let mut echoed = false;
+        while let Some(data) = events.next().await? {
+            let Some(chunk) = http::event::<wire::Chunk>(&data)? else {
+                break;
+            };
+            let seen = wire::read(chunk, &leg.sampling)?;
+            if let Some(prompt) = &seen.prompt {
+                sink.echo(prompt)?;
+                echoed = true;
+            }
+            for span in &seen.versions {
+                if ServedWeights::from_label(span) != ServedWeights::Version(leg.version) {
+                    return Err(LegError::Version {
+                        expected: leg.version,
+                        found: span.clone(),
+                    });
+                }
+            }
+            if !seen.ids.is_empty() {
+                sink.tokens(&seen.ids, &seen.logprobs, seen.top).await?;
+            }
+            cached_prompt_tokens = seen.cached.unwrap_or(cached_prompt_tokens);
+            if let Some(said) = seen.end {
+                end = Some(sink.end(&said).await?);
+            }
+        }
+        let Some(reason) = end else {
+            let why = format!("after {} tokens, without a reason", sink.sampled());
+            return Err(LegError::Cut(why));
+        };
+        if !echoed {
+            let why = "it does not tell which prompt it used: is it a vLLM of 0.10.2 or later?";
+            return Err(LegError::Protocol(why.to_owned()));
+        }
+        Ok(LegEnd {
+            reason,
+            cached_prompt_tokens,
+        })
+    }
+
+    async fn look(&self) -> Result<Probe, LegError> {
+        self.http.get_bytes("/health").await?;
+        let metrics = Metrics::parse(&self.http.get_text("/metrics").await?);
+        let started = metrics.first("process_start_time_seconds");
+        self.remember(|m| {
+            if m.started != started {
+                // Another process: nothing that was known of the old one holds.
+                m.held = None;
+                m.model = None;
+                m.started = started;
+            }
+        });
+        let model = self.model().await?;
+        let weights = self.weights().await?;
+        let total = kv_total(&metrics);
+        let used = metrics.all("vllm:kv_cache_usage_perc").map(|s| s.value);
+        let used = used.fold(None, |a: Option<f64>, u| Some(a.map_or(u, |a| a.max(u))));
+        let free = total.zip(used).map(|(total, used)| {
+            let used = if used.is_finite() {
+                used.clamp(0.0, 1.0)
+            } else {
+                1.0
+            };
+            ((1.0 - used) * total as f64) as usize
+        });
+        let asleep = |s: &&crate::metrics::Sample| {
+            s.labels.get("sleep_state").is_some_and(|s| s == "awake") && s.value == 0.0
+        };
+        Ok(Probe {
+            sleeping: metrics.all("vllm:engine_sleep_state").any(|s| asleep(&s)),
+            running: metrics.count("vllm:num_requests_running") as usize,
+            waiting: metrics.count("vllm:num_requests_waiting") as usize,
+            kv_tokens_total: total,
+            kv_tokens_free: free,
+            context: model.context,
+            vocab: self.config.vocab,
+            sampled_tokens: metrics.count("vllm:generation_tokens_total"),
+            prefill_tokens: metrics.count("vllm:prompt_tokens_total"),
+            cached_prompt_tokens: metrics.count("vllm:prefix_cache_hits_total"),
+            preemptions: metrics.count("vllm:num_preemptions_total"),
+            ..Probe::new(weights)
+        })
+    }
+
+    async fn command(&self, path: &str, body: Option<Value>, limit_s: f64) -> Result<(), LegError> {
+        match self.http.post(path, body.as_ref(), limit_s).await {
+            Ok(_) => Ok(()),
+            Err(LegError::Status { status: 404, .. }) => Err(LegError::Unsupported(format!(
+                "POST {path}; start vLLM with VLLM_SERVER_DEV_MODE=1"
+            ))),
+            Err(LegError::Refused(EngineError::Failed(why))) => Err(LegError::Unsupported(why)),
+            Err(error) => Err(error),
+        }
+    }
+
+    async fn set_label(&self, label: &str) -> Result<(), LegError> {
+        let control_s = self.http.timeouts.control_s;
+        let body = json!({ "new_version": label });
+        match self
+            .command("/update_weight_version", Some(body), control_s)
+            .await
+        {
+            // Versions before the label: what we hold ourselves is all that there is.
+            Err(LegError::Unsupported(_)) if self.remember(|m| m.unlabelled) => Ok(()),
+            other => other,
+        }
+    }
+
+    async fn swap(&self, weights: &Weights) -> Result<(), LegError> {
+        let Some(folder) = &weights.folder else {
+            let why = "loading weights without a folder: set `weights_dir`".to_owned();
+            return Err(LegError::Unsupported(why));
+        };
+        self.look().await?;
+        let (version, timeouts) = (weights.version, self.http.timeouts);
+        self.command("/pause?mode=abort", None, timeouts.load_s)
+            .await?;
+        // Whatever happens from here on, nothing is sampled by weights that nobody verified.
+        self.remember(|m| m.held = None);
+        let loading = self.set_label(&format!("loading-{version}")).await;
+        let reload = json!({
+            "method": "reload_weights",
+            "kwargs": { "weights_path": folder.to_string_lossy() },
+        });
+        let loaded = match loading {
+            Ok(()) => {
+                self.command("/collective_rpc", Some(reload), timeouts.load_s)
+                    .await
+            }
+            Err(error) => Err(error),
+        };
+        let loaded = match loaded {
+            Ok(()) => {
+                self.command("/reset_prefix_cache", None, timeouts.control_s)
+                    .await
+            }
+            Err(error) => Err(error),
+        };
+        let labelled = match loaded {
+            Ok(()) => self.set_label(&version.to_string()).await,
+            Err(error) => Err(error),
+        };
+        // It must not stay paused for others who use it.
+        let resumed = self.command("/resume", None, timeouts.control_s).await;
+        labelled.and(resumed)?;
+        self.remember(|m| m.held = Some(version));
+        self.verify(version).await
+    }
+}
+
+/// Tokens of key-value room over all processes.
+fn kv_total(metrics: &Metrics) -> Option<usize> {
+    let each = metrics.all("vllm:cache_config_info").filter_map(|s| {
+        let number = |key: &str| s.labels.get(key)?.parse::<usize>().ok();
+        let blocks = number("num_gpu_blocks").zip(number("block_size"));
+        number("kv_cache_size_tokens").or(blocks.map(|(n, size)| n * size))
+    });
+    let total: usize = each.sum();
+    (total > 0).then_some(total)
+}
+
+impl Backend for VllmBackend {
+    fn name(&self) -> &str {
+        self.http.name()
+    }
+
+    fn fidelity(&self) -> Fidelity {
+        Fidelity::TokenExact
+    }
+
+    fn accepts(&self, _sampling: &SamplingParams) -> Result<(), LegError> {
+        Ok(())
+    }
+
+    fn generate<'a>(
+        &'a self,
+        leg: &'a Leg,
+        sink: &'a mut LegSink,
+    ) -> BoxFuture<'a, Result<LegEnd, LegError>> {
+        self.run(leg, sink).boxed()
+    }
+
+    fn cancel(&self, _leg: LegId) -> BoxFuture<'_, ()> {
+        // It aborts what nobody listens to.
+        std::future::ready(()).boxed()
+    }
+
+    fn probe(&self) -> BoxFuture<'_, Result<Probe, LegError>> {
+        self.look().boxed()
+    }
+
+    fn label(&self, version: PolicyVersion) -> BoxFuture<'_, Result<(), LegError>> {
+        async move {
+            // Asked first: it tells whether there are labels at all.
+            self.weights().await?;
+            self.set_label(&version.to_string()).await?;
+            self.remember(|m| m.held = Some(version));
+            self.verify(version).await
+        }
+        .boxed()
+    }
+
+    fn load<'a>(&'a self, weights: &'a Weights) -> BoxFuture<'a, Result<(), LegError>> {
+        self.swap(weights).boxed()
+    }
+
+    fn sleep(&self, asleep: bool) -> BoxFuture<'_, Result<(), LegError>> {
+        async move {
+            let load_s = self.http.timeouts.load_s;
+            if !asleep {
+                return self.command("/wake_up", None, load_s).await;
+            }
+            if self.options.sleep_level == 2 {
+                // The weights are gone until they are loaded anew.
+                self.set_label("discarded").await?;
+                self.remember(|m| m.held = None);
+            }
+            let path = format!("/sleep?level={}", self.options.sleep_level);
+            self.command(&path, None, load_s).await
+        }
+        .boxed()
+    }
+}

@@ -1,0 +1,214 @@
+//! Servers that speak as vLLM 0.32, SGLang 0.5 and plain OpenAI servers do, made from their
+//! published schemas, around an engine without a model. They do what they are told to do wrong.
+
+mod generate;
+mod openai;
+mod serve;
+mod sglang;
+mod vllm;
+
+use sinew_infer::{FakeConfig, FakeEngine, FakeModel, TokenBytes};
+use sinew_types::{Engine, PolicyVersion, TensorSource, TensorView};
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+pub(crate) const VOCAB: usize = 256;
+pub(crate) const CONTEXT: usize = 96;
+pub(crate) const END: u32 = 7;
+
+/// What all servers sample from, unless told otherwise.
+pub(crate) const MODEL: FakeModel = FakeModel {
+    vocab: VOCAB,
+    seed: 11,
+    end: Some((END, 9)),
+};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Vllm,
+    /// Tells all tokens again in each piece.
+    Sglang,
+    /// Tells each token once.
+    SglangIncremental,
+    /// Text only.
+    Openai,
+    /// Text, and ids inside the log-probabilities, as llama.cpp.
+    OpenaiWithIds,
+}
+
+/// What goes wrong with the next generation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Fault {
+    Status(u16),
+    /// Takes the request and says nothing.
+    Hang,
+    HangAfter(usize),
+    /// Closes the connection in the middle of the event after so many.
+    CutAfter(usize),
+    /// Ends the stream properly, but without a reason.
+    SilentAfter(usize),
+    /// Reports an error inside the stream.
+    ErrorAfter(usize, u16),
+    /// The ids of the log-probabilities are others.
+    WrongIds,
+    /// An id outside the vocabulary.
+    UnknownId,
+    NanLogprob,
+    NoLogprobs,
+    /// Says that it used another prompt.
+    WrongEcho,
+    /// Stops at a token that nobody asked it to stop at.
+    OwnStop,
+    /// Somebody loads other weights during the generation.
+    OtherWeights,
+    /// So many milliseconds before each token.
+    Slow(u64),
+}
+
+/// One server's state.
+pub(crate) struct State {
+    pub(crate) kind: Kind,
+    pub(crate) engine: FakeEngine,
+    pub(crate) label: Mutex<String>,
+    pub(crate) faults: Mutex<VecDeque<Fault>>,
+    /// Bodies of generations, in order.
+    pub(crate) seen: Mutex<Vec<serde_json::Value>>,
+    /// Requests whose reader went away before the end.
+    pub(crate) abandoned: AtomicU64,
+    pub(crate) aborted_by_name: AtomicU64,
+    pub(crate) sleeping: AtomicBool,
+    pub(crate) paused: AtomicBool,
+    /// Loading weights fails.
+    pub(crate) broken_loader: AtomicBool,
+    /// Answers everything with 503.
+    pub(crate) starting: AtomicBool,
+    /// Key-value room in use besides its own, of 1.
+    pub(crate) kv_used: Mutex<f64>,
+    /// Without the development endpoints.
+    pub(crate) bare: AtomicBool,
+    pub(crate) started_s: f64,
+    pub(crate) next_request: AtomicU64,
+}
+
+/// A server on a port of its own; gone when it is dropped.
+pub(crate) struct Mock {
+    pub(crate) state: Arc<State>,
+    pub(crate) address: SocketAddr,
+    thread: Option<serve::Thread>,
+}
+
+impl Mock {
+    pub(crate) fn start(kind: Kind) -> Self {
+        Self::at(kind, "127.0.0.1:0".parse().unwrap(), 1.0)
+    }
+
+    fn at(kind: Kind, address: SocketAddr, started_s: f64) -> Self {
+        let bytes = (0..VOCAB).map(|id| text_of(id as u32));
+        let config = FakeConfig {
+            model: MODEL,
+            context: CONTEXT,
+            token_bytes: Some(TokenBytes::new(bytes)),
+            latency: Duration::from_millis(1),
+            ..FakeConfig::default()
+        };
+        let start = Instant::now();
+        let clock = Box::new(move || start.elapsed().as_secs_f64());
+        let state = Arc::new(State {
+            kind,
+            engine: FakeEngine::threaded(config, clock).unwrap(),
+            label: Mutex::new("default".to_owned()),
+            faults: Mutex::default(),
+            seen: Mutex::default(),
+            abandoned: AtomicU64::new(0),
+            aborted_by_name: AtomicU64::new(0),
+            sleeping: AtomicBool::new(false),
+            paused: AtomicBool::new(false),
+            broken_loader: AtomicBool::new(false),
+            starting: AtomicBool::new(false),
+            kv_used: Mutex::new(0.0),
+            bare: AtomicBool::new(false),
+            started_s,
+            next_request: AtomicU64::new(1),
+        });
+        let (thread, address) = serve::start(Arc::clone(&state), address);
+        Self {
+            state,
+            address,
+            thread: Some(thread),
+        }
+    }
+
+    pub(crate) fn url(&self) -> String {
+        format!("http://{}", self.address)
+    }
+
+    pub(crate) fn fail_next(&self, fault: Fault) {
+        self.state.faults.lock().unwrap().push_back(fault);
+    }
+
+    pub(crate) fn set_label(&self, label: &str) {
+        *self.state.label.lock().unwrap() = label.to_owned();
+    }
+
+    pub(crate) fn label(&self) -> String {
+        self.state.label.lock().unwrap().clone()
+    }
+
+    pub(crate) fn generations(&self) -> usize {
+        self.state.seen.lock().unwrap().len()
+    }
+
+    pub(crate) fn count(counter: &AtomicU64) -> u64 {
+        counter.load(Ordering::SeqCst)
+    }
+
+    /// The process dies: connections break, the port is closed.
+    pub(crate) fn kill(&mut self) {
+        self.thread.take();
+    }
+
+    /// A new process on the same port, with the weights that it starts with.
+    pub(crate) fn restart(&mut self) {
+        self.kill();
+        let started_s = self.state.started_s + 1.0;
+        *self = Self::at(self.state.kind, self.address, started_s);
+    }
+}
+
+/// The text of a token: three characters, no two the same.
+pub(crate) fn text_of(id: u32) -> String {
+    format!("{id:02x} ")
+}
+
+/// Weights for the engines of the tests.
+pub(crate) struct OneTensor(pub(crate) [f32; 1]);
+
+impl TensorSource for OneTensor {
+    fn names(&self) -> Vec<String> {
+        vec!["number".to_owned()]
+    }
+
+    fn tensor(&self, name: &str) -> Option<TensorView<'_>> {
+        (name == "number").then_some(TensorView {
+            shape: &[1],
+            data: &self.0,
+        })
+    }
+}
+
+/// Loads what a client has published, as a real server would: by reading the files.
+fn load_folder(state: &State, path: &str) -> Result<(), String> {
+    if state.broken_loader.load(Ordering::SeqCst) {
+        return Err("the loader is broken".to_owned());
+    }
+    let file = std::path::Path::new(path).join("model.safetensors");
+    let bytes = std::fs::read(&file).map_err(|e| format!("{}: {e}", file.display()))?;
+    let tensors = safetensors::SafeTensors::deserialize(&bytes).map_err(|e| e.to_string())?;
+    tensors.tensor("number").map_err(|e| e.to_string())?;
+    let weights = Arc::new(OneTensor([0.0]));
+    let loaded = state.engine.load_weights(PolicyVersion(0), weights);
+    loaded.map_err(|e| e.to_string())
+}

@@ -1,0 +1,162 @@
+//! As SGLang 0.5.
+
+use super::generate::{Piece, logprob, sampling_of, stream_of, told_id};
+use super::serve::{Answer, Call, error, json_answer, unknown_field, whole};
+use super::{CONTEXT, Fault, Kind, State, VOCAB, load_folder};
+use serde_json::{Value, json};
+use sinew_types::{Engine, FinishReason, SampledToken};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+const FIELDS: &[&str] = &[
+    "rid",
+    "input_ids",
+    "sampling_params",
+    "return_logprob",
+    "logprob_start_len",
+    "top_logprobs_num",
+    "return_text_in_logprobs",
+    "stream",
+    "priority",
+    "return_prompt_token_ids",
+];
+const SAMPLING_FIELDS: &[&str] = &[
+    "max_new_tokens",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "stop_token_ids",
+    "stop",
+    "ignore_eos",
+    "no_stop_trim",
+    "skip_special_tokens",
+    "sampling_seed",
+];
+
+pub(super) fn answer(state: &Arc<State>, call: Call) -> Answer {
+    let label = state.label.lock().unwrap().clone();
+    match call.path.as_str() {
+        "/health" if state.sleeping.load(Ordering::SeqCst) => error(503, "asleep"),
+        "/health" => whole(200, "text/plain", String::new()),
+        "/model_info" => json_answer(&json!({ "model_path": "/models/tiny",
+            "is_generation": true, "weight_version": label })),
+        "/server_info" => json_answer(&json!({ "context_length": CONTEXT,
+            "max_total_num_tokens": state.engine.status().kv_tokens_total,
+            "max_req_input_len": CONTEXT - 1, "version": "0.5.23" })),
+        "/metrics" => whole(200, "text/plain", metrics(state)),
+        "/generate" => generate(state, call.body),
+        "/flush_cache" => whole(200, "text/plain", "Cache flushed.\n".to_owned()),
+        "/abort_request" => {
+            if call.body["rid"].is_string() {
+                state.aborted_by_name.fetch_add(1, Ordering::SeqCst);
+            }
+            whole(200, "text/plain", String::new())
+        }
+        "/update_weight_version" => {
+            let new = call.body["new_version"].as_str().unwrap_or_default();
+            *state.label.lock().unwrap() = new.to_owned();
+            json_answer(&json!({ "success": true, "new_version": new }))
+        }
+        "/update_weights_from_disk" => update_weights(state, &call.body),
+        "/release_memory_occupation" => {
+            state.sleeping.store(true, Ordering::SeqCst);
+            whole(200, "application/json", "null".to_owned())
+        }
+        "/resume_memory_occupation" => {
+            state.sleeping.store(false, Ordering::SeqCst);
+            whole(200, "application/json", "null".to_owned())
+        }
+        _ => error(404, "Not Found"),
+    }
+}
+
+fn update_weights(state: &Arc<State>, body: &Value) -> Answer {
+    let path = body["model_path"].as_str().unwrap_or_default();
+    match load_folder(state, path) {
+        Ok(()) => {
+            let label = body["weight_version"].as_str().unwrap_or("default");
+            *state.label.lock().unwrap() = label.to_owned();
+            json_answer(
+                &json!({ "success": true, "message": "Succeeded", "num_paused_requests": 0 }),
+            )
+        }
+        Err(why) => {
+            let body = json!({ "success": false, "message": why, "num_paused_requests": 0 });
+            whole(400, "application/json", body.to_string())
+        }
+    }
+}
+
+fn metrics(state: &State) -> String {
+    let status = state.engine.status();
+    let own = (status.kv_tokens_total - status.kv_tokens_free) as f64;
+    let told = *state.kv_used.lock().unwrap() * status.kv_tokens_total as f64;
+    let l = "{model_name=\"tiny\",engine_type=\"unified\",tp_rank=\"0\"}";
+    format!(
+        "sglang:num_running_reqs{l} {}.0\nsglang:num_queue_reqs{l} {}.0\n\
+         sglang:num_used_tokens{l} {}\nsglang:generation_tokens_total{l} {}.0\n",
+        status.running,
+        status.waiting,
+        own.max(told),
+        status.sampled_tokens,
+    )
+}
+
+fn generate(state: &Arc<State>, body: Value) -> Answer {
+    let params = body["sampling_params"].clone();
+    let unknown = unknown_field(&body, FIELDS).or(unknown_field(&params, SAMPLING_FIELDS));
+    if let Some(field) = unknown {
+        return error(400, &format!("unknown field {field}"));
+    }
+    if state.sleeping.load(Ordering::SeqCst) {
+        return error(503, "asleep");
+    }
+    let list = body["input_ids"].as_array().cloned().unwrap_or_default();
+    let prompt: Vec<u32> = list.iter().map(|v| v.as_u64().unwrap() as u32).collect();
+    let asked = prompt.len() as u64 + params["max_new_tokens"].as_u64().unwrap_or(128);
+    if asked > CONTEXT as u64 || prompt.iter().any(|id| *id as usize >= VOCAB) {
+        return error(400, "exceeds the context length or the vocabulary");
+    }
+    state.seen.lock().unwrap().push(body.clone());
+    let mut sampling = sampling_of(&params, "max_new_tokens");
+    sampling.seed = params["sampling_seed"].as_u64().unwrap_or(0);
+    sampling.top_logprobs = body["top_logprobs_num"].as_u64().unwrap_or(0) as u8;
+    let incremental = state.kind == Kind::SglangIncremental;
+    let rid = body["rid"].clone();
+    let write = move |state: &State, piece: &Piece| {
+        let told = if incremental { &piece.new } else { &piece.all };
+        let entry = |t: &SampledToken| json!([logprob(piece, t), told_id(piece, t), null]);
+        let tops = |t: &SampledToken| {
+            let top = t.top.iter().map(|c| json!([c.logprob, c.id, null]));
+            top.collect::<Vec<_>>()
+        };
+        let mut logprobs: Vec<_> = told.iter().map(entry).collect();
+        if piece.fault == Some(Fault::NoLogprobs) {
+            logprobs.pop();
+        }
+        let finish = piece.end.as_ref().map(finish);
+        json!({ "text": null, "output_ids": told.iter().map(|t| t.id).collect::<Vec<_>>(),
+            "prompt_token_ids": piece.prompt,
+            "meta_info": { "id": rid, "finish_reason": finish,
+                "prompt_tokens": piece.prompt.len(), "completion_tokens": piece.all.len(),
+                "cached_tokens": piece.cached, "num_retractions": 0,
+                "weight_version": *state.label.lock().unwrap(),
+                "output_token_logprobs": logprobs,
+                "output_token_logprobs_length": piece.all.len(),
+                "output_top_logprobs": told.iter().map(tops).collect::<Vec<_>>() } })
+    };
+    stream_of(state, prompt, sampling, Box::new(write), Vec::new())
+}
+
+fn finish(end: &FinishReason) -> Value {
+    match end {
+        FinishReason::StopId { id } => json!({ "type": "stop", "matched": id }),
+        FinishReason::StopString { text } => json!({ "type": "stop", "matched": text }),
+        FinishReason::Length | FinishReason::ContextFull => {
+            json!({ "type": "length", "length": 1 })
+        }
+        FinishReason::Aborted => json!({ "type": "abort", "message": "Aborted",
+            "status_code": null, "err_type": null }),
+    }
+}

@@ -1,0 +1,255 @@
+//! As vLLM 0.32 with `VLLM_SERVER_DEV_MODE=1` and `--enable-scale-out`.
+
+use super::generate::{Piece, logprob, sampling_of, stream_of, told_id};
+use super::serve::{Answer, Call, error, json_answer, unknown_field, whole};
+use super::{CONTEXT, Fault, State, VOCAB, load_folder};
+use hyper::Method;
+use serde_json::{Map, Value, json};
+use sinew_types::{Engine, FinishReason, SampledToken};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+const COMPLETION_FIELDS: &[&str] = &[
+    "model",
+    "prompt",
+    "logit_bias",
+    "logprobs",
+    "max_tokens",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "seed",
+    "stop",
+    "stream",
+    "stream_options",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "stop_token_ids",
+    "include_stop_str_in_output",
+    "ignore_eos",
+    "skip_special_tokens",
+    "priority",
+    "return_tokens_as_token_ids",
+    "return_token_ids",
+    "cache_salt",
+];
+const GENERATE_FIELDS: &[&str] = &[
+    "request_id",
+    "token_ids",
+    "sampling_params",
+    "model",
+    "stream",
+    "stream_options",
+    "cache_salt",
+    "priority",
+    "return_token_ids",
+];
+
+pub(super) fn answer(state: &Arc<State>, call: Call) -> Answer {
+    let post = call.method == Method::POST;
+    match (post, call.path.as_str()) {
+        (false, "/health") => whole(200, "text/plain", String::new()),
+        (false, "/v1/models") => json_answer(&json!({ "object": "list", "data": [{
+            "id": "tiny", "object": "model", "created": 1, "owned_by": "vllm",
+            "root": "/models/tiny", "parent": null, "max_model_len": CONTEXT,
+        }]})),
+        (false, "/metrics") => whole(200, "text/plain", metrics(state)),
+        (true, "/v1/completions") => completions(state, call.body),
+        (true, "/inference/v1/generate") => generate(state, call.body),
+        _ if state.bare.load(Ordering::SeqCst) => error(404, "Not Found"),
+        _ => development(state, &call),
+    }
+}
+
+/// The endpoints of the development mode.
+fn development(state: &Arc<State>, call: &Call) -> Answer {
+    let set = |label: &str| *state.label.lock().unwrap() = label.to_owned();
+    match call.path.as_str() {
+        "/weight_info" => json_answer(&json!({ "weight_version": *state.label.lock().unwrap() })),
+        "/update_weight_version" => match call.body["new_version"].as_str() {
+            Some(label) => {
+                set(label);
+                json_answer(&json!({ "success": true, "new_version": label }))
+            }
+            None => error(422, "field required: new_version"),
+        },
+        "/pause" => {
+            state.paused.store(true, Ordering::SeqCst);
+            json_answer(&json!({ "status": "paused" }))
+        }
+        "/resume" => {
+            state.paused.store(false, Ordering::SeqCst);
+            json_answer(&json!({ "status": "resumed" }))
+        }
+        "/reset_prefix_cache" => json_answer(&json!({ "success": true })),
+        "/collective_rpc" if call.body["method"] == "reload_weights" => {
+            let path = call.body["kwargs"]["weights_path"]
+                .as_str()
+                .unwrap_or_default();
+            match load_folder(state, path) {
+                Ok(()) => json_answer(&json!({ "results": [null] })),
+                Err(why) => error(500, &why),
+            }
+        }
+        "/sleep" if call.query.starts_with("level=") => {
+            state.sleeping.store(true, Ordering::SeqCst);
+            json_answer(&json!({ "status": "sleeping", "level": 1 }))
+        }
+        "/wake_up" => {
+            state.sleeping.store(false, Ordering::SeqCst);
+            json_answer(&json!({ "status": "awake", "tags": null }))
+        }
+        "/is_sleeping" => {
+            json_answer(&json!({ "is_sleeping": state.sleeping.load(Ordering::SeqCst) }))
+        }
+        _ => error(404, "Not Found"),
+    }
+}
+
+fn metrics(state: &State) -> String {
+    let status = state.engine.status();
+    let awake = u8::from(!state.sleeping.load(Ordering::SeqCst));
+    let own = 1.0 - status.kv_tokens_free as f64 / status.kv_tokens_total as f64;
+    let used = own.max(*state.kv_used.lock().unwrap());
+    let l = "{engine=\"0\",model_name=\"tiny\"}";
+    format!(
+        "# HELP process_start_time_seconds Start time.\n# TYPE process_start_time_seconds gauge\n\
+         process_start_time_seconds {}\n\
+         vllm:num_requests_running{l} {}.0\nvllm:num_requests_waiting{l} {}.0\n\
+         vllm:engine_sleep_state{{engine=\"0\",model_name=\"tiny\",sleep_state=\"awake\"}} {awake}.0\n\
+         vllm:kv_cache_usage_perc{l} {used}\n\
+         vllm:cache_config_info{{block_size=\"16\",engine=\"0\",num_gpu_blocks=\"{}\"}} 1.0\n\
+         vllm:generation_tokens_total{l} {}.0\nvllm:prompt_tokens_total{l} {}.0\n\
+         vllm:num_preemptions_total{l} 0.0\n",
+        state.started_s,
+        status.running,
+        status.waiting,
+        status.kv_tokens_total / 16,
+        status.sampled_tokens,
+        status.prefill_tokens,
+    )
+}
+
+fn ids(value: &Value) -> Option<Vec<u32>> {
+    let list = value.as_array()?;
+    list.iter().map(|v| v.as_u64().map(|n| n as u32)).collect()
+}
+
+/// What both endpoints refuse.
+fn refused(state: &State, prompt: &[u32], max_tokens: u64) -> Option<Answer> {
+    if state.sleeping.load(Ordering::SeqCst) || state.paused.load(Ordering::SeqCst) {
+        return Some(error(503, "the engine is paused"));
+    }
+    if let Some(id) = prompt.iter().find(|id| **id as usize >= VOCAB) {
+        return Some(error(400, &format!("Token id {id} is out of vocabulary")));
+    }
+    let asked = prompt.len() as u64 + max_tokens;
+    (asked > CONTEXT as u64).then(|| {
+        error(400, &format!("This model's maximum context length is {CONTEXT} tokens. However, you requested {asked}"))
+    })
+}
+
+fn completions(state: &Arc<State>, body: Value) -> Answer {
+    if let Some(field) = unknown_field(&body, COMPLETION_FIELDS) {
+        return error(400, &format!("unknown field {field}"));
+    }
+    if body["model"] != "tiny" {
+        return error(404, "The model does not exist.");
+    }
+    let Some(prompt) = ids(&body["prompt"]) else {
+        return error(400, "this mock takes ids");
+    };
+    if let Some(answer) = refused(state, &prompt, body["max_tokens"].as_u64().unwrap_or(16)) {
+        return answer;
+    }
+    state.seen.lock().unwrap().push(body.clone());
+    let mut sampling = sampling_of(&body, "max_tokens");
+    sampling.top_logprobs = body["logprobs"].as_u64().unwrap_or(0) as u8;
+    let logprobs = body.get("logprobs").is_some();
+    let last = json!({ "id": "cmpl-1", "object": "text_completion", "model": "tiny",
+        "choices": [], "usage": { "prompt_tokens": prompt.len(),
+            "prompt_tokens_details": { "cached_tokens": 3 } } });
+    let write = move |_: &State, piece: &Piece| {
+        let name = |id: u32| format!("token_id:{id}");
+        let top = |t: &SampledToken| {
+            // The sampled token comes first, whether it is among the best or not.
+            let mut map = Map::from_iter([(name(t.id), json!(t.logprob))]);
+            map.extend(t.top.iter().map(|c| (name(c.id), json!(c.logprob))));
+            Value::Object(map)
+        };
+        let told = piece.new.iter();
+        let logprobs = (logprobs && piece.fault != Some(Fault::NoLogprobs)).then(|| {
+            json!({
+                "text_offset": told.clone().map(|_| 0).collect::<Vec<_>>(),
+                "token_logprobs": told.clone().map(|t| logprob(piece, t)).collect::<Vec<_>>(),
+                "tokens": told.clone().map(|t| name(told_id(piece, t))).collect::<Vec<_>>(),
+                "top_logprobs": told.clone().map(top).collect::<Vec<_>>(),
+            })
+        });
+        let (finish, stop) = finish(piece.end.as_ref());
+        json!({ "id": "cmpl-1", "object": "text_completion", "created": 1, "model": "tiny",
+            "choices": [{ "index": 0, "text": "", "logprobs": logprobs,
+                "finish_reason": finish, "stop_reason": stop,
+                "prompt_token_ids": piece.first.then(|| piece.prompt.clone()),
+                "token_ids": told.map(|t| t.id).collect::<Vec<_>>() }] })
+    };
+    stream_of(state, prompt, sampling, Box::new(write), vec![last])
+}
+
+fn generate(state: &Arc<State>, body: Value) -> Answer {
+    if let Some(field) = unknown_field(&body, GENERATE_FIELDS) {
+        return error(400, &format!("unknown field {field}"));
+    }
+    let Some(prompt) = ids(&body["token_ids"]) else {
+        return error(422, "field required: token_ids");
+    };
+    let params = body["sampling_params"].clone();
+    if let Some(answer) = refused(state, &prompt, params["max_tokens"].as_u64().unwrap_or(16)) {
+        return answer;
+    }
+    state.seen.lock().unwrap().push(body.clone());
+    let mut sampling = sampling_of(&params, "max_tokens");
+    sampling.top_logprobs = params["logprobs"].as_u64().unwrap_or(0) as u8;
+    let last = json!({ "request_id": "generate-tokens-r1", "output_mode": "tokens",
+        "choices": [], "usage": { "prompt_tokens": prompt.len(),
+            "prompt_tokens_details": { "cached_tokens": 3 } } });
+    let write = move |state: &State, piece: &Piece| {
+        let content = |t: &SampledToken| {
+            let entry =
+                |id: u32, logprob: f32| json!({ "token_id": id, "logprob": logprob, "rank": 1 });
+            let top: Vec<_> = t.top.iter().map(|c| entry(c.id, c.logprob)).collect();
+            json!({ "token_id": told_id(piece, t), "logprob": logprob(piece, t), "rank": 1,
+                "top_logprobs": top })
+        };
+        let content: Vec<_> = piece.new.iter().map(content).collect();
+        let logprobs =
+            (piece.fault != Some(Fault::NoLogprobs)).then(|| json!({ "content": content }));
+        let (finish, stop) = finish(piece.end.as_ref());
+        let versions = piece.end.as_ref().map(|_| {
+            let label = state.label.lock().unwrap().clone();
+            json!([{ "version": label, "start": 0, "end": piece.all.len() }])
+        });
+        let mut value = json!({ "request_id": "generate-tokens-r1", "usage": null,
+            "output_mode": "tokens", "choices": [{ "index": 0, "finish_reason": finish,
+                "stop_reason": stop, "routed_experts": null, "sampling_mask": null,
+                "token_ids": piece.new.iter().map(|t| t.id).collect::<Vec<_>>(),
+                "weight_versions": versions, "logprobs": logprobs }] });
+        if piece.first {
+            value["prompt_token_ids"] = json!(piece.prompt);
+        }
+        value
+    };
+    stream_of(state, prompt, sampling, Box::new(write), vec![last])
+}
+
+fn finish(end: Option<&FinishReason>) -> (Value, Value) {
+    match end {
+        None => (Value::Null, Value::Null),
+        Some(FinishReason::StopId { id }) => (json!("stop"), json!(id)),
+        Some(FinishReason::StopString { text }) => (json!("stop"), json!(text)),
+        Some(FinishReason::Length | FinishReason::ContextFull) => (json!("length"), Value::Null),
+        Some(FinishReason::Aborted) => (json!("abort"), Value::Null),
+    }
+}

@@ -1,0 +1,185 @@
+//! What the tests share.
+
+use crate::mock::{END, Kind, Mock};
+use sinew_engines::{
+    Backend, RemoteConfig, RemoteEngine, ServerConfig, SglangBackend, SglangOptions, Timeouts,
+    VllmApi, VllmBackend, VllmOptions, WeightsFolder,
+};
+use sinew_types::{
+    Engine, EngineError, EngineEvent, FinishReason, GenerateRequest, RequestId, SampledToken,
+    SamplingParams,
+};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, channel};
+use std::time::Duration;
+
+/// Longer than anything takes that works.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+
+pub(crate) fn request(id: u64, prompt: &[u32], max_tokens: u32) -> GenerateRequest {
+    GenerateRequest {
+        id: RequestId(id),
+        prompt: prompt.to_vec(),
+        sampling: SamplingParams {
+            max_tokens,
+            stop_ids: vec![END],
+            seed: id,
+            ..SamplingParams::default()
+        },
+        priority: 0,
+    }
+}
+
+/// Everything that was told about a request.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Outcome {
+    pub(crate) tokens: Vec<SampledToken>,
+    pub(crate) end: Result<FinishReason, EngineError>,
+}
+
+impl Outcome {
+    pub(crate) fn ids(&self) -> Vec<u32> {
+        self.tokens.iter().map(|t| t.id).collect()
+    }
+
+    pub(crate) fn reason(&self) -> &FinishReason {
+        self.end.as_ref().expect("it finished")
+    }
+
+    pub(crate) fn error(&self) -> String {
+        self.end.as_ref().expect_err("it failed").to_string()
+    }
+}
+
+pub(crate) struct Pending(Receiver<EngineEvent>);
+
+impl Pending {
+    /// The next event.
+    pub(crate) fn next(&self) -> EngineEvent {
+        self.0.recv_timeout(PATIENCE).expect("an event comes")
+    }
+
+    pub(crate) fn nothing_for(&self, time: Duration) -> bool {
+        self.0.recv_timeout(time).is_err()
+    }
+
+    /// All events to the last; checks that it is the last.
+    pub(crate) fn outcome(self) -> Outcome {
+        let mut all = Vec::new();
+        let end = loop {
+            match self.next() {
+                EngineEvent::Tokens { tokens, .. } => all.extend(tokens),
+                EngineEvent::Finished { reason, .. } => break Ok(reason),
+                EngineEvent::Failed { error, .. } => break Err(error),
+            }
+        };
+        let more = self.0.recv_timeout(Duration::from_millis(1));
+        assert!(more.is_err(), "told after the end: {more:?}");
+        Outcome { tokens: all, end }
+    }
+}
+
+pub(crate) fn submit(engine: &dyn Engine, request: GenerateRequest) -> Pending {
+    try_submit(engine, request).expect("the request is taken")
+}
+
+pub(crate) fn try_submit(
+    engine: &dyn Engine,
+    request: GenerateRequest,
+) -> Result<Pending, EngineError> {
+    let (to, events) = channel();
+    let sink = Box::new(move |event| {
+        // The test may have gone on.
+        let _ = to.send(event);
+    });
+    engine.submit(request, sink)?;
+    Ok(Pending(events))
+}
+
+/// Short times, so that faults are found soon.
+pub(crate) fn server(mock: &Mock) -> ServerConfig {
+    ServerConfig {
+        vocab: Some(crate::mock::VOCAB),
+        timeouts: Timeouts {
+            connect_s: 5.0,
+            first_token_s: 1.0,
+            between_tokens_s: 0.5,
+            whole_s: 20.0,
+            control_s: 5.0,
+            load_s: 10.0,
+        },
+        ..ServerConfig::new(mock.url())
+    }
+}
+
+pub(crate) fn vllm(mock: &Mock, api: VllmApi) -> Arc<dyn Backend> {
+    let options = VllmOptions {
+        api,
+        ..VllmOptions::default()
+    };
+    Arc::new(VllmBackend::new(server(mock), options).unwrap())
+}
+
+pub(crate) fn sglang(mock: &Mock) -> Arc<dyn Backend> {
+    Arc::new(SglangBackend::new(server(mock), SglangOptions::default(), 77).unwrap())
+}
+
+/// One that waits long for the next token.
+pub(crate) fn patient(mock: &Mock) -> Arc<dyn Backend> {
+    let mut config = server(mock);
+    config.timeouts.between_tokens_s = PATIENCE.as_secs_f64();
+    match mock.state.kind {
+        Kind::Vllm => Arc::new(VllmBackend::new(config, VllmOptions::default()).unwrap()),
+        _ => Arc::new(SglangBackend::new(config, SglangOptions::default(), 77).unwrap()),
+    }
+}
+
+/// Until a look at its first engine has shown that `why`.
+pub(crate) fn until_idle_because(engine: &RemoteEngine, why: &str) {
+    until(why, || {
+        let engines = engine.engines();
+        let because = engines.first().and_then(|e| e.idle_because.as_deref());
+        because.is_some_and(|b| b.contains(why))
+    });
+}
+
+pub(crate) fn backend(mock: &Mock) -> Arc<dyn Backend> {
+    match mock.state.kind {
+        Kind::Vllm => vllm(mock, VllmApi::Completions),
+        Kind::Sglang | Kind::SglangIncremental => sglang(mock),
+        other => panic!("{other:?} has tests of its own"),
+    }
+}
+
+pub(crate) fn config() -> RemoteConfig {
+    let mut config = RemoteConfig::new(Box::new(|| 0.5));
+    config.probe_interval_s = 0.05;
+    config.router.backoff_s = 0.02;
+    config.router.block_tokens = 4;
+    config.router.max_wait_s = 20.0;
+    config.router.breaker.open_s = 0.1;
+    config
+}
+
+pub(crate) fn remote(backends: Vec<Arc<dyn Backend>>, config: RemoteConfig) -> RemoteEngine {
+    with_folder(backends, None, config)
+}
+
+pub(crate) fn with_folder(
+    backends: Vec<Arc<dyn Backend>>,
+    folder: Option<WeightsFolder>,
+    config: RemoteConfig,
+) -> RemoteEngine {
+    let engine = RemoteEngine::new(backends, folder, config).unwrap();
+    engine.wait_ready(PATIENCE).unwrap();
+    engine
+}
+
+/// Until `done`, which must come to hold.
+pub(crate) fn until(what: &str, done: impl Fn() -> bool) {
+    let start = std::time::Instant::now();
+    while !done() {
+        assert!(start.elapsed() < PATIENCE, "never: {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}

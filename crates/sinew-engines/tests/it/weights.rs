@@ -1,0 +1,204 @@
+//! Versions: never the wrong one.
+
+use crate::mock::{Fault, Kind, Mock, OneTensor};
+use crate::support::{
+    PATIENCE, backend, config, patient, remote, request, submit, until, until_idle_because, vllm,
+    with_folder,
+};
+use sinew_engines::{Backend, FolderDtype, RemoteEngine, VllmApi, WeightsFolder};
+use sinew_types::{Engine, EngineError, FinishReason, PolicyVersion};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+struct Bench {
+    mocks: Vec<Mock>,
+    engine: RemoteEngine,
+    _dir: tempfile::TempDir,
+}
+
+fn bench(kinds: &[Kind]) -> Bench {
+    let mocks: Vec<_> = kinds.iter().map(|k| Mock::start(*k)).collect();
+    let dir = tempfile::tempdir().unwrap();
+    let folder = WeightsFolder::new(dir.path(), None, FolderDtype::F32);
+    let engine = with_folder(mocks.iter().map(patient).collect(), Some(folder), config());
+    until("all are ready", || {
+        engine.engines().iter().all(|e| e.idle_because.is_none())
+    });
+    Bench {
+        mocks,
+        engine,
+        _dir: dir,
+    }
+}
+
+fn load(engine: &RemoteEngine, version: u64) -> Result<(), EngineError> {
+    engine.load_weights(PolicyVersion(version), Arc::new(OneTensor([1.0])))
+}
+
+fn long(id: u64) -> sinew_types::GenerateRequest {
+    let mut request = request(id, &[id as u32, 2, 3], 20);
+    request.sampling.stop_ids.clear();
+    request
+}
+
+#[test]
+fn a_swap_in_the_middle_of_a_request_stamps_each_token_with_its_weights() {
+    for kind in [Kind::Vllm, Kind::Sglang] {
+        let b = bench(&[kind]);
+        b.mocks[0].fail_next(Fault::HangAfter(6));
+        let pending = submit(&b.engine, long(1));
+        for _ in 0..6 {
+            pending.next();
+        }
+        load(&b.engine, 4).unwrap();
+        let outcome = pending.outcome();
+        assert_eq!(outcome.reason(), &FinishReason::Length);
+        assert_eq!(outcome.tokens.len(), 14, "6 came before");
+        assert!(outcome.tokens.iter().all(|t| t.version == PolicyVersion(4)));
+        assert_eq!(b.mocks[0].label(), "v4");
+        let counters = b.engine.counters();
+        assert_eq!(
+            (counters.interrupted_legs, counters.failed_legs),
+            (1, 0),
+            "{kind:?}"
+        );
+    }
+}
+
+#[test]
+fn an_engine_that_failed_to_load_does_not_serve_until_it_has() {
+    let b = bench(&[Kind::Vllm, Kind::Sglang]);
+    b.mocks[1].state.broken_loader.store(true, Ordering::SeqCst);
+    load(&b.engine, 2).unwrap();
+    let before = b.mocks[1].generations();
+    for id in 0..6 {
+        let outcome = submit(&b.engine, long(id)).outcome();
+        assert!(outcome.tokens.iter().all(|t| t.version == PolicyVersion(2)));
+    }
+    assert_eq!(b.mocks[1].generations(), before, "nothing was asked of it");
+    assert!(b.engine.engines()[1].idle_because.is_some());
+    // It is tried again, and taken in once it works.
+    b.mocks[1]
+        .state
+        .broken_loader
+        .store(false, Ordering::SeqCst);
+    until("it has loaded them", || {
+        b.engine.engines()[1].idle_because.is_none()
+    });
+    assert_eq!(b.mocks[1].label(), "v2");
+}
+
+#[test]
+fn a_load_that_fails_everywhere_says_why_and_serves_nothing_unverified() {
+    let b = bench(&[Kind::Vllm]);
+    b.mocks[0].state.broken_loader.store(true, Ordering::SeqCst);
+    let error = load(&b.engine, 2).unwrap_err();
+    assert!(error.to_string().contains("loader is broken"), "{error}");
+    assert_eq!(b.engine.status().version, PolicyVersion(0));
+    // Half-loaded weights carry the label of none: they are not sampled from.
+    assert_eq!(b.mocks[0].label(), "loading-v2");
+    let pending = submit(&b.engine, long(1));
+    assert!(pending.nothing_for(Duration::from_millis(100)));
+    b.mocks[0]
+        .state
+        .broken_loader
+        .store(false, Ordering::SeqCst);
+    load(&b.engine, 3).unwrap();
+    let outcome = pending.outcome();
+    assert!(outcome.tokens.iter().all(|t| t.version == PolicyVersion(3)));
+}
+
+#[test]
+fn a_restarted_server_gets_the_current_weights_before_it_serves() {
+    let mut b = bench(&[Kind::Vllm]);
+    load(&b.engine, 2).unwrap();
+    b.mocks[0].restart();
+    let pending = submit(&b.engine, long(1));
+    let outcome = pending.outcome();
+    assert!(outcome.tokens.iter().all(|t| t.version == PolicyVersion(2)));
+    assert_eq!(b.mocks[0].label(), "v2");
+}
+
+#[test]
+fn weights_that_somebody_else_loaded_never_serve() {
+    let mock = Mock::start(Kind::Sglang);
+    mock.set_label("v7");
+    let engine = RemoteEngine::new(vec![backend(&mock)], None, config()).unwrap();
+    until_idle_because(&engine, "not v0: it has v7");
+    let error = engine.wait_ready(Duration::ZERO).unwrap_err();
+    assert!(error.to_string().contains("it has v7"), "{error}");
+    let pending = submit(&engine, long(1));
+    assert!(pending.nothing_for(Duration::from_millis(100)));
+    assert_eq!(mock.generations(), 0);
+    mock.set_label("v0");
+    assert!(pending.outcome().end.is_ok());
+}
+
+#[test]
+fn a_swap_by_somebody_else_fails_what_it_may_have_touched() {
+    let backends: [fn(&Mock) -> Arc<dyn Backend>; 3] =
+        [backend, |m| vllm(m, VllmApi::Generate), backend];
+    for (kind, make) in [Kind::Vllm, Kind::Vllm, Kind::Sglang]
+        .into_iter()
+        .zip(backends)
+    {
+        let mock = Mock::start(kind);
+        let engine = remote(vec![make(&mock)], config());
+        mock.fail_next(Fault::OtherWeights);
+        let outcome = submit(&engine, long(1)).outcome();
+        assert!(outcome.error().contains("v999"), "{kind:?}: {outcome:?}");
+        assert!(engine.counters().wrong_version >= 1, "{kind:?}");
+        let waits = submit(&engine, long(2));
+        assert!(waits.nothing_for(Duration::from_millis(60)), "{kind:?}");
+    }
+}
+
+#[test]
+fn held_back_tokens_are_never_of_the_wrong_weights() {
+    for kind in [Kind::Vllm, Kind::Sglang] {
+        let mock = Mock::start(kind);
+        let mut config = config();
+        config.hold_until_verified = true;
+        let engine = remote(vec![backend(&mock)], config);
+        mock.fail_next(Fault::OtherWeights);
+        let pending = submit(&engine, long(1));
+        assert!(pending.nothing_for(Duration::from_millis(150)), "{kind:?}");
+        mock.set_label("v0");
+        let outcome = pending.outcome();
+        assert_eq!(
+            (outcome.tokens.len(), outcome.reason()),
+            (20, &FinishReason::Length)
+        );
+    }
+}
+
+#[test]
+fn servers_without_labels_are_known_by_their_process() {
+    let mut mock = Mock::start(Kind::Vllm);
+    mock.state.bare.store(true, Ordering::SeqCst);
+    let engine = remote(vec![backend(&mock)], config());
+    assert!(submit(&engine, long(1)).outcome().end.is_ok());
+    let error = load(&engine, 1).unwrap_err();
+    assert!(error.to_string().contains("weights_dir"), "{error}");
+    // As it was started, it has the first version again: it may serve.
+    mock.restart();
+    mock.state.bare.store(true, Ordering::SeqCst);
+    assert!(submit(&engine, long(2)).outcome().end.is_ok());
+}
+
+#[test]
+fn sleeping_servers_are_not_asked_and_requests_wait() {
+    for kind in [Kind::Vllm, Kind::Sglang] {
+        let b = bench(&[kind]);
+        load(&b.engine, 1).unwrap();
+        b.engine.sleep(true).unwrap();
+        assert!(b.mocks[0].state.sleeping.load(Ordering::SeqCst));
+        let pending = submit(&b.engine, long(1));
+        assert!(pending.nothing_for(Duration::from_millis(100)), "{kind:?}");
+        b.engine.sleep(false).unwrap();
+        let outcome = pending.outcome();
+        assert!(outcome.end.is_ok(), "{kind:?}: {outcome:?}");
+        b.engine.wait_ready(PATIENCE).unwrap();
+    }
+}
