@@ -7,13 +7,13 @@
 //! deadline plus the time of a kill; the result says which protections were really in force;
 //! nothing outlives the process that asked for it.
 
-pub mod attack;
-pub mod bench;
 mod null;
+mod pool;
 mod port;
 mod process;
 
 pub use null::NullProvider;
+pub use pool::{Pool, PoolConfig, PoolStats};
 pub use port::{
     Ending, ExecOptions, ExecRequest, ExecResult, Limits, Network, OutputChunk, OutputStream,
     Program, Protection, Sandbox, SandboxError, SandboxFuture, SandboxProvider, SandboxSpec,

@@ -1,19 +1,27 @@
 //! Limits of a whole sandbox through cgroups: version 1 controllers where they are mounted,
 //! else version 2, else none (resource limits of each process remain).
+//!
+//! Folders are held open: the spawner leaves the host's file system behind.
 
 use super::messages::CgroupEvents;
 use crate::port::Limits;
-use std::fs;
+use nix::fcntl::{OFlag, openat};
+use nix::sys::stat::{Mode, mkdirat};
+use nix::unistd::{UnlinkatFlags, unlinkat};
+use std::fs::{self, File};
+use std::io::{Read, Write};
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 
 /// Where limits can be set on this host.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Hierarchy {
     /// Version 1 folder of the memory controller, below which groups can be made.
-    memory_v1: Option<PathBuf>,
-    pids_v1: Option<PathBuf>,
+    memory_v1: Option<Rc<OwnedFd>>,
+    pids_v1: Option<Rc<OwnedFd>>,
     /// Version 2 folder with both controllers delegated.
-    v2: Option<PathBuf>,
+    v2: Option<Rc<OwnedFd>>,
     /// Why something is missing.
     pub(crate) why: String,
 }
@@ -21,10 +29,26 @@ pub(crate) struct Hierarchy {
 /// The groups of one sandbox. Removed by [`Group::remove`].
 #[derive(Debug)]
 pub(crate) struct Group {
-    memory: Option<PathBuf>,
-    pids: Option<PathBuf>,
+    name: String,
+    memory: Option<Rc<OwnedFd>>,
+    pids: Option<Rc<OwnedFd>>,
     v2: bool,
     before: CgroupEvents,
+    used: bool,
+}
+
+fn open(dir: &OwnedFd, path: &str, flags: OFlag) -> std::io::Result<File> {
+    Ok(openat(dir, path, flags | OFlag::O_CLOEXEC, Mode::empty())?.into())
+}
+
+fn write(dir: &OwnedFd, path: &str, text: &str) -> std::io::Result<()> {
+    open(dir, path, OFlag::O_WRONLY)?.write_all(text.as_bytes())
+}
+
+fn read(dir: &OwnedFd, path: &str) -> String {
+    let mut bytes = [0; 4096];
+    let read = open(dir, path, OFlag::O_RDONLY).and_then(|mut f| f.read(&mut bytes));
+    String::from_utf8_lossy(&bytes[..read.unwrap_or(0)]).into_owned()
 }
 
 impl Hierarchy {
@@ -57,12 +81,6 @@ impl Hierarchy {
         if found.memory_v1.is_none() && found.v2.is_none() {
             found.why = "no writable cgroup with the memory controller".into();
         }
-        for dir in [&found.memory_v1, &found.pids_v1, &found.v2]
-            .into_iter()
-            .flatten()
-        {
-            sweep(dir);
-        }
         found
     }
 
@@ -83,26 +101,24 @@ impl Hierarchy {
     }
 
     /// Makes the groups of a sandbox.
-    pub(crate) fn create(&self, name: &str, limits: &Limits) -> Result<Group, String> {
+    pub(crate) fn create(&self, name: String, limits: &Limits) -> Result<Group, String> {
         let group = Group {
-            memory: self
-                .memory_v1
-                .as_ref()
-                .or(self.v2.as_ref())
-                .map(|p| p.join(name)),
-            pids: self
-                .pids_v1
-                .as_ref()
-                .or(self.v2.as_ref())
-                .map(|p| p.join(name)),
+            name,
+            memory: self.memory_v1.clone().or_else(|| self.v2.clone()),
+            pids: self.pids_v1.clone().or_else(|| self.v2.clone()),
             v2: self.v2.is_some(),
             before: CgroupEvents::default(),
+            used: false,
         };
+        let failed = |what: &str, e: &dyn std::fmt::Display| format!("cgroup {what}: {e}");
         for dir in group.dirs() {
-            if let Err(e) = fs::create_dir(dir)
-                && e.kind() != std::io::ErrorKind::AlreadyExists
-            {
-                return Err(format!("{}: {e}", dir.display()));
+            match mkdirat(
+                dir.as_ref(),
+                group.name.as_str(),
+                Mode::from_bits_truncate(0o755),
+            ) {
+                Ok(()) | Err(nix::errno::Errno::EEXIST) => {}
+                Err(e) => return Err(failed("mkdir", &e)),
             }
         }
         if let Some(dir) = &group.memory {
@@ -113,47 +129,63 @@ impl Hierarchy {
                 &["memory.limit_in_bytes", "memory.memsw.limit_in_bytes"]
             };
             for (i, file) in files.iter().enumerate() {
-                let written = fs::write(dir.join(file), &value);
+                let written = write(dir, &group.path(file), &value);
                 // Swap accounting can be off; the first file is the limit.
                 if i == 0 {
-                    written.map_err(|e| format!("{}/{file}: {e}", dir.display()))?;
+                    written.map_err(|e| failed(file, &e))?;
                 }
             }
             if group.v2 {
-                let _ = fs::write(dir.join("memory.swap.max"), "0");
+                let _ = write(dir, &group.path("memory.swap.max"), "0");
             }
         }
         if let Some(dir) = &group.pids {
-            // One more for the sandbox's own init.
+            // One more for the room's first process.
             let value = (limits.processes + 1).to_string();
-            fs::write(dir.join("pids.max"), value)
-                .map_err(|e| format!("{}: {e}", dir.display()))?;
+            write(dir, &group.path("pids.max"), &value).map_err(|e| failed("pids.max", &e))?;
         }
         Ok(group)
     }
 }
 
-/// The folder of this process's own group, if a group can be made below it.
-fn usable(mount: &Path) -> Option<PathBuf> {
+/// The folder of this process's own group, if a group can be made below it; groups that dead
+/// processes left there are removed.
+fn usable(mount: &Path) -> Option<Rc<OwnedFd>> {
     let probe = mount.join(format!("sinew-{}-probe", std::process::id()));
     fs::create_dir(&probe).ok()?;
     fs::remove_dir(&probe).ok()?;
-    Some(mount.into())
+    sweep(mount);
+    Some(Rc::new(OwnedFd::from(File::open(mount).ok()?)))
 }
 
-/// Removes groups named `sinew-PID-...` whose process is gone.
+/// Tag of everything that this run makes on the host: process id and when it started, so that
+/// a number used again is told apart.
+pub(crate) fn run_tag(pid: u32) -> String {
+    format!("{pid}-{}", started(pid).unwrap_or(0))
+}
+
+/// Clock ticks between the boot and the start of a process (`/proc/PID/stat`, field 22).
+fn started(pid: u32) -> Option<u64> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let after = stat.rsplit(')').next()?;
+    after.split_whitespace().nth(19)?.parse().ok()
+}
+
+/// Removes groups named `sinew-PID-START-...` whose process is gone.
 fn sweep(dir: &Path) {
     let Ok(entries) = fs::read_dir(dir) else {
         return;
     };
     for entry in entries.flatten() {
         let name = entry.file_name();
-        let owner = name
-            .to_str()
-            .and_then(|n| n.strip_prefix("sinew-"))
-            .and_then(|n| n.split('-').next())
-            .and_then(|pid| pid.parse::<u32>().ok());
-        if owner.is_some_and(|pid| !Path::new(&format!("/proc/{pid}")).exists()) {
+        let Some(tag) = name.to_str().and_then(|n| n.strip_prefix("sinew-")) else {
+            continue;
+        };
+        let mut parts = tag.split('-').map(str::parse::<u64>);
+        let (Some(Ok(pid)), Some(Ok(start))) = (parts.next(), parts.next()) else {
+            continue;
+        };
+        if started(pid as u32) != Some(start) {
             let _ = fs::remove_dir(entry.path());
         }
     }
@@ -167,41 +199,70 @@ fn number_after(text: &str, key: &str) -> u64 {
 }
 
 impl Group {
-    fn dirs(&self) -> impl Iterator<Item = &PathBuf> {
-        let pids = self
-            .pids
-            .as_ref()
-            .filter(|p| Some(*p) != self.memory.as_ref());
-        self.memory.iter().chain(pids)
+    fn path(&self, file: &str) -> String {
+        format!("{}/{file}", self.name)
     }
 
-    /// Files through which a process joins: write `0` to each.
-    pub(crate) fn join_files(&self) -> Vec<PathBuf> {
-        self.dirs().map(|d| d.join("cgroup.procs")).collect()
+    fn dirs(&self) -> impl Iterator<Item = &Rc<OwnedFd>> {
+        let same = self.v2;
+        self.memory
+            .iter()
+            .chain(self.pids.iter().filter(move |_| !same))
+    }
+
+    /// Puts this process (0) or a child of it into the groups.
+    pub(crate) fn join(&self, pid: i32) -> std::io::Result<()> {
+        let pid = pid.to_string();
+        self.dirs()
+            .try_for_each(|dir| write(dir, &self.path("cgroup.procs"), &pid))
+    }
+
+    fn text(&self, dir: Option<&Rc<OwnedFd>>, file: &str) -> String {
+        dir.map_or(String::new(), |d| read(d, &self.path(file)))
+    }
+
+    fn number(&self, dir: Option<&Rc<OwnedFd>>, file: &str) -> Option<u64> {
+        self.text(dir, file).trim().parse().ok()
+    }
+
+    /// Processes and threads in it now; `None` where nothing counts them.
+    pub(crate) fn processes(&self) -> Option<u64> {
+        self.number(self.pids.as_ref(), "pids.current")
+    }
+
+    /// Memory of it now.
+    pub(crate) fn memory_bytes(&self) -> u64 {
+        let file = if self.v2 {
+            "memory.current"
+        } else {
+            "memory.usage_in_bytes"
+        };
+        self.number(self.memory.as_ref(), file).unwrap_or(0)
     }
 
     fn read(&self) -> CgroupEvents {
-        let text = |dir: &Option<PathBuf>, file: &str| {
-            let dir = dir.as_ref();
-            dir.and_then(|d| fs::read_to_string(d.join(file)).ok())
-                .unwrap_or_default()
-        };
         let (ooms, peak) = if self.v2 {
             ("memory.events", "memory.peak")
         } else {
             ("memory.oom_control", "memory.max_usage_in_bytes")
         };
+        let memory = self.memory.as_ref();
         CgroupEvents {
-            oom_kills: number_after(&text(&self.memory, ooms), "oom_kill "),
-            process_refusals: number_after(&text(&self.pids, "pids.events"), "max "),
-            peak_memory_bytes: text(&self.memory, peak).trim().parse().unwrap_or(0),
+            oom_kills: number_after(&self.text(memory, ooms), "oom_kill "),
+            process_refusals: number_after(&self.text(self.pids.as_ref(), "pids.events"), "max "),
+            peak_memory_bytes: self.number(memory, peak).unwrap_or(0),
         }
     }
 
     /// Called before an execution: counters start from here.
     pub(crate) fn begin(&mut self) {
+        if !self.used {
+            // A new group counts from zero.
+            self.used = true;
+            return;
+        }
         if let Some(dir) = self.memory.as_ref().filter(|_| !self.v2) {
-            let _ = fs::write(dir.join("memory.max_usage_in_bytes"), "0");
+            let _ = write(dir, &self.path("memory.max_usage_in_bytes"), "0");
         }
         self.before = self.read();
     }
@@ -218,10 +279,11 @@ impl Group {
         }
     }
 
-    /// Removes the groups; nothing may run in them any more.
-    pub(crate) fn remove(&self) {
-        for dir in self.dirs() {
-            let _ = fs::remove_dir(dir);
-        }
+    /// Removes the groups; false if something still runs in them.
+    pub(crate) fn remove(&self) -> bool {
+        self.dirs().all(|dir| {
+            let removed = unlinkat(dir.as_ref(), self.name.as_str(), UnlinkatFlags::RemoveDir);
+            matches!(removed, Ok(()) | Err(nix::errno::Errno::ENOENT))
+        })
     }
 }

@@ -1,6 +1,6 @@
 //! What the host and the spawner say to each other: one JSON message a packet, with files.
 
-use crate::port::{Limits, Protection};
+use crate::port::{Limits, Network, Protection};
 use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, recvmsg, sendmsg};
 use serde::{Deserialize, Serialize};
 use std::io::{IoSlice, IoSliceMut};
@@ -12,21 +12,42 @@ pub(crate) const MAX_PACKET: usize = 160 << 10;
 /// Files of a packet.
 const MAX_FDS: usize = 4;
 
+/// What to start.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) enum Start {
+    Argv(Vec<String>),
+    /// Code for a fork of the zygote.
+    Python(String),
+}
+
+/// What a sandbox is to be.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Creation {
+    pub(crate) limits: Limits,
+    pub(crate) network: Network,
+    /// Snapshot that it starts from.
+    pub(crate) base: Option<u64>,
+    /// Whether an interpreter waits in it for the next program.
+    pub(crate) warm: bool,
+}
+
 /// From the host.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Request {
     /// A new sandbox.
-    Create { id: u64, limits: Limits },
+    Create { id: u64, creation: Creation },
     /// Kills and frees a sandbox.
     Destroy { id: u64 },
-    /// Files: standard input, output, error and the status pipe.
+    /// Files: standard input, output and error.
     Exec {
         id: u64,
-        argv: Vec<String>,
+        start: Start,
         env: Vec<(String, String)>,
     },
     /// Kills what runs in a sandbox.
     Kill { id: u64 },
+    /// Throws away all files of a sandbox.
+    Reset { id: u64 },
     /// File: a memory file with the content.
     WriteFile { id: u64, path: String },
     /// The reply brings a memory file with the content.
@@ -35,6 +56,18 @@ pub(crate) enum Request {
         path: String,
         max_bytes: u64,
     },
+    /// The reply brings a listening socket.
+    Listen { id: u64, port: u16 },
+    /// The reply brings [`SpawnerStats`].
+    Stats { id: u64 },
+    /// Freezes the work folder under a number.
+    Snapshot { id: u64, snapshot: u64 },
+    /// Nobody needs a snapshot any more.
+    DropSnapshot { snapshot: u64 },
+    /// The reply brings a memory file with the archive.
+    Export { snapshot: u64 },
+    /// File: a memory file with an archive.
+    Import { snapshot: u64, max_bytes: u64 },
 }
 
 /// A request with the number that its reply carries.
@@ -44,17 +77,64 @@ pub(crate) struct Numbered {
     pub(crate) request: Request,
 }
 
+/// How Python programs start.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum PythonStart {
+    /// As forks of an interpreter that is ready.
+    Zygote,
+    /// By `execve`, and why.
+    Exec(String),
+}
+
 /// From the spawner.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Reply {
     /// First message: what this host enforces.
-    Hello { protections: Vec<Protection> },
+    Hello {
+        protections: Vec<Protection>,
+        python: PythonStart,
+    },
     /// First message: nothing can be isolated.
     Unavailable { reason: String },
     /// A request is done.
-    Done { seq: u64, error: Option<String> },
+    Done {
+        seq: u64,
+        error: Option<String>,
+        stats: Option<SpawnerStats>,
+    },
     /// What ran in a sandbox is gone, all of it.
-    Ended { id: u64, events: CgroupEvents },
+    Ended { id: u64, end: End },
+}
+
+/// What the spawner knows of a sandbox.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct SpawnerStats {
+    pub(crate) memory_bytes: u64,
+    pub(crate) processes: u64,
+    pub(crate) file_bytes: u64,
+    pub(crate) file_count: u64,
+    pub(crate) layers: u64,
+}
+
+/// How the main process of an execution ended, as the kernel tells its parent.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Exit {
+    Code(i32),
+    Signal(i32),
+    /// It did not come to run the program: number of the step, errno.
+    SetUp(u32, i32),
+    /// It was never started.
+    Lost(String),
+}
+
+/// The end of an execution.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct End {
+    pub(crate) exit: Exit,
+    pub(crate) cpu_us: u64,
+    pub(crate) max_rss_kib: u64,
+    pub(crate) events: CgroupEvents,
+    pub(crate) file_bytes: u64,
 }
 
 /// What the kernel counted for one execution.
@@ -65,39 +145,51 @@ pub(crate) struct CgroupEvents {
     pub(crate) peak_memory_bytes: u64,
 }
 
-/// How the jailed program ended, as its init tells it: 24 bytes on the status pipe.
+/// What a child of the spawner has to say before hostile code runs in it: one record on a pipe
+/// that only such children hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Status {
-    /// 0 exited, 1 signalled, 2 set-up failed (`value` is the errno, `detail` the step).
+pub(crate) struct Notice {
+    pub(crate) id: u64,
+    /// Which of the sandbox's rooms.
+    pub(crate) room: u32,
     pub(crate) kind: u32,
+    /// Process id, or number of the step that failed.
     pub(crate) value: i32,
-    pub(crate) detail: u32,
-    pub(crate) max_rss_kib: u32,
-    pub(crate) cpu_us: u64,
+    pub(crate) errno: i32,
 }
 
-impl Status {
+impl Notice {
     pub(crate) const BYTES: usize = 24;
+    /// The first process of a room is ready.
+    pub(crate) const READY: u32 = 0;
+    /// The zygote has forked.
+    pub(crate) const FORKED: u32 = 1;
+    /// A step failed.
+    pub(crate) const FAILED: u32 = 2;
+    /// The zygote is ready.
+    pub(crate) const ZYGOTE: u32 = 3;
 
     pub(crate) fn encode(&self) -> [u8; Self::BYTES] {
         let mut out = [0; Self::BYTES];
-        out[0..4].copy_from_slice(&self.kind.to_le_bytes());
-        out[4..8].copy_from_slice(&self.value.to_le_bytes());
-        out[8..12].copy_from_slice(&self.detail.to_le_bytes());
-        out[12..16].copy_from_slice(&self.max_rss_kib.to_le_bytes());
-        out[16..24].copy_from_slice(&self.cpu_us.to_le_bytes());
+        out[0..8].copy_from_slice(&self.id.to_ne_bytes());
+        out[8..12].copy_from_slice(&self.room.to_ne_bytes());
+        out[12..16].copy_from_slice(&self.kind.to_ne_bytes());
+        out[16..20].copy_from_slice(&self.value.to_ne_bytes());
+        out[20..24].copy_from_slice(&self.errno.to_ne_bytes());
         out
     }
 
-    pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
-        let word = |at: usize| -> Option<[u8; 4]> { bytes.get(at..at + 4)?.try_into().ok() };
-        Some(Self {
-            kind: u32::from_le_bytes(word(0)?),
-            value: i32::from_le_bytes(word(4)?),
-            detail: u32::from_le_bytes(word(8)?),
-            max_rss_kib: u32::from_le_bytes(word(12)?),
-            cpu_us: u64::from_le_bytes(bytes.get(16..24)?.try_into().ok()?),
-        })
+    pub(crate) fn decode(bytes: &[u8; Self::BYTES]) -> Self {
+        let word = |at: usize| [bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]];
+        let mut id = [0; 8];
+        id.copy_from_slice(&bytes[..8]);
+        Self {
+            id: u64::from_ne_bytes(id),
+            room: u32::from_ne_bytes(word(8)),
+            kind: u32::from_ne_bytes(word(12)),
+            value: i32::from_ne_bytes(word(16)),
+            errno: i32::from_ne_bytes(word(20)),
+        }
     }
 }
 
@@ -108,6 +200,15 @@ pub(crate) fn send<T: Serialize>(
     fds: &[RawFd],
 ) -> Result<(), String> {
     let bytes = serde_json::to_vec(message).map_err(|e| e.to_string())?;
+    send_bytes(socket, &bytes, fds)
+}
+
+/// Sends one packet with files.
+pub(crate) fn send_bytes(
+    socket: BorrowedFd<'_>,
+    bytes: &[u8],
+    fds: &[RawFd],
+) -> Result<(), String> {
     if bytes.len() > MAX_PACKET {
         return Err(format!(
             "message of {} bytes, at most {MAX_PACKET}",
@@ -123,7 +224,7 @@ pub(crate) fn send<T: Serialize>(
     loop {
         let sent = sendmsg::<()>(
             socket.as_raw_fd(),
-            &[IoSlice::new(&bytes)],
+            &[IoSlice::new(bytes)],
             control,
             MsgFlags::MSG_NOSIGNAL,
             None,

@@ -1,17 +1,16 @@
-//! The file system that sandboxes see, and files that go in and out of it.
+//! The file system that sandboxes see.
 
-use super::jail::BASE;
-use super::spawner::root_path;
-use nix::fcntl::{OFlag, OpenHow, ResolveFlag, openat2};
-use nix::mount::{MsFlags, mount};
-use nix::sys::memfd::{MFdFlags, memfd_create};
+use nix::fcntl::OFlag;
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sys::stat::Mode;
-use nix::unistd::{Gid, Uid, fchown};
+use nix::unistd::{chdir, pivot_root};
 use std::fs::{self, File};
-use std::io::{Read, Seek, Write};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::{PermissionsExt, symlink};
-use std::path::{Component, Path, PathBuf};
+use std::path::{Path, PathBuf};
+
+/// Where the spawner builds the file system that becomes its own root.
+const BASE: &str = "/tmp";
 
 const NONE: Option<&str> = None;
 
@@ -23,25 +22,46 @@ fn io<'a>(path: &'a Path) -> impl Fn(std::io::Error) -> String + 'a {
     move |e| format!("{}: {e}", path.display())
 }
 
-/// Builds the root: system folders read-only, a handful of devices and files, nothing else.
-pub(crate) fn build(binds: &[PathBuf]) -> Result<(), String> {
-    let (base, root) = (Path::new(BASE), root_path());
+/// Builds the root: system folders read-only (the host's, or an image's), a handful of devices
+/// and files, nothing else; then makes the place it was built in the root of this process.
+pub(crate) fn build(
+    binds: &[PathBuf],
+    shows: &[(PathBuf, PathBuf)],
+    image: Option<&Path>,
+) -> Result<(), String> {
+    let base = Path::new(BASE);
+    let root = &inside(base, Path::new(super::room::ROOT));
     mount(NONE, "/", NONE, MsFlags::MS_REC | MsFlags::MS_PRIVATE, NONE)
         .map_err(failed("make private", Path::new("/")))?;
     // What lies under the base itself is opened before it is covered.
     let mut held = Vec::new();
-    for bind in binds {
-        held.push((bind.clone(), hold(bind)?));
+    let same = binds.iter().map(|b| (b, b));
+    for (source, target) in same.chain(shows.iter().map(|(s, t)| (s, t))) {
+        held.push((target.clone(), hold(source)?));
+    }
+    let (folders, links) = image.map(image_parts).transpose()?.unwrap_or_default();
+    for (source, target) in folders {
+        held.push((target, hold(&source)?));
     }
     tmpfs(base, "size=16m,mode=0755")?;
     fs::create_dir(root).map_err(io(root))?;
     tmpfs(root, "size=4m,mode=0755")?;
-    for folder in ["work", "tmp", "proc", "dev", "etc"] {
+    for folder in ["work", "tmp", "proc", "dev"] {
         let path = root.join(folder);
         fs::create_dir(&path).map_err(io(&path))?;
     }
-    for folder in ["/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64"] {
-        system_folder(Path::new(folder), root)?;
+    match image {
+        None => {
+            for folder in ["/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64"] {
+                system_folder(Path::new(folder), root)?;
+            }
+            etc(root)?;
+        }
+        Some(_) => {
+            for (target, link) in links {
+                symlink(link, inside(root, &target)).map_err(io(&target))?;
+            }
+        }
     }
     for (path, fd) in held {
         let source = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&fd));
@@ -62,9 +82,42 @@ pub(crate) fn build(binds: &[PathBuf]) -> Result<(), String> {
     ] {
         symlink(target, root.join("dev").join(link)).map_err(io(root))?;
     }
-    etc(root)?;
     let flags = MsFlags::MS_REMOUNT | MsFlags::MS_BIND | MsFlags::MS_RDONLY | MsFlags::MS_NOSUID;
-    mount(NONE, root, NONE, flags, NONE).map_err(failed("make read-only", root))
+    mount(NONE, root, NONE, flags, NONE).map_err(failed("make read-only", root))?;
+    leave_host(base).map_err(failed("leave the host's files for", base))
+}
+
+type Pairs = Vec<(PathBuf, PathBuf)>;
+
+/// What is at the top of an image: folders (on the host, inside) and links such as `/bin` (name
+/// inside, what it says). Links lead inside: the image's root is the only one there is. Folders
+/// that each sandbox or its spawner makes are left out.
+fn image_parts(image: &Path) -> Result<(Pairs, Pairs), String> {
+    let own = ["work", "tmp", "proc", "dev", "sys"];
+    let (mut folders, mut links) = (Pairs::new(), Pairs::new());
+    for entry in fs::read_dir(image).map_err(io(image))? {
+        let entry = entry.map_err(io(image))?;
+        let kind = entry.file_type().map_err(io(image))?;
+        let target = Path::new("/").join(entry.file_name());
+        if own.iter().any(|o| entry.file_name() == *o) {
+            continue;
+        }
+        if kind.is_symlink() {
+            let link = fs::read_link(entry.path()).map_err(io(&target))?;
+            links.push((target, link));
+        } else if kind.is_dir() {
+            folders.push((entry.path(), target));
+        }
+    }
+    Ok((folders, links))
+}
+
+/// Makes `base` the root of this process; the host's mounts are gone for it and its children.
+fn leave_host(base: &Path) -> nix::Result<()> {
+    chdir(base)?;
+    pivot_root(".", ".")?;
+    umount2(".", MntFlags::MNT_DETACH)?;
+    chdir("/")
 }
 
 fn hold(path: &Path) -> Result<OwnedFd, String> {
@@ -108,6 +161,7 @@ fn bind_read_only(source: &Path, target: &Path) -> Result<(), String> {
 /// No account, password, key or host name of the host.
 fn etc(root: &Path) -> Result<(), String> {
     let etc = root.join("etc");
+    fs::create_dir(&etc).map_err(io(&etc))?;
     for (file, text) in [
         (
             "passwd",
@@ -134,125 +188,4 @@ fn etc(root: &Path) -> Result<(), String> {
         bind_read_only(alternatives, &etc.join("alternatives"))?;
     }
     Ok(())
-}
-
-/// A folder that belongs to a sandbox's user.
-pub(crate) fn own_folder(path: &Path, uid: Option<u32>) -> Result<(), String> {
-    fs::create_dir(path).map_err(io(path))?;
-    fs::set_permissions(path, fs::Permissions::from_mode(0o700)).map_err(io(path))?;
-    std::os::unix::fs::chown(path, uid, uid).map_err(io(path))
-}
-
-/// A path of plain names below the work folder.
-fn plain(path: &str) -> Result<PathBuf, String> {
-    let path = Path::new(path);
-    let parts: Vec<_> = path.components().collect();
-    let fine = !parts.is_empty()
-        && parts.len() <= 32
-        && parts.iter().all(|c| matches!(c, Component::Normal(_)));
-    if fine {
-        Ok(path.into())
-    } else {
-        Err("path must be relative, below the work folder, without `..`, at most 32 deep".into())
-    }
-}
-
-/// Opens below `dir` without following any link on the way (openat2, RESOLVE_BENEATH).
-fn open_beneath(dir: &Path, path: &Path, flags: OFlag) -> Result<OwnedFd, String> {
-    let dir_fd = hold(dir)?;
-    let how = OpenHow::new()
-        .flags(flags | OFlag::O_CLOEXEC)
-        .mode(Mode::from_bits_truncate(
-            if flags.contains(OFlag::O_CREAT) {
-                0o600
-            } else {
-                0
-            },
-        ))
-        .resolve(
-            ResolveFlag::RESOLVE_BENEATH
-                | ResolveFlag::RESOLVE_NO_SYMLINKS
-                | ResolveFlag::RESOLVE_NO_MAGICLINKS,
-        );
-    openat2(dir_fd.as_fd(), path, how).map_err(failed("open", path))
-}
-
-fn regular(fd: OwnedFd, path: &Path) -> Result<File, String> {
-    let file = File::from(fd);
-    let meta = file.metadata().map_err(io(path))?;
-    if meta.is_file() {
-        Ok(file)
-    } else {
-        Err(format!("{} is not a regular file", path.display()))
-    }
-}
-
-/// Writes `content` (a memory file) to `path` below `dir`.
-pub(crate) fn write_file(
-    dir: &Path,
-    path: &str,
-    content: OwnedFd,
-    max_bytes: u64,
-    uid: Option<u32>,
-) -> Result<(), String> {
-    let path = plain(path)?;
-    let (user, group) = (uid.map(Uid::from_raw), uid.map(Gid::from_raw));
-    let mut folder = PathBuf::new();
-    for part in path.parent().into_iter().flat_map(Path::components) {
-        folder.push(part);
-        let parent = match folder.parent().filter(|p| !p.as_os_str().is_empty()) {
-            Some(parent) => open_beneath(dir, parent, OFlag::O_RDONLY | OFlag::O_DIRECTORY)?,
-            None => hold(dir)?,
-        };
-        let name = folder.file_name().unwrap_or_default();
-        match nix::sys::stat::mkdirat(parent.as_fd(), Path::new(name), Mode::S_IRWXU) {
-            Ok(()) => {
-                let made = open_beneath(dir, &folder, OFlag::O_RDONLY | OFlag::O_DIRECTORY)?;
-                fchown(made.as_fd(), user, group).map_err(failed("chown", &folder))?;
-            }
-            Err(nix::errno::Errno::EEXIST) => {}
-            Err(e) => return Err(failed("mkdir", &folder)(e)),
-        }
-    }
-    let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK;
-    let mut file = regular(open_beneath(dir, &path, flags)?, &path)?;
-    file.set_len(0).map_err(io(&path))?;
-    fchown(file.as_fd(), user, group).map_err(failed("chown", &path))?;
-    let mut bytes = Vec::new();
-    let mut source = File::from(content);
-    source.rewind().map_err(io(&path))?;
-    source
-        .take(max_bytes + 1)
-        .read_to_end(&mut bytes)
-        .map_err(io(&path))?;
-    if bytes.len() as u64 > max_bytes {
-        return Err(format!(
-            "content is larger than the {max_bytes} bytes of the work folder"
-        ));
-    }
-    file.write_all(&bytes).map_err(io(&path))
-}
-
-/// Copies a regular file below `dir` into a memory file.
-pub(crate) fn read_file(dir: &Path, path: &str, max_bytes: u64) -> Result<OwnedFd, String> {
-    let path = plain(path)?;
-    // Opening a FIFO without O_NONBLOCK would wait for a writer for ever.
-    let flags = OFlag::O_RDONLY | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK;
-    let file = regular(open_beneath(dir, &path, flags)?, &path)?;
-    let mut bytes = Vec::new();
-    file.take(max_bytes + 1)
-        .read_to_end(&mut bytes)
-        .map_err(io(&path))?;
-    if bytes.len() as u64 > max_bytes {
-        return Err(format!(
-            "{} is larger than {max_bytes} bytes",
-            path.display()
-        ));
-    }
-    let memory = memfd_create(c"sinew-file", MFdFlags::MFD_CLOEXEC)
-        .map_err(failed("memfd_create", &path))?;
-    let mut memory = File::from(memory);
-    memory.write_all(&bytes).map_err(io(&path))?;
-    memory.rewind().map_err(io(&path))?;
-    Ok(memory.into())
 }

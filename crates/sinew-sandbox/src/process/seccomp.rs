@@ -36,7 +36,6 @@ const ALLOWED: &[i64] = &[
     libc::SYS_fsync,
     libc::SYS_fdatasync,
     libc::SYS_flock,
-    libc::SYS_fcntl,
     libc::SYS_getdents64,
     libc::SYS_getcwd,
     libc::SYS_chdir,
@@ -84,9 +83,6 @@ const ALLOWED: &[i64] = &[
     libc::SYS_exit_group,
     libc::SYS_wait4,
     libc::SYS_waitid,
-    libc::SYS_kill,
-    libc::SYS_tkill,
-    libc::SYS_tgkill,
     libc::SYS_rt_sigaction,
     libc::SYS_rt_sigprocmask,
     libc::SYS_rt_sigreturn,
@@ -193,30 +189,109 @@ fn rule(conditions: Vec<SeccompCondition>) -> Result<SeccompRule, String> {
     SeccompRule::new(conditions).map_err(|e| e.to_string())
 }
 
-/// The compiled filters, to be installed in this order.
-pub(crate) fn programs() -> Result<[BpfProgram; 2], String> {
-    Ok([not_implemented()?, allow_list()?])
+/// A compiled filter as the kernel takes it.
+#[derive(Clone, Debug)]
+pub(crate) struct Filter {
+    /// `struct sock_filter`s.
+    pub(crate) bytes: Vec<u8>,
+    /// How many.
+    pub(crate) instructions: u16,
+}
+
+/// The filter of sandboxes; with `tcp`, TCP sockets over IP can be made.
+pub(crate) fn filter(tcp: bool) -> Result<Filter, String> {
+    let mut program = clone3_is_missing();
+    program.extend(allow_list(tcp)?);
+    let instructions = u16::try_from(program.len()).map_err(|e| format!("filter: {e}"))?;
+    let bytes = program
+        .iter()
+        .flat_map(|i| {
+            let [a, b] = i.code.to_ne_bytes();
+            let [k0, k1, k2, k3] = i.k.to_ne_bytes();
+            [a, b, i.jt, i.jf, k0, k1, k2, k3]
+        })
+        .collect();
+    Ok(Filter {
+        bytes,
+        instructions,
+    })
 }
 
 /// `clone3` hides its flags behind a pointer: ENOSYS makes glibc use `clone`, which is checked.
-fn not_implemented() -> Result<BpfProgram, String> {
-    let rules = BTreeMap::from([(libc::SYS_clone3, Vec::new())]);
-    let enosys = SeccompAction::Errno(libc::ENOSYS as u32);
-    compile(rules, SeccompAction::Allow, enosys)
+/// Numbers of foreign ABIs that look like it get no further: the list behind kills them.
+fn clone3_is_missing() -> BpfProgram {
+    let instruction = |code, jt, jf, k| seccompiler::sock_filter { code, jt, jf, k };
+    // BPF_LD|BPF_W|BPF_ABS of seccomp_data.nr; BPF_JMP|BPF_JEQ|BPF_K; BPF_RET|BPF_K ERRNO.
+    vec![
+        instruction(0x20, 0, 0, 0),
+        instruction(0x15, 0, 3, libc::SYS_clone3 as u32),
+        instruction(0x20, 0, 0, 4),
+        instruction(0x15, 0, 1, AUDIT_ARCH),
+        instruction(0x06, 0, 0, 0x0005_0000 | libc::ENOSYS as u32),
+    ]
 }
 
-fn allow_list() -> Result<BpfProgram, String> {
+#[cfg(target_arch = "x86_64")]
+const AUDIT_ARCH: u32 = 0xC000_003E;
+#[cfg(not(target_arch = "x86_64"))]
+const AUDIT_ARCH: u32 = 0xC000_00B7;
+
+/// SIGSYS and SIGXCPU tell of a forbidden call and of spent CPU time: only the kernel sends them.
+const RESERVED_SIGNALS: [i32; 2] = [libc::SIGSYS, libc::SIGXCPU];
+
+fn honest_signal(index: u8) -> Result<Vec<SeccompRule>, String> {
+    let conditions: Result<Vec<_>, _> = RESERVED_SIGNALS
+        .iter()
+        .map(|&s| condition(index, SeccompCmpOp::Ne, s as u64))
+        .collect();
+    Ok(vec![rule(conditions?)?])
+}
+
+fn allow_list(tcp: bool) -> Result<BpfProgram, String> {
     let mut rules: BTreeMap<i64, Vec<SeccompRule>> = ALLOWED
         .iter()
         .chain(ALLOWED_LEGACY)
         .map(|&call| (call, Vec::new()))
         .collect();
-    // The other filter has the last word on clone3.
-    rules.insert(libc::SYS_clone3, Vec::new());
-    let no_namespaces = condition(0, SeccompCmpOp::MaskedEq(CLONE_NEW), 0)?;
-    rules.insert(libc::SYS_clone, vec![rule(vec![no_namespaces])?]);
-    let unix_only = condition(0, SeccompCmpOp::Eq, libc::AF_UNIX as u64)?;
-    rules.insert(libc::SYS_socket, vec![rule(vec![unix_only])?]);
+    // No namespaces, and a child's end sends SIGCHLD or nothing.
+    let mut clone = Vec::new();
+    for signal in [0, libc::SIGCHLD as u64] {
+        let flags = condition(0, SeccompCmpOp::MaskedEq(CLONE_NEW | 0xff), signal)?;
+        clone.push(rule(vec![flags])?);
+    }
+    rules.insert(libc::SYS_clone, clone);
+    let mut socket = vec![rule(vec![condition(
+        0,
+        SeccompCmpOp::Eq,
+        libc::AF_UNIX as u64,
+    )?])?];
+    if tcp {
+        for family in [libc::AF_INET, libc::AF_INET6] {
+            let family = condition(0, SeccompCmpOp::Eq, family as u64)?;
+            let stream = condition(1, SeccompCmpOp::MaskedEq(0xf), libc::SOCK_STREAM as u64)?;
+            socket.push(rule(vec![family, stream])?);
+        }
+        for call in [
+            libc::SYS_connect,
+            libc::SYS_bind,
+            libc::SYS_listen,
+            libc::SYS_accept,
+            libc::SYS_accept4,
+        ] {
+            rules.insert(call, Vec::new());
+        }
+    }
+    rules.insert(libc::SYS_socket, socket);
+    for (call, signal_at) in [
+        (libc::SYS_kill, 1),
+        (libc::SYS_tkill, 1),
+        (libc::SYS_tgkill, 2),
+    ] {
+        rules.insert(call, honest_signal(signal_at)?);
+    }
+    // F_SETSIG lets the kernel send any signal.
+    let no_setsig = condition(1, SeccompCmpOp::Ne, 10)?;
+    rules.insert(libc::SYS_fcntl, vec![rule(vec![no_setsig])?]);
     // Its own limits only: those of the sandbox's init belong to the same user.
     let own = condition(0, SeccompCmpOp::Eq, 0)?;
     rules.insert(libc::SYS_prlimit64, vec![rule(vec![own])?]);
@@ -229,22 +304,15 @@ fn allow_list() -> Result<BpfProgram, String> {
         prctl.push(rule(vec![condition(0, SeccompCmpOp::Eq, option as u64)?])?);
     }
     rules.insert(libc::SYS_prctl, prctl);
-    compile(
-        rules,
-        SeccompAction::Errno(libc::EPERM as u32),
-        SeccompAction::Allow,
-    )
+    compile(rules)
 }
 
-fn compile(
-    rules: BTreeMap<i64, Vec<SeccompRule>>,
-    otherwise: SeccompAction,
-    matched: SeccompAction,
-) -> Result<BpfProgram, String> {
+fn compile(rules: BTreeMap<i64, Vec<SeccompRule>>) -> Result<BpfProgram, String> {
     let arch = std::env::consts::ARCH
         .try_into()
         .map_err(|_| format!("no filter for {}", std::env::consts::ARCH))?;
-    SeccompFilter::new(rules, otherwise, matched, arch)
+    let refuse = SeccompAction::Errno(libc::EPERM as u32);
+    SeccompFilter::new(rules, refuse, SeccompAction::Allow, arch)
         .and_then(TryInto::try_into)
         .map_err(|e| e.to_string())
 }

@@ -2,57 +2,88 @@
 //! which forking the host, with its gigabytes and threads, is not.
 //!
 //! It lives in a PID and a mount namespace of its own: when it dies, for whatever reason, the
-//! kernel kills every sandbox and frees every mount.
+//! kernel kills every sandbox and frees every mount. What it does for each sandbox is in
+//! `live.rs`.
 
-use super::cgroup::{Group, Hierarchy};
-use super::jail::{BASE, Jail, ROOT, c_strings};
-use super::messages::{MAX_PACKET, Numbered, Reply, Request, receive, send};
-use super::{landlock, root, seccomp};
-use crate::port::{Limits, Protection};
-use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use super::cgroup::{Hierarchy, run_tag};
+use super::files::{Layer, Users, can_detach, memory_file};
+use super::live::{Live, Role};
+use super::messages::{
+    MAX_PACKET, Notice, Numbered, PythonStart, Reply, Request, SpawnerStats, receive, send,
+};
+use super::plan::{last_capability, step_name};
+use super::seccomp::{Filter, filter};
+use super::zygote::Zygote;
+use super::{files, landlock, root};
+use crate::port::Protection;
+use nix::fcntl::{OFlag, openat};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sched::{CloneFlags, unshare};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
-use seccompiler::BpfProgram;
-use std::collections::HashMap;
+use nix::sys::stat::Mode;
+use std::collections::{HashMap, VecDeque};
 use std::fs;
+use std::io::Read;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
 /// Hidden first argument of a process that is to be a spawner; the second is a [`Config`].
 pub(crate) const FLAG: &str = "--sinew-sandbox-spawner";
-
-/// First user id of sandboxes; each live one has its own, so that none can touch another.
-const FIRST_UID: u32 = 200_000;
-const UIDS: u64 = 60_000;
-/// Files that one sandbox may make.
-const MAX_INODES: u64 = 4096;
+/// How long the zygote may take to load its modules.
+const ZYGOTE_START: Duration = Duration::from_secs(10);
 
 /// What the host tells the spawner at start.
 #[derive(Debug, serde::Serialize, serde::Deserialize)]
 pub(crate) struct Config {
     /// Folders to show inside at the same path, beside `/usr` and its like.
     pub(crate) binds: Vec<PathBuf>,
+    /// Folders to show elsewhere inside: on the host, inside.
+    pub(crate) shows: Vec<(PathBuf, PathBuf)>,
+    /// Root file system, instead of the host's system folders.
+    pub(crate) image: Option<PathBuf>,
+    /// The interpreter, as it is called inside; none if the image has none.
+    pub(crate) python: Option<String>,
+    /// Whether Python programs start as forks of a zygote.
+    pub(crate) zygote: bool,
+    /// Mount each sandbox's files in the spawner even where this is not needed.
+    pub(crate) attached: bool,
 }
 
-struct Live {
-    limits: Limits,
-    group: Group,
-    uid: Option<u32>,
-    running: Option<i32>,
-    dying: bool,
-}
-
-struct Spawner {
+pub(super) struct Spawner {
     socket: OwnedFd,
-    hierarchy: Hierarchy,
-    seccomp: [BpfProgram; 2],
-    landlock: bool,
+    pub(super) hierarchy: Hierarchy,
+    /// Without and with TCP.
+    pub(super) filters: [Filter; 2],
+    pub(super) landlock_abi: i64,
     /// Whether every sandbox can have a user of its own.
-    own_users: bool,
-    host_pid: u32,
-    live: HashMap<u64, Live>,
+    pub(super) own_users: bool,
+    pub(super) detached: bool,
+    pub(super) last_capability: u32,
+    pub(super) tag: String,
+    pub(super) users: Users,
+    /// Namespaces of the spawner itself: PID, network.
+    pub(super) own_pid_ns: OwnedFd,
+    pub(super) own_net_ns: OwnedFd,
+    /// `/proc` of the host.
+    pub(super) proc: OwnedFd,
+    notices: std::io::PipeReader,
+    pub(super) notices_in: OwnedFd,
+    pub(super) python: Option<String>,
+    pub(super) zygote: Option<Zygote>,
+    pub(super) zygote_starts: u32,
+    python_start: PythonStart,
+    pub(super) live: HashMap<u64, Live>,
+    pub(super) roles: HashMap<i32, Role>,
+    /// Children that ended before the zygote told of them.
+    pub(super) early: HashMap<i32, (i32, libc::rusage)>,
+    pub(super) snapshots: HashMap<u64, Vec<Layer>>,
+    /// Sandboxes that are to get a new room and interpreter, and from when on.
+    pub(super) to_warm: VecDeque<(Instant, u64)>,
+    /// Numbers file systems.
+    pub(super) stores: u64,
 }
 
 /// Runs as a spawner if the arguments say so; the socket is standard input.
@@ -78,7 +109,7 @@ type Refusal = (OwnedFd, String);
 
 /// New user (if needed), mount and PID namespaces; the spawner proper is the PID 1 of the last.
 fn enter(config: &Config, socket: OwnedFd) -> Result<i32, Refusal> {
-    let host_pid = std::process::id();
+    let tag = run_tag(std::process::id());
     let root_user = nix::unistd::geteuid().is_root();
     let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
     let hierarchy = Hierarchy::probe(&mounts);
@@ -99,20 +130,22 @@ fn enter(config: &Config, socket: OwnedFd) -> Result<i32, Refusal> {
         Ok(nix::unistd::ForkResult::Child) => {
             // SAFETY: option with one integer argument.
             unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL, 0, 0, 0) };
-            let code = match prepare(config, root_user, hierarchy, host_pid) {
+            let spare = socket.try_clone().map_err(|e| e.to_string());
+            let prepared = spare
+                .and_then(|spare| Spawner::prepare(config, spare, hierarchy, (root_user, tag)));
+            Ok(match prepared {
+                Ok(spawner) => spawner.serve(),
                 Err(reason) => {
                     let _ = send(socket.as_fd(), &Reply::Unavailable { reason }, &[]);
                     1
                 }
-                Ok(parts) => Spawner { socket, ..parts }.serve(),
-            };
-            Ok(code)
+            })
         }
     }
 }
 
 fn isolate(root_user: bool) -> Result<(), String> {
-    let mut flags = CloneFlags::CLONE_NEWNS | CloneFlags::CLONE_NEWPID;
+    let mut flags = CloneFlags::CLONE_NEWNS | CloneFlags::CLONE_NEWPID | CloneFlags::CLONE_NEWUTS;
     let (uid, gid) = (nix::unistd::geteuid(), nix::unistd::getegid());
     if !root_user {
         flags |= CloneFlags::CLONE_NEWUSER;
@@ -132,30 +165,132 @@ fn isolate(root_user: bool) -> Result<(), String> {
         write("/proc/self/uid_map", format!("0 {uid} 1"))?;
         write("/proc/self/gid_map", format!("0 {gid} 1"))?;
     }
-    Ok(())
+    // Rooms copy the name.
+    nix::unistd::sethostname("sandbox").map_err(|e| format!("sethostname: {e}"))
 }
 
-fn prepare(
-    config: &Config,
-    root_user: bool,
-    hierarchy: Hierarchy,
-    host_pid: u32,
-) -> Result<Spawner, String> {
-    root::build(&config.binds)?;
-    fs::create_dir_all(format!("{BASE}/sb")).map_err(|e| format!("{BASE}/sb: {e}"))?;
-    let null = fs::File::open("/dev/null").map_err(|e| format!("/dev/null: {e}"))?;
-    Ok(Spawner {
-        socket: null.into(),
-        hierarchy,
-        seccomp: seccomp::programs()?,
-        landlock: landlock::abi() > 0,
-        own_users: root_user,
-        host_pid,
-        live: HashMap::new(),
-    })
+fn path_fd(path: &str) -> Result<OwnedFd, String> {
+    fs::File::open(path)
+        .map(OwnedFd::from)
+        .map_err(|e| format!("{path}: {e}"))
 }
 
 impl Spawner {
+    fn prepare(
+        config: &Config,
+        socket: OwnedFd,
+        hierarchy: Hierarchy,
+        (root_user, tag): (bool, String),
+    ) -> Result<Self, String> {
+        // As many descriptors as may be: each live sandbox holds two or three.
+        if let Ok((_, hard)) = getrlimit(Resource::RLIMIT_NOFILE) {
+            let _ = setrlimit(Resource::RLIMIT_NOFILE, hard, hard);
+        }
+        let (notices, notices_in) = std::io::pipe().map_err(|e| format!("pipe: {e}"))?;
+        let (own_pid_ns, own_net_ns) =
+            (path_fd("/proc/self/ns/pid")?, path_fd("/proc/self/ns/net")?);
+        let (proc, last_capability) = (path_fd("/proc")?, last_capability());
+        root::build(&config.binds, &config.shows, config.image.as_deref())?;
+        fs::create_dir_all(files::ATTACHED).map_err(|e| format!("{}: {e}", files::ATTACHED))?;
+        let mut spawner = Self {
+            socket,
+            hierarchy,
+            filters: [filter(false)?, filter(true)?],
+            landlock_abi: landlock::abi(),
+            own_users: root_user,
+            detached: !config.attached && can_detach(),
+            last_capability,
+            tag,
+            users: Users::default(),
+            own_pid_ns,
+            own_net_ns,
+            proc,
+            notices,
+            notices_in: notices_in.into(),
+            python: config.python.clone(),
+            zygote: None,
+            zygote_starts: 0,
+            python_start: PythonStart::Exec("the zygote is turned off".into()),
+            live: HashMap::new(),
+            roles: HashMap::new(),
+            early: HashMap::new(),
+            snapshots: HashMap::new(),
+            to_warm: VecDeque::new(),
+            stores: 0,
+        };
+        if config.zygote {
+            spawner.python_start = match spawner.await_zygote() {
+                Ok(()) => PythonStart::Zygote,
+                Err(e) => PythonStart::Exec(e),
+            };
+        }
+        Ok(spawner)
+    }
+
+    /// Starts a zygote and waits until it is ready.
+    fn await_zygote(&mut self) -> Result<(), String> {
+        self.start_zygote()?;
+        let timeout = PollTimeout::try_from(ZYGOTE_START).unwrap_or(PollTimeout::MAX);
+        let mut fds = [PollFd::new(self.notices.as_fd(), PollFlags::POLLIN)];
+        let failed = match poll(&mut fds, timeout) {
+            Ok(0) => Some("the zygote did not get ready in 10 s".into()),
+            Err(e) => Some(format!("poll: {e}")),
+            Ok(_) => match self.notice() {
+                Some(notice) if notice.kind == Notice::ZYGOTE => None,
+                Some(n) => Some(format!(
+                    "the zygote cannot {}: {}",
+                    step_name(n.value as u32),
+                    std::io::Error::from_raw_os_error(n.errno)
+                )),
+                None => Some("the zygote said nothing".into()),
+            },
+        };
+        match failed {
+            None => Ok(()),
+            Some(why) => {
+                self.stop_zygote();
+                Err(why)
+            }
+        }
+    }
+
+    pub(super) fn start_zygote(&mut self) -> Result<(), String> {
+        let python = self.python.as_deref().ok_or("the image has no python3")?;
+        let notices = self.notices_in.as_raw_fd();
+        let zygote = Zygote::start(python, notices, self.last_capability)?;
+        self.zygote_starts += 1;
+        self.roles.insert(zygote.pid, Role::Zygote);
+        self.zygote = Some(zygote);
+        Ok(())
+    }
+
+    fn stop_zygote(&mut self) {
+        if let Some(zygote) = self.zygote.take() {
+            // SAFETY: a child of ours that was not reaped yet.
+            unsafe { libc::kill(zygote.pid, libc::SIGKILL) };
+        }
+    }
+
+    fn notice(&mut self) -> Option<Notice> {
+        let mut bytes = [0; Notice::BYTES];
+        self.notices.read_exact(&mut bytes).ok()?;
+        Some(Notice::decode(&bytes))
+    }
+
+    /// Takes what children have said already.
+    pub(super) fn read_notices(&mut self) {
+        loop {
+            let mut fds = [PollFd::new(self.notices.as_fd(), PollFlags::POLLIN)];
+            if !matches!(poll(&mut fds, PollTimeout::ZERO), Ok(1)) {
+                return;
+            }
+            match self.notice() {
+                Some(notice) => self.noticed(notice),
+                None => return,
+            }
+        }
+    }
+
     fn protections(&self) -> Vec<Protection> {
         let row = |name: &str, enforced, how: String| Protection {
             name: name.into(),
@@ -165,6 +300,22 @@ impl Spawner {
         let always = |name, how: &str| row(name, true, how.into());
         let memory = self.hierarchy.limits_memory();
         let pids = self.hierarchy.limits_processes();
+        let landlock = match self.landlock_abi {
+            0 => "the kernel has no landlock".into(),
+            abi => format!("ABI {abi}"),
+        };
+        let own_user = if self.own_users {
+            "each sandbox has a user id of its own"
+        } else {
+            "not root: all sandboxes share this user inside a user namespace"
+        };
+        let limits = "cpu, file size, open files, core, locked memory";
+        let no_cgroup = || {
+            format!(
+                "{}; address space of each process is limited",
+                self.hierarchy.why
+            )
+        };
         vec![
             always("namespaces", "pid, mount, net, ipc, uts, cgroup"),
             always(
@@ -183,37 +334,13 @@ impl Spawner {
                 "seccomp",
                 "allow-list; clone3 answers ENOSYS, foreign ABIs kill",
             ),
-            always(
-                "resource limits",
-                "cpu, file size, open files, core, locked memory",
-            ),
-            row(
-                "landlock",
-                self.landlock,
-                match landlock::abi() {
-                    0 => "the kernel has no landlock".into(),
-                    abi => format!("ABI {abi}"),
-                },
-            ),
-            row(
-                "own user",
-                self.own_users,
-                if self.own_users {
-                    "each sandbox has a user id of its own".into()
-                } else {
-                    "not root: all sandboxes share this user inside a user namespace".into()
-                },
-            ),
+            always("resource limits", limits),
+            row("landlock", self.landlock_abi > 0, landlock),
+            row("own user", self.own_users, own_user.into()),
             row(
                 "memory",
                 memory.is_some(),
-                memory.map_or(
-                    format!(
-                        "{}; address space of each process is limited",
-                        self.hierarchy.why
-                    ),
-                    Into::into,
-                ),
+                memory.map_or_else(no_cgroup, Into::into),
             ),
             row(
                 "processes",
@@ -235,25 +362,33 @@ impl Spawner {
         };
         let hello = Reply::Hello {
             protections: self.protections(),
+            python: self.python_start.clone(),
         };
         self.reply(&hello, &[]);
         let mut buffer = vec![0; MAX_PACKET + 1];
         loop {
+            let timeout = self.warm_due();
             let mut fds = [
                 PollFd::new(self.socket.as_fd(), PollFlags::POLLIN),
                 PollFd::new(signal_fd.as_fd(), PollFlags::POLLIN),
+                PollFd::new(self.notices.as_fd(), PollFlags::POLLIN),
             ];
-            match poll(&mut fds, PollTimeout::NONE) {
+            match poll(&mut fds, timeout) {
                 Err(nix::errno::Errno::EINTR) => continue,
                 Err(_) => return 1,
                 Ok(_) => {}
             }
-            let readable = fds[0].any().unwrap_or(true);
-            if fds[1].any().unwrap_or(true) {
+            let ready = fds.map(|f| f.any().unwrap_or(true));
+            if ready[2]
+                && let Some(notice) = self.notice()
+            {
+                self.noticed(notice);
+            }
+            if ready[1] {
                 let _ = signal_fd.read_signal();
                 self.reap();
             }
-            if readable {
+            if ready[0] {
                 match receive::<Numbered>(self.socket.as_fd(), &mut buffer) {
                     Ok(Some((message, files))) => self.handle(message, files),
                     // The host is gone: leaving ends the PID namespace and all in it.
@@ -267,204 +402,112 @@ impl Spawner {
         }
     }
 
-    fn reply(&self, reply: &Reply, fds: &[RawFd]) {
+    pub(super) fn reply(&self, reply: &Reply, fds: &[RawFd]) {
         let _ = send(self.socket.as_fd(), reply, fds);
     }
 
+    pub(super) fn done(&self, seq: u64, result: Result<(), String>) {
+        let done = Reply::Done {
+            seq,
+            error: result.err(),
+            stats: None,
+        };
+        self.reply(&done, &[]);
+    }
+
     fn handle(&mut self, message: Numbered, files: Vec<OwnedFd>) {
+        let seq = message.seq;
         let mut answer = None;
+        let mut stats = None;
         let result = match message.request {
-            Request::Create { id, limits } => self.create(id, limits),
-            Request::Destroy { id } => {
-                self.destroy(id);
-                Ok(())
-            }
-            Request::Exec { id, argv, env } => self.exec(id, argv, env, files),
+            Request::Create { id, creation } => self.create(id, creation),
+            // Answered when all of it is gone.
+            Request::Destroy { id } => return self.destroy(id, seq),
+            Request::Exec { id, start, env } => self.exec(id, start, env, files),
             Request::Kill { id } => {
                 self.kill(id);
                 Ok(())
             }
-            Request::WriteFile { id, path } => self.write_file(id, &path, files),
+            Request::Reset { id } => self.reset(id),
+            Request::WriteFile { id, path } => self.idle(id).and_then(|live| {
+                let content = files.into_iter().next().ok_or("no content")?;
+                live.files.write_file(&path, content)
+            }),
             Request::ReadFile {
                 id,
                 path,
                 max_bytes,
-            } => root::read_file(&work(id), &path, max_bytes).map(|fd| answer = Some(fd)),
+            } => self
+                .idle(id)
+                .and_then(|live| live.files.read_file(&path, max_bytes))
+                .map(|fd| answer = Some(fd)),
+            Request::Listen { id, port } => self.listen(id, port).map(|fd| answer = Some(fd)),
+            Request::Stats { id } => self.stats(id).map(|s| stats = Some(s)),
+            Request::Snapshot { id, snapshot } => self.snapshot(id, snapshot),
+            Request::DropSnapshot { snapshot } => {
+                self.snapshots.remove(&snapshot);
+                Ok(())
+            }
+            Request::Export { snapshot } => self.export(snapshot).map(|fd| answer = Some(fd)),
+            Request::Import {
+                snapshot,
+                max_bytes,
+            } => self.import(snapshot, max_bytes, files),
         };
         let raw: Vec<RawFd> = answer.iter().map(AsRawFd::as_raw_fd).collect();
         let done = Reply::Done {
-            seq: message.seq,
+            seq,
             error: result.err(),
+            stats,
         };
         self.reply(&done, &raw);
     }
 
-    fn create(&mut self, id: u64, limits: Limits) -> Result<(), String> {
-        let uid = self.own_users.then(|| FIRST_UID + (id % UIDS) as u32);
-        let dir = files(id);
-        fs::create_dir(&dir).map_err(|e| format!("{}: {e}", dir.display()))?;
-        let options = format!(
-            "size={},nr_inodes={MAX_INODES},mode=0755",
-            limits.work_bytes
-        );
-        let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
-        mount(
-            Some("tmpfs"),
-            &dir,
-            Some("tmpfs"),
-            flags,
-            Some(options.as_str()),
-        )
-        .map_err(|e| format!("mount tmpfs: {e}"))?;
-        let name = format!("sinew-{}-{id}", self.host_pid);
-        let made = ["work", "tmp"]
-            .iter()
-            .try_for_each(|folder| root::own_folder(&dir.join(folder), uid))
-            .and_then(|()| self.hierarchy.create(&name, &limits));
-        match made {
-            Ok(group) => {
-                let live = Live {
-                    limits,
-                    group,
-                    uid,
-                    running: None,
-                    dying: false,
-                };
-                self.live.insert(id, live);
-                Ok(())
-            }
-            Err(e) => {
-                let _ = umount2(&dir, MntFlags::MNT_DETACH);
-                let _ = fs::remove_dir(&dir);
-                Err(e)
-            }
-        }
-    }
-
-    fn exec(
-        &mut self,
-        id: u64,
-        argv: Vec<String>,
-        env: Vec<(String, String)>,
-        files_given: Vec<OwnedFd>,
-    ) -> Result<(), String> {
+    /// A sandbox in which nothing runs.
+    pub(super) fn idle(&mut self, id: u64) -> Result<&mut Live, String> {
         let live = self.live.get_mut(&id).ok_or("no such sandbox")?;
-        if live.running.is_some() {
-            return Err("something runs in it already".into());
-        }
-        let [stdin, stdout, stderr, status]: [OwnedFd; 4] = files_given
-            .try_into()
-            .map_err(|f: Vec<_>| format!("{} files, expected 4", f.len()))?;
-        live.group.begin();
-        let jail = Jail {
-            files: files(id),
-            join_files: live.group.join_files(),
-            limits: live.limits.clone(),
-            argv: c_strings(argv)?,
-            env: c_strings(env.into_iter().map(|(k, v)| format!("{k}={v}")))?,
-            stdio: [stdin, stdout, stderr],
-            status,
-            uid: live.uid,
-            seccomp: self.seccomp.clone(),
-            landlock: self.landlock,
-            limit_user_processes: self.hierarchy.limits_processes().is_none(),
-            limit_address_space: self.hierarchy.limits_memory().is_none(),
-        };
-        if jail.argv.is_empty() {
-            return Err("no program".into());
-        }
-        let flags = CloneFlags::CLONE_NEWNS
-            | CloneFlags::CLONE_NEWPID
-            | CloneFlags::CLONE_NEWNET
-            | CloneFlags::CLONE_NEWIPC
-            | CloneFlags::CLONE_NEWUTS
-            | CloneFlags::CLONE_NEWCGROUP;
-        let flags = i64::from(flags.bits()) | i64::from(libc::SIGCHLD);
-        // SAFETY: this process has one thread, so the copy is consistent; the child runs
-        // `Jail::run`, which never returns.
-        match unsafe { libc::syscall(libc::SYS_clone, flags, 0, 0, 0, 0) } {
-            0 => jail.run(),
-            pid if pid > 0 => {
-                live.running = Some(pid as i32);
-                Ok(())
-            }
-            _ => Err(format!("clone: {}", std::io::Error::last_os_error())),
+        match live.busy() {
+            true => Err("something runs in it".into()),
+            false => Ok(live),
         }
     }
 
-    /// Killing the init of a PID namespace kills all of it, whatever sessions or groups it made.
-    fn kill(&self, id: u64) {
-        if let Some(pid) = self.live.get(&id).and_then(|l| l.running) {
-            // SAFETY: a child of ours that was not reaped yet.
-            unsafe { libc::kill(pid, libc::SIGKILL) };
-        }
-    }
-
-    fn destroy(&mut self, id: u64) {
-        self.kill(id);
-        let Some(live) = self.live.get_mut(&id) else {
-            return;
-        };
-        live.dying = true;
-        if live.running.is_none() {
-            self.free(id);
-        }
-    }
-
-    fn free(&mut self, id: u64) {
-        if let Some(live) = self.live.remove(&id) {
-            let _ = umount2(&files(id), MntFlags::MNT_DETACH);
-            let _ = fs::remove_dir(files(id));
-            live.group.remove();
-        }
-    }
-
-    fn remove_groups(&self) {
-        for (id, live) in &self.live {
-            self.kill(*id);
-            if let Some(pid) = live.running {
-                // SAFETY: waits for a child of ours.
-                unsafe { libc::waitpid(pid, std::ptr::null_mut(), 0) };
-            }
-            live.group.remove();
-        }
-    }
-
-    fn reap(&mut self) {
-        loop {
-            let mut status = 0;
-            // SAFETY: plain wait into a local.
-            let pid = unsafe { libc::waitpid(-1, &raw mut status, libc::WNOHANG) };
-            if pid <= 0 {
-                return;
-            }
-            let found = self.live.iter_mut().find(|(_, l)| l.running == Some(pid));
-            let Some((&id, live)) = found else { continue };
-            live.running = None;
-            let (events, dying) = (live.group.events(), live.dying);
-            if dying {
-                self.free(id);
-            }
-            self.reply(&Reply::Ended { id, events }, &[]);
-        }
-    }
-
-    fn write_file(&self, id: u64, path: &str, given: Vec<OwnedFd>) -> Result<(), String> {
+    fn stats(&self, id: u64) -> Result<SpawnerStats, String> {
         let live = self.live.get(&id).ok_or("no such sandbox")?;
-        let content = given.into_iter().next().ok_or("no content")?;
-        root::write_file(&work(id), path, content, live.limits.work_bytes, live.uid)
+        let (file_bytes, file_count) = live.files.usage();
+        Ok(SpawnerStats {
+            memory_bytes: live.group.memory_bytes(),
+            processes: live.group.processes().unwrap_or(0),
+            file_bytes,
+            file_count,
+            layers: live.files.layer_count(),
+        })
     }
-}
 
-fn files(id: u64) -> PathBuf {
-    Path::new(BASE).join("sb").join(id.to_string())
-}
+    fn export(&mut self, snapshot: u64) -> Result<OwnedFd, String> {
+        self.stores += 1;
+        let layers = self.snapshots.get(&snapshot).ok_or("no such snapshot")?;
+        memory_file(&files::archive(layers, self.detached, self.stores)?)
+    }
 
-fn work(id: u64) -> PathBuf {
-    files(id).join("work")
-}
+    fn import(&mut self, snapshot: u64, max_bytes: u64, given: Vec<OwnedFd>) -> Result<(), String> {
+        let mut file = fs::File::from(given.into_iter().next().ok_or("no archive")?);
+        let mut archive = Vec::new();
+        // Headers and padding take at most as much again as many small files do.
+        let most = max_bytes.saturating_mul(2).saturating_add(64 << 20);
+        let read = (&mut file).take(most).read_to_end(&mut archive);
+        read.map_err(|e| format!("archive: {e}"))?;
+        self.stores += 1;
+        let user = self.own_users.then(|| self.users.take()).transpose()?;
+        let layer = files::thaw(&archive, max_bytes, user, self.detached, self.stores)?;
+        self.snapshots.insert(snapshot, vec![layer]);
+        Ok(())
+    }
 
-/// The read-only root is a mount point.
-pub(crate) fn root_path() -> &'static Path {
-    Path::new(ROOT)
+    /// The network namespace of this process now.
+    pub(super) fn net_ns(&self) -> Result<OwnedFd, String> {
+        let flags = OFlag::O_RDONLY | OFlag::O_CLOEXEC;
+        openat(self.proc.as_fd(), "self/ns/net", flags, Mode::empty())
+            .map_err(|e| format!("/proc/self/ns/net: {e}"))
+    }
 }

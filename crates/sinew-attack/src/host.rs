@@ -11,9 +11,9 @@ use std::time::Duration;
 
 /// Traps on the host: a secret file, a local TCP port, an abstract Unix socket.
 #[derive(Debug)]
-pub(super) struct Witness {
+pub(crate) struct Witness {
     /// Content of the file; nobody inside can know it.
-    pub(super) secret: String,
+    pub(crate) secret: String,
     file: PathBuf,
     port: TcpListener,
     abstract_name: String,
@@ -28,7 +28,7 @@ fn unguessable() -> u64 {
 }
 
 impl Witness {
-    pub(super) fn new() -> std::io::Result<Self> {
+    pub(crate) fn new() -> std::io::Result<Self> {
         let id = std::process::id();
         let secret = format!("secret-{:016x}{:016x}", unguessable(), unguessable());
         let file = std::env::temp_dir().join(format!("sinew-attack-{id}"));
@@ -49,7 +49,7 @@ impl Witness {
     }
 
     /// Where the traps are, in the attacker's language. The secret itself is not told.
-    pub(super) fn python(&self) -> String {
+    pub(crate) fn python(&self) -> String {
         let port = self.port.local_addr().map_or(0, |a| a.port());
         format!(
             "SECRET = {:?}; PORT = {port}; ABSTRACT = {:?}\n",
@@ -58,8 +58,13 @@ impl Witness {
         )
     }
 
+    /// Path of the secret file.
+    pub(crate) fn path(&self) -> String {
+        self.file.to_string_lossy().into_owned()
+    }
+
     /// Which trap was sprung.
-    pub(super) fn sprung(&self) -> Option<String> {
+    pub(crate) fn sprung(&self) -> Option<String> {
         let now = std::fs::read_to_string(&self.file).unwrap_or_default();
         if now != self.secret {
             return Some("a file of the host was changed".into());
@@ -83,14 +88,14 @@ impl Drop for Witness {
 
 /// What exists on the host because of sandboxes of this process.
 #[derive(Debug)]
-pub(super) struct Residue {
+pub(crate) struct Residue {
     processes: HashSet<u32>,
     groups: usize,
     mounts: usize,
 }
 
 impl Residue {
-    pub(super) fn now() -> Self {
+    pub(crate) fn now() -> Self {
         let processes = descendants(std::process::id());
         let names: Vec<String> = processes.iter().map(|p| format!("sinew-{p}-")).collect();
         let groups = ["memory", "pids", "unified", ""]
@@ -109,7 +114,7 @@ impl Residue {
     }
 
     /// What there is more now than then. Freed groups may take the kernel a moment.
-    pub(super) async fn left_since(&self) -> Option<String> {
+    pub(crate) async fn left_since(&self) -> Option<String> {
         let mut left = None;
         for _ in 0..100 {
             let now = Self::now();
@@ -130,7 +135,7 @@ impl Residue {
 }
 
 /// All processes below `root`, from the host's view.
-pub(super) fn descendants(root: u32) -> HashSet<u32> {
+pub(crate) fn descendants(root: u32) -> HashSet<u32> {
     let mut children: HashMap<u32, Vec<u32>> = HashMap::new();
     for entry in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
         let name = entry.file_name();

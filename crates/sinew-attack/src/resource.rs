@@ -1,8 +1,8 @@
 //! Attacks on the host's resources: cases 1 to 20 of the list.
 
-use super::{Case, Expect};
+use crate::attack::{Case, Expect};
 
-pub(super) const CASES: &[Case] = &[
+pub(crate) const CASES: &[Case] = &[
     Case::new(
         1,
         "fork bomb in Python",
@@ -55,6 +55,35 @@ os._exit(0)
         "
 blocks = []
 while True: blocks.append(bytearray(b'x') * (1 << 20))
+",
+    ),
+    Case::new(
+        3,
+        "pretends to be out of memory",
+        Expect::Exited(1),
+        5000,
+        "
+sys.stderr.write('MemoryError\\n'); sys.stderr.flush()
+raise MemoryError('MemoryError')
+",
+    ),
+    Case::new(
+        12,
+        "pretends to have spent its time or to be denied",
+        Expect::Done,
+        5000,
+        "
+import fcntl, signal, threading
+for s in (signal.SIGSYS, signal.SIGXCPU):
+    tries('kill', lambda: os.kill(os.getpid(), s))
+    tries('killpg', lambda: os.killpg(os.getpgrp(), s))
+    tries('thread', lambda: signal.pthread_kill(threading.get_ident(), s))
+    refused('clone', sc(56, int(s), 0, 0, 0, 0))
+    refused('pidfd_send_signal', sc(424, 0, int(s), 0, 0))
+    refused('sigqueue', sc(129, os.getpid(), int(s), bytes(128)))
+    refused('timer_create', sc(222, 0, bytes(64), bytes(8)))
+    r, w = os.pipe(); tries('setsig', lambda: fcntl.fcntl(r, 10, int(s)))
+print('DONE')
 ",
     ),
     Case::new(

@@ -1,8 +1,8 @@
 //! Attacks on privileges, the kernel and the network: cases 46 to 58 of the list.
 
-use super::{Case, Expect};
+use crate::attack::{Case, Expect};
 
-pub(super) const CASES: &[Case] = &[
+pub(crate) const CASES: &[Case] = &[
     Case::new(46, "set-user-id programs of the system", Expect::Done, 8000, "
 import subprocess
 for argv in (['su', '-c', 'id -u'], ['sudo', '-n', 'id', '-u'], ['newuidmap', '1', '0', '0', '1'], ['mount', '-t', 'tmpfs', 'x', '/tmp']):
@@ -100,21 +100,11 @@ print('DONE')
 ];
 
 /// Cases that this level or this version cannot meet, and why.
-pub(super) const ABSENT: &[(u32, &str, &str)] = &[
-    (
-        20,
-        "archive bombs",
-        "archives are not taken: files go in and out one by one, bounded",
-    ),
+pub(crate) const ABSENT: &[(u32, &str, &str)] = &[
     (
         24,
         "link races during host reads",
         "the file interface borrows the sandbox: nothing runs in it meanwhile",
-    ),
-    (
-        35,
-        "write during a snapshot",
-        "this level takes no snapshots",
     ),
     (
         40,
@@ -145,16 +135,6 @@ pub(super) const ABSENT: &[(u32, &str, &str)] = &[
         63,
         "port scan through the proxy",
         "there is no proxy: the network namespace is empty",
-    ),
-    (
-        65,
-        "zygote poisoning",
-        "each exec starts a new interpreter: there is no zygote",
-    ),
-    (
-        67,
-        "restored attacker state",
-        "this level takes no snapshots",
     ),
     (72, "wasm: endless loop", "wasm level"),
     (73, "wasm: memory growth", "wasm level"),

@@ -5,18 +5,13 @@
 //! left. What cannot apply at this level is listed with the reason. The numbers are those of
 //! the list in `docs/sandbox.md`.
 
-mod files;
-mod host;
-mod kernel;
-mod resource;
-mod special;
-
-use crate::port::{
+use crate::host::{Residue, Witness};
+use crate::{files, kernel, resource, special, state};
+use serde::{Deserialize, Serialize};
+use sinew_sandbox::{
     Ending, ExecRequest, ExecResult, Limits, Program, Sandbox, SandboxError, SandboxProvider,
     SandboxSpec,
 };
-use host::{Residue, Witness};
-use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
 /// What came of an attack.
@@ -48,7 +43,7 @@ pub struct AttackRow {
 
 /// How an attack is to end when it is held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Expect {
+pub(crate) enum Expect {
     /// Exits with 0 after printing `DONE`: everything it tried was refused.
     Done,
     /// Exits with this code.
@@ -88,7 +83,7 @@ impl Expect {
 
 /// A hostile Python program. A line of its output that starts with `ESCAPED` gives it away.
 #[derive(Debug)]
-struct Case {
+pub(crate) struct Case {
     number: u32,
     name: &'static str,
     expect: Expect,
@@ -99,7 +94,7 @@ struct Case {
 }
 
 impl Case {
-    const fn new(
+    pub(crate) const fn new(
         number: u32,
         name: &'static str,
         expect: Expect,
@@ -142,7 +137,7 @@ import ctypes
 ";
 
 /// What each attacked sandbox may use.
-fn spec() -> SandboxSpec {
+pub(crate) fn spec() -> SandboxSpec {
     SandboxSpec {
         limits: Limits {
             cpu_s: 20.0,
@@ -195,7 +190,7 @@ pub async fn run(
             suite.row(name, outcome);
         }
     }
-    for special in special::ALL {
+    for special in special::ALL.iter().chain(state::ALL) {
         let name = title(special.number, special.name);
         if name.contains(filter) {
             let outcome = suite.special(special).await;
@@ -215,9 +210,9 @@ fn title(number: u32, name: &str) -> String {
     format!("{number:02} {name}")
 }
 
-type Verdict = (AttackOutcome, String);
+pub(crate) type Verdict = (AttackOutcome, String);
 
-fn escaped(why: impl Into<String>) -> Verdict {
+pub(crate) fn escaped(why: impl Into<String>) -> Verdict {
     (AttackOutcome::Escaped, why.into())
 }
 

@@ -1,8 +1,8 @@
 //! Attacks on files and on what `/proc` shows: cases 21 to 45 of the list.
 
-use super::{Case, Expect};
+use crate::attack::{Case, Expect};
 
-pub(super) const CASES: &[Case] = &[
+pub(crate) const CASES: &[Case] = &[
     Case::new(21, "reads the host's files", Expect::Done, 5000, "
 for p in (SECRET, '/etc/shadow', '/etc/gshadow', '/etc/ssh', '/root', '/home', '/var', '/run', '/boot', '/mnt', '/srv', '/opt', '/sys'):
     if os.path.exists(p): print('ESCAPED', p)

@@ -3,10 +3,10 @@
 //! Every row is measured in the same run as its peer, one after the other, so that ratios hold
 //! even on a busy machine.
 
-use crate::port::{
+use serde::{Deserialize, Serialize};
+use sinew_sandbox::{
     Ending, ExecRequest, Program, Sandbox, SandboxError, SandboxProvider, SandboxSpec,
 };
-use serde::{Deserialize, Serialize};
 use std::future::Future;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};

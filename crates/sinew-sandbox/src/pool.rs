@@ -1,0 +1,369 @@
+//! Warm sandboxes, kept ready: sized by demand, bounded in number and memory, never dirty.
+//!
+//! A sandbox leaves the pool once. Who is done with it destroys it; nothing comes back, so
+//! nothing of one user can reach the next. How many are kept follows demand: every request that
+//! finds the shelf empty doubles the target, quiet time halves it, between a floor and what
+//! ceiling and memory budget leave. No more than a few are made at once (start storms).
+//!
+//! Sandboxes of a pool die with its provider; what a killed server leaves on the host carries
+//! the tag of its run, and the next provider removes it.
+
+use crate::port::{
+    Protection, Sandbox, SandboxError, SandboxFuture, SandboxProvider, SandboxSpec, Snapshot,
+};
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+use tokio::sync::oneshot;
+
+/// How a pool is sized.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PoolConfig {
+    /// Ready sandboxes that are kept even when nobody asks, after the first request.
+    pub floor: usize,
+    /// Most ready sandboxes.
+    pub ceiling: usize,
+    /// Memory that ready sandboxes may take together.
+    pub memory_bytes: u64,
+    /// Sandboxes that are made at once.
+    pub starts_at_once: usize,
+    /// After this long without a request that found the shelf empty, the target halves.
+    pub quiet: Duration,
+}
+
+impl Default for PoolConfig {
+    fn default() -> Self {
+        Self {
+            floor: 2,
+            ceiling: 64,
+            memory_bytes: 512 << 20,
+            starts_at_once: 2,
+            quiet: Duration::from_secs(10),
+        }
+    }
+}
+
+/// What a pool did so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PoolStats {
+    /// Ready sandboxes now.
+    pub ready: usize,
+    /// How many it wants ready.
+    pub target: usize,
+    /// Most that were being made at one moment.
+    pub most_starts: usize,
+    /// Requests that got a ready one.
+    pub hits: u64,
+    /// Requests for which one had to be made.
+    pub misses: u64,
+    /// Ready ones that were thrown away: for a changed specification or shrinking demand.
+    pub discarded: u64,
+    /// Memory that one ready sandbox takes, as last measured.
+    pub one_bytes: u64,
+}
+
+/// Memory of a ready sandbox before one was measured.
+const GUESS_BYTES: u64 = 4 << 20;
+/// One of so many hits measures the memory of what it got.
+const MEASURE_EVERY: u64 = 64;
+/// How long a waiter trusts the tasks that make sandboxes before it looks after them: they end
+/// with the runtime that they were started on.
+const LOOK_AFTER: Duration = Duration::from_secs(1);
+
+type Made = Result<Box<dyn Sandbox>, SandboxError>;
+
+struct Shelf {
+    spec: Option<SandboxSpec>,
+    ready: VecDeque<Box<dyn Sandbox>>,
+    /// Who found the shelf empty, first come first served.
+    waiters: VecDeque<oneshot::Sender<Made>>,
+    target: usize,
+    last_miss: Instant,
+    /// Tasks that make sandboxes now, and the most there were.
+    makers: usize,
+    most_makers: usize,
+}
+
+struct Inner {
+    provider: Arc<dyn SandboxProvider>,
+    config: PoolConfig,
+    shelf: Mutex<Shelf>,
+    hits: AtomicU64,
+    misses: AtomicU64,
+    discarded: AtomicU64,
+    one_bytes: AtomicU64,
+}
+
+/// A provider that hands out sandboxes of another one that are ready already.
+#[derive(Clone)]
+pub struct Pool(Arc<Inner>);
+
+impl std::fmt::Debug for Pool {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Pool").field(&self.stats()).finish()
+    }
+}
+
+enum Found {
+    Ready(Box<dyn Sandbox>),
+    /// It will come.
+    Wait(oneshot::Receiver<Made>),
+}
+
+impl Pool {
+    /// A pool over `provider`, empty until the first request.
+    ///
+    /// # Errors
+    /// [`SandboxError::Request`] if the sizes contradict each other.
+    pub fn new(
+        provider: Arc<dyn SandboxProvider>,
+        config: PoolConfig,
+    ) -> Result<Self, SandboxError> {
+        let bad = |field, value: usize, allowed: &str| {
+            Err(SandboxError::Request {
+                field,
+                value: value.to_string(),
+                allowed: allowed.into(),
+            })
+        };
+        if config.floor > config.ceiling {
+            return bad("pool.floor", config.floor, "at most pool.ceiling");
+        }
+        if config.starts_at_once == 0 {
+            return bad("pool.starts_at_once", 0, "at least 1");
+        }
+        let shelf = Shelf {
+            spec: None,
+            ready: VecDeque::new(),
+            waiters: VecDeque::new(),
+            target: config.floor,
+            last_miss: Instant::now(),
+            makers: 0,
+            most_makers: 0,
+        };
+        Ok(Self(Arc::new(Inner {
+            provider,
+            config,
+            shelf: Mutex::new(shelf),
+            hits: AtomicU64::new(0),
+            misses: AtomicU64::new(0),
+            discarded: AtomicU64::new(0),
+            one_bytes: AtomicU64::new(GUESS_BYTES),
+        })))
+    }
+
+    /// What it did so far.
+    pub fn stats(&self) -> PoolStats {
+        let inner = &self.0;
+        let shelf = inner.shelf();
+        PoolStats {
+            ready: shelf.ready.len(),
+            target: shelf.target,
+            most_starts: shelf.most_makers,
+            hits: inner.hits.load(Ordering::Relaxed),
+            misses: inner.misses.load(Ordering::Relaxed),
+            discarded: inner.discarded.load(Ordering::Relaxed),
+            one_bytes: inner.one_bytes.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Destroys all ready sandboxes and waits for it; requests after it fill the pool again.
+    ///
+    /// # Errors
+    /// The first failure; the others are destroyed all the same.
+    pub async fn drain(&self) -> Result<(), SandboxError> {
+        let ready = std::mem::take(&mut self.0.shelf().ready);
+        let mut result = Ok(());
+        for sandbox in ready {
+            result = result.and(sandbox.destroy().await);
+        }
+        result
+    }
+
+    /// Starts tasks that make sandboxes, as many as are needed and allowed.
+    fn make_more(&self) {
+        let mut shelf = self.0.shelf();
+        while shelf.makers < self.0.config.starts_at_once && shelf.wanted() > shelf.makers {
+            shelf.makers += 1;
+            shelf.most_makers = shelf.most_makers.max(shelf.makers);
+            let maker = Maker(Arc::clone(&self.0));
+            tokio::spawn(async move { while maker.0.make_one().await {} });
+        }
+    }
+}
+
+/// Counts a task that makes sandboxes, also when its runtime drops it half-way.
+struct Maker(Arc<Inner>);
+
+impl Drop for Maker {
+    fn drop(&mut self) {
+        self.0.shelf().makers -= 1;
+    }
+}
+
+impl Shelf {
+    /// Sandboxes that are missing.
+    fn wanted(&self) -> usize {
+        self.waiters.len() + self.target.saturating_sub(self.ready.len())
+    }
+}
+
+impl Inner {
+    fn shelf(&self) -> MutexGuard<'_, Shelf> {
+        self.shelf.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What ceiling and memory budget allow.
+    fn most_ready(&self) -> usize {
+        let one = self.one_bytes.load(Ordering::Relaxed).max(1);
+        let fit = usize::try_from(self.config.memory_bytes / one).unwrap_or(usize::MAX);
+        self.config.ceiling.min(fit).max(self.config.floor)
+    }
+
+    /// Takes what is ready, or a place in the queue. A pool serves one specification at a time:
+    /// when it changes, the old sandboxes are thrown away. `None`: others wait for another one.
+    fn find(&self, spec: &SandboxSpec) -> Option<Found> {
+        let mut shelf = self.shelf();
+        let mut old = VecDeque::new();
+        if shelf.spec.as_ref() != Some(spec) {
+            if !shelf.waiters.is_empty() {
+                return None;
+            }
+            old = std::mem::take(&mut shelf.ready);
+            shelf.spec = Some(spec.clone());
+            shelf.target = self.config.floor;
+        }
+        let taken = shelf.ready.pop_front();
+        if taken.is_none() {
+            shelf.target = (shelf.target * 2).max(1);
+            shelf.last_miss = Instant::now();
+        } else if shelf.last_miss.elapsed() > self.config.quiet {
+            shelf.target /= 2;
+            shelf.last_miss = Instant::now();
+        }
+        shelf.target = shelf.target.clamp(self.config.floor, self.most_ready());
+        let most = shelf.target;
+        while shelf.ready.len() > most {
+            old.extend(shelf.ready.pop_back());
+        }
+        let found = taken.map_or_else(
+            || {
+                let (sender, receiver) = oneshot::channel();
+                shelf.waiters.push_back(sender);
+                Found::Wait(receiver)
+            },
+            Found::Ready,
+        );
+        drop(shelf);
+        let thrown = old.len() as u64;
+        self.discarded.fetch_add(thrown, Ordering::Relaxed);
+        Some(found)
+    }
+
+    /// Makes a sandbox for the first waiter, else for the shelf; false if none is wanted.
+    async fn make_one(&self) -> bool {
+        let spec = {
+            let shelf = self.shelf();
+            // Other makers are at some of them.
+            if shelf.wanted() < shelf.makers {
+                return false;
+            }
+            shelf.spec.clone()
+        };
+        let Some(spec) = spec else {
+            return false;
+        };
+        let mut made = self.provider.acquire(&spec).await;
+        loop {
+            let mut shelf = self.shelf();
+            let current = shelf.spec.as_ref() == Some(&spec);
+            match shelf.waiters.pop_front().filter(|_| current) {
+                // Who gave up waiting takes nothing.
+                Some(waiter) => match waiter.send(made) {
+                    Ok(()) => return true,
+                    Err(back) => made = back,
+                },
+                None => {
+                    return match made {
+                        Ok(sandbox) if current && shelf.ready.len() < shelf.target => {
+                            shelf.ready.push_back(sandbox);
+                            true
+                        }
+                        Ok(sandbox) => {
+                            drop(shelf);
+                            drop(sandbox);
+                            self.discarded.fetch_add(1, Ordering::Relaxed);
+                            true
+                        }
+                        // The next request tries again and is told.
+                        Err(_) => false,
+                    };
+                }
+            }
+        }
+    }
+}
+
+async fn wait(pool: &Pool, mut made: oneshot::Receiver<Made>) -> Made {
+    loop {
+        match tokio::time::timeout(LOOK_AFTER, &mut made).await {
+            Ok(Ok(made)) => return made,
+            Ok(Err(_)) => return Err(SandboxError::Died("the pool is closed".into())),
+            Err(_) => pool.make_more(),
+        }
+    }
+}
+
+impl SandboxProvider for Pool {
+    fn level(&self) -> &'static str {
+        self.0.provider.level()
+    }
+
+    fn acquire<'a>(&'a self, spec: &'a SandboxSpec) -> SandboxFuture<'a, Box<dyn Sandbox>> {
+        Box::pin(async move {
+            let Some(found) = self.0.find(spec) else {
+                return self.0.provider.acquire(spec).await;
+            };
+            self.make_more();
+            match found {
+                Found::Ready(mut sandbox) => {
+                    let hits = self.0.hits.fetch_add(1, Ordering::Relaxed);
+                    if hits % MEASURE_EVERY == 0
+                        && let Ok(stats) = sandbox.stats().await
+                        && stats.memory_bytes > 0
+                    {
+                        self.0
+                            .one_bytes
+                            .store(stats.memory_bytes, Ordering::Relaxed);
+                    }
+                    Ok(sandbox)
+                }
+                Found::Wait(made) => {
+                    self.0.misses.fetch_add(1, Ordering::Relaxed);
+                    wait(self, made).await
+                }
+            }
+        })
+    }
+
+    fn protections(&self) -> Arc<Vec<Protection>> {
+        self.0.provider.protections()
+    }
+
+    fn fork<'a>(
+        &'a self,
+        spec: &'a SandboxSpec,
+        snapshot: &'a Snapshot,
+    ) -> SandboxFuture<'a, Box<dyn Sandbox>> {
+        self.0.provider.fork(spec, snapshot)
+    }
+
+    fn export<'a>(&'a self, snapshot: &'a Snapshot) -> SandboxFuture<'a, Vec<u8>> {
+        self.0.provider.export(snapshot)
+    }
+
+    fn import<'a>(&'a self, archive: &'a [u8], max_bytes: u64) -> SandboxFuture<'a, Snapshot> {
+        self.0.provider.import(archive, max_bytes)
+    }
+}

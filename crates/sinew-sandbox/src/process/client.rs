@@ -1,0 +1,218 @@
+//! The host's end of the spawner: requests go out, a thread hands replies to whoever waits.
+
+use super::messages::{
+    End, MAX_PACKET, Numbered, PythonStart, Reply, Request, SpawnerStats, receive, send,
+};
+use super::spawner::{Config, FLAG};
+use crate::port::{Protection, SandboxError};
+use nix::sys::socket::{AddressFamily, Shutdown, SockFlag, SockType, shutdown, socketpair};
+use std::collections::HashMap;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use tokio::sync::oneshot;
+
+/// How long the spawner may take to get ready.
+const START_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// What a request brings back.
+#[derive(Debug, Default)]
+pub(super) struct Answer {
+    pub(super) file: Option<OwnedFd>,
+    pub(super) stats: Option<SpawnerStats>,
+}
+
+type Waiter = oneshot::Sender<Result<Answer, String>>;
+
+#[derive(Debug, Default)]
+struct Waiting {
+    /// Why nothing can be asked any more.
+    dead: Option<String>,
+    answers: HashMap<u64, Waiter>,
+    ends: HashMap<u64, oneshot::Sender<End>>,
+}
+
+/// A spawner that runs.
+#[derive(Debug)]
+pub(super) struct Client {
+    socket: OwnedFd,
+    waiting: Mutex<Waiting>,
+    next: AtomicU64,
+    pub(super) protections: Arc<Vec<Protection>>,
+    pub(super) python_start: PythonStart,
+    /// Standard input of programs that get none.
+    pub(super) null: OwnedFd,
+}
+
+pub(super) fn unavailable(reason: impl Into<String>) -> SandboxError {
+    SandboxError::Unavailable {
+        level: "process".into(),
+        reason: reason.into(),
+    }
+}
+
+pub(super) fn io_error(operation: &str, e: impl std::fmt::Display) -> SandboxError {
+    SandboxError::Io {
+        operation: operation.into(),
+        message: e.to_string(),
+    }
+}
+
+pub(super) fn gone() -> SandboxError {
+    SandboxError::Died("the process that starts sandboxes is gone".into())
+}
+
+impl Client {
+    /// Starts a spawner and asks it what this host enforces.
+    pub(super) fn start(program: &Path, config: &Config) -> Result<Arc<Self>, SandboxError> {
+        let (socket, child) = launch(program, config)?;
+        let (protections, python_start) = hello(&socket)?;
+        let null = std::fs::File::open("/dev/null").map_err(|e| io_error("/dev/null", e))?;
+        let client = Arc::new(Self {
+            socket,
+            waiting: Mutex::default(),
+            next: AtomicU64::new(1),
+            protections: Arc::new(protections),
+            python_start,
+            null: null.into(),
+        });
+        let reader = Arc::clone(&client);
+        std::thread::Builder::new()
+            .name("sinew-sandbox".into())
+            .spawn(move || reader.read_replies(child))
+            .map_err(|e| io_error("start a thread", e))?;
+        Ok(client)
+    }
+
+    /// Ends the spawner and everything in it.
+    pub(super) fn stop(&self) {
+        let _ = shutdown(self.socket.as_raw_fd(), Shutdown::Both);
+    }
+
+    pub(super) fn number(&self) -> u64 {
+        self.next.fetch_add(1, Ordering::Relaxed)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Waiting> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Hands replies to whoever waits, until the spawner is gone.
+    fn read_replies(&self, mut child: Child) {
+        let mut buffer = vec![0; MAX_PACKET + 1];
+        while let Ok(Some((reply, fds))) = receive::<Reply>(self.socket.as_fd(), &mut buffer) {
+            match reply {
+                Reply::Done { seq, error, stats } => {
+                    let waiter = self.lock().answers.remove(&seq);
+                    if let Some(waiter) = waiter {
+                        let file = fds.into_iter().next();
+                        let _ = waiter.send(error.map_or(Ok(Answer { file, stats }), Err));
+                    }
+                }
+                Reply::Ended { id, end } => {
+                    let waiter = self.lock().ends.remove(&id);
+                    if let Some(waiter) = waiter {
+                        let _ = waiter.send(end);
+                    }
+                }
+                Reply::Hello { .. } | Reply::Unavailable { .. } => {}
+            }
+        }
+        *self.lock() = Waiting {
+            dead: Some("the process that starts sandboxes is gone".into()),
+            ..Waiting::default()
+        };
+        let _ = child.wait();
+    }
+
+    /// Sends a request whose answer nobody waits for.
+    pub(super) fn tell(&self, request: Request) {
+        let seq = self.number();
+        let _ = send(self.socket.as_fd(), &Numbered { seq, request }, &[]);
+    }
+
+    /// Waits for the end of what will run in a sandbox.
+    pub(super) fn end_of(&self, id: u64) -> oneshot::Receiver<End> {
+        let (sender, receiver) = oneshot::channel();
+        let mut waiting = self.lock();
+        if waiting.dead.is_none() {
+            waiting.ends.insert(id, sender);
+        }
+        receiver
+    }
+
+    pub(super) async fn ask(
+        &self,
+        request: Request,
+        fds: &[RawFd],
+    ) -> Result<Answer, SandboxError> {
+        let seq = self.number();
+        let (sender, receiver) = oneshot::channel();
+        {
+            let mut waiting = self.lock();
+            if let Some(dead) = &waiting.dead {
+                return Err(SandboxError::Died(dead.clone()));
+            }
+            waiting.answers.insert(seq, sender);
+        }
+        if let Err(e) = send(self.socket.as_fd(), &Numbered { seq, request }, fds) {
+            self.lock().answers.remove(&seq);
+            return Err(io_error("ask the spawner", e));
+        }
+        match receiver.await {
+            Ok(Ok(answer)) => Ok(answer),
+            Ok(Err(message)) => Err(io_error("sandbox", message)),
+            Err(_) => Err(gone()),
+        }
+    }
+}
+
+fn launch(program: &Path, config: &Config) -> Result<(OwnedFd, Child), SandboxError> {
+    let (ours, theirs) = socketpair(
+        AddressFamily::Unix,
+        SockType::SeqPacket,
+        None,
+        SockFlag::SOCK_CLOEXEC,
+    )
+    .map_err(|e| io_error("socketpair", e))?;
+    let config = serde_json::to_string(config).map_err(|e| io_error("encode", e))?;
+    let child = Command::new(program)
+        .arg(FLAG)
+        .arg(config)
+        .stdin(Stdio::from(theirs))
+        .stdout(Stdio::null())
+        .env_clear()
+        .current_dir("/")
+        .spawn()
+        .map_err(|e| io_error(&format!("start {}", program.display()), e))?;
+    Ok((ours, child))
+}
+
+fn hello(socket: &OwnedFd) -> Result<(Vec<Protection>, PythonStart), SandboxError> {
+    use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+    let timeout = PollTimeout::try_from(START_TIMEOUT).unwrap_or(PollTimeout::MAX);
+    let mut fds = [PollFd::new(socket.as_fd(), PollFlags::POLLIN)];
+    let ready = poll(&mut fds, timeout).map_err(|e| io_error("poll", e))?;
+    if ready == 0 {
+        return Err(unavailable("the spawner did not get ready in 20 s"));
+    }
+    let mut buffer = vec![0; MAX_PACKET + 1];
+    match receive(socket.as_fd(), &mut buffer) {
+        Ok(Some((
+            Reply::Hello {
+                protections,
+                python,
+            },
+            _,
+        ))) => Ok((protections, python)),
+        Ok(Some((Reply::Unavailable { reason }, _))) => Err(unavailable(reason)),
+        Ok(other) => Err(unavailable(format!(
+            "the spawner ended at once ({:?})",
+            other.map(|o| o.0)
+        ))),
+        Err(e) => Err(unavailable(e)),
+    }
+}

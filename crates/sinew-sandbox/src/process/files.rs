@@ -1,0 +1,591 @@
+//! The files of a sandbox: a bounded file system in memory, layers of snapshots, and files that
+//! go in and out.
+//!
+//! The file system is mounted nowhere: each room attaches a copy of the mount. A table of
+//! thousands of mounts would be copied with every new room. Kernels before 6.15 cannot copy a
+//! mount that is mounted nowhere; there it is mounted in the spawner.
+
+use nix::errno::Errno;
+use nix::fcntl::{OFlag, OpenHow, ResolveFlag, openat, openat2};
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use nix::sys::memfd::{MFdFlags, memfd_create};
+use nix::sys::stat::{Mode, mkdirat};
+use nix::unistd::{Gid, Uid, fchown};
+use std::ffi::CString;
+use std::fs::File;
+use std::io::{Read, Seek, Write};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::path::{Component, Path, PathBuf};
+use std::rc::Rc;
+
+/// Files and folders that one sandbox may make.
+pub(crate) const MAX_INODES: u64 = 4096;
+/// Layers below a work folder; the next snapshot copies instead.
+const MAX_LAYERS: usize = 32;
+/// Where file systems are mounted if they must be.
+pub(crate) const ATTACHED: &str = "/sb";
+
+/// A file system in memory, with what it is mounted on, if it is.
+#[derive(Debug)]
+struct Store {
+    mount: OwnedFd,
+    path: Option<PathBuf>,
+}
+
+impl Drop for Store {
+    fn drop(&mut self) {
+        if let Some(path) = &self.path {
+            let _ = umount2(path, MntFlags::MNT_DETACH);
+            let _ = std::fs::remove_dir(path);
+        }
+    }
+}
+
+/// A frozen folder of a store.
+#[derive(Clone, Debug)]
+pub(crate) struct Layer {
+    store: Rc<Store>,
+    folder: String,
+    /// Whose files it holds.
+    user: Option<Rc<User>>,
+}
+
+impl Layer {
+    pub(crate) fn user(&self) -> Option<Rc<User>> {
+        self.user.clone()
+    }
+}
+
+/// First user id of sandboxes; no two lineages of sandboxes that are alive share one.
+const FIRST_UID: u32 = 200_000;
+const UIDS: u32 = 60_000;
+
+/// User ids that are free.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Users {
+    used: Rc<std::cell::Cell<u32>>,
+    free: Rc<std::cell::RefCell<Vec<u32>>>,
+}
+
+/// A user id that belongs to a sandbox, its snapshots and their forks, and to nobody else.
+#[derive(Debug)]
+pub(crate) struct User {
+    pub(crate) uid: u32,
+    free: Rc<std::cell::RefCell<Vec<u32>>>,
+}
+
+impl Users {
+    pub(crate) fn take(&self) -> Outcome<Rc<User>> {
+        let free = self.free.borrow_mut().pop();
+        let uid = match free {
+            Some(uid) => uid,
+            None if self.used.get() < UIDS => {
+                self.used.set(self.used.get() + 1);
+                FIRST_UID + self.used.get()
+            }
+            None => return Err(format!("all {UIDS} user ids are taken")),
+        };
+        let free = Rc::clone(&self.free);
+        Ok(Rc::new(User { uid, free }))
+    }
+}
+
+impl Drop for User {
+    fn drop(&mut self) {
+        self.free.borrow_mut().push(self.uid);
+    }
+}
+
+/// The files of one sandbox.
+#[derive(Debug)]
+pub(crate) struct Files {
+    store: Rc<Store>,
+    /// The top folder within the store, and the layers below it, upmost first.
+    top: String,
+    layers: Vec<Layer>,
+    /// Store and layers as one folder, if there are layers.
+    merged: Option<Store>,
+    user: Option<Rc<User>>,
+    bytes: u64,
+    /// Whether mounts that are mounted nowhere can be copied.
+    detached: bool,
+    serial: u64,
+}
+
+type Outcome<T> = Result<T, String>;
+
+fn failed<'a>(what: &'a str) -> impl Fn(Errno) -> String + 'a {
+    move |e| format!("{what}: {e}")
+}
+
+fn io<'a>(what: &'a str) -> impl Fn(std::io::Error) -> String + 'a {
+    move |e| format!("{what}: {e}")
+}
+
+fn check(what: &str, result: i64) -> Outcome<i64> {
+    match result {
+        -1 => Err(format!("{what}: {}", std::io::Error::last_os_error())),
+        other => Ok(other),
+    }
+}
+
+fn owned(what: &str, result: i64) -> Outcome<OwnedFd> {
+    let fd = check(what, result)?;
+    // SAFETY: the kernel has just made this descriptor for us.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
+}
+
+fn fsopen(kind: &str) -> Outcome<OwnedFd> {
+    let kind = CString::new(kind).map_err(|e| e.to_string())?;
+    // SAFETY: a string that ends in zero; flag FSOPEN_CLOEXEC.
+    owned("fsopen", unsafe {
+        libc::syscall(libc::SYS_fsopen, kind.as_ptr(), 1)
+    })
+}
+
+/// FSCONFIG_SET_STRING.
+fn set(context: &OwnedFd, key: &str, value: &str) -> Outcome<()> {
+    let (key, value) = (CString::new(key), CString::new(value));
+    let (Ok(key), Ok(value)) = (key, value) else {
+        return Err("an option with a zero byte".into());
+    };
+    let fd = context.as_raw_fd();
+    // SAFETY: strings that end in zero.
+    let result =
+        unsafe { libc::syscall(libc::SYS_fsconfig, fd, 1, key.as_ptr(), value.as_ptr(), 0) };
+    check("fsconfig", result).map(|_| ())
+}
+
+/// FSCONFIG_SET_FLAG.
+fn set_flag(context: &OwnedFd, key: &str) -> Outcome<()> {
+    let key = CString::new(key).map_err(|e| e.to_string())?;
+    // SAFETY: a string that ends in zero, no value.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_fsconfig,
+            context.as_raw_fd(),
+            0,
+            key.as_ptr(),
+            0,
+            0,
+        )
+    };
+    check("fsconfig", result).map(|_| ())
+}
+
+/// FSCONFIG_SET_FD.
+fn set_fd(context: &OwnedFd, key: &str, value: &OwnedFd) -> Outcome<()> {
+    let key = CString::new(key).map_err(|e| e.to_string())?;
+    let (fd, value) = (context.as_raw_fd(), value.as_raw_fd());
+    // SAFETY: a string that ends in zero and an open descriptor.
+    let result = unsafe { libc::syscall(libc::SYS_fsconfig, fd, 5, key.as_ptr(), 0, value) };
+    check("fsconfig", result).map(|_| ())
+}
+
+/// FSCONFIG_CMD_CREATE, then a mount without set-user-id and devices.
+fn make(context: &OwnedFd) -> Outcome<OwnedFd> {
+    let fd = context.as_raw_fd();
+    // SAFETY: no pointers.
+    check("mount", unsafe {
+        libc::syscall(libc::SYS_fsconfig, fd, 6, 0, 0, 0)
+    })?;
+    // FSMOUNT_CLOEXEC; MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV.
+    // SAFETY: no pointers.
+    owned("fsmount", unsafe {
+        libc::syscall(libc::SYS_fsmount, fd, 1, 2 | 4)
+    })
+}
+
+/// Copies a mount, or a folder of it (open_tree with OPEN_TREE_CLONE).
+fn copy_mount(mount: &OwnedFd, folder: &str) -> std::io::Result<OwnedFd> {
+    let folder = CString::new(folder)?;
+    let flags = 1 | libc::O_CLOEXEC as u32 | libc::AT_EMPTY_PATH as u32;
+    let fd = mount.as_raw_fd();
+    // SAFETY: a string that ends in zero.
+    let copy = unsafe { libc::syscall(libc::SYS_open_tree, fd, folder.as_ptr(), flags) };
+    if copy < 0 {
+        return Err(std::io::Error::last_os_error());
+    }
+    // SAFETY: the kernel has just made this descriptor for us.
+    Ok(unsafe { OwnedFd::from_raw_fd(copy as i32) })
+}
+
+fn move_mount(mount: &OwnedFd, target: &str) -> std::io::Result<()> {
+    let target = CString::new(target)?;
+    // SAFETY: strings that end in zero; 4 is MOVE_MOUNT_F_EMPTY_PATH.
+    let moved = unsafe {
+        libc::syscall(
+            libc::SYS_move_mount,
+            mount.as_raw_fd(),
+            c"".as_ptr(),
+            libc::AT_FDCWD,
+            target.as_ptr(),
+            4,
+        )
+    };
+    match moved {
+        -1 => Err(std::io::Error::last_os_error()),
+        _ => Ok(()),
+    }
+}
+
+/// Whether this kernel copies mounts that are mounted nowhere.
+pub(crate) fn can_detach() -> bool {
+    let made = fsopen("tmpfs").and_then(|context| make(&context));
+    made.is_ok_and(|mount| copy_mount(&mount, "").is_ok())
+}
+
+fn store(bytes: u64, inodes: u64, attach_as: Option<PathBuf>) -> Outcome<Store> {
+    let context = fsopen("tmpfs")?;
+    set(&context, "size", &bytes.to_string())?;
+    set(&context, "nr_inodes", &inodes.to_string())?;
+    set(&context, "mode", "0755")?;
+    attached(make(&context)?, attach_as)
+}
+
+fn attached(mount: OwnedFd, attach_as: Option<PathBuf>) -> Outcome<Store> {
+    if let Some(path) = &attach_as {
+        let target = path.to_string_lossy();
+        std::fs::create_dir_all(path).map_err(io(&target))?;
+        move_mount(&mount, &target).map_err(io(&target))?;
+    }
+    Ok(Store {
+        mount,
+        path: attach_as,
+    })
+}
+
+/// A folder that belongs to a sandbox's user and to nobody else.
+fn own_folder(store: &Store, name: &str, uid: Option<u32>) -> Outcome<()> {
+    mkdirat(store.mount.as_fd(), name, Mode::S_IRWXU).map_err(failed("mkdir"))?;
+    let folder = open_folder(&store.mount, name)?;
+    let (user, group) = (uid.map(Uid::from_raw), uid.map(Gid::from_raw));
+    fchown(folder.as_fd(), user, group).map_err(failed("chown"))
+}
+
+fn open_folder(dir: &OwnedFd, name: &str) -> Outcome<OwnedFd> {
+    let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC | OFlag::O_NOFOLLOW;
+    openat(dir.as_fd(), name, flags, Mode::empty()).map_err(failed("open"))
+}
+
+impl Files {
+    /// Empty files, or those of a snapshot.
+    pub(crate) fn new(
+        serial: u64,
+        bytes: u64,
+        user: Option<Rc<User>>,
+        detached: bool,
+        layers: Vec<Layer>,
+    ) -> Outcome<Self> {
+        let uid = user.as_ref().map(|u| u.uid);
+        let path = (!detached).then(|| Path::new(ATTACHED).join(format!("{serial}")));
+        let store = store(bytes, MAX_INODES, path)?;
+        own_folder(&store, "work", uid)?;
+        own_folder(&store, "tmp", uid)?;
+        let mut files = Self {
+            store: Rc::new(store),
+            top: "work".into(),
+            layers,
+            merged: None,
+            user,
+            bytes,
+            detached,
+            serial,
+        };
+        if !files.layers.is_empty() {
+            files.merge()?;
+        }
+        Ok(files)
+    }
+
+    /// Mounts the top folder over the layers.
+    fn merge(&mut self) -> Outcome<()> {
+        self.merged = None;
+        let scratch = format!("{}.scratch", self.top);
+        own_folder(&self.store, &scratch, None)?;
+        let context = fsopen("overlay")?;
+        if self.detached {
+            for layer in &self.layers {
+                let folder = open_folder(&layer.store.mount, &layer.folder)?;
+                set_fd(&context, "lowerdir+", &folder)?;
+            }
+            set_fd(
+                &context,
+                "upperdir",
+                &open_folder(&self.store.mount, &self.top)?,
+            )?;
+            set_fd(
+                &context,
+                "workdir",
+                &open_folder(&self.store.mount, &scratch)?,
+            )?;
+        } else {
+            let path = |store: &Store, folder: &str| {
+                let path = store.path.as_deref().unwrap_or(Path::new(ATTACHED));
+                path.join(folder).to_string_lossy().into_owned()
+            };
+            let lower: Vec<String> = self
+                .layers
+                .iter()
+                .map(|l| path(&l.store, &l.folder))
+                .collect();
+            set(&context, "lowerdir", &lower.join(":"))?;
+            set(&context, "upperdir", &path(&self.store, &self.top))?;
+            set(&context, "workdir", &path(&self.store, &scratch))?;
+        }
+        if self.user.is_none() {
+            set_flag(&context, "userxattr")?;
+        }
+        let name = format!("{}.merged", self.serial);
+        let path = (!self.detached).then(|| Path::new(ATTACHED).join(name));
+        self.merged = Some(attached(make(&context)?, path)?);
+        Ok(())
+    }
+
+    /// Mounts `work` or `tmp` on a folder of this process's mount namespace.
+    pub(crate) fn attach(&self, folder: &str, target: &str) -> std::io::Result<()> {
+        let merged = self.merged.as_ref().filter(|_| folder == "work");
+        let (store, folder) = match merged {
+            Some(merged) => (merged, ""),
+            None => (self.store.as_ref(), folder),
+        };
+        if let Some(path) = &store.path {
+            let none = None::<&str>;
+            let source = path.join(folder);
+            return Ok(mount(Some(&source), target, none, MsFlags::MS_BIND, none)?);
+        }
+        move_mount(&copy_mount(&store.mount, folder)?, target)
+    }
+
+    pub(crate) fn user(&self) -> Option<Rc<User>> {
+        self.user.clone()
+    }
+
+    pub(crate) fn uid(&self) -> Option<u32> {
+        self.user.as_ref().map(|u| u.uid)
+    }
+
+    /// The work folder as it is seen inside.
+    fn work(&self) -> Outcome<OwnedFd> {
+        match &self.merged {
+            Some(merged) => open_folder(&merged.mount, "."),
+            None => open_folder(&self.store.mount, &self.top),
+        }
+    }
+
+    /// Freezes the work folder; nothing may run in the sandbox meanwhile.
+    pub(crate) fn freeze(&mut self) -> Outcome<Vec<Layer>> {
+        if self.layers.len() >= MAX_LAYERS {
+            return self.flatten();
+        }
+        let top = format!("up{}", self.layers.len());
+        own_folder(&self.store, &top, self.uid())?;
+        let frozen = Layer {
+            store: Rc::clone(&self.store),
+            folder: std::mem::replace(&mut self.top, top),
+            user: self.user.clone(),
+        };
+        self.layers.insert(0, frozen);
+        if let Err(e) = self.merge() {
+            // As it was before: the frozen folder is the top again.
+            self.top = self.layers.remove(0).folder;
+            if !self.layers.is_empty() {
+                self.merge()?;
+            }
+            return Err(e);
+        }
+        Ok(self.layers.clone())
+    }
+
+    /// Copies everything into one layer.
+    fn flatten(&mut self) -> Outcome<Vec<Layer>> {
+        let archive = super::archive::write(&self.work()?)?;
+        let layer = thaw(
+            &archive,
+            self.bytes * 2,
+            self.user.clone(),
+            self.detached,
+            self.serial,
+        )?;
+        let (bytes, user, detached) = (self.bytes, self.user.clone(), self.detached);
+        *self = Self::new(self.serial, bytes, user, detached, vec![layer])?;
+        Ok(self.layers.clone())
+    }
+
+    pub(crate) fn layer_count(&self) -> u64 {
+        self.layers.len() as u64
+    }
+
+    /// Bytes and number of files of the store.
+    pub(crate) fn usage(&self) -> (u64, u64) {
+        // SAFETY: fstatfs fills a local struct.
+        let stat = unsafe {
+            let mut stat = std::mem::zeroed::<libc::statfs>();
+            libc::fstatfs(self.store.mount.as_raw_fd(), &raw mut stat);
+            stat
+        };
+        let used = |all: u64, free: u64| all.saturating_sub(free);
+        (
+            used(stat.f_blocks, stat.f_bfree) * stat.f_bsize as u64,
+            // The root, `work` and `tmp` are not the sandbox's doing.
+            used(stat.f_files, stat.f_ffree).saturating_sub(3),
+        )
+    }
+
+    pub(crate) fn write_file(&self, path: &str, content: OwnedFd) -> Outcome<()> {
+        write_file(&self.work()?, path, content, self.bytes, self.uid())
+    }
+
+    pub(crate) fn read_file(&self, path: &str, max_bytes: u64) -> Outcome<OwnedFd> {
+        read_file(&self.work()?, path, max_bytes)
+    }
+}
+
+/// One layer with the content of an archive.
+pub(crate) fn thaw(
+    archive: &[u8],
+    max_bytes: u64,
+    user: Option<Rc<User>>,
+    detached: bool,
+    serial: u64,
+) -> Outcome<Layer> {
+    let uid = user.as_ref().map(|u| u.uid);
+    let path = (!detached).then(|| Path::new(ATTACHED).join(format!("{serial}.thawed")));
+    let store = store(max_bytes, 4 * MAX_INODES, path)?;
+    own_folder(&store, "work", uid)?;
+    super::archive::read(archive, &open_folder(&store.mount, "work")?, max_bytes, uid)?;
+    Ok(Layer {
+        store: Rc::new(store),
+        folder: "work".into(),
+        user,
+    })
+}
+
+/// A snapshot as an archive.
+pub(crate) fn archive(layers: &[Layer], detached: bool, serial: u64) -> Outcome<Vec<u8>> {
+    let view = Files::new(serial, 1 << 20, None, detached, layers.to_vec())?;
+    super::archive::write(&view.work()?)
+}
+
+/// A path of plain names below the work folder.
+fn plain(path: &str) -> Outcome<PathBuf> {
+    let path = Path::new(path);
+    let parts: Vec<_> = path.components().collect();
+    let fine = !parts.is_empty()
+        && parts.len() <= 32
+        && parts.iter().all(|c| matches!(c, Component::Normal(_)));
+    if fine {
+        Ok(path.into())
+    } else {
+        Err("path must be relative, below the work folder, without `..`, at most 32 deep".into())
+    }
+}
+
+/// Opens below `dir` without following any link on the way (openat2, RESOLVE_BENEATH).
+pub(super) fn open_beneath(dir: &OwnedFd, path: &Path, flags: OFlag) -> Outcome<OwnedFd> {
+    let mode = if flags.contains(OFlag::O_CREAT) {
+        0o600
+    } else {
+        0
+    };
+    let how = OpenHow::new()
+        .flags(flags | OFlag::O_CLOEXEC)
+        .mode(Mode::from_bits_truncate(mode))
+        .resolve(
+            ResolveFlag::RESOLVE_BENEATH
+                | ResolveFlag::RESOLVE_NO_SYMLINKS
+                | ResolveFlag::RESOLVE_NO_MAGICLINKS,
+        );
+    openat2(dir.as_fd(), path, how).map_err(|e| format!("open {}: {e}", path.display()))
+}
+
+fn regular(fd: OwnedFd, path: &Path) -> Outcome<File> {
+    let file = File::from(fd);
+    match file.metadata() {
+        Ok(meta) if meta.is_file() => Ok(file),
+        Ok(_) => Err(format!("{} is not a regular file", path.display())),
+        Err(e) => Err(format!("{}: {e}", path.display())),
+    }
+}
+
+/// Makes the folders above `path`, for `uid`.
+pub(super) fn make_parents(dir: &OwnedFd, path: &Path, uid: Option<u32>) -> Outcome<()> {
+    let (user, group) = (uid.map(Uid::from_raw), uid.map(Gid::from_raw));
+    let mut folder = PathBuf::new();
+    for part in path.parent().into_iter().flat_map(Path::components) {
+        folder.push(part);
+        let above = folder.parent().filter(|p| !p.as_os_str().is_empty());
+        let above = above.unwrap_or(Path::new("."));
+        let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY;
+        let parent = open_beneath(dir, above, flags)?;
+        let name = folder.file_name().unwrap_or_default();
+        match mkdirat(parent.as_fd(), Path::new(name), Mode::S_IRWXU) {
+            Ok(()) => {
+                let made = open_beneath(dir, &folder, flags)?;
+                fchown(made.as_fd(), user, group).map_err(failed("chown"))?;
+            }
+            Err(Errno::EEXIST) => {}
+            Err(e) => return Err(format!("mkdir {}: {e}", folder.display())),
+        }
+    }
+    Ok(())
+}
+
+/// Writes `content` (a memory file) to `path` below `dir`.
+fn write_file(
+    dir: &OwnedFd,
+    path: &str,
+    content: OwnedFd,
+    max_bytes: u64,
+    uid: Option<u32>,
+) -> Outcome<()> {
+    let path = plain(path)?;
+    let (user, group) = (uid.map(Uid::from_raw), uid.map(Gid::from_raw));
+    make_parents(dir, &path, uid)?;
+    let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK;
+    let mut file = regular(open_beneath(dir, &path, flags)?, &path)?;
+    file.set_len(0).map_err(io("truncate"))?;
+    fchown(file.as_fd(), user, group).map_err(failed("chown"))?;
+    let mut bytes = Vec::new();
+    let mut source = File::from(content);
+    source.rewind().map_err(io("rewind"))?;
+    source
+        .take(max_bytes + 1)
+        .read_to_end(&mut bytes)
+        .map_err(io("read"))?;
+    if bytes.len() as u64 > max_bytes {
+        return Err(format!(
+            "content is larger than the {max_bytes} bytes of the work folder"
+        ));
+    }
+    file.write_all(&bytes).map_err(io("write"))
+}
+
+/// Copies a regular file below `dir` into a memory file.
+fn read_file(dir: &OwnedFd, path: &str, max_bytes: u64) -> Outcome<OwnedFd> {
+    let path = plain(path)?;
+    // Opening a FIFO without O_NONBLOCK would wait for a writer for ever.
+    let flags = OFlag::O_RDONLY | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK;
+    let file = regular(open_beneath(dir, &path, flags)?, &path)?;
+    let mut bytes = Vec::new();
+    file.take(max_bytes + 1)
+        .read_to_end(&mut bytes)
+        .map_err(io("read"))?;
+    if bytes.len() as u64 > max_bytes {
+        return Err(format!(
+            "{} is larger than {max_bytes} bytes",
+            path.display()
+        ));
+    }
+    memory_file(&bytes)
+}
+
+/// A memory file with this content.
+pub(crate) fn memory_file(bytes: &[u8]) -> Outcome<OwnedFd> {
+    let memory =
+        memfd_create(c"sinew-file", MFdFlags::MFD_CLOEXEC).map_err(failed("memfd_create"))?;
+    let mut memory = File::from(memory);
+    memory.write_all(bytes).map_err(io("write"))?;
+    memory.rewind().map_err(io("rewind"))?;
+    Ok(memory.into())
+}

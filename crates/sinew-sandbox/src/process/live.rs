@@ -1,0 +1,790 @@
+//! What the spawner does for each live sandbox: rooms, programs in them, and their ends.
+
+use super::cgroup::Group;
+use super::files::Files;
+use super::messages::{Creation, End, Exit, Notice, Reply, Start, send_bytes};
+use super::plan::{self, Confinement, Plan, Who};
+use super::room::{Room, loopback_up};
+use super::spawner::Spawner;
+use super::zygote::{BASE_ENV, MAX_STARTS, exec};
+use crate::port::{Limits, Network};
+use nix::poll::PollTimeout;
+use nix::sched::{CloneFlags, setns, unshare};
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
+use std::ffi::CString;
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::time::{Duration, Instant};
+
+/// Pause after an execution before the next interpreter is made ready: a sandbox that is used
+/// once is destroyed meanwhile.
+const WARM_PAUSE: Duration = Duration::from_millis(3);
+
+/// What a child of the spawner is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Role {
+    /// First process of a room.
+    Room {
+        id: u64,
+        serial: u32,
+    },
+    /// Main process of an execution, or an interpreter that waits for one.
+    Program {
+        id: u64,
+    },
+    Zygote,
+    /// Of a sandbox that is gone.
+    Stray,
+}
+
+/// A program on its way into a room.
+#[derive(Debug)]
+pub(super) struct Entrant {
+    serial: u32,
+    pid: Option<i32>,
+    way: Way,
+}
+
+#[derive(Debug)]
+enum Way {
+    /// Waits for its room to be ready; then it is forked.
+    Program {
+        argv: Vec<CString>,
+        env: Vec<CString>,
+        files: Vec<OwnedFd>,
+    },
+    /// A fork of the zygote: it gets a plan when its room is ready, then a program.
+    Python {
+        socket: OwnedFd,
+        entered: bool,
+        program: Option<(Vec<u8>, Vec<OwnedFd>)>,
+    },
+    /// Nothing more to do for it.
+    Started,
+}
+
+#[derive(Debug)]
+struct RoomState {
+    serial: u32,
+    pid: i32,
+    ready: bool,
+}
+
+/// One live sandbox.
+#[derive(Debug)]
+pub(super) struct Live {
+    creation: Creation,
+    pub(super) group: Group,
+    pub(super) files: Files,
+    net_ns: Option<OwnedFd>,
+    room: Option<RoomState>,
+    serial: u32,
+    warm: Option<Entrant>,
+    running: Option<Entrant>,
+    /// The end of what ran, while its room is not gone yet.
+    ended: Option<End>,
+    /// The interpreter that waits is to make way for a program.
+    evict: bool,
+    /// A step that failed before hostile code ran.
+    failed: Option<(u32, i32)>,
+    /// Children that were not reaped yet.
+    children: usize,
+    /// To be answered when it is gone.
+    destroyed_by: Option<u64>,
+}
+
+impl Live {
+    pub(super) fn busy(&self) -> bool {
+        self.running.is_some() || self.ended.is_some() || self.destroyed_by.is_some()
+    }
+
+    fn entrant(&mut self, serial: u32) -> Option<&mut Entrant> {
+        let both = [self.running.as_mut(), self.warm.as_mut()];
+        both.into_iter()
+            .flatten()
+            .find(|e| e.serial == serial && e.pid.is_none())
+    }
+}
+
+fn kill(pid: i32) {
+    // SAFETY: a child of ours that was not reaped yet.
+    unsafe { libc::kill(pid, libc::SIGKILL) };
+}
+
+fn pidfd(pid: i32) -> Result<OwnedFd, String> {
+    // SAFETY: no pointers; the descriptor is new and ours.
+    unsafe {
+        match libc::syscall(libc::SYS_pidfd_open, pid, 0) {
+            -1 => Err(format!("pidfd_open: {}", std::io::Error::last_os_error())),
+            fd => Ok(OwnedFd::from_raw_fd(fd as i32)),
+        }
+    }
+}
+
+/// Forks this process, which has one thread.
+fn fork(flags: i32) -> Result<i32, String> {
+    let flags = i64::from(flags | libc::SIGCHLD);
+    // SAFETY: one thread, so the copy is consistent; children never return to their caller.
+    match unsafe { libc::syscall(libc::SYS_clone, flags, 0, 0, 0, 0) } {
+        -1 => Err(format!("clone: {}", std::io::Error::last_os_error())),
+        pid => Ok(pid as i32),
+    }
+}
+
+/// Arguments without inner zero bytes.
+fn c_strings(list: impl IntoIterator<Item = String>) -> Result<Vec<CString>, String> {
+    list.into_iter()
+        .map(|s| CString::new(s).map_err(|e| format!("argument with a zero byte: {e}")))
+        .collect()
+}
+
+impl Spawner {
+    pub(super) fn create(&mut self, id: u64, creation: Creation) -> Result<(), String> {
+        let layers = match creation.base {
+            None => Vec::new(),
+            Some(base) => {
+                let layers = self.snapshots.get(&base);
+                layers.ok_or("no such snapshot")?.clone()
+            }
+        };
+        let inherited = layers.first().and_then(super::files::Layer::user);
+        let user = match inherited {
+            Some(user) => Some(user),
+            None => self.own_users.then(|| self.users.take()).transpose()?,
+        };
+        self.stores += 1;
+        let bytes = creation.limits.work_bytes;
+        let files = Files::new(self.stores, bytes, user, self.detached, layers)?;
+        let net_ns = match creation.network {
+            Network::None => None,
+            Network::Loopback => Some(self.new_network()?),
+        };
+        let name = format!("sinew-{}-{id}", self.tag);
+        let group = self.hierarchy.create(name, &creation.limits)?;
+        let live = Live {
+            creation,
+            group,
+            files,
+            net_ns,
+            room: None,
+            serial: 0,
+            warm: None,
+            running: None,
+            ended: None,
+            evict: false,
+            failed: None,
+            children: 0,
+            destroyed_by: None,
+        };
+        self.live.insert(id, live);
+        let opened = self.open_room(id).and_then(|()| self.warm_up(id));
+        if opened.is_err() {
+            self.destroy(id, 0);
+        }
+        opened
+    }
+
+    /// A network namespace with nothing but a loopback interface.
+    fn new_network(&self) -> Result<OwnedFd, String> {
+        let made = unshare(CloneFlags::CLONE_NEWNET)
+            .map_err(|e| format!("unshare: {e}"))
+            .and_then(|()| loopback_up().map_err(|e| format!("loopback: {e}")))
+            .and_then(|()| self.net_ns());
+        self.go_home()?;
+        made
+    }
+
+    fn go_home(&self) -> Result<(), String> {
+        setns(self.own_net_ns.as_fd(), CloneFlags::CLONE_NEWNET).map_err(|e| format!("setns: {e}"))
+    }
+
+    pub(super) fn listen(&mut self, id: u64, port: u16) -> Result<OwnedFd, String> {
+        let live = self.live.get(&id).ok_or("no such sandbox")?;
+        let net_ns = live.net_ns.as_ref().ok_or("it has no loopback interface")?;
+        setns(net_ns.as_fd(), CloneFlags::CLONE_NEWNET).map_err(|e| format!("setns: {e}"))?;
+        let listening = listener(port);
+        self.go_home()?;
+        listening.map_err(|e| format!("listen on port {port} inside: {e}"))
+    }
+
+    fn confinement<'a>(&'a self, live: &'a Live) -> Confinement<'a> {
+        let limits: &Limits = &live.creation.limits;
+        let tcp = live.creation.network == Network::Loopback;
+        Confinement {
+            limits,
+            uid: live.files.uid(),
+            filter: &self.filters[usize::from(tcp)],
+            landlock_abi: self.landlock_abi,
+            limit_user_processes: self.hierarchy.limits_processes().is_none(),
+            limit_address_space: self.hierarchy.limits_memory().is_none(),
+            tcp,
+            last_capability: self.last_capability,
+        }
+    }
+
+    fn open_room(&mut self, id: u64) -> Result<(), String> {
+        let live = self.live.get(&id).ok_or("no such sandbox")?;
+        let serial = live.serial + 1;
+        let plan = Plan::confine(Who::Init, &self.confinement(live));
+        let pid = match fork(libc::CLONE_NEWPID)? {
+            0 => Room {
+                notice: Notice {
+                    id,
+                    room: serial,
+                    kind: Notice::READY,
+                    value: 0,
+                    errno: 0,
+                },
+                group: &live.group,
+                files: &live.files,
+                plan,
+                net_ns: live.net_ns.as_ref(),
+                notices: self.notices_in.as_raw_fd(),
+            }
+            .run(),
+            pid => pid,
+        };
+        self.roles.insert(pid, Role::Room { id, serial });
+        if let Some(live) = self.live.get_mut(&id) {
+            live.serial = serial;
+            live.children += 1;
+            live.failed = None;
+            live.room = Some(RoomState {
+                serial,
+                pid,
+                ready: false,
+            });
+        }
+        Ok(())
+    }
+
+    /// Asks for an interpreter that waits in the sandbox's room.
+    fn warm_up(&mut self, id: u64) -> Result<(), String> {
+        let wanted = |live: &Live| live.creation.warm && live.warm.is_none();
+        if self.zygote.is_none() || !self.live.get(&id).is_some_and(wanted) {
+            return Ok(());
+        }
+        let entrant = self.fork_python(id)?;
+        if let Some(live) = self.live.get_mut(&id) {
+            live.warm = Some(entrant);
+        }
+        Ok(())
+    }
+
+    fn fork_python(&self, id: u64) -> Result<Entrant, String> {
+        let zygote = self.zygote.as_ref().ok_or("there is no zygote")?;
+        let live = self.live.get(&id).ok_or("no such sandbox")?;
+        let room = live.room.as_ref().ok_or("no room")?;
+        let flags = SockFlag::SOCK_CLOEXEC;
+        let (ours, theirs) = socketpair(AddressFamily::Unix, SockType::SeqPacket, None, flags)
+            .map_err(|e| format!("socketpair: {e}"))?;
+        let fd = pidfd(room.pid)?;
+        zygote.fork(id, room.serial, fd.as_raw_fd(), theirs.as_raw_fd())?;
+        Ok(Entrant {
+            serial: room.serial,
+            pid: None,
+            way: Way::Python {
+                socket: ours,
+                entered: false,
+                program: None,
+            },
+        })
+    }
+
+    pub(super) fn exec(
+        &mut self,
+        id: u64,
+        start: Start,
+        env: Vec<(String, String)>,
+        files: Vec<OwnedFd>,
+    ) -> Result<(), String> {
+        if files.len() != 3 {
+            return Err(format!("{} files, expected 3", files.len()));
+        }
+        let live = self.idle(id)?;
+        live.group.begin();
+        if live.room.is_none() {
+            self.open_room(id)?;
+        }
+        let entrant = match start {
+            Start::Python(code) if self.zygote.is_some() => self.python(id, &code, env, files)?,
+            Start::Python(code) => {
+                let python = self.python.clone().ok_or("the image has no python3")?;
+                let argv = ["-I", "-S", "-B", "-c", &code].map(String::from);
+                let argv = std::iter::once(python).chain(argv).collect();
+                self.program(id, argv, env, files)?
+            }
+            Start::Argv(argv) => self.program(id, argv, env, files)?,
+        };
+        if let Some(live) = self.live.get_mut(&id) {
+            live.running = Some(entrant);
+        }
+        self.advance(id);
+        Ok(())
+    }
+
+    fn python(
+        &mut self,
+        id: u64,
+        code: &str,
+        env: Vec<(String, String)>,
+        files: Vec<OwnedFd>,
+    ) -> Result<Entrant, String> {
+        let warm = self.live.get_mut(&id).and_then(|live| live.warm.take());
+        let mut entrant = match warm {
+            Some(warm) => warm,
+            None => self.fork_python(id)?,
+        };
+        let base = BASE_ENV.iter().map(|&(k, v)| (k.to_owned(), v.to_owned()));
+        let env: std::collections::BTreeMap<String, String> = base.chain(env).collect();
+        let packet = serde_json::json!({ "code": code, "env": env }).to_string();
+        if let Way::Python { program, .. } = &mut entrant.way {
+            *program = Some((packet.into_bytes(), files));
+        }
+        Ok(entrant)
+    }
+
+    fn program(
+        &mut self,
+        id: u64,
+        argv: Vec<String>,
+        env: Vec<(String, String)>,
+        files: Vec<OwnedFd>,
+    ) -> Result<Entrant, String> {
+        let argv = c_strings(argv)?;
+        if argv.is_empty() {
+            return Err("no program".into());
+        }
+        let base = BASE_ENV.iter().map(|&(k, v)| (k.to_owned(), v.to_owned()));
+        let env: std::collections::BTreeMap<String, String> = base.chain(env).collect();
+        let env = c_strings(env.into_iter().map(|(k, v)| format!("{k}={v}")))?;
+        let live = self.live.get_mut(&id).ok_or("no such sandbox")?;
+        // An interpreter that waits would be seen by the program, and could be killed by it.
+        live.evict = live.warm.is_some();
+        if let Some(pid) = live.warm.as_ref().and_then(|w| w.pid) {
+            kill(pid);
+        }
+        let serial = live.serial;
+        Ok(Entrant {
+            serial,
+            pid: None,
+            way: Way::Program { argv, env, files },
+        })
+    }
+
+    /// Does for a sandbox what can be done now that its room or its program got further.
+    fn advance(&mut self, id: u64) {
+        let Some(live) = self.live.get(&id) else {
+            return;
+        };
+        let Some(room) = live.room.as_ref().filter(|r| r.ready) else {
+            return;
+        };
+        let (serial, pid) = (room.serial, room.pid);
+        if live.evict {
+            return;
+        }
+        let waits = |e: &Entrant| e.serial == serial && matches!(e.way, Way::Program { .. });
+        if live.running.as_ref().is_some_and(waits)
+            && let Err(why) = self.fork_program(id, pid)
+        {
+            self.lost(id, why);
+            return;
+        }
+        let confinement = self.live.get(&id).map(|l| self.confinement(l));
+        let Some(plan) = confinement.map(|c| Plan::confine(Who::Python, &c)) else {
+            return;
+        };
+        let Some(live) = self.live.get_mut(&id) else {
+            return;
+        };
+        let both = [live.running.as_mut(), live.warm.as_mut()];
+        for entrant in both.into_iter().flatten() {
+            if entrant.serial != serial || entrant.pid.is_none() {
+                continue;
+            }
+            // A packet that cannot be sent means that the fork is dead, which its end tells.
+            if let Way::Python {
+                socket,
+                entered,
+                program,
+            } = &mut entrant.way
+            {
+                if !*entered && let Ok(fd) = pidfd(pid) {
+                    *entered =
+                        send_bytes(socket.as_fd(), &plan.encode(), &[fd.as_raw_fd()]).is_ok();
+                }
+                if *entered && let Some((packet, files)) = program.take() {
+                    let raw: Vec<RawFd> = files.iter().map(AsRawFd::as_raw_fd).collect();
+                    let _ = send_bytes(socket.as_fd(), &packet, &raw);
+                    entrant.way = Way::Started;
+                }
+            }
+        }
+    }
+
+    /// Forks a program into the PID namespace of a room.
+    fn fork_program(&mut self, id: u64, room: i32) -> Result<(), String> {
+        let live = self.live.get_mut(&id).ok_or("no such sandbox")?;
+        let entrant = live.running.as_mut().ok_or("nothing to run")?;
+        let way = std::mem::replace(&mut entrant.way, Way::Started);
+        let Way::Program { argv, env, files } = way else {
+            return Err("not a program".into());
+        };
+        let serial = entrant.serial;
+        let live = self.live.get(&id).ok_or("no such sandbox")?;
+        let plan = Plan::confine(Who::Program, &self.confinement(live));
+        let fd = pidfd(room)?;
+        let pid_ns = CloneFlags::CLONE_NEWPID;
+        setns(fd.as_fd(), pid_ns).map_err(|e| format!("setns: {e}"))?;
+        let forked = fork(0);
+        if let Ok(0) = forked {
+            let done = live.group.join(0);
+            let done = done.map_err(|e| (plan::JOIN, e.raw_os_error().unwrap_or(0)));
+            let failed = done.and_then(|()| plan.run(fd.as_raw_fd())).err();
+            let (step, errno) = failed.unwrap_or_else(|| {
+                let raw: Vec<RawFd> = files.iter().map(AsRawFd::as_raw_fd).collect();
+                (plan::EXECVE, exec(&raw, &argv, &env))
+            });
+            give_up(self.notices_in.as_raw_fd(), id, serial, step, errno);
+        }
+        let home = setns(self.own_pid_ns.as_fd(), pid_ns).map_err(|e| format!("setns: {e}"));
+        let pid = forked?;
+        self.started(id, serial, pid);
+        home
+    }
+
+    fn started(&mut self, id: u64, serial: u32, pid: i32) {
+        let live = self.live.get_mut(&id);
+        let found = live.and_then(|live| {
+            let entrant = live.entrant(serial)?;
+            entrant.pid = Some(pid);
+            live.children += 1;
+            Some(())
+        });
+        let role = found.map_or(Role::Stray, |()| Role::Program { id });
+        self.roles.insert(pid, role);
+        if let Some((status, usage)) = self.early.remove(&pid) {
+            self.reaped(pid, status, &usage);
+        }
+    }
+
+    pub(super) fn noticed(&mut self, notice: Notice) {
+        let (id, serial) = (notice.id, notice.room);
+        match notice.kind {
+            Notice::READY => {
+                let room = self.live.get_mut(&id).and_then(|l| l.room.as_mut());
+                if let Some(room) = room.filter(|r| r.serial == serial) {
+                    room.ready = true;
+                    self.advance(id);
+                }
+            }
+            Notice::FORKED if notice.value > 0 => {
+                // Into its limits before it gets a program; if that fails, it dies.
+                let joined = self.live.get_mut(&id).is_some_and(|live| {
+                    live.entrant(serial).is_some()
+                        && !live.evict
+                        && live.group.join(notice.value).is_ok()
+                });
+                if !joined && !self.early.contains_key(&notice.value) {
+                    kill(notice.value);
+                }
+                self.started(id, serial, notice.value);
+                self.advance(id);
+            }
+            Notice::FORKED => {
+                let why = std::io::Error::from_raw_os_error(notice.errno);
+                let Some(live) = self.live.get_mut(&id) else {
+                    return;
+                };
+                if live.warm.as_ref().is_some_and(|w| w.serial == serial) {
+                    live.warm = None;
+                    live.evict = false;
+                    self.advance(id);
+                } else if live.entrant(serial).is_some() {
+                    self.lost(id, format!("fork: {why}"));
+                }
+            }
+            Notice::FAILED if id != 0 => {
+                if let Some(live) = self.live.get_mut(&id) {
+                    live.failed = Some((notice.value as u32, notice.errno));
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// What was to run never did.
+    fn lost(&mut self, id: u64, why: String) {
+        let Some(live) = self.live.get_mut(&id) else {
+            return;
+        };
+        if live.running.take().is_none() {
+            return;
+        }
+        let exit = match live.failed.take() {
+            Some((step, errno)) => Exit::SetUp(step, errno),
+            None => Exit::Lost(why),
+        };
+        live.ended = Some(End {
+            exit,
+            cpu_us: 0,
+            max_rss_kib: 0,
+            events: live.group.events(),
+            file_bytes: live.files.usage().0,
+        });
+        self.close_room(id);
+        self.settle(id);
+    }
+
+    /// Killing the first process of a PID namespace kills all of it, whatever sessions or
+    /// groups it made.
+    fn close_room(&mut self, id: u64) {
+        let Some(live) = self.live.get_mut(&id) else {
+            return;
+        };
+        live.warm = None;
+        live.evict = false;
+        if let Some(room) = live.room.take() {
+            kill(room.pid);
+        }
+    }
+
+    pub(super) fn kill(&mut self, id: u64) {
+        if let Some(room) = self.live.get(&id).and_then(|l| l.room.as_ref()) {
+            kill(room.pid);
+        }
+    }
+
+    pub(super) fn destroy(&mut self, id: u64, seq: u64) {
+        let Some(live) = self.live.get_mut(&id) else {
+            self.done(seq, Ok(()));
+            return;
+        };
+        live.destroyed_by = Some(seq);
+        self.close_room(id);
+        self.settle(id);
+    }
+
+    pub(super) fn reset(&mut self, id: u64) -> Result<(), String> {
+        let live = self.idle(id)?;
+        let base = live.creation.base;
+        let (bytes, user) = (live.creation.limits.work_bytes, live.files.user());
+        let layers = match base.and_then(|b| self.snapshots.get(&b)) {
+            Some(layers) => layers.clone(),
+            None if base.is_some() => {
+                return Err("the snapshot that it started from is gone".into());
+            }
+            None => Vec::new(),
+        };
+        self.close_room(id);
+        self.stores += 1;
+        let files = Files::new(self.stores, bytes, user, self.detached, layers)?;
+        self.idle(id)?.files = files;
+        self.to_warm.push_back((Instant::now(), id));
+        Ok(())
+    }
+
+    pub(super) fn snapshot(&mut self, id: u64, snapshot: u64) -> Result<(), String> {
+        self.idle(id)?;
+        // Rooms hold the folder as it was.
+        self.close_room(id);
+        let layers = self.idle(id)?.files.freeze()?;
+        self.snapshots.insert(snapshot, layers);
+        self.to_warm.push_back((Instant::now() + WARM_PAUSE, id));
+        Ok(())
+    }
+
+    /// Makes interpreters ready that are due; the time until the next is.
+    pub(super) fn warm_due(&mut self) -> PollTimeout {
+        while let Some(&(due, id)) = self.to_warm.front() {
+            let now = Instant::now();
+            if due > now {
+                let left = due - now + Duration::from_millis(1);
+                return PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX);
+            }
+            self.to_warm.pop_front();
+            let wanted = |l: &Live| l.creation.warm && !l.busy() && l.room.is_none();
+            if self.zygote.is_some() && self.live.get(&id).is_some_and(wanted) {
+                // Without it the next execution makes its own.
+                let _ = self.open_room(id).and_then(|()| self.warm_up(id));
+            }
+        }
+        PollTimeout::NONE
+    }
+
+    pub(super) fn reap(&mut self) {
+        loop {
+            // SAFETY: waits into locals.
+            let (pid, status, usage) = unsafe {
+                let (mut status, mut usage) = (0, std::mem::zeroed::<libc::rusage>());
+                let pid = libc::wait4(-1, &raw mut status, libc::WNOHANG, &raw mut usage);
+                (pid, status, usage)
+            };
+            if pid <= 0 {
+                return;
+            }
+            self.reaped(pid, status, &usage);
+        }
+    }
+
+    fn reaped(&mut self, pid: i32, status: i32, usage: &libc::rusage) {
+        match self.roles.remove(&pid) {
+            None => {
+                self.early.insert(pid, (status, *usage));
+            }
+            Some(Role::Stray) => {}
+            Some(Role::Zygote) => self.zygote_died(),
+            Some(Role::Room { id, serial }) => self.room_died(id, serial),
+            Some(Role::Program { id }) => self.program_died(id, pid, status, usage),
+        }
+    }
+
+    fn zygote_died(&mut self) {
+        self.zygote = None;
+        // Without one, programs start by execve.
+        if self.zygote_starts > 0 && self.zygote_starts < MAX_STARTS {
+            let _ = self.start_zygote();
+        }
+        let unanswered = |e: &Option<Entrant>| {
+            let python = |e: &Entrant| e.pid.is_none() && matches!(e.way, Way::Python { .. });
+            e.as_ref().is_some_and(python)
+        };
+        let lost: Vec<u64> = self.live.keys().copied().collect();
+        for id in lost {
+            if let Some(live) = self.live.get_mut(&id) {
+                if unanswered(&live.warm) {
+                    live.warm = None;
+                }
+                if unanswered(&live.running) {
+                    self.lost(id, "the zygote died".into());
+                }
+            }
+        }
+    }
+
+    fn room_died(&mut self, id: u64, serial: u32) {
+        let Some(live) = self.live.get_mut(&id) else {
+            return;
+        };
+        live.children -= 1;
+        if live.room.as_ref().is_some_and(|r| r.serial == serial) {
+            live.room = None;
+            live.warm = None;
+            live.evict = false;
+        }
+        let waits = |e: &Entrant| e.pid.is_none() && e.serial == serial;
+        if live.running.as_ref().is_some_and(waits) {
+            self.read_notices();
+            self.lost(id, "its room died".into());
+            return;
+        }
+        self.settle(id);
+    }
+
+    fn program_died(&mut self, id: u64, pid: i32, status: i32, usage: &libc::rusage) {
+        self.read_notices();
+        let Some(live) = self.live.get_mut(&id) else {
+            return;
+        };
+        live.children -= 1;
+        if live.warm.as_ref().is_some_and(|w| w.pid == Some(pid)) {
+            live.warm = None;
+            live.evict = false;
+            live.failed = None;
+            self.advance(id);
+            self.settle(id);
+            return;
+        }
+        if live.running.as_ref().is_some_and(|r| r.pid == Some(pid)) {
+            live.running = None;
+            let us = |t: libc::timeval| t.tv_sec as u64 * 1_000_000 + t.tv_usec as u64;
+            let exit = match live.failed.take() {
+                Some((step, errno)) => Exit::SetUp(step, errno),
+                None if libc::WIFSIGNALED(status) => Exit::Signal(libc::WTERMSIG(status)),
+                None => Exit::Code(libc::WEXITSTATUS(status)),
+            };
+            live.ended = Some(End {
+                exit,
+                cpu_us: us(usage.ru_utime) + us(usage.ru_stime),
+                max_rss_kib: usage.ru_maxrss as u64,
+                events: live.group.events(),
+                file_bytes: live.files.usage().0,
+            });
+            // Only the first process is left: nothing of the program's goes on.
+            let alone = live.room.is_some() && live.group.processes() == Some(1);
+            self.close_room(id);
+            if alone {
+                self.tell_end(id);
+            }
+        }
+        self.settle(id);
+    }
+
+    fn tell_end(&mut self, id: u64) {
+        let Some(end) = self.live.get_mut(&id).and_then(|l| l.ended.take()) else {
+            return;
+        };
+        self.reply(&Reply::Ended { id, end }, &[]);
+        if self.live.get(&id).is_some_and(|l| l.creation.warm) {
+            self.to_warm.push_back((Instant::now() + WARM_PAUSE, id));
+        }
+    }
+
+    /// Tells the end of an execution and frees the sandbox once no child of it is left.
+    fn settle(&mut self, id: u64) {
+        if !self.live.get(&id).is_some_and(|l| l.children == 0) {
+            return;
+        }
+        self.tell_end(id);
+        let Some(seq) = self.live.get(&id).and_then(|l| l.destroyed_by) else {
+            return;
+        };
+        if let Some(live) = self.live.remove(&id) {
+            let gone = match live.group.remove() {
+                true => Ok(()),
+                false => Err("its cgroup cannot be removed".into()),
+            };
+            drop(live);
+            self.done(seq, gone);
+        }
+    }
+
+    /// Kills everything and removes what would outlive this process.
+    pub(super) fn remove_groups(&mut self) {
+        let ids: Vec<u64> = self.live.keys().copied().collect();
+        for id in &ids {
+            self.close_room(*id);
+        }
+        if let Some(zygote) = self.zygote.take() {
+            kill(zygote.pid);
+        }
+        // SAFETY: waits for children of ours until there is none.
+        while unsafe { libc::waitpid(-1, std::ptr::null_mut(), 0) } > 0 {}
+        for live in self.live.values() {
+            live.group.remove();
+        }
+    }
+}
+
+/// Tells why hostile code did not come to run in this process, and ends it.
+fn give_up(notices: RawFd, id: u64, room: u32, step: u32, errno: i32) -> ! {
+    let notice = Notice {
+        id,
+        room,
+        kind: Notice::FAILED,
+        value: step as i32,
+        errno,
+    };
+    let bytes = notice.encode();
+    // SAFETY: writes a local array to an open descriptor, then exits.
+    unsafe {
+        libc::write(notices, bytes.as_ptr().cast(), bytes.len());
+        libc::_exit(127)
+    }
+}
+
+fn listener(port: u16) -> std::io::Result<OwnedFd> {
+    let listener = std::net::TcpListener::bind(("127.0.0.1", port))?;
+    listener.set_nonblocking(true)?;
+    Ok(listener.into())
+}

@@ -1,0 +1,357 @@
+//! What a process does before hostile code may run in it, as a table of system calls.
+//!
+//! One table serves both ways in: the spawner's own forks carry it out in Rust, forks of the
+//! Python zygote carry the same rows out through `ctypes`. So neither can be weaker.
+
+use super::seccomp::Filter;
+use crate::port::Limits;
+
+/// Steps that can fail; the number travels in a notice.
+pub(crate) const STEPS: [&str; 16] = [
+    "join the cgroup",
+    "make namespaces",
+    "mount the work folder",
+    "mount /proc",
+    "pivot_root",
+    "use the network",
+    "set resource limits",
+    "drop capabilities",
+    "become an unprivileged user",
+    "set no_new_privs",
+    "apply landlock",
+    "apply seccomp",
+    "fork",
+    "execve",
+    "enter the namespaces",
+    "get the program",
+];
+pub(crate) const JOIN: u32 = 0;
+pub(crate) const NAMESPACES: u32 = 1;
+pub(crate) const MOUNT_WORK: u32 = 2;
+pub(crate) const MOUNT_PROC: u32 = 3;
+pub(crate) const PIVOT: u32 = 4;
+const LIMITS: u32 = 6;
+const CAPABILITIES: u32 = 7;
+const USER: u32 = 8;
+const NO_NEW_PRIVS: u32 = 9;
+const LANDLOCK: u32 = 10;
+const SECCOMP: u32 = 11;
+pub(crate) const EXECVE: u32 = 13;
+const ENTER: u32 = 14;
+
+/// The name of a failed step.
+pub(crate) fn step_name(step: u32) -> &'static str {
+    STEPS.get(step as usize).copied().unwrap_or("set-up")
+}
+
+/// Call number, six arguments, their kinds (two bits each), slot for the result or -1, step.
+pub(crate) type Row = [i64; 10];
+
+/// Row that stores a slot's value (32 bits) in the blob: offset, slot.
+const POKE_SLOT: i64 = -1;
+/// Row that stores the address of a place in the blob (64 bits) in the blob: offset, place.
+const POKE_ADDRESS: i64 = -2;
+
+/// Slot that holds the descriptor of the room's first process at the start.
+const ROOM: u8 = 0;
+const RULESET: u8 = 1;
+const PATH: u8 = 2;
+
+#[derive(Clone, Copy)]
+enum Arg {
+    Is(i64),
+    /// Offset in the blob.
+    At(usize),
+    Slot(u8),
+}
+
+/// The table and the bytes that its pointers mean.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Plan {
+    rows: Vec<Row>,
+    blob: Vec<u8>,
+}
+
+/// What a plan depends on.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Confinement<'a> {
+    pub(crate) limits: &'a Limits,
+    /// `None` in a user namespace with one user.
+    pub(crate) uid: Option<u32>,
+    pub(crate) filter: &'a Filter,
+    pub(crate) landlock_abi: i64,
+    /// Where no cgroup limits processes.
+    pub(crate) limit_user_processes: bool,
+    /// Address space of a process, where no cgroup limits memory.
+    pub(crate) limit_address_space: bool,
+    /// A loopback interface of its own: TCP may be used.
+    pub(crate) tcp: bool,
+    pub(crate) last_capability: u32,
+}
+
+/// Who carries a plan out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Who {
+    /// The first process of a room; it is in the namespaces already, nobody may look into it.
+    Init,
+    /// A fork of the spawner that will call `execve`.
+    Program,
+    /// A fork of the zygote, which has dropped its bounding set already.
+    Python,
+}
+
+impl Plan {
+    /// Everything between a fork and hostile code.
+    pub(crate) fn confine(who: Who, c: &Confinement<'_>) -> Self {
+        let mut plan = Self::default();
+        if who != Who::Init {
+            plan.enter();
+        }
+        plan.resource_limits(c);
+        if who != Who::Python {
+            plan.drop_bounding_set(c.last_capability);
+        }
+        plan.become_user(c.uid);
+        if who != Who::Init {
+            // Nobody but its user may go there.
+            let work = plan.bytes(b"/work\0");
+            plan.call(USER, libc::SYS_chdir, &[Arg::At(work)]);
+        }
+        plan.set_capabilities(0);
+        plan.prctl(NO_NEW_PRIVS, libc::PR_SET_NO_NEW_PRIVS, 1);
+        // Changing the user closed /proc/self to it; execve would open it again, so a fork of
+        // the zygote does. The first process stays closed.
+        let dumpable = i64::from(who != Who::Init);
+        plan.prctl(NO_NEW_PRIVS, libc::PR_SET_DUMPABLE, dumpable);
+        if c.landlock_abi > 0 {
+            plan.landlock(c.landlock_abi, c.tcp);
+        }
+        // Only now: a fork of the spawner holds more files than a program may open.
+        let files = c.limits.open_files;
+        plan.limit(libc::RLIMIT_NOFILE, files, files);
+        plan.seccomp(c.filter);
+        plan
+    }
+
+    /// What the zygote gives up at its own start: all but what its forks need to enter rooms.
+    pub(crate) fn zygote(last_capability: u32) -> Self {
+        let mut plan = Self::default();
+        plan.drop_bounding_set(last_capability);
+        // SETGID, SETUID, SETPCAP, SYS_CHROOT, SYS_PTRACE, SYS_ADMIN (capability.h).
+        plan.set_capabilities(1 << 6 | 1 << 7 | 1 << 8 | 1 << 18 | 1 << 19 | 1 << 21);
+        plan.prctl(NO_NEW_PRIVS, libc::PR_SET_NO_NEW_PRIVS, 1);
+        plan.prctl(NO_NEW_PRIVS, libc::PR_SET_DUMPABLE, 0);
+        plan
+    }
+
+    fn bytes(&mut self, bytes: &[u8]) -> usize {
+        self.blob.resize(self.blob.len().next_multiple_of(8), 0);
+        let at = self.blob.len();
+        self.blob.extend_from_slice(bytes);
+        at
+    }
+
+    fn call(&mut self, step: u32, nr: i64, args: &[Arg]) {
+        self.call_into(step, nr, args, None);
+    }
+
+    fn call_into(&mut self, step: u32, nr: i64, args: &[Arg], slot: Option<u8>) {
+        let mut row: Row = [0; 10];
+        row[0] = nr;
+        for (i, arg) in args.iter().enumerate() {
+            let (kind, value) = match *arg {
+                Arg::Is(value) => (0, value),
+                Arg::At(offset) => (1, offset as i64),
+                Arg::Slot(slot) => (2, i64::from(slot)),
+            };
+            row[1 + i] = value;
+            row[7] |= kind << (2 * i);
+        }
+        row[8] = slot.map_or(-1, i64::from);
+        row[9] = i64::from(step);
+        self.rows.push(row);
+    }
+
+    fn prctl(&mut self, step: u32, option: i32, value: i64) {
+        self.call(
+            step,
+            libc::SYS_prctl,
+            &[Arg::Is(i64::from(option)), Arg::Is(value)],
+        );
+    }
+
+    /// Joins the namespaces of a room; its PID namespace was chosen before the fork.
+    fn enter(&mut self) {
+        let flags = libc::CLONE_NEWNS
+            | libc::CLONE_NEWNET
+            | libc::CLONE_NEWIPC
+            | libc::CLONE_NEWUTS
+            | libc::CLONE_NEWCGROUP;
+        let room = Arg::Slot(ROOM);
+        self.call(ENTER, libc::SYS_setns, &[room, Arg::Is(i64::from(flags))]);
+        self.call(ENTER, libc::SYS_close, &[room]);
+        self.call(ENTER, libc::SYS_setsid, &[]);
+        self.call(ENTER, libc::SYS_umask, &[Arg::Is(0o077)]);
+    }
+
+    fn resource_limits(&mut self, c: &Confinement<'_>) {
+        let limits = c.limits;
+        let cpu = limits.cpu_s.ceil().max(1.0) as u64;
+        let mut all = vec![
+            (libc::RLIMIT_CPU, cpu, cpu + 1),
+            (libc::RLIMIT_CORE, 0, 0),
+            (libc::RLIMIT_FSIZE, limits.work_bytes, limits.work_bytes),
+            (libc::RLIMIT_MEMLOCK, 0, 0),
+            (libc::RLIMIT_MSGQUEUE, 0, 0),
+            (libc::RLIMIT_SIGPENDING, 256, 256),
+        ];
+        if c.uid.is_some() && c.limit_user_processes {
+            // Counted for each user, and each sandbox has a user of its own.
+            let processes = limits.processes + 1;
+            all.push((libc::RLIMIT_NPROC, processes, processes));
+        }
+        if c.limit_address_space {
+            let bytes = limits.memory_bytes;
+            all.push((libc::RLIMIT_AS, bytes, bytes));
+        }
+        for (resource, soft, hard) in all {
+            self.limit(resource, soft, hard);
+        }
+    }
+
+    fn limit(&mut self, resource: libc::__rlimit_resource_t, soft: u64, hard: u64) {
+        let pair: Vec<u8> = [soft, hard].iter().flat_map(|v| v.to_ne_bytes()).collect();
+        let at = self.bytes(&pair);
+        let args = [Arg::Is(0), Arg::Is(i64::from(resource)), Arg::At(at)];
+        self.call(LIMITS, libc::SYS_prlimit64, &args);
+    }
+
+    fn drop_bounding_set(&mut self, last: u32) {
+        for capability in 0..=i64::from(last) {
+            self.prctl(CAPABILITIES, libc::PR_CAPBSET_DROP, capability);
+        }
+        // NOROOT, NO_SETUID_FIXUP, KEEP_CAPS off, NO_CAP_AMBIENT_RAISE, all locked.
+        self.prctl(CAPABILITIES, libc::PR_SET_SECUREBITS, 0b1110_1111);
+    }
+
+    fn become_user(&mut self, uid: Option<u32>) {
+        let Some(uid) = uid.map(i64::from) else {
+            return;
+        };
+        self.call(USER, libc::SYS_setgroups, &[Arg::Is(0), Arg::Is(0)]);
+        let same = [Arg::Is(uid); 3];
+        self.call(USER, libc::SYS_setresgid, &same);
+        self.call(USER, libc::SYS_setresuid, &same);
+    }
+
+    /// Effective and permitted set; the inheritable and with it the ambient set become empty.
+    fn set_capabilities(&mut self, set: u32) {
+        // capset(2), version 3: header (version, pid), then two triples.
+        let header = self.bytes(&[0x2008_0522u32.to_ne_bytes(), [0; 4]].concat());
+        let words = [set, set, 0, 0, 0, 0];
+        let data: Vec<u8> = words.iter().flat_map(|w| w.to_ne_bytes()).collect();
+        let data = self.bytes(&data);
+        let args = [Arg::At(header), Arg::At(data)];
+        self.call(CAPABILITIES, libc::SYS_capset, &args);
+    }
+
+    fn landlock(&mut self, abi: i64, tcp: bool) {
+        let rules = super::landlock::rules(abi, tcp);
+        let ruleset = self.bytes(&rules.ruleset);
+        let size = Arg::Is(rules.ruleset.len() as i64);
+        self.call_into(
+            LANDLOCK,
+            libc::SYS_landlock_create_ruleset,
+            &[Arg::At(ruleset), size, Arg::Is(0)],
+            Some(RULESET),
+        );
+        let flags = Arg::Is(i64::from(libc::O_PATH | libc::O_CLOEXEC));
+        for (path, access) in rules.paths {
+            let path = self.bytes(path.to_bytes_with_nul());
+            let here = Arg::Is(i64::from(libc::AT_FDCWD));
+            let open = [here, Arg::At(path), flags, Arg::Is(0)];
+            self.call_into(LANDLOCK, libc::SYS_openat, &open, Some(PATH));
+            // struct landlock_path_beneath_attr, packed: rights, descriptor.
+            let rule = self.bytes(&[&access.to_ne_bytes()[..], &[0; 4]].concat());
+            self.rows.push(poke(POKE_SLOT, rule + 8, i64::from(PATH)));
+            let add = [Arg::Slot(RULESET), Arg::Is(1), Arg::At(rule), Arg::Is(0)];
+            self.call(LANDLOCK, libc::SYS_landlock_add_rule, &add);
+            self.call(LANDLOCK, libc::SYS_close, &[Arg::Slot(PATH)]);
+        }
+        let restrict = [Arg::Slot(RULESET), Arg::Is(0)];
+        self.call(LANDLOCK, libc::SYS_landlock_restrict_self, &restrict);
+        self.call(LANDLOCK, libc::SYS_close, &[Arg::Slot(RULESET)]);
+    }
+
+    fn seccomp(&mut self, filter: &Filter) {
+        let code = self.bytes(&filter.bytes);
+        // struct sock_fprog: length, padding, address.
+        let mut program = [0u8; 16];
+        program[..2].copy_from_slice(&filter.instructions.to_ne_bytes());
+        let program = self.bytes(&program);
+        self.rows.push(poke(POKE_ADDRESS, program + 8, code as i64));
+        // SECCOMP_SET_MODE_FILTER is 1.
+        let args = [Arg::Is(1), Arg::Is(0), Arg::At(program)];
+        self.call(SECCOMP, libc::SYS_seccomp, &args);
+    }
+
+    /// Rows and blob in one packet: number of rows, then both.
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        let mut out = Vec::with_capacity(8 + self.rows.len() * 80 + self.blob.len());
+        out.extend((self.rows.len() as i64).to_ne_bytes());
+        for value in self.rows.iter().flatten() {
+            out.extend(value.to_ne_bytes());
+        }
+        out.extend(&self.blob);
+        out
+    }
+
+    /// Carries the plan out in this process; `room` is the descriptor of the room's first one.
+    ///
+    /// # Errors
+    /// The step and the errno of the first call that failed.
+    pub(crate) fn run(mut self, room: i32) -> Result<(), (u32, i32)> {
+        let mut slots = [i64::from(room), -1, -1, -1];
+        let base = self.blob.as_mut_ptr();
+        for row in &self.rows {
+            let [nr, a, b, ..] = *row;
+            if nr == POKE_SLOT {
+                let value = slots[b as usize] as i32;
+                self.blob[a as usize..a as usize + 4].copy_from_slice(&value.to_ne_bytes());
+                continue;
+            }
+            if nr == POKE_ADDRESS {
+                let value = base as i64 + b;
+                self.blob[a as usize..a as usize + 8].copy_from_slice(&value.to_ne_bytes());
+                continue;
+            }
+            let arg = |i: usize| match (row[7] >> (2 * i)) & 3 {
+                0 => row[1 + i],
+                1 => base as i64 + row[1 + i],
+                _ => slots[row[1 + i] as usize],
+            };
+            // SAFETY: pointers of the table lie in the blob, which outlives the call and holds
+            // what each call expects there; descriptors are those of this process.
+            let result =
+                unsafe { libc::syscall(nr, arg(0), arg(1), arg(2), arg(3), arg(4), arg(5)) };
+            if result == -1 {
+                let errno = std::io::Error::last_os_error().raw_os_error();
+                return Err((row[9] as u32, errno.unwrap_or(0)));
+            }
+            if row[8] >= 0 {
+                slots[row[8] as usize] = result;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn poke(kind: i64, at: usize, what: i64) -> Row {
+    [kind, at as i64, what, 0, 0, 0, 0, 0, -1, 0]
+}
+
+/// The last capability that the kernel knows.
+pub(crate) fn last_capability() -> u32 {
+    let text = std::fs::read_to_string("/proc/sys/kernel/cap_last_cap");
+    text.ok().and_then(|s| s.trim().parse().ok()).unwrap_or(40)
+}

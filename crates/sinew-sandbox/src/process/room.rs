@@ -1,0 +1,122 @@
+//! The room of an execution: fresh namespaces, held by a first process that does nothing.
+//!
+//! The first process makes the namespaces, builds the mounts, gives up every privilege and
+//! waits. Programs enter its namespaces; when it is killed, the kernel kills all of them.
+
+use super::cgroup::Group;
+use super::files::Files;
+use super::messages::Notice;
+use super::plan::{self, Plan};
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use nix::sched::{CloneFlags, setns, unshare};
+use nix::unistd::{chdir, pivot_root};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+
+/// The read-only root that all sandboxes of a spawner start from.
+pub(crate) const ROOT: &str = "/root";
+
+/// What the first process needs, prepared before the fork.
+#[derive(Debug)]
+pub(crate) struct Room<'a> {
+    pub(crate) notice: Notice,
+    pub(crate) group: &'a Group,
+    pub(crate) files: &'a Files,
+    pub(crate) plan: Plan,
+    /// A network that it shares with the sandbox's other rooms; else it makes an empty one.
+    pub(crate) net_ns: Option<&'a OwnedFd>,
+    /// Where notices go.
+    pub(crate) notices: RawFd,
+}
+
+type Step<T> = Result<T, (u32, i32)>;
+
+fn at(step: u32) -> impl Fn(nix::errno::Errno) -> (u32, i32) {
+    move |e| (step, e as i32)
+}
+
+impl Room<'_> {
+    /// Called in a child that is the first process of a new PID namespace; never returns.
+    pub(crate) fn run(self) -> ! {
+        let (notices, mut notice) = (self.notices, self.notice);
+        let done = self.enter();
+        if let Err((step, errno)) = done {
+            notice.kind = Notice::FAILED;
+            (notice.value, notice.errno) = (step as i32, errno);
+        }
+        let bytes = notice.encode();
+        // SAFETY: writes a local array to an open descriptor; the calls after it take no
+        // pointers. With SIGCHLD ignored, the kernel reaps orphans that end up here.
+        unsafe {
+            libc::write(notices, bytes.as_ptr().cast(), bytes.len());
+            if done.is_err() {
+                libc::_exit(1);
+            }
+            libc::syscall(libc::SYS_close_range, 0, u32::MAX, 0);
+            libc::signal(libc::SIGCHLD, libc::SIG_IGN);
+            loop {
+                libc::pause();
+            }
+        }
+    }
+
+    fn enter(self) -> Step<()> {
+        self.group
+            .join(0)
+            .map_err(|e| (plan::JOIN, e.raw_os_error().unwrap_or(0)))?;
+        let mut flags = CloneFlags::CLONE_NEWNS
+            | CloneFlags::CLONE_NEWIPC
+            | CloneFlags::CLONE_NEWUTS
+            | CloneFlags::CLONE_NEWCGROUP;
+        match self.net_ns {
+            None => flags |= CloneFlags::CLONE_NEWNET,
+            Some(fd) => setns(fd, CloneFlags::CLONE_NEWNET).map_err(at(plan::NAMESPACES))?,
+        }
+        unshare(flags).map_err(at(plan::NAMESPACES))?;
+        self.mounts()?;
+        self.plan.run(-1)
+    }
+
+    fn mounts(&self) -> Step<()> {
+        let none = None::<&str>;
+        for (folder, target) in [("work", "/root/work"), ("tmp", "/root/tmp")] {
+            self.files
+                .attach(folder, target)
+                .map_err(|e| (plan::MOUNT_WORK, e.raw_os_error().unwrap_or(0)))?;
+        }
+        let safe = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
+        let hide = Some("hidepid=invisible");
+        mount(Some("proc"), "/root/proc", Some("proc"), safe, hide)
+            .or_else(|_| mount(Some("proc"), "/root/proc", Some("proc"), safe, none))
+            .map_err(at(plan::MOUNT_PROC))?;
+        chdir(ROOT).map_err(at(plan::PIVOT))?;
+        pivot_root(".", ".").map_err(at(plan::PIVOT))?;
+        umount2(".", MntFlags::MNT_DETACH).map_err(at(plan::PIVOT))?;
+        chdir("/").map_err(at(plan::PIVOT))
+    }
+}
+
+/// Sets IFF_UP on `lo` of this process's network namespace.
+pub(crate) fn loopback_up() -> std::io::Result<()> {
+    #[repr(C)]
+    struct Request {
+        name: [u8; 16],
+        flags: i16,
+        rest: [u8; 22],
+    }
+    let mut request = Request {
+        name: *b"lo\0\0\0\0\0\0\0\0\0\0\0\0\0\0",
+        flags: (libc::IFF_UP | libc::IFF_RUNNING) as i16,
+        rest: [0; 22],
+    };
+    let socket = nix::sys::socket::socket(
+        nix::sys::socket::AddressFamily::Inet,
+        nix::sys::socket::SockType::Datagram,
+        nix::sys::socket::SockFlag::SOCK_CLOEXEC,
+        None,
+    )?;
+    // SAFETY: SIOCSIFFLAGS reads a `struct ifreq` of 40 bytes.
+    match unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCSIFFLAGS, &raw mut request) } {
+        0 => Ok(()),
+        _ => Err(std::io::Error::last_os_error()),
+    }
+}

@@ -1,0 +1,438 @@
+//! One sandbox of the process level, as the host sees it.
+
+use super::client::{Answer, Client, gone, io_error, unavailable};
+use super::files::memory_file;
+use super::messages::{End, Exit, Request, Start};
+use super::plan::{EXECVE, step_name};
+use super::provider::{keep, read_all};
+use crate::port::{
+    Ending, ExecOptions, ExecRequest, ExecResult, OutputChunk, OutputStream, Program, Sandbox,
+    SandboxError, SandboxFuture, SandboxSpec, SandboxStats, Snapshot, Usage,
+};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::unix::pipe;
+use tokio::sync::{Notify, OwnedSemaphorePermit, mpsc};
+
+/// How long a killed sandbox may take to be gone.
+const KILL_GRACE: Duration = Duration::from_secs(10);
+/// Largest program: one argument of execve may have 128 KiB.
+const MAX_PROGRAM_BYTES: usize = 96 << 10;
+/// Bytes that one read of a program's output takes at most.
+const CHUNK: usize = 8 << 10;
+
+pub(super) struct ProcessSandbox {
+    client: Arc<Client>,
+    id: u64,
+    spec: SandboxSpec,
+    /// The snapshot that it started from lives as long as it.
+    base: Option<Snapshot>,
+    executions: u64,
+    cpu_s: f64,
+    destroyed: bool,
+    _permit: OwnedSemaphorePermit,
+}
+
+impl Drop for ProcessSandbox {
+    fn drop(&mut self) {
+        if !self.destroyed {
+            self.client.tell(Request::Destroy { id: self.id });
+        }
+    }
+}
+
+/// Kills what runs if the caller stops waiting for it.
+struct KillOnDrop<'a> {
+    client: &'a Client,
+    id: u64,
+    armed: bool,
+}
+
+impl Drop for KillOnDrop<'_> {
+    fn drop(&mut self) {
+        if self.armed {
+            self.client.tell(Request::Kill { id: self.id });
+        }
+    }
+}
+
+struct Pipes {
+    /// None where there is nothing to feed.
+    stdin: Option<pipe::Sender>,
+    stdout: pipe::Receiver,
+    stderr: pipe::Receiver,
+    theirs: Vec<OwnedFd>,
+}
+
+fn pipes(client: &Client, fed: bool) -> std::io::Result<Pipes> {
+    let (stdout_r, stdout_w) = std::io::pipe()?;
+    let (stderr_r, stderr_w) = std::io::pipe()?;
+    let (stdin, stdin_r) = if fed {
+        let (r, w) = std::io::pipe()?;
+        (Some(pipe::Sender::from_owned_fd(w.into())?), r.into())
+    } else {
+        (None, client.null.try_clone()?)
+    };
+    Ok(Pipes {
+        stdin,
+        stdout: pipe::Receiver::from_owned_fd(stdout_r.into())?,
+        stderr: pipe::Receiver::from_owned_fd(stderr_r.into())?,
+        theirs: vec![stdin_r, stdout_w.into(), stderr_w.into()],
+    })
+}
+
+/// What a program wrote to one stream.
+#[derive(Default)]
+struct Captured {
+    kept: Vec<u8>,
+    truncated: bool,
+    bytes: u64,
+}
+
+/// Everything that a program wrote, up to a bound, and whether there was more.
+async fn capture(
+    mut pipe: pipe::Receiver,
+    max: usize,
+    overflow: &Notify,
+    stream: OutputStream,
+    mut output: Option<mpsc::Sender<OutputChunk>>,
+) -> Captured {
+    let mut captured = Captured::default();
+    let mut chunk = vec![0; CHUNK];
+    // After the bound the pipe is still drained: a full pipe would look like a hung program.
+    while let Ok(n @ 1..) = pipe.read(&mut chunk).await {
+        captured.bytes += n as u64;
+        let room = (max - captured.kept.len()).min(n);
+        captured.kept.extend_from_slice(&chunk[..room]);
+        if let Some(sender) = output.as_ref().filter(|_| room > 0) {
+            let bytes = chunk[..room].to_vec();
+            if sender.send(OutputChunk { stream, bytes }).await.is_err() {
+                output = None;
+            }
+        }
+        if room < n && !captured.truncated {
+            captured.truncated = true;
+            overflow.notify_one();
+        }
+    }
+    captured
+}
+
+async fn feed(pipe: Option<pipe::Sender>, bytes: &[u8]) {
+    if let Some(mut pipe) = pipe {
+        // A program need not read what it is given.
+        let _ = pipe.write_all(bytes).await;
+    }
+}
+
+/// Content of the file that an answer brings.
+pub(super) fn content(answer: Answer, max_bytes: u64) -> Result<Vec<u8>, SandboxError> {
+    let file = answer
+        .file
+        .ok_or_else(|| io_error("read", "the answer had no content"))?;
+    read_all(file.into(), max_bytes).map_err(|e| io_error("read", e))
+}
+
+fn checked(program: Program) -> Result<Start, SandboxError> {
+    let bad = |value: String, allowed: &str| SandboxError::Request {
+        field: "program",
+        value,
+        allowed: allowed.into(),
+    };
+    let start = match program {
+        Program::Argv(argv) => Start::Argv(argv),
+        Program::Python(code) => Start::Python(code),
+        Program::Shell(script) => Start::Argv(vec!["/bin/sh".into(), "-c".into(), script]),
+    };
+    let (bytes, zero) = match &start {
+        Start::Argv(argv) => (
+            argv.iter().map(String::len).sum(),
+            argv.iter().any(|a| a.contains('\0')),
+        ),
+        Start::Python(code) => (code.len(), code.contains('\0')),
+    };
+    if matches!(&start, Start::Argv(argv) if argv.first().is_none_or(String::is_empty)) {
+        return Err(bad("empty".into(), "at least the name of a program"));
+    }
+    if bytes > MAX_PROGRAM_BYTES {
+        let allowed = "at most 98304 bytes; write longer ones to a file in the sandbox";
+        return Err(bad(format!("{bytes} bytes"), allowed));
+    }
+    if zero {
+        return Err(bad(
+            "text with a zero byte".into(),
+            "text without zero bytes",
+        ));
+    }
+    Ok(start)
+}
+
+impl ProcessSandbox {
+    pub(super) fn new(
+        client: &Arc<Client>,
+        id: u64,
+        spec: SandboxSpec,
+        permit: OwnedSemaphorePermit,
+        base: Option<Snapshot>,
+    ) -> Self {
+        Self {
+            client: Arc::clone(client),
+            id,
+            spec,
+            base,
+            executions: 0,
+            cpu_s: 0.0,
+            destroyed: false,
+            _permit: permit,
+        }
+    }
+
+    async fn run(
+        &mut self,
+        request: ExecRequest,
+        options: ExecOptions,
+    ) -> Result<ExecResult, SandboxError> {
+        let started = Instant::now();
+        let start = checked(request.program)?;
+        let pipes =
+            pipes(&self.client, !request.stdin.is_empty()).map_err(|e| io_error("pipe", e))?;
+        let ended = self.client.end_of(self.id);
+        let raw: Vec<RawFd> = pipes.theirs.iter().map(AsRawFd::as_raw_fd).collect();
+        let exec = Request::Exec {
+            id: self.id,
+            start,
+            env: [self.spec.env.clone(), options.env].concat(),
+        };
+        self.client.ask(exec, &raw).await?;
+        drop(pipes.theirs);
+        let mut guard = KillOnDrop {
+            client: &self.client,
+            id: self.id,
+            armed: true,
+        };
+        let overflow = Notify::new();
+        let max = self.spec.limits.output_bytes as usize;
+        let output = options.output;
+        let work = async {
+            let out = OutputStream::Stdout;
+            let err = OutputStream::Stderr;
+            tokio::join!(
+                capture(pipes.stdout, max, &overflow, out, output.clone()),
+                capture(pipes.stderr, max, &overflow, err, output.clone()),
+                feed(pipes.stdin, &request.stdin)
+            )
+        };
+        tokio::pin!(work);
+        let mut cut = None;
+        let deadline = tokio::time::sleep(request.deadline);
+        let (stdout, stderr, ()) = tokio::select! {
+            done = &mut work => done,
+            () = deadline => {
+                cut = Some(Ending::Timeout);
+                self.kill_and(&mut work).await?
+            }
+            () = overflow.notified() => {
+                cut = Some(Ending::OutputLimit);
+                self.kill_and(&mut work).await?
+            }
+        };
+        let end = self
+            .end(ended, started + request.deadline, &mut cut)
+            .await?;
+        guard.armed = false;
+        let result = self.result(started, cut, end, stdout, stderr)?;
+        self.executions += 1;
+        self.cpu_s += result.usage.cpu_s;
+        Ok(result)
+    }
+
+    /// A program can close its output and go on: the deadline still holds.
+    async fn end(
+        &self,
+        ended: tokio::sync::oneshot::Receiver<End>,
+        deadline: Instant,
+        cut: &mut Option<Ending>,
+    ) -> Result<End, SandboxError> {
+        tokio::pin!(ended);
+        if cut.is_none() {
+            match tokio::time::timeout_at(deadline.into(), &mut ended).await {
+                Ok(end) => return end.map_err(|_| gone()),
+                Err(_) => {
+                    *cut = Some(Ending::Timeout);
+                    self.client.tell(Request::Kill { id: self.id });
+                }
+            }
+        }
+        tokio::time::timeout(KILL_GRACE, ended)
+            .await
+            .map_err(|_| SandboxError::Died("it did not end after a kill".into()))?
+            .map_err(|_| gone())
+    }
+
+    async fn kill_and<T>(
+        &self,
+        work: &mut (impl Future<Output = T> + Unpin),
+    ) -> Result<T, SandboxError> {
+        self.client.tell(Request::Kill { id: self.id });
+        tokio::time::timeout(KILL_GRACE, work)
+            .await
+            .map_err(|_| SandboxError::Died("it did not end after a kill".into()))
+    }
+
+    fn result(
+        &self,
+        started: Instant,
+        cut: Option<Ending>,
+        end: End,
+        stdout: Captured,
+        stderr: Captured,
+    ) -> Result<ExecResult, SandboxError> {
+        if let (Exit::SetUp(step, errno), None) = (&end.exit, cut) {
+            let errno = std::io::Error::from_raw_os_error(*errno);
+            if *step == EXECVE {
+                return Err(SandboxError::Request {
+                    field: "program",
+                    value: errno.to_string(),
+                    allowed: "a program that the sandbox sees and may run".into(),
+                });
+            }
+            return Err(unavailable(format!("{}: {errno}", step_name(*step))));
+        }
+        let ending = cut.unwrap_or_else(|| ending(&end, self.spec.limits.cpu_s));
+        // The largest process's resident pages count shared files that no group is charged for.
+        let peak_memory_bytes = match end.events.peak_memory_bytes {
+            0 => end.max_rss_kib << 10,
+            charged => charged,
+        };
+        Ok(ExecResult {
+            ending,
+            truncated: stdout.truncated || stderr.truncated,
+            usage: Usage {
+                cpu_s: end.cpu_us as f64 * 1e-6,
+                peak_memory_bytes,
+                wall_s: started.elapsed().as_secs_f64(),
+                output_bytes: stdout.bytes + stderr.bytes,
+                file_bytes: end.file_bytes,
+            },
+            stdout: stdout.kept,
+            stderr: stderr.kept,
+            protections: Arc::clone(&self.client.protections),
+        })
+    }
+}
+
+/// What the kernel said of the main process and counted in its groups. Nothing in it is in the
+/// program's hands: its output is not looked at, and the filter keeps it from sending the
+/// signals that mean something here.
+fn ending(end: &End, cpu_limit_s: f64) -> Ending {
+    let failed = end.exit != Exit::Code(0);
+    if end.events.oom_kills > 0 && failed {
+        return Ending::OutOfMemory;
+    }
+    let spent = end.cpu_us as f64 >= cpu_limit_s.ceil().max(1.0) * 1e6;
+    match end.exit {
+        Exit::Signal(libc::SIGXCPU) => Ending::Timeout,
+        Exit::Signal(libc::SIGKILL) if spent => Ending::Timeout,
+        Exit::Signal(libc::SIGSYS) => Ending::Denied,
+        Exit::Signal(signal) => Ending::Signalled { signal },
+        Exit::Code(_) if failed && end.events.process_refusals > 0 => Ending::TooManyProcesses,
+        Exit::Code(code) => Ending::Exited { code },
+        Exit::SetUp(..) | Exit::Lost(_) => Ending::SandboxDied,
+    }
+}
+
+impl Sandbox for ProcessSandbox {
+    fn exec(&mut self, request: ExecRequest) -> SandboxFuture<'_, ExecResult> {
+        Box::pin(self.run(request, ExecOptions::default()))
+    }
+
+    fn exec_with(
+        &mut self,
+        request: ExecRequest,
+        options: ExecOptions,
+    ) -> SandboxFuture<'_, ExecResult> {
+        Box::pin(self.run(request, options))
+    }
+
+    fn write_file<'a>(&'a mut self, path: &'a str, content: &'a [u8]) -> SandboxFuture<'a, ()> {
+        Box::pin(async move {
+            let file = memory_file(content).map_err(|e| io_error("write", e))?;
+            let request = Request::WriteFile {
+                id: self.id,
+                path: path.into(),
+            };
+            self.client.ask(request, &[file.as_raw_fd()]).await?;
+            Ok(())
+        })
+    }
+
+    fn read_file<'a>(&'a mut self, path: &'a str, max_bytes: u64) -> SandboxFuture<'a, Vec<u8>> {
+        Box::pin(async move {
+            let request = Request::ReadFile {
+                id: self.id,
+                path: path.into(),
+                max_bytes,
+            };
+            content(self.client.ask(request, &[]).await?, max_bytes)
+        })
+    }
+
+    fn snapshot(&mut self) -> SandboxFuture<'_, Snapshot> {
+        Box::pin(async move {
+            let snapshot = self.client.number();
+            let id = self.id;
+            self.client
+                .ask(Request::Snapshot { id, snapshot }, &[])
+                .await?;
+            Ok(keep(&self.client, snapshot))
+        })
+    }
+
+    fn reset(&mut self) -> SandboxFuture<'_, ()> {
+        Box::pin(async move {
+            debug_assert!(self.base.as_ref().is_none_or(|b| b.level == "process"));
+            let id = self.id;
+            self.client.ask(Request::Reset { id }, &[]).await?;
+            Ok(())
+        })
+    }
+
+    fn stats(&mut self) -> SandboxFuture<'_, SandboxStats> {
+        Box::pin(async move {
+            let id = self.id;
+            let answer = self.client.ask(Request::Stats { id }, &[]).await?;
+            let stats = answer.stats.unwrap_or_default();
+            Ok(SandboxStats {
+                memory_bytes: stats.memory_bytes,
+                processes: stats.processes,
+                file_bytes: stats.file_bytes,
+                file_count: stats.file_count,
+                layers: stats.layers,
+                executions: self.executions,
+                cpu_s: self.cpu_s,
+            })
+        })
+    }
+
+    fn listen_inside(&mut self, port: u16) -> SandboxFuture<'_, std::net::TcpListener> {
+        Box::pin(async move {
+            let id = self.id;
+            let answer = self.client.ask(Request::Listen { id, port }, &[]).await?;
+            let file = answer.file.ok_or_else(|| io_error("listen", "no socket"))?;
+            Ok(file.into())
+        })
+    }
+
+    fn destroy(mut self: Box<Self>) -> SandboxFuture<'static, ()> {
+        Box::pin(async move {
+            let id = self.id;
+            self.destroyed = true;
+            self.client
+                .ask(Request::Destroy { id }, &[])
+                .await
+                .map(|_| ())
+        })
+    }
+}

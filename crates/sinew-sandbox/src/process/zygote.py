@@ -1,0 +1,187 @@
+# The zygote: an interpreter with its modules loaded, whose forks become Python programs in
+# rooms. It holds no secret and starts no thread; it only ever runs this file. A fork enters the
+# room and gives up every privilege by carrying out a plan (see plan.rs), all before it gets the
+# program.
+import ctypes, gc, os, sys
+import _socket, array, json
+import bisect, collections, copy, datetime, decimal, fractions, functools, heapq, io, itertools
+import math, operator, random, re, statistics, string, struct, textwrap, time, traceback, typing
+
+CONTROL, NOTICES = 3, 4
+READY, FORKED, FAILED, ZYGOTE = 0, 1, 2, 3
+GET_PROGRAM = 15
+SYS_CLONE, SYS_SETNS, SIGCHLD = CALL_CLONE, CALL_SETNS, 17
+CLONE_NEWPID, CLONE_PARENT = 0x20000000, 0x8000
+
+library = ctypes.PyDLL(None, use_errno=True)
+syscall = library.syscall
+syscall.argtypes = [ctypes.c_long] * 7
+syscall.restype = ctypes.c_long
+before_fork = ctypes.pythonapi.PyOS_BeforeFork
+after_in_parent = ctypes.pythonapi.PyOS_AfterFork_Parent
+after_in_child = ctypes.pythonapi.PyOS_AfterFork_Child
+for hook in (before_fork, after_in_parent, after_in_child):
+    hook.argtypes, hook.restype = [], None
+get_errno, leave = ctypes.get_errno, os._exit
+from_buffer, address_of = ctypes.c_char.from_buffer, ctypes.addressof
+
+
+def tell(id, room, kind, value, errno):
+    os.write(NOTICES, struct.pack('=QIIii', id, room, kind, value, errno))
+
+
+def receive(socket, most):
+    data, control, flags, _ = socket.recvmsg(most, 64)
+    fds = array.array('i')
+    for level, kind, content in control:
+        fds.frombytes(content[:len(content) - len(content) % 4])
+    return data, fds
+
+
+def carry_out(packet, first):
+    """Rows of a plan (plan.rs); returns step and errno of the first that failed."""
+    count = int.from_bytes(packet[:8], 'little')
+    rows = memoryview(packet[8:8 + 80 * count]).cast('q')
+    blob = bytearray(packet[8 + 80 * count:])
+    base = address_of(from_buffer(blob))
+    slots = [first, -1, -1, -1]
+    for i in range(0, len(rows), 10):
+        nr, a, b, c, d, e, f, kinds, slot, step = rows[i:i + 10]
+        if nr == -1:
+            blob[a:a + 4] = slots[b].to_bytes(4, 'little')
+            continue
+        if nr == -2:
+            blob[a:a + 8] = (base + b).to_bytes(8, 'little')
+            continue
+        if kinds:
+            given = [a, b, c, d, e, f]
+            for n in range(6):
+                kind = kinds >> 2 * n & 3
+                if kind == 1:
+                    given[n] += base
+                elif kind == 2:
+                    given[n] = slots[given[n]]
+            a, b, c, d, e, f = given
+        result = syscall(nr, a, b, c, d, e, f)
+        if result == -1:
+            return step, get_errno()
+        if slot >= 0:
+            slots[slot] = result
+    return None
+
+
+def child(id, room, socket):
+    socket = _socket.socket(fileno=socket)
+    packet, fds = receive(socket, 1 << 16)
+    if not packet:
+        leave(1)
+    failed = carry_out(packet, fds[0])
+    if failed:
+        tell(id, room, FAILED, *failed)
+        leave(1)
+    os.close(NOTICES)
+    packet, fds = receive(socket, 1 << 18)
+    if not packet:
+        leave(1)
+    for target in range(3):
+        os.dup2(fds[target], target)
+    socket.detach()
+    os.closerange(3, 256)
+    return json.loads(packet)
+
+
+def close_files(main, known):
+    """What the end of an interpreter does for open files: drop what holds them."""
+    main.clear()
+    for name in [n for n in sys.modules if n not in known]:
+        module = sys.modules[name]
+        if hasattr(module, '__dict__'):
+            module.__dict__.clear()
+    gc.collect()
+
+
+def flush():
+    bad = False
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            if stream is not None and not stream.closed:
+                stream.flush()
+        except Exception:
+            bad = True
+    return bad
+
+
+def run(code, env, main, known, flush=flush, leave=leave, close_files=close_files):
+    os.environ.clear()
+    os.environ.update(env)
+    status = 0
+    try:
+        exec(compile(code, '<string>', 'exec'), main)
+    except SystemExit as e:
+        status = 0 if e.code is None else e.code
+        if not isinstance(status, int):
+            print(status, file=sys.stderr)
+            status = 1
+    except BaseException as e:
+        status = 1
+        try:
+            sys.excepthook(type(e), e, e.__traceback__.tb_next)
+        except BaseException:
+            pass
+    try:
+        if 'threading' in sys.modules:
+            sys.modules['threading']._shutdown()
+        if 'atexit' in sys.modules:
+            sys.modules['atexit']._run_exitfuncs()
+        bad = flush()
+        close_files(main, known)
+        bad = flush() or bad
+        if bad and status == 0:
+            status = 120
+    except BaseException:
+        pass
+    leave(status & 0xff)
+
+
+def serve(main):
+    control = _socket.socket(fileno=CONTROL)
+    packet, _ = receive(control, 1 << 16)
+    failed = carry_out(packet, -1)
+    if failed:
+        tell(0, 0, FAILED, *failed)
+        leave(1)
+    del packet
+    known = set(sys.modules)
+    main.pop('sys', None)
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    tell(0, 0, ZYGOTE, os.getpid(), 0)
+    while True:
+        packet, fds = receive(control, 64)
+        if not packet:
+            leave(0)
+        id, room = struct.unpack('=QI', packet)
+        errno, pid = 0, -1
+        if syscall(SYS_SETNS, fds[0], CLONE_NEWPID, 0, 0, 0, 0) == 0:
+            before_fork()
+            pid = syscall(SYS_CLONE, CLONE_PARENT | SIGCHLD, 0, 0, 0, 0, 0)
+            if pid == 0:
+                after_in_child()
+                control.detach()
+                os.close(CONTROL)
+                os.close(fds[0])
+                given = child(id, room, fds[1])
+                gc.enable()
+                sys.argv = ['-c']
+                run(given['code'], given['env'], main, known)
+            errno = get_errno() if pid == -1 else 0
+            after_in_parent()
+        else:
+            errno = get_errno()
+        for fd in fds:
+            os.close(fd)
+        tell(id, room, FORKED, pid, errno)
+
+
+serve(sys.modules['__main__'].__dict__)

@@ -1,0 +1,169 @@
+//! Starts the zygote: a Python interpreter inside the read-only root, ready to be forked.
+
+use super::plan::Plan;
+use super::room::ROOT;
+use nix::mount::{MntFlags, umount2};
+use nix::sched::{CloneFlags, unshare};
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
+use nix::unistd::{chdir, pivot_root};
+use std::ffi::CString;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+
+/// How often a zygote that died is replaced within the life of a spawner.
+pub(crate) const MAX_STARTS: u32 = 16;
+
+/// A zygote as the spawner holds it.
+#[derive(Debug)]
+pub(crate) struct Zygote {
+    pub(crate) pid: i32,
+    socket: OwnedFd,
+}
+
+/// Its program; the numbers of system calls are filled in.
+fn source() -> String {
+    include_str!("zygote.py")
+        .replace("CALL_CLONE", &libc::SYS_clone.to_string())
+        .replace("CALL_SETNS", &libc::SYS_setns.to_string())
+}
+
+/// Environment that programs start from and that the zygote has.
+pub(crate) const BASE_ENV: [(&str, &str); 4] = [
+    ("PATH", "/usr/bin:/bin"),
+    ("HOME", "/work"),
+    ("TMPDIR", "/tmp"),
+    ("LANG", "C.UTF-8"),
+];
+
+impl Zygote {
+    /// Starts one; it says on the notice pipe when it is ready.
+    pub(crate) fn start(
+        python: &str,
+        notices: RawFd,
+        last_capability: u32,
+    ) -> Result<Self, String> {
+        let text = |s: &str| CString::new(s).map_err(|e| e.to_string());
+        // The program runs beside `__main__`, which stays empty for the programs of forks.
+        let boot = "import sys; exec(compile(sys.argv[1], '<zygote>', 'exec'), {'__name__': 'zygote', '__builtins__': __builtins__})";
+        let argv: Result<Vec<CString>, String> = [python, "-I", "-S", "-B", "-c", boot, &source()]
+            .into_iter()
+            .map(text)
+            .collect();
+        let env: Result<Vec<CString>, String> = BASE_ENV
+            .iter()
+            .map(|(k, v)| text(&format!("{k}={v}")))
+            .collect();
+        let (argv, env) = (argv?, env?);
+        let (ours, theirs) = socketpair(
+            AddressFamily::Unix,
+            SockType::SeqPacket,
+            None,
+            SockFlag::SOCK_CLOEXEC,
+        )
+        .map_err(|e| format!("socketpair: {e}"))?;
+        // Programs have pipes as standard streams; the objects of the interpreter are made for
+        // the same kind of file.
+        let (read_end, write_end) = std::io::pipe().map_err(|e| format!("pipe: {e}"))?;
+        let stdio = [
+            read_end.as_raw_fd(),
+            write_end.as_raw_fd(),
+            write_end.as_raw_fd(),
+            theirs.as_raw_fd(),
+            notices,
+        ];
+        // SAFETY: this process has one thread; the child never returns.
+        match unsafe { libc::fork() } {
+            -1 => Err(format!("fork: {}", std::io::Error::last_os_error())),
+            0 => {
+                if confine().is_ok() {
+                    exec(&stdio, &argv, &env);
+                }
+                // SAFETY: exits without destructors of the copied parent.
+                unsafe { libc::_exit(127) }
+            }
+            pid => {
+                let zygote = Self { pid, socket: ours };
+                zygote.send(&Plan::zygote(last_capability).encode(), &[])?;
+                Ok(zygote)
+            }
+        }
+    }
+
+    fn send(&self, bytes: &[u8], fds: &[RawFd]) -> Result<(), String> {
+        super::messages::send_bytes(self.socket.as_fd(), bytes, fds)
+    }
+
+    /// Asks for a fork in the PID namespace of `room`, which gets `socket`.
+    pub(crate) fn fork(
+        &self,
+        id: u64,
+        serial: u32,
+        room: RawFd,
+        socket: RawFd,
+    ) -> Result<(), String> {
+        let mut bytes = [0; 12];
+        bytes[..8].copy_from_slice(&id.to_ne_bytes());
+        bytes[8..].copy_from_slice(&serial.to_ne_bytes());
+        self.send(&bytes, &[room, socket])
+    }
+}
+
+/// Namespaces of its own, and the root that programs see.
+fn confine() -> nix::Result<()> {
+    let flags = CloneFlags::CLONE_NEWNS
+        | CloneFlags::CLONE_NEWNET
+        | CloneFlags::CLONE_NEWIPC
+        | CloneFlags::CLONE_NEWUTS
+        | CloneFlags::CLONE_NEWCGROUP;
+    unshare(flags)?;
+    chdir(ROOT)?;
+    pivot_root(".", ".")?;
+    umount2(".", MntFlags::MNT_DETACH)?;
+    chdir("/")
+}
+
+/// Moves `files` to descriptors 0, 1, ... and becomes the program; everything else closes.
+/// Returns the errno if it cannot.
+pub(crate) fn exec(files: &[RawFd], argv: &[CString], env: &[CString]) -> i32 {
+    let pointers = |list: &[CString]| -> Vec<*const libc::c_char> {
+        let ends = std::iter::once(std::ptr::null());
+        list.iter().map(|s| s.as_ptr()).chain(ends).collect()
+    };
+    let (argv_p, env_p) = (pointers(argv), pointers(env));
+    let targets = files.len() as RawFd;
+    // SAFETY: the arrays end in null and live until execve replaces this process; descriptors
+    // that are targets themselves are first moved out of the way.
+    unsafe {
+        let away = |&fd: &RawFd| match fd < targets {
+            true => libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, targets),
+            false => fd,
+        };
+        let high: Vec<RawFd> = files.iter().map(away).collect();
+        for (target, fd) in high.iter().enumerate() {
+            if libc::dup2(*fd, target as RawFd) < 0 {
+                return *libc::__errno_location();
+            }
+        }
+        libc::syscall(
+            libc::SYS_close_range,
+            targets,
+            u32::MAX,
+            libc::CLOSE_RANGE_CLOEXEC,
+        );
+        default_signals();
+        libc::execve(argv_p[0], argv_p.as_ptr(), env_p.as_ptr());
+        *libc::__errno_location()
+    }
+}
+
+/// Signals as a new program finds them.
+pub(crate) fn default_signals() {
+    // SAFETY: plain calls on local values.
+    unsafe {
+        for signal in 1..32 {
+            libc::signal(signal, libc::SIG_DFL);
+        }
+        let mut empty = std::mem::zeroed::<libc::sigset_t>();
+        libc::sigemptyset(&raw mut empty);
+        libc::sigprocmask(libc::SIG_SETMASK, &raw const empty, std::ptr::null_mut());
+    }
+}
