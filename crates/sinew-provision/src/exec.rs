@@ -52,7 +52,6 @@ async fn run(
     let options = ExecOptions {
         env: api::env(&body.env)?,
         output,
-        ..ExecOptions::default()
     };
     let (entry, mut place) = service.enter(owner, id, deadline)?;
     let sandbox = place.as_mut().ok_or(ApiError::Gone)?;

@@ -3,6 +3,7 @@
 use crate::egress::{self, WayOut};
 use crate::failure::Failure;
 use crate::output;
+use crate::recipe::SandboxSection;
 use clap::Args;
 use serde_json::json;
 use sinew_provision::{Bounds, Egress, Service, Tokens};
@@ -25,6 +26,9 @@ pub(crate) struct SandboxOnlyArgs {
     /// Folder for a log of what each sandbox asked of the network
     #[arg(long, requires = "egress")]
     egress_audit: Option<PathBuf>,
+    /// Folder of compiled interpreters: offers the level `wasm`, too
+    #[arg(long, requires = "sandbox_only")]
+    wasm_modules: Option<PathBuf>,
     /// Most live sandboxes, of one owner and of all together
     #[arg(long, default_value_t = 256)]
     max_sandboxes: usize,
@@ -49,7 +53,15 @@ pub(crate) fn run(
     config.max_live = args.max_sandboxes;
     config.shows.extend(way_out.as_ref().map(|w| w.shows()));
     let provider = ProcessProvider::start(config).map_err(Failure::system)?;
-    let providers: Vec<Arc<dyn SandboxProvider>> = vec![Arc::new(provider)];
+    let mut providers: Vec<Arc<dyn SandboxProvider>> = vec![Arc::new(provider)];
+    if let Some(folder) = &args.wasm_modules {
+        providers.push(crate::wire::sandboxes(&SandboxSection {
+            level: "wasm".into(),
+            wasm_modules: folder.to_string_lossy().into_owned(),
+            max_live: args.max_sandboxes,
+            ..SandboxSection::default()
+        })?);
+    }
     let bounds = Bounds {
         sandboxes: args.max_sandboxes,
         ..Bounds::default()

@@ -1,0 +1,159 @@
+//! How long programs take at the wasm level, beside a plain `python3 -c`.
+
+use serde::Serialize;
+use sinew_sandbox::{
+    Ending, ExecRequest, Program, Sandbox, SandboxError, SandboxProvider, SandboxSpec,
+};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// Runs of each kind; the first few are not counted.
+const RUNS: usize = 40;
+const WARM_UP: usize = 4;
+/// Between runs that take a waiting interpreter: the worker starts the next one.
+const REFILL: Duration = Duration::from_millis(60);
+
+/// One measurement; milliseconds.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct BenchRow {
+    /// What was measured.
+    pub name: String,
+    /// Median.
+    pub value: f64,
+    /// `ms`.
+    pub unit: &'static str,
+    /// 90th minus 10th percentile.
+    pub spread: f64,
+    /// What it is compared with.
+    pub peer: &'static str,
+    /// The peer's median in the same run.
+    pub peer_value: f64,
+    /// `value` over `peer_value`.
+    pub ratio: f64,
+    /// Bound of `value`, if there is one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub target: Option<f64>,
+    /// Whether it is met.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub met: Option<bool>,
+}
+
+fn median_and_spread(mut ms: Vec<f64>) -> (f64, f64) {
+    ms.drain(..WARM_UP.min(ms.len().saturating_sub(1)));
+    ms.sort_by(f64::total_cmp);
+    let at = |q: f64| ms[((ms.len() - 1) as f64 * q) as usize];
+    (at(0.5), at(0.9) - at(0.1))
+}
+
+fn request(program: &Program) -> ExecRequest {
+    ExecRequest {
+        program: program.clone(),
+        stdin: Vec::new(),
+        deadline: Duration::from_secs(60),
+    }
+}
+
+async fn exec(place: &mut Box<dyn Sandbox>, program: &Program) -> Result<(), SandboxError> {
+    let result = place.exec(request(program)).await?;
+    if result.ending == (Ending::Exited { code: 0 }) {
+        return Ok(());
+    }
+    Err(SandboxError::Died(format!(
+        "a program of the bench ended with {:?}",
+        result.ending
+    )))
+}
+
+fn plain_python() -> f64 {
+    let once = || {
+        let began = Instant::now();
+        let ended = Command::new("python3")
+            .args(["-I", "-S", "-c", "print(1)"])
+            .stdout(Stdio::null())
+            .status();
+        ended.map_or(f64::NAN, |_| began.elapsed().as_secs_f64() * 1e3)
+    };
+    median_and_spread((0..RUNS).map(|_| once()).collect()).0
+}
+
+/// Measures every row.
+///
+/// # Errors
+/// If a sandbox cannot be made or a program fails.
+pub async fn run(
+    provider: &dyn SandboxProvider,
+    on_row: &mut (dyn FnMut(BenchRow) + Send),
+) -> Result<(), SandboxError> {
+    let argv = |list: [&str; 3]| Program::Argv(list.map(String::from).to_vec());
+    let python = Program::Python("print(1)".into());
+    let rows = [
+        (
+            "wasm python, first turn in a fresh sandbox, an interpreter waits",
+            &python,
+            true,
+            true,
+            Some(2.0),
+        ),
+        (
+            "wasm python, next turn, an interpreter waits",
+            &python,
+            false,
+            true,
+            Some(0.2),
+        ),
+        (
+            "wasm python, fresh interpreter",
+            &argv(["python", "-c", "print(1)"]),
+            true,
+            false,
+            None,
+        ),
+        (
+            "wasm micropython, fresh interpreter",
+            &argv(["micropython", "-c", "print(1)"]),
+            true,
+            false,
+            Some(2.0),
+        ),
+        (
+            "wasm javascript, fresh interpreter",
+            &argv(["qjs", "-e", "console.log(1)"]),
+            true,
+            false,
+            None,
+        ),
+    ];
+    let peer_value = plain_python();
+    let spec = SandboxSpec::default();
+    let mut place = provider.acquire(&spec).await?;
+    exec(&mut place, &python).await?;
+    for (name, program, fresh, refill, target) in rows {
+        let mut ms = Vec::new();
+        for _ in 0..RUNS + WARM_UP {
+            if refill {
+                tokio::time::sleep(REFILL).await;
+            }
+            let began = Instant::now();
+            if fresh {
+                let mut own = provider.acquire(&spec).await?;
+                exec(&mut own, program).await?;
+            } else {
+                exec(&mut place, program).await?;
+            }
+            ms.push(began.elapsed().as_secs_f64() * 1e3);
+        }
+        let (value, spread) = median_and_spread(ms);
+        on_row(BenchRow {
+            name: name.into(),
+            value,
+            unit: "ms",
+            spread,
+            peer: "python3 -I -S -c print(1)",
+            peer_value,
+            ratio: value / peer_value,
+            target,
+            met: target.map(|t| value <= t),
+        });
+    }
+    Ok(())
+}

@@ -1,0 +1,386 @@
+//! Files in memory: all that a program sees of a file system. Pure.
+
+use crate::wire::Tree;
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::sync::Arc;
+
+/// Files and folders of one sandbox.
+const MAX_NODES: usize = 4096;
+/// Bytes of a path.
+const MAX_PATH_BYTES: usize = 1024;
+/// Folders below each other.
+const MAX_DEPTH: usize = 64;
+/// Not part of what stays: `/tmp`.
+const TMP: &str = "tmp";
+
+/// An error of WASI preview 1.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u16)]
+pub(crate) enum Errno {
+    Acces = 2,
+    Badf = 8,
+    Exist = 20,
+    Fault = 21,
+    Inval = 28,
+    Io = 29,
+    Isdir = 31,
+    Mfile = 33,
+    Nametoolong = 37,
+    Noent = 44,
+    Nospc = 51,
+    Notdir = 54,
+    Notempty = 55,
+    Notsup = 58,
+    Spipe = 70,
+    Notcapable = 76,
+}
+
+pub(crate) type Content = Rc<RefCell<Vec<u8>>>;
+
+#[derive(Clone, Debug)]
+pub(crate) enum Node {
+    Folder,
+    File(Content),
+}
+
+/// The tree. Paths have no leading slash; the root is the empty path.
+#[derive(Debug)]
+pub(crate) struct Fs {
+    nodes: BTreeMap<String, (u64, Node)>,
+    next_id: u64,
+    bytes: u64,
+    max_bytes: u64,
+    changed: bool,
+    /// How often a folder has changed.
+    version: u64,
+}
+
+/// A path below a folder: no way leads above the root.
+pub(crate) fn resolve(folder: &str, path: &str) -> Result<String, Errno> {
+    if path.starts_with('/') {
+        return Err(Errno::Notcapable);
+    }
+    if folder.len() + path.len() > MAX_PATH_BYTES {
+        return Err(Errno::Nametoolong);
+    }
+    let mut parts: Vec<&str> = folder.split('/').filter(|p| !p.is_empty()).collect();
+    for part in path.split('/') {
+        match part {
+            "" | "." => {}
+            ".." => {
+                parts.pop().ok_or(Errno::Notcapable)?;
+            }
+            name => parts.push(name),
+        }
+    }
+    if parts.len() > MAX_DEPTH {
+        return Err(Errno::Nametoolong);
+    }
+    Ok(parts.join("/"))
+}
+
+fn parent(path: &str) -> &str {
+    path.rsplit_once('/').map_or("", |(p, _)| p)
+}
+
+fn in_tmp(path: &str) -> bool {
+    path == TMP || path.starts_with("tmp/")
+}
+
+impl Fs {
+    pub(crate) fn new(tree: &Tree, max_bytes: u64) -> Self {
+        let mut fs = Self {
+            nodes: BTreeMap::new(),
+            next_id: 1,
+            bytes: 0,
+            max_bytes,
+            changed: false,
+            version: 0,
+        };
+        fs.put(TMP, Node::Folder);
+        for (path, file) in tree {
+            fs.bytes += file.as_ref().map_or(0, |f| f.len() as u64);
+            let node = file.as_ref().map_or(Node::Folder, |f| {
+                Node::File(Rc::new(RefCell::new(f.to_vec())))
+            });
+            fs.put(path, node);
+        }
+        fs
+    }
+
+    fn put(&mut self, path: &str, node: Node) -> u64 {
+        let id = self.next_id;
+        self.next_id += 1;
+        self.version += 1;
+        self.nodes.insert(path.into(), (id, node));
+        id
+    }
+
+    /// What stays, if it is not what there was before.
+    pub(crate) fn changes(&self) -> Option<Tree> {
+        let kept = self.nodes.iter().filter(|(path, _)| !in_tmp(path));
+        let tree = kept.map(|(path, (_, node))| {
+            let file = match node {
+                Node::Folder => None,
+                Node::File(content) => Some(Arc::from(content.borrow().as_slice())),
+            };
+            (path.clone(), file)
+        });
+        self.changed.then(|| tree.collect())
+    }
+
+    /// Grows whenever something is made, moved or removed.
+    pub(crate) fn version(&self) -> u64 {
+        self.version
+    }
+
+    /// A node and its number.
+    pub(crate) fn find(&self, path: &str) -> Result<(u64, Node), Errno> {
+        if path.is_empty() {
+            return Ok((0, Node::Folder));
+        }
+        match self.nodes.get(path) {
+            Some((id, node)) => Ok((*id, node.clone())),
+            None => {
+                self.folder(parent(path))?;
+                Err(Errno::Noent)
+            }
+        }
+    }
+
+    fn folder(&self, path: &str) -> Result<(), Errno> {
+        match path
+            .is_empty()
+            .then_some(&Node::Folder)
+            .or_else(|| self.nodes.get(path).map(|n| &n.1))
+        {
+            Some(Node::Folder) => Ok(()),
+            Some(Node::File(_)) => Err(Errno::Notdir),
+            None if path.is_empty() => Ok(()),
+            None => {
+                self.folder(parent(path))?;
+                Err(Errno::Noent)
+            }
+        }
+    }
+
+    fn room(&self, path: &str) -> Result<(), Errno> {
+        self.folder(parent(path))?;
+        if self.nodes.contains_key(path) || path.is_empty() {
+            return Err(Errno::Exist);
+        }
+        if self.nodes.len() >= MAX_NODES {
+            return Err(Errno::Nospc);
+        }
+        Ok(())
+    }
+
+    pub(crate) fn create(&mut self, path: &str) -> Result<Content, Errno> {
+        self.room(path)?;
+        let content = Content::default();
+        self.put(path, Node::File(Rc::clone(&content)));
+        self.changed |= !in_tmp(path);
+        Ok(content)
+    }
+
+    pub(crate) fn make_folder(&mut self, path: &str) -> Result<(), Errno> {
+        self.room(path)?;
+        self.put(path, Node::Folder);
+        self.changed |= !in_tmp(path);
+        Ok(())
+    }
+
+    fn children<'a>(&'a self, path: &'a str) -> impl Iterator<Item = (&'a str, &'a (u64, Node))> {
+        let prefix = if path.is_empty() {
+            String::new()
+        } else {
+            format!("{path}/")
+        };
+        let from = prefix.clone();
+        let below = self
+            .nodes
+            .range(from..)
+            .take_while(move |(p, _)| p.starts_with(&prefix));
+        let skip = if path.is_empty() { 0 } else { path.len() + 1 };
+        below.filter_map(move |(p, node)| {
+            let name = &p[skip..];
+            (!name.contains('/')).then_some((name, node))
+        })
+    }
+
+    /// Names, numbers and kinds of what is in a folder.
+    pub(crate) fn list(&self, path: &str) -> Result<Vec<(String, u64, bool)>, Errno> {
+        self.folder(path)?;
+        let entries = self.children(path);
+        Ok(entries
+            .map(|(name, (id, node))| (name.to_string(), *id, matches!(node, Node::Folder)))
+            .collect())
+    }
+
+    pub(crate) fn remove_file(&mut self, path: &str) -> Result<(), Errno> {
+        match self.find(path)?.1 {
+            Node::Folder => Err(Errno::Isdir),
+            Node::File(content) => {
+                self.nodes.remove(path);
+                self.version += 1;
+                // An open descriptor keeps the content, but it counts no longer as stored.
+                self.bytes = self.bytes.saturating_sub(content.borrow().len() as u64);
+                self.changed |= !in_tmp(path);
+                Ok(())
+            }
+        }
+    }
+
+    pub(crate) fn remove_folder(&mut self, path: &str) -> Result<(), Errno> {
+        if path.is_empty() || path == TMP {
+            return Err(Errno::Acces);
+        }
+        if matches!(self.find(path)?.1, Node::File(_)) {
+            return Err(Errno::Notdir);
+        }
+        if self.children(path).next().is_some() {
+            return Err(Errno::Notempty);
+        }
+        self.nodes.remove(path);
+        self.version += 1;
+        self.changed |= !in_tmp(path);
+        Ok(())
+    }
+
+    pub(crate) fn rename(&mut self, from: &str, to: &str) -> Result<(), Errno> {
+        let (_, node) = self.find(from)?;
+        if [from, to].iter().any(|p| p.is_empty() || *p == TMP) {
+            return Err(Errno::Acces);
+        }
+        if from == to {
+            return Ok(());
+        }
+        let below = format!("{from}/");
+        if to.starts_with(&below) {
+            return Err(Errno::Inval);
+        }
+        self.folder(parent(to))?;
+        match (self.find(to), &node) {
+            (Err(Errno::Noent), _) => {}
+            (Err(e), _) => return Err(e),
+            (Ok((_, Node::Folder)), Node::File(_)) => return Err(Errno::Isdir),
+            (Ok((_, Node::File(_))), Node::Folder) => return Err(Errno::Notdir),
+            (Ok((_, Node::Folder)), Node::Folder) => self.remove_folder(to)?,
+            (Ok((_, Node::File(_))), Node::File(_)) => self.remove_file(to)?,
+        }
+        let paths: Vec<String> = self
+            .nodes
+            .range(below.clone()..)
+            .map(|(p, _)| p)
+            .take_while(|p| p.starts_with(&below))
+            .cloned()
+            .collect();
+        for path in std::iter::once(from.to_string()).chain(paths) {
+            if let Some(node) = self.nodes.remove(&path) {
+                self.nodes
+                    .insert(format!("{to}{}", &path[from.len()..]), node);
+            }
+        }
+        self.version += 1;
+        self.changed = true;
+        Ok(())
+    }
+
+    /// Changes the length of a content, within the bound of all files.
+    pub(crate) fn resize(&mut self, content: &Content, len: u64) -> Result<(), Errno> {
+        let mut content = content.borrow_mut();
+        let old = content.len() as u64;
+        let total = self.bytes.saturating_sub(old).saturating_add(len);
+        if len > old && total > self.max_bytes {
+            return Err(Errno::Nospc);
+        }
+        content.resize(len as usize, 0);
+        self.bytes = total;
+        self.changed = true;
+        Ok(())
+    }
+
+    /// Writes at a place; what lies between the end and there becomes zeros.
+    pub(crate) fn write(&mut self, content: &Content, at: u64, bytes: &[u8]) -> Result<(), Errno> {
+        let end = at.checked_add(bytes.len() as u64).ok_or(Errno::Inval)?;
+        if end > content.borrow().len() as u64 {
+            self.resize(content, end)?;
+        }
+        let at = at as usize;
+        content.borrow_mut()[at..at + bytes.len()].copy_from_slice(bytes);
+        self.changed = true;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn no_path_leads_out() {
+        for path in ["..", "a/../..", "/etc/passwd", "a/b/../../../x", "../work"] {
+            assert_eq!(resolve("", path), Err(Errno::Notcapable), "{path}");
+        }
+        assert_eq!(resolve("a/b", "../c/./d"), Ok("a/c/d".into()));
+        assert_eq!(resolve("", &"a/".repeat(65)), Err(Errno::Nametoolong));
+        assert_eq!(resolve("", &"a".repeat(2000)), Err(Errno::Nametoolong));
+    }
+
+    #[test]
+    fn files_have_a_bound_together_and_freeing_gives_room() {
+        let mut fs = Fs::new(&Tree::new(), 10);
+        let a = fs.create("a").unwrap();
+        fs.write(&a, 0, b"12345678").unwrap();
+        let b = fs.create("tmp/b").unwrap();
+        assert_eq!(fs.write(&b, 0, b"123"), Err(Errno::Nospc));
+        assert_eq!(fs.write(&b, u64::MAX, b"1"), Err(Errno::Inval));
+        assert_eq!(fs.resize(&b, 1 << 40), Err(Errno::Nospc));
+        fs.remove_file("a").unwrap();
+        fs.write(&b, 2, b"123").unwrap();
+        assert_eq!(*b.borrow(), b"\0\x00123");
+    }
+
+    #[test]
+    fn what_stays_is_all_but_tmp() {
+        let tree = Tree::from([
+            ("d".into(), None),
+            ("d/f".into(), Some(Arc::from(&b"x"[..]))),
+        ]);
+        let mut fs = Fs::new(&tree, 100);
+        fs.create("tmp/t").unwrap();
+        assert_eq!(fs.changes(), None);
+        fs.rename("d", "e").unwrap();
+        let wanted = Tree::from([
+            ("e".into(), None),
+            ("e/f".into(), Some(Arc::from(&b"x"[..]))),
+        ]);
+        assert_eq!(fs.changes(), Some(wanted));
+        assert_eq!(fs.remove_folder("e"), Err(Errno::Notempty));
+        assert_eq!(fs.rename("e", "e/f/g"), Err(Errno::Inval));
+        assert_eq!(fs.find("e/f/g").unwrap_err(), Errno::Notdir);
+        assert_eq!(fs.create("nowhere/x").unwrap_err(), Errno::Noent);
+    }
+
+    #[test]
+    fn files_are_at_most_so_many() {
+        let mut fs = Fs::new(&Tree::new(), 100);
+        let made = (0..5000)
+            .take_while(|n| fs.create(&format!("f{n}")).is_ok())
+            .count();
+        assert_eq!(made, MAX_NODES - 1);
+    }
+
+    proptest! {
+        #[test]
+        fn resolved_paths_are_plain(folder in "[a-c/]{0,6}", path in "[a-c./]{0,12}") {
+            if let Ok(path) = resolve(&folder, &path) {
+                prop_assert!(!path.starts_with('/') && !path.ends_with('/'));
+                prop_assert!(path.split('/').all(|p| path.is_empty() || !matches!(p, "" | "." | "..")), "{}", path);
+            }
+        }
+    }
+}

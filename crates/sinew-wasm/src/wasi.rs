@@ -1,0 +1,690 @@
+//! WASI preview 1, as far as interpreters use it, over files in memory. Nothing of the host is
+//! reachable: no folder, no socket, no variable of its environment.
+
+use crate::fs::{Content, Errno, Fs, Node, resolve};
+use rustix::time::{ClockId, clock_gettime};
+use sinew_sandbox::{Ending, OutputStream};
+use std::rc::Rc;
+use std::sync::mpsc::{Receiver, SyncSender};
+use std::time::{Duration, Instant};
+
+/// Folders that are open from the start; both are the work folder.
+pub(crate) const PREOPENS: [(u32, &str); 2] = [(3, "/"), (4, "/work")];
+/// A file that an interpreter reads its first program from, and waits for.
+pub(crate) const JOB_PATH: &str = "dev/job";
+/// Buffers of one read or write.
+pub(crate) const MAX_IOVECS: u32 = 1024;
+/// Output is passed on when so much has gathered, unless it is wanted at once.
+pub(crate) const FLUSH_BYTES: usize = 16 << 10;
+
+/// Why a program stops inside of a host call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?}")]
+pub(crate) struct Stop(pub(crate) Ending);
+
+/// An error number for the program, or the end of it.
+pub(crate) enum Refusal {
+    Errno(Errno),
+    Stop(Ending),
+}
+
+impl From<Errno> for Refusal {
+    fn from(errno: Errno) -> Self {
+        Self::Errno(errno)
+    }
+}
+
+pub(crate) type Answer = Result<(), Refusal>;
+
+/// Where output goes as it comes.
+pub(crate) type Sink = Box<dyn FnMut(OutputStream, &[u8])>;
+
+/// What an instance that was started early gets when there is work.
+pub(crate) struct Start {
+    pub(crate) setting: Setting,
+    /// What it reads from [`JOB_PATH`].
+    pub(crate) program: Vec<u8>,
+    pub(crate) reply: SyncSender<crate::engine::Outcome>,
+}
+
+/// Files, input and bounds of an execution, as they come in; none is bound to a thread.
+pub(crate) struct Setting {
+    pub(crate) files: crate::wire::Tree,
+    pub(crate) stdin: Vec<u8>,
+    pub(crate) bounds: Bounds,
+    pub(crate) sink: Box<dyn FnMut(OutputStream, &[u8]) + Send>,
+}
+
+/// Bounds of an execution.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Bounds {
+    pub(crate) until: Instant,
+    /// CPU time of this thread at which it ends.
+    pub(crate) cpu: Duration,
+    pub(crate) memory_bytes: usize,
+    pub(crate) output_bytes: usize,
+    pub(crate) work_bytes: u64,
+    pub(crate) open_files: usize,
+    pub(crate) stream: bool,
+}
+
+/// Memory and tables of an instance.
+#[derive(Debug, Default)]
+pub(crate) struct Ceiling {
+    pub(crate) memory_bytes: usize,
+    pub(crate) peak: usize,
+    pub(crate) refused: bool,
+}
+
+/// Functions in tables: CPython has about 5,000.
+pub(crate) const MAX_TABLE: usize = 1 << 17;
+
+impl wasmtime::ResourceLimiter for Ceiling {
+    fn memory_growing(
+        &mut self,
+        _: usize,
+        desired: usize,
+        _: Option<usize>,
+    ) -> wasmtime::Result<bool> {
+        let fits = desired <= self.memory_bytes;
+        if fits {
+            self.peak = self.peak.max(desired);
+        } else {
+            self.refused = true;
+        }
+        Ok(fits)
+    }
+
+    fn table_growing(
+        &mut self,
+        _: usize,
+        desired: usize,
+        _: Option<usize>,
+    ) -> wasmtime::Result<bool> {
+        Ok(desired <= MAX_TABLE)
+    }
+}
+
+pub(crate) enum Fd {
+    Stdin,
+    Stdout,
+    Stderr,
+    Folder {
+        path: String,
+    },
+    File {
+        content: Content,
+        id: u64,
+        at: u64,
+        append: bool,
+        read: bool,
+        write: bool,
+    },
+    Job {
+        at: usize,
+    },
+}
+
+/// All that a program can reach.
+pub(crate) struct Host {
+    pub(crate) ceiling: Ceiling,
+    pub(crate) fs: Fs,
+    pub(crate) bounds: Bounds,
+    pub(crate) truncated: bool,
+    pub(crate) waiting: Option<Receiver<Start>>,
+    pub(crate) reply: Option<SyncSender<crate::engine::Outcome>>,
+    job: Vec<u8>,
+    pub(crate) args: Vec<String>,
+    env: Vec<(String, String)>,
+    stdin: Vec<u8>,
+    stdin_at: usize,
+    written: [usize; 2],
+    pending: [Vec<u8>; 2],
+    sink: Option<Sink>,
+    pub(crate) fds: Vec<Option<Fd>>,
+    /// CPU time of the thread when the program began.
+    pub(crate) cpu_from: Duration,
+    /// Says that the thread waits, or goes on.
+    pub(crate) pause: Option<Box<dyn Fn(bool)>>,
+}
+
+/// CPU time of the calling thread.
+pub(crate) fn thread_cpu() -> Duration {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+}
+
+impl Host {
+    pub(crate) fn new(args: Vec<String>, env: Vec<(String, String)>, setting: Setting) -> Self {
+        let folder = |_| {
+            Some(Fd::Folder {
+                path: String::new(),
+            })
+        };
+        let standard = [Some(Fd::Stdin), Some(Fd::Stdout), Some(Fd::Stderr)];
+        Self {
+            ceiling: Ceiling {
+                memory_bytes: setting.bounds.memory_bytes,
+                ..Ceiling::default()
+            },
+            fs: Fs::new(&setting.files, setting.bounds.work_bytes),
+            bounds: setting.bounds,
+            truncated: false,
+            waiting: None,
+            reply: None,
+            job: Vec::new(),
+            args,
+            env,
+            stdin: setting.stdin,
+            stdin_at: 0,
+            written: [0; 2],
+            pending: [Vec::new(), Vec::new()],
+            sink: Some(setting.sink),
+            fds: standard
+                .into_iter()
+                .chain(PREOPENS.iter().map(folder))
+                .collect(),
+            cpu_from: thread_cpu(),
+            pause: None,
+        }
+    }
+
+    /// Takes up the work that an instance which was started early has waited for.
+    fn begin(&mut self, start: Start) {
+        let Start {
+            setting,
+            program,
+            reply,
+        } = start;
+        self.ceiling.memory_bytes = setting.bounds.memory_bytes;
+        self.fs = Fs::new(&setting.files, setting.bounds.work_bytes);
+        self.bounds = Bounds {
+            // The interpreter's own start is not the program's.
+            cpu: thread_cpu() + setting.bounds.cpu,
+            ..setting.bounds
+        };
+        self.stdin = setting.stdin;
+        self.sink = Some(setting.sink);
+        self.job = program;
+        self.reply = Some(reply);
+        self.cpu_from = thread_cpu();
+    }
+
+    /// Whether time is over.
+    pub(crate) fn over(&self) -> bool {
+        Instant::now() >= self.bounds.until || thread_cpu() >= self.bounds.cpu
+    }
+
+    pub(crate) fn flush(&mut self) {
+        for (at, stream) in [OutputStream::Stdout, OutputStream::Stderr]
+            .into_iter()
+            .enumerate()
+        {
+            let bytes = std::mem::take(&mut self.pending[at]);
+            if let Some(sink) = self.sink.as_mut().filter(|_| !bytes.is_empty()) {
+                sink(stream, &bytes);
+            }
+        }
+    }
+
+    fn output(&mut self, at: usize, bytes: &[u8]) -> Answer {
+        let room = self.bounds.output_bytes - self.written[at];
+        let kept = &bytes[..bytes.len().min(room)];
+        self.written[at] += kept.len();
+        self.pending[at].extend_from_slice(kept);
+        if self.bounds.stream || self.pending[at].len() >= FLUSH_BYTES {
+            self.flush();
+        }
+        if kept.len() < bytes.len() {
+            self.truncated = true;
+            return Err(Refusal::Stop(Ending::OutputLimit));
+        }
+        Ok(())
+    }
+
+    pub(crate) fn fd(&mut self, fd: u32) -> Result<&mut Fd, Errno> {
+        self.fds
+            .get_mut(fd as usize)
+            .and_then(Option::as_mut)
+            .ok_or(Errno::Badf)
+    }
+
+    fn folder(&mut self, fd: u32) -> Result<String, Errno> {
+        match self.fd(fd)? {
+            Fd::Folder { path, .. } => Ok(path.clone()),
+            _ => Err(Errno::Notdir),
+        }
+    }
+
+    fn open(&mut self, fd: Fd) -> Result<u32, Errno> {
+        let at = self
+            .fds
+            .iter()
+            .position(Option::is_none)
+            .unwrap_or(self.fds.len());
+        if at >= self.bounds.open_files {
+            return Err(Errno::Mfile);
+        }
+        if at == self.fds.len() {
+            self.fds.push(None);
+        }
+        self.fds[at] = Some(fd);
+        Ok(at as u32)
+    }
+
+    pub(crate) fn path(
+        &mut self,
+        memory: &[u8],
+        fd: u32,
+        at: u32,
+        len: u32,
+    ) -> Result<String, Errno> {
+        let folder = self.folder(fd)?;
+        let path = std::str::from_utf8(slice(memory, at, len)?).map_err(|_| Errno::Inval)?;
+        resolve(&folder, path)
+    }
+}
+
+pub(crate) fn slice(memory: &[u8], at: u32, len: u32) -> Result<&[u8], Errno> {
+    let end = (at as usize)
+        .checked_add(len as usize)
+        .ok_or(Errno::Fault)?;
+    memory.get(at as usize..end).ok_or(Errno::Fault)
+}
+
+pub(crate) fn slice_mut(memory: &mut [u8], at: u32, len: usize) -> Result<&mut [u8], Errno> {
+    let end = (at as usize).checked_add(len).ok_or(Errno::Fault)?;
+    memory.get_mut(at as usize..end).ok_or(Errno::Fault)
+}
+
+/// A place beyond another; a program may name any.
+pub(crate) fn add(at: u32, more: usize) -> Result<u32, Errno> {
+    let more = u32::try_from(more).map_err(|_| Errno::Fault)?;
+    at.checked_add(more).ok_or(Errno::Fault)
+}
+
+pub(crate) fn put(memory: &mut [u8], at: u32, bytes: &[u8]) -> Result<(), Errno> {
+    slice_mut(memory, at, bytes.len())?.copy_from_slice(bytes);
+    Ok(())
+}
+
+pub(crate) fn u32_at(memory: &[u8], at: u32) -> Result<u32, Errno> {
+    let bytes = slice(memory, at, 4)?;
+    Ok(u32::from_le_bytes(
+        bytes.try_into().map_err(|_| Errno::Fault)?,
+    ))
+}
+
+pub(crate) fn u64_at(memory: &[u8], at: u32) -> Result<u64, Errno> {
+    let bytes = slice(memory, at, 8)?;
+    Ok(u64::from_le_bytes(
+        bytes.try_into().map_err(|_| Errno::Fault)?,
+    ))
+}
+
+/// Buffers of a vectored call: place and length.
+pub(crate) fn iovecs(memory: &[u8], at: u32, count: u32) -> Result<Vec<(u32, u32)>, Errno> {
+    if count > MAX_IOVECS {
+        return Err(Errno::Inval);
+    }
+    (0..count)
+        .map(|n| {
+            let at = at.checked_add(n * 8).ok_or(Errno::Fault)?;
+            let (buffer, len) = (
+                u32_at(memory, at)?,
+                u32_at(memory, at.checked_add(4).ok_or(Errno::Fault)?)?,
+            );
+            slice(memory, buffer, len)?;
+            Ok((buffer, len))
+        })
+        .collect()
+}
+
+/// Texts that end in zero, and pointers to them: arguments and environment.
+pub(crate) fn texts(memory: &mut [u8], pointers: u32, buffer: u32, list: &[String]) -> Answer {
+    let mut at = buffer;
+    for (n, text) in list.iter().enumerate() {
+        put(memory, add(pointers, 4 * n)?, &at.to_le_bytes())?;
+        put(memory, at, text.as_bytes())?;
+        put(memory, add(at, text.len())?, &[0])?;
+        at = add(at, text.len() + 1)?;
+    }
+    Ok(())
+}
+
+pub(crate) fn sizes(memory: &mut [u8], count: u32, bytes: u32, list: &[String]) -> Answer {
+    put(memory, count, &(list.len() as u32).to_le_bytes())?;
+    let total: usize = list.iter().map(|t| t.len() + 1).sum();
+    Ok(put(memory, bytes, &(total as u32).to_le_bytes())?)
+}
+
+pub(crate) fn variables(host: &Host) -> Vec<String> {
+    host.env.iter().map(|(n, v)| format!("{n}={v}")).collect()
+}
+
+/// A file as `stat` shows it.
+///
+/// Folders alone have a time, in seconds: it is a count of changes, by which importers see them.
+pub(crate) fn stat(
+    memory: &mut [u8],
+    at: u32,
+    id: u64,
+    kind: u8,
+    size: u64,
+    changes: u64,
+) -> Answer {
+    let mut out = [0; 64];
+    out[8..16].copy_from_slice(&id.to_le_bytes());
+    out[16] = kind;
+    out[24..32].copy_from_slice(&1u64.to_le_bytes());
+    out[32..40].copy_from_slice(&size.to_le_bytes());
+    let time = changes.saturating_mul(1_000_000_000).to_le_bytes();
+    out[48..56].copy_from_slice(&time);
+    Ok(put(memory, at, &out)?)
+}
+
+pub(crate) const CHARACTERS: u8 = 2;
+pub(crate) const FOLDER: u8 = 3;
+pub(crate) const FILE: u8 = 4;
+
+pub(crate) fn node_stat(memory: &mut [u8], at: u32, host: &Host, path: &str) -> Answer {
+    match host.fs.find(path)? {
+        (id, Node::Folder) => stat(memory, at, id, FOLDER, 0, host.fs.version()),
+        (id, Node::File(content)) => stat(memory, at, id, FILE, content.borrow().len() as u64, 0),
+    }
+}
+
+pub(crate) fn read(
+    memory: &mut [u8],
+    host: &mut Host,
+    fd: u32,
+    vecs: &[(u32, u32)],
+    from: Option<u64>,
+    total: u32,
+) -> Answer {
+    let mut read = 0;
+    for &(buffer, len) in vecs {
+        let target = slice_mut(memory, buffer, len as usize)?;
+        let (stdin, stdin_at) = (host.stdin.as_slice(), host.stdin_at);
+        let (source, at): (&[u8], usize) =
+            match host.fds.get_mut(fd as usize).and_then(Option::as_mut) {
+                Some(Fd::Stdin) if from.is_none() => (stdin, stdin_at),
+                Some(Fd::Job { at }) if from.is_none() => (host.job.as_slice(), *at),
+                Some(Fd::File {
+                    content,
+                    at,
+                    read: true,
+                    ..
+                }) => {
+                    let start = from.map_or(*at, |f| f.saturating_add(u64::from(read)));
+                    let content = content.borrow();
+                    let rest = content
+                        .get(start.min(content.len() as u64) as usize..)
+                        .unwrap_or_default();
+                    let n = rest.len().min(target.len());
+                    target[..n].copy_from_slice(&rest[..n]);
+                    if from.is_none() {
+                        *at += n as u64;
+                    }
+                    read += n as u32;
+                    if n < target.len() {
+                        break;
+                    }
+                    continue;
+                }
+                Some(Fd::Folder { .. }) => return Err(Errno::Isdir.into()),
+                _ => return Err(Errno::Badf.into()),
+            };
+        let n = (source.len() - at).min(target.len());
+        target[..n].copy_from_slice(&source[at..at + n]);
+        match host.fd(fd)? {
+            Fd::Job { at } => *at += n,
+            _ => host.stdin_at += n,
+        }
+        read += n as u32;
+        if n < len as usize {
+            break;
+        }
+    }
+    Ok(put(memory, total, &read.to_le_bytes())?)
+}
+
+pub(crate) fn write(
+    memory: &mut [u8],
+    host: &mut Host,
+    fd: u32,
+    vecs: &[(u32, u32)],
+    to: Option<u64>,
+    total: u32,
+) -> Answer {
+    let mut written = 0u32;
+    for &(buffer, len) in vecs {
+        let bytes = slice(memory, buffer, len)?;
+        match host.fds.get_mut(fd as usize).and_then(Option::as_mut) {
+            Some(Fd::Stdout) if to.is_none() => host.output(0, bytes)?,
+            Some(Fd::Stderr) if to.is_none() => host.output(1, bytes)?,
+            Some(Fd::File {
+                content,
+                at,
+                append,
+                write: true,
+                ..
+            }) => {
+                let end = content.borrow().len() as u64;
+                let start = to.map_or(if *append { end } else { *at }, |t| {
+                    t.saturating_add(u64::from(written))
+                });
+                host.fs.write(content, start, bytes)?;
+                if to.is_none() {
+                    *at = start + bytes.len() as u64;
+                }
+            }
+            Some(Fd::Folder { .. }) => return Err(Errno::Isdir.into()),
+            _ => return Err(Errno::Badf.into()),
+        }
+        written = written.saturating_add(len);
+    }
+    Ok(put(memory, total, &written.to_le_bytes())?)
+}
+
+/// What `path_open` asks for.
+pub(crate) struct Opening {
+    create: bool,
+    folder: bool,
+    exclusive: bool,
+    truncate: bool,
+    append: bool,
+    read: bool,
+    write: bool,
+}
+
+impl Opening {
+    pub(crate) fn of(oflags: i32, rights: i64, fdflags: i32) -> Self {
+        Self {
+            create: oflags & 1 != 0,
+            folder: oflags & 2 != 0,
+            exclusive: oflags & 4 != 0,
+            truncate: oflags & 8 != 0,
+            append: fdflags & 1 != 0,
+            read: rights & (1 << 1) != 0,
+            write: rights & (1 << 6) != 0,
+        }
+    }
+}
+
+pub(crate) fn path_open(host: &mut Host, path: &str, how: &Opening) -> Result<u32, Refusal> {
+    if path == JOB_PATH
+        && let Some(waiting) = host.waiting.take()
+    {
+        let pause = host.pause.take();
+        pause.iter().for_each(|p| p(true));
+        // Nobody sends any more: the worker ends.
+        let start = waiting
+            .recv()
+            .map_err(|_| Refusal::Stop(Ending::SandboxDied))?;
+        pause.iter().for_each(|p| p(false));
+        host.begin(start);
+        return Ok(host.open(Fd::Job { at: 0 })?);
+    }
+    let (id, node) = match host.fs.find(path) {
+        Ok(_) if how.create && how.exclusive => return Err(Errno::Exist.into()),
+        Ok(found) => found,
+        Err(Errno::Noent) if how.create && !how.folder => {
+            host.fs.create(path)?;
+            host.fs.find(path)?
+        }
+        Err(e) => return Err(e.into()),
+    };
+    let fd = match node {
+        Node::Folder if how.write || how.truncate => return Err(Errno::Isdir.into()),
+        Node::Folder => Fd::Folder { path: path.into() },
+        Node::File(_) if how.folder => return Err(Errno::Notdir.into()),
+        Node::File(content) => {
+            if how.truncate {
+                host.fs.resize(&content, 0)?;
+            }
+            Fd::File {
+                content: Rc::clone(&content),
+                id,
+                at: 0,
+                append: how.append,
+                read: how.read,
+                write: how.write,
+            }
+        }
+    };
+    Ok(host.open(fd)?)
+}
+
+pub(crate) fn fdstat(memory: &mut [u8], host: &mut Host, fd: u32, at: u32) -> Answer {
+    let (kind, flags) = match host.fd(fd)? {
+        Fd::Stdin | Fd::Stdout | Fd::Stderr => (CHARACTERS, 0u16),
+        Fd::Folder { .. } => (FOLDER, 0),
+        Fd::File { append, .. } => (FILE, u16::from(*append)),
+        Fd::Job { .. } => (FILE, 0),
+    };
+    // Seek and tell are no rights of a stream.
+    let rights: u64 = if kind == CHARACTERS {
+        (1 << 29) - 1 - (1 << 2) - (1 << 5)
+    } else {
+        (1 << 29) - 1
+    };
+    let mut out = [0; 24];
+    out[0] = kind;
+    out[2..4].copy_from_slice(&flags.to_le_bytes());
+    out[8..16].copy_from_slice(&rights.to_le_bytes());
+    out[16..24].copy_from_slice(&rights.to_le_bytes());
+    Ok(put(memory, at, &out)?)
+}
+
+pub(crate) fn seek(
+    memory: &mut [u8],
+    host: &mut Host,
+    fd: u32,
+    offset: i64,
+    whence: i32,
+    to: u32,
+) -> Answer {
+    let Fd::File { content, at, .. } = host.fd(fd)? else {
+        return Err(Errno::Spipe.into());
+    };
+    let base = match whence {
+        0 => 0,
+        1 => *at,
+        2 => content.borrow().len() as u64,
+        _ => return Err(Errno::Inval.into()),
+    };
+    *at = base.checked_add_signed(offset).ok_or(Errno::Inval)?;
+    let place = *at;
+    Ok(put(memory, to, &place.to_le_bytes())?)
+}
+
+pub(crate) fn readdir(
+    memory: &mut [u8],
+    host: &mut Host,
+    fd: u32,
+    (buffer, len): (u32, u32),
+    cookie: u64,
+    used: u32,
+) -> Answer {
+    let folder = host.folder(fd)?;
+    let entries = host.fs.list(&folder)?;
+    let mut out = Vec::new();
+    for (n, (name, id, is_folder)) in entries.iter().enumerate().skip(cookie as usize) {
+        if out.len() >= len as usize {
+            break;
+        }
+        out.extend((n as u64 + 1).to_le_bytes());
+        out.extend(id.to_le_bytes());
+        out.extend((name.len() as u32).to_le_bytes());
+        out.extend([if *is_folder { FOLDER } else { FILE }, 0, 0, 0]);
+        out.extend(name.as_bytes());
+    }
+    // The last entry may be cut; the caller asks again from there.
+    out.truncate(len as usize);
+    put(memory, buffer, &out)?;
+    Ok(put(memory, used, &(out.len() as u32).to_le_bytes())?)
+}
+
+pub(crate) fn now(id: i32) -> Result<u64, Errno> {
+    let time = match id {
+        0 => clock_gettime(ClockId::Realtime),
+        1 => clock_gettime(ClockId::Monotonic),
+        2 | 3 => clock_gettime(ClockId::ThreadCPUTime),
+        _ => return Err(Errno::Inval),
+    };
+    Ok(time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64)
+}
+
+/// Waits for clocks; what can be read or written is so at once. Never beyond the deadline.
+pub(crate) fn poll(
+    memory: &mut [u8],
+    host: &mut Host,
+    subscriptions: u32,
+    events: u32,
+    count: u32,
+    ready: u32,
+) -> Answer {
+    if count == 0 || count > 64 {
+        return Err(Errno::Inval.into());
+    }
+    let (mut due, mut waits) = (Vec::new(), Vec::new());
+    for n in 0..count {
+        let at = subscriptions.checked_add(n * 48).ok_or(Errno::Fault)?;
+        let user = u64_at(memory, at)?;
+        let tag = slice(memory, at.checked_add(8).ok_or(Errno::Fault)?, 1)?[0];
+        if tag != 0 {
+            due.push((user, tag));
+            continue;
+        }
+        let at = |o: u32| at.checked_add(o).ok_or(Errno::Fault);
+        let (id, timeout) = (u32_at(memory, at(16)?)?, u64_at(memory, at(24)?)?);
+        let absolute = u32_at(memory, at(40)?)? & 1 != 0;
+        let wait = if absolute {
+            timeout.saturating_sub(now(id as i32)?)
+        } else {
+            timeout
+        };
+        waits.push((wait, user));
+    }
+    if due.is_empty() {
+        let Some(&(shortest, _)) = waits.iter().min() else {
+            return Err(Errno::Inval.into());
+        };
+        let left = host.bounds.until.saturating_duration_since(Instant::now());
+        host.flush();
+        std::thread::sleep(Duration::from_nanos(shortest).min(left));
+        if host.over() {
+            return Err(Refusal::Stop(Ending::Timeout));
+        }
+        due.extend(waits.iter().filter(|w| w.0 == shortest).map(|w| (w.1, 0)));
+    }
+    for (n, (user, tag)) in due.iter().enumerate() {
+        let mut event = [0; 32];
+        event[0..8].copy_from_slice(&user.to_le_bytes());
+        event[10] = *tag;
+        event[16..24].copy_from_slice(&1u64.to_le_bytes());
+        put(memory, add(events, 32 * n)?, &event)?;
+    }
+    Ok(put(memory, ready, &(due.len() as u32).to_le_bytes())?)
+}

@@ -1,0 +1,484 @@
+//! Real interpreters in real workers: what programs can do, and above all what they cannot.
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+use sinew_sandbox::{
+    Ending, ExecOptions, ExecRequest, ExecResult, Limits, Network, ProcessConfig, ProcessProvider,
+    Program, Sandbox, SandboxError, SandboxProvider, SandboxSpec,
+};
+use sinew_wasm::{Manifest, WasmConfig, WasmProvider};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+fn modules() -> PathBuf {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../.cache/wasm");
+    assert!(
+        folder.is_dir(),
+        "no interpreters in .cache/wasm: run scripts/setup.sh"
+    );
+    folder.canonicalize().unwrap()
+}
+
+fn provider() -> WasmProvider {
+    let program = PathBuf::from(env!("CARGO_BIN_EXE_sinew-wasm-worker"));
+    let config = WasmConfig::new(modules(), program.clone());
+    let mut below = ProcessConfig::new(program, "");
+    below.shows = config.shows().unwrap();
+    let below = ProcessProvider::start(below).unwrap();
+    WasmProvider::new(Arc::new(below), config).unwrap()
+}
+
+async fn sandbox(provider: &WasmProvider) -> Box<dyn Sandbox> {
+    provider.acquire(&SandboxSpec::default()).await.unwrap()
+}
+
+fn python(code: &str) -> Program {
+    Program::Python(code.into())
+}
+
+fn argv(list: &[&str]) -> Program {
+    Program::Argv(list.iter().map(ToString::to_string).collect())
+}
+
+fn request(program: Program, seconds: f64) -> ExecRequest {
+    ExecRequest {
+        program,
+        stdin: Vec::new(),
+        deadline: Duration::from_secs_f64(seconds),
+    }
+}
+
+async fn run(sandbox: &mut Box<dyn Sandbox>, program: Program) -> ExecResult {
+    sandbox.exec(request(program, 20.0)).await.unwrap()
+}
+
+fn text(bytes: &[u8]) -> &str {
+    std::str::from_utf8(bytes).unwrap()
+}
+
+const OK: Ending = Ending::Exited { code: 0 };
+
+#[tokio::test]
+async fn three_interpreters_run_programs() {
+    let provider = provider();
+    let mut place = sandbox(&provider).await;
+    let programs = [
+        (
+            python("import sys, json; print(json.dumps([6 * 7, sys.platform]))"),
+            "[42, \"wasi\"]\n",
+        ),
+        (
+            argv(&["python", "-c", "import sys; print(sys.argv)", "a", "b"]),
+            "['-c', 'a', 'b']\n",
+        ),
+        (
+            argv(&["qjs", "-e", "console.log([1, 2, 3].map(x => x * x).join())"]),
+            "1,4,9\n",
+        ),
+        (argv(&["micropython", "-c", "print(6 * 7)"]), "42\n"),
+    ];
+    for (program, wanted) in programs {
+        let result = run(&mut place, program.clone()).await;
+        assert_eq!(
+            (result.ending, text(&result.stdout)),
+            (OK, wanted),
+            "{program:?}: {}",
+            text(&result.stderr)
+        );
+        assert!(result.usage.peak_memory_bytes > 100_000 && result.usage.cpu_s > 0.0);
+    }
+    assert!(
+        provider
+            .protections()
+            .iter()
+            .any(|p| p.name == "worker: seccomp" && p.enforced)
+    );
+}
+
+#[tokio::test]
+async fn programs_get_input_environment_and_codes() {
+    let provider = provider();
+    let spec = SandboxSpec {
+        env: vec![("A".into(), "1 \"ü\" \\n'".into())],
+        ..SandboxSpec::default()
+    };
+    let mut place = provider.acquire(&spec).await.unwrap();
+    let code = "import os, sys; print(os.environ['A'] + os.environ['B'], sys.stdin.read(), os.environ.get('HOME'))\nsys.exit(3)";
+    for program in [python(code), argv(&["python", "-c", code])] {
+        let mut ask = request(program, 20.0);
+        ask.stdin = b"input".to_vec();
+        let options = ExecOptions {
+            env: vec![("B".into(), "2".into())],
+            ..ExecOptions::default()
+        };
+        let result = place.exec_with(ask, options).await.unwrap();
+        assert_eq!(
+            text(&result.stdout),
+            "1 \"ü\" \\n'2 input /work\n",
+            "{}",
+            text(&result.stderr)
+        );
+        assert_eq!(result.ending, Ending::Exited { code: 3 });
+    }
+    let failed = run(&mut place, python("def f():\n    1/0\nf()")).await;
+    assert_eq!(failed.ending, Ending::Exited { code: 1 });
+    let trace = text(&failed.stderr);
+    assert!(
+        trace.contains("ZeroDivisionError")
+            && trace.contains("line 2, in f")
+            && !trace.contains("job"),
+        "{trace}"
+    );
+    let wrong = run(&mut place, python("x = (")).await;
+    assert!(
+        text(&wrong.stderr).contains("SyntaxError") && wrong.ending == Ending::Exited { code: 1 }
+    );
+    for program in [Program::Shell("ls".into()), argv(&["/bin/sh"]), argv(&[])] {
+        let refused = place.exec(request(program, 1.0)).await.unwrap_err();
+        assert!(
+            matches!(
+                refused,
+                SandboxError::Request {
+                    field: "program",
+                    ..
+                }
+            ),
+            "{refused}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn files_stay_and_can_be_frozen_forked_and_reset() {
+    let provider = provider();
+    let mut place = sandbox(&provider).await;
+    place.write_file("data/in.txt", b"one").await.unwrap();
+    let code = "import os\nos.makedirs('/work/out'); s = open('data/in.txt').read()\nopen('/work/out/x', 'w').write(s * 2)\n\
+                open('/tmp/t', 'w').write('t'); os.rename('data/in.txt', 'data/was.txt'); print(sorted(os.listdir('/work')))";
+    let result = run(&mut place, python(code)).await;
+    assert_eq!(
+        text(&result.stdout),
+        "['data', 'out', 'tmp']\n",
+        "{}",
+        text(&result.stderr)
+    );
+    assert_eq!(place.read_file("out/x", 100).await.unwrap(), b"oneone");
+    let snapshot = place.snapshot().await.unwrap();
+    run(&mut place, python("open('out/x', 'a').write('!')")).await;
+    let mut fork = provider
+        .fork(&SandboxSpec::default(), &snapshot)
+        .await
+        .unwrap();
+    let read = python(
+        "import os; print(open('out/x').read(), os.path.exists('/tmp/t'), os.listdir('data'))",
+    );
+    assert_eq!(
+        text(&run(&mut fork, read.clone()).await.stdout),
+        "oneone False ['was.txt']\n"
+    );
+    assert_eq!(
+        text(&run(&mut place, read).await.stdout),
+        "oneone! False ['was.txt']\n"
+    );
+    fork.write_file("more", b"m").await.unwrap();
+    fork.reset().await.unwrap();
+    assert!(fork.read_file("more", 10).await.is_err() && fork.read_file("out/x", 10).await.is_ok());
+    let stats = place.stats().await.unwrap();
+    assert_eq!((stats.executions, stats.file_bytes), (3, 10));
+    for path in [
+        "../x",
+        "/etc/passwd",
+        "",
+        "a/../b",
+        "tmp/x",
+        "out/x/y",
+        "out",
+    ] {
+        assert!(place.write_file(path, b"x").await.is_err(), "{path}");
+        assert!(place.read_file(path, 10).await.is_err(), "{path}");
+    }
+    assert!(place.write_file("big", &vec![0; 17 << 20]).await.is_err());
+    assert!(place.read_file("out/x", 3).await.is_err());
+}
+
+#[tokio::test]
+async fn every_ending_is_told_as_it_was() {
+    let provider = provider();
+    let mut spec = SandboxSpec::default();
+    spec.limits = Limits {
+        memory_bytes: 64 << 20,
+        output_bytes: 1000,
+        cpu_s: 2.0,
+        ..spec.limits
+    };
+    let mut place = provider.acquire(&spec).await.unwrap();
+    let cases = [
+        (python("while True: pass"), 0.5, Ending::Timeout),
+        (argv(&["qjs", "-e", "for (;;) {}"]), 0.5, Ending::Timeout),
+        (
+            argv(&["micropython", "-c", "while True: pass"]),
+            0.5,
+            Ending::Timeout,
+        ),
+        (
+            python("import time; time.sleep(1000)"),
+            0.5,
+            Ending::Timeout,
+        ),
+        (python("while True: pass"), 60.0, Ending::Timeout),
+        (
+            python("x = []\nwhile True: x.append(bytearray(1 << 20))"),
+            20.0,
+            Ending::OutOfMemory,
+        ),
+        (python("b'x' * (1 << 30)"), 20.0, Ending::OutOfMemory),
+        (
+            python("while True: print('x' * 100)"),
+            20.0,
+            Ending::OutputLimit,
+        ),
+        (
+            python("import os; os._exit(7)"),
+            20.0,
+            Ending::Exited { code: 7 },
+        ),
+        (
+            python("import os; os.abort()"),
+            20.0,
+            Ending::Signalled { signal: 6 },
+        ),
+    ];
+    for (program, seconds, wanted) in cases {
+        let began = Instant::now();
+        let result = place.exec(request(program.clone(), seconds)).await.unwrap();
+        assert_eq!(
+            result.ending,
+            wanted,
+            "{program:?}: {}",
+            text(&result.stderr)
+        );
+        assert!(result.stdout.len() <= 1000 && result.truncated == (wanted == Ending::OutputLimit));
+        assert!(began.elapsed() < Duration::from_secs(15), "{program:?}");
+    }
+    // The same worker goes on.
+    assert_eq!(run(&mut place, python("print(1)")).await.ending, OK);
+}
+
+#[tokio::test]
+async fn every_attack_is_held() {
+    let provider = provider();
+    let mut rows = Vec::new();
+    sinew_wasm::attack::run(&provider, "", &mut |row| rows.push(row))
+        .await
+        .unwrap();
+    let escaped: Vec<_> = rows.iter().filter(|r| r.outcome == "escaped").collect();
+    assert!(escaped.is_empty(), "{escaped:#?}");
+    assert!(rows.iter().filter(|r| r.outcome == "held").count() >= 38);
+}
+
+#[tokio::test]
+async fn nothing_of_the_host_can_be_seen() {
+    let provider = provider();
+    let mut place = sandbox(&provider).await;
+    let marker = std::env::temp_dir().join(format!("sinew-wasm-marker-{}", std::process::id()));
+    std::fs::write(&marker, "host").unwrap();
+    let code = format!(
+        "import os\nfound = []\nfor p in ['/etc/passwd', '/proc/self/environ', '/opt/sinew-wasm', '/opt/sinew-bin', '/dev/job',\n\
+         '../../../../etc/passwd', '/work/../../etc/hosts', '/root', '/home', '/sys', {marker:?}]:\n\
+         \x20   try:\n        os.stat(p); found.append(p)\n    except OSError: pass\n\
+         try:\n    os.symlink('/etc/passwd', 'link'); found.append('symlink')\nexcept OSError: pass\n\
+         try:\n    open('link').read(); found.append('link')\nexcept OSError: pass\n\
+         print(found, sorted(os.environ))"
+    );
+    let result = run(&mut place, python(&code)).await;
+    std::fs::remove_file(&marker).unwrap();
+    assert_eq!(
+        text(&result.stdout),
+        "[] ['HOME', 'LANG', 'PWD', 'TMPDIR']\n",
+        "{}",
+        text(&result.stderr)
+    );
+    let code = "import socket\ntry:\n    socket.create_connection(('127.0.0.1', 4000), 1); print('out')\nexcept Exception as e: print('no')";
+    let result = run(&mut place, python(code)).await;
+    assert!(
+        !text(&result.stdout).contains("out"),
+        "{}",
+        text(&result.stdout)
+    );
+    let result = run(
+        &mut place,
+        argv(&[
+            "micropython",
+            "-c",
+            "import host; print(host.call('x', 'y'))",
+        ]),
+    )
+    .await;
+    assert_ne!(result.ending, Ending::SandboxDied);
+    let network = SandboxSpec {
+        network: Network::Loopback,
+        ..SandboxSpec::default()
+    };
+    assert!(matches!(
+        provider.acquire(&network).await,
+        Err(SandboxError::Unsupported { .. })
+    ));
+}
+
+#[tokio::test]
+async fn nothing_is_left_for_the_next() {
+    let provider = provider();
+    let mut first = sandbox(&provider).await;
+    let stain = "import builtins, sys, os\nbuiltins.print = None; sys.modules['json'] = None; os.environ['STAIN'] = '1'\n\
+                 open('/tmp/stain', 'w').write('x'); open('/work/stain', 'w').write('x')";
+    let mut seen = std::collections::BTreeSet::new();
+    let look = "import os, json, random; print(os.path.exists('/tmp/stain'), os.path.exists('stain'), 'STAIN' in os.environ, random.getrandbits(64), hash('a'))";
+    for _ in 0..6 {
+        assert_eq!(run(&mut first, python(stain)).await.ending, OK);
+        let mut second = sandbox(&provider).await;
+        let result = run(&mut second, python(look)).await;
+        let (clean, random) = text(&result.stdout)
+            .trim()
+            .split_at("False False False".len());
+        assert_eq!(clean, "False False False", "{}", text(&result.stderr));
+        assert!(
+            seen.insert(random.to_string()),
+            "clones draw the same numbers"
+        );
+    }
+    let own = run(
+        &mut first,
+        python("import os; print(os.path.exists('/tmp/stain'), os.path.exists('stain'))"),
+    )
+    .await;
+    assert_eq!(text(&own.stdout), "False True\n");
+}
+
+#[tokio::test]
+async fn output_comes_as_it_is_written() {
+    let provider = provider();
+    let mut place = sandbox(&provider).await;
+    let (sender, mut chunks) = tokio::sync::mpsc::channel(4);
+    let code = "import time, sys\nprint('one', flush=True)\ntime.sleep(0.4)\nprint('two', file=sys.stderr, flush=True)";
+    let options = ExecOptions {
+        output: Some(sender),
+        ..ExecOptions::default()
+    };
+    let running = tokio::spawn(async move {
+        place
+            .exec_with(request(python(code), 20.0), options)
+            .await
+            .unwrap()
+    });
+    let first = chunks.recv().await.unwrap();
+    assert!(
+        !running.is_finished() && first.bytes == b"one\n",
+        "{first:?}"
+    );
+    let second = chunks.recv().await.unwrap();
+    assert_eq!(second.bytes, b"two\n");
+    let result = running.await.unwrap();
+    assert_eq!(
+        (text(&result.stdout), text(&result.stderr)),
+        ("one\n", "two\n")
+    );
+}
+
+/// Workers of this test's process that live on the host.
+fn workers() -> Vec<i32> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir("/proc").unwrap().flatten() {
+        let line = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
+        let ours = std::fs::read_to_string(entry.path().join("stat")).unwrap_or_default();
+        if line.windows(19).any(|w| w == b"--sinew-wasm-worker") && !ours.contains(") Z ") {
+            found.extend(entry.file_name().to_string_lossy().parse::<i32>().ok());
+        }
+    }
+    found
+}
+
+#[tokio::test]
+async fn a_killed_worker_is_replaced_and_a_dropped_provider_leaves_none() {
+    let before = workers();
+    let provider = provider();
+    let mut place = sandbox(&provider).await;
+    place.write_file("kept", b"x").await.unwrap();
+    assert_eq!(run(&mut place, python("print(1)")).await.ending, OK);
+    let mine: Vec<i32> = workers()
+        .into_iter()
+        .filter(|p| !before.contains(p))
+        .collect();
+    assert!(!mine.is_empty());
+    let running = tokio::spawn(async move {
+        let result = place
+            .exec(request(python("while True: pass"), 60.0))
+            .await
+            .unwrap();
+        (place, result)
+    });
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    for pid in &mine {
+        std::process::Command::new("kill")
+            .args(["-9", &pid.to_string()])
+            .status()
+            .unwrap();
+    }
+    let (mut place, result) = running.await.unwrap();
+    assert_eq!(result.ending, Ending::SandboxDied);
+    assert_eq!(
+        text(
+            &run(&mut place, python("print(open('kept').read())"))
+                .await
+                .stdout
+        ),
+        "x\n"
+    );
+    drop((place, provider));
+    for _ in 0..100 {
+        if workers().iter().all(|p| before.contains(p)) {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    panic!("workers are left");
+}
+
+#[test]
+fn changed_modules_are_not_loaded() {
+    let (_, folder) = Manifest::load(&modules()).unwrap();
+    let copy = std::env::temp_dir().join(format!("sinew-wasm-{}", std::process::id()));
+    let set = copy.join("set");
+    std::fs::create_dir_all(&set).unwrap();
+    for entry in std::fs::read_dir(&folder).unwrap().flatten() {
+        let bytes = std::fs::read(entry.path()).unwrap();
+        std::fs::write(set.join(entry.file_name()), bytes).unwrap();
+    }
+    assert!(Manifest::load(&copy).is_ok());
+    let mut bytes = std::fs::read(set.join("qjs.cwasm")).unwrap();
+    let last = bytes.len() / 2;
+    bytes[last] ^= 1;
+    std::fs::write(set.join("qjs.cwasm"), bytes).unwrap();
+    let changed = Manifest::load(&copy).unwrap_err().to_string();
+    let none = Manifest::load(&std::env::temp_dir().join("none-here"))
+        .unwrap_err()
+        .to_string();
+    std::fs::remove_dir_all(&copy).unwrap();
+    assert!(
+        changed.contains("qjs.cwasm") && none.contains("scripts/wasm_modules.py"),
+        "{changed} {none}"
+    );
+}
+
+#[tokio::test]
+async fn the_bench_measures_every_row() {
+    let provider = provider();
+    let mut rows = Vec::new();
+    sinew_wasm::bench::run(&provider, &mut |row| rows.push(row))
+        .await
+        .unwrap();
+    assert_eq!(rows.len(), 5);
+    assert!(
+        rows.iter().all(|r| r.value > 0.0 && r.ratio.is_finite()),
+        "{rows:#?}"
+    );
+}
