@@ -2,6 +2,7 @@
 
 use crate::data::Dataset;
 use crate::failure::Failure;
+use crate::harness::{self, HarnessSection};
 use crate::judges;
 use crate::output;
 use crate::recipe::{EnvSection, Recipe};
@@ -71,6 +72,10 @@ pub(crate) fn check(path: &Path, json: bool) -> Result<(), Failure> {
     if matches!(recipe.env, EnvSection::ToolMath { .. }) {
         report.row("sandbox", sandbox(&recipe));
     }
+    if recipe.harness != HarnessSection::BuiltIn {
+        let row = harness::check(&recipe.harness, recipe.sandbox.strict);
+        report.row("harness", row);
+    }
     report.row("tasks", tasks(&recipe));
     report.row("disk", disk(&recipe, Path::new(".")));
     report.end()
@@ -86,6 +91,9 @@ pub(crate) fn before_training(run_dir: &Path, recipe: &Recipe) -> Result<(), Fai
     data(recipe)?;
     if matches!(recipe.env, EnvSection::ToolMath { .. }) {
         sandbox(recipe)?;
+    }
+    if recipe.harness != HarnessSection::BuiltIn {
+        harness::check(&recipe.harness, recipe.sandbox.strict)?;
     }
     tasks(recipe)?;
     disk(recipe, &run_dir.join("checkpoints")).map(|_| ())

@@ -7,6 +7,7 @@ mod curves;
 mod data;
 mod episodes;
 mod failure;
+mod harness;
 mod judges;
 mod learner;
 mod ledger;

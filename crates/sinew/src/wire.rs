@@ -3,6 +3,7 @@
 use crate::cross::CrossPolicy;
 use crate::data::Dataset;
 use crate::failure::Failure;
+use crate::harness;
 use crate::learner::Learner;
 use crate::ledger::Ledger;
 use crate::recipe::{EnvSection, ModelSection, Recipe, SandboxSection};
@@ -16,7 +17,7 @@ use sinew_model::{
     load_gguf_metadata, load_model, resolve_model,
 };
 use sinew_render::{ChatRenderer, GgufVocab, Renderer, TinyRenderer};
-use sinew_rollout::{BuiltInLoop, EpisodeLimits, EpisodeOptions, EpisodeParts, Gauges};
+use sinew_rollout::{EpisodeLimits, EpisodeOptions, EpisodeParts, Gauges};
 use sinew_sandbox::{Limits, ProcessConfig, ProcessProvider, SandboxProvider, SandboxSpec};
 use sinew_store::{DiskStore, Filter, MemoryStore, StoreOptions, TraceStore};
 use sinew_tensor::{Device, KernelSet};
@@ -348,12 +349,13 @@ impl Parts {
         let mut learner = Learner::new(recipe, dir, &device, params, &algorithm, files)?;
         let saved = if resume { learner.restore()? } else { None };
         let (engine, cross) = engines(recipe, &device, renderer.as_ref(), &learner)?;
+        let harness = harness::build(&recipe.harness, &recipe.sandbox, renderer.as_ref())?;
         let parts = Self {
             episode: EpisodeParts {
                 engine,
                 renderer,
                 envs,
-                harness: Arc::new(BuiltInLoop),
+                harness,
                 gauges: Arc::new(Gauges::default()),
                 requests: Arc::new(AtomicU64::new(1)),
             },

@@ -10,6 +10,7 @@ mod sections;
 
 pub(crate) use sections::*;
 
+use crate::harness::HarnessSection;
 use serde::{Deserialize, Serialize};
 use sinew_algo::{Algorithm, AlgorithmConfig, Needs, RunFacts};
 use sinew_types::{Correction, LossSpec};
@@ -27,6 +28,8 @@ pub(crate) struct Recipe {
     #[serde(deserialize_with = "sections::model_or_source")]
     pub(crate) model: ModelSection,
     pub(crate) env: EnvSection,
+    #[serde(default)]
+    pub(crate) harness: HarnessSection,
     #[serde(default)]
     pub(crate) sandbox: SandboxSection,
     #[serde(default)]

@@ -1,6 +1,7 @@
 //! What values a recipe may have: one line a key, grouped by table.
 
 use super::{DataSection, EnvSection, ModelSection, Recipe};
+use crate::harness::HarnessSection;
 use sinew_algo::Advantage;
 use std::fmt::Display;
 use std::ops::RangeInclusive;
@@ -18,7 +19,7 @@ pub(super) struct Rule {
 pub(super) fn broken(recipe: &Recipe) -> Option<Rule> {
     let mut rules = Rules(Vec::new());
     for section in [
-        choices, model, env, rollout, train, optimizer, eval, engine, judges, data,
+        choices, model, env, harness, rollout, train, optimizer, eval, engine, judges, data,
         sandbox,
     ] {
         section(recipe, &mut rules);
@@ -134,7 +135,8 @@ fn env(recipe: &Recipe, rules: &mut Rules) {
     } = &recipe.env
     else {
         let reason = "has no effect: env.type = \"tiny\" runs no code; remove it";
-        rules.custom("sandbox.strict", strict, reason.into(), !strict);
+        let runs = recipe.harness != HarnessSection::BuiltIn;
+        rules.custom("sandbox.strict", strict, reason.into(), !strict || runs);
         if let EnvSection::Tiny { process_reward } = recipe.env {
             rules.range("env.process_reward", process_reward, 0.0..=0.5);
         }
@@ -266,6 +268,12 @@ fn engine(recipe: &Recipe, rules: &mut Rules) {
         e.pass_tokens >= e.max_running,
     );
     rules.range("engine.speculation", e.speculation, 0..=256);
+}
+
+fn harness(recipe: &Recipe, rules: &mut Rules) {
+    for (key, value, allowed, holds) in recipe.harness.rules(recipe.sandbox.strict) {
+        rules.allowed(key, value, allowed, holds);
+    }
 }
 
 fn judges(recipe: &Recipe, rules: &mut Rules) {
