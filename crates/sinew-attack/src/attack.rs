@@ -231,7 +231,7 @@ impl Suite<'_> {
             let why = "the program knows only the system calls of x86-64";
             return (AttackOutcome::Skipped, why.into());
         }
-        let before = Residue::now();
+        let before = Residue::settled().await;
         let result = self.exec_alone(case).await;
         let verdict = match result {
             Ok(result) => self.judge(case, &result),
@@ -241,7 +241,7 @@ impl Suite<'_> {
     }
 
     async fn special(&mut self, special: &special::Special) -> Verdict {
-        let before = Residue::now();
+        let before = Residue::settled().await;
         let verdict = match (special.run)(self.provider, &self.witness).await {
             Ok(verdict) => verdict,
             Err(e) => escaped(format!("the sandbox failed: {e}")),

@@ -87,9 +87,9 @@ impl Drop for Witness {
 }
 
 /// What exists on the host because of sandboxes of this process.
-#[derive(Debug)]
+#[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Residue {
-    processes: HashSet<u32>,
+    processes: usize,
     groups: usize,
     mounts: usize,
 }
@@ -107,10 +107,25 @@ impl Residue {
             .count();
         let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap_or_default();
         Self {
-            processes,
+            processes: processes.len(),
             groups,
             mounts: mounts.lines().count(),
         }
+    }
+
+    /// What there is once nothing changes any more: sandboxes that live on, and pools, get
+    /// interpreters ready for what comes next.
+    pub(crate) async fn settled() -> Self {
+        let mut last = Self::now();
+        for _ in 0..100 {
+            tokio::time::sleep(Duration::from_millis(12)).await;
+            let now = Self::now();
+            if now == last {
+                break;
+            }
+            last = now;
+        }
+        last
     }
 
     /// What there is more now than then. Freed groups may take the kernel a moment.
@@ -118,9 +133,11 @@ impl Residue {
         let mut left = None;
         for _ in 0..100 {
             let now = Self::now();
-            let processes: Vec<&u32> = now.processes.difference(&self.processes).collect();
-            left = if !processes.is_empty() {
-                Some(format!("processes are left: {processes:?}"))
+            left = if now.processes > self.processes {
+                Some(format!(
+                    "{} processes are left",
+                    now.processes - self.processes
+                ))
             } else if now.groups > self.groups {
                 Some(format!("{} groups are left", now.groups - self.groups))
             } else if now.mounts > self.mounts {

@@ -547,11 +547,20 @@ async fn a_killed_server_leaves_no_orphan() {
 async fn attacked(provider: &dyn SandboxProvider) {
     let mut rows = Vec::new();
     attack::run(provider, "", &mut |row| {
-        eprintln!("{:?} {:?} {}", std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_millis() % 1000000, row.outcome, row.case);
+        eprintln!(
+            "{:?} {:?} {}",
+            std::time::SystemTime::now()
+                .duration_since(std::time::UNIX_EPOCH)
+                .unwrap()
+                .as_millis()
+                % 1000000,
+            row.outcome,
+            row.case
+        );
         rows.push(row);
     })
-        .await
-        .unwrap();
+    .await
+    .unwrap();
     let of = |outcome| rows.iter().filter(move |r| r.outcome == outcome);
     for row in &rows {
         println!("{:?} {} ({})", row.outcome, row.case, row.why);
@@ -580,6 +589,15 @@ async fn the_attack_suite_holds_for_programs_of_their_own() {
 
 #[tokio::test]
 async fn the_attack_suite_holds_for_sandboxes_of_a_pool() {
-    let pool = Pool::new(std::sync::Arc::new(provider()), PoolConfig::default()).unwrap();
+    let pool = Pool::new(std::sync::Arc::new(provider()), steady(3)).unwrap();
     attacked(&pool).await;
+}
+
+/// A pool that keeps `n` ready whatever the demand.
+fn steady(n: usize) -> PoolConfig {
+    PoolConfig {
+        floor: n,
+        ceiling: n,
+        ..PoolConfig::default()
+    }
 }

@@ -97,11 +97,13 @@ impl Live {
         self.running.is_some() || self.ended.is_some() || self.destroyed_by.is_some()
     }
 
-    fn entrant(&mut self, serial: u32) -> Option<&mut Entrant> {
+    /// The one that the zygote was asked for; there is one at most in a room.
+    fn unforked(&mut self, serial: u32) -> Option<&mut Entrant> {
         let both = [self.running.as_mut(), self.warm.as_mut()];
+        let python = |e: &&mut Entrant| matches!(e.way, Way::Python { .. });
         both.into_iter()
             .flatten()
-            .find(|e| e.serial == serial && e.pid.is_none())
+            .find(|e| e.serial == serial && e.pid.is_none() && python(e))
     }
 }
 
@@ -449,15 +451,21 @@ impl Spawner {
         }
         let home = setns(self.own_pid_ns.as_fd(), pid_ns).map_err(|e| format!("setns: {e}"));
         let pid = forked?;
-        self.started(id, serial, pid);
+        self.roles.insert(pid, Role::Program { id });
+        if let Some(live) = self.live.get_mut(&id) {
+            live.children += 1;
+            if let Some(running) = &mut live.running {
+                running.pid = Some(pid);
+            }
+        }
         home
     }
 
-    fn started(&mut self, id: u64, serial: u32, pid: i32) {
+    /// The zygote has forked.
+    fn forked(&mut self, id: u64, serial: u32, pid: i32) {
         let live = self.live.get_mut(&id);
         let found = live.and_then(|live| {
-            let entrant = live.entrant(serial)?;
-            entrant.pid = Some(pid);
+            live.unforked(serial)?.pid = Some(pid);
             live.children += 1;
             Some(())
         });
@@ -481,14 +489,14 @@ impl Spawner {
             Notice::FORKED if notice.value > 0 => {
                 // Into its limits before it gets a program; if that fails, it dies.
                 let joined = self.live.get_mut(&id).is_some_and(|live| {
-                    live.entrant(serial).is_some()
+                    live.unforked(serial).is_some()
                         && !live.evict
                         && live.group.join(notice.value).is_ok()
                 });
                 if !joined && !self.early.contains_key(&notice.value) {
                     kill(notice.value);
                 }
-                self.started(id, serial, notice.value);
+                self.forked(id, serial, notice.value);
                 self.advance(id);
             }
             Notice::FORKED => {
@@ -500,7 +508,7 @@ impl Spawner {
                     live.warm = None;
                     live.evict = false;
                     self.advance(id);
-                } else if live.entrant(serial).is_some() {
+                } else if live.unforked(serial).is_some() {
                     self.lost(id, format!("fork: {why}"));
                 }
             }
