@@ -68,8 +68,9 @@ def tag(binary: bytes) -> str:
 class Wheel:
     """A wheel being written, with the hashes that its RECORD needs."""
 
-    def __init__(self, path: Path, info: str) -> None:
-        self.zip = zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=6)
+    def __init__(self, path: Path, info: str, level: int) -> None:
+        self.level = level
+        self.zip = zipfile.ZipFile(path, "w")
         self.info = info
         self.record: list[str] = []
 
@@ -81,8 +82,8 @@ class Wheel:
     def _write(self, name: str, data: bytes, mode: int) -> None:
         entry = zipfile.ZipInfo(name, EPOCH)
         entry.external_attr = (stat.S_IFREG | mode) << 16
-        entry.compress_type = zipfile.ZIP_DEFLATED
-        self.zip.writestr(entry, data)
+        kind = zipfile.ZIP_DEFLATED if self.level else zipfile.ZIP_STORED
+        self.zip.writestr(entry, data, kind, self.level or None)
 
     def close(self) -> None:
         name = f"{self.info}/RECORD"
@@ -91,7 +92,7 @@ class Wheel:
         self.zip.close()
 
 
-def build(binary: Path, out: Path) -> Path:
+def build(binary: Path, out: Path, level: int) -> Path:
     text = (HERE / "pyproject.toml").read_text()
     name, version = field("name", text), field("version", text)
     data = binary.read_bytes()
@@ -99,7 +100,7 @@ def build(binary: Path, out: Path) -> Path:
     info = f"{name}-{version}.dist-info"
     out.mkdir(parents=True, exist_ok=True)
     path = out / f"{name}-{version}-py3-none-{platform_tag}.whl"
-    wheel = Wheel(path, info)
+    wheel = Wheel(path, info, level)
     for file in sorted((HERE / "src" / name).rglob("*")):
         if file.is_file() and "__pycache__" not in file.parts:
             wheel.add(file.relative_to(HERE / "src").as_posix(), file.read_bytes())
@@ -127,11 +128,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--binary", type=Path, help="default: the newest build in target/")
     parser.add_argument("--out", type=Path, default=ROOT / "target" / "wheels", help="folder of the wheel")
+    parser.add_argument("--compression", type=int, default=6, choices=range(10), help="0 stores")
     args = parser.parse_args()
     binary = args.binary or find_binary()
     if not binary.is_file() or not os.access(binary, os.X_OK):
         fail(f"{binary} is not an executable file")
-    print(build(binary, args.out))
+    print(build(binary, args.out, args.compression))
 
 
 if __name__ == "__main__":

@@ -248,6 +248,7 @@ fn the_wheel_installs_into_a_fresh_environment() {
     let mut build = Command::new("python3");
     build.args([
         "python/build_wheel.py",
+        "--compression=1",
         "--binary",
         env!("CARGO_BIN_EXE_sinew"),
         "--out",
