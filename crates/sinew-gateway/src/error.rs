@@ -5,6 +5,9 @@ use sinew_render::RenderError;
 use sinew_store::StoreError;
 use sinew_types::EngineError;
 
+/// Code of a request that was cut too short; it is read again as a whole, nobody is told.
+pub(crate) const NEEDS_ALL: &str = "needs_all";
+
 /// Class of an error, in the words that OpenAI's and Anthropic's clients share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ErrorKind {
@@ -206,6 +209,7 @@ impl From<SessionError> for ApiError {
             SessionError::Over => Self::gone(message),
             SessionError::Empty => Self::invalid("messages", message),
             SessionError::Prompt(_) => Self::invalid("prompt", message),
+            SessionError::NeedsAll => Self::bad_request(NEEDS_ALL, message),
             SessionError::UnknownCall { .. } | SessionError::Broken(_) => {
                 Self::server("session_broken", message)
             }

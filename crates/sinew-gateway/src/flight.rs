@@ -9,7 +9,9 @@ use crate::error::ApiError;
 use crate::gateway::{Rollout, unix_s};
 use crate::session::SampledTurn;
 use crate::turn::{TurnOptions, TurnReader};
-use sinew_types::{Engine, EngineEvent, FinishReason, GenerateRequest, RequestId, SampledToken};
+use sinew_types::{
+    Engine, EngineEvent, EventSink, FinishReason, GenerateRequest, RequestId, SampledToken,
+};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -253,14 +255,10 @@ impl Driver {
         let room = |r: &GenerateRequest| r.sampling.max_tokens as usize + 2;
         let (sender, mut events) = mpsc::channel(requests.iter().map(room).sum());
         let overflow = Arc::new(AtomicBool::new(false));
+        let stream = self.flight.context.request.stream;
         let mut submitted = 0;
         for request in requests {
-            let (sender, overflow) = (sender.clone(), Arc::clone(&overflow));
-            let sink = Box::new(move |event| {
-                if sender.try_send(event).is_err() {
-                    overflow.store(true, Ordering::Release);
-                }
-            });
+            let sink = sink(sender.clone(), Arc::clone(&overflow), stream);
             if let Err(error) = self.work.engine.submit(request, sink) {
                 self.stop(error.into());
                 break;
@@ -447,6 +445,30 @@ impl Driver {
             tokens: std::mem::take(&mut output.kept),
         });
     }
+}
+
+/// Takes a request's events on the engine's thread. Where nobody reads tokens as they come, they
+/// are handed on together at the end: one wake-up for each answer instead of one for each token.
+fn sink(sender: mpsc::Sender<EngineEvent>, overflow: Arc<AtomicBool>, stream: bool) -> EventSink {
+    let mut held = Vec::new();
+    Box::new(move |event| {
+        let mut send = |event| {
+            if sender.try_send(event).is_err() {
+                overflow.store(true, Ordering::Release);
+            }
+        };
+        match event {
+            EngineEvent::Tokens { mut tokens, .. } if !stream => held.append(&mut tokens),
+            EngineEvent::Tokens { .. } => send(event),
+            EngineEvent::Finished { request, .. } | EngineEvent::Failed { request, .. } => {
+                let tokens = std::mem::take(&mut held);
+                if !tokens.is_empty() {
+                    send(EngineEvent::Tokens { request, tokens });
+                }
+                send(event);
+            }
+        }
+    })
 }
 
 fn turn_end(reader: &TurnReader, reason: &FinishReason) -> TurnEnd {

@@ -274,11 +274,9 @@ impl Service {
         headers: &HeaderMap,
         body: &[u8],
     ) -> Result<Response<ResponseBody>, ApiError> {
-        let request = dialect.parse(body)?;
-        let stream = request.stream;
         let retry = retry_of(headers, path, body);
-        let mut reader = self.gateway.call(rollout, request, Some(retry))?;
-        if !stream {
+        let mut reader = self.gateway.call(rollout, dialect, body, retry)?;
+        if !reader.context().request.stream {
             let response = reader.response().await?;
             let value = dialect.response(reader.context(), &response);
             return Ok(json_response(StatusCode::OK, &value));

@@ -16,6 +16,7 @@
 //! - Unknown request fields are refused by name. Sizes, times, queues and counts are bounded.
 
 mod bytes_chat;
+mod call;
 pub mod dialect;
 mod error;
 mod flight;
@@ -24,6 +25,7 @@ mod http;
 mod journal;
 mod kept;
 mod limits;
+mod repeated;
 mod secret;
 mod server;
 pub mod session;

@@ -55,6 +55,10 @@ impl Dialect for Chat {
         Ok(request)
     }
 
+    fn repeated(&self) -> Option<&'static str> {
+        Some("messages")
+    }
+
     fn response(&self, context: &AnswerContext, response: &ModelResponse) -> Value {
         let choices: Vec<Value> = response
             .choices

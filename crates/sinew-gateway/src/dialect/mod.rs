@@ -223,6 +223,12 @@ pub trait Dialect: Send + Sync {
     /// Reads a request body.
     fn parse(&self, body: &[u8]) -> Result<ModelRequest, ApiError>;
 
+    /// The array in which a body repeats what was said, if its items are read one by one:
+    /// what was read before need not be read again.
+    fn repeated(&self) -> Option<&'static str> {
+        None
+    }
+
     /// Writes a whole answer.
     fn response(&self, context: &AnswerContext, response: &ModelResponse) -> Value;
 

@@ -117,6 +117,31 @@ pub(crate) fn tools(tools: &[ToolSpec]) -> Key {
     parts.key()
 }
 
+/// Keys of growing prefixes of some bytes.
+#[derive(Clone, Debug)]
+pub(crate) struct PrefixHasher {
+    parts: blake3::Hasher,
+    at: usize,
+}
+
+impl Default for PrefixHasher {
+    fn default() -> Self {
+        let Parts(parts) = Parts::new(7);
+        Self { parts, at: 0 }
+    }
+}
+
+impl PrefixHasher {
+    /// The key of the first `end` bytes; `end` must not fall.
+    pub(crate) fn until(&mut self, bytes: &[u8], end: usize) -> Key {
+        self.parts.update(&bytes[self.at..end]);
+        self.at = end;
+        let mut key = Key::default();
+        key.copy_from_slice(&self.parts.finalize().as_bytes()[..16]);
+        key
+    }
+}
+
 /// Token ids, as the engine was given them.
 pub(crate) fn tokens(ids: &[TokenId]) -> Key {
     let mut hasher = blake3::Hasher::new();

@@ -22,14 +22,16 @@ pub use types::{
 };
 
 use crate::limits::SessionLimits;
-use keys::Key;
+use crate::repeated::{MAX_SEEN, Seen};
+pub(crate) use keys::{Key, PrefixHasher};
 use sinew_render::Renderer;
 use sinew_types::{
     EpisodeEnd, EpisodeId, FinishReason, Limit, Message, NO_PARENT, Node, NodeId, Outcome, TokenId,
-    TokenKind, VersionSpan,
+    TokenKind, ToolSpec, VersionSpan,
 };
-use states::{StateId, States};
-use std::collections::{BTreeMap, HashSet};
+pub(crate) use states::StateId;
+use states::States;
+use std::collections::{BTreeMap, HashSet, VecDeque};
 use types::Beginning;
 pub(crate) use types::Entry;
 
@@ -86,6 +88,8 @@ pub struct Session {
     busy_since_s: f64,
     generate_s: f64,
     over: bool,
+    /// Bodies whose messages were read, the newest last.
+    bodies: VecDeque<Seen>,
     /// What happened since it was last taken; `None`: nobody keeps a journal.
     entries: Option<Vec<Entry>>,
 }
@@ -111,6 +115,7 @@ impl Session {
             busy_since_s: now_s,
             generate_s: 0.0,
             over: false,
+            bodies: VecDeque::new(),
             entries: None,
         }
     }
@@ -173,6 +178,34 @@ impl Session {
             .as_mut()
             .map(std::mem::take)
             .unwrap_or_default()
+    }
+
+    /// Bodies whose messages were read.
+    pub(crate) fn bodies(&self) -> Vec<Seen> {
+        self.bodies.iter().copied().collect()
+    }
+
+    /// The messages of a body have led to a running call.
+    pub(crate) fn remember(&mut self, call: u32, bytes: usize, key: Key, tools: &[ToolSpec]) {
+        let Some(running) = self.running.get(&call) else {
+            return;
+        };
+        let seen = Seen {
+            bytes,
+            key,
+            tools: keys::tools(tools),
+            state: running.state,
+        };
+        self.bodies.retain(|known| known.key != key);
+        if self.bodies.len() >= MAX_SEEN {
+            self.bodies.pop_front();
+        }
+        self.bodies.push_back(seen);
+    }
+
+    /// Whether these are the tools of a known body.
+    pub(crate) fn same_tools(seen: &Seen, tools: &[ToolSpec]) -> bool {
+        seen.tools == keys::tools(tools)
     }
 
     fn note(&mut self, entry: impl FnOnce() -> Entry) {

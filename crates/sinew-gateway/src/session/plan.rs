@@ -49,7 +49,7 @@ impl Session {
         ask: &Ask<'_>,
     ) -> Result<Plan, SessionError> {
         let mut plan = match ask.prompt {
-            Prompt::Messages(messages) => self.plan_messages(renderer, messages, ask.tools)?,
+            Prompt::Messages(messages) => self.plan_messages(renderer, messages, ask)?,
             Prompt::Text(text) => self.plan_text(renderer, text)?,
             Prompt::Tokens(ids) => self.plan_tokens(renderer, ids)?,
         };
@@ -68,11 +68,12 @@ impl Session {
         &self,
         renderer: &dyn Renderer,
         messages: &[Message],
-        tools: &[ToolSpec],
+        ask: &Ask<'_>,
     ) -> Result<Plan, SessionError> {
+        let tools = ask.tools;
         let tools_key = keys::tools(tools);
-        let walk = match self.states.root(tools_key) {
-            Some(root) => self.states.walk(root, messages),
+        let walk = match ask.known.or(self.states.root(tools_key)) {
+            Some(from) => self.states.walk(from, messages),
             None => Walk::default(),
         };
         let joined = match self.position(&walk, messages.len()) {
@@ -92,11 +93,14 @@ impl Session {
             join: Join::Start,
             from: walk.states.last().copied().unwrap_or(NOWHERE),
             keys: tools_step.into_iter().chain(new.map(keys::exact)).collect(),
-            opening: first.map(keys::exact),
+            opening: first.filter(|_| ask.known.is_none()).map(keys::exact),
         };
         if let Some((base, nodes, join)) = joined {
             (plan.base, plan.nodes, plan.join) = (Some(base), nodes, join);
             return Ok(plan);
+        }
+        if ask.known.is_some() {
+            return Err(SessionError::NeedsAll);
         }
         if self.known_opening(&walk, messages) {
             plan.join = Join::Fork;

@@ -80,6 +80,7 @@ impl Client {
     fn prompt(&mut self, prompt: &Prompt, texts: &[(&str, bool)]) -> Begun {
         let ask = Ask {
             prompt,
+            known: None,
             tools: &self.tools,
             opening: "",
             choices: texts.len() as u32,
@@ -156,6 +157,7 @@ fn what_clients_drop_does_not_break_the_thread() {
     let begun = {
         let ask = Ask {
             prompt: &prompt,
+            known: None,
             tools: &[],
             opening: "",
             choices: 1,
@@ -271,6 +273,7 @@ fn text_and_token_prompts_extend_too() {
     let beyond = Prompt::Tokens(vec![9999]);
     let ask = Ask {
         prompt: &beyond,
+        known: None,
         tools: &[],
         opening: "",
         choices: 1,
@@ -286,6 +289,7 @@ fn a_forced_opening_is_no_sampled_token() {
     let prompt = Prompt::Messages(vec![user("q")]);
     let ask = Ask {
         prompt: &prompt,
+        known: None,
         tools: &[],
         opening: "<call>",
         choices: 1,
@@ -324,6 +328,7 @@ fn limits_end_the_episode_and_are_remembered() {
     let begin = |s: &mut Session, prompt: &Prompt| {
         let ask = Ask {
             prompt,
+            known: None,
             tools: &[],
             opening: "",
             choices: 1,
@@ -361,6 +366,7 @@ fn what_the_engine_may_not_do_is_refused() {
     let prompt = Prompt::Messages(vec![user("q")]);
     let ask = Ask {
         prompt: &prompt,
+        known: None,
         tools: &[],
         opening: "",
         choices: 1,
@@ -416,6 +422,7 @@ fn a_session_is_made_again_from_what_happened() {
     let prompt = Prompt::Messages(vec![user("lost")]);
     let ask = Ask {
         prompt: &prompt,
+        known: None,
         tools: &[],
         opening: "",
         choices: 1,
@@ -440,6 +447,45 @@ fn a_session_is_made_again_from_what_happened() {
         let torn = session(wide()).restore(read[start..].to_vec(), NOW);
         assert!(torn.is_err() || start + 2 >= read.len(), "from {start}");
     }
+}
+
+#[test]
+fn only_what_is_new_need_be_told() {
+    let mut c = Client::new();
+    let told = |c: &mut Client, known, messages: Vec<Message>, text: &str| {
+        let prompt = Prompt::Messages(messages);
+        let ask = Ask {
+            prompt: &prompt,
+            known,
+            tools: &[],
+            opening: "",
+            choices: 1,
+        };
+        let begun = c.session.begin(&c.renderer, &ask, NOW)?;
+        c.session.remember(begun.call, 0, [0; 16], &[]);
+        let state = c.session.bodies()[0].state;
+        let mark = (c.given.len() + 1) as f32 / 1024.0;
+        let sampled = output(&c.renderer, text, mark, true);
+        let ids = sampled.tokens.iter().map(|t| t.id).collect();
+        c.given.push((begun.prompt.clone(), ids));
+        c.session.commit(begun.call, sampled, NOW)?;
+        Ok::<_, SessionError>((state, begun))
+    };
+    let a = |text: &str| Message::new(Role::Assistant, text);
+    let (first, _) = told(&mut c, None, vec![user("q")], "one").unwrap();
+    let (second, begun) = told(&mut c, Some(first), vec![a("one"), user("r")], "two").unwrap();
+    assert_eq!(begun.join, Join::Extend);
+    let whole = [user("q"), a("one"), user("r"), a("two"), user("s")];
+    let (third, begun) = told(&mut c, None, whole.to_vec(), "three").unwrap();
+    assert_eq!(begun.join, Join::Extend);
+    let again = [user("q"), a("one"), user("r"), a("two"), user("s")];
+    assert_eq!(c.say(&again, &["tres"]), Join::Resample);
+    let (same, begun) = told(&mut c, Some(second), vec![a("two"), user("s")], "3").unwrap();
+    assert_eq!((same, begun.join), (third, Join::Resample));
+    // What cannot be joined there needs the rest of it.
+    let other = told(&mut c, Some(second), vec![user("s")], "x").unwrap_err();
+    assert!(matches!(other, SessionError::NeedsAll));
+    c.check();
 }
 
 /// What a client does next.

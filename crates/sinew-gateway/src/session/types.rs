@@ -91,6 +91,8 @@ pub enum Prompt {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Ask<'a> {
     pub prompt: &'a Prompt,
+    /// State that messages before those of `prompt` lead to; `None`: there are none before.
+    pub known: Option<u32>,
     pub tools: &'a [ToolSpec],
     /// Text that the model's turn must begin with; not sampled.
     pub opening: &'a str,
@@ -263,6 +265,8 @@ pub enum SessionError {
     Concurrent { running: u32, limit: u32 },
     #[error("the rollout is over, it takes no more calls")]
     Over,
+    #[error("the messages before the known state are needed, too")]
+    NeedsAll,
     #[error("there is no message to answer")]
     Empty,
     #[error("{0}")]

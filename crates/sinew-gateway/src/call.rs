@@ -1,0 +1,283 @@
+//! One call of the model: from the body of a request to a flight.
+
+use crate::dialect::{AnswerContext, Dialect, ModelRequest, ToolChoice};
+use crate::error::{ApiError, NEEDS_ALL};
+use crate::flight::{self, Flight, Subscription, Work};
+use crate::gateway::{Gateway, Retry, Rollout, unix_s};
+use crate::repeated::{self, Scan};
+use crate::session::{Ask, Join, Prompt, Session, StateId};
+use crate::turn::{TurnOptions, call_end, forced_opening};
+use sinew_render::{ToolCallFormat, TurnFormat};
+use sinew_types::{GenerateRequest, RequestId, SamplingParams, TokenId};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use tokio::sync::OwnedSemaphorePermit;
+use tokio::time::Instant;
+
+/// Tokens of a prompt's end that are looked at for an opened reasoning tag.
+const TAIL_TOKENS: usize = 8;
+
+impl Gateway {
+    /// Calls the model for a rollout, as a body in a dialect asks.
+    pub(crate) fn call(
+        &self,
+        rollout: &Arc<Rollout>,
+        dialect: &dyn Dialect,
+        body: &[u8],
+        retry: Retry,
+    ) -> Result<Subscription, ApiError> {
+        if retry.again
+            && let Some(flight) = rollout.same(&retry)
+        {
+            self.inner
+                .counters
+                .coalesced
+                .fetch_add(1, Ordering::Relaxed);
+            return Ok(Subscription::new(&flight));
+        }
+        let scan = dialect.repeated().and_then(|field| {
+            let seen = rollout.session().bodies();
+            repeated::scan(body, field, &seen)
+        });
+        if let Some((seen, rest)) = scan.as_ref().and_then(|s| s.cut.as_ref())
+            && let Ok(request) = dialect.parse(rest)
+            && Session::same_tools(seen, &request.tools)
+        {
+            let known = Some(seen.state);
+            match self.begin(rollout, request, retry, scan.as_ref(), known) {
+                Err(error) if error.code == NEEDS_ALL => {}
+                begun => return begun,
+            }
+        }
+        let request = dialect.parse(body)?;
+        self.begin(rollout, request, retry, scan.as_ref(), None)
+    }
+
+    fn begin(
+        &self,
+        rollout: &Arc<Rollout>,
+        mut request: ModelRequest,
+        retry: Retry,
+        scan: Option<&Scan>,
+        known: Option<StateId>,
+    ) -> Result<Subscription, ApiError> {
+        rollout.kept.restore(&mut request)?;
+        let max = self.inner.config.server.max_choices;
+        if request.n == 0 || request.n > max {
+            let why = format!("n is {}, allowed: 1 to {max}", request.n);
+            return Err(ApiError::invalid("n", why));
+        }
+        let permit = self.permit()?;
+        let mut format = self.turn_format(&request)?;
+        let opening = self.opening(&request)?;
+        let ask = Ask {
+            prompt: &request.prompt,
+            known,
+            tools: &request.tools,
+            opening: &opening,
+            choices: request.n,
+        };
+        let mut session = rollout.session();
+        let begun = session.begin(self.inner.parts.renderer.as_ref(), &ask, unix_s())?;
+        if let Some(scan) = scan {
+            session.remember(begun.call, scan.bytes, scan.key, &request.tools);
+        }
+        let sampling = self.sampling(&session, &request, begun.room, format.calls.as_ref());
+        let seeds: Vec<u64> = (0..request.n)
+            .map(|i| session.seed(begun.call, i, request.sampling.seed))
+            .collect();
+        let id = format!("{}-{}", session.id(), begun.call);
+        drop(session);
+        self.count(begun.join);
+        if let Some(reasoning) = &mut format.reasoning {
+            reasoning.opened_by_prompt = self.prompt_ends_with(&begun.prompt, &reasoning.open);
+        }
+        let turn = TurnOptions {
+            format,
+            tools: request.tools.clone(),
+            stop: request.sampling.stop.clone(),
+            opening,
+            call_prefix: format!("call_{}", call_tag(&id)),
+        };
+        let flight = Flight::new(AnswerContext {
+            id,
+            created_s: unix_s() as u64,
+            request: Arc::new(request),
+            renderer: Arc::clone(&self.inner.parts.renderer),
+        });
+        let subscription = Subscription::new(&flight);
+        let entry = (Some(retry.key), Arc::clone(&flight));
+        rollout.flights().running.push(entry);
+        let work = Work {
+            engine: Arc::clone(&self.inner.parts.engine),
+            rollout: Arc::clone(rollout),
+            call: begun.call,
+            requests: self.requests(begun.prompt, &sampling, &seeds),
+            turn,
+            deadline: Instant::now() + self.inner.config.server.call_timeout,
+        };
+        tokio::spawn(flight::drive(work, flight, permit));
+        Ok(subscription)
+    }
+
+    fn permit(&self) -> Result<OwnedSemaphorePermit, ApiError> {
+        let permit = Arc::clone(&self.inner.in_flight).try_acquire_owned();
+        permit.map_err(|_| {
+            let limit = self.inner.config.server.max_in_flight;
+            let why = format!("{limit} model calls are running, the limit of this gateway");
+            ApiError::overloaded("too_many_calls", why)
+        })
+    }
+
+    fn count(&self, join: Join) {
+        let counters = &self.inner.counters;
+        counters.calls.fetch_add(1, Ordering::Relaxed);
+        if let Some(index) = Join::ALL.iter().position(|j| *j == join) {
+            counters.joins[index].fetch_add(1, Ordering::Relaxed);
+        }
+        if join.diverges() {
+            tracing::warn!(?join, "a client's history is not the captured one");
+        }
+    }
+
+    /// What to look for in the turn: nothing in a text, no calls where none may be.
+    fn turn_format(&self, request: &ModelRequest) -> Result<TurnFormat, ApiError> {
+        if !matches!(request.prompt, Prompt::Messages(_)) {
+            return Ok(TurnFormat::default());
+        }
+        let mut format = self.inner.config.format.clone();
+        if request.tools.is_empty() || request.tool_choice == ToolChoice::None {
+            format.calls = None;
+        } else if format.calls.is_none() {
+            let why = "this model has no known way to write tool calls";
+            return Err(ApiError::unsupported("tools", why));
+        }
+        let calls = format.calls.as_ref();
+        if !request.parallel_tool_calls && calls.is_some_and(|f| call_end(f).is_none()) {
+            let why = "one call cannot be told from several in this model's way to write them";
+            return Err(ApiError::unsupported("parallel_tool_calls", why));
+        }
+        Ok(format)
+    }
+
+    /// Tokens that a conversation has when it is rendered as a whole.
+    ///
+    /// # Errors
+    /// If it cannot be rendered.
+    pub(crate) fn count_tokens(&self, request: &ModelRequest) -> Result<usize, ApiError> {
+        let tools: &[_] = match request.tool_choice {
+            ToolChoice::None => &[],
+            _ => &request.tools,
+        };
+        match &request.prompt {
+            Prompt::Messages(messages) => {
+                let ids = self.inner.parts.renderer.render_prompt(messages, tools)?;
+                Ok(ids.len())
+            }
+            Prompt::Text(text) => Ok(self.inner.parts.renderer.encode_text(text)?.len()),
+            Prompt::Tokens(ids) => Ok(ids.len()),
+        }
+    }
+
+    fn opening(&self, request: &ModelRequest) -> Result<String, ApiError> {
+        let tool = match &request.tool_choice {
+            ToolChoice::Auto | ToolChoice::None => return Ok(String::new()),
+            ToolChoice::Required => None,
+            ToolChoice::Named(name) => Some(name.as_str()),
+        };
+        let format = self.inner.config.format.calls.as_ref();
+        format.and_then(|f| forced_opening(f, tool)).ok_or_else(|| {
+            let why = "this call cannot be forced in this model's way to write calls";
+            ApiError::unsupported("tool_choice", why)
+        })
+    }
+
+    fn prompt_ends_with(&self, prompt: &[TokenId], mark: &str) -> bool {
+        let tail = &prompt[prompt.len().saturating_sub(TAIL_TOKENS)..];
+        let text = self.inner.parts.renderer.decode_with_special(tail);
+        text.trim_end().ends_with(mark)
+    }
+
+    fn sampling(
+        &self,
+        session: &Session,
+        request: &ModelRequest,
+        room: u32,
+        format: Option<&ToolCallFormat>,
+    ) -> SamplingParams {
+        let rollout = &session.spec().sampling;
+        let ask = &request.sampling;
+        fn choose<T: Copy>(pinned: bool, rollout: Option<T>, ask: Option<T>) -> Option<T> {
+            if pinned {
+                rollout.or(ask)
+            } else {
+                ask.or(rollout)
+            }
+        }
+        let pinned = rollout.pinned;
+        let max_tokens = choose(pinned, rollout.max_tokens, ask.max_tokens);
+        let mut stop_strings = ask.stop.clone();
+        if !request.parallel_tool_calls {
+            stop_strings.extend(format.and_then(call_end));
+        }
+        SamplingParams {
+            temperature: choose(pinned, rollout.temperature, ask.temperature).unwrap_or(1.0),
+            top_p: choose(pinned, rollout.top_p, ask.top_p).unwrap_or(1.0),
+            top_k: choose(pinned, rollout.top_k, ask.top_k).unwrap_or(0),
+            min_p: choose(pinned, rollout.min_p, ask.min_p).unwrap_or(0.0),
+            max_tokens: max_tokens
+                .unwrap_or(session.limits().default_max_tokens)
+                .clamp(1, room),
+            stop_ids: self.inner.parts.renderer.stop_ids().to_vec(),
+            stop_strings,
+            seed: 0,
+            logit_bias: ask.logit_bias.clone(),
+            top_logprobs: request.logprobs.unwrap_or(0),
+        }
+    }
+
+    fn requests(
+        &self,
+        prompt: Vec<TokenId>,
+        sampling: &SamplingParams,
+        seeds: &[u64],
+    ) -> Vec<GenerateRequest> {
+        let count = seeds.len() as u64;
+        let first = self
+            .inner
+            .parts
+            .requests
+            .fetch_add(count, Ordering::Relaxed);
+        let mut requests: Vec<_> = seeds[1..]
+            .iter()
+            .zip(1..)
+            .map(|(&seed, i)| GenerateRequest {
+                id: RequestId(first + i),
+                prompt: prompt.clone(),
+                sampling: SamplingParams {
+                    seed,
+                    ..sampling.clone()
+                },
+                priority: 0,
+            })
+            .collect();
+        requests.insert(
+            0,
+            GenerateRequest {
+                id: RequestId(first),
+                prompt,
+                sampling: SamplingParams {
+                    seed: seeds[0],
+                    ..sampling.clone()
+                },
+                priority: 0,
+            },
+        );
+        requests
+    }
+}
+
+/// Characters that tell the calls of one gateway apart.
+fn call_tag(id: &str) -> String {
+    crate::session::hex(&blake3::hash(id.as_bytes()).as_bytes()[..8])
+}

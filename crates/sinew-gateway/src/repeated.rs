@@ -1,0 +1,188 @@
+//! Requests repeat the whole conversation. The part that was read before is recognized by its
+//! bytes and not read again, so that a turn costs what is new in it.
+//!
+//! Only for dialects whose messages are read one by one: a list that was cut between two of
+//! them reads the same.
+
+use crate::session::{Key, PrefixHasher, StateId};
+use serde::de::{DeserializeOwned, IgnoredAny};
+
+/// Bodies of a rollout that are remembered.
+pub(crate) const MAX_SEEN: usize = 8;
+
+/// Messages that were read, as bytes of their array without its brackets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Seen {
+    pub(crate) bytes: usize,
+    pub(crate) key: Key,
+    /// Of the tools that were given with them.
+    pub(crate) tools: Key,
+    /// Where they lead to.
+    pub(crate) state: StateId,
+}
+
+/// What the bytes of a body tell.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Scan {
+    /// Length and key of all messages.
+    pub(crate) bytes: usize,
+    pub(crate) key: Key,
+    /// The longest known beginning, and the body without it.
+    pub(crate) cut: Option<(Seen, Vec<u8>)>,
+}
+
+/// Looks for the array `field` of the object in `body`. `None` if there is none, or the bytes
+/// are not what they should be: reading the body tells why.
+pub(crate) fn scan(body: &[u8], field: &str, seen: &[Seen]) -> Option<Scan> {
+    let start = find_array(body, field)? + 1;
+    let array = &body[start..];
+    let mut by_length: Vec<&Seen> = seen.iter().filter(|s| s.bytes < array.len()).collect();
+    by_length.sort_by_key(|s| s.bytes);
+    let mut hasher = PrefixHasher::default();
+    let mut known: Option<(&Seen, usize, PrefixHasher)> = None;
+    for candidate in by_length {
+        let key = hasher.until(array, candidate.bytes);
+        let comma = skip_space(array, candidate.bytes);
+        if key == candidate.key && array.get(comma) == Some(&b',') {
+            known = Some((candidate, comma + 1, hasher.clone()));
+        }
+    }
+    let from = known.as_ref().map_or(0, |(_, from, _)| *from);
+    let bytes = last_item(array, from)?;
+    let mut hasher = match &known {
+        Some((.., hasher)) => hasher.clone(),
+        None => PrefixHasher::default(),
+    };
+    let key = hasher.until(array, bytes);
+    let cut = known.map(|(seen, from, _)| {
+        let mut rest = Vec::with_capacity(body.len() - from);
+        rest.extend_from_slice(&body[..start]);
+        rest.extend_from_slice(&array[from..]);
+        (*seen, rest)
+    });
+    Some(Scan { bytes, key, cut })
+}
+
+/// Position of the bracket that opens the array `field`.
+fn find_array(body: &[u8], field: &str) -> Option<usize> {
+    let mut at = skip_space(body, 0);
+    if body.get(at) != Some(&b'{') {
+        return None;
+    }
+    loop {
+        at = skip_space(body, at + 1);
+        let (name, used): (String, usize) = next(&body[at..])?;
+        at = skip_space(body, at + used);
+        if body.get(at) != Some(&b':') {
+            return None;
+        }
+        at = skip_space(body, at + 1);
+        if name == field {
+            return (body.get(at) == Some(&b'[')).then_some(at);
+        }
+        let (_, used): (IgnoredAny, usize) = next(&body[at..])?;
+        at = skip_space(body, at + used);
+        if body.get(at) != Some(&b',') {
+            return None;
+        }
+    }
+}
+
+/// Where the last item of an array ends, reading from the beginning of one.
+fn last_item(array: &[u8], from: usize) -> Option<usize> {
+    let mut at = from;
+    loop {
+        at = skip_space(array, at);
+        let (_, used): (IgnoredAny, usize) = next(&array[at..])?;
+        let end = at + used;
+        at = skip_space(array, end);
+        match array.get(at) {
+            Some(b',') => at += 1,
+            Some(b']') => return Some(end),
+            _ => return None,
+        }
+    }
+}
+
+fn next<T: DeserializeOwned>(bytes: &[u8]) -> Option<(T, usize)> {
+    let mut values = serde_json::Deserializer::from_slice(bytes).into_iter();
+    let value = values.next()?.ok()?;
+    Some((value, values.byte_offset()))
+}
+
+fn skip_space(bytes: &[u8], at: usize) -> usize {
+    let space = |b: &&u8| matches!(b, b' ' | b'\n' | b'\r' | b'\t');
+    let rest = bytes.get(at..).unwrap_or_default();
+    at + rest.iter().take_while(space).count()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn seen(scan: &Scan, state: StateId) -> Seen {
+        Seen {
+            bytes: scan.bytes,
+            key: scan.key,
+            tools: Key::default(),
+            state,
+        }
+    }
+
+    fn text(scan: &Scan) -> &str {
+        let (_, body) = scan.cut.as_ref().unwrap();
+        std::str::from_utf8(body).unwrap()
+    }
+
+    #[test]
+    fn known_beginnings_are_cut_off() {
+        let one = br#"{"model": "m,[]", "messages": [ {"a": "]}"} ], "n": 1}"#;
+        let first = scan(one, "messages", &[]).unwrap();
+        assert_eq!(first.cut, None);
+        let two = br#"{"n":2,"messages":[ {"a": "]}"} , 3,{"b":1}],"x":[]}"#;
+        let second = scan(two, "messages", &[seen(&first, 1)]).unwrap();
+        assert_eq!(text(&second), r#"{"n":2,"messages":[ 3,{"b":1}],"x":[]}"#);
+        let three = br#"{"messages":[ {"a": "]}"} , 3,{"b":1},4]}"#;
+        let both = [seen(&second, 2), seen(&first, 1)];
+        let third = scan(three, "messages", &both).unwrap();
+        assert_eq!(third.cut.as_ref().unwrap().0.state, 2);
+        assert_eq!(text(&third), r#"{"messages":[4]}"#);
+        // The key of the whole does not depend on what was cut.
+        assert_eq!(scan(three, "messages", &[]).unwrap().key, third.key);
+        // The same again has nothing new in it.
+        assert_eq!(scan(one, "messages", &[seen(&first, 1)]).unwrap().cut, None);
+    }
+
+    #[test]
+    fn other_bytes_are_read_whole() {
+        let first = scan(br#"{"messages":[1,2]}"#, "messages", &[]).unwrap();
+        let known = [seen(&first, 1)];
+        for body in [
+            r#"{"messages":[1,3,4]}"#,
+            r#"{"messages":[1, 2,4]}"#,
+            r#"{"messages":[1,23]}"#,
+        ] {
+            let scanned = scan(body.as_bytes(), "messages", &known).unwrap();
+            assert_eq!(scanned.cut, None, "{body}");
+        }
+        for broken in [
+            "",
+            "{",
+            "[]",
+            "{}",
+            r#"{"messages":7}"#,
+            r#"{"messages":[]}"#,
+            r#"{"messages":[1,2"#,
+            r#"{"messages":[1,2,]}"#,
+            r#"{"x":1 "messages":[1]}"#,
+            r#"{1:2}"#,
+            "\u{ff}",
+        ] {
+            assert_eq!(
+                scan(broken.as_bytes(), "messages", &known),
+                None,
+                "{broken}"
+            );
+        }
+    }
+}
