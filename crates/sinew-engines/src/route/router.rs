@@ -28,6 +28,8 @@ pub struct Router {
     loading: bool,
     next_leg: u64,
     arrivals: u64,
+    /// Not after the next time at which waiting itself changes anything.
+    wake: f64,
     commands: VecDeque<Command>,
     counters: Counters,
 }
@@ -49,6 +51,7 @@ impl Router {
             loading: false,
             next_leg: 0,
             arrivals: 0,
+            wake: f64::INFINITY,
             commands: VecDeque::new(),
             counters: Counters::default(),
         }
@@ -108,6 +111,7 @@ impl Router {
         state.blocks.push(&state.prompt, self.config.block_tokens);
         self.arrivals += 1;
         self.counters.requests += 1;
+        self.wake = self.wake.min(state.deadline);
         self.waiting.insert(state.place());
         self.requests.insert(state.id, state);
         Ok(())
@@ -230,6 +234,7 @@ impl Router {
         if blame != Blame::Moment || state.leg_tokens > 0 {
             state.deadline = now + self.config.max_wait_s;
         }
+        self.wake = self.wake.min(state.not_before).min(state.deadline);
         self.waiting.insert(state.place());
     }
 
@@ -241,6 +246,7 @@ impl Router {
             Blame::Request => return,
             Blame::Moment => {
                 state.busy_until = now + self.config.backoff_s;
+                self.wake = self.wake.min(state.busy_until);
                 return;
             }
             Blame::Engine => state.breaker.failed(now),
@@ -251,6 +257,8 @@ impl Router {
             }
         };
         state.trouble = Some(error.to_string());
+        let until = state.breaker.opens_until().unwrap_or(f64::INFINITY);
+        self.wake = self.wake.min(until);
         self.counters.breaker_opened += u64::from(opened);
         match error {
             LegError::Version { .. } => self.counters.wrong_version += 1,
@@ -358,39 +366,51 @@ impl Router {
 
     /// Deadlines and pauses that are over by `now`.
     pub fn tick(&mut self, now: f64) {
-        let late = |id: &RequestId| self.requests.get(id).is_some_and(|r| r.deadline <= now);
-        let ids = self.waiting.iter().map(|(_, _, id)| *id);
         // Who stops the engines does not want the requests to end for it.
-        let late: Vec<_> = ids
-            .filter(|id| !self.paused && !self.loading && late(id))
-            .collect();
-        for id in late {
-            let engines = self.engines.iter();
-            let reasons = engines.map(|e| {
-                let why = e.unusable(self.version, now);
-                format!("{}: {}", e.name, why.as_deref().unwrap_or("no room"))
-            });
-            let reasons = reasons.collect::<Vec<_>>().join("; ");
-            let why = format!("no engine within {} s ({reasons})", self.config.max_wait_s);
-            self.fail(id, EngineError::Stopped(why));
+        if now >= self.wake && !self.paused && !self.loading {
+            self.fail_late(now);
+            self.wake = self.earliest(now);
         }
         self.schedule(now);
     }
 
-    /// When [`Router::tick`] has something to do, if nothing else happens.
-    pub fn next_tick(&self, now: f64) -> Option<f64> {
-        if self.paused || self.loading || self.waiting.is_empty() {
-            return None;
+    fn fail_late(&mut self, now: f64) {
+        let late = |id: &RequestId| self.requests.get(id).is_some_and(|r| r.deadline <= now);
+        let ids = self.waiting.iter().map(|(_, _, id)| *id);
+        let late: Vec<_> = ids.filter(late).collect();
+        if late.is_empty() {
+            return;
         }
-        let waiting = self
-            .waiting
-            .iter()
-            .filter_map(|(_, _, id)| self.requests.get(id));
+        let engines = self.engines.iter();
+        let reasons = engines.map(|e| {
+            let why = e.unusable(self.version, now);
+            format!("{}: {}", e.name, why.as_deref().unwrap_or("no room"))
+        });
+        let reasons = reasons.collect::<Vec<_>>().join("; ");
+        for id in late {
+            let why = format!("no engine within {} s ({reasons})", self.config.max_wait_s);
+            self.fail(id, EngineError::Stopped(why));
+        }
+    }
+
+    /// The next time after `now` at which waiting itself changes anything.
+    fn earliest(&self, now: f64) -> f64 {
+        let waiting = self.waiting.iter();
+        let waiting = waiting.filter_map(|(_, _, id)| self.requests.get(id));
         let times = waiting.flat_map(|r| [r.deadline, r.not_before]);
         let engines = self.engines.iter();
         let trials = engines.flat_map(|e| [e.breaker.opens_until(), Some(e.busy_until)]);
         let times = times.chain(trials.flatten()).filter(|t| *t > now);
-        times.min_by(f64::total_cmp)
+        times.min_by(f64::total_cmp).unwrap_or(f64::INFINITY)
+    }
+
+    /// When [`Router::tick`] has something to do, if nothing else happens; never before `now`.
+    pub fn next_tick(&self, now: f64) -> Option<f64> {
+        if self.paused || self.loading || self.waiting.is_empty() {
+            return None;
+        }
+        // Longer than anyone waits, should nothing be known.
+        Some(self.wake.max(now).min(now + 3600.0))
     }
 
     /// What admission decides by, over all usable engines.
@@ -513,6 +533,7 @@ impl Router {
             }
             state.not_before = now;
             state.deadline = now + self.config.max_wait_s;
+            self.wake = self.wake.min(state.deadline);
             self.waiting.insert(state.place());
         }
     }
@@ -565,3 +586,7 @@ impl Router {
 #[cfg(test)]
 #[path = "router_tests.rs"]
 mod tests;
+
+#[cfg(test)]
+#[path = "router_histories.rs"]
+mod histories;

@@ -1,9 +1,8 @@
 use super::*;
 use proptest::prelude::*;
 use sinew_types::SamplingParams;
-use std::collections::HashSet;
 
-fn config() -> RouterConfig {
+pub(super) fn config() -> RouterConfig {
     RouterConfig {
         max_waiting: 8,
         max_running: 3,
@@ -23,11 +22,11 @@ fn router(engines: usize) -> Router {
     router
 }
 
-fn good(version: u64) -> Probe {
+pub(super) fn good(version: u64) -> Probe {
     Probe::new(ServedWeights::Version(PolicyVersion(version)))
 }
 
-fn request(id: u64, prompt: Vec<u32>) -> GenerateRequest {
+pub(super) fn request(id: u64, prompt: Vec<u32>) -> GenerateRequest {
     GenerateRequest {
         id: RequestId(id),
         prompt,
@@ -41,7 +40,7 @@ fn request(id: u64, prompt: Vec<u32>) -> GenerateRequest {
     }
 }
 
-fn token(id: u32) -> LegToken {
+pub(super) fn token(id: u32) -> LegToken {
     LegToken {
         id,
         logprob: -1.0,
@@ -49,7 +48,7 @@ fn token(id: u32) -> LegToken {
     }
 }
 
-fn drain(router: &mut Router) -> Vec<Command> {
+pub(super) fn drain(router: &mut Router) -> Vec<Command> {
     std::iter::from_fn(|| router.command()).collect()
 }
 
@@ -69,14 +68,14 @@ fn submit(router: &mut Router, now: f64, request: GenerateRequest) {
     router.tick(now);
 }
 
-fn end(reason: FinishReason) -> Result<LegEnd, LegError> {
+pub(super) fn end(reason: FinishReason) -> Result<LegEnd, LegError> {
     Ok(LegEnd {
         reason,
         cached_prompt_tokens: 4,
     })
 }
 
-fn cut() -> Result<LegEnd, LegError> {
+pub(super) fn cut() -> Result<LegEnd, LegError> {
     Err(LegError::Cut("test".to_owned()))
 }
 
@@ -284,272 +283,7 @@ fn partial_output_is_kept_or_failed_as_configured() {
     }
 }
 
-/// One thing that happens, chosen by numbers.
-#[derive(Clone, Debug)]
-enum Step {
-    Submit {
-        prompt: u32,
-        len: usize,
-        priority: i32,
-    },
-    Abort(usize),
-    Tokens {
-        leg: usize,
-        stop: bool,
-    },
-    End {
-        leg: usize,
-        how: u8,
-    },
-    Probe {
-        engine: usize,
-        how: u8,
-    },
-    Pause(bool),
-    Load {
-        ok: u8,
-    },
-    Wait(f64),
-}
-
-fn step() -> impl Strategy<Value = Step> {
-    prop_oneof![
-        4 => (0..3u32, 1..14usize, 0..3i32)
-            .prop_map(|(prompt, len, priority)| Step::Submit { prompt, len, priority }),
-        1 => (0..20usize).prop_map(Step::Abort),
-        4 => (0..9usize, prop::bool::weighted(0.2))
-            .prop_map(|(leg, stop)| Step::Tokens { leg, stop }),
-        4 => (0..9usize, 0..8u8).prop_map(|(leg, how)| Step::End { leg, how }),
-        3 => (0..3usize, 0..6u8).prop_map(|(engine, how)| Step::Probe { engine, how }),
-        1 => any::<bool>().prop_map(Step::Pause),
-        1 => (0..8u8).prop_map(|ok| Step::Load { ok }),
-        3 => (0.0..20.0f64).prop_map(Step::Wait),
-    ]
-}
-
-/// What must hold, told by an independent observer.
-struct Observer {
-    /// By the last look, without trust lost since: the version that each engine has.
-    verified: Vec<Option<u64>>,
-    version: u64,
-    stopped: bool,
-    open: HashMap<LegId, (usize, RequestId)>,
-    sampled: HashMap<RequestId, Vec<u32>>,
-    accepted: HashSet<RequestId>,
-    ended: HashSet<RequestId>,
-}
-
-impl Observer {
-    fn see(&mut self, command: Command, prompts: &HashMap<RequestId, Vec<u32>>) {
-        match command {
-            Command::Start { engine, leg } => {
-                assert!(!self.stopped, "started while stopped");
-                assert_eq!(self.verified[engine], Some(self.version), "engine {engine}");
-                assert_eq!(leg.version, PolicyVersion(self.version));
-                let request = *prompts
-                    .iter()
-                    .find(|(id, p)| {
-                        let sampled = &self.sampled[*id];
-                        leg.prompt.len() == p.len() + sampled.len()
-                            && leg.prompt.starts_with(p)
-                            && leg.prompt.ends_with(sampled)
-                            && !self.ended.contains(*id)
-                            && !self.open.values().any(|(_, r)| r == *id)
-                    })
-                    .expect("a leg continues a request that has no other leg")
-                    .0;
-                self.open.insert(leg.id, (engine, request));
-                let on = self.open.values().filter(|(e, _)| *e == engine).count();
-                assert!(on <= 3, "{on} legs on engine {engine}");
-            }
-            Command::Cancel { leg, .. } => {
-                self.open.remove(&leg).expect("only running legs are ended");
-            }
-            Command::Tell(EngineEvent::Tokens { request, tokens }) => {
-                assert!(!self.ended.contains(&request), "tokens after the end");
-                let ids = tokens.iter().map(|t| t.id);
-                self.sampled.get_mut(&request).unwrap().extend(ids);
-            }
-            Command::Tell(
-                EngineEvent::Finished { request, .. } | EngineEvent::Failed { request, .. },
-            ) => {
-                assert!(self.accepted.contains(&request));
-                assert!(self.ended.insert(request), "{request:?} ended twice");
-            }
-        }
-    }
-}
-
-fn failure(how: u8) -> LegError {
-    match how {
-        0 => LegError::Cut("x".to_owned()),
-        1 => LegError::Busy {
-            status: 503,
-            body: String::new(),
-        },
-        2 => LegError::Protocol("x".to_owned()),
-        3 => LegError::Version {
-            expected: PolicyVersion(0),
-            found: "x".to_owned(),
-        },
-        4 => LegError::Refused(EngineError::Failed("x".to_owned())),
-        _ => LegError::Status {
-            status: 500,
-            body: String::new(),
-        },
-    }
-}
-
-fn play(steps: Vec<Step>) {
-    let mut r = Router::new(
-        config(),
-        (0..3).map(|i| i.to_string()).collect(),
-        PolicyVersion(0),
-    );
-    let mut seen = Observer {
-        verified: vec![None; 3],
-        version: 0,
-        stopped: false,
-        open: HashMap::new(),
-        sampled: HashMap::new(),
-        accepted: HashSet::new(),
-        ended: HashSet::new(),
-    };
-    let mut prompts = HashMap::new();
-    let (mut now, mut next) = (0.0, 0u64);
-    let pick = |open: &HashMap<LegId, (usize, RequestId)>, n: usize| {
-        let mut legs: Vec<LegId> = open.keys().copied().collect();
-        legs.sort_unstable();
-        legs.get(n % legs.len().max(1)).copied()
-    };
-    for step in steps {
-        match step {
-            Step::Submit {
-                prompt,
-                len,
-                priority,
-            } => {
-                let id = RequestId(next);
-                next += 1;
-                // Two tokens of its own make each prompt unlike all others.
-                let mut tokens = vec![prompt; len];
-                tokens.extend([1000 + id.0 as u32, 2000]);
-                let mut new = request(id.0, tokens.clone());
-                new.priority = priority;
-                if r.submit(now, new).is_ok() {
-                    prompts.insert(id, tokens);
-                    seen.accepted.insert(id);
-                    seen.sampled.insert(id, Vec::new());
-                }
-                r.tick(now);
-            }
-            Step::Abort(n) => r.abort(RequestId(n as u64)),
-            Step::Tokens { leg, stop } => {
-                if let Some(leg) = pick(&seen.open, leg) {
-                    let request = seen.open[&leg].1;
-                    let sampled = &seen.sampled[&request];
-                    if sampled.len() < 10 && sampled.last() != Some(&99) {
-                        r.tokens(leg, vec![token(if stop { 99 } else { 7 })], None);
-                    }
-                }
-            }
-            Step::End { leg, how } => {
-                if let Some(leg) = pick(&seen.open, leg) {
-                    let (engine, _) = seen.open.remove(&leg).unwrap();
-                    if how == 2 || how == 3 {
-                        seen.verified[engine] = None;
-                    }
-                    let result = if how >= 6 {
-                        end(FinishReason::Length)
-                    } else {
-                        Err(failure(how))
-                    };
-                    r.leg_ended(now, leg, result, 0.3);
-                }
-            }
-            Step::Probe { engine, how } => {
-                let version = seen.version + u64::from(how == 0);
-                let mut probe = good(version);
-                probe.sleeping = how == 1;
-                seen.verified[engine] = (how > 2 || how == 0).then_some(version);
-                let result = if how == 2 { Err(failure(0)) } else { Ok(probe) };
-                r.probed(now, engine, result);
-            }
-            Step::Pause(paused) => {
-                seen.stopped = paused;
-                r.pause(now, paused);
-            }
-            Step::Load { ok } => {
-                let stopped = std::mem::replace(&mut seen.stopped, true);
-                r.load_begins(now);
-                drain(&mut r)
-                    .into_iter()
-                    .for_each(|c| seen.see(c, &prompts));
-                now += 1.0;
-                let version = seen.version + 1;
-                let results: Vec<_> = (0..3usize)
-                    .map(|i| {
-                        (
-                            i,
-                            if ok >> i & 1 == 1 {
-                                Ok(())
-                            } else {
-                                Err(failure(0))
-                            },
-                        )
-                    })
-                    .collect();
-                for (i, result) in &results {
-                    seen.verified[*i] = result.is_ok().then_some(version);
-                }
-                if ok > 0 {
-                    seen.version = version;
-                }
-                seen.stopped = stopped;
-                assert_eq!(r.loaded(now, PolicyVersion(version), &results), ok > 0);
-            }
-            Step::Wait(s) => {
-                now += s;
-                r.tick(now);
-            }
-        }
-        drain(&mut r)
-            .into_iter()
-            .for_each(|c| seen.see(c, &prompts));
-    }
-    // Nobody answers any more: every request still ends.
-    seen.stopped = false;
-    r.pause(now, false);
-    for _ in 0..200 {
-        drain(&mut r)
-            .into_iter()
-            .for_each(|c| seen.see(c, &prompts));
-        let legs: Vec<LegId> = seen.open.keys().copied().collect();
-        for leg in legs {
-            seen.open.remove(&leg);
-            r.leg_ended(now, leg, cut(), 0.3);
-            drain(&mut r)
-                .into_iter()
-                .for_each(|c| seen.see(c, &prompts));
-        }
-        now = r.next_tick(now).unwrap_or(now + 60.0);
-        r.tick(now);
-    }
-    drain(&mut r)
-        .into_iter()
-        .for_each(|c| seen.see(c, &prompts));
-    assert_eq!(seen.ended, seen.accepted, "each request ends exactly once");
-    assert!(r.requests.is_empty() && r.legs.is_empty() && r.waiting.is_empty());
-}
-
 proptest! {
-    #[test]
-    fn every_request_ends_once_and_only_verified_engines_serve(
-        steps in prop::collection::vec(step(), 1..120),
-    ) {
-        play(steps);
-    }
-
     #[test]
     fn healthy_affinity_is_kept(
         prompts in prop::collection::vec((0..5u32, 5..30usize), 1..20),

@@ -1,0 +1,296 @@
+//! Random histories against an independent observer.
+
+use super::tests::{config, cut, drain, end, good, request, token};
+use super::*;
+use proptest::prelude::*;
+use std::collections::HashSet;
+
+/// One thing that happens, chosen by numbers.
+#[derive(Clone, Debug)]
+enum Step {
+    Submit {
+        prompt: u32,
+        len: usize,
+        priority: i32,
+    },
+    Abort(usize),
+    Tokens {
+        leg: usize,
+        stop: bool,
+    },
+    End {
+        leg: usize,
+        how: u8,
+    },
+    Probe {
+        engine: usize,
+        how: u8,
+    },
+    Pause(bool),
+    Load {
+        ok: u8,
+    },
+    Wait(f64),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        4 => (0..3u32, 1..14usize, 0..3i32)
+            .prop_map(|(prompt, len, priority)| Step::Submit { prompt, len, priority }),
+        1 => (0..20usize).prop_map(Step::Abort),
+        4 => (0..9usize, prop::bool::weighted(0.2))
+            .prop_map(|(leg, stop)| Step::Tokens { leg, stop }),
+        4 => (0..9usize, 0..8u8).prop_map(|(leg, how)| Step::End { leg, how }),
+        3 => (0..3usize, 0..6u8).prop_map(|(engine, how)| Step::Probe { engine, how }),
+        1 => any::<bool>().prop_map(Step::Pause),
+        1 => (0..8u8).prop_map(|ok| Step::Load { ok }),
+        3 => (0.0..20.0f64).prop_map(Step::Wait),
+    ]
+}
+
+/// What must hold, told by an independent observer.
+struct Observer {
+    /// By the last look, without trust lost since: the version that each engine has.
+    verified: Vec<Option<u64>>,
+    version: u64,
+    stopped: bool,
+    open: HashMap<LegId, (usize, RequestId)>,
+    sampled: HashMap<RequestId, Vec<u32>>,
+    accepted: HashSet<RequestId>,
+    ended: HashSet<RequestId>,
+}
+
+impl Observer {
+    fn see(&mut self, command: Command, prompts: &HashMap<RequestId, Vec<u32>>) {
+        match command {
+            Command::Start { engine, leg } => {
+                assert!(!self.stopped, "started while stopped");
+                assert_eq!(self.verified[engine], Some(self.version), "engine {engine}");
+                assert_eq!(leg.version, PolicyVersion(self.version));
+                let request = *prompts
+                    .iter()
+                    .find(|(id, p)| {
+                        let sampled = &self.sampled[*id];
+                        leg.prompt.len() == p.len() + sampled.len()
+                            && leg.prompt.starts_with(p)
+                            && leg.prompt.ends_with(sampled)
+                            && !self.ended.contains(*id)
+                            && !self.open.values().any(|(_, r)| r == *id)
+                    })
+                    .expect("a leg continues a request that has no other leg")
+                    .0;
+                self.open.insert(leg.id, (engine, request));
+                let on = self.open.values().filter(|(e, _)| *e == engine).count();
+                assert!(on <= 3, "{on} legs on engine {engine}");
+            }
+            Command::Cancel { leg, .. } => {
+                self.open.remove(&leg).expect("only running legs are ended");
+            }
+            Command::Tell(EngineEvent::Tokens { request, tokens }) => {
+                assert!(!self.ended.contains(&request), "tokens after the end");
+                let ids = tokens.iter().map(|t| t.id);
+                self.sampled.get_mut(&request).unwrap().extend(ids);
+            }
+            Command::Tell(
+                EngineEvent::Finished { request, .. } | EngineEvent::Failed { request, .. },
+            ) => {
+                assert!(self.accepted.contains(&request));
+                assert!(self.ended.insert(request), "{request:?} ended twice");
+            }
+        }
+    }
+}
+
+fn failure(how: u8) -> LegError {
+    match how {
+        0 => LegError::Cut("x".to_owned()),
+        1 => LegError::Busy {
+            status: 503,
+            body: String::new(),
+        },
+        2 => LegError::Protocol("x".to_owned()),
+        3 => LegError::Version {
+            expected: PolicyVersion(0),
+            found: "x".to_owned(),
+        },
+        4 => LegError::Refused(EngineError::Failed("x".to_owned())),
+        _ => LegError::Status {
+            status: 500,
+            body: String::new(),
+        },
+    }
+}
+
+/// A router, what it is observed to do, and the time.
+struct History {
+    router: Router,
+    seen: Observer,
+    prompts: HashMap<RequestId, Vec<u32>>,
+    now: f64,
+}
+
+impl History {
+    fn new() -> Self {
+        let names = (0..3).map(|i| i.to_string()).collect();
+        Self {
+            router: Router::new(config(), names, PolicyVersion(0)),
+            seen: Observer {
+                verified: vec![None; 3],
+                version: 0,
+                stopped: false,
+                open: HashMap::new(),
+                sampled: HashMap::new(),
+                accepted: HashSet::new(),
+                ended: HashSet::new(),
+            },
+            prompts: HashMap::new(),
+            now: 0.0,
+        }
+    }
+
+    fn observe(&mut self) {
+        for command in drain(&mut self.router) {
+            self.seen.see(command, &self.prompts);
+        }
+    }
+
+    /// One of the legs that run.
+    fn leg(&self, n: usize) -> Option<LegId> {
+        let mut legs: Vec<LegId> = self.seen.open.keys().copied().collect();
+        legs.sort_unstable();
+        legs.get(n % legs.len().max(1)).copied()
+    }
+
+    fn submit(&mut self, id: u64, prompt: u32, len: usize, priority: i32) {
+        // Two tokens of its own make each prompt unlike all others.
+        let mut tokens = vec![prompt; len];
+        tokens.extend([1000 + id as u32, 2000]);
+        let mut new = request(id, tokens.clone());
+        new.priority = priority;
+        let id = new.id;
+        if self.router.submit(self.now, new).is_ok() {
+            self.prompts.insert(id, tokens);
+            self.seen.accepted.insert(id);
+            self.seen.sampled.insert(id, Vec::new());
+        }
+        self.router.tick(self.now);
+    }
+
+    fn tokens(&mut self, leg: LegId, stop: bool) {
+        let request = self.seen.open[&leg].1;
+        let sampled = &self.seen.sampled[&request];
+        if sampled.len() < 10 && sampled.last() != Some(&99) {
+            let id = if stop { 99 } else { 7 };
+            self.router.tokens(leg, vec![token(id)], None);
+        }
+    }
+
+    fn end(&mut self, leg: LegId, how: u8) {
+        let (engine, _) = self.seen.open.remove(&leg).unwrap();
+        if how == 2 || how == 3 {
+            self.seen.verified[engine] = None;
+        }
+        let result = match how {
+            6.. => end(FinishReason::Length),
+            _ => Err(failure(how)),
+        };
+        self.router.leg_ended(self.now, leg, result, 0.3);
+    }
+
+    fn probe(&mut self, engine: usize, how: u8) {
+        let version = self.seen.version + u64::from(how == 0);
+        let mut probe = good(version);
+        probe.sleeping = how == 1;
+        self.seen.verified[engine] = (how > 2 || how == 0).then_some(version);
+        let result = if how == 2 { Err(failure(0)) } else { Ok(probe) };
+        self.router.probed(self.now, engine, result);
+    }
+
+    /// New weights, which the engines of the set bits load.
+    fn load(&mut self, ok: u8) {
+        let stopped = std::mem::replace(&mut self.seen.stopped, true);
+        self.router.load_begins(self.now);
+        self.observe();
+        self.now += 1.0;
+        let version = self.seen.version + 1;
+        let loaded = |i: usize| (ok >> i) & 1 == 1;
+        let result = |i| (i, loaded(i).then_some(()).ok_or_else(|| failure(0)));
+        let results: Vec<_> = (0..3).map(result).collect();
+        for i in 0..3 {
+            self.seen.verified[i] = loaded(i).then_some(version);
+        }
+        self.seen.version += u64::from(ok > 0);
+        self.seen.stopped = stopped;
+        let changed = self
+            .router
+            .loaded(self.now, PolicyVersion(version), &results);
+        assert_eq!(changed, ok > 0);
+    }
+
+    fn step(&mut self, number: usize, step: &Step) {
+        match *step {
+            Step::Submit {
+                prompt,
+                len,
+                priority,
+            } => self.submit(number as u64, prompt, len, priority),
+            Step::Abort(n) => self.router.abort(RequestId(n as u64)),
+            Step::Tokens { leg, stop } => {
+                if let Some(leg) = self.leg(leg) {
+                    self.tokens(leg, stop);
+                }
+            }
+            Step::End { leg, how } => {
+                if let Some(leg) = self.leg(leg) {
+                    self.end(leg, how);
+                }
+            }
+            Step::Probe { engine, how } => self.probe(engine, how),
+            Step::Pause(paused) => {
+                self.seen.stopped = paused;
+                self.router.pause(self.now, paused);
+            }
+            Step::Load { ok } => self.load(ok),
+            Step::Wait(s) => {
+                self.now += s;
+                self.router.tick(self.now);
+            }
+        }
+        self.observe();
+    }
+
+    /// Nobody answers any more: every request still ends.
+    fn finish(&mut self) {
+        self.seen.stopped = false;
+        self.router.pause(self.now, false);
+        for _ in 0..200 {
+            self.observe();
+            let legs: Vec<LegId> = self.seen.open.keys().copied().collect();
+            for leg in legs {
+                self.seen.open.remove(&leg);
+                self.router.leg_ended(self.now, leg, cut(), 0.3);
+                self.observe();
+            }
+            self.now = self.router.next_tick(self.now).unwrap_or(self.now + 60.0);
+            self.router.tick(self.now);
+        }
+        self.observe();
+        let seen = &self.seen;
+        assert_eq!(seen.ended, seen.accepted, "each request ends exactly once");
+        let r = &self.router;
+        assert!(r.requests.is_empty() && r.legs.is_empty() && r.waiting.is_empty());
+    }
+}
+
+proptest! {
+    #[test]
+    fn every_request_ends_once_and_only_verified_engines_serve(
+        steps in prop::collection::vec(step(), 1..120),
+    ) {
+        let mut history = History::new();
+        for (number, step) in steps.iter().enumerate() {
+            history.step(number, step);
+        }
+        history.finish();
+    }
+}
