@@ -13,6 +13,7 @@ mod learner;
 mod ledger;
 mod math;
 mod output;
+mod outside;
 mod parallel;
 mod recipe;
 mod record;

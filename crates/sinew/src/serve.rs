@@ -36,7 +36,8 @@ const WORDS: [&str; 8] = ["yes", "no", "the", "answer", "is", "maybe", "forty", 
 
 #[derive(Debug, Args)]
 pub(crate) struct ServeArgs {
-    /// What generates: `fake` (no model), `embedded` (in this process), or the URL of a server
+    /// What generates: `fake` (no model), `embedded` (in this process), or URLs of servers, separated by commas;
+    /// `vllm+`, `sglang+` or `openai+` may stand before one, otherwise it is asked what it is
     #[arg(
         long,
         required = false,
@@ -197,12 +198,7 @@ fn gateway(args: &ServeArgs) -> Result<Gateway, Failure> {
     let (engine, renderer, context) = match args.engine.as_str() {
         "fake" => fake(args)?,
         "embedded" => embedded(args)?,
-        url if url.contains("://") => {
-            return Err(Failure::input(format!(
-                "--engine {url}: this build has no client for outside engines\n  \
-                 hint: --engine embedded --model MODEL, or --engine fake"
-            )));
-        }
+        url if url.contains("://") => outside(args, url)?,
         other => {
             return Err(Failure::input(format!(
                 "--engine {other:?}: expected fake, embedded or a URL"
@@ -307,6 +303,19 @@ fn babble(renderer: &dyn Renderer, count: usize) -> Result<Script, Failure> {
         ids.extend(stop);
         Some(ids)
     }))
+}
+
+/// Servers outside of this process, with the tokenizer and template of `--model`.
+fn outside(args: &ServeArgs, urls: &str) -> Result<Model, Failure> {
+    let files = files(args)?.ok_or_else(|| {
+        Failure::input(
+            "--engine URL: it needs --model, for the tokenizer and the template\n  \
+             hint: the model that the server has",
+        )
+    })?;
+    let renderer: Arc<dyn Renderer> = Arc::new(wire::chat_renderer(&files)?);
+    let engine = crate::outside::serve_engine(urls, &renderer, args.context)?;
+    Ok((engine, renderer, args.context))
 }
 
 fn embedded(args: &ServeArgs) -> Result<Model, Failure> {

@@ -317,6 +317,15 @@ fn engines(
     learner: &Learner,
 ) -> Result<(Arc<dyn Engine>, Option<Arc<CrossPolicy>>), Failure> {
     let weights = learner.weights()?;
+    if recipe.engine.kind != "embedded" {
+        let base = match model_files(recipe)? {
+            Some(ModelFiles::Dir(dir)) => Some(dir),
+            _ => None,
+        };
+        let version = learner.version();
+        let engine = crate::outside::training_engine(recipe, renderer, base, version, weights)?;
+        return Ok((engine, None));
+    }
     let one = || engine(recipe, device, &weights, renderer, learner);
     let current: Arc<dyn Engine> = Arc::new(one()?);
     let Some(section) = recipe.rollout.cross_policy else {

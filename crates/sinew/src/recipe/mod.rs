@@ -255,6 +255,22 @@ algorithm = { type = "grpo" }
                 "[engine]\nspeculation = 1000\n",
                 ["engine.speculation = 1000", "0 to 256"],
             ),
+            (
+                "[engine]\ntype = \"openai\"\nurl = \"http://a\"\n",
+                ["engine.type = \"openai\"", "evaluation only"],
+            ),
+            (
+                "[engine]\ntype = \"vllm\"\n",
+                ["engine.url = []", "addresses"],
+            ),
+            (
+                "[engine]\ntype = \"vllm\"\nurl = \"http://a\"\n",
+                ["engine.weights_dir", "weights to be pushed"],
+            ),
+            (
+                "[engine]\nurl = [\"http://a\"]\n",
+                ["engine.url", "none with embedded"],
+            ),
         ] {
             let e = parse(extra).unwrap_err();
             for needle in needles {

@@ -3,6 +3,8 @@
 use super::{DataSection, EnvSection, ModelSection, Recipe};
 use crate::harness::HarnessSection;
 use sinew_algo::Advantage;
+use sinew_engines::EngineKind;
+use sinew_types::Fidelity;
 use std::fmt::Display;
 use std::ops::RangeInclusive;
 
@@ -88,7 +90,14 @@ fn choices(recipe: &Recipe, rules: &mut Rules) {
         ""
     };
     rules.choice("sandbox.level", &recipe.sandbox.level, &["process"], null);
-    rules.choice("engine.type", &recipe.engine.kind, &["embedded"], "");
+    let kinds = ["embedded", "vllm", "sglang"];
+    let openai = match EngineKind::Openai.fidelity() {
+        Fidelity::Evaluation { why } if recipe.engine.kind == "openai" => {
+            format!("; openai is for evaluation only: {why}")
+        }
+        _ => String::new(),
+    };
+    rules.choice("engine.type", &recipe.engine.kind, &kinds, &openai);
     rules.choice(
         "engine.weights",
         &recipe.engine.weights,
@@ -268,6 +277,54 @@ fn engine(recipe: &Recipe, rules: &mut Rules) {
         e.pass_tokens >= e.max_running,
     );
     rules.range("engine.speculation", e.speculation, 0..=256);
+    outside(recipe, rules);
+}
+
+/// Settings of engines outside of this process, and those that they do not have.
+fn outside(recipe: &Recipe, rules: &mut Rules) {
+    let e = &recipe.engine;
+    let outside = e.kind != "embedded";
+    rules.allowed(
+        "engine.url",
+        format!("{:?}", e.url),
+        "addresses with type vllm or sglang, none with embedded",
+        outside == !e.url.is_empty(),
+    );
+    rules.allowed(
+        "engine.weights_dir",
+        format!("{:?}", e.weights_dir),
+        "a folder that the servers see too with type vllm or sglang, since training needs new weights to be pushed; \
+         nothing with embedded",
+        outside == e.weights_dir.is_some(),
+    );
+    let api = e.api.as_deref();
+    let known = matches!(api, None | Some("completions" | "generate"));
+    rules.allowed(
+        "engine.api",
+        format!("{api:?}"),
+        "completions or generate, with type vllm",
+        known && (api.is_none() || e.kind == "vllm"),
+    );
+    rules.allowed(
+        "engine.original_logprobs",
+        e.original_logprobs,
+        "true with type sglang only",
+        !e.original_logprobs || e.kind == "sglang",
+    );
+    rules.allowed(
+        "rollout.temperature",
+        recipe.rollout.temperature,
+        "1 with type sglang, whose log-probs are taken after the temperature, unless it runs with \
+         SGLANG_RETURN_ORIGINAL_LOGPROB=1 and `original_logprobs = true`",
+        e.kind != "sglang" || e.original_logprobs || recipe.rollout.temperature == 1.0,
+    );
+    let own = e.weights == "f32" && e.speculation == 0 && recipe.rollout.cross_policy.is_none();
+    rules.allowed(
+        "engine.type",
+        format!("{:?}", e.kind),
+        "embedded, with engine.weights, engine.speculation or rollout.cross_policy set",
+        own || !outside,
+    );
 }
 
 fn harness(recipe: &Recipe, rules: &mut Rules) {

@@ -291,13 +291,38 @@ impl Default for EvalSection {
     }
 }
 
+fn one_or_several<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<String>, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged, expecting = "an address, or a list of addresses")]
+    enum Either {
+        One(String),
+        Several(Vec<String>),
+    }
+    Ok(match Either::deserialize(deserializer)? {
+        Either::One(url) => vec![url],
+        Either::Several(urls) => urls,
+    })
+}
+
 /// What generates tokens.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct EngineSection {
-    /// `embedded`.
+    /// `embedded`, `vllm` or `sglang`.
     #[serde(rename = "type")]
     pub(crate) kind: String,
+    /// Address of the server, or several of them.
+    #[serde(deserialize_with = "one_or_several", skip_serializing_if = "Vec::is_empty")]
+    pub(crate) url: Vec<String>,
+    /// Folder in which servers find new weights; they and this process see it under this path.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) weights_dir: Option<String>,
+    /// Endpoint of vLLM: `completions` or `generate`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) api: Option<String>,
+    /// SGLang runs with `SGLANG_RETURN_ORIGINAL_LOGPROB=1`.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) original_logprobs: bool,
     /// Tokens of key-value room.
     pub(crate) kv_tokens: usize,
     /// Most sequences in one decoding pass.
@@ -315,6 +340,10 @@ impl Default for EngineSection {
     fn default() -> Self {
         Self {
             kind: "embedded".into(),
+            url: Vec::new(),
+            weights_dir: None,
+            api: None,
+            original_logprobs: false,
             kv_tokens: 32768,
             max_running: 128,
             pass_tokens: 512,

@@ -1,0 +1,120 @@
+//! Engines outside of this process: addresses of the command line and of recipes.
+
+use crate::failure::Failure;
+use crate::recipe::Recipe;
+use sinew_engines::{
+    ConnectOptions, EngineKind, FolderDtype, RemoteConfig, RemoteEngine, ServerConfig,
+    SglangOptions, TextCodec, VllmApi, VllmOptions, WeightsFolder, connect, split_url,
+};
+use sinew_render::Renderer;
+use sinew_types::{Engine, PolicyVersion, TensorSource, TokenId};
+use std::hash::{BuildHasher, RandomState};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Servers may be loading their model when we start.
+const READY_WITHIN: Duration = Duration::from_secs(120);
+
+/// For servers that know text only.
+struct Codec(Arc<dyn Renderer>);
+
+impl TextCodec for Codec {
+    fn decode(&self, ids: &[TokenId]) -> String {
+        let bytes = ids.iter().filter_map(|id| self.0.token_bytes(*id));
+        let bytes: Vec<u8> = bytes.flat_map(|b| b.to_vec()).collect();
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
+
+    fn encode(&self, text: &str) -> Vec<TokenId> {
+        // A text that cannot be encoded scores as an empty answer.
+        self.0.encode_text(text).unwrap_or_default()
+    }
+}
+
+fn random() -> u64 {
+    RandomState::new().hash_one(0)
+}
+
+fn config(version: PolicyVersion) -> RemoteConfig {
+    let jitter = || (random() >> 11) as f64 / (1u64 << 53) as f64;
+    let mut config = RemoteConfig::new(Box::new(jitter));
+    config.version = version;
+    config
+}
+
+/// The engine of `sinew serve --engine URL[,URL...]`; an address may begin with `vllm+`,
+/// `sglang+` or `openai+`, otherwise the server is asked what it is.
+pub(crate) fn serve_engine(
+    urls: &str,
+    renderer: &Arc<dyn Renderer>,
+    context: usize,
+) -> Result<Arc<dyn Engine>, Failure> {
+    let failed = |url: &str, e: &dyn std::fmt::Display| Failure::input(format!("--engine {url}: {e}"));
+    let mut backends = Vec::new();
+    for url in urls.split(',').map(str::trim) {
+        let (kind, address) = split_url(url).map_err(|e| failed(url, &e))?;
+        let server = ServerConfig {
+            context: Some(context),
+            vocab: Some(renderer.vocab_size()),
+            api_key: std::env::var("SINEW_ENGINE_KEY").ok(),
+            ..ServerConfig::new(address)
+        };
+        let options = ConnectOptions {
+            kind,
+            codec: Some(Arc::new(Codec(Arc::clone(renderer)))),
+            session: random(),
+            ..ConnectOptions::default()
+        };
+        backends.push(connect(server, &options).map_err(|e| failed(url, &e))?);
+    }
+    let engine = RemoteEngine::new(backends, None, config(PolicyVersion::default()));
+    let engine = engine.map_err(|e| failed(urls, &e))?;
+    engine.wait_ready(READY_WITHIN).map_err(|e| failed(urls, &e))?;
+    Ok(Arc::new(engine))
+}
+
+/// The engine of a recipe that trains with servers. They are given the trainer's weights
+/// before the first token, whatever they were started with. `base` is a folder with the
+/// model's configuration and tokenizer.
+pub(crate) fn training_engine(
+    recipe: &Recipe,
+    renderer: &dyn Renderer,
+    base: Option<PathBuf>,
+    version: PolicyVersion,
+    weights: Arc<dyn TensorSource>,
+) -> Result<Arc<dyn Engine>, Failure> {
+    let section = &recipe.engine;
+    let failed = |e: &dyn std::fmt::Display| Failure::system(format!("engine: {e}"));
+    let kind: EngineKind = section.kind.parse().map_err(|e| failed(&e))?;
+    let mut backends = Vec::new();
+    for url in &section.url {
+        let server = ServerConfig {
+            vocab: Some(renderer.vocab_size()),
+            api_key: std::env::var("SINEW_ENGINE_KEY").ok(),
+            ..ServerConfig::new(url)
+        };
+        let options = ConnectOptions {
+            kind: Some(kind),
+            vllm: VllmOptions {
+                api: match section.api.as_deref() {
+                    Some("generate") => VllmApi::Generate,
+                    _ => VllmApi::Completions,
+                },
+                ..VllmOptions::default()
+            },
+            sglang: SglangOptions {
+                original_logprobs: section.original_logprobs,
+                ..SglangOptions::default()
+            },
+            codec: None,
+            session: random(),
+        };
+        backends.push(connect(server, &options).map_err(|e| failed(&e))?);
+    }
+    let folder = section.weights_dir.as_ref();
+    let folder = folder.map(|dir| WeightsFolder::new(dir, base, FolderDtype::F32));
+    let engine = RemoteEngine::new(backends, folder, config(version)).map_err(|e| failed(&e))?;
+    engine.load_weights(version, weights).map_err(|e| failed(&e))?;
+    Ok(Arc::new(engine))
+}
