@@ -1,14 +1,18 @@
 """Sampled tokens a second of llama.cpp. Arguments: dtype, batch.
 
-The model is a GGUF of the same shape with random weights, made once in the temporary folder.
+The model is a GGUF of the same shape with random weights, made once in the temporary folder. The library is
+the prebuilt one with kernels for each CPU: PEER_LLAMA_DIR is `bins/linux-x64` of the npm package
+@node-llama-cpp/linux-x64, unpacked.
 """
+import ctypes
+import glob
 import os
 import sys
 import tempfile
 import time
 
-import llama_cpp
 import numpy as np
+from llama_cpp_py_sync import _cffi_bindings as llama
 from common import SHAPE, THREADS, report
 
 PROMPT, STEPS, WARM = 64, 24, 3
@@ -70,16 +74,29 @@ if not os.path.exists(path):
     make_model(path + ".part")
     os.rename(path + ".part", path)
 
-llama_cpp.llama_backend_init()
-params = llama_cpp.llama_model_default_params()
-model = llama_cpp.llama_model_load_from_file(path.encode(), params)
-settings = llama_cpp.llama_context_default_params()
+folder = os.environ.get("PEER_LLAMA_DIR", "")
+found = glob.glob(os.path.join(folder, "libllama.v*.so"))
+if not folder or not found:
+    sys.exit("set PEER_LLAMA_DIR to bins/linux-x64 of the npm package @node-llama-cpp/linux-x64")
+release = os.path.basename(found[0])[len("libllama.") : -len(".so")]
+ctypes.CDLL(os.path.join(folder, "libggml-base.so"), mode=ctypes.RTLD_GLOBAL)
+ggml = ctypes.CDLL(os.path.join(folder, f"libggml.{release}.so"), mode=ctypes.RTLD_GLOBAL)
+ggml.ggml_backend_load_all_from_path.argtypes = [ctypes.c_char_p]
+ggml.ggml_backend_load_all_from_path(folder.encode())
+ffi = llama.get_ffi()
+lib = ffi.dlopen(found[0])
+lib.llama_backend_init()
+model = lib.llama_model_load_from_file(path.encode(), lib.llama_model_default_params())
+settings = lib.llama_context_default_params()
+# The header of the binding is of another release than the library: known defaults show that they agree.
+if (settings.n_ctx, settings.n_batch, settings.n_ubatch, settings.n_seq_max) != (512, 2048, 512, 1):
+    sys.exit(f"llama-cpp-py-sync does not fit llama.cpp {release}")
 settings.n_ctx = batch * (PROMPT + STEPS + WARM + 8)
 settings.n_seq_max = batch
 settings.n_batch = settings.n_ubatch = max(512, batch)
 settings.n_threads = settings.n_threads_batch = THREADS
-context = llama_cpp.llama_init_from_model(model, settings)
-room = llama_cpp.llama_batch_init(max(512, batch), 0, 1)
+context = lib.llama_init_from_model(model, settings)
+room = lib.llama_batch_init(max(512, batch), 0, 1)
 
 
 def decode(rows, logits):
@@ -88,7 +105,7 @@ def decode(rows, logits):
         room.token[i], room.pos[i], room.n_seq_id[i] = token, position, 1
         room.seq_id[i][0] = sequence
         room.logits[i] = logits
-    if llama_cpp.llama_decode(context, room) != 0:
+    if lib.llama_decode(context, room) != 0:
         raise RuntimeError("llama_decode failed")
 
 
@@ -98,9 +115,9 @@ values = []
 for step in range(WARM + STEPS):
     begin = time.perf_counter()
     decode([((step * 31 + s) % SHAPE["vocab"], PROMPT + step, s) for s in range(batch)], True)
-    logits = llama_cpp.llama_get_logits(context)
-    top = np.ctypeslib.as_array(logits, (batch, SHAPE["vocab"])).argmax(-1)
+    logits = ffi.buffer(lib.llama_get_logits(context), 4 * batch * SHAPE["vocab"])
+    top = np.frombuffer(logits, np.float32).reshape(batch, -1).argmax(-1)
     assert len(top) == batch
     if step >= WARM:
         values.append(batch / (time.perf_counter() - begin))
-report("llama-cpp-python " + llama_cpp.__version__, values)
+report(f"llama.cpp {release}", values)

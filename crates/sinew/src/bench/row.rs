@@ -20,7 +20,7 @@ pub(crate) struct Row {
     /// How many times better than the peer; above 1 is better.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) ratio: Option<f64>,
-    /// Least `ratio` hoped for.
+    /// Least `ratio` hoped for, or where there is none the largest `value`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) target: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -114,6 +114,14 @@ impl Row {
     pub(crate) fn target(mut self, least: f64) -> Self {
         self.target = Some(least);
         self.met = Some(self.ratio.is_some_and(|ratio| ratio >= least));
+        self
+    }
+
+    /// Sets the largest value hoped for.
+    #[must_use]
+    pub(crate) fn at_most(mut self, limit: f64) -> Self {
+        self.target = Some(limit);
+        self.met = Some(self.value.is_some_and(|value| value <= limit));
         self
     }
 
