@@ -210,7 +210,7 @@ async fn read_all(mut from: BufReader<tokio::net::tcp::OwnedReadHalf>, waiting: 
 impl Message {
     fn ended(self) -> Ended {
         let ending = match (self.code, self.signal) {
-            (_, Some(libc_xcpu)) if libc_xcpu == SIGXCPU => Ending::Timeout,
+            (_, Some(SIGXCPU)) => Ending::Timeout,
             (_, Some(signal)) => Ending::Signalled { signal },
             (code, None) => Ending::Exited {
                 code: code.unwrap_or(-1),
