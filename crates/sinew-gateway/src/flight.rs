@@ -452,7 +452,7 @@ impl Driver {
 fn sink(sender: mpsc::Sender<EngineEvent>, overflow: Arc<AtomicBool>, stream: bool) -> EventSink {
     let mut held = Vec::new();
     Box::new(move |event| {
-        let mut send = |event| {
+        let send = |event| {
             if sender.try_send(event).is_err() {
                 overflow.store(true, Ordering::Release);
             }

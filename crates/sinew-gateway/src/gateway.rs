@@ -312,7 +312,7 @@ impl Gateway {
         let api_key = format!("sk-sinew-{}", Secret::random_hex(24)?);
         let (key, now_s) = (Secret::new(&api_key), unix_s());
         let opened = Record::Opened {
-            spec: spec.clone(),
+            spec: Box::new(spec.clone()),
             key: key.hash_hex(),
             opened_s: now_s,
         };

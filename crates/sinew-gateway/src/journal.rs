@@ -68,7 +68,7 @@ pub enum JournalError {
 #[serde(rename_all = "snake_case", tag = "type")]
 pub(crate) enum Record {
     Opened {
-        spec: RolloutSpec,
+        spec: Box<RolloutSpec>,
         /// BLAKE3 of its key, hexadecimal.
         key: String,
         opened_s: f64,
@@ -285,7 +285,7 @@ fn take(open: &mut BTreeMap<String, Recovered>, line: Line) {
         } => {
             let recovered = Recovered {
                 id: line.rollout,
-                spec,
+                spec: *spec,
                 key,
                 opened_s,
                 entries: Vec::new(),
@@ -359,7 +359,7 @@ impl Writer {
         };
         for rollout in recovered {
             let opened = Record::Opened {
-                spec: rollout.spec.clone(),
+                spec: Box::new(rollout.spec.clone()),
                 key: rollout.key.clone(),
                 opened_s: rollout.opened_s,
             };
@@ -486,7 +486,7 @@ mod tests {
 
     fn opened(key: &str) -> Record {
         Record::Opened {
-            spec: RolloutSpec::default(),
+            spec: Box::default(),
             key: key.into(),
             opened_s: 1.0,
         }

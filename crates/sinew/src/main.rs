@@ -21,6 +21,7 @@ mod report;
 mod run_dir;
 mod sandbox;
 mod schedule;
+mod serve;
 mod show;
 mod summary;
 mod train;
@@ -74,6 +75,9 @@ enum Command {
         #[arg(long)]
         out: PathBuf,
     },
+    /// Serve a model to agents, and capture what they do with it
+    #[command(after_help = "Example: sinew serve --engine fake --listen 127.0.0.1:8080")]
+    Serve(serve::ServeArgs),
     /// A process of `train.data_parallel`, started by `train`
     #[command(name = parallel::COMMAND, hide = true)]
     TrainWorker,
@@ -175,6 +179,7 @@ fn main() -> ExitCode {
         Command::Plot { runs, out } => curves::run(&runs, &out),
         Command::TrainWorker => parallel::work(),
         Command::Sandbox(args) => sandbox::run(&args.command),
+        Command::Serve(args) => serve::run(&args),
         Command::Bench { command } => bench::run(&command),
     };
     match result {

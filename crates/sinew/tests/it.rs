@@ -9,6 +9,8 @@ mod algorithms;
 mod gate;
 #[path = "it/runs.rs"]
 mod runs;
+#[path = "it/serve.rs"]
+mod serve;
 
 use serde_json::Value;
 use std::path::{Path, PathBuf};

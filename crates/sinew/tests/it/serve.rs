@@ -1,0 +1,135 @@
+//! `sinew serve` as a process: what it refuses, how it ends, what a kill leaves.
+
+use crate::{failure, sinew};
+use serde_json::{Value, json};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::path::Path;
+use std::process::{Child, ChildStdout, Command, Stdio};
+
+struct Serving {
+    child: Child,
+    out: BufReader<ChildStdout>,
+    address: String,
+    token: String,
+    open_rollouts: u64,
+}
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        // One that has ended already is as good.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn serve(store: &Path) -> Serving {
+    let mut child = sinew()
+        .args(["serve", "--engine", "fake", "--listen", "127.0.0.1:0"])
+        .arg("--json")
+        .arg("--store")
+        .arg(store)
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut out = BufReader::new(child.stdout.take().unwrap());
+    let mut line = String::new();
+    out.read_line(&mut line).unwrap();
+    let told: Value = serde_json::from_str(&line).unwrap();
+    let text = |field: &str| told[field].as_str().unwrap().to_owned();
+    Serving {
+        child,
+        out,
+        address: text("listening"),
+        token: text("control_token"),
+        open_rollouts: told["open_rollouts"].as_u64().unwrap(),
+    }
+}
+
+/// Status and body.
+fn post(address: &str, path: &str, key: &str, body: &Value) -> (u16, Value) {
+    let body = body.to_string();
+    let mut stream = TcpStream::connect(address).unwrap();
+    write!(
+        stream,
+        "POST {path} HTTP/1.1\r\nhost: {address}\r\nauthorization: Bearer {key}\r\n\
+         content-length: {}\r\nconnection: close\r\n\r\n{body}",
+        body.len()
+    )
+    .unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    let status = answer.split(' ').nth(1).unwrap().parse().unwrap();
+    let (_, body) = answer.split_once("\r\n\r\n").unwrap();
+    (status, serde_json::from_str(body).unwrap())
+}
+
+#[test]
+fn what_must_not_be_served_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let short = dir.path().join("token");
+    std::fs::write(&short, "short\n").unwrap();
+    let short = short.to_str().unwrap();
+    for (args, part) in [
+        (
+            vec!["--engine", "fake", "--listen", "0.0.0.0:0"],
+            "--control-token-file",
+        ),
+        (
+            vec!["--engine", "fake", "--control-token-file", short],
+            "at least 16",
+        ),
+        (vec!["--engine", "magic"], "fake, embedded or a URL"),
+        (vec!["--engine", "embedded"], "--model"),
+        (vec!["--engine", "fake", "--tool-format", "morse"], "morse"),
+    ] {
+        let refused = sinew().arg("serve").args(&args).output().unwrap();
+        let errors = failure(&refused, 2);
+        assert!(errors.contains(part), "{args:?}: {errors}");
+    }
+}
+
+#[test]
+fn a_kill_loses_nothing_and_a_stop_is_clean() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut before = serve(dir.path());
+    let open = json!({"id": "mine", "task": "t"});
+    let (status, rollout) = post(&before.address, "/rollouts", &before.token, &open);
+    assert_eq!(status, 201, "{rollout}");
+    let key = rollout["api_key"].as_str().unwrap().to_owned();
+    let chat = "/r/mine/v1/chat/completions";
+    let user = |text: &str| json!({"role": "user", "content": text});
+    let ask = json!({"model": "m", "messages": [user("hi")]});
+    let (status, first) = post(&before.address, chat, &key, &ask);
+    assert_eq!(status, 200, "{first}");
+    before.child.kill().unwrap();
+    before.child.wait().unwrap();
+    let mut after = serve(dir.path());
+    assert_eq!(after.open_rollouts, 1);
+    let said = &first["choices"][0]["message"];
+    let ask = json!({"model": "m", "messages": [user("hi"), said, user("ho")]});
+    let (status, second) = post(&after.address, chat, &key, &ask);
+    assert_eq!(status, 200, "{second}");
+    let path = "/rollouts/mine/finish";
+    let (status, finished) = post(&after.address, path, &after.token, &json!({}));
+    assert_eq!(
+        (status, &finished["branches"]),
+        (200, &json!(1)),
+        "{finished}"
+    );
+    assert_eq!(finished["metrics"]["join_extend"], 1.0);
+    let id = after.child.id().to_string();
+    assert!(
+        Command::new("kill")
+            .args(["-TERM", &id])
+            .status()
+            .unwrap()
+            .success()
+    );
+    let mut rest = String::new();
+    after.out.read_to_string(&mut rest).unwrap();
+    assert!(after.child.wait().unwrap().success());
+    let last: Value = serde_json::from_str(rest.lines().last().unwrap()).unwrap();
+    assert_eq!(last["stopped"]["finished"], 1, "{rest}");
+    assert_eq!(serve(dir.path()).open_rollouts, 0);
+}
