@@ -8,8 +8,8 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// Runs of each kind; the first few are not counted.
-const RUNS: usize = 40;
-const WARM_UP: usize = 4;
+const RUNS: usize = 20;
+const WARM_UP: usize = 3;
 /// Between runs that take a waiting interpreter: the worker starts the next one.
 const REFILL: Duration = Duration::from_millis(60);
 

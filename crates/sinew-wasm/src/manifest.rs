@@ -86,7 +86,9 @@ impl Manifest {
                 manifest.compiler
             )));
         }
-        let folder = path.parent().unwrap_or(folder).to_path_buf();
+        // Whoever shows it to a sandbox stands elsewhere.
+        let folder = path.parent().unwrap_or(folder);
+        let folder = folder.canonicalize().map_err(|e| missing(e.to_string()))?;
         for (name, module) in &manifest.modules {
             let path = folder.join(format!("{name}.cwasm"));
             let bytes =

@@ -25,6 +25,8 @@ const PROGRAM_INSIDE: &str = "/opt/sinew-bin";
 const PORT: u16 = 4000;
 /// How long a worker may take to load its modules.
 const START_TIMEOUT: Duration = Duration::from_secs(30);
+/// How often a worker that dies while it starts is started again.
+const MAX_STARTS: u32 = 3;
 /// How long beyond its deadline an execution may take before its worker is killed.
 const GRACE: Duration = Duration::from_secs(2);
 /// A worker's own life; it ends with the provider before that.
@@ -204,8 +206,15 @@ impl Inner {
             .unwrap_or_else(PoisonError::into_inner)
             .pop();
         match idle {
-            Some(worker) if !worker.process.is_finished() => Ok(worker),
-            _ => self.launch().await,
+            Some(worker) if !worker.process.is_finished() => return Ok(worker),
+            _ => {}
+        }
+        let mut starts = 1;
+        loop {
+            match self.launch().await {
+                Err(SandboxError::Died(_)) if starts < MAX_STARTS => starts += 1,
+                launched => return launched,
+            }
         }
     }
 

@@ -5,6 +5,7 @@ mod check;
 mod cross;
 mod curves;
 mod data;
+mod egress;
 mod episodes;
 mod failure;
 mod harness;
@@ -22,6 +23,7 @@ mod run_dir;
 mod sandbox;
 mod schedule;
 mod serve;
+mod serve_sandbox;
 mod show;
 mod summary;
 mod train;
@@ -160,7 +162,9 @@ struct SandboxArgs {
 }
 
 fn main() -> ExitCode {
-    if let Some(code) = sinew_sandbox::spawner_main_if_requested() {
+    let child =
+        sinew_sandbox::spawner_main_if_requested().or_else(sinew_wasm::worker_main_if_requested);
+    if let Some(code) = child {
         return ExitCode::from(u8::try_from(code).unwrap_or(1));
     }
     let cli = Cli::parse();

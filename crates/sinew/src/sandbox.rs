@@ -6,7 +6,9 @@ use crate::recipe::SandboxSection;
 use crate::wire;
 use clap::Subcommand;
 use serde_json::json;
-use sinew_sandbox::{Ending, ExecRequest, Program, attack, bench};
+use sinew_attack::{attack, bench};
+use sinew_sandbox::{Ending, ExecRequest, Program, SandboxProvider};
+use std::sync::Arc;
 use std::time::Duration;
 
 #[derive(Debug, Subcommand)]
@@ -28,6 +30,9 @@ pub(crate) enum SandboxCommand {
         /// Refuse to run if a protection cannot be enforced
         #[arg(long)]
         strict: bool,
+        /// Level: process or wasm
+        #[arg(long, default_value = "process", value_parser = ["process", "wasm"])]
+        level: String,
         /// One JSON object
         #[arg(long)]
         json: bool,
@@ -37,18 +42,27 @@ pub(crate) enum SandboxCommand {
         /// Only cases whose name contains this
         #[arg(long, default_value = "")]
         filter: String,
+        /// Level: process or wasm
+        #[arg(long, default_value = "process", value_parser = ["process", "wasm"])]
+        level: String,
         /// One JSON object a case
         #[arg(long)]
         json: bool,
     },
     /// Measure sandboxes against fork+exec and other launchers
     Bench {
+        /// Level: process or wasm
+        #[arg(long, default_value = "process", value_parser = ["process", "wasm"])]
+        level: String,
         /// One JSON object a row
         #[arg(long)]
         json: bool,
     },
     /// Say what this host enforces
     Probe {
+        /// Level: process or wasm
+        #[arg(long, default_value = "process", value_parser = ["process", "wasm"])]
+        level: String,
         /// One JSON object a protection
         #[arg(long)]
         json: bool,
@@ -58,15 +72,20 @@ pub(crate) enum SandboxCommand {
 /// `sinew sandbox ...`.
 pub(crate) fn run(command: &SandboxCommand) -> Result<(), Failure> {
     match command {
-        SandboxCommand::Probe { json } => probe(*json),
-        SandboxCommand::Attack { filter, json } => attack_all(filter, *json),
-        SandboxCommand::Bench { json } => bench_all(*json),
+        SandboxCommand::Probe { level, json } => probe(level, *json),
+        SandboxCommand::Attack {
+            filter,
+            level,
+            json,
+        } => attack_all(level, filter, *json),
+        SandboxCommand::Bench { level, json } => bench_all(level, *json),
         SandboxCommand::Run {
             code,
             shell,
             timeout,
             memory_mb,
             strict,
+            level,
             json,
         } => {
             let program = match (code, shell) {
@@ -84,6 +103,7 @@ pub(crate) fn run(command: &SandboxCommand) -> Result<(), Failure> {
                 )));
             }
             let section = SandboxSection {
+                level: level.clone(),
                 memory_mb: *memory_mb,
                 strict: *strict,
                 cpu_s: *timeout,
@@ -98,8 +118,18 @@ fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
     tokio::runtime::Runtime::new().map_err(Failure::system)
 }
 
-fn attack_all(filter: &str, as_json: bool) -> Result<(), Failure> {
-    let provider = wire::sandboxes(&SandboxSection::default())?;
+fn at_level(level: &str) -> Result<Arc<dyn SandboxProvider>, Failure> {
+    wire::sandboxes(&SandboxSection {
+        level: level.into(),
+        ..SandboxSection::default()
+    })
+}
+
+fn attack_all(level: &str, filter: &str, as_json: bool) -> Result<(), Failure> {
+    let provider = at_level(level)?;
+    if level == "wasm" {
+        return attack_wasm(provider.as_ref(), filter, as_json);
+    }
     let mut escaped = 0;
     let mut on_row = |row: attack::AttackRow| {
         escaped += usize::from(row.outcome == attack::AttackOutcome::Escaped);
@@ -117,8 +147,45 @@ fn attack_all(filter: &str, as_json: bool) -> Result<(), Failure> {
     Ok(())
 }
 
-fn bench_all(as_json: bool) -> Result<(), Failure> {
-    let provider = wire::sandboxes(&SandboxSection::default())?;
+fn attack_wasm(provider: &dyn SandboxProvider, filter: &str, as_json: bool) -> Result<(), Failure> {
+    let mut escaped = 0;
+    let mut on_row = |row: sinew_wasm::attack::AttackRow| {
+        escaped += usize::from(row.outcome == "escaped");
+        if as_json {
+            output::print_json(&json!(row));
+        } else {
+            output::print(&format!("{}  {}  {}\n", row.outcome, row.case, row.why));
+        }
+    };
+    let attacks = sinew_wasm::attack::run(provider, filter, &mut on_row);
+    runtime()?.block_on(attacks).map_err(Failure::system)?;
+    if escaped > 0 {
+        return Err(Failure::system(format!("{escaped} attacks escaped")));
+    }
+    Ok(())
+}
+
+fn bench_wasm(provider: &dyn SandboxProvider, as_json: bool) -> Result<(), Failure> {
+    let mut on_row = |row: sinew_wasm::bench::BenchRow| {
+        if as_json {
+            output::print_json(&json!(row));
+        } else {
+            let ratio = row.ratio;
+            output::print(&format!(
+                "{:64} {:>9.3} ms  ratio {ratio:.2}\n",
+                row.name, row.value
+            ));
+        }
+    };
+    let benches = sinew_wasm::bench::run(provider, &mut on_row);
+    runtime()?.block_on(benches).map_err(Failure::system)
+}
+
+fn bench_all(level: &str, as_json: bool) -> Result<(), Failure> {
+    let provider = at_level(level)?;
+    if level == "wasm" {
+        return bench_wasm(provider.as_ref(), as_json);
+    }
     let mut on_row = |row: bench::BenchRow| {
         let value = json!(row);
         if as_json {
@@ -139,8 +206,8 @@ fn bench_all(as_json: bool) -> Result<(), Failure> {
         .map_err(Failure::system)
 }
 
-fn probe(as_json: bool) -> Result<(), Failure> {
-    let provider = wire::sandboxes(&SandboxSection::default())?;
+fn probe(level: &str, as_json: bool) -> Result<(), Failure> {
+    let provider = at_level(level)?;
     for p in provider.protections().iter() {
         if as_json {
             output::print_json(&json!(p));

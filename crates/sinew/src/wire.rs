@@ -2,6 +2,7 @@
 
 use crate::cross::CrossPolicy;
 use crate::data::Dataset;
+use crate::egress::{WayOut, WithEgress};
 use crate::failure::Failure;
 use crate::harness;
 use crate::learner::Learner;
@@ -18,10 +19,13 @@ use sinew_model::{
 };
 use sinew_render::{ChatRenderer, GgufVocab, Renderer, TinyRenderer};
 use sinew_rollout::{EpisodeLimits, EpisodeOptions, EpisodeParts, Gauges};
-use sinew_sandbox::{Limits, ProcessConfig, ProcessProvider, SandboxProvider, SandboxSpec};
+use sinew_sandbox::{
+    Limits, Pool, PoolConfig, ProcessConfig, ProcessProvider, SandboxProvider, SandboxSpec,
+};
 use sinew_store::{DiskStore, Filter, MemoryStore, StoreOptions, TraceStore};
 use sinew_tensor::{Device, KernelSet};
 use sinew_types::{Engine, EpisodeEnd, EpisodeId, SamplingParams, Trace, TrainRow};
+use sinew_wasm::{WasmConfig, WasmProvider};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -212,9 +216,30 @@ pub(crate) fn sandboxes(section: &SandboxSection) -> Result<Arc<dyn SandboxProvi
     let search = std::env::var("PATH").unwrap_or_default();
     let mut config = ProcessConfig::new(program, &search);
     config.max_live = section.max_live;
-    let provider = ProcessProvider::start(config)
-        .map_err(|e| Failure::system(format!("sandbox.level = \"process\": {e}")))?;
-    Ok(Arc::new(provider))
+    let named = |e: &dyn std::fmt::Display| {
+        Failure::system(format!("sandbox.level = \"{}\": {e}", section.level))
+    };
+    if section.level == "wasm" {
+        let mut wasm = WasmConfig::new(section.wasm_modules.clone().into(), config.spawner.clone());
+        wasm.workers = std::thread::available_parallelism().map_or(1, usize::from);
+        wasm.max_live = section.max_live;
+        config.shows = wasm.shows().map_err(|e| named(&e))?;
+        let below = ProcessProvider::start(config).map_err(|e| named(&e))?;
+        let provider = WasmProvider::new(Arc::new(below), wasm).map_err(|e| named(&e))?;
+        return Ok(Arc::new(provider));
+    }
+    let audit = section.egress_audit.as_ref().map(PathBuf::from);
+    let way_out = section.egress.clone().map(|e| WayOut::start(e, audit));
+    let way_out = way_out.transpose()?;
+    config.shows.extend(way_out.as_ref().map(WayOut::shows));
+    let pool = PoolConfig::for_live(config.max_live);
+    let provider = ProcessProvider::start(config).map_err(|e| named(&e))?;
+    let provider = Pool::new(Arc::new(provider), pool).map_err(|e| named(&e))?;
+    let provider: Arc<dyn SandboxProvider> = Arc::new(provider);
+    Ok(match way_out {
+        Some(way_out) => Arc::new(WithEgress::new(provider, way_out)),
+        None => provider,
+    })
 }
 
 /// What a recipe allows in a sandbox.

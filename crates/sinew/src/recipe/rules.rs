@@ -89,7 +89,12 @@ fn choices(recipe: &Recipe, rules: &mut Rules) {
     } else {
         ""
     };
-    rules.choice("sandbox.level", &recipe.sandbox.level, &["process"], null);
+    rules.choice(
+        "sandbox.level",
+        &recipe.sandbox.level,
+        &["process", "wasm"],
+        null,
+    );
     let kinds = ["embedded", "vllm", "sglang"];
     let openai = match EngineKind::Openai.fidelity() {
         Fidelity::Evaluation { why } if recipe.engine.kind == "openai" => {
@@ -395,4 +400,29 @@ fn sandbox(recipe: &Recipe, rules: &mut Rules) {
     rules.range("sandbox.processes", s.processes, 1..=4096);
     rules.seconds("sandbox.cpu_s", s.cpu_s);
     rules.range("sandbox.max_live", s.max_live, 1..=16384);
+    let Some(egress) = &s.egress else {
+        let reason = "has no effect without [sandbox.egress]; remove it".into();
+        rules.custom(
+            "sandbox.egress_audit",
+            "set",
+            reason,
+            s.egress_audit.is_none(),
+        );
+        return;
+    };
+    let reason = "needs sandbox.level = \"process\": the wasm level has no sockets".into();
+    rules.custom("sandbox.egress", "{ ... }", reason, s.level != "wasm");
+    use sinew_egress::Mode;
+    let named = matches!(egress.mode, Mode::Record | Mode::Replay);
+    let allowed = "live, cache; episodes are recorded and replayed by name, over `sinew serve --sandbox-only --egress FILE`";
+    rules.allowed(
+        "sandbox.egress.mode",
+        format!("{:?}", egress.mode),
+        allowed,
+        !named,
+    );
+    // Whether the variables of credentials are set is found out where they are needed.
+    if let Err(e) = egress.policy(&|_| Some("0123456789abcdef".into())) {
+        rules.custom("sandbox.egress", "{ ... }", e.to_string(), false);
+    }
 }

@@ -82,7 +82,7 @@ fn default_tool_timeout_s() -> f64 {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct SandboxSection {
-    /// `process`.
+    /// `process` or `wasm`.
     pub(crate) level: String,
     /// Refuse to run if a protection cannot be enforced on this host.
     pub(crate) strict: bool,
@@ -91,6 +91,12 @@ pub(crate) struct SandboxSection {
     pub(crate) cpu_s: f64,
     /// Most sandboxes that live at once.
     pub(crate) max_live: usize,
+    /// Folder of compiled interpreters, for `wasm`.
+    pub(crate) wasm_modules: String,
+    /// Folder for a log of what each sandbox asked of the network.
+    pub(crate) egress_audit: Option<String>,
+    /// The way out; left out: no network.
+    pub(crate) egress: Option<sinew_egress::EgressConfig>,
 }
 
 impl Default for SandboxSection {
@@ -102,6 +108,9 @@ impl Default for SandboxSection {
             processes: 16,
             cpu_s: 4.0,
             max_live: 64,
+            wasm_modules: ".cache/wasm".into(),
+            egress_audit: None,
+            egress: None,
         }
     }
 }
@@ -312,7 +321,10 @@ pub(crate) struct EngineSection {
     #[serde(rename = "type")]
     pub(crate) kind: String,
     /// Address of the server, or several of them.
-    #[serde(deserialize_with = "one_or_several", skip_serializing_if = "Vec::is_empty")]
+    #[serde(
+        deserialize_with = "one_or_several",
+        skip_serializing_if = "Vec::is_empty"
+    )]
     pub(crate) url: Vec<String>,
     /// Folder in which servers find new weights; they and this process see it under this path.
     #[serde(skip_serializing_if = "Option::is_none")]
