@@ -9,6 +9,8 @@ mod algorithms;
 mod gate;
 #[path = "it/runs.rs"]
 mod runs;
+#[path = "it/sandboxes.rs"]
+mod sandboxes;
 #[path = "it/serve.rs"]
 mod serve;
 
