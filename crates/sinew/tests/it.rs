@@ -5,6 +5,8 @@
 mod agents;
 #[path = "it/algorithms.rs"]
 mod algorithms;
+#[path = "it/docs.rs"]
+mod docs;
 #[path = "it/gate.rs"]
 mod gate;
 #[path = "it/runs.rs"]
