@@ -3,12 +3,14 @@
 //! Every row is measured in the same run as its peer, one after the other, so that ratios hold
 //! even on a busy machine.
 
+use crate::scale::Scale;
 use serde::{Deserialize, Serialize};
 use sinew_sandbox::{
     Ending, ExecRequest, Program, Sandbox, SandboxError, SandboxProvider, SandboxSpec,
 };
 use std::future::Future;
 use std::process::{Command, Stdio};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// One measurement.
@@ -43,16 +45,12 @@ pub struct BenchRow {
 }
 
 /// Runs of each kind; the first few are not counted.
-const RUNS: usize = 60;
+const RUNS: usize = 100;
 const WARM_UP: usize = 5;
-/// Sandboxes of the rate, and how many at once.
-const MANY: usize = 200;
-const AT_ONCE: usize = 8;
-
 #[derive(Clone, Copy)]
-struct Timing {
-    median: f64,
-    spread: f64,
+pub(crate) struct Timing {
+    pub(crate) median: f64,
+    pub(crate) spread: f64,
 }
 
 fn timing(mut ms: Vec<f64>) -> Timing {
@@ -101,7 +99,7 @@ fn program(argv: &[&str]) -> Program {
     Program::Argv(argv.iter().map(|&a| a.into()).collect())
 }
 
-async fn exec(sandbox: &mut dyn Sandbox, program: Program) -> Result<(), SandboxError> {
+pub(crate) async fn exec(sandbox: &mut dyn Sandbox, program: Program) -> Result<(), SandboxError> {
     let request = ExecRequest {
         program,
         stdin: Vec::new(),
@@ -115,16 +113,6 @@ async fn exec(sandbox: &mut dyn Sandbox, program: Program) -> Result<(), Sandbox
         "ended with {:?}",
         result.ending
     )))
-}
-
-async fn fresh(
-    provider: &dyn SandboxProvider,
-    spec: &SandboxSpec,
-    program: Program,
-) -> Result<(), SandboxError> {
-    let mut sandbox = provider.acquire(spec).await?;
-    exec(sandbox.as_mut(), program).await?;
-    sandbox.destroy().await
 }
 
 fn row(name: &str, t: Timing) -> BenchRow {
@@ -147,7 +135,7 @@ fn compared(mut row: BenchRow, peer: &str, peer_value: f64, most: Option<f64>) -
     row
 }
 
-fn bounded(mut row: BenchRow, most: f64) -> BenchRow {
+pub(crate) fn bounded(mut row: BenchRow, most: f64) -> BenchRow {
     row.target = Some(most);
     row.met = Some(row.value <= most);
     row
@@ -155,33 +143,70 @@ fn bounded(mut row: BenchRow, most: f64) -> BenchRow {
 
 const TRUE: &[&str] = &["/bin/true"];
 const PYTHON: &str = "print(1)";
+const PYTHON_PATH: &str = "/usr/bin/python3";
+/// How long a sandbox gets to make its interpreter ready.
+const SETTLE: Duration = Duration::from_millis(20);
 
-/// Measures and hands each row to `on_row` as soon as it is known.
+/// Who is measured.
+#[derive(Clone)]
+pub struct Subjects {
+    /// Makes sandboxes without an interpreter that waits.
+    pub cold: Arc<dyn SandboxProvider>,
+    /// Makes sandboxes with one.
+    pub warm: Arc<dyn SandboxProvider>,
+}
+
+impl std::fmt::Debug for Subjects {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Subjects").finish_non_exhaustive()
+    }
+}
+
+/// Hands out rows as soon as they are known.
+pub type OnRow<'a> = &'a mut (dyn FnMut(BenchRow) + Send);
+
+/// Measures one provider, in small numbers.
 ///
 /// # Errors
 /// Only if the level itself cannot run; a peer that cannot is a row that says why.
-pub async fn run(
-    provider: &dyn SandboxProvider,
-    on_row: &mut (dyn FnMut(BenchRow) + Send),
+pub async fn run(provider: &dyn SandboxProvider, on_row: OnRow<'_>) -> Result<(), SandboxError> {
+    latencies(provider, provider, on_row).await
+}
+
+/// Measures latencies beside peers, then how the level behaves in large numbers.
+///
+/// # Errors
+/// Only if the level itself cannot run; a peer that cannot is a row that says why.
+pub async fn run_all(
+    subjects: &Subjects,
+    scale: &Scale,
+    on_row: OnRow<'_>,
+) -> Result<(), SandboxError> {
+    latencies(subjects.cold.as_ref(), subjects.warm.as_ref(), on_row).await?;
+    crate::scale::run(subjects, scale, on_row).await
+}
+
+async fn latencies(
+    cold: &dyn SandboxProvider,
+    warm: &dyn SandboxProvider,
+    on_row: OnRow<'_>,
 ) -> Result<(), SandboxError> {
     let spec = SandboxSpec::default();
+    let level = cold.level();
     let floor = repeat(|| async { plain(TRUE) }).await?;
     on_row(row("fork_exec_true", floor));
-    let cold = repeat(|| fresh(provider, &spec, program(TRUE))).await?;
-    let level = provider.level();
+    let fresh = timed_fresh(cold, &spec, &program(TRUE)).await?;
     let name = format!("{level}_true_fresh");
-    on_row(compared(
-        row(&name, cold),
-        "fork_exec_true",
-        floor.median,
-        Some(2.5),
-    ));
-    on_row(bubblewrap(cold).await);
+    let against =
+        |name: &str, peer: &str, median, most| compared(row(name, fresh), peer, median, most);
+    on_row(against(&name, "fork_exec_true", floor.median, Some(2.5)));
+    on_row(bubblewrap(fresh).await);
+    on_row(crun(fresh).await);
 
-    let python_path = "/usr/bin/python3";
-    let bare = repeat(|| async { plain(&[python_path, "-I", "-S", "-c", PYTHON]) }).await?;
+    let bare = repeat(|| async { plain(&[PYTHON_PATH, "-I", "-S", "-c", PYTHON]) }).await?;
     on_row(row("python_bare", bare));
-    let python = repeat(|| fresh(provider, &spec, Program::Python(PYTHON.into()))).await?;
+    let code = Program::Python(PYTHON.into());
+    let python = timed_fresh(warm, &spec, &code).await?;
     let name = format!("{level}_python_fresh");
     on_row(bounded(row(&name, python), 2.0));
     let name = format!("{level}_python_fresh_beside_bare");
@@ -191,26 +216,163 @@ pub async fn run(
         bare.median,
         None,
     ));
-    on_row(bounded(kept(provider, &spec).await?, 0.5));
-    on_row(rate(provider, &spec).await?);
-    Ok(())
+    let ready = prewarmed(warm, &spec, &code).await?;
+    on_row(bounded(
+        row(&format!("{level}_python_prewarmed"), ready),
+        0.5,
+    ));
+    let next = kept(warm, &spec, &code).await?;
+    on_row(row(&format!("{level}_python_next_exec"), next));
+    snapshots(warm, &spec, on_row).await
 }
 
-/// Python in a sandbox that stays, as in the turns of an episode.
-async fn kept(
+/// From the request for a sandbox to the end of what ran in it; its end is not counted.
+async fn timed_fresh(
     provider: &dyn SandboxProvider,
     spec: &SandboxSpec,
-) -> Result<BenchRow, SandboxError> {
-    let mut sandbox = provider.acquire(spec).await?;
+    program: &Program,
+) -> Result<Timing, SandboxError> {
     let mut ms = Vec::new();
     for _ in 0..RUNS + WARM_UP {
         let begun = Instant::now();
-        exec(sandbox.as_mut(), Program::Python(PYTHON.into())).await?;
+        let mut sandbox = provider.acquire(spec).await?;
+        exec(sandbox.as_mut(), program.clone()).await?;
+        ms.push(begun.elapsed().as_secs_f64() * 1e3);
+        sandbox.destroy().await?;
+    }
+    Ok(timing(ms))
+}
+
+/// In a sandbox that was made before and that nobody used.
+async fn prewarmed(
+    provider: &dyn SandboxProvider,
+    spec: &SandboxSpec,
+    program: &Program,
+) -> Result<Timing, SandboxError> {
+    let mut ms = Vec::new();
+    for _ in 0..RUNS + WARM_UP {
+        let mut sandbox = provider.acquire(spec).await?;
+        tokio::time::sleep(SETTLE).await;
+        let begun = Instant::now();
+        exec(sandbox.as_mut(), program.clone()).await?;
+        ms.push(begun.elapsed().as_secs_f64() * 1e3);
+        sandbox.destroy().await?;
+    }
+    Ok(timing(ms))
+}
+
+/// In a sandbox that stays, as in the turns of an episode, with a pause between them.
+async fn kept(
+    provider: &dyn SandboxProvider,
+    spec: &SandboxSpec,
+    program: &Program,
+) -> Result<Timing, SandboxError> {
+    let mut sandbox = provider.acquire(spec).await?;
+    let mut ms = Vec::new();
+    for _ in 0..RUNS + WARM_UP {
+        tokio::time::sleep(SETTLE).await;
+        let begun = Instant::now();
+        exec(sandbox.as_mut(), program.clone()).await?;
         ms.push(begun.elapsed().as_secs_f64() * 1e3);
     }
     sandbox.destroy().await?;
-    let name = format!("{}_python_next_exec", provider.level());
-    Ok(row(&name, timing(ms)))
+    Ok(timing(ms))
+}
+
+/// Taking a snapshot and starting from it, with few and with many bytes in it.
+async fn snapshots(
+    provider: &dyn SandboxProvider,
+    spec: &SandboxSpec,
+    on_row: OnRow<'_>,
+) -> Result<(), SandboxError> {
+    for (name, bytes) in [("small", 10usize), ("12mb", 12 << 20)] {
+        let content = vec![b'x'; bytes];
+        let (mut take, mut fork) = (Vec::new(), Vec::new());
+        for _ in 0..RUNS / 2 + WARM_UP {
+            let mut sandbox = provider.acquire(spec).await?;
+            sandbox.write_file("file", &content).await?;
+            tokio::time::sleep(SETTLE).await;
+            let begun = Instant::now();
+            let snapshot = match sandbox.snapshot().await {
+                Err(SandboxError::Unsupported { .. }) => return sandbox.destroy().await,
+                other => other?,
+            };
+            take.push(begun.elapsed().as_secs_f64() * 1e3);
+            let begun = Instant::now();
+            let forked = provider.fork(spec, &snapshot).await?;
+            fork.push(begun.elapsed().as_secs_f64() * 1e3);
+            forked.destroy().await?;
+            sandbox.destroy().await?;
+        }
+        let level = provider.level();
+        on_row(bounded(
+            row(&format!("{level}_snapshot_{name}"), timing(take)),
+            1.0,
+        ));
+        on_row(bounded(
+            row(&format!("{level}_fork_{name}"), timing(fork)),
+            1.0,
+        ));
+    }
+    Ok(())
+}
+
+/// An OCI bundle over the host's system folders, run by crun without a daemon.
+async fn crun(ours: Timing) -> BenchRow {
+    let name = "true_fresh_beside_crun";
+    let measured = async {
+        let failed = |e: std::io::Error| SandboxError::Io {
+            operation: "make a bundle".into(),
+            message: e.to_string(),
+        };
+        let bundle = tempfile::tempdir().map_err(failed)?;
+        for folder in ["rootfs/usr", "rootfs/proc", "rootfs/dev"] {
+            std::fs::create_dir_all(bundle.path().join(folder)).map_err(failed)?;
+        }
+        for link in ["bin", "lib", "lib64"] {
+            let target = format!("usr/{link}");
+            std::os::unix::fs::symlink(target, bundle.path().join("rootfs").join(link))
+                .map_err(failed)?;
+        }
+        std::fs::write(bundle.path().join("config.json"), BUNDLE).map_err(failed)?;
+        let folder = bundle.path().to_string_lossy().into_owned();
+        let id = format!("sinew-bench-{}", std::process::id());
+        let argv = [
+            "crun",
+            "--cgroup-manager=disabled",
+            "run",
+            "-b",
+            &folder,
+            &id,
+        ];
+        repeat(|| async { plain(&argv) }).await
+    };
+    match measured.await {
+        Ok(theirs) => {
+            let mut row = compared(row(name, ours), "crun_run", theirs.median, Some(1.0));
+            row.name = name.into();
+            row
+        }
+        Err(e) => missing(name, "crun_run", &e),
+    }
+}
+
+/// All namespaces, no network, no terminal (OCI runtime specification 1.0).
+const BUNDLE: &str = r#"{"ociVersion":"1.0.0","root":{"path":"rootfs","readonly":true},
+"process":{"terminal":false,"user":{"uid":0,"gid":0},"cwd":"/","args":["/usr/bin/true"],"env":["PATH=/usr/bin"],"noNewPrivileges":true},
+"mounts":[{"destination":"/usr","type":"bind","source":"/usr","options":["bind","ro"]},
+{"destination":"/proc","type":"proc","source":"proc"},{"destination":"/dev","type":"tmpfs","source":"tmpfs"}],
+"linux":{"namespaces":[{"type":"pid"},{"type":"mount"},{"type":"ipc"},{"type":"uts"},{"type":"network"}]}}"#;
+
+fn missing(name: &str, peer: &str, why: &SandboxError) -> BenchRow {
+    BenchRow {
+        name: name.into(),
+        unit: "ms".into(),
+        peer: Some(peer.into()),
+        met: Some(false),
+        why: Some(why.to_string()),
+        ..BenchRow::default()
+    }
 }
 
 async fn bubblewrap(ours: Timing) -> BenchRow {
@@ -242,39 +404,6 @@ async fn bubblewrap(ours: Timing) -> BenchRow {
             row.name = "true_fresh_beside_bubblewrap".into();
             row
         }
-        Err(e) => BenchRow {
-            name: "true_fresh_beside_bubblewrap".into(),
-            unit: "ms".into(),
-            peer: Some("bubblewrap".into()),
-            met: Some(false),
-            why: Some(e.to_string()),
-            ..BenchRow::default()
-        },
+        Err(e) => missing("true_fresh_beside_bubblewrap", "bubblewrap", &e),
     }
-}
-
-/// Fresh Python sandboxes a second, some at once.
-async fn rate(
-    provider: &dyn SandboxProvider,
-    spec: &SandboxSpec,
-) -> Result<BenchRow, SandboxError> {
-    let begun = Instant::now();
-    let lane = || async {
-        for _ in 0..MANY / AT_ONCE {
-            fresh(provider, spec, Program::Python(PYTHON.into())).await?;
-        }
-        Ok::<(), SandboxError>(())
-    };
-    let lanes: Vec<_> = (0..AT_ONCE).map(|_| lane()).collect();
-    futures::future::try_join_all(lanes).await?;
-    let value = MANY as f64 / begun.elapsed().as_secs_f64();
-    let target = 600.0;
-    Ok(BenchRow {
-        name: format!("{}_python_fresh_rate", provider.level()),
-        value,
-        unit: "1/s".into(),
-        target: Some(target),
-        met: Some(value >= target),
-        ..BenchRow::default()
-    })
 }

@@ -12,6 +12,6 @@ mod files;
 mod host;
 mod kernel;
 mod resource;
-mod scale;
+pub mod scale;
 mod special;
 mod state;

@@ -44,6 +44,19 @@ impl Default for PoolConfig {
     }
 }
 
+impl PoolConfig {
+    /// Sizes that leave at least half of `max_live` sandboxes to those in use.
+    pub fn for_live(max_live: usize) -> Self {
+        let default = Self::default();
+        let ceiling = default.ceiling.min(max_live / 2);
+        Self {
+            floor: default.floor.min(ceiling),
+            ceiling,
+            ..default
+        }
+    }
+}
+
 /// What a pool did so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PoolStats {

@@ -124,8 +124,10 @@ def run(code, env, main, known, flush=flush, leave=leave, close_files=close_file
             status = 1
     except BaseException as e:
         status = 1
+        # Without the line of this file that called it.
+        e.__traceback__ = e.__traceback__.tb_next
         try:
-            sys.excepthook(type(e), e, e.__traceback__.tb_next)
+            sys.excepthook(type(e), e, e.__traceback__)
         except BaseException:
             pass
     try:

@@ -1,0 +1,408 @@
+//! What the port offers beside plain executions: streams, snapshots, loopback, pools.
+
+use crate::{OK, children, exec, groups, provider, python, small, spawner_pid, steady, text, with};
+use sinew_sandbox::{
+    Ending, ExecOptions, ExecRequest, Network, OutputStream, Pool, PoolConfig, Program, Sandbox,
+    SandboxError, SandboxProvider, SandboxSpec,
+};
+use std::io::{Read, Write};
+use std::sync::Arc;
+use std::time::Duration;
+
+#[tokio::test]
+async fn forks_of_the_zygote_end_as_interpreters_do() {
+    let provider = provider();
+    assert_eq!(provider.without_zygote(), None);
+    let mut sandbox = provider.acquire(&small()).await.unwrap();
+    for (code, ending, out, err) in [
+        ("import sys; sys.exit(3)", 3, "", ""),
+        ("import sys; sys.exit('bye')", 1, "", "bye\n"),
+        ("raise SystemExit", 0, "", ""),
+        ("import os; os._exit(7)", 7, "", ""),
+        (
+            "1 / 0",
+            1,
+            "",
+            "Traceback (most recent call last):\n  File \"<string>\", line 1, in <module>\nZeroDivisionError: division by zero\n",
+        ),
+        (
+            "x =",
+            1,
+            "",
+            "  File \"<string>\", line 1\n    x =\n       ^\nSyntaxError: invalid syntax\n",
+        ),
+        (
+            "import atexit; atexit.register(print, 'late'); print('early')",
+            0,
+            "early\nlate\n",
+            "",
+        ),
+        (
+            "import threading, time\ndef f():\n    time.sleep(0.05); print('thread')\nthreading.Thread(target=f).start()\nprint('main')",
+            0,
+            "main\nthread\n",
+            "",
+        ),
+        (
+            "print(sorted(n for n in globals() if n[0] != '_'), __name__, __import__('sys').argv)",
+            0,
+            "[] __main__ ['-c']\n",
+            "",
+        ),
+        (
+            "import sys; print(sys.flags.isolated, sys.flags.no_site, sys.stdin.read() == '')",
+            0,
+            "1 1 True\n",
+            "",
+        ),
+        ("f = open('kept', 'w'); f.write('not closed')", 0, "", ""),
+        ("print(open('kept').read())", 0, "not closed\n", ""),
+    ] {
+        let result = python(sandbox.as_mut(), code).await;
+        let seen = (text(&result.stdout), text(&result.stderr));
+        assert_eq!(
+            result.ending,
+            Ending::Exited { code: ending },
+            "{code}: {seen:?}"
+        );
+        assert_eq!(seen, (out.to_owned(), err.to_owned()), "{code}");
+    }
+}
+
+#[tokio::test]
+async fn output_streams_and_each_execution_has_an_environment() {
+    let provider = provider();
+    let mut sandbox = provider.acquire(&small()).await.unwrap();
+    for program in [
+        Program::Python("import os, sys, time\nprint(os.environ['COLOUR'], flush=True)\ntime.sleep(0.1)\nprint('end', file=sys.stderr)".into()),
+        Program::Shell("echo $COLOUR; sleep 0.1; echo end >&2".into()),
+    ] {
+        let (sender, mut receiver) = tokio::sync::mpsc::channel(4);
+        let request = ExecRequest {
+            program,
+            stdin: Vec::new(),
+            deadline: Duration::from_secs(5),
+        };
+        let options = ExecOptions {
+            env: vec![("COLOUR".into(), "green".into())],
+            output: Some(sender),
+        };
+        let gather = async {
+            let mut chunks = Vec::new();
+            while let Some(chunk) = receiver.recv().await {
+                chunks.push((chunk.stream, text(&chunk.bytes)));
+            }
+            chunks
+        };
+        let (result, chunks) = tokio::join!(sandbox.exec_with(request, options), gather);
+        let result = result.unwrap();
+        assert_eq!(result.ending, OK, "{}", text(&result.stderr));
+        assert_eq!(chunks[0], (OutputStream::Stdout, "green\n".into()));
+        assert_eq!(chunks[1], (OutputStream::Stderr, "end\n".into()));
+        assert_eq!(result.usage.output_bytes, 10);
+    }
+    let after = python(sandbox.as_mut(), "import os; print('COLOUR' in os.environ)").await;
+    assert_eq!(text(&after.stdout), "False\n");
+}
+
+async fn snapshots_work(provider: &dyn SandboxProvider) {
+    let spec = small();
+    let mut first = provider.acquire(&spec).await.unwrap();
+    first.write_file("a/b.txt", b"one").await.unwrap();
+    let one = first.snapshot().await.unwrap();
+    python(
+        first.as_mut(),
+        "open('a/b.txt', 'a').write('+two'); open('new', 'w').close()",
+    )
+    .await;
+    let two = first.snapshot().await.unwrap();
+    assert_eq!(first.stats().await.unwrap().layers, 2);
+    let look = "import os; print(open('a/b.txt').read(), sorted(os.listdir('.')))";
+    for (snapshot, expected) in [(&one, "one ['a']\n"), (&two, "one+two ['a', 'new']\n")] {
+        let mut fork = provider.fork(&spec, snapshot).await.unwrap();
+        let seen = python(fork.as_mut(), look).await;
+        assert_eq!(text(&seen.stdout), expected, "{}", text(&seen.stderr));
+        python(
+            fork.as_mut(),
+            "import shutil; shutil.rmtree('a'); open('mine', 'w').close()",
+        )
+        .await;
+        let mine = python(
+            fork.as_mut(),
+            "import os; print(os.listdir('.').count('mine'), os.path.exists('a'))",
+        )
+        .await;
+        assert_eq!(text(&mine.stdout), "1 False\n");
+        fork.reset().await.unwrap();
+        let again = python(fork.as_mut(), look).await;
+        assert_eq!(text(&again.stdout), expected);
+        fork.destroy().await.unwrap();
+    }
+    let archive = provider.export(&two).await.unwrap();
+    assert_eq!(archive, provider.export(&two).await.unwrap());
+    assert_ne!(archive, provider.export(&one).await.unwrap());
+    first.destroy().await.unwrap();
+    drop((one, two));
+    let back = provider.import(&archive, 1 << 20).await.unwrap();
+    assert_eq!(archive, provider.export(&back).await.unwrap());
+    let mut fork = provider.fork(&spec, &back).await.unwrap();
+    let seen = python(fork.as_mut(), look).await;
+    assert_eq!(
+        text(&seen.stdout),
+        "one+two ['a', 'new']\n",
+        "{}",
+        text(&seen.stderr)
+    );
+    fork.destroy().await.unwrap();
+}
+
+#[tokio::test]
+async fn snapshots_fork_reset_and_travel() {
+    snapshots_work(&provider()).await;
+    // As older kernels need it.
+    snapshots_work(&with(|config| config.attached_mounts = true)).await;
+}
+
+#[tokio::test]
+async fn a_snapshot_of_another_provider_is_refused() {
+    let (a, b) = (provider(), provider());
+    let mut sandbox = a.acquire(&small()).await.unwrap();
+    let snapshot = sandbox.snapshot().await.unwrap();
+    let spec = small();
+    let refused = b.fork(&spec, &snapshot).await.err().unwrap();
+    assert!(
+        matches!(
+            refused,
+            SandboxError::Request {
+                field: "snapshot",
+                ..
+            }
+        ),
+        "{refused}"
+    );
+}
+
+#[tokio::test]
+async fn a_host_can_listen_inside() {
+    let provider = provider();
+    let spec = SandboxSpec {
+        network: Network::Loopback,
+        ..small()
+    };
+    let mut sandbox = provider.acquire(&spec).await.unwrap();
+    let listener = sandbox.listen_inside(3128).await.unwrap();
+    listener.set_nonblocking(false).unwrap();
+    let server = std::thread::spawn(move || {
+        for _ in 0..2 {
+            let (mut stream, _) = listener.accept().unwrap();
+            let mut asked = [0; 4];
+            stream.read_exact(&mut asked).unwrap();
+            stream.write_all(b"pong").unwrap();
+        }
+    });
+    let ask = "import socket\ns = socket.create_connection(('127.0.0.1', 3128)); s.sendall(b'ping'); print(s.recv(4))\ntry: socket.create_connection(('1.1.1.1', 80), 1)\nexcept OSError as e: print(e.errno)";
+    for _ in 0..2 {
+        let result = python(sandbox.as_mut(), ask).await;
+        assert_eq!(
+            text(&result.stdout),
+            "b'pong'\n101\n",
+            "{}",
+            text(&result.stderr)
+        );
+    }
+    server.join().unwrap();
+    let mut plain = provider.acquire(&small()).await.unwrap();
+    assert!(plain.listen_inside(3128).await.is_err());
+}
+
+#[tokio::test]
+async fn a_thousand_sandboxes_leave_nothing() {
+    let provider = provider();
+    let spec = small();
+    let spawner = children(spawner_pid())[0];
+    let count = |what: &str| {
+        std::fs::read_dir(format!("/proc/{spawner}/{what}"))
+            .unwrap()
+            .count()
+    };
+    let mounts = || std::fs::read_to_string(format!("/proc/{spawner}/mounts")).unwrap();
+    let spaces = || {
+        let mut found = std::collections::BTreeSet::new();
+        for entry in std::fs::read_dir("/proc").unwrap().flatten() {
+            for kind in ["mnt", "pid", "net", "ipc"] {
+                found.extend(std::fs::read_link(entry.path().join("ns").join(kind)).ok());
+            }
+        }
+        found.len()
+    };
+    let one = async || {
+        let mut sandbox = provider.acquire(&spec).await.unwrap();
+        let result = python(sandbox.as_mut(), "print(1)").await;
+        assert_eq!(text(&result.stdout), "1\n");
+        sandbox.destroy().await.unwrap();
+    };
+    one().await;
+    let before = (count("fd"), mounts(), children(spawner).len());
+    let spaces_before = spaces();
+    for _ in 0..1000 {
+        one().await;
+    }
+    assert_eq!(before, (count("fd"), mounts(), children(spawner).len()));
+    assert!(spaces() <= spaces_before + 4, "namespaces are left");
+    assert_eq!(
+        groups(&format!("sinew-{}-", spawner_pid())),
+        0,
+        "groups are left"
+    );
+}
+
+#[tokio::test]
+async fn a_dead_zygote_is_replaced() {
+    let provider = provider();
+    let mut sandbox = provider.acquire(&small()).await.unwrap();
+    let spawner = children(spawner_pid())[0];
+    let zygote = children(spawner).into_iter().find(|pid| {
+        let line = std::fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+        line.contains("<zygote>") && !status.contains("CapPrm:\t0000000000000000\n")
+    });
+    let zygote = zygote.unwrap().to_string();
+    std::process::Command::new("kill")
+        .args(["-9", &zygote])
+        .status()
+        .unwrap();
+    for i in 0..3 {
+        let result = python(sandbox.as_mut(), &format!("print({i})")).await;
+        assert_eq!(text(&result.stdout), format!("{i}\n"));
+    }
+}
+
+#[tokio::test]
+async fn a_pool_hands_out_clean_sandboxes_within_its_bounds() {
+    let config = PoolConfig {
+        floor: 1,
+        ceiling: 6,
+        starts_at_once: 2,
+        ..PoolConfig::default()
+    };
+    let pool = Pool::new(Arc::new(provider()), config).unwrap();
+    let mut tasks = Vec::new();
+    for i in 0..200 {
+        let pool = pool.clone();
+        tasks.push(tokio::spawn(async move {
+            let mut sandbox = pool.acquire(&small()).await.unwrap();
+            let code = format!("import os\nprint(os.listdir('/work') + os.listdir('/tmp'), {i})\nopen('/work/x', 'w').close(); open('/tmp/y', 'w').close()");
+            let result = exec(sandbox.as_mut(), Program::Python(code), 60_000).await;
+            sandbox.destroy().await.unwrap();
+            text(&result.stdout)
+        }));
+    }
+    for (i, task) in tasks.into_iter().enumerate() {
+        assert_eq!(task.await.unwrap(), format!("[] {i}\n"));
+    }
+    let stats = pool.stats();
+    assert!(stats.most_starts <= 2 && stats.ready <= 6, "{stats:?}");
+    assert_eq!(stats.hits + stats.misses, 200);
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    let mut ready = pool.acquire(&small()).await.unwrap();
+    assert_eq!(
+        text(&python(ready.as_mut(), "print(1)").await.stdout),
+        "1\n"
+    );
+    assert!(pool.stats().hits > 0, "{:?}", pool.stats());
+    // Another specification: what was ready is thrown away.
+    let other = SandboxSpec {
+        env: vec![("A".into(), "b".into())],
+        ..small()
+    };
+    let mut sandbox = pool.acquire(&other).await.unwrap();
+    let result = python(sandbox.as_mut(), "import os; print(os.environ['A'])").await;
+    assert_eq!(text(&result.stdout), "b\n");
+    assert!(pool.stats().discarded > 0);
+    pool.drain().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_pool_serves_more_than_can_live_at_once() {
+    let below = with(|config| config.max_live = 3);
+    let pool = Pool::new(Arc::new(below), steady(3)).unwrap();
+    let mut tasks = Vec::new();
+    for i in 0..40 {
+        let pool = pool.clone();
+        tasks.push(tokio::spawn(async move {
+            let mut sandbox = pool.acquire(&small()).await.unwrap();
+            let result = python(sandbox.as_mut(), &format!("print({i})")).await;
+            sandbox.destroy().await.unwrap();
+            text(&result.stdout)
+        }));
+    }
+    for (i, task) in tasks.into_iter().enumerate() {
+        assert_eq!(task.await.unwrap(), format!("{i}\n"));
+    }
+}
+
+#[test]
+fn pools_with_impossible_sizes_are_refused() {
+    let wrong = [
+        PoolConfig {
+            floor: 3,
+            ceiling: 2,
+            ..PoolConfig::default()
+        },
+        PoolConfig {
+            starts_at_once: 0,
+            ..PoolConfig::default()
+        },
+    ];
+    for config in wrong {
+        let null = Arc::new(sinew_sandbox::NullProvider::default());
+        assert!(matches!(
+            Pool::new(null, config),
+            Err(SandboxError::Request { .. })
+        ));
+    }
+}
+
+/// A root of its own: a shell, its loader and its library, and nothing else.
+#[tokio::test]
+async fn an_image_is_the_root() {
+    let image = std::env::temp_dir().join(format!("sinew-image-{}", std::process::id()));
+    for (from, to) in [
+        ("/bin/sh", "usr/bin/sh"),
+        (
+            "/lib64/ld-linux-x86-64.so.2",
+            "usr/lib64/ld-linux-x86-64.so.2",
+        ),
+        (
+            "/lib/x86_64-linux-gnu/libc.so.6",
+            "usr/lib/x86_64-linux-gnu/libc.so.6",
+        ),
+    ] {
+        let to = image.join(to);
+        std::fs::create_dir_all(to.parent().unwrap()).unwrap();
+        std::fs::copy(from, to).unwrap();
+    }
+    for link in ["bin", "lib", "lib64"] {
+        std::os::unix::fs::symlink(format!("usr/{link}"), image.join(link)).unwrap();
+    }
+    let provider = with(|config| config.image = Some(image.clone()));
+    let mut sandbox = provider.acquire(&small()).await.unwrap();
+    let look = Program::Shell("cd /; echo *; echo usr/bin/*; echo x > /usr/x".into());
+    let result = exec(sandbox.as_mut(), look, 5000).await;
+    let out = text(&result.stdout);
+    assert_eq!(
+        out,
+        "bin dev lib lib64 proc tmp usr work\nusr/bin/sh\n",
+        "{}",
+        text(&result.stderr)
+    );
+    let request = ExecRequest {
+        program: Program::Python("print(1)".into()),
+        stdin: Vec::new(),
+        deadline: Duration::from_secs(5),
+    };
+    let refused = sandbox.exec(request).await.unwrap_err();
+    assert!(refused.to_string().contains("no python3"), "{refused}");
+    drop(sandbox);
+    std::fs::remove_dir_all(&image).unwrap();
+}
