@@ -156,8 +156,9 @@ impl Worker {
                 return;
             }
             self.router.tick(self.now());
-            self.carry_out();
+            // Before anybody is told, so that who was told sees it too.
             self.publish();
+            self.carry_out();
         }
     }
 
@@ -492,6 +493,7 @@ impl Worker {
         }
         if !intact && !last {
             self.router.abort(id);
+            self.shared.wake.notify_one();
         }
     }
 

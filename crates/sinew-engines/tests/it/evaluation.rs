@@ -1,6 +1,6 @@
 //! Servers that know text: good for scores, never for training.
 
-use crate::mock::{END, Kind, MODEL, Mock, OneTensor, text_of};
+use crate::mock::{END, Kind, MODEL, Mock, OneTensor, VOCAB, text_of};
 use crate::support::{config, remote, request, server, submit, try_submit};
 use sinew_engines::{OpenaiBackend, RemoteEngine, TextCodec};
 use sinew_types::{Engine, EngineError, Fidelity, FinishReason, PolicyVersion, TokenId};
@@ -23,6 +23,15 @@ fn engine(mock: &Mock, codec: bool) -> RemoteEngine {
     let codec = codec.then(|| Arc::new(Words) as Arc<dyn TextCodec>);
     let backend = OpenaiBackend::new(server(mock), codec).unwrap();
     remote(vec![Arc::new(backend)], config())
+}
+
+/// A prompt after which the model says something.
+fn prompt() -> Vec<u32> {
+    let talks = |prompt: &Vec<u32>| MODEL.logprob(prompt, END) < -0.1;
+    (20..VOCAB as u32)
+        .map(|id| vec![5, 6, id])
+        .find(talks)
+        .unwrap()
 }
 
 #[test]
@@ -68,8 +77,8 @@ fn text_is_made_into_ids_and_the_end_is_added() {
 fn ids_that_a_server_tells_are_used() {
     let mock = Mock::start(Kind::OpenaiWithIds);
     let engine = engine(&mock, false);
-    let outcome = submit(&engine, request(1, &[5, 6, 7], 6)).outcome();
-    let mut prefix = vec![5, 6, 7];
+    let outcome = submit(&engine, request(1, &prompt(), 6)).outcome();
+    let mut prefix = prompt();
     for token in outcome.tokens.iter().filter(|t| t.id != END) {
         assert!((token.logprob - MODEL.logprob(&prefix, token.id)).abs() < 1e-4);
         prefix.push(token.id);
@@ -81,7 +90,7 @@ fn ids_that_a_server_tells_are_used() {
 fn a_server_without_ids_needs_a_tokenizer() {
     let mock = Mock::start(Kind::Openai);
     let engine = engine(&mock, false);
-    let error = submit(&engine, request(1, &[5, 6, 7], 6)).outcome().error();
+    let error = submit(&engine, request(1, &prompt(), 6)).outcome().error();
     assert!(error.contains("tokenizer"), "{error}");
 }
 
