@@ -206,6 +206,13 @@ impl_product!(
 
 /// The same pointer, of which the compiler does not know where it comes from: it keeps one register
 /// for each row, instead of computing rows from each other all the time.
+#[cfg_attr(
+    any(target_arch = "x86_64", target_arch = "aarch64"),
+    expect(
+        clippy::pointers_in_nomem_asm_block,
+        reason = "the block is empty: nothing is read or written"
+    )
+)]
 #[inline(always)]
 fn opaque(mut p: *const f32) -> *const f32 {
     #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
