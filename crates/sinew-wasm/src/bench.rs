@@ -7,8 +7,7 @@ use sinew_sandbox::{
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Runs of each kind; the first few are not counted.
-const RUNS: usize = 20;
+/// Runs of each kind that are not counted.
 const WARM_UP: usize = 3;
 /// Between runs that take a waiting interpreter: the worker starts the next one.
 const REFILL: Duration = Duration::from_millis(60);
@@ -64,7 +63,7 @@ async fn exec(place: &mut Box<dyn Sandbox>, program: &Program) -> Result<(), San
     )))
 }
 
-fn plain_python() -> f64 {
+fn plain_python(runs: usize) -> f64 {
     let once = || {
         let began = Instant::now();
         let ended = Command::new("python3")
@@ -73,15 +72,16 @@ fn plain_python() -> f64 {
             .status();
         ended.map_or(f64::NAN, |_| began.elapsed().as_secs_f64() * 1e3)
     };
-    median_and_spread((0..RUNS).map(|_| once()).collect()).0
+    median_and_spread((0..runs + WARM_UP).map(|_| once()).collect()).0
 }
 
-/// Measures every row.
+/// Measures every row, each `runs` times.
 ///
 /// # Errors
 /// If a sandbox cannot be made or a program fails.
 pub async fn run(
     provider: &dyn SandboxProvider,
+    runs: usize,
     on_row: &mut (dyn FnMut(BenchRow) + Send),
 ) -> Result<(), SandboxError> {
     let argv = |list: [&str; 3]| Program::Argv(list.map(String::from).to_vec());
@@ -123,13 +123,13 @@ pub async fn run(
             None,
         ),
     ];
-    let peer_value = plain_python();
+    let peer_value = plain_python(runs);
     let spec = SandboxSpec::default();
     let mut place = provider.acquire(&spec).await?;
     exec(&mut place, &python).await?;
     for (name, program, fresh, refill, target) in rows {
         let mut ms = Vec::new();
-        for _ in 0..RUNS + WARM_UP {
+        for _ in 0..runs + WARM_UP {
             if refill {
                 tokio::time::sleep(REFILL).await;
             }

@@ -485,7 +485,7 @@ fn changed_modules_are_not_loaded() {
 async fn the_bench_measures_every_row() {
     let provider = provider();
     let mut rows = Vec::new();
-    sinew_wasm::bench::run(&provider, &mut |row| rows.push(row))
+    sinew_wasm::bench::run(&provider, 2, &mut |row| rows.push(row))
         .await
         .unwrap();
     assert_eq!(rows.len(), 5);

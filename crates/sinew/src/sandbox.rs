@@ -177,7 +177,7 @@ fn bench_wasm(provider: &dyn SandboxProvider, as_json: bool) -> Result<(), Failu
             ));
         }
     };
-    let benches = sinew_wasm::bench::run(provider, &mut on_row);
+    let benches = sinew_wasm::bench::run(provider, 30, &mut on_row);
     runtime()?.block_on(benches).map_err(Failure::system)
 }
 
