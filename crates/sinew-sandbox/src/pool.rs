@@ -342,7 +342,7 @@ impl SandboxProvider for Pool {
             match found {
                 Found::Ready(mut sandbox) => {
                     let hits = self.0.hits.fetch_add(1, Ordering::Relaxed);
-                    if hits % MEASURE_EVERY == 0
+                    if hits.is_multiple_of(MEASURE_EVERY)
                         && let Ok(stats) = sandbox.stats().await
                         && stats.memory_bytes > 0
                     {

@@ -32,7 +32,7 @@ pub(crate) fn run(runs: &[PathBuf], out: &Path) -> Result<(), Failure> {
         });
     }
     let title = format!("Success of training episodes, mean of {WINDOW} steps");
-    let svg = plot(&title, "minutes", "success", &curves).map_err(Failure::system)?;
+    let svg = plot(&title, "step", "success", &curves).map_err(Failure::system)?;
     write_atomic(out, svg.as_bytes())
         .map_err(|e| Failure::system(format!("{}: {e}", out.display())))?;
     output::print(&format!("{}\n", out.display()));
@@ -44,7 +44,7 @@ fn smoothed(records: &[StepRecord]) -> Vec<(f64, f64)> {
         .map(|i| {
             let window = &records[i.saturating_sub(WINDOW - 1)..=i];
             let sum: f64 = window.iter().map(|r| r.rollout.success).sum();
-            (records[i].wall_s / 60.0, sum / window.len() as f64)
+            (records[i].step as f64, sum / window.len() as f64)
         })
         .collect()
 }
@@ -58,7 +58,6 @@ mod tests {
         let record = |step: u64, success: f64| {
             let mut r = StepRecord {
                 step,
-                wall_s: 60.0 * step as f64,
                 ..StepRecord::default()
             };
             r.rollout.success = success;

@@ -50,7 +50,8 @@ pub(crate) fn serve_engine(
     renderer: &Arc<dyn Renderer>,
     context: usize,
 ) -> Result<Arc<dyn Engine>, Failure> {
-    let failed = |url: &str, e: &dyn std::fmt::Display| Failure::input(format!("--engine {url}: {e}"));
+    let failed =
+        |url: &str, e: &dyn std::fmt::Display| Failure::input(format!("--engine {url}: {e}"));
     let mut backends = Vec::new();
     for url in urls.split(',').map(str::trim) {
         let (kind, address) = split_url(url).map_err(|e| failed(url, &e))?;
@@ -70,7 +71,9 @@ pub(crate) fn serve_engine(
     }
     let engine = RemoteEngine::new(backends, None, config(PolicyVersion::default()));
     let engine = engine.map_err(|e| failed(urls, &e))?;
-    engine.wait_ready(READY_WITHIN).map_err(|e| failed(urls, &e))?;
+    engine
+        .wait_ready(READY_WITHIN)
+        .map_err(|e| failed(urls, &e))?;
     Ok(Arc::new(engine))
 }
 
@@ -115,6 +118,8 @@ pub(crate) fn training_engine(
     let folder = section.weights_dir.as_ref();
     let folder = folder.map(|dir| WeightsFolder::new(dir, base, FolderDtype::F32));
     let engine = RemoteEngine::new(backends, folder, config(version)).map_err(|e| failed(&e))?;
-    engine.load_weights(version, weights).map_err(|e| failed(&e))?;
+    engine
+        .load_weights(version, weights)
+        .map_err(|e| failed(&e))?;
     Ok(Arc::new(engine))
 }

@@ -236,7 +236,11 @@ fn models_must_be_there_and_be_used() {
         ("type = 'grpo'", critic, "does not read a critic"),
         ("type = 'opd'", FACTS, "learns from a teacher"),
         ("type = 'opd_top_k'", FACTS, "learns from a teacher"),
-        ("type = 'grpo'\nteacher_kl = {}", FACTS, "learns from a teacher"),
+        (
+            "type = 'grpo'\nteacher_kl = {}",
+            FACTS,
+            "learns from a teacher",
+        ),
         ("type = 'grpo'", teacher, "asks no teacher"),
         (
             "type = 'opd'\nteacher_kl = { top_k = 0 }",

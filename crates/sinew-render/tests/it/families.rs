@@ -171,10 +171,12 @@ fn shipped_templates_render_as_transformers_renders_them() {
     let mut compared = 0;
     for row in golden["renders"].as_array().unwrap() {
         let name = row["template"].as_str().unwrap();
-        let (_, _, eos) = FAMILIES.iter().find(|f| f.0 == name).unwrap();
+        assert!(
+            FAMILIES.iter().any(|f| f.0 == name),
+            "{name} is in no family"
+        );
         // The golden texts have these.
         let renderer = renderer(name, "<s>", "</s>");
-        let _ = eos;
         assert_eq!(Value::from(renderer.shows().calls), row["calls"], "{name}");
         for (i, conversation) in conversations.iter().enumerate() {
             let messages: Vec<_> = conversation["messages"]

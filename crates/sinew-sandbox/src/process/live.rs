@@ -740,7 +740,7 @@ impl Spawner {
 
     /// Tells the end of an execution and frees the sandbox once no child of it is left.
     fn settle(&mut self, id: u64) {
-        if !self.live.get(&id).is_some_and(|l| l.children == 0) {
+        if self.live.get(&id).is_none_or(|l| l.children != 0) {
             return;
         }
         self.tell_end(id);

@@ -67,7 +67,10 @@ impl Peer {
             .env("LITELLM_LOCAL_MODEL_COST_MAP", "True")
             .env("LITELLM_LOG", "ERROR")
             // It listens on this host alone, and for some seconds.
-            .env("LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY", "true")
+            .env(
+                "LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY",
+                "true",
+            )
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::null());
