@@ -277,24 +277,7 @@ impl RuleConfig {
                 "nothing, where the scheme is http",
             ));
         }
-        let find = |name: &String| {
-            let found = credentials.iter().find(|c| c.name == *name).cloned();
-            found.ok_or_else(|| {
-                wrong(
-                    field("credential"),
-                    name,
-                    "the name of one of sandbox.egress.credentials",
-                )
-            })
-        };
-        let credential = self.credential.as_ref().map(find).transpose()?;
-        if credential.is_some() && !https {
-            return Err(wrong(
-                field("credential"),
-                "set",
-                "nothing, where the scheme is http: it would travel in the open",
-            ));
-        }
+        let credential = self.credential(at, credentials)?;
         Ok(Rule {
             host,
             scheme,
@@ -305,6 +288,25 @@ impl RuleConfig {
             intercept,
             credential,
         })
+    }
+
+    fn credential(
+        &self,
+        at: usize,
+        credentials: &[Credential],
+    ) -> Result<Option<Credential>, ConfigError> {
+        let Some(name) = &self.credential else {
+            return Ok(None);
+        };
+        let refuse =
+            |value: &str, allowed: &str| wrong(format!("rules[{at}].credential"), value, allowed);
+        if self.scheme == RuleScheme::Http {
+            let why = "nothing, where the scheme is http: it would travel in the open";
+            return Err(refuse("set", why));
+        }
+        let found = credentials.iter().find(|c| c.name == *name).cloned();
+        let unknown = || refuse(name, "the name of one of sandbox.egress.credentials");
+        found.ok_or_else(unknown).map(Some)
     }
 }
 
@@ -353,83 +355,58 @@ mod tests {
 
     #[test]
     fn impossible_rules_are_refused_by_name() {
-        let no_intercept = RuleConfig {
-            intercept: Some(false),
-            ..rule("a.com")
+        let changed = |change: fn(&mut RuleConfig)| {
+            let mut rule = rule("a.com");
+            change(&mut rule);
+            rule
         };
         let cases = [
-            (rule("10.1"), "rules[0].host"),
+            (rule("10.1"), "host"),
+            (changed(|r| r.paths = vec!["v1".into()]), "paths"),
+            (changed(|r| r.paths = vec!["/a*b".into()]), "paths"),
+            (changed(|r| r.methods = vec!["get".into()]), "methods"),
+            (changed(|r| r.addresses = vec!["127".into()]), "addresses"),
+            (changed(|r| r.ports = vec![0]), "ports"),
             (
-                RuleConfig {
-                    paths: vec!["v1".into()],
-                    ..rule("a.com")
-                },
-                "rules[0].paths",
+                changed(|r| r.credential = Some("other".into())),
+                "credential",
             ),
             (
-                RuleConfig {
-                    paths: vec!["/a*b".into()],
-                    ..rule("a.com")
-                },
-                "rules[0].paths",
+                changed(|r| {
+                    r.intercept = Some(false);
+                    r.methods = vec!["GET".into()];
+                }),
+                "intercept",
             ),
             (
-                RuleConfig {
-                    methods: vec!["get".into()],
-                    ..rule("a.com")
-                },
-                "rules[0].methods",
+                changed(|r| {
+                    r.credential = Some("key".into());
+                    r.scheme = RuleScheme::Http;
+                }),
+                "credential",
             ),
             (
-                RuleConfig {
-                    addresses: vec!["127".into()],
-                    ..rule("a.com")
-                },
-                "rules[0].addresses",
-            ),
-            (
-                RuleConfig {
-                    ports: vec![0],
-                    ..rule("a.com")
-                },
-                "rules[0].ports",
-            ),
-            (
-                RuleConfig {
-                    methods: vec!["GET".into()],
-                    ..no_intercept.clone()
-                },
-                "rules[0].intercept",
-            ),
-            (
-                RuleConfig {
-                    credential: Some("other".into()),
-                    ..rule("a.com")
-                },
-                "rules[0].credential",
-            ),
-            (
-                RuleConfig {
-                    credential: Some("key".into()),
-                    scheme: RuleScheme::Http,
-                    ..rule("a.com")
-                },
-                "rules[0].credential",
-            ),
-            (
-                RuleConfig {
-                    scheme: RuleScheme::Http,
-                    ..no_intercept.clone()
-                },
-                "rules[0].intercept",
+                changed(|r| {
+                    r.intercept = Some(false);
+                    r.scheme = RuleScheme::Http;
+                }),
+                "intercept",
             ),
         ];
         for (rule, field) in cases {
             assert_eq!(
                 compile(&with(rule)).unwrap_err().field,
-                format!("sandbox.egress.{field}")
+                format!("sandbox.egress.rules[0].{field}")
             );
         }
+    }
+
+    #[test]
+    fn recordings_and_credentials_need_what_they_need() {
+        let no_intercept = RuleConfig {
+            intercept: Some(false),
+            ..rule("a.com")
+        };
         let mut config = with(no_intercept);
         assert!(compile(&config).is_ok());
         config.mode = Mode::Record;

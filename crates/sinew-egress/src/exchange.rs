@@ -2,7 +2,7 @@
 
 use crate::body::{Body, Problem, failed, full, refusal};
 use crate::config::Mode;
-use crate::policy::{Ask, Denial, Reason, Rule};
+use crate::policy::{Ask, Credential, Denial, Reason, Rule};
 use crate::proxy::{Inner, MAX_HEAD_BYTES, MAX_HEADERS, Note, Via};
 use crate::record::{self, Answer, Recordings};
 use crate::request::{Target, absolute_target, check_head, end_to_end};
@@ -243,6 +243,18 @@ async fn fetch(
     })
 }
 
+/// Adds a secret that the sandbox never sees.
+fn add_credential(headers: &mut HeaderMap, credential: &Credential) -> Result<(), Problem> {
+    // Only text in the open can be searched for the secret.
+    headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
+    let name = credential.header.as_bytes();
+    let name = hyper::header::HeaderName::from_bytes(name).map_err(failed)?;
+    let mut value = HeaderValue::from_str(&credential.value).map_err(failed)?;
+    value.set_sensitive(true);
+    headers.insert(name, value);
+    Ok(())
+}
+
 /// Sends a judged request and waits for the head of the answer.
 async fn send(
     via: &Via,
@@ -263,13 +275,7 @@ async fn send(
     let authority = HeaderValue::from_str(&target.authority()).map_err(failed)?;
     headers.insert(HOST, authority);
     if let Some(credential) = &rule.credential {
-        // Only text in the open can be searched for the secret.
-        headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
-        let name =
-            hyper::header::HeaderName::from_bytes(credential.header.as_bytes()).map_err(failed)?;
-        let mut value = HeaderValue::from_str(&credential.value).map_err(failed)?;
-        value.set_sensitive(true);
-        headers.insert(name, value);
+        add_credential(&mut headers, credential)?;
         note.line.credential = Some(credential.name.clone());
     }
     let secret = rule.credential.as_ref().map(|c| c.secret.clone());

@@ -568,14 +568,8 @@ async fn snapshots_forks_and_archives_carry_files() {
     let server = server(|_| {}).await;
     let id = server.create(json!({})).await;
     assert_eq!(server.put(&id, "state.txt", b"one").await, 204);
-    let answer = server
-        .ask(
-            ANN,
-            "POST",
-            &format!("/v1/sandboxes/{id}/snapshot"),
-            Value::Null,
-        )
-        .await;
+    let path = format!("/v1/sandboxes/{id}/snapshot");
+    let answer = server.ask(ANN, "POST", &path, Value::Null).await;
     assert_eq!(answer.status, 201, "{:?}", answer.json());
     let snapshot = answer.json()["snapshot"].as_str().unwrap().to_string();
     assert_eq!(server.put(&id, "state.txt", b"two").await, 204);
@@ -625,40 +619,35 @@ async fn snapshots_forks_and_archives_carry_files() {
     let imported = imported.json()["snapshot"].as_str().unwrap().to_string();
     let again = server.create(json!({ "snapshot": imported })).await;
     assert_eq!(read(&again).await, "one");
+    let path = format!("/v1/snapshots/{snapshot}");
     assert_eq!(
-        server
-            .ask(
-                BOB,
-                "DELETE",
-                &format!("/v1/snapshots/{snapshot}"),
-                Value::Null
-            )
-            .await
-            .status,
+        server.ask(BOB, "DELETE", &path, Value::Null).await.status,
         404
     );
+    let path = format!("/v1/snapshots/{snapshot}");
     assert_eq!(
-        server
-            .ask(
-                ANN,
-                "DELETE",
-                &format!("/v1/snapshots/{snapshot}"),
-                Value::Null
-            )
-            .await
-            .status,
+        server.ask(ANN, "DELETE", &path, Value::Null).await.status,
         204
     );
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn a_sandbox_can_be_emptied_and_tells_what_it_holds() {
+    let server = server(|_| {}).await;
+    let id = server.create(json!({})).await;
+    assert_eq!(server.put(&id, "state.txt", b"one").await, 204);
+    let read = async |id: &str| {
+        let answer = server.exec(id, json!({ "shell": "cat state.txt" })).await;
+        answer.json()["stdout"]
+            .as_str()
+            .unwrap_or_default()
+            .to_string()
+    };
+    assert_eq!(read(&id).await, "one");
+    let path = format!("/v1/sandboxes/{id}/reset");
     assert_eq!(
-        server
-            .ask(
-                ANN,
-                "POST",
-                &format!("/v1/sandboxes/{id}/reset"),
-                Value::Null
-            )
-            .await
-            .status,
+        server.ask(ANN, "POST", &path, Value::Null).await.status,
         204
     );
     assert_eq!(read(&id).await, "");

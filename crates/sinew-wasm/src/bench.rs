@@ -82,6 +82,29 @@ fn plain_python(runs: usize) -> f64 {
     median_and_spread((0..runs + WARM_UP).map(|_| once()).collect()).0
 }
 
+/// Milliseconds of each run, in `place` or in a fresh sandbox.
+async fn measure(
+    provider: &dyn SandboxProvider,
+    fresh: Option<&SandboxSpec>,
+    place: &mut Box<dyn Sandbox>,
+    program: &Program,
+    (runs, refill): (usize, bool),
+) -> Result<Vec<f64>, SandboxError> {
+    let mut ms = Vec::new();
+    for _ in 0..runs + WARM_UP {
+        if refill {
+            tokio::time::sleep(REFILL).await;
+        }
+        let began = Instant::now();
+        match fresh {
+            Some(spec) => exec(&mut provider.acquire(spec).await?, program).await?,
+            None => exec(place, program).await?,
+        }
+        ms.push(began.elapsed().as_secs_f64() * 1e3);
+    }
+    Ok(ms)
+}
+
 /// Measures every row, each `runs` times.
 ///
 /// # Errors
@@ -135,20 +158,8 @@ pub async fn run(
     let mut place = provider.acquire(&spec).await?;
     exec(&mut place, &python).await?;
     for (name, program, fresh, refill, target) in rows {
-        let mut ms = Vec::new();
-        for _ in 0..runs + WARM_UP {
-            if refill {
-                tokio::time::sleep(REFILL).await;
-            }
-            let began = Instant::now();
-            if fresh {
-                let mut own = provider.acquire(&spec).await?;
-                exec(&mut own, program).await?;
-            } else {
-                exec(&mut place, program).await?;
-            }
-            ms.push(began.elapsed().as_secs_f64() * 1e3);
-        }
+        let own = fresh.then_some(&spec);
+        let ms = measure(provider, own, &mut place, program, (runs, refill)).await?;
         let (value, spread) = median_and_spread(ms);
         on_row(BenchRow {
             name: name.into(),

@@ -28,8 +28,10 @@ fn with(
 pub(crate) fn define(linker: &mut Linker<Host>) -> wasmtime::Result<()> {
     process(linker)?;
     descriptors(linker)?;
+    folders(linker)?;
     transfers(linker)?;
     paths(linker)?;
+    changes(linker)?;
     refused(linker)
 }
 
@@ -160,6 +162,10 @@ fn descriptors(l: &mut Linker<Host>) -> wasmtime::Result<()> {
             })
         },
     )?;
+    Ok(())
+}
+
+fn folders(l: &mut Linker<Host>) -> wasmtime::Result<()> {
     l.func_wrap(
         MODULE,
         "fd_prestat_get",
@@ -304,6 +310,10 @@ fn paths(l: &mut Linker<Host>) -> wasmtime::Result<()> {
             })
         },
     )?;
+    Ok(())
+}
+
+fn changes(l: &mut Linker<Host>) -> wasmtime::Result<()> {
     l.func_wrap(
         MODULE,
         "path_unlink_file",
