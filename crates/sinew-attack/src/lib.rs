@@ -1,6 +1,6 @@
 //! Sandboxes put to the test: hostile programs that try to get out, and benches beside others.
 //!
-//! [`attack`] runs each case of a list inside and judges it from the host's side; [`bench`]
+//! [`attack`] runs each case of a list inside and judges it from the host's side; [`mod@bench`]
 //! measures a level beside what the same program takes without one, and beside other launchers.
 //! Both drive any level through the port. Invariants: an attack is `held` only if its effect
 //! did not happen, its ending is the precise one, a sibling is unharmed and nothing is left; a

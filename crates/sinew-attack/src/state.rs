@@ -82,7 +82,7 @@ async fn late_writes(provider: &dyn SandboxProvider, _: &Witness) -> Result<Verd
     sandbox.write_file("state", b"before").await?;
     let snapshot = match sandbox.snapshot().await {
         Ok(snapshot) => snapshot,
-        Err(e) => return unsupported(&e).map_or(Err(e), Ok),
+        Err(e) => return unsupported(&e).ok_or(e),
     };
     let late = "import os\nopen('state', 'w').write('after')\nopen('new', 'w').write('x')\nfor p in os.listdir('/'): pass";
     python(sandbox.as_mut(), late).await?;
@@ -194,7 +194,7 @@ async fn restored(provider: &dyn SandboxProvider, _: &Witness) -> Result<Verdict
     python(attacker.as_mut(), plant).await?;
     let snapshot = match attacker.snapshot().await {
         Ok(snapshot) => snapshot,
-        Err(e) => return unsupported(&e).map_or(Err(e), Ok),
+        Err(e) => return unsupported(&e).ok_or(e),
     };
     attacker.destroy().await?;
     let archive = provider.export(&snapshot).await?;

@@ -15,7 +15,7 @@ use std::error::Error;
 use std::io::Write;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::mpsc::channel;
+use std::sync::mpsc::sync_channel;
 use std::time::{Duration, Instant};
 
 type Failure = Box<dyn Error>;
@@ -76,13 +76,16 @@ fn backend(kind: &str, config: ServerConfig) -> Result<Arc<dyn Backend>, Failure
     })
 }
 
+/// More events than the few tokens of a request can make.
+const EVENTS: usize = 64;
+
 fn generate(
     engine: &RemoteEngine,
     id: u64,
     prompt: &[TokenId],
     temperature: f32,
 ) -> Result<(Vec<SampledToken>, FinishReason), Failure> {
-    let (to, events) = channel();
+    let (to, events) = sync_channel(EVENTS);
     let sampling = SamplingParams {
         temperature,
         max_tokens: 12,

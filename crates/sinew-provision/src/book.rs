@@ -457,10 +457,6 @@ impl Service {
         Ok(name)
     }
 
-    #[expect(
-        clippy::type_complexity,
-        reason = "three parts of one thing, used at once"
-    )]
     fn kept(
         &self,
         owner: &str,

@@ -57,7 +57,7 @@ pub fn router(service: Arc<Service>) -> Router {
         .layer(DefaultBodyLimit::max(MAX_JSON_BYTES))
         .route(
             "/v1/sandboxes/{id}/files/{*path}",
-            get(read).put(write).layer(files.clone()),
+            get(read).put(write).layer(files),
         )
         .route("/v1/snapshots", post(import).layer(files))
         .route("/v1/snapshots/{id}", get(export).delete(forget))

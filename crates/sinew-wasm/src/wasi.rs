@@ -38,6 +38,8 @@ pub(crate) type Answer = Result<(), Refusal>;
 
 /// Where output goes as it comes.
 pub(crate) type Sink = Box<dyn FnMut(OutputStream, &[u8])>;
+/// The same, for another thread.
+pub(crate) type SendSink = Box<dyn FnMut(OutputStream, &[u8]) + Send>;
 
 /// What an instance that was started early gets when there is work.
 pub(crate) struct Start {
@@ -52,7 +54,7 @@ pub(crate) struct Setting {
     pub(crate) files: crate::wire::Tree,
     pub(crate) stdin: Vec<u8>,
     pub(crate) bounds: Bounds,
-    pub(crate) sink: Box<dyn FnMut(OutputStream, &[u8]) + Send>,
+    pub(crate) sink: SendSink,
 }
 
 /// Bounds of an execution.

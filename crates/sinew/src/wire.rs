@@ -334,13 +334,16 @@ fn engine(
     Ok(engine)
 }
 
+/// The engine that episodes use, and what cross-policy sampling adds to it.
+type Engines = (Arc<dyn Engine>, Option<Arc<CrossPolicy>>);
+
 /// The engine that episodes use: one, or two for cross-policy sampling.
 fn engines(
     recipe: &Recipe,
     device: &Device,
     renderer: &dyn Renderer,
     learner: &Learner,
-) -> Result<(Arc<dyn Engine>, Option<Arc<CrossPolicy>>), Failure> {
+) -> Result<Engines, Failure> {
     let weights = learner.weights()?;
     if recipe.engine.kind != "embedded" {
         let base = match model_files(recipe)? {

@@ -330,6 +330,7 @@ fn guesses_save_passes_and_change_no_token() {
 /// The joint distribution of two tokens, the first of which is guessed, is the softmax of the model.
 /// Guesses come from siblings of the same prompt, as in a group.
 #[test]
+#[expect(clippy::needless_range_loop, reason = "tokens are numbers here")]
 fn guessed_tokens_follow_the_distribution_of_the_model() {
     const ANSWERS: u64 = 4000;
     let prompt = [1, 2, 3, 4, 1, 2];

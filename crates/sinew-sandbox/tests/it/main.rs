@@ -552,9 +552,6 @@ async fn attacked(provider: &dyn SandboxProvider, filter: &str, least: usize) {
         .await
         .unwrap();
     let of = |outcome| rows.iter().filter(move |r| r.outcome == outcome);
-    for row in &rows {
-        println!("{:?} {} ({})", row.outcome, row.case, row.why);
-    }
     let escaped: Vec<_> = of(AttackOutcome::Escaped).collect();
     assert!(escaped.is_empty(), "{escaped:#?}");
     assert!(of(AttackOutcome::Held).count() >= least, "{rows:#?}");

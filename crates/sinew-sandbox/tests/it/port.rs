@@ -2,7 +2,7 @@
 
 use crate::{OK, children, exec, groups, provider, python, small, spawner_pid, steady, text, with};
 use sinew_sandbox::{
-    Ending, ExecOptions, ExecRequest, Network, OutputStream, Pool, PoolConfig, Program, Sandbox,
+    Ending, ExecOptions, ExecRequest, Network, OutputStream, Pool, PoolConfig, Program,
     SandboxError, SandboxProvider, SandboxSpec,
 };
 use std::io::{Read, Write};

@@ -214,13 +214,6 @@ impl_product!(
     )
 )]
 #[inline(always)]
-#[cfg_attr(
-    any(target_arch = "x86_64", target_arch = "aarch64"),
-    expect(
-        clippy::pointers_in_nomem_asm_block,
-        reason = "the pointer is passed on, not followed"
-    )
-)]
 fn opaque(mut p: *const f32) -> *const f32 {
     #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
     // SAFETY: no instruction at all.

@@ -327,7 +327,6 @@ fn rollout_spec(options: &EpisodeOptions, spec: &EpisodeSpec) -> RolloutSpec {
         },
         max_turns: Some(options.limits.max_turns),
         max_context_tokens: Some(options.limits.max_context_tokens),
-        ..RolloutSpec::default()
     }
 }
 
@@ -376,8 +375,8 @@ fn failure(ended: &Ended, trace: &Trace) -> Option<String> {
 
 /// The last line that the program printed, else what the model said last.
 fn answer(stdout: &str, trace: &Trace) -> String {
-    let lines = stdout.lines().map(str::trim);
-    if let Some(line) = lines.filter(|l| !l.is_empty()).next_back() {
+    let mut lines = stdout.lines().map(str::trim);
+    if let Some(line) = lines.rfind(|l| !l.is_empty()) {
         return line.to_owned();
     }
     let said = trace

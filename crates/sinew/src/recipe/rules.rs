@@ -293,7 +293,7 @@ fn outside(recipe: &Recipe, rules: &mut Rules) {
         "engine.url",
         format!("{:?}", e.url),
         "addresses with type vllm or sglang, none with embedded",
-        outside == !e.url.is_empty(),
+        outside != e.url.is_empty(),
     );
     rules.allowed(
         "engine.weights_dir",
