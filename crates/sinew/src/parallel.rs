@@ -29,6 +29,8 @@ const PATIENCE: Duration = Duration::from_secs(1800);
 
 /// How long a worker may take to end once its input is closed.
 const FAREWELL: Duration = Duration::from_secs(2);
+/// How long the status of a worker that closed its pipes may take.
+const LAST_WORDS: Duration = Duration::from_millis(500);
 
 /// The first line a worker reads.
 #[derive(Debug, Serialize, Deserialize)]
@@ -168,10 +170,25 @@ impl Worker {
         }
     }
 
+    /// How it ended, if it ends in time.
+    fn ended_within(&mut self, limit: Duration) -> Option<std::process::ExitStatus> {
+        let until = std::time::Instant::now() + limit;
+        loop {
+            match self.child.try_wait() {
+                Ok(Some(status)) => return Some(status),
+                Ok(None) if std::time::Instant::now() < until => {
+                    std::thread::sleep(Duration::from_millis(5));
+                }
+                _ => return None,
+            }
+        }
+    }
+
     fn gone(&mut self, count: usize, reason: &str) -> PeerError {
-        let status = match self.child.try_wait() {
-            Ok(Some(status)) => format!("{reason} ({status})"),
-            _ => reason.to_owned(),
+        // Its pipes close a moment before it can be waited for.
+        let status = match self.ended_within(LAST_WORDS) {
+            Some(status) => format!("{reason} ({status})"),
+            None => reason.to_owned(),
         };
         PeerError::Gone {
             rank: self.rank,
@@ -184,12 +201,8 @@ impl Worker {
 impl Drop for Worker {
     fn drop(&mut self) {
         self.input = None;
-        let until = std::time::Instant::now() + FAREWELL;
-        while std::time::Instant::now() < until {
-            match self.child.try_wait() {
-                Ok(None) => std::thread::sleep(Duration::from_millis(5)),
-                _ => return,
-            }
+        if self.ended_within(FAREWELL).is_some() {
+            return;
         }
         let _ = self.child.kill();
         let _ = self.child.wait();

@@ -17,16 +17,15 @@ fn changed(field: &str, value: Value) -> Value {
     body
 }
 
-#[test]
-fn every_wrong_field_is_refused_by_name() {
-    let world = world(yes);
-    let rollout = world.open();
+type Wrong = (&'static str, Value, &'static str);
+
+fn wrong_messages() -> Vec<Wrong> {
     let call = |arguments: &str| {
         json!([{"role": "assistant", "tool_calls": [
             {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}},
         ]}])
     };
-    let cases = [
+    vec![
         ("model", json!(null), "model"),
         ("model", json!(7), "model"),
         ("messages", json!(null), "messages"),
@@ -63,6 +62,11 @@ fn every_wrong_field_is_refused_by_name() {
             call("{"),
             "messages[0].tool_calls[0].function.arguments",
         ),
+    ]
+}
+
+fn wrong_settings() -> Vec<Wrong> {
+    vec![
         ("temperature", json!(3), "temperature"),
         ("temperature", json!("hot"), "temperature"),
         ("top_p", json!(-1), "top_p"),
@@ -103,7 +107,14 @@ fn every_wrong_field_is_refused_by_name() {
         ("store", json!(true), "store"),
         ("n_choices", json!(2), "n_choices"),
         ("temprature", json!(1), "temprature"),
-    ];
+    ]
+}
+
+#[test]
+fn every_wrong_field_is_refused_by_name() {
+    let world = world(yes);
+    let rollout = world.open();
+    let cases = wrong_messages().into_iter().chain(wrong_settings());
     for (field, value, param) in cases {
         let body = changed(field, value);
         let told = rollout.post("/chat/completions", &body);

@@ -2,7 +2,8 @@
 //!
 //! The blocks run in an empty folder that has what a checkout has. There, `recipes/quickstart.toml`
 //! is a short run of the tiny recipe, and `runs/quickstart` its result: the commands are the same,
-//! the hour of arithmetic is not. `make` is left out: CI is one of its two targets.
+//! the hour of arithmetic is not. `make` is left out: CI is one of its two targets. So are `console`
+//! blocks: measurements that take long, or install what other systems need.
 
 use super::{root, sinew};
 use std::fs;
