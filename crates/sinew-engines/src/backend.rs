@@ -58,6 +58,20 @@ impl ServedWeights {
             None => Self::Foreign(label.to_owned()),
         }
     }
+
+    /// That they are those of `version`.
+    ///
+    /// # Errors
+    /// If they are not.
+    pub(crate) fn verify(&self, version: PolicyVersion) -> Result<(), LegError> {
+        if *self == Self::Version(version) {
+            return Ok(());
+        }
+        Err(LegError::Version {
+            expected: version,
+            found: self.to_string(),
+        })
+    }
 }
 
 impl fmt::Display for ServedWeights {

@@ -158,14 +158,7 @@ impl VllmBackend {
     }
 
     async fn verify(&self, version: PolicyVersion) -> Result<(), LegError> {
-        let found = self.weights().await?;
-        if found == ServedWeights::Version(version) {
-            return Ok(());
-        }
-        Err(LegError::Version {
-            expected: version,
-            found: found.to_string(),
-        })
+        self.weights().await?.verify(version)
     }
 
     async fn run(&self, leg: &Leg, sink: &mut LegSink) -> Result<LegEnd, LegError> {

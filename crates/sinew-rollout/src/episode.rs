@@ -33,6 +33,25 @@ pub struct EpisodeSpec {
     pub seed: u64,
 }
 
+impl EpisodeSpec {
+    /// The trace of an episode in which nothing has happened yet.
+    pub fn empty_trace(&self) -> Trace {
+        Trace {
+            format_version: TRACE_FORMAT_VERSION,
+            episode: self.episode.clone(),
+            group: self.group.clone(),
+            task: self.task.id.clone(),
+            task_kind: self.task.kind.clone(),
+            step: self.step,
+            purpose: self.purpose.clone(),
+            nodes: Vec::new(),
+            outcome: Outcome::default(),
+            end: EpisodeEnd::Terminated,
+            timing: Timing::default(),
+        }
+    }
+}
+
 /// What happened.
 #[derive(Clone, Debug)]
 pub enum EpisodeEvent {
@@ -111,19 +130,7 @@ impl EpisodeMachine {
             turn: 0,
             context: Vec::new(),
             turn_node: None,
-            trace: Trace {
-                format_version: TRACE_FORMAT_VERSION,
-                episode: spec.episode.clone(),
-                group: spec.group.clone(),
-                task: spec.task.id.clone(),
-                task_kind: spec.task.kind.clone(),
-                step: spec.step,
-                purpose: spec.purpose.clone(),
-                nodes: Vec::new(),
-                outcome: Outcome::default(),
-                end: EpisodeEnd::Terminated,
-                timing: Timing::default(),
-            },
+            trace: spec.empty_trace(),
         }
     }
 
@@ -205,18 +212,9 @@ impl EpisodeMachine {
             n => (n - 1) as NodeId,
         };
         self.context.extend_from_slice(&tokens);
-        self.trace.nodes.push(Node {
-            parent,
-            turn: self.turn,
-            kind,
-            tokens,
-            logprobs: Vec::new(),
-            versions: Vec::new(),
-            messages,
-            finish: None,
-            process_reward: 0.0,
-            state_hash: None,
-        });
+        self.trace
+            .nodes
+            .push(Node::given(parent, self.turn, kind, tokens, messages));
         (self.trace.nodes.len() - 1) as NodeId
     }
 

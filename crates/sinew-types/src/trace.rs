@@ -63,6 +63,31 @@ pub struct Node {
     pub state_hash: Option<u64>,
 }
 
+impl Node {
+    /// A node that nobody sampled: its tokens were given, so that it has neither
+    /// log-probabilities nor versions nor an end of sampling.
+    pub fn given(
+        parent: NodeId,
+        turn: u32,
+        kind: TokenKind,
+        tokens: Vec<TokenId>,
+        messages: Vec<Message>,
+    ) -> Self {
+        Self {
+            parent,
+            turn,
+            kind,
+            tokens,
+            logprobs: Vec::new(),
+            versions: Vec::new(),
+            messages,
+            finish: None,
+            process_reward: 0.0,
+            state_hash: None,
+        }
+    }
+}
+
 /// A limit that cut an episode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

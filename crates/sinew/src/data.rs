@@ -242,18 +242,9 @@ impl PathTrace {
             0 => NO_PARENT,
             n => (n - 1) as u32,
         };
-        self.trace.nodes.push(Node {
-            parent,
-            turn: self.turn,
-            kind,
-            tokens,
-            logprobs: Vec::new(),
-            versions: Vec::new(),
-            messages,
-            finish: None,
-            process_reward: 0.0,
-            state_hash: None,
-        });
+        self.trace
+            .nodes
+            .push(Node::given(parent, self.turn, kind, tokens, messages));
     }
 
     fn answer(&mut self, tokens: Vec<TokenId>, finish: FinishReason) {

@@ -17,7 +17,6 @@ use crate::turn::Piece;
 use serde_json::{Value, json};
 use sinew_types::{Message, Role, ToolCall, ToolSpec};
 
-const MAX_TOOLS: usize = 128;
 const MAX_STOPS: usize = 16;
 
 /// `POST /v1/messages`.
@@ -164,11 +163,7 @@ fn stops(fields: &mut Fields) -> Result<Vec<String>, ApiError> {
 }
 
 fn tools(fields: &mut Fields, request: &mut ModelRequest) -> Result<(), ApiError> {
-    let tools = fields.array("tools")?.unwrap_or_default();
-    if tools.len() > MAX_TOOLS {
-        let message = format!("{} tools, at most {MAX_TOOLS} are allowed", tools.len());
-        return Err(ApiError::invalid("tools", message));
-    }
+    let tools = fields.tools()?;
     for (i, value) in tools.into_iter().enumerate() {
         let mut tool = Fields::of(value, &format!("tools[{i}]"))?;
         let why = "only tools that the agent runs are known: type custom";

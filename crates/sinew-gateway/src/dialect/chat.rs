@@ -3,7 +3,7 @@
 use super::fields::{Fields, wrong};
 use super::{
     AnswerContext, Choice, Delta, Dialect, EventWriter, ModelRequest, ModelResponse, SamplingAsk,
-    ToolChoice, TurnEnd, Usage, data_event, openai_error,
+    TurnEnd, Usage, data_event, openai_error,
 };
 use crate::error::ApiError;
 use crate::session::Prompt;
@@ -15,10 +15,9 @@ use sinew_types::{Message, Role, SampledToken, TokenId, ToolCall, ToolSpec};
 /// Most alternatives of a token that may be asked for.
 const MAX_TOP_LOGPROBS: i64 = 20;
 
-/// Most entries of `logit_bias`, `stop`, `tools`.
+/// Most entries of `logit_bias`, `stop`.
 const MAX_BIAS: usize = 1024;
 const MAX_STOPS: usize = 16;
-const MAX_TOOLS: usize = 128;
 
 /// `POST /v1/chat/completions`.
 #[derive(Clone, Copy, Debug)]
@@ -194,30 +193,14 @@ fn logit_bias(fields: &mut Fields) -> Result<Vec<(TokenId, f32)>, ApiError> {
 }
 
 fn tools(fields: &mut Fields, request: &mut ModelRequest) -> Result<(), ApiError> {
-    let tools = fields.array("tools")?.unwrap_or_default();
-    if tools.len() > MAX_TOOLS {
-        let message = format!("{} tools, at most {MAX_TOOLS} are allowed", tools.len());
-        return Err(ApiError::invalid("tools", message));
-    }
+    let tools = fields.tools()?;
     request.tools = tools
         .into_iter()
         .enumerate()
         .map(|(i, value)| tool(value, &format!("tools[{i}]")))
         .collect::<Result<_, _>>()?;
     request.parallel_tool_calls = fields.bool("parallel_tool_calls")?.unwrap_or(true);
-    request.tool_choice = match fields.take("tool_choice") {
-        None => ToolChoice::Auto,
-        Some(Value::String(word)) => match word.as_str() {
-            "auto" => ToolChoice::Auto,
-            "none" => ToolChoice::None,
-            "required" => ToolChoice::Required,
-            _ => {
-                let expected = "auto, none, required, or an object that names a function";
-                return Err(wrong("tool_choice", &Value::String(word), expected));
-            }
-        },
-        Some(value) => ToolChoice::Named(chosen(value)?),
-    };
+    request.tool_choice = fields.tool_choice(chosen)?;
     request.check_tool_choice()
 }
 

@@ -1,7 +1,11 @@
 //! Reading JSON objects strictly: every field is taken by name, and what is left is refused.
 
+use super::ToolChoice;
 use crate::error::ApiError;
 use serde_json::{Map, Value};
+
+/// Most tools of a request.
+const MAX_TOOLS: usize = 128;
 
 /// An object whose fields are taken one by one. A field that is `null` counts as absent.
 #[derive(Debug)]
@@ -136,6 +140,43 @@ impl Fields {
             None => Ok(None),
             Some(Value::Array(items)) => Ok(Some(items)),
             Some(other) => Err(wrong(&self.path(name), &other, "an array")),
+        }
+    }
+
+    /// What `tools` lists, of which there may be so many.
+    ///
+    /// # Errors
+    /// If it is no array, or too long.
+    pub fn tools(&mut self) -> Result<Vec<Value>, ApiError> {
+        let tools = self.array("tools")?.unwrap_or_default();
+        if tools.len() > MAX_TOOLS {
+            let message = format!("{} tools, at most {MAX_TOOLS} are allowed", tools.len());
+            return Err(ApiError::invalid("tools", message));
+        }
+        Ok(tools)
+    }
+
+    /// `tool_choice` as OpenAI's dialects write it: a word, or an object in which `named` finds
+    /// the tool.
+    ///
+    /// # Errors
+    /// If it is another word, or `named` refuses.
+    pub fn tool_choice(
+        &mut self,
+        named: impl FnOnce(Value) -> Result<String, ApiError>,
+    ) -> Result<ToolChoice, ApiError> {
+        match self.take("tool_choice") {
+            None => Ok(ToolChoice::Auto),
+            Some(Value::String(word)) => match word.as_str() {
+                "auto" => Ok(ToolChoice::Auto),
+                "none" => Ok(ToolChoice::None),
+                "required" => Ok(ToolChoice::Required),
+                _ => {
+                    let expected = "auto, none, required, or an object that names a function";
+                    Err(wrong("tool_choice", &Value::String(word), expected))
+                }
+            },
+            Some(value) => named(value).map(ToolChoice::Named),
         }
     }
 

@@ -18,7 +18,6 @@ use crate::turn::Piece;
 use serde_json::{Map, Value, json};
 use sinew_types::{Message, Role, SampledToken, ToolCall, ToolSpec};
 
-const MAX_TOOLS: usize = 128;
 const MAX_TOP_LOGPROBS: i64 = 20;
 
 /// Ids of answers begin with this.
@@ -180,11 +179,7 @@ fn logprobs(fields: &mut Fields, request: &mut ModelRequest) -> Result<(), ApiEr
 }
 
 fn tools(fields: &mut Fields, request: &mut ModelRequest) -> Result<(), ApiError> {
-    let tools = fields.array("tools")?.unwrap_or_default();
-    if tools.len() > MAX_TOOLS {
-        let message = format!("{} tools, at most {MAX_TOOLS} are allowed", tools.len());
-        return Err(ApiError::invalid("tools", message));
-    }
+    let tools = fields.tools()?;
     for (i, value) in tools.into_iter().enumerate() {
         let mut tool = Fields::of(value, &format!("tools[{i}]"))?;
         let why = "only functions are known: built-in tools run elsewhere";
@@ -201,26 +196,16 @@ fn tools(fields: &mut Fields, request: &mut ModelRequest) -> Result<(), ApiError
         tool.end()?;
     }
     request.parallel_tool_calls = fields.bool("parallel_tool_calls")?.unwrap_or(true);
-    request.tool_choice = match fields.take("tool_choice") {
-        None => ToolChoice::Auto,
-        Some(Value::String(word)) => match word.as_str() {
-            "auto" => ToolChoice::Auto,
-            "none" => ToolChoice::None,
-            "required" => ToolChoice::Required,
-            _ => {
-                let expected = "auto, none, required, or an object that names a function";
-                return Err(wrong("tool_choice", &Value::String(word), expected));
-            }
-        },
-        Some(value) => {
-            let mut chosen = Fields::of(value, "tool_choice")?;
-            chosen.only("type", &[json!("function")], "only functions can be chosen")?;
-            let name = chosen.required_string("name")?;
-            chosen.end()?;
-            ToolChoice::Named(name)
-        }
-    };
+    request.tool_choice = fields.tool_choice(chosen)?;
     request.check_tool_choice()
+}
+
+fn chosen(value: Value) -> Result<String, ApiError> {
+    let mut fields = Fields::of(value, "tool_choice")?;
+    fields.only("type", &[json!("function")], "only functions can be chosen")?;
+    let name = fields.required_string("name")?;
+    fields.end()?;
+    Ok(name)
 }
 
 /// A text, or items.

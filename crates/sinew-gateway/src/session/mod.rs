@@ -441,18 +441,9 @@ impl Session {
         };
         self.stats.trace_tokens += tokens.len() as u64;
         self.stats.message_bytes += messages.iter().map(message_bytes).sum::<u64>();
-        self.nodes.push(Node {
-            parent,
-            turn: turn + u32::from(kind == TokenKind::Sampled),
-            kind,
-            tokens,
-            logprobs: Vec::new(),
-            versions: Vec::new(),
-            messages,
-            finish: None,
-            process_reward: 0.0,
-            state_hash: None,
-        });
+        let turn = turn + u32::from(kind == TokenKind::Sampled);
+        self.nodes
+            .push(Node::given(parent, turn, kind, tokens, messages));
         (self.nodes.len() - 1) as NodeId
     }
 

@@ -27,9 +27,7 @@ use sinew_rollout::{
     BuiltInLoop, EpisodeOptions, EpisodeParts, EpisodeSpec, Harness, Phase, grade_answer,
 };
 use sinew_sandbox::{Ending, Limits, ProcessConfig, ProcessProvider, SandboxError};
-use sinew_types::{
-    EpisodeEnd, FailureKind, Limit, Outcome, Role, TRACE_FORMAT_VERSION, Timing, Trace,
-};
+use sinew_types::{EpisodeEnd, FailureKind, Limit, Role, Timing, Trace};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tokio::sync::{Mutex, OnceCell};
@@ -394,21 +392,13 @@ fn failed_trace(spec: &EpisodeSpec, kind: FailureKind, message: String, started:
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
     let total_s = started.elapsed().as_secs_f64();
     Trace {
-        format_version: TRACE_FORMAT_VERSION,
-        episode: spec.episode.clone(),
-        group: spec.group.clone(),
-        task: spec.task.id.clone(),
-        task_kind: spec.task.kind.clone(),
-        step: spec.step,
-        purpose: spec.purpose.clone(),
-        nodes: Vec::new(),
-        outcome: Outcome::default(),
         end: EpisodeEnd::Failed { kind, message },
         timing: Timing {
             started_unix_s: now.map_or(0.0, |d| d.as_secs_f64()) - total_s,
             total_s,
             ..Timing::default()
         },
+        ..spec.empty_trace()
     }
 }
 
