@@ -1,0 +1,378 @@
+//! Index, manifest and configuration: which image of a layout is meant, and what it consists of.
+
+use crate::source::Source;
+use crate::{ImageError, UnpackLimits};
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+use std::collections::BTreeMap;
+
+/// Annotation that names an image in an index (OCI image specification, annotations).
+const REF_NAME: &str = "org.opencontainers.image.ref.name";
+/// How deep indexes may name indexes.
+const MAX_DEPTH: usize = 4;
+
+/// What an image wants to run, and how.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ImageConfig {
+    /// Environment variables.
+    pub env: Vec<(String, String)>,
+    /// Folder that programs start in; empty if none is named.
+    pub working_dir: String,
+    /// First words of the program.
+    pub entrypoint: Vec<String>,
+    /// Words after them, where nothing else is asked for.
+    pub cmd: Vec<String>,
+    /// User name or number, which sandboxes do not use: they have users of their own.
+    pub user: String,
+}
+
+impl ImageConfig {
+    /// What runs where nothing is asked for; empty if the image names nothing.
+    pub fn argv(&self) -> Vec<String> {
+        self.entrypoint.iter().chain(&self.cmd).cloned().collect()
+    }
+}
+
+#[derive(Clone, Debug, Deserialize)]
+struct Platform {
+    architecture: String,
+    os: String,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Descriptor {
+    #[serde(default)]
+    media_type: String,
+    digest: String,
+    size: u64,
+    platform: Option<Platform>,
+    annotations: Option<BTreeMap<String, String>>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Index {
+    manifests: Vec<Descriptor>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Manifest {
+    config: Descriptor,
+    layers: Vec<Descriptor>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Configuration {
+    architecture: String,
+    os: String,
+    config: Option<Execution>,
+    rootfs: RootFs,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct Execution {
+    env: Option<Vec<String>>,
+    entrypoint: Option<Vec<String>>,
+    cmd: Option<Vec<String>>,
+    working_dir: Option<String>,
+    user: Option<String>,
+}
+
+#[derive(Debug, Deserialize)]
+struct RootFs {
+    diff_ids: Vec<String>,
+}
+
+/// One image of `manifest.json` (`docker save`).
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct Saved {
+    config: String,
+    repo_tags: Option<Vec<String>>,
+    layers: Vec<String>,
+}
+
+/// A layer to apply.
+#[derive(Debug)]
+pub(crate) struct Layer {
+    /// Name in the source.
+    pub(crate) name: String,
+    /// Hash and length of the blob, where the image says them.
+    pub(crate) blob: Option<(String, u64)>,
+    /// Hash of the tar file in it.
+    pub(crate) content: String,
+}
+
+/// What an image consists of.
+#[derive(Debug)]
+pub(crate) struct Parts {
+    /// Hexadecimal SHA-256 of the configuration.
+    pub(crate) id: String,
+    pub(crate) config: ImageConfig,
+    pub(crate) layers: Vec<Layer>,
+}
+
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|b| format!("{b:02x}")).collect()
+}
+
+/// The hexadecimal digits of a SHA-256.
+fn sha256(digest: &str) -> Result<&str, ImageError> {
+    let digits = digest.strip_prefix("sha256:").filter(|d| {
+        d.len() == 64
+            && d.bytes()
+                .all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b))
+    });
+    digits.ok_or_else(|| ImageError::Unsupported {
+        what: format!("digest {digest:?}"),
+        allowed: "sha256: and 64 hexadecimal digits",
+    })
+}
+
+fn blob_name(digest: &str) -> Result<String, ImageError> {
+    Ok(format!("blobs/sha256/{}", sha256(digest)?))
+}
+
+fn parse<T: for<'a> Deserialize<'a>>(name: &str, bytes: &[u8]) -> Result<T, ImageError> {
+    serde_json::from_slice(bytes).map_err(|e| ImageError::Document {
+        document: name.into(),
+        reason: e.to_string(),
+    })
+}
+
+/// A document whose hash is known.
+fn checked(source: &Source, descriptor: &Descriptor) -> Result<Vec<u8>, ImageError> {
+    let name = blob_name(&descriptor.digest)?;
+    let bytes = source.document(&name)?;
+    let found = format!("sha256:{}", hex(&Sha256::digest(&bytes)));
+    if found != descriptor.digest || bytes.len() as u64 != descriptor.size {
+        return Err(ImageError::Digest {
+            blob: name,
+            expected: format!("{} and {} bytes", descriptor.digest, descriptor.size),
+            found: format!("{found} and {} bytes", bytes.len()),
+        });
+    }
+    Ok(bytes)
+}
+
+/// `linux` and the architecture, as images spell it.
+pub(crate) fn machine() -> (&'static str, &'static str) {
+    let architecture = match std::env::consts::ARCH {
+        "x86_64" => "amd64",
+        "aarch64" => "arm64",
+        other => other,
+    };
+    ("linux", architecture)
+}
+
+fn fits(os: &str, architecture: &str) -> bool {
+    (os, architecture) == machine()
+}
+
+fn tag_of(descriptor: &Descriptor) -> Option<&str> {
+    Some(descriptor.annotations.as_ref()?.get(REF_NAME)?.as_str())
+}
+
+/// Finds what `tag` names, or the only image for this machine.
+pub(crate) fn parts(
+    source: &Source,
+    tag: Option<&str>,
+    limits: &UnpackLimits,
+) -> Result<Parts, ImageError> {
+    let parts = if source.has("index.json") {
+        layout(source, tag)?
+    } else if source.has("manifest.json") {
+        saved(source, tag)?
+    } else {
+        return Err(ImageError::NotAnImage {
+            path: source.path(),
+            reason: "neither index.json nor manifest.json is in it".into(),
+        });
+    };
+    if parts.layers.len() > limits.layers {
+        return Err(ImageError::Limit {
+            what: "layers",
+            limit: limits.layers as u64,
+        });
+    }
+    Ok(parts)
+}
+
+fn layout(source: &Source, tag: Option<&str>) -> Result<Parts, ImageError> {
+    let index: Index = parse("index.json", &source.document("index.json")?)?;
+    let of_tag = |d: &&Descriptor| {
+        // Tools write `name:tag` as well.
+        tag.is_none_or(|t| {
+            tag_of(d).is_some_and(|found| found == t || found.rsplit(':').next() == Some(t))
+        })
+    };
+    let mut images = Vec::new();
+    let chosen: Vec<Descriptor> = index.manifests.iter().filter(of_tag).cloned().collect();
+    expand(source, chosen, 0, &mut images)?;
+    let known = |d: &Descriptor| {
+        d.platform
+            .as_ref()
+            .is_none_or(|p| fits(&p.os, &p.architecture))
+    };
+    let fitting: Vec<&Descriptor> = images.iter().filter(|d| known(d)).collect();
+    match fitting.as_slice() {
+        [one] => image(source, one),
+        [] if !images.is_empty() => {
+            let all = images.iter().filter_map(|d| d.platform.as_ref());
+            let all: Vec<String> = all
+                .map(|p| format!("{}/{}", p.os, p.architecture))
+                .collect();
+            Err(foreign(all.join(", ")))
+        }
+        several => {
+            let tags = index.manifests.iter().filter_map(tag_of);
+            let tags: Vec<&str> = tags.collect();
+            let untagged = several.len() - several.len().min(tags.len());
+            Err(ImageError::Tag {
+                path: source.path(),
+                tag: tag.unwrap_or_default().into(),
+                tags: format!("{} ({untagged} without a name)", tags.join(", ")),
+            })
+        }
+    }
+}
+
+fn foreign(found: String) -> ImageError {
+    let (os, architecture) = machine();
+    ImageError::Platform {
+        wanted: format!("{os}/{architecture}"),
+        found,
+    }
+}
+
+/// Indexes within the index become what they name.
+fn expand(
+    source: &Source,
+    descriptors: Vec<Descriptor>,
+    depth: usize,
+    images: &mut Vec<Descriptor>,
+) -> Result<(), ImageError> {
+    for descriptor in descriptors {
+        let kind = descriptor.media_type.as_str();
+        if kind.ends_with("image.index.v1+json") || kind.ends_with("manifest.list.v2+json") {
+            if depth == MAX_DEPTH {
+                return Err(ImageError::Limit {
+                    what: "indexes within each other",
+                    limit: MAX_DEPTH as u64,
+                });
+            }
+            let inner: Index = parse("index", &checked(source, &descriptor)?)?;
+            expand(source, inner.manifests, depth + 1, images)?;
+        } else if kind.ends_with("image.manifest.v1+json")
+            || kind.ends_with("distribution.manifest.v2+json")
+            || kind.is_empty()
+        {
+            images.push(descriptor);
+        } else {
+            return Err(ImageError::Unsupported {
+                what: format!("a manifest of type {kind:?}"),
+                allowed: "OCI image manifests and indexes, Docker's version 2, schema 2",
+            });
+        }
+        if images.len() > 4096 {
+            return Err(ImageError::Limit {
+                what: "manifests",
+                limit: 4096,
+            });
+        }
+    }
+    Ok(())
+}
+
+fn image(source: &Source, descriptor: &Descriptor) -> Result<Parts, ImageError> {
+    let manifest: Manifest = parse("manifest", &checked(source, descriptor)?)?;
+    let config = checked(source, &manifest.config)?;
+    let mut blobs = Vec::new();
+    for layer in &manifest.layers {
+        // What a blob really is, its first bytes tell.
+        let kind = layer.media_type.as_str();
+        let known = ["tar", "tar+gzip", "tar.gzip", "tar+zstd"];
+        let known = known.iter().any(|k| kind.ends_with(k)) && !kind.contains("foreign");
+        if !known || kind.contains("nondistributable") {
+            return Err(ImageError::Unsupported {
+                what: format!("a layer of type {kind:?}"),
+                allowed: "tar files, plain or compressed with gzip or zstd",
+            });
+        }
+        let blob = (layer.digest.clone(), layer.size);
+        blobs.push((blob_name(&layer.digest)?, Some(blob)));
+    }
+    assemble(&config, blobs)
+}
+
+fn saved(source: &Source, tag: Option<&str>) -> Result<Parts, ImageError> {
+    let all: Vec<Saved> = parse("manifest.json", &source.document("manifest.json")?)?;
+    let tags = |s: &Saved| s.repo_tags.clone().unwrap_or_default();
+    let of_tag = |s: &&Saved| {
+        tag.is_none_or(|t| {
+            tags(s)
+                .iter()
+                .any(|r| r == t || r.rsplit(':').next() == Some(t))
+        })
+    };
+    let chosen: Vec<&Saved> = all.iter().filter(of_tag).collect();
+    let [one] = chosen.as_slice() else {
+        return Err(ImageError::Tag {
+            path: source.path(),
+            tag: tag.unwrap_or_default().into(),
+            tags: all.iter().flat_map(tags).collect::<Vec<_>>().join(", "),
+        });
+    };
+    let config = source.document(&one.config)?;
+    let blobs = one.layers.iter().map(|l| (l.clone(), None)).collect();
+    assemble(&config, blobs)
+}
+
+type Blobs = Vec<(String, Option<(String, u64)>)>;
+
+fn assemble(config: &[u8], blobs: Blobs) -> Result<Parts, ImageError> {
+    let id = hex(&Sha256::digest(config));
+    let configuration: Configuration = parse("the image's configuration", config)?;
+    if !fits(&configuration.os, &configuration.architecture) {
+        let (os, architecture) = (configuration.os, configuration.architecture);
+        return Err(foreign(format!("{os}/{architecture}")));
+    }
+    let contents = configuration.rootfs.diff_ids;
+    if contents.len() != blobs.len() {
+        return Err(ImageError::Document {
+            document: "the image's configuration".into(),
+            reason: format!(
+                "names {} layers, the manifest {}",
+                contents.len(),
+                blobs.len()
+            ),
+        });
+    }
+    let mut layers = Vec::new();
+    for ((name, blob), content) in blobs.into_iter().zip(contents) {
+        sha256(&content)?;
+        layers.push(Layer {
+            name,
+            blob,
+            content,
+        });
+    }
+    let execution = configuration.config.unwrap_or_default();
+    let pair = |text: String| {
+        let (name, value) = text.split_once('=').unwrap_or((&text, ""));
+        (name.to_string(), value.to_string())
+    };
+    let env = execution.env.unwrap_or_default().into_iter().map(pair);
+    Ok(Parts {
+        id,
+        config: ImageConfig {
+            env: env.filter(|(name, _)| !name.is_empty()).collect(),
+            working_dir: execution.working_dir.unwrap_or_default(),
+            entrypoint: execution.entrypoint.unwrap_or_default(),
+            cmd: execution.cmd.unwrap_or_default(),
+            user: execution.user.unwrap_or_default(),
+        },
+        layers,
+    })
+}

@@ -1,0 +1,489 @@
+//! Puts layers over each other, whatever their archives say.
+
+use crate::documents::{Layer, hex};
+use crate::source::Source;
+use crate::{ImageError, UnpackLimits, io_error};
+use rustix::fs::{
+    AtFlags, FileType, Mode, OFlags, ResolveFlags, Timespec, Timestamps, fchmod, futimens, linkat,
+    mkdirat, openat2, statat, symlinkat, unlinkat,
+};
+use rustix::io::Errno;
+use sha2::{Digest, Sha256};
+use std::cell::RefCell;
+use std::collections::HashSet;
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::io::{Cursor, Read};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+
+/// Deepest folder.
+const MAX_DEPTH: usize = 256;
+/// Longest path, as the kernel takes them.
+const MAX_PATH: usize = 4095;
+/// Longest name in a folder.
+const MAX_NAME: usize = 255;
+/// The ratio of compression is looked at beyond this many bytes.
+const RATIO_FROM: u64 = 64 << 20;
+/// How often a folder is looked for again after a race.
+const MAX_TRIES: u32 = 1000;
+/// Prefix of an entry that removes what lower layers have (OCI image specification, layers).
+const WHITEOUT: &[u8] = b".wh.";
+/// Entry that removes all that lower layers have in a folder.
+const OPAQUE: &[u8] = b".wh..wh..opq";
+
+/// Says why a read failed, through `std::io::Error`.
+const RATIO: &str = "compressed more than any program would: a bomb";
+
+/// Bytes that passed, and their hash.
+struct Meter<R> {
+    inner: R,
+    hash: Sha256,
+    bytes: u64,
+}
+
+impl<R: Read> Read for Meter<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+        let n = self.inner.read(buffer)?;
+        self.hash.update(&buffer[..n]);
+        self.bytes += n as u64;
+        Ok(n)
+    }
+}
+
+/// A reader that is looked at while a decoder owns it.
+struct Shared<R>(Rc<RefCell<Meter<R>>>);
+
+impl<R: Read> Read for Shared<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+        self.0.borrow_mut().read(buffer)
+    }
+}
+
+/// Content of a layer; refuses bombs.
+struct Content<'a, R> {
+    plain: Meter<Box<dyn Read + 'a>>,
+    packed: Rc<RefCell<Meter<R>>>,
+    ratio: u64,
+}
+
+impl<R> Read for Content<'_, R> {
+    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+        let n = self.plain.read(buffer)?;
+        let packed = self.packed.borrow().bytes.max(1);
+        if self.plain.bytes > RATIO_FROM && self.plain.bytes / packed > self.ratio {
+            return Err(std::io::Error::other(RATIO));
+        }
+        Ok(n)
+    }
+}
+
+/// Builds a root.
+#[derive(Debug)]
+pub(crate) struct Builder<'a> {
+    root: OwnedFd,
+    limits: &'a UnpackLimits,
+    pub(crate) bytes: u64,
+    pub(crate) entries: u64,
+}
+
+/// Names that the layer at hand made: inode of the folder, and name. Whiteouts spare them.
+type Made = HashSet<(u64, OsString)>;
+
+fn say(e: impl std::fmt::Display) -> String {
+    e.to_string()
+}
+
+/// Path of an entry: empty for the root itself.
+fn clean(raw: &[u8]) -> Result<PathBuf, String> {
+    if raw.len() > MAX_PATH {
+        return Err(format!("its path has more than {MAX_PATH} bytes"));
+    }
+    let parts: Vec<&[u8]> = raw
+        .split(|b| *b == b'/')
+        .filter(|p| !matches!(*p, b"" | b"."))
+        .collect();
+    if raw.starts_with(b"/") && !parts.is_empty() {
+        return Err("an absolute path is not allowed".into());
+    }
+    if parts.len() > MAX_DEPTH {
+        return Err(format!("it is deeper than {MAX_DEPTH} folders"));
+    }
+    for part in &parts {
+        if *part == b".." {
+            return Err("`..` is not allowed in a path".into());
+        }
+        if part.len() > MAX_NAME || part.contains(&0) {
+            return Err(format!("a name has zeros or more than {MAX_NAME} bytes"));
+        }
+    }
+    Ok(parts.iter().map(|p| OsStr::from_bytes(p)).collect())
+}
+
+fn inode(fd: impl AsFd) -> Result<u64, String> {
+    Ok(rustix::fs::fstat(fd).map_err(say)?.st_ino)
+}
+
+/// Removes a name and what is below it, but for what `made` holds. Whether nothing is left.
+fn remove(
+    dir: BorrowedFd<'_>,
+    name: &OsStr,
+    made: Option<&Made>,
+    depth: usize,
+) -> Result<bool, String> {
+    if depth > MAX_DEPTH {
+        return Err(format!("deeper than {MAX_DEPTH} folders"));
+    }
+    let meta = match statat(dir, name, AtFlags::SYMLINK_NOFOLLOW) {
+        Ok(meta) => meta,
+        Err(Errno::NOENT) => return Ok(true),
+        Err(e) => return Err(say(e)),
+    };
+    let own = match made {
+        None => false,
+        Some(made) => made.contains(&(inode(dir)?, name.to_owned())),
+    };
+    if FileType::from_raw_mode(meta.st_mode) != FileType::Directory {
+        if !own {
+            unlinkat(dir, name, AtFlags::empty()).map_err(say)?;
+        }
+        return Ok(!own);
+    }
+    let empty = empty_folder(dir, name, made, depth + 1)?;
+    if empty && !own {
+        unlinkat(dir, name, AtFlags::REMOVEDIR).map_err(say)?;
+    }
+    Ok(empty && !own)
+}
+
+/// Removes what is in a folder, as [`remove`] does.
+fn empty_folder(
+    dir: BorrowedFd<'_>,
+    name: &OsStr,
+    made: Option<&Made>,
+    depth: usize,
+) -> Result<bool, String> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
+    let folder = openat2(dir, name, flags, Mode::empty(), resolve).map_err(say)?;
+    let listing = rustix::fs::Dir::read_from(&folder).map_err(say)?;
+    let mut names = Vec::new();
+    for entry in listing {
+        let entry = entry.map_err(say)?;
+        let name = entry.file_name().to_bytes();
+        if name != b"." && name != b".." {
+            names.push(OsString::from_vec(name.to_vec()));
+        }
+    }
+    let mut empty = true;
+    for name in names {
+        empty &= remove(folder.as_fd(), &name, made, depth)?;
+    }
+    Ok(empty)
+}
+
+impl<'a> Builder<'a> {
+    /// Layers go below `root`, a new folder.
+    pub(crate) fn new(root: &Path, limits: &'a UnpackLimits) -> Result<Self, ImageError> {
+        let folder = File::open(root).map_err(|e| io_error(root.display().to_string(), e))?;
+        Ok(Self {
+            root: folder.into(),
+            limits,
+            bytes: 0,
+            entries: 0,
+        })
+    }
+
+    /// Applies a layer and checks its hashes.
+    pub(crate) fn apply(
+        &mut self,
+        source: &Source,
+        number: usize,
+        layer: &Layer,
+    ) -> Result<(), ImageError> {
+        let (reader, len) = source.reader(&layer.name)?;
+        let packed = Rc::new(RefCell::new(Meter {
+            inner: reader,
+            hash: Sha256::new(),
+            bytes: 0,
+        }));
+        let read_error = |e: std::io::Error| io_error(format!("read layer {number}"), e);
+        let decoder = decoder(Shared(Rc::clone(&packed))).map_err(read_error)?;
+        let mut content = Content {
+            plain: Meter {
+                inner: decoder,
+                hash: Sha256::new(),
+                bytes: 0,
+            },
+            packed: Rc::clone(&packed),
+            ratio: self.limits.ratio,
+        };
+        self.archive(number, &mut content)?;
+        // Padding after the last entry belongs to the content.
+        std::io::copy(&mut content, &mut std::io::sink()).map_err(read_error)?;
+        let found = format!("sha256:{}", hex(&content.plain.hash.finalize_reset()));
+        drop(content);
+        std::io::copy(&mut Shared(Rc::clone(&packed)), &mut std::io::sink()).map_err(read_error)?;
+        if found != layer.content {
+            return Err(ImageError::Digest {
+                blob: format!("the content of layer {number}"),
+                expected: layer.content.clone(),
+                found,
+            });
+        }
+        if let Some((digest, size)) = &layer.blob {
+            let mut packed = packed.borrow_mut();
+            let found = format!("sha256:{}", hex(&packed.hash.finalize_reset()));
+            if (&found, &len) != (digest, size) {
+                return Err(ImageError::Digest {
+                    blob: layer.name.clone(),
+                    expected: format!("{digest} and {size} bytes"),
+                    found: format!("{found} and {len} bytes"),
+                });
+            }
+        }
+        Ok(())
+    }
+
+    fn archive(&mut self, number: usize, content: &mut dyn Read) -> Result<(), ImageError> {
+        let broken = |e: std::io::Error| ImageError::Document {
+            document: format!("layer {number}"),
+            reason: e.to_string(),
+        };
+        let mut made = Made::new();
+        let mut archive = tar::Archive::new(content);
+        for entry in archive.entries().map_err(broken)? {
+            let mut entry = entry.map_err(broken)?;
+            self.entries += 1;
+            if self.entries > self.limits.entries {
+                return Err(ImageError::Limit {
+                    what: "entries",
+                    limit: self.limits.entries,
+                });
+            }
+            let size = if entry.header().entry_type().is_file() {
+                entry.size()
+            } else {
+                0
+            };
+            if self.bytes.saturating_add(size) > self.limits.bytes {
+                return Err(ImageError::Limit {
+                    what: "bytes of files",
+                    limit: self.limits.bytes,
+                });
+            }
+            self.bytes += size;
+            let name = entry.path_bytes().into_owned();
+            self.entry(&mut entry, &name, &mut made)
+                .map_err(|reason| ImageError::Entry {
+                    layer: number,
+                    entry: String::from_utf8_lossy(&name).chars().take(200).collect(),
+                    reason,
+                })?;
+        }
+        Ok(())
+    }
+
+    fn entry(
+        &self,
+        entry: &mut tar::Entry<'_, impl Read>,
+        raw: &[u8],
+        made: &mut Made,
+    ) -> Result<(), String> {
+        use tar::EntryType as Kind;
+        let kind = entry.header().entry_type();
+        if matches!(kind, Kind::XGlobalHeader) {
+            return Ok(());
+        }
+        let path = clean(raw)?;
+        let Some(name) = path.file_name() else {
+            // The root itself; its mode is ours.
+            return Ok(());
+        };
+        let above = path.parent().unwrap_or(Path::new(""));
+        if name.as_bytes() == OPAQUE {
+            return self.opaque(above, made);
+        }
+        if let Some(hidden) = name.as_bytes().strip_prefix(WHITEOUT) {
+            if matches!(hidden, b"" | b"." | b"..") || hidden.starts_with(WHITEOUT) {
+                return Err("a whiteout of nothing".into());
+            }
+            let Some(folder) = self.lookup(above)? else {
+                return Ok(());
+            };
+            return remove(folder.as_fd(), OsStr::from_bytes(hidden), Some(made), 0).map(|_| ());
+        }
+        if matches!(kind, Kind::Char | Kind::Block | Kind::Fifo) {
+            // Every sandbox makes its own /dev.
+            return match path.starts_with("dev") {
+                true => Ok(()),
+                false => Err(format!(
+                    "it is a device or pipe ({kind:?}), which are allowed in dev alone and not made there"
+                )),
+            };
+        }
+        let folder = self.folder(above, made)?;
+        let mode = entry.header().mode().map_err(say)?;
+        match kind {
+            Kind::Directory => self.directory(&folder, name, mode)?,
+            Kind::Regular | Kind::Continuous | Kind::GNUSparse => {
+                remove(folder.as_fd(), name, None, 0)?;
+                self.file(&folder, name, mode, entry)?;
+            }
+            Kind::Symlink => {
+                remove(folder.as_fd(), name, None, 0)?;
+                let target = entry.link_name_bytes().ok_or("it has no target")?;
+                symlinkat(OsStr::from_bytes(&target), &folder, name).map_err(say)?;
+            }
+            Kind::Link => {
+                let target = entry.link_name_bytes().ok_or("it has no target")?;
+                self.hard_link(&clean(&target)?, &folder, name)?;
+            }
+            other => return Err(format!("type {other:?} is not allowed")),
+        }
+        made.insert((inode(&folder)?, name.to_owned()));
+        Ok(())
+    }
+
+    fn opaque(&self, path: &Path, made: &mut Made) -> Result<(), String> {
+        let (Some(name), Some(above)) = (path.file_name(), path.parent()) else {
+            return Err("the root cannot be opaque".into());
+        };
+        let Some(folder) = self.lookup(above)? else {
+            return Ok(());
+        };
+        match empty_folder(folder.as_fd(), name, Some(made), 0) {
+            Err(_) if self.lookup(path)?.is_none() => Ok(()),
+            done => done.map(|_| ()),
+        }
+    }
+
+    /// A folder of the root; links within the root are followed, and lead to nowhere else.
+    fn lookup(&self, path: &Path) -> Result<Option<OwnedFd>, String> {
+        let path = if path.as_os_str().is_empty() {
+            Path::new(".")
+        } else {
+            path
+        };
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
+        let mut tries = 0;
+        let opened = loop {
+            match openat2(&self.root, path, flags, Mode::empty(), resolve) {
+                // A rename anywhere on the machine while `..` of a link was followed.
+                Err(Errno::AGAIN) if tries < MAX_TRIES => tries += 1,
+                other => break other,
+            }
+        };
+        match opened {
+            Ok(fd) => Ok(Some(fd)),
+            Err(Errno::NOENT) => Ok(None),
+            Err(Errno::NOTDIR) => Err(format!("{} is no folder", path.display())),
+            Err(e) => Err(format!("{}: {e}", path.display())),
+        }
+    }
+
+    /// The same; makes what is missing.
+    fn folder(&self, path: &Path, made: &mut Made) -> Result<OwnedFd, String> {
+        if let Some(fd) = self.lookup(path)? {
+            return Ok(fd);
+        }
+        let (Some(name), Some(above)) = (path.file_name(), path.parent()) else {
+            return Err("the root is gone".into());
+        };
+        let above = self.folder(above, made)?;
+        match mkdirat(&above, name, Mode::from_raw_mode(0o755)) {
+            Ok(()) => made.insert((inode(&above)?, name.to_owned())),
+            Err(Errno::EXIST) => return Err(format!("{} is a link to nothing", path.display())),
+            Err(e) => return Err(format!("{}: {e}", path.display())),
+        };
+        let missing = || format!("{} is gone", path.display());
+        self.lookup(path)?.ok_or_else(missing)
+    }
+
+    fn directory(&self, folder: &OwnedFd, name: &OsStr, mode: u32) -> Result<(), String> {
+        let there = statat(folder, name, AtFlags::SYMLINK_NOFOLLOW);
+        let kept = there.is_ok_and(|m| FileType::from_raw_mode(m.st_mode) == FileType::Directory);
+        if !kept {
+            remove(folder.as_fd(), name, None, 0)?;
+            mkdirat(folder, name, Mode::RWXU).map_err(say)?;
+        }
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
+        let made = openat2(folder, name, flags, Mode::empty(), resolve).map_err(say)?;
+        // Who unpacks must be able to go in, and to remove it.
+        fchmod(&made, Mode::from_raw_mode(mode & 0o1777 | 0o700)).map_err(say)
+    }
+
+    fn file(
+        &self,
+        folder: &OwnedFd,
+        name: &OsStr,
+        mode: u32,
+        entry: &mut tar::Entry<'_, impl Read>,
+    ) -> Result<(), String> {
+        let flags =
+            OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
+        let private = Mode::RUSR | Mode::WUSR;
+        let mut file = File::from(openat2(folder, name, flags, private, resolve).map_err(say)?);
+        let size = entry.size();
+        let seconds = entry.header().mtime().unwrap_or(0).min(i64::MAX as u64) as i64;
+        let copied = std::io::copy(&mut entry.take(size), &mut file).map_err(say)?;
+        if copied != size {
+            return Err(format!("it ends after {copied} of {size} bytes"));
+        }
+        fchmod(&file, Mode::from_raw_mode(mode & 0o777 | 0o400)).map_err(say)?;
+        // Compiled Python is used only if its source has the time that it was compiled from.
+        let time = Timespec {
+            tv_sec: seconds,
+            tv_nsec: 0,
+        };
+        let times = Timestamps {
+            last_access: time,
+            last_modification: time,
+        };
+        futimens(&file, &times).map_err(say)
+    }
+
+    fn hard_link(&self, target: &Path, folder: &OwnedFd, name: &OsStr) -> Result<(), String> {
+        let file = target.file_name().ok_or("it links to the root")?;
+        let above = self.lookup(target.parent().unwrap_or(Path::new("")))?;
+        let above =
+            above.ok_or_else(|| format!("it links to {}, which is missing", target.display()))?;
+        let meta = statat(&above, file, AtFlags::SYMLINK_NOFOLLOW)
+            .map_err(|e| format!("it links to {}: {e}", target.display()))?;
+        if !matches!(
+            FileType::from_raw_mode(meta.st_mode),
+            FileType::RegularFile | FileType::Symlink
+        ) {
+            return Err(format!(
+                "it links to {}, which is no file",
+                target.display()
+            ));
+        }
+        if (inode(&above)?, file) == (inode(folder)?, name) {
+            return Ok(());
+        }
+        remove(folder.as_fd(), name, None, 0)?;
+        linkat(&above, file, folder, name, AtFlags::empty()).map_err(say)
+    }
+}
+
+/// Plain bytes of a blob: its first bytes tell how it is compressed.
+fn decoder<'a, R: Read + 'a>(mut blob: Shared<R>) -> std::io::Result<Box<dyn Read + 'a>> {
+    let mut head = Vec::new();
+    (&mut blob).take(4).read_to_end(&mut head)?;
+    let gzip = head.starts_with(&[0x1f, 0x8b]);
+    let zstd = head == [0x28, 0xb5, 0x2f, 0xfd];
+    let all = Cursor::new(head).chain(blob);
+    Ok(if gzip {
+        Box::new(flate2::read::MultiGzDecoder::new(all))
+    } else if zstd {
+        Box::new(zstd::stream::read::Decoder::new(all)?)
+    } else {
+        Box::new(all)
+    })
+}

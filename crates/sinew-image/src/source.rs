@@ -1,0 +1,194 @@
+//! Where blobs are read from: a folder, or places in a tar file.
+
+use crate::{ImageError, io_error};
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::Read;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+/// Most entries of a tar file that holds an image.
+const MAX_ENTRIES: usize = 65_536;
+/// Largest document: index, manifest, configuration.
+const MAX_DOCUMENT: u64 = 4 << 20;
+
+/// An image's files by name.
+#[derive(Debug)]
+pub(crate) struct Source {
+    path: PathBuf,
+    tar: Option<Tar>,
+}
+
+#[derive(Debug)]
+struct Tar {
+    file: File,
+    /// Offset and length.
+    places: BTreeMap<String, (u64, u64)>,
+    /// `docker save` links layers that are equal.
+    links: BTreeMap<String, String>,
+}
+
+/// A part of a file.
+struct Slice<'a> {
+    file: &'a File,
+    at: u64,
+    left: u64,
+}
+
+impl Read for Slice<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+        let most = buffer.len().min(self.left.min(1 << 30) as usize);
+        let n = self.file.read_at(&mut buffer[..most], self.at)?;
+        self.at += n as u64;
+        self.left -= n as u64;
+        Ok(n)
+    }
+}
+
+/// Plain components, without `.` at the front.
+fn plain(name: &str) -> Option<String> {
+    let parts: Vec<&str> = name
+        .split('/')
+        .filter(|p| !matches!(*p, "" | "."))
+        .collect();
+    let fine = !name.starts_with('/') && !parts.is_empty() && !parts.contains(&"..");
+    fine.then(|| parts.join("/"))
+}
+
+/// Where a link leads within the tar file.
+fn target(from: &str, link: &str) -> Option<String> {
+    let mut parts: Vec<&str> = from.split('/').collect();
+    parts.pop();
+    for part in link.split('/') {
+        match part {
+            "" | "." => {}
+            ".." => {
+                parts.pop()?;
+            }
+            part => parts.push(part),
+        }
+    }
+    Some(parts.join("/"))
+}
+
+impl Source {
+    /// # Errors
+    /// If it is neither a folder nor a tar file.
+    pub(crate) fn open(path: &Path) -> Result<Self, ImageError> {
+        let wrong = |reason: String| ImageError::NotAnImage {
+            path: path.display().to_string(),
+            reason,
+        };
+        let meta = std::fs::metadata(path).map_err(|e| wrong(e.to_string()))?;
+        if meta.is_dir() {
+            return Ok(Self {
+                path: path.into(),
+                tar: None,
+            });
+        }
+        if !meta.is_file() {
+            return Err(wrong("it is neither a folder nor a regular file".into()));
+        }
+        let file = File::open(path).map_err(|e| wrong(e.to_string()))?;
+        let mut places = BTreeMap::new();
+        let mut links = BTreeMap::new();
+        let again = file.try_clone().map_err(|e| io_error("open again", e))?;
+        let mut archive = tar::Archive::new(again);
+        let entries = archive
+            .entries_with_seek()
+            .map_err(|e| wrong(e.to_string()))?;
+        for (n, entry) in entries.enumerate() {
+            let entry = entry.map_err(|e| wrong(format!("as a tar file: {e}")))?;
+            if n >= MAX_ENTRIES {
+                return Err(wrong(format!("more than {MAX_ENTRIES} entries")));
+            }
+            let name = String::from_utf8_lossy(&entry.path_bytes()).into_owned();
+            let Some(name) = plain(&name) else { continue };
+            match entry.header().entry_type() {
+                tar::EntryType::Regular | tar::EntryType::Continuous => {
+                    places.insert(name, (entry.raw_file_position(), entry.size()));
+                }
+                tar::EntryType::Symlink | tar::EntryType::Link => {
+                    let link = entry.link_name_bytes().unwrap_or_default();
+                    let link = String::from_utf8_lossy(&link).into_owned();
+                    let from = if entry.header().entry_type().is_symlink() {
+                        name.as_str()
+                    } else {
+                        ""
+                    };
+                    if let Some(target) = target(from, &link) {
+                        links.insert(name, target);
+                    }
+                }
+                _ => {}
+            }
+        }
+        Ok(Self {
+            path: path.into(),
+            tar: Some(Tar {
+                file,
+                places,
+                links,
+            }),
+        })
+    }
+
+    pub(crate) fn path(&self) -> String {
+        self.path.display().to_string()
+    }
+
+    pub(crate) fn has(&self, name: &str) -> bool {
+        match &self.tar {
+            None => self.path.join(name).is_file(),
+            Some(tar) => tar.places.contains_key(name),
+        }
+    }
+
+    /// A blob and its length.
+    pub(crate) fn reader(&self, name: &str) -> Result<(Box<dyn Read + '_>, u64), ImageError> {
+        let missing = |reason: String| ImageError::NotAnImage {
+            path: self.path(),
+            reason,
+        };
+        let name = plain(name).ok_or_else(|| missing(format!("it names a file {name:?}")))?;
+        if let Some(tar) = &self.tar {
+            let name = tar.links.get(&name).unwrap_or(&name);
+            let &(at, left) = tar
+                .places
+                .get(name)
+                .ok_or_else(|| missing(format!("{name} is missing")))?;
+            let slice = Slice {
+                file: &tar.file,
+                at,
+                left,
+            };
+            return Ok((Box::new(slice), left));
+        }
+        // A FIFO must not hold us.
+        let opened = File::options()
+            .read(true)
+            .custom_flags(rustix::fs::OFlags::NONBLOCK.bits() as i32)
+            .open(self.path.join(&name));
+        let file = opened.map_err(|e| missing(format!("{name}: {e}")))?;
+        let meta = file.metadata().map_err(|e| io_error(&name, e))?;
+        if !meta.is_file() {
+            return Err(missing(format!("{name} is no regular file")));
+        }
+        Ok((Box::new(file), meta.len()))
+    }
+
+    /// All of a document.
+    pub(crate) fn document(&self, name: &str) -> Result<Vec<u8>, ImageError> {
+        let (reader, len) = self.reader(name)?;
+        if len > MAX_DOCUMENT {
+            return Err(ImageError::Document {
+                document: name.into(),
+                reason: format!("has {len} bytes, at most {MAX_DOCUMENT}"),
+            });
+        }
+        let mut bytes = Vec::new();
+        let read = reader.take(MAX_DOCUMENT).read_to_end(&mut bytes);
+        read.map_err(|e| io_error(format!("read {name}"), e))?;
+        Ok(bytes)
+    }
+}
