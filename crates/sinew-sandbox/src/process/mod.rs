@@ -18,3 +18,21 @@ mod zygote;
 
 pub use provider::{ProcessConfig, ProcessProvider};
 pub(crate) use spawner::main_if_requested;
+
+/// The filter of system calls as the kernel takes it, for a program that an agent confines
+/// elsewhere; with `tcp`, TCP sockets can be made.
+///
+/// # Errors
+/// If there is no filter for this architecture.
+pub fn seccomp_filter(tcp: bool) -> Result<Vec<u8>, String> {
+    seccomp::filter(tcp).map(|f| f.bytes)
+}
+
+/// Moves this thread into a network namespace and turns its loopback interface on.
+///
+/// # Errors
+/// What the kernel refuses.
+pub fn enter_network(namespace: &std::fs::File) -> std::io::Result<()> {
+    nix::sched::setns(namespace, nix::sched::CloneFlags::CLONE_NEWNET)?;
+    room::loopback_up()
+}

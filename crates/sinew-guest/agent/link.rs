@@ -1,0 +1,87 @@
+//! The connection to the host.
+
+use crate::wire::{self, HEAD, MAX_REQUEST};
+use std::fs::File;
+use std::io::{ErrorKind, Read, Result, Write};
+use std::os::fd::{AsRawFd, RawFd};
+
+/// Frames in and out. Whatever the file behind it: a Unix socket, a port of a machine.
+pub struct Link {
+    file: File,
+    /// A port of a machine: the host may come back.
+    machine: bool,
+    /// Bytes that were read and not yet taken.
+    had: Vec<u8>,
+}
+
+pub type Frame = (u8, Vec<u8>);
+
+impl Link {
+    pub fn new(file: File, machine: bool) -> Self {
+        Self {
+            file,
+            machine,
+            had: Vec::new(),
+        }
+    }
+
+    pub fn fd(&self) -> RawFd {
+        self.file.as_raw_fd()
+    }
+
+    /// A whole frame that was read already. The host is trusted, a length beyond the bound is
+    /// a defect: the agent ends, and with it the sandbox.
+    pub fn ready(&mut self) -> Option<Frame> {
+        let start: [u8; HEAD] = self.had.get(..HEAD)?.try_into().ok()?;
+        let (kind, len) = wire::head(&start);
+        if len > MAX_REQUEST {
+            crate::leave(71);
+        }
+        if self.had.len() < HEAD + len {
+            return None;
+        }
+        let payload = self.had[HEAD..HEAD + len].to_vec();
+        self.had.drain(..HEAD + len);
+        Some((kind, payload))
+    }
+
+    /// Reads what is there; the end of the connection is the end of the agent.
+    pub fn fill(&mut self) -> Result<()> {
+        let mut chunk = [0; 64 << 10];
+        match self.file.read(&mut chunk) {
+            Ok(0) if self.machine => {
+                std::thread::sleep(std::time::Duration::from_millis(1));
+                Ok(())
+            }
+            Ok(0) => crate::leave(0),
+            Ok(n) => {
+                self.had.extend_from_slice(&chunk[..n]);
+                Ok(())
+            }
+            Err(e) if matches!(e.kind(), ErrorKind::Interrupted | ErrorKind::WouldBlock) => Ok(()),
+            Err(e) => Err(e),
+        }
+    }
+
+    /// The next frame, however long it takes.
+    pub fn next(&mut self) -> Result<Frame> {
+        loop {
+            if let Some(frame) = self.ready() {
+                return Ok(frame);
+            }
+            self.fill()?;
+        }
+    }
+
+    pub fn send(&mut self, frame: &[u8]) -> Result<()> {
+        self.file.write_all(frame)
+    }
+
+    /// Writes what goes out now; how much that was.
+    pub fn send_some(&mut self, bytes: &[u8]) -> Result<usize> {
+        match self.file.write(bytes) {
+            Err(e) if matches!(e.kind(), ErrorKind::Interrupted | ErrorKind::WouldBlock) => Ok(0),
+            other => other,
+        }
+    }
+}

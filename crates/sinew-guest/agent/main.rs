@@ -1,0 +1,291 @@
+//! The agent: the first process of a container or of a virtual machine.
+//!
+//! It takes requests from the host over one connection, runs programs inside the walls that the
+//! host describes, reads and writes files below `/work`, and ends when the connection ends. It is
+//! one static program without dependencies. It must be the first process of its PID namespace:
+//! it ends executions by killing everything else in there. As `agent without-mount PATH PROGRAM
+//! ARGS`, outside of any sandbox, it becomes a program that does not see what is mounted at PATH.
+
+mod files;
+mod link;
+mod run;
+mod sys;
+mod walls;
+mod wire;
+
+use link::Link;
+use run::Setup;
+use std::fs::File;
+use std::io::{Error, Result};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::net::UnixStream;
+use sys::{POLLIN, PollFd};
+use walls::Walls;
+use wire::{Put, Take, VERSION, ask, tell};
+
+/// Ends the agent, and with it everything in its PID namespace.
+pub fn leave(code: i32) -> ! {
+    unsafe { sys::_exit(code) }
+}
+
+/// How long nothing must be asked before an interpreter is made ready.
+const QUIET_MS: i32 = 2;
+
+fn main() {
+    let args: Vec<_> = std::env::args_os().skip(1).collect();
+    if let [mode, path, program @ ..] = args.as_slice()
+        && mode == "without-mount"
+    {
+        eprintln!("agent: {}", sys::without_mount(path.as_bytes(), program));
+        leave(126);
+    }
+    if unsafe { sys::getpid() } != 1 {
+        eprintln!("the agent must be the first process of a PID namespace");
+        leave(64);
+    }
+    sys::ignore_broken_pipes();
+    let connected = match args.iter().map(|a| a.as_bytes()).collect::<Vec<_>>()[..] {
+        [b"connect", _] => {
+            UnixStream::connect(&args[1]).map(|s| (File::from(OwnedFd::from(s)), false))
+        }
+        [b"machine", _] => machine(&args[1]).map(|f| (f, true)),
+        _ => Err(Error::other(
+            "usage: agent connect SOCKET | agent machine PORT",
+        )),
+    };
+    let served = connected.and_then(|(file, machine)| Agent::new(file, machine)?.serve());
+    if let Err(e) = served {
+        eprintln!("agent: {e}");
+    }
+    leave(1);
+}
+
+/// Makes a bare kernel a place for programs, and opens the port to the host.
+fn machine(port: &std::ffi::OsStr) -> Result<File> {
+    let (none, safe) = (c"", sys::SAFE);
+    sys::mount_new(c"proc", c"/proc", safe, c"hidepid=invisible")?;
+    // The kernel may have done so.
+    let _ = sys::mount_new(c"devtmpfs", c"/dev", safe & !4, none);
+    let opened = loop {
+        match File::options().read(true).write(true).open(port) {
+            Err(e) if matches!(e.raw_os_error(), Some(2 | 6 | 16 | 19)) => {
+                std::thread::sleep(std::time::Duration::from_millis(1));
+            }
+            other => break other?,
+        }
+    };
+    sys::mount_new(c"tmpfs", c"/dev", safe & !4, c"size=64k,mode=0755")?;
+    sys::make_devices()?;
+    Ok(opened)
+}
+
+struct Agent {
+    link: Link,
+    children: OwnedFd,
+    setup: Setup,
+    spare: Option<run::Child>,
+    /// Whether the folders of a machine are mounted.
+    mounted: bool,
+    /// First failure of PUT since the last SYNC.
+    put: Result<()>,
+}
+
+impl Agent {
+    fn new(file: File, machine: bool) -> Result<Self> {
+        let mut link = Link::new(file, machine);
+        let hello = Put::of(tell::HELLO)
+            .number(VERSION.into())
+            .number(sys::landlock());
+        link.send(&hello.frame())?;
+        Ok(Self {
+            link,
+            children: sys::children()?,
+            setup: Setup {
+                machine,
+                ..Setup::default()
+            },
+            spare: None,
+            mounted: false,
+            put: Ok(()),
+        })
+    }
+
+    fn serve(mut self) -> Result<()> {
+        loop {
+            let frame = match self.link.ready() {
+                Some(frame) => frame,
+                None => {
+                    self.rest()?;
+                    continue;
+                }
+            };
+            self.answer(frame)?;
+        }
+    }
+
+    /// Waits for the host; makes an interpreter ready when it is quiet.
+    fn rest(&mut self) -> Result<()> {
+        let wants = self.setup.warm && self.spare.is_none();
+        let poll = |fd: &dyn AsRawFd| PollFd {
+            fd: fd.as_raw_fd(),
+            events: POLLIN,
+            revents: 0,
+        };
+        let link = PollFd {
+            fd: self.link.fd(),
+            events: POLLIN,
+            revents: 0,
+        };
+        let mut fds = [link, poll(&self.children)];
+        sys::wait_for(&mut fds, if wants { QUIET_MS } else { -1 })?;
+        if fds[0].revents != 0 {
+            return self.link.fill();
+        }
+        if fds[1].revents != 0 {
+            use std::io::Read;
+            let mut ignored = [0; 1280];
+            let _ = File::from(self.children.try_clone()?).read(&mut ignored);
+            while sys::reap(false).is_some() {
+                // Only an interpreter that waits can end now; without it programs start cold.
+                self.spare = None;
+                self.setup.warm = false;
+            }
+        } else if wants {
+            self.spare = self.setup.spare();
+            self.setup.warm = self.spare.is_some();
+        }
+        Ok(())
+    }
+
+    fn answer(&mut self, (kind, bytes): link::Frame) -> Result<()> {
+        let done: Result<Vec<u64>> = match kind {
+            ask::SETUP => self.set_up(&bytes).map(|()| Vec::new()),
+            ask::EXEC => {
+                let (link, spare) = (&mut self.link, &mut self.spare);
+                return run::exec(link, &self.setup, spare, &self.children, &bytes);
+            }
+            ask::PUT => {
+                let put = self.as_user(|link| files::put(link, &bytes));
+                if self.put.is_ok() {
+                    self.put = put;
+                }
+                return Ok(());
+            }
+            ask::SYNC => std::mem::replace(&mut self.put, Ok(())).map(|()| Vec::new()),
+            ask::READ => self
+                .as_user(|link| files::read(link, &bytes))
+                .map(|()| Vec::new()),
+            ask::ARCHIVE => self.as_user(files::archive).map(|()| Vec::new()),
+            ask::RESET => {
+                self.kill_spare();
+                self.as_user(|_| files::reset()).map(|()| Vec::new())
+            }
+            ask::STATS => {
+                let (bytes, count) = files::count();
+                Ok(vec![bytes, count, processes()])
+            }
+            ask::RESUME => self.resume(&bytes).map(|()| Vec::new()),
+            // Left over from an execution that was called off.
+            ask::KILL | ask::DATA | ask::END => return Ok(()),
+            _ => Err(Error::from_raw_os_error(71)),
+        };
+        let frame = match done {
+            Ok(numbers) => numbers.into_iter().fold(Put::of(tell::DONE), Put::number),
+            Err(e) => {
+                let errno = e.raw_os_error().unwrap_or(0);
+                let text = e.to_string();
+                Put::of(tell::FAILED)
+                    .number(u64::MAX)
+                    .number(errno as u64)
+                    .bytes(text.as_bytes())
+            }
+        };
+        self.link.send(&frame.frame())
+    }
+
+    fn as_user(&mut self, act: impl FnOnce(&mut Link) -> Result<()>) -> Result<()> {
+        sys::act_as(self.setup.walls.user);
+        let done = act(&mut self.link);
+        sys::act_as(0);
+        done
+    }
+
+    fn kill_spare(&mut self) {
+        if self.spare.take().is_some() {
+            sys::kill_all();
+            while sys::reap(true).is_some() {}
+        }
+    }
+
+    fn set_up(&mut self, bytes: &[u8]) -> Result<()> {
+        let wrong = || Error::from_raw_os_error(71);
+        let mut take = Take(bytes);
+        let user = take.number().ok_or_else(wrong)? as u32;
+        let (warm, tcp) = (
+            take.byte().ok_or_else(wrong)?,
+            take.byte().ok_or_else(wrong)?,
+        );
+        let work_bytes = take.number().ok_or_else(wrong)?;
+        let inodes = take.number().ok_or_else(wrong)?;
+        let python = take.bytes().ok_or_else(wrong)?.to_vec();
+        let filter = take.bytes().ok_or_else(wrong)?.to_vec();
+        let env = take.list().ok_or_else(wrong)?;
+        let mut limits = Vec::new();
+        while let Some(resource) = take.number() {
+            limits.push([
+                resource,
+                take.number().ok_or_else(wrong)?,
+                take.number().ok_or_else(wrong)?,
+            ]);
+        }
+        self.kill_spare();
+        let machine = self.setup.machine;
+        if machine {
+            let options =
+                format!("size={work_bytes},nr_inodes={inodes},mode=0700,uid={user},gid={user}");
+            let options = sys::text(options.as_bytes())?;
+            // Nosuid, nodev; again with other sizes.
+            let flags = if self.mounted { 2 | 4 | 32 } else { 2 | 4 };
+            for path in [files::WORK, files::TMP] {
+                sys::mount_new(c"tmpfs", path, flags, &options)?;
+            }
+            self.mounted = true;
+        }
+        let landlock = walls::landlock(tcp == 1)?;
+        let walls = Walls {
+            user,
+            limits,
+            filter,
+            landlock,
+        };
+        self.setup = Setup {
+            walls,
+            env,
+            python,
+            warm: warm == 1,
+            machine,
+        };
+        Ok(())
+    }
+
+    /// Nothing that two copies of one memory would share may be left: clock, random numbers, name.
+    fn resume(&mut self, bytes: &[u8]) -> Result<()> {
+        let wrong = || Error::from_raw_os_error(71);
+        let mut take = Take(bytes);
+        let ns = take.number().ok_or_else(wrong)?;
+        let entropy = take.bytes().ok_or_else(wrong)?;
+        let name = take.bytes().ok_or_else(wrong)?;
+        self.kill_spare();
+        sys::set_clock_and_name(ns, name)?;
+        let random = File::open("/dev/random")?;
+        sys::reseed(random.as_raw_fd(), entropy)
+    }
+}
+
+fn processes() -> u64 {
+    let number = |name: std::ffi::OsString| name.as_bytes().iter().all(u8::is_ascii_digit);
+    let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    // Without the agent.
+    (entries.filter(|e| number(e.file_name())).count() as u64).saturating_sub(1)
+}

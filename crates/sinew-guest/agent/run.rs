@@ -1,0 +1,501 @@
+//! Programs: how they start, what they write, how they end. One at a time.
+
+use crate::files;
+use crate::link::Link;
+use crate::sys::{self, POLLHUP, POLLIN, POLLOUT, PollFd};
+use crate::walls::{EXECVE, FORK, PROGRAM, Walls, failure as at};
+use crate::wire::{CHUNK, Put, Take, ask, content, cut, tell};
+use std::ffi::CString;
+use std::fs::File;
+use std::io::{Error, ErrorKind, Read, Result, Write};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::time::{Duration, Instant};
+
+/// Frames on their way to the host; with more, programs are held back.
+const MAX_QUEUED: usize = 256 << 10;
+/// Standard input that waits for the program.
+const MAX_STDIN: usize = 64 << 10;
+
+/// What SETUP said.
+#[derive(Default)]
+pub struct Setup {
+    pub walls: Walls,
+    pub env: Vec<Vec<u8>>,
+    /// The interpreter, empty without one.
+    pub python: Vec<u8>,
+    /// Keep an interpreter waiting.
+    pub warm: bool,
+    /// A whole machine is the sandbox: its kernel's counters are the sandbox's.
+    pub machine: bool,
+}
+
+/// A program that was started.
+pub struct Child {
+    pid: i32,
+    stdin: Option<OwnedFd>,
+    output: [OwnedFd; 2],
+    /// Where an interpreter that waits gets its program.
+    control: Option<OwnedFd>,
+}
+
+type Failure = (u32, i32);
+
+/// What runs in an interpreter that waits: it loads what programs often use, takes environment
+/// and program from descriptor 3, and becomes the program.
+const BOOT: &str = include_str!("boot.py");
+
+impl Setup {
+    fn start(
+        &self,
+        argv: &[CString],
+        env: &[CString],
+        waits: bool,
+    ) -> std::result::Result<Child, Failure> {
+        let failed = at(FORK);
+        let (in_r, stdin) = sys::pipe(false).map_err(&failed)?;
+        let (out_r, out_w) = sys::pipe(false).map_err(&failed)?;
+        let (err_r, err_w) = sys::pipe(false).map_err(&failed)?;
+        let (said, say) = sys::pipe(false).map_err(&failed)?;
+        let (control_r, control) = if waits {
+            let (r, w) = sys::pipe(false).map_err(&failed)?;
+            (Some(r), Some(w))
+        } else {
+            (None, None)
+        };
+        let theirs = [Some(&in_r), Some(&out_w), Some(&err_w), control_r.as_ref()];
+        let theirs: Vec<RawFd> = theirs
+            .into_iter()
+            .flatten()
+            .map(AsRawFd::as_raw_fd)
+            .collect();
+        let pid = unsafe { sys::fork() };
+        if pid == 0 {
+            let (step, errno) = become_program(&self.walls, &theirs, argv, env);
+            let mut record = step.to_ne_bytes().to_vec();
+            record.extend_from_slice(&errno.to_ne_bytes());
+            let _ = File::from(say).write_all(&record);
+            unsafe { sys::_exit(127) }
+        }
+        if pid < 0 {
+            return Err(failed(Error::last_os_error()));
+        }
+        drop((in_r, out_w, err_w, control_r, say));
+        let mut record = Vec::new();
+        // Ends when the program has taken the child's place.
+        let _ = File::from(said).read_to_end(&mut record);
+        if let Ok(record) = <[u8; 8]>::try_from(record.as_slice()) {
+            let [a, b, c, d, e, f, g, h] = record;
+            sys::kill_all();
+            while sys::reap(true).is_some() {}
+            return Err((
+                u32::from_ne_bytes([a, b, c, d]),
+                i32::from_ne_bytes([e, f, g, h]),
+            ));
+        }
+        for fd in [&stdin, &out_r, &err_r] {
+            sys::set_nonblocking(fd.as_raw_fd(), true).map_err(&failed)?;
+        }
+        Ok(Child {
+            pid,
+            stdin: Some(stdin),
+            output: [out_r, err_r],
+            control,
+        })
+    }
+
+    /// An interpreter for the next program, if one is to wait.
+    pub fn spare(&self) -> Option<Child> {
+        if !self.warm || self.python.is_empty() {
+            return None;
+        }
+        let argv = self.python_argv(BOOT.as_bytes()).ok()?;
+        let env = texts(&self.env).ok()?;
+        self.start(&argv, &env, true).ok()
+    }
+
+    fn python_argv(&self, code: &[u8]) -> Result<Vec<CString>> {
+        [&self.python[..], b"-I", b"-S", b"-B", b"-c", code]
+            .into_iter()
+            .map(sys::text)
+            .collect()
+    }
+}
+
+fn texts(list: &[Vec<u8>]) -> Result<Vec<CString>> {
+    list.iter().map(|t| sys::text(t)).collect()
+}
+
+/// In the child: from here on nothing of the agent is left in it but what the program gets.
+fn become_program(walls: &Walls, fds: &[RawFd], argv: &[CString], env: &[CString]) -> Failure {
+    unsafe {
+        sys::setsid();
+        sys::umask(0o077);
+    }
+    // Where memory runs out, programs go first.
+    let _ = std::fs::write("/proc/self/oom_score_adj", "1000");
+    if let Err(e) = sys::place(fds) {
+        return at(PROGRAM)(e);
+    }
+    sys::default_signals();
+    if let Err(failure) = walls.confine() {
+        return failure;
+    }
+    let name = argv
+        .first()
+        .map(|a| a.to_bytes().to_vec())
+        .unwrap_or_default();
+    if name.contains(&b'/') {
+        return at(EXECVE)(sys::exec(argv, env));
+    }
+    let path = env
+        .iter()
+        .find_map(|e| e.to_bytes().strip_prefix(b"PATH="))
+        .unwrap_or(b"/usr/bin:/bin");
+    let mut failure = Error::from_raw_os_error(2);
+    for folder in path.split(|&b| b == b':') {
+        let Ok(full) = sys::text(&[folder, b"/", &name].concat()) else {
+            continue;
+        };
+        let mut argv = argv.to_vec();
+        argv[0] = full;
+        let tried = sys::exec(&argv, env);
+        if tried.raw_os_error() != Some(2) {
+            failure = tried;
+        }
+    }
+    at(EXECVE)(failure)
+}
+
+/// EXEC as it was asked.
+struct Request {
+    python: bool,
+    args: Vec<Vec<u8>>,
+    env: Vec<Vec<u8>>,
+    deadline: Duration,
+    output_bytes: u64,
+}
+
+fn parse(bytes: &[u8]) -> Option<Request> {
+    let mut take = Take(bytes);
+    Some(Request {
+        python: take.byte()? == 1,
+        deadline: Duration::from_millis(take.number()?),
+        output_bytes: take.number()?,
+        args: take.list()?,
+        env: take.list()?,
+    })
+}
+
+/// One execution as it goes on.
+struct Running<'a> {
+    link: &'a mut Link,
+    child: Child,
+    /// None once nobody reads it any more or all was said.
+    stdin: Option<OwnedFd>,
+    stdin_waits: Vec<u8>,
+    stdin_ended: bool,
+    open: [bool; 2],
+    read: [u64; 2],
+    most: u64,
+    truncated: bool,
+    queued: Vec<u8>,
+    cut: u8,
+    cpu_us: u64,
+    max_rss_kib: u64,
+    status: Option<i32>,
+}
+
+/// EXEC: runs a program to its end. `Err` is a connection that failed.
+pub fn exec(
+    link: &mut Link,
+    setup: &Setup,
+    spare: &mut Option<Child>,
+    children: &OwnedFd,
+    bytes: &[u8],
+) -> Result<()> {
+    let began = Instant::now();
+    let ooms = oom_kills(setup.machine);
+    let started = match parse(bytes) {
+        Some(request) => start(setup, spare, &request).map(|child| (child, request)),
+        None => Err((PROGRAM, 71)),
+    };
+    let (mut child, request) = match started {
+        Ok(started) => started,
+        Err((step, errno)) => {
+            while link.next()?.0 != ask::END {}
+            let frame = Put::of(tell::FAILED)
+                .number(step.into())
+                .number(errno as u64)
+                .bytes(b"start");
+            return link.send(&frame.frame());
+        }
+    };
+    let stdin = child.stdin.take();
+    let mut running = Running {
+        link,
+        child,
+        stdin,
+        stdin_waits: Vec::new(),
+        stdin_ended: false,
+        open: [true; 2],
+        read: [0; 2],
+        most: request.output_bytes,
+        truncated: false,
+        queued: Vec::new(),
+        cut: cut::NONE,
+        cpu_us: 0,
+        max_rss_kib: 0,
+        status: None,
+    };
+    sys::set_nonblocking(running.link.fd(), true)?;
+    let until = began + request.deadline;
+    while running.status.is_none() {
+        running.step(children, until)?;
+    }
+    running.finish()?;
+    let ooms = oom_kills(setup.machine) - ooms;
+    let ended = running.report(ooms);
+    running.link.send(&ended)
+}
+
+fn start(
+    setup: &Setup,
+    spare: &mut Option<Child>,
+    request: &Request,
+) -> std::result::Result<Child, Failure> {
+    let failed = at(PROGRAM);
+    let env: Vec<Vec<u8>> = setup.env.iter().chain(&request.env).cloned().collect();
+    let waiting = spare.take();
+    if request.python {
+        let code = request.args.first().map(Vec::as_slice).unwrap_or_default();
+        if let Some(mut child) = waiting
+            && let Some(control) = child.control.take()
+        {
+            let program = Put::default().list(&env).bytes(code).0;
+            // It dies only if it was killed; then it says so by its end.
+            let _ = File::from(control).write_all(&program);
+            return Ok(child);
+        }
+        if setup.python.is_empty() {
+            return Err((EXECVE, 2));
+        }
+        let argv = setup.python_argv(code).map_err(&failed)?;
+        return setup.start(&argv, &texts(&env).map_err(&failed)?, false);
+    }
+    if waiting.is_some() {
+        sys::kill_all();
+        while sys::reap(true).is_some() {}
+    }
+    let argv = texts(&request.args).map_err(&failed)?;
+    if argv.is_empty() {
+        return Err((PROGRAM, 22));
+    }
+    setup.start(&argv, &texts(&env).map_err(&failed)?, false)
+}
+
+/// Programs that the kernel of this machine killed for want of memory.
+fn oom_kills(machine: bool) -> u64 {
+    if !machine {
+        return 0;
+    }
+    let text = std::fs::read_to_string("/proc/vmstat").unwrap_or_default();
+    let count = text.lines().find_map(|l| l.strip_prefix("oom_kill "));
+    count.and_then(|c| c.trim().parse().ok()).unwrap_or(0)
+}
+
+impl Running<'_> {
+    fn step(&mut self, children: &OwnedFd, until: Instant) -> Result<()> {
+        let room = self.queued.len() < MAX_QUEUED;
+        let read = |wanted: bool, fd: RawFd, events: i16| PollFd {
+            fd: if wanted { fd } else { -1 },
+            events,
+            revents: 0,
+        };
+        let feed = self.stdin.as_ref().map_or(-1, AsRawFd::as_raw_fd);
+        let link_in = if self.stdin_waits.len() < MAX_STDIN {
+            POLLIN
+        } else {
+            0
+        };
+        let link_out = if self.queued.is_empty() { 0 } else { POLLOUT };
+        let mut fds = [
+            read(true, children.as_raw_fd(), POLLIN),
+            read(true, self.link.fd(), link_in | link_out),
+            read(
+                room && self.open[0],
+                self.child.output[0].as_raw_fd(),
+                POLLIN,
+            ),
+            read(
+                room && self.open[1],
+                self.child.output[1].as_raw_fd(),
+                POLLIN,
+            ),
+            read(!self.stdin_waits.is_empty(), feed, POLLOUT),
+        ];
+        let left = until.saturating_duration_since(Instant::now());
+        // Once cut, only the end is awaited.
+        let timeout = if self.cut == cut::NONE {
+            left.as_millis().min(60_000) as i32 + 1
+        } else {
+            1000
+        };
+        sys::wait_for(&mut fds, timeout)?;
+        if Instant::now() >= until && self.cut == cut::NONE {
+            self.end(cut::DEADLINE);
+        }
+        let said = |i: usize| fds[i].revents != 0;
+        if fds[1].revents & (POLLIN | POLLHUP) != 0 && link_in != 0 {
+            self.link.fill()?;
+        }
+        self.frames();
+        if said(4) || self.stdin_ended {
+            self.feed();
+        }
+        for i in 0..2 {
+            if said(2 + i) {
+                self.capture(i);
+            }
+        }
+        if !self.queued.is_empty() {
+            let sent = self.link.send_some(&self.queued)?;
+            self.queued.drain(..sent);
+        }
+        if said(0) {
+            let mut ignored = [0; 1280];
+            let _ = File::from(children.try_clone()?).read(&mut ignored);
+            while let Some(gone) = sys::reap(false) {
+                self.reaped(gone);
+            }
+        }
+        Ok(())
+    }
+
+    fn end(&mut self, why: u8) {
+        self.cut = why;
+        sys::kill_all();
+    }
+
+    fn reaped(&mut self, gone: sys::Gone) {
+        self.cpu_us += gone.cpu_us;
+        self.max_rss_kib = self.max_rss_kib.max(gone.max_rss_kib);
+        if gone.pid == self.child.pid {
+            self.status = Some(gone.status);
+        }
+    }
+
+    fn frames(&mut self) {
+        while let Some((kind, bytes)) = self.link.ready() {
+            match kind {
+                ask::DATA if self.stdin.is_some() => self.stdin_waits.extend_from_slice(&bytes),
+                ask::END => self.stdin_ended = true,
+                ask::KILL if self.cut == cut::NONE => self.end(cut::ASKED),
+                _ => {}
+            }
+        }
+    }
+
+    fn feed(&mut self) {
+        while let (Some(pipe), false) = (&self.stdin, self.stdin_waits.is_empty()) {
+            let Ok(pipe) = pipe.try_clone() else { return };
+            match File::from(pipe).write(&self.stdin_waits) {
+                Ok(n) => drop(self.stdin_waits.drain(..n)),
+                Err(e) if e.kind() == ErrorKind::WouldBlock => return,
+                // Nobody reads it: a program need not read what it is given.
+                Err(_) => {
+                    self.stdin = None;
+                    self.stdin_waits.clear();
+                }
+            }
+        }
+        if self.stdin_ended {
+            self.stdin = None;
+        }
+    }
+
+    /// One piece of output; true if there may be more. Beyond the bound it is still read, so
+    /// that a full pipe does not look like a program that hangs.
+    fn capture(&mut self, i: usize) -> bool {
+        let mut chunk = [0; CHUNK];
+        let Ok(pipe) = self.child.output[i].try_clone() else {
+            return false;
+        };
+        let n = match File::from(pipe).read(&mut chunk) {
+            Ok(n @ 1..) => n,
+            Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {
+                return false;
+            }
+            _ => {
+                self.open[i] = false;
+                return false;
+            }
+        };
+        let room = (self.most.saturating_sub(self.read[i]) as usize).min(n);
+        self.read[i] += n as u64;
+        if room > 0 {
+            let kind = [tell::STDOUT, tell::STDERR][i];
+            self.queued
+                .extend_from_slice(&content(kind, &chunk[..room]));
+        }
+        if room < n {
+            self.truncated = true;
+            if self.cut == cut::NONE {
+                self.end(cut::OUTPUT);
+            }
+        }
+        true
+    }
+
+    /// The first process is gone: so is all that it left, and what it wrote is all there is.
+    fn finish(&mut self) -> Result<()> {
+        sys::kill_all();
+        while let Some(gone) = sys::reap(true) {
+            self.reaped(gone);
+        }
+        sys::set_nonblocking(self.link.fd(), false)?;
+        for i in 0..2 {
+            while self.open[i] && self.capture(i) {
+                self.link.send(&self.queued)?;
+                self.queued.clear();
+            }
+        }
+        self.link.send(&self.queued)?;
+        self.queued.clear();
+        // The rest of standard input is still on its way.
+        self.frames();
+        while !self.stdin_ended {
+            self.stdin = None;
+            self.link.fill()?;
+            self.frames();
+        }
+        Ok(())
+    }
+
+    fn report(&self, ooms: u64) -> Vec<u8> {
+        let status = self.status.unwrap_or(0);
+        let signal = status & 0x7f;
+        let (how, value) = if signal == 0 {
+            (0, status >> 8 & 0xff)
+        } else {
+            (1, signal)
+        };
+        let (bytes, files) = files::count();
+        let mut put = Put::of(tell::ENDED)
+            .byte(how)
+            .number(value as u64)
+            .byte(self.cut)
+            .byte(u8::from(self.truncated));
+        for number in [
+            self.cpu_us,
+            self.max_rss_kib,
+            self.read[0],
+            self.read[1],
+            bytes,
+            files,
+            ooms,
+        ] {
+            put = put.number(number);
+        }
+        put.frame()
+    }
+}

@@ -1,0 +1,24 @@
+//! The agent that is the first process of a container or a virtual machine, and its client.
+//!
+//! [`AGENT`] is one static program without dependencies; it runs programs inside the walls of
+//! the process level, kills everything that they leave, and keeps files below `/work`. [`Guest`]
+//! drives it over any stream. Invariants: the guest is hostile: lengths are bounded, a frame that
+//! does not belong is refused, one that never ends is cut by a deadline, and after either the
+//! connection is not used again; how a program ended is what the agent saw of the kernel, not
+//! what the program wrote.
+
+mod archive;
+mod client;
+#[expect(
+    unreachable_pub,
+    dead_code,
+    reason = "the agent compiles the same file and uses what its client does not"
+)]
+#[path = "../agent/wire.rs"]
+mod wire;
+
+pub use archive::{Entry, EntryKind, pack, unpack};
+pub use client::{Count, Ended, Guest, Hello, Outcome, Setup, Stream, checked};
+
+/// The agent, for the architecture that this was compiled for.
+pub const AGENT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/agent"));
