@@ -4,9 +4,10 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 
+use crate::amx::{self, AmxError};
 use crate::pool::Pool;
 
-/// A family of kernels for one instruction set. More sets (AMX, NEON) may join.
+/// A family of kernels for one instruction set. More sets (NEON) may join.
 #[non_exhaustive]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum KernelSet {
@@ -16,13 +17,15 @@ pub enum KernelSet {
     Avx2,
     /// AVX-512 F, DQ, BW and VL, 16 lanes.
     Avx512,
+    /// AMX tiles for matrix products of operands rounded to bfloat16 ([`crate::amx`]), the rest as in `Avx512`.
+    Amx,
 }
 
 /// Why a kernel set cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum KernelSetError {
     /// The name is none of ours.
-    #[error("kernel set `{0}` is unknown: use `avx512`, `avx2` or `portable`")]
+    #[error("kernel set `{0}` is unknown: use `amx`, `avx512`, `avx2` or `portable`")]
     Unknown(String),
     /// This CPU lacks the instructions.
     #[error(
@@ -34,40 +37,55 @@ pub enum KernelSetError {
         /// The best set that would run.
         best: KernelSet,
     },
+    /// AMX needs more than a CPU that has it.
+    #[error("kernel set `amx`: {why}; use `{best}` or leave the choice open")]
+    Amx {
+        /// What is missing.
+        why: AmxError,
+        /// The best set that would run.
+        best: KernelSet,
+    },
 }
 
 impl KernelSet {
-    const ALL: [Self; 3] = [Self::Portable, Self::Avx2, Self::Avx512];
+    const ALL: [Self; 4] = [Self::Portable, Self::Avx2, Self::Avx512, Self::Amx];
 
     /// The fastest set that this CPU runs.
     #[must_use]
     pub fn detect() -> Self {
-        Self::ALL
+        match amx::hardware() {
+            Ok(()) => Self::Amx,
+            Err(_) => Self::detect_f32(),
+        }
+    }
+
+    /// The fastest set that this CPU runs and whose products are those of `f32` operands.
+    #[must_use]
+    pub fn detect_f32() -> Self {
+        Self::available_f32()
             .into_iter()
-            .filter(|set| set.is_available())
             .max()
             .unwrap_or(Self::Portable)
     }
 
-    /// The set called `name` (`avx512`, `avx2`, `portable`; letter case does not matter), if it runs here.
+    /// The set called `name` (`amx`, `avx512`, `avx2`, `portable`; letter case does not matter), if it runs
+    /// here.
     pub fn parse(name: &str) -> Result<Self, KernelSetError> {
         let set: Self = name.parse()?;
-        if set.is_available() {
-            Ok(set)
-        } else {
-            Err(KernelSetError::Unavailable {
-                wanted: set,
-                best: Self::detect(),
-            })
+        let best = Self::detect();
+        match (set, amx::support()) {
+            (Self::Amx, Err(why)) => Err(KernelSetError::Amx { why, best }),
+            _ if set.is_available() => Ok(set),
+            _ => Err(KernelSetError::Unavailable { wanted: set, best }),
         }
     }
 
-    /// All sets that this CPU runs, slowest first.
+    /// All sets whose products are those of `f32` operands and that this CPU runs, slowest first.
     #[must_use]
-    pub fn available() -> Vec<Self> {
+    pub fn available_f32() -> Vec<Self> {
         Self::ALL
             .into_iter()
-            .filter(|set| set.is_available())
+            .filter(|set| *set != Self::Amx && set.is_available())
             .collect()
     }
 
@@ -88,6 +106,7 @@ impl KernelSet {
             }
             #[cfg(not(target_arch = "x86_64"))]
             Self::Avx2 | Self::Avx512 => false,
+            Self::Amx => amx::support().is_ok(),
         }
     }
 
@@ -98,6 +117,7 @@ impl KernelSet {
             Self::Portable => "portable",
             Self::Avx2 => "avx2",
             Self::Avx512 => "avx512",
+            Self::Amx => "amx",
         }
     }
 }
@@ -142,6 +162,19 @@ impl Device {
         }
     }
 
+    /// The same threads with kernels whose products are those of `f32` operands: itself unless it is AMX.
+    #[must_use]
+    pub fn with_f32_products(&self) -> Self {
+        let kernels = match self.kernels {
+            KernelSet::Amx => KernelSet::Avx512,
+            other => other,
+        };
+        Self {
+            kernels,
+            pool: Arc::clone(&self.pool),
+        }
+    }
+
     /// The kernels in use.
     #[must_use]
     pub fn kernels(&self) -> KernelSet {
@@ -173,6 +206,25 @@ mod tests {
             KernelSet::parse("sse"),
             Err(KernelSetError::Unknown("sse".into()))
         );
-        assert!(KernelSet::available().contains(&KernelSet::detect()));
+        assert!(KernelSet::available_f32().contains(&KernelSet::detect_f32()));
+        assert!(KernelSet::detect().is_available());
+    }
+
+    #[test]
+    fn amx_runs_or_says_what_is_missing() {
+        match KernelSet::parse("amx") {
+            Ok(set) => assert_eq!(set, KernelSet::detect()),
+            Err(error) => {
+                let KernelSetError::Amx { why, best } = &error else {
+                    panic!("{error}")
+                };
+                assert_eq!(*best, KernelSet::detect());
+                assert!(
+                    !matches!(why, AmxError::SelfCheck { .. }),
+                    "the instructions are there, with results that are wrong: {error}"
+                );
+                assert!(error.to_string().contains(&why.to_string()));
+            }
+        }
     }
 }

@@ -1,8 +1,9 @@
 //! Buffers and operators with forward and backward, chosen at run time per CPU.
 //!
-//! Everything runs on a [`Device`]: a kernel set (AVX-512, AVX2 or portable, see [`KernelSet::detect`])
-//! and a bounded [`Pool`] of threads. Values are `f32`. There is no tensor type and no graph: operators
-//! take slices or strided views ([`Mat`], [`MatMut`]) and write where they are told.
+//! Everything runs on a [`Device`]: a kernel set (AMX, AVX-512, AVX2 or portable, see [`KernelSet::detect`])
+//! and a bounded [`Pool`] of threads. Values are `f32` (AMX products round operands to bfloat16, see
+//! [`amx`]). There is no tensor type and no graph: operators take slices or strided views ([`Mat`],
+//! [`MatMut`]) and write where they are told.
 //!
 //! # Invariants
 //! * A row of a matrix product has the same bits alone and in any batch, packed or not (see [`gemm`]):
@@ -31,6 +32,7 @@
     reason = "operators and kernels take their tensors and raw shapes"
 )]
 
+pub mod amx;
 pub mod attention;
 pub mod buffer;
 pub mod device;
@@ -45,6 +47,7 @@ pub mod probe;
 pub mod reference;
 pub(crate) mod simd;
 
+pub use amx::AmxError;
 pub use buffer::{Buffer, Scratch, SharedMut};
 pub use device::{Device, KernelSet, KernelSetError};
 pub use gemm::{PackedWeights, gemm_serial};

@@ -91,7 +91,7 @@ mod tests {
 
     #[test]
     fn reads_everything_once_and_counts_the_operations() {
-        for set in KernelSet::available() {
+        for set in KernelSet::available_f32() {
             let dev = Device::new(set, 2);
             let values: Vec<f32> = (0..CHUNK + 77).map(|i| (i % 3) as f32).collect();
             let expected: f64 = values.iter().map(|&v| f64::from(v)).sum();

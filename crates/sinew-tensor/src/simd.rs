@@ -320,7 +320,7 @@ macro_rules! simd_fn {
             unsafe {
                 match dev.kernels() {
                     #[cfg(target_arch = "x86_64")]
-                    $crate::device::KernelSet::Avx512 => avx512($($arg),*),
+                    $crate::device::KernelSet::Avx512 | $crate::device::KernelSet::Amx => avx512($($arg),*),
                     #[cfg(target_arch = "x86_64")]
                     $crate::device::KernelSet::Avx2 => avx2($($arg),*),
                     _ => body::<$crate::simd::Lanes8>($($arg),*),
@@ -373,7 +373,7 @@ mod tests {
     }
 
     fn devices() -> impl Iterator<Item = Device> {
-        KernelSet::available()
+        KernelSet::available_f32()
             .into_iter()
             .map(|set| Device::new(set, 1))
     }
@@ -480,7 +480,7 @@ mod tests {
             for rows in 1..=16 {
                 let mut dst = vec![-1.0; 19 * 16];
                 let lanes = match dev.kernels() {
-                    KernelSet::Avx512 => 16,
+                    KernelSet::Avx512 | KernelSet::Amx => 16,
                     _ => 8,
                 };
                 if rows > lanes {

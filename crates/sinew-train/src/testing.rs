@@ -153,5 +153,5 @@ impl Policy for Bigram {
 }
 
 pub(crate) fn device() -> Device {
-    Device::new(KernelSet::detect(), 1)
+    Device::new(KernelSet::detect_f32(), 1)
 }

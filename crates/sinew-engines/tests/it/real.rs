@@ -110,7 +110,7 @@ fn greedy(id: u64, max_tokens: u32) -> GenerateRequest {
 /// The same model in this process.
 fn embedded(files: &ModelFiles) -> EmbeddedEngine {
     let loaded = load_model(files).unwrap();
-    let device = Device::new(KernelSet::detect(), 2);
+    let device = Device::new(KernelSet::detect_f32(), 2);
     let config = loaded.params.config().clone();
     let model = InferModel::new(&device, &config, &loaded.params, 256).unwrap();
     let forward = ModelForward::new(device, model, 512).unwrap();

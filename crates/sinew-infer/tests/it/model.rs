@@ -16,7 +16,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 fn device() -> Device {
-    Device::new(KernelSet::detect(), 2)
+    Device::new(KernelSet::detect_f32(), 2)
 }
 
 fn tiny_config() -> ModelConfig {

@@ -11,12 +11,12 @@ pub(crate) fn golden_dir() -> PathBuf {
 
 /// The fastest kernels of this machine, two threads.
 pub(crate) fn device() -> Device {
-    Device::new(KernelSet::detect(), 2)
+    Device::new(KernelSet::detect_f32(), 2)
 }
 
 /// Every kind of kernel that this machine runs.
 pub(crate) fn devices() -> Vec<Device> {
-    KernelSet::available()
+    KernelSet::available_f32()
         .into_iter()
         .map(|set| Device::new(set, 2))
         .collect()

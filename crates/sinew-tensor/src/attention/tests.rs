@@ -86,7 +86,7 @@ fn check(layout: &TreeLayout, shape: &AttentionShape, scale: f32, seed: u64) {
     let d_out = random(layout.rows() * shape.out_width(), seed + 1);
     let exact = reference::forward(layout, shape, &widen(&qkv));
     let gradient = reference::backward(layout, shape, &widen(&qkv), &widen(&d_out));
-    for kernels in KernelSet::available() {
+    for kernels in KernelSet::available_f32() {
         let fast = run(&Device::new(kernels, 2), layout, shape, &qkv, &d_out);
         assert_close(&format!("{kernels} out"), &fast.out, &exact.out, 2e-5);
         assert_close(&format!("{kernels} lse"), &fast.lse, &exact.lse, 1e-5);
@@ -180,7 +180,7 @@ fn results_do_not_depend_on_threads() {
     let shape = AttentionShape::new(6, 2, 16).unwrap();
     let qkv = random(layout.rows() * shape.qkv_width(), 1);
     let d_out = random(layout.rows() * shape.out_width(), 2);
-    for kernels in KernelSet::available() {
+    for kernels in KernelSet::available_f32() {
         let one = run(&Device::new(kernels, 1), &layout, &shape, &qkv, &d_out);
         let three = run(&Device::new(kernels, 3), &layout, &shape, &qkv, &d_out);
         assert_eq!(
@@ -192,7 +192,7 @@ fn results_do_not_depend_on_threads() {
 
 #[test]
 fn a_scratch_serves_changing_layouts() {
-    let dev = Device::new(KernelSet::detect(), 2);
+    let dev = Device::new(KernelSet::detect_f32(), 2);
     let shape = AttentionShape::new(2, 2, 8).unwrap();
     let mut scratch = AttentionScratch::default();
     for parts in [

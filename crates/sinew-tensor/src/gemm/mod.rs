@@ -9,7 +9,8 @@
 //! contracted index, started from 0 or, when accumulating, from the old value. So it does not depend on
 //! threads, blocking, packing or the other rows and columns of the call: a row gives the same bits
 //! alone and in any batch, and AVX2 gives the same bits as AVX-512. (Portable kernels round products
-//! where the target has no fused instruction.)
+//! where the target has no fused instruction.) AMX rounds operands and sums in steps of 32, see [`crate::amx`];
+//! there too a row has the same bits alone and in any batch.
 
 mod pack;
 mod product;
@@ -18,6 +19,7 @@ mod tile;
 use std::cell::RefCell;
 use std::ops::Range;
 
+use crate::amx::product as amx;
 use crate::buffer::{Buffer, Scratch};
 use crate::device::{Device, KernelSet};
 use crate::matrix::{Mat, MatMut};
@@ -36,7 +38,7 @@ thread_local! {
 }
 
 /// Weights `[n, k]` packed for `x · wᵀ`: panels of as many rows as a tile has columns, transposed, the last padded
-/// with zeros. Fit for the kernel set of the device that packed them.
+/// with zeros. Fit for the kernel set of the device that packed them; AMX packs them rounded to bfloat16.
 #[derive(Debug, Clone)]
 pub struct PackedWeights {
     n: usize,
@@ -49,8 +51,11 @@ impl PackedWeights {
     /// Packs row-major `w` `[n, k]`.
     #[must_use]
     pub fn pack(dev: &Device, w: &[f32], n: usize, k: usize) -> Self {
-        let nr = panel_width(dev.kernels());
-        let data = Buffer::zeros(n.next_multiple_of(nr) * k);
+        let len = match dev.kernels() {
+            KernelSet::Amx => amx::packed_len(n, k),
+            other => n.next_multiple_of(panel_width(other)) * k,
+        };
+        let data = Buffer::zeros(len);
         let mut packed = Self {
             n,
             k,
@@ -67,6 +72,9 @@ impl PackedWeights {
         assert_eq!(w.len(), n * k, "weights [{n}, {k}]");
         self.check(dev);
         let b = Mat::new(w, n, k).t();
+        if self.kernels == KernelSet::Amx {
+            return amx::pack_weights(Some(dev.pool()), b, &mut self.data);
+        }
         // SAFETY: `data` has room for all panels of `[n, k]`.
         unsafe { pack_b(dev, true, b, 0..n, 0..k, self.data.as_mut_ptr()) };
     }
@@ -108,6 +116,10 @@ impl Device {
             "columns of x and y, weights [n, k]"
         );
         PACKED.with_borrow_mut(|scratch| {
+            if self.kernels() == KernelSet::Amx {
+                let b = amx::Right::Packed(&w.data);
+                return tiles(self, true, x, b, y, accumulate).run(scratch);
+            }
             let b = Source::Packed(&w.data);
             Product {
                 dev: self,
@@ -140,6 +152,9 @@ impl Device {
     pub fn gemm(&self, a: Mat<'_>, b: Mat<'_>, c: MatMut<'_>, accumulate: bool) {
         assert_eq!((b.rows(), b.cols()), (a.cols(), c.cols()), "b is [k, n]");
         PACKED.with_borrow_mut(|scratch| {
+            if self.kernels() == KernelSet::Amx {
+                return tiles(self, true, a, amx::Right::Plain(b), c, accumulate).run(scratch);
+            }
             let b = Source::Plain(b);
             Product {
                 dev: self,
@@ -164,6 +179,9 @@ pub fn gemm_serial(
     scratch: &mut Scratch,
 ) {
     assert_eq!((b.rows(), b.cols()), (a.cols(), c.cols()), "b is [k, n]");
+    if dev.kernels() == KernelSet::Amx {
+        return tiles(dev, false, a, amx::Right::Plain(b), c, accumulate).run(scratch);
+    }
     Product {
         dev,
         parallel: false,
@@ -190,6 +208,9 @@ pub fn matmul_packed_serial(
         (w.k, w.n),
         "columns of x and y, weights [n, k]"
     );
+    if dev.kernels() == KernelSet::Amx {
+        return tiles(dev, false, x, amx::Right::Packed(&w.data), y, accumulate).run(scratch);
+    }
     Product {
         dev,
         parallel: false,
@@ -201,11 +222,29 @@ pub fn matmul_packed_serial(
     .run(scratch);
 }
 
+/// The product on AMX tiles.
+fn tiles<'a>(
+    dev: &'a Device,
+    parallel: bool,
+    a: Mat<'a>,
+    b: amx::Right<'a>,
+    c: MatMut<'a>,
+    accumulate: bool,
+) -> amx::Product<'a> {
+    amx::Product {
+        pool: parallel.then(|| dev.pool()),
+        a,
+        b,
+        c,
+        accumulate,
+    }
+}
+
 /// Columns of a panel of `b`.
 fn panel_width(kernels: KernelSet) -> usize {
     match kernels {
         #[cfg(target_arch = "x86_64")]
-        KernelSet::Avx512 => crate::simd::F32x16::NR,
+        KernelSet::Avx512 | KernelSet::Amx => crate::simd::F32x16::NR,
         #[cfg(target_arch = "x86_64")]
         KernelSet::Avx2 => crate::simd::F32x8::NR,
         _ => Lanes8::NR,
@@ -216,7 +255,7 @@ fn panel_width(kernels: KernelSet) -> usize {
 fn panel_rows(kernels: KernelSet) -> usize {
     match kernels {
         #[cfg(target_arch = "x86_64")]
-        KernelSet::Avx512 => crate::simd::F32x16::MR,
+        KernelSet::Avx512 | KernelSet::Amx => crate::simd::F32x16::MR,
         #[cfg(target_arch = "x86_64")]
         KernelSet::Avx2 => crate::simd::F32x8::MR,
         _ => Lanes8::MR,

@@ -14,7 +14,7 @@ const AHEAD: usize = 4096;
 
 /// Whether this CPU has the instructions and the kernel set may use them.
 pub(super) fn available(kernels: KernelSet) -> bool {
-    kernels == KernelSet::Avx512 && is_x86_feature_detected!("avx512vnni")
+    matches!(kernels, KernelSet::Avx512 | KernelSet::Amx) && is_x86_feature_detected!("avx512vnni")
 }
 
 /// All 16 lanes at `p`, which needs no alignment. (The plain load has a check of its own in builds with

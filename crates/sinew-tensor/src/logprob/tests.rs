@@ -151,7 +151,7 @@ impl Case {
         let exact = exact(&self.input());
         let (dx, mut dw) = exact_gradient(&self.input(), &d_logprob, &d_entropy);
         dw.iter_mut().for_each(|g| *g += 0.5);
-        for kernels in KernelSet::available() {
+        for kernels in KernelSet::available_f32() {
             let dev = Device::new(kernels, 2);
             let [logprob, lse, entropy] = self.forward(&dev);
             assert_close("logprob", &logprob, &exact.logprob, 2e-6);
@@ -215,7 +215,7 @@ fn the_formula_agrees_with_finite_differences() {
 fn a_large_vocabulary_agrees_with_f64() {
     let case = Case::new(5, 49_152, 64, 4.0, 8);
     let exact = exact(&case.input());
-    for kernels in KernelSet::available() {
+    for kernels in KernelSet::available_f32() {
         let [logprob, lse, entropy] = case.forward(&Device::new(kernels, 2));
         assert_close("logprob", &logprob, &exact.logprob, 1e-6);
         assert_close("lse", &lse, &exact.lse, 1e-6);
@@ -227,7 +227,7 @@ fn a_large_vocabulary_agrees_with_f64() {
 fn long_hidden_states_stay_within_tolerance() {
     let case = Case::new(2, 300, 4096, 4.0, 8);
     let exact = exact(&case.input());
-    let [logprob, ..] = case.forward(&Device::new(KernelSet::detect(), 1));
+    let [logprob, ..] = case.forward(&Device::new(KernelSet::detect_f32(), 1));
     for (f, e) in logprob.iter().zip(&exact.logprob) {
         assert!((f64::from(*f) - e).abs() < 1e-5, "{f} and {e}");
     }
@@ -236,7 +236,7 @@ fn long_hidden_states_stay_within_tolerance() {
 #[test]
 fn a_row_does_not_depend_on_others_or_on_threads() {
     let case = Case::new(101, 700, 33, 3.0, 5);
-    for kernels in KernelSet::available() {
+    for kernels in KernelSet::available_f32() {
         let all = case.forward(&Device::new(kernels, 1));
         assert_eq!(all, case.forward(&Device::new(kernels, 3)));
         for row in [0, 50, 100] {
@@ -261,7 +261,7 @@ fn a_row_does_not_depend_on_others_or_on_threads() {
 #[test]
 fn rows_without_gradient_are_left_out() {
     let case = Case::new(60, 90, 16, 2.0, 3);
-    let dev = Device::new(KernelSet::detect(), 2);
+    let dev = Device::new(KernelSet::detect_f32(), 2);
     let zeros = vec![0.0; 60];
     let mut d_logprob = zeros.clone();
     let (dx, dw) = case.backward(&dev, &d_logprob, &zeros);
@@ -281,7 +281,7 @@ fn several_sections_and_no_rows_work() {
     let mut case = Case::new(4400, 2100, 8, 1.0, 4);
     case.temperature = 1.3;
     let (d_logprob, d_entropy) = (random(4400, 1), random(4400, 2));
-    let dev = Device::new(KernelSet::detect(), 2);
+    let dev = Device::new(KernelSet::detect_f32(), 2);
     let (dx, dw) = case.backward(&dev, &d_logprob, &d_entropy);
     let (exact_dx, mut exact_dw) = exact_gradient(&case.input(), &d_logprob, &d_entropy);
     exact_dw.iter_mut().for_each(|g| *g += 0.5);
@@ -315,7 +315,7 @@ fn stats_of_a_row_agree_with_f64() {
         logits.iter_mut().for_each(|z| *z *= 20.0);
         let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         let sum: f64 = logits.iter().map(|&z| f64::from(z).exp()).sum();
-        for kernels in KernelSet::available() {
+        for kernels in KernelSet::available_f32() {
             let stats = log_softmax_stats(&Device::new(kernels, 1), &logits);
             assert_eq!(stats.max, max);
             assert!((f64::from(stats.lse) - sum.ln()).abs() < 2e-6 * sum.ln().abs().max(1.0));

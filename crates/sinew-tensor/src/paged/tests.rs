@@ -84,7 +84,7 @@ fn assert_close(fast: &[f32], exact: &[f64]) {
 fn prompts_agree_with_reference() {
     let shape = AttentionShape::new(9, 3, 64).unwrap();
     let world = World::new(shape, 16, &[150, 1, 64, 37], 3);
-    for kernels in KernelSet::available() {
+    for kernels in KernelSet::available_f32() {
         let dev = Device::new(kernels, 2);
         let all = [(0, 0..150), (1, 0..1), (2, 0..64), (3, 0..37)];
         let out = world.attend(&dev, &all);
@@ -98,7 +98,7 @@ fn a_row_depends_on_itself_alone() {
     let shape = AttentionShape::new(6, 2, 24).unwrap();
     let world = World::new(shape, 32, &[200, 90, 130, 70, 70, 70, 70, 70, 70, 70], 5);
     let width = shape.out_width();
-    for kernels in KernelSet::available() {
+    for kernels in KernelSet::available_f32() {
         let dev = Device::new(kernels, 2);
         let prompt = world.attend(&dev, &[(0, 0..200)]);
         // Cut into chunks, among other sequences, on one thread, and token by token.
@@ -126,7 +126,7 @@ fn a_row_depends_on_itself_alone() {
 fn shared_and_copied_blocks_hold_the_same_keys() {
     let shape = AttentionShape::new(4, 2, 16).unwrap();
     let mut world = World::new(shape, 16, &[40, 5], 7);
-    let dev = Device::new(KernelSet::detect(), 2);
+    let dev = Device::new(KernelSet::detect_f32(), 2);
     let before = world.attend(&dev, &[(0, 39..40)]);
     // A second sequence with the first one's blocks, of which it then owns a copy of the last.
     world.qkv.push(world.qkv[0].clone());
@@ -152,7 +152,7 @@ fn shared_and_copied_blocks_hold_the_same_keys() {
 fn other_layers_stay_untouched() {
     let shape = AttentionShape::new(2, 1, 8).unwrap();
     let mut world = World::new(shape, 16, &[20], 1);
-    let dev = Device::new(KernelSet::detect(), 1);
+    let dev = Device::new(KernelSet::detect_f32(), 1);
     let before = world.attend(&dev, &[(0, 0..20)]);
     world.pool.write(
         0,
@@ -223,7 +223,7 @@ proptest! {
         let exact: Vec<f64> = (0..lens.len())
             .flat_map(|i| world.exact(i)[lens[i] / 2 * shape.out_width()..].to_vec())
             .collect();
-        for kernels in KernelSet::available() {
+        for kernels in KernelSet::available_f32() {
             assert_close(&world.attend(&Device::new(kernels, 2), &ranges), &exact);
         }
     }

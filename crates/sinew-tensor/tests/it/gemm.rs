@@ -149,7 +149,7 @@ proptest! {
 #[test]
 fn large_products_run_in_passes() {
     // m k and n k exceed the room for packed operands, in each of the three layouts.
-    let dev = Device::new(KernelSet::detect(), 2);
+    let dev = Device::new(KernelSet::detect_f32(), 2);
     let (m, n, k) = (40, 24, 190_000);
     let (a, b) = (random(7, m * k), random(8, n * k));
     let sum = |i: usize, j: usize| -> f64 {
@@ -202,7 +202,7 @@ fn large_products_run_in_passes() {
 #[test]
 fn large_weights_meet_the_rows_in_parts() {
     // More rows than share a packed `a`, more weights than one part of `b`.
-    let dev = Device::new(KernelSet::detect(), 2);
+    let dev = Device::new(KernelSet::detect_f32(), 2);
     let (m, n, k) = (200, 2101, 1100);
     let (x, w) = (random(20, m * k), random(21, n * k));
     let (mut plain, mut packed) = (vec![0.0; m * n], vec![0.0; m * n]);

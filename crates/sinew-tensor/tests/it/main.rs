@@ -1,5 +1,7 @@
 //! Operators against their references, on every kernel set that the CPU runs.
 
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+mod amx;
 mod gemm;
 mod ops;
 
@@ -7,7 +9,7 @@ use sinew_tensor::{Device, KernelSet};
 
 /// A device for each kernel set.
 fn devices() -> Vec<Device> {
-    KernelSet::available()
+    KernelSet::available_f32()
         .into_iter()
         .map(|set| Device::new(set, 2))
         .collect()

@@ -267,7 +267,7 @@ proptest! {
     fn results_do_not_depend_on_the_thread_count(rows in 1usize..300, dim in widths()) {
         let (x, w, dy) = (random(20, rows * dim), random(21, dim), random(22, rows * dim));
         let ids: Vec<u32> = (0..rows as u32).map(|i| i * 7 % 13).collect();
-        let set = sinew_tensor::KernelSet::detect();
+        let set = sinew_tensor::KernelSet::detect_f32();
         let mut results = [1, 2, 5].map(|threads| {
             let dev = Device::new(set, threads);
             let (mut y, mut rstd) = (vec![0.0; rows * dim], vec![0.0; rows]);

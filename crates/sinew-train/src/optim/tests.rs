@@ -2,7 +2,7 @@ use super::*;
 use sinew_tensor::KernelSet;
 
 fn device() -> Device {
-    Device::new(KernelSet::detect(), 2)
+    Device::new(KernelSet::detect_f32(), 2)
 }
 
 struct Tensor {

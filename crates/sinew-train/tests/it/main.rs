@@ -39,7 +39,7 @@ fn config() -> ModelConfig {
 }
 
 fn device() -> Device {
-    Device::new(KernelSet::detect(), 2)
+    Device::new(KernelSet::detect_f32(), 2)
 }
 
 fn params() -> Params {

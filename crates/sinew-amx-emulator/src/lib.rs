@@ -1,0 +1,183 @@
+//! AMX instructions on CPUs that lack them, for tests.
+//!
+//! A CPU without AMX raises `SIGILL` at each of its instructions, and so does Linux in a process that has not
+//! asked for tile registers. [`install`] handles that signal: it decodes the instruction, carries it out on tile
+//! registers that it keeps for each thread, and goes on behind it. So tests run the very machine code that
+//! runs on hardware, at some microseconds an instruction. What it knows: `ldtilecfg`, `tilerelease`, `tilezero`,
+//! `tileloadd`, `tileloaddt1`, `tilestored`, `tdpbf16ps`, in 64-bit code with 64-bit addresses.
+//!
+//! # Invariants
+//! * Semantics are those of the Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2.
+//! * The handler uses neither allocation nor locks: it is safe at any instruction of any thread.
+//! * An instruction that it does not know, or that would fault on hardware, ends the process by `SIGILL` as
+//!   it would without the handler.
+#![cfg(all(target_arch = "x86_64", target_os = "linux"))]
+#![expect(
+    unsafe_code,
+    reason = "a signal handler that reads and writes the memory that instructions name"
+)]
+
+mod decode;
+mod tiles;
+
+pub use decode::{Address, Instruction, decode};
+pub use tiles::{Fault, ROW_BYTES, ROWS, Tile, Tiles};
+
+use sinew_tensor::{AmxError, Device, KernelSet, KernelSetError, amx};
+use std::cell::UnsafeCell;
+use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+thread_local! {
+    /// Without a destructor and initialized at compile time, so that the handler may use it at any time.
+    static TILES: UnsafeCell<Tiles> = const { UnsafeCell::new(Tiles::new()) };
+}
+
+static PRODUCTS: AtomicU64 = AtomicU64::new(0);
+
+/// Emulates AMX instructions in all threads of this process from now on. May be called again.
+///
+/// # Errors
+/// What the operating system says when it refuses the handler.
+pub fn install() -> io::Result<()> {
+    // SAFETY: all zeros is a valid `sigaction`: no flags, an empty mask.
+    let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+    let handler: extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void) = on_illegal;
+    action.sa_sigaction = handler as libc::sighandler_t;
+    // The frame goes on the thread's own stack, below its red zone: alternate stacks are a few KiB.
+    action.sa_flags = libc::SA_SIGINFO | libc::SA_NODEFER;
+    // SAFETY: the handler is async-signal-safe, see the crate's invariants.
+    let done = unsafe { libc::sigaction(libc::SIGILL, &action, std::ptr::null_mut()) };
+    if done == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
+}
+
+/// A device with AMX kernels: on hardware where that runs them, else emulated; why not, where the CPU lacks
+/// the AVX-512 that they use beside tiles.
+///
+/// # Errors
+/// What is missing, or that results are wrong.
+pub fn device(threads: usize) -> Result<Device, KernelSetError> {
+    let missing = |why: &AmxError| {
+        matches!(
+            why,
+            AmxError::Cpu(_) | AmxError::System { .. } | AmxError::Permission { .. }
+        )
+    };
+    let set = match KernelSet::parse("amx") {
+        Err(KernelSetError::Amx { why, .. }) if missing(&why) && install().is_ok() => {
+            // SAFETY: the handler is in place, and nothing takes it away again.
+            unsafe { amx::assume_emulated() };
+            KernelSet::parse("amx")?
+        }
+        answer => answer?,
+    };
+    Ok(Device::new(set, threads))
+}
+
+/// How many `tdpbf16ps` were emulated in this process.
+#[must_use]
+pub fn products() -> u64 {
+    PRODUCTS.load(Ordering::Relaxed)
+}
+
+extern "C" fn on_illegal(
+    _signal: libc::c_int,
+    _info: *mut libc::siginfo_t,
+    context: *mut libc::c_void,
+) {
+    // SAFETY: the kernel passes the interrupted context, which is ours until we return.
+    let registers = unsafe { &mut (*context.cast::<libc::ucontext_t>()).uc_mcontext.gregs };
+    let at = registers[libc::REG_RIP as usize] as *const u8;
+    // SAFETY: the CPU fetched an instruction there, and `decode` reads no further than it needs.
+    let decoded = decode(|i| unsafe { at.add(i).read() });
+    let done = decoded.is_some_and(|(instruction, length)| {
+        let done = TILES.with(|tiles| {
+            // SAFETY: tiles belong to this thread, which is inside this handler and nowhere else.
+            let tiles = unsafe { &mut *tiles.get() };
+            // SAFETY: the program's own instruction names the memory, as it would on hardware.
+            unsafe { run(tiles, instruction, registers) }.is_ok()
+        });
+        registers[libc::REG_RIP as usize] += length as i64;
+        done
+    });
+    if !done {
+        registers[libc::REG_RIP as usize] = at as i64;
+        // SAFETY: back to the default action; the instruction runs again and ends the process.
+        unsafe { libc::signal(libc::SIGILL, libc::SIG_DFL) };
+    }
+}
+
+/// Registers in the order of their numbers in instructions.
+const NUMBERED: [libc::c_int; 16] = [
+    libc::REG_RAX,
+    libc::REG_RCX,
+    libc::REG_RDX,
+    libc::REG_RBX,
+    libc::REG_RSP,
+    libc::REG_RBP,
+    libc::REG_RSI,
+    libc::REG_RDI,
+    libc::REG_R8,
+    libc::REG_R9,
+    libc::REG_R10,
+    libc::REG_R11,
+    libc::REG_R12,
+    libc::REG_R13,
+    libc::REG_R14,
+    libc::REG_R15,
+];
+
+/// First byte and bytes from one row to the next.
+fn resolve(address: Address, registers: &[i64]) -> (usize, usize) {
+    let value = |number: u8| registers[NUMBERED[usize::from(number)] as usize] as usize;
+    let base = address.base.map_or(0, value);
+    let stride = address
+        .index
+        .map_or(0, |(number, shift)| value(number) << shift);
+    (
+        base.wrapping_add_signed(address.displacement as isize),
+        stride,
+    )
+}
+
+/// # Safety
+/// The memory that the instruction names is valid for what it does.
+unsafe fn run(tiles: &mut Tiles, instruction: Instruction, registers: &[i64]) -> Result<(), Fault> {
+    match instruction {
+        Instruction::LoadConfig(address) => {
+            let (from, _) = resolve(address, registers);
+            // SAFETY: the instruction reads 64 bytes there.
+            let config = unsafe { (from as *const [u8; 64]).read_unaligned() };
+            tiles.configure(&config)
+        }
+        Instruction::Release => {
+            tiles.release();
+            Ok(())
+        }
+        Instruction::Zero(tile) => tiles.zero(tile),
+        Instruction::Load(tile, address) => {
+            let (from, stride) = resolve(address, registers);
+            tiles.load(tile, |row, to| {
+                let row = from.wrapping_add(row.wrapping_mul(stride)) as *const u8;
+                // SAFETY: the instruction reads the bytes of this row there.
+                unsafe { std::ptr::copy_nonoverlapping(row, to.as_mut_ptr(), to.len()) };
+            })
+        }
+        Instruction::Store(tile, address) => {
+            let (to, stride) = resolve(address, registers);
+            tiles.store(tile, |row, from| {
+                let row = to.wrapping_add(row.wrapping_mul(stride)) as *mut u8;
+                // SAFETY: the instruction writes the bytes of this row there.
+                unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), row, from.len()) };
+            })
+        }
+        Instruction::Dot { sum, a, b } => {
+            PRODUCTS.fetch_add(1, Ordering::Relaxed);
+            tiles.dot(sum, a, b)
+        }
+    }
+}
