@@ -9,7 +9,7 @@ if ! command -v cargo-nextest >/dev/null 2>&1; then
 fi
 
 missing=""
-for pair in python3:python3 bwrap:bubblewrap git:git cc:gcc; do
+for pair in python3:python3 bwrap:bubblewrap git:git cc:gcc busybox:busybox-static qemu-system-x86_64:qemu-system-x86; do
     command -v "${pair%%:*}" >/dev/null 2>&1 || missing="$missing ${pair##*:}"
 done
 if [ -n "$missing" ]; then
@@ -43,3 +43,6 @@ fi
 
 # The interpreters of the wasm level, compiled for this machine.
 python3 scripts/wasm_modules.py .cache/wasm >/dev/null
+
+# A kernel and a root file system for machines of the microvm level.
+python3 scripts/microvm_image.py .cache/microvm >/dev/null

@@ -1,5 +1,5 @@
-import os, sys
 def take():
+    import os, sys
     import array, bisect, collections, copy, datetime, decimal, fractions, functools, heapq, io
     import itertools, json, math, operator, random, re, statistics, string, struct, textwrap, time
     import traceback, typing
@@ -21,6 +21,8 @@ def take():
         return data[at - size:at]
     env = [text().partition(b'=') for _ in range(number())]
     code = text().decode()
+    # Copies of a machine share this interpreter.
+    random.seed()
     os.environ.clear()
     os.environ.update((os.fsdecode(k), os.fsdecode(v)) for k, _, v in env)
     # What goes wrong is shown without the line of this file that called the program.
@@ -30,7 +32,7 @@ def take():
     return compile(code, '<string>', 'exec')
 def main(take):
     names = globals()
-    for name in ('os', 'sys', 'take', 'main'):
+    for name in ('take', 'main'):
         del names[name]
     return take(), names
 exec(*main(take))

@@ -7,6 +7,7 @@
 //! ARGS`, outside of any sandbox, it becomes a program that does not see what is mounted at PATH.
 
 mod files;
+mod group;
 mod link;
 mod run;
 mod sys;
@@ -232,16 +233,24 @@ impl Agent {
         let filter = take.bytes().ok_or_else(wrong)?.to_vec();
         let env = take.list().ok_or_else(wrong)?;
         let mut limits = Vec::new();
+        let mut together = None;
         while let Some(resource) = take.number() {
-            limits.push([
+            let limit = [
                 resource,
                 take.number().ok_or_else(wrong)?,
                 take.number().ok_or_else(wrong)?,
-            ]);
+            ];
+            match resource {
+                wire::TOGETHER => together = Some(limit),
+                _ => limits.push(limit),
+            }
         }
         self.kill_spare();
         let machine = self.setup.machine;
         if machine {
+            if let Some([_, memory_bytes, processes]) = together {
+                group::limit(memory_bytes, processes)?;
+            }
             let options =
                 format!("size={work_bytes},nr_inodes={inodes},mode=0700,uid={user},gid={user}");
             let options = sys::text(options.as_bytes())?;
@@ -258,6 +267,8 @@ impl Agent {
             limits,
             filter,
             landlock,
+            group: machine,
+            open: machine && user == 0,
         };
         self.setup = Setup {
             walls,
@@ -276,7 +287,7 @@ impl Agent {
         let ns = take.number().ok_or_else(wrong)?;
         let entropy = take.bytes().ok_or_else(wrong)?;
         let name = take.bytes().ok_or_else(wrong)?;
-        self.kill_spare();
+        // An interpreter that waits may stay: it takes new random numbers with its program.
         sys::set_clock_and_name(ns, name)?;
         let random = File::open("/dev/random")?;
         sys::reseed(random.as_raw_fd(), entropy)

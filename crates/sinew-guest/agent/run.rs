@@ -1,6 +1,7 @@
 //! Programs: how they start, what they write, how they end. One at a time.
 
 use crate::files;
+use crate::group;
 use crate::link::Link;
 use crate::sys::{self, POLLHUP, POLLIN, POLLOUT, PollFd};
 use crate::walls::{EXECVE, FORK, PROGRAM, Walls, failure as at};
@@ -214,7 +215,7 @@ pub fn exec(
     bytes: &[u8],
 ) -> Result<()> {
     let began = Instant::now();
-    let ooms = oom_kills(setup.machine);
+    let before = counters(setup.machine);
     let started = match parse(bytes) {
         Some(request) => start(setup, spare, &request).map(|child| (child, request)),
         None => Err((PROGRAM, 71)),
@@ -253,8 +254,10 @@ pub fn exec(
         running.step(children, until)?;
     }
     running.finish()?;
-    let ooms = oom_kills(setup.machine) - ooms;
-    let ended = running.report(ooms);
+    let mut counted = counters(setup.machine);
+    counted.ooms -= before.ooms;
+    counted.refusals -= before.refusals;
+    let ended = running.report(&counted);
     running.link.send(&ended)
 }
 
@@ -293,14 +296,13 @@ fn start(
     setup.start(&argv, &texts(&env).map_err(&failed)?, false)
 }
 
-/// Programs that the kernel of this machine killed for want of memory.
-fn oom_kills(machine: bool) -> u64 {
-    if !machine {
-        return 0;
+/// What a machine's group counts; a container's is counted outside.
+fn counters(machine: bool) -> group::Counters {
+    if machine {
+        group::counters()
+    } else {
+        group::Counters::default()
     }
-    let text = std::fs::read_to_string("/proc/vmstat").unwrap_or_default();
-    let count = text.lines().find_map(|l| l.strip_prefix("oom_kill "));
-    count.and_then(|c| c.trim().parse().ok()).unwrap_or(0)
 }
 
 impl Running<'_> {
@@ -471,7 +473,7 @@ impl Running<'_> {
         Ok(())
     }
 
-    fn report(&self, ooms: u64) -> Vec<u8> {
+    fn report(&self, counted: &group::Counters) -> Vec<u8> {
         let status = self.status.unwrap_or(0);
         let signal = status & 0x7f;
         let (how, value) = if signal == 0 {
@@ -492,7 +494,9 @@ impl Running<'_> {
             self.read[1],
             bytes,
             files,
-            ooms,
+            counted.ooms,
+            counted.refusals,
+            counted.peak_bytes,
         ] {
             put = put.number(number);
         }

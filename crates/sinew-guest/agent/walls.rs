@@ -26,6 +26,10 @@ pub struct Walls {
     /// `struct sock_filter`s.
     pub filter: Vec<u8>,
     pub landlock: Option<OwnedFd>,
+    /// Programs share a group that counts what they use.
+    pub group: bool,
+    /// None at all: for a machine whose own walls are under test.
+    pub open: bool,
 }
 
 /// RLIMIT_NOFILE.
@@ -41,6 +45,12 @@ fn at(step: u32, done: Result<i64>) -> Step {
 impl Walls {
     /// Confines this process. The limit of open files comes late: it may have more than that.
     pub fn confine(&self) -> Step {
+        if self.open {
+            return at(USER, sys::chdir(crate::files::WORK).map(|_| 0));
+        }
+        if self.group {
+            at(LIMITS, crate::group::join().map(|()| 0))?;
+        }
         let (files, others): (Vec<_>, Vec<_>) = self.limits.iter().partition(|l| l[0] == FILES);
         for limit in others {
             at(LIMITS, sys::set_limit(limit))?;

@@ -12,6 +12,9 @@ pub const CHUNK: usize = 32 << 10;
 /// Bytes before the payload.
 pub const HEAD: usize = 5;
 
+/// In place of a resource's number in SETUP: memory and processes of all programs together.
+pub const TOGETHER: u64 = u64::MAX;
+
 /// Requests.
 pub mod ask {
     /// Walls, user, interpreter: once, before anything else.

@@ -87,6 +87,10 @@ pub struct Ended {
     pub file_bytes: u64,
     /// Processes that a machine's kernel killed for want of memory.
     pub oom_kills: u64,
+    /// Processes that a machine's kernel refused.
+    pub refusals: u64,
+    /// Most memory that programs of a machine had together so far; 0 where nothing counts it.
+    pub peak_memory_bytes: u64,
 }
 
 impl Ended {
@@ -115,7 +119,10 @@ impl Ended {
     pub fn usage(&self, began: Instant) -> Usage {
         Usage {
             cpu_s: self.cpu_us as f64 * 1e-6,
-            peak_memory_bytes: self.max_rss_kib << 10,
+            peak_memory_bytes: match self.peak_memory_bytes {
+                0 => self.max_rss_kib << 10,
+                counted => counted,
+            },
             wall_s: began.elapsed().as_secs_f64(),
             output_bytes: self.output_bytes,
             file_bytes: self.file_bytes,
@@ -257,7 +264,18 @@ fn ended(bytes: &[u8]) -> Option<Ended> {
     let why = take.byte()?;
     let truncated = take.byte()? == 1;
     let numbers = numbers(take.0)?;
-    let &[cpu_us, max_rss_kib, out, err, file_bytes, _, oom_kills] = numbers.as_slice() else {
+    let &[
+        cpu_us,
+        max_rss_kib,
+        out,
+        err,
+        file_bytes,
+        _,
+        oom_kills,
+        refusals,
+        peak_memory_bytes,
+    ] = numbers.as_slice()
+    else {
         return None;
     };
     Some(Ended {
@@ -274,6 +292,8 @@ fn ended(bytes: &[u8]) -> Option<Ended> {
         output_bytes: out.saturating_add(err),
         file_bytes,
         oom_kills,
+        refusals,
+        peak_memory_bytes,
     })
 }
 
@@ -346,6 +366,19 @@ impl Guest {
             hello,
             state: State::Idle,
         })
+    }
+
+    /// The agent of a machine that was restored: it said its first frame, `hello`, before.
+    pub fn restored(stream: Box<dyn Stream>, level: &'static str, hello: Hello) -> Self {
+        let (half, write) = tokio::io::split(stream);
+        let had = Vec::new();
+        Self {
+            level,
+            frames: Frames { half, had },
+            write,
+            hello,
+            state: State::Idle,
+        }
     }
 
     /// What the agent said first.
@@ -674,6 +707,7 @@ fn resource_limits(setup: &Setup) -> Vec<[u64; 3]> {
         // NPROC counts the processes of a user.
         all.push([6, limits.processes, limits.processes]);
     }
+    all.push([wire::TOGETHER, limits.memory_bytes, limits.processes]);
     all
 }
 

@@ -1,0 +1,241 @@
+//! Walls around a monitor (QEMU, Firecracker): a short program that builds them around itself and
+//! then becomes the monitor.
+//!
+//! It has one thread and inherits three descriptors: the agent's channel (0), the monitor's
+//! control channel (1) and a log (2). What else the monitor needs is opened by path and passed by
+//! number. A step that the probe found possible and that fails later is fatal.
+
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use nix::sched::{CloneFlags, unshare};
+use nix::sys::prctl;
+use nix::sys::resource::{Resource, setrlimit};
+use nix::sys::signal::Signal;
+use nix::unistd::{Gid, Uid, execve, getppid, pivot_root, setgroups, setresgid, setresuid};
+use serde::{Deserialize, Serialize};
+use std::ffi::CString;
+use std::fs;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+pub(crate) const FLAG: &str = "sinew-microvm-jail";
+/// Exit code of a jail that could not be built.
+pub(crate) const FAILED: i32 = 126;
+
+/// Descriptors of a monitor; QEMU needs about twenty.
+const OPEN_FILES: u64 = 128;
+/// Threads of a monitor's user.
+const THREADS: u64 = 64;
+/// Bytes of a file that a monitor writes: its log and the state of its devices.
+pub(crate) const FILE_BYTES: u64 = 16 << 20;
+
+/// A file that is opened for the monitor.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Opened {
+    /// `{name}` in the arguments becomes its number.
+    pub(crate) name: String,
+    pub(crate) path: PathBuf,
+    pub(crate) write: bool,
+}
+
+/// What to build and what to become.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Plan {
+    /// Who starts it; when that process ends, so does the monitor.
+    pub(crate) parent: i32,
+    pub(crate) opens: Vec<Opened>,
+    /// Files that take the number of a process that joins a group.
+    pub(crate) groups: Vec<PathBuf>,
+    /// An empty folder that becomes the root.
+    pub(crate) root: PathBuf,
+    /// Folders of the host to show, read-only, and where.
+    pub(crate) shows: Vec<(PathBuf, PathBuf)>,
+    /// A folder of the host that the monitor may write to, shown as `/run`.
+    pub(crate) run: Option<PathBuf>,
+    /// Devices of the host, by path.
+    pub(crate) devices: Vec<PathBuf>,
+    /// User and group to become; `None` where that needs rights that are missing.
+    pub(crate) user: Option<(u32, u32)>,
+    /// Whether to leave the host's mounts, network, names and message queues.
+    pub(crate) walls: bool,
+    pub(crate) program: String,
+    pub(crate) args: Vec<String>,
+}
+
+type Step = Result<(), String>;
+
+fn at<E: std::fmt::Display>(what: &'static str) -> impl Fn(E) -> String {
+    move |e| format!("{what}: {e}")
+}
+
+/// Builds walls and becomes the monitor, if this process was started for that. Returns the exit
+/// code if it could not.
+#[must_use]
+pub fn jail_main_if_requested() -> Option<i32> {
+    let mut args = std::env::args().skip(1);
+    if args.next().as_deref() != Some(FLAG) {
+        return None;
+    }
+    let plan = args.next().unwrap_or_default();
+    let failure = serde_json::from_str::<Plan>(&plan)
+        .map_err(at("the plan of a jail"))
+        .and_then(become_monitor);
+    use std::io::Write;
+    // Nobody may read it: the exit code says enough.
+    let _ = match failure {
+        Err(e) => writeln!(std::io::stderr(), "jail: {e}"),
+        Ok(never) => match never {},
+    };
+    Some(FAILED)
+}
+
+fn become_monitor(plan: Plan) -> Result<std::convert::Infallible, String> {
+    prctl::set_pdeathsig(Signal::SIGKILL).map_err(at("set_pdeathsig"))?;
+    for group in &plan.groups {
+        fs::write(group, "0").map_err(|e| format!("{}: {e}", group.display()))?;
+    }
+    let opened: Vec<(String, OwnedFd)> = plan.opens.iter().map(open).collect::<Result<_, _>>()?;
+    if plan.walls {
+        leave_namespaces()?;
+        new_root(&plan)?;
+    }
+    limits()?;
+    if let Some((user, group)) = plan.user {
+        become_user(user, group)?;
+        // A change of user clears it.
+        prctl::set_pdeathsig(Signal::SIGKILL).map_err(at("set_pdeathsig"))?;
+    }
+    prctl::set_no_new_privs().map_err(at("set_no_new_privs"))?;
+    if getppid().as_raw() != plan.parent {
+        return Err("whoever started it is gone".into());
+    }
+    let mut argv = vec![plan.program.clone()];
+    for arg in &plan.args {
+        let numbered = opened.iter().fold(arg.clone(), |text, (name, fd)| {
+            text.replace(&format!("{{{name}}}"), &fd.as_raw_fd().to_string())
+        });
+        argv.push(numbered);
+    }
+    let argv = argv.into_iter().map(CString::new);
+    let argv: Vec<CString> = argv.collect::<Result<_, _>>().map_err(at("arguments"))?;
+    execve(&argv[0], &argv, &[c"LC_ALL=C"]).map_err(at("execve"))
+}
+
+/// Opened without close-on-exec: it is for the monitor.
+fn open(file: &Opened) -> Result<(String, OwnedFd), String> {
+    use nix::fcntl::OFlag;
+    let flags = if file.write {
+        OFlag::O_RDWR
+    } else {
+        OFlag::O_RDONLY
+    };
+    let fd = nix::fcntl::open(&file.path, flags, nix::sys::stat::Mode::empty())
+        .map_err(|e| format!("{}: {e}", file.path.display()))?;
+    Ok((file.name.clone(), fd))
+}
+
+/// Without rights of the host, a user namespace gives those that the rest needs.
+fn leave_namespaces() -> Step {
+    let mut flags = CloneFlags::CLONE_NEWNS
+        | CloneFlags::CLONE_NEWNET
+        | CloneFlags::CLONE_NEWIPC
+        | CloneFlags::CLONE_NEWUTS;
+    let (user, group) = (Uid::effective(), Gid::effective());
+    if user.is_root() {
+        return unshare(flags).map_err(at("unshare"));
+    }
+    flags |= CloneFlags::CLONE_NEWUSER;
+    unshare(flags).map_err(at("unshare with a user namespace"))?;
+    fs::write("/proc/self/setgroups", "deny").map_err(at("setgroups"))?;
+    fs::write("/proc/self/uid_map", format!("{user} {user} 1")).map_err(at("uid_map"))?;
+    fs::write("/proc/self/gid_map", format!("{group} {group} 1")).map_err(at("gid_map"))
+}
+
+fn bind(from: &Path, to: &Path, flags: MsFlags) -> Step {
+    let failed = |e: nix::Error| format!("show {} as {}: {e}", from.display(), to.display());
+    let none: Option<&str> = None;
+    let rec = MsFlags::MS_BIND | MsFlags::MS_REC;
+    mount(Some(from), to, none, rec, none).map_err(failed)?;
+    let again = MsFlags::MS_BIND | MsFlags::MS_REMOUNT | flags;
+    mount(none, to, none, again, none).map_err(failed)
+}
+
+fn new_root(plan: &Plan) -> Step {
+    let none: Option<&str> = None;
+    let (root, made) = (&plan.root, at("make the root"));
+    mount(none, "/", none, MsFlags::MS_PRIVATE | MsFlags::MS_REC, none).map_err(at("mounts"))?;
+    let safe = MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
+    let options = Some("size=1m,nr_inodes=256,mode=0755");
+    mount(Some("tmpfs"), root, Some("tmpfs"), safe, options).map_err(at("tmpfs"))?;
+    let inside = |path: &Path| root.join(path.strip_prefix("/").unwrap_or(path));
+    for (from, to) in &plan.shows {
+        let to = inside(to);
+        if from.symlink_metadata().map_err(&made)?.is_symlink() {
+            let target = fs::read_link(from).map_err(&made)?;
+            std::os::unix::fs::symlink(target, to).map_err(&made)?;
+            continue;
+        }
+        fs::create_dir_all(&to).map_err(&made)?;
+        bind(from, &to, safe | MsFlags::MS_RDONLY)?;
+    }
+    if let Some(run) = &plan.run {
+        let to = inside(Path::new("/run"));
+        fs::create_dir_all(&to).map_err(&made)?;
+        bind(run, &to, safe | MsFlags::MS_NOEXEC)?;
+    }
+    fs::create_dir_all(inside(Path::new("/dev"))).map_err(&made)?;
+    for device in plan.devices.iter().filter(|d| d.exists()) {
+        let to = inside(device);
+        fs::write(&to, "").map_err(&made)?;
+        let flags = MsFlags::MS_NOSUID | MsFlags::MS_NOEXEC;
+        bind(device, &to, flags)?;
+    }
+    let proc = inside(Path::new("/proc"));
+    fs::create_dir_all(&proc).map_err(&made)?;
+    proc_of_its_own(&proc)?;
+    let old = inside(Path::new("/old"));
+    fs::create_dir_all(&old).map_err(&made)?;
+    pivot_root(root, &old).map_err(at("pivot_root"))?;
+    std::env::set_current_dir("/").map_err(at("chdir"))?;
+    umount2("/old", MntFlags::MNT_DETACH).map_err(at("umount"))?;
+    fs::remove_dir("/old").map_err(at("rmdir"))?;
+    let again = MsFlags::MS_REMOUNT | MsFlags::MS_RDONLY | safe;
+    mount(
+        none,
+        "/",
+        none,
+        again,
+        Some("size=1m,nr_inodes=256,mode=0755"),
+    )
+    .map_err(at("remount"))
+}
+
+/// Memory is opened by its number in `/proc/self/fd`. Other users' processes stay hidden; where
+/// the kernel does not give a new one (user namespaces), the host's is shown.
+fn proc_of_its_own(to: &Path) -> Step {
+    let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
+    let options = Some("hidepid=2,subset=pid");
+    if mount(Some("proc"), to, Some("proc"), flags, options).is_ok() {
+        return Ok(());
+    }
+    bind(Path::new("/proc"), to, flags)
+}
+
+fn limits() -> Step {
+    for (resource, most) in [
+        (Resource::RLIMIT_CORE, 0),
+        (Resource::RLIMIT_NOFILE, OPEN_FILES),
+        (Resource::RLIMIT_NPROC, THREADS),
+        (Resource::RLIMIT_FSIZE, FILE_BYTES),
+        (Resource::RLIMIT_MEMLOCK, 1 << 20),
+    ] {
+        setrlimit(resource, most, most).map_err(at("setrlimit"))?;
+    }
+    Ok(())
+}
+
+fn become_user(user: u32, group: u32) -> Step {
+    let (user, group) = (Uid::from_raw(user), Gid::from_raw(group));
+    setgroups(&[]).map_err(at("setgroups"))?;
+    setresgid(group, group, group).map_err(at("setresgid"))?;
+    setresuid(user, user, user).map_err(at("setresuid"))
+}

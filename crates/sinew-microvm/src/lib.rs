@@ -1,0 +1,26 @@
+//! The microvm level: a sandbox is a virtual machine with a kernel of its own.
+//!
+//! Under QEMU a machine is not booted but restored from a template that was made once: clones
+//! map its memory privately and share what they do not change; a snapshot is what a clone
+//! changed, a fork is a restore, so both carry memory. Invariants: a guest reaches its monitor's
+//! devices and nothing else (no network, no disk, no file of the host); the monitor runs behind
+//! walls of its own and ends with the server; templates are sealed; no two clones share
+//! randomness, clock or name; whatever a guest does, its monitor ends within a bound.
+
+mod cpio;
+mod group;
+mod image;
+mod jail;
+mod launcher;
+mod probe;
+mod provider;
+mod qemu;
+mod qmp;
+mod ram;
+mod sandbox;
+mod template;
+
+pub use image::{Image, ImageError};
+pub use jail::jail_main_if_requested;
+pub use provider::{MicrovmConfig, MicrovmProvider};
+pub use qemu::Accel;

@@ -1,0 +1,405 @@
+//! Sandboxes that are virtual machines, as the host sees them.
+
+use crate::group::{Hierarchy, is_orphan, run_tag};
+use crate::image::Image;
+use crate::launcher::Launcher;
+use crate::probe::{self, Found};
+use crate::qemu::{Accel, Base, Change, Qemu, Shared};
+use crate::sandbox::MicrovmSandbox;
+use crate::template::Templates;
+use sinew_guest::{Setup, pack, unpack};
+use sinew_sandbox::{
+    Network, Protection, Sandbox, SandboxError, SandboxFuture, SandboxProvider, SandboxSpec,
+    Snapshot,
+};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Duration;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+/// Memory of a guest beside what programs may use: its kernel, its files, the agent.
+const GUEST_OVERHEAD: u64 = 128 << 20;
+/// Sizes of guests are multiples of this, so that few templates serve all.
+const SIZE_STEP: u64 = 128 << 20;
+/// Beyond it a guest's memory has a hole, and a file of it is no longer in order.
+const MAX_GUEST: u64 = 3 << 30;
+/// The user that programs run as, inside.
+const USER: u32 = 1000;
+/// Files that programs may make.
+const INODES: u64 = 16_384;
+
+/// How machines are run.
+#[derive(Clone, Debug)]
+pub struct MicrovmConfig {
+    /// Folder of images and templates, which `scripts/microvm_image.py` fills.
+    pub folder: PathBuf,
+    /// Program that builds walls around monitors: `sinew` itself, or `sinew-microvm-jail`.
+    pub helper: PathBuf,
+    /// QEMU for the host's architecture.
+    pub qemu: PathBuf,
+    /// Where short-lived files of a run are made.
+    pub temporary: PathBuf,
+    /// What executes guests; `None`: KVM if a machine boots with it, else QEMU itself.
+    pub accel: Option<Accel>,
+    /// Most live sandboxes; who asks for more waits.
+    pub max_live: usize,
+    /// How long [`SandboxProvider::acquire`] waits.
+    pub acquire_timeout: Duration,
+}
+
+impl MicrovmConfig {
+    /// Images below `folder`, walls by `helper`, Debian's QEMU.
+    pub fn new(folder: PathBuf, helper: PathBuf) -> Self {
+        Self {
+            folder,
+            helper,
+            qemu: "/usr/bin/qemu-system-x86_64".into(),
+            temporary: "/tmp".into(),
+            accel: None,
+            max_live: 16,
+            acquire_timeout: Duration::from_secs(60),
+        }
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct Inner {
+    pub(crate) qemu: Qemu,
+    pub(crate) found: Found,
+    pub(crate) protections: Arc<Vec<Protection>>,
+    templates: Templates,
+    config: MicrovmConfig,
+    live: Arc<Semaphore>,
+    snapshots: AtomicU64,
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        // What is left in it belongs to machines that die with this provider.
+        let _ = std::fs::remove_dir_all(&self.qemu.run);
+    }
+}
+
+/// Virtual machines restored from templates. Dropping it and its sandboxes ends them all.
+#[derive(Debug)]
+pub struct MicrovmProvider {
+    inner: Arc<Inner>,
+}
+
+/// A machine at one moment: what it changed since its base, and that as a base of its own while
+/// forks of it live.
+#[derive(Debug)]
+pub(crate) struct Saved {
+    base: Shared,
+    change: Change,
+    spec: SandboxSpec,
+    made: Mutex<Weak<Base>>,
+    /// One fork at a time copies memory.
+    making: tokio::sync::Mutex<()>,
+}
+
+impl Saved {
+    fn made(&self) -> Option<Shared> {
+        let made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
+        made.upgrade()
+    }
+
+    async fn base(self: &Arc<Self>) -> Result<Shared, SandboxError> {
+        let _one = self.making.lock().await;
+        if let Some(made) = self.made() {
+            return Ok(made);
+        }
+        let saved = Arc::clone(self);
+        let copied = tokio::task::spawn_blocking(move || saved.base.with(&saved.change)).await;
+        let copied = copied.map_err(|e| io("copy memory", e))?;
+        let base = Arc::new(copied.map_err(|e| io("copy memory", e))?);
+        *self.made.lock().unwrap_or_else(PoisonError::into_inner) = Arc::downgrade(&base);
+        Ok(base)
+    }
+}
+
+pub(crate) fn io(operation: &str, e: impl std::fmt::Display) -> SandboxError {
+    SandboxError::Io {
+        operation: operation.into(),
+        message: e.to_string(),
+    }
+}
+
+pub(crate) fn unavailable(reason: impl Into<String>) -> SandboxError {
+    SandboxError::Unavailable {
+        level: "microvm".into(),
+        reason: reason.into(),
+    }
+}
+
+/// Removes folders of servers that are gone.
+fn sweep(temporary: &Path) {
+    for entry in std::fs::read_dir(temporary).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let tag = name.to_str().and_then(|n| n.strip_prefix("sinew-vm-"));
+        if tag.is_some_and(is_orphan) {
+            let _ = std::fs::remove_dir_all(entry.path());
+        }
+    }
+}
+
+/// A folder of this provider alone.
+fn run_folder(temporary: &Path) -> std::io::Result<PathBuf> {
+    use std::os::unix::fs::DirBuilderExt;
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    let run = temporary.join(format!("sinew-vm-{}-{number}", run_tag()));
+    std::fs::DirBuilder::new().mode(0o711).create(&run)?;
+    std::fs::create_dir(run.join("root"))?;
+    Ok(run)
+}
+
+impl MicrovmProvider {
+    /// Looks what this host can do; machines are made when they are asked for.
+    ///
+    /// # Errors
+    /// [`SandboxError::Unavailable`] with what is missing and what to do.
+    pub fn start(config: MicrovmConfig) -> Result<Self, SandboxError> {
+        if !config.qemu.is_file() {
+            let path = config.qemu.display();
+            return Err(unavailable(format!(
+                "no QEMU at {path}: install qemu-system-x86"
+            )));
+        }
+        let image = Image::find(&config.folder).map_err(|e| unavailable(e.to_string()))?;
+        sweep(&config.temporary);
+        let run = run_folder(&config.temporary).map_err(|e| io("make a folder", e))?;
+        let mut qemu = Qemu {
+            program: config.qemu.clone(),
+            helper: config.helper.clone(),
+            image,
+            accel: config.accel.unwrap_or(Accel::Tcg),
+            tsc_khz: probe::tsc_khz(),
+            walls: true,
+            launcher: Launcher::start().map_err(|e| io("start a thread", e))?,
+            hierarchy: Hierarchy::probe(),
+            run,
+            next: AtomicU64::new(0),
+        };
+        let found = probe::host(&mut qemu, config.accel, &config.folder)?;
+        let protections = Arc::new(found.protections(&qemu));
+        let templates = Templates::new(config.folder.join("templates"))?;
+        Ok(Self {
+            inner: Arc::new(Inner {
+                qemu,
+                found,
+                protections,
+                templates,
+                live: Arc::new(Semaphore::new(config.max_live)),
+                config,
+                snapshots: AtomicU64::new(1),
+            }),
+        })
+    }
+
+    /// What executes guests here, and why.
+    pub fn accelerator(&self) -> (Accel, &str) {
+        (self.inner.qemu.accel, &self.inner.found.accel)
+    }
+
+    /// Boots a machine from its kernel and ends it: what a template takes, without the template.
+    ///
+    /// # Errors
+    /// If it does not boot.
+    pub async fn cold_boot(&self) -> Result<(), SandboxError> {
+        let bytes = guest_bytes(&SandboxSpec::default())?;
+        let ram = crate::ram::Ram::new(bytes).map_err(|e| io("memory", e))?;
+        self.inner.qemu.boot(&ram).await?.end().await;
+        Ok(())
+    }
+
+    /// A machine whose kernel is taken for hostile: programs run as its first user, without
+    /// walls inside, and reach every device that it has. What holds them is the machine alone.
+    ///
+    /// # Errors
+    /// As [`SandboxProvider::acquire`].
+    pub async fn acquire_unwalled(
+        &self,
+        spec: &SandboxSpec,
+    ) -> Result<Box<dyn Sandbox>, SandboxError> {
+        let mut sandbox = self.inner.make(spec, None).await?;
+        sandbox.open_walls().await?;
+        Ok(Box::new(sandbox))
+    }
+}
+
+/// Memory of a guest whose programs may use what `spec` says.
+fn guest_bytes(spec: &SandboxSpec) -> Result<u64, SandboxError> {
+    let wanted = spec.limits.memory_bytes.saturating_add(GUEST_OVERHEAD);
+    let bytes = wanted.next_multiple_of(SIZE_STEP).max(2 * SIZE_STEP);
+    if bytes > MAX_GUEST {
+        return Err(SandboxError::Request {
+            field: "limits.memory_bytes",
+            value: spec.limits.memory_bytes.to_string(),
+            allowed: format!("at most {}", MAX_GUEST - GUEST_OVERHEAD),
+        });
+    }
+    Ok(bytes)
+}
+
+pub(crate) fn setup_of(spec: &SandboxSpec) -> Setup {
+    Setup {
+        limits: spec.limits.clone(),
+        uid: USER,
+        own_user: false,
+        tcp: false,
+        inodes: INODES,
+        python: Some("/usr/bin/python3".into()),
+        warm_python: true,
+        env: spec.env.clone(),
+    }
+}
+
+impl Inner {
+    fn refuse(&self, spec: &SandboxSpec) -> Result<(), SandboxError> {
+        if spec.network != Network::None {
+            return Err(SandboxError::Unsupported {
+                operation: "reach a network",
+            });
+        }
+        let missing = self.protections.iter().filter(|p| !p.enforced);
+        let missing: Vec<_> = missing.map(|p| format!("{} ({})", p.name, p.how)).collect();
+        if spec.strict && !missing.is_empty() {
+            return Err(SandboxError::NotEnforced {
+                missing: missing.join(", "),
+            });
+        }
+        Ok(())
+    }
+
+    async fn permit(&self) -> Result<OwnedSemaphorePermit, SandboxError> {
+        let config = &self.config;
+        let waited = tokio::time::timeout(
+            config.acquire_timeout,
+            Arc::clone(&self.live).acquire_owned(),
+        );
+        match waited.await {
+            Ok(Ok(permit)) => Ok(permit),
+            _ => Err(SandboxError::Busy {
+                waited_s: config.acquire_timeout.as_secs(),
+                live: config.max_live,
+                limit: config.max_live,
+            }),
+        }
+    }
+
+    pub(crate) async fn make(
+        self: &Arc<Self>,
+        spec: &SandboxSpec,
+        saved: Option<&Arc<Saved>>,
+    ) -> Result<MicrovmSandbox, SandboxError> {
+        self.refuse(spec)?;
+        let bytes = guest_bytes(spec)?;
+        let permit = self.permit().await?;
+        let base = match saved {
+            None => {
+                let setup = setup_of(spec);
+                self.templates.base(&self.qemu, bytes, &setup).await?
+            }
+            Some(saved) => {
+                if saved.base.ram.bytes < bytes {
+                    return Err(SandboxError::Request {
+                        field: "limits.memory_bytes",
+                        value: spec.limits.memory_bytes.to_string(),
+                        allowed: format!(
+                            "what fits the snapshot's machine of {} bytes",
+                            saved.base.ram.bytes
+                        ),
+                    });
+                }
+                saved.base().await?
+            }
+        };
+        let machine = self.qemu.restore(&base).await?;
+        let inner = Arc::clone(self);
+        let mut sandbox = MicrovmSandbox::new(inner, spec.clone(), machine, base, permit);
+        if saved.is_some_and(|s| s.spec != *spec) {
+            sandbox.set_up_again().await?;
+        }
+        Ok(sandbox)
+    }
+
+    /// What `machine` changed, as a snapshot.
+    pub(crate) fn keep(&self, base: &Shared, change: Change, spec: &SandboxSpec) -> Snapshot {
+        let saved = Saved {
+            base: Arc::clone(base),
+            change,
+            spec: spec.clone(),
+            made: Mutex::default(),
+            making: tokio::sync::Mutex::default(),
+        };
+        Snapshot {
+            level: "microvm",
+            id: self.snapshots.fetch_add(1, Ordering::Relaxed),
+            handle: Arc::new(saved),
+        }
+    }
+}
+
+fn own(snapshot: &Snapshot) -> Result<Arc<Saved>, SandboxError> {
+    let saved = Arc::clone(&snapshot.handle).downcast::<Saved>();
+    saved.map_err(|_| SandboxError::Request {
+        field: "snapshot",
+        value: format!("of level {}", snapshot.level),
+        allowed: "one of level microvm".into(),
+    })
+}
+
+impl SandboxProvider for MicrovmProvider {
+    fn level(&self) -> &'static str {
+        "microvm"
+    }
+
+    fn acquire<'a>(&'a self, spec: &'a SandboxSpec) -> SandboxFuture<'a, Box<dyn Sandbox>> {
+        Box::pin(async move {
+            let made = self.inner.make(spec, None).await?;
+            Ok(Box::new(made) as Box<dyn Sandbox>)
+        })
+    }
+
+    fn protections(&self) -> Arc<Vec<Protection>> {
+        Arc::clone(&self.inner.protections)
+    }
+
+    fn fork<'a>(
+        &'a self,
+        spec: &'a SandboxSpec,
+        snapshot: &'a Snapshot,
+    ) -> SandboxFuture<'a, Box<dyn Sandbox>> {
+        Box::pin(async move {
+            let saved = own(snapshot)?;
+            let made = self.inner.make(spec, Some(&saved)).await?;
+            Ok(Box::new(made) as Box<dyn Sandbox>)
+        })
+    }
+
+    fn export<'a>(&'a self, snapshot: &'a Snapshot) -> SandboxFuture<'a, Vec<u8>> {
+        Box::pin(async move {
+            let saved = own(snapshot)?;
+            let most = saved.spec.limits.work_bytes;
+            let mut fork = self.inner.make(&saved.spec, Some(&saved)).await?;
+            let entries = fork.entries(most).await;
+            fork.end().await;
+            pack(&entries?).map_err(|e| io("export", e))
+        })
+    }
+
+    fn import<'a>(&'a self, archive: &'a [u8], max_bytes: u64) -> SandboxFuture<'a, Snapshot> {
+        Box::pin(async move {
+            let entries = unpack(archive, max_bytes).map_err(|e| io("import", e))?;
+            let mut spec = SandboxSpec::default();
+            let bytes = spec.limits.work_bytes.max(max_bytes.min(64 << 20));
+            spec.limits.work_bytes = bytes;
+            let mut place = self.inner.make(&spec, None).await?;
+            let saved = place.import(&entries).await;
+            place.end().await;
+            saved
+        })
+    }
+}

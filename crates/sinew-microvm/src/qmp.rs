@@ -1,0 +1,117 @@
+//! QEMU's control channel: one JSON object a line (`docs/interop/qmp-spec.rst` of QEMU).
+//!
+//! The monitor may have been taken over by its guest: lines are bounded, and answers are awaited
+//! for a bounded time.
+
+use serde_json::{Value, json};
+use std::time::Duration;
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::net::UnixStream;
+
+/// Longest line that is read.
+const MAX_LINE: u64 = 64 << 10;
+/// Events between a command and its answer, at most.
+const MAX_EVENTS: usize = 256;
+/// How long an answer may take.
+const ANSWER: Duration = Duration::from_secs(20);
+
+#[derive(Debug)]
+pub(crate) struct Qmp {
+    stream: BufReader<UnixStream>,
+    greeted: bool,
+}
+
+impl Qmp {
+    pub(crate) fn new(stream: UnixStream) -> Self {
+        Self {
+            stream: BufReader::new(stream),
+            greeted: false,
+        }
+    }
+
+    async fn line(&mut self) -> Result<Value, String> {
+        let mut line = Vec::new();
+        let mut bounded = (&mut self.stream).take(MAX_LINE);
+        let read = bounded.read_until(b'\n', &mut line).await;
+        read.map_err(|e| e.to_string())?;
+        match line.last() {
+            None => Err("the monitor is gone".into()),
+            Some(b'\n') => serde_json::from_slice(&line).map_err(|e| e.to_string()),
+            Some(_) => Err(format!("a line of more than {MAX_LINE} bytes, or cut")),
+        }
+    }
+
+    /// One command and what it returns.
+    ///
+    /// # Errors
+    /// What the monitor said, or that it did not answer.
+    pub(crate) async fn command(&mut self, name: &str, arguments: Value) -> Result<Value, String> {
+        let answered = tokio::time::timeout(ANSWER, async {
+            if !self.greeted {
+                let greeting = self.line().await?;
+                if greeting.get("QMP").is_none() {
+                    return Err("its greeting is not that of QMP".into());
+                }
+                self.ask("qmp_capabilities", json!({})).await?;
+                self.greeted = true;
+            }
+            self.ask(name, arguments).await
+        });
+        match answered.await {
+            Ok(answer) => answer.map_err(|e| format!("{name}: {e}")),
+            Err(_) => Err(format!("{name}: no answer in {ANSWER:?}")),
+        }
+    }
+
+    async fn ask(&mut self, name: &str, arguments: Value) -> Result<Value, String> {
+        let mut text = json!({ "execute": name, "arguments": arguments }).to_string();
+        text.push('\n');
+        let written = self.stream.get_mut().write_all(text.as_bytes()).await;
+        written.map_err(|e| e.to_string())?;
+        for _ in 0..MAX_EVENTS {
+            let mut answer = self.line().await?;
+            if let Some(value) = answer.get_mut("return") {
+                return Ok(value.take());
+            }
+            if let Some(error) = answer.get("error") {
+                return Err(error["desc"].as_str().unwrap_or("an error").to_owned());
+            }
+        }
+        Err(format!("{MAX_EVENTS} events and no answer"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    async fn answered(lines: &'static str) -> Result<Value, String> {
+        let (ours, mut theirs) = UnixStream::pair().expect("pair");
+        theirs.write_all(lines.as_bytes()).await.expect("write");
+        theirs.shutdown().await.expect("shutdown");
+        Qmp::new(ours).command("stop", json!({})).await
+    }
+
+    #[tokio::test]
+    async fn answers_events_and_errors() {
+        let well = "{\"QMP\":{}}\n{\"return\":{}}\n{\"event\":\"STOP\"}\n{\"return\":{\"x\":1}}\n";
+        assert_eq!(answered(well).await.expect("an answer")["x"], 1);
+        let refused = "{\"QMP\":{}}\n{\"return\":{}}\n{\"error\":{\"desc\":\"no\"}}\n";
+        assert_eq!(answered(refused).await, Err("stop: no".into()));
+        for broken in ["", "{}\n", "{\"QMP\":{}}\n", "{\"QMP\":{}}\nnonsense\n"] {
+            assert!(answered(broken).await.is_err(), "{broken}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_line_without_end_is_cut() {
+        let (ours, mut theirs) = UnixStream::pair().expect("pair");
+        let flood =
+            tokio::spawn(async move { while theirs.write_all(&[b'x'; 4096]).await.is_ok() {} });
+        let mut qmp = Qmp::new(ours);
+        let told = qmp.command("stop", json!({})).await;
+        assert!(told.is_err_and(|e| e.contains("more than")));
+        drop(qmp);
+        flood.await.expect("flood");
+    }
+}

@@ -1,0 +1,228 @@
+//! Bases that clones start from: made once, kept on disk, shared in memory.
+//!
+//! A booted machine gives the first base of a memory size; a clone of that which was set up for a
+//! specification, with an interpreter that waits, gives the base of that specification. Both
+//! are named by all they depend on.
+
+use crate::image::key_of;
+use crate::qemu::{Base, Machine, Qemu, Shared, idle};
+use crate::ram::Ram;
+use serde::{Deserialize, Serialize};
+use sinew_guest::{Hello, Setup};
+use sinew_sandbox::{ExecRequest, Program, SandboxError};
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+/// Bases on disk, at most; the oldest go.
+const MAX_KEPT: usize = 8;
+/// Bases in memory that nobody uses, at most.
+const MAX_HELD: usize = 4;
+/// How long an interpreter may take to get ready.
+const READY: Duration = Duration::from_secs(10);
+
+/// `about.json` beside the memory on disk.
+#[derive(Debug, Serialize, Deserialize)]
+struct About {
+    bytes: u64,
+    landlock_abi: u64,
+}
+
+fn io(operation: &str, e: impl std::fmt::Display) -> SandboxError {
+    SandboxError::Io {
+        operation: operation.into(),
+        message: e.to_string(),
+    }
+}
+
+/// The bases of a provider.
+#[derive(Debug)]
+pub(crate) struct Templates {
+    /// Where they are kept.
+    folder: PathBuf,
+    held: tokio::sync::Mutex<HashMap<String, Shared>>,
+}
+
+/// One process at a time makes a base; the others find it then.
+struct Lock(#[expect(dead_code, reason = "held until it is dropped")] std::fs::File);
+
+async fn lock(folder: &Path) -> Result<Lock, SandboxError> {
+    let path = folder.join("lock");
+    let taken = tokio::task::spawn_blocking(move || {
+        let file = std::fs::File::create(path)?;
+        rustix::fs::flock(&file, rustix::fs::FlockOperation::LockExclusive)?;
+        Ok::<_, std::io::Error>(Lock(file))
+    });
+    let taken = taken.await.map_err(|e| io("lock the templates", e))?;
+    taken.map_err(|e| io("lock the templates", e))
+}
+
+fn load(folder: &Path) -> std::io::Result<Base> {
+    let about: About = serde_json::from_slice(&std::fs::read(folder.join("about.json"))?)?;
+    // What was used last stays longest.
+    let _ = std::fs::File::open(folder.join("about.json"))
+        .and_then(|f| f.set_modified(SystemTime::now()));
+    Ok(Base {
+        ram: Ram::load(&folder.join("ram"), about.bytes)?,
+        devices: std::fs::read(folder.join("devices"))?,
+        hello: Hello {
+            landlock_abi: about.landlock_abi,
+        },
+    })
+}
+
+fn store(base: &Base, folder: &Path) -> std::io::Result<()> {
+    let making = folder.with_extension("new");
+    let _ = std::fs::remove_dir_all(&making);
+    std::fs::create_dir(&making)?;
+    base.ram.save(&making.join("ram"))?;
+    std::fs::write(making.join("devices"), &base.devices)?;
+    let about = About {
+        bytes: base.ram.bytes,
+        landlock_abi: base.hello.landlock_abi,
+    };
+    std::fs::write(making.join("about.json"), serde_json::to_vec(&about)?)?;
+    std::fs::rename(&making, folder)?;
+    prune(folder.parent().unwrap_or(folder));
+    Ok(())
+}
+
+/// Removes the oldest beyond the bound. Who has one open keeps it.
+fn prune(folder: &Path) {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let mut kept: Vec<(SystemTime, PathBuf)> = entries
+        .filter_map(|e| {
+            let path = e.path();
+            let at = path.join("about.json").metadata().ok()?.modified().ok()?;
+            Some((at, path))
+        })
+        .collect();
+    kept.sort();
+    let many = kept.len().saturating_sub(MAX_KEPT);
+    for (_, path) in kept.into_iter().take(many) {
+        let _ = std::fs::remove_dir_all(path);
+    }
+}
+
+impl Templates {
+    pub(crate) fn new(folder: PathBuf) -> Result<Self, SandboxError> {
+        std::fs::create_dir_all(&folder).map_err(|e| io("make the templates' folder", e))?;
+        Ok(Self {
+            folder,
+            held: tokio::sync::Mutex::default(),
+        })
+    }
+
+    /// The base for a specification.
+    pub(crate) async fn base(
+        &self,
+        qemu: &Qemu,
+        bytes: u64,
+        setup: &Setup,
+    ) -> Result<Shared, SandboxError> {
+        let first = qemu.key(bytes);
+        let text = format!("{setup:?}");
+        let key = key_of(&[first.as_bytes(), text.as_bytes()]);
+        let mut held = self.held.lock().await;
+        if let Some(base) = held.get(&key) {
+            return Ok(Arc::clone(base));
+        }
+        let found = self.find(&key).await;
+        let base = match found {
+            Some(base) => base,
+            None => {
+                let _lock = lock(&self.folder).await?;
+                match self.find(&key).await {
+                    Some(base) => base,
+                    None => self.make(qemu, bytes, setup, (&first, &key)).await?,
+                }
+            }
+        };
+        if held.len() >= MAX_HELD {
+            held.retain(|_, base| Arc::strong_count(base) > 1);
+        }
+        held.insert(key, Arc::clone(&base));
+        Ok(base)
+    }
+
+    /// From disk; what cannot be read is made again.
+    async fn find(&self, key: &str) -> Option<Shared> {
+        let folder = self.folder.join(key);
+        let found = tokio::task::spawn_blocking(move || load(&folder)).await;
+        found.ok()?.ok().map(Arc::new)
+    }
+
+    async fn keep(&self, base: Base, key: &str) -> Result<Shared, SandboxError> {
+        let (base, folder) = (Arc::new(base), self.folder.join(key));
+        let kept = Arc::clone(&base);
+        let stored = tokio::task::spawn_blocking(move || store(&kept, &folder)).await;
+        let stored = stored.map_err(|e| io("keep a template", e))?;
+        stored.map_err(|e| io("keep a template", e))?;
+        Ok(base)
+    }
+
+    async fn make(
+        &self,
+        qemu: &Qemu,
+        bytes: u64,
+        setup: &Setup,
+        (first, key): (&str, &str),
+    ) -> Result<Shared, SandboxError> {
+        let booted = match self.find(first).await {
+            Some(base) => base,
+            None => {
+                let base = booted(qemu, bytes).await?;
+                self.keep(base, first).await?
+            }
+        };
+        let mut machine = qemu.restore(&booted).await?;
+        let prepared = prepare(&mut machine, setup, qemu).await;
+        machine.end().await;
+        let change = prepared?;
+        let made = tokio::task::spawn_blocking(move || booted.with(&change)).await;
+        let made = made.map_err(|e| io("make a template", e))?;
+        self.keep(made.map_err(|e| io("make a template", e))?, key)
+            .await
+    }
+}
+
+/// A machine that booted and did nothing else.
+pub(crate) async fn booted(qemu: &Qemu, bytes: u64) -> Result<Base, SandboxError> {
+    let ram = Ram::new(bytes).map_err(|e| io("memory", e))?;
+    let machine = qemu.boot(&ram).await?;
+    let hello = machine.guest.hello();
+    let devices = machine.finish().await?;
+    ram.seal().map_err(|e| io("seal memory", e))?;
+    Ok(Base {
+        ram,
+        devices,
+        hello,
+    })
+}
+
+/// Sets a machine up, lets its interpreter get ready, and saves it.
+async fn prepare(
+    machine: &mut Machine,
+    setup: &Setup,
+    qemu: &Qemu,
+) -> Result<crate::qemu::Change, SandboxError> {
+    machine.guest.set_up(setup).await?;
+    if setup.python.is_some() {
+        let request = ExecRequest {
+            program: Program::Python("print(1)".into()),
+            stdin: Vec::new(),
+            deadline: READY,
+        };
+        let outcome = machine.guest.exec(&request, &[], 1024, None).await?;
+        if outcome.stdout != b"1\n" {
+            let said = String::from_utf8_lossy(&outcome.stderr).into_owned();
+            return Err(SandboxError::Unavailable {
+                level: "microvm".into(),
+                reason: format!("its Python ended with {:?}: {said}", outcome.ended.exit),
+            });
+        }
+    }
+    idle(machine.pid(), READY).await;
+    machine.save(&qemu.run).await
+}

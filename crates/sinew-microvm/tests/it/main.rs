@@ -1,0 +1,3 @@
+//! Real machines under QEMU, restored from templates.
+
+mod machines;
