@@ -5,7 +5,8 @@ use crate::attack::{Case, Expect};
 pub(crate) const CASES: &[Case] = &[
     Case::new(21, "reads the host's files", Expect::Done, 5000, "
 for p in (SECRET, '/etc/shadow', '/etc/gshadow', '/etc/ssh', '/root', '/home', '/var', '/run', '/boot', '/mnt', '/srv', '/opt', '/sys'):
-    if os.path.exists(p): print('ESCAPED', p)
+    # An empty folder shows nothing: engines of containers cover what they cannot leave out.
+    if os.path.exists(p) and not (os.path.isdir(p) and not os.listdir(p)): print('ESCAPED', p)
     tries(p, lambda: open(p).read())
 print('DONE')
 "),
@@ -104,7 +105,7 @@ print('DONE')
 "),
     Case::new(41, "sees other sandboxes' processes", Expect::Done, 5000, "
 pids = [int(p) for p in os.listdir('/proc') if p.isdigit()]
-if any(p > 2 for p in pids): print('ESCAPED', pids)
+if len(pids) > 2: print('ESCAPED', pids)
 print('DONE')
 "),
     Case::new(42, "reaches into its supervisor", Expect::Done, 5000, "

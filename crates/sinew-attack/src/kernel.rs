@@ -72,8 +72,11 @@ print('DONE')
 "),
     Case::new(55, "devices of the host", Expect::Done, 5000, "
 allowed = {'null', 'zero', 'full', 'random', 'urandom', 'fd', 'stdin', 'stdout', 'stderr', 'shm'}
+# Engines of containers put names there behind which nothing is.
 for name in os.listdir('/dev'):
-    if name not in allowed: print('ESCAPED', name)
+    if name in allowed: continue
+    for mode in (os.O_RDONLY, os.O_WRONLY, os.O_RDWR): tries(name, lambda: os.open('/dev/' + name, mode | os.O_NONBLOCK))
+    if os.path.isdir('/dev/' + name) and os.listdir('/dev/' + name): print('ESCAPED', name, os.listdir('/dev/' + name))
 print('DONE')
 "),
     Case::new(56, "connects to the host and beyond", Expect::Done, 5000, "

@@ -209,11 +209,11 @@ async fn left_interpreter(
     let mut sandbox = provider.acquire(&spec()).await?;
     let patch = "import builtins, os, threading, time\nbuiltins.len = lambda x: 42\nos.environ['LEFT'] = '1'\nthreading.Thread(target=time.sleep, args=(99,), daemon=True).start()\nif os.fork() == 0: time.sleep(99)\nos._exit(0)";
     python(sandbox.as_mut(), patch).await?;
-    let look = "import os; print(len('ab'), 'LEFT' in os.environ, max(int(p) for p in os.listdir('/proc') if p.isdigit()))";
+    let look = "import os; print(len('ab'), 'LEFT' in os.environ, len([p for p in os.listdir('/proc') if p.isdigit()]) <= 2)";
     let seen = printed(&python(sandbox.as_mut(), look).await?);
     sandbox.destroy().await?;
     match seen.as_str() {
-        "2 False 2" => Ok(held("new interpreter, no other process")),
+        "2 False True" => Ok(held("new interpreter, no other process")),
         other => Ok(escaped(other)),
     }
 }

@@ -139,6 +139,12 @@ print(len('ab'), json.dumps([1]), math.pi > 3.14, random.random() != 0.5, '/work
 }
 
 /// The interpreter that is forked has one thread, no file but its sockets, no environment.
+/// How many PID namespaces a process is in (`/proc/PID/status`).
+fn depth(status: &str) -> usize {
+    let ids = status.lines().find_map(|l| l.strip_prefix("NSpid:"));
+    ids.map_or(0, |ids| ids.split_whitespace().count())
+}
+
 async fn zygote_seen(provider: &dyn SandboxProvider, _: &Witness) -> Result<Verdict, SandboxError> {
     let mut sandbox = provider.acquire(&spec()).await?;
     let result = python(sandbox.as_mut(), "print(1)").await?;
@@ -146,6 +152,7 @@ async fn zygote_seen(provider: &dyn SandboxProvider, _: &Witness) -> Result<Verd
     if result.ending != (Ending::Exited { code: 0 }) {
         return Ok(escaped(format!("{:?}", result.ending)));
     }
+    let own_depth = depth(&std::fs::read_to_string("/proc/self/status").unwrap_or_default());
     let mut found = 0;
     for pid in descendants(std::process::id()) {
         let read = |file: &str| {
@@ -154,8 +161,8 @@ async fn zygote_seen(provider: &dyn SandboxProvider, _: &Witness) -> Result<Verd
         };
         let (line, status) = (read("cmdline"), read("status"));
         let boot = line.contains("<zygote>") && status.contains("NoNewPrivs:\t1\n");
-        // Its forks have given up all capabilities.
-        if !boot || status.contains("CapPrm:\t0000000000000000\n") {
+        // Its forks are in rooms, one PID namespace deeper, or on their way there.
+        if !boot || depth(&status) != own_depth + 1 {
             continue;
         }
         found += 1;

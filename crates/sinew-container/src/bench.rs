@@ -1,0 +1,1 @@
+//! How long containers take, beside others.

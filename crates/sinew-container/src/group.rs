@@ -1,0 +1,180 @@
+//! What the kernel counts for a container: its control groups, version 1 or 2.
+
+use std::fs;
+use std::path::PathBuf;
+
+/// What was counted in one execution.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Events {
+    pub(crate) oom_kills: u64,
+    pub(crate) refusals: u64,
+    pub(crate) peak_memory_bytes: u64,
+}
+
+/// The groups that a process is in.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Group {
+    memory: Option<PathBuf>,
+    pids: Option<PathBuf>,
+    v2: bool,
+    before: Events,
+}
+
+/// Where a hierarchy is mounted: version 1 with one controller, or version 2.
+fn mount(mounts: &str, controller: Option<&str>) -> Option<PathBuf> {
+    mounts.lines().find_map(|line| {
+        let mut fields = line.split(' ').skip(1);
+        let (path, kind, options) = (fields.next()?, fields.next()?, fields.next()?);
+        let here = match controller {
+            Some(name) => kind == "cgroup" && options.split(',').any(|o| o == name),
+            None => kind == "cgroup2",
+        };
+        here.then(|| path.into())
+    })
+}
+
+impl Group {
+    /// The groups of a process, as the host sees them.
+    pub(crate) fn of(pid: i32) -> Self {
+        let read = |path: String| fs::read_to_string(path).unwrap_or_default();
+        let groups = read(format!("/proc/{pid}/cgroup"));
+        let mounts = read("/proc/self/mounts".into());
+        Self::parse(&groups, &mounts)
+    }
+
+    fn parse(groups: &str, mounts: &str) -> Self {
+        let mut found = Self::default();
+        let mut unified = None;
+        for line in groups.lines() {
+            let mut parts = line.splitn(3, ':').skip(1);
+            let (Some(controllers), Some(path)) = (parts.next(), parts.next()) else {
+                continue;
+            };
+            // Of the root itself nothing is told: that would be everybody's.
+            let path = path.trim_start_matches('/');
+            if path.is_empty() {
+                continue;
+            }
+            let at = |controller| mount(mounts, controller).map(|m| m.join(path));
+            if controllers.is_empty() {
+                unified = at(None);
+            }
+            for name in controllers.split(',') {
+                match name {
+                    "memory" => found.memory = at(Some("memory")),
+                    "pids" => found.pids = at(Some("pids")),
+                    _ => {}
+                }
+            }
+        }
+        if let Some(path) = unified.filter(|_| found.memory.is_none()) {
+            found.memory = Some(path.clone());
+            found.pids = Some(path);
+            found.v2 = true;
+        }
+        found
+    }
+
+    fn text(path: Option<&PathBuf>, file: &str) -> Option<String> {
+        fs::read_to_string(path?.join(file)).ok()
+    }
+
+    fn number(path: Option<&PathBuf>, file: &str) -> Option<u64> {
+        Self::text(path, file)?.trim().parse().ok()
+    }
+
+    fn after(path: Option<&PathBuf>, file: &str, key: &str) -> u64 {
+        let text = Self::text(path, file).unwrap_or_default();
+        let line = text.lines().find_map(|l| l.strip_prefix(key));
+        line.and_then(|l| l.trim().parse().ok()).unwrap_or(0)
+    }
+
+    /// The limit of memory, if one is in force.
+    pub(crate) fn memory_limit(&self) -> Option<u64> {
+        let file = if self.v2 {
+            "memory.max"
+        } else {
+            "memory.limit_in_bytes"
+        };
+        // Version 1 tells of a huge number where there is none.
+        Self::number(self.memory.as_ref(), file).filter(|&n| n < 1 << 60)
+    }
+
+    /// The limit of processes, if one is in force.
+    pub(crate) fn process_limit(&self) -> Option<u64> {
+        Self::number(self.pids.as_ref(), "pids.max")
+    }
+
+    pub(crate) fn memory_bytes(&self) -> u64 {
+        let file = if self.v2 {
+            "memory.current"
+        } else {
+            "memory.usage_in_bytes"
+        };
+        Self::number(self.memory.as_ref(), file).unwrap_or(0)
+    }
+
+    /// Processes and threads now.
+    pub(crate) fn processes(&self) -> u64 {
+        Self::number(self.pids.as_ref(), "pids.current").unwrap_or(0)
+    }
+
+    fn read(&self) -> Events {
+        let (ooms, peak) = if self.v2 {
+            ("memory.events", "memory.peak")
+        } else {
+            ("memory.oom_control", "memory.max_usage_in_bytes")
+        };
+        let memory = self.memory.as_ref();
+        Events {
+            oom_kills: Self::after(memory, ooms, "oom_kill "),
+            refusals: Self::after(self.pids.as_ref(), "pids.events", "max "),
+            peak_memory_bytes: Self::number(memory, peak).unwrap_or(0),
+        }
+    }
+
+    /// Called before an execution: counters start from here.
+    pub(crate) fn begin(&mut self) {
+        if let Some(path) = self.memory.as_ref().filter(|_| !self.v2) {
+            // Without it the peak is that of the container's life.
+            let _ = fs::write(path.join("memory.max_usage_in_bytes"), "0");
+        }
+        self.before = self.read();
+    }
+
+    /// What happened since [`Group::begin`]; all zero once the groups are gone.
+    pub(crate) fn events(&self) -> Events {
+        let now = self.read();
+        Events {
+            oom_kills: now.oom_kills.saturating_sub(self.before.oom_kills),
+            refusals: now.refusals.saturating_sub(self.before.refusals),
+            peak_memory_bytes: now.peak_memory_bytes,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MOUNTS: &str = "cgroup /sys/fs/cgroup/memory cgroup rw,memory 0 0\n\
+        cgroup /sys/fs/cgroup/pids cgroup rw,pids 0 0\n\
+        cgroup2 /sys/fs/cgroup/unified cgroup2 rw 0 0\n";
+
+    #[test]
+    fn both_versions_are_found() {
+        let v1 = Group::parse("8:pids:/a\n4:memory:/b\n0::/c\n", MOUNTS);
+        assert_eq!(v1.memory, Some("/sys/fs/cgroup/memory/b".into()));
+        assert_eq!(v1.pids, Some("/sys/fs/cgroup/pids/a".into()));
+        assert!(!v1.v2);
+        let v2 = Group::parse("0::/c/d\n", MOUNTS);
+        assert_eq!(v2.pids, Some("/sys/fs/cgroup/unified/c/d".into()));
+        assert!(v2.v2);
+    }
+
+    #[test]
+    fn the_root_group_counts_nothing() {
+        let root = Group::parse("4:memory:/\n0::/\n", MOUNTS);
+        assert!(root.memory.is_none() && root.memory_limit().is_none());
+    }
+}

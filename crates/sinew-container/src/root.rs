@@ -1,0 +1,207 @@
+//! The file system that containers see when no engine keeps images: read-only binds of the
+//! host's system folders or of an unpacked image, on an empty root.
+
+use crate::state::io;
+use sinew_sandbox::SandboxError;
+use std::fs;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+
+/// Where the agent and its socket stand inside.
+pub(crate) const AGENT: &str = "/.agent";
+pub(crate) const HOST: &str = "/.host";
+/// What the agent or the runtime makes inside, whatever the image says.
+const OWN: [&str; 5] = ["work", "tmp", "proc", "dev", ".host"];
+/// System folders of the host.
+const SYSTEM: [&str; 6] = ["usr", "bin", "sbin", "lib", "lib32", "lib64"];
+
+/// An empty root with mount points and links, and what is bound on it.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Root {
+    /// Folders and files on the host, and where they stand inside; all read-only.
+    pub(crate) binds: Vec<(PathBuf, PathBuf)>,
+    /// Python as it is called inside.
+    pub(crate) python: Option<String>,
+}
+
+type Made<T> = Result<T, SandboxError>;
+
+fn within<T>(path: &Path, done: std::io::Result<T>) -> Made<T> {
+    done.map_err(|e| io(format!("make {}", path.display()), e))
+}
+
+/// Builds the root in `folder`: the host's system, or what `image` holds; `shows` besides.
+pub(crate) fn build(
+    folder: &Path,
+    image: Option<&Path>,
+    python: Option<&Path>,
+    shows: &[(PathBuf, PathBuf)],
+) -> Made<Root> {
+    let mut root = Root::default();
+    within(folder, fs::create_dir_all(folder))?;
+    within(
+        folder,
+        fs::set_permissions(folder, fs::Permissions::from_mode(0o755)),
+    )?;
+    for name in OWN {
+        let path = folder.join(name);
+        within(&path, fs::create_dir_all(&path))?;
+    }
+    within(folder, fs::write(folder.join(".agent"), ""))?;
+    match image {
+        Some(image) => from_image(&mut root, folder, image)?,
+        None => from_host(&mut root, folder, python)?,
+    }
+    for (source, inside) in shows {
+        bind(&mut root, folder, source, inside)?;
+    }
+    Ok(root)
+}
+
+/// A bind, and the place on which it is made.
+fn bind(root: &mut Root, folder: &Path, source: &Path, inside: &Path) -> Made<()> {
+    let relative = inside.strip_prefix("/").unwrap_or(inside);
+    let target = folder.join(relative);
+    // Below another bind its own folder is the place.
+    let below = root.binds.iter().any(|(_, i)| inside.starts_with(i));
+    if !below {
+        if source.is_dir() {
+            within(&target, fs::create_dir_all(&target))?;
+        } else {
+            let above = target.parent().unwrap_or(folder);
+            within(above, fs::create_dir_all(above))?;
+            within(&target, fs::write(&target, ""))?;
+        }
+    }
+    root.binds.push((source.into(), inside.into()));
+    Ok(())
+}
+
+fn from_host(root: &mut Root, folder: &Path, python: Option<&Path>) -> Made<()> {
+    for name in SYSTEM {
+        let path = Path::new("/").join(name);
+        match fs::symlink_metadata(&path) {
+            Err(_) => {}
+            Ok(meta) if meta.is_symlink() => {
+                let target = within(&path, fs::read_link(&path))?;
+                within(&path, symlink(target, folder.join(name)))?;
+            }
+            Ok(_) => bind(root, folder, &path, &path)?,
+        }
+    }
+    let etc = folder.join("etc");
+    within(&etc, fs::create_dir_all(&etc))?;
+    // No account, password, key or host name of the host.
+    for (file, text) in [
+        (
+            "passwd",
+            "root:x:0:0::/:/bin/false\nsandbox:x:65534:65534::/work:/bin/sh\n",
+        ),
+        ("group", "root:x:0:\nsandbox:x:65534:\n"),
+        ("hosts", "127.0.0.1 localhost sandbox\n"),
+        (
+            "nsswitch.conf",
+            "passwd: files\ngroup: files\nhosts: files\n",
+        ),
+    ] {
+        let path = etc.join(file);
+        within(&path, fs::write(&path, text))?;
+    }
+    for path in ["/etc/ld.so.cache", "/etc/alternatives"].map(Path::new) {
+        if path.exists() {
+            bind(root, folder, path, path)?;
+        }
+    }
+    let Some(python) = python.and_then(|p| p.canonicalize().ok()) else {
+        return Ok(());
+    };
+    let prefix = python.parent().and_then(Path::parent);
+    let outside = |p: &&Path| !python.starts_with("/usr") && *p != Path::new("/");
+    if let Some(prefix) = prefix.filter(outside) {
+        bind(root, folder, prefix, prefix)?;
+    }
+    root.python = Some(python.to_string_lossy().into_owned());
+    Ok(())
+}
+
+fn from_image(root: &mut Root, folder: &Path, image: &Path) -> Made<()> {
+    let image = &image
+        .canonicalize()
+        .map_err(|e| io(format!("open image {}", image.display()), e))?;
+    for entry in within(image, fs::read_dir(image))? {
+        let entry = within(image, entry)?;
+        let (name, path) = (entry.file_name(), entry.path());
+        // The kernel's own files are not shown.
+        if OWN.iter().chain(&["sys", ".agent"]).any(|o| name == *o) {
+            continue;
+        }
+        let kind = within(&path, entry.file_type())?;
+        if kind.is_symlink() {
+            let target = within(&path, fs::read_link(&path))?;
+            within(&path, symlink(target, folder.join(&name)))?;
+        } else if kind.is_dir() {
+            bind(root, folder, &path, &Path::new("/").join(&name))?;
+        }
+    }
+    let candidates = ["usr/bin/python3", "usr/local/bin/python3", "bin/python3"];
+    let found = candidates
+        .iter()
+        .find(|p| image.join(p).symlink_metadata().is_ok());
+    root.python = found.map(|p| format!("/{p}"));
+    Ok(())
+}
+
+/// The root without its binds as an archive, for engines that keep images themselves.
+pub(crate) fn archive(folder: &Path) -> Made<Vec<u8>> {
+    let mut builder = tar::Builder::new(Vec::new());
+    builder.follow_symlinks(false);
+    let packed = builder.append_dir_all(".", folder);
+    packed
+        .and_then(|()| builder.into_inner())
+        .map_err(|e| io("pack a root", e))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_image_is_bound_folder_by_folder() {
+        let dir = tempfile::tempdir().unwrap();
+        let image = dir.path().join("image");
+        fs::create_dir_all(image.join("usr/bin")).unwrap();
+        fs::create_dir_all(image.join("work")).unwrap();
+        fs::write(image.join("usr/bin/python3"), "").unwrap();
+        symlink("usr/bin", image.join("bin")).unwrap();
+        let folder = dir.path().join("root");
+        let root = build(&folder, Some(&image), None, &[]).unwrap();
+        let image = image.canonicalize().unwrap();
+        assert_eq!(root.binds, [(image.join("usr"), "/usr".into())]);
+        assert_eq!(root.python.as_deref(), Some("/usr/bin/python3"));
+        assert_eq!(
+            fs::read_link(folder.join("bin")).unwrap(),
+            Path::new("usr/bin")
+        );
+        assert!(fs::read_dir(folder.join("work")).unwrap().next().is_none());
+        let archive = archive(&folder).unwrap();
+        let names = tar::Archive::new(archive.as_slice());
+        let mut names = names;
+        let names: Vec<_> = names
+            .entries()
+            .unwrap()
+            .map(|e| e.unwrap().path().unwrap().into_owned())
+            .collect();
+        assert!(
+            names.contains(&"./bin".into()) || names.contains(&"bin".into()),
+            "{names:?}"
+        );
+    }
+
+    #[test]
+    fn a_missing_image_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let missing = Path::new("/no/such/image");
+        let refused = build(&dir.path().join("r"), Some(missing), None, &[]).unwrap_err();
+        assert!(refused.to_string().contains("/no/such/image"), "{refused}");
+    }
+}

@@ -1,0 +1,214 @@
+//! crun and runc, without a daemon: one process that waits for each container and, when its
+//! first process ends, removes its groups and its state.
+
+use crate::engine::{
+    AGENT_CAPABILITIES, Birth, Body, Common, END, INODES, MASKED, READ_ONLY, UID, unavailable,
+};
+use crate::root::{AGENT, HOST};
+use crate::state::io;
+use serde_json::{Value, json};
+use sinew_sandbox::SandboxError;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+
+/// A runtime that is installed.
+#[derive(Debug)]
+pub(crate) struct Runtime {
+    name: &'static str,
+    /// What comes before the runtime's own arguments.
+    command: Vec<String>,
+    /// Where it keeps what it knows of containers.
+    state: PathBuf,
+}
+
+impl Runtime {
+    pub(crate) fn new(
+        name: &'static str,
+        common: &Common,
+        state: &Path,
+    ) -> Result<Self, SandboxError> {
+        let version = std::process::Command::new(name).arg("--version").output();
+        match version {
+            Ok(output) if output.status.success() => {}
+            Ok(output) => return Err(unavailable(format!("it ended with {}", output.status))),
+            Err(e) => return Err(unavailable(e.to_string())),
+        }
+        let mut command = Vec::new();
+        if name == "crun"
+            && let Some(unified) = hybrid()
+        {
+            // crun refuses hosts where version 2 of the groups has controllers beside version 1.
+            // It does not look further where it does not see version 2.
+            command.extend([
+                common.agent.to_string_lossy().into_owned(),
+                "without-mount".into(),
+                unified,
+            ]);
+        }
+        command.push(name.into());
+        let runtime = Self {
+            name,
+            command,
+            state: state.into(),
+        };
+        Ok(runtime)
+    }
+
+    pub(crate) fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn invoke(&self, args: &[&str]) -> tokio::process::Command {
+        let mut command = tokio::process::Command::new(&self.command[0]);
+        command
+            .args(&self.command[1..])
+            .arg("--root")
+            .arg(&self.state)
+            .args(args)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null());
+        command
+    }
+
+    pub(crate) fn start(&self, common: &Common, birth: &Birth<'_>) -> Result<Body, SandboxError> {
+        let bundle = bundle(common, birth).to_string();
+        let path = birth.folder.join("config.json");
+        std::fs::write(&path, bundle).map_err(|e| io("write a bundle", e))?;
+        let log = std::fs::File::create(birth.folder.join("log"));
+        let log = log.map_err(|e| io("write a log", e))?;
+        let folder = birth.folder.to_string_lossy().into_owned();
+        let child = self
+            .invoke(&["run", "--bundle", &folder, &birth.name])
+            .stderr(log)
+            .spawn()
+            .map_err(|e| io(format!("start {}", self.name), e))?;
+        Ok(Body::Process(child, birth.name.clone()))
+    }
+
+    pub(crate) async fn end(
+        &self,
+        mut child: tokio::process::Child,
+        name: &str,
+    ) -> Result<(), SandboxError> {
+        if tokio::time::timeout(END, child.wait()).await.is_ok() {
+            return Ok(());
+        }
+        self.delete(name).await?;
+        let waited = tokio::time::timeout(END, child.wait()).await;
+        waited
+            .map(|_| ())
+            .map_err(|_| SandboxError::Died(format!("container {name} does not end")))
+    }
+
+    async fn delete(&self, name: &str) -> Result<(), SandboxError> {
+        let mut command = self.invoke(&["delete", "--force", name]);
+        let status = command.stderr(Stdio::null()).status().await;
+        status
+            .map(|_| ())
+            .map_err(|e| io(format!("start {}", self.name), e))
+    }
+
+    /// Removes what a run that is gone left in its own folder for states.
+    pub(crate) async fn sweep(&self, state: &Path) {
+        let theirs = Self {
+            name: self.name,
+            command: self.command.clone(),
+            state: state.into(),
+        };
+        for entry in std::fs::read_dir(state).into_iter().flatten().flatten() {
+            if let Some(name) = entry.file_name().to_str() {
+                // What cannot be removed is tried again by the next run.
+                let _ = theirs.delete(name).await;
+            }
+        }
+    }
+}
+
+/// Where version 2 of the groups is mounted with controllers while version 1 is in use.
+fn hybrid() -> Option<String> {
+    let mounts = std::fs::read_to_string("/proc/self/mounts").ok()?;
+    let of = |kind: &str| {
+        let mut lines = mounts.lines().map(|l| l.split(' ').collect::<Vec<_>>());
+        lines.find_map(|f| (f.get(2) == Some(&kind)).then(|| f[1].to_string()))
+    };
+    of("cgroup")?;
+    let unified = of("cgroup2")?;
+    let controllers = std::fs::read_to_string(format!("{unified}/cgroup.controllers")).ok()?;
+    (!controllers.trim().is_empty()).then_some(unified)
+}
+
+fn bind(source: &Path, inside: &Path, more: &[&str]) -> Value {
+    let options = ["rbind", "ro", "nosuid", "nodev"];
+    let options: Vec<_> = options.iter().chain(more).collect();
+    json!({ "destination": inside, "type": "bind", "source": source, "options": options })
+}
+
+fn tmpfs(inside: &str, options: &[String]) -> Value {
+    let options: Vec<_> = ["nosuid", "nodev"]
+        .into_iter()
+        .map(String::from)
+        .chain(options.iter().cloned())
+        .collect();
+    json!({ "destination": inside, "type": "tmpfs", "source": "tmpfs", "options": options })
+}
+
+/// The container as the OCI runtime specification (1.0) describes one.
+fn bundle(common: &Common, birth: &Birth<'_>) -> Value {
+    let limits = &birth.spec.limits;
+    let mut mounts = vec![
+        json!({ "destination": "/proc", "type": "proc", "source": "proc",
+            "options": ["nosuid", "noexec", "nodev", "hidepid=invisible"] }),
+        json!({ "destination": "/dev", "type": "tmpfs", "source": "tmpfs",
+            "options": ["nosuid", "noexec", "mode=755", "size=64k"] }),
+    ];
+    let user = [format!("uid={UID}"), format!("gid={UID}")];
+    for folder in ["/work", "/tmp"] {
+        let size = format!("size={}", limits.work_bytes);
+        let own = [size, format!("nr_inodes={INODES}"), "mode=700".into()];
+        mounts.push(tmpfs(folder, &[&own[..], &user[..]].concat()));
+    }
+    for (source, inside) in &common.root.binds {
+        mounts.push(bind(source, inside, &[]));
+    }
+    mounts.push(bind(&common.agent, Path::new(AGENT), &[]));
+    mounts.push(bind(&birth.host, Path::new(HOST), &["noexec"]));
+    let capabilities = AGENT_CAPABILITIES.map(|c| format!("CAP_{c}"));
+    let mut resources = json!({
+        "memory": { "limit": limits.memory_bytes, "swap": limits.memory_bytes },
+        // And the agent.
+        "pids": { "limit": limits.processes + 1 },
+    });
+    if let Some(cpus) = common.cpus {
+        resources["cpu"] = json!({ "period": 100_000, "quota": (cpus * 1e5) as u64 });
+    }
+    let namespaces = ["pid", "mount", "ipc", "uts", "network", "cgroup"];
+    let namespaces = namespaces.map(|n| json!({ "type": n }));
+    json!({
+        "ociVersion": "1.0.2",
+        "root": { "path": common.root_folder, "readonly": true },
+        "hostname": "sandbox",
+        "process": {
+            "terminal": false,
+            "user": { "uid": 0, "gid": 0 },
+            "cwd": "/",
+            "args": [AGENT, "connect", format!("{HOST}/s")],
+            "env": [],
+            "noNewPrivileges": true,
+            "capabilities": {
+                "bounding": capabilities, "effective": capabilities, "permitted": capabilities,
+            },
+            "rlimits": [
+                { "type": "RLIMIT_NOFILE", "hard": 1024, "soft": 1024 },
+                { "type": "RLIMIT_CORE", "hard": 0, "soft": 0 },
+            ],
+        },
+        "mounts": mounts,
+        "linux": {
+            "cgroupsPath": format!("/{}", birth.name),
+            "resources": resources,
+            "namespaces": namespaces,
+            "maskedPaths": MASKED,
+            "readonlyPaths": READ_ONLY,
+        },
+    })
+}

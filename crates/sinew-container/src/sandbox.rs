@@ -1,0 +1,207 @@
+//! One container as a sandbox.
+
+use crate::engine::Body;
+use crate::group::{Events, Group};
+use crate::net::listen_in;
+use crate::provider::{Born, Inner, keep};
+use crate::state::{Folder, io};
+use sinew_guest::{Entry, Guest, Outcome};
+use sinew_sandbox::{
+    Ending, ExecOptions, ExecRequest, ExecResult, Network, Sandbox, SandboxError, SandboxFuture,
+    SandboxSpec, SandboxStats, Snapshot, Usage,
+};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::sync::OwnedSemaphorePermit;
+
+/// How long the kernel may take to count what killed a container.
+const COUNTING: Duration = Duration::from_millis(50);
+
+pub(crate) struct ContainerSandbox {
+    inner: Arc<Inner>,
+    spec: SandboxSpec,
+    /// First: the agent ends with its connection, and the container with the agent.
+    guest: Guest,
+    /// `None` once it is destroyed.
+    body: Option<Body>,
+    pid: i32,
+    group: Group,
+    /// What it started from.
+    base: Arc<Vec<Entry>>,
+    executions: u64,
+    cpu_s: f64,
+    folder: Folder,
+    permit: OwnedSemaphorePermit,
+}
+
+impl ContainerSandbox {
+    pub(crate) fn new(
+        inner: Arc<Inner>,
+        spec: SandboxSpec,
+        born: Born,
+        base: Arc<Vec<Entry>>,
+        permit: OwnedSemaphorePermit,
+    ) -> Self {
+        Self {
+            inner,
+            spec,
+            guest: born.guest,
+            body: Some(born.body),
+            pid: born.pid,
+            group: born.group,
+            base,
+            executions: 0,
+            cpu_s: 0.0,
+            folder: born.folder,
+            permit,
+        }
+    }
+
+    async fn run(&mut self, request: ExecRequest, options: ExecOptions) -> ExecDone {
+        let began = Instant::now();
+        let limits = &self.spec.limits;
+        self.group.begin();
+        let most = limits.output_bytes;
+        let done = self
+            .guest
+            .exec(&request, &options.env, most, options.output)
+            .await;
+        let outcome = match done {
+            Ok(outcome) => outcome,
+            Err(SandboxError::Died(why)) => return Ok(self.died(began, &why).await),
+            Err(e) => return Err(e),
+        };
+        let events = self.group.events();
+        let result = self.result(began, outcome, events);
+        self.executions += 1;
+        self.cpu_s += result.usage.cpu_s;
+        Ok(result)
+    }
+
+    fn result(&self, began: Instant, outcome: Outcome, events: Events) -> ExecResult {
+        let ended = outcome.ended;
+        let mut usage = ended.usage(began);
+        if events.peak_memory_bytes > 0 {
+            usage.peak_memory_bytes = events.peak_memory_bytes;
+        }
+        ExecResult {
+            ending: ended.ending(events.oom_kills, events.refusals, self.spec.limits.cpu_s),
+            stdout: outcome.stdout,
+            stderr: outcome.stderr,
+            truncated: ended.truncated,
+            usage,
+            protections: Arc::clone(&self.inner.protections),
+        }
+    }
+
+    /// The whole container is gone, or its agent is not to be trusted any more.
+    async fn died(&mut self, began: Instant, why: &str) -> ExecResult {
+        tokio::time::sleep(COUNTING).await;
+        tracing::warn!(why, "a container died");
+        let out_of_memory = self.group.events().oom_kills > 0;
+        ExecResult {
+            ending: if out_of_memory {
+                Ending::OutOfMemory
+            } else {
+                Ending::SandboxDied
+            },
+            stdout: Vec::new(),
+            stderr: why.as_bytes().to_vec(),
+            truncated: false,
+            usage: Usage {
+                wall_s: began.elapsed().as_secs_f64(),
+                ..Usage::default()
+            },
+            protections: Arc::clone(&self.inner.protections),
+        }
+    }
+}
+
+type ExecDone = Result<ExecResult, SandboxError>;
+
+impl Sandbox for ContainerSandbox {
+    fn exec(&mut self, request: ExecRequest) -> SandboxFuture<'_, ExecResult> {
+        Box::pin(self.run(request, ExecOptions::default()))
+    }
+
+    fn exec_with(
+        &mut self,
+        request: ExecRequest,
+        options: ExecOptions,
+    ) -> SandboxFuture<'_, ExecResult> {
+        Box::pin(self.run(request, options))
+    }
+
+    fn write_file<'a>(&'a mut self, path: &'a str, content: &'a [u8]) -> SandboxFuture<'a, ()> {
+        Box::pin(self.guest.write_file(path, content))
+    }
+
+    fn read_file<'a>(&'a mut self, path: &'a str, max_bytes: u64) -> SandboxFuture<'a, Vec<u8>> {
+        Box::pin(self.guest.read_file(path, max_bytes))
+    }
+
+    fn snapshot(&mut self) -> SandboxFuture<'_, Snapshot> {
+        Box::pin(async move {
+            let most = self.spec.limits.work_bytes;
+            self.guest.entries(most).await.map(keep)
+        })
+    }
+
+    fn reset(&mut self) -> SandboxFuture<'_, ()> {
+        Box::pin(async move {
+            self.guest.reset().await?;
+            match self.base.is_empty() {
+                true => Ok(()),
+                false => self.guest.restore(&self.base).await,
+            }
+        })
+    }
+
+    fn stats(&mut self) -> SandboxFuture<'_, SandboxStats> {
+        Box::pin(async move {
+            let count = self.guest.count().await?;
+            Ok(SandboxStats {
+                memory_bytes: self.group.memory_bytes(),
+                // Without the agent.
+                processes: self.group.processes().saturating_sub(1),
+                file_bytes: count.file_bytes,
+                file_count: count.file_count,
+                layers: 0,
+                executions: self.executions,
+                cpu_s: self.cpu_s,
+            })
+        })
+    }
+
+    fn listen_inside(&mut self, port: u16) -> SandboxFuture<'_, std::net::TcpListener> {
+        Box::pin(async move {
+            if self.spec.network != Network::Loopback {
+                return Err(SandboxError::Unsupported {
+                    operation: "listen inside without network = loopback",
+                });
+            }
+            listen_in(self.pid, port).map_err(|e| io(format!("listen inside on port {port}"), e))
+        })
+    }
+
+    fn destroy(mut self: Box<Self>) -> SandboxFuture<'static, ()> {
+        Box::pin(async move {
+            let body = self.body.take();
+            let Self {
+                inner,
+                guest,
+                folder,
+                permit,
+                ..
+            } = *self;
+            // The agent ends with its connection, and the container with the agent.
+            drop(guest);
+            let done = match body {
+                Some(body) => inner.engine.end(body).await,
+                None => Ok(()),
+            };
+            drop((folder, permit));
+            done
+        })
+    }
+}

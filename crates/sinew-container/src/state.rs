@@ -1,0 +1,88 @@
+//! What a run keeps on the host, and how it is found again when the run was killed.
+
+use sinew_sandbox::SandboxError;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Tag of everything that a process makes on the host: its number and when it started, so that
+/// a number used again is told apart.
+pub(crate) fn run_tag(pid: u32) -> Option<String> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // Field 22, counted after the name in parentheses.
+    let started = stat.rsplit(')').next()?.split_whitespace().nth(19)?;
+    Some(format!("{pid}-{started}"))
+}
+
+/// Whether the process that a tag names still runs.
+pub(crate) fn alive(tag: &str) -> bool {
+    let pid = tag.split('-').next().and_then(|p| p.parse().ok());
+    pid.and_then(run_tag).as_deref() == Some(tag)
+}
+
+pub(crate) fn io(operation: impl Into<String>, e: impl std::fmt::Display) -> SandboxError {
+    SandboxError::Io {
+        operation: operation.into(),
+        message: e.to_string(),
+    }
+}
+
+/// A folder of this run; removed when it is dropped.
+#[derive(Debug)]
+pub(crate) struct Folder(PathBuf);
+
+impl Folder {
+    pub(crate) fn new(path: PathBuf) -> Result<Self, SandboxError> {
+        use std::os::unix::fs::DirBuilderExt;
+        let mut builder = fs::DirBuilder::new();
+        let made = builder.mode(0o700).recursive(true).create(&path);
+        made.map_err(|e| io(format!("make {}", path.display()), e))?;
+        Ok(Self(path))
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        // What is left is found by the next run.
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Folders of runs below `base` whose processes are gone.
+pub(crate) fn orphans(base: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(base).into_iter().flatten().flatten();
+    let dead = |e: &fs::DirEntry| {
+        let name = e.file_name();
+        let tag = name
+            .to_str()
+            .map(|n| n.rsplit_once('.').map_or(n, |(tag, _)| tag));
+        tag.is_some_and(|t| !alive(t))
+    };
+    entries.filter(dead).map(|e| e.path()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tag_names_one_process() {
+        let own = run_tag(std::process::id()).unwrap();
+        assert!(alive(&own));
+        assert!(!alive(&format!("{}-1", std::process::id())));
+        assert!(!alive("x") && !alive(""));
+    }
+
+    #[test]
+    fn only_folders_of_the_dead_are_orphans() {
+        let dir = tempfile::tempdir().unwrap();
+        let own = run_tag(std::process::id()).unwrap();
+        for name in [format!("{own}.0"), "1-1.0".into()] {
+            fs::create_dir(dir.path().join(name)).unwrap();
+        }
+        assert_eq!(orphans(dir.path()), [dir.path().join("1-1.0")]);
+    }
+}

@@ -1,0 +1,310 @@
+//! Containers of real engines: crun and runc without a daemon, and a Docker daemon of our own.
+
+use sinew_attack::attack::{AttackOutcome, AttackRow};
+use sinew_container::{Choice, ContainerConfig, ContainerProvider, EngineKind, Image};
+use sinew_sandbox::{
+    Ending, ExecOptions, ExecRequest, ExecResult, Limits, Network, Program, Sandbox, SandboxError,
+    SandboxProvider, SandboxSpec,
+};
+use std::io::{Read, Write};
+use std::path::Path;
+use std::time::Duration;
+
+fn config(kind: EngineKind, state: &Path) -> ContainerConfig {
+    ContainerConfig {
+        engine: Choice::Only(kind),
+        state: state.into(),
+        ..ContainerConfig::default()
+    }
+}
+
+fn start(config: ContainerConfig) -> ContainerProvider {
+    ContainerProvider::start(config)
+        .unwrap_or_else(|e| panic!("{e}; scripts/setup.sh installs what this needs"))
+}
+
+fn request(program: Program) -> ExecRequest {
+    ExecRequest {
+        program,
+        stdin: Vec::new(),
+        deadline: Duration::from_secs(20),
+    }
+}
+
+async fn python(sandbox: &mut Box<dyn Sandbox>, code: &str) -> ExecResult {
+    let program = Program::Python(code.into());
+    sandbox.exec(request(program)).await.unwrap()
+}
+
+async fn printed(sandbox: &mut Box<dyn Sandbox>, code: &str) -> String {
+    let result = python(sandbox, code).await;
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    assert_eq!(
+        result.ending,
+        Ending::Exited { code: 0 },
+        "{}",
+        text(&result.stderr)
+    );
+    text(&result.stdout)
+}
+
+fn small() -> SandboxSpec {
+    SandboxSpec {
+        limits: Limits {
+            memory_bytes: 64 << 20,
+            work_bytes: 4 << 20,
+            ..Limits::default()
+        },
+        ..SandboxSpec::default()
+    }
+}
+
+/// Control groups of this process's containers.
+fn groups() -> usize {
+    let prefix = format!("sinew-{}-", std::process::id());
+    let folders = std::fs::read_dir("/sys/fs/cgroup").unwrap().flatten();
+    let within = folders.flat_map(|f| std::fs::read_dir(f.path()).into_iter().flatten().flatten());
+    let named = |e: &std::fs::DirEntry| e.file_name().to_string_lossy().starts_with(&prefix);
+    within.filter(named).count()
+}
+
+#[tokio::test]
+async fn programs_run_and_their_ends_are_told() {
+    let dir = tempfile::tempdir().unwrap();
+    let provider = start(config(EngineKind::Crun, dir.path()));
+    let mut sandbox = provider.acquire(&small()).await.unwrap();
+    assert_eq!(printed(&mut sandbox, "print(6 * 7)").await, "42\n");
+    // Cold, and in an interpreter that waited.
+    for _ in 0..2 {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        let told = printed(&mut sandbox, "import sys, os; print(__name__, sys.argv, os.getcwd(), sorted(os.environ), sorted(n for n in globals() if n[0] != '_'))").await;
+        assert_eq!(
+            told,
+            "__main__ ['-c'] /work ['HOME', 'LANG', 'PATH', 'TMPDIR'] ['os', 'sys']\n"
+        );
+    }
+    let mut asked = request(Program::Shell(
+        "cat; echo $KEY; echo bad >&2; exit 3".into(),
+    ));
+    asked.stdin = vec![b'x'; 300_000];
+    let options = ExecOptions {
+        env: vec![("KEY".into(), "value".into())],
+        ..ExecOptions::default()
+    };
+    let mut spec = small();
+    spec.limits.output_bytes = 1 << 20;
+    let mut wide = provider.acquire(&spec).await.unwrap();
+    let result = wide.exec_with(asked, options).await.unwrap();
+    assert_eq!(result.ending, Ending::Exited { code: 3 });
+    assert_eq!(result.stdout.len(), 300_006);
+    assert_eq!(result.stderr, b"bad\n");
+    wide.destroy().await.unwrap();
+    let ends = [
+        (
+            "import os; os.kill(os.getpid(), 9)",
+            Ending::Signalled { signal: 9 },
+        ),
+        ("while True: print('x' * 1000)", Ending::OutputLimit),
+        (
+            "x = []\nwhile True: x.append(bytearray(1 << 20))",
+            Ending::OutOfMemory,
+        ),
+        (
+            "import os, time\nwhile True:\n    if os.fork() == 0: time.sleep(9)",
+            Ending::TooManyProcesses,
+        ),
+        ("import sys; sys.exit(7)", Ending::Exited { code: 7 }),
+        ("raise ValueError('no')", Ending::Exited { code: 1 }),
+    ];
+    for (code, ending) in ends {
+        let result = python(&mut sandbox, code).await;
+        assert_eq!(
+            result.ending,
+            ending,
+            "{code}: {}",
+            String::from_utf8_lossy(&result.stderr)
+        );
+    }
+    let mut late = request(Program::Python("while True: pass".into()));
+    late.deadline = Duration::from_millis(300);
+    let result = sandbox.exec(late).await.unwrap();
+    assert_eq!(result.ending, Ending::Timeout);
+    assert!(
+        result.usage.wall_s < 10.0 && result.usage.cpu_s > 0.1,
+        "{:?}",
+        result.usage
+    );
+    let missing = sandbox
+        .exec(request(Program::Argv(vec!["nothing".into()])))
+        .await;
+    assert!(
+        matches!(
+            missing,
+            Err(SandboxError::Request {
+                field: "program",
+                ..
+            })
+        ),
+        "{missing:?}"
+    );
+    // Nothing of all that is left.
+    assert_eq!(
+        printed(
+            &mut sandbox,
+            "import os; print(len([p for p in os.listdir('/proc') if p.isdigit()]))"
+        )
+        .await,
+        "1\n"
+    );
+    sandbox.destroy().await.unwrap();
+    drop(provider);
+    assert_eq!(groups(), 0);
+    assert!(std::fs::read_dir(dir.path()).unwrap().next().is_none());
+}
+
+#[tokio::test]
+async fn output_comes_while_the_program_runs() {
+    let dir = tempfile::tempdir().unwrap();
+    let provider = start(config(EngineKind::Crun, dir.path()));
+    let mut sandbox = provider.acquire(&small()).await.unwrap();
+    let (sender, mut receiver) = tokio::sync::mpsc::channel(1);
+    let options = ExecOptions {
+        output: Some(sender),
+        ..ExecOptions::default()
+    };
+    let code = "print('first', flush=True); import time; time.sleep(60)";
+    let mut asked = request(Program::Python(code.into()));
+    asked.deadline = Duration::from_secs(60);
+    {
+        let running = sandbox.exec_with(asked, options);
+        tokio::pin!(running);
+        let first = tokio::select! {
+            chunk = receiver.recv() => chunk.unwrap(),
+            ended = &mut running => panic!("{ended:?}"),
+        };
+        assert_eq!(first.bytes, b"first\n");
+    }
+    // The caller gave up: the program is ended by the next request.
+    assert_eq!(printed(&mut sandbox, "print('next')").await, "next\n");
+    sandbox.destroy().await.unwrap();
+}
+
+#[tokio::test]
+async fn files_go_in_and_out_and_snapshots_fork() {
+    let dir = tempfile::tempdir().unwrap();
+    let provider = start(config(EngineKind::Crun, dir.path()));
+    let spec = small();
+    let mut sandbox = provider.acquire(&spec).await.unwrap();
+    let big = vec![7u8; 1 << 20];
+    sandbox.write_file("a/b/c", &big).await.unwrap();
+    assert_eq!(sandbox.read_file("a/b/c", 1 << 20).await.unwrap(), big);
+    assert!(sandbox.read_file("a/b/c", 100).await.is_err());
+    assert!(sandbox.write_file("huge", &vec![0; 5 << 20]).await.is_err());
+    sandbox.write_file("huge", b"").await.unwrap();
+    let prepare = "import os; os.symlink('/etc/passwd', 'l'); os.mkdir('f'); open('x', 'w').write('1'); os.chmod('x', 0); os.mkdir('closed', 0)";
+    printed(&mut sandbox, prepare).await;
+    for path in ["l", "f", "a", "../x", "/etc/passwd", ""] {
+        assert!(sandbox.read_file(path, 1 << 20).await.is_err(), "{path}");
+        assert!(sandbox.write_file(path, b"x").await.is_err(), "{path}");
+    }
+    let snapshot = sandbox.snapshot().await.unwrap();
+    let archive = provider.export(&snapshot).await.unwrap();
+    printed(&mut sandbox, "import os; os.remove('a/b/c')").await;
+    let again = provider.import(&archive, 8 << 20).await.unwrap();
+    assert_eq!(provider.export(&again).await.unwrap(), archive);
+    let mut fork = provider.fork(&spec, &again).await.unwrap();
+    let look = "import os; print(sorted(os.listdir('.')), os.path.getsize('a/b/c'), oct(os.stat('x').st_mode & 0o777), os.stat('x').st_uid == os.getuid())";
+    assert_eq!(
+        printed(&mut fork, look).await,
+        "['a', 'closed', 'f', 'huge', 'l', 'x'] 1048576 0o0 True\n"
+    );
+    let deep = "import os\nfor _ in range(3000): os.mkdir('d'); os.chdir('d')\nopen('/tmp/t', 'w')";
+    printed(&mut fork, deep).await;
+    fork.reset().await.unwrap();
+    assert_eq!(
+        printed(&mut fork, look).await,
+        "['a', 'closed', 'f', 'huge', 'l', 'x'] 1048576 0o0 True\n"
+    );
+    let stats = fork.stats().await.unwrap();
+    assert!(
+        stats.file_bytes >= 1 << 20 && stats.file_count >= 6,
+        "{stats:?}"
+    );
+    assert!(stats.executions == 3 && stats.memory_bytes > 0, "{stats:?}");
+    fork.destroy().await.unwrap();
+    sandbox.destroy().await.unwrap();
+}
+
+#[tokio::test]
+async fn the_host_listens_inside_and_nothing_else_is_reached() {
+    let dir = tempfile::tempdir().unwrap();
+    let provider = start(config(EngineKind::Crun, dir.path()));
+    let mut closed = provider.acquire(&small()).await.unwrap();
+    assert!(closed.listen_inside(3128).await.is_err());
+    let spec = SandboxSpec {
+        network: Network::Loopback,
+        ..small()
+    };
+    let mut sandbox = provider.acquire(&spec).await.unwrap();
+    let listener = sandbox.listen_inside(3128).await.unwrap();
+    listener.set_nonblocking(false).unwrap();
+    let answer = std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        let mut asked = [0; 2];
+        stream.read_exact(&mut asked).unwrap();
+        stream.write_all(b"answer").unwrap();
+        asked
+    });
+    let code = "import socket\ns = socket.create_connection(('127.0.0.1', 3128), 5); s.sendall(b'hi'); print(s.recv(10))\ntry: socket.create_connection(('10.0.0.1', 80), 1)\nexcept OSError as e: print(e.errno)";
+    assert_eq!(printed(&mut sandbox, code).await, "b'answer'\n101\n");
+    assert_eq!(&answer.join().unwrap(), b"hi");
+    sandbox.destroy().await.unwrap();
+    closed.destroy().await.unwrap();
+}
+
+#[test]
+fn what_is_missing_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let refused = |config| ContainerProvider::start(config).unwrap_err().to_string();
+    let mut named = config(EngineKind::Crun, dir.path());
+    named.image = Image::parse("some/image:1");
+    assert!(refused(named).contains("keeps no images"));
+    let mut nowhere = config(EngineKind::Docker, dir.path());
+    nowhere.socket = Some("/no/such.sock".into());
+    let why = refused(nowhere);
+    assert!(
+        why.contains("/no/such.sock") && why.contains("docker.io"),
+        "{why}"
+    );
+    assert!(
+        "lxc"
+            .parse::<Choice>()
+            .unwrap_err()
+            .to_string()
+            .contains("crun")
+    );
+    assert_eq!(Image::parse("host"), Image::Host);
+    assert_eq!(Image::parse("/usr"), Image::Folder("/usr".into()));
+}
+
+async fn attacked(provider: &dyn SandboxProvider, filter: &str) -> (usize, Vec<String>) {
+    let (mut held, mut failed) = (0, Vec::new());
+    let mut on_row = |row: AttackRow| match row.outcome {
+        AttackOutcome::Held => held += 1,
+        AttackOutcome::Escaped => failed.push(format!("{}: {}", row.case, row.why)),
+        AttackOutcome::NotApplicable | AttackOutcome::Skipped => {}
+    };
+    sinew_attack::attack::run(provider, filter, &mut on_row)
+        .await
+        .unwrap();
+    (held, failed)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_attack_escapes() {
+    let dir = tempfile::tempdir().unwrap();
+    let provider = start(config(EngineKind::Crun, dir.path()));
+    let (held, failed) = attacked(&provider, "").await;
+    assert!(failed.is_empty(), "{}", failed.join("\n"));
+    assert!(held > 60, "{held}");
+}
