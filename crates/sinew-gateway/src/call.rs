@@ -4,11 +4,12 @@ use crate::dialect::{AnswerContext, Dialect, ModelRequest, ToolChoice};
 use crate::error::{ApiError, NEEDS_ALL};
 use crate::flight::{self, Flight, Subscription, Work};
 use crate::gateway::{Gateway, Retry, Rollout, unix_s};
-use crate::repeated::{self, Scan};
-use crate::session::{Ask, Join, Prompt, Session, StateId};
+use crate::repeated::{self, Scan, Seen};
+use crate::session::{Ask, Key, Prompt, Session, StateId, head_key};
+use crate::stats::Counters;
 use crate::turn::{TurnOptions, call_end, forced_opening};
 use sinew_render::{ToolCallFormat, TurnFormat};
-use sinew_types::{GenerateRequest, RequestId, SamplingParams, TokenId};
+use sinew_types::{EpisodeId, GenerateRequest, RequestId, Role, SamplingParams, TokenId};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use tokio::sync::OwnedSemaphorePermit;
@@ -16,6 +17,62 @@ use tokio::time::Instant;
 
 /// Tokens of a prompt's end that are looked at for an opened reasoning tag.
 const TAIL_TOKENS: usize = 8;
+
+/// By what a later body that repeats this one is recognized.
+#[derive(Clone, Copy, Debug)]
+struct Repeat {
+    bytes: usize,
+    key: Key,
+    head: Key,
+}
+
+impl Repeat {
+    fn of(scan: Option<&Scan>, head: Key) -> Option<Self> {
+        scan.map(|scan| Self {
+            bytes: scan.bytes,
+            key: scan.key,
+            head,
+        })
+    }
+}
+
+/// Whether a body can be cut after the messages of this request: the model speaks next, and
+/// they are all that it is given.
+fn may_grow(request: &ModelRequest) -> bool {
+    let goes_on = request.continuation.as_ref();
+    let alone = goes_on.is_none_or(|c| c.previous.is_none());
+    let last = match &request.prompt {
+        Prompt::Messages(messages) => messages[request.head..].last(),
+        _ => None,
+    };
+    alone && last.is_some_and(|m| m.role != Role::Assistant)
+}
+
+/// Whether a request, read without its known beginning, is the known one with more messages. If
+/// so it is left with these alone.
+fn grown(rollout: &Rollout, seen: &Seen, request: &mut ModelRequest) -> bool {
+    if !may_grow(request) {
+        return false;
+    }
+    let Prompt::Messages(messages) = &mut request.prompt else {
+        return false;
+    };
+    if head_key(&request.tools, &messages[..request.head]) != seen.head {
+        return false;
+    }
+    if let Some(continuation) = &mut request.continuation {
+        let id = call_id(rollout.session().id(), seen.call);
+        let id = format!("{}{id}", continuation.prefix);
+        if continuation.keep && !rollout.kept.has(&id) {
+            return false;
+        }
+        continuation.grown_from = Some(id);
+        continuation.own_from = 0;
+    }
+    messages.drain(..request.head);
+    request.head = 0;
+    true
+}
 
 impl Gateway {
     /// Calls the model for a rollout, as a body in a dialect asks.
@@ -29,10 +86,7 @@ impl Gateway {
         if retry.again
             && let Some(flight) = rollout.same(&retry)
         {
-            self.inner
-                .counters
-                .coalesced
-                .fetch_add(1, Ordering::Relaxed);
+            Counters::add(&self.inner.counters.coalesced, 1);
             return Ok(Subscription::new(&flight));
         }
         let scan = dialect.repeated().and_then(|field| {
@@ -40,17 +94,28 @@ impl Gateway {
             repeated::scan(body, field, &seen)
         });
         if let Some((seen, rest)) = scan.as_ref().and_then(|s| s.cut.as_ref())
-            && let Ok(request) = dialect.parse(rest)
-            && Session::same_tools(seen, &request.tools)
+            && let Ok(mut request) = dialect.parse(rest)
+            && grown(rollout, seen, &mut request)
         {
-            let known = Some(seen.state);
-            match self.begin(rollout, request, retry, scan.as_ref(), known) {
+            let repeat = Repeat::of(scan.as_ref(), seen.head);
+            match self.begin(rollout, request, retry, repeat, Some(seen.state)) {
                 Err(error) if error.code == NEEDS_ALL => {}
-                begun => return begun,
+                begun => {
+                    let recognized = u64::from(begun.is_ok());
+                    Counters::add(&self.inner.counters.recognized, recognized);
+                    return begun;
+                }
             }
         }
         let request = dialect.parse(body)?;
-        self.begin(rollout, request, retry, scan.as_ref(), None)
+        let repeat = match &request.prompt {
+            Prompt::Messages(messages) if may_grow(&request) => {
+                let head = head_key(&request.tools, &messages[..request.head]);
+                Repeat::of(scan.as_ref(), head)
+            }
+            _ => None,
+        };
+        self.begin(rollout, request, retry, repeat, None)
     }
 
     fn begin(
@@ -58,7 +123,7 @@ impl Gateway {
         rollout: &Arc<Rollout>,
         mut request: ModelRequest,
         retry: Retry,
-        scan: Option<&Scan>,
+        repeat: Option<Repeat>,
         known: Option<StateId>,
     ) -> Result<Subscription, ApiError> {
         rollout.kept.restore(&mut request)?;
@@ -79,16 +144,19 @@ impl Gateway {
         };
         let mut session = rollout.session();
         let begun = session.begin(self.inner.parts.renderer.as_ref(), &ask, unix_s())?;
-        if let Some(scan) = scan {
-            session.remember(begun.call, scan.bytes, scan.key, &request.tools);
+        if let Some(Repeat { bytes, key, head }) = repeat {
+            session.remember(begun.call, bytes, key, head);
         }
         let sampling = self.sampling(&session, &request, begun.room, format.calls.as_ref());
         let seeds: Vec<u64> = (0..request.n)
             .map(|i| session.seed(begun.call, i, request.sampling.seed))
             .collect();
-        let id = format!("{}-{}", session.id(), begun.call);
+        let id = call_id(session.id(), begun.call);
         drop(session);
-        self.count(begun.join);
+        self.inner.counters.joined(begun.join);
+        if begun.join.diverges() {
+            tracing::debug!(join = ?begun.join, call = id, "a client's history is not the captured one");
+        }
         if let Some(reasoning) = &mut format.reasoning {
             reasoning.opened_by_prompt = self.prompt_ends_with(&begun.prompt, &reasoning.open);
         }
@@ -111,6 +179,7 @@ impl Gateway {
         let work = Work {
             engine: Arc::clone(&self.inner.parts.engine),
             rollout: Arc::clone(rollout),
+            counters: Arc::clone(&self.inner.counters),
             call: begun.call,
             requests: self.requests(begun.prompt, &sampling, &seeds),
             turn,
@@ -127,17 +196,6 @@ impl Gateway {
             let why = format!("{limit} model calls are running, the limit of this gateway");
             ApiError::overloaded("too_many_calls", why)
         })
-    }
-
-    fn count(&self, join: Join) {
-        let counters = &self.inner.counters;
-        counters.calls.fetch_add(1, Ordering::Relaxed);
-        if let Some(index) = Join::ALL.iter().position(|j| *j == join) {
-            counters.joins[index].fetch_add(1, Ordering::Relaxed);
-        }
-        if join.diverges() {
-            tracing::warn!(?join, "a client's history is not the captured one");
-        }
     }
 
     /// What to look for in the turn: nothing in a text, no calls where none may be.
@@ -275,6 +333,11 @@ impl Gateway {
         );
         requests
     }
+}
+
+/// What answers are told apart by; dialects put their own prefix before it.
+fn call_id(rollout: &EpisodeId, call: u32) -> String {
+    format!("{rollout}-{call}")
 }
 
 /// Characters that tell the calls of one gateway apart.

@@ -8,6 +8,7 @@ use crate::dialect::{AnswerContext, Choice, Delta, ModelResponse, TurnEnd, Usage
 use crate::error::ApiError;
 use crate::gateway::{Rollout, unix_s};
 use crate::session::SampledTurn;
+use crate::stats::Counters;
 use crate::turn::{TurnOptions, TurnReader};
 use sinew_types::{
     Engine, EngineEvent, EventSink, FinishReason, GenerateRequest, RequestId, SampledToken,
@@ -45,6 +46,8 @@ pub(crate) struct Flight {
     changed: Notify,
     cancel: Notify,
     readers: AtomicUsize,
+    /// Everybody who read it went before its end.
+    left: AtomicBool,
 }
 
 impl Flight {
@@ -55,6 +58,7 @@ impl Flight {
             changed: Notify::new(),
             cancel: Notify::new(),
             readers: AtomicUsize::new(0),
+            left: AtomicBool::new(false),
         })
     }
 
@@ -143,6 +147,7 @@ impl Subscription {
 impl Drop for Subscription {
     fn drop(&mut self) {
         if self.flight.readers.fetch_sub(1, Ordering::AcqRel) == 1 && !self.flight.is_done() {
+            self.flight.left.store(true, Ordering::Release);
             self.flight.cancel();
         }
     }
@@ -152,6 +157,7 @@ impl Drop for Subscription {
 pub(crate) struct Work {
     pub(crate) engine: Arc<dyn Engine>,
     pub(crate) rollout: Arc<Rollout>,
+    pub(crate) counters: Arc<Counters>,
     pub(crate) call: u32,
     /// One for each choice, with rising ids.
     pub(crate) requests: Vec<GenerateRequest>,
@@ -186,10 +192,14 @@ struct Driver {
 /// calls that may run.
 pub(crate) async fn drive(work: Work, flight: Arc<Flight>, permit: OwnedSemaphorePermit) {
     let rollout = Arc::clone(&work.rollout);
+    let counters = Arc::clone(&work.counters);
     let call = work.call;
     let mut driver = Driver::new(work, Arc::clone(&flight));
     let result = driver.run().await;
     if let Err(error) = &result {
+        Counters::add(&counters.failed, 1);
+        let gone = flight.left.load(Ordering::Acquire);
+        Counters::add(&counters.clients_gone, u64::from(gone));
         let mut session = rollout.session();
         session.fail(call, &error.message, unix_s());
         if let Err(error) = rollout.record(&mut session) {
@@ -409,7 +419,9 @@ impl Driver {
     async fn capture(&self, turn: SampledTurn) -> Result<(), ApiError> {
         let receipt = {
             let mut session = self.work.rollout.session();
+            let tokens = turn.tokens.len() as u64;
             session.commit(self.work.call, turn, unix_s())?;
+            Counters::add(&self.work.counters.sampled_tokens, tokens);
             self.work.rollout.record(&mut session)?
         };
         match receipt {

@@ -6,13 +6,14 @@ use crate::journal::{Journal, Receipt, Record};
 use crate::kept::Kept;
 use crate::limits::{ServerLimits, SessionLimits};
 use crate::secret::Secret;
-use crate::session::{CallRecord, Join, Reward, RolloutSpec, Session, SessionStats};
+use crate::session::{CallRecord, Reward, RolloutSpec, Session, SessionStats};
+use crate::stats::{Counters, GatewayStats};
 use serde::Serialize;
 use sinew_render::{Reasoning, Renderer, ToolCallFormat, TurnFormat};
 use sinew_store::{Committed, TraceStore};
 use sinew_types::{Engine, EpisodeEnd, EpisodeId, FailureKind, Limit, Trace};
-use std::collections::{BTreeMap, HashMap, VecDeque};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::sync::{Notify, Semaphore};
@@ -187,34 +188,12 @@ pub struct RolloutView {
     pub calls: Vec<CallRecord>,
 }
 
-/// Counters of a gateway.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct GatewayStats {
-    pub rollouts: usize,
-    pub in_flight: usize,
-    pub opened: u64,
-    pub finished: u64,
-    pub calls: u64,
-    /// Repeated requests that were answered by the call they repeat.
-    pub coalesced: u64,
-    pub joins: BTreeMap<Join, u64>,
-}
-
-#[derive(Debug, Default)]
-pub(crate) struct Counters {
-    pub(crate) opened: AtomicU64,
-    pub(crate) finished: AtomicU64,
-    pub(crate) calls: AtomicU64,
-    pub(crate) coalesced: AtomicU64,
-    pub(crate) joins: [AtomicU64; Join::ALL.len()],
-}
-
 pub(crate) struct Inner {
     pub(crate) config: GatewayConfig,
     pub(crate) parts: GatewayParts,
     pub(crate) rollouts: RwLock<HashMap<String, Arc<Rollout>>>,
     pub(crate) in_flight: Arc<Semaphore>,
-    pub(crate) counters: Counters,
+    pub(crate) counters: Arc<Counters>,
     pub(crate) public_url: OnceLock<String>,
 }
 
@@ -249,7 +228,7 @@ impl Gateway {
                 parts,
                 rollouts: RwLock::default(),
                 in_flight,
-                counters: Counters::default(),
+                counters: Arc::default(),
                 public_url: OnceLock::new(),
             }),
         }
@@ -267,20 +246,14 @@ impl Gateway {
 
     /// Counters since start.
     pub fn stats(&self) -> GatewayStats {
-        let c = &self.inner.counters;
-        let load = |n: &AtomicU64| n.load(Ordering::Relaxed);
         let limit = self.inner.config.server.max_in_flight;
+        let open: Vec<_> = self.rollouts().values().map(Arc::clone).collect();
+        let tokens = open.iter().map(|r| r.session().stats().sampled_tokens);
         GatewayStats {
-            rollouts: self.rollouts().len(),
+            rollouts: open.len(),
             in_flight: limit - self.inner.in_flight.available_permits(),
-            opened: load(&c.opened),
-            finished: load(&c.finished),
-            calls: load(&c.calls),
-            coalesced: load(&c.coalesced),
-            joins: Join::ALL
-                .into_iter()
-                .zip(c.joins.iter().map(load))
-                .collect(),
+            open_tokens: tokens.sum(),
+            ..self.inner.counters.stats()
         }
     }
 
@@ -338,7 +311,7 @@ impl Gateway {
         }
         rollouts.insert(id.as_str().to_owned(), rollout);
         drop(rollouts);
-        self.inner.counters.opened.fetch_add(1, Ordering::Relaxed);
+        Counters::add(&self.inner.counters.opened, 1);
         Ok(Credentials {
             base_url: format!("{public}/r/{id}/v1"),
             id,
@@ -390,6 +363,8 @@ impl Gateway {
             let session = Session::new(found.id.clone(), found.spec, limits, found.opened_s)
                 .restore(found.entries, unix_s())
                 .map_err(|e| broken(&e.to_string()))?;
+            let tokens = session.stats().sampled_tokens;
+            Counters::add(&self.inner.counters.sampled_tokens, tokens);
             let rollout = self.rollout(key, session);
             let mut rollouts = self
                 .inner
@@ -492,7 +467,9 @@ impl Gateway {
         let trace = {
             let session = rollout.session();
             let end = end.unwrap_or_else(|| session.natural_end());
-            session.trace(end, unix_s())?
+            session.trace(end, unix_s()).inspect_err(|_| {
+                Counters::add(&self.inner.counters.unproven, 1);
+            })?
         };
         let trace = match self.inner.parts.store.clone() {
             None => trace,
@@ -517,7 +494,9 @@ impl Gateway {
             .write()
             .unwrap_or_else(PoisonError::into_inner);
         if rollouts.remove(id.as_str()).is_some() {
-            self.inner.counters.finished.fetch_add(1, Ordering::Relaxed);
+            Counters::add(&self.inner.counters.finished, 1);
+            let tokens = trace.sampled_tokens() as u64;
+            Counters::add(&self.inner.counters.stored_tokens, tokens);
         }
         Ok(trace)
     }
@@ -544,6 +523,7 @@ impl Gateway {
     /// Ends rollouts that nobody has called for longer than the limit. The server does this
     /// by itself.
     pub async fn sweep(&self) {
+        self.inner.counters.alarm();
         let ttl = self.inner.config.server.rollout_ttl.as_secs_f64();
         let now = unix_s();
         let stale = |r: &Rollout| {

@@ -9,6 +9,7 @@ use crate::dialect::{Dialect, EventWriter, openai_error};
 use crate::error::ApiError;
 use crate::flight::{Event, Subscription};
 use crate::gateway::{Gateway, Retry, Rollout};
+use crate::mount::{MountRequest, Mounted};
 use crate::secret::Secret;
 use crate::session::{FinishRequest, Reward, RolloutSpec};
 use bytes::Bytes;
@@ -16,7 +17,11 @@ use futures::stream;
 use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt, Full, LengthLimitError, Limited, StreamBody};
 use hyper::body::{Body, Frame};
-use hyper::header::{AUTHORIZATION, CONTENT_LENGTH, HeaderMap, HeaderName, HeaderValue};
+use hyper::header::{
+    AUTHORIZATION, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, HeaderMap, HeaderName,
+    HeaderValue,
+};
+use hyper::http::request::Parts;
 use hyper::{Method, Request, Response, StatusCode};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
@@ -38,11 +43,13 @@ pub(crate) type ResponseBody = UnsyncBoxBody<Bytes, Infallible>;
 pub(crate) struct Service {
     pub(crate) gateway: Gateway,
     pub(crate) control: Secret,
+    pub(crate) mounted: Option<Mounted>,
 }
 
 /// Where a request goes.
 enum Route<'a> {
     Health,
+    Metrics,
     Rollouts,
     Rollout(&'a str),
     Reward(&'a str),
@@ -57,6 +64,7 @@ impl<'a> Route<'a> {
         let segments: Vec<&str> = path.trim_start_matches('/').split('/').collect();
         Some(match segments.as_slice() {
             ["health"] => Self::Health,
+            ["metrics"] => Self::Metrics,
             ["rollouts"] => Self::Rollouts,
             ["rollouts", id] => Self::Rollout(id),
             ["rollouts", id, "reward"] => Self::Reward(id),
@@ -71,7 +79,7 @@ impl<'a> Route<'a> {
 
     fn methods(&self) -> &'static str {
         match self {
-            Self::Health | Self::Rollout(_) | Self::Models(_) => "GET",
+            Self::Health | Self::Metrics | Self::Rollout(_) | Self::Models(_) => "GET",
             _ => "POST",
         }
     }
@@ -116,6 +124,13 @@ impl Service {
         let (head, body) = request.into_parts();
         let path = head.uri.path();
         let plain = |e: ApiError| (e, None);
+        let mounted = self.mounted.as_ref();
+        if let Some((mounted, methods)) = mounted.and_then(|m| Some((m, m.mount.methods(path)?))) {
+            return self
+                .mounted(mounted, methods, &head, body)
+                .await
+                .map_err(plain);
+        }
         let Some(route) = Route::of(path) else {
             // A stranger is not told which paths exist.
             return Err(plain(ApiError::not_found(format!("there is no {path}"))));
@@ -154,6 +169,65 @@ impl Service {
             .map_err(plain)
     }
 
+    /// A path that something else answers.
+    async fn mounted<B>(
+        &self,
+        mounted: &Mounted,
+        methods: &'static [&'static str],
+        head: &Parts,
+        body: B,
+    ) -> Result<Response<ResponseBody>, ApiError>
+    where
+        B: Body<Data = Bytes> + Send + 'static,
+        B::Error: std::error::Error + Send + Sync + 'static,
+    {
+        let trusted = bearer(&head.headers).is_some_and(|key| self.control.matches(key));
+        if !trusted {
+            return Err(ApiError::unauthorized("this path needs the control token"));
+        }
+        if !methods.contains(&head.method.as_str()) {
+            return Err(ApiError::method(methods[0]));
+        }
+        let text = |name: &HeaderName| head.headers.get(name).and_then(|v| v.to_str().ok());
+        if let Some(encoding) = text(&CONTENT_ENCODING).filter(|e| *e != "identity") {
+            let message = format!("content-encoding {encoding:?}: send the body as it is");
+            return Err(ApiError {
+                status: 415,
+                ..ApiError::bad_request("content_encoding", message)
+            });
+        }
+        // Before the body is read: bodies are large, and few are held at once.
+        let permit = Arc::clone(&mounted.room).acquire_owned().await;
+        let limit = mounted.mount.max_body_bytes();
+        let content_type = text(&CONTENT_TYPE).unwrap_or_default();
+        let content_type = content_type.split(';').next().unwrap_or_default();
+        let request = MountRequest {
+            method: head.method.as_str().to_owned(),
+            path: head.uri.path().to_owned(),
+            query: head.uri.query().unwrap_or_default().to_owned(),
+            content_type: content_type.trim().to_lowercase(),
+            body: self.read(&head.headers, body, limit).await?,
+        };
+        let mount = Arc::clone(&mounted.mount);
+        let answered = tokio::task::spawn_blocking(move || {
+            let _permit = permit;
+            mount.answer(request)
+        });
+        let told = answered
+            .await
+            .map_err(|e| ApiError::server("mount_failed", format!("the answer failed: {e}")))?;
+        let mut response = Response::new(Full::new(Bytes::from(told.body)).boxed_unsync());
+        *response.status_mut() =
+            StatusCode::from_u16(told.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+        let kind = HeaderValue::from_static(told.content_type);
+        response.headers_mut().insert(CONTENT_TYPE, kind);
+        if told.status == 429 {
+            let wait = HeaderValue::from_static("1");
+            response.headers_mut().insert("retry-after", wait);
+        }
+        Ok(response)
+    }
+
     fn models(&self) -> Response<ResponseBody> {
         let model = json!({
             "id": self.gateway.config().model,
@@ -162,6 +236,15 @@ impl Service {
             "owned_by": "sinew",
         });
         json_response(StatusCode::OK, &json!({"object": "list", "data": [model]}))
+    }
+
+    fn metrics(&self) -> Response<ResponseBody> {
+        let engine = self.gateway.engine_status();
+        let text = self.gateway.stats().prometheus(&engine);
+        let mut response = Response::new(Full::new(Bytes::from(text)).boxed_unsync());
+        let kind = HeaderValue::from_static("text/plain; version=0.0.4");
+        response.headers_mut().insert("content-type", kind);
+        response
     }
 
     async fn control<B>(
@@ -211,6 +294,7 @@ impl Service {
                 Ok(json_response(StatusCode::OK, &json!({"id": id})))
             }
             Route::Finish(id) => self.finish(&EpisodeId::new(id), &bytes).await,
+            Route::Metrics => Ok(self.metrics()),
             Route::Health | Route::Models(_) | Route::Model(..) | Route::CountTokens(_) => {
                 Err(ApiError::not_found("not a path of the control API"))
             }

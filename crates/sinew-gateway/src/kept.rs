@@ -4,10 +4,10 @@
 
 use crate::dialect::{Continuation, ModelRequest, ModelResponse};
 use crate::error::ApiError;
-use crate::session::Prompt;
+use crate::session::{Prompt, message_bytes};
 use sinew_types::Message;
 use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Most answers that a rollout keeps.
 const MAX_KEPT: usize = 4096;
@@ -15,20 +15,48 @@ const MAX_KEPT: usize = 4096;
 /// Most messages of a continued conversation.
 const MAX_MESSAGES: usize = 65_536;
 
+/// Most bytes of messages that a rollout keeps.
+const MAX_BYTES: u64 = 16 << 20;
+
+/// What came before an answer's own messages.
+#[derive(Debug)]
+enum Before {
+    Nothing,
+    /// An answer and all before it.
+    Answer(String),
+    /// What that answer was given, without what the model said.
+    Question(String),
+}
+
 #[derive(Debug)]
 struct Answer {
-    previous: Option<String>,
+    before: Before,
     /// New messages of the request, and what the model said.
     added: Vec<Message>,
 }
 
-/// The answers of one rollout, by id. A rollout's own limits bound their size.
+#[derive(Debug, Default)]
+struct Answers {
+    by_id: HashMap<String, Answer>,
+    bytes: u64,
+}
+
+/// The answers of one rollout, by id.
 #[derive(Debug, Default)]
 pub(crate) struct Kept {
-    answers: Mutex<HashMap<String, Answer>>,
+    answers: Mutex<Answers>,
 }
 
 impl Kept {
+    fn answers(&self) -> MutexGuard<'_, Answers> {
+        self.answers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether there is an answer under this id.
+    pub(crate) fn has(&self, id: &str) -> bool {
+        self.answers().by_id.contains_key(id)
+    }
+
     /// Puts the conversation that a request continues before its messages.
     ///
     /// # Errors
@@ -45,30 +73,36 @@ impl Kept {
         let Prompt::Messages(messages) = &mut request.prompt else {
             return Ok(());
         };
-        let answers = self.answers.lock().unwrap_or_else(PoisonError::into_inner);
+        let answers = self.answers();
         let mut parts = Vec::new();
         let mut count = 0;
-        let mut next = Some(previous.clone());
-        while let Some(ref id) = next {
-            let answer = answers.get(id).ok_or_else(|| ApiError {
+        let mut next = Some((previous.as_str(), true));
+        while let Some((id, with_answer)) = next {
+            let answer = answers.by_id.get(id).ok_or_else(|| ApiError {
                 code: "previous_response_not_found",
                 ..ApiError::invalid(
                     "previous_response_id",
                     format!(
                         "no response {id:?} in this rollout: it was made with store: false, in \
-                         another rollout, or is more than {MAX_KEPT} responses ago"
+                         another rollout, or after {MAX_KEPT} responses or {MAX_BYTES} bytes of \
+                         them"
                     ),
                 )
             })?;
-            count += answer.added.len();
+            let said = answer.added.len() - usize::from(!with_answer);
+            count += said;
             if count > MAX_MESSAGES {
                 return Err(ApiError::invalid(
                     "previous_response_id",
                     format!("the conversation has more than {MAX_MESSAGES} messages"),
                 ));
             }
-            parts.push(&answer.added);
-            next.clone_from(&answer.previous);
+            parts.push(&answer.added[..said]);
+            next = match &answer.before {
+                Before::Nothing => None,
+                Before::Answer(id) => Some((id, true)),
+                Before::Question(id) => Some((id, false)),
+            };
         }
         let carried: Vec<Message> = parts.into_iter().rev().flatten().cloned().collect();
         let at = *own_from;
@@ -89,14 +123,18 @@ impl Kept {
         };
         let mut added = messages[continuation.own_from.min(messages.len())..].to_vec();
         added.push(choice.message.clone());
-        let answer = Answer {
-            previous: continuation.previous.clone(),
-            added,
+        let bytes: u64 = added.iter().map(message_bytes).sum();
+        let before = match (&continuation.previous, &continuation.grown_from) {
+            (Some(id), _) => Before::Answer(id.clone()),
+            (None, Some(id)) => Before::Question(id.clone()),
+            (None, None) => Before::Nothing,
         };
-        let mut answers = self.answers.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut answers = self.answers();
         // A full memory keeps no more: what is kept stays whole.
-        if answers.len() < MAX_KEPT {
-            answers.insert(format!("{}{id}", continuation.prefix), answer);
+        if answers.by_id.len() < MAX_KEPT && answers.bytes + bytes <= MAX_BYTES {
+            answers.bytes += bytes;
+            let id = format!("{}{id}", continuation.prefix);
+            answers.by_id.insert(id, Answer { before, added });
         }
     }
 }
@@ -114,6 +152,7 @@ mod tests {
         request.continuation = Some(Continuation {
             prefix: "resp_",
             previous: previous.map(str::to_owned),
+            grown_from: None,
             keep: true,
             own_from: 1,
         });
@@ -156,6 +195,32 @@ mod tests {
         let mut other = request(Some("resp_1"), &["e"]);
         kept.restore(&mut other).unwrap();
         assert_eq!(texts(&other), ["instructions", "a", "b", "one", "e"]);
+    }
+
+    #[test]
+    fn a_request_that_has_grown_keeps_only_what_is_new() {
+        let kept = Kept::default();
+        kept.keep("1", &request(None, &["a"]), &response("one"));
+        // "a", what the client made of "one", "b"; only the last two were read.
+        let mut grown = request(None, &["One", "b"]);
+        if let Some(continuation) = &mut grown.continuation {
+            continuation.grown_from = Some("resp_1".into());
+        }
+        kept.keep("2", &grown, &response("two"));
+        let mut next = request(Some("resp_2"), &["c"]);
+        kept.restore(&mut next).unwrap();
+        assert_eq!(texts(&next), ["instructions", "a", "One", "b", "two", "c"]);
+    }
+
+    #[test]
+    fn a_full_memory_keeps_no_more() {
+        let kept = Kept::default();
+        let long = "x".repeat(MAX_BYTES as usize / 2);
+        for id in ["1", "2", "3"] {
+            kept.keep(id, &request(None, &[&long]), &response(""));
+        }
+        assert!(kept.has("resp_1") && kept.has("resp_2"));
+        assert!(!kept.has("resp_3"));
     }
 
     #[test]

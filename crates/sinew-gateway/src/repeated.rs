@@ -1,8 +1,8 @@
 //! Requests repeat the whole conversation. The part that was read before is recognized by its
 //! bytes and not read again, so that a turn costs what is new in it.
 //!
-//! Only for dialects whose messages are read one by one: a list that was cut between two of
-//! them reads the same.
+//! A list that is cut where the model speaks next reads the same: no item before such a place
+//! is read together with one after it ([`Dialect::repeated`](crate::dialect::Dialect::repeated)).
 
 use crate::session::{Key, PrefixHasher, StateId};
 use serde::de::{DeserializeOwned, IgnoredAny};
@@ -15,10 +15,12 @@ pub(crate) const MAX_SEEN: usize = 8;
 pub(crate) struct Seen {
     pub(crate) bytes: usize,
     pub(crate) key: Key,
-    /// Of the tools that were given with them.
-    pub(crate) tools: Key,
+    /// Of what the request says before them ([`crate::session::head_key`]).
+    pub(crate) head: Key,
     /// Where they lead to.
     pub(crate) state: StateId,
+    /// That they asked for.
+    pub(crate) call: u32,
 }
 
 /// What the bytes of a body tell.
@@ -119,13 +121,21 @@ fn skip_space(bytes: &[u8], at: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::dialect::Dialect;
+    use crate::dialect::anthropic::Messages;
+    use crate::dialect::responses::Responses;
+    use crate::session::Prompt;
+    use proptest::prelude::*;
+    use serde_json::{Value, json};
+    use sinew_types::{Message, Role};
 
     fn seen(scan: &Scan, state: StateId) -> Seen {
         Seen {
             bytes: scan.bytes,
             key: scan.key,
-            tools: Key::default(),
+            head: Key::default(),
             state,
+            call: 0,
         }
     }
 
@@ -183,6 +193,71 @@ mod tests {
                 None,
                 "{broken}"
             );
+        }
+    }
+
+    /// Items of the model's turns and of others, in any order a client may send.
+    fn item(kind: u8, at: usize) -> Value {
+        let text = format!("t{at}");
+        match kind {
+            0 => json!({"role": "user", "content": text}),
+            1 => json!({"type": "function_call_output", "call_id": "c", "output": text}),
+            2 => json!({"type": "message", "role": "assistant", "content": text}),
+            3 => {
+                json!({"type": "reasoning", "content": [{"type": "reasoning_text", "text": text}]})
+            }
+            _ => json!({"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}),
+        }
+    }
+
+    fn block(kind: u8, at: usize) -> Value {
+        let text = format!("t{at}");
+        let result = json!({"type": "tool_result", "tool_use_id": "c", "content": text});
+        match kind {
+            0 => json!({"role": "user", "content": text}),
+            1 => json!({"role": "user", "content": [result, {"type": "text", "text": "and"}]}),
+            2 => json!({"role": "assistant", "content": text}),
+            3 => json!({"role": "user", "content": []}),
+            _ => json!({"role": "assistant", "content": [
+                {"type": "tool_use", "id": "c", "name": "f", "input": {}},
+            ]}),
+        }
+    }
+
+    fn messages(dialect: &dyn Dialect, body: &Value) -> Option<Vec<Message>> {
+        let request = dialect.parse(body.to_string().as_bytes()).ok()?;
+        match request.prompt {
+            Prompt::Messages(messages) => Some(messages[request.head..].to_vec()),
+            _ => None,
+        }
+    }
+
+    proptest! {
+        /// Wherever a list may be cut, its parts are read as the whole is.
+        #[test]
+        fn a_cut_list_reads_the_same(
+            kinds in prop::collection::vec(0u8..5, 2..9),
+            cut in 1usize..8,
+            anthropic in any::<bool>(),
+        ) {
+            let cut = cut.min(kinds.len() - 1);
+            let make = if anthropic { block } else { item };
+            let items: Vec<Value> = kinds.iter().enumerate().map(|(i, &k)| make(k, i)).collect();
+            let body = |items: &[Value]| match anthropic {
+                true => json!({"model": "m", "max_tokens": 9, "system": "s", "messages": items}),
+                false => json!({"model": "m", "instructions": "s", "input": items}),
+            };
+            let dialect: &dyn Dialect = if anthropic { &Messages } else { &Responses };
+            let Some(before) = messages(dialect, &body(&items[..cut])) else { return Ok(()) };
+            let spoken = before.last().is_none_or(|m| m.role == Role::Assistant);
+            let (Some(after), Some(whole)) =
+                (messages(dialect, &body(&items[cut..])), messages(dialect, &body(&items)))
+            else {
+                return Ok(());
+            };
+            if !spoken {
+                prop_assert_eq!([before, after].concat(), whole);
+            }
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use crate::gateway::Gateway;
 use crate::http::Service;
+use crate::mount::{Mount, Mounted};
 use crate::secret::Secret;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
@@ -46,6 +47,20 @@ impl Server {
         control_token: &str,
         public_url: Option<String>,
     ) -> Result<Self, ServeError> {
+        Self::start_with(gateway, address, control_token, public_url, None).await
+    }
+
+    /// As [`Server::start`], with more paths behind the control token.
+    ///
+    /// # Errors
+    /// If the address cannot be bound.
+    pub async fn start_with(
+        gateway: Gateway,
+        address: SocketAddr,
+        control_token: &str,
+        public_url: Option<String>,
+        mount: Option<Arc<dyn Mount>>,
+    ) -> Result<Self, ServeError> {
         let failed = |source| ServeError::Listen { address, source };
         let listener = TcpListener::bind(address).await.map_err(failed)?;
         let bound = listener.local_addr().map_err(failed)?;
@@ -54,6 +69,7 @@ impl Server {
         let service = Service {
             gateway,
             control: Secret::new(control_token),
+            mounted: mount.map(Mounted::new),
         };
         let (stop, stopped) = watch::channel(false);
         let task = tokio::spawn(accept(listener, service, stopped));

@@ -1,6 +1,6 @@
 //! Refuses requests that cannot run, by name, before they enter a queue.
 
-use sinew_types::{EngineError, GenerateRequest, SamplingParams};
+use sinew_types::{EngineError, GenerateRequest, SamplingParams, TokenId};
 use std::fmt::Display;
 
 /// Smallest temperature other than 0: below it, dividing logits by it loses all precision.
@@ -36,7 +36,12 @@ pub(crate) fn check_request(
             context: limits.context,
         });
     }
-    if let Some(position) = prompt.iter().position(|&id| id as usize >= limits.vocab) {
+    // The largest first: a long prompt is looked at in vectors, and searched only if it is wrong.
+    let largest = prompt.iter().fold(0, |most, &id| most.max(id));
+    let outside = |id: TokenId| id as usize >= limits.vocab;
+    if outside(largest)
+        && let Some(position) = prompt.iter().position(|&id| outside(id))
+    {
         return Err(EngineError::UnknownToken {
             id: prompt[position],
             position,

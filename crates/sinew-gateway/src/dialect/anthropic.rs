@@ -64,6 +64,10 @@ impl Dialect for Messages {
         Ok(request)
     }
 
+    fn repeated(&self) -> Option<&'static str> {
+        Some("messages")
+    }
+
     fn response(&self, context: &AnswerContext, response: &ModelResponse) -> Value {
         let mut content = Vec::new();
         let choice = response.choices.first();
@@ -111,6 +115,7 @@ fn conversation(fields: &mut Fields) -> Result<ModelRequest, ApiError> {
         let text = texts(Some(system), "system")?;
         messages.push(Message::new(Role::System, text));
     }
+    let head = messages.len();
     let list = fields
         .array("messages")?
         .ok_or_else(|| fields.missing("messages"))?;
@@ -125,6 +130,7 @@ fn conversation(fields: &mut Fields) -> Result<ModelRequest, ApiError> {
         ));
     }
     let mut request = ModelRequest::new(model, Prompt::Messages(messages));
+    request.head = head;
     tools(fields, &mut request)?;
     if let Some(thinking) = fields.take("thinking") {
         let mut thinking = Fields::of(thinking, "thinking")?;

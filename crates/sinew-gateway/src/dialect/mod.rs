@@ -52,6 +52,8 @@ pub struct ModelRequest {
     /// As the client wrote it; answers repeat it.
     pub model: String,
     pub prompt: Prompt,
+    /// Messages at the beginning that were not in the list of [`Dialect::repeated`].
+    pub head: usize,
     pub tools: Vec<ToolSpec>,
     pub tool_choice: ToolChoice,
     pub parallel_tool_calls: bool,
@@ -78,6 +80,8 @@ pub struct Continuation {
     pub prefix: &'static str,
     /// The answer that it goes on from.
     pub previous: Option<String>,
+    /// The answer to the same messages without the last ones, which alone were read.
+    pub grown_from: Option<String>,
     /// Keep the answer, so that a request can go on from it.
     pub keep: bool,
     /// Messages before this one are no part of what is kept.
@@ -90,6 +94,7 @@ impl ModelRequest {
         Self {
             model: model.into(),
             prompt,
+            head: 0,
             tools: Vec::new(),
             tool_choice: ToolChoice::Auto,
             parallel_tool_calls: true,
@@ -223,8 +228,9 @@ pub trait Dialect: Send + Sync {
     /// Reads a request body.
     fn parse(&self, body: &[u8]) -> Result<ModelRequest, ApiError>;
 
-    /// The array in which a body repeats what was said, if its items are read one by one:
-    /// what was read before need not be read again.
+    /// The array in which a body repeats what was said, if it can be cut after a message that
+    /// is not the model's: what comes after it reads the same with and without what comes
+    /// before it, and makes the messages after [`ModelRequest::head`].
     fn repeated(&self) -> Option<&'static str> {
         None
     }

@@ -40,6 +40,7 @@ impl Dialect for Responses {
         let own_from = messages.len();
         messages.extend(input_messages(input)?);
         let mut request = ModelRequest::new(model, Prompt::Messages(messages));
+        request.head = own_from;
         let previous = fields.string("previous_response_id")?;
         let keep = fields.bool("store")?.unwrap_or(true);
         let mut echo = Map::new();
@@ -52,6 +53,7 @@ impl Dialect for Responses {
         request.continuation = Some(Continuation {
             prefix: PREFIX,
             previous,
+            grown_from: None,
             keep,
             own_from,
         });
@@ -72,6 +74,10 @@ impl Dialect for Responses {
         fields.end()?;
         request.echo = Value::Object(echo);
         Ok(request)
+    }
+
+    fn repeated(&self) -> Option<&'static str> {
+        Some("input")
     }
 
     fn response(&self, context: &AnswerContext, response: &ModelResponse) -> Value {

@@ -6,6 +6,9 @@ use sinew_types::{Message, Role, TokenId, ToolCall, ToolSpec};
 /// 128 bits of BLAKE3: no client meets a collision by accident.
 pub(crate) type Key = [u8; 16];
 
+/// As many bytes as BLAKE3 hashes side by side in vectors of 512 bits.
+const HASHED_AT_ONCE: usize = 16 << 10;
+
 /// BLAKE3 over parts of known length.
 struct Parts(blake3::Hasher);
 
@@ -117,6 +120,16 @@ pub(crate) fn tools(tools: &[ToolSpec]) -> Key {
     parts.key()
 }
 
+/// What comes before the messages that a body repeats: tools, and messages from elsewhere.
+pub(crate) fn head(specs: &[ToolSpec], messages: &[Message]) -> Key {
+    let mut parts = Parts::new(8);
+    parts.bytes(&tools(specs));
+    for message in messages {
+        parts.bytes(&exact(message));
+    }
+    parts.key()
+}
+
 /// Keys of growing prefixes of some bytes.
 #[derive(Clone, Debug)]
 pub(crate) struct PrefixHasher {
@@ -146,7 +159,7 @@ impl PrefixHasher {
 pub(crate) fn tokens(ids: &[TokenId]) -> Key {
     let mut hasher = blake3::Hasher::new();
     hasher.update(&[5]);
-    let mut buffer = [0u8; 4096];
+    let mut buffer = [0u8; HASHED_AT_ONCE];
     for chunk in ids.chunks(buffer.len() / 4) {
         for (slot, id) in buffer.chunks_exact_mut(4).zip(chunk) {
             slot.copy_from_slice(&id.to_le_bytes());

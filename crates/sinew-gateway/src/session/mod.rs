@@ -23,11 +23,11 @@ pub use types::{
 
 use crate::limits::SessionLimits;
 use crate::repeated::{MAX_SEEN, Seen};
-pub(crate) use keys::{Key, PrefixHasher};
+pub(crate) use keys::{Key, PrefixHasher, head as head_key};
 use sinew_render::Renderer;
 use sinew_types::{
     EpisodeEnd, EpisodeId, FinishReason, Limit, Message, NO_PARENT, Node, NodeId, Outcome, TokenId,
-    TokenKind, ToolSpec, VersionSpan,
+    TokenKind, VersionSpan,
 };
 pub(crate) use states::StateId;
 use states::States;
@@ -186,26 +186,22 @@ impl Session {
     }
 
     /// The messages of a body have led to a running call.
-    pub(crate) fn remember(&mut self, call: u32, bytes: usize, key: Key, tools: &[ToolSpec]) {
+    pub(crate) fn remember(&mut self, call: u32, bytes: usize, key: Key, head: Key) {
         let Some(running) = self.running.get(&call) else {
             return;
         };
         let seen = Seen {
             bytes,
             key,
-            tools: keys::tools(tools),
+            head,
             state: running.state,
+            call,
         };
         self.bodies.retain(|known| known.key != key);
         if self.bodies.len() >= MAX_SEEN {
             self.bodies.pop_front();
         }
         self.bodies.push_back(seen);
-    }
-
-    /// Whether these are the tools of a known body.
-    pub(crate) fn same_tools(seen: &Seen, tools: &[ToolSpec]) -> bool {
-        seen.tools == keys::tools(tools)
     }
 
     fn note(&mut self, entry: impl FnOnce() -> Entry) {
@@ -301,7 +297,8 @@ impl Session {
     ) -> Result<Begun, SessionError> {
         self.admit(ask)?;
         let plan = self.plan(renderer, ask)?;
-        let mut prompt = self.path_tokens(plan.base);
+        let path = plan.path.unwrap_or_else(|| self.path_tokens(plan.base));
+        let mut prompt = path;
         for node in &plan.nodes {
             prompt.extend_from_slice(&node.tokens);
         }
@@ -644,7 +641,7 @@ fn mix(seed: u64, word: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-fn message_bytes(message: &Message) -> u64 {
+pub(crate) fn message_bytes(message: &Message) -> u64 {
     let calls = message.tool_calls.iter();
     let calls: usize = calls
         .map(|c| c.name.len() + c.arguments.to_string().len())

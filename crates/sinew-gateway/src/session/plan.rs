@@ -19,6 +19,16 @@ pub(super) struct Plan {
     pub(super) keys: Vec<Key>,
     /// First message after the system's of a conversation.
     pub(super) opening: Option<Key>,
+    /// Tokens from the root to `base`, if they had to be put together.
+    pub(super) path: Option<Vec<TokenId>>,
+}
+
+/// Nodes that lead on from what is known.
+struct Joined {
+    base: NodeId,
+    nodes: Vec<Planned>,
+    join: Join,
+    path: Option<Vec<TokenId>>,
 }
 
 impl Plan {
@@ -31,6 +41,7 @@ impl Plan {
             from: NOWHERE,
             keys: vec![key],
             opening: None,
+            path: None,
         }
     }
 }
@@ -94,9 +105,11 @@ impl Session {
             from: walk.states.last().copied().unwrap_or(NOWHERE),
             keys: tools_step.into_iter().chain(new.map(keys::exact)).collect(),
             opening: first.filter(|_| ask.known.is_none()).map(keys::exact),
+            path: None,
         };
-        if let Some((base, nodes, join)) = joined {
-            (plan.base, plan.nodes, plan.join) = (Some(base), nodes, join);
+        if let Some(joined) = joined {
+            plan.base = Some(joined.base);
+            (plan.nodes, plan.join, plan.path) = (joined.nodes, joined.join, joined.path);
             return Ok(plan);
         }
         if ask.known.is_some() {
@@ -154,50 +167,63 @@ impl Session {
         rest: &[Message],
         tools: &[ToolSpec],
         loose: bool,
-    ) -> Result<Option<(NodeId, Vec<Planned>, Join)>, SessionError> {
+    ) -> Result<Option<Joined>, SessionError> {
         let foreign = rest.iter().position(|m| m.role == Role::Assistant);
-        let (base, mut nodes, foreign_from) = match position {
+        let at = |base, join| Joined {
+            base,
+            nodes: Vec::new(),
+            join,
+            path: None,
+        };
+        let (mut joined, foreign_from) = match position {
             Position::Prompt(node) if rest.is_empty() => {
-                return Ok(Some((node, Vec::new(), Join::Resample)));
+                return Ok(Some(at(node, Join::Resample)));
             }
-            Position::Prompt(node) if foreign == Some(0) => (node, Vec::new(), Some(0)),
+            Position::Prompt(node) if foreign == Some(0) => (at(node, Join::Rollback), Some(0)),
             // The prompt ends where the model speaks, but here someone else does.
             Position::Prompt(_) => return Ok(None),
             Position::Turn(node) => {
                 let answers = &rest[..foreign.unwrap_or(rest.len())];
-                (node, self.extend(renderer, node, answers, tools)?, foreign)
+                let path = self.path_tokens(Some(node));
+                let nodes = self.extend(renderer, node, &path, answers, tools)?;
+                let joined = Joined {
+                    nodes,
+                    path: Some(path),
+                    ..at(node, Join::Rollback)
+                };
+                (joined, foreign)
             }
         };
         let Some(from) = foreign_from else {
-            let join = match (self.has_children(base), loose) {
+            joined.join = match (self.has_children(joined.base), loose) {
                 (true, _) => Join::Rollback,
                 (false, true) => Join::Realign,
                 (false, false) => Join::Extend,
             };
-            return Ok(Some((base, nodes, join)));
+            return Ok(Some(joined));
         };
         let Some(tokens) = reencode(renderer, &rest[from..], tools)? else {
             return Ok(None);
         };
-        nodes.push(Planned {
+        joined.nodes.push(Planned {
             kind: TokenKind::Forced,
             tokens,
             messages: rest[from..].to_vec(),
         });
-        Ok(Some((base, nodes, Join::Rollback)))
+        Ok(Some(joined))
     }
 
     fn extend(
         &self,
         renderer: &dyn Renderer,
         turn: NodeId,
+        path: &[TokenId],
         answers: &[Message],
         tools: &[ToolSpec],
     ) -> Result<Vec<Planned>, SessionError> {
-        let context = self.path_tokens(Some(turn));
         let finish = self.nodes[turn as usize].finish.as_ref();
         let finish = finish.unwrap_or(&FinishReason::Length);
-        let extension = renderer.extend(&context, finish, answers, tools)?;
+        let extension = renderer.extend(path, finish, answers, tools)?;
         let mut nodes = Vec::new();
         if !extension.forced.is_empty() {
             nodes.push(Planned {

@@ -462,7 +462,7 @@ fn only_what_is_new_need_be_told() {
             choices: 1,
         };
         let begun = c.session.begin(&c.renderer, &ask, NOW)?;
-        c.session.remember(begun.call, 0, [0; 16], &[]);
+        c.session.remember(begun.call, 0, [0; 16], [0; 16]);
         let state = c.session.bodies()[0].state;
         let mark = (c.given.len() + 1) as f32 / 1024.0;
         let sampled = output(&c.renderer, text, mark, true);

@@ -222,3 +222,167 @@ fn answers_are_kept_for_their_rollout_alone() {
     assert_eq!(answer["output"][0]["content"][0]["text"], "you said: y");
     assert_eq!(world.view(&one.id)["stats"]["joins"]["extend"], 1);
 }
+
+/// The gateway's counters.
+fn counters(world: &World) -> Value {
+    let health = world.control("GET", "/health", &json!({})).ok();
+    health["gateway"].clone()
+}
+
+/// A request with these items, and the items that its answer is sent back as.
+type Speak = fn(&Opened, &[Value]) -> Vec<Value>;
+
+fn chat(rollout: &Opened, messages: &[Value]) -> Vec<Value> {
+    let mut all = vec![json!({"role": "system", "content": "Be brief."})];
+    all.extend_from_slice(messages);
+    let body = json!({"model": "m", "messages": all});
+    let told = rollout.post("/chat/completions", &body).ok();
+    vec![told["choices"][0]["message"].clone()]
+}
+
+fn responses(rollout: &Opened, input: &[Value]) -> Vec<Value> {
+    let body = json!({
+        "model": "m", "instructions": "Be brief.", "input": input, "tools": tools()["openai"],
+    });
+    let told = rollout.post("/responses", &body).ok();
+    told["output"].as_array().unwrap().clone()
+}
+
+fn anthropic(rollout: &Opened, messages: &[Value]) -> Vec<Value> {
+    let body = json!({
+        "model": "m", "max_tokens": 200, "system": "Be brief.", "messages": messages,
+        "tools": tools()["anthropic"],
+    });
+    let told = rollout.post("/messages", &body).ok();
+    vec![json!({"role": "assistant", "content": told["content"]})]
+}
+
+/// What an agent says next: results of the calls, or something new.
+fn next(said: &[Value], turn: usize) -> Vec<Value> {
+    let of = |kind: &str| {
+        let blocks = said.iter().chain(
+            said.iter()
+                .flat_map(|s| s["content"].as_array().into_iter().flatten()),
+        );
+        let found: Vec<Value> = blocks.filter(|b| b["type"] == kind).cloned().collect();
+        found
+    };
+    let calls = of("function_call");
+    if !calls.is_empty() {
+        let result = |call: &Value| json!({"type": "function_call_output", "call_id": call["call_id"], "output": "42"});
+        return calls.iter().map(result).collect();
+    }
+    let uses = of("tool_use");
+    if !uses.is_empty() {
+        let result = |call: &Value| json!({"type": "tool_result", "tool_use_id": call["id"], "content": "42"});
+        let results: Vec<Value> = uses.iter().map(result).collect();
+        return vec![json!({"role": "user", "content": results})];
+    }
+    vec![json!({"role": "user", "content": format!("Turn {turn}.")})]
+}
+
+/// Whole histories are sent each turn; only what is new in them is read, and tokens and joins
+/// are those of a history that is read whole.
+#[test]
+fn histories_are_read_once_in_every_dialect() {
+    for speak in [chat as Speak, responses, anthropic] {
+        let world = world(script);
+        let rollout = world.open();
+        let mut history = vec![json!({"role": "user", "content": "Turn 0."})];
+        for turn in 1..6 {
+            let said = speak(&rollout, &history);
+            let more = next(&said, turn);
+            history.extend(said);
+            history.extend(more);
+        }
+        let counted = counters(&world);
+        assert_eq!(counted["recognized"], 4, "{counted}");
+        assert_eq!(counted["joins"]["extend"], 4, "{counted}");
+        // A gateway that has never seen it reads it whole; its renderer gives as many tokens.
+        let view = world.view(&rollout.id);
+        let calls = view["calls"].as_array().unwrap();
+        assert_eq!(calls.len(), 5);
+        let trace = world.finish(&rollout.id);
+        assert_eq!(trace["branches"], 1, "{trace}");
+        let after = counters(&world);
+        assert_eq!(after["sampled_tokens"], after["stored_tokens"], "{after}");
+        assert_eq!(after["open_tokens"], 0);
+        assert_eq!(after["unproven"], 0);
+    }
+}
+
+#[test]
+fn another_head_is_another_conversation() {
+    let world = world(script);
+    let rollout = world.open();
+    let user = |text: &str| json!({"role": "user", "content": text});
+    let first = json!({"model": "m", "instructions": "A", "input": [user("x")]});
+    let said = rollout.post("/responses", &first).ok()["output"].clone();
+    let grown = json!([user("x"), said[0], user("y")]);
+    for (instructions, recognized) in [("B", 0), ("A", 1)] {
+        let body = json!({"model": "m", "instructions": instructions, "input": grown});
+        let told = rollout.post("/responses", &body).ok();
+        assert_eq!(told["output"][0]["content"][0]["text"], "you said: y");
+        assert_eq!(counters(&world)["recognized"], recognized);
+    }
+    let joins = world.view(&rollout.id)["stats"]["joins"].clone();
+    assert_eq!(joins["extend"], 1, "{joins}");
+    world.finish(&rollout.id);
+}
+
+/// An answer to a history that was read in parts can be gone on from, with all of it.
+#[test]
+fn what_was_not_read_again_is_kept_for_later() {
+    let world = world(|prompt| Some(format!("{} words", prompt.matches("<|im_start|>").count())));
+    let rollout = world.open();
+    let mut input = vec![json!({"role": "user", "content": "one"})];
+    let mut last = Value::Null;
+    for text in ["two", "three", "four"] {
+        let told = rollout
+            .post("/responses", &json!({"model": "m", "input": input}))
+            .ok();
+        input.push(told["output"][0].clone());
+        input.push(json!({"role": "user", "content": text}));
+        last = told;
+    }
+    assert_eq!(counters(&world)["recognized"], 2);
+    let body = json!({"model": "m", "input": "four", "previous_response_id": last["id"]});
+    let told = rollout.post("/responses", &body).ok();
+    // Seven messages and the one that the model speaks.
+    assert_eq!(told["output"][0]["content"][0]["text"], "8 words");
+    assert_eq!(world.view(&rollout.id)["stats"]["joins"]["extend"], 3);
+    // Sent whole, it is the same prompt.
+    let whole = rollout
+        .post("/responses", &json!({"model": "m", "input": input}))
+        .ok();
+    assert_eq!(whole["output"][0]["content"][0]["text"], "8 words");
+    assert_eq!(world.view(&rollout.id)["stats"]["joins"]["resample"], 1);
+}
+
+#[test]
+fn metrics_count_tokens_and_retries() {
+    let world = world(|_| Some("four".into()));
+    let metric = |name: &str| {
+        let text = world.control("GET", "/metrics", &json!({})).text;
+        let line = text.lines().find(|l| l.split(' ').next() == Some(name));
+        let line = line.unwrap_or_else(|| panic!("no {name}:\n{text}"));
+        line.rsplit(' ').next().unwrap().parse::<f64>().unwrap()
+    };
+    let url = format!("{}/metrics", world.url);
+    assert_eq!(crate::support::answer("GET", &url, &[], b"").status, 401);
+    let rollout = world.open();
+    let body = json!({"model": "m", "messages": [{"role": "user", "content": "x"}]});
+    rollout.post("/chat/completions", &body).ok();
+    let again = [("x-stainless-retry-count", "1")];
+    rollout.post_with("/chat/completions", &body, &again).ok();
+    assert_eq!(metric("sinew_retries_coalesced_total"), 1.0);
+    assert_eq!(metric("sinew_calls_total"), 1.0);
+    // "four" and the end of the turn.
+    assert_eq!(metric("sinew_sampled_tokens_total"), 5.0);
+    assert_eq!(metric("sinew_open_tokens"), 5.0);
+    assert_eq!(metric("sinew_joins_total{join=\"start\"}"), 1.0);
+    world.finish(&rollout.id);
+    assert_eq!(metric("sinew_stored_tokens_total"), 5.0);
+    assert_eq!(metric("sinew_engine_sampled_tokens_total"), 5.0);
+    assert_eq!(metric("sinew_open_tokens"), 0.0);
+}

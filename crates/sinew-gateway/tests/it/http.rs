@@ -206,6 +206,8 @@ fn a_whole_answer_is_aborted_when_its_client_goes() {
     assert!(gone.is_err());
     world.until("the generation ends", || world.engine.status().running == 0);
     assert_eq!(world.finish(&rollout.id)["sampled_tokens"], 1);
+    let stats = world.gateway.stats();
+    assert_eq!((stats.clients_gone, stats.failed), (1, 1));
 }
 
 #[test]
