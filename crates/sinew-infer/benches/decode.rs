@@ -1,6 +1,6 @@
 //! Sampled tokens per second of SmolLM2-135M at several batch sizes, through the engine.
 //!
-//! `cargo bench --profile dev -p sinew-infer --bench decode [-- THREADS [int8] [BATCH...]]`, with the wheel in
+//! `cargo bench --profile dev -p sinew-infer --bench decode [-- THREADS [bf16|int8] [BATCH...]]`, with the wheel in
 //! `.cache/wheels` of the repository. CPU time counts all threads: on a machine that others use it
 //! says more than wall time.
 #![expect(clippy::print_stdout, reason = "a bench prints its results")]
@@ -106,10 +106,8 @@ fn main() {
     let params = load_model(&files).expect("the packaged model").params;
     let device = Device::new(KernelSet::detect(), threads);
     let args: Vec<String> = args.collect();
-    let precision = match args.iter().any(|a| a == "int8") {
-        true => Precision::Int8,
-        false => Precision::F32,
-    };
+    let named = |p: &Precision| args.iter().any(|a| a == p.name());
+    let precision = Precision::ALL.into_iter().find(named).unwrap_or_default();
     let mut batches: Vec<usize> = args.iter().filter_map(|a| a.parse().ok()).collect();
     if batches.is_empty() {
         batches = vec![1, 8, 32, 64, 128];

@@ -1,6 +1,6 @@
 //! How the matrices of a model that generates are stored.
 
-use sinew_tensor::{Device, Mat, MatMut, PackedInt8, PackedWeights};
+use sinew_tensor::{Device, Mat, MatMut, PackedBf16, PackedInt8, PackedWeights};
 
 /// Storage of the matrices of an [`InferModel`](crate::InferModel).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -8,16 +8,35 @@ pub enum Precision {
     /// As trained: the engine's log-probabilities are the trainer's.
     #[default]
     F32,
+    /// Weights rounded to bfloat16, inputs and sums in `f32`: half of the bytes to read for each token. Like
+    /// [`Precision::Int8`] another policy than the one that is trained, but nearer to it.
+    Bf16,
     /// Weights and inputs rounded to 8 bits in groups ([`sinew_tensor::int8`]): a quarter of the bytes to
     /// read for each token, and another policy than the one that is trained, so that training needs a
     /// correction by the ratio of both.
     Int8,
 }
 
+impl Precision {
+    /// Every storage, the most exact first.
+    pub const ALL: [Self; 3] = [Self::F32, Self::Bf16, Self::Int8];
+
+    /// What a recipe calls it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "f32",
+            Self::Bf16 => "bf16",
+            Self::Int8 => "int8",
+        }
+    }
+}
+
 /// A packed matrix `[n, k]` of one precision.
 #[derive(Debug)]
 pub(crate) enum Matrix {
     F32(PackedWeights),
+    Bf16(PackedBf16),
     Int8(PackedInt8),
 }
 
@@ -25,6 +44,7 @@ impl Matrix {
     pub(crate) fn pack(dev: &Device, precision: Precision, w: &[f32], n: usize, k: usize) -> Self {
         match precision {
             Precision::F32 => Self::F32(PackedWeights::pack(dev, w, n, k)),
+            Precision::Bf16 => Self::Bf16(PackedBf16::pack(dev, w, n, k)),
             Precision::Int8 => Self::Int8(PackedInt8::pack(dev, w, n, k)),
         }
     }
@@ -33,6 +53,7 @@ impl Matrix {
     pub(crate) fn repack(&mut self, dev: &Device, w: &[f32]) {
         match self {
             Self::F32(packed) => packed.repack(dev, w),
+            Self::Bf16(packed) => packed.repack(dev, w),
             Self::Int8(packed) => packed.repack(dev, w),
         }
     }
@@ -41,6 +62,7 @@ impl Matrix {
     pub(crate) fn product(&self, dev: &Device, x: Mat<'_>, y: MatMut<'_>, accumulate: bool) {
         match self {
             Self::F32(packed) => dev.matmul_packed(x, packed, y, accumulate),
+            Self::Bf16(packed) => dev.matmul_bf16(x, packed, y, accumulate),
             Self::Int8(packed) => dev.matmul_int8(x, packed, y, accumulate),
         }
     }
@@ -48,6 +70,7 @@ impl Matrix {
     pub(crate) fn bytes(&self) -> usize {
         match self {
             Self::F32(packed) => packed.bytes(),
+            Self::Bf16(packed) => packed.bytes(),
             Self::Int8(packed) => packed.bytes(),
         }
     }

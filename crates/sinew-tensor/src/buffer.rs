@@ -170,20 +170,20 @@ impl Scratch {
 
 /// A mutable slice that the tasks of one parallel loop share, each touching its own part.
 #[derive(Debug, Clone, Copy)]
-pub struct SharedMut<'a> {
-    ptr: *mut f32,
+pub struct SharedMut<'a, T = f32> {
+    ptr: *mut T,
     len: usize,
-    life: PhantomData<&'a mut [f32]>,
+    life: PhantomData<&'a mut [T]>,
 }
 
 // SAFETY: access goes through `range`, whose callers promise that parts in use are disjoint.
-unsafe impl Send for SharedMut<'_> {}
+unsafe impl<T: Send> Send for SharedMut<'_, T> {}
 // SAFETY: as for `Send`.
-unsafe impl Sync for SharedMut<'_> {}
+unsafe impl<T: Send> Sync for SharedMut<'_, T> {}
 
-impl<'a> SharedMut<'a> {
+impl<'a, T> SharedMut<'a, T> {
     /// Shares `slice` until the end of its borrow.
-    pub fn new(slice: &'a mut [f32]) -> Self {
+    pub fn new(slice: &'a mut [T]) -> Self {
         Self {
             ptr: slice.as_mut_ptr(),
             len: slice.len(),
@@ -205,7 +205,7 @@ impl<'a> SharedMut<'a> {
 
     /// Pointer to the first value, for strided access.
     #[must_use]
-    pub fn as_ptr(&self) -> *mut f32 {
+    pub fn as_ptr(&self) -> *mut T {
         self.ptr
     }
 
@@ -214,7 +214,7 @@ impl<'a> SharedMut<'a> {
     /// # Safety
     /// No other reference to a value of the part may exist while the result lives.
     #[must_use]
-    pub unsafe fn range(&self, range: Range<usize>) -> &'a mut [f32] {
+    pub unsafe fn range(&self, range: Range<usize>) -> &'a mut [T] {
         assert!(
             range.start <= range.end && range.end <= self.len,
             "part {range:?} of {}",

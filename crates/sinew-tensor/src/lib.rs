@@ -50,7 +50,7 @@ pub(crate) mod simd;
 pub use amx::AmxError;
 pub use buffer::{Buffer, Scratch, SharedMut};
 pub use device::{Device, KernelSet, KernelSetError};
-pub use gemm::{PackedWeights, gemm_serial};
+pub use gemm::{PackedBf16, PackedWeights, gemm_serial};
 pub use int8::PackedInt8;
 pub use matrix::{Mat, MatMut};
 pub use pool::Pool;

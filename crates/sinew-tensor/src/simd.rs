@@ -96,10 +96,16 @@ pub(crate) trait Vector: Copy {
         #[cfg(not(target_arch = "x86_64"))]
         let _ = p;
     }
+    /// Vector `j` of `NV` vectors whose values have 16 bits (bfloat16): of the words at `p`, the low
+    /// halves hold the first half of the values and the high halves the second.
+    unsafe fn widen<const NV: usize>(p: *const u32, j: usize) -> Self;
     /// Writes the transpose of `rows <= LANES` rows of `LANES` values: value `p` of row `r` goes to
     /// `dst[p * ldd + r]`. Writes exactly `rows` values in each of the `LANES` destination rows.
     unsafe fn transpose(src: *const f32, ld: usize, rows: usize, dst: *mut f32, ldd: usize);
 }
+
+/// Bits of a word that hold its second value of 16 bits.
+const HIGH_HALF: u32 = 0xffff_0000;
 
 /// Portable lanes; compilers turn the loops into the vectors of the base instruction set.
 #[derive(Clone, Copy)]
@@ -229,6 +235,20 @@ impl Vector for Lanes8 {
         self.0
             .iter()
             .fold(f32::NEG_INFINITY, |m, &x| if x > m { x } else { m })
+    }
+    #[inline(always)]
+    unsafe fn widen<const NV: usize>(p: *const u32, j: usize) -> Self {
+        let half = NV * 4;
+        lanes!(|i| {
+            let at = j * 8 + i;
+            // SAFETY: `p` is valid for `half` words by the contract of the trait.
+            let word = unsafe { *p.add(at % half) };
+            f32::from_bits(if at < half {
+                word << 16
+            } else {
+                word & HIGH_HALF
+            })
+        })
     }
     #[inline(always)]
     unsafe fn transpose(src: *const f32, ld: usize, rows: usize, dst: *mut f32, ldd: usize) {

@@ -7,6 +7,9 @@ use sinew_tensor::logprob::LogprobScratch;
 use sinew_tensor::{Buffer, Scratch};
 use sinew_types::TokenId;
 
+/// Logits (512 MiB) that a forward pass with gradients keeps at most, of some of the asked rows.
+const KEPT_LOGITS: usize = 128 << 20;
+
 /// What a forward pass keeps for the backward pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Keep {
@@ -136,6 +139,14 @@ pub struct Activations {
 impl Activations {
     /// No memory yet: it grows with the largest pass.
     pub fn new(keep: Keep) -> Self {
+        let logits = match keep {
+            Keep::All | Keep::LayerInputs => KEPT_LOGITS,
+            Keep::Nothing => 0,
+        };
+        let work = Work {
+            logprob: LogprobScratch::keeping(logits),
+            ..Work::default()
+        };
         Self {
             keep,
             capacity: 0,
@@ -143,7 +154,7 @@ impl Activations {
             layout: None,
             xs: Vec::new(),
             layers: Vec::new(),
-            work: Work::default(),
+            work,
             items: Asked::default(),
             targets: Vec::new(),
             logprob: Vec::new(),
@@ -158,7 +169,8 @@ impl Activations {
         self.keep
     }
 
-    /// Bytes that a row of a pass takes, working buffers included, output projection left out.
+    /// Bytes that a row of a pass takes, working buffers included, output projection (at most 512 MiB of
+    /// logits) left out.
     pub fn bytes_per_row(config: &ModelConfig, keep: Keep) -> usize {
         let c = config;
         let layer = LayerActs::values_per_row(c);

@@ -14,7 +14,7 @@ use std::ops::Range;
 
 use super::kernel::{SLACK_ROWS, Task, apply_masks, carve, copy_padded, padded_dim};
 use super::plan::{BLOCK_KEYS, Chunk, KeyBlock, MAX_LANES, Strip};
-use super::tile::{In, Out, Product, Right, exp2, transpose};
+use super::tile::{In, Out, Product, exp2, transpose};
 use super::{AttentionShape, BackwardInput};
 use crate::buffer::{Scratch, SharedMut};
 use crate::simd::{Vector, simd_fn};
@@ -218,8 +218,8 @@ unsafe fn backward_block<V: Product, const NV: usize>(
     let d_queries = Out::rows(memory.d_query_columns, width);
     V::product::<NV, true>(padded, block.len, keys, d_scores, d_queries, true);
     let lanes = strip.rows.len() * task.group.count;
-    let query_rows = Right::Rows(In::rows(memory.query_rows, padded));
-    let d_out_rows = Right::Rows(In::rows(memory.d_out_rows, padded));
+    let query_rows = In::rows(memory.query_rows, padded);
+    let d_out_rows = In::rows(memory.d_out_rows, padded);
     let values_at = (task.chunk.locals + SLACK_ROWS) * padded;
     let sums = |at: usize| Out {
         ptr: to.d_keys.as_ptr().add(at),

@@ -111,19 +111,13 @@ pub(crate) trait Product: Vector {
     /// # Safety
     /// As [`product`](Self::product).
     #[inline(always)]
-    unsafe fn accumulate(rows: usize, cols: usize, depth: usize, a: In, b: Right, c: Out) {
+    unsafe fn accumulate(rows: usize, cols: usize, depth: usize, a: In, b: In, c: Out) {
         let mut j = 0;
         while j < cols {
             let width = (2 * Self::LANES).min(cols - j);
-            let panel = match b {
-                Right::Rows(rows) => In {
-                    ptr: rows.ptr.add(j),
-                    stride: rows.stride,
-                },
-                Right::Panels { ptr, rows, first } => In {
-                    ptr: ptr.add(j * rows + first * width),
-                    stride: width,
-                },
+            let panel = In {
+                ptr: b.ptr.add(j),
+                stride: b.stride,
             };
             let c = Out {
                 ptr: c.ptr.add(j),
@@ -137,23 +131,6 @@ pub(crate) trait Product: Vector {
             j += width;
         }
     }
-}
-
-/// The right factor of [`Product::accumulate`].
-#[derive(Clone, Copy)]
-pub(crate) enum Right {
-    /// Rows one after the other.
-    Rows(In),
-    /// Panels of two vectors of columns (the last may be one): all `rows` of the first panel, then of
-    /// the second, and so on. A long panel does not compete with itself for cache sets.
-    Panels {
-        /// First value of the first panel.
-        ptr: *const f32,
-        /// Rows of the matrix.
-        rows: usize,
-        /// First row to use.
-        first: usize,
-    },
 }
 
 macro_rules! impl_product {

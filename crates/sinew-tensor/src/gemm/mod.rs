@@ -12,6 +12,7 @@
 //! where the target has no fused instruction.) AMX rounds operands and sums in steps of 32, see [`crate::amx`];
 //! there too a row has the same bits alone and in any batch.
 
+mod bf16;
 mod pack;
 mod product;
 mod tile;
@@ -24,6 +25,7 @@ use crate::buffer::{Buffer, Scratch};
 use crate::device::{Device, KernelSet};
 use crate::matrix::{Mat, MatMut};
 use crate::simd::Lanes8;
+pub use bf16::PackedBf16;
 use pack::pack_even;
 use product::{Part, Product, Source};
 use tile::Tile;

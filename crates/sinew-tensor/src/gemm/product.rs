@@ -47,6 +47,8 @@ pub(super) enum Source<'a> {
     Plain(Mat<'a>),
     /// All panels over the whole `k`.
     Packed(&'a [f32]),
+    /// The same with 16 bits a value, two in a word.
+    Half(&'a [f32]),
 }
 
 /// One product with checked shapes.
@@ -88,6 +90,8 @@ impl Product<'_> {
         let nr = panel_width(self.dev.kernels());
         let shared = m <= SHARED_ROWS;
         let depth = if shared { k.min(A_LIMIT / m) } else { k };
+        let half = matches!(self.b, Source::Half(_));
+        let words = if half { nr / 2 } else { nr };
         let (cols, depth, b_room) = match self.b {
             Source::Plain(_) => {
                 // Deep passes, since each one reads and writes all of `c`.
@@ -95,7 +99,7 @@ impl Product<'_> {
                 let cols = n.min((B_LIMIT / depth).max(nr).next_multiple_of(nr));
                 (cols, depth, cols.next_multiple_of(nr) * depth)
             }
-            Source::Packed(_) => (n, depth, 0),
+            Source::Packed(_) | Source::Half(_) => (n, depth, 0),
         };
         // Multiples of a cache line keep both operands aligned.
         let a_room = if shared {
@@ -117,11 +121,13 @@ impl Product<'_> {
                         PanelsOfB {
                             data: to,
                             stride: steps.len() * nr,
+                            half,
                         }
                     }
-                    Source::Packed(data) => PanelsOfB {
-                        data: data[p * nr..].as_ptr(),
-                        stride: k * nr,
+                    Source::Packed(data) | Source::Half(data) => PanelsOfB {
+                        data: data[p * words..].as_ptr(),
+                        stride: k * words,
+                        half,
                     },
                 };
                 self.pass(cols, steps, b, shared.then_some(packed));
@@ -218,8 +224,10 @@ struct View {
 #[derive(Clone, Copy)]
 struct PanelsOfB {
     data: *const f32,
-    /// Values from one panel to the next.
+    /// Words from one panel to the next.
     stride: usize,
+    /// Whether a word holds two values.
+    half: bool,
 }
 
 /// What all tasks of a pass share.
@@ -294,61 +302,96 @@ simd_fn! {
 /// Computes the part of `c` in the given panels. `block` has room for the rows over a block of steps,
 /// unless they are packed already.
 fn compute<V: Tile>(job: &Job, rows: Range<usize>, cols: Range<usize>, block: *mut f32) {
-    let nr = V::NR;
-    let whole = job.n / nr;
-    let top = job.panels.start(rows.start);
-    let mut p = 0;
-    while p < job.depth {
-        let depth = depth_block(job.depth - p);
-        if job.shared.is_none() {
-            let from = job.a.data.add(top * job.a.rs + p * job.a.cs);
-            pack_panels::<V>(from, job.a.rs, job.a.cs, job.panels, rows.clone(), depth, block);
-        }
-        let mut j = cols.start;
-        while j < cols.end {
-            let mut done = 1;
-            let b = job.b.data.add(j * job.b.stride + p * nr);
-            for i in rows.clone() {
-                let start = job.panels.start(i);
-                let count = job.panels.start(i + 1) - start;
-                let a = match job.shared {
-                    Some(shared) => shared.add(start * job.depth + p * count),
-                    None => block.add((start - top) * depth).cast_const(),
-                };
-                // What the tiles of this panel bring to L2, each its share: the next panel of `b`, or the
-                // rest of this one when there is a single tile.
-                let turn = UNROLL * nr * 4 / rows.len();
-                let share = (i - rows.start) * depth / rows.len() * nr;
-                let next = if rows.len() == 1 { STREAM_AHEAD } else { job.b.stride + share };
-                let x = Operands {
-                    a,
-                    b,
-                    b_stride: job.b.stride,
-                    c: job.c.add(start * job.ldc + j * nr),
-                    ldc: job.ldc,
-                    cols: nr.min(job.n - j * nr),
-                    depth,
-                    load_c: job.load_c || p > 0,
-                    next_c: job.c.wrapping_add((start + count) * job.ldc + j * nr),
-                    ahead: b.wrapping_add(next),
-                    ahead_step: turn,
-                    ahead_lines: turn.div_ceil(64),
-                };
-                // Several panels at once only where there is a single panel of rows: then this loop
-                // has one turn.
-                let panels = cols.end.min(whole).saturating_sub(j);
-                let wide = if rows.len() == 1 { V::wide(count, panels, &x) } else { 0 };
-                if wide == 0 {
-                    V::tile(count, &x);
-                } else {
-                    done = wide;
-                }
-            }
-            j += done;
-        }
-        p += depth;
+    if job.b.half {
+        compute_with::<V, true>(job, rows, cols, block);
+    } else {
+        compute_with::<V, false>(job, rows, cols, block);
     }
 }
+}
+
+/// [`compute`] for values of `b` of 16 or of 32 bits.
+#[inline(always)]
+unsafe fn compute_with<V: Tile, const HALF: bool>(
+    job: &Job,
+    rows: Range<usize>,
+    cols: Range<usize>,
+    block: *mut f32,
+) {
+    // SAFETY: by the contract of `compute`.
+    unsafe {
+        let nr = V::NR;
+        let words = if HALF { nr / 2 } else { nr };
+        let whole = job.n / nr;
+        let top = job.panels.start(rows.start);
+        let mut p = 0;
+        while p < job.depth {
+            let depth = depth_block(job.depth - p);
+            if job.shared.is_none() {
+                let from = job.a.data.add(top * job.a.rs + p * job.a.cs);
+                pack_panels::<V>(
+                    from,
+                    job.a.rs,
+                    job.a.cs,
+                    job.panels,
+                    rows.clone(),
+                    depth,
+                    block,
+                );
+            }
+            let mut j = cols.start;
+            while j < cols.end {
+                let mut done = 1;
+                let b = job.b.data.add(j * job.b.stride + p * words);
+                for i in rows.clone() {
+                    let start = job.panels.start(i);
+                    let count = job.panels.start(i + 1) - start;
+                    let a = match job.shared {
+                        Some(shared) => shared.add(start * job.depth + p * count),
+                        None => block.add((start - top) * depth).cast_const(),
+                    };
+                    // What the tiles of this panel bring to L2, each its share: the next panel of `b`, or the
+                    // rest of this one when there is a single tile.
+                    let turn = UNROLL * words * 4 / rows.len();
+                    let share = (i - rows.start) * depth / rows.len() * words;
+                    let next = if rows.len() == 1 {
+                        STREAM_AHEAD
+                    } else {
+                        job.b.stride + share
+                    };
+                    let x = Operands {
+                        a,
+                        b,
+                        b_stride: job.b.stride,
+                        c: job.c.add(start * job.ldc + j * nr),
+                        ldc: job.ldc,
+                        cols: nr.min(job.n - j * nr),
+                        depth,
+                        load_c: job.load_c || p > 0,
+                        next_c: job.c.wrapping_add((start + count) * job.ldc + j * nr),
+                        ahead: b.wrapping_add(next),
+                        ahead_step: turn,
+                        ahead_lines: turn.div_ceil(64),
+                    };
+                    // Several panels at once only where there is a single panel of rows: then this loop
+                    // has one turn.
+                    let panels = cols.end.min(whole).saturating_sub(j);
+                    let wide = if rows.len() == 1 {
+                        V::wide::<HALF>(count, panels, &x)
+                    } else {
+                        0
+                    };
+                    if wide == 0 {
+                        V::tile::<HALF>(count, &x);
+                    } else {
+                        done = wide;
+                    }
+                }
+                j += done;
+            }
+            p += depth;
+        }
+    }
 }
 
 /// The next block of `left` steps: all when they fit, else equal parts near [`DEPTH_BLOCK`].

@@ -12,9 +12,10 @@ pub(super) const UNROLL: usize = 4;
 pub(super) struct Operands {
     /// Packed rows: `depth` times the `rows` values of one step.
     pub a: *const f32,
-    /// Packed columns: `depth` times the [`Tile::NR`] values of one step.
+    /// Packed columns: `depth` times the [`Tile::NR`] values of one step, of 32 bits or of 16, two in a
+    /// word (see [`PackedBf16`](super::PackedBf16)).
     pub b: *const f32,
-    /// Values from one panel of `b` to the next.
+    /// Words from one panel of `b` to the next.
     pub b_stride: usize,
     /// Top left of the tile, row-major with `ldc` values a row.
     pub c: *mut f32,
@@ -44,18 +45,18 @@ pub(super) trait Tile: Vector {
     /// Columns.
     const NR: usize;
 
-    /// Computes a tile of `rows` in `1..=MR`.
+    /// Computes a tile of `rows` in `1..=MR`; `HALF` says that `b` has 16 bits a value.
     ///
     /// # Safety
     /// As for [`Vector`]; `x` must describe valid memory.
-    unsafe fn tile(rows: usize, x: &Operands);
+    unsafe fn tile<const HALF: bool>(rows: usize, x: &Operands);
 
     /// Computes several full panels for few rows at once, which hides the latency of the
     /// chains and keeps several streams of `b` in flight. Answers how many it did, maybe 0.
     ///
     /// # Safety
     /// As for [`Tile::tile`].
-    unsafe fn wide(rows: usize, panels: usize, x: &Operands) -> usize;
+    unsafe fn wide<const HALF: bool>(rows: usize, panels: usize, x: &Operands) -> usize;
 }
 
 /// Runs a block for each constant index below a limit. Loops over the accumulators must be gone
@@ -113,10 +114,19 @@ unsafe fn load_sums<V: Vector, const ROWS: usize, const COLS: usize>(
 
 /// `ROWS x COLS` vectors, `COLS / NV` panels of `NV` vectors.
 #[inline(always)]
-unsafe fn tile<V: Vector, const ROWS: usize, const NV: usize, const COLS: usize>(x: &Operands) {
+unsafe fn tile<
+    V: Vector,
+    const ROWS: usize,
+    const NV: usize,
+    const COLS: usize,
+    const HALF: bool,
+>(
+    x: &Operands,
+) {
     // SAFETY: by the contract of `Tile::tile`.
     unsafe {
         let nr = NV * V::LANES;
+        let words = if HALF { nr / 2 } else { nr };
         let full = x.cols == nr;
         let mut acc = [[V::splat(0.0); COLS]; ROWS];
         each_row!(I < ROWS, {
@@ -131,7 +141,12 @@ unsafe fn tile<V: Vector, const ROWS: usize, const NV: usize, const COLS: usize>
             () => {
                 let mut cols = [V::splat(0.0); COLS];
                 each_col!(J < COLS, {
-                    cols[J] = V::load(b.add(J / NV * x.b_stride + J % NV * V::LANES));
+                    let panel = b.add(J / NV * x.b_stride);
+                    cols[J] = if HALF {
+                        V::widen::<NV>(panel.cast(), J % NV)
+                    } else {
+                        V::load(panel.add(J % NV * V::LANES))
+                    };
                 });
                 each_row!(I < ROWS, {
                     let a = V::broadcast(a.add(I));
@@ -140,7 +155,7 @@ unsafe fn tile<V: Vector, const ROWS: usize, const NV: usize, const COLS: usize>
                     });
                 });
                 a = a.add(ROWS);
-                b = b.add(nr);
+                b = b.add(words);
             };
         }
         for _ in 0..x.depth / UNROLL {
@@ -185,22 +200,26 @@ macro_rules! tiles {
             const NR: usize = $nv * <$vector as Vector>::LANES;
 
             #[inline(always)]
-            unsafe fn tile(rows: usize, x: &Operands) {
+            unsafe fn tile<const HALF: bool>(rows: usize, x: &Operands) {
                 // SAFETY: the same contract.
                 unsafe {
                     match rows {
-                        $($rows => tile::<Self, $rows, $nv, $nv>(x),)*
+                        $($rows => tile::<Self, $rows, $nv, $nv, HALF>(x),)*
                         _ => unreachable!("a tile has 1 to {} rows", $mr),
                     }
                 }
             }
 
             #[inline(always)]
-            unsafe fn wide(rows: usize, panels: usize, x: &Operands) -> usize {
+            unsafe fn wide<const HALF: bool>(
+                rows: usize,
+                panels: usize,
+                x: &Operands,
+            ) -> usize {
                 match rows {
                     $($few if panels >= $panels => {
                         // SAFETY: the same contract.
-                        unsafe { tile::<Self, $few, $nv, { $nv * $panels }>(x) };
+                        unsafe { tile::<Self, $few, $nv, { $nv * $panels }, HALF>(x) };
                         $panels
                     })*
                     _ => 0,

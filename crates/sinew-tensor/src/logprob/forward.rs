@@ -1,48 +1,46 @@
-//! Softmax statistics of each row, gathered over slabs of the vocabulary.
-
-#![expect(
-    unsafe_op_in_unsafe_fn,
-    reason = "the kernels are pointer arithmetic throughout"
-)]
+//! Softmax statistics of each row, gathered over sections of the vocabulary.
 
 use std::f64::consts::LN_2;
 use std::ops::Range;
 
-use super::strips::{Cut, Loaded, MAX_LANES, ROW_STEP, load_rows, padded_weights};
-use super::{LinearLogprob, LogprobOut, LogprobScratch};
-use crate::attention::tile::{In, Out, Product, exp2};
-use crate::buffer::{Scratch, SharedMut};
+use super::{BLOCK_ROWS, LinearLogprob, LogprobOut, LogprobScratch, ROW_GRAIN, SECTION};
+use super::{Kept, parts, sections};
+use crate::attention::tile::exp2;
+use crate::buffer::SharedMut;
 use crate::device::Device;
-use crate::simd::{Vector, simd_fn};
+use crate::matrix::{Mat, MatMut};
+use crate::simd::simd_fn;
 
-/// Slabs of a large vocabulary; each is a task. A constant, so that sums do not depend on threads.
-const SLABS: usize = 32;
-/// Rows of weights that are worth a task.
-const LEAST_SLAB: usize = 64;
-/// A logit below all others.
-const LOWEST: f32 = -1e30;
-
-/// Statistics of one row over one slab; logits are in units of `ln 2`.
-#[derive(Clone, Copy)]
-enum Stat {
-    /// Largest logit.
-    Max,
-    /// Sum of `2^(logit - max)`.
-    Total,
-    /// Sum of `2^(logit - max) (logit - max)`.
-    Weighted,
-    /// The target's logit, if the slab has it.
-    Target,
+/// What is known of a row after some sections; logits in units of `ln 2` are products times a scale.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Stat {
+    /// Largest product.
+    max: f32,
+    /// Sum of `2^(logit - max)`; 0 before the first section.
+    total: f64,
+    /// Sum of `2^(logit - max) (logit - max)`, where entropy is wanted.
+    weighted: f64,
+    /// The target's product.
+    target: f32,
 }
-const STATS: usize = 4;
 
-struct Slab<'a> {
-    cut: &'a Cut,
-    input: &'a LinearLogprob<'a>,
-    /// Transposed hidden states, `[strips, padded, width]`.
-    columns: &'a [f32],
-    tokens: Range<usize>,
-    entropy: bool,
+impl Stat {
+    /// Joins the statistics of another section.
+    fn join(&mut self, other: Self, scale: f32) {
+        if self.total == 0.0 {
+            (self.max, self.total, self.weighted) = (other.max, other.total, other.weighted);
+            return;
+        }
+        let max = self.max.max(other.max);
+        let (mut total, mut weighted) = (0.0, 0.0);
+        for part in [*self, other] {
+            let below = (f64::from(part.max) - f64::from(max)) * f64::from(scale);
+            let factor = below.exp2();
+            total += factor * part.total;
+            weighted += factor * (part.weighted + below * part.total);
+        }
+        (self.max, self.total, self.weighted) = (max, total, weighted);
+    }
 }
 
 pub(super) fn forward(
@@ -51,195 +49,117 @@ pub(super) fn forward(
     out: LogprobOut<'_>,
     scratch: &mut LogprobScratch,
 ) {
-    let cut = Cut::new(dev, input.targets.len(), input.dim);
-    let all: Vec<u32> = (0..cut.rows as u32).collect();
-    let len = cut.strips * cut.strip_len();
-    let columns = scratch.columns.take(len);
-    let to = Loaded {
-        columns: &mut *columns,
-        panels: None,
-    };
-    load_rows(
-        dev,
-        &cut,
-        &all,
-        (input.x, input.scale()),
-        to,
-        &scratch.workspaces,
-    );
-    let columns = &*columns;
-    let vocab = input.vocab();
-    let slab_rows = vocab
-        .div_ceil(SLABS)
-        .next_multiple_of(ROW_STEP)
-        .max(LEAST_SLAB);
-    let slabs = vocab.div_ceil(slab_rows);
-    let stats_len = cut.strips * STATS * cut.width;
-    let stats = scratch.stats.take(slabs * stats_len);
-    let shared = SharedMut::new(stats);
+    let (n, vocab, dim) = (input.targets.len(), input.vocab(), input.dim);
+    let kept = n.min(scratch.limit / vocab.max(1));
+    let logits = scratch.logits.take(kept * vocab);
+    let temporary = scratch.section.take(BLOCK_ROWS.min(n) * SECTION.min(vocab));
+    scratch.stats.clear();
+    scratch.stats.resize(n, Stat::default());
     let entropy = out.entropy.is_some();
-    dev.pool().parallel_for(slabs, &|i| {
-        let tokens = i * slab_rows..((i + 1) * slab_rows).min(vocab);
-        let slab = Slab {
-            cut: &cut,
-            input,
-            columns,
-            tokens,
-            entropy,
-        };
-        // SAFETY: slabs have statistics of their own.
-        let stats = unsafe { shared.range(i * stats_len..(i + 1) * stats_len) };
-        scratch.workspaces.with(|memory| {
-            // SAFETY: `columns` and `stats` have the lengths that the kernel asks for.
-            unsafe { scan_slab(dev, &slab, stats, memory) }
-        });
+    for rows in parts(0..kept, BLOCK_ROWS).chain(parts(kept..n, BLOCK_ROWS)) {
+        let x = Mat::new(&input.x[rows.start * dim..rows.end * dim], rows.len(), dim);
+        for tokens in sections(vocab) {
+            let (to, ld) = if rows.start < kept {
+                (&mut logits[rows.start * vocab + tokens.start..], vocab)
+            } else {
+                (&mut temporary[..], tokens.len())
+            };
+            let y = MatMut::with_ld(to, rows.len(), tokens.len(), ld);
+            dev.matmul_nt(x, input.weights(&tokens), y, false);
+            let stats = &mut scratch.stats[rows.clone()];
+            scan(dev, input, (to, ld), (rows.clone(), tokens), entropy, stats);
+        }
+    }
+    finish(&scratch.stats, input.scale(), out, &mut scratch.kept, input);
+    scratch.kept.rows = kept;
+}
+
+/// Adds a section's products, `ld` values from row to row, to the statistics of its rows.
+fn scan(
+    dev: &Device,
+    input: &LinearLogprob<'_>,
+    (products, ld): (&[f32], usize),
+    (rows, tokens): (Range<usize>, Range<usize>),
+    entropy: bool,
+    stats: &mut [Stat],
+) {
+    let scale = input.scale();
+    let stats = SharedMut::new(stats);
+    dev.pool().parallel_ranges(rows.len(), ROW_GRAIN, &|part| {
+        for i in part {
+            let products = &products[i * ld..][..tokens.len()];
+            // SAFETY: each row is in one part.
+            let stat = unsafe { &mut stats.range(i..i + 1)[0] };
+            // SAFETY: the kernel reads the slice alone.
+            stat.join(unsafe { scan_row(dev, products, scale, entropy) }, scale);
+            let target = input.targets[rows.start + i] as usize;
+            if tokens.contains(&target) {
+                stat.target = products[target - tokens.start];
+            }
+        }
     });
-    merge(dev, input, &cut, stats, slab_rows, out);
 }
 
 simd_fn! {
-    /// Statistics `[strips, STATS, width]` of all rows over the slab.
-    ///
-    /// # Safety
-    /// The slab's columns and `stats` have the lengths above.
-    fn scan_slab<V: Product>(slab: &Slab<'_>, stats: &mut [f32], memory: &mut Scratch) {
-        match slab.cut.vectors {
-            1 => scan::<V, 1>(slab, stats, memory),
-            2 => scan::<V, 2>(slab, stats, memory),
-            _ => scan::<V, 3>(slab, stats, memory),
+    /// Statistics of some products of a row.
+    fn scan_row<V>(products: &[f32], scale: f32, entropy: bool) -> Stat {
+        let (vectors, tail) = products.split_at(products.len() / V::LANES * V::LANES);
+        let mut max = V::splat(f32::NEG_INFINITY);
+        for part in vectors.chunks_exact(V::LANES) {
+            max = max.max(V::load(part.as_ptr()));
         }
-    }
-}
-
-#[inline(always)]
-unsafe fn scan<V: Product, const NV: usize>(
-    slab: &Slab<'_>,
-    stats: &mut [f32],
-    memory: &mut Scratch,
-) {
-    let cut = slab.cut;
-    let panel_rows = cut.panel_rows();
-    let (scores, copy) = memory
-        .take(panel_rows * (MAX_LANES + cut.padded))
-        .split_at_mut(panel_rows * MAX_LANES);
-    let scores = Out {
-        ptr: scores.as_mut_ptr(),
-        stride: cut.width,
-    };
-    for strip in stats.chunks_exact_mut(STATS * cut.width) {
-        strip.fill(0.0);
-        strip[Stat::Max as usize * cut.width..][..cut.width].fill(LOWEST);
-    }
-    for first in slab.tokens.clone().step_by(panel_rows) {
-        let count = panel_rows.min(slab.tokens.end - first);
-        let weights = padded_weights(cut, slab.input.w, first, count, copy);
-        for (strip, stats) in stats.chunks_exact_mut(STATS * cut.width).enumerate() {
-            let from = slab.columns[strip * cut.strip_len()..].as_ptr();
-            let columns = In {
-                ptr: from,
-                stride: cut.width,
-            };
-            let rows = count.next_multiple_of(V::STEP);
-            V::product::<NV, false>(rows, cut.dim, weights, columns, scores, false);
-            if slab.entropy {
-                update::<V, NV, true>(count, scores.ptr, stats);
-            } else {
-                update::<V, NV, false>(count, scores.ptr, stats);
-            }
-            let targets = &slab.input.targets[cut.strip_rows(strip)];
-            for (lane, &target) in targets.iter().enumerate() {
-                let token = (target as usize).wrapping_sub(first);
-                if token < count {
-                    stats[Stat::Target as usize * cut.width + lane] =
-                        *scores.ptr.add(token * cut.width + lane);
-                }
-            }
-        }
-    }
-}
-
-/// Adds the logits of `count` tokens, `[count, lanes]`, to a strip's statistics.
-#[inline(always)]
-unsafe fn update<V: Vector, const NV: usize, const ENTROPY: bool>(
-    count: usize,
-    scores: *const f32,
-    stats: &mut [f32],
-) {
-    let mut v = 0;
-    while v < NV {
-        let at = |stat: Stat| (stat as usize * NV + v) * V::LANES;
-        let before = V::load(stats.as_ptr().add(at(Stat::Max)));
-        let mut max = before;
-        for token in 0..count {
-            max = max.max(V::load(scores.add((token * NV + v) * V::LANES)));
-        }
-        let shrink = exp2(before.sub(max));
-        let mut total = V::load(stats.as_ptr().add(at(Stat::Total)));
-        let mut weighted = V::load(stats.as_ptr().add(at(Stat::Weighted)));
-        if ENTROPY {
-            // A sum over logits relative to the old largest becomes one relative to the new; where
-            // there was none yet, `total` is 0 and the first factor finite.
-            weighted = before.sub(max).mul(total).add(weighted).mul(shrink);
-        }
-        total = total.mul(shrink);
-        for token in 0..count {
-            let below = V::load(scores.add((token * NV + v) * V::LANES)).sub(max);
+        let max = tail.iter().copied().fold(max.max_lane(), f32::max);
+        let mut sum = V::splat(0.0);
+        let mut weighted = V::splat(0.0);
+        for part in vectors.chunks_exact(V::LANES) {
+            let below = V::load(part.as_ptr()).sub(V::splat(max)).mul(V::splat(scale));
             let e = exp2(below);
-            total = total.add(e);
-            if ENTROPY {
+            sum = sum.add(e);
+            if entropy {
                 weighted = e.fma(below, weighted);
             }
         }
-        max.store(stats.as_mut_ptr().add(at(Stat::Max)));
-        total.store(stats.as_mut_ptr().add(at(Stat::Total)));
-        weighted.store(stats.as_mut_ptr().add(at(Stat::Weighted)));
-        v += 1;
+        let mut stat = Stat {
+            max,
+            total: f64::from(sum.sum()),
+            weighted: f64::from(weighted.sum()),
+            target: 0.0,
+        };
+        for &product in tail {
+            let below = (f64::from(product) - f64::from(max)) * f64::from(scale);
+            stat.total += below.exp2();
+            stat.weighted += below.exp2() * below;
+        }
+        stat
     }
 }
 
-/// Joins the slabs of each row, in their order and in f64.
-fn merge(
-    dev: &Device,
-    input: &LinearLogprob<'_>,
-    cut: &Cut,
-    stats: &[f32],
-    slab_rows: usize,
+/// Log-probabilities, log-sum-exps and entropies from the statistics of whole rows; notes what the kept
+/// logits are of.
+fn finish(
+    stats: &[Stat],
+    scale: f32,
     out: LogprobOut<'_>,
+    kept: &mut Kept,
+    input: &LinearLogprob<'_>,
 ) {
-    let strip_len = STATS * cut.width;
-    let (logprob, lse) = (SharedMut::new(out.logprob), SharedMut::new(out.lse));
-    let entropy = out.entropy.map(SharedMut::new);
-    dev.pool().parallel_for(cut.strips, &|strip| {
-        for (lane, row) in cut.strip_rows(strip).enumerate() {
-            let stat = |slab: &[f32], stat: Stat| {
-                f64::from(slab[strip * strip_len + stat as usize * cut.width + lane])
-            };
-            let slabs = || stats.chunks_exact(cut.strips * strip_len);
-            let max = slabs()
-                .map(|s| stat(s, Stat::Max))
-                .fold(f64::NEG_INFINITY, f64::max);
-            let (mut total, mut weighted) = (0.0, 0.0);
-            for slab in slabs() {
-                let below = stat(slab, Stat::Max) - max;
-                let factor = below.exp2();
-                let sum = stat(slab, Stat::Total);
-                total += factor * sum;
-                weighted += factor * (stat(slab, Stat::Weighted) + below * sum);
-            }
-            let slab = input.targets[row] as usize / slab_rows;
-            let target = slabs()
-                .nth(slab)
-                .map_or(f64::NAN, |s| stat(s, Stat::Target));
-            let log_total = max + total.log2();
-            // SAFETY: each row lies in one strip.
-            unsafe {
-                logprob.range(row..row + 1)[0] = ((target - log_total) * LN_2) as f32;
-                lse.range(row..row + 1)[0] = (log_total * LN_2) as f32;
-                if let Some(entropy) = entropy {
-                    entropy.range(row..row + 1)[0] =
-                        ((total.log2() - weighted / total) * LN_2) as f32;
-                }
-            }
+    let scale = f64::from(scale);
+    for (row, stat) in stats.iter().enumerate() {
+        let max = f64::from(stat.max);
+        let above = (f64::from(stat.target) - max) * scale - stat.total.log2();
+        out.logprob[row] = (above * LN_2) as f32;
+        out.lse[row] = ((max * scale + stat.total.log2()) * LN_2) as f32;
+    }
+    if let Some(entropy) = out.entropy {
+        for (entropy, stat) in entropy.iter_mut().zip(stats) {
+            let mean_below = stat.weighted / stat.total;
+            *entropy = ((stat.total.log2() - mean_below) * LN_2) as f32;
         }
-    });
+    }
+    (kept.dim, kept.vocab) = (input.dim, input.vocab());
+    kept.temperature = input.temperature;
+    kept.targets.clear();
+    kept.targets.extend_from_slice(input.targets);
+    kept.lse.clear();
+    kept.lse.extend_from_slice(out.lse);
 }

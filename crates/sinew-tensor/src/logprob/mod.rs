@@ -1,18 +1,30 @@
-//! Log-probabilities of chosen tokens under a linear head, without storing the logits.
+//! Log-probabilities of chosen tokens under a linear head.
 //!
-//! Forward and backward go through the vocabulary in panels; each panel's logits live in cache only.
-//! A row's result does not depend on the other rows, on the number of threads or on their timing.
+//! Forward and backward go through the vocabulary in sections, whose logits are products of blocks of rows
+//! ([`crate::gemm`]). A section's logits stay in cache; backward computes them again, except those for which
+//! the caller grants memory ([`LogprobScratch::keeping`]): a quarter of the work.
+//! A row's log-probability does not depend on the other rows, on the number of threads or on their timing,
+//! and no result on what was kept. With AMX, logits and gradients are products of rounded operands
+//! ([`crate::amx`]), as those of the engine are.
 
 mod backward;
 mod forward;
-mod strips;
 
 use std::f32::consts::LOG2_E;
+use std::ops::Range;
 
-use crate::attention::Workspaces;
 use crate::buffer::Scratch;
 use crate::device::Device;
+use crate::matrix::Mat;
 use crate::simd::{exp, simd_fn};
+use forward::Stat;
+
+/// Tokens of a section. A constant, so that sums over the vocabulary do not depend on the rows.
+const SECTION: usize = 2048;
+/// Rows of a block at most: with a section's logits (16 MiB) they stay in the last-level cache.
+const BLOCK_ROWS: usize = 2048;
+/// Rows that a task takes through a section.
+const ROW_GRAIN: usize = 8;
 
 /// Hidden states, the head's weights and the tokens asked about.
 #[derive(Clone, Copy, Debug)]
@@ -64,12 +76,67 @@ impl LogprobGrad<'_> {
 /// Memory that the operators keep between calls.
 #[derive(Debug, Default)]
 pub struct LogprobScratch {
+    /// Values of logits that forward may keep.
+    limit: usize,
+    kept: Kept,
+    /// `[kept rows, vocab]`
+    logits: Scratch,
+    /// `[BLOCK_ROWS, SECTION]`
+    section: Scratch,
+    stats: Vec<Stat>,
+    /// Rows of a backward pass, and of some of them hidden states and their gradients.
+    order: Vec<u32>,
     rows: Scratch,
-    columns: Scratch,
-    stats: Scratch,
     d_rows: Scratch,
-    d_logits: Scratch,
-    workspaces: Workspaces,
+}
+
+/// Which forward pass the kept logits are of.
+#[derive(Debug, Default)]
+struct Kept {
+    /// The first rows have their logits kept.
+    rows: usize,
+    dim: usize,
+    vocab: usize,
+    temperature: f32,
+    targets: Vec<u32>,
+    lse: Vec<f32>,
+}
+
+impl LogprobScratch {
+    /// Forward keeps the logits of as many rows as fit in `values` values, for the backward pass that
+    /// follows with the same input. Without ([`Default`]) it keeps none.
+    #[must_use]
+    pub fn keeping(values: usize) -> Self {
+        Self {
+            limit: values,
+            ..Self::default()
+        }
+    }
+
+    /// Rows whose logits are kept and are those of `input`; they can be used once.
+    fn take_kept(&mut self, input: &LinearLogprob<'_>, lse: &[f32]) -> usize {
+        let rows = std::mem::take(&mut self.kept.rows);
+        let kept = &self.kept;
+        let same = (kept.dim, kept.vocab) == (input.dim, input.vocab())
+            && kept.temperature.to_bits() == input.temperature.to_bits()
+            && kept.targets == input.targets
+            && kept.lse == lse;
+        if same { rows } else { 0 }
+    }
+}
+
+/// `range` in parts of nearly equal size, as few as `most` values in each allow.
+fn parts(range: Range<usize>, most: usize) -> impl Iterator<Item = Range<usize>> {
+    let (start, len) = (range.start, range.len());
+    let count = len.div_ceil(most);
+    (0..count).map(move |i| start + i * len / count..start + (i + 1) * len / count)
+}
+
+/// The sections of a vocabulary.
+fn sections(vocab: usize) -> impl Iterator<Item = Range<usize>> {
+    (0..vocab)
+        .step_by(SECTION)
+        .map(move |first| first..(first + SECTION).min(vocab))
 }
 
 impl LinearLogprob<'_> {
@@ -102,7 +169,13 @@ impl LinearLogprob<'_> {
         );
     }
 
-    /// What hidden states are multiplied with, so that logits come in units of `ln 2`.
+    /// Weights of `tokens`.
+    fn weights(&self, tokens: &Range<usize>) -> Mat<'_> {
+        let rows = &self.w[tokens.start * self.dim..tokens.end * self.dim];
+        Mat::new(rows, tokens.len(), self.dim)
+    }
+
+    /// What products are multiplied with to be logits in units of `ln 2`.
     fn scale(&self) -> f32 {
         LOG2_E / self.temperature
     }

@@ -277,7 +277,7 @@ fn rows_without_gradient_are_left_out() {
 
 #[test]
 fn several_sections_and_no_rows_work() {
-    // 4400 rows leave some 1900 tokens to a section.
+    // Several blocks of rows and two sections.
     let mut case = Case::new(4400, 2100, 8, 1.0, 4);
     case.temperature = 1.3;
     let (d_logprob, d_entropy) = (random(4400, 1), random(4400, 2));
@@ -288,6 +288,54 @@ fn several_sections_and_no_rows_work() {
     assert_close("dx", &dx, &exact_dx, 1e-5);
     assert_close("dw", &dw, &exact_dw, 1e-5);
     Case::new(0, 10, 8, 1.0, 4).check(1);
+}
+
+/// Logits that are kept change no bit, whether all rows have them, some or none, and are not taken for
+/// those of another pass.
+#[test]
+fn kept_logits_change_nothing() {
+    let (n, vocab) = (130, 2500);
+    let mut case = Case::new(n, vocab, 24, 2.0, 6);
+    case.temperature = 0.8;
+    let other = Case::new(n, vocab, 24, 2.0, 60);
+    let dev = Device::new(KernelSet::detect_f32(), 2);
+    let mut d_logprob = random(n, 2);
+    let d_entropy = vec![0.0; n];
+    for sparse in [false, true] {
+        if sparse {
+            d_logprob[20..].fill(0.0);
+        }
+        let expected = case.backward(&dev, &d_logprob, &d_entropy);
+        for values in [0, 70 * vocab, n * vocab] {
+            let mut scratch = LogprobScratch::keeping(values);
+            let [mut logprob, mut lse] = [(); 2].map(|()| vec![0.0; n]);
+            let mut forward = |case: &Case, scratch: &mut LogprobScratch| {
+                let out = LogprobOut {
+                    logprob: &mut logprob,
+                    lse: &mut lse,
+                    entropy: None,
+                };
+                linear_logprob_forward(&dev, &case.input(), out, scratch);
+                lse.clone()
+            };
+            let lse = forward(&case, &mut scratch);
+            let grad = LogprobGrad {
+                lse: &lse,
+                d_logprob: &d_logprob,
+                entropy: None,
+            };
+            let backward = |scratch: &mut LogprobScratch| {
+                let (mut dx, mut dw) = (vec![f32::NAN; n * 24], vec![0.5; vocab * 24]);
+                let (input, dw_out) = (case.input(), Some(&mut dw[..]));
+                linear_logprob_backward(&dev, &input, grad, &mut dx, dw_out, scratch);
+                (dx, dw)
+            };
+            assert_eq!(backward(&mut scratch), expected, "{values} kept");
+            assert_eq!(backward(&mut scratch), expected, "used twice");
+            forward(&other, &mut scratch);
+            assert_eq!(backward(&mut scratch), expected, "of another pass");
+        }
+    }
 }
 
 #[test]

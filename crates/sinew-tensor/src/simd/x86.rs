@@ -6,7 +6,7 @@
 
 use std::arch::x86_64::*;
 
-use super::Vector;
+use super::{HIGH_HALF, Vector};
 
 /// 16 lanes, AVX-512.
 #[derive(Clone, Copy)]
@@ -105,6 +105,17 @@ impl Vector for F32x16 {
         let low = _mm512_castps512_ps256(self.0);
         let high = _mm512_extractf32x8_ps::<1>(self.0);
         F32x8(_mm256_max_ps(low, high)).max_lane()
+    }
+    #[inline(always)]
+    unsafe fn widen<const NV: usize>(p: *const u32, j: usize) -> Self {
+        const { assert!(NV == 2, "a vector of words holds two of values") };
+        let words = _mm512_maskz_loadu_epi32(!0, p.cast());
+        let halves = if j == 0 {
+            _mm512_slli_epi32::<16>(words)
+        } else {
+            _mm512_and_si512(words, _mm512_set1_epi32(HIGH_HALF.cast_signed()))
+        };
+        Self(_mm512_castsi512_ps(halves))
     }
     #[inline(always)]
     unsafe fn transpose(src: *const f32, ld: usize, rows: usize, dst: *mut f32, ldd: usize) {
@@ -255,6 +266,17 @@ impl Vector for F32x8 {
         );
         let pair = _mm_max_ps(quad, _mm_movehl_ps(quad, quad));
         _mm_cvtss_f32(_mm_max_ss(pair, _mm_movehdup_ps(pair)))
+    }
+    #[inline(always)]
+    unsafe fn widen<const NV: usize>(p: *const u32, j: usize) -> Self {
+        const { assert!(NV == 2, "a vector of words holds two of values") };
+        let words = _mm256_loadu_si256(p.cast());
+        let halves = if j == 0 {
+            _mm256_slli_epi32::<16>(words)
+        } else {
+            _mm256_and_si256(words, _mm256_set1_epi32(HIGH_HALF.cast_signed()))
+        };
+        Self(_mm256_castsi256_ps(halves))
     }
     #[inline(always)]
     unsafe fn transpose(src: *const f32, ld: usize, rows: usize, dst: *mut f32, ldd: usize) {
