@@ -73,3 +73,31 @@ async fn programs_files_and_endings() {
         (&b"out\n"[..], &b"err\n"[..])
     );
 }
+
+#[tokio::test]
+async fn attacks_that_only_machines_have() {
+    let provider = provider();
+    let mut rows = Vec::new();
+    let mut on_row = |row: sinew_attack::attack::AttackRow| rows.push(row);
+    // Halts and frames that never end take ten seconds each to be told from slow guests.
+    for filter in [
+        "48 ",
+        "80 panic",
+        "80 reboot",
+        "81 ",
+        "82 ",
+        "83 frame of",
+        "83 output",
+        "83 frames",
+        "84 ",
+    ] {
+        sinew_microvm::attack::run_own(&provider, filter, &mut on_row)
+            .await
+            .expect("attacks");
+    }
+    for row in &rows {
+        let held = row.outcome == sinew_attack::attack::AttackOutcome::Held;
+        assert!(held, "{}: {}", row.case, row.why);
+    }
+    assert_eq!(rows.len(), 11);
+}
