@@ -109,21 +109,22 @@ impl Residue {
         Self {
             processes: processes.len(),
             groups,
-            mounts: mounts.lines().count(),
+            mounts: mounts.lines().filter(|l| of_sandboxes(l)).count(),
         }
     }
 
     /// What there is once nothing changes any more: sandboxes that live on, and pools, get
     /// interpreters ready for what comes next.
     pub(crate) async fn settled() -> Self {
-        let mut last = Self::now();
+        let (mut last, mut still) = (Self::now(), 0);
         for _ in 0..100 {
-            tokio::time::sleep(Duration::from_millis(12)).await;
+            tokio::time::sleep(Duration::from_millis(15)).await;
             let now = Self::now();
-            if now == last {
+            still = if now == last { still + 1 } else { 0 };
+            last = now;
+            if still == 2 {
                 break;
             }
-            last = now;
         }
         last
     }
@@ -149,6 +150,16 @@ impl Residue {
         }
         left
     }
+}
+
+/// Whether a line of `/proc/PID/mounts` is at a place where sandboxes mount in namespaces of
+/// their own; the host itself and others mount elsewhere meanwhile.
+fn of_sandboxes(line: &str) -> bool {
+    let point = line.split(' ').nth(1).unwrap_or_default();
+    let inside = point.strip_prefix("/root").unwrap_or(point);
+    let exact = ["", "/", "/work", "/tmp", "/proc", "/etc/alternatives"];
+    let below = ["/sb", "/usr", "/bin", "/sbin", "/lib", "/dev"];
+    exact.contains(&inside) || below.iter().any(|folder| inside.starts_with(folder))
 }
 
 /// All processes below `root`, from the host's view.

@@ -138,13 +138,13 @@ print(len('ab'), json.dumps([1]), math.pi > 3.14, random.random() != 0.5, '/work
     }
 }
 
-/// The interpreter that is forked has one thread, no file but its sockets, no environment.
 /// How many PID namespaces a process is in (`/proc/PID/status`).
 fn depth(status: &str) -> usize {
     let ids = status.lines().find_map(|l| l.strip_prefix("NSpid:"));
     ids.map_or(0, |ids| ids.split_whitespace().count())
 }
 
+/// The interpreter that is forked has one thread, no file but its sockets, no environment.
 async fn zygote_seen(provider: &dyn SandboxProvider, _: &Witness) -> Result<Verdict, SandboxError> {
     let mut sandbox = provider.acquire(&spec()).await?;
     let result = python(sandbox.as_mut(), "print(1)").await?;

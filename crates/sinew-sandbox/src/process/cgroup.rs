@@ -33,7 +33,8 @@ pub(crate) struct Group {
     memory: Option<Rc<OwnedFd>>,
     pids: Option<Rc<OwnedFd>>,
     v2: bool,
-    before: CgroupEvents,
+    /// What [`Group::failures`] counted before this execution.
+    before: (u64, u64),
     used: bool,
 }
 
@@ -107,7 +108,7 @@ impl Hierarchy {
             memory: self.memory_v1.clone().or_else(|| self.v2.clone()),
             pids: self.pids_v1.clone().or_else(|| self.v2.clone()),
             v2: self.v2.is_some(),
-            before: CgroupEvents::default(),
+            before: (0, 0),
             used: false,
         };
         let failed = |what: &str, e: &dyn std::fmt::Display| format!("cgroup {what}: {e}");
@@ -240,18 +241,24 @@ impl Group {
         self.number(self.memory.as_ref(), file).unwrap_or(0)
     }
 
-    fn read(&self) -> CgroupEvents {
-        let (ooms, peak) = if self.v2 {
-            ("memory.events", "memory.peak")
-        } else {
-            ("memory.oom_control", "memory.max_usage_in_bytes")
+    fn peak_memory_bytes(&self) -> u64 {
+        let file = match self.v2 {
+            true => "memory.peak",
+            false => "memory.max_usage_in_bytes",
         };
-        let memory = self.memory.as_ref();
-        CgroupEvents {
-            oom_kills: number_after(&self.text(memory, ooms), "oom_kill "),
-            process_refusals: number_after(&self.text(self.pids.as_ref(), "pids.events"), "max "),
-            peak_memory_bytes: self.number(memory, peak).unwrap_or(0),
-        }
+        self.number(self.memory.as_ref(), file).unwrap_or(0)
+    }
+
+    /// Kills for lack of memory and refusals of processes, ever.
+    fn failures(&self) -> (u64, u64) {
+        let ooms = match self.v2 {
+            true => "memory.events",
+            false => "memory.oom_control",
+        };
+        (
+            number_after(&self.text(self.memory.as_ref(), ooms), "oom_kill "),
+            number_after(&self.text(self.pids.as_ref(), "pids.events"), "max "),
+        )
     }
 
     /// Called before an execution: counters start from here.
@@ -264,18 +271,17 @@ impl Group {
         if let Some(dir) = self.memory.as_ref().filter(|_| !self.v2) {
             let _ = write(dir, &self.path("memory.max_usage_in_bytes"), "0");
         }
-        self.before = self.read();
+        self.before = self.failures();
     }
 
-    /// What happened since [`Group::begin`].
-    pub(crate) fn events(&self) -> CgroupEvents {
-        let now = self.read();
+    /// What happened since [`Group::begin`]; `failed` if the program did, else nothing that
+    /// tells why is read.
+    pub(crate) fn events(&self, failed: bool) -> CgroupEvents {
+        let now = if failed { self.failures() } else { self.before };
         CgroupEvents {
-            oom_kills: now.oom_kills.saturating_sub(self.before.oom_kills),
-            process_refusals: now
-                .process_refusals
-                .saturating_sub(self.before.process_refusals),
-            peak_memory_bytes: now.peak_memory_bytes,
+            oom_kills: now.0.saturating_sub(self.before.0),
+            process_refusals: now.1.saturating_sub(self.before.1),
+            peak_memory_bytes: self.peak_memory_bytes(),
         }
     }
 

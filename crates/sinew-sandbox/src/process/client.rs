@@ -112,8 +112,8 @@ impl Client {
                         let _ = waiter.send(error.map_or(Ok(Answer { file, stats }), Err));
                     }
                 }
-                Reply::Ended { id, end } => {
-                    let waiter = self.lock().ends.remove(&id);
+                Reply::Ended { seq, end } => {
+                    let waiter = self.lock().ends.remove(&seq);
                     if let Some(waiter) = waiter {
                         let _ = waiter.send(end);
                     }
@@ -134,14 +134,26 @@ impl Client {
         let _ = send(self.socket.as_fd(), &Numbered { seq, request }, &[]);
     }
 
-    /// Waits for the end of what will run in a sandbox.
-    pub(super) fn end_of(&self, id: u64) -> oneshot::Receiver<End> {
+    /// Asks for an execution; its end comes by itself.
+    pub(super) fn run(
+        &self,
+        request: Request,
+        fds: &[RawFd],
+    ) -> Result<oneshot::Receiver<End>, SandboxError> {
+        let seq = self.number();
         let (sender, receiver) = oneshot::channel();
-        let mut waiting = self.lock();
-        if waiting.dead.is_none() {
-            waiting.ends.insert(id, sender);
+        {
+            let mut waiting = self.lock();
+            if let Some(dead) = &waiting.dead {
+                return Err(SandboxError::Died(dead.clone()));
+            }
+            waiting.ends.insert(seq, sender);
         }
-        receiver
+        if let Err(e) = send(self.socket.as_fd(), &Numbered { seq, request }, fds) {
+            self.lock().ends.remove(&seq);
+            return Err(io_error("ask the spawner", e));
+        }
+        Ok(receiver)
     }
 
     pub(super) async fn ask(

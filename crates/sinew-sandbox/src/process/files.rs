@@ -60,6 +60,11 @@ impl Layer {
 const FIRST_UID: u32 = 200_000;
 const UIDS: u32 = 60_000;
 
+/// First and last user id that a sandbox can have.
+pub(crate) fn uid_range() -> (u32, u32) {
+    (FIRST_UID + 1, FIRST_UID + UIDS)
+}
+
 /// User ids that are free.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Users {
@@ -182,8 +187,10 @@ fn set_fd(context: &OwnedFd, key: &str, value: &OwnedFd) -> Outcome<()> {
     check("fsconfig", result).map(|_| ())
 }
 
-/// FSCONFIG_CMD_CREATE, then a mount without set-user-id and devices.
-fn make(context: &OwnedFd) -> Outcome<OwnedFd> {
+const MOUNT_ATTR_NOEXEC: i32 = 8;
+
+/// FSCONFIG_CMD_CREATE, then a mount without set-user-id and devices and with `more` attributes.
+fn make(context: &OwnedFd, more: i32) -> Outcome<OwnedFd> {
     let fd = context.as_raw_fd();
     // SAFETY: no pointers.
     check("mount", unsafe {
@@ -192,7 +199,7 @@ fn make(context: &OwnedFd) -> Outcome<OwnedFd> {
     // FSMOUNT_CLOEXEC; MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV.
     // SAFETY: no pointers.
     owned("fsmount", unsafe {
-        libc::syscall(libc::SYS_fsmount, fd, 1, 2 | 4)
+        libc::syscall(libc::SYS_fsmount, fd, 1, 2 | 4 | more)
     })
 }
 
@@ -210,7 +217,21 @@ fn copy_mount(mount: &OwnedFd, folder: &str) -> std::io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(copy as i32) })
 }
 
-fn move_mount(mount: &OwnedFd, target: &str) -> std::io::Result<()> {
+/// A `/proc` of this process's PID namespace, mounted nowhere. It shows a process its own kind.
+pub(crate) fn new_proc() -> std::io::Result<OwnedFd> {
+    let new = |hide: bool| -> Outcome<OwnedFd> {
+        let context = fsopen("proc")?;
+        if hide {
+            set(&context, "hidepid", "invisible")?;
+        }
+        make(&context, MOUNT_ATTR_NOEXEC)
+    };
+    new(true)
+        .or_else(|_| new(false))
+        .map_err(|_| std::io::Error::last_os_error())
+}
+
+pub(crate) fn move_mount(mount: &OwnedFd, target: &str) -> std::io::Result<()> {
     let target = CString::new(target)?;
     // SAFETY: strings that end in zero; 4 is MOVE_MOUNT_F_EMPTY_PATH.
     let moved = unsafe {
@@ -231,7 +252,7 @@ fn move_mount(mount: &OwnedFd, target: &str) -> std::io::Result<()> {
 
 /// Whether this kernel copies mounts that are mounted nowhere.
 pub(crate) fn can_detach() -> bool {
-    let made = fsopen("tmpfs").and_then(|context| make(&context));
+    let made = fsopen("tmpfs").and_then(|context| make(&context, 0));
     made.is_ok_and(|mount| copy_mount(&mount, "").is_ok())
 }
 
@@ -240,7 +261,7 @@ fn store(bytes: u64, inodes: u64, attach_as: Option<PathBuf>) -> Outcome<Store> 
     set(&context, "size", &bytes.to_string())?;
     set(&context, "nr_inodes", &inodes.to_string())?;
     set(&context, "mode", "0755")?;
-    attached(make(&context)?, attach_as)
+    attached(make(&context, 0)?, attach_as)
 }
 
 fn attached(mount: OwnedFd, attach_as: Option<PathBuf>) -> Outcome<Store> {
@@ -338,7 +359,7 @@ impl Files {
         }
         let name = format!("{}.merged", self.serial);
         let path = (!self.detached).then(|| Path::new(ATTACHED).join(name));
-        self.merged = Some(attached(make(&context)?, path)?);
+        self.merged = Some(attached(make(&context, 0)?, path)?);
         Ok(())
     }
 
@@ -371,6 +392,11 @@ impl Files {
             Some(merged) => open_folder(&merged.mount, "."),
             None => open_folder(&self.store.mount, &self.top),
         }
+    }
+
+    /// The folders `work` and `tmp`.
+    pub(crate) fn folders(&self) -> Outcome<(OwnedFd, OwnedFd)> {
+        Ok((self.work()?, open_folder(&self.store.mount, "tmp")?))
     }
 
     /// Freezes the work folder; nothing may run in the sandbox meanwhile.

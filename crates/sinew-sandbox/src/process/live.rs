@@ -1,12 +1,13 @@
 //! What the spawner does for each live sandbox: rooms, programs in them, and their ends.
 
 use super::cgroup::Group;
+use super::ends::WARM_PAUSE;
 use super::files::Files;
-use super::messages::{Creation, End, Exit, Notice, Reply, Start, send_bytes};
+use super::messages::{Creation, End, Exit, Notice, Start, send_bytes};
 use super::plan::{self, Confinement, Plan, Who};
-use super::room::{Room, loopback_up};
+use super::room::{NetNs, Room, loopback_up};
 use super::spawner::Spawner;
-use super::zygote::{BASE_ENV, MAX_STARTS, exec};
+use super::zygote::{BASE_ENV, exec};
 use crate::port::{Limits, Network};
 use nix::poll::PollTimeout;
 use nix::sched::{CloneFlags, setns, unshare};
@@ -14,10 +15,6 @@ use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
 use std::ffi::CString;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::time::{Duration, Instant};
-
-/// Pause after an execution before the next interpreter is made ready: a sandbox that is used
-/// once is destroyed meanwhile.
-const WARM_PAUSE: Duration = Duration::from_millis(3);
 
 /// What a child of the spawner is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,13 +36,13 @@ pub(super) enum Role {
 /// A program on its way into a room.
 #[derive(Debug)]
 pub(super) struct Entrant {
-    serial: u32,
-    pid: Option<i32>,
-    way: Way,
+    pub(super) serial: u32,
+    pub(super) pid: Option<i32>,
+    pub(super) way: Way,
 }
 
 #[derive(Debug)]
-enum Way {
+pub(super) enum Way {
     /// Waits for its room to be ready; then it is forked.
     Program {
         argv: Vec<CString>,
@@ -63,8 +60,8 @@ enum Way {
 }
 
 #[derive(Debug)]
-struct RoomState {
-    serial: u32,
+pub(super) struct RoomState {
+    pub(super) serial: u32,
     pid: i32,
     ready: bool,
 }
@@ -72,24 +69,28 @@ struct RoomState {
 /// One live sandbox.
 #[derive(Debug)]
 pub(super) struct Live {
-    creation: Creation,
+    pub(super) creation: Creation,
     pub(super) group: Group,
     pub(super) files: Files,
+    /// Of landlock, for these files.
+    ruleset: Option<OwnedFd>,
     net_ns: Option<OwnedFd>,
-    room: Option<RoomState>,
+    pub(super) room: Option<RoomState>,
     serial: u32,
-    warm: Option<Entrant>,
-    running: Option<Entrant>,
+    pub(super) warm: Option<Entrant>,
+    pub(super) running: Option<Entrant>,
+    /// Number of the request that runs.
+    pub(super) run: u64,
     /// The end of what ran, while its room is not gone yet.
-    ended: Option<End>,
+    pub(super) ended: Option<End>,
     /// The interpreter that waits is to make way for a program.
-    evict: bool,
+    pub(super) evict: bool,
     /// A step that failed before hostile code ran.
-    failed: Option<(u32, i32)>,
+    pub(super) failed: Option<(u32, i32)>,
     /// Children that were not reaped yet.
-    children: usize,
+    pub(super) children: usize,
     /// To be answered when it is gone.
-    destroyed_by: Option<u64>,
+    pub(super) destroyed_by: Option<u64>,
 }
 
 impl Live {
@@ -107,7 +108,7 @@ impl Live {
     }
 }
 
-fn kill(pid: i32) {
+pub(super) fn kill(pid: i32) {
     // SAFETY: a child of ours that was not reaped yet.
     unsafe { libc::kill(pid, libc::SIGKILL) };
 }
@@ -118,6 +119,20 @@ fn pidfd(pid: i32) -> Result<OwnedFd, String> {
         match libc::syscall(libc::SYS_pidfd_open, pid, 0) {
             -1 => Err(format!("pidfd_open: {}", std::io::Error::last_os_error())),
             fd => Ok(OwnedFd::from_raw_fd(fd as i32)),
+        }
+    }
+}
+
+/// The network namespace of a child, where the kernel tells it (6.11).
+fn network_of(pid: i32) -> Option<OwnedFd> {
+    // PIDFD_GET_NET_NAMESPACE, _IO(0xFF, 4).
+    const GET_NET_NAMESPACE: libc::c_ulong = 0xFF04;
+    let pidfd = pidfd(pid).ok()?;
+    // SAFETY: no pointers; the descriptor is new and ours.
+    unsafe {
+        match libc::ioctl(pidfd.as_raw_fd(), GET_NET_NAMESPACE, 0) {
+            -1 => None,
+            fd => Some(OwnedFd::from_raw_fd(fd)),
         }
     }
 }
@@ -151,7 +166,7 @@ impl Spawner {
         let inherited = layers.first().and_then(super::files::Layer::user);
         let user = match inherited {
             Some(user) => Some(user),
-            None => self.own_users.then(|| self.users.take()).transpose()?,
+            None => self.new_user()?,
         };
         self.stores += 1;
         let bytes = creation.limits.work_bytes;
@@ -166,11 +181,13 @@ impl Spawner {
             creation,
             group,
             files,
+            ruleset: None,
             net_ns,
             room: None,
             serial: 0,
             warm: None,
             running: None,
+            run: 0,
             ended: None,
             evict: false,
             failed: None,
@@ -215,7 +232,8 @@ impl Spawner {
             limits,
             uid: live.files.uid(),
             filter: &self.filters[usize::from(tcp)],
-            landlock_abi: self.landlock_abi,
+            landlock_abi: self.landlock.as_ref().map_or(0, |common| common.abi),
+            has_ruleset: true,
             limit_user_processes: self.hierarchy.limits_processes().is_none(),
             limit_address_space: self.hierarchy.limits_memory().is_none(),
             tcp,
@@ -224,9 +242,24 @@ impl Spawner {
     }
 
     fn open_room(&mut self, id: u64) -> Result<(), String> {
+        let live = self.live.get_mut(&id).ok_or("no such sandbox")?;
+        let tcp = live.creation.network == Network::Loopback;
+        if let (None, Some(common)) = (&live.ruleset, &self.landlock) {
+            let (work, tmp) = live.files.folders()?;
+            live.ruleset = Some(common.ruleset(&work, &tmp, tcp)?);
+        }
+        let used = match live.net_ns {
+            None => self.networks.pop(),
+            Some(_) => None,
+        };
         let live = self.live.get(&id).ok_or("no such sandbox")?;
         let serial = live.serial + 1;
-        let plan = Plan::confine(Who::Init, &self.confinement(live));
+        let filter = &self.init_filter;
+        let confinement = Confinement {
+            filter,
+            ..self.confinement(live)
+        };
+        let plan = Plan::confine(Who::Init, &confinement);
         let pid = match fork(libc::CLONE_NEWPID)? {
             0 => Room {
                 notice: Notice {
@@ -239,7 +272,14 @@ impl Spawner {
                 group: &live.group,
                 files: &live.files,
                 plan,
-                net_ns: live.net_ns.as_ref(),
+                ruleset: live.ruleset.as_ref(),
+                net_ns: match (&live.net_ns, &used) {
+                    (Some(own), _) => NetNs::Shared(own),
+                    (None, Some(used)) => NetNs::Used(used),
+                    (None, None) => NetNs::New,
+                },
+                at_root: self.detached,
+                proc_below: self.proc_below,
                 notices: self.notices_in.as_raw_fd(),
             }
             .run(),
@@ -295,7 +335,7 @@ impl Spawner {
     pub(super) fn exec(
         &mut self,
         id: u64,
-        start: Start,
+        (seq, start): (u64, Start),
         env: Vec<(String, String)>,
         files: Vec<OwnedFd>,
     ) -> Result<(), String> {
@@ -304,6 +344,7 @@ impl Spawner {
         }
         let live = self.idle(id)?;
         live.group.begin();
+        live.run = seq;
         if live.room.is_none() {
             self.open_room(id)?;
         }
@@ -374,7 +415,7 @@ impl Spawner {
     }
 
     /// Does for a sandbox what can be done now that its room or its program got further.
-    fn advance(&mut self, id: u64) {
+    pub(super) fn advance(&mut self, id: u64) {
         let Some(live) = self.live.get(&id) else {
             return;
         };
@@ -392,13 +433,19 @@ impl Spawner {
             self.lost(id, why);
             return;
         }
-        let confinement = self.live.get(&id).map(|l| self.confinement(l));
-        let Some(plan) = confinement.map(|c| Plan::confine(Who::Python, &c)) else {
-            return;
-        };
+        let enters = |e: &Entrant| matches!(e.way, Way::Python { entered: false, .. });
+        let confinement = self.live.get(&id).and_then(|live| {
+            let enters = [&live.running, &live.warm]
+                .into_iter()
+                .flatten()
+                .any(enters);
+            enters.then(|| self.confinement(live))
+        });
+        let plan = confinement.map(|c| Plan::confine(Who::Python, &c).encode());
         let Some(live) = self.live.get_mut(&id) else {
             return;
         };
+        let ruleset = live.ruleset.as_ref().map(AsRawFd::as_raw_fd);
         let both = [live.running.as_mut(), live.warm.as_mut()];
         for entrant in both.into_iter().flatten() {
             if entrant.serial != serial || entrant.pid.is_none() {
@@ -411,9 +458,9 @@ impl Spawner {
                 program,
             } = &mut entrant.way
             {
-                if !*entered && let Ok(fd) = pidfd(pid) {
-                    *entered =
-                        send_bytes(socket.as_fd(), &plan.encode(), &[fd.as_raw_fd()]).is_ok();
+                if !*entered && let (Ok(fd), Some(plan)) = (pidfd(pid), &plan) {
+                    let fds: Vec<RawFd> = [fd.as_raw_fd()].into_iter().chain(ruleset).collect();
+                    *entered = send_bytes(socket.as_fd(), plan, &fds).is_ok();
                 }
                 if *entered && let Some((packet, files)) = program.take() {
                     let raw: Vec<RawFd> = files.iter().map(AsRawFd::as_raw_fd).collect();
@@ -442,7 +489,8 @@ impl Spawner {
         if let Ok(0) = forked {
             let done = live.group.join(0);
             let done = done.map_err(|e| (plan::JOIN, e.raw_os_error().unwrap_or(0)));
-            let failed = done.and_then(|()| plan.run(fd.as_raw_fd())).err();
+            let ruleset = live.ruleset.as_ref().map_or(-1, AsRawFd::as_raw_fd);
+            let failed = done.and_then(|()| plan.run(fd.as_raw_fd(), ruleset)).err();
             let (step, errno) = failed.unwrap_or_else(|| {
                 let raw: Vec<RawFd> = files.iter().map(AsRawFd::as_raw_fd).collect();
                 (plan::EXECVE, exec(&raw, &argv, &env))
@@ -513,7 +561,9 @@ impl Spawner {
                 }
             }
             Notice::FAILED if id != 0 => {
-                if let Some(live) = self.live.get_mut(&id) {
+                // What was on its way into a room that is gone does not matter.
+                let live = self.live.get_mut(&id).filter(|l| l.serial == serial);
+                if let Some(live) = live {
                     live.failed = Some((notice.value as u32, notice.errno));
                 }
             }
@@ -522,7 +572,7 @@ impl Spawner {
     }
 
     /// What was to run never did.
-    fn lost(&mut self, id: u64, why: String) {
+    pub(super) fn lost(&mut self, id: u64, why: String) {
         let Some(live) = self.live.get_mut(&id) else {
             return;
         };
@@ -537,7 +587,7 @@ impl Spawner {
             exit,
             cpu_us: 0,
             max_rss_kib: 0,
-            events: live.group.events(),
+            events: live.group.events(true),
             file_bytes: live.files.usage().0,
         });
         self.close_room(id);
@@ -546,13 +596,17 @@ impl Spawner {
 
     /// Killing the first process of a PID namespace kills all of it, whatever sessions or
     /// groups it made.
-    fn close_room(&mut self, id: u64) {
+    pub(super) fn close_room(&mut self, id: u64) {
         let Some(live) = self.live.get_mut(&id) else {
             return;
         };
         live.warm = None;
         live.evict = false;
+        let shared = live.net_ns.is_some();
         if let Some(room) = live.room.take() {
+            if !shared && let Some(network) = network_of(room.pid) {
+                self.leaving.insert(room.pid, network);
+            }
             kill(room.pid);
         }
     }
@@ -587,7 +641,8 @@ impl Spawner {
         self.close_room(id);
         self.stores += 1;
         let files = Files::new(self.stores, bytes, user, self.detached, layers)?;
-        self.idle(id)?.files = files;
+        let live = self.idle(id)?;
+        (live.files, live.ruleset) = (files, None);
         self.to_warm.push_back((Instant::now(), id));
         Ok(())
     }
@@ -596,7 +651,9 @@ impl Spawner {
         self.idle(id)?;
         // Rooms hold the folder as it was.
         self.close_room(id);
-        let layers = self.idle(id)?.files.freeze()?;
+        let live = self.idle(id)?;
+        live.ruleset = None;
+        let layers = live.files.freeze()?;
         self.snapshots.insert(snapshot, layers);
         self.to_warm.push_back((Instant::now() + WARM_PAUSE, id));
         Ok(())
@@ -618,159 +675,6 @@ impl Spawner {
             }
         }
         PollTimeout::NONE
-    }
-
-    pub(super) fn reap(&mut self) {
-        loop {
-            // SAFETY: waits into locals.
-            let (pid, status, usage) = unsafe {
-                let (mut status, mut usage) = (0, std::mem::zeroed::<libc::rusage>());
-                let pid = libc::wait4(-1, &raw mut status, libc::WNOHANG, &raw mut usage);
-                (pid, status, usage)
-            };
-            if pid <= 0 {
-                return;
-            }
-            self.reaped(pid, status, &usage);
-        }
-    }
-
-    fn reaped(&mut self, pid: i32, status: i32, usage: &libc::rusage) {
-        match self.roles.remove(&pid) {
-            None => {
-                self.early.insert(pid, (status, *usage));
-            }
-            Some(Role::Stray) => {}
-            Some(Role::Zygote) => self.zygote_died(),
-            Some(Role::Room { id, serial }) => self.room_died(id, serial),
-            Some(Role::Program { id }) => self.program_died(id, pid, status, usage),
-        }
-    }
-
-    fn zygote_died(&mut self) {
-        self.zygote = None;
-        // Without one, programs start by execve.
-        if self.zygote_starts > 0 && self.zygote_starts < MAX_STARTS {
-            let _ = self.start_zygote();
-        }
-        let unanswered = |e: &Option<Entrant>| {
-            let python = |e: &Entrant| e.pid.is_none() && matches!(e.way, Way::Python { .. });
-            e.as_ref().is_some_and(python)
-        };
-        let lost: Vec<u64> = self.live.keys().copied().collect();
-        for id in lost {
-            if let Some(live) = self.live.get_mut(&id) {
-                if unanswered(&live.warm) {
-                    live.warm = None;
-                }
-                if unanswered(&live.running) {
-                    self.lost(id, "the zygote died".into());
-                }
-            }
-        }
-    }
-
-    fn room_died(&mut self, id: u64, serial: u32) {
-        let Some(live) = self.live.get_mut(&id) else {
-            return;
-        };
-        live.children -= 1;
-        if live.room.as_ref().is_some_and(|r| r.serial == serial) {
-            live.room = None;
-            live.warm = None;
-            live.evict = false;
-        }
-        let waits = |e: &Entrant| e.pid.is_none() && e.serial == serial;
-        if live.running.as_ref().is_some_and(waits) {
-            self.read_notices();
-            self.lost(id, "its room died".into());
-            return;
-        }
-        self.settle(id);
-    }
-
-    fn program_died(&mut self, id: u64, pid: i32, status: i32, usage: &libc::rusage) {
-        self.read_notices();
-        let Some(live) = self.live.get_mut(&id) else {
-            return;
-        };
-        live.children -= 1;
-        if live.warm.as_ref().is_some_and(|w| w.pid == Some(pid)) {
-            live.warm = None;
-            live.evict = false;
-            live.failed = None;
-            self.advance(id);
-            self.settle(id);
-            return;
-        }
-        if live.running.as_ref().is_some_and(|r| r.pid == Some(pid)) {
-            live.running = None;
-            let us = |t: libc::timeval| t.tv_sec as u64 * 1_000_000 + t.tv_usec as u64;
-            let exit = match live.failed.take() {
-                Some((step, errno)) => Exit::SetUp(step, errno),
-                None if libc::WIFSIGNALED(status) => Exit::Signal(libc::WTERMSIG(status)),
-                None => Exit::Code(libc::WEXITSTATUS(status)),
-            };
-            live.ended = Some(End {
-                exit,
-                cpu_us: us(usage.ru_utime) + us(usage.ru_stime),
-                max_rss_kib: usage.ru_maxrss as u64,
-                events: live.group.events(),
-                file_bytes: live.files.usage().0,
-            });
-            // Only the first process is left: nothing of the program's goes on.
-            let alone = live.room.is_some() && live.group.processes() == Some(1);
-            self.close_room(id);
-            if alone {
-                self.tell_end(id);
-            }
-        }
-        self.settle(id);
-    }
-
-    fn tell_end(&mut self, id: u64) {
-        let Some(end) = self.live.get_mut(&id).and_then(|l| l.ended.take()) else {
-            return;
-        };
-        self.reply(&Reply::Ended { id, end }, &[]);
-        if self.live.get(&id).is_some_and(|l| l.creation.warm) {
-            self.to_warm.push_back((Instant::now() + WARM_PAUSE, id));
-        }
-    }
-
-    /// Tells the end of an execution and frees the sandbox once no child of it is left.
-    fn settle(&mut self, id: u64) {
-        if self.live.get(&id).is_none_or(|l| l.children != 0) {
-            return;
-        }
-        self.tell_end(id);
-        let Some(seq) = self.live.get(&id).and_then(|l| l.destroyed_by) else {
-            return;
-        };
-        if let Some(live) = self.live.remove(&id) {
-            let gone = match live.group.remove() {
-                true => Ok(()),
-                false => Err("its cgroup cannot be removed".into()),
-            };
-            drop(live);
-            self.done(seq, gone);
-        }
-    }
-
-    /// Kills everything and removes what would outlive this process.
-    pub(super) fn remove_groups(&mut self) {
-        let ids: Vec<u64> = self.live.keys().copied().collect();
-        for id in &ids {
-            self.close_room(*id);
-        }
-        if let Some(zygote) = self.zygote.take() {
-            kill(zygote.pid);
-        }
-        // SAFETY: waits for children of ours until there is none.
-        while unsafe { libc::waitpid(-1, std::ptr::null_mut(), 0) } > 0 {}
-        for live in self.live.values() {
-            live.group.remove();
-        }
     }
 }
 

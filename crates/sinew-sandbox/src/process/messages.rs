@@ -102,8 +102,8 @@ pub(crate) enum Reply {
         error: Option<String>,
         stats: Option<SpawnerStats>,
     },
-    /// What ran in a sandbox is gone, all of it.
-    Ended { id: u64, end: End },
+    /// What a request ran is gone, all of it, or was never begun.
+    Ended { seq: u64, end: End },
 }
 
 /// What the spawner knows of a sandbox.
@@ -125,6 +125,8 @@ pub(crate) enum Exit {
     SetUp(u32, i32),
     /// It was never started.
     Lost(String),
+    /// It could not even be tried.
+    Refused(String),
 }
 
 /// The end of an execution.

@@ -3,6 +3,7 @@
 mod archive;
 mod cgroup;
 mod client;
+mod ends;
 mod files;
 mod landlock;
 mod live;

@@ -5,6 +5,7 @@
 
 use super::seccomp::Filter;
 use crate::port::Limits;
+use std::os::fd::RawFd;
 
 /// Steps that can fail; the number travels in a notice.
 pub(crate) const STEPS: [&str; 16] = [
@@ -52,7 +53,8 @@ const POKE_SLOT: i64 = -1;
 /// Row that stores the address of a place in the blob (64 bits) in the blob: offset, place.
 const POKE_ADDRESS: i64 = -2;
 
-/// Slot that holds the descriptor of the room's first process at the start.
+/// Slots that hold descriptors at the start: of the room's first process, of a ruleset of
+/// landlock if there is one already.
 const ROOM: u8 = 0;
 const RULESET: u8 = 1;
 const PATH: u8 = 2;
@@ -80,6 +82,8 @@ pub(crate) struct Confinement<'a> {
     pub(crate) uid: Option<u32>,
     pub(crate) filter: &'a Filter,
     pub(crate) landlock_abi: i64,
+    /// Whether a ruleset is made already; else the table makes one.
+    pub(crate) has_ruleset: bool,
     /// Where no cgroup limits processes.
     pub(crate) limit_user_processes: bool,
     /// Address space of a process, where no cgroup limits memory.
@@ -124,7 +128,13 @@ impl Plan {
         let dumpable = i64::from(who != Who::Init);
         plan.prctl(NO_NEW_PRIVS, libc::PR_SET_DUMPABLE, dumpable);
         if c.landlock_abi > 0 {
-            plan.landlock(c.landlock_abi, c.tcp);
+            if !c.has_ruleset {
+                plan.landlock_ruleset(c.landlock_abi, c.tcp);
+            }
+            let ruleset = Arg::Slot(RULESET);
+            let restrict = [ruleset, Arg::Is(0)];
+            plan.call(LANDLOCK, libc::SYS_landlock_restrict_self, &restrict);
+            plan.call(LANDLOCK, libc::SYS_close, &[ruleset]);
         }
         // Only now: a fork of the spawner holds more files than a program may open.
         let files = c.limits.open_files;
@@ -255,7 +265,7 @@ impl Plan {
         self.call(CAPABILITIES, libc::SYS_capset, &args);
     }
 
-    fn landlock(&mut self, abi: i64, tcp: bool) {
+    fn landlock_ruleset(&mut self, abi: i64, tcp: bool) {
         let rules = super::landlock::rules(abi, tcp);
         let ruleset = self.bytes(&rules.ruleset);
         let size = Arg::Is(rules.ruleset.len() as i64);
@@ -278,9 +288,6 @@ impl Plan {
             self.call(LANDLOCK, libc::SYS_landlock_add_rule, &add);
             self.call(LANDLOCK, libc::SYS_close, &[Arg::Slot(PATH)]);
         }
-        let restrict = [Arg::Slot(RULESET), Arg::Is(0)];
-        self.call(LANDLOCK, libc::SYS_landlock_restrict_self, &restrict);
-        self.call(LANDLOCK, libc::SYS_close, &[Arg::Slot(RULESET)]);
     }
 
     fn seccomp(&mut self, filter: &Filter) {
@@ -306,12 +313,13 @@ impl Plan {
         out
     }
 
-    /// Carries the plan out in this process; `room` is the descriptor of the room's first one.
+    /// Carries the plan out in this process; `room` is the descriptor of the room's first one,
+    /// `ruleset` that of a ruleset of landlock.
     ///
     /// # Errors
     /// The step and the errno of the first call that failed.
-    pub(crate) fn run(mut self, room: i32) -> Result<(), (u32, i32)> {
-        let mut slots = [i64::from(room), -1, -1, -1];
+    pub(crate) fn run(mut self, room: RawFd, ruleset: RawFd) -> Result<(), (u32, i32)> {
+        let mut slots = [i64::from(room), i64::from(ruleset), -1, -1];
         let base = self.blob.as_mut_ptr();
         for row in &self.rows {
             let [nr, a, b, ..] = *row;

@@ -7,13 +7,24 @@ use super::cgroup::Group;
 use super::files::Files;
 use super::messages::Notice;
 use super::plan::{self, Plan};
-use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use nix::mount::{MntFlags, umount2};
 use nix::sched::{CloneFlags, setns, unshare};
 use nix::unistd::{chdir, pivot_root};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
 /// The read-only root that all sandboxes of a spawner start from.
 pub(crate) const ROOT: &str = "/root";
+
+/// The network of a room.
+#[derive(Debug)]
+pub(crate) enum NetNs<'a> {
+    /// A new, empty one.
+    New,
+    /// One in which a room lived that is gone; a new one if anything is left in it.
+    Used(&'a OwnedFd),
+    /// One that it shares with the sandbox's other rooms.
+    Shared(&'a OwnedFd),
+}
 
 /// What the first process needs, prepared before the fork.
 #[derive(Debug)]
@@ -22,8 +33,12 @@ pub(crate) struct Room<'a> {
     pub(crate) group: &'a Group,
     pub(crate) files: &'a Files,
     pub(crate) plan: Plan,
-    /// A network that it shares with the sandbox's other rooms; else it makes an empty one.
-    pub(crate) net_ns: Option<&'a OwnedFd>,
+    pub(crate) ruleset: Option<&'a OwnedFd>,
+    pub(crate) net_ns: NetNs<'a>,
+    /// Whether this process sees the root that programs see; else it is at [`ROOT`].
+    pub(crate) at_root: bool,
+    /// Whether a `/proc` is mounted already, as user namespaces need it.
+    pub(crate) proc_below: bool,
     /// Where notices go.
     pub(crate) notices: RawFd,
 }
@@ -68,31 +83,60 @@ impl Room<'_> {
             | CloneFlags::CLONE_NEWUTS
             | CloneFlags::CLONE_NEWCGROUP;
         match self.net_ns {
-            None => flags |= CloneFlags::CLONE_NEWNET,
-            Some(fd) => setns(fd, CloneFlags::CLONE_NEWNET).map_err(at(plan::NAMESPACES))?,
+            NetNs::New => flags |= CloneFlags::CLONE_NEWNET,
+            NetNs::Used(fd) | NetNs::Shared(fd) => {
+                setns(fd, CloneFlags::CLONE_NEWNET).map_err(at(plan::NAMESPACES))?;
+            }
         }
         unshare(flags).map_err(at(plan::NAMESPACES))?;
         self.mounts()?;
-        self.plan.run(-1)
+        if matches!(self.net_ns, NetNs::Used(_)) && !no_sockets() {
+            unshare(CloneFlags::CLONE_NEWNET).map_err(at(plan::NAMESPACES))?;
+        }
+        let ruleset = self.ruleset.map_or(-1, AsRawFd::as_raw_fd);
+        self.plan.run(-1, ruleset)
     }
 
     fn mounts(&self) -> Step<()> {
-        let none = None::<&str>;
-        for (folder, target) in [("work", "/root/work"), ("tmp", "/root/tmp")] {
+        if !self.at_root {
+            // Bind mounts are made by path, outside of the new root.
+            self.attach(ROOT)?;
+            enter_root().map_err(at(plan::PIVOT))?;
+        } else {
+            self.attach("")?;
+        }
+        let failed = |e: std::io::Error| (plan::MOUNT_PROC, e.raw_os_error().unwrap_or(0));
+        let proc = super::files::new_proc().map_err(failed)?;
+        if self.proc_below {
+            umount2("/proc", MntFlags::MNT_DETACH).map_err(at(plan::MOUNT_PROC))?;
+        }
+        super::files::move_mount(&proc, "/proc").map_err(failed)
+    }
+
+    fn attach(&self, root: &str) -> Step<()> {
+        for folder in ["work", "tmp"] {
             self.files
-                .attach(folder, target)
+                .attach(folder, &format!("{root}/{folder}"))
                 .map_err(|e| (plan::MOUNT_WORK, e.raw_os_error().unwrap_or(0)))?;
         }
-        let safe = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
-        let hide = Some("hidepid=invisible");
-        mount(Some("proc"), "/root/proc", Some("proc"), safe, hide)
-            .or_else(|_| mount(Some("proc"), "/root/proc", Some("proc"), safe, none))
-            .map_err(at(plan::MOUNT_PROC))?;
-        chdir(ROOT).map_err(at(plan::PIVOT))?;
-        pivot_root(".", ".").map_err(at(plan::PIVOT))?;
-        umount2(".", MntFlags::MNT_DETACH).map_err(at(plan::PIVOT))?;
-        chdir("/").map_err(at(plan::PIVOT))
+        Ok(())
     }
+}
+
+/// Makes [`ROOT`] the root of this process's mount namespace and drops what was there.
+pub(crate) fn enter_root() -> nix::Result<()> {
+    chdir(ROOT)?;
+    pivot_root(".", ".")?;
+    umount2(".", MntFlags::MNT_DETACH)?;
+    chdir("/")
+}
+
+/// Whether the network namespace of this process, which is PID 1, has no socket at all: a killed
+/// program's sockets that were on their way in messages are freed a moment after it.
+fn no_sockets() -> bool {
+    // A head line, then one for each Unix socket; others cannot be made in it.
+    let listed = std::fs::read("/proc/1/net/unix");
+    listed.is_ok_and(|text| text.iter().filter(|b| **b == b'\n').count() == 1)
 }
 
 /// Sets IFF_UP on `lo` of this process's network namespace.

@@ -23,8 +23,11 @@ fn io<'a>(path: &'a Path) -> impl Fn(std::io::Error) -> String + 'a {
 }
 
 /// Builds the root: system folders read-only (the host's, or an image's), a handful of devices
-/// and files, nothing else; then makes the place it was built in the root of this process.
+/// and files, nothing else; then makes the place it was built in the root of this process. With
+/// `proc`, a `/proc` of this process's PID namespace is mounted in it: in a user namespace, the
+/// kernel mounts another only where one is in sight.
 pub(crate) fn build(
+    proc: bool,
     binds: &[PathBuf],
     shows: &[(PathBuf, PathBuf)],
     image: Option<&Path>,
@@ -66,6 +69,17 @@ pub(crate) fn build(
     for (path, fd) in held {
         let source = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&fd));
         bind_read_only(Path::new(&source), &inside(root, &path))?;
+    }
+    if proc {
+        let path = root.join("proc");
+        let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
+        mount(Some("proc"), &path, Some("proc"), flags, NONE).map_err(|e| {
+            format!(
+                "mount /proc: {e}; user namespaces can do this only where nothing is mounted over \
+                 parts of /proc, as container engines do: run as root of the host, or start the \
+                 container with its /proc unmasked"
+            )
+        })?;
     }
     for device in ["null", "zero", "full", "random", "urandom"] {
         let source = Path::new("/dev").join(device);

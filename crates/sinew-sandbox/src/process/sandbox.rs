@@ -198,14 +198,13 @@ impl ProcessSandbox {
         let start = checked(request.program)?;
         let pipes =
             pipes(&self.client, !request.stdin.is_empty()).map_err(|e| io_error("pipe", e))?;
-        let ended = self.client.end_of(self.id);
         let raw: Vec<RawFd> = pipes.theirs.iter().map(AsRawFd::as_raw_fd).collect();
         let exec = Request::Exec {
             id: self.id,
             start,
             env: [self.spec.env.clone(), options.env].concat(),
         };
-        self.client.ask(exec, &raw).await?;
+        let ended = self.client.run(exec, &raw)?;
         drop(pipes.theirs);
         let mut guard = KillOnDrop {
             client: &self.client,
@@ -289,6 +288,9 @@ impl ProcessSandbox {
         stdout: Captured,
         stderr: Captured,
     ) -> Result<ExecResult, SandboxError> {
+        if let Exit::Refused(why) = end.exit {
+            return Err(io_error("sandbox", why));
+        }
         if let (Exit::SetUp(step, errno), None) = (&end.exit, cut) {
             let errno = std::io::Error::from_raw_os_error(*errno);
             if *step == EXECVE {
@@ -339,7 +341,7 @@ fn ending(end: &End, cpu_limit_s: f64) -> Ending {
         Exit::Signal(signal) => Ending::Signalled { signal },
         Exit::Code(_) if failed && end.events.process_refusals > 0 => Ending::TooManyProcesses,
         Exit::Code(code) => Ending::Exited { code },
-        Exit::SetUp(..) | Exit::Lost(_) => Ending::SandboxDied,
+        Exit::SetUp(..) | Exit::Lost(_) | Exit::Refused(_) => Ending::SandboxDied,
     }
 }
 

@@ -12,9 +12,9 @@ use super::messages::{
     MAX_PACKET, Notice, Numbered, PythonStart, Reply, Request, SpawnerStats, receive, send,
 };
 use super::plan::{last_capability, step_name};
-use super::seccomp::{Filter, filter};
+use super::seccomp::{Filter, filter, init_filter};
 use super::zygote::Zygote;
-use super::{files, landlock, root};
+use super::{files, landlock, room, root};
 use crate::port::Protection;
 use nix::fcntl::{OFlag, openat};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -27,7 +27,10 @@ use std::collections::{HashMap, VecDeque};
 use std::fs;
 use std::io::Read;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
-use std::path::PathBuf;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 /// Hidden first argument of a process that is to be a spawner; the second is a [`Config`].
@@ -57,10 +60,13 @@ pub(super) struct Spawner {
     pub(super) hierarchy: Hierarchy,
     /// Without and with TCP.
     pub(super) filters: [Filter; 2],
-    pub(super) landlock_abi: i64,
-    /// Whether every sandbox can have a user of its own.
-    pub(super) own_users: bool,
+    pub(super) init_filter: Filter,
+    pub(super) landlock: Option<landlock::Common>,
+    /// Whether every sandbox can have a user of its own, else why not.
+    pub(super) own_users: Result<(), String>,
+    /// File systems are mounted nowhere; then this process stands in the root of programs.
     pub(super) detached: bool,
+    pub(super) proc_below: bool,
     pub(super) last_capability: u32,
     pub(super) tag: String,
     pub(super) users: Users,
@@ -75,6 +81,9 @@ pub(super) struct Spawner {
     pub(super) zygote: Option<Zygote>,
     pub(super) zygote_starts: u32,
     python_start: PythonStart,
+    /// Network namespaces of rooms that are gone, and of rooms that are going.
+    pub(super) networks: Vec<OwnedFd>,
+    pub(super) leaving: HashMap<i32, OwnedFd>,
     pub(super) live: HashMap<u64, Live>,
     pub(super) roles: HashMap<i32, Role>,
     /// Children that ended before the zygote told of them.
@@ -107,13 +116,18 @@ pub(crate) fn main_if_requested() -> Option<i32> {
 
 type Refusal = (OwnedFd, String);
 
-/// New user (if needed), mount and PID namespaces; the spawner proper is the PID 1 of the last.
+/// New mount and PID namespaces, in a user namespace where this is not root; the spawner proper is the PID 1 of the last.
 fn enter(config: &Config, socket: OwnedFd) -> Result<i32, Refusal> {
     let tag = run_tag(std::process::id());
-    let root_user = nix::unistd::geteuid().is_root();
+    if !nix::unistd::geteuid().is_root()
+        && let Err(reason) = become_root_of_namespace()
+    {
+        return Err((socket, reason));
+    }
+    let who = Privilege::of_this_process();
     let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
     let hierarchy = Hierarchy::probe(&mounts);
-    if let Err(reason) = isolate(root_user) {
+    if let Err(reason) = isolate() {
         return Err((socket, reason));
     }
     // SAFETY: this process has one thread.
@@ -131,8 +145,8 @@ fn enter(config: &Config, socket: OwnedFd) -> Result<i32, Refusal> {
             // SAFETY: option with one integer argument.
             unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL, 0, 0, 0) };
             let spare = socket.try_clone().map_err(|e| e.to_string());
-            let prepared = spare
-                .and_then(|spare| Spawner::prepare(config, spare, hierarchy, (root_user, tag)));
+            let prepared =
+                spare.and_then(|spare| Spawner::prepare(config, spare, hierarchy, (who, tag)));
             Ok(match prepared {
                 Ok(spawner) => spawner.serve(),
                 Err(reason) => {
@@ -144,27 +158,73 @@ fn enter(config: &Config, socket: OwnedFd) -> Result<i32, Refusal> {
     }
 }
 
-fn isolate(root_user: bool) -> Result<(), String> {
-    let mut flags = CloneFlags::CLONE_NEWNS | CloneFlags::CLONE_NEWPID | CloneFlags::CLONE_NEWUTS;
-    let (uid, gid) = (nix::unistd::geteuid(), nix::unistd::getegid());
-    if !root_user {
-        flags |= CloneFlags::CLONE_NEWUSER;
+/// What this process may do on the host.
+#[derive(Clone, Debug)]
+struct Privilege {
+    in_user_namespace: bool,
+    /// Whether the users of sandboxes can be given to files and processes, else why not.
+    own_users: Result<(), String>,
+}
+
+impl Privilege {
+    fn of_this_process() -> Self {
+        let map = fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
+        let groups = fs::read_to_string("/proc/self/gid_map").unwrap_or_default();
+        let (first, last) = files::uid_range();
+        Self {
+            in_user_namespace: !maps(&map, 0, u32::MAX - 1),
+            own_users: match maps(&map, first, last) && maps(&groups, first, last) {
+                true => Ok(()),
+                false => Err(format!(
+                    "all sandboxes share one user: the user namespace that Sinew runs in does not \
+                     map the ids {first} to {last}; run as root of the host for a user each, or \
+                     map them (newuidmap, newgidmap)"
+                )),
+            },
+        }
     }
-    unshare(flags).map_err(|e| {
-        let hint = if root_user {
-            "namespaces are not permitted here, even to root: a container needs CAP_SYS_ADMIN"
-        } else {
-            "user namespaces are off: run as root, or set kernel.unprivileged_userns_clone=1 and user.max_user_namespaces above 0"
+}
+
+/// Whether one line of a map (`/proc/PID/uid_map`: inside, outside, count) holds these ids.
+fn maps(map: &str, first: u32, last: u32) -> bool {
+    map.lines().any(|line| {
+        let numbers: Vec<u64> = line.split_whitespace().flat_map(str::parse).collect();
+        let [inside, _, count] = numbers[..] else {
+            return false;
         };
-        format!("unshare: {e}; {hint}")
+        inside <= u64::from(first) && u64::from(last) < inside + count
+    })
+}
+
+/// Becomes root of a user namespace with one user, and this program again: what a process maps
+/// of its program belongs to the namespace in which it was started.
+fn become_root_of_namespace() -> Result<(), String> {
+    let (uid, gid) = (nix::unistd::geteuid(), nix::unistd::getegid());
+    unshare(CloneFlags::CLONE_NEWUSER).map_err(|e| {
+        format!(
+            "unshare: {e}; user namespaces are off: run as root, or set \
+             kernel.unprivileged_userns_clone=1 and user.max_user_namespaces above 0"
+        )
     })?;
-    if !root_user {
-        let write =
-            |file: &str, text: String| fs::write(file, text).map_err(|e| format!("{file}: {e}"));
-        write("/proc/self/setgroups", "deny".into())?;
-        write("/proc/self/uid_map", format!("0 {uid} 1"))?;
-        write("/proc/self/gid_map", format!("0 {gid} 1"))?;
-    }
+    let write =
+        |file: &str, text: String| fs::write(file, text).map_err(|e| format!("{file}: {e}"));
+    write("/proc/self/setgroups", "deny".into())?;
+    write("/proc/self/uid_map", format!("0 {uid} 1"))?;
+    write("/proc/self/gid_map", format!("0 {gid} 1"))?;
+    let error = Command::new("/proc/self/exe")
+        .args(std::env::args_os().skip(1))
+        .exec();
+    Err(format!("start itself in a user namespace: {error}"))
+}
+
+fn isolate() -> Result<(), String> {
+    let flags = CloneFlags::CLONE_NEWNS | CloneFlags::CLONE_NEWPID | CloneFlags::CLONE_NEWUTS;
+    unshare(flags).map_err(|e| {
+        format!(
+            "unshare: {e}; namespaces are not permitted here, even to root: a container needs \
+             CAP_SYS_ADMIN"
+        )
+    })?;
     // Rooms copy the name.
     nix::unistd::sethostname("sandbox").map_err(|e| format!("sethostname: {e}"))
 }
@@ -180,7 +240,7 @@ impl Spawner {
         config: &Config,
         socket: OwnedFd,
         hierarchy: Hierarchy,
-        (root_user, tag): (bool, String),
+        (who, tag): (Privilege, String),
     ) -> Result<Self, String> {
         // As many descriptors as may be: each live sandbox holds two or three.
         if let Ok((_, hard)) = getrlimit(Resource::RLIMIT_NOFILE) {
@@ -190,15 +250,27 @@ impl Spawner {
         let (own_pid_ns, own_net_ns) =
             (path_fd("/proc/self/ns/pid")?, path_fd("/proc/self/ns/net")?);
         let (proc, last_capability) = (path_fd("/proc")?, last_capability());
-        root::build(&config.binds, &config.shows, config.image.as_deref())?;
+        root::build(
+            who.in_user_namespace,
+            &config.binds,
+            &config.shows,
+            config.image.as_deref(),
+        )?;
         fs::create_dir_all(files::ATTACHED).map_err(|e| format!("{}: {e}", files::ATTACHED))?;
+        let landlock = landlock::Common::open(Path::new(room::ROOT))?;
+        let detached = !config.attached && can_detach();
+        if detached {
+            room::enter_root().map_err(|e| format!("pivot_root: {e}"))?;
+        }
         let mut spawner = Self {
             socket,
             hierarchy,
             filters: [filter(false)?, filter(true)?],
-            landlock_abi: landlock::abi(),
-            own_users: root_user,
-            detached: !config.attached && can_detach(),
+            init_filter: init_filter()?,
+            landlock,
+            own_users: who.own_users,
+            detached,
+            proc_below: who.in_user_namespace,
             last_capability,
             tag,
             users: Users::default(),
@@ -211,6 +283,8 @@ impl Spawner {
             zygote: None,
             zygote_starts: 0,
             python_start: PythonStart::Exec("the zygote is turned off".into()),
+            networks: Vec::new(),
+            leaving: HashMap::new(),
             live: HashMap::new(),
             roles: HashMap::new(),
             early: HashMap::new(),
@@ -257,7 +331,7 @@ impl Spawner {
     pub(super) fn start_zygote(&mut self) -> Result<(), String> {
         let python = self.python.as_deref().ok_or("the image has no python3")?;
         let notices = self.notices_in.as_raw_fd();
-        let zygote = Zygote::start(python, notices, self.last_capability)?;
+        let zygote = Zygote::start(python, notices, self.last_capability, self.detached)?;
         self.zygote_starts += 1;
         self.roles.insert(zygote.pid, Role::Zygote);
         self.zygote = Some(zygote);
@@ -300,14 +374,20 @@ impl Spawner {
         let always = |name, how: &str| row(name, true, how.into());
         let memory = self.hierarchy.limits_memory();
         let pids = self.hierarchy.limits_processes();
-        let landlock = match self.landlock_abi {
-            0 => "the kernel has no landlock".into(),
-            abi => format!("ABI {abi}"),
+        let landlock = match &self.landlock {
+            None => "the kernel has no landlock".into(),
+            Some(common) => format!("ABI {}", common.abi),
         };
-        let own_user = if self.own_users {
-            "each sandbox has a user id of its own"
-        } else {
-            "not root: all sandboxes share this user inside a user namespace"
+        let own_user = match &self.own_users {
+            Ok(()) => "each sandbox has a user id of its own",
+            Err(why) => why,
+        };
+        let own_users = self.own_users.is_ok();
+        let no_pids = match own_users {
+            true => "limit of the sandbox's own user",
+            false => {
+                "no writable cgroup with the pids controller, and no user of its own to count for"
+            }
         };
         let limits = "cpu, file size, open files, core, locked memory";
         let no_cgroup = || {
@@ -335,8 +415,8 @@ impl Spawner {
                 "allow-list; clone3 answers ENOSYS, foreign ABIs kill",
             ),
             always("resource limits", limits),
-            row("landlock", self.landlock_abi > 0, landlock),
-            row("own user", self.own_users, own_user.into()),
+            row("landlock", self.landlock.is_some(), landlock),
+            row("own user", own_users, own_user.into()),
             row(
                 "memory",
                 memory.is_some(),
@@ -344,8 +424,8 @@ impl Spawner {
             ),
             row(
                 "processes",
-                pids.is_some() || self.own_users,
-                pids.unwrap_or("limit of the sandbox's own user").into(),
+                pids.is_some() || own_users,
+                pids.unwrap_or(no_pids).into(),
             ),
         ]
     }
@@ -423,7 +503,13 @@ impl Spawner {
             Request::Create { id, creation } => self.create(id, creation),
             // Answered when all of it is gone.
             Request::Destroy { id } => return self.destroy(id, seq),
-            Request::Exec { id, start, env } => self.exec(id, start, env, files),
+            // Answered by its end.
+            Request::Exec { id, start, env } => {
+                if let Err(why) = self.exec(id, (seq, start), env, files) {
+                    self.refuse(seq, why);
+                }
+                return;
+            }
             Request::Kill { id } => {
                 self.kill(id);
                 Ok(())
@@ -463,6 +549,12 @@ impl Spawner {
         self.reply(&done, &raw);
     }
 
+    /// A user id that no other sandbox has, where there are such.
+    pub(super) fn new_user(&self) -> Result<Option<Rc<files::User>>, String> {
+        let own = self.own_users.is_ok();
+        own.then(|| self.users.take()).transpose()
+    }
+
     /// A sandbox in which nothing runs.
     pub(super) fn idle(&mut self, id: u64) -> Result<&mut Live, String> {
         let live = self.live.get_mut(&id).ok_or("no such sandbox")?;
@@ -498,7 +590,7 @@ impl Spawner {
         let read = (&mut file).take(most).read_to_end(&mut archive);
         read.map_err(|e| format!("archive: {e}"))?;
         self.stores += 1;
-        let user = self.own_users.then(|| self.users.take()).transpose()?;
+        let user = self.new_user()?;
         let layer = files::thaw(&archive, max_bytes, user, self.detached, self.stores)?;
         self.snapshots.insert(snapshot, vec![layer]);
         Ok(())

@@ -1,11 +1,9 @@
 //! Starts the zygote: a Python interpreter inside the read-only root, ready to be forked.
 
 use super::plan::Plan;
-use super::room::ROOT;
-use nix::mount::{MntFlags, umount2};
+use super::room::enter_root;
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
-use nix::unistd::{chdir, pivot_root};
 use std::ffi::CString;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 
@@ -40,6 +38,7 @@ impl Zygote {
         python: &str,
         notices: RawFd,
         last_capability: u32,
+        at_root: bool,
     ) -> Result<Self, String> {
         let text = |s: &str| CString::new(s).map_err(|e| e.to_string());
         // The program runs beside `__main__`, which stays empty for the programs of forks.
@@ -74,7 +73,7 @@ impl Zygote {
         match unsafe { libc::fork() } {
             -1 => Err(format!("fork: {}", std::io::Error::last_os_error())),
             0 => {
-                if confine().is_ok() {
+                if confine(at_root).is_ok() {
                     exec(&stdio, &argv, &env);
                 }
                 // SAFETY: exits without destructors of the copied parent.
@@ -108,17 +107,14 @@ impl Zygote {
 }
 
 /// Namespaces of its own, and the root that programs see.
-fn confine() -> nix::Result<()> {
+fn confine(at_root: bool) -> nix::Result<()> {
     let flags = CloneFlags::CLONE_NEWNS
         | CloneFlags::CLONE_NEWNET
         | CloneFlags::CLONE_NEWIPC
         | CloneFlags::CLONE_NEWUTS
         | CloneFlags::CLONE_NEWCGROUP;
     unshare(flags)?;
-    chdir(ROOT)?;
-    pivot_root(".", ".")?;
-    umount2(".", MntFlags::MNT_DETACH)?;
-    chdir("/")
+    if at_root { Ok(()) } else { enter_root() }
 }
 
 /// Moves `files` to descriptors 0, 1, ... and becomes the program; everything else closes.

@@ -2,7 +2,7 @@
 
 use crate::{OK, children, exec, groups, provider, python, small, spawner_pid, steady, text, with};
 use sinew_sandbox::{
-    Ending, ExecOptions, ExecRequest, Network, OutputStream, Pool, PoolConfig, Program,
+    Ending, ExecOptions, ExecRequest, Network, OutputStream, Pool, PoolConfig, Program, Sandbox,
     SandboxError, SandboxProvider, SandboxSpec,
 };
 use std::io::{Read, Write};
@@ -246,12 +246,18 @@ async fn a_thousand_sandboxes_leave_nothing() {
         sandbox.destroy().await.unwrap();
     };
     one().await;
-    let before = (count("fd"), mounts(), children(spawner).len());
+    let (fds, before) = (count("fd"), (mounts(), children(spawner).len()));
     let spaces_before = spaces();
     for _ in 0..1000 {
         one().await;
     }
-    assert_eq!(before, (count("fd"), mounts(), children(spawner).len()));
+    assert_eq!(before, (mounts(), children(spawner).len()));
+    // A few network namespaces wait for the next rooms.
+    assert!(
+        count("fd") <= fds + 8,
+        "{} files are left",
+        count("fd") - fds
+    );
     assert!(spaces() <= spaces_before + 4, "namespaces are left");
     assert_eq!(
         groups(&format!("sinew-{}-", spawner_pid())),
@@ -409,4 +415,134 @@ async fn an_image_is_the_root() {
     assert!(refused.to_string().contains("no python3"), "{refused}");
     drop(sandbox);
     std::fs::remove_dir_all(&image).unwrap();
+}
+
+async fn said(sandbox: &mut dyn Sandbox, code: String) -> String {
+    text(&python(sandbox, &code).await.stdout)
+}
+
+#[tokio::test]
+async fn overlays_are_bounded_as_plain_folders_are() {
+    let provider = provider();
+    let mut first = provider.acquire(&small()).await.unwrap();
+    let write = |name: &str, kib: usize| {
+        format!(
+            "try:\n    open('{name}', 'wb').write(b'x' * ({kib} << 10))\n    print('written')\n\
+             except OSError as e:\n    print(e.errno)"
+        )
+    };
+    // 2 MiB are allowed, and what a snapshot holds of a sandbox counts.
+    assert_eq!(said(first.as_mut(), write("a", 1500)).await, "written\n");
+    let snapshot = first.snapshot().await.unwrap();
+    assert_eq!(said(first.as_mut(), write("b", 1500)).await, "28\n");
+    assert_eq!(
+        said(first.as_mut(), "import os; os.remove('b'); print(1)".into()).await,
+        "1\n"
+    );
+    assert_eq!(said(first.as_mut(), write("b", 300)).await, "written\n");
+    // A fork has its own bytes above what it shares; a copy up counts, too.
+    let mut fork = provider.fork(&small(), &snapshot).await.unwrap();
+    assert_eq!(said(fork.as_mut(), write("b", 1500)).await, "written\n");
+    assert_eq!(said(fork.as_mut(), write("c", 1500)).await, "28\n");
+    let remove = "import os; os.remove('b'); os.remove('c'); print(1)";
+    assert_eq!(said(fork.as_mut(), remove.into()).await, "1\n");
+    let append = "open('a', 'ab').write(b'y'); print(1)";
+    assert_eq!(said(fork.as_mut(), append.into()).await, "1\n");
+    assert_eq!(said(fork.as_mut(), write("b", 1000)).await, "28\n");
+    assert!(fork.stats().await.unwrap().file_bytes <= 2 << 20);
+    let look = "import os; print(os.path.getsize('a'))";
+    assert_eq!(said(first.as_mut(), look.into()).await, "1536000\n");
+    fork.destroy().await.unwrap();
+    first.destroy().await.unwrap();
+}
+
+/// Also what `sandboxes_run_for_users_who_are_not_root` starts.
+#[tokio::test]
+async fn a_sandbox_isolates_for_whoever_runs_it() {
+    let provider = with(|config| {
+        if let Some(spawner) = std::env::var_os("SINEW_TEST_SPAWNER") {
+            config.spawner = spawner.into();
+        }
+    });
+    assert_eq!(provider.without_zygote(), None);
+    let mut sandbox = provider.acquire(&small()).await.unwrap();
+    let code = "import os\nopen('kept', 'w').write('x')\nprint(open('/proc/self/status').read())\n\
+                print('shadow', os.path.exists('/etc/shadow'), 'root', os.path.exists('/root'))\n\
+                print('pids', sorted(p for p in os.listdir('/proc') if p.isdigit()))";
+    let result = python(sandbox.as_mut(), code).await;
+    let said = text(&result.stdout);
+    assert_eq!(result.ending, OK, "{}", text(&result.stderr));
+    for none in [
+        "CapPrm:\t",
+        "CapEff:\t",
+        "CapBnd:\t",
+        "CapInh:\t",
+        "CapAmb:\t",
+    ] {
+        assert!(
+            said.contains(&format!("{none}0000000000000000\n")),
+            "{said}"
+        );
+    }
+    for sure in ["NoNewPrivs:\t1", "Seccomp:\t2", "shadow False root False"] {
+        assert!(said.contains(sure), "{sure}: {said}");
+    }
+    assert!(!said.contains("'3'"), "{said}");
+    let shell = exec(sandbox.as_mut(), Program::Shell("cat kept".into()), 5000).await;
+    assert_eq!(text(&shell.stdout), "x");
+    let snapshot = sandbox.snapshot().await.unwrap();
+    let mut fork = provider.fork(&small(), &snapshot).await.unwrap();
+    let kept = python(fork.as_mut(), "print(open('kept').read())").await;
+    assert_eq!(text(&kept.stdout), "x\n");
+    fork.destroy().await.unwrap();
+    sandbox.destroy().await.unwrap();
+    let own = provider
+        .protections()
+        .iter()
+        .any(|p| p.name == "own user" && p.enforced);
+    let strict = SandboxSpec {
+        strict: true,
+        ..small()
+    };
+    match provider.acquire(&strict).await {
+        Ok(_) => assert!(own),
+        Err(e) => assert!(
+            !own && e.to_string().contains("does not map the ids"),
+            "{e}"
+        ),
+    }
+}
+
+#[test]
+fn sandboxes_run_for_users_who_are_not_root() {
+    // Where other users can read it.
+    let folder = std::env::temp_dir().join(format!("sinew-as-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let spawner = env!("CARGO_BIN_EXE_sinew-sandbox-spawner");
+    std::fs::copy(spawner, folder.join("spawner")).unwrap();
+    std::fs::copy(std::env::current_exe().unwrap(), folder.join("test")).unwrap();
+    let nobody = "setpriv --reuid=65534 --regid=65534 --clear-groups";
+    for launcher in [nobody, "unshare --user --map-root-user"] {
+        let command = |program: &str| {
+            let mut words = launcher.split(' ').chain(program.split(' '));
+            let mut command = std::process::Command::new(words.next().unwrap());
+            command.args(words).current_dir("/");
+            command.env("SINEW_TEST_SPAWNER", folder.join("spawner"));
+            command.output().unwrap()
+        };
+        let allowed = command("unshare --user true").status.success();
+        let test = folder.join("test");
+        let name = "port::a_sandbox_isolates_for_whoever_runs_it";
+        let output = command(&format!("{} --exact {name}", test.display()));
+        let said = text(&output.stdout) + &text(&output.stderr);
+        if allowed {
+            assert!(said.contains("1 passed"), "{launcher}: {said}");
+        } else {
+            assert!(
+                said.contains("user namespaces are off"),
+                "{launcher}: {said}"
+            );
+        }
+    }
+    std::fs::remove_dir_all(&folder).unwrap();
 }
