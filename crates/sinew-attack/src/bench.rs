@@ -3,6 +3,7 @@
 //! Every row is measured in the same run as its peer, one after the other, so that ratios hold
 //! even on a busy machine.
 
+use crate::peers;
 use crate::scale::Scale;
 use serde::{Deserialize, Serialize};
 use sinew_sandbox::{
@@ -53,7 +54,7 @@ pub(crate) struct Timing {
     pub(crate) spread: f64,
 }
 
-fn timing(mut ms: Vec<f64>) -> Timing {
+pub(crate) fn timing(mut ms: Vec<f64>) -> Timing {
     ms.drain(..WARM_UP.min(ms.len().saturating_sub(1)));
     ms.sort_by(f64::total_cmp);
     let at = |q: f64| ms[((ms.len() - 1) as f64 * q) as usize];
@@ -63,7 +64,7 @@ fn timing(mut ms: Vec<f64>) -> Timing {
     }
 }
 
-async fn repeat<F>(mut run: impl FnMut() -> F) -> Result<Timing, SandboxError>
+pub(crate) async fn repeat<F>(mut run: impl FnMut() -> F) -> Result<Timing, SandboxError>
 where
     F: Future<Output = Result<(), SandboxError>>,
 {
@@ -76,7 +77,7 @@ where
     Ok(timing(ms))
 }
 
-fn plain(argv: &[&str]) -> Result<(), SandboxError> {
+pub(crate) fn plain(argv: &[&str]) -> Result<(), SandboxError> {
     let failed = |message: String| SandboxError::Io {
         operation: format!("run {}", argv.join(" ")),
         message,
@@ -115,7 +116,7 @@ pub(crate) async fn exec(sandbox: &mut dyn Sandbox, program: Program) -> Result<
     )))
 }
 
-fn row(name: &str, t: Timing) -> BenchRow {
+pub(crate) fn row(name: &str, t: Timing) -> BenchRow {
     BenchRow {
         name: name.into(),
         value: t.median,
@@ -125,7 +126,12 @@ fn row(name: &str, t: Timing) -> BenchRow {
     }
 }
 
-fn compared(mut row: BenchRow, peer: &str, peer_value: f64, most: Option<f64>) -> BenchRow {
+pub(crate) fn compared(
+    mut row: BenchRow,
+    peer: &str,
+    peer_value: f64,
+    most: Option<f64>,
+) -> BenchRow {
     let ratio = row.value / peer_value;
     row.peer = Some(peer.into());
     row.peer_value = Some(peer_value);
@@ -165,14 +171,6 @@ impl std::fmt::Debug for Subjects {
 /// Hands out rows as soon as they are known.
 pub type OnRow<'a> = &'a mut (dyn FnMut(BenchRow) + Send);
 
-/// Measures one provider, in small numbers.
-///
-/// # Errors
-/// Only if the level itself cannot run; a peer that cannot is a row that says why.
-pub async fn run(provider: &dyn SandboxProvider, on_row: OnRow<'_>) -> Result<(), SandboxError> {
-    latencies(provider, provider, on_row).await
-}
-
 /// Measures latencies beside peers, then how the level behaves in large numbers.
 ///
 /// # Errors
@@ -200,8 +198,7 @@ async fn latencies(
     let against =
         |name: &str, peer: &str, median, most| compared(row(name, fresh), peer, median, most);
     on_row(against(&name, "fork_exec_true", floor.median, Some(2.5)));
-    on_row(bubblewrap(fresh).await);
-    on_row(crun(fresh).await);
+    peers::beside(fresh, on_row).await;
 
     let bare = repeat(|| async { plain(&[PYTHON_PATH, "-I", "-S", "-c", PYTHON]) }).await?;
     on_row(row("python_bare", bare));
@@ -315,95 +312,4 @@ async fn snapshots(
         ));
     }
     Ok(())
-}
-
-/// An OCI bundle over the host's system folders, run by crun without a daemon.
-async fn crun(ours: Timing) -> BenchRow {
-    let name = "true_fresh_beside_crun";
-    let measured = async {
-        let failed = |e: std::io::Error| SandboxError::Io {
-            operation: "make a bundle".into(),
-            message: e.to_string(),
-        };
-        let bundle = tempfile::tempdir().map_err(failed)?;
-        for folder in ["rootfs/usr", "rootfs/proc", "rootfs/dev"] {
-            std::fs::create_dir_all(bundle.path().join(folder)).map_err(failed)?;
-        }
-        for link in ["bin", "lib", "lib64"] {
-            let target = format!("usr/{link}");
-            std::os::unix::fs::symlink(target, bundle.path().join("rootfs").join(link))
-                .map_err(failed)?;
-        }
-        std::fs::write(bundle.path().join("config.json"), BUNDLE).map_err(failed)?;
-        let folder = bundle.path().to_string_lossy().into_owned();
-        let id = format!("sinew-bench-{}", std::process::id());
-        let argv = [
-            "crun",
-            "--cgroup-manager=disabled",
-            "run",
-            "-b",
-            &folder,
-            &id,
-        ];
-        repeat(|| async { plain(&argv) }).await
-    };
-    match measured.await {
-        Ok(theirs) => {
-            let mut row = compared(row(name, ours), "crun_run", theirs.median, Some(1.0));
-            row.name = name.into();
-            row
-        }
-        Err(e) => missing(name, "crun_run", &e),
-    }
-}
-
-/// All namespaces, no network, no terminal (OCI runtime specification 1.0).
-const BUNDLE: &str = r#"{"ociVersion":"1.0.0","root":{"path":"rootfs","readonly":true},
-"process":{"terminal":false,"user":{"uid":0,"gid":0},"cwd":"/","args":["/usr/bin/true"],"env":["PATH=/usr/bin"],"noNewPrivileges":true},
-"mounts":[{"destination":"/usr","type":"bind","source":"/usr","options":["bind","ro"]},
-{"destination":"/proc","type":"proc","source":"proc"},{"destination":"/dev","type":"tmpfs","source":"tmpfs"}],
-"linux":{"namespaces":[{"type":"pid"},{"type":"mount"},{"type":"ipc"},{"type":"uts"},{"type":"network"}]}}"#;
-
-fn missing(name: &str, peer: &str, why: &SandboxError) -> BenchRow {
-    BenchRow {
-        name: name.into(),
-        unit: "ms".into(),
-        peer: Some(peer.into()),
-        met: Some(false),
-        why: Some(why.to_string()),
-        ..BenchRow::default()
-    }
-}
-
-async fn bubblewrap(ours: Timing) -> BenchRow {
-    let argv = [
-        "bwrap",
-        "--unshare-all",
-        "--die-with-parent",
-        "--ro-bind",
-        "/usr",
-        "/usr",
-        "--symlink",
-        "usr/lib",
-        "/lib",
-        "--symlink",
-        "usr/lib64",
-        "/lib64",
-        "--proc",
-        "/proc",
-        "--dev",
-        "/dev",
-        "--tmpfs",
-        "/tmp",
-        "/usr/bin/true",
-    ];
-    match repeat(|| async { plain(&argv) }).await {
-        Ok(theirs) => {
-            let ours = row("bubblewrap_true", ours);
-            let mut row = compared(ours, "bubblewrap", theirs.median, Some(1.0));
-            row.name = "true_fresh_beside_bubblewrap".into();
-            row
-        }
-        Err(e) => missing("true_fresh_beside_bubblewrap", "bubblewrap", &e),
-    }
 }

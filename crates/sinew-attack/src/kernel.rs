@@ -72,11 +72,15 @@ print('DONE')
 "),
     Case::new(55, "devices of the host", Expect::Done, 5000, "
 allowed = {'null', 'zero', 'full', 'random', 'urandom', 'fd', 'stdin', 'stdout', 'stderr', 'shm'}
-# Engines of containers put names there behind which nothing is.
+# Engines of containers put more names there: terminals of a file system of their own, and links
+# behind which nothing is.
 for name in os.listdir('/dev'):
-    if name in allowed: continue
-    for mode in (os.O_RDONLY, os.O_WRONLY, os.O_RDWR): tries(name, lambda: os.open('/dev/' + name, mode | os.O_NONBLOCK))
-    if os.path.isdir('/dev/' + name) and os.listdir('/dev/' + name): print('ESCAPED', name, os.listdir('/dev/' + name))
+    path = '/dev/' + name
+    if name in allowed or name == 'ptmx' and os.path.islink(path): continue
+    if os.path.isdir(path):
+        if set(os.listdir(path)) - {'ptmx'}: print('ESCAPED', name, os.listdir(path))
+        continue
+    for mode in (os.O_RDONLY, os.O_WRONLY, os.O_RDWR): tries(name, lambda: os.open(path, mode | os.O_NONBLOCK))
 print('DONE')
 "),
     Case::new(56, "connects to the host and beyond", Expect::Done, 5000, "

@@ -11,6 +11,7 @@ pub mod bench;
 mod files;
 mod host;
 mod kernel;
+mod peers;
 mod resource;
 pub mod scale;
 mod special;

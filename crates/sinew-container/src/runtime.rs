@@ -100,6 +100,32 @@ impl Runtime {
             .map_err(|_| SandboxError::Died(format!("container {name} does not end")))
     }
 
+    /// Runs `/bin/true` as the first process of a container, without an agent.
+    pub(crate) async fn bare(
+        &self,
+        common: &Common,
+        folder: &Path,
+        name: String,
+    ) -> Result<(), SandboxError> {
+        let birth = Birth {
+            name,
+            folder,
+            host: folder.into(),
+            spec: &sinew_sandbox::SandboxSpec::default(),
+        };
+        let mut bundle = bundle(common, &birth);
+        bundle["process"]["args"] = json!(["/bin/true"]);
+        let path = folder.join("config.json");
+        std::fs::write(&path, bundle.to_string()).map_err(|e| io("write a bundle", e))?;
+        let folder = folder.to_string_lossy().into_owned();
+        let mut command = self.invoke(&["run", "--bundle", &folder, &birth.name]);
+        match command.stderr(Stdio::null()).status().await {
+            Ok(status) if status.success() => Ok(()),
+            Ok(status) => Err(io(self.name, status)),
+            Err(e) => Err(io(self.name, e)),
+        }
+    }
+
     async fn delete(&self, name: &str) -> Result<(), SandboxError> {
         let mut command = self.invoke(&["delete", "--force", name]);
         let status = command.stderr(Stdio::null()).status().await;

@@ -8,6 +8,7 @@ use sinew_sandbox::{
 };
 use std::io::{Read, Write};
 use std::path::Path;
+use std::process::Command;
 use std::time::Duration;
 
 fn config(kind: EngineKind, state: &Path) -> ContainerConfig {
@@ -307,4 +308,139 @@ async fn no_attack_escapes() {
     let (held, failed) = attacked(&provider, "").await;
     assert!(failed.is_empty(), "{}", failed.join("\n"));
     assert!(held > 60, "{held}");
+}
+
+/// A Docker daemon of this test alone; it ends with the thread that started it.
+struct Daemon {
+    child: std::process::Child,
+    folder: tempfile::TempDir,
+}
+
+impl Daemon {
+    fn start() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        let log = std::fs::File::create(at("log")).unwrap();
+        let child = Command::new("setpriv")
+            .args([
+                "--pdeathsig",
+                "TERM",
+                "dockerd",
+                "--bridge=none",
+                "--iptables=false",
+                "--log-level=warn",
+            ])
+            .arg("--data-root")
+            .arg(at("data"))
+            .arg("--exec-root")
+            .arg(at("exec"))
+            .arg("--pidfile")
+            .arg(at("pid"))
+            .arg(format!("--host=unix://{}", at("docker.sock").display()))
+            .stdout(log.try_clone().unwrap())
+            .stderr(log)
+            .spawn()
+            .unwrap_or_else(|e| panic!("dockerd: {e}; scripts/setup.sh installs docker.io"));
+        let mut daemon = Self { child, folder };
+        for _ in 0..600 {
+            if std::os::unix::net::UnixStream::connect(daemon.socket()).is_ok() {
+                return daemon;
+            }
+            if let Some(status) = daemon.child.try_wait().unwrap() {
+                let log = std::fs::read_to_string(daemon.folder.path().join("log")).unwrap();
+                panic!("dockerd ended with {status}: {log}");
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        panic!("dockerd does not listen after 30 s");
+    }
+
+    fn socket(&self) -> std::path::PathBuf {
+        self.folder.path().join("docker.sock")
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        // SIGTERM: it ends its containers and unmounts what it mounted.
+        let pid = self.child.id().to_string();
+        let _ = Command::new("kill").arg(pid).status();
+        let _ = self.child.wait();
+    }
+}
+
+/// A tar archive of a root with one static program.
+fn busybox(folder: &Path) -> std::path::PathBuf {
+    let root = folder.join("busybox");
+    std::fs::create_dir_all(root.join("bin")).unwrap();
+    std::fs::copy("/bin/busybox", root.join("bin/busybox"))
+        .unwrap_or_else(|e| panic!("/bin/busybox: {e}; scripts/setup.sh installs busybox-static"));
+    for name in ["sh", "cat", "echo", "true"] {
+        std::os::unix::fs::symlink("busybox", root.join("bin").join(name)).unwrap();
+    }
+    let path = folder.join("busybox.tar");
+    let mut builder = tar::Builder::new(std::fs::File::create(&path).unwrap());
+    builder.follow_symlinks(false);
+    builder.append_dir_all(".", &root).unwrap();
+    builder.finish().unwrap();
+    path
+}
+
+async fn shell(provider: &ContainerProvider) -> String {
+    let mut sandbox = provider.acquire(&small()).await.unwrap();
+    let asked = request(Program::Shell(
+        "[ -e /usr ] || echo no system beside $(cat /proc/1/comm)".into(),
+    ));
+    let result = sandbox.exec(asked).await.unwrap();
+    sandbox.destroy().await.unwrap();
+    String::from_utf8_lossy(&result.stdout).into_owned()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_daemon_runs_containers_behind_the_same_port() {
+    let daemon = Daemon::start();
+    let dir = tempfile::tempdir().unwrap();
+    let of = |image| ContainerConfig {
+        socket: Some(daemon.socket()),
+        image,
+        ..config(EngineKind::Docker, dir.path())
+    };
+    let missing = ContainerProvider::start(of(Image::Named("python:3".into()))).unwrap_err();
+    assert!(
+        missing.to_string().contains("none is ever pulled"),
+        "{missing}"
+    );
+    // A root that the daemon imports, by its file and then by its name.
+    let provider = start(of(Image::Archive(busybox(dir.path()))));
+    assert_eq!(shell(&provider).await, "no system beside .agent\n");
+    drop(provider);
+    // The system folders of the host.
+    let provider = start(of(Image::Host));
+    let weak: Vec<_> = provider
+        .protections()
+        .iter()
+        .filter(|p| !p.enforced)
+        .cloned()
+        .collect();
+    assert!(weak.is_empty(), "{weak:?}");
+    let spec = SandboxSpec {
+        strict: true,
+        ..small()
+    };
+    let mut sandbox = provider.acquire(&spec).await.unwrap();
+    assert_eq!(printed(&mut sandbox, "print(6 * 7)").await, "42\n");
+    let bomb = "x = []\nwhile True: x.append(bytearray(1 << 20))";
+    assert_eq!(python(&mut sandbox, bomb).await.ending, Ending::OutOfMemory);
+    sandbox.write_file("x", b"kept").await.unwrap();
+    let snapshot = sandbox.snapshot().await.unwrap();
+    let mut fork = provider.fork(&spec, &snapshot).await.unwrap();
+    assert_eq!(fork.read_file("x", 10).await.unwrap(), b"kept");
+    fork.destroy().await.unwrap();
+    sandbox.destroy().await.unwrap();
+    for filter in [
+        "21 ", "28 ", "30 ", "32 ", "38 ", "39 ", "41 ", "42 ", "48 keeps", "49 ", "55 ", "56 ",
+    ] {
+        let (held, failed) = attacked(&provider, filter).await;
+        assert!(failed.is_empty() && held > 0, "{filter}: {failed:?}");
+    }
 }
