@@ -17,6 +17,7 @@
 //! - Nothing here reads a clock, files, the environment or random numbers: equal input gives
 //!   equal rows.
 
+mod adaptive;
 mod aggregate;
 pub mod algorithms;
 mod batch;
@@ -33,6 +34,7 @@ mod report;
 mod stats;
 mod strict;
 
+pub use adaptive::{AdaptiveConfig, Estimates, Signal, Trials, unit};
 pub use composition::{
     Advantage, Baseline, Composition, EqualGroups, Filters, Needs, Normalize, Overlong,
     ProcessRewards, Resample, Rewards, RunFacts, Scale, Truncated,

@@ -98,6 +98,8 @@ pub enum QueueError {
     UnknownRow { key: String },
     #[error("no rows asked for; max_rows must be 1 or more")]
     NothingAsked,
+    #[error("row {key} is not ready: it is leased, acked or dead")]
+    NotReady { key: String },
 }
 
 /// How many rows stand where.
@@ -191,6 +193,28 @@ impl TransferQueue {
         Ok(leased)
     }
 
+    /// As [`TransferQueue::lease`], for rows that the consumer chose: all of `keys` or none.
+    pub fn lease_keys(
+        &mut self,
+        consumer: &str,
+        keys: &[String],
+        ttl_ms: u64,
+        now_ms: u64,
+    ) -> Result<Vec<Leased>, QueueError> {
+        self.expire(now_ms);
+        let (changes, leased) = self.plan_lease_keys(consumer, keys, ttl_ms, now_ms)?;
+        self.apply(changes);
+        Ok(leased)
+    }
+
+    /// Forgets rows that nobody holds and nobody acked, all or none: their keys would be new again.
+    pub fn remove(&mut self, keys: &[String]) -> Result<usize, QueueError> {
+        let changes = self.plan_remove(keys)?;
+        let removed = changes.len();
+        self.apply(changes);
+        Ok(removed)
+    }
+
     /// Takes rows out of the queue for good, all or none. Acking again is nothing new. A lease
     /// that ran out is honoured as long as nobody else was given the row.
     pub fn ack(&mut self, lease: LeaseId, keys: &[String]) -> Result<usize, QueueError> {
@@ -241,6 +265,11 @@ impl TransferQueue {
     pub fn state(&self, key: &str) -> Option<&RowState> {
         let seq = self.by_key.get(key)?;
         self.rows.get(seq).map(|r| &r.state)
+    }
+
+    /// Every row that is known, oldest first.
+    pub fn rows(&self) -> impl Iterator<Item = (&str, &RowState)> {
+        self.rows.values().map(|r| (r.key.as_str(), &r.state))
     }
 
     /// Keys of dead rows, oldest first.
@@ -320,17 +349,72 @@ impl TransferQueue {
         if max_rows == 0 {
             return Err(QueueError::NothingAsked);
         }
+        let mut bytes = 0u64;
+        let mut first = true;
+        let fits = |seq: &&u64| {
+            bytes = bytes.saturating_add(self.rows[*seq].bytes);
+            std::mem::take(&mut first) || bytes <= max_bytes
+        };
+        let chosen: Vec<u64> = self
+            .ready
+            .iter()
+            .take(max_rows)
+            .take_while(fits)
+            .copied()
+            .collect();
+        Ok(self.give(consumer, &chosen, ttl_ms, now_ms))
+    }
+
+    /// Expired leases must have been taken back.
+    pub(crate) fn plan_lease_keys(
+        &self,
+        consumer: &str,
+        keys: &[String],
+        ttl_ms: u64,
+        now_ms: u64,
+    ) -> Result<(Vec<Change>, Vec<Leased>), QueueError> {
+        let chosen = self.idle(keys, |state| *state == RowState::Ready)?;
+        Ok(self.give(consumer, &chosen, ttl_ms, now_ms))
+    }
+
+    pub(crate) fn plan_remove(&self, keys: &[String]) -> Result<Vec<Change>, QueueError> {
+        let idle = |state: &RowState| matches!(state, RowState::Ready | RowState::Dead);
+        let chosen = self.idle(keys, idle)?;
+        Ok(chosen.iter().map(|&seq| Change::Forget { seq }).collect())
+    }
+
+    /// The rows of `keys`, each once, if `fits` holds for all of them.
+    fn idle(
+        &self,
+        keys: &[String],
+        fits: impl Fn(&RowState) -> bool,
+    ) -> Result<Vec<u64>, QueueError> {
+        let mut chosen = BTreeSet::new();
+        for key in keys {
+            let unknown = || QueueError::UnknownRow { key: key.clone() };
+            let &seq = self.by_key.get(key).ok_or_else(unknown)?;
+            if !fits(&self.rows[&seq].state) {
+                return Err(QueueError::NotReady { key: key.clone() });
+            }
+            chosen.insert(seq);
+        }
+        Ok(chosen.into_iter().collect())
+    }
+
+    /// One lease on ready rows.
+    fn give(
+        &self,
+        consumer: &str,
+        chosen: &[u64],
+        ttl_ms: u64,
+        now_ms: u64,
+    ) -> (Vec<Change>, Vec<Leased>) {
         let lease = LeaseId(self.next_lease);
         let until_ms = now_ms.saturating_add(ttl_ms);
         let mut changes = Vec::new();
         let mut leased: Vec<Leased> = Vec::new();
-        let mut bytes = 0u64;
-        for &seq in self.ready.iter().take(max_rows) {
+        for &seq in chosen {
             let mut row = self.rows[&seq].clone();
-            bytes = bytes.saturating_add(row.bytes);
-            if bytes > max_bytes && !leased.is_empty() {
-                break;
-            }
             row.attempts += 1;
             row.lease = Some(lease);
             row.state = RowState::Leased {
@@ -349,7 +433,7 @@ impl TransferQueue {
         if !leased.is_empty() {
             changes.push(Change::NextLease(self.next_lease + 1));
         }
-        Ok((changes, leased))
+        (changes, leased)
     }
 
     pub(crate) fn plan_ack(

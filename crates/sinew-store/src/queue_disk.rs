@@ -30,17 +30,21 @@ pub struct Delivery {
 impl Delivery {
     /// The payload of a row made by [`QueueRow::of`].
     pub fn decode<T: DeserializeOwned>(&self) -> Result<T, StoreError> {
-        let corrupt = |reason: String| StoreError::Corrupt {
-            path: index::FILE_NAME.into(),
-            offset: 0,
-            reason: format!("row {}: {reason}", self.row.key),
-        };
-        let [codec, a, b, c, d, bytes @ ..] = &self.payload[..] else {
-            return Err(corrupt("shorter than its header".into()));
-        };
-        let raw_len = u32::from_le_bytes([*a, *b, *c, *d]);
-        codec::decode(*codec, raw_len, bytes).map_err(corrupt)
+        decode(&self.row.key, &self.payload)
     }
+}
+
+fn decode<T: DeserializeOwned>(key: &str, payload: &[u8]) -> Result<T, StoreError> {
+    let corrupt = |reason: String| StoreError::Corrupt {
+        path: index::FILE_NAME.into(),
+        offset: 0,
+        reason: format!("row {key}: {reason}"),
+    };
+    let [codec, a, b, c, d, bytes @ ..] = payload else {
+        return Err(corrupt("shorter than its header".into()));
+    };
+    let raw_len = u32::from_le_bytes([*a, *b, *c, *d]);
+    codec::decode(*codec, raw_len, bytes).map_err(corrupt)
 }
 
 impl QueueRow {
@@ -124,6 +128,56 @@ impl DiskQueue {
         self.persist(&mut state, expired, &HashMap::new())?;
         let (changes, leased) = state.plan_lease(consumer, max_rows, max_bytes, ttl_ms, now_ms)?;
         self.persist(&mut state, changes, &HashMap::new())?;
+        drop(state);
+        self.deliver(leased)
+    }
+
+    /// See [`TransferQueue::lease_keys`].
+    pub fn lease_keys(
+        &self,
+        consumer: &str,
+        keys: &[String],
+        ttl_ms: u64,
+        now_ms: u64,
+    ) -> Result<Vec<Delivery>, StoreError> {
+        let mut state = guard(&self.state)?;
+        let expired = state.plan_expire(now_ms);
+        self.persist(&mut state, expired, &HashMap::new())?;
+        let (changes, leased) = state.plan_lease_keys(consumer, keys, ttl_ms, now_ms)?;
+        self.persist(&mut state, changes, &HashMap::new())?;
+        drop(state);
+        self.deliver(leased)
+    }
+
+    /// See [`TransferQueue::remove`].
+    pub fn remove(&self, keys: &[String]) -> Result<usize, StoreError> {
+        self.change(|state| state.plan_remove(keys))
+    }
+
+    /// Every row that is known, oldest first.
+    pub fn rows(&self) -> Result<Vec<(String, RowState)>, StoreError> {
+        let state = guard(&self.state)?;
+        Ok(state
+            .rows()
+            .map(|(k, s)| (k.to_owned(), s.clone()))
+            .collect())
+    }
+
+    /// The payload of a row made by [`QueueRow::of`]; `None` if it is not known or was acked.
+    pub fn read<T: DeserializeOwned>(&self, key: &str) -> Result<Option<T>, StoreError> {
+        let connection = guard(&self.connection)?;
+        let mut query = connection
+            .prepare_cached("SELECT payload FROM queue_rows WHERE queue = ?1 AND key = ?2")?;
+        let found: Option<Option<Vec<u8>>> = query
+            .query_row(params![self.name, key], |r| r.get(0))
+            .optional()?;
+        found
+            .flatten()
+            .map(|payload| decode(key, &payload))
+            .transpose()
+    }
+
+    fn deliver(&self, leased: Vec<Leased>) -> Result<Vec<Delivery>, StoreError> {
         let connection = guard(&self.connection)?;
         let mut query = connection
             .prepare_cached("SELECT payload FROM queue_rows WHERE queue = ?1 AND key = ?2")?;

@@ -331,3 +331,55 @@ fn queues_of_one_store_are_apart_and_outlive_it() {
     assert_eq!((again[0].row.attempt, again[0].row.lease), (2, LeaseId(1)));
     assert!(again[0].decode::<String>().is_err());
 }
+
+#[test]
+fn rows_are_chosen_read_and_removed_by_key() {
+    let directory = tempfile::tempdir().unwrap();
+    let open = || DiskStore::open(directory.path(), StoreOptions::default()).unwrap();
+    let store = open();
+    let queue = store.queue("q", LIMITS).unwrap();
+    let names = |n: &[&str]| n.iter().map(|k| (*k).to_owned()).collect::<Vec<_>>();
+    let rows: Vec<_> = ["a", "b", "c"]
+        .iter()
+        .map(|k| QueueRow::of(*k, k).unwrap())
+        .collect();
+    queue.put(&rows).unwrap();
+    let taken = queue.lease_keys("t", &names(&["c", "a"]), 10, 0).unwrap();
+    let keys: Vec<_> = taken
+        .iter()
+        .map(|d| d.decode::<String>().unwrap())
+        .collect();
+    assert_eq!(keys, ["a", "c"]);
+    // All or none, and not what another holds.
+    for wrong in [names(&["b", "c"]), names(&["c"])] {
+        let refused = queue.lease_keys("u", &wrong, 10, 5);
+        assert!(matches!(
+            refused,
+            Err(StoreError::Queue(QueueError::NotReady { .. }))
+        ));
+        let refused = queue.remove(&wrong);
+        assert!(matches!(
+            refused,
+            Err(StoreError::Queue(QueueError::NotReady { .. }))
+        ));
+    }
+    assert_eq!(queue.state("b").unwrap(), Some(RowState::Ready));
+    queue.ack(taken[0].row.lease, &names(&["a"])).unwrap();
+    assert_eq!(
+        queue.read::<String>("a").unwrap(),
+        None,
+        "acked: its payload is gone"
+    );
+    assert_eq!(queue.read::<String>("b").unwrap(), Some("b".into()));
+    assert_eq!(queue.remove(&names(&["b"])).unwrap(), 1);
+    drop((queue, store));
+    let store = open();
+    let queue = store.queue("q", LIMITS).unwrap();
+    let rows = queue.rows().unwrap();
+    let known: Vec<_> = rows.iter().map(|(k, _)| k.as_str()).collect();
+    assert_eq!(known, ["a", "c"]);
+    assert_eq!(queue.read::<String>("b").unwrap(), None);
+    // A lease that ran out is taken back, and can be given to the next.
+    let again = queue.lease_keys("u", &names(&["c"]), 10, 11).unwrap();
+    assert_eq!(again[0].row.attempt, 2);
+}

@@ -1,0 +1,352 @@
+//! Which kind of task to draw next: more of those that are neither solved nor hopeless.
+//!
+//! A kind's success rate is a Beta posterior over its (forgotten) trials; its learning signal is
+//! the expected variance of the outcome, `E[p(1-p)] = ab / ((a+b)(a+b+1))`, the quantity that the
+//! gradient of a group-relative objective grows with (Bae et al. 2025, arXiv 2504.03380, section 3).
+//! By rewards instead, it is the variance of the rewards shrunk towards that of the prior. A share
+//! of all draws is uniform, so that no kind is starved by a wrong estimate. Pure: the same
+//! outcomes and the same seed give the same draws.
+
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// What a kind's weight is computed from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Signal {
+    /// Expected `p(1-p)` of its success rate.
+    #[default]
+    Success,
+    /// Variance of its rewards.
+    Reward,
+}
+
+/// How kinds are weighted.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct AdaptiveConfig {
+    pub signal: Signal,
+    /// Successes and failures that every kind is taken to have had before the first trial; both
+    /// above 0.
+    pub prior_successes: f64,
+    pub prior_failures: f64,
+    /// Share of draws that are uniform over the kinds, 0 to 1.
+    pub floor: f64,
+    /// What a trial's weight is multiplied with at each later update, above 0, at most 1: below
+    /// 1, estimates follow a policy that changes.
+    pub memory: f64,
+}
+
+impl Default for AdaptiveConfig {
+    fn default() -> Self {
+        Self {
+            signal: Signal::Success,
+            prior_successes: 1.0,
+            prior_failures: 1.0,
+            floor: 0.2,
+            memory: 0.9,
+        }
+    }
+}
+
+impl AdaptiveConfig {
+    /// The first field that is out of its range: name, value, what is allowed.
+    pub fn broken(&self) -> Option<(&'static str, f64, &'static str)> {
+        let prior = "a finite number above 0";
+        let positive = |v: f64| v.is_finite() && v > 0.0;
+        [
+            (
+                "prior_successes",
+                self.prior_successes,
+                prior,
+                positive(self.prior_successes),
+            ),
+            (
+                "prior_failures",
+                self.prior_failures,
+                prior,
+                positive(self.prior_failures),
+            ),
+            (
+                "floor",
+                self.floor,
+                "0 to 1",
+                (0.0..=1.0).contains(&self.floor),
+            ),
+            (
+                "memory",
+                self.memory,
+                "above 0, at most 1",
+                self.memory > 0.0 && self.memory <= 1.0,
+            ),
+        ]
+        .into_iter()
+        .find(|(.., holds)| !holds)
+        .map(|(name, value, allowed, _)| (name, value, allowed))
+    }
+}
+
+/// What is known of a kind: sums over trials, older ones counting less.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Trials {
+    pub count: f64,
+    pub successes: f64,
+    pub reward: f64,
+    pub reward_squared: f64,
+}
+
+impl Trials {
+    /// One more outcome. A reward that is not finite counts as 0.
+    pub fn add(&mut self, success: bool, reward: f64) {
+        let reward = if reward.is_finite() { reward } else { 0.0 };
+        self.count += 1.0;
+        self.successes += f64::from(u8::from(success));
+        self.reward += reward;
+        self.reward_squared += reward * reward;
+    }
+
+    /// Lets what was seen count `memory` times as much.
+    pub fn forget(&mut self, memory: f64) {
+        self.count *= memory;
+        self.successes *= memory;
+        self.reward *= memory;
+        self.reward_squared *= memory;
+    }
+
+    /// Mean of the posterior of the success rate.
+    pub fn success_rate(&self, config: &AdaptiveConfig) -> f64 {
+        let (a, b) = self.posterior(config);
+        a / (a + b)
+    }
+
+    fn posterior(&self, config: &AdaptiveConfig) -> (f64, f64) {
+        let failures = (self.count - self.successes).max(0.0);
+        (
+            config.prior_successes + self.successes,
+            config.prior_failures + failures,
+        )
+    }
+
+    /// How much there is to learn from the kind: 0 or more.
+    pub fn weight(&self, config: &AdaptiveConfig) -> f64 {
+        let product = |a: f64, b: f64| a * b / ((a + b) * (a + b + 1.0));
+        match config.signal {
+            Signal::Success => {
+                let (a, b) = self.posterior(config);
+                product(a, b)
+            }
+            Signal::Reward => {
+                let (a, b) = (config.prior_successes, config.prior_failures);
+                let mean = self.reward / self.count.max(f64::MIN_POSITIVE);
+                let spread = (self.reward_squared - self.reward * mean).max(0.0);
+                (product(a, b) * (a + b) + spread) / (a + b + self.count)
+            }
+        }
+    }
+}
+
+/// Estimates of all kinds that outcomes were seen of.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Estimates {
+    pub kinds: BTreeMap<String, Trials>,
+}
+
+impl Estimates {
+    /// Takes in the outcomes of one step: kind, success, reward. Everything known before fades
+    /// once, whatever the number of outcomes.
+    pub fn update<'a>(
+        &mut self,
+        config: &AdaptiveConfig,
+        outcomes: impl IntoIterator<Item = (&'a str, bool, f64)>,
+    ) {
+        for trials in self.kinds.values_mut() {
+            trials.forget(config.memory);
+        }
+        for (kind, success, reward) in outcomes {
+            let trials = self.kinds.entry(kind.to_owned()).or_default();
+            trials.add(success, reward);
+        }
+    }
+
+    /// Probability of each of `kinds`, in their order; they sum to 1.
+    pub fn probabilities(&self, config: &AdaptiveConfig, kinds: &[&str]) -> Vec<f64> {
+        let unknown = Trials::default();
+        let weights: Vec<f64> = kinds
+            .iter()
+            .map(|k| self.kinds.get(*k).unwrap_or(&unknown).weight(config))
+            .collect();
+        let total: f64 = weights.iter().sum();
+        let uniform = 1.0 / kinds.len() as f64;
+        let share = |w: &f64| match total > 0.0 && total.is_finite() {
+            true => config.floor * uniform + (1.0 - config.floor) * w / total,
+            false => uniform,
+        };
+        weights.iter().map(share).collect()
+    }
+
+    /// Draws one of `kinds` with `uniform` in `[0, 1)`; `None` if there are none.
+    pub fn draw(&self, config: &AdaptiveConfig, kinds: &[&str], uniform: f64) -> Option<usize> {
+        let probabilities = self.probabilities(config, kinds);
+        let mut below = 0.0;
+        for (i, p) in probabilities.iter().enumerate() {
+            below += p;
+            if uniform < below {
+                return Some(i);
+            }
+        }
+        // Rounding can leave the sum a little below 1.
+        probabilities.iter().rposition(|p| *p > 0.0)
+    }
+}
+
+/// A number in `[0, 1)` from 64 random bits: the upper 53 of them, which a double holds exactly.
+pub fn unit(bits: u64) -> f64 {
+    (bits >> 11) as f64 / (1u64 << 53) as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn trials(successes: u32, failures: u32) -> Trials {
+        let mut t = Trials::default();
+        (0..successes).for_each(|_| t.add(true, 1.0));
+        (0..failures).for_each(|_| t.add(false, 0.0));
+        t
+    }
+
+    fn close(a: f64, b: f64) {
+        assert!((a - b).abs() < 1e-12, "{a} {b}");
+    }
+
+    #[test]
+    fn weights_worked_by_hand() {
+        let c = AdaptiveConfig::default();
+        // Beta(1, 1): 1 / (2 * 3).
+        close(Trials::default().weight(&c), 1.0 / 6.0);
+        // Beta(3, 3): 9 / (6 * 7); Beta(5, 1): 5 / (6 * 7).
+        close(trials(2, 2).weight(&c), 9.0 / 42.0);
+        close(trials(4, 0).weight(&c), 5.0 / 42.0);
+        close(trials(4, 0).success_rate(&c), 5.0 / 6.0);
+        let by_reward = AdaptiveConfig {
+            signal: Signal::Reward,
+            ..c
+        };
+        // Spread of (1, 1, 0, 0) about 1/2 is 1; prior: two of 1/6.
+        close(trials(2, 2).weight(&by_reward), (2.0 / 6.0 + 1.0) / 6.0);
+        close(trials(4, 0).weight(&by_reward), (2.0 / 6.0) / 6.0);
+    }
+
+    #[test]
+    fn probabilities_worked_by_hand_and_drawn_in_order() {
+        let c = AdaptiveConfig {
+            floor: 0.5,
+            memory: 0.5,
+            ..AdaptiveConfig::default()
+        };
+        let mut e = Estimates::default();
+        e.update(
+            &c,
+            [
+                ("easy", true, 1.0),
+                ("easy", true, 1.0),
+                ("mid", true, 1.0),
+                ("mid", false, 0.0),
+            ],
+        );
+        // easy Beta(3, 1): 3/20; mid Beta(2, 2): 4/20; new Beta(1, 1): 1/6.
+        let p = e.probabilities(&c, &["easy", "mid", "new"]);
+        let total = 0.15 + 0.2 + 1.0 / 6.0;
+        close(p[0], 0.5 / 3.0 + 0.5 * 0.15 / total);
+        close(p[1], 0.5 / 3.0 + 0.5 * 0.2 / total);
+        close(p.iter().sum(), 1.0);
+        let draw = |u| e.draw(&c, &["easy", "mid", "new"], u);
+        assert_eq!(
+            (draw(0.0), draw(p[0]), draw(p[0] + p[1]), draw(1.0)),
+            (Some(0), Some(1), Some(2), Some(2))
+        );
+        assert_eq!(e.draw(&c, &[], 0.3), None);
+        // What was seen counts half after the next step: Beta(1 + 1, 1).
+        e.update(&c, []);
+        close(e.kinds["easy"].success_rate(&c), 2.0 / 3.0);
+    }
+
+    #[test]
+    fn draws_follow_what_there_is_to_learn() {
+        let c = AdaptiveConfig::default();
+        let mut e = Estimates::default();
+        for _ in 0..20 {
+            let solved = (0..8).map(|_| ("solved", true, 1.0));
+            let hopeless = (0..8).map(|_| ("hopeless", false, 0.0));
+            let half = (0..8).map(|i| ("half", i % 2 == 0, f64::from(i % 2)));
+            e.update(&c, solved.chain(hopeless).chain(half));
+        }
+        let kinds = ["half", "hopeless", "solved"];
+        let p = e.probabilities(&c, &kinds);
+        assert!(
+            p[0] > 0.7 && p[1] >= 0.2 / 3.0 && p[2] >= 0.2 / 3.0,
+            "{p:?}"
+        );
+        let mut seen = [0u32; 3];
+        for n in 0..30_000u64 {
+            let bits = n.wrapping_mul(0x9E37_79B9_7F4A_7C15);
+            seen[e.draw(&c, &kinds, unit(bits)).unwrap()] += 1;
+        }
+        for (n, p) in seen.iter().zip(&p) {
+            assert!((f64::from(*n) / 30_000.0 - p).abs() < 0.01, "{seen:?} {p}");
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_configured_is_named() {
+        let d = AdaptiveConfig::default();
+        assert_eq!(d.broken(), None);
+        for (c, name) in [
+            (AdaptiveConfig { floor: 1.5, ..d }, "floor"),
+            (AdaptiveConfig { memory: 0.0, ..d }, "memory"),
+            (
+                AdaptiveConfig {
+                    prior_failures: 0.0,
+                    ..d
+                },
+                "prior_failures",
+            ),
+            (
+                AdaptiveConfig {
+                    prior_successes: f64::NAN,
+                    ..d
+                },
+                "prior_successes",
+            ),
+        ] {
+            assert_eq!(c.broken().unwrap().0, name);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn probabilities_are_a_distribution_with_a_floor(
+            outcomes in prop::collection::vec((0usize..5, any::<bool>(), -1e6f64..1e6), 0..200),
+            floor in 0.0f64..=1.0,
+            memory in 0.01f64..=1.0,
+            prior in 0.01f64..50.0,
+            by_reward in any::<bool>(),
+            u in 0.0f64..1.0,
+        ) {
+            let signal = if by_reward { Signal::Reward } else { Signal::Success };
+            let c = AdaptiveConfig { signal, prior_successes: prior, prior_failures: prior, floor, memory };
+            let names = ["a", "b", "c", "d", "e"];
+            let mut e = Estimates::default();
+            for step in outcomes.chunks(7) {
+                e.update(&c, step.iter().map(|(k, s, r)| (names[*k], *s, *r)));
+            }
+            let p = e.probabilities(&c, &names);
+            prop_assert!((p.iter().sum::<f64>() - 1.0).abs() < 1e-9, "{p:?}");
+            prop_assert!(p.iter().all(|p| *p >= floor / 5.0 - 1e-12 && p.is_finite()), "{p:?}");
+            let drawn = e.draw(&c, &names, u);
+            prop_assert!(drawn.is_some_and(|i| p[i] > 0.0));
+            prop_assert_eq!(drawn, e.clone().draw(&c, &names, u));
+        }
+    }
+}

@@ -1,0 +1,228 @@
+//! The `[pool]` table: limits, checks, filters, sampling.
+
+use serde::{Deserialize, Serialize};
+use sinew_algo::AdaptiveConfig;
+use std::collections::BTreeMap;
+
+/// Why a configuration is refused.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[error("pool.{key} = {value}: allowed: {allowed}")]
+pub struct ConfigError {
+    pub key: String,
+    pub value: String,
+    pub allowed: String,
+}
+
+/// What is pushed as spans and says only text.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum TextSpans {
+    /// Into quarantine: text is no evidence of which tokens were sampled.
+    #[default]
+    Quarantine,
+    /// Rendered and tokenized here, as something to imitate.
+    Sft,
+    /// Likewise, as a side of a preference.
+    Dpo,
+}
+
+/// Compares pushed log-probabilities with those that the engine gives now.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct SpotCheck {
+    /// Tokens of each trajectory; 0 checks none. Only those that the engine's present weights
+    /// sampled can be compared.
+    pub tokens: u32,
+    /// Largest difference, in nats.
+    pub gap: f32,
+}
+
+impl Default for SpotCheck {
+    fn default() -> Self {
+        Self {
+            tokens: 0,
+            gap: 0.25,
+        }
+    }
+}
+
+/// What is admitted of a task type, and how old it may be when it is trained.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct TypeFilter {
+    /// Least and most total reward.
+    pub reward: Option<[f64; 2]>,
+    /// Least and most sampled nodes.
+    pub turns: Option<[u64; 2]>,
+    /// Least and most sampled tokens.
+    pub sampled_tokens: Option<[u64; 2]>,
+    /// Least and most tokens of the longest path.
+    pub path_tokens: Option<[u64; 2]>,
+    pub success: Option<bool>,
+    /// Names of sources; left out: all of them.
+    pub sources: Option<Vec<String>>,
+    /// Most versions that a sampled token may be behind the trainer's weights, for kind `rl`.
+    pub max_staleness: Option<u64>,
+}
+
+/// In which order groups are given to trainers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub enum Sampling {
+    /// As they became whole.
+    #[default]
+    Fifo,
+    /// Task types by what there is to learn from them, the oldest group of the type first.
+    Adaptive(AdaptiveConfig),
+}
+
+/// The `[pool]` table.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct PoolConfig {
+    /// Name of the one model whose trajectories are taken; left out: it is not compared.
+    pub model: Option<String>,
+    /// Most trajectories that wait or are leased.
+    pub max_rows: usize,
+    /// Their bytes, compressed.
+    pub max_bytes: u64,
+    /// Most bytes of one request.
+    pub max_body_bytes: usize,
+    /// Most trajectories of one request.
+    pub max_batch: usize,
+    /// Most nodes of one trajectory.
+    pub max_nodes: usize,
+    /// Most tokens of one trajectory, and of one path.
+    pub max_tokens: usize,
+    /// Most trajectories of one group.
+    pub max_group: u32,
+    /// Most rows in quarantine, and of spans whose trace is not whole.
+    pub max_quarantine: usize,
+    /// Time for a group to become whole.
+    pub group_ttl_s: f64,
+    /// Time from the first span of a trace to its root.
+    pub span_ttl_s: f64,
+    /// Times that a trajectory is given out without being acknowledged.
+    pub max_attempts: u32,
+    /// Ids of trained trajectories that stay known.
+    pub remember: usize,
+    /// Decode tokens that come with messages, and compare.
+    pub check_messages: bool,
+    pub spot_check: SpotCheck,
+    pub text_spans: TextSpans,
+    pub sampling: Sampling,
+    /// Of every task type.
+    pub filter: TypeFilter,
+    /// Of a task type by name, in the place of `filter`.
+    pub filters: BTreeMap<String, TypeFilter>,
+}
+
+impl Default for PoolConfig {
+    fn default() -> Self {
+        Self {
+            model: None,
+            max_rows: 65_536,
+            max_bytes: 4 << 30,
+            max_body_bytes: 16 << 20,
+            max_batch: 4096,
+            max_nodes: 4096,
+            max_tokens: 262_144,
+            max_group: 1024,
+            max_quarantine: 16_384,
+            group_ttl_s: 3600.0,
+            span_ttl_s: 900.0,
+            max_attempts: 8,
+            remember: 1 << 20,
+            check_messages: true,
+            spot_check: SpotCheck::default(),
+            text_spans: TextSpans::default(),
+            sampling: Sampling::default(),
+            filter: TypeFilter::default(),
+            filters: BTreeMap::new(),
+        }
+    }
+}
+
+impl PoolConfig {
+    /// Checks every value.
+    ///
+    /// # Errors
+    /// Names the first key that is out of its range.
+    pub fn check(&self) -> Result<(), ConfigError> {
+        let counts = [
+            ("max_rows", self.max_rows as u64, 1 << 24),
+            ("max_bytes", self.max_bytes, 1 << 40),
+            ("max_body_bytes", self.max_body_bytes as u64, 1 << 30),
+            ("max_batch", self.max_batch as u64, 1 << 20),
+            ("max_nodes", self.max_nodes as u64, 1 << 20),
+            ("max_tokens", self.max_tokens as u64, 1 << 26),
+            ("max_group", u64::from(self.max_group), 65_536),
+            ("max_quarantine", self.max_quarantine as u64, 1 << 24),
+            ("max_attempts", u64::from(self.max_attempts), 1 << 20),
+            ("remember", self.remember as u64, 1 << 28),
+        ];
+        let outside = counts.into_iter().find(|(_, v, most)| *v < 1 || v > most);
+        if let Some((key, value, most)) = outside {
+            return Err(refused(key, value, format!("1 to {most}")));
+        }
+        for (key, s) in [
+            ("group_ttl_s", self.group_ttl_s),
+            ("span_ttl_s", self.span_ttl_s),
+        ] {
+            if !(s.is_finite() && s > 0.0) {
+                return Err(refused(key, s, "a number of seconds above 0"));
+            }
+        }
+        let spot = self.spot_check;
+        if spot.tokens > 64 {
+            return Err(refused("spot_check.tokens", spot.tokens, "0 to 64"));
+        }
+        if !(spot.gap.is_finite() && spot.gap > 0.0) {
+            return Err(refused("spot_check.gap", spot.gap, "a number above 0"));
+        }
+        if let Sampling::Adaptive(config) = &self.sampling
+            && let Some((field, value, allowed)) = config.broken()
+        {
+            return Err(refused(&format!("sampling.{field}"), value, allowed));
+        }
+        self.filter.check("filter")?;
+        let mut filters = self.filters.iter();
+        filters.try_for_each(|(kind, filter)| filter.check(&format!("filters.{kind}")))
+    }
+
+    /// The filter of a task type.
+    pub fn filter_of(&self, task_kind: &str) -> &TypeFilter {
+        self.filters.get(task_kind).unwrap_or(&self.filter)
+    }
+}
+
+impl TypeFilter {
+    fn check(&self, name: &str) -> Result<(), ConfigError> {
+        if let Some([least, most]) = self.reward
+            && (least.is_nan() || most.is_nan() || least > most)
+        {
+            let value = format!("[{least}, {most}]");
+            return Err(refused(&format!("{name}.reward"), value, "[least, most]"));
+        }
+        let ranges = [
+            ("turns", self.turns),
+            ("sampled_tokens", self.sampled_tokens),
+            ("path_tokens", self.path_tokens),
+        ];
+        for (field, range) in ranges {
+            if let Some([least, most]) = range.filter(|[least, most]| least > most) {
+                let value = format!("[{least}, {most}]");
+                return Err(refused(&format!("{name}.{field}"), value, "[least, most]"));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn refused(key: &str, value: impl ToString, allowed: impl Into<String>) -> ConfigError {
+    ConfigError {
+        key: key.to_owned(),
+        value: value.to_string(),
+        allowed: allowed.into(),
+    }
+}

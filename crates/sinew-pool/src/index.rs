@@ -1,0 +1,209 @@
+//! What is known of the rows without reading them: groups that wait, and those that are whole.
+
+use crate::check::{Entry, longest_path};
+use crate::schema::Kind;
+use sinew_algo::{AdaptiveConfig, Estimates, unit};
+use sinew_types::PolicyVersion;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+/// A row's key in the queue: the content's hash and the id.
+pub(crate) fn key(hash: &str, id: &str) -> String {
+    format!("{hash}:{id}")
+}
+
+/// Hash and id of a key.
+pub(crate) fn parts(key: &str) -> (&str, &str) {
+    key.split_once(':').unwrap_or(("", key))
+}
+
+/// A row that is not acked.
+#[derive(Clone, Debug)]
+pub(crate) struct Row {
+    pub(crate) key: String,
+    pub(crate) success: bool,
+    pub(crate) reward: f64,
+    pub(crate) oldest: PolicyVersion,
+    pub(crate) bytes: u64,
+    pub(crate) path_tokens: usize,
+}
+
+/// Rows whose rewards are compared.
+#[derive(Clone, Debug)]
+pub(crate) struct Group {
+    pub(crate) task_kind: String,
+    pub(crate) size: u32,
+    pub(crate) since_s: f64,
+    /// It was whole once; acknowledged rows leave it.
+    pub(crate) whole: bool,
+    pub(crate) rows: Vec<Row>,
+}
+
+/// Kind and name of a group.
+pub(crate) type GroupKey = (Kind, String);
+
+/// All rows that are not acked, by group, and the ids that are known.
+#[derive(Debug, Default)]
+pub(crate) struct Index {
+    /// Id to the hash of its contents, acked rows included.
+    pub(crate) ids: HashMap<String, String>,
+    /// Groups with their place in the order of arrival.
+    pub(crate) groups: BTreeMap<u64, (GroupKey, Group)>,
+    /// Where a group is collected that is not whole.
+    open: HashMap<GroupKey, u64>,
+    next: u64,
+}
+
+impl Index {
+    pub(crate) fn add(&mut self, entry: &Entry, bytes: u64) {
+        let trace = &entry.trace;
+        let id = trace.episode.as_str();
+        self.ids.insert(id.to_owned(), entry.hash.clone());
+        let name = (entry.kind, trace.group.as_str().to_owned());
+        let seq = self.open.get(&name).copied().unwrap_or_else(|| {
+            self.next += 1;
+            self.open.insert(name.clone(), self.next);
+            self.next
+        });
+        let (_, group) = self.groups.entry(seq).or_insert_with(|| {
+            let group = Group {
+                task_kind: trace.task_kind.clone(),
+                size: entry.group_size,
+                since_s: entry.admitted_unix_s,
+                whole: false,
+                rows: Vec::new(),
+            };
+            (name.clone(), group)
+        });
+        group.size = group.size.max(entry.group_size);
+        group.rows.push(Row {
+            key: key(&entry.hash, id),
+            success: trace.outcome.success,
+            reward: trace.total_reward(),
+            oldest: trace.oldest_version().unwrap_or_default(),
+            bytes,
+            path_tokens: longest_path(&trace.nodes),
+        });
+        // What comes later under the same name is another group.
+        group.whole = group.rows.len() >= group.size as usize;
+        if group.whole {
+            self.open.remove(&name);
+        }
+    }
+
+    /// Forgets a group; its ids stay known.
+    pub(crate) fn remove(&mut self, seq: u64) -> Option<(GroupKey, Group)> {
+        let removed = self.groups.remove(&seq)?;
+        if self.open.get(&removed.0) == Some(&seq) {
+            self.open.remove(&removed.0);
+        }
+        Some(removed)
+    }
+
+    /// Forgets a row.
+    pub(crate) fn drop_row(&mut self, key: &str) {
+        let holds = |g: &Group| g.rows.iter().any(|r| r.key == key);
+        let found = self.groups.iter().find(|(_, (_, g))| holds(g));
+        let Some(seq) = found.map(|(seq, _)| *seq) else {
+            return;
+        };
+        if let Some((_, group)) = self.groups.get_mut(&seq) {
+            group.rows.retain(|r| r.key != key);
+            if group.rows.is_empty() {
+                self.remove(seq);
+            }
+        }
+    }
+}
+
+/// Which of `ready` groups (place, task type) to give out, most wanted first, up to `count`.
+pub(crate) fn draw(
+    adaptive: Option<&AdaptiveConfig>,
+    ready: &[(u64, &Group)],
+    seed: u64,
+    count: usize,
+) -> Vec<u64> {
+    let Some(config) = adaptive else {
+        return ready.iter().take(count).map(|(seq, _)| *seq).collect();
+    };
+    let mut estimates = Estimates::default();
+    let rows = ready.iter().flat_map(|(_, g)| {
+        let one = |r: &Row| (g.task_kind.as_str(), r.success, r.reward);
+        g.rows.iter().map(one).collect::<Vec<_>>()
+    });
+    estimates.update(config, rows);
+    let mut waiting: BTreeMap<&str, BTreeSet<u64>> = BTreeMap::new();
+    for (seq, group) in ready {
+        let kind = waiting.entry(&group.task_kind).or_default();
+        kind.insert(*seq);
+    }
+    let mut drawn = Vec::new();
+    while drawn.len() < count {
+        let kinds: Vec<&str> = waiting.keys().copied().collect();
+        let uniform = unit(mix(seed, drawn.len() as u64));
+        let Some(kind) = estimates.draw(config, &kinds, uniform).map(|i| kinds[i]) else {
+            break;
+        };
+        let Some(groups) = waiting.get_mut(kind) else {
+            break;
+        };
+        drawn.extend(groups.pop_first());
+        if groups.is_empty() {
+            waiting.remove(kind);
+        }
+    }
+    drawn
+}
+
+/// SplitMix64's output for the `index`-th number of a seed.
+fn mix(seed: u64, index: u64) -> u64 {
+    let mut z = seed.wrapping_add((index + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15));
+    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    z ^ (z >> 31)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn group(task_kind: &str, successes: &[bool]) -> Group {
+        let row = |success: &bool| Row {
+            key: String::new(),
+            success: *success,
+            reward: f64::from(u8::from(*success)),
+            oldest: PolicyVersion(0),
+            bytes: 0,
+            path_tokens: 0,
+        };
+        Group {
+            task_kind: task_kind.into(),
+            size: 1,
+            since_s: 0.0,
+            whole: true,
+            rows: successes.iter().map(row).collect(),
+        }
+    }
+
+    #[test]
+    fn adaptive_draws_prefer_what_teaches_and_give_each_group_once() {
+        let mut groups: Vec<Group> = (0..200).map(|_| group("solved", &[true; 4])).collect();
+        groups.extend((0..200).map(|_| group("half", &[true, false])));
+        let ready: Vec<_> = groups
+            .iter()
+            .enumerate()
+            .map(|(i, g)| (i as u64, g))
+            .collect();
+        let config = AdaptiveConfig::default();
+        let drawn = draw(Some(&config), &ready, 7, 100);
+        assert_eq!(drawn, draw(Some(&config), &ready, 7, 100));
+        assert_ne!(drawn, draw(Some(&config), &ready, 8, 100));
+        let half: Vec<u64> = drawn.iter().copied().filter(|s| *s >= 200).collect();
+        assert!(half.len() > 70 && half.len() < 100, "{}", half.len());
+        // The oldest of a type first.
+        let expected: Vec<u64> = (200..200 + half.len() as u64).collect();
+        assert_eq!(half, expected);
+        let all: BTreeSet<u64> = draw(Some(&config), &ready, 7, 1000).into_iter().collect();
+        assert_eq!(all.len(), 400);
+        assert_eq!(draw(None, &ready, 7, 3), [0, 1, 2]);
+    }
+}

@@ -1,0 +1,34 @@
+//! The data pool: finished trajectories of outside systems, checked token by token, kept until a
+//! trainer took them.
+//!
+//! [`Pool::push`] takes trajectories in the schema of [`schema`], from JSON or from an Arrow stream
+//! ([`arrow`]); [`Pool::push_spans`] takes OpenTelemetry's GenAI spans ([`otlp`]). What is wrong goes
+//! to a quarantine with a typed [`Reason`]. [`Pool::lease`] gives whole groups to trainers, by age or
+//! by what there is to learn from them; [`http`] is all of it as requests and answers.
+//!
+//! Invariants:
+//! - An answer is durable before it is given; pushing again changes nothing.
+//! - Only tokens that come with the log-probability and the version that sampled them are trained
+//!   as a policy's; text alone is something to imitate, and its kind says so.
+//! - A trajectory is given out to one consumer at a time, and to nobody after it was acknowledged.
+//! - Nothing is dropped silently: what leaves unused is in quarantine, with the reason.
+//! - Rows, bytes, groups, bodies and times have limits; time is an argument.
+
+pub mod arrow;
+mod check;
+mod config;
+mod genai;
+pub mod http;
+mod index;
+pub mod otlp;
+mod pool;
+mod reason;
+pub mod schema;
+mod spot;
+mod text;
+
+pub use check::{Entry, tokenizer_hash};
+pub use config::{ConfigError, PoolConfig, Sampling, SpotCheck, TextSpans, TypeFilter};
+pub use pool::{Answer, Held, LeaseRequest, Loan, Pool, PoolError, Scorer};
+pub use reason::Reason;
+pub use text::{conversation, whole};

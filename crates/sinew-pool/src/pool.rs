@@ -1,0 +1,729 @@
+//! The pool: admit, quarantine, give out, acknowledge. Every answer is durable before it is given.
+
+use crate::check::{Checker, Entry, tokenizer_hash};
+use crate::config::{PoolConfig, Sampling};
+use crate::genai;
+use crate::index::{self, Group, Index, Row};
+use crate::otlp::Span;
+use crate::reason::Reason;
+use crate::schema::{Kind, Pushed};
+use crate::spot;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use sinew_render::Renderer;
+use sinew_store::{
+    DiskQueue, DiskStore, LeaseId, QueueLimits, QueueRow, RowState, StoreError, StoreOptions,
+};
+use sinew_types::Engine;
+use std::collections::{BTreeMap, HashMap};
+use std::path::Path;
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+/// Most bytes of traces that one lease gives out.
+const MAX_LEASE_BYTES: u64 = 16 << 20;
+
+/// What became of one item of a push.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(tag = "status", rename_all = "snake_case")]
+pub enum Answer {
+    Admitted {
+        id: String,
+    },
+    /// It is there, or was there, with the same contents.
+    Duplicate {
+        id: String,
+    },
+    Quarantined {
+        quarantine: String,
+        reason: Reason,
+        message: String,
+    },
+}
+
+/// A row of the quarantine.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Held {
+    pub item: Pushed,
+    pub reason: Reason,
+    pub at_unix_s: f64,
+}
+
+/// A lease on groups.
+#[derive(Clone, Debug, Serialize)]
+pub struct Loan {
+    /// `None`: nothing was ready.
+    pub lease: Option<u64>,
+    pub groups: Vec<Vec<Entry>>,
+}
+
+/// What a trainer asks for.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LeaseRequest {
+    pub consumer: String,
+    pub kind: Kind,
+    /// Most groups.
+    pub groups: usize,
+    pub ttl_s: f64,
+    /// Version of the trainer's weights, for staleness.
+    pub version: u64,
+    /// Of adaptive draws.
+    pub seed: u64,
+    /// Longest path in tokens that the trainer takes.
+    #[serde(default)]
+    pub max_path_tokens: Option<usize>,
+}
+
+/// Where an engine is asked for log-probabilities.
+#[derive(Clone)]
+pub struct Scorer {
+    pub engine: Arc<dyn Engine>,
+    /// Numbers of requests, shared with everyone who asks the engine.
+    pub requests: Arc<AtomicU64>,
+}
+
+impl std::fmt::Debug for Scorer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Scorer").finish_non_exhaustive()
+    }
+}
+
+/// The pool. Calls block and may be made from any thread.
+pub struct Pool {
+    config: PoolConfig,
+    renderer: Arc<dyn Renderer>,
+    tokenizer: String,
+    scorer: Option<Scorer>,
+    rows: DiskQueue,
+    quarantine: DiskQueue,
+    spans: DiskQueue,
+    index: Mutex<Index>,
+    /// Keeps the folder's lock; none in memory.
+    _store: Option<DiskStore>,
+}
+
+impl std::fmt::Debug for Pool {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Pool")
+            .field("tokenizer", &self.tokenizer)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Why a call failed as a whole; nothing of it happened, and it may be repeated.
+#[derive(Debug, thiserror::Error)]
+pub enum PoolError {
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    #[error("{field} is {value}, allowed: {allowed}")]
+    Argument {
+        field: &'static str,
+        value: String,
+        allowed: String,
+    },
+    #[error("no row {id:?} in quarantine")]
+    Unknown { id: String },
+    #[error("an earlier call panicked inside the pool; start the server again")]
+    Poisoned,
+}
+
+impl Pool {
+    /// Opens the pool in `folder`, or makes one; without a folder it dies with the process.
+    ///
+    /// # Errors
+    /// If the folder is in use, cannot be written, or holds something else.
+    pub fn open(
+        folder: Option<&Path>,
+        config: PoolConfig,
+        renderer: Arc<dyn Renderer>,
+        scorer: Option<Scorer>,
+    ) -> Result<Self, PoolError> {
+        let store = folder.map(|f| DiskStore::open(f, StoreOptions::default()));
+        let store = store.transpose()?;
+        let limits = |max_rows| QueueLimits {
+            max_rows,
+            max_bytes: config.max_bytes,
+            max_attempts: config.max_attempts,
+        };
+        let queue = |name: &str, rows| match &store {
+            Some(store) => store.queue(name, limits(rows)),
+            None => DiskQueue::in_memory(limits(rows)),
+        };
+        let pool = Self {
+            tokenizer: tokenizer_hash(renderer.as_ref()),
+            rows: queue("pool", config.max_rows)?,
+            quarantine: queue("quarantine", config.max_quarantine)?,
+            spans: queue("spans", config.max_quarantine)?,
+            index: Mutex::default(),
+            config,
+            renderer,
+            scorer,
+            _store: store,
+        };
+        pool.reindex()?;
+        Ok(pool)
+    }
+
+    /// Its configuration.
+    pub fn config(&self) -> &PoolConfig {
+        &self.config
+    }
+
+    /// What trajectories must say that they were tokenized by.
+    pub fn tokenizer(&self) -> &str {
+        &self.tokenizer
+    }
+
+    fn guard(&self) -> Result<MutexGuard<'_, Index>, PoolError> {
+        self.index.lock().map_err(|_| PoolError::Poisoned)
+    }
+
+    fn reindex(&self) -> Result<(), PoolError> {
+        let mut fresh = Index::default();
+        for (key, state) in self.rows.rows()? {
+            let (hash, id) = index::parts(&key);
+            fresh.ids.insert(id.to_owned(), hash.to_owned());
+            if state == RowState::Acked {
+                continue;
+            }
+            if let Some(entry) = self.rows.read::<Entry>(&key)? {
+                fresh.add(&entry, size_of(&entry));
+            }
+        }
+        *self.guard()? = fresh;
+        Ok(())
+    }
+
+    /// Checks each item and admits or quarantines it. Pushing again changes nothing.
+    pub fn push(&self, items: Vec<Pushed>, now_s: f64) -> Result<Vec<Answer>, PoolError> {
+        if items.len() > self.config.max_batch {
+            return Err(PoolError::Argument {
+                field: "trajectories",
+                value: items.len().to_string(),
+                allowed: format!("up to {} in one request", self.config.max_batch),
+            });
+        }
+        // Checked before the lock is taken: it is most of the work.
+        let checked = items.into_iter().map(|item| {
+            let entry = self.check(&item, now_s);
+            (item, entry)
+        });
+        let checked: Vec<_> = checked.collect();
+        self.admit(checked, now_s)
+    }
+
+    fn check(&self, item: &Pushed, now_s: f64) -> Result<Entry, Reason> {
+        let checker = Checker {
+            config: &self.config,
+            renderer: self.renderer.as_ref(),
+            tokenizer: &self.tokenizer,
+            now_s,
+        };
+        let mut entry = checker.check(item)?;
+        if self.config.spot_check.tokens > 0
+            && let Some(scorer) = &self.scorer
+        {
+            let engine = scorer.engine.as_ref();
+            let spot = self.config.spot_check;
+            entry.engine_gap = spot::check(engine, spot, &scorer.requests, &entry)?;
+        }
+        Ok(entry)
+    }
+
+    fn admit(
+        &self,
+        checked: Vec<(Pushed, Result<Entry, Reason>)>,
+        now_s: f64,
+    ) -> Result<Vec<Answer>, PoolError> {
+        let mut index = self.guard()?;
+        let mut answers = Vec::with_capacity(checked.len());
+        let (mut rows, mut entries, mut held) = (Vec::new(), Vec::new(), Vec::new());
+        let mut new: HashMap<String, String> = HashMap::new();
+        for (item, result) in checked {
+            let result = result.and_then(|entry| {
+                let id = entry.trace.episode.as_str();
+                match index.ids.get(id).or_else(|| new.get(id)) {
+                    None => Ok((entry, true)),
+                    Some(hash) if *hash == entry.hash => Ok((entry, false)),
+                    Some(_) => Err(Reason::IdConflict { id: id.to_owned() }),
+                }
+            });
+            answers.push(match result {
+                Ok((entry, false)) => Answer::Duplicate {
+                    id: entry.trace.episode.0,
+                },
+                Ok((entry, true)) => {
+                    let id = entry.trace.episode.0.clone();
+                    new.insert(id.clone(), entry.hash.clone());
+                    rows.push(QueueRow::of(index::key(&entry.hash, &id), &entry)?);
+                    entries.push(entry);
+                    Answer::Admitted { id }
+                }
+                Err(reason) => {
+                    let (quarantine, row) = held_row(item, &reason, now_s)?;
+                    held.push(row);
+                    let message = reason.to_string();
+                    Answer::Quarantined {
+                        quarantine,
+                        reason,
+                        message,
+                    }
+                }
+            });
+        }
+        self.quarantine.put(&held)?;
+        self.rows.put(&rows)?;
+        for (entry, row) in entries.iter().zip(&rows) {
+            index.add(entry, row.payload.len() as u64);
+        }
+        Ok(answers)
+    }
+
+    /// Takes in spans; traces whose root is there become trajectories. Returns one answer for
+    /// each trace that became whole, and reasons for spans that were refused.
+    pub fn push_spans(
+        &self,
+        spans: Vec<Span>,
+        now_s: f64,
+    ) -> Result<(Vec<Answer>, Vec<Reason>), PoolError> {
+        let mut refused = Vec::new();
+        let (mut rows, mut roots) = (Vec::new(), Vec::new());
+        for span in spans {
+            if let Err(reason) = span.check() {
+                refused.push(reason);
+                continue;
+            }
+            if span.parent_id.is_empty() {
+                roots.push(span.trace_id.clone());
+            }
+            let key = format!("{}/{}", span.trace_id, span.span_id);
+            rows.push(QueueRow::of(key, &(now_s, span))?);
+        }
+        self.spans.put(&rows)?;
+        let mut answers = Vec::new();
+        roots.sort_unstable();
+        roots.dedup();
+        for trace in &roots {
+            answers.extend(self.finish_trace(trace, now_s, None)?);
+        }
+        Ok((answers, refused))
+    }
+
+    fn finish_trace(
+        &self,
+        trace: &str,
+        now_s: f64,
+        broken: Option<Reason>,
+    ) -> Result<Option<Answer>, PoolError> {
+        let prefix = format!("{trace}/");
+        let mut keys = Vec::new();
+        let mut spans = Vec::new();
+        for (key, _) in self.spans.rows()? {
+            if key.starts_with(&prefix)
+                && let Some((_, span)) = self.spans.read::<(f64, Span)>(&key)?
+            {
+                keys.push(key);
+                spans.push(span);
+            }
+        }
+        if keys.is_empty() {
+            return Ok(None);
+        }
+        let item = genai::item(spans);
+        let result = match broken {
+            None => self.check(&item, now_s),
+            Some(reason) => Err(reason),
+        };
+        let answer = self.admit(vec![(item, result)], now_s)?.pop();
+        // The trajectory is durable; a crash before this would only find it again as a duplicate.
+        self.spans.remove(&keys)?;
+        Ok(answer)
+    }
+
+    /// Gives out whole groups of a kind. What is too stale goes to quarantine instead.
+    pub fn lease(&self, asked: &LeaseRequest, now_s: f64) -> Result<Loan, PoolError> {
+        check_lease(asked)?;
+        self.sweep(now_s)?;
+        let mut index = self.guard()?;
+        self.retire_stale(&mut index, asked, now_s)?;
+        let ready = |group: &Group| -> Result<bool, PoolError> {
+            let mut all = group.whole;
+            for row in &group.rows {
+                all &= self.rows.state(&row.key)? == Some(RowState::Ready);
+            }
+            Ok(all)
+        };
+        let mut candidates = Vec::new();
+        let longest = asked.max_path_tokens.unwrap_or(usize::MAX);
+        for (seq, ((kind, _), group)) in &index.groups {
+            let fits = group.rows.iter().all(|r| r.path_tokens <= longest);
+            if *kind == asked.kind && fits && ready(group)? {
+                candidates.push((*seq, group));
+            }
+        }
+        let adaptive = match &self.config.sampling {
+            Sampling::Fifo => None,
+            Sampling::Adaptive(config) => Some(config),
+        };
+        let drawn = index::draw(adaptive, &candidates, asked.seed, asked.groups);
+        let (mut keys, mut bytes) = (Vec::new(), 0);
+        for seq in drawn {
+            let Some((_, group)) = index.groups.get(&seq) else {
+                continue;
+            };
+            bytes += group.rows.iter().map(|r| r.bytes).sum::<u64>();
+            if bytes > MAX_LEASE_BYTES && !keys.is_empty() {
+                break;
+            }
+            keys.extend(group.rows.iter().map(|r| r.key.clone()));
+        }
+        let mut loan = Loan {
+            lease: None,
+            groups: Vec::new(),
+        };
+        if keys.is_empty() {
+            return Ok(loan);
+        }
+        let (ttl, now) = (millis(asked.ttl_s), millis(now_s));
+        let mut groups: BTreeMap<String, Vec<Entry>> = BTreeMap::new();
+        for delivery in self.rows.lease_keys(&asked.consumer, &keys, ttl, now)? {
+            loan.lease = Some(delivery.row.lease.0);
+            let entry: Entry = delivery.decode()?;
+            let group = groups.entry(entry.trace.group.0.clone()).or_default();
+            group.push(entry);
+        }
+        loan.groups = groups.into_values().collect();
+        Ok(loan)
+    }
+
+    fn retire_stale(
+        &self,
+        index: &mut Index,
+        asked: &LeaseRequest,
+        now_s: f64,
+    ) -> Result<(), PoolError> {
+        let mut retired = Vec::new();
+        for (seq, ((kind, _), group)) in &index.groups {
+            let filter = self.config.filter_of(&group.task_kind);
+            let Some(allowed) = filter.max_staleness.filter(|_| *kind == Kind::Rl) else {
+                continue;
+            };
+            let oldest = group.rows.iter().map(|r| r.oldest.0).min().unwrap_or(0);
+            let behind = asked.version.saturating_sub(oldest);
+            if *kind == asked.kind && behind > allowed {
+                let version = oldest;
+                retired.push((
+                    *seq,
+                    Reason::Stale {
+                        version,
+                        behind,
+                        allowed,
+                    },
+                ));
+            }
+        }
+        for (seq, reason) in retired {
+            self.retire(index, seq, &reason, now_s)?;
+        }
+        Ok(())
+    }
+
+    /// Moves what nobody holds of a group to quarantine.
+    fn retire(
+        &self,
+        index: &mut Index,
+        seq: u64,
+        reason: &Reason,
+        now_s: f64,
+    ) -> Result<(), PoolError> {
+        let Some((_, group)) = index.groups.get(&seq) else {
+            return Ok(());
+        };
+        let (mut held, mut keys) = (Vec::new(), Vec::new());
+        for Row { key, .. } in &group.rows {
+            let idle = matches!(
+                self.rows.state(key)?,
+                Some(RowState::Ready | RowState::Dead)
+            );
+            if idle && let Some(entry) = self.rows.read::<Entry>(key)? {
+                held.push(held_row(self.unchecked(&entry)?, reason, now_s)?.1);
+                keys.push(key.clone());
+            }
+        }
+        self.quarantine.put(&held)?;
+        self.rows.remove(&keys)?;
+        for key in &keys {
+            index.ids.remove(index::parts(key).1);
+            index.drop_row(key);
+        }
+        Ok(())
+    }
+
+    /// An entry as it could have been pushed.
+    fn unchecked(&self, entry: &Entry) -> Result<Pushed, PoolError> {
+        let trace = &entry.trace;
+        let nodes: Vec<Value> = trace.nodes.iter().map(pushed_node).collect();
+        let raw = json!({
+            "id": trace.episode, "task": trace.task, "task_kind": trace.task_kind,
+            "group": trace.group, "group_size": entry.group_size, "kind": entry.kind,
+            "reward": trace.outcome.reward, "success": trace.outcome.success,
+            "metrics": trace.outcome.metrics, "end": trace.end,
+            "started_unix_s": trace.timing.started_unix_s, "nodes": nodes,
+        });
+        Ok(Pushed {
+            raw: raw.to_string(),
+            tokenizer: Some(self.tokenizer.clone()),
+            model: self.config.model.clone(),
+            source: entry.source.clone(),
+        })
+    }
+
+    /// Takes rows out for good: they are the consumer's now. Returns those that were not its own
+    /// any more; they must not be trained.
+    pub fn ack(&self, lease: u64, ids: &[String]) -> Result<Vec<String>, PoolError> {
+        let mut index = self.guard()?;
+        let mut lost = Vec::new();
+        for id in ids {
+            let key = index.ids.get(id).map(|hash| index::key(hash, id));
+            let acked = key
+                .as_ref()
+                .map(|k| self.rows.ack(LeaseId(lease), std::slice::from_ref(k)));
+            match acked {
+                Some(Ok(_)) => index.drop_row(&key.unwrap_or_default()),
+                None | Some(Err(StoreError::Queue(_))) => lost.push(id.clone()),
+                Some(Err(e)) => return Err(e.into()),
+            }
+        }
+        Ok(lost)
+    }
+
+    /// Gives rows back unused; those that are not the lease's own any more are left alone.
+    pub fn release(&self, lease: u64, ids: &[String]) -> Result<usize, PoolError> {
+        let index = self.guard()?;
+        let mut released = 0;
+        for id in ids {
+            let Some(hash) = index.ids.get(id) else {
+                continue;
+            };
+            let key = index::key(hash, id);
+            match self.rows.release(LeaseId(lease), &[key]) {
+                Ok(n) => released += n,
+                Err(StoreError::Queue(_)) => {}
+                Err(e) => return Err(e.into()),
+            }
+        }
+        Ok(released)
+    }
+
+    /// Ends what took too long: leases, groups that stay incomplete, traces without a root, rows
+    /// that nobody acknowledges. Forgets the oldest trained ids beyond the bound.
+    pub fn sweep(&self, now_s: f64) -> Result<(), PoolError> {
+        self.rows.expire(millis(now_s))?;
+        let mut overdue = std::collections::BTreeSet::new();
+        for (key, _) in self.spans.rows()? {
+            let since = self.spans.read::<(f64, Span)>(&key)?.map(|(at, _)| at);
+            if since.is_some_and(|at| now_s - at > self.config.span_ttl_s) {
+                overdue.extend(key.split('/').next().map(str::to_owned));
+            }
+        }
+        for trace in overdue {
+            let detail = "the root span did not come in time".to_owned();
+            self.finish_trace(&trace, now_s, Some(Reason::Spans { detail }))?;
+        }
+        let mut index = self.guard()?;
+        let mut retired = Vec::new();
+        for (seq, ((_, name), group)) in &index.groups {
+            let dead = group.rows.iter().map(|r| self.rows.state(&r.key));
+            let dead = dead
+                .collect::<Result<Vec<_>, _>>()?
+                .contains(&Some(RowState::Dead));
+            if dead {
+                let attempts = self.config.max_attempts;
+                retired.push((*seq, Reason::Undeliverable { attempts }));
+            } else if !group.whole && now_s - group.since_s > self.config.group_ttl_s {
+                let reason = Reason::GroupIncomplete {
+                    group: name.clone(),
+                    have: group.rows.len() as u32,
+                    group_size: group.size,
+                };
+                retired.push((*seq, reason));
+            }
+        }
+        for (seq, reason) in retired {
+            self.retire(&mut index, seq, &reason, now_s)?;
+        }
+        let forgotten = self.rows.forget_acked(self.config.remember)?;
+        drop(index);
+        if forgotten > 0 {
+            self.reindex()?;
+        }
+        Ok(())
+    }
+
+    /// Rows of the quarantine, oldest first, from after the row `after`.
+    pub fn quarantined(
+        &self,
+        after: Option<&str>,
+        limit: usize,
+    ) -> Result<Vec<(String, Held)>, PoolError> {
+        let rows = self.quarantine.rows()?;
+        let from = match after {
+            None => 0,
+            Some(after) => rows
+                .iter()
+                .position(|(k, _)| k == after)
+                .map_or(0, |i| i + 1),
+        };
+        let mut out = Vec::new();
+        for (key, _) in rows.into_iter().skip(from).take(limit) {
+            if let Some(held) = self.quarantine.read(&key)? {
+                out.push((key, held));
+            }
+        }
+        Ok(out)
+    }
+
+    /// Checks a row of the quarantine again, with the configuration of now, as another kind if one
+    /// is given: text that is no policy's sample may still be something to imitate.
+    pub fn revalidate(
+        &self,
+        id: &str,
+        kind: Option<Kind>,
+        now_s: f64,
+    ) -> Result<Answer, PoolError> {
+        let unknown = || PoolError::Unknown { id: id.to_owned() };
+        let held: Held = self.quarantine.read(id)?.ok_or_else(unknown)?;
+        let mut item = held.item.clone();
+        if let Some(kind) = kind {
+            let mut value: Value = serde_json::from_str(&item.raw).unwrap_or_default();
+            if let Some(fields) = value.as_object_mut() {
+                fields.insert("kind".into(), json!(kind));
+            }
+            item.raw = value.to_string();
+        }
+        match self.check(&item, now_s) {
+            // It stays as it came.
+            Err(reason) => Ok(Answer::Quarantined {
+                quarantine: id.to_owned(),
+                message: reason.to_string(),
+                reason,
+            }),
+            Ok(entry) => {
+                let answer = self.admit(vec![(held.item, Ok(entry))], now_s)?.pop();
+                let answer = answer.ok_or_else(unknown)?;
+                if !matches!(answer, Answer::Quarantined { .. }) {
+                    self.quarantine.remove(&[id.to_owned()])?;
+                }
+                Ok(answer)
+            }
+        }
+    }
+
+    /// Deletes a row of the quarantine.
+    pub fn discard(&self, id: &str) -> Result<(), PoolError> {
+        match self.quarantine.remove(&[id.to_owned()]) {
+            Ok(_) => Ok(()),
+            Err(StoreError::Queue(_)) => Err(PoolError::Unknown { id: id.to_owned() }),
+            Err(e) => Err(e.into()),
+        }
+    }
+
+    /// Counts: rows by state, groups, task types, reasons of the quarantine.
+    pub fn status(&self) -> Result<Value, PoolError> {
+        let mut reasons: BTreeMap<String, u64> = BTreeMap::new();
+        for (key, _) in self.quarantine.rows()? {
+            if let Some(held) = self.quarantine.read::<Held>(&key)? {
+                *reasons.entry(held.reason.code()).or_default() += 1;
+            }
+        }
+        let index = self.guard()?;
+        let mut kinds: BTreeMap<String, Value> = BTreeMap::new();
+        let (mut whole, mut waiting) = (0, 0);
+        for (_, group) in index.groups.values() {
+            if group.whole {
+                whole += 1
+            } else {
+                waiting += 1
+            }
+            let kind = kinds.entry(group.task_kind.clone());
+            let kind = kind.or_insert_with(|| json!({"trajectories": 0, "successes": 0}));
+            let successes = group.rows.iter().filter(|r| r.success).count();
+            kind["trajectories"] =
+                json!(kind["trajectories"].as_u64().unwrap_or(0) + group.rows.len() as u64);
+            kind["successes"] = json!(kind["successes"].as_u64().unwrap_or(0) + successes as u64);
+        }
+        Ok(json!({
+            "schema_version": crate::schema::SCHEMA_VERSION,
+            "tokenizer": self.tokenizer,
+            "vocabulary": self.renderer.vocab_size(),
+            "model": self.config.model,
+            "trajectories": self.rows.stats()?,
+            "groups": {"whole": whole, "incomplete": waiting},
+            "task_kinds": kinds,
+            "spans": self.spans.stats()?.ready,
+            "quarantine": {"rows": self.quarantine.stats()?.ready, "reasons": reasons},
+        }))
+    }
+}
+
+fn pushed_node(node: &sinew_types::Node) -> Value {
+    let mut value = json!({
+        "parent": (node.parent != sinew_types::NO_PARENT).then_some(node.parent),
+        "kind": node.kind, "tokens": node.tokens, "turn": node.turn,
+        "messages": node.messages, "finish": node.finish,
+        "process_reward": node.process_reward, "state_hash": node.state_hash,
+    });
+    if node.kind == sinew_types::TokenKind::Sampled {
+        value["logprobs"] = json!(node.logprobs);
+        value["versions"] = json!(node.versions);
+    }
+    value
+}
+
+fn check_lease(asked: &LeaseRequest) -> Result<(), PoolError> {
+    let wrong = |field, value: String, allowed: &str| {
+        Err(PoolError::Argument {
+            field,
+            value,
+            allowed: allowed.into(),
+        })
+    };
+    if !(asked.ttl_s.is_finite() && (1.0..=86_400.0).contains(&asked.ttl_s)) {
+        return wrong("ttl_s", asked.ttl_s.to_string(), "1 to 86400");
+    }
+    if !(1..=65_536).contains(&asked.groups) {
+        return wrong("groups", asked.groups.to_string(), "1 to 65536");
+    }
+    if asked.consumer.is_empty() || asked.consumer.len() > 256 {
+        return wrong("consumer", asked.consumer.clone(), "1 to 256 bytes");
+    }
+    Ok(())
+}
+
+/// A row of the quarantine and its id: the same item is the same row.
+fn held_row(item: Pushed, reason: &Reason, now_s: f64) -> Result<(String, QueueRow), PoolError> {
+    use sha2::{Digest, Sha256};
+    let text = serde_json::to_vec(&item).unwrap_or_default();
+    let id = format!("q-{}", crate::check::hex(&Sha256::digest(&text)[..12]));
+    let held = Held {
+        item,
+        reason: reason.clone(),
+        at_unix_s: now_s,
+    };
+    let row = QueueRow::of(id.clone(), &held)?;
+    Ok((id, row))
+}
+
+fn size_of(entry: &Entry) -> u64 {
+    entry
+        .trace
+        .nodes
+        .iter()
+        .map(|n| 8 * n.tokens.len() as u64)
+        .sum()
+}
+
+fn millis(seconds: f64) -> u64 {
+    (seconds * 1e3).max(0.0) as u64
+}

@@ -1,0 +1,436 @@
+//! Admission, quarantine, leases, restarts.
+
+use crate::{call, config, items, lease, leased_ids, open, pool, push_of, trajectory};
+use serde_json::{Value, json};
+use sinew_infer::{FakeConfig, FakeEngine, FakeModel};
+use sinew_pool::{Pool, PoolConfig, Scorer};
+use sinew_render::TinyRenderer;
+use sinew_types::{Engine, EngineEvent, GenerateRequest, RequestId, SamplingParams};
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, mpsc};
+
+fn with(id: &str, change: impl FnOnce(&mut Value)) -> Value {
+    let mut t = trajectory(id);
+    change(&mut t);
+    t
+}
+
+#[test]
+fn pushing_again_is_nothing_new_and_another_content_is_told_apart() {
+    let pool = pool();
+    let anonymous = with("x", |t| {
+        t.as_object_mut().unwrap().remove("id");
+    });
+    let told = items(
+        &pool,
+        &[trajectory("a"), anonymous.clone(), trajectory("a")],
+    );
+    let statuses: Vec<_> = told.iter().map(|i| i["status"].as_str().unwrap()).collect();
+    assert_eq!(statuses, ["admitted", "admitted", "duplicate"]);
+    let id = told[1]["id"].as_str().unwrap();
+    assert!(id.starts_with("c-"), "{id}");
+    let again = items(&pool, &[anonymous, with("a", |t| t["reward"] = json!(0.5))]);
+    assert_eq!(
+        (&again[0]["status"], &again[0]["id"]),
+        (&json!("duplicate"), &json!(id))
+    );
+    assert_eq!(again[1]["reason"]["code"], "id_conflict");
+    let (_, status) = call(&pool, 10.0, "GET", "/pool", &Value::Null);
+    assert_eq!(status["trajectories"]["ready"], 2);
+    assert_eq!(
+        status["quarantine"],
+        json!({"rows": 1, "reasons": {"id_conflict": 1}})
+    );
+}
+
+#[test]
+fn every_wrong_token_is_named() {
+    let pool = open(
+        None,
+        config(json!({"max_tokens": 12, "filter": {"reward": [-1.0, 1.0]}})),
+    );
+    let node = |t: &mut Value, n: usize, key: &str, value: Value| t["nodes"][n][key] = value;
+    let cases: Vec<(&str, Value)> = vec![
+        ("schema", with("a", |t| t["rewrad"] = json!(1))),
+        ("schema", with("a", |t| t["messages"] = json!([]))),
+        ("schema", json!(7)),
+        (
+            "unknown_token",
+            with("a", |t| node(t, 1, "tokens", json!([11, 0]))),
+        ),
+        ("empty_node", with("a", |t| node(t, 1, "tokens", json!([])))),
+        (
+            "too_large",
+            with("a", |t| {
+                node(t, 0, "tokens", json!([2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2]))
+            }),
+        ),
+        (
+            "logprob_count",
+            with("a", |t| node(t, 1, "logprobs", json!([-0.5]))),
+        ),
+        (
+            "logprob_value",
+            with("a", |t| node(t, 1, "logprobs", json!([-0.5, 0.1]))),
+        ),
+        (
+            "logprob_value",
+            with("a", |t| node(t, 1, "logprobs", json!([-0.5, null]))),
+        ),
+        (
+            "logprob_value",
+            with("a", |t| node(t, 1, "logprobs", json!([-0.5, -1e300]))),
+        ),
+        (
+            "logprobs_missing",
+            with("a", |t| node(t, 1, "logprobs", Value::Null)),
+        ),
+        (
+            "versions",
+            with("a", |t| node(t, 1, "version", Value::Null)),
+        ),
+        (
+            "versions",
+            with("a", |t| {
+                node(t, 1, "version", Value::Null);
+                node(
+                    t,
+                    1,
+                    "versions",
+                    json!([{"start": 0, "len": 1, "version": 3}]),
+                );
+            }),
+        ),
+        ("parent", with("a", |t| node(t, 1, "parent", json!(1)))),
+        ("root", with("a", |t| node(t, 1, "parent", Value::Null))),
+        (
+            "not_sampled",
+            with("a", |t| node(t, 0, "version", json!(3))),
+        ),
+        (
+            "nothing_sampled",
+            with("a", |t| {
+                t["nodes"].as_array_mut().unwrap().pop();
+            }),
+        ),
+        ("reward_missing", with("a", |t| t["reward"] = Value::Null)),
+        ("filtered", with("a", |t| t["reward"] = json!(2.0))),
+        (
+            "messages_differ",
+            with("a", |t| {
+                t["nodes"][1]["messages"][0]["content"] = json!("l")
+            }),
+        ),
+        (
+            "messages_differ",
+            with("a", |t| {
+                t["nodes"][0]["messages"][0]["content"] = json!("A<")
+            }),
+        ),
+        (
+            "text_only",
+            json!({"task": "t", "reward": 1, "messages": [{"role": "user", "content": "A>"}]}),
+        ),
+        ("schema", with("a", |t| t["group_size"] = json!(2))),
+        ("schema", with("a", |t| t["task"] = json!("a\nb"))),
+        (
+            "too_large",
+            with("a", |t| t["task"] = json!("x".repeat(300))),
+        ),
+        (
+            "schema",
+            with("a", |t| {
+                t["end"] = json!({"type": "failed", "kind": "engine", "message": "x"})
+            }),
+        ),
+    ];
+    for (code, wrong) in cases {
+        let told = items(&pool, std::slice::from_ref(&wrong));
+        assert_eq!(told[0]["reason"]["code"], code, "{wrong} {told:?}");
+        assert!(told[0]["message"].as_str().unwrap().len() > 10);
+    }
+    assert_eq!(
+        leased_ids(&lease(&pool, 11.0, json!({}))),
+        Vec::<String>::new()
+    );
+    let body = json!({"version": 1, "tokenizer": "another", "trajectories": [trajectory("a")]});
+    let (_, told) = call(&pool, 10.0, "POST", "/pool/trajectories", &body);
+    assert_eq!(told["items"][0]["reason"]["code"], "tokenizer");
+    // A batch of another schema, or with a field that is unknown, is refused as a whole.
+    for (body, code) in [
+        (json!({"version": 2, "trajectories": []}), "schema_version"),
+        (
+            json!({"version": 1, "trajectories": [], "x": 1}),
+            "invalid_body",
+        ),
+    ] {
+        let (status, told) = call(&pool, 10.0, "POST", "/pool/trajectories", &body);
+        assert_eq!((status, &told["error"]["code"]), (400, &json!(code)));
+    }
+}
+
+#[test]
+fn groups_are_given_out_whole_once_and_again_if_nobody_acknowledges() {
+    let pool = pool();
+    let member = |id: &str| {
+        with(id, |t| {
+            t["group"] = json!("g");
+            t["group_size"] = json!(2);
+        })
+    };
+    items(&pool, &[member("a")]);
+    assert_eq!(
+        leased_ids(&lease(&pool, 10.0, json!({}))).len(),
+        0,
+        "not whole"
+    );
+    items(&pool, &[member("b"), trajectory("c")]);
+    let first = lease(&pool, 10.0, json!({"groups": 1}));
+    assert_eq!(leased_ids(&first), ["a", "b"]);
+    assert_eq!(
+        leased_ids(&lease(&pool, 10.0, json!({"max_path_tokens": 6}))).len(),
+        0
+    );
+    let second = lease(&pool, 10.0, json!({"consumer": "other"}));
+    assert_eq!(leased_ids(&second), ["c"]);
+    let ack = |loan: &Value, ids: &[&str]| {
+        let body = json!({"lease": loan["lease"], "ids": ids});
+        call(&pool, 20.0, "POST", "/pool/ack", &body).1["lost"].clone()
+    };
+    assert_eq!(ack(&first, &["a", "c", "nobody"]), json!(["c", "nobody"]));
+    // Its lease ran out: `b` is another's now, and the first may not train it.
+    let late = lease(&pool, 80.0, json!({"consumer": "other"}));
+    assert_eq!(leased_ids(&late), ["b", "c"]);
+    assert_eq!(ack(&first, &["a", "b"]), json!(["b"]));
+    let body = json!({"lease": late["lease"], "ids": ["c"]});
+    assert_eq!(
+        call(&pool, 81.0, "POST", "/pool/release", &body).1["released"],
+        1
+    );
+    assert_eq!(leased_ids(&lease(&pool, 81.0, json!({}))), ["c"]);
+    assert_eq!(
+        items(&pool, &[member("a")])[0]["status"],
+        "duplicate",
+        "trained ids stay known"
+    );
+}
+
+#[test]
+fn what_is_too_old_or_stays_incomplete_is_held_with_the_reason_and_can_come_back() {
+    let rules = json!({"filters": {"corridor-1": {"max_staleness": 2}}, "group_ttl_s": 100.0});
+    let dir = tempfile::tempdir().unwrap();
+    let first = open(Some(dir.path()), config(rules));
+    let lone = with("lone", |t| {
+        t["group"] = json!("g");
+        t["group_size"] = json!(2);
+        t["nodes"][1]["version"] = json!(6);
+    });
+    items(&first, &[trajectory("old"), lone]);
+    assert_eq!(
+        leased_ids(&lease(&first, 11.0, json!({"version": 6}))).len(),
+        0
+    );
+    let (_, page) = call(&first, 111.0, "GET", "/pool/quarantine", &Value::Null);
+    assert_eq!(page["rows"][0]["reason"]["code"], "stale");
+    assert_eq!(page["rows"][0]["reason"]["behind"], 3);
+    call(&first, 111.0, "GET", "/pool", &Value::Null);
+    let (_, page) = call(
+        &first,
+        111.0,
+        "GET",
+        "/pool/quarantine?limit=1",
+        &Value::Null,
+    );
+    let after = page["next"].as_str().unwrap();
+    let (_, page) = call(
+        &first,
+        111.0,
+        "GET",
+        &format!("/pool/quarantine?limit=5&after={after}"),
+        &Value::Null,
+    );
+    assert_eq!(page["rows"][0]["reason"]["code"], "group_incomplete");
+    assert_eq!(page["next"], Value::Null);
+    drop(first);
+    let pool = open(Some(dir.path()), PoolConfig::default());
+    let release = format!("/pool/quarantine/{after}/release");
+    let (_, told) = call(&pool, 112.0, "POST", &release, &Value::Null);
+    assert_eq!(
+        (&told["status"], &told["id"]),
+        (&json!("admitted"), &json!("old"))
+    );
+    assert_eq!(
+        leased_ids(&lease(&pool, 112.0, json!({"version": 9}))),
+        ["old"]
+    );
+    let (status, _) = call(&pool, 112.0, "POST", &release, &Value::Null);
+    assert_eq!(status, 404);
+    let other = page["rows"][0]["quarantine"].as_str().unwrap();
+    let delete = format!("/pool/quarantine/{other}");
+    assert_eq!(call(&pool, 113.0, "DELETE", &delete, &Value::Null).0, 200);
+    assert_eq!(call(&pool, 113.0, "DELETE", &delete, &Value::Null).0, 404);
+}
+
+#[test]
+fn text_is_admitted_to_be_imitated_and_says_so() {
+    let pool = pool();
+    let text = json!({"id": "s", "task": "t", "kind": "sft", "messages": [
+        {"role": "user", "content": "A.>"}, {"role": "assistant", "content": "r"},
+        {"role": "tool", "content": ".A>"}, {"role": "assistant", "content": "r"}]});
+    assert_eq!(items(&pool, &[text])[0]["status"], "admitted");
+    assert!(
+        leased_ids(&lease(&pool, 10.0, json!({}))).is_empty(),
+        "not for rl"
+    );
+    let loan = lease(&pool, 10.0, json!({"kind": "sft"}));
+    let entry = &loan["groups"][0][0];
+    assert_eq!(
+        (&entry["kind"], &entry["trace"]["outcome"]["reward"]),
+        (&json!("sft"), &json!(1.0))
+    );
+    let kinds: Vec<_> = entry["trace"]["nodes"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|n| n["kind"].clone())
+        .collect();
+    assert_eq!(kinds, ["prompt", "sampled", "observation", "sampled"]);
+}
+
+#[test]
+fn a_restart_keeps_rows_leases_and_known_ids() {
+    let dir = tempfile::tempdir().unwrap();
+    let first = open(Some(dir.path()), PoolConfig::default());
+    items(
+        &first,
+        &[trajectory("a"), trajectory("b"), trajectory("c"), json!(1)],
+    );
+    let loan = lease(&first, 10.0, json!({"groups": 2}));
+    assert_eq!(leased_ids(&loan), ["a", "b"]);
+    let ack = |pool: &Pool, ids: &[&str]| {
+        let body = json!({"lease": loan["lease"], "ids": ids});
+        call(pool, 12.0, "POST", "/pool/ack", &body).1["lost"].clone()
+    };
+    assert_eq!(ack(&first, &["a"]), json!([]));
+    drop(first);
+    let second = open(Some(dir.path()), PoolConfig::default());
+    // Told twice is told once; what is leased is nobody else's.
+    assert_eq!(ack(&second, &["a"]), json!([]));
+    assert_eq!(leased_ids(&lease(&second, 13.0, json!({}))), ["c"]);
+    assert_eq!(
+        leased_ids(&lease(&second, 100.0, json!({"groups": 1}))),
+        ["b"]
+    );
+    assert_eq!(ack(&second, &["b"]), json!(["b"]));
+    let told = items(&second, &[trajectory("a"), trajectory("b")]);
+    assert!(told.iter().all(|i| i["status"] == "duplicate"), "{told:?}");
+    let (_, status) = call(&second, 100.0, "GET", "/pool", &Value::Null);
+    assert_eq!(status["quarantine"]["rows"], 1);
+    assert_eq!(status["trajectories"]["acked"], 1);
+}
+
+#[test]
+fn a_full_pool_says_so_and_keeps_nothing_of_the_batch() {
+    let pool = open(None, config(json!({"max_rows": 2, "max_batch": 3})));
+    items(&pool, &[trajectory("a")]);
+    let (status, told) = push_of(&pool, 10.0, &[trajectory("b"), trajectory("c")]);
+    assert_eq!((status, &told["error"]["code"]), (429, &json!("pool_full")));
+    assert_eq!(items(&pool, &[trajectory("b")])[0]["status"], "admitted");
+    let many: Vec<_> = (0..4).map(|i| trajectory(&i.to_string())).collect();
+    assert_eq!(push_of(&pool, 10.0, &many).0, 400);
+}
+
+#[test]
+fn rows_that_nobody_acknowledges_do_not_come_back_for_ever() {
+    let pool = open(None, config(json!({"max_attempts": 2})));
+    items(&pool, &[trajectory("a")]);
+    for now in [10.0, 100.0] {
+        assert_eq!(leased_ids(&lease(&pool, now, json!({}))), ["a"]);
+    }
+    assert!(leased_ids(&lease(&pool, 200.0, json!({}))).is_empty());
+    let (_, page) = call(&pool, 200.0, "GET", "/pool/quarantine", &Value::Null);
+    assert_eq!(page["rows"][0]["reason"]["code"], "undeliverable");
+}
+
+#[test]
+fn log_probabilities_are_compared_with_the_engines() {
+    let vocab = 11;
+    let fake = FakeEngine::threaded(
+        FakeConfig {
+            model: FakeModel {
+                vocab,
+                seed: 5,
+                end: None,
+            },
+            context: 64,
+            ..FakeConfig::default()
+        },
+        Box::new(|| 0.0),
+    );
+    let engine: Arc<dyn Engine> = Arc::new(fake.unwrap());
+    let requests = Arc::new(AtomicU64::new(1));
+    let (sender, events) = mpsc::channel();
+    let request = GenerateRequest {
+        id: RequestId(0),
+        prompt: vec![2, 6, 8, 0, 3],
+        sampling: SamplingParams {
+            max_tokens: 2,
+            ..SamplingParams::default()
+        },
+        priority: 0,
+    };
+    engine
+        .submit(request, Box::new(move |e| drop(sender.send(e))))
+        .unwrap();
+    let mut sampled = Vec::new();
+    for event in events {
+        match event {
+            EngineEvent::Tokens { tokens, .. } => sampled.extend(tokens),
+            other => {
+                assert!(matches!(other, EngineEvent::Finished { .. }), "{other:?}");
+                break;
+            }
+        }
+    }
+    let version = engine.status().version.0;
+    let scorer = Some(Scorer { engine, requests });
+    let rules = config(json!({"spot_check": {"tokens": 2, "gap": 0.01}, "check_messages": false}));
+    let pool = Pool::open(
+        None,
+        rules,
+        Arc::new(TinyRenderer::new(crate::ALPHABET)),
+        scorer,
+    )
+    .unwrap();
+    let of = |id: &str, by: f32, version: u64| {
+        with(id, |t| {
+            let node = &mut t["nodes"][1];
+            node["tokens"] = sampled.iter().map(|s| s.id).collect();
+            node["logprobs"] = sampled.iter().map(|s| s.logprob - by).collect();
+            node["version"] = json!(version);
+        })
+    };
+    let told = items(
+        &pool,
+        &[
+            of("true", 0.0, version),
+            of("false", 0.3, version),
+            of("older", 0.3, version + 1),
+        ],
+    );
+    assert_eq!(told[0]["status"], "admitted", "{told:?}");
+    assert_eq!(told[1]["reason"]["code"], "logprob_gap", "{told:?}");
+    // Other weights cannot be compared with these.
+    assert_eq!(told[2]["status"], "admitted");
+    let loan = lease(&pool, 10.0, json!({}));
+    let gaps: Vec<_> = loan["groups"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|g| g[0]["engine_gap"].clone())
+        .collect();
+    assert!(
+        gaps.iter().any(|g| g.as_f64().is_some_and(|g| g < 1e-4)) && gaps.contains(&Value::Null),
+        "{gaps:?}"
+    );
+}

@@ -1,0 +1,187 @@
+//! Whatever is sent: no panic, and what is admitted keeps every promise.
+
+use crate::{call, lease, open, pool, push_of, trajectory};
+use proptest::prelude::*;
+use serde_json::{Value, json};
+use sinew_pool::http::{Request, Response, answer};
+use sinew_pool::{Entry, Pool, PoolConfig};
+use sinew_types::{TokenKind, TraceError};
+
+const STREAM: &[u8] = include_bytes!("../data/stream.arrow");
+
+fn send(pool: &Pool, path: &str, content_type: &str, body: Vec<u8>) -> Response {
+    let request = Request {
+        method: "POST",
+        path,
+        query: "",
+        content_type,
+        body,
+    };
+    answer(pool, request, 10.0)
+}
+
+fn value(response: &Response) -> Value {
+    serde_json::from_slice(&response.body).unwrap()
+}
+
+const ARROW: &str = "application/vnd.apache.arrow.stream";
+
+#[test]
+fn a_stream_of_pyarrow_is_read() {
+    let pool = pool();
+    let told = value(&send(&pool, "/pool/trajectories", ARROW, STREAM.to_vec()));
+    assert_eq!(
+        (&told["admitted"], &told["quarantined"]),
+        (&json!(5), &json!(1)),
+        "{told}"
+    );
+    assert_eq!(told["items"][4]["reason"]["code"], "logprob_value");
+    let loan = lease(&pool, 10.0, json!({}));
+    let entry: Entry = serde_json::from_value(loan["groups"][0][1].clone()).unwrap();
+    assert_eq!(
+        (entry.trace.episode.as_str(), entry.source.as_str()),
+        ("a1", "pyarrow")
+    );
+    assert_eq!(entry.trace.nodes[1].logprobs, [-0.25, -0.125]);
+    assert_eq!(entry.trace.nodes[0].messages[0].content, "A>");
+    assert_eq!(
+        lease(&pool, 10.0, json!({"kind": "sft"}))["groups"]
+            .as_array()
+            .unwrap()
+            .len(),
+        1
+    );
+    let again = value(&send(&pool, "/pool/trajectories", ARROW, STREAM.to_vec()));
+    assert_eq!(again["duplicates"], 5);
+    let short = STREAM[..STREAM.len() / 2].to_vec();
+    assert_eq!(send(&pool, "/pool/trajectories", ARROW, short).status, 400);
+}
+
+/// Changes one place of a JSON value: the `n`-th leaf or container, counted from the root.
+fn mutate(value: &mut Value, n: &mut usize, to: &Value) {
+    if *n == 0 {
+        *value = to.clone();
+        *n = usize::MAX;
+        return;
+    }
+    *n -= 1;
+    match value {
+        Value::Array(items) => {
+            for item in items {
+                if *n == usize::MAX {
+                    return;
+                }
+                mutate(item, n, to);
+            }
+        }
+        Value::Object(fields) => {
+            for (_, item) in fields.iter_mut() {
+                if *n == usize::MAX {
+                    return;
+                }
+                mutate(item, n, to);
+            }
+        }
+        _ => {}
+    }
+}
+
+fn wild() -> impl Strategy<Value = Value> {
+    prop_oneof![
+        Just(Value::Null),
+        any::<bool>().prop_map(Value::from),
+        any::<i64>().prop_map(Value::from),
+        any::<u64>().prop_map(Value::from),
+        (-20i64..20).prop_map(Value::from),
+        any::<f64>().prop_map(|f| json!(f)),
+        ".{0,12}".prop_map(Value::from),
+        prop::collection::vec(-3i64..14, 0..5).prop_map(|v| json!(v)),
+        prop::collection::vec(-3.0f64..1.0, 0..5).prop_map(|v| json!(v)),
+        Just(json!({})),
+        Just(json!([{"start": 0, "len": 2, "version": 1}])),
+        Just(json!([{"role": "user", "content": "A>"}, {"role": "assistant", "content": "r"}])),
+    ]
+}
+
+fn keeps_its_promises(entry: &Entry, vocab: u32) -> Result<(), TraceError> {
+    let trace = &entry.trace;
+    trace.validate()?;
+    for node in &trace.nodes {
+        let sampled = node.kind == TokenKind::Sampled;
+        assert!(!node.tokens.is_empty() && node.tokens.iter().all(|t| *t < vocab));
+        assert_eq!(
+            node.logprobs.len(),
+            if sampled { node.tokens.len() } else { 0 }
+        );
+        assert!(node.logprobs.iter().all(|l| l.is_finite() && *l <= 1e-3));
+        let versions: u32 = node.versions.iter().map(|s| s.len).sum();
+        assert_eq!(versions as usize, node.logprobs.len());
+    }
+    assert!(trace.sampled_tokens() > 0 && trace.total_reward().is_finite());
+    Ok(())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+
+    #[test]
+    fn what_is_admitted_is_sound_whatever_was_changed(
+        changes in prop::collection::vec((0usize..40, wild()), 1..4),
+    ) {
+        let pool = pool();
+        let mut wrong = trajectory("a");
+        for (at, to) in &changes {
+            mutate(&mut wrong, &mut at.clone(), to);
+        }
+        let (status, told) = push_of(&pool, 10.0, &[wrong.clone()]);
+        prop_assert_eq!(status, 200, "{} {}", wrong, told);
+        let item = &told["items"][0];
+        if item["status"] == "admitted" {
+            for kind in ["rl", "sft", "dpo"] {
+                let loan = lease(&pool, 10.0, json!({"kind": kind}));
+                for entry in loan["groups"].as_array().unwrap().iter().flat_map(|g| g.as_array().unwrap()) {
+                    let entry: Entry = serde_json::from_value(entry.clone()).unwrap();
+                    keeps_its_promises(&entry, 11).unwrap();
+                }
+            }
+        } else {
+            // Held back and shown, with a reason that can be read.
+            prop_assert!(item["reason"]["code"].is_string(), "{}", told);
+            let (_, page) = call(&pool, 10.0, "GET", "/pool/quarantine", &Value::Null);
+            prop_assert_eq!(page["rows"].as_array().unwrap().len(), 1);
+        }
+    }
+
+    #[test]
+    fn broken_streams_are_refused_or_read_but_never_kill(
+        flips in prop::collection::vec((0usize..STREAM.len(), any::<u8>()), 1..8),
+        end in 0usize..=STREAM.len(),
+    ) {
+        let pool = open(None, PoolConfig::default());
+        let mut bytes = STREAM.to_vec();
+        for (at, byte) in flips {
+            bytes[at] = byte;
+        }
+        bytes.truncate(end.max(STREAM.len() / 4));
+        let told = send(&pool, "/pool/trajectories", ARROW, bytes);
+        prop_assert!(told.status == 200 || told.status == 400, "{}", told.status);
+    }
+
+    #[test]
+    fn bytes_that_are_no_request_are_refused(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+        let pool = pool();
+        for (path, kind) in [
+            ("/pool/trajectories", "application/json"),
+            ("/pool/trajectories", ARROW),
+            ("/v1/traces", "application/json"),
+            ("/v1/traces", "application/x-protobuf"),
+            ("/pool/lease", "application/json"),
+            ("/pool/ack", "application/json"),
+        ] {
+            let told = send(&pool, path, kind, bytes.clone());
+            // Protobuf skips fields that it does not know, so that some bytes are an empty request.
+            prop_assert!(told.status == 400 || (told.status == 200 && kind.contains("protobuf")));
+        }
+        prop_assert_eq!(send(&pool, "/v1/traces", "text/plain", bytes).status, 415);
+    }
+}
