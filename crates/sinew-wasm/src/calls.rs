@@ -141,7 +141,7 @@ fn descriptors(l: &mut Linker<Host>) -> wasmtime::Result<()> {
                 Fd::File { content, id, .. } => {
                     stat(m, at, *id, FILE, content.borrow().len() as u64, 0)
                 }
-                Fd::Job { .. } => stat(m, at, 0, FILE, 0, 0),
+                Fd::Job { .. } | Fd::Status => stat(m, at, 0, FILE, 0, 0),
             })
         },
     )?;

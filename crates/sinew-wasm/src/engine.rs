@@ -1,12 +1,13 @@
 //! Loads compiled interpreters and runs one instance to its end.
 
-use crate::wasi::{Bounds, Host, Setting, Start, Stop, thread_cpu};
+use crate::live::{Frozen, Live};
+use crate::wasi::{Bounds, Host, Setting, Stop, thread_cpu};
 use sinew_sandbox::Ending;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
+use std::io::Write;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::{Duration, Instant};
 use wasmtime::{Config, Engine, InstancePre, Linker, Module, Store, Trap, UpdateDeadline};
 
@@ -14,10 +15,10 @@ use wasmtime::{Config, Engine, InstancePre, Linker, Module, Store, Trap, UpdateD
 const TICK: Duration = Duration::from_millis(2);
 /// Stack of WebAssembly; deeper recursion traps.
 const WASM_STACK_BYTES: usize = 1 << 20;
-/// Stack of a thread that runs an instance: that of WebAssembly and of host calls above it.
-const THREAD_STACK_BYTES: usize = 4 << 20;
-/// An interpreter that was started early and does not ask for work by then never will.
-const WARM_UP: Duration = Duration::from_secs(60);
+/// How long Python may take to get ready, and a fork its first empty turn.
+const BOOT_TIME: Duration = Duration::from_secs(60);
+/// Memory of a Python before a program's own limit holds.
+const BOOT_MEMORY: usize = 256 << 20;
 
 /// How an instance ended, and what it leaves.
 #[derive(Debug)]
@@ -34,6 +35,11 @@ pub(crate) struct Outcome {
 /// Interpreters that are ready to be instantiated.
 pub(crate) struct Interpreters {
     modules: BTreeMap<String, InstancePre<Host>>,
+    /// Python at its first boundary, if there is one whose turns can be called.
+    template: Option<Frozen>,
+    /// Forks of it that no program ran in.
+    waiting: VecDeque<Live>,
+    warm: usize,
     running: Arc<AtomicUsize>,
     ticker: std::thread::Thread,
 }
@@ -47,8 +53,8 @@ fn config() -> Config {
 }
 
 impl Interpreters {
-    /// Loads `NAME.cwasm` of a folder, by name.
-    pub(crate) fn load(folder: &Path, names: &[String]) -> Result<Self, String> {
+    /// Loads `NAME.cwasm` of a folder, by name; `warm` Pythons are kept waiting.
+    pub(crate) fn load(folder: &Path, names: &[String], warm: usize) -> Result<Self, String> {
         let engine = Engine::new(&config()).map_err(|e| format!("wasm engine: {e:?}"))?;
         let mut linker = Linker::new(&engine);
         crate::calls::define(&mut linker).map_err(|e| format!("wasm interface: {e:?}"))?;
@@ -67,11 +73,68 @@ impl Interpreters {
             .name("epochs".into())
             .spawn(move || tick(&engine, &counter))
             .map_err(|e| format!("start a thread: {e}"))?;
-        Ok(Self {
+        let mut all = Self {
             modules,
+            template: None,
+            waiting: VecDeque::new(),
+            warm,
             running,
             ticker: ticker.thread().clone(),
-        })
+        };
+        all.template = all.boot()?;
+        Ok(all)
+    }
+
+    /// Python, started once for all sandboxes. None if this one has no turns.
+    fn boot(&self) -> Result<Option<Frozen>, String> {
+        let Some(module) = self.modules.get(PYTHON) else {
+            return Ok(None);
+        };
+        if module.module().get_export(crate::live::TURN).is_none() {
+            return Ok(None);
+        }
+        let _running = Running::new(self);
+        Live::boot(module, boot_setting(), python_env())?
+            .freeze()
+            .map(Some)
+    }
+
+    /// An interpreter that goes on from `frozen`; without it, from the first boundary.
+    pub(crate) fn fork(&mut self, frozen: Option<&Frozen>) -> Result<Live, String> {
+        match (frozen, self.waiting.pop_front()) {
+            (None, Some(waiting)) => Ok(waiting),
+            (frozen, waiting) => {
+                self.waiting.extend(waiting);
+                let frozen = frozen.or(self.template.as_ref());
+                self.thaw(frozen.ok_or("this Python has no turns: nothing of it can be kept")?)
+            }
+        }
+    }
+
+    fn thaw(&self, frozen: &Frozen) -> Result<Live, String> {
+        let module = self.modules.get(PYTHON).ok_or("there is no Python")?;
+        Live::thaw(module, frozen, boot_setting())
+    }
+
+    /// Makes the Pythons that wait. Each has run an empty turn: the pages that every turn writes
+    /// are its own then.
+    pub(crate) fn fill(&mut self) -> Result<(), String> {
+        while let (Some(template), true) = (&self.template, self.waiting.len() < self.warm) {
+            let mut live = self.thaw(template)?;
+            live.warm(Running::new(self), boot_setting())?;
+            self.waiting.push_back(live);
+        }
+        Ok(())
+    }
+
+    /// Whether Python runs in turns.
+    pub(crate) fn has_turns(&self) -> bool {
+        self.template.is_some()
+    }
+
+    /// Keeps epochs going while it lives.
+    pub(crate) fn running(&self) -> Running {
+        Running::new(self)
     }
 
     /// Runs a fresh instance.
@@ -88,70 +151,38 @@ impl Interpreters {
             return failed(format!("no interpreter {module:?}"));
         };
         let _running = Running::new(self);
-        run(module, Host::new(args, env, setting)).0
-    }
-
-    /// Starts an instance that stops where it asks for work.
-    pub(crate) fn warm(
-        &self,
-        module: &str,
-        args: Vec<String>,
-        env: Vec<(String, String)>,
-    ) -> Option<SyncSender<Start>> {
-        let module = self.modules.get(module)?.clone();
-        let (sender, receiver) = sync_channel(1);
-        let handle = (Arc::clone(&self.running), self.ticker.clone());
-        std::thread::Builder::new()
-            .name("instance".into())
-            .stack_size(THREAD_STACK_BYTES)
-            .spawn(move || wait_and_run(&module, args, env, receiver, handle))
-            .ok()?;
-        Some(sender)
+        run(module, Host::new(args, env, setting))
     }
 }
 
-fn wait_and_run(
-    module: &InstancePre<Host>,
-    args: Vec<String>,
-    env: Vec<(String, String)>,
-    work: Receiver<Start>,
-    (running, ticker): (Arc<AtomicUsize>, std::thread::Thread),
-) {
-    let counter = Arc::clone(&running);
-    let waker = ticker.clone();
-    let _running = Running::of(running, ticker);
-    let mut host = Host::new(args, env, warm_up());
-    host.waiting = Some(work);
-    // Who waits for work needs no epochs.
-    host.pause = Some(Box::new(move |waits| {
-        if waits {
-            counter.fetch_sub(1, Ordering::SeqCst);
-        } else if counter.fetch_add(1, Ordering::SeqCst) == 0 {
-            waker.unpark();
-        }
-    }));
-    let (outcome, reply) = run(module, host);
-    if let Some(reply) = reply {
-        // Nobody waits only if the worker ends.
-        let _ = reply.send(outcome);
-    }
+/// Name of the module that is forked.
+pub(crate) const PYTHON: &str = "python";
+
+/// What the interpreter itself needs to know.
+pub(crate) fn python_env() -> Vec<(String, String)> {
+    [("PYTHONDONTWRITEBYTECODE", "1"), ("PYTHONNOUSERSITE", "1")]
+        .map(|(n, v)| (n.into(), v.into()))
+        .to_vec()
 }
 
-/// Bounds until there is work.
-fn warm_up() -> Setting {
+/// Bounds while no program runs.
+fn boot_setting() -> Setting {
     Setting {
         files: crate::wire::Tree::new(),
         stdin: Vec::new(),
         bounds: Bounds {
-            until: Instant::now() + WARM_UP,
-            cpu: thread_cpu() + WARM_UP,
-            memory_bytes: 256 << 20,
+            until: Instant::now() + BOOT_TIME,
+            cpu: thread_cpu() + BOOT_TIME,
+            memory_bytes: BOOT_MEMORY,
             output_bytes: 4096,
             work_bytes: 0,
             open_files: 64,
             stream: false,
         },
-        sink: Box::new(|_, _| {}),
+        // The host shows it if the worker does not come up.
+        sink: Box::new(|_, bytes| {
+            let _ = std::io::stderr().write_all(bytes);
+        }),
     }
 }
 
@@ -163,7 +194,7 @@ fn load(engine: &Engine, path: &Path) -> wasmtime::Result<Module> {
 }
 
 /// While one lives, epochs go on.
-struct Running(Arc<AtomicUsize>);
+pub(crate) struct Running(Arc<AtomicUsize>);
 
 impl Running {
     fn new(interpreters: &Interpreters) -> Self {
@@ -198,7 +229,7 @@ fn tick(engine: &Engine, running: &AtomicUsize) {
     }
 }
 
-fn failed(failure: String) -> Outcome {
+pub(crate) fn failed(failure: String) -> Outcome {
     Outcome {
         ending: Ending::SandboxDied,
         truncated: false,
@@ -209,7 +240,8 @@ fn failed(failure: String) -> Outcome {
     }
 }
 
-fn run(module: &InstancePre<Host>, host: Host) -> (Outcome, Option<SyncSender<Outcome>>) {
+/// A store whose program is looked at with every tick.
+pub(crate) fn store(module: &InstancePre<Host>, host: Host) -> Store<Host> {
     let mut store = Store::new(module.module().engine(), host);
     store.limiter(|host| &mut host.ceiling);
     store.set_epoch_deadline(1);
@@ -219,22 +251,31 @@ fn run(module: &InstancePre<Host>, host: Host) -> (Outcome, Option<SyncSender<Ou
         }
         Ok(UpdateDeadline::Continue(1))
     });
+    store
+}
+
+fn run(module: &InstancePre<Host>, host: Host) -> Outcome {
+    let mut store = store(module, host);
     let result = module.instantiate(&mut store).and_then(|instance| {
         let start = instance.get_typed_func::<(), ()>(&mut store, "_start")?;
         start.call(&mut store, ())
     });
-    let host = store.data_mut();
-    let cpu = thread_cpu().saturating_sub(host.cpu_from);
-    host.flush();
     let (ending, failure) = match result {
         Ok(()) => (Ending::Exited { code: 0 }, None),
         Err(error) => ended(&error),
     };
+    finish(store.data_mut(), ending, failure)
+}
+
+/// What an execution leaves.
+pub(crate) fn finish(host: &mut Host, ending: Ending, failure: Option<String>) -> Outcome {
+    let cpu = thread_cpu().saturating_sub(host.cpu_from);
+    host.flush();
     let failed = !matches!(
         ending,
         Ending::Exited { code: 0 } | Ending::Timeout | Ending::OutputLimit
     );
-    let outcome = Outcome {
+    Outcome {
         ending: if failed && host.ceiling.refused {
             Ending::OutOfMemory
         } else {
@@ -245,12 +286,11 @@ fn run(module: &InstancePre<Host>, host: Host) -> (Outcome, Option<SyncSender<Ou
         peak_memory_bytes: host.ceiling.peak as u64,
         files: host.fs.changes(),
         failure,
-    };
-    (outcome, host.reply.take())
+    }
 }
 
 /// Traps are told as the signals that native code would have died of.
-fn ended(error: &wasmtime::Error) -> (Ending, Option<String>) {
+pub(crate) fn ended(error: &wasmtime::Error) -> (Ending, Option<String>) {
     if let Some(Stop(ending)) = error.downcast_ref::<Stop>() {
         return (*ending, None);
     }

@@ -118,6 +118,66 @@ impl Fs {
         id
     }
 
+    /// Another of the same content, which shares nothing with it.
+    pub(crate) fn copy(&self) -> Self {
+        let copy = |node: &Node| match node {
+            Node::Folder => Node::Folder,
+            Node::File(content) => Node::File(Rc::new(RefCell::new(content.borrow().clone()))),
+        };
+        let nodes = self.nodes.iter();
+        Self {
+            nodes: nodes
+                .map(|(path, (id, node))| (path.clone(), (*id, copy(node))))
+                .collect(),
+            ..*self
+        }
+    }
+
+    /// From here on changes count.
+    pub(crate) fn begin(&mut self, max_bytes: u64) {
+        self.max_bytes = max_bytes;
+        self.changed = false;
+    }
+
+    /// The files of `tree` instead of those it has, but for `/tmp`. Who has one open sees the new
+    /// content.
+    pub(crate) fn replace(&mut self, tree: &Tree) {
+        self.nodes
+            .retain(|path, _| in_tmp(path) || tree.contains_key(path));
+        self.version += 1;
+        for (path, file) in tree {
+            match (self.nodes.get(path), file) {
+                (Some((_, Node::Folder)), None) => {}
+                (Some((_, Node::File(content))), Some(file)) => {
+                    let mut content = content.borrow_mut();
+                    if content.as_slice() != file.as_ref() {
+                        *content = file.to_vec();
+                    }
+                }
+                (_, None) => {
+                    self.put(path, Node::Folder);
+                }
+                (_, Some(file)) => {
+                    let content = Rc::new(RefCell::new(file.to_vec()));
+                    self.put(path, Node::File(content));
+                }
+            }
+        }
+        let sizes = self.nodes.values().map(|(_, node)| match node {
+            Node::Folder => 0,
+            Node::File(content) => content.borrow().len() as u64,
+        });
+        self.bytes = sizes.sum();
+    }
+
+    /// Where a content stands.
+    pub(crate) fn name_of(&self, content: &Content) -> Option<String> {
+        let mut nodes = self.nodes.iter();
+        let found =
+            nodes.find(|(_, (_, node))| matches!(node, Node::File(c) if Rc::ptr_eq(c, content)));
+        found.map(|(path, _)| path.clone())
+    }
+
     /// What stays, if it is not what there was before.
     pub(crate) fn changes(&self) -> Option<Tree> {
         let kept = self.nodes.iter().filter(|(path, _)| !in_tmp(path));

@@ -15,11 +15,13 @@ pub mod bench;
 mod calls;
 mod engine;
 mod fs;
+mod live;
 mod manifest;
 mod provider;
 mod wasi;
 mod wire;
 mod worker;
+mod workers;
 
 pub use manifest::{Manifest, ManifestError, Module};
 pub use provider::{FOLDER_INSIDE, WasmConfig, WasmProvider};

@@ -2,35 +2,22 @@
 
 use crate::fs::resolve;
 use crate::manifest::{Manifest, ManifestError};
-use crate::wire::{Done, Job, Kind, Tree, head, pack_job, read_head, unpack_done};
-use crate::worker::FLAG;
+use crate::wire::{Freeze, From, Job, Place, Tree, base_env, pack_job};
+use crate::workers::{Home, Memory, Output, Workers, no_room};
 use sinew_sandbox::{
-    Ending, ExecOptions, ExecRequest, ExecResult, Limits, Network, OutputChunk, OutputStream,
-    Program, Protection, Sandbox, SandboxError, SandboxFuture, SandboxProvider, SandboxSpec,
-    SandboxStats, Snapshot, Usage,
+    ExecOptions, ExecRequest, ExecResult, Network, Program, Protection, Sandbox, SandboxError,
+    SandboxFuture, SandboxProvider, SandboxSpec, SandboxStats, Snapshot, Usage,
 };
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// Where workers see their modules.
 pub const FOLDER_INSIDE: &str = "/opt/sinew-wasm";
 /// Where workers see the program that they are.
-const PROGRAM_INSIDE: &str = "/opt/sinew-bin";
-/// Port of the host on a worker's loopback address.
-const PORT: u16 = 4000;
-/// How long a worker may take to load its modules.
-const START_TIMEOUT: Duration = Duration::from_secs(30);
-/// How often a worker that dies while it starts is started again.
-const MAX_STARTS: u32 = 3;
-/// How long beyond its deadline an execution may take before its worker is killed.
-const GRACE: Duration = Duration::from_secs(2);
-/// A worker's own life; it ends with the provider before that.
-const WORKER_LIFE: Duration = Duration::from_secs(30 * 86_400);
+pub(crate) const PROGRAM_INSIDE: &str = "/opt/sinew-bin";
 /// Largest program or argument list.
 const MAX_PROGRAM_BYTES: usize = 4 << 20;
 
@@ -43,7 +30,7 @@ pub struct WasmConfig {
     pub program: PathBuf,
     /// Processes that run programs, one at a time each.
     pub workers: usize,
-    /// Pythons that each worker has running, for the next executions.
+    /// Pythons that each worker has ready, for the next executions.
     pub warm: usize,
     /// Memory of a worker.
     pub worker_memory_bytes: u64,
@@ -81,7 +68,7 @@ impl WasmConfig {
     }
 }
 
-fn io_error(operation: &str, e: impl std::fmt::Display) -> SandboxError {
+pub(crate) fn io_error(operation: &str, e: impl std::fmt::Display) -> SandboxError {
     SandboxError::Io {
         operation: operation.into(),
         message: e.to_string(),
@@ -89,13 +76,12 @@ fn io_error(operation: &str, e: impl std::fmt::Display) -> SandboxError {
 }
 
 struct Inner {
-    level_below: Arc<dyn SandboxProvider>,
     config: WasmConfig,
     modules: Vec<String>,
-    idle: Mutex<Vec<Worker>>,
-    workers: Semaphore,
+    workers: Arc<Workers>,
     live: Arc<Semaphore>,
-    next_snapshot: AtomicU64,
+    /// Numbers sandboxes and snapshots.
+    next: AtomicU64,
     protections: Arc<Vec<Protection>>,
 }
 
@@ -109,18 +95,6 @@ impl std::fmt::Debug for WasmProvider {
         f.debug_struct("WasmProvider")
             .field("config", &self.inner.config)
             .finish_non_exhaustive()
-    }
-}
-
-/// A worker that is ready; dropping it kills it.
-struct Worker {
-    stream: TcpStream,
-    process: tokio::task::JoinHandle<Result<ExecResult, SandboxError>>,
-}
-
-impl Drop for Worker {
-    fn drop(&mut self) {
-        self.process.abort();
     }
 }
 
@@ -139,12 +113,10 @@ impl WasmProvider {
         let protections = Arc::new(protections(below.as_ref(), &manifest));
         Ok(Self {
             inner: Arc::new(Inner {
+                workers: Arc::new(Workers::new(below, config.clone(), &manifest)),
                 modules: manifest.modules.into_keys().collect(),
-                idle: Mutex::default(),
-                workers: Semaphore::new(config.workers.max(1)),
                 live: Arc::new(Semaphore::new(config.max_live)),
-                next_snapshot: AtomicU64::new(1),
-                level_below: below,
+                next: AtomicU64::new(1),
                 config,
                 protections,
             }),
@@ -168,7 +140,7 @@ fn protections(below: &dyn SandboxProvider, manifest: &Manifest) -> Vec<Protecti
         (
             "webassembly",
             format!(
-                "{} in linear memories of their own, a fresh one for each execution",
+                "{} in linear memories of their own; a program has a fresh one, or its sandbox's",
                 titles.join(", ")
             ),
         ),
@@ -198,188 +170,13 @@ fn protections(below: &dyn SandboxProvider, manifest: &Manifest) -> Vec<Protecti
         .collect()
 }
 
-impl Inner {
-    async fn worker(&self) -> Result<Worker, SandboxError> {
-        let idle = self
-            .idle
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .pop();
-        match idle {
-            Some(worker) if !worker.process.is_finished() => return Ok(worker),
-            _ => {}
-        }
-        let mut starts = 1;
-        loop {
-            match self.launch().await {
-                Err(SandboxError::Died(_)) if starts < MAX_STARTS => starts += 1,
-                launched => return launched,
-            }
-        }
-    }
-
-    async fn launch(&self) -> Result<Worker, SandboxError> {
-        let spec = SandboxSpec {
-            limits: Limits {
-                cpu_s: WORKER_LIFE.as_secs_f64(),
-                memory_bytes: self.config.worker_memory_bytes,
-                processes: 64,
-                output_bytes: 64 << 10,
-                work_bytes: 1 << 20,
-                open_files: 64,
-            },
-            network: Network::Loopback,
-            ..SandboxSpec::default()
-        };
-        let mut sandbox = self.level_below.acquire(&spec).await?;
-        let listener = sandbox.listen_inside(PORT).await?;
-        listener
-            .set_nonblocking(true)
-            .map_err(|e| io_error("listen to a worker", e))?;
-        let listener =
-            TcpListener::from_std(listener).map_err(|e| io_error("listen to a worker", e))?;
-        let name = self.config.program.file_name().unwrap_or_default();
-        let program = Path::new(PROGRAM_INSIDE)
-            .join(name)
-            .to_string_lossy()
-            .into_owned();
-        let mut argv = vec![
-            program,
-            FLAG.into(),
-            PORT.to_string(),
-            FOLDER_INSIDE.into(),
-            self.config.warm.to_string(),
-        ];
-        argv.extend(self.modules.iter().cloned());
-        let request = ExecRequest {
-            program: Program::Argv(argv),
-            stdin: Vec::new(),
-            deadline: WORKER_LIFE,
-        };
-        let mut process = tokio::spawn(async move {
-            let result = sandbox.exec(request).await;
-            sandbox.destroy().await?;
-            result
-        });
-        let accepted = tokio::select! {
-            accepted = listener.accept() => accepted.map_err(|e| io_error("listen to a worker", e)),
-            ended = &mut process => Err(not_up(ended)),
-            () = tokio::time::sleep(START_TIMEOUT) => Err(SandboxError::Died("a wasm worker did not come up in 30 s".into())),
-        };
-        let (stream, _) = accepted.inspect_err(|_| process.abort())?;
-        let _ = stream.set_nodelay(true);
-        let mut worker = Worker { stream, process };
-        let ready = tokio::time::timeout(START_TIMEOUT, worker.read()).await;
-        match ready {
-            Ok(Ok((Kind::Ready, _))) => Ok(worker),
-            other => Err(SandboxError::Died(format!(
-                "a wasm worker did not get ready: {other:?}"
-            ))),
-        }
-    }
-
-    async fn run(
-        &self,
-        job: Vec<u8>,
-        deadline: Duration,
-        output: &mut Output,
-    ) -> Result<(Done, Option<Tree>), SandboxError> {
-        let closed = |_| SandboxError::Died("the provider ended".into());
-        let permit = self.workers.acquire().await.map_err(closed)?;
-        let mut worker = self.worker().await?;
-        let done = tokio::time::timeout(deadline + GRACE, worker.run(&job, output)).await;
-        let result = match done {
-            // Not even a host call came back: the worker is killed with what runs in it.
-            Err(_) => return Ok((Done::new(Ending::Timeout), None)),
-            Ok(Err(_)) => return Ok((Done::new(Ending::SandboxDied), None)),
-            Ok(Ok(result)) => result,
-        };
-        if result.0.failure.is_none() {
-            self.idle
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .push(worker);
-        }
-        drop(permit);
-        Ok(result)
-    }
-}
-
-fn not_up(ended: Result<Result<ExecResult, SandboxError>, tokio::task::JoinError>) -> SandboxError {
-    match ended {
-        Ok(Ok(result)) => {
-            let text = String::from_utf8_lossy(&result.stderr).into_owned();
-            SandboxError::Died(format!(
-                "a wasm worker ended at once ({:?}): {}",
-                result.ending,
-                text.trim()
-            ))
-        }
-        Ok(Err(e)) => e,
-        Err(e) => io_error("start a wasm worker", e),
-    }
-}
-
-/// Output as it comes in, and where it goes on to.
-#[derive(Default)]
-struct Output {
-    kept: [Vec<u8>; 2],
-    onward: Option<tokio::sync::mpsc::Sender<OutputChunk>>,
-}
-
-impl Worker {
-    async fn read(&mut self) -> Result<(Kind, Vec<u8>), String> {
-        let mut start = [0; 5];
-        self.stream
-            .read_exact(&mut start)
-            .await
-            .map_err(|e| e.to_string())?;
-        let (kind, len) = read_head(start)?;
-        let mut bytes = vec![0; len];
-        self.stream
-            .read_exact(&mut bytes)
-            .await
-            .map_err(|e| e.to_string())?;
-        Ok((kind, bytes))
-    }
-
-    async fn run(
-        &mut self,
-        job: &[u8],
-        output: &mut Output,
-    ) -> Result<(Done, Option<Tree>), String> {
-        self.stream
-            .write_all(&head(Kind::Job, job.len()))
-            .await
-            .map_err(|e| e.to_string())?;
-        self.stream
-            .write_all(job)
-            .await
-            .map_err(|e| e.to_string())?;
-        loop {
-            let (kind, bytes) = self.read().await?;
-            let (at, stream) = match kind {
-                Kind::Stdout => (0, OutputStream::Stdout),
-                Kind::Stderr => (1, OutputStream::Stderr),
-                Kind::Done => return unpack_done(&bytes),
-                Kind::Job | Kind::Ready => return Err(format!("an answer of kind {kind:?}")),
-            };
-            output.kept[at].extend_from_slice(&bytes);
-            if let Some(onward) = &output.onward {
-                // Whoever asked for it may have gone.
-                let _ = onward.send(OutputChunk { stream, bytes }).await;
-            }
-        }
-    }
-}
-
 impl SandboxProvider for WasmProvider {
     fn level(&self) -> &'static str {
         "wasm"
     }
 
     fn acquire<'a>(&'a self, spec: &'a SandboxSpec) -> SandboxFuture<'a, Box<dyn Sandbox>> {
-        Box::pin(async move { self.make(spec, Arc::default()).await })
+        Box::pin(async move { self.make(spec, Base::default()).await })
     }
 
     fn protections(&self) -> Arc<Vec<Protection>> {
@@ -392,23 +189,19 @@ impl SandboxProvider for WasmProvider {
         snapshot: &'a Snapshot,
     ) -> SandboxFuture<'a, Box<dyn Sandbox>> {
         Box::pin(async move {
-            let tree = Arc::clone(&snapshot.handle).downcast::<Tree>();
-            let tree = tree.map_err(|_| SandboxError::Request {
+            let base = snapshot.handle.downcast_ref::<Base>();
+            let base = base.ok_or_else(|| SandboxError::Request {
                 field: "snapshot",
                 value: format!("of level {}", snapshot.level),
                 allowed: "one of level wasm".into(),
             })?;
-            self.make(spec, tree).await
+            self.make(spec, base.clone()).await
         })
     }
 }
 
 impl WasmProvider {
-    async fn make(
-        &self,
-        spec: &SandboxSpec,
-        base: Arc<Tree>,
-    ) -> Result<Box<dyn Sandbox>, SandboxError> {
+    async fn make(&self, spec: &SandboxSpec, base: Base) -> Result<Box<dyn Sandbox>, SandboxError> {
         if spec.network != Network::None {
             return Err(SandboxError::Unsupported {
                 operation: "reach a network",
@@ -436,8 +229,12 @@ impl WasmProvider {
         Ok(Box::new(WasmSandbox {
             inner: Arc::clone(&self.inner),
             spec: spec.clone(),
-            tree: Arc::clone(&base),
+            number: self.inner.next.fetch_add(1, Ordering::Relaxed),
+            tree: Arc::clone(&base.tree),
+            mind: Mind::of(&base),
             base,
+            touched: true,
+            peak_bytes: 0,
             executions: 0,
             cpu_s: 0.0,
             _permit: permit,
@@ -445,15 +242,60 @@ impl WasmProvider {
     }
 }
 
+/// What a sandbox starts from, and what a snapshot is.
+#[derive(Clone, Debug, Default)]
+struct Base {
+    tree: Arc<Tree>,
+    memory: Option<Arc<Memory>>,
+}
+
+/// Where the next turn of a live sandbox goes on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Mind {
+    from: From,
+    home: Option<Home>,
+}
+
+impl Mind {
+    fn of(base: &Base) -> Self {
+        match &base.memory {
+            None => Self::new(),
+            Some(memory) => Self {
+                from: From::Snapshot(memory.snapshot),
+                home: Some(memory.home),
+            },
+        }
+    }
+
+    fn new() -> Self {
+        Self {
+            from: From::Start,
+            home: None,
+        }
+    }
+}
+
 struct WasmSandbox {
     inner: Arc<Inner>,
     spec: SandboxSpec,
+    /// By which workers know its interpreter.
+    number: u64,
     tree: Arc<Tree>,
+    mind: Mind,
     /// What it started from.
-    base: Arc<Tree>,
+    base: Base,
+    /// Files were changed from outside since its interpreter saw them.
+    touched: bool,
+    peak_bytes: u64,
     executions: u64,
     cpu_s: f64,
     _permit: OwnedSemaphorePermit,
+}
+
+impl Drop for WasmSandbox {
+    fn drop(&mut self) {
+        self.let_go();
+    }
 }
 
 fn bytes(tree: &Tree) -> u64 {
@@ -498,6 +340,9 @@ impl WasmSandbox {
         }
         let total: usize =
             args.iter().map(String::len).sum::<usize>() + code.as_ref().map_or(0, String::len);
+        if code.as_ref().is_some_and(|c| c.contains('\0')) {
+            return Err(refused("text with a zero byte", "text without zero bytes"));
+        }
         if total > MAX_PROGRAM_BYTES {
             return Err(refused(
                 &format!("{total} bytes"),
@@ -515,22 +360,18 @@ impl WasmSandbox {
         let began = Instant::now();
         let (module, args, code) = self.program(request.program)?;
         let limits = &self.spec.limits;
-        let env = [
-            ("HOME", "/work"),
-            ("TMPDIR", "/tmp"),
-            ("LANG", "C.UTF-8"),
-            ("PWD", "/work"),
-        ];
-        let env = env.map(|(n, v)| (n.to_string(), v.to_string()));
+        let place = (self.spec.live && code.is_some()).then_some(Place {
+            number: self.number,
+            from: self.mind.from,
+        });
+        let same_files = place.is_some() && self.mind.from == From::Last && !self.touched;
         let job = Job {
             module,
             args,
-            env: env
-                .into_iter()
-                .chain(self.spec.env.clone())
-                .chain(options.env)
-                .collect(),
+            env: self.variables(options.env)?,
             code,
+            place,
+            same_files,
             deadline_ms: request.deadline.as_millis().min(u128::from(u32::MAX)) as u64,
             cpu_ms: (limits.cpu_s * 1e3) as u64,
             memory_bytes: limits.memory_bytes,
@@ -540,19 +381,46 @@ impl WasmSandbox {
             stream: options.output.is_some(),
             ..Job::default()
         };
-        let job =
-            pack_job(job, &request.stdin, &self.tree).map_err(|e| io_error("pack a job", e))?;
+        let none = Tree::new();
+        let files = if same_files {
+            &none
+        } else {
+            self.tree.as_ref()
+        };
+        let job = pack_job(job, &request.stdin, files).map_err(|e| io_error("pack a job", e))?;
         let mut output = Output {
             onward: options.output,
             ..Output::default()
         };
-        let (done, files) = self.inner.run(job, request.deadline, &mut output).await?;
+        let home = place.and(self.mind.home);
+        let ran = self
+            .inner
+            .workers
+            .run(home, &job, request.deadline, &mut output);
+        let (done, files, home) = ran.await?;
+        if done.no_room {
+            return Err(no_room());
+        }
         if let Some(failure) = done.failure {
             return Err(SandboxError::Died(failure));
+        }
+        if place.is_some() {
+            self.mind = match done.alive {
+                true => Mind {
+                    from: From::Last,
+                    home: Some(home),
+                },
+                // What ended its interpreter took its memory along.
+                false => Mind::new(),
+            };
+            self.touched = false;
+        } else {
+            self.touched |= files.is_some();
         }
         if let Some(files) = files {
             self.tree = Arc::new(files);
         }
+        self.peak_bytes = done.peak_memory_bytes;
         self.executions += 1;
         self.cpu_s += done.cpu_s;
         let [stdout, stderr] = output.kept;
@@ -572,7 +440,59 @@ impl WasmSandbox {
         })
     }
 
+    /// Variables of an execution.
+    fn variables(
+        &self,
+        more: Vec<(String, String)>,
+    ) -> Result<Vec<(String, String)>, SandboxError> {
+        let mut env = base_env();
+        env.extend(self.spec.env.iter().cloned().chain(more));
+        match env
+            .iter()
+            .find(|(n, v)| n.is_empty() || n.contains(['\0', '=']) || v.contains('\0'))
+        {
+            None => Ok(env),
+            Some((name, _)) => Err(SandboxError::Request {
+                field: "env",
+                value: format!("{name:?}"),
+                allowed: "names without `=`, and no zero bytes".into(),
+            }),
+        }
+    }
+
+    /// Its interpreter is not needed any more.
+    fn let_go(&mut self) {
+        if let (From::Last, Some(home)) = (self.mind.from, self.mind.home) {
+            self.inner
+                .workers
+                .forget(home, |f| f.places.push(self.number));
+        }
+    }
+
+    async fn freeze(&self) -> Result<Base, SandboxError> {
+        let memory = match (self.mind.from, self.mind.home) {
+            (From::Last, Some(home)) if self.spec.live => {
+                let snapshot = self.inner.next.fetch_add(1, Ordering::Relaxed);
+                let place = self.number;
+                Some(
+                    self.inner
+                        .workers
+                        .freeze(home, Freeze { place, snapshot })
+                        .await?,
+                )
+            }
+            // Nothing has run since.
+            (From::Snapshot(_), _) => self.base.memory.clone(),
+            _ => None,
+        };
+        Ok(Base {
+            tree: Arc::clone(&self.tree),
+            memory,
+        })
+    }
+
     fn write(&mut self, path: &str, content: &[u8]) -> Result<(), String> {
+        self.touched = true;
         let path = plain(path)?;
         let old = self
             .tree
@@ -648,23 +568,33 @@ impl Sandbox for WasmSandbox {
     }
 
     fn snapshot(&mut self) -> SandboxFuture<'_, Snapshot> {
-        let snapshot = Snapshot {
-            level: "wasm",
-            id: self.inner.next_snapshot.fetch_add(1, Ordering::Relaxed),
-            handle: Arc::clone(&self.tree) as Arc<dyn std::any::Any + Send + Sync>,
-        };
-        Box::pin(async move { Ok(snapshot) })
+        Box::pin(async move {
+            let base = self.freeze().await?;
+            Ok(Snapshot {
+                level: "wasm",
+                id: self.inner.next.fetch_add(1, Ordering::Relaxed),
+                handle: Arc::new(base),
+            })
+        })
     }
 
     fn reset(&mut self) -> SandboxFuture<'_, ()> {
-        self.tree = Arc::clone(&self.base);
+        self.let_go();
+        self.number = self.inner.next.fetch_add(1, Ordering::Relaxed);
+        self.mind = Mind::of(&self.base);
+        self.tree = Arc::clone(&self.base.tree);
         Box::pin(async { Ok(()) })
     }
 
     fn stats(&mut self) -> SandboxFuture<'_, SandboxStats> {
         let file_bytes = bytes(&self.tree);
         let stats = SandboxStats {
-            memory_bytes: file_bytes,
+            memory_bytes: file_bytes
+                + if self.mind.from == From::Last {
+                    self.peak_bytes
+                } else {
+                    0
+                },
             file_bytes,
             file_count: self.tree.len() as u64,
             executions: self.executions,

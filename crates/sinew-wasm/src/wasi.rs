@@ -5,13 +5,14 @@ use crate::fs::{Content, Errno, Fs, Node, resolve};
 use rustix::time::{ClockId, clock_gettime};
 use sinew_sandbox::{Ending, OutputStream};
 use std::rc::Rc;
-use std::sync::mpsc::{Receiver, SyncSender};
 use std::time::{Duration, Instant};
 
 /// Folders that are open from the start; both are the work folder.
 pub(crate) const PREOPENS: [(u32, &str); 2] = [(3, "/"), (4, "/work")];
-/// A file that an interpreter reads its first program from, and waits for.
-pub(crate) const JOB_PATH: &str = "dev/job";
+/// What the boot program of Python opens, for all its turns: where a turn reads its program from, and
+/// where it writes its exit code.
+const JOB_PATH: &str = "dev/job";
+const STATUS_PATH: &str = "dev/status";
 /// Buffers of one read or write.
 pub(crate) const MAX_IOVECS: u32 = 1024;
 /// Output is passed on when so much has gathered, unless it is wanted at once.
@@ -40,14 +41,6 @@ pub(crate) type Answer = Result<(), Refusal>;
 pub(crate) type Sink = Box<dyn FnMut(OutputStream, &[u8])>;
 /// The same, for another thread.
 pub(crate) type SendSink = Box<dyn FnMut(OutputStream, &[u8]) + Send>;
-
-/// What an instance that was started early gets when there is work.
-pub(crate) struct Start {
-    pub(crate) setting: Setting,
-    /// What it reads from [`JOB_PATH`].
-    pub(crate) program: Vec<u8>,
-    pub(crate) reply: SyncSender<crate::engine::Outcome>,
-}
 
 /// Files, input and bounds of an execution, as they come in; none is bound to a thread.
 pub(crate) struct Setting {
@@ -122,8 +115,27 @@ pub(crate) enum Fd {
         read: bool,
         write: bool,
     },
+    /// What a turn reads its program from.
     Job {
         at: usize,
+    },
+    /// Where a turn writes its exit code.
+    Status,
+}
+
+/// A descriptor that does not depend on an instance.
+#[derive(Clone, Debug)]
+pub(crate) enum SavedFd {
+    Standard(u8),
+    Folder(String),
+    Job,
+    Status,
+    File {
+        path: String,
+        at: u64,
+        append: bool,
+        read: bool,
+        write: bool,
     },
 }
 
@@ -133,9 +145,11 @@ pub(crate) struct Host {
     pub(crate) fs: Fs,
     pub(crate) bounds: Bounds,
     pub(crate) truncated: bool,
-    pub(crate) waiting: Option<Receiver<Start>>,
-    pub(crate) reply: Option<SyncSender<crate::engine::Outcome>>,
     job: Vec<u8>,
+    /// It may open what turns need.
+    pub(crate) boots: bool,
+    /// Exit code that a turn has told.
+    pub(crate) status: Option<i32>,
     pub(crate) args: Vec<String>,
     env: Vec<(String, String)>,
     stdin: Vec<u8>,
@@ -146,8 +160,6 @@ pub(crate) struct Host {
     pub(crate) fds: Vec<Option<Fd>>,
     /// CPU time of the thread when the program began.
     pub(crate) cpu_from: Duration,
-    /// Says that the thread waits, or goes on.
-    pub(crate) pause: Option<Box<dyn Fn(bool)>>,
 }
 
 /// CPU time of the calling thread.
@@ -172,9 +184,9 @@ impl Host {
             fs: Fs::new(&setting.files, setting.bounds.work_bytes),
             bounds: setting.bounds,
             truncated: false,
-            waiting: None,
-            reply: None,
             job: Vec::new(),
+            boots: false,
+            status: None,
             args,
             env,
             stdin: setting.stdin,
@@ -187,29 +199,90 @@ impl Host {
                 .chain(PREOPENS.iter().map(folder))
                 .collect(),
             cpu_from: thread_cpu(),
-            pause: None,
         }
     }
 
-    /// Takes up the work that an instance which was started early has waited for.
-    fn begin(&mut self, start: Start) {
-        let Start {
-            setting,
-            program,
-            reply,
-        } = start;
-        self.ceiling.memory_bytes = setting.bounds.memory_bytes;
-        self.fs = Fs::new(&setting.files, setting.bounds.work_bytes);
+    /// Takes up a turn; files and descriptors stay, those that a turn needs are made again.
+    pub(crate) fn begin(&mut self, setting: Setting, job: Vec<u8>) {
+        let cpu_from = thread_cpu();
+        self.ceiling = Ceiling {
+            memory_bytes: setting.bounds.memory_bytes,
+            peak: self.ceiling.peak,
+            refused: false,
+        };
+        self.fs.begin(setting.bounds.work_bytes);
         self.bounds = Bounds {
-            // The interpreter's own start is not the program's.
-            cpu: thread_cpu() + setting.bounds.cpu,
+            cpu: cpu_from + setting.bounds.cpu,
             ..setting.bounds
         };
-        self.stdin = setting.stdin;
+        (self.stdin, self.stdin_at) = (setting.stdin, 0);
+        (self.written, self.truncated) = ([0; 2], false);
+        self.pending = [Vec::new(), Vec::new()];
         self.sink = Some(setting.sink);
-        self.job = program;
-        self.reply = Some(reply);
-        self.cpu_from = thread_cpu();
+        (self.job, self.status) = (job, None);
+        self.cpu_from = cpu_from;
+        for fd in self.fds.iter_mut().flatten() {
+            if let Fd::Job { at } = fd {
+                *at = 0;
+            }
+        }
+    }
+
+    /// Descriptors for a fork. Files that have no name any more are closed in it.
+    pub(crate) fn save(&self) -> Vec<Option<SavedFd>> {
+        let save = |fd: &Fd| match fd {
+            Fd::Stdin => Some(SavedFd::Standard(0)),
+            Fd::Stdout => Some(SavedFd::Standard(1)),
+            Fd::Stderr => Some(SavedFd::Standard(2)),
+            Fd::Folder { path } => Some(SavedFd::Folder(path.clone())),
+            Fd::File {
+                content,
+                at,
+                append,
+                read,
+                write,
+                ..
+            } => Some(SavedFd::File {
+                path: self.fs.name_of(content)?,
+                at: *at,
+                append: *append,
+                read: *read,
+                write: *write,
+            }),
+            Fd::Job { .. } => Some(SavedFd::Job),
+            Fd::Status => Some(SavedFd::Status),
+        };
+        self.fds.iter().map(|fd| save(fd.as_ref()?)).collect()
+    }
+
+    /// The descriptors that were saved, over the files as they are here.
+    pub(crate) fn restore(&mut self, saved: &[Option<SavedFd>]) {
+        let restore = |fd: &SavedFd| match fd {
+            SavedFd::Standard(0) => Some(Fd::Stdin),
+            SavedFd::Standard(1) => Some(Fd::Stdout),
+            SavedFd::Standard(_) => Some(Fd::Stderr),
+            SavedFd::Folder(path) => Some(Fd::Folder { path: path.clone() }),
+            SavedFd::Job => Some(Fd::Job { at: 0 }),
+            SavedFd::Status => Some(Fd::Status),
+            SavedFd::File {
+                path,
+                at,
+                append,
+                read,
+                write,
+            } => match self.fs.find(path) {
+                Ok((id, Node::File(content))) => Some(Fd::File {
+                    content,
+                    id,
+                    at: *at,
+                    append: *append,
+                    read: *read,
+                    write: *write,
+                }),
+                _ => None,
+            },
+        };
+        self.fds = saved.iter().map(|fd| restore(fd.as_ref()?)).collect();
     }
 
     /// Whether time is over.
@@ -465,6 +538,10 @@ pub(crate) fn write(
         match host.fds.get_mut(fd as usize).and_then(Option::as_mut) {
             Some(Fd::Stdout) if to.is_none() => host.output(0, bytes)?,
             Some(Fd::Stderr) if to.is_none() => host.output(1, bytes)?,
+            Some(Fd::Status) if to.is_none() => {
+                let text = std::str::from_utf8(bytes).map_err(|_| Errno::Inval)?;
+                host.status = Some(text.trim().parse().map_err(|_| Errno::Inval)?);
+            }
             Some(Fd::File {
                 content,
                 at,
@@ -515,18 +592,10 @@ impl Opening {
 }
 
 pub(crate) fn path_open(host: &mut Host, path: &str, how: &Opening) -> Result<u32, Refusal> {
-    if path == JOB_PATH
-        && let Some(waiting) = host.waiting.take()
-    {
-        let pause = host.pause.take();
-        pause.iter().for_each(|p| p(true));
-        // Nobody sends any more: the worker ends.
-        let start = waiting
-            .recv()
-            .map_err(|_| Refusal::Stop(Ending::SandboxDied))?;
-        pause.iter().for_each(|p| p(false));
-        host.begin(start);
-        return Ok(host.open(Fd::Job { at: 0 })?);
+    match path {
+        JOB_PATH if host.boots => return Ok(host.open(Fd::Job { at: 0 })?),
+        STATUS_PATH if host.boots => return Ok(host.open(Fd::Status)?),
+        _ => {}
     }
     let (id, node) = match host.fs.find(path) {
         Ok(_) if how.create && how.exclusive => return Err(Errno::Exist.into()),
@@ -563,7 +632,7 @@ pub(crate) fn fdstat(memory: &mut [u8], host: &mut Host, fd: u32, at: u32) -> An
         Fd::Stdin | Fd::Stdout | Fd::Stderr => (CHARACTERS, 0u16),
         Fd::Folder { .. } => (FOLDER, 0),
         Fd::File { append, .. } => (FILE, u16::from(*append)),
-        Fd::Job { .. } => (FILE, 0),
+        Fd::Job { .. } | Fd::Status => (FILE, 0),
     };
     // Seek and tell are no rights of a stream.
     let rights: u64 = if kind == CHARACTERS {

@@ -14,8 +14,12 @@ pub(crate) type Tree = BTreeMap<String, Option<Arc<[u8]>>>;
 /// Kind of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// To the worker.
+    /// To the worker: run a program.
     Job,
+    /// To the worker: keep the memory of a sandbox's Python.
+    Freeze,
+    /// To the worker: let go of sandboxes and snapshots; no answer.
+    Forget,
     Stdout,
     Stderr,
     /// The last of an execution.
@@ -28,6 +32,8 @@ impl Kind {
     pub(crate) fn of(byte: u8) -> Option<Self> {
         [
             Self::Job,
+            Self::Freeze,
+            Self::Forget,
             Self::Stdout,
             Self::Stderr,
             Self::Done,
@@ -46,6 +52,10 @@ pub(crate) struct Job {
     pub(crate) env: Vec<(String, String)>,
     /// Python code for an interpreter that is running already.
     pub(crate) code: Option<String>,
+    /// The sandbox whose own interpreter runs it, and goes on living.
+    pub(crate) place: Option<Place>,
+    /// The sandbox has the files that it had after its last execution; none are sent.
+    pub(crate) same_files: bool,
     pub(crate) deadline_ms: u64,
     pub(crate) cpu_ms: u64,
     pub(crate) memory_bytes: u64,
@@ -56,6 +66,66 @@ pub(crate) struct Job {
     pub(crate) stream: bool,
     pub(crate) stdin_len: usize,
     pub(crate) paths: Paths,
+}
+
+/// A sandbox with an interpreter of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Place {
+    pub(crate) number: u64,
+    pub(crate) from: From,
+}
+
+/// Where a sandbox's interpreter comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum From {
+    /// A new one.
+    Start,
+    /// The memory of a snapshot.
+    Snapshot(u64),
+    /// It is there.
+    Last,
+}
+
+/// What a worker is to keep: the memory of the sandbox, under the number of a snapshot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Freeze {
+    pub(crate) place: u64,
+    pub(crate) snapshot: u64,
+}
+
+/// Numbers of what is gone.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Forget {
+    pub(crate) places: Vec<u64>,
+    pub(crate) snapshots: Vec<u64>,
+}
+
+/// Variables that every program has.
+pub(crate) fn base_env() -> Vec<(String, String)> {
+    [
+        ("HOME", "/work"),
+        ("TMPDIR", "/tmp"),
+        ("LANG", "C.UTF-8"),
+        ("PWD", "/work"),
+    ]
+    .map(|(n, v)| (n.into(), v.into()))
+    .to_vec()
+}
+
+/// What a turn reads: variables with a zero between them, two zeros, code.
+pub(crate) fn program(env: &[(String, String)], code: &str) -> Vec<u8> {
+    let mut out = Vec::with_capacity(code.len() + 64 * env.len());
+    for (n, (name, value)) in env.iter().enumerate() {
+        if n > 0 {
+            out.push(0);
+        }
+        for part in [name.as_bytes(), b"=", value.as_bytes()] {
+            out.extend_from_slice(part);
+        }
+    }
+    out.extend_from_slice(&[0, 0]);
+    out.extend_from_slice(code.as_bytes());
+    out
 }
 
 pub(crate) type Paths = Vec<(String, Option<usize>)>;
@@ -69,6 +139,10 @@ pub(crate) struct Done {
     pub(crate) peak_memory_bytes: u64,
     /// What the worker itself could not do; nothing of the program's.
     pub(crate) failure: Option<String>,
+    /// There is no room for another interpreter or snapshot; nothing ran.
+    pub(crate) no_room: bool,
+    /// The sandbox's own interpreter lives on.
+    pub(crate) alive: bool,
     pub(crate) changed: bool,
     pub(crate) paths: Paths,
 }
@@ -81,6 +155,8 @@ impl Done {
             cpu_s: 0.0,
             peak_memory_bytes: 0,
             failure: None,
+            no_room: false,
+            alive: false,
             changed: false,
             paths: Vec::new(),
         }
@@ -94,7 +170,7 @@ fn paths(tree: &Tree) -> Paths {
 }
 
 /// Header with its length, then blobs.
-fn pack(header: &impl Serialize, blobs: &[&[u8]]) -> Result<Vec<u8>, String> {
+pub(crate) fn pack(header: &impl Serialize, blobs: &[&[u8]]) -> Result<Vec<u8>, String> {
     let header = serde_json::to_vec(header).map_err(|e| e.to_string())?;
     let mut out =
         Vec::with_capacity(4 + header.len() + blobs.iter().map(|b| b.len()).sum::<usize>());
@@ -104,7 +180,7 @@ fn pack(header: &impl Serialize, blobs: &[&[u8]]) -> Result<Vec<u8>, String> {
     Ok(out)
 }
 
-fn unpack<T: for<'a> Deserialize<'a>>(bytes: &[u8]) -> Result<(T, &[u8]), String> {
+pub(crate) fn unpack<T: for<'a> Deserialize<'a>>(bytes: &[u8]) -> Result<(T, &[u8]), String> {
     let cut = || "a frame was cut".to_string();
     let (len, rest) = bytes.split_first_chunk::<4>().ok_or_else(cut)?;
     let (header, blobs) = rest

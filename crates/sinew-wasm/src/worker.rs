@@ -1,52 +1,62 @@
 //! The worker: a process in a sandbox of its own that runs programs one after the other.
 
-use crate::engine::{Interpreters, Outcome};
-use crate::wasi::{Bounds, JOB_PATH, Setting, Start};
-use crate::wire::{Done, Job, Kind, head, pack_done, read_head, unpack_job};
-use sinew_sandbox::OutputStream;
-use std::collections::VecDeque;
-use std::io::{Read, Write};
+use crate::engine::{Interpreters, Outcome, PYTHON, failed, python_env};
+use crate::live::{Frozen, Live};
+use crate::wasi::{Bounds, Setting};
+use crate::wire::{
+    Done, Forget, Freeze, From, Job, Kind, Place, Tree, head, pack_done, program, read_head,
+    unpack, unpack_job,
+};
+use sinew_sandbox::{Ending, OutputStream};
+use std::collections::HashMap;
+use std::io::{BufReader, Read, Write};
 use std::net::TcpStream;
 use std::path::Path;
-use std::sync::mpsc::{SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Hidden first argument; then the port of the host, the folder of modules, how many
-/// interpreters wait for work, and the names of modules.
+/// interpreters wait for work, bytes of interpreters and snapshots that are kept, and the names of
+/// modules.
 pub(crate) const FLAG: &str = "--sinew-wasm-worker";
+/// Frames are gathered up to here, unless output is wanted at once.
+const GATHER_BYTES: usize = 64 << 10;
 
-/// What a Python that was started early runs: it waits for its program, and then is as if it had
-/// been started with it.
-const BOOT: &str = "\
-import os,sys,traceback
-with open('/dev/job') as f:
-    e,a,c=eval(f.read())
-os.environ.clear();os.environ.update(e);sys.argv[:]=a;sys.path_importer_cache.clear()
-del f,e,a
-g={'__name__':'__main__','__builtins__':__builtins__}
-try:
-    exec(compile(c,'<string>','exec'),g)
-except SystemExit:
-    raise
-except BaseException as x:
-    t=x.__traceback__
-    traceback.print_exception(type(x),x,t.tb_next if t.tb_next else t)
-    sys.exit(1)
-";
+/// Frames on their way to the host.
+#[derive(Debug)]
+struct Output {
+    stream: TcpStream,
+    gathered: Vec<u8>,
+}
 
-type Stream = Arc<Mutex<TcpStream>>;
+impl Output {
+    fn frame(&mut self, kind: Kind, bytes: &[u8]) {
+        self.gathered.extend_from_slice(&head(kind, bytes.len()));
+        self.gathered.extend_from_slice(bytes);
+    }
+
+    fn send(&mut self) -> std::io::Result<()> {
+        let bytes = std::mem::take(&mut self.gathered);
+        self.stream.write_all(&bytes)
+    }
+}
+
+type Shared = Arc<Mutex<Output>>;
+
+fn locked(output: &Shared) -> std::sync::MutexGuard<'_, Output> {
+    output.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// Runs as a worker and returns its exit code if this process was started as one.
 pub fn worker_main_if_requested() -> Option<i32> {
     let args: Vec<String> = std::env::args().skip(1).collect();
-    let [flag, port, folder, warm, names @ ..] = args.as_slice() else {
+    let [flag, port, folder, warm, kept, names @ ..] = args.as_slice() else {
         return None;
     };
     if flag != FLAG {
         return None;
     }
-    let result = serve(port, Path::new(folder), warm, names);
+    let result = serve(port, Path::new(folder), (warm, kept), names);
     Some(match result {
         Ok(()) => 0,
         Err(problem) => {
@@ -57,26 +67,33 @@ pub fn worker_main_if_requested() -> Option<i32> {
     })
 }
 
-fn send(stream: &Stream, kind: Kind, bytes: &[u8]) -> std::io::Result<()> {
-    let mut stream = stream.lock().unwrap_or_else(PoisonError::into_inner);
-    let mut frame = head(kind, bytes.len()).to_vec();
-    frame.extend_from_slice(bytes);
-    stream.write_all(&frame)
+fn number<T: std::str::FromStr>(text: &str) -> Result<T, String> {
+    text.parse().map_err(|_| format!("{text:?} is no number"))
 }
 
-fn serve(port: &str, folder: &Path, warm: &str, names: &[String]) -> Result<(), String> {
-    let number = |text: &str| text.parse::<u16>().map_err(|e| format!("{text:?}: {e}"));
-    let interpreters = Interpreters::load(folder, names)?;
-    let mut input = TcpStream::connect(("127.0.0.1", number(port)?))
+fn serve(
+    port: &str,
+    folder: &Path,
+    (warm, kept): (&str, &str),
+    names: &[String],
+) -> Result<(), String> {
+    let stream = TcpStream::connect(("127.0.0.1", number(port)?))
         .map_err(|e| format!("connect to the host: {e}"))?;
-    input.set_nodelay(true).map_err(|e| e.to_string())?;
-    let output: Stream = Arc::new(Mutex::new(input.try_clone().map_err(|e| e.to_string())?));
-    let mut pool = Pool {
-        waiting: VecDeque::new(),
-        size: number(warm)?.into(),
+    stream.set_nodelay(true).map_err(|e| e.to_string())?;
+    let again = stream.try_clone().map_err(|e| e.to_string())?;
+    let mut worker = Worker {
+        interpreters: Interpreters::load(folder, names, number(warm)?)?,
+        places: HashMap::new(),
+        snapshots: HashMap::new(),
+        kept: number(kept)?,
+        output: Arc::new(Mutex::new(Output {
+            stream: again,
+            gathered: Vec::new(),
+        })),
     };
-    pool.fill(&interpreters);
-    send(&output, Kind::Ready, &[]).map_err(|e| e.to_string())?;
+    worker.interpreters.fill()?;
+    worker.answer(Kind::Ready, &[])?;
+    let mut input = BufReader::with_capacity(GATHER_BYTES, stream);
     loop {
         let mut start = [0; 5];
         if input.read_exact(&mut start).is_err() {
@@ -88,118 +105,210 @@ fn serve(port: &str, folder: &Path, warm: &str, names: &[String]) -> Result<(), 
         input
             .read_exact(&mut bytes)
             .map_err(|e| format!("read a job: {e}"))?;
-        if kind != Kind::Job {
-            return Err(format!("a frame of kind {kind:?} is not for a worker"));
+        match kind {
+            Kind::Job => worker.job(&bytes)?,
+            Kind::Freeze => worker.freeze(unpack(&bytes)?.0)?,
+            Kind::Forget => worker.forget(&unpack(&bytes)?.0),
+            other => return Err(format!("a frame of kind {other:?} is not for a worker")),
         }
-        let outcome = run(&interpreters, &mut pool, &output, &bytes)?;
-        let files = outcome.files.as_ref();
+        worker.interpreters.fill()?;
+    }
+}
+
+struct Worker {
+    interpreters: Interpreters,
+    /// Sandboxes with an interpreter of their own.
+    places: HashMap<u64, Live>,
+    snapshots: HashMap<u64, Frozen>,
+    /// Most bytes of both. What forks share counts as if they did not.
+    kept: u64,
+    output: Shared,
+}
+
+/// There is no room for another interpreter or snapshot.
+struct NoRoom;
+
+impl Worker {
+    fn answer(&self, kind: Kind, bytes: &[u8]) -> Result<(), String> {
+        let mut output = locked(&self.output);
+        output.frame(kind, bytes);
+        output.send().map_err(|e| format!("answer: {e}"))
+    }
+
+    fn done(&self, done: Done, files: Option<&Tree>) -> Result<(), String> {
+        self.answer(Kind::Done, &pack_done(done, files)?)
+    }
+
+    fn room(&self, more: u64) -> Result<(), NoRoom> {
+        let places: u64 = self.places.values().map(Live::bytes).sum();
+        let snapshots: u64 = self.snapshots.values().map(|f| f.stored).sum();
+        if places + snapshots + more > self.kept {
+            Err(NoRoom)
+        } else {
+            Ok(())
+        }
+    }
+
+    fn setting(&self, job: &Job, stdin: Vec<u8>, files: Tree) -> Setting {
+        let output = Arc::clone(&self.output);
+        let at_once = job.stream;
+        Setting {
+            files,
+            stdin,
+            bounds: Bounds {
+                until: Instant::now() + Duration::from_millis(job.deadline_ms),
+                cpu: Duration::from_millis(job.cpu_ms),
+                memory_bytes: job.memory_bytes as usize,
+                output_bytes: job.output_bytes as usize,
+                work_bytes: job.work_bytes,
+                open_files: job.open_files as usize,
+                stream: at_once,
+            },
+            sink: Box::new(move |stream, bytes| {
+                let kind = match stream {
+                    OutputStream::Stdout => Kind::Stdout,
+                    OutputStream::Stderr => Kind::Stderr,
+                };
+                let mut output = locked(&output);
+                output.frame(kind, bytes);
+                if at_once || output.gathered.len() > GATHER_BYTES {
+                    // A host that is gone ends the worker at its next read.
+                    let _ = output.send();
+                }
+            }),
+        }
+    }
+
+    fn job(&mut self, bytes: &[u8]) -> Result<(), String> {
+        let (mut job, stdin, files) = unpack_job(bytes)?;
+        let code = job.code.take();
+        let (outcome, alive) = match (code, job.place) {
+            (Some(code), Some(place)) => {
+                let setting = self.setting(&job, stdin, Tree::new());
+                match self.in_place(&job, place, setting, &files, &code) {
+                    Ok(ran) => ran,
+                    Err(NoRoom) => {
+                        let done = Done {
+                            no_room: true,
+                            ..Done::new(Ending::SandboxDied)
+                        };
+                        return self.done(done, None);
+                    }
+                }
+            }
+            (Some(code), None) if self.interpreters.has_turns() => {
+                let setting = self.setting(&job, stdin, Tree::new());
+                match self.interpreters.fork(None) {
+                    Err(problem) => (failed(problem), false),
+                    Ok(mut live) => {
+                        if !files.is_empty() {
+                            live.replace_files(&files);
+                        }
+                        let running = self.interpreters.running();
+                        let (outcome, _) =
+                            live.run(running, setting, program(&job.env, &code), false);
+                        // The answer goes first; then its memory is freed.
+                        return self.end(outcome, false);
+                    }
+                }
+            }
+            (code, _) => {
+                let setting = self.setting(&job, stdin, files);
+                let outcome = match code {
+                    None => self
+                        .interpreters
+                        .run(&job.module, job.args, job.env, setting),
+                    Some(code) => {
+                        let args = ["python", "-S", "-B", "-c", &code].map(String::from);
+                        let env = python_env().into_iter().chain(job.env).collect();
+                        self.interpreters.run(PYTHON, args.to_vec(), env, setting)
+                    }
+                };
+                (outcome, false)
+            }
+        };
+        self.end(outcome, alive)
+    }
+
+    fn end(&self, outcome: Outcome, alive: bool) -> Result<(), String> {
         let done = Done {
             truncated: outcome.truncated,
             cpu_s: outcome.cpu_s,
             peak_memory_bytes: outcome.peak_memory_bytes,
-            failure: outcome.failure.clone(),
+            failure: outcome.failure,
+            alive,
             ..Done::new(outcome.ending)
         };
-        send(&output, Kind::Done, &pack_done(done, files)?).map_err(|e| format!("answer: {e}"))?;
-        pool.fill(&interpreters);
+        self.done(done, outcome.files.as_ref())
     }
-}
 
-/// Python interpreters that wait for a program; each serves one.
-struct Pool {
-    waiting: VecDeque<SyncSender<Start>>,
-    size: usize,
-}
-
-impl Pool {
-    fn fill(&mut self, interpreters: &Interpreters) {
-        while self.waiting.len() < self.size {
-            let args = ["python", "-S", "-B", "-c", BOOT]
-                .map(String::from)
-                .to_vec();
-            match interpreters.warm("python", args, python_env()) {
-                Some(sender) => self.waiting.push_back(sender),
-                None => return,
+    /// A turn of a sandbox's own interpreter.
+    fn in_place(
+        &mut self,
+        job: &Job,
+        place: Place,
+        setting: Setting,
+        files: &Tree,
+        code: &str,
+    ) -> Result<(Outcome, bool), NoRoom> {
+        let live = match place.from {
+            From::Last => self
+                .places
+                .remove(&place.number)
+                .ok_or("its interpreter is gone".to_string()),
+            From::Start => {
+                self.room(0)?;
+                self.interpreters.fork(None)
             }
-        }
-    }
-}
-
-/// What the interpreter itself needs to know.
-fn python_env() -> Vec<(String, String)> {
-    [("PYTHONDONTWRITEBYTECODE", "1"), ("PYTHONNOUSERSITE", "1")]
-        .map(|(n, v)| (n.into(), v.into()))
-        .to_vec()
-}
-
-fn setting(job: &Job, stdin: Vec<u8>, files: crate::wire::Tree, output: &Stream) -> Setting {
-    let output = Arc::clone(output);
-    Setting {
-        files,
-        stdin,
-        bounds: Bounds {
-            until: Instant::now() + Duration::from_millis(job.deadline_ms),
-            cpu: Duration::from_millis(job.cpu_ms),
-            memory_bytes: job.memory_bytes as usize,
-            output_bytes: job.output_bytes as usize,
-            work_bytes: job.work_bytes,
-            open_files: job.open_files as usize,
-            stream: job.stream,
-        },
-        sink: Box::new(move |stream, bytes| {
-            let kind = match stream {
-                OutputStream::Stdout => Kind::Stdout,
-                OutputStream::Stderr => Kind::Stderr,
-            };
-            // A host that is gone ends the worker at its next read.
-            let _ = send(&output, kind, bytes);
-        }),
-    }
-}
-
-fn run(
-    interpreters: &Interpreters,
-    pool: &mut Pool,
-    output: &Stream,
-    bytes: &[u8],
-) -> Result<Outcome, String> {
-    let (job, stdin, files) = unpack_job(bytes)?;
-    let setting = setting(&job, stdin, files, output);
-    let Some(code) = &job.code else {
-        return Ok(interpreters.run(&job.module, job.args, job.env, setting));
-    };
-    let mut setting = setting;
-    if let Some(waiting) = pool.waiting.pop_front() {
-        let (reply, outcome) = sync_channel(1);
-        let program = literal(&job.env, code)?;
-        let start = Start {
-            setting,
-            program,
-            reply,
+            From::Snapshot(snapshot) => match self.snapshots.get(&snapshot) {
+                None => Err("its snapshot is gone".into()),
+                Some(frozen) => {
+                    self.room(frozen.stored)?;
+                    self.interpreters.fork(Some(frozen))
+                }
+            },
         };
-        match waiting.send(start) {
-            Ok(()) => {
-                let died = |_| format!("an interpreter died while it waited at /{JOB_PATH}");
-                return outcome.recv().map_err(died);
+        let mut live = match live {
+            Ok(live) => live,
+            Err(problem) => return Ok((failed(problem), false)),
+        };
+        if place.from == From::Start {
+            self.room(live.bytes())?;
+        }
+        if !job.same_files {
+            live.replace_files(files);
+        }
+        let running = self.interpreters.running();
+        let (outcome, alive) = live.run(running, setting, program(&job.env, code), true);
+        if alive {
+            self.places.insert(place.number, live);
+        }
+        Ok((outcome, alive))
+    }
+
+    fn freeze(&mut self, freeze: Freeze) -> Result<(), String> {
+        let mut done = Done::new(Ending::Exited { code: 0 });
+        done.no_room = match self.places.get(&freeze.place) {
+            None => false,
+            Some(live) => self.room(live.bytes()).is_err(),
+        };
+        if !done.no_room {
+            let live = self.places.get_mut(&freeze.place);
+            let frozen = live.map_or(Err("its interpreter is gone".into()), Live::freeze);
+            match frozen {
+                Ok(frozen) => drop(self.snapshots.insert(freeze.snapshot, frozen)),
+                Err(problem) => done.failure = Some(problem),
             }
-            // It never came to wait: a fresh one says why.
-            Err(unsent) => setting = unsent.0.setting,
+        }
+        self.done(done, None)
+    }
+
+    fn forget(&mut self, forget: &Forget) {
+        for place in &forget.places {
+            self.places.remove(place);
+        }
+        for snapshot in &forget.snapshots {
+            self.snapshots.remove(snapshot);
         }
     }
-    let args = ["python", "-S", "-B", "-c", code]
-        .map(String::from)
-        .to_vec();
-    let env = python_env().into_iter().chain(job.env).collect();
-    Ok(interpreters.run("python", args, env, setting))
-}
-
-/// Environment, arguments and code as a literal of Python: texts of JSON are texts of Python.
-fn literal(env: &[(String, String)], code: &str) -> Result<Vec<u8>, String> {
-    let text = |t: &str| serde_json::to_string(t).map_err(|e| e.to_string());
-    let mut out = String::from("({");
-    for (name, value) in env {
-        out.push_str(&format!("{}:{},", text(name)?, text(value)?));
-    }
-    out.push_str(&format!("}},['-c'],{})", text(code)?));
-    Ok(out.into_bytes())
 }

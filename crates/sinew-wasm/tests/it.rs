@@ -494,3 +494,244 @@ async fn the_bench_measures_every_row() {
         "{rows:#?}"
     );
 }
+
+fn live() -> SandboxSpec {
+    SandboxSpec {
+        live: true,
+        ..SandboxSpec::default()
+    }
+}
+
+async fn says(place: &mut Box<dyn Sandbox>, code: &str) -> String {
+    let result = run(place, python(code)).await;
+    let errors = text(&result.stderr);
+    assert_eq!(result.ending, OK, "{code}: {errors}");
+    text(&result.stdout).trim_end().to_string()
+}
+
+#[tokio::test]
+async fn a_live_interpreter_keeps_its_memory_and_forks_do_not_share_it() {
+    let provider = provider();
+    let mut place = provider.acquire(&live()).await.unwrap();
+    says(
+        &mut place,
+        "import sys\nx = {'a': [1]}\ndef f(): return x['a']\nopen('f', 'w').write('1')",
+    )
+    .await;
+    assert_eq!(
+        says(&mut place, "x['a'].append(2); print(f(), __name__)").await,
+        "[1, 2] __main__"
+    );
+    // An open file, in use across turns and forks; big data, beyond what the template has.
+    says(
+        &mut place,
+        "h = open('f', 'a'); h.write('2'); h.flush()\nbig = bytes(range(256)) * (1 << 16)",
+    )
+    .await;
+    let snapshot = place.snapshot().await.unwrap();
+    says(
+        &mut place,
+        "x['a'].append('only here'); h.write('!'); h.flush()",
+    )
+    .await;
+    let mut one = provider.fork(&live(), &snapshot).await.unwrap();
+    let mut two = provider.fork(&live(), &snapshot).await.unwrap();
+    says(
+        &mut one,
+        "x['a'].append('one'); h.write('3'); h.flush(); mine = 1",
+    )
+    .await;
+    assert_eq!(
+        says(
+            &mut two,
+            "print(f(), 'mine' in globals(), len(big), big[-1], open('f').read())"
+        )
+        .await,
+        "[1, 2] False 16777216 255 12"
+    );
+    assert_eq!(
+        says(&mut one, "print(f(), open('f').read())").await,
+        "[1, 2, 'one'] 123"
+    );
+    assert_eq!(
+        says(&mut place, "print(f(), open('f').read())").await,
+        "[1, 2, 'only here'] 12!"
+    );
+    assert_eq!(two.read_file("f", 10).await.unwrap(), b"12");
+    // A fork of a fork that has not run; a reset goes back to what the fork began with.
+    let again = provider
+        .fork(&live(), &snapshot)
+        .await
+        .unwrap()
+        .snapshot()
+        .await
+        .unwrap();
+    let mut three = provider.fork(&live(), &again).await.unwrap();
+    assert_eq!(says(&mut three, "print(f())").await, "[1, 2]");
+    one.reset().await.unwrap();
+    assert_eq!(
+        says(
+            &mut one,
+            "print(f(), 'mine' in globals(), open('f').read())"
+        )
+        .await,
+        "[1, 2] False 12"
+    );
+    place.reset().await.unwrap();
+    assert_eq!(says(&mut place, "print('x' in globals())").await, "False");
+    // Without `live`, a fork has the files alone.
+    let mut plain = provider
+        .fork(&SandboxSpec::default(), &snapshot)
+        .await
+        .unwrap();
+    assert_eq!(
+        says(&mut plain, "print('x' in globals(), open('f').read())").await,
+        "False 12"
+    );
+    assert_eq!(says(&mut plain, "print('x' in globals())").await, "False");
+}
+
+#[tokio::test]
+async fn clones_draw_different_numbers() {
+    let provider = provider();
+    let mut place = provider.acquire(&live()).await.unwrap();
+    let code = "import random, uuid, os\nprint(random.random(), uuid.uuid4(), os.urandom(4))";
+    let mut seen = vec![says(&mut place, code).await];
+    let snapshot = place.snapshot().await.unwrap();
+    for _ in 0..3 {
+        let mut fork = provider.fork(&live(), &snapshot).await.unwrap();
+        seen.push(says(&mut fork, code).await);
+        let mut fresh = sandbox(&provider).await;
+        seen.push(says(&mut fresh, code).await);
+    }
+    for part in 0..3 {
+        let numbers: std::collections::BTreeSet<_> =
+            seen.iter().map(|s| s.split(' ').nth(part)).collect();
+        assert_eq!(numbers.len(), seen.len(), "{seen:?}");
+    }
+}
+
+#[tokio::test]
+async fn what_ends_a_live_interpreter_ends_its_memory_alone() {
+    let provider = provider();
+    let mut place = provider.acquire(&live()).await.unwrap();
+    let mut sibling = provider.acquire(&live()).await.unwrap();
+    says(&mut sibling, "kept = 1").await;
+    // Errors and exits are the program's; the interpreter stays.
+    says(&mut place, "x = 1; open('f', 'w').write('1')").await;
+    for (code, ending) in [
+        ("1/0", 1),
+        ("import sys; sys.exit(3)", 3),
+        ("sys.exit('no')", 1),
+        ("x = (", 1),
+    ] {
+        let result = run(&mut place, python(code)).await;
+        assert_eq!(result.ending, Ending::Exited { code: ending }, "{code}");
+        assert!(
+            !text(&result.stderr).contains("boot"),
+            "{}",
+            text(&result.stderr)
+        );
+    }
+    assert_eq!(says(&mut place, "print(x)").await, "1");
+    // Files that come from outside are seen; those of another program, too.
+    place.write_file("g", b"outside").await.unwrap();
+    run(
+        &mut place,
+        argv(&["python", "-c", "open('k', 'w').write('other')"]),
+    )
+    .await;
+    assert_eq!(
+        says(&mut place, "print(open('g').read(), open('k').read(), x)").await,
+        "outside other 1"
+    );
+    // A limit, a trap, `os._exit`: the next one starts anew, with the files.
+    let spin = place
+        .exec(request(python("while True: pass"), 0.3))
+        .await
+        .unwrap();
+    assert_eq!(spin.ending, Ending::Timeout);
+    assert_eq!(
+        says(
+            &mut place,
+            "print('x' in globals(), open('f').read()); x = 2"
+        )
+        .await,
+        "False 1"
+    );
+    for (code, ending) in [
+        ("import os; os._exit(7)", Ending::Exited { code: 7 }),
+        ("import os; os.abort()", Ending::Signalled { signal: 6 }),
+    ] {
+        assert_eq!(run(&mut place, python(code)).await.ending, ending);
+        assert_eq!(
+            says(&mut place, "print('x' in globals()); x = 2").await,
+            "False"
+        );
+    }
+    let hog = run(
+        &mut place,
+        python("b = []\nwhile True: b.append(bytes(1 << 20) + b'x')"),
+    )
+    .await;
+    assert_eq!(hog.ending, Ending::OutOfMemory);
+    let mut cut = place
+        .exec(request(python("import sys; print(sys.stdin.read())"), 20.0))
+        .await
+        .unwrap();
+    assert_eq!(
+        (cut.ending, std::mem::take(&mut cut.stdout)),
+        (OK, b"\n".to_vec())
+    );
+    assert_eq!(says(&mut sibling, "print(kept)").await, "1");
+    assert!(sibling.stats().await.unwrap().memory_bytes > 1 << 20);
+}
+
+#[tokio::test]
+async fn kept_interpreters_have_a_bound_and_a_lost_worker_is_told() {
+    let program = PathBuf::from(env!("CARGO_BIN_EXE_sinew-wasm-worker"));
+    let mut config = WasmConfig::new(modules(), program.clone());
+    // Room for two interpreters of this size.
+    config.worker_memory_bytes = (512 << 20) + (30 << 20);
+    config.warm = 1;
+    let mut below = ProcessConfig::new(program, "");
+    below.shows = config.shows().unwrap();
+    let below = Arc::new(ProcessProvider::start(below).unwrap());
+    let provider = WasmProvider::new(below, config).unwrap();
+    let mut places = Vec::new();
+    let refused = loop {
+        let mut place = provider.acquire(&live()).await.unwrap();
+        match place.exec(request(python("x = 1"), 20.0)).await {
+            Ok(_) => places.push(place),
+            Err(e) => break e,
+        }
+        assert!(places.len() < 4);
+    };
+    assert!(
+        matches!(&refused, SandboxError::Unavailable { reason, .. } if reason.contains("max_live")),
+        "{refused}"
+    );
+    assert_eq!(places.len(), 2);
+    places.pop().unwrap().destroy().await.unwrap();
+    let mut place = provider.acquire(&live()).await.unwrap();
+    says(&mut place, "x = 1").await;
+    // The worker is killed with all that it holds; a fresh sandbox gets another one.
+    for pid in workers() {
+        let kill = std::process::Command::new("kill")
+            .args(["-9", &pid.to_string()])
+            .status();
+        assert!(kill.unwrap().success());
+    }
+    let lost = place.exec(request(python("print(x)"), 20.0)).await;
+    assert!(!matches!(&lost, Ok(r) if r.ending == OK), "{lost:?}");
+    let told = places[0]
+        .exec(request(python("print(x)"), 20.0))
+        .await
+        .unwrap_err();
+    assert!(told.to_string().contains("its memory is lost"), "{told}");
+    places[0].reset().await.unwrap();
+    assert_eq!(
+        says(&mut places[0], "print('x' in globals())").await,
+        "False"
+    );
+}

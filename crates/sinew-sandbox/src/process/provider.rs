@@ -161,6 +161,11 @@ impl ProcessProvider {
         spec: &SandboxSpec,
         base: Option<&Snapshot>,
     ) -> Result<Box<dyn Sandbox>, SandboxError> {
+        if spec.live {
+            return Err(SandboxError::Unsupported {
+                operation: "keep an interpreter from one program to the next",
+            });
+        }
         if spec.strict {
             refuse_missing(&self.client.protections)?;
         }

@@ -1,0 +1,326 @@
+//! A Python between two turns: run, frozen into a file in memory, and forked from it.
+//!
+//! A turn is a call of an exported function that returns when its program has ended, so that at
+//! its end all of an interpreter's state is its linear memory, its globals, its tables and the
+//! host's side of its descriptors. The memory is copied once into a memfd; a fork is a fresh
+//! instance over whose memory the memfd is mapped privately: pages are shared until they are
+//! written. This needs the on-demand allocator, which unmaps an instance's memory when it is
+//! dropped: a pooling one would hand out our mapping to the next instance.
+
+use crate::engine::{Outcome, Running, ended, finish};
+use crate::fs::Fs;
+use crate::wasi::{Host, SavedFd, Setting};
+use rustix::mm::{MapFlags, ProtFlags, mmap};
+use sinew_sandbox::Ending;
+use std::fs::File;
+use std::os::fd::AsFd;
+use std::os::unix::fs::FileExt;
+use wasmtime::{
+    Extern, Global, Instance, InstancePre, Memory, Mutability, Store, Table, TypedFunc, Val,
+};
+
+/// Exit code by which the boot program says that it stands at a turn's boundary.
+const PARKED: i32 = 99;
+/// Pages of WebAssembly.
+const WASM_PAGE: usize = 1 << 16;
+/// Pages of the host, and the unit in which zeros are left out of what is stored.
+const PAGE: usize = 4096;
+/// Function that runs a program: text that ends in zero, and 0 (`PyRun_SimpleStringFlags`).
+pub(crate) const TURN: &str = "sinew_turn";
+/// The pointer of the stack in linear memory; it grows downwards.
+const STACK: &str = "sinew_global_0";
+
+/// What Python runs at its very start. Then each turn calls `sys._sinew`: bytes to read, whether
+/// this instance is new, and whether its names stay for the next turn.
+const BOOT: &str = include_str!("boot.py");
+/// Runs it beside `__main__`, which stays empty for programs.
+const START: &str = "import sys; exec(compile(sys.argv[1], '<boot>', 'exec'), {'__name__': 'boot', '__builtins__': __builtins__, 'main': globals()})";
+
+/// The mutable state of an instance at the end of a turn.
+#[derive(Debug)]
+pub(crate) struct Frozen {
+    memory: File,
+    bytes: usize,
+    /// Bytes that are not in pages of zeros.
+    pub(crate) stored: u64,
+    globals: Vec<Plain>,
+    tables: Vec<u64>,
+    fs: Fs,
+    fds: Vec<Option<SavedFd>>,
+}
+
+/// A value of a global; references cannot be carried over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Plain {
+    I32(i32),
+    I64(i64),
+    F32(u32),
+    F64(u64),
+}
+
+impl Plain {
+    fn of(value: &Val) -> Result<Self, String> {
+        match *value {
+            Val::I32(v) => Ok(Self::I32(v)),
+            Val::I64(v) => Ok(Self::I64(v)),
+            Val::F32(v) => Ok(Self::F32(v)),
+            Val::F64(v) => Ok(Self::F64(v)),
+            _ => Err("a global holds a reference: the interpreter cannot be forked".into()),
+        }
+    }
+
+    fn value(self) -> Val {
+        match self {
+            Self::I32(v) => Val::I32(v),
+            Self::I64(v) => Val::I64(v),
+            Self::F32(v) => Val::F32(v),
+            Self::F64(v) => Val::F64(v),
+        }
+    }
+}
+
+/// An interpreter that waits for its next turn.
+pub(crate) struct Live {
+    store: Store<Host>,
+    memory: Memory,
+    turn: TypedFunc<(u32, u32), i32>,
+    stack: Global,
+    globals: Vec<Global>,
+    tables: Vec<Table>,
+    /// No program of a sandbox has run in it.
+    fresh: bool,
+}
+
+fn say(e: impl std::fmt::Debug) -> String {
+    format!("{e:?}")
+}
+
+impl Live {
+    fn new(mut store: Store<Host>, instance: Instance) -> Result<Self, String> {
+        let memory = instance
+            .get_memory(&mut store, "memory")
+            .ok_or("no memory")?;
+        let turn = instance.get_typed_func(&mut store, TURN).map_err(say)?;
+        let stack = instance
+            .get_global(&mut store, STACK)
+            .ok_or("no stack pointer")?;
+        let (mut globals, mut tables) = (Vec::new(), Vec::new());
+        let names: Vec<(String, Extern)> = instance
+            .exports(&mut store)
+            .map(|e| (e.name().to_string(), e.into_extern()))
+            .collect();
+        for (_, export) in names {
+            match export {
+                Extern::Global(g) if g.ty(&store).mutability() == Mutability::Var => {
+                    globals.push(g)
+                }
+                Extern::Table(t) => tables.push(t),
+                _ => {}
+            }
+        }
+        Ok(Self {
+            store,
+            memory,
+            turn,
+            stack,
+            globals,
+            tables,
+            fresh: true,
+        })
+    }
+
+    /// Starts an interpreter and brings it to its first boundary.
+    pub(crate) fn boot(
+        module: &InstancePre<Host>,
+        setting: Setting,
+        env: Vec<(String, String)>,
+    ) -> Result<Self, String> {
+        let args = ["python", "-S", "-B", "-c", START, BOOT].map(String::from);
+        let mut host = Host::new(args.to_vec(), env, setting);
+        host.boots = true;
+        let mut store = crate::engine::store(module, host);
+        let instance = module.instantiate(&mut store).map_err(say)?;
+        let start = instance
+            .get_typed_func::<(), ()>(&mut store, "_start")
+            .map_err(say)?;
+        // The boot program leaves by `os._exit`: its frames stay on the stack in linear memory, and
+        // turns run above them, as if the host had called back.
+        let parked = match start.call(&mut store, ()) {
+            Ok(()) => false,
+            Err(error) => ended(&error).0 == Ending::Exited { code: PARKED },
+        };
+        if !parked {
+            store.data_mut().flush();
+            return Err("the boot program of Python did not get to its end".into());
+        }
+        store.data_mut().boots = false;
+        Self::new(store, instance)
+    }
+
+    /// A fork: shares the pages of what was frozen until it writes to them.
+    pub(crate) fn thaw(
+        module: &InstancePre<Host>,
+        frozen: &Frozen,
+        setting: Setting,
+    ) -> Result<Self, String> {
+        let mut host = Host::new(Vec::new(), Vec::new(), setting);
+        host.fs = frozen.fs.copy();
+        host.restore(&frozen.fds);
+        let mut store = crate::engine::store(module, host);
+        let instance = module.instantiate(&mut store).map_err(say)?;
+        let mut live = Self::new(store, instance)?;
+        let have = live.memory.data_size(&live.store);
+        let more = frozen.bytes.checked_sub(have).ok_or("its memory shrank")?;
+        if more > 0 {
+            let grown = live.memory.grow(&mut live.store, (more / WASM_PAGE) as u64);
+            grown.map_err(say)?;
+        }
+        live.cover(frozen)?;
+        for (global, value) in live.globals.iter().zip(&frozen.globals) {
+            global.set(&mut live.store, value.value()).map_err(say)?;
+        }
+        let tables: Vec<u64> = live.tables.iter().map(|t| t.size(&live.store)).collect();
+        if tables != frozen.tables || live.globals.len() != frozen.globals.len() {
+            return Err("its tables or globals are not those of a fresh instance".into());
+        }
+        Ok(live)
+    }
+
+    /// Maps what was frozen over the memory of this instance.
+    #[expect(unsafe_code, reason = "mapping memory is unsafe by its nature")]
+    fn cover(&mut self, frozen: &Frozen) -> Result<(), String> {
+        let at = self.memory.data_ptr(&self.store);
+        let (read_write, how) = (
+            ProtFlags::READ | ProtFlags::WRITE,
+            MapFlags::PRIVATE | MapFlags::FIXED,
+        );
+        // SAFETY: the range is the accessible part of this instance's linear memory, which nothing
+        // refers to while no guest code runs; it is mapped readable and writable already, and the
+        // on-demand allocator unmaps the whole reservation when the store is dropped. The file is a
+        // memfd that nothing writes to after it was frozen.
+        let mapped = unsafe {
+            mmap(
+                at.cast(),
+                frozen.bytes,
+                read_write,
+                how,
+                frozen.memory.as_fd(),
+                0,
+            )
+        };
+        match mapped {
+            Ok(place) if place.cast() == at => Ok(()),
+            Ok(_) => Err("the kernel mapped the memory elsewhere".into()),
+            Err(e) => Err(format!("map the memory of a fork: {e}")),
+        }
+    }
+
+    /// Keeps the state as it is now. This one goes on.
+    pub(crate) fn freeze(&mut self) -> Result<Frozen, String> {
+        let flags = rustix::fs::MemfdFlags::CLOEXEC;
+        let memfd = rustix::fs::memfd_create("sinew-python", flags);
+        let file = File::from(memfd.map_err(|e| format!("make a memfd: {e}"))?);
+        let data = self.memory.data(&self.store);
+        file.set_len(data.len() as u64).map_err(|e| e.to_string())?;
+        let mut stored = 0;
+        let zeros = [0; PAGE];
+        for (n, page) in data.chunks(PAGE).enumerate() {
+            if page != &zeros[..page.len()] {
+                let written = file.write_all_at(page, (n * PAGE) as u64);
+                written.map_err(|e| format!("freeze memory: {e}"))?;
+                stored += page.len() as u64;
+            }
+        }
+        let bytes = data.len();
+        let globals: Vec<Val> = self
+            .globals
+            .iter()
+            .map(|g| g.get(&mut self.store))
+            .collect();
+        let host = self.store.data();
+        Ok(Frozen {
+            memory: file,
+            bytes,
+            stored,
+            globals: globals.iter().map(Plain::of).collect::<Result<_, _>>()?,
+            tables: self.tables.iter().map(|t| t.size(&self.store)).collect(),
+            fs: host.fs.copy(),
+            fds: host.save(),
+        })
+    }
+
+    /// Bytes of its linear memory.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.memory.data_size(&self.store) as u64
+    }
+
+    /// Puts these files in place of those it has, but for `/tmp`.
+    pub(crate) fn replace_files(&mut self, files: &crate::wire::Tree) {
+        self.store.data_mut().fs.replace(files);
+    }
+
+    /// Runs a program; whether this interpreter can run another afterwards.
+    pub(crate) fn run(
+        &mut self,
+        running: Running,
+        setting: Setting,
+        program: Vec<u8>,
+        keep: bool,
+    ) -> (Outcome, bool) {
+        let flag = |yes: bool| u8::from(yes);
+        let (read, fresh) = (program.len(), std::mem::take(&mut self.fresh));
+        let command = format!(
+            "__import__('sys')._sinew({read},{},{})\0",
+            flag(fresh),
+            flag(keep)
+        );
+        self.store.data_mut().begin(setting, program);
+        let result = self.command(command.as_bytes());
+        drop(running);
+        let host = self.store.data_mut();
+        let status = host.status.take();
+        match result {
+            Ok(returned) => {
+                let code = if returned == 0 {
+                    status.unwrap_or(0)
+                } else {
+                    1
+                };
+                (finish(host, Ending::Exited { code }, None), true)
+            }
+            Err(error) => {
+                let (ending, failure) = ended(&error);
+                (finish(host, ending, failure), false)
+            }
+        }
+    }
+
+    /// Runs a turn that does nothing, with the environment that most programs have.
+    pub(crate) fn warm(&mut self, running: Running, setting: Setting) -> Result<(), String> {
+        let program = crate::wire::program(&crate::wire::base_env(), "");
+        let (outcome, alive) = self.run(running, setting, program, true);
+        self.fresh = true;
+        match alive && outcome.ending == (Ending::Exited { code: 0 }) {
+            true => Ok(()),
+            false => Err(format!(
+                "an empty turn of Python ended with {:?}",
+                outcome.ending
+            )),
+        }
+    }
+
+    /// Puts a text below the stack and calls the turn with it.
+    fn command(&mut self, text: &[u8]) -> wasmtime::Result<i32> {
+        let Val::I32(top) = self.stack.get(&mut self.store) else {
+            return Err(wasmtime::Error::msg("the stack pointer is no i32"));
+        };
+        let below = (top as u32).checked_sub(text.len() as u32);
+        let at = below.ok_or_else(|| wasmtime::Error::msg("the stack is full"))? & !15;
+        self.memory.write(&mut self.store, at as usize, text)?;
+        self.stack.set(&mut self.store, Val::I32(at as i32))?;
+        self.store.set_epoch_deadline(1);
+        let returned = self.turn.call(&mut self.store, (at, 0))?;
+        self.stack.set(&mut self.store, Val::I32(top))?;
+        Ok(returned)
+    }
+}

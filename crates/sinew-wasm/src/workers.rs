@@ -1,0 +1,394 @@
+//! The workers of a provider, as the host sees them: one program at a time each, and a home for
+//! the interpreters of live sandboxes.
+
+use crate::manifest::Manifest;
+use crate::provider::{FOLDER_INSIDE, PROGRAM_INSIDE, WasmConfig, io_error};
+use crate::wire::{Done, Forget, Freeze, Kind, Tree, head, pack, read_head, unpack_done};
+use crate::worker::FLAG;
+use sinew_sandbox::{
+    Ending, ExecRequest, ExecResult, Limits, Network, OutputChunk, OutputStream, Program,
+    SandboxError, SandboxProvider, SandboxSpec,
+};
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+use tokio::io::{AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::net::{TcpListener, TcpStream};
+
+/// Port of the host on a worker's loopback address.
+const PORT: u16 = 4000;
+/// How long a worker may take to load its modules and to start its Python.
+const START_TIMEOUT: Duration = Duration::from_secs(60);
+/// How often a worker that dies while it starts is started again.
+const MAX_STARTS: u32 = 3;
+/// How long beyond its deadline an execution may take before its worker is killed.
+const GRACE: Duration = Duration::from_secs(2);
+/// How long a worker may take to freeze an interpreter.
+const FREEZE_TIMEOUT: Duration = Duration::from_secs(20);
+/// A worker's own life; it ends with the provider before that.
+const WORKER_LIFE: Duration = Duration::from_secs(30 * 86_400);
+/// Memory of a worker that is not for interpreters which live on and for snapshots.
+const WORKER_OWN_BYTES: u64 = 512 << 20;
+
+/// A worker and which one in its place it is: a later one knows nothing of an earlier.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Home {
+    slot: usize,
+    life: u64,
+}
+
+/// The memory of a sandbox's Python as it was, held by a worker. The last one that drops it
+/// frees it there.
+#[derive(Debug)]
+pub(crate) struct Memory {
+    workers: Arc<Workers>,
+    pub(crate) home: Home,
+    pub(crate) snapshot: u64,
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        self.workers
+            .forget(self.home, |f| f.snapshots.push(self.snapshot));
+    }
+}
+
+#[derive(Default)]
+struct Slot {
+    worker: tokio::sync::Mutex<Option<(u64, Worker)>>,
+    /// Executions that run or wait.
+    busy: AtomicUsize,
+    /// What its worker is told before its next job.
+    forget: Mutex<Forget>,
+}
+
+pub(crate) struct Workers {
+    below: Arc<dyn SandboxProvider>,
+    config: WasmConfig,
+    modules: Vec<String>,
+    slots: Vec<Slot>,
+    lives: AtomicU64,
+}
+
+impl std::fmt::Debug for Workers {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Workers")
+            .field("slots", &self.slots.len())
+            .finish_non_exhaustive()
+    }
+}
+
+/// Counts who waits for a slot.
+struct Busy<'a>(&'a AtomicUsize);
+
+impl<'a> Busy<'a> {
+    fn new(busy: &'a AtomicUsize) -> Self {
+        busy.fetch_add(1, Ordering::SeqCst);
+        Self(busy)
+    }
+}
+
+impl Drop for Busy<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// A worker that is ready; dropping it kills it.
+#[derive(Debug)]
+struct Worker {
+    stream: BufReader<TcpStream>,
+    process: tokio::task::JoinHandle<Result<ExecResult, SandboxError>>,
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        self.process.abort();
+    }
+}
+
+/// Output as it comes in, and where it goes on to.
+#[derive(Debug, Default)]
+pub(crate) struct Output {
+    pub(crate) kept: [Vec<u8>; 2],
+    pub(crate) onward: Option<tokio::sync::mpsc::Sender<OutputChunk>>,
+}
+
+fn lost() -> SandboxError {
+    SandboxError::Died(
+        "the worker that held the interpreter of this sandbox died, and its memory is lost; reset the sandbox or make another".into(),
+    )
+}
+
+impl Workers {
+    pub(crate) fn new(
+        below: Arc<dyn SandboxProvider>,
+        config: WasmConfig,
+        manifest: &Manifest,
+    ) -> Self {
+        Self {
+            below,
+            slots: (0..config.workers.max(1))
+                .map(|_| Slot::default())
+                .collect(),
+            config,
+            modules: manifest.modules.keys().cloned().collect(),
+            lives: AtomicU64::new(1),
+        }
+    }
+
+    /// Tells a worker what it need not keep, with its next job.
+    pub(crate) fn forget(&self, home: Home, add: impl FnOnce(&mut Forget)) {
+        add(&mut self.slots[home.slot]
+            .forget
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner));
+    }
+
+    /// Runs a job: at home where its interpreter lives, else where the least is to be done.
+    pub(crate) async fn run(
+        &self,
+        home: Option<Home>,
+        job: &[u8],
+        deadline: Duration,
+        output: &mut Output,
+    ) -> Result<(Done, Option<Tree>, Home), SandboxError> {
+        let least = || {
+            let slots = self.slots.iter().enumerate();
+            slots
+                .min_by_key(|(_, s)| s.busy.load(Ordering::SeqCst))
+                .map_or(0, |(n, _)| n)
+        };
+        let at = home.map_or_else(least, |h| h.slot);
+        let slot = &self.slots[at];
+        let _busy = Busy::new(&slot.busy);
+        let mut place = slot.worker.lock().await;
+        // Taken out: whoever stops waiting for it kills it, with what runs in it.
+        let mut held = place.take().filter(|(_, w)| !w.process.is_finished());
+        if let Some(home) = home
+            && held.as_ref().is_none_or(|(life, _)| *life != home.life)
+        {
+            *place = held;
+            return Err(lost());
+        }
+        let (life, mut worker) = match held.take() {
+            Some(held) => held,
+            None => (
+                self.lives.fetch_add(1, Ordering::SeqCst),
+                self.start().await?,
+            ),
+        };
+        let home = Home { slot: at, life };
+        let forget =
+            std::mem::take(&mut *slot.forget.lock().unwrap_or_else(PoisonError::into_inner));
+        let work = worker.run(&forget, (Kind::Job, job), output);
+        match tokio::time::timeout(deadline + GRACE, work).await {
+            // Not even a host call came back: the worker is killed with what runs in it.
+            Err(_) => Ok((Done::new(Ending::Timeout), None, home)),
+            Ok(Err(_)) => Ok((Done::new(Ending::SandboxDied), None, home)),
+            Ok(Ok((done, files))) => {
+                *place = Some((life, worker));
+                Ok((done, files, home))
+            }
+        }
+    }
+
+    /// Keeps the memory of a sandbox's Python under the number `snapshot`.
+    pub(crate) async fn freeze(
+        self: &Arc<Self>,
+        home: Home,
+        freeze: Freeze,
+    ) -> Result<Arc<Memory>, SandboxError> {
+        let slot = &self.slots[home.slot];
+        let _busy = Busy::new(&slot.busy);
+        let mut place = slot.worker.lock().await;
+        let held = place.take().filter(|(_, w)| !w.process.is_finished());
+        let (life, mut worker) = match held {
+            Some(held) if held.0 == home.life => held,
+            other => {
+                *place = other;
+                return Err(lost());
+            }
+        };
+        let forget =
+            std::mem::take(&mut *slot.forget.lock().unwrap_or_else(PoisonError::into_inner));
+        let bytes = pack(&freeze, &[]).map_err(|e| io_error("ask for a snapshot", e))?;
+        let mut output = Output::default();
+        let work = worker.run(&forget, (Kind::Freeze, &bytes), &mut output);
+        let Ok(Ok((done, _))) = tokio::time::timeout(FREEZE_TIMEOUT, work).await else {
+            return Err(lost());
+        };
+        *place = Some((life, worker));
+        match done.failure {
+            _ if done.no_room => Err(no_room()),
+            Some(failure) => Err(SandboxError::Died(failure)),
+            None => Ok(Arc::new(Memory {
+                workers: Arc::clone(self),
+                home,
+                snapshot: freeze.snapshot,
+            })),
+        }
+    }
+
+    async fn start(&self) -> Result<Worker, SandboxError> {
+        let mut starts = 1;
+        loop {
+            match self.launch().await {
+                Err(SandboxError::Died(_)) if starts < MAX_STARTS => starts += 1,
+                launched => return launched,
+            }
+        }
+    }
+
+    async fn launch(&self) -> Result<Worker, SandboxError> {
+        let spec = SandboxSpec {
+            limits: Limits {
+                cpu_s: WORKER_LIFE.as_secs_f64(),
+                memory_bytes: self.config.worker_memory_bytes,
+                processes: 64,
+                output_bytes: 64 << 10,
+                // Memory files count as files: the template and what is frozen.
+                work_bytes: self.config.worker_memory_bytes,
+                open_files: 4096,
+            },
+            network: Network::Loopback,
+            ..SandboxSpec::default()
+        };
+        let mut sandbox = self.below.acquire(&spec).await?;
+        let listener = sandbox.listen_inside(PORT).await?;
+        listener
+            .set_nonblocking(true)
+            .map_err(|e| io_error("listen to a worker", e))?;
+        let listener =
+            TcpListener::from_std(listener).map_err(|e| io_error("listen to a worker", e))?;
+        let request = ExecRequest {
+            program: Program::Argv(self.argv()),
+            stdin: Vec::new(),
+            deadline: WORKER_LIFE,
+        };
+        let mut process = tokio::spawn(async move {
+            let result = sandbox.exec(request).await;
+            sandbox.destroy().await?;
+            result
+        });
+        let late = "a wasm worker did not come up in 60 s";
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted.map_err(|e| io_error("listen to a worker", e)),
+            ended = &mut process => Err(not_up(ended)),
+            () = tokio::time::sleep(START_TIMEOUT) => Err(SandboxError::Died(late.into())),
+        };
+        let (stream, _) = accepted.inspect_err(|_| process.abort())?;
+        let _ = stream.set_nodelay(true);
+        let mut worker = Worker {
+            stream: BufReader::with_capacity(64 << 10, stream),
+            process,
+        };
+        let ready = tokio::time::timeout(START_TIMEOUT, worker.read()).await;
+        match ready {
+            Ok(Ok((Kind::Ready, _))) => Ok(worker),
+            // It ends by itself and says why.
+            Ok(Err(_)) => match tokio::time::timeout(GRACE, &mut worker.process).await {
+                Ok(ended) => Err(not_up(ended)),
+                Err(_) => Err(SandboxError::Died("a wasm worker closed its stream".into())),
+            },
+            other => Err(SandboxError::Died(format!(
+                "a wasm worker did not get ready: {other:?}"
+            ))),
+        }
+    }
+
+    fn argv(&self) -> Vec<String> {
+        let name = self.config.program.file_name().unwrap_or_default();
+        let program = Path::new(PROGRAM_INSIDE).join(name);
+        let kept = self
+            .config
+            .worker_memory_bytes
+            .saturating_sub(WORKER_OWN_BYTES);
+        let fixed = [
+            program.to_string_lossy().into_owned(),
+            FLAG.into(),
+            PORT.to_string(),
+            FOLDER_INSIDE.into(),
+            self.config.warm.to_string(),
+            kept.to_string(),
+        ];
+        fixed
+            .into_iter()
+            .chain(self.modules.iter().cloned())
+            .collect()
+    }
+}
+
+/// A worker has no memory left for what is to be kept.
+pub(crate) fn no_room() -> SandboxError {
+    SandboxError::Unavailable {
+        level: "wasm".into(),
+        reason: "a worker has no room for another live interpreter or snapshot: destroy some, or lower sandbox.max_live".into(),
+    }
+}
+
+fn not_up(ended: Result<Result<ExecResult, SandboxError>, tokio::task::JoinError>) -> SandboxError {
+    match ended {
+        Ok(Ok(result)) => {
+            let text = String::from_utf8_lossy(&result.stderr).into_owned();
+            SandboxError::Died(format!(
+                "a wasm worker ended at once ({:?}): {}",
+                result.ending,
+                text.trim()
+            ))
+        }
+        Ok(Err(e)) => e,
+        Err(e) => io_error("start a wasm worker", e),
+    }
+}
+
+/// A frame as one piece.
+fn frame(kind: Kind, bytes: &[u8]) -> Vec<u8> {
+    let mut frame = Vec::with_capacity(5 + bytes.len());
+    frame.extend_from_slice(&head(kind, bytes.len()));
+    frame.extend_from_slice(bytes);
+    frame
+}
+
+impl Worker {
+    async fn read(&mut self) -> Result<(Kind, Vec<u8>), String> {
+        let mut start = [0; 5];
+        let read = self.stream.read_exact(&mut start).await;
+        read.map_err(|e| e.to_string())?;
+        let (kind, len) = read_head(start)?;
+        let mut bytes = vec![0; len];
+        let read = self.stream.read_exact(&mut bytes).await;
+        read.map_err(|e| e.to_string())?;
+        Ok((kind, bytes))
+    }
+
+    async fn run(
+        &mut self,
+        forget: &Forget,
+        (kind, bytes): (Kind, &[u8]),
+        output: &mut Output,
+    ) -> Result<(Done, Option<Tree>), String> {
+        let mut request = Vec::new();
+        if *forget != Forget::default() {
+            request = frame(Kind::Forget, &pack(forget, &[])?);
+        }
+        request.extend(frame(kind, bytes));
+        let written = self.stream.write_all(&request).await;
+        written.map_err(|e| e.to_string())?;
+        loop {
+            let (kind, bytes) = self.read().await?;
+            let (at, stream) = match kind {
+                Kind::Stdout => (0, OutputStream::Stdout),
+                Kind::Stderr => (1, OutputStream::Stderr),
+                Kind::Done => return unpack_done(&bytes),
+                other => return Err(format!("an answer of kind {other:?}")),
+            };
+            output.kept[at].extend_from_slice(&bytes);
+            if let Some(onward) = &output.onward {
+                // Whoever asked for it may have gone.
+                let _ = onward.send(OutputChunk { stream, bytes }).await;
+            }
+        }
+    }
+}
