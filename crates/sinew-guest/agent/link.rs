@@ -3,13 +3,15 @@
 use crate::wire::{self, HEAD, MAX_REQUEST};
 use std::fs::File;
 use std::io::{ErrorKind, Read, Result, Write};
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
 /// Frames in and out. Whatever the file behind it: a Unix socket, a port of a machine.
 pub struct Link {
     file: File,
     /// A port of a machine: the host may come back.
     machine: bool,
+    /// Where the host connects again: after a snapshot its connection is gone.
+    listener: Option<OwnedFd>,
     /// Bytes that were read and not yet taken.
     had: Vec<u8>,
 }
@@ -17,10 +19,11 @@ pub struct Link {
 pub type Frame = (u8, Vec<u8>);
 
 impl Link {
-    pub fn new(file: File, machine: bool) -> Self {
+    pub fn new(file: File, machine: bool, listener: Option<OwnedFd>) -> Self {
         Self {
             file,
             machine,
+            listener,
             had: Vec::new(),
         }
     }
@@ -48,7 +51,17 @@ impl Link {
     /// Reads what is there; the end of the connection is the end of the agent.
     pub fn fill(&mut self) -> Result<()> {
         let mut chunk = [0; 64 << 10];
-        match self.file.read(&mut chunk) {
+        let read = self.file.read(&mut chunk);
+        // ECONNRESET.
+        let lost = |e: &std::io::Error| e.raw_os_error() == Some(104);
+        if let Some(listener) = &self.listener
+            && (matches!(read, Ok(0)) || read.as_ref().is_err_and(lost))
+        {
+            self.had.clear();
+            self.file = crate::sys::accept(listener)?;
+            return Ok(());
+        }
+        match read {
             Ok(0) if self.machine => {
                 std::thread::sleep(std::time::Duration::from_millis(1));
                 Ok(())

@@ -20,7 +20,7 @@ use std::fs::File;
 use std::io::{Error, Result};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::net::UnixStream;
+use std::os::unix::net::{UnixListener, UnixStream};
 use sys::{POLLIN, PollFd};
 use walls::Walls;
 use wire::{Put, Take, VERSION, ask, tell};
@@ -48,14 +48,20 @@ fn main() {
     sys::ignore_broken_pipes();
     let connected = match args.iter().map(|a| a.as_bytes()).collect::<Vec<_>>()[..] {
         [b"connect", _] => {
-            UnixStream::connect(&args[1]).map(|s| (File::from(OwnedFd::from(s)), false))
+            UnixStream::connect(&args[1]).map(|s| (File::from(OwnedFd::from(s)), false, None))
         }
-        [b"machine", _] => machine(&args[1]).map(|f| (f, true)),
+        [b"listen", _] => UnixListener::bind(&args[1]).and_then(|l| {
+            let listener = OwnedFd::from(l);
+            Ok((sys::accept(&listener)?, false, Some(listener)))
+        }),
+        [b"machine", _] => machine(&args[1]).map(|(file, listener)| (file, true, listener)),
         _ => Err(Error::other(
-            "usage: agent connect SOCKET | agent machine PORT",
+            "usage: agent connect SOCKET | agent listen SOCKET | agent machine PORT | agent machine vsock:NUMBER",
         )),
     };
-    let served = connected.and_then(|(file, machine)| Agent::new(file, machine)?.serve());
+    let served = connected.and_then(|(file, machine, listener)| {
+        Agent::new(Link::new(file, machine, listener), machine)?.serve()
+    });
     if let Err(e) = served {
         eprintln!("agent: {e}");
     }
@@ -63,12 +69,18 @@ fn main() {
 }
 
 /// Makes a bare kernel a place for programs, and opens the port to the host.
-fn machine(port: &std::ffi::OsStr) -> Result<File> {
+fn machine(port: &std::ffi::OsStr) -> Result<(File, Option<OwnedFd>)> {
     let (none, safe) = (c"", sys::SAFE);
     sys::mount_new(c"proc", c"/proc", safe, c"hidepid=invisible")?;
     // The kernel may have done so.
     let _ = sys::mount_new(c"devtmpfs", c"/dev", safe & !4, none);
+    let number = port.as_bytes().strip_prefix(b"vsock:");
+    let number = number.and_then(|n| std::str::from_utf8(n).ok()?.parse().ok());
+    let listener = number.map(sys::listen_vsock).transpose()?;
     let opened = loop {
+        if let Some(listener) = &listener {
+            break sys::accept(listener)?;
+        }
         match File::options().read(true).write(true).open(port) {
             Err(e) if matches!(e.raw_os_error(), Some(2 | 6 | 16 | 19)) => {
                 std::thread::sleep(std::time::Duration::from_millis(1));
@@ -78,7 +90,7 @@ fn machine(port: &std::ffi::OsStr) -> Result<File> {
     };
     sys::mount_new(c"tmpfs", c"/dev", safe & !4, c"size=64k,mode=0755")?;
     sys::make_devices()?;
-    Ok(opened)
+    Ok((opened, listener))
 }
 
 struct Agent {
@@ -93,8 +105,7 @@ struct Agent {
 }
 
 impl Agent {
-    fn new(file: File, machine: bool) -> Result<Self> {
-        let mut link = Link::new(file, machine);
+    fn new(mut link: Link, machine: bool) -> Result<Self> {
         let hello = Put::of(tell::HELLO)
             .number(VERSION.into())
             .number(sys::landlock());

@@ -16,6 +16,10 @@ unsafe extern "C" {
     fn pipe2(fds: *mut c_int, flags: c_int) -> c_int;
     fn poll(fds: *mut PollFd, count: c_ulong, timeout_ms: c_int) -> c_int;
     fn kill(pid: c_int, signal: c_int) -> c_int;
+    fn socket(family: c_int, kind: c_int, protocol: c_int) -> c_int;
+    fn bind(fd: c_int, address: *const [u32; 4], len: c_uint) -> c_int;
+    fn listen(fd: c_int, waiting: c_int) -> c_int;
+    fn accept4(fd: c_int, address: *const c_void, len: *const c_void, flags: c_int) -> c_int;
     fn wait4(pid: c_int, status: *mut c_int, options: c_int, usage: *mut Rusage) -> c_int;
     fn signal(signal: c_int, handler: usize) -> usize;
     fn sigprocmask(how: c_int, set: *const [u64; 16], old: *mut [u64; 16]) -> c_int;
@@ -116,6 +120,28 @@ fn checked(result: c_int) -> Result<c_int> {
 
 pub fn text(bytes: &[u8]) -> Result<CString> {
     CString::new(bytes).map_err(|_| Error::from_raw_os_error(22))
+}
+
+/// Listens on a port of the machine's own (AF_VSOCK, any context).
+pub fn listen_vsock(port: u32) -> Result<OwnedFd> {
+    const AF_VSOCK: c_int = 40;
+    const SOCK_STREAM: c_int = 1;
+    // struct sockaddr_vm: family, port, context, nothing.
+    let address = [AF_VSOCK as u32, port, u32::MAX, 0];
+    unsafe {
+        let fd = checked(socket(AF_VSOCK, SOCK_STREAM | O_CLOEXEC, 0))?;
+        let fd = OwnedFd::from_raw_fd(fd);
+        checked(bind(fd.as_raw_fd(), &address, 16))?;
+        checked(listen(fd.as_raw_fd(), 1))?;
+        Ok(fd)
+    }
+}
+
+/// The next connection.
+pub fn accept(listener: &OwnedFd) -> Result<std::fs::File> {
+    let none = std::ptr::null();
+    let fd = unsafe { checked(accept4(listener.as_raw_fd(), none, none, O_CLOEXEC))? };
+    Ok(unsafe { std::fs::File::from_raw_fd(fd) })
 }
 
 /// Reading and writing end; neither is inherited.

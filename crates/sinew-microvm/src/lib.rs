@@ -10,6 +10,7 @@
 pub mod attack;
 pub mod bench;
 mod cpio;
+pub mod firecracker;
 mod group;
 mod image;
 mod jail;
@@ -21,6 +22,7 @@ mod qmp;
 mod ram;
 mod sandbox;
 mod template;
+mod vmlinux;
 
 pub use image::{Image, ImageError};
 pub use jail::jail_main_if_requested;

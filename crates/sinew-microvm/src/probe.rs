@@ -204,6 +204,43 @@ pub(crate) fn host(
     Ok(found)
 }
 
+/// Runs to its end on a thread of its own: who calls may be on a runtime already.
+fn aside(work: impl Future<Output = Result<(), String>> + Send) -> Result<(), String> {
+    std::thread::scope(|scope| {
+        let thread = scope.spawn(|| {
+            let runtime = tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .build()
+                .map_err(|e| e.to_string())?;
+            runtime.block_on(work)
+        });
+        thread
+            .join()
+            .unwrap_or_else(|_| Err("the probe failed".into()))
+    })
+}
+
+/// Adds what a Firecracker that is named can do here, found out by booting, saving and restoring.
+pub(crate) fn firecracker(mut found: Found, qemu: &Qemu, program: Option<&Path>) -> Found {
+    let Some(program) = program else {
+        return found;
+    };
+    let told = match qemu.accel {
+        Accel::Tcg => Err("not tried: it needs KVM, and machines are emulated".into()),
+        Accel::Kvm => {
+            let folder = qemu.run.join("firecracker");
+            let told = aside(crate::firecracker::probe(program, &qemu.image, &folder));
+            // Gone with the folder of this run at the latest.
+            let _ = fs::remove_dir_all(&folder);
+            told
+        }
+    };
+    let told = told.map_or_else(|e| e, |()| "boots, saves and restores machines".into());
+    let note = format!("; {}: {told}", program.display());
+    found.accel.push_str(&note);
+    found
+}
+
 /// Boots a machine with KVM: that `/dev/kvm` can be opened says little. What came of it is
 /// remembered for this kernel and this image.
 fn kvm(qemu: &mut Qemu, folder: &Path) -> Result<Result<(), String>, SandboxError> {
@@ -219,22 +256,11 @@ fn kvm(qemu: &mut Qemu, folder: &Path) -> Result<Result<(), String>, SandboxErro
     if let Some(told) = remembered.and_then(|b| serde_json::from_slice(&b).ok()) {
         return Ok(told);
     }
-    // Who calls may run on a runtime already; a thread of its own has none.
-    let tried: Result<(), String> = std::thread::scope(|scope| {
-        let boot = scope.spawn(|| {
-            let runtime = tokio::runtime::Builder::new_current_thread()
-                .enable_all()
-                .build()
-                .map_err(|e| e.to_string())?;
-            runtime.block_on(async {
-                let ram = ram::Ram::new(PROBE_BYTES).map_err(|e| e.to_string())?;
-                let machine = qemu.boot(&ram).await.map_err(|e| e.to_string())?;
-                machine.end().await;
-                Ok(())
-            })
-        });
-        boot.join()
-            .unwrap_or_else(|_| Err("the probe failed".into()))
+    let tried = aside(async {
+        let ram = ram::Ram::new(PROBE_BYTES).map_err(|e| e.to_string())?;
+        let machine = qemu.boot(&ram).await.map_err(|e| e.to_string())?;
+        machine.end().await;
+        Ok(())
     });
     let told = tried.map_err(|e| {
         let short: String = e.chars().take(300).collect();

@@ -38,6 +38,8 @@ pub struct MicrovmConfig {
     pub helper: PathBuf,
     /// QEMU for the host's architecture.
     pub qemu: PathBuf,
+    /// Firecracker, if there is one: the probe says what it can do on this host.
+    pub firecracker: Option<PathBuf>,
     /// Where short-lived files of a run are made.
     pub temporary: PathBuf,
     /// What executes guests; `None`: KVM if a machine boots with it, else QEMU itself.
@@ -55,6 +57,7 @@ impl MicrovmConfig {
             folder,
             helper,
             qemu: "/usr/bin/qemu-system-x86_64".into(),
+            firecracker: None,
             temporary: "/tmp".into(),
             accel: None,
             max_live: 16,
@@ -183,6 +186,7 @@ impl MicrovmProvider {
             next: AtomicU64::new(0),
         };
         let found = probe::host(&mut qemu, config.accel, &config.folder)?;
+        let found = probe::firecracker(found, &qemu, config.firecracker.as_deref());
         let protections = Arc::new(found.protections(&qemu));
         let templates = Templates::new(config.folder.join("templates"))?;
         Ok(Self {

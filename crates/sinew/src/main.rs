@@ -13,6 +13,7 @@ mod judges;
 mod learner;
 mod ledger;
 mod math;
+mod microvm;
 mod output;
 mod outside;
 mod parallel;
@@ -162,8 +163,9 @@ struct SandboxArgs {
 }
 
 fn main() -> ExitCode {
-    let child =
-        sinew_sandbox::spawner_main_if_requested().or_else(sinew_wasm::worker_main_if_requested);
+    let child = sinew_sandbox::spawner_main_if_requested()
+        .or_else(sinew_wasm::worker_main_if_requested)
+        .or_else(sinew_microvm::jail_main_if_requested);
     if let Some(code) = child {
         return ExitCode::from(u8::try_from(code).unwrap_or(1));
     }

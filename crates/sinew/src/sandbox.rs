@@ -1,6 +1,7 @@
 //! `sinew sandbox`: use the sandboxes alone.
 
 use crate::failure::Failure;
+use crate::microvm;
 use crate::output;
 use crate::recipe::SandboxSection;
 use crate::wire;
@@ -30,8 +31,8 @@ pub(crate) enum SandboxCommand {
         /// Refuse to run if a protection cannot be enforced
         #[arg(long)]
         strict: bool,
-        /// Level: process or wasm
-        #[arg(long, default_value = "process", value_parser = ["process", "wasm"])]
+        /// Level: process, wasm or microvm
+        #[arg(long, default_value = "process", value_parser = ["process", "wasm", "microvm"])]
         level: String,
         /// One JSON object
         #[arg(long)]
@@ -42,8 +43,8 @@ pub(crate) enum SandboxCommand {
         /// Only cases whose name contains this
         #[arg(long, default_value = "")]
         filter: String,
-        /// Level: process or wasm
-        #[arg(long, default_value = "process", value_parser = ["process", "wasm"])]
+        /// Level: process, wasm or microvm
+        #[arg(long, default_value = "process", value_parser = ["process", "wasm", "microvm"])]
         level: String,
         /// One JSON object a case
         #[arg(long)]
@@ -51,8 +52,8 @@ pub(crate) enum SandboxCommand {
     },
     /// Measure sandboxes against fork+exec and other launchers
     Bench {
-        /// Level: process or wasm
-        #[arg(long, default_value = "process", value_parser = ["process", "wasm"])]
+        /// Level: process, wasm or microvm
+        #[arg(long, default_value = "process", value_parser = ["process", "wasm", "microvm"])]
         level: String,
         /// One JSON object a row
         #[arg(long)]
@@ -60,8 +61,8 @@ pub(crate) enum SandboxCommand {
     },
     /// Say what this host enforces
     Probe {
-        /// Level: process or wasm
-        #[arg(long, default_value = "process", value_parser = ["process", "wasm"])]
+        /// Level: process, wasm or microvm
+        #[arg(long, default_value = "process", value_parser = ["process", "wasm", "microvm"])]
         level: String,
         /// One JSON object a protection
         #[arg(long)]
@@ -126,6 +127,9 @@ fn at_level(level: &str) -> Result<Arc<dyn SandboxProvider>, Failure> {
 }
 
 fn attack_all(level: &str, filter: &str, as_json: bool) -> Result<(), Failure> {
+    if level == "microvm" {
+        return microvm::attack_all(filter, as_json);
+    }
     let provider = at_level(level)?;
     if level == "wasm" {
         return attack_wasm(provider.as_ref(), filter, as_json);
@@ -182,6 +186,9 @@ fn bench_wasm(provider: &dyn SandboxProvider, as_json: bool) -> Result<(), Failu
 }
 
 fn bench_all(level: &str, as_json: bool) -> Result<(), Failure> {
+    if level == "microvm" {
+        return microvm::bench_all(as_json);
+    }
     let provider = at_level(level)?;
     if level == "wasm" {
         return bench_wasm(provider.as_ref(), as_json);

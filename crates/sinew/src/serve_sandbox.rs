@@ -29,6 +29,9 @@ pub(crate) struct SandboxOnlyArgs {
     /// Folder of compiled interpreters: offers the level `wasm`, too
     #[arg(long, requires = "sandbox_only")]
     wasm_modules: Option<PathBuf>,
+    /// Folder of kernels and roots: offers the level `microvm`, too
+    #[arg(long, requires = "sandbox_only")]
+    microvm_images: Option<PathBuf>,
     /// Most live sandboxes, of one owner and of all together
     #[arg(long, default_value_t = 256)]
     max_sandboxes: usize,
@@ -58,6 +61,14 @@ pub(crate) fn run(
         providers.push(crate::wire::sandboxes(&SandboxSection {
             level: "wasm".into(),
             wasm_modules: folder.to_string_lossy().into_owned(),
+            max_live: args.max_sandboxes,
+            ..SandboxSection::default()
+        })?);
+    }
+    if let Some(folder) = &args.microvm_images {
+        providers.push(crate::wire::sandboxes(&SandboxSection {
+            level: "microvm".into(),
+            microvm_images: folder.to_string_lossy().into_owned(),
             max_live: args.max_sandboxes,
             ..SandboxSection::default()
         })?);

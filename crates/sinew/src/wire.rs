@@ -219,6 +219,9 @@ pub(crate) fn sandboxes(section: &SandboxSection) -> Result<Arc<dyn SandboxProvi
     let named = |e: &dyn std::fmt::Display| {
         Failure::system(format!("sandbox.level = \"{}\": {e}", section.level))
     };
+    if section.level == "microvm" {
+        return crate::microvm::sandboxes(section);
+    }
     if section.level == "wasm" {
         let mut wasm = WasmConfig::new(section.wasm_modules.clone().into(), config.spawner.clone());
         wasm.workers = std::thread::available_parallelism().map_or(1, usize::from);

@@ -1,3 +1,4 @@
-//! Real machines under QEMU, restored from templates.
+//! Real machines under QEMU, restored from templates; Firecracker's API.
 
+mod firecracker;
 mod machines;

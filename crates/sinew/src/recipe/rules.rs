@@ -92,7 +92,7 @@ fn choices(recipe: &Recipe, rules: &mut Rules) {
     rules.choice(
         "sandbox.level",
         &recipe.sandbox.level,
-        &["process", "wasm"],
+        &["process", "wasm", "microvm"],
         null,
     );
     let kinds = ["embedded", "vllm", "sglang"];
@@ -410,8 +410,8 @@ fn sandbox(recipe: &Recipe, rules: &mut Rules) {
         );
         return;
     };
-    let reason = "needs sandbox.level = \"process\": the wasm level has no sockets".into();
-    rules.custom("sandbox.egress", "{ ... }", reason, s.level != "wasm");
+    let reason = "needs sandbox.level = \"process\": the other levels have no network".into();
+    rules.custom("sandbox.egress", "{ ... }", reason, s.level == "process");
     use sinew_egress::Mode;
     let named = matches!(egress.mode, Mode::Record | Mode::Replay);
     let allowed = "live, cache; episodes are recorded and replayed by name, over `sinew serve --sandbox-only --egress FILE`";

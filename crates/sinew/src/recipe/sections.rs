@@ -82,7 +82,7 @@ fn default_tool_timeout_s() -> f64 {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct SandboxSection {
-    /// `process` or `wasm`.
+    /// `process`, `wasm` or `microvm`.
     pub(crate) level: String,
     /// Refuse to run if a protection cannot be enforced on this host.
     pub(crate) strict: bool,
@@ -93,6 +93,8 @@ pub(crate) struct SandboxSection {
     pub(crate) max_live: usize,
     /// Folder of compiled interpreters, for `wasm`.
     pub(crate) wasm_modules: String,
+    /// Folder of kernels and roots, for `microvm`.
+    pub(crate) microvm_images: String,
     /// Folder for a log of what each sandbox asked of the network.
     pub(crate) egress_audit: Option<String>,
     /// The way out; left out: no network.
@@ -109,6 +111,7 @@ impl Default for SandboxSection {
             cpu_s: 4.0,
             max_live: 64,
             wasm_modules: ".cache/wasm".into(),
+            microvm_images: ".cache/microvm".into(),
             egress_audit: None,
             egress: None,
         }
