@@ -22,6 +22,7 @@ mod record;
 mod report;
 mod run_dir;
 mod sandbox;
+mod sandbox_bench;
 mod schedule;
 mod serve;
 mod serve_sandbox;

@@ -1,0 +1,62 @@
+//! `sinew sandbox bench` at the process level.
+
+use crate::failure::Failure;
+use crate::output;
+use serde_json::json;
+use sinew_attack::bench::{self, BenchRow, Subjects};
+use sinew_attack::scale::Scale;
+use sinew_sandbox::{ProcessConfig, ProcessProvider, SandboxProvider};
+use std::sync::Arc;
+
+/// Sandboxes that the largest row keeps alive, and some.
+const MAX_LIVE: usize = 6000;
+
+/// One spawner whose sandboxes have an interpreter waiting, one without.
+fn subjects() -> Result<Subjects, Failure> {
+    let program = std::env::current_exe().map_err(Failure::system)?;
+    let search = std::env::var("PATH").unwrap_or_default();
+    let start = |warm_python: bool| -> Result<Arc<dyn SandboxProvider>, Failure> {
+        let mut config = ProcessConfig::new(program.clone(), &search);
+        (config.warm_python, config.max_live) = (warm_python, MAX_LIVE);
+        let provider = ProcessProvider::start(config).map_err(Failure::system)?;
+        Ok(Arc::new(provider))
+    };
+    Ok(Subjects {
+        cold: start(false)?,
+        warm: start(true)?,
+    })
+}
+
+/// Rows as they come; `full` takes minutes.
+pub(crate) fn run(full: bool, as_json: bool) -> Result<(), Failure> {
+    let subjects = subjects()?;
+    let scale = if full { Scale::FULL } else { Scale::QUICK };
+    let mut on_row = |row: BenchRow| match as_json {
+        true => output::print_json(&json!(row)),
+        false => output::print(&line(&row)),
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(Failure::system)?;
+    let all = bench::run_all(&subjects, &scale, &mut on_row);
+    runtime.block_on(all).map_err(Failure::system)
+}
+
+fn line(row: &BenchRow) -> String {
+    let peer = match (&row.peer, row.peer_value, row.ratio) {
+        (Some(peer), Some(value), Some(ratio)) => format!("  {ratio:.2}x {peer} {value:.3}"),
+        _ => String::new(),
+    };
+    let target = match (row.target, row.met) {
+        (Some(target), Some(true)) => format!("  target {target} met"),
+        (Some(target), _) => format!("  target {target} NOT met"),
+        (None, _) => String::new(),
+    };
+    let why = row
+        .why
+        .as_ref()
+        .map_or(String::new(), |why| format!("  {why}"));
+    let (name, value, unit, spread) = (&row.name, row.value, &row.unit, row.spread);
+    format!("{name:40} {value:>10.3} {unit:9} +- {spread:.3}{peer}{target}{why}\n")
+}
