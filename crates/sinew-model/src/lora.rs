@@ -436,6 +436,8 @@ pub fn merge_lora(
     model.table.check(lora)?;
     let rank = lora.config.rank;
     let mut scaled = Vec::new();
+    // Once for many passes: what it costs is not worth the bits that AMX would round away.
+    let dev = dev.with_f32_products();
     for (&(layer, _), places) in &lora.layout.groups {
         let input = places.a.len() / (rank * places.parts.len());
         let all_a = lora.values[places.a.clone()].chunks_exact(rank * input);

@@ -47,6 +47,20 @@ pub enum KernelSetError {
     },
 }
 
+impl KernelSetError {
+    /// Whether the CPU has the instructions, and something else keeps them from use.
+    #[must_use]
+    pub fn is_about_this_system(&self) -> bool {
+        use AmxError::{Permission, SelfCheck, System};
+        match self {
+            Self::Amx { why, .. } => {
+                matches!(why, System { .. } | Permission { .. } | SelfCheck { .. })
+            }
+            _ => false,
+        }
+    }
+}
+
 impl KernelSet {
     const ALL: [Self; 4] = [Self::Portable, Self::Avx2, Self::Avx512, Self::Amx];
 
@@ -224,6 +238,11 @@ mod tests {
                     "the instructions are there, with results that are wrong: {error}"
                 );
                 assert!(error.to_string().contains(&why.to_string()));
+                let on_cpu = matches!(
+                    why,
+                    AmxError::Cpu(_) | AmxError::Avx512 | AmxError::Platform
+                );
+                assert_eq!(error.is_about_this_system(), !on_cpu);
             }
         }
     }

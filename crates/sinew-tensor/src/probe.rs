@@ -2,7 +2,10 @@
 //!
 //! Nothing here reads a clock: callers time the calls.
 
-use crate::device::Device;
+use std::sync::PoisonError;
+
+use crate::amx;
+use crate::device::{Device, KernelSet};
 use crate::simd::simd_fn;
 
 /// Sums in flight, enough to hide the latency of two units with 4 to 5 cycles each.
@@ -12,11 +15,21 @@ const CHUNK: usize = 256 << 10;
 /// Values between a read and the request for its cache line.
 const AHEAD: usize = 512;
 
-/// `turns` rounds of independent multiply-adds on each thread, in registers alone. Answers the number
-/// of floating-point operations, two for each multiply-add.
+/// `turns` rounds of independent multiply-adds on each thread, in registers alone: those of the device's matrix
+/// products, which for AMX are in tiles. Answers the number of floating-point operations, two for each
+/// multiply-add.
 #[must_use]
 pub fn multiply_add(dev: &Device, turns: usize) -> f64 {
     let threads = dev.threads();
+    if dev.kernels() == KernelSet::Amx {
+        let done = std::sync::Mutex::new(0.0);
+        dev.pool().parallel_for(threads, &|_| {
+            // SAFETY: a device with these kernels exists only where they run.
+            let operations = unsafe { amx::product::spin(turns) };
+            *done.lock().unwrap_or_else(PoisonError::into_inner) += operations;
+        });
+        return done.into_inner().unwrap_or_else(PoisonError::into_inner);
+    }
     let lanes = std::sync::atomic::AtomicUsize::new(0);
     dev.pool().parallel_for(threads, &|_| {
         // SAFETY: the kernel touches no memory.
@@ -87,7 +100,6 @@ fn sum<V>(values: &[f32]) -> f32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::KernelSet;
 
     #[test]
     fn reads_everything_once_and_counts_the_operations() {

@@ -58,6 +58,7 @@ impl ValueHead {
         d: usize,
         grads: &mut ValueGrads,
     ) {
+        let dev = dev.with_f32_products();
         let n = d_values.len();
         let dy = Mat::new(d_values, n, 1);
         let h = Mat::new(asked.h.take(n * d), n, d);
@@ -125,6 +126,8 @@ impl TrainModel {
         out.fill(head.values[d]);
         let h = Mat::new(acts.values.h.take(n * d), n, d);
         let w = Mat::new(&head.values[..d], 1, d);
+        // One output: too little work for tiles, which would round it.
+        let dev = dev.with_f32_products();
         dev.matmul_nt(h, w, MatMut::new(out, n, 1), true);
         Ok(())
     }

@@ -2,6 +2,8 @@
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail by panicking")]
 
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+mod amx;
 mod corrupt;
 mod files;
 #[cfg(feature = "hub")]

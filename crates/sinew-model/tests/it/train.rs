@@ -124,7 +124,7 @@ fn check_golden(dev: &Device, family: &str, keep: Keep) -> String {
 }
 
 /// Three answers to one prompt, two of which share a start, beside an unrelated sequence.
-fn tree_case() -> (Case, Case) {
+pub(crate) fn tree_case() -> (Case, Case) {
     let prompt: Vec<u32> = (0..21).map(|i| (i * 7 + 3) % 97).collect();
     let start: Vec<u32> = (0..5).map(|i| (i * 11 + 2) % 97).collect();
     let tails: [Vec<u32>; 3] = [
@@ -230,7 +230,7 @@ fn shared_prefixes_change_neither_logprobs_nor_gradients() {
 }
 
 /// Log-probability of every token but the first, as the engine computes it.
-fn engine_logprobs(dev: &Device, params: &Params, tokens: &[u32]) -> Vec<f32> {
+pub(crate) fn engine_logprobs(dev: &Device, params: &Params, tokens: &[u32]) -> Vec<f32> {
     let config = params.config();
     let model = InferModel::new(dev, config, params, tokens.len()).unwrap();
     let blocks: Vec<u32> = (0..tokens.len().div_ceil(16) as u32).collect();
@@ -268,7 +268,7 @@ fn engine_logprobs(dev: &Device, params: &Params, tokens: &[u32]) -> Vec<f32> {
     found
 }
 
-fn trainer_logprobs(dev: &Device, params: &Params, tokens: &[u32]) -> Vec<f32> {
+pub(crate) fn trainer_logprobs(dev: &Device, params: &Params, tokens: &[u32]) -> Vec<f32> {
     let model = TrainModel::new(params.config(), tokens.len()).unwrap();
     let layout = TreeLayout::sequences(&[tokens.len() as u32]).unwrap();
     let mut acts = Activations::new(Keep::Nothing);

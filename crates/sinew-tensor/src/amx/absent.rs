@@ -47,3 +47,7 @@ pub(crate) fn packed_len(_: usize, _: usize) -> usize {
 pub(crate) fn pack_weights(_: Option<&Pool>, _: Mat<'_>, _: &mut [f32]) {
     unreachable!("no device has these kernels here");
 }
+
+pub(crate) unsafe fn spin(_: usize) -> f64 {
+    unreachable!("no device has these kernels here");
+}

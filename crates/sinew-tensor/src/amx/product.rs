@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::model::DEPTH;
 use super::pack::{Side, Strip, TILE_WORDS, pack};
-use super::tile::{Block, SIDE, TILE_BYTES, Tiles, one_row, two_rows};
+use super::tile::{self, Block, SIDE, TILE_BYTES, Tiles, one_row, two_rows};
 use crate::buffer::Scratch;
 use crate::matrix::{Mat, MatMut};
 use crate::pool::Pool;
@@ -71,6 +71,16 @@ fn parallel_for(pool: Option<&Pool>, tasks: usize, body: &(dyn Fn(usize) + Sync)
         Some(pool) => pool.parallel_for(tasks, body),
         None => (0..tasks).for_each(body),
     }
+}
+
+/// Multiply-adds in tiles alone for `turns` rounds, on the calling thread. Answers the floating-point operations.
+///
+/// # Safety
+/// [`super::support`] has agreed.
+pub(crate) unsafe fn spin(turns: usize) -> f64 {
+    // SAFETY: by the caller's promise; nothing below calls out.
+    let tiles = unsafe { Tiles::load() };
+    tile::spin(turns, &tiles)
 }
 
 /// Words of packed weights `[n, k]`: two 16-bit values each, whole blocks.

@@ -384,6 +384,14 @@ fn products_really_run_on_tiles() {
     assert!(sinew_amx_emulator::products() >= before + 3 * 4 * 2);
 }
 
+#[test]
+fn the_limit_of_the_machine_is_counted_in_tiles() {
+    let Some(dev) = device(2) else { return };
+    // Two threads, ten rounds of four products of 16 x 16 x 32.
+    let operations = sinew_tensor::probe::multiply_add(&dev, 10);
+    assert_eq!(operations, 2.0 * (2 * 10 * 4 * 16 * 16 * 32) as f64);
+}
+
 /// Log-probabilities and gradients of the fused head.
 fn head(dev: &Device, input: &LinearLogprob<'_>, weights: &[f32]) -> [Vec<f32>; 5] {
     let n = input.targets.len();

@@ -1,0 +1,165 @@
+//! Whole models with AMX kernels, on hardware or emulated: near PyTorch in f32 within stated bounds, the same bits
+//! in any batch and on any number of threads, and sampler and trainer in agreement.
+
+use crate::support::{FAMILIES, relative_error, tiny, tiny_golden};
+use crate::train::{engine_logprobs, golden_case, run, trainer_logprobs, tree_case};
+use sinew_model::{
+    InferBatch, InferModel, InferScratch, Keep, Lora, LoraConfig, Params, Projection, Weights,
+    merge_lora,
+};
+use sinew_tensor::paged::{KvPool, PagedSequence};
+use sinew_tensor::{AmxError, Device, KernelSetError};
+
+/// Of log-probabilities, in nats, to those of PyTorch in f32. Operands are rounded to 8 bits.
+const LOGPROB_BOUND: f32 = 0.05;
+/// Of each tensor's gradient, relative to its largest value. (PyTorch's own bfloat16 autocast differs from
+/// f32 by 0.008 to 0.018 in the norm for a model of this depth.)
+const GRADIENT_BOUND: f64 = 0.06;
+/// Between engine and trainer, in nats. Both round the same products the same way; attention adds up in another
+/// order, which now and then rounds an operand of the next product to its other neighbour.
+const GAP_BOUND: f32 = 0.02;
+
+fn device(threads: usize) -> Option<Device> {
+    match sinew_amx_emulator::device(threads) {
+        Err(KernelSetError::Amx {
+            why: why @ AmxError::Avx512,
+            ..
+        }) => {
+            println!("not run: {why}");
+            None
+        }
+        answer => Some(answer.unwrap()),
+    }
+}
+
+fn largest_difference(a: &[f32], b: &[f32]) -> f32 {
+    assert_eq!(a.len(), b.len());
+    a.iter().zip(b).fold(0.0, |m, (a, b)| match (a - b).abs() {
+        d if d.is_nan() => f32::INFINITY,
+        d => d.max(m),
+    })
+}
+
+#[test]
+fn tiny_models_are_near_pytorch_in_f32() {
+    let Some(dev) = device(2) else { return };
+    for family in FAMILIES {
+        let golden = tiny_golden(family);
+        let params = tiny(family).params;
+        let case = golden_case(&golden);
+        let outcome = run(&dev, Weights::full(&params), &case, Keep::All);
+        let expected: Vec<f32> = case
+            .items
+            .iter()
+            .map(|item| golden["logprob"].1[item.0 as usize])
+            .collect();
+        let logprob = largest_difference(&outcome.logprob, &expected);
+        let gradients = params.layout().entries().iter().map(|entry| {
+            let expected = &golden[&format!("grad.{}", entry.name)].1;
+            let error = relative_error(&outcome.grads.values()[entry.range()], expected);
+            (error, entry.name.as_str())
+        });
+        let worst = gradients.max_by(|a, b| a.0.total_cmp(&b.0)).unwrap();
+        println!(
+            "{family}: log-probabilities {logprob:.1e}, gradients {:.1e} ({})",
+            worst.0, worst.1
+        );
+        assert!(logprob < LOGPROB_BOUND, "{family}: {logprob}");
+        assert!(worst.0 < GRADIENT_BOUND, "{family}: {worst:?}");
+        assert!(worst.0 > 1e-4, "{family}: these are not rounded products");
+    }
+}
+
+#[test]
+fn engine_and_trainer_agree_on_logprobs() {
+    let Some(dev) = device(2) else { return };
+    for family in FAMILIES {
+        let params = tiny(family).params;
+        let tokens: Vec<u32> = (0..60u32).map(|i| (i * i * 31 + 17 * i + 5) % 97).collect();
+        let engine = engine_logprobs(&dev, &params, &tokens);
+        let gap = largest_difference(&engine, &trainer_logprobs(&dev, &params, &tokens));
+        println!("{family}: engine and trainer differ by at most {gap:.1e}");
+        assert!(gap < GAP_BOUND, "{family}: {gap}");
+    }
+}
+
+/// Forward, backward and shared prefixes have the same bits whatever the number of threads, and again.
+#[test]
+fn passes_are_reproducible_to_the_bit() {
+    let params = tiny("qwen3").params;
+    let (tree, _) = tree_case();
+    let outcome = |threads: usize| {
+        device(threads).map(|dev| {
+            let outcome = run(&dev, Weights::full(&params), &tree, Keep::LayerInputs);
+            let bits = |v: &[f32]| v.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+            (bits(&outcome.logprob), bits(outcome.grads.values()))
+        })
+    };
+    let first = outcome(1);
+    for threads in [1, 2, 3] {
+        assert_eq!(outcome(threads), first, "{threads} threads");
+    }
+}
+
+/// Logits of every token of a text that comes in chunks.
+fn logits(dev: &Device, params: &Params, chunks: &[&[u32]]) -> Vec<u32> {
+    let config = params.config();
+    let tokens: usize = chunks.iter().map(|chunk| chunk.len()).sum();
+    let model = InferModel::new(dev, config, params, tokens).unwrap();
+    let blocks: Vec<u32> = (0..tokens.div_ceil(16) as u32).collect();
+    let mut kv = KvPool::new(config.layers, model.attention_shape(), 16, blocks.len()).unwrap();
+    let mut scratch = InferScratch::new();
+    let (mut past, mut found) = (0, Vec::new());
+    for chunk in chunks {
+        let sequences = [PagedSequence {
+            blocks: &blocks,
+            past,
+            rows: chunk.len(),
+        }];
+        let batch = InferBatch {
+            tokens: chunk,
+            sequences: &sequences,
+            logit_rows: &(0..chunk.len()).collect::<Vec<_>>(),
+        };
+        let logits = model.forward(dev, &mut kv, &batch, &mut scratch).unwrap();
+        found.extend(logits.iter().map(|z| z.to_bits()));
+        past += chunk.len();
+    }
+    found
+}
+
+#[test]
+fn prompts_give_the_same_bits_whole_and_token_by_token() {
+    let Some(dev) = device(2) else { return };
+    let mut config = tiny("llama").params.config().clone();
+    (config.d_model, config.d_ff, config.layers, config.vocab) = (176, 300, 1, 300);
+    (config.heads, config.kv_heads, config.head_dim) = (11, 1, 16);
+    let params = Params::random(&config, 5);
+    let text: Vec<u32> = (0..45).map(|i| (i * i * 7 + i) % 300).collect();
+    let whole = logits(&dev, &params, &[&text]);
+    let mut chunks = vec![&text[..33]];
+    chunks.extend(text[33..].chunks(1));
+    assert_eq!(logits(&dev, &params, &chunks), whole);
+}
+
+/// Adapters are merged without rounding, so that small changes are not lost before the weights are packed.
+#[test]
+fn adapters_are_merged_in_f32() {
+    let Some(dev) = device(1) else { return };
+    let params = tiny("llama").params;
+    let config = LoraConfig {
+        rank: 4,
+        alpha: 8.0,
+        targets: vec![Projection::Q, Projection::Down],
+    };
+    let mut lora = Lora::random(&config, params.config(), 3).unwrap();
+    for (i, v) in lora.values_mut().iter_mut().enumerate() {
+        *v = (i % 13) as f32 * 1e-3 - 0.006;
+    }
+    let merged = |dev: &Device| {
+        let mut merged = params.clone();
+        merge_lora(dev, &params, &lora, &mut merged).unwrap();
+        merged.values().to_vec()
+    };
+    assert_eq!(merged(&dev), merged(&dev.with_f32_products()));
+}
