@@ -9,7 +9,7 @@ use crate::documents::{self, ImageConfig};
 use crate::layer::Builder;
 use crate::source::Source;
 use crate::{ImageError, UnpackLimits, io_error, split_tag};
-use rustix::fs::{FlockOperation, flock};
+use rustix::fs::{FlockOperation, Mode, OFlags, ResolveFlags, flock, openat2};
 use serde::{Deserialize, Serialize};
 use std::fs::{self, File};
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
@@ -17,6 +17,9 @@ use std::path::{Path, PathBuf};
 
 /// Changes when what a layer becomes changes.
 const FORMAT: u32 = 1;
+
+/// Where programs are if the image does not say.
+const USUAL_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 /// An unpacked image.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,6 +34,32 @@ pub struct Image {
     pub bytes: u64,
     /// Whether it was unpacked now, not found.
     pub fresh: bool,
+}
+
+impl Image {
+    /// Where a program stands inside that is called by its name alone: the first folder of the
+    /// image's `PATH` that has it. A name with a slash is what it is.
+    ///
+    /// # Errors
+    /// If no folder has it.
+    pub fn program(&self, name: &str) -> Result<String, ImageError> {
+        if name.contains('/') {
+            return Ok(name.into());
+        }
+        let path = self.config.env.iter().rev().find(|(n, _)| n == "PATH");
+        let path = path.map_or(USUAL_PATH, |(_, v)| v.as_str());
+        let root = File::open(&self.root).map_err(at(&self.root))?;
+        let there = |candidate: &String| {
+            let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
+            let flags = OFlags::PATH | OFlags::CLOEXEC;
+            openat2(&root, candidate.as_str(), flags, Mode::empty(), resolve).is_ok()
+        };
+        let mut candidates = path.split(':').map(|folder| format!("{folder}/{name}"));
+        candidates.find(there).ok_or_else(|| ImageError::NoProgram {
+            name: name.into(),
+            path: path.into(),
+        })
+    }
 }
 
 /// `image.json` of an entry.

@@ -120,6 +120,14 @@ pub enum ImageError {
         /// What is wrong with it.
         reason: String,
     },
+    /// A program that the image does not have.
+    #[error("the image has no program {name:?} in {path}")]
+    NoProgram {
+        /// Its name.
+        name: String,
+        /// Folders that were looked into.
+        path: String,
+    },
     /// A system call failed.
     #[error("{operation}: {message}")]
     Io {

@@ -196,6 +196,7 @@ fn layers_cover_remove_and_extend_each_other() {
             file("usr/lib/b", "b"),
             link("lib", "usr/lib"),
             link("abs", "/usr/lib"),
+            link("opt", "/abs"),
             file("old/deep/x", "x"),
             file("opq/below", "1"),
             (Kind::Regular, "usr/suid", "s", 0o6755),
@@ -223,6 +224,7 @@ fn layers_cover_remove_and_extend_each_other() {
             "old=a file now",
             "opq/",
             "opq/kept=2",
+            "opt -> /abs",
             "tmp/",
             "usr/",
             "usr/hard=a",
@@ -256,6 +258,14 @@ fn layers_cover_remove_and_extend_each_other() {
         ]
     );
     assert_eq!(image.config.working_dir, "/opt");
+    assert_eq!(
+        image.program("c").unwrap(),
+        "/opt/c",
+        "through a link within the image"
+    );
+    assert_eq!(image.program("./x").unwrap(), "./x");
+    let told = image.program("ls").unwrap_err().to_string();
+    assert!(told.contains("/bin:/opt"), "{told}");
     assert!(image.fresh && is_packed(&layout.path()) && !is_packed(&image.root));
     let again = layout.unpack().unwrap();
     assert_eq!(

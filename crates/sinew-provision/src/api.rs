@@ -21,6 +21,8 @@ pub struct CreateRequest {
     pub env: BTreeMap<String, String>,
     /// Refuse if a protection is missing.
     pub strict: bool,
+    /// Keep one Python for all its programs; none: as the snapshot's sandbox, else not.
+    pub live: Option<bool>,
     /// Seconds until it is destroyed unless it is used; none: the server's.
     pub lease_s: Option<f64>,
     /// Whether it reaches the network through the server's egress proxy.

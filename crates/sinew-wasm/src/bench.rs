@@ -2,15 +2,15 @@
 
 use serde::Serialize;
 use sinew_sandbox::{
-    Ending, ExecRequest, Program, Sandbox, SandboxError, SandboxProvider, SandboxSpec,
+    Ending, ExecRequest, Program, Sandbox, SandboxError, SandboxProvider, SandboxSpec, Snapshot,
 };
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// Runs of each kind that are not counted.
 const WARM_UP: usize = 3;
-/// Between runs that take a waiting interpreter: the worker starts the next one.
-const REFILL: Duration = Duration::from_millis(60);
+/// Between runs that take a waiting interpreter: the worker forks the next one.
+const REFILL: Duration = Duration::from_millis(20);
 
 /// One measurement; milliseconds.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -82,23 +82,37 @@ fn plain_python(runs: usize) -> f64 {
     median_and_spread((0..runs + WARM_UP).map(|_| once()).collect()).0
 }
 
-/// Milliseconds of each run, in `place` or in a fresh sandbox.
+/// Where the programs of a row run.
+#[derive(Clone, Copy)]
+enum Where<'a> {
+    /// Each in a sandbox of its own.
+    Fresh,
+    /// Each in a fork of a snapshot, a sandbox of its own.
+    Fork(&'a Snapshot),
+    /// One after the other in the same.
+    Same,
+}
+
+/// What is measured: name, program, place, whether there is a pause between runs, target.
+struct Row<'a>(&'static str, &'a Program, Where<'a>, bool, Option<f64>);
+
+/// Milliseconds of each run.
 async fn measure(
     provider: &dyn SandboxProvider,
-    fresh: Option<&SandboxSpec>,
-    place: &mut Box<dyn Sandbox>,
-    program: &Program,
-    (runs, refill): (usize, bool),
+    (place, live): (&mut Box<dyn Sandbox>, &SandboxSpec),
+    row: &Row<'_>,
+    runs: usize,
 ) -> Result<Vec<f64>, SandboxError> {
-    let mut ms = Vec::new();
+    let (mut ms, spec) = (Vec::new(), SandboxSpec::default());
     for _ in 0..runs + WARM_UP {
-        if refill {
+        if row.3 {
             tokio::time::sleep(REFILL).await;
         }
         let began = Instant::now();
-        match fresh {
-            Some(spec) => exec(&mut provider.acquire(spec).await?, program).await?,
-            None => exec(place, program).await?,
+        match row.2 {
+            Where::Fresh => exec(&mut provider.acquire(&spec).await?, row.1).await?,
+            Where::Fork(from) => exec(&mut provider.fork(live, from).await?, row.1).await?,
+            Where::Same => exec(place, row.1).await?,
         }
         ms.push(began.elapsed().as_secs_f64() * 1e3);
     }
@@ -116,61 +130,82 @@ pub async fn run(
 ) -> Result<(), SandboxError> {
     let argv = |list: [&str; 3]| Program::Argv(list.map(String::from).to_vec());
     let python = Program::Python("print(1)".into());
+    let fresh = argv(["python", "-c", "print(1)"]);
+    let micropython = argv(["micropython", "-c", "print(1)"]);
+    let javascript = argv(["qjs", "-e", "console.log(1)"]);
+    let live = SandboxSpec {
+        live: true,
+        ..SandboxSpec::default()
+    };
+    let mut place = provider.acquire(&live).await?;
+    let set_up = Program::Python("import json; x = list(range(100_000))".into());
+    exec(&mut place, &set_up).await?;
+    let snapshot = place.snapshot().await?;
     let rows = [
-        (
-            "wasm python, first turn in a fresh sandbox, an interpreter waits",
+        Row(
+            "wasm python, first turn of a fresh sandbox, after a pause",
             &python,
-            true,
+            Where::Fresh,
             true,
             Some(2.0),
         ),
-        (
-            "wasm python, next turn, an interpreter waits",
+        Row(
+            "wasm python, first turn of a fresh sandbox, no pause",
             &python,
+            Where::Fresh,
             false,
-            true,
+            Some(2.0),
+        ),
+        Row(
+            "wasm python, next turn of a live sandbox",
+            &python,
+            Where::Same,
+            false,
             Some(0.2),
         ),
-        (
-            "wasm python, fresh interpreter",
-            &argv(["python", "-c", "print(1)"]),
-            true,
+        Row(
+            "wasm python, fork of a live sandbox and its first turn",
+            &python,
+            Where::Fork(&snapshot),
+            false,
+            Some(2.0),
+        ),
+        Row(
+            "wasm python, interpreter started from the beginning",
+            &fresh,
+            Where::Fresh,
             false,
             None,
         ),
-        (
+        Row(
             "wasm micropython, fresh interpreter",
-            &argv(["micropython", "-c", "print(1)"]),
-            true,
+            &micropython,
+            Where::Fresh,
             false,
             Some(2.0),
         ),
-        (
+        Row(
             "wasm javascript, fresh interpreter",
-            &argv(["qjs", "-e", "console.log(1)"]),
-            true,
+            &javascript,
+            Where::Fresh,
             false,
             None,
         ),
     ];
     let peer_value = plain_python(runs);
-    let spec = SandboxSpec::default();
-    let mut place = provider.acquire(&spec).await?;
-    exec(&mut place, &python).await?;
-    for (name, program, fresh, refill, target) in rows {
-        let own = fresh.then_some(&spec);
-        let ms = measure(provider, own, &mut place, program, (runs, refill)).await?;
+    for row in rows {
+        let ms = measure(provider, (&mut place, &live), &row, runs).await?;
         let (value, spread) = median_and_spread(ms);
         on_row(BenchRow {
-            name: name.into(),
+            name: row.0.into(),
             value,
             unit: "ms",
             spread,
             peer: "python3 -I -S -c print(1)",
             peer_value,
             ratio: value / peer_value,
-            target,
-            met: target.map(|t| value <= t),
+            target: row.4,
+            met: row.4.map(|t| value <= t),
         });
     }
     Ok(())

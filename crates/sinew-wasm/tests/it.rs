@@ -488,7 +488,7 @@ async fn the_bench_measures_every_row() {
     sinew_wasm::bench::run(&provider, 2, &mut |row| rows.push(row))
         .await
         .unwrap();
-    assert_eq!(rows.len(), 5);
+    assert_eq!(rows.len(), 7);
     assert!(
         rows.iter().all(|r| r.value > 0.0 && r.ratio.is_finite()),
         "{rows:#?}"
