@@ -78,7 +78,15 @@ pub(crate) fn device() -> Result<Device, Failure> {
         Ok(name) => {
             KernelSet::parse(&name).map_err(|e| Failure::input(format!("SINEW_CPU: {e}")))?
         }
-        Err(_) => KernelSet::detect(),
+        Err(_) => {
+            // A CPU that has AMX and cannot use it is worth a word; one without is not.
+            if let Err(error) = KernelSet::parse("amx")
+                && error.is_about_this_system()
+            {
+                tracing::warn!("{error}");
+            }
+            KernelSet::detect()
+        }
     };
     let threads = match std::env::var("SINEW_THREADS") {
         Ok(text) => match text.parse() {

@@ -120,9 +120,12 @@ pub(crate) fn floors(dev: &Device, printer: Printer) -> Floors {
             operations / start.elapsed().as_secs_f64()
         })
         .collect();
-    let peak = rate(printer, "f32 multiply-add", "GFLOP/s", rates, cpu);
+    let kind = match dev.kernels() {
+        KernelSet::Amx => "bf16 tile multiply-add",
+        _ => "f32 multiply-add",
+    };
+    let peak = rate(printer, kind, "GFLOP/s", rates, cpu);
     gemm(dev, printer, peak);
-    amx(printer, dev);
     Floors { peak }
 }
 
@@ -158,23 +161,9 @@ fn gemm(dev: &Device, printer: Printer, peak: f64) {
         let rates = times.iter().map(|s| flop / s / 1e9).collect();
         let summary = Summary::of(rates, Better::More).unwrap_or_default();
         let row = Row::new(format!("matrix product: {name}"), "GFLOP/s", summary);
-        let row = row.against("f32 multiply-add of this machine", peak / 1e9, Better::More);
+        let row = row.against("multiply-add of this machine", peak / 1e9, Better::More);
         printer.row(&row.others(CpuTime::others_since(cpu)));
     }
-}
-
-fn amx(printer: Printer, dev: &Device) {
-    let flags = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let why = if flags.contains("amx_bf16") {
-        "this CPU has AMX, but there is no AMX kernel set yet"
-    } else {
-        "no AMX on this CPU, and there is no AMX kernel set yet"
-    };
-    let why = format!("{why}; kernels in use: {}", dev.kernels());
-    let mut row = Row::missing("train step 4x256, AMX bf16", "tok/s", why);
-    row.target = Some(2.0);
-    row.peer = Some("torch.compile bf16".to_owned());
-    printer.row(&row);
 }
 
 /// The kernels in use, for the first row.

@@ -6,7 +6,7 @@ use super::{Bench, shapes};
 use crate::failure::Failure;
 use crate::wire::clock;
 use sinew_model::{Keep, ModelConfig, Params};
-use sinew_tensor::Device;
+use sinew_tensor::{Device, KernelSet};
 use sinew_train::{ModelPolicy, Trainer, TrainerConfig};
 use sinew_types::{Correction, EpisodeId, LossSpec, PolicyVersion, Surrogate, TokenId, TrainRow};
 
@@ -100,12 +100,55 @@ pub(super) fn step_seconds(
     Ok((times, packed))
 }
 
-/// `train step 4x256` in f32 against PyTorch eager and compiled, with the memory of both.
-pub(super) fn plain(bench: &Bench) -> Result<(), Failure> {
+/// `train step 4x256` on AMX tiles against compiled PyTorch in bfloat16; a row that says why not, where the
+/// kernels do not run.
+fn tiles(bench: &Bench) -> Result<(), Failure> {
+    let (name, target) = ("train step 4x256, SmolLM2-135M shape, AMX bf16", 2.0);
+    let peer = "PyTorch bf16 compile";
+    let chosen = bench.dev.kernels();
+    let why = match KernelSet::parse("amx") {
+        Err(error) => Some(error.to_string()),
+        Ok(_) if chosen != KernelSet::Amx => Some(format!("SINEW_CPU chose `{chosen}`")),
+        Ok(_) => None,
+    };
+    if let Some(why) = why {
+        let row = Row::missing(name, "tok/s", why.clone()).target(target);
+        bench.printer.row(&row.without_peer(peer, why));
+        return Ok(());
+    }
     let config = shapes::smollm2();
     let cpu = CpuTime::now();
     let rows = sequences(&config, ROWS, LENGTH);
     let mut trainer = trainer(&bench.dev, &config, Keep::All, LENGTH + 1, ROWS * LENGTH)?;
+    let (times, packed) = step_seconds(&mut trainer, &rows, Surrogate::CrossEntropy, STEPS)?;
+    drop(trainer);
+    let rates = times.iter().map(|s| packed as f64 / s).collect();
+    let ours = Summary::of(rates, Better::More).unwrap_or_default();
+    let row = Row::new(name, "tok/s", ours).others(CpuTime::others_since(cpu));
+    let (batch, length) = (ROWS.to_string(), LENGTH.to_string());
+    let result = bench
+        .peers
+        .run("torch_train.py", &["bf16", "compile", &batch, &length]);
+    bench.printer.row(&match &result {
+        Ok(r) => {
+            let peer = format!("{} bf16 compile", r.version);
+            row.against(&peer, r.summary.median, Better::More)
+                .target(target)
+        }
+        Err(why) => row.target(target).without_peer(peer, why),
+    });
+    Ok(())
+}
+
+/// `train step 4x256`: on AMX tiles ([`tiles`]), and in f32 against PyTorch eager and compiled, with the memory
+/// of both.
+pub(super) fn plain(bench: &Bench) -> Result<(), Failure> {
+    tiles(bench)?;
+    let config = shapes::smollm2();
+    let cpu = CpuTime::now();
+    let rows = sequences(&config, ROWS, LENGTH);
+    let dev = bench.dev.with_f32_products();
+    let mut trainer = trainer(&dev, &config, Keep::All, LENGTH + 1, ROWS * LENGTH)?;
     let (times, packed) = step_seconds(&mut trainer, &rows, Surrogate::CrossEntropy, STEPS)?;
     drop(trainer);
     let rates = times.iter().map(|s| packed as f64 / s).collect();
