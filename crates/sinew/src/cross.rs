@@ -103,3 +103,95 @@ impl Engine for CrossPolicy {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use sinew_types::SamplingParams;
+    use std::sync::Mutex;
+
+    #[derive(Default)]
+    struct Recorder {
+        submitted: AtomicU64,
+        loaded: Mutex<Vec<u64>>,
+    }
+
+    impl Engine for Recorder {
+        fn submit(&self, _: GenerateRequest, _: EventSink) -> Result<(), EngineError> {
+            self.submitted.fetch_add(1, Ordering::SeqCst);
+            Ok(())
+        }
+
+        fn abort(&self, _: RequestId) {}
+
+        fn pause(&self, _: bool) {}
+
+        fn load_weights(
+            &self,
+            version: PolicyVersion,
+            _: Arc<dyn TensorSource>,
+        ) -> Result<(), EngineError> {
+            self.loaded.lock().unwrap().push(version.0);
+            Ok(())
+        }
+
+        fn status(&self) -> EngineStatus {
+            EngineStatus {
+                sampled_tokens: self.submitted.load(Ordering::SeqCst),
+                ..EngineStatus::default()
+            }
+        }
+    }
+
+    struct NoWeights;
+
+    impl TensorSource for NoWeights {
+        fn names(&self) -> Vec<String> {
+            Vec::new()
+        }
+
+        fn tensor(&self, _: &str) -> Option<sinew_types::TensorView<'_>> {
+            None
+        }
+    }
+
+    fn submit(cross: &CrossPolicy, requests: u64) {
+        for seed in 0..requests {
+            let request = GenerateRequest {
+                id: RequestId(seed),
+                prompt: vec![1],
+                sampling: SamplingParams {
+                    seed,
+                    ..SamplingParams::default()
+                },
+                priority: 0,
+            };
+            cross.submit(request, Box::new(|_| {})).unwrap();
+        }
+    }
+
+    #[test]
+    fn turns_are_shared_and_the_old_policy_follows_from_time_to_time() {
+        let (current, old) = (Arc::new(Recorder::default()), Arc::new(Recorder::default()));
+        let section = CrossPolicySection {
+            share: 0.25,
+            every: 3,
+        };
+        let cross = CrossPolicy::new(current.clone(), old.clone(), section, PolicyVersion(2));
+        let count = |e: &Recorder| e.submitted.load(Ordering::SeqCst);
+        // Held-out tasks are the current policy's.
+        submit(&cross, 100);
+        assert_eq!((count(&current), count(&old)), (100, 0));
+        cross.mix(true);
+        submit(&cross, 4000);
+        let share = count(&old) as f64 / 4000.0;
+        assert!((share - 0.25).abs() < 0.03, "{share}");
+        assert_eq!(cross.status().sampled_tokens, 4100);
+        for version in 3..=9 {
+            let weights = Arc::new(NoWeights);
+            cross.load_weights(PolicyVersion(version), weights).unwrap();
+        }
+        assert_eq!(*current.loaded.lock().unwrap(), [3, 4, 5, 6, 7, 8, 9]);
+        assert_eq!(*old.loaded.lock().unwrap(), [5, 8]);
+    }
+}

@@ -7,6 +7,7 @@ mod curves;
 mod data;
 mod egress;
 mod episodes;
+mod export;
 mod failure;
 mod harness;
 mod judges;
@@ -79,6 +80,9 @@ enum Command {
         #[arg(long)]
         out: PathBuf,
     },
+    /// Write a run's weights as one model folder, adapters merged
+    #[command(after_help = "Example: sinew export runs/lora model --dtype bf16")]
+    Export(export::ExportArgs),
     /// Serve a model to agents, and capture what they do with it
     #[command(after_help = "Example: sinew serve --engine fake --listen 127.0.0.1:8080")]
     Serve(serve::ServeArgs),
@@ -184,6 +188,7 @@ fn main() -> ExitCode {
         Command::Show(args) => episodes::show(&args),
         Command::Episodes(args) => episodes::list(&args),
         Command::Plot { runs, out } => curves::run(&runs, &out),
+        Command::Export(args) => export::run(&args),
         Command::TrainWorker => parallel::work(),
         Command::Sandbox(args) => sandbox::run(&args.command),
         Command::Serve(args) => serve::run(&args),

@@ -1,5 +1,6 @@
 //! What a run writes about itself: one line a step in `metrics.jsonl`, one object at the end.
 
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use sinew_algo::PreferenceReport;
 use sinew_types::{EpisodeEnd, TokenKind, Trace};
@@ -133,6 +134,17 @@ impl StepRecord {
     }
 }
 
+/// A held-out measurement: one line of `evals.jsonl`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct EvalRecord {
+    /// `before`, `during` or `after`.
+    pub(crate) when: String,
+    /// Training steps done.
+    pub(crate) step: u64,
+    pub(crate) wall_s: f64,
+    pub(crate) stats: EpisodeStats,
+}
+
 /// Appends JSON lines, each flushed, so that a killed run loses at most the line in flight.
 #[derive(Debug)]
 pub(crate) struct MetricsFile {
@@ -141,18 +153,21 @@ pub(crate) struct MetricsFile {
 }
 
 impl MetricsFile {
-    /// Opens `path` for appending. A resumed run drops the lines of steps after `last_step`,
-    /// which will be run again, and a torn last line.
-    pub(crate) fn open(path: &Path, last_step: u64) -> std::io::Result<(Self, Vec<StepRecord>)> {
+    /// Opens `path` for appending. A resumed run drops the lines that `keep` does not want, which
+    /// will be written again, and a torn last line.
+    pub(crate) fn open<T: Serialize + DeserializeOwned>(
+        path: &Path,
+        keep: impl Fn(&T) -> bool,
+    ) -> std::io::Result<(Self, Vec<T>)> {
         let text = match std::fs::read_to_string(path) {
             Ok(text) => text,
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => String::new(),
             Err(e) => return Err(e),
         };
-        let kept: Vec<StepRecord> = text
+        let kept: Vec<T> = text
             .lines()
-            .filter_map(|line| serde_json::from_str::<StepRecord>(line).ok())
-            .filter(|r| r.step <= last_step)
+            .filter_map(|line| serde_json::from_str::<T>(line).ok())
+            .filter(keep)
             .collect();
         let temporary = path.with_extension("jsonl.new");
         let mut file = std::fs::File::create(&temporary)?;
@@ -166,7 +181,7 @@ impl MetricsFile {
         Ok((Self { path, file }, kept))
     }
 
-    pub(crate) fn append(&mut self, record: &StepRecord) -> Result<(), String> {
+    pub(crate) fn append(&mut self, record: &impl Serialize) -> Result<(), String> {
         serde_json::to_string(record)
             .map_err(std::io::Error::from)
             .and_then(|line| writeln!(self.file, "{line}"))
@@ -192,7 +207,7 @@ mod tests {
     fn resuming_drops_lines_after_the_checkpoint_and_a_torn_one() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("metrics.jsonl");
-        let (mut file, kept) = MetricsFile::open(&path, 0).unwrap();
+        let (mut file, kept) = MetricsFile::open(&path, |_: &StepRecord| true).unwrap();
         assert!(kept.is_empty());
         for step in 1..=3 {
             let record = StepRecord {
@@ -204,7 +219,7 @@ mod tests {
         drop(file);
         let torn = std::fs::read_to_string(&path).unwrap() + "{\"step\": 4, \"wall";
         std::fs::write(&path, torn).unwrap();
-        let (_, kept) = MetricsFile::open(&path, 2).unwrap();
+        let (_, kept) = MetricsFile::open(&path, |r: &StepRecord| r.step <= 2).unwrap();
         let steps: Vec<u64> = kept.iter().map(|r| r.step).collect();
         assert_eq!(steps, [1, 2]);
         assert_eq!(std::fs::read_to_string(&path).unwrap().lines().count(), 2);

@@ -108,6 +108,10 @@ impl RunDir {
         self.path.join("recipe.toml")
     }
 
+    pub(crate) fn evals_path(&self) -> PathBuf {
+        self.path.join("evals.jsonl")
+    }
+
     pub(crate) fn metrics_path(&self) -> PathBuf {
         self.path.join("metrics.jsonl")
     }

@@ -3,7 +3,7 @@
 use crate::failure::Failure;
 use crate::ledger::{Ledger, LedgerStep, Samples};
 use crate::recipe::Recipe;
-use crate::record::{EpisodeStats, MetricsFile, StepRecord};
+use crate::record::{EpisodeStats, EvalRecord, MetricsFile, StepRecord};
 use crate::report::Report;
 use crate::run_dir::{RunDir, write_atomic};
 use crate::schedule::{eval_episodes, train_groups};
@@ -13,7 +13,7 @@ use crate::wire::{Parts, SavedState};
 use sinew_rollout::{BatchError, EpisodeOptions, EpisodeSpec, run_batch};
 use sinew_types::{EpisodeEnd, Trace};
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tokio::runtime::Runtime;
@@ -36,6 +36,7 @@ struct Run<'a> {
     json: bool,
     cancel: watch::Receiver<bool>,
     metrics: MetricsFile,
+    evals: MetricsFile,
     history: Vec<StepRecord>,
     ledger: Ledger,
     /// Steps done, and the last of them that a checkpoint holds.
@@ -65,8 +66,17 @@ pub(crate) fn train(
     view.line(&format!("{}: loading the model", recipe.name));
     let (parts, saved) = Parts::build(recipe, dir, options.resume)?;
     let saved = saved.unwrap_or_default();
-    let (metrics, history) = MetricsFile::open(&dir.metrics_path(), saved.step)
-        .map_err(|e| Failure::system(format!("{}: {e}", dir.metrics_path().display())))?;
+    let unusable = |path: PathBuf| {
+        move |e: std::io::Error| Failure::system(format!("{}: {e}", path.display()))
+    };
+    let done = saved.step;
+    let (metrics, history) =
+        MetricsFile::open(&dir.metrics_path(), |r: &StepRecord| r.step <= done)
+            .map_err(unusable(dir.metrics_path()))?;
+    // What was measured before is read from the store again, not measured.
+    let during = |r: &EvalRecord| r.when == "during" && r.step <= done;
+    let (evals, _) =
+        MetricsFile::open(&dir.evals_path(), during).map_err(unusable(dir.evals_path()))?;
     view.line(&parts.describe());
     let mut run = Run {
         recipe,
@@ -77,6 +87,7 @@ pub(crate) fn train(
         json: options.json,
         cancel,
         metrics,
+        evals,
         history,
         step: saved.step,
         saved_step: saved.step,
@@ -117,16 +128,14 @@ impl Run<'_> {
         let before_stats = self.with_greedy(&before, "greedy-before", 0)?;
         let success = before_stats.success;
         self.view.update(|s| s.eval_before = Some(success));
-        self.view.line(&format!(
-            "held-out before: success {:.1} %",
-            100.0 * success
-        ));
+        self.measured("before", &before_stats)?;
         while self.step < self.recipe.train.steps && !self.out_of_time() {
             self.one_step()?;
         }
         self.save_if_needed()?;
         let after = self.evaluate("eval-after", self.step)?;
         let after_stats = self.with_greedy(&after, "greedy-after", self.step)?;
+        self.measured("after", &after_stats)?;
         let samples = self.samples()?;
         self.write_report(&before_stats, &after_stats, &before, &after)?;
         let wall_s = self.wall_s();
@@ -199,6 +208,25 @@ impl Run<'_> {
             stats.greedy_success = Some(EpisodeStats::of(&greedy).success);
         }
         Ok(stats)
+    }
+
+    /// Writes a held-out measurement down and says it.
+    fn measured(&mut self, when: &str, stats: &EpisodeStats) -> Result<(), Failure> {
+        let record = EvalRecord {
+            when: when.into(),
+            step: if when == "before" { 0 } else { self.step },
+            wall_s: self.wall_s(),
+            stats: stats.clone(),
+        };
+        self.evals.append(&record).map_err(Failure::system)?;
+        let percent = |x: f64| format!("{:.1} %", 100.0 * x);
+        let greedy = stats.greedy_success.map(percent);
+        self.view.line(&format!(
+            "held-out {when}: success {}{}",
+            percent(stats.success),
+            greedy.map_or_else(String::new, |g| format!(", greedy {g}")),
+        ));
+        Ok(())
     }
 
     fn held_out(
@@ -374,9 +402,7 @@ impl Run<'_> {
             && self.step < self.recipe.train.steps
         {
             let traces = self.evaluate(&format!("eval-{:05}", self.step), self.step)?;
-            let success = EpisodeStats::of(&traces).success;
-            self.view
-                .line(&format!("held-out: success {:.1} %", 100.0 * success));
+            self.measured("during", &EpisodeStats::of(&traces))?;
         }
         Ok(())
     }

@@ -313,10 +313,8 @@ fn engine(
     learner: &Learner,
 ) -> Result<EmbeddedEngine, Failure> {
     let failed = |e: &dyn std::fmt::Display| Failure::system(format!("engine: {e}"));
-    let precision = match recipe.engine.weights.as_str() {
-        "int8" => Precision::Int8,
-        _ => Precision::F32,
-    };
+    let named = |p: &Precision| p.name() == recipe.engine.weights;
+    let precision = Precision::ALL.into_iter().find(named).unwrap_or_default();
     let model = InferModel::with_precision(
         device,
         params.config(),

@@ -93,6 +93,16 @@ impl Engine {
     }
 }
 
+/// Logits of every row of sequences of the given lengths, each computed at once.
+pub(crate) fn logits_of(params: &Params, tokens: &[u32], lengths: &[usize]) -> Vec<f32> {
+    let mut at = 0;
+    let mut rows = |&n: &usize| {
+        at += n;
+        alone(params, &tokens[at - n..at])
+    };
+    lengths.iter().flat_map(&mut rows).collect()
+}
+
 #[test]
 fn tiny_models_give_the_logits_of_transformers() {
     for (dev, family) in devices()

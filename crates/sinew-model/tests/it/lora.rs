@@ -1,6 +1,9 @@
 //! Adapters: gradients, merging, files.
 
-use crate::support::{FAMILIES, device, relative_error, tiny, tiny_golden};
+use crate::infer::logits_of;
+use crate::support::{
+    FAMILIES, device, golden_dir, read_tensors, relative_error, tiny, tiny_golden,
+};
 use crate::train::{Case, golden_case, run};
 use sinew_model::{
     Grads, Keep, Lora, LoraConfig, LoraError, ModelConfig, Params, Projection, Weights, merge_lora,
@@ -188,6 +191,51 @@ fn adapters_are_saved_in_the_form_of_peft() {
             .unwrap_err()
             .to_string();
         assert!(error.contains(expected), "{error}");
+    }
+}
+
+/// An adapter that PEFT wrote gives the logits that PEFT gives, merged; and what is written of it has its
+/// tensors and the settings that decide about them.
+#[test]
+fn an_adapter_of_peft_gives_its_logits() {
+    let params = tiny("llama").params;
+    let folder = golden_dir().join("peft");
+    let lora = Lora::load(&folder, params.config()).unwrap();
+    let mut merged = Params::zeros(params.config());
+    merge_lora(&device(), &params, &lora, &mut merged).unwrap();
+    let tokens = tiny_golden("llama");
+    let lengths: Vec<usize> = tokens["lengths"].1.iter().map(|&n| n as usize).collect();
+    let ids: Vec<u32> = tokens["tokens"].1.iter().map(|&t| t as u32).collect();
+    let expected = &read_tensors(&folder.join("golden.safetensors"))["logits"].1;
+    let error = relative_error(&logits_of(&merged, &ids, &lengths), expected);
+    assert!(error < 1e-5, "{error}");
+    let error = relative_error(&logits_of(&params, &ids, &lengths), expected);
+    assert!(error > 0.1, "the adapter matters: {error}");
+
+    let dir = tempfile::tempdir().unwrap();
+    let written = dir.path().join("adapter");
+    lora.save(&written, "llama").unwrap();
+    let [ours, theirs] =
+        [&written, &folder].map(|d| read_tensors(&d.join("adapter_model.safetensors")));
+    assert_eq!(ours, theirs);
+    let config = |folder: &std::path::Path| -> serde_json::Value {
+        let text = fs::read_to_string(folder.join("adapter_config.json")).unwrap();
+        serde_json::from_str(&text).unwrap()
+    };
+    let (ours, theirs) = (config(&written), config(&folder));
+    for (key, value) in ours.as_object().unwrap() {
+        match key.as_str() {
+            "target_modules" => {
+                let names = |v: &serde_json::Value| {
+                    let mut names: Vec<_> = v.as_array().unwrap().to_vec();
+                    names.sort_by_key(ToString::to_string);
+                    names
+                };
+                assert_eq!(names(value), names(&theirs[key]));
+            }
+            "lora_alpha" => assert_eq!(value.as_f64(), theirs[key].as_f64()),
+            _ => assert_eq!(value, &theirs[key], "{key}"),
+        }
     }
 }
 

@@ -245,6 +245,26 @@ fn adapters_train_and_the_base_stays() {
     assert!(first.metrics.kl_reference.unwrap() < 1e-9);
     assert!(first.gap_max_abs.unwrap() < 1e-4);
     let second = trainer.step(&rows, &spec).unwrap();
+    // K2 of the scores that the adapters give now against those of the weights below.
+    let policy = trainer.policy_mut();
+    let scored = score_rows(policy, &rows, 256).unwrap();
+    let mut expected = (0.0, 0.0);
+    for (row, scored) in rows.iter().zip(&scored) {
+        let reference = row.ref_logprobs.as_ref().unwrap();
+        for ((ours, base), weight) in scored.iter().zip(reference).zip(&row.weights) {
+            if *weight != 0.0 {
+                expected.0 += 0.5 * f64::from(ours - base).powi(2);
+                expected.1 += 1.0;
+            }
+        }
+    }
+    let third = trainer.step(&rows, &spec).unwrap();
+    let (found, expected) = (third.metrics.kl_reference.unwrap(), expected.0 / expected.1);
+    assert!(expected > 1e-6, "the adapters have moved: {expected}");
+    assert!(
+        (found - expected).abs() < 1e-3 * expected,
+        "{found} for {expected}"
+    );
     assert!(second.metrics.kl_reference.unwrap() > 1e-9);
     assert!(
         second.loss < first.loss,

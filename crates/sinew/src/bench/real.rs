@@ -180,9 +180,10 @@ pub(super) fn speculation(bench: &Bench, real: &Real) -> Result<(), Failure> {
 }
 
 /// Difference between the engine's log-probabilities of what it sampled and the trainer's.
-pub(super) fn int8(bench: &Bench, real: &Real) -> Result<(), Failure> {
+pub(super) fn rounding(bench: &Bench, real: &Real) -> Result<(), Failure> {
     let mut mean_of_f32 = 0.0;
-    for (name, precision) in [("f32", Precision::F32), ("int8", Precision::Int8)] {
+    for precision in Precision::ALL {
+        let name = precision.name();
         let engine = real.engine(bench, precision, 0)?;
         let said = real.sample(&engine, 8, 4, 7)?;
         drop(engine);
@@ -199,9 +200,13 @@ pub(super) fn int8(bench: &Bench, real: &Real) -> Result<(), Failure> {
         let row = Row::new(title("mean gap"), "nats", one(mean));
         bench.printer.row(&match precision {
             Precision::F32 => row,
-            Precision::Int8 => row.against("f32 engine", mean_of_f32, Better::Less),
+            Precision::Bf16 | Precision::Int8 => {
+                row.against("f32 engine", mean_of_f32, Better::Less)
+            }
         });
-        mean_of_f32 = mean;
+        if precision == Precision::F32 {
+            mean_of_f32 = mean;
+        }
         let largest = gaps.iter().fold(0.0f64, |m, d| m.max(d.abs()));
         let rows = [
             Row::new(title("largest gap"), "nats", one(largest)),

@@ -17,7 +17,7 @@ const LENGTH: usize = 256;
 const STEPS: usize = 5;
 
 /// A row that trains the tokens from `prompt` on.
-fn row(tokens: Vec<TokenId>, prompt: usize, share: f32) -> TrainRow {
+pub(super) fn row(tokens: Vec<TokenId>, prompt: usize, share: f32) -> TrainRow {
     let from = |value: f32| -> Vec<f32> {
         let trained = |t| if t < prompt.max(1) { 0.0 } else { value };
         (0..tokens.len()).map(trained).collect()
@@ -41,7 +41,7 @@ fn token(config: &ModelConfig, n: usize) -> TokenId {
     (n * 7919 % config.vocab) as TokenId
 }
 
-fn spec(surrogate: Surrogate) -> LossSpec {
+pub(super) fn spec(surrogate: Surrogate) -> LossSpec {
     LossSpec {
         surrogate,
         correction: Correction::None,

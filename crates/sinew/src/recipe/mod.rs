@@ -106,9 +106,9 @@ impl Recipe {
         }
         let resolved = Algorithm::new(&self.algorithm, &self.run_facts());
         match resolved {
-            Ok(algorithm) if self.engine.weights == "int8" && !corrects(algorithm.loss()) => fail(
+            Ok(algorithm) if self.engine.weights != "f32" && !corrects(algorithm.loss()) => fail(
                 "engine.weights",
-                "\"int8\"".into(),
+                format!("{:?}", self.engine.weights),
                 "rounded weights sample from another policy than the one that is trained, so the loss must \
                  weigh each token by the ratio of both: add to [algorithm] `correction = { type = \"truncate\", \
                  low = 0.0, high = 2.0 }` (TIS) or `{ type = \"mask\", low = 0.5, high = 2.0 }` (IcePop), or use \
@@ -250,6 +250,14 @@ algorithm = { type = "grpo" }
             (
                 "[engine]\nweights = \"int8\"\n",
                 ["engine.weights = \"int8\"", "another policy"],
+            ),
+            (
+                "[engine]\nweights = \"bf16\"\n",
+                ["engine.weights = \"bf16\"", "another policy"],
+            ),
+            (
+                "[engine]\nweights = \"f16\"\n",
+                ["engine.weights = \"f16\"", "bf16"],
             ),
             (
                 "[engine]\nspeculation = 1000\n",

@@ -4,6 +4,7 @@ use super::{DataSection, EnvSection, ModelSection, Recipe};
 use crate::harness::HarnessSection;
 use sinew_algo::Advantage;
 use sinew_engines::EngineKind;
+use sinew_model::Precision;
 use sinew_types::Fidelity;
 use std::fmt::Display;
 use std::ops::RangeInclusive;
@@ -106,7 +107,7 @@ fn choices(recipe: &Recipe, rules: &mut Rules) {
     rules.choice(
         "engine.weights",
         &recipe.engine.weights,
-        &["f32", "int8"],
+        &Precision::ALL.map(Precision::name),
         "",
     );
     rules.choice("store.type", &recipe.store.kind, &["disk", "memory"], "");

@@ -347,7 +347,7 @@ pub(crate) struct EngineSection {
     /// Rows of a pass up to which guessed tokens are tested beside sampled ones; 0 guesses nothing.
     /// What is sampled does not depend on it.
     pub(crate) speculation: usize,
-    /// `f32`, or `int8`: rounded for generation alone, which needs an importance correction.
+    /// `f32`, or `bf16` or `int8`: rounded for generation alone, which needs an importance correction.
     pub(crate) weights: String,
 }
 

@@ -69,14 +69,64 @@ fn adapters_train_resume_and_are_exported_as_peft_reads_them() {
     let state = json(&folder.join("state.json"));
     let hash = state["commit"]["config_hash"].as_str().unwrap();
     assert_eq!(hash.len(), 64);
-    // B begins at 0 and has moved; the KL term was measured against the weights below.
+    // B begins at 0, so that the first step measures no distance to the weights below; later ones do.
     let metrics = std::fs::read_to_string(run.join("metrics.jsonl")).unwrap();
-    assert!(metrics.contains("\"kl_reference\":0.0") || metrics.contains("\"kl_reference\":"));
+    let distance = |line: &str| {
+        let line: Value = serde_json::from_str(line).unwrap();
+        line["metrics"]["kl_reference"].as_f64().unwrap()
+    };
+    let distances: Vec<f64> = metrics.lines().map(distance).collect();
+    assert!(distances[0] < 1e-9, "{distances:?}");
+    assert!(
+        distances.iter().all(|&d| d.is_finite()) && distances[3] > 10.0 * distances[0],
+        "{distances:?}"
+    );
+    exports_one_model(
+        &run,
+        &dir.path().join("merged"),
+        header[name]["dtype"].as_str(),
+    );
     let text = std::fs::read_to_string(&recipe).unwrap();
     std::fs::write(&recipe, text.replace("steps = 4", "steps = 6")).unwrap();
     let result = train(&["--resume"]);
     assert_eq!(result["samples"]["trained_twice"], 0, "{result}");
     assert_eq!(json(&latest(&run).join("state.json"))["step"], 6);
+}
+
+/// `sinew export` writes all tensors of the model, none of the adapters, in the storage asked for, and takes no
+/// folder that holds something.
+fn exports_one_model(run: &Path, out: &Path, dtype: Option<&str>) {
+    assert_eq!(dtype, Some("F32"));
+    let export = || {
+        sinew()
+            .arg("export")
+            .arg(run)
+            .arg(out)
+            .args(["--dtype", "bf16"])
+            .output()
+            .unwrap()
+    };
+    let done = export();
+    assert!(
+        done.status.success(),
+        "{}",
+        String::from_utf8_lossy(&done.stderr)
+    );
+    let bytes = std::fs::read(out.join("model.safetensors")).unwrap();
+    let length = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    let header: Value = serde_json::from_slice(&bytes[8..8 + length]).unwrap();
+    let tensor = &header["model.layers.1.mlp.down_proj.weight"];
+    assert_eq!(tensor["dtype"], "BF16", "{header}");
+    assert!(
+        !header
+            .as_object()
+            .unwrap()
+            .keys()
+            .any(|k| k.contains("lora")),
+        "{header}"
+    );
+    assert!(out.join("config.json").exists());
+    assert!(!export().status.success());
 }
 
 #[test]
@@ -269,6 +319,13 @@ fn a_model_folder_plays_tool_math_and_so_does_its_checkpoint() {
     }
     let report = std::fs::read_to_string(run.join("report.html")).unwrap();
     assert!(report.contains("success, greedy"));
+    let evals = std::fs::read_to_string(run.join("evals.jsonl")).unwrap();
+    let whens: Vec<Value> = evals
+        .lines()
+        .map(|l| serde_json::from_str::<Value>(l).unwrap())
+        .collect();
+    assert_eq!(whens.len(), 2, "{evals}");
+    assert!(whens[1]["stats"]["greedy_success"].is_number(), "{evals}");
     // A checkpoint carries its tokenizer, so that it is a model folder itself.
     train(&latest(&run), "second");
 }
@@ -302,10 +359,16 @@ fn column(run: &Path, name: &str) -> Vec<f64> {
 
 #[test]
 fn three_processes_train_what_one_does() {
+    for more in ["", "lora = { rank = 4 }\n", "minibatches = 2\n"] {
+        compare_processes(more);
+    }
+}
+
+fn compare_processes(more: &str) {
     let dir = tempfile::tempdir().unwrap();
-    last_line(&sft(dir.path(), "one", "").output().unwrap());
+    last_line(&sft(dir.path(), "one", more).output().unwrap());
     last_line(
-        &sft(dir.path(), "three", "data_parallel = 3")
+        &sft(dir.path(), "three", &format!("{more}data_parallel = 3"))
             .output()
             .unwrap(),
     );
@@ -328,11 +391,10 @@ fn children(parent: u32) -> Vec<u32> {
         .collect()
 }
 
-#[test]
-fn a_killed_worker_ends_the_run_with_its_name_and_leaves_nothing() {
-    let dir = tempfile::tempdir().unwrap();
-    let mut command = sft(dir.path(), "run", "data_parallel = 2\nmax_wall_s = 60");
-    let path = dir.path().join("run.toml");
+/// A run of two processes that is at work: the process, and its worker.
+fn at_work(dir: &Path) -> (std::process::Child, u32) {
+    let mut command = sft(dir, "run", "data_parallel = 2\nmax_wall_s = 60");
+    let path = dir.join("run.toml");
     let text = std::fs::read_to_string(&path).unwrap();
     std::fs::write(&path, text.replace("steps = 8", "steps = 100000")).unwrap();
     let child = command
@@ -340,7 +402,7 @@ fn a_killed_worker_ends_the_run_with_its_name_and_leaves_nothing() {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    let metrics = dir.path().join("run/metrics.jsonl");
+    let metrics = dir.join("run/metrics.jsonl");
     let begun = Instant::now();
     let trains = || std::fs::metadata(&metrics).is_ok_and(|m| m.len() > 0);
     while !trains() && begun.elapsed() < Duration::from_secs(60) {
@@ -348,8 +410,34 @@ fn a_killed_worker_ends_the_run_with_its_name_and_leaves_nothing() {
     }
     let workers = children(child.id());
     assert_eq!(workers.len(), 1, "{workers:?}");
+    (child, workers[0])
+}
+
+fn gone(process: u32) -> bool {
+    // A zombie whose new parent has not looked yet is gone as well.
+    let stat = std::fs::read_to_string(format!("/proc/{process}/stat"));
+    stat.map_or(true, |s| s.contains(") Z "))
+}
+
+#[test]
+fn a_worker_ends_when_its_run_is_killed() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut child, worker) = at_work(dir.path());
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let begun = Instant::now();
+    while !gone(worker) {
+        assert!(begun.elapsed() < Duration::from_secs(30), "it works on");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn a_killed_worker_ends_the_run_with_its_name_and_leaves_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let (child, worker) = at_work(dir.path());
     let killed = Command::new("kill")
-        .args(["-9", &workers[0].to_string()])
+        .args(["-9", &worker.to_string()])
         .status();
     assert!(killed.unwrap().success());
     let output = child.wait_with_output().unwrap();
@@ -360,5 +448,5 @@ fn a_killed_worker_ends_the_run_with_its_name_and_leaves_nothing() {
         "{errors}"
     );
     assert!(errors.contains("signal: 9"), "{errors}");
-    assert!(!Path::new(&format!("/proc/{}", workers[0])).exists());
+    assert!(gone(worker));
 }

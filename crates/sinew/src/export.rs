@@ -1,0 +1,66 @@
+//! `sinew export`: the weights of a run as one model folder, adapters merged into the model that they adapt.
+
+use crate::failure::Failure;
+use crate::recipe::Recipe;
+use crate::wire;
+use clap::{Args, ValueEnum};
+use sinew_model::{Lora, ModelFiles, Params, SaveDtype, load_model, merge_lora, save_pretrained};
+use sinew_train::checkpoint::CheckpointStore;
+use std::path::{Path, PathBuf};
+
+#[derive(Debug, Args)]
+pub(crate) struct ExportArgs {
+    /// Folder of the run
+    run_dir: PathBuf,
+    /// Folder to write: config.json, model.safetensors, tokenizer
+    out: PathBuf,
+    /// How the weights are stored
+    #[arg(long, value_enum, default_value_t = Stored::F32)]
+    dtype: Stored,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Stored {
+    F32,
+    Bf16,
+}
+
+/// `sinew export RUN OUT`.
+pub(crate) fn run(args: &ExportArgs) -> Result<(), Failure> {
+    let recipe = Recipe::load(&args.run_dir.join("recipe.toml")).map_err(Failure::input)?;
+    let checkpoint = checkpoint(&args.run_dir)?;
+    let renderer = wire::renderer(&recipe)?;
+    let adapters = checkpoint.join("adapter_config.json").exists();
+    let params = if adapters {
+        let base = wire::loaded_params(&recipe, renderer.as_ref())?;
+        merged(&checkpoint, &base)?
+    } else {
+        let files = ModelFiles::Dir(checkpoint.clone());
+        load_model(&files).map_err(Failure::input)?.params
+    };
+    let dtype = match args.dtype {
+        Stored::F32 => SaveDtype::F32,
+        Stored::Bf16 => SaveDtype::Bf16,
+    };
+    let files = renderer.files().map_err(Failure::system)?;
+    save_pretrained(&args.out, &params, dtype, &files).map_err(Failure::system)
+}
+
+/// The newest good checkpoint of a run.
+fn checkpoint(run_dir: &Path) -> Result<PathBuf, Failure> {
+    let dir = run_dir.join("checkpoints");
+    let none = || Failure::input(format!("{}: no checkpoint to export", dir.display()));
+    if !dir.is_dir() {
+        return Err(none());
+    }
+    let store = CheckpointStore::open(&dir, 1).map_err(Failure::system)?;
+    let loaded = store.load().map_err(Failure::system)?;
+    Ok(loaded.ok_or_else(none)?.path)
+}
+
+fn merged(checkpoint: &Path, base: &Params) -> Result<Params, Failure> {
+    let lora = Lora::load(checkpoint, base.config()).map_err(Failure::input)?;
+    let mut merged = Params::zeros(base.config());
+    merge_lora(&wire::device()?, base, &lora, &mut merged).map_err(Failure::input)?;
+    Ok(merged)
+}
