@@ -63,11 +63,16 @@ fn gap_bound() -> f64 {
 fn kernels_that_do_not_run_here_are_refused_with_the_reason() {
     let check = |set: &str| {
         let mut command = sinew();
-        command.args(["check", "recipes/tiny.toml"]).env("SINEW_CPU", set);
+        command
+            .args(["check", "recipes/tiny.toml"])
+            .env("SINEW_CPU", set);
         command.output().unwrap()
     };
     let unknown = failure(&check("sse9"), 2);
-    assert!(unknown.contains("SINEW_CPU") && unknown.contains("`amx`"), "{unknown}");
+    assert!(
+        unknown.contains("SINEW_CPU") && unknown.contains("`amx`"),
+        "{unknown}"
+    );
     let output = check("amx");
     match sinew_tensor::KernelSet::parse("amx") {
         Ok(_) => assert!(output.status.success()),
