@@ -50,9 +50,15 @@ pub struct WeightsFolder {
     /// The model that the servers were started with, for `config.json` and the tokenizer.
     base: Option<PathBuf>,
     dtype: FolderDtype,
+    /// Whether an output matrix is written where the model uses its embedding.
+    untied: bool,
     /// Versions that stay on disk.
     keep: usize,
 }
+
+/// The embedding, and the output matrix that may be the same.
+const EMBEDDING: &str = "model.embed_tokens.weight";
+const OUTPUT: &str = "lm_head.weight";
 
 struct Stored<'a> {
     shape: &'a [usize],
@@ -85,8 +91,18 @@ impl WeightsFolder {
             root: root.into(),
             base,
             dtype,
+            untied: false,
             keep: 2,
         }
+    }
+
+    /// With `true`, a model whose output matrix is its embedding is written with both, for
+    /// servers that were started with both: vLLM 0.32 on a CPU packs the output matrix once and
+    /// keeps that copy when it loads new weights, unless it has a tensor of its own.
+    #[must_use]
+    pub fn untied(mut self, untied: bool) -> Self {
+        self.untied = untied;
+        self
     }
 
     /// Writes `weights` and returns the directory, an absolute path. A directory of the same
@@ -129,14 +145,22 @@ impl WeightsFolder {
         path: &Path,
         weights: &dyn TensorSource,
     ) -> Result<Vec<WeightsManifestTensor>, FolderError> {
-        let names = weights.names();
+        let mut names = weights.names();
         if names.is_empty() {
             return Err(FolderError::Empty);
+        }
+        let copied = self.untied && !names.iter().any(|name| name == OUTPUT);
+        if copied && names.iter().any(|name| name == EMBEDDING) {
+            names.push(OUTPUT.to_owned());
         }
         let mut stored = Vec::with_capacity(names.len());
         let mut listed = Vec::with_capacity(names.len());
         for name in &names {
-            let view = weights.tensor(name);
+            let source = match copied && name == OUTPUT {
+                true => EMBEDDING,
+                false => name,
+            };
+            let view = weights.tensor(source);
             let view = view.ok_or_else(|| FolderError::Missing(name.clone()))?;
             let (dtype, bytes) = match self.dtype {
                 FolderDtype::F32 => (Dtype::F32, f32_bytes(view.data)),
@@ -301,6 +325,35 @@ mod tests {
             manifest.tensors[0].blake3,
             blake3::hash(a.data()).to_hex().to_string()
         );
+    }
+
+    #[test]
+    fn a_tied_model_is_written_untied_where_servers_need_it() {
+        struct Tied;
+        impl TensorSource for Tied {
+            fn names(&self) -> Vec<String> {
+                vec![EMBEDDING.into()]
+            }
+
+            fn tensor(&self, name: &str) -> Option<TensorView<'_>> {
+                (name == EMBEDDING).then_some(TensorView {
+                    shape: &[1, 2],
+                    data: &[1.0, 2.0],
+                })
+            }
+        }
+        let dir = tempfile::tempdir().unwrap();
+        for (untied, expected) in [(false, 1), (true, 2)] {
+            let folder = WeightsFolder::new(dir.path(), None, FolderDtype::F32).untied(untied);
+            let path = folder.publish(PolicyVersion(1), &Tied).unwrap();
+            let bytes = fs::read(path.join(TENSORS)).unwrap();
+            let read = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+            assert_eq!(read.len(), expected);
+            if untied {
+                let (head, embedding) = (read.tensor(OUTPUT), read.tensor(EMBEDDING));
+                assert_eq!(head.unwrap().data(), embedding.unwrap().data());
+            }
+        }
     }
 
     #[test]

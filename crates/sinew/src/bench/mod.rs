@@ -29,12 +29,17 @@ pub(crate) enum BenchCommand {
 Peers need a Python environment with benches/peers/requirements.txt; without one their rows say so."
     )]
     Compute(ComputeArgs),
-    /// Measure what the gateway costs, beside LiteLLM's proxy
+    /// Measure what the gateway costs, beside the proxies of LiteLLM and Agent Lightning
     #[command(
-        after_help = "Example: sinew bench gateway --json --peer-python .cache/litellm/bin/python\n\
-The peer needs a Python environment with litellm[proxy]; without one its rows say so."
+        after_help = "Example: sinew bench gateway --json --peer-python .cache/litellm/bin/python \
+--lightning-python .cache/lightning/bin/python\n\
+The peers need Python environments with benches/peers/litellm.txt and benches/peers/agent_lightning.txt; \
+without one its rows say so."
     )]
     Gateway(gateway::GatewayArgs),
+    /// Run a day of agents against the gateway, compressed: nothing may grow, no token be lost
+    #[command(after_help = "Example: sinew bench soak --turns 20000 --json")]
+    Soak(gateway::soak::SoakArgs),
 }
 
 #[derive(Debug, Args)]
@@ -94,6 +99,7 @@ pub(crate) fn run(command: &BenchCommand) -> Result<(), Failure> {
     match command {
         BenchCommand::Compute(args) => compute(args),
         BenchCommand::Gateway(args) => gateway::run(args),
+        BenchCommand::Soak(args) => gateway::soak::run(args),
     }
 }
 

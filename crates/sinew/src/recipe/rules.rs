@@ -318,6 +318,12 @@ fn outside(recipe: &Recipe, rules: &mut Rules) {
         !e.original_logprobs || e.kind == "sglang",
     );
     rules.allowed(
+        "engine.untied",
+        e.untied,
+        "true with type vllm only",
+        !e.untied || e.kind == "vllm",
+    );
+    rules.allowed(
         "rollout.temperature",
         recipe.rollout.temperature,
         "1 with type sglang, whose log-probs are taken after the temperature, unless it runs with \

@@ -338,6 +338,10 @@ pub(crate) struct EngineSection {
     /// SGLang runs with `SGLANG_RETURN_ORIGINAL_LOGPROB=1`.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub(crate) original_logprobs: bool,
+    /// The servers were started with an output matrix where the model uses its embedding: it is
+    /// published, too.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) untied: bool,
     /// Tokens of key-value room.
     pub(crate) kv_tokens: usize,
     /// Most sequences in one decoding pass.
@@ -359,6 +363,7 @@ impl Default for EngineSection {
             weights_dir: None,
             api: None,
             original_logprobs: false,
+            untied: false,
             kv_tokens: 32768,
             max_running: 128,
             pass_tokens: 512,

@@ -11,6 +11,7 @@ use hyper_util::rt::TokioIo;
 use serde_json::{Value, json};
 use std::net::SocketAddr;
 use std::ops::Range;
+use std::sync::Arc;
 use tokio::net::TcpStream;
 
 /// Turns after which a conversation begins anew.
@@ -23,8 +24,18 @@ const SIDE_BY_SIDE: usize = 64;
 #[derive(Clone, Debug)]
 pub(super) struct Target {
     address: SocketAddr,
-    /// Of a gateway, which has an address and a key for each rollout.
-    control: Option<String>,
+    rollouts: Rollouts,
+}
+
+/// Where the rollouts of a server are.
+#[derive(Clone, Debug)]
+enum Rollouts {
+    /// One address for all.
+    One,
+    /// Opened with this token, each with an address and a key of its own.
+    Opened(String),
+    /// Opened before, each at a path of its own.
+    Paths(Arc<Vec<String>>),
 }
 
 /// One agent: a connection and what was said on it.
@@ -37,13 +48,15 @@ pub(super) struct Agent {
     /// Where a conversation ends; `None`: it grows.
     max_turns: Option<usize>,
     said: u64,
+    /// Of the last call.
+    pub(super) prompt_tokens: usize,
 }
 
 impl Target {
     pub(super) fn gateway(address: SocketAddr, control_token: &str) -> Self {
         Self {
             address,
-            control: Some(control_token.to_owned()),
+            rollouts: Rollouts::Opened(control_token.to_owned()),
         }
     }
 
@@ -51,11 +64,19 @@ impl Target {
     pub(super) fn plain(address: SocketAddr) -> Self {
         Self {
             address,
-            control: None,
+            rollouts: Rollouts::One,
         }
     }
 
-    async fn connect(&self) -> Result<SendRequest<Full<Bytes>>, Failure> {
+    /// A server with these paths of rollouts.
+    pub(super) fn paths(address: SocketAddr, paths: Arc<Vec<String>>) -> Self {
+        Self {
+            address,
+            rollouts: Rollouts::Paths(paths),
+        }
+    }
+
+    pub(super) async fn connect(&self) -> Result<SendRequest<Full<Bytes>>, Failure> {
         let stream = TcpStream::connect(self.address)
             .await
             .map_err(Failure::system)?;
@@ -70,12 +91,17 @@ impl Target {
         Ok(sender)
     }
 
-    /// A rollout with its agent.
-    async fn agent(&self) -> Result<Agent, Failure> {
+    /// A rollout with its agent; `index` tells those of a server apart.
+    async fn agent(&self, index: usize) -> Result<Agent, Failure> {
         let mut sender = self.connect().await?;
-        let (path, key) = match &self.control {
-            None => ("/v1/chat/completions".to_owned(), "sk-none".to_owned()),
-            Some(control) => {
+        let none = || "sk-none".to_owned();
+        let (path, key) = match &self.rollouts {
+            Rollouts::One => ("/v1/chat/completions".to_owned(), none()),
+            Rollouts::Paths(paths) => {
+                let path = &paths[index % paths.len().max(1)];
+                (format!("{path}/v1/chat/completions"), none())
+            }
+            Rollouts::Opened(control) => {
                 let (told, _) = post(&mut sender, "/rollouts", control, b"{}".as_slice()).await?;
                 let told: Value = serde_json::from_slice(&told).map_err(Failure::system)?;
                 let text = |field: &str| told[field].as_str().unwrap_or_default().to_owned();
@@ -92,6 +118,7 @@ impl Target {
             messages: Vec::new(),
             max_turns: Some(MAX_TURNS),
             said: 0,
+            prompt_tokens: 0,
         })
     }
 
@@ -100,7 +127,8 @@ impl Target {
         let mut agents = Vec::with_capacity(count);
         while agents.len() < count {
             let next = SIDE_BY_SIDE.min(count - agents.len());
-            agents.extend(try_join_all((0..next).map(|_| self.agent())).await?);
+            let from = agents.len();
+            agents.extend(try_join_all((from..from + next).map(|i| self.agent(i))).await?);
         }
         Ok(agents)
     }
@@ -154,13 +182,7 @@ impl Agent {
             self.said
         );
         self.messages.push(json!({"role": "user", "content": said}));
-        let body = json!({
-            "model": "fake",
-            "messages": self.messages,
-            "max_tokens": tokens,
-            "stream": stream,
-        });
-        let body = body.to_string();
+        let body = self.body(tokens, stream);
         let (told, status) = post(&mut self.sender, &self.path, &self.key, body).await?;
         if status != 200 {
             let text = String::from_utf8_lossy(&told);
@@ -174,11 +196,23 @@ impl Agent {
         let content = told["choices"][0]["message"]["content"].clone();
         self.messages
             .push(json!({"role": "assistant", "content": content}));
+        self.prompt_tokens = told["usage"]["prompt_tokens"].as_u64().unwrap_or(0) as usize;
         Ok(())
+    }
+
+    /// A request with all that was said.
+    pub(super) fn body(&self, tokens: u32, stream: bool) -> String {
+        let body = json!({
+            "model": "fake",
+            "messages": self.messages,
+            "max_tokens": tokens,
+            "stream": stream,
+        });
+        body.to_string()
     }
 }
 
-async fn post(
+pub(super) async fn post(
     sender: &mut SendRequest<Full<Bytes>>,
     path: &str,
     key: &str,

@@ -9,7 +9,7 @@ use sinew_infer::{FakeConfig, FakeEngine};
 use sinew_types::{Engine, EngineEvent, GenerateRequest, RequestId, SamplingParams};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tokio::sync::mpsc;
+use tokio::sync::{Semaphore, mpsc};
 use tokio::time::sleep;
 
 /// What agents do.
@@ -22,6 +22,8 @@ pub(super) struct Load {
     /// Of an answer.
     pub(super) tokens: u32,
     pub(super) stream: bool,
+    /// Most calls at the same time; who does not get his turn in time does not call.
+    pub(super) in_flight: usize,
 }
 
 /// What was measured.
@@ -47,8 +49,7 @@ impl Measured {
     }
 }
 
-/// Calls a server as `load` says. Every agent calls once before anything is measured, if that
-/// does not take longer than the measurement.
+/// Calls a server as `load` says.
 pub(super) async fn drive(
     target: &Target,
     load: &Load,
@@ -57,6 +58,7 @@ pub(super) async fn drive(
     let agents = target.open(load.rollouts).await?;
     let start = Instant::now();
     let cpu = process.cpu_s();
+    let room = Arc::new(Semaphore::new(load.in_flight));
     let mut tasks = Vec::with_capacity(agents.len());
     for (index, agent) in agents.into_iter().enumerate() {
         tasks.push(tokio::spawn(agent_loop(
@@ -64,6 +66,7 @@ pub(super) async fn drive(
             *load,
             offset(load, index),
             start,
+            Arc::clone(&room),
         )));
     }
     let mut latencies = Vec::new();
@@ -84,12 +87,18 @@ async fn agent_loop(
     load: Load,
     offset: Duration,
     start: Instant,
+    room: Arc<Semaphore>,
 ) -> Result<Vec<f64>, Failure> {
     let mut latencies = Vec::new();
     sleep(offset).await;
     while start.elapsed() < load.measured {
+        let permit = room.acquire().await.map_err(Failure::system)?;
+        if start.elapsed() >= load.measured {
+            break;
+        }
         let asked = Instant::now();
         agent.turn(load.tokens, load.stream).await?;
+        drop(permit);
         latencies.push(asked.elapsed().as_secs_f64());
         sleep(load.think).await;
     }

@@ -1,14 +1,16 @@
 //! What the gateway costs: per request, per token, per idle rollout, per turn of a history; and
-//! what LiteLLM's proxy costs on the same machine in the same run.
+//! what the proxies of LiteLLM and Agent Lightning cost on the same machine in the same run.
 //!
 //! The gateway runs as a process of its own (`sinew serve --engine fake`), so that its CPU time
-//! is not this one's, and is given real requests over real connections. The peer forwards to a
+//! is not this one's, and is given real requests over real connections. The peers forward to a
 //! server in this process that answers at once.
 
 mod client;
+mod floor;
 mod load;
 mod peer;
 mod process;
+pub(super) mod soak;
 
 use super::row::{Better, Printer, Row, Summary};
 use crate::failure::Failure;
@@ -27,8 +29,11 @@ pub(super) const TOKENS: u32 = 16;
 pub(super) const PASS: Duration = Duration::from_millis(2);
 /// Rollouts at the same time.
 const ROLLOUTS: [usize; 4] = [1, 64, 512, 4096];
-/// Of these loads the peer gets its share, too.
-const PEER_ROLLOUTS: [usize; 2] = [1, 64];
+/// Calls that a peer gets at the same time, and how long it may take beyond the measurement.
+const PEER_IN_FLIGHT: usize = 64;
+const PEER_GRACE: Duration = Duration::from_secs(60);
+/// Seconds that a peer is measured for; what it does is more alike than what the gateway does.
+const PEER_SECONDS: f64 = 5.0;
 /// Lengths of histories, in turns.
 const HISTORIES: [u32; 3] = [8, 32, 128];
 /// Conversations that grow side by side while turns are measured.
@@ -47,9 +52,15 @@ pub(crate) struct GatewayArgs {
     /// Only these parts: load, stream, idle, history
     #[arg(long, value_delimiter = ',')]
     only: Vec<String>,
-    /// Python that has `litellm[proxy]`
+    /// Python that has benches/peers/litellm.txt
     #[arg(long)]
     peer_python: Option<PathBuf>,
+    /// Python that has benches/peers/agent_lightning.txt
+    #[arg(long)]
+    lightning_python: Option<PathBuf>,
+    /// Folder of the peers' programs
+    #[arg(long, default_value = "benches/peers")]
+    peers: PathBuf,
     /// Seconds that each load is measured for
     #[arg(long, default_value_t = 5.0)]
     seconds: f64,
@@ -102,41 +113,72 @@ fn load(rollouts: usize, seconds: f64) -> Load {
         measured: Duration::from_secs_f64(seconds.max(1.25 * rollouts as f64 / RATE)),
         tokens: TOKENS,
         stream: false,
+        in_flight: usize::MAX >> 4,
+    }
+}
+
+/// A proxy of another project, or why there is none.
+struct Rival {
+    name: &'static str,
+    /// Of its rows.
+    mark: &'static str,
+    peer: Result<Peer, String>,
+}
+
+impl Rival {
+    /// Requests per second of its CPU under a load, bounded in calls and in time.
+    async fn per_cpu_s(&self, load: &Load) -> Result<(&str, f64), String> {
+        let peer = self.peer.as_ref().map_err(String::clone)?;
+        let load = Load {
+            measured: Duration::from_secs_f64(PEER_SECONDS),
+            in_flight: PEER_IN_FLIGHT,
+            ..*load
+        };
+        let limit = load.measured + PEER_GRACE;
+        let done = tokio::time::timeout(limit, drive(peer.target(), &load, peer.process())).await;
+        let done = done.map_err(|_| format!("it did not get through within {limit:?}"))?;
+        let done = done.map_err(|e| e.text().to_owned())?;
+        if done.latencies.is_empty() {
+            return Err("it answered nothing".into());
+        }
+        Ok((&peer.version, done.latencies.len() as f64 / done.cpu_s))
     }
 }
 
 /// CPU and latency of requests at several numbers of rollouts.
 async fn loads(args: &GatewayArgs, printer: Printer) -> Result<(), Failure> {
-    let peer = Peer::start(args.peer_python.as_deref()).await;
+    let rivals = [
+        Rival {
+            name: "LiteLLM proxy",
+            mark: "",
+            peer: Peer::litellm(args.peer_python.as_deref()).await,
+        },
+        Rival {
+            name: "Agent Lightning proxy",
+            mark: "_lightning",
+            peer: Peer::lightning(args.lightning_python.as_deref(), &args.peers).await,
+        },
+    ];
     for rollouts in ROLLOUTS {
         let process = Process::serve(PASS).await?;
         let load = load(rollouts, args.seconds);
-        let gateway = process.target()?;
         let direct = engine_only(&load).await?;
-        let done = drive(&gateway, &load, &process).await?;
+        let done = drive(&process.target()?, &load, &process).await?;
         let cpu_us = done.cpu_s / done.latencies.len().max(1) as f64 * 1e6;
-        let per_cpu_s = 1e6 / cpu_us;
         let name = |what: &str| format!("gateway.{what}@{rollouts}");
         printer.row(&Row::new(name("cpu_per_request"), "us", single(cpu_us)));
-        let mut row = Row::new(name("requests_per_cpu_second"), "1/s", single(per_cpu_s));
-        if PEER_ROLLOUTS.contains(&rollouts) {
-            row = match &peer {
-                Ok(peer) => {
-                    let theirs = drive(&peer.target(), &load, peer.process()).await?;
-                    let theirs = theirs.latencies.len() as f64 / theirs.cpu_s;
-                    row.against(&peer.version, theirs, Better::More)
-                        .target(10.0)
-                }
-                Err(why) => row.without_peer("LiteLLM proxy", why).target(10.0),
+        for rival in &rivals {
+            let name = format!("gateway.requests_per_cpu_second{}@{rollouts}", rival.mark);
+            let row = Row::new(name, "1/s", single(1e6 / cpu_us));
+            let row = match rival.per_cpu_s(&load).await {
+                Ok((version, theirs)) => row.against(version, theirs, Better::More),
+                Err(why) => row.without_peer(rival.name, why),
             };
+            printer.row(&row.target(10.0));
         }
-        printer.row(&row);
         let quantile = |q| done.quantile_ms(q) - direct.quantile_ms(q);
-        printer.row(&Row::new(
-            name("added_latency_p50"),
-            "ms",
-            single(quantile(0.5)),
-        ));
+        let p50 = single(quantile(0.5));
+        printer.row(&Row::new(name("added_latency_p50"), "ms", p50));
         let p99 = Row::new(name("added_latency_p99"), "ms", single(quantile(0.99)));
         printer.row(&if rollouts == 512 {
             p99.at_most(5.0)
@@ -167,6 +209,7 @@ async fn stream(args: &GatewayArgs, printer: Printer) -> Result<(), Failure> {
             measured: Duration::from_secs_f64(args.seconds),
             tokens,
             stream: true,
+            in_flight: usize::MAX >> 4,
         };
         let done = drive(&process.target()?, &load, &process).await?;
         per_request.push(done.cpu_s / done.latencies.len().max(1) as f64 * 1e6);
@@ -196,12 +239,13 @@ async fn idle(printer: Printer) -> Result<(), Failure> {
     Ok(())
 }
 
-/// CPU of a turn after histories of several lengths.
+/// CPU of a turn after histories of several lengths: in all, and above what its body and its
+/// prompt cost any server.
 async fn history(printer: Printer) -> Result<(), Failure> {
     let process = Process::serve(Duration::ZERO).await?;
     let target = process.target()?;
     let mut conversations = target.open(GROWING).await?;
-    let mut first = None;
+    let mut first: Option<(f64, f64)> = None;
     let mut at = 0;
     for length in HISTORIES {
         grow(&mut conversations, at..length - WINDOW, &process).await?;
@@ -211,14 +255,30 @@ async fn history(printer: Printer) -> Result<(), Failure> {
             cpu.push(used / GROWING as f64 * 1e6);
         }
         at = length;
+        let agent = &conversations[0];
+        let floor = floor::body_us(&agent.body(TOKENS, false)).await?
+            + floor::engine_us(agent.prompt_tokens)?;
         let summary = Summary::of(cpu, Better::Less).unwrap_or_default();
-        let first_us = *first.get_or_insert(summary.median);
-        let name = format!("gateway.cpu_per_turn@history{length}");
-        let row = Row::new(name, "us", summary);
-        printer.row(&match length {
-            8 => row,
-            _ => row.against("the turn after 8", first_us, Better::Less),
-        });
+        let over = Summary {
+            median: summary.median - floor,
+            best: summary.best - floor,
+            ..summary
+        };
+        let shortest = *first.get_or_insert((summary.median, over.median));
+        let row =
+            |what: &str, value| Row::new(format!("gateway.{what}@history{length}"), "us", value);
+        printer.row(&row("floor_per_turn", single(floor)));
+        let all = row("cpu_per_turn", summary);
+        let above = row("cpu_per_turn_above_floor", over);
+        if length == HISTORIES[0] {
+            printer.row(&all);
+            printer.row(&above);
+            continue;
+        }
+        let peer = "the turn after 8";
+        printer.row(&all.against(peer, shortest.0, Better::Less));
+        // Flat: what it costs itself does not grow by more than a quarter.
+        printer.row(&above.against(peer, shortest.1, Better::Less).target(0.8));
     }
     Ok(())
 }

@@ -1,24 +1,28 @@
-//! LiteLLM's proxy: the same requests, forwarded to a server that answers after the same time.
+//! Proxies of other projects: the same requests, forwarded to a server that answers after the
+//! same time.
 
 use super::client::Target;
 use super::process::Process;
-use super::{PASS, TOKENS};
+use super::{PASS, ROLLOUTS, TOKENS};
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper::{Request, Response};
 use hyper_util::rt::TokioIo;
+use serde_json::Value;
 use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::process::Stdio;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
+use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::process::Command;
 use tokio::task::JoinHandle;
 
-/// Importing it alone takes many seconds.
+/// Importing them alone takes many seconds.
 const START_LIMIT: Duration = Duration::from_secs(120);
 
 const ANSWER: &str = r#"{"id":"chatcmpl-1","object":"chat.completion","created":1,"model":"fake","choices":[{"index":0,"message":{"role":"assistant","content":" yes the answer is"},"finish_reason":"stop"}],"usage":{"prompt_tokens":40,"completion_tokens":16,"total_tokens":56}}"#;
@@ -28,9 +32,9 @@ const ANSWER: &str = r#"{"id":"chatcmpl-1","object":"chat.completion","created":
 pub(super) struct Peer {
     pub(super) version: String,
     process: Process,
-    address: SocketAddr,
+    target: Target,
     upstream: JoinHandle<()>,
-    _folder: tempfile::TempDir,
+    _folder: Option<tempfile::TempDir>,
 }
 
 impl Drop for Peer {
@@ -39,14 +43,22 @@ impl Drop for Peer {
     }
 }
 
+/// A server that answers at once, and an address for the proxy before it.
+async fn between() -> std::io::Result<(JoinHandle<()>, SocketAddr, SocketAddr)> {
+    let listener = TcpListener::bind("127.0.0.1:0").await?;
+    let upstream = listener.local_addr()?;
+    let port = TcpListener::bind("127.0.0.1:0").await?;
+    let address = port.local_addr()?;
+    Ok((tokio::spawn(answer_all(listener)), upstream, address))
+}
+
 impl Peer {
-    /// Starts it with the Python that has it; why that did not work, on `Err`.
-    pub(super) async fn start(python: Option<&Path>) -> Result<Self, String> {
-        let python = python.ok_or("give --peer-python: a Python with litellm[proxy]")?;
+    /// LiteLLM's proxy, with the Python that has it; why that did not work, on `Err`.
+    pub(super) async fn litellm(python: Option<&Path>) -> Result<Self, String> {
+        let python = python.ok_or("give --peer-python: a Python with benches/peers/litellm.txt")?;
         let version = version(python).await?;
         let failed = |e: std::io::Error| e.to_string();
-        let listener = TcpListener::bind("127.0.0.1:0").await.map_err(failed)?;
-        let upstream = listener.local_addr().map_err(failed)?;
+        let (task, upstream, address) = between().await.map_err(failed)?;
         let folder = tempfile::tempdir().map_err(failed)?;
         let config = folder.path().join("config.yaml");
         let text = format!(
@@ -54,9 +66,6 @@ impl Peer {
              api_base: http://{upstream}/v1\n      api_key: sk-none\n"
         );
         std::fs::write(&config, text).map_err(failed)?;
-        let port = TcpListener::bind("127.0.0.1:0").await.map_err(failed)?;
-        let address = port.local_addr().map_err(failed)?;
-        drop(port);
         let program = python.with_file_name("litellm");
         let mut command = Command::new(&program);
         command
@@ -76,37 +85,73 @@ impl Peer {
             .stderr(Stdio::null());
         let process =
             Process::other(&mut command).map_err(|e| format!("{}: {e}", program.display()))?;
-        let mut peer = Self {
+        let peer = Self {
             version,
             process,
-            address,
-            upstream: tokio::spawn(answer_all(listener)),
-            _folder: folder,
+            target: Target::plain(address),
+            upstream: task,
+            _folder: Some(folder),
         };
-        peer.wait().await?;
-        Ok(peer)
+        peer.answering().await
     }
 
-    pub(super) fn target(&self) -> Target {
-        Target::plain(self.address)
+    /// Agent Lightning's proxy, whose store counts and keeps what its rollouts do.
+    pub(super) async fn lightning(python: Option<&Path>, peers: &Path) -> Result<Self, String> {
+        let python = python
+            .ok_or("give --lightning-python: a Python with benches/peers/agent_lightning.txt")?;
+        let failed = |e: std::io::Error| e.to_string();
+        let (task, upstream, address) = between().await.map_err(failed)?;
+        let most = ROLLOUTS.iter().max().copied().unwrap_or(1);
+        let mut command = Command::new(python);
+        command
+            .arg(peers.join("agent_lightning.py"))
+            .arg(format!("http://{upstream}/v1"))
+            .args([address.port().to_string(), most.to_string()])
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null());
+        let mut process =
+            Process::other(&mut command).map_err(|e| format!("{}: {e}", python.display()))?;
+        let out = process.stdout().ok_or("it has no output")?;
+        let mut lines = BufReader::new(out).lines();
+        let told = tokio::time::timeout(START_LIMIT, lines.next_line()).await;
+        let told = told.map_err(|_| format!("it did not listen within {START_LIMIT:?}"))?;
+        let line = told
+            .map_err(failed)?
+            .ok_or("it ended while it started: does this Python have agentlightning?")?;
+        let told: Value = serde_json::from_str(&line).map_err(|e| format!("{e}: {line}"))?;
+        let paths = told["paths"].as_array().into_iter().flatten();
+        let paths = paths.filter_map(|p| p.as_str().map(str::to_owned));
+        let version = told["version"].as_str().unwrap_or_default();
+        let peer = Self {
+            version: format!("Agent Lightning proxy {version}"),
+            process,
+            target: Target::paths(address, Arc::new(paths.collect())),
+            upstream: task,
+            _folder: None,
+        };
+        peer.answering().await
+    }
+
+    pub(super) fn target(&self) -> &Target {
+        &self.target
     }
 
     pub(super) fn process(&self) -> &Process {
         &self.process
     }
 
-    /// Until it answers a whole request.
-    async fn wait(&mut self) -> Result<(), String> {
+    /// Once it answers a whole request.
+    async fn answering(mut self) -> Result<Self, String> {
         let start = Instant::now();
         while start.elapsed() < START_LIMIT {
             if !self.process.is_running() {
                 return Err("it ended while it started".into());
             }
-            let target = self.target();
-            if let Ok(mut agents) = target.open(1).await
+            if let Ok(mut agents) = self.target.open(1).await
                 && agents[0].turn(TOKENS, false).await.is_ok()
             {
-                return Ok(());
+                return Ok(self);
             }
             tokio::time::sleep(Duration::from_millis(250)).await;
         }
@@ -119,7 +164,7 @@ async fn version(python: &Path) -> Result<String, String> {
     let done = Command::new(python).args(["-c", code]).output().await;
     let done = done.map_err(|e| format!("{}: {e}", python.display()))?;
     if !done.status.success() {
-        return Err("this Python has no litellm: pip install 'litellm[proxy]'".into());
+        return Err("this Python has no litellm: pip install -r benches/peers/litellm.txt".into());
     }
     let version = String::from_utf8_lossy(&done.stdout);
     Ok(format!("LiteLLM proxy {}", version.trim()))

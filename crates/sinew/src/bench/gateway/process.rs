@@ -6,7 +6,7 @@ use serde_json::Value;
 use std::process::Stdio;
 use std::time::Duration;
 use tokio::io::{AsyncBufReadExt, BufReader};
-use tokio::process::{Child, Command};
+use tokio::process::{Child, ChildStdout, Command};
 
 /// Longest that our own server may take to listen.
 const START_LIMIT: Duration = Duration::from_secs(20);
@@ -81,6 +81,11 @@ impl Process {
     pub(super) fn target(&self) -> Result<Target, Failure> {
         let target = self.target.clone();
         target.ok_or_else(|| Failure::system("not a gateway"))
+    }
+
+    /// What it prints, if that is piped; given once.
+    pub(super) fn stdout(&mut self) -> Option<ChildStdout> {
+        self.child.stdout.take()
     }
 
     /// Whether it has not ended.

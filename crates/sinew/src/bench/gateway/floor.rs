@@ -1,0 +1,118 @@
+//! The least that a turn costs any server: its body is received and read as JSON, and its prompt
+//! is handed to the engine. A body repeats the whole conversation, so this grows with it.
+
+use super::TOKENS;
+use super::client::{Target, post};
+use crate::failure::Failure;
+use bytes::Bytes;
+use http_body_util::{BodyExt, Full};
+use hyper::body::Incoming;
+use hyper::service::service_fn;
+use hyper::{Request, Response, StatusCode};
+use hyper_util::rt::TokioIo;
+use serde::de::IgnoredAny;
+use sinew_infer::{FakeConfig, FakeEngine, FakeModel};
+use sinew_types::{Engine, EngineEvent, GenerateRequest, RequestId, SamplingParams};
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::sync::mpsc;
+use std::time::Duration;
+use tokio::net::TcpListener;
+
+/// Bodies and prompts that are measured.
+const COUNT: u32 = 200;
+/// Longest that they may take.
+const LIMIT: Duration = Duration::from_secs(20);
+
+/// Seconds of CPU of this thread.
+fn thread_cpu_s() -> f64 {
+    let stat = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
+    let first = stat.split_whitespace().next();
+    first.and_then(|n| n.parse::<f64>().ok()).unwrap_or(0.0) / 1e9
+}
+
+/// Microseconds of CPU for a body, received over a connection and checked as JSON.
+pub(super) async fn body_us(body: &str) -> Result<f64, Failure> {
+    let (ready, address) = mpsc::channel();
+    let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+    let server = std::thread::spawn(move || -> Result<f64, Failure> {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .map_err(Failure::system)?;
+        runtime.block_on(async {
+            let listener = TcpListener::bind("127.0.0.1:0").await;
+            let listener = listener.map_err(Failure::system)?;
+            // The other side waits for it.
+            let _ = ready.send(listener.local_addr().map_err(Failure::system)?);
+            let (stream, _) = listener.accept().await.map_err(Failure::system)?;
+            let connection = hyper::server::conn::http1::Builder::new()
+                .serve_connection(TokioIo::new(stream), service_fn(check));
+            let before = thread_cpu_s();
+            tokio::select! {
+                _ = connection => {}
+                _ = stopped => {}
+            }
+            Ok(thread_cpu_s() - before)
+        })
+    });
+    let address: SocketAddr = address.recv_timeout(LIMIT).map_err(Failure::system)?;
+    let mut sender = Target::plain(address).connect().await?;
+    let body = Bytes::from(body.to_owned());
+    for _ in 0..COUNT {
+        let (_, status) = post(&mut sender, "/v1/chat/completions", "none", body.clone()).await?;
+        if status != 200 {
+            return Err(Failure::system("the measured body is not JSON"));
+        }
+    }
+    // It may have seen the connection end.
+    let _ = stop.send(());
+    let used = server
+        .join()
+        .map_err(|_| Failure::system("a thread panicked"))?;
+    Ok(used? / f64::from(COUNT) * 1e6)
+}
+
+async fn check(request: Request<Incoming>) -> Result<Response<Full<Bytes>>, Infallible> {
+    let body = request.into_body().collect().await;
+    let fits = body.is_ok_and(|b| serde_json::from_slice::<IgnoredAny>(&b.to_bytes()).is_ok());
+    let mut response = Response::new(Full::new(Bytes::from_static(b"{}")));
+    if !fits {
+        *response.status_mut() = StatusCode::BAD_REQUEST;
+    }
+    Ok(response)
+}
+
+/// Microseconds of CPU for an answer of the fake engine to a prompt of so many tokens.
+pub(super) fn engine_us(prompt_tokens: usize) -> Result<f64, Failure> {
+    let engine = FakeEngine::stepped(FakeConfig {
+        model: FakeModel {
+            vocab: 512,
+            seed: 0,
+            end: None,
+        },
+        context: prompt_tokens + TOKENS as usize + 1,
+        ..FakeConfig::default()
+    });
+    let engine = engine.map_err(Failure::system)?;
+    let prompt = vec![1; prompt_tokens.max(1)];
+    let mut requests = Vec::new();
+    for id in 0..u64::from(COUNT) {
+        requests.push(GenerateRequest {
+            id: RequestId(id),
+            prompt: prompt.clone(),
+            sampling: SamplingParams {
+                max_tokens: TOKENS,
+                ..SamplingParams::default()
+            },
+            priority: 0,
+        });
+    }
+    let before = thread_cpu_s();
+    for request in requests {
+        let sink = Box::new(|_: EngineEvent| {});
+        engine.submit(request, sink).map_err(Failure::system)?;
+        while engine.step() {}
+    }
+    Ok((thread_cpu_s() - before) / f64::from(COUNT) * 1e6)
+}
