@@ -222,10 +222,10 @@ impl Frames {
                     return Ok((kind, payload));
                 }
             }
-            let mut chunk = [0; 16 << 10];
-            match self.half.read(&mut chunk).await {
+            self.had.reserve(16 << 10);
+            match self.half.read_buf(&mut self.had).await {
                 Ok(0) => return Err(died("its agent is gone")),
-                Ok(n) => self.had.extend_from_slice(&chunk[..n]),
+                Ok(_) => {}
                 Err(e) => return Err(died(format!("its agent is gone: {e}"))),
             }
         }

@@ -92,7 +92,10 @@ impl Api {
                 method,
                 path: path.into(),
                 status,
-                fault: value["fault_message"].as_str().unwrap_or("no reason").into(),
+                fault: value["fault_message"]
+                    .as_str()
+                    .unwrap_or("no reason")
+                    .into(),
             }),
         }
     }
@@ -299,7 +302,11 @@ impl FirecrackerMachine {
         });
         put("/boot-source", source).await?;
         // Relative: clones of a snapshot each have their own folder.
-        put("/vsock", json!({ "guest_cid": 3, "uds_path": "agent.sock" })).await?;
+        put(
+            "/vsock",
+            json!({ "guest_cid": 3, "uds_path": "agent.sock" }),
+        )
+        .await?;
         put("/actions", json!({ "action_type": "InstanceStart" })).await?;
         let stream = connect(&folder.join("agent.sock"), AGENT_PORT, START).await?;
         let guest = Guest::greet(Box::new(stream), "microvm", START).await;
@@ -351,7 +358,9 @@ impl FirecrackerMachine {
         let now = SystemTime::now().duration_since(UNIX_EPOCH);
         let now = now.map_or(0, |d| d.as_nanos() as u64);
         let name = crate::ram::unique().map_err(|e| broken("random numbers", e))?;
-        let resumed = guest.resume(now, &entropy, &format!("vm-{name:016x}")).await;
+        let resumed = guest
+            .resume(now, &entropy, &format!("vm-{name:016x}"))
+            .await;
         resumed.map_err(|e| broken("resume", e))?;
         Self::of(starting, api, folder, guest)
     }

@@ -73,7 +73,10 @@ fn block(bytes: &[u8], out: &mut Vec<u8>) -> Option<()> {
         };
         let back = usize::from(low) | usize::from(*input.next()?) << 8;
         let count = length(token & 15, &mut input)? + 4;
-        let from = out.len().checked_sub(back).filter(|f| *f >= begin && back > 0)?;
+        let from = out
+            .len()
+            .checked_sub(back)
+            .filter(|f| *f >= begin && back > 0)?;
         if out.len() + count > MOST {
             return None;
         }

@@ -4,9 +4,7 @@
 use serde_json::json;
 use sinew_guest::Setup;
 use sinew_microvm::Image;
-use sinew_microvm::firecracker::{
-    Api, Boot, FirecrackerError, FirecrackerMachine, connect, probe,
-};
+use sinew_microvm::firecracker::{Api, Boot, FirecrackerError, FirecrackerMachine, connect, probe};
 use sinew_sandbox::{ExecRequest, Limits, Program};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -99,7 +97,13 @@ async fn refusals_are_told_as_they_are() {
     let mut boot = stand.boot();
     boot.kernel = "/nonexistent/vmlinux".into();
     let refused = FirecrackerMachine::boot(&stand.program, &folder, &boot).await;
-    let Err(FirecrackerError::Refused { path, status, fault, .. }) = refused else {
+    let Err(FirecrackerError::Refused {
+        path,
+        status,
+        fault,
+        ..
+    }) = refused
+    else {
         panic!("it booted nothing");
     };
     assert_eq!((path.as_str(), status), ("/boot-source", 400));
@@ -112,8 +116,18 @@ async fn refusals_are_told_as_they_are() {
     let create = json!({ "snapshot_path": "s", "mem_file_path": "m" });
     for (method, path, body, why) in [
         ("PUT", "/snapshot/create", create, "while running"),
-        ("PUT", "/snapshot/load", json!({}), "not allowed after configuring"),
-        ("PUT", "/machine-config", json!({ "vcpu_count": 1 }), "after starting"),
+        (
+            "PUT",
+            "/snapshot/load",
+            json!({}),
+            "not allowed after configuring",
+        ),
+        (
+            "PUT",
+            "/machine-config",
+            json!({ "vcpu_count": 1 }),
+            "after starting",
+        ),
         ("PUT", "/nothing", json!({}), "Invalid request"),
     ] {
         let told = api.ask(method, path, body).await.expect_err("refused");

@@ -82,13 +82,12 @@ async fn attacks_that_only_machines_have() {
     // Halts and frames that never end take ten seconds each to be told from slow guests.
     for filter in [
         "48 ",
-        "80 panic",
+        "80 panic of",
         "80 reboot",
         "81 ",
         "82 ",
         "83 frame of",
         "83 output",
-        "83 frames",
         "84 ",
     ] {
         sinew_microvm::attack::run_own(&provider, filter, &mut on_row)
@@ -99,7 +98,7 @@ async fn attacks_that_only_machines_have() {
         let held = row.outcome == sinew_attack::attack::AttackOutcome::Held;
         assert!(held, "{}: {}", row.case, row.why);
     }
-    assert_eq!(rows.len(), 11);
+    assert_eq!(rows.len(), 9);
 }
 
 #[tokio::test]
@@ -145,10 +144,19 @@ async fn limits_end_programs_precisely() {
     let spec = spec();
     let mut sandbox = provider.acquire(&spec).await.expect("a machine");
     let cases = [
-        ("x = []\nwhile True: x.append(bytearray(b'x') * (1 << 20))", Ending::OutOfMemory),
+        (
+            "x = []\nwhile True: x.append(bytearray(b'x') * (1 << 20))",
+            Ending::OutOfMemory,
+        ),
         ("while True: print('x' * 1000)", Ending::OutputLimit),
-        ("import os, time\nwhile True:\n    if os.fork() == 0: time.sleep(9)", Ending::TooManyProcesses),
-        ("import os; os.kill(os.getpid(), 11)", Ending::Signalled { signal: 11 }),
+        (
+            "import os, time\nwhile True:\n    if os.fork() == 0: time.sleep(9)",
+            Ending::TooManyProcesses,
+        ),
+        (
+            "import os; os.kill(os.getpid(), 11)",
+            Ending::Signalled { signal: 11 },
+        ),
         ("import sys; sys.exit(7)", Ending::Exited { code: 7 }),
     ];
     for (code, ending) in cases {
@@ -180,12 +188,21 @@ async fn snapshots_and_forks_carry_memory_and_files() {
     fork.reset().await.expect("reset");
     assert_eq!(fork.read_file("f", 100).await.expect("read"), b"before");
     assert!(fork.read_file("g", 100).await.is_err());
-    let mut last = provider.fork(&spec, &deeper).await.expect("a fork of a fork");
+    let mut last = provider
+        .fork(&spec, &deeper)
+        .await
+        .expect("a fork of a fork");
     assert_eq!(last.read_file("g", 100).await.expect("read"), b"fork");
-    assert_eq!(printed(&python(last.as_mut(), "print(open('f').read())").await), "before");
+    assert_eq!(
+        printed(&python(last.as_mut(), "print(open('f').read())").await),
+        "before"
+    );
     // As an archive that any level takes.
     let archive = provider.export(&snapshot).await.expect("an archive");
-    let again = provider.import(&archive, 1 << 20).await.expect("a snapshot");
+    let again = provider
+        .import(&archive, 1 << 20)
+        .await
+        .expect("a snapshot");
     let wide = SandboxSpec::default();
     let mut placed = provider.fork(&wide, &again).await.expect("a fork");
     assert_eq!(placed.read_file("f", 100).await.expect("read"), b"before");
@@ -210,7 +227,10 @@ async fn what_cannot_be_had_is_refused() {
     spec.limits.memory_bytes = 8 << 30;
     assert!(matches!(
         provider.acquire(&spec).await.err(),
-        Some(SandboxError::Request { field: "limits.memory_bytes", .. })
+        Some(SandboxError::Request {
+            field: "limits.memory_bytes",
+            ..
+        })
     ));
     for protection in provider.protections().iter() {
         assert!(!protection.how.is_empty(), "{}", protection.name);
@@ -234,11 +254,7 @@ async fn server_that_is_killed() {
     for _ in 0..2 {
         kept.push(provider.acquire(&spec()).await.expect("a machine"));
     }
-    std::fs::write(
-        std::env::var("SINEW_MICROVM_KILLED").expect("a path"),
-        "up",
-    )
-    .expect("write");
+    std::fs::write(std::env::var("SINEW_MICROVM_KILLED").expect("a path"), "up").expect("write");
     tokio::time::sleep(Duration::from_secs(60)).await;
 }
 
@@ -275,7 +291,10 @@ async fn a_killed_server_leaves_nothing() {
     server.kill().expect("kill");
     server.wait().expect("wait");
     for _ in 0..200 {
-        if monitors.iter().all(|p| !Path::new(&format!("/proc/{p}")).exists()) {
+        if monitors
+            .iter()
+            .all(|p| !Path::new(&format!("/proc/{p}")).exists())
+        {
             break;
         }
         tokio::time::sleep(Duration::from_millis(20)).await;
@@ -286,7 +305,12 @@ async fn a_killed_server_leaves_nothing() {
     // Folders and groups of the dead are removed by the next server.
     let _next = provider();
     let tag = format!("sinew-vm-{pid}-");
-    for place in ["/tmp", "/sys/fs/cgroup/memory", "/sys/fs/cgroup/pids", "/sys/fs/cgroup"] {
+    for place in [
+        "/tmp",
+        "/sys/fs/cgroup/memory",
+        "/sys/fs/cgroup/pids",
+        "/sys/fs/cgroup",
+    ] {
         let left = std::fs::read_dir(place).into_iter().flatten().flatten();
         let mut left = left.filter_map(|e| e.file_name().into_string().ok());
         assert!(!left.any(|name| name.starts_with(&tag)), "{place}");
