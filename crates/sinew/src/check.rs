@@ -183,7 +183,7 @@ fn data(recipe: &Recipe) -> Result<String, Failure> {
 
 fn sandbox(recipe: &Recipe) -> Result<String, Failure> {
     let provider = wire::sandboxes(&recipe.sandbox)?;
-    let spec = wire::sandbox_spec(&recipe.sandbox);
+    let spec = wire::sandbox_spec(&recipe.sandbox)?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()

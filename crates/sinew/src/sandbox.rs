@@ -23,6 +23,13 @@ pub(crate) enum SandboxCommand {
         /// Shell script
         #[arg(long)]
         shell: Option<String>,
+        /// Root of the sandbox: an OCI layout (folder or tar file), a tar file of `docker save`, or
+        /// a folder; PATH:TAG where it holds several images
+        #[arg(long)]
+        image: Option<String>,
+        /// Program and its arguments; left out: what the image names
+        #[arg(last = true, conflicts_with_all = ["code", "shell"])]
+        argv: Vec<String>,
         /// Wall-time limit in seconds
         #[arg(long, default_value_t = 5.0)]
         timeout: f64,
@@ -88,21 +95,14 @@ pub(crate) fn run(command: &SandboxCommand) -> Result<(), Failure> {
         SandboxCommand::Run {
             code,
             shell,
+            image,
+            argv,
             timeout,
             memory_mb,
             strict,
             level,
             json,
         } => {
-            let program = match (code, shell) {
-                (Some(code), None) => Program::Python(code.clone()),
-                (None, Some(script)) => Program::Shell(script.clone()),
-                _ => {
-                    return Err(Failure::input(
-                        "nothing to run\n  hint: sinew sandbox run --code 'print(6 * 7)'",
-                    ));
-                }
-            };
             if !(timeout.is_finite() && *timeout > 0.0) {
                 return Err(Failure::input(format!(
                     "--timeout {timeout}: allowed: a number of seconds above 0"
@@ -110,14 +110,41 @@ pub(crate) fn run(command: &SandboxCommand) -> Result<(), Failure> {
             }
             let section = SandboxSection {
                 level: level.clone(),
+                image: image.clone(),
                 memory_mb: *memory_mb,
                 strict: *strict,
                 cpu_s: *timeout,
                 ..SandboxSection::default()
             };
+            let program = match (code, shell) {
+                (Some(code), _) => Program::Python(code.clone()),
+                (None, Some(script)) => Program::Shell(script.clone()),
+                (None, None) => words(&section, argv)?,
+            };
             exec(&section, program, Duration::from_secs_f64(*timeout), *json)
         }
     }
+}
+
+/// What was asked for, else what the image names. A name without a slash is looked up in the image.
+fn words(section: &SandboxSection, argv: &[String]) -> Result<Program, Failure> {
+    let Some(image) = wire::image(section)? else {
+        return match argv.is_empty() {
+            false => Ok(Program::Argv(argv.to_vec())),
+            true => Err(nothing_to_run()),
+        };
+    };
+    let mut words = match argv.is_empty() {
+        false => argv.to_vec(),
+        true => image.config.argv(),
+    };
+    let first = words.first_mut().ok_or_else(nothing_to_run)?;
+    *first = image.program(first).map_err(Failure::input)?;
+    Ok(Program::Argv(words))
+}
+
+fn nothing_to_run() -> Failure {
+    Failure::input("nothing to run\n  hint: sinew sandbox run --code 'print(6 * 7)'")
 }
 
 fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
@@ -218,12 +245,12 @@ fn exec(
     as_json: bool,
 ) -> Result<(), Failure> {
     let provider = wire::sandboxes(section)?;
+    let spec = wire::sandbox_spec(section)?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .map_err(Failure::system)?;
     let result = runtime.block_on(async {
-        let spec = wire::sandbox_spec(section);
         let mut sandbox = provider.acquire(&spec).await?;
         let request = ExecRequest {
             program,

@@ -12,6 +12,7 @@ use crate::run_dir::RunDir;
 use serde::{Deserialize, Serialize};
 use sinew_algo::{AlgoReport, Algorithm};
 use sinew_env::{EnvFactory, Taskset, tiny};
+use sinew_image::{Image, ImageConfig, UnpackLimits};
 use sinew_infer::{Clock, EmbeddedEngine, EngineConfig, ModelForward, SchedulerConfig, TokenBytes};
 use sinew_model::{
     Family, InferModel, LoadedModel, ModelConfig, ModelFiles, Params, Precision, ResolveEnv,
@@ -243,6 +244,8 @@ pub(crate) fn sandboxes(section: &SandboxSection) -> Result<Arc<dyn SandboxProvi
     let way_out = section.egress.clone().map(|e| WayOut::start(e, audit));
     let way_out = way_out.transpose()?;
     config.shows.extend(way_out.as_ref().map(WayOut::shows));
+    let image = image(section)?;
+    config.image = image.as_ref().map(|i| i.root.clone());
     let pool = PoolConfig::for_live(config.max_live);
     let provider = ProcessProvider::start(config).map_err(|e| named(&e))?;
     let provider = Pool::new(Arc::new(provider), pool).map_err(|e| named(&e))?;
@@ -253,9 +256,40 @@ pub(crate) fn sandboxes(section: &SandboxSection) -> Result<Arc<dyn SandboxProvi
     })
 }
 
-/// What a recipe allows in a sandbox.
-pub(crate) fn sandbox_spec(section: &SandboxSection) -> SandboxSpec {
-    SandboxSpec {
+/// The root of sandboxes and what it wants to run, unpacked if it is not yet.
+pub(crate) fn image(section: &SandboxSection) -> Result<Option<Image>, Failure> {
+    let Some(path) = &section.image else {
+        return Ok(None);
+    };
+    let named = |e: &dyn std::fmt::Display| Failure::system(format!("sandbox.image: {e}"));
+    let path = Path::new(path);
+    if section.level != "process" && !path.exists() && !sinew_image::is_packed(path) {
+        // The name of an image that an engine of containers has.
+        return Ok(None);
+    }
+    if path.is_dir() && !sinew_image::is_packed(path) {
+        return Ok(Some(Image {
+            id: String::new(),
+            root: path.canonicalize().map_err(|e| named(&e))?,
+            config: ImageConfig::default(),
+            bytes: 0,
+            fresh: false,
+        }));
+    }
+    let cache = Path::new(&section.image_cache);
+    let unpacked = sinew_image::unpack(path, cache, &UnpackLimits::default());
+    unpacked.map(Some).map_err(|e| named(&e))
+}
+
+/// What a recipe allows in a sandbox, with the environment of its image.
+///
+/// # Errors
+/// If the image cannot be unpacked.
+pub(crate) fn sandbox_spec(section: &SandboxSection) -> Result<SandboxSpec, Failure> {
+    let env = image(section)?.map(|i| i.config.env).unwrap_or_default();
+    Ok(SandboxSpec {
+        env,
+        live: section.live,
         limits: Limits {
             cpu_s: section.cpu_s,
             memory_bytes: section.memory_mb << 20,
@@ -264,7 +298,7 @@ pub(crate) fn sandbox_spec(section: &SandboxSection) -> SandboxSpec {
         },
         strict: section.strict,
         ..SandboxSpec::default()
-    }
+    })
 }
 
 type World = (Arc<dyn Taskset>, Arc<dyn EnvFactory>);
@@ -287,7 +321,7 @@ pub(crate) fn world(recipe: &Recipe) -> Result<World, Failure> {
         }
         EnvSection::ToolMath { .. } => {
             let sandboxes = sandboxes(&recipe.sandbox)?;
-            let spec = sandbox_spec(&recipe.sandbox);
+            let spec = sandbox_spec(&recipe.sandbox)?;
             Ok((
                 taskset(recipe)?,
                 crate::math::factory(recipe, sandboxes, spec)?,

@@ -9,6 +9,8 @@ mod algorithms;
 mod docs;
 #[path = "it/gate.rs"]
 mod gate;
+#[path = "it/images.rs"]
+mod images;
 #[path = "it/runs.rs"]
 mod runs;
 #[path = "it/sandboxes.rs"]

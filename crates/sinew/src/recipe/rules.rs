@@ -407,6 +407,14 @@ fn sandbox(recipe: &Recipe, rules: &mut Rules) {
     rules.range("sandbox.processes", s.processes, 1..=4096);
     rules.seconds("sandbox.cpu_s", s.cpu_s);
     rules.range("sandbox.max_live", s.max_live, 1..=16384);
+    let wasm = s.level == "wasm";
+    let reason =
+        "has no effect at level \"wasm\", whose programs have files of their own; remove it".into();
+    rules.custom("sandbox.image", "set", reason, s.image.is_none() || !wasm);
+    let reason =
+        "needs sandbox.level = \"wasm\": elsewhere every program has an interpreter of its own"
+            .into();
+    rules.custom("sandbox.live", "true", reason, !s.live || wasm);
     let Some(egress) = &s.egress else {
         let reason = "has no effect without [sandbox.egress]; remove it".into();
         rules.custom(

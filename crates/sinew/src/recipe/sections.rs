@@ -91,10 +91,18 @@ pub(crate) struct SandboxSection {
     pub(crate) cpu_s: f64,
     /// Most sandboxes that live at once.
     pub(crate) max_live: usize,
+    /// OCI layout, tar file of one or of `docker save` (`:TAG` after it where it holds several), or
+    /// a folder that is a root already; the root of sandboxes of level `process`.
+    pub(crate) image: Option<String>,
+    /// Folder in which images are unpacked, once each.
+    pub(crate) image_cache: String,
     /// Folder of compiled interpreters, for `wasm`.
     pub(crate) wasm_modules: String,
     /// Folder of kernels and roots, for `microvm`.
     pub(crate) microvm_images: String,
+    /// For `wasm`: Python programs of a sandbox run one after the other in one interpreter, and
+    /// snapshots and forks hold its memory.
+    pub(crate) live: bool,
     /// Folder for a log of what each sandbox asked of the network.
     pub(crate) egress_audit: Option<String>,
     /// The way out; left out: no network.
@@ -110,8 +118,11 @@ impl Default for SandboxSection {
             processes: 16,
             cpu_s: 4.0,
             max_live: 64,
+            image: None,
+            image_cache: ".cache/images".into(),
             wasm_modules: ".cache/wasm".into(),
             microvm_images: ".cache/microvm".into(),
+            live: false,
             egress_audit: None,
             egress: None,
         }
