@@ -119,6 +119,64 @@ async fn measure(
     Ok(ms)
 }
 
+/// All that is measured. Programs: Python in turns and from the beginning, MicroPython, JavaScript.
+fn rows<'a>(
+    [python, fresh, micropython, javascript]: [&'a Program; 4],
+    snapshot: &'a Snapshot,
+) -> [Row<'a>; 7] {
+    [
+        Row(
+            "wasm python, first turn of a fresh sandbox, after a pause",
+            python,
+            Where::Fresh,
+            true,
+            Some(2.0),
+        ),
+        Row(
+            "wasm python, first turn of a fresh sandbox, no pause",
+            python,
+            Where::Fresh,
+            false,
+            Some(2.0),
+        ),
+        Row(
+            "wasm python, next turn of a live sandbox",
+            python,
+            Where::Same,
+            false,
+            Some(0.2),
+        ),
+        Row(
+            "wasm python, fork of a live sandbox and its first turn",
+            python,
+            Where::Fork(snapshot),
+            false,
+            Some(2.0),
+        ),
+        Row(
+            "wasm python, interpreter started from the beginning",
+            fresh,
+            Where::Fresh,
+            false,
+            None,
+        ),
+        Row(
+            "wasm micropython, fresh interpreter",
+            micropython,
+            Where::Fresh,
+            false,
+            Some(2.0),
+        ),
+        Row(
+            "wasm javascript, fresh interpreter",
+            javascript,
+            Where::Fresh,
+            false,
+            None,
+        ),
+    ]
+}
+
 /// Measures every row, each `runs` times.
 ///
 /// # Errors
@@ -141,57 +199,7 @@ pub async fn run(
     let set_up = Program::Python("import json; x = list(range(100_000))".into());
     exec(&mut place, &set_up).await?;
     let snapshot = place.snapshot().await?;
-    let rows = [
-        Row(
-            "wasm python, first turn of a fresh sandbox, after a pause",
-            &python,
-            Where::Fresh,
-            true,
-            Some(2.0),
-        ),
-        Row(
-            "wasm python, first turn of a fresh sandbox, no pause",
-            &python,
-            Where::Fresh,
-            false,
-            Some(2.0),
-        ),
-        Row(
-            "wasm python, next turn of a live sandbox",
-            &python,
-            Where::Same,
-            false,
-            Some(0.2),
-        ),
-        Row(
-            "wasm python, fork of a live sandbox and its first turn",
-            &python,
-            Where::Fork(&snapshot),
-            false,
-            Some(2.0),
-        ),
-        Row(
-            "wasm python, interpreter started from the beginning",
-            &fresh,
-            Where::Fresh,
-            false,
-            None,
-        ),
-        Row(
-            "wasm micropython, fresh interpreter",
-            &micropython,
-            Where::Fresh,
-            false,
-            Some(2.0),
-        ),
-        Row(
-            "wasm javascript, fresh interpreter",
-            &javascript,
-            Where::Fresh,
-            false,
-            None,
-        ),
-    ];
+    let rows = rows([&python, &fresh, &micropython, &javascript], &snapshot);
     let peer_value = plain_python(runs);
     for row in rows {
         let ms = measure(provider, (&mut place, &live), &row, runs).await?;

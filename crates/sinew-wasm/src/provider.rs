@@ -404,18 +404,9 @@ impl WasmSandbox {
         if let Some(failure) = done.failure {
             return Err(SandboxError::Died(failure));
         }
-        if place.is_some() {
-            self.mind = match done.alive {
-                true => Mind {
-                    from: From::Last,
-                    home: Some(home),
-                },
-                // What ended its interpreter took its memory along.
-                false => Mind::new(),
-            };
-            self.touched = false;
-        } else {
-            self.touched |= files.is_some();
+        match place {
+            Some(_) => self.after_turn(done.alive, home),
+            None => self.touched |= files.is_some(),
         }
         if let Some(files) = files {
             self.tree = Arc::new(files);
@@ -438,6 +429,19 @@ impl WasmSandbox {
             stderr,
             protections: Arc::clone(&self.inner.protections),
         })
+    }
+
+    /// Where the next turn goes on after one that ended.
+    fn after_turn(&mut self, alive: bool, home: Home) {
+        self.mind = match alive {
+            true => Mind {
+                from: From::Last,
+                home: Some(home),
+            },
+            // What ended its interpreter took its memory along.
+            false => Mind::new(),
+        };
+        self.touched = false;
     }
 
     /// Variables of an execution.
