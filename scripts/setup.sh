@@ -41,6 +41,12 @@ if ! "$venv/bin/python3" -c 'from importlib.metadata import version; assert vers
     .cache/uv/bin/uv pip install --quiet --python "$venv/bin/python3" xllamacpp==2026.10.11549
 fi
 
+# The exporter of OpenTelemetry, for the tests of the data pool.
+if ! "$venv/bin/python3" -c 'from importlib.metadata import version; assert version("opentelemetry-exporter-otlp-proto-http") == "1.45.2"' 2>/dev/null; then
+    echo "setup: installing OpenTelemetry's exporter into $venv"
+    .cache/uv/bin/uv pip install --quiet --python "$venv/bin/python3" opentelemetry-exporter-otlp-proto-http==1.45.2
+fi
+
 # The interpreters of the wasm level, compiled for this machine.
 python3 scripts/wasm_modules.py .cache/wasm >/dev/null
 

@@ -58,7 +58,7 @@ pub(crate) fn check(
             continue;
         };
         let difference = (engine - pushed).abs();
-        if !(difference <= spot.gap) {
+        if difference.is_nan() || difference > spot.gap {
             return Err(Reason::LogprobGap {
                 node,
                 index,

@@ -175,6 +175,9 @@ fn judge(recipe: &Recipe, key: &str, source: &str) -> Result<String, Failure> {
 }
 
 fn data(recipe: &Recipe) -> Result<String, Failure> {
+    if recipe.draws_from_pool() {
+        return crate::pool::check(recipe);
+    }
     let renderer = wire::renderer(recipe)?;
     let loaded = Dataset::load(recipe, renderer.as_ref())?;
     let groups = loaded.map_or(0, |d| d.len());

@@ -14,10 +14,7 @@ use serde::Deserialize;
 use sinew_render::Renderer;
 use sinew_rollout::mix_seed;
 use sinew_store::{Filter, StoreReader};
-use sinew_types::{
-    EpisodeEnd, EpisodeId, FinishReason, GroupId, Message, NO_PARENT, Node, Outcome, PolicyVersion,
-    Role, TRACE_FORMAT_VERSION, TaskId, Timing, TokenId, TokenKind, Trace, VersionSpan,
-};
+use sinew_types::{EpisodeEnd, EpisodeId, GroupId, Message, Outcome, Role, Trace};
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
@@ -77,19 +74,21 @@ impl Dataset {
         let context = recipe.rollout.max_context_tokens as usize;
         let groups = match section {
             DataSection::Demonstrations { path } => rows(path, |line, row: Demonstration| {
-                let trace = conversation(row.messages, renderer, context);
+                let trace = conversation(&row.messages, renderer, context);
                 let trace = trace.map_err(|e| refused(path, line, e))?;
                 Ok(vec![scored(trace, "demonstration", 1.0)])
             })?,
             DataSection::Pairs { path } => rows(path, |line, row: Pair| {
                 let of = |answer: Answer| {
                     let messages = [row.prompt.clone(), answer.messages()].concat();
-                    conversation(messages, renderer, context).map_err(|e| refused(path, line, e))
+                    conversation(&messages, renderer, context).map_err(|e| refused(path, line, e))
                 };
                 let chosen = scored(of(row.chosen)?, "chosen", 1.0);
                 Ok(vec![chosen, scored(of(row.rejected)?, "rejected", 0.0)])
             })?,
             DataSection::Episodes { path, purpose } => stored(path, purpose, context)?,
+            // Drawn step by step, see `pool.rs`.
+            DataSection::Pool { .. } => return Ok(None),
         };
         if groups.is_empty() {
             return Err(Failure::input("[data]: nothing is in it to train on"));
@@ -158,116 +157,14 @@ fn scored(mut trace: Trace, kind: &str, reward: f64) -> Trace {
 
 /// A conversation as a trace: what the assistant says is trained, all else is not.
 fn conversation(
-    messages: Vec<Message>,
+    messages: &[Message],
     renderer: &dyn Renderer,
     context: usize,
 ) -> Result<Trace, String> {
-    let is_assistant = |m: &Message| m.role == Role::Assistant;
-    let first = messages.iter().position(is_assistant);
-    let first = first.ok_or("no message is the assistant's: nothing to learn")?;
-    if first == 0 || !messages.last().is_some_and(is_assistant) {
-        return Err("it must begin with a prompt and end with the assistant".into());
-    }
     if messages.iter().any(|m| !m.tool_calls.is_empty()) {
         return Err("tool calls must stand in the content, as the model writes them".into());
     }
-    let prompt = renderer.render_prompt(&messages[..first], &[]);
-    let prompt = prompt.map_err(|e| e.to_string())?;
-    let mut path = PathTrace::new(prompt, messages[..first].to_vec());
-    let mut rest = &messages[first..];
-    while let Some((answer, after)) = rest.split_first() {
-        let stop = renderer.stop_ids()[0];
-        let mut tokens = renderer
-            .encode_text(&answer.content)
-            .map_err(|e| e.to_string())?;
-        tokens.push(stop);
-        path.answer(tokens, FinishReason::StopId { id: stop });
-        let next = after.iter().position(is_assistant).unwrap_or(after.len());
-        if next > 0 {
-            let finish = FinishReason::StopId { id: stop };
-            let join = renderer.extend(&path.context, &finish, &after[..next], &[]);
-            let join = join.map_err(|e| e.to_string())?;
-            path.add(TokenKind::Forced, join.forced, Vec::new());
-            let said = after[..next].to_vec();
-            path.add(TokenKind::Observation, join.observation, said);
-        } else if !after.is_empty() {
-            return Err("two messages of the assistant follow each other".into());
-        }
-        rest = &after[next..];
-    }
-    match path.context.len() {
-        n if n > context => Err(format!(
-            "{n} tokens, rollout.max_context_tokens is {context}"
-        )),
-        _ => Ok(path.trace),
-    }
-}
-
-/// A trace of one path under way.
-struct PathTrace {
-    trace: Trace,
-    context: Vec<TokenId>,
-    turn: u32,
-}
-
-impl PathTrace {
-    fn new(prompt: Vec<TokenId>, messages: Vec<Message>) -> Self {
-        let mut path = Self {
-            trace: Trace {
-                format_version: TRACE_FORMAT_VERSION,
-                episode: EpisodeId::new(""),
-                group: GroupId::new(""),
-                task: TaskId::new("data"),
-                task_kind: String::new(),
-                step: 0,
-                purpose: "train".into(),
-                nodes: Vec::new(),
-                outcome: Outcome::default(),
-                end: EpisodeEnd::Terminated,
-                timing: Timing::default(),
-            },
-            context: Vec::new(),
-            turn: 0,
-        };
-        path.add(TokenKind::Prompt, prompt, messages);
-        path
-    }
-
-    fn add(&mut self, kind: TokenKind, tokens: Vec<TokenId>, messages: Vec<Message>) {
-        if tokens.is_empty() {
-            return;
-        }
-        self.context.extend_from_slice(&tokens);
-        let parent = match self.trace.nodes.len() {
-            0 => NO_PARENT,
-            n => (n - 1) as u32,
-        };
-        self.trace
-            .nodes
-            .push(Node::given(parent, self.turn, kind, tokens, messages));
-    }
-
-    fn answer(&mut self, tokens: Vec<TokenId>, finish: FinishReason) {
-        self.turn += 1;
-        let count = tokens.len();
-        self.add(TokenKind::Sampled, tokens, Vec::new());
-        if let Some(node) = self.trace.nodes.last_mut() {
-            node.finish = Some(finish);
-            // Replaced by the policy's own before the trace is used.
-            node.logprobs = vec![0.0; count];
-            node.versions = spans(count, PolicyVersion(0));
-        }
-    }
-}
-
-/// All tokens of a node by one version.
-pub(crate) fn spans(count: usize, version: PolicyVersion) -> Vec<VersionSpan> {
-    let len = count as u32;
-    vec![VersionSpan {
-        start: 0,
-        len,
-        version,
-    }]
+    sinew_pool::conversation(messages, &[], renderer, context).map_err(|e| e.to_string())
 }
 
 /// Episodes of a run, grouped as they were sampled.
@@ -310,6 +207,7 @@ mod tests {
     use super::*;
     use sinew_env::tiny;
     use sinew_render::TinyRenderer;
+    use sinew_types::{TokenId, TokenKind};
     use std::collections::BTreeSet;
 
     fn recipe(data: &str) -> Recipe {

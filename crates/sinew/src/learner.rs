@@ -1,6 +1,5 @@
 //! The trainer with its checkpoints, behind what the main loop needs of it.
 
-use crate::data::spans;
 use crate::failure::Failure;
 use crate::judges::Judges;
 use crate::parallel::ProcessPeers;
@@ -252,7 +251,7 @@ impl Learner {
             };
             for (node, logprobs) in trace.nodes.iter_mut().zip(by_node) {
                 if node.kind == TokenKind::Sampled {
-                    node.versions = spans(logprobs.len(), version);
+                    node.versions = sinew_pool::whole(logprobs.len(), version);
                     node.logprobs = logprobs;
                 }
             }

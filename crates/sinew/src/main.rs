@@ -4,6 +4,7 @@ mod bench;
 mod check;
 mod cross;
 mod curves;
+mod curriculum;
 mod data;
 mod egress;
 mod episodes;
@@ -19,6 +20,7 @@ mod output;
 mod outside;
 mod parallel;
 mod recipe;
+mod pool;
 mod record;
 mod report;
 mod run_dir;
@@ -87,6 +89,9 @@ enum Command {
     #[command(after_help = "Example: sinew serve --engine fake --listen 127.0.0.1:8080")]
     Serve(serve::ServeArgs),
     /// A process of `train.data_parallel`, started by `train`
+    /// Look into the data pool of a running `sinew serve --pool`, and release what it holds back
+    #[command(after_help = "Example: sinew pool status --url http://127.0.0.1:8080 --token-file token")]
+    Pool(pool::PoolArgs),
     #[command(name = parallel::COMMAND, hide = true)]
     TrainWorker,
     /// Run code in a sandbox, or say what this host enforces
@@ -193,6 +198,7 @@ fn main() -> ExitCode {
         Command::Sandbox(args) => sandbox::run(&args.command),
         Command::Serve(args) => serve::run(&args),
         Command::Bench { command } => bench::run(&command),
+        Command::Pool(args) => pool::run(&args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

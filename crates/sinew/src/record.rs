@@ -92,6 +92,9 @@ pub(crate) struct StepRecord {
     /// Since the start of the run, earlier sessions of a resumed run included.
     pub(crate) wall_s: f64,
     pub(crate) rollout: EpisodeStats,
+    /// Share of the next step's tasks by type, with adaptive sampling.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub(crate) task_shares: BTreeMap<String, f64>,
     pub(crate) rows: usize,
     /// Episodes that gave no row, by reason.
     pub(crate) dropped: BTreeMap<String, usize>,

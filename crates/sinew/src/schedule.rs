@@ -28,19 +28,35 @@ pub(crate) fn shuffled(seed: u64, len: usize, at: usize) -> usize {
     order[at]
 }
 
-/// The episodes of training step `step` (from 1), one inner vector a group.
-pub(crate) fn train_groups(
+/// Indices of the tasks of training step `step` (from 1), each task once an epoch.
+pub(crate) fn uniform_tasks(
     taskset: &dyn Taskset,
     seed: u64,
     step: u64,
     tasks: usize,
+) -> Vec<usize> {
+    let len = taskset.len(Split::Train).max(1);
+    let first = (step - 1) * tasks as u64;
+    (0..tasks as u64)
+        .map(|t| train_index(seed, len, first + t))
+        .collect()
+}
+
+/// The episodes of training step `step` (from 1) on the tasks at `indices`, one inner vector a group.
+pub(crate) fn train_groups(
+    taskset: &dyn Taskset,
+    seed: u64,
+    step: u64,
+    indices: &[usize],
     group_size: usize,
 ) -> Result<Vec<Vec<EpisodeSpec>>, TasksetError> {
-    let len = taskset.len(Split::Train).max(1);
-    (0..tasks as u64)
-        .map(|t| {
-            let n = (step - 1) * tasks as u64 + t;
-            let task = taskset.get(Split::Train, train_index(seed, len, n))?;
+    let tasks = indices.len() as u64;
+    indices
+        .iter()
+        .zip(0..)
+        .map(|(&index, t)| {
+            let n = (step - 1) * tasks + t;
+            let task = taskset.get(Split::Train, index)?;
             let group = format!("s{step:05}-g{t:03}");
             Ok((0..group_size)
                 .map(|k| EpisodeSpec {

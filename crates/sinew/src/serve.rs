@@ -1,18 +1,20 @@
 //! `sinew serve`: the gateway and an engine behind it.
 
 use crate::failure::Failure;
+use crate::recipe::Recipe;
 use crate::{output, wire};
 use clap::Args;
 use serde_json::json;
 use sinew_gateway::{
-    Gateway, GatewayConfig, GatewayParts, Journal, JournalOptions, Secret, Server, ServerLimits,
-    SessionLimits, byte_renderer,
+    Gateway, GatewayConfig, GatewayParts, Journal, JournalOptions, Mount, Secret, Server,
+    ServerLimits, SessionLimits, byte_renderer,
 };
 use sinew_infer::{
     EmbeddedEngine, EngineConfig, FakeConfig, FakeEngine, FakeModel, ModelForward, SchedulerConfig,
     Script, TokenBytes,
 };
 use sinew_model::{InferModel, ModelFiles, load_model, resolve_model};
+use sinew_pool::Scorer;
 use sinew_render::{Renderer, ToolCallFormat};
 use sinew_store::{DiskStore, MemoryStore, StoreOptions, TraceStore};
 use sinew_types::{Engine, TokenId};
@@ -48,7 +50,8 @@ pub(crate) struct ServeArgs {
     /// Address to listen on; port 0 takes a free one
     #[arg(long, default_value = "127.0.0.1:8080")]
     listen: SocketAddr,
-    /// Model: a folder, a GGUF file, `package:NAME` or a name on the hub
+    /// Model: a folder, a GGUF file, `package:NAME` or a name on the hub; with a fake engine also
+    /// `recipe:FILE`, for the tokenizer that a recipe trains with
     #[arg(long)]
     model: Option<String>,
     /// Folder that finished traces are kept in; without it they are kept in memory
@@ -69,6 +72,9 @@ pub(crate) struct ServeArgs {
     /// Tokens of key-value memory of the embedded engine
     #[arg(long, default_value_t = 16_384)]
     kv_tokens: usize,
+    /// TOML file with a `[pool]` table: take finished trajectories of outside systems, see docs/pool.md
+    #[arg(long)]
+    pool: Option<PathBuf>,
     /// JSON lines on standard output
     #[arg(long)]
     json: bool,
@@ -88,16 +94,22 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
         return crate::serve_sandbox::run(&args.sandboxes, args.listen, args.json);
     }
     let token = control_token(args)?;
-    let gateway = gateway(args)?;
+    let (gateway, mount) = gateway(args)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()
         .map_err(Failure::system)?;
-    runtime.block_on(serve(args, gateway, &token))
+    runtime.block_on(serve(args, gateway, mount, &token))
 }
 
-async fn serve(args: &ServeArgs, gateway: Gateway, token: &str) -> Result<(), Failure> {
-    let server = Server::start(gateway.clone(), args.listen, token, args.public_url.clone())
+async fn serve(
+    args: &ServeArgs,
+    gateway: Gateway,
+    mount: Option<Arc<dyn Mount>>,
+    token: &str,
+) -> Result<(), Failure> {
+    let public = args.public_url.clone();
+    let server = Server::start_with(gateway.clone(), args.listen, token, public, mount)
         .await
         .map_err(|e| Failure::input(format!("--listen: {e}")))?;
     let url = format!("http://{}", server.address());
@@ -177,7 +189,7 @@ fn control_token(args: &ServeArgs) -> Result<String, Failure> {
     Ok(token.to_owned())
 }
 
-fn gateway(args: &ServeArgs) -> Result<Gateway, Failure> {
+fn gateway(args: &ServeArgs) -> Result<(Gateway, Option<Arc<dyn Mount>>), Failure> {
     let calls: Option<ToolCallFormat> = match &args.tool_format {
         None => None,
         Some(name) => Some(
@@ -216,19 +228,36 @@ fn gateway(args: &ServeArgs) -> Result<Gateway, Failure> {
         format: renderer.turn_format(),
     };
     config.format.calls = calls.or(config.format.calls);
+    let requests = Arc::new(AtomicU64::new(1));
+    let scorer = Scorer {
+        engine: Arc::clone(&engine),
+        requests: Arc::clone(&requests),
+    };
+    let mount = match &args.pool {
+        None => None,
+        Some(file) => {
+            let renderer = Arc::clone(&renderer);
+            Some(crate::pool::mount(
+                file,
+                args.store.as_deref(),
+                renderer,
+                scorer,
+            )?)
+        }
+    };
     let gateway = Gateway::new(
         config,
         GatewayParts {
             engine,
             renderer,
             store: Some(store),
-            requests: Arc::new(AtomicU64::new(1)),
+            requests,
         },
     );
     gateway
         .recover()
         .map_err(|e| Failure::system(format!("--store: {e}")))?;
-    Ok(gateway)
+    Ok((gateway, mount))
 }
 
 fn store(directory: Option<&Path>) -> Result<Arc<dyn TraceStore>, Failure> {
@@ -258,12 +287,27 @@ fn token_bytes(renderer: &dyn Renderer) -> TokenBytes {
 
 /// No model; its tokenizer and template if one is named.
 fn fake(args: &ServeArgs) -> Result<Model, Failure> {
-    let renderer: Arc<dyn Renderer> = match files(args)? {
-        Some(files) => Arc::new(wire::chat_renderer(&files)?),
-        None => Arc::new(byte_renderer().map_err(Failure::system)?),
+    let recipe = args
+        .model
+        .as_deref()
+        .and_then(|m| m.strip_prefix("recipe:"));
+    let renderer: Arc<dyn Renderer> = match recipe {
+        Some(path) => {
+            let recipe = Recipe::load(Path::new(path));
+            wire::renderer(&recipe.map_err(|e| Failure::input(format!("--model: {e}")))?)?
+        }
+        None => match files(args)? {
+            Some(files) => Arc::new(wire::chat_renderer(&files)?),
+            None => Arc::new(byte_renderer().map_err(Failure::system)?),
+        },
     };
     let latency = Duration::try_from_secs_f64(args.fake_pass_ms / 1e3)
         .map_err(|e| Failure::input(format!("--fake-pass-ms {}: {e}", args.fake_pass_ms)))?;
+    // The tokenizer of a recipe need not have words.
+    let script = match recipe {
+        Some(_) => None,
+        None => Some(babble(renderer.as_ref(), args.fake_words)?),
+    };
     let config = FakeConfig {
         model: FakeModel {
             vocab: renderer.vocab_size(),
@@ -272,7 +316,7 @@ fn fake(args: &ServeArgs) -> Result<Model, Failure> {
         },
         context: args.context,
         token_bytes: Some(token_bytes(renderer.as_ref())),
-        script: Some(babble(renderer.as_ref(), args.fake_words)?),
+        script,
         max_running: MAX_FAKE,
         max_waiting: MAX_FAKE,
         latency,

@@ -1,17 +1,18 @@
 //! The main job: episodes, training signal, optimizer step, new weights, again and again.
 
+use crate::curriculum::Curriculum;
 use crate::failure::Failure;
 use crate::ledger::{Ledger, LedgerStep, Samples};
-use crate::recipe::Recipe;
+use crate::recipe::{Recipe, TasksSection};
 use crate::record::{EpisodeStats, EvalRecord, MetricsFile, StepRecord};
 use crate::report::Report;
 use crate::run_dir::{RunDir, write_atomic};
-use crate::schedule::{eval_episodes, train_groups};
+use crate::schedule::{eval_episodes, train_groups, uniform_tasks};
 use crate::summary;
 use crate::view::{Sampler, Status, View, duration};
 use crate::wire::{Parts, SavedState};
 use sinew_rollout::{BatchError, EpisodeOptions, EpisodeSpec, run_batch};
-use sinew_types::{EpisodeEnd, Trace};
+use sinew_types::{EpisodeEnd, EpisodeId, Trace};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
@@ -45,6 +46,17 @@ struct Run<'a> {
     started: Instant,
     /// Wall time of earlier sessions of a resumed run.
     earlier_s: f64,
+    curriculum: Curriculum,
+}
+
+/// The episodes of a step.
+#[derive(Default)]
+struct StepEpisodes {
+    traces: Vec<Trace>,
+    /// Stored for the step, not to be trained, with the reason.
+    dropped: BTreeMap<EpisodeId, String>,
+    /// The curriculum after its draw.
+    curriculum: Option<Curriculum>,
 }
 
 /// Runs a recipe to its end and returns the last line for `--json`.
@@ -94,6 +106,7 @@ pub(crate) fn train(
         ledger: saved.ledger,
         started,
         earlier_s: saved.wall_s,
+        curriculum: saved.curriculum,
     };
     let result = run.whole();
     if let Err(failure) = &result
@@ -130,7 +143,9 @@ impl Run<'_> {
         self.view.update(|s| s.eval_before = Some(success));
         self.measured("before", &before_stats)?;
         while self.step < self.recipe.train.steps && !self.out_of_time() {
-            self.one_step()?;
+            if !self.one_step()? {
+                break;
+            }
         }
         self.save_if_needed()?;
         let after = self.evaluate("eval-after", self.step)?;
@@ -301,7 +316,8 @@ impl Run<'_> {
         })
     }
 
-    fn one_step(&mut self) -> Result<(), Failure> {
+    /// Whether there was anything to do it with.
+    fn one_step(&mut self) -> Result<bool, Failure> {
         let step = self.step + 1;
         self.view.update(|s| {
             s.step = step;
@@ -309,7 +325,11 @@ impl Run<'_> {
         });
         let engine_before = self.parts.episode.engine.status();
         let started = Instant::now();
-        let traces = self.training_episodes(step)?;
+        let episodes = self.training_episodes(step)?;
+        if self.parts.pool.is_some() && episodes.traces.is_empty() && episodes.dropped.is_empty() {
+            return self.pool_is_dry();
+        }
+        let traces = episodes.traces;
         let rollout_s = started.elapsed().as_secs_f64();
         let engine = self.parts.episode.engine.status();
         let sampled: usize = traces.iter().map(Trace::sampled_tokens).sum();
@@ -321,23 +341,67 @@ impl Run<'_> {
             sampled_tokens_per_s: sampled as f64 / rollout_s.max(1e-9),
             ..StepRecord::default()
         };
-        self.learn(step, &traces, &mut record)?;
+        self.learn(step, &traces, episodes.dropped, &mut record)?;
+        if let (TasksSection::Adaptive(config), Some(mut next)) =
+            (&self.recipe.tasks, episodes.curriculum)
+        {
+            next.update(config, &traces);
+            if let Some(kinds) = &self.parts.task_kinds {
+                record.task_shares = next.shares(config, kinds);
+            }
+            self.curriculum = next;
+        }
         self.step = step;
         record.wall_s = self.wall_s();
-        self.finish_step(record)
+        self.finish_step(record)?;
+        Ok(true)
+    }
+
+    /// No group came in time: what was trained is kept, without any step there is no run.
+    fn pool_is_dry(&mut self) -> Result<bool, Failure> {
+        if *self.cancel.borrow() {
+            return Err(Failure::interrupt(self.dir.path()));
+        }
+        if self.step == 0 {
+            return Err(Failure::input(
+                "data: the pool had no whole group for this recipe in data.wait_s\n  hint: `sinew pool status` tells what waits there",
+            ));
+        }
+        self.view.line(&format!(
+            "the pool is empty: ended after step {}",
+            self.step
+        ));
+        Ok(false)
     }
 
     /// The episodes of a step: sampled, or given.
-    fn training_episodes(&mut self, step: u64) -> Result<Vec<Trace>, Failure> {
+    fn training_episodes(&mut self, step: u64) -> Result<StepEpisodes, Failure> {
         let recipe = self.recipe;
+        let mut out = StepEpisodes::default();
         if self.parts.data.is_some() {
-            return self.parts.data_step(recipe, step);
+            out.traces = self.parts.data_step(recipe, step)?;
+            return Ok(out);
         }
+        if self.parts.pool.is_some() {
+            let cancel = self.cancel.clone();
+            let stop = move || *cancel.borrow();
+            (out.traces, out.dropped) = self.parts.pool_step(recipe, step, stop)?;
+            return Ok(out);
+        }
+        let (taskset, count) = (self.parts.taskset.as_ref(), recipe.rollout.tasks_per_step);
+        let tasks = match (&recipe.tasks, &self.parts.task_kinds) {
+            (TasksSection::Adaptive(config), Some(kinds)) => {
+                // What this step draws counts once the step is done.
+                let next = out.curriculum.insert(self.curriculum.clone());
+                next.draw(config, kinds, recipe.seed, step, count)
+            }
+            _ => uniform_tasks(taskset, recipe.seed, step, count),
+        };
         let groups = train_groups(
-            self.parts.taskset.as_ref(),
+            taskset,
             recipe.seed,
             step,
-            recipe.rollout.tasks_per_step,
+            &tasks,
             recipe.rollout.group_size,
         )
         .map_err(|e| Failure::system(e.to_string()))?;
@@ -345,7 +409,8 @@ impl Run<'_> {
             cross.mix(true);
         }
         let options = self.parts.episode_options(recipe);
-        self.episodes(groups.into_iter().flatten().collect(), &options)
+        out.traces = self.episodes(groups.into_iter().flatten().collect(), &options)?;
+        Ok(out)
     }
 
     /// Rows, optimizer step, ledger, publication of the weights.
@@ -353,6 +418,7 @@ impl Run<'_> {
         &mut self,
         step: u64,
         traces: &[Trace],
+        dropped: BTreeMap<EpisodeId, String>,
         record: &mut StepRecord,
     ) -> Result<(), Failure> {
         self.view.update(|s| {
@@ -361,6 +427,7 @@ impl Run<'_> {
         });
         let started = Instant::now();
         let mut batch = self.parts.rows(traces)?;
+        batch.dropped.extend(dropped);
         record.rows = batch.rows.len();
         for reason in batch.dropped.values() {
             *record.dropped.entry(reason.clone()).or_default() += 1;
@@ -413,6 +480,7 @@ impl Run<'_> {
             step: self.step,
             wall_s: self.wall_s(),
             ledger: self.ledger.clone(),
+            curriculum: self.curriculum.clone(),
         };
         self.parts.save(&state)?;
         self.saved_step = self.step;

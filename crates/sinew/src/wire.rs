@@ -1,13 +1,15 @@
 //! Where concrete parts meet: from a recipe to engine, environment, store and trainer.
 
 use crate::cross::CrossPolicy;
+use crate::curriculum::{Curriculum, TasksByKind};
 use crate::data::Dataset;
 use crate::egress::{WayOut, WithEgress};
 use crate::failure::Failure;
 use crate::harness;
 use crate::learner::Learner;
 use crate::ledger::Ledger;
-use crate::recipe::{EnvSection, ModelSection, Recipe, SandboxSection};
+use crate::pool::PoolSource;
+use crate::recipe::{EnvSection, ModelSection, Recipe, SandboxSection, TasksSection};
 use crate::run_dir::RunDir;
 use serde::{Deserialize, Serialize};
 use sinew_algo::{AlgoReport, Algorithm};
@@ -18,6 +20,7 @@ use sinew_model::{
     Family, InferModel, LoadedModel, ModelConfig, ModelFiles, Params, Precision, ResolveEnv,
     load_gguf_metadata, load_model, resolve_model,
 };
+use sinew_pool::schema::Kind;
 use sinew_render::{ChatRenderer, GgufVocab, Renderer, TinyRenderer};
 use sinew_rollout::{EpisodeLimits, EpisodeOptions, EpisodeParts, Gauges};
 use sinew_sandbox::{
@@ -42,6 +45,8 @@ pub(crate) struct SavedState {
     pub(crate) step: u64,
     pub(crate) wall_s: f64,
     pub(crate) ledger: Ledger,
+    #[serde(default)]
+    pub(crate) curriculum: Curriculum,
 }
 
 /// Rows of one step, and what became of the episodes that gave none.
@@ -61,6 +66,10 @@ pub(crate) struct Parts {
     pub(crate) learner: Learner,
     /// What is trained on instead of sampled episodes.
     pub(crate) data: Option<Dataset>,
+    /// Where trained trajectories are drawn from instead.
+    pub(crate) pool: Option<PoolSource>,
+    /// Task types, for adaptive sampling.
+    pub(crate) task_kinds: Option<TasksByKind>,
     pub(crate) cross: Option<Arc<CrossPolicy>>,
     config: ModelConfig,
     kernels: KernelSet,
@@ -429,6 +438,13 @@ impl Parts {
         let mut learner = Learner::new(recipe, dir, &device, params, &algorithm, files)?;
         let saved = if resume { learner.restore()? } else { None };
         let (engine, cross) = engines(recipe, &device, renderer.as_ref(), &learner)?;
+        let pool = PoolSource::of(recipe, dir)?;
+        let task_kinds = match recipe.tasks {
+            TasksSection::Uniform => None,
+            TasksSection::Adaptive(_) => {
+                Some(TasksByKind::of(taskset.as_ref()).map_err(Failure::input)?)
+            }
+        };
         let harness = harness::build(&recipe.harness, &recipe.sandbox, renderer.as_ref())?;
         let parts = Self {
             episode: EpisodeParts {
@@ -447,6 +463,8 @@ impl Parts {
             cross,
             config,
             kernels: device.kernels(),
+            pool,
+            task_kinds,
             threads: device.threads(),
         };
         if let Some(saved) = &saved {
@@ -488,14 +506,7 @@ impl Parts {
 
     /// Training rows of a step's episodes.
     pub(crate) fn rows(&mut self, traces: &[Trace]) -> Result<Rows, Failure> {
-        let mut groups: BTreeMap<&str, Vec<Trace>> = BTreeMap::new();
-        for trace in traces {
-            groups
-                .entry(trace.group.as_str())
-                .or_default()
-                .push(trace.clone());
-        }
-        let groups: Vec<Vec<Trace>> = groups.into_values().collect();
+        let groups = by_group(traces);
         let columns = self.learner.columns(&self.algorithm, &groups)?;
         let (rows, report) = self
             .algorithm
@@ -530,6 +541,69 @@ impl Parts {
     /// Gives the engine the trainer's weights.
     pub(crate) fn publish(&self) -> Result<(), Failure> {
         let weights = self.learner.weights()?;
+    /// The traces of a step that trains on a pool's trajectories, committed like sampled ones, and
+    /// those of them that must not be trained, with the reason. None: the pool is empty.
+    pub(crate) fn pool_step(
+        &mut self,
+        recipe: &Recipe,
+        step: u64,
+        stop: impl Fn() -> bool,
+    ) -> Result<(Vec<Trace>, BTreeMap<EpisodeId, String>), Failure> {
+        let Some(pool) = &self.pool else {
+            return Ok((Vec::new(), BTreeMap::new()));
+        };
+        let mut traces = self.stored_step(step)?;
+        if traces.is_empty() {
+            let (count, context) = (
+                recipe.rollout.tasks_per_step,
+                recipe.rollout.max_context_tokens,
+            );
+            let version = self.learner.version();
+            traces = pool.draw(step, count, recipe.seed, version, context as usize, stop)?;
+            if pool.kind != Kind::Rl && !traces.is_empty() {
+                let mut groups = vec![traces];
+                if pool.kind == Kind::Dpo {
+                    groups = by_group(&groups[0]);
+                }
+                self.learner.score_data(&self.algorithm, &mut groups)?;
+                traces = groups.into_iter().flatten().collect();
+            }
+            self.store.commit_batch(&traces).map_err(Failure::system)?;
+        }
+        let lost = pool.acknowledge(step)?;
+        let broken: BTreeSet<_> = traces
+            .iter()
+            .filter(|t| lost.contains(&t.episode))
+            .map(|t| t.group.clone())
+            .collect();
+        let (dropped, traces): (Vec<Trace>, Vec<Trace>) =
+            traces.into_iter().partition(|t| broken.contains(&t.group));
+        let reason = "of a group that went to another trainer";
+        let dropped = dropped.into_iter().map(|t| (t.episode, reason.to_owned()));
+        Ok((traces, dropped.collect()))
+    }
+
+    /// Training episodes of `step` that the store holds.
+    fn stored_step(&self, step: u64) -> Result<Vec<Trace>, Failure> {
+        let mut filter = Filter {
+            steps: Some(step..=step),
+            purpose: Some("train".into()),
+            limit: 1000,
+            ..Filter::default()
+        };
+        let mut traces = Vec::new();
+        loop {
+            let page = self.store.list(&filter).map_err(Failure::system)?;
+            for episode in &page.episodes {
+                traces.extend(self.store.get(&episode.episode).map_err(Failure::system)?);
+            }
+            match page.next {
+                Some(next) => filter.after = Some(next),
+                None => return Ok(traces),
+            }
+        }
+    }
+
         self.episode
             .engine
             .load_weights(self.learner.version(), weights)
@@ -584,6 +658,15 @@ impl Parts {
 fn drop_reason(trace: &Trace, report: &AlgoReport) -> String {
     match &trace.end {
         EpisodeEnd::Failed { kind, .. } => format!("failed: {kind:?}").to_lowercase(),
+fn by_group(traces: &[Trace]) -> Vec<Vec<Trace>> {
+    let mut groups: BTreeMap<&str, Vec<Trace>> = BTreeMap::new();
+    for trace in traces {
+        let group = groups.entry(trace.group.as_str()).or_default();
+        group.push(trace.clone());
+    }
+    groups.into_values().collect()
+}
+
         _ if report.groups_equal.contains(&trace.group) => "equal rewards in the group".into(),
         _ if report.groups_too_small.contains(&trace.group) => "group too small".into(),
         _ if report.groups_filtered.contains(&trace.group) => "group filtered".into(),

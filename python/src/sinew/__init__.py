@@ -19,6 +19,7 @@ reads traces::
 Standard library only, synchronous, safe to use from threads.
 """
 
+from . import pool
 from .agent import RolloutFunction, RolloutResult, current, reward, rollout
 from .client import Client, Rollout, Trace, TraceNode
 from .dataset import Dataset, DatasetError, Task
@@ -52,6 +53,7 @@ __all__ = [
     "Trace",
     "TraceNode",
     "current",
+    "pool",
     "reward",
     "rollout",
 ]

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use sinew_infer::{FakeConfig, FakeEngine, FakeModel};
 use sinew_pool::{Pool, PoolConfig, Scorer};
 use sinew_render::TinyRenderer;
-use sinew_types::{Engine, EngineEvent, GenerateRequest, RequestId, SamplingParams};
+use sinew_types::{Engine, EngineEvent, GenerateRequest, RequestId, SampledToken, SamplingParams};
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, mpsc};
 
@@ -43,116 +43,79 @@ fn pushing_again_is_nothing_new_and_another_content_is_told_apart() {
     );
 }
 
+/// A node of `trajectory` with another value.
+fn node(n: usize, key: &str, value: Value) -> Value {
+    with("a", |t| t["nodes"][n][key] = value)
+}
+
+fn field(key: &str, value: Value) -> Value {
+    with("a", |t| t[key] = value)
+}
+
 #[test]
 fn every_wrong_token_is_named() {
-    let pool = open(
-        None,
-        config(json!({"max_tokens": 12, "filter": {"reward": [-1.0, 1.0]}})),
-    );
-    let node = |t: &mut Value, n: usize, key: &str, value: Value| t["nodes"][n][key] = value;
-    let cases: Vec<(&str, Value)> = vec![
-        ("schema", with("a", |t| t["rewrad"] = json!(1))),
-        ("schema", with("a", |t| t["messages"] = json!([]))),
-        ("schema", json!(7)),
-        (
-            "unknown_token",
-            with("a", |t| node(t, 1, "tokens", json!([11, 0]))),
-        ),
-        ("empty_node", with("a", |t| node(t, 1, "tokens", json!([])))),
-        (
-            "too_large",
-            with("a", |t| {
-                node(t, 0, "tokens", json!([2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2]))
-            }),
-        ),
-        (
-            "logprob_count",
-            with("a", |t| node(t, 1, "logprobs", json!([-0.5]))),
-        ),
-        (
-            "logprob_value",
-            with("a", |t| node(t, 1, "logprobs", json!([-0.5, 0.1]))),
-        ),
-        (
-            "logprob_value",
-            with("a", |t| node(t, 1, "logprobs", json!([-0.5, null]))),
-        ),
-        (
-            "logprob_value",
-            with("a", |t| node(t, 1, "logprobs", json!([-0.5, -1e300]))),
-        ),
-        (
-            "logprobs_missing",
-            with("a", |t| node(t, 1, "logprobs", Value::Null)),
-        ),
-        (
-            "versions",
-            with("a", |t| node(t, 1, "version", Value::Null)),
-        ),
-        (
-            "versions",
-            with("a", |t| {
-                node(t, 1, "version", Value::Null);
-                node(
-                    t,
-                    1,
-                    "versions",
-                    json!([{"start": 0, "len": 1, "version": 3}]),
-                );
-            }),
-        ),
-        ("parent", with("a", |t| node(t, 1, "parent", json!(1)))),
-        ("root", with("a", |t| node(t, 1, "parent", Value::Null))),
-        (
-            "not_sampled",
-            with("a", |t| node(t, 0, "version", json!(3))),
-        ),
-        (
-            "nothing_sampled",
-            with("a", |t| {
-                t["nodes"].as_array_mut().unwrap().pop();
-            }),
-        ),
-        ("reward_missing", with("a", |t| t["reward"] = Value::Null)),
-        ("filtered", with("a", |t| t["reward"] = json!(2.0))),
+    let pool = open(None, config(json!({"max_tokens": 12})));
+    let long: Vec<u32> = vec![2; 11];
+    let spans = with("a", |t| {
+        t["nodes"][1]["version"] = Value::Null;
+        t["nodes"][1]["versions"] = json!([{"start": 0, "len": 1, "version": 3}]);
+    });
+    let prompt_only = with("a", |t| drop(t["nodes"].as_array_mut().unwrap().pop()));
+    for (code, wrong) in [
+        ("unknown_token", node(1, "tokens", json!([11, 0]))),
+        ("empty_node", node(1, "tokens", json!([]))),
+        ("too_large", node(0, "tokens", json!(long))),
+        ("logprob_count", node(1, "logprobs", json!([-0.5]))),
+        ("logprob_value", node(1, "logprobs", json!([-0.5, 0.1]))),
+        ("logprob_value", node(1, "logprobs", json!([-0.5, null]))),
+        ("logprob_value", node(1, "logprobs", json!([-0.5, -1e300]))),
+        ("logprobs_missing", node(1, "logprobs", Value::Null)),
+        ("versions", node(1, "version", Value::Null)),
+        ("versions", spans),
+        ("parent", node(1, "parent", json!(1))),
+        ("root", node(1, "parent", Value::Null)),
+        ("not_sampled", node(0, "version", json!(3))),
+        ("nothing_sampled", prompt_only),
         (
             "messages_differ",
-            with("a", |t| {
-                t["nodes"][1]["messages"][0]["content"] = json!("l")
-            }),
+            node(
+                1,
+                "messages",
+                json!([{"role": "assistant", "content": "l"}]),
+            ),
         ),
         (
             "messages_differ",
-            with("a", |t| {
-                t["nodes"][0]["messages"][0]["content"] = json!("A<")
-            }),
+            node(0, "messages", json!([{"role": "user", "content": "A<"}])),
         ),
-        (
-            "text_only",
-            json!({"task": "t", "reward": 1, "messages": [{"role": "user", "content": "A>"}]}),
-        ),
-        ("schema", with("a", |t| t["group_size"] = json!(2))),
-        ("schema", with("a", |t| t["task"] = json!("a\nb"))),
-        (
-            "too_large",
-            with("a", |t| t["task"] = json!("x".repeat(300))),
-        ),
-        (
-            "schema",
-            with("a", |t| {
-                t["end"] = json!({"type": "failed", "kind": "engine", "message": "x"})
-            }),
-        ),
-    ];
-    for (code, wrong) in cases {
+    ] {
         let told = items(&pool, std::slice::from_ref(&wrong));
         assert_eq!(told[0]["reason"]["code"], code, "{wrong} {told:?}");
         assert!(told[0]["message"].as_str().unwrap().len() > 10);
     }
-    assert_eq!(
-        leased_ids(&lease(&pool, 11.0, json!({}))),
-        Vec::<String>::new()
-    );
+    assert!(leased_ids(&lease(&pool, 11.0, json!({}))).is_empty());
+}
+
+#[test]
+fn every_wrong_field_is_named() {
+    let pool = open(None, config(json!({"filter": {"reward": [-1.0, 1.0]}})));
+    let text = json!({"task": "t", "reward": 1, "messages": [{"role": "user", "content": "A>"}]});
+    let failed = json!({"type": "failed", "kind": "engine", "message": "x"});
+    for (code, wrong) in [
+        ("schema", field("rewrad", json!(1))),
+        ("schema", field("messages", json!([]))),
+        ("schema", json!(7)),
+        ("schema", field("group_size", json!(2))),
+        ("schema", field("task", json!("a\nb"))),
+        ("schema", field("end", failed)),
+        ("too_large", field("task", json!("x".repeat(300)))),
+        ("reward_missing", field("reward", Value::Null)),
+        ("filtered", field("reward", json!(2.0))),
+        ("text_only", text),
+    ] {
+        let told = items(&pool, std::slice::from_ref(&wrong));
+        assert_eq!(told[0]["reason"]["code"], code, "{wrong} {told:?}");
+    }
     let body = json!({"version": 1, "tokenizer": "another", "trajectories": [trajectory("a")]});
     let (_, told) = call(&pool, 10.0, "POST", "/pool/trajectories", &body);
     assert_eq!(told["items"][0]["reason"]["code"], "tokenizer");
@@ -352,23 +315,8 @@ fn rows_that_nobody_acknowledges_do_not_come_back_for_ever() {
     assert_eq!(page["rows"][0]["reason"]["code"], "undeliverable");
 }
 
-#[test]
-fn log_probabilities_are_compared_with_the_engines() {
-    let vocab = 11;
-    let fake = FakeEngine::threaded(
-        FakeConfig {
-            model: FakeModel {
-                vocab,
-                seed: 5,
-                end: None,
-            },
-            context: 64,
-            ..FakeConfig::default()
-        },
-        Box::new(|| 0.0),
-    );
-    let engine: Arc<dyn Engine> = Arc::new(fake.unwrap());
-    let requests = Arc::new(AtomicU64::new(1));
+/// What the engine says to a prompt: two tokens.
+fn sample(engine: &dyn Engine) -> Vec<SampledToken> {
     let (sender, events) = mpsc::channel();
     let request = GenerateRequest {
         id: RequestId(0),
@@ -392,6 +340,27 @@ fn log_probabilities_are_compared_with_the_engines() {
             }
         }
     }
+    sampled
+}
+
+#[test]
+fn log_probabilities_are_compared_with_the_engines() {
+    let vocab = 11;
+    let fake = FakeEngine::threaded(
+        FakeConfig {
+            model: FakeModel {
+                vocab,
+                seed: 5,
+                end: None,
+            },
+            context: 64,
+            ..FakeConfig::default()
+        },
+        Box::new(|| 0.0),
+    );
+    let engine: Arc<dyn Engine> = Arc::new(fake.unwrap());
+    let requests = Arc::new(AtomicU64::new(1));
+    let sampled = sample(engine.as_ref());
     let version = engine.status().version.0;
     let scorer = Some(Scorer { engine, requests });
     let rules = config(json!({"spot_check": {"tokens": 2, "gap": 0.01}, "check_messages": false}));

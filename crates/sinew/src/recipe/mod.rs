@@ -33,6 +33,8 @@ pub(crate) struct Recipe {
     #[serde(default)]
     pub(crate) sandbox: SandboxSection,
     #[serde(default)]
+    pub(crate) tasks: TasksSection,
+    #[serde(default)]
     pub(crate) rollout: RolloutSection,
     pub(crate) algorithm: AlgorithmConfig,
     #[serde(default)]
@@ -114,6 +116,19 @@ impl Recipe {
                  low = 0.0, high = 2.0 }` (TIS) or `{ type = \"mask\", low = 0.5, high = 2.0 }` (IcePop), or use \
                  \"f32\"",
             ),
+            Ok(algorithm)
+                if self.draws_from_pool()
+                    && crate::pool::kind_of(self) == sinew_pool::schema::Kind::Rl
+                    && !corrects(algorithm.loss()) =>
+            {
+                fail(
+                    "data.type",
+                    "\"pool\"".into(),
+                    "other policies sampled what is in a pool, so the loss must weigh each token by the ratio of \
+                     both: add to [algorithm] `correction = { type = \"truncate\", low = 0.0, high = 2.0 }` (TIS) \
+                     or `{ type = \"mask\", low = 0.5, high = 2.0 }` (IcePop), or choose `sft` or `dpo`",
+                )
+            }
             Ok(_) => Ok(()),
             Err(e) => fail(
                 "algorithm",
@@ -128,6 +143,8 @@ impl Recipe {
         let needs = self.needs();
         let updates = self.train.minibatches as u64;
         let old = self.rollout.cross_policy.map_or(0, |c| c.every * updates);
+        // How old they are is the pool's to bound.
+        let old = old.max(u64::from(self.draws_from_pool()));
         RunFacts {
             // Pairs and stored episodes come in groups of their own sizes.
             group_size: match &self.data {
@@ -161,6 +178,11 @@ impl Recipe {
         Ok(blake3::hash(text.as_bytes()).to_hex().to_string())
     }
 
+    /// Whether training episodes come from a data pool.
+    pub(crate) fn draws_from_pool(&self) -> bool {
+        matches!(self.data, Some(DataSection::Pool { .. }))
+    }
+
     /// Where the model comes from, in words.
     pub(crate) fn model_source(&self) -> String {
         match &self.model {
@@ -179,7 +201,7 @@ fn corrects(loss: &LossSpec) -> bool {
 }
 
 /// Adds the nearest valid spelling to an "unknown field/variant" message.
-fn with_suggestion(message: &str) -> String {
+pub(crate) fn with_suggestion(message: &str) -> String {
     let quoted: Vec<&str> = message.split('`').skip(1).step_by(2).collect();
     let unknown = message.contains("unknown field") || message.contains("unknown variant");
     let Some((typed, allowed)) = quoted.split_first().filter(|_| unknown) else {

@@ -1,6 +1,6 @@
 //! What values a recipe may have: one line a key, grouped by table.
 
-use super::{DataSection, EnvSection, ModelSection, Recipe};
+use super::{DataSection, EnvSection, ModelSection, Recipe, TasksSection};
 use crate::harness::HarnessSection;
 use sinew_algo::Advantage;
 use sinew_engines::EngineKind;
@@ -22,7 +22,7 @@ pub(super) struct Rule {
 pub(super) fn broken(recipe: &Recipe) -> Option<Rule> {
     let mut rules = Rules(Vec::new());
     for section in [
-        choices, model, env, harness, rollout, train, optimizer, eval, engine, judges, data,
+        choices, model, env, harness, tasks, rollout, train, optimizer, eval, engine, judges, data,
         sandbox,
     ] {
         section(recipe, &mut rules);
@@ -176,6 +176,28 @@ fn env(recipe: &Recipe, rules: &mut Rules) {
 
 fn rollout(recipe: &Recipe, rules: &mut Rules) {
     let r = &recipe.rollout;
+fn tasks(recipe: &Recipe, rules: &mut Rules) {
+    let TasksSection::Adaptive(config) = &recipe.tasks else {
+        return;
+    };
+    if let Some((field, value, allowed)) = config.broken() {
+        let key = match field {
+            "floor" => "tasks.floor",
+            "memory" => "tasks.memory",
+            "prior_successes" => "tasks.prior_successes",
+            _ => "tasks.prior_failures",
+        };
+        rules.allowed(key, value, allowed, false);
+    }
+    let reason = "has no effect: with [data] no tasks are run to train on; remove [tasks]";
+    rules.custom(
+        "tasks.sampling",
+        "\"adaptive\"",
+        reason.into(),
+        recipe.data.is_none(),
+    );
+}
+
     rules.range("rollout.tasks_per_step", r.tasks_per_step, 1..=65536);
     rules.range("rollout.group_size", r.group_size, 1..=4096);
     rules.range("rollout.max_in_flight", r.max_in_flight, 1..=65536);
@@ -388,6 +410,29 @@ fn data(recipe: &Recipe, rules: &mut Rules) {
         DataSection::Episodes { .. } => ("episodes", imitates || prefers, "`sft` or `dpo`"),
     };
     rules.custom(
+        DataSection::Pool {
+            url,
+            wait_s,
+            lease_s,
+            ..
+        } => {
+            let http = url.starts_with("http://") || url.starts_with("https://");
+            rules.allowed(
+                "data.url",
+                format!("{url:?}"),
+                "the address of `sinew serve --pool`",
+                http,
+            );
+            rules.range("data.wait_s", *wait_s, 0.0..=86_400.0);
+            rules.range("data.lease_s", *lease_s, 10.0..=86_400.0);
+            rules.custom(
+                "store.type",
+                format!("{:?}", recipe.store.kind),
+                "a run keeps what a pool gave it: use \"disk\"".into(),
+                recipe.store.kind == "disk",
+            );
+            ("pool", true, "every algorithm")
+        }
         "data.type",
         format!("{name:?}"),
         format!("serves {who}; `{kind}` learns from what its own policy samples: remove [data], or change algorithm.type"),

@@ -208,6 +208,38 @@ fn default_purpose() -> String {
 impl Default for RolloutSection {
     fn default() -> Self {
         Self {
+    /// Trajectories that outside systems pushed to `sinew serve --pool`; each is trained once.
+    Pool {
+        url: String,
+        /// File with the control token.
+        token_file: String,
+        /// How long a step waits for its groups; it goes on with fewer, and without any the run
+        /// ends.
+        #[serde(default = "default_wait_s")]
+        wait_s: f64,
+        /// How long the pool holds them for this run, until they are in its own store.
+        #[serde(default = "default_lease_s")]
+        lease_s: f64,
+    },
+}
+
+fn default_wait_s() -> f64 {
+    60.0
+}
+
+fn default_lease_s() -> f64 {
+    600.0
+}
+
+/// Which tasks a step runs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "sampling", rename_all = "snake_case")]
+pub(crate) enum TasksSection {
+    /// All of them, once an epoch, in an order of the seed's.
+    #[default]
+    Uniform,
+    /// Types that are neither solved nor hopeless more often.
+    Adaptive(sinew_algo::AdaptiveConfig),
             tasks_per_step: 8,
             group_size: 8,
             max_in_flight: 128,

@@ -1,0 +1,309 @@
+//! The data pool end to end: outside systems push into a real server, a real run trains on it.
+
+use crate::{failure, last_line, root, sinew};
+use serde_json::Value;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+struct Serving {
+    child: Child,
+    url: String,
+}
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        // One that has ended already is as good.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+const TOKEN: &str = "control-token-of-the-tests";
+
+fn token(dir: &Path) -> PathBuf {
+    let path = dir.join("token");
+    std::fs::write(&path, TOKEN).unwrap();
+    path
+}
+
+fn serve(dir: &Path) -> Serving {
+    let mut child = sinew()
+        .args([
+            "serve",
+            "--engine",
+            "fake",
+            "--model",
+            "recipe:recipes/pool.toml",
+        ])
+        .args([
+            "--listen",
+            "127.0.0.1:0",
+            "--json",
+            "--pool",
+            "examples/pool.toml",
+        ])
+        .arg("--store")
+        .arg(dir.join("store"))
+        .arg("--control-token-file")
+        .arg(token(dir))
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut line = String::new();
+    let mut out = BufReader::new(child.stdout.take().unwrap());
+    out.read_line(&mut line).unwrap();
+    let told: Value = serde_json::from_str(&line).unwrap();
+    Serving {
+        child,
+        url: told["url"].as_str().unwrap().to_owned(),
+    }
+}
+
+fn python(served: &Serving, program: &str, args: &[&str]) -> String {
+    let python = root().join(".cache/venv/bin/python3");
+    let shown = python.display();
+    assert!(python.exists(), "{shown} is missing: run scripts/setup.sh");
+    let done = Command::new(python)
+        .arg(root().join("python/tests").join(program))
+        .args(args)
+        .env("PYTHONPATH", root().join("python/src"))
+        .env("PYTHONDONTWRITEBYTECODE", "1")
+        .env("SINEW_URL", &served.url)
+        .env("SINEW_TOKEN", TOKEN)
+        .output()
+        .unwrap();
+    let errors = String::from_utf8_lossy(&done.stderr);
+    assert!(done.status.success(), "{program}: {errors}");
+    String::from_utf8_lossy(&done.stdout).into_owned()
+}
+
+fn pool(served: &Serving, dir: &Path, args: &[&str]) -> Output {
+    let mut command = sinew();
+    command.arg("pool").args(args).args(["--url", &served.url]);
+    command
+        .arg("--token-file")
+        .arg(token(dir))
+        .output()
+        .unwrap()
+}
+
+fn json_of(output: &Output) -> Value {
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{errors}");
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+/// The recipe with another address, shortened.
+fn recipe(dir: &Path, url: &str) -> PathBuf {
+    let text = std::fs::read_to_string(root().join("recipes/pool.toml")).unwrap();
+    let changed = text
+        .replace("http://127.0.0.1:8080", url)
+        .replace("\"token\"", &format!("{:?}", token(dir)))
+        .replace("wait_s = 5", "wait_s = 1")
+        .replace("checkpoint_every = 10", "checkpoint_every = 3");
+    let path = dir.join("pool.toml");
+    std::fs::write(&path, changed).unwrap();
+    path
+}
+
+#[test]
+fn what_outside_systems_push_is_trained_once_whoever_is_killed() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut before = serve(dir.path());
+    let said = python(&before, "against_pool.py", &["320"]);
+    assert_eq!(said.trim(), "ok 2560");
+    before.child.kill().unwrap();
+    before.child.wait().unwrap();
+    let served = serve(dir.path());
+    let status = json_of(&pool(&served, dir.path(), &["status"]));
+    assert_eq!(status["trajectories"]["ready"], 2560, "{status}");
+    assert_eq!(status["groups"]["whole"], 320);
+    let (recipe, run) = (recipe(dir.path(), &served.url), dir.path().join("run"));
+    let train = |more: &[&str]| {
+        let mut command = sinew();
+        command
+            .arg("train")
+            .arg(&recipe)
+            .args(["--json", "--run-dir"]);
+        command.arg(&run).args(more);
+        command
+    };
+    let mut child = train(&[]).stdout(Stdio::null()).spawn().unwrap();
+    let begun = Instant::now();
+    while !run.join("checkpoints/LATEST").exists() && begun.elapsed() < Duration::from_secs(120) {
+        assert!(
+            child.try_wait().unwrap().is_none(),
+            "it ended before it was killed"
+        );
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let result = last_line(&train(&["--resume"]).output().unwrap());
+    let samples = &result["samples"];
+    let count = |name: &str| samples[name].as_u64().unwrap();
+    assert_eq!((count("trained_twice"), count("lost")), (0, 0), "{result}");
+    assert!(count("trained") > 0, "{result}");
+    let status = json_of(&pool(&served, dir.path(), &["status"]));
+    // A kill between the lease and the run's own store leaves a step's groups leased: they come
+    // back when the lease ends, and are not lost either.
+    let leased = status["trajectories"]["leased"].as_u64().unwrap();
+    assert_eq!(
+        count("trained") + count("dropped") + leased,
+        2560,
+        "{result} {status}"
+    );
+    assert_eq!(status["trajectories"]["ready"], 0, "{status}");
+    let success = |when: &str| result["eval"][when]["success"].as_f64().unwrap();
+    assert!(success("after") > success("before") + 0.15, "{result}");
+    // Other weights sampled them, and the loss was corrected for that.
+    let metrics = std::fs::read_to_string(run.join("metrics.jsonl")).unwrap();
+    let steps = metrics
+        .lines()
+        .map(|l| serde_json::from_str::<Value>(l).unwrap());
+    let corrected = |s: &Value| s["metrics"]["correction_mean"].as_f64();
+    let corrections: Vec<f64> = steps.filter_map(|s| corrected(&s)).collect();
+    let off_policy = |c: &&f64| **c > 0.0 && (**c - 1.0).abs() > 0.05;
+    assert!(
+        corrections.iter().any(|c| off_policy(&c)),
+        "{corrections:?}"
+    );
+}
+
+#[test]
+fn spans_of_the_opentelemetry_sdk_are_held_back_until_someone_says_what_they_are() {
+    let dir = tempfile::tempdir().unwrap();
+    let served = serve(dir.path());
+    assert_eq!(python(&served, "otel_to_pool.py", &[]).trim(), "ok");
+    let held = json_of(&pool(&served, dir.path(), &["quarantine"]));
+    assert_eq!(held["reason"]["code"], "text_only", "{held}");
+    assert_eq!(held["source"], "walker");
+    let id = held["quarantine"].as_str().unwrap();
+    let refused = json_of(&pool(&served, dir.path(), &["release", id]));
+    assert_eq!(refused["status"], "quarantined");
+    let told = json_of(&pool(
+        &served,
+        dir.path(),
+        &["release", id, "--kind", "sft"],
+    ));
+    assert_eq!(told["status"], "admitted", "{told}");
+    let status = json_of(&pool(&served, dir.path(), &["status"]));
+    assert_eq!(status["quarantine"]["rows"], 0);
+    assert_eq!(status["task_kinds"]["default"]["successes"], 1, "{status}");
+    let stream = root().join("crates/sinew-pool/tests/data/stream.arrow");
+    let told = json_of(&pool(
+        &served,
+        dir.path(),
+        &["push", stream.to_str().unwrap()],
+    ));
+    assert_eq!(
+        (&told["admitted"], &told["quarantined"]),
+        (&Value::from(5), &Value::from(1)),
+        "{told}"
+    );
+    let gone = pool(&served, dir.path(), &["delete", id]);
+    assert!(failure(&gone, 2).contains("404"));
+}
+
+#[test]
+fn what_cannot_be_pooled_is_refused_before_it_runs() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = dir.path().join("pool.toml");
+    for (text, needle) in [
+        ("[pool]\nmax_rowz = 1\n", "did you mean `max_rows`"),
+        ("[pool]\nmax_rows = 0\n", "pool.max_rows = 0"),
+        ("[pool.filters.x]\nturns = [4, 1]\n", "pool.filters.x.turns"),
+        (
+            "[pool]\nsampling = { type = \"adaptive\", floor = 2.0 }\n",
+            "pool.sampling.floor",
+        ),
+        (
+            "[pool]\nsampling = { type = \"adaptive\", flor = 2.0 }\n",
+            "did you mean `floor`",
+        ),
+    ] {
+        std::fs::write(&config, text).unwrap();
+        let mut serve = sinew();
+        serve.args([
+            "serve",
+            "--engine",
+            "fake",
+            "--listen",
+            "127.0.0.1:0",
+            "--pool",
+        ]);
+        let errors = failure(&serve.arg(&config).output().unwrap(), 2);
+        assert!(errors.contains(needle), "{text}: {errors}");
+    }
+    let good = std::fs::read_to_string(root().join("recipes/pool.toml")).unwrap();
+    let plain = std::fs::read_to_string(root().join("recipes/tiny.toml")).unwrap();
+    let uncorrected = good.replace("correction = {", "# {");
+    for (text, needle) in [
+        (uncorrected, "data.type = \"pool\""),
+        (good.replace("http://127.0.0.1:8080", "ftp://a"), "data.url"),
+        (good.replace("wait_s = 5", "wait_s = -1"), "data.wait_s"),
+        (good.clone() + "[store]\ntype = \"memory\"\n", "store.type"),
+        (
+            good.clone() + "[tasks]\nsampling = \"adaptive\"\n",
+            "tasks.sampling",
+        ),
+        (
+            plain.clone() + "[tasks]\nsampling = \"adaptive\"\nfloor = 3.0\n",
+            "tasks.floor",
+        ),
+        (
+            plain + "[tasks]\nsampling = \"adaptive\"\nflor = 0.1\n",
+            "did you mean `floor`",
+        ),
+    ] {
+        let path = dir.path().join("r.toml");
+        std::fs::write(&path, &text).unwrap();
+        let check = sinew().arg("check").arg(&path).output().unwrap();
+        let errors = failure(&check, 2);
+        assert!(errors.contains(needle), "{needle}: {errors}");
+    }
+}
+
+#[test]
+fn adaptive_tasks_follow_what_is_learned_and_a_resumed_run_draws_the_same() {
+    let dir = tempfile::tempdir().unwrap();
+    let tiny = std::fs::read_to_string(root().join("recipes/tiny.toml")).unwrap();
+    let text = tiny.replace("checkpoint_every = 20", "checkpoint_every = 2")
+        + "[tasks]\nsampling = \"adaptive\"\nfloor = 0.1\n";
+    let shares = |name: &str, parts: &[&str]| -> Vec<Value> {
+        let run = dir.path().join(name);
+        for (n, steps) in parts.iter().enumerate() {
+            let recipe = dir.path().join("r.toml");
+            std::fs::write(
+                &recipe,
+                text.replace("steps = 60", &format!("steps = {steps}")),
+            )
+            .unwrap();
+            let mut command = sinew();
+            command
+                .arg("train")
+                .arg(&recipe)
+                .args(["--json", "--run-dir"])
+                .arg(&run);
+            command.args(if n > 0 { &["--resume"][..] } else { &[] });
+            last_line(&command.output().unwrap());
+        }
+        let metrics = std::fs::read_to_string(run.join("metrics.jsonl")).unwrap();
+        let step = |l: &str| serde_json::from_str::<Value>(l).unwrap()["task_shares"].clone();
+        metrics.lines().map(step).collect()
+    };
+    let whole = shares("whole", &["4"]);
+    let sum: f64 = whole[3]
+        .as_object()
+        .unwrap()
+        .values()
+        .map(|v| v.as_f64().unwrap())
+        .sum();
+    assert!(
+        (sum - 1.0).abs() < 1e-9 && whole[3]["corridor-1"] != whole[3]["corridor-2"],
+        "{whole:?}"
+    );
+    assert_eq!(shares("parts", &["2", "4"]), whole);
+}
