@@ -25,7 +25,7 @@ fn device(threads: usize) -> Option<Device> {
             why: why @ AmxError::Avx512,
             ..
         }) => {
-            println!("not run: {why}");
+            eprintln!("not run: {why}");
             None
         }
         answer => Some(answer.unwrap()),
