@@ -186,6 +186,11 @@ impl ContainerProvider {
     }
 
     async fn make(&self, spec: &SandboxSpec, base: Arc<Vec<Entry>>) -> Made<Box<dyn Sandbox>> {
+        if spec.live {
+            return Err(SandboxError::Unsupported {
+                operation: "keep one interpreter for all programs",
+            });
+        }
         if spec.strict {
             let missing = self.inner.protections.iter().filter(|p| !p.enforced);
             let missing: Vec<_> = missing.map(|p| format!("{} ({})", p.name, p.how)).collect();

@@ -60,13 +60,57 @@ fn small() -> SandboxSpec {
     }
 }
 
-/// Control groups of this process's containers.
-fn groups() -> usize {
-    let prefix = format!("sinew-{}-", std::process::id());
+/// Control groups of a process's containers.
+fn groups_of(pid: u32) -> usize {
+    let prefix = format!("sinew-{pid}-");
     let folders = std::fs::read_dir("/sys/fs/cgroup").unwrap().flatten();
     let within = folders.flat_map(|f| std::fs::read_dir(f.path()).into_iter().flatten().flatten());
     let named = |e: &std::fs::DirEntry| e.file_name().to_string_lossy().starts_with(&prefix);
     within.filter(named).count()
+}
+
+/// In the process that is killed: a container with a program that goes on.
+async fn hold(state: &Path) {
+    let provider = start(config(EngineKind::Crun, state));
+    let mut sandbox = provider.acquire(&small()).await.unwrap();
+    let code = "import os, time\nif os.fork() == 0: os.setsid()\ntime.sleep(600)";
+    let mut asked = request(Program::Python(code.into()));
+    asked.deadline = Duration::from_secs(600);
+    std::fs::write(state.join("up"), "").unwrap();
+    let _ = sandbox.exec(asked).await;
+}
+
+#[tokio::test]
+async fn nothing_is_left_of_a_process_that_was_killed() {
+    const HOLD: &str = "SINEW_TEST_HOLD";
+    if let Some(state) = std::env::var_os(HOLD) {
+        return hold(Path::new(&state)).await;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let name = "nothing_is_left_of_a_process_that_was_killed";
+    let mut child = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", name])
+        .env(HOLD, dir.path())
+        .stdout(std::process::Stdio::null())
+        .spawn()
+        .unwrap();
+    let until = |done: &dyn Fn() -> bool| {
+        let deadline = std::time::Instant::now() + Duration::from_secs(30);
+        while !done() {
+            assert!(std::time::Instant::now() < deadline, "nothing changes");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    };
+    until(&|| dir.path().join("up").exists() && groups_of(child.id()) > 0);
+    std::thread::sleep(Duration::from_millis(200));
+    child.kill().unwrap();
+    child.wait().unwrap();
+    // The agent ends with its connection, and everything inside with the agent.
+    until(&|| groups_of(child.id()) == 0);
+    std::fs::remove_file(dir.path().join("up")).unwrap();
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
+    drop(start(config(EngineKind::Crun, dir.path())));
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
 }
 
 #[tokio::test]
@@ -159,7 +203,7 @@ async fn programs_run_and_their_ends_are_told() {
     );
     sandbox.destroy().await.unwrap();
     drop(provider);
-    assert_eq!(groups(), 0);
+    assert_eq!(groups_of(std::process::id()), 0);
     assert!(std::fs::read_dir(dir.path()).unwrap().next().is_none());
 }
 

@@ -2,6 +2,7 @@
 
 mod bench;
 mod check;
+mod container;
 mod cross;
 mod curves;
 mod curriculum;

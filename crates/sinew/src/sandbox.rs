@@ -1,5 +1,6 @@
 //! `sinew sandbox`: use the sandboxes alone.
 
+use crate::container;
 use crate::failure::Failure;
 use crate::microvm;
 use crate::output;
@@ -39,8 +40,8 @@ pub(crate) enum SandboxCommand {
         /// Refuse to run if a protection cannot be enforced
         #[arg(long)]
         strict: bool,
-        /// Level: process, wasm or microvm
-        #[arg(long, default_value = "process", value_parser = ["process", "wasm", "microvm"])]
+        /// Level: process, wasm, container (or an engine of it) or microvm
+        #[arg(long, default_value = "process", value_parser = ["process", "wasm", "container", "crun", "runc", "docker", "podman", "microvm"])]
         level: String,
         /// One JSON object
         #[arg(long)]
@@ -51,8 +52,8 @@ pub(crate) enum SandboxCommand {
         /// Only cases whose name contains this
         #[arg(long, default_value = "")]
         filter: String,
-        /// Level: process, wasm or microvm
-        #[arg(long, default_value = "process", value_parser = ["process", "wasm", "microvm"])]
+        /// Level: process, wasm, container (or an engine of it) or microvm
+        #[arg(long, default_value = "process", value_parser = ["process", "wasm", "container", "crun", "runc", "docker", "podman", "microvm"])]
         level: String,
         /// One JSON object a case
         #[arg(long)]
@@ -60,8 +61,8 @@ pub(crate) enum SandboxCommand {
     },
     /// Measure sandboxes against fork+exec and other launchers
     Bench {
-        /// Level: process, wasm or microvm
-        #[arg(long, default_value = "process", value_parser = ["process", "wasm", "microvm"])]
+        /// Level: process, wasm, container (or an engine of it) or microvm
+        #[arg(long, default_value = "process", value_parser = ["process", "wasm", "container", "crun", "runc", "docker", "podman", "microvm"])]
         level: String,
         /// The process level in full numbers: 10,000 sandboxes made, 45,000 calls in flight, 5,000
         /// idle sandboxes; minutes and gigabytes
@@ -73,8 +74,8 @@ pub(crate) enum SandboxCommand {
     },
     /// Say what this host enforces
     Probe {
-        /// Level: process, wasm or microvm
-        #[arg(long, default_value = "process", value_parser = ["process", "wasm", "microvm"])]
+        /// Level: process, wasm, container (or an engine of it) or microvm
+        #[arg(long, default_value = "process", value_parser = ["process", "wasm", "container", "crun", "runc", "docker", "podman", "microvm"])]
         level: String,
         /// One JSON object a protection
         #[arg(long)]
@@ -162,7 +163,10 @@ fn attack_all(level: &str, filter: &str, as_json: bool) -> Result<(), Failure> {
     if level == "microvm" {
         return microvm::attack_all(filter, as_json);
     }
-    let provider = at_level(level)?;
+    let provider: Arc<dyn SandboxProvider> = match container::NAMES.contains(&level) {
+        true => Arc::new(container::at_level(level)?),
+        false => at_level(level)?,
+    };
     if level == "wasm" {
         return attack_wasm(provider.as_ref(), filter, as_json);
     }
@@ -218,6 +222,9 @@ fn bench_wasm(provider: &dyn SandboxProvider, as_json: bool) -> Result<(), Failu
 }
 
 fn bench_all(level: &str, full: bool, as_json: bool) -> Result<(), Failure> {
+    if container::NAMES.contains(&level) {
+        return container::bench_all(level, as_json);
+    }
     match level {
         "microvm" => microvm::bench_all(as_json),
         "wasm" => bench_wasm(at_level(level)?.as_ref(), as_json),

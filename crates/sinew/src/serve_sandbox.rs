@@ -29,6 +29,9 @@ pub(crate) struct SandboxOnlyArgs {
     /// Folder of compiled interpreters: offers the level `wasm`, too
     #[arg(long, requires = "sandbox_only")]
     wasm_modules: Option<PathBuf>,
+    /// Offer the level `container`, too
+    #[arg(long, requires = "sandbox_only")]
+    containers: bool,
     /// Folder of kernels and roots: offers the level `microvm`, too
     #[arg(long, requires = "sandbox_only")]
     microvm_images: Option<PathBuf>,
@@ -61,6 +64,13 @@ pub(crate) fn run(
         providers.push(crate::wire::sandboxes(&SandboxSection {
             level: "wasm".into(),
             wasm_modules: folder.to_string_lossy().into_owned(),
+            max_live: args.max_sandboxes,
+            ..SandboxSection::default()
+        })?);
+    }
+    if args.containers {
+        providers.push(crate::wire::sandboxes(&SandboxSection {
+            level: "container".into(),
             max_live: args.max_sandboxes,
             ..SandboxSection::default()
         })?);

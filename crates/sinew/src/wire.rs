@@ -237,6 +237,9 @@ pub(crate) fn sandboxes(section: &SandboxSection) -> Result<Arc<dyn SandboxProvi
     let named = |e: &dyn std::fmt::Display| {
         Failure::system(format!("sandbox.level = \"{}\": {e}", section.level))
     };
+    if crate::container::NAMES.contains(&section.level.as_str()) {
+        return crate::container::sandboxes(section);
+    }
     if section.level == "microvm" {
         return crate::microvm::sandboxes(section);
     }

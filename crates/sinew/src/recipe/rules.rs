@@ -93,7 +93,7 @@ fn choices(recipe: &Recipe, rules: &mut Rules) {
     rules.choice(
         "sandbox.level",
         &recipe.sandbox.level,
-        &["process", "wasm", "microvm"],
+        &["process", "wasm", "container", "microvm"],
         null,
     );
     let kinds = ["embedded", "vllm", "sglang"];
@@ -110,6 +110,8 @@ fn choices(recipe: &Recipe, rules: &mut Rules) {
         &Precision::ALL.map(Precision::name),
         "",
     );
+    let engine = &recipe.sandbox.container_engine;
+    rules.choice("sandbox.container_engine", engine, &sinew_container::Choice::NAMES, "");
     rules.choice("store.type", &recipe.store.kind, &["disk", "memory"], "");
     let schedules = ["constant", "linear", "cosine"];
     rules.choice("train.schedule", &recipe.train.schedule, &schedules, "");
@@ -470,8 +472,9 @@ fn sandbox(recipe: &Recipe, rules: &mut Rules) {
         );
         return;
     };
-    let reason = "needs sandbox.level = \"process\": the other levels have no network".into();
-    rules.custom("sandbox.egress", "{ ... }", reason, s.level == "process");
+    let reason = "needs sandbox.level = \"process\" or \"container\": the others have no network";
+    let has_network = matches!(s.level.as_str(), "process" | "container");
+    rules.custom("sandbox.egress", "{ ... }", reason.into(), has_network);
     use sinew_egress::Mode;
     let named = matches!(egress.mode, Mode::Record | Mode::Replay);
     let allowed = "live, cache; episodes are recorded and replayed by name, over `sinew serve --sandbox-only --egress FILE`";

@@ -82,7 +82,7 @@ fn default_tool_timeout_s() -> f64 {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct SandboxSection {
-    /// `process`, `wasm` or `microvm`.
+    /// `process`, `wasm`, `container` or `microvm`.
     pub(crate) level: String,
     /// Refuse to run if a protection cannot be enforced on this host.
     pub(crate) strict: bool,
@@ -98,6 +98,12 @@ pub(crate) struct SandboxSection {
     pub(crate) image_cache: String,
     /// Folder of compiled interpreters, for `wasm`.
     pub(crate) wasm_modules: String,
+    /// What starts containers: `auto`, `crun`, `runc`, `docker` or `podman`.
+    pub(crate) container_engine: String,
+    /// `host` (its system folders), a folder, a tar file, or an image that Docker or Podman has.
+    pub(crate) container_image: String,
+    /// Where the API of Docker or Podman listens, if not at the usual place.
+    pub(crate) container_socket: Option<String>,
     /// Folder of kernels and roots, for `microvm`.
     pub(crate) microvm_images: String,
     /// For `wasm`: Python programs of a sandbox run one after the other in one interpreter, and
@@ -121,6 +127,9 @@ impl Default for SandboxSection {
             image: None,
             image_cache: ".cache/images".into(),
             wasm_modules: ".cache/wasm".into(),
+            container_engine: "auto".into(),
+            container_image: "host".into(),
+            container_socket: None,
             microvm_images: ".cache/microvm".into(),
             live: false,
             egress_audit: None,

@@ -1,0 +1,100 @@
+//! The container level: its provider and its bench at the command line.
+
+use crate::egress::{WayOut, WithEgress};
+use crate::failure::Failure;
+use crate::output;
+use crate::recipe::SandboxSection;
+use serde_json::json;
+use sinew_attack::bench::BenchRow;
+use sinew_container::{ContainerConfig, ContainerProvider, Image, bench};
+use sinew_sandbox::{Pool, PoolConfig, ProcessConfig, SandboxProvider};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+/// Names of the level: its own, and those of its engines.
+pub(crate) const NAMES: [&str; 5] = ["container", "crun", "runc", "docker", "podman"];
+/// Containers that are kept ready, at most: each takes about 15 MB.
+const READY: usize = 8;
+/// Runs of each row of the bench.
+const RUNS: usize = 50;
+/// Where Docker listens.
+const DOCKER: &str = "/var/run/docker.sock";
+
+fn named(e: &dyn std::fmt::Display) -> Failure {
+    Failure::system(format!("sandbox.level = \"container\": {e}"))
+}
+
+/// Where `DOCKER_HOST` says that Docker listens, if that is a socket of this host.
+fn docker_host() -> Option<PathBuf> {
+    let host = std::env::var("DOCKER_HOST").ok()?;
+    host.strip_prefix("unix://").map(PathBuf::from)
+}
+
+pub(crate) fn provider(
+    section: &SandboxSection,
+    shows: Vec<(PathBuf, PathBuf)>,
+) -> Result<ContainerProvider, Failure> {
+    let program = std::env::current_exe().map_err(Failure::system)?;
+    let search = std::env::var("PATH").unwrap_or_default();
+    let engine = match section.level.as_str() {
+        "container" => section.container_engine.as_str(),
+        engine => engine,
+    };
+    let socket = section.container_socket.as_ref().map(PathBuf::from);
+    let docker = docker_host().filter(|_| engine == "docker");
+    let config = ContainerConfig {
+        engine: engine.parse().map_err(|e| named(&e))?,
+        socket: socket.or(docker),
+        image: Image::parse(&section.container_image),
+        python: ProcessConfig::new(program, &search).python,
+        shows,
+        max_live: section.max_live,
+        ..ContainerConfig::default()
+    };
+    ContainerProvider::start(config).map_err(|e| named(&e))
+}
+
+/// Containers for a recipe: a few are ready before they are asked for.
+pub(crate) fn sandboxes(section: &SandboxSection) -> Result<Arc<dyn SandboxProvider>, Failure> {
+    let audit = section.egress_audit.as_ref().map(PathBuf::from);
+    let way_out = section.egress.clone().map(|e| WayOut::start(e, audit));
+    let way_out = way_out.transpose()?;
+    let shows = way_out.as_ref().map(WayOut::shows).into_iter().collect();
+    let pool = PoolConfig {
+        floor: 0,
+        ceiling: READY.min(section.max_live / 2),
+        ..PoolConfig::default()
+    };
+    let provider = provider(section, shows)?;
+    let pool = Pool::new(Arc::new(provider), pool).map_err(|e| named(&e))?;
+    Ok(match way_out {
+        Some(way_out) => Arc::new(WithEgress::new(Arc::new(pool), way_out)),
+        None => Arc::new(pool),
+    })
+}
+
+/// Containers as one section's `level` alone describes them, none of them ready.
+pub(crate) fn at_level(level: &str) -> Result<ContainerProvider, Failure> {
+    let section = SandboxSection {
+        level: level.into(),
+        ..SandboxSection::default()
+    };
+    provider(&section, Vec::new())
+}
+
+pub(crate) fn bench_all(level: &str, as_json: bool) -> Result<(), Failure> {
+    let provider = at_level(level)?;
+    let mut on_row = |row: BenchRow| {
+        if as_json {
+            output::print_json(&json!(row));
+        } else {
+            let ratio = row.ratio.map(|r| format!("ratio {r:.3}"));
+            let why = ratio.or(row.why).unwrap_or_default();
+            output::print(&format!("{:52} {:>9.3} ms  {why}\n", row.name, row.value));
+        }
+    };
+    let socket = docker_host().unwrap_or_else(|| DOCKER.into());
+    let benches = bench::run(&provider, &socket, RUNS, &mut on_row);
+    let runtime = tokio::runtime::Runtime::new().map_err(Failure::system)?;
+    runtime.block_on(benches).map_err(Failure::system)
+}
