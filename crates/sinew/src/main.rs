@@ -4,8 +4,8 @@ mod bench;
 mod check;
 mod container;
 mod cross;
-mod curves;
 mod curriculum;
+mod curves;
 mod data;
 mod egress;
 mod episodes;
@@ -20,8 +20,8 @@ mod microvm;
 mod output;
 mod outside;
 mod parallel;
-mod recipe;
 mod pool;
+mod recipe;
 mod record;
 mod report;
 mod run_dir;
@@ -89,10 +89,10 @@ enum Command {
     /// Serve a model to agents, and capture what they do with it
     #[command(after_help = "Example: sinew serve --engine fake --listen 127.0.0.1:8080")]
     Serve(serve::ServeArgs),
-    /// A process of `train.data_parallel`, started by `train`
     /// Look into the data pool of a running `sinew serve --pool`, and release what it holds back
     #[command(after_help = "Example: sinew pool status --url http://127.0.0.1:8080 --token-file token")]
     Pool(pool::PoolArgs),
+    /// A process of `train.data_parallel`, started by `train`
     #[command(name = parallel::COMMAND, hide = true)]
     TrainWorker,
     /// Run code in a sandbox, or say what this host enforces
@@ -198,8 +198,8 @@ fn main() -> ExitCode {
         Command::TrainWorker => parallel::work(),
         Command::Sandbox(args) => sandbox::run(&args.command),
         Command::Serve(args) => serve::run(&args),
-        Command::Bench { command } => bench::run(&command),
         Command::Pool(args) => pool::run(&args),
+        Command::Bench { command } => bench::run(&command),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

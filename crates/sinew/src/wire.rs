@@ -438,9 +438,6 @@ impl Parts {
             .map_err(|e| Failure::input(format!("algorithm: {e}")))?;
         let files = renderer.files().map_err(Failure::system)?;
         let data = Dataset::load(recipe, renderer.as_ref())?;
-        let mut learner = Learner::new(recipe, dir, &device, params, &algorithm, files)?;
-        let saved = if resume { learner.restore()? } else { None };
-        let (engine, cross) = engines(recipe, &device, renderer.as_ref(), &learner)?;
         let pool = PoolSource::of(recipe, dir)?;
         let task_kinds = match recipe.tasks {
             TasksSection::Uniform => None,
@@ -448,6 +445,9 @@ impl Parts {
                 Some(TasksByKind::of(taskset.as_ref()).map_err(Failure::input)?)
             }
         };
+        let mut learner = Learner::new(recipe, dir, &device, params, &algorithm, files)?;
+        let saved = if resume { learner.restore()? } else { None };
+        let (engine, cross) = engines(recipe, &device, renderer.as_ref(), &learner)?;
         let harness = harness::build(&recipe.harness, &recipe.sandbox, renderer.as_ref())?;
         let parts = Self {
             episode: EpisodeParts {
@@ -463,11 +463,11 @@ impl Parts {
             algorithm,
             learner,
             data,
+            pool,
+            task_kinds,
             cross,
             config,
             kernels: device.kernels(),
-            pool,
-            task_kinds,
             threads: device.threads(),
         };
         if let Some(saved) = &saved {
@@ -541,9 +541,6 @@ impl Parts {
         Ok(traces)
     }
 
-    /// Gives the engine the trainer's weights.
-    pub(crate) fn publish(&self) -> Result<(), Failure> {
-        let weights = self.learner.weights()?;
     /// The traces of a step that trains on a pool's trajectories, committed like sampled ones, and
     /// those of them that must not be trained, with the reason. None: the pool is empty.
     pub(crate) fn pool_step(
@@ -607,6 +604,9 @@ impl Parts {
         }
     }
 
+    /// Gives the engine the trainer's weights.
+    pub(crate) fn publish(&self) -> Result<(), Failure> {
+        let weights = self.learner.weights()?;
         self.episode
             .engine
             .load_weights(self.learner.version(), weights)
@@ -658,9 +658,6 @@ impl Parts {
     }
 }
 
-fn drop_reason(trace: &Trace, report: &AlgoReport) -> String {
-    match &trace.end {
-        EpisodeEnd::Failed { kind, .. } => format!("failed: {kind:?}").to_lowercase(),
 fn by_group(traces: &[Trace]) -> Vec<Vec<Trace>> {
     let mut groups: BTreeMap<&str, Vec<Trace>> = BTreeMap::new();
     for trace in traces {
@@ -670,6 +667,9 @@ fn by_group(traces: &[Trace]) -> Vec<Vec<Trace>> {
     groups.into_values().collect()
 }
 
+fn drop_reason(trace: &Trace, report: &AlgoReport) -> String {
+    match &trace.end {
+        EpisodeEnd::Failed { kind, .. } => format!("failed: {kind:?}").to_lowercase(),
         _ if report.groups_equal.contains(&trace.group) => "equal rewards in the group".into(),
         _ if report.groups_too_small.contains(&trace.group) => "group too small".into(),
         _ if report.groups_filtered.contains(&trace.group) => "group filtered".into(),

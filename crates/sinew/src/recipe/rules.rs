@@ -176,8 +176,6 @@ fn env(recipe: &Recipe, rules: &mut Rules) {
     rules.seconds("env.tool_timeout_s", *tool_timeout_s);
 }
 
-fn rollout(recipe: &Recipe, rules: &mut Rules) {
-    let r = &recipe.rollout;
 fn tasks(recipe: &Recipe, rules: &mut Rules) {
     let TasksSection::Adaptive(config) = &recipe.tasks else {
         return;
@@ -200,6 +198,8 @@ fn tasks(recipe: &Recipe, rules: &mut Rules) {
     );
 }
 
+fn rollout(recipe: &Recipe, rules: &mut Rules) {
+    let r = &recipe.rollout;
     rules.range("rollout.tasks_per_step", r.tasks_per_step, 1..=65536);
     rules.range("rollout.group_size", r.group_size, 1..=4096);
     rules.range("rollout.max_in_flight", r.max_in_flight, 1..=65536);
@@ -410,8 +410,6 @@ fn data(recipe: &Recipe, rules: &mut Rules) {
         DataSection::Demonstrations { .. } => ("demonstrations", imitates, "`sft`"),
         DataSection::Pairs { .. } => ("pairs", prefers, "`dpo`"),
         DataSection::Episodes { .. } => ("episodes", imitates || prefers, "`sft` or `dpo`"),
-    };
-    rules.custom(
         DataSection::Pool {
             url,
             wait_s,
@@ -435,6 +433,8 @@ fn data(recipe: &Recipe, rules: &mut Rules) {
             );
             ("pool", true, "every algorithm")
         }
+    };
+    rules.custom(
         "data.type",
         format!("{name:?}"),
         format!("serves {who}; `{kind}` learns from what its own policy samples: remove [data], or change algorithm.type"),

@@ -208,15 +208,6 @@ pub(crate) enum DataSection {
         #[serde(default = "default_purpose")]
         purpose: String,
     },
-}
-
-fn default_purpose() -> String {
-    "train".into()
-}
-
-impl Default for RolloutSection {
-    fn default() -> Self {
-        Self {
     /// Trajectories that outside systems pushed to `sinew serve --pool`; each is trained once.
     Pool {
         url: String,
@@ -249,6 +240,15 @@ pub(crate) enum TasksSection {
     Uniform,
     /// Types that are neither solved nor hopeless more often.
     Adaptive(sinew_algo::AdaptiveConfig),
+}
+
+fn default_purpose() -> String {
+    "train".into()
+}
+
+impl Default for RolloutSection {
+    fn default() -> Self {
+        Self {
             tasks_per_step: 8,
             group_size: 8,
             max_in_flight: 128,
