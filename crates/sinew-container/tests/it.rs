@@ -1,5 +1,7 @@
 //! Containers of real engines: crun and runc without a daemon, and a Docker daemon of our own.
 
+#![expect(clippy::unwrap_used, reason = "helpers of tests fail the test")]
+
 use sinew_attack::attack::{AttackOutcome, AttackRow};
 use sinew_container::{Choice, ContainerConfig, ContainerProvider, EngineKind, Image};
 use sinew_sandbox::{

@@ -1,5 +1,7 @@
 //! The client against agents that were taken over, and the agent in a namespace of its own.
 
+#![expect(clippy::unwrap_used, reason = "helpers of tests fail the test")]
+
 use sinew_guest::{AGENT, Guest, Setup, Stream};
 use sinew_sandbox::{ExecRequest, Limits, Program, SandboxError};
 use std::os::unix::fs::PermissionsExt;

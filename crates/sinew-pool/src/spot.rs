@@ -105,16 +105,14 @@ fn score(engine: &dyn Engine, id: RequestId, prompt: Vec<TokenId>, token: TokenI
         tracing::debug!(%error, "a log-probability was not compared");
         return None;
     }
-    loop {
-        match events.recv_timeout(TIMEOUT) {
-            Ok(EngineEvent::Tokens { tokens, .. }) => {
-                let first = tokens.first()?;
-                return (first.id == token).then_some(first.logprob);
-            }
-            Ok(_) | Err(_) => {
-                engine.abort(id);
-                return None;
-            }
+    match events.recv_timeout(TIMEOUT) {
+        Ok(EngineEvent::Tokens { tokens, .. }) => {
+            let first = tokens.first()?;
+            (first.id == token).then_some(first.logprob)
+        }
+        Ok(_) | Err(_) => {
+            engine.abort(id);
+            None
         }
     }
 }

@@ -90,7 +90,9 @@ enum Command {
     #[command(after_help = "Example: sinew serve --engine fake --listen 127.0.0.1:8080")]
     Serve(serve::ServeArgs),
     /// Look into the data pool of a running `sinew serve --pool`, and release what it holds back
-    #[command(after_help = "Example: sinew pool status --url http://127.0.0.1:8080 --token-file token")]
+    #[command(
+        after_help = "Example: sinew pool status --url http://127.0.0.1:8080 --token-file token"
+    )]
     Pool(pool::PoolArgs),
     /// A process of `train.data_parallel`, started by `train`
     #[command(name = parallel::COMMAND, hide = true)]

@@ -68,7 +68,10 @@ pub(crate) fn bench_all(as_json: bool) -> Result<(), Failure> {
         if as_json {
             output::print_json(&json!(row));
         } else {
-            output::print(&format!("{:52} {:>9.2} {}\n", row.name, row.value, row.unit));
+            output::print(&format!(
+                "{:52} {:>9.2} {}\n",
+                row.name, row.value, row.unit
+            ));
         }
     };
     let benches = bench::run(&provider, RUNS, &mut on_row);

@@ -116,7 +116,8 @@ pub(crate) fn training_engine(
         backends.push(connect(server, &options).map_err(|e| failed(&e))?);
     }
     let folder = section.weights_dir.as_ref();
-    let folder = folder.map(|dir| WeightsFolder::new(dir, base, FolderDtype::F32).untied(section.untied));
+    let folder =
+        folder.map(|dir| WeightsFolder::new(dir, base, FolderDtype::F32).untied(section.untied));
     let engine = RemoteEngine::new(backends, folder, config(version)).map_err(|e| failed(&e))?;
     engine
         .load_weights(version, weights)

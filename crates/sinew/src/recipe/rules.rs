@@ -111,7 +111,12 @@ fn choices(recipe: &Recipe, rules: &mut Rules) {
         "",
     );
     let engine = &recipe.sandbox.container_engine;
-    rules.choice("sandbox.container_engine", engine, &sinew_container::Choice::NAMES, "");
+    rules.choice(
+        "sandbox.container_engine",
+        engine,
+        &sinew_container::Choice::NAMES,
+        "",
+    );
     rules.choice("store.type", &recipe.store.kind, &["disk", "memory"], "");
     let schedules = ["constant", "linear", "cosine"];
     rules.choice("train.schedule", &recipe.train.schedule, &schedules, "");

@@ -93,10 +93,7 @@ fn programs_of_an_image_run_in_it() {
     );
     assert!(errors.contains("can't open '/out'"), "{errors}");
     // Its words, another's, and what is no image.
-    let told = sinew(
-        folder.path(),
-        &["--image", "bb", "--", "echo", "a", "b"],
-    );
+    let told = sinew(folder.path(), &["--image", "bb", "--", "echo", "a", "b"]);
     assert_eq!(told.stdout, b"a b\n");
     let told = sinew(folder.path(), &["--image", "bb", "--code", "print(1)"]);
     let errors = String::from_utf8_lossy(&told.stderr).into_owned();

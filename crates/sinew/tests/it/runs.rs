@@ -102,8 +102,15 @@ fn adapters_train_resume_and_are_exported_as_peft_reads_them() {
     };
     let distances: Vec<f64> = metrics.lines().map(distance).collect();
     assert!(distances[0] < 1e-9, "{distances:?}");
-    assert!(distances.iter().all(|&d| d.is_finite()) && distances[3] > 10.0 * distances[0], "{distances:?}");
-    exports_one_model(&run, &dir.path().join("merged"), header[name]["dtype"].as_str());
+    assert!(
+        distances.iter().all(|&d| d.is_finite()) && distances[3] > 10.0 * distances[0],
+        "{distances:?}"
+    );
+    exports_one_model(
+        &run,
+        &dir.path().join("merged"),
+        header[name]["dtype"].as_str(),
+    );
     let text = std::fs::read_to_string(&recipe).unwrap();
     std::fs::write(&recipe, text.replace("steps = 4", "steps = 6")).unwrap();
     let result = train(&["--resume"]);
@@ -115,15 +122,34 @@ fn adapters_train_resume_and_are_exported_as_peft_reads_them() {
 /// folder that holds something.
 fn exports_one_model(run: &Path, out: &Path, dtype: Option<&str>) {
     assert_eq!(dtype, Some("F32"));
-    let export = || sinew().arg("export").arg(run).arg(out).args(["--dtype", "bf16"]).output().unwrap();
+    let export = || {
+        sinew()
+            .arg("export")
+            .arg(run)
+            .arg(out)
+            .args(["--dtype", "bf16"])
+            .output()
+            .unwrap()
+    };
     let done = export();
-    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+    assert!(
+        done.status.success(),
+        "{}",
+        String::from_utf8_lossy(&done.stderr)
+    );
     let bytes = std::fs::read(out.join("model.safetensors")).unwrap();
     let length = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
     let header: Value = serde_json::from_slice(&bytes[8..8 + length]).unwrap();
     let tensor = &header["model.layers.1.mlp.down_proj.weight"];
     assert_eq!(tensor["dtype"], "BF16", "{header}");
-    assert!(!header.as_object().unwrap().keys().any(|k| k.contains("lora")), "{header}");
+    assert!(
+        !header
+            .as_object()
+            .unwrap()
+            .keys()
+            .any(|k| k.contains("lora")),
+        "{header}"
+    );
     assert!(out.join("config.json").exists());
     assert!(!export().status.success());
 }
