@@ -504,7 +504,8 @@ impl Seen {
             enforced,
             how,
         };
-        let zero = |name| !self.field(name).is_empty() && self.field(name).trim_matches('0') == "";
+        let zero =
+            |name| !self.field(name).is_empty() && self.field(name).trim_matches('0').is_empty();
         let caps = ["CapInh:", "CapPrm:", "CapEff:", "CapBnd:", "CapAmb:"];
         // Two lines of headings.
         let names = self.interfaces.lines().skip(2);
