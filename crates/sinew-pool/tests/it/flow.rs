@@ -317,7 +317,7 @@ fn rows_that_nobody_acknowledges_do_not_come_back_for_ever() {
 
 /// What the engine says to a prompt: two tokens.
 fn sample(engine: &dyn Engine) -> Vec<SampledToken> {
-    let (sender, events) = mpsc::channel();
+    let (sender, events) = mpsc::sync_channel(64);
     let request = GenerateRequest {
         id: RequestId(0),
         prompt: vec![2, 6, 8, 0, 3],
