@@ -88,7 +88,7 @@ enum Command {
     Export(export::ExportArgs),
     /// Serve a model to agents, and capture what they do with it
     #[command(after_help = "Example: sinew serve --engine fake --listen 127.0.0.1:8080")]
-    Serve(serve::ServeArgs),
+    Serve(Box<serve::ServeArgs>),
     /// Look into the data pool of a running `sinew serve --pool`, and release what it holds back
     #[command(
         after_help = "Example: sinew pool status --url http://127.0.0.1:8080 --token-file token"

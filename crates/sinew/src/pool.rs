@@ -258,10 +258,11 @@ impl PoolSource {
             Err(e) => return Err(Failure::system(format!("{}: {e}", self.taken.display()))),
         };
         // A line that a crash cut says nothing: what it speaks of was not stored.
-        let lines = text
+        let mut lines = text
             .lines()
+            .rev()
             .filter_map(|l| serde_json::from_str::<Taken>(l).ok());
-        Ok(lines.filter(|t| t.step == step).last())
+        Ok(lines.find(|t| t.step == step))
     }
 
     fn note(&self, taken: &Taken) -> Result<(), Failure> {

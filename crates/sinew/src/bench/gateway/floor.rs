@@ -33,7 +33,7 @@ fn thread_cpu_s() -> f64 {
 
 /// Microseconds of CPU for a body, received over a connection and checked as JSON.
 pub(super) async fn body_us(body: &str) -> Result<f64, Failure> {
-    let (ready, address) = mpsc::channel();
+    let (ready, address) = mpsc::sync_channel(1);
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
     let server = std::thread::spawn(move || -> Result<f64, Failure> {
         let runtime = tokio::runtime::Builder::new_current_thread()
