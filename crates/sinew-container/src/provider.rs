@@ -499,13 +499,17 @@ impl Seen {
     }
 
     fn protections(&self, engine: &str, spec: &SandboxSpec, cpus: Option<f64>) -> Vec<Protection> {
-        let row = |name: &str, enforced: bool, how: String| Protection {
-            name: name.into(),
-            enforced,
-            how,
+        let mut rows = self.walls(engine);
+        rows.extend(self.limits(engine, spec, cpus));
+        rows
+    }
+
+    /// What keeps programs in.
+    fn walls(&self, engine: &str) -> Vec<Protection> {
+        let zero = |name| {
+            let value = self.field(name);
+            !value.is_empty() && value.trim_matches('0').is_empty()
         };
-        let zero =
-            |name| !self.field(name).is_empty() && self.field(name).trim_matches('0').is_empty();
         let caps = ["CapInh:", "CapPrm:", "CapEff:", "CapBnd:", "CapAmb:"];
         // Two lines of headings.
         let names = self.interfaces.lines().skip(2);
@@ -513,76 +517,69 @@ impl Seen {
             .filter_map(|l| l.split(':').next())
             .map(str::trim)
             .collect();
+        let alone = names.iter().all(|n| *n == "lo") && !self.interfaces.is_empty();
         let user = self.field("Uid:").split_whitespace().next().unwrap_or("0");
-        let limit = |what: Option<u64>, unit: &str| match what {
-            Some(n) => format!("{n} {unit}, by control group"),
-            None => format!("{engine} set no limit that the host can see"),
+        let landlock = match self.landlock {
+            0 => format!("the kernel has none, or {engine} forbids it"),
+            abi => format!("version {abi}"),
         };
-        let works = ["/work", "/tmp"].iter().all(|p| self.mounted(p, "nosuid"));
+        let namespaces = format!("{engine}: {}", self.namespaces.join(", "));
+        let filter = "the allow-list of the process level, in every program";
         vec![
-            row(
-                "namespaces",
-                self.namespaces.len() == 6,
-                format!("{engine}: {}", self.namespaces.join(", ")),
-            ),
-            row("root", self.mounted("/", "ro"), "mounted read-only".into()),
+            row("namespaces", self.namespaces.len() == 6, namespaces),
+            row("root", self.mounted("/", "ro"), "mounted read-only"),
             row(
                 "network",
-                names.iter().all(|n| *n == "lo") && !self.interfaces.is_empty(),
+                alone,
                 format!("interfaces: {}", names.join(", ")),
             ),
             row(
                 "capabilities",
                 caps.into_iter().all(zero),
-                "all sets of programs are empty".into(),
+                "all sets of programs are empty",
             ),
-            row(
-                "user",
-                user != "0" && !user.is_empty(),
-                format!("programs run as {user}"),
-            ),
-            row(
-                "no_new_privs",
-                self.field("NoNewPrivs:") == "1",
-                "set".into(),
-            ),
-            row(
-                "seccomp",
-                self.field("Seccomp:") == "2",
-                "the allow-list of the process level, in every program".into(),
-            ),
-            row(
-                "landlock",
-                self.landlock > 0,
-                match self.landlock {
-                    0 => format!("the kernel has none, or {engine} forbids it"),
-                    abi => format!("version {abi}"),
-                },
-            ),
-            row(
-                "memory",
-                self.memory == Some(spec.limits.memory_bytes),
-                limit(self.memory, "bytes"),
-            ),
+            row("user", user != "0", format!("programs run as {user}")),
+            row("no_new_privs", self.field("NoNewPrivs:") == "1", "set"),
+            row("seccomp", self.field("Seccomp:") == "2", filter),
+            row("landlock", self.landlock > 0, landlock),
+        ]
+    }
+
+    /// What bounds them.
+    fn limits(&self, engine: &str, spec: &SandboxSpec, cpus: Option<f64>) -> Vec<Protection> {
+        let limit = |what: Option<u64>, unit: &str| match what {
+            Some(n) => format!("{n} {unit}, by control group"),
+            None => format!("{engine} set no limit that the host can see"),
+        };
+        let works = ["/work", "/tmp"].iter().all(|p| self.mounted(p, "nosuid"));
+        let memory = self.memory == Some(spec.limits.memory_bytes);
+        let processes = self.processes == Some(spec.limits.processes + 1);
+        let shares = match cpus {
+            Some(n) => format!("{n} at most, and CPU seconds of each process"),
+            None => "CPU seconds of each process; shares are not bounded".into(),
+        };
+        vec![
+            row("memory", memory, limit(self.memory, "bytes")),
             row(
                 "processes",
-                self.processes == Some(spec.limits.processes + 1),
+                processes,
                 limit(self.processes, "with the agent"),
             ),
             row(
                 "files",
                 works,
-                "work and temporary folder in memory, bounded each".into(),
+                "work and temporary folder in memory, bounded each",
             ),
-            row(
-                "processors",
-                true,
-                match cpus {
-                    Some(n) => format!("{n} at most, and CPU seconds of each process"),
-                    None => "CPU seconds of each process; shares are not bounded".into(),
-                },
-            ),
+            row("processors", true, shares),
         ]
+    }
+}
+
+fn row(name: &str, enforced: bool, how: impl Into<String>) -> Protection {
+    Protection {
+        name: name.into(),
+        enforced,
+        how: how.into(),
     }
 }
 

@@ -116,7 +116,7 @@ async fn nothing_is_left_of_a_process_that_was_killed() {
 }
 
 #[tokio::test]
-async fn programs_run_and_their_ends_are_told() {
+async fn programs_run_with_input_and_environment() {
     let dir = tempfile::tempdir().unwrap();
     let provider = start(config(EngineKind::Crun, dir.path()));
     let mut sandbox = provider.acquire(&small()).await.unwrap();
@@ -146,6 +146,17 @@ async fn programs_run_and_their_ends_are_told() {
     assert_eq!(result.stdout.len(), 300_006);
     assert_eq!(result.stderr, b"bad\n");
     wide.destroy().await.unwrap();
+    sandbox.destroy().await.unwrap();
+    drop(provider);
+    assert_eq!(groups_of(std::process::id()), 0);
+    assert!(std::fs::read_dir(dir.path()).unwrap().next().is_none());
+}
+
+#[tokio::test]
+async fn ends_are_told_precisely() {
+    let dir = tempfile::tempdir().unwrap();
+    let provider = start(config(EngineKind::Crun, dir.path()));
+    let mut sandbox = provider.acquire(&small()).await.unwrap();
     let ends = [
         (
             "import os; os.kill(os.getpid(), 9)",
@@ -204,9 +215,6 @@ async fn programs_run_and_their_ends_are_told() {
         "1\n"
     );
     sandbox.destroy().await.unwrap();
-    drop(provider);
-    assert_eq!(groups_of(std::process::id()), 0);
-    assert!(std::fs::read_dir(dir.path()).unwrap().next().is_none());
 }
 
 #[tokio::test]

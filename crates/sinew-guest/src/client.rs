@@ -1,12 +1,12 @@
 //! The host's side of the connection to an agent.
 
 use crate::archive::{Entry, EntryKind, plain};
+use crate::program::checked;
 use crate::wire::{
     self, CHUNK, HEAD, MAX_REPLY, MAX_REQUEST, Put, Take, VERSION, ask, content, cut, file, tell,
 };
 use sinew_sandbox::{
-    Ending, ExecRequest, Limits, OutputChunk, OutputStream, Program, SandboxError, Usage,
-    seccomp_filter,
+    Ending, ExecRequest, Limits, OutputChunk, OutputStream, SandboxError, Usage, seccomp_filter,
 };
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::Path;
@@ -18,8 +18,6 @@ use tokio::sync::mpsc;
 const GRACE: Duration = Duration::from_secs(10);
 /// How long the files of a work folder may take.
 const FILES: Duration = Duration::from_secs(60);
-/// Largest program: one argument of execve may have 128 KiB.
-const MAX_PROGRAM_BYTES: usize = 96 << 10;
 /// Entries of a work folder, at most.
 const MAX_ENTRIES: usize = 65_536;
 /// Steps of a start (`agent/walls.rs` numbers them); the second is the program's own.
@@ -295,38 +293,6 @@ fn ended(bytes: &[u8]) -> Option<Ended> {
         refusals,
         peak_memory_bytes,
     })
-}
-
-/// Whether it is Python, and its arguments or its code.
-///
-/// # Errors
-/// [`SandboxError::Request`] if no agent can start it.
-pub fn checked(program: &Program) -> Made<(bool, Vec<String>)> {
-    let bad = |value: String, allowed: &str| SandboxError::Request {
-        field: "program",
-        value,
-        allowed: allowed.into(),
-    };
-    let (python, args) = match program {
-        Program::Argv(argv) => (false, argv.clone()),
-        Program::Python(code) => (true, vec![code.clone()]),
-        Program::Shell(script) => (false, vec!["/bin/sh".into(), "-c".into(), script.clone()]),
-    };
-    let bytes: usize = args.iter().map(String::len).sum();
-    if !python && args.first().is_none_or(String::is_empty) {
-        return Err(bad("empty".into(), "at least the name of a program"));
-    }
-    if bytes > MAX_PROGRAM_BYTES {
-        let allowed = "at most 98304 bytes; write longer ones to a file in the sandbox";
-        return Err(bad(format!("{bytes} bytes"), allowed));
-    }
-    if args.iter().any(|a| a.contains('\0')) {
-        return Err(bad(
-            "text with a zero byte".into(),
-            "text without zero bytes",
-        ));
-    }
-    Ok((python, args))
 }
 
 fn pairs(env: &[(String, String)]) -> Vec<String> {

@@ -9,6 +9,7 @@
 
 mod archive;
 mod client;
+mod program;
 #[expect(
     unreachable_pub,
     dead_code,
@@ -18,7 +19,8 @@ mod client;
 mod wire;
 
 pub use archive::{Entry, EntryKind, pack, unpack};
-pub use client::{Count, Ended, Guest, Hello, Outcome, Setup, Stream, checked};
+pub use client::{Count, Ended, Guest, Hello, Outcome, Setup, Stream};
+pub use program::checked;
 
 /// The agent, for the architecture that this was compiled for.
 pub const AGENT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/agent"));

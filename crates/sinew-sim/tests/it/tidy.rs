@@ -165,7 +165,9 @@ fn functions(lines: &[&str]) -> Vec<(usize, usize)> {
         ]
         .iter()
         .any(|p| code.starts_with(p));
-        if !is_fn {
+        // A declaration ends before a body begins.
+        let head = lines[start..].iter().find(|l| l.ends_with([';', '{', '}']));
+        if !is_fn || head.is_some_and(|l| l.ends_with(';')) {
             continue;
         }
         let indent = " ".repeat(line.len() - code.len());
