@@ -2,7 +2,7 @@
 //!
 //! The kernel set [`Amx`](crate::KernelSet::Amx) replaces the products ([`crate::gemm`] and what
 //! [`crate::logprob`] does with the head); all other operators, attention included, are those of AVX-512.
-//! Stable Rust has no intrinsics for tiles, so the instructions stand in one place, [`tile`], as assembly.
+//! Stable Rust has no intrinsics for tiles, so the instructions stand in one place, `tile.rs`, as assembly.
 //!
 //! # Numerics
 //! Operands are rounded to the nearest bfloat16, ties to even, and numbers too small for a normal `f32` count as
