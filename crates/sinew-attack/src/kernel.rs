@@ -116,32 +116,32 @@ pub(crate) const ABSENT: &[(u32, &str, &str)] = &[
     (
         40,
         "races on masked paths",
-        "nothing is masked by mounts: files of proc are closed by user, landlock and read-only rules",
+        "no protection is a mask that a program could race: files of proc are closed by user, landlock and read-only rules, and what a runtime masks is masked before the program starts",
     ),
     (
         59,
         "egress proxy by-pass",
-        "there is no proxy: the network namespace is empty",
+        "attacked sandboxes have no way out: the proxy is attacked by the tests of sinew-egress",
     ),
     (
         60,
         "rebinding of names",
-        "there is no proxy: the network namespace is empty",
+        "attacked sandboxes have no way out: the proxy is attacked by the tests of sinew-egress",
     ),
     (
         61,
         "header smuggling",
-        "there is no proxy: the network namespace is empty",
+        "attacked sandboxes have no way out: the proxy is attacked by the tests of sinew-egress",
     ),
     (
         62,
         "cache poisoning",
-        "there is no proxy: the network namespace is empty",
+        "attacked sandboxes have no way out: the proxy is attacked by the tests of sinew-egress",
     ),
     (
         63,
         "port scan through the proxy",
-        "there is no proxy: the network namespace is empty",
+        "attacked sandboxes have no way out: the proxy is attacked by the tests of sinew-egress",
     ),
     (72, "wasm: endless loop", "wasm level"),
     (73, "wasm: memory growth", "wasm level"),

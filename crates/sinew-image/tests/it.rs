@@ -186,9 +186,8 @@ fn tree(root: &Path) -> Vec<String> {
     out
 }
 
-#[test]
-fn layers_cover_remove_and_extend_each_other() {
-    let layout = of(&[
+fn three_layers() -> Layout {
+    of(&[
         &[
             (Kind::Directory, "./", "", 0o700),
             (Kind::Directory, "usr", "", 0o755),
@@ -214,7 +213,12 @@ fn layers_cover_remove_and_extend_each_other() {
             file("usr/lib/.wh.none", ""),
         ],
         &[file("usr/lib/a", "new"), file("old", "a file now")],
-    ]);
+    ])
+}
+
+#[test]
+fn layers_cover_remove_and_extend_each_other() {
+    let layout = three_layers();
     let image = layout.unpack().unwrap();
     assert_eq!(
         tree(&image.root),

@@ -241,12 +241,25 @@ pub(crate) fn firecracker(mut found: Found, qemu: &Qemu, program: Option<&Path>)
     found
 }
 
+/// A monitor never runs as root, and joins the group of the device.
+fn closed_to_monitors() -> Option<String> {
+    use std::os::unix::fs::PermissionsExt;
+    let mode = fs::metadata("/dev/kvm").ok()?.permissions().mode() & 0o777;
+    let closed = nix::unistd::Uid::effective().is_root() && mode & 0o066 == 0;
+    closed.then(|| {
+        format!("/dev/kvm is for root alone (mode {mode:o}), and monitors are not root: chgrp kvm /dev/kvm, chmod 660 /dev/kvm")
+    })
+}
+
 /// Boots a machine with KVM: that `/dev/kvm` can be opened says little. What came of it is
 /// remembered for this kernel and this image.
 fn kvm(qemu: &mut Qemu, folder: &Path) -> Result<Result<(), String>, SandboxError> {
     let device = fs::File::options().read(true).write(true).open("/dev/kvm");
     if let Err(e) = device {
         return Ok(Err(format!("/dev/kvm: {e}")));
+    }
+    if let Some(why) = closed_to_monitors() {
+        return Ok(Err(why));
     }
     qemu.accel = Accel::Kvm;
     let version = fs::read("/proc/version").map_err(|e| io("/proc/version", e))?;

@@ -352,51 +352,59 @@ impl WasmSandbox {
         Ok((module, args, code))
     }
 
+    /// What a worker is asked to run, without what is read and written.
+    fn job(
+        &self,
+        program: Program,
+        deadline: Duration,
+        env: Vec<(String, String)>,
+    ) -> Result<Job, SandboxError> {
+        let (module, args, code) = self.program(program)?;
+        let limits = &self.spec.limits;
+        let place = (self.spec.live && code.is_some()).then_some(Place {
+            number: self.number,
+            from: self.mind.from,
+        });
+        Ok(Job {
+            module,
+            args,
+            env: self.variables(env)?,
+            code,
+            place,
+            same_files: place.is_some() && self.mind.from == From::Last && !self.touched,
+            deadline_ms: deadline.as_millis().min(u128::from(u32::MAX)) as u64,
+            cpu_ms: (limits.cpu_s * 1e3) as u64,
+            memory_bytes: limits.memory_bytes,
+            output_bytes: limits.output_bytes,
+            work_bytes: limits.work_bytes,
+            open_files: limits.open_files,
+            ..Job::default()
+        })
+    }
+
     async fn run(
         &mut self,
         request: ExecRequest,
         options: ExecOptions,
     ) -> Result<ExecResult, SandboxError> {
         let began = Instant::now();
-        let (module, args, code) = self.program(request.program)?;
-        let limits = &self.spec.limits;
-        let place = (self.spec.live && code.is_some()).then_some(Place {
-            number: self.number,
-            from: self.mind.from,
-        });
-        let same_files = place.is_some() && self.mind.from == From::Last && !self.touched;
-        let job = Job {
-            module,
-            args,
-            env: self.variables(options.env)?,
-            code,
-            place,
-            same_files,
-            deadline_ms: request.deadline.as_millis().min(u128::from(u32::MAX)) as u64,
-            cpu_ms: (limits.cpu_s * 1e3) as u64,
-            memory_bytes: limits.memory_bytes,
-            output_bytes: limits.output_bytes,
-            work_bytes: limits.work_bytes,
-            open_files: limits.open_files,
-            stream: options.output.is_some(),
-            ..Job::default()
-        };
+        let (stdin, deadline) = (request.stdin, request.deadline);
+        let mut job = self.job(request.program, deadline, options.env)?;
+        job.stream = options.output.is_some();
+        let place = job.place;
         let none = Tree::new();
-        let files = if same_files {
+        let files = if job.same_files {
             &none
         } else {
             self.tree.as_ref()
         };
-        let job = pack_job(job, &request.stdin, files).map_err(|e| io_error("pack a job", e))?;
+        let job = pack_job(job, &stdin, files).map_err(|e| io_error("pack a job", e))?;
         let mut output = Output {
             onward: options.output,
             ..Output::default()
         };
         let home = place.and(self.mind.home);
-        let ran = self
-            .inner
-            .workers
-            .run(home, &job, request.deadline, &mut output);
+        let ran = self.inner.workers.run(home, &job, deadline, &mut output);
         let (done, files, home) = ran.await?;
         if done.no_room {
             return Err(no_room());

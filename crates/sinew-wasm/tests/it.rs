@@ -558,7 +558,20 @@ async fn a_live_interpreter_keeps_its_memory_and_forks_do_not_share_it() {
         "[1, 2, 'only here'] 12!"
     );
     assert_eq!(two.read_file("f", 10).await.unwrap(), b"12");
-    // A fork of a fork that has not run; a reset goes back to what the fork began with.
+}
+
+#[tokio::test]
+async fn a_reset_goes_back_to_what_a_live_fork_began_with() {
+    let provider = provider();
+    let mut place = provider.acquire(&live()).await.unwrap();
+    says(
+        &mut place,
+        "x = {'a': [1]}\ndef f(): return x['a']\nopen('f', 'w').write('12')",
+    )
+    .await;
+    says(&mut place, "x['a'].append(2)").await;
+    let snapshot = place.snapshot().await.unwrap();
+    // A fork of a fork that has not run.
     let again = provider
         .fork(&live(), &snapshot)
         .await
@@ -568,6 +581,8 @@ async fn a_live_interpreter_keeps_its_memory_and_forks_do_not_share_it() {
         .unwrap();
     let mut three = provider.fork(&live(), &again).await.unwrap();
     assert_eq!(says(&mut three, "print(f())").await, "[1, 2]");
+    let mut one = provider.fork(&live(), &snapshot).await.unwrap();
+    says(&mut one, "x['a'].append('one'); mine = 1; open('f', 'w')").await;
     one.reset().await.unwrap();
     assert_eq!(
         says(
@@ -645,7 +660,18 @@ async fn what_ends_a_live_interpreter_ends_its_memory_alone() {
         says(&mut place, "print(open('g').read(), open('k').read(), x)").await,
         "outside other 1"
     );
-    // A limit, a trap, `os._exit`: the next one starts anew, with the files.
+    assert_eq!(says(&mut sibling, "print(kept)").await, "1");
+    assert!(sibling.stats().await.unwrap().memory_bytes > 1 << 20);
+}
+
+/// A limit, a trap, `os._exit`: the next interpreter starts anew, with the files.
+#[tokio::test]
+async fn a_killed_live_interpreter_leaves_its_files() {
+    let provider = provider();
+    let mut place = provider.acquire(&live()).await.unwrap();
+    let mut sibling = provider.acquire(&live()).await.unwrap();
+    says(&mut sibling, "kept = 1").await;
+    says(&mut place, "x = 1; open('f', 'w').write('1')").await;
     let spin = place
         .exec(request(python("while True: pass"), 0.3))
         .await
@@ -684,7 +710,6 @@ async fn what_ends_a_live_interpreter_ends_its_memory_alone() {
         (OK, b"\n".to_vec())
     );
     assert_eq!(says(&mut sibling, "print(kept)").await, "1");
-    assert!(sibling.stats().await.unwrap().memory_bytes > 1 << 20);
 }
 
 #[tokio::test]

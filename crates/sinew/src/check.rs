@@ -73,7 +73,7 @@ pub(crate) fn check(path: &Path, json: bool) -> Result<(), Failure> {
         report.row("sandbox", sandbox(&recipe));
     }
     if recipe.harness != HarnessSection::BuiltIn {
-        let row = harness::check(&recipe.harness, recipe.sandbox.strict);
+        let row = harness::check(&recipe.harness, &recipe.sandbox);
         report.row("harness", row);
     }
     report.row("tasks", tasks(&recipe));
@@ -93,7 +93,7 @@ pub(crate) fn before_training(run_dir: &Path, recipe: &Recipe) -> Result<(), Fai
         sandbox(recipe)?;
     }
     if recipe.harness != HarnessSection::BuiltIn {
-        harness::check(&recipe.harness, recipe.sandbox.strict)?;
+        harness::check(&recipe.harness, &recipe.sandbox)?;
     }
     tasks(recipe)?;
     disk(recipe, &run_dir.join("checkpoints")).map(|_| ())

@@ -4,6 +4,7 @@ use crate::egress::{WayOut, WithEgress};
 use crate::failure::Failure;
 use crate::output;
 use crate::recipe::SandboxSection;
+use crate::wire;
 use serde_json::json;
 use sinew_attack::bench::BenchRow;
 use sinew_container::{ContainerConfig, ContainerProvider, Image, bench};
@@ -42,10 +43,14 @@ pub(crate) fn provider(
     };
     let socket = section.container_socket.as_ref().map(PathBuf::from);
     let docker = docker_host().filter(|_| engine == "docker");
+    let image = match wire::image(section)? {
+        Some(unpacked) => Image::Folder(unpacked.root),
+        None => Image::parse(section.image.as_deref().unwrap_or("host")),
+    };
     let config = ContainerConfig {
         engine: engine.parse().map_err(|e| named(&e))?,
         socket: socket.or(docker),
-        image: Image::parse(&section.container_image),
+        image,
         python: ProcessConfig::new(program, &search).python,
         shows,
         max_live: section.max_live,

@@ -12,18 +12,20 @@ use std::sync::Arc;
 const MAX_LIVE: usize = 6000;
 
 /// One spawner whose sandboxes have an interpreter waiting, one without.
-fn subjects() -> Result<Subjects, Failure> {
+/// The process level with nothing kept warm but, if asked for, the Python that forks.
+pub(crate) fn unpooled(warm_python: bool) -> Result<Arc<dyn SandboxProvider>, Failure> {
     let program = std::env::current_exe().map_err(Failure::system)?;
     let search = std::env::var("PATH").unwrap_or_default();
-    let start = |warm_python: bool| -> Result<Arc<dyn SandboxProvider>, Failure> {
-        let mut config = ProcessConfig::new(program.clone(), &search);
-        (config.warm_python, config.max_live) = (warm_python, MAX_LIVE);
-        let provider = ProcessProvider::start(config).map_err(Failure::system)?;
-        Ok(Arc::new(provider))
-    };
+    let mut config = ProcessConfig::new(program, &search);
+    (config.warm_python, config.max_live) = (warm_python, MAX_LIVE);
+    let provider = ProcessProvider::start(config).map_err(Failure::system)?;
+    Ok(Arc::new(provider))
+}
+
+fn subjects() -> Result<Subjects, Failure> {
     Ok(Subjects {
-        cold: start(false)?,
-        warm: start(true)?,
+        cold: unpooled(false)?,
+        warm: unpooled(true)?,
     })
 }
 

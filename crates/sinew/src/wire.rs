@@ -14,7 +14,7 @@ use crate::run_dir::RunDir;
 use serde::{Deserialize, Serialize};
 use sinew_algo::{AlgoReport, Algorithm};
 use sinew_env::{EnvFactory, Taskset, tiny};
-use sinew_image::{Image, ImageConfig, UnpackLimits};
+use sinew_image::{Image, ImageConfig, ImageError, UnpackLimits};
 use sinew_infer::{Clock, EmbeddedEngine, EngineConfig, ModelForward, SchedulerConfig, TokenBytes};
 use sinew_model::{
     Family, InferModel, LoadedModel, ModelConfig, ModelFiles, Params, Precision, ResolveEnv,
@@ -268,15 +268,17 @@ pub(crate) fn sandboxes(section: &SandboxSection) -> Result<Arc<dyn SandboxProvi
     })
 }
 
-/// The root of sandboxes and what it wants to run, unpacked if it is not yet.
+/// The root of sandboxes and what it wants to run, unpacked if it is not yet. At level `container`
+/// none is also the answer for a tar file of a plain root, and for the name of an image that Docker
+/// or Podman has.
 pub(crate) fn image(section: &SandboxSection) -> Result<Option<Image>, Failure> {
     let Some(path) = &section.image else {
         return Ok(None);
     };
     let named = |e: &dyn std::fmt::Display| Failure::system(format!("sandbox.image: {e}"));
     let path = Path::new(path);
-    if section.level != "process" && !path.exists() && !sinew_image::is_packed(path) {
-        // The name of an image that an engine of containers has.
+    let container = crate::container::NAMES.contains(&section.level.as_str());
+    if container && !path.exists() && !sinew_image::is_packed(path) {
         return Ok(None);
     }
     if path.is_dir() && !sinew_image::is_packed(path) {
@@ -289,8 +291,10 @@ pub(crate) fn image(section: &SandboxSection) -> Result<Option<Image>, Failure> 
         }));
     }
     let cache = Path::new(&section.image_cache);
-    let unpacked = sinew_image::unpack(path, cache, &UnpackLimits::default());
-    unpacked.map(Some).map_err(|e| named(&e))
+    match sinew_image::unpack(path, cache, &UnpackLimits::default()) {
+        Err(ImageError::NotAnImage { .. }) if container => Ok(None),
+        unpacked => unpacked.map(Some).map_err(|e| named(&e)),
+    }
 }
 
 /// What a recipe allows in a sandbox, with the environment of its image.

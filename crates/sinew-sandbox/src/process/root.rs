@@ -71,16 +71,29 @@ pub(crate) fn build(
         bind_read_only(Path::new(&source), &inside(root, &path))?;
     }
     if proc {
-        let path = root.join("proc");
-        let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
-        mount(Some("proc"), &path, Some("proc"), flags, NONE).map_err(|e| {
-            format!(
-                "mount /proc: {e}; user namespaces can do this only where nothing is mounted over \
-                 parts of /proc, as container engines do: run as root of the host, or start the \
-                 container with its /proc unmasked"
-            )
-        })?;
+        own_proc(root)?;
     }
+    devices(root)?;
+    let flags = MsFlags::MS_REMOUNT | MsFlags::MS_BIND | MsFlags::MS_RDONLY | MsFlags::MS_NOSUID;
+    mount(NONE, root, NONE, flags, NONE).map_err(failed("make read-only", root))?;
+    leave_host(base).map_err(failed("leave the host's files for", base))
+}
+
+/// A `/proc` of this process's PID namespace.
+fn own_proc(root: &Path) -> Result<(), String> {
+    let path = root.join("proc");
+    let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
+    mount(Some("proc"), &path, Some("proc"), flags, NONE).map_err(|e| {
+        format!(
+            "mount /proc: {e}; user namespaces can do this only where nothing is mounted over \
+             parts of /proc, as container engines do: run as root of the host, or start the \
+             container with its /proc unmasked"
+        )
+    })
+}
+
+/// The devices that every program expects, and the links to its standard streams.
+fn devices(root: &Path) -> Result<(), String> {
     for device in ["null", "zero", "full", "random", "urandom"] {
         let source = Path::new("/dev").join(device);
         let target = root.join("dev").join(device);
@@ -96,9 +109,7 @@ pub(crate) fn build(
     ] {
         symlink(target, root.join("dev").join(link)).map_err(io(root))?;
     }
-    let flags = MsFlags::MS_REMOUNT | MsFlags::MS_BIND | MsFlags::MS_RDONLY | MsFlags::MS_NOSUID;
-    mount(NONE, root, NONE, flags, NONE).map_err(failed("make read-only", root))?;
-    leave_host(base).map_err(failed("leave the host's files for", base))
+    Ok(())
 }
 
 type Pairs = Vec<(PathBuf, PathBuf)>;

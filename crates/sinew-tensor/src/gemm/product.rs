@@ -350,29 +350,22 @@ unsafe fn compute_with<V: Tile, const HALF: bool>(
                         Some(shared) => shared.add(start * job.depth + p * count),
                         None => block.add((start - top) * depth).cast_const(),
                     };
-                    // What the tiles of this panel bring to L2, each its share: the next panel of `b`, or the
-                    // rest of this one when there is a single tile.
-                    let turn = UNROLL * words * 4 / rows.len();
-                    let share = (i - rows.start) * depth / rows.len() * words;
-                    let next = if rows.len() == 1 {
-                        STREAM_AHEAD
-                    } else {
-                        job.b.stride + share
-                    };
-                    let x = Operands {
+                    let c = job.c.add(start * job.ldc + j * nr);
+                    let mut x = Operands {
                         a,
                         b,
                         b_stride: job.b.stride,
-                        c: job.c.add(start * job.ldc + j * nr),
+                        c,
                         ldc: job.ldc,
                         cols: nr.min(job.n - j * nr),
                         depth,
                         load_c: job.load_c || p > 0,
-                        next_c: job.c.wrapping_add((start + count) * job.ldc + j * nr),
-                        ahead: b.wrapping_add(next),
-                        ahead_step: turn,
-                        ahead_lines: turn.div_ceil(64),
+                        next_c: c.wrapping_add(count * job.ldc),
+                        ahead: b,
+                        ahead_step: 0,
+                        ahead_lines: 0,
                     };
+                    read_ahead(&mut x, i - rows.start, rows.len(), words);
                     // Several panels at once only where there is a single panel of rows: then this loop
                     // has one turn.
                     let panels = cols.end.min(whole).saturating_sub(j);
@@ -392,6 +385,19 @@ unsafe fn compute_with<V: Tile, const HALF: bool>(
             p += depth;
         }
     }
+}
+
+/// Says what tile `i` of `tiles` over one panel of `b` brings to L2, its share: the next panel, or
+/// the rest of this one when there is a single tile. A step has `words` words of `b`.
+#[inline(always)]
+fn read_ahead(x: &mut Operands, i: usize, tiles: usize, words: usize) {
+    let turn = UNROLL * words * 4 / tiles;
+    let next = match tiles {
+        1 => STREAM_AHEAD,
+        _ => x.b_stride + i * x.depth / tiles * words,
+    };
+    x.ahead = x.b.wrapping_add(next);
+    (x.ahead_step, x.ahead_lines) = (turn, turn.div_ceil(64));
 }
 
 /// The next block of `left` steps: all when they fit, else equal parts near [`DEPTH_BLOCK`].

@@ -112,6 +112,34 @@ unsafe fn load_sums<V: Vector, const ROWS: usize, const COLS: usize>(
     }
 }
 
+/// [`load_sums`] the other way.
+#[inline(always)]
+unsafe fn store_sums<V: Vector, const ROWS: usize, const COLS: usize>(
+    acc: &[[V; COLS]; ROWS],
+    x: &Operands,
+    full: bool,
+) {
+    // SAFETY: by the contract of `Tile::tile`.
+    unsafe {
+        if full {
+            each_row!(I < ROWS, {
+                each_col!(J < COLS, {
+                    acc[I][J].store(x.c.add(I * x.ldc + J * V::LANES));
+                });
+            });
+        } else {
+            each_row!(I < ROWS, {
+                each_col!(J < COLS, {
+                    if x.cols > J * V::LANES {
+                        let c = x.c.add(I * x.ldc + J * V::LANES);
+                        acc[I][J].store_upto(c, x.cols - J * V::LANES);
+                    }
+                });
+            });
+        }
+    }
+}
+
 /// `ROWS x COLS` vectors, `COLS / NV` panels of `NV` vectors.
 #[inline(always)]
 unsafe fn tile<
@@ -174,22 +202,7 @@ unsafe fn tile<
         for _ in 0..x.depth % UNROLL {
             step!();
         }
-        if full {
-            each_row!(I < ROWS, {
-                each_col!(J < COLS, {
-                    acc[I][J].store(x.c.add(I * x.ldc + J * V::LANES));
-                });
-            });
-        } else {
-            each_row!(I < ROWS, {
-                each_col!(J < COLS, {
-                    if x.cols > J * V::LANES {
-                        let c = x.c.add(I * x.ldc + J * V::LANES);
-                        acc[I][J].store_upto(c, x.cols - J * V::LANES);
-                    }
-                });
-            });
-        }
+        store_sums::<V, ROWS, COLS>(&acc, x, full);
     }
 }
 

@@ -107,7 +107,16 @@ fn check_rms_norm(
         .map(|(i, d)| *d as f32 + base(i))
         .collect();
     let want_dw: Vec<f32> = want_dw.iter().map(|d| *d as f32 + 0.5).collect();
-    assert_close(&dx, &want_dx, 1e-5, "dx");
+    // Of narrow rows the terms of `dx` cancel: what is left is exact to the rounding of the terms.
+    let terms = w.iter().chain(&dy).fold(0f32, |m, v| m.max(v.abs()));
+    let terms = terms * terms * rstd.iter().fold(0f32, |m, r| m.max(*r));
+    for (i, (got, want)) in dx.iter().zip(&want_dx).enumerate() {
+        let bound = 1e-5 * want.abs().max(1e-3) + 4e-7 * terms;
+        assert!(
+            (got - want).abs() <= bound,
+            "dx: value {i} is {got}, not {want}"
+        );
+    }
     assert_close(&dw, &want_dw, 1e-5, "dw");
 }
 

@@ -26,7 +26,9 @@ use sinew_render::Renderer;
 use sinew_rollout::{
     BuiltInLoop, EpisodeOptions, EpisodeParts, EpisodeSpec, Harness, Phase, grade_answer,
 };
-use sinew_sandbox::{Ending, Limits, ProcessConfig, ProcessProvider, SandboxError};
+use sinew_sandbox::{
+    Ending, Limits, ProcessConfig, ProcessProvider, SandboxError, SandboxProvider,
+};
 use sinew_types::{EpisodeEnd, FailureKind, Limit, Role, Timing, Trace};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -49,9 +51,9 @@ pub(crate) fn build(
         return Ok(Arc::new(BuiltInLoop));
     };
     Ok(Arc::new(CommandHarness {
-        command: Command::resolve(&section.command, &section.mounts)?,
+        command: command(section)?,
         section: section.clone(),
-        strict: sandbox.strict,
+        sandbox: sandbox.clone(),
         config: GatewayConfig {
             format: renderer.turn_format(),
             ..GatewayConfig::default()
@@ -61,12 +63,16 @@ pub(crate) fn build(
     }))
 }
 
+fn command(section: &CommandSection) -> Result<Command, Failure> {
+    Command::resolve(&section.command, &section.mounts, section.image.is_some())
+}
+
 /// Checks that the program is there and that its sandbox can be built.
-pub(crate) fn check(section: &HarnessSection, strict: bool) -> Result<String, Failure> {
+pub(crate) fn check(section: &HarnessSection, sandbox: &SandboxSection) -> Result<String, Failure> {
     let HarnessSection::Command(section) = section else {
         return Ok("built in".into());
     };
-    let command = Command::resolve(&section.command, &section.mounts)?;
+    let command = command(section)?;
     if section.preload && !command.is_python_script() {
         return Err(Failure::input(
             "harness.preload = true: allowed for a command that is a Python interpreter and a script",
@@ -75,7 +81,7 @@ pub(crate) fn check(section: &HarnessSection, strict: bool) -> Result<String, Fa
     let runtime = tokio::runtime::Runtime::new().map_err(Failure::system)?;
     runtime.block_on(async {
         let gateway = ([127, 0, 0, 1], 9).into();
-        let sandboxes = sandboxes(section, &command, strict, gateway)?;
+        let sandboxes = sandboxes(section, &command, sandbox, gateway)?;
         let (sandbox, _door) = sandboxes
             .acquire(Vec::new())
             .await
@@ -83,8 +89,9 @@ pub(crate) fn check(section: &HarnessSection, strict: bool) -> Result<String, Fa
         sandbox.destroy().await.map_err(Failure::system)
     })?;
     Ok(format!(
-        "{}: in a sandbox that reaches the gateway and nothing else{}",
+        "{}: in a sandbox ({}) that reaches the gateway and nothing else{}",
         section.command.join(" "),
+        section.level,
         if section.preload { ", forked" } else { "" }
     ))
 }
@@ -92,17 +99,13 @@ pub(crate) fn check(section: &HarnessSection, strict: bool) -> Result<String, Fa
 fn sandboxes(
     section: &CommandSection,
     command: &Command,
-    strict: bool,
+    sandbox: &SandboxSection,
     gateway: std::net::SocketAddr,
 ) -> Result<Sandboxes, Failure> {
-    let spawner = std::env::current_exe().map_err(Failure::system)?;
-    let search = std::env::var("PATH").unwrap_or_default();
-    let mut config = ProcessConfig::new(spawner, &search);
-    config.max_live = section.max_live;
-    config.acquire_timeout = Duration::from_secs_f64(section.timeout_s);
-    config.shows = command.shows.clone();
-    let provider =
-        ProcessProvider::start(config).map_err(|e| Failure::system(format!("harness: {e}")))?;
+    let provider = match section.level.as_str() {
+        "container" => containers(section, command, sandbox)?,
+        _ => processes(section, command)?,
+    };
     let forks = if section.preload { 64 } else { 1 };
     let limits = Limits {
         // The fork server limits each of its forks; itself it lives long.
@@ -116,9 +119,39 @@ fn sandboxes(
     Ok(Sandboxes {
         provider,
         limits,
-        strict,
+        strict: sandbox.strict,
         gateway,
     })
+}
+
+fn processes(
+    section: &CommandSection,
+    command: &Command,
+) -> Result<Arc<dyn SandboxProvider>, Failure> {
+    let spawner = std::env::current_exe().map_err(Failure::system)?;
+    let search = std::env::var("PATH").unwrap_or_default();
+    let mut config = ProcessConfig::new(spawner, &search);
+    config.max_live = section.max_live;
+    config.acquire_timeout = Duration::from_secs_f64(section.timeout_s);
+    config.shows = command.shows.clone();
+    let provider =
+        ProcessProvider::start(config).map_err(|e| Failure::system(format!("harness: {e}")))?;
+    Ok(Arc::new(provider))
+}
+
+fn containers(
+    section: &CommandSection,
+    command: &Command,
+    sandbox: &SandboxSection,
+) -> Result<Arc<dyn SandboxProvider>, Failure> {
+    let own = SandboxSection {
+        level: section.level.clone(),
+        image: section.image.clone(),
+        max_live: section.max_live,
+        ..sandbox.clone()
+    };
+    let provider = crate::container::provider(&own, command.shows.clone())?;
+    Ok(Arc::new(provider))
 }
 
 /// What runs once for all episodes.
@@ -132,7 +165,7 @@ struct Started {
 struct CommandHarness {
     command: Command,
     section: CommandSection,
-    strict: bool,
+    sandbox: SandboxSection,
     config: GatewayConfig,
     started: OnceCell<Started>,
     fork_server: Mutex<Option<Arc<ForkServer>>>,
@@ -187,7 +220,8 @@ impl CommandHarness {
         let server = Server::start(gateway.clone(), any, &token, None)
             .await
             .map_err(Failure::system)?;
-        let sandboxes = sandboxes(&self.section, &self.command, self.strict, server.address())?;
+        let at = server.address();
+        let sandboxes = sandboxes(&self.section, &self.command, &self.sandbox, at)?;
         Ok(Started {
             gateway,
             _server: server,

@@ -21,10 +21,11 @@ pub(super) struct Command {
 impl Command {
     /// Finds the files that `command` names, relative to the current folder, and shows their
     /// folders inside: an interpreter's virtual environment, a script's folder. `mounts` are
-    /// shown where they say.
+    /// shown where they say. With an image the program is a path inside of it.
     pub(super) fn resolve(
         command: &[String],
         mounts: &BTreeMap<String, PathBuf>,
+        in_image: bool,
     ) -> Result<Self, Failure> {
         let Some((program, arguments)) = command.split_first() else {
             return Err(Failure::input(
@@ -35,7 +36,15 @@ impl Command {
             argv: Vec::new(),
             shows: Vec::new(),
         };
-        let inside = made.program(program)?;
+        let inside = match in_image {
+            true if program.starts_with('/') => program.clone(),
+            true => {
+                return Err(Failure::input(format!(
+                    "harness.command: {program}: with harness.image a path inside of the image, as in /usr/bin/python3"
+                )));
+            }
+            false => made.program(program)?,
+        };
         made.argv.push(inside);
         for argument in arguments {
             let path = Path::new(argument);
@@ -170,7 +179,7 @@ mod tests {
 
     fn command(words: &[&str]) -> Result<Command, String> {
         let words: Vec<String> = words.iter().map(|w| (*w).to_owned()).collect();
-        Command::resolve(&words, &BTreeMap::new()).map_err(|e| e.text().to_owned())
+        Command::resolve(&words, &BTreeMap::new(), false).map_err(|e| e.text().to_owned())
     }
 
     #[test]
@@ -219,13 +228,15 @@ mod tests {
             assert!(e.contains(needle), "{e}");
         }
         let words = ["sh".to_owned()];
+        let e = Command::resolve(&words, &BTreeMap::new(), true).unwrap_err();
+        assert!(e.text().contains("inside of the image"), "{}", e.text());
         for (inside, host) in [
             ("/work/x", "/tmp"),
             ("relative", "/tmp"),
             ("/data", "/no/such"),
         ] {
             let mounts = BTreeMap::from([(inside.to_owned(), PathBuf::from(host))]);
-            let e = Command::resolve(&words, &mounts).unwrap_err();
+            let e = Command::resolve(&words, &mounts, false).unwrap_err();
             assert!(e.text().contains("harness.mounts"), "{}", e.text());
         }
     }

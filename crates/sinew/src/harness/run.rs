@@ -3,10 +3,11 @@
 use super::door::Door;
 use super::program::Command;
 use sinew_sandbox::{
-    Ending, ExecOptions, ExecRequest, Limits, Network, ProcessProvider, Program, Sandbox,
-    SandboxError, SandboxProvider, SandboxSpec,
+    Ending, ExecOptions, ExecRequest, Limits, Network, Program, Sandbox, SandboxError,
+    SandboxProvider, SandboxSpec,
 };
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// How a program ended, and what it wrote.
@@ -27,9 +28,8 @@ pub(super) enum RunError {
 }
 
 /// Sandboxes whose only reachable address is the gateway.
-#[derive(Debug)]
 pub(super) struct Sandboxes {
-    pub(super) provider: ProcessProvider,
+    pub(super) provider: Arc<dyn SandboxProvider>,
     pub(super) limits: Limits,
     pub(super) strict: bool,
     /// Where the gateway listens; the same address leads to it from inside.

@@ -21,6 +21,12 @@ pub(crate) enum HarnessSection {
 pub(crate) struct CommandSection {
     /// Program and arguments; files are found relative to the current folder.
     pub(crate) command: Vec<String>,
+    /// Where it runs: `process`, or `container` (started as `[sandbox]` says).
+    #[serde(default = "default_level")]
+    pub(crate) level: String,
+    /// At level `container`: what `sandbox.image` may be; the program is then a path inside of it.
+    #[serde(default)]
+    pub(crate) image: Option<String>,
     /// Wall time of one run.
     #[serde(default = "default_timeout_s")]
     pub(crate) timeout_s: f64,
@@ -45,6 +51,10 @@ pub(crate) struct CommandSection {
     /// Folders to show in the sandbox, read-only: path inside = folder of the host.
     #[serde(default)]
     pub(crate) mounts: BTreeMap<String, PathBuf>,
+}
+
+fn default_level() -> String {
+    "process".into()
 }
 
 fn default_timeout_s() -> f64 {
@@ -79,6 +89,25 @@ impl HarnessSection {
         };
         let mut rules = Vec::new();
         let mut rule = |key, value, allowed, ok| rules.push((key, value, allowed, ok));
+        let container = c.level == "container";
+        rule(
+            "harness.level",
+            format!("{:?}", c.level),
+            "process, container",
+            container || c.level == "process",
+        );
+        rule(
+            "harness.image",
+            "set".into(),
+            "with harness.level = \"container\" only: elsewhere the program is one of the host",
+            c.image.is_none() || container,
+        );
+        rule(
+            "harness.preload",
+            c.preload.to_string(),
+            "false with harness.level = \"container\": there every run has a container of its own",
+            !(c.preload && container),
+        );
         let positive = |v: f64| v.is_finite() && v > 0.0;
         let seconds = "a number of seconds above 0";
         rule(

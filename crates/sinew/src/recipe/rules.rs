@@ -1,6 +1,6 @@
 //! What values a recipe may have: one line a key, grouped by table.
 
-use super::{DataSection, EnvSection, ModelSection, Recipe, TasksSection};
+use super::{DataSection, EnvSection, ModelSection, Recipe, SandboxSection, TasksSection};
 use crate::harness::HarnessSection;
 use sinew_algo::Advantage;
 use sinew_engines::EngineKind;
@@ -460,9 +460,44 @@ fn sandbox(recipe: &Recipe, rules: &mut Rules) {
     rules.seconds("sandbox.cpu_s", s.cpu_s);
     rules.range("sandbox.max_live", s.max_live, 1..=16384);
     let wasm = s.level == "wasm";
-    let reason =
-        "has no effect at level \"wasm\", whose programs have files of their own; remove it".into();
-    rules.custom("sandbox.image", "set", reason, s.image.is_none() || !wasm);
+    let d = SandboxSection::default();
+    for (key, set, levels) in [
+        ("sandbox.image", s.image != d.image, "process or container"),
+        (
+            "sandbox.image_cache",
+            s.image_cache != d.image_cache,
+            "process or container",
+        ),
+        (
+            "sandbox.wasm_modules",
+            s.wasm_modules != d.wasm_modules,
+            "wasm",
+        ),
+        (
+            "sandbox.container_engine",
+            s.container_engine != d.container_engine,
+            "container",
+        ),
+        (
+            "sandbox.container_socket",
+            s.container_socket != d.container_socket,
+            "container",
+        ),
+        (
+            "sandbox.microvm_images",
+            s.microvm_images != d.microvm_images,
+            "microvm",
+        ),
+    ] {
+        let reason = format!("has an effect at level {levels} only; remove it");
+        let outside = matches!(&recipe.harness, HarnessSection::Command(c) if levels == c.level);
+        rules.custom(
+            key,
+            "set",
+            reason,
+            !set || levels.contains(&s.level) || outside,
+        );
+    }
     let reason =
         "needs sandbox.level = \"wasm\": elsewhere every program has an interpreter of its own"
             .into();

@@ -92,7 +92,8 @@ pub(crate) struct SandboxSection {
     /// Most sandboxes that live at once.
     pub(crate) max_live: usize,
     /// OCI layout, tar file of one or of `docker save` (`:TAG` after it where it holds several), or
-    /// a folder that is a root already; the root of sandboxes of level `process`.
+    /// a folder that is a root already; for `container` also a tar file of a root, or an image that
+    /// Docker or Podman has. Left out: the system folders of the host.
     pub(crate) image: Option<String>,
     /// Folder in which images are unpacked, once each.
     pub(crate) image_cache: String,
@@ -100,8 +101,6 @@ pub(crate) struct SandboxSection {
     pub(crate) wasm_modules: String,
     /// What starts containers: `auto`, `crun`, `runc`, `docker` or `podman`.
     pub(crate) container_engine: String,
-    /// `host` (its system folders), a folder, a tar file, or an image that Docker or Podman has.
-    pub(crate) container_image: String,
     /// Where the API of Docker or Podman listens, if not at the usual place.
     pub(crate) container_socket: Option<String>,
     /// Folder of kernels and roots, for `microvm`.
@@ -128,7 +127,6 @@ impl Default for SandboxSection {
             image_cache: ".cache/images".into(),
             wasm_modules: ".cache/wasm".into(),
             container_engine: "auto".into(),
-            container_image: "host".into(),
             container_socket: None,
             microvm_images: ".cache/microvm".into(),
             live: false,

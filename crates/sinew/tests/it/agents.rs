@@ -133,9 +133,9 @@ fn fails(script: &str, more: &str) -> String {
 
 #[test]
 fn an_agent_reaches_its_model_and_nothing_else() {
-    for preload in ["preload = false", "preload = true"] {
-        let told = fails(PROBE, preload);
-        assert!(told.contains("all as it should be"), "{preload}: {told}");
+    for more in ["preload = false", "preload = true", "level = \"container\""] {
+        let told = fails(PROBE, more);
+        assert!(told.contains("all as it should be"), "{more}: {told}");
         assert!(told.contains("Harness"), "{told}");
     }
 }
@@ -161,6 +161,17 @@ fn wrong_harnesses_are_refused_before_anything_runs() {
             "preload = true",
             "preload = true\ntimeout_s = 0.0",
             "harness.timeout_s",
+        ),
+        (
+            "preload = true",
+            "preload = true\nlevel = \"container\"",
+            "a container of its own",
+        ),
+        ("preload = true", "image = \"some/image\"", "harness.image"),
+        (
+            "[rollout]",
+            "[sandbox]\ncontainer_engine = \"crun\"\n\n[rollout]",
+            "has an effect at level container only",
         ),
         ("preload = true", "prelaod = true", "did you mean `preload`"),
         (
