@@ -168,6 +168,41 @@ impl std::fmt::Debug for Subjects {
     }
 }
 
+/// Which measurements are run, each of which can be run alone.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Parts(Vec<String>);
+
+impl Parts {
+    /// What there is, in the order in which it is run.
+    pub const NAMES: [&str; 9] = [
+        "true", "peers", "fresh", "prewarmed", "next", "snapshots", "creates", "calls", "idle",
+    ];
+
+    /// All of them.
+    pub const fn all() -> Self {
+        Self(Vec::new())
+    }
+
+    /// Names with commas between them.
+    ///
+    /// # Errors
+    /// Names what is not one of [`Parts::NAMES`].
+    pub fn parse(names: &str) -> Result<Self, String> {
+        let parts: Vec<String> = names.split(',').map(|n| n.trim().to_owned()).collect();
+        match parts.iter().find(|p| !Self::NAMES.contains(&p.as_str())) {
+            None => Ok(Self(parts)),
+            Some(other) => Err(format!(
+                "there is no part {other:?}; allowed: {}",
+                Self::NAMES.join(", ")
+            )),
+        }
+    }
+
+    pub(crate) fn has(&self, name: &str) -> bool {
+        self.0.is_empty() || self.0.iter().any(|part| part == name)
+    }
+}
+
 /// Hands out rows as soon as they are known.
 pub type OnRow<'a> = &'a mut (dyn FnMut(BenchRow) + Send);
 
@@ -178,15 +213,22 @@ pub type OnRow<'a> = &'a mut (dyn FnMut(BenchRow) + Send);
 pub async fn run_all(
     subjects: &Subjects,
     scale: &Scale,
+    parts: &Parts,
     on_row: OnRow<'_>,
 ) -> Result<(), SandboxError> {
-    latencies(subjects.cold.as_ref(), subjects.warm.as_ref(), on_row).await?;
-    crate::scale::run(subjects, scale, on_row).await
+    if parts.has("true") || parts.has("peers") {
+        beside_peers(subjects.cold.as_ref(), parts, on_row).await?;
+    }
+    python(subjects.warm.as_ref(), parts, on_row).await?;
+    if parts.has("snapshots") {
+        snapshots(subjects.warm.as_ref(), &SandboxSpec::default(), on_row).await?;
+    }
+    crate::scale::run(subjects, scale, parts, on_row).await
 }
 
-async fn latencies(
+async fn beside_peers(
     cold: &dyn SandboxProvider,
-    warm: &dyn SandboxProvider,
+    parts: &Parts,
     on_row: OnRow<'_>,
 ) -> Result<(), SandboxError> {
     let spec = SandboxSpec::default();
@@ -198,12 +240,45 @@ async fn latencies(
     let against =
         |name: &str, peer: &str, median, most| compared(row(name, fresh), peer, median, most);
     on_row(against(&name, "fork_exec_true", floor.median, Some(2.5)));
-    peers::beside(fresh, on_row).await;
+    if parts.has("peers") {
+        peers::beside(fresh, on_row).await;
+    }
+    Ok(())
+}
 
+async fn python(
+    warm: &dyn SandboxProvider,
+    parts: &Parts,
+    on_row: OnRow<'_>,
+) -> Result<(), SandboxError> {
+    let spec = SandboxSpec::default();
+    let level = warm.level();
+    let code = Program::Python(PYTHON.into());
+    if parts.has("fresh") {
+        python_fresh(warm, &spec, &code, on_row).await?;
+    }
+    if parts.has("prewarmed") {
+        let ready = prewarmed(warm, &spec, &code).await?;
+        let name = format!("{level}_python_prewarmed");
+        on_row(bounded(row(&name, ready), 0.5));
+    }
+    if parts.has("next") {
+        let next = kept(warm, &spec, &code).await?;
+        on_row(row(&format!("{level}_python_next_exec"), next));
+    }
+    Ok(())
+}
+
+async fn python_fresh(
+    warm: &dyn SandboxProvider,
+    spec: &SandboxSpec,
+    code: &Program,
+    on_row: OnRow<'_>,
+) -> Result<(), SandboxError> {
+    let level = warm.level();
     let bare = repeat(|| async { plain(&[PYTHON_PATH, "-I", "-S", "-c", PYTHON]) }).await?;
     on_row(row("python_bare", bare));
-    let code = Program::Python(PYTHON.into());
-    let python = timed_fresh(warm, &spec, &code).await?;
+    let python = timed_fresh(warm, spec, code).await?;
     let name = format!("{level}_python_fresh");
     on_row(bounded(row(&name, python), 2.0));
     let name = format!("{level}_python_fresh_beside_bare");
@@ -213,14 +288,7 @@ async fn latencies(
         bare.median,
         None,
     ));
-    let ready = prewarmed(warm, &spec, &code).await?;
-    on_row(bounded(
-        row(&format!("{level}_python_prewarmed"), ready),
-        0.5,
-    ));
-    let next = kept(warm, &spec, &code).await?;
-    on_row(row(&format!("{level}_python_next_exec"), next));
-    snapshots(warm, &spec, on_row).await
+    Ok(())
 }
 
 /// From the request for a sandbox to the end of what ran in it; its end is not counted.
@@ -312,4 +380,18 @@ async fn snapshots(
         ));
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Parts;
+
+    #[test]
+    fn parts_are_named_or_refused() {
+        assert!(Parts::NAMES.iter().all(|name| Parts::all().has(name)));
+        let some = Parts::parse("calls, idle").expect("both exist");
+        assert!(some.has("calls") && some.has("idle") && !some.has("creates"));
+        let refused = Parts::parse("calls,memory").expect_err("no such part");
+        assert!(refused.contains("\"memory\"") && refused.contains("prewarmed"));
+    }
 }

@@ -1,6 +1,6 @@
 //! Sandboxes in large numbers: rates, what idle ones cost, calls in flight, what is left.
 
-use crate::bench::{BenchRow, OnRow, Subjects, exec};
+use crate::bench::{BenchRow, OnRow, Parts, Subjects, exec};
 use crate::host::Residue;
 use futures::StreamExt;
 use sinew_sandbox::{
@@ -46,13 +46,21 @@ const PATIENCE: Duration = Duration::from_secs(400);
 pub(crate) async fn run(
     subjects: &Subjects,
     scale: &Scale,
+    parts: &Parts,
     on_row: OnRow<'_>,
 ) -> Result<(), SandboxError> {
-    let before = Residue::settled().await;
-    on_row(creates(&subjects.warm, scale).await?);
-    on_row(leaks(&subjects.warm, before, scale).await);
-    calls(&subjects.warm, scale, on_row).await?;
-    idle(&subjects.warm, scale, on_row).await
+    if parts.has("creates") {
+        let before = Residue::settled().await;
+        on_row(creates(&subjects.warm, scale).await?);
+        on_row(leaks(&subjects.warm, before, scale).await);
+    }
+    if parts.has("calls") {
+        calls(&subjects.warm, scale, on_row).await?;
+    }
+    if parts.has("idle") {
+        idle(&subjects.warm, scale, on_row).await?;
+    }
+    Ok(())
 }
 
 fn named(provider: &Arc<dyn SandboxProvider>, name: &str) -> String {

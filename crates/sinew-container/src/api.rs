@@ -1,7 +1,8 @@
 //! Docker's API over its Unix socket; Podman answers the same. Images are never pulled.
 
 use crate::engine::{
-    AGENT_CAPABILITIES, Birth, Common, EngineKind, INODES, MASKED, READ_ONLY, UID, unavailable,
+    AGENT_CAPABILITIES, Birth, Common, EngineKind, INODES, MASKED, READ_ONLY, UID, open_files,
+    unavailable,
 };
 use crate::root::{AGENT, HOST};
 use crate::state::{alive, io};
@@ -272,6 +273,7 @@ fn encode(text: &str) -> String {
 
 fn creation(image: &str, common: &Common, birth: &Birth<'_>) -> Value {
     let limits = &birth.spec.limits;
+    let files = open_files(limits);
     let show = |source: &Path, inside: &Path| {
         let (source, inside) = (source.display(), inside.display());
         format!("{source}:{inside}:ro")
@@ -295,7 +297,7 @@ fn creation(image: &str, common: &Common, birth: &Birth<'_>) -> Value {
         "Memory": limits.memory_bytes,
         "MemorySwap": limits.memory_bytes,
         "Ulimits": [
-            { "Name": "nofile", "Soft": 1024, "Hard": 1024 },
+            { "Name": "nofile", "Soft": files, "Hard": files },
             { "Name": "core", "Soft": 0, "Hard": 0 },
         ],
         "Tmpfs": { "/work": tmpfs, "/tmp": tmpfs },

@@ -3,7 +3,7 @@
 use crate::api::Api;
 use crate::root::Root;
 use crate::runtime::Runtime;
-use sinew_sandbox::{SandboxError, SandboxSpec};
+use sinew_sandbox::{Limits, SandboxError, SandboxSpec};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
@@ -37,6 +37,11 @@ pub(crate) const READ_ONLY: [&str; 5] = [
 pub(crate) const UID: u32 = 65_534;
 /// Files and folders that one sandbox may make.
 pub(crate) const INODES: u64 = 4096;
+
+/// Open files that a container may have: what its programs may, and the agent's own.
+pub(crate) fn open_files(limits: &Limits) -> u64 {
+    limits.open_files.max(1024)
+}
 
 /// What starts containers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -2,7 +2,8 @@
 //! first process ends, removes its groups and its state.
 
 use crate::engine::{
-    AGENT_CAPABILITIES, Birth, Body, Common, END, INODES, MASKED, READ_ONLY, UID, unavailable,
+    AGENT_CAPABILITIES, Birth, Body, Common, END, INODES, MASKED, READ_ONLY, UID, open_files,
+    unavailable,
 };
 use crate::root::{AGENT, HOST};
 use crate::state::io;
@@ -181,6 +182,7 @@ fn tmpfs(inside: &str, options: &[String]) -> Value {
 /// The container as the OCI runtime specification (1.0) describes one.
 fn bundle(common: &Common, birth: &Birth<'_>) -> Value {
     let limits = &birth.spec.limits;
+    let files = open_files(limits);
     let mut mounts = vec![
         json!({ "destination": "/proc", "type": "proc", "source": "proc",
             "options": ["nosuid", "noexec", "nodev", "hidepid=invisible"] }),
@@ -224,7 +226,7 @@ fn bundle(common: &Common, birth: &Birth<'_>) -> Value {
                 "bounding": capabilities, "effective": capabilities, "permitted": capabilities,
             },
             "rlimits": [
-                { "type": "RLIMIT_NOFILE", "hard": 1024, "soft": 1024 },
+                { "type": "RLIMIT_NOFILE", "hard": files, "soft": files },
                 { "type": "RLIMIT_CORE", "hard": 0, "soft": 0 },
             ],
         },

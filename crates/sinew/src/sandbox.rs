@@ -68,6 +68,10 @@ pub(crate) enum SandboxCommand {
         /// idle sandboxes; minutes and gigabytes
         #[arg(long)]
         full: bool,
+        /// Parts of the process level's bench, with commas: true, peers, fresh, prewarmed, next,
+        /// snapshots, creates, calls, idle
+        #[arg(long)]
+        only: Option<String>,
         /// One JSON object a row
         #[arg(long)]
         json: bool,
@@ -92,7 +96,12 @@ pub(crate) fn run(command: &SandboxCommand) -> Result<(), Failure> {
             level,
             json,
         } => attack_all(level, filter, *json),
-        SandboxCommand::Bench { level, full, json } => bench_all(level, *full, *json),
+        SandboxCommand::Bench {
+            level,
+            full,
+            only,
+            json,
+        } => bench_all(level, *full, only.as_deref(), *json),
         SandboxCommand::Run {
             code,
             shell,
@@ -222,14 +231,19 @@ fn bench_wasm(provider: &dyn SandboxProvider, as_json: bool) -> Result<(), Failu
     runtime()?.block_on(benches).map_err(Failure::system)
 }
 
-fn bench_all(level: &str, full: bool, as_json: bool) -> Result<(), Failure> {
+fn bench_all(level: &str, full: bool, only: Option<&str>, as_json: bool) -> Result<(), Failure> {
+    if level != "process" && (full || only.is_some()) {
+        return Err(Failure::input(format!(
+            "--full and --only are of the process level; --level {level} has neither"
+        )));
+    }
     if container::NAMES.contains(&level) {
         return container::bench_all(level, as_json);
     }
     match level {
         "microvm" => microvm::bench_all(as_json),
         "wasm" => bench_wasm(at_level(level)?.as_ref(), as_json),
-        _ => sandbox_bench::run(full, as_json),
+        _ => sandbox_bench::run(full, only, as_json),
     }
 }
 

@@ -3,7 +3,7 @@
 use crate::failure::Failure;
 use crate::output;
 use serde_json::json;
-use sinew_attack::bench::{self, BenchRow, Subjects};
+use sinew_attack::bench::{self, BenchRow, Parts, Subjects};
 use sinew_attack::scale::Scale;
 use sinew_sandbox::{ProcessConfig, ProcessProvider, SandboxProvider};
 use std::sync::Arc;
@@ -29,8 +29,10 @@ fn subjects() -> Result<Subjects, Failure> {
     })
 }
 
-/// Rows as they come; `full` takes minutes.
-pub(crate) fn run(full: bool, as_json: bool) -> Result<(), Failure> {
+/// Rows as they come, of the named parts or of all; `full` takes minutes.
+pub(crate) fn run(full: bool, only: Option<&str>, as_json: bool) -> Result<(), Failure> {
+    let parts = only.map_or(Ok(Parts::all()), Parts::parse);
+    let parts = parts.map_err(|e| Failure::input(format!("--only: {e}")))?;
     let subjects = subjects()?;
     let scale = if full { Scale::FULL } else { Scale::QUICK };
     let mut on_row = |row: BenchRow| match as_json {
@@ -41,7 +43,7 @@ pub(crate) fn run(full: bool, as_json: bool) -> Result<(), Failure> {
         .enable_all()
         .build()
         .map_err(Failure::system)?;
-    let all = bench::run_all(&subjects, &scale, &mut on_row);
+    let all = bench::run_all(&subjects, &scale, &parts, &mut on_row);
     runtime.block_on(all).map_err(Failure::system)
 }
 
