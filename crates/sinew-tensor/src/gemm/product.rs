@@ -328,16 +328,9 @@ unsafe fn compute_with<V: Tile, const HALF: bool>(
         while p < job.depth {
             let depth = depth_block(job.depth - p);
             if job.shared.is_none() {
-                let from = job.a.data.add(top * job.a.rs + p * job.a.cs);
-                pack_panels::<V>(
-                    from,
-                    job.a.rs,
-                    job.a.cs,
-                    job.panels,
-                    rows.clone(),
-                    depth,
-                    block,
-                );
+                let (rs, cs) = (job.a.rs, job.a.cs);
+                let from = job.a.data.add(top * rs + p * cs);
+                pack_panels::<V>(from, rs, cs, job.panels, rows.clone(), depth, block);
             }
             let mut j = cols.start;
             while j < cols.end {
@@ -369,7 +362,8 @@ unsafe fn compute_with<V: Tile, const HALF: bool>(
                     // Several panels at once only where there is a single panel of rows: then this loop
                     // has one turn.
                     let panels = cols.end.min(whole).saturating_sub(j);
-                    let wide = if rows.len() == 1 {
+                    let alone = rows.len() == 1;
+                    let wide = if alone {
                         V::wide::<HALF>(count, panels, &x)
                     } else {
                         0

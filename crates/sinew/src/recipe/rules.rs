@@ -502,6 +502,11 @@ fn sandbox(recipe: &Recipe, rules: &mut Rules) {
         "needs sandbox.level = \"wasm\": elsewhere every program has an interpreter of its own"
             .into();
     rules.custom("sandbox.live", "true", reason, !s.live || wasm);
+    egress(recipe, rules);
+}
+
+fn egress(recipe: &Recipe, rules: &mut Rules) {
+    let s = &recipe.sandbox;
     let Some(egress) = &s.egress else {
         let reason = "has no effect without [sandbox.egress]; remove it".into();
         rules.custom(
