@@ -88,56 +88,38 @@ fn joins(view: &Value, kind: &str) -> u64 {
     view["stats"]["joins"][kind].as_u64().unwrap_or(0)
 }
 
+/// An agent of two calls, the second of which goes on where the first ended.
+fn extends(program: &str, env: &[(&str, &str)]) {
+    let view = answers(program, env, &[CALL, ANSWER]);
+    let joined = (joins(&view, "start"), joins(&view, "extend"));
+    assert_eq!(joined, (1, 1), "{view}");
+}
+
 #[test]
 fn the_openai_sdk_agent_extends_what_was_sampled() {
-    let view = answers("openai_agent.py", &[], &[CALL, ANSWER]);
-    assert_eq!(
-        (joins(&view, "start"), joins(&view, "extend")),
-        (1, 1),
-        "{view}"
-    );
+    extends("openai_agent.py", &[]);
 }
 
 #[test]
 fn the_langgraph_agent_extends_what_was_sampled() {
-    let view = answers("langgraph_agent.py", &[], &[CALL, ANSWER]);
-    assert_eq!(
-        (joins(&view, "start"), joins(&view, "extend")),
-        (1, 1),
-        "{view}"
-    );
+    extends("langgraph_agent.py", &[]);
 }
 
 #[test]
 fn the_agents_sdk_speaks_chat_completions() {
     let env = [("AGENT_API", "chat_completions")];
-    let view = answers("openai_agents_agent.py", &env, &[CALL, ANSWER]);
-    assert_eq!(
-        (joins(&view, "start"), joins(&view, "extend")),
-        (1, 1),
-        "{view}"
-    );
+    extends("openai_agents_agent.py", &env);
 }
 
 #[test]
 fn the_agents_sdk_speaks_responses() {
     let env = [("AGENT_API", "responses")];
-    let view = answers("openai_agents_agent.py", &env, &[CALL, ANSWER]);
-    assert_eq!(
-        (joins(&view, "start"), joins(&view, "extend")),
-        (1, 1),
-        "{view}"
-    );
+    extends("openai_agents_agent.py", &env);
 }
 
 #[test]
 fn the_anthropic_sdk_agent_extends_what_was_sampled() {
-    let view = answers("anthropic_agent.py", &[], &[CALL, ANSWER]);
-    assert_eq!(
-        (joins(&view, "start"), joins(&view, "extend")),
-        (1, 1),
-        "{view}"
-    );
+    extends("anthropic_agent.py", &[]);
 }
 
 /// It writes its own words beside each turn of the model, so each call is a branch; that is
