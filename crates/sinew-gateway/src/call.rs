@@ -81,24 +81,25 @@ impl Gateway {
         rollout: &Arc<Rollout>,
         dialect: &dyn Dialect,
         body: &[u8],
-        retry: Retry,
+        retry: Retry<'_>,
     ) -> Result<Subscription, ApiError> {
-        if retry.again
-            && let Some(flight) = rollout.same(&retry)
-        {
-            Counters::add(&self.inner.counters.coalesced, 1);
-            return Ok(Subscription::new(&flight));
-        }
         let scan = dialect.repeated().and_then(|field| {
             let seen = rollout.session().bodies();
             repeated::scan(body, field, &seen)
         });
+        let key = retry.key(body, scan.as_ref());
+        if retry.again
+            && let Some(flight) = rollout.same(key)
+        {
+            Counters::add(&self.inner.counters.coalesced, 1);
+            return Ok(Subscription::new(&flight));
+        }
         if let Some((seen, rest)) = scan.as_ref().and_then(|s| s.cut.as_ref())
             && let Ok(mut request) = dialect.parse(rest)
             && grown(rollout, seen, &mut request)
         {
             let repeat = Repeat::of(scan.as_ref(), seen.head);
-            match self.begin(rollout, request, retry, repeat, Some(seen.state)) {
+            match self.begin(rollout, request, key, repeat, Some(seen.state)) {
                 Err(error) if error.code == NEEDS_ALL => {}
                 begun => {
                     let recognized = u64::from(begun.is_ok());
@@ -115,14 +116,14 @@ impl Gateway {
             }
             _ => None,
         };
-        self.begin(rollout, request, retry, repeat, None)
+        self.begin(rollout, request, key, repeat, None)
     }
 
     fn begin(
         &self,
         rollout: &Arc<Rollout>,
         mut request: ModelRequest,
-        retry: Retry,
+        key: [u8; 32],
         repeat: Option<Repeat>,
         known: Option<StateId>,
     ) -> Result<Subscription, ApiError> {
@@ -174,7 +175,7 @@ impl Gateway {
             renderer: Arc::clone(&self.inner.parts.renderer),
         });
         let subscription = Subscription::new(&flight);
-        let entry = (Some(retry.key), Arc::clone(&flight));
+        let entry = (Some(key), Arc::clone(&flight));
         rollout.flights().running.push(entry);
         let work = Work {
             engine: Arc::clone(&self.inner.parts.engine),

@@ -7,6 +7,7 @@
 use crate::dialect::{AnswerContext, Choice, Delta, ModelResponse, TurnEnd, Usage};
 use crate::error::ApiError;
 use crate::gateway::{Rollout, unix_s};
+use crate::kept::Answer;
 use crate::session::SampledTurn;
 use crate::stats::Counters;
 use crate::turn::{TurnOptions, TurnReader};
@@ -186,6 +187,8 @@ struct Driver {
     prompt_tokens: u32,
     /// Why the requests were aborted.
     stopping: Option<ApiError>,
+    /// What later calls may go on from.
+    kept: Option<Answer>,
 }
 
 /// Runs a call to its end, whatever happens to its readers. `permit` is its place among the
@@ -206,9 +209,10 @@ pub(crate) async fn drive(work: Work, flight: Arc<Flight>, permit: OwnedSemaphor
             tracing::error!(%error, "a failed call is not in the journal");
         }
     }
-    if let Ok(response) = &result {
-        let context = &flight.context;
-        rollout.kept.keep(&context.id, &context.request, response);
+    if result.is_ok()
+        && let Some(answer) = driver.kept.take()
+    {
+        rollout.kept.keep(answer);
     }
     drop((driver, permit));
     flight.finish(result);
@@ -246,6 +250,7 @@ impl Driver {
             cached: 0,
             prompt_tokens: prompt_tokens as u32,
             stopping: None,
+            kept: None,
             flight,
             work,
         }
@@ -421,6 +426,9 @@ impl Driver {
             let mut session = self.work.rollout.session();
             let tokens = turn.tokens.len() as u64;
             session.commit(self.work.call, turn, unix_s())?;
+            if let Some(answer) = &self.kept {
+                session.kept(answer);
+            }
             Counters::add(&self.work.counters.sampled_tokens, tokens);
             self.work.rollout.record(&mut session)?
         };
@@ -444,6 +452,10 @@ impl Driver {
             message: output.reader.message().clone(),
             text: output.reader.raw().to_owned(),
         };
+        let context = &self.flight.context;
+        if index == 0 && turn.finish != FinishReason::Aborted {
+            self.kept = Answer::of(&context.id, &context.request, &turn.message);
+        }
         if let Err(error) = self.capture(turn).await {
             self.stop(error);
             return;

@@ -5,8 +5,9 @@ use crate::flight::Flight;
 use crate::journal::{Journal, Receipt, Record};
 use crate::kept::Kept;
 use crate::limits::{ServerLimits, SessionLimits};
+use crate::repeated::Scan;
 use crate::secret::Secret;
-use crate::session::{CallRecord, Reward, RolloutSpec, Session, SessionStats};
+use crate::session::{CallRecord, Entry, Reward, RolloutSpec, Session, SessionStats};
 use crate::stats::{Counters, GatewayStats};
 use serde::Serialize;
 use sinew_render::{Reasoning, Renderer, ToolCallFormat, TurnFormat};
@@ -151,17 +152,11 @@ impl Rollout {
         self.idle.notify_waiters();
     }
 
-    pub(crate) fn same(&self, retry: &Retry) -> Option<Arc<Flight>> {
+    /// The call that `key` stands for, running or just ended.
+    pub(crate) fn same(&self, key: [u8; 32]) -> Option<Arc<Flight>> {
         let flights = self.flights();
-        let running = flights
-            .running
-            .iter()
-            .find(|(key, _)| *key == Some(retry.key));
-        let ended = flights
-            .ended
-            .iter()
-            .rev()
-            .find(|(key, _)| *key == retry.key);
+        let running = flights.running.iter().find(|(k, _)| *k == Some(key));
+        let ended = flights.ended.iter().rev().find(|(k, _)| *k == key);
         let found = running.map(|(_, f)| f).or(ended.map(|(_, f)| f));
         found.map(Arc::clone)
     }
@@ -169,11 +164,27 @@ impl Rollout {
 
 /// How a repeated request is recognized.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Retry {
-    /// Hash of path and body, or of the client's idempotency key.
-    pub(crate) key: [u8; 32],
+pub(crate) struct Retry<'a> {
+    pub(crate) path: &'a str,
+    /// The client's own key of the request; `None`: its body is its key.
+    pub(crate) idempotency: Option<&'a str>,
     /// The client says that it has sent it before.
     pub(crate) again: bool,
+}
+
+impl Retry<'_> {
+    /// Key of the request; `scan` is what was seen of its body.
+    pub(crate) fn key(&self, body: &[u8], scan: Option<&Scan>) -> [u8; 32] {
+        let mut hasher = blake3::Hasher::new();
+        hasher.update(&(self.path.len() as u64).to_le_bytes());
+        hasher.update(self.path.as_bytes());
+        match (self.idempotency, scan) {
+            (Some(key), _) => hasher.update(b"key").update(key.as_bytes()),
+            (None, Some(scan)) => hasher.update(b"scan").update(&scan.body_key(body)),
+            (None, None) => hasher.update(b"body").update(body),
+        };
+        *hasher.finalize().as_bytes()
+    }
 }
 
 /// A rollout as the control API shows it.
@@ -290,7 +301,7 @@ impl Gateway {
             opened_s: now_s,
         };
         let session = Session::new(id.clone(), spec, self.inner.config.session, now_s);
-        let rollout = self.rollout(key, session);
+        let rollout = self.rollout(key, session, Kept::default());
         let mut rollouts = self
             .inner
             .rollouts
@@ -319,7 +330,7 @@ impl Gateway {
         })
     }
 
-    fn rollout(&self, key: Secret, mut session: Session) -> Arc<Rollout> {
+    fn rollout(&self, key: Secret, mut session: Session, kept: Kept) -> Arc<Rollout> {
         let journal = self.inner.config.journal.clone();
         if journal.is_some() {
             session.keep_entries();
@@ -330,7 +341,7 @@ impl Gateway {
             journal,
             flights: Mutex::default(),
             idle: Notify::new(),
-            kept: Kept::default(),
+            kept,
         })
     }
 
@@ -360,12 +371,18 @@ impl Gateway {
             };
             let key = Secret::from_hash_hex(&found.key).ok_or_else(|| broken("no key"))?;
             let limits = self.inner.config.session;
+            let kept = Kept::default();
+            for entry in &found.entries {
+                if let Entry::Kept { answer } = entry {
+                    kept.keep(answer.clone());
+                }
+            }
             let session = Session::new(found.id.clone(), found.spec, limits, found.opened_s)
                 .restore(found.entries, unix_s())
                 .map_err(|e| broken(&e.to_string()))?;
             let tokens = session.stats().sampled_tokens;
             Counters::add(&self.inner.counters.sampled_tokens, tokens);
-            let rollout = self.rollout(key, session);
+            let rollout = self.rollout(key, session, kept);
             let mut rollouts = self
                 .inner
                 .rollouts

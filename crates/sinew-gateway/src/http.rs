@@ -358,7 +358,7 @@ impl Service {
         headers: &HeaderMap,
         body: &[u8],
     ) -> Result<Response<ResponseBody>, ApiError> {
-        let retry = retry_of(headers, path, body);
+        let retry = retry_of(headers, path);
         let mut reader = self.gateway.call(rollout, dialect, body, retry)?;
         if !reader.context().request.stream {
             let response = reader.response().await?;
@@ -382,28 +382,15 @@ fn bearer(headers: &HeaderMap) -> Option<&str> {
     authorization.or_else(|| text(&HeaderName::from_static("x-api-key")))
 }
 
-fn retry_of(headers: &HeaderMap, path: &str, body: &[u8]) -> Retry {
+fn retry_of<'a>(headers: &'a HeaderMap, path: &'a str) -> Retry<'a> {
     let text = |name: &'static str| headers.get(name).and_then(|v| v.to_str().ok());
-    let mut hasher = blake3::Hasher::new();
-    hasher.update(&(path.len() as u64).to_le_bytes());
-    hasher.update(path.as_bytes());
-    match text("idempotency-key") {
-        // OpenAI's client sends a new key with every call and the same one with its retries.
-        Some(key) => {
-            hasher.update(b"key").update(key.as_bytes());
-            Retry {
-                key: *hasher.finalize().as_bytes(),
-                again: true,
-            }
-        }
-        None => {
-            hasher.update(b"body").update(body);
-            let count = text("x-stainless-retry-count").and_then(|v| v.parse::<u32>().ok());
-            Retry {
-                key: *hasher.finalize().as_bytes(),
-                again: count.is_some_and(|n| n > 0),
-            }
-        }
+    // OpenAI's client sends a new key with every call and the same one with its retries.
+    let idempotency = text("idempotency-key");
+    let count = text("x-stainless-retry-count").and_then(|v| v.parse::<u32>().ok());
+    Retry {
+        path,
+        idempotency,
+        again: idempotency.is_some() || count.is_some_and(|n| n > 0),
     }
 }
 

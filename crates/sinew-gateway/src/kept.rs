@@ -2,9 +2,10 @@
 //!
 //! Each keeps what it added to the one before it, so that a long conversation is kept once.
 
-use crate::dialect::{Continuation, ModelRequest, ModelResponse};
+use crate::dialect::{Continuation, ModelRequest};
 use crate::error::ApiError;
 use crate::session::{Prompt, message_bytes};
+use serde::{Deserialize, Serialize};
 use sinew_types::Message;
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -19,7 +20,8 @@ const MAX_MESSAGES: usize = 65_536;
 const MAX_BYTES: u64 = 16 << 20;
 
 /// What came before an answer's own messages.
-#[derive(Debug)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 enum Before {
     Nothing,
     /// An answer and all before it.
@@ -28,11 +30,35 @@ enum Before {
     Question(String),
 }
 
-#[derive(Debug)]
-struct Answer {
+/// An answer that may be gone on from.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Answer {
+    id: String,
     before: Before,
     /// New messages of the request, and what the model said.
     added: Vec<Message>,
+}
+
+impl Answer {
+    /// What to keep of a call, if it is to be kept: `id` is the call's, `said` the model's turn.
+    pub(crate) fn of(id: &str, request: &ModelRequest, said: &Message) -> Option<Self> {
+        let Prompt::Messages(messages) = &request.prompt else {
+            return None;
+        };
+        let continuation = request.continuation.as_ref().filter(|c| c.keep)?;
+        let mut added = messages[continuation.own_from.min(messages.len())..].to_vec();
+        added.push(said.clone());
+        let before = match (&continuation.previous, &continuation.grown_from) {
+            (Some(id), _) => Before::Answer(id.clone()),
+            (None, Some(id)) => Before::Question(id.clone()),
+            (None, None) => Before::Nothing,
+        };
+        Some(Self {
+            id: format!("{}{id}", continuation.prefix),
+            before,
+            added,
+        })
+    }
 }
 
 #[derive(Debug, Default)]
@@ -112,29 +138,13 @@ impl Kept {
     }
 
     /// Keeps an answer under its id, before anyone is told of it.
-    pub(crate) fn keep(&self, id: &str, request: &ModelRequest, response: &ModelResponse) {
-        let (Some(continuation), Prompt::Messages(messages)) =
-            (&request.continuation, &request.prompt)
-        else {
-            return;
-        };
-        let Some(choice) = response.choices.first().filter(|_| continuation.keep) else {
-            return;
-        };
-        let mut added = messages[continuation.own_from.min(messages.len())..].to_vec();
-        added.push(choice.message.clone());
-        let bytes: u64 = added.iter().map(message_bytes).sum();
-        let before = match (&continuation.previous, &continuation.grown_from) {
-            (Some(id), _) => Before::Answer(id.clone()),
-            (None, Some(id)) => Before::Question(id.clone()),
-            (None, None) => Before::Nothing,
-        };
+    pub(crate) fn keep(&self, answer: Answer) {
+        let bytes: u64 = answer.added.iter().map(message_bytes).sum();
         let mut answers = self.answers();
         // A full memory keeps no more: what is kept stays whole.
         if answers.by_id.len() < MAX_KEPT && answers.bytes + bytes <= MAX_BYTES {
             answers.bytes += bytes;
-            let id = format!("{}{id}", continuation.prefix);
-            answers.by_id.insert(id, Answer { before, added });
+            answers.by_id.insert(answer.id.clone(), answer);
         }
     }
 }
@@ -142,7 +152,6 @@ impl Kept {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::dialect::{Choice, TurnEnd, Usage};
     use sinew_types::Role;
 
     fn request(previous: Option<&str>, texts: &[&str]) -> ModelRequest {
@@ -159,17 +168,14 @@ mod tests {
         request
     }
 
-    fn response(text: &str) -> ModelResponse {
-        ModelResponse {
-            choices: vec![Choice {
-                message: Message::new(Role::Assistant, text),
-                text: text.into(),
-                end: TurnEnd::Stop,
-                tokens: Vec::new(),
-            }],
-            usage: Usage::default(),
-            prompt_ids: Vec::new(),
-        }
+    fn keep(kept: &Kept, id: &str, request: &ModelRequest, said: &str) {
+        let said = Message::new(Role::Assistant, said);
+        let Some(answer) = Answer::of(id, request, &said) else {
+            return;
+        };
+        // As it comes back from a journal.
+        let written = serde_json::to_string(&answer).unwrap();
+        kept.keep(serde_json::from_str(&written).unwrap());
     }
 
     fn texts(request: &ModelRequest) -> Vec<String> {
@@ -182,11 +188,11 @@ mod tests {
     #[test]
     fn a_chain_is_put_together_without_old_instructions() {
         let kept = Kept::default();
-        kept.keep("1", &request(None, &["a", "b"]), &response("one"));
+        keep(&kept, "1", &request(None, &["a", "b"]), "one");
         let mut second = request(Some("resp_1"), &["c"]);
         kept.restore(&mut second).unwrap();
         assert_eq!(texts(&second), ["instructions", "a", "b", "one", "c"]);
-        kept.keep("2", &second, &response("two"));
+        keep(&kept, "2", &second, "two");
         let mut third = request(Some("resp_2"), &["d"]);
         kept.restore(&mut third).unwrap();
         let expected = ["instructions", "a", "b", "one", "c", "two", "d"];
@@ -200,13 +206,13 @@ mod tests {
     #[test]
     fn a_request_that_has_grown_keeps_only_what_is_new() {
         let kept = Kept::default();
-        kept.keep("1", &request(None, &["a"]), &response("one"));
+        keep(&kept, "1", &request(None, &["a"]), "one");
         // "a", what the client made of "one", "b"; only the last two were read.
         let mut grown = request(None, &["One", "b"]);
         if let Some(continuation) = &mut grown.continuation {
             continuation.grown_from = Some("resp_1".into());
         }
-        kept.keep("2", &grown, &response("two"));
+        keep(&kept, "2", &grown, "two");
         let mut next = request(Some("resp_2"), &["c"]);
         kept.restore(&mut next).unwrap();
         assert_eq!(texts(&next), ["instructions", "a", "One", "b", "two", "c"]);
@@ -217,7 +223,7 @@ mod tests {
         let kept = Kept::default();
         let long = "x".repeat(MAX_BYTES as usize / 2);
         for id in ["1", "2", "3"] {
-            kept.keep(id, &request(None, &[&long]), &response(""));
+            keep(&kept, id, &request(None, &[&long]), "");
         }
         assert!(kept.has("resp_1") && kept.has("resp_2"));
         assert!(!kept.has("resp_3"));
@@ -230,7 +236,7 @@ mod tests {
         if let Some(continuation) = &mut unkept.continuation {
             continuation.keep = false;
         }
-        kept.keep("1", &unkept, &response("one"));
+        keep(&kept, "1", &unkept, "one");
         let error = kept
             .restore(&mut request(Some("resp_1"), &["b"]))
             .unwrap_err();

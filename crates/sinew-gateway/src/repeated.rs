@@ -26,6 +26,8 @@ pub(crate) struct Seen {
 /// What the bytes of a body tell.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Scan {
+    /// Where the messages begin.
+    pub(crate) start: usize,
     /// Length and key of all messages.
     pub(crate) bytes: usize,
     pub(crate) key: Key,
@@ -33,36 +35,79 @@ pub(crate) struct Scan {
     pub(crate) cut: Option<(Seen, Vec<u8>)>,
 }
 
+impl Scan {
+    /// Key of the whole body that was scanned; its messages are not hashed again.
+    pub(crate) fn body_key(&self, body: &[u8]) -> [u8; 32] {
+        let (head, rest) = body.split_at(self.start);
+        let mut hasher = blake3::Hasher::new();
+        hasher
+            .update(&(head.len() as u64).to_le_bytes())
+            .update(head);
+        hasher
+            .update(&(self.bytes as u64).to_le_bytes())
+            .update(&self.key);
+        hasher.update(&rest[self.bytes..]);
+        *hasher.finalize().as_bytes()
+    }
+}
+
+/// The longest of the `seen` that `array` begins with, where its next item starts, and the hasher
+/// at its end. The newest is tried first: most bodies are the last one and something new.
+fn longest<'a>(array: &[u8], seen: &'a [Seen]) -> Option<(&'a Seen, usize, PrefixHasher)> {
+    let matches = |seen: &'a Seen, hasher: &mut PrefixHasher| {
+        let key = hasher.until(array, seen.bytes);
+        let comma = skip_space(array, seen.bytes);
+        let same = key == seen.key && array.get(comma) == Some(&b',');
+        same.then(|| (seen, comma + 1, hasher.clone()))
+    };
+    let fits = |s: &&Seen| s.bytes < array.len();
+    let mut hasher = PrefixHasher::default();
+    let newest = seen
+        .last()
+        .filter(fits)
+        .and_then(|s| matches(s, &mut hasher));
+    if newest.is_none() {
+        hasher = PrefixHasher::default();
+    }
+    let from = newest.as_ref().map_or(0, |(s, ..)| s.bytes);
+    let mut longer: Vec<&Seen> = seen
+        .iter()
+        .filter(fits)
+        .filter(|s| s.bytes > from)
+        .collect();
+    longer.sort_by_key(|s| s.bytes);
+    let mut known = newest;
+    for candidate in longer {
+        known = matches(candidate, &mut hasher).or(known);
+    }
+    known
+}
+
 /// Looks for the array `field` of the object in `body`. `None` if there is none, or the bytes
 /// are not what they should be: reading the body tells why.
 pub(crate) fn scan(body: &[u8], field: &str, seen: &[Seen]) -> Option<Scan> {
     let start = find_array(body, field)? + 1;
     let array = &body[start..];
-    let mut by_length: Vec<&Seen> = seen.iter().filter(|s| s.bytes < array.len()).collect();
-    by_length.sort_by_key(|s| s.bytes);
-    let mut hasher = PrefixHasher::default();
-    let mut known: Option<(&Seen, usize, PrefixHasher)> = None;
-    for candidate in by_length {
-        let key = hasher.until(array, candidate.bytes);
-        let comma = skip_space(array, candidate.bytes);
-        if key == candidate.key && array.get(comma) == Some(&b',') {
-            known = Some((candidate, comma + 1, hasher.clone()));
-        }
-    }
+    let known = longest(array, seen);
     let from = known.as_ref().map_or(0, |(_, from, _)| *from);
     let bytes = last_item(array, from)?;
-    let mut hasher = match &known {
-        Some((.., hasher)) => hasher.clone(),
-        None => PrefixHasher::default(),
+    let (known, mut hasher) = match known {
+        Some((seen, from, hasher)) => (Some((seen, from)), hasher),
+        None => (None, PrefixHasher::default()),
     };
     let key = hasher.until(array, bytes);
-    let cut = known.map(|(seen, from, _)| {
-        let mut rest = Vec::with_capacity(body.len() - from);
+    let cut = known.map(|(seen, from)| {
+        let mut rest = Vec::with_capacity(start + array.len() - from);
         rest.extend_from_slice(&body[..start]);
         rest.extend_from_slice(&array[from..]);
         (*seen, rest)
     });
-    Some(Scan { bytes, key, cut })
+    Some(Scan {
+        start,
+        bytes,
+        key,
+        cut,
+    })
 }
 
 /// Position of the bracket that opens the array `field`.
@@ -159,6 +204,24 @@ mod tests {
         assert_eq!(text(&third), r#"{"messages":[4]}"#);
         // The key of the whole does not depend on what was cut.
         assert_eq!(scan(three, "messages", &[]).unwrap().key, third.key);
+        // Nor does that of the body, and no other body has it.
+        assert_eq!(
+            scan(three, "messages", &[]).unwrap().body_key(three),
+            third.body_key(three)
+        );
+        for other in [
+            two.as_slice(),
+            br#"{"messages":[ {"a": "]}"} , 3,{"b":1},4],"n":1}"#,
+        ] {
+            let scanned = scan(other, "messages", &[]).unwrap();
+            assert_ne!(scanned.body_key(other), third.body_key(three));
+        }
+        // A longer known beginning wins over the newest, and an older one is found, too.
+        for known in [[both[0], both[1]], [both[1], both[0]]] {
+            assert_eq!(scan(three, "messages", &known).unwrap(), third);
+            let again = scan(two, "messages", &known).unwrap();
+            assert_eq!(again, second);
+        }
         // The same again has nothing new in it.
         assert_eq!(scan(one, "messages", &[seen(&first, 1)]).unwrap().cut, None);
     }

@@ -1,6 +1,6 @@
 //! From a session to a trace: prune what led nowhere, prove every call, validate.
 
-use super::keys;
+use super::tip::Tip;
 use super::types::SessionError;
 use super::{Call, Session};
 use sinew_types::{EpisodeEnd, NO_PARENT, NodeId, TRACE_FORMAT_VERSION, Timing, TokenKind, Trace};
@@ -49,8 +49,9 @@ impl Session {
             let name = format!("join_{join:?}").to_lowercase();
             trace.outcome.metrics.insert(name, f64::from(*count));
         }
+        let mut tip = Tip::default();
         for (index, call) in self.calls.iter().enumerate() {
-            prove(&trace, index, call)?;
+            prove(&trace, index, call, &mut tip)?;
         }
         prune(&mut trace);
         trace
@@ -60,18 +61,18 @@ impl Session {
     }
 }
 
-/// The path that a call's outputs hang on is what the engine was given.
-fn prove(trace: &Trace, index: usize, call: &Call) -> Result<(), SessionError> {
+/// The path that a call's outputs hang on is what the engine was given. `tip` is where the last
+/// proof ended.
+fn prove(trace: &Trace, index: usize, call: &Call, tip: &mut Tip) -> Result<(), SessionError> {
     let broken = |what: String| SessionError::Broken(format!("call {}: {what}", index + 1));
     if trace.nodes.get(call.parent as usize).is_none() {
         return Err(broken(format!("its parent {} does not exist", call.parent)));
     }
-    let path = trace.path_tokens(call.parent);
-    let ids: Vec<_> = path.iter().map(|t| t.id).collect();
-    if keys::tokens(&ids) != call.prompt_key {
+    tip.go(&trace.nodes, Some(call.parent));
+    if tip.key() != call.prompt_key {
         return Err(broken(format!(
             "the engine was given other tokens than the {} of its path",
-            ids.len()
+            tip.ids().len()
         )));
     }
     let strays = |id: &&NodeId| {

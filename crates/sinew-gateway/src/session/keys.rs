@@ -10,6 +10,7 @@ pub(crate) type Key = [u8; 16];
 const HASHED_AT_ONCE: usize = 16 << 10;
 
 /// BLAKE3 over parts of known length.
+#[derive(Clone, Debug)]
 struct Parts(blake3::Hasher);
 
 impl Parts {
@@ -155,18 +156,37 @@ impl PrefixHasher {
     }
 }
 
-/// Token ids, as the engine was given them.
-pub(crate) fn tokens(ids: &[TokenId]) -> Key {
-    let mut hasher = blake3::Hasher::new();
-    hasher.update(&[5]);
-    let mut buffer = [0u8; HASHED_AT_ONCE];
-    for chunk in ids.chunks(buffer.len() / 4) {
-        for (slot, id) in buffer.chunks_exact_mut(4).zip(chunk) {
-            slot.copy_from_slice(&id.to_le_bytes());
-        }
-        hasher.update(&buffer[..chunk.len() * 4]);
+/// Key of token ids that grow at their end, as the engine was given them.
+#[derive(Clone, Debug)]
+pub(crate) struct TokenHasher(Parts);
+
+impl Default for TokenHasher {
+    fn default() -> Self {
+        Self(Parts::new(5))
     }
-    Parts(hasher).key()
+}
+
+impl TokenHasher {
+    pub(crate) fn push(&mut self, ids: &[TokenId]) {
+        let mut buffer = [0u8; HASHED_AT_ONCE];
+        for chunk in ids.chunks(buffer.len() / 4) {
+            for (slot, id) in buffer.chunks_exact_mut(4).zip(chunk) {
+                slot.copy_from_slice(&id.to_le_bytes());
+            }
+            self.0.0.update(&buffer[..chunk.len() * 4]);
+        }
+    }
+
+    pub(crate) fn key(&self) -> Key {
+        self.0.key()
+    }
+}
+
+/// Key of token ids.
+pub(crate) fn tokens(ids: &[TokenId]) -> Key {
+    let mut hasher = TokenHasher::default();
+    hasher.push(ids);
+    hasher.key()
 }
 
 /// A text, as [`text_prefixes`] has it.
@@ -227,6 +247,10 @@ mod tests {
         a.tool_call_id = Some("y".into());
         assert_ne!(exact(&a), exact(&b));
         assert_ne!(tokens(&[1, 2]), tokens(&[1]));
+        let mut grown = TokenHasher::default();
+        grown.push(&[1]);
+        grown.push(&[2]);
+        assert_eq!(grown.key(), tokens(&[1, 2]));
         assert_eq!(
             text_prefixes("abc", [1, 3].into_iter())[1].1,
             text_prefixes("abc", [3].into_iter())[0].1

@@ -14,6 +14,7 @@ mod plan;
 mod states;
 #[cfg(test)]
 mod tests;
+mod tip;
 mod types;
 
 pub use types::{
@@ -21,6 +22,7 @@ pub use types::{
     SamplingDefaults, SessionError, SessionStats,
 };
 
+use crate::kept::Answer;
 use crate::limits::SessionLimits;
 use crate::repeated::{MAX_SEEN, Seen};
 pub(crate) use keys::{Key, PrefixHasher, head as head_key};
@@ -32,6 +34,7 @@ use sinew_types::{
 pub(crate) use states::StateId;
 use states::States;
 use std::collections::{BTreeMap, HashSet, VecDeque};
+use tip::Tip;
 use types::Beginning;
 pub(crate) use types::Entry;
 
@@ -88,6 +91,8 @@ pub struct Session {
     busy_since_s: f64,
     generate_s: f64,
     over: bool,
+    /// Path of the last prompt.
+    tip: Tip,
     /// Bodies whose messages were read, the newest last.
     bodies: VecDeque<Seen>,
     /// What happened since it was last taken; `None`: nobody keeps a journal.
@@ -115,6 +120,7 @@ impl Session {
             busy_since_s: now_s,
             generate_s: 0.0,
             over: false,
+            tip: Tip::default(),
             bodies: VecDeque::new(),
             entries: None,
         }
@@ -160,6 +166,8 @@ impl Session {
             }
             Entry::Failed { call, why, now_s } => self.failed(call, &why, now_s),
             Entry::Rewarded { reward } => self.reward(&reward)?,
+            // Not the session's: see `Kept`.
+            Entry::Kept { .. } => {}
             Entry::Cut { limit } => {
                 self.limit_hit.get_or_insert(limit);
             }
@@ -296,12 +304,15 @@ impl Session {
         now_s: f64,
     ) -> Result<Begun, SessionError> {
         self.admit(ask)?;
-        let plan = self.plan(renderer, ask)?;
-        let path = plan.path.unwrap_or_else(|| self.path_tokens(plan.base));
-        let mut prompt = path;
-        for node in &plan.nodes {
-            prompt.extend_from_slice(&node.tokens);
-        }
+        let mut tip = std::mem::take(&mut self.tip);
+        let plan = self.plan(renderer, ask, &mut tip);
+        // Whatever came of it, the path is worth keeping.
+        self.tip = tip;
+        let plan = plan?;
+        self.tip.go(&self.nodes, plan.base);
+        let new: Vec<&[TokenId]> = plan.nodes.iter().map(|n| n.tokens.as_slice()).collect();
+        let prompt_key = self.tip.key_with(&new);
+        let prompt = [&[self.tip.ids()], new.as_slice()].concat().concat();
         let context = self.limits.max_context_tokens;
         if prompt.len() >= context as usize {
             return Err(SessionError::ContextFull {
@@ -318,7 +329,7 @@ impl Session {
             opening: plan.opening,
             forced: !ask.opening.is_empty(),
             prompt_tokens: prompt.len() as u32,
-            prompt_key: keys::tokens(&prompt),
+            prompt_key,
             choices: ask.choices,
             now_s,
         };
@@ -477,6 +488,13 @@ impl Session {
             now_s,
         });
         Ok(self.output(call, output, text, now_s))
+    }
+
+    /// An output is kept, so that later calls may go on from it.
+    pub(crate) fn kept(&mut self, answer: &Answer) {
+        self.note(|| Entry::Kept {
+            answer: answer.clone(),
+        });
     }
 
     /// Adds an output that was checked.

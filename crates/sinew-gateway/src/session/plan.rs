@@ -2,6 +2,7 @@
 
 use super::keys::{self, Key};
 use super::states::{NOWHERE, StateId, Walk};
+use super::tip::Tip;
 use super::types::{Ask, Join, Planned, Prompt, SessionError};
 use super::{Session, TextAnchor};
 use sinew_render::Renderer;
@@ -19,8 +20,6 @@ pub(super) struct Plan {
     pub(super) keys: Vec<Key>,
     /// First message after the system's of a conversation.
     pub(super) opening: Option<Key>,
-    /// Tokens from the root to `base`, if they had to be put together.
-    pub(super) path: Option<Vec<TokenId>>,
 }
 
 /// Nodes that lead on from what is known.
@@ -28,7 +27,6 @@ struct Joined {
     base: NodeId,
     nodes: Vec<Planned>,
     join: Join,
-    path: Option<Vec<TokenId>>,
 }
 
 impl Plan {
@@ -41,7 +39,6 @@ impl Plan {
             from: NOWHERE,
             keys: vec![key],
             opening: None,
-            path: None,
         }
     }
 }
@@ -58,9 +55,10 @@ impl Session {
         &self,
         renderer: &dyn Renderer,
         ask: &Ask<'_>,
+        tip: &mut Tip,
     ) -> Result<Plan, SessionError> {
         let mut plan = match ask.prompt {
-            Prompt::Messages(messages) => self.plan_messages(renderer, messages, ask)?,
+            Prompt::Messages(messages) => self.plan_messages(renderer, messages, ask, tip)?,
             Prompt::Text(text) => self.plan_text(renderer, text)?,
             Prompt::Tokens(ids) => self.plan_tokens(renderer, ids)?,
         };
@@ -80,6 +78,7 @@ impl Session {
         renderer: &dyn Renderer,
         messages: &[Message],
         ask: &Ask<'_>,
+        tip: &mut Tip,
     ) -> Result<Plan, SessionError> {
         let tools = ask.tools;
         let tools_key = keys::tools(tools);
@@ -90,7 +89,7 @@ impl Session {
         let joined = match self.position(&walk, messages.len()) {
             Some((at, position)) => {
                 let rest = &messages[at..];
-                self.join(renderer, position, rest, tools, walk.last_loose)?
+                self.join(renderer, position, rest, tools, walk.last_loose, tip)?
             }
             None => None,
         };
@@ -105,11 +104,10 @@ impl Session {
             from: walk.states.last().copied().unwrap_or(NOWHERE),
             keys: tools_step.into_iter().chain(new.map(keys::exact)).collect(),
             opening: first.filter(|_| ask.known.is_none()).map(keys::exact),
-            path: None,
         };
         if let Some(joined) = joined {
             plan.base = Some(joined.base);
-            (plan.nodes, plan.join, plan.path) = (joined.nodes, joined.join, joined.path);
+            (plan.nodes, plan.join) = (joined.nodes, joined.join);
             return Ok(plan);
         }
         if ask.known.is_some() {
@@ -167,13 +165,13 @@ impl Session {
         rest: &[Message],
         tools: &[ToolSpec],
         loose: bool,
+        tip: &mut Tip,
     ) -> Result<Option<Joined>, SessionError> {
         let foreign = rest.iter().position(|m| m.role == Role::Assistant);
         let at = |base, join| Joined {
             base,
             nodes: Vec::new(),
             join,
-            path: None,
         };
         let (mut joined, foreign_from) = match position {
             Position::Prompt(node) if rest.is_empty() => {
@@ -184,11 +182,10 @@ impl Session {
             Position::Prompt(_) => return Ok(None),
             Position::Turn(node) => {
                 let answers = &rest[..foreign.unwrap_or(rest.len())];
-                let path = self.path_tokens(Some(node));
-                let nodes = self.extend(renderer, node, &path, answers, tools)?;
+                tip.go(&self.nodes, Some(node));
+                let nodes = self.extend(renderer, node, tip.ids(), answers, tools)?;
                 let joined = Joined {
                     nodes,
-                    path: Some(path),
                     ..at(node, Join::Rollback)
                 };
                 (joined, foreign)
@@ -345,24 +342,6 @@ impl Session {
             }
         }
         best
-    }
-
-    /// Tokens from the root to `node`.
-    pub(super) fn path_tokens(&self, node: Option<NodeId>) -> Vec<TokenId> {
-        let mut path = Vec::new();
-        let mut len = 0;
-        let mut at = node.and_then(|id| self.nodes.get(id as usize));
-        while let Some(node) = at {
-            path.push(node);
-            len += node.tokens.len();
-            at = self.nodes.get(node.parent as usize);
-        }
-        // Room for what the caller appends.
-        let mut tokens = Vec::with_capacity(len + 256);
-        for node in path.iter().rev() {
-            tokens.extend_from_slice(&node.tokens);
-        }
-        tokens
     }
 }
 

@@ -2,6 +2,7 @@
 
 use super::keys::Key;
 use super::states::StateId;
+use crate::kept::Answer;
 use crate::limits::SessionLimits;
 use serde::{Deserialize, Serialize};
 use sinew_render::RenderError;
@@ -203,6 +204,10 @@ pub(crate) enum Entry {
         call: u32,
         why: String,
         now_s: f64,
+    },
+    /// An output that later calls may go on from by its id.
+    Kept {
+        answer: Answer,
     },
     Rewarded {
         reward: Reward,

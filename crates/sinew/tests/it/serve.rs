@@ -134,6 +134,48 @@ fn a_kill_loses_nothing_and_a_stop_is_clean() {
     assert_eq!(serve(dir.path()).open_rollouts, 0);
 }
 
+#[test]
+fn answers_are_gone_on_from_by_their_id_after_kills() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut serving = serve(dir.path());
+    let open = json!({"id": "mine", "task": "t"});
+    let (_, rollout) = post(&serving.address, "/rollouts", &serving.token, &open);
+    let key = rollout["api_key"].as_str().unwrap().to_owned();
+    let responses = "/r/mine/v1/responses";
+    let ask = json!({"model": "m", "input": "hi", "store": false});
+    let (status, unkept) = post(&serving.address, responses, &key, &ask);
+    assert_eq!(status, 200, "{unkept}");
+    let mut previous = Value::Null;
+    for turn in 0..3 {
+        let mut ask = json!({"model": "m", "input": format!("turn {turn}")});
+        if turn > 0 {
+            ask["previous_response_id"] = previous;
+        }
+        let (status, told) = post(&serving.address, responses, &key, &ask);
+        assert_eq!(status, 200, "{told}");
+        previous = told["id"].clone();
+        serving.child.kill().unwrap();
+        serving.child.wait().unwrap();
+        serving = serve(dir.path());
+        assert_eq!(serving.open_rollouts, 1);
+    }
+    let mut ask = json!({"model": "m", "input": "on", "previous_response_id": unkept["id"]});
+    let (status, refused) = post(&serving.address, responses, &key, &ask);
+    let code = &refused["error"]["code"];
+    assert_eq!((status, code), (400, &json!("previous_response_not_found")));
+    ask["previous_response_id"] = previous;
+    let (status, last) = post(&serving.address, responses, &key, &ask);
+    assert_eq!(status, 200, "{last}");
+    let path = "/rollouts/mine/finish";
+    let (status, finished) = post(&serving.address, path, &serving.token, &json!({}));
+    assert_eq!(status, 200, "{finished}");
+    // One conversation of four turns, token by token, and the one that was not kept.
+    let metrics = &finished["metrics"];
+    assert_eq!(metrics["join_extend"], 3.0, "{finished}");
+    assert_eq!(metrics["join_start"], 2.0, "{finished}");
+    assert_eq!(finished["branches"], 2, "{finished}");
+}
+
 /// A short day: nothing grows, no token is lost, whatever agents do.
 #[test]
 fn a_soak_of_agents_loses_nothing() {

@@ -1,8 +1,8 @@
-//! The least that a turn costs any server: its body is received and read as JSON, and its prompt
-//! is handed to the engine. A body repeats the whole conversation, so this grows with it.
+//! The least that a turn costs any server: its body is received and read as JSON, and the ids of
+//! its prompt are handed to the engine. Both repeat the whole conversation, so this grows with it.
 
-use super::TOKENS;
 use super::client::{Target, post};
+use super::{GROWING, TOKENS};
 use crate::failure::Failure;
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full};
@@ -83,7 +83,7 @@ async fn check(request: Request<Incoming>) -> Result<Response<Full<Bytes>>, Infa
     Ok(response)
 }
 
-/// Microseconds of CPU for an answer of the fake engine to a prompt of so many tokens.
+/// Microseconds of CPU for handing the fake engine a prompt of so many tokens, and for its answer.
 pub(super) fn engine_us(prompt_tokens: usize) -> Result<f64, Failure> {
     let engine = FakeEngine::stepped(FakeConfig {
         model: FakeModel {
@@ -95,21 +95,20 @@ pub(super) fn engine_us(prompt_tokens: usize) -> Result<f64, Failure> {
         ..FakeConfig::default()
     });
     let engine = engine.map_err(Failure::system)?;
-    let prompt = vec![1; prompt_tokens.max(1)];
-    let mut requests = Vec::new();
+    // Each conversation has a prompt of its own, as on a server: none is in a near cache.
+    let prompts = vec![vec![1; prompt_tokens.max(1)]; GROWING];
+    let before = thread_cpu_s();
     for id in 0..u64::from(COUNT) {
-        requests.push(GenerateRequest {
+        let request = GenerateRequest {
             id: RequestId(id),
-            prompt: prompt.clone(),
+            // The engine takes ids in memory of its own.
+            prompt: prompts[id as usize % GROWING].clone(),
             sampling: SamplingParams {
                 max_tokens: TOKENS,
                 ..SamplingParams::default()
             },
             priority: 0,
-        });
-    }
-    let before = thread_cpu_s();
-    for request in requests {
+        };
         let sink = Box::new(|_: EngineEvent| {});
         engine.submit(request, sink).map_err(Failure::system)?;
         while engine.step() {}

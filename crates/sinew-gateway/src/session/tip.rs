@@ -1,0 +1,94 @@
+//! Token ids from the root to a node, kept from one call to the next: the next prompt goes on
+//! where the last one ended, so that putting it together and hashing it costs what is new.
+
+use super::keys::{Key, TokenHasher};
+use sinew_types::{Node, NodeId, TokenId};
+
+/// The path of a node. Nodes are only added and never changed, so that what is kept stays true.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Tip {
+    node: Option<NodeId>,
+    ids: Vec<TokenId>,
+    hasher: TokenHasher,
+}
+
+impl Tip {
+    /// Makes it the path of `to`. Costs the length of the path from where it was, if that is
+    /// above `to`, and of the whole path otherwise.
+    pub(super) fn go(&mut self, nodes: &[Node], to: Option<NodeId>) {
+        let mut missing = Vec::new();
+        let mut at = to.filter(|&id| (id as usize) < nodes.len());
+        while at != self.node
+            && let Some(node) = at.and_then(|id| nodes.get(id as usize))
+        {
+            missing.push(node);
+            at = Some(node.parent).filter(|&id| (id as usize) < nodes.len());
+        }
+        if at != self.node {
+            self.ids.clear();
+            self.hasher = TokenHasher::default();
+        }
+        let new = missing.iter().map(|n| n.tokens.len()).sum();
+        self.ids.reserve(new);
+        for node in missing.iter().rev() {
+            self.ids.extend_from_slice(&node.tokens);
+            self.hasher.push(&node.tokens);
+        }
+        self.node = to;
+    }
+
+    /// Ids of the path.
+    pub(super) fn ids(&self) -> &[TokenId] {
+        &self.ids
+    }
+
+    /// Key of the path with `more` after it.
+    pub(super) fn key_with(&self, more: &[&[TokenId]]) -> Key {
+        let mut hasher = self.hasher.clone();
+        more.iter().for_each(|ids| hasher.push(ids));
+        hasher.key()
+    }
+
+    /// Key of the path.
+    pub(super) fn key(&self) -> Key {
+        self.hasher.key()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::keys;
+    use super::*;
+    use proptest::prelude::*;
+    use sinew_types::{NO_PARENT, TokenKind};
+
+    proptest! {
+        /// Wherever it goes from wherever it was, it is the path.
+        #[test]
+        fn it_is_the_path_of_where_it_is(
+            parents in prop::collection::vec(0u32..8, 1..24),
+            ways in prop::collection::vec(0u32..30, 1..24),
+        ) {
+            let nodes: Vec<Node> = parents.iter().enumerate().map(|(i, &back)| {
+                let parent = (i as u32).checked_sub(back + 1).unwrap_or(NO_PARENT);
+                let tokens = vec![i as TokenId; i % 4];
+                Node::given(parent, 0, TokenKind::Prompt, tokens, Vec::new())
+            }).collect();
+            let mut tip = Tip::default();
+            for way in ways {
+                let to = Some(way).filter(|&n| (n as usize) < nodes.len());
+                tip.go(&nodes, to);
+                let mut path = Vec::new();
+                let mut at = to.and_then(|n| nodes.get(n as usize));
+                while let Some(node) = at {
+                    path.splice(0..0, node.tokens.iter().copied());
+                    at = nodes.get(node.parent as usize);
+                }
+                prop_assert_eq!(tip.ids(), path.as_slice());
+                prop_assert_eq!(tip.key(), keys::tokens(&path));
+                let more = [path.as_slice(), &[7]].concat();
+                prop_assert_eq!(tip.key_with(&[&[], &[7]]), keys::tokens(&more));
+            }
+        }
+    }
+}
