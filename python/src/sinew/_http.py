@@ -8,9 +8,13 @@ import socket
 import threading
 import time
 import urllib.parse
-from typing import Any, Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Mapping
 
 from .errors import ApiError, ConnectionFailed, SinewError
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 #: Statuses that say "later": the request was not carried out.
 _LATER = frozenset({429, 503})
@@ -179,3 +183,27 @@ def _message(body: bytes) -> str:
     if isinstance(error, dict) and "message" in error:
         return str(error["message"])
     return str(error)
+
+
+class HttpClient:
+    """What every client of one server has; usable in `with`, safe to use from threads."""
+
+    def __init__(
+        self, url: str, token: str | None = None, *, timeout_s: float = 60.0, tries: int = 5
+    ) -> None:
+        self._http = Http(url, token, timeout_s, tries)
+
+    def close(self) -> None:
+        """Closes the connections; what was made on the server stays."""
+        self._http.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()

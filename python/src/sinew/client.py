@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Mapping
 
-from ._http import Http
+from ._http import HttpClient
 from .errors import SinewError
 
 
@@ -175,13 +175,8 @@ class Rollout:
         self.finish(failed=None if error is None else f"{type(error).__name__}: {error}")
 
 
-class Client:
+class Client(HttpClient):
     """A gateway (`sinew serve`). `token` is its control token. Safe to use from threads."""
-
-    def __init__(
-        self, url: str, token: str | None = None, *, timeout_s: float = 60.0, tries: int = 5
-    ) -> None:
-        self._http = Http(url, token, timeout_s, tries)
 
     @property
     def url(self) -> str:
@@ -232,18 +227,3 @@ class Client:
         """What a rollout captured so far."""
         path = "/rollouts/" + urllib.parse.quote(rollout_id, safe="")
         return Trace.of(self._http.json("GET", path, repeatable=True))
-
-    def close(self) -> None:
-        """Closes the connections."""
-        self._http.close()
-
-    def __enter__(self) -> Client:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()

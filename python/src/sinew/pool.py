@@ -7,7 +7,7 @@ import urllib.parse
 from dataclasses import dataclass
 from typing import Any, Iterable, Iterator, Mapping, Sequence
 
-from ._http import Http
+from ._http import HttpClient
 from .client import Trace
 from .errors import SinewError
 
@@ -103,13 +103,8 @@ def from_trace(trace: Trace, **more: Any) -> dict[str, Any]:
     }
 
 
-class Pool:
+class Pool(HttpClient):
     """The pool of a `sinew serve --pool`. `token` is its control token; safe to use from threads."""
-
-    def __init__(
-        self, url: str, token: str | None = None, *, timeout_s: float = 60.0, tries: int = 5
-    ) -> None:
-        self._http = Http(url, token, timeout_s, tries)
 
     def status(self) -> dict[str, Any]:
         """Counts by task type and by reason, and the tokenizer that trajectories must name."""
@@ -186,13 +181,3 @@ class Pool:
         """Deletes a row of the quarantine."""
         path = "/pool/quarantine/" + urllib.parse.quote(quarantine, safe="")
         self._http.json("DELETE", path)
-
-    def close(self) -> None:
-        """Closes the connections."""
-        self._http.close()
-
-    def __enter__(self) -> Pool:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Mapping, Sequence
 
-from ._http import Http
+from ._http import Http, HttpClient
 from .errors import SinewError
 
 
@@ -145,18 +145,13 @@ class Sandbox:
         self.destroy()
 
 
-class Sandboxes:
+class Sandboxes(HttpClient):
     """A server of sandboxes. Safe to use from threads::
 
     with Sandboxes("http://127.0.0.1:8081", token) as sandboxes:
         with sandboxes.create() as sandbox:
             print(sandbox.python("print(6 * 7)").text)
     """
-
-    def __init__(
-        self, url: str, token: str | None = None, *, timeout_s: float = 60.0, tries: int = 5
-    ) -> None:
-        self._http = Http(url, token, timeout_s, tries)
 
     def create(
         self,
@@ -196,18 +191,3 @@ class Sandboxes:
         """The sandboxes of this token's owner."""
         raw = self._http.json("GET", "/v1/sandboxes", repeatable=True)
         return [Sandbox(self._http, each) for each in raw["sandboxes"]]
-
-    def close(self) -> None:
-        """Closes the connections. Sandboxes stay until their lease ends."""
-        self._http.close()
-
-    def __enter__(self) -> Sandboxes:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
