@@ -161,8 +161,22 @@ struct Suite<'a> {
     on_row: &'a mut (dyn FnMut(AttackRow) + Send),
 }
 
-/// Runs the cases whose number and name contain `filter` and hands each row to `on_row` as
-/// soon as it is known.
+/// Whether a case is meant: `filter` is a part of its number and name, or a range of numbers
+/// (`31-45`).
+pub fn chosen(case: &str, filter: &str) -> bool {
+    let number = |text: &str| text.parse::<u32>().ok();
+    let range = filter.split_once('-');
+    match range.and_then(|(from, to)| Some((number(from)?, number(to)?))) {
+        Some((from, to)) => {
+            let own = case.split(' ').next().and_then(number);
+            own.is_some_and(|n| (from..=to).contains(&n))
+        }
+        None => case.contains(filter),
+    }
+}
+
+/// Runs the cases that `filter` chooses ([`chosen`]) and hands each row to `on_row` as soon as it
+/// is known.
 ///
 /// # Errors
 /// Only if no sandbox can be had at all; what an attack does is a row.
@@ -188,21 +202,21 @@ pub async fn run(
     let all = [resource::CASES, files::CASES, kernel::CASES];
     for case in all.into_iter().flatten() {
         let name = title(case.number, case.name);
-        if name.contains(filter) {
+        if chosen(&name, filter) {
             let outcome = suite.attack(case).await;
             suite.row(name, outcome);
         }
     }
     for special in special::ALL.iter().chain(state::ALL) {
         let name = title(special.number, special.name);
-        if name.contains(filter) {
+        if chosen(&name, filter) {
             let outcome = suite.special(special).await;
             suite.row(name, outcome);
         }
     }
     for &(number, name, why) in kernel::ABSENT {
         let name = title(number, name);
-        if name.contains(filter) {
+        if chosen(&name, filter) {
             suite.row(name, (AttackOutcome::NotApplicable, why.into()));
         }
     }

@@ -175,7 +175,15 @@ pub struct Parts(Vec<String>);
 impl Parts {
     /// What there is, in the order in which it is run.
     pub const NAMES: [&str; 9] = [
-        "true", "peers", "fresh", "prewarmed", "next", "snapshots", "creates", "calls", "idle",
+        "true",
+        "peers",
+        "fresh",
+        "prewarmed",
+        "next",
+        "snapshots",
+        "creates",
+        "calls",
+        "idle",
     ];
 
     /// All of them.

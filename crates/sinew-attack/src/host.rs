@@ -154,7 +154,7 @@ impl Residue {
 
 /// Whether a line of `/proc/PID/mounts` is at a place where sandboxes mount in namespaces of
 /// their own; the host itself and others mount elsewhere meanwhile.
-fn of_sandboxes(line: &str) -> bool {
+pub(crate) fn of_sandboxes(line: &str) -> bool {
     let point = line.split(' ').nth(1).unwrap_or_default();
     let inside = point.strip_prefix("/root").unwrap_or(point);
     let exact = ["", "/", "/work", "/tmp", "/proc", "/etc/alternatives"];

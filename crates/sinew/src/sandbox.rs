@@ -10,7 +10,11 @@ use crate::wire;
 use clap::Subcommand;
 use serde_json::json;
 use sinew_attack::attack;
-use sinew_sandbox::{Ending, ExecRequest, Program, SandboxProvider};
+use sinew_attack::leaks as attack_leaks;
+use sinew_sandbox::{
+    Ending, ExecRequest, ExecResult, Program, Sandbox, SandboxProvider, SandboxSpec,
+};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -43,13 +47,32 @@ pub(crate) enum SandboxCommand {
         /// Level: process, wasm, container (or an engine of it) or microvm
         #[arg(long, default_value = "process", value_parser = ["process", "wasm", "container", "crun", "runc", "docker", "podman", "microvm"])]
         level: String,
+        /// Start with the files of this snapshot, of any level: an OCI layout (folder or tar file)
+        #[arg(long, value_name = "PATH")]
+        from: Option<PathBuf>,
+        /// Keep the files afterwards as a snapshot, named by its SHA-256: a tar file if PATH ends in
+        /// .tar, else a new folder
+        #[arg(long, value_name = "PATH")]
+        save: Option<PathBuf>,
+        /// One JSON object
+        #[arg(long)]
+        json: bool,
+    },
+    /// Make, use and destroy sandboxes in a loop, and tell what of them is left on the host
+    Leaks {
+        /// How many
+        #[arg(long, default_value_t = 1000)]
+        loops: usize,
+        /// Level: process, wasm, container (or an engine of it) or microvm
+        #[arg(long, default_value = "process", value_parser = ["process", "wasm", "container", "crun", "runc", "docker", "podman", "microvm"])]
+        level: String,
         /// One JSON object
         #[arg(long)]
         json: bool,
     },
     /// Attack a sandbox from inside and tell what held
     Attack {
-        /// Only cases whose name contains this
+        /// Only cases whose number and name contain this, or a range of numbers (31-45)
         #[arg(long, default_value = "")]
         filter: String,
         /// Level: process, wasm, container (or an engine of it) or microvm
@@ -91,6 +114,7 @@ pub(crate) enum SandboxCommand {
 pub(crate) fn run(command: &SandboxCommand) -> Result<(), Failure> {
     match command {
         SandboxCommand::Probe { level, json } => probe(level, *json),
+        SandboxCommand::Leaks { loops, level, json } => leaks(level, *loops, *json),
         SandboxCommand::Attack {
             filter,
             level,
@@ -111,6 +135,8 @@ pub(crate) fn run(command: &SandboxCommand) -> Result<(), Failure> {
             memory_mb,
             strict,
             level,
+            from,
+            save,
             json,
         } => {
             if !(timeout.is_finite() && *timeout > 0.0) {
@@ -131,7 +157,12 @@ pub(crate) fn run(command: &SandboxCommand) -> Result<(), Failure> {
                 (None, Some(script)) => Program::Shell(script.clone()),
                 (None, None) => words(&section, argv)?,
             };
-            exec(&section, program, Duration::from_secs_f64(*timeout), *json)
+            let kept = Kept {
+                from: from.as_deref(),
+                save: save.as_deref(),
+            };
+            let deadline = Duration::from_secs_f64(*timeout);
+            exec(&section, program, deadline, &kept, *json)
         }
     }
 }
@@ -168,6 +199,35 @@ fn at_level(level: &str) -> Result<Arc<dyn SandboxProvider>, Failure> {
     })
 }
 
+/// One sandbox at a time, none kept ready: what is there afterwards was left behind.
+fn unpooled(level: &str) -> Result<Arc<dyn SandboxProvider>, Failure> {
+    Ok(match level {
+        "microvm" => Arc::new(microvm::provider(&SandboxSection::default())?),
+        "wasm" => at_level(level)?,
+        _ if container::NAMES.contains(&level) => Arc::new(container::at_level(level)?),
+        _ => sandbox_bench::unpooled(true)?,
+    })
+}
+
+fn leaks(level: &str, loops: usize, as_json: bool) -> Result<(), Failure> {
+    let provider = unpooled(level)?;
+    let checked = attack_leaks::run(provider.as_ref(), loops);
+    let report = runtime()?.block_on(checked).map_err(Failure::system)?;
+    if as_json {
+        output::print_json(&json!(report));
+    } else {
+        let (each, after) = (report.wall_s * 1e3 / loops.max(1) as f64, report.after);
+        output::print(&format!(
+            "{loops} sandboxes of level {} made, used and destroyed, {each:.2} ms each\nafterwards: {after:?}\n",
+            report.level
+        ));
+    }
+    match report.left.is_empty() {
+        true => Ok(()),
+        false => Err(Failure::system(format!("left: {}", report.left.join(", ")))),
+    }
+}
+
 fn attack_all(level: &str, filter: &str, as_json: bool) -> Result<(), Failure> {
     if level == "microvm" {
         return microvm::attack_all(filter, as_json);
@@ -176,10 +236,7 @@ fn attack_all(level: &str, filter: &str, as_json: bool) -> Result<(), Failure> {
         return attack_wasm(at_level(level)?.as_ref(), filter, as_json);
     }
     // Not pooled: the cases count processes and folders, and a pool grows with the demand they make.
-    let provider: Arc<dyn SandboxProvider> = match container::NAMES.contains(&level) {
-        true => Arc::new(container::at_level(level)?),
-        false => sandbox_bench::unpooled(true)?,
-    };
+    let provider = unpooled(level)?;
     let mut escaped = 0;
     let mut on_row = |row: attack::AttackRow| {
         escaped += usize::from(row.outcome == attack::AttackOutcome::Escaped);
@@ -260,10 +317,50 @@ fn probe(level: &str, as_json: bool) -> Result<(), Failure> {
     Ok(())
 }
 
+/// Snapshots that an execution starts from and leaves.
+struct Kept<'a> {
+    from: Option<&'a Path>,
+    save: Option<&'a Path>,
+}
+
+/// Largest snapshot that is read: what the largest work folder takes.
+const MAX_SNAPSHOT_BYTES: u64 = 1 << 30;
+
+async fn begin(
+    provider: &dyn SandboxProvider,
+    spec: &SandboxSpec,
+    from: Option<&Path>,
+) -> Result<Box<dyn Sandbox>, Failure> {
+    let Some(path) = from else {
+        return provider.acquire(spec).await.map_err(Failure::system);
+    };
+    let archive = sinew_image::read_snapshot(path, MAX_SNAPSHOT_BYTES);
+    let archive = archive.map_err(Failure::input)?;
+    let made = async {
+        let snapshot = provider
+            .import(&archive.tar, spec.limits.work_bytes)
+            .await?;
+        provider.fork(spec, &snapshot).await
+    };
+    made.await.map_err(Failure::system)
+}
+
+/// Writes the files of a sandbox; their digest.
+async fn save(
+    provider: &dyn SandboxProvider,
+    sandbox: &mut dyn Sandbox,
+    path: &Path,
+) -> Result<String, Failure> {
+    let snapshot = sandbox.snapshot().await.map_err(Failure::system)?;
+    let archive = provider.export(&snapshot).await.map_err(Failure::system)?;
+    sinew_image::write_snapshot(&archive, path).map_err(Failure::system)
+}
+
 fn exec(
     section: &SandboxSection,
     program: Program,
     deadline: Duration,
+    kept: &Kept<'_>,
     as_json: bool,
 ) -> Result<(), Failure> {
     let provider = wire::sandboxes(section)?;
@@ -272,18 +369,25 @@ fn exec(
         .enable_all()
         .build()
         .map_err(Failure::system)?;
-    let result = runtime.block_on(async {
-        let mut sandbox = provider.acquire(&spec).await?;
+    let (result, digest) = runtime.block_on(async {
+        let mut sandbox = begin(provider.as_ref(), &spec, kept.from).await?;
         let request = ExecRequest {
             program,
             stdin: Vec::new(),
             deadline,
         };
-        let result = sandbox.exec(request).await;
-        sandbox.destroy().await?;
-        result
-    });
-    let result = result.map_err(Failure::system)?;
+        let result = sandbox.exec(request).await.map_err(Failure::system);
+        let digest = match (&result, kept.save) {
+            (Ok(_), Some(path)) => Some(save(provider.as_ref(), sandbox.as_mut(), path).await),
+            _ => None,
+        };
+        sandbox.destroy().await.map_err(Failure::system)?;
+        Ok((result?, digest.transpose()?))
+    })?;
+    show(&result, digest.as_deref(), as_json)
+}
+
+fn show(result: &ExecResult, digest: Option<&str>, as_json: bool) -> Result<(), Failure> {
     if as_json {
         output::print_json(&json!({
             "ending": result.ending,
@@ -292,10 +396,14 @@ fn exec(
             "truncated": result.truncated,
             "usage": result.usage,
             "protections": *result.protections,
+            "snapshot": digest,
         }));
         return Ok(());
     }
     output::print(&String::from_utf8_lossy(&result.stdout));
+    if let Some(digest) = digest {
+        output::print(&format!("snapshot {digest}\n"));
+    }
     let errors = String::from_utf8_lossy(&result.stderr);
     if result.ending == (Ending::Exited { code: 0 }) {
         return Ok(());
