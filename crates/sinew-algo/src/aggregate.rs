@@ -16,15 +16,21 @@ pub(crate) fn rows(
     report: &mut AlgoReport,
 ) -> Result<Vec<TrainRow>, AlgoError> {
     let tokens = |&i: &usize| batch.episodes[i].trained_tokens();
-    let counted: Vec<usize> = batch.members().filter(|i| tokens(i) > 0).collect();
-    let total: usize = counted.iter().map(tokens).sum();
-    report.denominator_episodes = counted.len();
+    let with_times = batch.groups.iter().flat_map(|group| {
+        let each = group.members.iter();
+        each.map(|&i| (i, batch.times(group, i)))
+    });
+    let counted: Vec<(usize, usize)> = with_times.filter(|(i, _)| tokens(i) > 0).collect();
+    let total: usize = counted.iter().map(|(i, times)| times * tokens(i)).sum();
+    report.denominator_episodes = counted.iter().map(|(_, times)| times).sum();
     report.denominator_tokens = total;
     let mut rows = Vec::new();
-    for &i in &counted {
+    for &(i, times) in &counted {
         let episode = &batch.episodes[i];
-        let episodes = counted.len() as f64;
+        let episodes = report.denominator_episodes as f64;
         let weight = token_weight(c.aggregation, episode.trained_tokens(), total, episodes);
+        // One row, however often it counts: each token keeps one weight.
+        let weight = weight * times as f64;
         let silent = episode.paths.iter().all(without_signal);
         if silent && !c.trains_without_advantage() {
             report.without_signal += 1;

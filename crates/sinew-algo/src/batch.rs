@@ -15,6 +15,12 @@ const LARGEST_REWARD: f64 = 1e30;
 pub(crate) struct Group {
     pub(crate) id: GroupId,
     pub(crate) members: Vec<usize>,
+    /// Failed episodes that may count in the baseline, until they are members.
+    pub(crate) failed: Vec<usize>,
+    /// Members once more, to fill the group up.
+    pub(crate) copies: Vec<usize>,
+    /// Episodes that were to be compared, failed ones with them.
+    pub(crate) size: usize,
     /// All rewards equal: the advantage is 0 by definition, not by rounding.
     pub(crate) equal: bool,
 }
@@ -56,19 +62,31 @@ impl<'a> Batch<'a> {
                     expected: group_size,
                 });
             }
-            let mut members = Vec::new();
+            let (mut members, mut failed) = (Vec::new(), Vec::new());
+            let mut size = traces.len();
             for trace in traces {
                 check_membership(trace, id, &mut episode_ids)?;
                 report.episodes += 1;
                 let given = columns.get(&trace.episode);
-                if let Some(episode) = admit_episode(c, needs, trace, given, report)? {
-                    members.push(batch.episodes.len());
-                    batch.episodes.push(episode);
+                match admit_episode(c, needs, trace, given, report)? {
+                    Admitted::Usable(episode) => {
+                        members.push(batch.episodes.len());
+                        batch.episodes.push(episode);
+                    }
+                    Admitted::Failed(episode) => {
+                        failed.push(batch.episodes.len());
+                        batch.episodes.push(episode);
+                    }
+                    Admitted::Broken => {}
+                    Admitted::Excluded => size -= 1,
                 }
             }
             batch.groups.push(Group {
                 id: id.clone(),
                 members,
+                failed,
+                copies: Vec::new(),
+                size,
                 equal: false,
             });
         }
@@ -116,10 +134,16 @@ impl<'a> Batch<'a> {
         self.groups.iter().flat_map(|g| g.members.iter().copied())
     }
 
-    /// Compared rewards of a group.
+    /// Compared rewards of a group: of its members in order, then of their copies.
     pub(crate) fn rewards(&self, group: &Group) -> Vec<f64> {
         let reward = |&i: &usize| self.episodes[i].reward;
-        group.members.iter().map(reward).collect()
+        let all = group.members.iter().chain(&group.copies);
+        all.map(reward).collect()
+    }
+
+    /// How often an episode counts in the loss.
+    pub(crate) fn times(&self, group: &Group, episode: usize) -> usize {
+        1 + group.copies.iter().filter(|&&i| i == episode).count()
     }
 
     /// Gives every sampled token of an episode the same advantage.
@@ -131,10 +155,12 @@ impl<'a> Batch<'a> {
     }
 
     pub(crate) fn summarize(&self, report: &mut AlgoReport) {
-        let rewards: Vec<f64> = self.episodes.iter().map(|e| e.reward).collect();
+        let failed = |e: &&Episode<'_>| matches!(e.trace.end, EpisodeEnd::Failed { .. });
+        let usable: Vec<_> = self.episodes.iter().filter(|e| !failed(e)).collect();
+        let rewards: Vec<f64> = usable.iter().map(|e| e.reward).collect();
         report.reward = Moments::of(&rewards);
-        let solved = self.episodes.iter().filter(|e| e.trace.outcome.success);
-        report.success_rate = solved.count() as f64 / self.episodes.len().max(1) as f64;
+        let solved = usable.iter().filter(|e| e.trace.outcome.success);
+        report.success_rate = solved.count() as f64 / usable.len().max(1) as f64;
     }
 }
 
@@ -158,17 +184,34 @@ fn check_membership<'a>(
     Ok(())
 }
 
-/// `None`: counted in the report, not in the batch.
+/// What an episode is to a batch; all but usable ones are counted in the report.
+enum Admitted<'a> {
+    Usable(Episode<'a>),
+    /// The system failed it. Nothing of it trains.
+    Failed(Episode<'a>),
+    /// Nothing of it can be trusted.
+    Broken,
+    /// It leaves its group as if it had not been run.
+    Excluded,
+}
+
 fn admit_episode<'a>(
     c: &Composition,
     needs: Needs,
     trace: &'a Trace,
     given: Option<&'a EpisodeColumns>,
     report: &mut AlgoReport,
-) -> Result<Option<Episode<'a>>, AlgoError> {
+) -> Result<Admitted<'a>, AlgoError> {
     if let EpisodeEnd::Failed { kind, .. } = &trace.end {
         *report.failed.entry(failure_name(*kind).into()).or_default() += 1;
-        return Ok(None);
+        let mut episode = Episode::new(trace, None);
+        episode.trains = false;
+        episode.paths.clear();
+        let credible = episode.reward.abs() <= LARGEST_REWARD;
+        return Ok(match credible && trace.validate().is_ok() {
+            true => Admitted::Failed(episode),
+            false => Admitted::Broken,
+        });
     }
     let mut reason = trace.validate().err().map(|e| e.to_string());
     let total = trace.total_reward();
@@ -182,7 +225,7 @@ fn admit_episode<'a>(
             episode: trace.episode.clone(),
             reason,
         });
-        return Ok(None);
+        return Ok(Admitted::Broken);
     }
     let mut trains = true;
     if matches!(trace.end, EpisodeEnd::Truncated { .. }) {
@@ -192,13 +235,13 @@ fn admit_episode<'a>(
             trains = false;
         }
         if c.filters.truncated == Truncated::Exclude {
-            return Ok(None);
+            return Ok(Admitted::Excluded);
         }
     }
     check_columns(c, needs, trace, given)?;
     let mut episode = Episode::new(trace, given);
     episode.trains = trains;
-    Ok(Some(episode))
+    Ok(Admitted::Usable(episode))
 }
 
 fn failure_name(kind: FailureKind) -> &'static str {

@@ -9,7 +9,8 @@ use crate::stats;
 pub(crate) fn small_groups(c: &Composition, batch: &mut Batch<'_>, report: &mut AlgoReport) {
     let least = if c.advantage.compares() { 2 } else { 1 };
     for group in &mut batch.groups {
-        if group.members.len() < least {
+        let told = report.repair.dropped_groups.contains(&group.id);
+        if group.members.len() < least && !told {
             report.groups_too_small.push(group.id.clone());
             group.members.clear();
         }

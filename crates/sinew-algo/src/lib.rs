@@ -20,6 +20,7 @@
 mod adaptive;
 mod aggregate;
 pub mod algorithms;
+mod audit;
 mod batch;
 mod check;
 mod composition;
@@ -30,11 +31,13 @@ mod episode;
 mod filter;
 mod kind;
 mod pipeline;
+mod repair;
 mod report;
 mod stats;
 mod strict;
 
 pub use adaptive::{AdaptiveConfig, Estimates, Signal, Trials, unit};
+pub use audit::{TokenCounts, count_tokens};
 pub use composition::{
     Advantage, Baseline, Composition, EqualGroups, Filters, Needs, Normalize, Overlong,
     ProcessRewards, Resample, Rewards, RunFacts, Scale, Truncated,
@@ -45,4 +48,5 @@ pub use draft::{Column, Draft};
 pub use episode::{Columns, EpisodeColumns};
 pub use kind::AlgorithmKind;
 pub use pipeline::{AlgoError, Algorithm};
-pub use report::{AlgoReport, Moments, PreferenceReport, Quarantined};
+pub use repair::{GroupRepair, Repair};
+pub use report::{AlgoReport, Moments, PreferenceReport, Quarantined, RepairReport};

@@ -7,6 +7,7 @@ use crate::composition::{Advantage, Composition, Needs, RunFacts};
 use crate::config::{AlgorithmConfig, ConfigError};
 use crate::episode::Columns;
 use crate::filter;
+use crate::repair::{self, Repair};
 use crate::report::{AlgoReport, Moments};
 use sinew_types::{EpisodeId, GroupId, LossSpec, Trace, TrainRow, TrainRowError};
 
@@ -15,6 +16,7 @@ use sinew_types::{EpisodeId, GroupId, LossSpec, Trace, TrainRow, TrainRowError};
 pub struct Algorithm {
     composition: Composition,
     group_size: usize,
+    repair: Repair,
 }
 
 /// Why a batch cannot be turned into rows. Episodes that are merely unfit are quarantined and
@@ -90,7 +92,22 @@ impl Algorithm {
         Self {
             composition,
             group_size,
+            repair: Repair::default(),
         }
+    }
+
+    /// The same with other repair of groups in which episodes failed.
+    ///
+    /// # Errors
+    /// If a step of it does nothing with this algorithm.
+    pub fn with_repair(self, repair: Repair) -> Result<Self, ConfigError> {
+        repair.check(&self.composition)?;
+        Ok(Self { repair, ..self })
+    }
+
+    /// How groups are repaired.
+    pub fn repair(&self) -> &Repair {
+        &self.repair
     }
 
     /// What runs, part by part.
@@ -130,6 +147,7 @@ impl Algorithm {
         let needs = c.needs();
         let mut batch = Batch::admit(c, needs, self.group_size, groups, columns, &mut report)?;
         batch.shape_rewards(c)?;
+        repair::settle(&self.repair, c, &mut batch, &mut report.repair);
         filter::resample(c, &mut batch, &mut report);
         filter::small_groups(c, &mut batch, &mut report);
         filter::equal_groups(c, &mut batch, &mut report);

@@ -49,6 +49,23 @@ pub struct PreferenceReport {
     pub margin: f64,
 }
 
+/// What repair did with the groups of a batch ([`crate::GroupRepair`]). A group is in one line.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct RepairReport {
+    /// Groups in which episodes failed after all retries.
+    pub broken_groups: usize,
+    /// Of these: went on with the episodes they had.
+    pub viable_groups: usize,
+    /// Went on with their failed episodes masked.
+    pub masked_groups: usize,
+    pub masked_episodes: usize,
+    /// Were filled up by repeating episodes.
+    pub padded_groups: usize,
+    pub repeated_episodes: usize,
+    /// Left the batch, though there was something to compare; `groups_too_small` has the others.
+    pub dropped_groups: Vec<GroupId>,
+}
+
 /// What [`crate::Algorithm::rows`] did.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct AlgoReport {
@@ -62,6 +79,8 @@ pub struct AlgoReport {
     pub truncated_untrained: usize,
     /// Episodes that broke an invariant or had a reward that is no number.
     pub quarantined: Vec<Quarantined>,
+    /// What became of groups with failed episodes.
+    pub repair: RepairReport,
     /// Groups with fewer than two usable episodes left where two are compared.
     pub groups_too_small: Vec<GroupId>,
     /// Groups whose rewards are all equal.
@@ -95,8 +114,9 @@ pub struct AlgoReport {
 impl AlgoReport {
     /// Groups for which another one should be run, if the batch is to be full.
     pub fn refill(&self) -> impl Iterator<Item = &GroupId> {
-        self.groups_too_small
-            .iter()
+        let dropped = self.repair.dropped_groups.iter();
+        dropped
+            .chain(&self.groups_too_small)
             .chain(&self.groups_equal)
             .chain(&self.groups_filtered)
     }

@@ -1,7 +1,7 @@
 //! Group-relative algorithms.
 
 use crate::support::*;
-use sinew_algo::{AlgoError, AlgorithmKind::*};
+use sinew_algo::{AlgoError, AlgorithmKind::*, GroupRepair, Repair, count_tokens};
 use sinew_types::{EpisodeEnd, FailureKind, Limit, NO_PARENT, TokenKind};
 
 #[test]
@@ -235,4 +235,149 @@ fn overlong_episodes_are_punished_softly() {
     // Three and four sampled tokens against 1 + 4.
     assert!(close(report.reward.max, -0.5));
     assert!(close(report.reward.min, -0.75));
+}
+
+fn failed(mut trace: sinew_types::Trace) -> sinew_types::Trace {
+    trace.end = EpisodeEnd::Failed {
+        kind: FailureKind::Sandbox,
+        message: "gone".into(),
+    };
+    trace
+}
+
+/// Rewards 1, 0, 1 and a failed one with 0.
+fn broken_group() -> Vec<sinew_types::Trace> {
+    let mut traces = group("g", &[1.0, 0.0, 1.0, 0.0]);
+    let last = traces.remove(3);
+    traces.push(failed(last));
+    traces
+}
+
+fn repaired(kind: sinew_algo::AlgorithmKind, steps: &str) -> sinew_algo::Algorithm {
+    #[derive(serde::Deserialize)]
+    struct Steps {
+        repair: Vec<GroupRepair>,
+    }
+    let steps: Steps = toml::from_str(steps).unwrap();
+    let repair = Repair::new(&steps.repair).unwrap();
+    algorithm(kind).with_repair(repair).unwrap()
+}
+
+#[test]
+fn a_viable_group_goes_on_and_a_smaller_one_is_dropped() {
+    for (share, rows, dropped) in [(0.75, 3, 0), (0.8, 0, 1)] {
+        let steps = format!(
+            "repair = [{{ type = \"min_viable\", share = {share} }}, {{ type = \"drop_group\" }}]"
+        );
+        let (made, report) = repaired(DrGrpo, &steps).rows(&[broken_group()]).unwrap();
+        assert_eq!(made.len(), rows, "{share}");
+        assert_eq!(report.repair.broken_groups, 1);
+        assert_eq!(report.repair.viable_groups, 1 - dropped);
+        assert_eq!(report.repair.dropped_groups.len(), dropped);
+        assert_eq!(report.groups_too_small.len(), 0);
+        assert_eq!(report.refill().count(), dropped);
+    }
+}
+
+#[test]
+fn masked_episodes_count_in_the_baseline_or_not() {
+    for (in_baseline, mean) in [(true, 0.5), (false, 2.0 / 3.0)] {
+        let steps = format!("repair = [{{ type = \"mask\", in_baseline = {in_baseline} }}]");
+        let (rows, report) = repaired(DrGrpo, &steps).rows(&[broken_group()]).unwrap();
+        assert_eq!(rows.len(), 3);
+        assert!(close(f64::from(advantage(&rows, "g-0")), 1.0 - mean));
+        assert!(close(f64::from(advantage(&rows, "g-1")), -mean));
+        assert_eq!(report.repair.masked_groups, 1);
+        assert_eq!(report.repair.masked_episodes, 1);
+        assert_eq!(report.reward.count, 3);
+    }
+    // One episode is enough to compare with failed ones, and nothing with nothing is not.
+    let steps = "repair = [{ type = \"mask\", in_baseline = true }]";
+    let mut one: Vec<_> = group("g", &[1.0, 0.0]);
+    one[1] = failed(one[1].clone());
+    let (rows, _) = repaired(DrGrpo, steps).rows(&[one.clone()]).unwrap();
+    assert!(close(f64::from(advantage(&rows, "g-0")), 0.5));
+    one[0] = failed(one[0].clone());
+    let (rows, report) = repaired(DrGrpo, steps).rows(&[one]).unwrap();
+    assert_eq!((rows.len(), report.groups_too_small.len()), (0, 1));
+}
+
+#[test]
+fn repeated_episodes_count_twice_and_their_tokens_have_one_weight() {
+    let steps = "repair = [{ type = \"pad_repeat\", share = 0.5 }, { type = \"drop_group\" }]";
+    let traces = broken_group();
+    let (rows, report) = repaired(Grpo, steps).rows(&[traces.clone()]).unwrap();
+    assert_eq!(rows.len(), 3);
+    // Rewards 1, 0, 1, 1.
+    let std = (0.75f64 / 3.0).sqrt() + 1e-6;
+    assert!(close(f64::from(advantage(&rows, "g-0")), 0.25 / std));
+    assert!(close(f64::from(advantage(&rows, "g-1")), -0.75 / std));
+    assert!(close(weight(&rows, "g-0"), 0.5));
+    assert!(close(weight(&rows, "g-1"), 0.25));
+    assert_eq!(report.repair.padded_groups, 1);
+    assert_eq!(report.repair.repeated_episodes, 1);
+    assert_eq!(report.denominator_episodes, 4);
+    let counts = count_tokens(&traces, &rows);
+    assert!(counts.holds());
+    // Two, three and four tokens of turns, two more each; the failed one has six.
+    assert_eq!((counts.sampled, counts.trained_once), (18, 12));
+    assert_eq!(counts.untrained, 6);
+}
+
+#[test]
+fn repair_that_does_nothing_with_an_algorithm_is_refused() {
+    for (kind, step, part) in [
+        (
+            "reinforce",
+            GroupRepair::Mask { in_baseline: true },
+            "no baseline",
+        ),
+        (
+            "reinforce",
+            GroupRepair::PadRepeat { share: 0.5 },
+            "baseline",
+        ),
+        ("gigpo", GroupRepair::PadRepeat { share: 0.5 }, "states"),
+        (
+            "grpo_roc'\nresample = { keep = 2, minimum = 1 }\n#",
+            GroupRepair::PadRepeat { share: 0.5 },
+            "oversampled",
+        ),
+    ] {
+        let steps = match step {
+            GroupRepair::Mask { .. } => vec![step],
+            _ => vec![step, GroupRepair::DropGroup],
+        };
+        let repair = Repair::new(&steps).unwrap();
+        let refused = from(&config(&format!("type = '{kind}'")))
+            .with_repair(repair)
+            .unwrap_err()
+            .to_string();
+        assert!(refused.contains(part), "{refused}");
+    }
+}
+
+#[test]
+fn tokens_trained_twice_by_mistake_are_found() {
+    let mut forked = two_turns("g", "g-0", 1.0, 2);
+    forked.nodes.push(node(2, 2, TokenKind::Sampled, 4));
+    let traces = [forked, two_turns("g", "g-1", 0.0, 3)];
+    let (mut rows, _) = algorithm(Grpo).rows(&[traces.to_vec()]).unwrap();
+    let counts = count_tokens(&traces, &rows);
+    assert_eq!((counts.sampled, counts.trained_once), (13, 13));
+    assert!(counts.holds());
+    // The second branch gets a weight on the turn that the first one trains.
+    let at = rows.iter().position(|r| r.tokens.len() == 11).unwrap();
+    rows[at].weights[2] = 0.1;
+    let counts = count_tokens(&traces, &rows);
+    assert_eq!((counts.trained_once, counts.trained_twice), (12, 1));
+    rows[at].weights[0] = 0.1;
+    assert_eq!(count_tokens(&traces, &rows).forced_trained, 1);
+    rows.push(rows[at].clone());
+    let counts = count_tokens(&traces, &rows);
+    assert_eq!(
+        counts.stray,
+        rows[at].weights.iter().filter(|w| **w != 0.0).count()
+    );
+    assert!(!counts.holds());
 }
