@@ -98,7 +98,7 @@ impl Source {
             .entries_with_seek()
             .map_err(|e| wrong(e.to_string()))?;
         for (n, entry) in entries.enumerate() {
-            let entry = entry.map_err(|e| wrong(format!("as a tar file: {e}")))?;
+            let entry = entry.map_err(|e| wrong(not_a_tar(&e)))?;
             if n >= MAX_ENTRIES {
                 return Err(wrong(format!("more than {MAX_ENTRIES} entries")));
             }
@@ -191,4 +191,11 @@ impl Source {
         read.map_err(|e| io_error(format!("read {name}"), e))?;
         Ok(bytes)
     }
+}
+
+/// The library quotes what it read: of a file that is no tar file, lines of somebody's text.
+fn not_a_tar(e: &std::io::Error) -> String {
+    let told = e.to_string();
+    let first = told.split([':', '\n']).next().unwrap_or_default();
+    format!("as a tar file: {first}")
 }

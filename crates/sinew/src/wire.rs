@@ -230,6 +230,12 @@ fn scratch_config(recipe: &Recipe, renderer: &dyn Renderer) -> Result<ModelConfi
 
 /// Starts the sandboxes of a recipe and checks that one really works.
 pub(crate) fn sandboxes(section: &SandboxSection) -> Result<Arc<dyn SandboxProvider>, Failure> {
+    if let (Some(image), "wasm" | "microvm") = (&section.image, section.level.as_str()) {
+        return Err(Failure::input(format!(
+            "sandbox.image = {image:?}: level {} has roots of its own; allowed at level process and container",
+            section.level
+        )));
+    }
     let program = std::env::current_exe().map_err(Failure::system)?;
     let search = std::env::var("PATH").unwrap_or_default();
     let mut config = ProcessConfig::new(program, &search);

@@ -104,4 +104,17 @@ fn programs_of_an_image_run_in_it() {
         errors.contains("none is no image") && errors.contains("docker save"),
         "{errors}"
     );
+    std::fs::write(folder.path().join("text"), "a:secret\n".repeat(99)).unwrap();
+    let told = sinew(folder.path(), &["--image", "text", "--shell", "ls"]);
+    let errors = String::from_utf8_lossy(&told.stderr).into_owned();
+    assert!(
+        errors.contains("text is no image") && !errors.contains("secret"),
+        "{errors}"
+    );
+    let told = sinew(
+        folder.path(),
+        &["--image", "bb", "--level", "wasm", "--code", "1"],
+    );
+    let errors = String::from_utf8_lossy(&told.stderr).into_owned();
+    assert!(errors.contains("roots of its own"), "{errors}");
 }
