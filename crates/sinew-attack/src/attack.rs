@@ -6,7 +6,7 @@
 //! the list in `docs/sandbox.md`.
 
 use crate::host::{Residue, Witness};
-use crate::{files, kernel, resource, special, state};
+use crate::{ends, files, kernel, resource, special, state};
 use serde::{Deserialize, Serialize};
 use sinew_sandbox::{
     Ending, ExecRequest, ExecResult, Limits, Program, Sandbox, SandboxError, SandboxProvider,
@@ -207,7 +207,7 @@ pub async fn run(
             suite.row(name, outcome);
         }
     }
-    for special in special::ALL.iter().chain(state::ALL) {
+    for special in special::ALL.iter().chain(state::ALL).chain(ends::ALL) {
         let name = title(special.number, special.name);
         if chosen(&name, filter) {
             let outcome = suite.special(special).await;

@@ -9,6 +9,7 @@
 
 pub mod attack;
 pub mod bench;
+mod ends;
 mod files;
 mod host;
 mod kernel;

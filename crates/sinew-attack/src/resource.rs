@@ -141,7 +141,7 @@ print('DONE')
     Case::new(
         7,
         "a million empty files",
-        Expect::Done,
+        Expect::OutOfMemoryOrDone,
         8000,
         "
 n = 0

@@ -25,6 +25,9 @@ const PATIENCE: Duration = Duration::from_secs(120);
 /// Label of every container, with the tag of its run.
 const LABEL: &str = "sinew.run";
 
+/// Processes of all of Podman's containers together, which have the same user.
+const ALL_PROCESSES: u64 = 16_384;
+
 /// A daemon that answers.
 #[derive(Debug)]
 pub(crate) struct Api {
@@ -123,18 +126,19 @@ impl Api {
                 .map(|b| format!("{b:02x}"))
                 .collect::<String>()
         };
-        let name = format!("sinew/root:{digest}");
+        // Podman takes no tag here.
+        let name = format!("sinew/root-{digest}");
         if self.use_image(&name).await.is_ok() {
             return Ok(());
         }
-        let path = format!("/images/create?fromSrc=-&repo=sinew/root&tag={digest}");
+        let path = format!("/images/create?fromSrc=-&repo={name}");
         self.ask(Method::POST, &path, archive.into()).await?;
         self.use_image(&name).await
     }
 
     /// Starts a container; its number.
     pub(crate) async fn start(&self, common: &Common, birth: &Birth<'_>) -> Made<String> {
-        let body = creation(&self.image, common, birth).to_string();
+        let body = creation(self.kind, &self.image, common, birth).to_string();
         let path = format!("/containers/create?name={}", birth.name);
         let made = self.ask(Method::POST, &path, body.into()).await?;
         let id = made["Id"].as_str().unwrap_or(&birth.name).to_owned();
@@ -203,12 +207,16 @@ impl Api {
     /// Removes a container, and waits until nothing knows it any more.
     pub(crate) async fn remove(&self, id: &str) -> Made<()> {
         let path = format!("/containers/{id}?force=1&v=1");
-        for _ in 0..100 {
+        let mut last = String::new();
+        for _ in 0..200 {
             let (status, body) = self.call(Method::DELETE, &path, Bytes::new()).await?;
             match status {
                 404 => return Ok(()),
-                // It is being removed already.
-                200..300 | 409 => tokio::time::sleep(Duration::from_millis(10)).await,
+                // It is being removed already, or (Podman) is ending just now.
+                200..300 | 409 | 500 => {
+                    last = format!("{status}: {}", String::from_utf8_lossy(&body));
+                    tokio::time::sleep(Duration::from_millis(10)).await;
+                }
                 _ => {
                     let why = String::from_utf8_lossy(&body);
                     return Err(io(
@@ -218,7 +226,8 @@ impl Api {
                 }
             }
         }
-        Err(io(format!("remove container {id}"), "it is still there"))
+        let what = format!("remove container {id}");
+        Err(io(what, format!("it is still there: {last}")))
     }
 
     /// Removes containers of runs whose processes are gone.
@@ -271,7 +280,7 @@ fn encode(text: &str) -> String {
         .collect()
 }
 
-fn creation(image: &str, common: &Common, birth: &Birth<'_>) -> Value {
+fn creation(kind: EngineKind, image: &str, common: &Common, birth: &Birth<'_>) -> Value {
     let limits = &birth.spec.limits;
     let files = open_files(limits);
     let show = |source: &Path, inside: &Path| {
@@ -281,10 +290,12 @@ fn creation(image: &str, common: &Common, birth: &Birth<'_>) -> Value {
     let mut binds: Vec<String> = common.root.binds.iter().map(|(s, i)| show(s, i)).collect();
     binds.push(show(&common.agent, Path::new(AGENT)));
     binds.push(show(&birth.host, Path::new(HOST)));
-    let tmpfs = format!(
-        "rw,exec,nosuid,nodev,size={},nr_inodes={INODES},mode=700,uid={UID},gid={UID}",
-        limits.work_bytes
-    );
+    let owner = match kind {
+        // It takes neither an owner nor a number of files, which count as memory then.
+        EngineKind::Podman => "mode=1777".into(),
+        _ => format!("nr_inodes={INODES},mode=700,uid={UID},gid={UID}"),
+    };
+    let tmpfs = format!("rw,exec,nosuid,nodev,size={},{owner}", limits.work_bytes);
     let mut host = json!({
         "NetworkMode": "none",
         "IpcMode": "none",
@@ -307,6 +318,12 @@ fn creation(image: &str, common: &Common, birth: &Birth<'_>) -> Value {
         "LogConfig": { "Type": "none" },
         "AutoRemove": true,
     });
+    if kind == EngineKind::Podman
+        && let Some(limits) = host["Ulimits"].as_array_mut()
+    {
+        // Its own default may be more than it has itself; the group bounds each container.
+        limits.push(json!({ "Name": "nproc", "Soft": ALL_PROCESSES, "Hard": ALL_PROCESSES }));
+    }
     if let Some(cpus) = common.cpus {
         host["NanoCpus"] = json!((cpus * 1e9) as u64);
     }

@@ -16,6 +16,7 @@ pub(crate) struct Events {
 pub(crate) struct Group {
     memory: Option<PathBuf>,
     pids: Option<PathBuf>,
+    cpu: Option<PathBuf>,
     v2: bool,
     before: Events,
 }
@@ -63,13 +64,15 @@ impl Group {
                 match name {
                     "memory" => found.memory = at(Some("memory")),
                     "pids" => found.pids = at(Some("pids")),
+                    "cpu" => found.cpu = at(Some("cpu")),
                     _ => {}
                 }
             }
         }
         if let Some(path) = unified.filter(|_| found.memory.is_none()) {
             found.memory = Some(path.clone());
-            found.pids = Some(path);
+            found.pids = Some(path.clone());
+            found.cpu = Some(path);
             found.v2 = true;
         }
         found
@@ -103,6 +106,21 @@ impl Group {
     /// The limit of processes, if one is in force.
     pub(crate) fn process_limit(&self) -> Option<u64> {
         Self::number(self.pids.as_ref(), "pids.max")
+    }
+
+    /// Processors that it may use at most, if that is bounded.
+    pub(crate) fn processors(&self) -> Option<f64> {
+        let (quota, period) = if self.v2 {
+            let text = Self::text(self.cpu.as_ref(), "cpu.max")?;
+            let mut parts = text.split_whitespace().map(str::parse::<f64>);
+            (parts.next()?.ok()?, parts.next()?.ok()?)
+        } else {
+            let number = |file| Self::number(self.cpu.as_ref(), file);
+            // Version 1 tells of -1 where there is no bound.
+            let (quota, period) = (number("cpu.cfs_quota_us")?, number("cpu.cfs_period_us")?);
+            (quota as f64, period as f64)
+        };
+        (period > 0.0).then(|| quota / period)
     }
 
     pub(crate) fn memory_bytes(&self) -> u64 {

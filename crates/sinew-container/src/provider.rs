@@ -363,6 +363,7 @@ impl Inner {
             landlock,
             memory: born.group.memory_limit(),
             processes: born.group.process_limit(),
+            processors: born.group.processors(),
             namespaces: namespaces(born.pid),
         });
         self.bury(born).await?;
@@ -478,6 +479,7 @@ struct Seen {
     landlock: u64,
     memory: Option<u64>,
     processes: Option<u64>,
+    processors: Option<f64>,
     namespaces: Vec<&'static str>,
 }
 
@@ -554,9 +556,20 @@ impl Seen {
         let works = ["/work", "/tmp"].iter().all(|p| self.mounted(p, "nosuid"));
         let memory = self.memory == Some(spec.limits.memory_bytes);
         let processes = self.processes == Some(spec.limits.processes + 1);
-        let shares = match cpus {
-            Some(n) => format!("{n} at most, and CPU seconds of each process"),
-            None => "CPU seconds of each process; shares are not bounded".into(),
+        let near = |n: f64| self.processors.is_some_and(|p| (p - n).abs() < 0.01);
+        let (bounded, shares) = match (cpus, self.processors) {
+            (None, _) => (
+                true,
+                "CPU seconds of each process; shares are not bounded".into(),
+            ),
+            (Some(n), _) if near(n) => (
+                true,
+                format!("{n} at most, by control group; CPU seconds of each process"),
+            ),
+            (Some(n), seen) => (
+                false,
+                format!("{engine} was asked for {n} and set {seen:?}"),
+            ),
         };
         vec![
             row("memory", memory, limit(self.memory, "bytes")),
@@ -570,7 +583,7 @@ impl Seen {
                 works,
                 "work and temporary folder in memory, bounded each",
             ),
-            row("processors", true, shares),
+            row("processors", bounded, shares),
         ]
     }
 }

@@ -47,6 +47,12 @@ pub(crate) fn build(
         let path = folder.join(name);
         within(&path, fs::create_dir_all(&path))?;
     }
+    for name in ["work", "tmp"] {
+        // Podman's mounts take the mode of the folder that they cover, and have no owner.
+        let path = folder.join(name);
+        let all = fs::Permissions::from_mode(0o1777);
+        within(&path, fs::set_permissions(&path, all))?;
+    }
     within(folder, fs::write(folder.join(".agent"), ""))?;
     match image {
         Some(image) => from_image(&mut root, folder, image)?,
@@ -151,14 +157,37 @@ fn from_image(root: &mut Root, folder: &Path, image: &Path) -> Made<()> {
     Ok(())
 }
 
-/// The root without its binds as an archive, for engines that keep images themselves.
+/// The root without its binds as an archive, for engines that keep images themselves. The same
+/// root gives the same bytes, so that they keep it once.
 pub(crate) fn archive(folder: &Path) -> Made<Vec<u8>> {
     let mut builder = tar::Builder::new(Vec::new());
-    builder.follow_symlinks(false);
-    let packed = builder.append_dir_all(".", folder);
-    packed
+    add(&mut builder, folder, Path::new(""))
         .and_then(|()| builder.into_inner())
         .map_err(|e| io("pack a root", e))
+}
+
+fn add(builder: &mut tar::Builder<Vec<u8>>, folder: &Path, inside: &Path) -> std::io::Result<()> {
+    let names = fs::read_dir(folder)?.map(|e| e.map(|e| e.file_name()));
+    let mut names = names.collect::<std::io::Result<Vec<_>>>()?;
+    names.sort();
+    for name in names {
+        let (path, inner) = (folder.join(&name), inside.join(&name));
+        let meta = path.symlink_metadata()?;
+        let mut header = tar::Header::new_gnu();
+        header.set_metadata(&meta);
+        header.set_uid(0);
+        header.set_gid(0);
+        header.set_mtime(0);
+        if meta.is_symlink() {
+            builder.append_link(&mut header, &inner, fs::read_link(&path)?)?;
+        } else if meta.is_dir() {
+            builder.append_data(&mut header, &inner, std::io::empty())?;
+            add(builder, &path, &inner)?;
+        } else {
+            builder.append_data(&mut header, &inner, fs::File::open(&path)?)?;
+        }
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -183,7 +212,9 @@ mod tests {
             Path::new("usr/bin")
         );
         assert!(fs::read_dir(folder.join("work")).unwrap().next().is_none());
+        let again = super::archive(&folder).unwrap();
         let archive = archive(&folder).unwrap();
+        assert_eq!(again, archive);
         let names = tar::Archive::new(archive.as_slice());
         let mut names = names;
         let names: Vec<_> = names

@@ -364,7 +364,40 @@ async fn no_attack_escapes() {
     assert!(held > 60, "{held}");
 }
 
-/// A Docker daemon of this test alone; it ends with the thread that started it.
+#[tokio::test]
+async fn processors_are_shared_out() {
+    let dir = tempfile::tempdir().unwrap();
+    let provider = start(ContainerConfig {
+        cpus: Some(0.25),
+        ..config(EngineKind::Crun, dir.path())
+    });
+    let rows = provider.protections();
+    let row = rows.iter().find(|p| p.name == "processors").unwrap();
+    assert!(row.enforced && row.how.contains("0.25"), "{row:?}");
+    let mut sandbox = provider.acquire(&small()).await.unwrap();
+    let spin = "import time\nt = time.monotonic()\nwhile time.monotonic() - t < 1: pass";
+    let result = python(&mut sandbox, spin).await;
+    assert_eq!(result.ending, Ending::Exited { code: 0 });
+    // A quarter of a second, and what its start took.
+    assert!(result.usage.cpu_s < 0.7, "{:?}", result.usage);
+    sandbox.destroy().await.unwrap();
+}
+
+#[tokio::test]
+async fn nothing_is_left_of_many() {
+    let dir = tempfile::tempdir().unwrap();
+    let provider = start(config(EngineKind::Crun, dir.path()));
+    let report = sinew_attack::leaks::run(&provider, 40).await.unwrap();
+    assert!(report.left.is_empty(), "{report:?}");
+    // What it counts is there while one lives.
+    let held = provider.acquire(&small()).await.unwrap();
+    let now = sinew_attack::leaks::Footprint::now();
+    assert!(now.processes > report.after.processes && now.groups > report.after.groups);
+    assert!(now.namespaces > report.after.namespaces);
+    held.destroy().await.unwrap();
+}
+
+/// A daemon of this test alone; it ends with the thread that started it.
 struct Daemon {
     child: std::process::Child,
     folder: tempfile::TempDir,
@@ -372,29 +405,47 @@ struct Daemon {
 
 impl Daemon {
     fn start() -> Self {
+        Self::run("dockerd", "docker.io", |at| {
+            vec![
+                "--bridge=none".into(),
+                "--iptables=false".into(),
+                "--log-level=warn".into(),
+                format!("--data-root={}", at("data")),
+                format!("--exec-root={}", at("exec")),
+                format!("--pidfile={}", at("pid")),
+                format!("--host=unix://{}", at("socket")),
+            ]
+        })
+    }
+
+    /// Podman's service, with runc: its crun refuses hosts with both versions of the groups.
+    fn podman() -> Self {
+        Self::run("podman", "podman", |at| {
+            vec![
+                format!("--root={}", at("data")),
+                format!("--runroot={}", at("exec")),
+                "--storage-driver=vfs".into(),
+                "--cgroup-manager=cgroupfs".into(),
+                "--runtime=/usr/sbin/runc".into(),
+                "system".into(),
+                "service".into(),
+                "--time=0".into(),
+                format!("unix://{}", at("socket")),
+            ]
+        })
+    }
+
+    fn run(program: &str, package: &str, args: fn(&dyn Fn(&str) -> String) -> Vec<String>) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let at = |name: &str| folder.path().join(name);
+        let at = |name: &str| folder.path().join(name).display().to_string();
         let log = std::fs::File::create(at("log")).unwrap();
         let child = Command::new("setpriv")
-            .args([
-                "--pdeathsig",
-                "TERM",
-                "dockerd",
-                "--bridge=none",
-                "--iptables=false",
-                "--log-level=warn",
-            ])
-            .arg("--data-root")
-            .arg(at("data"))
-            .arg("--exec-root")
-            .arg(at("exec"))
-            .arg("--pidfile")
-            .arg(at("pid"))
-            .arg(format!("--host=unix://{}", at("docker.sock").display()))
+            .args(["--pdeathsig", "TERM", program])
+            .args(args(&at))
             .stdout(log.try_clone().unwrap())
             .stderr(log)
             .spawn()
-            .unwrap_or_else(|e| panic!("dockerd: {e}; scripts/setup.sh installs docker.io"));
+            .unwrap_or_else(|e| panic!("{program}: {e}; scripts/setup.sh installs {package}"));
         let mut daemon = Self { child, folder };
         for _ in 0..600 {
             if std::os::unix::net::UnixStream::connect(daemon.socket()).is_ok() {
@@ -402,15 +453,15 @@ impl Daemon {
             }
             if let Some(status) = daemon.child.try_wait().unwrap() {
                 let log = std::fs::read_to_string(daemon.folder.path().join("log")).unwrap();
-                panic!("dockerd ended with {status}: {log}");
+                panic!("{program} ended with {status}; scripts/setup.sh installs {package}: {log}");
             }
             std::thread::sleep(Duration::from_millis(50));
         }
-        panic!("dockerd does not listen after 30 s");
+        panic!("{program} does not listen after 30 s");
     }
 
     fn socket(&self) -> std::path::PathBuf {
-        self.folder.path().join("docker.sock")
+        self.folder.path().join("socket")
     }
 }
 
@@ -494,6 +545,38 @@ async fn a_daemon_runs_containers_behind_the_same_port() {
     for filter in [
         "21 ", "28 ", "30 ", "32 ", "38 ", "39 ", "41 ", "42 ", "48 keeps", "49 ", "55 ", "56 ",
     ] {
+        let (held, failed) = attacked(&provider, filter).await;
+        assert!(failed.is_empty() && held > 0, "{filter}: {failed:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn podman_runs_containers_behind_the_same_port() {
+    let daemon = Daemon::podman();
+    let dir = tempfile::tempdir().unwrap();
+    let provider = start(ContainerConfig {
+        socket: Some(daemon.socket()),
+        ..config(EngineKind::Podman, dir.path())
+    });
+    let weak: Vec<_> = provider
+        .protections()
+        .iter()
+        .filter(|p| !p.enforced)
+        .map(|p| p.name.clone())
+        .collect();
+    // On hosts with version 1 of the groups it leaves their namespace out, and that is told.
+    assert!(weak.iter().all(|name| name == "namespaces"), "{weak:?}");
+    let mut sandbox = provider.acquire(&small()).await.unwrap();
+    assert_eq!(printed(&mut sandbox, "print(6 * 7)").await, "42\n");
+    sandbox.write_file("x", b"kept").await.unwrap();
+    let snapshot = sandbox.snapshot().await.unwrap();
+    let mut fork = provider.fork(&small(), &snapshot).await.unwrap();
+    assert_eq!(fork.read_file("x", 10).await.unwrap(), b"kept");
+    let bomb = "x = []\nwhile True: x.append(bytearray(1 << 20))";
+    assert_eq!(python(&mut fork, bomb).await.ending, Ending::OutOfMemory);
+    fork.destroy().await.unwrap();
+    sandbox.destroy().await.unwrap();
+    for filter in ["07 ", "08 ", "21 ", "28 ", "32 ", "48 keeps", "56 "] {
         let (held, failed) = attacked(&provider, filter).await;
         assert!(failed.is_empty() && held > 0, "{filter}: {failed:?}");
     }

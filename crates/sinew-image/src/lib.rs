@@ -14,10 +14,12 @@
 mod cache;
 mod documents;
 mod layer;
+mod snapshot;
 mod source;
 
 pub use cache::{Image, unpack};
 pub use documents::ImageConfig;
+pub use snapshot::{SnapshotArchive, read_snapshot, snapshot_digest, write_snapshot};
 
 use std::path::{Path, PathBuf};
 

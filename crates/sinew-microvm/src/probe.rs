@@ -4,7 +4,8 @@ use crate::jail::{self, Plan};
 use crate::provider::{io, unavailable};
 use crate::qemu::{Accel, Qemu, SECCOMP};
 use crate::ram;
-use sinew_sandbox::{Protection, SandboxError};
+use crate::template::Templates;
+use sinew_sandbox::{Ending, ExecRequest, Program, Protection, SandboxError, SandboxSpec};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -17,8 +18,11 @@ const COMPARE: Duration = Duration::from_millis(20);
 /// Memory of the machine that shows whether KVM works.
 const PROBE_BYTES: u64 = 256 << 20;
 
+/// How long a program that looks around inside may take; emulated, on a busy machine.
+const LOOK_TIME: Duration = Duration::from_secs(30);
+
 /// What was found.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub(crate) struct Found {
     /// What executes guests, and why.
     pub(crate) accel: String,
@@ -28,6 +32,20 @@ pub(crate) struct Found {
     status: String,
     /// Whether its network is not the host's.
     own_network: bool,
+    /// Walls around programs inside of a machine that was looked into, or why they are not known.
+    guest: Result<String, String>,
+}
+
+impl Default for Found {
+    fn default() -> Self {
+        Self {
+            accel: String::new(),
+            no_walls: None,
+            status: String::new(),
+            own_network: false,
+            guest: Err("no machine was looked into".into()),
+        }
+    }
 }
 
 fn protection(name: &str, enforced: bool, how: impl Into<String>) -> Protection {
@@ -93,11 +111,10 @@ impl Found {
                     Err(why) => format!("the machine's size; its monitor is not limited: {why}"),
                 },
             ),
-            protection(
-                "guest_walls",
-                true,
-                "inside, programs have the walls of the process level: user, seccomp, landlock, limits, a cgroup",
-            ),
+            match &self.guest {
+                Ok(how) => protection("guest_walls", true, how.as_str()),
+                Err(why) => protection("guest_walls", false, why.as_str()),
+            },
         ]
     }
 }
@@ -241,6 +258,107 @@ pub(crate) fn firecracker(mut found: Found, qemu: &Qemu, program: Option<&Path>)
     found
 }
 
+/// What a program inside says of itself, and what it can do that it must not.
+const LOOK: &str = "
+import os
+for line in open('/proc/self/status'):
+    if line.split(':')[0] in ('Uid', 'CapInh', 'CapPrm', 'CapEff', 'CapBnd', 'CapAmb', 'NoNewPrivs', 'Seccomp'): print(line.strip())
+for path in ('/agent', '/proc/1/environ', '/dev/ttyS0', '/dev/vport0p1'):
+    try: os.close(os.open(path, os.O_RDONLY)); print('reads', path)
+    except OSError: pass
+";
+/// Takes more memory than its limit.
+const TAKE: &str = "x = []\nwhile True: x.append(bytearray(b'x') * (1 << 20))";
+/// Memory of the program that does.
+const LOOK_BYTES: u64 = 64 << 20;
+
+/// What is wrong with what [`LOOK`] printed, if anything is.
+fn weak(printed: &str, landlock_abi: u64) -> Option<String> {
+    let field = |name: &str| {
+        let line = printed.lines().find_map(|l| l.strip_prefix(name));
+        line.map(|l| l.trim_start_matches(':').trim())
+    };
+    let zero = |name: &&str| field(name).is_none_or(|v| !v.trim_matches('0').is_empty());
+    let sets = ["CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"];
+    if let Some(set) = sets.iter().find(|s| zero(s)) {
+        return Some(format!("its {set} is not empty"));
+    }
+    let user = field("Uid").and_then(|u| u.split_whitespace().next());
+    if user.is_none_or(|u| u == "0") {
+        return Some("programs are its first user".into());
+    }
+    if field("NoNewPrivs") != Some("1") || field("Seccomp") != Some("2") {
+        return Some("programs have no filter of system calls".into());
+    }
+    if let Some(line) = printed.lines().find(|l| l.starts_with("reads ")) {
+        return Some(format!("a program {line}"));
+    }
+    (landlock_abi == 0).then(|| "its kernel has no landlock".into())
+}
+
+/// Looks at the walls inside of a machine that was set up as sandboxes are.
+pub(crate) async fn inside(guest: &mut sinew_guest::Guest) -> Result<String, String> {
+    let ran = async |guest: &mut sinew_guest::Guest, code: &str| {
+        let request = ExecRequest {
+            program: Program::Python(code.into()),
+            stdin: Vec::new(),
+            deadline: LOOK_TIME,
+        };
+        let outcome = guest.exec(&request, &[], 1 << 16, None).await;
+        outcome.map_err(|e| e.to_string())
+    };
+    let looked = ran(guest, LOOK).await?;
+    let printed = String::from_utf8_lossy(&looked.stdout).into_owned();
+    let abi = guest.hello().landlock_abi;
+    if let Some(why) = weak(&printed, abi) {
+        return Err(format!("inside: {why}"));
+    }
+    let bomb = ran(guest, TAKE).await?.ended;
+    if bomb.ending(bomb.oom_kills, bomb.refusals, f64::MAX) != Ending::OutOfMemory {
+        return Err(format!(
+            "inside: a program that takes memory without end ended with {:?}",
+            bomb.exit
+        ));
+    }
+    Ok(format!(
+        "seen inside a machine: user, no capabilities, no_new_privs, seccomp, landlock {abi}; a memory limit killed"
+    ))
+}
+
+/// Makes a machine as sandboxes have them and looks inside. What held is remembered for this
+/// image and this QEMU.
+pub(crate) fn guest_walls(
+    mut found: Found,
+    qemu: &Qemu,
+    templates: &Templates,
+    folder: &Path,
+) -> Found {
+    let mut spec = SandboxSpec::default();
+    spec.limits.memory_bytes = LOOK_BYTES;
+    let path = folder.join(format!("walls-{}.json", qemu.key(PROBE_BYTES)));
+    let remembered = fs::read(&path).ok();
+    if let Some(how) = remembered.and_then(|b| serde_json::from_slice::<String>(&b).ok()) {
+        found.guest = Ok(how);
+        return found;
+    }
+    let mut seen = Err("no machine was looked into".into());
+    let looked = aside(async {
+        let setup = crate::provider::setup_of(&spec);
+        let base = templates.base(qemu, PROBE_BYTES, &setup).await;
+        let base = base.map_err(|e| e.to_string())?;
+        let mut machine = qemu.restore(&base).await.map_err(|e| e.to_string())?;
+        seen = inside(&mut machine.guest).await;
+        machine.end().await;
+        Ok(())
+    });
+    found.guest = looked.and(seen);
+    if let Ok(how) = &found.guest {
+        // Not remembered: it is looked at again.
+        let _ = serde_json::to_vec(how).map(|bytes| fs::write(&path, bytes));
+    }
+    found
+}
+
 /// A monitor never runs as root, and joins the group of the device.
 fn closed_to_monitors() -> Option<String> {
     use std::os::unix::fs::PermissionsExt;
@@ -310,4 +428,35 @@ pub(crate) fn tsc_khz() -> u64 {
 #[cfg(not(target_arch = "x86_64"))]
 pub(crate) fn tsc_khz() -> u64 {
     1_000_000
+}
+
+#[cfg(test)]
+mod tests {
+    use super::weak;
+
+    const WELL: &str = "Uid:\t1000\t1000\t1000\t1000\nCapInh:\t0000000000000000\nCapPrm:\t0000000000000000\nCapEff:\t0000000000000000\nCapBnd:\t0000000000000000\nCapAmb:\t0000000000000000\nNoNewPrivs:\t1\nSeccomp:\t2\n";
+
+    #[test]
+    fn walls_that_are_missing_are_seen() {
+        assert_eq!(weak(WELL, 1), None);
+        assert!(weak(WELL, 0).is_some_and(|w| w.contains("landlock")));
+        for (from, to, named) in [
+            ("Seccomp:\t2", "Seccomp:\t0", "filter"),
+            ("Uid:\t1000", "Uid:\t0", "first user"),
+            (
+                "CapBnd:\t0000000000000000",
+                "CapBnd:\t00000000000000c0",
+                "CapBnd",
+            ),
+            ("CapEff:\t0000000000000000\n", "", "CapEff"),
+            (
+                "Seccomp:\t2\n",
+                "Seccomp:\t2\nreads /agent\n",
+                "reads /agent",
+            ),
+        ] {
+            let why = weak(&WELL.replace(from, to), 1);
+            assert!(why.as_ref().is_some_and(|w| w.contains(named)), "{why:?}");
+        }
+    }
 }

@@ -26,8 +26,9 @@ const SIZE_STEP: u64 = 128 << 20;
 const MAX_GUEST: u64 = 3 << 30;
 /// The user that programs run as, inside.
 const USER: u32 = 1000;
-/// Files that programs may make.
-const INODES: u64 = 16_384;
+/// Files that programs may make, as at the levels of containers and wasm. Each step into a folder
+/// that stands in thousands of others costs what landlock takes to walk up again.
+const INODES: u64 = 4096;
 
 /// How machines are run.
 #[derive(Clone, Debug)]
@@ -187,8 +188,9 @@ impl MicrovmProvider {
         };
         let found = probe::host(&mut qemu, config.accel, &config.folder)?;
         let found = probe::firecracker(found, &qemu, config.firecracker.as_deref());
-        let protections = Arc::new(found.protections(&qemu));
         let templates = Templates::new(config.folder.join("templates"))?;
+        let found = probe::guest_walls(found, &qemu, &templates, &config.folder);
+        let protections = Arc::new(found.protections(&qemu));
         Ok(Self {
             inner: Arc::new(Inner {
                 qemu,

@@ -188,6 +188,8 @@ async fn write(
 #[derive(Debug, Deserialize)]
 struct ImportQuery {
     level: Option<String>,
+    /// What the body must have.
+    digest: Option<String>,
 }
 
 async fn import(
@@ -197,15 +199,32 @@ async fn import(
     body: Result<Bytes, BytesRejection>,
 ) -> Answer {
     let archive = raw_body(body, &service)?;
+    let digest = digest(&archive);
+    if query.digest.as_ref().is_some_and(|named| *named != digest) {
+        let named = query.digest.unwrap_or_default();
+        return Err(bad("digest", named, format!("that of the body, {digest}")));
+    }
     let id = service
         .import(&owner, query.level.as_deref(), &archive)
         .await?;
-    Ok((StatusCode::CREATED, Json(json!({ "snapshot": id }))).into_response())
+    let answer = json!({ "snapshot": id, "digest": digest });
+    Ok((StatusCode::CREATED, Json(answer)).into_response())
+}
+
+/// The name of an archive's content, which depends on the files alone.
+fn digest(archive: &[u8]) -> String {
+    use sha2::Digest;
+    let sum = sha2::Sha256::digest(archive);
+    let digits: String = sum.iter().map(|b| format!("{b:02x}")).collect();
+    format!("sha256:{digits}")
 }
 
 async fn export(State(service): Api, Owner(owner): Owner, Path(id): Path<String>) -> Answer {
     let archive = service.export(&owner, &id).await?;
-    let headers = [(header::CONTENT_TYPE, "application/x-tar")];
+    let headers = [
+        (header::CONTENT_TYPE, "application/x-tar".into()),
+        (header::ETAG, format!("\"{}\"", digest(&archive))),
+    ];
     Ok((headers, archive).into_response())
 }
 

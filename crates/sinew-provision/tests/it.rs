@@ -616,6 +616,16 @@ async fn snapshots_forks_and_archives_carry_files() {
         ))
         .await;
     assert_eq!(imported.status, 201, "{:?}", imported.json());
+    let digest = imported.json()["digest"].as_str().unwrap().to_string();
+    assert!(
+        digest.starts_with("sha256:") && digest.len() == 71,
+        "{digest}"
+    );
+    for (named, status) in [(digest.as_str(), 201), ("sha256:0", 400)] {
+        let path = format!("/v1/snapshots?digest={named}");
+        let asked = request("POST", &path, Some(ANN), "application/x-tar", &archive.body);
+        assert_eq!(server.send(asked).await.status, status, "{named}");
+    }
     let imported = imported.json()["snapshot"].as_str().unwrap().to_string();
     let again = server.create(json!({ "snapshot": imported })).await;
     assert_eq!(read(&again).await, "one");

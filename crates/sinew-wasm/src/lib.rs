@@ -10,6 +10,7 @@
 //! ends by its deadline, also inside of host calls; memory, tables, files, descriptors and output
 //! have bounds; only modules whose hash is in the manifest are loaded.
 
+mod archive;
 pub mod attack;
 pub mod bench;
 mod calls;

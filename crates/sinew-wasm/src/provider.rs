@@ -189,15 +189,41 @@ impl SandboxProvider for WasmProvider {
         snapshot: &'a Snapshot,
     ) -> SandboxFuture<'a, Box<dyn Sandbox>> {
         Box::pin(async move {
-            let base = snapshot.handle.downcast_ref::<Base>();
-            let base = base.ok_or_else(|| SandboxError::Request {
-                field: "snapshot",
-                value: format!("of level {}", snapshot.level),
-                allowed: "one of level wasm".into(),
-            })?;
+            let base = own(snapshot)?;
             self.make(spec, base.clone()).await
         })
     }
+
+    fn export<'a>(&'a self, snapshot: &'a Snapshot) -> SandboxFuture<'a, Vec<u8>> {
+        Box::pin(async move {
+            let packed = crate::archive::pack(&own(snapshot)?.tree);
+            packed.map_err(|e| io_error("export", e))
+        })
+    }
+
+    fn import<'a>(&'a self, archive: &'a [u8], max_bytes: u64) -> SandboxFuture<'a, Snapshot> {
+        Box::pin(async move {
+            let tree = crate::archive::unpack(archive, max_bytes);
+            let tree = tree.map_err(|e| io_error("import", e))?;
+            Ok(Snapshot {
+                level: "wasm",
+                id: self.inner.next.fetch_add(1, Ordering::Relaxed),
+                handle: Arc::new(Base {
+                    tree: Arc::new(tree),
+                    memory: None,
+                }),
+            })
+        })
+    }
+}
+
+fn own(snapshot: &Snapshot) -> Result<&Base, SandboxError> {
+    let base = snapshot.handle.downcast_ref::<Base>();
+    base.ok_or_else(|| SandboxError::Request {
+        field: "snapshot",
+        value: format!("of level {}", snapshot.level),
+        allowed: "one of level wasm; others are exported and imported".into(),
+    })
 }
 
 impl WasmProvider {

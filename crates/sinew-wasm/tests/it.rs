@@ -760,3 +760,35 @@ async fn kept_interpreters_have_a_bound_and_a_lost_worker_is_told() {
         "False"
     );
 }
+
+#[tokio::test]
+async fn archives_go_from_level_to_level() {
+    let program = PathBuf::from(env!("CARGO_BIN_EXE_sinew-wasm-worker"));
+    let process = ProcessProvider::start(ProcessConfig::new(program, "")).unwrap();
+    let wasm = provider();
+    let levels: [&dyn SandboxProvider; 2] = [&process, &wasm];
+    let make = "import os; os.makedirs('a/b'); open('a/b/c', 'w').write('x' * 999); open('a.txt', 'w').write('y')";
+    let mut archives = Vec::new();
+    for level in levels {
+        let mut place = level.acquire(&SandboxSpec::default()).await.unwrap();
+        run(&mut place, python(make)).await;
+        let snapshot = place.snapshot().await.unwrap();
+        archives.push(level.export(&snapshot).await.unwrap());
+    }
+    assert_eq!(archives[0], archives[1]);
+    for level in levels {
+        assert!(level.import(&archives[0], 500).await.is_err());
+        let snapshot = level.import(&archives[0], 1 << 20).await.unwrap();
+        assert_eq!(level.export(&snapshot).await.unwrap(), archives[0]);
+        let spec = SandboxSpec::default();
+        let mut fork = level.fork(&spec, &snapshot).await.unwrap();
+        let look = run(&mut fork, python("print(len(open('a/b/c').read()))")).await;
+        assert_eq!(text(&look.stdout), "999\n");
+    }
+}
+
+#[tokio::test]
+async fn nothing_is_left_of_many() {
+    let report = sinew_attack::leaks::run(&provider(), 100).await.unwrap();
+    assert!(report.left.is_empty(), "{report:?}");
+}

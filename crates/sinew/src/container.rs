@@ -53,6 +53,7 @@ pub(crate) fn provider(
         image,
         python: ProcessConfig::new(program, &search).python,
         shows,
+        cpus: section.cpus,
         max_live: section.max_live,
         ..ContainerConfig::default()
     };

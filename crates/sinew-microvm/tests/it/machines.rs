@@ -235,12 +235,29 @@ async fn what_cannot_be_had_is_refused() {
     for protection in provider.protections().iter() {
         assert!(!protection.how.is_empty(), "{}", protection.name);
     }
+    let rows = provider.protections();
+    let inside = rows
+        .iter()
+        .find(|p| p.name == "guest_walls")
+        .expect("a row");
+    assert!(
+        inside.enforced && inside.how.contains("seen inside"),
+        "{inside:?}"
+    );
     config.qemu = "/nonexistent/qemu".into();
     let missing = MicrovmProvider::start(config.clone()).expect_err("no QEMU");
     assert!(missing.to_string().contains("install qemu-system-x86"));
     config.qemu = "/bin/true".into();
     let broken = MicrovmProvider::start(config).expect_err("not QEMU");
     assert!(matches!(broken, SandboxError::Unavailable { .. }));
+}
+
+#[tokio::test]
+async fn nothing_is_left_of_many() {
+    let report = sinew_attack::leaks::run(&provider(), 5)
+        .await
+        .expect("a loop");
+    assert!(report.left.is_empty(), "{report:?}");
 }
 
 /// Started by the next test, which kills it.

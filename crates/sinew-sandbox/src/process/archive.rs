@@ -86,6 +86,8 @@ fn folder(
             let linked = builder.append_link(&mut header, &inner, Path::new(&target));
             linked.map_err(at(&inner))?;
         } else if meta.is_file() {
+            // As the other levels write it: the same files, the same bytes.
+            header.set_entry_type(tar::EntryType::Regular);
             header.set_size(meta.size());
             let flags = OFlag::O_RDONLY | OFlag::O_NONBLOCK;
             let file = File::from(open_beneath(dir, Path::new(&name), flags)?);

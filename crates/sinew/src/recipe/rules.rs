@@ -459,6 +459,12 @@ fn sandbox(recipe: &Recipe, rules: &mut Rules) {
     rules.range("sandbox.processes", s.processes, 1..=4096);
     rules.seconds("sandbox.cpu_s", s.cpu_s);
     rules.range("sandbox.max_live", s.max_live, 1..=16384);
+    rules.custom(
+        "sandbox.cpus",
+        s.cpus.unwrap_or_default(),
+        "allowed: 0.01 to 1024".into(),
+        s.cpus.is_none_or(|n| (0.01..=1024.0).contains(&n)),
+    );
     let wasm = s.level == "wasm";
     let d = SandboxSection::default();
     for (key, set, levels) in [
@@ -483,6 +489,7 @@ fn sandbox(recipe: &Recipe, rules: &mut Rules) {
             s.container_socket != d.container_socket,
             "container",
         ),
+        ("sandbox.cpus", s.cpus.is_some(), "container"),
         (
             "sandbox.microvm_images",
             s.microvm_images != d.microvm_images,

@@ -103,6 +103,8 @@ pub(crate) struct SandboxSection {
     pub(crate) container_engine: String,
     /// Where the API of Docker or Podman listens, if not at the usual place.
     pub(crate) container_socket: Option<String>,
+    /// Processors that one container may use at most, for `container`; left out: not bounded.
+    pub(crate) cpus: Option<f64>,
     /// Folder of kernels and roots, for `microvm`.
     pub(crate) microvm_images: String,
     /// For `wasm`: Python programs of a sandbox run one after the other in one interpreter, and
@@ -128,6 +130,7 @@ impl Default for SandboxSection {
             wasm_modules: ".cache/wasm".into(),
             container_engine: "auto".into(),
             container_socket: None,
+            cpus: None,
             microvm_images: ".cache/microvm".into(),
             live: false,
             egress_audit: None,

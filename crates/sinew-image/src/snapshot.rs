@@ -1,0 +1,167 @@
+//! Snapshots of work folders as OCI images of one layer: content-addressed archives that other
+//! tools can copy, keep and look into.
+//!
+//! The layer is the tar file that a sandbox exports (sorted names, no owners, no times), so its
+//! SHA-256 names the files; manifest and configuration say nothing else that could vary on one
+//! architecture. The same files give the same bytes, whatever level exported them.
+
+use crate::documents::{self, hex};
+use crate::source::Source;
+use crate::{ImageError, UnpackLimits, io_error};
+use serde_json::json;
+use sha2::{Digest, Sha256};
+use std::io::Read;
+use std::path::Path;
+
+/// Type of the only layer.
+const LAYER: &str = "application/vnd.oci.image.layer.v1.tar";
+/// Type of the configuration.
+const CONFIG: &str = "application/vnd.oci.image.config.v1+json";
+/// Type of the manifest.
+const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
+
+/// A snapshot that was read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SnapshotArchive {
+    /// `sha256:` and 64 digits: the hash of `tar`.
+    pub digest: String,
+    /// The files, as sandboxes export and import them.
+    pub tar: Vec<u8>,
+}
+
+/// `sha256:` and the hash of what a sandbox exported: the name of its files.
+pub fn snapshot_digest(tar: &[u8]) -> String {
+    format!("sha256:{}", hex(&Sha256::digest(tar)))
+}
+
+/// The files of a layout by name (OCI image specification 1.1, image layout).
+fn layout(tar: &[u8]) -> Vec<(String, Vec<u8>)> {
+    let (os, architecture) = documents::machine();
+    let blob = |kind: &str, bytes: &[u8]| {
+        let descriptor = json!({
+            "mediaType": kind, "digest": snapshot_digest(bytes), "size": bytes.len(),
+        });
+        let name = format!("blobs/sha256/{}", hex(&Sha256::digest(bytes)));
+        (descriptor, name)
+    };
+    let config = json!({
+        "architecture": architecture, "os": os,
+        "rootfs": { "type": "layers", "diff_ids": [snapshot_digest(tar)] },
+    });
+    let config = config.to_string().into_bytes();
+    let (layer_descriptor, layer_name) = blob(LAYER, tar);
+    let (config_descriptor, config_name) = blob(CONFIG, &config);
+    let manifest = json!({
+        "schemaVersion": 2, "mediaType": MANIFEST,
+        "config": config_descriptor, "layers": [layer_descriptor],
+    });
+    let manifest = manifest.to_string().into_bytes();
+    let (descriptor, manifest_name) = blob(MANIFEST, &manifest);
+    let index = json!({ "schemaVersion": 2, "manifests": [descriptor] });
+    let version = json!({ "imageLayoutVersion": "1.0.0" });
+    let mut files = vec![
+        ("oci-layout".into(), version.to_string().into_bytes()),
+        ("index.json".into(), index.to_string().into_bytes()),
+        (manifest_name, manifest),
+        (config_name, config),
+        (layer_name, tar.to_vec()),
+    ];
+    files.sort();
+    files
+}
+
+/// Writes what a sandbox exported as an OCI layout: a tar file where `path` ends in `.tar`, else
+/// a folder, which must not be there. Returns the digest of the files.
+///
+/// # Errors
+/// [`ImageError::Io`] if it cannot be written.
+pub fn write_snapshot(tar: &[u8], path: &Path) -> Result<String, ImageError> {
+    let failed = |e: std::io::Error| io_error(format!("write {}", path.display()), e);
+    let files = layout(tar);
+    if path.extension().is_some_and(|e| e == "tar") {
+        let mut builder = tar::Builder::new(Vec::new());
+        for (name, content) in &files {
+            let mut header = tar::Header::new_gnu();
+            header.set_mode(0o644);
+            header.set_size(content.len() as u64);
+            let appended = builder.append_data(&mut header, name, content.as_slice());
+            appended.map_err(failed)?;
+        }
+        let bytes = builder.into_inner().map_err(failed)?;
+        std::fs::write(path, bytes).map_err(failed)?;
+    } else {
+        std::fs::create_dir(path).map_err(failed)?;
+        std::fs::create_dir_all(path.join("blobs/sha256")).map_err(failed)?;
+        for (name, content) in &files {
+            std::fs::write(path.join(name), content).map_err(failed)?;
+        }
+    }
+    Ok(snapshot_digest(tar))
+}
+
+/// Reads a snapshot of at most `max_bytes` from a folder or a tar file with an OCI layout; every
+/// blob must have the digest that names it.
+///
+/// # Errors
+/// If it is no layout with one plain layer, is damaged, or too large.
+pub fn read_snapshot(path: &Path, max_bytes: u64) -> Result<SnapshotArchive, ImageError> {
+    let source = Source::open(path)?;
+    let parts = documents::parts(&source, None, &UnpackLimits::default())?;
+    let [layer] = parts.layers.as_slice() else {
+        return Err(ImageError::Unsupported {
+            what: format!("a snapshot of {} layers", parts.layers.len()),
+            allowed: "one layer, a plain tar file",
+        });
+    };
+    let (reader, _) = source.reader(&layer.name)?;
+    let mut tar = Vec::new();
+    let read = reader.take(max_bytes + 1).read_to_end(&mut tar);
+    read.map_err(|e| io_error(format!("read {}", layer.name), e))?;
+    if tar.len() as u64 > max_bytes {
+        return Err(ImageError::Limit {
+            what: "bytes",
+            limit: max_bytes,
+        });
+    }
+    let digest = snapshot_digest(&tar);
+    if digest != layer.content {
+        return Err(ImageError::Digest {
+            blob: layer.name.clone(),
+            expected: layer.content.clone(),
+            found: digest,
+        });
+    }
+    Ok(SnapshotArchive { digest, tar })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_written_is_read_from_folder_and_file() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let tar = b"any bytes are a layer here".as_slice();
+        let (dir, file) = (folder.path().join("s"), folder.path().join("s.tar"));
+        let digest = write_snapshot(tar, &dir).expect("written");
+        assert_eq!(write_snapshot(tar, &file).expect("written"), digest);
+        let bytes = std::fs::read(&file).expect("a file");
+        write_snapshot(tar, &file).expect("written");
+        assert_eq!(std::fs::read(&file).expect("a file"), bytes);
+        for path in [&dir, &file] {
+            let read = read_snapshot(path, 100).expect("read");
+            assert_eq!((read.digest.as_str(), read.tar.as_slice()), (&*digest, tar));
+        }
+        assert!(matches!(
+            read_snapshot(&dir, 5),
+            Err(ImageError::Limit { limit: 5, .. })
+        ));
+        assert!(write_snapshot(tar, &dir).is_err(), "nothing is replaced");
+        let hash = digest.trim_start_matches("sha256:");
+        std::fs::write(dir.join("blobs/sha256").join(hash), b"other bytes").expect("written");
+        assert!(matches!(
+            read_snapshot(&dir, 100),
+            Err(ImageError::Digest { .. })
+        ));
+    }
+}

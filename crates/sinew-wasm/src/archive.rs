@@ -1,0 +1,141 @@
+//! Trees of files as archives: the same tar files as at the other levels, so that a snapshot of
+//! one can be started at another. Pure.
+//!
+//! Entries are sorted, without owners and times: the same files give the same bytes. Trees know no
+//! rights and no links: files are written as 0600 and folders as 0700, which is what programs make at
+//! the other levels, and an archive with a link is refused.
+
+use crate::fs::resolve;
+use crate::wire::Tree;
+use std::io::Read;
+
+/// Most entries of an archive.
+const MAX_ENTRIES: usize = 4096;
+
+/// The archive of a tree.
+///
+/// # Errors
+/// If a name does not fit into an archive.
+pub(crate) fn pack(tree: &Tree) -> Result<Vec<u8>, String> {
+    let mut builder = tar::Builder::new(Vec::new());
+    // By their parts, as folders are walked elsewhere: `a/b` before `a.txt`.
+    let mut entries: Vec<_> = tree.iter().collect();
+    entries.sort_by(|a, b| a.0.split('/').cmp(b.0.split('/')));
+    for (path, file) in entries {
+        let mut header = tar::Header::new_gnu();
+        let content = file.as_deref().unwrap_or_default();
+        let (kind, mode) = match file {
+            Some(_) => (tar::EntryType::Regular, 0o600),
+            None => (tar::EntryType::Directory, 0o700),
+        };
+        header.set_entry_type(kind);
+        header.set_mode(mode);
+        header.set_size(content.len() as u64);
+        builder
+            .append_data(&mut header, path, content)
+            .map_err(|e| format!("{path}: {e}"))?;
+    }
+    builder.into_inner().map_err(|e| e.to_string())
+}
+
+/// The tree of an archive with at most `max_bytes` of content.
+///
+/// # Errors
+/// If an entry is neither a file nor a folder with a plain path, or if there is too much.
+pub(crate) fn unpack(archive: &[u8], max_bytes: u64) -> Result<Tree, String> {
+    let failed = |e: std::io::Error| format!("archive: {e}");
+    let mut archive = tar::Archive::new(archive);
+    let (mut left, mut tree) = (max_bytes, Tree::new());
+    for (n, entry) in archive.entries().map_err(failed)?.enumerate() {
+        let mut entry = entry.map_err(failed)?;
+        let path = entry.path().map_err(failed)?.into_owned();
+        let refused = |why: &str| format!("archive: entry {} ({}): {why}", n + 1, path.display());
+        let text = path.to_str().map(|p| p.trim_end_matches('/'));
+        let named = text.filter(|p| !p.split('/').any(|s| matches!(s, "" | "." | "..")));
+        let plain = named.and_then(|p| resolve("", p).ok());
+        let plain = plain.filter(|p| p != "tmp" && !p.starts_with("tmp/"));
+        let Some(plain) = plain else {
+            return Err(refused("its name is not allowed"));
+        };
+        if n >= MAX_ENTRIES {
+            return Err(refused("there are too many"));
+        }
+        let file = match entry.header().entry_type() {
+            tar::EntryType::Directory => None,
+            tar::EntryType::Regular | tar::EntryType::Continuous => {
+                let size = entry.size();
+                if size > left {
+                    return Err(format!("archive: more than {max_bytes} bytes of files"));
+                }
+                left -= size;
+                let mut content = Vec::new();
+                let read = (&mut entry).take(size).read_to_end(&mut content);
+                read.map_err(failed)?;
+                Some(content.into())
+            }
+            other => {
+                return Err(refused(&format!(
+                    "this level has nothing of type {other:?}"
+                )));
+            }
+        };
+        for (at, _) in plain.match_indices('/') {
+            if tree.entry(plain[..at].into()).or_insert(None).is_some() {
+                return Err(refused("it is below a file"));
+            }
+        }
+        if let (Some(_), Some(None)) = (&file, tree.get(&plain)) {
+            return Err(refused("there is a folder of that name"));
+        }
+        tree.insert(plain, file);
+    }
+    Ok(tree)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn what_is_packed_is_unpacked(files in proptest::collection::btree_map("[a-s]{1,3}(\\.[a-z])?", proptest::collection::vec(any::<u8>(), 0..200), 0..8)) {
+            let mut tree: Tree = files.into_iter().map(|(p, f)| (format!("folder/{p}"), Some(f.into()))).collect();
+            tree.insert("folder".into(), None);
+            let archive = pack(&tree).unwrap();
+            let again = unpack(&archive, 1 << 20).unwrap();
+            prop_assert_eq!(&again, &tree);
+            prop_assert_eq!(pack(&again).unwrap(), archive);
+        }
+
+        #[test]
+        fn any_bytes_are_refused_or_taken(bytes in proptest::collection::vec(any::<u8>(), 0..3000)) {
+            if let Ok(tree) = unpack(&bytes, 1000) {
+                prop_assert!(tree.keys().all(|p| !p.starts_with('/') && !p.contains("..")));
+            }
+        }
+    }
+
+    #[test]
+    fn hostile_archives_are_refused() {
+        let packed = |path: &str, kind: tar::EntryType, content: &[u8]| {
+            let mut header = tar::Header::new_gnu();
+            header.as_old_mut().name[..path.len()].copy_from_slice(path.as_bytes());
+            header.set_entry_type(kind);
+            header.set_size(content.len() as u64);
+            header.set_mode(0o644);
+            header.set_cksum();
+            let mut builder = tar::Builder::new(Vec::new());
+            builder.append(&header, content).unwrap();
+            builder.into_inner().unwrap()
+        };
+        let regular = tar::EntryType::Regular;
+        for path in ["../x", "/x", "a/../../x", "tmp/x", "a//../x"] {
+            assert!(unpack(&packed(path, regular, b""), 100).is_err(), "{path}");
+        }
+        let link = packed("l", tar::EntryType::Symlink, b"");
+        assert!(unpack(&link, 100).unwrap_err().contains("Symlink"));
+        let big = packed("a", regular, &[0; 101]);
+        assert!(unpack(&big, 100).unwrap_err().contains("more than 100"));
+    }
+}
