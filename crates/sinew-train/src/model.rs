@@ -266,7 +266,7 @@ impl Policy for ModelPolicy {
 
     fn zero_gradients(&mut self) {
         if let Some(gradient) = &mut self.gradient {
-            gradient.zero_on(&self.device);
+            gradient.restart(&self.device);
         }
         if let Some(critic) = &mut self.critic {
             critic.gradient.zero();
@@ -274,15 +274,20 @@ impl Policy for ModelPolicy {
     }
 
     fn gradients_mut(&mut self) -> Vec<&mut [f32]> {
-        let own = self.gradient.as_mut().map(Grads::values_mut);
+        let device = &self.device;
+        let own = self.gradient.as_mut().map(|gradient| {
+            gradient.settle(device);
+            gradient.values_mut()
+        });
         let critic = self.critic.as_mut().map(|c| c.gradient.values_mut());
         own.into_iter().chain(critic).collect()
     }
 
     fn tensors(&mut self) -> Vec<TrainTensor<'_>> {
-        let Some(gradient) = &self.gradient else {
+        let Some(gradient) = &mut self.gradient else {
             return Vec::new();
         };
+        gradient.settle(&self.device);
         let gradient = gradient.values();
         let (pairs, file) = match &mut self.lora {
             Some(lora) => (lora.tensors_mut(), ADAPTER),

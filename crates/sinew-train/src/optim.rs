@@ -6,7 +6,6 @@
 use crate::policy::TrainTensor;
 use serde::{Deserialize, Serialize};
 use sinew_tensor::{Buffer, Device, ops};
-use std::sync::atomic::{AtomicU64, Ordering};
 
 /// AdamW (Loshchilov & Hutter 2019). Weight decay is decoupled and scaled by the learning rate.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -223,7 +222,7 @@ impl AdamW {
     ) -> Update {
         let mut total = 0.0f64;
         for tensor in tensors.iter() {
-            let square = sum_of_squares(&self.device, tensor.gradient);
+            let square = ops::sum_of_squares(&self.device, tensor.gradient);
             if !square.is_finite() {
                 return Update::SkippedNonFinite {
                     tensor: tensor.name.to_owned(),
@@ -280,39 +279,6 @@ impl Moments {
             v: Buffer::zeros(tensor.values.len()),
         }
     }
-}
-
-/// Sum over blocks of fixed size on all threads: the result does not depend on their number.
-fn sum_of_squares(device: &Device, values: &[f32]) -> f64 {
-    const BLOCK: usize = 1 << 18;
-    let blocks: Vec<&[f32]> = values.chunks(BLOCK).collect();
-    let sums: Vec<AtomicU64> = blocks.iter().map(|_| AtomicU64::new(0)).collect();
-    device.pool().parallel_for(blocks.len(), &|b| {
-        let sum = block_sum_of_squares(blocks[b]);
-        sums[b].store(sum.to_bits(), Ordering::Relaxed);
-    });
-    sums.into_iter()
-        .map(|sum| f64::from_bits(sum.into_inner()))
-        .sum()
-}
-
-/// In f64, which no finite f32 overflows, over a fixed number of partial sums: the result does
-/// not depend on vector width.
-fn block_sum_of_squares(values: &[f32]) -> f64 {
-    const LANES: usize = 16;
-    let mut sums = [0.0f64; LANES];
-    let mut chunks = values.chunks_exact(LANES);
-    for chunk in &mut chunks {
-        for (sum, &v) in sums.iter_mut().zip(chunk) {
-            *sum += f64::from(v) * f64::from(v);
-        }
-    }
-    let rest: f64 = chunks
-        .remainder()
-        .iter()
-        .map(|&v| f64::from(v).powi(2))
-        .sum();
-    sums.iter().sum::<f64>() + rest
 }
 
 #[cfg(test)]

@@ -60,6 +60,7 @@ impl TrainModel {
             let embed = &mut grads.values[pass.layout().embed.clone()];
             ops::embedding_backward(dev, &acts.tokens, acts.work.dx.take(rows * d), d, embed);
         }
+        grads.pending = false;
         Ok(())
     }
 }

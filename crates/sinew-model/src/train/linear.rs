@@ -136,7 +136,7 @@ impl<'a> Pass<'a> {
         }
         if grads.of == GradsOf::Params {
             let dw = MatMut::new(&mut grads.values[fused.weight.clone()], n, k);
-            dev.matmul_tn(dy_mat, Mat::new(x, rows, k), dw, true);
+            dev.matmul_tn(dy_mat, Mat::new(x, rows, k), dw, !grads.pending);
             if let Some(bias) = fused.bias {
                 ops::bias_backward(dev, dy, &mut grads.values[bias]);
             }

@@ -23,6 +23,7 @@ use crate::decoder::{Decoder, ForwardError};
 use crate::lora::{Lora, LoraLayout};
 use crate::params::{ParamLayout, Params};
 use sinew_tensor::{Buffer, Device};
+use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
 /// A decoder that is trained; holds no weights.
@@ -58,6 +59,10 @@ enum GradsOf {
 pub struct Grads {
     values: Buffer,
     of: GradsOf,
+    /// The matrices of the layers: most of the values, each written once by a backward pass.
+    matrices: Vec<Range<usize>>,
+    /// The matrices count as zero whatever is there.
+    pending: bool,
 }
 
 impl Grads {
@@ -66,6 +71,8 @@ impl Grads {
         Self {
             values: Buffer::zeros(layout.total()),
             of: GradsOf::Params,
+            matrices: matrices(layout),
+            pending: false,
         }
     }
 
@@ -74,34 +81,86 @@ impl Grads {
         Self {
             values: Buffer::zeros(layout.table().total()),
             of: GradsOf::Lora,
+            matrices: Vec::new(),
+            pending: false,
         }
     }
 
     /// Sets all to 0, for the next step.
     pub fn zero(&mut self) {
         self.values.fill(0.0);
+        self.pending = false;
     }
 
-    /// [`Grads::zero`] on all threads: one alone does not reach the speed of memory.
-    pub fn zero_on(&mut self, dev: &Device) {
-        const GRAIN: usize = 1 << 16;
-        let parts: Vec<_> = self.values.chunks_mut(GRAIN).map(Mutex::new).collect();
-        dev.pool().parallel_for(parts.len(), &|part| {
-            // Each part is locked once, so that no lock can be poisoned before.
-            let mut part = parts[part].lock().unwrap_or_else(PoisonError::into_inner);
-            part.fill(0.0);
-        });
+    /// [`Grads::zero`] on all threads: one alone does not reach the speed of memory. The next backward pass
+    /// writes the matrices of the layers instead of adding to them; without one, [`Grads::settle`] has to
+    /// come before the values are used.
+    pub fn restart(&mut self, dev: &Device) {
+        let mut kept = 0;
+        let mut others = Vec::with_capacity(self.matrices.len() + 1);
+        for matrix in &self.matrices {
+            others.push(kept..matrix.start);
+            kept = matrix.end;
+        }
+        others.push(kept..self.values.len());
+        clear(dev, &mut self.values, &others);
+        self.pending = !self.matrices.is_empty();
+    }
+
+    /// Writes the zeros that [`Grads::restart`] left to a backward pass, if none came.
+    pub fn settle(&mut self, dev: &Device) {
+        if std::mem::take(&mut self.pending) {
+            clear(dev, &mut self.values, &self.matrices);
+        }
     }
 
     /// All values, padding included.
+    ///
+    /// # Panics
+    /// After [`Grads::restart`] with neither a backward pass nor [`Grads::settle`] since.
     pub fn values(&self) -> &[f32] {
+        self.check_settled();
         &self.values
     }
 
-    /// All values, for scaling or reduction in place.
+    /// All values, for scaling or reduction in place; panics as [`Grads::values`].
     pub fn values_mut(&mut self) -> &mut [f32] {
+        self.check_settled();
         &mut self.values
     }
+
+    fn check_settled(&self) {
+        assert!(
+            !self.pending,
+            "gradients were restarted: a backward pass or `settle` comes first"
+        );
+    }
+}
+
+/// Places of the layers' matrices, ascending.
+fn matrices(layout: &ParamLayout) -> Vec<Range<usize>> {
+    let layers = layout.layers.iter();
+    layers
+        .flat_map(|l| [&l.qkv, &l.o, &l.gate_up, &l.down].map(Range::clone))
+        .collect()
+}
+
+/// Sets `ranges` (ascending, disjoint) of `values` to 0 on all threads.
+fn clear(dev: &Device, values: &mut [f32], ranges: &[Range<usize>]) {
+    const GRAIN: usize = 1 << 16;
+    let (mut rest, mut at) = (values, 0);
+    let mut parts = Vec::new();
+    for range in ranges {
+        let (_, from) = std::mem::take(&mut rest).split_at_mut(range.start - at);
+        let (part, behind) = from.split_at_mut(range.len());
+        parts.extend(part.chunks_mut(GRAIN).map(Mutex::new));
+        (rest, at) = (behind, range.end);
+    }
+    dev.pool().parallel_for(parts.len(), &|part| {
+        // Each part is locked once, so that no lock can be poisoned before.
+        let mut part = parts[part].lock().unwrap_or_else(PoisonError::into_inner);
+        part.fill(0.0);
+    });
 }
 
 impl TrainModel {

@@ -351,6 +351,53 @@ fn memory_is_reused_and_gradients_add_up() {
     assert!(grads.values().iter().all(|&g| g == 0.0));
 }
 
+/// Nothing of earlier passes is left, whether a backward pass follows or not.
+#[test]
+fn restarted_gradients_are_those_of_new_ones() {
+    let dev = device();
+    let params = tiny("qwen3").params;
+    let model = TrainModel::new(params.config(), 256).unwrap();
+    let weights = Weights::full(&params);
+    let case = tree_case().1;
+    let mut acts = Activations::new(Keep::All);
+    let mut grads = Grads::of_params(params.layout());
+    let mut pass = |grads: &mut Grads| {
+        model
+            .forward(&dev, weights, &case.tokens, &case.layout, &mut acts)
+            .unwrap();
+        model
+            .logprobs(&dev, weights, &mut acts, &case.items, false)
+            .unwrap();
+        let outputs = OutputGrads {
+            d_logprob: &case.d_logprob,
+            ..OutputGrads::default()
+        };
+        model
+            .backward(&dev, weights, &mut acts, outputs, grads)
+            .unwrap();
+    };
+    pass(&mut grads);
+    let first = grads.values().to_vec();
+    assert!(first.iter().any(|&g| g != 0.0));
+    grads.restart(&dev);
+    pass(&mut grads);
+    assert_eq!(grads.values(), first);
+    pass(&mut grads);
+    assert_ne!(grads.values(), first);
+    grads.restart(&dev);
+    grads.settle(&dev);
+    assert!(grads.values_mut().iter().all(|&g| g == 0.0));
+}
+
+#[test]
+#[should_panic(expected = "a backward pass or `settle` comes first")]
+fn restarted_gradients_are_not_read() {
+    let params = tiny("qwen3").params;
+    let mut grads = Grads::of_params(params.layout());
+    grads.restart(&device());
+    grads.values();
+}
+
 #[test]
 fn value_heads_have_the_gradients_of_finite_differences() {
     let dev = device();

@@ -157,10 +157,6 @@ unsafe fn tile<
         let words = if HALF { nr / 2 } else { nr };
         let full = x.cols == nr;
         let mut acc = [[V::splat(0.0); COLS]; ROWS];
-        each_row!(I < ROWS, {
-            V::prefetch(x.next_c.wrapping_add(I * x.ldc));
-            V::prefetch(x.next_c.wrapping_add(I * x.ldc + nr - 1));
-        });
         if x.load_c {
             load_sums::<V, ROWS, COLS>(&mut acc, x, full);
         }
@@ -186,7 +182,13 @@ unsafe fn tile<
                 b = b.add(words);
             };
         }
-        for _ in 0..x.depth / UNROLL {
+        let mut next_c = x.next_c;
+        for turn in 0..x.depth / UNROLL {
+            // A row of the next tile each turn: all at once would take every line fill buffer, and the
+            // operands would wait.
+            V::prefetch(next_c);
+            V::prefetch(next_c.wrapping_add(nr - 1));
+            next_c = next_c.wrapping_add(if turn < ROWS { x.ldc } else { 0 });
             // Several panels are several streams, which the hardware reads ahead well on its own.
             if COLS == NV {
                 for line in 0..x.ahead_lines {

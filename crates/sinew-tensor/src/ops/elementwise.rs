@@ -1,12 +1,14 @@
-//! Sums, scalings, biases and the norm of a gradient.
+//! Sums, scalings, biases and the sum of squares of a gradient.
 
 use super::{GRAIN, row_grain};
 use crate::buffer::SharedMut;
 use crate::device::Device;
 use crate::simd::simd_fn;
 
-/// Values whose squares are summed in `f32` before the sum moves on in `f64`.
-const NORM_BLOCK: usize = 1024;
+/// Values whose squares one task adds up.
+const NORM_BLOCK: usize = 1 << 16;
+/// Partial sums of squares.
+const NORM_LANES: usize = 16;
 /// Columns a task of a column sum takes: 1 KiB of each row.
 const COLUMN_STRIP: usize = 256;
 
@@ -91,49 +93,34 @@ pub fn bias_backward(dev: &Device, dy: &[f32], dbias: &mut [f32]) {
         });
 }
 
-/// Euclidean norm over all `tensors` together, summed in `f64`.
+/// Sum of the squares of `x` in `f64`, which no finite `f32` overflows: over blocks of a fixed size, so that
+/// the result does not depend on the number of threads, and in each over [`NORM_LANES`] partial sums, so that
+/// it does not depend on the width of vectors.
 #[must_use]
-pub fn l2_norm(dev: &Device, tensors: &[&[f32]]) -> f64 {
-    tensors
-        .iter()
-        .map(|tensor| sum_of_squares(dev, tensor))
-        .sum::<f64>()
-        .sqrt()
-}
-
-fn sum_of_squares(dev: &Device, x: &[f32]) -> f64 {
-    let chunk = GRAIN * 4;
-    // One f64 per chunk, as its two halves, since shared slices hold f32.
-    let mut parts = vec![0.0f32; 2 * x.len().div_ceil(chunk)];
-    let shared = SharedMut::new(&mut parts);
-    dev.pool().parallel_ranges(x.len(), chunk, &|range| {
-        let part = range.start / chunk;
-        let sum: f64 = x[range]
-            .chunks(NORM_BLOCK)
-            // SAFETY: the kernel stays inside its slice.
-            .map(|block| f64::from(unsafe { squares_part(dev, block) }))
-            .sum();
-        // SAFETY: only this task touches its pair.
-        let out = unsafe { shared.range(2 * part..2 * part + 2) };
-        let high = sum as f32;
-        out.copy_from_slice(&[high, (sum - f64::from(high)) as f32]);
+pub fn sum_of_squares(dev: &Device, x: &[f32]) -> f64 {
+    let mut sums = vec![0.0; x.len().div_ceil(NORM_BLOCK)];
+    let shared = SharedMut::new(&mut sums);
+    dev.pool().parallel_ranges(x.len(), NORM_BLOCK, &|range| {
+        let block = range.start / NORM_BLOCK;
+        // SAFETY: only this task touches its block's sum.
+        let sum = unsafe { shared.range(block..block + 1) };
+        // SAFETY: the kernel stays inside its slice.
+        sum[0] = unsafe { squares_part(dev, &x[range]) };
     });
-    parts
-        .chunks_exact(2)
-        .map(|pair| f64::from(pair[0]) + f64::from(pair[1]))
-        .sum()
+    sums.iter().sum()
 }
 
 simd_fn! {
-fn squares_part<V>(x: &[f32]) -> f32 {
-    let n = x.len();
-    let mut sum = V::splat(0.0);
-    let mut j = 0;
-    while j < n {
-        let v = V::load_upto(x.as_ptr().add(j), n - j);
-        sum = v.fma(v, sum);
-        j += V::LANES;
+/// Loops over [`NORM_LANES`] that the compiler turns into vectors.
+fn squares_part<V>(x: &[f32]) -> f64 {
+    let mut sums = [0.0f64; NORM_LANES];
+    let (whole, tail) = x.as_chunks::<NORM_LANES>();
+    for chunk in whole {
+        for (sum, &v) in sums.iter_mut().zip(chunk) {
+            *sum += f64::from(v) * f64::from(v);
+        }
     }
-    sum.sum()
+    let rest: f64 = tail.iter().map(|&v| f64::from(v).powi(2)).sum();
+    sums.iter().sum::<f64>() + rest
 }
 }
