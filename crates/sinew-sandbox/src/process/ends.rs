@@ -1,6 +1,6 @@
 //! How executions and sandboxes end: what the kernel tells of dead children, and what is freed.
 
-use super::live::{Entrant, Role, Way, kill};
+use super::live::{Entrant, Live, Role, Way, kill};
 use super::messages::{CgroupEvents, End, Exit, Reply};
 use super::spawner::Spawner;
 use super::zygote::MAX_STARTS;
@@ -125,16 +125,31 @@ impl Spawner {
         self.settle(id);
     }
 
-    fn tell_end(&mut self, id: u64) {
+    pub(super) fn tell_end(&mut self, id: u64) {
         let Some(live) = self.live.get_mut(&id) else {
             return;
         };
-        let (seq, warm) = (live.run, live.creation.warm);
+        let (seq, warm, leaving) = (live.run, live.creation.warm, live.leaving);
         if let Some(end) = live.ended.take() {
             self.reply(&Reply::Ended { seq, end }, &[]);
-            if warm {
+            // What is leaving gets a new room when it is gone.
+            if warm && !leaving {
                 self.to_warm.push_back((Instant::now() + WARM_PAUSE, id));
             }
+        }
+    }
+
+    /// Does what waited for the processes of a sandbox to be gone.
+    fn left(&mut self, id: u64) {
+        let Some(live) = self.live.get_mut(&id).filter(|l| l.leaving) else {
+            return;
+        };
+        live.leaving = false;
+        if live.creation.warm {
+            self.to_warm.push_back((Instant::now() + WARM_PAUSE, id));
+        }
+        for (message, files) in std::mem::take(&mut live.deferred) {
+            self.handle(message, files);
         }
     }
 
@@ -156,7 +171,9 @@ impl Spawner {
             return;
         }
         self.tell_end(id);
-        let Some(seq) = self.live.get(&id).and_then(|l| l.destroyed_by) else {
+        self.left(id);
+        let gone = |live: &Live| live.destroyed_by.filter(|_| live.children == 0);
+        let Some(seq) = self.live.get(&id).and_then(gone) else {
             return;
         };
         if let Some(live) = self.live.remove(&id) {

@@ -3,15 +3,16 @@
 use super::cgroup::Group;
 use super::ends::WARM_PAUSE;
 use super::files::Files;
-use super::messages::{Creation, End, Exit, Notice, Start, send_bytes};
+use super::messages::{Creation, End, Exit, Notice, Numbered, Start, send_bytes};
 use super::plan::{self, Confinement, Plan, Who};
+use super::report::Report;
 use super::room::{NetNs, Room, loopback_up};
 use super::spawner::Spawner;
 use super::zygote::{BASE_ENV, exec};
 use crate::port::{Limits, Network};
 use nix::poll::PollTimeout;
 use nix::sched::{CloneFlags, setns, unshare};
-use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
+use nix::sys::socket::{AddressFamily, Shutdown, SockFlag, SockType, shutdown, socketpair};
 use std::ffi::CString;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::time::{Duration, Instant};
@@ -39,6 +40,8 @@ pub(super) struct Entrant {
     pub(super) serial: u32,
     pub(super) pid: Option<i32>,
     pub(super) way: Way,
+    /// Where it may tell its end.
+    pub(super) report: Option<Report>,
 }
 
 #[derive(Debug)]
@@ -83,6 +86,9 @@ pub(super) struct Live {
     pub(super) run: u64,
     /// The end of what ran, while its room is not gone yet.
     pub(super) ended: Option<End>,
+    /// Its end is told, but the kernel is not done with the processes: requests wait.
+    pub(super) leaving: bool,
+    pub(super) deferred: Vec<(Numbered, Vec<OwnedFd>)>,
     /// The interpreter that waits is to make way for a program.
     pub(super) evict: bool,
     /// A step that failed before hostile code ran.
@@ -95,7 +101,10 @@ pub(super) struct Live {
 
 impl Live {
     pub(super) fn busy(&self) -> bool {
-        self.running.is_some() || self.ended.is_some() || self.destroyed_by.is_some()
+        self.running.is_some()
+            || self.ended.is_some()
+            || self.leaving
+            || self.destroyed_by.is_some()
     }
 
     /// The one that the zygote was asked for; there is one at most in a room.
@@ -189,6 +198,8 @@ impl Spawner {
             running: None,
             run: 0,
             ended: None,
+            leaving: false,
+            deferred: Vec::new(),
             evict: false,
             failed: None,
             children: 0,
@@ -329,6 +340,7 @@ impl Spawner {
                 entered: false,
                 program: None,
             },
+            report: None,
         })
     }
 
@@ -411,6 +423,7 @@ impl Spawner {
             serial,
             pid: None,
             way: Way::Program { argv, env, files },
+            report: None,
         })
     }
 
@@ -465,7 +478,12 @@ impl Spawner {
                 if *entered && let Some((packet, files)) = program.take() {
                     let raw: Vec<RawFd> = files.iter().map(AsRawFd::as_raw_fd).collect();
                     let _ = send_bytes(socket.as_fd(), &packet, &raw);
-                    entrant.way = Way::Started;
+                    let way = std::mem::replace(&mut entrant.way, Way::Started);
+                    if let Way::Python { socket, .. } = way {
+                        // It tells its end there, and is told nothing more.
+                        let _ = shutdown(socket.as_raw_fd(), Shutdown::Write);
+                        entrant.report = self.reports.watch(id, socket);
+                    }
                 }
             }
         }

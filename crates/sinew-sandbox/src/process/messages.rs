@@ -70,6 +70,27 @@ pub(crate) enum Request {
     Import { snapshot: u64, max_bytes: u64 },
 }
 
+impl Request {
+    /// The sandbox whose processes must all be gone before this is done.
+    pub(crate) fn waits_for(&self) -> Option<u64> {
+        match self {
+            Self::Exec { id, .. }
+            | Self::Reset { id }
+            | Self::WriteFile { id, .. }
+            | Self::ReadFile { id, .. }
+            | Self::Stats { id }
+            | Self::Snapshot { id, .. } => Some(*id),
+            Self::Create { .. }
+            | Self::Destroy { .. }
+            | Self::Kill { .. }
+            | Self::Listen { .. }
+            | Self::DropSnapshot { .. }
+            | Self::Export { .. }
+            | Self::Import { .. } => None,
+        }
+    }
+}
+
 /// A request with the number that its reply carries.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Numbered {

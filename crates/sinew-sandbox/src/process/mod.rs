@@ -10,6 +10,7 @@ mod live;
 mod messages;
 mod plan;
 mod provider;
+mod report;
 mod room;
 mod root;
 mod sandbox;

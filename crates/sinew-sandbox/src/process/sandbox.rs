@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::unix::pipe;
-use tokio::sync::{Notify, OwnedSemaphorePermit, mpsc};
+use tokio::sync::{Notify, OwnedSemaphorePermit, mpsc, watch};
 
 /// How long a killed sandbox may take to be gone.
 const KILL_GRACE: Duration = Duration::from_secs(10);
@@ -91,20 +91,45 @@ struct Captured {
     bytes: u64,
 }
 
+/// What the two captures of an execution share.
+#[derive(Clone, Copy)]
+struct Bounds<'a> {
+    max: usize,
+    overflow: &'a Notify,
+    /// Becomes true when nobody will write any more, whoever still holds the pipe.
+    over: &'a watch::Receiver<bool>,
+}
+
 /// Everything that a program wrote, up to a bound, and whether there was more.
 async fn capture(
     mut pipe: pipe::Receiver,
-    max: usize,
-    overflow: &Notify,
+    bounds: Bounds<'_>,
     stream: OutputStream,
     mut output: Option<mpsc::Sender<OutputChunk>>,
 ) -> Captured {
     let mut captured = Captured::default();
     let mut chunk = vec![0; CHUNK];
+    let mut over = bounds.over.clone();
+    let mut told = false;
     // After the bound the pipe is still drained: a full pipe would look like a hung program.
-    while let Ok(n @ 1..) = pipe.read(&mut chunk).await {
+    loop {
+        let n = if told {
+            // What is there already; the runtime may not have noticed it.
+            nix::unistd::read(&pipe, &mut chunk).unwrap_or(0)
+        } else {
+            tokio::select! {
+                n = pipe.read(&mut chunk) => n.unwrap_or(0),
+                _ = over.wait_for(|over| *over) => {
+                    told = true;
+                    continue;
+                }
+            }
+        };
+        if n == 0 {
+            return captured;
+        }
         captured.bytes += n as u64;
-        let room = (max - captured.kept.len()).min(n);
+        let room = (bounds.max - captured.kept.len()).min(n);
         captured.kept.extend_from_slice(&chunk[..room]);
         if let Some(sender) = output.as_ref().filter(|_| room > 0) {
             let bytes = chunk[..room].to_vec();
@@ -114,16 +139,19 @@ async fn capture(
         }
         if room < n && !captured.truncated {
             captured.truncated = true;
-            overflow.notify_one();
+            bounds.overflow.notify_one();
         }
     }
-    captured
 }
 
-async fn feed(pipe: Option<pipe::Sender>, bytes: &[u8]) {
+async fn feed(pipe: Option<pipe::Sender>, bytes: &[u8], over: &watch::Receiver<bool>) {
+    let mut over = over.clone();
     if let Some(mut pipe) = pipe {
         // A program need not read what it is given.
-        let _ = pipe.write_all(bytes).await;
+        tokio::select! {
+            _ = pipe.write_all(bytes) => {}
+            _ = over.wait_for(|over| *over) => {}
+        }
     }
 }
 
@@ -204,7 +232,7 @@ impl ProcessSandbox {
             start,
             env: [self.spec.env.clone(), options.env].concat(),
         };
-        let ended = self.client.run(exec, &raw)?;
+        let mut ended = self.client.run(exec, &raw)?;
         drop(pipes.theirs);
         let mut guard = KillOnDrop {
             client: &self.client,
@@ -212,22 +240,32 @@ impl ProcessSandbox {
             armed: true,
         };
         let overflow = Notify::new();
-        let max = self.spec.limits.output_bytes as usize;
+        let (no_more, over) = watch::channel(false);
+        let bounds = Bounds {
+            max: self.spec.limits.output_bytes as usize,
+            overflow: &overflow,
+            over: &over,
+        };
         let output = options.output;
         let work = async {
             let out = OutputStream::Stdout;
             let err = OutputStream::Stderr;
             tokio::join!(
-                capture(pipes.stdout, max, &overflow, out, output.clone()),
-                capture(pipes.stderr, max, &overflow, err, output.clone()),
-                feed(pipes.stdin, &request.stdin)
+                capture(pipes.stdout, bounds, out, output.clone()),
+                capture(pipes.stderr, bounds, err, output.clone()),
+                feed(pipes.stdin, &request.stdin, &over)
             )
         };
         tokio::pin!(work);
-        let mut cut = None;
+        let (mut cut, mut end) = (None, None);
         let deadline = tokio::time::sleep(request.deadline);
         let (stdout, stderr, ()) = tokio::select! {
             done = &mut work => done,
+            told = &mut ended => {
+                end = Some(told.map_err(|_| gone())?);
+                let _ = no_more.send(true);
+                (&mut work).await
+            }
             () = deadline => {
                 cut = Some(Ending::Timeout);
                 self.kill_and(&mut work).await?
@@ -237,9 +275,17 @@ impl ProcessSandbox {
                 self.kill_and(&mut work).await?
             }
         };
-        let end = self
-            .end(ended, started + request.deadline, &mut cut)
-            .await?;
+        let end = match end {
+            Some(end) => end,
+            None => {
+                let until = started + request.deadline;
+                self.end(ended, until, &mut cut).await?
+            }
+        };
+        // It wrote too much and ended before anybody looked.
+        if stdout.truncated || stderr.truncated {
+            cut = cut.or(Some(Ending::OutputLimit));
+        }
         guard.armed = false;
         let result = self.result(started, cut, end, stdout, stderr)?;
         self.executions += 1;

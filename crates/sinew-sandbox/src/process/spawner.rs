@@ -12,6 +12,7 @@ use super::messages::{
     MAX_PACKET, Notice, Numbered, PythonStart, Reply, Request, SpawnerStats, receive, send,
 };
 use super::plan::{last_capability, step_name};
+use super::report::Reports;
 use super::seccomp::{Filter, filter, init_filter};
 use super::zygote::Zygote;
 use super::{files, landlock, room, root};
@@ -37,6 +38,9 @@ use std::time::{Duration, Instant};
 pub(crate) const FLAG: &str = "--sinew-sandbox-spawner";
 /// How long the zygote may take to load its modules.
 const ZYGOTE_START: Duration = Duration::from_secs(10);
+/// Requests that wait for one sandbox; a host has one or two under way. More are told that it
+/// is busy.
+const MAX_DEFERRED: usize = 16;
 
 /// What the host tells the spawner at start.
 #[derive(Debug, serde::Serialize, serde::Deserialize)]
@@ -77,6 +81,9 @@ pub(super) struct Spawner {
     pub(super) proc: OwnedFd,
     notices: std::io::PipeReader,
     pub(super) notices_in: OwnedFd,
+    pub(super) reports: Reports,
+    /// `/proc` of this process's own PID namespace, where there is one.
+    pub(super) own_proc: Option<OwnedFd>,
     pub(super) python: Option<String>,
     pub(super) zygote: Option<Zygote>,
     pub(super) zygote_starts: u32,
@@ -279,6 +286,8 @@ impl Spawner {
             proc,
             notices,
             notices_in: notices_in.into(),
+            reports: Reports::new()?,
+            own_proc: files::new_proc().ok(),
             python: config.python.clone(),
             zygote: None,
             zygote_starts: 0,
@@ -452,6 +461,7 @@ impl Spawner {
                 PollFd::new(self.socket.as_fd(), PollFlags::POLLIN),
                 PollFd::new(signal_fd.as_fd(), PollFlags::POLLIN),
                 PollFd::new(self.notices.as_fd(), PollFlags::POLLIN),
+                PollFd::new(self.reports.as_fd(), PollFlags::POLLIN),
             ];
             match poll(&mut fds, timeout) {
                 Err(nix::errno::Errno::EINTR) => continue,
@@ -459,6 +469,9 @@ impl Spawner {
                 Ok(_) => {}
             }
             let ready = fds.map(|f| f.any().unwrap_or(true));
+            if ready[3] {
+                self.read_reports();
+            }
             if ready[2]
                 && let Some(notice) = self.notice()
             {
@@ -495,8 +508,14 @@ impl Spawner {
         self.reply(&done, &[]);
     }
 
-    fn handle(&mut self, message: Numbered, files: Vec<OwnedFd>) {
+    pub(super) fn handle(&mut self, message: Numbered, files: Vec<OwnedFd>) {
         let seq = message.seq;
+        let waits = message.request.waits_for();
+        let leaving = waits.and_then(|id| self.live.get_mut(&id).filter(|l| l.leaving));
+        if let Some(live) = leaving.filter(|l| l.deferred.len() < MAX_DEFERRED) {
+            live.deferred.push((message, files));
+            return;
+        }
         let mut answer = None;
         let mut stats = None;
         let result = match message.request {

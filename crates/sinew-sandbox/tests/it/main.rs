@@ -1,6 +1,7 @@
 //! The process level for real: what code inside can do, and above all what it cannot.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
+mod ends;
 mod port;
 
 use sinew_attack::attack::{self, AttackOutcome};
@@ -284,7 +285,7 @@ async fn forbidden_system_calls_are_refused() {
 
 #[tokio::test]
 async fn init_and_others_cannot_be_reached_through_proc() {
-    let code = "import os\nprint(sorted(int(p) for p in os.listdir('/proc') if p.isdigit()))\nfor p in ['/proc/1/root', '/proc/1/environ', '/proc/1/mem', '/proc/1/fd', '/proc/1/cwd', '/proc/kcore', '/proc/kmsg']:\n    try:\n        (os.listdir if p.endswith('fd') else open if not p.endswith(('root', 'cwd')) else os.readlink)(p); print(p, 'REACHED')\n    except OSError as e: print(p, e.errno)\nfor fd in range(3, 32):\n    try:\n        os.fstat(fd); print(fd, os.readlink(f'/proc/self/fd/{fd}'), 'OPEN')\n    except OSError: pass\ntry:\n    os.kill(1, 9); print('signalled')\nexcept OSError as e: print('kill', e.errno)";
+    let code = "import os\nprint(sorted(int(p) for p in os.listdir('/proc') if p.isdigit()))\nfor p in ['/proc/1/root', '/proc/1/environ', '/proc/1/mem', '/proc/1/fd', '/proc/1/cwd', '/proc/kcore', '/proc/kmsg']:\n    try:\n        (os.listdir if p.endswith('fd') else open if not p.endswith(('root', 'cwd')) else os.readlink)(p); print(p, 'REACHED')\n    except OSError as e: print(p, e.errno)\nfor fd in range(3, 32):\n    try:\n        os.fstat(fd); target = os.readlink(f'/proc/self/fd/{fd}')\n        if fd != 3 or not target.startswith('socket:'): print(fd, target, 'OPEN')\n    except OSError: pass\ntry:\n    os.kill(1, 9); print('signalled')\nexcept OSError as e: print('kill', e.errno)";
     let (ending, out, err) = once(code).await;
     assert_eq!(ending, OK, "{err}");
     assert!(!out.contains("REACHED"), "{out}");

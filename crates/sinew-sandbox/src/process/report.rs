@@ -1,0 +1,175 @@
+//! The end of a Python program as it tells it itself, just before the kernel takes its memory
+//! apart, which takes longer than most programs run.
+//!
+//! Whoever says so is killed at once, so that a forged report is worth no more than an exit with
+//! that code. It counts only where the kernel says that nothing but the main process is left,
+//! and that no process of it ever ended before; else the end is told by the kernel, as that of
+//! any other program. Nothing else is done for the sandbox before the kernel is done with it.
+
+use super::live::{Way, kill};
+use super::messages::{End, Exit};
+use super::spawner::Spawner;
+use nix::fcntl::{OFlag, openat};
+use nix::sys::socket::{MsgFlags, recv};
+use nix::sys::stat::Mode;
+use std::fs::File;
+use std::io::Read;
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::rc::Rc;
+
+/// Reports that are taken in one turn.
+const AT_ONCE: usize = 16;
+/// What a report consists of: this byte and the exit code.
+const ENDED: u8 = b'E';
+
+/// Sockets on which programs that run may report.
+#[derive(Clone, Debug)]
+pub(super) struct Reports(Rc<OwnedFd>);
+
+/// The socket of one program.
+#[derive(Debug)]
+pub(super) struct Report {
+    socket: OwnedFd,
+    reports: Reports,
+}
+
+impl Drop for Report {
+    fn drop(&mut self) {
+        // A fork of this process may hold the socket for a moment longer.
+        let (epoll, socket) = (self.reports.fd(), self.socket.as_raw_fd());
+        // SAFETY: two open descriptors; the event is not looked at.
+        unsafe { libc::epoll_ctl(epoll, libc::EPOLL_CTL_DEL, socket, std::ptr::null_mut()) };
+    }
+}
+
+impl Reports {
+    pub(super) fn new() -> Result<Self, String> {
+        // SAFETY: no pointers; the descriptor is new and ours.
+        match unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) } {
+            -1 => Err(format!("epoll: {}", std::io::Error::last_os_error())),
+            fd => Ok(Self(Rc::new(unsafe { OwnedFd::from_raw_fd(fd) }))),
+        }
+    }
+
+    fn fd(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
+
+    pub(super) fn as_fd(&self) -> std::os::fd::BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+
+    /// Waits for what the program of a sandbox says; `None` leaves its end to the kernel.
+    pub(super) fn watch(&self, id: u64, socket: OwnedFd) -> Option<Report> {
+        let mut event = libc::epoll_event {
+            events: libc::EPOLLIN as u32,
+            u64: id,
+        };
+        let (fd, add) = (socket.as_raw_fd(), libc::EPOLL_CTL_ADD);
+        // SAFETY: open descriptors and a local event.
+        let added = unsafe { libc::epoll_ctl(self.fd(), add, fd, &raw mut event) };
+        let reports = self.clone();
+        (added == 0).then_some(Report { socket, reports })
+    }
+
+    /// Sandboxes whose programs have said something or hung up.
+    fn ready(&self) -> Vec<u64> {
+        let mut events = [libc::epoll_event { events: 0, u64: 0 }; AT_ONCE];
+        let most = AT_ONCE as i32;
+        // SAFETY: a local array of that many events.
+        let count = unsafe { libc::epoll_wait(self.fd(), events.as_mut_ptr(), most, 0) };
+        let count = usize::try_from(count).unwrap_or(0);
+        events[..count].iter().map(|e| e.u64).collect()
+    }
+}
+
+impl Report {
+    /// The exit code; `None` if anything else was said. Files that come with it are dropped.
+    fn code(&self) -> Option<i32> {
+        let mut said = [0; 8];
+        match recv(self.socket.as_raw_fd(), &mut said, MsgFlags::MSG_DONTWAIT) {
+            Ok(2) if said[0] == ENDED => Some(i32::from(said[1])),
+            _ => None,
+        }
+    }
+}
+
+/// CPU time of a process, dead or alive, that was not reaped yet.
+fn cpu_us(pid: i32) -> Option<u64> {
+    // The clock of a process: CPUCLOCK_SCHED is 2 (linux/posix-timers.h).
+    let clock = (!pid << 3) | 2;
+    let mut time = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: writes a local value.
+    match unsafe { libc::clock_gettime(clock, &raw mut time) } {
+        0 => Some(time.tv_sec as u64 * 1_000_000 + time.tv_nsec as u64 / 1000),
+        _ => None,
+    }
+}
+
+/// Whether a process never had a child that ended, whose CPU time would count as its own: no
+/// child ends without a page fault (`/proc/PID/stat`, fields 11 and 13).
+fn childless(proc: &OwnedFd, pid: i32) -> Option<bool> {
+    let flags = OFlag::O_RDONLY | OFlag::O_CLOEXEC;
+    let path = format!("{pid}/stat");
+    let file = openat(proc.as_fd(), path.as_str(), flags, Mode::empty()).ok()?;
+    let mut bytes = [0; 512];
+    let read = File::from(file).read(&mut bytes).ok()?;
+    let stat = String::from_utf8_lossy(&bytes[..read]);
+    // Behind the name, which is in parentheses and the program's choice.
+    let fields: Vec<&str> = stat.rsplit(')').next()?.split_whitespace().collect();
+    Some(fields.get(8) == Some(&"0") && fields.get(10) == Some(&"0"))
+}
+
+impl Spawner {
+    /// Takes what programs say of their ends.
+    pub(super) fn read_reports(&mut self) {
+        for id in self.reports.ready() {
+            self.reported(id);
+        }
+    }
+
+    /// One chance for each program; who wastes it ends as any other program does.
+    fn reported(&mut self, id: u64) {
+        let Some(live) = self.live.get_mut(&id) else {
+            return;
+        };
+        let Some(running) = &mut live.running else {
+            return;
+        };
+        let (Some(report), Some(pid)) = (running.report.take(), running.pid) else {
+            return;
+        };
+        let Some(code) = report.code() else {
+            return;
+        };
+        let proc = self.own_proc.as_ref();
+        let alone = matches!(running.way, Way::Started)
+            && live.failed.is_none()
+            && live.room.is_some()
+            // The first process of the room and the one that spoke.
+            && live.group.processes() == Some(2)
+            && proc.is_some_and(|proc| childless(proc, pid) == Some(true));
+        if !alone {
+            return;
+        }
+        // First: what is counted from here on counts nothing that it does.
+        kill(pid);
+        let Some(cpu_us) = cpu_us(pid) else {
+            return;
+        };
+        live.running = None;
+        live.leaving = true;
+        live.ended = Some(End {
+            exit: Exit::Code(code),
+            cpu_us,
+            max_rss_kib: 0,
+            events: live.group.events(code != 0),
+            file_bytes: live.files.usage().0,
+        });
+        self.tell_end(id);
+        self.close_room(id);
+    }
+}

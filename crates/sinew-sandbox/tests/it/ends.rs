@@ -1,0 +1,198 @@
+//! How Python programs end: told exactly, with all that they wrote, and nothing goes on.
+
+use crate::{exec, provider, python, small, text, with};
+use sinew_sandbox::{Ending, Limits, Program, SandboxProvider, SandboxSpec};
+
+const fn exited(code: i32) -> Ending {
+    Ending::Exited { code }
+}
+
+/// Sends on the socket on which a program tells its end.
+const FORGE: &str = "
+import os, socket, time
+def forge(data): socket.socket(fileno=os.dup(3)).send(data)
+def go_on():
+    while True:
+        with open('alive', 'w') as f: f.write(str(time.monotonic()))
+";
+
+#[tokio::test]
+async fn exit_codes_are_exact_whatever_way_a_program_takes_out() {
+    let provider = provider();
+    let mut sandbox = provider.acquire(&small()).await.unwrap();
+    let atexit = "import atexit, os, sys\natexit.register(lambda: print('late'))\n";
+    let thread = "import threading, time\nthreading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n";
+    let own = "import os\nos.closerange(3, 30)\nfd = os.open('own', os.O_CREAT | os.O_RDWR)\nassert fd == 3\n";
+    let cases = [
+        ("print('a')".to_owned(), 0, "a\n"),
+        ("import sys; print('a'); sys.exit(3)".into(), 3, "a\n"),
+        ("import sys; sys.exit(300)".into(), 44, ""),
+        (
+            "import os; print('a', flush=True); os._exit(4)".into(),
+            4,
+            "a\n",
+        ),
+        ("print('a'); raise ValueError".into(), 1, "a\n"),
+        (format!("{atexit}print('a')"), 0, "a\nlate\n"),
+        (
+            format!("{atexit}atexit.register(sys.exit, 5)\nprint('a')"),
+            0,
+            "a\nlate\n",
+        ),
+        (format!("{atexit}atexit.register(os._exit, 6)"), 6, ""),
+        (format!("{thread}print('a')"), 0, "a\n"),
+        ("import os; os.close(1); os.close(2)".into(), 0, ""),
+        (
+            "import os; print('a', flush=True); os.closerange(0, 30); os._exit(8)".into(),
+            8,
+            "a\n",
+        ),
+        (format!("{own}print('a')"), 0, "a\n"),
+        (
+            "import os\nif os.fork() == 0: os._exit(1)\nos.wait(); raise SystemExit(9)".into(),
+            9,
+            "",
+        ),
+    ];
+    for (code, expected, printed) in cases {
+        let result = python(sandbox.as_mut(), &code).await;
+        assert_eq!(
+            result.ending,
+            exited(expected),
+            "{code}: {}",
+            text(&result.stderr)
+        );
+        assert_eq!(text(&result.stdout), printed, "{code}");
+    }
+    assert_eq!(
+        sandbox.read_file("own", 100).await.unwrap(),
+        b"",
+        "nothing strays into it"
+    );
+}
+
+#[tokio::test]
+async fn all_that_was_written_right_before_the_end_arrives() {
+    let provider = provider();
+    let spec = SandboxSpec {
+        limits: Limits {
+            output_bytes: 1 << 20,
+            ..small().limits
+        },
+        ..small()
+    };
+    let mut sandbox = provider.acquire(&spec).await.unwrap();
+    for size in [0, 1, 4096, 65_536, 65_537, 300_000] {
+        let code =
+            format!("import sys\nsys.stderr.write('e' * {size})\nsys.stdout.write('o' * {size})");
+        let result = python(sandbox.as_mut(), &code).await;
+        assert_eq!(result.ending, exited(0));
+        assert_eq!((result.stdout.len(), result.stderr.len()), (size, size));
+        assert_eq!(result.usage.output_bytes, 2 * size as u64);
+    }
+    let flood = format!("print('x' * {})", 2 << 20);
+    assert_eq!(
+        python(sandbox.as_mut(), &flood).await.ending,
+        Ending::OutputLimit
+    );
+}
+
+#[tokio::test]
+async fn a_program_is_over_for_whatever_is_asked_next() {
+    let provider = provider();
+    let mut sandbox = provider.acquire(&small()).await.unwrap();
+    for i in 0..20 {
+        let code = format!("open('n', 'w').write('{i}')");
+        assert_eq!(python(sandbox.as_mut(), &code).await.ending, exited(0));
+        assert_eq!(
+            sandbox.read_file("n", 10).await.unwrap(),
+            i.to_string().as_bytes()
+        );
+        let processes = sandbox.stats().await.unwrap().processes;
+        assert!(processes <= 3, "{processes} processes in an idle sandbox");
+    }
+    let snapshot = sandbox.snapshot().await.unwrap();
+    python(sandbox.as_mut(), "open('n', 'w').write('later')").await;
+    sandbox.reset().await.unwrap();
+    let mut fork = provider.fork(&small(), &snapshot).await.unwrap();
+    assert_eq!(
+        text(
+            &python(fork.as_mut(), "print(open('n').read())")
+                .await
+                .stdout
+        ),
+        "19\n"
+    );
+    let shell = exec(
+        sandbox.as_mut(),
+        Program::Shell("ls; kill -9 $$".into()),
+        5000,
+    )
+    .await;
+    assert_eq!(shell.ending, Ending::Signalled { signal: 9 });
+    assert_eq!(text(&shell.stdout), "");
+}
+
+#[tokio::test]
+async fn a_forged_end_is_an_end() {
+    for warm in [true, false] {
+        let provider = with(|config| config.warm_python = warm);
+        let mut sandbox = provider.acquire(&small()).await.unwrap();
+        let code =
+            format!("{FORGE}print('a', flush=True)\nopen('alive', 'w')\nforge(b'E\\x07')\ngo_on()");
+        let result = python(sandbox.as_mut(), &code).await;
+        assert_eq!(result.ending, exited(7));
+        assert_eq!(text(&result.stdout), "a\n");
+        let alive = sandbox.read_file("alive", 100).await.unwrap();
+        tokio::time::sleep(std::time::Duration::from_millis(30)).await;
+        assert_eq!(sandbox.read_file("alive", 100).await.unwrap(), alive);
+        for said in ["b'E'", "b'E\\0\\0'", "b'x\\0'", "b''"] {
+            let code = format!(
+                "{FORGE}forge({said})\ntime.sleep(0.02)\nforge(b'E\\0')\nraise SystemExit(6)"
+            );
+            let result = python(sandbox.as_mut(), &code).await;
+            assert_ne!(result.ending, exited(0), "{said}: one chance");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_forged_end_hides_no_child_and_no_limit() {
+    let provider = provider();
+    let mut sandbox = provider.acquire(&small()).await.unwrap();
+    let child = format!(
+        "{FORGE}open('alive', 'w')\nif os.fork() == 0:\n    os.setsid(); go_on()\nforge(b'E\\0'); time.sleep(0.05)\nos._exit(3)"
+    );
+    assert_eq!(python(sandbox.as_mut(), &child).await.ending, exited(3));
+    let alive = sandbox.read_file("alive", 100).await.unwrap();
+    tokio::time::sleep(std::time::Duration::from_millis(30)).await;
+    assert_eq!(sandbox.read_file("alive", 100).await.unwrap(), alive);
+
+    // Children that were waited for count, and they are not hidden either.
+    let burnt = format!(
+        "{FORGE}if os.fork() == 0:\n    until = time.process_time() + 0.2\n    while time.process_time() < until: pass\n    os._exit(0)\nos.wait(); forge(b'E\\0'); time.sleep(0.05)\nos._exit(4)"
+    );
+    let result = python(sandbox.as_mut(), &burnt).await;
+    assert_eq!(result.ending, exited(4));
+    assert!(result.usage.cpu_s >= 0.2, "{}", result.usage.cpu_s);
+    let own =
+        "import time\nuntil = time.process_time() + 0.2\nwhile time.process_time() < until: pass";
+    let result = python(sandbox.as_mut(), own).await;
+    assert!(result.usage.cpu_s >= 0.2, "{}", result.usage.cpu_s);
+
+    let held = "x = b'x' * (20 << 20)";
+    let result = python(sandbox.as_mut(), held).await;
+    assert!(
+        result.usage.peak_memory_bytes >= 20 << 20,
+        "{}",
+        result.usage.peak_memory_bytes
+    );
+    let bomb = format!("{FORGE}x = [b'x' * (8 << 20) for i in range(99)]\nforge(b'E\\0')");
+    assert_eq!(
+        python(sandbox.as_mut(), &bomb).await.ending,
+        Ending::OutOfMemory
+    );
+    let code = format!("{FORGE}time.sleep(60)");
+    let late = exec(sandbox.as_mut(), Program::Python(code), 100).await;
+    assert_eq!(late.ending, Ending::Timeout);
+}
