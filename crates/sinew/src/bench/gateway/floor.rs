@@ -5,6 +5,7 @@ use super::client::{Target, post};
 use super::{GROWING, TOKENS};
 use crate::failure::Failure;
 use bytes::Bytes;
+use futures::future::try_join_all;
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
 use hyper::service::service_fn;
@@ -31,8 +32,10 @@ fn thread_cpu_s() -> f64 {
     first.and_then(|n| n.parse::<f64>().ok()).unwrap_or(0.0) / 1e9
 }
 
-/// Microseconds of CPU for a body, received over a connection and checked as JSON.
-pub(super) async fn body_us(body: &str) -> Result<f64, Failure> {
+/// Microseconds of CPU for a body, received and checked as JSON. Each of the bodies has a
+/// connection of its own and they are sent side by side, as the conversations' are.
+pub(super) async fn body_us(bodies: Vec<String>) -> Result<f64, Failure> {
+    let count = bodies.len();
     let (ready, address) = mpsc::sync_channel(1);
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
     let server = std::thread::spawn(move || -> Result<f64, Failure> {
@@ -45,24 +48,32 @@ pub(super) async fn body_us(body: &str) -> Result<f64, Failure> {
             let listener = listener.map_err(Failure::system)?;
             // The other side waits for it.
             let _ = ready.send(listener.local_addr().map_err(Failure::system)?);
-            let (stream, _) = listener.accept().await.map_err(Failure::system)?;
-            let connection = hyper::server::conn::http1::Builder::new()
-                .serve_connection(TokioIo::new(stream), service_fn(check));
-            let before = thread_cpu_s();
-            tokio::select! {
-                _ = connection => {}
-                _ = stopped => {}
+            for _ in 0..count {
+                let (stream, _) = listener.accept().await.map_err(Failure::system)?;
+                let connection = hyper::server::conn::http1::Builder::new()
+                    .serve_connection(TokioIo::new(stream), service_fn(check));
+                tokio::spawn(connection);
             }
+            let before = thread_cpu_s();
+            // Nobody is left to say it if the sender has gone.
+            let _ = stopped.await;
             Ok(thread_cpu_s() - before)
         })
     });
     let address: SocketAddr = address.recv_timeout(LIMIT).map_err(Failure::system)?;
-    let mut sender = Target::plain(address).connect().await?;
-    let body = Bytes::from(body.to_owned());
-    for _ in 0..COUNT {
-        let (_, status) = post(&mut sender, "/v1/chat/completions", "none", body.clone()).await?;
-        if status != 200 {
-            return Err(Failure::system("the measured body is not JSON"));
+    let target = Target::plain(address);
+    let mut clients = Vec::with_capacity(count);
+    for body in bodies {
+        clients.push((target.connect().await?, Bytes::from(body)));
+    }
+    let rounds = COUNT.div_ceil(count.max(1) as u32);
+    for _ in 0..rounds {
+        let sent = clients
+            .iter_mut()
+            .map(|(sender, body)| post(sender, "/v1/chat/completions", "none", body.clone()));
+        let told = try_join_all(sent).await?;
+        if told.iter().any(|(_, status)| *status != 200) {
+            return Err(Failure::system("a measured body is not JSON"));
         }
     }
     // It may have seen the connection end.
@@ -70,7 +81,7 @@ pub(super) async fn body_us(body: &str) -> Result<f64, Failure> {
     let used = server
         .join()
         .map_err(|_| Failure::system("a thread panicked"))?;
-    Ok(used? / f64::from(COUNT) * 1e6)
+    Ok(used? / f64::from(rounds) / count.max(1) as f64 * 1e6)
 }
 
 async fn check(request: Request<Incoming>) -> Result<Response<Full<Bytes>>, Infallible> {

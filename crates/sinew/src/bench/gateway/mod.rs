@@ -38,8 +38,10 @@ const PEER_SECONDS: f64 = 5.0;
 const HISTORIES: [u32; 3] = [8, 32, 128];
 /// Conversations that grow side by side while turns are measured.
 const GROWING: usize = 16;
-/// Turns around a length that are measured.
+/// Turns before a length that are measured.
 const WINDOW: u32 = 4;
+/// Servers that it is measured on.
+const SERVERS: usize = 5;
 /// Rollouts that lie idle, and turns that each had.
 const IDLE: usize = 4096;
 const IDLE_TURNS: u32 = 4;
@@ -239,35 +241,55 @@ async fn idle(printer: Printer) -> Result<(), Failure> {
     Ok(())
 }
 
-/// CPU of a turn after histories of several lengths: in all, and above what its body and its
-/// prompt cost any server.
-async fn history(printer: Printer) -> Result<(), Failure> {
+/// CPU of turns around each length of a history, and the floor of one, in microseconds.
+type Grown = [(Vec<f64>, f64); HISTORIES.len()];
+
+/// Lets conversations of a fresh server grow.
+async fn grown() -> Result<Grown, Failure> {
     let process = Process::serve(Duration::ZERO).await?;
     let target = process.target()?;
+    // The server's own warm-up is no turn's.
+    target.converse(GROWING, 0..HISTORIES[0], &process).await?;
     let mut conversations = target.open(GROWING).await?;
-    let mut first: Option<(f64, f64)> = None;
+    let mut grown = Grown::default();
     let mut at = 0;
-    for length in HISTORIES {
+    for (length, (cpu, floor)) in HISTORIES.into_iter().zip(&mut grown) {
         grow(&mut conversations, at..length - WINDOW, &process).await?;
-        let mut cpu = Vec::new();
         for turn in length - WINDOW..length {
             let used = grow(&mut conversations, turn..turn + 1, &process).await?;
             cpu.push(used / GROWING as f64 * 1e6);
         }
         at = length;
-        let agent = &conversations[0];
-        let floor = floor::body_us(&agent.body(TOKENS, false)).await?
-            + floor::engine_us(agent.prompt_tokens)?;
-        let summary = Summary::of(cpu, Better::Less).unwrap_or_default();
+        let bodies = conversations.iter().map(|agent| agent.body(TOKENS, false));
+        *floor = floor::body_us(bodies.collect()).await?
+            + floor::engine_us(conversations[0].prompt_tokens)?;
+    }
+    Ok(grown)
+}
+
+/// CPU of a turn after histories of several lengths: in all, and above what its body and its
+/// prompt cost any server. One more server each time, so that no start is lucky.
+async fn history(printer: Printer) -> Result<(), Failure> {
+    let mut all: Vec<(Vec<f64>, Vec<f64>)> = vec![Default::default(); HISTORIES.len()];
+    for _ in 0..SERVERS {
+        for ((cpu, floor), (cpus, floors)) in grown().await?.into_iter().zip(&mut all) {
+            cpus.extend(cpu);
+            floors.push(floor);
+        }
+    }
+    let mut first: Option<(f64, f64)> = None;
+    for (length, (cpus, floors)) in HISTORIES.into_iter().zip(all) {
+        let summary = Summary::of(cpus, Better::Less).unwrap_or_default();
+        let floor = Summary::of(floors, Better::Less).unwrap_or_default();
         let over = Summary {
-            median: summary.median - floor,
-            best: summary.best - floor,
+            median: summary.median - floor.median,
+            best: summary.best - floor.best,
             ..summary
         };
         let shortest = *first.get_or_insert((summary.median, over.median));
         let row =
             |what: &str, value| Row::new(format!("gateway.{what}@history{length}"), "us", value);
-        printer.row(&row("floor_per_turn", single(floor)));
+        printer.row(&row("floor_per_turn", floor));
         let all = row("cpu_per_turn", summary);
         let above = row("cpu_per_turn_above_floor", over);
         if length == HISTORIES[0] {
