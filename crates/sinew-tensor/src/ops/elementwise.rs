@@ -114,13 +114,14 @@ simd_fn! {
 /// Loops over [`NORM_LANES`] that the compiler turns into vectors.
 fn squares_part<V>(x: &[f32]) -> f64 {
     let mut sums = [0.0f64; NORM_LANES];
-    let (whole, tail) = x.as_chunks::<NORM_LANES>();
-    for chunk in whole {
-        for (sum, &v) in sums.iter_mut().zip(chunk) {
-            *sum += f64::from(v) * f64::from(v);
+    let whole = x.len() / NORM_LANES * NORM_LANES;
+    for at in (0..whole).step_by(NORM_LANES) {
+        for (i, sum) in sums.iter_mut().enumerate() {
+            let v = f64::from(*x.as_ptr().add(at + i));
+            *sum += v * v;
         }
     }
-    let rest: f64 = tail.iter().map(|&v| f64::from(v).powi(2)).sum();
+    let rest: f64 = x[whole..].iter().map(|&v| f64::from(v).powi(2)).sum();
     sums.iter().sum::<f64>() + rest
 }
 }

@@ -68,9 +68,15 @@ pub(crate) struct ComputeArgs {
     /// Longest that a cell of the scaling table may take, in seconds
     #[arg(long, default_value_t = 30.0)]
     cell_limit: f64,
+    /// Model sizes of the part scaling
+    #[arg(long, value_delimiter = ',', default_values_t = scaling::sizes())]
+    sizes: Vec<String>,
     /// Write the scaling plot to this SVG
     #[arg(long)]
     plot: Option<PathBuf>,
+    /// Rows of earlier runs of the part scaling (their --json output) that the plot shows too
+    #[arg(long)]
+    earlier: Option<PathBuf>,
 }
 
 /// What every part of a bench needs.
@@ -160,7 +166,11 @@ fn compute(args: &ComputeArgs) -> Result<(), Failure> {
         }
     }
     if let (true, Some(floors)) = (wanted("scaling"), floors) {
-        scaling::run(&bench, floors, args.plot.as_deref())?;
+        let plot = scaling::Plot {
+            out: args.plot.as_deref(),
+            earlier: args.earlier.as_deref(),
+        };
+        scaling::run(&bench, floors, &args.sizes, &plot)?;
     }
     Ok(())
 }

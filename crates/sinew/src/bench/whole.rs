@@ -15,12 +15,12 @@ use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
 use std::time::Instant;
 
-const TASKS: usize = 4;
-const SAMPLES: usize = 4;
+const TASKS: usize = 2;
+const SAMPLES: usize = 8;
 const PROMPT: usize = 208;
 const SAMPLED: usize = 64;
 /// Measured steps, after one more.
-const STEPS: usize = 3;
+const STEPS: usize = 2;
 
 /// The prompt of a task, the same for the peer.
 fn prompt(config: &ModelConfig, task: usize) -> Vec<TokenId> {
