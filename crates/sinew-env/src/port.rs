@@ -95,6 +95,18 @@ pub trait Env: Send {
     fn close(&mut self) -> EnvFuture<'_, ()>;
 }
 
+/// What an environment can do beyond being played once.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Capabilities {
+    /// Any number of them may live at once.
+    pub concurrent: bool,
+    /// Equal actions on equal tasks give equal observations, rewards and states.
+    pub deterministic: bool,
+    /// [`StepResult::state_hash`] tells equal states apart from others: step-level advantages
+    /// can be taken among them.
+    pub states: bool,
+}
+
 /// Makes the environment of a task.
 pub trait EnvFactory: Send + Sync {
     /// Name by which recipes select it.
@@ -104,27 +116,80 @@ pub trait EnvFactory: Send + Sync {
     /// [`Env::reset`].
     fn create(&self, task: &Task) -> Result<Box<dyn Env>, EnvError>;
 
+    /// What its environments can do; nothing unless it says so.
+    fn capabilities(&self) -> Capabilities {
+        Capabilities::default()
+    }
+
     /// What a perfect policy says in `turn` (from 0), to prove that the task can be solved;
     /// `None` when it has nothing more to say. An error for tasks of other environments.
     fn gold(&self, task: &Task, turn: usize) -> Result<Option<String>, EnvError>;
 }
 
+/// Proves a taskset without a model: the gold policy must get a success on each of the tasks,
+/// and an environment that says it is deterministic or has states must keep its word. Gives the
+/// number of turns.
+///
+/// # Errors
+/// The first task that does not keep to it, with the reason.
+pub async fn validate(factory: &dyn EnvFactory, tasks: &[Task]) -> Result<usize, EnvError> {
+    let capabilities = factory.capabilities();
+    let mut all = 0;
+    for task in tasks {
+        let broken = |message: String| EnvError::Task {
+            task: task.id.to_string(),
+            message,
+        };
+        let played = gold_states(factory, task).await?;
+        let ((outcome, turns), states) = &played;
+        if !outcome.success || !outcome.reward.is_finite() {
+            let reward = outcome.reward;
+            return Err(broken(format!(
+                "its solution fails after {turns} turns with reward {reward}"
+            )));
+        }
+        // The last turn ends the task: there is no state after it to act on.
+        if capabilities.states && states.iter().take(*turns).any(Option::is_none) {
+            return Err(broken("a state has no hash, though it should".into()));
+        }
+        if capabilities.deterministic && gold_states(factory, task).await? != played {
+            return Err(broken("the same actions led elsewhere".into()));
+        }
+        all += *turns;
+    }
+    Ok(all)
+}
+
 /// Plays the gold policy through a fresh environment of `task`: every task must give the full
 /// reward. Tells the score, and the turns it took.
 pub async fn gold_run(factory: &dyn EnvFactory, task: &Task) -> Result<(Outcome, usize), EnvError> {
+    let (played, _) = gold_states(factory, task).await?;
+    Ok(played)
+}
+
+/// The hash of a state, if it has one.
+type State = Option<u64>;
+
+/// As [`gold_run`], with the states that it acted on.
+async fn gold_states(
+    factory: &dyn EnvFactory,
+    task: &Task,
+) -> Result<((Outcome, usize), Vec<State>), EnvError> {
     let mut env = factory.create(task)?;
-    let played = play_gold(factory, task, env.as_mut()).await;
+    let mut states = Vec::new();
+    let played = play_gold(factory, task, env.as_mut(), &mut states).await;
     let closed = env.close().await;
     let result = played?;
-    closed.map(|()| result)
+    closed.map(|()| (result, states))
 }
 
 async fn play_gold(
     factory: &dyn EnvFactory,
     task: &Task,
     env: &mut dyn Env,
+    states: &mut Vec<State>,
 ) -> Result<(Outcome, usize), EnvError> {
-    env.reset().await?;
+    states.push(env.reset().await?.state_hash);
     let mut turn = 0;
     while let Some(text) = factory.gold(task, turn)? {
         turn += 1;
@@ -132,9 +197,11 @@ async fn play_gold(
             text,
             truncated: false,
         };
-        if let Some(outcome) = env.step(action).await?.outcome {
+        let step = env.step(action).await?;
+        if let Some(outcome) = step.outcome {
             return Ok((outcome, turn));
         }
+        states.push(step.state_hash);
     }
     Ok((env.score().await?, turn))
 }

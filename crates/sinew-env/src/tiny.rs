@@ -8,7 +8,8 @@
 //! episodes.
 
 use crate::port::{
-    Action, Env, EnvError, EnvFactory, EnvFuture, Observation, ResetResult, StepResult,
+    Action, Capabilities, Env, EnvError, EnvFactory, EnvFuture, Observation, ResetResult,
+    StepResult,
 };
 use crate::rng::hash64;
 use crate::taskset::{Split, Taskset, TasksetError};
@@ -144,6 +145,14 @@ impl EnvFactory for TinyFactory {
         .create(task)
     }
 
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            concurrent: true,
+            deterministic: true,
+            states: true,
+        }
+    }
+
     fn gold(&self, task: &Task, turn: usize) -> Result<Option<String>, EnvError> {
         let Corridor { start, goal } = corridor(task)?;
         let step = if goal < start { "l" } else { "r" };
@@ -166,6 +175,14 @@ impl EnvFactory for ShapedTinyFactory {
             steps: 0,
             idle: 0,
         }))
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            concurrent: true,
+            deterministic: true,
+            states: true,
+        }
     }
 
     fn gold(&self, task: &Task, turn: usize) -> Result<Option<String>, EnvError> {

@@ -7,7 +7,9 @@ use sinew_env::math::{
     Arithmetic, Gsm8k, MathTaskConfig, Mixed, ToolMathConfig, ToolMathFactory, Word,
 };
 use sinew_env::tiny::{TinyFactory, TinyTaskset};
-use sinew_env::{Action, Env, EnvError, EnvFactory, Split, StepResult, Taskset, gold_run};
+use sinew_env::{
+    Action, Capabilities, Env, EnvError, EnvFactory, Split, StepResult, Taskset, gold_run, validate,
+};
 use sinew_sandbox::{
     Ending, ExecRequest, ExecResult, NullProvider, Protection, Sandbox, SandboxError,
     SandboxFuture, SandboxProvider, SandboxSpec, Usage,
@@ -421,5 +423,53 @@ proptest! {
         });
         prop_assert_eq!(step.done, step.observation.is_none());
         prop_assert_eq!(step.done, step.outcome.is_some());
+    }
+}
+
+/// A tiny world with a fault.
+struct Faulty {
+    fault: &'static str,
+    made: std::sync::atomic::AtomicUsize,
+}
+
+impl EnvFactory for Faulty {
+    fn name(&self) -> &str {
+        "faulty"
+    }
+
+    fn create(&self, task: &Task) -> Result<Box<dyn Env>, EnvError> {
+        let made = self.made.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        // The second world of a task is another one.
+        let mut task = task.clone();
+        if self.fault == "chance" && made % 2 == 1 {
+            task.data["goal"] = (task.data["goal"].as_u64().unwrap() ^ 1).into();
+        }
+        TinyFactory.create(&task)
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        TinyFactory.capabilities()
+    }
+
+    fn gold(&self, task: &Task, turn: usize) -> Result<Option<String>, EnvError> {
+        match self.fault {
+            "hopeless" => Ok((turn < 2).then(|| "stay".into())),
+            _ => TinyFactory.gold(task, turn),
+        }
+    }
+}
+
+#[tokio::test]
+async fn an_environment_that_does_not_keep_its_word_is_found() {
+    let tiny = TinyTaskset::new(0);
+    let tasks = tasks(&tiny, Split::Train);
+    assert!(validate(&TinyFactory, &tasks).await.unwrap() >= tasks.len());
+    for (fault, part) in [("hopeless", "its solution fails"), ("chance", "")] {
+        let faulty = Faulty {
+            fault,
+            made: 0.into(),
+        };
+        let error = validate(&faulty, &tasks).await.unwrap_err().to_string();
+        assert!(error.contains(part), "{error}");
     }
 }

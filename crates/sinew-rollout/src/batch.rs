@@ -1,9 +1,9 @@
 //! Many episodes at once: admission, ownership, durable commit.
 
-use crate::driver::{EpisodeOptions, EpisodeParts};
+use crate::driver::{EpisodeOptions, EpisodeParts, mix_seed};
 use crate::episode::{EpisodeEvent, EpisodeMachine, EpisodeSpec};
 use sinew_store::{StoreError, TraceStore};
-use sinew_types::{FailureKind, Timing, Trace};
+use sinew_types::{EpisodeEnd, EpisodeId, FailureKind, Timing, Trace};
 use std::collections::HashMap;
 use std::sync::Arc;
 use tokio::sync::watch;
@@ -86,6 +86,20 @@ pub async fn run_batch(
     Ok((0..specs.len()).filter_map(|i| done.remove(&i)).collect())
 }
 
+/// The episodes that are run again because the system failed them, each with its index in
+/// `traces`. `attempt` counts from 1; equal calls give equal ids and seeds.
+pub fn again(specs: &[EpisodeSpec], traces: &[Trace], attempt: u32) -> Vec<(usize, EpisodeSpec)> {
+    let failed = |trace: &Trace| matches!(trace.end, EpisodeEnd::Failed { .. });
+    let pairs = specs.iter().zip(traces).enumerate();
+    let failed = pairs.filter(|(_, (_, trace))| failed(trace));
+    let next = |spec: &EpisodeSpec| EpisodeSpec {
+        episode: EpisodeId::new(format!("{}-r{attempt}", spec.episode)),
+        seed: mix_seed(spec.seed, u64::from(attempt)),
+        ..spec.clone()
+    };
+    failed.map(|(i, (spec, _))| (i, next(spec))).collect()
+}
+
 /// The trace of an episode whose task died: nothing of it can be trusted but that it failed.
 fn panicked(spec: &EpisodeSpec, options: &EpisodeOptions, message: String) -> Trace {
     let mut machine = EpisodeMachine::new(spec, options.limits.clone());
@@ -112,4 +126,60 @@ async fn commit(
             source: std::io::Error::other(e),
         })
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::episode::EpisodeLimits;
+    use sinew_types::{GroupId, Task, TaskId};
+
+    fn spec(id: &str) -> EpisodeSpec {
+        EpisodeSpec {
+            episode: EpisodeId::new(id),
+            group: GroupId::new("g"),
+            task: Task {
+                id: TaskId::new("t"),
+                kind: "k".into(),
+                prompt: String::new(),
+                data: serde_json::Value::Null,
+                seed: 0,
+            },
+            step: 1,
+            purpose: "train".into(),
+            seed: 7,
+        }
+    }
+
+    #[test]
+    fn what_failed_is_run_again_under_another_id_and_seed() {
+        let limits = EpisodeLimits {
+            max_turns: 1,
+            max_turn_tokens: 1,
+            max_context_tokens: 8,
+        };
+        let specs = [spec("a"), spec("b")];
+        let traces: Vec<Trace> = specs
+            .iter()
+            .zip([false, true])
+            .map(|(spec, fails)| {
+                let mut machine = EpisodeMachine::new(spec, limits.clone());
+                let message = "gone".to_owned();
+                let kind = FailureKind::Sandbox;
+                if fails {
+                    machine.on_event(EpisodeEvent::Failed { kind, message });
+                }
+                machine.into_trace(Timing::default())
+            })
+            .collect();
+        let next = again(&specs, &traces, 1);
+        assert_eq!(next, again(&specs, &traces, 1));
+        let [(1, spec)] = next.as_slice() else {
+            panic!("{next:?}");
+        };
+        assert_eq!(spec.episode.as_str(), "b-r1");
+        assert_eq!((&spec.group, &spec.task), (&specs[1].group, &specs[1].task));
+        assert_ne!(spec.seed, again(&specs, &traces, 2)[0].1.seed);
+        assert_ne!(spec.seed, specs[1].seed);
+    }
 }

@@ -167,6 +167,7 @@ impl Running<'_> {
             Ok(prompt) => EpisodeEvent::Reset {
                 prompt,
                 messages: reset.messages,
+                state_hash: reset.state_hash,
             },
             Err(e) => EpisodeEvent::Failed {
                 kind: FailureKind::Render,

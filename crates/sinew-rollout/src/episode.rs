@@ -59,6 +59,8 @@ pub enum EpisodeEvent {
     Reset {
         prompt: Vec<TokenId>,
         messages: Vec<Message>,
+        /// Hash of the state that the first turn acts on.
+        state_hash: Option<u64>,
     },
     /// The engine sampled tokens of the current turn.
     Tokens(Vec<SampledToken>),
@@ -179,8 +181,16 @@ impl EpisodeMachine {
                 EpisodeCommand::Finish
             }
             (_, EpisodeEvent::Deadline) => self.truncate(Limit::WallTime),
-            (State::Booting, EpisodeEvent::Reset { prompt, messages }) => {
-                self.push(TokenKind::Prompt, prompt, messages);
+            (
+                State::Booting,
+                EpisodeEvent::Reset {
+                    prompt,
+                    messages,
+                    state_hash,
+                },
+            ) => {
+                let node = self.push(TokenKind::Prompt, prompt, messages);
+                self.trace.nodes[node as usize].state_hash = state_hash;
                 self.next_turn()
             }
             (State::Generating, EpisodeEvent::Tokens(tokens)) => {
@@ -387,6 +397,7 @@ mod tests {
         let prompt = EpisodeEvent::Reset {
             prompt: vec![1, 2],
             messages: Vec::new(),
+            state_hash: Some(17),
         };
         assert_eq!(
             m.on_event(prompt),
@@ -417,6 +428,7 @@ mod tests {
         let ids: Vec<_> = trace.path_tokens(leaf).iter().map(|t| t.id).collect();
         assert_eq!(ids, context);
         assert_eq!(ids, [1, 2, 3, 4, 9, 5]);
+        assert_eq!(trace.nodes[0].state_hash, Some(17));
         assert_eq!(trace.nodes[1].versions.len(), 2);
         assert!((trace.total_reward() - 1.1).abs() < 1e-12);
         assert_eq!(trace.end, EpisodeEnd::Terminated);
@@ -428,6 +440,7 @@ mod tests {
         m.on_event(EpisodeEvent::Reset {
             prompt: vec![1],
             messages: Vec::new(),
+            state_hash: None,
         });
         m.on_event(EpisodeEvent::TurnFinished(FinishReason::Length));
         assert_eq!(m.on_event(observed(&[9])), EpisodeCommand::Score);
@@ -451,6 +464,7 @@ mod tests {
         let prompt = EpisodeEvent::Reset {
             prompt: vec![1, 2],
             messages: Vec::new(),
+            state_hash: Some(17),
         };
         assert_eq!(m.on_event(prompt), EpisodeCommand::Score);
     }
@@ -463,7 +477,7 @@ mod tests {
             for (i, kind) in kinds.iter().enumerate() {
                 let id = i as TokenId;
                 let event = match kind {
-                    0 => EpisodeEvent::Reset { prompt: vec![id, id], messages: Vec::new() },
+                    0 => EpisodeEvent::Reset { prompt: vec![id, id], messages: Vec::new(), state_hash: None },
                     1 => EpisodeEvent::Tokens(vec![token(id, u64::from(id / 3))]),
                     2 => EpisodeEvent::TurnFinished(FinishReason::Length),
                     3 => observed(&[id, id]),

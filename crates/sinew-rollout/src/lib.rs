@@ -13,7 +13,7 @@ mod episode;
 mod gauges;
 mod harness;
 
-pub use batch::{BatchError, run_batch};
+pub use batch::{BatchError, again, run_batch};
 pub use driver::{EpisodeOptions, EpisodeParts, mix_seed, run_episode};
 pub use episode::{EpisodeCommand, EpisodeEvent, EpisodeLimits, EpisodeMachine, EpisodeSpec};
 pub use gauges::{Gauges, GaugesReading, Phase, PhaseGuard};

@@ -12,7 +12,8 @@ use super::prompt::{
 };
 use super::python;
 use crate::port::{
-    Action, Env, EnvError, EnvFactory, EnvFuture, Observation, ResetResult, StepResult,
+    Action, Capabilities, Env, EnvError, EnvFactory, EnvFuture, Observation, ResetResult,
+    StepResult,
 };
 use crate::rng::hash64;
 use serde::{Deserialize, Serialize};
@@ -129,6 +130,15 @@ impl EnvFactory for ToolMathFactory {
             answer: None,
             counts: Counts::default(),
         }))
+    }
+
+    /// What a program prints may depend on a clock or on chance.
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            concurrent: true,
+            deterministic: false,
+            states: true,
+        }
     }
 
     fn gold(&self, task: &Task, turn: usize) -> Result<Option<String>, EnvError> {
