@@ -213,7 +213,7 @@ pub(super) fn grpo(bench: &Bench) -> Result<(), Failure> {
     };
     let cpu = CpuTime::now();
     let context = SHARED + OWN;
-    let mut trainer = trainer(&bench.dev, &config, Keep::All, context, 2048)?;
+    let mut trainer = trainer(&bench.dev, &config, Keep::All, context, 4096)?;
     let (ours, packed) = step_seconds(&mut trainer, &rows(false), surrogate.clone(), 1)?;
     let (apart, unpacked) = step_seconds(&mut trainer, &rows(true), surrogate, 1)?;
     let ours = Summary::of(ours, Better::Less).unwrap_or_default();
