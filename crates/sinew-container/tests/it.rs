@@ -442,6 +442,8 @@ impl Daemon {
         let child = Command::new("setpriv")
             .args(["--pdeathsig", "TERM", program])
             .args(args(&at))
+            // Podman leaves a mark where it stands when memory runs out.
+            .current_dir(folder.path())
             .stdout(log.try_clone().unwrap())
             .stderr(log)
             .spawn()
