@@ -18,7 +18,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 tasks, samples, prompt, sampled = map(int, sys.argv[1:5])
 torch.manual_seed(0)
-STEPS = 2
+STEPS = 1
 s = SHAPE
 words = {f"t{i}": i for i in range(s["vocab"])}
 inner = Tokenizer(models.WordLevel(words, unk_token="t0"))
