@@ -77,6 +77,7 @@ pub(crate) fn check(path: &Path, json: bool) -> Result<(), Failure> {
         report.row("harness", row);
     }
     report.row("tasks", tasks(&recipe));
+    report.row("env", solvable(&recipe));
     report.row("disk", disk(&recipe, Path::new(".")));
     report.end()
 }
@@ -246,6 +247,42 @@ fn tasks(recipe: &Recipe) -> Result<String, Failure> {
     Ok(format!(
         "{}: {train} to train on, {held_out} held out",
         taskset.name()
+    ))
+}
+
+/// Most tasks of each split that are played with their solutions.
+const GOLD_TASKS: usize = 4;
+
+/// The solutions of some tasks must succeed in their environment.
+fn solvable(recipe: &Recipe) -> Result<String, Failure> {
+    let (taskset, envs) = wire::world(recipe)?;
+    let mut tasks = Vec::new();
+    for split in [Split::Train, Split::HeldOut] {
+        let len = taskset.len(split);
+        let step = (len / GOLD_TASKS).max(1);
+        for index in (0..len).step_by(step).take(GOLD_TASKS) {
+            tasks.push(taskset.get(split, index).map_err(Failure::system)?);
+        }
+    }
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(Failure::system)?;
+    let turns = runtime
+        .block_on(sinew_env::validate(envs.as_ref(), &tasks))
+        .map_err(|e| Failure::input(format!("env: {e}")))?;
+    let can = envs.capabilities();
+    let names = [
+        ("concurrent", can.concurrent),
+        ("deterministic", can.deterministic),
+        ("states", can.states),
+    ];
+    let can: Vec<&str> = names.iter().filter(|n| n.1).map(|n| n.0).collect();
+    Ok(format!(
+        "{}: the solutions of {} tasks succeed in {turns} turns; {}",
+        envs.name(),
+        tasks.len(),
+        can.join(", ")
     ))
 }
 

@@ -2,7 +2,7 @@
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use sinew_algo::PreferenceReport;
+use sinew_algo::{PreferenceReport, RepairReport, TokenCounts};
 use sinew_types::{EpisodeEnd, TokenKind, Trace};
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -96,6 +96,20 @@ pub(crate) struct StepRecord {
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub(crate) task_shares: BTreeMap<String, f64>,
     pub(crate) rows: usize,
+    /// What became of every sampled token of the step, counted from its rows.
+    #[serde(default)]
+    pub(crate) tokens: TokenCounts,
+    /// How the calls of outside agents joined what was captured.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub(crate) joins: BTreeMap<String, u64>,
+    /// Episodes that the system failed and that were run again, and how many of these went well.
+    #[serde(default)]
+    pub(crate) retried: usize,
+    #[serde(default)]
+    pub(crate) recovered: usize,
+    /// What became of groups in which episodes failed.
+    #[serde(default)]
+    pub(crate) repair: RepairReport,
     /// Episodes that gave no row, by reason.
     pub(crate) dropped: BTreeMap<String, usize>,
     pub(crate) trained_tokens: usize,
@@ -135,6 +149,41 @@ impl StepRecord {
         self.entropy()
             .map_or_else(|| "-".into(), |e| format!("{e:.2}"))
     }
+}
+
+/// Tokens and joins of a whole run.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub(crate) struct TokenSummary {
+    #[serde(flatten)]
+    pub(crate) counts: TokenCounts,
+    /// `extend`, `fork` and so on, where outside agents call.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub(crate) joins: BTreeMap<String, u64>,
+}
+
+impl TokenSummary {
+    /// Over all steps.
+    pub(crate) fn of(history: &[StepRecord]) -> Self {
+        let mut summary = Self::default();
+        for record in history {
+            summary.counts.add(&record.tokens);
+            for (join, count) in &record.joins {
+                *summary.joins.entry(join.clone()).or_default() += count;
+            }
+        }
+        summary
+    }
+}
+
+/// How the calls in `traces` joined, by kind.
+pub(crate) fn joins(traces: &[Trace]) -> BTreeMap<String, u64> {
+    let mut joins = BTreeMap::new();
+    for (name, count) in traces.iter().flat_map(|t| &t.outcome.metrics) {
+        if let Some(join) = name.strip_prefix("join_") {
+            *joins.entry(join.to_owned()).or_default() += *count as u64;
+        }
+    }
+    joins
 }
 
 /// A held-out measurement: one line of `evals.jsonl`.

@@ -2,7 +2,7 @@
 
 use crate::ledger::Samples;
 use crate::recipe::Recipe;
-use crate::record::{EpisodeStats, StepRecord};
+use crate::record::{EpisodeStats, StepRecord, TokenSummary};
 use crate::report::comparison;
 use crate::run_dir::RunDir;
 use crate::view::duration;
@@ -16,6 +16,7 @@ pub(crate) struct Summary<'a> {
     pub(crate) after: &'a EpisodeStats,
     pub(crate) history: &'a [StepRecord],
     pub(crate) samples: Samples,
+    pub(crate) tokens: &'a TokenSummary,
     pub(crate) wall_s: f64,
     /// An episode id to show.
     pub(crate) example: Option<String>,
@@ -45,6 +46,16 @@ pub(crate) fn text(s: &Summary<'_>) -> String {
         "\nepisodes trained {}  left out {} (no difference within the group, or failed)  trained twice {}  lost {}",
         x.trained, x.dropped, x.trained_twice, x.lost
     );
+    let (t, joins) = (s.tokens.counts, &s.tokens.joins);
+    let _ = writeln!(
+        out,
+        "tokens sampled {}  trained once {}  trained twice {}  left out {}",
+        t.sampled, t.trained_once, t.trained_twice, t.untrained
+    );
+    if !joins.is_empty() {
+        let told: Vec<String> = joins.iter().map(|(j, n)| format!("{j} {n}")).collect();
+        let _ = writeln!(out, "calls of agents: {}", told.join("  "));
+    }
     next_commands(&mut out, s);
     out
 }

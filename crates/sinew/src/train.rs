@@ -4,14 +4,14 @@ use crate::curriculum::Curriculum;
 use crate::failure::Failure;
 use crate::ledger::{Ledger, LedgerStep, Samples};
 use crate::recipe::{Recipe, TasksSection};
-use crate::record::{EpisodeStats, EvalRecord, MetricsFile, StepRecord};
+use crate::record::{EpisodeStats, EvalRecord, MetricsFile, StepRecord, TokenSummary, joins};
 use crate::report::Report;
 use crate::run_dir::{RunDir, write_atomic};
 use crate::schedule::{eval_episodes, train_groups, uniform_tasks};
 use crate::summary;
 use crate::view::{Sampler, Status, View, duration};
 use crate::wire::{Parts, SavedState};
-use sinew_rollout::{BatchError, EpisodeOptions, EpisodeSpec, run_batch};
+use sinew_rollout::{BatchError, EpisodeOptions, EpisodeSpec, again, run_batch};
 use sinew_types::{EpisodeEnd, EpisodeId, Trace};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -55,6 +55,9 @@ struct StepEpisodes {
     traces: Vec<Trace>,
     /// Stored for the step, not to be trained, with the reason.
     dropped: BTreeMap<EpisodeId, String>,
+    /// Of `dropped`, those that were run again, and how many of them then went well.
+    retried: usize,
+    recovered: usize,
     /// The curriculum after its draw.
     curriculum: Option<Curriculum>,
 }
@@ -154,6 +157,7 @@ impl Run<'_> {
         let samples = self.samples()?;
         self.write_report(&before_stats, &after_stats, &before, &after)?;
         let wall_s = self.wall_s();
+        let tokens = TokenSummary::of(&self.history);
         self.view.update(|s| s.phase = "done".into());
         if !self.json {
             self.stop_view();
@@ -164,12 +168,15 @@ impl Run<'_> {
                 after: &after_stats,
                 history: &self.history,
                 samples,
+                tokens: &tokens,
                 wall_s,
                 example: before.first().map(|t| t.episode.as_str().to_string()),
             });
             crate::output::print(&text);
         }
-        Ok(last_line(&before_stats, &after_stats, wall_s, samples))
+        let mut last = last_line(&before_stats, &after_stats, wall_s, samples);
+        last["tokens"] = serde_json::json!(tokens);
+        Ok(last)
     }
 
     /// Ends the live view, so that what follows is printed below it.
@@ -339,6 +346,9 @@ impl Run<'_> {
             rollout_s,
             engine_busy_s: engine.busy_s - engine_before.busy_s,
             sampled_tokens_per_s: sampled as f64 / rollout_s.max(1e-9),
+            joins: joins(&traces),
+            retried: episodes.retried,
+            recovered: episodes.recovered,
             ..StepRecord::default()
         };
         self.learn(step, &traces, episodes.dropped, &mut record)?;
@@ -409,8 +419,38 @@ impl Run<'_> {
             cross.mix(true);
         }
         let options = self.parts.episode_options(recipe);
-        out.traces = self.episodes(groups.into_iter().flatten().collect(), &options)?;
+        let specs: Vec<EpisodeSpec> = groups.into_iter().flatten().collect();
+        out.traces = self.episodes(specs.clone(), &options)?;
+        self.run_again(specs, &options, &mut out)?;
         Ok(out)
+    }
+
+    /// Runs what the system failed again, as often as the recipe says. What is left out stays in
+    /// the store and is told.
+    fn run_again(
+        &mut self,
+        mut specs: Vec<EpisodeSpec>,
+        options: &EpisodeOptions,
+        out: &mut StepEpisodes,
+    ) -> Result<(), Failure> {
+        for attempt in 1..=self.parts.algorithm.repair().retries() {
+            let again = again(&specs, &out.traces, attempt);
+            if again.is_empty() {
+                break;
+            }
+            let (places, retried): (Vec<usize>, Vec<EpisodeSpec>) = again.into_iter().unzip();
+            let traces = self.episodes(retried.clone(), options)?;
+            for ((place, spec), trace) in places.into_iter().zip(retried).zip(traces) {
+                let went_well = !matches!(trace.end, EpisodeEnd::Failed { .. });
+                out.retried += 1;
+                out.recovered += usize::from(went_well);
+                specs[place] = spec;
+                let failed = std::mem::replace(&mut out.traces[place], trace);
+                let reason = "failed, run again".to_owned();
+                out.dropped.insert(failed.episode, reason);
+            }
+        }
+        Ok(())
     }
 
     /// Rows, optimizer step, ledger, publication of the weights.
@@ -429,6 +469,14 @@ impl Run<'_> {
         let mut batch = self.parts.rows(traces)?;
         batch.dropped.extend(dropped);
         record.rows = batch.rows.len();
+        record.tokens = batch.tokens;
+        record.repair = batch.report.repair.clone();
+        if !record.tokens.holds() {
+            return Err(Failure::system(format!(
+                "step {step} would train tokens other than once: {:?}",
+                record.tokens
+            )));
+        }
         for reason in batch.dropped.values() {
             *record.dropped.entry(reason.clone()).or_default() += 1;
         }

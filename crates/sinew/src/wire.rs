@@ -12,7 +12,7 @@ use crate::pool::PoolSource;
 use crate::recipe::{EnvSection, ModelSection, Recipe, SandboxSection, TasksSection};
 use crate::run_dir::RunDir;
 use serde::{Deserialize, Serialize};
-use sinew_algo::{AlgoReport, Algorithm};
+use sinew_algo::{AlgoReport, Algorithm, TokenCounts, count_tokens};
 use sinew_env::{EnvFactory, Taskset, tiny};
 use sinew_image::{Image, ImageConfig, ImageError, UnpackLimits};
 use sinew_infer::{Clock, EmbeddedEngine, EngineConfig, ModelForward, SchedulerConfig, TokenBytes};
@@ -52,6 +52,7 @@ pub(crate) struct SavedState {
 /// Rows of one step, and what became of the episodes that gave none.
 pub(crate) struct Rows {
     pub(crate) rows: Vec<TrainRow>,
+    pub(crate) tokens: TokenCounts,
     pub(crate) trained: Vec<EpisodeId>,
     pub(crate) dropped: BTreeMap<EpisodeId, String>,
     pub(crate) report: AlgoReport,
@@ -444,7 +445,8 @@ impl Parts {
         let params = loaded_params(recipe, renderer.as_ref())?;
         let config = params.config().clone();
         check_context(recipe, &config)?;
-        let algorithm = Algorithm::new(&recipe.algorithm, &recipe.run_facts())
+        let algorithm = recipe
+            .algorithm()
             .map_err(|e| Failure::input(format!("algorithm: {e}")))?;
         let files = renderer.files().map_err(Failure::system)?;
         let data = Dataset::load(recipe, renderer.as_ref())?;
@@ -532,6 +534,7 @@ impl Parts {
             .map(|t| (t.episode.clone(), drop_reason(t, &report)))
             .collect();
         Ok(Rows {
+            tokens: count_tokens(traces, &rows),
             rows,
             trained: trained.into_iter().collect(),
             dropped,
@@ -681,6 +684,9 @@ fn drop_reason(trace: &Trace, report: &AlgoReport) -> String {
     match &trace.end {
         EpisodeEnd::Failed { kind, .. } => format!("failed: {kind:?}").to_lowercase(),
         _ if report.groups_equal.contains(&trace.group) => "equal rewards in the group".into(),
+        _ if report.repair.dropped_groups.contains(&trace.group) => {
+            "group with too many failed episodes".into()
+        }
         _ if report.groups_too_small.contains(&trace.group) => "group too small".into(),
         _ if report.groups_filtered.contains(&trace.group) => "group filtered".into(),
         _ => "no signal".into(),

@@ -12,7 +12,7 @@ pub(crate) use sections::*;
 
 use crate::harness::HarnessSection;
 use serde::{Deserialize, Serialize};
-use sinew_algo::{Algorithm, AlgorithmConfig, Needs, RunFacts};
+use sinew_algo::{Algorithm, AlgorithmConfig, ConfigError, Needs, Repair, RunFacts};
 use sinew_types::{Correction, LossSpec};
 use std::path::{Path, PathBuf};
 
@@ -106,8 +106,7 @@ impl Recipe {
         if let Some(broken) = rules::broken(self) {
             return fail(broken.key, broken.value, &broken.reason);
         }
-        let resolved = Algorithm::new(&self.algorithm, &self.run_facts());
-        match resolved {
+        match self.algorithm() {
             Ok(algorithm) if self.engine.weights != "f32" && !corrects(algorithm.loss()) => fail(
                 "engine.weights",
                 format!("{:?}", self.engine.weights),
@@ -135,6 +134,15 @@ impl Recipe {
                 format!("{:?}", self.algorithm.kind.name()),
                 &e.to_string(),
             ),
+        }
+    }
+
+    /// What turns episodes into training signal.
+    pub(crate) fn algorithm(&self) -> Result<Algorithm, ConfigError> {
+        let algorithm = Algorithm::new(&self.algorithm, &self.run_facts())?;
+        match self.rollout.repair.as_slice() {
+            [] => Ok(algorithm),
+            steps => algorithm.with_repair(Repair::new(steps)?),
         }
     }
 
@@ -269,6 +277,14 @@ algorithm = { type = "grpo" }
                 ["engine.kv_tokens = 100", "at least"],
             ),
             ("[train]\nsteps = 0\n", ["train.steps = 0", "1 to"]),
+            (
+                "[rollout]\nrepair = [{ type = \"retry\", times = 1 }]\n",
+                ["repair", "the last step must be mask or drop_group"],
+            ),
+            (
+                "[rollout]\nrepair = [{ type = \"mask\" }]\n",
+                ["repair", "in_baseline"],
+            ),
             (
                 "[engine]\nweights = \"int8\"\n",
                 ["engine.weights = \"int8\"", "another policy"],

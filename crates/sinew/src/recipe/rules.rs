@@ -2,7 +2,7 @@
 
 use super::{DataSection, EnvSection, ModelSection, Recipe, SandboxSection, TasksSection};
 use crate::harness::HarnessSection;
-use sinew_algo::Advantage;
+use sinew_algo::{Advantage, GroupRepair};
 use sinew_engines::EngineKind;
 use sinew_model::Precision;
 use sinew_types::Fidelity;
@@ -406,6 +406,13 @@ fn judges(recipe: &Recipe, rules: &mut Rules) {
 
 fn data(recipe: &Recipe, rules: &mut Rules) {
     let Some(section) = &recipe.data else { return };
+    let retries = |step: &GroupRepair| matches!(step, GroupRepair::Retry { .. });
+    rules.custom(
+        "rollout.repair",
+        "retry",
+        "what is given as data cannot be run again: leave `retry` out".into(),
+        !recipe.rollout.repair.iter().any(retries),
+    );
     let kind = recipe.algorithm.kind;
     let composition = recipe.algorithm.composition(recipe.rollout.group_size);
     let advantage = composition.map(|c| c.advantage);
