@@ -1,6 +1,6 @@
 # What the Python of a worker runs once, in a namespace of its own. It stays for all turns, and every
 # fork has it: modules that programs often import, and the function that is a turn.
-import atexit, bisect, collections, copy, datetime, decimal, fractions, functools, gc, heapq, io
+import atexit, bisect, builtins, collections, copy, datetime, decimal, fractions, functools, gc, heapq, io
 import itertools, json, math, os, random, re, string, sys, time, traceback
 
 JOB = os.open("/dev/job", os.O_RDONLY)
@@ -8,9 +8,16 @@ STATUS = os.open("/dev/status", os.O_WRONLY)
 last_head = None
 
 
-def turn(size, fresh, keep):
+def turn():
     global last_head
-    head, _, code = os.read(JOB, size).decode().partition("\0\0")
+    job = os.read(JOB, 65536)
+    while len(job) >= 65536:
+        more = os.read(JOB, 1 << 20)
+        if not more:
+            break
+        job += more
+    fresh, keep = job[0] == 49, job[1] == 49
+    head, _, code = job[2:].decode().partition("\0\0")
     if fresh:
         # Forks have the same memory, so they would draw the same numbers.
         random.seed()
@@ -44,7 +51,8 @@ def turn(size, fresh, keep):
     os.write(STATUS, b"%d" % status)
 
 
-sys._sinew = turn
+# Called with the shortest text there is: each turn begins with compiling it.
+builtins._t = turn
 del main["sys"]
 gc.collect()
 gc.freeze()

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::io::Write;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 use wasmtime::{Config, Engine, InstancePre, Linker, Module, Store, Trap, UpdateDeadline};
 
@@ -40,7 +40,7 @@ pub(crate) struct Interpreters {
     /// Forks of it that no program ran in.
     waiting: VecDeque<Live>,
     warm: usize,
-    running: Arc<AtomicUsize>,
+    running: Arc<Ticks>,
     ticker: std::thread::Thread,
 }
 
@@ -67,7 +67,7 @@ impl Interpreters {
                 .map_err(|e| format!("{name}: {e:?}"))?;
             modules.insert(name.clone(), ready);
         }
-        let running = Arc::new(AtomicUsize::new(0));
+        let running = Arc::<Ticks>::default();
         let counter = Arc::clone(&running);
         let ticker = std::thread::Builder::new()
             .name("epochs".into())
@@ -193,38 +193,54 @@ fn load(engine: &Engine, path: &Path) -> wasmtime::Result<Module> {
     unsafe { Module::deserialize_file(engine, path) }
 }
 
+/// Ticks without a program after which the ticker rests: waking it costs a program time.
+const LINGER: u32 = 50;
+
+/// What running programs and the ticker share.
+#[derive(Debug, Default)]
+pub(crate) struct Ticks {
+    running: AtomicUsize,
+    resting: AtomicBool,
+}
+
 /// While one lives, epochs go on.
-pub(crate) struct Running(Arc<AtomicUsize>);
+pub(crate) struct Running(Arc<Ticks>);
 
 impl Running {
     fn new(interpreters: &Interpreters) -> Self {
-        Self::of(
-            Arc::clone(&interpreters.running),
-            interpreters.ticker.clone(),
-        )
-    }
-
-    fn of(running: Arc<AtomicUsize>, ticker: std::thread::Thread) -> Self {
-        if running.fetch_add(1, Ordering::SeqCst) == 0 {
-            ticker.unpark();
+        let ticks = Arc::clone(&interpreters.running);
+        ticks.running.fetch_add(1, Ordering::SeqCst);
+        if ticks.resting.swap(false, Ordering::SeqCst) {
+            interpreters.ticker.unpark();
         }
-        Self(running)
+        Self(ticks)
     }
 }
 
 impl Drop for Running {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::SeqCst);
+        self.0.running.fetch_sub(1, Ordering::SeqCst);
     }
 }
 
-fn tick(engine: &Engine, running: &AtomicUsize) {
+fn tick(engine: &Engine, ticks: &Ticks) {
+    let mut idle = 0;
     loop {
-        if running.load(Ordering::SeqCst) == 0 {
-            std::thread::park();
-        } else {
-            std::thread::sleep(TICK);
+        idle = match ticks.running.load(Ordering::SeqCst) {
+            0 => idle + 1,
+            _ => 0,
+        };
+        if idle > LINGER {
+            ticks.resting.store(true, Ordering::SeqCst);
+            // Who came in between has not seen that it rests.
+            while ticks.resting.load(Ordering::SeqCst) && ticks.running.load(Ordering::SeqCst) == 0
+            {
+                std::thread::park();
+            }
+            ticks.resting.store(false, Ordering::SeqCst);
+            idle = 0;
         }
+        std::thread::sleep(TICK);
         engine.increment_epoch();
     }
 }

@@ -27,11 +27,15 @@ const WASM_PAGE: usize = 1 << 16;
 const PAGE: usize = 4096;
 /// Function that runs a program: text that ends in zero, and 0 (`PyRun_SimpleStringFlags`).
 pub(crate) const TURN: &str = "sinew_turn";
+/// What that function is given.
+const COMMAND: &[u8] = b"_t()\0";
+/// A program that prints nothing and leaves no names.
+const REHEARSAL: &str = "def f(x): return [str(i) for i in range(x)]\nprint(*f(0), end='')\ndel f";
 /// The pointer of the stack in linear memory; it grows downwards.
 const STACK: &str = "sinew_global_0";
 
-/// What Python runs at its very start. Then each turn calls `sys._sinew`: bytes to read, whether
-/// this instance is new, and whether its names stay for the next turn.
+/// What Python runs at its very start. Then each turn calls `_t`, which reads: whether this
+/// instance is new, whether its names stay for the next turn, and the program.
 const BOOT: &str = include_str!("boot.py");
 /// Runs it beside `__main__`, which stays empty for programs.
 const START: &str = "import sys; exec(compile(sys.argv[1], '<boot>', 'exec'), {'__name__': 'boot', '__builtins__': __builtins__, 'main': globals()})";
@@ -267,15 +271,13 @@ impl Live {
         program: Vec<u8>,
         keep: bool,
     ) -> (Outcome, bool) {
-        let flag = |yes: bool| u8::from(yes);
-        let (read, fresh) = (program.len(), std::mem::take(&mut self.fresh));
-        let command = format!(
-            "__import__('sys')._sinew({read},{},{})\0",
-            flag(fresh),
-            flag(keep)
-        );
-        self.store.data_mut().begin(setting, program);
-        let result = self.command(command.as_bytes());
+        let flag = |yes: bool| b'0' + u8::from(yes);
+        let fresh = std::mem::take(&mut self.fresh);
+        let mut job = Vec::with_capacity(2 + program.len());
+        job.extend([flag(fresh), flag(keep)]);
+        job.extend(program);
+        self.store.data_mut().begin(setting, job);
+        let result = self.command(COMMAND);
         drop(running);
         let host = self.store.data_mut();
         let status = host.status.take();
@@ -295,15 +297,15 @@ impl Live {
         }
     }
 
-    /// Runs a turn that does nothing, with the environment that most programs have.
+    /// Rehearses a turn, with the environment that most programs have: draws random numbers of its
+    /// own, and writes to the pages that programs write to.
     pub(crate) fn warm(&mut self, running: Running, setting: Setting) -> Result<(), String> {
-        let program = crate::wire::program(&crate::wire::base_env(), "");
+        let program = crate::wire::program(&crate::wire::base_env(), REHEARSAL);
         let (outcome, alive) = self.run(running, setting, program, true);
-        self.fresh = true;
         match alive && outcome.ending == (Ending::Exited { code: 0 }) {
             true => Ok(()),
             false => Err(format!(
-                "an empty turn of Python ended with {:?}",
+                "the rehearsal of Python ended with {:?}",
                 outcome.ending
             )),
         }

@@ -285,7 +285,12 @@ fn bench_wasm(provider: &dyn SandboxProvider, as_json: bool) -> Result<(), Failu
         }
     };
     let benches = sinew_wasm::bench::run(provider, 30, &mut on_row);
-    runtime()?.block_on(benches).map_err(Failure::system)
+    // One thread, as at the process level: answers are not handed from thread to thread.
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(Failure::system)?;
+    runtime.block_on(benches).map_err(Failure::system)
 }
 
 fn bench_all(level: &str, full: bool, only: Option<&str>, as_json: bool) -> Result<(), Failure> {
