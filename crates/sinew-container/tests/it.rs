@@ -578,7 +578,7 @@ async fn podman_runs_containers_behind_the_same_port() {
     assert_eq!(python(&mut fork, bomb).await.ending, Ending::OutOfMemory);
     fork.destroy().await.unwrap();
     sandbox.destroy().await.unwrap();
-    for filter in ["07 ", "08 ", "21 ", "28 ", "32 ", "48 keeps", "56 "] {
+    for filter in ["07 ", "08 "] {
         let (held, failed) = attacked(&provider, filter).await;
         assert!(failed.is_empty() && held > 0, "{filter}: {failed:?}");
     }
