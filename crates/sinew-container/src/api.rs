@@ -318,11 +318,8 @@ fn creation(kind: EngineKind, image: &str, common: &Common, birth: &Birth<'_>) -
         "LogConfig": { "Type": "none" },
         "AutoRemove": true,
     });
-    if kind == EngineKind::Podman
-        && let Some(limits) = host["Ulimits"].as_array_mut()
-    {
-        // Its own default may be more than it has itself; the group bounds each container.
-        limits.push(json!({ "Name": "nproc", "Soft": ALL_PROCESSES, "Hard": ALL_PROCESSES }));
+    if kind == EngineKind::Podman {
+        mend_podman(&mut host);
     }
     if let Some(cpus) = common.cpus {
         host["NanoCpus"] = json!((cpus * 1e9) as u64);
@@ -339,6 +336,20 @@ fn creation(kind: EngineKind, image: &str, common: &Common, birth: &Birth<'_>) -
         "Labels": { LABEL: common.tag },
         "HostConfig": host,
     })
+}
+
+/// What Podman takes in other words, or makes of its own accord.
+fn mend_podman(host: &mut Value) {
+    // Its own default may be more than it has itself; the group bounds each container.
+    let processes = json!({ "Name": "nproc", "Soft": ALL_PROCESSES, "Hard": ALL_PROCESSES });
+    if let Some(limits) = host["Ulimits"].as_array_mut() {
+        limits.push(processes);
+    }
+    // It reads no MaskedPaths; and it mounts two folders in memory that everybody may fill.
+    let masked = format!("mask={}:/var:/run", MASKED.join(":"));
+    if let Some(options) = host["SecurityOpt"].as_array_mut() {
+        options.push(masked.into());
+    }
 }
 
 #[cfg(test)]

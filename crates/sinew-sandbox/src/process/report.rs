@@ -47,6 +47,7 @@ impl Reports {
         // SAFETY: no pointers; the descriptor is new and ours.
         match unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) } {
             -1 => Err(format!("epoll: {}", std::io::Error::last_os_error())),
+            // SAFETY: see above.
             fd => Ok(Self(Rc::new(unsafe { OwnedFd::from_raw_fd(fd) }))),
         }
     }
