@@ -306,7 +306,9 @@ fn masked_episodes_count_in_the_baseline_or_not() {
 fn repeated_episodes_count_twice_and_their_tokens_have_one_weight() {
     let steps = "repair = [{ type = \"pad_repeat\", share = 0.5 }, { type = \"drop_group\" }]";
     let traces = broken_group();
-    let (rows, report) = repaired(Grpo, steps).rows(&[traces.clone()]).unwrap();
+    let (rows, report) = repaired(Grpo, steps)
+        .rows(std::slice::from_ref(&traces))
+        .unwrap();
     assert_eq!(rows.len(), 3);
     // Rewards 1, 0, 1, 1.
     let std = (0.75f64 / 3.0).sqrt() + 1e-6;
