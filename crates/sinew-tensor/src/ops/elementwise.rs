@@ -94,7 +94,7 @@ pub fn bias_backward(dev: &Device, dy: &[f32], dbias: &mut [f32]) {
 }
 
 /// Sum of the squares of `x` in `f64`, which no finite `f32` overflows: over blocks of a fixed size, so that
-/// the result does not depend on the number of threads, and in each over [`NORM_LANES`] partial sums, so that
+/// the result does not depend on the number of threads, and in each over `NORM_LANES` partial sums, so that
 /// it does not depend on the width of vectors.
 #[must_use]
 pub fn sum_of_squares(dev: &Device, x: &[f32]) -> f64 {
@@ -111,7 +111,7 @@ pub fn sum_of_squares(dev: &Device, x: &[f32]) -> f64 {
 }
 
 simd_fn! {
-/// Loops over [`NORM_LANES`] that the compiler turns into vectors.
+/// Loops over `NORM_LANES` that the compiler turns into vectors.
 fn squares_part<V>(x: &[f32]) -> f64 {
     let mut sums = [0.0f64; NORM_LANES];
     let whole = x.len() / NORM_LANES * NORM_LANES;
