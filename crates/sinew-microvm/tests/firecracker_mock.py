@@ -7,6 +7,7 @@ that project), over the real guest agent in namespaces instead of a machine.
 What it was asked is in calls.log. It saves no memory: a restored agent is a new one whose first frame was read already.
 """
 
+import contextlib
 import json
 import os
 import shutil
@@ -92,7 +93,8 @@ class Machine:
             json.dump(self.config, f)
         # The device is reset: the guest and the host see their connections end.
         for connection in self.connections:
-            connection.shutdown(socket.SHUT_RDWR)
+            with contextlib.suppress(OSError):  # it ended by itself
+                connection.shutdown(socket.SHUT_RDWR)
         self.connections.clear()
 
     def load(self, body):
@@ -208,6 +210,11 @@ def answer(machine, stream):
         )
 
 
+def serve(machine, stream):
+    with stream:
+        answer(machine, stream)
+
+
 def main():
     os.environ["PATH"] = "/usr/sbin:/usr/bin:/sbin:/bin"
     assert sys.argv[1] == "--api-sock"
@@ -217,7 +224,7 @@ def main():
     listener.listen(16)
     while True:
         stream, _ = listener.accept()
-        threading.Thread(target=lambda s=stream: (answer(machine, s), s.close()), daemon=True).start()
+        threading.Thread(target=serve, args=(machine, stream), daemon=True).start()
 
 
 if __name__ == "__main__":

@@ -597,6 +597,17 @@ async fn snapshots_forks_and_archives_carry_files() {
         assert_eq!(server.put(fork, "state.txt", b"mine").await, 204);
     }
     assert_eq!(read(&id).await, "two");
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn archives_are_named_by_their_bytes_and_come_back() {
+    let server = server(|_| {}).await;
+    let id = server.create(json!({})).await;
+    assert_eq!(server.put(&id, "state.txt", b"one").await, 204);
+    let path = format!("/v1/sandboxes/{id}/snapshot");
+    let answer = server.ask(ANN, "POST", &path, Value::Null).await;
+    let snapshot = answer.json()["snapshot"].as_str().unwrap().to_string();
     let archive = server
         .ask(
             ANN,
@@ -628,7 +639,8 @@ async fn snapshots_forks_and_archives_carry_files() {
     }
     let imported = imported.json()["snapshot"].as_str().unwrap().to_string();
     let again = server.create(json!({ "snapshot": imported })).await;
-    assert_eq!(read(&again).await, "one");
+    let read = server.exec(&again, json!({ "shell": "cat state.txt" }));
+    assert_eq!(read.await.json()["stdout"], "one");
     let path = format!("/v1/snapshots/{snapshot}");
     assert_eq!(
         server.ask(BOB, "DELETE", &path, Value::Null).await.status,

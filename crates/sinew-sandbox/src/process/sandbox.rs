@@ -50,6 +50,16 @@ struct KillOnDrop<'a> {
     armed: bool,
 }
 
+impl<'a> KillOnDrop<'a> {
+    fn new(client: &'a Client, id: u64) -> Self {
+        Self {
+            client,
+            id,
+            armed: true,
+        }
+    }
+}
+
 impl Drop for KillOnDrop<'_> {
     fn drop(&mut self) {
         if self.armed {
@@ -234,11 +244,7 @@ impl ProcessSandbox {
         };
         let mut ended = self.client.run(exec, &raw)?;
         drop(pipes.theirs);
-        let mut guard = KillOnDrop {
-            client: &self.client,
-            id: self.id,
-            armed: true,
-        };
+        let mut guard = KillOnDrop::new(&self.client, self.id);
         let overflow = Notify::new();
         let (no_more, over) = watch::channel(false);
         let bounds = Bounds {
@@ -247,9 +253,8 @@ impl ProcessSandbox {
             over: &over,
         };
         let output = options.output;
+        let (out, err) = (OutputStream::Stdout, OutputStream::Stderr);
         let work = async {
-            let out = OutputStream::Stdout;
-            let err = OutputStream::Stderr;
             tokio::join!(
                 capture(pipes.stdout, bounds, out, output.clone()),
                 capture(pipes.stderr, bounds, err, output.clone()),
@@ -275,12 +280,10 @@ impl ProcessSandbox {
                 self.kill_and(&mut work).await?
             }
         };
+        let until = started + request.deadline;
         let end = match end {
             Some(end) => end,
-            None => {
-                let until = started + request.deadline;
-                self.end(ended, until, &mut cut).await?
-            }
+            None => self.end(ended, until, &mut cut).await?,
         };
         // It wrote too much and ended before anybody looked.
         if stdout.truncated || stderr.truncated {
