@@ -9,6 +9,9 @@ use std::time::{Duration, Instant};
 /// Pause after an execution before the next interpreter is made ready: a sandbox that is used
 /// once is destroyed meanwhile.
 pub(super) const WARM_PAUSE: Duration = Duration::from_millis(3);
+/// Sandboxes that have a room and an interpreter waiting, at most; they take about 2.2 MiB each, the
+/// kernel's part included. The others get theirs when a program comes.
+pub(super) const MAX_WAITING: usize = 2048;
 /// Network namespaces that are kept for the next rooms.
 const MAX_NETWORKS: usize = 64;
 

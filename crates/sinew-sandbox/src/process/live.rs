@@ -1,7 +1,7 @@
 //! What the spawner does for each live sandbox: rooms, programs in them, and their ends.
 
 use super::cgroup::Group;
-use super::ends::WARM_PAUSE;
+use super::ends::{MAX_WAITING, WARM_PAUSE};
 use super::files::Files;
 use super::messages::{Creation, End, Exit, Notice, Numbered, Start, send_bytes};
 use super::plan::{self, Confinement, Plan, Who};
@@ -205,7 +205,11 @@ impl Spawner {
             children: 0,
             destroyed_by: None,
         };
+        let more = self.more_may_wait();
         self.live.insert(id, live);
+        if !more {
+            return Ok(());
+        }
         let opened = self.open_room(id).and_then(|()| self.warm_up(id));
         if opened.is_err() {
             self.destroy(id, 0);
@@ -677,22 +681,30 @@ impl Spawner {
         Ok(())
     }
 
-    /// Makes interpreters ready that are due; the time until the next is.
+    fn more_may_wait(&self) -> bool {
+        self.live.values().filter(|l| l.room.is_some()).count() < MAX_WAITING
+    }
+
+    /// Makes an interpreter ready that is due; the time until the next is. One at a time: a room and
+    /// a fork of the zygote say something each, on a pipe that has to be read in between, or they
+    /// and this process wait for each other.
     pub(super) fn warm_due(&mut self) -> PollTimeout {
-        while let Some(&(due, id)) = self.to_warm.front() {
-            let now = Instant::now();
-            if due > now {
-                let left = due - now + Duration::from_millis(1);
-                return PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX);
-            }
-            self.to_warm.pop_front();
-            let wanted = |l: &Live| l.creation.warm && !l.busy() && l.room.is_none();
-            if self.zygote.is_some() && self.live.get(&id).is_some_and(wanted) {
-                // Without it the next execution makes its own.
-                let _ = self.open_room(id).and_then(|()| self.warm_up(id));
-            }
+        let Some(&(due, id)) = self.to_warm.front() else {
+            return PollTimeout::NONE;
+        };
+        let left = due.saturating_duration_since(Instant::now());
+        if !left.is_zero() {
+            let left = left + Duration::from_millis(1);
+            return PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX);
         }
-        PollTimeout::NONE
+        self.to_warm.pop_front();
+        let wanted = |l: &Live| l.creation.warm && !l.busy() && l.room.is_none();
+        let more = self.zygote.is_some() && self.more_may_wait();
+        if more && self.live.get(&id).is_some_and(wanted) {
+            // Without it the next execution makes its own.
+            let _ = self.open_room(id).and_then(|()| self.warm_up(id));
+        }
+        PollTimeout::ZERO
     }
 }
 

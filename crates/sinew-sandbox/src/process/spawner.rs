@@ -472,10 +472,8 @@ impl Spawner {
             if ready[3] {
                 self.read_reports();
             }
-            if ready[2]
-                && let Some(notice) = self.notice()
-            {
-                self.noticed(notice);
+            if ready[2] {
+                self.read_notices();
             }
             if ready[1] {
                 let _ = signal_fd.read_signal();
