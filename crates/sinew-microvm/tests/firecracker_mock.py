@@ -24,6 +24,13 @@ class Fault(Exception):
     pass
 
 
+def end(connection):
+    """Whoever waits for bytes of it, here or at its other side, sees its end: closing alone does not wake a thread that reads."""
+    with contextlib.suppress(OSError):  # it ended by itself
+        connection.shutdown(socket.SHUT_RDWR)
+    connection.close()
+
+
 class Machine:
     def __init__(self):
         self.state = "Not started"
@@ -93,8 +100,7 @@ class Machine:
             json.dump(self.config, f)
         # The device is reset: the guest and the host see their connections end.
         for connection in self.connections:
-            with contextlib.suppress(OSError):  # it ended by itself
-                connection.shutdown(socket.SHUT_RDWR)
+            end(connection)
         self.connections.clear()
 
     def load(self, body):
@@ -167,7 +173,7 @@ class Machine:
                 target.sendall(data)
         except OSError:
             pass
-        target.close()
+        end(target)
 
     def frames(self, stream, guest):
         """To the guest; but RESUME is answered here: the clock that it sets would be this host's."""
@@ -181,7 +187,7 @@ class Machine:
                     guest.sendall(head + payload)
         except OSError:
             pass
-        guest.close()
+        end(guest)
 
 
 def answer(machine, stream):

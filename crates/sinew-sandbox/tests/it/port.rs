@@ -281,6 +281,14 @@ async fn a_dead_zygote_is_replaced() {
         .args(["-9", &zygote])
         .status()
         .unwrap();
+    // What it is asked while it dies is lost with it, and told.
+    let proc = std::path::PathBuf::from(format!("/proc/{zygote}"));
+    for _ in 0..1000 {
+        if !proc.exists() {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
     for i in 0..3 {
         let result = python(sandbox.as_mut(), &format!("print({i})")).await;
         assert_eq!(text(&result.stdout), format!("{i}\n"));
