@@ -92,6 +92,10 @@ pub(super) fn step_seconds(
     let timed: fn(usize, &mut dyn FnMut()) -> Vec<f64> = if fresh { seconds } else { seconds_now };
     let times = timed(steps, &mut || {
         let report = trainer.step(rows, &spec);
+        if let Ok(report) = &report {
+            let tokens = report.packed_tokens;
+            tracing::info!(tokens, phases = ?report.seconds, "training step");
+        }
         if outcome.is_ok() {
             outcome = report.map(|r| r.packed_tokens);
         }

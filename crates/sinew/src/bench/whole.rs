@@ -1,26 +1,36 @@
-//! A whole GRPO step: sampling, gradients, update, new weights in the engine.
+//! A whole GRPO step: sampling, a tool call, sampling again, gradients, update, new weights in the engine.
 
 use super::decode::{engine, next};
 use super::machine::CpuTime;
 use super::row::{Better, Row, Summary};
 use super::{Bench, shapes, train};
 use crate::failure::Failure;
+use crate::sandbox_bench::unpooled;
 use sinew_infer::{EmbeddedEngine, SchedulerConfig};
 use sinew_model::{InferModel, Keep, ModelConfig, Params};
+use sinew_sandbox::{Ending, ExecRequest, Program, SandboxError, SandboxProvider, SandboxSpec};
 use sinew_types::{
     Engine, EngineEvent, GenerateRequest, PolicyVersion, RequestId, SamplingParams, Surrogate,
     TokenId, TrainRow,
 };
 use std::sync::Arc;
-use std::sync::mpsc::sync_channel;
-use std::time::Instant;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::time::{Duration, Instant};
+use tokio::runtime::Runtime;
 
-const TASKS: usize = 2;
+// Lengths of the quickstart recipe's episodes, half of its tasks.
+const TASKS: usize = 4;
 const SAMPLES: usize = 8;
 const PROMPT: usize = 208;
-const SAMPLED: usize = 64;
+/// Sampled before the tool call, and again after it.
+const TURN: usize = 13;
+/// Tokens of the tool's answer.
+const ANSWER: usize = 10;
+const CONTEXT: usize = PROMPT + 2 * TURN + ANSWER;
 /// Measured steps, after one more.
 const STEPS: usize = 2;
+/// The tool's program, the same for the peer.
+const CODE: &str = "print(17 * 23)";
 
 /// The prompt of a task, the same for the peer.
 fn prompt(config: &ModelConfig, task: usize) -> Vec<TokenId> {
@@ -28,99 +38,206 @@ fn prompt(config: &ModelConfig, task: usize) -> Vec<TokenId> {
     (0..PROMPT).map(token).collect()
 }
 
-/// Samples a group for each task, all at once; rows for the trainer.
-fn sample(
-    engine: &EmbeddedEngine,
-    config: &ModelConfig,
-    round: usize,
-) -> Result<Vec<TrainRow>, Failure> {
-    let count = TASKS * SAMPLES;
-    let (send, events) = sync_channel(count * (SAMPLED + 2));
-    for id in 0..count {
+/// What the tool printed as [`ANSWER`] tokens.
+fn answer_tokens(stdout: &[u8]) -> Vec<TokenId> {
+    let said = stdout.iter().map(|&byte| 5000 + TokenId::from(byte));
+    said.chain(std::iter::repeat(5000)).take(ANSWER).collect()
+}
+
+/// Runs [`CODE`] in a sandbox of its own.
+async fn call_tool(sandboxes: &dyn SandboxProvider) -> Result<Vec<TokenId>, SandboxError> {
+    let mut sandbox = sandboxes.acquire(&SandboxSpec::default()).await?;
+    let request = ExecRequest {
+        program: Program::Python(CODE.to_owned()),
+        stdin: Vec::new(),
+        deadline: Duration::from_secs(20),
+    };
+    let result = sandbox.exec(request).await?;
+    sandbox.destroy().await?;
+    match result.ending {
+        Ending::Exited { code: 0 } => Ok(answer_tokens(&result.stdout)),
+        other => Err(SandboxError::Died(format!("the tool ended with {other:?}"))),
+    }
+}
+
+/// What happens to an episode.
+enum Event {
+    Engine(EngineEvent),
+    Answer(Result<Vec<TokenId>, SandboxError>),
+}
+
+/// An episode so far.
+#[derive(Default)]
+struct Episode {
+    tokens: Vec<TokenId>,
+    /// Of `tokens`; 0 where they were not sampled.
+    logprobs: Vec<f32>,
+    answered: bool,
+}
+
+impl Episode {
+    /// Appends tokens that were given, not sampled.
+    fn given(&mut self, tokens: Vec<TokenId>) {
+        self.tokens.extend(tokens);
+        self.logprobs.resize(self.tokens.len(), 0.0);
+    }
+
+    /// `advantage` for the sampled tokens, 0 for the others.
+    fn row(self, advantage: f32) -> TrainRow {
+        let share = 1.0 / (TASKS * SAMPLES * 2 * TURN) as f32;
+        let mut row = train::row(self.tokens, PROMPT, share);
+        row.behaviour_logprobs = self.logprobs;
+        row.advantages[PROMPT..].fill(advantage);
+        let answer = PROMPT + TURN..PROMPT + TURN + ANSWER;
+        row.weights[answer.clone()].fill(0.0);
+        row.advantages[answer].fill(0.0);
+        row
+    }
+}
+
+/// What a step samples with.
+struct Sampling<'a> {
+    engine: &'a EmbeddedEngine,
+    sandboxes: Arc<dyn SandboxProvider>,
+    runtime: &'a Runtime,
+    send: SyncSender<(usize, Event)>,
+    events: Receiver<(usize, Event)>,
+}
+
+impl Sampling<'_> {
+    /// Asks for the next turn of episode `id`.
+    fn ask(&self, id: usize, request: u64, episode: &Episode) -> Result<(), Failure> {
         let request = GenerateRequest {
-            id: RequestId((round * count + id) as u64),
-            prompt: prompt(config, id / SAMPLES),
+            id: RequestId(request),
+            prompt: episode.tokens.clone(),
             sampling: SamplingParams {
-                seed: (round * count + id) as u64,
-                max_tokens: SAMPLED as u32,
+                seed: request,
+                max_tokens: TURN as u32,
                 ..SamplingParams::default()
             },
             priority: 0,
         };
-        let send = send.clone();
+        let send = self.send.clone();
         let sink = Box::new(move |event| {
-            let _ = send.try_send((id, event));
+            // There is room for all events of a step.
+            let _ = send.try_send((id, Event::Engine(event)));
         });
-        engine.submit(request, sink).map_err(Failure::system)?;
+        self.engine.submit(request, sink).map_err(Failure::system)
     }
-    let mut sampled = vec![(Vec::new(), Vec::new()); count];
-    let mut open = count;
-    while open > 0 {
-        match next(&events)? {
-            (id, EngineEvent::Tokens { tokens, .. }) => {
-                let (ids, logprobs) = &mut sampled[id];
-                ids.extend(tokens.iter().map(|t| t.id));
-                logprobs.extend(tokens.iter().map(|t| t.logprob));
-            }
-            (_, EngineEvent::Finished { .. }) => open -= 1,
-            (_, EngineEvent::Failed { error, .. }) => return Err(Failure::system(error)),
+
+    /// Calls the tool for episode `id`, beside everything else.
+    fn call(&self, id: usize) {
+        let (sandboxes, send) = (self.sandboxes.clone(), self.send.clone());
+        self.runtime.spawn(async move {
+            let answer = call_tool(sandboxes.as_ref()).await;
+            let _ = send.try_send((id, Event::Answer(answer)));
+        });
+    }
+
+    /// Samples a group for each task, all at once; rows for the trainer.
+    fn step(&self, config: &ModelConfig, round: usize) -> Result<Vec<TrainRow>, Failure> {
+        let count = TASKS * SAMPLES;
+        let mut episodes: Vec<Episode> = (0..count).map(|_| Episode::default()).collect();
+        let request = |id: usize, turn| (2 * (round * count + id) + turn) as u64;
+        for (id, episode) in episodes.iter_mut().enumerate() {
+            episode.given(prompt(config, id / SAMPLES));
+            self.ask(id, request(id, 0), episode)?;
         }
+        let mut open = count;
+        while open > 0 {
+            let (id, event) = next(&self.events)?;
+            let episode = &mut episodes[id];
+            match event {
+                Event::Engine(EngineEvent::Tokens { tokens, .. }) => {
+                    episode.tokens.extend(tokens.iter().map(|t| t.id));
+                    episode.logprobs.extend(tokens.iter().map(|t| t.logprob));
+                }
+                Event::Engine(EngineEvent::Finished { .. }) if episode.answered => open -= 1,
+                Event::Engine(EngineEvent::Finished { .. }) => self.call(id),
+                Event::Engine(EngineEvent::Failed { error, .. }) => {
+                    return Err(Failure::system(error));
+                }
+                Event::Answer(answer) => {
+                    episode.given(answer.map_err(Failure::system)?);
+                    episode.answered = true;
+                    self.ask(id, request(id, 1), episode)?;
+                }
+            }
+        }
+        // The rewards of the peer, less their mean.
+        let advantage = |id: usize| f32::from(u8::from(id % 3 == 0)) - 1.0 / 3.0;
+        let episodes = episodes.into_iter().enumerate();
+        Ok(episodes.map(|(id, e)| e.row(advantage(id))).collect())
     }
-    let share = 1.0 / (count * SAMPLED) as f32;
-    let rows = sampled.into_iter().enumerate();
-    Ok(rows
-        .map(|(id, (ids, logprobs))| {
-            let all = [prompt(config, id / SAMPLES), ids].concat();
-            let mut row = train::row(all, PROMPT, share);
-            row.behaviour_logprobs = [vec![0.0; PROMPT], logprobs].concat();
-            // The rewards of the peer, less their mean.
-            let advantage = f32::from(u8::from(id % 3 == 0)) - 1.0 / 3.0;
-            row.advantages[PROMPT..].fill(advantage);
-            row
-        })
-        .collect())
 }
 
-/// Whole steps against TRL's.
-pub(super) fn run(bench: &Bench) -> Result<(), Failure> {
+/// Seconds of whole steps.
+fn step_seconds(bench: &Bench) -> Result<Vec<f64>, Failure> {
     let config = shapes::smollm2();
-    let context = PROMPT + SAMPLED;
     let params = Params::random(&config, 1);
-    let model = InferModel::new(&bench.dev, &config, &params, context).map_err(Failure::system)?;
-    let rows = TASKS * SAMPLES;
+    let model = InferModel::new(&bench.dev, &config, &params, CONTEXT).map_err(Failure::system)?;
+    let count = TASKS * SAMPLES;
     let engine = engine(
         bench,
         model,
-        rows * (context + 16),
+        count * (CONTEXT + 16),
         SchedulerConfig::default(),
     )?;
-    let mut trainer = train::trainer(&bench.dev, &config, Keep::All, context, 4096)?;
+    let mut trainer = train::trainer(&bench.dev, &config, Keep::All, CONTEXT, 4096)?;
     let spec = train::spec(Surrogate::Clip {
         low: 0.2,
         high: 0.2,
         dual: None,
     });
-    let cpu = CpuTime::now();
+    let runtime = Runtime::new().map_err(Failure::system)?;
+    let (send, events) = sync_channel(count * (2 * (TURN + 2) + 1));
+    let sampling = Sampling {
+        engine: &engine,
+        sandboxes: {
+            let _inside = runtime.enter();
+            unpooled(true)?
+        },
+        runtime: &runtime,
+        send,
+        events,
+    };
     let mut times = Vec::new();
     for round in 0..=STEPS {
         let start = Instant::now();
-        let rows = sample(&engine, &config, round)?;
-        trainer.step(&rows, &spec).map_err(Failure::system)?;
+        let rows = sampling.step(&config, round)?;
+        let sampled = start.elapsed().as_secs_f64();
+        let report = trainer.step(&rows, &spec).map_err(Failure::system)?;
         let weights = Arc::new(trainer.policy().params().clone());
         let version = PolicyVersion(round as u64 + 1);
         engine
             .load_weights(version, weights)
             .map_err(Failure::system)?;
+        let all = start.elapsed().as_secs_f64();
+        tracing::info!(
+            sampled,
+            all,
+            tokens = report.packed_tokens,
+            phases = ?report.seconds,
+            "whole step"
+        );
         if round > 0 {
-            times.push(start.elapsed().as_secs_f64());
+            times.push(all);
         }
     }
+    Ok(times)
+}
+
+/// Whole steps against TRL's.
+pub(super) fn run(bench: &Bench) -> Result<(), Failure> {
+    let cpu = CpuTime::now();
+    let times = step_seconds(bench)?;
     let others = CpuTime::others_since(cpu);
-    drop((engine, trainer));
     let ours = Summary::of(times, Better::Less).unwrap_or_default();
-    let name = format!("whole GRPO step, {TASKS}x{SAMPLES}, {PROMPT} + {SAMPLED} tokens, no tools");
+    let name = format!(
+        "whole GRPO step with a tool call, {TASKS}x{SAMPLES}, {PROMPT} + {TURN} + {ANSWER} + {TURN} tokens"
+    );
     let row = Row::new(name, "s", ours).others(others);
-    let sizes = [TASKS, SAMPLES, PROMPT, SAMPLED].map(|n| n.to_string());
+    let sizes = [TASKS, SAMPLES, PROMPT, TURN, ANSWER].map(|n| n.to_string());
     let args: Vec<&str> = sizes.iter().map(String::as_str).collect();
     bench
         .printer
@@ -131,4 +248,33 @@ pub(super) fn run(bench: &Bench) -> Result<(), Failure> {
             Err(why) => row.target(8.0).without_peer("TRL GRPOTrainer", &why),
         });
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_sampled_tokens_are_trained() {
+        let mut episode = Episode::default();
+        let turn = |episode: &mut Episode, logprob| {
+            episode.tokens.extend([7; TURN]);
+            episode.logprobs.extend([logprob; TURN]);
+        };
+        episode.given(prompt(&shapes::smollm2(), 1));
+        turn(&mut episode, -1.0);
+        episode.given(answer_tokens(b"391\n"));
+        turn(&mut episode, -2.0);
+        let row = episode.row(0.5);
+        row.validate().unwrap();
+        assert_eq!(row.tokens.len(), CONTEXT);
+        assert_eq!(row.tokens[PROMPT + TURN], 5000 + TokenId::from(b'3'));
+        for t in 0..CONTEXT {
+            let sampled = row.tokens[t] == 7 && t >= PROMPT;
+            assert_eq!(row.weights[t] > 0.0, sampled, "{t}");
+            assert_eq!(row.advantages[t] != 0.0, sampled, "{t}");
+            assert_eq!(row.behaviour_logprobs[t] < 0.0, sampled, "{t}");
+        }
+        assert_eq!(answer_tokens(&[b'x'; 99]).len(), ANSWER);
+    }
 }
