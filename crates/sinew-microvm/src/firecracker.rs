@@ -1,400 +1,274 @@
-//! Firecracker, through its API: HTTP on a Unix socket, one JSON object a request
-//! (`src/firecracker/swagger/firecracker.yaml` of that project, version 1.7 and later).
+//! Firecracker, through its API (`src/firecracker/swagger/firecracker.yaml` of that project,
+//! version 1.7 and later).
 //!
-//! The guest's agent is reached over vsock: the monitor gives a Unix socket, and who connects says
-//! `CONNECT PORT` and is answered `OK NUMBER` (`docs/vsock.md` there). After a restore such
-//! connections are gone and made anew.
+//! A machine is saved whole: the monitor writes all memory and the state of its devices to two
+//! files in memory that it was given. What a clone changed is found by comparing with its base; a
+//! clone's memory is a private mapping of that base. The guest's agent is reached over vsock: the
+//! monitor makes a Unix socket, and who connects says `CONNECT PORT` and is answered `OK NUMBER`
+//! (`docs/vsock.md` there). With each snapshot such connections end and are made anew.
 
-use crate::image::Image;
+mod api;
+
+pub use api::{Api, FirecrackerError, Socket, connect};
+
+use crate::jail::{self, Opened};
+use crate::monitor::{
+    Base, Change, Control, Host, Launch, Machine, Monitor, Process, Running, filled, opened,
+};
+use crate::provider::{io, unavailable};
+use crate::ram::{self, Delta, Ram};
 use serde_json::{Value, json};
-use sinew_guest::{Guest, Hello};
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::UnixStream;
+use sinew_guest::Guest;
+use sinew_sandbox::{SandboxError, SandboxFuture};
+use std::fs::File;
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
+use std::process::Stdio;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 /// The port that the agent listens on.
 pub const AGENT_PORT: u32 = 52;
-/// Longest answer that is read, head and body each.
-const MAX_ANSWER: usize = 64 << 10;
-/// How long an answer may take: a snapshot writes all memory.
-const ANSWER: Duration = Duration::from_secs(30);
 /// How long a monitor, and a guest, may take to be there.
 const START: Duration = Duration::from_secs(10);
-/// Between attempts to reach what is not there yet.
-const AGAIN: Duration = Duration::from_millis(2);
+/// What a monitor takes beside the guest's memory and a copy of it while that is written.
+const OVERHEAD_BYTES: u64 = 64 << 20;
+/// Names of the sockets, relative to the monitor's own folder: that of the guest is part of a
+/// snapshot, and each clone has its own.
+const API_SOCKET: &str = "api.sock";
+const AGENT_SOCKET: &str = "agent.sock";
+/// The kernel's command line. `reboot=k` and `panic=-1`: a guest that fails ends its monitor.
+const KERNEL_ARGS: &str = "console=ttyS0 quiet panic=-1 reboot=k random.trust_cpu=on pci=off";
 
-/// Why a monitor did not do what was asked.
-#[derive(Debug, thiserror::Error)]
-pub enum FirecrackerError {
-    /// It refused.
-    #[error("{method} {path}: {status}: {fault}")]
-    Refused {
-        /// HTTP method.
-        method: &'static str,
-        /// What was asked for.
-        path: String,
-        /// HTTP status.
-        status: u16,
-        /// `fault_message` of the answer.
-        fault: String,
-    },
-    /// What came is not what its API describes.
-    #[error("{doing}: {problem}")]
-    Broken {
-        /// What was being done.
-        doing: String,
-        /// What was seen.
-        problem: String,
-    },
-}
+/// Files of every monitor, in the order in which they are opened; those of a boot or of a restore
+/// follow.
+const PROGRAM: usize = 0;
+const MEMORY: usize = 1;
+const STATE: usize = 2;
+const FIRST: usize = 3;
+const SECOND: usize = 4;
 
-type Done<T> = Result<T, FirecrackerError>;
-
-fn broken(doing: impl Into<String>, problem: impl std::fmt::Display) -> FirecrackerError {
-    FirecrackerError::Broken {
-        doing: doing.into(),
-        problem: problem.to_string(),
-    }
-}
-
-/// The API of one monitor.
-#[derive(Clone, Debug)]
-pub struct Api {
-    socket: PathBuf,
-}
-
-impl Api {
-    /// The API behind `socket`.
-    pub fn new(socket: PathBuf) -> Self {
-        Self { socket }
-    }
-
-    /// Asks for `path`; what it answers, [`Value::Null`] for nothing.
-    ///
-    /// # Errors
-    /// [`FirecrackerError`].
-    pub async fn ask(&self, method: &'static str, path: &str, body: Value) -> Done<Value> {
-        let doing = format!("{method} {path}");
-        let asked = tokio::time::timeout(ANSWER, self.exchange(method, path, &body));
-        let answered = asked
-            .await
-            .map_err(|_| broken(&doing, format!("no answer in {ANSWER:?}")))?;
-        let (status, bytes) = answered.map_err(|e| broken(&doing, e))?;
-        let value = match bytes.as_slice() {
-            [] => Value::Null,
-            bytes => serde_json::from_slice(bytes).map_err(|e| broken(&doing, e))?,
-        };
-        match status {
-            200..=299 => Ok(value),
-            status => Err(FirecrackerError::Refused {
-                method,
-                path: path.into(),
-                status,
-                fault: value["fault_message"]
-                    .as_str()
-                    .unwrap_or("no reason")
-                    .into(),
-            }),
-        }
-    }
-
-    async fn exchange(
-        &self,
-        method: &str,
-        path: &str,
-        body: &Value,
-    ) -> std::io::Result<(u16, Vec<u8>)> {
-        let mut stream = UnixStream::connect(&self.socket).await?;
-        let body = match body {
-            Value::Null => String::new(),
-            body => body.to_string(),
-        };
-        let request = format!(
-            "{method} {path} HTTP/1.1\r\nHost: localhost\r\nAccept: application/json\r\n\
-             Content-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",
-            body.len()
-        );
-        stream.write_all(request.as_bytes()).await?;
-        let mut had = Vec::new();
-        let head = loop {
-            if let Some(at) = had.windows(4).position(|w| w == b"\r\n\r\n") {
-                break at;
-            }
-            more(&mut stream, &mut had).await?;
-        };
-        let (status, length) = parse(&had[..head]).ok_or_else(|| odd("no status, or no length"))?;
-        if length > MAX_ANSWER {
-            return Err(odd("a longer answer than is read"));
-        }
-        while had.len() < head + 4 + length {
-            more(&mut stream, &mut had).await?;
-        }
-        Ok((status, had[head + 4..head + 4 + length].to_vec()))
-    }
-}
-
-fn odd(what: &str) -> std::io::Error {
-    std::io::Error::other(what.to_owned())
-}
-
-async fn more(stream: &mut UnixStream, had: &mut Vec<u8>) -> std::io::Result<()> {
-    let mut chunk = [0; 4096];
-    let read = stream.read(&mut chunk).await?;
-    if read == 0 {
-        return Err(odd("the connection ended half-way"));
-    }
-    had.extend_from_slice(&chunk[..read]);
-    if had.len() > 2 * MAX_ANSWER {
-        return Err(odd("a longer answer than is read"));
-    }
-    Ok(())
-}
-
-/// Status and length of the body.
-fn parse(head: &[u8]) -> Option<(u16, usize)> {
-    let text = std::str::from_utf8(head).ok()?;
-    let mut lines = text.split("\r\n");
-    let status = lines.next()?.strip_prefix("HTTP/1.")?;
-    let status = status.split(' ').nth(1)?.parse().ok()?;
-    let mut length = 0;
-    for line in lines {
-        let (name, value) = line.split_once(':')?;
-        if name.eq_ignore_ascii_case("content-length") {
-            length = value.trim().parse().ok()?;
-        }
-    }
-    Some((status, length))
-}
-
-/// Connects to a port of the guest through the monitor's socket.
-///
-/// # Errors
-/// [`FirecrackerError::Broken`] if nobody listens there within the time.
-pub async fn connect(socket: &Path, port: u32, within: Duration) -> Done<UnixStream> {
-    let began = Instant::now();
-    loop {
-        let tried = tokio::time::timeout(within, knock(socket, port)).await;
-        let tried = tried.unwrap_or_else(|_| Err(odd("no answer")));
-        match tried {
-            Ok(stream) => return Ok(stream),
-            Err(e) if began.elapsed() > within => {
-                return Err(broken(format!("connect to vsock port {port}"), e));
-            }
-            // The guest does not listen yet: the monitor closes the connection.
-            Err(_) => tokio::time::sleep(AGAIN).await,
-        }
-    }
-}
-
-async fn knock(socket: &Path, port: u32) -> std::io::Result<UnixStream> {
-    let mut stream = UnixStream::connect(socket).await?;
-    stream
-        .write_all(format!("CONNECT {port}\n").as_bytes())
-        .await?;
-    // One byte at a time: what follows the line is the agent's.
-    let mut line = Vec::new();
-    while line.last() != Some(&b'\n') {
-        let mut byte = [0];
-        if stream.read(&mut byte).await? == 0 || line.len() > 32 {
-            return Err(odd("nobody listens"));
-        }
-        line.push(byte[0]);
-    }
-    match line.strip_prefix(b"OK ") {
-        Some(_) => Ok(stream),
-        None => Err(odd("an answer that is not OK")),
-    }
-}
-
-/// What a machine boots from.
-#[derive(Clone, Debug)]
-pub struct Boot {
-    /// The kernel, not compressed.
-    pub kernel: PathBuf,
-    /// The root with the agent.
-    pub initrd: PathBuf,
-    /// Memory in MiB.
-    pub memory_mib: u64,
-}
-
-/// A machine that was saved: all its memory, and the rest.
-#[derive(Clone, Debug)]
-pub struct SavedMachine {
-    memory: PathBuf,
-    state: PathBuf,
-    hello: Hello,
-}
-
-/// A machine under Firecracker. Dropping it ends its monitor.
+/// Firecracker on this host.
 #[derive(Debug)]
-pub struct FirecrackerMachine {
+pub(crate) struct Firecracker {
+    pub(crate) host: Arc<Host>,
+    pub(crate) program: PathBuf,
+    pub(crate) walls: bool,
+}
+
+/// The API of one monitor, and the files that it saves to.
+#[derive(Debug)]
+pub(crate) struct FirecrackerControl {
     api: Api,
-    child: Child,
-    folder: PathBuf,
-    /// The agent inside.
-    pub guest: Guest,
+    agent: Socket,
+    bytes: u64,
+    memory: File,
+    state: File,
 }
 
-/// Ends a monitor unless it became a machine.
-struct Starting(Option<Child>);
+/// How a monitor names an open file.
+fn at(index: usize) -> String {
+    format!("/proc/self/fd/{}", jail::number(index))
+}
 
-impl Drop for Starting {
-    fn drop(&mut self) {
-        if let Some(mut child) = self.0.take() {
-            // It may have ended by itself.
-            let _ = child.kill();
-            let _ = child.wait();
+impl Firecracker {
+    /// A monitor without a machine.
+    pub(crate) async fn started(
+        &self,
+        bytes: u64,
+        more: Vec<Opened>,
+    ) -> Result<(Process, FirecrackerControl), SandboxError> {
+        let scratch = |name| ram::scratch(name).map_err(|e| io("memory", e));
+        let (memory, state) = (scratch("sinew-vm-memory")?, scratch("sinew-vm-devices")?);
+        let mut opens = vec![
+            opened("program", self.program.clone(), false),
+            opened("memory", ram::path_of(&memory), true),
+            opened("state", ram::path_of(&state), true),
+        ];
+        opens.extend(more);
+        let launch = Launch {
+            program: at(PROGRAM),
+            args: ["--api-sock", API_SOCKET].map(String::from).to_vec(),
+            opens,
+            walls: self.walls,
+            kvm: true,
+            works: true,
+            // Memory that it writes is its own until it is copied.
+            memory_bytes: 2 * bytes + OVERHEAD_BYTES,
+            file_bytes: bytes + jail::FILE_BYTES,
+            stdin: Stdio::null(),
+            stdout: Stdio::null(),
+        };
+        let mut process = self.host.launch(launch).await?;
+        let folder = PathBuf::from(format!("/proc/{}/cwd", process.pid()));
+        let socket = |name| Socket::new(folder.join(name), process.user);
+        let (api, agent) = (socket(API_SOCKET), socket(AGENT_SOCKET));
+        let began = Instant::now();
+        while let Err(e) = api.connect().await {
+            if let Some(ended) = process.ended() {
+                return Err(unavailable(format!("the monitor ended: {ended}")));
+            }
+            if began.elapsed() > START {
+                return Err(process.died(format!("its API does not answer: {e}")));
+            }
+            tokio::time::sleep(api::AGAIN).await;
         }
-    }
-}
-
-async fn monitor(program: &Path, folder: &Path) -> Done<(Starting, Api)> {
-    std::fs::create_dir_all(folder).map_err(|e| broken("make a folder", e))?;
-    let socket = folder.join("api.sock");
-    let _ = std::fs::remove_file(&socket);
-    let _ = std::fs::remove_file(folder.join("agent.sock"));
-    let child = Command::new(program)
-        .args(["--api-sock", "api.sock"])
-        .current_dir(folder)
-        .env_clear()
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .spawn();
-    let child = child.map_err(|e| broken(format!("start {}", program.display()), e))?;
-    let starting = Starting(Some(child));
-    let began = Instant::now();
-    while UnixStream::connect(&socket).await.is_err() {
-        if began.elapsed() > START {
-            return Err(broken("start a monitor", "its API does not answer"));
-        }
-        tokio::time::sleep(AGAIN).await;
-    }
-    Ok((starting, Api::new(socket)))
-}
-
-impl FirecrackerMachine {
-    fn of(mut starting: Starting, api: Api, folder: &Path, guest: Guest) -> Done<Self> {
-        let child = starting.0.take();
-        Ok(Self {
-            api,
-            child: child.ok_or_else(|| broken("start a monitor", "it is gone"))?,
-            folder: folder.into(),
-            guest,
-        })
-    }
-
-    /// Boots a machine; `folder` is its own and takes its sockets.
-    ///
-    /// # Errors
-    /// [`FirecrackerError`].
-    pub async fn boot(program: &Path, folder: &Path, boot: &Boot) -> Done<Self> {
-        let (starting, api) = monitor(program, folder).await?;
-        let put = |path, body| api.ask("PUT", path, body);
-        let machine = json!({ "vcpu_count": 1, "mem_size_mib": boot.memory_mib });
-        put("/machine-config", machine).await?;
-        let source = json!({
-            "kernel_image_path": boot.kernel,
-            "initrd_path": boot.initrd,
-            "boot_args": "console=ttyS0 quiet panic=-1 reboot=k random.trust_cpu=on pci=off",
-        });
-        put("/boot-source", source).await?;
-        // Relative: clones of a snapshot each have their own folder.
-        put(
-            "/vsock",
-            json!({ "guest_cid": 3, "uds_path": "agent.sock" }),
-        )
-        .await?;
-        put("/actions", json!({ "action_type": "InstanceStart" })).await?;
-        let stream = connect(&folder.join("agent.sock"), AGENT_PORT, START).await?;
-        let guest = Guest::greet(Box::new(stream), "microvm", START).await;
-        let guest = guest.map_err(|e| broken("greet the agent", e))?;
-        Self::of(starting, api, folder, guest)
-    }
-
-    /// Saves it whole. Its connection ends with that; the machine itself goes on.
-    ///
-    /// # Errors
-    /// [`FirecrackerError`].
-    pub async fn save(&mut self) -> Done<SavedMachine> {
-        let state = |name: &str| json!({ "state": name });
-        self.api.ask("PATCH", "/vm", state("Paused")).await?;
-        let (memory, saved) = (self.folder.join("memory"), self.folder.join("state"));
-        let create = json!({
-            "snapshot_type": "Full", "snapshot_path": saved, "mem_file_path": memory,
-        });
-        let created = self.api.ask("PUT", "/snapshot/create", create).await;
-        self.api.ask("PATCH", "/vm", state("Resumed")).await?;
-        created?;
-        let hello = self.guest.hello();
-        let stream = connect(&self.folder.join("agent.sock"), AGENT_PORT, START).await?;
-        self.guest = Guest::restored(Box::new(stream), "microvm", hello);
-        Ok(SavedMachine {
+        let control = FirecrackerControl {
+            api: Api::new(api),
+            agent,
+            bytes,
             memory,
-            state: saved,
-            hello,
-        })
+            state,
+        };
+        Ok((process, control))
     }
 
-    /// A machine that goes on from a saved one, with its own time, random numbers and name. Its
-    /// memory is mapped privately: clones share what they do not change.
-    ///
-    /// # Errors
-    /// [`FirecrackerError`].
-    pub async fn restore(program: &Path, folder: &Path, saved: &SavedMachine) -> Done<Self> {
-        let (starting, api) = monitor(program, folder).await?;
+    async fn boots(&self, bytes: u64) -> Result<Machine, SandboxError> {
+        let image = &self.host.image;
+        let packed = image.read("vmlinuz");
+        let packed = packed.map_err(|e| unavailable(e.to_string()))?;
+        let kernel = crate::vmlinux::unpack(&packed).map_err(unavailable)?;
+        let root = image.root(&format!("vsock:{AGENT_PORT}"));
+        let root = root.map_err(|e| unavailable(e.to_string()))?;
+        let kernel = filled("sinew-vm-kernel", &kernel)?;
+        let root = filled("sinew-vm-root", &root)?;
+        let more = vec![
+            opened("kernel", ram::path_of(&kernel), false),
+            opened("initrd", ram::path_of(&root), false),
+        ];
+        let (process, control) = self.started(bytes, more).await?;
+        let agent = control.boot().await.map_err(|e| process.died(e))?;
+        Machine::booted(
+            process,
+            Box::new(control),
+            Box::new(agent),
+            &self.host,
+            START,
+        )
+        .await
+    }
+
+    async fn starts_from(&self, base: &Base) -> Result<Machine, SandboxError> {
+        let devices = filled("sinew-vm-devices", &base.devices)?;
+        let more = vec![
+            opened("ram", base.ram.path(), false),
+            opened("devices", ram::path_of(&devices), false),
+        ];
+        let (process, control) = self.started(base.ram.bytes, more).await?;
         let load = json!({
-            "snapshot_path": saved.state,
-            "mem_backend": { "backend_type": "File", "backend_path": saved.memory },
+            "snapshot_path": at(SECOND),
+            "mem_backend": { "backend_type": "File", "backend_path": at(FIRST) },
             "resume_vm": true,
         });
-        api.ask("PUT", "/snapshot/load", load).await?;
-        let stream = connect(&folder.join("agent.sock"), AGENT_PORT, START).await?;
-        let mut guest = Guest::restored(Box::new(stream), "microvm", saved.hello);
-        let mut entropy = [0; 64];
-        getrandom::fill(&mut entropy).map_err(|e| broken("random numbers", e))?;
-        let now = SystemTime::now().duration_since(UNIX_EPOCH);
-        let now = now.map_or(0, |d| d.as_nanos() as u64);
-        let name = crate::ram::unique().map_err(|e| broken("random numbers", e))?;
-        let resumed = guest
-            .resume(now, &entropy, &format!("vm-{name:016x}"))
-            .await;
-        resumed.map_err(|e| broken("resume", e))?;
-        Self::of(starting, api, folder, guest)
+        let loaded = control.api.ask("PUT", "/snapshot/load", load).await;
+        loaded.map_err(|e| process.died(e))?;
+        let agent = connect(&control.agent, AGENT_PORT, START).await;
+        let agent = agent.map_err(|e| process.died(e))?;
+        let guest = Guest::restored(Box::new(agent), "microvm", base.hello);
+        Ok(Machine::of(process, Box::new(control), guest, &self.host))
     }
 }
 
-impl Drop for FirecrackerMachine {
-    fn drop(&mut self) {
-        // It may have ended by itself.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+impl Monitor for Firecracker {
+    /// A snapshot is bound to the program, the processor and the host's kernel, too.
+    fn key(&self, bytes: u64) -> String {
+        let program = self.program.metadata();
+        let program = program.map(|m| (m.len(), m.mtime())).unwrap_or_default();
+        let version = std::fs::read_to_string("/proc/version").unwrap_or_default();
+        let processor = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+        let model = processor.lines().find(|l| l.starts_with("model name"));
+        let text = format!("firecracker {bytes} {KERNEL_ARGS} {program:?} {version} {model:?}");
+        crate::image::key_of(&[self.host.image.key.as_bytes(), text.as_bytes()])
+    }
+
+    fn boot(&self, bytes: u64) -> SandboxFuture<'_, Machine> {
+        Box::pin(self.boots(bytes))
+    }
+
+    fn start_from<'a>(&'a self, base: &'a Base) -> SandboxFuture<'a, Machine> {
+        Box::pin(self.starts_from(base))
     }
 }
 
-/// Boots a machine with `program`, saves it and restores a clone: whether this host can.
-///
-/// # Errors
-/// What did not work.
-pub async fn probe(program: &Path, image: &Image, folder: &Path) -> Result<(), String> {
-    let text = |e: &dyn std::fmt::Display| e.to_string();
-    std::fs::create_dir_all(folder).map_err(|e| text(&e))?;
-    let (kernel, initrd) = (folder.join("vmlinux"), folder.join("root.cpio"));
-    let packed = image.read("vmlinuz").map_err(|e| text(&e))?;
-    std::fs::write(&kernel, crate::vmlinux::unpack(&packed)?).map_err(|e| text(&e))?;
-    let root = image.root(&format!("vsock:{AGENT_PORT}"));
-    std::fs::write(&initrd, root.map_err(|e| text(&e))?).map_err(|e| text(&e))?;
-    let boot = Boot {
-        kernel,
-        initrd,
-        memory_mib: 256,
-    };
-    let (first, clone) = (folder.join("first"), folder.join("clone"));
-    let machine = FirecrackerMachine::boot(program, &first, &boot).await;
-    let saved = machine.map_err(|e| text(&e))?.save().await;
-    let saved = saved.map_err(|e| text(&e))?;
-    let clone = FirecrackerMachine::restore(program, &clone, &saved).await;
-    clone.map(|_| ()).map_err(|e| text(&e))
+impl FirecrackerControl {
+    /// Configures the machine, starts it and reaches its agent.
+    async fn boot(&self) -> Result<tokio::net::UnixStream, FirecrackerError> {
+        let put = |path, body| self.api.ask("PUT", path, body);
+        let machine = json!({ "vcpu_count": 1, "mem_size_mib": self.bytes >> 20 });
+        put("/machine-config", machine).await?;
+        let source = json!({
+            "kernel_image_path": at(FIRST),
+            "initrd_path": at(SECOND),
+            "boot_args": KERNEL_ARGS,
+        });
+        put("/boot-source", source).await?;
+        let vsock = json!({ "guest_cid": 3, "uds_path": AGENT_SOCKET });
+        put("/vsock", vsock).await?;
+        put("/actions", json!({ "action_type": "InstanceStart" })).await?;
+        connect(&self.agent, AGENT_PORT, START).await
+    }
+
+    async fn state(&self, state: &str) -> Result<Value, SandboxError> {
+        let set = self.api.ask("PATCH", "/vm", json!({ "state": state }));
+        set.await.map_err(|e| SandboxError::Died(e.to_string()))
+    }
+
+    /// Writes all memory and the state of the devices; the machine is paused.
+    async fn write(&self) -> Result<Vec<u8>, SandboxError> {
+        // What an earlier snapshot left: the monitor may not cut it.
+        for file in [&self.memory, &self.state] {
+            file.set_len(0).map_err(|e| io("save a machine", e))?;
+        }
+        let create = json!({
+            "snapshot_type": "Full", "snapshot_path": at(STATE), "mem_file_path": at(MEMORY),
+        });
+        let created = self.api.ask("PUT", "/snapshot/create", create).await;
+        created.map_err(|e| io("save a machine", e))?;
+        ram::content(&self.state, jail::FILE_BYTES).map_err(|e| io("save devices", e))
+    }
+
+    /// What was written, where it differs from `base`; without one, from nothing.
+    async fn differing(&self, base: &Ram, folder: PathBuf) -> Result<Delta, SandboxError> {
+        let failed = |e: &dyn std::fmt::Display| io("save memory", e);
+        let whole = self.memory.try_clone().map_err(|e| failed(&e))?;
+        let whole = Ram::written(whole, self.bytes).map_err(|e| failed(&e))?;
+        let base = base.again().map_err(|e| failed(&e))?;
+        let compared = tokio::task::spawn_blocking(move || Delta::between(&base, &whole, &folder));
+        let delta = compared.await.map_err(|e| failed(&e))?;
+        self.memory.set_len(0).map_err(|e| failed(&e))?;
+        delta.map_err(|e| failed(&e))
+    }
+}
+
+impl Control for FirecrackerControl {
+    fn change<'a>(&'a mut self, running: Running<'a>, base: &'a Base) -> SandboxFuture<'a, Change> {
+        Box::pin(async move {
+            self.state("Paused").await?;
+            let written = self.write().await;
+            self.state("Resumed").await?;
+            let agent = connect(&self.agent, AGENT_PORT, START).await;
+            let agent = agent.map_err(|e| SandboxError::Died(e.to_string()))?;
+            let hello = running.guest.hello();
+            *running.guest = Guest::restored(Box::new(agent), "microvm", hello);
+            let devices = written?;
+            let memory = self.differing(&base.ram, running.folder.into()).await?;
+            Ok(Change { memory, devices })
+        })
+    }
+
+    fn finish<'a>(&'a mut self, running: Running<'a>) -> SandboxFuture<'a, (Ram, Vec<u8>)> {
+        Box::pin(async move {
+            self.state("Paused").await?;
+            let devices = self.write().await?;
+            // Without the zeroes that it wrote.
+            let empty = Ram::new(self.bytes).map_err(|e| io("memory", e))?;
+            let delta = self.differing(&empty, running.folder.into()).await?;
+            let ram = empty.changed(&delta).map_err(|e| io("save memory", e))?;
+            Ok((ram, devices))
+        })
+    }
+
+    fn console(&mut self) -> SandboxFuture<'_, String> {
+        Box::pin(async { Ok(String::new()) })
+    }
 }

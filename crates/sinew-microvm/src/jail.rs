@@ -25,8 +25,20 @@ pub(crate) const FAILED: i32 = 126;
 const OPEN_FILES: u64 = 128;
 /// Threads of a monitor's user.
 const THREADS: u64 = 64;
-/// Bytes of a file that a monitor writes: its log and the state of its devices.
+/// Bytes of a file that a monitor writes: its log and the state of its devices. One that writes
+/// memory may write more.
 pub(crate) const FILE_BYTES: u64 = 16 << 20;
+/// Where a monitor behind walls has its own folder.
+const WORK: &str = "/run";
+/// What it takes: sockets.
+const WORK_OPTIONS: &str = "size=64k,nr_inodes=16,mode=0700";
+/// Number of the first descriptor that is opened for a monitor.
+const FIRST: i32 = 64;
+
+/// The descriptor of the file at `index` of [`Plan::opens`].
+pub(crate) fn number(index: usize) -> i32 {
+    FIRST + index as i32
+}
 
 /// A file that is opened for the monitor.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -49,14 +61,18 @@ pub(crate) struct Plan {
     pub(crate) root: PathBuf,
     /// Folders of the host to show, read-only, and where.
     pub(crate) shows: Vec<(PathBuf, PathBuf)>,
-    /// A folder of the host that the monitor may write to, shown as `/run`.
-    pub(crate) run: Option<PathBuf>,
-    /// Devices of the host, by path.
-    pub(crate) devices: Vec<PathBuf>,
+    /// A folder of its own that the monitor starts in and may write to: behind walls a small file
+    /// system in memory at [`WORK`], else this folder of the host.
+    pub(crate) work: Option<PathBuf>,
+    /// Devices of the host, and where they are shown.
+    pub(crate) devices: Vec<(PathBuf, PathBuf)>,
     /// User and group to become; `None` where that needs rights that are missing.
     pub(crate) user: Option<(u32, u32)>,
     /// Whether to leave the host's mounts, network, names and message queues.
     pub(crate) walls: bool,
+    /// Bytes of a file that the monitor writes.
+    pub(crate) file_bytes: u64,
+    /// By path, or `/proc/self/fd/{name}`.
     pub(crate) program: String,
     pub(crate) args: Vec<String>,
 }
@@ -93,12 +109,17 @@ fn become_monitor(plan: Plan) -> Result<std::convert::Infallible, String> {
     for group in &plan.groups {
         fs::write(group, "0").map_err(|e| format!("{}: {e}", group.display()))?;
     }
-    let opened: Vec<(String, OwnedFd)> = plan.opens.iter().map(open).collect::<Result<_, _>>()?;
+    let opened = plan.opens.iter().enumerate().map(open);
+    let opened: Vec<(String, OwnedFd)> = opened.collect::<Result<_, _>>()?;
     if plan.walls {
         leave_namespaces()?;
         new_root(&plan)?;
     }
-    limits()?;
+    if let Some(work) = &plan.work {
+        let inside = if plan.walls { Path::new(WORK) } else { work };
+        std::env::set_current_dir(inside).map_err(at("chdir"))?;
+    }
+    limits(plan.file_bytes)?;
     if let Some((user, group)) = plan.user {
         become_user(user, group)?;
         // A change of user clears it.
@@ -108,8 +129,8 @@ fn become_monitor(plan: Plan) -> Result<std::convert::Infallible, String> {
     if getppid().as_raw() != plan.parent {
         return Err("whoever started it is gone".into());
     }
-    let mut argv = vec![plan.program.clone()];
-    for arg in &plan.args {
+    let mut argv = Vec::new();
+    for arg in std::iter::once(&plan.program).chain(&plan.args) {
         let numbered = opened.iter().fold(arg.clone(), |text, (name, fd)| {
             text.replace(&format!("{{{name}}}"), &fd.as_raw_fd().to_string())
         });
@@ -120,16 +141,22 @@ fn become_monitor(plan: Plan) -> Result<std::convert::Infallible, String> {
     execve(&argv[0], &argv, &[c"LC_ALL=C"]).map_err(at("execve"))
 }
 
-/// Opened without close-on-exec: it is for the monitor.
-fn open(file: &Opened) -> Result<(String, OwnedFd), String> {
+/// Opened without close-on-exec: it is for the monitor, which knows its number.
+fn open((index, file): (usize, &Opened)) -> Result<(String, OwnedFd), String> {
     use nix::fcntl::OFlag;
     let flags = if file.write {
         OFlag::O_RDWR
     } else {
         OFlag::O_RDONLY
     };
-    let fd = nix::fcntl::open(&file.path, flags, nix::sys::stat::Mode::empty())
-        .map_err(|e| format!("{}: {e}", file.path.display()))?;
+    let failed = |e: &dyn std::fmt::Display| format!("{}: {e}", file.path.display());
+    let fd = nix::fcntl::open(&file.path, flags, nix::sys::stat::Mode::empty());
+    let fd = fd.map_err(|e| failed(&e))?;
+    let fd = rustix::io::fcntl_dupfd_cloexec(&fd, number(index)).map_err(|e| failed(&e))?;
+    if fd.as_raw_fd() != number(index) {
+        return Err(failed(&"its descriptor's number is taken"));
+    }
+    rustix::io::fcntl_setfd(&fd, rustix::io::FdFlags::empty()).map_err(|e| failed(&e))?;
     Ok((file.name.clone(), fd))
 }
 
@@ -177,14 +204,20 @@ fn new_root(plan: &Plan) -> Step {
         fs::create_dir_all(&to).map_err(&made)?;
         bind(from, &to, safe | MsFlags::MS_RDONLY)?;
     }
-    if let Some(run) = &plan.run {
-        let to = inside(Path::new("/run"));
+    if plan.work.is_some() {
+        let to = inside(Path::new(WORK));
         fs::create_dir_all(&to).map_err(&made)?;
-        bind(run, &to, safe | MsFlags::MS_NOEXEC)?;
+        let owner = plan
+            .user
+            .map_or(String::new(), |(u, g)| format!(",uid={u},gid={g}"));
+        let options = format!("{WORK_OPTIONS}{owner}");
+        let flags = safe | MsFlags::MS_NOEXEC;
+        let options = Some(options.as_str());
+        mount(Some("tmpfs"), &to, Some("tmpfs"), flags, options).map_err(at("tmpfs of its own"))?;
     }
     fs::create_dir_all(inside(Path::new("/dev"))).map_err(&made)?;
-    for device in plan.devices.iter().filter(|d| d.exists()) {
-        let to = inside(device);
+    for (device, shown) in plan.devices.iter().filter(|(d, _)| d.exists()) {
+        let to = inside(shown);
         fs::write(&to, "").map_err(&made)?;
         let flags = MsFlags::MS_NOSUID | MsFlags::MS_NOEXEC;
         bind(device, &to, flags)?;
@@ -220,12 +253,12 @@ fn proc_of_its_own(to: &Path) -> Step {
     bind(Path::new("/proc"), to, flags)
 }
 
-fn limits() -> Step {
+fn limits(file_bytes: u64) -> Step {
     for (resource, most) in [
         (Resource::RLIMIT_CORE, 0),
         (Resource::RLIMIT_NOFILE, OPEN_FILES),
         (Resource::RLIMIT_NPROC, THREADS),
-        (Resource::RLIMIT_FSIZE, FILE_BYTES),
+        (Resource::RLIMIT_FSIZE, file_bytes),
         (Resource::RLIMIT_MEMLOCK, 1 << 20),
     ] {
         setrlimit(resource, most, most).map_err(at("setrlimit"))?;

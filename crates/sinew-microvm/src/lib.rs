@@ -15,6 +15,7 @@ mod group;
 mod image;
 mod jail;
 mod launcher;
+mod monitor;
 mod probe;
 mod provider;
 mod qemu;
@@ -26,5 +27,5 @@ mod vmlinux;
 
 pub use image::{Image, ImageError};
 pub use jail::jail_main_if_requested;
-pub use provider::{MicrovmConfig, MicrovmProvider};
+pub use provider::{Backend, MicrovmConfig, MicrovmProvider};
 pub use qemu::Accel;

@@ -1,14 +1,15 @@
 //! What this host can do, found out by doing it.
 
-use crate::jail::{self, Plan};
-use crate::provider::{io, unavailable};
+use crate::firecracker::Firecracker;
+use crate::monitor::{Host, Launch, Monitor, restore};
+use crate::provider::{Backend, MicrovmConfig, io, unavailable};
 use crate::qemu::{Accel, Qemu, SECCOMP};
-use crate::ram;
 use crate::template::Templates;
+use serde::{Deserialize, Serialize};
 use sinew_sandbox::{Ending, ExecRequest, Program, Protection, SandboxError, SandboxSpec};
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// How long a monitor without a machine may take to get behind its walls.
@@ -24,25 +25,34 @@ const LOOK_TIME: Duration = Duration::from_secs(30);
 /// What was found.
 #[derive(Clone, Debug)]
 pub(crate) struct Found {
-    /// What executes guests, and why.
-    pub(crate) accel: String,
+    /// `qemu` or `firecracker`.
+    pub(crate) backend: &'static str,
+    /// What runs and executes guests, and why.
+    pub(crate) how: String,
     /// Why monitors have no namespaces and no root of their own.
     no_walls: Option<String>,
     /// `/proc/PID/status` of a monitor behind its walls.
     status: String,
     /// Whether its network is not the host's.
     own_network: bool,
+    /// Its filter of system calls, or why there is none.
+    filter: Result<String, String>,
     /// Walls around programs inside of a machine that was looked into, or why they are not known.
     guest: Result<String, String>,
 }
 
-impl Default for Found {
-    fn default() -> Self {
+impl Found {
+    /// What the host sees of a monitor.
+    fn look(pid: u32) -> Self {
+        let proc = PathBuf::from(format!("/proc/{pid}"));
+        let network = |p: &Path| fs::read_link(p.join("ns/net")).ok();
         Self {
-            accel: String::new(),
+            backend: "qemu",
+            how: String::new(),
             no_walls: None,
-            status: String::new(),
-            own_network: false,
+            status: fs::read_to_string(proc.join("status")).unwrap_or_default(),
+            own_network: network(&proc) != network(Path::new("/proc/self")),
+            filter: Err("none is in force".into()),
             guest: Err("no machine was looked into".into()),
         }
     }
@@ -63,18 +73,19 @@ impl Found {
     }
 
     /// As the result of each execution tells them.
-    pub(crate) fn protections(&self, qemu: &Qemu) -> Vec<Protection> {
+    pub(crate) fn protections(&self, host: &Host) -> Vec<Protection> {
         let none = self.field("CapEff:").chars().all(|c| c == '0')
             && self.field("CapPrm:").chars().all(|c| c == '0');
         let user = self.field("Uid:").split_whitespace().next();
         let user = user.and_then(|u| u.parse::<u32>().ok()).unwrap_or(0);
         let walls = self.no_walls.as_deref();
-        let memory = qemu.hierarchy.how();
+        let memory = host.hierarchy.how();
+        let filter = self.filter.as_ref();
         vec![
             protection(
                 "machine",
                 true,
-                format!("a kernel of its own; {}", self.accel),
+                format!("a kernel of its own; {}", self.how),
             ),
             protection("network", true, "the machine has no network device"),
             protection(
@@ -85,7 +96,10 @@ impl Found {
             protection(
                 "monitor_files",
                 walls.is_none(),
-                walls.unwrap_or("a root of its own: system folders read-only, nothing to write"),
+                walls.unwrap_or(match self.backend {
+                    "qemu" => "a root of its own: system folders read-only, nothing to write",
+                    _ => "a root of its own: system folders read-only, 64 kB for sockets",
+                }),
             ),
             protection(
                 "monitor_user",
@@ -99,8 +113,8 @@ impl Found {
             protection("monitor_capabilities", none, "all sets empty"),
             protection(
                 "monitor_seccomp",
-                self.field("Seccomp:") == "2",
-                "QEMU's own filter: no programs, no other users, no scheduling",
+                filter.is_ok(),
+                filter.map_or_else(String::as_str, String::as_str),
             ),
             protection("no_new_privs", self.field("NoNewPrivs:") == "1", "prctl"),
             protection(
@@ -119,20 +133,8 @@ impl Found {
     }
 }
 
-/// Ends a child when it goes.
-struct Ends(Child);
-
-impl Drop for Ends {
-    fn drop(&mut self) {
-        // It may have ended by itself.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-/// Starts a monitor without a machine and looks at it from outside.
-fn behind_walls(qemu: &Qemu) -> Result<Found, String> {
-    let log = ram::scratch("sinew-vm-log").map_err(|e| e.to_string())?;
+/// Starts QEMU without a machine and looks at it from outside.
+async fn qemu_alone(qemu: &Qemu) -> Result<Found, String> {
     let args = [
         "-M",
         "none",
@@ -142,57 +144,73 @@ fn behind_walls(qemu: &Qemu) -> Result<Found, String> {
         "-sandbox",
         SECCOMP,
     ];
-    let plan = Plan {
-        args: args.map(String::from).to_vec(),
-        ..qemu.plan(Vec::new(), Vec::new(), None)
+    let launch = Launch {
+        kvm: false,
+        ..qemu.launch(PROBE_BYTES, Vec::new(), args.map(String::from).to_vec())
     };
-    let plan = serde_json::to_string(&plan).map_err(|e| e.to_string())?;
-    let mut command = Command::new(&qemu.helper);
-    command
-        .args([jail::FLAG, &plan])
-        .env_clear()
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(log.try_clone().map_err(|e| e.to_string())?);
-    let child = command
-        .spawn()
-        .map_err(|e| format!("{}: {e}", qemu.helper.display()))?;
-    let mut child = Ends(child);
-    let proc = PathBuf::from(format!("/proc/{}", child.0.id()));
+    let process = qemu.host.launch(launch).await;
+    let mut process = process.map_err(|e| e.to_string())?;
     let began = Instant::now();
     while began.elapsed() < START {
-        let status = fs::read_to_string(proc.join("status")).unwrap_or_default();
-        if status.contains("Seccomp:\t2\n") {
-            let network = |p: &Path| fs::read_link(p.join("ns/net")).ok();
-            return Ok(Found {
-                own_network: network(&proc) != network(Path::new("/proc/self")),
-                status,
-                ..Found::default()
-            });
+        let mut found = Found::look(process.pid());
+        if found.field("Seccomp:") == "2" {
+            let how = "QEMU's own filter: no programs, no other users, no scheduling";
+            found.filter = Ok(how.into());
+            return Ok(found);
         }
-        if let Ok(Some(ended)) = child.0.try_wait() {
-            let said = ram::content(&log, 4096).unwrap_or_default();
-            let said = String::from_utf8_lossy(&said).trim().to_owned();
-            return Err(format!("{ended}: {said}"));
+        if let Some(ended) = process.ended() {
+            return Err(ended);
         }
-        std::thread::sleep(Duration::from_millis(1));
+        tokio::time::sleep(Duration::from_millis(1)).await;
     }
     Err(format!(
         "its filter of system calls is not in force after {START:?}"
     ))
 }
 
-/// Finds out what walls monitors get and what executes guests.
-pub(crate) fn host(
-    qemu: &mut Qemu,
-    wanted: Option<Accel>,
-    folder: &Path,
-) -> Result<Found, SandboxError> {
-    let mut found = match behind_walls(qemu) {
+/// Chooses what runs machines, by what this host can do.
+pub(crate) fn choose(
+    config: &MicrovmConfig,
+    host: &Arc<Host>,
+) -> Result<(Box<dyn Monitor>, Found), SandboxError> {
+    let tried = match (config.backend, &config.firecracker) {
+        (Backend::Qemu, _) => Err("not asked for".into()),
+        (_, None) => Err("there is none: name it with FIRECRACKER_BIN".into()),
+        (_, Some(program)) => firecracker(host, program, &config.folder),
+    };
+    match (config.backend, tried) {
+        (_, Ok((monitor, found))) => Ok((Box::new(monitor), found)),
+        (Backend::Firecracker, Err(why)) => Err(unavailable(format!("Firecracker: {why}"))),
+        (backend, Err(why)) => {
+            let (qemu, mut found) = qemu(config, host)?;
+            if backend == Backend::Auto {
+                found.how.push_str(&format!("; Firecracker: {why}"));
+            }
+            Ok((Box::new(qemu), found))
+        }
+    }
+}
+
+/// QEMU, with the walls that it gets here.
+fn qemu(config: &MicrovmConfig, host: &Arc<Host>) -> Result<(Qemu, Found), SandboxError> {
+    if !config.qemu.is_file() {
+        let path = config.qemu.display();
+        return Err(unavailable(format!(
+            "no QEMU at {path}: install qemu-system-x86"
+        )));
+    }
+    let mut qemu = Qemu {
+        host: Arc::clone(host),
+        program: config.qemu.clone(),
+        accel: config.accel.unwrap_or(Accel::Tcg),
+        tsc_khz: tsc_khz(),
+        walls: true,
+    };
+    let mut found = match aside(qemu_alone(&qemu)) {
         Ok(found) => found,
         Err(why) => {
             qemu.walls = false;
-            let without = behind_walls(qemu).map_err(|e| {
+            let without = aside(qemu_alone(&qemu)).map_err(|e| {
                 let program = qemu.program.display();
                 unavailable(format!(
                     "{program} cannot be started: {e} (with walls: {why})"
@@ -204,25 +222,116 @@ pub(crate) fn host(
             }
         }
     };
-    found.accel = match wanted {
-        Some(Accel::Kvm) => "KVM, as asked for".into(),
-        Some(Accel::Tcg) => "emulated by QEMU, as asked for".into(),
-        None => match kvm(qemu, folder)? {
+    found.how = match config.accel {
+        Some(Accel::Kvm) => "QEMU; KVM, as asked for".into(),
+        Some(Accel::Tcg) => "QEMU, which emulates, as asked for".into(),
+        None => match kvm(&mut qemu, &config.folder)? {
             Ok(()) => {
                 qemu.accel = Accel::Kvm;
-                "KVM: a machine boots with it".into()
+                "QEMU; KVM: a machine boots with it".into()
             }
             Err(why) => {
                 qemu.accel = Accel::Tcg;
-                format!("emulated by QEMU; KVM: {why}")
+                format!("QEMU, which emulates; KVM: {why}")
             }
         },
     };
-    Ok(found)
+    Ok((qemu, found))
+}
+
+/// What is remembered of a Firecracker.
+#[derive(Debug, Serialize, Deserialize)]
+struct Tried {
+    /// Whether all threads of a monitor with a machine had a filter of system calls.
+    filtered: bool,
+}
+
+/// Firecracker, if it boots, saves and restores machines here. What came of it is remembered for
+/// this program, this kernel and this image.
+fn firecracker(
+    host: &Arc<Host>,
+    program: &Path,
+    folder: &Path,
+) -> Result<(Firecracker, Found), String> {
+    fs::File::open(program).map_err(|e| format!("{}: {e}", program.display()))?;
+    host.kvm
+        .metadata()
+        .map_err(|e| format!("it needs {}: {e}", host.kvm.display()))?;
+    if let Some(why) = closed_to_monitors(&host.kvm) {
+        return Err(why);
+    }
+    let mut monitor = Firecracker {
+        host: Arc::clone(host),
+        program: program.into(),
+        walls: true,
+    };
+    let mut found = match aside(firecracker_alone(&monitor)) {
+        Ok(found) => found,
+        Err(why) => {
+            monitor.walls = false;
+            let without = aside(firecracker_alone(&monitor));
+            Found {
+                no_walls: Some(why.clone()),
+                ..without.map_err(|e| format!("{e} (with walls: {why})"))?
+            }
+        }
+    };
+    let path = folder.join(format!("firecracker-{}.json", monitor.key(PROBE_BYTES)));
+    let tried = remembered(&path, || aside(tried(&monitor)))?;
+    if tried.filtered {
+        found.filter = Ok("Firecracker's own filters, in every thread".into());
+    }
+    found.backend = "firecracker";
+    found.how = format!("{}: boots, saves and restores machines", program.display());
+    Ok((monitor, found))
+}
+
+async fn firecracker_alone(monitor: &Firecracker) -> Result<Found, String> {
+    let started = monitor.started(PROBE_BYTES, Vec::new()).await;
+    let (process, _control) = started.map_err(|e| e.to_string())?;
+    Ok(Found::look(process.pid()))
+}
+
+/// Boots a machine, saves it and restores a clone.
+async fn tried(monitor: &Firecracker) -> Result<Tried, String> {
+    let text = |e: SandboxError| e.to_string().chars().take(300).collect::<String>();
+    let machine = monitor.boot(PROBE_BYTES).await.map_err(text)?;
+    let base = machine.finish().await.map_err(text)?;
+    let clone = restore(monitor, &base).await.map_err(text)?;
+    let filtered = filtered(clone.pid());
+    clone.end().await;
+    Ok(Tried { filtered })
+}
+
+/// Whether every thread of a process has a filter of system calls.
+fn filtered(pid: u32) -> bool {
+    let threads = fs::read_dir(format!("/proc/{pid}/task"));
+    let mut threads = threads.into_iter().flatten().flatten().peekable();
+    threads.peek().is_some()
+        && threads.all(|t| {
+            let status = fs::read_to_string(t.path().join("status"));
+            status.is_ok_and(|s| s.contains("Seccomp:\t2\n"))
+        })
+}
+
+/// What a file says that was found out before, else what `find` finds out; both are kept.
+fn remembered<T: Serialize + for<'a> Deserialize<'a>>(
+    path: &Path,
+    find: impl FnOnce() -> Result<T, String>,
+) -> Result<T, String> {
+    let kept = fs::read(path).ok();
+    if let Some(told) = kept.and_then(|b| serde_json::from_slice::<Result<T, String>>(&b).ok()) {
+        let again = |e| format!("{e} (found before: remove {} to try again)", path.display());
+        return told.map_err(again);
+    }
+    let told = find();
+    // Not remembered: it is tried again.
+    let _ = serde_json::to_vec(&told).map(|bytes| fs::write(path, bytes));
+    told
 }
 
 /// Runs to its end on a thread of its own: who calls may be on a runtime already.
-fn aside(work: impl Future<Output = Result<(), String>> + Send) -> Result<(), String> {
+fn aside<T: Send>(work: impl Future<Output = Result<T, String>> + Send) -> Result<T, String> {
     std::thread::scope(|scope| {
         let thread = scope.spawn(|| {
             let runtime = tokio::runtime::Builder::new_current_thread()
@@ -235,27 +344,6 @@ fn aside(work: impl Future<Output = Result<(), String>> + Send) -> Result<(), St
             .join()
             .unwrap_or_else(|_| Err("the probe failed".into()))
     })
-}
-
-/// Adds what a Firecracker that is named can do here, found out by booting, saving and restoring.
-pub(crate) fn firecracker(mut found: Found, qemu: &Qemu, program: Option<&Path>) -> Found {
-    let Some(program) = program else {
-        return found;
-    };
-    let told = match qemu.accel {
-        Accel::Tcg => Err("not tried: it needs KVM, and machines are emulated".into()),
-        Accel::Kvm => {
-            let folder = qemu.run.join("firecracker");
-            let told = aside(crate::firecracker::probe(program, &qemu.image, &folder));
-            // Gone with the folder of this run at the latest.
-            let _ = fs::remove_dir_all(&folder);
-            told
-        }
-    };
-    let told = told.map_or_else(|e| e, |()| "boots, saves and restores machines".into());
-    let note = format!("; {}: {told}", program.display());
-    found.accel.push_str(&note);
-    found
 }
 
 /// What a program inside says of itself, and what it can do that it must not.
@@ -326,16 +414,16 @@ pub(crate) async fn inside(guest: &mut sinew_guest::Guest) -> Result<String, Str
 }
 
 /// Makes a machine as sandboxes have them and looks inside. What held is remembered for this
-/// image and this QEMU.
+/// image and this monitor.
 pub(crate) fn guest_walls(
     mut found: Found,
-    qemu: &Qemu,
+    monitor: &dyn Monitor,
     templates: &Templates,
     folder: &Path,
 ) -> Found {
     let mut spec = SandboxSpec::default();
     spec.limits.memory_bytes = LOOK_BYTES;
-    let path = folder.join(format!("walls-{}.json", qemu.key(PROBE_BYTES)));
+    let path = folder.join(format!("walls-{}.json", monitor.key(PROBE_BYTES)));
     let remembered = fs::read(&path).ok();
     if let Some(how) = remembered.and_then(|b| serde_json::from_slice::<String>(&b).ok()) {
         found.guest = Ok(how);
@@ -344,9 +432,10 @@ pub(crate) fn guest_walls(
     let mut seen = Err("no machine was looked into".into());
     let looked = aside(async {
         let setup = crate::provider::setup_of(&spec);
-        let base = templates.base(qemu, PROBE_BYTES, &setup).await;
+        let base = templates.base(monitor, PROBE_BYTES, &setup).await;
         let base = base.map_err(|e| e.to_string())?;
-        let mut machine = qemu.restore(&base).await.map_err(|e| e.to_string())?;
+        let machine = restore(monitor, &base).await;
+        let mut machine = machine.map_err(|e| e.to_string())?;
         seen = inside(&mut machine.guest).await;
         machine.end().await;
         Ok(())
@@ -360,47 +449,44 @@ pub(crate) fn guest_walls(
 }
 
 /// A monitor never runs as root, and joins the group of the device.
-fn closed_to_monitors() -> Option<String> {
+fn closed_to_monitors(kvm: &Path) -> Option<String> {
     use std::os::unix::fs::PermissionsExt;
-    let mode = fs::metadata("/dev/kvm").ok()?.permissions().mode() & 0o777;
+    let mode = fs::metadata(kvm).ok()?.permissions().mode() & 0o777;
     let closed = nix::unistd::Uid::effective().is_root() && mode & 0o066 == 0;
     closed.then(|| {
-        format!("/dev/kvm is for root alone (mode {mode:o}), and monitors are not root: chgrp kvm /dev/kvm, chmod 660 /dev/kvm")
+        let kvm = kvm.display();
+        format!("{kvm} is for root alone (mode {mode:o}), and monitors are not root: chgrp kvm {kvm}, chmod 660 {kvm}")
     })
 }
 
 /// Boots a machine with KVM: that `/dev/kvm` can be opened says little. What came of it is
 /// remembered for this kernel and this image.
 fn kvm(qemu: &mut Qemu, folder: &Path) -> Result<Result<(), String>, SandboxError> {
-    let device = fs::File::options().read(true).write(true).open("/dev/kvm");
-    if let Err(e) = device {
-        return Ok(Err(format!("/dev/kvm: {e}")));
+    let device = qemu.host.kvm.clone();
+    let opened = fs::File::options().read(true).write(true).open(&device);
+    if let Err(e) = opened {
+        return Ok(Err(format!("{}: {e}", device.display())));
     }
-    if let Some(why) = closed_to_monitors() {
+    if let Some(why) = closed_to_monitors(&device) {
         return Ok(Err(why));
     }
     qemu.accel = Accel::Kvm;
     let version = fs::read("/proc/version").map_err(|e| io("/proc/version", e))?;
     let key = crate::image::key_of(&[&version, qemu.key(PROBE_BYTES).as_bytes()]);
     let path = folder.join(format!("kvm-{key}.json"));
-    let remembered = fs::read(&path).ok();
-    if let Some(told) = remembered.and_then(|b| serde_json::from_slice(&b).ok()) {
-        return Ok(told);
-    }
-    let tried = aside(async {
-        let ram = ram::Ram::new(PROBE_BYTES).map_err(|e| e.to_string())?;
-        let machine = qemu.boot(&ram).await.map_err(|e| e.to_string())?;
-        machine.end().await;
-        Ok(())
-    });
-    let told = tried.map_err(|e| {
-        let short: String = e.chars().take(300).collect();
-        format!("/dev/kvm is there, but no machine boots with it: {short}")
-    });
-    let bytes = serde_json::to_vec(&told).map_err(|e| io("remember the probe", e))?;
-    // Not remembered: it is tried again.
-    let _ = fs::write(&path, bytes);
-    Ok(told)
+    let qemu = &*qemu;
+    Ok(remembered(&path, || {
+        let tried = aside(async {
+            let machine = qemu.boot(PROBE_BYTES).await.map_err(|e| e.to_string())?;
+            machine.end().await;
+            Ok(())
+        });
+        tried.map_err(|e| {
+            let short: String = e.chars().take(300).collect();
+            let device = device.display();
+            format!("{device} is there, but no machine boots with it: {short}")
+        })
+    }))
 }
 
 /// Frequency of the processor's time stamp counter, rounded to MHz so that it names a template.

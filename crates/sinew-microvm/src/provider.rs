@@ -3,8 +3,9 @@
 use crate::group::{Hierarchy, is_orphan, run_tag};
 use crate::image::Image;
 use crate::launcher::Launcher;
+use crate::monitor::{Base, Change, Host, Monitor, Shared, restore};
 use crate::probe::{self, Found};
-use crate::qemu::{Accel, Base, Change, Qemu, Shared};
+use crate::qemu::Accel;
 use crate::sandbox::MicrovmSandbox;
 use crate::template::Templates;
 use sinew_guest::{Setup, pack, unpack};
@@ -30,6 +31,36 @@ const USER: u32 = 1000;
 /// that stands in thousands of others costs what landlock takes to walk up again.
 const INODES: u64 = 4096;
 
+/// What runs machines.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Backend {
+    /// Firecracker if there is one and it boots, saves and restores machines on this host, else
+    /// QEMU.
+    #[default]
+    Auto,
+    /// QEMU, with KVM or without.
+    Qemu,
+    /// Firecracker, which needs KVM.
+    Firecracker,
+}
+
+impl std::str::FromStr for Backend {
+    type Err = SandboxError;
+
+    fn from_str(name: &str) -> Result<Self, Self::Err> {
+        match name {
+            "auto" => Ok(Self::Auto),
+            "qemu" => Ok(Self::Qemu),
+            "firecracker" => Ok(Self::Firecracker),
+            _ => Err(SandboxError::Request {
+                field: "backend",
+                value: name.into(),
+                allowed: "auto, qemu or firecracker".into(),
+            }),
+        }
+    }
+}
+
 /// How machines are run.
 #[derive(Clone, Debug)]
 pub struct MicrovmConfig {
@@ -37,13 +68,17 @@ pub struct MicrovmConfig {
     pub folder: PathBuf,
     /// Program that builds walls around monitors: `sinew` itself, or `sinew-microvm-jail`.
     pub helper: PathBuf,
+    /// What runs machines.
+    pub backend: Backend,
     /// QEMU for the host's architecture.
     pub qemu: PathBuf,
-    /// Firecracker, if there is one: the probe says what it can do on this host.
+    /// Firecracker, if there is one.
     pub firecracker: Option<PathBuf>,
+    /// Device through which a monitor runs a guest on the processor.
+    pub kvm: PathBuf,
     /// Where short-lived files of a run are made.
     pub temporary: PathBuf,
-    /// What executes guests; `None`: KVM if a machine boots with it, else QEMU itself.
+    /// What executes guests under QEMU; `None`: KVM if a machine boots with it, else QEMU itself.
     pub accel: Option<Accel>,
     /// Most live sandboxes; who asks for more waits.
     pub max_live: usize,
@@ -57,8 +92,10 @@ impl MicrovmConfig {
         Self {
             folder,
             helper,
+            backend: Backend::Auto,
             qemu: "/usr/bin/qemu-system-x86_64".into(),
             firecracker: None,
+            kvm: "/dev/kvm".into(),
             temporary: "/tmp".into(),
             accel: None,
             max_live: 16,
@@ -69,20 +106,13 @@ impl MicrovmConfig {
 
 #[derive(Debug)]
 pub(crate) struct Inner {
-    pub(crate) qemu: Qemu,
+    pub(crate) monitor: Box<dyn Monitor>,
     pub(crate) found: Found,
     pub(crate) protections: Arc<Vec<Protection>>,
     templates: Templates,
     config: MicrovmConfig,
     live: Arc<Semaphore>,
     snapshots: AtomicU64,
-}
-
-impl Drop for Inner {
-    fn drop(&mut self) {
-        // What is left in it belongs to machines that die with this provider.
-        let _ = std::fs::remove_dir_all(&self.qemu.run);
-    }
 }
 
 /// Virtual machines restored from templates. Dropping it and its sandboxes ends them all.
@@ -165,35 +195,25 @@ impl MicrovmProvider {
     /// # Errors
     /// [`SandboxError::Unavailable`] with what is missing and what to do.
     pub fn start(config: MicrovmConfig) -> Result<Self, SandboxError> {
-        if !config.qemu.is_file() {
-            let path = config.qemu.display();
-            return Err(unavailable(format!(
-                "no QEMU at {path}: install qemu-system-x86"
-            )));
-        }
         let image = Image::find(&config.folder).map_err(|e| unavailable(e.to_string()))?;
         sweep(&config.temporary);
         let run = run_folder(&config.temporary).map_err(|e| io("make a folder", e))?;
-        let mut qemu = Qemu {
-            program: config.qemu.clone(),
+        let host = Arc::new(Host {
             helper: config.helper.clone(),
             image,
-            accel: config.accel.unwrap_or(Accel::Tcg),
-            tsc_khz: probe::tsc_khz(),
-            walls: true,
             launcher: Launcher::start().map_err(|e| io("start a thread", e))?,
             hierarchy: Hierarchy::probe(),
+            kvm: config.kvm.clone(),
             run,
             next: AtomicU64::new(0),
-        };
-        let found = probe::host(&mut qemu, config.accel, &config.folder)?;
-        let found = probe::firecracker(found, &qemu, config.firecracker.as_deref());
+        });
+        let (monitor, found) = probe::choose(&config, &host)?;
         let templates = Templates::new(config.folder.join("templates"))?;
-        let found = probe::guest_walls(found, &qemu, &templates, &config.folder);
-        let protections = Arc::new(found.protections(&qemu));
+        let found = probe::guest_walls(found, monitor.as_ref(), &templates, &config.folder);
+        let protections = Arc::new(found.protections(&host));
         Ok(Self {
             inner: Arc::new(Inner {
-                qemu,
+                monitor,
                 found,
                 protections,
                 templates,
@@ -204,9 +224,9 @@ impl MicrovmProvider {
         })
     }
 
-    /// What executes guests here, and why.
-    pub fn accelerator(&self) -> (Accel, &str) {
-        (self.inner.qemu.accel, &self.inner.found.accel)
+    /// What runs machines here, `qemu` or `firecracker`, and what was found.
+    pub fn backend(&self) -> (&'static str, &str) {
+        (self.inner.found.backend, &self.inner.found.how)
     }
 
     /// Boots a machine from its kernel and ends it: what a template takes, without the template.
@@ -215,8 +235,7 @@ impl MicrovmProvider {
     /// If it does not boot.
     pub async fn cold_boot(&self) -> Result<(), SandboxError> {
         let bytes = guest_bytes(&SandboxSpec::default())?;
-        let ram = crate::ram::Ram::new(bytes).map_err(|e| io("memory", e))?;
-        self.inner.qemu.boot(&ram).await?.end().await;
+        self.inner.monitor.boot(bytes).await?.end().await;
         Ok(())
     }
 
@@ -306,7 +325,8 @@ impl Inner {
         let base = match saved {
             None => {
                 let setup = setup_of(spec);
-                self.templates.base(&self.qemu, bytes, &setup).await?
+                let monitor = self.monitor.as_ref();
+                self.templates.base(monitor, bytes, &setup).await?
             }
             Some(saved) => {
                 if saved.base.ram.bytes < bytes {
@@ -322,7 +342,7 @@ impl Inner {
                 saved.base().await?
             }
         };
-        let machine = self.qemu.restore(&base).await?;
+        let machine = restore(self.monitor.as_ref(), &base).await?;
         let inner = Arc::clone(self);
         let mut sandbox = MicrovmSandbox::new(inner, spec.clone(), machine, base, permit);
         if saved.is_some_and(|s| s.spec != *spec) {

@@ -1,7 +1,7 @@
 //! One machine as a sandbox.
 
+use crate::monitor::{Machine, Shared, restore};
 use crate::provider::{Inner, setup_of};
-use crate::qemu::{Machine, Shared};
 use sinew_guest::Entry;
 use sinew_sandbox::{
     Ending, ExecOptions, ExecRequest, ExecResult, Sandbox, SandboxError, SandboxFuture,
@@ -88,11 +88,13 @@ impl MicrovmSandbox {
 
     async fn save(&mut self) -> Result<Snapshot, SandboxError> {
         let inner = Arc::clone(&self.inner);
-        let saved = self.machine()?.save(&inner.qemu.run).await;
-        if saved.is_err() {
+        let base = Arc::clone(&self.base);
+        let saved = self.machine()?.save(&base).await;
+        // What was refused leaves the machine as it was.
+        if matches!(saved, Err(SandboxError::Died(_))) {
             self.machine = None;
         }
-        Ok(inner.keep(&self.base, saved?, &self.spec))
+        Ok(inner.keep(&base, saved?, &self.spec))
     }
 
     async fn run(
@@ -149,7 +151,7 @@ impl MicrovmSandbox {
         if let Some(machine) = self.machine.take() {
             machine.end().await;
         }
-        self.machine = Some(self.inner.qemu.restore(&self.base).await?);
+        self.machine = Some(restore(self.inner.monitor.as_ref(), &self.base).await?);
         Ok(())
     }
 

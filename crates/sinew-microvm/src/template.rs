@@ -5,7 +5,8 @@
 //! are named by all they depend on.
 
 use crate::image::key_of;
-use crate::qemu::{Base, Machine, Qemu, Shared, idle};
+use crate::monitor::{Base, Change, Machine, Monitor, Shared, idle, restore};
+use crate::provider::io;
 use crate::ram::Ram;
 use serde::{Deserialize, Serialize};
 use sinew_guest::{Hello, Setup};
@@ -27,13 +28,6 @@ const READY: Duration = Duration::from_secs(10);
 struct About {
     bytes: u64,
     landlock_abi: u64,
-}
-
-fn io(operation: &str, e: impl std::fmt::Display) -> SandboxError {
-    SandboxError::Io {
-        operation: operation.into(),
-        message: e.to_string(),
-    }
 }
 
 /// The bases of a provider.
@@ -117,11 +111,11 @@ impl Templates {
     /// The base for a specification.
     pub(crate) async fn base(
         &self,
-        qemu: &Qemu,
+        monitor: &dyn Monitor,
         bytes: u64,
         setup: &Setup,
     ) -> Result<Shared, SandboxError> {
-        let first = qemu.key(bytes);
+        let first = monitor.key(bytes);
         let text = format!("{setup:?}");
         let key = key_of(&[first.as_bytes(), text.as_bytes()]);
         let mut held = self.held.lock().await;
@@ -135,7 +129,7 @@ impl Templates {
                 let _lock = lock(&self.folder).await?;
                 match self.find(&key).await {
                     Some(base) => base,
-                    None => self.make(qemu, bytes, setup, (&first, &key)).await?,
+                    None => self.make(monitor, bytes, setup, (&first, &key)).await?,
                 }
             }
         };
@@ -164,7 +158,7 @@ impl Templates {
 
     async fn make(
         &self,
-        qemu: &Qemu,
+        monitor: &dyn Monitor,
         bytes: u64,
         setup: &Setup,
         (first, key): (&str, &str),
@@ -172,12 +166,12 @@ impl Templates {
         let booted = match self.find(first).await {
             Some(base) => base,
             None => {
-                let base = booted(qemu, bytes).await?;
+                let base = monitor.boot(bytes).await?.finish().await?;
                 self.keep(base, first).await?
             }
         };
-        let mut machine = qemu.restore(&booted).await?;
-        let prepared = prepare(&mut machine, setup, qemu).await;
+        let mut machine = restore(monitor, &booted).await?;
+        let prepared = prepare(&mut machine, setup, &booted).await;
         machine.end().await;
         let change = prepared?;
         let made = tokio::task::spawn_blocking(move || booted.with(&change)).await;
@@ -187,26 +181,12 @@ impl Templates {
     }
 }
 
-/// A machine that booted and did nothing else.
-pub(crate) async fn booted(qemu: &Qemu, bytes: u64) -> Result<Base, SandboxError> {
-    let ram = Ram::new(bytes).map_err(|e| io("memory", e))?;
-    let machine = qemu.boot(&ram).await?;
-    let hello = machine.guest.hello();
-    let devices = machine.finish().await?;
-    ram.seal().map_err(|e| io("seal memory", e))?;
-    Ok(Base {
-        ram,
-        devices,
-        hello,
-    })
-}
-
 /// Sets a machine up, lets its interpreter get ready, and saves it.
 async fn prepare(
     machine: &mut Machine,
     setup: &Setup,
-    qemu: &Qemu,
-) -> Result<crate::qemu::Change, SandboxError> {
+    base: &Base,
+) -> Result<Change, SandboxError> {
     machine.guest.set_up(setup).await?;
     if setup.python.is_some() {
         let request = ExecRequest {
@@ -224,5 +204,5 @@ async fn prepare(
         }
     }
     idle(machine.pid(), READY).await;
-    machine.save(&qemu.run).await
+    machine.save(base).await
 }

@@ -58,7 +58,11 @@ pub(crate) fn printed(result: &ExecResult) -> String {
 
 #[tokio::test]
 async fn programs_files_and_endings() {
-    let provider = provider();
+    runs_programs(&provider()).await;
+}
+
+/// Python, a shell, exit codes and both streams.
+pub(crate) async fn runs_programs(provider: &MicrovmProvider) {
     let spec = spec();
     let mut sandbox = provider.acquire(&spec).await.expect("a machine");
     assert_eq!(
@@ -103,7 +107,11 @@ async fn attacks_that_only_machines_have() {
 
 #[tokio::test]
 async fn stdin_environment_streams_and_files() {
-    let provider = provider();
+    carries_input_and_files(&provider()).await;
+}
+
+/// Standard input, environment, output as it comes, files in and out.
+pub(crate) async fn carries_input_and_files(provider: &MicrovmProvider) {
     let spec = spec();
     let mut sandbox = provider.acquire(&spec).await.expect("a machine");
     sandbox
@@ -173,7 +181,11 @@ async fn limits_end_programs_precisely() {
 
 #[tokio::test]
 async fn snapshots_and_forks_carry_memory_and_files() {
-    let provider = provider();
+    keeps_snapshots(&provider()).await;
+}
+
+/// Snapshots, forks of forks, resets, archives.
+pub(crate) async fn keeps_snapshots(provider: &MicrovmProvider) {
     let spec = spec();
     let mut first = provider.acquire(&spec).await.expect("a machine");
     first.write_file("f", b"before").await.expect("write");

@@ -1,0 +1,416 @@
+//! What every monitor (QEMU, Firecracker) is driven by: how it is started behind its walls, how a
+//! machine is saved as memory and devices, and how a clone goes on from there.
+
+use crate::group::{Group, Hierarchy};
+use crate::image::Image;
+use crate::jail::{self, Opened, Plan};
+use crate::launcher::Launcher;
+use crate::provider::io;
+use crate::ram::{self, Delta, Ram};
+use nix::unistd::Uid;
+use sinew_guest::{Guest, Hello, Stream};
+use sinew_sandbox::{SandboxError, SandboxFuture};
+use std::fs::File;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+/// Bytes of a monitor's log that are shown.
+const LOG_BYTES: u64 = 4 << 10;
+/// Users of monitors: one each, above those of the host and of other levels.
+const FIRST_USER: u32 = 0x5000_0000;
+
+/// A program that runs machines.
+pub(crate) trait Monitor: std::fmt::Debug + Send + Sync {
+    /// Names what a template of so much memory depends on.
+    fn key(&self, bytes: u64) -> String;
+
+    /// Boots a machine with so much memory.
+    fn boot(&self, bytes: u64) -> SandboxFuture<'_, Machine>;
+
+    /// Starts a machine from a base, as it was: [`Machine::resume`] follows.
+    fn start_from<'a>(&'a self, base: &'a Base) -> SandboxFuture<'a, Machine>;
+}
+
+/// Starts a machine from a base. It has its own time, random numbers and name.
+pub(crate) async fn restore(monitor: &dyn Monitor, base: &Base) -> Result<Machine, SandboxError> {
+    let mut machine = monitor.start_from(base).await?;
+    machine.resume().await?;
+    Ok(machine)
+}
+
+/// What controls one machine from outside.
+pub(crate) trait Control: std::fmt::Debug + Send {
+    /// What the machine changed since it was started from `base`. It stands still meanwhile and
+    /// goes on afterwards, whatever came of it.
+    fn change<'a>(&'a mut self, running: Running<'a>, base: &'a Base) -> SandboxFuture<'a, Change>;
+
+    /// Stops a machine that was booted, for good: its memory and the state of its devices. Nobody
+    /// writes to that memory once the monitor has ended.
+    fn finish<'a>(&'a mut self, running: Running<'a>) -> SandboxFuture<'a, (Ram, Vec<u8>)>;
+
+    /// The end of what the guest's kernel printed, as far as it is kept.
+    fn console(&mut self) -> SandboxFuture<'_, String>;
+}
+
+/// What a [`Control`] needs of its machine.
+pub(crate) struct Running<'a> {
+    /// The monitor's process.
+    pub(crate) pid: u32,
+    /// Folder for files without a name.
+    pub(crate) folder: &'a Path,
+    /// The agent; a monitor that ends its connection gives it another.
+    pub(crate) guest: &'a mut Guest,
+}
+
+/// Memory and devices that clones start from.
+#[derive(Debug)]
+pub(crate) struct Base {
+    pub(crate) ram: Ram,
+    pub(crate) devices: Vec<u8>,
+    pub(crate) hello: Hello,
+}
+
+/// A base that machines share.
+pub(crate) type Shared = Arc<Base>;
+
+/// What a machine changed since it was started from its base.
+#[derive(Debug)]
+pub(crate) struct Change {
+    pub(crate) memory: Delta,
+    pub(crate) devices: Vec<u8>,
+}
+
+impl Base {
+    /// A base that starts from what a machine has changed.
+    pub(crate) fn with(&self, change: &Change) -> std::io::Result<Self> {
+        Ok(Self {
+            ram: self.ram.with(&change.memory)?,
+            devices: change.devices.clone(),
+            hello: self.hello,
+        })
+    }
+}
+
+/// A machine that runs.
+#[derive(Debug)]
+pub(crate) struct Machine {
+    pub(crate) guest: Guest,
+    process: Process,
+    control: Box<dyn Control>,
+    folder: PathBuf,
+}
+
+/// A monitor's process, its groups and its log. Dropping it ends it.
+#[derive(Debug)]
+pub(crate) struct Process {
+    launcher: Launcher,
+    child: Option<Child>,
+    group: Option<Group>,
+    log: File,
+    /// User that it runs as, if not the server's.
+    pub(crate) user: Option<u32>,
+    /// Where it works without walls.
+    work: Option<PathBuf>,
+}
+
+/// How a monitor is started.
+#[derive(Debug)]
+pub(crate) struct Launch {
+    pub(crate) program: String,
+    pub(crate) args: Vec<String>,
+    /// Descriptor [`jail::number`] of the first is the lowest; in order.
+    pub(crate) opens: Vec<Opened>,
+    /// Whether it is to leave the host's namespaces and root.
+    pub(crate) walls: bool,
+    /// Whether it gets the processor's own device.
+    pub(crate) kvm: bool,
+    /// Whether it works in a folder of its own, which it may write to.
+    pub(crate) works: bool,
+    /// Memory that it may take together with its machine.
+    pub(crate) memory_bytes: u64,
+    /// Bytes of a file that it may write.
+    pub(crate) file_bytes: u64,
+    pub(crate) stdin: Stdio,
+    pub(crate) stdout: Stdio,
+}
+
+pub(crate) fn opened(name: &str, path: PathBuf, write: bool) -> Opened {
+    Opened {
+        name: name.into(),
+        path,
+        write,
+    }
+}
+
+/// A file in memory with this content.
+pub(crate) fn filled(name: &str, bytes: &[u8]) -> Result<File, SandboxError> {
+    let file = ram::scratch(name).map_err(|e| io("memory", e))?;
+    std::os::unix::fs::FileExt::write_all_at(&file, bytes, 0).map_err(|e| io("memory", e))?;
+    Ok(file)
+}
+
+/// A user that no other machine of this process has, and that other processes are unlikely to.
+fn own_user() -> u32 {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let slot = NEXT.fetch_add(1, Ordering::Relaxed) % 1024;
+    FIRST_USER + (std::process::id() % (1 << 18)) * 1024 + slot
+}
+
+/// Where monitors run.
+#[derive(Debug)]
+pub(crate) struct Host {
+    pub(crate) helper: PathBuf,
+    pub(crate) image: Image,
+    pub(crate) launcher: Launcher,
+    pub(crate) hierarchy: Hierarchy,
+    /// The processor's own device.
+    pub(crate) kvm: PathBuf,
+    /// Folder of this run; `root` in it is where jails have their root.
+    pub(crate) run: PathBuf,
+    pub(crate) next: AtomicU64,
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        // What is left in it belongs to machines that die with this provider.
+        let _ = std::fs::remove_dir_all(&self.run);
+    }
+}
+
+impl Host {
+    fn plan(&self, launch: &Launch, group: Option<&Group>, work: Option<PathBuf>) -> Plan {
+        let kvm = self.kvm.metadata().ok().filter(|_| launch.kvm);
+        // Where the device is open to everybody, nobody need join its group.
+        let gid = kvm.filter(|m| m.mode() & 0o006 != 0o006).map(|m| m.gid());
+        let user = Uid::effective().is_root().then(own_user);
+        let shown = ["/usr", "/lib", "/lib64"].map(PathBuf::from);
+        let shown = shown.into_iter().filter(|p| p.exists());
+        let null = PathBuf::from("/dev/null");
+        let mut devices = vec![(null.clone(), null)];
+        if launch.kvm {
+            devices.push((self.kvm.clone(), "/dev/kvm".into()));
+        }
+        Plan {
+            parent: std::process::id() as i32,
+            opens: launch.opens.clone(),
+            groups: group.map(Group::doors).unwrap_or_default(),
+            root: self.run.join("root"),
+            shows: shown.map(|p| (p.clone(), p)).collect(),
+            work,
+            devices,
+            user: user.map(|u| (u, gid.unwrap_or(u))),
+            walls: launch.walls,
+            file_bytes: launch.file_bytes,
+            program: launch.program.clone(),
+            args: launch.args.clone(),
+        }
+    }
+
+    /// Starts a monitor.
+    pub(crate) async fn launch(&self, launch: Launch) -> Result<Process, SandboxError> {
+        let log = ram::scratch("sinew-vm-log").map_err(|e| io("memory", e))?;
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        let group = match self.hierarchy.how() {
+            Ok(_) => Some(self.hierarchy.create(number, launch.memory_bytes)),
+            Err(_) => None,
+        };
+        let group = group.transpose().map_err(|e| io("make a cgroup", e))?;
+        let work = launch
+            .works
+            .then(|| self.run.join(format!("work-{number}")));
+        if let Some(work) = work.as_ref().filter(|_| !launch.walls) {
+            let made = std::fs::DirBuilder::new().mode(0o700).create(work);
+            made.map_err(|e| io("make a folder", e))?;
+        }
+        let plan = self.plan(&launch, group.as_ref(), work.clone());
+        let text = serde_json::to_string(&plan).map_err(|e| io("jail", e))?;
+        if let (Some(work), Some((user, gid)), false) = (&work, plan.user, launch.walls) {
+            let owned = std::os::unix::fs::chown(work, Some(user), Some(gid));
+            owned.map_err(|e| io("make a folder", e))?;
+        }
+        let mut command = Command::new(&self.helper);
+        command
+            .args([jail::FLAG, &text])
+            .env_clear()
+            .stdin(launch.stdin)
+            .stdout(launch.stdout)
+            .stderr(log.try_clone().map_err(|e| io("log", e))?);
+        let child = match self.launcher.run(command).await {
+            Ok(child) => child,
+            Err(e) => {
+                // Empty: nothing was started.
+                let _ = group.as_ref().map(Group::remove);
+                return Err(e);
+            }
+        };
+        Ok(Process {
+            child: Some(child),
+            launcher: self.launcher.clone(),
+            group,
+            log,
+            user: plan.user.map(|(user, _)| user),
+            work: work.filter(|_| !launch.walls),
+        })
+    }
+}
+
+impl Process {
+    /// Number of the process.
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.as_ref().map_or(0, Child::id)
+    }
+
+    /// What it printed last.
+    pub(crate) fn printed(&self) -> String {
+        let log = ram::content(&self.log, LOG_BYTES).unwrap_or_default();
+        String::from_utf8_lossy(&log).trim().to_owned()
+    }
+
+    /// `e` as the end of its machine, with what it printed.
+    pub(crate) fn died(&self, e: impl std::fmt::Display) -> SandboxError {
+        SandboxError::Died(format!("{e}; {}", self.printed()))
+    }
+
+    /// How it ended, if it has.
+    pub(crate) fn ended(&mut self) -> Option<String> {
+        let ended = self.child.as_mut()?.try_wait().ok()??;
+        Some(format!("{ended}: {}", self.printed()))
+    }
+
+    /// Ends it; when this returns, nothing of it is left.
+    async fn end(&mut self) {
+        if let Some(child) = self.child.take() {
+            // The thread ends only after everything it started.
+            let _ = self.launcher.end(child, self.group.take()).await;
+        }
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        if let Some(child) = self.child.take() {
+            drop(self.launcher.end(child, self.group.take()));
+        }
+        if let Some(work) = &self.work {
+            // What is left goes with the folder of the run.
+            let _ = std::fs::remove_dir_all(work);
+        }
+    }
+}
+
+impl Machine {
+    /// A machine that boots: its agent speaks `within` that time.
+    pub(crate) async fn booted(
+        process: Process,
+        mut control: Box<dyn Control>,
+        agent: Box<dyn Stream>,
+        host: &Host,
+        within: Duration,
+    ) -> Result<Self, SandboxError> {
+        match Guest::greet(agent, "microvm", within).await {
+            Ok(guest) => Ok(Self::of(process, control, guest, host)),
+            Err(e) => {
+                let console = control.console().await.unwrap_or_default();
+                Err(process.died(format!("{e}; {}", console.trim())))
+            }
+        }
+    }
+
+    /// A machine with its agent.
+    pub(crate) fn of(
+        process: Process,
+        control: Box<dyn Control>,
+        guest: Guest,
+        host: &Host,
+    ) -> Self {
+        Self {
+            guest,
+            process,
+            control,
+            folder: host.run.clone(),
+        }
+    }
+
+    /// Number of the monitor's process.
+    pub(crate) fn pid(&self) -> u32 {
+        self.process.pid()
+    }
+
+    /// Memory that it takes for itself.
+    pub(crate) fn memory_bytes(&self) -> Option<u64> {
+        self.process.group.as_ref().and_then(Group::memory_bytes)
+    }
+
+    /// Tells the agent what no two clones may share.
+    async fn resume(&mut self) -> Result<(), SandboxError> {
+        let mut entropy = [0; 64];
+        getrandom::fill(&mut entropy).map_err(|e| io("random numbers", e))?;
+        let now = SystemTime::now().duration_since(UNIX_EPOCH);
+        let now = now.map_or(0, |d| d.as_nanos() as u64);
+        let name = format!("vm-{:016x}", ram::unique().map_err(|e| io("name", e))?);
+        let resumed = self.guest.resume(now, &entropy, &name).await;
+        resumed.map_err(|e| self.process.died(e))
+    }
+
+    /// What it changed since it was started from `base`.
+    pub(crate) async fn save(&mut self, base: &Base) -> Result<Change, SandboxError> {
+        let running = Running {
+            pid: self.process.pid(),
+            folder: &self.folder,
+            guest: &mut self.guest,
+        };
+        self.control.change(running, base).await
+    }
+
+    /// Ends a machine that was booted; what clones of it start from.
+    pub(crate) async fn finish(mut self) -> Result<Base, SandboxError> {
+        let hello = self.guest.hello();
+        let running = Running {
+            pid: self.process.pid(),
+            folder: &self.folder,
+            guest: &mut self.guest,
+        };
+        let (ram, devices) = self.control.finish(running).await?;
+        self.process.end().await;
+        // The channel may hold the memory open.
+        drop(self.control);
+        ram.seal().map_err(|e| io("seal memory", e))?;
+        Ok(Base {
+            ram,
+            devices,
+            hello,
+        })
+    }
+
+    /// Ends it; when this returns, nothing of it is left.
+    pub(crate) async fn end(mut self) {
+        self.process.end().await;
+    }
+}
+
+/// Waits until a monitor's guest has nothing to do; at most `most`.
+pub(crate) async fn idle(pid: u32, most: Duration) {
+    let began = Instant::now();
+    let mut last = None;
+    while began.elapsed() < most {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        let now = ticks(pid);
+        // One tick of 10 ms in 100.
+        if last.zip(now).is_some_and(|(a, b)| b - a <= 1) {
+            return;
+        }
+        last = now;
+    }
+}
+
+/// Time on processors, in ticks (`/proc/PID/stat`, fields 14 and 15).
+fn ticks(pid: u32) -> Option<u64> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let fields: Vec<&str> = stat.rsplit(')').next()?.split_whitespace().collect();
+    let number = |i: usize| fields.get(i).and_then(|f| f.parse::<u64>().ok());
+    Some(number(11)? + number(12)?)
+}
