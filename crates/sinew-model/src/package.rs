@@ -59,7 +59,9 @@ pub(crate) fn find_gguf(name: &str, env: &ResolveEnv) -> Result<PathBuf, Resolve
     Err(ResolveError::NoPackage {
         name: name.to_owned(),
         searched: match searched.is_empty() {
-            true => "no directory at all (none is configured)".to_owned(),
+            true => {
+                "any folder (SINEW_PACKAGE_DIRS and .cache/wheels name none that exists)".to_owned()
+            }
             false => format!(
                 "{} (neither `{module}/*.gguf` nor `{module}-*.whl`)",
                 searched.join(", ")

@@ -8,6 +8,7 @@ use std::borrow::Cow;
 use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io::Write;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 /// Number type of saved weights.
@@ -123,7 +124,9 @@ pub(crate) fn write_tensors(
     // `transformers` refuses files without this mark.
     let info = HashMap::from([("format".to_owned(), "pt".to_owned())]);
     safetensors::serialize_to_file(tensors, Some(info), path).map_err(|e| failed(e.to_string()))?;
-    File::open(path)
+    // The library makes files that their owner alone can read; engines may be someone else.
+    fs::set_permissions(path, fs::Permissions::from_mode(0o644))
+        .and_then(|()| File::open(path))
         .and_then(|file| file.sync_all())
         .map_err(|e| failed(e.to_string()))
 }
@@ -169,7 +172,6 @@ pub(crate) fn write_dir(
 
 /// Temporary directories are private; a saved model is as readable as any other directory.
 fn set_readable(dir: &Path) -> std::io::Result<()> {
-    use std::os::unix::fs::PermissionsExt;
     fs::set_permissions(dir, fs::Permissions::from_mode(0o755))
 }
 

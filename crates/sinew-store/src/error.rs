@@ -39,7 +39,10 @@ pub enum StoreError {
         value: u64,
         allowed: String,
     },
-    #[error("{path} at byte {offset}: {reason}; the episode there cannot be read")]
+    #[error(
+        "{path} at byte {offset}: {reason}; the episode there cannot be read; to go on without it and \
+         what is behind it in that file, remove the store's index.sqlite: it is made anew from what can be read"
+    )]
     Corrupt {
         path: PathBuf,
         offset: u64,
@@ -61,6 +64,14 @@ pub enum StoreError {
     Io { path: PathBuf, source: io::Error },
     #[error("index: {0}")]
     Index(rusqlite::Error),
+    #[error(
+        "{path} cannot be read as an index: {source}; if it is damaged, remove it: whoever opens the store \
+         for writing (`sinew train --resume`, `sinew serve --store`) makes it anew from the segments"
+    )]
+    BadIndex {
+        path: PathBuf,
+        source: rusqlite::Error,
+    },
     #[error("queue: {0}")]
     Queue(#[from] crate::queue::QueueError),
     #[error(

@@ -56,21 +56,75 @@ CREATE TABLE queues (queue TEXT PRIMARY KEY, next_lease INTEGER NOT NULL);
 /// Opens or makes the index. Commits are written to the log but synced lazily: what the log
 /// may lose is found again in the segments. Queue operations ask for more, see [`durably`].
 pub(crate) fn open(path: &Path) -> Result<Connection, StoreError> {
-    let connection = Connection::open(path)?;
-    connection.pragma_update(None, "journal_mode", "WAL")?;
+    let bad = bad_index(path);
+    let connection = Connection::open(path).map_err(&bad)?;
+    connection
+        .pragma_update(None, "journal_mode", "WAL")
+        .map_err(&bad)?;
     prepare(connection, path)
+}
+
+/// An error of the file itself; a full device stays what it is.
+fn bad_index(path: &Path) -> impl Fn(rusqlite::Error) -> StoreError {
+    |source| match StoreError::from(source) {
+        StoreError::Index(source) => StoreError::BadIndex {
+            path: path.to_owned(),
+            source,
+        },
+        other => other,
+    }
 }
 
 /// Opens an index that another process may be writing.
 pub(crate) fn open_read_only(path: &Path) -> Result<Connection, StoreError> {
-    let connection = Connection::open_with_flags(path, OpenFlags::SQLITE_OPEN_READ_ONLY)?;
+    let connection = Connection::open_with_flags(path, OpenFlags::SQLITE_OPEN_READ_ONLY)
+        .map_err(bad_index(path))?;
     connection.busy_timeout(Duration::from_secs(10))?;
-    match format_of(&connection, path)? {
+    let (connection, format) = match format_of(&connection, path) {
+        Ok(format) => (connection, format),
+        // Readers of a log need files beside it; where none may be made and nothing is in the log,
+        // the file is read as it lies there.
+        Err(StoreError::Index(e)) if cannot_write(&e) && !has_log(path) => {
+            let connection = open_immutable(path).map_err(bad_index(path))?;
+            let format = format_of(&connection, path)?;
+            (connection, format)
+        }
+        Err(StoreError::Index(e)) => return Err(bad_index(path)(e)),
+        Err(e) => return Err(e),
+    };
+    match format {
         0 => Err(StoreError::Missing {
             path: path.to_owned(),
         }),
         _ => Ok(connection),
     }
+}
+
+fn cannot_write(error: &rusqlite::Error) -> bool {
+    use rusqlite::ErrorCode::{CannotOpen, ReadOnly};
+    matches!(error.sqlite_error_code(), Some(ReadOnly | CannotOpen))
+}
+
+/// Whether commits wait in the log beside the index.
+fn has_log(path: &Path) -> bool {
+    let mut log = path.as_os_str().to_owned();
+    log.push("-wal");
+    std::fs::metadata(log).is_ok_and(|file| file.len() > 0)
+}
+
+/// Opens an index that nobody writes.
+fn open_immutable(path: &Path) -> rusqlite::Result<Connection> {
+    let mut uri = String::from("file:");
+    for byte in path.as_os_str().as_encoded_bytes() {
+        match byte {
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'/' | b'.' | b'-' | b'_' => {
+                uri.push(char::from(*byte))
+            }
+            other => uri.push_str(&format!("%{other:02x}")),
+        }
+    }
+    let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_URI;
+    Connection::open_with_flags(uri + "?immutable=1", flags)
 }
 
 fn format_of(connection: &Connection, path: &Path) -> Result<i64, StoreError> {
@@ -495,4 +549,31 @@ pub(crate) fn relocate(
         to.map(|l| l.bytes)
     ])?;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What a reader without the right to write falls back to.
+    #[test]
+    fn an_index_is_read_without_files_beside_it() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("50% of #1?.sqlite");
+        let connection = open(&path).unwrap();
+        connection
+            .execute("INSERT INTO queues VALUES ('q', 7)", [])
+            .unwrap();
+        assert!(has_log(&path));
+        drop(connection);
+        assert!(!has_log(&path));
+        let reader = open_immutable(&path).unwrap();
+        let lease: i64 = reader
+            .query_row("SELECT next_lease FROM queues", [], |r| r.get(0))
+            .unwrap();
+        assert_eq!(lease, 7);
+        assert!(reader.execute("DELETE FROM queues", []).is_err());
+        let files = std::fs::read_dir(directory.path()).unwrap().count();
+        assert_eq!(files, 1);
+    }
 }

@@ -115,6 +115,15 @@ impl EndKind {
         }
     }
 
+    /// `terminated`, `truncated` or `failed`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Terminated => "terminated",
+            Self::Truncated => "truncated",
+            Self::Failed => "failed",
+        }
+    }
+
     pub(crate) fn code(self) -> i64 {
         match self {
             Self::Terminated => 0,

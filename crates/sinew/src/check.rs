@@ -9,7 +9,7 @@ use crate::recipe::{EnvSection, Recipe};
 use crate::wire;
 use serde_json::json;
 use sinew_env::Split;
-use sinew_model::load_config;
+use sinew_model::{ModelConfig, ParamLayout};
 use sinew_render::{MockTrajectory, conformance_check};
 use sinew_sandbox::{ExecRequest, Program, SandboxProvider, SandboxSpec};
 use std::path::Path;
@@ -21,12 +21,15 @@ struct Report {
 }
 
 impl Report {
-    fn row(&mut self, name: &str, result: Result<String, Failure>) {
+    /// Tells one check; whether it went well.
+    fn row(&mut self, name: &str, result: Result<String, Failure>) -> bool {
         let (ok, text) = match result {
             Ok(text) => (true, text),
             Err(e) => {
-                self.failures.push(format!("{name}: {}", e.text()));
-                (false, e.text().to_string())
+                let text = e.text();
+                let text = text.strip_prefix(&format!("{name}: ")).unwrap_or(text);
+                self.failures.push(format!("{name}: {text}"));
+                (false, text.to_string())
             }
         };
         if self.json {
@@ -35,6 +38,7 @@ impl Report {
             let mark = if ok { "ok  " } else { "FAIL" };
             output::print(&format!("{mark}  {name:12} {text}\n"));
         }
+        ok
     }
 
     fn end(self) -> Result<(), Failure> {
@@ -61,13 +65,17 @@ pub(crate) fn check(path: &Path, json: bool) -> Result<(), Failure> {
         Ok(format!("{} parses; all values are allowed", path.display())),
     );
     report.row("device", device());
-    report.row("model", model(&recipe));
-    report.row("template", template(&recipe));
-    for (key, source) in judges::named(&recipe) {
-        report.row(key, judge(&recipe, key, &source));
-    }
-    if recipe.data.is_some() {
-        report.row("data", data(&recipe));
+    // What needs the model would say again why there is none.
+    if report.row("model", model(&recipe)) {
+        report.row("template", template(&recipe));
+        for (key, source) in judges::named(&recipe) {
+            report.row(key, judge(&recipe, key, &source));
+        }
+        if recipe.data.is_some() {
+            report.row("data", data(&recipe));
+        }
+        report.row("memory", memory(&recipe));
+        report.row("disk", disk(&recipe, Path::new(".")));
     }
     if matches!(recipe.env, EnvSection::ToolMath { .. }) {
         report.row("sandbox", sandbox(&recipe));
@@ -78,7 +86,6 @@ pub(crate) fn check(path: &Path, json: bool) -> Result<(), Failure> {
     }
     report.row("tasks", tasks(&recipe));
     report.row("env", solvable(&recipe));
-    report.row("disk", disk(&recipe, Path::new(".")));
     report.end()
 }
 
@@ -97,6 +104,7 @@ pub(crate) fn before_training(run_dir: &Path, recipe: &Recipe) -> Result<(), Fai
         harness::check(&recipe.harness, &recipe.sandbox)?;
     }
     tasks(recipe)?;
+    memory(recipe)?;
     disk(recipe, &run_dir.join("checkpoints")).map(|_| ())
 }
 
@@ -110,10 +118,10 @@ fn device() -> Result<String, Failure> {
 }
 
 fn model(recipe: &Recipe) -> Result<String, Failure> {
-    let Some(files) = wire::model_files(recipe)? else {
-        return Ok("from scratch".into());
-    };
-    let config = load_config(&files).map_err(|e| Failure::input(format!("model: {e}")))?;
+    let config = wire::model_config(recipe)?;
+    if let Some(lora) = &recipe.train.lora {
+        crate::learner::lora_config(lora)?;
+    }
     let asked = recipe.rollout.max_context_tokens as usize;
     if asked > config.max_context {
         return Err(Failure::input(format!(
@@ -159,15 +167,7 @@ fn template(recipe: &Recipe) -> Result<String, Failure> {
 
 /// A reference or teacher must be there and speak the policy's tokens.
 fn judge(recipe: &Recipe, key: &str, source: &str) -> Result<String, Failure> {
-    let vocab = match wire::model_files(recipe)? {
-        None => wire::renderer(recipe)?.vocab_size(),
-        Some(files) => {
-            let config = load_config(&files);
-            config
-                .map_err(|e| Failure::input(format!("model: {e}")))?
-                .vocab
-        }
-    };
+    let vocab = wire::model_config(recipe)?.vocab;
     let config = judges::check(key, source, vocab)?;
     Ok(format!(
         "{:?}, {} layers of {}",
@@ -199,20 +199,21 @@ fn sandbox(recipe: &Recipe) -> Result<String, Failure> {
             String::from_utf8_lossy(&answer)
         )));
     }
-    let protections = provider.protections();
+    let (level, protections) = (&recipe.sandbox.level, provider.protections());
     let missing: Vec<String> = protections
         .iter()
         .filter(|p| !p.enforced)
         .map(|p| format!("{} ({})", p.name, p.how))
         .collect();
-    Ok(if missing.is_empty() {
-        format!(
-            "process: all {} protections are in force",
-            protections.len()
-        )
+    let in_force = if missing.is_empty() {
+        format!("all {} protections are in force", protections.len())
     } else {
-        format!("process: not enforced here: {}", missing.join(", "))
-    })
+        format!("not enforced here: {}", missing.join(", "))
+    };
+    // What runs virtual machines here, and why.
+    let machine = protections.iter().find(|p| p.name == "machine");
+    let machine = machine.map_or(String::new(), |p| format!("; {}", p.how));
+    Ok(format!("{level}: {in_force}{machine}"))
 }
 
 async fn try_one(provider: &dyn SandboxProvider, spec: &SandboxSpec) -> Result<Vec<u8>, Failure> {
@@ -288,22 +289,58 @@ fn solvable(recipe: &Recipe) -> Result<String, Failure> {
 
 /// Weights, two moments, and as many checkpoints as are kept plus the one being written.
 fn disk(recipe: &Recipe, at: &Path) -> Result<String, Failure> {
-    let weights = match wire::model_files(recipe)? {
-        None => 1 << 20,
-        Some(files) => {
-            let config = load_config(&files).map_err(|e| Failure::input(format!("model: {e}")))?;
-            4 * sinew_model::ParamLayout::new(&config).total() as u64
-        }
-    };
+    let weights = weight_bytes(&wire::model_config(recipe)?);
     let per_checkpoint = if recipe.train.lora.is_some() {
         weights / 2
     } else {
         3 * weights
     };
-    let bytes = per_checkpoint * (recipe.train.keep_checkpoints as u64 + 1);
-    wire::room(at, bytes)?;
+    let at_once = recipe.train.keep_checkpoints as u64 + 1;
+    wire::room(at, per_checkpoint.saturating_mul(at_once))?;
     Ok(format!(
-        "room for checkpoints of {} MiB",
-        per_checkpoint >> 20
+        "room for {at_once} checkpoints of {} MiB",
+        per_checkpoint.div_ceil(1 << 20)
     ))
+}
+
+fn weight_bytes(config: &ModelConfig) -> u64 {
+    4 * ParamLayout::new(config).total() as u64
+}
+
+/// What is needed for certain: weights, where they are trained their gradient and two moments, the
+/// engine's copy, and its keys and values. Activations come on top.
+fn memory(recipe: &Recipe) -> Result<String, Failure> {
+    let config = wire::model_config(recipe)?;
+    let copies = if recipe.train.lora.is_some() { 1 } else { 4 };
+    let mut bytes = u128::from(weight_bytes(&config)) * copies;
+    if recipe.engine.kind == "embedded" {
+        let row = 2 * config.layers * config.kv_heads * config.head_dim * 4;
+        bytes += recipe.engine.kv_tokens as u128 * row as u128;
+    }
+    let installed = total_memory()?;
+    let mib = |bytes: u128| bytes.div_ceil(1 << 20);
+    if bytes > u128::from(installed) {
+        return Err(Failure::input(format!(
+            "weights, optimizer and engine.kv_tokens = {} need {} MiB at least, this machine has {} MiB\n  \
+             hint: lower engine.kv_tokens, take a smaller model, or set train.lora",
+            recipe.engine.kv_tokens,
+            mib(bytes),
+            mib(u128::from(installed))
+        )));
+    }
+    Ok(format!(
+        "{} MiB for weights, optimizer, keys and values; activations come on top",
+        mib(bytes)
+    ))
+}
+
+/// Memory of this machine, in bytes (`MemTotal`).
+fn total_memory() -> Result<u64, Failure> {
+    let text = std::fs::read_to_string("/proc/meminfo")
+        .map_err(|e| Failure::system(format!("/proc/meminfo: {e}")))?;
+    text.lines()
+        .find_map(|l| l.strip_prefix("MemTotal:"))
+        .and_then(|l| l.trim().trim_end_matches("kB").trim().parse::<u64>().ok())
+        .map(|kib| kib << 10)
+        .ok_or_else(|| Failure::system("/proc/meminfo has no MemTotal"))
 }

@@ -2,8 +2,7 @@
 
 use crate::failure::Failure;
 use crate::output;
-use crate::recipe::Recipe;
-use crate::run_dir::store_path;
+use crate::run_dir::{self, store_path};
 use crate::show::{self, ShowOptions};
 use crate::wire;
 use crate::{EpisodesArgs, ShowArgs};
@@ -35,7 +34,7 @@ pub(crate) fn show(args: &ShowArgs) -> Result<(), Failure> {
             args.run_dir.display()
         )));
     };
-    let recipe = Recipe::load(&args.run_dir.join("recipe.toml")).map_err(Failure::input)?;
+    let recipe = run_dir::recipe(&args.run_dir)?;
     let renderer = wire::renderer(&recipe)?;
     if args.json {
         let text = show::json(&trace, renderer.as_ref()).map_err(Failure::system)?;
@@ -65,7 +64,7 @@ pub(crate) fn list(args: &EpisodesArgs) -> Result<(), Failure> {
             output::print_json(&json!(e));
         } else {
             output::print(&format!(
-                "{:24} step {:>4}  {:12} {:10} reward {:>6.3}  turns {}  tokens {:>4}  {:?}\n",
+                "{:24} step {:>4}  {:12} {:10} reward {:>6.3}  turns {:>2}  tokens {:>4}  {}\n",
                 e.episode.as_str(),
                 e.step,
                 e.purpose,
@@ -73,9 +72,30 @@ pub(crate) fn list(args: &EpisodesArgs) -> Result<(), Failure> {
                 e.reward,
                 e.turns,
                 e.sampled_tokens,
-                e.end
+                e.end.name()
             ));
         }
+    }
+    let asked = args.purpose.is_some() || args.step.is_some();
+    if page.episodes.is_empty() && asked {
+        let all = Filter {
+            limit: 1,
+            ..Filter::default()
+        };
+        let any = !store
+            .list(&all)
+            .map_err(Failure::input)?
+            .episodes
+            .is_empty();
+        return Err(Failure::input(format!(
+            "no episode of {} fits{}",
+            args.run_dir.display(),
+            if any {
+                "\n  hint: without --purpose and --step all are listed; purposes are train, eval-before, eval-after, ..."
+            } else {
+                ": it has none yet"
+            }
+        )));
     }
     if !args.json && page.next.is_some() {
         output::print("... more: raise --limit, or narrow with --step or --purpose\n");

@@ -1,8 +1,7 @@
 //! `sinew export`: the weights of a run as one model folder, adapters merged into the model that they adapt.
 
 use crate::failure::Failure;
-use crate::recipe::Recipe;
-use crate::wire;
+use crate::{output, run_dir, wire};
 use clap::{Args, ValueEnum};
 use sinew_model::{Lora, ModelFiles, Params, SaveDtype, load_model, merge_lora, save_pretrained};
 use sinew_train::checkpoint::CheckpointStore;
@@ -27,7 +26,17 @@ enum Stored {
 
 /// `sinew export RUN OUT`.
 pub(crate) fn run(args: &ExportArgs) -> Result<(), Failure> {
-    let recipe = Recipe::load(&args.run_dir.join("recipe.toml")).map_err(Failure::input)?;
+    if args
+        .out
+        .read_dir()
+        .is_ok_and(|mut files| files.next().is_some())
+    {
+        return Err(Failure::input(format!(
+            "{}: the folder is not empty: name another, or remove it",
+            args.out.display()
+        )));
+    }
+    let recipe = run_dir::recipe(&args.run_dir)?;
     let checkpoint = checkpoint(&args.run_dir)?;
     let renderer = wire::renderer(&recipe)?;
     let adapters = checkpoint.join("adapter_config.json").exists();
@@ -43,7 +52,13 @@ pub(crate) fn run(args: &ExportArgs) -> Result<(), Failure> {
         Stored::Bf16 => SaveDtype::Bf16,
     };
     let files = renderer.files().map_err(Failure::system)?;
-    save_pretrained(&args.out, &params, dtype, &files).map_err(Failure::system)
+    save_pretrained(&args.out, &params, dtype, &files).map_err(Failure::system)?;
+    output::print(&format!(
+        "{}: the weights of {}\n",
+        args.out.display(),
+        checkpoint.display()
+    ));
+    Ok(())
 }
 
 /// The newest good checkpoint of a run.
@@ -55,7 +70,11 @@ fn checkpoint(run_dir: &Path) -> Result<PathBuf, Failure> {
     }
     let store = CheckpointStore::open(&dir, 1).map_err(Failure::system)?;
     let loaded = store.load().map_err(Failure::system)?;
-    Ok(loaded.ok_or_else(none)?.path)
+    let loaded = loaded.ok_or_else(none)?;
+    for skipped in &loaded.skipped {
+        tracing::error!(checkpoint = %skipped.name, reason = %skipped.reason, "checkpoint passed over");
+    }
+    Ok(loaded.path)
 }
 
 fn merged(checkpoint: &Path, base: &Params) -> Result<Params, Failure> {

@@ -37,7 +37,7 @@ fn system(e: impl std::fmt::Display) -> Failure {
     Failure::system(format!("trainer: {e}"))
 }
 
-fn lora_config(section: &LoraSection) -> Result<LoraConfig, Failure> {
+pub(crate) fn lora_config(section: &LoraSection) -> Result<LoraConfig, Failure> {
     let named: Result<Vec<_>, _> = section
         .targets
         .iter()
@@ -179,13 +179,14 @@ impl Learner {
         self.trainer.version()
     }
 
-    /// A copy of the weights as engines use them.
+    /// The weights as engines use them; those of a full model are the trainer's own, not a copy.
     pub(crate) fn weights(&self) -> Result<Arc<Params>, Failure> {
         let policy = self.trainer.policy();
+        let Some(lora) = policy.lora() else {
+            return Ok(policy.shared_params());
+        };
         let mut weights = policy.params().clone();
-        if let Some(lora) = policy.lora() {
-            merge_lora(&self.device, policy.params(), lora, &mut weights).map_err(system)?;
-        }
+        merge_lora(&self.device, policy.params(), lora, &mut weights).map_err(system)?;
         Ok(Arc::new(weights))
     }
 
@@ -317,7 +318,14 @@ impl Learner {
 
     /// Goes back to the last good checkpoint; `None` if there is none yet.
     pub(crate) fn restore(&mut self) -> Result<Option<SavedState>, Failure> {
-        let Some(loaded) = self.checkpoints.load().map_err(system)? else {
+        let damaged = |e| {
+            let folder = self.run_dir.join("checkpoints");
+            system(format!(
+                "{e}\n  hint: without {} the run trains from its beginning, from the episodes that it has stored",
+                folder.display()
+            ))
+        };
+        let Some(loaded) = self.checkpoints.load().map_err(damaged)? else {
             return Ok(None);
         };
         for skipped in &loaded.skipped {

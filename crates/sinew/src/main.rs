@@ -162,7 +162,7 @@ pub(crate) struct EpisodesArgs {
     #[arg(long)]
     pub(crate) step: Option<u64>,
     /// Most episodes to list
-    #[arg(long, default_value_t = 50)]
+    #[arg(long, default_value_t = 50, value_parser = at_least_one)]
     pub(crate) limit: usize,
     /// One JSON object an episode
     #[arg(long)]
@@ -176,6 +176,15 @@ struct SandboxArgs {
 }
 
 fn main() -> ExitCode {
+/// A count that lists something.
+fn at_least_one(text: &str) -> Result<usize, String> {
+    let count: usize = text.parse().map_err(|e| format!("{e}"))?;
+    if count == 0 {
+        return Err("allowed: 1 or more".into());
+    }
+    Ok(count)
+}
+
     let child = sinew_sandbox::spawner_main_if_requested()
         .or_else(sinew_wasm::worker_main_if_requested)
         .or_else(sinew_microvm::jail_main_if_requested);

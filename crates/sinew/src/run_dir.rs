@@ -1,5 +1,6 @@
 //! The folder of a run: one owner at a time, the recipe that ran, everything it produced.
 
+use crate::failure::Failure;
 use crate::recipe::Recipe;
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -41,6 +42,9 @@ impl RunDir {
             path: path.into(),
             source,
         };
+        if resume && !path.join("recipe.toml").exists() {
+            return Err(RunDirError::Nothing { path: path.into() });
+        }
         std::fs::create_dir_all(path).map_err(io)?;
         let lock = File::create(path.join("lock")).map_err(io)?;
         if let Err(e) = lock.try_lock() {
@@ -59,8 +63,7 @@ impl RunDir {
                 path: path.into(),
                 recipe: recipe_path.into(),
             }),
-            (false, true) => Err(RunDirError::Nothing { path: path.into() }),
-            (false, false) => {
+            (false, _) => {
                 let text = toml::to_string(recipe).map_err(|e| io(std::io::Error::other(e)))?;
                 write_atomic(&saved, text.as_bytes()).map_err(io)?;
                 Ok(run)
@@ -129,6 +132,18 @@ impl RunDir {
     }
 }
 
+/// The recipe that a run folder began with.
+pub(crate) fn recipe(run_dir: &Path) -> Result<Recipe, Failure> {
+    let path = run_dir.join("recipe.toml");
+    if !path.is_file() {
+        return Err(Failure::input(format!(
+            "{} holds no run\n  hint: give the folder of a run, as in `sinew train --run-dir`",
+            run_dir.display()
+        )));
+    }
+    Recipe::load(&path).map_err(Failure::input)
+}
+
 /// Where a run folder keeps its episodes.
 pub(crate) fn store_path(run_dir: &Path) -> PathBuf {
     run_dir.join("store")
@@ -166,6 +181,10 @@ mod tests {
             open(&path, "", true),
             Err(RunDirError::Nothing { .. })
         ));
+        assert!(
+            !path.exists(),
+            "nothing is made for a run that is not there"
+        );
         let first = open(&path, "", false).unwrap();
         assert!(matches!(
             open(&path, "", true),

@@ -16,7 +16,7 @@ use sinew_infer::{
 use sinew_model::{InferModel, ModelFiles, load_model, resolve_model};
 use sinew_pool::Scorer;
 use sinew_render::{Renderer, ToolCallFormat};
-use sinew_store::{DiskStore, MemoryStore, StoreOptions, TraceStore};
+use sinew_store::{MemoryStore, TraceStore};
 use sinew_types::{Engine, TokenId};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -42,38 +42,37 @@ pub(crate) struct ServeArgs {
     /// `vllm+`, `sglang+` or `openai+` may stand before one, otherwise it is asked what it is
     #[arg(
         long,
-        required = false,
         required_unless_present = "sandbox_only",
-        default_value_if("sandbox_only", "true", "none")
+        conflicts_with = "sandbox_only"
     )]
-    engine: String,
+    engine: Option<String>,
     /// Address to listen on; port 0 takes a free one
     #[arg(long, default_value = "127.0.0.1:8080")]
     listen: SocketAddr,
     /// Model: a folder, a GGUF file, `package:NAME` or a name on the hub; with a fake engine also
     /// `recipe:FILE`, for the tokenizer that a recipe trains with
-    #[arg(long)]
+    #[arg(long, conflicts_with = "sandbox_only")]
     model: Option<String>,
     /// Folder that finished traces are kept in; without it they are kept in memory
-    #[arg(long)]
+    #[arg(long, conflicts_with = "sandbox_only")]
     store: Option<PathBuf>,
     /// File with the token that opens the control API; without it one is made up and printed
-    #[arg(long)]
+    #[arg(long, conflicts_with = "sandbox_only")]
     control_token_file: Option<PathBuf>,
     /// Where agents reach this server, if not at its address
-    #[arg(long)]
+    #[arg(long, conflicts_with = "sandbox_only")]
     public_url: Option<String>,
     /// How the model writes tool calls, if its template does not tell: hermes, smollm, llama3, ...
-    #[arg(long)]
+    #[arg(long, conflicts_with = "sandbox_only")]
     tool_format: Option<String>,
     /// Most tokens of prompt and output together
-    #[arg(long, default_value_t = 4096)]
+    #[arg(long, default_value_t = 4096, value_parser = crate::at_least_one, conflicts_with = "sandbox_only")]
     context: usize,
     /// Tokens of key-value memory of the embedded engine
-    #[arg(long, default_value_t = 16_384)]
+    #[arg(long, default_value_t = 16_384, value_parser = crate::at_least_one, conflicts_with = "sandbox_only")]
     kv_tokens: usize,
     /// TOML file with a `[pool]` table: take finished trajectories of outside systems, see docs/pool.md
-    #[arg(long)]
+    #[arg(long, conflicts_with = "sandbox_only")]
     pool: Option<PathBuf>,
     /// JSON lines on standard output
     #[arg(long)]
@@ -92,6 +91,14 @@ pub(crate) struct ServeArgs {
 pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
     if args.sandboxes.sandbox_only {
         return crate::serve_sandbox::run(&args.sandboxes, args.listen, args.json);
+    }
+    if let Some(url) = &args.public_url {
+        let http = url.starts_with("http://") || url.starts_with("https://");
+        if !http {
+            return Err(Failure::input(format!(
+                "--public-url {url:?}: allowed: an address that begins with http:// or https://"
+            )));
+        }
     }
     let token = control_token(args)?;
     let (gateway, mount) = gateway(args)?;
@@ -125,10 +132,14 @@ async fn serve(
             "open_rollouts": gateway.stats().rollouts,
         }));
     } else {
+        let bearer = match &args.control_token_file {
+            None => format!("'Authorization: Bearer {token}'"),
+            Some(path) => format!("\"Authorization: Bearer $(cat {})\"", path.display()),
+        };
         let token = shown.unwrap_or("in --control-token-file");
         output::print(&format!(
             "listening on {url}\ncontrol token: {token}\n\
-             open a rollout: curl -X POST -H 'Authorization: Bearer TOKEN' {url}/rollouts\n"
+             open a rollout: curl -X POST -H {bearer} {url}/rollouts\n"
         ));
     }
     stop_signal().await?;
@@ -207,13 +218,14 @@ fn gateway(args: &ServeArgs) -> Result<(Gateway, Option<Arc<dyn Mount>>), Failur
             ))
         }
     };
-    let (engine, renderer, context) = match args.engine.as_str() {
+    let named = args.engine.as_deref().unwrap_or_default();
+    let (engine, renderer, context) = match named {
         "fake" => fake(args)?,
         "embedded" => embedded(args)?,
         url if url.contains("://") => outside(args, url)?,
         other => {
             return Err(Failure::input(format!(
-                "--engine {other:?}: expected fake, embedded or a URL"
+                "--engine {other:?}: expected fake, embedded or URLs such as http://127.0.0.1:8000"
             )));
         }
     };
@@ -264,8 +276,7 @@ fn store(directory: Option<&Path>) -> Result<Arc<dyn TraceStore>, Failure> {
     let Some(directory) = directory else {
         return Ok(Arc::new(MemoryStore::new(MEMORY_STORE_BYTES)));
     };
-    let store = DiskStore::open(directory, StoreOptions::default())
-        .map_err(|e| Failure::input(format!("--store: {e}")))?;
+    let store = wire::disk_store(directory).map_err(|e| Failure::input(format!("--store: {e}")))?;
     Ok(Arc::new(store))
 }
 

@@ -36,7 +36,7 @@ pub(crate) struct SandboxOnlyArgs {
     #[arg(long, requires = "sandbox_only")]
     microvm_images: Option<PathBuf>,
     /// Most live sandboxes, of one owner and of all together
-    #[arg(long, default_value_t = 256)]
+    #[arg(long, default_value_t = 256, value_parser = crate::at_least_one)]
     max_sandboxes: usize,
 }
 

@@ -26,30 +26,35 @@ pub(crate) struct Summary<'a> {
 pub(crate) fn text(s: &Summary<'_>) -> String {
     let mut out = String::new();
     let rows = comparison(s.before, s.after);
-    let width = rows.iter().map(|r| r.0.len()).max().unwrap_or(0).max(8);
+    let width = rows.iter().map(|r| r.0.len()).max().unwrap_or(0).max(23);
     let _ = writeln!(
         out,
         "\n{:width$}  {:>9}  {:>9}",
-        format!("held-out ({} tasks)", s.before.episodes),
+        format!("held-out ({} episodes)", s.before.episodes),
         "before",
         "after",
-        width = width.max(20)
     );
     for (name, before, after) in rows {
-        let width = width.max(20);
         let _ = writeln!(out, "{name:width$}  {before:>9}  {after:>9}");
     }
     time_table(&mut out, s);
     let x = s.samples;
     let _ = writeln!(
         out,
-        "\nepisodes trained {}  left out {} (no difference within the group, or failed)  trained twice {}  lost {}",
+        "\nepisodes  trained {}  left out {}  trained twice {}  lost {}",
         x.trained, x.dropped, x.trained_twice, x.lost
     );
+    let mut left_out = std::collections::BTreeMap::<&str, u64>::new();
+    for (reason, episodes) in s.history.iter().flat_map(|r| &r.dropped) {
+        *left_out.entry(reason).or_default() += *episodes as u64;
+    }
+    for (reason, episodes) in left_out {
+        let _ = writeln!(out, "          left out {episodes}: {reason}");
+    }
     let (t, joins) = (s.tokens.counts, &s.tokens.joins);
     let _ = writeln!(
         out,
-        "tokens sampled {}  trained once {}  trained twice {}  left out {}",
+        "tokens    sampled {}  trained once {}  trained twice {}  left out {}",
         t.sampled, t.trained_once, t.trained_twice, t.untrained
     );
     if !joins.is_empty() {
@@ -104,12 +109,11 @@ fn next_commands(out: &mut String, s: &Summary<'_>) {
     );
     let _ = writeln!(
         out,
-        "  the trained model, for transformers: {}",
-        s.dir.checkpoints().display()
+        "  sinew export {dir} model    # the trained model as one folder"
     );
     let _ = writeln!(
         out,
-        "  more steps: raise train.steps (now {}) in {dir}/recipe.toml, then `sinew train {dir}/recipe.toml --run-dir {dir} --resume`",
+        "more steps: raise train.steps (now {}) in {dir}/recipe.toml, then\n  sinew train {dir}/recipe.toml --run-dir {dir} --resume",
         s.recipe.train.steps
     );
 }

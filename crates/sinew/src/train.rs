@@ -158,7 +158,10 @@ impl Run<'_> {
         self.write_report(&before_stats, &after_stats, &before, &after)?;
         let wall_s = self.wall_s();
         let tokens = TokenSummary::of(&self.history);
-        self.view.update(|s| s.phase = "done".into());
+        self.view.update(|s| {
+            s.phase = "done".into();
+            s.wall_s = wall_s;
+        });
         if !self.json {
             self.stop_view();
             let text = summary::text(&summary::Summary {
@@ -302,22 +305,16 @@ impl Run<'_> {
                 tokio::select! {
                     result = &mut batch => break result,
                     _ = tick.tick() => {
-                        let gauges = self.parts.episode.gauges.read();
                         let engine = self.parts.episode.engine.status();
                         let rate = sampler.rate(engine.sampled_tokens);
-                        let wall_s = self.wall_s();
-                        self.view.update(|s| {
-                            s.gauges = gauges;
-                            s.tokens_per_s = rate;
-                            s.done = (gauges.finished - finished_before) as usize;
-                            s.total = total;
-                            s.wall_s = wall_s;
-                        });
+                        self.view.update(|s| s.tokens_per_s = rate);
+                        self.show_progress(finished_before, total);
                     }
                 }
             }
         });
         traces.map_err(|e| match e {
+        self.show_progress(finished_before, total);
             BatchError::Cancelled => Failure::interrupt(self.dir.path()),
             e @ BatchError::Store(_) => Failure::system(e.to_string()),
         })

@@ -12,6 +12,9 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 const HEIGHT: u16 = 17;
+/// Columns of the numbers, and the fewest in which a curve says something.
+const NUMBERS_WIDTH: u16 = 42;
+const CURVE_WIDTH: u16 = 30;
 const REFRESH: Duration = Duration::from_millis(200);
 
 /// What the view shows; the run writes it, the view reads it.
@@ -72,9 +75,9 @@ pub(crate) struct View {
 }
 
 impl View {
-    /// A live view if standard error is a terminal and `quiet` is false.
+    /// A live view if standard error is a terminal that can show one and `quiet` is false.
     pub(crate) fn start(status: Arc<Mutex<Status>>, quiet: bool) -> Self {
-        let live = !quiet && std::io::stderr().is_terminal();
+        let live = !quiet && std::io::stderr().is_terminal() && can_move() && in_foreground();
         let (stop, stopped) = std::sync::mpsc::sync_channel(1);
         let thread = live.then(|| {
             let status = Arc::clone(&status);
@@ -117,6 +120,17 @@ impl Drop for View {
 }
 
 fn draw_until(
+/// Whether the terminal understands more than lines.
+fn can_move() -> bool {
+    std::env::var_os("TERM").is_some_and(|term| !term.is_empty() && term != "dumb")
+}
+
+/// A process in the background of a shell is stopped when it asks its terminal for anything.
+fn in_foreground() -> bool {
+    rustix::termios::tcgetpgrp(std::io::stderr())
+        .is_ok_and(|group| group == rustix::process::getpgrp())
+}
+
     status: &Mutex<Status>,
     stopped: &std::sync::mpsc::Receiver<()>,
 ) -> std::io::Result<()> {
@@ -178,8 +192,11 @@ pub(crate) fn draw(frame: &mut Frame<'_>, status: &Status) {
         .ratio(((before + part) / whole).clamp(0.0, 1.0))
         .label(format!("{} of {} in this phase", status.done, status.total));
     frame.render_widget(gauge, bar);
-    let [left, right] =
-        Layout::horizontal([Constraint::Min(30), Constraint::Length(38)]).areas(body);
+    let numbers = Constraint::Length(NUMBERS_WIDTH);
+    if body.width < NUMBERS_WIDTH + CURVE_WIDTH {
+        return draw_numbers(frame, body, status);
+    }
+    let [left, right] = Layout::horizontal([Constraint::Min(CURVE_WIDTH), numbers]).areas(body);
     draw_curve(frame, left, status);
     draw_numbers(frame, right, status);
 }
@@ -250,7 +267,7 @@ fn draw_numbers(frame: &mut Frame<'_>, area: Rect, status: &Status) {
     }
     if let Some(r) = status.history.last() {
         lines.push(Line::from(format!(
-            "loss {:+.4}  grad {:.2}  entropy {}",
+            "loss {:+.4} grad {:.2} entropy {}",
             r.loss,
             r.grad_norm,
             r.entropy_text()
@@ -260,11 +277,12 @@ fn draw_numbers(frame: &mut Frame<'_>, area: Rect, status: &Status) {
     frame.render_widget(Paragraph::new(lines).block(block), area);
 }
 
-/// Seconds as `1h02m`, `3m07s` or `12s`.
+/// Seconds as `1h02m`, `3m07s`, `12s` or `1.4s`.
 pub(crate) fn duration(seconds: f64) -> String {
     let s = seconds.max(0.0) as u64;
     match s {
-        0..=59 => format!("{s}s"),
+        0..=9 => format!("{:.1}s", seconds.max(0.0)),
+        10..=59 => format!("{s}s"),
         60..=3599 => format!("{}m{:02}s", s / 60, s % 60),
         _ => format!("{}h{:02}m", s / 3600, s % 3600 / 60),
     }
@@ -357,3 +375,7 @@ mod tests {
         }
     }
 }
+        // A narrow terminal has the numbers without the curve.
+        let text = screen(&status, 44);
+        assert!(text.contains("training         50 %"), "{text}");
+        assert!(!text.contains("training episodes"), "{text}");

@@ -26,7 +26,7 @@ use sinew_rollout::{EpisodeLimits, EpisodeOptions, EpisodeParts, Gauges};
 use sinew_sandbox::{
     Limits, Pool, PoolConfig, ProcessConfig, ProcessProvider, SandboxProvider, SandboxSpec,
 };
-use sinew_store::{DiskStore, Filter, MemoryStore, StoreOptions, TraceStore};
+use sinew_store::{DiskStore, Filter, MemoryStore, StoreError, StoreOptions, TraceStore};
 use sinew_tensor::{Device, KernelSet};
 use sinew_types::{Engine, EpisodeEnd, EpisodeId, SamplingParams, Trace, TrainRow};
 use sinew_wasm::{WasmConfig, WasmProvider};
@@ -195,6 +195,16 @@ pub(crate) fn loaded_params(recipe: &Recipe, renderer: &dyn Renderer) -> Result<
 }
 
 /// Configuration of a model from scratch: a small Llama.
+/// Shape of a recipe's model, without its weights.
+pub(crate) fn model_config(recipe: &Recipe) -> Result<ModelConfig, Failure> {
+    match model_files(recipe)? {
+        None => scratch_config(recipe, renderer(recipe)?.as_ref()),
+        Some(files) => {
+            sinew_model::load_config(&files).map_err(|e| Failure::input(format!("model: {e}")))
+        }
+    }
+}
+
 fn scratch_config(recipe: &Recipe, renderer: &dyn Renderer) -> Result<ModelConfig, Failure> {
     let ModelSection::Scratch {
         d_model,
@@ -357,14 +367,22 @@ fn open_store(recipe: &Recipe, dir: &RunDir) -> Result<Arc<dyn TraceStore>, Fail
     if recipe.store.kind == "memory" {
         return Ok(Arc::new(MemoryStore::new(MEMORY_STORE_BYTES)));
     }
-    let store = DiskStore::open(&dir.store(), StoreOptions::default())
-        .map_err(|e| Failure::system(format!("store: {e}")))?;
+    let store = disk_store(&dir.store()).map_err(|e| Failure::system(format!("store: {e}")))?;
     Ok(Arc::new(store))
 }
 
 fn engine(
     recipe: &Recipe,
     device: &Device,
+/// Opens a store for writing, and tells what of it was found damaged.
+pub(crate) fn disk_store(folder: &Path) -> Result<DiskStore, StoreError> {
+    let store = DiskStore::open(folder, StoreOptions::default())?;
+    for segment in &store.recovery().damaged {
+        tracing::error!(segment = %segment.display(), "damaged: some of its episodes cannot be read");
+    }
+    Ok(store)
+}
+
     params: &Params,
     renderer: &dyn Renderer,
     learner: &Learner,

@@ -11,6 +11,8 @@ mod docs;
 mod gate;
 #[path = "it/images.rs"]
 mod images;
+#[path = "it/input.rs"]
+mod input;
 #[path = "it/pool.rs"]
 mod pool;
 #[path = "it/runs.rs"]

@@ -8,6 +8,7 @@ use sinew_model::{
 use sinew_types::TensorSource;
 use std::fs;
 use std::io::Write;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 #[test]
@@ -122,6 +123,9 @@ fn saved_models_load_again() {
         assert_eq!(again.params.values(), params.values());
         assert_eq!(again.params.config(), params.config());
         assert_eq!(fs::read(target.join("tokenizer.json")).unwrap(), b"{}");
+        // Engines that read it may belong to another user.
+        let file = fs::metadata(target.join("model.safetensors")).unwrap();
+        assert_eq!(file.permissions().mode() & 0o777, 0o644);
         let refused = save_pretrained(&target, &params, SaveDtype::F32, &[]).unwrap_err();
         assert!(refused.to_string().contains("not empty"), "{refused}");
         let half = dir.path().join(format!("{family}-bf16"));

@@ -83,3 +83,21 @@ fn a_reader_writes_nothing_and_takes_no_lock() {
     assert!(reader.trained_batches().unwrap().is_empty());
     assert_eq!(reader.groups(0).unwrap().len(), 2);
 }
+
+#[test]
+fn a_damaged_index_is_named_and_made_anew_once_it_is_removed() {
+    let directory = tempfile::tempdir().unwrap();
+    open(directory.path()).commit(&trace(1, 10)).unwrap();
+    let index = directory.path().join("index.sqlite");
+    std::fs::write(&index, "no database").unwrap();
+    let reader = StoreReader::open(directory.path()).map(|_| ());
+    let writer = DiskStore::open(directory.path(), StoreOptions::default()).map(|_| ());
+    for refused in [reader, writer] {
+        let told = refused.unwrap_err().to_string();
+        assert!(told.contains(&index.display().to_string()), "{told}");
+        assert!(told.contains("remove it"), "{told}");
+    }
+    std::fs::remove_file(&index).unwrap();
+    let store = open(directory.path());
+    assert_eq!(store.get(&id(1)).unwrap(), Some(trace(1, 10)));
+}

@@ -88,7 +88,7 @@ impl Recipe {
     pub(crate) fn parse(path: &Path, text: &str) -> Result<Self, RecipeError> {
         let recipe: Self = toml::from_str(text).map_err(|e| RecipeError::Parse {
             path: path.into(),
-            message: with_suggestion(&e.to_string()),
+            message: in_words(&with_suggestion(&e.to_string())),
         })?;
         recipe.check(path)?;
         Ok(recipe)
@@ -140,9 +140,9 @@ impl Recipe {
     /// What turns episodes into training signal.
     pub(crate) fn algorithm(&self) -> Result<Algorithm, ConfigError> {
         let algorithm = Algorithm::new(&self.algorithm, &self.run_facts())?;
-        match self.rollout.repair.as_slice() {
-            [] => Ok(algorithm),
-            steps => algorithm.with_repair(Repair::new(steps)?),
+        match &self.rollout.repair {
+            None => Ok(algorithm),
+            Some(steps) => algorithm.with_repair(Repair::new(steps)?),
         }
     }
 
@@ -206,6 +206,29 @@ fn corrects(loss: &LossSpec) -> bool {
         loss.correction,
         Correction::Truncate { .. } | Correction::Mask { .. }
     )
+}
+
+/// Names of Rust's types in the words of a recipe.
+fn in_words(message: &str) -> String {
+    const WORDS: [(&str, &str); 9] = [
+        ("expected u64", "expected a whole number from 0 on"),
+        ("expected usize", "expected a whole number from 0 on"),
+        (
+            "expected u32",
+            "expected a whole number from 0 to 4294967295",
+        ),
+        ("expected u8", "expected a whole number from 0 to 255"),
+        ("expected f64", "expected a number"),
+        ("expected f32", "expected a number"),
+        ("expected a boolean", "expected true or false"),
+        ("internally tagged enum", "a table with `type`:"),
+        (" as i128", ""),
+    ];
+    let mut text = message.to_owned();
+    for (rust, words) in WORDS {
+        text = text.replace(rust, words);
+    }
+    text
 }
 
 /// Adds the nearest valid spelling to an "unknown field/variant" message.
@@ -278,6 +301,14 @@ algorithm = { type = "grpo" }
             ),
             ("[train]\nsteps = 0\n", ["train.steps = 0", "1 to"]),
             (
+                "[train]\nsteps = -1\n",
+                ["line 7", "expected a whole number from 0 on"],
+            ),
+            (
+                "[rollout]\nrepair = []\n",
+                ["rollout.repair = []", "leave it out"],
+            ),
+            (
                 "[rollout]\nrepair = [{ type = \"retry\", times = 1 }]\n",
                 ["repair", "the last step must be mask or drop_group"],
             ),
@@ -323,6 +354,34 @@ algorithm = { type = "grpo" }
                 assert!(e.contains(needle), "{extra}: {e}");
             }
         }
+    }
+
+    #[test]
+    fn a_name_stays_within_the_folder_of_runs() {
+        for name in ["", "../x", "/tmp/x", "a/b", ".", "-x", "a\\u0000"] {
+            let text = MINIMAL.replace("\"t\"", &format!("\"{name}\""));
+            let e = Recipe::parse(Path::new("r.toml"), &text).unwrap_err();
+            assert!(e.to_string().contains("name = "), "{name}: {e}");
+        }
+        let text = MINIMAL.replace("\"t\"", "\"Übung 2.1_b-c\"");
+        Recipe::parse(Path::new("r.toml"), &text).unwrap();
+    }
+
+    #[test]
+    fn a_sandbox_without_effect_is_refused() {
+        let tiny = r#"
+name = "t"
+env = { type = "tiny" }
+algorithm = { type = "grpo" }
+model = { type = "scratch", d_model = 64, layers = 1, heads = 2, kv_heads = 1, d_ff = 64 }
+"#;
+        let parse = |extra: &str| Recipe::parse(Path::new("r.toml"), &format!("{tiny}{extra}"));
+        parse("").unwrap();
+        parse("[sandbox]\nlevel = \"process\"\n").unwrap();
+        let e = parse("[sandbox]\nmemory_mb = 64\n")
+            .unwrap_err()
+            .to_string();
+        assert!(e.contains("sandbox = { ... }: has no effect"), "{e}");
     }
 
     #[test]

@@ -22,8 +22,8 @@ pub(super) struct Rule {
 pub(super) fn broken(recipe: &Recipe) -> Option<Rule> {
     let mut rules = Rules(Vec::new());
     for section in [
-        choices, model, env, harness, tasks, rollout, train, optimizer, eval, engine, judges, data,
-        sandbox,
+        name, choices, model, env, harness, tasks, rollout, train, optimizer, eval, engine, judges,
+        data, sandbox,
     ] {
         section(recipe, &mut rules);
     }
@@ -82,6 +82,17 @@ impl Rules {
         let allowed = format!("{}{why}", names.join(", "));
         self.allowed(key, format!("{value:?}"), &allowed, names.contains(&value));
     }
+}
+
+fn name(recipe: &Recipe, rules: &mut Rules) {
+    let plain = |c: char| c.is_alphanumeric() || matches!(c, '.' | '_' | '-' | ' ');
+    let name = &recipe.name;
+    rules.allowed(
+        "name",
+        format!("{name:?}"),
+        "1 to 100 letters, digits, `.`, `_`, `-` and spaces, a letter or digit first: it names the run's folder",
+        name.starts_with(char::is_alphanumeric) && name.len() <= 100 && name.chars().all(plain),
+    );
 }
 
 fn choices(recipe: &Recipe, rules: &mut Rules) {
@@ -165,6 +176,8 @@ fn env(recipe: &Recipe, rules: &mut Rules) {
         return;
     };
     let tasksets = ["arithmetic", "word", "mixed", "gsm8k"];
+        let unset = recipe.sandbox == SandboxSection::default();
+        rules.custom("sandbox", "{ ... }", reason.into(), unset || runs);
     rules.choice("env.tasks", tasks, &tasksets, "");
     rules.custom(
         "env.levels",
@@ -237,6 +250,12 @@ fn train(recipe: &Recipe, rules: &mut Rules) {
     );
     rules.allowed(
         "train.max_rows",
+    rules.custom(
+        "rollout.repair",
+        "[]",
+        "has no steps: give some, the last `mask` or `drop_group`, or leave it out for the usual ones".into(),
+        r.repair.as_ref().is_none_or(|steps| !steps.is_empty()),
+    );
         t.max_rows,
         "at least rollout.max_context_tokens, as one episode is never split",
         t.max_rows >= recipe.rollout.max_context_tokens as usize,
@@ -411,7 +430,7 @@ fn data(recipe: &Recipe, rules: &mut Rules) {
         "rollout.repair",
         "retry",
         "what is given as data cannot be run again: leave `retry` out".into(),
-        !recipe.rollout.repair.iter().any(retries),
+        !recipe.rollout.repair.iter().flatten().any(retries),
     );
     let kind = recipe.algorithm.kind;
     let composition = recipe.algorithm.composition(recipe.rollout.group_size);

@@ -156,8 +156,8 @@ pub(crate) struct RolloutSection {
     /// Wall-time limit of one episode.
     pub(crate) episode_timeout_s: f64,
     /// What becomes of groups in which the system failed episodes, step by step.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub(crate) repair: Vec<sinew_algo::GroupRepair>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) repair: Option<Vec<sinew_algo::GroupRepair>>,
     pub(crate) cross_policy: Option<CrossPolicySection>,
 }
 
@@ -262,7 +262,7 @@ impl Default for RolloutSection {
             temperature: 1.0,
             top_p: 1.0,
             episode_timeout_s: 120.0,
-            repair: Vec::new(),
+            repair: None,
             cross_policy: None,
         }
     }

@@ -79,7 +79,7 @@ fn what_must_not_be_served_is_refused() {
             vec!["--engine", "fake", "--control-token-file", short],
             "at least 16",
         ),
-        (vec!["--engine", "magic"], "fake, embedded or a URL"),
+        (vec!["--engine", "magic"], "fake, embedded or URLs"),
         (vec!["--engine", "embedded"], "--model"),
         (vec!["--engine", "fake", "--tool-format", "morse"], "morse"),
     ] {

@@ -1,0 +1,142 @@
+//! Wrong input: an exit code of 2, a text that names what is wrong, and nothing left behind.
+
+use crate::{last_line, root, sinew};
+use std::path::Path;
+use std::process::{Command, Output};
+
+fn tiny(dir: &Path, typed: &str, replaced: &str) -> String {
+    let text = std::fs::read_to_string(root().join("recipes/tiny.toml")).unwrap();
+    assert!(text.contains(typed), "{typed}");
+    let path = dir.join("recipe.toml");
+    std::fs::write(&path, text.replacen(typed, replaced, 1)).unwrap();
+    path.to_str().unwrap().to_owned()
+}
+
+/// What a command that refuses its input says.
+fn refused(command: &mut Command) -> String {
+    let Output { status, stderr, .. } = command.output().unwrap();
+    let told = String::from_utf8(stderr).unwrap();
+    assert_eq!(status.code(), Some(2), "{told}");
+    assert!(!told.contains("panicked"), "{told}");
+    told
+}
+
+#[test]
+fn what_cannot_run_is_refused_before_a_folder_is_made() {
+    let dir = tempfile::tempdir().unwrap();
+    let run = dir.path().join("run");
+    for (typed, replaced, needle) in [
+        ("d_model = 64", "d_model = 0", "head_dim is 0"),
+        ("layers = 2", "layers = 0", "layers is 0"),
+        ("layers = 2", "layers = 1000000", "the limit is 1024"),
+        ("d_ff = 128", "d_ff = 5000000000", "this machine has"),
+        (
+            "kv_tokens = 32768",
+            "kv_tokens = 20000000000000",
+            "lower engine.kv_tokens",
+        ),
+        (
+            "steps = 60",
+            "steps = 60\nlora = { rank = 4, targets = [\"q_prj\"] }",
+            "train.lora.targets",
+        ),
+        ("name = \"tiny\"", "name = \"../x\"", "name = \"../x\""),
+    ] {
+        let recipe = tiny(dir.path(), typed, replaced);
+        for command in ["check", "train"] {
+            let mut sinew = sinew();
+            sinew.args([command, &recipe]);
+            if command == "train" {
+                sinew.arg("--run-dir").arg(&run);
+            }
+            let told = refused(&mut sinew);
+            assert!(told.contains(needle), "{replaced}: {told}");
+        }
+    }
+    let recipe = tiny(dir.path(), "seed = 0", "seed = 1");
+    let told = refused(
+        sinew()
+            .args(["train", &recipe, "--resume", "--run-dir"])
+            .arg(&run),
+    );
+    assert!(told.contains("holds no run to resume"), "{told}");
+    assert!(!run.exists());
+}
+
+#[test]
+fn arguments_without_effect_are_refused() {
+    for args in [
+        &["serve", "--sandbox-only", "--engine", "fake"][..],
+        &["serve", "--sandbox-only", "--store", "x"],
+        &["serve", "--sandbox-only", "--max-sandboxes", "0"],
+        &["serve", "--engine", "fake", "--context", "0"],
+        &["serve", "--engine", "fake", "--public-url", "host:80"],
+        &["episodes", "--run-dir", "x", "--limit", "0"],
+    ] {
+        let told = refused(sinew().args(args));
+        assert!(told.contains(args[args.len() - 2]), "{args:?}: {told}");
+    }
+}
+
+#[test]
+fn a_run_that_is_looked_into_says_what_is_not_there() {
+    let dir = tempfile::tempdir().unwrap();
+    let (run, out) = (dir.path().join("run"), dir.path().join("out"));
+    let told = refused(sinew().arg("export").arg(&run).arg(&out));
+    assert!(told.contains("holds no run"), "{told}");
+    let recipe = tiny(dir.path(), "steps = 60", "steps = 3");
+    let text = std::fs::read_to_string(&recipe).unwrap();
+    std::fs::write(
+        &recipe,
+        text.replace("checkpoint_every = 20", "checkpoint_every = 1"),
+    )
+    .unwrap();
+    let mut train = sinew();
+    train
+        .args(["train", &recipe, "--json", "--run-dir"])
+        .arg(&run);
+    last_line(&train.output().unwrap());
+    let list = |more: &[&str]| {
+        let mut command = sinew();
+        command
+            .arg("episodes")
+            .args(more)
+            .arg("--run-dir")
+            .arg(&run);
+        command
+    };
+    let told = refused(&mut list(&["--purpose", "nothing"]));
+    assert!(
+        told.contains("no episode of") && told.contains("eval-before"),
+        "{told}"
+    );
+    let listed = list(&["--purpose", "train", "--limit", "2"])
+        .output()
+        .unwrap();
+    let listed = String::from_utf8(listed.stdout).unwrap();
+    assert_eq!(listed.lines().count(), 3, "{listed}");
+
+    // The newest checkpoint is damaged: the one before it is written, and that is said.
+    let latest = std::fs::read_to_string(run.join("checkpoints/LATEST")).unwrap();
+    let weights = run
+        .join("checkpoints")
+        .join(latest.trim())
+        .join("model.safetensors");
+    std::fs::write(&weights, b"short").unwrap();
+    let told = sinew().arg("export").arg(&run).arg(&out).output().unwrap();
+    let (stdout, stderr) = (
+        String::from_utf8(told.stdout).unwrap(),
+        String::from_utf8(told.stderr).unwrap(),
+    );
+    assert!(told.status.success(), "{stderr}");
+    assert!(
+        stdout.contains("checkpoints/step-") && !stdout.contains(latest.trim()),
+        "{stdout}"
+    );
+    assert!(
+        stderr.contains("passed over") && stderr.contains(latest.trim()),
+        "{stderr}"
+    );
+    let told = refused(sinew().arg("export").arg(&run).arg(&out));
+    assert!(told.contains("not empty"), "{told}");
+}
