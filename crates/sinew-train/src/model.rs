@@ -10,6 +10,7 @@ use sinew_model::{
 };
 use sinew_tensor::Device;
 use sinew_types::{TokenId, TokenLogprob, TrainRow};
+use std::sync::Arc;
 
 /// Files of a checkpoint.
 const WEIGHTS: &str = "model.safetensors";
@@ -31,7 +32,8 @@ struct Critic {
 pub struct ModelPolicy {
     model: TrainModel,
     device: Device,
-    params: Params,
+    /// Shared with engines while they load it; an update meanwhile makes a copy.
+    params: Arc<Params>,
     lora: Option<Lora>,
     /// Name or path of the base model, for `adapter_config.json`.
     base_model: String,
@@ -93,7 +95,7 @@ impl ModelPolicy {
         Ok(Self {
             model,
             device,
-            params,
+            params: Arc::new(params),
             lora,
             base_model: String::new(),
             gradient,
@@ -120,6 +122,12 @@ impl ModelPolicy {
     /// The weights (with adapters: those of the base).
     pub fn params(&self) -> &Params {
         &self.params
+    }
+
+    /// [`ModelPolicy::params`] for an engine to load, without a copy: these stay what they are whatever is
+    /// trained next, at the price of a copy if they are still held then.
+    pub fn shared_params(&self) -> Arc<Params> {
+        Arc::clone(&self.params)
     }
 
     /// The adapters, if they are what is trained.
@@ -291,7 +299,7 @@ impl Policy for ModelPolicy {
         let gradient = gradient.values();
         let (pairs, file) = match &mut self.lora {
             Some(lora) => (lora.tensors_mut(), ADAPTER),
-            None => (self.params.tensors_mut(), WEIGHTS),
+            None => (Arc::make_mut(&mut self.params).tensors_mut(), WEIGHTS),
         };
         let mut tensors: Vec<TrainTensor<'_>> = pairs
             .into_iter()

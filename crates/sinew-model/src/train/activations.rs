@@ -7,8 +7,8 @@ use sinew_tensor::logprob::LogprobScratch;
 use sinew_tensor::{Buffer, Scratch};
 use sinew_types::TokenId;
 
-/// Logits (512 MiB) that a forward pass with gradients keeps at most, of some of the asked rows.
-const KEPT_LOGITS: usize = 128 << 20;
+/// Logits (640 MiB) that a forward pass with gradients keeps at most, of some of the asked rows.
+const KEPT_LOGITS: usize = 160 << 20;
 
 /// What a forward pass keeps for the backward pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -169,7 +169,7 @@ impl Activations {
         self.keep
     }
 
-    /// Bytes that a row of a pass takes, working buffers included, output projection (at most 512 MiB of
+    /// Bytes that a row of a pass takes, working buffers included, output projection (at most 640 MiB of
     /// logits) left out.
     pub fn bytes_per_row(config: &ModelConfig, keep: Keep) -> usize {
         let c = config;

@@ -94,8 +94,10 @@ impl Product<'_> {
         let words = if half { nr / 2 } else { nr };
         let (cols, depth, b_room) = match self.b {
             Source::Plain(_) => {
-                // Deep passes, since each one reads and writes all of `c`.
-                let depth = depth.min((B_LIMIT / n.clamp(nr, 2048)).next_multiple_of(DEPTH_BLOCK));
+                // Deep passes, since each one reads and writes all of `c`; of equal depth, since one of few
+                // steps does that for little.
+                let most = (B_LIMIT / n.clamp(nr, 2048)).next_multiple_of(DEPTH_BLOCK);
+                let depth = depth.min(k.div_ceil(k.div_ceil(most)));
                 let cols = n.min((B_LIMIT / depth).max(nr).next_multiple_of(nr));
                 (cols, depth, cols.next_multiple_of(nr) * depth)
             }

@@ -8,7 +8,7 @@ use std::f32::consts::{LN_2, LOG2_E};
 use std::ops::Range;
 
 use super::{BLOCK_ROWS, LinearLogprob, LogprobGrad, LogprobScratch, ROW_GRAIN, SECTION};
-use super::{parts, sections};
+use super::{parts, row_stride, sections};
 use crate::attention::tile::exp2;
 use crate::buffer::SharedMut;
 use crate::device::Device;
@@ -38,7 +38,8 @@ pub(super) fn backward(
     // Rows that are computed again: of the kept ones those of blocks in which few have a gradient.
     let again = &mut scratch.order;
     again.clear();
-    let logits = scratch.logits.take(kept * vocab);
+    let stride = row_stride(vocab);
+    let logits = scratch.logits.take(kept * stride);
     for rows in parts(0..kept, BLOCK_ROWS) {
         let few = 4 * active(rows.clone()).count() < 3 * rows.len();
         if few {
@@ -47,13 +48,13 @@ pub(super) fn backward(
         }
         let x = &input.x[rows.start * dim..rows.end * dim];
         let dx = &mut dx[rows.start * dim..rows.end * dim];
-        let logits = &mut logits[rows.start * vocab..rows.end * vocab];
+        let logits = &mut logits[rows.start * stride..rows.end * stride];
         let row = |i: usize| rows.start + i;
         pass.block(row, x, Logits::Kept(logits), dx, dw.as_deref_mut());
     }
     again.extend(active(kept..n).map(|row| row as u32));
     let most = BLOCK_ROWS.min(again.len());
-    let section = scratch.section.take(most * SECTION.min(vocab));
+    let section = scratch.section.take(most * row_stride(SECTION.min(vocab)));
     let (gathered, d_gathered) = (
         scratch.rows.take(most * dim),
         scratch.d_rows.take(most * dim),
@@ -75,9 +76,9 @@ pub(super) fn backward(
 
 /// Where a block's logits are.
 enum Logits<'a> {
-    /// All of them, `[rows, vocab]`.
+    /// All of them, `[rows, vocab]`, rows [`row_stride`] apart.
     Kept(&'a mut [f32]),
-    /// Room for those of a section.
+    /// Room for those of a section, likewise.
     Again(&'a mut [f32]),
 }
 
@@ -98,11 +99,12 @@ impl Pass<'_> {
         for tokens in sections(vocab) {
             let weights = self.input.weights(&tokens);
             let (values, ld) = match &mut logits {
-                Logits::Kept(all) => (&mut all[tokens.start..], vocab),
+                Logits::Kept(all) => (&mut all[tokens.start..], row_stride(vocab)),
                 Logits::Again(section) => {
-                    let y = MatMut::new(section, count, tokens.len());
+                    let stride = row_stride(SECTION.min(vocab));
+                    let y = MatMut::with_ld(section, count, tokens.len(), stride);
                     dev.matmul_nt(x, weights, y, false);
-                    (&mut section[..], tokens.len())
+                    (&mut section[..], stride)
                 }
             };
             self.grade(&row, count, values, ld, &tokens);

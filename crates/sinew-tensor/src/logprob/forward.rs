@@ -4,7 +4,7 @@ use std::f64::consts::LN_2;
 use std::ops::Range;
 
 use super::{BLOCK_ROWS, LinearLogprob, LogprobOut, LogprobScratch, ROW_GRAIN, SECTION};
-use super::{Kept, parts, sections};
+use super::{Kept, parts, row_stride, sections};
 use crate::attention::tile::exp2;
 use crate::buffer::SharedMut;
 use crate::device::Device;
@@ -50,9 +50,10 @@ pub(super) fn forward(
     scratch: &mut LogprobScratch,
 ) {
     let (n, vocab, dim) = (input.targets.len(), input.vocab(), input.dim);
-    let kept = n.min(scratch.limit / vocab.max(1));
-    let logits = scratch.logits.take(kept * vocab);
-    let temporary = scratch.section.take(BLOCK_ROWS.min(n) * SECTION.min(vocab));
+    let (all_stride, stride) = (row_stride(vocab), row_stride(SECTION.min(vocab)));
+    let kept = n.min(scratch.limit / all_stride);
+    let logits = scratch.logits.take(kept * all_stride);
+    let temporary = scratch.section.take(BLOCK_ROWS.min(n) * stride);
     scratch.stats.clear();
     scratch.stats.resize(n, Stat::default());
     let entropy = out.entropy.is_some();
@@ -60,9 +61,10 @@ pub(super) fn forward(
         let x = Mat::new(&input.x[rows.start * dim..rows.end * dim], rows.len(), dim);
         for tokens in sections(vocab) {
             let (to, ld) = if rows.start < kept {
-                (&mut logits[rows.start * vocab + tokens.start..], vocab)
+                let start = rows.start * all_stride + tokens.start;
+                (&mut logits[start..], all_stride)
             } else {
-                (&mut temporary[..], tokens.len())
+                (&mut temporary[..], stride)
             };
             let y = MatMut::with_ld(to, rows.len(), tokens.len(), ld);
             dev.matmul_nt(x, input.weights(&tokens), y, false);

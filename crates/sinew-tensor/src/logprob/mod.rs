@@ -79,9 +79,9 @@ pub struct LogprobScratch {
     /// Values of logits that forward may keep.
     limit: usize,
     kept: Kept,
-    /// `[kept rows, vocab]`
+    /// `[kept rows, vocab]`, rows [`row_stride`] apart.
     logits: Scratch,
-    /// `[BLOCK_ROWS, SECTION]`
+    /// `[BLOCK_ROWS, SECTION]`, rows [`row_stride`] apart.
     section: Scratch,
     stats: Vec<Stat>,
     /// Rows of a backward pass, and of some of them hidden states and their gradients.
@@ -123,6 +123,13 @@ impl LogprobScratch {
             && kept.lse == lse;
         if same { rows } else { 0 }
     }
+}
+
+/// Values from one row of `len` logits to the next: an odd number of cache lines. Sections and most vocabularies
+/// are whole pages, and rows whole pages apart would share one set of the first cache level.
+fn row_stride(len: usize) -> usize {
+    const LINE: usize = 16;
+    (len.div_ceil(LINE) | 1) * LINE
 }
 
 /// `range` in parts of nearly equal size, as few as `most` values in each allow.

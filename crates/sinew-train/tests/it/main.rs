@@ -141,6 +141,23 @@ fn supervised_training_overfits_a_batch() {
 }
 
 #[test]
+fn weights_that_an_engine_holds_stay_while_training_goes_on() {
+    let mut trainer = trainer(full(), TrainerConfig::new(96, 1e-2));
+    let rows = batch(trainer.policy_mut());
+    let held = trainer.policy().shared_params();
+    let before = held.values().to_vec();
+    trainer.step(&rows, &clip()).unwrap();
+    assert_eq!(held.values(), before);
+    let after = trainer.policy().shared_params();
+    assert_ne!(after.values(), before);
+    // Nobody else holds the new ones: the next update is in place.
+    let place = after.values().as_ptr();
+    drop(after);
+    trainer.step(&rows, &clip()).unwrap();
+    assert_eq!(trainer.policy().params().values().as_ptr(), place);
+}
+
+#[test]
 fn reinforce_raises_the_probability_of_the_rewarded_token() {
     let mut trainer = trainer(full(), TrainerConfig::new(64, 3e-3));
     let arms: Vec<TrainRow> = (10..18)

@@ -207,7 +207,7 @@ fn step_seconds(bench: &Bench) -> Result<Vec<f64>, Failure> {
         let rows = sampling.step(&config, round)?;
         let sampled = start.elapsed().as_secs_f64();
         let report = trainer.step(&rows, &spec).map_err(Failure::system)?;
-        let weights = Arc::new(trainer.policy().params().clone());
+        let weights = trainer.policy().shared_params();
         let version = PolicyVersion(round as u64 + 1);
         engine
             .load_weights(version, weights)
