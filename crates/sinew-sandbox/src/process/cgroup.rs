@@ -11,6 +11,7 @@ use nix::unistd::{UnlinkatFlags, unlinkat};
 use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
@@ -35,7 +36,32 @@ pub(crate) struct Group {
     v2: bool,
     /// What [`Group::failures`] counted before this execution.
     before: (u64, u64),
-    used: bool,
+    /// Whether the next execution's counters start from here.
+    counted: bool,
+}
+
+/// Counters of a group that are opened before they are needed.
+#[derive(Debug, Default)]
+pub(crate) struct Counters {
+    processes: Option<File>,
+    peak_memory: Option<File>,
+}
+
+fn number_in(file: &File) -> Option<u64> {
+    let mut bytes = [0; 32];
+    let read = file.read_at(&mut bytes, 0).ok()?;
+    std::str::from_utf8(&bytes[..read])
+        .ok()?
+        .trim()
+        .parse()
+        .ok()
+}
+
+impl Counters {
+    /// Processes and threads in the group now; `None` where nothing counts them.
+    pub(crate) fn processes(&self) -> Option<u64> {
+        self.processes.as_ref().and_then(number_in)
+    }
 }
 
 fn open(dir: &OwnedFd, path: &str, flags: OFlag) -> std::io::Result<File> {
@@ -109,7 +135,8 @@ impl Hierarchy {
             pids: self.pids_v1.clone().or_else(|| self.v2.clone()),
             v2: self.v2.is_some(),
             before: (0, 0),
-            used: false,
+            // A new group counts from zero.
+            counted: true,
         };
         let failed = |what: &str, e: &dyn std::fmt::Display| format!("cgroup {what}: {e}");
         for dir in group.dirs() {
@@ -241,12 +268,23 @@ impl Group {
         self.number(self.memory.as_ref(), file).unwrap_or(0)
     }
 
-    fn peak_memory_bytes(&self) -> u64 {
-        let file = match self.v2 {
+    fn peak_file(&self) -> &'static str {
+        match self.v2 {
             true => "memory.peak",
             false => "memory.max_usage_in_bytes",
+        }
+    }
+
+    /// Opens what [`Group::events`] reads.
+    pub(crate) fn counters(&self) -> Counters {
+        let opened = |dir: &Option<Rc<OwnedFd>>, file: &str| {
+            let dir = dir.as_ref()?;
+            open(dir, &self.path(file), OFlag::O_RDONLY).ok()
         };
-        self.number(self.memory.as_ref(), file).unwrap_or(0)
+        Counters {
+            processes: opened(&self.pids, "pids.current"),
+            peak_memory: opened(&self.memory, self.peak_file()),
+        }
     }
 
     /// Kills for lack of memory and refusals of processes, ever.
@@ -261,27 +299,34 @@ impl Group {
         )
     }
 
-    /// Called before an execution: counters start from here.
-    pub(crate) fn begin(&mut self) {
-        if !self.used {
-            // A new group counts from zero.
-            self.used = true;
-            return;
-        }
+    /// Called when an execution is over and nothing of it is left: the counters of the next one
+    /// start from here.
+    pub(crate) fn rest(&mut self) {
         if let Some(dir) = self.memory.as_ref().filter(|_| !self.v2) {
             let _ = write(dir, &self.path("memory.max_usage_in_bytes"), "0");
         }
         self.before = self.failures();
+        self.counted = true;
     }
 
-    /// What happened since [`Group::begin`]; `failed` if the program did, else nothing that
+    /// Called before an execution.
+    pub(crate) fn begin(&mut self) {
+        if !std::mem::take(&mut self.counted) {
+            self.rest();
+            self.counted = false;
+        }
+    }
+
+    /// What happened since counters started; `failed` if the program did, else nothing that
     /// tells why is read.
-    pub(crate) fn events(&self, failed: bool) -> CgroupEvents {
+    pub(crate) fn events(&self, failed: bool, counters: &Counters) -> CgroupEvents {
         let now = if failed { self.failures() } else { self.before };
+        let peak = counters.peak_memory.as_ref().and_then(number_in);
+        let peak = peak.or_else(|| self.number(self.memory.as_ref(), self.peak_file()));
         CgroupEvents {
             oom_kills: now.0.saturating_sub(self.before.0),
             process_refusals: now.1.saturating_sub(self.before.1),
-            peak_memory_bytes: self.peak_memory_bytes(),
+            peak_memory_bytes: peak.unwrap_or(0),
         }
     }
 

@@ -1,5 +1,6 @@
 //! How executions and sandboxes end: what the kernel tells of dead children, and what is freed.
 
+use super::cgroup::Counters;
 use super::live::{Entrant, Live, Role, Way, kill};
 use super::messages::{CgroupEvents, End, Exit, Reply};
 use super::spawner::Spawner;
@@ -116,7 +117,7 @@ impl Spawner {
                 exit,
                 cpu_us: us(usage.ru_utime) + us(usage.ru_stime),
                 max_rss_kib: usage.ru_maxrss as u64,
-                events: live.group.events(failed),
+                events: live.group.events(failed, &Counters::default()),
                 file_bytes: live.files.usage().0,
             });
             // Only the first process is left: nothing of the program's goes on.
@@ -148,6 +149,7 @@ impl Spawner {
             return;
         };
         live.leaving = false;
+        live.group.rest();
         if live.creation.warm {
             self.to_warm.push_back((Instant::now() + WARM_PAUSE, id));
         }

@@ -1,11 +1,11 @@
 //! What the spawner does for each live sandbox: rooms, programs in them, and their ends.
 
-use super::cgroup::Group;
+use super::cgroup::{Counters, Group};
 use super::ends::{MAX_WAITING, WARM_PAUSE};
 use super::files::Files;
 use super::messages::{Creation, End, Exit, Notice, Numbered, Start, send_bytes};
 use super::plan::{self, Confinement, Plan, Who};
-use super::report::Report;
+use super::report::{Evidence, Report};
 use super::room::{NetNs, Room, loopback_up};
 use super::spawner::Spawner;
 use super::zygote::{BASE_ENV, exec};
@@ -42,6 +42,7 @@ pub(super) struct Entrant {
     pub(super) way: Way,
     /// Where it may tell its end.
     pub(super) report: Option<Report>,
+    pub(super) evidence: Evidence,
 }
 
 #[derive(Debug)]
@@ -161,6 +162,26 @@ fn c_strings(list: impl IntoIterator<Item = String>) -> Result<Vec<CString>, Str
     list.into_iter()
         .map(|s| CString::new(s).map_err(|e| format!("argument with a zero byte: {e}")))
         .collect()
+}
+
+/// What a fork of the zygote gets: the bytes of the environment, which it has beside that of the
+/// zygote, the environment, the code.
+fn program_packet(code: &str, env: &[(String, String)]) -> Result<Vec<u8>, String> {
+    let mut packet = vec![0; 4];
+    for (name, value) in env {
+        if name.is_empty() || name.contains('=') || name.contains('\0') || value.contains('\0') {
+            return Err(format!(
+                "environment variable {name:?}: a name is not empty and has no '=', and there are no zero bytes"
+            ));
+        }
+        for part in [name.as_str(), "=", value, "\0"] {
+            packet.extend_from_slice(part.as_bytes());
+        }
+    }
+    let bytes = packet.len() as u32 - 4;
+    packet[..4].copy_from_slice(&bytes.to_le_bytes());
+    packet.extend_from_slice(code.as_bytes());
+    Ok(packet)
 }
 
 impl Spawner {
@@ -345,6 +366,7 @@ impl Spawner {
                 program: None,
             },
             report: None,
+            evidence: Evidence::default(),
         })
     }
 
@@ -365,7 +387,7 @@ impl Spawner {
             self.open_room(id)?;
         }
         let entrant = match start {
-            Start::Python(code) if self.zygote.is_some() => self.python(id, &code, env, files)?,
+            Start::Python(code) if self.zygote.is_some() => self.python(id, &code, &env, files)?,
             Start::Python(code) => {
                 let python = self.python.clone().ok_or("the image has no python3")?;
                 let argv = ["-I", "-S", "-B", "-c", &code].map(String::from);
@@ -385,19 +407,17 @@ impl Spawner {
         &mut self,
         id: u64,
         code: &str,
-        env: Vec<(String, String)>,
+        env: &[(String, String)],
         files: Vec<OwnedFd>,
     ) -> Result<Entrant, String> {
+        let packet = program_packet(code, env)?;
         let warm = self.live.get_mut(&id).and_then(|live| live.warm.take());
         let mut entrant = match warm {
             Some(warm) => warm,
             None => self.fork_python(id)?,
         };
-        let base = BASE_ENV.iter().map(|&(k, v)| (k.to_owned(), v.to_owned()));
-        let env: std::collections::BTreeMap<String, String> = base.chain(env).collect();
-        let packet = serde_json::json!({ "code": code, "env": env }).to_string();
         if let Way::Python { program, .. } = &mut entrant.way {
-            *program = Some((packet.into_bytes(), files));
+            *program = Some((packet, files));
         }
         Ok(entrant)
     }
@@ -428,6 +448,7 @@ impl Spawner {
             pid: None,
             way: Way::Program { argv, env, files },
             report: None,
+            evidence: Evidence::default(),
         })
     }
 
@@ -533,9 +554,12 @@ impl Spawner {
 
     /// The zygote has forked.
     fn forked(&mut self, id: u64, serial: u32, pid: i32) {
+        let proc = self.own_proc.as_ref();
         let live = self.live.get_mut(&id);
         let found = live.and_then(|live| {
-            live.unforked(serial)?.pid = Some(pid);
+            let evidence = Evidence::open(proc, pid, &live.group);
+            let entrant = live.unforked(serial)?;
+            (entrant.pid, entrant.evidence) = (Some(pid), evidence);
             live.children += 1;
             Some(())
         });
@@ -609,7 +633,7 @@ impl Spawner {
             exit,
             cpu_us: 0,
             max_rss_kib: 0,
-            events: live.group.events(true),
+            events: live.group.events(true, &Counters::default()),
             file_bytes: live.files.usage().0,
         });
         self.close_room(id);
@@ -698,6 +722,10 @@ impl Spawner {
             return PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX);
         }
         self.to_warm.pop_front();
+        if self.live.get(&id).is_some_and(|l| l.leaving) {
+            self.close_room(id);
+            return PollTimeout::ZERO;
+        }
         let wanted = |l: &Live| l.creation.warm && !l.busy() && l.room.is_none();
         let more = self.zygote.is_some() && self.more_may_wait();
         if more && self.live.get(&id).is_some_and(wanted) {

@@ -6,17 +6,22 @@
 //! and that no process of it ever ended before; else the end is told by the kernel, as that of
 //! any other program. Nothing else is done for the sandbox before the kernel is done with it.
 
-use super::live::{Way, kill};
+use super::cgroup::{Counters, Group};
+use super::live::Way;
 use super::messages::{End, Exit};
 use super::spawner::Spawner;
 use nix::fcntl::{OFlag, openat};
 use nix::sys::socket::{MsgFlags, recv};
 use nix::sys::stat::Mode;
 use std::fs::File;
-use std::io::Read;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::fs::FileExt;
 use std::rc::Rc;
+use std::time::{Duration, Instant};
 
+/// How long a program that told its end stays where it is, unless something is asked of its
+/// sandbox before.
+const CLOSE_PAUSE: Duration = Duration::from_millis(1);
 /// Reports that are taken in one turn.
 const AT_ONCE: usize = 16;
 /// What a report consists of: this byte and the exit code.
@@ -95,6 +100,34 @@ impl Report {
     }
 }
 
+/// What the kernel says of a program, opened before somebody waits for it.
+#[derive(Debug, Default)]
+pub(super) struct Evidence {
+    stat: Option<File>,
+    pub(super) counters: Counters,
+}
+
+impl Evidence {
+    pub(super) fn open(proc: Option<&OwnedFd>, pid: i32, group: &Group) -> Self {
+        Self {
+            stat: proc.and_then(|proc| open_stat(proc, pid)),
+            counters: group.counters(),
+        }
+    }
+}
+
+fn open_stat(proc: &OwnedFd, pid: i32) -> Option<File> {
+    let flags = OFlag::O_RDONLY | OFlag::O_CLOEXEC;
+    let path = format!("{pid}/stat");
+    let opened = openat(proc.as_fd(), path.as_str(), flags, Mode::empty());
+    opened.ok().map(File::from)
+}
+
+fn signal(pid: i32, signal: i32) {
+    // SAFETY: a child of ours that was not reaped yet.
+    unsafe { libc::kill(pid, signal) };
+}
+
 /// CPU time of a process, dead or alive, that was not reaped yet.
 fn cpu_us(pid: i32) -> Option<u64> {
     // The clock of a process: CPUCLOCK_SCHED is 2 (linux/posix-timers.h).
@@ -112,12 +145,9 @@ fn cpu_us(pid: i32) -> Option<u64> {
 
 /// Whether a process never had a child that ended, whose CPU time would count as its own: no
 /// child ends without a page fault (`/proc/PID/stat`, fields 11 and 13).
-fn childless(proc: &OwnedFd, pid: i32) -> Option<bool> {
-    let flags = OFlag::O_RDONLY | OFlag::O_CLOEXEC;
-    let path = format!("{pid}/stat");
-    let file = openat(proc.as_fd(), path.as_str(), flags, Mode::empty()).ok()?;
+fn childless(stat: &File) -> Option<bool> {
     let mut bytes = [0; 512];
-    let read = File::from(file).read(&mut bytes).ok()?;
+    let read = stat.read_at(&mut bytes, 0).ok()?;
     let stat = String::from_utf8_lossy(&bytes[..read]);
     // Behind the name, which is in parentheses and the program's choice.
     let fields: Vec<&str> = stat.rsplit(')').next()?.split_whitespace().collect();
@@ -146,19 +176,23 @@ impl Spawner {
         let Some(code) = report.code() else {
             return;
         };
-        let proc = self.own_proc.as_ref();
+        let evidence = std::mem::take(&mut running.evidence);
+        // First: what is counted from here on counts nothing that it does. It is killed after
+        // its end is told: on a busy processor whoever waits would otherwise wait for the kernel
+        // to take its memory apart. Nothing else is in the sandbox that could let it go on.
+        signal(pid, libc::SIGSTOP);
         let alone = matches!(running.way, Way::Started)
             && live.failed.is_none()
             && live.room.is_some()
             // The first process of the room and the one that spoke.
-            && live.group.processes() == Some(2)
-            && proc.is_some_and(|proc| childless(proc, pid) == Some(true));
+            && evidence.counters.processes() == Some(2)
+            && evidence.stat.as_ref().is_some_and(|stat| childless(stat) == Some(true));
         if !alone {
+            signal(pid, libc::SIGCONT);
             return;
         }
-        // First: what is counted from here on counts nothing that it does.
-        kill(pid);
         let Some(cpu_us) = cpu_us(pid) else {
+            signal(pid, libc::SIGCONT);
             return;
         };
         live.running = None;
@@ -167,10 +201,10 @@ impl Spawner {
             exit: Exit::Code(code),
             cpu_us,
             max_rss_kib: 0,
-            events: live.group.events(code != 0),
+            events: live.group.events(code != 0, &evidence.counters),
             file_bytes: live.files.usage().0,
         });
         self.tell_end(id);
-        self.close_room(id);
+        self.to_warm.push_back((Instant::now() + CLOSE_PAUSE, id));
     }
 }

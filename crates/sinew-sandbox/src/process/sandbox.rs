@@ -9,6 +9,8 @@ use crate::port::{
     Ending, ExecOptions, ExecRequest, ExecResult, OutputChunk, OutputStream, Program, Sandbox,
     SandboxError, SandboxFuture, SandboxSpec, SandboxStats, Snapshot, Usage,
 };
+use nix::errno::Errno;
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -20,6 +22,9 @@ use tokio::sync::{Notify, OwnedSemaphorePermit, mpsc, watch};
 const KILL_GRACE: Duration = Duration::from_secs(10);
 /// Largest program: one argument of execve may have 128 KiB.
 const MAX_PROGRAM_BYTES: usize = 96 << 10;
+/// How long a program without input may take before anybody looks at its output: most have ended
+/// by then, and what they wrote is read once.
+const FIRST_LOOK: Duration = Duration::from_millis(1);
 /// Bytes that one read of a program's output takes at most.
 const CHUNK: usize = 8 << 10;
 
@@ -71,8 +76,8 @@ impl Drop for KillOnDrop<'_> {
 struct Pipes {
     /// None where there is nothing to feed.
     stdin: Option<pipe::Sender>,
-    stdout: pipe::Receiver,
-    stderr: pipe::Receiver,
+    stdout: OwnedFd,
+    stderr: OwnedFd,
     theirs: Vec<OwnedFd>,
 }
 
@@ -87,8 +92,8 @@ fn pipes(client: &Client, fed: bool) -> std::io::Result<Pipes> {
     };
     Ok(Pipes {
         stdin,
-        stdout: pipe::Receiver::from_owned_fd(stdout_r.into())?,
-        stderr: pipe::Receiver::from_owned_fd(stderr_r.into())?,
+        stdout: stdout_r.into(),
+        stderr: stderr_r.into(),
         theirs: vec![stdin_r, stdout_w.into(), stderr_w.into()],
     })
 }
@@ -99,6 +104,45 @@ struct Captured {
     kept: Vec<u8>,
     truncated: bool,
     bytes: u64,
+}
+
+impl Captured {
+    /// Takes what was read, up to a bound; the bytes of it that are kept.
+    fn add(&mut self, read: &[u8], max: usize) -> usize {
+        self.bytes += read.len() as u64;
+        let room = (max - self.kept.len()).min(read.len());
+        self.kept.extend_from_slice(&read[..room]);
+        self.truncated |= room < read.len();
+        room
+    }
+}
+
+/// What a program left in a pipe that nobody writes to any more.
+async fn drain(
+    pipe: OwnedFd,
+    max: usize,
+    stream: OutputStream,
+    output: Option<mpsc::Sender<OutputChunk>>,
+) -> std::io::Result<Captured> {
+    let mut captured = Captured::default();
+    fcntl(&pipe, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
+    let mut chunk = [0; CHUNK];
+    loop {
+        match nix::unistd::read(&pipe, &mut chunk) {
+            Ok(0) | Err(Errno::EAGAIN) => break,
+            Ok(n) => captured.add(&chunk[..n], max),
+            Err(e) => return Err(e.into()),
+        };
+    }
+    if let Some(sender) = output {
+        for bytes in captured.kept.chunks(CHUNK).map(<[u8]>::to_vec) {
+            let sent = sender.send(OutputChunk { stream, bytes }).await;
+            if sent.is_err() {
+                break;
+            }
+        }
+    }
+    Ok(captured)
 }
 
 /// What the two captures of an execution share.
@@ -112,11 +156,12 @@ struct Bounds<'a> {
 
 /// Everything that a program wrote, up to a bound, and whether there was more.
 async fn capture(
-    mut pipe: pipe::Receiver,
+    pipe: OwnedFd,
     bounds: Bounds<'_>,
     stream: OutputStream,
     mut output: Option<mpsc::Sender<OutputChunk>>,
-) -> Captured {
+) -> std::io::Result<Captured> {
+    let mut pipe = pipe::Receiver::from_owned_fd(pipe)?;
     let mut captured = Captured::default();
     let mut chunk = vec![0; CHUNK];
     let mut over = bounds.over.clone();
@@ -136,19 +181,17 @@ async fn capture(
             }
         };
         if n == 0 {
-            return captured;
+            return Ok(captured);
         }
-        captured.bytes += n as u64;
-        let room = (bounds.max - captured.kept.len()).min(n);
-        captured.kept.extend_from_slice(&chunk[..room]);
+        let cut = captured.truncated;
+        let room = captured.add(&chunk[..n], bounds.max);
         if let Some(sender) = output.as_ref().filter(|_| room > 0) {
             let bytes = chunk[..room].to_vec();
             if sender.send(OutputChunk { stream, bytes }).await.is_err() {
                 output = None;
             }
         }
-        if room < n && !captured.truncated {
-            captured.truncated = true;
+        if captured.truncated && !cut {
             bounds.overflow.notify_one();
         }
     }
@@ -234,7 +277,7 @@ impl ProcessSandbox {
     ) -> Result<ExecResult, SandboxError> {
         let started = Instant::now();
         let start = checked(request.program)?;
-        let pipes =
+        let mut pipes =
             pipes(&self.client, !request.stdin.is_empty()).map_err(|e| io_error("pipe", e))?;
         let raw: Vec<RawFd> = pipes.theirs.iter().map(AsRawFd::as_raw_fd).collect();
         let exec = Request::Exec {
@@ -243,8 +286,53 @@ impl ProcessSandbox {
             env: [self.spec.env.clone(), options.env].concat(),
         };
         let mut ended = self.client.run(exec, &raw)?;
-        drop(pipes.theirs);
+        drop(std::mem::take(&mut pipes.theirs));
         let mut guard = KillOnDrop::new(&self.client, self.id);
+        let mut soon = None;
+        if pipes.stdin.is_none() {
+            let look = FIRST_LOOK.min(request.deadline);
+            if let Ok(told) = tokio::time::timeout(look, &mut ended).await {
+                soon = Some(told.map_err(|_| gone())?);
+            }
+        }
+        let max = self.spec.limits.output_bytes as usize;
+        let output = options.output;
+        let (mut cut, stdout, stderr, end) = match soon {
+            Some(end) => {
+                let (out, err) = (OutputStream::Stdout, OutputStream::Stderr);
+                let captured = async {
+                    let stdout = drain(pipes.stdout, max, out, output.clone()).await?;
+                    Ok((stdout, drain(pipes.stderr, max, err, output).await?))
+                };
+                let captured: std::io::Result<_> = captured.await;
+                let (stdout, stderr) = captured.map_err(|e| io_error("read output", e))?;
+                (None, stdout, stderr, end)
+            }
+            None => {
+                let until = started + request.deadline;
+                let input = &request.stdin;
+                self.attend(pipes, (input, output), until, ended).await?
+            }
+        };
+        // It wrote too much and ended before anybody looked.
+        if stdout.truncated || stderr.truncated {
+            cut = cut.or(Some(Ending::OutputLimit));
+        }
+        guard.armed = false;
+        let result = self.result(started, cut, end, stdout, stderr)?;
+        self.executions += 1;
+        self.cpu_s += result.usage.cpu_s;
+        Ok(result)
+    }
+
+    /// Feeds a program and takes what it writes until it ends, or its time, or what it may write.
+    async fn attend(
+        &self,
+        pipes: Pipes,
+        (input, output): (&[u8], Option<mpsc::Sender<OutputChunk>>),
+        until: Instant,
+        mut ended: tokio::sync::oneshot::Receiver<End>,
+    ) -> Result<(Option<Ending>, Captured, Captured, End), SandboxError> {
         let overflow = Notify::new();
         let (no_more, over) = watch::channel(false);
         let bounds = Bounds {
@@ -252,18 +340,17 @@ impl ProcessSandbox {
             overflow: &overflow,
             over: &over,
         };
-        let output = options.output;
         let (out, err) = (OutputStream::Stdout, OutputStream::Stderr);
         let work = async {
             tokio::join!(
                 capture(pipes.stdout, bounds, out, output.clone()),
                 capture(pipes.stderr, bounds, err, output.clone()),
-                feed(pipes.stdin, &request.stdin, &over)
+                feed(pipes.stdin, input, &over)
             )
         };
         tokio::pin!(work);
         let (mut cut, mut end) = (None, None);
-        let deadline = tokio::time::sleep(request.deadline);
+        let deadline = tokio::time::sleep_until(until.into());
         let (stdout, stderr, ()) = tokio::select! {
             done = &mut work => done,
             told = &mut ended => {
@@ -280,20 +367,12 @@ impl ProcessSandbox {
                 self.kill_and(&mut work).await?
             }
         };
-        let until = started + request.deadline;
         let end = match end {
             Some(end) => end,
             None => self.end(ended, until, &mut cut).await?,
         };
-        // It wrote too much and ended before anybody looked.
-        if stdout.truncated || stderr.truncated {
-            cut = cut.or(Some(Ending::OutputLimit));
-        }
-        guard.armed = false;
-        let result = self.result(started, cut, end, stdout, stderr)?;
-        self.executions += 1;
-        self.cpu_s += result.usage.cpu_s;
-        Ok(result)
+        let failed = |e| io_error("read output", e);
+        Ok((cut, stdout.map_err(failed)?, stderr.map_err(failed)?, end))
     }
 
     /// A program can close its output and go on: the deadline still holds.

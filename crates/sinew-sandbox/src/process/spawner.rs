@@ -21,7 +21,7 @@ use nix::fcntl::{OFlag, openat};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
-use nix::sys::signal::{SigSet, Signal};
+use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use nix::sys::stat::Mode;
 use std::collections::{HashMap, VecDeque};
@@ -445,6 +445,12 @@ impl Spawner {
         let Ok(()) = signals.thread_block() else {
             return 1;
         };
+        // Programs that are stopped are no news.
+        let plain = SigAction::new(SigHandler::SigDfl, SaFlags::SA_NOCLDSTOP, SigSet::empty());
+        // SAFETY: the default action, no handler.
+        let Ok(_) = (unsafe { sigaction(Signal::SIGCHLD, &plain) }) else {
+            return 1;
+        };
         let flags = SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK;
         let Ok(signal_fd) = SignalFd::with_flags(&signals, flags) else {
             return 1;
@@ -512,6 +518,9 @@ impl Spawner {
         let leaving = waits.and_then(|id| self.live.get_mut(&id).filter(|l| l.leaving));
         if let Some(live) = leaving.filter(|l| l.deferred.len() < MAX_DEFERRED) {
             live.deferred.push((message, files));
+            if let Some(id) = waits {
+                self.close_room(id);
+            }
             return;
         }
         let mut answer = None;

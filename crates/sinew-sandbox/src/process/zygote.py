@@ -10,10 +10,7 @@ import math, operator, random, re, statistics, string, struct, textwrap, time, t
 CONTROL, NOTICES = 3, 4
 REPORT = 3
 MAX_PROGRAM = 160 << 10
-REHEARSAL = json.dumps({
-    'code': 'x = [str(i) for i in range(9)]; print(*x, sep="+")',
-    'env': dict(os.environ),
-}).encode()
+REHEARSAL = bytes(4) + b'x = [str(i) for i in range(9)]; print(*x, sep="+")'
 READY, FORKED, FAILED, ZYGOTE = 0, 1, 2, 3
 GET_PROGRAM = 15
 SYS_CLONE, SYS_SETNS, SIGCHLD = CALL_CLONE, CALL_SETNS, 17
@@ -31,6 +28,7 @@ for hook in (before_fork, after_in_parent, after_in_child):
 get_errno, leave = ctypes.get_errno, os._exit
 program = bytearray(MAX_PROGRAM)
 program_view = memoryview(program)
+unpack = struct.Struct('=3i').unpack
 from_buffer, address_of = ctypes.c_char.from_buffer, ctypes.addressof
 
 
@@ -81,30 +79,39 @@ def child(id, room, socket, main, known):
         tell(id, room, FAILED, *failed)
         leave(1)
     os.close(NOTICES)
-    try:
-        given, fds = receive_program(socket, _socket.MSG_DONTWAIT)
-    except BlockingIOError:
-        rehearse(main, known)
-        given, fds = receive_program(socket, 0)
-    for target in range(3):
-        os.dup2(fds[target], target)
     # Where the end is told; see report.rs.
     if socket.fileno() != REPORT:
         os.dup2(socket.detach(), REPORT, False)
         socket = _socket.socket(_socket.AF_UNIX, _socket.SOCK_SEQPACKET, 0, REPORT)
-    os.set_inheritable(REPORT, False)
     os.closerange(REPORT + 1, 256)
-    return socket, given
+    sys.argv = ['-c']
+    number = os.fstat(REPORT).st_ino
+    # From here on, somebody may be waiting.
+    try:
+        code, env, fds = receive_program(socket, _socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        rehearse(main, known)
+        code, env, fds = receive_program(socket, 0)
+    take_files(fds)
+    gc.enable()
+    run(socket, number, code, env, main, known)
+
+
+def take_files(fds, dup=os.dup2, close=os.closerange):
+    """Standard streams of a program; nothing but the socket stays beside them."""
+    for target, fd in enumerate(fds):
+        dup(fd, target)
+    close(REPORT + 1, 256)
 
 
 def receive_program(socket, flags):
+    """Length of the environment, its words (each ends in a zero byte), code; see live.rs."""
     size, control, _, _ = socket.recvmsg_into([program], 64, flags)
     if not size:
         leave(1)
-    fds = array.array('i')
-    for level, kind, content in control:
-        fds.frombytes(content[:len(content) - len(content) % 4])
-    return json.loads(program_view[:size].tobytes()), fds
+    start = 4 + int.from_bytes(program_view[:4], 'little')
+    code = str(program_view[start:size], 'utf-8')
+    return code, program_view[4:start].tobytes(), unpack(control[0][2])
 
 
 def rehearse(main, known):
@@ -113,26 +120,40 @@ def rehearse(main, known):
     null = os.open('/dev/null', os.O_RDWR)
     for target in (1, 2):
         os.dup2(null, target)
-    ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
     rights = (_socket.SOL_SOCKET, _socket.SCM_RIGHTS, array.array('i', [null] * 3))
-    ours.sendmsg([REHEARSAL], [rights])
-    given, fds = receive_program(theirs, _socket.MSG_DONTWAIT)
     kept = dict(main)
-    run(theirs, given['code'], given['env'], main, known, leave=abs)
-    main.update(kept)
-    for fd in (null, *fds):
-        os.close(fd)
-    ours.close()
-    theirs.close()
+    # Twice: the second time takes memory that the first did not.
+    for _ in range(2):
+        ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
+        ours.sendmsg([REHEARSAL], [rights])
+        code, env, fds = receive_program(theirs, _socket.MSG_DONTWAIT)
+        number = os.fstat(theirs.fileno()).st_ino
+        take_files(fds, close=stay)
+        gc.enable()
+        run(theirs, number, code, env, main, known, leave=abs)
+        gc.disable()
+        main.update(kept)
+        for fd in fds:
+            os.close(fd)
+        ours.close()
+        theirs.close()
+    os.close(null)
+    gc.freeze()
+
+
+def stay(first, last):
+    pass
 
 
 def close_files(main, known):
     """What the end of an interpreter does for open files: drop what holds them."""
     main.clear()
-    for name in [n for n in sys.modules if n not in known]:
-        module = sys.modules[name]
-        if hasattr(module, '__dict__'):
-            module.__dict__.clear()
+    # New modules come last.
+    if len(sys.modules) != len(known) or next(reversed(sys.modules)) not in known:
+        for name in [n for n in sys.modules if n not in known]:
+            module = sys.modules[name]
+            if hasattr(module, '__dict__'):
+                module.__dict__.clear()
     gc.collect()
 
 
@@ -156,11 +177,11 @@ def report(socket, number, status, inode=os.fstat, MSG=_socket.MSG_DONTWAIT):
         pass
 
 
-def run(socket, code, env, main, known, flush=flush, leave=leave, close_files=close_files,
-        report=report):
-    number = os.fstat(socket.fileno()).st_ino
-    os.environ.clear()
-    os.environ.update(env)
+def run(socket, number, code, env, main, known, flush=flush, leave=leave,
+        close_files=close_files, report=report):
+    for word in env.split(b'\0')[:-1]:
+        name, value = word.split(b'=', 1)
+        os.environb[name] = value
     status = 0
     try:
         exec(compile(code, '<string>', 'exec'), main)
@@ -221,10 +242,7 @@ def serve(main):
                 control.detach()
                 os.close(CONTROL)
                 os.close(fds[0])
-                socket, given = child(id, room, fds[1], main, known)
-                gc.enable()
-                sys.argv = ['-c']
-                run(socket, given['code'], given['env'], main, known)
+                child(id, room, fds[1], main, known)
             errno = get_errno() if pid == -1 else 0
             after_in_parent()
         else:

@@ -1,6 +1,7 @@
 //! The process level for real: what code inside can do, and above all what it cannot.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
+mod crowd;
 mod ends;
 mod port;
 
