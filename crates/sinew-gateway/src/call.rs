@@ -179,6 +179,7 @@ impl Gateway {
         rollout.flights().running.push(entry);
         let work = Work {
             engine: Arc::clone(&self.inner.parts.engine),
+            gate: self.inner.parts.gate.clone(),
             rollout: Arc::clone(rollout),
             counters: Arc::clone(&self.inner.counters),
             call: begun.call,

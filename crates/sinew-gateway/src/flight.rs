@@ -6,13 +6,14 @@
 
 use crate::dialect::{AnswerContext, Choice, Delta, ModelResponse, TurnEnd, Usage};
 use crate::error::ApiError;
+use crate::gate::{Gate, Room};
 use crate::gateway::{Rollout, unix_s};
 use crate::kept::Answer;
 use crate::session::SampledTurn;
 use crate::stats::Counters;
 use crate::turn::{TurnOptions, TurnReader};
 use sinew_types::{
-    Engine, EngineEvent, EventSink, FinishReason, GenerateRequest, RequestId, SampledToken,
+    Engine, EngineEvent, EventSink, FinishReason, GenerateRequest, RequestId, SampledToken, TokenId,
 };
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -157,6 +158,7 @@ impl Drop for Subscription {
 /// What a flight needs to run.
 pub(crate) struct Work {
     pub(crate) engine: Arc<dyn Engine>,
+    pub(crate) gate: Option<Arc<dyn Gate>>,
     pub(crate) rollout: Arc<Rollout>,
     pub(crate) counters: Arc<Counters>,
     pub(crate) call: u32,
@@ -258,6 +260,8 @@ impl Driver {
 
     async fn run(&mut self) -> Result<Arc<ModelResponse>, ApiError> {
         let requests = std::mem::take(&mut self.work.requests);
+        let prompt = requests.first().map_or(&[][..], |r| &r.prompt);
+        let _room = self.room(prompt).await?;
         let prompt_ids = match (
             self.flight.context.request.return_token_ids,
             requests.first(),
@@ -306,6 +310,23 @@ impl Driver {
             },
             prompt_ids,
         }))
+    }
+
+    /// Waits at the gate, if there is one; nothing is sampled yet.
+    async fn room(&self, prompt: &[TokenId]) -> Result<Option<Room>, ApiError> {
+        let Some(gate) = &self.work.gate else {
+            return Ok(None);
+        };
+        let rollout = self.work.rollout.session().id().clone();
+        tokio::select! {
+            room = gate.enter(&rollout, prompt) => Ok(Some(room)),
+            () = self.flight.cancel.notified() => {
+                Err(ApiError::conflict("aborted", "the call was aborted"))
+            }
+            () = sleep_until(self.work.deadline) => {
+                Err(ApiError::deadline("the engine had no room in time"))
+            }
+        }
     }
 
     /// Until `pending` requests have ended, or the engine does not end them in time.

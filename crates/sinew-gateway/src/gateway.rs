@@ -2,6 +2,7 @@
 
 use crate::error::ApiError;
 use crate::flight::Flight;
+use crate::gate::Gate;
 use crate::journal::{Journal, Receipt, Record};
 use crate::kept::Kept;
 use crate::limits::{ServerLimits, SessionLimits};
@@ -68,6 +69,8 @@ pub struct GatewayParts {
     pub store: Option<Arc<dyn TraceStore>>,
     /// Source of request ids, shared by everybody who uses the engine.
     pub requests: Arc<AtomicU64>,
+    /// Who may generate; `None`: every call at once.
+    pub gate: Option<Arc<dyn Gate>>,
 }
 
 impl std::fmt::Debug for GatewayParts {

@@ -20,6 +20,7 @@ mod call;
 pub mod dialect;
 mod error;
 mod flight;
+mod gate;
 mod gateway;
 mod http;
 mod journal;
@@ -35,6 +36,7 @@ pub mod turn;
 
 pub use bytes_chat::byte_renderer;
 pub use error::{ApiError, ErrorKind};
+pub use gate::{Gate, Room};
 pub use gateway::{Credentials, Gateway, GatewayConfig, GatewayParts, RolloutView};
 pub use journal::{Journal, JournalError, JournalOptions};
 pub use limits::{ServerLimits, SessionLimits};

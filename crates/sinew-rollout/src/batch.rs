@@ -1,5 +1,6 @@
 //! Many episodes at once: admission, ownership, durable commit.
 
+use crate::admission::READ_EVERY;
 use crate::driver::{EpisodeOptions, EpisodeParts, mix_seed};
 use crate::episode::{EpisodeEvent, EpisodeMachine, EpisodeSpec};
 use sinew_store::{StoreError, TraceStore};
@@ -18,8 +19,8 @@ pub enum BatchError {
     Cancelled,
 }
 
-/// Runs episodes with at most `max_in_flight` at once and returns a trace for each, in the
-/// order of `specs`. Each trace is durable in the store before it counts. Episodes that the
+/// Runs episodes with at most `max_in_flight` at once, fewer while admission says so, and returns
+/// a trace for each, in the order of `specs`. Each trace is durable in the store before it counts. Episodes that the
 /// store already holds are taken from there and not run again. `cancel` turning true ends the
 /// batch: episodes that are committed stay, the others will be run again.
 pub async fn run_batch(
@@ -43,12 +44,14 @@ pub async fn run_batch(
     waiting.reverse();
     let mut running = JoinSet::new();
     let mut owners = HashMap::new();
+    let mut looks = tokio::time::interval(READ_EVERY);
     loop {
         while running.len() < max_in_flight.max(1)
             && let Some(index) = waiting.pop()
         {
             let (parts, options, spec) = (parts.clone(), options.clone(), specs[index].clone());
             let handle = running.spawn(async move {
+                let _place = parts.admission.begin(&spec.episode).await;
                 let _in_flight = parts.gauges.begin();
                 parts.harness.run(&parts, &options, &spec).await
             });
@@ -59,6 +62,10 @@ pub async fn run_batch(
         }
         let finished = tokio::select! {
             finished = running.join_next_with_id() => finished,
+            _ = looks.tick() => {
+                parts.admission.look();
+                continue;
+            }
             _ = cancel.wait_for(|&stop| stop) => {
                 running.shutdown().await;
                 return Err(BatchError::Cancelled);

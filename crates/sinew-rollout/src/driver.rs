@@ -1,5 +1,6 @@
 //! Carries an [`EpisodeMachine`]'s commands out: engine, environment, renderer, clock.
 
+use crate::admission::Admission;
 use crate::episode::{EpisodeCommand, EpisodeEvent, EpisodeLimits, EpisodeMachine, EpisodeSpec};
 use crate::gauges::{Gauges, Phase};
 use crate::harness::Harness;
@@ -27,6 +28,8 @@ pub struct EpisodeParts {
     /// Drives the turns.
     pub harness: Arc<dyn Harness>,
     pub gauges: Arc<Gauges>,
+    /// Who may begin and generate.
+    pub admission: Arc<Admission>,
     /// Source of request ids, shared by everybody who uses the engine.
     pub requests: Arc<AtomicU64>,
 }
@@ -177,6 +180,10 @@ impl Running<'_> {
     }
 
     async fn generate(&mut self, machine: &mut EpisodeMachine, max_tokens: u32) -> EpisodeCommand {
+        let admission = Arc::clone(&self.parts.admission);
+        let place = admission.turn(&self.spec.episode, machine.context()).await;
+        // Others held the room: that time is not the episode's own.
+        self.deadline += place.as_ref().map_or(Duration::ZERO, |p| p.waited);
         let started = Instant::now();
         let _in_phase = self.parts.gauges.enter(Phase::Generate);
         let id = RequestId(self.parts.requests.fetch_add(1, Ordering::Relaxed));

@@ -1,5 +1,6 @@
 //! The command line: the only place where concrete parts meet.
 
+mod admission;
 mod bench;
 mod check;
 mod container;
@@ -175,7 +176,6 @@ struct SandboxArgs {
     command: sandbox::SandboxCommand,
 }
 
-fn main() -> ExitCode {
 /// A count that lists something.
 fn at_least_one(text: &str) -> Result<usize, String> {
     let count: usize = text.parse().map_err(|e| format!("{e}"))?;
@@ -185,6 +185,7 @@ fn at_least_one(text: &str) -> Result<usize, String> {
     Ok(count)
 }
 
+fn main() -> ExitCode {
     let child = sinew_sandbox::spawner_main_if_requested()
         .or_else(sinew_wasm::worker_main_if_requested)
         .or_else(sinew_microvm::jail_main_if_requested);

@@ -1,5 +1,6 @@
 //! What a run writes about itself: one line a step in `metrics.jsonl`, one object at the end.
 
+use crate::admission::AdmissionRecord;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use sinew_algo::{PreferenceReport, RepairReport, TokenCounts};
@@ -136,6 +137,9 @@ pub(crate) struct StepRecord {
     /// Of `rollout_s`, the seconds in which the engine computed.
     pub(crate) engine_busy_s: f64,
     pub(crate) sampled_tokens_per_s: f64,
+    /// What admission did while the step's episodes ran.
+    #[serde(default)]
+    pub(crate) admission: AdmissionRecord,
 }
 
 impl StepRecord {

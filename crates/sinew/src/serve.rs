@@ -264,6 +264,8 @@ fn gateway(args: &ServeArgs) -> Result<(Gateway, Option<Arc<dyn Mount>>), Failur
             renderer,
             store: Some(store),
             requests,
+            // Whoever opens rollouts here bounds them; the engine's own queue is the gate.
+            gate: None,
         },
     );
     gateway

@@ -1,5 +1,6 @@
 //! The main job: episodes, training signal, optimizer step, new weights, again and again.
 
+use crate::admission::AdmissionRecord;
 use crate::curriculum::Curriculum;
 use crate::failure::Failure;
 use crate::ledger::{Ledger, LedgerStep, Samples};
@@ -313,11 +314,23 @@ impl Run<'_> {
                 }
             }
         });
-        traces.map_err(|e| match e {
         self.show_progress(finished_before, total);
+        traces.map_err(|e| match e {
             BatchError::Cancelled => Failure::interrupt(self.dir.path()),
             e @ BatchError::Store(_) => Failure::system(e.to_string()),
         })
+    }
+
+    fn show_progress(&self, finished_before: u64, total: usize) {
+        let (gauges, wall_s) = (self.parts.episode.gauges.read(), self.wall_s());
+        let admission = self.parts.episode.admission.reading();
+        self.view.update(|s| {
+            s.gauges = gauges;
+            s.admission = admission;
+            s.done = gauges.finished.saturating_sub(finished_before) as usize;
+            s.total = total;
+            s.wall_s = wall_s;
+        });
     }
 
     /// Whether there was anything to do it with.
@@ -328,6 +341,7 @@ impl Run<'_> {
             s.phase = "rolling out".into();
         });
         let engine_before = self.parts.episode.engine.status();
+        let admission_before = self.parts.episode.admission.reading();
         let started = Instant::now();
         let episodes = self.training_episodes(step)?;
         if self.parts.pool.is_some() && episodes.traces.is_empty() && episodes.dropped.is_empty() {
@@ -344,6 +358,11 @@ impl Run<'_> {
             engine_busy_s: engine.busy_s - engine_before.busy_s,
             sampled_tokens_per_s: sampled as f64 / rollout_s.max(1e-9),
             joins: joins(&traces),
+            admission: AdmissionRecord::between(
+                &admission_before,
+                &self.parts.episode.admission.reading(),
+                engine.preemptions.saturating_sub(engine_before.preemptions),
+            ),
             retried: episodes.retried,
             recovered: episodes.recovered,
             ..StepRecord::default()

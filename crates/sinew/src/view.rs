@@ -6,7 +6,7 @@ use ratatui::prelude::{Color, Frame, Line, Rect, Span, Style, Stylize};
 use ratatui::symbols::Marker;
 use ratatui::widgets::{Axis, Block, Chart, Dataset, Gauge, GraphType, Paragraph};
 use ratatui::{Terminal, TerminalOptions, Viewport};
-use sinew_rollout::GaugesReading;
+use sinew_rollout::{AdmissionReading, GaugesReading};
 use std::io::{IsTerminal, Write};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -29,6 +29,7 @@ pub(crate) struct Status {
     pub(crate) done: usize,
     pub(crate) total: usize,
     pub(crate) gauges: GaugesReading,
+    pub(crate) admission: AdmissionReading,
     /// Tokens a second that the engine samples now.
     pub(crate) tokens_per_s: f64,
     pub(crate) eval_before: Option<f64>,
@@ -119,7 +120,6 @@ impl Drop for View {
     }
 }
 
-fn draw_until(
 /// Whether the terminal understands more than lines.
 fn can_move() -> bool {
     std::env::var_os("TERM").is_some_and(|term| !term.is_empty() && term != "dumb")
@@ -131,6 +131,7 @@ fn in_foreground() -> bool {
         .is_ok_and(|group| group == rustix::process::getpgrp())
 }
 
+fn draw_until(
     status: &Mutex<Status>,
     stopped: &std::sync::mpsc::Receiver<()>,
 ) -> std::io::Result<()> {
@@ -239,7 +240,11 @@ fn draw_curve(frame: &mut Frame<'_>, area: Rect, status: &Status) {
 }
 
 fn draw_numbers(frame: &mut Frame<'_>, area: Rect, status: &Status) {
-    let g = status.gauges;
+    let (g, a) = (status.gauges, status.admission);
+    let room = match a.room_tokens {
+        0 => "-".to_owned(),
+        total => format!("{:.0} %", 100.0 * a.held_tokens as f64 / total as f64),
+    };
     let (generate, wait, train, rest) = status.split_s();
     let sum = (generate + wait + train + rest).max(1e-9);
     let percent = |x: f64| format!("{:>3.0} %", 100.0 * x / sum);
@@ -251,6 +256,11 @@ fn draw_numbers(frame: &mut Frame<'_>, area: Rect, status: &Status) {
         Line::from(format!(
             "  in the model {:>4}  in tools {}",
             g.generating, g.in_tool
+        )),
+        Line::from(format!(
+            "room held {room:>5}  waiting {}  at most {}",
+            a.waiting_turns + a.new,
+            a.limit
         )),
         Line::from(format!("episodes  {:>4}  failed {}", g.finished, g.failed)),
         Line::from(format!("tokens/s  {:>4.0}", status.tokens_per_s)),
@@ -340,6 +350,14 @@ mod tests {
             done: 5,
             total: 64,
             eval_before: Some(0.2),
+            admission: AdmissionReading {
+                held_tokens: 300,
+                room_tokens: 1000,
+                waiting_turns: 2,
+                new: 5,
+                limit: 48,
+                ..AdmissionReading::default()
+            },
             ..Status::default()
         };
         for step in 1..=2 {
@@ -362,10 +380,15 @@ mod tests {
             "training         50 %",
             "generation       40 %",
             "before  20 %",
+            "room held  30 %  waiting 7  at most 48",
             "about 2m40s left",
         ] {
             assert!(text.contains(needle), "{needle} not in\n{text}");
         }
+        // A narrow terminal has the numbers without the curve.
+        let text = screen(&status, 44);
+        assert!(text.contains("training         50 %"), "{text}");
+        assert!(!text.contains("training episodes"), "{text}");
     }
 
     #[test]
@@ -375,7 +398,3 @@ mod tests {
         }
     }
 }
-        // A narrow terminal has the numbers without the curve.
-        let text = screen(&status, 44);
-        assert!(text.contains("training         50 %"), "{text}");
-        assert!(!text.contains("training episodes"), "{text}");

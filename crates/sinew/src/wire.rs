@@ -1,5 +1,6 @@
 //! Where concrete parts meet: from a recipe to engine, environment, store and trainer.
 
+use crate::admission;
 use crate::cross::CrossPolicy;
 use crate::curriculum::{Curriculum, TasksByKind};
 use crate::data::Dataset;
@@ -22,7 +23,7 @@ use sinew_model::{
 };
 use sinew_pool::schema::Kind;
 use sinew_render::{ChatRenderer, GgufVocab, Renderer, TinyRenderer};
-use sinew_rollout::{EpisodeLimits, EpisodeOptions, EpisodeParts, Gauges};
+use sinew_rollout::{Admission, EpisodeLimits, EpisodeOptions, EpisodeParts, Gauges};
 use sinew_sandbox::{
     Limits, Pool, PoolConfig, ProcessConfig, ProcessProvider, SandboxProvider, SandboxSpec,
 };
@@ -194,7 +195,6 @@ pub(crate) fn loaded_params(recipe: &Recipe, renderer: &dyn Renderer) -> Result<
     Ok(Params::random(&config, recipe.seed))
 }
 
-/// Configuration of a model from scratch: a small Llama.
 /// Shape of a recipe's model, without its weights.
 pub(crate) fn model_config(recipe: &Recipe) -> Result<ModelConfig, Failure> {
     match model_files(recipe)? {
@@ -205,6 +205,7 @@ pub(crate) fn model_config(recipe: &Recipe) -> Result<ModelConfig, Failure> {
     }
 }
 
+/// Configuration of a model from scratch: a small Llama.
 fn scratch_config(recipe: &Recipe, renderer: &dyn Renderer) -> Result<ModelConfig, Failure> {
     let ModelSection::Scratch {
         d_model,
@@ -371,9 +372,6 @@ fn open_store(recipe: &Recipe, dir: &RunDir) -> Result<Arc<dyn TraceStore>, Fail
     Ok(Arc::new(store))
 }
 
-fn engine(
-    recipe: &Recipe,
-    device: &Device,
 /// Opens a store for writing, and tells what of it was found damaged.
 pub(crate) fn disk_store(folder: &Path) -> Result<DiskStore, StoreError> {
     let store = DiskStore::open(folder, StoreOptions::default())?;
@@ -383,6 +381,9 @@ pub(crate) fn disk_store(folder: &Path) -> Result<DiskStore, StoreError> {
     Ok(store)
 }
 
+fn engine(
+    recipe: &Recipe,
+    device: &Device,
     params: &Params,
     renderer: &dyn Renderer,
     learner: &Learner,
@@ -479,12 +480,14 @@ impl Parts {
         let saved = if resume { learner.restore()? } else { None };
         let (engine, cross) = engines(recipe, &device, renderer.as_ref(), &learner)?;
         let harness = harness::build(&recipe.harness, &recipe.sandbox, renderer.as_ref())?;
+        let admission = Admission::new(admission::config(recipe), Arc::clone(&engine));
         let parts = Self {
             episode: EpisodeParts {
                 engine,
                 renderer,
                 envs,
                 harness,
+                admission,
                 gauges: Arc::new(Gauges::default()),
                 requests: Arc::new(AtomicU64::new(1)),
             },

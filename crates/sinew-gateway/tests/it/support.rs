@@ -84,6 +84,7 @@ pub(crate) fn world_in(
             renderer: Arc::clone(&renderer) as Arc<dyn Renderer>,
             store: Some(Arc::clone(&store) as Arc<dyn TraceStore>),
             requests: Arc::new(AtomicU64::new(1)),
+            gate: None,
         },
     );
     gateway.recover().unwrap();

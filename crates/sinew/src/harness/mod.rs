@@ -12,6 +12,7 @@ mod section;
 
 pub(crate) use section::HarnessSection;
 
+use crate::admission::TurnGate;
 use crate::failure::Failure;
 use crate::recipe::SandboxSection;
 use fork_server::{ForkServer, tail};
@@ -212,6 +213,7 @@ impl CommandHarness {
                 // Traces go to the run's store with their outcome, by whoever runs the batch.
                 store: None,
                 requests: Arc::clone(&parts.requests),
+                gate: Some(Arc::new(TurnGate(Arc::clone(&parts.admission)))),
             },
         );
         // Nobody needs the control API: it is called from here. Its token is thrown away.

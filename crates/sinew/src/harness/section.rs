@@ -82,6 +82,14 @@ impl CommandSection {
 }
 
 impl HarnessSection {
+    /// Most programs that run at once, and the wall time of one; none with the built-in loop.
+    pub(crate) fn quota(&self) -> Option<(usize, f64)> {
+        match self {
+            Self::BuiltIn => None,
+            Self::Command(c) => Some((c.max_live, c.timeout_s)),
+        }
+    }
+
     /// Every rule about values: key, value, what is allowed, whether it holds.
     pub(crate) fn rules(&self, strict: bool) -> Vec<(&'static str, String, &'static str, bool)> {
         let Self::Command(c) = self else {

@@ -170,14 +170,14 @@ fn env(recipe: &Recipe, rules: &mut Rules) {
         let reason = "has no effect: env.type = \"tiny\" runs no code; remove it";
         let runs = recipe.harness != HarnessSection::BuiltIn;
         rules.custom("sandbox.strict", strict, reason.into(), !strict || runs);
+        let unset = recipe.sandbox == SandboxSection::default();
+        rules.custom("sandbox", "{ ... }", reason.into(), unset || runs);
         if let EnvSection::Tiny { process_reward } = recipe.env {
             rules.range("env.process_reward", process_reward, 0.0..=0.5);
         }
         return;
     };
     let tasksets = ["arithmetic", "word", "mixed", "gsm8k"];
-        let unset = recipe.sandbox == SandboxSection::default();
-        rules.custom("sandbox", "{ ... }", reason.into(), unset || runs);
     rules.choice("env.tasks", tasks, &tasksets, "");
     rules.custom(
         "env.levels",
@@ -221,6 +221,16 @@ fn rollout(recipe: &Recipe, rules: &mut Rules) {
     rules.range("rollout.tasks_per_step", r.tasks_per_step, 1..=65536);
     rules.range("rollout.group_size", r.group_size, 1..=4096);
     rules.range("rollout.max_in_flight", r.max_in_flight, 1..=65536);
+    for (key, value, allowed, holds) in r.admission.rules() {
+        rules.allowed(key, value, allowed, holds);
+    }
+    let starting = r.max_starting.unwrap_or(1);
+    rules.custom(
+        "rollout.max_starting",
+        starting,
+        "allowed: 1 to rollout.max_in_flight, above which it has no effect".into(),
+        (1..=r.max_in_flight).contains(&starting),
+    );
     rules.range("rollout.max_turns", r.max_turns, 1..=1000);
     rules.allowed(
         "rollout.max_turn_tokens",
@@ -233,6 +243,12 @@ fn rollout(recipe: &Recipe, rules: &mut Rules) {
         r.temperature,
         "a number above 0: training needs samples, not the greedy answer",
         r.temperature.is_finite() && r.temperature > 0.0,
+    );
+    rules.custom(
+        "rollout.repair",
+        "[]",
+        "has no steps: give some, the last `mask` or `drop_group`, or leave it out for the usual ones".into(),
+        r.repair.as_ref().is_none_or(|steps| !steps.is_empty()),
     );
     let top_p = r.top_p > 0.0 && r.top_p <= 1.0;
     rules.allowed("rollout.top_p", r.top_p, "above 0, at most 1", top_p);
@@ -250,12 +266,6 @@ fn train(recipe: &Recipe, rules: &mut Rules) {
     );
     rules.allowed(
         "train.max_rows",
-    rules.custom(
-        "rollout.repair",
-        "[]",
-        "has no steps: give some, the last `mask` or `drop_group`, or leave it out for the usual ones".into(),
-        r.repair.as_ref().is_none_or(|steps| !steps.is_empty()),
-    );
         t.max_rows,
         "at least rollout.max_context_tokens, as one episode is never split",
         t.max_rows >= recipe.rollout.max_context_tokens as usize,

@@ -1,5 +1,6 @@
 //! The tables of a recipe and their defaults.
 
+use crate::admission::AdmissionSection;
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
@@ -148,6 +149,12 @@ pub(crate) struct RolloutSection {
     pub(crate) group_size: usize,
     /// Most episodes in flight at once.
     pub(crate) max_in_flight: usize,
+    /// Most of them whose world is not up yet.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) max_starting: Option<usize>,
+    /// How few of them it may be when the engine has no room for more.
+    #[serde(skip_serializing_if = "AdmissionSection::is_default")]
+    pub(crate) admission: AdmissionSection,
     pub(crate) max_turns: u32,
     pub(crate) max_turn_tokens: u32,
     pub(crate) max_context_tokens: u32,
@@ -256,6 +263,8 @@ impl Default for RolloutSection {
             tasks_per_step: 8,
             group_size: 8,
             max_in_flight: 128,
+            max_starting: None,
+            admission: AdmissionSection::default(),
             max_turns: 3,
             max_turn_tokens: 96,
             max_context_tokens: 1024,

@@ -44,9 +44,19 @@ fn learns(program: &str) {
     let recipe = recipe(
         dir.path(),
         "agent-tiny.toml",
-        &[("examples/chat_agent.py", program)],
+        &[
+            ("examples/chat_agent.py", program),
+            ("kv_tokens = 8192", "kv_tokens = 128"),
+        ],
     );
     let (last, steps) = train(dir.path(), &recipe);
+    // Its calls take their turns in front of an engine with room for a few.
+    let waited = |s: &Value| s["admission"]["waited_turns"].as_u64().unwrap();
+    assert!(
+        steps.iter().map(waited).sum::<u64>() > 0,
+        "{:?}",
+        steps.last()
+    );
     let reward = |s: &Value| s["rollout"]["reward"].as_f64().unwrap();
     let mean = |s: &[Value]| s.iter().map(reward).sum::<f64>() / s.len() as f64;
     // A step's reward depends on how many of its tasks one move solves: means are compared.

@@ -1,0 +1,456 @@
+//! Who may start, and who may generate next, as a pure state machine: no clock, no engine.
+//!
+//! An episode waits as new, is starting until its world is up, and then turns between generating
+//! and acting (being in a tool). While it does, its context is held in the bucket. An episode that
+//! acts can be paused: it keeps working, but what it holds is given to others, and its next turn
+//! waits for room. Nothing is ever cancelled.
+//!
+//! Nobody starves: turns come before new episodes, so what has begun drains; new ones come in
+//! order; whoever has waited for `force_after_s` goes on whatever the room; and if nobody holds
+//! room, the next one gets it however large it is.
+
+use super::bucket::{Bucket, Held};
+use super::pressure::{Pressure, PressureConfig};
+use sinew_types::{EngineStatus, TokenId};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+/// Bounds of [`AdmissionCore`].
+#[derive(Clone, Debug, PartialEq)]
+pub struct AdmissionConfig {
+    /// Most episodes that have begun and not ended.
+    pub max_running: usize,
+    /// Most of them whose world is not up yet.
+    pub max_starting: usize,
+    /// Whether contexts must fit into the engine's key-value room.
+    pub kv_room: bool,
+    /// Tokens beside its context that an episode is expected to need next.
+    pub reserve_tokens: usize,
+    /// Seconds in a tool after which an episode gives way to those that wait.
+    pub acting_hold_s: f64,
+    /// Seconds after which a turn waits no longer.
+    pub force_after_s: f64,
+    /// How many episodes the engine bears; `None`: not asked.
+    pub pressure: Option<PressureConfig>,
+}
+
+impl AdmissionConfig {
+    /// ThunderAgent's reserve for an episode.
+    pub const RESERVE_TOKENS: usize = 100;
+    /// uni-agent's bound on sandboxes that start.
+    pub const MAX_STARTING: usize = 64;
+
+    /// Every bound, for at most `max_running` episodes whose turns have up to `max_turn_tokens`.
+    pub fn new(max_running: usize, max_turn_tokens: usize) -> Self {
+        Self {
+            max_running,
+            max_starting: Self::MAX_STARTING,
+            kv_room: true,
+            reserve_tokens: Self::RESERVE_TOKENS.min(max_turn_tokens),
+            acting_hold_s: 2.0,
+            force_after_s: 1800.0,
+            pressure: Some(PressureConfig::default()),
+        }
+    }
+}
+
+/// An episode.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct EpisodeKey(u64);
+
+/// Something that waits to go on: an episode to start, or a turn to generate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Ticket(u64);
+
+#[derive(Clone, Debug, PartialEq)]
+enum Phase {
+    /// Waits to start.
+    New(Ticket),
+    Starting,
+    /// Turns that generate, each with what it holds. Calls of one episode may overlap.
+    Generating(Vec<(Ticket, Held)>),
+    /// In a tool; its last context is kept for it.
+    Acting {
+        held: Held,
+        since_s: f64,
+    },
+    /// Holds nothing: in a tool, or with a turn that waits.
+    Paused,
+}
+
+#[derive(Debug)]
+struct Waiting {
+    key: EpisodeKey,
+    held: Held,
+    since_s: f64,
+}
+
+/// What admission is doing now, and counters since its start.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct AdmissionReading {
+    /// Episodes that have not begun.
+    pub new: usize,
+    pub starting: usize,
+    pub generating: usize,
+    pub acting: usize,
+    /// Episodes that hold no room: in a tool, or waiting for their turn.
+    pub paused: usize,
+    /// Turns that wait for room.
+    pub waiting_turns: usize,
+    /// Most episodes that may hold room.
+    pub limit: usize,
+    pub held_tokens: usize,
+    /// Key-value room of the engine; 0: not known.
+    pub room_tokens: usize,
+    /// Since the start:
+    pub started: u64,
+    pub pauses: u64,
+    /// Turns that had to wait, those of them that went on without room, and their seconds.
+    pub waited_turns: u64,
+    pub forced_turns: u64,
+    pub waited_s: f64,
+    /// Changes of `limit`.
+    pub cuts: u64,
+    pub growths: u64,
+}
+
+/// The machine.
+#[derive(Debug)]
+pub struct AdmissionCore {
+    config: AdmissionConfig,
+    bucket: Bucket,
+    pressure: Option<Pressure>,
+    room: usize,
+    episodes: HashMap<EpisodeKey, Phase>,
+    /// In order of arrival.
+    new: BTreeMap<Ticket, EpisodeKey>,
+    /// In order of arrival, and by size.
+    turns: BTreeMap<Ticket, Waiting>,
+    turns_by_size: BTreeSet<(usize, Ticket)>,
+    acting_by_size: BTreeSet<(usize, EpisodeKey)>,
+    starting: usize,
+    generating: usize,
+    /// Tokens of an episode's first context, a moving average: what one that starts will need.
+    first_tokens: f64,
+    granted: Vec<Ticket>,
+    next: u64,
+    counts: AdmissionReading,
+}
+
+impl AdmissionCore {
+    /// Nobody is there yet.
+    pub fn new(config: AdmissionConfig) -> Self {
+        let pressure = config.pressure;
+        Self {
+            bucket: Bucket::new(config.reserve_tokens),
+            pressure: pressure.map(|p| Pressure::new(p, config.max_running)),
+            config,
+            room: 0,
+            episodes: HashMap::new(),
+            new: BTreeMap::new(),
+            turns: BTreeMap::new(),
+            turns_by_size: BTreeSet::new(),
+            acting_by_size: BTreeSet::new(),
+            starting: 0,
+            generating: 0,
+            first_tokens: 0.0,
+            granted: Vec::new(),
+            next: 0,
+            counts: AdmissionReading::default(),
+        }
+    }
+
+    fn number(&mut self) -> u64 {
+        self.next += 1;
+        self.next
+    }
+
+    /// An episode wants to begin; it starts when [`AdmissionCore::decide`] gives its ticket.
+    pub fn ask(&mut self) -> (EpisodeKey, Ticket) {
+        let (key, ticket) = (EpisodeKey(self.number()), Ticket(self.number()));
+        self.episodes.insert(key, Phase::New(ticket));
+        self.new.insert(ticket, key);
+        (key, ticket)
+    }
+
+    /// An episode wants to generate after `context`. Its world is up, if it was starting. The turn
+    /// goes on when [`AdmissionCore::decide`] gives the ticket; one of an episode that is not
+    /// known does at once.
+    pub fn ask_turn(&mut self, key: EpisodeKey, context: &[TokenId], now_s: f64) -> Ticket {
+        let ticket = Ticket(self.number());
+        let held = Held::of(context);
+        match self.episodes.get(&key) {
+            None => {
+                self.granted.push(ticket);
+                return ticket;
+            }
+            // It holds room already, and what it adds shares its beginning.
+            Some(Phase::Generating(_)) => {
+                self.grant_turn(ticket, key, held);
+                return ticket;
+            }
+            Some(Phase::Acting { .. }) => {
+                self.let_go(key);
+                // The smallest of those that act make room for the growth of one that generates.
+                if self.make_way(&held, |_| true) {
+                    self.grant_turn(ticket, key, held);
+                    return ticket;
+                }
+                self.counts.pauses += 1;
+            }
+            Some(Phase::Starting) => {
+                self.set(key, Phase::Paused);
+                self.starting -= 1;
+                self.first_tokens += 0.1 * (held.tokens() as f64 - self.first_tokens);
+            }
+            Some(Phase::New(_) | Phase::Paused) => {}
+        }
+        self.turns_by_size.insert((held.tokens(), ticket));
+        let since_s = now_s;
+        self.turns.insert(ticket, Waiting { key, held, since_s });
+        ticket
+    }
+
+    /// A turn generates no longer, or does not want to any more.
+    pub fn turn_ended(&mut self, key: EpisodeKey, ticket: Ticket, now_s: f64) {
+        if let Some(waiting) = self.turns.remove(&ticket) {
+            let size = waiting.held.tokens();
+            self.turns_by_size.remove(&(size, ticket));
+            return;
+        }
+        let Some(Phase::Generating(turns)) = self.episodes.get_mut(&key) else {
+            return;
+        };
+        let Some(at) = turns.iter().position(|(t, _)| *t == ticket) else {
+            return;
+        };
+        let (_, held) = turns.swap_remove(at);
+        if !turns.is_empty() {
+            self.bucket.remove(&held);
+            return;
+        }
+        self.generating -= 1;
+        self.acting_by_size.insert((held.tokens(), key));
+        let since_s = now_s;
+        self.set(key, Phase::Acting { held, since_s });
+    }
+
+    /// An episode is over, wherever it was.
+    pub fn ended(&mut self, key: EpisodeKey) {
+        match self.episodes.get(&key) {
+            None => return,
+            Some(Phase::New(ticket)) => {
+                self.new.remove(ticket);
+                self.episodes.remove(&key);
+                return;
+            }
+            Some(Phase::Starting) => self.starting -= 1,
+            Some(Phase::Generating(_) | Phase::Acting { .. }) => self.let_go(key),
+            Some(Phase::Paused) => {}
+        }
+        self.episodes.remove(&key);
+        if let Some(pressure) = &mut self.pressure {
+            pressure.episode_ended();
+        }
+    }
+
+    /// A look at the engine.
+    pub fn read(&mut self, status: &EngineStatus, now_s: f64) {
+        self.room = status.kv_tokens_total;
+        let active = self.active();
+        if let Some(pressure) = &mut self.pressure {
+            pressure.read(status, active, now_s);
+        }
+    }
+
+    /// Who goes on now. To be asked after every change, and now and then while somebody waits.
+    pub fn decide(&mut self, now_s: f64) -> Vec<Ticket> {
+        while self.is_over_full() && self.pause_smallest(|_| true) {}
+        while self.next_turn(now_s) || self.next_new() {}
+        std::mem::take(&mut self.granted)
+    }
+
+    /// What is going on.
+    pub fn reading(&self) -> AdmissionReading {
+        let begun = self.episodes.len() - self.new.len();
+        AdmissionReading {
+            new: self.new.len(),
+            starting: self.starting,
+            generating: self.generating,
+            acting: self.acting_by_size.len(),
+            paused: begun - self.active(),
+            waiting_turns: self.turns.len(),
+            limit: self.limit(),
+            held_tokens: self.bucket.used(),
+            room_tokens: self.room,
+            cuts: self.pressure.as_ref().map_or(0, |p| p.cuts),
+            growths: self.pressure.as_ref().map_or(0, |p| p.growths),
+            ..self.counts
+        }
+    }
+
+    fn set(&mut self, key: EpisodeKey, phase: Phase) {
+        self.episodes.insert(key, phase);
+    }
+
+    /// Episodes that hold room, or are about to.
+    fn active(&self) -> usize {
+        self.starting + self.generating + self.acting_by_size.len()
+    }
+
+    fn limit(&self) -> usize {
+        let most = self.config.max_running;
+        self.pressure.as_ref().map_or(most, |p| p.limit().min(most))
+    }
+
+    /// Tokens that are held, or will be by those that start and `more` of them.
+    fn expected(&self, more: usize) -> usize {
+        let first = self.first_tokens as usize + self.config.reserve_tokens;
+        self.bucket.used() + (self.starting + more) * first
+    }
+
+    fn has_room(&self, tokens: usize) -> bool {
+        !self.config.kv_room || self.room == 0 || tokens <= self.room
+    }
+
+    /// More is held than may be: the limit or the room shrank, or contexts grew.
+    fn is_over_full(&self) -> bool {
+        self.active() > self.limit() || !self.has_room(self.bucket.used())
+    }
+
+    /// Whether a turn may go on. Where nobody holds anything, any may.
+    fn fits(&self, held: &Held) -> bool {
+        let alone = self.generating == 0 && self.acting_by_size.is_empty();
+        let room = self.has_room(self.expected(0) + self.bucket.cost(held));
+        alone || (self.active() < self.limit() && room)
+    }
+
+    /// Pauses episodes that act, the smallest first, until `held` fits; none if all `who` may be
+    /// paused would not be enough.
+    fn make_way(&mut self, held: &Held, who: impl Fn(f64) -> bool) -> bool {
+        if self.fits(held) {
+            return true;
+        }
+        let reserve = self.config.reserve_tokens;
+        let candidates = self.acting_by_size.iter();
+        let theirs = candidates.filter(|(_, key)| self.acts_since(*key).is_some_and(&who));
+        let theirs: usize = theirs.map(|(tokens, _)| tokens + reserve).sum();
+        let needed = self.expected(0) + self.bucket.cost(held);
+        if !self.has_room(needed.saturating_sub(theirs)) {
+            return false;
+        }
+        while !self.fits(held) {
+            if !self.pause_smallest(&who) {
+                return false;
+            }
+        }
+        true
+    }
+
+    fn acts_since(&self, key: EpisodeKey) -> Option<f64> {
+        match self.episodes.get(&key) {
+            Some(Phase::Acting { since_s, .. }) => Some(*since_s),
+            _ => None,
+        }
+    }
+
+    /// Pauses the smallest episode that acts and that `who`, given since when, lets be paused.
+    fn pause_smallest(&mut self, who: impl Fn(f64) -> bool) -> bool {
+        let mut candidates = self.acting_by_size.iter();
+        let found = candidates.find(|(_, key)| self.acts_since(*key).is_some_and(&who));
+        let Some(&(_, key)) = found else {
+            return false;
+        };
+        self.let_go(key);
+        self.counts.pauses += 1;
+        true
+    }
+
+    /// An episode that generates or acts holds nothing from now on.
+    fn let_go(&mut self, key: EpisodeKey) {
+        match self.episodes.insert(key, Phase::Paused) {
+            Some(Phase::Generating(turns)) => {
+                self.generating -= 1;
+                for (_, held) in &turns {
+                    self.bucket.remove(held);
+                }
+            }
+            Some(Phase::Acting { held, .. }) => {
+                self.acting_by_size.remove(&(held.tokens(), key));
+                self.bucket.remove(&held);
+            }
+            _ => {}
+        }
+    }
+
+    fn grant_turn(&mut self, ticket: Ticket, key: EpisodeKey, held: Held) {
+        self.granted.push(ticket);
+        match self.episodes.get_mut(&key) {
+            // Over while its turn waited.
+            None => return,
+            Some(Phase::Generating(turns)) => {
+                self.bucket.add(&held);
+                turns.push((ticket, held));
+                return;
+            }
+            Some(_) => {}
+        }
+        self.bucket.add(&held);
+        self.generating += 1;
+        self.set(key, Phase::Generating(vec![(ticket, held)]));
+    }
+
+    /// Lets the oldest turn that has waited too long go on, or the smallest that fits.
+    fn next_turn(&mut self, now_s: f64) -> bool {
+        let Some((&oldest, waiting)) = self.turns.first_key_value() else {
+            return false;
+        };
+        let forced = now_s - waiting.since_s >= self.config.force_after_s;
+        let smallest = self.turns_by_size.first().map_or(oldest, |&(_, t)| t);
+        let ticket = if forced { oldest } else { smallest };
+        let Some(waiting) = self.turns.remove(&ticket) else {
+            return false;
+        };
+        // While the engine has nothing to do, whoever is in a tool gives way, else who is in one
+        // for long.
+        let (idle, hold) = (self.generating == 0, self.config.acting_hold_s);
+        let gives_way = |since: f64| idle || now_s - since >= hold;
+        if !forced && !self.make_way(&waiting.held, gives_way) {
+            self.turns.insert(ticket, waiting);
+            return false;
+        }
+        let Waiting { key, held, since_s } = waiting;
+        self.turns_by_size.remove(&(held.tokens(), ticket));
+        if now_s > since_s {
+            self.counts.waited_turns += 1;
+            self.counts.forced_turns += u64::from(forced);
+            self.counts.waited_s += now_s - since_s;
+        }
+        self.grant_turn(ticket, key, held);
+        true
+    }
+
+    /// Lets the next new episode start. Turns go first.
+    fn next_new(&mut self) -> bool {
+        let Some((&ticket, &key)) = self.new.first_key_value() else {
+            return false;
+        };
+        let begun = self.episodes.len() - self.new.len();
+        let fits = self.active() < self.limit() && self.has_room(self.expected(1));
+        if !self.turns.is_empty()
+            || begun >= self.config.max_running
+            || self.starting >= self.config.max_starting
+            || !(fits || self.active() == 0)
+        {
+            return false;
+        }
+        self.new.remove(&ticket);
+        self.starting += 1;
+        self.counts.started += 1;
+        self.set(key, Phase::Starting);
+        self.granted.push(ticket);
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,192 @@
+//! Admission: [`AdmissionCore`] decides, [`Admission`] asks it for episodes that run.
+
+mod bucket;
+mod core;
+mod pressure;
+
+pub use self::core::{AdmissionConfig, AdmissionCore, AdmissionReading, EpisodeKey, Ticket};
+pub use pressure::PressureConfig;
+
+use sinew_types::{Engine, EpisodeId, TokenId};
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use tokio::sync::oneshot;
+use tokio::time::Instant;
+
+/// How often the engine is looked at while episodes run.
+pub(crate) const READ_EVERY: Duration = Duration::from_millis(250);
+
+/// Lets episodes begin and generate as the core says. Shared by all of a run.
+pub struct Admission {
+    engine: Arc<dyn Engine>,
+    origin: Instant,
+    state: Mutex<State>,
+}
+
+struct State {
+    core: AdmissionCore,
+    /// Episodes that have asked to begin and are not over.
+    keys: HashMap<EpisodeId, EpisodeKey>,
+    waiting: HashMap<Ticket, oneshot::Sender<()>>,
+    read_at: Option<Instant>,
+}
+
+impl std::fmt::Debug for Admission {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let reading = self.reading();
+        f.debug_struct("Admission")
+            .field("reading", &reading)
+            .finish_non_exhaustive()
+    }
+}
+
+/// An episode's place; what it holds is given back when this is dropped.
+#[derive(Debug)]
+pub struct Place {
+    admission: Arc<Admission>,
+    episode: EpisodeId,
+    key: EpisodeKey,
+    ticket: Ticket,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let now_s = self.admission.now_s();
+        let mut state = self.admission.lock();
+        state.waiting.remove(&self.ticket);
+        if state.keys.get(&self.episode) == Some(&self.key) {
+            state.keys.remove(&self.episode);
+        }
+        state.core.ended(self.key);
+        self.admission.settle(&mut state, now_s);
+    }
+}
+
+/// A turn that generates, until dropped.
+#[derive(Debug)]
+pub struct TurnPlace {
+    admission: Arc<Admission>,
+    key: EpisodeKey,
+    ticket: Ticket,
+    /// How long the turn waited for its room.
+    pub waited: Duration,
+}
+
+impl Drop for TurnPlace {
+    fn drop(&mut self) {
+        let now_s = self.admission.now_s();
+        let mut state = self.admission.lock();
+        state.waiting.remove(&self.ticket);
+        state.core.turn_ended(self.key, self.ticket, now_s);
+        self.admission.settle(&mut state, now_s);
+    }
+}
+
+impl Admission {
+    /// Admission in front of `engine`.
+    pub fn new(config: AdmissionConfig, engine: Arc<dyn Engine>) -> Arc<Self> {
+        Arc::new(Self {
+            engine,
+            origin: Instant::now(),
+            state: Mutex::new(State {
+                core: AdmissionCore::new(config),
+                keys: HashMap::new(),
+                waiting: HashMap::new(),
+                read_at: None,
+            }),
+        })
+    }
+
+    /// What is going on.
+    pub fn reading(&self) -> AdmissionReading {
+        self.lock().core.reading()
+    }
+
+    /// Waits until `episode` may begin.
+    pub async fn begin(self: &Arc<Self>, episode: &EpisodeId) -> Place {
+        let now_s = self.now_s();
+        let (place, granted) = {
+            let mut state = self.lock();
+            let (key, ticket) = state.core.ask();
+            state.keys.insert(episode.clone(), key);
+            let granted = state.wait(ticket);
+            self.settle(&mut state, now_s);
+            let place = Place {
+                admission: Arc::clone(self),
+                episode: episode.clone(),
+                key,
+                ticket,
+            };
+            (place, granted)
+        };
+        // An error cannot be: the sender is dropped by nobody but this place.
+        let _ = granted.await;
+        place
+    }
+
+    /// Waits until `episode` may generate after `context`; one that did not begin here may at
+    /// once. Its world is up from now on.
+    pub async fn turn(
+        self: &Arc<Self>,
+        episode: &EpisodeId,
+        context: &[TokenId],
+    ) -> Option<TurnPlace> {
+        let now_s = self.now_s();
+        let (mut place, granted) = {
+            let mut state = self.lock();
+            let key = *state.keys.get(episode)?;
+            let ticket = state.core.ask_turn(key, context, now_s);
+            let granted = state.wait(ticket);
+            self.settle(&mut state, now_s);
+            let place = TurnPlace {
+                admission: Arc::clone(self),
+                key,
+                ticket,
+                waited: Duration::ZERO,
+            };
+            (place, granted)
+        };
+        let _ = granted.await;
+        place.waited = Duration::from_secs_f64((self.now_s() - now_s).max(0.0));
+        Some(place)
+    }
+
+    /// Looks at the engine, and lets go on who may. To be called now and then while episodes run.
+    pub fn look(&self) {
+        let now_s = self.now_s();
+        let mut state = self.lock();
+        self.settle(&mut state, now_s);
+    }
+
+    fn settle(&self, state: &mut State, now_s: f64) {
+        let due = |at: Instant| at.elapsed() >= READ_EVERY;
+        if state.read_at.is_none_or(due) {
+            state.read_at = Some(Instant::now());
+            state.core.read(&self.engine.status(), now_s);
+        }
+        for ticket in state.core.decide(now_s) {
+            if let Some(waiting) = state.waiting.remove(&ticket) {
+                // Fails if whoever waited is gone; its place gives the room back.
+                let _ = waiting.send(());
+            }
+        }
+    }
+
+    fn now_s(&self) -> f64 {
+        self.origin.elapsed().as_secs_f64()
+    }
+
+    /// No invariant spans a panic while the lock is held, so a poisoned lock is usable.
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    fn wait(&mut self, ticket: Ticket) -> oneshot::Receiver<()> {
+        let (sender, granted) = oneshot::channel();
+        self.waiting.insert(ticket, sender);
+        granted
+    }
+}

@@ -1,0 +1,60 @@
+//! Admission in front of the embedded engine.
+
+use crate::{last_line, root, sinew};
+use serde_json::Value;
+use std::path::Path;
+
+/// Steps of a short run with little key-value room and turns of very different lengths.
+fn steps(dir: &Path, name: &str, admission: &str) -> Vec<Value> {
+    let mut text = std::fs::read_to_string(root().join("recipes/tiny.toml")).unwrap();
+    for (typed, replaced) in [
+        (
+            "max_in_flight = 256",
+            format!("max_in_flight = 64\n{admission}").as_str(),
+        ),
+        ("max_turn_tokens = 3", "max_turn_tokens = 48"),
+        ("max_context_tokens = 64", "max_context_tokens = 256"),
+        ("kv_tokens = 32768", "kv_tokens = 512"),
+        ("steps = 60", "steps = 4"),
+    ] {
+        assert!(text.contains(typed), "{typed}");
+        text = text.replacen(typed, replaced, 1);
+    }
+    let recipe = dir.join(format!("{name}.toml"));
+    std::fs::write(&recipe, text).unwrap();
+    let run = dir.join(name);
+    let mut command = sinew();
+    command.arg("train").arg(&recipe).arg("--json");
+    last_line(&command.arg("--run-dir").arg(&run).output().unwrap());
+    let metrics = std::fs::read_to_string(run.join("metrics.jsonl")).unwrap();
+    let steps = metrics.lines().map(|l| serde_json::from_str(l).unwrap());
+    steps.collect()
+}
+
+fn sum(steps: &[Value], name: &str) -> f64 {
+    steps
+        .iter()
+        .map(|s| s["admission"][name].as_f64().unwrap())
+        .sum()
+}
+
+/// With 64 episodes on 512 tokens of room the engine takes running requests' room away again and
+/// again; episodes that wait their turn lose nothing, and what is sampled is the same.
+#[test]
+fn episodes_wait_for_room_instead_of_taking_it_from_each_other() {
+    let dir = tempfile::tempdir().unwrap();
+    let off = "admission = { kv_room = false, adaptive = false }";
+    let (on, off) = (steps(dir.path(), "on", ""), steps(dir.path(), "off", off));
+    let (with, without) = (sum(&on, "preemptions"), sum(&off, "preemptions"));
+    assert!(
+        without >= 8.0 && 4.0 * with <= without,
+        "{with} of {without}"
+    );
+    assert!(sum(&on, "waited_turns") > 0.0 && sum(&on, "pauses") > 0.0);
+    assert_eq!(sum(&on, "forced_turns"), 0.0);
+    assert_eq!((sum(&off, "waited_turns"), sum(&off, "pauses")), (0.0, 0.0));
+    for (a, b) in on.iter().zip(&off) {
+        assert_eq!(a["rollout"]["reward"], b["rollout"]["reward"]);
+        assert_eq!(a["tokens"], b["tokens"]);
+    }
+}
