@@ -120,10 +120,6 @@ impl ContainerSandbox {
 type ExecDone = Result<ExecResult, SandboxError>;
 
 impl Sandbox for ContainerSandbox {
-    fn exec(&mut self, request: ExecRequest) -> SandboxFuture<'_, ExecResult> {
-        Box::pin(self.run(request, ExecOptions::default()))
-    }
-
     fn exec_with(
         &mut self,
         request: ExecRequest,

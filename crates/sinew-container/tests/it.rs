@@ -152,6 +152,43 @@ async fn programs_run_with_input_and_environment() {
     assert!(std::fs::read_dir(dir.path()).unwrap().next().is_none());
 }
 
+/// Against the interpreter as it ends by itself.
+#[tokio::test]
+async fn a_waiting_interpreter_ends_programs_as_a_new_one_does() {
+    let dir = tempfile::tempdir().unwrap();
+    let provider = start(config(EngineKind::Crun, dir.path()));
+    let mut sandbox = provider.acquire(&small()).await.unwrap();
+    for code in [
+        "print('no newline', end='')",
+        "import sys; sys.exit()",
+        "import sys; sys.exit(300)",
+        "import sys; sys.exit(True)",
+        "import sys; sys.exit('why')",
+        "def f(): return 1 / 0\nf()",
+        "this is no Python",
+        "raise KeyError('x') from ValueError('y')",
+        "import atexit; atexit.register(print, 'at exit'); print('first')",
+        "class A:\n    def __del__(self): print('gone')\na = A(); b = A(); b.me = b; print('here')",
+        "import threading, time\ndef f():\n    time.sleep(0.05); print('late')\nthreading.Thread(target=f).start()",
+        "import threading, time\nthreading.Thread(target=time.sleep, args=(9,), daemon=True).start(); print('does not wait')",
+        "import sys; sys.stdout.close()",
+        "import sys\nsys.excepthook = lambda *a: print('hook', a[0].__name__)\n1 / 0",
+        "import os; os._exit(5)",
+        "del print",
+    ] {
+        let argv = ["/usr/bin/python3", "-I", "-S", "-B", "-c", code];
+        let argv = argv.map(String::from).to_vec();
+        let new = sandbox.exec(request(Program::Argv(argv))).await.unwrap();
+        tokio::time::sleep(Duration::from_millis(60)).await;
+        let waited = python(&mut sandbox, code).await;
+        let seen = |r: &ExecResult| {
+            let text = |b: &[u8]| String::from_utf8_lossy(b).into_owned();
+            (r.ending, text(&r.stdout), text(&r.stderr))
+        };
+        assert_eq!(seen(&waited), seen(&new), "{code}");
+    }
+}
+
 #[tokio::test]
 async fn ends_are_told_precisely() {
     let dir = tempfile::tempdir().unwrap();

@@ -4,7 +4,7 @@ use crate::files;
 use crate::group;
 use crate::link::Link;
 use crate::sys::{self, POLLHUP, POLLIN, POLLOUT, PollFd};
-use crate::walls::{EXECVE, FORK, PROGRAM, Walls, failure as at};
+use crate::walls::{CPU, EXECVE, FORK, PROGRAM, Walls, failure as at};
 use crate::wire::{CHUNK, Put, Take, ask, content, cut, tell};
 use std::ffi::CString;
 use std::fs::File;
@@ -37,7 +37,13 @@ pub struct Child {
     output: [OwnedFd; 2],
     /// Where an interpreter that waits gets its program.
     control: Option<OwnedFd>,
+    /// Time on processors before it got its program.
+    before_us: u64,
 }
+
+/// Seconds that an interpreter may take to get ready, emulated on a busy machine; it takes what is
+/// left back when it gets its program.
+const READY_S: u64 = 60;
 
 type Failure = (u32, i32);
 
@@ -71,7 +77,8 @@ impl Setup {
             .collect();
         let pid = unsafe { sys::fork() };
         if pid == 0 {
-            let (step, errno) = become_program(&self.walls, &theirs, argv, env);
+            let ready_s = if waits { READY_S } else { 0 };
+            let (step, errno) = become_program(&self.walls, ready_s, &theirs, argv, env);
             let mut record = step.to_ne_bytes().to_vec();
             record.extend_from_slice(&errno.to_ne_bytes());
             let _ = File::from(say).write_all(&record);
@@ -101,6 +108,7 @@ impl Setup {
             stdin: Some(stdin),
             output: [out_r, err_r],
             control,
+            before_us: 0,
         })
     }
 
@@ -127,7 +135,13 @@ fn texts(list: &[Vec<u8>]) -> Result<Vec<CString>> {
 }
 
 /// In the child: from here on nothing of the agent is left in it but what the program gets.
-fn become_program(walls: &Walls, fds: &[RawFd], argv: &[CString], env: &[CString]) -> Failure {
+fn become_program(
+    walls: &Walls,
+    ready_s: u64,
+    fds: &[RawFd],
+    argv: &[CString],
+    env: &[CString],
+) -> Failure {
     unsafe {
         sys::setsid();
         sys::umask(0o077);
@@ -138,7 +152,7 @@ fn become_program(walls: &Walls, fds: &[RawFd], argv: &[CString], env: &[CString
         return at(PROGRAM)(e);
     }
     sys::default_signals();
-    if let Err(failure) = walls.confine() {
+    if let Err(failure) = walls.confine(ready_s) {
         return failure;
     }
     let name = argv
@@ -274,7 +288,11 @@ fn start(
         if let Some(mut child) = waiting
             && let Some(control) = child.control.take()
         {
-            let program = Put::default().list(&env).bytes(code).0;
+            let cpu = setup.walls.limits.iter().find(|l| l[0] == CPU);
+            let cpu_s = cpu.map_or(0, |l| l[1]).to_string();
+            let program = Put::default().bytes(cpu_s.as_bytes()).list(&env);
+            let program = program.bytes(code).0;
+            child.before_us = sys::cpu_us(child.pid);
             // It dies only if it was killed; then it says so by its end.
             let _ = File::from(control).write_all(&program);
             return Ok(child);
@@ -379,9 +397,11 @@ impl Running<'_> {
     }
 
     fn reaped(&mut self, gone: sys::Gone) {
-        self.cpu_us += gone.cpu_us;
+        let mine = gone.pid == self.child.pid;
+        let before_us = if mine { self.child.before_us } else { 0 };
+        self.cpu_us += gone.cpu_us.saturating_sub(before_us);
         self.max_rss_kib = self.max_rss_kib.max(gone.max_rss_kib);
-        if gone.pid == self.child.pid {
+        if mine {
             self.status = Some(gone.status);
         }
     }

@@ -32,6 +32,8 @@ pub struct Walls {
     pub open: bool,
 }
 
+/// RLIMIT_CPU.
+pub const CPU: u64 = 0;
 /// RLIMIT_NOFILE.
 const FILES: u64 = 7;
 
@@ -43,8 +45,9 @@ fn at(step: u32, done: Result<i64>) -> Step {
 }
 
 impl Walls {
-    /// Confines this process. The limit of open files comes late: it may have more than that.
-    pub fn confine(&self) -> Step {
+    /// Confines this process. The limit of open files comes late: it may have more than that. It
+    /// may take `ready_s` seconds of processors more than its limit says.
+    pub fn confine(&self, ready_s: u64) -> Step {
         if self.open {
             return at(USER, sys::chdir(crate::files::WORK).map(|_| 0));
         }
@@ -52,8 +55,9 @@ impl Walls {
             at(LIMITS, crate::group::join().map(|()| 0))?;
         }
         let (files, others): (Vec<_>, Vec<_>) = self.limits.iter().partition(|l| l[0] == FILES);
-        for limit in others {
-            at(LIMITS, sys::set_limit(limit))?;
+        for &&[resource, soft, hard] in &others {
+            let more = if resource == CPU { ready_s } else { 0 };
+            at(LIMITS, sys::set_limit(&[resource, soft + more, hard + more]))?;
         }
         for capability in 0..=63 {
             // The kernel knows fewer: the first that it does not know ends the set.

@@ -1,37 +1,12 @@
 //! How long machines take, beside a plain `python3 -c`.
 
 use crate::provider::MicrovmProvider;
-use serde::Serialize;
+use sinew_attack::bench::BenchRow;
 use sinew_sandbox::{
-    Ending, ExecRequest, Program, Sandbox, SandboxError, SandboxProvider, SandboxSpec,
+    Ending, ExecOptions, ExecRequest, Program, Sandbox, SandboxError, SandboxProvider, SandboxSpec,
 };
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
-
-/// One measurement; milliseconds.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct BenchRow {
-    /// What was measured.
-    pub name: String,
-    /// Median.
-    pub value: f64,
-    /// `ms`, or `MiB`.
-    pub unit: &'static str,
-    /// 90th minus 10th percentile.
-    pub spread: f64,
-    /// What it is compared with.
-    pub peer: &'static str,
-    /// The peer's median in the same run.
-    pub peer_value: f64,
-    /// `value` over `peer_value`.
-    pub ratio: f64,
-    /// Bound of `value`, if there is one.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub target: Option<f64>,
-    /// Whether it is met.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub met: Option<bool>,
-}
 
 fn median_and_spread(mut values: Vec<f64>) -> (f64, f64) {
     values.sort_by(f64::total_cmp);
@@ -61,20 +36,36 @@ fn plain_python(runs: usize) -> f64 {
     median_and_spread((0..runs).map(|_| once()).collect()).0
 }
 
-async fn exec(place: &mut dyn Sandbox, program: &Program) -> Result<(), SandboxError> {
+/// Runs a program that prints to its end; how long after `began` its first output was there.
+async fn first_output(
+    place: &mut dyn Sandbox,
+    program: &Program,
+    began: Instant,
+) -> Result<f64, SandboxError> {
     let request = ExecRequest {
         program: program.clone(),
         stdin: Vec::new(),
         deadline: Duration::from_secs(60),
     };
-    let result = place.exec(request).await?;
-    if result.ending == (Ending::Exited { code: 0 }) {
-        return Ok(());
+    let (sender, mut pieces) = tokio::sync::mpsc::channel(16);
+    let options = ExecOptions {
+        output: Some(sender),
+        ..ExecOptions::default()
+    };
+    let seen = async { pieces.recv().await.map(|_| ms(began)) };
+    let (result, seen) = tokio::join!(place.exec_with(request, options), seen);
+    let ending = result?.ending;
+    match seen {
+        Some(seen) if ending == (Ending::Exited { code: 0 }) => Ok(seen),
+        _ => Err(SandboxError::Died(format!(
+            "a program of the bench ended with {ending:?}"
+        ))),
     }
-    Err(SandboxError::Died(format!(
-        "a program of the bench ended with {:?}",
-        result.ending
-    )))
+}
+
+async fn exec(place: &mut dyn Sandbox, program: &Program) -> Result<(), SandboxError> {
+    first_output(place, program, Instant::now()).await?;
+    Ok(())
 }
 
 /// Milliseconds of each row's runs.
@@ -82,7 +73,9 @@ async fn exec(place: &mut dyn Sandbox, program: &Program) -> Result<(), SandboxE
 struct Times {
     restored: Vec<f64>,
     python: Vec<f64>,
+    python_end: Vec<f64>,
     shell: Vec<f64>,
+    shell_end: Vec<f64>,
     warm_shell: Vec<f64>,
     warm_python: Vec<f64>,
     snapshot: Vec<f64>,
@@ -102,8 +95,9 @@ async fn once(
     let began = Instant::now();
     let mut place = provider.acquire(spec).await?;
     times.restored.push(ms(began));
-    exec(place.as_mut(), &python).await?;
-    times.python.push(ms(began));
+    let seen = first_output(place.as_mut(), &python, began).await?;
+    times.python.push(seen);
+    times.python_end.push(ms(began));
     times
         .mib
         .push(place.stats().await?.memory_bytes as f64 / f64::from(1 << 20));
@@ -134,8 +128,9 @@ async fn once(
     second.destroy().await?;
     let began = Instant::now();
     let mut place = provider.acquire(spec).await?;
-    exec(place.as_mut(), &echo).await?;
-    times.shell.push(ms(began));
+    let seen = first_output(place.as_mut(), &echo, began).await?;
+    times.shell.push(seen);
+    times.shell_end.push(ms(began));
     place.destroy().await
 }
 
@@ -174,6 +169,18 @@ pub async fn run(
             "ms",
             Some(250.0),
         ),
+        (
+            "microvm restore to the end of the first Python program",
+            times.python_end,
+            "ms",
+            None,
+        ),
+        (
+            "microvm restore to the end of the first program",
+            times.shell_end,
+            "ms",
+            None,
+        ),
         ("microvm restore alone", times.restored, "ms", None),
         (
             "microvm python, next program, an interpreter waits",
@@ -198,13 +205,14 @@ pub async fn run(
         on_row(BenchRow {
             name: name.into(),
             value,
-            unit,
+            unit: unit.into(),
             spread,
-            peer: "python3 -I -S -c print(1)",
-            peer_value,
-            ratio: value / peer_value,
+            peer: Some("python3 -I -S -c print(1)".into()),
+            peer_value: Some(peer_value),
+            ratio: Some(value / peer_value),
             target,
             met: target.map(|t| value <= t),
+            why: None,
         });
     }
     Ok(())

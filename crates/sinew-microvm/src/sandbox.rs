@@ -172,10 +172,6 @@ impl MicrovmSandbox {
 }
 
 impl Sandbox for MicrovmSandbox {
-    fn exec(&mut self, request: ExecRequest) -> SandboxFuture<'_, ExecResult> {
-        Box::pin(self.run(request, ExecOptions::default()))
-    }
-
     fn exec_with(
         &mut self,
         request: ExecRequest,
