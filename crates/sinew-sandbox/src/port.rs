@@ -277,8 +277,10 @@ pub type SandboxFuture<'a, T> = BoxFuture<'a, Result<T, SandboxError>>;
 /// One isolated place. Dropping it destroys it; [`Sandbox::destroy`] waits for that.
 pub trait Sandbox: Send {
     /// Runs a program to its end. Files in the work folder stay for the next execution,
-    /// processes do not.
-    fn exec(&mut self, request: ExecRequest) -> SandboxFuture<'_, ExecResult>;
+    /// processes do not. A level that takes no [`ExecOptions`] implements this alone.
+    fn exec(&mut self, request: ExecRequest) -> SandboxFuture<'_, ExecResult> {
+        self.exec_with(request, ExecOptions::default())
+    }
 
     /// Writes a file below the work folder, creating folders on the way. Links are not followed.
     fn write_file<'a>(&'a mut self, path: &'a str, content: &'a [u8]) -> SandboxFuture<'a, ()>;

@@ -579,10 +579,6 @@ fn plain(path: &str) -> Result<String, String> {
 }
 
 impl Sandbox for WasmSandbox {
-    fn exec(&mut self, request: ExecRequest) -> SandboxFuture<'_, ExecResult> {
-        Box::pin(self.run(request, ExecOptions::default()))
-    }
-
     fn exec_with(
         &mut self,
         request: ExecRequest,

@@ -474,10 +474,6 @@ fn ending(end: &End, cpu_limit_s: f64) -> Ending {
 }
 
 impl Sandbox for ProcessSandbox {
-    fn exec(&mut self, request: ExecRequest) -> SandboxFuture<'_, ExecResult> {
-        Box::pin(self.run(request, ExecOptions::default()))
-    }
-
     fn exec_with(
         &mut self,
         request: ExecRequest,
