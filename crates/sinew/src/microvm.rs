@@ -5,10 +5,16 @@ use crate::output;
 use crate::recipe::SandboxSection;
 use serde_json::json;
 use sinew_attack::attack::{AttackOutcome, AttackRow};
+use sinew_attack::bench::BenchRow;
 use sinew_microvm::{MicrovmConfig, MicrovmProvider, attack, bench};
 use sinew_sandbox::{Pool, PoolConfig, SandboxProvider};
+use std::path::PathBuf;
 use std::sync::Arc;
 
+/// Names of the level: its own, and those of what runs its machines.
+pub(crate) const NAMES: [&str; 3] = ["microvm", "qemu", "firecracker"];
+/// Where Firecracker is looked for if FIRECRACKER_BIN does not name it.
+const FIRECRACKER: [&str; 2] = ["/usr/local/bin/firecracker", "/usr/bin/firecracker"];
 /// Machines that are kept ready, at most: each takes about 100 MB.
 const READY: usize = 4;
 /// Runs of each row of the bench, and boots.
@@ -22,7 +28,15 @@ pub(crate) fn provider(section: &SandboxSection) -> Result<MicrovmProvider, Fail
     let program = std::env::current_exe().map_err(Failure::system)?;
     let mut config = MicrovmConfig::new(section.microvm_images.clone().into(), program);
     config.temporary = std::env::temp_dir();
-    config.firecracker = std::env::var_os("FIRECRACKER_BIN").map(Into::into);
+    let backend = match section.level.as_str() {
+        "microvm" => section.microvm_backend.as_str(),
+        backend => backend,
+    };
+    config.backend = backend.parse().map_err(|e| named(&e))?;
+    let found = FIRECRACKER.map(PathBuf::from).into_iter();
+    let found = found.filter(|p| p.is_file());
+    let name = std::env::var_os("FIRECRACKER_BIN").map(PathBuf::from);
+    config.firecracker = name.or_else(|| found.into_iter().next());
     config.max_live = section.max_live;
     MicrovmProvider::start(config).map_err(|e| named(&e))
 }
@@ -43,8 +57,16 @@ fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
     tokio::runtime::Runtime::new().map_err(Failure::system)
 }
 
-pub(crate) fn attack_all(filter: &str, as_json: bool) -> Result<(), Failure> {
-    let provider = provider(&SandboxSection::default())?;
+/// `level` is one of [`NAMES`].
+pub(crate) fn at_level(level: &str) -> Result<MicrovmProvider, Failure> {
+    provider(&SandboxSection {
+        level: level.into(),
+        ..SandboxSection::default()
+    })
+}
+
+pub(crate) fn attack_all(level: &str, filter: &str, as_json: bool) -> Result<(), Failure> {
+    let provider = at_level(level)?;
     let mut escaped = 0;
     let mut on_row = |row: AttackRow| {
         escaped += usize::from(row.outcome == AttackOutcome::Escaped);
@@ -62,9 +84,9 @@ pub(crate) fn attack_all(filter: &str, as_json: bool) -> Result<(), Failure> {
     }
 }
 
-pub(crate) fn bench_all(as_json: bool) -> Result<(), Failure> {
-    let provider = provider(&SandboxSection::default())?;
-    let mut on_row = |row: bench::BenchRow| {
+pub(crate) fn bench_all(level: &str, as_json: bool) -> Result<(), Failure> {
+    let provider = at_level(level)?;
+    let mut on_row = |row: BenchRow| {
         if as_json {
             output::print_json(&json!(row));
         } else {

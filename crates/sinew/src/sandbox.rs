@@ -44,8 +44,8 @@ pub(crate) enum SandboxCommand {
         /// Refuse to run if a protection cannot be enforced
         #[arg(long)]
         strict: bool,
-        /// Level: process, wasm, container (or an engine of it) or microvm
-        #[arg(long, default_value = "process", value_parser = ["process", "wasm", "container", "crun", "runc", "docker", "podman", "microvm"])]
+        /// Level: process, wasm, container (or an engine of it) or microvm (or its monitor)
+        #[arg(long, default_value = "process", value_parser = ["process", "wasm", "container", "crun", "runc", "docker", "podman", "microvm", "qemu", "firecracker"])]
         level: String,
         /// Start with the files of this snapshot, of any level: an OCI layout (folder or tar file)
         #[arg(long, value_name = "PATH")]
@@ -63,8 +63,8 @@ pub(crate) enum SandboxCommand {
         /// How many
         #[arg(long, default_value_t = 1000)]
         loops: usize,
-        /// Level: process, wasm, container (or an engine of it) or microvm
-        #[arg(long, default_value = "process", value_parser = ["process", "wasm", "container", "crun", "runc", "docker", "podman", "microvm"])]
+        /// Level: process, wasm, container (or an engine of it) or microvm (or its monitor)
+        #[arg(long, default_value = "process", value_parser = ["process", "wasm", "container", "crun", "runc", "docker", "podman", "microvm", "qemu", "firecracker"])]
         level: String,
         /// One JSON object
         #[arg(long)]
@@ -75,8 +75,8 @@ pub(crate) enum SandboxCommand {
         /// Only cases whose number and name contain this, or a range of numbers (31-45)
         #[arg(long, default_value = "")]
         filter: String,
-        /// Level: process, wasm, container (or an engine of it) or microvm
-        #[arg(long, default_value = "process", value_parser = ["process", "wasm", "container", "crun", "runc", "docker", "podman", "microvm"])]
+        /// Level: process, wasm, container (or an engine of it) or microvm (or its monitor)
+        #[arg(long, default_value = "process", value_parser = ["process", "wasm", "container", "crun", "runc", "docker", "podman", "microvm", "qemu", "firecracker"])]
         level: String,
         /// One JSON object a case
         #[arg(long)]
@@ -84,8 +84,8 @@ pub(crate) enum SandboxCommand {
     },
     /// Measure sandboxes against fork+exec and other launchers
     Bench {
-        /// Level: process, wasm, container (or an engine of it) or microvm
-        #[arg(long, default_value = "process", value_parser = ["process", "wasm", "container", "crun", "runc", "docker", "podman", "microvm"])]
+        /// Level: process, wasm, container (or an engine of it) or microvm (or its monitor)
+        #[arg(long, default_value = "process", value_parser = ["process", "wasm", "container", "crun", "runc", "docker", "podman", "microvm", "qemu", "firecracker"])]
         level: String,
         /// The process level in full numbers: 10,000 sandboxes made, 45,000 calls in flight, 5,000
         /// idle sandboxes; minutes and gigabytes
@@ -101,8 +101,8 @@ pub(crate) enum SandboxCommand {
     },
     /// Say what this host enforces
     Probe {
-        /// Level: process, wasm, container (or an engine of it) or microvm
-        #[arg(long, default_value = "process", value_parser = ["process", "wasm", "container", "crun", "runc", "docker", "podman", "microvm"])]
+        /// Level: process, wasm, container (or an engine of it) or microvm (or its monitor)
+        #[arg(long, default_value = "process", value_parser = ["process", "wasm", "container", "crun", "runc", "docker", "podman", "microvm", "qemu", "firecracker"])]
         level: String,
         /// One JSON object a protection
         #[arg(long)]
@@ -202,7 +202,7 @@ fn at_level(level: &str) -> Result<Arc<dyn SandboxProvider>, Failure> {
 /// One sandbox at a time, none kept ready: what is there afterwards was left behind.
 fn unpooled(level: &str) -> Result<Arc<dyn SandboxProvider>, Failure> {
     Ok(match level {
-        "microvm" => Arc::new(microvm::provider(&SandboxSection::default())?),
+        _ if microvm::NAMES.contains(&level) => Arc::new(microvm::at_level(level)?),
         "wasm" => at_level(level)?,
         _ if container::NAMES.contains(&level) => Arc::new(container::at_level(level)?),
         _ => sandbox_bench::unpooled(true)?,
@@ -229,8 +229,8 @@ fn leaks(level: &str, loops: usize, as_json: bool) -> Result<(), Failure> {
 }
 
 fn attack_all(level: &str, filter: &str, as_json: bool) -> Result<(), Failure> {
-    if level == "microvm" {
-        return microvm::attack_all(filter, as_json);
+    if microvm::NAMES.contains(&level) {
+        return microvm::attack_all(level, filter, as_json);
     }
     if level == "wasm" {
         return attack_wasm(at_level(level)?.as_ref(), filter, as_json);
@@ -302,8 +302,10 @@ fn bench_all(level: &str, full: bool, only: Option<&str>, as_json: bool) -> Resu
     if container::NAMES.contains(&level) {
         return container::bench_all(level, as_json);
     }
+    if microvm::NAMES.contains(&level) {
+        return microvm::bench_all(level, as_json);
+    }
     match level {
-        "microvm" => microvm::bench_all(as_json),
         "wasm" => bench_wasm(at_level(level)?.as_ref(), as_json),
         _ => sandbox_bench::run(full, only, as_json),
     }

@@ -242,7 +242,9 @@ fn scratch_config(recipe: &Recipe, renderer: &dyn Renderer) -> Result<ModelConfi
 
 /// Starts the sandboxes of a recipe and checks that one really works.
 pub(crate) fn sandboxes(section: &SandboxSection) -> Result<Arc<dyn SandboxProvider>, Failure> {
-    if let (Some(image), "wasm" | "microvm") = (&section.image, section.level.as_str()) {
+    if let (Some(image), "wasm" | "microvm" | "qemu" | "firecracker") =
+        (&section.image, section.level.as_str())
+    {
         return Err(Failure::input(format!(
             "sandbox.image = {image:?}: level {} has roots of its own; allowed at level process and container",
             section.level
@@ -258,7 +260,7 @@ pub(crate) fn sandboxes(section: &SandboxSection) -> Result<Arc<dyn SandboxProvi
     if crate::container::NAMES.contains(&section.level.as_str()) {
         return crate::container::sandboxes(section);
     }
-    if section.level == "microvm" {
+    if crate::microvm::NAMES.contains(&section.level.as_str()) {
         return crate::microvm::sandboxes(section);
     }
     if section.level == "wasm" {

@@ -121,6 +121,12 @@ fn choices(recipe: &Recipe, rules: &mut Rules) {
         &Precision::ALL.map(Precision::name),
         "",
     );
+    rules.choice(
+        "sandbox.microvm_backend",
+        &recipe.sandbox.microvm_backend,
+        &["auto", "qemu", "firecracker"],
+        "",
+    );
     let engine = &recipe.sandbox.container_engine;
     rules.choice(
         "sandbox.container_engine",
@@ -529,6 +535,11 @@ fn sandbox(recipe: &Recipe, rules: &mut Rules) {
         (
             "sandbox.microvm_images",
             s.microvm_images != d.microvm_images,
+            "microvm",
+        ),
+        (
+            "sandbox.microvm_backend",
+            s.microvm_backend != d.microvm_backend,
             "microvm",
         ),
     ] {

@@ -108,6 +108,8 @@ pub(crate) struct SandboxSection {
     pub(crate) cpus: Option<f64>,
     /// Folder of kernels and roots, for `microvm`.
     pub(crate) microvm_images: String,
+    /// What runs machines: `auto` (Firecracker where it works, else QEMU), `qemu` or `firecracker`.
+    pub(crate) microvm_backend: String,
     /// For `wasm`: Python programs of a sandbox run one after the other in one interpreter, and
     /// snapshots and forks hold its memory.
     pub(crate) live: bool,
@@ -133,6 +135,7 @@ impl Default for SandboxSection {
             container_socket: None,
             cpus: None,
             microvm_images: ".cache/microvm".into(),
+            microvm_backend: "auto".into(),
             live: false,
             egress_audit: None,
             egress: None,
