@@ -82,12 +82,6 @@ impl Algorithm {
         config.resolve(facts)
     }
 
-    /// A composition of one's own.
-    pub fn compose(composition: Composition, facts: &RunFacts) -> Result<Self, ConfigError> {
-        composition.check(facts)?;
-        Ok(Self::from_checked(composition, facts.group_size))
-    }
-
     pub(crate) fn from_checked(composition: Composition, group_size: usize) -> Self {
         Self {
             composition,

@@ -132,8 +132,14 @@ impl Service {
                 .map_err(plain);
         }
         let Some(route) = Route::of(path) else {
-            // A stranger is not told which paths exist.
-            return Err(plain(ApiError::not_found(format!("there is no {path}"))));
+            // A stranger is not told which paths exist, but where a model is served.
+            let hint = match path.starts_with("/v1/") {
+                true => "; models are served under the `base_url` that POST /rollouts answers with",
+                false => "",
+            };
+            return Err(plain(ApiError::not_found(format!(
+                "there is no {path}{hint}"
+            ))));
         };
         if head.method.as_str() != route.methods() {
             return Err(plain(ApiError::method(route.methods())));

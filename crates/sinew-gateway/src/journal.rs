@@ -250,7 +250,10 @@ fn read_all(files: &[(u64, PathBuf)]) -> Result<Vec<Recovered>, JournalError> {
             match parse(text) {
                 Ok(line) => take(&mut open, line),
                 // What was being written when the process ended.
-                Err(_) if tail.is_empty() => break,
+                Err(reason) if tail.is_empty() => {
+                    tracing::error!(file = %path.display(), line = number, reason, "the last line is left out");
+                    break;
+                }
                 Err(reason) => {
                     return Err(JournalError::Corrupt {
                         path: path.clone(),

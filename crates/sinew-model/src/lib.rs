@@ -35,7 +35,7 @@ pub use decoder::ForwardError;
 pub use dequant::StoredType;
 pub use gguf::{Gguf, GgufArray, GgufError, GgufMetadata, GgufTensor, GgufValue};
 pub use infer::{InferBatch, InferModel, InferModelError, InferScratch};
-pub use load::{LoadError, LoadedModel, load_config, load_gguf_metadata, load_model};
+pub use load::{LoadError, LoadedModel, check_model, load_config, load_gguf_metadata, load_model};
 pub use lora::{Lora, LoraConfig, LoraError, LoraLayout, Projection, merge_lora};
 pub use params::{ParamEntry, ParamLayout, Params, TensorMismatch, TensorTable};
 pub use precision::Precision;

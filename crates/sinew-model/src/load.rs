@@ -67,6 +67,14 @@ pub fn load_config(files: &ModelFiles) -> Result<ModelConfig, LoadError> {
     }
 }
 
+/// Reads the configuration and holds to it what the headers of the weights say; no weight is read.
+pub fn check_model(files: &ModelFiles) -> Result<ModelConfig, LoadError> {
+    match files {
+        ModelFiles::Gguf(path) => Ok(fitting_gguf(path)?.1),
+        ModelFiles::Dir(dir) => Ok(fitting_dir(dir)?.1),
+    }
+}
+
 /// Reads the metadata of a GGUF alone.
 pub fn load_gguf_metadata(path: &Path) -> Result<GgufMetadata, LoadError> {
     let error = |error| LoadError::Gguf {
@@ -109,14 +117,20 @@ fn open_gguf(path: &Path) -> Result<(Gguf, ModelConfig), LoadError> {
     Ok((gguf, config))
 }
 
-fn load_gguf(path: &Path) -> Result<LoadedModel, LoadError> {
+/// A GGUF whose tensors are those of its configuration.
+fn fitting_gguf(path: &Path) -> Result<(Gguf, ModelConfig), LoadError> {
     let (gguf, config) = open_gguf(path)?;
-    // The layout is compared before the buffer is taken: a hostile header asks for no memory.
     let layout = ParamLayout::new(&config);
     compare_gguf(&layout, &gguf).map_err(|error| LoadError::Mismatch {
         path: path.to_owned(),
         error,
     })?;
+    Ok((gguf, config))
+}
+
+fn load_gguf(path: &Path) -> Result<LoadedModel, LoadError> {
+    // The layout is compared before the buffer is taken: a hostile header asks for no memory.
+    let (gguf, config) = fitting_gguf(path)?;
     let mut params = Params::zeros(&config);
     let layout = Arc::clone(params.layout());
     let mut rows = Vec::new();
@@ -235,7 +249,8 @@ fn read_config(dir: &Path) -> Result<ModelConfig, LoadError> {
     config.checked().map_err(|e| failed(&path, e))
 }
 
-fn load_dir(dir: &Path) -> Result<LoadedModel, LoadError> {
+/// A directory whose tensors are those of its configuration.
+fn fitting_dir(dir: &Path) -> Result<(Safetensors, ModelConfig), LoadError> {
     let config = read_config(dir)?;
     let weights = Safetensors::open_dir(dir)?;
     let layout = ParamLayout::new(&config);
@@ -249,6 +264,11 @@ fn load_dir(dir: &Path) -> Result<LoadedModel, LoadError> {
             path: dir.to_owned(),
             error,
         })?;
+    Ok((weights, config))
+}
+
+fn load_dir(dir: &Path) -> Result<LoadedModel, LoadError> {
+    let (weights, config) = fitting_dir(dir)?;
     let mut params = Params::zeros(&config);
     let layout = Arc::clone(params.layout());
     for entry in layout.entries() {

@@ -210,9 +210,10 @@ impl TypeFilter {
             ("path_tokens", self.path_tokens),
         ];
         for (field, range) in ranges {
-            if let Some([least, most]) = range.filter(|[least, most]| least > most) {
+            if let Some([least, most]) = range.filter(|[least, most]| least > most || *most == 0) {
                 let value = format!("[{least}, {most}]");
-                return Err(refused(&format!("{name}.{field}"), value, "[least, most]"));
+                let allowed = "[least, most], most above 0";
+                return Err(refused(&format!("{name}.{field}"), value, allowed));
             }
         }
         Ok(())

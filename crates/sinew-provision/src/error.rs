@@ -20,11 +20,27 @@ pub enum ApiError {
         /// As asked for.
         id: String,
     },
+    /// No such path.
+    #[error("there is no {0}; docs/sandbox.md lists the paths, all below /v1/")]
+    Route(String),
+    /// A path that has other methods.
+    #[error("{0} is no method of this path; docs/sandbox.md lists them")]
+    Method(String),
+    /// A body that cannot be read.
+    #[error(
+        "the body: {problem}; allowed: JSON as docs/sandbox.md says, or the bytes of a file or archive"
+    )]
+    Body {
+        /// What it is told with.
+        status: StatusCode,
+        /// What is wrong with it.
+        problem: String,
+    },
     /// Something runs in the sandbox.
     #[error("something runs in this sandbox: wait for its end, or destroy the sandbox")]
     Busy,
     /// A value that cannot be taken.
-    #[error("{field} is {value}: {allowed}")]
+    #[error("{field} is {value}; allowed: {allowed}")]
     Request {
         /// Its name.
         field: String,
@@ -74,6 +90,9 @@ impl ApiError {
     fn status_and_code(&self) -> (StatusCode, &'static str) {
         match self {
             Self::Unauthorized => (StatusCode::UNAUTHORIZED, "unauthorized"),
+            Self::Route(_) => (StatusCode::NOT_FOUND, "not_found"),
+            Self::Method(_) => (StatusCode::METHOD_NOT_ALLOWED, "method"),
+            Self::Body { status, .. } => (*status, "request"),
             Self::NotFound { .. } => (StatusCode::NOT_FOUND, "not_found"),
             Self::Busy => (StatusCode::CONFLICT, "busy"),
             Self::Request { .. } => (StatusCode::BAD_REQUEST, "request"),

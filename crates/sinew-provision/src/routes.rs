@@ -8,11 +8,12 @@ use axum::body::Bytes;
 use axum::extract::rejection::{BytesRejection, JsonRejection};
 use axum::extract::{DefaultBodyLimit, FromRequestParts, Path, Query, State};
 use axum::http::request::Parts;
-use axum::http::{HeaderMap, StatusCode, header};
+use axum::http::{HeaderMap, Method, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
@@ -61,37 +62,45 @@ pub fn router(service: Arc<Service>) -> Router {
         )
         .route("/v1/snapshots", post(import).layer(files))
         .route("/v1/snapshots/{id}", get(export).delete(forget))
-        .fallback(async || {
-            let id = "route".to_string();
-            ApiError::NotFound { what: "such", id }
+        .method_not_allowed_fallback(async |method: Method, uri: Uri| {
+            ApiError::Method(format!("{method} {}", uri.path()))
         })
+        .fallback(async |uri: Uri| ApiError::Route(uri.path().into()))
         .with_state(service)
 }
 
-fn json_body<T: Default>(
-    body: Result<Json<T>, JsonRejection>,
+fn json_body<T: Default + DeserializeOwned>(
+    body: Result<Json<Value>, JsonRejection>,
     headers: &HeaderMap,
 ) -> Result<T, ApiError> {
     let empty = headers.get(header::CONTENT_LENGTH).is_none_or(|l| l == "0");
     match body {
-        Ok(Json(body)) => Ok(body),
+        // A list would do for a struct, its fields unnamed.
+        Ok(Json(body)) if !body.is_object() => Err(ApiError::Body {
+            status: StatusCode::BAD_REQUEST,
+            problem: "it is no JSON object".into(),
+        }),
+        Ok(Json(body)) => serde_json::from_value(body).map_err(|e| ApiError::Body {
+            status: StatusCode::BAD_REQUEST,
+            problem: e.to_string(),
+        }),
         // `curl -X POST` without a body means: all defaults.
         Err(_) if empty && !headers.contains_key(header::TRANSFER_ENCODING) => Ok(T::default()),
-        Err(e) => Err(bad(
-            "body",
-            e.body_text(),
-            "JSON as docs/sandbox.md says, with content-type: application/json",
-        )),
+        Err(e) => Err(ApiError::Body {
+            status: e.status(),
+            problem: e.body_text(),
+        }),
     }
 }
 
 fn raw_body(body: Result<Bytes, BytesRejection>, service: &Service) -> Result<Bytes, ApiError> {
-    body.map_err(|e| {
-        bad(
-            "body",
+    body.map_err(|e| ApiError::Body {
+        status: e.status(),
+        problem: format!(
+            "{}, at most {} bytes are taken",
             e.body_text(),
-            format!("at most {} bytes", service.bounds.file_bytes),
-        )
+            service.bounds.file_bytes
+        ),
     })
 }
 
@@ -107,9 +116,9 @@ async fn create(
     State(service): Api,
     Owner(owner): Owner,
     headers: HeaderMap,
-    body: Result<Json<CreateRequest>, JsonRejection>,
+    body: Result<Json<Value>, JsonRejection>,
 ) -> Answer {
-    let request = json_body(body, &headers)?;
+    let request = json_body::<CreateRequest>(body, &headers)?;
     let view = service.create(&owner, &request).await?;
     Ok((StatusCode::CREATED, Json(view)).into_response())
 }
@@ -132,9 +141,9 @@ async fn run(
     Owner(owner): Owner,
     Path(id): Path<String>,
     headers: HeaderMap,
-    body: Result<Json<ExecBody>, JsonRejection>,
+    body: Result<Json<Value>, JsonRejection>,
 ) -> Answer {
-    let body = json_body(body, &headers)?;
+    let body = json_body::<ExecBody>(body, &headers)?;
     exec::exec(service, owner, id, body).await
 }
 
@@ -157,9 +166,9 @@ async fn fork(
     Owner(owner): Owner,
     Path(id): Path<String>,
     headers: HeaderMap,
-    body: Result<Json<ForkRequest>, JsonRejection>,
+    body: Result<Json<Value>, JsonRejection>,
 ) -> Answer {
-    let request = json_body(body, &headers)?;
+    let request = json_body::<ForkRequest>(body, &headers)?;
     let views = service.fork(&owner, &id, &request).await?;
     Ok((StatusCode::CREATED, Json(json!({ "sandboxes": views }))).into_response())
 }

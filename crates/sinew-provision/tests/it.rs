@@ -304,6 +304,8 @@ async fn what_cannot_be_is_refused_with_the_field() {
         (&create, json!({ "egress": true }), "egress"),
         (&create, json!({ "env": { "A=B": "x" } }), "env"),
         (&create, json!({ "levle": "process" }), "levle"),
+        (&create, json!([]), "no JSON object"),
+        (&create, json!({ "level": "vm" }), "allowed: "),
         (&exec, json!({}), "exactly one"),
         (&exec, json!({ "shell": "x", "python": "y" }), "exactly one"),
         (
@@ -327,7 +329,7 @@ async fn what_cannot_be_is_refused_with_the_field() {
             answer.status
         );
     }
-    assert_eq!(server.put(&id, "big", &[0; 1001]).await, 400);
+    assert_eq!(server.put(&id, "big", &[0; 1001]).await, 413);
     assert_eq!(server.put(&id, "%2e%2e/escape", b"x").await, 422);
     assert_eq!(
         server

@@ -18,7 +18,7 @@ pub enum StoreError {
     },
     #[error(
         "the store holds {used} of {limit} bytes and {needed} more do not fit; \
-         run gc or raise the limit"
+         remove trained episodes with `sinew gc`, or begin another store"
     )]
     Full { used: u64, needed: u64, limit: u64 },
     #[error("no space left on the device of {path}; free some and try again")]

@@ -65,9 +65,16 @@ pub(crate) fn check(path: &Path, json: bool) -> Result<(), Failure> {
         Ok(format!("{} parses; all values are allowed", path.display())),
     );
     report.row("device", device());
+    let (joins, shape) = (template(&recipe), model(&recipe));
     // What needs the model would say again why there is none.
-    if report.row("model", model(&recipe)) {
-        report.row("template", template(&recipe));
+    let told_twice = match (&joins, &shape) {
+        (Err(joins), Err(shape)) => joins.text() == shape.text(),
+        _ => false,
+    };
+    if !told_twice {
+        report.row("template", joins);
+    }
+    if report.row("model", shape) {
         for (key, source) in judges::named(&recipe) {
             report.row(key, judge(&recipe, key, &source));
         }
@@ -91,8 +98,8 @@ pub(crate) fn check(path: &Path, json: bool) -> Result<(), Failure> {
 
 /// The checks that `sinew train` makes before it creates anything.
 pub(crate) fn before_training(run_dir: &Path, recipe: &Recipe) -> Result<(), Failure> {
-    model(recipe)?;
     template(recipe)?;
+    model(recipe)?;
     for (key, source) in judges::named(recipe) {
         judge(recipe, key, &source)?;
     }

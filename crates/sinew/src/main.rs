@@ -12,6 +12,7 @@ mod egress;
 mod episodes;
 mod export;
 mod failure;
+mod gc;
 mod harness;
 mod judges;
 mod learner;
@@ -87,6 +88,9 @@ enum Command {
     /// Write a run's weights as one model folder, adapters merged
     #[command(after_help = "Example: sinew export runs/lora model --dtype bf16")]
     Export(export::ExportArgs),
+    /// Free the room of trained episodes that no resume will ask for
+    #[command(after_help = "Example: sinew gc runs/quickstart")]
+    Gc(gc::GcArgs),
     /// Serve a model to agents, and capture what they do with it
     #[command(after_help = "Example: sinew serve --engine fake --listen 127.0.0.1:8080")]
     Serve(Box<serve::ServeArgs>),
@@ -207,6 +211,7 @@ fn main() -> ExitCode {
         Command::Episodes(args) => episodes::list(&args),
         Command::Plot { runs, out } => curves::run(&runs, &out),
         Command::Export(args) => export::run(&args),
+        Command::Gc(args) => gc::run(&args),
         Command::TrainWorker => parallel::work(),
         Command::Sandbox(args) => sandbox::run(&args.command),
         Command::Serve(args) => serve::run(&args),

@@ -100,8 +100,17 @@ struct Client {
 
 impl Client {
     fn new(url: &str, token_file: &Path) -> Result<Self, Failure> {
-        let token = std::fs::read_to_string(token_file)
-            .map_err(|e| Failure::input(format!("token file {}: {e}", token_file.display())))?;
+        if !(url.starts_with("http://") || url.starts_with("https://")) {
+            return Err(Failure::input(format!(
+                "the pool's address {url:?}: allowed: one that begins with http:// or https://"
+            )));
+        }
+        let token = std::fs::read_to_string(token_file).map_err(|e| {
+            Failure::input(format!(
+                "token file {}: {e}\n  hint: the file that `sinew serve` got as --control-token-file",
+                token_file.display()
+            ))
+        })?;
         let agent = ureq::Agent::config_builder()
             .http_status_as_error(false)
             .timeout_connect(Some(CONNECT_TIMEOUT))
@@ -457,16 +466,25 @@ impl Client {
             .header("authorization", format!("Bearer {}", self.token))
             .header("content-type", kind)
             .send(&bytes[..]);
-        let mut response = sent.map_err(|e| Failure::system(format!("{}: {e}", self.url)))?;
+        let failed = |e: &dyn std::fmt::Display| {
+            Failure::system(format!(
+                "POST {}/pool/trajectories: {e}\n  hint: is `sinew serve --pool` running there?",
+                self.url
+            ))
+        };
+        let mut response = sent.map_err(|e| failed(&e))?;
         let status = response.status().as_u16();
         let read = response.body_mut().with_config().limit(MAX_ANSWER_BYTES);
-        let text = read.read_to_vec().map_err(Failure::system)?;
-        let told: Value = serde_json::from_slice(&text).map_err(Failure::system)?;
+        let text = read.read_to_vec().map_err(|e| failed(&e))?;
+        let told: Value = serde_json::from_slice(&text).map_err(|e| failed(&e))?;
+        let message = || told["error"]["message"].as_str().unwrap_or_default();
         match status {
             200 => Ok(told),
+            429 | 500.. => Err(Failure::system(format!("{status}: {}", message()))),
             _ => Err(Failure::input(format!(
-                "{status}: {}",
-                told["error"]["message"]
+                "{}: {status}: {}",
+                file.display(),
+                message()
             ))),
         }
     }

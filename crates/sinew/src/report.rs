@@ -2,8 +2,8 @@
 
 use crate::record::{EpisodeStats, StepRecord};
 use plotters::prelude::{
-    BLUE, ChartBuilder, Color, GREEN, IntoDrawingArea, LineSeries, PathElement, RED, RGBColor,
-    SVGBackend, WHITE,
+    ChartBuilder, Color, IntoDrawingArea, LineSeries, PathElement, RGBColor, SVGBackend,
+    SeriesLabelPosition, TRANSPARENT, WHITE,
 };
 use sinew_render::Renderer;
 use sinew_types::{EpisodeEnd, TokenKind, Trace};
@@ -54,10 +54,13 @@ fn draw_plot(
         .x_label_area_size(34)
         .y_label_area_size(48)
         .build_cartesian_2d(x0..x1.max(x0 + 1e-6), y0..y1)?;
-    chart.configure_mesh().x_desc(x).y_desc(y).draw()?;
-    let orange = RGBColor(220, 120, 20);
-    let colors = [GREEN, BLUE, RED, orange];
-    for (curve, color) in curves.iter().zip(colors.iter().cycle()) {
+    chart
+        .configure_mesh()
+        .light_line_style(TRANSPARENT)
+        .x_desc(x)
+        .y_desc(y)
+        .draw()?;
+    for (curve, color) in curves.iter().zip(COLORS.iter().cycle()) {
         let points: Vec<_> = curve
             .points
             .iter()
@@ -70,13 +73,52 @@ fn draw_plot(
             .label(curve.name.clone())
             .legend(move |(x, y)| PathElement::new([(x, y), (x + 14, y)], color));
     }
+    // A curve alone is named by the title.
+    if curves.len() < 2 {
+        area.present()?;
+        return Ok(());
+    }
     chart
         .configure_series_labels()
+        .position(emptiest_corner(finite(), (x0, x1), (y0, y1)))
         .background_style(WHITE.mix(0.8))
         .border_style(RGBColor(200, 200, 200))
         .draw()?;
     area.present()?;
     Ok(())
+}
+
+/// Distinct for those who see red and green alike, too.
+const COLORS: [RGBColor; 4] = [
+    RGBColor(0, 114, 178),
+    RGBColor(230, 159, 0),
+    RGBColor(0, 158, 115),
+    RGBColor(213, 94, 0),
+];
+
+/// The corner in which fewest points lie.
+fn emptiest_corner<'a>(
+    points: impl Iterator<Item = &'a (f64, f64)>,
+    (x0, x1): (f64, f64),
+    (y0, y1): (f64, f64),
+) -> SeriesLabelPosition {
+    let mut counts = [0; 4];
+    for (x, y) in points {
+        let (right, low) = ((x - x0) / (x1 - x0), (y1 - y) / (y1 - y0));
+        for (corner, count) in counts.iter_mut().enumerate() {
+            let (at_right, at_low) = (corner % 2 == 1, corner >= 2);
+            let inside = |share: f64, far: bool| if far { share > 0.6 } else { share < 0.4 };
+            *count += usize::from(inside(right, at_right) && inside(low, at_low));
+        }
+    }
+    let [upper_left, upper_right, _, lower_right] = counts;
+    let fewest = counts.iter().min().copied().unwrap_or_default();
+    match fewest {
+        n if n == lower_right => SeriesLabelPosition::LowerRight,
+        n if n == upper_right => SeriesLabelPosition::UpperRight,
+        n if n == upper_left => SeriesLabelPosition::UpperLeft,
+        _ => SeriesLabelPosition::LowerLeft,
+    }
 }
 
 /// All that a report shows.
@@ -157,9 +199,9 @@ impl Report<'_> {
                 vec![curve("entropy", |r| r.entropy().unwrap_or(f64::NAN))],
             )?,
             by(
-                "Gradient norm",
+                "Gradient norm, before clipping",
                 "norm",
-                vec![curve("before clipping", |r| r.grad_norm)],
+                vec![curve("norm", |r| r.grad_norm)],
             )?,
             by(
                 "Sampled tokens an episode",
@@ -294,6 +336,15 @@ mod tests {
         )
         .unwrap();
         assert!(one.contains("</svg>"));
+    }
+
+    #[test]
+    fn a_legend_keeps_off_the_curves() {
+        let line = |points: &[(f64, f64)]| emptiest_corner(points.iter(), (0.0, 1.0), (0.0, 1.0));
+        let rising = line(&[(0.0, 0.0), (0.1, 0.2), (0.9, 0.8), (1.0, 1.0)]);
+        assert!(matches!(rising, SeriesLabelPosition::LowerRight));
+        let falling = line(&[(0.0, 1.0), (0.1, 0.8), (0.9, 0.2), (1.0, 0.0)]);
+        assert!(matches!(falling, SeriesLabelPosition::UpperRight));
     }
 
     #[test]

@@ -4,7 +4,7 @@ use crate::container;
 use crate::failure::Failure;
 use crate::microvm;
 use crate::output;
-use crate::recipe::SandboxSection;
+use crate::recipe::{self, SandboxSection};
 use crate::sandbox_bench;
 use crate::wire;
 use clap::Subcommand;
@@ -139,9 +139,17 @@ pub(crate) fn run(command: &SandboxCommand) -> Result<(), Failure> {
             save,
             json,
         } => {
-            if !(timeout.is_finite() && *timeout > 0.0) {
+            if !recipe::is_time(*timeout) {
                 return Err(Failure::input(format!(
-                    "--timeout {timeout}: allowed: a number of seconds above 0"
+                    "--timeout {timeout}: allowed: {}",
+                    recipe::TIME
+                )));
+            }
+            if !recipe::MEMORY_MB.contains(memory_mb) {
+                return Err(Failure::input(format!(
+                    "--memory-mb {memory_mb}: allowed: {} to {}",
+                    recipe::MEMORY_MB.start(),
+                    recipe::MEMORY_MB.end()
                 )));
             }
             let section = SandboxSection {
@@ -411,12 +419,20 @@ fn show(result: &ExecResult, digest: Option<&str>, as_json: bool) -> Result<(), 
     if let Some(digest) = digest {
         output::print(&format!("snapshot {digest}\n"));
     }
-    let errors = String::from_utf8_lossy(&result.stderr);
-    if result.ending == (Ending::Exited { code: 0 }) {
-        return Ok(());
-    }
+    output::print_error(&String::from_utf8_lossy(&result.stderr));
+    let how = match result.ending {
+        Ending::Exited { code: 0 } => return Ok(()),
+        Ending::Exited { code } => format!("exited with code {code}"),
+        Ending::Signalled { signal } => format!("was ended by signal {signal}"),
+        Ending::Timeout => "ran into its limit of time".into(),
+        Ending::OutOfMemory => "ran out of memory".into(),
+        Ending::TooManyProcesses => "started too many processes".into(),
+        Ending::OutputLimit => "wrote more than is kept".into(),
+        Ending::Denied => "made a forbidden system call".into(),
+        Ending::SandboxDied => "died with its sandbox".into(),
+    };
     Err(Failure::system(format!(
-        "{}it ended with {:?} after {:.3} s",
-        errors, result.ending, result.usage.wall_s
+        "the program {how}, after {:.3} s",
+        result.usage.wall_s
     )))
 }

@@ -209,15 +209,7 @@ fn gateway(args: &ServeArgs) -> Result<(Gateway, Option<Arc<dyn Mount>>), Failur
         ),
     };
     let store = store(args.store.as_deref())?;
-    let journal = match &args.store {
-        None => None,
-        Some(folder) => {
-            let journal = Journal::open(&folder.join("journal"), JournalOptions::default());
-            Some(Arc::new(
-                journal.map_err(|e| Failure::input(format!("--store: {e}")))?,
-            ))
-        }
-    };
+    let journal = args.store.as_deref().map(journal).transpose()?;
     let named = args.engine.as_deref().unwrap_or_default();
     let (engine, renderer, context) = match named {
         "fake" => fake(args)?,
@@ -272,6 +264,12 @@ fn gateway(args: &ServeArgs) -> Result<(Gateway, Option<Arc<dyn Mount>>), Failur
         .recover()
         .map_err(|e| Failure::system(format!("--store: {e}")))?;
     Ok((gateway, mount))
+}
+
+fn journal(store: &Path) -> Result<Arc<Journal>, Failure> {
+    Journal::open(&store.join("journal"), JournalOptions::default())
+        .map(Arc::new)
+        .map_err(|e| Failure::input(format!("--store: {e}")))
 }
 
 fn store(directory: Option<&Path>) -> Result<Arc<dyn TraceStore>, Failure> {

@@ -200,7 +200,7 @@ pub(crate) fn model_config(recipe: &Recipe) -> Result<ModelConfig, Failure> {
     match model_files(recipe)? {
         None => scratch_config(recipe, renderer(recipe)?.as_ref()),
         Some(files) => {
-            sinew_model::load_config(&files).map_err(|e| Failure::input(format!("model: {e}")))
+            sinew_model::check_model(&files).map_err(|e| Failure::input(format!("model: {e}")))
         }
     }
 }

@@ -2,8 +2,8 @@
 
 use crate::support::{FAMILIES, golden_dir, package_env, read_tensors, smollm2, tiny};
 use sinew_model::{
-    Family, Gguf, LoadError, ModelFiles, Params, ResolveEnv, RopeScaling, SaveDtype, load_config,
-    load_gguf_metadata, load_model, resolve_model, save_pretrained,
+    Family, Gguf, LoadError, ModelFiles, Params, ResolveEnv, RopeScaling, SaveDtype, check_model,
+    load_config, load_gguf_metadata, load_model, resolve_model, save_pretrained,
 };
 use sinew_types::TensorSource;
 use std::fs;
@@ -222,11 +222,15 @@ fn broken_directories_are_explained() {
     let target = dir.path().join("model.safetensors");
     fs::write(&target, &bytes[..bytes.len() - 4]).unwrap();
     assert!(load().contains("truncated or damaged"), "{}", load());
+    // Told from the headers alone, too.
+    let check = || check_model(&ModelFiles::Dir(dir.path().to_owned()));
+    assert_eq!(check().unwrap_err().to_string(), load());
     let mut nan = bytes.clone();
     let end = nan.len();
     nan[end - 4..].copy_from_slice(&f32::NAN.to_le_bytes());
     fs::write(&target, &nan).unwrap();
     assert!(load().contains("not finite"), "{}", load());
+    assert_eq!(check().unwrap().d_model, 48);
 }
 
 fn wheel(path: &Path, entries: &[(&str, &[u8])]) {

@@ -1,5 +1,6 @@
 //! The `[harness]` table of a recipe.
 
+use crate::recipe;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -116,19 +117,17 @@ impl HarnessSection {
             "false with harness.level = \"container\": there every run has a container of its own",
             !(c.preload && container),
         );
-        let positive = |v: f64| v.is_finite() && v > 0.0;
-        let seconds = "a number of seconds above 0";
         rule(
             "harness.timeout_s",
             c.timeout_s.to_string(),
-            seconds,
-            positive(c.timeout_s),
+            recipe::TIME,
+            recipe::is_time(c.timeout_s),
         );
         rule(
             "harness.cpu_s",
             c.cpu_s.to_string(),
-            seconds,
-            positive(c.cpu_s),
+            recipe::TIME,
+            recipe::is_time(c.cpu_s),
         );
         rule(
             "harness.memory_mb",

@@ -16,6 +16,17 @@ use sinew_algo::{Algorithm, AlgorithmConfig, ConfigError, Needs, Repair, RunFact
 use sinew_types::{Correction, LossSpec};
 use std::path::{Path, PathBuf};
 
+/// Memory that a sandbox may have.
+pub(crate) const MEMORY_MB: std::ops::RangeInclusive<u64> = 32..=65536;
+
+/// What [`is_time`] takes, in words.
+pub(crate) const TIME: &str = "a number of seconds above 0, at most 31536000 (a year)";
+
+/// Whether a number of seconds can be waited for.
+pub(crate) fn is_time(seconds: f64) -> bool {
+    seconds > 0.0 && seconds <= 31_536_000.0
+}
+
 /// A whole run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -280,9 +291,18 @@ algorithm = { type = "grpo" }
         assert!(e.contains("did you mean `group_size`"), "{e}");
     }
 
+    fn refuse(cases: &[(&str, [&str; 2])]) {
+        for (extra, needles) in cases {
+            let e = parse(extra).unwrap_err();
+            for needle in needles {
+                assert!(e.contains(needle), "{extra}: {e}");
+            }
+        }
+    }
+
     #[test]
     fn impossible_values_name_key_value_and_what_is_allowed() {
-        for (extra, needles) in [
+        refuse(&[
             (
                 "[sandbox]\nlevel = \"null\"\n",
                 ["sandbox.level", "serves tests only"],
@@ -301,6 +321,14 @@ algorithm = { type = "grpo" }
             ),
             ("[train]\nsteps = 0\n", ["train.steps = 0", "1 to"]),
             (
+                "[rollout]\nepisode_timeout_s = 1e30\n",
+                ["rollout.episode_timeout_s", "at most 31536000"],
+            ),
+            (
+                "[harness]\ntype = \"command\"\ncommand = [\"x\"]\ntimeout_s = inf\n",
+                ["harness.timeout_s = inf", "at most 31536000"],
+            ),
+            (
                 "[train]\nsteps = -1\n",
                 ["line 7", "expected a whole number from 0 on"],
             ),
@@ -316,6 +344,12 @@ algorithm = { type = "grpo" }
                 "[rollout]\nrepair = [{ type = \"mask\" }]\n",
                 ["repair", "in_baseline"],
             ),
+        ]);
+    }
+
+    #[test]
+    fn impossible_engines_name_key_value_and_what_is_allowed() {
+        refuse(&[
             (
                 "[engine]\nweights = \"int8\"\n",
                 ["engine.weights = \"int8\"", "another policy"],
@@ -348,12 +382,7 @@ algorithm = { type = "grpo" }
                 "[engine]\nurl = [\"http://a\"]\n",
                 ["engine.url", "none with embedded"],
             ),
-        ] {
-            let e = parse(extra).unwrap_err();
-            for needle in needles {
-                assert!(e.contains(needle), "{extra}: {e}");
-            }
-        }
+        ]);
     }
 
     #[test]

@@ -73,8 +73,7 @@ impl Rules {
     }
 
     fn seconds(&mut self, key: &'static str, value: f64) {
-        let allowed = "a number of seconds above 0";
-        self.allowed(key, value, allowed, value.is_finite() && value > 0.0);
+        self.allowed(key, value, super::TIME, super::is_time(value));
     }
 
     /// One of a few names; `why` follows the list.
@@ -497,7 +496,7 @@ fn data(recipe: &Recipe, rules: &mut Rules) {
 
 fn sandbox(recipe: &Recipe, rules: &mut Rules) {
     let s = &recipe.sandbox;
-    rules.range("sandbox.memory_mb", s.memory_mb, 32..=65536);
+    rules.range("sandbox.memory_mb", s.memory_mb, super::MEMORY_MB);
     rules.range("sandbox.processes", s.processes, 1..=4096);
     rules.seconds("sandbox.cpu_s", s.cpu_s);
     rules.range("sandbox.max_live", s.max_live, 1..=16384);

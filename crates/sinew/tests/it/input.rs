@@ -72,10 +72,52 @@ fn arguments_without_effect_are_refused() {
         &["serve", "--engine", "fake", "--context", "0"],
         &["serve", "--engine", "fake", "--public-url", "host:80"],
         &["episodes", "--run-dir", "x", "--limit", "0"],
+        &["sandbox", "run", "--code", "1", "--timeout", "1e30"],
+        &["sandbox", "run", "--code", "1", "--memory-mb", "0"],
     ] {
         let told = refused(sinew().args(args));
         assert!(told.contains(args[args.len() - 2]), "{args:?}: {told}");
     }
+}
+
+/// A recipe of three steps with a checkpoint after each.
+fn three_steps(dir: &Path) -> String {
+    let recipe = tiny(dir, "steps = 60", "steps = 3");
+    let text = std::fs::read_to_string(&recipe).unwrap();
+    std::fs::write(
+        &recipe,
+        text.replace("checkpoint_every = 20", "checkpoint_every = 1"),
+    )
+    .unwrap();
+    recipe
+}
+
+#[test]
+fn gc_leaves_what_a_resumed_run_needs() {
+    let dir = tempfile::tempdir().unwrap();
+    let run = dir.path().join("run");
+    let told = refused(sinew().arg("gc").arg(&run));
+    assert!(told.contains("holds no run"), "{told}");
+    let recipe = three_steps(dir.path());
+    let mut train = sinew();
+    train
+        .args(["train", &recipe, "--json", "--run-dir"])
+        .arg(&run);
+    let first = last_line(&train.output().unwrap());
+    let gc = sinew().arg("gc").arg(&run).arg("--json").output().unwrap();
+    let removed = last_line(&gc);
+    assert_eq!(removed["through_step"], 2, "{removed}");
+    assert!(removed["episodes"].as_u64().unwrap() > 0, "{removed}");
+    let again = last_line(&sinew().arg("gc").arg(&run).arg("--json").output().unwrap());
+    assert_eq!(again["episodes"], 0, "{again}");
+    let text = std::fs::read_to_string(&recipe).unwrap();
+    std::fs::write(&recipe, text.replace("steps = 3", "steps = 4")).unwrap();
+    let mut more = sinew();
+    more.args(["train", &recipe, "--json", "--resume", "--run-dir"]);
+    let after = last_line(&more.arg(&run).output().unwrap());
+    assert_eq!(after["eval"]["before"], first["eval"]["before"], "{after}");
+    assert_eq!(after["samples"]["trained_twice"], 0, "{after}");
+    assert_eq!(after["samples"]["lost"], 0, "{after}");
 }
 
 #[test]
@@ -84,13 +126,7 @@ fn a_run_that_is_looked_into_says_what_is_not_there() {
     let (run, out) = (dir.path().join("run"), dir.path().join("out"));
     let told = refused(sinew().arg("export").arg(&run).arg(&out));
     assert!(told.contains("holds no run"), "{told}");
-    let recipe = tiny(dir.path(), "steps = 60", "steps = 3");
-    let text = std::fs::read_to_string(&recipe).unwrap();
-    std::fs::write(
-        &recipe,
-        text.replace("checkpoint_every = 20", "checkpoint_every = 1"),
-    )
-    .unwrap();
+    let recipe = three_steps(dir.path());
     let mut train = sinew();
     train
         .args(["train", &recipe, "--json", "--run-dir"])
@@ -139,4 +175,23 @@ fn a_run_that_is_looked_into_says_what_is_not_there() {
     );
     let told = refused(sinew().arg("export").arg(&run).arg(&out));
     assert!(told.contains("not empty"), "{told}");
+}
+
+#[test]
+fn what_a_program_says_is_told_however_it_ends() {
+    let run = |code: &str| {
+        let told = sinew()
+            .args(["sandbox", "run", "--code", code])
+            .output()
+            .unwrap();
+        (told.status.code(), String::from_utf8(told.stderr).unwrap())
+    };
+    let code = "import sys; print('careful', file=sys.stderr)";
+    assert_eq!(run(code), (Some(0), "careful\n".into()));
+    let (status, told) = run("import sys; print('no', file=sys.stderr); sys.exit(7)");
+    assert_eq!(status, Some(1));
+    assert!(
+        told.starts_with("no\nsinew: the program exited with code 7"),
+        "{told}"
+    );
 }

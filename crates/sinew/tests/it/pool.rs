@@ -215,6 +215,7 @@ fn what_cannot_be_pooled_is_refused_before_it_runs() {
         ("[pool]\nmax_rowz = 1\n", "did you mean `max_rows`"),
         ("[pool]\nmax_rows = 0\n", "pool.max_rows = 0"),
         ("[pool.filters.x]\nturns = [4, 1]\n", "pool.filters.x.turns"),
+        ("[pool.filters.x]\nturns = [0, 0]\n", "most above 0"),
         (
             "[pool]\nsampling = { type = \"adaptive\", floor = 2.0 }\n",
             "pool.sampling.floor",

@@ -1,0 +1,76 @@
+//! `sinew gc`: frees the room of episodes that were trained and that no resume will ask for.
+
+use crate::failure::Failure;
+use crate::{output, run_dir, wire};
+use clap::Args;
+use serde_json::json;
+use sinew_store::{GcPolicy, StoreError, TraceStore};
+use std::path::{Path, PathBuf};
+
+#[derive(Debug, Args)]
+pub(crate) struct GcArgs {
+    /// Folder of the run
+    run_dir: PathBuf,
+    /// One JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// Removes trained episodes of the steps that every kept checkpoint holds. Held-out episodes, and
+/// those that nothing trained on, stay: a resumed run compares with the former.
+pub(crate) fn run(args: &GcArgs) -> Result<(), Failure> {
+    run_dir::recipe(&args.run_dir)?;
+    let store = run_dir::store_path(&args.run_dir);
+    if !store.exists() {
+        return Err(Failure::input(format!(
+            "{} keeps no episodes: its recipe has store.type = \"memory\"",
+            args.run_dir.display()
+        )));
+    }
+    let step = oldest_step(&args.run_dir.join("checkpoints"))?;
+    let store = wire::disk_store(&store).map_err(|e| match e {
+        e @ StoreError::Locked { .. } => Failure::input(e),
+        e => Failure::system(e),
+    })?;
+    let removed = store
+        .gc(GcPolicy {
+            before_step: step + 1,
+            keep_untrained: true,
+        })
+        .map_err(Failure::system)?;
+    if args.json {
+        output::print_json(&json!({
+            "through_step": step, "episodes": removed.episodes, "bytes": removed.bytes
+        }));
+    } else {
+        output::print(&format!(
+            "{} trained episodes of steps 1 to {step} removed, {:.1} MiB freed\n",
+            removed.episodes,
+            removed.bytes as f64 / f64::from(1 << 20)
+        ));
+    }
+    Ok(())
+}
+
+/// The step of the run that the oldest checkpoint holds: no resume goes back further.
+fn oldest_step(checkpoints: &Path) -> Result<u64, Failure> {
+    let named = |e: &dyn std::fmt::Display| {
+        Failure::input(format!(
+            "{}: {e}; every episode is still needed to resume",
+            checkpoints.display()
+        ))
+    };
+    let mut oldest: Option<u64> = None;
+    for entry in checkpoints.read_dir().map_err(|e| named(&e))? {
+        let state = entry.map_err(|e| named(&e))?.path().join("state.json");
+        if !state.is_file() {
+            continue;
+        }
+        let text = std::fs::read_to_string(&state).map_err(|e| named(&e))?;
+        let saved: serde_json::Value = serde_json::from_str(&text).map_err(|e| named(&e))?;
+        let step = saved["commit"]["cursor"]["step"].as_u64();
+        let step = step.ok_or_else(|| named(&format!("{} has no step", state.display())))?;
+        oldest = Some(oldest.map_or(step, |other| other.min(step)));
+    }
+    oldest.ok_or_else(|| named(&"there is no checkpoint"))
+}
