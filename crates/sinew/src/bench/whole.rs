@@ -28,7 +28,7 @@ const TURN: usize = 13;
 const ANSWER: usize = 10;
 const CONTEXT: usize = PROMPT + 2 * TURN + ANSWER;
 /// Measured steps, after one more.
-const STEPS: usize = 2;
+const STEPS: usize = 3;
 /// The tool's program, the same for the peer.
 const CODE: &str = "print(17 * 23)";
 
