@@ -12,7 +12,7 @@ REPORT = 3
 MAX_PROGRAM = 160 << 10
 REHEARSAL = bytes(4) + b'x = [str(i) for i in range(9)]; print(*x, sep="+")'
 READY, FORKED, FAILED, ZYGOTE = 0, 1, 2, 3
-GET_PROGRAM = 15
+SOON_US = 4000
 SYS_CLONE, SYS_SETNS, SIGCHLD = CALL_CLONE, CALL_SETNS, 17
 CLONE_NEWPID, CLONE_PARENT = 0x20000000, 0x8000
 
@@ -86,15 +86,23 @@ def child(id, room, socket, main, known):
     os.closerange(REPORT + 1, 256)
     sys.argv = ['-c']
     number = os.fstat(REPORT).st_ino
-    # From here on, somebody may be waiting.
+    # From here on, somebody may be waiting. Who made a sandbox for one program asks at once; a
+    # rehearsal would only delay it.
+    wait_at_most(socket, SOON_US)
     try:
-        code, env, fds = receive_program(socket, _socket.MSG_DONTWAIT)
+        code, env, fds = receive_program(socket, 0)
     except BlockingIOError:
+        wait_at_most(socket, 0)
         rehearse(main, known)
         code, env, fds = receive_program(socket, 0)
     take_files(fds)
     gc.enable()
     run(socket, number, code, env, main, known)
+
+
+def wait_at_most(socket, microseconds):
+    """For whatever is received next; 0 is for ever."""
+    socket.setsockopt(_socket.SOL_SOCKET, _socket.SO_RCVTIMEO, struct.pack('=qq', 0, microseconds))
 
 
 def take_files(fds, dup=os.dup2, close=os.closerange):

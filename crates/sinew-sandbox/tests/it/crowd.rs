@@ -16,7 +16,7 @@ use std::time::Duration;
 const SANDBOXES: usize = 260;
 const PROGRAMS: usize = 120;
 /// Who waits longer waits for ever.
-const STUCK: Duration = Duration::from_secs(60);
+const STUCK: Duration = Duration::from_secs(30);
 
 /// A file of another process.
 fn file_of(pid: i32, fd: i32) -> OwnedFd {
