@@ -77,7 +77,9 @@ pub struct StepResult {
     pub state_hash: Option<u64>,
 }
 
-/// The world of one episode.
+/// The world of one episode. What it is in is told with each observation, as a hash
+/// ([`ResetResult::state_hash`], [`StepResult::state_hash`]): turns that acted on equal states are
+/// found across episodes, and a state cannot be asked for that no turn acts on.
 pub trait Env: Send {
     /// Builds the world. Called once, first.
     fn reset(&mut self) -> EnvFuture<'_, ResetResult>;

@@ -196,6 +196,20 @@ impl AdmissionRecord {
     }
 }
 
+impl AdmissionRecord {
+    /// A later step of the same run.
+    pub(crate) fn add(&mut self, later: &Self) {
+        self.limit = later.limit;
+        self.pauses += later.pauses;
+        self.waited_turns += later.waited_turns;
+        self.forced_turns += later.forced_turns;
+        self.waited_s += later.waited_s;
+        self.cuts += later.cuts;
+        self.growths += later.growths;
+        self.preemptions += later.preemptions;
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

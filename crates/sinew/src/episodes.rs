@@ -4,6 +4,7 @@ use crate::failure::Failure;
 use crate::output;
 use crate::run_dir::{self, store_path};
 use crate::show::{self, ShowOptions};
+use crate::show_run::RunSummary;
 use crate::wire;
 use crate::{EpisodesArgs, ShowArgs};
 use serde_json::json;
@@ -25,16 +26,25 @@ fn open_store(run_dir: &Path) -> Result<StoreReader, Failure> {
 
 /// `sinew show`.
 pub(crate) fn show(args: &ShowArgs) -> Result<(), Failure> {
-    let store = open_store(&args.run_dir)?;
-    let id = EpisodeId::new(args.episode.clone());
+    let Some(run_dir) = &args.run_dir else {
+        let run = RunSummary::read(Path::new(&args.what))?;
+        if args.json {
+            output::print_json(&json!(run));
+        } else {
+            output::print(&run.text());
+        }
+        return Ok(());
+    };
+    let store = open_store(run_dir)?;
+    let id = EpisodeId::new(args.what.clone());
     let Some(trace) = store.get(&id).map_err(Failure::system)? else {
         return Err(Failure::input(format!(
             "episode {id} is not in {}\n  hint: `sinew episodes --run-dir {}` lists what is there",
-            args.run_dir.display(),
-            args.run_dir.display()
+            run_dir.display(),
+            run_dir.display()
         )));
     };
-    let recipe = run_dir::recipe(&args.run_dir)?;
+    let recipe = run_dir::recipe(run_dir)?;
     let renderer = wire::renderer(&recipe)?;
     if args.json {
         let text = show::json(&trace, renderer.as_ref()).map_err(Failure::system)?;

@@ -33,6 +33,7 @@ mod schedule;
 mod serve;
 mod serve_sandbox;
 mod show;
+mod show_run;
 mod summary;
 mod train;
 mod view;
@@ -65,9 +66,9 @@ enum Command {
     /// Refuse now what would fail later: recipe, model, template, sandbox, disk
     #[command(after_help = "Example: sinew check recipes/quickstart.toml")]
     Check(CheckArgs),
-    /// Print an episode with each token's kind
+    /// Print an episode with each token's kind, or what became of all tokens of a run
     #[command(
-        after_help = "Example: sinew show eval-after-0000 --run-dir runs/quickstart --tokens"
+        after_help = "Examples: sinew show eval-after-0000 --run-dir runs/quickstart --tokens\n          sinew show runs/quickstart"
     )]
     Show(ShowArgs),
     /// List the episodes of a run
@@ -142,15 +143,16 @@ struct CheckArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct ShowArgs {
-    /// Episode id
-    pub(crate) episode: String,
-    /// Folder of the run
+    /// Episode id with --run-dir, else the folder of a run
+    #[arg(value_name = "EPISODE|RUN")]
+    pub(crate) what: String,
+    /// Folder of the episode's run
     #[arg(long)]
-    pub(crate) run_dir: PathBuf,
-    /// One line for each token
-    #[arg(long)]
+    pub(crate) run_dir: Option<PathBuf>,
+    /// One line for each token of the episode
+    #[arg(long, requires = "run_dir")]
     pub(crate) tokens: bool,
-    /// The whole trace as JSON
+    /// The whole trace, or the counts of the run, as JSON
     #[arg(long)]
     pub(crate) json: bool,
 }

