@@ -12,7 +12,7 @@ use super::zygote::{BASE_ENV, exec};
 use crate::port::{Limits, Network};
 use nix::poll::PollTimeout;
 use nix::sched::{CloneFlags, setns, unshare};
-use nix::sys::socket::{AddressFamily, Shutdown, SockFlag, SockType, shutdown, socketpair};
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
 use std::ffi::CString;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::time::{Duration, Instant};
@@ -505,8 +505,7 @@ impl Spawner {
                     let _ = send_bytes(socket.as_fd(), &packet, &raw);
                     let way = std::mem::replace(&mut entrant.way, Way::Started);
                     if let Way::Python { socket, .. } = way {
-                        // It tells its end there, and is told nothing more.
-                        let _ = shutdown(socket.as_raw_fd(), Shutdown::Write);
+                        // It tells its end there, and is told nothing more but the end of file.
                         entrant.report = self.reports.watch(id, socket);
                     }
                 }

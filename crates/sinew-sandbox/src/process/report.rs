@@ -1,8 +1,8 @@
 //! The end of a Python program as it tells it itself, just before the kernel takes its memory
 //! apart, which takes longer than most programs run.
 //!
-//! Whoever says so is killed at once, so that a forged report is worth no more than an exit with
-//! that code. It counts only where the kernel says that nothing but the main process is left,
+//! Whoever says so is stopped at once and killed soon after, without having run again, so that a
+//! forged report is worth no more than an exit with that code. It counts only where the kernel says that nothing but the main process is left,
 //! and that no process of it ever ended before; else the end is told by the kernel, as that of
 //! any other program. Nothing else is done for the sandbox before the kernel is done with it.
 

@@ -59,8 +59,8 @@ fn shrink(spawner: i32) {
 
 /// Kills the spawner unless the sender is dropped in time: a stuck one stops this process, too,
 /// once no request fits in the socket, and would outlive the test.
-fn watch(spawner: i32) -> mpsc::Sender<()> {
-    let (alive, done) = mpsc::channel::<()>();
+fn watch(spawner: i32) -> mpsc::SyncSender<()> {
+    let (alive, done) = mpsc::sync_channel::<()>(1);
     std::thread::spawn(move || {
         if done.recv_timeout(STUCK) == Err(mpsc::RecvTimeoutError::Timeout) {
             let _ = kill(Pid::from_raw(spawner), Signal::SIGKILL);
