@@ -89,11 +89,12 @@ fn draw_plot(
 }
 
 /// Distinct for those who see red and green alike, too.
-const COLORS: [RGBColor; 4] = [
+const COLORS: [RGBColor; 5] = [
     RGBColor(0, 114, 178),
     RGBColor(230, 159, 0),
     RGBColor(0, 158, 115),
     RGBColor(213, 94, 0),
+    RGBColor(204, 121, 167),
 ];
 
 /// The corner in which fewest points lie.
