@@ -175,8 +175,7 @@ impl Gateway {
             renderer: Arc::clone(&self.inner.parts.renderer),
         });
         let subscription = Subscription::new(&flight);
-        let entry = (Some(key), Arc::clone(&flight));
-        rollout.flights().running.push(entry);
+        rollout.flights().running.push((Some(key), Arc::clone(&flight)));
         let work = Work {
             engine: Arc::clone(&self.inner.parts.engine),
             gate: self.inner.parts.gate.clone(),
