@@ -134,29 +134,11 @@ async fn once(
     place.destroy().await
 }
 
-/// Measures every row, each `runs` times, and boots `boots` machines.
-///
-/// # Errors
-/// If a sandbox cannot be made or a program fails.
-pub async fn run(
-    provider: &MicrovmProvider,
-    (runs, boots): (usize, usize),
-    on_row: &mut (dyn FnMut(BenchRow) + Send),
-) -> Result<(), SandboxError> {
-    let spec = SandboxSpec::default();
-    // The template is made, and read into memory.
-    provider.acquire(&spec).await?.destroy().await?;
-    let mut times = Times::default();
-    for _ in 0..runs {
-        once(provider, &spec, &mut times).await?;
-    }
-    for _ in 0..boots {
-        let began = Instant::now();
-        provider.cold_boot().await?;
-        times.boot.push(ms(began));
-    }
-    let peer_value = plain_python(runs.max(5));
-    let rows = [
+/// Name, values, unit and target.
+type Row = (&'static str, Vec<f64>, &'static str, Option<f64>);
+
+fn rows(times: Times) -> [Row; 12] {
+    [
         (
             "microvm restore to first output of Python",
             times.python,
@@ -199,8 +181,32 @@ pub async fn run(
         ("microvm next fork of a snapshot", times.fork, "ms", None),
         ("microvm cold boot", times.boot, "ms", None),
         ("microvm memory of one clone", times.mib, "MiB", None),
-    ];
-    for (name, values, unit, target) in rows {
+    ]
+}
+
+/// Measures every row, each `runs` times, and boots `boots` machines.
+///
+/// # Errors
+/// If a sandbox cannot be made or a program fails.
+pub async fn run(
+    provider: &MicrovmProvider,
+    (runs, boots): (usize, usize),
+    on_row: &mut (dyn FnMut(BenchRow) + Send),
+) -> Result<(), SandboxError> {
+    let spec = SandboxSpec::default();
+    // The template is made, and read into memory.
+    provider.acquire(&spec).await?.destroy().await?;
+    let mut times = Times::default();
+    for _ in 0..runs {
+        once(provider, &spec, &mut times).await?;
+    }
+    for _ in 0..boots {
+        let began = Instant::now();
+        provider.cold_boot().await?;
+        times.boot.push(ms(began));
+    }
+    let peer_value = plain_python(runs.max(5));
+    for (name, values, unit, target) in rows(times) {
         let (value, spread) = median_and_spread(values);
         on_row(BenchRow {
             name: name.into(),
