@@ -149,9 +149,8 @@ impl Gateway {
             session.remember(begun.call, bytes, key, head);
         }
         let sampling = self.sampling(&session, &request, begun.room, format.calls.as_ref());
-        let seeds: Vec<u64> = (0..request.n)
-            .map(|i| session.seed(begun.call, i, request.sampling.seed))
-            .collect();
+        let seed = |i| session.seed(begun.call, i, request.sampling.seed);
+        let seeds: Vec<u64> = (0..request.n).map(seed).collect();
         let id = call_id(session.id(), begun.call);
         drop(session);
         self.inner.counters.joined(begun.join);
@@ -175,7 +174,8 @@ impl Gateway {
             renderer: Arc::clone(&self.inner.parts.renderer),
         });
         let subscription = Subscription::new(&flight);
-        rollout.flights().running.push((Some(key), Arc::clone(&flight)));
+        let entry = (Some(key), Arc::clone(&flight));
+        rollout.flights().running.push(entry);
         let work = Work {
             engine: Arc::clone(&self.inner.parts.engine),
             gate: self.inner.parts.gate.clone(),
