@@ -291,7 +291,9 @@ impl Inner {
         loop {
             let mut shelf = self.shelf();
             let current = shelf.spec.as_ref() == Some(&spec);
-            match shelf.waiters.pop_front().filter(|_| current) {
+            // Who waits for another specification goes on waiting.
+            let waiter = current.then(|| shelf.waiters.pop_front()).flatten();
+            match waiter {
                 // Who gave up waiting takes nothing.
                 Some(waiter) => match waiter.send(made) {
                     Ok(()) => return true,
@@ -310,7 +312,7 @@ impl Inner {
                             true
                         }
                         // The next request tries again and is told.
-                        Err(_) => false,
+                        Err(_) => !current,
                     };
                 }
             }

@@ -2,11 +2,12 @@
 
 use crate::{OK, children, exec, groups, provider, python, small, spawner_pid, steady, text, with};
 use sinew_sandbox::{
-    Ending, ExecOptions, ExecRequest, Network, OutputStream, Pool, PoolConfig, Program, Sandbox,
-    SandboxError, SandboxProvider, SandboxSpec,
+    Ending, ExecOptions, ExecRequest, Network, NullProvider, OutputStream, Pool, PoolConfig,
+    Program, Protection, Sandbox, SandboxError, SandboxFuture, SandboxProvider, SandboxSpec,
 };
 use std::io::{Read, Write};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 #[tokio::test]
@@ -359,6 +360,68 @@ async fn a_pool_serves_more_than_can_live_at_once() {
     }
 }
 
+/// Makes sandboxes without environment variables only as it is allowed to.
+struct Slow {
+    null: NullProvider,
+    allowed: tokio::sync::Semaphore,
+    asked: AtomicUsize,
+}
+
+impl SandboxProvider for Slow {
+    fn level(&self) -> &'static str {
+        self.null.level()
+    }
+
+    fn acquire<'a>(&'a self, spec: &'a SandboxSpec) -> SandboxFuture<'a, Box<dyn Sandbox>> {
+        Box::pin(async move {
+            if spec.env.is_empty() {
+                self.asked.fetch_add(1, Ordering::Relaxed);
+                self.allowed.acquire().await.unwrap().forget();
+            }
+            self.null.acquire(spec).await
+        })
+    }
+
+    fn protections(&self) -> Arc<Vec<Protection>> {
+        self.null.protections()
+    }
+}
+
+#[tokio::test]
+async fn a_sandbox_of_the_last_specification_takes_nobodys_place() {
+    let slow = Arc::new(Slow {
+        null: NullProvider::default(),
+        allowed: tokio::sync::Semaphore::new(1),
+        asked: AtomicUsize::new(0),
+    });
+    let config = PoolConfig {
+        floor: 1,
+        ceiling: 2,
+        starts_at_once: 1,
+        ..PoolConfig::default()
+    };
+    let pool = Pool::new(Arc::clone(&slow) as Arc<dyn SandboxProvider>, config).unwrap();
+    pool.acquire(&small()).await.unwrap();
+    // The one for the shelf is being made.
+    while slow.asked.load(Ordering::Relaxed) < 2 {
+        tokio::task::yield_now().await;
+    }
+    let other = SandboxSpec {
+        env: vec![("A".into(), "b".into())],
+        ..small()
+    };
+    let waiting = tokio::spawn({
+        let pool = pool.clone();
+        async move { pool.acquire(&other).await.map(|_| ()) }
+    });
+    while pool.stats().misses < 2 {
+        tokio::task::yield_now().await;
+    }
+    slow.allowed.add_permits(1);
+    waiting.await.unwrap().unwrap();
+    assert_eq!(pool.stats().discarded, 1, "{:?}", pool.stats());
+}
+
 #[test]
 fn pools_with_impossible_sizes_are_refused() {
     let wrong = [
@@ -373,7 +436,7 @@ fn pools_with_impossible_sizes_are_refused() {
         },
     ];
     for config in wrong {
-        let null = Arc::new(sinew_sandbox::NullProvider::default());
+        let null = Arc::new(NullProvider::default());
         assert!(matches!(
             Pool::new(null, config),
             Err(SandboxError::Request { .. })
