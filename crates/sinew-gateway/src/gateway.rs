@@ -287,8 +287,12 @@ impl Gateway {
     /// Opens a rollout. Its agent may call the model until [`Gateway::finish`].
     ///
     /// # Errors
-    /// If the gateway does not listen yet, has no room, or the id is malformed or taken.
+    /// If the gateway does not listen yet, has no room, or a field of `spec` is wrong or its id
+    /// taken.
     pub fn open_rollout(&self, spec: RolloutSpec) -> Result<Credentials, ApiError> {
+        if let Some((path, why)) = spec.fault() {
+            return Err(ApiError::invalid(path, format!("{path} = {why}")));
+        }
         let public = self.inner.public_url.get().ok_or_else(|| {
             ApiError::overloaded("not_listening", "the gateway has no address yet")
         })?;

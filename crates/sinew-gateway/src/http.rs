@@ -405,7 +405,21 @@ fn parse_control<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
     let bytes = if bytes.is_empty() { b"{}" } else { bytes };
     // Syntax first, so that its errors are told apart from wrong fields.
     Fields::parse(bytes)?;
-    serde_json::from_slice(bytes).map_err(|e| ApiError::bad_request("invalid_value", e.to_string()))
+    serde_json::from_slice(bytes).map_err(|e| {
+        let mut told = e.to_string();
+        for (rust, plain) in [
+            (
+                "expected u32",
+                "expected a whole number from 0 to 4294967295",
+            ),
+            ("expected u64", "expected a whole number from 0 on"),
+            ("expected f32", "expected a number"),
+            ("expected f64", "expected a number"),
+        ] {
+            told = told.replace(rust, plain);
+        }
+        ApiError::bad_request("invalid_value", told)
+    })
 }
 
 fn json_response(status: StatusCode, value: &Value) -> Response<ResponseBody> {

@@ -65,6 +65,33 @@ impl Default for RolloutSpec {
 }
 
 impl RolloutSpec {
+    /// The first field that nothing could be run with: its path, and what is allowed.
+    pub(crate) fn fault(&self) -> Option<(&'static str, String)> {
+        let sampling = &self.sampling;
+        let share = |x: f32| (0.0..=1.0).contains(&x);
+        let shares = [
+            ("sampling.top_p", sampling.top_p),
+            ("sampling.min_p", sampling.min_p),
+        ];
+        if let Some(t) = sampling.temperature
+            && !(t.is_finite() && t >= 0.0)
+        {
+            return Some(("sampling.temperature", format!("{t}: allowed: 0 or more")));
+        }
+        for (path, value) in shares {
+            if let Some(x) = value.filter(|x| !share(*x)) {
+                return Some((path, format!("{x}: allowed: 0 to 1")));
+            }
+        }
+        let counts = [
+            ("sampling.max_tokens", sampling.max_tokens),
+            ("max_turns", self.max_turns),
+            ("max_context_tokens", self.max_context_tokens),
+        ];
+        let zero = counts.into_iter().find(|(_, count)| *count == Some(0));
+        zero.map(|(path, _)| (path, "0: allowed: 1 or more".into()))
+    }
+
     /// The gateway's limits, made tighter by what the rollout asks for.
     pub(crate) fn limits(&self, gateway: SessionLimits) -> SessionLimits {
         let turns = self.max_turns.unwrap_or(u32::MAX);

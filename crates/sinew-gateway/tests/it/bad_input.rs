@@ -202,13 +202,22 @@ fn the_control_api_is_as_strict() {
         400,
         "temprature",
     );
+    for (spec, field) in [
+        (json!({"max_turns": 0}), "max_turns = 0"),
+        (json!({"max_context_tokens": 0}), "max_context_tokens = 0"),
+        (json!({"sampling": {"temperature": -1}}), "temperature = -1"),
+        (json!({"sampling": {"top_p": 1.5}}), "top_p = 1.5"),
+        (json!({"sampling": {"max_tokens": 0}}), "max_tokens = 0"),
+    ] {
+        refused("/rollouts", spec, 400, field);
+    }
     refused("/rollouts/none/reward", json!({"reward": 1}), 404, "none");
     refused("/rollouts/none/finish", json!({}), 404, "none");
     refused("/nothing", json!({}), 404, "/nothing");
     let rollout = world.open();
     let reward = format!("/rollouts/{}/reward", rollout.id);
     refused(&reward, json!({}), 400, "reward");
-    refused(&reward, json!({"reward": "good"}), 400, "expected");
+    refused(&reward, json!({"reward": "good"}), 400, "expected a number");
     refused(&reward, json!({"reward": 1, "turn": 1}), 400, "turn 1");
     let wrong_method = world.control("GET", &reward, &json!({}));
     assert_eq!(wrong_method.status, 405);
