@@ -22,11 +22,11 @@ impl Failure {
         Self::System(text.to_string())
     }
 
-    /// An interrupted run, with the way to go on.
-    pub(crate) fn interrupt(run_dir: &Path) -> Self {
+    /// An interrupted `sinew {command}`, with the way to go on.
+    pub(crate) fn interrupt(command: &str, run_dir: &Path) -> Self {
         let dir = run_dir.display();
         Self::Interrupt(format!(
-            "interrupted; finished episodes and steps are kept\n  hint: go on with `sinew train {dir}/recipe.toml --run-dir {dir} --resume`"
+            "interrupted; finished episodes and steps are kept\n  hint: go on with `sinew {command} {dir}/recipe.toml --run-dir {dir} --resume`"
         ))
     }
 

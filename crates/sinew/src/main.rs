@@ -10,6 +10,7 @@ mod curves;
 mod data;
 mod egress;
 mod episodes;
+mod eval;
 mod export;
 mod failure;
 mod gc;
@@ -27,6 +28,7 @@ mod recipe;
 mod record;
 mod report;
 mod run_dir;
+mod runs;
 mod sandbox;
 mod sandbox_bench;
 mod schedule;
@@ -63,6 +65,11 @@ enum Command {
     /// Run a recipe: evaluate, train, evaluate again
     #[command(after_help = "Example: sinew train recipes/tiny.toml --run-dir runs/tiny --json")]
     Train(TrainArgs),
+    /// Run a recipe's held-out tasks once, and train nothing
+    #[command(
+        after_help = "Example: sinew eval recipes/quickstart.toml --model model --run-dir runs/trained-eval"
+    )]
+    Eval(eval::EvalArgs),
     /// Refuse now what would fail later: recipe, model, template, sandbox, disk
     #[command(after_help = "Example: sinew check recipes/quickstart.toml")]
     Check(CheckArgs),
@@ -71,6 +78,9 @@ enum Command {
         after_help = "Examples: sinew show eval-after-0000 --run-dir runs/quickstart --tokens\n          sinew show runs/quickstart"
     )]
     Show(ShowArgs),
+    /// List runs: how far they are, and what they gained
+    #[command(after_help = "Example: sinew runs runs")]
+    Runs(runs::RunsArgs),
     /// List the episodes of a run
     #[command(
         after_help = "Example: sinew episodes --run-dir runs/quickstart --purpose train --limit 10"
@@ -208,8 +218,10 @@ fn main() -> ExitCode {
         .init();
     let result = match cli.command {
         Command::Train(args) => run_train(&args),
+        Command::Eval(args) => eval::run(&args),
         Command::Check(args) => check::check(&args.recipe, args.json),
         Command::Show(args) => episodes::show(&args),
+        Command::Runs(args) => runs::run(&args),
         Command::Episodes(args) => episodes::list(&args),
         Command::Plot { runs, out } => curves::run(&runs, &out),
         Command::Export(args) => export::run(&args),
@@ -246,8 +258,9 @@ fn run_train(args: &TrainArgs) -> Result<(), Failure> {
     if !args.resume {
         check::before_training(&path, &recipe)?;
     }
-    let dir = RunDir::open(&path, &args.recipe, &recipe, args.resume).map_err(Failure::input)?;
+    let dir = RunDir::open(&path, &recipe, args.resume).map_err(Failure::input)?;
     let options = train::TrainOptions {
+        command: "train",
         resume: args.resume,
         json: args.json,
     };

@@ -155,6 +155,18 @@ impl StepRecord {
     }
 }
 
+/// Share of calls whose history was rewritten, above which something is wrong with the agent or
+/// its template.
+pub(crate) const DIVERGENCE_ALARM: f64 = 0.05;
+
+/// Realigned, rolled back and forked calls, of all.
+pub(crate) fn divergence(joins: &BTreeMap<String, u64>) -> Option<f64> {
+    let all: u64 = joins.values().sum();
+    let diverged = ["realign", "rollback", "fork"];
+    let diverged: u64 = diverged.iter().filter_map(|j| joins.get(*j)).sum();
+    (all > 0).then(|| diverged as f64 / all as f64)
+}
+
 /// Tokens and joins of a whole run.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub(crate) struct TokenSummary {

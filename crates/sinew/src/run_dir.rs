@@ -13,8 +13,8 @@ pub(crate) enum RunDirError {
         path: PathBuf,
         source: std::io::Error,
     },
-    #[error("{} holds a run already\n  hint: go on with `sinew train {} --run-dir {} --resume`, or name another --run-dir", path.display(), recipe.display(), path.display())]
-    Exists { path: PathBuf, recipe: PathBuf },
+    #[error("{} holds a run already\n  hint: go on with the same command and --resume, or name another --run-dir", path.display())]
+    Exists { path: PathBuf },
     #[error("{} holds no run to resume\n  hint: leave out --resume to start one", path.display())]
     Nothing { path: PathBuf },
     #[error("{} is in use by another sinew process", path.display())]
@@ -32,12 +32,7 @@ pub(crate) struct RunDir {
 
 impl RunDir {
     /// Creates the folder for `recipe`, or opens it again if `resume`.
-    pub(crate) fn open(
-        path: &Path,
-        recipe_path: &Path,
-        recipe: &Recipe,
-        resume: bool,
-    ) -> Result<Self, RunDirError> {
+    pub(crate) fn open(path: &Path, recipe: &Recipe, resume: bool) -> Result<Self, RunDirError> {
         let io = |source| RunDirError::Io {
             path: path.into(),
             source,
@@ -59,10 +54,7 @@ impl RunDir {
         };
         let saved = run.recipe_path();
         match (saved.exists(), resume) {
-            (true, false) => Err(RunDirError::Exists {
-                path: path.into(),
-                recipe: recipe_path.into(),
-            }),
+            (true, false) => Err(RunDirError::Exists { path: path.into() }),
             (false, _) => {
                 let text = toml::to_string(recipe).map_err(|e| io(std::io::Error::other(e)))?;
                 write_atomic(&saved, text.as_bytes()).map_err(io)?;
@@ -132,6 +124,13 @@ impl RunDir {
     }
 }
 
+/// Whether a process holds the run.
+pub(crate) fn in_use(run_dir: &Path) -> bool {
+    let lock = File::open(run_dir.join("lock"));
+    let tried = lock.map(|lock| lock.try_lock());
+    matches!(tried, Ok(Err(std::fs::TryLockError::WouldBlock)))
+}
+
 /// The recipe that a run folder began with.
 pub(crate) fn recipe(run_dir: &Path) -> Result<Recipe, Failure> {
     let path = run_dir.join("recipe.toml");
@@ -170,7 +169,7 @@ mod tests {
     }
 
     fn open(dir: &Path, extra: &str, resume: bool) -> Result<RunDir, RunDirError> {
-        RunDir::open(dir, Path::new("r.toml"), &recipe(extra), resume)
+        RunDir::open(dir, &recipe(extra), resume)
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use crate::admission::AdmissionRecord;
 use crate::failure::Failure;
-use crate::record::{EvalRecord, StepRecord, TokenSummary};
+use crate::record::{DIVERGENCE_ALARM, EvalRecord, StepRecord, TokenSummary, divergence};
 use crate::run_dir;
 use crate::view::duration;
 use serde::Serialize;
@@ -10,10 +10,6 @@ use serde::de::DeserializeOwned;
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::path::Path;
-
-/// Share of calls whose history was rewritten, above which something is wrong with the agent or
-/// its template.
-const DIVERGENCE_ALARM: f64 = 0.05;
 
 /// What `sinew show RUN --json` prints.
 #[derive(Debug, Serialize)]
@@ -85,6 +81,22 @@ impl RunSummary {
         })
     }
 
+    /// How far it is, what it gained, how long it took.
+    pub(crate) fn line(&self) -> String {
+        let percent = |e: &EvalRecord| format!("{:.1} %", 100.0 * e.stats.success);
+        let gained = match self.evals.as_slice() {
+            [] => "not measured yet".to_string(),
+            [only] => format!("success {}", percent(only)),
+            [first, .., last] => format!("success {} -> {}", percent(first), percent(last)),
+        };
+        let wall = duration(self.wall_s);
+        if self.evals.iter().any(|e| e.when == "now") {
+            return format!("{}  {gained}  {wall}", self.name);
+        }
+        let (name, done, of) = (&self.name, self.steps, self.of_steps);
+        format!("{name}  step {done} of {of}  {gained}  {wall}")
+    }
+
     /// For a person.
     pub(crate) fn text(&self) -> String {
         let mut out = String::new();
@@ -150,14 +162,6 @@ impl RunSummary {
         );
         out
     }
-}
-
-/// Realigned, rolled back and forked calls, of all.
-fn divergence(joins: &BTreeMap<String, u64>) -> Option<f64> {
-    let all: u64 = joins.values().sum();
-    let diverged = ["realign", "rollback", "fork"];
-    let diverged: u64 = diverged.iter().filter_map(|j| joins.get(*j)).sum();
-    (all > 0).then(|| diverged as f64 / all as f64)
 }
 
 #[cfg(test)]

@@ -65,6 +65,30 @@ pub(crate) fn text(s: &Summary<'_>) -> String {
     out
 }
 
+/// Held-out tasks that were measured once.
+pub(crate) fn measured(
+    stats: &EpisodeStats,
+    dir: &RunDir,
+    wall_s: f64,
+    example: Option<&str>,
+) -> String {
+    let mut out = format!(
+        "\nheld-out, {} episodes in {}\n",
+        stats.episodes,
+        duration(wall_s)
+    );
+    for (name, value, _) in comparison(stats, stats) {
+        let _ = writeln!(out, "{name:23}  {value:>9}");
+    }
+    let dir = dir.path().display();
+    let _ = writeln!(out, "\nnext");
+    if let Some(example) = example {
+        let _ = writeln!(out, "  sinew show {example} --run-dir {dir}");
+    }
+    let _ = writeln!(out, "  sinew episodes --run-dir {dir}");
+    out
+}
+
 fn time_table(out: &mut String, s: &Summary<'_>) {
     let sum = |f: fn(&StepRecord) -> f64| s.history.iter().map(f).sum::<f64>();
     let rollout = sum(|r| r.rollout_s);

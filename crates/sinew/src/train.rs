@@ -5,7 +5,10 @@ use crate::curriculum::Curriculum;
 use crate::failure::Failure;
 use crate::ledger::{Ledger, LedgerStep, Samples};
 use crate::recipe::{Recipe, TasksSection};
-use crate::record::{EpisodeStats, EvalRecord, MetricsFile, StepRecord, TokenSummary, joins};
+use crate::record::{
+    DIVERGENCE_ALARM, EpisodeStats, EvalRecord, MetricsFile, StepRecord, TokenSummary, divergence,
+    joins,
+};
 use crate::report::Report;
 use crate::run_dir::{RunDir, write_atomic};
 use crate::schedule::{eval_episodes, train_groups, uniform_tasks};
@@ -24,12 +27,15 @@ use tokio::sync::watch;
 /// How the command was called.
 #[derive(Clone, Debug)]
 pub(crate) struct TrainOptions {
+    /// `train` or `eval`.
+    pub(crate) command: &'static str,
     pub(crate) resume: bool,
     pub(crate) json: bool,
 }
 
 /// What is counted and kept through a run.
 struct Run<'a> {
+    command: &'static str,
     recipe: &'a Recipe,
     dir: &'a RunDir,
     parts: Parts,
@@ -69,49 +75,8 @@ pub(crate) fn train(
     dir: &RunDir,
     options: &TrainOptions,
 ) -> Result<serde_json::Value, Failure> {
-    let runtime = Runtime::new().map_err(|e| Failure::system(format!("async runtime: {e}")))?;
-    let cancel = cancel_on_signal(&runtime);
-    let status = Arc::new(Mutex::new(Status {
-        title: recipe.name.clone(),
-        phase: "loading the model".into(),
-        steps: recipe.train.steps,
-        ..Status::default()
-    }));
-    let started = Instant::now();
-    let view = View::start(status, options.json);
-    view.line(&format!("{}: loading the model", recipe.name));
-    let (parts, saved) = Parts::build(recipe, dir, options.resume)?;
-    let saved = saved.unwrap_or_default();
-    let unusable = |path: PathBuf| {
-        move |e: std::io::Error| Failure::system(format!("{}: {e}", path.display()))
-    };
-    let done = saved.step;
-    let (metrics, history) =
-        MetricsFile::open(&dir.metrics_path(), |r: &StepRecord| r.step <= done)
-            .map_err(unusable(dir.metrics_path()))?;
-    // What was measured before is read from the store again, not measured.
-    let during = |r: &EvalRecord| r.when == "during" && r.step <= done;
-    let (evals, _) =
-        MetricsFile::open(&dir.evals_path(), during).map_err(unusable(dir.evals_path()))?;
-    view.line(&parts.describe());
-    let mut run = Run {
-        recipe,
-        dir,
-        parts,
-        runtime: &runtime,
-        view,
-        json: options.json,
-        cancel,
-        metrics,
-        evals,
-        history,
-        step: saved.step,
-        saved_step: saved.step,
-        ledger: saved.ledger,
-        started,
-        earlier_s: saved.wall_s,
-        curriculum: saved.curriculum,
-    };
+    let runtime = runtime()?;
+    let mut run = Run::begin(recipe, dir, options, &runtime)?;
     let result = run.whole();
     if let Err(failure) = &result
         && failure.is_interrupt()
@@ -119,6 +84,20 @@ pub(crate) fn train(
         run.save_if_needed()?;
     }
     result
+}
+
+/// Runs a recipe's held-out tasks once, trains nothing, and returns the last line for `--json`.
+pub(crate) fn evaluate(
+    recipe: &Recipe,
+    dir: &RunDir,
+    options: &TrainOptions,
+) -> Result<serde_json::Value, Failure> {
+    let runtime = runtime()?;
+    Run::begin(recipe, dir, options, &runtime)?.only_measured()
+}
+
+fn runtime() -> Result<Runtime, Failure> {
+    Runtime::new().map_err(|e| Failure::system(format!("async runtime: {e}")))
 }
 
 /// A receiver that turns true at the first Ctrl-C or TERM signal.
@@ -138,7 +117,75 @@ fn cancel_on_signal(runtime: &Runtime) -> watch::Receiver<bool> {
     receiver
 }
 
+impl<'a> Run<'a> {
+    /// Loads all that the recipe names, and what a run that is resumed has done.
+    fn begin(
+        recipe: &'a Recipe,
+        dir: &'a RunDir,
+        options: &TrainOptions,
+        runtime: &'a Runtime,
+    ) -> Result<Self, Failure> {
+        let cancel = cancel_on_signal(runtime);
+        let status = Arc::new(Mutex::new(Status {
+            title: recipe.name.clone(),
+            phase: "loading the model".into(),
+            steps: recipe.train.steps,
+            ..Status::default()
+        }));
+        let started = Instant::now();
+        let view = View::start(status, options.json);
+        view.line(&format!("{}: loading the model", recipe.name));
+        let (parts, saved) = Parts::build(recipe, dir, options.resume)?;
+        let saved = saved.unwrap_or_default();
+        let unusable = |path: PathBuf| {
+            move |e: std::io::Error| Failure::system(format!("{}: {e}", path.display()))
+        };
+        let done = saved.step;
+        let (metrics, history) =
+            MetricsFile::open(&dir.metrics_path(), |r: &StepRecord| r.step <= done)
+                .map_err(unusable(dir.metrics_path()))?;
+        // What was measured before is read from the store again, not measured.
+        let during = |r: &EvalRecord| r.when == "during" && r.step <= done;
+        let (evals, _) =
+            MetricsFile::open(&dir.evals_path(), during).map_err(unusable(dir.evals_path()))?;
+        view.line(&parts.describe());
+        Ok(Self {
+            command: options.command,
+            recipe,
+            dir,
+            parts,
+            runtime,
+            view,
+            json: options.json,
+            cancel,
+            metrics,
+            evals,
+            history,
+            step: saved.step,
+            saved_step: saved.step,
+            ledger: saved.ledger,
+            started,
+            earlier_s: saved.wall_s,
+            curriculum: saved.curriculum,
+        })
+    }
+}
+
 impl Run<'_> {
+    fn only_measured(&mut self) -> Result<serde_json::Value, Failure> {
+        let traces = self.evaluate("eval", 0)?;
+        self.refuse_hopeless(&traces)?;
+        let stats = self.with_greedy(&traces, "greedy", 0)?;
+        self.measured("now", &stats)?;
+        let wall_s = self.wall_s();
+        if !self.json {
+            self.stop_view();
+            let example = traces.first().map(|t| t.episode.as_str());
+            crate::output::print(&summary::measured(&stats, self.dir, wall_s, example));
+        }
+        Ok(serde_json::json!({ "eval": measures(&stats), "wall_s": wall_s }))
+    }
+
     fn whole(&mut self) -> Result<serde_json::Value, Failure> {
         let before = self.evaluate("eval-before", 0)?;
         self.refuse_hopeless(&before)?;
@@ -316,7 +363,7 @@ impl Run<'_> {
         });
         self.show_progress(finished_before, total);
         traces.map_err(|e| match e {
-            BatchError::Cancelled => Failure::interrupt(self.dir.path()),
+            BatchError::Cancelled => Failure::interrupt(self.command, self.dir.path()),
             e @ BatchError::Store(_) => Failure::system(e.to_string()),
         })
     }
@@ -386,7 +433,7 @@ impl Run<'_> {
     /// No group came in time: what was trained is kept, without any step there is no run.
     fn pool_is_dry(&mut self) -> Result<bool, Failure> {
         if *self.cancel.borrow() {
-            return Err(Failure::interrupt(self.dir.path()));
+            return Err(Failure::interrupt(self.command, self.dir.path()));
         }
         if self.step == 0 {
             return Err(Failure::input(
@@ -611,7 +658,37 @@ fn step_line(r: &StepRecord, steps: u64) -> String {
         r.rollout_s,
         r.train_s,
         duration(r.wall_s)
-    )
+    ) + &rewritten(r)
+}
+
+/// What is said of outside agents that do not extend what was captured.
+fn rewritten(r: &StepRecord) -> String {
+    match divergence(&r.joins) {
+        Some(share) if share > 0.0 => {
+            let alarm = if share > DIVERGENCE_ALARM {
+                ", more than 5 %: see `sinew show RUN`"
+            } else {
+                ""
+            };
+            format!("  histories rewritten {:.1} %{alarm}", 100.0 * share)
+        }
+        _ => String::new(),
+    }
+}
+
+/// Averages by name.
+fn measures(s: &EpisodeStats) -> BTreeMap<String, f64> {
+    let mut map = BTreeMap::from([
+        ("success".to_string(), s.success),
+        ("reward".into(), s.reward),
+        ("turns".into(), s.turns),
+        ("sampled_tokens".into(), s.sampled_tokens),
+    ]);
+    map.extend(s.greedy_success.map(|g| ("greedy_success".to_string(), g)));
+    for (name, value) in &s.metrics {
+        map.entry(name.clone()).or_insert(*value);
+    }
+    map
 }
 
 /// The object that scripts read.
@@ -621,21 +698,8 @@ fn last_line(
     wall_s: f64,
     samples: Samples,
 ) -> serde_json::Value {
-    let stats = |s: &EpisodeStats| {
-        let mut map = BTreeMap::from([
-            ("success".to_string(), s.success),
-            ("reward".into(), s.reward),
-            ("turns".into(), s.turns),
-            ("sampled_tokens".into(), s.sampled_tokens),
-        ]);
-        map.extend(s.greedy_success.map(|g| ("greedy_success".to_string(), g)));
-        for (name, value) in &s.metrics {
-            map.entry(name.clone()).or_insert(*value);
-        }
-        map
-    };
     serde_json::json!({
-        "eval": { "before": stats(before), "after": stats(after) },
+        "eval": { "before": measures(before), "after": measures(after) },
         "wall_s": wall_s,
         "samples": samples,
     })

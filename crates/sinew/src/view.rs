@@ -1,6 +1,6 @@
 //! What a person sees while a run works: a live view on a terminal, plain lines elsewhere.
 
-use crate::record::StepRecord;
+use crate::record::{DIVERGENCE_ALARM, StepRecord, TokenSummary, divergence};
 use ratatui::layout::{Constraint, Layout};
 use ratatui::prelude::{Color, Frame, Line, Rect, Span, Style, Stylize};
 use ratatui::symbols::Marker;
@@ -269,6 +269,12 @@ fn draw_numbers(frame: &mut Frame<'_>, area: Rect, status: &Status) {
         Line::from(format!("training        {}", percent(train))),
         Line::from(format!("weights, disk   {}", percent(rest))),
     ];
+    let joins = &TokenSummary::of(&status.history).joins;
+    if let Some(share) = divergence(joins) {
+        let text = format!("histories rewritten {:.1} %", 100.0 * share);
+        let alarm = share > DIVERGENCE_ALARM;
+        lines.push(Line::from(if alarm { text.red() } else { text.into() }));
+    }
     if let Some(before) = status.eval_before {
         lines.push(Line::from(format!(
             "held-out before {:>3.0} %",
@@ -369,6 +375,7 @@ mod tests {
                 ..StepRecord::default()
             };
             record.rollout.reward = 0.3 * step as f64;
+            record.joins = [("extend".into(), 9), ("fork".into(), 1)].into();
             status.history.push(record);
         }
         let text = screen(&status, 100);
@@ -382,6 +389,7 @@ mod tests {
             "before  20 %",
             "room held  30 %  waiting 7  at most 48",
             "about 2m40s left",
+            "histories rewritten 10.0 %",
         ] {
             assert!(text.contains(needle), "{needle} not in\n{text}");
         }

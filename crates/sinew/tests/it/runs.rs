@@ -475,3 +475,56 @@ fn a_killed_worker_ends_the_run_with_its_name_and_leaves_nothing() {
     assert!(errors.contains("signal: 9"), "{errors}");
     assert!(gone(worker));
 }
+
+#[test]
+fn an_evaluation_measures_once_and_runs_are_listed() {
+    let dir = tempfile::tempdir().unwrap();
+    let recipe = short_tiny(dir.path(), &[("steps = 60", "steps = 2")]);
+    let runs = dir.path().join("runs");
+    let folder = runs.join("measured");
+    let call = |args: &[&str], more: &[&Path]| {
+        let mut command = sinew();
+        command.args(args).args(more).output().unwrap()
+    };
+    let run_dir = Path::new("--run-dir");
+    let first = last_line(&call(&["eval", "--json"], &[&recipe, run_dir, &folder]));
+    let success = first["eval"]["success"].as_f64().unwrap();
+    assert!((0.0..=1.0).contains(&success), "{first}");
+    assert!(!folder.join("checkpoints/LATEST").exists());
+
+    let again = call(&["eval", "--json"], &[&recipe, run_dir, &folder]);
+    assert_eq!(again.status.code(), Some(2));
+    let resumed = ["eval", "--json", "--resume"];
+    let same = last_line(&call(&resumed, &[&recipe, run_dir, &folder]));
+    assert_eq!(same["eval"], first["eval"]);
+    // Training does not go on where nothing was trained.
+    let trained = call(&["train", "--resume"], &[&recipe, run_dir, &folder]);
+    let told = String::from_utf8_lossy(&trained.stderr).into_owned();
+    assert_eq!(trained.status.code(), Some(2), "{told}");
+    assert!(told.contains("name"), "{told}");
+    let other = call(&["eval", "--model", "model"], &[&recipe]);
+    let told = String::from_utf8_lossy(&other.stderr).into_owned();
+    assert!(told.contains("from scratch"), "{told}");
+
+    last_line(&call(
+        &["train", "--json"],
+        &[&recipe, run_dir, &runs.join("trained")],
+    ));
+    std::fs::create_dir(runs.join("broken")).unwrap();
+    std::fs::write(runs.join("broken/recipe.toml"), "name = 3").unwrap();
+    let listed = call(&["runs", "--json"], &[&runs]);
+    let listed: Vec<Value> = String::from_utf8(listed.stdout)
+        .unwrap()
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    assert!(listed[0]["why"].as_str().unwrap().contains("recipe.toml"));
+    assert_eq!(listed[1]["run"]["evals"][0]["when"], "now");
+    assert_eq!(listed[2]["run"]["steps"], 2);
+    assert_eq!(listed[2]["state"], "ended");
+    let shown = call(&["runs"], &[&runs]);
+    let shown = String::from_utf8(shown.stdout).unwrap();
+    assert!(shown.contains("step 2 of 2  success"), "{shown}");
+    let nothing = call(&["runs"], &[&folder]);
+    assert_eq!(nothing.status.code(), Some(2));
+}

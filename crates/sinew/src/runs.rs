@@ -1,0 +1,64 @@
+//! `sinew runs`: the runs below a folder.
+
+use crate::failure::Failure;
+use crate::output;
+use crate::run_dir;
+use crate::show_run::RunSummary;
+use clap::Args;
+use serde_json::json;
+use std::path::{Path, PathBuf};
+
+#[derive(Debug, Args)]
+pub(crate) struct RunsArgs {
+    /// Folder that holds the runs' folders
+    #[arg(default_value = "runs")]
+    folder: PathBuf,
+    /// One JSON object a run
+    #[arg(long)]
+    json: bool,
+}
+
+/// Lists what is there. A run that cannot be read is a line that says why.
+pub(crate) fn run(args: &RunsArgs) -> Result<(), Failure> {
+    let unreadable = |e: std::io::Error| {
+        Failure::input(format!(
+            "{}: {e}\n  hint: give the folder that holds the folders of runs",
+            args.folder.display()
+        ))
+    };
+    let mut folders = Vec::new();
+    for entry in args.folder.read_dir().map_err(unreadable)? {
+        let path = entry.map_err(unreadable)?.path();
+        if path.join("recipe.toml").is_file() {
+            folders.push(path);
+        }
+    }
+    folders.sort();
+    if folders.is_empty() {
+        return Err(Failure::input(format!(
+            "{} holds no run\n  hint: `sinew train RECIPE` makes one in runs/NAME",
+            args.folder.display()
+        )));
+    }
+    for folder in &folders {
+        one(folder, args.json);
+    }
+    Ok(())
+}
+
+fn one(folder: &Path, as_json: bool) {
+    let shown = folder.display();
+    let state = if run_dir::in_use(folder) {
+        "running"
+    } else {
+        "ended"
+    };
+    match (RunSummary::read(folder), as_json) {
+        (Ok(run), true) => {
+            output::print_json(&json!({ "run_dir": folder, "state": state, "run": run }));
+        }
+        (Ok(run), false) => output::print(&format!("{shown}  {state}  {}\n", run.line())),
+        (Err(e), true) => output::print_json(&json!({ "run_dir": folder, "why": e.text() })),
+        (Err(e), false) => output::print(&format!("{shown}  unreadable: {}\n", e.text())),
+    }
+}
