@@ -49,8 +49,12 @@ pub struct EpisodeOptions {
     pub limits: EpisodeLimits,
     /// `max_tokens`, `stop_ids` and `seed` are set for each turn.
     pub sampling: SamplingParams,
-    /// Wall time of an episode.
+    /// Wall time until an episode's world is up.
+    pub boot_timeout: Duration,
+    /// Wall time of its turns, from then on.
     pub timeout: Duration,
+    /// Wall time of the score of an episode that a limit ended.
+    pub score_timeout: Duration,
 }
 
 /// Splitmix64: one well-mixed word from a seed and an index (Steele et al. 2014).
@@ -67,6 +71,7 @@ struct Running<'a> {
     parts: &'a EpisodeParts,
     options: &'a EpisodeOptions,
     spec: &'a EpisodeSpec,
+    /// Of the turns; of the world's start before.
     deadline: Instant,
     tools: Vec<ToolSpec>,
     last_finish: FinishReason,
@@ -85,7 +90,7 @@ pub async fn run_episode(
         parts,
         options,
         spec,
-        deadline: started + options.timeout,
+        deadline: started + options.boot_timeout,
         tools: Vec::new(),
         last_finish: FinishReason::Length,
         timing: Timing {
@@ -161,6 +166,7 @@ impl Running<'_> {
             Ok(reset) => reset,
             Err(event) => return event,
         };
+        self.deadline = Instant::now() + self.options.timeout;
         let rendered = self
             .parts
             .renderer
@@ -297,7 +303,7 @@ impl Running<'_> {
 
     async fn score(&mut self, env: &mut dyn Env) -> EpisodeEvent {
         // An episode whose time is up still gets its score, within a time of its own.
-        let deadline = self.deadline.max(Instant::now() + CLOSE_TIMEOUT);
+        let deadline = Instant::now() + self.options.score_timeout;
         match self.env_call(deadline, Phase::Score, env.score()).await {
             Ok(outcome) => EpisodeEvent::Done {
                 outcome,
@@ -312,5 +318,156 @@ fn engine_failed(message: String) -> EpisodeEvent {
     EpisodeEvent::Failed {
         kind: FailureKind::Engine,
         message,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::admission::AdmissionConfig;
+    use crate::harness::BuiltInLoop;
+    use sinew_env::{Observation, ResetResult, StepResult};
+    use sinew_render::TinyRenderer;
+    use sinew_types::{
+        EngineError, EngineStatus, EpisodeEnd, EpisodeId, EventSink, GroupId, Limit, Message,
+        Outcome, PolicyVersion, Role, Task, TaskId, TensorSource,
+    };
+    use std::sync::Mutex;
+
+    /// Takes requests and never answers.
+    #[derive(Default)]
+    struct Silent(Mutex<Vec<EventSink>>);
+
+    impl Engine for Silent {
+        fn submit(&self, _: GenerateRequest, sink: EventSink) -> Result<(), EngineError> {
+            self.0.lock().unwrap().push(sink);
+            Ok(())
+        }
+
+        fn abort(&self, _: RequestId) {}
+
+        fn pause(&self, _: bool) {}
+
+        fn load_weights(
+            &self,
+            _: PolicyVersion,
+            _: Arc<dyn TensorSource>,
+        ) -> Result<(), EngineError> {
+            Ok(())
+        }
+
+        fn status(&self) -> EngineStatus {
+            EngineStatus::default()
+        }
+    }
+
+    /// Hangs where it is told to.
+    #[derive(Clone, Copy)]
+    struct Stuck {
+        at_reset: bool,
+        at_score: bool,
+    }
+
+    impl Env for Stuck {
+        fn reset(&mut self) -> EnvFuture<'_, ResetResult> {
+            if self.at_reset {
+                return Box::pin(std::future::pending());
+            }
+            let reset = ResetResult {
+                messages: vec![Message::new(Role::User, "l")],
+                tools: Vec::new(),
+                state_hash: None,
+            };
+            Box::pin(async { Ok(reset) })
+        }
+
+        fn step(&mut self, _: Action) -> EnvFuture<'_, StepResult> {
+            Box::pin(std::future::pending())
+        }
+
+        fn format_observation(&self, _: &Observation) -> Vec<Message> {
+            Vec::new()
+        }
+
+        fn score(&mut self) -> EnvFuture<'_, Outcome> {
+            if self.at_score {
+                return Box::pin(std::future::pending());
+            }
+            Box::pin(async { Ok(Outcome::default()) })
+        }
+
+        fn close(&mut self) -> EnvFuture<'_, ()> {
+            Box::pin(async { Ok(()) })
+        }
+    }
+
+    impl EnvFactory for Stuck {
+        fn name(&self) -> &str {
+            "stuck"
+        }
+
+        fn create(&self, _: &Task) -> Result<Box<dyn Env>, EnvError> {
+            Ok(Box::new(*self))
+        }
+
+        fn gold(&self, _: &Task, _: usize) -> Result<Option<String>, EnvError> {
+            Ok(None)
+        }
+    }
+
+    async fn end_of(at_reset: bool, at_score: bool) -> EpisodeEnd {
+        let engine: Arc<dyn Engine> = Arc::new(Silent::default());
+        let parts = EpisodeParts {
+            admission: Admission::new(AdmissionConfig::new(1, 8), Arc::clone(&engine)),
+            engine,
+            renderer: Arc::new(TinyRenderer::new("l")),
+            envs: Arc::new(Stuck { at_reset, at_score }),
+            harness: Arc::new(BuiltInLoop),
+            gauges: Arc::new(Gauges::default()),
+            requests: Arc::new(AtomicU64::new(1)),
+        };
+        let short = Duration::from_millis(20);
+        let options = EpisodeOptions {
+            limits: EpisodeLimits {
+                max_turns: 1,
+                max_turn_tokens: 8,
+                max_context_tokens: 64,
+            },
+            sampling: SamplingParams::default(),
+            boot_timeout: short,
+            timeout: short,
+            score_timeout: short,
+        };
+        let task = Task {
+            id: TaskId::new("t"),
+            kind: "k".into(),
+            prompt: String::new(),
+            data: serde_json::Value::Null,
+            seed: 0,
+        };
+        let spec = EpisodeSpec {
+            episode: EpisodeId::new("e"),
+            group: GroupId::new("g"),
+            task,
+            step: 1,
+            purpose: "train".into(),
+            seed: 7,
+        };
+        run_episode(&parts, &options, &spec).await.end
+    }
+
+    #[tokio::test]
+    async fn every_phase_has_its_own_time() {
+        let failed = |end: EpisodeEnd, words: &str| match end {
+            EpisodeEnd::Failed { kind, message } => {
+                assert_eq!(kind, FailureKind::Environment);
+                assert!(message.contains(words), "{message}");
+            }
+            other => panic!("{other:?}"),
+        };
+        failed(end_of(true, false).await, "not up in time");
+        failed(end_of(false, true).await, "no score in time");
+        let limit = Limit::WallTime;
+        assert_eq!(end_of(false, false).await, EpisodeEnd::Truncated { limit });
     }
 }

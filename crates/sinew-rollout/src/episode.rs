@@ -83,7 +83,7 @@ pub enum EpisodeEvent {
     },
     /// A part of the system failed.
     Failed { kind: FailureKind, message: String },
-    /// The episode's wall time is up.
+    /// The wall time of what the episode is doing is up: starting, its turns, or its score.
     Deadline,
 }
 
@@ -176,10 +176,15 @@ impl EpisodeMachine {
                 self.state = State::Over;
                 EpisodeCommand::Finish
             }
-            (State::Scoring, EpisodeEvent::Deadline) => {
-                self.state = State::Over;
-                EpisodeCommand::Finish
-            }
+            (State::Scoring, EpisodeEvent::Deadline) => self.end(EpisodeEnd::Failed {
+                kind: FailureKind::Environment,
+                message: "the environment gave no score in time".into(),
+            }),
+            // No turn was lost: that is the system's failure, not the policy's.
+            (State::Booting, EpisodeEvent::Deadline) => self.end(EpisodeEnd::Failed {
+                kind: FailureKind::Environment,
+                message: "the episode's world was not up in time".into(),
+            }),
             (_, EpisodeEvent::Deadline) => self.truncate(Limit::WallTime),
             (
                 State::Booting,
@@ -432,6 +437,30 @@ mod tests {
         assert_eq!(trace.nodes[1].versions.len(), 2);
         assert!((trace.total_reward() - 1.1).abs() < 1e-12);
         assert_eq!(trace.end, EpisodeEnd::Terminated);
+    }
+
+    #[test]
+    fn a_world_that_does_not_start_and_a_score_that_does_not_come_are_failures() {
+        let environment_failed = |m: EpisodeMachine| {
+            let trace = m.into_trace(Timing::default());
+            trace.validate().unwrap();
+            let kind = FailureKind::Environment;
+            matches!(trace.end, EpisodeEnd::Failed { kind: k, .. } if k == kind)
+        };
+        let mut never_up = machine(1, 100);
+        let end = never_up.on_event(EpisodeEvent::Deadline);
+        assert_eq!(end, EpisodeCommand::Finish);
+        assert!(environment_failed(never_up));
+
+        let mut m = machine(1, 100);
+        m.on_event(EpisodeEvent::Reset {
+            prompt: vec![1],
+            messages: Vec::new(),
+            state_hash: None,
+        });
+        assert_eq!(m.on_event(EpisodeEvent::Deadline), EpisodeCommand::Score);
+        assert_eq!(m.on_event(EpisodeEvent::Deadline), EpisodeCommand::Finish);
+        assert!(environment_failed(m));
     }
 
     #[test]

@@ -40,6 +40,9 @@ use std::time::{Duration, Instant};
 /// Room of a store in memory.
 const MEMORY_STORE_BYTES: u64 = 4 << 30;
 
+/// Time until an episode's world is up, unless a recipe says.
+const BOOT_TIMEOUT: Duration = Duration::from_secs(120);
+
 /// What a checkpoint of a run holds beside weights and optimizer.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct SavedState {
@@ -538,7 +541,11 @@ impl Parts {
                 top_p: r.top_p,
                 ..SamplingParams::default()
             },
+            boot_timeout: r
+                .boot_timeout_s
+                .map_or(BOOT_TIMEOUT, Duration::from_secs_f64),
             timeout: Duration::from_secs_f64(r.episode_timeout_s),
+            score_timeout: Duration::from_secs_f64(r.score_timeout_s),
         }
     }
 

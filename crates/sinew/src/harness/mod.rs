@@ -35,8 +35,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tokio::sync::{Mutex, OnceCell};
 
-/// How long an environment may take to judge an answer.
-const GRADE_TIMEOUT: Duration = Duration::from_secs(30);
 /// Largest text of a task: one environment variable may have 128 KiB.
 const MAX_TASK_BYTES: usize = 96 << 10;
 /// Bytes of output that are kept of a program.
@@ -274,7 +272,8 @@ impl CommandHarness {
             };
             return Ok(trace);
         }
-        self.grade(parts, spec, &mut trace, &ended).await;
+        let within = options.score_timeout;
+        self.grade(parts, spec, within, &mut trace, &ended).await;
         Ok(trace)
     }
 
@@ -306,13 +305,14 @@ impl CommandHarness {
         &self,
         parts: &EpisodeParts,
         spec: &EpisodeSpec,
+        within: Duration,
         trace: &mut Trace,
         ended: &Ended,
     ) {
         let answer = answer(&ended.stdout, trace);
         let _in_phase = parts.gauges.enter(Phase::Score);
         let graded = grade_answer(parts.envs.as_ref(), &spec.task, &answer);
-        match tokio::time::timeout(GRADE_TIMEOUT, graded).await {
+        match tokio::time::timeout(within, graded).await {
             Ok(Ok(outcome)) => {
                 let measured = std::mem::take(&mut trace.outcome.metrics);
                 trace.outcome = outcome;

@@ -321,6 +321,14 @@ algorithm = { type = "grpo" }
             ),
             ("[train]\nsteps = 0\n", ["train.steps = 0", "1 to"]),
             (
+                "[rollout]\nboot_timeout_s = 5.0\n\n[harness]\ntype = \"command\"\ncommand = [\"true\"]\n",
+                ["rollout.boot_timeout_s = 5", "harness.timeout_s"],
+            ),
+            (
+                "[rollout]\nscore_timeout_s = 0.0\n",
+                ["rollout.score_timeout_s", "allowed"],
+            ),
+            (
                 "[rollout]\nepisode_timeout_s = 1e30\n",
                 ["rollout.episode_timeout_s", "at most 31536000"],
             ),

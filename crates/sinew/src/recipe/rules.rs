@@ -258,6 +258,18 @@ fn rollout(recipe: &Recipe, rules: &mut Rules) {
     let top_p = r.top_p > 0.0 && r.top_p <= 1.0;
     rules.allowed("rollout.top_p", r.top_p, "above 0, at most 1", top_p);
     rules.seconds("rollout.episode_timeout_s", r.episode_timeout_s);
+    rules.seconds("rollout.score_timeout_s", r.score_timeout_s);
+    if let Some(seconds) = r.boot_timeout_s {
+        rules.seconds("rollout.boot_timeout_s", seconds);
+        let reason =
+            "has no effect: a program's sandbox starts within harness.timeout_s; remove it";
+        rules.custom(
+            "rollout.boot_timeout_s",
+            seconds,
+            reason.into(),
+            recipe.harness == HarnessSection::BuiltIn,
+        );
+    }
 }
 
 fn train(recipe: &Recipe, rules: &mut Rules) {

@@ -163,8 +163,11 @@ pub(crate) struct RolloutSection {
     pub(crate) max_context_tokens: u32,
     pub(crate) temperature: f32,
     pub(crate) top_p: f32,
-    /// Wall-time limit of one episode.
+    /// Wall-time limit until an episode's world is up; of its turns; of its score.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) boot_timeout_s: Option<f64>,
     pub(crate) episode_timeout_s: f64,
+    pub(crate) score_timeout_s: f64,
     /// What becomes of groups in which the system failed episodes, step by step.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) repair: Option<Vec<sinew_algo::GroupRepair>>,
@@ -273,7 +276,9 @@ impl Default for RolloutSection {
             max_context_tokens: 1024,
             temperature: 1.0,
             top_p: 1.0,
+            boot_timeout_s: None,
             episode_timeout_s: 120.0,
+            score_timeout_s: 30.0,
             repair: None,
             cross_policy: None,
         }
