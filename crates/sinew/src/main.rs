@@ -64,7 +64,7 @@ struct Cli {
 enum Command {
     /// Run a recipe: evaluate, train, evaluate again
     #[command(after_help = "Example: sinew train recipes/tiny.toml --run-dir runs/tiny --json")]
-    Train(TrainArgs),
+    Train(RunArgs),
     /// Run a recipe's held-out tasks once, and train nothing
     #[command(
         after_help = "Example: sinew eval recipes/quickstart.toml --model model --run-dir runs/trained-eval"
@@ -125,10 +125,10 @@ enum Command {
 }
 
 #[derive(Debug, Args)]
-struct TrainArgs {
+pub(crate) struct RunArgs {
     /// Recipe file (TOML)
     recipe: PathBuf,
-    /// Folder for everything the run produces; default: runs/NAME
+    /// Folder for everything the run produces; default: runs/NAME, of `eval` runs/NAME-eval
     #[arg(long)]
     run_dir: Option<PathBuf>,
     /// Go on with the run in --run-dir
@@ -246,27 +246,43 @@ fn eprint_failure(failure: &Failure) {
     let _ = writeln!(std::io::stderr(), "sinew: {}", failure.text());
 }
 
-fn run_train(args: &TrainArgs) -> Result<(), Failure> {
-    let mut recipe = Recipe::load(&args.recipe).map_err(Failure::input)?;
-    if let Some(seed) = args.seed {
-        recipe.seed = seed;
+fn run_train(args: &RunArgs) -> Result<(), Failure> {
+    args.run(&args.recipe()?, "train", train::train)
+}
+
+/// What a command does with a recipe; gives the last line for `--json`.
+type Job = fn(&Recipe, &RunDir, &train::TrainOptions) -> Result<serde_json::Value, Failure>;
+
+impl RunArgs {
+    /// The recipe, with the seed that was asked for.
+    pub(crate) fn recipe(&self) -> Result<Recipe, Failure> {
+        let mut recipe = Recipe::load(&self.recipe).map_err(Failure::input)?;
+        recipe.seed = self.seed.unwrap_or(recipe.seed);
+        Ok(recipe)
     }
-    let path = args
-        .run_dir
-        .clone()
-        .unwrap_or_else(|| PathBuf::from("runs").join(&recipe.name));
-    if !args.resume {
-        check::before_training(&path, &recipe)?;
+
+    /// Does `job` in the run's folder, after all that can be refused was.
+    pub(crate) fn run(
+        &self,
+        recipe: &Recipe,
+        command: &'static str,
+        job: Job,
+    ) -> Result<(), Failure> {
+        let default = || PathBuf::from("runs").join(&recipe.name);
+        let path = self.run_dir.clone().unwrap_or_else(default);
+        if !self.resume {
+            check::before_training(&path, recipe)?;
+        }
+        let dir = RunDir::open(&path, recipe, self.resume).map_err(Failure::input)?;
+        let options = train::TrainOptions {
+            command,
+            resume: self.resume,
+            json: self.json,
+        };
+        let last = job(recipe, &dir, &options)?;
+        if self.json {
+            output::print_json(&last);
+        }
+        Ok(())
     }
-    let dir = RunDir::open(&path, &recipe, args.resume).map_err(Failure::input)?;
-    let options = train::TrainOptions {
-        command: "train",
-        resume: args.resume,
-        json: args.json,
-    };
-    let last = train::train(&recipe, &dir, &options)?;
-    if args.json {
-        output::print_json(&last);
-    }
-    Ok(())
 }

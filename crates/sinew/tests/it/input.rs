@@ -92,6 +92,13 @@ fn three_steps(dir: &Path) -> String {
     recipe
 }
 
+/// Trains a recipe in a folder; the last line of it.
+fn trained(recipe: &str, run: &Path) -> serde_json::Value {
+    let mut train = sinew();
+    train.args(["train", recipe, "--json", "--run-dir"]);
+    last_line(&train.arg(run).output().unwrap())
+}
+
 #[test]
 fn gc_leaves_what_a_resumed_run_needs() {
     let dir = tempfile::tempdir().unwrap();
@@ -99,11 +106,7 @@ fn gc_leaves_what_a_resumed_run_needs() {
     let told = refused(sinew().arg("gc").arg(&run));
     assert!(told.contains("holds no run"), "{told}");
     let recipe = three_steps(dir.path());
-    let mut train = sinew();
-    train
-        .args(["train", &recipe, "--json", "--run-dir"])
-        .arg(&run);
-    let first = last_line(&train.output().unwrap());
+    let first = trained(&recipe, &run);
     let gc = sinew().arg("gc").arg(&run).arg("--json").output().unwrap();
     let removed = last_line(&gc);
     assert_eq!(removed["through_step"], 2, "{removed}");
@@ -127,11 +130,7 @@ fn a_run_that_is_looked_into_says_what_is_not_there() {
     let told = refused(sinew().arg("export").arg(&run).arg(&out));
     assert!(told.contains("holds no run"), "{told}");
     let recipe = three_steps(dir.path());
-    let mut train = sinew();
-    train
-        .args(["train", &recipe, "--json", "--run-dir"])
-        .arg(&run);
-    last_line(&train.output().unwrap());
+    trained(&recipe, &run);
     let list = |more: &[&str]| {
         let mut command = sinew();
         command
