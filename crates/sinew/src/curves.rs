@@ -3,8 +3,8 @@
 use crate::failure::Failure;
 use crate::output;
 use crate::record::StepRecord;
-use crate::report::{Curve, plot};
 use crate::run_dir::write_atomic;
+use sinew_plot::{Curve, plot};
 use std::path::{Path, PathBuf};
 
 /// Steps that a point of a curve averages: a step has too few tasks to be read alone.

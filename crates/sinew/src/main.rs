@@ -120,7 +120,7 @@ enum Command {
     #[command(after_help = "Example: sinew bench compute --only floors,decode --json")]
     Bench {
         #[command(subcommand)]
-        command: bench::BenchCommand,
+        command: sinew_bench::BenchCommand,
     },
 }
 

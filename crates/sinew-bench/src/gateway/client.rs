@@ -1,7 +1,7 @@
 //! A client of the benches: one connection a rollout, as agents have.
 
 use super::process::Process;
-use crate::failure::Failure;
+use crate::BenchError;
 use bytes::Bytes;
 use futures::future::try_join_all;
 use http_body_util::{BodyExt, Full};
@@ -76,14 +76,14 @@ impl Target {
         }
     }
 
-    pub(super) async fn connect(&self) -> Result<SendRequest<Full<Bytes>>, Failure> {
+    pub(super) async fn connect(&self) -> Result<SendRequest<Full<Bytes>>, BenchError> {
         let stream = TcpStream::connect(self.address)
             .await
-            .map_err(Failure::system)?;
-        stream.set_nodelay(true).map_err(Failure::system)?;
+            .map_err(BenchError::system)?;
+        stream.set_nodelay(true).map_err(BenchError::system)?;
         let (sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
             .await
-            .map_err(Failure::system)?;
+            .map_err(BenchError::system)?;
         tokio::spawn(async move {
             // Its end is seen by the next request.
             let _ = connection.await;
@@ -92,7 +92,7 @@ impl Target {
     }
 
     /// A rollout with its agent; `index` tells those of a server apart.
-    async fn agent(&self, index: usize) -> Result<Agent, Failure> {
+    async fn agent(&self, index: usize) -> Result<Agent, BenchError> {
         let mut sender = self.connect().await?;
         let none = || "sk-none".to_owned();
         let (path, key) = match &self.rollouts {
@@ -103,7 +103,7 @@ impl Target {
             }
             Rollouts::Opened(control) => {
                 let (told, _) = post(&mut sender, "/rollouts", control, b"{}".as_slice()).await?;
-                let told: Value = serde_json::from_slice(&told).map_err(Failure::system)?;
+                let told: Value = serde_json::from_slice(&told).map_err(BenchError::system)?;
                 let text = |field: &str| told[field].as_str().unwrap_or_default().to_owned();
                 let base = text("base_url");
                 let at = base.find("/r/").unwrap_or(base.len());
@@ -123,7 +123,7 @@ impl Target {
     }
 
     /// So many rollouts.
-    pub(super) async fn open(&self, count: usize) -> Result<Vec<Agent>, Failure> {
+    pub(super) async fn open(&self, count: usize) -> Result<Vec<Agent>, BenchError> {
         let mut agents = Vec::with_capacity(count);
         while agents.len() < count {
             let next = SIDE_BY_SIDE.min(count - agents.len());
@@ -139,7 +139,7 @@ impl Target {
         count: usize,
         turns: Range<u32>,
         process: &Process,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), BenchError> {
         let mut left = count;
         while left > 0 {
             let mut agents = self.open(SIDE_BY_SIDE.min(left)).await?;
@@ -155,7 +155,7 @@ pub(super) async fn grow(
     agents: &mut [Agent],
     turns: Range<u32>,
     process: &Process,
-) -> Result<f64, Failure> {
+) -> Result<f64, BenchError> {
     let before = process.cpu_s();
     for _ in turns {
         let next = agents.iter_mut().map(|agent| {
@@ -169,7 +169,7 @@ pub(super) async fn grow(
 
 impl Agent {
     /// Says something new and takes the answer.
-    pub(super) async fn turn(&mut self, tokens: u32, stream: bool) -> Result<(), Failure> {
+    pub(super) async fn turn(&mut self, tokens: u32, stream: bool) -> Result<(), BenchError> {
         if self
             .max_turns
             .is_some_and(|max| self.messages.len() >= 2 * max)
@@ -186,13 +186,16 @@ impl Agent {
         let (told, status) = post(&mut self.sender, &self.path, &self.key, body).await?;
         if status != 200 {
             let text = String::from_utf8_lossy(&told);
-            return Err(Failure::system(format!("{}: {status}: {text}", self.path)));
+            return Err(BenchError::system(format!(
+                "{}: {status}: {text}",
+                self.path
+            )));
         }
         if stream {
             self.messages.clear();
             return Ok(());
         }
-        let told: Value = serde_json::from_slice(&told).map_err(Failure::system)?;
+        let told: Value = serde_json::from_slice(&told).map_err(BenchError::system)?;
         let content = told["choices"][0]["message"]["content"].clone();
         self.messages
             .push(json!({"role": "assistant", "content": content}));
@@ -217,7 +220,7 @@ pub(super) async fn post(
     path: &str,
     key: &str,
     body: impl Into<Bytes>,
-) -> Result<(Bytes, u16), Failure> {
+) -> Result<(Bytes, u16), BenchError> {
     let request = Request::builder()
         .method(Method::POST)
         .uri(path)
@@ -225,17 +228,17 @@ pub(super) async fn post(
         .header("content-type", "application/json")
         .header("authorization", format!("Bearer {key}"))
         .body(Full::new(body.into()))
-        .map_err(Failure::system)?;
-    sender.ready().await.map_err(Failure::system)?;
+        .map_err(BenchError::system)?;
+    sender.ready().await.map_err(BenchError::system)?;
     let response = sender
         .send_request(request)
         .await
-        .map_err(Failure::system)?;
+        .map_err(BenchError::system)?;
     let status = response.status().as_u16();
     let body = response
         .into_body()
         .collect()
         .await
-        .map_err(Failure::system)?;
+        .map_err(BenchError::system)?;
     Ok((body.to_bytes(), status))
 }

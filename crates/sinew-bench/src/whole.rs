@@ -4,8 +4,7 @@ use super::decode::{engine, next};
 use super::machine::CpuTime;
 use super::row::{Better, Row, Summary};
 use super::{Bench, shapes, train};
-use crate::failure::Failure;
-use crate::sandbox_bench::unpooled;
+use crate::BenchError;
 use sinew_infer::{EmbeddedEngine, SchedulerConfig};
 use sinew_model::{InferModel, Keep, ModelConfig, Params};
 use sinew_sandbox::{Ending, ExecRequest, Program, SandboxError, SandboxProvider, SandboxSpec};
@@ -106,7 +105,7 @@ struct Sampling<'a> {
 
 impl Sampling<'_> {
     /// Asks for the next turn of episode `id`.
-    fn ask(&self, id: usize, request: u64, episode: &Episode) -> Result<(), Failure> {
+    fn ask(&self, id: usize, request: u64, episode: &Episode) -> Result<(), BenchError> {
         let request = GenerateRequest {
             id: RequestId(request),
             prompt: episode.tokens.clone(),
@@ -122,7 +121,9 @@ impl Sampling<'_> {
             // There is room for all events of a step.
             let _ = send.try_send((id, Event::Engine(event)));
         });
-        self.engine.submit(request, sink).map_err(Failure::system)
+        self.engine
+            .submit(request, sink)
+            .map_err(BenchError::system)
     }
 
     /// Calls the tool for episode `id`, beside everything else.
@@ -135,7 +136,7 @@ impl Sampling<'_> {
     }
 
     /// Samples a group for each task, all at once; rows for the trainer.
-    fn step(&self, config: &ModelConfig, round: usize) -> Result<Vec<TrainRow>, Failure> {
+    fn step(&self, config: &ModelConfig, round: usize) -> Result<Vec<TrainRow>, BenchError> {
         let count = TASKS * SAMPLES;
         let mut episodes: Vec<Episode> = (0..count).map(|_| Episode::default()).collect();
         let request = |id: usize, turn| (2 * (round * count + id) + turn) as u64;
@@ -155,10 +156,10 @@ impl Sampling<'_> {
                 Event::Engine(EngineEvent::Finished { .. }) if episode.answered => open -= 1,
                 Event::Engine(EngineEvent::Finished { .. }) => self.call(id),
                 Event::Engine(EngineEvent::Failed { error, .. }) => {
-                    return Err(Failure::system(error));
+                    return Err(BenchError::system(error));
                 }
                 Event::Answer(answer) => {
-                    episode.given(answer.map_err(Failure::system)?);
+                    episode.given(answer.map_err(BenchError::system)?);
                     episode.answered = true;
                     self.ask(id, request(id, 1), episode)?;
                 }
@@ -172,10 +173,11 @@ impl Sampling<'_> {
 }
 
 /// Seconds of whole steps.
-fn step_seconds(bench: &Bench) -> Result<Vec<f64>, Failure> {
+fn step_seconds(bench: &Bench) -> Result<Vec<f64>, BenchError> {
     let config = shapes::smollm2();
     let params = Params::random(&config, 1);
-    let model = InferModel::new(&bench.dev, &config, &params, CONTEXT).map_err(Failure::system)?;
+    let model =
+        InferModel::new(&bench.dev, &config, &params, CONTEXT).map_err(BenchError::system)?;
     let count = TASKS * SAMPLES;
     let engine = engine(
         bench,
@@ -189,13 +191,13 @@ fn step_seconds(bench: &Bench) -> Result<Vec<f64>, Failure> {
         high: 0.2,
         dual: None,
     });
-    let runtime = Runtime::new().map_err(Failure::system)?;
+    let runtime = Runtime::new().map_err(BenchError::system)?;
     let (send, events) = sync_channel(count * (2 * (TURN + 2) + 1));
     let sampling = Sampling {
         engine: &engine,
         sandboxes: {
             let _inside = runtime.enter();
-            unpooled(true)?
+            (bench.sandboxes)()?
         },
         runtime: &runtime,
         send,
@@ -206,12 +208,12 @@ fn step_seconds(bench: &Bench) -> Result<Vec<f64>, Failure> {
         let start = Instant::now();
         let rows = sampling.step(&config, round)?;
         let sampled = start.elapsed().as_secs_f64();
-        let report = trainer.step(&rows, &spec).map_err(Failure::system)?;
+        let report = trainer.step(&rows, &spec).map_err(BenchError::system)?;
         let weights = trainer.policy().shared_params();
         let version = PolicyVersion(round as u64 + 1);
         engine
             .load_weights(version, weights)
-            .map_err(Failure::system)?;
+            .map_err(BenchError::system)?;
         let all = start.elapsed().as_secs_f64();
         tracing::info!(
             sampled,
@@ -228,7 +230,7 @@ fn step_seconds(bench: &Bench) -> Result<Vec<f64>, Failure> {
 }
 
 /// Whole steps against TRL's.
-pub(super) fn run(bench: &Bench) -> Result<(), Failure> {
+pub(super) fn run(bench: &Bench) -> Result<(), BenchError> {
     let cpu = CpuTime::now();
     let times = step_seconds(bench)?;
     let others = CpuTime::others_since(cpu);

@@ -1,7 +1,7 @@
 //! Server processes under measurement: start, CPU time, memory, end.
 
 use super::client::Target;
-use crate::failure::Failure;
+use crate::BenchError;
 use serde_json::Value;
 use std::process::Stdio;
 use std::time::Duration;
@@ -39,8 +39,8 @@ pub(super) struct Process {
 
 impl Process {
     /// Our gateway with a fake engine that gives a token each `pass`.
-    pub(super) async fn serve(pass: Duration) -> Result<Self, Failure> {
-        let program = std::env::current_exe().map_err(Failure::system)?;
+    pub(super) async fn serve(pass: Duration) -> Result<Self, BenchError> {
+        let program = std::env::current_exe().map_err(BenchError::system)?;
         let pass_ms = (pass.as_secs_f64() * 1e3).to_string();
         let mut child = Command::new(program)
             .args(["serve", "--engine", "fake", "--listen", "127.0.0.1:0"])
@@ -50,18 +50,18 @@ impl Process {
             .stdout(Stdio::piped())
             .kill_on_drop(true)
             .spawn()
-            .map_err(Failure::system)?;
+            .map_err(BenchError::system)?;
         let out = child.stdout.take();
-        let out = out.ok_or_else(|| Failure::system("sinew serve: no output"))?;
+        let out = out.ok_or_else(|| BenchError::system("sinew serve: no output"))?;
         let mut lines = BufReader::new(out).lines();
         let line = tokio::time::timeout(START_LIMIT, lines.next_line())
             .await
-            .map_err(|_| Failure::system("sinew serve: does not listen"))?
-            .map_err(Failure::system)?
-            .ok_or_else(|| Failure::system("sinew serve: ended at once"))?;
-        let told: Value = serde_json::from_str(&line).map_err(Failure::system)?;
+            .map_err(|_| BenchError::system("sinew serve: does not listen"))?
+            .map_err(BenchError::system)?
+            .ok_or_else(|| BenchError::system("sinew serve: ended at once"))?;
+        let told: Value = serde_json::from_str(&line).map_err(BenchError::system)?;
         let text = |field: &str| told[field].as_str().unwrap_or_default().to_owned();
-        let address = text("listening").parse().map_err(Failure::system)?;
+        let address = text("listening").parse().map_err(BenchError::system)?;
         Ok(Self {
             child,
             target: Some(Target::gateway(address, &text("control_token"))),
@@ -78,9 +78,9 @@ impl Process {
     }
 
     /// Where to send requests.
-    pub(super) fn target(&self) -> Result<Target, Failure> {
+    pub(super) fn target(&self) -> Result<Target, BenchError> {
         let target = self.target.clone();
-        target.ok_or_else(|| Failure::system("not a gateway"))
+        target.ok_or_else(|| BenchError::system("not a gateway"))
     }
 
     /// What it prints, if that is piped; given once.
@@ -99,15 +99,15 @@ impl Process {
     }
 
     /// Resident memory.
-    pub(super) fn resident_bytes(&self) -> Result<f64, Failure> {
+    pub(super) fn resident_bytes(&self) -> Result<f64, BenchError> {
         let id = self.child.id();
-        let id = id.ok_or_else(|| Failure::system("the server has ended"))?;
+        let id = id.ok_or_else(|| BenchError::system("the server has ended"))?;
         let path = format!("/proc/{id}/status");
-        let status = std::fs::read_to_string(&path).map_err(Failure::system)?;
+        let status = std::fs::read_to_string(&path).map_err(BenchError::system)?;
         let line = status.lines().find_map(|l| l.strip_prefix("VmRSS:"));
         let kib = line.and_then(|l| l.trim().strip_suffix(" kB")?.parse::<f64>().ok());
         kib.map(|k| k * 1024.0)
-            .ok_or_else(|| Failure::system(format!("{path}: no VmRSS")))
+            .ok_or_else(|| BenchError::system(format!("{path}: no VmRSS")))
     }
 }
 

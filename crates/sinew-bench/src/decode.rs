@@ -3,8 +3,8 @@
 use super::machine::{CpuTime, limits};
 use super::row::{Better, Row, Summary};
 use super::{Bench, shapes};
-use crate::failure::Failure;
-use crate::wire::clock;
+use crate::BenchError;
+use crate::clock;
 use sinew_infer::{EmbeddedEngine, EngineConfig, ModelForward, SchedulerConfig};
 use sinew_model::{InferModel, ModelConfig, Params, Precision};
 use sinew_types::{Engine, EngineEvent, GenerateRequest, RequestId, SamplingParams};
@@ -25,25 +25,26 @@ pub(super) fn engine(
     model: InferModel,
     tokens: usize,
     scheduler: SchedulerConfig,
-) -> Result<EmbeddedEngine, Failure> {
-    let forward = ModelForward::new(bench.dev.clone(), model, tokens).map_err(Failure::system)?;
+) -> Result<EmbeddedEngine, BenchError> {
+    let forward =
+        ModelForward::new(bench.dev.clone(), model, tokens).map_err(BenchError::system)?;
     let config = EngineConfig {
         scheduler,
         ..EngineConfig::default()
     };
-    EmbeddedEngine::new(forward, config, None, clock()).map_err(Failure::system)
+    EmbeddedEngine::new(forward, config, None, clock()).map_err(BenchError::system)
 }
 
 /// The next event, or why there is none.
-pub(super) fn next<T>(events: &Receiver<T>) -> Result<T, Failure> {
+pub(super) fn next<T>(events: &Receiver<T>) -> Result<T, BenchError> {
     events.recv_timeout(PATIENCE).map_err(|e| match e {
-        RecvTimeoutError::Timeout => Failure::system("engine: no token for two minutes"),
-        RecvTimeoutError::Disconnected => Failure::system("engine: ended without a last event"),
+        RecvTimeoutError::Timeout => BenchError::system("engine: no token for two minutes"),
+        RecvTimeoutError::Disconnected => BenchError::system("engine: ended without a last event"),
     })
 }
 
 /// Seconds of passes in which `rows` sequences generate.
-fn pass_seconds(bench: &Bench, model: InferModel, rows: usize) -> Result<Vec<f64>, Failure> {
+fn pass_seconds(bench: &Bench, model: InferModel, rows: usize) -> Result<Vec<f64>, BenchError> {
     let scheduler = SchedulerConfig {
         max_running: rows,
         ..SchedulerConfig::default()
@@ -73,14 +74,14 @@ fn pass_seconds(bench: &Bench, model: InferModel, rows: usize) -> Result<Vec<f64
             // Nobody listens any more once enough was measured.
             let _ = send.try_send((Instant::now(), failed));
         });
-        engine.submit(request, sink).map_err(Failure::system)?;
+        engine.submit(request, sink).map_err(BenchError::system)?;
     }
     engine.pause(false);
     let mut marks = Vec::new();
     for count in 1..=rows * (WARM + MEASURED) {
         let (at, failed) = next(&events)?;
         if let Some(error) = failed {
-            return Err(Failure::system(error));
+            return Err(BenchError::system(error));
         }
         if count % rows == 0 && count / rows >= WARM {
             marks.push(at);
@@ -114,12 +115,12 @@ impl Measured {
         params: &Params,
         rows: usize,
         stored: Precision,
-    ) -> Result<Self, Failure> {
+    ) -> Result<Self, BenchError> {
         let cpu = CpuTime::now();
         let config = params.config();
         let context = PROMPT + SAMPLED + 16;
         let model = InferModel::with_precision(&bench.dev, config, params, context, stored)
-            .map_err(Failure::system)?;
+            .map_err(BenchError::system)?;
         let bytes = model.matrix_bytes() as f64;
         let floor = Floor::measure(bench, bytes, weights(config), rows);
         let times = pass_seconds(bench, model, rows)?;
@@ -185,9 +186,9 @@ impl Floor {
 }
 
 /// `decode, batch N` against the floors and the peers.
-pub(super) fn run(bench: &Bench, batches: &[usize]) -> Result<(), Failure> {
+pub(super) fn run(bench: &Bench, batches: &[usize]) -> Result<(), BenchError> {
     if let Some(bad) = batches.iter().find(|n| !(1..=1024).contains(*n)) {
-        return Err(Failure::input(format!(
+        return Err(BenchError::input(format!(
             "--batches {bad}: allowed: 1 to 1024"
         )));
     }

@@ -3,7 +3,7 @@
 
 use super::client::{Target, post};
 use super::{GROWING, TOKENS};
-use crate::failure::Failure;
+use crate::BenchError;
 use bytes::Bytes;
 use futures::future::try_join_all;
 use http_body_util::{BodyExt, Full};
@@ -34,22 +34,22 @@ fn thread_cpu_s() -> f64 {
 
 /// Microseconds of CPU for a body, received and checked as JSON. Each of the bodies has a
 /// connection of its own and they are sent side by side, as the conversations' are.
-pub(super) async fn body_us(bodies: Vec<String>) -> Result<f64, Failure> {
+pub(super) async fn body_us(bodies: Vec<String>) -> Result<f64, BenchError> {
     let count = bodies.len();
     let (ready, address) = mpsc::sync_channel(1);
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
-    let server = std::thread::spawn(move || -> Result<f64, Failure> {
+    let server = std::thread::spawn(move || -> Result<f64, BenchError> {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()
-            .map_err(Failure::system)?;
+            .map_err(BenchError::system)?;
         runtime.block_on(async {
             let listener = TcpListener::bind("127.0.0.1:0").await;
-            let listener = listener.map_err(Failure::system)?;
+            let listener = listener.map_err(BenchError::system)?;
             // The other side waits for it.
-            let _ = ready.send(listener.local_addr().map_err(Failure::system)?);
+            let _ = ready.send(listener.local_addr().map_err(BenchError::system)?);
             for _ in 0..count {
-                let (stream, _) = listener.accept().await.map_err(Failure::system)?;
+                let (stream, _) = listener.accept().await.map_err(BenchError::system)?;
                 let connection = hyper::server::conn::http1::Builder::new()
                     .serve_connection(TokioIo::new(stream), service_fn(check));
                 tokio::spawn(connection);
@@ -60,7 +60,7 @@ pub(super) async fn body_us(bodies: Vec<String>) -> Result<f64, Failure> {
             Ok(thread_cpu_s() - before)
         })
     });
-    let address: SocketAddr = address.recv_timeout(LIMIT).map_err(Failure::system)?;
+    let address: SocketAddr = address.recv_timeout(LIMIT).map_err(BenchError::system)?;
     let target = Target::plain(address);
     let mut clients = Vec::with_capacity(count);
     for body in bodies {
@@ -73,14 +73,14 @@ pub(super) async fn body_us(bodies: Vec<String>) -> Result<f64, Failure> {
             .map(|(sender, body)| post(sender, "/v1/chat/completions", "none", body.clone()));
         let told = try_join_all(sent).await?;
         if told.iter().any(|(_, status)| *status != 200) {
-            return Err(Failure::system("a measured body is not JSON"));
+            return Err(BenchError::system("a measured body is not JSON"));
         }
     }
     // It may have seen the connection end.
     let _ = stop.send(());
     let used = server
         .join()
-        .map_err(|_| Failure::system("a thread panicked"))?;
+        .map_err(|_| BenchError::system("a thread panicked"))?;
     Ok(used? / f64::from(rounds) / count.max(1) as f64 * 1e6)
 }
 
@@ -95,7 +95,7 @@ async fn check(request: Request<Incoming>) -> Result<Response<Full<Bytes>>, Infa
 }
 
 /// Microseconds of CPU for handing the fake engine a prompt of so many tokens, and for its answer.
-pub(super) fn engine_us(prompt_tokens: usize) -> Result<f64, Failure> {
+pub(super) fn engine_us(prompt_tokens: usize) -> Result<f64, BenchError> {
     let engine = FakeEngine::stepped(FakeConfig {
         model: FakeModel {
             vocab: 512,
@@ -105,7 +105,7 @@ pub(super) fn engine_us(prompt_tokens: usize) -> Result<f64, Failure> {
         context: prompt_tokens + TOKENS as usize + 1,
         ..FakeConfig::default()
     });
-    let engine = engine.map_err(Failure::system)?;
+    let engine = engine.map_err(BenchError::system)?;
     // Each conversation has a prompt of its own, as on a server: none is in a near cache.
     let prompts = vec![vec![1; prompt_tokens.max(1)]; GROWING];
     let before = thread_cpu_s();
@@ -121,7 +121,7 @@ pub(super) fn engine_us(prompt_tokens: usize) -> Result<f64, Failure> {
             priority: 0,
         };
         let sink = Box::new(|_: EngineEvent| {});
-        engine.submit(request, sink).map_err(Failure::system)?;
+        engine.submit(request, sink).map_err(BenchError::system)?;
         while engine.step() {}
     }
     Ok((thread_cpu_s() - before) / f64::from(COUNT) * 1e6)

@@ -3,8 +3,8 @@
 use super::client::{Agent, Target};
 use super::process::Process;
 use super::{PASS, TOKENS};
-use crate::failure::Failure;
-use crate::wire;
+use crate::BenchError;
+use crate::clock;
 use sinew_infer::{FakeConfig, FakeEngine};
 use sinew_types::{Engine, EngineEvent, GenerateRequest, RequestId, SamplingParams};
 use std::sync::Arc;
@@ -54,7 +54,7 @@ pub(super) async fn drive(
     target: &Target,
     load: &Load,
     process: &Process,
-) -> Result<Measured, Failure> {
+) -> Result<Measured, BenchError> {
     let agents = target.open(load.rollouts).await?;
     let start = Instant::now();
     let cpu = process.cpu_s();
@@ -71,7 +71,7 @@ pub(super) async fn drive(
     }
     let mut latencies = Vec::new();
     for task in tasks {
-        latencies.extend(task.await.map_err(Failure::system)??);
+        latencies.extend(task.await.map_err(BenchError::system)??);
     }
     Ok(Measured::of(latencies, process.cpu_s() - cpu))
 }
@@ -88,11 +88,11 @@ async fn agent_loop(
     offset: Duration,
     start: Instant,
     room: Arc<Semaphore>,
-) -> Result<Vec<f64>, Failure> {
+) -> Result<Vec<f64>, BenchError> {
     let mut latencies = Vec::new();
     sleep(offset).await;
     while start.elapsed() < load.measured {
-        let permit = room.acquire().await.map_err(Failure::system)?;
+        let permit = room.acquire().await.map_err(BenchError::system)?;
         if start.elapsed() >= load.measured {
             break;
         }
@@ -106,14 +106,14 @@ async fn agent_loop(
 }
 
 /// The same load on the same engine without a gateway: what a request takes anyway.
-pub(super) async fn engine_only(load: &Load) -> Result<Measured, Failure> {
+pub(super) async fn engine_only(load: &Load) -> Result<Measured, BenchError> {
     let config = FakeConfig {
         max_running: 8192,
         max_waiting: 8192,
         latency: PASS,
         ..FakeConfig::default()
     };
-    let engine = FakeEngine::threaded(config, wire::clock()).map_err(Failure::system)?;
+    let engine = FakeEngine::threaded(config, clock()).map_err(BenchError::system)?;
     let engine: Arc<dyn Engine> = Arc::new(engine);
     let start = Instant::now();
     let mut tasks = Vec::with_capacity(load.rollouts);
@@ -130,17 +130,17 @@ pub(super) async fn engine_only(load: &Load) -> Result<Measured, Failure> {
                 id += 1;
                 sleep(load.think).await;
             }
-            Ok::<_, Failure>(latencies)
+            Ok::<_, BenchError>(latencies)
         }));
     }
     let mut latencies = Vec::new();
     for task in tasks {
-        latencies.extend(task.await.map_err(Failure::system)??);
+        latencies.extend(task.await.map_err(BenchError::system)??);
     }
     Ok(Measured::of(latencies, 0.0))
 }
 
-async fn generate(engine: &dyn Engine, id: RequestId) -> Result<(), Failure> {
+async fn generate(engine: &dyn Engine, id: RequestId) -> Result<(), BenchError> {
     let (sender, mut events) = mpsc::channel(TOKENS as usize + 2);
     let request = GenerateRequest {
         id,
@@ -155,13 +155,13 @@ async fn generate(engine: &dyn Engine, id: RequestId) -> Result<(), Failure> {
         // The queue has room for every event.
         let _ = sender.try_send(event);
     });
-    engine.submit(request, sink).map_err(Failure::system)?;
+    engine.submit(request, sink).map_err(BenchError::system)?;
     while let Some(event) = events.recv().await {
         match event {
             EngineEvent::Tokens { .. } => {}
             EngineEvent::Finished { .. } => return Ok(()),
-            EngineEvent::Failed { error, .. } => return Err(Failure::system(error)),
+            EngineEvent::Failed { error, .. } => return Err(BenchError::system(error)),
         }
     }
-    Err(Failure::system("the engine dropped a request"))
+    Err(BenchError::system("the engine dropped a request"))
 }

@@ -3,8 +3,8 @@
 use super::machine::{CpuTime, peak_memory, seconds, seconds_now};
 use super::row::{Better, Row, Summary};
 use super::{Bench, shapes};
-use crate::failure::Failure;
-use crate::wire::clock;
+use crate::BenchError;
+use crate::clock;
 use sinew_model::{Keep, ModelConfig, Params};
 use sinew_tensor::{Device, KernelSet};
 use sinew_train::{ModelPolicy, Trainer, TrainerConfig};
@@ -58,11 +58,12 @@ pub(super) fn trainer(
     keep: Keep,
     context: usize,
     micro_batch_tokens: usize,
-) -> Result<Trainer<ModelPolicy>, Failure> {
+) -> Result<Trainer<ModelPolicy>, BenchError> {
     let params = Params::random(config, 1);
-    let policy = ModelPolicy::full(params, context, keep, dev.clone()).map_err(Failure::system)?;
+    let policy =
+        ModelPolicy::full(params, context, keep, dev.clone()).map_err(BenchError::system)?;
     let config = TrainerConfig::new(micro_batch_tokens, 1e-5);
-    Trainer::new(policy, config, dev.clone(), clock()).map_err(Failure::system)
+    Trainer::new(policy, config, dev.clone(), clock()).map_err(BenchError::system)
 }
 
 /// Sequences without anything in common, all of whose tokens are trained; each computes `length` rows.
@@ -85,7 +86,7 @@ pub(super) fn step_seconds(
     rows: &[TrainRow],
     surrogate: Surrogate,
     steps: usize,
-) -> Result<(Vec<f64>, usize), Failure> {
+) -> Result<(Vec<f64>, usize), BenchError> {
     let spec = spec(surrogate);
     let mut outcome = Ok(0);
     let fresh = trainer.version() == PolicyVersion(0);
@@ -100,13 +101,13 @@ pub(super) fn step_seconds(
             outcome = report.map(|r| r.packed_tokens);
         }
     });
-    let packed = outcome.map_err(Failure::system)?;
+    let packed = outcome.map_err(BenchError::system)?;
     Ok((times, packed))
 }
 
 /// `train step 4x256` on AMX tiles against compiled PyTorch in bfloat16; a row that says why not, where the
 /// kernels do not run.
-fn tiles(bench: &Bench) -> Result<(), Failure> {
+fn tiles(bench: &Bench) -> Result<(), BenchError> {
     let (name, target) = ("train step 4x256, SmolLM2-135M shape, AMX bf16", 2.0);
     let peer = "PyTorch bf16 compile";
     let chosen = bench.dev.kernels();
@@ -146,7 +147,7 @@ fn tiles(bench: &Bench) -> Result<(), Failure> {
 
 /// `train step 4x256`: on AMX tiles ([`tiles`]), and in f32 against PyTorch eager and compiled, with the memory
 /// of both.
-pub(super) fn plain(bench: &Bench) -> Result<(), Failure> {
+pub(super) fn plain(bench: &Bench) -> Result<(), BenchError> {
     tiles(bench)?;
     let config = shapes::smollm2();
     let cpu = CpuTime::now();
@@ -192,7 +193,7 @@ pub(super) fn plain(bench: &Bench) -> Result<(), Failure> {
 
 /// 8 tasks x 8 samples, 200 shared + 100 own tokens each: prefixes computed once against a step
 /// whose rows have nothing in common.
-pub(super) fn grpo(bench: &Bench) -> Result<(), Failure> {
+pub(super) fn grpo(bench: &Bench) -> Result<(), BenchError> {
     const SHARED: usize = 200;
     const OWN: usize = 100;
     let config = shapes::smollm2();

@@ -13,7 +13,7 @@ mod process;
 pub(super) mod soak;
 
 use super::row::{Better, Printer, Row, Summary};
-use crate::failure::Failure;
+use crate::{BenchError, Host};
 use clap::Args;
 use client::grow;
 use load::{Load, drive, engine_only};
@@ -46,8 +46,9 @@ const SERVERS: usize = 5;
 const IDLE: usize = 4096;
 const IDLE_TURNS: u32 = 4;
 
+/// What `sinew bench gateway` is told.
 #[derive(Debug, Args)]
-pub(crate) struct GatewayArgs {
+pub struct GatewayArgs {
     /// One JSON object a row
     #[arg(long)]
     json: bool,
@@ -71,23 +72,23 @@ pub(crate) struct GatewayArgs {
 const PARTS: [&str; 4] = ["load", "stream", "idle", "history"];
 
 /// `sinew bench gateway`.
-pub(super) fn run(args: &GatewayArgs) -> Result<(), Failure> {
+pub(super) fn run(args: &GatewayArgs, host: &Host) -> Result<(), BenchError> {
     if let Some(unknown) = args.only.iter().find(|p| !PARTS.contains(&p.as_str())) {
         let parts = PARTS.join(", ");
-        return Err(Failure::input(format!(
+        return Err(BenchError::input(format!(
             "--only {unknown}: allowed: {parts}"
         )));
     }
     if !(args.seconds.is_finite() && (0.5..=120.0).contains(&args.seconds)) {
-        return Err(Failure::input(format!(
+        return Err(BenchError::input(format!(
             "--seconds {}: allowed: 0.5 to 120",
             args.seconds
         )));
     }
     raise_files();
-    let runtime = tokio::runtime::Runtime::new().map_err(Failure::system)?;
+    let runtime = tokio::runtime::Runtime::new().map_err(BenchError::system)?;
     let wanted = |part: &str| args.only.is_empty() || args.only.iter().any(|p| p == part);
-    let printer = Printer { json: args.json };
+    let printer = Printer::new(args.json, host);
     runtime.block_on(async {
         if wanted("load") {
             loads(args, printer).await?;
@@ -139,7 +140,7 @@ impl Rival {
         let limit = load.measured + PEER_GRACE;
         let done = tokio::time::timeout(limit, drive(peer.target(), &load, peer.process())).await;
         let done = done.map_err(|_| format!("it did not get through within {limit:?}"))?;
-        let done = done.map_err(|e| e.text().to_owned())?;
+        let done = done.map_err(|e| e.to_string())?;
         if done.latencies.is_empty() {
             return Err("it answered nothing".into());
         }
@@ -148,7 +149,7 @@ impl Rival {
 }
 
 /// CPU and latency of requests at several numbers of rollouts.
-async fn loads(args: &GatewayArgs, printer: Printer) -> Result<(), Failure> {
+async fn loads(args: &GatewayArgs, printer: Printer) -> Result<(), BenchError> {
     let rivals = [
         Rival {
             name: "LiteLLM proxy",
@@ -200,7 +201,7 @@ fn single(value: f64) -> Summary {
 }
 
 /// CPU of a streamed token: long answers against short ones.
-async fn stream(args: &GatewayArgs, printer: Printer) -> Result<(), Failure> {
+async fn stream(args: &GatewayArgs, printer: Printer) -> Result<(), BenchError> {
     let process = Process::serve(PASS).await?;
     let mut per_request = Vec::new();
     let lengths = [TOKENS, 8 * TOKENS];
@@ -227,7 +228,7 @@ async fn stream(args: &GatewayArgs, printer: Printer) -> Result<(), Failure> {
 }
 
 /// Memory of rollouts that had a few turns and wait.
-async fn idle(printer: Printer) -> Result<(), Failure> {
+async fn idle(printer: Printer) -> Result<(), BenchError> {
     let process = Process::serve(Duration::ZERO).await?;
     let target = process.target()?;
     // The allocator's own warm-up is not the rollouts'.
@@ -245,7 +246,7 @@ async fn idle(printer: Printer) -> Result<(), Failure> {
 type Grown = [(Vec<f64>, f64); HISTORIES.len()];
 
 /// Lets conversations of a fresh server grow.
-async fn grown() -> Result<Grown, Failure> {
+async fn grown() -> Result<Grown, BenchError> {
     let process = Process::serve(Duration::ZERO).await?;
     let target = process.target()?;
     // The server's own warm-up is no turn's.
@@ -269,7 +270,7 @@ async fn grown() -> Result<Grown, Failure> {
 
 /// CPU of a turn after histories of several lengths: in all, and above what its body and its
 /// prompt cost any server. One more server each time, so that no start is lucky.
-async fn history(printer: Printer) -> Result<(), Failure> {
+async fn history(printer: Printer) -> Result<(), BenchError> {
     let mut all: Vec<(Vec<f64>, Vec<f64>)> = vec![Default::default(); HISTORIES.len()];
     for _ in 0..SERVERS {
         for ((cpu, floor), (cpus, floors)) in grown().await?.into_iter().zip(&mut all) {

@@ -1,6 +1,6 @@
 //! One line of a bench.
 
-use crate::output;
+use crate::Host;
 use serde::Serialize;
 
 /// A measurement, its peer's in the same run, and what was hoped for.
@@ -136,15 +136,21 @@ impl Row {
 /// Prints rows as they come.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Printer {
-    pub(crate) json: bool,
+    json: bool,
+    print: fn(&str),
 }
 
 impl Printer {
+    pub(crate) fn new(json: bool, host: &Host) -> Self {
+        let print = host.print;
+        Self { json, print }
+    }
+
     pub(crate) fn row(self, row: &Row) {
         if self.json {
-            output::print_json(&serde_json::json!(row));
+            (self.print)(&format!("{}\n", serde_json::json!(row)));
         } else {
-            output::print(&text(row));
+            (self.print)(&text(row));
         }
     }
 }

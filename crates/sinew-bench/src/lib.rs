@@ -1,4 +1,7 @@
 //! `sinew bench`: how fast, and how far from the machine's limits and from other systems.
+//!
+//! Invariants: a row compares what ran in the same run on the same machine; a peer that cannot run is a row
+//! that says why, and its target is not met.
 
 mod decode;
 mod gateway;
@@ -12,17 +15,63 @@ mod shapes;
 mod train;
 mod whole;
 
-use crate::failure::Failure;
-use crate::wire;
 use clap::{Args, Subcommand};
 use peers::Peers;
 use row::Printer;
+use sinew_infer::Clock;
+use sinew_sandbox::SandboxProvider;
 use sinew_tensor::Device;
 use std::path::PathBuf;
-use std::time::Duration;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
+pub use gateway::GatewayArgs;
+pub use gateway::soak::SoakArgs;
+pub use real::Real;
+
+/// Why a bench could not be run.
+#[derive(Debug, thiserror::Error)]
+pub enum BenchError {
+    /// An argument or a file that the user can put right.
+    #[error("{0}")]
+    Input(String),
+    /// Anything else.
+    #[error("{0}")]
+    System(String),
+}
+
+impl BenchError {
+    pub(crate) fn input(text: impl std::fmt::Display) -> Self {
+        Self::Input(text.to_string())
+    }
+
+    pub(crate) fn system(text: impl std::fmt::Display) -> Self {
+        Self::System(text.to_string())
+    }
+}
+
+/// What the program that benches are part of gives them.
+#[derive(Clone, Copy, Debug)]
+pub struct Host {
+    /// The device to compute on.
+    pub device: fn() -> Result<Device, BenchError>,
+    /// Sandboxes with an interpreter waiting in each; called inside of a runtime.
+    pub sandboxes: fn() -> Result<Arc<dyn SandboxProvider>, BenchError>,
+    /// The model that a recipe would call so, with prompts; or why there is none.
+    pub model: fn(&str) -> Result<Real, String>,
+    /// Where rows go.
+    pub print: fn(&str),
+}
+
+/// Seconds since now.
+fn clock() -> Clock {
+    let start = Instant::now();
+    Box::new(move || start.elapsed().as_secs_f64())
+}
+
+/// The benches.
 #[derive(Debug, Subcommand)]
-pub(crate) enum BenchCommand {
+pub enum BenchCommand {
     /// Measure training and generation against this machine's limits and other systems
     #[command(
         after_help = "Example: sinew bench compute --json --peer-python .cache/peers/bin/python\n\
@@ -42,8 +91,9 @@ without one its rows say so."
     Soak(gateway::soak::SoakArgs),
 }
 
+/// What `sinew bench compute` is told.
 #[derive(Debug, Args)]
-pub(crate) struct ComputeArgs {
+pub struct ComputeArgs {
     /// One JSON object a row
     #[arg(long)]
     json: bool,
@@ -83,6 +133,7 @@ pub(crate) struct ComputeArgs {
 #[derive(Debug)]
 struct Bench {
     dev: Device,
+    sandboxes: fn() -> Result<Arc<dyn SandboxProvider>, BenchError>,
     peers: Peers,
     printer: Printer,
     cell_limit_s: f64,
@@ -100,23 +151,26 @@ const PARTS: [&str; 9] = [
     "scaling",
 ];
 
-/// `sinew bench ...`.
-pub(crate) fn run(command: &BenchCommand) -> Result<(), Failure> {
+/// Runs a bench, which prints its rows as they come.
+///
+/// # Errors
+/// Wrong arguments, and a system under test that fails.
+pub fn run(command: &BenchCommand, host: &Host) -> Result<(), BenchError> {
     match command {
-        BenchCommand::Compute(args) => compute(args),
-        BenchCommand::Gateway(args) => gateway::run(args),
-        BenchCommand::Soak(args) => gateway::soak::run(args),
+        BenchCommand::Compute(args) => compute(args, host),
+        BenchCommand::Gateway(args) => gateway::run(args, host),
+        BenchCommand::Soak(args) => gateway::soak::run(args, host),
     }
 }
 
-fn compute(args: &ComputeArgs) -> Result<(), Failure> {
+fn compute(args: &ComputeArgs, host: &Host) -> Result<(), BenchError> {
     if let Some(unknown) = args.only.iter().find(|p| !PARTS.contains(&p.as_str())) {
         let parts = PARTS.join(", ");
-        return Err(Failure::input(format!(
+        return Err(BenchError::input(format!(
             "--only {unknown}: allowed: {parts}"
         )));
     }
-    let dev = wire::device()?;
+    let dev = (host.device)()?;
     tracing::info!(kernels = %machine::describe(&dev), "bench");
     let bench = Bench {
         peers: Peers {
@@ -125,7 +179,8 @@ fn compute(args: &ComputeArgs) -> Result<(), Failure> {
             limit: Duration::from_secs(args.peer_limit),
             threads: dev.threads(),
         },
-        printer: Printer { json: args.json },
+        printer: Printer::new(args.json, host),
+        sandboxes: host.sandboxes,
         cell_limit_s: args.cell_limit,
         dev,
     };
@@ -151,7 +206,7 @@ fn compute(args: &ComputeArgs) -> Result<(), Failure> {
         prefix::run(&bench)?;
     }
     if wanted("speculation") || wanted("rounding") {
-        match real::Real::load(&args.model) {
+        match (host.model)(&args.model) {
             Ok(real) => {
                 if wanted("speculation") {
                     real::speculation(&bench, &real)?;

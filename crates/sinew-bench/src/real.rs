@@ -3,20 +3,15 @@
 use super::Bench;
 use super::decode::{engine, next};
 use super::row::{Better, Row, Summary};
-use crate::failure::Failure;
-use crate::recipe::Recipe;
-use crate::wire;
-use sinew_env::Split;
-use sinew_env::math::PromptConfig;
+use crate::BenchError;
 use sinew_infer::{EmbeddedEngine, SchedulerConfig};
-use sinew_model::{InferModel, Params, Precision, load_model};
+use sinew_model::{InferModel, Params, Precision};
 use sinew_render::Renderer;
 use sinew_train::{ModelPolicy, score_rows};
 use sinew_types::{
     Engine, EngineEvent, EpisodeId, GenerateRequest, PolicyVersion, RequestId, SamplingParams,
     TokenId, TrainRow,
 };
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
 use std::time::Instant;
@@ -27,10 +22,13 @@ const MAX_TOKENS: u32 = 48;
 const ROUNDS: u64 = 3;
 
 /// A model with its tokenizer and prompts of the `tool_math` environment.
-pub(super) struct Real {
-    params: Params,
-    renderer: Arc<dyn Renderer>,
-    prompts: Vec<Vec<TokenId>>,
+pub struct Real {
+    /// Its weights.
+    pub params: Params,
+    /// Its tokenizer and chat template.
+    pub renderer: Arc<dyn Renderer>,
+    /// [`Real::PROMPTS`] rendered prompts.
+    pub prompts: Vec<Vec<TokenId>>,
 }
 
 /// What was sampled after one prompt.
@@ -40,42 +38,30 @@ struct Said {
     logprobs: Vec<f32>,
 }
 
-impl Real {
-    /// Loads `source`, as a recipe's `model` names it.
-    pub(super) fn load(source: &str) -> Result<Self, String> {
-        let text = format!(
-            "name = \"bench\"\nmodel = {source:?}\nenv = {{ type = \"tool_math\" }}\nalgorithm = {{ type = \"grpo\" }}\n"
-        );
-        let recipe = Recipe::parse(Path::new("--model"), &text).map_err(|e| e.to_string())?;
-        let failed = |e: Failure| e.text().to_owned();
-        let files = wire::model_files(&recipe).map_err(failed)?;
-        let files = files.ok_or("a model from scratch says nothing worth measuring")?;
-        let params = load_model(&files).map_err(|e| e.to_string())?.params;
-        let renderer = wire::renderer(&recipe).map_err(failed)?;
-        let tasks = wire::taskset(&recipe).map_err(failed)?;
-        let prompts = (0..8).map(|i| {
-            let task = tasks.get(Split::Train, i).map_err(|e| e.to_string())?;
-            let messages = PromptConfig::default().messages(&task.prompt);
-            let prompt = renderer.render_prompt(&messages, &[]);
-            prompt.map_err(|e| e.to_string())
-        });
-        Ok(Self {
-            prompts: prompts.collect::<Result<_, _>>()?,
-            params,
-            renderer,
-        })
+impl std::fmt::Debug for Real {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        // Weights are long.
+        let prompts = self.prompts.len();
+        f.debug_struct("Real")
+            .field("prompts", &prompts)
+            .finish_non_exhaustive()
     }
+}
+
+impl Real {
+    /// Prompts that the parts which need a model ask for.
+    pub const PROMPTS: usize = 8;
 
     fn engine(
         &self,
         bench: &Bench,
         precision: Precision,
         speculation_rows: usize,
-    ) -> Result<EmbeddedEngine, Failure> {
+    ) -> Result<EmbeddedEngine, BenchError> {
         let config = self.params.config();
         let model =
             InferModel::with_precision(&bench.dev, config, &self.params, CONTEXT, precision)
-                .map_err(Failure::system)?;
+                .map_err(BenchError::system)?;
         let scheduler = SchedulerConfig {
             speculation_rows,
             ..SchedulerConfig::default()
@@ -90,7 +76,7 @@ impl Real {
         tasks: usize,
         group: usize,
         seed: u64,
-    ) -> Result<Vec<Said>, Failure> {
+    ) -> Result<Vec<Said>, BenchError> {
         let count = tasks * group;
         let (send, events) = sync_channel(count * (MAX_TOKENS as usize + 2));
         let mut said = Vec::with_capacity(count);
@@ -117,7 +103,7 @@ impl Real {
                 // The receiver stays until the last event.
                 let _ = send.send((id, event));
             });
-            engine.submit(request, sink).map_err(Failure::system)?;
+            engine.submit(request, sink).map_err(BenchError::system)?;
         }
         let mut left = count;
         while left > 0 {
@@ -128,7 +114,7 @@ impl Real {
                     said[id].logprobs.extend(tokens.iter().map(|t| t.logprob));
                 }
                 EngineEvent::Finished { .. } => left -= 1,
-                EngineEvent::Failed { error, .. } => return Err(Failure::system(error)),
+                EngineEvent::Failed { error, .. } => return Err(BenchError::system(error)),
             }
         }
         Ok(said)
@@ -140,7 +126,7 @@ impl Real {
         engine: &EmbeddedEngine,
         tasks: usize,
         group: usize,
-    ) -> Result<(Vec<f64>, Vec<Vec<TokenId>>), Failure> {
+    ) -> Result<(Vec<f64>, Vec<Vec<TokenId>>), BenchError> {
         // The prompts are in the cache and the first guesses can be made.
         self.sample(engine, tasks, group, 0)?;
         let (mut times, mut all) = (Vec::new(), Vec::new());
@@ -155,7 +141,7 @@ impl Real {
 }
 
 /// Guessing against none, with few and with many answers at once. The tokens have to be the same.
-pub(super) fn speculation(bench: &Bench, real: &Real) -> Result<(), Failure> {
+pub(super) fn speculation(bench: &Bench, real: &Real) -> Result<(), BenchError> {
     for (tasks, group) in [(1, 1), (1, 8), (8, 8)] {
         let plain = real.engine(bench, Precision::F32, 0)?;
         let (times, expected) = real.rounds(&plain, tasks, group)?;
@@ -165,7 +151,7 @@ pub(super) fn speculation(bench: &Bench, real: &Real) -> Result<(), Failure> {
             let engine = real.engine(bench, Precision::F32, rows)?;
             let (times, found) = real.rounds(&engine, tasks, group)?;
             if found != expected {
-                return Err(Failure::system(format!(
+                return Err(BenchError::system(format!(
                     "guessing with {rows} rows changed what was sampled"
                 )));
             }
@@ -180,7 +166,7 @@ pub(super) fn speculation(bench: &Bench, real: &Real) -> Result<(), Failure> {
 }
 
 /// Difference between the engine's log-probabilities of what it sampled and the trainer's.
-pub(super) fn rounding(bench: &Bench, real: &Real) -> Result<(), Failure> {
+pub(super) fn rounding(bench: &Bench, real: &Real) -> Result<(), BenchError> {
     let mut mean_of_f32 = 0.0;
     for precision in Precision::ALL {
         let name = precision.name();
@@ -218,11 +204,11 @@ pub(super) fn rounding(bench: &Bench, real: &Real) -> Result<(), Failure> {
 }
 
 /// Trainer's log-probability minus the engine's, for each sampled token.
-fn gaps(bench: &Bench, real: &Real, said: &[Said]) -> Result<Vec<f64>, Failure> {
+fn gaps(bench: &Bench, real: &Real, said: &[Said]) -> Result<Vec<f64>, BenchError> {
     let rows: Vec<TrainRow> = said.iter().map(|s| row(real, s)).collect();
     let policy = ModelPolicy::frozen(real.params.clone(), CONTEXT, bench.dev.clone());
-    let mut policy = policy.map_err(Failure::system)?;
-    let scored = score_rows(&mut policy, &rows, 4096).map_err(Failure::system)?;
+    let mut policy = policy.map_err(BenchError::system)?;
+    let scored = score_rows(&mut policy, &rows, 4096).map_err(BenchError::system)?;
     Ok(rows
         .iter()
         .zip(&scored)

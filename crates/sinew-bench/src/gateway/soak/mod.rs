@@ -8,10 +8,10 @@
 mod agent;
 mod proof;
 
-use super::super::row::{Printer, Row, Summary};
 use super::process::raise_files;
-use crate::failure::Failure;
-use crate::wire;
+use crate::clock;
+use crate::row::{Printer, Row, Summary};
+use crate::{BenchError, Host};
 use agent::{Agents, Left, Tally};
 use clap::Args;
 use proof::Proven;
@@ -46,8 +46,9 @@ const SLACK_MIB: f64 = 8.0;
 const SLACK_FILES: f64 = 8.0;
 const SLACK_TASKS: f64 = 8.0;
 
+/// What `sinew bench soak` is told.
 #[derive(Debug, Args)]
-pub(crate) struct SoakArgs {
+pub struct SoakArgs {
     /// One JSON object a row
     #[arg(long)]
     json: bool,
@@ -96,27 +97,27 @@ struct Day {
 }
 
 /// `sinew bench soak`.
-pub(crate) fn run(args: &SoakArgs) -> Result<(), Failure> {
+pub(crate) fn run(args: &SoakArgs, host: &Host) -> Result<(), BenchError> {
     if !(HOURS..=100 * DAY).contains(&args.turns) {
         let most = 100 * DAY;
-        return Err(Failure::input(format!(
+        return Err(BenchError::input(format!(
             "--turns {}: allowed: {HOURS} to {most}",
             args.turns
         )));
     }
     raise_files();
-    let runtime = tokio::runtime::Runtime::new().map_err(Failure::system)?;
+    let runtime = tokio::runtime::Runtime::new().map_err(BenchError::system)?;
     let world = World::new(args.turns)?;
     let start = Instant::now();
     let day = runtime.block_on(world.day(args))?;
-    let printer = Printer { json: args.json };
+    let printer = Printer::new(args.json, host);
     world.report(&day, start.elapsed(), printer);
     Ok(())
 }
 
 impl Serving {
     /// Stops it, and waits until nothing of it writes to the journal any more.
-    async fn end(self) -> Result<GatewayStats, Failure> {
+    async fn end(self) -> Result<GatewayStats, BenchError> {
         self.server.stop().await;
         // Nobody sweeps from here on.
         let stats = self.gateway.stats();
@@ -124,7 +125,9 @@ impl Serving {
         let start = Instant::now();
         while Arc::strong_count(&self.journal) > 1 {
             if start.elapsed() > QUIET_LIMIT {
-                return Err(Failure::system("something holds on to a stopped gateway"));
+                return Err(BenchError::system(
+                    "something holds on to a stopped gateway",
+                ));
             }
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
@@ -133,8 +136,8 @@ impl Serving {
 }
 
 impl World {
-    fn new(turns: u64) -> Result<Self, Failure> {
-        let renderer = Arc::new(byte_renderer().map_err(Failure::system)?);
+    fn new(turns: u64) -> Result<Self, BenchError> {
+        let renderer = Arc::new(byte_renderer().map_err(BenchError::system)?);
         let ids = 0..renderer.vocab_size() as TokenId;
         let bytes = ids.map(|id| renderer.token_bytes(id).unwrap_or_default());
         let stop = renderer.stop_ids().first().copied();
@@ -153,23 +156,23 @@ impl World {
                 latency: PASS,
                 ..FakeConfig::default()
             },
-            wire::clock(),
+            clock(),
         );
         Ok(Self {
-            engine: Arc::new(engine.map_err(Failure::system)?),
+            engine: Arc::new(engine.map_err(BenchError::system)?),
             renderer,
             store: Arc::default(),
-            folder: tempfile::tempdir().map_err(Failure::system)?,
+            folder: tempfile::tempdir().map_err(BenchError::system)?,
         })
     }
 
     /// A gateway that goes on where the last one ended.
-    async fn serve(&self) -> Result<Serving, Failure> {
+    async fn serve(&self) -> Result<Serving, BenchError> {
         let options = JournalOptions {
             file_bytes: 1 << 20,
             ..JournalOptions::default()
         };
-        let journal = Journal::open(self.folder.path(), options).map_err(Failure::system)?;
+        let journal = Journal::open(self.folder.path(), options).map_err(BenchError::system)?;
         let journal = Arc::new(journal);
         let config = GatewayConfig {
             session: SessionLimits {
@@ -193,19 +196,19 @@ impl World {
             gate: None,
         };
         let gateway = Gateway::new(config, parts);
-        gateway.recover().map_err(Failure::system)?;
-        let control = Secret::random_hex(24).map_err(Failure::system)?;
-        let address = "127.0.0.1:0".parse().map_err(Failure::system)?;
+        gateway.recover().map_err(BenchError::system)?;
+        let control = Secret::random_hex(24).map_err(BenchError::system)?;
+        let address = "127.0.0.1:0".parse().map_err(BenchError::system)?;
         let server = Server::start(gateway.clone(), address, &control, None).await;
         Ok(Serving {
             gateway,
-            server: server.map_err(Failure::system)?,
+            server: server.map_err(BenchError::system)?,
             control,
             journal,
         })
     }
 
-    async fn day(&self, args: &SoakArgs) -> Result<Day, Failure> {
+    async fn day(&self, args: &SoakArgs) -> Result<Day, BenchError> {
         let mut day = Day::default();
         let mut left: Vec<Left> = Vec::new();
         let mut open_tokens = 0;
@@ -295,7 +298,7 @@ fn growth(levels: &[Level], of: fn(&Level) -> f64) -> f64 {
 }
 
 /// Until no call runs, and with `all` until every rollout that was left has expired.
-async fn quiet(gateway: &Gateway, all: bool) -> Result<(), Failure> {
+async fn quiet(gateway: &Gateway, all: bool) -> Result<(), BenchError> {
     let start = Instant::now();
     loop {
         let stats = gateway.stats();
@@ -304,20 +307,20 @@ async fn quiet(gateway: &Gateway, all: bool) -> Result<(), Failure> {
         }
         if start.elapsed() > QUIET_LIMIT {
             let why = format!("after {QUIET_LIMIT:?} without a call: {stats:?}");
-            return Err(Failure::system(why));
+            return Err(BenchError::system(why));
         }
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }
 
-fn level(journal: &Path) -> Result<Level, Failure> {
-    let status = std::fs::read_to_string("/proc/self/status").map_err(Failure::system)?;
+fn level(journal: &Path) -> Result<Level, BenchError> {
+    let status = std::fs::read_to_string("/proc/self/status").map_err(BenchError::system)?;
     let line = status.lines().find_map(|l| l.strip_prefix("VmRSS:"));
     let kib = line.and_then(|l| l.trim().strip_suffix(" kB")?.parse::<f64>().ok());
-    let kib = kib.ok_or_else(|| Failure::system("/proc/self/status: no VmRSS"))?;
+    let kib = kib.ok_or_else(|| BenchError::system("/proc/self/status: no VmRSS"))?;
     let entries = |path: &Path| {
-        let found = std::fs::read_dir(path).map_err(Failure::system)?;
-        Ok::<_, Failure>(found.count() as f64)
+        let found = std::fs::read_dir(path).map_err(BenchError::system)?;
+        Ok::<_, BenchError>(found.count() as f64)
     };
     let tasks = tokio::runtime::Handle::current().metrics();
     Ok(Level {

@@ -1,0 +1,156 @@
+//! Line plots as SVG, for reports and benches.
+//!
+//! Invariants: any points can be drawn, none of them included; the legend lies where fewest points are.
+
+use plotters::prelude::{
+    ChartBuilder, Color, IntoDrawingArea, LineSeries, PathElement, RGBColor, SVGBackend,
+    SeriesLabelPosition, TRANSPARENT, WHITE,
+};
+
+/// One line of a plot.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Curve {
+    /// Named so in the legend.
+    pub name: String,
+    /// (x, y); points that are not finite are left out.
+    pub points: Vec<(f64, f64)>,
+}
+
+/// A line plot as SVG, 520 x 300 pixels. Errors name the plot.
+pub fn plot(title: &str, x: &str, y: &str, curves: &[Curve]) -> Result<String, String> {
+    let mut svg = String::new();
+    draw_plot(&mut svg, title, x, y, curves).map_err(|e| format!("plot {title}: {e}"))?;
+    Ok(svg)
+}
+
+fn draw_plot(
+    svg: &mut String,
+    title: &str,
+    x: &str,
+    y: &str,
+    curves: &[Curve],
+) -> Result<(), Box<dyn std::error::Error>> {
+    let finite = || {
+        curves
+            .iter()
+            .flat_map(|c| &c.points)
+            .filter(|p| p.0.is_finite() && p.1.is_finite())
+    };
+    let bound = |pick: fn(&(f64, f64)) -> f64| {
+        let (mut low, mut high) = (f64::INFINITY, f64::NEG_INFINITY);
+        for p in finite() {
+            low = low.min(pick(p));
+            high = high.max(pick(p));
+        }
+        if low > high { (0.0, 1.0) } else { (low, high) }
+    };
+    let (x0, x1) = bound(|p| p.0);
+    let (y0, y1) = bound(|p| p.1);
+    let (y0, y1) = (y0.min(0.0), y1 + 0.05 * (y1 - y0.min(0.0)).max(1e-6));
+    let area = SVGBackend::with_string(svg, (520, 300)).into_drawing_area();
+    area.fill(&WHITE)?;
+    let mut chart = ChartBuilder::on(&area)
+        .caption(title, ("sans-serif", 16))
+        .margin(10)
+        .x_label_area_size(34)
+        .y_label_area_size(48)
+        .build_cartesian_2d(x0..x1.max(x0 + 1e-6), y0..y1)?;
+    chart
+        .configure_mesh()
+        .light_line_style(TRANSPARENT)
+        .x_desc(x)
+        .y_desc(y)
+        .draw()?;
+    for (curve, color) in curves.iter().zip(COLORS.iter().cycle()) {
+        let points: Vec<_> = curve
+            .points
+            .iter()
+            .copied()
+            .filter(|p| p.0.is_finite() && p.1.is_finite())
+            .collect();
+        let color = *color;
+        chart
+            .draw_series(LineSeries::new(points, color.stroke_width(2)))?
+            .label(curve.name.clone())
+            .legend(move |(x, y)| PathElement::new([(x, y), (x + 14, y)], color));
+    }
+    // A curve alone is named by the title.
+    if curves.len() < 2 {
+        area.present()?;
+        return Ok(());
+    }
+    chart
+        .configure_series_labels()
+        .position(emptiest_corner(finite(), (x0, x1), (y0, y1)))
+        .background_style(WHITE.mix(0.8))
+        .border_style(RGBColor(200, 200, 200))
+        .draw()?;
+    area.present()?;
+    Ok(())
+}
+
+/// Distinct for those who see red and green alike, too.
+const COLORS: [RGBColor; 5] = [
+    RGBColor(0, 114, 178),
+    RGBColor(230, 159, 0),
+    RGBColor(0, 158, 115),
+    RGBColor(213, 94, 0),
+    RGBColor(204, 121, 167),
+];
+
+/// The corner in which fewest points lie.
+fn emptiest_corner<'a>(
+    points: impl Iterator<Item = &'a (f64, f64)>,
+    (x0, x1): (f64, f64),
+    (y0, y1): (f64, f64),
+) -> SeriesLabelPosition {
+    let mut counts = [0; 4];
+    for (x, y) in points {
+        let (right, low) = ((x - x0) / (x1 - x0), (y1 - y) / (y1 - y0));
+        for (corner, count) in counts.iter_mut().enumerate() {
+            let (at_right, at_low) = (corner % 2 == 1, corner >= 2);
+            let inside = |share: f64, far: bool| if far { share > 0.6 } else { share < 0.4 };
+            *count += usize::from(inside(right, at_right) && inside(low, at_low));
+        }
+    }
+    let [upper_left, upper_right, _, lower_right] = counts;
+    let fewest = counts.iter().min().copied().unwrap_or_default();
+    match fewest {
+        n if n == lower_right => SeriesLabelPosition::LowerRight,
+        n if n == upper_right => SeriesLabelPosition::UpperRight,
+        n if n == upper_left => SeriesLabelPosition::UpperLeft,
+        _ => SeriesLabelPosition::LowerLeft,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn plots_survive_no_points_and_non_finite_ones() {
+        let empty = plot("t", "x", "y", &[]).unwrap();
+        assert!(empty.starts_with("<svg"));
+        let points = vec![(0.0, f64::NAN), (1.0, 2.0)];
+        let one = plot(
+            "t",
+            "x",
+            "y",
+            &[Curve {
+                name: "c".into(),
+                points,
+            }],
+        )
+        .unwrap();
+        assert!(one.contains("</svg>"));
+    }
+
+    #[test]
+    fn a_legend_keeps_off_the_curves() {
+        let line = |points: &[(f64, f64)]| emptiest_corner(points.iter(), (0.0, 1.0), (0.0, 1.0));
+        let rising = line(&[(0.0, 0.0), (0.1, 0.2), (0.9, 0.8), (1.0, 1.0)]);
+        assert!(matches!(rising, SeriesLabelPosition::LowerRight));
+        let falling = line(&[(0.0, 1.0), (0.1, 0.8), (0.9, 0.2), (1.0, 0.0)]);
+        assert!(matches!(falling, SeriesLabelPosition::UpperRight));
+    }
+}
