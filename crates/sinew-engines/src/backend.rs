@@ -2,6 +2,7 @@
 
 use crate::check::{LegCheck, LegToken, ServerEnd};
 use crate::error::LegError;
+use futures::FutureExt;
 use futures::future::BoxFuture;
 use sinew_types::{
     Fidelity, FinishReason, PolicyVersion, SamplingParams, TensorSource, TokenId, TokenLogprob,
@@ -159,7 +160,9 @@ pub trait Backend: Send + Sync + fmt::Debug {
     ///
     /// # Errors
     /// Names the parameter and what is allowed.
-    fn accepts(&self, sampling: &SamplingParams) -> Result<(), LegError>;
+    fn accepts(&self, _sampling: &SamplingParams) -> Result<(), LegError> {
+        Ok(())
+    }
 
     /// Runs a leg, handing tokens to `sink` as they come.
     fn generate<'a>(
@@ -168,8 +171,11 @@ pub trait Backend: Send + Sync + fmt::Debug {
         sink: &'a mut LegSink,
     ) -> BoxFuture<'a, Result<LegEnd, LegError>>;
 
-    /// After a leg's future was dropped: makes sure that the server has stopped too.
-    fn cancel(&self, leg: LegId) -> BoxFuture<'_, ()>;
+    /// After a leg's future was dropped: makes sure that the server has stopped too. Most abort what
+    /// nobody listens to and need nothing.
+    fn cancel(&self, _leg: LegId) -> BoxFuture<'_, ()> {
+        std::future::ready(()).boxed()
+    }
 
     /// Looks at the server.
     fn probe(&self) -> BoxFuture<'_, Result<Probe, LegError>>;

@@ -29,6 +29,7 @@ mod http;
 mod local;
 mod metrics;
 mod openai;
+mod pieces;
 pub mod route;
 mod sglang;
 mod sse;

@@ -1,13 +1,13 @@
 //! Any other engine of this process behind the router.
 
-use crate::backend::{Backend, Leg, LegEnd, LegId, LegSink, Probe, ServedWeights, Weights};
+use crate::backend::{Backend, Leg, LegEnd, LegSink, Probe, ServedWeights, Weights};
 use crate::check::ServerEnd;
 use crate::error::LegError;
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use sinew_types::{
     Engine, EngineError, EngineEvent, Fidelity, FinishReason, GenerateRequest, PolicyVersion,
-    RequestId, SamplingParams,
+    RequestId,
 };
 use std::sync::Arc;
 use tokio::sync::mpsc;
@@ -142,20 +142,12 @@ impl Backend for LocalBackend {
         self.engine.fidelity()
     }
 
-    fn accepts(&self, _sampling: &SamplingParams) -> Result<(), LegError> {
-        Ok(())
-    }
-
     fn generate<'a>(
         &'a self,
         leg: &'a Leg,
         sink: &'a mut LegSink,
     ) -> BoxFuture<'a, Result<LegEnd, LegError>> {
         self.run(leg, sink).boxed()
-    }
-
-    fn cancel(&self, _leg: LegId) -> BoxFuture<'_, ()> {
-        std::future::ready(()).boxed()
     }
 
     fn probe(&self) -> BoxFuture<'_, Result<Probe, LegError>> {

@@ -5,7 +5,7 @@
 //! own to the log-probabilities (llama.cpp does), they are used; elsewhere a [`TextCodec`]
 //! makes ids from the text, which need not be those that were sampled.
 
-use crate::backend::{Backend, Leg, LegEnd, LegId, LegSink, Probe, ServedWeights, Weights};
+use crate::backend::{Backend, Leg, LegEnd, LegSink, Probe, ServedWeights, Weights};
 use crate::check::{ServerEnd, room};
 use crate::config::{ConfigError, ServerConfig};
 use crate::error::{LegError, Stage};
@@ -309,10 +309,6 @@ impl Backend for OpenaiBackend {
         sink: &'a mut LegSink,
     ) -> BoxFuture<'a, Result<LegEnd, LegError>> {
         self.run(leg, sink).boxed()
-    }
-
-    fn cancel(&self, _leg: LegId) -> BoxFuture<'_, ()> {
-        std::future::ready(()).boxed()
     }
 
     fn probe(&self) -> BoxFuture<'_, Result<Probe, LegError>> {

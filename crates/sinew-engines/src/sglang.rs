@@ -13,6 +13,7 @@ use crate::config::{ConfigError, ServerConfig};
 use crate::error::{LegError, Stage};
 use crate::http::{self, Http, within};
 use crate::metrics::Metrics;
+use crate::pieces::Pieces;
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use serde::Deserialize;
@@ -143,42 +144,16 @@ impl SglangBackend {
         sink: &mut LegSink,
     ) -> Result<LegEnd, LegError> {
         let mut events = self.http.stream("/generate", body).await?;
-        let mut end = None;
-        let mut cached_prompt_tokens = 0;
+        let mut pieces = Pieces::default();
         while let Some(data) = events.next().await? {
             let Some(chunk) = http::event::<wire::Chunk>(&data)? else {
                 break;
             };
             let asked = usize::from(leg.sampling.top_logprobs);
             let seen = wire::read(chunk, sink.ids(), leg.prompt.len(), asked)?;
-            if let Some(prompt) = &seen.prompt {
-                sink.echo(prompt)?;
-            }
-            // Before its tokens go anywhere.
-            for label in &seen.versions {
-                if ServedWeights::from_label(label) != ServedWeights::Version(leg.version) {
-                    return Err(LegError::Version {
-                        expected: leg.version,
-                        found: label.clone(),
-                    });
-                }
-            }
-            if !seen.ids.is_empty() {
-                sink.tokens(&seen.ids, &seen.logprobs, seen.top).await?;
-            }
-            cached_prompt_tokens = seen.cached.unwrap_or(cached_prompt_tokens);
-            if let Some(said) = seen.end {
-                end = Some(sink.end(&said).await?);
-            }
+            pieces.take(seen, leg, sink).await?;
         }
-        let Some(reason) = end else {
-            let why = format!("after {} tokens, without a reason", sink.sampled());
-            return Err(LegError::Cut(why));
-        };
-        Ok(LegEnd {
-            reason,
-            cached_prompt_tokens,
-        })
+        pieces.end(sink)
     }
 
     async fn look(&self) -> Result<Probe, LegError> {

@@ -8,16 +8,17 @@
 
 mod wire;
 
-use crate::backend::{Backend, Leg, LegEnd, LegId, LegSink, Probe, ServedWeights, Weights};
+use crate::backend::{Backend, Leg, LegEnd, LegSink, Probe, ServedWeights, Weights};
 use crate::config::{ConfigError, ServerConfig};
 use crate::error::{LegError, Stage};
 use crate::http::{self, Http, within};
 use crate::metrics::Metrics;
+use crate::pieces::Pieces;
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use serde::Deserialize;
 use serde_json::{Value, json};
-use sinew_types::{EngineError, Fidelity, PolicyVersion, SamplingParams};
+use sinew_types::{EngineError, Fidelity, PolicyVersion};
 use std::sync::{Mutex, PoisonError};
 
 /// Which endpoint generates.
@@ -191,46 +192,21 @@ impl VllmBackend {
         sink: &mut LegSink,
     ) -> Result<LegEnd, LegError> {
         let mut events = self.http.stream(path, body).await?;
-        let mut end = None;
-        let mut cached_prompt_tokens = 0;
-        let mut echoed = false;
+        let mut pieces = Pieces::default();
         while let Some(data) = events.next().await? {
             let Some(chunk) = http::event::<wire::Chunk>(&data)? else {
                 break;
             };
             let seen = wire::read(chunk, &leg.sampling)?;
-            if let Some(prompt) = &seen.prompt {
-                sink.echo(prompt)?;
-                echoed = true;
-            }
-            for span in &seen.versions {
-                if ServedWeights::from_label(span) != ServedWeights::Version(leg.version) {
-                    return Err(LegError::Version {
-                        expected: leg.version,
-                        found: span.clone(),
-                    });
-                }
-            }
-            if !seen.ids.is_empty() {
-                sink.tokens(&seen.ids, &seen.logprobs, seen.top).await?;
-            }
-            cached_prompt_tokens = seen.cached.unwrap_or(cached_prompt_tokens);
-            if let Some(said) = seen.end {
-                end = Some(sink.end(&said).await?);
-            }
+            pieces.take(seen, leg, sink).await?;
         }
-        let Some(reason) = end else {
-            let why = format!("after {} tokens, without a reason", sink.sampled());
-            return Err(LegError::Cut(why));
-        };
+        let echoed = pieces.echoed();
+        let end = pieces.end(sink)?;
         if !echoed {
             let why = "it does not tell which prompt it used: is it a vLLM of 0.10.2 or later?";
             return Err(LegError::Protocol(why.to_owned()));
         }
-        Ok(LegEnd {
-            reason,
-            cached_prompt_tokens,
-        })
+        Ok(end)
     }
 
     async fn look(&self) -> Result<Probe, LegError> {
@@ -363,21 +339,12 @@ impl Backend for VllmBackend {
         Fidelity::TokenExact
     }
 
-    fn accepts(&self, _sampling: &SamplingParams) -> Result<(), LegError> {
-        Ok(())
-    }
-
     fn generate<'a>(
         &'a self,
         leg: &'a Leg,
         sink: &'a mut LegSink,
     ) -> BoxFuture<'a, Result<LegEnd, LegError>> {
         self.run(leg, sink).boxed()
-    }
-
-    fn cancel(&self, _leg: LegId) -> BoxFuture<'_, ()> {
-        // It aborts what nobody listens to.
-        std::future::ready(()).boxed()
     }
 
     fn probe(&self) -> BoxFuture<'_, Result<Probe, LegError>> {

@@ -3,6 +3,7 @@
 use crate::backend::Leg;
 use crate::check::{ServerEnd, TokenFault};
 use crate::error::LegError;
+use crate::pieces::Seen;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use sinew_types::{TokenId, TokenLogprob};
@@ -80,18 +81,6 @@ enum Matched {
     Id(TokenId),
     Text(String),
     Ids(Vec<TokenId>),
-}
-
-/// What a piece says that the ones before it did not.
-#[derive(Debug, Default, PartialEq)]
-pub(super) struct Seen {
-    pub(super) prompt: Option<Vec<TokenId>>,
-    pub(super) ids: Vec<TokenId>,
-    pub(super) logprobs: Vec<Option<f64>>,
-    pub(super) top: Vec<Vec<TokenLogprob>>,
-    pub(super) end: Option<ServerEnd>,
-    pub(super) versions: Vec<String>,
-    pub(super) cached: Option<u32>,
 }
 
 /// Reads a piece after `before` was sampled. Servers tell all tokens again in each piece, or,

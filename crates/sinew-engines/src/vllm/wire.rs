@@ -3,6 +3,7 @@
 use crate::backend::Leg;
 use crate::check::ServerEnd;
 use crate::error::LegError;
+use crate::pieces::Seen;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use sinew_types::{SamplingParams, TokenId, TokenLogprob};
@@ -139,19 +140,6 @@ struct Usage {
 #[derive(Debug, Deserialize)]
 struct PromptDetails {
     cached_tokens: Option<u32>,
-}
-
-/// What a piece says.
-#[derive(Debug, Default, PartialEq)]
-pub(super) struct Seen {
-    pub(super) prompt: Option<Vec<TokenId>>,
-    pub(super) ids: Vec<TokenId>,
-    pub(super) logprobs: Vec<Option<f64>>,
-    pub(super) top: Vec<Vec<TokenLogprob>>,
-    pub(super) end: Option<ServerEnd>,
-    /// Labels of the weights that sampled, where it says.
-    pub(super) versions: Vec<String>,
-    pub(super) cached: Option<u32>,
 }
 
 /// Reads a piece. The ids are said twice, beside and inside the log-probabilities: they must

@@ -1,0 +1,76 @@
+//! What a server that speaks token ids says of a leg, piece by piece.
+
+use crate::backend::{Leg, LegEnd, LegSink, ServedWeights};
+use crate::check::ServerEnd;
+use crate::error::LegError;
+use sinew_types::{FinishReason, TokenId, TokenLogprob};
+
+/// What a piece says that the ones before it did not.
+#[derive(Debug, Default, PartialEq)]
+pub(crate) struct Seen {
+    pub(crate) prompt: Option<Vec<TokenId>>,
+    pub(crate) ids: Vec<TokenId>,
+    pub(crate) logprobs: Vec<Option<f64>>,
+    pub(crate) top: Vec<Vec<TokenLogprob>>,
+    pub(crate) end: Option<ServerEnd>,
+    /// Labels of the weights that sampled, where it says.
+    pub(crate) versions: Vec<String>,
+    pub(crate) cached: Option<u32>,
+}
+
+/// The pieces of a leg so far.
+#[derive(Debug, Default)]
+pub(crate) struct Pieces {
+    reason: Option<FinishReason>,
+    cached_prompt_tokens: u32,
+    echoed: bool,
+}
+
+impl Pieces {
+    /// Checks a piece and hands its tokens on.
+    pub(crate) async fn take(
+        &mut self,
+        seen: Seen,
+        leg: &Leg,
+        sink: &mut LegSink,
+    ) -> Result<(), LegError> {
+        if let Some(prompt) = &seen.prompt {
+            sink.echo(prompt)?;
+            self.echoed = true;
+        }
+        // Before its tokens go anywhere.
+        for label in &seen.versions {
+            if ServedWeights::from_label(label) != ServedWeights::Version(leg.version) {
+                return Err(LegError::Version {
+                    expected: leg.version,
+                    found: label.clone(),
+                });
+            }
+        }
+        if !seen.ids.is_empty() {
+            sink.tokens(&seen.ids, &seen.logprobs, seen.top).await?;
+        }
+        self.cached_prompt_tokens = seen.cached.unwrap_or(self.cached_prompt_tokens);
+        if let Some(said) = seen.end {
+            self.reason = Some(sink.end(&said).await?);
+        }
+        Ok(())
+    }
+
+    /// Whether the server told which prompt it used.
+    pub(crate) fn echoed(&self) -> bool {
+        self.echoed
+    }
+
+    /// The end of the leg; an error if the server never said one.
+    pub(crate) fn end(self, sink: &LegSink) -> Result<LegEnd, LegError> {
+        let Some(reason) = self.reason else {
+            let why = format!("after {} tokens, without a reason", sink.sampled());
+            return Err(LegError::Cut(why));
+        };
+        Ok(LegEnd {
+            reason,
+            cached_prompt_tokens: self.cached_prompt_tokens,
+        })
+    }
+}
