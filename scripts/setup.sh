@@ -9,7 +9,7 @@ if ! command -v cargo-nextest >/dev/null 2>&1; then
 fi
 
 missing=""
-for pair in python3:python3 bwrap:bubblewrap git:git cc:gcc crun:crun runc:runc dockerd:docker.io podman:podman conmon:conmon busybox:busybox-static setpriv:util-linux busybox:busybox-static qemu-system-x86_64:qemu-system-x86; do
+for pair in python3:python3 bwrap:bubblewrap git:git cc:gcc crun:crun runc:runc dockerd:docker.io podman:podman conmon:conmon busybox:busybox-static setpriv:util-linux qemu-system-x86_64:qemu-system-x86; do
     command -v "${pair%%:*}" >/dev/null 2>&1 || missing="$missing ${pair##*:}"
 done
 if [ -n "$missing" ]; then
