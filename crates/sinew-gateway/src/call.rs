@@ -4,7 +4,7 @@ use crate::dialect::{AnswerContext, Dialect, ModelRequest, ToolChoice};
 use crate::error::{ApiError, NEEDS_ALL};
 use crate::flight::{self, Flight, Subscription, Work};
 use crate::gateway::{Gateway, Retry, Rollout, unix_s};
-use crate::repeated::{self, Scan, Seen};
+use crate::repeated::{Scan, Seen};
 use crate::session::{Ask, Key, Prompt, Session, StateId, head_key};
 use crate::stats::Counters;
 use crate::turn::{TurnOptions, call_end, forced_opening};
@@ -20,20 +20,10 @@ const TAIL_TOKENS: usize = 8;
 
 /// By what a later body that repeats this one is recognized.
 #[derive(Clone, Copy, Debug)]
-struct Repeat {
-    bytes: usize,
-    key: Key,
+struct Repeat<'a> {
+    body: &'a [u8],
+    scan: &'a Scan,
     head: Key,
-}
-
-impl Repeat {
-    fn of(scan: Option<&Scan>, head: Key) -> Option<Self> {
-        scan.map(|scan| Self {
-            bytes: scan.bytes,
-            key: scan.key,
-            head,
-        })
-    }
 }
 
 /// Whether a body can be cut after the messages of this request: the model speaks next, and
@@ -83,10 +73,9 @@ impl Gateway {
         body: &[u8],
         retry: Retry<'_>,
     ) -> Result<Subscription, ApiError> {
-        let scan = dialect.repeated().and_then(|field| {
-            let seen = rollout.session().bodies();
-            repeated::scan(body, field, &seen)
-        });
+        let scan = dialect
+            .repeated()
+            .and_then(|field| rollout.session().bodies().scan(body, field));
         let key = retry.key(body, scan.as_ref());
         if retry.again
             && let Some(flight) = rollout.same(key)
@@ -94,12 +83,15 @@ impl Gateway {
             Counters::add(&self.inner.counters.coalesced, 1);
             return Ok(Subscription::new(&flight));
         }
+        let repeat = |head| {
+            let scan = scan.as_ref()?;
+            Some(Repeat { body, scan, head })
+        };
         if let Some((seen, rest)) = scan.as_ref().and_then(|s| s.cut.as_ref())
             && let Ok(mut request) = dialect.parse(rest)
             && grown(rollout, seen, &mut request)
         {
-            let repeat = Repeat::of(scan.as_ref(), seen.head);
-            match self.begin(rollout, request, key, repeat, Some(seen.state)) {
+            match self.begin(rollout, request, key, repeat(seen.head), Some(seen.state)) {
                 Err(error) if error.code == NEEDS_ALL => {}
                 begun => {
                     let recognized = u64::from(begun.is_ok());
@@ -111,8 +103,7 @@ impl Gateway {
         let request = dialect.parse(body)?;
         let repeat = match &request.prompt {
             Prompt::Messages(messages) if may_grow(&request) => {
-                let head = head_key(&request.tools, &messages[..request.head]);
-                Repeat::of(scan.as_ref(), head)
+                repeat(head_key(&request.tools, &messages[..request.head]))
             }
             _ => None,
         };
@@ -124,7 +115,7 @@ impl Gateway {
         rollout: &Arc<Rollout>,
         mut request: ModelRequest,
         key: [u8; 32],
-        repeat: Option<Repeat>,
+        repeat: Option<Repeat<'_>>,
         known: Option<StateId>,
     ) -> Result<Subscription, ApiError> {
         rollout.kept.restore(&mut request)?;
@@ -145,8 +136,8 @@ impl Gateway {
         };
         let mut session = rollout.session();
         let begun = session.begin(self.inner.parts.renderer.as_ref(), &ask, unix_s())?;
-        if let Some(Repeat { bytes, key, head }) = repeat {
-            session.remember(begun.call, bytes, key, head);
+        if let Some(Repeat { body, scan, head }) = repeat {
+            session.remember(begun.call, body, scan, head);
         }
         let sampling = self.sampling(&session, &request, begun.room, format.calls.as_ref());
         let seed = |i| session.seed(begun.call, i, request.sampling.seed);

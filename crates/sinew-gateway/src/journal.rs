@@ -569,4 +569,72 @@ mod tests {
         let refused = refused.unwrap();
         assert!(refused.message.contains("finish rollouts"), "{refused}");
     }
+
+    /// Runs the named test again with a disk of `SMALL_DISK` bytes, where it finds `None`.
+    const SMALL_DISK: u64 = 128 << 10;
+
+    fn small_disk(test: &str) -> Option<PathBuf> {
+        if let Some(folder) = std::env::var_os("SINEW_SMALL_DISK") {
+            return Some(folder.into());
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let script = format!(
+            "mount -t tmpfs -o size={SMALL_DISK} tmpfs \"$SINEW_SMALL_DISK\" && exec \"$0\" --exact {test}"
+        );
+        let status = std::process::Command::new("unshare")
+            .args(["-Urm", "sh", "-c", &script])
+            .arg(std::env::current_exe().unwrap())
+            .env("SINEW_SMALL_DISK", folder.path())
+            .status();
+        assert!(status.unwrap().success(), "with a small disk; `unshare -Urm` must work here");
+        None
+    }
+
+    /// Entries that take about so many bytes.
+    fn large(bytes: usize) -> Record {
+        let metrics = std::collections::BTreeMap::from([("x".repeat(bytes), 1.0)]);
+        let reward = Reward {
+            metrics,
+            ..Reward::default()
+        };
+        Record::Entries {
+            entries: vec![Entry::Rewarded { reward }],
+        }
+    }
+
+    #[test]
+    fn a_full_disk_tears_no_line_leaves_no_gap_and_is_got_over() {
+        let Some(folder) = small_disk("journal::tests::a_full_disk_tears_no_line_leaves_no_gap_and_is_got_over")
+        else {
+            return;
+        };
+        let ballast = folder.join("ballast");
+        std::fs::write(&ballast, vec![0; 64 << 10]).unwrap();
+        {
+            let journal = Journal::open(&folder, JournalOptions::default()).unwrap();
+            for id in ["a", "b"] {
+                wait(&journal, id, opened("k")).unwrap();
+                wait(&journal, id, large(5000)).unwrap();
+            }
+            let refused = (0..40).find_map(|_| wait(&journal, "a", large(5000)).err());
+            assert!(refused.unwrap().message.contains("No space left"));
+            std::fs::remove_file(&ballast).unwrap();
+            // What follows the lost part of `a` would not fit to what is on disk.
+            let refused = wait(&journal, "a", entries(1.0)).unwrap_err();
+            assert!(refused.message.contains("earlier part"), "{refused}");
+            wait(&journal, "b", entries(1.0)).unwrap();
+            wait(&journal, "c", opened("k")).unwrap();
+        }
+        let open = open_ids(&folder);
+        assert_eq!((open["b"], open["c"]), (2, 0), "{open:?}");
+        assert!(open["a"] >= 1);
+        // Opening writes a new file: without room for it, the old one stays what it is.
+        let used = std::fs::metadata(&numbered(&folder).unwrap()[0].1).unwrap().len();
+        std::fs::write(&ballast, vec![0; (SMALL_DISK - used) as usize - (16 << 10)]).unwrap();
+        let refused = Journal::open(&folder, JournalOptions::default()).unwrap_err();
+        assert!(refused.to_string().contains("No space left"), "{refused}");
+        std::fs::remove_file(&ballast).unwrap();
+        assert_eq!(open_ids(&folder), open);
+        assert_eq!(numbered(&folder).unwrap().len(), 1);
+    }
 }

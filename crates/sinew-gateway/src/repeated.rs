@@ -6,9 +6,13 @@
 
 use crate::session::{Key, PrefixHasher, StateId};
 use serde::de::{DeserializeOwned, IgnoredAny};
+use std::collections::VecDeque;
 
-/// Bodies of a rollout that are remembered.
-pub(crate) const MAX_SEEN: usize = 8;
+/// Bodies of a rollout that are remembered by their key.
+const MAX_SEEN: usize = 8;
+
+/// Longest messages that are kept as they came, and compared instead of hashed.
+const MAX_KEPT_BYTES: usize = 1 << 20;
 
 /// Messages that were read, as bytes of their array without its brackets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,13 +28,15 @@ pub(crate) struct Seen {
 }
 
 /// What the bytes of a body tell.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub(crate) struct Scan {
     /// Where the messages begin.
     pub(crate) start: usize,
     /// Length and key of all messages.
     pub(crate) bytes: usize,
     pub(crate) key: Key,
+    /// At their end.
+    hasher: PrefixHasher,
     /// The longest known beginning, and the body without it.
     pub(crate) cut: Option<(Seen, Vec<u8>)>,
 }
@@ -51,63 +57,122 @@ impl Scan {
     }
 }
 
-/// The longest of the `seen` that `array` begins with, where its next item starts, and the hasher
-/// at its end. The newest is tried first: most bodies are the last one and something new.
-fn longest<'a>(array: &[u8], seen: &'a [Seen]) -> Option<(&'a Seen, usize, PrefixHasher)> {
-    let matches = |seen: &'a Seen, hasher: &mut PrefixHasher| {
-        let key = hasher.until(array, seen.bytes);
-        let comma = skip_space(array, seen.bytes);
-        let same = key == seen.key && array.get(comma) == Some(&b',');
-        same.then(|| (seen, comma + 1, hasher.clone()))
-    };
-    let fits = |s: &&Seen| s.bytes < array.len();
-    let mut hasher = PrefixHasher::default();
-    let newest = seen
-        .last()
-        .filter(fits)
-        .and_then(|s| matches(s, &mut hasher));
-    if newest.is_none() {
-        hasher = PrefixHasher::default();
-    }
-    let from = newest.as_ref().map_or(0, |(s, ..)| s.bytes);
-    let mut longer: Vec<&Seen> = seen
-        .iter()
-        .filter(fits)
-        .filter(|s| s.bytes > from)
-        .collect();
-    longer.sort_by_key(|s| s.bytes);
-    let mut known = newest;
-    for candidate in longer {
-        known = matches(candidate, &mut hasher).or(known);
-    }
-    known
+/// The newest body's messages as they came. Most bodies are these and something new: comparing
+/// them costs a tenth of hashing them, and the hash goes on where it ended.
+#[derive(Clone, Debug)]
+struct Newest {
+    seen: Seen,
+    messages: Vec<u8>,
+    hasher: PrefixHasher,
 }
 
-/// Looks for the array `field` of the object in `body`. `None` if there is none, or the bytes
-/// are not what they should be: reading the body tells why.
-pub(crate) fn scan(body: &[u8], field: &str, seen: &[Seen]) -> Option<Scan> {
-    let start = find_array(body, field)? + 1;
-    let array = &body[start..];
-    let known = longest(array, seen);
-    let from = known.as_ref().map_or(0, |(_, from, _)| *from);
-    let bytes = last_item(array, from)?;
-    let (known, mut hasher) = match known {
-        Some((seen, from, hasher)) => (Some((seen, from)), hasher),
-        None => (None, PrefixHasher::default()),
-    };
-    let key = hasher.until(array, bytes);
-    let cut = known.map(|(seen, from)| {
-        let mut rest = Vec::with_capacity(start + array.len() - from);
-        rest.extend_from_slice(&body[..start]);
-        rest.extend_from_slice(&array[from..]);
-        (*seen, rest)
-    });
-    Some(Scan {
-        start,
-        bytes,
-        key,
-        cut,
-    })
+/// Bodies of a rollout whose messages were read.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Bodies {
+    newest: Option<Newest>,
+    /// The newest of them last.
+    older: VecDeque<Seen>,
+}
+
+impl Bodies {
+    /// `scan` of `body` has led to `call`, at `state`. `head` as in [`Seen`].
+    pub(crate) fn remember(
+        &mut self,
+        body: &[u8],
+        scan: &Scan,
+        head: Key,
+        (call, state): (u32, StateId),
+    ) {
+        let seen = Seen {
+            bytes: scan.bytes,
+            key: scan.key,
+            head,
+            state,
+            call,
+        };
+        let messages = &body[scan.start..scan.start + scan.bytes];
+        let before = self.newest.take();
+        if let Some(Newest { seen, .. }) = &before {
+            self.older.push_back(*seen);
+        }
+        self.older.retain(|older| older.key != seen.key);
+        if messages.len() > MAX_KEPT_BYTES {
+            self.older.push_back(seen);
+        } else {
+            let known = scan.cut.as_ref().map(|(known, _)| known.key);
+            let messages = match before {
+                Some(before) if Some(before.seen.key) == known => {
+                    let mut grown = before.messages;
+                    grown.extend_from_slice(&messages[grown.len()..]);
+                    grown
+                }
+                _ => messages.to_vec(),
+            };
+            self.newest = Some(Newest {
+                seen,
+                messages,
+                hasher: scan.hasher.clone(),
+            });
+        }
+        while self.older.len() > MAX_SEEN {
+            self.older.pop_front();
+        }
+    }
+
+    /// The longest known messages that `array` begins with, where its next item starts, and the
+    /// hasher at their end.
+    fn longest(&self, array: &[u8]) -> Option<(Seen, usize, PrefixHasher)> {
+        let next = |seen: &Seen| {
+            let comma = skip_space(array, seen.bytes);
+            (array.get(comma) == Some(&b',')).then_some(comma + 1)
+        };
+        let newest = self.newest.as_ref();
+        let mut known = newest
+            .filter(|newest| array.starts_with(&newest.messages))
+            .and_then(|n| Some((n.seen, next(&n.seen)?, n.hasher.clone())));
+        let from = known.as_ref().map_or(0, |(seen, ..)| seen.bytes);
+        let longer = |s: &&Seen| (from + 1..array.len()).contains(&s.bytes);
+        let mut longer: Vec<&Seen> = self.older.iter().filter(longer).collect();
+        longer.sort_by_key(|s| s.bytes);
+        let mut hasher = known.as_ref().map(|(.., hasher)| hasher.clone());
+        for seen in longer {
+            let hasher = hasher.get_or_insert_default();
+            if hasher.until(array, seen.bytes) == seen.key
+                && let Some(next) = next(seen)
+            {
+                known = Some((*seen, next, hasher.clone()));
+            }
+        }
+        known
+    }
+
+    /// Looks for the array `field` of the object in `body`. `None` if there is none, or the
+    /// bytes are not what they should be: reading the body tells why.
+    pub(crate) fn scan(&self, body: &[u8], field: &str) -> Option<Scan> {
+        let start = find_array(body, field)? + 1;
+        let array = &body[start..];
+        let known = self.longest(array);
+        let from = known.as_ref().map_or(0, |(_, from, _)| *from);
+        let bytes = last_item(array, from)?;
+        let (known, mut hasher) = match known {
+            Some((seen, from, hasher)) => (Some((seen, from)), hasher),
+            None => (None, PrefixHasher::default()),
+        };
+        let key = hasher.until(array, bytes);
+        let cut = known.map(|(seen, from)| {
+            let mut rest = Vec::with_capacity(start + array.len() - from);
+            rest.extend_from_slice(&body[..start]);
+            rest.extend_from_slice(&array[from..]);
+            (seen, rest)
+        });
+        Some(Scan {
+            start,
+            bytes,
+            key,
+            hasher,
+            cut,
+        })
+    }
 }
 
 /// Position of the bracket that opens the array `field`.
@@ -174,69 +239,94 @@ mod tests {
     use serde_json::{Value, json};
     use sinew_types::{Message, Role};
 
-    fn seen(scan: &Scan, state: StateId) -> Seen {
-        Seen {
-            bytes: scan.bytes,
-            key: scan.key,
-            head: Key::default(),
-            state,
-            call: 0,
+    /// Bodies that were read, the first at state 1.
+    fn known(bodies: &[&[u8]]) -> Bodies {
+        let mut known = Bodies::default();
+        for (&body, state) in bodies.iter().zip(1..) {
+            let scan = known.scan(body, "messages").unwrap();
+            known.remember(body, &scan, Key::default(), (state, state));
         }
+        known
     }
 
-    fn text(scan: &Scan) -> &str {
-        let (_, body) = scan.cut.as_ref().unwrap();
-        std::str::from_utf8(body).unwrap()
+    /// All of a scan but the hasher, whose key is among them.
+    fn told(scan: &Scan) -> (usize, usize, Key, Option<(StateId, &str)>) {
+        let cut = scan.cut.as_ref();
+        let text = |body| std::str::from_utf8(body).unwrap();
+        let cut = cut.map(|(seen, body)| (seen.state, text(body)));
+        (scan.start, scan.bytes, scan.key, cut)
     }
 
     #[test]
     fn known_beginnings_are_cut_off() {
-        let one = br#"{"model": "m,[]", "messages": [ {"a": "]}"} ], "n": 1}"#;
-        let first = scan(one, "messages", &[]).unwrap();
-        assert_eq!(first.cut, None);
-        let two = br#"{"n":2,"messages":[ {"a": "]}"} , 3,{"b":1}],"x":[]}"#;
-        let second = scan(two, "messages", &[seen(&first, 1)]).unwrap();
-        assert_eq!(text(&second), r#"{"n":2,"messages":[ 3,{"b":1}],"x":[]}"#);
-        let three = br#"{"messages":[ {"a": "]}"} , 3,{"b":1},4]}"#;
-        let both = [seen(&second, 2), seen(&first, 1)];
-        let third = scan(three, "messages", &both).unwrap();
-        assert_eq!(third.cut.as_ref().unwrap().0.state, 2);
-        assert_eq!(text(&third), r#"{"messages":[4]}"#);
+        let one = br#"{"model": "m,[]", "messages": [ {"a": "]}"} ], "n": 1}"#.as_slice();
+        let two = br#"{"n":2,"messages":[ {"a": "]}"} , 3,{"b":1}],"x":[]}"#.as_slice();
+        let three = br#"{"messages":[ {"a": "]}"} , 3,{"b":1},4]}"#.as_slice();
+        let none = Bodies::default();
+        assert!(none.scan(one, "messages").unwrap().cut.is_none());
+        let second = known(&[one]).scan(two, "messages").unwrap();
+        let rest = r#"{"n":2,"messages":[ 3,{"b":1}],"x":[]}"#;
+        assert_eq!(told(&second).3, Some((1, rest)));
+        let third = known(&[one, two]).scan(three, "messages").unwrap();
+        assert_eq!(told(&third).3, Some((2, r#"{"messages":[4]}"#)));
         // The key of the whole does not depend on what was cut.
-        assert_eq!(scan(three, "messages", &[]).unwrap().key, third.key);
+        let whole = none.scan(three, "messages").unwrap();
+        assert_eq!(whole.key, third.key);
         // Nor does that of the body, and no other body has it.
-        assert_eq!(
-            scan(three, "messages", &[]).unwrap().body_key(three),
-            third.body_key(three)
-        );
+        assert_eq!(whole.body_key(three), third.body_key(three));
         for other in [
-            two.as_slice(),
-            br#"{"messages":[ {"a": "]}"} , 3,{"b":1},4],"n":1}"#,
+            two,
+            br#"{"messages":[ {"a": "]}"} , 3,{"b":1},4],"n":1}"#.as_slice(),
         ] {
-            let scanned = scan(other, "messages", &[]).unwrap();
+            let scanned = none.scan(other, "messages").unwrap();
             assert_ne!(scanned.body_key(other), third.body_key(three));
         }
         // A longer known beginning wins over the newest, and an older one is found, too.
-        for known in [[both[0], both[1]], [both[1], both[0]]] {
-            assert_eq!(scan(three, "messages", &known).unwrap(), third);
-            let again = scan(two, "messages", &known).unwrap();
-            assert_eq!(again, second);
+        let elsewhere = br#"{"messages":["no",1]}"#.as_slice();
+        let rest = r#"{"messages":[4]}"#;
+        for (bodies, state) in [
+            ([two, one].as_slice(), 1),
+            (&[one, two, elsewhere], 2),
+            (&[one, two, one], 2),
+        ] {
+            let scan = known(bodies).scan(three, "messages").unwrap();
+            assert_eq!(told(&scan).3, Some((state, rest)));
+            assert_eq!(scan.key, third.key);
         }
         // The same again has nothing new in it.
-        assert_eq!(scan(one, "messages", &[seen(&first, 1)]).unwrap().cut, None);
+        assert!(known(&[one]).scan(one, "messages").unwrap().cut.is_none());
+    }
+
+    #[test]
+    fn so_many_are_remembered_and_long_ones_by_their_key() {
+        let body = |items: &str| format!(r#"{{"messages":[{items}]}}"#).into_bytes();
+        let long = format!(r#""{}""#, "x".repeat(MAX_KEPT_BYTES));
+        let mut bodies: Vec<Vec<u8>> = (0..20).map(|i| body(&i.to_string())).collect();
+        bodies.push(body(&long));
+        let bodies: Vec<&[u8]> = bodies.iter().map(Vec::as_slice).collect();
+        let known = known(&bodies);
+        assert!(known.newest.is_none());
+        assert_eq!(known.older.len(), MAX_SEEN);
+        let grown = |items: &str| {
+            known
+                .scan(&body(&format!("{items},1")), "messages")
+                .unwrap()
+        };
+        assert_eq!(told(&grown(&long)).3, Some((21, r#"{"messages":[1]}"#)));
+        assert_eq!(told(&grown("19")).3, Some((20, r#"{"messages":[1]}"#)));
+        assert!(grown("2").cut.is_none());
     }
 
     #[test]
     fn other_bytes_are_read_whole() {
-        let first = scan(br#"{"messages":[1,2]}"#, "messages", &[]).unwrap();
-        let known = [seen(&first, 1)];
+        let known = known(&[br#"{"messages":[1,2]}"#]);
         for body in [
             r#"{"messages":[1,3,4]}"#,
             r#"{"messages":[1, 2,4]}"#,
             r#"{"messages":[1,23]}"#,
         ] {
-            let scanned = scan(body.as_bytes(), "messages", &known).unwrap();
-            assert_eq!(scanned.cut, None, "{body}");
+            let scanned = known.scan(body.as_bytes(), "messages").unwrap();
+            assert!(scanned.cut.is_none(), "{body}");
         }
         for broken in [
             "",
@@ -251,9 +341,8 @@ mod tests {
             r#"{1:2}"#,
             "\u{ff}",
         ] {
-            assert_eq!(
-                scan(broken.as_bytes(), "messages", &known),
-                None,
+            assert!(
+                known.scan(broken.as_bytes(), "messages").is_none(),
                 "{broken}"
             );
         }
@@ -296,6 +385,30 @@ mod tests {
     }
 
     proptest! {
+        /// Whatever was read before, a body has the same key, and what is cut off and what is
+        /// left are the whole.
+        #[test]
+        fn what_was_read_before_changes_no_key(
+            lists in prop::collection::vec(prop::collection::vec(0u8..3, 1..6), 1..14),
+        ) {
+            let mut known = Bodies::default();
+            for (list, call) in lists.iter().zip(1u32..) {
+                let body = json!({"messages": list, "n": call}).to_string();
+                let scan = known.scan(body.as_bytes(), "messages").unwrap();
+                let fresh = Bodies::default().scan(body.as_bytes(), "messages").unwrap();
+                prop_assert_eq!(scan.key, fresh.key);
+                prop_assert_eq!((scan.start, scan.bytes), (fresh.start, fresh.bytes));
+                if let Some((seen, rest)) = &scan.cut {
+                    let before = &lists[seen.call as usize - 1];
+                    let rest: Value = serde_json::from_slice(rest).unwrap();
+                    let rest = rest["messages"].as_array().unwrap().iter();
+                    let rest = rest.map(|v| v.as_u64().unwrap() as u8);
+                    prop_assert_eq!(&before.iter().copied().chain(rest).collect::<Vec<_>>(), list);
+                }
+                known.remember(body.as_bytes(), &scan, Key::default(), (call, call));
+            }
+        }
+
         /// Wherever a list may be cut, its parts are read as the whole is.
         #[test]
         fn a_cut_list_reads_the_same(

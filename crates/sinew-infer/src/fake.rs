@@ -41,6 +41,16 @@ fn mix(state: u64, word: u64) -> u64 {
     z ^ (z >> 31)
 }
 
+/// What `token` at place `at` adds to the hash of a prefix: a multiply, xor and shift of the
+/// kind that [`mix`] is made of, short enough that several run at once.
+fn placed(at: usize, token: TokenId) -> u64 {
+    let place = (at as u64).wrapping_mul(0xD6E8_FEB8_6659_FD93);
+    let mut z = place.wrapping_add(u64::from(token) + 1);
+    z = (z ^ (z >> 32)).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    z = (z ^ (z >> 29)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    z ^ (z >> 32)
+}
+
 impl FakeModel {
     /// Natural log-probability of `token` after `prefix`. A token that would not be sampled
     /// there (a scripted one) has a stand-in value between -10 and -9.
@@ -48,9 +58,14 @@ impl FakeModel {
         self.logprob_at(self.state(prefix), token)
     }
 
+    /// Hash of a prefix: a sum over tokens and their places, so that long prefixes are hashed
+    /// many tokens at a time.
     fn state(&self, prefix: &[TokenId]) -> u64 {
         let start = mix(self.seed, 0x5EED);
-        prefix.iter().fold(start, |h, &t| mix(h, u64::from(t)))
+        let places = prefix.iter().enumerate();
+        places.fold(start, |sum, (at, &token)| {
+            sum.wrapping_add(placed(at, token))
+        })
     }
 
     fn ends_at(&self, state: u64) -> Option<TokenId> {
@@ -243,7 +258,8 @@ impl FakeCore {
             token.id = scripted;
             token.logprob = model.logprob_at(fake.state, scripted);
         }
-        fake.state = mix(fake.state, u64::from(token.id));
+        let place = placed(fake.sequence.tokens.len(), token.id);
+        fake.state = fake.state.wrapping_add(place);
         let bytes = self.config.token_bytes.as_ref();
         let end = fake.sequence.push(token.id, self.config.context, bytes);
         self.status.sampled_tokens += 1;

@@ -24,7 +24,7 @@ pub use types::{
 
 use crate::kept::Answer;
 use crate::limits::SessionLimits;
-use crate::repeated::{MAX_SEEN, Seen};
+use crate::repeated::{Bodies, Scan};
 pub(crate) use keys::{Key, PrefixHasher, head as head_key};
 use sinew_render::Renderer;
 use sinew_types::{
@@ -33,10 +33,13 @@ use sinew_types::{
 };
 pub(crate) use states::StateId;
 use states::States;
-use std::collections::{BTreeMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, HashSet};
 use tip::Tip;
 use types::Beginning;
 pub(crate) use types::Entry;
+
+/// Ids that fit behind a prompt: most answers do.
+const ANSWER_ROOM: usize = 512;
 
 /// A call, running or ended.
 #[derive(Clone, Debug)]
@@ -93,8 +96,8 @@ pub struct Session {
     over: bool,
     /// Path of the last prompt.
     tip: Tip,
-    /// Bodies whose messages were read, the newest last.
-    bodies: VecDeque<Seen>,
+    /// Bodies whose messages were read.
+    bodies: Bodies,
     /// What happened since it was last taken; `None`: nobody keeps a journal.
     entries: Option<Vec<Entry>>,
 }
@@ -121,7 +124,7 @@ impl Session {
             generate_s: 0.0,
             over: false,
             tip: Tip::default(),
-            bodies: VecDeque::new(),
+            bodies: Bodies::default(),
             entries: None,
         }
     }
@@ -189,27 +192,16 @@ impl Session {
     }
 
     /// Bodies whose messages were read.
-    pub(crate) fn bodies(&self) -> Vec<Seen> {
-        self.bodies.iter().copied().collect()
+    pub(crate) fn bodies(&self) -> &Bodies {
+        &self.bodies
     }
 
-    /// The messages of a body have led to a running call.
-    pub(crate) fn remember(&mut self, call: u32, bytes: usize, key: Key, head: Key) {
-        let Some(running) = self.running.get(&call) else {
-            return;
-        };
-        let seen = Seen {
-            bytes,
-            key,
-            head,
-            state: running.state,
-            call,
-        };
-        self.bodies.retain(|known| known.key != key);
-        if self.bodies.len() >= MAX_SEEN {
-            self.bodies.pop_front();
+    /// The messages of a body, after what `head` stands for, have led to a running call.
+    pub(crate) fn remember(&mut self, call: u32, body: &[u8], scan: &Scan, head: Key) {
+        if let Some(running) = self.running.get(&call) {
+            self.bodies
+                .remember(body, scan, head, (call, running.state));
         }
-        self.bodies.push_back(seen);
     }
 
     fn note(&mut self, entry: impl FnOnce() -> Entry) {
@@ -312,7 +304,7 @@ impl Session {
         self.tip.go(&self.nodes, plan.base);
         let new: Vec<&[TokenId]> = plan.nodes.iter().map(|n| n.tokens.as_slice()).collect();
         let prompt_key = self.tip.key_with(&new);
-        let prompt = [&[self.tip.ids()], new.as_slice()].concat().concat();
+        let prompt = self.prompt(&new);
         let context = self.limits.max_context_tokens;
         if prompt.len() >= context as usize {
             return Err(SessionError::ContextFull {
@@ -344,6 +336,17 @@ impl Session {
             prompt,
             join: plan.join,
         })
+    }
+
+    /// Ids of the path and `new` after them, in memory that an answer fits into: an engine goes
+    /// on where the prompt ends, and does not copy it.
+    fn prompt(&self, new: &[&[TokenId]]) -> Vec<TokenId> {
+        let path = self.tip.ids();
+        let count = path.len() + new.iter().map(|ids| ids.len()).sum::<usize>();
+        let mut prompt = Vec::with_capacity(count + ANSWER_ROOM);
+        prompt.extend_from_slice(path);
+        new.iter().for_each(|ids| prompt.extend_from_slice(ids));
+        prompt
     }
 
     /// Opens a call that was planned, and gives its number.

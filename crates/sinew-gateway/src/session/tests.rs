@@ -462,8 +462,13 @@ fn only_what_is_new_need_be_told() {
             choices: 1,
         };
         let begun = c.session.begin(&c.renderer, &ask, NOW)?;
-        c.session.remember(begun.call, 0, [0; 16], [0; 16]);
-        let state = c.session.bodies()[0].state;
+        let body = |more| format!(r#"{{"messages":["{}"{more}]}}"#, begun.call);
+        let scan = |c: &Client, more| c.session.bodies().scan(body(more).as_bytes(), "messages");
+        let read = scan(c, "").unwrap();
+        let id = begun.call;
+        c.session.remember(id, body("").as_bytes(), &read, [0; 16]);
+        let (seen, _) = scan(c, ",0").unwrap().cut.unwrap();
+        let state = seen.state;
         let mark = (c.given.len() + 1) as f32 / 1024.0;
         let sampled = output(&c.renderer, text, mark, true);
         let ids = sampled.tokens.iter().map(|t| t.id).collect();
