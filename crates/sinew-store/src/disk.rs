@@ -2,7 +2,7 @@
 
 use crate::codec::{self, Mark};
 use crate::error::StoreError;
-use crate::index;
+use crate::index::{self, Table};
 use crate::queue::LeaseId;
 use crate::queue_disk::DiskQueue;
 use crate::reader;
@@ -73,18 +73,51 @@ impl DiskStore {
         let lock = lock(directory)?;
         let segments = SegmentDir::open(directory.join("segments"))?;
         let mut connection = index::open(&directory.join(index::FILE_NAME))?;
-        let (recovery, end) = recover::run(&segments, &mut connection)?;
-        let (segment, length) = end;
+        let opened = recover::run(&segments, &mut connection)?;
+        let (segment, length) = opened.end;
         let writer = Writer::new(segments.clone(), segment, length, options.segment_bytes);
-        Ok(Self {
+        let store = Self {
             directory: directory.to_owned(),
             segments,
             options,
             writer: Mutex::new(writer),
             connection: Arc::new(Mutex::new(connection)),
-            recovery,
+            recovery: opened.recovery,
             _lock: lock,
-        })
+        };
+        store.mark_again(opened.unmarked)?;
+        Ok(store)
+    }
+
+    /// Writes marks that were torn once more: the index still has what they say.
+    fn mark_again(&self, batches: Vec<TrainedBatch>) -> Result<(), StoreError> {
+        let mut writer = guard(&self.writer)?;
+        let mut connection = guard(&self.connection)?;
+        for batch in batches {
+            let mark = Mark {
+                batch: batch.batch,
+                step: batch.step,
+                episodes: batch.episodes.into_iter().map(|e| e.0).collect(),
+                // Consumed already, in the index that is there.
+                rows: Vec::new(),
+            };
+            let frame = self.mark_frame(&mark)?;
+            self.append(&mut writer, &mut connection, &frame, |tx, at| {
+                index::relocate(tx, Table::Batches, &mark.batch, Some(at[0]))
+            })?;
+        }
+        Ok(())
+    }
+
+    fn mark_frame(&self, mark: &Mark) -> Result<Frame, StoreError> {
+        let encoded =
+            codec::encode(mark, self.options.compress).map_err(|reason| StoreError::Encode {
+                episode: EpisodeId::new(mark.batch.clone()),
+                reason,
+            })?;
+        let mut frame = Frame::default();
+        frame.push(RecordKind::Mark, &encoded);
+        Ok(frame)
     }
 
     /// What opening found and repaired.
@@ -154,13 +187,7 @@ impl DiskStore {
             episodes: episodes.iter().map(|e| e.0.clone()).collect(),
             rows,
         };
-        let encoded =
-            codec::encode(&mark, self.options.compress).map_err(|reason| StoreError::Encode {
-                episode: EpisodeId::new(batch),
-                reason,
-            })?;
-        let mut frame = Frame::default();
-        frame.push(RecordKind::Mark, &encoded);
+        let frame = self.mark_frame(&mark)?;
         // Marks are small and end a step that is already paid for: the byte limit does not
         // hold them back.
         self.append(&mut writer, &mut connection, &frame, |tx, at| {

@@ -518,6 +518,60 @@ pub(crate) fn living(
     Ok(rows.collect::<Result<_, _>>()?)
 }
 
+/// Where the records of a segment lie, last first.
+pub(crate) fn records(connection: &Connection, segment: u32) -> Result<Vec<Location>, StoreError> {
+    let mut query = connection.prepare_cached(
+        "SELECT segment, offset, bytes FROM episodes WHERE segment = ?1
+         UNION ALL SELECT segment, offset, bytes FROM batches WHERE segment = ?1
+         ORDER BY offset DESC",
+    )?;
+    let rows = query.query_map([segment], location)?;
+    Ok(rows.collect::<Result<_, _>>()?)
+}
+
+/// Forgets the episodes of a segment from a byte on. Those that a batch trained stay known, so that
+/// none is trained again. Returns the ids of the others, then those of the trained.
+pub(crate) fn forget(
+    tx: &Transaction<'_>,
+    segment: u32,
+    from: u64,
+) -> Result<(Vec<EpisodeId>, Vec<EpisodeId>), StoreError> {
+    let from = signed("offset", from)?;
+    let mut ids = tx.prepare(
+        "SELECT episode FROM episodes
+         WHERE segment = ?1 AND offset >= ?2 AND (batch IS NOT NULL) = ?3 ORDER BY seq",
+    )?;
+    let mut of = |trained: bool| -> Result<Vec<EpisodeId>, StoreError> {
+        let rows = ids.query_map(params![segment, from, trained], |r| r.get(0).map(EpisodeId))?;
+        Ok(rows.collect::<Result<_, _>>()?)
+    };
+    let (untrained, trained) = (of(false)?, of(true)?);
+    tx.execute(
+        "DELETE FROM episodes WHERE segment = ?1 AND offset >= ?2 AND batch IS NULL",
+        params![segment, from],
+    )?;
+    tx.execute(
+        "UPDATE episodes SET segment = NULL, offset = NULL, bytes = NULL
+         WHERE segment = ?1 AND offset >= ?2",
+        params![segment, from],
+    )?;
+    Ok((untrained, trained))
+}
+
+/// Batches whose marks lie in a segment from a byte on.
+pub(crate) fn batches_from(
+    connection: &Connection,
+    segment: u32,
+    from: u64,
+) -> Result<Vec<TrainedBatch>, StoreError> {
+    let mut query = connection.prepare(
+        "SELECT batch, step, episodes FROM batches
+         WHERE segment = ?1 AND offset >= ?2 ORDER BY seq",
+    )?;
+    let rows = query.query_map(params![segment, signed("offset", from)?], trained_batch)?;
+    Ok(rows.collect::<Result<_, _>>()?)
+}
+
 /// Which table a record is listed in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Table {

@@ -1,12 +1,16 @@
 //! Opening a store: the index catches up with the segments, torn tails go.
+//!
+//! A tail is torn if the newest file ends in what is no whole frame, whether or not the index knows
+//! of it: a medium that lost power may have lost what it had confirmed. Damage with something
+//! readable behind it is no torn tail. It stays, and is told when it is read.
 
 use crate::codec::{self, Mark};
 use crate::error::StoreError;
 use crate::index;
 use crate::segment::{FILE_HEADER, Record, RecordKind, SegmentDir};
-use crate::store::EpisodeSummary;
+use crate::store::{EpisodeSummary, TrainedBatch};
 use rusqlite::{Connection, Transaction};
-use sinew_types::Trace;
+use sinew_types::{EpisodeId, Trace};
 use std::fs::OpenOptions;
 use std::path::PathBuf;
 
@@ -17,6 +21,11 @@ pub struct Recovery {
     pub indexed: u64,
     /// Bytes of an unfinished commit that were cut off the newest segment.
     pub cut_bytes: u64,
+    /// Committed episodes that lay in a torn tail and that no batch had trained: unknown now, so
+    /// that they can be run and committed again.
+    pub torn: Vec<EpisodeId>,
+    /// Those of a torn tail that a batch had trained: known as such, but not to be read.
+    pub torn_trained: Vec<EpisodeId>,
     /// Files that gc had given up.
     pub removed_segments: u64,
     /// Older files that are shorter than the index says, or unreadable from some byte on. What
@@ -24,12 +33,23 @@ pub struct Recovery {
     pub damaged: Vec<PathBuf>,
 }
 
-/// Returns the segment to go on in, and its length (0: it does not exist yet).
+/// What opening found.
+#[derive(Debug, Default)]
+pub(crate) struct Opened {
+    pub(crate) recovery: Recovery,
+    /// The segment to go on in, and its length (0: it does not exist yet).
+    pub(crate) end: (u32, u64),
+    /// Batches whose marks were torn: the index still has them, the segments must get them again.
+    pub(crate) unmarked: Vec<TrainedBatch>,
+}
+
+/// Brings segments and index together.
 pub(crate) fn run(
     segments: &SegmentDir,
     connection: &mut Connection,
-) -> Result<(Recovery, (u32, u64)), StoreError> {
+) -> Result<Opened, StoreError> {
     let mut recovery = Recovery::default();
+    let mut unmarked = Vec::new();
     let known = index::segments(connection)?;
     for &(number, _, dead) in &known {
         if dead {
@@ -45,6 +65,12 @@ pub(crate) fn run(
         let indexed = known.iter().find(|k| k.0 == number && !k.2);
         let indexed = indexed.map_or(0, |k| k.1);
         let last = newest == Some(number);
+        let mut indexed = indexed;
+        if last && let Some(whole) = torn_at(segments, connection, number, length, indexed)? {
+            unmarked = index::batches_from(connection, number, whole)?;
+            forget(connection, number, whole, &mut recovery)?;
+            indexed = whole;
+        }
         if length < indexed {
             recovery.damaged.push(segments.path_of(number));
             continue;
@@ -66,7 +92,57 @@ pub(crate) fn run(
     if end.1 == 0 {
         end.0 = end.0.max(highest);
     }
-    Ok((recovery, end))
+    Ok(Opened {
+        recovery,
+        end,
+        unmarked,
+    })
+}
+
+/// Where the newest file is whole up to, if the end of what the index knows of it cannot be read.
+/// `None` also if something behind the damage can be: then it is more than a torn tail.
+fn torn_at(
+    segments: &SegmentDir,
+    connection: &Connection,
+    number: u32,
+    length: u64,
+    indexed: u64,
+) -> Result<Option<u64>, StoreError> {
+    let mut readable = Vec::new();
+    let mut first_torn = None;
+    for at in index::records(connection, number)? {
+        match segments.read(at) {
+            Ok(_) if first_torn.is_none() => break,
+            Ok(_) => readable.push(at.offset),
+            Err(StoreError::Corrupt { .. }) if readable.is_empty() => first_torn = Some(at.offset),
+            Err(StoreError::Corrupt { .. }) => {}
+            Err(other) => return Err(other),
+        }
+    }
+    if first_torn.is_none() && length >= indexed {
+        return Ok(None);
+    }
+    let whole = segments.scan(number, 0, |_| Ok(()))?;
+    // Records of the torn frame itself may have survived: a commit is there whole or not at all.
+    let own = segments.frame_end(number, whole)?.unwrap_or(whole);
+    let behind = readable.iter().any(|&offset| offset >= whole.max(own));
+    Ok((!behind).then_some(whole))
+}
+
+/// Takes what lay behind `whole` out of the index.
+fn forget(
+    connection: &mut Connection,
+    number: u32,
+    whole: u64,
+    recovery: &mut Recovery,
+) -> Result<(), StoreError> {
+    let tx = connection.transaction()?;
+    let (torn, trained) = index::forget(&tx, number, whole)?;
+    index::set_indexed(&tx, number, whole)?;
+    tx.commit()?;
+    recovery.torn.extend(torn);
+    recovery.torn_trained.extend(trained);
+    Ok(())
 }
 
 /// Indexes what lies behind `indexed`; returns where the last whole frame ends.

@@ -207,6 +207,23 @@ impl SegmentDir {
     }
 }
 
+impl SegmentDir {
+    /// Where the frame that begins at `at` says that it ends; `None` if no frame begins there.
+    pub(crate) fn frame_end(&self, segment: u32, at: u64) -> Result<Option<u64>, StoreError> {
+        let path = self.path_of(segment);
+        let mut header = [0; FRAME_HEADER];
+        let file = File::open(&path).map_err(|e| StoreError::io(&path, e))?;
+        match file.read_exact_at(&mut header, at) {
+            Ok(()) if u32_at(&header, 0) == FRAME_MAGIC => Ok(Some(
+                at + FRAME_HEADER as u64 + u64::from(u32_at(&header, 8)),
+            )),
+            Ok(()) => Ok(None),
+            Err(e) if e.kind() == std::io::ErrorKind::UnexpectedEof => Ok(None),
+            Err(e) => Err(StoreError::io(&path, e)),
+        }
+    }
+}
+
 fn corrupt(path: &Path, offset: u64, reason: impl Into<String>) -> StoreError {
     StoreError::Corrupt {
         path: path.to_owned(),

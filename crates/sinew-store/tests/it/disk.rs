@@ -91,6 +91,136 @@ fn a_torn_tail_is_cut_off() {
     assert_eq!(store.get(&id(1)).unwrap(), Some(trace(1, 10)));
 }
 
+/// What power took from a medium that had confirmed it: the index knows more than the file holds.
+#[test]
+fn a_tail_that_the_index_knows_is_torn_off_and_its_episodes_come_again() {
+    for marked in [false, true] {
+        let directory = tempfile::tempdir().unwrap();
+        let store = DiskStore::open(directory.path(), StoreOptions::default()).unwrap();
+        let reopen = || DiskStore::open(directory.path(), StoreOptions::default()).unwrap();
+        store.commit(&trace(0, 10)).unwrap();
+        store.commit(&trace(1, 10)).unwrap();
+        store.mark_trained("b0", 0, &[id(0)]).unwrap();
+        let path = segments(directory.path()).pop().unwrap();
+        let kept = fs::metadata(&path).unwrap().len();
+        store.commit_batch(&[trace(2, 10), trace(3, 10)]).unwrap();
+        if marked {
+            store.mark_trained("b1", 1, &[id(1), id(2)]).unwrap();
+        }
+        drop(store);
+        let full = fs::metadata(&path).unwrap().len();
+        let whole = fs::read(&path).unwrap();
+        let old = fs::read(directory.path().join("index.sqlite")).unwrap();
+        for cut in [kept, kept + 3, kept + 40, full - 1] {
+            if marked && cut == full - 1 {
+                // The mark alone is torn.
+                continue;
+            }
+            remove_index(directory.path());
+            fs::write(directory.path().join("index.sqlite"), &old).unwrap();
+            fs::write(&path, &whole[..cut as usize]).unwrap();
+            let store = reopen();
+            let recovery = store.recovery();
+            assert!(recovery.damaged.is_empty(), "{recovery:?}");
+            let (torn, trained) = match marked {
+                false => (vec![id(2), id(3)], vec![]),
+                true => (vec![id(3)], vec![id(2)]),
+            };
+            assert_eq!(recovery.torn, torn, "{cut}");
+            assert_eq!(recovery.torn_trained, trained, "{cut}");
+            assert_eq!(recovery.cut_bytes, cut - kept);
+            assert_eq!(store.get(&id(1)).unwrap(), Some(trace(1, 10)));
+            assert_eq!(store.get(&id(2)).unwrap(), None);
+            // What was not trained is committed again; what was stays so.
+            let again = store.commit_batch(&[trace(2, 10), trace(3, 10)]).unwrap();
+            let second = if marked {
+                Committed::Duplicate
+            } else {
+                Committed::New
+            };
+            assert_eq!(again, [second, Committed::New]);
+            assert_eq!(
+                store.trained_batches().unwrap().len(),
+                1 + usize::from(marked)
+            );
+            drop(store);
+            // Segments and index say the same, also where the index is made anew.
+            assert_eq!(reopen().recovery(), &sinew_store::Recovery::default());
+            remove_index(directory.path());
+            let store = reopen();
+            assert_eq!(
+                store.trained_batches().unwrap().len(),
+                1 + usize::from(marked)
+            );
+            let twice = store.mark_trained("c", 9, &[id(0)]);
+            assert!(matches!(twice, Err(StoreError::TrainedTwice { .. })));
+            assert_eq!(store.get(&id(3)).unwrap(), Some(trace(3, 10)));
+        }
+    }
+}
+
+#[test]
+fn a_mark_that_was_torn_alone_is_written_again() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = open(directory.path());
+    store.commit(&trace(0, 10)).unwrap();
+    store.mark_trained("b0", 0, &[id(0)]).unwrap();
+    drop(store);
+    let path = segments(directory.path()).pop().unwrap();
+    let file = OpenOptions::new().write(true).open(&path).unwrap();
+    file.set_len(fs::metadata(&path).unwrap().len() - 1)
+        .unwrap();
+    let store = open(directory.path());
+    assert!(store.recovery().torn.is_empty() && store.recovery().torn_trained.is_empty());
+    drop(store);
+    remove_index(directory.path());
+    let store = open(directory.path());
+    assert_eq!(store.trained_batches().unwrap()[0].episodes, [id(0)]);
+}
+
+#[test]
+fn blocks_of_zeros_at_the_end_are_a_torn_tail_but_damage_before_it_is_not() {
+    for damaged_too in [false, true] {
+        let directory = tempfile::tempdir().unwrap();
+        let store = open(directory.path());
+        let mut ends = Vec::new();
+        for n in 0..4 {
+            store.commit(&trace(n, 10)).unwrap();
+            let path = segments(directory.path()).pop().unwrap();
+            ends.push(fs::metadata(&path).unwrap().len());
+        }
+        drop(store);
+        let [path] = &segments(directory.path())[..] else {
+            panic!("one file")
+        };
+        let file = OpenOptions::new().write(true).open(path).unwrap();
+        let zeros = vec![0; (ends[3] - ends[2]) as usize];
+        file.write_all_at(&zeros, ends[2]).unwrap();
+        if damaged_too {
+            file.write_all_at(&[0xff; 4], ends[0] + 40).unwrap();
+        }
+        let store = open(directory.path());
+        if damaged_too {
+            let refused = store.get(&id(1)).unwrap_err().to_string();
+            let offset = format!("at byte {}", ends[0] + 16);
+            assert!(
+                refused.contains(".seg") && refused.contains(&offset),
+                "{refused}"
+            );
+            assert!(
+                store.recovery().torn.is_empty(),
+                "nothing is given up silently"
+            );
+            assert!(store.get(&id(3)).is_err());
+        } else {
+            assert_eq!(store.recovery().torn, [id(3)]);
+            assert_eq!(store.get(&id(3)).unwrap(), None);
+            assert_eq!(store.commit(&trace(3, 10)).unwrap(), Committed::New);
+        }
+        assert_eq!(store.get(&id(2)).unwrap(), Some(trace(2, 10)));
+    }
+}
+
 #[test]
 fn a_file_that_barely_began_is_begun_again() {
     let directory = tempfile::tempdir().unwrap();
