@@ -29,13 +29,14 @@ PACKAGES = {
     },
 }
 # Interpreters that are forked between two programs (crates/sinew-wasm/src/live.rs). They export nothing
-# but `_start`; exports are added for the function that runs a program, and for all state beside
+# but `_start`; exports are added for the function that calls an object, and for all state beside
 # memory: mutable globals and tables. The function is known by its number in exactly this module: in
-# the backtrace of a program given with -c it is the one below `_start`, of type (i32, i32) -> i32,
-# which is `PyRun_SimpleStringFlags(text, flags)`.
+# the backtrace of `iter(f, 1).__next__()`, where `f` calls `os.abort`, it is the one between
+# `_PyObject_VectorcallTstate` (five parameters, which any call passes) and the iterator, of type
+# (i32) -> i32: `PyObject_CallNoArgs(object)`.
 TURNS = {
     "python": {
-        "function": 4056,
+        "function": 364,
         "sha256": "e5dc5a398b07b54ea8fdb503bf68fb583d533f10ec3f930963e02b9505f7a763",
     },
 }
@@ -99,7 +100,7 @@ def mutable_globals(section):
 
 
 def with_turns(data, function):
-    """A module that exports also `sinew_turn`, `sinew_global_N` and `sinew_table_N`."""
+    """A module that exports also `sinew_call`, `sinew_global_N` and `sinew_table_N`."""
     sections, at = [], 8
     while at < len(data):
         kind, (size, start) = data[at], number(data, at + 1)
@@ -108,7 +109,7 @@ def with_turns(data, function):
             sections.append((kind, data[start : start + size]))
         at = start + size
     bodies = dict(sections)
-    more = [("sinew_turn", 0, function)]
+    more = [("sinew_call", 0, function)]
     more += [(f"sinew_global_{n}", 3, n) for n in mutable_globals(bodies.get(6, b"\0"))]
     more += [(f"sinew_table_{n}", 1, n) for n in range(number(bodies.get(4, b"\0"), 0)[0])]
     out = data[:8]

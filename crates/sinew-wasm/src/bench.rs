@@ -1,6 +1,6 @@
 //! How long programs take at the wasm level, beside a plain `python3 -c`.
 
-use serde::Serialize;
+use sinew_attack::bench::BenchRow;
 use sinew_sandbox::{
     Ending, ExecRequest, Program, Sandbox, SandboxError, SandboxProvider, SandboxSpec, Snapshot,
 };
@@ -11,31 +11,6 @@ use std::time::{Duration, Instant};
 const WARM_UP: usize = 3;
 /// Between runs that take a waiting interpreter: the worker forks the next one.
 const REFILL: Duration = Duration::from_millis(20);
-
-/// One measurement; milliseconds.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct BenchRow {
-    /// What was measured.
-    pub name: String,
-    /// Median.
-    pub value: f64,
-    /// `ms`.
-    pub unit: &'static str,
-    /// 90th minus 10th percentile.
-    pub spread: f64,
-    /// What it is compared with.
-    pub peer: &'static str,
-    /// The peer's median in the same run.
-    pub peer_value: f64,
-    /// `value` over `peer_value`.
-    pub ratio: f64,
-    /// Bound of `value`, if there is one.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub target: Option<f64>,
-    /// Whether it is met.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub met: Option<bool>,
-}
 
 fn median_and_spread(mut ms: Vec<f64>) -> (f64, f64) {
     ms.drain(..WARM_UP.min(ms.len().saturating_sub(1)));
@@ -207,13 +182,14 @@ pub async fn run(
         on_row(BenchRow {
             name: row.0.into(),
             value,
-            unit: "ms",
+            unit: "ms".into(),
             spread,
-            peer: "python3 -I -S -c print(1)",
-            peer_value,
-            ratio: value / peer_value,
+            peer: Some("python3 -I -S -c print(1)".into()),
+            peer_value: Some(peer_value),
+            ratio: Some(value / peer_value),
             target: row.4,
             met: row.4.map(|t| value <= t),
+            why: None,
         });
     }
     Ok(())

@@ -1,6 +1,7 @@
 # What the Python of a worker runs once, in a namespace of its own. It stays for all turns, and every
-# fork has it: modules that programs often import, and the function that is a turn.
-import atexit, bisect, builtins, collections, copy, datetime, decimal, fractions, functools, gc, heapq, io
+# fork has it: modules that programs often import, and the function that is a turn, whose place in
+# memory it tells.
+import atexit, bisect, collections, copy, datetime, decimal, fractions, functools, gc, heapq, io
 import itertools, json, math, os, random, re, string, sys, time, traceback
 
 JOB = os.open("/dev/job", os.O_RDONLY)
@@ -8,7 +9,7 @@ STATUS = os.open("/dev/status", os.O_WRONLY)
 last_head = None
 
 
-def turn():
+def program():
     global last_head
     job = os.read(JOB, 65536)
     while len(job) >= 65536:
@@ -48,12 +49,24 @@ def turn():
             stream.flush()
         except (AttributeError, ValueError):
             pass
-    os.write(STATUS, b"%d" % status)
+    return status
 
 
-# Called with the shortest text there is: each turn begins with compiling it.
-builtins._t = turn
+def turn():
+    status = 1
+    try:
+        status = program()
+    except BaseException:
+        try:
+            traceback.print_exc()
+        except BaseException:
+            pass
+    if status:
+        os.write(STATUS, b"%d" % (status & 255))
+
+
 del main["sys"]
 gc.collect()
 gc.freeze()
+os.write(STATUS, b"%d" % id(turn))
 os._exit(99)

@@ -93,10 +93,13 @@ impl Interpreters {
         if module.module().get_export(crate::live::TURN).is_none() {
             return Ok(None);
         }
-        let _running = Running::new(self);
-        Live::boot(module, boot_setting(), python_env())?
-            .freeze()
-            .map(Some)
+        let mut live = {
+            let _running = Running::new(self);
+            Live::boot(module, boot_setting(), python_env())?
+        };
+        // What a first turn makes anew, forks have.
+        live.warm(Running::new(self), boot_setting())?;
+        live.freeze().map(Some)
     }
 
     /// An interpreter that goes on from `frozen`; without it, from the first boundary.
@@ -116,14 +119,18 @@ impl Interpreters {
         Live::thaw(module, frozen, boot_setting())
     }
 
-    /// Makes the Pythons that wait. Each has run an empty turn: the pages that every turn writes
-    /// are its own then.
-    pub(crate) fn fill(&mut self) -> Result<(), String> {
-        while let (Some(template), true) = (&self.template, self.waiting.len() < self.warm) {
-            let mut live = self.thaw(template)?;
-            live.warm(Running::new(self), boot_setting())?;
-            self.waiting.push_back(live);
-        }
+    /// Whether more Pythons are to wait.
+    pub(crate) fn lacks(&self) -> bool {
+        self.template.is_some() && self.waiting.len() < self.warm
+    }
+
+    /// Makes a Python that waits. It has run an empty turn: the pages that every turn writes are its
+    /// own then.
+    pub(crate) fn add(&mut self) -> Result<(), String> {
+        let template = self.template.as_ref().ok_or("this Python has no turns")?;
+        let mut live = self.thaw(template)?;
+        live.warm(Running::new(self), boot_setting())?;
+        self.waiting.push_back(live);
         Ok(())
     }
 

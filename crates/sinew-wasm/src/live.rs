@@ -25,17 +25,15 @@ const PARKED: i32 = 99;
 const WASM_PAGE: usize = 1 << 16;
 /// Pages of the host, and the unit in which zeros are left out of what is stored.
 const PAGE: usize = 4096;
-/// Function that runs a program: text that ends in zero, and 0 (`PyRun_SimpleStringFlags`).
-pub(crate) const TURN: &str = "sinew_turn";
-/// What that function is given.
-const COMMAND: &[u8] = b"_t()\0";
+/// Function that calls an object by its place in memory and answers with the place of what it
+/// returned, 0 if it raised (`PyObject_CallNoArgs`).
+pub(crate) const TURN: &str = "sinew_call";
 /// A program that prints nothing and leaves no names.
 const REHEARSAL: &str = "def f(x): return [str(i) for i in range(x)]\nprint(*f(0), end='')\ndel f";
-/// The pointer of the stack in linear memory; it grows downwards.
-const STACK: &str = "sinew_global_0";
 
-/// What Python runs at its very start. Then each turn calls `_t`, which reads: whether this
-/// instance is new, whether its names stay for the next turn, and the program.
+/// What Python runs at its very start. Then each turn calls its function `turn`, which reads:
+/// whether this instance is new, whether its names stay for the next turn, and the program. It
+/// returns `None`, which is never freed, so that nobody need give it back.
 const BOOT: &str = include_str!("boot.py");
 /// Runs it beside `__main__`, which stays empty for programs.
 const START: &str = "import sys; exec(compile(sys.argv[1], '<boot>', 'exec'), {'__name__': 'boot', '__builtins__': __builtins__, 'main': globals()})";
@@ -45,6 +43,8 @@ const START: &str = "import sys; exec(compile(sys.argv[1], '<boot>', 'exec'), {'
 pub(crate) struct Frozen {
     memory: File,
     bytes: usize,
+    /// Where the function of a turn is.
+    entry: u32,
     /// Bytes that are not in pages of zeros.
     pub(crate) stored: u64,
     globals: Vec<Plain>,
@@ -87,8 +87,9 @@ impl Plain {
 pub(crate) struct Live {
     store: Store<Host>,
     memory: Memory,
-    turn: TypedFunc<(u32, u32), i32>,
-    stack: Global,
+    turn: TypedFunc<u32, u32>,
+    /// What is called for a turn.
+    entry: u32,
     globals: Vec<Global>,
     tables: Vec<Table>,
     /// No program of a sandbox has run in it.
@@ -100,14 +101,11 @@ fn say(e: impl std::fmt::Debug) -> String {
 }
 
 impl Live {
-    fn new(mut store: Store<Host>, instance: Instance) -> Result<Self, String> {
+    fn new(mut store: Store<Host>, instance: Instance, entry: u32) -> Result<Self, String> {
         let memory = instance
             .get_memory(&mut store, "memory")
             .ok_or("no memory")?;
         let turn = instance.get_typed_func(&mut store, TURN).map_err(say)?;
-        let stack = instance
-            .get_global(&mut store, STACK)
-            .ok_or("no stack pointer")?;
         let (mut globals, mut tables) = (Vec::new(), Vec::new());
         let names: Vec<(String, Extern)> = instance
             .exports(&mut store)
@@ -126,7 +124,7 @@ impl Live {
             store,
             memory,
             turn,
-            stack,
+            entry,
             globals,
             tables,
             fresh: true,
@@ -158,7 +156,10 @@ impl Live {
             return Err("the boot program of Python did not get to its end".into());
         }
         store.data_mut().boots = false;
-        Self::new(store, instance)
+        let entry = store.data_mut().status.take();
+        let entry = entry.and_then(|at| u32::try_from(at).ok());
+        let entry = entry.ok_or("the boot program of Python told no function")?;
+        Self::new(store, instance, entry)
     }
 
     /// A fork: shares the pages of what was frozen until it writes to them.
@@ -172,7 +173,7 @@ impl Live {
         host.restore(&frozen.fds);
         let mut store = crate::engine::store(module, host);
         let instance = module.instantiate(&mut store).map_err(say)?;
-        let mut live = Self::new(store, instance)?;
+        let mut live = Self::new(store, instance, frozen.entry)?;
         let have = live.memory.data_size(&live.store);
         let more = frozen.bytes.checked_sub(have).ok_or("its memory shrank")?;
         if more > 0 {
@@ -245,6 +246,7 @@ impl Live {
         Ok(Frozen {
             memory: file,
             bytes,
+            entry: self.entry,
             stored,
             globals: globals.iter().map(Plain::of).collect::<Result<_, _>>()?,
             tables: self.tables.iter().map(|t| t.size(&self.store)).collect(),
@@ -277,18 +279,16 @@ impl Live {
         job.extend([flag(fresh), flag(keep)]);
         job.extend(program);
         self.store.data_mut().begin(setting, job);
-        let result = self.command(COMMAND);
+        self.store.set_epoch_deadline(1);
+        let result = self.turn.call(&mut self.store, self.entry);
         drop(running);
         let host = self.store.data_mut();
         let status = host.status.take();
         match result {
             Ok(returned) => {
-                let code = if returned == 0 {
-                    status.unwrap_or(0)
-                } else {
-                    1
-                };
-                (finish(host, Ending::Exited { code }, None), true)
+                let code = status.unwrap_or(i32::from(returned == 0));
+                // An exception that nobody has seen is in the way of whatever would be called next.
+                (finish(host, Ending::Exited { code }, None), returned != 0)
             }
             Err(error) => {
                 let (ending, failure) = ended(&error);
@@ -309,20 +309,5 @@ impl Live {
                 outcome.ending
             )),
         }
-    }
-
-    /// Puts a text below the stack and calls the turn with it.
-    fn command(&mut self, text: &[u8]) -> wasmtime::Result<i32> {
-        let Val::I32(top) = self.stack.get(&mut self.store) else {
-            return Err(wasmtime::Error::msg("the stack pointer is no i32"));
-        };
-        let below = (top as u32).checked_sub(text.len() as u32);
-        let at = below.ok_or_else(|| wasmtime::Error::msg("the stack is full"))? & !15;
-        self.memory.write(&mut self.store, at as usize, text)?;
-        self.stack.set(&mut self.store, Val::I32(at as i32))?;
-        self.store.set_epoch_deadline(1);
-        let returned = self.turn.call(&mut self.store, (at, 0))?;
-        self.stack.set(&mut self.store, Val::I32(top))?;
-        Ok(returned)
     }
 }

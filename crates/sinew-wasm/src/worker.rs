@@ -7,6 +7,8 @@ use crate::wire::{
     Done, Forget, Freeze, From, Job, Kind, Place, Tree, head, pack_done, program, read_head,
     unpack, unpack_job,
 };
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
 use sinew_sandbox::{Ending, OutputStream};
 use std::collections::HashMap;
 use std::io::{BufReader, Read, Write};
@@ -21,6 +23,9 @@ use std::time::{Duration, Instant};
 pub(crate) const FLAG: &str = "--sinew-wasm-worker";
 /// Frames are gathered up to here, unless output is wanted at once.
 const GATHER_BYTES: usize = 64 << 10;
+
+/// How long the host asks nothing before interpreters are made that wait.
+const QUIET: Duration = Duration::from_millis(2);
 
 /// Frames on their way to the host.
 #[derive(Debug)]
@@ -91,10 +96,15 @@ fn serve(
             gathered: Vec::new(),
         })),
     };
-    worker.interpreters.fill()?;
+    while worker.interpreters.lacks() {
+        worker.interpreters.add()?;
+    }
     worker.answer(Kind::Ready, &[])?;
     let mut input = BufReader::with_capacity(GATHER_BYTES, stream);
     loop {
+        while input.buffer().is_empty() && worker.interpreters.lacks() && quiet(input.get_ref())? {
+            worker.interpreters.add()?;
+        }
         let mut start = [0; 5];
         if input.read_exact(&mut start).is_err() {
             // The host is gone.
@@ -111,7 +121,21 @@ fn serve(
             Kind::Forget => worker.forget(&unpack(&bytes)?.0),
             other => return Err(format!("a frame of kind {other:?} is not for a worker")),
         }
-        worker.interpreters.fill()?;
+    }
+}
+
+/// Whether the host asks nothing for a while. Beside jobs that follow one another no interpreter is
+/// made to wait: a rehearsal takes longer than it saves.
+fn quiet(stream: &TcpStream) -> Result<bool, String> {
+    let time = rustix::time::Timespec {
+        tv_sec: 0,
+        tv_nsec: QUIET.as_nanos() as i64,
+    };
+    let mut asked = [PollFd::new(stream, PollFlags::IN)];
+    match poll(&mut asked, Some(&time)) {
+        Ok(ready) => Ok(ready == 0),
+        Err(Errno::INTR) => Ok(false),
+        Err(e) => Err(format!("wait for the host: {e}")),
     }
 }
 

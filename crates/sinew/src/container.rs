@@ -2,11 +2,9 @@
 
 use crate::egress::{WayOut, WithEgress};
 use crate::failure::Failure;
-use crate::output;
 use crate::recipe::SandboxSection;
+use crate::sandbox_bench;
 use crate::wire;
-use serde_json::json;
-use sinew_attack::bench::BenchRow;
 use sinew_container::{ContainerConfig, ContainerProvider, Image, bench};
 use sinew_sandbox::{Pool, PoolConfig, ProcessConfig, SandboxProvider};
 use std::path::PathBuf;
@@ -90,15 +88,7 @@ pub(crate) fn at_level(level: &str) -> Result<ContainerProvider, Failure> {
 
 pub(crate) fn bench_all(level: &str, as_json: bool) -> Result<(), Failure> {
     let provider = at_level(level)?;
-    let mut on_row = |row: BenchRow| {
-        if as_json {
-            output::print_json(&json!(row));
-        } else {
-            let ratio = row.ratio.map(|r| format!("ratio {r:.3}"));
-            let why = ratio.or(row.why).unwrap_or_default();
-            output::print(&format!("{:52} {:>9.3} ms  {why}\n", row.name, row.value));
-        }
-    };
+    let mut on_row = |row| sandbox_bench::print(&row, as_json);
     let socket = docker_host().unwrap_or_else(|| DOCKER.into());
     let benches = bench::run(&provider, &socket, RUNS, &mut on_row);
     let runtime = tokio::runtime::Runtime::new().map_err(Failure::system)?;

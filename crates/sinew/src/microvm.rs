@@ -3,9 +3,9 @@
 use crate::failure::Failure;
 use crate::output;
 use crate::recipe::SandboxSection;
+use crate::sandbox_bench;
 use serde_json::json;
 use sinew_attack::attack::{AttackOutcome, AttackRow};
-use sinew_attack::bench::BenchRow;
 use sinew_microvm::{MicrovmConfig, MicrovmProvider, attack, bench};
 use sinew_sandbox::{Pool, PoolConfig, SandboxProvider};
 use std::path::PathBuf;
@@ -86,16 +86,7 @@ pub(crate) fn attack_all(level: &str, filter: &str, as_json: bool) -> Result<(),
 
 pub(crate) fn bench_all(level: &str, as_json: bool) -> Result<(), Failure> {
     let provider = at_level(level)?;
-    let mut on_row = |row: BenchRow| {
-        if as_json {
-            output::print_json(&json!(row));
-        } else {
-            output::print(&format!(
-                "{:52} {:>9.2} {}\n",
-                row.name, row.value, row.unit
-            ));
-        }
-    };
+    let mut on_row = |row| sandbox_bench::print(&row, as_json);
     let benches = bench::run(&provider, RUNS, &mut on_row);
     runtime()?.block_on(benches).map_err(Failure::system)
 }

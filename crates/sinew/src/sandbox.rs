@@ -281,17 +281,7 @@ fn attack_wasm(provider: &dyn SandboxProvider, filter: &str, as_json: bool) -> R
 }
 
 fn bench_wasm(provider: &dyn SandboxProvider, as_json: bool) -> Result<(), Failure> {
-    let mut on_row = |row: sinew_wasm::bench::BenchRow| {
-        if as_json {
-            output::print_json(&json!(row));
-        } else {
-            let ratio = row.ratio;
-            output::print(&format!(
-                "{:64} {:>9.3} ms  ratio {ratio:.2}\n",
-                row.name, row.value
-            ));
-        }
-    };
+    let mut on_row = |row| sandbox_bench::print(&row, as_json);
     let benches = sinew_wasm::bench::run(provider, 30, &mut on_row);
     // One thread, as at the process level: answers are not handed from thread to thread.
     let runtime = tokio::runtime::Builder::new_current_thread()

@@ -35,16 +35,21 @@ pub(crate) fn run(full: bool, only: Option<&str>, as_json: bool) -> Result<(), F
     let parts = parts.map_err(|e| Failure::input(format!("--only: {e}")))?;
     let subjects = subjects()?;
     let scale = if full { Scale::FULL } else { Scale::QUICK };
-    let mut on_row = |row: BenchRow| match as_json {
-        true => output::print_json(&json!(row)),
-        false => output::print(&line(&row)),
-    };
+    let mut on_row = |row: BenchRow| print(&row, as_json);
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .map_err(Failure::system)?;
     let all = bench::run_all(&subjects, &scale, &parts, &mut on_row);
     runtime.block_on(all).map_err(Failure::system)
+}
+
+/// A row, for a program or for a reader.
+pub(crate) fn print(row: &BenchRow, as_json: bool) {
+    match as_json {
+        true => output::print_json(&json!(row)),
+        false => output::print(&line(row)),
+    }
 }
 
 fn line(row: &BenchRow) -> String {
