@@ -1,9 +1,11 @@
-//! The group that holds what programs of a machine use. The machine's first program mounts it.
+//! The group that holds what programs of a machine use, and that of interpreters that wait for
+//! them. The machine's first program mounts both.
 
 use std::fs;
-use std::io::Result;
+use std::io::{Result, Write};
 
 const FOLDER: &str = "/agent/group/programs";
+const WAITING: &str = "/agent/group/waiting";
 
 /// What was counted since the machine started.
 #[derive(Clone, Copy, Default)]
@@ -30,6 +32,37 @@ pub fn limit(memory_bytes: u64, processes: u64) -> Result<()> {
 /// Puts this process into it.
 pub fn join() -> Result<()> {
     write("cgroup.procs", "0")
+}
+
+/// Puts this process among those that wait.
+pub fn wait() -> Result<()> {
+    fs::write(format!("{WAITING}/cgroup.procs"), "0")
+}
+
+/// Puts another into it.
+pub fn add(pid: i32) -> Result<()> {
+    write("cgroup.procs", &pid.to_string())
+}
+
+/// Whether it can be killed apart from those that wait.
+pub fn divides() -> bool {
+    fs::exists(format!("{FOLDER}/cgroup.kill")).is_ok_and(|yes| yes)
+        && fs::exists(WAITING).is_ok_and(|yes| yes)
+}
+
+/// Kills all programs; whoever they start meanwhile, too.
+pub fn kill() -> Result<()> {
+    // It is there or it is not: nothing is made.
+    let mut file = fs::File::options()
+        .write(true)
+        .open(format!("{FOLDER}/cgroup.kill"))?;
+    file.write_all(b"1")
+}
+
+/// Whether no program is left but such as nobody has waited for yet.
+pub fn is_empty() -> bool {
+    let events = fs::read_to_string(format!("{FOLDER}/cgroup.events"));
+    events.is_ok_and(|e| e.contains("populated 0"))
 }
 
 /// The peak is that of all programs so far.

@@ -11,6 +11,7 @@ mod group;
 mod link;
 mod run;
 mod sys;
+mod waiting;
 mod walls;
 mod wire;
 
@@ -22,6 +23,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use sys::{POLLIN, PollFd};
+use waiting::Waiting;
 use walls::Walls;
 use wire::{Put, Take, VERSION, ask, tell};
 
@@ -97,7 +99,7 @@ struct Agent {
     link: Link,
     children: OwnedFd,
     setup: Setup,
-    spare: Option<run::Child>,
+    waiting: Waiting,
     /// Whether the folders of a machine are mounted.
     mounted: bool,
     /// First failure of PUT since the last SYNC.
@@ -117,7 +119,7 @@ impl Agent {
                 machine,
                 ..Setup::default()
             },
-            spare: None,
+            waiting: Waiting::default(),
             mounted: false,
             put: Ok(()),
         })
@@ -138,34 +140,37 @@ impl Agent {
 
     /// Waits for the host; makes an interpreter ready when it is quiet.
     fn rest(&mut self) -> Result<()> {
-        let wants = self.setup.warm && self.spare.is_none();
-        let poll = |fd: &dyn AsRawFd| PollFd {
-            fd: fd.as_raw_fd(),
+        let wants = self.waiting.wants(&self.setup);
+        let poll = |fd: i32| PollFd {
+            fd,
             events: POLLIN,
             revents: 0,
         };
-        let link = PollFd {
-            fd: self.link.fd(),
-            events: POLLIN,
-            revents: 0,
-        };
-        let mut fds = [link, poll(&self.children)];
+        let mut fds = [
+            poll(self.link.fd()),
+            poll(self.children.as_raw_fd()),
+            poll(self.waiting.fd()),
+        ];
         sys::wait_for(&mut fds, if wants { QUIET_MS } else { -1 })?;
-        if fds[0].revents != 0 {
+        let said = fds.map(|fd| fd.revents != 0);
+        if said[0] {
             return self.link.fill();
         }
-        if fds[1].revents != 0 {
+        if said[1] {
             use std::io::Read;
             let mut ignored = [0; 1280];
             let _ = File::from(self.children.try_clone()?).read(&mut ignored);
-            while sys::reap(false).is_some() {
-                // Only an interpreter that waits can end now; without it programs start cold.
-                self.spare = None;
+            while let Some(gone) = sys::reap(false) {
+                self.waiting.lost(gone.pid);
+            }
+            if self.waiting.settle() {
+                // Nobody killed it: programs start cold.
                 self.setup.warm = false;
             }
+        } else if said[2] {
+            self.setup.warm = self.waiting.hear();
         } else if wants {
-            self.spare = self.setup.spare();
-            self.setup.warm = self.spare.is_some();
+            self.setup.warm = self.waiting.make(&self.setup);
         }
         Ok(())
     }
@@ -174,8 +179,8 @@ impl Agent {
         let done: Result<Vec<u64>> = match kind {
             ask::SETUP => self.set_up(&bytes).map(|()| Vec::new()),
             ask::EXEC => {
-                let (link, spare) = (&mut self.link, &mut self.spare);
-                return run::exec(link, &self.setup, spare, &self.children, &bytes);
+                let (link, waiting) = (&mut self.link, &mut self.waiting);
+                return run::exec(link, &self.setup, waiting, &self.children, &bytes);
             }
             ask::PUT => {
                 let put = self.as_user(|link| files::put(link, &bytes));
@@ -190,7 +195,7 @@ impl Agent {
                 .map(|()| Vec::new()),
             ask::ARCHIVE => self.as_user(files::archive).map(|()| Vec::new()),
             ask::RESET => {
-                self.kill_spare();
+                self.waiting.clear();
                 self.as_user(|_| files::reset()).map(|()| Vec::new())
             }
             ask::STATS => {
@@ -223,13 +228,6 @@ impl Agent {
         done
     }
 
-    fn kill_spare(&mut self) {
-        if self.spare.take().is_some() {
-            sys::kill_all();
-            while sys::reap(true).is_some() {}
-        }
-    }
-
     fn set_up(&mut self, bytes: &[u8]) -> Result<()> {
         let wrong = || Error::from_raw_os_error(71);
         let mut take = Take(bytes);
@@ -256,7 +254,7 @@ impl Agent {
                 _ => limits.push(limit),
             }
         }
-        self.kill_spare();
+        self.waiting.clear();
         let machine = self.setup.machine;
         if machine {
             if let Some([_, memory_bytes, processes]) = together {

@@ -4,12 +4,14 @@ use crate::files;
 use crate::group;
 use crate::link::Link;
 use crate::sys::{self, POLLHUP, POLLIN, POLLOUT, PollFd};
+use crate::waiting::Waiting;
 use crate::walls::{CPU, EXECVE, FORK, PROGRAM, Walls, failure as at};
 use crate::wire::{CHUNK, Put, Take, ask, content, cut, tell};
 use std::ffi::CString;
 use std::fs::File;
 use std::io::{Error, ErrorKind, Read, Result, Write};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 /// Frames on their way to the host; with more, programs are held back.
@@ -51,7 +53,64 @@ type Failure = (u32, i32);
 /// and program from descriptor 3, and becomes the program.
 const BOOT: &str = include_str!("boot.py");
 
+impl Child {
+    /// One that waits at the other ends of its streams, the last of which brings its program.
+    pub fn waiting(pid: i32, [stdin, out, err, control]: [OwnedFd; 4]) -> Result<Self> {
+        for fd in [&stdin, &out, &err] {
+            sys::set_nonblocking(fd.as_raw_fd(), true)?;
+        }
+        Ok(Self {
+            pid,
+            stdin: Some(stdin),
+            output: [out, err],
+            control: Some(control),
+            before_us: 0,
+        })
+    }
+
+    pub fn pid(&self) -> i32 {
+        self.pid
+    }
+}
+
 impl Setup {
+    /// Starts a program with these descriptors; its number.
+    fn launch(
+        &self,
+        theirs: &[RawFd],
+        argv: &[CString],
+        env: &[CString],
+        (waits, apart): (bool, bool),
+    ) -> std::result::Result<i32, Failure> {
+        let failed = at(FORK);
+        let (said, say) = sys::pipe(false).map_err(&failed)?;
+        let pid = unsafe { sys::fork() };
+        if pid == 0 {
+            let ready_s = if waits { READY_S } else { 0 };
+            let (step, errno) = become_program(&self.walls, (ready_s, apart), theirs, argv, env);
+            let mut record = step.to_ne_bytes().to_vec();
+            record.extend_from_slice(&errno.to_ne_bytes());
+            let _ = File::from(say).write_all(&record);
+            unsafe { sys::_exit(127) }
+        }
+        if pid < 0 {
+            return Err(failed(Error::last_os_error()));
+        }
+        drop(say);
+        let mut record = Vec::new();
+        // Ends when the program has taken the child's place.
+        let _ = File::from(said).read_to_end(&mut record);
+        if let Ok(record) = <[u8; 8]>::try_from(record.as_slice()) {
+            let [a, b, c, d, e, f, g, h] = record;
+            sys::end(pid);
+            return Err((
+                u32::from_ne_bytes([a, b, c, d]),
+                i32::from_ne_bytes([e, f, g, h]),
+            ));
+        }
+        Ok(pid)
+    }
+
     fn start(
         &self,
         argv: &[CString],
@@ -62,54 +121,39 @@ impl Setup {
         let (in_r, stdin) = sys::pipe(false).map_err(&failed)?;
         let (out_r, out_w) = sys::pipe(false).map_err(&failed)?;
         let (err_r, err_w) = sys::pipe(false).map_err(&failed)?;
-        let (said, say) = sys::pipe(false).map_err(&failed)?;
-        let (control_r, control) = if waits {
-            let (r, w) = sys::pipe(false).map_err(&failed)?;
-            (Some(r), Some(w))
-        } else {
-            (None, None)
-        };
-        let theirs = [Some(&in_r), Some(&out_w), Some(&err_w), control_r.as_ref()];
-        let theirs: Vec<RawFd> = theirs
-            .into_iter()
-            .flatten()
-            .map(AsRawFd::as_raw_fd)
-            .collect();
-        let pid = unsafe { sys::fork() };
-        if pid == 0 {
-            let ready_s = if waits { READY_S } else { 0 };
-            let (step, errno) = become_program(&self.walls, ready_s, &theirs, argv, env);
-            let mut record = step.to_ne_bytes().to_vec();
-            record.extend_from_slice(&errno.to_ne_bytes());
-            let _ = File::from(say).write_all(&record);
-            unsafe { sys::_exit(127) }
+        let (control_r, control) = sys::pipe(false).map_err(&failed)?;
+        let theirs = [&in_r, &out_w, &err_w, &control_r].map(AsRawFd::as_raw_fd);
+        let theirs = if waits { &theirs[..] } else { &theirs[..3] };
+        let pid = self.launch(theirs, argv, env, (waits, false))?;
+        let child = Child::waiting(pid, [stdin, out_r, err_r, control]);
+        let mut child = child.map_err(&failed)?;
+        if !waits {
+            child.control = None;
         }
-        if pid < 0 {
-            return Err(failed(Error::last_os_error()));
-        }
-        drop((in_r, out_w, err_w, control_r, say));
-        let mut record = Vec::new();
-        // Ends when the program has taken the child's place.
-        let _ = File::from(said).read_to_end(&mut record);
-        if let Ok(record) = <[u8; 8]>::try_from(record.as_slice()) {
-            let [a, b, c, d, e, f, g, h] = record;
-            sys::kill_all();
-            while sys::reap(true).is_some() {}
-            return Err((
-                u32::from_ne_bytes([a, b, c, d]),
-                i32::from_ne_bytes([e, f, g, h]),
-            ));
-        }
-        for fd in [&stdin, &out_r, &err_r] {
-            sys::set_nonblocking(fd.as_raw_fd(), true).map_err(&failed)?;
-        }
-        Ok(Child {
-            pid,
-            stdin: Some(stdin),
-            output: [out_r, err_r],
-            control,
-            before_us: 0,
-        })
+        Ok(child)
+    }
+
+    /// Whether an interpreter can stand apart from programs, out of their reach.
+    pub fn divides(&self) -> bool {
+        let walls = &self.walls;
+        self.machine && !walls.open && walls.landlock.is_some() && group::divides()
+    }
+
+    /// An interpreter that forks others; what it is asked by.
+    pub fn reserve(&self) -> Option<(i32, UnixStream)> {
+        let mut argv = self.python_argv(BOOT.as_bytes()).ok()?;
+        argv.push(c"reserve".into());
+        let env = texts(&self.env).ok()?;
+        let null = File::options()
+            .read(true)
+            .write(true)
+            .open("/dev/null")
+            .ok()?;
+        let (ours, theirs) = UnixStream::pair().ok()?;
+        let null = null.as_raw_fd();
+        let fds = [null, null, null, theirs.as_raw_fd()];
+        let pid = self.launch(&fds, &argv, &env, (true, true)).ok()?;
+        Some((pid, ours))
     }
 
     /// An interpreter for the next program, if one is to wait.
@@ -137,7 +181,7 @@ fn texts(list: &[Vec<u8>]) -> Result<Vec<CString>> {
 /// In the child: from here on nothing of the agent is left in it but what the program gets.
 fn become_program(
     walls: &Walls,
-    ready_s: u64,
+    (ready_s, apart): (u64, bool),
     fds: &[RawFd],
     argv: &[CString],
     env: &[CString],
@@ -152,7 +196,7 @@ fn become_program(
         return at(PROGRAM)(e);
     }
     sys::default_signals();
-    if let Err(failure) = walls.confine(ready_s) {
+    if let Err(failure) = walls.confine(ready_s, apart) {
         return failure;
     }
     let name = argv
@@ -204,6 +248,7 @@ fn parse(bytes: &[u8]) -> Option<Request> {
 /// One execution as it goes on.
 struct Running<'a> {
     link: &'a mut Link,
+    waiting: &'a mut Waiting,
     child: Child,
     /// None once nobody reads it any more or all was said.
     stdin: Option<OwnedFd>,
@@ -224,14 +269,19 @@ struct Running<'a> {
 pub fn exec(
     link: &mut Link,
     setup: &Setup,
-    spare: &mut Option<Child>,
+    waiting: &mut Waiting,
     children: &OwnedFd,
     bytes: &[u8],
 ) -> Result<()> {
     let began = Instant::now();
+    // What an earlier program left may have ended late.
+    while let Some(gone) = sys::reap(false) {
+        waiting.lost(gone.pid);
+    }
+    waiting.settle();
     let before = counters(setup.machine);
     let started = match parse(bytes) {
-        Some(request) => start(setup, spare, &request).map(|child| (child, request)),
+        Some(request) => start(setup, waiting, &request).map(|child| (child, request)),
         None => Err((PROGRAM, 71)),
     };
     let (mut child, request) = match started {
@@ -248,6 +298,7 @@ pub fn exec(
     let stdin = child.stdin.take();
     let mut running = Running {
         link,
+        waiting,
         child,
         stdin,
         stdin_waits: Vec::new(),
@@ -272,26 +323,29 @@ pub fn exec(
     counted.ooms -= before.ooms;
     counted.refusals -= before.refusals;
     let ended = running.report(&counted);
-    running.link.send(&ended)
+    running.link.send(&ended)?;
+    running.waiting.settle();
+    Ok(())
 }
 
 fn start(
     setup: &Setup,
-    spare: &mut Option<Child>,
+    waiting: &mut Waiting,
     request: &Request,
 ) -> std::result::Result<Child, Failure> {
     let failed = at(PROGRAM);
     let env: Vec<Vec<u8>> = setup.env.iter().chain(&request.env).cloned().collect();
-    let waiting = spare.take();
     if request.python {
         let code = request.args.first().map(Vec::as_slice).unwrap_or_default();
-        if let Some(mut child) = waiting
+        if let Some(mut child) = waiting.take()
             && let Some(control) = child.control.take()
         {
             let cpu = setup.walls.limits.iter().find(|l| l[0] == CPU);
             let cpu_s = cpu.map_or(0, |l| l[1]).to_string();
             let program = Put::default().bytes(cpu_s.as_bytes()).list(&env);
             let program = program.bytes(code).0;
+            let size = (program.len() as u64).to_le_bytes();
+            let program = [&size, program.as_slice()].concat();
             child.before_us = sys::cpu_us(child.pid);
             // It dies only if it was killed; then it says so by its end.
             let _ = File::from(control).write_all(&program);
@@ -303,10 +357,7 @@ fn start(
         let argv = setup.python_argv(code).map_err(&failed)?;
         return setup.start(&argv, &texts(&env).map_err(&failed)?, false);
     }
-    if waiting.is_some() {
-        sys::kill_all();
-        while sys::reap(true).is_some() {}
-    }
+    waiting.make_room();
     let argv = texts(&request.args).map_err(&failed)?;
     if argv.is_empty() {
         return Err((PROGRAM, 22));
@@ -393,11 +444,14 @@ impl Running<'_> {
 
     fn end(&mut self, why: u8) {
         self.cut = why;
-        sys::kill_all();
+        self.waiting.kill_programs();
     }
 
     fn reaped(&mut self, gone: sys::Gone) {
         let mine = gone.pid == self.child.pid;
+        if !mine && self.waiting.lost(gone.pid) {
+            return;
+        }
         let before_us = if mine { self.child.before_us } else { 0 };
         self.cpu_us += gone.cpu_us.saturating_sub(before_us);
         self.max_rss_kib = self.max_rss_kib.max(gone.max_rss_kib);
@@ -470,8 +524,8 @@ impl Running<'_> {
 
     /// The first process is gone: so is all that it left, and what it wrote is all there is.
     fn finish(&mut self) -> Result<()> {
-        sys::kill_all();
-        while let Some(gone) = sys::reap(true) {
+        self.waiting.kill_programs();
+        while let Some(gone) = self.waiting.next_end() {
             self.reaped(gone);
         }
         sys::set_nonblocking(self.link.fd(), false)?;

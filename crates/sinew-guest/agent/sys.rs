@@ -221,6 +221,19 @@ pub fn cpu_us(pid: c_int) -> u64 {
     }
 }
 
+/// Lets a process that was stopped go on.
+pub fn go_on(pid: c_int) {
+    unsafe { kill(pid, 18) };
+}
+
+/// Ends one child.
+pub fn end(pid: c_int) {
+    unsafe {
+        kill(pid, 9);
+        wait4(pid, &mut 0, 0, &mut Rusage::default());
+    }
+}
+
 /// Kills every process of this PID namespace but this one, which is its first.
 pub fn kill_all() {
     // Beyond a namespace this would kill the machine: `main` refuses to run as any but PID 1.

@@ -46,18 +46,26 @@ fn at(step: u32, done: Result<i64>) -> Step {
 
 impl Walls {
     /// Confines this process. The limit of open files comes late: it may have more than that. It
-    /// may take `ready_s` seconds of processors more than its limit says.
-    pub fn confine(&self, ready_s: u64) -> Step {
+    /// may take `ready_s` seconds of processors more than its limit says, and wait `apart`.
+    pub fn confine(&self, ready_s: u64, apart: bool) -> Step {
         if self.open {
             return at(USER, sys::chdir(crate::files::WORK).map(|_| 0));
         }
         if self.group {
-            at(LIMITS, crate::group::join().map(|()| 0))?;
+            let joined = if apart {
+                crate::group::wait()
+            } else {
+                crate::group::join()
+            };
+            at(LIMITS, joined.map(|()| 0))?;
         }
         let (files, others): (Vec<_>, Vec<_>) = self.limits.iter().partition(|l| l[0] == FILES);
         for &&[resource, soft, hard] in &others {
             let more = if resource == CPU { ready_s } else { 0 };
-            at(LIMITS, sys::set_limit(&[resource, soft + more, hard + more]))?;
+            at(
+                LIMITS,
+                sys::set_limit(&[resource, soft + more, hard + more]),
+            )?;
         }
         for capability in 0..=63 {
             // The kernel knows fewer: the first that it does not know ends the set.

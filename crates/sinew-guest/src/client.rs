@@ -1,7 +1,7 @@
 //! The host's side of the connection to an agent.
 
 use crate::archive::{Entry, EntryKind, plain};
-use crate::program::checked;
+use crate::program::{checked, not_there};
 use crate::wire::{
     self, CHUNK, HEAD, MAX_REPLY, MAX_REQUEST, Put, Take, VERSION, ask, content, cut, file, tell,
 };
@@ -498,11 +498,7 @@ impl Guest {
         outcome.map_err(|(step, errno)| {
             let why = std::io::Error::from_raw_os_error(errno).to_string();
             if step == STEP_EXECVE {
-                return SandboxError::Request {
-                    field: "program",
-                    value: why,
-                    allowed: "a program that the sandbox sees and may run".into(),
-                };
+                return not_there(&request.program, errno, &why);
             }
             let step = STEPS.get(step as usize).unwrap_or(&"start");
             self.unavailable(format!("{step}: {why}"))

@@ -36,3 +36,36 @@ pub fn checked(program: &Program) -> Result<(bool, Vec<String>), SandboxError> {
     }
     Ok((python, args))
 }
+
+/// Why a program could not be put in place of the agent's child, and what to do.
+pub(crate) fn not_there(program: &Program, errno: i32, why: &str) -> SandboxError {
+    const ENOENT: i32 = 2;
+    const EACCES: i32 = 13;
+    let (name, missing) = match program {
+        Program::Argv(argv) => {
+            let name = argv.first().map_or("", String::as_str);
+            let missing = "the sandbox's root has no such program, or not the interpreter or the loader that it needs";
+            (format!("{name:?}"), missing)
+        }
+        Program::Python(_) => (
+            "Python code".into(),
+            "the sandbox's root has no Python (/usr/bin/python3 or /usr/local/bin/python3)",
+        ),
+        Program::Shell(_) => (
+            "a script".into(),
+            "the sandbox's root has no shell (/bin/sh)",
+        ),
+    };
+    let allowed = match errno {
+        ENOENT => {
+            format!("{missing}; add it to the image of `sandbox.image`, or use one that has it")
+        }
+        EACCES => "it must be an executable file that everybody may read and run".into(),
+        _ => "a program for this system and processor".into(),
+    };
+    SandboxError::Request {
+        field: "program",
+        value: format!("{name} ({why})"),
+        allowed,
+    }
+}

@@ -57,7 +57,7 @@ mount -t devtmpfs none /dev
 for module in /lib/boot-modules/*; do insmod $module 2>/dev/null; done
 mount -t cgroup2 none /agent/group
 echo '+memory +pids' > /agent/group/cgroup.subtree_control
-mkdir /agent/group/programs
+mkdir /agent/group/programs /agent/group/waiting
 mount -o remount,ro /
 exec /agent/agent machine PORT
 ";

@@ -80,6 +80,33 @@ pub(crate) async fn runs_programs(provider: &MicrovmProvider) {
 }
 
 #[tokio::test]
+async fn interpreters_wait_again_and_know_nothing_of_earlier_programs() {
+    let provider = provider();
+    let mut sandbox = provider.acquire(&spec()).await.expect("a machine");
+    let place = sandbox.as_mut();
+    let code = "import builtins, json, os, sys\njson.x = builtins.y = sys.argv = 1\nos.environ['Z'] = '1'\nos.umask(0)\nprint(1)";
+    assert_eq!(printed(&python(place, code).await), "1");
+    // What loads modules beforehand has waited; a new interpreter has not loaded this one.
+    let code = "import sys\nwaited = 'statistics' in sys.modules\nimport builtins, json, os\nprint(waited, hasattr(json, 'x'), hasattr(builtins, 'y'), 'Z' in os.environ, sys.argv, oct(os.umask(0)), os.getppid(), len(os.listdir('/proc/self/fd')))";
+    let mut said = String::new();
+    for _ in 0..20 {
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        said = printed(&python(place, code).await);
+        if said.starts_with("True") {
+            break;
+        }
+    }
+    assert_eq!(said, "True False False False ['-c'] 0o77 1 4");
+    // Its user can end it, and nothing else: the next program starts without it.
+    for signal in ["SIGKILL", "SIGSTOP"] {
+        let code = format!("import os, signal\nprint(2)\nos.kill(-1, signal.{signal})");
+        assert_eq!(printed(&python(place, &code).await), "2");
+        assert_eq!(printed(&python(place, "print(3)").await), "3");
+    }
+    sandbox.destroy().await.expect("an end");
+}
+
+#[tokio::test]
 async fn attacks_that_only_machines_have() {
     let provider = provider();
     let mut rows = Vec::new();
