@@ -185,13 +185,22 @@ impl Engine {
             };
             match tried {
                 Ok(engine) => return Ok(engine),
-                Err(e) => why.push(format!("{}: {e}", kind.name())),
+                Err(SandboxError::Unavailable { reason, .. }) => {
+                    why.push(format!("{}: {reason}", kind.name()));
+                }
+                Err(e) => {
+                    let package = match kind {
+                        EngineKind::Docker => "docker.io",
+                        other => other.name(),
+                    };
+                    why.push(format!(
+                        "{}: {e}: start it, or install it (Debian: apt-get install {package})",
+                        kind.name()
+                    ));
+                }
             }
         }
-        Err(unavailable(format!(
-            "{}; install one of them (Debian: crun, runc or docker.io)",
-            why.join("; ")
-        )))
+        Err(unavailable(why.join("; ")))
     }
 
     pub(crate) fn kind(&self) -> &'static str {

@@ -31,8 +31,22 @@ impl Runtime {
         let version = std::process::Command::new(name).arg("--version").output();
         match version {
             Ok(output) if output.status.success() => {}
-            Ok(output) => return Err(unavailable(format!("it ended with {}", output.status))),
-            Err(e) => return Err(unavailable(e.to_string())),
+            Ok(output) => {
+                return Err(unavailable(format!(
+                    "`{name} --version` ended with {}",
+                    output.status
+                )));
+            }
+            Err(e) => {
+                return Err(unavailable(format!(
+                    "it cannot be started ({e}): install it (Debian: apt-get install {name})"
+                )));
+            }
+        }
+        if !may_mount() {
+            return Err(unavailable(
+                "it makes containers for root alone, and this process has no CAP_SYS_ADMIN: run as root, use Docker or Podman by a socket that you may use (sandbox.container_socket), or sandbox.level = \"process\", which needs no root".into(),
+            ));
         }
         let mut command = Vec::new();
         if name == "crun"
@@ -149,6 +163,15 @@ impl Runtime {
             }
         }
     }
+}
+
+/// Whether this process has CAP_SYS_ADMIN; where nothing tells, the runtime will.
+fn may_mount() -> bool {
+    const SYS_ADMIN: u32 = 21;
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let sets = status.lines().find_map(|l| l.strip_prefix("CapEff:"));
+    let set = sets.and_then(|s| u64::from_str_radix(s.trim(), 16).ok());
+    set.is_none_or(|set| set & 1 << SYS_ADMIN != 0)
 }
 
 /// Where version 2 of the groups is mounted with controllers while version 1 is in use.

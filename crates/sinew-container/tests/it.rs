@@ -232,15 +232,18 @@ async fn ends_are_told_precisely() {
     let missing = sandbox
         .exec(request(Program::Argv(vec!["nothing".into()])))
         .await;
+    let Err(SandboxError::Request {
+        field: "program",
+        value,
+        allowed,
+    }) = missing
+    else {
+        panic!("{missing:?}");
+    };
+    assert!(value.contains("\"nothing\" (No such file"), "{value}");
     assert!(
-        matches!(
-            missing,
-            Err(SandboxError::Request {
-                field: "program",
-                ..
-            })
-        ),
-        "{missing:?}"
+        allowed.contains("no such program") && allowed.contains("sandbox.image"),
+        "{allowed}"
     );
     // Nothing of all that is left.
     assert_eq!(
