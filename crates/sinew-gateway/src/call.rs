@@ -83,6 +83,7 @@ impl Gateway {
             Counters::add(&self.inner.counters.coalesced, 1);
             return Ok(Subscription::new(&flight));
         }
+        self.is_open()?;
         let repeat = |head| {
             let scan = scan.as_ref()?;
             Some(Repeat { body, scan, head })
@@ -158,12 +159,14 @@ impl Gateway {
             opening,
             call_prefix: format!("call_{}", call_tag(&id)),
         };
-        let flight = Flight::new(AnswerContext {
+        let context = AnswerContext {
             id,
             created_s: unix_s() as u64,
             request: Arc::new(request),
             renderer: Arc::clone(&self.inner.parts.renderer),
-        });
+        };
+        let deadline = Instant::now() + self.inner.config.server.call_timeout;
+        let flight = Flight::new(context, deadline);
         let subscription = Subscription::new(&flight);
         let entry = (Some(key), Arc::clone(&flight));
         rollout.flights().running.push(entry);
@@ -175,7 +178,6 @@ impl Gateway {
             call: begun.call,
             requests: self.requests(begun.prompt, &sampling, &seeds),
             turn,
-            deadline: Instant::now() + self.inner.config.server.call_timeout,
         };
         tokio::spawn(flight::drive(work, flight, permit));
         Ok(subscription)

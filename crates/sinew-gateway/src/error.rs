@@ -8,6 +8,9 @@ use sinew_types::EngineError;
 /// Code of a request that was cut too short; it is read again as a whole, nobody is told.
 pub(crate) const NEEDS_ALL: &str = "needs_all";
 
+/// Seconds until a gateway that stops may be there again.
+const STOPPING_RETRY_S: u32 = 5;
+
 /// Class of an error, in the words that OpenAI's and Anthropic's clients share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ErrorKind {
@@ -141,6 +144,16 @@ impl ApiError {
         Self {
             retry_after_s: Some(1),
             ..Self::new(503, ErrorKind::Overloaded, code, message)
+        }
+    }
+
+    /// 503: the gateway stops.
+    pub fn stopping(what: &str) -> Self {
+        let message =
+            format!("the gateway is stopping: {what}; the same request may be sent again");
+        Self {
+            retry_after_s: Some(STOPPING_RETRY_S),
+            ..Self::overloaded("gateway_stopping", message)
         }
     }
 

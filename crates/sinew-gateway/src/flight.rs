@@ -16,13 +16,13 @@ use sinew_types::{
     Engine, EngineEvent, EventSink, FinishReason, GenerateRequest, RequestId, SampledToken, TokenId,
 };
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 use tokio::sync::{Notify, OwnedSemaphorePermit, mpsc};
 use tokio::time::{Instant, sleep_until};
 
 /// How long an engine may take to end requests that were aborted.
-const ABORT_GRACE: Duration = Duration::from_secs(5);
+pub(crate) const ABORT_GRACE: Duration = Duration::from_secs(5);
 
 /// Events taken from the engine at once.
 const EVENT_BATCH: usize = 64;
@@ -50,12 +50,22 @@ pub(crate) struct Flight {
     readers: AtomicUsize,
     /// Everybody who read it went before its end.
     left: AtomicBool,
+    /// What its readers are told if it is cancelled, if not that it was aborted.
+    why: OnceLock<ApiError>,
+    pub(crate) begun: Instant,
+    /// When the engine got it; until then it waits at the gate.
+    pub(crate) submitted: OnceLock<Instant>,
+    pub(crate) deadline: Instant,
 }
 
 impl Flight {
-    pub(crate) fn new(context: AnswerContext) -> Arc<Self> {
+    pub(crate) fn new(context: AnswerContext, deadline: Instant) -> Arc<Self> {
         Arc::new(Self {
             context,
+            why: OnceLock::new(),
+            begun: Instant::now(),
+            submitted: OnceLock::new(),
+            deadline,
             state: Mutex::default(),
             changed: Notify::new(),
             cancel: Notify::new(),
@@ -93,6 +103,18 @@ impl Flight {
     /// Ends it early, whoever reads.
     pub(crate) fn cancel(&self) {
         self.cancel.notify_one();
+    }
+
+    /// Ends it early; its readers are told `why`, if they are not yet told anything else.
+    pub(crate) fn cancel_for(&self, why: ApiError) {
+        // The first reason is the one that counts.
+        let _ = self.why.set(why);
+        self.cancel();
+    }
+
+    fn cancelled(&self) -> ApiError {
+        let aborted = || ApiError::conflict("aborted", "the call was aborted");
+        self.why.get().cloned().unwrap_or_else(aborted)
     }
 }
 
@@ -165,7 +187,6 @@ pub(crate) struct Work {
     /// One for each choice, with rising ids.
     pub(crate) requests: Vec<GenerateRequest>,
     pub(crate) turn: TurnOptions,
-    pub(crate) deadline: Instant,
 }
 
 /// One choice while it is sampled.
@@ -262,6 +283,8 @@ impl Driver {
         let requests = std::mem::take(&mut self.work.requests);
         let prompt = requests.first().map_or(&[][..], |r| &r.prompt);
         let _room = self.room(prompt).await?;
+        // It is set here alone.
+        let _ = self.flight.submitted.set(Instant::now());
         let prompt_ids = match (
             self.flight.context.request.return_token_ids,
             requests.first(),
@@ -320,10 +343,8 @@ impl Driver {
         let rollout = self.work.rollout.session().id().clone();
         tokio::select! {
             room = gate.enter(&rollout, prompt) => Ok(Some(room)),
-            () = self.flight.cancel.notified() => {
-                Err(ApiError::conflict("aborted", "the call was aborted"))
-            }
-            () = sleep_until(self.work.deadline) => {
+            () = self.flight.cancel.notified() => Err(self.flight.cancelled()),
+            () = sleep_until(self.flight.deadline) => {
                 Err(ApiError::deadline("the engine had no room in time"))
             }
         }
@@ -332,7 +353,7 @@ impl Driver {
     /// Until `pending` requests have ended, or the engine does not end them in time.
     async fn follow(&mut self, events: &mut mpsc::Receiver<EngineEvent>, mut pending: usize) {
         let flight = Arc::clone(&self.flight);
-        let mut deadline = self.work.deadline;
+        let mut deadline = flight.deadline;
         let mut batch = Vec::with_capacity(EVENT_BATCH);
         while pending > 0 {
             let stopping = self.stopping.is_some();
@@ -349,7 +370,7 @@ impl Driver {
                     }
                 }
                 () = flight.cancel.notified(), if !stopping => {
-                    self.stop(ApiError::conflict("aborted", "the call was aborted"));
+                    self.stop(flight.cancelled());
                 }
                 () = sleep_until(deadline) => {
                     if stopping {

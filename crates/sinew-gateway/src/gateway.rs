@@ -1,7 +1,7 @@
 //! The gateway without its server: rollouts are opened, called, scored and finished.
 
 use crate::error::ApiError;
-use crate::flight::Flight;
+use crate::flight::{ABORT_GRACE, Flight};
 use crate::gate::Gate;
 use crate::journal::{Journal, Receipt, Record};
 use crate::kept::Kept;
@@ -15,7 +15,7 @@ use sinew_render::{Reasoning, Renderer, ToolCallFormat, TurnFormat};
 use sinew_store::{Committed, TraceStore};
 use sinew_types::{Engine, EpisodeEnd, EpisodeId, FailureKind, Limit, Trace};
 use std::collections::{HashMap, VecDeque};
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::sync::{Notify, Semaphore};
@@ -209,6 +209,8 @@ pub(crate) struct Inner {
     pub(crate) in_flight: Arc<Semaphore>,
     pub(crate) counters: Arc<Counters>,
     pub(crate) public_url: OnceLock<String>,
+    /// It takes no more calls: see [`Gateway::drain`].
+    pub(crate) draining: AtomicBool,
 }
 
 /// A model server that gives each rollout its own address. Cheap to clone.
@@ -244,6 +246,7 @@ impl Gateway {
                 in_flight,
                 counters: Arc::default(),
                 public_url: OnceLock::new(),
+                draining: AtomicBool::new(false),
             }),
         }
     }
@@ -260,14 +263,57 @@ impl Gateway {
 
     /// Counters since start.
     pub fn stats(&self) -> GatewayStats {
-        let limit = self.inner.config.server.max_in_flight;
         let open: Vec<_> = self.rollouts().values().map(Arc::clone).collect();
         let tokens = open.iter().map(|r| r.session().stats().sampled_tokens);
         GatewayStats {
             rollouts: open.len(),
-            in_flight: limit - self.inner.in_flight.available_permits(),
+            in_flight: self.running(),
             open_tokens: tokens.sum(),
             ..self.inner.counters.stats()
+        }
+    }
+
+    /// Takes no more calls and opens no more rollouts: both are refused with status 503. What
+    /// runs goes on, and rollouts can be scored and finished.
+    pub fn drain(&self) {
+        self.inner.draining.store(true, Ordering::Release);
+    }
+
+    /// Calls that run now.
+    pub fn running(&self) -> usize {
+        self.inner.config.server.max_in_flight - self.inner.in_flight.available_permits()
+    }
+
+    /// Waits until no call runs, at most so long.
+    pub(crate) async fn drained(&self, within: Duration) {
+        let all = self.inner.config.server.max_in_flight as u32;
+        // Too late or not, what still runs is for the caller to see.
+        let _ = tokio::time::timeout(within, self.inner.in_flight.acquire_many(all)).await;
+    }
+
+    /// Ends every call that runs; its readers are told that the gateway stops. What was sampled
+    /// is captured. Gives the number of calls.
+    pub(crate) async fn cut(&self) -> usize {
+        let rollouts: Vec<_> = self.rollouts().values().map(Arc::clone).collect();
+        let mut cut = 0;
+        for rollout in rollouts {
+            let flights = rollout.flights();
+            cut += flights.running.len();
+            for (_, flight) in &flights.running {
+                flight.cancel_for(ApiError::stopping("the call was cut"));
+            }
+        }
+        if cut > 0 {
+            self.drained(ABORT_GRACE * 2).await;
+        }
+        cut
+    }
+
+    /// That calls are taken.
+    pub(crate) fn is_open(&self) -> Result<(), ApiError> {
+        match self.inner.draining.load(Ordering::Acquire) {
+            true => Err(ApiError::stopping("it takes no more calls")),
+            false => Ok(()),
         }
     }
 
@@ -275,7 +321,7 @@ impl Gateway {
         self.inner.parts.engine.status()
     }
 
-    fn rollouts(&self) -> std::sync::RwLockReadGuard<'_, HashMap<String, Arc<Rollout>>> {
+    pub(crate) fn rollouts(&self) -> std::sync::RwLockReadGuard<'_, HashMap<String, Arc<Rollout>>> {
         let rollouts = self.inner.rollouts.read();
         rollouts.unwrap_or_else(PoisonError::into_inner)
     }
@@ -290,6 +336,7 @@ impl Gateway {
     /// If the gateway does not listen yet, has no room, or a field of `spec` is wrong or its id
     /// taken.
     pub fn open_rollout(&self, spec: RolloutSpec) -> Result<Credentials, ApiError> {
+        self.is_open()?;
         if let Some((path, why)) = spec.fault() {
             return Err(ApiError::invalid(path, format!("{path} = {why}")));
         }
@@ -527,7 +574,7 @@ impl Gateway {
 
     /// Aborts what runs and waits until it is captured.
     async fn land_all(&self, rollout: &Arc<Rollout>) {
-        let deadline = Instant::now() + self.inner.config.server.shutdown_grace * 2;
+        let deadline = Instant::now() + ABORT_GRACE * 2;
         loop {
             let idle = rollout.idle.notified();
             let running: Vec<_> = {

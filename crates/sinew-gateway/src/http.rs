@@ -9,6 +9,7 @@ use crate::dialect::{Dialect, EventWriter, openai_error};
 use crate::error::ApiError;
 use crate::flight::{Event, Subscription};
 use crate::gateway::{Gateway, Retry, Rollout};
+use crate::live;
 use crate::mount::{MountRequest, Mounted};
 use crate::secret::Secret;
 use crate::session::{FinishRequest, Reward, RolloutSpec};
@@ -77,10 +78,11 @@ impl<'a> Route<'a> {
         })
     }
 
-    fn methods(&self) -> &'static str {
+    fn methods(&self) -> &'static [&'static str] {
         match self {
-            Self::Health | Self::Metrics | Self::Rollout(_) | Self::Models(_) => "GET",
-            _ => "POST",
+            Self::Health | Self::Metrics | Self::Rollout(_) | Self::Models(_) => &["GET"],
+            Self::Rollouts => &["GET", "POST"],
+            _ => &["POST"],
         }
     }
 }
@@ -141,8 +143,8 @@ impl Service {
                 "there is no {path}{hint}"
             ))));
         };
-        if head.method.as_str() != route.methods() {
-            return Err(plain(ApiError::method(route.methods())));
+        if !route.methods().contains(&head.method.as_str()) {
+            return Err(plain(ApiError::method(&route.methods().join(" or "))));
         }
         let key = bearer(&head.headers);
         if let Route::Model(id, dialect) = route {
@@ -170,9 +172,7 @@ impl Service {
             self.gateway.authorize(id, key).map_err(plain)?;
             return Ok(self.models());
         }
-        self.control(route, key, &head.method, &head.headers, body)
-            .await
-            .map_err(plain)
+        self.control(route, key, &head, body).await.map_err(plain)
     }
 
     /// A path that something else answers.
@@ -257,8 +257,7 @@ impl Service {
         &self,
         route: Route<'_>,
         key: Option<&str>,
-        method: &Method,
-        headers: &HeaderMap,
+        head: &Parts,
         body: B,
     ) -> Result<Response<ResponseBody>, ApiError>
     where
@@ -278,11 +277,15 @@ impl Service {
         if !trusted {
             return Err(ApiError::unauthorized("this path needs the control token"));
         }
-        let bytes = match *method {
-            Method::POST => self.read(headers, body, MAX_CONTROL_BYTES).await?,
+        let bytes = match head.method {
+            Method::POST => self.read(&head.headers, body, MAX_CONTROL_BYTES).await?,
             _ => Bytes::new(),
         };
         match route {
+            Route::Rollouts if head.method == Method::GET => {
+                let live = self.gateway.live(live::limit(head.uri.query())?);
+                Ok(json_response(StatusCode::OK, &json!(live)))
+            }
             Route::Rollouts => {
                 let spec: RolloutSpec = parse_control(&bytes)?;
                 let credentials = self.gateway.open_rollout(spec)?;
@@ -405,21 +408,42 @@ fn parse_control<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
     let bytes = if bytes.is_empty() { b"{}" } else { bytes };
     // Syntax first, so that its errors are told apart from wrong fields.
     Fields::parse(bytes)?;
-    serde_json::from_slice(bytes).map_err(|e| {
-        let mut told = e.to_string();
-        for (rust, plain) in [
-            (
-                "expected u32",
-                "expected a whole number from 0 to 4294967295",
-            ),
-            ("expected u64", "expected a whole number from 0 on"),
-            ("expected f32", "expected a number"),
-            ("expected f64", "expected a number"),
-        ] {
-            told = told.replace(rust, plain);
+    let mut reader = serde_json::Deserializer::from_slice(bytes);
+    serde_path_to_error::deserialize(&mut reader).map_err(|e| {
+        let path = e.path().to_string();
+        let told = plain_words(&e.into_inner().to_string());
+        match path.as_str() {
+            "." => ApiError::bad_request("invalid_value", told),
+            path => ApiError::invalid(path, format!("{path}: {told}")),
         }
-        ApiError::bad_request("invalid_value", told)
     })
+}
+
+/// What serde says of a value, without Rust's words and the place in a line that nobody wrote.
+fn plain_words(told: &str) -> String {
+    let end = told.rfind(" at line ").unwrap_or(told.len());
+    let mut told = told[..end].to_owned();
+    for (rust, plain) in [
+        ("invalid type: ", ""),
+        ("invalid value: ", ""),
+        ("u32", "a whole number from 0 to 4294967295"),
+        ("u64", "a whole number from 0 on"),
+        ("f32", "a number"),
+        ("f64", "a number"),
+        ("a boolean", "true or false"),
+        ("a map", "an object"),
+        ("sequence", "an array"),
+        ("struct SamplingDefaults", "an object"),
+        ("struct Reward", "an object"),
+        (
+            "internally tagged enum EpisodeEnd",
+            "an object whose type is terminated, truncated or failed",
+        ),
+        ("variant", "value"),
+    ] {
+        told = told.replace(rust, plain);
+    }
+    told
 }
 
 fn json_response(status: StatusCode, value: &Value) -> Response<ResponseBody> {

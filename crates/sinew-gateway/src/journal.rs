@@ -4,9 +4,10 @@
 //! writes and synchronizes many of them at once. Files are numbered; one is removed when every
 //! rollout in it is finished. Opening the journal gives what was open, and starts a new file.
 //!
-//! Invariants: appends of a rollout are in their order; what [`Receipt::wait`] confirmed is
-//! found by the next opening; a torn line at the end of a file is dropped, a broken one before
-//! it is an error.
+//! Invariants: appends of a rollout are in their order and without a gap: after one that failed, all
+//! later ones of that rollout fail; what [`Receipt::wait`] confirmed is found by the next opening,
+//! also if that one is killed or finds a full disk; a torn line at the end of a file is dropped, a
+//! broken one before it is an error.
 
 use crate::error::ApiError;
 use crate::session::{Entry, RolloutSpec};
@@ -28,6 +29,9 @@ const BATCH: usize = 1024;
 
 /// Digits of the checksum of a line.
 const CHECK: usize = 8;
+
+/// End of the name of a file that is not whole yet; no opening reads it.
+const PART: &str = ".part";
 
 /// How a journal is kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -140,9 +144,7 @@ impl Journal {
         let old = numbered(directory).map_err(failed)?;
         let recovered = read_all(&old)?;
         let next = old.last().map_or(0, |(number, _)| number + 1);
-        let mut writer = Writer::start(directory, next, options, old)?;
-        // From here on the new file alone tells everything.
-        writer.rewrite(&recovered)?;
+        let writer = Writer::start(directory, next, options, old, &recovered)?;
         let (queue, appends) = sync_channel(QUEUE);
         let thread = std::thread::Builder::new()
             .name("sinew-journal".into())
@@ -323,43 +325,60 @@ struct Writer {
     file: File,
     /// The last one is written to.
     segments: Vec<Segment>,
-    /// Files of earlier processes, until the new one holds what was in them.
-    old: Vec<PathBuf>,
+    /// Rollouts of which something could not be written: what is recovered of them ends there.
+    gaps: HashSet<EpisodeId>,
 }
 
 impl Writer {
+    /// Writes what was recovered into a new file, which appears whole or not at all, and then
+    /// removes the old ones.
     fn start(
         directory: &Path,
         number: u64,
         options: JournalOptions,
         old: Vec<(u64, PathBuf)>,
+        recovered: &[Recovered],
     ) -> Result<Self, JournalError> {
         let path = directory.join(file_name(number));
-        let file = create(&path).map_err(|source| JournalError::Io {
-            path: path.clone(),
-            source,
-        })?;
-        Ok(Self {
-            directory: directory.to_owned(),
-            options,
-            next: number + 1,
-            file,
-            segments: vec![Segment {
-                path,
-                bytes: 0,
-                open: HashSet::new(),
-            }],
-            old: old.into_iter().map(|(_, path)| path).collect(),
-        })
-    }
-
-    /// Writes what was recovered into the new file, and removes the old ones.
-    fn rewrite(&mut self, recovered: &[Recovered]) -> Result<(), JournalError> {
-        let path = self.segments[0].path.clone();
+        let part = directory.join(file_name(number) + PART);
         let failed = |source| JournalError::Io {
             path: path.clone(),
             source,
         };
+        // Of an opening that was killed here.
+        match std::fs::remove_file(&part) {
+            Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(failed(e)),
+            _ => {}
+        }
+        let mut writer = Self {
+            directory: directory.to_owned(),
+            options,
+            next: number + 1,
+            file: create(&part).map_err(failed)?,
+            segments: vec![Segment {
+                path: path.clone(),
+                bytes: 0,
+                open: HashSet::new(),
+            }],
+            gaps: HashSet::new(),
+        };
+        let written = writer.rewrite(recovered).and_then(|()| {
+            std::fs::rename(&part, &path)?;
+            File::open(directory)?.sync_all()
+        });
+        if let Err(e) = written {
+            // What it says is more than that of a failed removal; the old files are all there.
+            let _ = std::fs::remove_file(&part);
+            return Err(failed(e));
+        }
+        // From here on the new file alone tells everything.
+        for (_, path) in old {
+            std::fs::remove_file(&path).map_err(|source| JournalError::Io { path, source })?;
+        }
+        Ok(writer)
+    }
+
+    fn rewrite(&mut self, recovered: &[Recovered]) -> std::io::Result<()> {
         for rollout in recovered {
             let opened = Record::Opened {
                 spec: Box::new(rollout.spec.clone()),
@@ -370,21 +389,10 @@ impl Writer {
                 entries: rollout.entries.clone(),
             };
             for record in [opened, entries] {
-                let line = line(&rollout.id, record).map_err(|e| failed(e.into()))?;
-                self.write(&rollout.id, &line).map_err(failed)?;
+                self.write(&rollout.id, &line(&rollout.id, record)?)?;
             }
         }
-        self.file.sync_all().map_err(failed)?;
-        File::open(&self.directory)
-            .and_then(|d| d.sync_all())
-            .map_err(failed)?;
-        for path in self.old.drain(..) {
-            std::fs::remove_file(&path).map_err(|source| JournalError::Io {
-                path: path.clone(),
-                source,
-            })?;
-        }
-        Ok(())
+        self.file.sync_all()
     }
 
     fn write(&mut self, rollout: &EpisodeId, line: &[u8]) -> std::io::Result<()> {
@@ -395,12 +403,32 @@ impl Writer {
                 self.options.max_bytes
             )));
         }
-        self.file.write_all(line)?;
+        if let Err(e) = self.file.write_all(line) {
+            self.cut()?;
+            return Err(e);
+        }
         if let Some(segment) = self.segments.last_mut() {
             segment.bytes += line.len() as u64;
             segment.open.insert(rollout.clone());
         }
         Ok(())
+    }
+
+    /// Takes back what a failed write left of a line, which the next line would else follow.
+    fn cut(&mut self) -> std::io::Result<()> {
+        let whole = self.segments.last().map_or(0, |s| s.bytes);
+        self.file.set_len(whole).or_else(|_| self.rotate())
+    }
+
+    /// Writes an append, unless the rollout has a gap already.
+    fn append(&mut self, append: &Append) -> Result<(), String> {
+        if self.gaps.contains(&append.rollout) && !append.finished {
+            return Err(
+                "an earlier part of this rollout could not be written: open another".into(),
+            );
+        }
+        self.write(&append.rollout, &append.line)
+            .map_err(|e| e.to_string())
     }
 
     fn run(mut self, appends: &Receiver<Append>) {
@@ -411,22 +439,33 @@ impl Writer {
             {
                 batch.push(next);
             }
-            let written: Vec<std::io::Result<()>> = batch
-                .iter()
-                .map(|append| self.write(&append.rollout, &append.line))
-                .collect();
-            let synced = self.file.sync_data().map_err(|e| e.to_string());
-            for (append, written) in batch.iter().zip(&written) {
-                if append.finished && written.is_ok() {
+            let mut told = Vec::with_capacity(batch.len());
+            for append in &batch {
+                let written = self.append(append);
+                if written.is_err() {
+                    self.gaps.insert(append.rollout.clone());
+                }
+                told.push(written);
+            }
+            if let Err(e) = self.file.sync_data() {
+                // Which of these lines the disk has is unknown, so nothing may follow them.
+                for (append, told) in batch.iter().zip(&mut told) {
+                    self.gaps.insert(append.rollout.clone());
+                    *told = Err(e.to_string());
+                }
+                if let Err(error) = self.rotate() {
+                    tracing::error!(%error, "no new file of the journal");
+                }
+            }
+            for (append, told) in batch.into_iter().zip(told) {
+                if append.finished {
+                    self.gaps.remove(&append.rollout);
+                }
+                if append.finished && told.is_ok() {
                     self.segments.iter_mut().for_each(|s| {
                         s.open.remove(&append.rollout);
                     });
                 }
-            }
-            for (append, written) in batch.into_iter().zip(written) {
-                let told = written
-                    .map_err(|e| e.to_string())
-                    .and_then(|()| synced.clone());
                 // Who no longer waits need not know.
                 let _ = append.done.send(told);
             }
@@ -443,15 +482,7 @@ impl Writer {
             .last()
             .is_some_and(|s| s.bytes > self.options.file_bytes)
         {
-            let path = self.directory.join(file_name(self.next));
-            self.file = create(&path)?;
-            self.next += 1;
-            File::open(&self.directory)?.sync_all()?;
-            self.segments.push(Segment {
-                path,
-                bytes: 0,
-                open: HashSet::new(),
-            });
+            self.rotate()?;
         }
         let last = self.segments.len() - 1;
         // A later file may tell of an end, an earlier one of a beginning: oldest first, and
@@ -463,6 +494,21 @@ impl Writer {
         for segment in self.segments.drain(..gone) {
             std::fs::remove_file(&segment.path)?;
         }
+        Ok(())
+    }
+
+    fn rotate(&mut self) -> std::io::Result<()> {
+        let path = self.directory.join(file_name(self.next));
+        // Even if what follows fails: the file may be there then.
+        self.next += 1;
+        let file = create(&path)?;
+        File::open(&self.directory)?.sync_all()?;
+        self.file = file;
+        self.segments.push(Segment {
+            path,
+            bytes: 0,
+            open: HashSet::new(),
+        });
         Ok(())
     }
 }
@@ -586,7 +632,10 @@ mod tests {
             .arg(std::env::current_exe().unwrap())
             .env("SINEW_SMALL_DISK", folder.path())
             .status();
-        assert!(status.unwrap().success(), "with a small disk; `unshare -Urm` must work here");
+        assert!(
+            status.unwrap().success(),
+            "with a small disk; `unshare -Urm` must work here"
+        );
         None
     }
 
@@ -604,7 +653,8 @@ mod tests {
 
     #[test]
     fn a_full_disk_tears_no_line_leaves_no_gap_and_is_got_over() {
-        let Some(folder) = small_disk("journal::tests::a_full_disk_tears_no_line_leaves_no_gap_and_is_got_over")
+        let Some(folder) =
+            small_disk("journal::tests::a_full_disk_tears_no_line_leaves_no_gap_and_is_got_over")
         else {
             return;
         };
@@ -629,7 +679,9 @@ mod tests {
         assert_eq!((open["b"], open["c"]), (2, 0), "{open:?}");
         assert!(open["a"] >= 1);
         // Opening writes a new file: without room for it, the old one stays what it is.
-        let used = std::fs::metadata(&numbered(&folder).unwrap()[0].1).unwrap().len();
+        let used = std::fs::metadata(&numbered(&folder).unwrap()[0].1)
+            .unwrap()
+            .len();
         std::fs::write(&ballast, vec![0; (SMALL_DISK - used) as usize - (16 << 10)]).unwrap();
         let refused = Journal::open(&folder, JournalOptions::default()).unwrap_err();
         assert!(refused.to_string().contains("No space left"), "{refused}");

@@ -49,11 +49,13 @@ pub struct ServerLimits {
     pub max_choices: u32,
     /// Time for a request's head and body to arrive.
     pub read_timeout: Duration,
+    /// Time in which a client takes something of what it is sent.
+    pub write_timeout: Duration,
     /// Time for a model call, queueing included.
     pub call_timeout: Duration,
     /// Life of a rollout that nobody finishes, from its last call.
     pub rollout_ttl: Duration,
-    /// Time that open requests get when the server stops.
+    /// Time that running calls get to end when the server stops.
     pub shutdown_grace: Duration,
 }
 
@@ -67,6 +69,7 @@ impl Default for ServerLimits {
             max_head_bytes: 64 << 10,
             max_choices: 16,
             read_timeout: Duration::from_secs(30),
+            write_timeout: Duration::from_secs(120),
             call_timeout: Duration::from_secs(600),
             rollout_ttl: Duration::from_secs(3600),
             shutdown_grace: Duration::from_secs(5),

@@ -10,12 +10,16 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, watch};
 use tokio::task::{JoinHandle, JoinSet};
 
 /// The least that hyper reads a head with.
 const MIN_HEAD_BYTES: usize = 8192;
+
+/// Time to hand out the last answers once no call runs.
+const FLUSH: Duration = Duration::from_secs(5);
 
 /// Why a gateway does not listen.
 #[derive(Debug, thiserror::Error)]
@@ -30,6 +34,7 @@ pub enum ServeError {
 /// A listening gateway. Dropping it stops it at once; [`Server::stop`] lets requests end.
 #[derive(Debug)]
 pub struct Server {
+    gateway: Gateway,
     address: SocketAddr,
     stop: watch::Sender<bool>,
     task: Option<JoinHandle<()>>,
@@ -67,13 +72,14 @@ impl Server {
         let url = public_url.unwrap_or_else(|| format!("http://{bound}"));
         gateway.set_public_url(url.trim_end_matches('/').to_owned());
         let service = Service {
-            gateway,
+            gateway: gateway.clone(),
             control: Secret::new(control_token),
             mounted: mount.map(Mounted::new),
         };
         let (stop, stopped) = watch::channel(false);
         let task = tokio::spawn(accept(listener, service, stopped));
         Ok(Self {
+            gateway,
             address: bound,
             stop,
             task: Some(task),
@@ -85,13 +91,28 @@ impl Server {
         self.address
     }
 
-    /// Takes no more connections, gives open requests their time, and ends.
-    pub async fn stop(mut self) {
+    /// Ends: new calls are refused, running ones get the time of
+    /// [`ServerLimits::shutdown_grace`](crate::ServerLimits::shutdown_grace), and are cut then.
+    /// Gives the number of those.
+    pub async fn stop(self) -> usize {
+        self.stop_within(std::future::pending()).await
+    }
+
+    /// As [`Server::stop`]; once `enough` is there, running calls get no more time.
+    pub async fn stop_within(mut self, enough: impl Future<Output = ()>) -> usize {
+        self.gateway.drain();
+        let grace = self.gateway.config().server.shutdown_grace;
+        tokio::select! {
+            () = self.gateway.drained(grace) => {}
+            () = enough => {}
+        }
+        let cut = self.gateway.cut().await;
         // The task may have ended by itself.
         let _ = self.stop.send(true);
         if let Some(task) = self.task.take() {
             let _ = task.await;
         }
+        cut
     }
 }
 
@@ -136,21 +157,25 @@ async fn accept(listener: TcpListener, service: Service, mut stopped: watch::Rec
     }
     drop(listener);
     let drained = async { while connections.join_next().await.is_some() {} };
-    if tokio::time::timeout(limits.shutdown_grace, drained)
-        .await
-        .is_err()
-    {
-        tracing::warn!("requests were cut when the gateway stopped");
+    if tokio::time::timeout(FLUSH, drained).await.is_err() {
+        tracing::warn!("answers were not taken when the gateway stopped");
     }
     connections.shutdown().await;
 }
 
 async fn serve(stream: TcpStream, service: Service, mut stopped: watch::Receiver<bool>) {
+    let limits = service.gateway.config().server;
+    // The kernel ends a connection whose client takes nothing for so long, which would else hold
+    // its place for ever.
+    let wait_ms = u32::try_from(limits.write_timeout.as_millis()).unwrap_or(u32::MAX);
+    if let Err(error) = rustix::net::sockopt::set_tcp_user_timeout(&stream, wait_ms) {
+        tracing::warn!(%error, "a connection cannot be bounded in time");
+        return;
+    }
     // Small events must not wait for more of them.
     if let Err(error) = stream.set_nodelay(true) {
         tracing::debug!(%error, "no TCP_NODELAY");
     }
-    let limits = service.gateway.config().server;
     let answer = service_fn(move |request| {
         let service = service.clone();
         async move { Ok::<_, Infallible>(service.handle(request).await) }

@@ -41,14 +41,37 @@ fn mix(state: u64, word: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// What `token` at place `at` adds to the hash of a prefix: a multiply, xor and shift of the
-/// kind that [`mix`] is made of, short enough that several run at once.
-fn placed(at: usize, token: TokenId) -> u64 {
-    let place = (at as u64).wrapping_mul(0xD6E8_FEB8_6659_FD93);
-    let mut z = place.wrapping_add(u64::from(token) + 1);
-    z = (z ^ (z >> 32)).wrapping_mul(0x9E37_79B9_7F4A_7C15);
-    z = (z ^ (z >> 29)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    z ^ (z >> 32)
+/// Base of the polynomial that hashes a prefix: odd, so that no token is ever forgotten.
+const BASE: u64 = 0x9E37_79B9_7F4A_7C15;
+
+/// Tokens that are hashed side by side.
+const SIDE_BY_SIDE: usize = 8;
+
+/// `BASE` to the powers from 0 to [`SIDE_BY_SIDE`].
+const POWERS: [u64; SIDE_BY_SIDE + 1] = {
+    let mut powers = [1u64; SIDE_BY_SIDE + 1];
+    let mut i = 1;
+    while i <= SIDE_BY_SIDE {
+        powers[i] = powers[i - 1].wrapping_mul(BASE);
+        i += 1;
+    }
+    powers
+};
+
+/// Goes on with the hash of a prefix, modulo 2^64: a product and a sum for each token, most of
+/// them independent of each other, as prompts are long.
+fn hash_on(hash: u64, tokens: &[TokenId]) -> u64 {
+    let (blocks, rest) = tokens.as_chunks::<SIDE_BY_SIDE>();
+    let term = |token: TokenId, power: u64| (u64::from(token) + 1).wrapping_mul(power);
+    let hash = blocks.iter().fold(hash, |hash, block| {
+        let terms = block.iter().zip(POWERS[..SIDE_BY_SIDE].iter().rev());
+        let terms = terms.map(|(&token, &power)| term(token, power));
+        let sum = terms.fold(0, u64::wrapping_add);
+        hash.wrapping_mul(POWERS[SIDE_BY_SIDE]).wrapping_add(sum)
+    });
+    rest.iter().fold(hash, |hash, &token| {
+        hash.wrapping_mul(BASE).wrapping_add(term(token, 1))
+    })
 }
 
 impl FakeModel {
@@ -58,14 +81,13 @@ impl FakeModel {
         self.logprob_at(self.state(prefix), token)
     }
 
-    /// Hash of a prefix: a sum over tokens and their places, so that long prefixes are hashed
-    /// many tokens at a time.
+    /// What decides on the token after a prefix.
     fn state(&self, prefix: &[TokenId]) -> u64 {
-        let start = mix(self.seed, 0x5EED);
-        let places = prefix.iter().enumerate();
-        places.fold(start, |sum, (at, &token)| {
-            sum.wrapping_add(placed(at, token))
-        })
+        mix(self.hash(prefix), 0)
+    }
+
+    fn hash(&self, prefix: &[TokenId]) -> u64 {
+        hash_on(mix(self.seed, 0x5EED), prefix)
     }
 
     fn ends_at(&self, state: u64) -> Option<TokenId> {
@@ -195,8 +217,8 @@ impl fmt::Debug for FakeConfig {
 
 struct FakeSequence {
     sequence: Sequence,
-    /// Hash of its tokens.
-    state: u64,
+    /// Of its tokens.
+    hash: u64,
     script: std::vec::IntoIter<TokenId>,
     fault: Option<Fault>,
 }
@@ -253,13 +275,13 @@ impl FakeCore {
             _ => {}
         }
         let model = self.config.model;
-        let mut token = model.draw(fake.state, &fake.sequence, self.status.version);
+        let state = mix(fake.hash, 0);
+        let mut token = model.draw(state, &fake.sequence, self.status.version);
         if let Some(scripted) = fake.script.next() {
             token.id = scripted;
-            token.logprob = model.logprob_at(fake.state, scripted);
+            token.logprob = model.logprob_at(state, scripted);
         }
-        let place = placed(fake.sequence.tokens.len(), token.id);
-        fake.state = fake.state.wrapping_add(place);
+        fake.hash = hash_on(fake.hash, &[token.id]);
         let bytes = self.config.token_bytes.as_ref();
         let end = fake.sequence.push(token.id, self.config.context, bytes);
         self.status.sampled_tokens += 1;
@@ -318,7 +340,7 @@ impl Core for FakeCore {
         self.index.insert(request.id, key);
         self.status.prefill_tokens += request.prompt.len() as u64;
         let fake = FakeSequence {
-            state: self.config.model.state(&request.prompt),
+            hash: self.config.model.hash(&request.prompt),
             sequence: Sequence::new(request),
             script: script.unwrap_or_default().into_iter(),
             fault,
@@ -554,6 +576,35 @@ impl Engine for FakeEngine {
         match &self.mode {
             Mode::Threaded(door) => door.status(),
             Mode::Stepped(stepped) => lock(stepped).core.status(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        /// However the tokens arrive the hash is the same, and it is that of no other prefix.
+        #[test]
+        fn a_hash_goes_on_and_tells_prefixes_apart(
+            tokens in prop::collection::vec(0u32..9, 1..60),
+            cut in 0usize..60,
+            change in 0usize..60,
+        ) {
+            let whole = hash_on(1, &tokens);
+            let (before, after) = tokens.split_at(cut.min(tokens.len()));
+            prop_assert_eq!(hash_on(hash_on(1, before), after), whole);
+            let one_by_one = tokens.iter().fold(1, |hash, &t| hash_on(hash, &[t]));
+            prop_assert_eq!(one_by_one, whole);
+            let mut other = tokens.clone();
+            other[change % tokens.len()] += 1;
+            prop_assert_ne!(hash_on(1, &other), whole);
+            other.clone_from(&tokens);
+            other.reverse();
+            prop_assert_eq!(hash_on(1, &other) == whole, other == tokens);
+            prop_assert_ne!(hash_on(1, &tokens[1..]), whole);
         }
     }
 }

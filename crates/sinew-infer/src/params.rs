@@ -36,10 +36,11 @@ pub(crate) fn check_request(
             context: limits.context,
         });
     }
-    // The largest first: a long prompt is looked at in vectors, and searched only if it is wrong.
-    let largest = prompt.iter().fold(0, |most, &id| most.max(id));
+    // All at once first: a long prompt is compared in vectors, and searched only if it is wrong.
     let outside = |id: TokenId| id as usize >= limits.vocab;
-    if outside(largest)
+    let end = u32::try_from(limits.vocab).unwrap_or(u32::MAX);
+    let wrong = prompt.iter().fold(0, |any, &id| any | u32::from(id >= end));
+    if wrong != 0
         && let Some(position) = prompt.iter().position(|&id| outside(id))
     {
         return Err(EngineError::UnknownToken {

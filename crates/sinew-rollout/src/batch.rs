@@ -52,7 +52,7 @@ pub async fn run_batch(
             let (parts, options, spec) = (parts.clone(), options.clone(), specs[index].clone());
             let handle = running.spawn(async move {
                 let _place = parts.admission.begin(&spec.episode).await;
-                let _in_flight = parts.gauges.begin();
+                let _in_flight = parts.gauges.begin(&spec.episode);
                 parts.harness.run(&parts, &options, &spec).await
             });
             owners.insert(handle.id(), index);

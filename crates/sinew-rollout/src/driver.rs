@@ -151,7 +151,8 @@ impl Running<'_> {
         call: EnvFuture<'_, T>,
     ) -> Result<T, EpisodeEvent> {
         let started = Instant::now();
-        let _in_phase = self.parts.gauges.enter(phase);
+        let (gauges, episode) = (&self.parts.gauges, &self.spec.episode);
+        let _in_phase = gauges.enter(episode, phase, Some(deadline));
         let result = timeout_at(deadline, call).await;
         self.timing.tool_s += started.elapsed().as_secs_f64();
         match result {
@@ -191,7 +192,8 @@ impl Running<'_> {
         // Others held the room: that time is not the episode's own.
         self.deadline += place.as_ref().map_or(Duration::ZERO, |p| p.waited);
         let started = Instant::now();
-        let _in_phase = self.parts.gauges.enter(Phase::Generate);
+        let (gauges, deadline) = (Arc::clone(&self.parts.gauges), Some(self.deadline));
+        let _in_phase = gauges.enter(&self.spec.episode, Phase::Generate, deadline);
         let id = RequestId(self.parts.requests.fetch_add(1, Ordering::Relaxed));
         let request = GenerateRequest {
             id,

@@ -1,35 +1,95 @@
 //! What is going on right now, for whoever shows it.
 
-use sinew_types::{EpisodeEnd, Trace};
+use sinew_types::{EpisodeEnd, EpisodeId, Trace};
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use tokio::time::Instant;
 
 /// Where an episode is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
+    /// Its world is made.
     Boot,
     Generate,
+    /// Its environment acts, or the program that drives it runs.
     Tool,
     Score,
+    /// Between two others, or until there is room to generate.
+    Wait,
+}
+
+impl Phase {
+    const COUNT: usize = 5;
+
+    /// A word for people.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Boot => "boot",
+            Self::Generate => "model",
+            Self::Tool => "tool",
+            Self::Score => "score",
+            Self::Wait => "wait",
+        }
+    }
 }
 
 /// Counters that the driver moves and a view reads. All relaxed: they are for people.
 #[derive(Debug, Default)]
 pub struct Gauges {
-    in_phase: [AtomicUsize; 4],
+    in_phase: [AtomicUsize; Phase::COUNT],
     in_flight: AtomicUsize,
     finished: AtomicU64,
     succeeded: AtomicU64,
     failed: AtomicU64,
     tool_calls_us: AtomicU64,
+    live: Mutex<HashMap<EpisodeId, Live>>,
+}
+
+#[derive(Debug)]
+struct Live {
+    phase: Phase,
+    since: Instant,
+    deadline: Option<Instant>,
+}
+
+/// An episode that has begun and not ended.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LiveEpisode {
+    pub episode: EpisodeId,
+    pub phase: Phase,
+    /// Seconds in it.
+    pub phase_s: f64,
+    /// Seconds until it is cut; `None`: it has no time of its own.
+    pub left_s: Option<f64>,
 }
 
 /// Leaves the phase when dropped.
 #[derive(Debug)]
-pub struct PhaseGuard<'a>(&'a AtomicUsize);
+pub struct PhaseGuard<'a> {
+    gauges: &'a Gauges,
+    episode: &'a EpisodeId,
+    phase: Phase,
+}
 
 impl Drop for PhaseGuard<'_> {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
+        self.gauges.in_phase[self.phase as usize].fetch_sub(1, Ordering::Relaxed);
+        self.gauges.set(self.episode, Phase::Wait, None);
+    }
+}
+
+/// Ends the episode's being in flight when dropped.
+#[derive(Debug)]
+pub struct FlightGuard<'a> {
+    gauges: &'a Gauges,
+    episode: &'a EpisodeId,
+}
+
+impl Drop for FlightGuard<'_> {
+    fn drop(&mut self) {
+        self.gauges.in_flight.fetch_sub(1, Ordering::Relaxed);
+        self.gauges.live().remove(self.episode);
     }
 }
 
@@ -49,17 +109,69 @@ pub struct GaugesReading {
 }
 
 impl Gauges {
-    /// Counts an episode as being in `phase` until the guard is dropped.
-    pub fn enter(&self, phase: Phase) -> PhaseGuard<'_> {
-        let gauge = &self.in_phase[phase as usize];
-        gauge.fetch_add(1, Ordering::Relaxed);
-        PhaseGuard(gauge)
+    /// Counts an episode as being in `phase` until the guard is dropped; it is cut at `deadline`.
+    pub fn enter<'a>(
+        &'a self,
+        episode: &'a EpisodeId,
+        phase: Phase,
+        deadline: Option<Instant>,
+    ) -> PhaseGuard<'a> {
+        self.in_phase[phase as usize].fetch_add(1, Ordering::Relaxed);
+        self.set(episode, phase, deadline);
+        PhaseGuard {
+            gauges: self,
+            episode,
+            phase,
+        }
     }
 
     /// Counts an episode as in flight until the guard is dropped.
-    pub fn begin(&self) -> PhaseGuard<'_> {
+    pub fn begin<'a>(&'a self, episode: &'a EpisodeId) -> FlightGuard<'a> {
         self.in_flight.fetch_add(1, Ordering::Relaxed);
-        PhaseGuard(&self.in_flight)
+        let live = Live {
+            phase: Phase::Wait,
+            since: Instant::now(),
+            deadline: None,
+        };
+        self.live().insert(episode.clone(), live);
+        FlightGuard {
+            gauges: self,
+            episode,
+        }
+    }
+
+    fn live(&self) -> MutexGuard<'_, HashMap<EpisodeId, Live>> {
+        self.live.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn set(&self, episode: &EpisodeId, phase: Phase, deadline: Option<Instant>) {
+        if let Some(live) = self.live().get_mut(episode) {
+            *live = Live {
+                phase,
+                since: Instant::now(),
+                deadline,
+            };
+        }
+    }
+
+    /// At most so many of the live episodes: those that have been in their phase for the longest.
+    pub fn longest(&self, most: usize) -> Vec<LiveEpisode> {
+        let now = Instant::now();
+        let told = |(episode, live): (&EpisodeId, &Live)| LiveEpisode {
+            episode: episode.clone(),
+            phase: live.phase,
+            phase_s: now.saturating_duration_since(live.since).as_secs_f64(),
+            left_s: live
+                .deadline
+                .map(|at| at.saturating_duration_since(now).as_secs_f64()),
+        };
+        let mut all: Vec<LiveEpisode> = self.live().iter().map(told).collect();
+        all.sort_by(|a, b| {
+            let longer = b.phase_s.total_cmp(&a.phase_s);
+            longer.then_with(|| a.episode.cmp(&b.episode))
+        });
+        all.truncate(most);
+        all
     }
 
     /// Counts a finished episode.
@@ -88,5 +200,53 @@ impl Gauges {
             failed: self.failed.load(Ordering::Relaxed),
             tool_us: self.tool_calls_us.load(Ordering::Relaxed),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    /// As if the episode had entered its phase so many seconds earlier.
+    fn earlier(gauges: &Gauges, episode: &EpisodeId, seconds: u64) {
+        let mut live = gauges.live();
+        let live = live.get_mut(episode).unwrap();
+        live.since -= Duration::from_secs(seconds);
+    }
+
+    #[test]
+    fn whoever_is_in_a_phase_for_the_longest_is_told_with_its_deadline() {
+        let gauges = Gauges::default();
+        let ids = ["a", "b", "c"].map(EpisodeId::new);
+        let guards = ids.each_ref().map(|id| gauges.begin(id));
+        let deadline = Instant::now() + Duration::from_secs(1000);
+        let tool = gauges.enter(&ids[1], Phase::Tool, Some(deadline));
+        let model = gauges.enter(&ids[0], Phase::Generate, None);
+        for (id, seconds) in ids.iter().zip([100, 200, 300]) {
+            earlier(&gauges, id, seconds);
+        }
+        let told = |most| -> Vec<_> {
+            let hundreds = |s: f64| (s / 100.0).round() as u32;
+            let longest = gauges.longest(most).into_iter();
+            let told = longest.map(|l| {
+                let left = l.left_s.map(hundreds);
+                (l.episode.to_string(), l.phase, hundreds(l.phase_s), left)
+            });
+            told.collect()
+        };
+        let c = ("c".to_owned(), Phase::Wait, 3, None);
+        let b = ("b".to_owned(), Phase::Tool, 2, Some(10));
+        let a = ("a".to_owned(), Phase::Generate, 1, None);
+        assert_eq!(told(9), [c.clone(), b.clone(), a]);
+        assert_eq!(told(2), [c, b]);
+        assert_eq!((gauges.read().generating, gauges.read().in_tool), (1, 1));
+        // Between two phases it waits.
+        drop((tool, model));
+        assert_eq!(told(2)[1].1, Phase::Wait);
+        assert_eq!((gauges.read().generating, gauges.read().in_tool), (0, 0));
+        drop(guards);
+        assert_eq!(told(9), []);
+        assert_eq!(gauges.read().in_flight, 0);
     }
 }

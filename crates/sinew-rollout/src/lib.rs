@@ -22,5 +22,5 @@ pub use admission::{
 pub use batch::{BatchError, again, run_batch};
 pub use driver::{EpisodeOptions, EpisodeParts, mix_seed, run_episode};
 pub use episode::{EpisodeCommand, EpisodeEvent, EpisodeLimits, EpisodeMachine, EpisodeSpec};
-pub use gauges::{Gauges, GaugesReading, Phase, PhaseGuard};
+pub use gauges::{FlightGuard, Gauges, GaugesReading, LiveEpisode, Phase, PhaseGuard};
 pub use harness::{BuiltInLoop, Harness, grade_answer};

@@ -281,4 +281,43 @@ mod tests {
             }
         }
     }
+
+    #[tokio::test]
+    async fn a_turn_that_is_given_up_leaves_the_queue_and_the_next_goes_on() {
+        let config = sinew_infer::FakeConfig {
+            context: 100,
+            max_running: 1,
+            ..sinew_infer::FakeConfig::default()
+        };
+        let engine = Arc::new(sinew_infer::FakeEngine::stepped(config).unwrap());
+        let bounds = AdmissionConfig {
+            pressure: None,
+            ..AdmissionConfig::new(8, 10)
+        };
+        let admission = Admission::new(bounds, engine);
+        let ids = ["holds", "gives up", "next"].map(EpisodeId::new);
+        let mut places = Vec::new();
+        for id in &ids {
+            places.push(admission.begin(id).await);
+        }
+        let gate = TurnGate(Arc::clone(&admission));
+        let room = gate.enter(&ids[0], &[1; 60]).await;
+        let soon = std::time::Duration::from_millis(20);
+        for _ in 0..3 {
+            let mut waits = gate.enter(&ids[1], &[2; 60]);
+            assert!(tokio::time::timeout(soon, &mut waits).await.is_err());
+            assert_eq!(admission.reading().waiting_turns, 1);
+            drop(waits);
+            assert_eq!(admission.reading().waiting_turns, 0);
+        }
+        let held = admission.reading().held_tokens;
+        let mut next = gate.enter(&ids[2], &[3; 60]);
+        assert!(tokio::time::timeout(soon, &mut next).await.is_err());
+        drop((room, places.remove(0)));
+        let room = tokio::time::timeout(std::time::Duration::from_secs(10), next).await;
+        assert!(room.is_ok());
+        assert_eq!(admission.reading().held_tokens, held);
+        drop((room, places));
+        assert_eq!(admission.reading().held_tokens, 0);
+    }
 }

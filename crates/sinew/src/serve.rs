@@ -74,6 +74,9 @@ pub(crate) struct ServeArgs {
     /// TOML file with a `[pool]` table: take finished trajectories of outside systems, see docs/pool.md
     #[arg(long, conflicts_with = "sandbox_only")]
     pool: Option<PathBuf>,
+    /// Seconds that running calls get to end after Ctrl-C; new ones are refused meanwhile
+    #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u64).range(0..=86_400), conflicts_with = "sandbox_only")]
+    drain_s: u64,
     /// JSON lines on standard output
     #[arg(long)]
     json: bool,
@@ -143,16 +146,16 @@ async fn serve(
         ));
     }
     stop_signal().await?;
-    server.stop().await;
+    let cut = stop(args, &gateway, server).await;
     if args.store.is_none() {
         gateway.close().await;
     }
     let stats = gateway.stats();
     if args.json {
-        output::print_json(&json!({"stopped": stats}));
+        output::print_json(&json!({"stopped": stats, "cut": cut}));
     } else {
         output::print(&format!(
-            "stopped: {} calls, {} rollouts finished\n",
+            "stopped: {} calls, {cut} of them cut, {} rollouts finished\n",
             stats.calls, stats.finished
         ));
         if stats.rollouts > 0 {
@@ -163,6 +166,28 @@ async fn serve(
         }
     }
     Ok(())
+}
+
+/// Lets running calls end, until their time is up or another signal comes. Gives the number of
+/// those that were cut.
+async fn stop(args: &ServeArgs, gateway: &Gateway, server: Server) -> usize {
+    let running = gateway.running();
+    if running > 0 && args.json {
+        let told = json!({"calls": running, "at_most_s": args.drain_s});
+        output::print_json(&json!({"stopping": told}));
+    } else if running > 0 {
+        output::print(&format!(
+            "stopping: {running} calls get up to {} s to end; Ctrl-C again cuts them now\n",
+            args.drain_s
+        ));
+    }
+    let again = async {
+        if let Err(error) = stop_signal().await {
+            tracing::warn!(error = error.text(), "a second signal would not be seen");
+            std::future::pending::<()>().await;
+        }
+    };
+    server.stop_within(again).await
 }
 
 pub(crate) async fn stop_signal() -> Result<(), Failure> {
@@ -227,7 +252,10 @@ fn gateway(args: &ServeArgs) -> Result<(Gateway, Option<Arc<dyn Mount>>), Failur
             max_context_tokens: context as u32,
             ..SessionLimits::default()
         },
-        server: ServerLimits::default(),
+        server: ServerLimits {
+            shutdown_grace: Duration::from_secs(args.drain_s),
+            ..ServerLimits::default()
+        },
         journal,
         format: renderer.turn_format(),
     };

@@ -13,9 +13,9 @@ use crate::report::Report;
 use crate::run_dir::{RunDir, write_atomic};
 use crate::schedule::{eval_episodes, train_groups, uniform_tasks};
 use crate::summary;
-use crate::view::{Sampler, Status, View, duration};
+use crate::view::{LONGEST, Reminder, Sampler, Status, View, duration};
 use crate::wire::{Parts, SavedState};
-use sinew_rollout::{BatchError, EpisodeOptions, EpisodeSpec, again, run_batch};
+use sinew_rollout::{BatchError, EpisodeOptions, EpisodeSpec, LiveEpisode, again, run_batch};
 use sinew_types::{EpisodeEnd, EpisodeId, Trace};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -338,6 +338,7 @@ impl Run<'_> {
         let total = specs.len();
         let finished_before = self.parts.episode.gauges.read().finished;
         let mut sampler = Sampler::new(self.parts.episode.engine.status().sampled_tokens);
+        let mut reminder = Reminder::default();
         let batch = run_batch(
             &self.parts.episode,
             options,
@@ -356,7 +357,10 @@ impl Run<'_> {
                         let engine = self.parts.episode.engine.status();
                         let rate = sampler.rate(engine.sampled_tokens);
                         self.view.update(|s| s.tokens_per_s = rate);
-                        self.show_progress(finished_before, total);
+                        let longest = self.show_progress(finished_before, total);
+                        if reminder.is_due(&longest) {
+                            self.view.remind(&longest, self.json);
+                        }
                     }
                 }
             }
@@ -368,16 +372,20 @@ impl Run<'_> {
         })
     }
 
-    fn show_progress(&self, finished_before: u64, total: usize) {
+    /// Gives the episodes that have been in their phase for the longest.
+    fn show_progress(&self, finished_before: u64, total: usize) -> Vec<LiveEpisode> {
         let (gauges, wall_s) = (self.parts.episode.gauges.read(), self.wall_s());
         let admission = self.parts.episode.admission.reading();
+        let longest = self.parts.episode.gauges.longest(LONGEST);
         self.view.update(|s| {
+            s.longest.clone_from(&longest);
             s.gauges = gauges;
             s.admission = admission;
             s.done = gauges.finished.saturating_sub(finished_before) as usize;
             s.total = total;
             s.wall_s = wall_s;
         });
+        longest
     }
 
     /// Whether there was anything to do it with.

@@ -6,7 +6,8 @@ use ratatui::prelude::{Color, Frame, Line, Rect, Span, Style, Stylize};
 use ratatui::symbols::Marker;
 use ratatui::widgets::{Axis, Block, Chart, Dataset, Gauge, GraphType, Paragraph};
 use ratatui::{Terminal, TerminalOptions, Viewport};
-use sinew_rollout::{AdmissionReading, GaugesReading};
+use serde_json::json;
+use sinew_rollout::{AdmissionReading, GaugesReading, LiveEpisode};
 use std::io::{IsTerminal, Write};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -15,6 +16,10 @@ const HEIGHT: u16 = 17;
 /// Columns of the numbers, and the fewest in which a curve says something.
 const NUMBERS_WIDTH: u16 = 42;
 const CURVE_WIDTH: u16 = 30;
+/// Time in one phase after which an episode is told of, and between two times that it is.
+const LONG: Duration = Duration::from_secs(30);
+/// Live episodes that are shown one by one.
+pub(crate) const LONGEST: usize = 3;
 const REFRESH: Duration = Duration::from_millis(200);
 
 /// What the view shows; the run writes it, the view reads it.
@@ -30,6 +35,8 @@ pub(crate) struct Status {
     pub(crate) total: usize,
     pub(crate) gauges: GaugesReading,
     pub(crate) admission: AdmissionReading,
+    /// Live episodes, longest in their phase first; at most [`LONGEST`].
+    pub(crate) longest: Vec<LiveEpisode>,
     /// Tokens a second that the engine samples now.
     pub(crate) tokens_per_s: f64,
     pub(crate) eval_before: Option<f64>,
@@ -100,6 +107,21 @@ impl View {
     pub(crate) fn update(&self, change: impl FnOnce(&mut Status)) {
         if let Ok(mut status) = self.status.lock() {
             change(&mut status);
+        }
+    }
+
+    /// Tells of episodes that may hang, to those who have no live view.
+    pub(crate) fn remind(&self, longest: &[LiveEpisode], json: bool) {
+        if json {
+            let live = |l: &LiveEpisode| {
+                let phase = l.phase.name();
+                json!({"episode": l.episode, "phase": phase, "phase_s": l.phase_s, "left_s": l.left_s})
+            };
+            let longest: Vec<_> = longest.iter().map(live).collect();
+            crate::output::print_json(&json!({"longest": longest}));
+        } else {
+            let longest: Vec<_> = longest.iter().map(told).collect();
+            self.line(&format!("  longest in one phase: {}", longest.join(", ")));
         }
     }
 
@@ -198,7 +220,14 @@ pub(crate) fn draw(frame: &mut Frame<'_>, status: &Status) {
         return draw_numbers(frame, body, status);
     }
     let [left, right] = Layout::horizontal([Constraint::Min(CURVE_WIDTH), numbers]).areas(body);
-    draw_curve(frame, left, status);
+    let rows = match status.longest.len() {
+        0 => 0,
+        count => count.min(LONGEST) as u16 + 2,
+    };
+    let [curve, longest] =
+        Layout::vertical([Constraint::Min(6), Constraint::Length(rows)]).areas(left);
+    draw_curve(frame, curve, status);
+    draw_longest(frame, longest, status);
     draw_numbers(frame, right, status);
 }
 
@@ -237,6 +266,22 @@ fn draw_curve(frame: &mut Frame<'_>, area: Rect, status: &Status) {
             .labels(["0".to_string(), format!("{top:.1}")]),
     );
     frame.render_widget(chart, area);
+}
+
+/// The episodes to look at when nothing goes on.
+fn draw_longest(frame: &mut Frame<'_>, area: Rect, status: &Status) {
+    let lines: Vec<Line<'_>> = status.longest.iter().map(|l| told(l).into()).collect();
+    let block = Block::bordered().title(" longest in one phase ");
+    frame.render_widget(Paragraph::new(lines).block(block), area);
+}
+
+/// An episode, its phase, and the time it has been in it and may be.
+pub(crate) fn told(live: &LiveEpisode) -> String {
+    let limit = live.left_s.map_or_else(String::new, |left| {
+        format!(" of {}", duration(live.phase_s + left))
+    });
+    let (episode, phase) = (&live.episode, live.phase.name());
+    format!("{phase:<5} {}{limit}  {episode}", duration(live.phase_s))
 }
 
 fn draw_numbers(frame: &mut Frame<'_>, area: Rect, status: &Status) {
@@ -304,6 +349,24 @@ pub(crate) fn duration(seconds: f64) -> String {
     }
 }
 
+/// When to tell of episodes that stay in one phase.
+#[derive(Debug, Default)]
+pub(crate) struct Reminder(Option<Instant>);
+
+impl Reminder {
+    /// Whether the first of `longest` has been in its phase for long, and nothing was told lately.
+    pub(crate) fn is_due(&mut self, longest: &[LiveEpisode]) -> bool {
+        let long = longest
+            .first()
+            .is_some_and(|l| l.phase_s >= LONG.as_secs_f64());
+        let due = long && self.0.is_none_or(|told| told.elapsed() >= LONG);
+        if due {
+            self.0 = Some(Instant::now());
+        }
+        due
+    }
+}
+
 /// Keeps gauges and token rate of `status` fresh while work goes on elsewhere.
 pub(crate) struct Sampler {
     last: Instant,
@@ -356,6 +419,12 @@ mod tests {
             done: 5,
             total: 64,
             eval_before: Some(0.2),
+            longest: vec![LiveEpisode {
+                episode: sinew_types::EpisodeId::new("s3-t7-2"),
+                phase: sinew_rollout::Phase::Tool,
+                phase_s: 45.0,
+                left_s: Some(75.0),
+            }],
             admission: AdmissionReading {
                 held_tokens: 300,
                 room_tokens: 1000,
@@ -390,6 +459,9 @@ mod tests {
             "room held  30 %  waiting 7  at most 48",
             "about 2m40s left",
             "histories rewritten 10.0 %",
+            "longest in one phase",
+            "tool  45s of 2m00s  s3-t7-2",
+            "training episodes",
         ] {
             assert!(text.contains(needle), "{needle} not in\n{text}");
         }
@@ -397,6 +469,24 @@ mod tests {
         let text = screen(&status, 44);
         assert!(text.contains("training         50 %"), "{text}");
         assert!(!text.contains("training episodes"), "{text}");
+    }
+
+    #[test]
+    fn who_stays_in_one_phase_is_told_of_now_and_then() {
+        let mut reminder = Reminder::default();
+        let after = |phase_s| {
+            [LiveEpisode {
+                episode: sinew_types::EpisodeId::new("e"),
+                phase: sinew_rollout::Phase::Score,
+                phase_s,
+                left_s: None,
+            }]
+        };
+        assert!(!reminder.is_due(&[]));
+        assert!(!reminder.is_due(&after(29.0)));
+        assert!(reminder.is_due(&after(31.0)));
+        assert!(!reminder.is_due(&after(32.0)));
+        assert_eq!(told(&after(90.0)[0]), "score 1m30s  e");
     }
 
     #[test]

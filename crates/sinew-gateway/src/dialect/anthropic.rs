@@ -178,7 +178,7 @@ fn tools(fields: &mut Fields, request: &mut ModelRequest) -> Result<(), ApiError
             name: tool.required_string("name")?,
             description: tool.string("description")?.unwrap_or_default(),
             parameters: tool
-                .take("input_schema")
+                .object("input_schema")?
                 .ok_or_else(|| tool.missing("input_schema"))?,
         });
         tool.only(

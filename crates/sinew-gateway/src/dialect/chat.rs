@@ -229,7 +229,7 @@ fn tool(value: Value, path: &str) -> Result<ToolSpec, ApiError> {
         name: function.required_string("name")?,
         description: function.string("description")?.unwrap_or_default(),
         parameters: function
-            .take("parameters")
+            .object("parameters")?
             .unwrap_or_else(|| json!({"type": "object", "properties": {}})),
     };
     // Clients set it by default. Sampling is not constrained: arguments are the policy's own.

@@ -116,6 +116,14 @@ impl Fields {
         self.typed(name, "true or false", Value::as_bool)
     }
 
+    /// An object, as it is.
+    pub fn object(&mut self, name: &str) -> Result<Option<Value>, ApiError> {
+        match self.take(name) {
+            Some(value) if !value.is_object() => Err(wrong(&self.path(name), &value, "an object")),
+            value => Ok(value),
+        }
+    }
+
     /// A number from `min` to `max`.
     pub fn number(&mut self, name: &str, min: f64, max: f64) -> Result<Option<f32>, ApiError> {
         let expected = format!("a number from {min} to {max}");
@@ -184,7 +192,8 @@ impl Fields {
     pub fn only(&mut self, name: &str, allowed: &[Value], why: &str) -> Result<(), ApiError> {
         match self.take(name) {
             Some(value) if !allowed.contains(&value) => {
-                Err(ApiError::unsupported(&self.path(name), why))
+                let why = format!("{} is not supported: {why}", shown(&value));
+                Err(ApiError::unsupported(&self.path(name), &why))
             }
             _ => Ok(()),
         }
@@ -227,13 +236,18 @@ impl Fields {
 
 /// That a value has the wrong type or is out of range.
 pub fn wrong(path: &str, value: &Value, expected: &str) -> ApiError {
-    let shown = match value {
+    let shown = shown(value);
+    ApiError::invalid(path, format!("{path} is {shown}, expected {expected}"))
+}
+
+/// A value as it is named in an error.
+fn shown(value: &Value) -> String {
+    match value {
         Value::Number(n) => n.to_string(),
         Value::Bool(b) => b.to_string(),
         Value::String(s) if s.len() <= 40 => format!("{s:?}"),
         other => kind(other).to_owned(),
-    };
-    ApiError::invalid(path, format!("{path} is {shown}, expected {expected}"))
+    }
 }
 
 fn kind(value: &Value) -> &'static str {

@@ -114,18 +114,16 @@ impl ModelRequest {
     /// # Errors
     /// If it is not.
     pub fn check_tool_choice(&self) -> Result<(), ApiError> {
-        let named = match &self.tool_choice {
-            ToolChoice::Named(name) => Some(name.as_str()),
-            ToolChoice::Required if self.tools.is_empty() => Some(""),
-            _ => None,
+        let why = match &self.tool_choice {
+            ToolChoice::Named(name) if !self.tools.iter().any(|t| t.name == *name) => {
+                format!("tool_choice asks for a call of {name:?}, but tools has none of that name")
+            }
+            ToolChoice::Required if self.tools.is_empty() => {
+                "tool_choice asks for a call, but tools is empty".into()
+            }
+            _ => return Ok(()),
         };
-        match named {
-            Some(name) if !self.tools.iter().any(|t| t.name == name) => Err(ApiError::invalid(
-                "tool_choice",
-                format!("tool_choice asks for a call of {name:?}, but tools has none of that name"),
-            )),
-            _ => Ok(()),
-        }
+        Err(ApiError::invalid("tool_choice", why))
     }
 }
 

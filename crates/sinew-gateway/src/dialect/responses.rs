@@ -194,7 +194,7 @@ fn tools(fields: &mut Fields, request: &mut ModelRequest) -> Result<(), ApiError
             name: tool.required_string("name")?,
             description: tool.string("description")?.unwrap_or_default(),
             parameters: tool
-                .take("parameters")
+                .object("parameters")?
                 .unwrap_or_else(|| json!({"type": "object", "properties": {}})),
         });
         // Clients set it by default. Sampling is not constrained; answers say `strict: false`.

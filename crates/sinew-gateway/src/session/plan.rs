@@ -8,6 +8,12 @@ use super::{Session, TextAnchor};
 use sinew_render::Renderer;
 use sinew_types::{FinishReason, Message, NodeId, Role, TokenId, TokenKind, ToolSpec};
 
+/// Normalizing (NFC, NFKC) makes a text at most so many times shorter.
+const SHRINKING: usize = 4;
+
+/// A template leaves no more than so many messages for each one that it writes.
+const DROPPED: usize = 4;
+
 /// What joining a request takes. Nothing has changed yet.
 #[derive(Debug)]
 pub(super) struct Plan {
@@ -57,6 +63,7 @@ impl Session {
         ask: &Ask<'_>,
         tip: &mut Tip,
     ) -> Result<Plan, SessionError> {
+        self.may_fit(renderer, ask.prompt)?;
         let mut plan = match ask.prompt {
             Prompt::Messages(messages) => self.plan_messages(renderer, messages, ask, tip)?,
             Prompt::Text(text) => self.plan_text(renderer, text)?,
@@ -71,6 +78,28 @@ impl Session {
             });
         }
         Ok(plan)
+    }
+
+    /// Refuses what has more tokens than the context whatever they are, before they are counted:
+    /// that takes microseconds and hundreds of bytes for each of them.
+    fn may_fit(&self, renderer: &dyn Renderer, prompt: &Prompt) -> Result<(), SessionError> {
+        let context = self.limits.max_context_tokens;
+        let in_bytes = |bytes| bytes / (SHRINKING * renderer.longest_token_bytes().max(1));
+        let least = match prompt {
+            Prompt::Messages(messages) => {
+                let bytes = messages.iter().map(|m| m.content.len()).sum::<usize>();
+                in_bytes(bytes).max(messages.len() / DROPPED)
+            }
+            Prompt::Text(text) => in_bytes(text.len()),
+            Prompt::Tokens(ids) => ids.len(),
+        };
+        match least >= context as usize {
+            true => Err(SessionError::ContextFull {
+                prompt: least,
+                context,
+            }),
+            false => Ok(()),
+        }
     }
 
     fn plan_messages(

@@ -285,7 +285,7 @@ pub struct Reward {
 pub enum SessionError {
     #[error(transparent)]
     Render(#[from] RenderError),
-    #[error("the prompt has {prompt} tokens, the context of this rollout holds {context}")]
+    #[error("the prompt has at least {prompt} tokens, the context of this rollout holds {context}")]
     ContextFull { prompt: usize, context: u32 },
     #[error("this rollout may call the model {limit} times and has done so")]
     Turns { limit: u32 },

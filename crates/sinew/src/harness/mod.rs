@@ -251,7 +251,8 @@ impl CommandHarness {
         env.extend(self.section.env.clone());
         let limit = Duration::from_secs_f64(self.section.timeout_s).min(options.timeout);
         let ended = {
-            let _in_phase = parts.gauges.enter(Phase::Tool);
+            let deadline = Some(tokio::time::Instant::now() + limit);
+            let _in_phase = parts.gauges.enter(&spec.episode, Phase::Tool, deadline);
             self.run_program(&started.sandboxes, env, limit).await
         };
         let cut = matches!(&ended, Ok(e) if e.ending == Ending::Timeout);
@@ -310,7 +311,8 @@ impl CommandHarness {
         ended: &Ended,
     ) {
         let answer = answer(&ended.stdout, trace);
-        let _in_phase = parts.gauges.enter(Phase::Score);
+        let deadline = Some(tokio::time::Instant::now() + within);
+        let _in_phase = parts.gauges.enter(&spec.episode, Phase::Score, deadline);
         let graded = grade_answer(parts.envs.as_ref(), &spec.task, &answer);
         match tokio::time::timeout(within, graded).await {
             Ok(Ok(outcome)) => {

@@ -6,6 +6,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Stdio};
+use std::time::{Duration, Instant};
 
 struct Serving {
     child: Child,
@@ -24,9 +25,14 @@ impl Drop for Serving {
 }
 
 fn serve(store: &Path) -> Serving {
+    serve_with(store, &[])
+}
+
+fn serve_with(store: &Path, more: &[&str]) -> Serving {
     let mut child = sinew()
         .args(["serve", "--engine", "fake", "--listen", "127.0.0.1:0"])
         .arg("--json")
+        .args(more)
         .arg("--store")
         .arg(store)
         .stdout(Stdio::piped())
@@ -48,11 +54,18 @@ fn serve(store: &Path) -> Serving {
 
 /// Status and body.
 fn post(address: &str, path: &str, key: &str, body: &Value) -> (u16, Value) {
-    let body = body.to_string();
+    send("POST", address, path, key, &body.to_string())
+}
+
+fn get(address: &str, path: &str, key: &str) -> (u16, Value) {
+    send("GET", address, path, key, "")
+}
+
+fn send(method: &str, address: &str, path: &str, key: &str, body: &str) -> (u16, Value) {
     let mut stream = TcpStream::connect(address).unwrap();
     write!(
         stream,
-        "POST {path} HTTP/1.1\r\nhost: {address}\r\nauthorization: Bearer {key}\r\n\
+        "{method} {path} HTTP/1.1\r\nhost: {address}\r\nauthorization: Bearer {key}\r\n\
          content-length: {}\r\nconnection: close\r\n\r\n{body}",
         body.len()
     )
@@ -216,4 +229,56 @@ fn a_soak_of_agents_loses_nothing() {
     }
     let limited = rows.iter().filter(|r| r["target"].is_number()).count();
     assert_eq!(limited, 9, "{text}");
+}
+
+/// Sends a signal.
+fn signal(child: &Child, name: &str) {
+    let id = child.id().to_string();
+    let sent = Command::new("kill").args(["-s", name, &id]).status();
+    assert!(sent.unwrap().success());
+}
+
+#[test]
+fn a_stop_waits_for_calls_until_it_is_told_again() {
+    let dir = tempfile::tempdir().unwrap();
+    // Every token takes a second, and there are dozens.
+    let mut serving = serve_with(dir.path(), &["--fake-pass-ms", "1000"]);
+    let open = json!({"id": "mine", "task": "t"});
+    let (status, rollout) = post(&serving.address, "/rollouts", &serving.token, &open);
+    assert_eq!(status, 201, "{rollout}");
+    let key = rollout["api_key"].as_str().unwrap().to_owned();
+    let chat = "/r/mine/v1/chat/completions";
+    let ask = json!({"model": "m", "messages": [{"role": "user", "content": "hi"}]});
+    let address = serving.address.clone();
+    let (asked, asker) = (ask.clone(), key.clone());
+    let call = std::thread::spawn(move || post(&address, chat, &asker, &asked));
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while get(&serving.address, "/rollouts", &serving.token).1["rollouts"][0]["phase"] != "generate"
+    {
+        assert!(Instant::now() < deadline, "it never runs");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    signal(&serving.child, "INT");
+    let mut line = String::new();
+    serving.out.read_line(&mut line).unwrap();
+    let told: Value = serde_json::from_str(&line).unwrap();
+    assert_eq!(told["stopping"], json!({"calls": 1, "at_most_s": 30}));
+    let (status, refused) = post(&serving.address, chat, &key, &ask);
+    assert_eq!(
+        (status, &refused["error"]["code"]),
+        (503, &json!("gateway_stopping"))
+    );
+    signal(&serving.child, "INT");
+    let (status, cut) = call.join().unwrap();
+    assert_eq!(
+        (status, &cut["error"]["code"]),
+        (503, &json!("gateway_stopping"))
+    );
+    line.clear();
+    serving.out.read_line(&mut line).unwrap();
+    let told: Value = serde_json::from_str(&line).unwrap();
+    assert_eq!(told["cut"], 1, "{told}");
+    assert!(serving.child.wait().unwrap().success());
+    let again = serve(dir.path());
+    assert_eq!(again.open_rollouts, 1);
 }
