@@ -6,6 +6,7 @@ use crate::root;
 use crate::sandbox::ContainerSandbox;
 use crate::state::{Folder, io, orphans, run_tag};
 use sinew_guest::{AGENT, Entry, Guest, Setup, pack, unpack};
+use sinew_image::UnpackLimits;
 use sinew_sandbox::{
     Ending, ExecRequest, Network, Program, Protection, Sandbox, SandboxError, SandboxFuture,
     SandboxProvider, SandboxSpec, Snapshot,
@@ -416,10 +417,8 @@ async fn prepare(
         }
         (Image::Archive(path), Engine::Runtime(_)) => {
             let target = folder.join("image");
-            let failed = |e: std::io::Error| io(format!("unpack {}", path.display()), e);
-            let mut archive = tar::Archive::new(std::fs::File::open(path).map_err(failed)?);
-            archive.set_preserve_permissions(true);
-            archive.unpack(&target).map_err(failed)?;
+            let unpacked = sinew_image::unpack_root(path, &target, &UnpackLimits::default());
+            unpacked.map_err(|e| io(format!("unpack {}", path.display()), e))?;
             Some(target)
         }
     };

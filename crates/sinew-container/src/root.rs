@@ -68,6 +68,13 @@ pub(crate) fn build(
 fn bind(root: &mut Root, folder: &Path, source: &Path, inside: &Path) -> Made<()> {
     let relative = inside.strip_prefix("/").unwrap_or(inside);
     let target = folder.join(relative);
+    // A link of the image leads anywhere on the host as long as this is no container's root.
+    let mut above = target.ancestors().take_while(|p| *p != folder);
+    if let Some(link) = above.find(|p| p.is_symlink()) {
+        let shown = Path::new("/").join(link.strip_prefix(folder).unwrap_or(link));
+        let why = "it is a link in the image, so that nothing can be mounted there";
+        return Err(io(format!("mount {}", shown.display()), why));
+    }
     // Below another bind its own folder is the place.
     let below = root.binds.iter().any(|(_, i)| inside.starts_with(i));
     if !below {
@@ -226,6 +233,26 @@ mod tests {
             names.contains(&"./bin".into()) || names.contains(&"bin".into()),
             "{names:?}"
         );
+    }
+
+    #[test]
+    fn no_mount_point_is_made_through_a_link_of_an_image() {
+        let dir = tempfile::tempdir().unwrap();
+        let outside = dir.path().join("outside");
+        let image = dir.path().join("image");
+        for folder in [&outside, &image] {
+            fs::create_dir_all(folder).unwrap();
+        }
+        symlink(&outside, image.join("opt")).unwrap();
+        let certificate = dir.path().join("certificate");
+        fs::write(&certificate, "").unwrap();
+        for source in [dir.path(), &certificate] {
+            let shows = [(source.to_path_buf(), "/opt/sinew/x".into())];
+            let refused = build(&dir.path().join("root"), Some(&image), None, &shows).unwrap_err();
+            assert!(refused.to_string().contains("mount /opt"), "{refused}");
+            assert!(fs::read_dir(&outside).unwrap().next().is_none());
+            fs::remove_dir_all(dir.path().join("root")).unwrap();
+        }
     }
 
     #[test]

@@ -115,6 +115,23 @@ pub fn unpack(path: &Path, cache: &Path, limits: &UnpackLimits) -> Result<Image,
     })
 }
 
+/// Unpacks an archive of a root (tar, packed by gzip or zstd or not) into `target`, a new folder, as
+/// if it were the only layer of an image.
+///
+/// # Errors
+/// [`ImageError`]: it cannot be read, is hostile or too large; nothing is left of it then.
+pub fn unpack_root(archive: &Path, target: &Path, limits: &UnpackLimits) -> Result<(), ImageError> {
+    let file = File::open(archive).map_err(at(archive))?;
+    fs::create_dir(target).map_err(at(target))?;
+    fs::set_permissions(target, fs::Permissions::from_mode(0o755)).map_err(at(target))?;
+    let unpacked = Builder::new(target, limits).and_then(|mut b| b.apply_plain(file));
+    if unpacked.is_err() {
+        // What it says is more than that of a failed removal.
+        let _ = fs::remove_dir_all(target);
+    }
+    unpacked
+}
+
 fn found(place: &Path, id: &str) -> Option<Image> {
     let note: Note = serde_json::from_slice(&fs::read(place.join("image.json")).ok()?).ok()?;
     Some(Image {

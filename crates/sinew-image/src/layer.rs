@@ -1,6 +1,7 @@
 //! Puts layers over each other, whatever their archives say.
 
 use crate::documents::{Layer, hex};
+use crate::heads::{Heads, MAX_HEAD_BYTES};
 use crate::source::Source;
 use crate::{ImageError, UnpackLimits, io_error};
 use rustix::fs::{
@@ -10,7 +11,7 @@ use rustix::fs::{
 use rustix::io::Errno;
 use sha2::{Digest, Sha256};
 use std::cell::RefCell;
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::{Cursor, Read};
@@ -86,7 +87,10 @@ pub(crate) struct Builder<'a> {
     root: OwnedFd,
     limits: &'a UnpackLimits,
     pub(crate) bytes: u64,
+    /// Entries of archives, and folders above them that no entry made.
     pub(crate) entries: u64,
+    /// How deep each folder lies, by inode: through links a short path leads deep.
+    depths: HashMap<u64, usize>,
 }
 
 /// Names that the layer at hand made: inode of the folder, and name. Whiteouts spare them.
@@ -187,13 +191,36 @@ fn empty_folder(
 impl<'a> Builder<'a> {
     /// Layers go below `root`, a new folder.
     pub(crate) fn new(root: &Path, limits: &'a UnpackLimits) -> Result<Self, ImageError> {
-        let folder = File::open(root).map_err(|e| io_error(root.display().to_string(), e))?;
+        let failed = |e: &dyn std::fmt::Display| io_error(root.display().to_string(), e);
+        let folder = File::open(root).map_err(|e| failed(&e))?;
+        let depths = HashMap::from([(inode(&folder).map_err(|e| failed(&e))?, 0)]);
         Ok(Self {
             root: folder.into(),
             limits,
             bytes: 0,
             entries: 0,
+            depths,
         })
+    }
+
+    /// Applies an archive that nobody names the hash of, packed or not.
+    pub(crate) fn apply_plain(&mut self, archive: File) -> Result<(), ImageError> {
+        let packed = Rc::new(RefCell::new(Meter {
+            inner: archive,
+            hash: Sha256::new(),
+            bytes: 0,
+        }));
+        let decoder = decoder(Shared(Rc::clone(&packed)));
+        let mut content = Content {
+            plain: Meter {
+                inner: decoder.map_err(|e| io_error("read the archive", e))?,
+                hash: Sha256::new(),
+                bytes: 0,
+            },
+            packed,
+            ratio: self.limits.ratio,
+        };
+        self.archive(1, &mut content)
     }
 
     /// Applies a layer and checks its hashes.
@@ -248,33 +275,31 @@ impl<'a> Builder<'a> {
     }
 
     fn archive(&mut self, number: usize, content: &mut dyn Read) -> Result<(), ImageError> {
-        let broken = |e: std::io::Error| ImageError::Document {
-            document: format!("layer {number}"),
-            reason: e.to_string(),
+        let (heads, content) = Heads::of(content);
+        let broken = |e: std::io::Error| match heads.exceeded() {
+            true => ImageError::Limit {
+                what: "bytes of names and extensions in one entry",
+                limit: MAX_HEAD_BYTES,
+            },
+            false => ImageError::Document {
+                document: format!("layer {number}"),
+                reason: e.to_string(),
+            },
         };
         let mut made = Made::new();
         let mut archive = tar::Archive::new(content);
         for entry in archive.entries().map_err(broken)? {
             let mut entry = entry.map_err(broken)?;
-            self.entries += 1;
-            if self.entries > self.limits.entries {
-                return Err(ImageError::Limit {
-                    what: "entries",
-                    limit: self.limits.entries,
-                });
-            }
-            let size = if entry.header().entry_type().is_file() {
-                entry.size()
-            } else {
-                0
-            };
-            if self.bytes.saturating_add(size) > self.limits.bytes {
+            heads.content();
+            self.count_entry()?;
+            // Of all kinds: a sparse file has more bytes than its archive.
+            self.bytes = self.bytes.saturating_add(entry.size());
+            if self.bytes > self.limits.bytes {
                 return Err(ImageError::Limit {
                     what: "bytes of files",
                     limit: self.limits.bytes,
                 });
             }
-            self.bytes += size;
             let name = entry.path_bytes().into_owned();
             self.entry(&mut entry, &name, &mut made)
                 .map_err(|reason| ImageError::Entry {
@@ -282,12 +307,26 @@ impl<'a> Builder<'a> {
                     entry: String::from_utf8_lossy(&name).chars().take(200).collect(),
                     reason,
                 })?;
+            std::io::copy(&mut entry, &mut std::io::sink()).map_err(broken)?;
+            heads.head();
         }
         Ok(())
     }
 
+    fn count_entry(&mut self) -> Result<(), ImageError> {
+        self.entries += 1;
+        let limit = self.limits.entries;
+        match self.entries > limit {
+            true => Err(ImageError::Limit {
+                what: "entries",
+                limit,
+            }),
+            false => Ok(()),
+        }
+    }
+
     fn entry(
-        &self,
+        &mut self,
         entry: &mut tar::Entry<'_, impl Read>,
         raw: &[u8],
         made: &mut Made,
@@ -386,7 +425,7 @@ impl<'a> Builder<'a> {
     }
 
     /// The same; makes what is missing.
-    fn folder(&self, path: &Path, made: &mut Made) -> Result<OwnedFd, String> {
+    fn folder(&mut self, path: &Path, made: &mut Made) -> Result<OwnedFd, String> {
         if let Some(fd) = self.lookup(path)? {
             return Ok(fd);
         }
@@ -394,21 +433,36 @@ impl<'a> Builder<'a> {
             return Err("the root is gone".into());
         };
         let above = self.folder(above, made)?;
-        match mkdirat(&above, name, Mode::from_raw_mode(0o755)) {
-            Ok(()) => made.insert((inode(&above)?, name.to_owned())),
-            Err(Errno::EXIST) => return Err(format!("{} is a link to nothing", path.display())),
-            Err(e) => return Err(format!("{}: {e}", path.display())),
-        };
+        if statat(&above, name, AtFlags::SYMLINK_NOFOLLOW).is_ok() {
+            return Err(format!("{} is a link to nothing", path.display()));
+        }
+        // It may be one of many that no entry of the archive stands for.
+        self.count_entry().map_err(say)?;
+        self.make_folder(&above, name, Mode::from_raw_mode(0o755))?;
+        made.insert((inode(&above)?, name.to_owned()));
         let missing = || format!("{} is gone", path.display());
         self.lookup(path)?.ok_or_else(missing)
     }
 
-    fn directory(&self, folder: &OwnedFd, name: &OsStr, mode: u32) -> Result<(), String> {
+    /// A new folder, not too deep: whoever removes the root holds a descriptor for each level.
+    fn make_folder(&mut self, above: &OwnedFd, name: &OsStr, mode: Mode) -> Result<(), String> {
+        let depth = self.depths.get(&inode(above)?).copied();
+        let depth = depth.ok_or("its folder was not made here")? + 1;
+        if depth > MAX_DEPTH {
+            return Err(format!("it is deeper than {MAX_DEPTH} folders"));
+        }
+        mkdirat(above, name, mode).map_err(say)?;
+        let made = statat(above, name, AtFlags::SYMLINK_NOFOLLOW).map_err(say)?;
+        self.depths.insert(made.st_ino, depth);
+        Ok(())
+    }
+
+    fn directory(&mut self, folder: &OwnedFd, name: &OsStr, mode: u32) -> Result<(), String> {
         let there = statat(folder, name, AtFlags::SYMLINK_NOFOLLOW);
         let kept = there.is_ok_and(|m| FileType::from_raw_mode(m.st_mode) == FileType::Directory);
         if !kept {
             remove(folder.as_fd(), name, None, 0)?;
-            mkdirat(folder, name, Mode::RWXU).map_err(say)?;
+            self.make_folder(folder, name, Mode::RWXU)?;
         }
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;

@@ -13,11 +13,12 @@
 
 mod cache;
 mod documents;
+mod heads;
 mod layer;
 mod snapshot;
 mod source;
 
-pub use cache::{Image, unpack};
+pub use cache::{Image, unpack, unpack_root};
 pub use documents::ImageConfig;
 pub use snapshot::{SnapshotArchive, read_snapshot, snapshot_digest, write_snapshot};
 

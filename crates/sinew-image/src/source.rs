@@ -1,5 +1,6 @@
 //! Where blobs are read from: a folder, or places in a tar file.
 
+use crate::heads::Heads;
 use crate::{ImageError, io_error};
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -93,12 +94,15 @@ impl Source {
         let mut places = BTreeMap::new();
         let mut links = BTreeMap::new();
         let again = file.try_clone().map_err(|e| io_error("open again", e))?;
+        // Contents are passed over, so that what is read is heads alone.
+        let (heads, again) = Heads::of(again);
         let mut archive = tar::Archive::new(again);
         let entries = archive
             .entries_with_seek()
             .map_err(|e| wrong(e.to_string()))?;
         for (n, entry) in entries.enumerate() {
             let entry = entry.map_err(|e| wrong(not_a_tar(&e)))?;
+            heads.head();
             if n >= MAX_ENTRIES {
                 return Err(wrong(format!("more than {MAX_ENTRIES} entries")));
             }

@@ -2,7 +2,7 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use sha2::{Digest, Sha256};
-use sinew_image::{Image, ImageError, UnpackLimits, is_packed, unpack};
+use sinew_image::{Image, ImageError, UnpackLimits, is_packed, unpack, unpack_root};
 use std::fs;
 use std::io::Write;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -564,4 +564,147 @@ fn a_killed_builder_leaves_no_half_image() {
     assert!(image.fresh && image.root.starts_with(finished.canonicalize().unwrap()));
     let files = tree(&image.root).iter().filter(|l| l.contains('=')).count();
     assert_eq!((files, partial()), (1500, None));
+}
+
+/// An archive of entries with names of any length, as GNU tar writes them.
+fn long_names(entries: &[(Kind, &str, &str)]) -> Vec<u8> {
+    let mut builder = tar::Builder::new(Vec::new());
+    for (kind, name, target) in entries {
+        let mut header = tar::Header::new_gnu();
+        header.set_entry_type(*kind);
+        header.set_mode(0o755);
+        header.set_size(0);
+        match kind {
+            Kind::Symlink => builder.append_link(&mut header, name, target).unwrap(),
+            _ => builder.append_data(&mut header, name, &b""[..]).unwrap(),
+        }
+    }
+    builder.into_inner().unwrap()
+}
+
+fn unpack_layer(layer: Vec<u8>, limits: &UnpackLimits) -> Result<Image, ImageError> {
+    let mut layout = Layout::new();
+    layout.add(&[(layer, gzip)], host(), None);
+    unpack(&layout.path(), &layout.cache(), limits)
+}
+
+#[test]
+fn a_sparse_file_counts_with_the_bytes_that_it_unpacks_to() {
+    let mut header = tar::Header::new_gnu();
+    header.as_mut_bytes()[..6].copy_from_slice(b"sparse");
+    header.set_entry_type(Kind::GNUSparse);
+    header.set_mode(0o644);
+    header.set_size(0);
+    let size = format!("{:011o}", 8 << 20);
+    let gnu = header.as_gnu_mut().unwrap();
+    gnu.realsize[..11].copy_from_slice(size.as_bytes());
+    gnu.sparse[0].offset[..11].copy_from_slice(size.as_bytes());
+    gnu.sparse[0].numbytes[..11].copy_from_slice(b"00000000000");
+    header.set_cksum();
+    let mut builder = tar::Builder::new(Vec::new());
+    builder.append(&header, &b""[..]).unwrap();
+    let limits = UnpackLimits {
+        bytes: 1 << 20,
+        ..UnpackLimits::default()
+    };
+    let told = unpack_layer(builder.into_inner().unwrap(), &limits).unwrap_err();
+    assert!(
+        matches!(
+            told,
+            ImageError::Limit {
+                what: "bytes of files",
+                ..
+            }
+        ),
+        "{told}"
+    );
+}
+
+#[test]
+fn a_name_longer_than_any_is_not_read_into_memory() {
+    for kind in [Kind::GNULongName, Kind::GNULongLink, Kind::XHeader] {
+        let mut header = tar::Header::new_gnu();
+        header.set_entry_type(kind);
+        header.set_size(8 << 20);
+        header.set_cksum();
+        let mut builder = tar::Builder::new(Vec::new());
+        builder.append(&header, &vec![b'x'; 8 << 20][..]).unwrap();
+        let layer = builder.into_inner().unwrap();
+        let told = unpack_layer(layer.clone(), &UnpackLimits::default()).unwrap_err();
+        let what = "bytes of names and extensions in one entry";
+        assert!(
+            matches!(told, ImageError::Limit { what: w, .. } if w == what),
+            "{kind:?}: {told}"
+        );
+        // The same in the archive that an image comes in.
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("image.tar");
+        fs::write(&path, layer).unwrap();
+        let told = unpack(&path, folder.path(), &UnpackLimits::default()).unwrap_err();
+        assert!(told.to_string().contains("names and extensions"), "{told}");
+    }
+}
+
+#[test]
+fn folders_that_no_entry_stands_for_count_too() {
+    let names: Vec<String> = (0..20)
+        .map(|n| format!("{n}/{}f", "d/".repeat(20)))
+        .collect();
+    let entries: Vec<_> = names
+        .iter()
+        .map(|n| (Kind::Regular, n.as_str(), ""))
+        .collect();
+    let limits = |entries| UnpackLimits {
+        entries,
+        ..UnpackLimits::default()
+    };
+    let told = unpack_layer(long_names(&entries), &limits(439)).unwrap_err();
+    assert!(told.to_string().contains("more than 439 entries"), "{told}");
+    unpack_layer(long_names(&entries), &limits(440)).unwrap();
+}
+
+#[test]
+fn links_do_not_lead_deeper_than_paths_may() {
+    let (half, other) = ("a/".repeat(200), format!("l/{}", "b/".repeat(100)));
+    let entries = [
+        (Kind::Directory, half.as_str(), ""),
+        (Kind::Symlink, "l", half.as_str()),
+        (Kind::Directory, other.as_str(), ""),
+    ];
+    let told = unpack_layer(long_names(&entries), &UnpackLimits::default()).unwrap_err();
+    assert!(told.to_string().contains("deeper than 256"), "{told}");
+    unpack_layer(long_names(&entries[..2]), &UnpackLimits::default()).unwrap();
+}
+
+#[test]
+fn an_archive_of_a_root_is_unpacked_like_a_layer() {
+    let folder = tempfile::tempdir().unwrap();
+    let (archive, target) = (folder.path().join("root.tar"), folder.path().join("root"));
+    let good = layer(&[(Kind::Regular, "bin/su", "x", 0o4755), link("sh", "bin/su")]);
+    for pack in [plain as Pack, gzip, zstd] {
+        fs::write(&archive, pack(&good)).unwrap();
+        unpack_root(&archive, &target, &UnpackLimits::default()).unwrap();
+        let mode = fs::metadata(target.join("bin/su"))
+            .unwrap()
+            .permissions()
+            .mode();
+        assert_eq!(mode & 0o7777, 0o755);
+        fs::remove_dir_all(&target).unwrap();
+    }
+    let climbs = layer(&[file("a", "x"), file("../outside", "x")]);
+    let few = UnpackLimits {
+        bytes: 3,
+        ..UnpackLimits::default()
+    };
+    let much = layer(&[file("a", "xx"), file("b", "xx")]);
+    let cases = [
+        (climbs, UnpackLimits::default(), "`..`"),
+        (much, few, "bytes of files"),
+    ];
+    for (hostile, limits, why) in cases {
+        fs::write(&archive, hostile).unwrap();
+        let told = unpack_root(&archive, &target, &limits).unwrap_err();
+        assert!(told.to_string().contains(why), "{told}");
+        assert!(!target.exists() && !folder.path().join("outside").exists());
+    }
 }

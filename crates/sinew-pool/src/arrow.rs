@@ -22,6 +22,11 @@ const JSON_COLUMNS: [&str; 5] = ["messages", "tools", "metrics", "end", "finish"
 /// Deepest nesting of columns: a trajectory has its nodes, these their tokens.
 const MAX_DEPTH: usize = 12;
 
+/// Values that a stream may hold whatever its length; beyond them, one for each `BYTES_OF_VALUE`.
+/// Columns without values of their own take no bytes: a short stream can say any number of them.
+const SPARE_VALUES: usize = 1 << 16;
+const BYTES_OF_VALUE: usize = 2;
+
 fn wrong(detail: impl std::fmt::Display) -> Reason {
     Reason::Schema {
         detail: format!("Arrow stream: {detail}"),
@@ -39,6 +44,7 @@ pub fn batch(bytes: Vec<u8>, max_rows: usize) -> Result<Batch, Reason> {
 }
 
 fn read(bytes: Vec<u8>, max_rows: usize) -> Result<Batch, Reason> {
+    let mut values = Left(bytes.len() / BYTES_OF_VALUE + SPARE_VALUES);
     let mut buffer = Buffer::from_vec(bytes);
     let mut decoder = StreamDecoder::new();
     let mut trajectories = Vec::new();
@@ -56,7 +62,7 @@ fn read(bytes: Vec<u8>, max_rows: usize) -> Result<Batch, Reason> {
                 });
             }
             for row in 0..rows.num_rows() {
-                trajectories.push(trajectory(&rows, row)?);
+                trajectories.push(trajectory(&rows, row, &mut values)?);
             }
         } else if buffer.len() == left {
             break;
@@ -78,10 +84,13 @@ fn read(bytes: Vec<u8>, max_rows: usize) -> Result<Batch, Reason> {
     })
 }
 
-fn trajectory(rows: &RecordBatch, row: usize) -> Result<Value, Reason> {
+/// Values that may still come.
+struct Left(usize);
+
+fn trajectory(rows: &RecordBatch, row: usize, left: &mut Left) -> Result<Value, Reason> {
     let mut out = Map::new();
     for (field, column) in rows.schema_ref().fields().iter().zip(rows.columns()) {
-        let value = value(field.name(), column.as_ref(), row, 0)?;
+        let value = value(field.name(), column.as_ref(), row, 0, left)?;
         if !value.is_null() {
             out.insert(field.name().clone(), value);
         }
@@ -89,16 +98,27 @@ fn trajectory(rows: &RecordBatch, row: usize) -> Result<Value, Reason> {
     Ok(Value::Object(out))
 }
 
-fn value(name: &str, column: &dyn Array, row: usize, depth: usize) -> Result<Value, Reason> {
+fn value(
+    name: &str,
+    column: &dyn Array,
+    row: usize,
+    depth: usize,
+    left: &mut Left,
+) -> Result<Value, Reason> {
+    left.0 = left.0.checked_sub(1).ok_or_else(|| {
+        wrong(format!(
+            "it has more values than one for each {BYTES_OF_VALUE} bytes"
+        ))
+    })?;
     if depth > MAX_DEPTH {
         return Err(wrong(format!("column {name} is nested too deeply")));
     }
     if column.is_null(row) {
         return Ok(Value::Null);
     }
-    let list = |items: &dyn Array| -> Result<Value, Reason> {
+    let mut list = |items: &dyn Array| -> Result<Value, Reason> {
         (0..items.len())
-            .map(|i| value(name, items, i, depth + 1))
+            .map(|i| value(name, items, i, depth + 1, left))
             .collect()
     };
     Ok(match column.data_type() {
@@ -122,7 +142,7 @@ fn value(name: &str, column: &dyn Array, row: usize, depth: usize) -> Result<Val
         DataType::Struct(fields) => {
             let mut out = Map::new();
             for (field, column) in fields.iter().zip(column.as_struct().columns()) {
-                let value = value(field.name(), column.as_ref(), row, depth + 1)?;
+                let value = value(field.name(), column.as_ref(), row, depth + 1, left)?;
                 if !value.is_null() {
                     out.insert(field.name().clone(), value);
                 }

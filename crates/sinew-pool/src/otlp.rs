@@ -12,6 +12,9 @@ use serde_json::{Map, Value, json};
 /// Most attributes of a span with its events.
 const MAX_ATTRIBUTES: usize = 4096;
 
+/// Most bytes of the resources of all spans of a request: each span is kept with its own.
+const MAX_RESOURCE_BYTES: usize = 64 << 20;
+
 /// A span, as far as it is read.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
@@ -179,6 +182,24 @@ fn attributes(pairs: Vec<KeyValue>) -> Map<String, Value> {
     pairs.into_iter().map(|p| (p.key, plain(p.value))).collect()
 }
 
+/// Refuses a resource that would take too much memory as that of so many spans.
+fn check_resource(
+    resource: &Map<String, Value>,
+    spans: usize,
+    total: &mut usize,
+) -> Result<(), Reason> {
+    let bytes = serde_json::to_string(resource).map_or(0, |text| text.len());
+    *total = total.saturating_add(bytes.saturating_mul(spans));
+    if *total > MAX_RESOURCE_BYTES {
+        return Err(Reason::TooLarge {
+            field: "attributes of the resource, in each of its spans".into(),
+            value: *total as u64,
+            limit: MAX_RESOURCE_BYTES as u64,
+        });
+    }
+    Ok(())
+}
+
 /// The spans of an `ExportTraceServiceRequest` in protobuf.
 ///
 /// # Errors
@@ -187,10 +208,12 @@ pub fn from_protobuf(bytes: &[u8]) -> Result<Vec<Span>, Reason> {
     let export = Export::decode(bytes).map_err(|e| Reason::Spans {
         detail: format!("not an ExportTraceServiceRequest: {e}"),
     })?;
-    let mut out = Vec::new();
+    let (mut out, mut total) = (Vec::new(), 0);
     for of_resource in export.resource_spans {
         let resource = of_resource.resource.map(|r| attributes(r.attributes));
         let resource = resource.unwrap_or_default();
+        let spans = of_resource.scope_spans.iter().map(|s| s.spans.len()).sum();
+        check_resource(&resource, spans, &mut total)?;
         for span in of_resource.scope_spans.into_iter().flat_map(|s| s.spans) {
             let hex = crate::check::hex;
             let event = |e: WireEvent| Event {
@@ -227,11 +250,13 @@ pub fn from_json(bytes: &[u8]) -> Result<Vec<Span>, Reason> {
         let detail = "not an ExportTraceServiceRequest: resourceSpans is missing".into();
         return Err(Reason::Spans { detail });
     }
-    let mut out = Vec::new();
+    let (mut out, mut total) = (Vec::new(), 0);
     for of_resource in list(&value, "resourceSpans") {
         let resource = json_attributes(&of_resource["resource"]["attributes"]);
         for scope in list(&of_resource, "scopeSpans") {
-            for span in list(&scope, "spans") {
+            let spans = list(&scope, "spans");
+            check_resource(&resource, spans.len(), &mut total)?;
+            for span in spans {
                 let text = |field: &str| span[field].as_str().unwrap_or_default().to_owned();
                 let event = |e: &Value| Event {
                     name: e["name"].as_str().unwrap_or_default().to_owned(),

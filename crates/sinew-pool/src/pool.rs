@@ -12,10 +12,11 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use sinew_render::Renderer;
 use sinew_store::{
-    DiskQueue, DiskStore, LeaseId, QueueLimits, QueueRow, RowState, StoreError, StoreOptions,
+    DiskQueue, DiskStore, LeaseId, QueueError, QueueLimits, QueueRow, RowState, StoreError,
+    StoreOptions,
 };
 use sinew_types::Engine;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::Path;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -288,46 +289,57 @@ impl Pool {
         now_s: f64,
     ) -> Result<(Vec<Answer>, Vec<Reason>), PoolError> {
         let mut refused = Vec::new();
-        let (mut rows, mut roots) = (Vec::new(), Vec::new());
+        let (mut rows, mut roots) = (Vec::new(), BTreeSet::new());
         for span in spans {
             if let Err(reason) = span.check() {
                 refused.push(reason);
                 continue;
             }
             if span.parent_id.is_empty() {
-                roots.push(span.trace_id.clone());
+                roots.insert(span.trace_id.clone());
             }
             let key = format!("{}/{}", span.trace_id, span.span_id);
             rows.push(QueueRow::of(key, &(now_s, span))?);
         }
         self.spans.put(&rows)?;
         let mut answers = Vec::new();
-        roots.sort_unstable();
-        roots.dedup();
-        for trace in &roots {
-            answers.extend(self.finish_trace(trace, now_s, None)?);
+        for keys in self.spans_of(&roots)?.into_values() {
+            answers.extend(self.finish_trace(&keys, now_s, None)?);
         }
         Ok((answers, refused))
     }
 
+    /// The keys of all spans of some traces, in one look.
+    fn spans_of(
+        &self,
+        traces: &BTreeSet<String>,
+    ) -> Result<BTreeMap<String, Vec<String>>, PoolError> {
+        let mut keys: BTreeMap<String, Vec<String>> = BTreeMap::new();
+        if traces.is_empty() {
+            return Ok(keys);
+        }
+        for (key, _) in self.spans.rows()? {
+            let trace = key.split('/').next().unwrap_or_default();
+            if traces.contains(trace) {
+                keys.entry(trace.to_owned()).or_default().push(key);
+            }
+        }
+        Ok(keys)
+    }
+
     fn finish_trace(
         &self,
-        trace: &str,
+        keys: &[String],
         now_s: f64,
         broken: Option<Reason>,
     ) -> Result<Option<Answer>, PoolError> {
-        let prefix = format!("{trace}/");
-        let mut keys = Vec::new();
         let mut spans = Vec::new();
-        for (key, _) in self.spans.rows()? {
-            if key.starts_with(&prefix)
-                && let Some((_, span)) = self.spans.read::<(f64, Span)>(&key)?
-            {
-                keys.push(key);
+        for key in keys {
+            if let Some((_, span)) = self.spans.read::<(f64, Span)>(key)? {
                 spans.push(span);
             }
         }
-        if keys.is_empty() {
+        if spans.is_empty() {
             return Ok(None);
         }
         let item = genai::item(spans);
@@ -337,7 +349,7 @@ impl Pool {
         };
         let answer = self.admit(vec![(item, result)], now_s)?.pop();
         // The trajectory is durable; a crash before this would only find it again as a duplicate.
-        self.spans.remove(&keys)?;
+        self.spans.remove(keys)?;
         Ok(answer)
     }
 
@@ -346,7 +358,7 @@ impl Pool {
         check_lease(asked)?;
         self.sweep(now_s)?;
         let mut index = self.guard()?;
-        self.retire_stale(&mut index, asked, now_s)?;
+        let stale = self.retire_stale(&mut index, asked, now_s)?;
         let ready = |group: &Group| -> Result<bool, PoolError> {
             let mut all = group.whole;
             for row in &group.rows {
@@ -358,7 +370,7 @@ impl Pool {
         let longest = asked.max_path_tokens.unwrap_or(usize::MAX);
         for (seq, ((kind, _), group)) in &index.groups {
             let fits = group.rows.iter().all(|r| r.path_tokens <= longest);
-            if *kind == asked.kind && fits && ready(group)? {
+            if *kind == asked.kind && fits && !stale.contains(seq) && ready(group)? {
                 candidates.push((*seq, group));
             }
         }
@@ -397,12 +409,13 @@ impl Pool {
         Ok(loan)
     }
 
+    /// Groups that are too old for who asks, but for which quarantine has no room.
     fn retire_stale(
         &self,
         index: &mut Index,
         asked: &LeaseRequest,
         now_s: f64,
-    ) -> Result<(), PoolError> {
+    ) -> Result<BTreeSet<u64>, PoolError> {
         let mut retired = Vec::new();
         for (seq, ((kind, _), group)) in &index.groups {
             let filter = self.config.filter_of(&group.task_kind);
@@ -423,22 +436,26 @@ impl Pool {
                 ));
             }
         }
+        let mut left = BTreeSet::new();
         for (seq, reason) in retired {
-            self.retire(index, seq, &reason, now_s)?;
+            if !self.retire(index, seq, &reason, now_s)? {
+                left.insert(seq);
+            }
         }
-        Ok(())
+        Ok(left)
     }
 
-    /// Moves what nobody holds of a group to quarantine.
+    /// Moves what nobody holds of a group to quarantine. `false`: that is full, so all stays
+    /// where it is; who fills quarantine must not be able to stop the trainers.
     fn retire(
         &self,
         index: &mut Index,
         seq: u64,
         reason: &Reason,
         now_s: f64,
-    ) -> Result<(), PoolError> {
+    ) -> Result<bool, PoolError> {
         let Some((_, group)) = index.groups.get(&seq) else {
-            return Ok(());
+            return Ok(true);
         };
         let (mut held, mut keys) = (Vec::new(), Vec::new());
         for Row { key, .. } in &group.rows {
@@ -451,13 +468,19 @@ impl Pool {
                 keys.push(key.clone());
             }
         }
-        self.quarantine.put(&held)?;
+        match self.quarantine.put(&held) {
+            Err(StoreError::Queue(QueueError::Full { .. })) => {
+                tracing::warn!(%reason, "quarantine is full: release or delete some of its rows");
+                return Ok(false);
+            }
+            put => put?,
+        };
         self.rows.remove(&keys)?;
         for key in &keys {
             index.ids.remove(index::parts(key).1);
             index.drop_row(key);
         }
-        Ok(())
+        Ok(true)
     }
 
     /// An entry as it could have been pushed.
@@ -520,16 +543,22 @@ impl Pool {
     /// that nobody acknowledges. Forgets the oldest trained ids beyond the bound.
     pub fn sweep(&self, now_s: f64) -> Result<(), PoolError> {
         self.rows.expire(millis(now_s))?;
-        let mut overdue = std::collections::BTreeSet::new();
+        let mut overdue = BTreeSet::new();
         for (key, _) in self.spans.rows()? {
             let since = self.spans.read::<(f64, Span)>(&key)?.map(|(at, _)| at);
             if since.is_some_and(|at| now_s - at > self.config.span_ttl_s) {
                 overdue.extend(key.split('/').next().map(str::to_owned));
             }
         }
-        for trace in overdue {
+        for (trace, keys) in self.spans_of(&overdue)? {
             let detail = "the root span did not come in time".to_owned();
-            self.finish_trace(&trace, now_s, Some(Reason::Spans { detail }))?;
+            let told = self.finish_trace(&keys, now_s, Some(Reason::Spans { detail }));
+            match told {
+                Err(PoolError::Store(StoreError::Queue(QueueError::Full { .. }))) => {
+                    tracing::warn!(trace, "quarantine is full: its spans wait");
+                }
+                told => drop(told?),
+            }
         }
         let mut index = self.guard()?;
         let mut retired = Vec::new();

@@ -403,3 +403,41 @@ fn log_probabilities_are_compared_with_the_engines() {
         "{gaps:?}"
     );
 }
+
+#[test]
+fn a_full_quarantine_does_not_keep_trainers_from_what_is_sound() {
+    let rules = json!({
+        "max_quarantine": 1, "group_ttl_s": 5.0, "filters": {"corridor-1": {"max_staleness": 2}},
+    });
+    let pool = open(None, config(rules));
+    let young = |id: &str, change: fn(&mut Value)| {
+        with(id, |t| {
+            t["nodes"][1]["version"] = json!(6);
+            change(t);
+        })
+    };
+    let lone = young("lone", |t| {
+        t["group"] = json!("g");
+        t["group_size"] = json!(2);
+    });
+    items(&pool, &[trajectory("old"), lone, young("good", |_| {})]);
+    // Whoever may push can fill it with nonsense.
+    assert_eq!(items(&pool, &[json!(7)])[0]["status"], "quarantined");
+    let (status, told) = push_of(&pool, 10.0, &[json!(8)]);
+    assert_eq!((status, &told["error"]["code"]), (429, &json!("pool_full")));
+    let loan = lease(&pool, 20.0, json!({"version": 6}));
+    assert_eq!(leased_ids(&loan), ["good"]);
+    // Once there is room, what had to wait is held with its reason.
+    let (_, page) = call(&pool, 20.0, "GET", "/pool/quarantine", &Value::Null);
+    let junk = page["rows"][0]["quarantine"].as_str().unwrap();
+    call(
+        &pool,
+        20.0,
+        "DELETE",
+        &format!("/pool/quarantine/{junk}"),
+        &Value::Null,
+    );
+    assert!(leased_ids(&lease(&pool, 21.0, json!({"version": 6}))).is_empty());
+    let (_, status) = call(&pool, 21.0, "GET", "/pool", &Value::Null);
+    assert_eq!(status["quarantine"]["rows"], 1, "{status}");
+}

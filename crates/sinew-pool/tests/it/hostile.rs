@@ -185,3 +185,68 @@ proptest! {
         prop_assert_eq!(send(&pool, "/v1/traces", "text/plain", bytes).status, 415);
     }
 }
+
+/// A stream of one trajectory whose nodes have lists of `rows` nothings, which take no bytes.
+fn stream_of_nothings(rows: usize) -> Vec<u8> {
+    use arrow_array::{ListArray, NullArray, RecordBatch};
+    use arrow_schema::{DataType, Field, Schema};
+    use std::collections::HashMap;
+    use std::sync::Arc;
+    let field = Arc::new(Field::new("item", DataType::Null, true));
+    let offsets = arrow_buffer::OffsetBuffer::from_lengths([rows]);
+    let values = Arc::new(NullArray::new(rows));
+    let list = ListArray::try_new(Arc::clone(&field), offsets, values, None).unwrap();
+    let meta = HashMap::from([("sinew.version".to_owned(), "1".to_owned())]);
+    let column = Field::new("nodes", DataType::List(field), true);
+    let schema = Arc::new(Schema::new_with_metadata(vec![column], meta));
+    let batch = RecordBatch::try_new(Arc::clone(&schema), vec![Arc::new(list)]).unwrap();
+    let mut bytes = Vec::new();
+    let mut writer = arrow_ipc::writer::StreamWriter::try_new(&mut bytes, &schema).unwrap();
+    writer.write(&batch).unwrap();
+    writer.finish().unwrap();
+    drop(writer);
+    bytes
+}
+
+#[test]
+fn a_stream_unpacks_to_about_what_it_has() {
+    let pool = pool();
+    let bomb = stream_of_nothings(1 << 22);
+    assert!(bomb.len() < 1000);
+    let told = send(&pool, "/pool/trajectories", ARROW, bomb);
+    assert_eq!(told.status, 400);
+    assert!(
+        value(&told).to_string().contains("more values"),
+        "{}",
+        value(&told)
+    );
+    let told = send(&pool, "/pool/trajectories", ARROW, stream_of_nothings(100));
+    assert_eq!(told.status, 200);
+}
+
+#[test]
+fn a_resource_is_not_copied_into_thousands_of_spans() {
+    let pool = pool();
+    let spans: Vec<Value> = (0..2000)
+        .map(
+            |n| json!({"traceId": format!("{n:032x}"), "spanId": format!("{n:016x}"), "name": "x"}),
+        )
+        .collect();
+    let of = |bytes: usize| {
+        let attributes = json!([{"key": "k", "value": {"stringValue": "x".repeat(bytes)}}]);
+        let scope = json!([{"spans": spans}]);
+        let resource = json!([{"resource": {"attributes": attributes}, "scopeSpans": scope}]);
+        json!({"resourceSpans": resource}).to_string().into_bytes()
+    };
+    let told = send(&pool, "/v1/traces", "application/json", of(100_000));
+    assert_eq!(told.status, 400, "{}", value(&told));
+    assert!(
+        value(&told).to_string().contains("resource"),
+        "{}",
+        value(&told)
+    );
+    assert_eq!(
+        send(&pool, "/v1/traces", "application/json", of(100)).status,
+        200
+    );
+}
