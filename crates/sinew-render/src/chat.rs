@@ -565,6 +565,10 @@ impl Renderer for ChatRenderer {
         self.tokenizer.vocab_size()
     }
 
+    fn longest_token_bytes(&self) -> usize {
+        self.tokenizer.longest_token_bytes()
+    }
+
     fn token_bytes(&self, id: TokenId) -> Option<Vec<u8>> {
         self.tokenizer.token_bytes(id).map(<[u8]>::to_vec)
     }

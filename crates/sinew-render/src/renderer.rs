@@ -132,6 +132,11 @@ pub trait Renderer: Send + Sync {
     /// vocabulary. A character may be spread over several tokens.
     fn token_bytes(&self, id: TokenId) -> Option<Vec<u8>>;
 
+    /// No token has more bytes: vocabularies have runs of 128 spaces, and nothing much longer.
+    fn longest_token_bytes(&self) -> usize {
+        256
+    }
+
     /// Whether the token is a control token, which is no part of what a turn says.
     fn is_special(&self, id: TokenId) -> bool;
 

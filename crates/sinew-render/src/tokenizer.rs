@@ -44,6 +44,7 @@ pub struct Tokenizer {
     bytes: Vec<Option<Box<[u8]>>>,
     /// Control tokens, in order of their ids.
     special: BTreeMap<TokenId, String>,
+    longest: usize,
 }
 
 impl Tokenizer {
@@ -139,10 +140,12 @@ impl Tokenizer {
             .filter(|(_, token)| token.special)
             .map(|(&id, token)| (id, token.content.clone()))
             .collect();
+        let longest = bytes.iter().flatten().map(|b| b.len()).max().unwrap_or(0);
         Ok(Self {
             inner,
             bytes,
             special,
+            longest,
         })
     }
 
@@ -167,6 +170,11 @@ impl Tokenizer {
     /// The bytes that an id stands for.
     pub fn token_bytes(&self, id: TokenId) -> Option<&[u8]> {
         self.bytes.get(id as usize)?.as_deref()
+    }
+
+    /// Bytes of the longest token.
+    pub fn longest_token_bytes(&self) -> usize {
+        self.longest
     }
 
     /// Whether an id is a control token.
