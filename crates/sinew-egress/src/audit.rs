@@ -2,12 +2,12 @@
 
 use serde::{Deserialize, Serialize};
 use std::fs::File;
-use std::io::Write;
+use std::io::{Seek, SeekFrom, Write};
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
-/// Longest URL in a line; more is cut.
-const MAX_URL_CHARS: usize = 2048;
+/// Longest text in a line (of URL, detail, method); more is cut.
+const MAX_CHARS: usize = 2048;
 
 /// A line of the audit log.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -46,7 +46,39 @@ pub struct AuditLine {
 /// The log of a session: in a file, or nowhere.
 #[derive(Debug)]
 pub(crate) struct Audit {
-    file: Option<Mutex<(File, u64)>>,
+    log: Option<Mutex<Log>>,
+}
+
+#[derive(Debug)]
+struct Log {
+    file: File,
+    /// Bytes of whole lines.
+    len: u64,
+    /// Lines that may still come.
+    left: u64,
+    /// Lines that could not be written.
+    lost: u64,
+}
+
+impl Log {
+    fn line(&mut self, line: &AuditLine) -> std::io::Result<()> {
+        let mut text = serde_json::to_vec(line)?;
+        text.push(b'\n');
+        if let Err(e) = self.file.write_all(&text) {
+            // What stays of half a line, the next one would follow.
+            self.file.set_len(self.len)?;
+            self.file.seek(SeekFrom::Start(self.len))?;
+            return Err(e);
+        }
+        self.len += text.len() as u64;
+        Ok(())
+    }
+}
+
+fn cut(text: &mut String) {
+    if let Some((at, _)) = text.char_indices().nth(MAX_CHARS) {
+        text.truncate(at);
+    }
 }
 
 impl Audit {
@@ -59,28 +91,92 @@ impl Audit {
             File::create(path)
         };
         let file = path.map(open).transpose()?;
-        Ok(Self {
-            file: file.map(|f| Mutex::new((f, lines))),
-        })
+        let log = |file| {
+            Mutex::new(Log {
+                file,
+                len: 0,
+                left: lines,
+                lost: 0,
+            })
+        };
+        Ok(Self { log: file.map(log) })
     }
 
-    /// Writes a line. A log that cannot be written is an error of the request that caused it.
-    pub(crate) fn write(&self, mut line: AuditLine) -> std::io::Result<()> {
-        let Some(file) = &self.file else {
+    /// Whether the log holds all that happened; tells first what it had to leave out.
+    pub(crate) fn check(&self) -> std::io::Result<()> {
+        let Some(log) = &self.log else {
             return Ok(());
         };
-        if let Some((at, _)) = line.url.char_indices().nth(MAX_URL_CHARS) {
-            line.url.truncate(at);
+        let mut log = log.lock().unwrap_or_else(PoisonError::into_inner);
+        if log.lost > 0 {
+            let line = AuditLine {
+                decision: "failed".into(),
+                reason: Some("log".into()),
+                detail: Some(format!("{} line(s) could not be written", log.lost)),
+                ..AuditLine::default()
+            };
+            log.line(&line)?;
+            log.lost = 0;
         }
-        let mut text = serde_json::to_vec(&line)?;
-        text.push(b'\n');
-        let mut guard = file.lock().unwrap_or_else(PoisonError::into_inner);
-        let (file, left) = &mut *guard;
+        Ok(())
+    }
+
+    /// Writes a line. What cannot be written is counted, see [`Audit::check`].
+    pub(crate) fn write(&self, mut line: AuditLine) -> std::io::Result<()> {
+        let Some(log) = &self.log else {
+            return Ok(());
+        };
+        cut(&mut line.url);
+        cut(&mut line.method);
+        line.detail.as_mut().into_iter().for_each(cut);
+        let mut log = log.lock().unwrap_or_else(PoisonError::into_inner);
         // Requests beyond the quota are refused; their flood must not fill the disk.
-        if *left == 0 {
+        if log.left == 0 {
             return Ok(());
         }
-        *left -= 1;
-        file.write_all(&text)
+        let written = log.line(&line);
+        match &written {
+            Ok(()) => log.left -= 1,
+            Err(_) => log.lost += 1,
+        }
+        written
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::small_disk::{SMALL_DISK, small_disk};
+
+    #[test]
+    fn a_full_disk_cuts_no_line_and_what_was_lost_is_told() {
+        let name = "audit::tests::a_full_disk_cuts_no_line_and_what_was_lost_is_told";
+        let Some(dir) = small_disk(name) else { return };
+        let (ballast, path) = (dir.join("ballast"), dir.join("audit"));
+        std::fs::write(&ballast, vec![0; SMALL_DISK / 2]).unwrap();
+        let audit = Audit::create(Some(&path), 1000).unwrap();
+        let many = |line: fn(usize) -> AuditLine, n| {
+            let written = (0..1000).take_while(|_| audit.write(line(n)).is_ok());
+            written.count()
+        };
+        let of = |n| AuditLine {
+            url: "x".repeat(n),
+            ..AuditLine::default()
+        };
+        let line = || of(1500);
+        // At last there is no room for a short one either.
+        let kept = many(of, 1500) + many(of, 0);
+        assert!(audit.check().is_err());
+        std::fs::remove_file(&ballast).unwrap();
+        audit.check().unwrap();
+        audit.write(line()).unwrap();
+        let text = std::fs::read_to_string(&path).unwrap();
+        let lines: Vec<AuditLine> = text
+            .lines()
+            .map(|l| serde_json::from_str(l).unwrap())
+            .collect();
+        assert_eq!(lines.len(), kept + 2);
+        let told = lines[kept].detail.as_deref().unwrap_or_default();
+        assert!(told.contains("2 line"), "{told}");
     }
 }

@@ -18,12 +18,25 @@ pub(crate) enum Problem {
     #[error(transparent)]
     Denied(#[from] Denial),
     /// The network, the server, or a limit of time.
-    #[error("egress failed: {0}")]
-    Failed(String),
+    #[error("egress failed: {detail}")]
+    Failed {
+        /// What the sandbox may know of it.
+        told: String,
+        /// What the audit log says.
+        detail: String,
+    },
 }
 
 pub(crate) fn failed(what: impl std::fmt::Display) -> Problem {
-    Problem::Failed(what.to_string())
+    failed_with(what.to_string(), what)
+}
+
+/// A failure of which only `told` is for the sandbox.
+pub(crate) fn failed_with(told: impl Into<String>, detail: impl std::fmt::Display) -> Problem {
+    Problem::Failed {
+        told: told.into(),
+        detail: detail.to_string(),
+    }
 }
 
 /// A body that is there already.
@@ -35,6 +48,10 @@ pub(crate) fn full(bytes: impl Into<Bytes>) -> Body {
 
 /// What the sandbox gets instead of an answer.
 pub(crate) fn refusal(problem: &Problem) -> Response<Body> {
+    let text = match problem {
+        Problem::Denied(denial) => denial.told(),
+        Problem::Failed { told, .. } => format!("egress failed: {told}"),
+    };
     let (status, mark) = match problem {
         Problem::Denied(d) => match d.reason {
             Reason::Malformed => (StatusCode::BAD_REQUEST, "denied"),
@@ -42,9 +59,9 @@ pub(crate) fn refusal(problem: &Problem) -> Response<Body> {
             Reason::NotRecorded => (StatusCode::GATEWAY_TIMEOUT, "denied"),
             _ => (StatusCode::FORBIDDEN, "denied"),
         },
-        Problem::Failed(_) => (StatusCode::BAD_GATEWAY, "failed"),
+        Problem::Failed { .. } => (StatusCode::BAD_GATEWAY, "failed"),
     };
-    let mut response = Response::new(full(format!("{problem}\n")));
+    let mut response = Response::new(full(format!("{text}\n")));
     *response.status_mut() = status;
     let headers = response.headers_mut();
     headers.insert(MARK, HeaderValue::from_static(mark));

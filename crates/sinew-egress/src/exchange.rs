@@ -1,11 +1,13 @@
 //! One request: judged, answered from recordings or by a server, counted and logged.
 
-use crate::body::{Body, Problem, failed, full, refusal};
+use crate::body::{Body, Problem, failed, failed_with, full, refusal};
 use crate::config::Mode;
 use crate::policy::{Ask, Credential, Denial, Reason, Rule};
 use crate::proxy::{Inner, MAX_HEAD_BYTES, MAX_HEADERS, Note, Via};
 use crate::record::{self, Answer, Recordings};
-use crate::request::{Target, absolute_target, check_head, end_to_end};
+use crate::request::{
+    Target, absolute_target, check_head, check_overrides, end_to_end, head_bytes,
+};
 use crate::scrub::{Scrubber, scrub};
 use crate::tunnel;
 use crate::upstream;
@@ -13,7 +15,10 @@ use bytes::Bytes;
 use futures::stream;
 use http_body_util::{BodyExt, Limited, StreamBody};
 use hyper::body::{Body as _, Frame, Incoming};
-use hyper::header::{ACCEPT_ENCODING, CONTENT_LENGTH, HOST, HeaderMap, HeaderValue};
+use hyper::header::{
+    ACCEPT_ENCODING, CONTENT_ENCODING, CONTENT_LENGTH, HOST, HeaderMap, HeaderValue, IF_RANGE,
+    RANGE,
+};
 use hyper::http::request::Parts;
 use hyper::{Method, Request, Response, StatusCode, Uri};
 use hyper_util::rt::TokioIo;
@@ -87,6 +92,9 @@ async fn forward(
         path: parts.uri.path(),
     };
     let rule = session.policy.request(&ask)?;
+    check_overrides(&parts.headers, rule)?;
+    let first = parts.method.as_str().len() + parts.uri.to_string().len();
+    session.meter.up(head_bytes(first, &parts.headers))?;
     let body = read_body(session, body, deadline).await?;
     note.line.bytes_up = body.len() as u64;
     let outgoing = outgoing(parts, target, body, deadline);
@@ -169,10 +177,7 @@ async fn recorded(
     let (method, url) = (outgoing.method.to_string(), outgoing.url.clone());
     let key = record::key(mode, &method, &url, &outgoing.headers, &outgoing.body);
     let ordinal = recordings.ordinal(&key);
-    if let Some(answer) = recordings
-        .find(&key, ordinal)
-        .map_err(|e| failed(format!("recordings: {e}")))?
-    {
+    if let Some(answer) = recordings.find(&key, ordinal).map_err(unreadable)? {
         via.session.meter.down(answer.body.len())?;
         return Ok((answer, "replayed"));
     }
@@ -199,9 +204,13 @@ async fn recorded(
         )
     {
         let kept = recordings.keep(&key, ordinal, &answer);
-        kept.map_err(|e| failed(format!("recordings: {e}")))?;
+        kept.map_err(|e| failed_with("the answer cannot be recorded", e))?;
     }
     Ok((answer, "allowed"))
+}
+
+fn unreadable(e: io::Error) -> Problem {
+    failed_with("the recordings cannot be read", e)
 }
 
 /// A failure of the network as the answer that a replay gives again.
@@ -245,8 +254,12 @@ async fn fetch(
 
 /// Adds a secret that the sandbox never sees.
 fn add_credential(headers: &mut HeaderMap, credential: &Credential) -> Result<(), Problem> {
-    // Only text in the open can be searched for the secret.
+    // Only text in the open can be searched for the secret, and only all of it: of two parts each
+    // may hold half.
     headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
+    for name in [RANGE, IF_RANGE] {
+        headers.remove(name);
+    }
     let name = credential.header.as_bytes();
     let name = hyper::header::HeaderName::from_bytes(name).map_err(failed)?;
     let mut value = HeaderValue::from_str(&credential.value).map_err(failed)?;
@@ -315,6 +328,7 @@ async fn send(
     note.allowed("allowed");
     note.line.address = Some(address.to_string());
     let (parts, incoming) = response.into_parts();
+    session.meter.down(head_bytes(0, &parts.headers))?;
     let head = answer_head(parts.status, parts.headers, secret.as_deref())?;
     let coming = Coming {
         body: Some(incoming),
@@ -338,12 +352,10 @@ fn answer_head(
     end_to_end(&mut headers);
     headers.remove("alt-svc");
     if let Some(secret) = secret {
-        if headers
-            .get("content-encoding")
-            .is_some_and(|e| e != "identity")
-        {
+        let mut encodings = headers.get_all(CONTENT_ENCODING).iter();
+        if encodings.any(|e| e != "identity") || status == StatusCode::PARTIAL_CONTENT {
             return Err(failed(
-                "the server encoded its answer although it was asked not to: it cannot be searched",
+                "the server encoded or cut its answer although it was asked not to: it cannot be searched",
             ));
         }
         for value in headers.values_mut() {

@@ -25,6 +25,8 @@ mod quota;
 mod record;
 mod request;
 mod scrub;
+#[cfg(test)]
+mod small_disk;
 mod tunnel;
 mod upstream;
 

@@ -44,7 +44,7 @@ impl Reason {
     }
 }
 
-/// A refusal, as the sandbox and the audit log see it.
+/// A refusal, as the audit log tells it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("egress denied ({}): {detail}", .reason.name())]
 pub struct Denial {
@@ -60,6 +60,17 @@ impl Denial {
         Self {
             reason,
             detail: detail.into(),
+        }
+    }
+
+    /// What the sandbox is told: not where names lead on the host's network.
+    pub(crate) fn told(&self) -> String {
+        match self.reason {
+            Reason::Address => {
+                let text = "the name leads to an address that no rule opens";
+                Self::new(self.reason, text).to_string()
+            }
+            _ => self.to_string(),
         }
     }
 }

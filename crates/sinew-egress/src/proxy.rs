@@ -2,7 +2,7 @@
 
 use crate::audit::{Audit, AuditLine};
 use crate::authority::Authority;
-use crate::body::{Problem, failed};
+use crate::body::{Problem, failed_with};
 use crate::config::{EgressConfig, Mode};
 use crate::exchange::answer;
 use crate::policy::Policy;
@@ -15,7 +15,6 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use std::convert::Infallible;
 use std::io;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::sync::Semaphore;
@@ -141,7 +140,6 @@ impl Proxy {
                 quota,
                 meter: Meter::new(quota),
                 audit,
-                audit_broken: AtomicBool::new(false),
                 recordings,
                 started: Instant::now(),
                 slots: Arc::new(Semaphore::new(quota.connections as usize)),
@@ -178,7 +176,6 @@ pub(crate) struct Inner {
     pub(crate) quota: Quota,
     pub(crate) meter: Meter,
     audit: Audit,
-    audit_broken: AtomicBool,
     pub(crate) recordings: Option<Recordings>,
     started: Instant,
     slots: Arc<Semaphore>,
@@ -187,9 +184,8 @@ pub(crate) struct Inner {
 impl Inner {
     /// Counts a request; nothing happens that cannot be logged.
     pub(crate) fn begin(&self) -> Result<(), Problem> {
-        if self.audit_broken.load(Ordering::Relaxed) {
-            return Err(failed("the audit log cannot be written"));
-        }
+        let unlogged = |e| failed_with("the audit log cannot be written", e);
+        self.audit.check().map_err(unlogged)?;
         Ok(self.meter.request(self.started.elapsed().as_secs_f64())?)
     }
 }
@@ -334,7 +330,7 @@ impl Note {
                 self.line.decision = "denied".into();
                 d.reason.name()
             }
-            Problem::Failed(_) => {
+            Problem::Failed { .. } => {
                 self.line.decision = "failed".into();
                 "failed"
             }
@@ -347,13 +343,7 @@ impl Note {
 impl Drop for Note {
     fn drop(&mut self) {
         self.line.wall_s = self.began.elapsed().as_secs_f64();
-        if self
-            .session
-            .audit
-            .write(std::mem::take(&mut self.line))
-            .is_err()
-        {
-            self.session.audit_broken.store(true, Ordering::Relaxed);
-        }
+        // The next request is refused if this cannot be made good.
+        let _ = self.session.audit.write(std::mem::take(&mut self.line));
     }
 }

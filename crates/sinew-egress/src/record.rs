@@ -9,7 +9,7 @@ use hyper::header::{HeaderMap, HeaderName, HeaderValue};
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 use std::fs::{self, File};
-use std::io::{self, Write};
+use std::io::{self, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
@@ -46,7 +46,45 @@ struct Entry {
 struct State {
     seen: HashMap<String, u64>,
     entries: HashMap<(String, u64), Entry>,
-    log: Option<File>,
+    log: Option<Log>,
+}
+
+/// The file that an episode is recorded in; no other session opens it as long as this one lives.
+#[derive(Debug)]
+struct Log {
+    file: File,
+    /// Bytes of whole lines.
+    len: u64,
+}
+
+impl Log {
+    fn open(path: &Path) -> io::Result<Self> {
+        let file = File::options()
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .open(path)?;
+        file.try_lock().map_err(|e| match e {
+            fs::TryLockError::WouldBlock => io::Error::new(
+                io::ErrorKind::ResourceBusy,
+                "the episode is being recorded by another sandbox",
+            ),
+            fs::TryLockError::Error(e) => e,
+        })?;
+        file.set_len(0)?;
+        Ok(Self { file, len: 0 })
+    }
+
+    fn line(&mut self, line: &[u8]) -> io::Result<()> {
+        if let Err(e) = self.file.write_all(line) {
+            // What stays of half a line, the next one would follow.
+            self.file.set_len(self.len)?;
+            self.file.seek(SeekFrom::Start(self.len))?;
+            return Err(e);
+        }
+        self.len += line.len() as u64;
+        Ok(())
+    }
 }
 
 /// The recordings that a session reads or writes.
@@ -70,7 +108,8 @@ pub(crate) fn key(mode: Mode, method: &str, url: &str, headers: &HeaderMap, body
     // would else let an episode poison what others get.
     let counts = |name: &str| mode == Mode::Cache || !VOLATILE.contains(&name);
     let mut list: Vec<_> = headers.iter().filter(|(n, _)| counts(n.as_str())).collect();
-    list.sort_by(|a, b| (a.0.as_str(), a.1.as_bytes()).cmp(&(b.0.as_str(), b.1.as_bytes())));
+    // Values of one name stay in their order, which means something.
+    list.sort_by(|a, b| a.0.as_str().cmp(b.0.as_str()));
     for (name, value) in list {
         part(name.as_str().as_bytes());
         part(value.as_bytes());
@@ -100,7 +139,7 @@ pub(crate) fn shareable(
 /// Names of episodes become names of files.
 fn plain_name(name: &str) -> bool {
     let fine = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'_' | b'-');
-    !name.is_empty() && name.len() <= 128 && !name.starts_with('.') && name.bytes().all(fine)
+    !name.is_empty() && name.len() <= 200 && !name.starts_with('.') && name.bytes().all(fine)
 }
 
 /// A file that appears whole or not at all.
@@ -112,10 +151,16 @@ fn write_whole(path: &Path, content: &[u8]) -> io::Result<()> {
     let unique = format!("{:?}", std::thread::current().id());
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let part = folder.join(format!(".{name}.{}.{unique}", std::process::id()));
-    let mut file = File::create(&part)?;
-    file.write_all(content)?;
-    file.sync_data()?;
-    fs::rename(&part, path)
+    let written = File::create(&part).and_then(|mut file| {
+        file.write_all(content)?;
+        file.sync_data()?;
+        fs::rename(&part, path)
+    });
+    if written.is_err() {
+        // What it says is more than that of a failed removal.
+        let _ = fs::remove_file(&part);
+    }
+    written
 }
 
 impl Recordings {
@@ -123,7 +168,7 @@ impl Recordings {
     pub(crate) fn open(mode: Mode, folder: &Path, episode: &str) -> io::Result<Self> {
         if !plain_name(episode) {
             let text = format!(
-                "episode {episode:?}; allowed: 1 to 128 of a-z, A-Z, 0-9, -, _ and . inside"
+                "episode {episode:?}; allowed: 1 to 200 of a-z, A-Z, 0-9, -, _ and . inside"
             );
             return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
         }
@@ -132,13 +177,20 @@ impl Recordings {
         match mode {
             Mode::Record => {
                 fs::create_dir_all(folder.join("episodes"))?;
-                state.log = Some(File::create(&path)?);
+                state.log = Some(Log::open(&path)?);
             }
             Mode::Replay => {
+                // Who named the episode need not know where it lies.
+                let name = format!("{episode}.jsonl");
                 let text = fs::read_to_string(&path)
-                    .map_err(|e| io::Error::new(e.kind(), format!("{}: {e}", path.display())))?;
-                for line in text.lines() {
-                    let entry: Entry = serde_json::from_str(line)?;
+                    .map_err(|e| io::Error::new(e.kind(), format!("{name}: {e}")))?;
+                // What was being written when the recorder was killed was given to nobody.
+                let whole = text.rfind('\n').map_or("", |end| &text[..end]);
+                for (at, line) in whole.lines().enumerate() {
+                    let entry: Entry = serde_json::from_str(line).map_err(|e| {
+                        let text = format!("{name}, line {}: {e}", at + 1);
+                        io::Error::new(io::ErrorKind::InvalidData, text)
+                    })?;
                     state
                         .entries
                         .insert((entry.key.clone(), entry.ordinal), entry);
@@ -237,7 +289,7 @@ impl Recordings {
         }
         line.push(b'\n');
         match &mut self.lock().log {
-            Some(log) => log.write_all(&line),
+            Some(log) => log.line(&line),
             None => Ok(()),
         }
     }
@@ -246,6 +298,7 @@ impl Recordings {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::small_disk::{SMALL_DISK, small_disk};
 
     fn answer(body: &'static str) -> Answer {
         let mut headers = HeaderMap::new();
@@ -331,5 +384,74 @@ mod tests {
             &Answer { status: 404, ..ok },
             false
         ));
+    }
+
+    #[test]
+    fn what_was_cut_short_is_no_answer_and_damage_names_its_line() {
+        let dir = tempfile::tempdir().unwrap();
+        let record = Recordings::open(Mode::Record, dir.path(), "e").unwrap();
+        for body in ["first", "second"] {
+            record
+                .keep("k", record.ordinal("k"), &answer(body))
+                .unwrap();
+        }
+        drop(record);
+        let path = dir.path().join("episodes/e.jsonl");
+        let whole = fs::read(&path).unwrap();
+        fs::write(&path, &whole[..whole.len() - 9]).unwrap();
+        let replay = Recordings::open(Mode::Replay, dir.path(), "e").unwrap();
+        assert_eq!(replay.find("k", 0).unwrap(), Some(answer("first")));
+        assert_eq!(replay.find("k", 1).unwrap(), None);
+        fs::write(&path, [b"{]\n", whole.as_slice()].concat()).unwrap();
+        let told = Recordings::open(Mode::Replay, dir.path(), "e").unwrap_err();
+        assert!(told.to_string().contains("e.jsonl, line 1"), "{told}");
+    }
+
+    #[test]
+    fn a_full_disk_leaves_no_half_answers() {
+        let name = "record::tests::a_full_disk_leaves_no_half_answers";
+        let Some(dir) = small_disk(name) else { return };
+        let ballast = dir.join("ballast");
+        let large = |n: usize| {
+            let mut large = answer("");
+            let value = HeaderValue::from_str(&"x".repeat(9000)).unwrap();
+            large.headers.insert("x-large", value);
+            large.body = format!("{n}").repeat(3000).into();
+            large
+        };
+        for mode in [Mode::Record, Mode::Cache] {
+            fs::write(&ballast, vec![0; SMALL_DISK / 2]).unwrap();
+            let record = Recordings::open(mode, &dir, "e").unwrap();
+            let keep = |n: usize| record.keep(&format!("k{n}"), 0, &large(n));
+            let failed = (0..20).find(|&n| keep(n).is_err()).unwrap();
+            fs::remove_file(&ballast).unwrap();
+            keep(failed + 1).unwrap();
+            drop(record);
+            let again = if mode == Mode::Record {
+                Mode::Replay
+            } else {
+                mode
+            };
+            let replay = Recordings::open(again, &dir, "e").unwrap();
+            for n in 0..=failed + 1 {
+                let found = replay.find(&format!("k{n}"), 0).unwrap();
+                assert_eq!(
+                    found,
+                    (n != failed).then(|| large(n)),
+                    "{mode:?} {n} of {failed}"
+                );
+            }
+            for folder in ["bodies", "cache"] {
+                let left = fs::read_dir(dir.join(folder))
+                    .into_iter()
+                    .flatten()
+                    .flatten();
+                let parts = left.filter(|f| f.file_name().to_string_lossy().starts_with('.'));
+                assert_eq!(parts.count(), 0, "{folder}");
+            }
+            for folder in ["bodies", "cache", "episodes"] {
+                let _ = fs::remove_dir_all(dir.join(folder));
+            }
+        }
     }
 }

@@ -1,7 +1,7 @@
 //! From what a sandbox sent to what a server gets: one reading, or none.
 
 use crate::host::Host;
-use crate::policy::{Denial, Reason, Scheme};
+use crate::policy::{Denial, Reason, Rule, Scheme};
 use hyper::header::{
     CONNECTION, CONTENT_LENGTH, EXPECT, HOST, HeaderMap, HeaderName, TRANSFER_ENCODING,
 };
@@ -21,6 +21,16 @@ const HOP_BY_HOP: [&str; 10] = [
     "upgrade",
     "http2-settings",
 ];
+
+/// Headers by which some servers take another method than the request's.
+const METHOD_HEADERS: [&str; 3] = [
+    "x-http-method-override",
+    "x-http-method",
+    "x-method-override",
+];
+
+/// Headers by which some servers take another path than the request's.
+const PATH_HEADERS: [&str; 3] = ["x-original-url", "x-original-uri", "x-rewrite-url"];
 
 /// Where a request goes.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -125,6 +135,29 @@ pub(crate) fn check_head(parts: &Parts, target: &Target, tunnelled: bool) -> Res
         return Err(malformed("more than one length of the body"));
     }
     Ok(())
+}
+
+/// Refuses headers that would get around what a rule says of methods or of paths.
+pub(crate) fn check_overrides(headers: &HeaderMap, rule: &Rule) -> Result<(), Denial> {
+    for name in headers.keys() {
+        // Some servers take both for the same.
+        let plain = name.as_str().replace('_', "-");
+        let method = !rule.methods.is_empty() && METHOD_HEADERS.contains(&plain.as_str());
+        let path = !rule.paths.is_empty() && PATH_HEADERS.contains(&plain.as_str());
+        if method || path {
+            let detail = format!("{name} names another request than the one that the rule allows");
+            return Err(malformed(detail));
+        }
+    }
+    Ok(())
+}
+
+/// Bytes of a head as it travels, about: the first line, and headers with their separators.
+pub(crate) fn head_bytes(first: usize, headers: &HeaderMap) -> usize {
+    let line = |(name, value): (&HeaderName, &hyper::header::HeaderValue)| {
+        name.as_str().len() + value.len() + 4
+    };
+    first + headers.iter().map(line).sum::<usize>()
 }
 
 /// Drops what belongs to one connection. Framing is written anew by whoever sends on.

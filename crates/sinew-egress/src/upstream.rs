@@ -1,6 +1,6 @@
 //! To the servers: resolve, check, connect to exactly what was checked.
 
-use crate::body::{Problem, failed};
+use crate::body::{Problem, failed, failed_with};
 use crate::host::Host;
 use crate::policy::Rule;
 use crate::policy::Scheme;
@@ -78,7 +78,8 @@ pub(crate) async fn connect(
     host: &Host,
     port: u16,
 ) -> Result<(TcpStream, SocketAddr), Problem> {
-    let mut last = String::new();
+    // Why, and at which address: the log's affair alone.
+    let (mut last, mut at) = (String::new(), String::new());
     for address in addresses(resolver, rule, host).await? {
         let to = SocketAddr::new(address, port);
         match tokio::time::timeout(CONNECT_TIMEOUT, TcpStream::connect(to)).await {
@@ -86,11 +87,13 @@ pub(crate) async fn connect(
                 let _ = stream.set_nodelay(true);
                 return Ok((stream, to));
             }
-            Ok(Err(e)) => last = format!("{to}: {e}"),
-            Err(_) => last = format!("{to}: no answer within {} s", CONNECT_TIMEOUT.as_secs()),
+            Ok(Err(e)) => last = e.to_string(),
+            Err(_) => last = format!("no answer within {} s", CONNECT_TIMEOUT.as_secs()),
         }
+        at = to.to_string();
     }
-    Err(failed(format!("connect to {host}: {last}")))
+    let told = format!("connect to {host}: {last}");
+    Err(failed_with(&told, format!("{told} (at {at})")))
 }
 
 /// A connection on which requests for the target can be sent.

@@ -9,6 +9,8 @@ use std::path::{Component, Path, PathBuf};
 /// Deepest path of an archive, in parts, and most entries.
 const MAX_DEPTH: usize = 65;
 const MAX_ENTRIES: usize = 65_536;
+/// Longest name of an entry. Longer ones take memory, time and room in the error that refuses them.
+const MAX_PATH_BYTES: usize = 17 << 10;
 
 /// What an entry is.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -81,6 +83,13 @@ pub fn unpack(archive: &[u8], max_bytes: u64) -> Result<Vec<Entry>, String> {
     let mut links = std::collections::HashSet::new();
     for entry in archive.entries().map_err(failed)? {
         let mut entry = entry.map_err(failed)?;
+        let name = entry.path_bytes().len();
+        if name > MAX_PATH_BYTES {
+            let n = entries.len() + 1;
+            return Err(format!(
+                "archive: entry {n} has a name of {name} bytes, at most {MAX_PATH_BYTES}"
+            ));
+        }
         // Names of folders end in a slash.
         let path: PathBuf = entry.path().map_err(failed)?.components().collect();
         let behind_link = path.ancestors().skip(1).any(|p| links.contains(p));
@@ -166,5 +175,31 @@ mod tests {
         let behind = pack(&behind).unwrap();
         assert!(unpack(&behind, 100).unwrap_err().contains("entry 2"));
         assert!(pack(&[entry("../x", EntryKind::Folder)]).is_err());
+    }
+
+    #[test]
+    fn a_name_without_end_is_refused_at_once() {
+        let mut builder = tar::Builder::new(Vec::new());
+        let mut header = tar::Header::new_gnu();
+        header.set_entry_type(tar::EntryType::Symlink);
+        header.set_size(0);
+        header.set_mode(0o644);
+        builder.append_link(&mut header, "l", "x").unwrap();
+        // As a folder name each of its half million parts would be looked up among the links.
+        let name = "a/".repeat(1 << 19);
+        let mut header = tar::Header::new_gnu();
+        header.set_entry_type(tar::EntryType::Regular);
+        header.set_size(0);
+        header.set_mode(0o644);
+        builder
+            .append_data(&mut header, &name[..name.len() - 1], &b""[..])
+            .unwrap();
+        let archive = builder.into_inner().unwrap();
+        let told = unpack(&archive, 1000).unwrap_err();
+        assert!(
+            told.contains("a name of 1048575 bytes") && told.len() < 200,
+            "{}",
+            told.len()
+        );
     }
 }

@@ -50,7 +50,7 @@ async fn a_redirect_is_given_to_the_sandbox_and_judged_anew() {
         ports: vec![80],
         ..rule("169.254.169.254", RuleScheme::Http, 80)
     };
-    let door = world.door(&config(vec![
+    let mut door = world.door(&config(vec![
         rule("a.test", RuleScheme::Http, server.port),
         named,
     ]));
@@ -60,7 +60,10 @@ async fn a_redirect_is_given_to_the_sandbox_and_judged_anew() {
     // Even a rule that names the host does not open the address.
     let followed = door.get("http://169.254.169.254/latest/").await;
     assert_eq!(status(&followed), 403);
-    assert!(body(&followed).contains("metadata"), "{followed}");
+    assert!(body(&followed).contains("no rule opens"), "{followed}");
+    let audit = door.audit().await;
+    let detail = audit[1].detail.as_deref().unwrap_or_default();
+    assert!(detail.contains("metadata"), "{audit:?}");
 }
 
 #[tokio::test]

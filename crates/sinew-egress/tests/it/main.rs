@@ -4,5 +4,6 @@
 
 mod attacks;
 mod basics;
+mod leaks;
 mod recordings;
 mod world;

@@ -17,6 +17,8 @@ use std::path::{Component, Path, PathBuf};
 const MAX_DEPTH: usize = 64;
 /// Most entries of an archive.
 const MAX_ENTRIES: usize = 65_536;
+/// Longest name of an entry. Longer ones take memory, time and room in the error that refuses them.
+const MAX_PATH_BYTES: usize = 17 << 10;
 
 type Outcome<T> = Result<T, String>;
 
@@ -114,6 +116,12 @@ pub(crate) fn read(archive: &[u8], dir: &OwnedFd, max_bytes: u64, uid: Option<u3
     for entry in archive.entries().map_err(|e| format!("archive: {e}"))? {
         let mut entry = entry.map_err(|e| format!("archive: {e}"))?;
         entries += 1;
+        let name = entry.path_bytes().len();
+        if name > MAX_PATH_BYTES {
+            return Err(format!(
+                "archive: entry {entries} has a name of {name} bytes, at most {MAX_PATH_BYTES}"
+            ));
+        }
         let path: PathBuf = entry.path().map_err(|e| format!("archive: {e}"))?.into();
         let plain = path.components().count() <= MAX_DEPTH + 1
             && path.components().all(|c| matches!(c, Component::Normal(_)));
