@@ -1,6 +1,7 @@
 """The client against a real server of sandboxes: SINEW_URL, SINEW_TOKEN."""
 
 import os
+import traceback
 
 from sinew import ApiError, Sandboxes, SinewError
 
@@ -41,4 +42,16 @@ with Sandboxes(os.environ["SINEW_URL"], os.environ["SINEW_TOKEN"]) as sandboxes:
         sandboxes.create().write("/etc/passwd", b"")
     except SinewError as e:
         assert "relative" in str(e)
+url, token = os.environ["SINEW_URL"], os.environ["SINEW_TOKEN"]
+# As it comes out of a file.
+with Sandboxes(url, token + "\n") as sandboxes:
+    sandboxes.levels()
+# A secret is in no error, also in none of those that are under it.
+for address, key in ((url.replace("//", "//me:hunter2@"), token), (url, "hunter2\nx"), (url, "")):
+    try:
+        Sandboxes(address, key).levels()
+    except SinewError:
+        assert "hunter2" not in traceback.format_exc()
+    else:
+        raise AssertionError(f"{address!r} and {key!r} were taken")
 print("ok")

@@ -10,7 +10,7 @@ use std::collections::HashMap;
 use std::net::TcpListener;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
-use tokio::sync::{OwnedMutexGuard, watch};
+use tokio::sync::{OwnedMutexGuard, Semaphore, watch};
 
 /// How often ended leases are looked for.
 const SWEEP: Duration = Duration::from_millis(250);
@@ -38,6 +38,15 @@ pub struct Bounds {
     pub longest_timeout: Duration,
     /// Bytes of one file, and of an imported archive.
     pub file_bytes: usize,
+    /// Open connections of all clients; more wait.
+    pub connections: usize,
+    /// Time for the head of a request to arrive, and in which a client takes something of what it
+    /// is sent.
+    pub idle: Duration,
+    /// Time for the body of a request to arrive.
+    pub body_time: Duration,
+    /// Archives that are made at once: each is whole in memory.
+    pub exports: usize,
 }
 
 impl Default for Bounds {
@@ -59,6 +68,10 @@ impl Default for Bounds {
             timeout: Duration::from_secs(30),
             longest_timeout: Duration::from_secs(3600),
             file_bytes: 64 << 20,
+            connections: 1024,
+            idle: Duration::from_secs(60),
+            body_time: Duration::from_secs(300),
+            exports: 2,
         }
     }
 }
@@ -72,11 +85,16 @@ pub trait Egress: Send + Sync {
     fn environment(&self) -> Vec<(String, String)>;
 
     /// Serves what connects to the listener until the guard is dropped. `name` is the episode's,
-    /// by which it is recorded and logged.
+    /// by which it is recorded and logged, apart from those of other owners.
     ///
     /// # Errors
     /// What went wrong.
-    fn serve(&self, name: &str, listener: TcpListener) -> Result<Box<dyn Send + Sync>, String>;
+    fn serve(
+        &self,
+        owner: &str,
+        name: &str,
+        listener: TcpListener,
+    ) -> Result<Box<dyn Send + Sync>, String>;
 }
 
 /// One live sandbox.
@@ -131,6 +149,8 @@ struct Book {
     /// Being made, by owner: they count, too.
     coming: HashMap<String, usize>,
     snapshots: HashMap<String, Kept>,
+    /// Being made, by owner, likewise.
+    freezing: HashMap<String, usize>,
 }
 
 /// Sandboxes, their owners and their leases.
@@ -139,6 +159,7 @@ pub struct Service {
     pub(crate) tokens: Tokens,
     pub(crate) bounds: Bounds,
     egress: Option<Arc<dyn Egress>>,
+    exports: Semaphore,
     book: Mutex<Book>,
 }
 
@@ -170,6 +191,17 @@ impl Drop for Room<'_> {
     }
 }
 
+/// A place in an owner's count of snapshots, until it is in the book.
+struct Shelf<'a>(&'a Service, String);
+
+impl Drop for Shelf<'_> {
+    fn drop(&mut self) {
+        if let Some(n) = self.0.lock().freezing.get_mut(&self.1) {
+            *n -= 1;
+        }
+    }
+}
+
 impl Service {
     /// The first provider's level is the default.
     pub fn new(
@@ -181,6 +213,7 @@ impl Service {
         Self {
             providers,
             tokens,
+            exports: Semaphore::new(bounds.exports),
             bounds,
             egress,
             book: Mutex::default(),
@@ -336,7 +369,7 @@ impl Service {
                 let listener = sandbox.listen_inside(way_out.port()).await?;
                 Some(
                     way_out
-                        .serve(episode.as_deref().unwrap_or(&id), listener)
+                        .serve(owner, episode.as_deref().unwrap_or(&id), listener)
                         .map_err(internal)?,
                 )
             }
@@ -420,22 +453,25 @@ impl Service {
 
     /// Freezes a sandbox's files under a name.
     pub(crate) async fn snapshot(&self, owner: &str, id: &str) -> Result<String, ApiError> {
-        let held = self
-            .lock()
-            .snapshots
-            .values()
-            .filter(|k| k.owner == owner)
-            .count();
-        if held >= self.bounds.snapshots {
-            return Err(ApiError::TooMany {
-                what: "snapshots",
-                live: held,
-                limit: self.bounds.snapshots,
-            });
-        }
+        let _shelf = self.shelf(owner)?;
         let (entry, mut place) = self.enter(owner, id, Duration::from_secs(10))?;
         let snapshot = place.as_mut().ok_or(ApiError::Gone)?.snapshot().await?;
         self.keep(owner, &entry.provider, &entry.spec, snapshot)
+    }
+
+    fn shelf(&self, owner: &str) -> Result<Shelf<'_>, ApiError> {
+        let mut book = self.lock();
+        let held = book.snapshots.values().filter(|k| k.owner == owner).count();
+        let coming = book.freezing.entry(owner.into()).or_default();
+        if held + *coming >= self.bounds.snapshots {
+            return Err(ApiError::TooMany {
+                what: "snapshots",
+                live: held + *coming,
+                limit: self.bounds.snapshots,
+            });
+        }
+        *coming += 1;
+        Ok(Shelf(self, owner.into()))
     }
 
     fn keep(
@@ -477,6 +513,8 @@ impl Service {
 
     pub(crate) async fn export(&self, owner: &str, id: &str) -> Result<Vec<u8>, ApiError> {
         let (provider, _, snapshot) = self.kept(owner, id)?;
+        // A semaphore that nobody closes.
+        let _turn = self.exports.acquire().await;
         Ok(provider.export(&snapshot).await?)
     }
 
@@ -487,6 +525,7 @@ impl Service {
         archive: &[u8],
     ) -> Result<String, ApiError> {
         let provider = self.provider(level)?;
+        let _shelf = self.shelf(owner)?;
         let snapshot = provider
             .import(archive, self.bounds.most.work_bytes)
             .await?;

@@ -6,7 +6,8 @@
 //! Invariants: who has no token gets nothing but `/v1/health`; an owner sees only what is its
 //! own; every sandbox and snapshot has a lease, and what nobody renews is destroyed within a
 //! second of its end, so that a client that vanishes leaks nothing; an execution whose client
-//! goes away is killed; every number that a client can choose has an upper bound of the server's.
+//! goes away is killed; every number that a client can choose has an upper bound of the server's;
+//! a connection that neither sends nor takes anything is ended.
 
 mod api;
 mod auth;
@@ -14,9 +15,11 @@ mod book;
 mod error;
 mod exec;
 mod routes;
+mod server;
 
 pub use api::{CreateRequest, ExecBody, ForkRequest, LimitsRequest, SandboxView};
 pub use auth::{Token, TokenError, Tokens};
 pub use book::{Bounds, Egress, Service};
 pub use error::ApiError;
-pub use routes::{ServeError, router, serve};
+pub use routes::router;
+pub use server::{ServeError, serve};

@@ -241,37 +241,3 @@ async fn forget(State(service): Api, Owner(owner): Owner, Path(id): Path<String>
     service.forget(&owner, &id)?;
     Ok(StatusCode::NO_CONTENT.into_response())
 }
-
-/// The listener failed.
-#[derive(Debug, thiserror::Error)]
-#[error("serve sandboxes: {0}")]
-pub struct ServeError(#[from] std::io::Error);
-
-/// Serves until `stop` resolves, then destroys every sandbox.
-///
-/// # Errors
-/// [`ServeError`] if the listener fails.
-pub async fn serve(
-    listener: tokio::net::TcpListener,
-    service: Arc<Service>,
-    stop: impl Future<Output = ()> + Send + 'static,
-) -> Result<(), ServeError> {
-    let sweep = {
-        let service = Arc::clone(&service);
-        tokio::spawn(async move { service.sweep().await })
-    };
-    // Destroying the sandboxes is what ends the requests that are still running.
-    let ending = {
-        let service = Arc::clone(&service);
-        async move {
-            stop.await;
-            service.close().await;
-        }
-    };
-    let served = axum::serve(listener, router(Arc::clone(&service)))
-        .with_graceful_shutdown(ending)
-        .await;
-    sweep.abort();
-    service.close().await;
-    Ok(served?)
-}

@@ -11,6 +11,8 @@ use std::io::Read;
 
 /// Most entries of an archive.
 const MAX_ENTRIES: usize = 4096;
+/// Longest name of an entry. Longer ones take memory, time and room in the error that refuses them.
+const MAX_PATH_BYTES: usize = 17 << 10;
 
 /// The archive of a tree.
 ///
@@ -48,6 +50,13 @@ pub(crate) fn unpack(archive: &[u8], max_bytes: u64) -> Result<Tree, String> {
     let (mut left, mut tree) = (max_bytes, Tree::new());
     for (n, entry) in archive.entries().map_err(failed)?.enumerate() {
         let mut entry = entry.map_err(failed)?;
+        let name = entry.path_bytes().len();
+        if name > MAX_PATH_BYTES {
+            let n = n + 1;
+            return Err(format!(
+                "archive: entry {n} has a name of {name} bytes, at most {MAX_PATH_BYTES}"
+            ));
+        }
         let path = entry.path().map_err(failed)?.into_owned();
         let refused = |why: &str| format!("archive: entry {} ({}): {why}", n + 1, path.display());
         let text = path.to_str().map(|p| p.trim_end_matches('/'));
@@ -137,5 +146,24 @@ mod tests {
         assert!(unpack(&link, 100).unwrap_err().contains("Symlink"));
         let big = packed("a", regular, &[0; 101]);
         assert!(unpack(&big, 100).unwrap_err().contains("more than 100"));
+    }
+
+    #[test]
+    fn a_name_without_end_is_refused_at_once() {
+        let mut builder = tar::Builder::new(Vec::new());
+        let name = "a/".repeat(1 << 19);
+        let mut header = tar::Header::new_gnu();
+        header.set_entry_type(tar::EntryType::Regular);
+        header.set_size(0);
+        builder
+            .append_data(&mut header, &name[..name.len() - 1], &b""[..])
+            .unwrap();
+        let archive = builder.into_inner().unwrap();
+        let told = unpack(&archive, 1000).unwrap_err();
+        assert!(
+            told.contains("a name of 1048575 bytes") && told.len() < 200,
+            "{}",
+            told.len()
+        );
     }
 }

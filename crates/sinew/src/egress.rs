@@ -8,6 +8,7 @@ use sinew_sandbox::{
     ExecOptions, ExecRequest, ExecResult, Network, Protection, Sandbox, SandboxError,
     SandboxFuture, SandboxProvider, SandboxSpec, SandboxStats, Snapshot,
 };
+use std::fs::File;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -76,16 +77,36 @@ impl WayOut {
     }
 
     fn open(&self, name: &str, listener: TcpListener) -> Result<Served, String> {
-        let log = self
-            .audit
-            .as_ref()
-            .map(|dir| dir.join(format!("{name}.jsonl")));
+        let log = self.audit.as_ref().map(|dir| unused(dir, name));
+        let log = log.transpose()?;
         let session = self
             .proxy
             .session(name, self.policy.clone(), &self.config, log.as_deref())
             .map_err(|e| e.to_string())?;
         session.serve(listener).map_err(|e| e.to_string())
     }
+}
+
+/// Most logs of one name.
+const MAX_LOGS: usize = 10_000;
+
+/// A log that is not there yet: `NAME.jsonl`, else `NAME.2.jsonl`, ... Whoever chooses names must
+/// not be able to wipe out what was logged under them.
+fn unused(folder: &Path, name: &str) -> Result<PathBuf, String> {
+    let failed = |e: std::io::Error| format!("audit log: {e}");
+    std::fs::create_dir_all(folder).map_err(failed)?;
+    for number in 1..=MAX_LOGS {
+        let path = folder.join(match number {
+            1 => format!("{name}.jsonl"),
+            n => format!("{name}.{n}.jsonl"),
+        });
+        match File::create_new(&path) {
+            Ok(_) => return Ok(path),
+            Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => {}
+            Err(e) => return Err(failed(e)),
+        }
+    }
+    Err(format!("audit log: there are {MAX_LOGS} of {name} already"))
 }
 
 impl sinew_provision::Egress for WayOut {
@@ -97,7 +118,12 @@ impl sinew_provision::Egress for WayOut {
         Self::variables()
     }
 
-    fn serve(&self, name: &str, listener: TcpListener) -> Result<Box<dyn Send + Sync>, String> {
+    fn serve(
+        &self,
+        owner: &str,
+        name: &str,
+        listener: TcpListener,
+    ) -> Result<Box<dyn Send + Sync>, String> {
         // The name becomes the name of a file.
         let plain = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'_' | b'-');
         if name.is_empty() || name.len() > 128 || name.starts_with('.') || !name.bytes().all(plain)
@@ -106,7 +132,8 @@ impl sinew_provision::Egress for WayOut {
                 "episode {name:?}: allowed: 1 to 128 of a-z, A-Z, 0-9, -, _ and . inside"
             ));
         }
-        Ok(Box::new(self.open(name, listener)?))
+        // No owner's name has a dot.
+        Ok(Box::new(self.open(&format!("{owner}.{name}"), listener)?))
     }
 }
 

@@ -5,6 +5,7 @@ use crate::output;
 use crate::run_dir::{self, store_path};
 use crate::show::{self, ShowOptions};
 use crate::show_run::RunSummary;
+use crate::visible::visible;
 use crate::wire;
 use crate::{EpisodesArgs, ShowArgs};
 use serde_json::json;
@@ -75,10 +76,10 @@ pub(crate) fn list(args: &EpisodesArgs) -> Result<(), Failure> {
         } else {
             output::print(&format!(
                 "{:24} step {:>4}  {:12} {:10} reward {:>6.3}  turns {:>2}  tokens {:>4}  {}\n",
-                e.episode.as_str(),
+                visible(e.episode.as_str()),
                 e.step,
-                e.purpose,
-                e.task_kind,
+                visible(&e.purpose),
+                visible(&e.task_kind),
                 e.reward,
                 e.turns,
                 e.sampled_tokens,

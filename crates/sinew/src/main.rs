@@ -39,6 +39,7 @@ mod show_run;
 mod summary;
 mod train;
 mod view;
+mod visible;
 mod wire;
 
 use clap::{Args, Parser, Subcommand};
@@ -243,7 +244,9 @@ fn main() -> ExitCode {
 
 fn eprint_failure(failure: &Failure) {
     use std::io::Write;
-    let _ = writeln!(std::io::stderr(), "sinew: {}", failure.text());
+    // It may quote what servers and programs said.
+    let text = visible::visible(failure.text());
+    let _ = writeln!(std::io::stderr(), "sinew: {text}");
 }
 
 fn run_train(args: &RunArgs) -> Result<(), Failure> {

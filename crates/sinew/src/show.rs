@@ -1,6 +1,7 @@
 //! Prints one episode with each token's kind, so that a person sees what was trained on.
 
 use crate::report::{end_text, kind_name};
+use crate::visible::visible;
 use serde_json::json;
 use sinew_render::Renderer;
 use sinew_types::{NO_PARENT, Node, TokenKind, Trace};
@@ -30,21 +31,21 @@ pub(crate) fn text(trace: &Trace, renderer: &dyn Renderer, options: ShowOptions)
     let _ = writeln!(
         out,
         "episode {}  task {} ({})  step {}  {}\nreward {:.3}  success {}  {}",
-        trace.episode,
-        trace.task,
-        trace.task_kind,
+        visible(trace.episode.as_str()),
+        visible(trace.task.as_str()),
+        visible(&trace.task_kind),
         trace.step,
-        trace.purpose,
+        visible(&trace.purpose),
         trace.total_reward(),
         trace.outcome.success,
-        end_text(&trace.end)
+        visible(&end_text(&trace.end))
     );
     for (id, node) in trace.nodes.iter().enumerate() {
         header(&mut out, id, node);
         let body = if options.tokens {
             token_lines(node, renderer)
         } else {
-            renderer.decode_with_special(&node.tokens) + "\n"
+            visible(&renderer.decode_with_special(&node.tokens)) + "\n"
         };
         if options.color {
             let _ = writeln!(out, "{}{}\x1b[0m", sgr(node.kind), body.trim_end());
@@ -90,7 +91,7 @@ fn token_lines(node: &Node, renderer: &dyn Renderer) -> String {
     let mut out = String::new();
     for (i, &id) in node.tokens.iter().enumerate() {
         let piece = renderer.decode_with_special(&[id]);
-        let _ = write!(out, "{id:>7}  {piece:?}");
+        let _ = write!(out, "{id:>7}  {}", visible(&format!("{piece:?}")));
         if let Some(logprob) = node.logprobs.get(i) {
             let version = node
                 .versions
@@ -118,4 +119,35 @@ pub(crate) fn json(trace: &Trace, renderer: &dyn Renderer) -> Result<String, ser
         }
     }
     serde_json::to_string(&value)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_episode_cannot_speak_to_the_terminal() {
+        let renderer = sinew_gateway::byte_renderer().unwrap();
+        let evil = "ok\x1b]0;title\x07\x1b[2J\r\u{202e}";
+        let tokens = renderer.encode_text(evil).unwrap();
+        let value = json!({
+            "format_version": 1, "episode": evil, "group": "g", "task": evil, "task_kind": evil, "step": 0,
+            "purpose": "train", "end": {"type": "failed", "kind": "harness", "message": evil},
+            "outcome": {"reward": 0.0, "success": false, "metrics": {}},
+            "timing": {"started_unix_s": 0.0, "total_s": 0.0, "generate_s": 0.0, "tool_s": 0.0, "queue_s": 0.0},
+            "nodes": [{"parent": NO_PARENT, "kind": "prompt", "turn": 0, "tokens": tokens, "logprobs": [],
+                "versions": [], "messages": [], "process_reward": 0.0}],
+        });
+        let trace: Trace = serde_json::from_value(value).unwrap();
+        for tokens in [false, true] {
+            let options = ShowOptions {
+                color: false,
+                tokens,
+            };
+            let shown = text(&trace, &renderer, options);
+            let obeyed = |c: char| (c.is_control() && c != '\n') || c == '\u{202e}';
+            assert!(!shown.contains(obeyed), "{shown:?}");
+            assert!(shown.contains("\\u{1b}"), "{shown:?}");
+        }
+    }
 }

@@ -37,6 +37,9 @@ class Http:
 
     def __init__(self, url: str, token: str | None, timeout_s: float, tries: int) -> None:
         parts = urllib.parse.urlsplit(url)
+        if parts.username is not None or parts.password is not None:
+            # Neither is shown: the URL is part of every error.
+            raise SinewError("url has a user or a password: give the token as `token`")
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise SinewError(f"url is {url!r}: expected http://HOST:PORT or https://HOST:PORT")
         if not timeout_s > 0:
@@ -46,7 +49,7 @@ class Http:
         self.url = url.rstrip("/")
         self._parts = parts
         self._prefix = parts.path.rstrip("/")
-        self._token = token
+        self._token = None if token is None else _plain(token)
         self._timeout_s = timeout_s
         self._tries = tries
         self._local = threading.local()
@@ -159,6 +162,15 @@ class Http:
             with self._lock:
                 self._all.append(connection)
         return connection
+
+
+def _plain(token: str) -> str:
+    """A token as it goes into a header. Files of tokens end with a new line, which would be
+    refused further down by an error that shows the token."""
+    token = token.strip()
+    if not token or not token.isascii() or not token.isprintable() or " " in token:
+        raise SinewError("token: expected printable ASCII without spaces, on one line")
+    return token
 
 
 class _NotSent(OSError):

@@ -178,7 +178,7 @@ for kind in [(socket.AF_INET, socket.SOCK_DGRAM), (socket.AF_INET, socket.SOCK_R
         "{out}"
     );
     assert_eq!(seen.lock().unwrap().len(), 1);
-    let log = std::fs::read_to_string(audit.join("e1.jsonl")).unwrap();
+    let log = std::fs::read_to_string(audit.join("default.e1.jsonl")).unwrap();
     let decisions: Vec<Value> = log
         .lines()
         .map(|l| serde_json::from_str(l).unwrap())

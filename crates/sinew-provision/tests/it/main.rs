@@ -2,6 +2,8 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
+mod hostile;
+
 use serde_json::{Value, json};
 use sinew_provision::{Bounds, Service, Tokens, serve};
 use sinew_sandbox::{ProcessConfig, ProcessProvider, SandboxProvider};
@@ -31,21 +33,7 @@ async fn server(change: impl FnOnce(&mut Bounds)) -> Server {
     };
     change(&mut bounds);
     let tokens = Tokens::parse(&format!("ann:{ANN}\nbob:{BOB}")).unwrap();
-    let service = Arc::new(Service::new(vec![provider], tokens, bounds, None));
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let address = listener.local_addr().unwrap();
-    let (stop, stopped) = oneshot::channel();
-    let own = Arc::clone(&service);
-    let task = tokio::spawn(async move {
-        let stopped = async { drop(stopped.await) };
-        serve(listener, own, stopped).await.unwrap();
-    });
-    Server {
-        address,
-        service,
-        stop: Some(stop),
-        task,
-    }
+    Server::of(Service::new(vec![provider], tokens, bounds, None)).await
 }
 
 struct Answer {
@@ -92,6 +80,24 @@ fn unchunk(head: &str, mut rest: &[u8]) -> Vec<u8> {
 }
 
 impl Server {
+    async fn of(service: Service) -> Self {
+        let service = Arc::new(service);
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let (stop, stopped) = oneshot::channel();
+        let own = Arc::clone(&service);
+        let task = tokio::spawn(async move {
+            let stopped = async { drop(stopped.await) };
+            serve(listener, own, stopped).await.unwrap();
+        });
+        Self {
+            address,
+            service,
+            stop: Some(stop),
+            task,
+        }
+    }
+
     async fn send(&self, bytes: Vec<u8>) -> Answer {
         let mut stream = TcpStream::connect(self.address).await.unwrap();
         stream.write_all(&bytes).await.unwrap();

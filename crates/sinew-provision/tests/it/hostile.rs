@@ -1,0 +1,187 @@
+//! Clients that hold on to what others need, and owners that reach for more than is theirs.
+
+use crate::{ANN, BOB, Server, request, server};
+use serde_json::{Value, json};
+use sinew_provision::{Egress, Service, Tokens};
+use sinew_sandbox::{ProcessConfig, ProcessProvider, SandboxProvider};
+use std::net::TcpListener;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+/// Long enough for any machine; what the tests wait for takes a second.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+async fn impatient(connections: usize) -> Server {
+    let change = |b: &mut sinew_provision::Bounds| {
+        b.connections = connections;
+        b.idle = Duration::from_secs(1);
+        b.body_time = Duration::from_secs(1);
+    };
+    server(change).await
+}
+
+/// What a connection is told until it is closed.
+async fn to_the_end(stream: &mut TcpStream) -> String {
+    let mut all = Vec::new();
+    let read = tokio::time::timeout(PATIENCE, stream.read_to_end(&mut all)).await;
+    // A reset is an end, too.
+    let _ = read.expect("the server closes the connection");
+    String::from_utf8_lossy(&all).into_owned()
+}
+
+#[tokio::test]
+async fn who_sends_half_a_request_is_cut() {
+    let server = impatient(8).await;
+    let body = request(
+        "POST",
+        "/v1/sandboxes",
+        Some(ANN),
+        "application/json",
+        b"{      }",
+    );
+    for half in [b"GET /v1/hea".as_slice(), &body[..body.len() - 3]] {
+        let mut stream = TcpStream::connect(server.address).await.unwrap();
+        stream.write_all(half).await.unwrap();
+        let told = to_the_end(&mut stream).await;
+        assert!(!told.starts_with("HTTP/1.1 2"), "{told}");
+    }
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn who_takes_no_answers_gives_its_place_up() {
+    let server = impatient(1).await;
+    let mut greedy = TcpStream::connect(server.address).await.unwrap();
+    // Pipelined, until neither side has room for more; nobody reads the answers.
+    let asked = b"GET /v1/health HTTP/1.1\r\nhost: x\r\n\r\n".repeat(1000);
+    let until_full = async { while greedy.write_all(&asked).await.is_ok() {} };
+    let _ = tokio::time::timeout(PATIENCE, until_full).await;
+    let ask = server.send(request("GET", "/v1/health", None, "text/plain", b""));
+    let answer = tokio::time::timeout(PATIENCE, ask).await;
+    assert_eq!(answer.expect("there is a place again").status, 200);
+    drop(greedy);
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn imported_snapshots_count() {
+    let server = server(|b| b.snapshots = 2).await;
+    let id = server.create(json!({})).await;
+    let path = format!("/v1/sandboxes/{id}/snapshot");
+    let made = server.ask(ANN, "POST", &path, Value::Null).await;
+    let path = format!(
+        "/v1/snapshots/{}",
+        made.json()["snapshot"].as_str().unwrap()
+    );
+    let archive = server.ask(ANN, "GET", &path, Value::Null).await.body;
+    let mut statuses = Vec::new();
+    for token in [ANN, ANN, BOB] {
+        let import = request(
+            "POST",
+            "/v1/snapshots",
+            Some(token),
+            "application/x-tar",
+            &archive,
+        );
+        statuses.push(server.send(import).await.status);
+    }
+    assert_eq!(statuses, [201, 429, 201]);
+    // Also where they are asked for at the same time.
+    let one = || {
+        request(
+            "POST",
+            "/v1/snapshots",
+            Some(BOB),
+            "application/x-tar",
+            &archive,
+        )
+    };
+    let answers = futures::future::join_all((0..6).map(|_| server.send(one()))).await;
+    assert_eq!(answers.iter().filter(|a| a.status == 201).count(), 1);
+    server.stop().await;
+}
+
+/// Remembers as whom it was asked.
+#[derive(Default)]
+struct Asked(Mutex<Vec<(String, String)>>);
+
+impl Egress for Asked {
+    fn port(&self) -> u16 {
+        3128
+    }
+
+    fn environment(&self) -> Vec<(String, String)> {
+        Vec::new()
+    }
+
+    fn serve(
+        &self,
+        owner: &str,
+        name: &str,
+        listener: TcpListener,
+    ) -> Result<Box<dyn Send + Sync>, String> {
+        self.0.lock().unwrap().push((owner.into(), name.into()));
+        Ok(Box::new(listener))
+    }
+}
+
+#[tokio::test]
+async fn an_episode_of_one_owner_is_not_that_of_another() {
+    let config = ProcessConfig::new(env!("CARGO_BIN_EXE_sinew-provision-spawner").into(), "");
+    let provider: Arc<dyn SandboxProvider> = Arc::new(ProcessProvider::start(config).unwrap());
+    let tokens = Tokens::parse(&format!("ann:{ANN}\nbob:{BOB}")).unwrap();
+    let asked = Arc::new(Asked::default());
+    let way_out = Arc::clone(&asked) as Arc<dyn Egress>;
+    let service = Service::new(vec![provider], tokens, Default::default(), Some(way_out));
+    let server = Server::of(service).await;
+    for token in [ANN, BOB] {
+        let wish = json!({"egress": true, "episode": "e"});
+        let made = server.ask(token, "POST", "/v1/sandboxes", wish).await;
+        assert_eq!(made.status, 201, "{:?}", made.json());
+    }
+    let all = asked.0.lock().unwrap().clone();
+    let named = |owner: &str| (owner.to_owned(), "e".to_owned());
+    assert_eq!(all, [named("ann"), named("bob")]);
+    server.stop().await;
+}
+
+/// Head of an entry (ustar).
+fn head(name: &str, kind: u8, size: usize) -> Vec<u8> {
+    let mut head = vec![0; 512];
+    head[..name.len()].copy_from_slice(name.as_bytes());
+    head[100..107].copy_from_slice(b"0000644");
+    head[124..135].copy_from_slice(format!("{size:011o}").as_bytes());
+    head[156] = kind;
+    head[257..265].copy_from_slice(b"ustar  \0");
+    head[148..156].fill(b' ');
+    let sum: u32 = head.iter().map(|b| u32::from(*b)).sum();
+    head[148..155].copy_from_slice(format!("{sum:06o}\0").as_bytes());
+    head
+}
+
+#[tokio::test]
+async fn an_archive_with_a_name_without_end_holds_nobody_up() {
+    let server = server(|_| {}).await;
+    let size = 50 << 20;
+    let long = [
+        head("././@LongLink", b'L', size),
+        vec![b'x'; size],
+        head("x", b'0', 0),
+        vec![0; 1024],
+    ];
+    let import = request(
+        "POST",
+        "/v1/snapshots",
+        Some(ANN),
+        "application/x-tar",
+        &long.concat(),
+    );
+    let answer = tokio::time::timeout(PATIENCE, server.send(import)).await;
+    let answer = answer.expect("an answer");
+    assert_eq!(answer.status, 422);
+    assert!(answer.body.len() < 1000, "{}", answer.body.len());
+    server.create(json!({})).await;
+    server.stop().await;
+}
