@@ -102,7 +102,7 @@ impl<'a> Batch<'a> {
                 let length = episode.trace.sampled_tokens() as f64;
                 let buffer = f64::from(o.buffer_tokens);
                 let over = length - (f64::from(o.max_tokens) - buffer);
-                outcome += (-over / buffer * o.factor).min(0.0);
+                outcome -= (over / buffer).clamp(0.0, 1.0) * o.factor;
             }
             outcome = (outcome + rewards.bias) * rewards.scale;
             if let Some(clip) = rewards.clip {

@@ -1,7 +1,7 @@
 //! What is refused before anything runs, with the reason.
 
 use crate::composition::{
-    Advantage, Composition, EqualGroups, Normalize, ProcessRewards, RunFacts, Scale,
+    Advantage, Baseline, Composition, EqualGroups, Normalize, ProcessRewards, RunFacts, Scale,
 };
 use crate::config::ConfigError;
 use sinew_types::{Aggregation, Correction, KlEstimator, Surrogate};
@@ -93,6 +93,17 @@ impl Composition {
             return refuse("surrogate cross_entropy goes with advantage one, and only with it");
         }
         let grouped = matches!(advantage, Advantage::Group { .. });
+        if let Advantage::Group {
+            baseline: Baseline::Zero,
+            scale,
+        } = advantage
+            && matches!(scale, Scale::GroupStd { .. } | Scale::EnvironmentStd { .. })
+        {
+            return refuse(
+                "without a baseline, equal rewards would be divided by std_epsilon alone; \
+                 set scale to one or group_mean, or baseline to mean",
+            );
+        }
         if matches!(self.rewards.process, ProcessRewards::Separate { .. }) && !grouped {
             return refuse("process rewards can be normalized apart for group advantages alone");
         }
@@ -243,6 +254,9 @@ impl Composition {
         if let Some(share) = self.filters.keep_top_std {
             let ok = share > 0.0 && share <= 1.0;
             range("keep_top_std", share, ok, "above 0, at most 1")?;
+        }
+        if let Some(rounds) = self.filters.refill {
+            range("refill", rounds, rounds <= 100, "0 to 100 rounds")?;
         }
         if let Some(r) = self.filters.resample {
             let ok = r.keep >= 2 && r.keep < facts.group_size;

@@ -110,8 +110,9 @@ pub enum ProcessRewards {
     Separate { weight: f64 },
 }
 
-/// Soft punishment of length: `min(−(len − (max − buffer))/buffer · factor, 0)`, where `len`
-/// counts sampled tokens (DAPO, Yu et al. 2025, arXiv 2503.14476, equation 13).
+/// Soft punishment of length: `−(len − (max − buffer))/buffer · factor` within the buffer, 0 below and
+/// `−factor` above it, where `len` counts sampled tokens (DAPO, Yu et al. 2025, arXiv 2503.14476,
+/// equation 13).
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Overlong {
@@ -170,7 +171,7 @@ pub enum EqualGroups {
     /// Advantage 0; counts in the loss's denominators. Its rows are left out where nothing but
     /// the advantage would train (no KL, no entropy term): the gradient is the same.
     Zero,
-    /// Leaves the batch and its denominators, and is named for a refill (dynamic sampling).
+    /// Leaves the batch and its denominators; `refill` replaces it (dynamic sampling).
     Drop,
 }
 
@@ -198,6 +199,8 @@ pub struct Filters {
     pub resample: Option<Resample>,
     /// Train on successes alone (rejection-sampling fine-tuning).
     pub only_success: bool,
+    /// Rounds in which groups that left the batch are replaced by other tasks' (dynamic sampling).
+    pub refill: Option<u32>,
 }
 
 impl Filters {
@@ -208,6 +211,7 @@ impl Filters {
         keep_top_std: None,
         resample: None,
         only_success: false,
+        refill: None,
     };
 }
 

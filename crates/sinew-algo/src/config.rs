@@ -129,6 +129,7 @@ options! {
         overlong: Overlong,
         truncated: Truncated,
         equal_groups: EqualGroups,
+        refill: u32,
         keep_top_std: f64,
         resample: Resample,
         only_success: bool,
@@ -335,6 +336,11 @@ impl AlgorithmConfig {
         let equal = Some(&mut c.filters.equal_groups).filter(|_| compares);
         let reason = "it does not compare the episodes of a group";
         self.place("equal_groups", reason, equal, self.equal_groups)?;
+        let drops = c.filters.equal_groups == EqualGroups::Drop;
+        c.filters.refill = c.filters.refill.filter(|_| drops);
+        let refill = Some(&mut c.filters.refill).filter(|_| drops);
+        let reason = "no group leaves the batch for its rewards; set equal_groups = \"drop\"";
+        self.place("refill", reason, refill, self.refill.map(Some))?;
         set(&mut c.filters.truncated, self.truncated);
         set(&mut c.filters.keep_top_std, self.keep_top_std.map(Some));
         set(&mut c.filters.resample, self.resample.map(Some));

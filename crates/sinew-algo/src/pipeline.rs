@@ -124,6 +124,32 @@ impl Algorithm {
         self.group_size
     }
 
+    /// Rounds in which [`Algorithm::spent`] groups are replaced.
+    pub fn refill(&self) -> u32 {
+        self.composition.filters.refill.unwrap_or(0)
+    }
+
+    /// Groups that will leave the batch, so that others may take their places: too many of their
+    /// episodes failed, or their rewards are equal and the algorithm drops such groups. Nothing has to
+    /// be scored for it; a KL term in the reward is taken to tell episodes apart, as it does.
+    pub fn spent(&self, groups: &[Vec<Trace>]) -> Result<Vec<GroupId>, AlgoError> {
+        let mut c = self.composition.clone();
+        let compared = c.rewards.kl == 0.0;
+        c.rewards.kl = 0.0;
+        let (empty, mut report) = (Columns::new(), AlgoReport::default());
+        let none = Needs::default();
+        let mut batch = Batch::admit(&c, none, self.group_size, groups, &empty, &mut report)?;
+        batch.shape_rewards(&c)?;
+        repair::settle(&self.repair, &c, &mut batch, &mut report.repair);
+        filter::resample(&c, &mut batch, &mut report);
+        filter::small_groups(&c, &mut batch, &mut report);
+        if compared {
+            filter::equal_groups(&c, &mut batch, &mut report);
+        }
+        let gone = batch.groups.into_iter().filter(|g| g.members.is_empty());
+        Ok(gone.map(|g| g.id).collect())
+    }
+
     /// Rows for a batch of groups, for algorithms that read nothing but traces.
     pub fn rows(&self, groups: &[Vec<Trace>]) -> Result<(Vec<TrainRow>, AlgoReport), AlgoError> {
         self.rows_with(groups, &Columns::new())

@@ -110,14 +110,3 @@ pub struct AlgoReport {
     /// Of preference pairs, where there are any.
     pub preference: Option<PreferenceReport>,
 }
-
-impl AlgoReport {
-    /// Groups for which another one should be run, if the batch is to be full.
-    pub fn refill(&self) -> impl Iterator<Item = &GroupId> {
-        let dropped = self.repair.dropped_groups.iter();
-        dropped
-            .chain(&self.groups_too_small)
-            .chain(&self.groups_equal)
-            .chain(&self.groups_filtered)
-    }
-}

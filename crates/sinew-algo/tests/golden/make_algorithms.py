@@ -284,7 +284,8 @@ def main():
          spread(per_group(lambda x: grpo(x, 1e-4), TOTAL)), mode="token_mean")
     case("grpo masked truncation", {"type": "grpo", "truncated": "mask"},
          spread(group), mask=rows(~TRUNCATED))
-    shaped = TOTAL + torch.clamp(-(MASK.sum(-1) - (9 - 6)) / 6 * 0.5, max=0)
+    # DAPO, equation 13: nothing below the buffer, the whole factor above the limit.
+    shaped = TOTAL - torch.clamp((MASK.sum(-1) - (9 - 6)) / 6, 0, 1) * 0.5
     case("grpo overlong",
          {"type": "grpo", "overlong": {"max_tokens": 9, "buffer_tokens": 6, "factor": 0.5}},
          spread(per_group(grpo, shaped)))

@@ -102,6 +102,18 @@ fn values_out_of_range_are_named() {
     }
 }
 
+/// Equal rewards have no deviation: 1 divided by it would be an advantage of a million.
+#[test]
+fn a_deviation_without_a_baseline_is_refused() {
+    for toml in [
+        "type = 'reinforce'\nscale = { type = 'group_std', epsilon = 1e-6 }",
+        "type = 'reinforce'\nscale = { type = 'environment_std', epsilon = 1e-6 }",
+    ] {
+        let error = config(toml).resolve(&FACTS).unwrap_err().to_string();
+        assert!(error.contains("equal rewards"), "{toml}: {error}");
+    }
+}
+
 #[test]
 fn settings_without_effect_are_refused() {
     for toml in [
@@ -110,6 +122,8 @@ fn settings_without_effect_are_refused() {
         "type = 'rloo'\ndual_clip = 3.0",
         "type = 'dr_grpo'\nstd_epsilon = 1e-4",
         "type = 'reinforce'\nequal_groups = 'drop'",
+        "type = 'grpo'\nrefill = 2",
+        "type = 'dapo'\nequal_groups = 'zero'\nrefill = 2",
     ] {
         let error = config(toml).resolve(&FACTS).unwrap_err();
         assert!(

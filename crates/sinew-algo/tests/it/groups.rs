@@ -65,7 +65,10 @@ fn equal_groups_give_no_rows_but_count_in_the_mean() {
     assert_eq!(report.denominator_episodes, 2);
     assert_eq!(report.denominator_tokens, 3 + 4);
     assert!(close(weight(&rows, "g-0"), 3.0 / 7.0));
-    assert_eq!(report.refill().next().unwrap().as_str(), "same");
+    let spent = algorithm(Dapo).spent(&batch).unwrap();
+    assert_eq!(spent, [sinew_types::GroupId::new("same")]);
+    // Where equal groups stay in the mean, nothing has a place to fill.
+    assert!(algorithm(Grpo).spent(&batch).unwrap().is_empty());
 }
 
 #[test]
@@ -235,6 +238,12 @@ fn overlong_episodes_are_punished_softly() {
     // Three and four sampled tokens against 1 + 4.
     assert!(close(report.reward.max, -0.5));
     assert!(close(report.reward.min, -0.75));
+    // Equation 13 of the paper: beyond the limit it is no more than the factor.
+    let toml = "type = 'dr_grpo'\noverlong = { max_tokens = 2, buffer_tokens = 1, factor = 0.5 }";
+    let (_, report) = from(&config(toml))
+        .rows(&[group("g", &[0.0, 0.0])])
+        .unwrap();
+    assert!(close(report.reward.max, -0.5) && close(report.reward.min, -0.5));
 }
 
 fn failed(mut trace: sinew_types::Trace) -> sinew_types::Trace {
@@ -275,7 +284,8 @@ fn a_viable_group_goes_on_and_a_smaller_one_is_dropped() {
         assert_eq!(report.repair.viable_groups, 1 - dropped);
         assert_eq!(report.repair.dropped_groups.len(), dropped);
         assert_eq!(report.groups_too_small.len(), 0);
-        assert_eq!(report.refill().count(), dropped);
+        let spent = repaired(DrGrpo, &steps).spent(&[broken_group()]).unwrap();
+        assert_eq!(spent.len(), dropped);
     }
 }
 
