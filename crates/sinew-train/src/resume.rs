@@ -40,11 +40,12 @@ pub struct ResumeState {
 }
 
 impl<P: Policy> Trainer<P> {
-    /// Commits weights, optimizer, step and `commit` as one checkpoint; returns its directory.
-    /// `extra` files (tokenizer, effective configuration) go beside the weights.
+    /// Commits weights, optimizer, step and `commit` as one checkpoint; returns its directory, which
+    /// `number` names: the caller's steps, in which there may be several updates or none. `extra` files (tokenizer, effective configuration) go beside the weights.
     pub fn save(
         &mut self,
         store: &CheckpointStore,
+        number: u64,
         commit: &Commit,
         extra: Vec<(String, Vec<u8>)>,
     ) -> Result<PathBuf, CheckpointError> {
@@ -93,7 +94,7 @@ impl<P: Policy> Trainer<P> {
                 tensors: of_file.collect(),
             });
         }
-        store.save(state.step, &parts)
+        store.save(number, &parts)
     }
 
     /// Takes weights, moments and step of a checkpoint; returns what was committed with them.

@@ -306,7 +306,7 @@ impl Learner {
         };
         let saved = self
             .trainer
-            .save(&self.checkpoints, &commit, self.files.clone());
+            .save(&self.checkpoints, state.step, &commit, self.files.clone());
         let dir = self.run_dir.display();
         saved.map(|_| ()).map_err(|e| {
             Failure::system(format!(

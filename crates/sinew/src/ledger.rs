@@ -1,8 +1,12 @@
 //! Which episode was trained in which step: kept inside each checkpoint, so that one commit
 //! ties episodes, optimizer step and weights.
 
+use crate::failure::Failure;
+use crate::wire::Parts;
 use serde::{Deserialize, Serialize};
-use sinew_types::EpisodeId;
+use sinew_algo::{AlgoReport, Composition, Truncated};
+use sinew_store::{Filter, StoreError};
+use sinew_types::{EpisodeEnd, EpisodeId, Trace};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// What became of the episodes of one step.
@@ -53,6 +57,108 @@ impl Ledger {
             .filter(|(episode, step)| steps.contains(step) && !seen.contains(episode))
             .count();
         samples
+    }
+}
+
+/// Why an episode gave no row.
+pub(crate) fn why_dropped(trace: &Trace, c: &Composition, report: &AlgoReport) -> String {
+    let broken = report
+        .quarantined
+        .iter()
+        .any(|q| q.episode == trace.episode);
+    let cut = matches!(trace.end, EpisodeEnd::Truncated { .. });
+    match &trace.end {
+        EpisodeEnd::Failed { kind, .. } => format!("failed: {kind:?}").to_lowercase(),
+        _ if broken => "broken".into(),
+        _ if cut && c.filters.truncated != Truncated::Keep => "cut by a limit".into(),
+        _ if c.filters.only_success && !trace.outcome.success => "not a success".into(),
+        _ if report.groups_equal.contains(&trace.group) => "equal rewards in the group".into(),
+        _ if report.repair.dropped_groups.contains(&trace.group) => {
+            "group with too many failed episodes".into()
+        }
+        _ if report.groups_too_small.contains(&trace.group) => "group too small".into(),
+        _ if report.groups_filtered.contains(&trace.group) => "group filtered".into(),
+        _ if c.filters.resample.is_some() => "no signal, or resampled out".into(),
+        _ => "no signal".into(),
+    }
+}
+
+impl Parts {
+    /// Idempotent: a crash between the checkpoint and this is repaired at the next start.
+    pub(crate) fn mark_trained(&self, ledger: &Ledger) -> Result<(), Failure> {
+        let marked: BTreeSet<String> = self
+            .store
+            .trained_batches()
+            .map_err(Failure::system)?
+            .into_iter()
+            .map(|b| b.batch)
+            .collect();
+        let mut stored = None;
+        for step in &ledger.steps {
+            let batch = format!("s{:05}", step.step);
+            if marked.contains(&batch) || step.trained.is_empty() {
+                continue;
+            }
+            let done = self.store.mark_trained(&batch, step.step, &step.trained);
+            match done {
+                Err(StoreError::UnknownEpisode { .. }) => {
+                    let all = match stored.take() {
+                        Some(all) => all,
+                        None => self.stored_train_episodes()?,
+                    };
+                    let all = stored.insert(all);
+                    self.mark_known(&batch, step, all)?;
+                }
+                done => done.map(|_| ()).map_err(Failure::system)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// As far as the store still holds what a step trained: one in memory begins empty, and an index
+    /// that was made anew has what its segments have. No episode of a step that is done is run again.
+    fn mark_known(
+        &self,
+        batch: &str,
+        step: &LedgerStep,
+        stored: &[(EpisodeId, u64)],
+    ) -> Result<(), Failure> {
+        let stored: BTreeSet<&EpisodeId> = stored.iter().map(|(episode, _)| episode).collect();
+        let known: Vec<EpisodeId> = step
+            .trained
+            .iter()
+            .filter(|e| stored.contains(e))
+            .cloned()
+            .collect();
+        let lost = step.trained.len() - known.len();
+        tracing::warn!(
+            step = step.step,
+            lost,
+            "episodes that were trained are no longer in the store"
+        );
+        if known.is_empty() {
+            return Ok(());
+        }
+        let done = self.store.mark_trained(batch, step.step, &known);
+        done.map(|_| ()).map_err(Failure::system)
+    }
+
+    /// Id and step of every training episode in the store.
+    pub(crate) fn stored_train_episodes(&self) -> Result<Vec<(EpisodeId, u64)>, Failure> {
+        let mut found = Vec::new();
+        let mut filter = Filter {
+            purpose: Some("train".into()),
+            limit: 1000,
+            ..Filter::default()
+        };
+        loop {
+            let page = self.store.list(&filter).map_err(Failure::system)?;
+            found.extend(page.episodes.into_iter().map(|e| (e.episode, e.step)));
+            match page.next {
+                Some(next) => filter.after = Some(next),
+                None => return Ok(found),
+            }
+        }
     }
 }
 

@@ -108,6 +108,9 @@ pub(crate) struct StepRecord {
     pub(crate) retried: usize,
     #[serde(default)]
     pub(crate) recovered: usize,
+    /// Groups that were run in the place of others that left the batch.
+    #[serde(default)]
+    pub(crate) refilled: usize,
     /// What became of groups in which episodes failed.
     #[serde(default)]
     pub(crate) repair: RepairReport,

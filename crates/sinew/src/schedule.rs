@@ -20,12 +20,16 @@ fn train_index(seed: u64, len: usize, n: u64) -> usize {
 
 /// Entry `at` of a permutation of `0..len` (Fisher-Yates from the end).
 pub(crate) fn shuffled(seed: u64, len: usize, at: usize) -> usize {
+    permutation(seed, len)[at]
+}
+
+fn permutation(seed: u64, len: usize) -> Vec<usize> {
     let mut order: Vec<usize> = (0..len).collect();
     for i in (1..len).rev() {
         let j = (mix_seed(seed, i as u64) % (i as u64 + 1)) as usize;
         order.swap(i, j);
     }
-    order[at]
+    order
 }
 
 /// Indices of the tasks of training step `step` (from 1), each task once an epoch.
@@ -42,20 +46,53 @@ pub(crate) fn uniform_tasks(
         .collect()
 }
 
+/// Stream of tasks and seeds that replace others.
+const REFILL: u64 = 0x7265_6669;
+
+/// Seed of what replaces other groups of a step: apart from all seeds of the plain schedule.
+pub(crate) fn refill_seed(seed: u64, step: u64) -> u64 {
+    mix_seed(mix_seed(seed ^ REFILL, step), REFILL)
+}
+
+/// Up to `tasks` indices of tasks that are not in `used`, as long as there are any, then of any.
+pub(crate) fn other_tasks(
+    taskset: &dyn Taskset,
+    seed: u64,
+    used: &[usize],
+    tasks: usize,
+) -> Vec<usize> {
+    let len = taskset.len(Split::Train).max(1);
+    // Tasks are tried in this order: of a large taskset a sample of it.
+    let tries = len.min(used.len() + 8 * tasks + 64);
+    let random = |n: usize| (mix_seed(seed, n as u64) % len as u64) as usize;
+    let mut order: Vec<usize> = match len > SHUFFLE_UP_TO {
+        true => (0..tries).map(random).collect(),
+        false => permutation(seed, len),
+    };
+    // Those that are not used first, each part in its order.
+    order.sort_by_key(|index| used.contains(index));
+    order.into_iter().cycle().take(tasks).collect()
+}
+
 /// The episodes of training step `step` (from 1) on the tasks at `indices`, one inner vector a group.
+/// Groups from `first` on replace others and have seeds of their own.
 pub(crate) fn train_groups(
     taskset: &dyn Taskset,
     seed: u64,
     step: u64,
-    indices: &[usize],
+    (first, indices): (u64, &[usize]),
     group_size: usize,
 ) -> Result<Vec<Vec<EpisodeSpec>>, TasksetError> {
     let tasks = indices.len() as u64;
+    let (seed, before) = match first {
+        0 => (seed, (step - 1) * tasks),
+        _ => (refill_seed(seed, step), 0),
+    };
     indices
         .iter()
-        .zip(0..)
+        .zip(first..)
         .map(|(&index, t)| {
-            let n = (step - 1) * tasks + t;
+            let n = before + t;
             let task = taskset.get(Split::Train, index)?;
             let group = format!("s{step:05}-g{t:03}");
             Ok((0..group_size)
@@ -72,19 +109,19 @@ pub(crate) fn train_groups(
         .collect()
 }
 
-/// `episodes` episodes for each of the first `tasks` held-out tasks. Seeds do not depend on `purpose`,
-/// so that before and after differ by the weights alone.
+/// `episodes` episodes for each of the first `tasks` held-out tasks. Seeds do not depend on `purpose`
+/// or `step`, so that before and after differ by the weights alone. Ids begin with `ids`.
 pub(crate) fn eval_episodes(
     taskset: &dyn Taskset,
     seed: u64,
-    purpose: &str,
+    (ids, purpose): (&str, &str),
     step: u64,
     tasks: usize,
     episodes: usize,
 ) -> Result<Vec<EpisodeSpec>, TasksetError> {
     (0..tasks.min(taskset.len(Split::HeldOut)) * episodes)
         .map(|i| {
-            let id = format!("{purpose}-{i:04}");
+            let id = format!("{ids}-{i:04}");
             Ok(EpisodeSpec {
                 episode: EpisodeId::new(id.clone()),
                 group: GroupId::new(id),
@@ -100,6 +137,7 @@ pub(crate) fn eval_episodes(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use sinew_env::tiny::TinyTaskset;
     use std::collections::BTreeSet;
 
     #[test]
@@ -110,5 +148,39 @@ mod tests {
         assert_eq!(all.len(), 150);
         assert_ne!(epoch(0), epoch(1));
         assert_eq!(epoch(1), epoch(1));
+    }
+
+    #[test]
+    fn what_replaces_a_group_is_another_task_while_there_is_one() {
+        let taskset = TinyTaskset::new(0);
+        let all = taskset.len(Split::Train);
+        let used: Vec<usize> = (0..5).collect();
+        let others = other_tasks(&taskset, 3, &used, all);
+        assert_eq!(others, other_tasks(&taskset, 3, &used, all));
+        let fresh: BTreeSet<_> = others[..all - 5].iter().collect();
+        assert_eq!(fresh.len(), all - 5);
+        assert!(fresh.iter().all(|i| !used.contains(i)));
+        assert_eq!(other_tasks(&taskset, 3, &used, 3 * all).len(), 3 * all);
+    }
+
+    /// No two episodes of a run draw from one seed: not within a group, a step or a refill, not across
+    /// steps, and not in training and measurement.
+    #[test]
+    fn seeds_and_ids_are_each_their_own() {
+        let taskset = TinyTaskset::new(0);
+        for (seed, tasks, size) in [(0, 1, 2), (1, 4, 3), (7, 8, 4), (u64::MAX, 3, 5)] {
+            let mut specs = eval_episodes(&taskset, seed, ("e", "eval-before"), 0, 4, 3).unwrap();
+            for step in 1..9 {
+                let plain = uniform_tasks(&taskset, seed, step, tasks);
+                let other = other_tasks(&taskset, refill_seed(seed, step), &plain, tasks);
+                for batch in [(0, &plain[..]), (tasks as u64, &other[..])] {
+                    let groups = train_groups(&taskset, seed, step, batch, size).unwrap();
+                    specs.extend(groups.into_iter().flatten());
+                }
+            }
+            let seeds: BTreeSet<_> = specs.iter().map(|s| s.seed).collect();
+            let ids: BTreeSet<_> = specs.iter().map(|s| &s.episode).collect();
+            assert_eq!((seeds.len(), ids.len()), (specs.len(), specs.len()));
+        }
     }
 }

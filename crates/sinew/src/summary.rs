@@ -18,8 +18,8 @@ pub(crate) struct Summary<'a> {
     pub(crate) samples: Samples,
     pub(crate) tokens: &'a TokenSummary,
     pub(crate) wall_s: f64,
-    /// An episode id to show.
-    pub(crate) example: Option<String>,
+    /// Episodes to show, the same task before and after.
+    pub(crate) examples: Vec<String>,
 }
 
 /// The end as text.
@@ -122,10 +122,8 @@ fn next_commands(out: &mut String, s: &Summary<'_>) {
     let dir = s.dir.path().display();
     let _ = writeln!(out, "\nnext");
     let _ = writeln!(out, "  open {}", s.dir.report_path().display());
-    if let Some(example) = &s.example {
+    for example in &s.examples {
         let _ = writeln!(out, "  sinew show {example} --run-dir {dir}");
-        let after = example.replace("eval-before", "eval-after");
-        let _ = writeln!(out, "  sinew show {after} --run-dir {dir}");
     }
     let _ = writeln!(
         out,

@@ -1,5 +1,8 @@
 //! The main job: episodes, training signal, optimizer step, new weights, again and again.
 
+mod episodes;
+mod held_out;
+
 use crate::admission::AdmissionRecord;
 use crate::curriculum::Curriculum;
 use crate::failure::Failure;
@@ -11,12 +14,11 @@ use crate::record::{
 };
 use crate::report::Report;
 use crate::run_dir::{RunDir, write_atomic};
-use crate::schedule::{eval_episodes, train_groups, uniform_tasks};
 use crate::summary;
 use crate::view::{LONGEST, Reminder, Sampler, Status, View, duration};
 use crate::wire::{Parts, SavedState};
-use sinew_rollout::{BatchError, EpisodeOptions, EpisodeSpec, LiveEpisode, again, run_batch};
-use sinew_types::{EpisodeEnd, EpisodeId, Trace};
+use sinew_rollout::{BatchError, EpisodeOptions, EpisodeSpec, LiveEpisode, run_batch};
+use sinew_types::{EpisodeId, Trace};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
@@ -54,19 +56,10 @@ struct Run<'a> {
     /// Wall time of earlier sessions of a resumed run.
     earlier_s: f64,
     curriculum: Curriculum,
-}
-
-/// The episodes of a step.
-#[derive(Default)]
-struct StepEpisodes {
-    traces: Vec<Trace>,
-    /// Stored for the step, not to be trained, with the reason.
-    dropped: BTreeMap<EpisodeId, String>,
-    /// Of `dropped`, those that were run again, and how many of them then went well.
-    retried: usize,
-    recovered: usize,
-    /// The curriculum after its draw.
-    curriculum: Option<Curriculum>,
+    /// What an earlier session wrote of its first measurement.
+    written_before: Option<EvalRecord>,
+    /// Last step after which held-out tasks were measured in between.
+    measured_at: u64,
 }
 
 /// Runs a recipe to its end and returns the last line for `--json`.
@@ -141,13 +134,26 @@ impl<'a> Run<'a> {
             move |e: std::io::Error| Failure::system(format!("{}: {e}", path.display()))
         };
         let done = saved.step;
-        let (metrics, history) =
+        let (mut metrics, mut history) =
             MetricsFile::open(&dir.metrics_path(), |r: &StepRecord| r.step <= done)
                 .map_err(unusable(dir.metrics_path()))?;
-        // What was measured before is read from the store again, not measured.
-        let during = |r: &EvalRecord| r.when == "during" && r.step <= done;
-        let (evals, _) =
-            MetricsFile::open(&dir.evals_path(), during).map_err(unusable(dir.evals_path()))?;
+        // The line of the last step, if the run ended between its checkpoint and the line.
+        if let Ok(record) = serde_json::from_value::<StepRecord>(saved.record)
+            && record.step == done
+            && history.iter().all(|r| r.step != done)
+        {
+            metrics.append(&record).map_err(Failure::system)?;
+            history.push(record);
+        }
+        let earlier = |r: &EvalRecord| match r.when.as_str() {
+            "before" => done > 0,
+            "during" => r.step <= done,
+            _ => false,
+        };
+        let (evals, measured) =
+            MetricsFile::open(&dir.evals_path(), earlier).map_err(unusable(dir.evals_path()))?;
+        let during = measured.iter().filter(|r| r.when == "during");
+        let measured_at = during.map(|r| r.step).max().unwrap_or(0);
         view.line(&parts.describe());
         Ok(Self {
             command: options.command,
@@ -167,6 +173,8 @@ impl<'a> Run<'a> {
             started,
             earlier_s: saved.wall_s,
             curriculum: saved.curriculum,
+            written_before: measured.into_iter().find(|r| r.when == "before"),
+            measured_at,
         })
     }
 }
@@ -187,12 +195,10 @@ impl Run<'_> {
     }
 
     fn whole(&mut self) -> Result<serde_json::Value, Failure> {
-        let before = self.evaluate("eval-before", 0)?;
-        self.refuse_hopeless(&before)?;
-        let before_stats = self.with_greedy(&before, "greedy-before", 0)?;
+        let (before, before_stats) = self.before()?;
         let success = before_stats.success;
         self.view.update(|s| s.eval_before = Some(success));
-        self.measured("before", &before_stats)?;
+        self.during()?;
         while self.step < self.recipe.train.steps && !self.out_of_time() {
             if !self.one_step()? {
                 break;
@@ -221,7 +227,7 @@ impl Run<'_> {
                 samples,
                 tokens: &tokens,
                 wall_s,
-                example: before.first().map(|t| t.episode.as_str().to_string()),
+                examples: first_of([&before, &after]),
             });
             crate::output::print(&text);
         }
@@ -243,90 +249,6 @@ impl Run<'_> {
     fn out_of_time(&self) -> bool {
         let limit = self.recipe.train.max_wall_s;
         limit > 0.0 && self.wall_s() >= limit
-    }
-
-    /// If every episode of the first evaluation failed for the same reason, training cannot
-    /// help: stop before anything is spent.
-    fn refuse_hopeless(&self, traces: &[Trace]) -> Result<(), Failure> {
-        let reason = |t: &Trace| match &t.end {
-            EpisodeEnd::Failed { kind, message } => Some(format!("{kind:?}: {message}")),
-            _ => None,
-        };
-        match traces.first().and_then(reason) {
-            Some(first) if traces.iter().all(|t| reason(t).is_some()) => {
-                Err(Failure::system(format!(
-                    "all {} held-out episodes failed; the first: {first}",
-                    traces.len()
-                )))
-            }
-            _ => Ok(()),
-        }
-    }
-
-    fn evaluate(&mut self, purpose: &str, step: u64) -> Result<Vec<Trace>, Failure> {
-        let eval = &self.recipe.eval;
-        self.held_out(purpose, step, eval.episodes_per_task, eval.temperature)
-    }
-
-    /// Statistics of sampled held-out episodes, with the success of greedy ones beside them.
-    fn with_greedy(
-        &mut self,
-        sampled: &[Trace],
-        purpose: &str,
-        step: u64,
-    ) -> Result<EpisodeStats, Failure> {
-        let mut stats = EpisodeStats::of(sampled);
-        if self.recipe.eval_greedy() {
-            let greedy = self.held_out(purpose, step, 1, 0.0)?;
-            stats.greedy_success = Some(EpisodeStats::of(&greedy).success);
-        }
-        Ok(stats)
-    }
-
-    /// Writes a held-out measurement down and says it.
-    fn measured(&mut self, when: &str, stats: &EpisodeStats) -> Result<(), Failure> {
-        let record = EvalRecord {
-            when: when.into(),
-            step: if when == "before" { 0 } else { self.step },
-            wall_s: self.wall_s(),
-            stats: stats.clone(),
-        };
-        self.evals.append(&record).map_err(Failure::system)?;
-        let percent = |x: f64| format!("{:.1} %", 100.0 * x);
-        let greedy = stats.greedy_success.map(percent);
-        self.view.line(&format!(
-            "held-out {when}: success {}{}",
-            percent(stats.success),
-            greedy.map_or_else(String::new, |g| format!(", greedy {g}")),
-        ));
-        Ok(())
-    }
-
-    fn held_out(
-        &mut self,
-        purpose: &str,
-        step: u64,
-        episodes_per_task: usize,
-        temperature: f32,
-    ) -> Result<Vec<Trace>, Failure> {
-        let eval = &self.recipe.eval;
-        if let Some(cross) = &self.parts.cross {
-            cross.mix(false);
-        }
-        let specs = eval_episodes(
-            self.parts.taskset.as_ref(),
-            self.recipe.seed,
-            purpose,
-            step,
-            eval.tasks,
-            episodes_per_task,
-        )
-        .map_err(|e| Failure::system(e.to_string()))?;
-        let mut options = self.parts.episode_options(self.recipe);
-        options.sampling.temperature = temperature;
-        self.view
-            .update(|s| s.phase = format!("evaluating ({purpose})"));
-        self.episodes(specs, &options)
     }
 
     /// Runs episodes while the view follows them.
@@ -420,6 +342,7 @@ impl Run<'_> {
             ),
             retried: episodes.retried,
             recovered: episodes.recovered,
+            refilled: episodes.refilled,
             ..StepRecord::default()
         };
         self.learn(step, &traces, episodes.dropped, &mut record)?;
@@ -453,75 +376,6 @@ impl Run<'_> {
             self.step
         ));
         Ok(false)
-    }
-
-    /// The episodes of a step: sampled, or given.
-    fn training_episodes(&mut self, step: u64) -> Result<StepEpisodes, Failure> {
-        let recipe = self.recipe;
-        let mut out = StepEpisodes::default();
-        if self.parts.data.is_some() {
-            out.traces = self.parts.data_step(recipe, step)?;
-            return Ok(out);
-        }
-        if self.parts.pool.is_some() {
-            let cancel = self.cancel.clone();
-            let stop = move || *cancel.borrow();
-            (out.traces, out.dropped) = self.parts.pool_step(recipe, step, stop)?;
-            return Ok(out);
-        }
-        let (taskset, count) = (self.parts.taskset.as_ref(), recipe.rollout.tasks_per_step);
-        let tasks = match (&recipe.tasks, &self.parts.task_kinds) {
-            (TasksSection::Adaptive(config), Some(kinds)) => {
-                // What this step draws counts once the step is done.
-                let next = out.curriculum.insert(self.curriculum.clone());
-                next.draw(config, kinds, recipe.seed, step, count)
-            }
-            _ => uniform_tasks(taskset, recipe.seed, step, count),
-        };
-        let groups = train_groups(
-            taskset,
-            recipe.seed,
-            step,
-            &tasks,
-            recipe.rollout.group_size,
-        )
-        .map_err(|e| Failure::system(e.to_string()))?;
-        if let Some(cross) = &self.parts.cross {
-            cross.mix(true);
-        }
-        let options = self.parts.episode_options(recipe);
-        let specs: Vec<EpisodeSpec> = groups.into_iter().flatten().collect();
-        out.traces = self.episodes(specs.clone(), &options)?;
-        self.run_again(specs, &options, &mut out)?;
-        Ok(out)
-    }
-
-    /// Runs what the system failed again, as often as the recipe says. What is left out stays in
-    /// the store and is told.
-    fn run_again(
-        &mut self,
-        mut specs: Vec<EpisodeSpec>,
-        options: &EpisodeOptions,
-        out: &mut StepEpisodes,
-    ) -> Result<(), Failure> {
-        for attempt in 1..=self.parts.algorithm.repair().retries() {
-            let again = again(&specs, &out.traces, attempt);
-            if again.is_empty() {
-                break;
-            }
-            let (places, retried): (Vec<usize>, Vec<EpisodeSpec>) = again.into_iter().unzip();
-            let traces = self.episodes(retried.clone(), options)?;
-            for ((place, spec), trace) in places.into_iter().zip(retried).zip(traces) {
-                let went_well = !matches!(trace.end, EpisodeEnd::Failed { .. });
-                out.retried += 1;
-                out.recovered += usize::from(went_well);
-                specs[place] = spec;
-                let failed = std::mem::replace(&mut out.traces[place], trace);
-                let reason = "failed, run again".to_owned();
-                out.dropped.insert(failed.episode, reason);
-            }
-        }
-        Ok(())
     }
 
     /// Rows, optimizer step, ledger, publication of the weights.
@@ -571,7 +425,7 @@ impl Run<'_> {
         let started = Instant::now();
         let every = self.recipe.train.checkpoint_every;
         if self.step.is_multiple_of(every) || self.step == self.recipe.train.steps {
-            self.save()?;
+            self.save(&record)?;
         }
         record.checkpoint_s = started.elapsed().as_secs_f64();
         self.metrics.append(&record).map_err(Failure::system)?;
@@ -582,24 +436,17 @@ impl Run<'_> {
         self.history.push(record);
         let history = self.history.clone();
         self.view.update(|s| s.history = history);
-        let eval_every = self.recipe.eval.every;
-        if eval_every > 0
-            && self.step.is_multiple_of(eval_every)
-            && self.step < self.recipe.train.steps
-        {
-            let traces = self.evaluate(&format!("eval-{:05}", self.step), self.step)?;
-            self.measured("during", &EpisodeStats::of(&traces))?;
-        }
-        Ok(())
+        self.during()
     }
 
-    fn save(&mut self) -> Result<(), Failure> {
+    fn save(&mut self, record: &StepRecord) -> Result<(), Failure> {
         self.view.update(|s| s.phase = "saving a checkpoint".into());
         let state = SavedState {
             step: self.step,
             wall_s: self.wall_s(),
             ledger: self.ledger.clone(),
             curriculum: self.curriculum.clone(),
+            record: serde_json::to_value(record).map_err(Failure::system)?,
         };
         self.parts.save(&state)?;
         self.saved_step = self.step;
@@ -608,7 +455,8 @@ impl Run<'_> {
 
     fn save_if_needed(&mut self) -> Result<(), Failure> {
         if self.saved_step < self.step {
-            self.save()?;
+            let record = self.history.last().cloned().unwrap_or_default();
+            self.save(&record)?;
         }
         Ok(())
     }
@@ -647,11 +495,13 @@ impl Run<'_> {
 
 fn step_line(r: &StepRecord, steps: u64) -> String {
     if r.rows == 0 {
+        let most = r.dropped.iter().max_by_key(|(_, episodes)| **episodes);
         return format!(
-            "step {:>3}/{steps}  reward {:.3}  success {:>5.1} %  nothing to learn from: rewards are equal within each group  {}",
+            "step {:>3}/{steps}  reward {:.3}  success {:>5.1} %  nothing to learn from: {}  {}",
             r.step,
             r.rollout.reward,
             100.0 * r.rollout.success,
+            most.map_or("no episodes", |(reason, _)| reason),
             duration(r.wall_s)
         );
     }
@@ -682,6 +532,12 @@ fn rewritten(r: &StepRecord) -> String {
         }
         _ => String::new(),
     }
+}
+
+/// The first episode of each.
+fn first_of(traces: [&Vec<Trace>; 2]) -> Vec<String> {
+    let first = |t: &Vec<Trace>| t.first().map(|t| t.episode.as_str().to_string());
+    traces.into_iter().filter_map(first).collect()
 }
 
 /// Averages by name.

@@ -8,7 +8,7 @@ use crate::egress::{WayOut, WithEgress};
 use crate::failure::Failure;
 use crate::harness;
 use crate::learner::Learner;
-use crate::ledger::Ledger;
+use crate::ledger::{Ledger, why_dropped};
 use crate::pool::PoolSource;
 use crate::recipe::{EnvSection, ModelSection, Recipe, SandboxSection, TasksSection};
 use crate::run_dir::RunDir;
@@ -27,9 +27,9 @@ use sinew_rollout::{Admission, EpisodeLimits, EpisodeOptions, EpisodeParts, Gaug
 use sinew_sandbox::{
     Limits, Pool, PoolConfig, ProcessConfig, ProcessProvider, SandboxProvider, SandboxSpec,
 };
-use sinew_store::{DiskStore, Filter, MemoryStore, StoreError, StoreOptions, TraceStore};
+use sinew_store::{DiskStore, Filter, MemoryStore, Recovery, StoreError, StoreOptions, TraceStore};
 use sinew_tensor::{Device, KernelSet};
-use sinew_types::{Engine, EpisodeEnd, EpisodeId, SamplingParams, Trace, TrainRow};
+use sinew_types::{Engine, EpisodeId, SamplingParams, Trace, TrainRow};
 use sinew_wasm::{WasmConfig, WasmProvider};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -51,6 +51,9 @@ pub(crate) struct SavedState {
     pub(crate) ledger: Ledger,
     #[serde(default)]
     pub(crate) curriculum: Curriculum,
+    /// The step's line of `metrics.jsonl`, which is written after the checkpoint.
+    #[serde(default)]
+    pub(crate) record: serde_json::Value,
 }
 
 /// Rows of one step, and what became of the episodes that gave none.
@@ -383,6 +386,15 @@ pub(crate) fn disk_store(folder: &Path) -> Result<DiskStore, StoreError> {
     for segment in &store.recovery().damaged {
         tracing::error!(segment = %segment.display(), "damaged: some of its episodes cannot be read");
     }
+    let Recovery {
+        torn, torn_trained, ..
+    } = store.recovery();
+    if let Some(first) = torn.first().or(torn_trained.first()) {
+        tracing::error!(
+            store = %folder.display(), lost = torn.len(), lost_trained = torn_trained.len(), first = %first,
+            "the newest segment ended in a torn write: what of the lost episodes is still needed is run again, trained ones are not"
+        );
+    }
     Ok(store)
 }
 
@@ -561,7 +573,12 @@ impl Parts {
         let dropped = traces
             .iter()
             .filter(|t| !trained.contains(&t.episode))
-            .map(|t| (t.episode.clone(), drop_reason(t, &report)))
+            .map(|t| {
+                (
+                    t.episode.clone(),
+                    why_dropped(t, self.algorithm.composition(), &report),
+                )
+            })
             .collect();
         Ok(Rows {
             tokens: count_tokens(traces, &rows),
@@ -661,66 +678,16 @@ impl Parts {
         self.learner.save(state)?;
         self.mark_trained(&state.ledger)
     }
-
-    /// Idempotent: a crash between the checkpoint and this is repaired at the next start.
-    fn mark_trained(&self, ledger: &Ledger) -> Result<(), Failure> {
-        let marked: BTreeSet<String> = self
-            .store
-            .trained_batches()
-            .map_err(Failure::system)?
-            .into_iter()
-            .map(|b| b.batch)
-            .collect();
-        for step in &ledger.steps {
-            let batch = format!("s{:05}", step.step);
-            if !marked.contains(&batch) && !step.trained.is_empty() {
-                self.store
-                    .mark_trained(&batch, step.step, &step.trained)
-                    .map_err(Failure::system)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Id and step of every training episode in the store.
-    pub(crate) fn stored_train_episodes(&self) -> Result<Vec<(EpisodeId, u64)>, Failure> {
-        let mut found = Vec::new();
-        let mut filter = Filter {
-            purpose: Some("train".into()),
-            limit: 1000,
-            ..Filter::default()
-        };
-        loop {
-            let page = self.store.list(&filter).map_err(Failure::system)?;
-            found.extend(page.episodes.into_iter().map(|e| (e.episode, e.step)));
-            match page.next {
-                Some(next) => filter.after = Some(next),
-                None => return Ok(found),
-            }
-        }
-    }
 }
 
-fn by_group(traces: &[Trace]) -> Vec<Vec<Trace>> {
+/// Episodes of each group.
+pub(crate) fn by_group(traces: &[Trace]) -> Vec<Vec<Trace>> {
     let mut groups: BTreeMap<&str, Vec<Trace>> = BTreeMap::new();
     for trace in traces {
         let group = groups.entry(trace.group.as_str()).or_default();
         group.push(trace.clone());
     }
     groups.into_values().collect()
-}
-
-fn drop_reason(trace: &Trace, report: &AlgoReport) -> String {
-    match &trace.end {
-        EpisodeEnd::Failed { kind, .. } => format!("failed: {kind:?}").to_lowercase(),
-        _ if report.groups_equal.contains(&trace.group) => "equal rewards in the group".into(),
-        _ if report.repair.dropped_groups.contains(&trace.group) => {
-            "group with too many failed episodes".into()
-        }
-        _ if report.groups_too_small.contains(&trace.group) => "group too small".into(),
-        _ if report.groups_filtered.contains(&trace.group) => "group filtered".into(),
-        _ => "no signal".into(),
-    }
 }
 
 fn check_context(recipe: &Recipe, config: &ModelConfig) -> Result<(), Failure> {

@@ -17,6 +17,8 @@ mod images;
 mod input;
 #[path = "it/pool.rs"]
 mod pool;
+#[path = "it/resume.rs"]
+mod resume;
 #[path = "it/runs.rs"]
 mod runs;
 #[path = "it/sandboxes.rs"]
@@ -39,9 +41,31 @@ fn sinew() -> Command {
     command
 }
 
+/// `recipes/tiny.toml` with a model of a hundred thousand weights: 60 steps in seconds.
+fn small_tiny() -> String {
+    let mut text = std::fs::read_to_string(root().join("recipes/tiny.toml")).unwrap();
+    for (shipped, small) in [
+        ("d_model = 192", "d_model = 64"),
+        ("layers = 4", "layers = 2"),
+        ("heads = 6", "heads = 4"),
+        ("d_ff = 512", "d_ff = 128"),
+        ("learning_rate = 1e-3", "learning_rate = 3e-3"),
+        ("every = 15\n", ""),
+    ] {
+        assert!(text.contains(shipped), "{shipped}");
+        text = text.replacen(shipped, small, 1);
+    }
+    text
+}
+
 fn train(run_dir: &Path, more: &[&str]) -> Command {
+    let recipe = run_dir.with_extension("toml");
+    std::fs::write(&recipe, small_tiny()).unwrap();
     let mut command = sinew();
-    command.args(["train", "recipes/tiny.toml", "--json", "--run-dir"]);
+    command
+        .arg("train")
+        .arg(recipe)
+        .args(["--json", "--run-dir"]);
     command.arg(run_dir).args(more);
     command
 }
@@ -109,7 +133,7 @@ fn a_model_from_scratch_learns_the_tiny_world() {
         assert!(gap < gap_bound(), "gap {gap} in {line}");
     }
     let shown = sinew()
-        .args(["show", "eval-after-0000", "--tokens", "--run-dir"])
+        .args(["show", "eval-after-60-0000", "--tokens", "--run-dir"])
         .arg(&run)
         .output()
         .unwrap();
@@ -126,7 +150,10 @@ fn a_model_from_scratch_learns_the_tiny_world() {
     );
     assert_eq!(whole["tokens"]["trained_twice"], 0);
     assert!(whole["tokens"]["sampled"].as_u64().unwrap() > 0);
-    let shown = sinew().args(["show", "eval-after-0000"]).output().unwrap();
+    let shown = sinew()
+        .args(["show", "eval-after-60-0000"])
+        .output()
+        .unwrap();
     assert!(failure(&shown, 2).contains("holds no run"));
     let again = train(&run, &[]).output().unwrap();
     assert!(failure(&again, 2).contains("--resume"));
@@ -177,7 +204,7 @@ fn a_killed_run_goes_on_without_losing_or_repeating_an_episode() {
 #[test]
 fn wrong_recipes_are_refused_before_anything_is_made() {
     let dir = tempfile::tempdir().unwrap();
-    let tiny = std::fs::read_to_string(root().join("recipes/tiny.toml")).unwrap();
+    let tiny = small_tiny();
     for (typed, replaced, needle) in [
         (
             "group_size = 16",

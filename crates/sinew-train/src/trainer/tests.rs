@@ -342,13 +342,16 @@ fn six_steps_are_three_and_three_to_the_bit() {
         config_hash: "h".into(),
         cursor: serde_json::json!({ "row": 12 }),
     };
-    first
+    // Three steps of two updates each; the caller's number is its steps.
+    let saved = first
         .save(
             &store,
+            3,
             &commit,
             vec![("tokenizer.json".into(), b"{}".to_vec())],
         )
         .unwrap();
+    assert!(saved.ends_with("step-00000003"), "{saved:?}");
     let mut second = trainer(config);
     let loaded = store.load().unwrap().unwrap();
     let state = second.restore(&loaded).unwrap();
@@ -373,7 +376,7 @@ fn a_checkpoint_of_another_model_is_refused_and_changes_nothing() {
         clock(),
     )
     .unwrap();
-    small.save(&store, &Commit::default(), vec![]).unwrap();
+    small.save(&store, 1, &Commit::default(), vec![]).unwrap();
     let mut other = trainer(TrainerConfig::new(8, 0.1));
     let before = bits(&other);
     let error = other.restore(&store.load().unwrap().unwrap()).unwrap_err();

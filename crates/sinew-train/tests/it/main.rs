@@ -301,7 +301,7 @@ fn saved_adapters_load_as_peft_ones_and_go_on() {
     let mut first = trainer(with_adapters(), TrainerConfig::new(256, 1e-2));
     let rows = batch(first.policy_mut());
     first.step(&rows, &clip()).unwrap();
-    let path = first.save(&store, &Commit::default(), vec![]).unwrap();
+    let path = first.save(&store, 1, &Commit::default(), vec![]).unwrap();
     let loaded = Lora::load(&path, &config()).unwrap();
     assert_eq!(loaded.values(), first.policy().lora().unwrap().values());
     first.step(&rows, &clip()).unwrap();
@@ -334,7 +334,9 @@ fn six_steps_are_three_and_three_to_the_bit_and_the_weights_load_as_a_model() {
     let mut straight = trainer(full(), settings);
     steps(&mut straight);
     let middle = values(&straight);
-    let path = straight.save(&store, &Commit::default(), vec![]).unwrap();
+    let path = straight
+        .save(&store, 1, &Commit::default(), vec![])
+        .unwrap();
     steps(&mut straight);
     let mut resumed = trainer(full(), settings);
     let state = resumed.restore(&store.load().unwrap().unwrap()).unwrap();
@@ -376,7 +378,7 @@ fn a_critic_learns_its_returns() {
     assert!(last.unwrap() < 0.05 * first, "{first} to {last:?}");
     let dir = tempfile::tempdir().unwrap();
     let store = CheckpointStore::open(dir.path(), 1).unwrap();
-    trainer.save(&store, &Commit::default(), vec![]).unwrap();
+    trainer.save(&store, 1, &Commit::default(), vec![]).unwrap();
     let fresh = full().with_critic(ValueHead::random(32, 2), 1.0);
     let mut again = Trainer::new(fresh, settings, device(), Box::new(|| 0.0)).unwrap();
     again.restore(&store.load().unwrap().unwrap()).unwrap();

@@ -459,6 +459,12 @@ fn data(recipe: &Recipe, rules: &mut Rules) {
         "what is given as data cannot be run again: leave `retry` out".into(),
         !recipe.rollout.repair.iter().flatten().any(retries),
     );
+    rules.custom(
+        "algorithm.refill",
+        recipe.algorithm.refill.unwrap_or_default(),
+        "has no effect: with [data] no tasks are run to train on; remove it".into(),
+        recipe.algorithm.refill.is_none(),
+    );
     let kind = recipe.algorithm.kind;
     let composition = recipe.algorithm.composition(recipe.rollout.group_size);
     let advantage = composition.map(|c| c.advantage);

@@ -1,12 +1,12 @@
 //! Admission in front of the embedded engine.
 
-use crate::{last_line, root, sinew};
+use crate::{last_line, sinew};
 use serde_json::Value;
 use std::path::Path;
 
 /// Steps of a short run with little key-value room and turns of very different lengths.
 fn steps(dir: &Path, name: &str, admission: &str) -> Vec<Value> {
-    let mut text = std::fs::read_to_string(root().join("recipes/tiny.toml")).unwrap();
+    let mut text = crate::small_tiny();
     for (typed, replaced) in [
         (
             "max_in_flight = 256",

@@ -1,11 +1,11 @@
 //! Wrong input: an exit code of 2, a text that names what is wrong, and nothing left behind.
 
-use crate::{last_line, root, sinew};
+use crate::{last_line, sinew};
 use std::path::Path;
 use std::process::{Command, Output};
 
 fn tiny(dir: &Path, typed: &str, replaced: &str) -> String {
-    let text = std::fs::read_to_string(root().join("recipes/tiny.toml")).unwrap();
+    let text = crate::small_tiny();
     assert!(text.contains(typed), "{typed}");
     let path = dir.join("recipe.toml");
     std::fs::write(&path, text.replacen(typed, replaced, 1)).unwrap();

@@ -239,7 +239,7 @@ fn what_cannot_be_pooled_is_refused_before_it_runs() {
         assert!(errors.contains(needle), "{text}: {errors}");
     }
     let good = std::fs::read_to_string(root().join("recipes/pool.toml")).unwrap();
-    let plain = std::fs::read_to_string(root().join("recipes/tiny.toml")).unwrap();
+    let plain = crate::small_tiny();
     let uncorrected = good.replace("correction = {", "# {");
     for (text, needle) in [
         (uncorrected, "data.type = \"pool\""),
@@ -270,7 +270,7 @@ fn what_cannot_be_pooled_is_refused_before_it_runs() {
 #[test]
 fn adaptive_tasks_follow_what_is_learned_and_a_resumed_run_draws_the_same() {
     let dir = tempfile::tempdir().unwrap();
-    let tiny = std::fs::read_to_string(root().join("recipes/tiny.toml")).unwrap();
+    let tiny = crate::small_tiny();
     let text = tiny.replace("checkpoint_every = 20", "checkpoint_every = 2")
         + "[tasks]\nsampling = \"adaptive\"\nfloor = 0.1\n";
     let shares = |name: &str, parts: &[&str]| -> Vec<Value> {

@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 fn short_tiny(dir: &Path, more: &[(&str, &str)]) -> PathBuf {
-    let mut text = std::fs::read_to_string(root().join("recipes/tiny.toml")).unwrap();
+    let mut text = crate::small_tiny();
     for (typed, replaced) in more {
         assert!(text.contains(typed), "{typed}");
         text = text.replace(typed, replaced);

@@ -1,0 +1,132 @@
+//! Where the episodes of a training step come from.
+
+use super::Run;
+use crate::curriculum::Curriculum;
+use crate::failure::Failure;
+use crate::recipe::TasksSection;
+use crate::schedule::{other_tasks, refill_seed, train_groups, uniform_tasks};
+use crate::wire::by_group;
+use sinew_rollout::{EpisodeOptions, EpisodeSpec, again, mix_seed};
+use sinew_types::{EpisodeEnd, EpisodeId, Trace};
+use std::collections::BTreeMap;
+
+/// The episodes of a step.
+#[derive(Default)]
+pub(super) struct StepEpisodes {
+    pub(super) traces: Vec<Trace>,
+    /// Stored for the step, not to be trained, with the reason.
+    pub(super) dropped: BTreeMap<EpisodeId, String>,
+    /// Of `dropped`, those that were run again, and how many of them then went well.
+    pub(super) retried: usize,
+    pub(super) recovered: usize,
+    /// Groups that were run in the place of others.
+    pub(super) refilled: usize,
+    /// The curriculum after its draw.
+    pub(super) curriculum: Option<Curriculum>,
+}
+
+impl Run<'_> {
+    /// The episodes of a step: sampled, or given.
+    pub(super) fn training_episodes(&mut self, step: u64) -> Result<StepEpisodes, Failure> {
+        let recipe = self.recipe;
+        let mut out = StepEpisodes::default();
+        if self.parts.data.is_some() {
+            out.traces = self.parts.data_step(recipe, step)?;
+            return Ok(out);
+        }
+        if self.parts.pool.is_some() {
+            let cancel = self.cancel.clone();
+            let stop = move || *cancel.borrow();
+            (out.traces, out.dropped) = self.parts.pool_step(recipe, step, stop)?;
+            return Ok(out);
+        }
+        if let Some(cross) = &self.parts.cross {
+            cross.mix(true);
+        }
+        let count = recipe.rollout.tasks_per_step;
+        let mut used = self.draw(step, &[], count, &mut out);
+        self.sample(step, (0, &used), &mut out)?;
+        for _ in 0..self.parts.algorithm.refill() {
+            let groups = by_group(&out.traces);
+            let spent = self.parts.algorithm.spent(&groups);
+            let spent = spent.map_err(Failure::system)?.len();
+            let missing = count.saturating_sub(groups.len() - spent);
+            if missing == 0 {
+                break;
+            }
+            let others = self.draw(step, &used, missing, &mut out);
+            self.sample(step, (used.len() as u64, &others), &mut out)?;
+            out.refilled += others.len();
+            used.extend(others);
+        }
+        Ok(out)
+    }
+
+    /// Tasks of a step; with some `used`, those that replace them.
+    fn draw(&self, step: u64, used: &[usize], count: usize, out: &mut StepEpisodes) -> Vec<usize> {
+        let (recipe, taskset) = (self.recipe, self.parts.taskset.as_ref());
+        let seed = match used.is_empty() {
+            true => recipe.seed,
+            false => mix_seed(refill_seed(recipe.seed, step), used.len() as u64),
+        };
+        match (&recipe.tasks, &self.parts.task_kinds) {
+            (TasksSection::Adaptive(config), Some(kinds)) => {
+                // What this step draws counts once the step is done.
+                let next = out
+                    .curriculum
+                    .get_or_insert_with(|| self.curriculum.clone());
+                next.draw(config, kinds, seed, step, count)
+            }
+            _ if used.is_empty() => uniform_tasks(taskset, seed, step, count),
+            _ => other_tasks(taskset, seed, used, count),
+        }
+    }
+
+    /// Runs the groups of tasks, from number `first` of the step on.
+    fn sample(
+        &mut self,
+        step: u64,
+        tasks: (u64, &[usize]),
+        out: &mut StepEpisodes,
+    ) -> Result<(), Failure> {
+        let (recipe, taskset) = (self.recipe, self.parts.taskset.as_ref());
+        let size = recipe.rollout.group_size;
+        let groups = train_groups(taskset, recipe.seed, step, tasks, size);
+        let groups = groups.map_err(|e| Failure::system(e.to_string()))?;
+        let options = self.parts.episode_options(recipe);
+        let specs: Vec<EpisodeSpec> = groups.into_iter().flatten().collect();
+        let mut traces = self.episodes(specs.clone(), &options)?;
+        self.run_again(specs, &options, &mut traces, out)?;
+        out.traces.extend(traces);
+        Ok(())
+    }
+
+    /// Runs what the system failed again, as often as the recipe says. What is left out stays in
+    /// the store and is told.
+    fn run_again(
+        &mut self,
+        mut specs: Vec<EpisodeSpec>,
+        options: &EpisodeOptions,
+        traces: &mut [Trace],
+        out: &mut StepEpisodes,
+    ) -> Result<(), Failure> {
+        for attempt in 1..=self.parts.algorithm.repair().retries() {
+            let again = again(&specs, traces, attempt);
+            if again.is_empty() {
+                break;
+            }
+            let (places, retried): (Vec<usize>, Vec<EpisodeSpec>) = again.into_iter().unzip();
+            let results = self.episodes(retried.clone(), options)?;
+            for ((place, spec), trace) in places.into_iter().zip(retried).zip(results) {
+                let went_well = !matches!(trace.end, EpisodeEnd::Failed { .. });
+                out.retried += 1;
+                out.recovered += usize::from(went_well);
+                specs[place] = spec;
+                let failed = std::mem::replace(&mut traces[place], trace);
+                let reason = "failed, run again".to_owned();
+                out.dropped.insert(failed.episode, reason);
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,244 @@
+//! Runs that were killed, torn or made longer end as one that was left alone: to the bit.
+
+use crate::{last_line, sinew};
+use serde_json::Value;
+use std::fs::OpenOptions;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+/// `recipes/tiny.toml` with a smaller model, `more` typed over it.
+fn recipe(dir: &Path, steps: u32, more: &[(&str, &str)]) -> PathBuf {
+    let mut table: toml::Table = crate::small_tiny().parse().unwrap();
+    let basics = format!(
+        "model.d_model = 32\nmodel.heads = 2\nmodel.kv_heads = 1\nmodel.d_ff = 64\n\
+         rollout.tasks_per_step = 4\nrollout.group_size = 8\n\
+         train.steps = {steps}\ntrain.checkpoint_every = 2\neval.episodes_per_task = 2\n"
+    );
+    let more: Vec<String> = more.iter().map(|(k, v)| format!("{k} = {v}\n")).collect();
+    for line in basics.lines().chain(more.iter().map(|l| l.trim())) {
+        let (key, value) = line.split_once(" = ").unwrap();
+        let value: toml::Table = format!("v = {value}").parse().unwrap();
+        let (section, key) = key.split_once('.').unwrap();
+        let section = table
+            .entry(section)
+            .or_insert_with(|| toml::Table::new().into());
+        section
+            .as_table_mut()
+            .unwrap()
+            .insert(key.into(), value["v"].clone());
+    }
+    let path = dir.join("recipe.toml");
+    std::fs::write(&path, toml::to_string(&table).unwrap()).unwrap();
+    path
+}
+
+fn train(recipe: &Path, run: &Path, more: &[&str]) -> Command {
+    let mut command = sinew();
+    command.arg("train").arg(recipe).arg("--json").args(more);
+    command.arg("--run-dir").arg(run);
+    command
+}
+
+fn done(recipe: &Path, run: &Path, more: &[&str]) -> Value {
+    last_line(&train(recipe, run, more).output().unwrap())
+}
+
+/// What a run must end with: every file of the last checkpoint that training made, and what was
+/// measured. Wall times differ.
+fn end(run: &Path, last: &Value) -> (Vec<(String, Vec<u8>)>, Value) {
+    let latest = std::fs::read_to_string(run.join("checkpoints/LATEST")).unwrap();
+    let folder = run.join("checkpoints").join(latest.trim());
+    let mut files: Vec<(String, Vec<u8>)> = std::fs::read_dir(folder)
+        .unwrap()
+        .map(|e| e.unwrap().path())
+        .filter(|p| p.extension().is_some_and(|e| e == "safetensors"))
+        .map(|p| {
+            let name = p.file_name().unwrap().to_str().unwrap().to_owned();
+            (name, std::fs::read(p).unwrap())
+        })
+        .collect();
+    files.sort();
+    let mut measured = last.clone();
+    measured.as_object_mut().unwrap().remove("wall_s");
+    (files, measured)
+}
+
+fn same(what: &str, a: &(Vec<(String, Vec<u8>)>, Value), b: &(Vec<(String, Vec<u8>)>, Value)) {
+    assert_eq!(a.1, b.1, "{what}");
+    assert!(a.0.len() > 1, "{what}: weights and optimizer");
+    for (a, b) in a.0.iter().zip(&b.0) {
+        assert!(a == b, "{what}: {} differs", a.0);
+    }
+}
+
+/// Kills the run again and again at instants that `seed` draws, until it comes to its end.
+fn killed_often(recipe: &Path, run: &Path, mut seed: u64) -> (Value, u32) {
+    let mut kills = 0;
+    loop {
+        let resume: &[&str] = if run.join("recipe.toml").exists() {
+            &["--resume"]
+        } else {
+            &[]
+        };
+        if kills >= 6 {
+            return (done(recipe, run, resume), kills);
+        }
+        let mut child = train(recipe, run, resume)
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        std::thread::sleep(Duration::from_millis(120 + (seed >> 33) % 500));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        kills += 1;
+    }
+}
+
+#[test]
+fn killed_at_any_instant_a_run_ends_as_if_it_had_not_been() {
+    for (seed, (name, more)) in [
+        (
+            "two updates a step, two processes",
+            &[
+                ("train.minibatches", "2"),
+                ("train.data_parallel", "2"),
+                ("train.schedule", "\"cosine\""),
+                ("eval.every", "2"),
+            ][..],
+        ),
+        (
+            "adapters and a reference",
+            &[
+                ("train.lora", "{ rank = 4 }"),
+                ("algorithm.kl", "{ coefficient = 0.01 }"),
+            ],
+        ),
+        (
+            "a critic, adaptive tasks",
+            &[
+                ("algorithm.type", "\"ppo\""),
+                ("tasks.sampling", "\"adaptive\""),
+                ("train.weight_decay", "0.1"),
+            ],
+        ),
+        (
+            "groups that are refilled",
+            &[("algorithm.type", "\"dapo\""), ("rollout.group_size", "2")],
+        ),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let dir = tempfile::tempdir().unwrap();
+        let recipe = recipe(dir.path(), 6, more);
+        let (whole, killed) = (dir.path().join("whole"), dir.path().join("killed"));
+        let whole_end = end(&whole, &done(&recipe, &whole, &[]));
+        let (last, kills) = killed_often(&recipe, &killed, seed as u64);
+        same(
+            &format!("{name}, {kills} kills"),
+            &end(&killed, &last),
+            &whole_end,
+        );
+        let measured = |run: &Path| -> Vec<Value> {
+            let text = std::fs::read_to_string(run.join("evals.jsonl")).unwrap();
+            let lines = text.lines().map(|l| serde_json::from_str(l).unwrap());
+            lines
+                .map(|v: Value| serde_json::json!([v["when"], v["step"], v["stats"]["success"]]))
+                .collect()
+        };
+        assert_eq!(measured(&killed), measured(&whole), "{name}");
+        let steps = std::fs::read_to_string(killed.join("metrics.jsonl")).unwrap();
+        let steps: Vec<Value> = steps
+            .lines()
+            .map(|l| serde_json::from_str(l).unwrap())
+            .collect();
+        let refilled: u64 = steps.iter().map(|s| s["refilled"].as_u64().unwrap()).sum();
+        assert_eq!(refilled > 0, name.contains("refilled"), "{name}");
+        // Four groups of two are trained at most, however many were run.
+        assert!(refilled == 0 || steps.iter().all(|s| s["rows"].as_u64().unwrap() <= 8));
+    }
+}
+
+/// Cuts the newest segment of a run's store.
+fn tear(run: &Path, keep: impl Fn(u64) -> u64) {
+    let segments = std::fs::read_dir(run.join("store/segments")).unwrap();
+    let newest = segments.map(|e| e.unwrap().path()).max().unwrap();
+    let length = std::fs::metadata(&newest).unwrap().len();
+    let file = OpenOptions::new().write(true).open(&newest).unwrap();
+    file.set_len(keep(length)).unwrap();
+}
+
+#[test]
+fn a_torn_store_costs_the_run_nothing_but_time() {
+    let dir = tempfile::tempdir().unwrap();
+    let short = recipe(dir.path(), 3, &[]);
+    let run = dir.path().join("run");
+    done(&short, &run, &[]);
+    // Without the checkpoint of step 3: its episodes, and those of the steps after, are asked for again.
+    let newest = std::fs::read_to_string(run.join("checkpoints/LATEST")).unwrap();
+    assert_eq!(newest.trim(), "step-00000003");
+    let whole = dir.path().join("whole");
+    let long = recipe(dir.path(), 5, &[]);
+    let expected = end(&whole, &done(&long, &whole, &[]));
+    for (name, keep) in [
+        ("the last byte", (|n| n - 1) as fn(u64) -> u64),
+        ("half", |n| n / 2),
+        ("all", |_| 0),
+    ] {
+        let torn = dir.path().join(name.replace(' ', "-"));
+        let copied = Command::new("cp").arg("-r").arg(&run).arg(&torn).status();
+        assert!(copied.unwrap().success());
+        std::fs::remove_dir_all(torn.join("checkpoints/step-00000003")).unwrap();
+        tear(&torn, keep);
+        let output = train(&long, &torn, &["--resume"]).output().unwrap();
+        let told = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(told.contains("torn write"), "{name}: {told}");
+        same(name, &end(&torn, &last_line(&output)), &expected);
+    }
+}
+
+#[test]
+fn a_store_whose_index_is_made_anew_without_its_tail_resumes() {
+    let dir = tempfile::tempdir().unwrap();
+    let run = dir.path().join("run");
+    done(&recipe(dir.path(), 3, &[]), &run, &[]);
+    tear(&run, |n| n / 2);
+    for suffix in ["", "-wal", "-shm"] {
+        let _ = std::fs::remove_file(run.join(format!("store/index.sqlite{suffix}")));
+    }
+    let long = recipe(dir.path(), 5, &[]);
+    let last = done(&long, &run, &["--resume"]);
+    let whole = dir.path().join("whole");
+    same(
+        "rebuilt",
+        &end(&run, &last),
+        &end(&whole, &done(&long, &whole, &[])),
+    );
+}
+
+#[test]
+fn a_run_made_longer_is_measured_with_its_new_weights() {
+    let dir = tempfile::tempdir().unwrap();
+    for store in ["\"disk\"", "\"memory\""] {
+        let more = [("store.type", store), ("eval.episodes_per_task", "8")];
+        let run = dir.path().join(format!("run-{}", store.trim_matches('"')));
+        let short = done(&recipe(dir.path(), 2, &more), &run, &[]);
+        let long = recipe(dir.path(), 12, &more);
+        let last = done(&long, &run, &["--resume"]);
+        let whole = dir
+            .path()
+            .join(format!("whole-{}", store.trim_matches('"')));
+        let expected = end(&whole, &done(&long, &whole, &[]));
+        let mut ended = end(&run, &last);
+        if store.contains("memory") {
+            // What the first session stored is gone, and nobody counts it.
+            ended.1["samples"] = expected.1["samples"].clone();
+        }
+        same(store, &ended, &expected);
+        assert_eq!(last["eval"]["before"], short["eval"]["before"]);
+        assert_ne!(last["eval"]["after"], short["eval"]["after"]);
+    }
+}
