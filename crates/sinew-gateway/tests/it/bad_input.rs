@@ -211,13 +211,56 @@ fn the_control_api_is_as_strict() {
     ] {
         refused("/rollouts", spec, 400, field);
     }
+    for (spec, told) in [
+        (json!({"id": 5}), "id: integer `5`, expected a string"),
+        (
+            json!({"sampling": 5}),
+            "sampling: integer `5`, expected an object",
+        ),
+        (
+            json!({"sampling": {"temperature": "hot"}}),
+            "sampling.temperature: string \"hot\", expected a number",
+        ),
+        (
+            json!({"max_turns": 1.5}),
+            "max_turns: floating point `1.5`, expected a whole number from 0 to 4294967295",
+        ),
+    ] {
+        refused("/rollouts", spec, 400, told);
+    }
     refused("/rollouts/none/reward", json!({"reward": 1}), 404, "none");
     refused("/rollouts/none/finish", json!({}), 404, "none");
     refused("/nothing", json!({}), 404, "/nothing");
     let rollout = world.open();
     let reward = format!("/rollouts/{}/reward", rollout.id);
     refused(&reward, json!({}), 400, "reward");
-    refused(&reward, json!({"reward": "good"}), 400, "expected a number");
+    refused(
+        &reward,
+        json!({"reward": "good"}),
+        400,
+        "reward: string \"good\", expected a number",
+    );
+    let metrics = json!({"reward": 1, "metrics": {"a": "b"}});
+    refused(
+        &reward,
+        metrics,
+        400,
+        "metrics.a: string \"b\", expected a number",
+    );
+    let finish = format!("/rollouts/{}/finish", rollout.id);
+    for (end, told) in [
+        (
+            json!("x"),
+            "an object whose type is terminated, truncated or failed",
+        ),
+        (
+            json!({"type": "x"}),
+            "end.type: unknown value `x`, expected one of `terminated`, `truncated`, `failed`",
+        ),
+        (json!({"type": "truncated"}), "missing field `limit`"),
+    ] {
+        refused(&finish, json!({"end": end}), 400, told);
+    }
     refused(&reward, json!({"reward": 1, "turn": 1}), 400, "turn 1");
     let wrong_method = world.control("GET", &reward, &json!({}));
     assert_eq!(wrong_method.status, 405);
@@ -290,4 +333,51 @@ fn raw(world: &World, request: &str) -> String {
         }
     }
     String::from_utf8_lossy(&told).into_owned()
+}
+
+#[test]
+fn who_takes_no_answers_gives_its_place_up() {
+    let world = world_with(yes, |config, _| {
+        config.server.max_connections = 1;
+        config.server.write_timeout = Duration::from_secs(1);
+    });
+    let address = world.url.strip_prefix("http://").unwrap().to_owned();
+    let mut greedy = TcpStream::connect(&address).unwrap();
+    let patience = Some(Duration::from_secs(30));
+    greedy.set_write_timeout(patience).unwrap();
+    // Without any key: pipelined, until neither side has room for more; nobody reads the answers.
+    let asked = b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n".repeat(1000);
+    while greedy.write_all(&asked).is_ok() {}
+    let mut next = TcpStream::connect(&address).unwrap();
+    next.set_read_timeout(patience).unwrap();
+    next.write_all(&asked[..asked.len() / 1000]).unwrap();
+    let mut told = [0; 15];
+    next.read_exact(&mut told).expect("there is a place again");
+    assert_eq!(&told, b"HTTP/1.1 200 OK");
+    drop(greedy);
+}
+
+#[test]
+fn a_prompt_that_cannot_fit_is_refused_before_it_is_tokenized() {
+    let world = world_with(yes, |config, _| config.session.max_context_tokens = 1000);
+    let rollout = world.open();
+    let messages = json!([{"role": "user", "content": "x"}]);
+    let of = |content: &str, count: usize| {
+        let message = json!({"role": "user", "content": content});
+        json!({"model": "m", "messages": vec![message; count]})
+    };
+    for body in [of(&"x".repeat(1 << 20), 1), of("", 8000)] {
+        let told = rollout.post("/chat/completions", &body);
+        assert_eq!(told.error("code"), "context_length_exceeded", "{told:?}");
+        // Told is a lower bound: a token for each byte, and more for each message, would be counted.
+        let least = told.text.split("at least ").nth(1).unwrap();
+        let least: u32 = least.split(' ').next().unwrap().parse().unwrap();
+        assert!((1000..100_000).contains(&least), "{least}");
+        assert!(least <= 8000 / 4 || body["messages"].as_array().unwrap().len() == 1);
+    }
+    // What may fit is counted.
+    let told = rollout.post("/chat/completions", &of(&"x".repeat(2000), 1));
+    assert!(told.text.contains("at least 2"), "{told:?}");
+    let body = json!({"model": "m", "messages": messages, "max_tokens": 2});
+    rollout.post("/chat/completions", &body).ok();
 }

@@ -8,6 +8,7 @@
 mod agents;
 mod bad_input;
 mod dialects;
+mod ends;
 mod http;
 mod sdk;
 mod support;

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 use sinew_gateway::{
-    Gateway, GatewayConfig, GatewayParts, Journal, JournalOptions, Server, byte_renderer,
+    Gate, Gateway, GatewayConfig, GatewayParts, Journal, JournalOptions, Server, byte_renderer,
 };
 use sinew_infer::{FakeConfig, FakeEngine, FakeModel, TokenBytes};
 use sinew_render::{ChatRenderer, Renderer};
@@ -44,6 +44,16 @@ pub(crate) fn world_in(
     change: impl FnOnce(&mut GatewayConfig, &mut FakeConfig),
     journal: Option<&Path>,
 ) -> World {
+    world_behind(answers, change, journal, None)
+}
+
+/// The same with a gate in front of the engine.
+pub(crate) fn world_behind(
+    answers: Answers,
+    change: impl FnOnce(&mut GatewayConfig, &mut FakeConfig),
+    journal: Option<&Path>,
+    gate: Option<Arc<dyn Gate>>,
+) -> World {
     let journal = journal
         .map(|directory| Arc::new(Journal::open(directory, JournalOptions::default()).unwrap()));
     let renderer = Arc::new(byte_renderer().unwrap());
@@ -84,7 +94,7 @@ pub(crate) fn world_in(
             renderer: Arc::clone(&renderer) as Arc<dyn Renderer>,
             store: Some(Arc::clone(&store) as Arc<dyn TraceStore>),
             requests: Arc::new(AtomicU64::new(1)),
-            gate: None,
+            gate,
         },
     );
     gateway.recover().unwrap();
@@ -226,10 +236,10 @@ impl World {
         }
     }
 
-    pub(crate) fn stop(&mut self) {
-        if let Some(server) = self.server.take() {
-            self.runtime.block_on(server.stop());
-        }
+    /// How many calls had to be cut.
+    pub(crate) fn stop(&mut self) -> usize {
+        let server = self.server.take();
+        server.map_or(0, |server| self.runtime.block_on(server.stop()))
     }
 }
 
