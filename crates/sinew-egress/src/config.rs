@@ -35,6 +35,8 @@ pub struct EgressConfig {
     pub mode: Mode,
     /// Folder of recordings and of the cache; needed by every mode but `live`.
     pub folder: Option<PathBuf>,
+    /// Most bytes in that folder, of all episodes together.
+    pub folder_bytes: u64,
     /// Whether TLS ends at the proxy where a rule does not say otherwise.
     pub intercept: bool,
     /// What one episode may use.
@@ -50,6 +52,7 @@ impl Default for EgressConfig {
         Self {
             mode: Mode::Live,
             folder: None,
+            folder_bytes: 16 << 30,
             intercept: true,
             quota: Quota::default(),
             rules: Vec::new(),
@@ -157,6 +160,9 @@ impl EgressConfig {
                 "a folder",
                 "nothing, as mode = \"live\" keeps nothing",
             ));
+        }
+        if self.folder_bytes == 0 {
+            return Err(wrong("folder_bytes", "0", "at least 1"));
         }
         self.quota
             .check()

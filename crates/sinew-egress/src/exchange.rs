@@ -203,8 +203,12 @@ async fn recorded(
             rule.credential.is_some(),
         )
     {
-        let kept = recordings.keep(&key, ordinal, &answer);
-        kept.map_err(|e| failed_with("the answer cannot be recorded", e))?;
+        match recordings.keep(&key, ordinal, &answer) {
+            Ok(()) => {}
+            // A cache without room is none; a recording without an answer is wrong.
+            Err(e) if mode == Mode::Cache => note.line.detail = Some(format!("not kept: {e}")),
+            Err(e) => return Err(failed_with("the answer cannot be recorded", e)),
+        }
     }
     Ok((answer, "allowed"))
 }

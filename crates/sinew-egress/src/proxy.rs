@@ -7,14 +7,15 @@ use crate::config::{EgressConfig, Mode};
 use crate::exchange::answer;
 use crate::policy::Policy;
 use crate::quota::{Meter, Quota, Used};
-use crate::record::Recordings;
+use crate::record::{Recordings, Room};
 use crate::request::Target;
 use crate::upstream::{Io, Resolve};
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
+use std::collections::HashMap;
 use std::convert::Infallible;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::sync::Semaphore;
@@ -69,6 +70,7 @@ pub(crate) struct Shared {
     pub(crate) authority: Authority,
     pub(crate) resolver: Arc<dyn Resolve>,
     pub(crate) upstream_tls: Arc<ClientConfig>,
+    rooms: Mutex<HashMap<PathBuf, Arc<Room>>>,
 }
 
 /// Lives as long as a run; makes the sessions of episodes.
@@ -102,6 +104,7 @@ impl Proxy {
                 authority: Authority::new(provider).map_err(|e| tls(&e))?,
                 resolver: options.resolver,
                 upstream_tls: Arc::new(config),
+                rooms: Mutex::default(),
             }),
         })
     }
@@ -109,6 +112,18 @@ impl Proxy {
     /// The certificate (PEM) that sandboxes must trust where TLS is intercepted.
     pub fn authority_pem(&self) -> &str {
         self.shared.authority.pem()
+    }
+
+    /// The room in a folder, which all sessions share; the first bound that is named holds.
+    fn room(&self, folder: &Path, most: u64) -> std::io::Result<Arc<Room>> {
+        let rooms = &self.shared.rooms;
+        let mut rooms = rooms.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(room) = rooms.get(folder) {
+            return Ok(Arc::clone(room));
+        }
+        let room = Arc::new(Room::of(folder, most)?);
+        rooms.insert(folder.into(), Arc::clone(&room));
+        Ok(room)
     }
 
     /// A session for one episode. `audit` is the file of its log, created anew.
@@ -126,7 +141,8 @@ impl Proxy {
         let recordings = match (config.mode, &config.folder) {
             (Mode::Live, _) | (_, None) => None,
             (mode, Some(folder)) => {
-                let opened = Recordings::open(mode, folder, episode);
+                let room = self.room(folder, config.folder_bytes);
+                let opened = room.and_then(|room| Recordings::open(mode, folder, episode, room));
                 Some(opened.map_err(io_error(format!("recordings of {episode}")))?)
             }
         };

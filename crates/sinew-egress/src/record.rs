@@ -11,7 +11,8 @@ use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io::{self, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// Headers that differ between runs of the same episode and mean nothing to the answer.
 const VOLATILE: [&str; 6] = [
@@ -87,11 +88,52 @@ impl Log {
     }
 }
 
+/// What all sessions keep in a folder, against its bound.
+#[derive(Debug)]
+pub(crate) struct Room {
+    used: AtomicU64,
+    most: u64,
+}
+
+impl Room {
+    /// Looks at what is in the folder already.
+    pub(crate) fn of(folder: &Path, most: u64) -> io::Result<Self> {
+        let mut used = 0;
+        for name in ["episodes", "bodies", "cache"] {
+            match fs::read_dir(folder.join(name)) {
+                Ok(files) => {
+                    for file in files {
+                        used += file?.metadata()?.len();
+                    }
+                }
+                Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+                Err(e) => return Err(e),
+            }
+        }
+        Ok(Self {
+            used: AtomicU64::new(used),
+            most,
+        })
+    }
+
+    fn take(&self, bytes: usize) -> io::Result<()> {
+        let bytes = bytes as u64;
+        let used = self.used.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        if used <= self.most {
+            return Ok(());
+        }
+        self.used.fetch_sub(bytes, Ordering::Relaxed);
+        let text = format!("the folder may hold {} bytes (folder_bytes)", self.most);
+        Err(io::Error::new(io::ErrorKind::StorageFull, text))
+    }
+}
+
 /// The recordings that a session reads or writes.
 #[derive(Debug)]
 pub(crate) struct Recordings {
     mode: Mode,
     folder: PathBuf,
+    room: Arc<Room>,
     state: Mutex<State>,
 }
 
@@ -165,7 +207,12 @@ fn write_whole(path: &Path, content: &[u8]) -> io::Result<()> {
 
 impl Recordings {
     /// For one episode.
-    pub(crate) fn open(mode: Mode, folder: &Path, episode: &str) -> io::Result<Self> {
+    pub(crate) fn open(
+        mode: Mode,
+        folder: &Path,
+        episode: &str,
+        room: Arc<Room>,
+    ) -> io::Result<Self> {
         if !plain_name(episode) {
             let text = format!(
                 "episode {episode:?}; allowed: 1 to 200 of a-z, A-Z, 0-9, -, _ and . inside"
@@ -201,6 +248,7 @@ impl Recordings {
         Ok(Self {
             mode,
             folder: folder.into(),
+            room,
             state: Mutex::new(state),
         })
     }
@@ -269,6 +317,7 @@ impl Recordings {
         let body = blake3::hash(&answer.body).to_hex().to_string();
         let path = self.folder.join("bodies").join(&body);
         if !path.exists() {
+            self.room.take(answer.body.len())?;
             write_whole(&path, &answer.body)?;
         }
         let latin1 = |v: &HeaderValue| v.as_bytes().iter().map(|&b| char::from(b)).collect();
@@ -284,6 +333,7 @@ impl Recordings {
             body,
         };
         let mut line = serde_json::to_vec(&entry)?;
+        self.room.take(line.len() + 1)?;
         if self.mode == Mode::Cache {
             return write_whole(&self.cache_path(key), &line);
         }
@@ -300,6 +350,26 @@ mod tests {
     use super::*;
     use crate::small_disk::{SMALL_DISK, small_disk};
 
+    fn open(mode: Mode, folder: &Path, episode: &str) -> io::Result<Recordings> {
+        let room = Room::of(folder, 1 << 30)?;
+        Recordings::open(mode, folder, episode, Arc::new(room))
+    }
+
+    #[test]
+    fn a_folder_has_a_bound_that_holds_over_restarts() {
+        let dir = tempfile::tempdir().unwrap();
+        let keep = |key: &str, body: &'static str, most| {
+            let room = Arc::new(Room::of(dir.path(), most).unwrap());
+            let cache = Recordings::open(Mode::Cache, dir.path(), "e", room).unwrap();
+            cache.keep(key, 0, &answer(body))
+        };
+        keep("k1", "one", 1000).unwrap();
+        let told = keep("k2", "two", 300).unwrap_err();
+        assert_eq!(told.kind(), io::ErrorKind::StorageFull);
+        assert!(told.to_string().contains("300 bytes"), "{told}");
+        keep("k2", "two", 1000).unwrap();
+    }
+
     fn answer(body: &'static str) -> Answer {
         let mut headers = HeaderMap::new();
         headers.append("x-a", HeaderValue::from_bytes(b"caf\xe9").unwrap());
@@ -314,13 +384,13 @@ mod tests {
     #[test]
     fn equal_requests_get_their_answers_in_order_and_then_none() {
         let dir = tempfile::tempdir().unwrap();
-        let record = Recordings::open(Mode::Record, dir.path(), "e-1").unwrap();
+        let record = open(Mode::Record, dir.path(), "e-1").unwrap();
         for body in ["first", "second"] {
             record
                 .keep("k", record.ordinal("k"), &answer(body))
                 .unwrap();
         }
-        let replay = Recordings::open(Mode::Replay, dir.path(), "e-1").unwrap();
+        let replay = open(Mode::Replay, dir.path(), "e-1").unwrap();
         let next = || replay.find("k", replay.ordinal("k")).unwrap();
         assert_eq!(
             (next(), next(), next()),
@@ -331,7 +401,7 @@ mod tests {
     #[test]
     fn a_changed_body_and_a_name_that_is_a_path_are_refused() {
         let dir = tempfile::tempdir().unwrap();
-        let record = Recordings::open(Mode::Record, dir.path(), "e").unwrap();
+        let record = open(Mode::Record, dir.path(), "e").unwrap();
         record.keep("k", 0, &answer("true")).unwrap();
         let body = fs::read_dir(dir.path().join("bodies"))
             .unwrap()
@@ -339,16 +409,13 @@ mod tests {
             .unwrap()
             .unwrap();
         fs::write(body.path(), "false").unwrap();
-        let replay = Recordings::open(Mode::Replay, dir.path(), "e").unwrap();
+        let replay = open(Mode::Replay, dir.path(), "e").unwrap();
         assert_eq!(
             replay.find("k", 0).unwrap_err().kind(),
             io::ErrorKind::InvalidData
         );
         for name in ["../e", "", ".e", "a/b", "a\0"] {
-            assert!(
-                Recordings::open(Mode::Record, dir.path(), name).is_err(),
-                "{name:?}"
-            );
+            assert!(open(Mode::Record, dir.path(), name).is_err(), "{name:?}");
         }
     }
 
@@ -389,7 +456,7 @@ mod tests {
     #[test]
     fn what_was_cut_short_is_no_answer_and_damage_names_its_line() {
         let dir = tempfile::tempdir().unwrap();
-        let record = Recordings::open(Mode::Record, dir.path(), "e").unwrap();
+        let record = open(Mode::Record, dir.path(), "e").unwrap();
         for body in ["first", "second"] {
             record
                 .keep("k", record.ordinal("k"), &answer(body))
@@ -399,11 +466,11 @@ mod tests {
         let path = dir.path().join("episodes/e.jsonl");
         let whole = fs::read(&path).unwrap();
         fs::write(&path, &whole[..whole.len() - 9]).unwrap();
-        let replay = Recordings::open(Mode::Replay, dir.path(), "e").unwrap();
+        let replay = open(Mode::Replay, dir.path(), "e").unwrap();
         assert_eq!(replay.find("k", 0).unwrap(), Some(answer("first")));
         assert_eq!(replay.find("k", 1).unwrap(), None);
         fs::write(&path, [b"{]\n", whole.as_slice()].concat()).unwrap();
-        let told = Recordings::open(Mode::Replay, dir.path(), "e").unwrap_err();
+        let told = open(Mode::Replay, dir.path(), "e").unwrap_err();
         assert!(told.to_string().contains("e.jsonl, line 1"), "{told}");
     }
 
@@ -421,7 +488,7 @@ mod tests {
         };
         for mode in [Mode::Record, Mode::Cache] {
             fs::write(&ballast, vec![0; SMALL_DISK / 2]).unwrap();
-            let record = Recordings::open(mode, &dir, "e").unwrap();
+            let record = open(mode, &dir, "e").unwrap();
             let keep = |n: usize| record.keep(&format!("k{n}"), 0, &large(n));
             let failed = (0..20).find(|&n| keep(n).is_err()).unwrap();
             fs::remove_file(&ballast).unwrap();
@@ -432,7 +499,7 @@ mod tests {
             } else {
                 mode
             };
-            let replay = Recordings::open(again, &dir, "e").unwrap();
+            let replay = open(again, &dir, "e").unwrap();
             for n in 0..=failed + 1 {
                 let found = replay.find(&format!("k{n}"), 0).unwrap();
                 assert_eq!(

@@ -69,6 +69,37 @@ async fn a_replay_has_the_bytes_of_the_recording_and_touches_no_network() {
 }
 
 #[tokio::test]
+async fn a_full_folder_ends_recordings_and_leaves_a_cache_as_it_is() {
+    let world = World::new();
+    let server = world.plain(|n, _| ok(&format!("answer {n}"))).await;
+    world.names.set("a.test", &[&["127.0.0.1"]]);
+    let base = config(vec![rule("a.test", RuleScheme::Http, server.port)]);
+    let url = format!("http://a.test:{}/x", server.port);
+    let small = EgressConfig {
+        folder_bytes: 10,
+        ..in_mode(&base, Mode::Cache, &world)
+    };
+    let mut door = world.door(&small);
+    for n in 0..2 {
+        assert_eq!(body(&door.get(&url).await), format!("answer {n}"));
+    }
+    let audit = door.audit().await;
+    let detail = audit[1].detail.as_deref().unwrap_or_default();
+    assert!(
+        detail.contains("not kept") && audit[1].decision == "allowed",
+        "{audit:?}"
+    );
+    let recording = EgressConfig {
+        mode: Mode::Record,
+        ..small
+    };
+    let door = world.door(&recording);
+    let told = door.get(&url).await;
+    assert_eq!(status(&told), 502);
+    assert!(body(&told).contains("cannot be recorded"), "{told}");
+}
+
+#[tokio::test]
 async fn what_was_not_recorded_is_denied_in_a_replay() {
     let world = World::new();
     let server = world.plain(|n, _| ok(&n.to_string())).await;
