@@ -42,19 +42,27 @@ pub(crate) fn maxima(row: &[f32]) -> Result<Maxima, BadLogits> {
     Ok(Maxima { max, chunks })
 }
 
-/// One chunk of `row`, filled up with -infinity, which is neutral for maxima and sums of
-/// exponentials.
+/// A chunk of a row; a short one, copied to `spare`, is filled up with -infinity, which is neutral for maxima
+/// and sums of exponentials.
 #[inline(always)]
-fn load(chunk: &[f32]) -> [f32; CHUNK] {
-    let mut values = [f32::NEG_INFINITY; CHUNK];
-    values[..chunk.len()].copy_from_slice(chunk);
-    values
+fn whole<'a>(chunk: &'a [f32], spare: &'a mut [f32; CHUNK]) -> &'a [f32; CHUNK] {
+    if let Ok(chunk) = chunk.try_into() {
+        return chunk;
+    }
+    spare.fill(f32::NEG_INFINITY);
+    spare[..chunk.len()].copy_from_slice(chunk);
+    spare
 }
 
 /// Combines all values of a chunk, the upper half with the lower half again and again.
 #[inline(always)]
-fn fold(values: &mut [f32; CHUNK], combine: impl Fn(f32, f32) -> f32) -> f32 {
-    let mut width = CHUNK / 2;
+fn fold(chunk: &[f32; CHUNK], combine: impl Fn(f32, f32) -> f32) -> f32 {
+    let (low, high) = chunk.split_at(CHUNK / 2);
+    let mut values = [0.0; CHUNK / 2];
+    for ((to, &a), &b) in values.iter_mut().zip(low).zip(high) {
+        *to = combine(a, b);
+    }
+    let mut width = CHUNK / 4;
     while width > 0 {
         let (low, high) = values.split_at_mut(width);
         for (a, &b) in low.iter_mut().zip(&*high) {
@@ -89,13 +97,13 @@ impl pulp::WithSimd for ChunkMaxima<'_> {
 
     #[inline(always)]
     fn with_simd<S: pulp::Simd>(self, _: S) -> bool {
-        let mut nan = 0u32;
+        let (mut nan, mut spare) = (0u32, [0.0; CHUNK]);
         for (chunk, out) in self.row.chunks(CHUNK).zip(self.out) {
-            let mut values = load(chunk);
-            for x in &values {
+            let chunk = whole(chunk, &mut spare);
+            for x in chunk {
                 nan |= u32::from(x.is_nan());
             }
-            *out = fold(&mut values, larger);
+            *out = fold(chunk, larger);
         }
         nan != 0
     }
@@ -153,12 +161,14 @@ impl pulp::WithSimd for ChunkExpSums<'_> {
 
     #[inline(always)]
     fn with_simd<S: pulp::Simd>(self, _: S) {
+        let (mut spare, max, scale) = ([0.0; CHUNK], self.max, self.scale);
+        let mut powers = [0.0; CHUNK];
         for (chunk, out) in self.row.chunks(CHUNK).zip(self.out) {
-            let mut values = load(chunk);
-            for x in &mut values {
-                *x = exp_nonpositive((*x - self.max) * self.scale);
+            let chunk = whole(chunk, &mut spare);
+            for (power, &x) in powers.iter_mut().zip(chunk) {
+                *power = exp_nonpositive((x - max) * scale);
             }
-            *out = fold(&mut values, add);
+            *out = fold(&powers, add);
         }
     }
 }

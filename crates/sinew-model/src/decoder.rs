@@ -34,6 +34,10 @@ pub enum ForwardError {
         found: usize,
         count: usize,
     },
+    #[error(
+        "row {row} did not leave the last layer: name it among the rows that the forward pass is asked for"
+    )]
+    Unfinished { row: usize },
     #[error("the key-value memory is for {found}, the model has {expected}")]
     KvShape { found: String, expected: String },
     #[error("{0}")]

@@ -274,6 +274,8 @@ impl InferModel {
         self.check(kv, batch, scratch)?;
         let c = &self.decoder.config;
         let (rows, d) = (batch.tokens.len(), c.d_model);
+        // Rows may be wanted more than once.
+        let most = rows.max(batch.logit_rows.len());
         let s = scratch;
         let x = s.x.take(rows * d);
         ops::embedding(dev, &self.embed, d, batch.tokens, x);
@@ -284,20 +286,28 @@ impl InferModel {
             positions: &s.positions,
             slots: &s.slots,
             paged: PagedBatch::new(batch.sequences.to_vec()),
-            h: s.h.take(rows * d),
-            rstd: s.rstd.take(rows),
+            h: s.h.take(most * d),
+            rstd: s.rstd.take(most),
             qkv: s.qkv.take(rows * c.qkv_dim()),
-            attention: s.attention.take(rows * c.q_dim().max(c.d_ff)),
-            gate_up: s.gate_up.take(rows * 2 * c.d_ff),
+            attention: s.attention.take(most * c.q_dim().max(c.d_ff)),
+            gate_up: s.gate_up.take(most * 2 * c.d_ff),
             scratch: &mut s.paged,
         };
-        for (index, layer) in self.layers.iter().enumerate() {
-            pass.attention(layer, index, kv, x);
-            pass.feed_forward(layer, x);
-        }
         let wanted = batch.logit_rows.len();
         let last = s.last.take(wanted * d);
-        ops::embedding(dev, x, d, &s.rows, last);
+        let top = self.layers.len() - 1;
+        for (index, layer) in self.layers.iter().enumerate() {
+            pass.keys_and_values(layer, index, kv, x);
+            if index < top {
+                pass.attend(layer, index, kv, x);
+                pass.feed_forward(layer, x);
+            } else {
+                // Behind its keys and values, the last layer matters where logits are wanted.
+                pass.only(&s.rows, x, last);
+                pass.attend(layer, index, kv, last);
+                pass.feed_forward(layer, last);
+            }
+        }
         ops::rms_norm_in_place(
             dev,
             MatMut::new(last, wanted, d),
@@ -371,6 +381,7 @@ impl InferModel {
 struct Pass<'a> {
     dev: &'a Device,
     decoder: &'a Decoder,
+    /// Rows of the residual stream.
     rows: usize,
     positions: &'a [u32],
     slots: &'a [u32],
@@ -393,18 +404,12 @@ impl Pass<'_> {
     fn norm(&mut self, x: &[f32], w: &[f32]) {
         let (rows, d) = (self.rows, self.decoder.config.d_model);
         let (from, to) = (Mat::new(x, rows, d), MatMut::new(self.h, rows, d));
-        ops::rms_norm(
-            self.dev,
-            from,
-            w,
-            self.decoder.config.rms_eps,
-            to,
-            self.rstd,
-        );
+        let (eps, rstd) = (self.decoder.config.rms_eps, &mut self.rstd[..rows]);
+        ops::rms_norm(self.dev, from, w, eps, to, rstd);
     }
 
-    /// `x += attention(norm(x))`
-    fn attention(&mut self, layer: &Layer, index: usize, kv: &mut KvPool, x: &mut [f32]) {
+    /// Queries, keys and values of `norm(x)`; stores keys and values.
+    fn keys_and_values(&mut self, layer: &Layer, index: usize, kv: &mut KvPool, x: &[f32]) {
         let c = &self.decoder.config;
         let (dev, rows, d, width) = (self.dev, self.rows, c.d_model, c.qkv_dim());
         self.norm(x, &layer.attn_norm);
@@ -422,7 +427,20 @@ impl Pass<'_> {
         }
         let rotated = MatMut::with_ld(self.qkv, rows, q + kv_dim, width);
         ops::rope(dev, rotated, self.positions, &self.decoder.rope);
-        kv.write(index, self.qkv, self.slots);
+        kv.write(dev, index, self.qkv, self.slots);
+    }
+
+    /// From here on only `rows` of the residual stream `x`, which go to `kept`.
+    fn only(&mut self, rows: &[u32], x: &[f32], kept: &mut [f32]) {
+        ops::embedding(self.dev, x, self.decoder.config.d_model, rows, kept);
+        self.paged = self.paged.only(rows);
+        self.rows = rows.len();
+    }
+
+    /// `x += attention`
+    fn attend(&mut self, layer: &Layer, index: usize, kv: &KvPool, x: &mut [f32]) {
+        let c = &self.decoder.config;
+        let (dev, rows, d, q) = (self.dev, self.rows, c.d_model, c.q_dim());
         let out = &mut self.attention[..rows * q];
         paged_attention(dev, kv, index, &self.paged, self.qkv, out, self.scratch);
         let y = MatMut::new(x, rows, d);
@@ -439,7 +457,7 @@ impl Pass<'_> {
             .gate_up
             .product(dev, Mat::new(self.h, rows, d), y, false);
         let gated = &mut self.attention[..rows * ff];
-        ops::swiglu(dev, self.gate_up, ff, gated);
+        ops::swiglu(dev, &self.gate_up[..rows * 2 * ff], ff, gated);
         let y = MatMut::new(x, rows, d);
         layer.down.product(dev, Mat::new(gated, rows, ff), y, true);
     }

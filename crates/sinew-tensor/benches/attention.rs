@@ -133,7 +133,12 @@ fn paged(dev: &Device, name: &str, count: usize, shared: usize, own: usize, rows
         let slots: Vec<u32> = (0..BLOCK as u32)
             .map(|t| block * BLOCK as u32 + t)
             .collect();
-        pool.write(0, &random(BLOCK * shape.qkv_width(), block.into()), &slots);
+        pool.write(
+            dev,
+            0,
+            &random(BLOCK * shape.qkv_width(), block.into()),
+            &slots,
+        );
     }
     let tables: Vec<Vec<u32>> = (0..count)
         .map(|i| {
@@ -167,7 +172,7 @@ fn paged(dev: &Device, name: &str, count: usize, shared: usize, own: usize, rows
         .map(|t| t[t.len() - 1] * BLOCK as u32 + 3)
         .collect();
     measure(&format!("paged write, {count} rows"), 0.0, || {
-        pool.write(0, &qkv[..count * shape.qkv_width()], &slots);
+        pool.write(dev, 0, &qkv[..count * shape.qkv_width()], &slots);
     });
 }
 

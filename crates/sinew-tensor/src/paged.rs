@@ -16,6 +16,9 @@ use crate::device::Device;
 /// Keys that lie side by side in memory; block sizes are multiples of it.
 pub const PANEL_TOKENS: usize = 16;
 
+/// Keys of a head, in values, from which on each head is stored by a task of its own.
+const WRITE_GRAIN: usize = 4 << 10;
+
 /// Why a pool of blocks cannot be made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum KvPoolError {
@@ -138,7 +141,7 @@ impl KvPool {
     ///
     /// # Panics
     /// If `layer` or a slot does not exist, or `qkv` has another length.
-    pub fn write(&mut self, layer: usize, qkv: &[f32], slots: &[u32]) {
+    pub fn write(&mut self, dev: &Device, layer: usize, qkv: &[f32], slots: &[u32]) {
         assert!(
             layer < self.layers,
             "layer {layer} of a pool of {} layers",
@@ -150,27 +153,47 @@ impl KvPool {
             slots.len() * shape.qkv_width(),
             "qkv holds one row for each slot"
         );
-        for (row, &slot) in slots.iter().enumerate() {
-            let (block, token) = (
-                slot as usize / self.block_tokens,
-                slot as usize % self.block_tokens,
-            );
+        for &slot in slots {
             assert!(
-                block < self.blocks,
+                (slot as usize) < self.blocks * self.block_tokens,
                 "slot {slot} lies beyond the {} blocks",
                 self.blocks
             );
-            for kv_head in 0..shape.kv_heads() {
-                let base = self.block_at(layer, kv_head, block);
-                let key = &qkv[shape.key_at(row, kv_head)..][..shape.head_dim()];
-                for (d, &k) in key.iter().enumerate() {
-                    let at = base + self.key_at(token, d);
-                    self.data[at] = k;
+        }
+        // Tokens of one block share cache lines, heads do not.
+        let few = slots.len() * shape.head_dim() < WRITE_GRAIN;
+        let heads = if few { shape.kv_heads() } else { 1 };
+        let mut data = std::mem::take(&mut self.data);
+        let to = SharedMut::new(&mut data);
+        let pool = &*self;
+        dev.pool()
+            .parallel_ranges(shape.kv_heads(), heads, &|heads| {
+                for head in heads {
+                    pool.write_head(layer, head, qkv, slots, to);
                 }
-                let value = &qkv[shape.value_at(row, kv_head)..][..shape.head_dim()];
-                let at = base + self.value_at(token, 0);
-                self.data[at..at + shape.head_dim()].copy_from_slice(value);
+            });
+        self.data = data;
+    }
+
+    /// [`KvPool::write`] of one head; `to` are the pool's values, of which no other task touches this head's.
+    fn write_head(&self, layer: usize, head: usize, qkv: &[f32], slots: &[u32], to: SharedMut<'_>) {
+        let (shape, tokens) = (self.shape, self.block_tokens);
+        let panel = self.padded_dim * PANEL_TOKENS;
+        for (row, &slot) in slots.iter().enumerate() {
+            let (block, token) = (slot as usize / tokens, slot as usize % tokens);
+            let base = self.block_at(layer, head, block);
+            let key = &qkv[shape.key_at(row, head)..][..shape.head_dim()];
+            let at = base + self.key_at(token, 0);
+            let end = base + (token / PANEL_TOKENS + 1) * panel;
+            // SAFETY: only this task touches the block's part that belongs to this head.
+            let column = unsafe { to.range(at..end) };
+            for (to, &k) in column.iter_mut().step_by(PANEL_TOKENS).zip(key) {
+                *to = k;
             }
+            let value = &qkv[shape.value_at(row, head)..][..shape.head_dim()];
+            let at = base + self.value_at(token, 0);
+            // SAFETY: as above.
+            unsafe { to.range(at..at + shape.head_dim()) }.copy_from_slice(value);
         }
     }
 
@@ -212,7 +235,9 @@ pub struct PagedSequence<'a> {
 #[derive(Clone, Debug)]
 pub struct PagedBatch<'a> {
     sequences: Vec<PagedSequence<'a>>,
-    /// All query rows, neighbours by their block tables.
+    /// Rows of fused query, key and value.
+    rows: usize,
+    /// The query rows, neighbours by their block tables.
     order: Vec<QueryRow>,
 }
 
@@ -220,6 +245,8 @@ pub struct PagedBatch<'a> {
 #[derive(Clone, Copy, Debug)]
 struct QueryRow {
     row: usize,
+    /// Where its output goes.
+    out: usize,
     sequence: usize,
     /// Keys that it sees.
     visible: usize,
@@ -242,12 +269,39 @@ impl<'a> PagedBatch<'a> {
             let PagedSequence { past, rows, .. } = sequences[sequence];
             let row = |i| QueryRow {
                 row: first + i,
+                out: first + i,
                 sequence,
                 visible: past + i + 1,
             };
             order.extend((0..rows).map(row));
         }
-        Self { sequences, order }
+        Self {
+            sequences,
+            rows,
+            order,
+        }
+    }
+
+    /// The same batch with `rows` alone as queries; output row `i` is that of query `rows[i]`. For the last
+    /// layer, of whose other rows nobody needs more than keys and values.
+    ///
+    /// # Panics
+    /// If a row does not exist.
+    #[must_use]
+    pub fn only(&self, rows: &[u32]) -> Self {
+        let mut outs = vec![Vec::new(); self.rows];
+        for (out, &row) in rows.iter().enumerate() {
+            outs[row as usize].push(out);
+        }
+        let order = self.order.iter().flat_map(|query| {
+            let outs = outs[query.row].iter();
+            outs.map(|&out| QueryRow { out, ..*query })
+        });
+        Self {
+            sequences: self.sequences.clone(),
+            rows: self.rows,
+            order: order.collect(),
+        }
     }
 
     /// Number of query rows.
@@ -278,8 +332,8 @@ impl<'a> PagedBatch<'a> {
 
 /// `out = softmax(q k^T / sqrt(head_dim)) v` for each query row over its sequence's stored keys.
 ///
-/// `qkv` `[rows, qkv_width]` holds rotated queries (its keys and values are not read: store them
-/// with [`KvPool::write`] first); writes `out` `[rows, out_width]`.
+/// `qkv` `[rows of the batch, qkv_width]` holds rotated queries (its keys and values are not read: store them
+/// with [`KvPool::write`] first); writes `out` `[query rows, out_width]`.
 ///
 /// # Panics
 /// If `layer` or a block does not exist, a block table is too short, or a slice has another length.
@@ -300,8 +354,8 @@ pub fn paged_attention(
     );
     assert_eq!(
         qkv.len(),
-        batch.rows() * shape.qkv_width(),
-        "qkv holds one row for each query"
+        batch.rows * shape.qkv_width(),
+        "qkv holds one row for each token"
     );
     assert_eq!(
         out.len(),

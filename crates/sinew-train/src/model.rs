@@ -192,8 +192,9 @@ impl Policy for ModelPolicy {
             lora: self.lora.as_ref(),
         };
         let (model, device) = (&self.model, &self.device);
+        let rows: Vec<u32> = batch.items.iter().map(|item| item.row).collect();
         model
-            .forward(device, weights, &batch.tokens, &batch.layout, acts)
+            .forward_for(device, weights, &batch.tokens, &batch.layout, &rows, acts)
             .map_err(failed)?;
         let items: Vec<(u32, TokenId)> = batch.items.iter().map(|i| (i.row, i.target)).collect();
         let scored = model
@@ -207,7 +208,6 @@ impl Policy for ModelPolicy {
         if want.values {
             let critic = self.critic.as_ref();
             let critic = critic.ok_or_else(|| PolicyError("there is no critic".to_owned()))?;
-            let rows: Vec<u32> = items.iter().map(|item| item.0).collect();
             scores.values = vec![0.0; rows.len()];
             model
                 .values(
@@ -261,10 +261,10 @@ impl Policy for ModelPolicy {
         };
         let (model, device) = (&self.model, &self.device);
         let acts = &mut self.scoring;
-        model
-            .forward(device, weights, &batch.tokens, &batch.layout, acts)
-            .map_err(failed)?;
         let rows: Vec<u32> = batch.items.iter().map(|item| item.row).collect();
+        model
+            .forward_for(device, weights, &batch.tokens, &batch.layout, &rows, acts)
+            .map_err(failed)?;
         model.top(device, weights, acts, &rows, k).map_err(failed)
     }
 

@@ -1,9 +1,10 @@
 //! Memory of a training pass: taken once, reused by every pass that fits.
 
 use crate::config::ModelConfig;
-use crate::decoder::ForwardError;
+use crate::decoder::{ForwardError, check_index};
 use sinew_tensor::attention::{AttentionScratch, TreeLayout};
 use sinew_tensor::logprob::LogprobScratch;
+use sinew_tensor::ops::NOWHERE;
 use sinew_tensor::{Buffer, Scratch};
 use sinew_types::TokenId;
 
@@ -99,10 +100,38 @@ pub(super) struct LoraWork {
     pub(super) d_inner: Scratch,
 }
 
-/// Rows at which something is asked, with their last hidden states.
+/// Rows that leave the last layer, when they are not all: those at which something may be asked. Of the
+/// others the last layer computes what rows after them see, keys and values.
+#[derive(Debug)]
+pub(super) struct Leaving {
+    /// Ascending, without duplicates.
+    pub(super) rows: Vec<u32>,
+    /// For each row of the pass its place among them, or [`NOWHERE`].
+    pub(super) place: Vec<u32>,
+}
+
+impl Leaving {
+    /// The rows `asked`, each below `rows`; `None` when they are all, or none.
+    pub(super) fn new(asked: &[u32], rows: usize) -> Option<Self> {
+        let mut place = vec![NOWHERE; rows];
+        asked.iter().for_each(|&row| place[row as usize] = 0);
+        let chosen = (0..rows as u32).filter(|&row| place[row as usize] != NOWHERE);
+        let chosen: Vec<u32> = chosen.collect();
+        for (at, &row) in chosen.iter().enumerate() {
+            place[row as usize] = at as u32;
+        }
+        let some = !chosen.is_empty() && chosen.len() < rows;
+        some.then_some(Self {
+            rows: chosen,
+            place,
+        })
+    }
+}
+
+/// Places in the last hidden states at which something is asked, with these states.
 #[derive(Debug, Default)]
 pub(super) struct Asked {
-    pub(super) rows: Vec<u32>,
+    pub(super) places: Vec<u32>,
     /// `[asked, d]` before the last norm.
     pub(super) x: Scratch,
     /// `[asked, d]` after it.
@@ -122,6 +151,8 @@ pub struct Activations {
     capacity: usize,
     pub(super) tokens: Vec<TokenId>,
     pub(super) layout: Option<TreeLayout>,
+    /// `None`: all rows leave the last layer.
+    pub(super) leaving: Option<Leaving>,
     /// Input of each layer and of the last norm, `[rows, d]`; one alone with [`Keep::Nothing`].
     pub(super) xs: Vec<Buffer>,
     /// For each layer with [`Keep::All`], else one.
@@ -152,6 +183,7 @@ impl Activations {
             capacity: 0,
             tokens: Vec::new(),
             layout: None,
+            leaving: None,
             xs: Vec::new(),
             layers: Vec::new(),
             work,
@@ -218,6 +250,28 @@ impl Activations {
         self.layout
             .clone()
             .ok_or(ForwardError::State("no forward pass was made"))
+    }
+
+    /// Rows of the last hidden states.
+    pub(super) fn left(&self, rows: usize) -> usize {
+        self.leaving.as_ref().map_or(rows, |l| l.rows.len())
+    }
+
+    /// The place of `row` of the last pass in the last hidden states.
+    pub(super) fn place(
+        &self,
+        what: &'static str,
+        row: u32,
+        rows: usize,
+    ) -> Result<u32, ForwardError> {
+        check_index(what, row as usize, rows)?;
+        match &self.leaving {
+            None => Ok(row),
+            Some(leaving) => match leaving.place[row as usize] {
+                NOWHERE => Err(ForwardError::Unfinished { row: row as usize }),
+                place => Ok(place),
+            },
+        }
     }
 }
 

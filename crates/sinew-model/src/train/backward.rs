@@ -1,7 +1,7 @@
 //! The backward pass: from the gradients of log-probabilities, entropies and values to those of
 //! the weights or adapters.
 
-use super::activations::{Activations, Asked, Keep, LayerActs, Work};
+use super::activations::{Activations, Asked, Keep, LayerActs, Leaving, Work};
 use super::value::{ValueGrads, ValueHead};
 use super::{Grads, GradsOf, Pass, TrainModel, Weights};
 use crate::decoder::{ForwardError, check_len, copy};
@@ -37,24 +37,29 @@ impl TrainModel {
         let layout = acts.current()?;
         pass.check(acts, &outputs, grads)?;
         let (rows, d) = (layout.rows(), pass.config().d_model);
-        acts.work.dx.take(rows * d).fill(0.0);
-        pass.items_backward(acts, &outputs, grads);
+        let left = acts.left(rows);
+        acts.work.dx.take(left * d).fill(0.0);
+        pass.items_backward(acts, &outputs, left, grads);
         if let Some((head, d_values, head_grads)) = outputs.values {
             head.backward(dev, d_values, &mut acts.values, d, head_grads);
-            pass.asked_backward(&mut acts.values, rows, &mut acts.work, grads);
+            pass.asked_backward(&mut acts.values, left, &mut acts.work, grads);
         }
-        for layer in (0..pass.config().layers).rev() {
+        let layers = pass.config().layers;
+        for layer in (0..layers).rev() {
             let x = &acts.xs[layer][..rows * d];
             let slot = match acts.keep {
                 Keep::All => layer,
                 Keep::LayerInputs | Keep::Nothing => 0,
             };
-            let saved = &mut acts.layers[slot];
+            let leaving = acts.leaving.as_ref().filter(|_| layer + 1 == layers);
+            let (saved, work) = (&mut acts.layers[slot], &mut acts.work);
             if acts.keep == Keep::LayerInputs {
-                pass.layer(layer, &layout, x, saved, &mut acts.work);
+                pass.layer(layer, &layout, leaving, x, saved, work);
             }
-            pass.feed_forward_backward(layer, rows, saved, grads, &mut acts.work);
-            pass.attention_backward(layer, &layout, x, saved, grads, &mut acts.work);
+            let out = leaving.map_or(rows, |l| l.rows.len());
+            pass.feed_forward_backward(layer, out, saved, grads, work);
+            pass.o_backward(layer, rows, leaving, saved, grads, work);
+            pass.attention_backward(layer, &layout, x, saved, grads, work);
         }
         if grads.of == GradsOf::Params {
             let embed = &mut grads.values[pass.layout().embed.clone()];
@@ -87,12 +92,13 @@ impl Pass<'_> {
             ));
         }
         check_len("values of gradients", grads.values.len(), total)?;
-        check_len("d_logprob", outputs.d_logprob.len(), acts.items.rows.len())?;
+        let items = acts.items.places.len();
+        check_len("d_logprob", outputs.d_logprob.len(), items)?;
         if !outputs.d_entropy.is_empty() {
             check_len("d_entropy", outputs.d_entropy.len(), acts.entropy.len())?;
         }
         if let Some((head, d_values, head_grads)) = &outputs.values {
-            check_len("d_values", d_values.len(), acts.values.rows.len())?;
+            check_len("d_values", d_values.len(), acts.values.places.len())?;
             check_len(
                 "weights of the value head",
                 head.len(),
@@ -104,9 +110,14 @@ impl Pass<'_> {
     }
 
     /// From log-probabilities and entropies through output projection and last norm.
-    fn items_backward(&self, acts: &mut Activations, outputs: &OutputGrads<'_>, grads: &mut Grads) {
-        let n = acts.items.rows.len();
-        let Some(layout) = &acts.layout else { return };
+    fn items_backward(
+        &self,
+        acts: &mut Activations,
+        outputs: &OutputGrads<'_>,
+        left: usize,
+        grads: &mut Grads,
+    ) {
+        let n = acts.items.places.len();
         if n == 0 {
             return;
         }
@@ -129,13 +140,13 @@ impl Pass<'_> {
         let dw = (grads.of == GradsOf::Params).then(|| &mut grads.values[head]);
         let dh = acts.items.dh.take(n * d);
         linear_logprob_backward(self.dev, &input, grad, dh, dw, &mut acts.work.logprob);
-        self.asked_backward(&mut acts.items, layout.rows(), &mut acts.work, grads);
+        self.asked_backward(&mut acts.items, left, &mut acts.work, grads);
     }
 
     /// From `asked.dh` through the last norm into `work.dx`.
-    fn asked_backward(&self, asked: &mut Asked, rows: usize, work: &mut Work, grads: &mut Grads) {
+    fn asked_backward(&self, asked: &mut Asked, left: usize, work: &mut Work, grads: &mut Grads) {
         let d = self.config().d_model;
-        let n = asked.rows.len();
+        let n = asked.places.len();
         let norm = self.layout().final_norm.clone();
         let x = Mat::new(asked.x.take(n * d), n, d);
         let dy = Mat::new(asked.dh.take(n * d), n, d);
@@ -147,8 +158,8 @@ impl Pass<'_> {
         );
         ops::rms_norm_backward(self.dev, x, w, rstd, dy, dx, dw, false);
         let dx = asked.dx.take(n * d);
-        // Adds each asked row's gradient to its row, in order: rows may repeat.
-        ops::embedding_backward(self.dev, &asked.rows, dx, d, work.dx.take(rows * d));
+        // Adds each asked place's gradient to it, in order: places may repeat.
+        ops::embedding_backward(self.dev, &asked.places, dx, d, work.dx.take(left * d));
     }
 
     /// Feed-forward half of a layer: reads and updates `work.dx`.
@@ -191,7 +202,37 @@ impl Pass<'_> {
         ops::rms_norm_backward(self.dev, x, self.values(norm), rstd, dy, dx, dw, true);
     }
 
-    /// Attention half of a layer: reads and updates `work.dx`.
+    /// Output projection of attention: reads `work.dx`, writes the gradient of attention's output to
+    /// `work.d_inner`, both of all rows in the end.
+    fn o_backward(
+        &self,
+        layer: usize,
+        rows: usize,
+        leaving: Option<&Leaving>,
+        saved: &LayerActs,
+        grads: &mut Grads,
+        work: &mut Work,
+    ) {
+        let (dev, d, q) = (self.dev, self.config().d_model, self.config().q_dim());
+        let (site, lora) = (Group::O.at(layer), &mut work.lora);
+        let Some(leaving) = leaving else {
+            let attended = &saved.attended[..rows * q];
+            let (dx, d_out) = (work.dx.take(rows * d), work.d_inner.take(rows * q));
+            return self.linear_backward(site, attended, dx, Some(d_out), grads, lora);
+        };
+        let left = leaving.rows.len();
+        let attended = work.gated.take(left * q);
+        ops::embedding(dev, &saved.attended, q, &leaving.rows, attended);
+        let (dx, d_out) = (work.dx.take(left * d), work.d_outer.take(left * q));
+        self.linear_backward(site, attended, dx, Some(d_out), grads, lora);
+        let to = work.d_inner.take(rows * q);
+        ops::spread(dev, work.d_outer.take(left * q), q, &leaving.place, to);
+        let to = work.dh.take(rows * d);
+        ops::spread(dev, work.dx.take(left * d), d, &leaving.place, to);
+        std::mem::swap(&mut work.dx, &mut work.dh);
+    }
+
+    /// Attention half of a layer but for [`Pass::o_backward`]: reads and updates `work.dx`.
     fn attention_backward(
         &self,
         layer: usize,
@@ -204,13 +245,9 @@ impl Pass<'_> {
         let c = self.config();
         let (dev, rows, d, width) = (self.dev, layout.rows(), c.d_model, c.qkv_dim());
         let ranges = &self.layout().layers[layer];
-        let attended = &saved.attended[..rows * c.q_dim()];
-        let (dx, d_out) = (work.dx.take(rows * d), work.d_inner.take(rows * c.q_dim()));
-        let lora = &mut work.lora;
-        self.linear_backward(Group::O.at(layer), attended, dx, Some(d_out), grads, lora);
         let input = BackwardInput {
             qkv: &saved.qkv[..rows * width],
-            out: attended,
+            out: &saved.attended[..rows * c.q_dim()],
             lse: &saved.lse[..rows * c.heads],
             d_out: work.d_inner.take(rows * c.q_dim()),
         };

@@ -1,6 +1,6 @@
 //! The forward pass: hidden states of all rows, then log-probabilities of the asked tokens.
 
-use super::activations::{Activations, Asked, Keep, LayerActs, Work};
+use super::activations::{Activations, Asked, Keep, LayerActs, Leaving, Work};
 use super::{Pass, TrainModel, Weights};
 use crate::decoder::{ForwardError, check_index, check_len, copy};
 use crate::lora::Group;
@@ -27,10 +27,27 @@ impl TrainModel {
         layout: &TreeLayout,
         acts: &mut Activations,
     ) -> Result<(), ForwardError> {
+        let all: Vec<u32> = (0..layout.rows() as u32).collect();
+        self.forward_for(dev, weights, tokens, layout, &all, acts)
+    }
+
+    /// [`TrainModel::forward`] when nothing will be asked at other rows than `asked` (in any order, repeated
+    /// or not): the last layer computes keys and values alone of the others. What is asked, and the
+    /// gradients, are those of the whole pass; only sums over rows in the gradient of the last layer's second
+    /// norm are grouped differently.
+    pub fn forward_for(
+        &self,
+        dev: &sinew_tensor::Device,
+        weights: Weights<'_>,
+        tokens: &[TokenId],
+        layout: &TreeLayout,
+        asked: &[u32],
+        acts: &mut Activations,
+    ) -> Result<(), ForwardError> {
         let pass = self.pass(dev, weights)?;
         acts.layout = None;
-        acts.items.rows.clear();
-        acts.values.rows.clear();
+        acts.items.places.clear();
+        acts.values.places.clear();
         let rows = layout.rows();
         check_len("tokens", tokens.len(), rows)?;
         if rows == 0 {
@@ -38,8 +55,12 @@ impl TrainModel {
         }
         self.decoder.check_tokens(tokens)?;
         self.decoder.check_positions(layout.positions())?;
+        for &row in asked {
+            check_index("row that is asked for", row as usize, rows)?;
+        }
         let c = pass.config();
         acts.reserve(c, rows);
+        acts.leaving = Leaving::new(asked, rows);
         let all = rows * c.d_model;
         let embed = pass.values(&pass.layout().embed);
         ops::embedding(dev, embed, c.d_model, tokens, &mut acts.xs[0][..all]);
@@ -49,9 +70,11 @@ impl TrainModel {
                 Keep::All | Keep::LayerInputs => (layer, layer + 1),
             };
             let slot = if acts.keep == Keep::All { layer } else { 0 };
-            let saved = &mut acts.layers[slot];
-            pass.layer(layer, layout, &acts.xs[input][..all], saved, &mut acts.work);
-            pass.down(layer, saved, &mut acts.xs[output][..all], &mut acts.work);
+            let leaving = acts.leaving.as_ref().filter(|_| layer + 1 == c.layers);
+            let out = leaving.map_or(rows, |l| l.rows.len()) * c.d_model;
+            let (saved, x) = (&mut acts.layers[slot], &acts.xs[input][..all]);
+            pass.layer(layer, layout, leaving, x, saved, &mut acts.work);
+            pass.down(layer, saved, &mut acts.xs[output][..out], &mut acts.work);
         }
         acts.tokens.clear();
         acts.tokens.extend_from_slice(tokens);
@@ -72,19 +95,16 @@ impl TrainModel {
         let pass = self.pass(dev, weights)?;
         let rows = acts.current()?.rows();
         let vocab = pass.config().vocab;
-        acts.items.rows.clear();
+        acts.items.places.clear();
+        let mut places = Vec::with_capacity(items.len());
         for &(row, target) in items {
-            check_index("item's row", row as usize, rows)?;
+            places.push(acts.place("item's row", row, rows)?);
             check_index("item's target", target as usize, vocab)?;
         }
         acts.targets.clear();
         acts.targets.extend(items.iter().map(|item| item.1));
-        pass.ask(
-            items.iter().map(|item| item.0),
-            acts.xs.last(),
-            rows,
-            &mut acts.items,
-        );
+        let left = acts.left(rows);
+        pass.ask(places, acts.xs.last(), left, &mut acts.items);
         let n = items.len();
         acts.logprob.resize(n, 0.0);
         acts.lse.resize(n, 0.0);
@@ -110,22 +130,33 @@ impl TrainModel {
 }
 
 impl Pass<'_> {
-    /// Everything of a layer but its last projection: attention, residual, gate and up.
+    /// Everything of a layer but its last projection: attention, residual, gate and up; from the output of
+    /// attention on for the rows that are `leaving` it.
     pub(super) fn layer(
         &self,
         layer: usize,
         layout: &TreeLayout,
+        leaving: Option<&Leaving>,
         x: &[f32],
         saved: &mut LayerActs,
         work: &mut Work,
     ) {
         let c = self.config();
-        let (rows, d) = (layout.rows(), c.d_model);
+        let (d, q) = (c.d_model, c.q_dim());
+        let rows = leaving.map_or(layout.rows(), |l| l.rows.len());
         let ranges = &self.layout().layers[layer];
         self.norm(x, self.values(&ranges.attn_norm), work);
         self.qkv(layer, layout, saved, work);
-        let attended = &mut saved.attended[..rows * c.q_dim()];
         let x_mid = &mut saved.x_mid[..rows * d];
+        let (attended, x) = match leaving {
+            None => (&saved.attended[..rows * q], x),
+            Some(leaving) => {
+                let (attended, kept) = (work.gated.take(rows * q), work.h.take(rows * d));
+                ops::embedding(self.dev, &saved.attended, q, &leaving.rows, attended);
+                ops::embedding(self.dev, x, d, &leaving.rows, kept);
+                (&*attended, &*kept)
+            }
+        };
         self.linear(Group::O.at(layer), attended, x_mid, &mut work.lora);
         ops::add(self.dev, x, x_mid);
         self.norm(x_mid, self.values(&ranges.ffn_norm), work);
@@ -183,22 +214,21 @@ impl Pass<'_> {
         ops::rms_norm(self.dev, Mat::new(x, rows, d), w, eps, to, rstd);
     }
 
-    /// Gathers the last hidden states at `rows` and applies the last norm to them.
+    /// Gathers the last hidden states, of which there are `left`, at `places` and applies the last norm to them.
     pub(super) fn ask(
         &self,
-        rows: impl Iterator<Item = u32>,
+        places: Vec<u32>,
         last: Option<&sinew_tensor::Buffer>,
-        all_rows: usize,
+        left: usize,
         asked: &mut Asked,
     ) {
         let c = self.config();
         let d = c.d_model;
-        asked.rows.clear();
-        asked.rows.extend(rows);
-        let n = asked.rows.len();
+        asked.places = places;
+        let n = asked.places.len();
         let x = asked.x.take(n * d);
         if let Some(last) = last {
-            ops::embedding(self.dev, &last[..all_rows * d], d, &asked.rows, x);
+            ops::embedding(self.dev, &last[..left * d], d, &asked.places, x);
         }
         let to = MatMut::new(asked.h.take(n * d), n, d);
         let (w, rstd) = (self.values(&self.layout().final_norm), asked.rstd.take(n));

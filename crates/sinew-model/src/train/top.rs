@@ -1,7 +1,7 @@
 //! The most likely tokens after given rows: what a teacher says beyond the sampled token.
 
 use super::{Activations, TrainModel, Weights};
-use crate::decoder::{ForwardError, check_index};
+use crate::decoder::ForwardError;
 use sinew_tensor::{Device, Mat, MatMut};
 use sinew_types::{TokenId, TokenLogprob};
 
@@ -24,15 +24,10 @@ impl TrainModel {
         let all_rows = acts.current()?.rows();
         let (n, d) = (rows.len(), pass.config().d_model);
         let vocab = pass.config().vocab;
-        for &row in rows {
-            check_index("row of a ranking", row as usize, all_rows)?;
-        }
-        pass.ask(
-            rows.iter().copied(),
-            acts.xs.last(),
-            all_rows,
-            &mut acts.values,
-        );
+        let place = |&row: &u32| acts.place("row of a ranking", row, all_rows);
+        let places = rows.iter().map(place).collect::<Result<Vec<_>, _>>()?;
+        let left = acts.left(all_rows);
+        pass.ask(places, acts.xs.last(), left, &mut acts.values);
         let hidden = acts.values.h.take(n * d);
         let head = Mat::new(pass.values(&pass.layout().head()), vocab, d);
         let mut logits = vec![0.0; CHUNK.min(n) * vocab];

@@ -2,7 +2,7 @@
 
 use super::activations::{Activations, Asked};
 use super::{TrainModel, Weights};
-use crate::decoder::{ForwardError, check_index, check_len};
+use crate::decoder::{ForwardError, check_len};
 use crate::params::Random;
 use sinew_tensor::{Buffer, Device, Mat, MatMut};
 
@@ -114,15 +114,10 @@ impl TrainModel {
         let (n, d) = (rows.len(), self.decoder.config.d_model);
         check_len("values", out.len(), n)?;
         check_len("weights of the value head", head.len(), d + 1)?;
-        for &row in rows {
-            check_index("row of a value", row as usize, all_rows)?;
-        }
-        pass.ask(
-            rows.iter().copied(),
-            acts.xs.last(),
-            all_rows,
-            &mut acts.values,
-        );
+        let place = |&row: &u32| acts.place("row of a value", row, all_rows);
+        let places = rows.iter().map(place).collect::<Result<Vec<_>, _>>()?;
+        let left = acts.left(all_rows);
+        pass.ask(places, acts.xs.last(), left, &mut acts.values);
         out.fill(head.values[d]);
         let h = Mat::new(acts.values.h.take(n * d), n, d);
         let w = Mat::new(&head.values[..d], 1, d);

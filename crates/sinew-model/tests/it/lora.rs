@@ -20,7 +20,7 @@ fn config(targets: &[Projection]) -> LoraConfig {
 }
 
 /// Adapters whose B is not zero.
-fn trained(model: &ModelConfig, targets: &[Projection], seed: u64) -> Lora {
+pub(crate) fn trained(model: &ModelConfig, targets: &[Projection], seed: u64) -> Lora {
     let mut lora = Lora::random(&config(targets), model, seed).unwrap();
     for (n, (_, values)) in lora.tensors_mut().into_iter().enumerate() {
         for (i, value) in values.iter_mut().enumerate() {

@@ -4,8 +4,8 @@ use crate::support::{
     FAMILIES, Tensors, device, devices, relative_error, smollm2, tiny, tiny_golden,
 };
 use sinew_model::{
-    Activations, Grads, InferBatch, InferModel, InferScratch, Keep, OutputGrads, Params,
-    TrainModel, ValueGrads, ValueHead, Weights,
+    Activations, ForwardError, Grads, InferBatch, InferModel, InferScratch, Keep, OutputGrads,
+    Params, Projection, TrainModel, ValueGrads, ValueHead, Weights,
 };
 use sinew_tensor::Device;
 use sinew_tensor::attention::{Segment, TreeLayout};
@@ -28,7 +28,14 @@ pub(crate) struct Outcome {
     pub(crate) grads: Grads,
 }
 
+/// The case in a pass that finishes the rows that are asked for.
 pub(crate) fn run(dev: &Device, weights: Weights<'_>, case: &Case, keep: Keep) -> Outcome {
+    let rows: Vec<u32> = case.items.iter().map(|item| item.0).collect();
+    run_for(dev, weights, case, &rows, keep)
+}
+
+/// The case in a pass that finishes `rows`.
+fn run_for(dev: &Device, weights: Weights<'_>, case: &Case, rows: &[u32], keep: Keep) -> Outcome {
     let config = weights.params.config();
     let model = TrainModel::new(config, config.max_context).unwrap();
     let mut acts = Activations::new(keep);
@@ -37,7 +44,7 @@ pub(crate) fn run(dev: &Device, weights: Weights<'_>, case: &Case, keep: Keep) -
         None => Grads::of_params(weights.params.layout()),
     };
     model
-        .forward(dev, weights, &case.tokens, &case.layout, &mut acts)
+        .forward_for(dev, weights, &case.tokens, &case.layout, rows, &mut acts)
         .unwrap();
     let out = model
         .logprobs(dev, weights, &mut acts, &case.items, true)
@@ -227,6 +234,68 @@ fn shared_prefixes_change_neither_logprobs_nor_gradients() {
             assert!(error < 2e-5, "{family} {}: {error}", entry.name);
         }
     }
+}
+
+/// A pass that finishes only the asked rows says the same, to the bit; gradients too, but for one sum over
+/// rows that is grouped by their number.
+#[test]
+fn rows_that_nothing_is_asked_of_change_nothing() {
+    let dev = device();
+    for family in FAMILIES {
+        let params = tiny(family).params;
+        let (mut case, _) = tree_case();
+        // One answer alone, so that most rows have nothing to say.
+        case.items.truncate(9);
+        case.d_logprob.truncate(9);
+        case.d_entropy.truncate(9);
+        let lora = crate::lora::trained(params.config(), &Projection::ALL, 1);
+        let all: Vec<u32> = (0..case.tokens.len() as u32).collect();
+        let regrouped = format!("{}.post_attention_layernorm", params.config().layers - 1);
+        for keep in [Keep::All, Keep::LayerInputs] {
+            let weights = Weights::full(&params);
+            let whole = run_for(&dev, weights, &case, &all, keep);
+            let part = run(&dev, weights, &case, keep);
+            assert_eq!(part.logprob, whole.logprob, "{family} {keep:?}");
+            assert_eq!(part.entropy, whole.entropy, "{family} {keep:?}");
+            for entry in params.layout().entries() {
+                let of = |outcome: &Outcome| outcome.grads.values()[entry.range()].to_vec();
+                if entry.name.contains(&regrouped) {
+                    let error = relative_error(&of(&part), &of(&whole));
+                    assert!(error < 1e-6, "{family} {}: {error}", entry.name);
+                } else {
+                    assert_eq!(of(&part), of(&whole), "{family} {}", entry.name);
+                }
+            }
+            let lora = Some(&lora);
+            let weights = Weights { lora, ..weights };
+            let whole = run_for(&dev, weights, &case, &all, keep);
+            let part = run(&dev, weights, &case, keep);
+            assert_eq!(part.logprob, whole.logprob, "{family} {keep:?}");
+            assert_eq!(part.grads.values(), whole.grads.values(), "{family}");
+        }
+    }
+}
+
+#[test]
+fn rows_that_were_not_named_cannot_be_asked() {
+    let dev = device();
+    let params = tiny("llama").params;
+    let (case, _) = tree_case();
+    let (weights, config) = (Weights::full(&params), params.config());
+    let model = TrainModel::new(config, config.max_context).unwrap();
+    let mut acts = Activations::new(Keep::Nothing);
+    let forward = |rows: &[u32], acts: &mut Activations| {
+        model.forward_for(&dev, weights, &case.tokens, &case.layout, rows, acts)
+    };
+    let error = forward(&[3, 1000], &mut acts).unwrap_err();
+    assert!(error.to_string().contains("1000"), "{error}");
+    forward(&[5, 2, 5], &mut acts).unwrap();
+    let asked = model.logprobs(&dev, weights, &mut acts, &[(2, 1), (5, 7), (2, 9)], false);
+    assert_eq!(asked.unwrap().logprob.len(), 3);
+    let error = model.logprobs(&dev, weights, &mut acts, &[(3, 1)], false);
+    assert_eq!(error.unwrap_err(), ForwardError::Unfinished { row: 3 });
+    let error = model.top(&dev, weights, &mut acts, &[4], 2);
+    assert_eq!(error.unwrap_err(), ForwardError::Unfinished { row: 4 });
 }
 
 /// Log-probability of every token but the first, as the engine computes it.

@@ -1,6 +1,7 @@
 //! How a product is cut into passes, tasks and blocks.
 
 use std::cell::RefCell;
+use std::cmp::Reverse;
 use std::ops::Range;
 
 use super::pack::{Panels, pack_balanced, pack_panels};
@@ -248,6 +249,18 @@ struct Job {
 // SAFETY: the pointers are read-only operands, and `c`, of which tasks touch disjoint parts.
 unsafe impl Sync for Job {}
 
+/// Number of tasks, from about half of `wanted` to twice as many, that leaves the busiest thread the fewest of
+/// `panels`; of equals the nearest to `wanted`, then the one with fewer tasks.
+fn even_tasks(panels: usize, wanted: usize, threads: usize) -> usize {
+    let tasks = |each: usize| panels.div_ceil(each);
+    let sizes = panels.div_ceil(2 * wanted)..=panels.div_ceil(wanted.div_ceil(2));
+    let best = sizes.min_by_key(|&each| {
+        let busiest = tasks(each).div_ceil(threads) * each;
+        (busiest, tasks(each).abs_diff(wanted), Reverse(each))
+    });
+    best.map_or(wanted, tasks)
+}
+
 /// How a pass is cut into tasks: panels of rows by panels of columns.
 struct Grid {
     row_panels: usize,
@@ -280,8 +293,12 @@ impl Grid {
             (row_tasks, wanted.div_ceil(2 * row_tasks).max(parts))
         };
         let col_tasks = col_tasks.min(col_panels);
-        // Whole panels can leave the last task with few: use the fewest tasks of that size.
-        let col_tasks = col_panels.div_ceil(col_panels.div_ceil(col_tasks));
+        let col_tasks = if shared {
+            even_tasks(col_panels, col_tasks, dev.threads())
+        } else {
+            // Whole panels can leave the last task with few: use the fewest tasks of that size.
+            col_panels.div_ceil(col_panels.div_ceil(col_tasks))
+        };
         Self {
             row_panels: panels.count,
             col_panels,
@@ -399,4 +416,29 @@ fn read_ahead(x: &mut Operands, i: usize, tiles: usize, words: usize) {
 /// The next block of `left` steps: all when they fit, else equal parts near [`DEPTH_BLOCK`].
 fn depth_block(left: usize) -> usize {
     left.div_ceil(left.div_ceil(DEPTH_BLOCK))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::even_tasks;
+
+    #[test]
+    fn threads_get_as_many_panels_each() {
+        // The output projections of the packaged model: 18 panels in 9 tasks gave one thread 10.
+        assert_eq!(even_tasks(18, 12, 2), 6);
+        assert_eq!(even_tasks(18, 5, 2), 6);
+        assert_eq!(even_tasks(96, 12, 2), 12);
+        assert_eq!(even_tasks(1, 1, 8), 1);
+        for panels in 1..200usize {
+            for wanted in 1..=panels.min(40) {
+                for threads in [1, 2, 3, 8] {
+                    let tasks = even_tasks(panels, wanted, threads);
+                    assert!((1..=2 * wanted).contains(&tasks) && 3 * tasks >= wanted);
+                    let busiest = |tasks: usize| tasks.div_ceil(threads) * panels.div_ceil(tasks);
+                    let plain = panels.div_ceil(panels.div_ceil(wanted));
+                    assert!(busiest(tasks) <= busiest(plain), "{panels} {wanted}");
+                }
+            }
+        }
+    }
 }

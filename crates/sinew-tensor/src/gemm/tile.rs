@@ -245,7 +245,7 @@ macro_rules! tiles {
 }
 
 #[cfg(target_arch = "x86_64")]
-tiles!(F32x16, 14 x 2, rows [1 2 3 4 5 6 7 8 9 10 11 12 13 14], wide [1 => 4, 2 => 2, 3 => 2,]);
+tiles!(F32x16, 14 x 2, rows [1 2 3 4 5 6 7 8 9 10 11 12 13 14], wide [1 => 4, 1 => 3, 1 => 2, 2 => 2, 3 => 2,]);
 #[cfg(target_arch = "x86_64")]
-tiles!(F32x8, 6 x 2, rows [1 2 3 4 5 6], wide [1 => 4, 2 => 2,]);
+tiles!(F32x8, 6 x 2, rows [1 2 3 4 5 6], wide [1 => 4, 1 => 3, 1 => 2, 2 => 2,]);
 tiles!(Lanes8, 4 x 1, rows [1 2 3 4], wide [1 => 2,]);

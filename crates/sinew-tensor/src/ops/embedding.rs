@@ -20,6 +20,27 @@ pub fn embedding(dev: &Device, table: &[f32], dim: usize, ids: &[u32], out: &mut
         });
 }
 
+/// No row in the `place` of [`spread`].
+pub const NOWHERE: u32 = u32::MAX;
+
+/// The reverse of picking rows with [`embedding`]: `out[i] = x[place[i]]`, zeros where `place[i]` is [`NOWHERE`].
+/// `x`: `[n, dim]`, `out`: `[place.len(), dim]`. Panics on a place beyond `x`.
+pub fn spread(dev: &Device, x: &[f32], dim: usize, place: &[u32], out: &mut [f32]) {
+    assert_eq!(out.len(), place.len() * dim, "out [{}, {dim}]", place.len());
+    let out = SharedMut::new(out);
+    dev.pool()
+        .parallel_ranges(place.len(), row_grain(dim), &|rows| {
+            for i in rows {
+                // SAFETY: only this task touches row `i`.
+                let out = unsafe { out.range(i * dim..(i + 1) * dim) };
+                match place[i] {
+                    NOWHERE => out.fill(0.0),
+                    at => out.copy_from_slice(&x[at as usize * dim..][..dim]),
+                }
+            }
+        });
+}
+
 /// Gradient of [`embedding`]: `dtable[ids[i]] += dy[i]`, in the order of `i` for every table row.
 pub fn embedding_backward(dev: &Device, ids: &[u32], dy: &[f32], dim: usize, dtable: &mut [f32]) {
     assert_eq!(dy.len(), ids.len() * dim, "dy [{}, {dim}]", ids.len());

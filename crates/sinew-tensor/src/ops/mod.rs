@@ -14,7 +14,7 @@ mod rope;
 pub use activation::{swiglu, swiglu_backward};
 pub use adamw::{AdamW, adamw};
 pub use elementwise::{add, axpy, bias_add, bias_backward, scale, sum_of_squares};
-pub use embedding::{embedding, embedding_backward};
+pub use embedding::{NOWHERE, embedding, embedding_backward, spread};
 pub use norm::{rms_norm, rms_norm_backward, rms_norm_in_place};
 pub use rope::{RopeTable, rope, rope_backward};
 

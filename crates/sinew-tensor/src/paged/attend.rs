@@ -128,7 +128,7 @@ unsafe fn run<V: Vector>(bundle: &Bundle<'_>, out: SharedMut<'_>, memory: &mut S
     }
     for (i, row) in bundle.rows.iter().enumerate() {
         for h in 0..group {
-            let at = row.row * shape.out_width() + (first_head + h) * dim;
+            let at = row.out * shape.out_width() + (first_head + h) * dim;
             let from = &sums[i * len + h * padded..][..dim];
             let total = softmax[i * group + h][1];
             for (o, s) in out.range(at..at + dim).iter_mut().zip(from) {

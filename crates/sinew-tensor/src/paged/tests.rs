@@ -16,6 +16,10 @@ struct World {
 const LAYERS: usize = 2;
 const LAYER: usize = 1;
 
+fn device() -> Device {
+    Device::new(KernelSet::detect_f32(), 2)
+}
+
 impl World {
     fn new(shape: AttentionShape, block_tokens: usize, lens: &[usize], seed: u64) -> Self {
         let blocks: usize = lens.iter().map(|l| l.div_ceil(block_tokens)).sum();
@@ -33,7 +37,7 @@ impl World {
                 table[t / block_tokens] * block_tokens as u32 + (t % block_tokens) as u32
             };
             let slots: Vec<u32> = (0..len).map(slot).collect();
-            pool.write(LAYER, &rows, &slots);
+            pool.write(&device(), LAYER, &rows, &slots);
             qkv.push(rows);
             tables.push(table);
         }
@@ -42,6 +46,15 @@ impl World {
 
     /// Output of rows `ranges[i]` of each sequence `i`, in one batch.
     fn attend(&self, dev: &Device, ranges: &[(usize, std::ops::Range<usize>)]) -> Vec<f32> {
+        let (batch, rows) = self.batch(ranges);
+        let mut out = vec![f32::NAN; batch.rows() * self.pool.shape().out_width()];
+        let scratch = &mut AttentionScratch::default();
+        paged_attention(dev, &self.pool, LAYER, &batch, &rows, &mut out, scratch);
+        out
+    }
+
+    /// The batch of these rows, with their queries, keys and values.
+    fn batch(&self, ranges: &[(usize, std::ops::Range<usize>)]) -> (PagedBatch<'_>, Vec<f32>) {
         let shape = self.pool.shape();
         let mut rows = Vec::new();
         let mut sequences = Vec::new();
@@ -54,11 +67,7 @@ impl World {
                 rows: range.len(),
             });
         }
-        let batch = PagedBatch::new(sequences);
-        let mut out = vec![f32::NAN; batch.rows() * shape.out_width()];
-        let scratch = &mut AttentionScratch::default();
-        paged_attention(dev, &self.pool, LAYER, &batch, &rows, &mut out, scratch);
-        out
+        (PagedBatch::new(sequences), rows)
     }
 
     fn exact(&self, sequence: usize) -> Vec<f64> {
@@ -138,13 +147,53 @@ fn shared_and_copied_blocks_hold_the_same_keys() {
     assert_eq!(world.attend(&dev, &[(2, 39..40)]), before);
     let width = shape.qkv_width();
     let other = random(width, 99);
-    world.pool.write(LAYER, &other, &[7]);
+    world.pool.write(&dev, LAYER, &other, &[7]);
     world.qkv[2][39 * width..].copy_from_slice(&other);
     let out = world.attend(&dev, &[(0, 39..40), (2, 39..40)]);
     assert_eq!(out[..shape.out_width()], before);
     assert_close(
         &out[shape.out_width()..],
         &world.exact(2)[39 * shape.out_width()..],
+    );
+}
+
+/// Chosen queries, in any order and repeated, have the bits they have among all.
+#[test]
+fn chosen_queries_have_the_same_bits() {
+    let shape = AttentionShape::new(6, 2, 24).unwrap();
+    // More keys than one task stores for all heads.
+    let world = World::new(shape, 16, &[40, 300, 7], 5);
+    let ranges = [(0, 10..40), (1, 290..300), (2, 0..7)];
+    let (all, wanted) = (world.attend(&device(), &ranges), [46, 0, 29, 0, 31]);
+    let (batch, rows) = world.batch(&ranges);
+    let batch = batch.only(&wanted);
+    assert_eq!(batch.rows(), wanted.len());
+    let mut out = vec![f32::NAN; wanted.len() * shape.out_width()];
+    let scratch = &mut AttentionScratch::default();
+    paged_attention(
+        &device(),
+        &world.pool,
+        LAYER,
+        &batch,
+        &rows,
+        &mut out,
+        scratch,
+    );
+    for (out, row) in out.chunks(shape.out_width()).zip(wanted) {
+        assert_eq!(
+            out,
+            &all[row as usize * shape.out_width()..][..shape.out_width()]
+        );
+    }
+    let nothing = batch.only(&[]);
+    paged_attention(
+        &device(),
+        &world.pool,
+        LAYER,
+        &nothing,
+        &rows,
+        &mut [],
+        scratch,
     );
 }
 
@@ -155,6 +204,7 @@ fn other_layers_stay_untouched() {
     let dev = Device::new(KernelSet::detect_f32(), 1);
     let before = world.attend(&dev, &[(0, 0..20)]);
     world.pool.write(
+        &dev,
         0,
         &random(shape.qkv_width() * 16, 3),
         &(16..32).collect::<Vec<u32>>(),
@@ -201,7 +251,7 @@ fn unknown_blocks_are_refused() {
 fn unknown_slots_are_refused() {
     let shape = AttentionShape::new(2, 1, 8).unwrap();
     let mut pool = KvPool::new(1, shape, 16, 3).unwrap();
-    pool.write(0, &vec![0.0; shape.qkv_width()], &[48]);
+    pool.write(&device(), 0, &vec![0.0; shape.qkv_width()], &[48]);
 }
 
 proptest! {

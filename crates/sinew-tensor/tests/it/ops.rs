@@ -227,6 +227,23 @@ fn check_embedding(dev: &Device, rows: usize, dim: usize, vocab: usize) {
     for (row, &id) in out.chunks_exact(dim).zip(&ids) {
         assert_eq!(row, &table[id as usize * dim..][..dim]);
     }
+    // Every other row, spread out again.
+    let place = |i: usize| match i % 2 {
+        0 => i as u32 / 2,
+        _ => ops::NOWHERE,
+    };
+    let places: Vec<u32> = (0..rows).map(place).collect();
+    let mut spread = vec![0.5; rows * dim];
+    ops::spread(dev, &out, dim, &places, &mut spread);
+    for (i, row) in spread.chunks_exact(dim).enumerate() {
+        let want = &out[i / 2 * dim..][..dim];
+        let kept = i % 2 == 0;
+        assert!(
+            row.iter()
+                .zip(want)
+                .all(|(x, w)| *x == if kept { *w } else { 0.0 })
+        );
+    }
     let dy = random(14, rows * dim);
     let mut dtable = vec![0.25; vocab * dim];
     ops::embedding_backward(dev, &ids, &dy, dim, &mut dtable);
