@@ -58,20 +58,38 @@ const POWERS: [u64; SIDE_BY_SIDE + 1] = {
     powers
 };
 
+/// What a block of tokens adds to the hash if all of them are 0: a token counts as one more, so
+/// that every token counts.
+const ZEROS: u64 = {
+    let (mut sum, mut i) = (0u64, 0);
+    while i < SIDE_BY_SIDE {
+        sum = sum.wrapping_add(POWERS[i]);
+        i += 1;
+    }
+    sum
+};
+
 /// Goes on with the hash of a prefix, modulo 2^64: a product and a sum for each token, most of
 /// them independent of each other, as prompts are long.
 fn hash_on(hash: u64, tokens: &[TokenId]) -> u64 {
     let (blocks, rest) = tokens.as_chunks::<SIDE_BY_SIDE>();
-    let term = |token: TokenId, power: u64| (u64::from(token) + 1).wrapping_mul(power);
-    let hash = blocks.iter().fold(hash, |hash, block| {
-        let terms = block.iter().zip(POWERS[..SIDE_BY_SIDE].iter().rev());
-        let terms = terms.map(|(&token, &power)| term(token, power));
-        let sum = terms.fold(0, u64::wrapping_add);
-        hash.wrapping_mul(POWERS[SIDE_BY_SIDE]).wrapping_add(sum)
-    });
-    rest.iter().fold(hash, |hash, &token| {
-        hash.wrapping_mul(BASE).wrapping_add(term(token, 1))
-    })
+    let mut hash = hash;
+    for &[a, b, c, d, e, f, g, h] in blocks {
+        let term = |token: TokenId, power: usize| u64::from(token).wrapping_mul(POWERS[power]);
+        let first = term(a, 7).wrapping_add(term(b, 6));
+        let second = term(c, 5).wrapping_add(term(d, 4));
+        let third = term(e, 3).wrapping_add(term(f, 2));
+        let last = term(g, 1).wrapping_add(term(h, 0));
+        let sum = first
+            .wrapping_add(second)
+            .wrapping_add(third.wrapping_add(last));
+        let before = hash.wrapping_mul(POWERS[SIDE_BY_SIDE]);
+        hash = before.wrapping_add(sum).wrapping_add(ZEROS);
+    }
+    for &token in rest {
+        hash = hash.wrapping_mul(BASE).wrapping_add(u64::from(token) + 1);
+    }
+    hash
 }
 
 impl FakeModel {
