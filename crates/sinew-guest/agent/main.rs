@@ -32,9 +32,6 @@ pub fn leave(code: i32) -> ! {
     unsafe { sys::_exit(code) }
 }
 
-/// How long nothing must be asked before an interpreter is made ready.
-const QUIET_MS: i32 = 2;
-
 fn main() {
     let args: Vec<_> = std::env::args_os().skip(1).collect();
     if let [mode, path, program @ ..] = args.as_slice()
@@ -151,7 +148,7 @@ impl Agent {
             poll(self.children.as_raw_fd()),
             poll(self.waiting.fd()),
         ];
-        sys::wait_for(&mut fds, if wants { QUIET_MS } else { -1 })?;
+        sys::wait_for(&mut fds, if wants { self.waiting.quiet_ms() } else { -1 })?;
         let said = fds.map(|fd| fd.revents != 0);
         if said[0] {
             return self.link.fill();

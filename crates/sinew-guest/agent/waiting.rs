@@ -82,6 +82,12 @@ impl Waiting {
         setup.warm && self.spare.is_none() && self.reserve.as_ref().is_none_or(|r| r.ready)
     }
 
+    /// How long nothing must be asked before that is made. A fork is soon made where one is missing;
+    /// whoever asks next, or copies the machine, should not find one half made.
+    pub fn quiet_ms(&self) -> i32 {
+        if self.reserve.is_some() { 20 } else { 2 }
+    }
+
     /// Descriptor of a reserve that gets ready, to be polled.
     pub fn fd(&self) -> RawFd {
         let reserve = self.reserve.as_ref().filter(|r| !r.ready);
@@ -99,12 +105,8 @@ impl Waiting {
 
     /// Makes the next interpreter ready, or the reserve that will; false if none can be started.
     pub fn make(&mut self, setup: &Setup) -> bool {
-        match &mut self.reserve {
-            Some(reserve) => match reserve.fork() {
-                Ok(child) => self.spare = Some(child),
-                // Something stopped it: another starts when it is quiet again.
-                Err(_) => self.discard(),
-            },
+        match &self.reserve {
+            Some(_) => self.fork(),
             None if setup.divides() => {
                 let Some((pid, talk)) = setup.reserve() else {
                     return false;
@@ -120,8 +122,20 @@ impl Waiting {
         true
     }
 
+    fn fork(&mut self) {
+        match self.reserve.as_mut().map(Reserve::fork) {
+            Some(Ok(child)) => self.spare = Some(child),
+            // Something stopped it: another starts when it is quiet again.
+            Some(Err(_)) => self.discard(),
+            None => {}
+        }
+    }
+
     /// The interpreter that waits, for its program.
     pub fn take(&mut self) -> Option<Child> {
+        if self.spare.is_none() && self.reserve.as_ref().is_some_and(|r| r.ready) {
+            self.fork();
+        }
         let child = self.spare.take()?;
         if self.reserve.is_none() {
             return Some(child);
