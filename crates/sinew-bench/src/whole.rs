@@ -6,11 +6,11 @@ use super::row::{Better, Row, Summary};
 use super::{Bench, shapes, train};
 use crate::BenchError;
 use sinew_infer::{EmbeddedEngine, SchedulerConfig};
-use sinew_model::{InferModel, Keep, ModelConfig, Params};
+use sinew_model::{InferModel, Keep, ModelConfig, Params, Precision};
 use sinew_sandbox::{Ending, ExecRequest, Program, SandboxError, SandboxProvider, SandboxSpec};
 use sinew_types::{
-    Engine, EngineEvent, GenerateRequest, PolicyVersion, RequestId, SamplingParams, Surrogate,
-    TokenId, TrainRow,
+    Correction, Engine, EngineEvent, GenerateRequest, LossSpec, PolicyVersion, RequestId,
+    SamplingParams, Surrogate, TokenId, TrainRow,
 };
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -172,12 +172,12 @@ impl Sampling<'_> {
     }
 }
 
-/// Seconds of whole steps.
-fn step_seconds(bench: &Bench) -> Result<Vec<f64>, BenchError> {
+/// Seconds of whole steps that sample with weights of `precision`; rounded ones need the correction.
+fn step_seconds(bench: &Bench, precision: Precision) -> Result<Vec<f64>, BenchError> {
     let config = shapes::smollm2();
     let params = Params::random(&config, 1);
-    let model =
-        InferModel::new(&bench.dev, &config, &params, CONTEXT).map_err(BenchError::system)?;
+    let model = InferModel::with_precision(&bench.dev, &config, &params, CONTEXT, precision)
+        .map_err(BenchError::system)?;
     let count = TASKS * SAMPLES;
     let engine = engine(
         bench,
@@ -186,11 +186,21 @@ fn step_seconds(bench: &Bench) -> Result<Vec<f64>, BenchError> {
         SchedulerConfig::default(),
     )?;
     let mut trainer = train::trainer(&bench.dev, &config, Keep::All, CONTEXT, 4096)?;
-    let spec = train::spec(Surrogate::Clip {
-        low: 0.2,
-        high: 0.2,
-        dual: None,
-    });
+    let correction = match precision {
+        Precision::F32 => Correction::None,
+        Precision::Bf16 | Precision::Int8 => Correction::Truncate {
+            low: 0.0,
+            high: 2.0,
+        },
+    };
+    let spec = LossSpec {
+        correction,
+        ..train::spec(Surrogate::Clip {
+            low: 0.2,
+            high: 0.2,
+            dual: None,
+        })
+    };
     let runtime = Runtime::new().map_err(BenchError::system)?;
     let (send, events) = sync_channel(count * (2 * (TURN + 2) + 1));
     let sampling = Sampling {
@@ -229,26 +239,43 @@ fn step_seconds(bench: &Bench) -> Result<Vec<f64>, BenchError> {
     Ok(times)
 }
 
-/// Whole steps against TRL's.
-pub(super) fn run(bench: &Bench) -> Result<(), BenchError> {
+/// Our row of whole steps.
+fn ours(bench: &Bench, precision: Precision) -> Result<Row, BenchError> {
     let cpu = CpuTime::now();
-    let times = step_seconds(bench)?;
+    let times = step_seconds(bench, precision)?;
     let others = CpuTime::others_since(cpu);
     let ours = Summary::of(times, Better::Less).unwrap_or_default();
+    let sampled_with = match precision {
+        Precision::F32 => String::new(),
+        rounded => format!(", engine.weights = {}, truncate", rounded.name()),
+    };
     let name = format!(
-        "whole GRPO step with a tool call, {TASKS}x{SAMPLES}, {PROMPT} + {TURN} + {ANSWER} + {TURN} tokens"
+        "whole GRPO step with a tool call, {TASKS}x{SAMPLES}, {PROMPT} + {TURN} + {ANSWER} + {TURN} \
+         tokens{sampled_with}"
     );
-    let row = Row::new(name, "s", ours).others(others);
+    Ok(Row::new(name, "s", ours).others(others))
+}
+
+/// Whole steps against TRL's, which samples with the weights it trains. The second row, with rounded weights
+/// and the correction that they need, is not the same algorithm.
+pub(super) fn run(bench: &Bench) -> Result<(), BenchError> {
+    let rows = [
+        (ours(bench, Precision::F32)?, Some(8.0)),
+        (ours(bench, Precision::Bf16)?, None),
+    ];
     let sizes = [TASKS, SAMPLES, PROMPT, TURN, ANSWER].map(|n| n.to_string());
     let args: Vec<&str> = sizes.iter().map(String::as_str).collect();
-    bench
-        .printer
-        .row(&match bench.peers.run("trl_grpo.py", &args) {
-            Ok(r) => row
-                .against(&r.version, r.summary.median, Better::Less)
-                .target(8.0),
-            Err(why) => row.target(8.0).without_peer("TRL GRPOTrainer", &why),
+    let peer = bench.peers.run("trl_grpo.py", &args);
+    for (row, target) in rows {
+        let row = match &peer {
+            Ok(r) => row.against(&r.version, r.summary.median, Better::Less),
+            Err(why) => row.without_peer("TRL GRPOTrainer", why),
+        };
+        bench.printer.row(&match target {
+            Some(least) => row.target(least),
+            None => row,
         });
+    }
     Ok(())
 }
 
