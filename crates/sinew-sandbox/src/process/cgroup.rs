@@ -34,6 +34,8 @@ pub(crate) struct Group {
     memory: Option<Rc<OwnedFd>>,
     pids: Option<Rc<OwnedFd>>,
     v2: bool,
+    /// Limits of memory in bytes and of processes.
+    limits: (u64, u64),
     /// What [`Group::failures`] counted before this execution.
     before: (u64, u64),
     /// Whether the next execution's counters start from here.
@@ -134,6 +136,7 @@ impl Hierarchy {
             memory: self.memory_v1.clone().or_else(|| self.v2.clone()),
             pids: self.pids_v1.clone().or_else(|| self.v2.clone()),
             v2: self.v2.is_some(),
+            limits: (limits.memory_bytes, limits.processes),
             before: (0, 0),
             // A new group counts from zero.
             counted: true,
@@ -328,6 +331,17 @@ impl Group {
             process_refusals: now.1.saturating_sub(self.before.1),
             peak_memory_bytes: peak.unwrap_or(0),
         }
+    }
+
+    /// Whether counters and limits can be those of a new one: nothing runs in it, and the counters
+    /// of version 2 cannot be set back.
+    pub(crate) fn is_empty(&self) -> bool {
+        !self.v2 && self.processes() == Some(0)
+    }
+
+    /// Whether a sandbox with these limits can have it.
+    pub(crate) fn fits(&self, limits: &Limits) -> bool {
+        self.limits == (limits.memory_bytes, limits.processes)
     }
 
     /// Removes the groups; false if something still runs in them.

@@ -182,13 +182,18 @@ impl Spawner {
             return;
         };
         if let Some(live) = self.live.remove(&id) {
-            let gone = match live.group.remove() {
+            let keeps = live.group.is_empty() && self.more_spare_groups();
+            let gone = match keeps || live.group.remove() {
                 true => Ok(()),
                 false => Err("its cgroup cannot be removed".into()),
             };
             self.done(seq, gone);
             // Freeing its files takes longer than the answer.
-            drop(live);
+            let Live { group, files, .. } = live;
+            drop(files);
+            if keeps {
+                self.keep_group(group);
+            }
         }
     }
 
@@ -206,5 +211,6 @@ impl Spawner {
         for live in self.live.values() {
             live.group.remove();
         }
+        self.drop_spare_groups();
     }
 }

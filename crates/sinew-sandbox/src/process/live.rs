@@ -57,6 +57,7 @@ pub(super) enum Way {
     Python {
         socket: OwnedFd,
         entered: bool,
+        rehearsed: bool,
         program: Option<(Vec<u8>, Vec<OwnedFd>)>,
     },
     /// Nothing more to do for it.
@@ -205,8 +206,7 @@ impl Spawner {
             Network::None => None,
             Network::Loopback => Some(self.new_network()?),
         };
-        let name = format!("sinew-{}-{id}", self.tag);
-        let group = self.hierarchy.create(name, &creation.limits)?;
+        let group = self.new_group(id, &creation.limits)?;
         let live = Live {
             creation,
             group,
@@ -363,6 +363,7 @@ impl Spawner {
             way: Way::Python {
                 socket: ours,
                 entered: false,
+                rehearsed: false,
                 program: None,
             },
             report: None,
@@ -494,11 +495,19 @@ impl Spawner {
                 socket,
                 entered,
                 program,
+                ..
             } = &mut entrant.way
             {
                 if !*entered && let (Ok(fd), Some(plan)) = (pidfd(pid), &plan) {
                     let fds: Vec<RawFd> = [fd.as_raw_fd()].into_iter().chain(ruleset).collect();
                     *entered = send_bytes(socket.as_fd(), plan, &fds).is_ok();
+                    if program.is_none() {
+                        // Many of those that came first are gone.
+                        if self.to_rehearse.len() == MAX_WAITING {
+                            self.to_rehearse.pop_front();
+                        }
+                        self.to_rehearse.push_back(id);
+                    }
                 }
                 if *entered && let Some((packet, files)) = program.take() {
                     let raw: Vec<RawFd> = files.iter().map(AsRawFd::as_raw_fd).collect();

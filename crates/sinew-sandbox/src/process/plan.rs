@@ -51,7 +51,7 @@ pub(crate) type Row = [i64; 10];
 /// Row that stores a slot's value (32 bits) in the blob: offset, slot.
 const POKE_SLOT: i64 = -1;
 /// Row that stores the address of a place in the blob (64 bits) in the blob: offset, place.
-const POKE_ADDRESS: i64 = -2;
+pub(crate) const POKE_ADDRESS: i64 = -2;
 
 /// Slots that hold descriptors at the start: of the room's first process, of a ruleset of
 /// landlock if there is one already.

@@ -5,13 +5,14 @@
 //! kernel kills every sandbox and frees every mount. What it does for each sandbox is in
 //! `live.rs`.
 
-use super::cgroup::{Hierarchy, run_tag};
+use super::cgroup::{Group, Hierarchy, run_tag};
 use super::files::{Layer, Users, can_detach, memory_file};
 use super::live::{Live, Role};
 use super::messages::{
     MAX_PACKET, Notice, Numbered, PythonStart, Reply, Request, SpawnerStats, receive, send,
 };
 use super::plan::{last_capability, step_name};
+use super::quiet::sooner;
 use super::report::Reports;
 use super::seccomp::{Filter, filter, init_filter};
 use super::zygote::Zygote;
@@ -98,6 +99,12 @@ pub(super) struct Spawner {
     pub(super) snapshots: HashMap<u64, Vec<Layer>>,
     /// Sandboxes that are to get a new room and interpreter, and from when on.
     pub(super) to_warm: VecDeque<(Instant, u64)>,
+    /// Sandboxes whose interpreters wait and have not rehearsed.
+    pub(super) to_rehearse: VecDeque<u64>,
+    /// Control groups of sandboxes that are gone.
+    pub(super) spare_groups: Vec<Group>,
+    /// When something was last heard of the host or of a child.
+    pub(super) last_heard: Instant,
     /// Numbers file systems.
     pub(super) stores: u64,
 }
@@ -299,6 +306,9 @@ impl Spawner {
             early: HashMap::new(),
             snapshots: HashMap::new(),
             to_warm: VecDeque::new(),
+            to_rehearse: VecDeque::new(),
+            spare_groups: Vec::new(),
+            last_heard: Instant::now(),
             stores: 0,
         };
         if config.zygote {
@@ -462,7 +472,7 @@ impl Spawner {
         self.reply(&hello, &[]);
         let mut buffer = vec![0; MAX_PACKET + 1];
         loop {
-            let timeout = self.warm_due();
+            let timeout = sooner(self.warm_due(), self.quiet_due());
             let mut fds = [
                 PollFd::new(self.socket.as_fd(), PollFlags::POLLIN),
                 PollFd::new(signal_fd.as_fd(), PollFlags::POLLIN),
@@ -472,7 +482,8 @@ impl Spawner {
             match poll(&mut fds, timeout) {
                 Err(nix::errno::Errno::EINTR) => continue,
                 Err(_) => return 1,
-                Ok(_) => {}
+                Ok(0) => continue,
+                Ok(_) => self.last_heard = Instant::now(),
             }
             let ready = fds.map(|f| f.any().unwrap_or(true));
             if ready[3] {

@@ -9,11 +9,14 @@ import math, operator, random, re, statistics, string, struct, textwrap, time, t
 
 CONTROL, NOTICES = 3, 4
 REPORT = 3
-MAX_PROGRAM = 160 << 10
+MAX_PROGRAM, MAX_PLAN = 160 << 10, 1 << 16
 REHEARSAL = bytes(4) + b'x = [str(i) for i in range(9)]; print(*x, sep="+")'
 READY, FORKED, FAILED, ZYGOTE = 0, 1, 2, 3
-SOON_US = 4000
 SYS_CLONE, SYS_SETNS, SIGCHLD = CALL_CLONE, CALL_SETNS, 17
+SYS_MMAP, SYS_MPROTECT = CALL_MMAP, CALL_MPROTECT
+CODE = bytes.fromhex('CODE_SERVE')
+# What comes back where a plan failed, where there was none, and in the zygote; see enter.rs.
+PLAN_FAILED, NO_PLAN, NO_REQUEST = 1 << 40, 1 << 41, 1 << 42
 CLONE_NEWPID, CLONE_PARENT = 0x20000000, 0x8000
 
 library = ctypes.PyDLL(None, use_errno=True)
@@ -28,6 +31,7 @@ for hook in (before_fork, after_in_parent, after_in_child):
 get_errno, leave = ctypes.get_errno, os._exit
 program = bytearray(MAX_PROGRAM)
 program_view = memoryview(program)
+kept = []
 unpack = struct.Struct('=3i').unpack
 from_buffer, address_of = ctypes.c_char.from_buffer, ctypes.addressof
 
@@ -69,40 +73,96 @@ def carry_out(packet, given):
     return None
 
 
-def child(id, room, socket, main, known):
+def message(most):
+    """A struct msghdr for packets of so many bytes; the packet and the descriptors after it."""
+    packet, control, vector, header = map(ctypes.create_string_buffer, (most, 64, 16, 56))
+    # struct iovec, struct msghdr.
+    struct.pack_into('=QQ', vector, 0, ctypes.addressof(packet), most)
+    struct.pack_into('=QQQQQQQ', header, 0, 0, 0, ctypes.addressof(vector), 1,
+                     ctypes.addressof(control), 64, 0)
+    kept.append(vector)
+    return header, packet, control
+
+
+def serve_in_code(code, control):
+    """Forks as enter.rs says; in forks: request, socket, what became of the plan."""
+    serve = ctypes.PYFUNCTYPE(*[ctypes.c_long] * 6)(code)
+    (request, packet, fds), (plan, *rest) = message(12), message(MAX_PLAN)
+    kept.extend(rest)
+    before_fork()
+    done = serve(control.fileno(), ctypes.addressof(request), ctypes.addressof(plan), NOTICES,
+                 CLONE_PARENT | SIGCHLD)
+    if done == -NO_REQUEST:
+        leave(0)
+    after_in_child()
+    return struct.unpack_from('=QI', packet), struct.unpack_from('=i', fds, 20)[0], -done
+
+
+def serve_in_python(control):
+    """The same where there is no code for the processor."""
+    while True:
+        packet, fds = receive(control, 64)
+        if not packet:
+            leave(0)
+        id, room = struct.unpack('=QI', packet)
+        pid = syscall(SYS_SETNS, fds[0], CLONE_NEWPID, 0, 0, 0, 0)
+        if pid == 0:
+            before_fork()
+            pid = syscall(SYS_CLONE, CLONE_PARENT | SIGCHLD, 0, 0, 0, 0, 0)
+            if pid == 0:
+                after_in_child()
+                return (id, room), fds[1], carry_out_from(fds[1])
+            errno = get_errno()
+            after_in_parent()
+        else:
+            errno = get_errno()
+        for fd in fds:
+            os.close(fd)
+        tell(id, room, FORKED, pid, errno if pid == -1 else 0)
+
+
+def carry_out_from(socket):
     socket = _socket.socket(_socket.AF_UNIX, _socket.SOCK_SEQPACKET, 0, socket)
-    packet, fds = receive(socket, 1 << 16)
+    packet, fds = receive(socket, MAX_PLAN)
+    socket.detach()
     if not packet:
-        leave(1)
+        return NO_PLAN
     failed = carry_out(packet, fds)
-    if failed:
-        tell(id, room, FAILED, *failed)
+    return PLAN_FAILED + (failed[0] << 16) + failed[1] if failed else 0
+
+
+def map_code():
+    """Where the code is; 0 if it cannot be run."""
+    if not CODE:
+        return 0
+    # PROT_READ and PROT_WRITE, then PROT_READ and PROT_EXEC; MAP_PRIVATE and MAP_ANONYMOUS.
+    at = syscall(SYS_MMAP, 0, 4096, 3, 0x22, -1, 0)
+    if at == -1:
+        return 0
+    ctypes.memmove(at, CODE, len(CODE))
+    return 0 if syscall(SYS_MPROTECT, at, 4096, 5, 0, 0, 0) else at
+
+
+def child(id, room, socket, failed, main, known):
+    if failed == NO_PLAN:
         leave(1)
-    os.close(NOTICES)
+    if failed:
+        tell(id, room, FAILED, failed - PLAN_FAILED >> 16, failed & 0xffff)
+        leave(1)
     # Where the end is told; see report.rs.
-    if socket.fileno() != REPORT:
-        os.dup2(socket.detach(), REPORT, False)
-        socket = _socket.socket(_socket.AF_UNIX, _socket.SOCK_SEQPACKET, 0, REPORT)
+    if socket != REPORT:
+        os.dup2(socket, REPORT, False)
     os.closerange(REPORT + 1, 256)
+    socket = _socket.socket(_socket.AF_UNIX, _socket.SOCK_SEQPACKET, 0, REPORT)
     sys.argv = ['-c']
     number = os.fstat(REPORT).st_ino
-    # From here on, somebody may be waiting. Who made a sandbox for one program asks at once; a
-    # rehearsal would only delay it.
-    wait_at_most(socket, SOON_US)
-    try:
-        code, env, fds = receive_program(socket, 0)
-    except BlockingIOError:
-        wait_at_most(socket, 0)
+    # From here on, somebody may be waiting.
+    while (given := receive_program(socket, 0)) is None:
         rehearse(main, known)
-        code, env, fds = receive_program(socket, 0)
+    code, env, fds = given
     take_files(fds)
     gc.enable()
     run(socket, number, code, env, main, known)
-
-
-def wait_at_most(socket, microseconds):
-    """For whatever is received next; 0 is for ever."""
-    socket.setsockopt(_socket.SOL_SOCKET, _socket.SO_RCVTIMEO, struct.pack('=qq', 0, microseconds))
 
 
 def take_files(fds, dup=os.dup2, close=os.closerange):
@@ -113,10 +173,13 @@ def take_files(fds, dup=os.dup2, close=os.closerange):
 
 
 def receive_program(socket, flags):
-    """Length of the environment, its words (each ends in a zero byte), code; see live.rs."""
+    """Length of the environment, its words (each ends in a zero byte), code; see live.rs.
+    None stands for a rehearsal; see quiet.rs."""
     size, control, _, _ = socket.recvmsg_into([program], 64, flags)
     if not size:
         leave(1)
+    if not control:
+        return None
     start = 4 + int.from_bytes(program_view[:4], 'little')
     code = str(program_view[start:size], 'utf-8')
     return code, program_view[4:start].tobytes(), unpack(control[0][2])
@@ -228,40 +291,23 @@ def run(socket, number, code, env, main, known, flush=flush, leave=leave,
 
 def serve(main):
     control = _socket.socket(fileno=CONTROL)
-    packet, _ = receive(control, 1 << 16)
+    packet, _ = receive(control, MAX_PLAN)
     failed = carry_out(packet, ())
     if failed:
         tell(0, 0, FAILED, *failed)
         leave(1)
     del packet
+    code = map_code()
     known = set(sys.modules)
     main.pop('sys', None)
     gc.collect()
     gc.freeze()
     gc.disable()
     tell(0, 0, ZYGOTE, os.getpid(), 0)
-    while True:
-        packet, fds = receive(control, 64)
-        if not packet:
-            leave(0)
-        id, room = struct.unpack('=QI', packet)
-        errno, pid = 0, -1
-        if syscall(SYS_SETNS, fds[0], CLONE_NEWPID, 0, 0, 0, 0) == 0:
-            before_fork()
-            pid = syscall(SYS_CLONE, CLONE_PARENT | SIGCHLD, 0, 0, 0, 0, 0)
-            if pid == 0:
-                after_in_child()
-                control.detach()
-                os.close(CONTROL)
-                os.close(fds[0])
-                child(id, room, fds[1], main, known)
-            errno = get_errno() if pid == -1 else 0
-            after_in_parent()
-        else:
-            errno = get_errno()
-        for fd in fds:
-            os.close(fd)
-        tell(id, room, FORKED, pid, errno)
+    (id, room), socket, failed = serve_in_code(code, control) if code else serve_in_python(control)
+    # Another file takes its number.
+    control.detach()
+    child(id, room, socket, failed, main, known)
 
 
 serve(sys.modules['__main__'].__dict__)

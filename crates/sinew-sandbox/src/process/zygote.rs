@@ -17,9 +17,16 @@ pub(crate) struct Zygote {
     socket: OwnedFd,
 }
 
-/// Its program; the numbers of system calls are filled in.
-fn source() -> String {
+/// Its program; machine code and the numbers of system calls are filled in.
+pub(super) fn source() -> String {
+    let code: String = super::enter::code()
+        .iter()
+        .map(|b| format!("{b:02x}"))
+        .collect();
     include_str!("zygote.py")
+        .replace("CODE_SERVE", &code)
+        .replace("CALL_MMAP", &libc::SYS_mmap.to_string())
+        .replace("CALL_MPROTECT", &libc::SYS_mprotect.to_string())
         .replace("CALL_CLONE", &libc::SYS_clone.to_string())
         .replace("CALL_SETNS", &libc::SYS_setns.to_string())
 }

@@ -1,6 +1,6 @@
 //! How Python programs end: told exactly, with all that they wrote, and nothing goes on.
 
-use crate::{exec, provider, python, small, text, with};
+use crate::{exec, groups, provider, python, small, spawner_pid, text, with};
 use sinew_sandbox::{Ending, Limits, Program, SandboxProvider, SandboxSpec};
 
 const fn exited(code: i32) -> Ending {
@@ -195,4 +195,25 @@ async fn a_forged_end_hides_no_child_and_no_limit() {
     let code = format!("{FORGE}time.sleep(60)");
     let late = exec(sandbox.as_mut(), Program::Python(code), 100).await;
     assert_eq!(late.ending, Ending::Timeout);
+}
+
+#[tokio::test]
+async fn a_control_group_used_again_counts_anew() {
+    let provider = provider();
+    for _ in 0..3 {
+        let mut sandbox = provider.acquire(&small()).await.unwrap();
+        let result = python(sandbox.as_mut(), "bytearray(500 << 20)").await;
+        assert_eq!(result.ending, Ending::OutOfMemory);
+        sandbox.destroy().await.unwrap();
+        let made = groups(&format!("sinew-{}-", spawner_pid()));
+        let mut sandbox = provider.acquire(&small()).await.unwrap();
+        let again = groups(&format!("sinew-{}-", spawner_pid()));
+        assert!(again <= made.max(2), "{made} groups, then {again}");
+        // A failure for which its counters would be asked.
+        let result = python(sandbox.as_mut(), "raise SystemExit(3)").await;
+        assert_eq!(result.ending, exited(3));
+        let peak = result.usage.peak_memory_bytes;
+        assert!(peak < 16 << 20, "{peak} bytes");
+        sandbox.destroy().await.unwrap();
+    }
 }

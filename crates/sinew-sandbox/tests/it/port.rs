@@ -1,6 +1,8 @@
 //! What the port offers beside plain executions: streams, snapshots, loopback, pools.
 
-use crate::{OK, children, exec, groups, provider, python, small, spawner_pid, steady, text, with};
+use crate::{
+    OK, children, exec, no_groups_soon, provider, python, small, spawner_pid, steady, text, with,
+};
 use sinew_sandbox::{
     Ending, ExecOptions, ExecRequest, Network, NullProvider, OutputStream, Pool, PoolConfig,
     Program, Protection, Sandbox, SandboxError, SandboxFuture, SandboxProvider, SandboxSpec,
@@ -260,11 +262,7 @@ async fn a_thousand_sandboxes_leave_nothing() {
         count("fd") - fds
     );
     assert!(spaces() <= spaces_before + 4, "namespaces are left");
-    assert_eq!(
-        groups(&format!("sinew-{}-", spawner_pid())),
-        0,
-        "groups are left"
-    );
+    no_groups_soon().await;
 }
 
 #[tokio::test]
