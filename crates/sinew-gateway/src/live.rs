@@ -90,7 +90,7 @@ impl Rollout {
         let (phase, since) = match (generating.is_empty(), waiting) {
             (false, _) => (
                 RolloutPhase::Generate,
-                generating.iter().filter_map(|f| at(f)).min(),
+                generating.iter().filter_map(at).min(),
             ),
             (true, 1..) => (RolloutPhase::Wait, flights.iter().map(|f| f.begun).min()),
             _ if session.is_over() => (RolloutPhase::End, None),
