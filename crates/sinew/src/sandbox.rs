@@ -11,6 +11,7 @@ use clap::Subcommand;
 use serde_json::json;
 use sinew_attack::attack;
 use sinew_attack::leaks as attack_leaks;
+use sinew_attack::scale::Scale;
 use sinew_sandbox::{
     Ending, ExecRequest, ExecResult, Program, Sandbox, SandboxProvider, SandboxSpec,
 };
@@ -91,6 +92,9 @@ pub(crate) enum SandboxCommand {
         /// idle sandboxes; minutes and gigabytes
         #[arg(long)]
         full: bool,
+        /// So many sandboxes in the parts creates, calls and idle
+        #[arg(long, conflicts_with = "full", value_parser = clap::value_parser!(u32).range(1..=50_000))]
+        count: Option<u32>,
         /// Parts of the process level's bench, with commas: true, peers, fresh, prewarmed, next,
         /// snapshots, creates, calls, idle
         #[arg(long)]
@@ -123,9 +127,13 @@ pub(crate) fn run(command: &SandboxCommand) -> Result<(), Failure> {
         SandboxCommand::Bench {
             level,
             full,
+            count,
             only,
             json,
-        } => bench_all(level, *full, only.as_deref(), *json),
+        } => {
+            let scale = sandbox_bench::scale(*full, *count);
+            bench_all(level, scale, only.as_deref(), *json)
+        }
         SandboxCommand::Run {
             code,
             shell,
@@ -291,10 +299,15 @@ fn bench_wasm(provider: &dyn SandboxProvider, as_json: bool) -> Result<(), Failu
     runtime.block_on(benches).map_err(Failure::system)
 }
 
-fn bench_all(level: &str, full: bool, only: Option<&str>, as_json: bool) -> Result<(), Failure> {
-    if level != "process" && (full || only.is_some()) {
+fn bench_all(
+    level: &str,
+    scale: Option<Scale>,
+    only: Option<&str>,
+    as_json: bool,
+) -> Result<(), Failure> {
+    if level != "process" && (scale.is_some() || only.is_some()) {
         return Err(Failure::input(format!(
-            "--full and --only are of the process level; --level {level} has neither"
+            "--full, --count and --only are of the process level; --level {level} has none"
         )));
     }
     if container::NAMES.contains(&level) {
@@ -305,7 +318,7 @@ fn bench_all(level: &str, full: bool, only: Option<&str>, as_json: bool) -> Resu
     }
     match level {
         "wasm" => bench_wasm(at_level(level)?.as_ref(), as_json),
-        _ => sandbox_bench::run(full, only, as_json),
+        _ => sandbox_bench::run(scale, only, as_json),
     }
 }
 

@@ -29,12 +29,22 @@ fn subjects() -> Result<Subjects, Failure> {
     })
 }
 
-/// Rows as they come, of the named parts or of all; `full` takes minutes.
-pub(crate) fn run(full: bool, only: Option<&str>, as_json: bool) -> Result<(), Failure> {
+/// How large numbers are that somebody asked for.
+pub(crate) fn scale(full: bool, count: Option<u32>) -> Option<Scale> {
+    let same = |count: u32| Scale {
+        idle: count as usize,
+        calls: count as usize,
+        creates: count as usize,
+    };
+    count.map(same).or_else(|| full.then_some(Scale::FULL))
+}
+
+/// Rows as they come, of the named parts or of all.
+pub(crate) fn run(scale: Option<Scale>, only: Option<&str>, as_json: bool) -> Result<(), Failure> {
     let parts = only.map_or(Ok(Parts::all()), Parts::parse);
     let parts = parts.map_err(|e| Failure::input(format!("--only: {e}")))?;
     let subjects = subjects()?;
-    let scale = if full { Scale::FULL } else { Scale::QUICK };
+    let scale = scale.unwrap_or(Scale::QUICK);
     let mut on_row = |row: BenchRow| print(&row, as_json);
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
