@@ -142,7 +142,14 @@ impl Setup {
     /// An interpreter that forks others; what it is asked by.
     pub fn reserve(&self) -> Option<(i32, UnixStream)> {
         let mut argv = self.python_argv(BOOT.as_bytes()).ok()?;
-        argv.push(c"reserve".into());
+        // The filter, which its forks set: it itself says that nobody may look into it.
+        let filter: String = self
+            .walls
+            .filter
+            .iter()
+            .map(|b| format!("{b:02x}"))
+            .collect();
+        argv.push(sys::text(filter.as_bytes()).ok()?);
         let env = texts(&self.env).ok()?;
         let null = File::options()
             .read(true)

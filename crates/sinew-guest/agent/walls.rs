@@ -87,6 +87,10 @@ impl Walls {
         for limit in files {
             at(LIMITS, sys::set_limit(limit))?;
         }
+        if apart {
+            // Its forks set the filter before their programs.
+            return Ok(());
+        }
         at(SECCOMP, sys::set_filter(&self.filter))
     }
 }
