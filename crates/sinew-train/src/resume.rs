@@ -41,7 +41,8 @@ pub struct ResumeState {
 
 impl<P: Policy> Trainer<P> {
     /// Commits weights, optimizer, step and `commit` as one checkpoint; returns its directory, which
-    /// `number` names: the caller's steps, in which there may be several updates or none. `extra` files (tokenizer, effective configuration) go beside the weights.
+    /// `number` names: the caller's steps, in which there may be several updates or none. `extra`
+    /// files (tokenizer, effective configuration) go beside the weights.
     pub fn save(
         &mut self,
         store: &CheckpointStore,

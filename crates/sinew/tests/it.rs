@@ -45,11 +45,12 @@ fn sinew() -> Command {
 fn small_tiny() -> String {
     let mut text = std::fs::read_to_string(root().join("recipes/tiny.toml")).unwrap();
     for (shipped, small) in [
-        ("d_model = 192", "d_model = 64"),
+        ("d_model = 320", "d_model = 64"),
         ("layers = 4", "layers = 2"),
-        ("heads = 6", "heads = 4"),
-        ("d_ff = 512", "d_ff = 128"),
-        ("learning_rate = 1e-3", "learning_rate = 3e-3"),
+        ("heads = 10", "heads = 4"),
+        ("d_ff = 896", "d_ff = 128"),
+        ("learning_rate = 4e-4", "learning_rate = 3e-3"),
+        ("tasks_per_step = 10", "tasks_per_step = 8"),
         ("every = 15\n", ""),
     ] {
         assert!(text.contains(shipped), "{shipped}");

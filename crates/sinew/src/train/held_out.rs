@@ -18,21 +18,11 @@ impl Run<'_> {
     pub(super) fn before(&mut self) -> Result<(Vec<Trace>, EpisodeStats), Failure> {
         let written = self.written_before.take();
         if self.step > 0 {
-            let traces = self.stored(BEFORE, self.recipe.eval.episodes_per_task)?;
-            let greedy = match self.recipe.eval_greedy() {
-                true => self.stored(GREEDY_BEFORE, 1)?,
-                false => Ok(Vec::new()),
-            };
-            if let Err(some) | Ok(some) = traces.clone()
-                && (traces.is_err() || greedy.is_err())
-            {
-                return match written {
-                    Some(record) => Ok((some, record.stats)),
-                    None => Err(Failure::system(format!(
-                        "the episodes that were measured before training are no longer stored, and {} does not say what they showed\n  hint: `sinew export` writes the trained weights; `sinew eval` with and without --model compares them with the first ones",
-                        self.dir.evals_path().display()
-                    ))),
-                };
+            let (traces, all) = self.stored(BEFORE, self.recipe.eval.episodes_per_task)?;
+            let greedy = !self.recipe.eval_greedy() || self.stored(GREEDY_BEFORE, 1)?.1;
+            if !(all && greedy) {
+                let stats = written.map(|record| record.stats);
+                return Ok((traces, stats.ok_or_else(|| self.unmeasured())?));
             }
         }
         let before = self.evaluate(BEFORE, 0)?;
@@ -58,26 +48,27 @@ impl Run<'_> {
         self.measured("during", &EpisodeStats::of(&traces))
     }
 
-    /// Held-out episodes that the store has: `Ok` if it has all of them.
+    fn unmeasured(&self) -> Failure {
+        Failure::system(format!(
+            "the episodes that were measured before training are no longer stored, and {} does not say what they showed\n  hint: `sinew export` writes the trained weights; `sinew eval` with and without --model compares them with the first ones",
+            self.dir.evals_path().display()
+        ))
+    }
+
+    /// Held-out episodes that the store has, and whether they are all.
     fn stored(
         &self,
         purpose: &str,
         episodes_per_task: usize,
-    ) -> Result<Result<Vec<Trace>, Vec<Trace>>, Failure> {
+    ) -> Result<(Vec<Trace>, bool), Failure> {
         let specs = self.specs(purpose, 0, episodes_per_task)?;
         let mut traces = Vec::with_capacity(specs.len());
         for spec in &specs {
-            traces.extend(
-                self.parts
-                    .store
-                    .get(&spec.episode)
-                    .map_err(Failure::system)?,
-            );
+            let stored = self.parts.store.get(&spec.episode);
+            traces.extend(stored.map_err(Failure::system)?);
         }
-        Ok(match traces.len() == specs.len() {
-            true => Ok(traces),
-            false => Err(traces),
-        })
+        let all = traces.len() == specs.len();
+        Ok((traces, all))
     }
 
     fn specs(
