@@ -84,7 +84,7 @@ const CASES: &[Case] = &[
     case!(83, "frame that never ends", |p| forges(
         p,
         "os.write(fd, b'\\x02\\x00\\x80\\x00\\x00')\ntime.sleep(99)",
-        1
+        5
     )),
     case!(83, "output without end", |p| forges(
         p,
