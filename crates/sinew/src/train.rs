@@ -155,6 +155,7 @@ impl<'a> Run<'a> {
         let during = measured.iter().filter(|r| r.when == "during");
         let measured_at = during.map(|r| r.step).max().unwrap_or(0);
         view.line(&parts.describe());
+        view.update(|s| s.history.clone_from(&history));
         Ok(Self {
             command: options.command,
             recipe,
@@ -433,9 +434,8 @@ impl Run<'_> {
         if self.json {
             crate::output::print_json(&serde_json::json!({ "step": record }));
         }
+        self.view.update(|s| s.history.push(record.clone()));
         self.history.push(record);
-        let history = self.history.clone();
-        self.view.update(|s| s.history = history);
         self.during()
     }
 
