@@ -446,6 +446,7 @@ proptest! {
         }
         prop_assert_eq!(store.trained_batches().unwrap().len(), marked.len());
         drop(store);
-        prop_assert_eq!(reopen().recovery(), &sinew_store::Recovery::default());
+        let again = reopen();
+        prop_assert_eq!(again.recovery(), &sinew_store::Recovery::default());
     }
 }
