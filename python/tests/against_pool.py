@@ -72,7 +72,7 @@ def main():
             assert e.status == 404
         else:
             raise AssertionError("deleted twice")
-    with pool.Pool(os.environ["SINEW_URL"], "another token") as stranger:
+    with pool.Pool(os.environ["SINEW_URL"], "another-token") as stranger:
         try:
             stranger.push(walks[:1], tokenizer=tokenizer)
         except ApiError as e:

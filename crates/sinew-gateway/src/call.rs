@@ -120,11 +120,7 @@ impl Gateway {
         known: Option<StateId>,
     ) -> Result<Subscription, ApiError> {
         rollout.kept.restore(&mut request)?;
-        let max = self.inner.config.server.max_choices;
-        if request.n == 0 || request.n > max {
-            let why = format!("n is {}, allowed: 1 to {max}", request.n);
-            return Err(ApiError::invalid("n", why));
-        }
+        self.check_choices(request.n)?;
         let permit = self.permit()?;
         let mut format = self.turn_format(&request)?;
         let opening = self.opening(&request)?;
@@ -181,6 +177,15 @@ impl Gateway {
         };
         tokio::spawn(flight::drive(work, flight, permit));
         Ok(subscription)
+    }
+
+    fn check_choices(&self, n: u32) -> Result<(), ApiError> {
+        let max = self.inner.config.server.max_choices;
+        if n == 0 || n > max {
+            let why = format!("n is {n}, allowed: 1 to {max}");
+            return Err(ApiError::invalid("n", why));
+        }
+        Ok(())
     }
 
     fn permit(&self) -> Result<OwnedSemaphorePermit, ApiError> {

@@ -76,7 +76,7 @@ enum Command {
     Check(CheckArgs),
     /// Print an episode with each token's kind, or what became of all tokens of a run
     #[command(
-        after_help = "Examples: sinew show eval-after-0000 --run-dir runs/quickstart --tokens\n          sinew show runs/quickstart"
+        after_help = "Examples: sinew show eval-after-40-0000 --run-dir runs/quickstart --tokens\n          sinew show runs/quickstart"
     )]
     Show(ShowArgs),
     /// List runs: how far they are, and what they gained

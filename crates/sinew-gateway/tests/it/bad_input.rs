@@ -185,14 +185,19 @@ fn wrong_completions_are_refused() {
     }
 }
 
-#[test]
-fn the_control_api_is_as_strict() {
-    let world = world(yes);
-    let refused = |path: &str, body: Value, status: u16, part: &str| {
+/// Posts to the control API, which has to answer with a status and to say a part.
+fn refuser(world: &World) -> impl Fn(&str, Value, u16, &str) + '_ {
+    |path, body, status, part| {
         let told = world.control("POST", path, &body);
         assert_eq!(told.status, status, "{path} {body}: {told:?}");
         assert!(told.error("message").contains(part), "{told:?}");
-    };
+    }
+}
+
+#[test]
+fn the_control_api_is_as_strict() {
+    let world = world(yes);
+    let refused = refuser(&world);
     refused("/rollouts", json!({"idd": "x"}), 400, "idd");
     refused("/rollouts", json!({"id": "a/b"}), 400, "letters");
     refused("/rollouts", json!({"id": "x".repeat(129)}), 400, "128");
@@ -228,6 +233,12 @@ fn the_control_api_is_as_strict() {
     ] {
         refused("/rollouts", spec, 400, told);
     }
+}
+
+#[test]
+fn rewards_and_ends_are_checked_by_field() {
+    let world = world(yes);
+    let refused = refuser(&world);
     refused("/rollouts/none/reward", json!({"reward": 1}), 404, "none");
     refused("/rollouts/none/finish", json!({}), 404, "none");
     refused("/nothing", json!({}), 404, "/nothing");

@@ -1,6 +1,7 @@
 //! Limits, damage, recovery.
 
 use crate::support::{id, trace};
+use proptest::prelude::*;
 use sinew_store::{
     Committed, DiskStore, Filter, GcPolicy, MemoryStore, StoreError, StoreOptions, TraceStore,
 };
@@ -397,4 +398,55 @@ fn newer_formats_are_refused() {
         refused,
         Err(StoreError::Format { actual: 99, .. })
     ));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+    /// Wherever the newest file is cut, each batch is there whole or not at all, what is gone can be
+    /// committed again unless it was trained, and no mark is lost.
+    #[test]
+    fn a_file_cut_anywhere_opens_with_whole_batches(
+        sizes in prop::collection::vec(1u64..4, 1..6),
+        marks in prop::collection::vec(any::<bool>(), 6),
+        cut in 0.0f64..1.0,
+    ) {
+        let directory = tempfile::tempdir().unwrap();
+        let reopen = || DiskStore::open(directory.path(), StoreOptions::default()).unwrap();
+        let store = reopen();
+        let (mut next, mut batches, mut marked) = (0, Vec::new(), Vec::new());
+        for (&size, &mark) in sizes.iter().zip(&marks) {
+            let traces: Vec<_> = (next..next + size).map(|n| trace(n, 5)).collect();
+            store.commit_batch(&traces).unwrap();
+            if mark {
+                store.mark_trained(&format!("b{next}"), next, &[id(next)]).unwrap();
+                marked.push(next);
+            }
+            batches.push(next..next + size);
+            next += size;
+        }
+        drop(store);
+        let path = segments(directory.path()).pop().unwrap();
+        let length = fs::metadata(&path).unwrap().len();
+        let file = OpenOptions::new().write(true).open(&path).unwrap();
+        file.set_len((length as f64 * cut) as u64).unwrap();
+        let store = reopen();
+        let known = store.recovery().clone();
+        prop_assert!(known.damaged.is_empty());
+        for batch in batches {
+            let there: Vec<bool> = batch.clone().map(|n| store.get(&id(n)).unwrap().is_some()).collect();
+            prop_assert!(there.iter().all(|&t| t == there[0]), "{there:?}");
+            for n in batch {
+                let lost = known.torn.contains(&id(n));
+                let lost_trained = known.torn_trained.contains(&id(n));
+                prop_assert_eq!(lost || lost_trained, !there[0]);
+                prop_assert_eq!(lost_trained, !there[0] && marked.contains(&n));
+                let again = store.commit(&trace(n, 5)).unwrap();
+                prop_assert_eq!(again == Committed::New, lost);
+            }
+        }
+        prop_assert_eq!(store.trained_batches().unwrap().len(), marked.len());
+        drop(store);
+        let again = reopen();
+        prop_assert_eq!(again.recovery(), &sinew_store::Recovery::default());
+    }
 }
