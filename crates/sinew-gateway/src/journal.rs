@@ -616,9 +616,11 @@ mod tests {
         assert!(refused.message.contains("finish rollouts"), "{refused}");
     }
 
-    /// Runs the named test again with a disk of `SMALL_DISK` bytes, where it finds `None`.
+    /// Bytes of the disk.
     const SMALL_DISK: u64 = 128 << 10;
 
+    /// The root of a small disk, in a run of the named test that this one starts; `None` in this
+    /// one, once that has passed.
     fn small_disk(test: &str) -> Option<PathBuf> {
         if let Some(folder) = std::env::var_os("SINEW_SMALL_DISK") {
             return Some(folder.into());

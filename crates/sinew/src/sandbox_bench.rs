@@ -11,7 +11,6 @@ use std::sync::Arc;
 /// Sandboxes that the largest row keeps alive, and some.
 const MAX_LIVE: usize = 6000;
 
-/// One spawner whose sandboxes have an interpreter waiting, one without.
 /// The process level with nothing kept warm but, if asked for, the Python that forks.
 pub(crate) fn unpooled(warm_python: bool) -> Result<Arc<dyn SandboxProvider>, Failure> {
     let program = std::env::current_exe().map_err(Failure::system)?;
@@ -22,6 +21,7 @@ pub(crate) fn unpooled(warm_python: bool) -> Result<Arc<dyn SandboxProvider>, Fa
     Ok(Arc::new(provider))
 }
 
+/// One spawner whose sandboxes have an interpreter waiting, one without.
 fn subjects() -> Result<Subjects, Failure> {
     Ok(Subjects {
         cold: unpooled(false)?,
