@@ -1,6 +1,6 @@
 //! Agent programs from outside: trained end to end, refused, cut, and the wheel of the client.
 
-use super::{failure, gap_bound, last_line, root, sinew};
+use super::{failure, gap_bound, last_line, passes_every_check, root, sinew};
 use serde_json::Value;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
@@ -210,11 +210,7 @@ fn wrong_harnesses_are_refused_before_anything_runs() {
 fn recipes_with_agents_pass_every_check() {
     need_agents();
     for name in ["agent-tiny.toml", "agent-openai.toml"] {
-        let path = format!("recipes/{name}");
-        let output = sinew().args(["check", &path, "--json"]).output().unwrap();
-        let text = String::from_utf8_lossy(&output.stdout);
-        let errors = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "{name}: {text}{errors}");
+        let text = passes_every_check(&format!("recipes/{name}"));
         assert!(
             text.contains("reaches the gateway and nothing else"),
             "{text}"
