@@ -326,6 +326,11 @@ impl Gateway {
         rollouts.unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn rollouts_mut(&self) -> std::sync::RwLockWriteGuard<'_, HashMap<String, Arc<Rollout>>> {
+        let rollouts = self.inner.rollouts.write();
+        rollouts.unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn find(&self, id: &str) -> Option<Arc<Rollout>> {
         self.rollouts().get(id).map(Arc::clone)
     }
@@ -336,6 +341,28 @@ impl Gateway {
     /// If the gateway does not listen yet, has no room, or a field of `spec` is wrong or its id
     /// taken.
     pub fn open_rollout(&self, spec: RolloutSpec) -> Result<Credentials, ApiError> {
+        // What follows is later in the journal: once that is durable, so is this.
+        self.open_with(spec).map(|(credentials, _)| credentials)
+    }
+
+    /// [`Gateway::open_rollout`] for somebody who outlives this process: the journal has it on
+    /// disk. After an error nothing is open.
+    pub(crate) async fn open_durably(&self, spec: RolloutSpec) -> Result<Credentials, ApiError> {
+        let (credentials, receipt) = self.open_with(spec)?;
+        if let Some(receipt) = receipt
+            && let Err(error) = receipt.wait().await
+        {
+            self.rollouts_mut().remove(credentials.id.as_str());
+            if let Some(journal) = &self.inner.config.journal {
+                // Its end closes the gap. Lost, the gap is of an id that nobody was told.
+                journal.append(&credentials.id, Record::Finished).ok();
+            }
+            return Err(error);
+        }
+        Ok(credentials)
+    }
+
+    fn open_with(&self, spec: RolloutSpec) -> Result<(Credentials, Option<Receipt>), ApiError> {
         self.is_open()?;
         if let Some((path, why)) = spec.fault() {
             return Err(ApiError::invalid(path, format!("{path} = {why}")));
@@ -356,11 +383,7 @@ impl Gateway {
         };
         let session = Session::new(id.clone(), spec, self.inner.config.session, now_s);
         let rollout = self.rollout(key, session, Kept::default());
-        let mut rollouts = self
-            .inner
-            .rollouts
-            .write()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut rollouts = self.rollouts_mut();
         let limit = self.inner.config.server.max_rollouts;
         if rollouts.len() >= limit {
             let why = format!("{limit} rollouts are open, the limit of this gateway");
@@ -370,18 +393,19 @@ impl Gateway {
             let why = format!("rollout {id} is open already");
             return Err(ApiError::conflict("rollout_exists", why));
         }
-        if let Some(journal) = &self.inner.config.journal {
-            // What follows is later in the journal: once that is durable, so is this.
-            journal.append(&id, opened)?;
-        }
+        let receipt = match &self.inner.config.journal {
+            Some(journal) => Some(journal.append(&id, opened)?),
+            None => None,
+        };
         rollouts.insert(id.as_str().to_owned(), rollout);
         drop(rollouts);
         Counters::add(&self.inner.counters.opened, 1);
-        Ok(Credentials {
+        let credentials = Credentials {
             base_url: format!("{public}/r/{id}/v1"),
             id,
             api_key,
-        })
+        };
+        Ok((credentials, receipt))
     }
 
     fn rollout(&self, key: Secret, mut session: Session, kept: Kept) -> Arc<Rollout> {
@@ -437,11 +461,7 @@ impl Gateway {
             let tokens = session.stats().sampled_tokens;
             Counters::add(&self.inner.counters.sampled_tokens, tokens);
             let rollout = self.rollout(key, session, kept);
-            let mut rollouts = self
-                .inner
-                .rollouts
-                .write()
-                .unwrap_or_else(PoisonError::into_inner);
+            let mut rollouts = self.rollouts_mut();
             rollouts.insert(found.id.as_str().to_owned(), rollout);
             count += 1;
         }
@@ -559,12 +579,7 @@ impl Gateway {
             // Lost, it is made up for by a look into the store.
             journal.append(id, Record::Finished)?;
         }
-        let mut rollouts = self
-            .inner
-            .rollouts
-            .write()
-            .unwrap_or_else(PoisonError::into_inner);
-        if rollouts.remove(id.as_str()).is_some() {
+        if self.rollouts_mut().remove(id.as_str()).is_some() {
             Counters::add(&self.inner.counters.finished, 1);
             let tokens = trace.sampled_tokens() as u64;
             Counters::add(&self.inner.counters.stored_tokens, tokens);

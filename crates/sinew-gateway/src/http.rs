@@ -288,7 +288,7 @@ impl Service {
             }
             Route::Rollouts => {
                 let spec: RolloutSpec = parse_control(&bytes)?;
-                let credentials = self.gateway.open_rollout(spec)?;
+                let credentials = self.gateway.open_durably(spec).await?;
                 Ok(json_response(StatusCode::CREATED, &json!(credentials)))
             }
             Route::Rollout(id) => {

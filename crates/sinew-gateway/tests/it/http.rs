@@ -2,11 +2,13 @@
 
 use crate::support::{agent, answer, events, send, world, world_in, world_with};
 use serde_json::{Value, json};
+use sinew_gateway::{Journal, JournalOptions};
 use sinew_infer::Fault;
 use sinew_render::Renderer;
 use sinew_store::TraceStore;
 use sinew_types::{Engine, EpisodeId, TokenKind, Trace};
 use std::io::Read;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Repeats the last user's words; calls a tool if there are tools and no answer of one.
@@ -553,4 +555,31 @@ fn agents_go_on_after_a_crash() {
     drop(after);
     let last = world_in(echo, |_, _| {}, Some(folder.path()));
     assert_eq!(last.gateway.stats().rollouts, 0);
+}
+
+#[test]
+fn a_rollout_that_the_journal_could_not_take_is_not_opened() {
+    let folder = tempfile::tempdir().unwrap();
+    let small = JournalOptions {
+        max_bytes: 2000,
+        ..JournalOptions::default()
+    };
+    let journal = Arc::new(Journal::open(folder.path(), small).unwrap());
+    let world = world_with(echo, |config, _| config.journal = Some(journal));
+    let mut opened = 0;
+    let refused = loop {
+        let answer = world.control("POST", "/rollouts", &json!({}));
+        match answer.status {
+            201 => opened += 1,
+            _ => break answer,
+        }
+    };
+    assert_eq!(refused.error("code"), "journal_failed", "{refused:?}");
+    assert!(refused.error("message").contains("finish rollouts"));
+    assert!(opened > 0);
+    let health = world.control("GET", "/health", &json!(null)).ok();
+    assert_eq!(health["gateway"]["rollouts"], opened);
+    drop(world);
+    let after = world_in(echo, |_, _| {}, Some(folder.path()));
+    assert_eq!(after.gateway.stats().rollouts, opened);
 }
