@@ -107,6 +107,7 @@ pub(crate) fn row(episode: &Episode<'_>, path: &Path, weight: f64) -> Result<Tra
         tokens: path.tokens.iter().map(|t| t.id).collect(),
         weights: only_trained(&vec![weight; path.tokens.len()]),
         advantages: only_trained(&path.advantages),
+        temperatures: Vec::new(),
         behaviour_logprobs: (0..path.tokens.len()).map(logprob).collect(),
         ref_logprobs: episode
             .column(path, |c| c.ref_logprobs.as_ref())

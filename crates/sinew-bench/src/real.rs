@@ -229,6 +229,7 @@ fn row(real: &Real, said: &Said) -> TrainRow {
         tokens: [&prompt[..], &said.tokens[..]].concat(),
         weights: column(&ones),
         advantages: column(&ones),
+        temperatures: Vec::new(),
         behaviour_logprobs: column(&said.logprobs),
         ref_logprobs: None,
         prox_logprobs: None,

@@ -26,6 +26,7 @@ pub(super) fn row(tokens: Vec<TokenId>, prompt: usize, share: f32) -> TrainRow {
         episode: EpisodeId::new("bench"),
         weights: from(share),
         advantages: from(1.0),
+        temperatures: Vec::new(),
         behaviour_logprobs: from(-10.0),
         tokens,
         ref_logprobs: None,

@@ -180,7 +180,7 @@ impl Bench {
         let time = measure(self.steps, || forward(&mut acts));
         self.report(&format!("{name}_hidden"), rows, hidden, &time);
         let asked = |acts: &mut Activations| {
-            let out = model.logprobs(&self.dev, weights, acts, &items, false);
+            let out = model.logprobs(&self.dev, weights, acts, &items, &[], false);
             out.map(|_| ()).unwrap_or_else(|e| fail(e));
         };
         let time = measure(self.steps, || asked(&mut acts));

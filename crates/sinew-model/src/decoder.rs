@@ -38,6 +38,8 @@ pub enum ForwardError {
         "row {row} did not leave the last layer: name it among the rows that the forward pass is asked for"
     )]
     Unfinished { row: usize },
+    #[error("temperature of item {item} is {found}: it has to be above 0 and finite")]
+    Temperature { item: usize, found: String },
     #[error("the key-value memory is for {found}, the model has {expected}")]
     KvShape { found: String, expected: String },
     #[error("{0}")]

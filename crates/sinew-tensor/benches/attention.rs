@@ -186,7 +186,7 @@ fn logprob(dev: &Device, n: usize) {
         w: &w,
         dim: DIM,
         targets: &targets,
-        temperature: 1.0,
+        temperatures: &[],
     };
     let (mut logprob, mut lse, mut entropy) =
         (Buffer::zeros(n), Buffer::zeros(n), Buffer::zeros(n));

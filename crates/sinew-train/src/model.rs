@@ -197,8 +197,9 @@ impl Policy for ModelPolicy {
             .forward_for(device, weights, &batch.tokens, &batch.layout, &rows, acts)
             .map_err(failed)?;
         let items: Vec<(u32, TokenId)> = batch.items.iter().map(|i| (i.row, i.target)).collect();
+        let temperatures: Vec<f32> = batch.items.iter().map(|i| i.temperature).collect();
         let scored = model
-            .logprobs(device, weights, acts, &items, want.entropies)
+            .logprobs(device, weights, acts, &items, &temperatures, want.entropies)
             .map_err(failed)?;
         let mut scores = Scores {
             logprobs: scored.logprob.to_vec(),
@@ -265,7 +266,10 @@ impl Policy for ModelPolicy {
         model
             .forward_for(device, weights, &batch.tokens, &batch.layout, &rows, acts)
             .map_err(failed)?;
-        model.top(device, weights, acts, &rows, k).map_err(failed)
+        let temperatures: Vec<f32> = batch.items.iter().map(|item| item.temperature).collect();
+        model
+            .top(device, weights, acts, &rows, &temperatures, k)
+            .map_err(failed)
     }
 
     fn has_critic(&self) -> bool {

@@ -11,22 +11,47 @@
 
 use sinew_tensor::attention::{LayoutError, Segment, TreeLayout};
 use sinew_types::{EpisodeId, TokenId, TrainRow, TrainRowError};
+use std::cmp::Ordering;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// One log-probability to compute: of `target`, predicted by trie row `row`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+/// One log-probability to compute: of `target`, predicted by trie row `row` at `temperature`.
+#[derive(Clone, Copy, Debug)]
 pub struct LossItem {
     pub row: u32,
     pub target: TokenId,
+    /// Divides the logits; finite, above 0.
+    pub temperature: f32,
 }
+
+impl Ord for LossItem {
+    fn cmp(&self, other: &Self) -> Ordering {
+        let place = |item: &Self| (item.row, item.target);
+        let temperatures = self.temperature.total_cmp(&other.temperature);
+        place(self).cmp(&place(other)).then(temperatures)
+    }
+}
+
+impl PartialOrd for LossItem {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl PartialEq for LossItem {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other).is_eq()
+    }
+}
+
+impl Eq for LossItem {}
 
 /// One trained token of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Term {
     /// Index in the row's columns.
     pub t: u32,
-    /// Index in [`MicroBatch::items`]; rows with a common sampled prefix share items.
+    /// Index in [`MicroBatch::items`]; rows with a common prefix sampled at one temperature share items.
     pub item: u32,
 }
 
@@ -260,6 +285,7 @@ fn loss_items(
             let item = LossItem {
                 row: segment.start + previous - segment.position,
                 target: row.tokens[t],
+                temperature: row.temperature(t),
             };
             index_of.insert(item, 0u32);
             items.push((t as u32, item));

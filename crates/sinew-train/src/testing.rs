@@ -58,6 +58,7 @@ impl Bigram {
             tokens: tokens.to_vec(),
             weights: column(&|_| weight),
             advantages: column(&|_| advantage),
+            temperatures: Vec::new(),
             behaviour_logprobs: column(&|t| self.after(tokens[t - 1])[tokens[t] as usize] as f32),
             ref_logprobs: None,
             prox_logprobs: None,

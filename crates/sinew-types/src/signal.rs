@@ -17,6 +17,10 @@ pub struct TrainRow {
     /// applied: `loss = Σ weights[t] · L_t` over all rows, micro-batches and ranks.
     pub weights: Vec<f32>,
     pub advantages: Vec<f32>,
+    /// At which each token was sampled, above 0: the policy that acted, and is trained, is the softmax of
+    /// `logits / temperature`, and every log-probability and entropy of the token is its. Empty: 1 for all.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub temperatures: Vec<f32>,
     /// Log-probabilities recorded by the engine that sampled the tokens.
     pub behaviour_logprobs: Vec<f32>,
     /// Of the frozen reference model; required if the loss has a KL term.
@@ -55,15 +59,33 @@ pub enum TrainRowError {
         "row of episode {episode}: the first token has weight {weight}, it cannot be predicted"
     )]
     FirstToken { episode: EpisodeId, weight: f32 },
+    #[error(
+        "row of episode {episode}: temperatures[{index}] is {value}: a trained token has a finite one above \
+         0 (1 for tokens chosen greedily)"
+    )]
+    Temperature {
+        episode: EpisodeId,
+        index: usize,
+        value: f32,
+    },
 }
 
 impl TrainRow {
+    /// The temperature at which token `t` is trained.
+    pub fn temperature(&self, t: usize) -> f32 {
+        self.temperatures.get(t).copied().unwrap_or(1.0)
+    }
+
     /// Checks lengths, finiteness where the token trains, and that token 0 does not train.
     pub fn validate(&self) -> Result<(), TrainRowError> {
         let n = self.tokens.len();
         let columns = [
             ("weights", Some(&self.weights)),
             ("advantages", Some(&self.advantages)),
+            (
+                "temperatures",
+                Some(&self.temperatures).filter(|t| !t.is_empty()),
+            ),
             ("behaviour_logprobs", Some(&self.behaviour_logprobs)),
             ("ref_logprobs", self.ref_logprobs.as_ref()),
             ("prox_logprobs", self.prox_logprobs.as_ref()),
@@ -91,6 +113,14 @@ impl TrainRow {
                     value: *value,
                 });
             }
+        }
+        let bad = |&(i, t): &(usize, &f32)| *t <= 0.0 && self.weights[i] != 0.0;
+        if let Some((index, &value)) = self.temperatures.iter().enumerate().find(bad) {
+            return Err(TrainRowError::Temperature {
+                episode: self.episode.clone(),
+                index,
+                value,
+            });
         }
         self.validate_teacher()?;
         match self.weights.first() {

@@ -160,6 +160,8 @@ pub struct Activations {
     pub(super) work: Work,
     pub(super) items: Asked,
     pub(super) targets: Vec<TokenId>,
+    /// Of the items; empty: 1 for all.
+    pub(super) temperatures: Vec<f32>,
     pub(super) logprob: Vec<f32>,
     pub(super) lse: Vec<f32>,
     /// Empty when it was not asked for.
@@ -189,6 +191,7 @@ impl Activations {
             work,
             items: Asked::default(),
             targets: Vec::new(),
+            temperatures: Vec::new(),
             logprob: Vec::new(),
             lse: Vec::new(),
             entropy: Vec::new(),

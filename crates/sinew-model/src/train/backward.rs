@@ -128,7 +128,7 @@ impl Pass<'_> {
             w: self.values(&head),
             dim: d,
             targets: &acts.targets,
-            temperature: 1.0,
+            temperatures: &acts.temperatures,
         };
         let entropy =
             (!outputs.d_entropy.is_empty()).then_some((&acts.entropy[..], outputs.d_entropy));

@@ -84,17 +84,20 @@ impl TrainModel {
 
     /// Natural log-probability (and, with `entropy`, entropy) of each item `(row, target)` of the
     /// last forward pass: of `target` as the token that follows row `row`. Rows may repeat.
+    /// `temperatures` `[items]`, above 0, divide the logits of each item; empty: 1 for all.
     pub fn logprobs<'a>(
         &self,
         dev: &sinew_tensor::Device,
         weights: Weights<'_>,
         acts: &'a mut Activations,
         items: &[(u32, TokenId)],
+        temperatures: &[f32],
         entropy: bool,
     ) -> Result<Logprobs<'a>, ForwardError> {
         let pass = self.pass(dev, weights)?;
         let rows = acts.current()?.rows();
         let vocab = pass.config().vocab;
+        check_temperatures(temperatures, items.len())?;
         acts.items.places.clear();
         let mut places = Vec::with_capacity(items.len());
         for &(row, target) in items {
@@ -103,6 +106,8 @@ impl TrainModel {
         }
         acts.targets.clear();
         acts.targets.extend(items.iter().map(|item| item.1));
+        acts.temperatures.clear();
+        acts.temperatures.extend_from_slice(temperatures);
         let left = acts.left(rows);
         pass.ask(places, acts.xs.last(), left, &mut acts.items);
         let n = items.len();
@@ -114,7 +119,7 @@ impl TrainModel {
             w: pass.values(&pass.layout().head()),
             dim: pass.config().d_model,
             targets: &acts.targets,
-            temperature: 1.0,
+            temperatures: &acts.temperatures,
         };
         let out = LogprobOut {
             logprob: &mut acts.logprob,
@@ -126,6 +131,21 @@ impl TrainModel {
             logprob: &acts.logprob,
             entropy: &acts.entropy,
         })
+    }
+}
+
+/// Whether `temperatures` can divide the logits of `items` items.
+pub(super) fn check_temperatures(temperatures: &[f32], items: usize) -> Result<(), ForwardError> {
+    if !temperatures.is_empty() {
+        check_len("temperatures", temperatures.len(), items)?;
+    }
+    let bad = |t: &f32| !(t.is_finite() && *t > 0.0);
+    match temperatures.iter().position(bad) {
+        None => Ok(()),
+        Some(item) => Err(ForwardError::Temperature {
+            item,
+            found: temperatures[item].to_string(),
+        }),
     }
 }
 

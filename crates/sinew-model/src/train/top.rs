@@ -1,5 +1,6 @@
 //! The most likely tokens after given rows: what a teacher says beyond the sampled token.
 
+use super::forward::check_temperatures;
 use super::{Activations, TrainModel, Weights};
 use crate::decoder::ForwardError;
 use sinew_tensor::{Device, Mat, MatMut};
@@ -11,19 +12,22 @@ const CHUNK: usize = 32;
 impl TrainModel {
     /// The `k` most likely tokens (fewer in a smaller vocabulary) after each of `rows` of the
     /// last forward pass, best first, of equal ones the lower id; natural log-probabilities under
-    /// the full softmax. Rows may repeat.
+    /// the full softmax of the logits, divided by the row's entry in `temperatures` (`[rows]`, above 0;
+    /// empty: 1 for all). Rows may repeat.
     pub fn top(
         &self,
         dev: &Device,
         weights: Weights<'_>,
         acts: &mut Activations,
         rows: &[u32],
+        temperatures: &[f32],
         k: usize,
     ) -> Result<Vec<Vec<TokenLogprob>>, ForwardError> {
         let pass = self.pass(dev, weights)?;
         let all_rows = acts.current()?.rows();
         let (n, d) = (rows.len(), pass.config().d_model);
         let vocab = pass.config().vocab;
+        check_temperatures(temperatures, n)?;
         let place = |&row: &u32| acts.place("row of a ranking", row, all_rows);
         let places = rows.iter().map(place).collect::<Result<Vec<_>, _>>()?;
         let left = acts.left(all_rows);
@@ -37,17 +41,22 @@ impl TrainModel {
             let logits = &mut logits[..count * vocab];
             let to = MatMut::new(logits, count, vocab);
             dev.matmul_nt(Mat::new(chunk, count, d), head, to, false);
-            out.extend(logits.chunks(vocab).map(|row| best(row, k)));
+            for row in logits.chunks(vocab) {
+                let temperature = temperatures.get(out.len()).copied().unwrap_or(1.0);
+                out.push(best(row, temperature, k));
+            }
         }
         Ok(out)
     }
 }
 
 /// The `k` largest logits as log-probabilities.
-fn best(logits: &[f32], k: usize) -> Vec<TokenLogprob> {
+fn best(logits: &[f32], temperature: f32, k: usize) -> Vec<TokenLogprob> {
+    let scale = 1.0 / f64::from(temperature);
     let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let sum: f64 = logits.iter().map(|&z| f64::from(z - largest).exp()).sum();
-    let lse = f64::from(largest) + sum.ln();
+    let mass = |&z: &f32| (f64::from(z - largest) * scale).exp();
+    let sum: f64 = logits.iter().map(mass).sum();
+    let lse = f64::from(largest) * scale + sum.ln();
     let k = k.min(logits.len());
     let mut ids: Vec<TokenId> = (0..logits.len() as TokenId).collect();
     let order = |a: &TokenId, b: &TokenId| {
@@ -61,7 +70,7 @@ fn best(logits: &[f32], k: usize) -> Vec<TokenLogprob> {
     ids.sort_unstable_by(order);
     let entry = |id: TokenId| TokenLogprob {
         id,
-        logprob: (f64::from(logits[id as usize]) - lse) as f32,
+        logprob: (f64::from(logits[id as usize]) * scale - lse) as f32,
     };
     ids.into_iter().map(entry).collect()
 }
@@ -72,14 +81,16 @@ mod tests {
 
     #[test]
     fn the_best_come_first_and_ties_go_to_the_lower_id() {
-        let top = best(&[0.0, 2.0, 1.0, 2.0], 3);
+        let top = best(&[0.0, 2.0, 1.0, 2.0], 1.0, 3);
         let ids: Vec<TokenId> = top.iter().map(|t| t.id).collect();
         assert_eq!(ids, [1, 3, 2]);
-        let all: f32 = best(&[0.0, 2.0, 1.0, 2.0], 9)
-            .iter()
-            .map(|t| t.logprob.exp())
-            .sum();
-        assert!((all - 1.0).abs() < 1e-6);
-        assert!(best(&[1.0], 0).is_empty());
+        for temperature in [0.7, 1.0, 1.2] {
+            let all = best(&[0.0, 2.0, 1.0, 2.0], temperature, 9);
+            let sum: f32 = all.iter().map(|t| t.logprob.exp()).sum();
+            assert!((sum - 1.0).abs() < 1e-6);
+            let gap = all[0].logprob - all[3].logprob;
+            assert!((gap - 2.0 / temperature).abs() < 1e-6, "{gap}");
+        }
+        assert!(best(&[1.0], 1.0, 0).is_empty());
     }
 }

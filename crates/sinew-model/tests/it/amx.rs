@@ -2,7 +2,7 @@
 //! in any batch and on any number of threads, and sampler and trainer in agreement.
 
 use crate::support::{FAMILIES, relative_error, tiny, tiny_golden};
-use crate::train::{engine_logprobs, golden_case, run, trainer_logprobs, tree_case};
+use crate::train::{engine_logprobs, golden_case, run, temperatures, trainer_logprobs, tree_case};
 use sinew_model::{
     InferBatch, InferModel, InferScratch, Keep, Lora, LoraConfig, Params, Projection, Weights,
     merge_lora,
@@ -76,10 +76,13 @@ fn engine_and_trainer_agree_on_logprobs() {
     for family in FAMILIES {
         let params = tiny(family).params;
         let tokens: Vec<u32> = (0..60u32).map(|i| (i * i * 31 + 17 * i + 5) % 97).collect();
-        let engine = engine_logprobs(&dev, &params, &tokens);
-        let gap = largest_difference(&engine, &trainer_logprobs(&dev, &params, &tokens));
-        println!("{family}: engine and trainer differ by at most {gap:.1e}");
-        assert!(gap < GAP_BOUND, "{family}: {gap}");
+        for temperatures in temperatures(59) {
+            let engine = engine_logprobs(&dev, &params, &tokens, &temperatures);
+            let trainer = trainer_logprobs(&dev, &params, &tokens, &temperatures);
+            let gap = largest_difference(&engine, &trainer);
+            println!("{family}: engine and trainer differ by at most {gap:.1e}");
+            assert!(gap < GAP_BOUND, "{family}: {gap}");
+        }
     }
 }
 

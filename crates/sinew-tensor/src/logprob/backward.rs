@@ -129,13 +129,12 @@ impl Pass<'_> {
         tokens: &Range<usize>,
     ) {
         let values = SharedMut::new(values);
-        let scale = self.input.scale();
         self.dev.pool().parallel_ranges(count, ROW_GRAIN, &|part| {
             for i in part {
                 // SAFETY: each row is in one part, and rows do not overlap.
                 let values = unsafe { values.range(i * ld..i * ld + tokens.len()) };
                 let row = row(i);
-                let curve = self.curve(row);
+                let (scale, curve) = (self.input.scale(row), self.curve(row));
                 // SAFETY: the kernel changes the slice alone.
                 unsafe { grade_row(self.dev, values, scale, &curve) };
                 let target = self.input.targets[row] as usize;
@@ -147,7 +146,7 @@ impl Pass<'_> {
     }
 
     fn curve(&self, row: usize) -> Curve {
-        let (grad, temperature) = (self.grad, self.input.temperature);
+        let (grad, temperature) = (self.grad, self.input.temperature(row));
         let target = grad.d_logprob[row] / temperature;
         let mut curve = Curve {
             lse: grad.lse[row] * LOG2_E,

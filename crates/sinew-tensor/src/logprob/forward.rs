@@ -72,7 +72,7 @@ pub(super) fn forward(
             scan(dev, input, (to, ld), (rows.clone(), tokens), entropy, stats);
         }
     }
-    finish(&scratch.stats, input.scale(), out, &mut scratch.kept, input);
+    finish(&scratch.stats, out, &mut scratch.kept, input);
     scratch.kept.rows = kept;
 }
 
@@ -85,13 +85,13 @@ fn scan(
     entropy: bool,
     stats: &mut [Stat],
 ) {
-    let scale = input.scale();
     let stats = SharedMut::new(stats);
     dev.pool().parallel_ranges(rows.len(), ROW_GRAIN, &|part| {
         for i in part {
             let products = &products[i * ld..][..tokens.len()];
             // SAFETY: each row is in one part.
             let stat = unsafe { &mut stats.range(i..i + 1)[0] };
+            let scale = input.scale(rows.start + i);
             // SAFETY: the kernel reads the slice alone.
             stat.join(unsafe { scan_row(dev, products, scale, entropy) }, scale);
             let target = input.targets[rows.start + i] as usize;
@@ -138,15 +138,9 @@ simd_fn! {
 
 /// Log-probabilities, log-sum-exps and entropies from the statistics of whole rows; notes what the kept
 /// logits are of.
-fn finish(
-    stats: &[Stat],
-    scale: f32,
-    out: LogprobOut<'_>,
-    kept: &mut Kept,
-    input: &LinearLogprob<'_>,
-) {
-    let scale = f64::from(scale);
+fn finish(stats: &[Stat], out: LogprobOut<'_>, kept: &mut Kept, input: &LinearLogprob<'_>) {
     for (row, stat) in stats.iter().enumerate() {
+        let scale = f64::from(input.scale(row));
         let max = f64::from(stat.max);
         let above = (f64::from(stat.target) - max) * scale - stat.total.log2();
         out.logprob[row] = (above * LN_2) as f32;
@@ -159,7 +153,8 @@ fn finish(
         }
     }
     (kept.dim, kept.vocab) = (input.dim, input.vocab());
-    kept.temperature = input.temperature;
+    kept.temperatures.clear();
+    kept.temperatures.extend_from_slice(input.temperatures);
     kept.targets.clear();
     kept.targets.extend_from_slice(input.targets);
     kept.lse.clear();

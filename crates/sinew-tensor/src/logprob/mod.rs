@@ -31,14 +31,14 @@ const ROW_GRAIN: usize = 8;
 pub struct LinearLogprob<'a> {
     /// Hidden states, `[n, dim]`.
     pub x: &'a [f32],
-    /// Weights of the head, `[vocab, dim]`: logits are `x w^T / temperature`.
+    /// Weights of the head, `[vocab, dim]`: a row's logits are `x w^T`, divided by its temperature.
     pub w: &'a [f32],
     /// Width of a hidden state.
     pub dim: usize,
     /// Token asked about in each row, `[n]`, below `vocab`.
     pub targets: &'a [u32],
-    /// Divides the logits, above 0; 1 for the plain model.
-    pub temperature: f32,
+    /// Divides each row's logits, `[n]`, above 0; empty: 1 for all, the plain model.
+    pub temperatures: &'a [f32],
 }
 
 /// Where [`linear_logprob_forward`] writes.
@@ -46,7 +46,7 @@ pub struct LinearLogprob<'a> {
 pub struct LogprobOut<'a> {
     /// Natural log-probability of each row's target, `[n]`.
     pub logprob: &'a mut [f32],
-    /// Log-sum-exp of each row's logits after division by the temperature, `[n]`.
+    /// Log-sum-exp of each row's logits after division by its temperature, `[n]`.
     pub lse: &'a mut [f32],
     /// Entropy of each row's distribution in nats, `[n]`.
     pub entropy: Option<&'a mut [f32]>,
@@ -97,7 +97,7 @@ struct Kept {
     rows: usize,
     dim: usize,
     vocab: usize,
-    temperature: f32,
+    temperatures: Vec<f32>,
     targets: Vec<u32>,
     lse: Vec<f32>,
 }
@@ -118,7 +118,7 @@ impl LogprobScratch {
         let rows = std::mem::take(&mut self.kept.rows);
         let kept = &self.kept;
         let same = (kept.dim, kept.vocab) == (input.dim, input.vocab())
-            && kept.temperature.to_bits() == input.temperature.to_bits()
+            && kept.temperatures == input.temperatures
             && kept.targets == input.targets
             && kept.lse == lse;
         if same { rows } else { 0 }
@@ -169,11 +169,15 @@ impl LinearLogprob<'_> {
                 "row {row} asks for token {target} of {vocab}"
             );
         }
-        let t = self.temperature;
-        assert!(
-            t > 0.0 && t.is_finite(),
-            "temperature is {t}: it has to be above 0 and finite"
-        );
+        if !self.temperatures.is_empty() {
+            check_len("temperatures", self.temperatures.len(), self.targets.len());
+        }
+        for (row, &t) in self.temperatures.iter().enumerate() {
+            assert!(
+                t > 0.0 && t.is_finite(),
+                "temperature of row {row} is {t}: it has to be above 0 and finite"
+            );
+        }
     }
 
     /// Weights of `tokens`.
@@ -182,9 +186,13 @@ impl LinearLogprob<'_> {
         Mat::new(rows, tokens.len(), self.dim)
     }
 
-    /// What products are multiplied with to be logits in units of `ln 2`.
-    fn scale(&self) -> f32 {
-        LOG2_E / self.temperature
+    fn temperature(&self, row: usize) -> f32 {
+        self.temperatures.get(row).copied().unwrap_or(1.0)
+    }
+
+    /// What products of `row` are multiplied with to be logits in units of `ln 2`.
+    fn scale(&self, row: usize) -> f32 {
+        LOG2_E / self.temperature(row)
     }
 }
 
@@ -198,7 +206,7 @@ fn check_len(name: &str, len: usize, expected: usize) {
 /// Log-probability, log-sum-exp and (on demand) entropy of each row.
 ///
 /// # Panics
-/// If lengths do not match, a target is not below `vocab`, or the temperature is not above 0.
+/// If lengths do not match, a target is not below `vocab`, or a temperature is not above 0.
 pub fn linear_logprob_forward(
     dev: &Device,
     input: &LinearLogprob<'_>,
@@ -221,7 +229,7 @@ pub fn linear_logprob_forward(
 /// is `d_logprob (onehot(y) - p) - d_entropy p (log p + H)`.
 ///
 /// # Panics
-/// If lengths do not match, a target is not below `vocab`, or the temperature is not above 0.
+/// If lengths do not match, a target is not below `vocab`, or a temperature is not above 0.
 pub fn linear_logprob_backward(
     dev: &Device,
     input: &LinearLogprob<'_>,

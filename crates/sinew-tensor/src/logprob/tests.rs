@@ -25,11 +25,12 @@ fn exact(input: &LinearLogprob<'_>) -> Exact {
         lse: vec![],
         entropy: vec![],
     };
-    for (x, &target) in input.x.chunks_exact(input.dim).zip(input.targets) {
+    let rows = input.x.chunks_exact(input.dim).zip(input.targets);
+    for (row, (x, &target)) in rows.enumerate() {
         let z: Vec<f64> = input
             .w
             .chunks_exact(input.dim)
-            .map(|w| dot(x, w) / f64::from(input.temperature))
+            .map(|w| dot(x, w) / f64::from(input.temperature(row)))
             .collect();
         let max = z.iter().copied().fold(f64::NEG_INFINITY, f64::max);
         let lse = max + z.iter().map(|z| (z - max).exp()).sum::<f64>().ln();
@@ -58,8 +59,9 @@ fn exact_gradient(
                 - f64::from(d_entropy[row]) * log_p.exp() * (log_p + exact.entropy[row]);
             for d in 0..input.dim {
                 let (x, w) = (row * input.dim + d, token * input.dim + d);
-                dx[x] += dz * f64::from(input.w[w]) / f64::from(input.temperature);
-                dw[w] += dz * f64::from(input.x[x]) / f64::from(input.temperature);
+                let dz = dz / f64::from(input.temperature(row));
+                dx[x] += dz * f64::from(input.w[w]);
+                dw[w] += dz * f64::from(input.x[x]);
             }
         }
     }
@@ -85,7 +87,12 @@ struct Case {
     w: Vec<f32>,
     targets: Vec<u32>,
     dim: usize,
-    temperature: f32,
+    temperatures: Vec<f32>,
+}
+
+/// Three temperatures by turns.
+fn mixed(n: usize) -> Vec<f32> {
+    (0..n).map(|row| [0.7, 1.0, 1.2][row % 3]).collect()
 }
 
 impl Case {
@@ -102,7 +109,21 @@ impl Case {
             w: random(vocab * dim, seed + 1),
             targets,
             dim,
-            temperature: 1.0,
+            temperatures: vec![],
+        }
+    }
+
+    /// The rows of `kept` alone.
+    fn of_rows(&self, kept: impl Fn(usize) -> bool) -> Self {
+        let rows: Vec<usize> = (0..self.targets.len()).filter(|&row| kept(row)).collect();
+        let x = |&row: &usize| self.x[row * self.dim..(row + 1) * self.dim].to_vec();
+        let temperature = |&row: &usize| self.input().temperature(row);
+        Self {
+            x: rows.iter().flat_map(x).collect(),
+            w: self.w.clone(),
+            targets: rows.iter().map(|&row| self.targets[row]).collect(),
+            dim: self.dim,
+            temperatures: rows.iter().map(temperature).collect(),
         }
     }
 
@@ -112,7 +133,7 @@ impl Case {
             w: &self.w,
             dim: self.dim,
             targets: &self.targets,
-            temperature: self.temperature,
+            temperatures: &self.temperatures,
         }
     }
 
@@ -167,7 +188,7 @@ impl Case {
 #[test]
 fn the_formula_agrees_with_finite_differences() {
     let mut case = Case::new(3, 7, 4, 1.0, 1);
-    case.temperature = 0.7;
+    case.temperatures = mixed(3);
     let (d_logprob, d_entropy) = (random(3, 2), random(3, 3));
     let loss = |case: &Case| {
         let exact = exact(&case.input());
@@ -235,17 +256,13 @@ fn long_hidden_states_stay_within_tolerance() {
 
 #[test]
 fn a_row_does_not_depend_on_others_or_on_threads() {
-    let case = Case::new(101, 700, 33, 3.0, 5);
+    let mut case = Case::new(101, 700, 33, 3.0, 5);
+    case.temperatures = mixed(101);
     for kernels in KernelSet::available_f32() {
         let all = case.forward(&Device::new(kernels, 1));
         assert_eq!(all, case.forward(&Device::new(kernels, 3)));
         for row in [0, 50, 100] {
-            let alone = Case {
-                x: case.x[row * 33..(row + 1) * 33].to_vec(),
-                targets: vec![case.targets[row]],
-                w: case.w.clone(),
-                ..case
-            };
+            let alone = case.of_rows(|other| other == row);
             let alone = alone.forward(&Device::new(kernels, 2));
             assert_eq!(alone.map(|v| v[0]), [all[0][row], all[1][row], all[2][row]]);
         }
@@ -279,7 +296,7 @@ fn rows_without_gradient_are_left_out() {
 fn several_sections_and_no_rows_work() {
     // Several blocks of rows and two sections.
     let mut case = Case::new(4400, 2100, 8, 1.0, 4);
-    case.temperature = 1.3;
+    case.temperatures = mixed(4400);
     let (d_logprob, d_entropy) = (random(4400, 1), random(4400, 2));
     let dev = Device::new(KernelSet::detect_f32(), 2);
     let (dx, dw) = case.backward(&dev, &d_logprob, &d_entropy);
@@ -296,7 +313,7 @@ fn several_sections_and_no_rows_work() {
 fn kept_logits_change_nothing() {
     let (n, vocab) = (130, 2500);
     let mut case = Case::new(n, vocab, 24, 2.0, 6);
-    case.temperature = 0.8;
+    case.temperatures = mixed(n);
     let other = Case::new(n, vocab, 24, 2.0, 60);
     let dev = Device::new(KernelSet::detect_f32(), 2);
     let mut d_logprob = random(n, 2);
@@ -346,11 +363,64 @@ fn targets_beyond_the_vocabulary_are_refused() {
     case.forward(&Device::new(KernelSet::Portable, 1));
 }
 
+/// Ones spelled out give the bits of none at all.
 #[test]
-#[should_panic(expected = "temperature is 0: it has to be above 0 and finite")]
+fn temperature_one_is_the_plain_model() {
+    let plain = Case::new(70, 2300, 24, 2.0, 9);
+    let mut ones = Case::new(70, 2300, 24, 2.0, 9);
+    ones.temperatures = vec![1.0; 70];
+    let (d_logprob, d_entropy) = (random(70, 2), random(70, 3));
+    for kernels in KernelSet::available_f32() {
+        let dev = Device::new(kernels, 2);
+        assert_eq!(plain.forward(&dev), ones.forward(&dev));
+        let backward = |case: &Case| case.backward(&dev, &d_logprob, &d_entropy);
+        assert_eq!(backward(&plain), backward(&ones));
+    }
+}
+
+/// The gradient of a batch that mixes temperatures is the sum of those of its parts, each of one temperature.
+#[test]
+fn mixed_temperatures_are_the_sum_of_their_parts() {
+    let n = 120;
+    let mut case = Case::new(n, 2300, 24, 2.0, 10);
+    case.temperatures = mixed(n);
+    let (d_logprob, d_entropy) = (random(n, 2), random(n, 3));
+    for kernels in KernelSet::available_f32() {
+        let dev = Device::new(kernels, 2);
+        let (dx, dw) = case.backward(&dev, &d_logprob, &d_entropy);
+        let mut sum = vec![0.5f64; dw.len()];
+        for (part, temperature) in [0.7, 1.0, 1.2].into_iter().enumerate() {
+            let of = |values: &[f32]| -> Vec<f32> {
+                values.iter().copied().skip(part).step_by(3).collect()
+            };
+            let rows = case.of_rows(|row| row % 3 == part);
+            assert_eq!(rows.temperatures, vec![temperature; n / 3]);
+            let (part_dx, part_dw) = rows.backward(&dev, &of(&d_logprob), &of(&d_entropy));
+            let whole: Vec<&[f32]> = dx.chunks(24).skip(part).step_by(3).collect();
+            assert_eq!(part_dx, whole.concat(), "rows at {temperature}");
+            for (sum, part) in sum.iter_mut().zip(part_dw) {
+                *sum += f64::from(part) - 0.5;
+            }
+        }
+        assert_close("dw", &dw, &sum, 1e-6);
+    }
+}
+
+#[test]
+#[should_panic(expected = "temperature of row 1 is 0: it has to be above 0 and finite")]
 fn temperature_zero_is_refused() {
     let case = Case {
-        temperature: 0.0,
+        temperatures: vec![1.0, 0.0],
+        ..Case::new(2, 7, 4, 1.0, 1)
+    };
+    case.forward(&Device::new(KernelSet::Portable, 1));
+}
+
+#[test]
+#[should_panic(expected = "temperatures holds 1 values, the input asks for 2")]
+fn temperatures_of_other_rows_are_refused() {
+    let case = Case {
+        temperatures: vec![1.0],
         ..Case::new(2, 7, 4, 1.0, 1)
     };
     case.forward(&Device::new(KernelSet::Portable, 1));
@@ -379,10 +449,11 @@ proptest! {
         n in 0usize..120,
         vocab in 1usize..400,
         dim in prop::sample::select(vec![1usize, 5, 16, 24, 32, 48]),
-        temperature in 0.5f32..2.0,
+        temperatures in prop::collection::vec(0.5f32..2.0, 120),
         seed in 1u64..1000,
     ) {
-        let case = Case { temperature, ..Case::new(n, vocab, dim, 3.0, seed) };
+        let temperatures = temperatures[..n].to_vec();
+        let case = Case { temperatures, ..Case::new(n, vocab, dim, 3.0, seed) };
         case.check(seed);
     }
 }

@@ -419,18 +419,18 @@ fn head(dev: &Device, input: &LinearLogprob<'_>, weights: &[f32]) -> [Vec<f32>; 
 #[test]
 fn the_fused_head_is_that_of_f32_within_its_bound() {
     let Some(dev) = device(2) else { return };
-    for (n, vocab, dim, temperature) in [(37, 2500, 40, 0.8), (1, 70, 64, 1.0), (1030, 33, 17, 1.3)]
-    {
+    for (n, vocab, dim) in [(37, 2500, 40), (1, 70, 64), (1030, 33, 17)] {
         let (x, w) = (random(21, n * dim), random(22, vocab * dim));
         let targets: Vec<u32> = (0..n as u32)
             .map(|i| (i * 7919 + 3) % vocab as u32)
             .collect();
+        let temperatures: Vec<f32> = (0..n).map(|i| [0.8, 1.0, 1.3][i % 3]).collect();
         let input = LinearLogprob {
             x: &x,
             w: &w,
             dim,
             targets: &targets,
-            temperature,
+            temperatures: &temperatures,
         };
         let mut weights = random(23, n);
         weights.iter_mut().step_by(5).for_each(|w| *w = 0.0);
@@ -466,12 +466,13 @@ fn a_row_of_the_fused_head_has_the_same_bits_alone() {
     let (n, vocab, dim) = (19, 2100, 33);
     let (x, w) = (random(31, n * dim), random(32, vocab * dim));
     let targets: Vec<u32> = (0..n as u32).map(|i| i * 97 % vocab as u32).collect();
+    let temperatures: Vec<f32> = (0..n).map(|i| [0.7, 1.0, 1.2][i % 3]).collect();
     let input = LinearLogprob {
         x: &x,
         w: &w,
         dim,
         targets: &targets,
-        temperature: 1.0,
+        temperatures: &temperatures,
     };
     let weights = vec![1.0; n];
     let [logprob, lse, entropy, dx, _] = head(&dev, &input, &weights);
@@ -480,6 +481,7 @@ fn a_row_of_the_fused_head_has_the_same_bits_alone() {
         let alone = LinearLogprob {
             x,
             targets: &targets[i..=i],
+            temperatures: &temperatures[i..=i],
             ..input
         };
         let got = head(&dev, &alone, &weights[..1]);

@@ -10,6 +10,7 @@ fn row(tokens: &[TokenId], weights: &[f32]) -> TrainRow {
         tokens: tokens.to_vec(),
         weights: weights.to_vec(),
         advantages: vec![1.0; n],
+        temperatures: Vec::new(),
         behaviour_logprobs: vec![-1.0; n],
         ref_logprobs: None,
         prox_logprobs: None,
@@ -47,7 +48,11 @@ fn a_group_computes_its_prompt_once() {
     // Neither the last trained token nor anything after it has to be computed.
     assert_eq!(batch.tokens, [1, 2, 3, 7]);
     assert_eq!((packing.computed_tokens, packing.naive_tokens), (4, 11));
-    let item = |row, target| LossItem { row, target };
+    let item = |row, target| LossItem {
+        row,
+        target,
+        temperature: 1.0,
+    };
     assert_eq!(batch.items, [item(2, 7), item(3, 8), item(3, 9)]);
     let items: Vec<u32> = batch.rows[1].terms.iter().map(|t| t.item).collect();
     assert_eq!(items, [0, 2], "the common token is one item for both rows");

@@ -74,6 +74,7 @@ fn row(tokens: &[TokenId], prompt: usize, weight: f32, advantage: f32) -> TrainR
         tokens: tokens.to_vec(),
         weights,
         advantages: vec![advantage; n],
+        temperatures: Vec::new(),
         behaviour_logprobs: vec![0.0; n],
         ref_logprobs: None,
         prox_logprobs: None,
