@@ -140,7 +140,8 @@ import ctypes
 ";
 
 /// What each attacked sandbox may use.
-pub(crate) fn spec() -> SandboxSpec {
+#[must_use]
+pub fn spec() -> SandboxSpec {
     SandboxSpec {
         limits: Limits {
             cpu_s: 20.0,

@@ -2,7 +2,7 @@
 //! host's system folders or of an unpacked image, on an empty root.
 
 use crate::state::io;
-use sinew_sandbox::SandboxError;
+use sinew_sandbox::{ETC_FILES, SandboxError};
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
@@ -104,19 +104,7 @@ fn from_host(root: &mut Root, folder: &Path, python: Option<&Path>) -> Made<()> 
     }
     let etc = folder.join("etc");
     within(&etc, fs::create_dir_all(&etc))?;
-    // No account, password, key or host name of the host.
-    for (file, text) in [
-        (
-            "passwd",
-            "root:x:0:0::/:/bin/false\nsandbox:x:65534:65534::/work:/bin/sh\n",
-        ),
-        ("group", "root:x:0:\nsandbox:x:65534:\n"),
-        ("hosts", "127.0.0.1 localhost sandbox\n"),
-        (
-            "nsswitch.conf",
-            "passwd: files\ngroup: files\nhosts: files\n",
-        ),
-    ] {
+    for (file, text) in ETC_FILES {
         let path = etc.join(file);
         within(&path, fs::write(&path, text))?;
     }

@@ -4,10 +4,9 @@
 //! no walls inside, and use the agent's own channel. What must hold is the machine.
 
 use crate::provider::MicrovmProvider;
-use sinew_attack::attack::{self, AttackOutcome, AttackRow};
+use sinew_attack::attack::{self, AttackOutcome, AttackRow, spec};
 use sinew_sandbox::{
-    Ending, ExecRequest, ExecResult, Limits, Program, Sandbox, SandboxError, SandboxFuture,
-    SandboxProvider, SandboxSpec,
+    Ending, ExecRequest, ExecResult, Program, Sandbox, SandboxError, SandboxFuture, SandboxProvider,
 };
 use std::collections::HashSet;
 use std::time::Duration;
@@ -25,21 +24,6 @@ fn held(why: impl Into<String>) -> Verdict {
 
 fn escaped(why: impl Into<String>) -> Verdict {
     (AttackOutcome::Escaped, why.into())
-}
-
-/// What each attacked machine may use.
-fn spec() -> SandboxSpec {
-    SandboxSpec {
-        limits: Limits {
-            cpu_s: 20.0,
-            memory_bytes: 64 << 20,
-            processes: 16,
-            output_bytes: 64 << 10,
-            work_bytes: 4 << 20,
-            open_files: 32,
-        },
-        ..SandboxSpec::default()
-    }
 }
 
 struct Case {

@@ -19,7 +19,7 @@ pub use port::{
     Program, Protection, Sandbox, SandboxError, SandboxFuture, SandboxProvider, SandboxSpec,
     SandboxStats, Snapshot, Usage,
 };
-pub use process::{ProcessConfig, ProcessProvider, enter_network, seccomp_filter};
+pub use process::{ETC_FILES, ProcessConfig, ProcessProvider, enter_network, seccomp_filter};
 
 /// Runs the spawner and returns its exit code if this process was started as one.
 pub fn spawner_main_if_requested() -> Option<i32> {

@@ -21,6 +21,7 @@ mod spawner;
 mod zygote;
 
 pub use provider::{ProcessConfig, ProcessProvider};
+pub use root::ETC_FILES;
 pub(crate) use spawner::main_if_requested;
 
 /// The filter of system calls as the kernel takes it, for a program that an agent confines

@@ -183,22 +183,25 @@ fn bind_read_only(source: &Path, target: &Path) -> Result<(), String> {
     mount(NONE, target, NONE, flags, NONE).map_err(failed("make read-only", target))
 }
 
-/// No account, password, key or host name of the host.
+/// What stands in `/etc` in place of the host's files, by name: no account, password, key or host
+/// name of the host.
+pub const ETC_FILES: [(&str, &str); 4] = [
+    (
+        "passwd",
+        "root:x:0:0::/:/bin/false\nsandbox:x:65534:65534::/work:/bin/sh\n",
+    ),
+    ("group", "root:x:0:\nsandbox:x:65534:\n"),
+    ("hosts", "127.0.0.1 localhost sandbox\n"),
+    (
+        "nsswitch.conf",
+        "passwd: files\ngroup: files\nhosts: files\n",
+    ),
+];
+
 fn etc(root: &Path) -> Result<(), String> {
     let etc = root.join("etc");
     fs::create_dir(&etc).map_err(io(&etc))?;
-    for (file, text) in [
-        (
-            "passwd",
-            "root:x:0:0::/:/bin/false\nsandbox:x:65534:65534::/work:/bin/sh\n",
-        ),
-        ("group", "root:x:0:\nsandbox:x:65534:\n"),
-        ("hosts", "127.0.0.1 localhost sandbox\n"),
-        (
-            "nsswitch.conf",
-            "passwd: files\ngroup: files\nhosts: files\n",
-        ),
-    ] {
+    for (file, text) in ETC_FILES {
         let path = etc.join(file);
         fs::write(&path, text).map_err(io(&path))?;
         fs::set_permissions(&path, fs::Permissions::from_mode(0o444)).map_err(io(&path))?;
