@@ -91,6 +91,19 @@ fn without_signal(path: &Path) -> bool {
     trained.all(|(a, trains)| !trains || *a == 0.0)
 }
 
+/// Of the policy that acted, where it is what is trained; none (1) where nothing else was used.
+fn temperatures(episode: &Episode<'_>, path: &Path) -> Vec<f32> {
+    let at = |t: usize| match path.trains[t] && episode.tempered {
+        true => path.tokens[t].temperature,
+        false => 1.0,
+    };
+    let all: Vec<f32> = (0..path.tokens.len()).map(at).collect();
+    match all.iter().all(|&t| t == 1.0) {
+        true => Vec::new(),
+        false => all,
+    }
+}
+
 /// A row of one path; `weight` is that of each token it trains.
 pub(crate) fn row(episode: &Episode<'_>, path: &Path, weight: f64) -> Result<TrainRow, AlgoError> {
     let narrow = |values: Vec<f64>| values.into_iter().map(|v| v as f32).collect::<Vec<_>>();
@@ -107,7 +120,7 @@ pub(crate) fn row(episode: &Episode<'_>, path: &Path, weight: f64) -> Result<Tra
         tokens: path.tokens.iter().map(|t| t.id).collect(),
         weights: only_trained(&vec![weight; path.tokens.len()]),
         advantages: only_trained(&path.advantages),
-        temperatures: Vec::new(),
+        temperatures: temperatures(episode, path),
         behaviour_logprobs: (0..path.tokens.len()).map(logprob).collect(),
         ref_logprobs: episode
             .column(path, |c| c.ref_logprobs.as_ref())

@@ -204,7 +204,7 @@ fn admit_episode<'a>(
 ) -> Result<Admitted<'a>, AlgoError> {
     if let EpisodeEnd::Failed { kind, .. } = &trace.end {
         *report.failed.entry(failure_name(*kind).into()).or_default() += 1;
-        let mut episode = Episode::new(trace, None);
+        let mut episode = Episode::new(c, trace, None);
         episode.trains = false;
         episode.paths.clear();
         let credible = episode.reward.abs() <= LARGEST_REWARD;
@@ -239,7 +239,7 @@ fn admit_episode<'a>(
         }
     }
     check_columns(c, needs, trace, given)?;
-    let mut episode = Episode::new(trace, given);
+    let mut episode = Episode::new(c, trace, given);
     episode.trains = trains;
     Ok(Admitted::Usable(episode))
 }

@@ -294,6 +294,16 @@ impl Composition {
         }
     }
 
+    /// Whether a token is trained at the temperature that it was sampled at: a policy gradient is of the
+    /// policy that acted. What is imitated (SFT) or preferred (DPO) is data for the model itself, at
+    /// temperature 1, whoever sampled it and however: its loss has no sampling policy in it.
+    pub fn tempered(&self) -> bool {
+        !matches!(
+            self.advantage,
+            Advantage::One | Advantage::Preference { .. }
+        )
+    }
+
     /// Whether anything but the advantage moves the weights.
     pub(crate) fn trains_without_advantage(&self) -> bool {
         self.loss.kl.is_some()

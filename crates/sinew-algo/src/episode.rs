@@ -1,6 +1,7 @@
 //! An episode as the estimators see it: its leaf paths, which tokens each of them trains,
 //! and its turns.
 
+use crate::composition::Composition;
 use sinew_types::{EpisodeId, NodeId, PathToken, TokenKind, TokenLogprob, Trace};
 use std::collections::{BTreeMap, HashSet};
 
@@ -61,13 +62,19 @@ pub(crate) struct Episode<'a> {
     pub(crate) outcome: f64,
     /// What the group compares: the outcome, with process rewards where they are summed.
     pub(crate) reward: f64,
+    /// Trained at the temperature that its tokens were sampled at, see [`Composition::tempered`].
+    pub(crate) tempered: bool,
     /// `false`: stays in its group's statistics, trains nothing.
     pub(crate) trains: bool,
     pub(crate) paths: Vec<Path>,
 }
 
 impl<'a> Episode<'a> {
-    pub(crate) fn new(trace: &'a Trace, columns: Option<&'a EpisodeColumns>) -> Self {
+    pub(crate) fn new(
+        c: &Composition,
+        trace: &'a Trace,
+        columns: Option<&'a EpisodeColumns>,
+    ) -> Self {
         let mut trained: HashSet<(NodeId, u32)> = HashSet::new();
         let mut paths = Vec::new();
         for leaf in trace.leaves() {
@@ -81,6 +88,7 @@ impl<'a> Episode<'a> {
             columns,
             outcome: trace.outcome.reward,
             reward: trace.outcome.reward,
+            tempered: c.tempered(),
             trains: true,
             paths,
         }

@@ -173,6 +173,7 @@ impl Gateway {
             counters: Arc::clone(&self.inner.counters),
             call: begun.call,
             requests: self.requests(begun.prompt, &sampling, &seeds),
+            temperature: sampling.policy_temperature(),
             turn,
         };
         tokio::spawn(flight::drive(work, flight, permit));

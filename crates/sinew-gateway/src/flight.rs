@@ -186,6 +186,8 @@ pub(crate) struct Work {
     pub(crate) call: u32,
     /// One for each choice, with rising ids.
     pub(crate) requests: Vec<GenerateRequest>,
+    /// Of the policy that samples them.
+    pub(crate) temperature: f32,
     pub(crate) turn: TurnOptions,
 }
 
@@ -490,6 +492,7 @@ impl Driver {
         let end = turn_end(&output.reader, &reason);
         let turn = SampledTurn {
             tokens: output.tokens.clone(),
+            temperature: self.work.temperature,
             finish: reason,
             message: output.reader.message().clone(),
             text: output.reader.raw().to_owned(),

@@ -93,10 +93,15 @@ fn hash_on(hash: u64, tokens: &[TokenId]) -> u64 {
 }
 
 impl FakeModel {
-    /// Natural log-probability of `token` after `prefix`. A token that would not be sampled
-    /// there (a scripted one) has a stand-in value between -10 and -9.
+    /// [`FakeModel::logprob_at`] temperature 1.
     pub fn logprob(&self, prefix: &[TokenId], token: TokenId) -> f32 {
-        self.logprob_at(self.state(prefix), token)
+        self.logprob_at(prefix, token, 1.0)
+    }
+
+    /// Natural log-probability of `token` after `prefix` at a temperature above 0. A token that would not be sampled
+    /// there (a scripted one) has a stand-in value between -10 and -9.
+    pub fn logprob_at(&self, prefix: &[TokenId], token: TokenId, temperature: f32) -> f32 {
+        self.logprob_in(self.state(prefix), token, temperature)
     }
 
     /// What decides on the token after a prefix.
@@ -119,7 +124,7 @@ impl FakeModel {
         ((state % self.vocab as u64) as usize + rank).rem_euclid(self.vocab) as TokenId
     }
 
-    fn logprob_at(&self, state: u64, token: TokenId) -> f32 {
+    fn logprob_in(&self, state: u64, token: TokenId, temperature: f32) -> f32 {
         if let Some(end) = self.ends_at(state)
             && end == token
         {
@@ -127,7 +132,11 @@ impl FakeModel {
         }
         let rank = (0..PROBABILITIES.len()).find(|&r| self.candidate(state, r) == token);
         match rank {
-            Some(rank) if self.ends_at(state).is_none() => PROBABILITIES[rank].ln(),
+            Some(rank) if self.ends_at(state).is_none() => {
+                let divided = |p: f32| p.ln() / temperature;
+                let sum: f32 = PROBABILITIES.iter().map(|&p| divided(p).exp()).sum();
+                divided(PROBABILITIES[rank]) - sum.ln()
+            }
             _ => -10.0 + (mix(state, u64::from(token)) % 1000) as f32 / 1000.0,
         }
     }
@@ -151,7 +160,8 @@ impl FakeModel {
             }
         };
         let count = usize::from(s.sampling.top_logprobs);
-        let logprob = |id: TokenId| self.logprob_at(state, id);
+        let temperature = s.sampling.policy_temperature();
+        let logprob = |id: TokenId| self.logprob_in(state, id, temperature);
         let top = top.into_iter().take(count);
         SampledToken {
             id,
@@ -297,7 +307,8 @@ impl FakeCore {
         let mut token = model.draw(state, &fake.sequence, self.status.version);
         if let Some(scripted) = fake.script.next() {
             token.id = scripted;
-            token.logprob = model.logprob_at(state, scripted);
+            let temperature = fake.sequence.sampling.policy_temperature();
+            token.logprob = model.logprob_in(state, scripted, temperature);
         }
         fake.hash = hash_on(fake.hash, &[token.id]);
         let bytes = self.config.token_bytes.as_ref();

@@ -11,7 +11,7 @@
 //!   alone: not on what else runs, on batching, on preemption or on cache hits.
 //! - Every submitted request gets exactly one last event, even if the thread panics.
 //! - Each token carries the version of the weights that sampled it, and its log-probability
-//!   under the full softmax at temperature 1.
+//!   under the full softmax at the temperature that it was sampled at (greedy: 1).
 //! - Keys and values of replaced weights are never found by new requests.
 //! - Everything but `door` is pure: no clock, no thread, no randomness of its own.
 

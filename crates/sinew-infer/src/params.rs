@@ -1,11 +1,8 @@
 //! Refuses requests that cannot run, by name, before they enter a queue.
 
-use sinew_types::{EngineError, GenerateRequest, SamplingParams, TokenId};
+use sinew_types::{EngineError, GenerateRequest, SamplingParams, TEMPERATURES, TokenId};
 use std::fmt::Display;
 
-/// Smallest temperature other than 0: below it, dividing logits by it loses all precision.
-const MIN_TEMPERATURE: f32 = 1e-3;
-const MAX_TEMPERATURE: f32 = 100.0;
 const MAX_STOP_IDS: usize = 256;
 const MAX_STOP_STRINGS: usize = 64;
 const MAX_STOP_STRING_BYTES: usize = 1024;
@@ -55,8 +52,12 @@ pub(crate) fn check_request(
 }
 
 fn check_distribution(s: &SamplingParams) -> Result<(), EngineError> {
-    if s.temperature != 0.0 && !(MIN_TEMPERATURE..=MAX_TEMPERATURE).contains(&s.temperature) {
-        let allowed = format!("0 (greedy) or {MIN_TEMPERATURE}..={MAX_TEMPERATURE}");
+    if s.temperature != 0.0 && !TEMPERATURES.contains(&s.temperature) {
+        let allowed = format!(
+            "0 (greedy) or {}..={}",
+            TEMPERATURES.start(),
+            TEMPERATURES.end()
+        );
         return invalid("temperature", s.temperature, &allowed);
     }
     if !(s.top_p > 0.0 && s.top_p <= 1.0) {

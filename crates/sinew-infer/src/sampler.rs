@@ -2,7 +2,8 @@
 //!
 //! Order of the truncations: bias, temperature, `min_p` (against the largest probability),
 //! `top_k`, then `top_p` over what is left, renormalized. The reported log-probability is
-//! that of the model: full softmax, temperature 1, no bias, nothing truncated.
+//! that of the policy that a trainer computes: full softmax at the request's temperature (greedy: 1),
+//! no bias, nothing truncated.
 
 use crate::rng;
 use crate::softmax::{self, BadLogits, Candidate, Maxima};
@@ -12,7 +13,7 @@ use sinew_types::{SamplingParams, TokenId, TokenLogprob};
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Draw {
     pub(crate) id: TokenId,
-    /// Natural log-probability under the full softmax at temperature 1.
+    /// Natural log-probability under the full softmax at [`SamplingParams::policy_temperature`].
     pub(crate) logprob: f32,
     /// The most likely tokens, best first, as many as were asked for.
     pub(crate) top: Vec<TokenLogprob>,
@@ -27,18 +28,21 @@ pub(crate) fn draw(
 ) -> Result<Draw, BadLogits> {
     let maxima = softmax::maxima(logits)?;
     let mut sums = Vec::new();
-    let sum = softmax::exp_sums(logits, maxima.max, 1.0, &mut sums);
-    let log_sum = f64::from(maxima.max) + sum.ln();
+    let temperature = params.policy_temperature();
+    let scale = 1.0 / temperature;
+    let sum = softmax::exp_sums(logits, maxima.max, scale, &mut sums);
+    let divided = |logit: f32| f64::from(logit) / f64::from(temperature);
+    let log_sum = divided(maxima.max) + sum.ln();
     let u = rng::uniform(params.seed, position as u64);
     let id = if params.logit_bias.is_empty() {
         choose(logits, &maxima, (sum, sums), params, u)
     } else {
         let biased = biased(logits, params);
         let maxima = softmax::maxima(&biased)?;
-        let sum = softmax::exp_sums(&biased, maxima.max, 1.0, &mut sums);
+        let sum = softmax::exp_sums(&biased, maxima.max, scale, &mut sums);
         choose(&biased, &maxima, (sum, sums), params, u)
     };
-    let logprob = |logit: f32| (f64::from(logit) - log_sum) as f32;
+    let logprob = |logit: f32| (divided(logit) - log_sum) as f32;
     let count = usize::from(params.top_logprobs);
     let top = softmax::largest(logits, &maxima, count, f32::NEG_INFINITY);
     Ok(Draw {
@@ -62,11 +66,11 @@ fn biased(logits: &[f32], params: &SamplingParams) -> Vec<f32> {
     out
 }
 
-/// `at_one` are the sums of exponentials at temperature 1: whole and per chunk.
+/// `total` and `chunks` are the sums of exponentials at the temperature: whole and per chunk.
 fn choose(
     logits: &[f32],
     maxima: &Maxima,
-    at_one: (f64, Vec<f32>),
+    (total, chunks): (f64, Vec<f32>),
     params: &SamplingParams,
     u: f64,
 ) -> TokenId {
@@ -74,13 +78,6 @@ fn choose(
         return softmax::argmax(logits, maxima);
     }
     let scale = 1.0 / params.temperature;
-    let (total, chunks) = if params.temperature == 1.0 {
-        at_one
-    } else {
-        let mut chunks = at_one.1;
-        let total = softmax::exp_sums(logits, maxima.max, scale, &mut chunks);
-        (total, chunks)
-    };
     if params.top_k == 0 && params.top_p == 1.0 && params.min_p == 0.0 {
         return choose_from_all(logits, maxima.max, scale, &chunks, u * total);
     }
@@ -249,21 +246,26 @@ mod tests {
     }
 
     #[test]
-    fn logprob_ignores_temperature_bias_and_truncation() {
+    fn logprob_is_at_the_temperature_and_ignores_bias_and_truncation() {
         let logits = [1.0f32, 2.0, 0.5, -1.0];
-        let sum: f32 = logits.iter().map(|x| x.exp()).sum();
-        let p = params(|p| {
-            p.temperature = 0.3;
-            p.top_k = 1;
-            p.logit_bias = vec![(2, 50.0)];
-            p.top_logprobs = 2;
-        });
-        let d = draw(&logits, &p, 0).unwrap();
-        assert_eq!(d.id, 2);
-        assert!((d.logprob - (0.5 - sum.ln())).abs() < 1e-6);
-        let top: Vec<_> = d.top.iter().map(|t| t.id).collect();
-        assert_eq!(top, [1, 0]);
-        assert!((d.top[0].logprob - (2.0 - sum.ln())).abs() < 1e-6);
+        // Greedy sampling reports the model itself.
+        for (temperature, divisor) in [(0.3f32, 0.3f32), (1.0, 1.0), (1.7, 1.7), (0.0, 1.0)] {
+            let sum: f32 = logits.iter().map(|x| (x / divisor).exp()).sum();
+            let p = params(|p| {
+                p.temperature = temperature;
+                p.top_k = 1;
+                p.logit_bias = vec![(2, 50.0)];
+                p.top_logprobs = 2;
+            });
+            let d = draw(&logits, &p, 0).unwrap();
+            assert_eq!(d.id, 2);
+            let expected = |logit: f32| logit / divisor - sum.ln();
+            assert!((d.logprob - expected(0.5)).abs() < 2e-6, "{temperature}");
+            let top: Vec<_> = d.top.iter().map(|t| t.id).collect();
+            assert_eq!(top, [1, 0]);
+            let off = (d.top[0].logprob - expected(2.0)).abs();
+            assert!(off < 2e-6, "{temperature}");
+        }
     }
 
     #[test]

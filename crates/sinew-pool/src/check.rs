@@ -10,7 +10,7 @@ use sha2::{Digest, Sha256};
 use sinew_render::{Renderer, parse_tokens};
 use sinew_types::{
     EpisodeEnd, EpisodeId, GroupId, Message, NO_PARENT, Node, NodeId, Outcome, PolicyVersion,
-    TRACE_FORMAT_VERSION, TaskId, Timing, TokenKind, Trace, VersionSpan,
+    TEMPERATURES, TRACE_FORMAT_VERSION, TaskId, Timing, TokenKind, Trace, VersionSpan,
 };
 use std::collections::BTreeMap;
 
@@ -209,12 +209,13 @@ impl Checker<'_> {
         out.process_reward = finite("process_reward", pushed.process_reward.unwrap_or(0.0))?;
         if sampled {
             out.logprobs = logprobs(node, pushed, kind)?;
+            out.temperature = temperature(node, pushed)?;
             out.versions = versions(node, pushed, kind)?;
             return Ok(out);
         }
         let extra = pushed.logprobs.as_ref().is_some_and(|l| !l.is_empty());
         let spans = pushed.versions.as_ref().is_some_and(|v| !v.is_empty());
-        match extra || spans || pushed.version.is_some() {
+        match extra || spans || pushed.version.is_some() || pushed.temperature.is_some() {
             true => Err(Reason::NotSampled { node, kind: name }),
             false => Ok(out),
         }
@@ -353,6 +354,17 @@ fn finite(field: &str, value: f64) -> Result<f64, Reason> {
         false => Err(Reason::NotFinite {
             field: field.into(),
             value: value.to_string(),
+        }),
+    }
+}
+
+fn temperature(node: NodeId, pushed: &PushedNode) -> Result<f32, Reason> {
+    let temperature = pushed.temperature.unwrap_or(1.0);
+    match TEMPERATURES.contains(&temperature) {
+        true => Ok(temperature),
+        false => Err(Reason::Temperature {
+            node,
+            value: temperature.to_string(),
         }),
     }
 }

@@ -88,6 +88,7 @@ struct Exact {
     input: Vec<TokenId>,
     output: Vec<TokenId>,
     logprobs: Option<Vec<Option<f32>>>,
+    temperature: Option<f32>,
     version: Option<u64>,
 }
 
@@ -142,6 +143,7 @@ fn pushed(node: Node) -> PushedNode {
         kind: node.kind,
         tokens: node.tokens,
         logprobs: None,
+        temperature: None,
         version: None,
         versions: None,
         turn: Some(node.turn),
@@ -253,8 +255,24 @@ fn exact(span: &Span) -> Result<Option<Exact>, Reason> {
         input,
         output,
         logprobs: list(span, "sinew.output.logprobs")?,
+        temperature: temperature(span)?,
         version: attribute(span, "sinew.policy_version").and_then(Value::as_u64),
     }))
+}
+
+/// At which a call's log-probabilities are: `sinew.output.temperature`. What was asked for
+/// (`gen_ai.request.temperature`) does not say it: many servers report them at 1 whatever is asked for.
+fn temperature(span: &Span) -> Result<Option<f32>, Reason> {
+    let Some(value) = attribute(span, "sinew.output.temperature") else {
+        return Ok(None);
+    };
+    let number = value.as_f64().or_else(|| value.as_str()?.parse().ok());
+    let wrong = || {
+        wrong(format!(
+            "sinew.output.temperature is {value}, expected a number"
+        ))
+    };
+    number.map(|t| Some(t as f32)).ok_or_else(wrong)
 }
 
 fn read_message(value: &Value, out: &mut Vec<Message>) -> Result<(), Reason> {
@@ -324,6 +342,7 @@ fn exact_nodes(calls: &[Call]) -> Result<Vec<PushedNode>, Reason> {
             kind,
             tokens: tokens.to_vec(),
             logprobs: None,
+            temperature: None,
             version: None,
             versions: None,
             turn: None,
@@ -351,6 +370,7 @@ fn exact_nodes(calls: &[Call]) -> Result<Vec<PushedNode>, Reason> {
         };
         let mut sampled = node(Some(parent), TokenKind::Sampled, &exact.output);
         sampled.logprobs = exact.logprobs.clone();
+        sampled.temperature = exact.temperature;
         sampled.version = exact.version;
         nodes.push(sampled);
         let path = [&exact.input[..], &exact.output].concat();

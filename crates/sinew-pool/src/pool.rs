@@ -705,6 +705,7 @@ fn pushed_node(node: &sinew_types::Node) -> Value {
     });
     if node.kind == sinew_types::TokenKind::Sampled {
         value["logprobs"] = json!(node.logprobs);
+        value["temperature"] = json!(node.temperature);
         value["versions"] = json!(node.versions);
     }
     value

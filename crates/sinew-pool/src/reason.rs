@@ -1,7 +1,7 @@
 //! Why a trajectory is not trained on.
 
 use serde::{Deserialize, Serialize};
-use sinew_types::{NodeId, TokenId};
+use sinew_types::{NodeId, TEMPERATURES, TokenId};
 
 /// Why a trajectory is in quarantine. Over the wire: an object with the `code` and the fields, and
 /// the text beside it as `message`.
@@ -58,12 +58,25 @@ pub enum Reason {
         logprobs: u32,
         tokens: u32,
     },
-    #[error("node {node} ({kind}) was not sampled, but has log-probabilities or versions")]
+    #[error(
+        "node {node} ({kind}) was not sampled, but has log-probabilities, a temperature or versions"
+    )]
     NotSampled { node: NodeId, kind: String },
     #[error("node {node} log-probability {index} is {value}, expected a finite number <= 0")]
     LogprobValue {
         node: NodeId,
         index: u32,
+        /// As text: JSON has no word for what is not finite.
+        value: String,
+    },
+    #[error(
+        "node {node} has temperature {value}, expected that of its log-probabilities, {} to {}; greedy sampling \
+         is 1",
+        TEMPERATURES.start(),
+        TEMPERATURES.end()
+    )]
+    Temperature {
+        node: NodeId,
         /// As text: JSON has no word for what is not finite.
         value: String,
     },

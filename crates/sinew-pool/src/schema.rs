@@ -45,6 +45,9 @@ pub struct PushedNode {
     /// `null` stands for a value that is not finite.
     #[serde(default)]
     pub logprobs: Option<Vec<Option<f32>>>,
+    /// At which its tokens were sampled and their log-probabilities are; left out: 1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub temperature: Option<f32>,
     /// Version of the weights that sampled all of its tokens.
     #[serde(default)]
     pub version: Option<u64>,

@@ -15,7 +15,7 @@ use std::time::Duration;
 const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Added to the logit of the token that is to be drawn: no other one is drawn beside it, and the
-/// log-probability that comes back is the model's own, from before any bias.
+/// log-probability that comes back is from before any bias.
 const FORCE: f32 = 1e4;
 
 /// The largest difference over the tokens that could be compared; `None` if there was none: the
@@ -54,7 +54,7 @@ pub(crate) fn check(
         prompt.extend(&here.tokens[..index as usize]);
         let (token, pushed) = (here.tokens[index as usize], here.logprobs[index as usize]);
         let id = RequestId(requests.fetch_add(1, Ordering::Relaxed));
-        let Some(engine) = score(engine, id, prompt, token) else {
+        let Some(engine) = score(engine, id, prompt, here.temperature, token) else {
             continue;
         };
         let difference = (engine - pushed).abs();
@@ -85,13 +85,19 @@ fn chosen(entry: &Entry, count: u32) -> Vec<(NodeId, u32)> {
         .collect()
 }
 
-/// The engine's log-probability of `token` after `prompt`.
-fn score(engine: &dyn Engine, id: RequestId, prompt: Vec<TokenId>, token: TokenId) -> Option<f32> {
+/// The engine's log-probability of `token` after `prompt` at `temperature`.
+fn score(
+    engine: &dyn Engine,
+    id: RequestId,
+    prompt: Vec<TokenId>,
+    temperature: f32,
+    token: TokenId,
+) -> Option<f32> {
     let request = GenerateRequest {
         id,
         prompt,
         sampling: SamplingParams {
-            temperature: 0.0,
+            temperature,
             max_tokens: 1,
             logit_bias: vec![(token, FORCE)],
             ..SamplingParams::default()

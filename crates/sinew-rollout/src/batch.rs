@@ -2,7 +2,7 @@
 
 use crate::admission::READ_EVERY;
 use crate::driver::{EpisodeOptions, EpisodeParts, mix_seed};
-use crate::episode::{EpisodeEvent, EpisodeMachine, EpisodeSpec};
+use crate::episode::{EpisodeEvent, EpisodeSpec};
 use sinew_store::{StoreError, TraceStore};
 use sinew_types::{EpisodeEnd, EpisodeId, FailureKind, Timing, Trace};
 use std::collections::HashMap;
@@ -109,7 +109,7 @@ pub fn again(specs: &[EpisodeSpec], traces: &[Trace], attempt: u32) -> Vec<(usiz
 
 /// The trace of an episode whose task died: nothing of it can be trusted but that it failed.
 fn panicked(spec: &EpisodeSpec, options: &EpisodeOptions, message: String) -> Trace {
-    let mut machine = EpisodeMachine::new(spec, options.limits.clone());
+    let mut machine = options.machine(spec);
     machine.on_event(EpisodeEvent::Failed {
         kind: FailureKind::Cancelled,
         message,
@@ -138,7 +138,7 @@ async fn commit(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::episode::EpisodeLimits;
+    use crate::episode::{EpisodeLimits, EpisodeMachine};
     use sinew_types::{GroupId, Task, TaskId};
 
     fn spec(id: &str) -> EpisodeSpec {
@@ -170,7 +170,7 @@ mod tests {
             .iter()
             .zip([false, true])
             .map(|(spec, fails)| {
-                let mut machine = EpisodeMachine::new(spec, limits.clone());
+                let mut machine = EpisodeMachine::new(spec, limits.clone(), 1.0);
                 let message = "gone".to_owned();
                 let kind = FailureKind::Sandbox;
                 if fails {

@@ -78,6 +78,14 @@ struct Running<'a> {
     timing: Timing,
 }
 
+impl EpisodeOptions {
+    /// The machine of an episode that is sampled so.
+    pub(crate) fn machine(&self, spec: &EpisodeSpec) -> EpisodeMachine {
+        let temperature = self.sampling.policy_temperature();
+        EpisodeMachine::new(spec, self.limits.clone(), temperature)
+    }
+}
+
 /// Runs one episode to its end. Never fails: what goes wrong is in the trace.
 pub async fn run_episode(
     parts: &EpisodeParts,
@@ -85,7 +93,7 @@ pub async fn run_episode(
     spec: &EpisodeSpec,
 ) -> Trace {
     let started = Instant::now();
-    let mut machine = EpisodeMachine::new(spec, options.limits.clone());
+    let mut machine = options.machine(spec);
     let mut running = Running {
         parts,
         options,

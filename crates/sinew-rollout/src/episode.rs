@@ -120,18 +120,22 @@ pub struct EpisodeMachine {
     context: Vec<TokenId>,
     /// Node that holds the current turn's sampled tokens.
     turn_node: Option<NodeId>,
+    /// Of the policy that samples the turns.
+    temperature: f32,
     trace: Trace,
 }
 
 impl EpisodeMachine {
-    /// A machine that waits for [`EpisodeEvent::Reset`].
-    pub fn new(spec: &EpisodeSpec, limits: EpisodeLimits) -> Self {
+    /// A machine that waits for [`EpisodeEvent::Reset`]; its turns are sampled at
+    /// [`SamplingParams::policy_temperature`](sinew_types::SamplingParams::policy_temperature) `temperature`.
+    pub fn new(spec: &EpisodeSpec, limits: EpisodeLimits, temperature: f32) -> Self {
         Self {
             limits,
             state: State::Booting,
             turn: 0,
             context: Vec::new(),
             turn_node: None,
+            temperature,
             trace: spec.empty_trace(),
         }
     }
@@ -257,6 +261,7 @@ impl EpisodeMachine {
             Some(id) => id,
             None => {
                 let id = self.push(TokenKind::Sampled, Vec::new(), Vec::new());
+                self.trace.nodes[id as usize].temperature = self.temperature;
                 self.turn_node = Some(id);
                 id
             }
@@ -374,7 +379,7 @@ mod tests {
             max_turn_tokens: 8,
             max_context_tokens,
         };
-        EpisodeMachine::new(&spec(), limits)
+        EpisodeMachine::new(&spec(), limits, 0.7)
     }
 
     fn token(id: TokenId, version: u64) -> SampledToken {
@@ -434,6 +439,8 @@ mod tests {
         assert_eq!(ids, context);
         assert_eq!(ids, [1, 2, 3, 4, 9, 5]);
         assert_eq!(trace.nodes[0].state_hash, Some(17));
+        let temperatures: Vec<_> = trace.nodes.iter().map(|n| n.temperature).collect();
+        assert_eq!(temperatures, [1.0, 0.7, 1.0, 0.7]);
         assert_eq!(trace.nodes[1].versions.len(), 2);
         assert!((trace.total_reward() - 1.1).abs() < 1e-12);
         assert_eq!(trace.end, EpisodeEnd::Terminated);

@@ -362,6 +362,7 @@ mod tests {
             kind: TokenKind::Prompt,
             tokens: vec![7; 40],
             logprobs: Vec::new(),
+            temperature: 1.0,
             versions: Vec::new(),
             messages: Vec::new(),
             finish: None,

@@ -33,10 +33,15 @@ impl Bigram {
 
     /// Log-probabilities after `token`.
     pub(crate) fn after(&self, token: TokenId) -> Vec<f64> {
+        self.after_at(token, 1.0)
+    }
+
+    fn after_at(&self, token: TokenId, temperature: f32) -> Vec<f64> {
         let at = token as usize * self.vocab;
         let row = &self.logits[at..at + self.vocab];
-        let lse = row.iter().map(|&z| f64::from(z).exp()).sum::<f64>().ln();
-        row.iter().map(|&z| f64::from(z) - lse).collect()
+        let divided = |&z: &f32| f64::from(z) / f64::from(temperature);
+        let lse = row.iter().map(|z| divided(z).exp()).sum::<f64>().ln();
+        row.iter().map(|z| divided(z) - lse).collect()
     }
 
     /// A row that trains the tokens from `prompt` on, with the policy's own log-probabilities.
@@ -75,7 +80,7 @@ impl Policy for Bigram {
         self.computed += batch.tokens.len();
         let mut scores = Scores::default();
         for item in &batch.items {
-            let p = self.after(batch.tokens[item.row as usize]);
+            let p = self.after_at(batch.tokens[item.row as usize], item.temperature);
             scores.logprobs.push(p[item.target as usize] as f32);
             if want.entropies {
                 scores
@@ -89,7 +94,7 @@ impl Policy for Bigram {
     fn backward(&mut self, batch: &MicroBatch, grads: &ScoreGrads) -> Result<(), PolicyError> {
         for (i, item) in batch.items.iter().enumerate() {
             let token = batch.tokens[item.row as usize];
-            let p = self.after(token);
+            let p = self.after_at(token, item.temperature);
             let entropy = -p.iter().map(|l| l.exp() * l).sum::<f64>();
             for (j, l) in p.iter().enumerate() {
                 let hit = if j == item.target as usize { 1.0 } else { 0.0 };
@@ -97,6 +102,7 @@ impl Policy for Bigram {
                 if let Some(&d_entropy) = grads.entropies.get(i) {
                     d -= f64::from(d_entropy) * l.exp() * (l + entropy);
                 }
+                let d = d / f64::from(item.temperature);
                 self.gradient[token as usize * self.vocab + j] += d as f32;
             }
         }
@@ -107,8 +113,8 @@ impl Policy for Bigram {
     }
 
     fn top(&mut self, batch: &MicroBatch, k: usize) -> Result<Vec<Vec<TokenLogprob>>, PolicyError> {
-        let ranked = |token: TokenId| {
-            let after = self.after(token).into_iter().zip(0..);
+        let ranked = |token: TokenId, temperature: f32| {
+            let after = self.after_at(token, temperature).into_iter().zip(0..);
             let entry = |(l, id): (f64, TokenId)| TokenLogprob {
                 id,
                 logprob: l as f32,
@@ -120,7 +126,7 @@ impl Policy for Bigram {
         };
         let items = batch.items.iter();
         Ok(items
-            .map(|item| ranked(batch.tokens[item.row as usize]))
+            .map(|item| ranked(batch.tokens[item.row as usize], item.temperature))
             .collect())
     }
 

@@ -3,13 +3,14 @@
 use crate::ids::{PolicyVersion, RequestId, TokenId};
 use crate::weights::TensorSource;
 use serde::{Deserialize, Serialize};
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 /// How the next token is drawn.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct SamplingParams {
-    /// 0 means greedy.
+    /// Divides the logits; 0 means greedy.
     pub temperature: f32,
     /// Nucleus mass in (0, 1]; 1 keeps all.
     pub top_p: f32,
@@ -48,6 +49,23 @@ impl Default for SamplingParams {
     }
 }
 
+/// Temperatures other than 0 that tokens are sampled and trained at. Below them, dividing logits loses all
+/// precision, and gradients grow as the inverse.
+pub const TEMPERATURES: RangeInclusive<f32> = 1e-3..=100.0;
+
+impl SamplingParams {
+    /// The temperature of the policy that acts: what the log-probabilities of the sampled tokens are at, and
+    /// what they are trained at. Greedy sampling (0) has no probabilities to speak of: those of the model
+    /// itself, at 1, stand for it.
+    pub fn policy_temperature(&self) -> f32 {
+        if self.temperature == 0.0 {
+            1.0
+        } else {
+            self.temperature
+        }
+    }
+}
+
 /// One generation to run.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GenerateRequest {
@@ -70,8 +88,9 @@ pub struct TokenLogprob {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SampledToken {
     pub id: TokenId,
-    /// Natural log-probability under the full softmax at temperature 1, before any
-    /// truncation of the distribution: what a trainer recomputes from the same weights.
+    /// Natural log-probability under the full softmax of `logits / temperature`, with the request's
+    /// [`SamplingParams::policy_temperature`], before bias and any truncation of the distribution: what a
+    /// trainer recomputes from the same weights. The same holds for `top`.
     pub logprob: f32,
     /// The weights that sampled it.
     pub version: PolicyVersion,

@@ -17,7 +17,7 @@ mod weights;
 
 pub use engine::{
     Engine, EngineError, EngineEvent, EngineStatus, EventSink, Fidelity, FinishReason,
-    GenerateRequest, SampledToken, SamplingParams, TokenLogprob,
+    GenerateRequest, SampledToken, SamplingParams, TEMPERATURES, TokenLogprob,
 };
 pub use ids::{EpisodeId, GroupId, PolicyVersion, RequestId, TaskId, TokenId};
 pub use message::{Message, Role, ToolCall, ToolSpec};

@@ -1,7 +1,7 @@
 //! What an algorithm hands to a trainer: rows of tokens with per-token signals, and how the
 //! loss is computed from them. The trainer knows no algorithm by name.
 
-use crate::engine::TokenLogprob;
+use crate::engine::{TEMPERATURES, TokenLogprob};
 use crate::ids::{EpisodeId, PolicyVersion, TokenId};
 use serde::{Deserialize, Serialize};
 
@@ -60,8 +60,10 @@ pub enum TrainRowError {
     )]
     FirstToken { episode: EpisodeId, weight: f32 },
     #[error(
-        "row of episode {episode}: temperatures[{index}] is {value}: a trained token has a finite one above \
-         0 (1 for tokens chosen greedily)"
+        "row of episode {episode}: temperatures[{index}] is {value}: of a trained token it is {} to {} (1 for \
+         one chosen greedily)",
+        TEMPERATURES.start(),
+        TEMPERATURES.end()
     )]
     Temperature {
         episode: EpisodeId,
@@ -114,7 +116,7 @@ impl TrainRow {
                 });
             }
         }
-        let bad = |&(i, t): &(usize, &f32)| *t <= 0.0 && self.weights[i] != 0.0;
+        let bad = |&(i, t): &(usize, &f32)| !TEMPERATURES.contains(t) && self.weights[i] != 0.0;
         if let Some((index, &value)) = self.temperatures.iter().enumerate().find(bad) {
             return Err(TrainRowError::Temperature {
                 episode: self.episode.clone(),

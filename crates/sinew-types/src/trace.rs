@@ -3,7 +3,7 @@
 //! A node holds only the tokens it adds to its parent; a path from the root to a leaf is what
 //! the model saw, and a training sample. Branches share their prefix.
 
-use crate::engine::FinishReason;
+use crate::engine::{FinishReason, TEMPERATURES};
 use crate::ids::{EpisodeId, GroupId, PolicyVersion, TaskId, TokenId};
 use crate::message::Message;
 use serde::{Deserialize, Serialize};
@@ -51,6 +51,10 @@ pub struct Node {
     pub tokens: Vec<TokenId>,
     /// One for each token of a sampled node, otherwise empty.
     pub logprobs: Vec<f32>,
+    /// At which a sampled node's tokens were drawn: `logprobs` are of the softmax at it, and training is
+    /// too. 1 where sampling was greedy, and for nodes that nobody sampled; what is stored without says 1.
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    pub temperature: f32,
     /// Cover a sampled node's tokens in order without gaps, otherwise empty.
     pub versions: Vec<VersionSpan>,
     /// The messages that the tokens say, where there are any.
@@ -61,6 +65,18 @@ pub struct Node {
     pub process_reward: f64,
     /// Hash of the observation, so that equal states can be found across episodes.
     pub state_hash: Option<u64>,
+}
+
+fn one() -> f32 {
+    1.0
+}
+
+#[expect(
+    clippy::trivially_copy_pass_by_ref,
+    reason = "serde hands references on"
+)]
+fn is_one(temperature: &f32) -> bool {
+    *temperature == 1.0
 }
 
 impl Node {
@@ -79,6 +95,7 @@ impl Node {
             kind,
             tokens,
             logprobs: Vec::new(),
+            temperature: 1.0,
             versions: Vec::new(),
             messages,
             finish: None,
@@ -173,6 +190,8 @@ pub struct PathToken {
     pub turn: u32,
     /// Of sampled tokens.
     pub logprob: Option<f32>,
+    /// Of its node.
+    pub temperature: f32,
     pub version: Option<PolicyVersion>,
 }
 
@@ -206,6 +225,17 @@ pub enum TraceError {
         episode: EpisodeId,
         node: NodeId,
         index: usize,
+        value: f32,
+    },
+    #[error(
+        "trace {episode}: node {node} has temperature {value}, expected {} to {}, and 1 for greedy sampling and \
+         what nobody sampled",
+        TEMPERATURES.start(),
+        TEMPERATURES.end()
+    )]
+    Temperature {
+        episode: EpisodeId,
+        node: NodeId,
         value: f32,
     },
     #[error("trace {episode}: node {node} has version spans that do not cover its {tokens} tokens")]
@@ -283,6 +313,17 @@ impl Trace {
                 value: node.logprobs[i],
             });
         }
+        let fits = match sampled {
+            true => TEMPERATURES.contains(&node.temperature),
+            false => node.temperature == 1.0,
+        };
+        if !fits {
+            return Err(TraceError::Temperature {
+                episode: episode(),
+                node: index,
+                value: node.temperature,
+            });
+        }
         let mut next = 0u32;
         let contiguous = node.versions.iter().all(|span| {
             let fits = span.start == next && span.len > 0;
@@ -343,6 +384,7 @@ impl Trace {
                     node: id,
                     turn: node.turn,
                     logprob: node.logprobs.get(i).copied(),
+                    temperature: node.temperature,
                     version: spans.peek().map(|s| s.version),
                 });
             }
@@ -390,6 +432,7 @@ mod tests {
             } else {
                 Vec::new()
             },
+            temperature: 1.0,
             versions: if sampled {
                 vec![VersionSpan {
                     start: 0,
@@ -440,6 +483,18 @@ mod tests {
     }
 
     #[test]
+    fn what_is_stored_without_a_temperature_was_sampled_at_one() {
+        let mut warm = node(NO_PARENT, TokenKind::Sampled, &[1]);
+        let plain = serde_json::to_value(&warm).unwrap();
+        assert!(plain.get("temperature").is_none());
+        assert_eq!(serde_json::from_value::<Node>(plain).unwrap(), warm);
+        warm.temperature = 1.2;
+        let told = serde_json::to_value(&warm).unwrap();
+        assert_eq!(serde_json::from_value::<Node>(told).unwrap(), warm);
+        assert_eq!(trace(vec![warm]).path_tokens(0)[0].temperature, 1.2);
+    }
+
+    #[test]
     fn each_broken_invariant_is_named() {
         let mut t = trace(vec![node(NO_PARENT, TokenKind::Sampled, &[1, 2])]);
         t.nodes[0].logprobs.pop();
@@ -450,6 +505,18 @@ mod tests {
             Err(TraceError::LogprobValue { index: 1, .. })
         ));
         t.nodes[0].logprobs = vec![-1.0, -1.0];
+        for bad in [0.0, -1.0, f32::NAN, f32::INFINITY, 1e-4] {
+            t.nodes[0].temperature = bad;
+            let error = t.validate().unwrap_err();
+            assert!(matches!(error, TraceError::Temperature { node: 0, .. }));
+        }
+        t.nodes[0].temperature = 0.7;
+        t.validate().unwrap();
+        t.nodes[0].kind = TokenKind::Forced;
+        (t.nodes[0].logprobs, t.nodes[0].versions) = (Vec::new(), Vec::new());
+        let error = t.validate().unwrap_err();
+        assert!(matches!(error, TraceError::Temperature { .. }), "{error}");
+        t = trace(vec![node(NO_PARENT, TokenKind::Sampled, &[1, 2])]);
         t.nodes[0].versions[0].len = 1;
         assert!(matches!(t.validate(), Err(TraceError::Versions { .. })));
         t.nodes[0].versions[0].len = 2;

@@ -254,6 +254,10 @@ impl Learner {
                 if node.kind == TokenKind::Sampled {
                     node.versions = sinew_pool::whole(logprobs.len(), version);
                     node.logprobs = logprobs;
+                    // What the new log-probabilities are at.
+                    if !algorithm.composition().tempered() {
+                        node.temperature = 1.0;
+                    }
                 }
             }
         }

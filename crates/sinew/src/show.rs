@@ -76,7 +76,11 @@ fn header(out: &mut String, id: usize, node: &Node) {
     );
     if let (Some(first), Some(last)) = (node.versions.first(), node.versions.last()) {
         let mean = node.logprobs.iter().sum::<f32>() / node.logprobs.len().max(1) as f32;
-        let _ = write!(out, "  mean log-prob {mean:.3}  weights {}", first.version);
+        let _ = write!(out, "  mean log-prob {mean:.3}");
+        if node.temperature != 1.0 {
+            let _ = write!(out, " at temperature {}", node.temperature);
+        }
+        let _ = write!(out, "  weights {}", first.version);
         if last.version != first.version {
             let _ = write!(out, "..{}", last.version);
         }

@@ -30,6 +30,8 @@ class TraceNode:
     tokens: list[int]
     #: One for each token of a sampled node, otherwise empty.
     logprobs: list[float]
+    #: At which its tokens were drawn and their log-probabilities are; 1 where sampling was greedy.
+    temperature: float
     #: The messages that the tokens say, as the gateway writes them.
     messages: list[dict[str, Any]]
     raw: dict[str, Any] = field(repr=False)
@@ -43,6 +45,7 @@ class TraceNode:
             raw["turn"],
             raw["tokens"],
             raw["logprobs"],
+            raw.get("temperature", 1.0),
             raw.get("messages", []),
             raw,
         )

@@ -63,14 +63,23 @@ def prompt(tokens: Sequence[int], parent: int | None = None) -> dict[str, Any]:
 
 
 def sampled(
-    parent: int, tokens: Sequence[int], logprobs: Sequence[float], version: int
+    parent: int,
+    tokens: Sequence[int],
+    logprobs: Sequence[float],
+    version: int,
+    temperature: float = 1.0,
 ) -> dict[str, Any]:
-    """A node of tokens that weights of `version` drew, each with its log-probability."""
+    """A node of tokens that weights of `version` drew at `temperature`, each with its log-probability.
+
+    The log-probabilities are at that temperature too, 1 for greedy sampling. Those of an engine
+    that reports them at 1 whatever it sampled at fit temperature 1 alone.
+    """
     return {
         "parent": parent,
         "kind": "sampled",
         "tokens": list(tokens),
         "logprobs": [float(p) for p in logprobs],
+        "temperature": temperature,
         "version": version,
     }
 

@@ -165,18 +165,24 @@ fn compare(what: &str, actual: impl Iterator<Item = f64>, expected: &[f64]) {
     }
 }
 
+impl Facts {
+    fn run(&self) -> RunFacts {
+        RunFacts {
+            group_size: self.group_size,
+            reference: self.reference,
+            teacher: self.teacher,
+            critic: self.critic,
+            ..FACTS
+        }
+    }
+}
+
 #[test]
 fn every_algorithm_is_its_formula() {
     let golden = golden();
     let groups = groups(&golden);
     for case in &golden.cases {
-        let facts = RunFacts {
-            group_size: case.facts.group_size,
-            reference: case.facts.reference,
-            teacher: case.facts.teacher,
-            critic: case.facts.critic,
-            ..FACTS
-        };
+        let facts = case.facts.run();
         let algorithm = case.config.resolve(&facts).unwrap();
         let columns = columns(&golden, &facts, algorithm.needs().prox_logprobs);
         let (rows, report) = algorithm.rows_with(&groups, &columns).unwrap();
@@ -218,6 +224,43 @@ fn every_algorithm_has_a_golden_vector() {
     let covered: BTreeSet<_> = golden().cases.iter().map(|c| c.config.kind).collect();
     let all: BTreeSet<_> = AlgorithmKind::ALL.iter().copied().collect();
     assert_eq!(covered, all);
+}
+
+/// A policy gradient is of the policy that acted, at each token's temperature; what is imitated or preferred is
+/// learned by the model itself. A draft is scored at what its rows are trained at.
+#[test]
+fn rows_carry_the_temperatures_of_what_they_train() {
+    let golden = golden();
+    for &kind in AlgorithmKind::ALL {
+        let case = golden.cases.iter().find(|c| c.config.kind == kind).unwrap();
+        let algorithm = case.config.resolve(&case.facts.run()).unwrap();
+        let mut groups = groups(&golden);
+        for trace in groups.iter_mut().flatten() {
+            for node in trace
+                .nodes
+                .iter_mut()
+                .filter(|n| n.kind == TokenKind::Sampled)
+            {
+                node.temperature = if node.turn == 1 { 0.7 } else { 1.2 };
+            }
+        }
+        let plain = matches!(kind, AlgorithmKind::Sft | AlgorithmKind::Dpo);
+        assert_eq!(algorithm.composition().tempered(), !plain, "{kind}");
+        let draft = algorithm.draft(&groups).unwrap();
+        assert!(!draft.rows().is_empty());
+        for row in draft.rows() {
+            let found: BTreeSet<u32> = trained(row).map(|t| row.temperature(t).to_bits()).collect();
+            let expected: &[f32] = if plain { &[1.0] } else { &[0.7, 1.2] };
+            let within = found.iter().all(|t| expected.contains(&f32::from_bits(*t)));
+            assert!(within && found.len() <= expected.len(), "{kind}: {row:?}");
+            assert_eq!(row.temperatures.is_empty(), plain, "{kind}");
+            let rest = (0..row.tokens.len()).filter(|t| row.weights[*t] == 0.0);
+            assert!(
+                rest.into_iter().all(|t| row.temperature(t) == 1.0),
+                "{kind}"
+            );
+        }
+    }
 }
 
 #[test]

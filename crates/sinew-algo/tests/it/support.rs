@@ -29,6 +29,7 @@ pub(crate) fn node(parent: NodeId, turn: u32, kind: TokenKind, tokens: usize) ->
         kind,
         tokens: (0..tokens as u32).collect(),
         logprobs: (0..n).map(|i| -0.1 * (i + 1) as f32).collect(),
+        temperature: 1.0,
         versions: if n > 0 { vec![span] } else { Vec::new() },
         messages: Vec::new(),
         finish: None,

@@ -527,6 +527,7 @@ impl Session {
         let id = self.push(parent, TokenKind::Sampled, ids, Vec::new());
         let node = &mut self.nodes[id as usize];
         node.logprobs = output.tokens.iter().map(|t| t.logprob).collect();
+        node.temperature = output.temperature;
         for (start, token) in output.tokens.iter().enumerate() {
             match node.versions.last_mut() {
                 Some(span) if span.version == token.version => span.len += 1,

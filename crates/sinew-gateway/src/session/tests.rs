@@ -34,6 +34,7 @@ fn output(renderer: &ChatRenderer, text: &str, mark: f32, closed: bool) -> Sampl
     };
     SampledTurn {
         tokens: ids.into_iter().map(token).collect(),
+        temperature: 0.7,
         finish: if closed {
             FinishReason::StopId { id: stop }
         } else {
@@ -42,6 +43,21 @@ fn output(renderer: &ChatRenderer, text: &str, mark: f32, closed: bool) -> Sampl
         message: Message::new(Role::Assistant, text),
         text: text.into(),
     }
+}
+
+/// A line of a journal from before temperatures were kept.
+#[test]
+fn an_output_without_a_temperature_was_sampled_at_one() {
+    let renderer = crate::byte_renderer().unwrap();
+    let output = output(&renderer, "hi", 0.5, true);
+    let mut told = serde_json::to_value(&output).unwrap();
+    assert_eq!(
+        serde_json::from_value::<SampledTurn>(told.clone()).unwrap(),
+        output
+    );
+    told.as_object_mut().unwrap().remove("temperature");
+    let read: SampledTurn = serde_json::from_value(told).unwrap();
+    assert_eq!(read.temperature, 1.0);
 }
 
 fn user(text: &str) -> Message {

@@ -176,10 +176,17 @@ pub struct Begun {
     pub join: Join,
 }
 
+fn one() -> f32 {
+    1.0
+}
+
 /// One output of a call.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SampledTurn {
     pub tokens: Vec<SampledToken>,
+    /// Of the policy that sampled them; journals from before it was kept say 1.
+    #[serde(default = "one")]
+    pub temperature: f32,
     pub finish: FinishReason,
     /// The turn as the client is told.
     pub message: Message,

@@ -243,6 +243,9 @@ fn choices_seeds_and_log_probabilities() {
     assert_eq!(view["stats"]["joins"], json!({"start": 1, "resample": 2}));
     let trace = trace(&view);
     assert_eq!(trace.leaves().len(), 6);
+    // Each output says at which temperature it was sampled.
+    let sampled = trace.nodes.iter().filter(|n| !n.logprobs.is_empty());
+    assert!(sampled.into_iter().all(|n| n.temperature == 0.5));
     // What the engine was given is what is told.
     let ids: Vec<u64> = trace.nodes[0].tokens.iter().map(|&t| t.into()).collect();
     assert_eq!(one["prompt_token_ids"], json!(ids));
@@ -525,7 +528,8 @@ fn agents_go_on_after_a_crash() {
     let user = |text: &str| json!({"role": "user", "content": text});
     let before = world_in(echo, |_, _| {}, Some(folder.path()));
     let (rollout, done) = (before.open(), before.open());
-    let first = rollout.chat(&json!([user("hi")]));
+    let warm = json!({"model": "m", "messages": [user("hi")], "temperature": 0.7});
+    let first = rollout.post("/chat/completions", &warm).ok();
     done.chat(&json!([user("hi")]));
     before.finish(&done.id);
     let reward = json!({"reward": 0.5});
@@ -537,7 +541,7 @@ fn agents_go_on_after_a_crash() {
     assert_eq!(after.gateway.stats().rollouts, 1);
     let url = format!("{}/r/{}/v1/chat/completions", after.url, rollout.id);
     let messages = json!([user("hi"), first["choices"][0]["message"], user("ho")]);
-    let body = json!({"model": "m", "messages": messages}).to_string();
+    let body = json!({"model": "m", "messages": messages, "temperature": 0.0}).to_string();
     answer(
         "POST",
         &url,
@@ -547,6 +551,11 @@ fn agents_go_on_after_a_crash() {
     .ok();
     let view = after.view(&rollout.id);
     assert_eq!(view["stats"]["joins"], json!({"start": 1, "extend": 1}));
+    // Of the call before the crash, and of one that was greedy: its log-probabilities are at 1.
+    let trace = trace(&view);
+    let sampled = trace.nodes.iter().filter(|n| !n.logprobs.is_empty());
+    let temperatures: Vec<f32> = sampled.map(|n| n.temperature).collect();
+    assert_eq!(temperatures, [0.7, 1.0]);
     let finished = after.finish(&rollout.id);
     assert_eq!(
         (&finished["reward"], &finished["branches"]),

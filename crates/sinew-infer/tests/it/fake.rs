@@ -37,24 +37,27 @@ fn logprobs_can_be_recomputed_and_sum_to_one() {
         seed: 3,
         end: Some((49, 8)),
     };
-    let engine = stepped(FakeConfig {
-        model,
-        ..FakeConfig::default()
-    });
-    let mut r = request(1, &[1, 2], 200);
-    r.sampling.stop_ids = vec![49];
-    r.sampling.top_logprobs = 4;
-    let (sink, events) = channel();
-    engine.submit(r.clone(), sink).unwrap();
-    while engine.step() {}
-    let (tokens, end) = collect(&events);
-    assert_eq!(end, Ok(FinishReason::StopId { id: 49 }));
-    let mut prefix = r.prompt.clone();
-    for token in &tokens {
-        assert_eq!(model.logprob(&prefix, token.id), token.logprob);
-        let sum: f32 = token.top.iter().map(|t| t.logprob.exp()).sum();
-        assert!((sum - 1.0).abs() < 1e-5);
-        prefix.push(token.id);
+    for (temperature, at) in [(1.0, 1.0), (0.7, 0.7), (0.0, 1.0)] {
+        let engine = stepped(FakeConfig {
+            model,
+            ..FakeConfig::default()
+        });
+        let mut r = request(1, &[1, 2], 200);
+        r.sampling.temperature = temperature;
+        r.sampling.stop_ids = vec![49];
+        r.sampling.top_logprobs = 4;
+        let (sink, events) = channel();
+        engine.submit(r.clone(), sink).unwrap();
+        while engine.step() {}
+        let (tokens, end) = collect(&events);
+        assert_eq!(end, Ok(FinishReason::StopId { id: 49 }));
+        let mut prefix = r.prompt.clone();
+        for token in &tokens {
+            assert_eq!(model.logprob_at(&prefix, token.id, at), token.logprob);
+            let sum: f32 = token.top.iter().map(|t| t.logprob.exp()).sum();
+            assert!((sum - 1.0).abs() < 1e-5);
+            prefix.push(token.id);
+        }
     }
 }
 

@@ -4,9 +4,10 @@ use crate::{channel, collect, ids, request};
 use serde::Deserialize;
 use sinew_infer::{EmbeddedEngine, EngineConfig, ModelForward, SchedulerConfig};
 use sinew_model::{
-    Family, InferBatch, InferModel, InferScratch, ModelConfig, Params, ResolveEnv, RopeScaling,
-    load_model, resolve_model,
+    Activations, Family, InferBatch, InferModel, InferScratch, Keep, ModelConfig, Params,
+    ResolveEnv, RopeScaling, TrainModel, Weights, load_model, resolve_model,
 };
+use sinew_tensor::attention::TreeLayout;
 use sinew_tensor::paged::{KvPool, PagedSequence};
 use sinew_tensor::{Device, KernelSet};
 use sinew_types::{
@@ -49,10 +50,18 @@ fn tiny_params(seed: u64) -> Params {
 }
 
 fn engine(params: &Params, kv_tokens: usize, scheduler: SchedulerConfig) -> EmbeddedEngine {
-    let device = device();
+    engine_on(&device(), params, kv_tokens, scheduler)
+}
+
+fn engine_on(
+    device: &Device,
+    params: &Params,
+    kv_tokens: usize,
+    scheduler: SchedulerConfig,
+) -> EmbeddedEngine {
     let context = params.config().max_context.min(1024);
-    let model = InferModel::new(&device, params.config(), params, context).unwrap();
-    let forward = ModelForward::new(device, model, kv_tokens).unwrap();
+    let model = InferModel::new(device, params.config(), params, context).unwrap();
+    let forward = ModelForward::new(device.clone(), model, kv_tokens).unwrap();
     let config = EngineConfig {
         scheduler,
         ..EngineConfig::default()
@@ -95,7 +104,9 @@ fn groups() -> Vec<GenerateRequest> {
         let prompt: Vec<TokenId> = (0..29 + group)
             .map(|i| (i * 7 + i / 20 * group) % 97)
             .collect();
-        request(id, &prompt, 40)
+        let mut request = request(id, &prompt, 40);
+        request.sampling.temperature = [1.0, 0.7][(id % 2) as usize];
+        request
     });
     requests.collect()
 }
@@ -131,6 +142,57 @@ fn tokens_and_logprobs_do_not_depend_on_batching_chunks_or_preemption() {
     let alone = engine(&params, 4096, scheduler(1, 64));
     for (request, expected) in requests.iter().zip(&expected).step_by(5) {
         assert_eq!(&run(&alone, std::slice::from_ref(request))[0], expected);
+    }
+}
+
+/// What the sampler says of a token is what the trainer computes for it, at the temperature of its request, in
+/// one batch of several; greedy tokens are said to be at 1.
+#[test]
+fn sampler_and_trainer_agree_at_every_temperature() {
+    let params = tiny_params(5);
+    let asked = [0.7, 1.0, 1.2, 0.0];
+    for kernels in KernelSet::available_f32() {
+        let device = Device::new(kernels, 2);
+        let mut requests = groups();
+        for (r, temperature) in requests.iter_mut().zip(asked.into_iter().cycle()) {
+            r.sampling.temperature = temperature;
+            r.sampling.top_logprobs = 3;
+        }
+        let engine = engine_on(&device, &params, 4096, scheduler(64, 512));
+        let answers = run(&engine, &requests);
+        let (mut tokens, mut lengths, mut items, mut temperatures) =
+            (vec![], vec![], vec![], vec![]);
+        for (r, answer) in requests.iter().zip(&answers) {
+            let first = (tokens.len() + r.prompt.len()) as u32;
+            tokens.extend_from_slice(&r.prompt);
+            tokens.extend(ids(answer));
+            lengths.push((r.prompt.len() + answer.len()) as u32);
+            items.extend((first..).zip(answer).map(|(at, t)| (at - 1, t.id)));
+            temperatures.extend(answer.iter().map(|_| r.sampling.policy_temperature()));
+        }
+        let model = TrainModel::new(params.config(), 256).unwrap();
+        let layout = TreeLayout::sequences(&lengths).unwrap();
+        let (weights, mut acts) = (Weights::full(&params), Activations::new(Keep::Nothing));
+        model
+            .forward(&device, weights, &tokens, &layout, &mut acts)
+            .unwrap();
+        let trained = model
+            .logprobs(&device, weights, &mut acts, &items, &temperatures, false)
+            .unwrap();
+        let sampled: Vec<&SampledToken> = answers.iter().flatten().collect();
+        for ((token, trained), at) in sampled.iter().zip(trained.logprob).zip(&temperatures) {
+            let gap = (token.logprob - trained).abs();
+            assert!(gap < 1e-4, "{kernels} at {at}: {} {trained}", token.logprob);
+        }
+        let rows: Vec<u32> = items.iter().map(|item| item.0).collect();
+        let ranked = model
+            .top(&device, weights, &mut acts, &rows, &temperatures, 3)
+            .unwrap();
+        for (token, ranked) in sampled.iter().zip(&ranked) {
+            let pairs = token.top.iter().zip(ranked);
+            let gaps = pairs.map(|(a, b)| (a.logprob - b.logprob).abs());
+            assert!(gaps.fold(0.0, f32::max) < 1e-4, "{token:?} {ranked:?}");
+        }
     }
 }
 

@@ -9,6 +9,7 @@ node = pa.struct(
         ("kind", pa.string()),
         ("tokens", pa.list_(pa.uint32())),
         ("logprobs", pa.list_(pa.float32())),
+        ("temperature", pa.float32()),
         ("version", pa.int64()),
         ("messages", pa.string()),
     ]
@@ -43,6 +44,7 @@ def row(i, logprobs):
 
 said = '[{"role": "user", "content": "A>"}, {"role": "assistant", "content": "r"}]'
 rows = [row(i, [-0.25 * i, -0.125]) for i in range(4)]
+rows[1]["nodes"][1]["temperature"] = 0.7
 rows.append(row(4, [float("nan"), -0.5]))
 rows.append({"id": "s", "task": "t", "kind": "sft", "messages": said})
 path = pathlib.Path(__file__).with_name("stream.arrow")

@@ -70,6 +70,11 @@ fn every_wrong_token_is_named() {
         ("logprob_value", node(1, "logprobs", json!([-0.5, null]))),
         ("logprob_value", node(1, "logprobs", json!([-0.5, -1e300]))),
         ("logprobs_missing", node(1, "logprobs", Value::Null)),
+        ("temperature", node(1, "temperature", json!(0.0))),
+        ("temperature", node(1, "temperature", json!(-0.7))),
+        ("temperature", node(1, "temperature", json!(1e30))),
+        ("schema", node(1, "temperature", json!("warm"))),
+        ("not_sampled", node(0, "temperature", json!(1.0))),
         ("versions", node(1, "version", Value::Null)),
         ("versions", spans),
         ("parent", node(1, "parent", json!(1))),
@@ -316,13 +321,14 @@ fn rows_that_nobody_acknowledges_do_not_come_back_for_ever() {
 }
 
 /// What the engine says to a prompt: two tokens.
-fn sample(engine: &dyn Engine) -> Vec<SampledToken> {
+fn sample(engine: &dyn Engine, temperature: f32) -> Vec<SampledToken> {
     let (sender, events) = mpsc::sync_channel(64);
     let request = GenerateRequest {
         id: RequestId(0),
         prompt: vec![2, 6, 8, 0, 3],
         sampling: SamplingParams {
             max_tokens: 2,
+            temperature,
             ..SamplingParams::default()
         },
         priority: 0,
@@ -343,6 +349,35 @@ fn sample(engine: &dyn Engine) -> Vec<SampledToken> {
     sampled
 }
 
+fn with_temperature(mut trajectory: Value) -> Value {
+    trajectory["nodes"][1]["temperature"] = json!(0.5);
+    trajectory
+}
+
+/// It is in the trace that a trainer leases, survives a restart, and is 1 where nobody says it.
+#[test]
+fn temperatures_come_through() {
+    let folder = tempfile::tempdir().unwrap();
+    let pool = open(Some(folder.path()), PoolConfig::default());
+    let told = items(
+        &pool,
+        &[with_temperature(trajectory("warm")), trajectory("plain")],
+    );
+    assert!(told.iter().all(|i| i["status"] == "admitted"), "{told:?}");
+    drop(pool);
+    let pool = open(Some(folder.path()), PoolConfig::default());
+    let loan = lease(&pool, 10.0, json!({}));
+    let groups = loan["groups"].as_array().unwrap();
+    let mut found: Vec<(String, f32)> = Vec::new();
+    for entry in groups.iter().flat_map(|g| g.as_array().unwrap()) {
+        let entry: sinew_pool::Entry = serde_json::from_value(entry.clone()).unwrap();
+        let temperature = entry.trace.nodes[1].temperature;
+        found.push((entry.trace.episode.as_str().to_owned(), temperature));
+    }
+    found.sort_by(|a, b| a.0.cmp(&b.0));
+    assert_eq!(found, [("plain".to_owned(), 1.0), ("warm".to_owned(), 0.5)]);
+}
+
 #[test]
 fn log_probabilities_are_compared_with_the_engines() {
     let vocab = 11;
@@ -360,7 +395,7 @@ fn log_probabilities_are_compared_with_the_engines() {
     );
     let engine: Arc<dyn Engine> = Arc::new(fake.unwrap());
     let requests = Arc::new(AtomicU64::new(1));
-    let sampled = sample(engine.as_ref());
+    let (plain, warm) = (sample(engine.as_ref(), 1.0), sample(engine.as_ref(), 0.5));
     let version = engine.status().version.0;
     let scorer = Some(Scorer { engine, requests });
     let rules = config(json!({"spot_check": {"tokens": 2, "gap": 0.01}, "check_messages": false}));
@@ -371,7 +406,7 @@ fn log_probabilities_are_compared_with_the_engines() {
         scorer,
     )
     .unwrap();
-    let of = |id: &str, by: f32, version: u64| {
+    let of = |id: &str, by: f32, version: u64, sampled: &[SampledToken]| {
         with(id, |t| {
             let node = &mut t["nodes"][1];
             node["tokens"] = sampled.iter().map(|s| s.id).collect();
@@ -382,11 +417,16 @@ fn log_probabilities_are_compared_with_the_engines() {
     let told = items(
         &pool,
         &[
-            of("true", 0.0, version),
-            of("false", 0.3, version),
-            of("older", 0.3, version + 1),
+            of("true", 0.0, version, &plain),
+            of("false", 0.3, version, &plain),
+            of("older", 0.3, version + 1, &plain),
+            // At another temperature it is only right with it.
+            with_temperature(of("warm", 0.0, version, &warm)),
+            of("untold", 0.0, version, &warm),
         ],
     );
+    assert_eq!(told[3]["status"], "admitted", "{told:?}");
+    assert_eq!(told[4]["reason"]["code"], "logprob_gap", "{told:?}");
     assert_eq!(told[0]["status"], "admitted", "{told:?}");
     assert_eq!(told[1]["reason"]["code"], "logprob_gap", "{told:?}");
     // Other weights cannot be compared with these.

@@ -43,6 +43,7 @@ fn a_stream_of_pyarrow_is_read() {
         ("a1", "pyarrow")
     );
     assert_eq!(entry.trace.nodes[1].logprobs, [-0.25, -0.125]);
+    assert_eq!(entry.trace.nodes[1].temperature, 0.7);
     assert_eq!(entry.trace.nodes[0].messages[0].content, "A>");
     assert_eq!(
         lease(&pool, 10.0, json!({"kind": "sft"}))["groups"]

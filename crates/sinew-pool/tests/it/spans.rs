@@ -164,11 +164,16 @@ fn spans_with_token_ids_become_an_exact_tree() {
         span(
             4,
             Some(1),
-            &said(
-                json!([2, 6, 0, 3, 10, 0, 4, 6, 0, 3]),
-                json!([10]),
-                json!([-1.5]),
-            ),
+            &{
+                let mut said = said(
+                    json!([2, 6, 0, 3, 10, 0, 4, 6, 0, 3]),
+                    json!([10]),
+                    json!([-1.5]),
+                );
+                said["gen_ai.request.temperature"] = json!(0.3);
+                said["sinew.output.temperature"] = json!(0.5);
+                said
+            },
             json!([]),
         ),
     ];
@@ -195,6 +200,10 @@ fn spans_with_token_ids_become_an_exact_tree() {
         ]
     );
     assert_eq!(nodes[4]["logprobs"], json!([-1.5]));
+    assert_eq!(
+        (nodes[4].get("temperature"), nodes[1].get("temperature")),
+        (Some(&json!(0.5)), None)
+    );
 }
 
 #[test]

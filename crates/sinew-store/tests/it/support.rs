@@ -15,6 +15,12 @@ pub(crate) fn trace(n: u64, tokens: usize) -> Trace {
         kind,
         tokens,
         logprobs,
+        // Of a sampled node one that its episode tells apart.
+        temperature: if kind == TokenKind::Sampled {
+            0.5 + (n % 4) as f32 / 4.0
+        } else {
+            1.0
+        },
         versions,
         messages: vec![Message::new(Role::User, format!("message {n}"))],
         finish: None,

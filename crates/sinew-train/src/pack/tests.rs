@@ -58,6 +58,20 @@ fn a_group_computes_its_prompt_once() {
     assert_eq!(items, [0, 2], "the common token is one item for both rows");
 }
 
+/// The trie is computed once, whatever the temperatures; what is asked of it is not the same item.
+#[test]
+fn a_token_at_two_temperatures_is_two_items() {
+    let mut rows = vec![row(&[1, 2, 3], &[0.0, 0.5, 0.5]); 3];
+    rows[1].temperatures = vec![1.0, 0.7, 1.0];
+    rows[2].temperatures = vec![1.0; 3];
+    let batch = &pack(&rows, 64).unwrap().micro_batches[0];
+    assert_eq!(batch.tokens, [1, 2]);
+    let items: Vec<_> = batch.items.iter().map(|i| (i.row, i.temperature)).collect();
+    assert_eq!(items, [(0, 0.7), (0, 1.0), (1, 1.0)]);
+    let terms = |r: usize| -> Vec<u32> { batch.rows[r].terms.iter().map(|t| t.item).collect() };
+    assert_eq!([terms(0), terms(1), terms(2)], [[1, 2], [0, 2], [1, 2]]);
+}
+
 #[test]
 fn cuts_fall_between_groups() {
     let group = |q: TokenId| {

@@ -2,6 +2,8 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod temperature;
+
 use sinew_model::{
     Family, Keep, Lora, LoraConfig, ModelConfig, ModelFiles, Params, Projection, RopeScaling,
     ValueHead, load_model,

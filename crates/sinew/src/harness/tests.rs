@@ -29,6 +29,7 @@ fn trace(says: &[&str]) -> Trace {
             kind: TokenKind::Sampled,
             tokens: vec![1],
             logprobs: vec![-0.1],
+            temperature: 1.0,
             versions: vec![VersionSpan {
                 start: 0,
                 len: 1,
