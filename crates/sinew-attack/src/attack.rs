@@ -157,7 +157,10 @@ pub fn spec() -> SandboxSpec {
 
 struct Suite<'a> {
     provider: &'a dyn SandboxProvider,
-    sibling: Box<dyn Sandbox>,
+    /// The sandbox that no attack may touch; gone only after it could not be replaced.
+    sibling: Option<Box<dyn Sandbox>>,
+    /// What there is without any sandbox.
+    alone: Residue,
     witness: Witness,
     on_row: &'a mut (dyn FnMut(AttackRow) + Send),
 }
@@ -190,13 +193,12 @@ pub async fn run(
         operation: "set traps on the host".into(),
         message: e.to_string(),
     })?;
-    let mut sibling = provider.acquire(&spec()).await?;
-    sibling
-        .write_file("canary", witness.secret.as_bytes())
-        .await?;
+    sibling(provider, &witness).await?.destroy().await?;
+    let alone = Residue::settled().await;
     let mut suite = Suite {
         provider,
-        sibling,
+        sibling: Some(sibling(provider, &witness).await?),
+        alone,
         witness,
         on_row,
     };
@@ -221,7 +223,21 @@ pub async fn run(
             suite.row(name, (AttackOutcome::NotApplicable, why.into()));
         }
     }
-    suite.sibling.destroy().await
+    match suite.sibling {
+        Some(sibling) => sibling.destroy().await,
+        None => Ok(()),
+    }
+}
+
+/// A sandbox with a canary in it.
+async fn sibling(
+    provider: &dyn SandboxProvider,
+    witness: &Witness,
+) -> Result<Box<dyn Sandbox>, SandboxError> {
+    let mut sibling = provider.acquire(&spec()).await?;
+    let canary = witness.secret.as_bytes();
+    sibling.write_file("canary", canary).await?;
+    Ok(sibling)
 }
 
 fn title(number: u32, name: &str) -> String {
@@ -318,21 +334,47 @@ impl Suite<'_> {
         if let Some(trap) = self.witness.sprung() {
             return escaped(trap);
         }
-        if let Some(left) = before.left_since().await {
-            return escaped(left);
+        let left = before.left_since().await;
+        if let Err(why) = self.sibling_answers().await {
+            return escaped(why);
         }
+        if left.is_none() {
+            return verdict;
+        }
+        match self.left_without_sibling().await {
+            Ok(None) => verdict,
+            Ok(Some(left)) => escaped(left),
+            Err(e) => escaped(format!("the sibling could not be replaced: {e}")),
+        }
+    }
+
+    async fn sibling_answers(&mut self) -> Result<(), String> {
         let request = ExecRequest {
             program: Program::Python("print(open('canary').read(), end='')".into()),
             stdin: Vec::new(),
             deadline: Duration::from_secs(20),
         };
-        match self.sibling.exec(request).await {
-            Ok(r) if r.stdout == self.witness.secret.as_bytes() => verdict,
-            Ok(r) => escaped(format!(
+        let Some(sibling) = &mut self.sibling else {
+            return Err("there is no sibling any more".into());
+        };
+        match sibling.exec(request).await {
+            Ok(r) if r.stdout == self.witness.secret.as_bytes() => Ok(()),
+            Ok(r) => Err(format!(
                 "the sibling answered {:?} {:?}",
                 r.ending, r.stdout
             )),
-            Err(e) => escaped(format!("the sibling died: {e}")),
+            Err(e) => Err(format!("the sibling died: {e}")),
         }
+    }
+
+    /// On a busy host the sibling's next interpreter may have come late, and be what is more: what
+    /// an attack left behind is there without the sibling, too.
+    async fn left_without_sibling(&mut self) -> Result<Option<String>, SandboxError> {
+        if let Some(sibling) = self.sibling.take() {
+            sibling.destroy().await?;
+        }
+        let left = self.alone.left_since().await;
+        self.sibling = Some(sibling(self.provider, &self.witness).await?);
+        Ok(left)
     }
 }

@@ -36,6 +36,7 @@ mod serve;
 mod serve_sandbox;
 mod show;
 mod show_run;
+mod signals;
 mod summary;
 mod train;
 mod view;

@@ -2,6 +2,7 @@
 
 use crate::failure::Failure;
 use crate::recipe::Recipe;
+use crate::signals::StopSignals;
 use crate::{output, wire};
 use clap::Args;
 use serde_json::json;
@@ -118,6 +119,8 @@ async fn serve(
     mount: Option<Arc<dyn Mount>>,
     token: &str,
 ) -> Result<(), Failure> {
+    // Whoever is told where it listens may send one.
+    let mut signals = StopSignals::new()?;
     let public = args.public_url.clone();
     let server = Server::start_with(gateway.clone(), args.listen, token, public, mount)
         .await
@@ -145,8 +148,8 @@ async fn serve(
              open a rollout: curl -X POST -H {bearer} {url}/rollouts\n"
         ));
     }
-    stop_signal().await?;
-    let cut = stop(args, &gateway, server).await;
+    signals.next().await;
+    let cut = stop(args, &gateway, server, &mut signals).await;
     if args.store.is_none() {
         gateway.close().await;
     }
@@ -170,7 +173,14 @@ async fn serve(
 
 /// Lets running calls end, until their time is up or another signal comes. Gives the number of
 /// those that were cut.
-async fn stop(args: &ServeArgs, gateway: &Gateway, server: Server) -> usize {
+async fn stop(
+    args: &ServeArgs,
+    gateway: &Gateway,
+    server: Server,
+    signals: &mut StopSignals,
+) -> usize {
+    // No call begins after it is told how many run.
+    gateway.drain();
     let running = gateway.running();
     if running > 0 && args.json {
         let told = json!({"calls": running, "at_most_s": args.drain_s});
@@ -181,22 +191,7 @@ async fn stop(args: &ServeArgs, gateway: &Gateway, server: Server) -> usize {
             args.drain_s
         ));
     }
-    let again = async {
-        if let Err(error) = stop_signal().await {
-            tracing::warn!(error = error.text(), "a second signal would not be seen");
-            std::future::pending::<()>().await;
-        }
-    };
-    server.stop_within(again).await
-}
-
-pub(crate) async fn stop_signal() -> Result<(), Failure> {
-    use tokio::signal::unix::{SignalKind, signal};
-    let mut term = signal(SignalKind::terminate()).map_err(Failure::system)?;
-    tokio::select! {
-        done = tokio::signal::ctrl_c() => done.map_err(Failure::system),
-        _ = term.recv() => Ok(()),
-    }
+    server.stop_within(signals.next()).await
 }
 
 /// The secret of the control API. Beyond this host only with one that was chosen.

@@ -4,6 +4,7 @@ use crate::egress::{self, WayOut};
 use crate::failure::Failure;
 use crate::output;
 use crate::recipe::SandboxSection;
+use crate::signals::StopSignals;
 use clap::Args;
 use serde_json::json;
 use sinew_provision::{Bounds, Egress, Service, Tokens};
@@ -91,6 +92,8 @@ pub(crate) fn run(
     let service = Arc::new(Service::new(providers, tokens, bounds, egress));
     let runtime = tokio::runtime::Runtime::new().map_err(Failure::system)?;
     runtime.block_on(async {
+        // Whoever is told where it listens may send one.
+        let mut signals = StopSignals::new()?;
         let listener = tokio::net::TcpListener::bind(listen)
             .await
             .map_err(|e| Failure::input(format!("--listen {listen}: {e}")))?;
@@ -101,8 +104,7 @@ pub(crate) fn run(
         tokio::pin!(serving);
         tokio::select! {
             ended = &mut serving => ended.map_err(Failure::system),
-            signal = crate::serve::stop_signal() => {
-                signal?;
+            () = signals.next() => {
                 // Nobody listens only if serving has ended already.
                 let _ = stop.send(());
                 serving.await.map_err(Failure::system)

@@ -14,6 +14,7 @@ use crate::record::{
 };
 use crate::report::Report;
 use crate::run_dir::{RunDir, write_atomic};
+use crate::signals::StopSignals;
 use crate::summary;
 use crate::view::{LONGEST, Reminder, Sampler, Status, View, duration};
 use crate::wire::{Parts, SavedState};
@@ -94,20 +95,15 @@ fn runtime() -> Result<Runtime, Failure> {
 }
 
 /// A receiver that turns true at the first Ctrl-C or TERM signal.
-fn cancel_on_signal(runtime: &Runtime) -> watch::Receiver<bool> {
+fn cancel_on_signal(runtime: &Runtime) -> Result<watch::Receiver<bool>, Failure> {
     let (sender, receiver) = watch::channel(false);
+    let _inside = runtime.enter();
+    let mut signals = StopSignals::new()?;
     runtime.spawn(async move {
-        use tokio::signal::unix::{SignalKind, signal};
-        let Ok(mut terminate) = signal(SignalKind::terminate()) else {
-            return;
-        };
-        tokio::select! {
-            _ = tokio::signal::ctrl_c() => {}
-            _ = terminate.recv() => {}
-        }
+        signals.next().await;
         let _ = sender.send(true);
     });
-    receiver
+    Ok(receiver)
 }
 
 impl<'a> Run<'a> {
@@ -118,7 +114,7 @@ impl<'a> Run<'a> {
         options: &TrainOptions,
         runtime: &'a Runtime,
     ) -> Result<Self, Failure> {
-        let cancel = cancel_on_signal(runtime);
+        let cancel = cancel_on_signal(runtime)?;
         let status = Arc::new(Mutex::new(Status {
             title: recipe.name.clone(),
             phase: "loading the model".into(),
