@@ -1,15 +1,23 @@
 //! Machine code in which the zygote waits for requests and forks, and in which a fork carries
-//! out its plan ([`super::plan`]) before Python runs in it. Every line of Python would cost more:
-//! it counts references, so both processes write to memory that the other one shares, and each
-//! such page is copied.
+//! out its plan ([`super::plan`]) and waits for its program before Python runs in it. Every line
+//! of Python would cost more: it counts references, so both processes write to memory that the
+//! other one shares, and each such page is copied.
 //!
-//! The code stands alone: no other code, no data, any address. `serve(control, request, plan,
-//! notices, flags)` receives requests from `control` as `request` (struct msghdr) says: packets
-//! of 12 bytes with two descriptors, see [`super::zygote::Zygote::fork`]. For each it calls
-//! `setns` and `clone` and writes a notice. It returns in children: one receives a packet with
-//! descriptors from the request's socket as `plan` (struct msghdr) says, carries out its rows,
-//! and returns 0, or -(2^40 + step * 2^16 + errno) if a row failed, or -2^41 if no packet came.
-//! In the zygote itself it returns -2^42, when there are no more requests.
+//! The code stands alone: no other code, no data, any address. `serve(socket, places, close)`
+//! finds in `places`, eight bytes each: messages (struct msghdr) for requests, a plan and a
+//! program; where notices go; flags of `clone`; where to put the cookie of a socket (eight bytes
+//! and its length in four). Results are numbers:
+//!
+//! With `close` 0, `serve` receives requests from `socket`: packets of 12 bytes with two
+//! descriptors, see [`super::zygote::Zygote::fork`]. For each it calls `setns` and `clone` and
+//! writes a notice; -2^42 when there are no more. In children it receives a packet with
+//! descriptors from the request's socket and carries out its rows: -(2^40 + step * 2^16 + errno)
+//! if one failed, -2^41 if no packet came. Then the socket becomes descriptor 3, all behind it
+//! are closed, and a program is awaited there with `close` 4.
+//!
+//! Else it receives a packet from `socket`: 0 if no three descriptors came with it; they become
+//! the standard streams, all from `close` on are closed, and the result is the packet's length.
+//! -2^43 if the other side is gone.
 
 #[cfg(target_arch = "x86_64")]
 core::arch::global_asm!(
@@ -25,12 +33,14 @@ core::arch::global_asm!(
     "push r14",
     "push r15",
     "sub rsp, 104",
-    // Notice at rsp + 48, its pipe at rsp + 72, flags at rsp + 80; below are six arguments.
-    "mov [rsp + 72], rcx",
-    "mov [rsp + 80], r8",
+    // Notice at rsp + 48, places at rsp + 72; below are six arguments.
+    "mov [rsp + 72], rsi",
     "mov rbx, rdi", // control
-    "mov rbp, rsi", // request
-    "mov r12, rdx", // plan
+    "mov r12, rsi", // places
+    "mov r13, rdx",
+    "test rdx, rdx",
+    "jnz 52f",
+    "mov rbp, [r12]", // request
     "10:",
     "mov qword ptr [rbp + 40], 64", // msg_controllen
     "mov eax, {recvmsg}",
@@ -61,7 +71,7 @@ core::arch::global_asm!(
     "test rax, rax",
     "jnz 12f",
     "mov eax, {clone}",
-    "mov rdi, [rsp + 80]",
+    "mov rdi, [r12 + 32]",
     "xor esi, esi",
     "xor edx, edx",
     "xor r10d, r10d",
@@ -90,7 +100,7 @@ core::arch::global_asm!(
     "syscall",
     "14:",
     "mov eax, {write}",
-    "mov rdi, [rsp + 72]",
+    "mov rdi, [r12 + 24]",
     "lea rsi, [rsp + 48]",
     "mov edx, 24",
     "syscall",
@@ -100,7 +110,8 @@ core::arch::global_asm!(
     // The child: recvmsg(socket, plan, 0), again after EINTR.
     "19:",
     "mov ebx, [r14 + 4]",
-    "mov rbp, r12",
+    "mov [rsp + 80], ebx",
+    "mov rbp, [r12 + 8]",
     "20:",
     "mov eax, {recvmsg}",
     "mov edi, ebx",
@@ -121,9 +132,8 @@ core::arch::global_asm!(
     "mov rbp, [rbp + 32]",
     "add rbp, 16",
     "30:",
-    "xor eax, eax",
     "test r13, r13",
-    "jz 90f",
+    "jz 50f",
     "mov rax, [r14]",
     "cmp rax, {poke_address}",
     "jne 40f",
@@ -167,6 +177,74 @@ core::arch::global_asm!(
     "add r14, 80",
     "dec r13",
     "jmp 30b",
+    // The socket becomes descriptor 3, alone, and its cookie is asked for.
+    "50:",
+    "mov r12, [rsp + 72]",
+    "mov edi, [rsp + 80]",
+    "cmp edi, 3",
+    "je 51f",
+    "mov eax, {dup3}",
+    "mov esi, 3",
+    "xor edx, edx",
+    "syscall",
+    "51:",
+    "mov ebx, 3",
+    "mov r13d, 4",
+    "mov eax, {close_range}",
+    "mov edi, r13d",
+    "mov esi, -1",
+    "xor edx, edx",
+    "syscall",
+    "test rax, rax",
+    "jnz 82f",
+    "mov eax, {getsockopt}",
+    "mov edi, ebx",
+    "mov esi, {sol_socket}",
+    "mov edx, {so_cookie}",
+    "mov r10, [r12 + 40]",
+    "lea r8, [r10 + 8]",
+    "mov dword ptr [r8], 8",
+    "syscall",
+    // A program from socket ebx; descriptors from r13 on are closed.
+    "52:",
+    "mov rbp, [r12 + 16]",
+    "53:",
+    "mov qword ptr [rbp + 40], 64", // msg_controllen
+    "mov eax, {recvmsg}",
+    "mov edi, ebx",
+    "mov rsi, rbp",
+    "xor edx, edx",
+    "syscall",
+    "cmp rax, -4", // EINTR
+    "je 53b",
+    "test rax, rax",
+    "jle 82f",
+    "mov r14, rax",
+    "xor eax, eax",
+    "cmp qword ptr [rbp + 40], 28",
+    "jb 90f",
+    "mov rbp, [rbp + 32]",
+    "xor r15d, r15d",
+    "54:",
+    "mov eax, {dup3}",
+    "mov edi, [rbp + r15 * 4 + 16]",
+    "mov esi, r15d",
+    "xor edx, edx",
+    "syscall",
+    "cmp rax, r15",
+    "jne 82f",
+    "inc r15d",
+    "cmp r15d, 3",
+    "jne 54b",
+    "mov eax, {close_range}",
+    "mov edi, r13d",
+    "mov esi, -1",
+    "xor edx, edx",
+    "syscall",
+    "test rax, rax",
+    "jnz 82f",
+    "mov rax, r14",
+    "jmp 90f",
     // errno and step of a row that failed.
     "70:",
     "neg rax",
@@ -185,6 +263,11 @@ core::arch::global_asm!(
     "xor eax, eax",
     "bts rax, 42",
     "neg rax",
+    "jmp 90f",
+    "82:",
+    "xor eax, eax",
+    "bts rax, 43",
+    "neg rax",
     "90:",
     "add rsp, 104",
     "pop r15",
@@ -201,6 +284,11 @@ core::arch::global_asm!(
     new_pid = const libc::CLONE_NEWPID,
     recvmsg = const libc::SYS_recvmsg,
     close = const libc::SYS_close,
+    close_range = const libc::SYS_close_range,
+    dup3 = const libc::SYS_dup3,
+    getsockopt = const libc::SYS_getsockopt,
+    sol_socket = const libc::SOL_SOCKET,
+    so_cookie = const libc::SO_COOKIE,
     write = const libc::SYS_write,
     forked = const super::messages::Notice::FORKED,
     poke_address = const super::plan::POKE_ADDRESS,

@@ -3,12 +3,13 @@
 use super::cgroup::{Counters, Group};
 use super::ends::{MAX_WAITING, WARM_PAUSE};
 use super::files::Files;
+use super::launch::Launch;
 use super::messages::{Creation, End, Exit, Notice, Numbered, Start, send_bytes};
-use super::plan::{self, Confinement, Plan, Who};
+use super::plan::{Confinement, Plan, Who};
 use super::report::{Evidence, Report};
 use super::room::{NetNs, Room, loopback_up};
 use super::spawner::Spawner;
-use super::zygote::{BASE_ENV, exec};
+use super::zygote::BASE_ENV;
 use crate::port::{Limits, Network};
 use nix::poll::PollTimeout;
 use nix::sched::{CloneFlags, setns, unshare};
@@ -273,7 +274,6 @@ impl Spawner {
             limit_user_processes: self.hierarchy.limits_processes().is_none(),
             limit_address_space: self.hierarchy.limits_memory().is_none(),
             tcp,
-            last_capability: self.last_capability,
         }
     }
 
@@ -522,7 +522,7 @@ impl Spawner {
         }
     }
 
-    /// Forks a program into the PID namespace of a room.
+    /// Starts a program in the PID namespace of a room.
     fn fork_program(&mut self, id: u64, room: i32) -> Result<(), String> {
         let live = self.live.get_mut(&id).ok_or("no such sandbox")?;
         let entrant = live.running.as_mut().ok_or("nothing to run")?;
@@ -530,29 +530,26 @@ impl Spawner {
         let Way::Program { argv, env, files } = way else {
             return Err("not a program".into());
         };
-        let serial = entrant.serial;
         let live = self.live.get(&id).ok_or("no such sandbox")?;
-        let plan = Plan::confine(Who::Program, &self.confinement(live));
         let fd = pidfd(room)?;
+        let launch = Launch {
+            group: &live.group,
+            plan: Plan::confine(Who::Program, &self.confinement(live)),
+            room: fd.as_raw_fd(),
+            ruleset: live.ruleset.as_ref().map_or(-1, AsRawFd::as_raw_fd),
+            files: &files,
+            argv: &argv,
+            env: &env,
+        };
         let pid_ns = CloneFlags::CLONE_NEWPID;
         setns(fd.as_fd(), pid_ns).map_err(|e| format!("setns: {e}"))?;
-        let forked = fork(0);
-        if let Ok(0) = forked {
-            let done = live.group.join(0);
-            let done = done.map_err(|e| (plan::JOIN, e.raw_os_error().unwrap_or(0)));
-            let ruleset = live.ruleset.as_ref().map_or(-1, AsRawFd::as_raw_fd);
-            let failed = done.and_then(|()| plan.run(fd.as_raw_fd(), ruleset)).err();
-            let (step, errno) = failed.unwrap_or_else(|| {
-                let raw: Vec<RawFd> = files.iter().map(AsRawFd::as_raw_fd).collect();
-                (plan::EXECVE, exec(&raw, &argv, &env))
-            });
-            give_up(self.notices_in.as_raw_fd(), id, serial, step, errno);
-        }
+        let started = launch.start();
         let home = setns(self.own_pid_ns.as_fd(), pid_ns).map_err(|e| format!("setns: {e}"));
-        let pid = forked?;
+        let (pid, failed) = started?;
         self.roles.insert(pid, Role::Program { id });
         if let Some(live) = self.live.get_mut(&id) {
             live.children += 1;
+            live.failed = failed;
             if let Some(running) = &mut live.running {
                 running.pid = Some(pid);
             }
@@ -741,23 +738,6 @@ impl Spawner {
             let _ = self.open_room(id).and_then(|()| self.warm_up(id));
         }
         PollTimeout::ZERO
-    }
-}
-
-/// Tells why hostile code did not come to run in this process, and ends it.
-fn give_up(notices: RawFd, id: u64, room: u32, step: u32, errno: i32) -> ! {
-    let notice = Notice {
-        id,
-        room,
-        kind: Notice::FAILED,
-        value: step as i32,
-        errno,
-    };
-    let bytes = notice.encode();
-    // SAFETY: writes a local array to an open descriptor, then exits.
-    unsafe {
-        libc::write(notices, bytes.as_ptr().cast(), bytes.len());
-        libc::_exit(127)
     }
 }
 

@@ -7,6 +7,8 @@ mod ends;
 mod enter;
 mod files;
 mod landlock;
+mod launch;
+mod lean;
 mod live;
 mod messages;
 mod plan;

@@ -40,6 +40,10 @@ const SECCOMP: u32 = 11;
 pub(crate) const EXECVE: u32 = 13;
 const ENTER: u32 = 14;
 
+/// What the zygote needs for its forks to enter rooms, and all that is left in the spawner's bounding
+/// set: SETGID, SETUID, SETPCAP, SYS_CHROOT, SYS_PTRACE, SYS_ADMIN (capability.h).
+const KEPT: [u32; 6] = [6, 7, 8, 18, 19, 21];
+
 /// The name of a failed step.
 pub(crate) fn step_name(step: u32) -> &'static str {
     STEPS.get(step as usize).copied().unwrap_or("set-up")
@@ -90,7 +94,6 @@ pub(crate) struct Confinement<'a> {
     pub(crate) limit_address_space: bool,
     /// A loopback interface of its own: TCP may be used.
     pub(crate) tcp: bool,
-    pub(crate) last_capability: u32,
 }
 
 /// Who carries a plan out.
@@ -98,7 +101,7 @@ pub(crate) struct Confinement<'a> {
 pub(crate) enum Who {
     /// The first process of a room; it is in the namespaces already, nobody may look into it.
     Init,
-    /// A fork of the spawner that will call `execve`.
+    /// A child of the spawner that shares its memory until it calls `execve`.
     Program,
     /// A fork of the zygote, which has dropped its bounding set already.
     Python,
@@ -113,7 +116,7 @@ impl Plan {
         }
         plan.resource_limits(c);
         if who != Who::Python {
-            plan.drop_bounding_set(c.last_capability);
+            plan.drop_bounding_set();
         }
         plan.become_user(c.uid);
         if who != Who::Init {
@@ -123,9 +126,9 @@ impl Plan {
         }
         plan.set_capabilities(0);
         plan.prctl(NO_NEW_PRIVS, libc::PR_SET_NO_NEW_PRIVS, 1);
-        // Changing the user closed /proc/self to it; execve would open it again, so a fork of
-        // the zygote does. The first process stays closed.
-        let dumpable = i64::from(who != Who::Init);
+        // Changing the user closed /proc/self to it; execve opens it again, and so does a fork of
+        // the zygote. The first process stays closed, and what shares the spawner's memory is.
+        let dumpable = i64::from(who == Who::Python);
         plan.prctl(NO_NEW_PRIVS, libc::PR_SET_DUMPABLE, dumpable);
         if c.landlock_abi > 0 {
             if !c.has_ruleset {
@@ -144,11 +147,10 @@ impl Plan {
     }
 
     /// What the zygote gives up at its own start: all but what its forks need to enter rooms.
-    pub(crate) fn zygote(last_capability: u32) -> Self {
+    pub(crate) fn zygote() -> Self {
         let mut plan = Self::default();
-        plan.drop_bounding_set(last_capability);
-        // SETGID, SETUID, SETPCAP, SYS_CHROOT, SYS_PTRACE, SYS_ADMIN (capability.h).
-        plan.set_capabilities(1 << 6 | 1 << 7 | 1 << 8 | 1 << 18 | 1 << 19 | 1 << 21);
+        plan.drop_bounding_set();
+        plan.set_capabilities(KEPT.iter().map(|capability| 1 << capability).sum());
         plan.prctl(NO_NEW_PRIVS, libc::PR_SET_NO_NEW_PRIVS, 1);
         plan.prctl(NO_NEW_PRIVS, libc::PR_SET_DUMPABLE, 0);
         plan
@@ -236,8 +238,10 @@ impl Plan {
         self.call(LIMITS, libc::SYS_prlimit64, &args);
     }
 
-    fn drop_bounding_set(&mut self, last: u32) {
-        for capability in 0..=i64::from(last) {
+    /// What the spawner left in it, see [`bound`].
+    fn drop_bounding_set(&mut self) {
+        for capability in KEPT {
+            let capability = i64::from(capability);
             self.prctl(CAPABILITIES, libc::PR_CAPBSET_DROP, capability);
         }
         // NOROOT, NO_SETUID_FIXUP, KEEP_CAPS off, NO_CAP_AMBIENT_RAISE, all locked.
@@ -318,7 +322,7 @@ impl Plan {
     ///
     /// # Errors
     /// The step and the errno of the first call that failed.
-    pub(crate) fn run(mut self, room: RawFd, ruleset: RawFd) -> Result<(), (u32, i32)> {
+    pub(crate) fn run(&mut self, room: RawFd, ruleset: RawFd) -> Result<(), (u32, i32)> {
         let mut slots = [i64::from(room), i64::from(ruleset), -1, -1];
         let base = self.blob.as_mut_ptr();
         for row in &self.rows {
@@ -358,8 +362,17 @@ fn poke(kind: i64, at: usize, what: i64) -> Row {
     [kind, at as i64, what, 0, 0, 0, 0, 0, -1, 0]
 }
 
-/// The last capability that the kernel knows.
-pub(crate) fn last_capability() -> u32 {
+/// Takes everything that no child may have out of the bounding set of this process: once, where each
+/// child would do it.
+pub(crate) fn bound() -> Result<(), String> {
     let text = std::fs::read_to_string("/proc/sys/kernel/cap_last_cap");
-    text.ok().and_then(|s| s.trim().parse().ok()).unwrap_or(40)
+    let last = text.ok().and_then(|s| s.trim().parse().ok()).unwrap_or(40);
+    for capability in (0..=last).filter(|c| !KEPT.contains(c)) {
+        // SAFETY: an option with an integer.
+        if unsafe { libc::prctl(libc::PR_CAPBSET_DROP, capability, 0, 0, 0) } != 0 {
+            let error = std::io::Error::last_os_error();
+            return Err(format!("drop capability {capability}: {error}"));
+        }
+    }
+    Ok(())
 }

@@ -74,7 +74,7 @@ impl Room<'_> {
         }
     }
 
-    fn enter(self) -> Step<()> {
+    fn enter(mut self) -> Step<()> {
         self.group
             .join(0)
             .map_err(|e| (plan::JOIN, e.raw_os_error().unwrap_or(0)))?;

@@ -11,7 +11,7 @@ use super::live::{Live, Role};
 use super::messages::{
     MAX_PACKET, Notice, Numbered, PythonStart, Reply, Request, SpawnerStats, receive, send,
 };
-use super::plan::{last_capability, step_name};
+use super::plan::{bound, step_name};
 use super::quiet::sooner;
 use super::report::Reports;
 use super::seccomp::{Filter, filter, init_filter};
@@ -72,7 +72,6 @@ pub(super) struct Spawner {
     /// File systems are mounted nowhere; then this process stands in the root of programs.
     pub(super) detached: bool,
     pub(super) proc_below: bool,
-    pub(super) last_capability: u32,
     pub(super) tag: String,
     pub(super) users: Users,
     /// Namespaces of the spawner itself: PID, network.
@@ -256,6 +255,7 @@ impl Spawner {
         hierarchy: Hierarchy,
         (who, tag): (Privilege, String),
     ) -> Result<Self, String> {
+        super::lean::share_constants();
         // As many descriptors as may be: each live sandbox holds two or three.
         if let Ok((_, hard)) = getrlimit(Resource::RLIMIT_NOFILE) {
             let _ = setrlimit(Resource::RLIMIT_NOFILE, hard, hard);
@@ -263,7 +263,8 @@ impl Spawner {
         let (notices, notices_in) = std::io::pipe().map_err(|e| format!("pipe: {e}"))?;
         let (own_pid_ns, own_net_ns) =
             (path_fd("/proc/self/ns/pid")?, path_fd("/proc/self/ns/net")?);
-        let (proc, last_capability) = (path_fd("/proc")?, last_capability());
+        let proc = path_fd("/proc")?;
+        bound()?;
         root::build(
             who.in_user_namespace,
             &config.binds,
@@ -285,7 +286,6 @@ impl Spawner {
             own_users: who.own_users,
             detached,
             proc_below: who.in_user_namespace,
-            last_capability,
             tag,
             users: Users::default(),
             own_pid_ns,
@@ -350,7 +350,7 @@ impl Spawner {
     pub(super) fn start_zygote(&mut self) -> Result<(), String> {
         let python = self.python.as_deref().ok_or("the image has no python3")?;
         let notices = self.notices_in.as_raw_fd();
-        let zygote = Zygote::start(python, notices, self.last_capability, self.detached)?;
+        let zygote = Zygote::start(python, notices, self.detached)?;
         self.zygote_starts += 1;
         self.roles.insert(zygote.pid, Role::Zygote);
         self.zygote = Some(zygote);

@@ -3,20 +3,33 @@
 # room and gives up every privilege by carrying out a plan (see plan.rs), all before it gets the
 # program.
 import ctypes, gc, os, sys
+hooks, register = [], os.register_at_fork
+os.register_at_fork = lambda **given: hooks.append(given) or register(**given)
 import _socket, array, json
 import bisect, collections, copy, datetime, decimal, fractions, functools, heapq, io, itertools
 import math, operator, random, re, statistics, string, struct, textwrap, time, traceback, typing
+os.register_at_fork = register
 
 CONTROL, NOTICES = 3, 4
 REPORT = 3
 MAX_PROGRAM, MAX_PLAN = 160 << 10, 1 << 16
+# What a fork needs of PyOS_BeforeFork and PyOS_AfterFork_Child where no other thread ever was:
+# the hooks, and of those only that of `random`, which Python would spend thirty pages on.
+PLAIN = hooks == [{'after_in_child': random._inst.seed}]
+reseed = super(random.Random, random._inst).seed
+# How often the zygote itself rehearses: what is done once, such as finding the functions of
+# libraries and specializing Python's code, is done for all forks.
+REHEARSALS = 12
 REHEARSAL = bytes(4) + b'x = [str(i) for i in range(9)]; print(*x, sep="+")'
 READY, FORKED, FAILED, ZYGOTE = 0, 1, 2, 3
 SYS_CLONE, SYS_SETNS, SIGCHLD = CALL_CLONE, CALL_SETNS, 17
-SYS_MMAP, SYS_MPROTECT = CALL_MMAP, CALL_MPROTECT
+SYS_MMAP, SYS_MPROTECT, SYS_MUNMAP = CALL_MMAP, CALL_MPROTECT, CALL_MUNMAP
+SYS_MADVISE, SYS_MREMAP = CALL_MADVISE, CALL_MREMAP
 CODE = bytes.fromhex('CODE_SERVE')
 # What comes back where a plan failed, where there was none, and in the zygote; see enter.rs.
-PLAN_FAILED, NO_PLAN, NO_REQUEST = 1 << 40, 1 << 41, 1 << 42
+PLAN_FAILED, NO_PLAN, NO_REQUEST, NO_PROGRAM = 1 << 40, 1 << 41, 1 << 42, 1 << 43
+# Behind the last descriptor that anybody has.
+ALL = 1 << 30
 CLONE_NEWPID, CLONE_PARENT = 0x20000000, 0x8000
 
 library = ctypes.PyDLL(None, use_errno=True)
@@ -24,14 +37,17 @@ syscall = library.syscall
 syscall.argtypes = [ctypes.c_long] * 7
 syscall.restype = ctypes.c_long
 before_fork = ctypes.pythonapi.PyOS_BeforeFork
-after_in_parent = ctypes.pythonapi.PyOS_AfterFork_Parent
 after_in_child = ctypes.pythonapi.PyOS_AfterFork_Child
-for hook in (before_fork, after_in_parent, after_in_child):
+for hook in (before_fork, after_in_child):
     hook.argtypes, hook.restype = [], None
 get_errno, leave = ctypes.get_errno, os._exit
-program = bytearray(MAX_PROGRAM)
-program_view = memoryview(program)
-kept = []
+cookie = _socket.SOL_SOCKET, 57, 8
+# What the code reads and writes, together: its places, three struct msghdr and what they name, the
+# cookie of a socket, the descriptors of a request and the others', packets.
+PLACES, REQUEST, PLAN, PROGRAM, COOKIE, FDS, FIRST = 0, 64, 160, 256, 352, 384, 512
+memory = ctypes.create_string_buffer(FIRST + MAX_PLAN + MAX_PROGRAM)
+at = ctypes.addressof(memory)
+program = memoryview(memory).cast('B')[FIRST + MAX_PLAN:]
 unpack = struct.Struct('=3i').unpack
 from_buffer, address_of = ctypes.c_char.from_buffer, ctypes.addressof
 
@@ -73,62 +89,72 @@ def carry_out(packet, given):
     return None
 
 
-def message(most):
-    """A struct msghdr for packets of so many bytes; the packet and the descriptors after it."""
-    packet, control, vector, header = map(ctypes.create_string_buffer, (most, 64, 16, 56))
-    # struct iovec, struct msghdr.
-    struct.pack_into('=QQ', vector, 0, ctypes.addressof(packet), most)
-    struct.pack_into('=QQQQQQQ', header, 0, 0, 0, ctypes.addressof(vector), 1,
-                     ctypes.addressof(control), 64, 0)
-    kept.append(vector)
-    return header, packet, control
+def message(place, packet, most, fds):
+    """A struct msghdr for packets of so many bytes and the struct iovec that it names."""
+    struct.pack_into('=QQQQQQQ', memory, place, 0, 0, at + place + 64, 1, at + fds, 64, 0)
+    struct.pack_into('=QQ', memory, place + 64, at + packet, most)
 
 
-def serve_in_code(code, control):
-    """Forks as enter.rs says; in forks: request, socket, what became of the plan."""
-    serve = ctypes.PYFUNCTYPE(*[ctypes.c_long] * 6)(code)
-    (request, packet, fds), (plan, *rest) = message(12), message(MAX_PLAN)
-    kept.extend(rest)
-    before_fork()
-    done = serve(control.fileno(), ctypes.addressof(request), ctypes.addressof(plan), NOTICES,
-                 CLONE_PARENT | SIGCHLD)
-    if done == -NO_REQUEST:
-        leave(0)
-    after_in_child()
-    return struct.unpack_from('=QI', packet), struct.unpack_from('=i', fds, 20)[0], -done
+def lay_out():
+    message(REQUEST, COOKIE + 16, 12, FDS)
+    message(PLAN, FIRST, MAX_PLAN, FDS + 64)
+    message(PROGRAM, FIRST + MAX_PLAN, MAX_PROGRAM, FDS + 64)
+    struct.pack_into('=6Q', memory, PLACES, at + REQUEST, at + PLAN, at + PROGRAM, NOTICES,
+                     CLONE_PARENT | SIGCHLD, at + COOKIE)
+
+
+def code_at(code):
+    return ctypes.PYFUNCTYPE(*[ctypes.c_long] * 4)(code)
 
 
 def serve_in_python(control):
-    """The same where there is no code for the processor."""
+    """What the code does where there is none for the processor."""
     while True:
         packet, fds = receive(control, 64)
         if not packet:
-            leave(0)
+            return -NO_REQUEST
         id, room = struct.unpack('=QI', packet)
         pid = syscall(SYS_SETNS, fds[0], CLONE_NEWPID, 0, 0, 0, 0)
         if pid == 0:
-            before_fork()
             pid = syscall(SYS_CLONE, CLONE_PARENT | SIGCHLD, 0, 0, 0, 0, 0)
             if pid == 0:
-                after_in_child()
-                return (id, room), fds[1], carry_out_from(fds[1])
-            errno = get_errno()
-            after_in_parent()
-        else:
-            errno = get_errno()
+                memory[COOKIE + 16:COOKIE + 28] = packet
+                return carry_out_from(fds[1])
+        errno = get_errno()
         for fd in fds:
             os.close(fd)
         tell(id, room, FORKED, pid, errno if pid == -1 else 0)
 
 
-def carry_out_from(socket):
-    socket = _socket.socket(_socket.AF_UNIX, _socket.SOCK_SEQPACKET, 0, socket)
+def carry_out_from(fd):
+    socket = _socket.socket(_socket.AF_UNIX, _socket.SOCK_SEQPACKET, 0, fd)
     packet, fds = receive(socket, MAX_PLAN)
-    socket.detach()
     if not packet:
-        return NO_PLAN
+        return -NO_PLAN
     failed = carry_out(packet, fds)
-    return PLAN_FAILED + (failed[0] << 16) + failed[1] if failed else 0
+    if failed:
+        return -(PLAN_FAILED + (failed[0] << 16) + failed[1])
+    os.dup2(socket.detach(), REPORT)
+    os.closerange(REPORT + 1, 256)
+    socket = _socket.socket(_socket.AF_UNIX, _socket.SOCK_SEQPACKET, 0, REPORT)
+    memory[COOKIE:COOKIE + 8] = socket.getsockopt(*cookie)
+    socket.detach()
+    return program_in_python(REPORT, 0, REPORT + 1)
+
+
+def program_in_python(fd, _, first):
+    socket = _socket.socket(_socket.AF_UNIX, _socket.SOCK_SEQPACKET, 0, fd)
+    size, control, _, _ = socket.recvmsg_into([program], 64)
+    socket.detach()
+    if not size:
+        return -NO_PROGRAM
+    if not control:
+        return 0
+    memory[FDS + 80:FDS + 92] = given = control[0][2][:12]
+    for target, fd in enumerate(unpack(given)):
+        os.dup2(fd, target)
+    os.closerange(first, 256)
+    return size
 
 
 def map_code():
@@ -143,78 +169,100 @@ def map_code():
     return 0 if syscall(SYS_MPROTECT, at, 4096, 5, 0, 0, 0) else at
 
 
-def child(id, room, socket, failed, main, known):
-    if failed == NO_PLAN:
+def segments():
+    """Where the segments of the interpreter's program lie: flags, first and end address."""
+    library.getauxval.restype = ctypes.c_ulong
+    # AT_PHDR, AT_PHENT, AT_PHNUM; Elf64_Phdr.
+    table, size, count = (library.getauxval(ctypes.c_ulong(n)) for n in (3, 4, 5))
+    rows = [struct.unpack('=IIQQQQQQ', ctypes.string_at(table + i * size, 56))
+            for i in range(count)]
+    base = [table - row[3] for row in rows if row[0] == 6]
+    for kind, flags, _, start, _, _, length, _ in rows:
+        if kind == 1 and base:
+            yield flags, base[0] + start & -4096, base[0] + start + length + 4095 & -4096
+
+
+def enlarge_code():
+    """Moves the code of the interpreter to pages of 2 MiB: all forks share them, and the kernel
+    copies one entry of a page table for each where forks would have faults for pages of 4 KiB."""
+    huge = 2 << 20
+    fixed = [s for s in segments() if not s[0] & 2]
+    for flags, start, end in fixed:
+        for first in range(start & -huge if flags & 1 else end, end, huge):
+            inside = [(f, max(a, first), min(b, first + huge)) for f, a, b in fixed
+                      if a < first + huge and b > first]
+            if sum(b - a for _, a, b in inside) != huge:
+                continue
+            # PROT_READ and PROT_WRITE, MAP_PRIVATE and MAP_ANONYMOUS.
+            room = syscall(SYS_MMAP, 0, 2 * huge, 3, 0x22, -1, 0)
+            if room == -1:
+                return
+            copy = room + huge - 1 & -huge
+            ends = [(room, copy), (copy + huge, room + 2 * huge)]
+            if not moved(copy, first, huge):
+                ends.append((copy, copy + huge))
+            for f, a, b in inside:
+                if not f & 1:
+                    # PROT_READ.
+                    syscall(SYS_MPROTECT, a, b - a, 1, 0, 0, 0)
+            for a, b in ends:
+                if b > a:
+                    syscall(SYS_MUNMAP, a, b - a, 0, 0, 0, 0)
+
+
+def moved(copy, first, huge):
+    """Whether what lies at `first` is now a copy, in one page."""
+    # MADV_HUGEPAGE and MADV_COLLAPSE: where there are no such pages, nothing is gained.
+    if syscall(SYS_MADVISE, copy, huge, 14, 0, 0, 0):
+        return False
+    ctypes.memmove(copy, first, huge)
+    # PROT_READ and PROT_EXEC; MREMAP_MAYMOVE and MREMAP_FIXED.
+    return (syscall(SYS_MADVISE, copy, huge, 25, 0, 0, 0) == 0
+            and syscall(SYS_MPROTECT, copy, huge, 5, 0, 0, 0) == 0
+            and syscall(SYS_MREMAP, copy, huge, huge, 3, first, 0) == first)
+
+
+def child(socket, size, next_program, main, known):
+    """In a fork: what became of its plan, and its program if there is one."""
+    if size < 0:
+        if size > -NO_PLAN:
+            id, room = struct.unpack_from('=QI', memory, COOKIE + 16)
+            failed = -size - PLAN_FAILED
+            tell(id, room, FAILED, failed >> 16, failed & 0xffff)
         leave(1)
-    if failed:
-        tell(id, room, FAILED, failed - PLAN_FAILED >> 16, failed & 0xffff)
-        leave(1)
-    # Where the end is told; see report.rs.
-    if socket != REPORT:
-        os.dup2(socket, REPORT, False)
-    os.closerange(REPORT + 1, 256)
-    socket = _socket.socket(_socket.AF_UNIX, _socket.SOCK_SEQPACKET, 0, REPORT)
-    sys.argv = ['-c']
-    number = os.fstat(REPORT).st_ino
     # From here on, somebody may be waiting.
-    while (given := receive_program(socket, 0)) is None:
-        rehearse(main, known)
-    code, env, fds = given
-    take_files(fds)
-    gc.enable()
-    run(socket, number, code, env, main, known)
-
-
-def take_files(fds, dup=os.dup2, close=os.closerange):
-    """Standard streams of a program; nothing but the socket stays beside them."""
-    for target, fd in enumerate(fds):
-        dup(fd, target)
-    close(REPORT + 1, 256)
-
-
-def receive_program(socket, flags):
-    """Length of the environment, its words (each ends in a zero byte), code; see live.rs.
-    None stands for a rehearsal; see quiet.rs."""
-    size, control, _, _ = socket.recvmsg_into([program], 64, flags)
-    if not size:
+    while size == 0:
+        rehearse(next_program, main, known, 2)
+        size = next_program(REPORT, at, REPORT + 1)
+    if size < 0:
         leave(1)
-    if not control:
-        return None
-    start = 4 + int.from_bytes(program_view[:4], 'little')
-    code = str(program_view[start:size], 'utf-8')
-    return code, program_view[4:start].tobytes(), unpack(control[0][2])
+    run(socket, memory[COOKIE:COOKIE + 8], size, main, known)
 
 
-def rehearse(main, known):
+def rehearse(next_program, main, known, times):
     """Runs a program from its arrival to its end, into /dev/null: memory that programs make an
-    interpreter write to is copied now and not while somebody waits."""
+    interpreter write to is copied now and not while somebody waits. The second time takes memory
+    that the first did not."""
     null = os.open('/dev/null', os.O_RDWR)
     for target in (1, 2):
         os.dup2(null, target)
     rights = (_socket.SOL_SOCKET, _socket.SCM_RIGHTS, array.array('i', [null] * 3))
     kept = dict(main)
-    # Twice: the second time takes memory that the first did not.
-    for _ in range(2):
+    for _ in range(times):
         ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
         ours.sendmsg([REHEARSAL], [rights])
         ours.shutdown(_socket.SHUT_WR)
-        code, env, fds = receive_program(theirs, _socket.MSG_DONTWAIT)
-        number = os.fstat(theirs.fileno()).st_ino
-        take_files(fds, close=stay)
-        gc.enable()
-        run(theirs, number, code, env, main, known, leave=abs)
-        gc.disable()
+        size = next_program(theirs.fileno(), at, ALL)
+        if size < 0:
+            leave(1)
+        run(theirs, theirs.getsockopt(*cookie), size, main, known, leave=abs)
         main.update(kept)
-        for fd in fds:
+        for fd in unpack(memory[FDS + 80:FDS + 92]):
             os.close(fd)
         ours.close()
         theirs.close()
     os.close(null)
     gc.freeze()
-
-
-def stay(first, last):
-    pass
 
 
 def close_files(main, known):
@@ -226,7 +274,8 @@ def close_files(main, known):
             module = sys.modules[name]
             if hasattr(module, '__dict__'):
                 module.__dict__.clear()
-    gc.collect()
+    # What is young is all that there is where nothing outlived a collection.
+    gc.collect(2 if gc.get_objects(1) or gc.get_objects(2) else 0)
 
 
 def flush():
@@ -240,10 +289,10 @@ def flush():
     return bad
 
 
-def report(socket, number, status, inode=os.fstat, MSG=_socket.MSG_DONTWAIT):
+def report(socket, expected, status, cookie=cookie, MSG=_socket.MSG_DONTWAIT):
     """Says how it ends, if the program left the socket where it was."""
     try:
-        if inode(socket.fileno()).st_ino == number:
+        if socket.getsockopt(*cookie) == expected:
             socket.send(bytes((69, status)), MSG)
             # Until it is killed, or told to end by itself: taking its memory apart must not keep
             # the processor from those who pass its end on.
@@ -252,9 +301,12 @@ def report(socket, number, status, inode=os.fstat, MSG=_socket.MSG_DONTWAIT):
         pass
 
 
-def run(socket, number, code, env, main, known, flush=flush, leave=leave,
-        close_files=close_files, report=report):
-    for word in env.split(b'\0')[:-1]:
+def run(socket, expected, size, main, known, flush=flush, leave=leave, close_files=close_files,
+        report=report):
+    """Length of the environment, its words (each ends in a zero byte), code; see live.rs."""
+    start = 4 + int.from_bytes(program[:4], 'little')
+    code = str(program[start:size], 'utf-8')
+    for word in program[4:start].tobytes().split(b'\0')[:-1]:
         name, value = word.split(b'=', 1)
         os.environb[name] = value
     status = 0
@@ -285,7 +337,7 @@ def run(socket, number, code, env, main, known, flush=flush, leave=leave,
             status = 120
     except BaseException:
         pass
-    report(socket, number, status & 0xff)
+    report(socket, expected, status & 0xff)
     leave(status & 0xff)
 
 
@@ -297,17 +349,33 @@ def serve(main):
         tell(0, 0, FAILED, *failed)
         leave(1)
     del packet
+    lay_out()
+    enlarge_code()
     code = map_code()
+    next_program = code_at(code) if code else program_in_python
     known = set(sys.modules)
     main.pop('sys', None)
+    sys.argv = ['-c']
     gc.collect()
     gc.freeze()
-    gc.disable()
+    saved = [os.dup(n) for n in range(3)]
+    rehearse(next_program, main, known, REHEARSALS)
+    for n, fd in enumerate(saved):
+        os.dup2(fd, n)
+        os.close(fd)
     tell(0, 0, ZYGOTE, os.getpid(), 0)
-    (id, room), socket, failed = serve_in_code(code, control) if code else serve_in_python(control)
-    # Another file takes its number.
-    control.detach()
-    child(id, room, socket, failed, main, known)
+    if not PLAIN:
+        before_fork()
+    size = next_program(CONTROL, at, 0) if code else serve_in_python(control)
+    if size == -NO_REQUEST:
+        leave(0)
+    if PLAIN:
+        reseed()
+        random._inst.gauss_next = None
+    else:
+        after_in_child()
+    # The socket of a fork takes the number of that of the zygote.
+    child(control, size, next_program, main, known)
 
 
 serve(sys.modules['__main__'].__dict__)

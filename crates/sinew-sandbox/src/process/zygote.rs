@@ -27,6 +27,9 @@ pub(super) fn source() -> String {
         .replace("CODE_SERVE", &code)
         .replace("CALL_MMAP", &libc::SYS_mmap.to_string())
         .replace("CALL_MPROTECT", &libc::SYS_mprotect.to_string())
+        .replace("CALL_MUNMAP", &libc::SYS_munmap.to_string())
+        .replace("CALL_MADVISE", &libc::SYS_madvise.to_string())
+        .replace("CALL_MREMAP", &libc::SYS_mremap.to_string())
         .replace("CALL_CLONE", &libc::SYS_clone.to_string())
         .replace("CALL_SETNS", &libc::SYS_setns.to_string())
 }
@@ -41,12 +44,7 @@ pub(crate) const BASE_ENV: [(&str, &str); 4] = [
 
 impl Zygote {
     /// Starts one; it says on the notice pipe when it is ready.
-    pub(crate) fn start(
-        python: &str,
-        notices: RawFd,
-        last_capability: u32,
-        at_root: bool,
-    ) -> Result<Self, String> {
+    pub(crate) fn start(python: &str, notices: RawFd, at_root: bool) -> Result<Self, String> {
         let text = |s: &str| CString::new(s).map_err(|e| e.to_string());
         // The program runs beside `__main__`, which stays empty for the programs of forks.
         let boot = "import sys; exec(compile(sys.argv[1], '<zygote>', 'exec'), {'__name__': 'zygote', '__builtins__': __builtins__})";
@@ -81,14 +79,14 @@ impl Zygote {
             -1 => Err(format!("fork: {}", std::io::Error::last_os_error())),
             0 => {
                 if confine(at_root).is_ok() {
-                    exec(&stdio, &argv, &env);
+                    exec(&stdio, &pointers(&argv), &pointers(&env));
                 }
                 // SAFETY: exits without destructors of the copied parent.
                 unsafe { libc::_exit(127) }
             }
             pid => {
                 let zygote = Self { pid, socket: ours };
-                zygote.send(&Plan::zygote(last_capability).encode(), &[])?;
+                zygote.send(&Plan::zygote().encode(), &[])?;
                 Ok(zygote)
             }
         }
@@ -124,14 +122,19 @@ fn confine(at_root: bool) -> nix::Result<()> {
     if at_root { Ok(()) } else { enter_root() }
 }
 
-/// Moves `files` to descriptors 0, 1, ... and becomes the program; everything else closes.
-/// Returns the errno if it cannot.
-pub(crate) fn exec(files: &[RawFd], argv: &[CString], env: &[CString]) -> i32 {
-    let pointers = |list: &[CString]| -> Vec<*const libc::c_char> {
-        let ends = std::iter::once(std::ptr::null());
-        list.iter().map(|s| s.as_ptr()).chain(ends).collect()
-    };
-    let (argv_p, env_p) = (pointers(argv), pointers(env));
+/// A list as `execve` takes it.
+pub(crate) fn pointers(list: &[CString]) -> Vec<*const libc::c_char> {
+    let ends = std::iter::once(std::ptr::null());
+    list.iter().map(|s| s.as_ptr()).chain(ends).collect()
+}
+
+/// Moves `files`, five at most, to descriptors 0, 1, ... and becomes the program; everything else
+/// closes. Lists end in null. Returns the errno if it cannot; allocates nothing.
+pub(crate) fn exec(
+    files: &[RawFd],
+    argv: &[*const libc::c_char],
+    env: &[*const libc::c_char],
+) -> i32 {
     let targets = files.len() as RawFd;
     // SAFETY: the arrays end in null and live until execve replaces this process; descriptors
     // that are targets themselves are first moved out of the way.
@@ -140,8 +143,11 @@ pub(crate) fn exec(files: &[RawFd], argv: &[CString], env: &[CString]) -> i32 {
             true => libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, targets),
             false => fd,
         };
-        let high: Vec<RawFd> = files.iter().map(away).collect();
-        for (target, fd) in high.iter().enumerate() {
+        let mut high = [-1; 5];
+        for (high, fd) in high.iter_mut().zip(files) {
+            *high = away(fd);
+        }
+        for (target, fd) in high.iter().take(files.len()).enumerate() {
             if libc::dup2(*fd, target as RawFd) < 0 {
                 return *libc::__errno_location();
             }
@@ -153,7 +159,7 @@ pub(crate) fn exec(files: &[RawFd], argv: &[CString], env: &[CString]) -> i32 {
             libc::CLOSE_RANGE_CLOEXEC,
         );
         default_signals();
-        libc::execve(argv_p[0], argv_p.as_ptr(), env_p.as_ptr());
+        libc::execve(argv[0], argv.as_ptr(), env.as_ptr());
         *libc::__errno_location()
     }
 }

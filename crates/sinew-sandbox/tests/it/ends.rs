@@ -72,6 +72,24 @@ async fn exit_codes_are_exact_whatever_way_a_program_takes_out() {
 }
 
 #[tokio::test]
+async fn objects_in_cycles_end_with_the_program_whether_or_not_they_outlived_a_collection() {
+    let provider = provider();
+    let mut sandbox = provider.acquire(&small()).await.unwrap();
+    let cycle = "import gc
+class A:
+    def __del__(self): print('ended')
+a = A()
+a.itself = a
+";
+    for more in ["", "gc.collect(0)", "gc.collect(1)", "gc.collect()"] {
+        let result = python(sandbox.as_mut(), &format!("{cycle}{more}")).await;
+        assert_eq!(result.ending, exited(0), "{more}");
+        assert_eq!(text(&result.stdout), "ended\n", "{more}");
+    }
+    sandbox.destroy().await.unwrap();
+}
+
+#[tokio::test]
 async fn all_that_was_written_right_before_the_end_arrives() {
     let provider = provider();
     let spec = SandboxSpec {
