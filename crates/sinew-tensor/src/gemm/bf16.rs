@@ -34,7 +34,7 @@ impl PackedBf16 {
     /// Rounds and packs row-major `w` `[n, k]`.
     #[must_use]
     pub fn pack(dev: &Device, w: &[f32], n: usize, k: usize) -> Self {
-        let nr = panel_width(dev.kernels());
+        let nr = panel_width(dev.kernels(), true);
         let mut packed = Self {
             n,
             k,
@@ -47,7 +47,7 @@ impl PackedBf16 {
 
     /// Replaces the weights by row-major `w` of the same shape, without allocating.
     pub fn repack(&mut self, dev: &Device, w: &[f32]) {
-        let (n, k, nr) = (self.n, self.k, panel_width(self.kernels));
+        let (n, k, nr) = (self.n, self.k, panel_width(self.kernels, true));
         assert_eq!(w.len(), n * k, "weights [{n}, {k}]");
         self.check(dev);
         let data = Part(self.data.as_mut_ptr());

@@ -55,7 +55,7 @@ impl PackedWeights {
     pub fn pack(dev: &Device, w: &[f32], n: usize, k: usize) -> Self {
         let len = match dev.kernels() {
             KernelSet::Amx => amx::packed_len(n, k),
-            other => n.next_multiple_of(panel_width(other)) * k,
+            other => n.next_multiple_of(panel_width(other, false)) * k,
         };
         let data = Buffer::zeros(len);
         let mut packed = Self {
@@ -242,25 +242,31 @@ fn tiles<'a>(
     }
 }
 
-/// Columns of a panel of `b`.
-fn panel_width(kernels: KernelSet) -> usize {
+/// Columns of a panel of `b`, with 16 bits a value if `half`.
+fn panel_width(kernels: KernelSet, half: bool) -> usize {
+    fn of<T: Tile>(half: bool) -> usize {
+        if half { T::HALF_NR } else { T::NR }
+    }
     match kernels {
         #[cfg(target_arch = "x86_64")]
-        KernelSet::Avx512 | KernelSet::Amx => crate::simd::F32x16::NR,
+        KernelSet::Avx512 | KernelSet::Amx => of::<crate::simd::F32x16>(half),
         #[cfg(target_arch = "x86_64")]
-        KernelSet::Avx2 => crate::simd::F32x8::NR,
-        _ => Lanes8::NR,
+        KernelSet::Avx2 => of::<crate::simd::F32x8>(half),
+        _ => of::<Lanes8>(half),
     }
 }
 
-/// Rows of a panel of `a` at most.
-fn panel_rows(kernels: KernelSet) -> usize {
+/// Rows of a panel of `a` at most, for a `b` with 16 bits a value if `half`.
+fn panel_rows(kernels: KernelSet, half: bool) -> usize {
+    fn of<T: Tile>(half: bool) -> usize {
+        if half { T::HALF_MR } else { T::MR }
+    }
     match kernels {
         #[cfg(target_arch = "x86_64")]
-        KernelSet::Avx512 | KernelSet::Amx => crate::simd::F32x16::MR,
+        KernelSet::Avx512 | KernelSet::Amx => of::<crate::simd::F32x16>(half),
         #[cfg(target_arch = "x86_64")]
-        KernelSet::Avx2 => crate::simd::F32x8::MR,
-        _ => Lanes8::MR,
+        KernelSet::Avx2 => of::<crate::simd::F32x8>(half),
+        _ => of::<Lanes8>(half),
     }
 }
 
@@ -276,7 +282,7 @@ unsafe fn pack_b(
     steps: Range<usize>,
     dst: *mut f32,
 ) {
-    let nr = panel_width(dev.kernels());
+    let nr = panel_width(dev.kernels(), false);
     let (rs, cs) = (b.row_stride(), b.col_stride());
     let depth = steps.len();
     let from = Part(

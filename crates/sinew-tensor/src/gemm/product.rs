@@ -31,10 +31,15 @@ const B_LIMIT: usize = 2 << 20;
 const A_LIMIT: usize = 4 << 20;
 /// Multiply-adds that a task has at least, some 10 us.
 const TASK_WORK: usize = 1 << 19;
+/// Multiply-adds that a part of a task has at least, some 50 us: packing its rows again takes a tenth of that.
+const LAST_WORK: usize = 4 << 20;
 /// Fewer rows take as long as so many: reading `b` from memory is what takes the time.
 const STREAM_ROWS: usize = 8;
 /// Tasks for each thread, so that a thread that gets less CPU time takes fewer.
 const TASKS_PER_THREAD: usize = 6;
+/// Parts of its columns into which each of the last tasks is cut, so that threads end together; each part packs
+/// the same rows of `a` again.
+const LAST_PARTS: usize = 4;
 
 thread_local! {
     /// The block of `a` on which this thread works.
@@ -88,10 +93,10 @@ impl Product<'_> {
         if k == 0 {
             return self.clear();
         }
-        let nr = panel_width(self.dev.kernels());
+        let half = matches!(self.b, Source::Half(_));
+        let nr = panel_width(self.dev.kernels(), half);
         let shared = m <= SHARED_ROWS;
         let depth = if shared { k.min(A_LIMIT / m) } else { k };
-        let half = matches!(self.b, Source::Half(_));
         let words = if half { nr / 2 } else { nr };
         let (cols, depth, b_room) = match self.b {
             Source::Plain(_) => {
@@ -164,7 +169,7 @@ impl Product<'_> {
     /// All rows of `c` in `cols`, over `steps`. `shared` is the place for `a` if tasks share it.
     fn pass(&self, cols: Range<usize>, steps: Range<usize>, b: PanelsOfB, shared: Option<Part>) {
         let (m, depth) = (self.a.rows(), steps.len());
-        let panels = Panels::new(m, panel_rows(self.dev.kernels()));
+        let panels = Panels::new(m, panel_rows(self.dev.kernels(), b.half));
         let (rs, cs) = (self.a.row_stride(), self.a.col_stride());
         let a = View {
             data: self.a.as_ptr().wrapping_add(steps.start * cs),
@@ -182,8 +187,10 @@ impl Product<'_> {
             depth,
             load_c: self.accumulate || steps.start > 0,
         };
-        let grid = Grid::new(self.dev, panels, m, cols.len(), depth, shared.is_some());
-        self.parallel_for(grid.row_tasks * grid.col_tasks, &|task| {
+        let col_panels = cols.len().div_ceil(panel_width(self.dev.kernels(), b.half));
+        let size = (m, cols.len(), depth);
+        let grid = Grid::new(self.dev, panels, col_panels, size, shared.is_some());
+        self.parallel_for(grid.tasks(), &|task| {
             let (rows, cols) = grid.part(task);
             let room = match job.shared {
                 Some(_) => 0,
@@ -267,18 +274,18 @@ struct Grid {
     col_panels: usize,
     row_tasks: usize,
     col_tasks: usize,
+    /// Of the last column task so many row tasks, the last ones, are cut into [`LAST_PARTS`].
+    cut: usize,
 }
 
 impl Grid {
     fn new(
         dev: &Device,
         panels: Panels,
-        rows: usize,
-        cols: usize,
-        depth: usize,
+        col_panels: usize,
+        (rows, cols, depth): (usize, usize, usize),
         shared: bool,
     ) -> Self {
-        let col_panels = cols.div_ceil(panel_width(dev.kernels()));
         let wanted = (dev.threads() * TASKS_PER_THREAD)
             .min(rows.max(STREAM_ROWS) * cols * depth / TASK_WORK)
             .max(1);
@@ -299,21 +306,36 @@ impl Grid {
             // Whole panels can leave the last task with few: use the fewest tasks of that size.
             col_panels.div_ceil(col_panels.div_ceil(col_tasks))
         };
+        let work = rows * cols * depth / (row_tasks * col_tasks * LAST_PARTS);
+        let cuts = !shared && row_tasks > dev.threads() && work >= LAST_WORK;
         Self {
             row_panels: panels.count,
             col_panels,
             row_tasks,
             col_tasks,
+            cut: if cuts { dev.threads() } else { 0 },
         }
+    }
+
+    fn tasks(&self) -> usize {
+        self.row_tasks * self.col_tasks + self.cut * (LAST_PARTS - 1)
     }
 
     /// Row and column panels of a task. Tasks with the same columns follow each other, so that
     /// threads share the panels of `b` in the last-level cache.
     fn part(&self, task: usize) -> (Range<usize>, Range<usize>) {
-        let (i, j) = (task % self.row_tasks, task / self.row_tasks);
         let rows = |i: usize| i * self.row_panels / self.row_tasks;
         let cols = |j: usize| j * self.col_panels / self.col_tasks;
-        (rows(i)..rows(i + 1), cols(j)..cols(j + 1))
+        let whole = self.row_tasks * self.col_tasks - self.cut;
+        if task < whole {
+            let (i, j) = (task % self.row_tasks, task / self.row_tasks);
+            return (rows(i)..rows(i + 1), cols(j)..cols(j + 1));
+        }
+        let (i, part) = ((task - whole) / LAST_PARTS, (task - whole) % LAST_PARTS);
+        let i = self.row_tasks - self.cut + i;
+        let (first, last) = (cols(self.col_tasks - 1), self.col_panels);
+        let cut = |part: usize| first + part * (last - first) / LAST_PARTS;
+        (rows(i)..rows(i + 1), cut(part)..cut(part + 1))
     }
 }
 
@@ -339,7 +361,7 @@ unsafe fn compute_with<V: Tile, const HALF: bool>(
 ) {
     // SAFETY: by the contract of `compute`.
     unsafe {
-        let nr = V::NR;
+        let nr = if HALF { V::HALF_NR } else { V::NR };
         let words = if HALF { nr / 2 } else { nr };
         let whole = job.n / nr;
         let top = job.panels.start(rows.start);
@@ -420,7 +442,39 @@ fn depth_block(left: usize) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use super::even_tasks;
+    use super::{Grid, LAST_PARTS, Panels, even_tasks};
+    use crate::device::{Device, KernelSet};
+
+    #[test]
+    fn tasks_cover_every_tile_once() {
+        let mut cuts = 0;
+        for threads in [1, 2, 5] {
+            let dev = Device::new(KernelSet::Portable, threads);
+            for (rows, cols, depth) in [
+                (1024, 3072, 576),
+                (1024, 576, 1536),
+                (3000, 200, 1000),
+                (4000, 4000, 2000),
+                (193, 5, 7),
+                (32, 960, 576),
+            ] {
+                let (panels, col_panels) = (Panels::new(rows, 9), cols.div_ceil(48));
+                let size = (rows, cols, depth);
+                let grid = Grid::new(&dev, panels, col_panels, size, rows < 193);
+                let mut seen = vec![0; panels.count * col_panels];
+                for task in 0..grid.tasks() {
+                    let (rows, cols) = grid.part(task);
+                    for tile in rows.flat_map(|i| cols.clone().map(move |j| i * col_panels + j)) {
+                        seen[tile] += 1;
+                    }
+                }
+                assert!(seen.iter().all(|&n| n == 1), "{size:?}, {threads} threads");
+                assert!(grid.cut == 0 || grid.tasks() > LAST_PARTS * threads);
+                cuts += grid.cut;
+            }
+        }
+        assert!(cuts > 0, "some product has its last tasks cut");
+    }
 
     #[test]
     fn threads_get_as_many_panels_each() {

@@ -108,7 +108,7 @@ impl Vector for F32x16 {
     }
     #[inline(always)]
     unsafe fn widen<const NV: usize>(p: *const u32, j: usize) -> Self {
-        const { assert!(NV == 2, "a vector of words holds two of values") };
+        debug_assert!(NV == 2, "a vector of words holds two of values");
         let words = _mm512_maskz_loadu_epi32(!0, p.cast());
         let halves = if j == 0 {
             _mm512_slli_epi32::<16>(words)
@@ -269,7 +269,7 @@ impl Vector for F32x8 {
     }
     #[inline(always)]
     unsafe fn widen<const NV: usize>(p: *const u32, j: usize) -> Self {
-        const { assert!(NV == 2, "a vector of words holds two of values") };
+        debug_assert!(NV == 2, "a vector of words holds two of values");
         let words = _mm256_loadu_si256(p.cast());
         let halves = if j == 0 {
             _mm256_slli_epi32::<16>(words)
