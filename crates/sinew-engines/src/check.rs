@@ -3,6 +3,7 @@
 use crate::backend::Leg;
 use crate::error::LegError;
 use sinew_types::{EngineError, FinishReason, SamplingParams, TokenId, TokenLogprob};
+use std::fmt;
 
 /// Rounding lets a probability of 1 have a logarithm slightly above 0.
 const MAX_LOGPROB: f64 = 1e-3;
@@ -13,7 +14,7 @@ const MIN_LOGPROB: f64 = -9000.0;
 #[derive(Clone, Debug, PartialEq)]
 pub struct LegToken {
     pub id: TokenId,
-    /// Natural logarithm, full softmax at temperature 1.
+    /// Natural logarithm, full softmax at the request's policy temperature.
     pub logprob: f32,
     pub top: Vec<TokenLogprob>,
 }
@@ -84,6 +85,45 @@ pub(crate) fn room(leg: &Leg, context: Option<usize>) -> Result<u32, LegError> {
             context,
         })),
         Some(left) => Ok(asked.min(u32::try_from(left).unwrap_or(u32::MAX))),
+    }
+}
+
+/// What a server's log-probabilities are taken from. It is told when a server is started, and by no answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LogprobMode {
+    /// The model's logits: those of the policy that samples at temperature 0 and 1 only.
+    Raw,
+    /// What is sampled from: after the temperature, with vLLM also after bias and truncation.
+    Processed,
+}
+
+impl std::str::FromStr for LogprobMode {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, String> {
+        match name {
+            "raw" => Ok(Self::Raw),
+            "processed" => Ok(Self::Processed),
+            other => Err(format!("{other:?} is neither raw nor processed")),
+        }
+    }
+}
+
+/// Refuses a sampling parameter.
+pub(crate) fn refused(name: &str, value: &dyn fmt::Display, allowed: &str) -> LegError {
+    LegError::Refused(EngineError::InvalidSampling {
+        name: name.to_owned(),
+        value: value.to_string(),
+        allowed: allowed.to_owned(),
+    })
+}
+
+/// Log-probabilities of raw logits are those of the policy at temperature 1, and of greedy sampling, which is
+/// said to be at 1.
+pub(crate) fn raw_fits(sampling: &SamplingParams, instead: &str) -> Result<(), LegError> {
+    match sampling.policy_temperature() == 1.0 {
+        true => Ok(()),
+        false => Err(refused("temperature", &sampling.temperature, instead)),
     }
 }
 

@@ -1,6 +1,7 @@
 //! From an address to the right client.
 
 use crate::backend::Backend;
+use crate::check::LogprobMode;
 use crate::config::{ConfigError, ServerConfig};
 use crate::error::LegError;
 use crate::http::Http;
@@ -93,6 +94,18 @@ impl fmt::Debug for ConnectOptions {
             .field("vllm", &self.vllm)
             .field("sglang", &self.sglang)
             .finish_non_exhaustive()
+    }
+}
+
+impl ConnectOptions {
+    /// What the server's log-probabilities are taken from, whatever it is; `None`: its own default.
+    #[must_use]
+    pub fn logprobs(mut self, mode: Option<LogprobMode>) -> Self {
+        if let Some(mode) = mode {
+            self.vllm.logprobs = mode;
+            self.sglang.logprobs = mode;
+        }
+        self
     }
 }
 

@@ -36,7 +36,7 @@ mod sse;
 mod vllm;
 
 pub use backend::{Backend, Leg, LegEnd, LegId, LegSink, Probe, ServedWeights, Weights};
-pub use check::{LegToken, ServerEnd, TokenFault};
+pub use check::{LegToken, LogprobMode, ServerEnd, TokenFault};
 pub use config::{ConfigError, Jitter, RemoteConfig, ServerConfig, Timeouts};
 pub use connect::{ConnectError, ConnectOptions, EngineKind, connect, split_url};
 pub use engine::RemoteEngine;

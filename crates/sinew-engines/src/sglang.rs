@@ -2,13 +2,14 @@
 //!
 //! Facts are from the schemas of SGLang 0.5.23. Every piece of an answer says which weights
 //! sampled it, so a wrong version is found before its tokens are handed on. Its
-//! log-probabilities are taken after the temperature and the logit bias, unless the server
-//! runs with `SGLANG_RETURN_ORIGINAL_LOGPROB=1`; what would make them differ from those of the
-//! model is refused.
+//! log-probabilities are taken after the temperature and the logit bias, and before truncation, unless the
+//! server runs with `SGLANG_RETURN_ORIGINAL_LOGPROB=1`: then they are the model's own. What would make them
+//! differ from those of the policy that samples is refused.
 
 mod wire;
 
 use crate::backend::{Backend, Leg, LegEnd, LegId, LegSink, Probe, ServedWeights, Weights};
+use crate::check::{LogprobMode, raw_fits, refused};
 use crate::config::{ConfigError, ServerConfig};
 use crate::error::{LegError, Stage};
 use crate::http::{self, Http, within};
@@ -22,12 +23,21 @@ use sinew_types::{EngineError, Fidelity, PolicyVersion, SamplingParams};
 use std::sync::{Mutex, PoisonError};
 
 /// What only SGLang has.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SglangOptions {
-    /// The server runs with `SGLANG_RETURN_ORIGINAL_LOGPROB=1`: any temperature may be used.
-    pub original_logprobs: bool,
+    /// [`LogprobMode::Raw`] where the server runs with `SGLANG_RETURN_ORIGINAL_LOGPROB=1`.
+    pub logprobs: LogprobMode,
     /// Send priorities; the server must run with `--enable-priority-scheduling`.
     pub priorities: bool,
+}
+
+impl Default for SglangOptions {
+    fn default() -> Self {
+        Self {
+            logprobs: LogprobMode::Processed,
+            priorities: false,
+        }
+    }
 }
 
 /// What the server says once.
@@ -251,24 +261,15 @@ impl Backend for SglangBackend {
     }
 
     fn accepts(&self, sampling: &SamplingParams) -> Result<(), LegError> {
-        let refuse = |name: &str, value: String, allowed: &str| {
-            Err(LegError::Refused(EngineError::InvalidSampling {
-                name: name.to_owned(),
-                value,
-                allowed: allowed.to_owned(),
-            }))
-        };
-        let plain = [0.0, 1.0].contains(&sampling.temperature);
-        if !plain && !self.options.original_logprobs {
-            let value = sampling.temperature.to_string();
-            let allowed = "0 or 1 with SGLang, whose log-probs are taken after the temperature; \
-                start it with SGLANG_RETURN_ORIGINAL_LOGPROB=1 and say `original_logprobs = true`";
-            return refuse("temperature", value, allowed);
+        if self.options.logprobs == LogprobMode::Raw {
+            let instead = "0 or 1 with SGLang of `logprobs = \"raw\"`, whose log-probs are those of temperature 1; \
+                start it without SGLANG_RETURN_ORIGINAL_LOGPROB and leave `logprobs` out";
+            raw_fits(sampling, instead)?;
         }
         if !sampling.logit_bias.is_empty() {
             let value = format!("{} entries", sampling.logit_bias.len());
             let allowed = "none with SGLang, whose log-probs are taken after the bias";
-            return refuse("logit_bias", value, allowed);
+            return Err(refused("logit_bias", &value, allowed));
         }
         Ok(())
     }

@@ -4,11 +4,14 @@
 //! `prompt` and gives ids with `return_token_ids`; `/inference/v1/generate` is token ids only
 //! (server flag `--enable-scale-out`); weights, their label, pause and sleep are on the
 //! development endpoints (`VLLM_SERVER_DEV_MODE=1`). Log-probabilities are those of the raw
-//! logits unless the server was started with another `--logprobs-mode`.
+//! logits, which fit temperatures 0 and 1; with `--logprobs-mode processed_logprobs` they are taken after
+//! temperature, bias and truncation, which fits any temperature without the other two. What would make them
+//! differ from those of the policy that samples is refused.
 
 mod wire;
 
 use crate::backend::{Backend, Leg, LegEnd, LegSink, Probe, ServedWeights, Weights};
+use crate::check::{LogprobMode, raw_fits, refused};
 use crate::config::{ConfigError, ServerConfig};
 use crate::error::{LegError, Stage};
 use crate::http::{self, Http, within};
@@ -18,7 +21,7 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 use serde::Deserialize;
 use serde_json::{Value, json};
-use sinew_types::{EngineError, Fidelity, PolicyVersion};
+use sinew_types::{EngineError, Fidelity, PolicyVersion, SamplingParams};
 use std::sync::{Mutex, PoisonError};
 
 /// Which endpoint generates.
@@ -35,6 +38,8 @@ pub enum VllmApi {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct VllmOptions {
     pub api: VllmApi,
+    /// [`LogprobMode::Processed`] where the server runs with `--logprobs-mode processed_logprobs`.
+    pub logprobs: LogprobMode,
     /// Level of [`Backend::sleep`]: 1 keeps the weights in host memory, 2 discards them.
     pub sleep_level: u8,
     /// Send priorities; the server must run with `--scheduling-policy priority`.
@@ -45,6 +50,7 @@ impl Default for VllmOptions {
     fn default() -> Self {
         Self {
             api: VllmApi::Completions,
+            logprobs: LogprobMode::Raw,
             sleep_level: 1,
             priorities: false,
         }
@@ -330,6 +336,31 @@ fn kv_total(metrics: &Metrics) -> Option<usize> {
     (total > 0).then_some(total)
 }
 
+/// Temperatures below, but 0, become this one in vLLM, with a warning in its log alone.
+const LOWEST_TEMPERATURE: f32 = 0.01;
+
+/// Log-probabilities that are taken after bias and truncation are those of the policy where there is neither.
+/// Greedy sampling drops truncation, but not the bias.
+fn processed_fits(sampling: &SamplingParams) -> Result<(), LegError> {
+    const WHY: &str = "with vLLM of `logprobs = \"processed\"`, whose log-probs are taken after it";
+    if !sampling.logit_bias.is_empty() {
+        let value = format!("{} entries", sampling.logit_bias.len());
+        return Err(refused("logit_bias", &value, &format!("none {WHY}")));
+    }
+    if sampling.temperature == 0.0 {
+        return Ok(());
+    }
+    let truncations = [
+        ("top_p", sampling.top_p, 1.0),
+        ("top_k", sampling.top_k as f32, 0.0),
+        ("min_p", sampling.min_p, 0.0),
+    ];
+    match truncations.iter().find(|(_, value, all)| value != all) {
+        None => Ok(()),
+        Some((name, value, all)) => Err(refused(name, value, &format!("{all} {WHY}"))),
+    }
+}
+
 impl Backend for VllmBackend {
     fn name(&self) -> &str {
         self.http.name()
@@ -337,6 +368,22 @@ impl Backend for VllmBackend {
 
     fn fidelity(&self) -> Fidelity {
         Fidelity::TokenExact
+    }
+
+    fn accepts(&self, sampling: &SamplingParams) -> Result<(), LegError> {
+        let temperature = sampling.temperature;
+        if temperature > 0.0 && temperature < LOWEST_TEMPERATURE {
+            let allowed = "0 (greedy) or at least 0.01 with vLLM, which samples at 0.01 instead";
+            return Err(refused("temperature", &temperature, allowed));
+        }
+        match self.options.logprobs {
+            LogprobMode::Processed => processed_fits(sampling),
+            LogprobMode::Raw => {
+                let instead = "0 or 1 with vLLM of `logprobs = \"raw\"`, whose log-probs are those of temperature \
+                    1; start it with --logprobs-mode processed_logprobs and say `logprobs = \"processed\"`";
+                raw_fits(sampling, instead)
+            }
+        }
     }
 
     fn generate<'a>(

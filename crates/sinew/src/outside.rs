@@ -3,8 +3,8 @@
 use crate::failure::Failure;
 use crate::recipe::Recipe;
 use sinew_engines::{
-    ConnectOptions, EngineKind, FolderDtype, RemoteConfig, RemoteEngine, ServerConfig,
-    SglangOptions, TextCodec, VllmApi, VllmOptions, WeightsFolder, connect, split_url,
+    ConnectOptions, EngineKind, FolderDtype, LogprobMode, RemoteConfig, RemoteEngine, ServerConfig,
+    TextCodec, VllmApi, VllmOptions, WeightsFolder, connect, split_url,
 };
 use sinew_render::Renderer;
 use sinew_types::{Engine, PolicyVersion, TensorSource, TokenId};
@@ -47,6 +47,7 @@ fn config(version: PolicyVersion) -> RemoteConfig {
 /// `sglang+` or `openai+`, otherwise the server is asked what it is.
 pub(crate) fn serve_engine(
     urls: &str,
+    logprobs: Option<LogprobMode>,
     renderer: &Arc<dyn Renderer>,
     context: usize,
 ) -> Result<Arc<dyn Engine>, Failure> {
@@ -66,7 +67,8 @@ pub(crate) fn serve_engine(
             codec: Some(Arc::new(Codec(Arc::clone(renderer)))),
             session: random(),
             ..ConnectOptions::default()
-        };
+        }
+        .logprobs(logprobs);
         backends.push(connect(server, &options).map_err(|e| failed(url, &e))?);
     }
     let engine = RemoteEngine::new(backends, None, config(PolicyVersion::default()));
@@ -90,6 +92,8 @@ pub(crate) fn training_engine(
     let section = &recipe.engine;
     let failed = |e: &dyn std::fmt::Display| Failure::system(format!("engine: {e}"));
     let kind: EngineKind = section.kind.parse().map_err(|e| failed(&e))?;
+    let logprobs = section.logprobs.as_deref().map(str::parse).transpose();
+    let logprobs: Option<LogprobMode> = logprobs.map_err(|e: String| failed(&e))?;
     let mut backends = Vec::new();
     for url in &section.url {
         let server = ServerConfig {
@@ -106,13 +110,10 @@ pub(crate) fn training_engine(
                 },
                 ..VllmOptions::default()
             },
-            sglang: SglangOptions {
-                original_logprobs: section.original_logprobs,
-                ..SglangOptions::default()
-            },
-            codec: None,
             session: random(),
-        };
+            ..ConnectOptions::default()
+        }
+        .logprobs(logprobs);
         backends.push(connect(server, &options).map_err(|e| failed(&e))?);
     }
     let folder = section.weights_dir.as_ref();

@@ -6,6 +6,7 @@ use crate::signals::StopSignals;
 use crate::{output, wire};
 use clap::Args;
 use serde_json::json;
+use sinew_engines::LogprobMode;
 use sinew_gateway::{
     Gateway, GatewayConfig, GatewayParts, Journal, JournalOptions, Mount, Secret, Server,
     ServerLimits, SessionLimits, byte_renderer,
@@ -47,6 +48,10 @@ pub(crate) struct ServeArgs {
         conflicts_with = "sandbox_only"
     )]
     engine: Option<String>,
+    /// What the log-probs of servers are taken from: `raw` logits (vLLM's default) or `processed` ones, after the
+    /// temperature (SGLang's); calls whose log-probs would be wrong are refused
+    #[arg(long, value_name = "MODE", conflicts_with = "sandbox_only")]
+    engine_logprobs: Option<LogprobMode>,
     /// Address to listen on; port 0 takes a free one
     #[arg(long, default_value = "127.0.0.1:8080")]
     listen: SocketAddr,
@@ -231,6 +236,12 @@ fn gateway(args: &ServeArgs) -> Result<(Gateway, Option<Arc<dyn Mount>>), Failur
     let store = store(args.store.as_deref())?;
     let journal = args.store.as_deref().map(journal).transpose()?;
     let named = args.engine.as_deref().unwrap_or_default();
+    if args.engine_logprobs.is_some() && !named.contains("://") {
+        return Err(Failure::input(format!(
+            "--engine-logprobs: it says what log-probs of servers are taken from, those of --engine {named} are of the \
+             policy that samples; leave it out"
+        )));
+    }
     let (engine, renderer, context) = match named {
         "fake" => fake(args)?,
         "embedded" => embedded(args)?,
@@ -392,7 +403,7 @@ fn outside(args: &ServeArgs, urls: &str) -> Result<Model, Failure> {
         )
     })?;
     let renderer: Arc<dyn Renderer> = Arc::new(wire::chat_renderer(&files)?);
-    let engine = crate::outside::serve_engine(urls, &renderer, args.context)?;
+    let engine = crate::outside::serve_engine(urls, args.engine_logprobs, &renderer, args.context)?;
     Ok((engine, renderer, args.context))
 }
 

@@ -2,19 +2,24 @@
 
 use crate::mock::{CONTEXT, END, Kind, MODEL, Mock, OneTensor, VOCAB, text_of};
 use crate::support::{
-    PATIENCE, backend, config, remote, request, submit, try_submit, vllm, with_folder,
+    PATIENCE, backend, config, remote, request, server, submit, try_submit, vllm, with_folder,
 };
-use sinew_engines::{Backend, FolderDtype, LocalBackend, VllmApi, WeightsFolder};
+use sinew_engines::{
+    Backend, FolderDtype, LocalBackend, LogprobMode, SglangBackend, SglangOptions, VllmApi,
+    WeightsFolder,
+};
 use sinew_infer::testing::HashForward;
 use sinew_infer::{
     EmbeddedEngine, EngineConfig, FakeConfig, FakeEngine, ForwardLimits, TokenBytes,
 };
-use sinew_types::{Engine, EngineError, Fidelity, FinishReason, PolicyVersion, SampledToken};
+use sinew_types::{
+    Engine, EngineError, Fidelity, FinishReason, PolicyVersion, SampledToken, SamplingParams,
+};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Log-probability of a token after a prefix under weights of that number.
-type Truth = Box<dyn Fn(&[u32], u32) -> f32>;
+/// Log-probability of a token after a prefix at a temperature.
+type Truth = Box<dyn Fn(&[u32], u32, f32) -> f32>;
 
 /// An engine and what it must say.
 struct Subject {
@@ -57,15 +62,16 @@ fn embedded() -> Arc<EmbeddedEngine> {
 }
 
 fn fake_truth() -> Truth {
-    Box::new(|prefix, token| MODEL.logprob(prefix, token))
+    Box::new(|prefix, token, temperature| MODEL.logprob_at(prefix, token, temperature))
 }
 
 /// Before any weights were loaded.
 fn hash_truth() -> Truth {
-    Box::new(|prefix, token| {
+    Box::new(|prefix, token, temperature| {
         let logits = HashForward::logits_after(VOCAB, 0, prefix);
-        let sum: f64 = logits.iter().map(|l| f64::from(*l).exp()).sum();
-        (f64::from(logits[token as usize]) - sum.ln()) as f32
+        let divided = |l: &f32| f64::from(*l) / f64::from(temperature);
+        let sum: f64 = logits.iter().map(|l| divided(l).exp()).sum();
+        (divided(&logits[token as usize]) - sum.ln()) as f32
     })
 }
 
@@ -112,6 +118,16 @@ fn subjects() -> Vec<Subject> {
         ),
         outside("vLLM, completions", vec![start(Kind::Vllm)], false),
         outside("vLLM, generate", vec![start(Kind::Vllm)], true),
+        outside(
+            "vLLM, completions, processed",
+            vec![start(Kind::VllmProcessed)],
+            false,
+        ),
+        outside(
+            "vLLM, generate, processed",
+            vec![start(Kind::VllmProcessed)],
+            true,
+        ),
         outside("SGLang", vec![start(Kind::Sglang)], false),
         outside(
             "SGLang, incremental",
@@ -133,10 +149,11 @@ fn for_each(test: impl Fn(&Subject)) {
     }
 }
 
-fn check_tokens(s: &Subject, prompt: &[u32], tokens: &[SampledToken], version: u64) {
+fn check_tokens(s: &Subject, prompt: &[u32], tokens: &[SampledToken], temperature: f32) {
+    let version = 0;
     let mut prefix = prompt.to_vec();
     for token in tokens {
-        let truth = (s.truth)(&prefix, token.id);
+        let truth = (s.truth)(&prefix, token.id, temperature);
         let gap = (token.logprob - truth).abs();
         assert!(gap < 1e-4, "{}: {} and {truth}", s.name, token.logprob);
         assert_eq!(token.version, PolicyVersion(version), "{}", s.name);
@@ -152,7 +169,7 @@ fn tokens_logprobs_and_ends_are_those_of_the_model() {
         for id in 0..8 {
             let prompt = [5, 6, id as u32 + 20];
             let outcome = submit(&*s.engine, request(id, &prompt, 12)).outcome();
-            check_tokens(s, &prompt, &outcome.tokens, 0);
+            check_tokens(s, &prompt, &outcome.tokens, 1.0);
             let ids = outcome.ids();
             match outcome.reason() {
                 FinishReason::StopId { id } => {
@@ -170,6 +187,95 @@ fn tokens_logprobs_and_ends_are_those_of_the_model() {
             s.name
         );
     });
+}
+
+/// The error that names a parameter.
+fn refused(s: &Subject, edit: impl FnOnce(&mut SamplingParams)) -> String {
+    let mut request = request(1, &[1, 2], 3);
+    edit(&mut request.sampling);
+    match try_submit(&*s.engine, request) {
+        Err(error @ EngineError::InvalidSampling { .. }) => error.to_string(),
+        Err(other) => panic!("{}: {other}", s.name),
+        Ok(_) => panic!("{}: it was taken", s.name),
+    }
+}
+
+/// Every log-probability is the policy's at the request's temperature, or the request is refused with what to do.
+#[test]
+fn logprobs_are_at_the_temperature_or_it_is_refused() {
+    for_each(|s| {
+        // Servers that report raw logits.
+        let raw = s.name.starts_with("vLLM") && !s.name.ends_with("processed");
+        for (id, temperature) in [0.7, 1.2, 0.0].into_iter().enumerate() {
+            if raw && temperature != 0.0 {
+                let why = refused(s, |p| p.temperature = temperature);
+                assert!(why.contains("--logprobs-mode processed_logprobs"), "{why}");
+                continue;
+            }
+            let mut request = request(id as u64, &[5, 6, 20], 12);
+            request.sampling.temperature = temperature;
+            let at = request.sampling.policy_temperature();
+            let outcome = submit(&*s.engine, request).outcome();
+            assert!(!outcome.tokens.is_empty(), "{}", s.name);
+            check_tokens(s, &[5, 6, 20], &outcome.tokens, at);
+        }
+    });
+}
+
+#[test]
+fn what_would_make_told_logprobs_wrong_is_refused() {
+    for s in subjects() {
+        let truncations: [fn(&mut SamplingParams); 3] =
+            [|p| p.top_p = 0.9, |p| p.top_k = 5, |p| p.min_p = 0.1];
+        if s.name.ends_with("processed") {
+            for truncate in truncations {
+                let why = refused(&s, truncate);
+                assert!(why.contains("log-probs are taken after it"), "{why}");
+            }
+        } else {
+            for (id, truncate) in truncations.into_iter().enumerate() {
+                let mut request = request(id as u64, &[5, 6, 20], 4);
+                truncate(&mut request.sampling);
+                let outcome = submit(&*s.engine, request).outcome();
+                check_tokens(&s, &[5, 6, 20], &outcome.tokens, 1.0);
+            }
+        }
+        if s.name.ends_with("processed") || s.name.contains("SGLang") {
+            let why = refused(&s, |p| p.logit_bias = vec![(3, 1.0)]);
+            assert!(why.contains("logit_bias"), "{why}");
+        }
+        if s.name.starts_with("vLLM") {
+            // vLLM samples at 0.01 instead, and says so in its log alone.
+            let why = refused(&s, |p| p.temperature = 0.005);
+            assert!(why.contains("at least 0.01"), "{why}");
+        }
+    }
+}
+
+/// A server that reports the logits of temperature 1 is told apart by the configuration alone.
+#[test]
+fn an_sglang_of_original_logprobs_samples_at_zero_and_one() {
+    let mock = Mock::start(Kind::Sglang);
+    let options = SglangOptions {
+        logprobs: LogprobMode::Raw,
+        ..SglangOptions::default()
+    };
+    let backend = SglangBackend::new(server(&mock), options, 1).unwrap();
+    for (temperature, fits) in [(0.0, true), (1.0, true), (0.7, false), (1.2, false)] {
+        let sampling = SamplingParams {
+            temperature,
+            ..SamplingParams::default()
+        };
+        let taken = backend.accepts(&sampling);
+        assert_eq!(taken.is_ok(), fits, "{taken:?}");
+        if let Err(why) = taken {
+            let why = why.to_string();
+            assert!(
+                why.contains("without SGLANG_RETURN_ORIGINAL_LOGPROB"),
+                "{why}"
+            );
+        }
+    }
 }
 
 #[test]
@@ -204,7 +310,7 @@ fn alternatives_come_best_first() {
                 s.name
             );
             for candidate in top {
-                let truth = (s.truth)(&prefix, candidate.id);
+                let truth = (s.truth)(&prefix, candidate.id, 1.0);
                 assert!((candidate.logprob - truth).abs() < 1e-4, "{}", s.name);
             }
             assert!(token.logprob <= top[0].logprob + 1e-6, "{}", s.name);
@@ -362,7 +468,7 @@ fn many_requests_do_not_mix() {
         for (id, pending) in pending.into_iter().enumerate() {
             let outcome = pending.outcome();
             assert!(outcome.end.is_ok(), "{}: {:?}", s.name, outcome.end);
-            check_tokens(s, &prompt(id as u64), &outcome.tokens, 0);
+            check_tokens(s, &prompt(id as u64), &outcome.tokens, 1.0);
         }
         let start = Instant::now();
         while s.engine.status().running + s.engine.status().waiting > 0 {

@@ -2,8 +2,8 @@
 
 use crate::mock::{END, Kind, Mock};
 use sinew_engines::{
-    Backend, RemoteConfig, RemoteEngine, ServerConfig, SglangBackend, SglangOptions, Timeouts,
-    VllmApi, VllmBackend, VllmOptions, WeightsFolder,
+    Backend, LogprobMode, RemoteConfig, RemoteEngine, ServerConfig, SglangBackend, SglangOptions,
+    Timeouts, VllmApi, VllmBackend, VllmOptions, WeightsFolder,
 };
 use sinew_types::{
     Engine, EngineError, EngineEvent, FinishReason, GenerateRequest, RequestId, SampledToken,
@@ -115,6 +115,10 @@ pub(crate) fn server(mock: &Mock) -> ServerConfig {
 pub(crate) fn vllm(mock: &Mock, api: VllmApi) -> Arc<dyn Backend> {
     let options = VllmOptions {
         api,
+        logprobs: match mock.state.kind {
+            Kind::VllmProcessed => LogprobMode::Processed,
+            _ => LogprobMode::Raw,
+        },
         ..VllmOptions::default()
     };
     Arc::new(VllmBackend::new(server(mock), options).unwrap())
@@ -145,7 +149,7 @@ pub(crate) fn until_idle_because(engine: &RemoteEngine, why: &str) {
 
 pub(crate) fn backend(mock: &Mock) -> Arc<dyn Backend> {
     match mock.state.kind {
-        Kind::Vllm => vllm(mock, VllmApi::Completions),
+        Kind::Vllm | Kind::VllmProcessed => vllm(mock, VllmApi::Completions),
         Kind::Sglang | Kind::SglangIncremental => sglang(mock),
         other => panic!("{other:?} has tests of its own"),
     }

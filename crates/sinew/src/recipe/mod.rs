@@ -312,6 +312,41 @@ algorithm = { type = "grpo" }
                 ["rollout.temperature = 0", "greedy"],
             ),
             (
+                "[rollout]\ntemperature = 0.0005\n",
+                ["rollout.temperature = 0.0005", "at least 0.001"],
+            ),
+            (
+                "[engine]\nlogprobs = \"raw\"\n",
+                ["engine.logprobs", "with type vllm or sglang"],
+            ),
+            (
+                "[rollout]\ntemperature = 0.7\n\n[engine]\ntype = \"vllm\"\nurl = \"http://h\"\nweights_dir = \"w\"\n",
+                [
+                    "rollout.temperature = 0.7",
+                    "--logprobs-mode processed_logprobs",
+                ],
+            ),
+            (
+                "[eval]\ntemperature = 0.5\n\n[engine]\ntype = \"vllm\"\nurl = \"http://h\"\nweights_dir = \"w\"\n",
+                [
+                    "eval.temperature = 0.5",
+                    "--logprobs-mode processed_logprobs",
+                ],
+            ),
+            (
+                "[rollout]\ntop_p = 0.9\n\n[engine]\ntype = \"vllm\"\nurl = \"http://h\"\nweights_dir = \"w\"\n\
+                 logprobs = \"processed\"\n",
+                ["rollout.top_p = 0.9", "after truncation"],
+            ),
+            (
+                "[rollout]\ntemperature = 0.7\n\n[engine]\ntype = \"sglang\"\nurl = \"http://h\"\nweights_dir = \"w\"\n\
+                 logprobs = \"raw\"\n",
+                [
+                    "rollout.temperature = 0.7",
+                    "without SGLANG_RETURN_ORIGINAL_LOGPROB",
+                ],
+            ),
+            (
                 "[train]\nmax_rows = 10\n",
                 ["train.max_rows = 10", "never split"],
             ),

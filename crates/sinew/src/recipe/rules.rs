@@ -5,7 +5,7 @@ use crate::harness::HarnessSection;
 use sinew_algo::{Advantage, GroupRepair};
 use sinew_engines::EngineKind;
 use sinew_model::Precision;
-use sinew_types::Fidelity;
+use sinew_types::{Fidelity, TEMPERATURES};
 use std::fmt::Display;
 use std::ops::RangeInclusive;
 
@@ -387,24 +387,12 @@ fn outside(recipe: &Recipe, rules: &mut Rules) {
         known && (api.is_none() || e.kind == "vllm"),
     );
     rules.allowed(
-        "engine.original_logprobs",
-        e.original_logprobs,
-        "true with type sglang only",
-        !e.original_logprobs || e.kind == "sglang",
-    );
-    rules.allowed(
         "engine.untied",
         e.untied,
         "true with type vllm only",
         !e.untied || e.kind == "vllm",
     );
-    rules.allowed(
-        "rollout.temperature",
-        recipe.rollout.temperature,
-        "1 with type sglang, whose log-probs are taken after the temperature, unless it runs with \
-         SGLANG_RETURN_ORIGINAL_LOGPROB=1 and `original_logprobs = true`",
-        e.kind != "sglang" || e.original_logprobs || recipe.rollout.temperature == 1.0,
-    );
+    told_logprobs(recipe, rules);
     let own = e.weights == "f32" && e.speculation == 0 && recipe.rollout.cross_policy.is_none();
     rules.allowed(
         "engine.type",
@@ -412,6 +400,70 @@ fn outside(recipe: &Recipe, rules: &mut Rules) {
         "embedded, with engine.weights, engine.speculation or rollout.cross_policy set",
         own || !outside,
     );
+}
+
+/// Sampling whose log-probabilities the servers cannot tell.
+fn told_logprobs(recipe: &Recipe, rules: &mut Rules) {
+    let (e, rollout) = (&recipe.engine, &recipe.rollout);
+    let said = e.logprobs.as_deref();
+    let known = matches!(said, None | Some("raw" | "processed"));
+    rules.allowed(
+        "engine.logprobs",
+        format!("{said:?}"),
+        "raw or processed, with type vllm or sglang",
+        known && (said.is_none() || e.kind != "embedded"),
+    );
+    let (raw, instead) = match e.kind.as_str() {
+        "vllm" => (
+            said != Some("processed"),
+            "1 with type vllm, whose log-probs are those of temperature 1, unless it runs with \
+             --logprobs-mode processed_logprobs and `logprobs = \"processed\"`",
+        ),
+        "sglang" => (
+            said == Some("raw"),
+            "1 with type sglang and `logprobs = \"raw\"`, which are those of temperature 1; start it without \
+             SGLANG_RETURN_ORIGINAL_LOGPROB and leave `logprobs` out",
+        ),
+        _ => (false, ""),
+    };
+    let greedy_or_one = |t: f32| t == 0.0 || t == 1.0;
+    for (key, temperature, holds) in [
+        (
+            "rollout.temperature",
+            rollout.temperature,
+            rollout.temperature == 1.0,
+        ),
+        (
+            "eval.temperature",
+            recipe.eval.temperature,
+            greedy_or_one(recipe.eval.temperature),
+        ),
+    ] {
+        rules.allowed(key, temperature, instead, !raw || holds);
+    }
+    rules.allowed(
+        "rollout.top_p",
+        rollout.top_p,
+        "1 with type vllm and `logprobs = \"processed\"`, which are taken after truncation",
+        e.kind != "vllm" || raw || rollout.top_p == 1.0,
+    );
+    // What the engine would refuse at its first token.
+    let lowest = if e.kind == "vllm" {
+        0.01
+    } else {
+        *TEMPERATURES.start()
+    };
+    let allowed = format!(
+        "at least {lowest} with this engine, at most {}",
+        TEMPERATURES.end()
+    );
+    for (key, t) in [
+        ("rollout.temperature", rollout.temperature),
+        ("eval.temperature", recipe.eval.temperature),
+    ] {
+        let fits = (lowest..=*TEMPERATURES.end()).contains(&t);
+        rules.allowed(key, t, &allowed, fits || t <= 0.0 || !t.is_finite());
+    }
 }
 
 fn harness(recipe: &Recipe, rules: &mut Rules) {

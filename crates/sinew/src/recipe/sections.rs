@@ -409,9 +409,10 @@ pub(crate) struct EngineSection {
     /// Endpoint of vLLM: `completions` or `generate`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) api: Option<String>,
-    /// SGLang runs with `SGLANG_RETURN_ORIGINAL_LOGPROB=1`.
-    #[serde(skip_serializing_if = "std::ops::Not::not")]
-    pub(crate) original_logprobs: bool,
+    /// What the servers' log-probabilities are taken from: `raw` logits (vLLM's default) or `processed` ones,
+    /// after the temperature (SGLang's).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) logprobs: Option<String>,
     /// The servers were started with an output matrix where the model uses its embedding: it is
     /// published, too.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
@@ -436,7 +437,7 @@ impl Default for EngineSection {
             url: Vec::new(),
             weights_dir: None,
             api: None,
-            original_logprobs: false,
+            logprobs: None,
             untied: false,
             kv_tokens: 32768,
             max_running: 128,

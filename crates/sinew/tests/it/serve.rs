@@ -94,6 +94,14 @@ fn what_must_not_be_served_is_refused() {
         ),
         (vec!["--engine", "magic"], "fake, embedded or URLs"),
         (vec!["--engine", "embedded"], "--model"),
+        (
+            vec!["--engine", "fake", "--engine-logprobs", "raw"],
+            "leave it out",
+        ),
+        (
+            vec!["--engine", "http://h", "--engine-logprobs", "cooked"],
+            "neither raw nor processed",
+        ),
         (vec!["--engine", "fake", "--tool-format", "morse"], "morse"),
     ] {
         let refused = sinew().arg("serve").args(&args).output().unwrap();

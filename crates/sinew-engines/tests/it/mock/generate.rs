@@ -1,7 +1,7 @@
 //! A generation of the engine inside a mock, told piece by piece in its server's words.
 
 use super::serve::{Answer, Body, error};
-use super::{Fault, State, VOCAB};
+use super::{Fault, Kind, MODEL, State, VOCAB};
 use bytes::Bytes;
 use futures::stream;
 use http_body_util::{BodyExt, StreamBody};
@@ -129,6 +129,7 @@ impl Teller {
             if new.is_empty() && end.is_none() {
                 continue;
             }
+            let new = self.reported(&all, new);
             all.extend(new.iter().cloned());
             let ended = end.is_some();
             let piece = self.piece(new, &all, told, end);
@@ -144,6 +145,22 @@ impl Teller {
             self.data(data.to_string()).await;
         }
         self.data("[DONE]".to_owned()).await;
+    }
+
+    /// The engine inside says log-probabilities at the request's temperature; raw logits know of none.
+    fn reported(&self, all: &[SampledToken], mut new: Vec<SampledToken>) -> Vec<SampledToken> {
+        if self.state.kind == Kind::Vllm {
+            let mut prefix = self.prompt.clone();
+            prefix.extend(all.iter().map(|t| t.id));
+            for token in &mut new {
+                token.logprob = MODEL.logprob(&prefix, token.id);
+                for other in &mut token.top {
+                    other.logprob = MODEL.logprob(&prefix, other.id);
+                }
+                prefix.push(token.id);
+            }
+        }
+        new
     }
 
     fn piece(

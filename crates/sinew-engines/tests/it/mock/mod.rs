@@ -28,7 +28,10 @@ pub(crate) const MODEL: FakeModel = FakeModel {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
+    /// Log-probabilities of raw logits.
     Vllm,
+    /// With `--logprobs-mode processed_logprobs`.
+    VllmProcessed,
     /// Tells all tokens again in each piece.
     Sglang,
     /// Tells each token once.

@@ -112,7 +112,7 @@ async fn answer(state: Arc<State>, request: Request<Incoming>) -> Answer {
         body,
     };
     match state.kind {
-        Kind::Vllm => vllm::answer(&state, call),
+        Kind::Vllm | Kind::VllmProcessed => vllm::answer(&state, call),
         Kind::Sglang | Kind::SglangIncremental => sglang::answer(&state, call),
         Kind::Openai | Kind::OpenaiWithIds => openai::answer(&state, call),
     }
