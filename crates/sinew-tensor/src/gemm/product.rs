@@ -451,7 +451,7 @@ mod tests {
         for threads in [1, 2, 5] {
             let dev = Device::new(KernelSet::Portable, threads);
             for (rows, cols, depth) in [
-                (1024, 3072, 576),
+                (1024usize, 3072usize, 576usize),
                 (1024, 576, 1536),
                 (3000, 200, 1000),
                 (4000, 4000, 2000),
