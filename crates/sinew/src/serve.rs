@@ -236,12 +236,7 @@ fn gateway(args: &ServeArgs) -> Result<(Gateway, Option<Arc<dyn Mount>>), Failur
     let store = store(args.store.as_deref())?;
     let journal = args.store.as_deref().map(journal).transpose()?;
     let named = args.engine.as_deref().unwrap_or_default();
-    if args.engine_logprobs.is_some() && !named.contains("://") {
-        return Err(Failure::input(format!(
-            "--engine-logprobs: it says what log-probs of servers are taken from, those of --engine {named} are of the \
-             policy that samples; leave it out"
-        )));
-    }
+    check_logprobs(args, named)?;
     let (engine, renderer, context) = match named {
         "fake" => fake(args)?,
         "embedded" => embedded(args)?,
@@ -392,6 +387,16 @@ fn babble(renderer: &dyn Renderer, count: usize) -> Result<Script, Failure> {
         ids.extend(stop);
         Some(ids)
     }))
+}
+
+fn check_logprobs(args: &ServeArgs, engine: &str) -> Result<(), Failure> {
+    match args.engine_logprobs.is_some() && !engine.contains("://") {
+        false => Ok(()),
+        true => Err(Failure::input(format!(
+            "--engine-logprobs: it says what log-probs of servers are taken from, those of --engine {engine} are of the \
+             policy that samples; leave it out"
+        ))),
+    }
 }
 
 /// Servers outside of this process, with the tokenizer and template of `--model`.

@@ -140,6 +140,10 @@ fn check_golden(dev: &Device, family: &str, keep: Keep) -> String {
     format!("{what}: worst gradient {:.1e} ({})", worst.0, worst.1)
 }
 
+fn by_turns(n: usize) -> Vec<f32> {
+    [0.7, 1.0, 1.2].into_iter().cycle().take(n).collect()
+}
+
 /// Three answers to one prompt, two of which share a start, beside an unrelated sequence.
 pub(crate) fn tree_case() -> (Case, Case) {
     let prompt: Vec<u32> = (0..21).map(|i| (i * 7 + 3) % 97).collect();
@@ -200,11 +204,7 @@ pub(crate) fn tree_case() -> (Case, Case) {
         tokens,
         layout,
         items: asked.iter().map(|a| a.0).collect(),
-        temperatures: [0.7, 1.0, 1.2]
-            .into_iter()
-            .cycle()
-            .take(asked.len())
-            .collect(),
+        temperatures: by_turns(asked.len()),
         d_logprob: asked.iter().map(|a| a.1).collect(),
         d_entropy: asked.iter().map(|a| 0.3 * a.1 * a.1).collect(),
     };
@@ -423,7 +423,7 @@ pub(crate) fn trainer_logprobs(
 pub(crate) fn temperatures(n: usize) -> impl Iterator<Item = Vec<f32>> {
     const ALL: [f32; 3] = [0.7, 1.0, 1.2];
     let same = ALL.into_iter().map(move |t| vec![t; n]);
-    same.chain([ALL.into_iter().cycle().take(n).collect()])
+    same.chain([by_turns(n)])
 }
 
 /// Token-exactness: engine (paged, chunked, token by token) and trainer within 1e-4; below temperature 1, which
@@ -676,17 +676,6 @@ fn bad_passes_are_refused() {
         "item's row 7 does not exist: there are 7",
     );
     says(logprobs(&mut acts, &[(0, 97)]), "item's target 97");
-    for (temperatures, why) in [
-        (&[1.0, 0.0][..], "temperature of item 1 is 0"),
-        (&[f32::NAN, 1.0], "temperature of item 0 is NaN"),
-        (&[1.0], "temperatures: 1, expected 2"),
-    ] {
-        let items = [(0, 1), (1, 2)];
-        let scored = model.logprobs(&dev, weights, &mut acts, &items, temperatures, false);
-        says(scored.map(|_| ()), why);
-        let ranked = model.top(&dev, weights, &mut acts, &[0, 1], temperatures, 1);
-        says(ranked.map(|_| ()), why);
-    }
     logprobs(&mut acts, &[(0, 1)]).unwrap();
     let mut backward = |acts: &mut Activations, d_logprob: &[f32]| {
         let outputs = OutputGrads {
@@ -705,4 +694,30 @@ fn bad_passes_are_refused() {
     says(backward(&mut acts, &[1.0, 2.0]), "d_logprob: 2, expected 1");
     assert_eq!(backward(&mut acts, &[1.0]), Ok(()));
     assert_eq!(params.names().len(), params.layout().entries().len());
+}
+
+#[test]
+fn temperatures_that_logits_cannot_be_divided_by_are_refused() {
+    let dev = device();
+    let params = tiny("llama").params;
+    let model = TrainModel::new(params.config(), 20).unwrap();
+    let weights = Weights::full(&params);
+    let layout = TreeLayout::sequences(&[4]).unwrap();
+    let mut acts = Activations::new(Keep::Nothing);
+    model
+        .forward(&dev, weights, &[1, 2, 3, 4], &layout, &mut acts)
+        .unwrap();
+    for (temperatures, why) in [
+        (&[1.0, 0.0][..], "temperature of item 1 is 0"),
+        (&[f32::NAN, 1.0], "temperature of item 0 is NaN"),
+        (&[1.0], "temperatures: 1, expected 2"),
+    ] {
+        let items = [(0, 1), (1, 2)];
+        let scored = model.logprobs(&dev, weights, &mut acts, &items, temperatures, false);
+        let text = scored.map(|_| ()).unwrap_err().to_string();
+        assert!(text.contains(why), "{text}");
+        let ranked = model.top(&dev, weights, &mut acts, &[0, 1], temperatures, 1);
+        let text = ranked.map(|_| ()).unwrap_err().to_string();
+        assert!(text.contains(why), "{text}");
+    }
 }

@@ -5,6 +5,14 @@ use sinew_types::{
     Role, TRACE_FORMAT_VERSION, TaskId, Timing, TokenKind, Trace, VersionSpan,
 };
 
+/// Of sampled nodes one that tells episodes apart; every fourth is 1, which is not written.
+fn temperature(kind: TokenKind, n: u64) -> f32 {
+    match kind {
+        TokenKind::Sampled => 0.5 + (n % 4) as f32 / 4.0,
+        _ => 1.0,
+    }
+}
+
 /// Episode `n` of step `n / 10`, in a group of two, successful if odd, with `tokens` tokens.
 pub(crate) fn trace(n: u64, tokens: usize) -> Trace {
     let mut metrics = std::collections::BTreeMap::new();
@@ -15,12 +23,7 @@ pub(crate) fn trace(n: u64, tokens: usize) -> Trace {
         kind,
         tokens,
         logprobs,
-        // Of a sampled node one that its episode tells apart.
-        temperature: if kind == TokenKind::Sampled {
-            0.5 + (n % 4) as f32 / 4.0
-        } else {
-            1.0
-        },
+        temperature: temperature(kind, n),
         versions,
         messages: vec![Message::new(Role::User, format!("message {n}"))],
         finish: None,

@@ -301,16 +301,8 @@ algorithm = { type = "grpo" }
     }
 
     #[test]
-    fn impossible_values_name_key_value_and_what_is_allowed() {
+    fn temperatures_that_log_probs_cannot_be_told_at_are_refused() {
         refuse(&[
-            (
-                "[sandbox]\nlevel = \"null\"\n",
-                ["sandbox.level", "serves tests only"],
-            ),
-            (
-                "[rollout]\ntemperature = 0.0\n",
-                ["rollout.temperature = 0", "greedy"],
-            ),
             (
                 "[rollout]\ntemperature = 0.0005\n",
                 ["rollout.temperature = 0.0005", "at least 0.001"],
@@ -345,6 +337,20 @@ algorithm = { type = "grpo" }
                     "rollout.temperature = 0.7",
                     "without SGLANG_RETURN_ORIGINAL_LOGPROB",
                 ],
+            ),
+        ]);
+    }
+
+    #[test]
+    fn impossible_values_name_key_value_and_what_is_allowed() {
+        refuse(&[
+            (
+                "[sandbox]\nlevel = \"null\"\n",
+                ["sandbox.level", "serves tests only"],
+            ),
+            (
+                "[rollout]\ntemperature = 0.0\n",
+                ["rollout.temperature = 0", "greedy"],
             ),
             (
                 "[train]\nmax_rows = 10\n",
