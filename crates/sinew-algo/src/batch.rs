@@ -230,7 +230,7 @@ fn admit_episode<'a>(
     let mut trains = true;
     if matches!(trace.end, EpisodeEnd::Truncated { .. }) {
         report.truncated += 1;
-        if c.filters.truncated != Truncated::Keep {
+        if matches!(c.filters.truncated, Truncated::Mask | Truncated::Exclude) {
             report.truncated_untrained += 1;
             trains = false;
         }
@@ -282,6 +282,17 @@ fn check_columns(
             Some(by_node) => check_column(column, trace, by_node)?,
             None if needed => return Err(missing(column)),
             None => {}
+        }
+    }
+    for (&leaf, &value) in given.iter().flat_map(|g| &g.values_after) {
+        if !value.is_finite() {
+            return Err(AlgoError::ColumnValue {
+                episode: trace.episode.clone(),
+                column: "values_after",
+                node: leaf as usize,
+                index: 0,
+                value,
+            });
         }
     }
     match given.and_then(|g| g.teacher_top.as_ref()) {

@@ -2,6 +2,7 @@
 
 use crate::composition::{
     Advantage, Baseline, Composition, EqualGroups, Normalize, ProcessRewards, RunFacts, Scale,
+    Truncated,
 };
 use crate::config::ConfigError;
 use sinew_types::{Aggregation, Correction, KlEstimator, Surrogate};
@@ -70,6 +71,12 @@ impl Composition {
         };
         let advantage = &self.advantage;
         let constant = matches!(advantage, Advantage::One | Advantage::Preference { .. });
+        if self.filters.truncated == Truncated::Bootstrap && !advantage.needs_values() {
+            return refuse(
+                "truncated = \"bootstrap\" asks a critic what would have come, and it has none; \
+                 set it to keep, mask or exclude, or use `ppo` or `turn_ppo`",
+            );
+        }
         if *advantage == Advantage::None && self.distill == 0.0 && self.loss.teacher.is_none() {
             return refuse("advantage none without a teacher trains nothing; set distill");
         }

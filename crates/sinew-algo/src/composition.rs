@@ -158,6 +158,9 @@ impl Rewards {
 pub enum Truncated {
     /// Trains like any other.
     Keep,
+    /// Trains, and what the critic expects behind its last token stands for the rewards that the
+    /// limit cut off (Pardo et al. 2018, arXiv 1712.00378, partial-episode bootstrapping).
+    Bootstrap,
     /// Counts in its group's baseline, trains nothing (DAPO's overlong filtering).
     Mask,
     /// Leaves its group, as if it had not been run.

@@ -26,6 +26,8 @@ pub struct Draft {
     rows: Vec<TrainRow>,
     /// For each row its positions with weight 1: position, node, offset in the node.
     places: Vec<Vec<(usize, NodeId, u32)>>,
+    /// For each row the leaf of its path, where a value is asked for behind it.
+    cut: Vec<Option<NodeId>>,
     /// Lengths of all nodes of each episode.
     shapes: Vec<(EpisodeId, Vec<usize>)>,
 }
@@ -47,6 +49,7 @@ impl Draft {
         let mut draft = Self {
             rows: Vec::new(),
             places: Vec::new(),
+            cut: Vec::new(),
             shapes: Vec::new(),
         };
         for i in batch.members() {
@@ -59,6 +62,8 @@ impl Draft {
                 let trained = (0..path.tokens.len()).filter(|&t| path.trains[t]);
                 let place = |t: usize| (t, path.tokens[t].node, path.offsets[t]);
                 draft.places.push(trained.map(place).collect());
+                let leaf = path.tokens.last().map(|t| t.node);
+                draft.cut.push(leaf.filter(|_| episode.bootstrapped));
             }
         }
         Ok(draft)
@@ -67,6 +72,40 @@ impl Draft {
     /// The rows to score.
     pub fn rows(&self) -> &[TrainRow] {
         &self.rows
+    }
+
+    /// The rows that a critic scores: those that a limit cut have one token more, in whose place
+    /// the value behind the path is told. Which token it is does not matter.
+    pub fn value_rows(&self) -> Vec<TrainRow> {
+        let longer = |(row, cut): (&TrainRow, &Option<NodeId>)| {
+            let mut row = row.clone();
+            if cut.is_some() {
+                row.tokens.push(0);
+                row.weights.push(1.0);
+                row.advantages.push(0.0);
+                row.behaviour_logprobs.push(0.0);
+                if !row.temperatures.is_empty() {
+                    row.temperatures.push(1.0);
+                }
+            }
+            row
+        };
+        self.rows.iter().zip(&self.cut).map(longer).collect()
+    }
+
+    /// Enters a critic's scores of [`Draft::value_rows`].
+    pub fn fill_values(
+        &self,
+        columns: &mut Columns,
+        mut scores: Vec<Vec<f32>>,
+    ) -> Result<(), AlgoError> {
+        for ((row, cut), scores) in self.rows.iter().zip(&self.cut).zip(&mut scores) {
+            if let (Some(leaf), true) = (cut, scores.len() == row.tokens.len() + 1) {
+                let given = columns.entry(row.episode.clone()).or_default();
+                given.values_after.extend(scores.pop().map(|v| (*leaf, v)));
+            }
+        }
+        self.fill(columns, Column::Values, &scores)
     }
 
     /// Enters scores, one vector of the row's length for each row, into `columns`. Only entries

@@ -1,8 +1,8 @@
 //! An episode as the estimators see it: its leaf paths, which tokens each of them trains,
 //! and its turns.
 
-use crate::composition::Composition;
-use sinew_types::{EpisodeId, NodeId, PathToken, TokenKind, TokenLogprob, Trace};
+use crate::composition::{Composition, Truncated};
+use sinew_types::{EpisodeEnd, EpisodeId, NodeId, PathToken, TokenKind, TokenLogprob, Trace};
 use std::collections::{BTreeMap, HashSet};
 
 /// Per-token inputs that the trace does not hold, by node: `columns[node][i]` speaks of the
@@ -11,6 +11,9 @@ use std::collections::{BTreeMap, HashSet};
 pub struct EpisodeColumns {
     /// The critic's estimate before the token was drawn.
     pub values: Option<Vec<Vec<f32>>>,
+    /// The critic's estimate behind the last token of a path, by the path's leaf; needed of what a
+    /// limit cut, where that is bootstrapped.
+    pub values_after: BTreeMap<NodeId, f32>,
     /// Log-probabilities of the reference model.
     pub ref_logprobs: Option<Vec<Vec<f32>>>,
     /// Log-probabilities of the proximal policy.
@@ -64,6 +67,8 @@ pub(crate) struct Episode<'a> {
     pub(crate) reward: f64,
     /// Trained at the temperature that its tokens were sampled at, see [`Composition::tempered`].
     pub(crate) tempered: bool,
+    /// A limit cut it, and a critic says what would have come.
+    pub(crate) bootstrapped: bool,
     /// `false`: stays in its group's statistics, trains nothing.
     pub(crate) trains: bool,
     pub(crate) paths: Vec<Path>,
@@ -89,6 +94,8 @@ impl<'a> Episode<'a> {
             outcome: trace.outcome.reward,
             reward: trace.outcome.reward,
             tempered: c.tempered(),
+            bootstrapped: c.filters.truncated == Truncated::Bootstrap
+                && matches!(trace.end, EpisodeEnd::Truncated { .. }),
             trains: true,
             paths,
         }

@@ -203,14 +203,15 @@ impl Learner {
         }
         let draft = algorithm.draft(groups).map_err(Failure::system)?;
         let policy = self.trainer.policy_mut();
+        if needs.values {
+            let values = score_values(policy, &draft.value_rows(), self.max_rows);
+            let filled = draft.fill_values(&mut columns, values.map_err(system)?);
+            filled.map_err(Failure::system)?;
+        }
         let mut fill = |column, scores: Vec<Vec<f32>>| {
             let filled = draft.fill(&mut columns, column, &scores);
             filled.map_err(Failure::system)
         };
-        if needs.values {
-            let values = score_values(policy, draft.rows(), self.max_rows);
-            fill(Column::Values, values.map_err(system)?)?;
-        }
         if needs.prox_logprobs {
             let scored = score_rows(policy, draft.rows(), self.max_rows);
             fill(Column::ProxLogprobs, scored.map_err(system)?)?;

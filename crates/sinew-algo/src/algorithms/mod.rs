@@ -122,6 +122,27 @@ pub(crate) fn token_rewards(
     Ok(rewards)
 }
 
+/// What a critic expects behind a path: 0, unless a limit cut it and that is bootstrapped.
+pub(crate) fn value_after(
+    c: &Composition,
+    episode: &Episode<'_>,
+    path: &Path,
+) -> Result<f64, AlgoError> {
+    if !episode.bootstrapped {
+        return Ok(0.0);
+    }
+    let leaf = path.tokens.last().map(|t| t.node);
+    let values = episode.columns.map(|columns| &columns.values_after);
+    let value = leaf.and_then(|leaf| values?.get(&leaf));
+    value
+        .map(|&v| f64::from(v))
+        .ok_or_else(|| AlgoError::MissingColumn {
+            algorithm: c.kind.name(),
+            column: "values_after",
+            episode: episode.trace.episode.clone(),
+        })
+}
+
 /// A column that the algorithm cannot do without.
 pub(crate) fn required(
     c: &Composition,

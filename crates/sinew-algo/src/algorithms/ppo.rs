@@ -3,7 +3,8 @@
 //!
 //! `δ_t = ρ_t + γ·V_{t+1} − V_t`, `A_t = δ_t + γλ·A_{t+1}`, returns `A + V`, where `t + 1` is
 //! the next *sampled* token: what the environment wrote between two turns is no action, and both
-//! the next value and the running sum are carried across it. γ = λ = 1; advantages whitened over
+//! the next value and the running sum are carried across it. Behind the last one the value is 0,
+//! or the critic's where a limit cut the episode and `truncated` says so. γ = λ = 1; advantages whitened over
 //! the batch; mean over all tokens; value loss ½·0.5 of the larger of plain and clipped (0.2)
 //! squared error.
 
@@ -48,10 +49,12 @@ pub(crate) fn advantages(
             let rewards = super::token_rewards(c, episode, &episode.paths[p])?;
             let path = &episode.paths[p];
             let values = super::required(c, episode, path, "values", |c| c.values.as_ref())?;
+            let after = super::value_after(c, episode, path)?;
             let path = &mut batch.episodes[i].paths[p];
             let positions: Vec<usize> = (0..rewards.len()).filter(|&t| path.sampled[t]).collect();
             let mut returns = vec![0.0; rewards.len()];
-            gae(gamma, lambda, &positions, &rewards, &values, |t, a| {
+            let discounts = (gamma, lambda);
+            gae(discounts, &positions, &rewards, &values, after, |t, a| {
                 path.advantages[t] = a;
                 returns[t] = a + values[t];
             });
@@ -61,16 +64,17 @@ pub(crate) fn advantages(
     Ok(())
 }
 
-/// Backward over `positions`, with value 0 after the last of them.
+/// Backward over `positions`, with the value `after` behind the last of them: 0 where an episode
+/// ended. `(γ, λ)` are the discounts.
 pub(crate) fn gae(
-    gamma: f64,
-    lambda: f64,
+    (gamma, lambda): (f64, f64),
     positions: &[usize],
     rewards: &[f64],
     values: &[f64],
+    after: f64,
     mut each: impl FnMut(usize, f64),
 ) {
-    let mut next_value = 0.0;
+    let mut next_value = after;
     let mut running = 0.0;
     for &t in positions.iter().rev() {
         let delta = rewards[t] + gamma * next_value - values[t];

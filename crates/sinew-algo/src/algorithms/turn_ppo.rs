@@ -54,14 +54,28 @@ pub(crate) fn advantages(
             let episode = &batch.episodes[i];
             let path = &episode.paths[p];
             let values = super::required(c, episode, path, "values", |c| c.values.as_ref())?;
+            let after = super::value_after(c, episode, path)?;
             let path = &mut batch.episodes[i].paths[p];
-            bi_level(discounts, c.rewards.process, outcome, &values, path);
+            bi_level(
+                discounts,
+                c.rewards.process,
+                outcome,
+                (&values, after),
+                path,
+            );
         }
     }
     Ok(())
 }
 
-fn bi_level(d: Discounts, process: ProcessRewards, outcome: f64, values: &[f64], path: &mut Path) {
+/// `values` before each token, and behind the last.
+fn bi_level(
+    d: Discounts,
+    process: ProcessRewards,
+    outcome: f64,
+    (values, after): (&[f64], f64),
+    path: &mut Path,
+) {
     let count = path.steps.len();
     let earned = |k: usize| {
         let own = match process {
@@ -75,11 +89,11 @@ fn bi_level(d: Discounts, process: ProcessRewards, outcome: f64, values: &[f64],
     let first_values: Vec<f64> = path.steps.iter().map(|s| values[s.first]).collect();
     let mut turn_returns = vec![0.0; count];
     ppo::gae(
-        d.gamma_turn,
-        d.lambda_turn,
+        (d.gamma_turn, d.lambda_turn),
         &turns,
         &rewards,
         &first_values,
+        after,
         |k, a| {
             turn_returns[k] = a + first_values[k];
         },
@@ -91,11 +105,11 @@ fn bi_level(d: Discounts, process: ProcessRewards, outcome: f64, values: &[f64],
         let inside = step.first..=step.last;
         let positions: Vec<usize> = inside.filter(|&t| path.sampled[t]).collect();
         ppo::gae(
-            d.gamma,
-            d.lambda,
+            (d.gamma, d.lambda),
             &positions,
             &token_rewards,
             values,
+            0.0,
             |t, a| {
                 path.advantages[t] = a;
                 returns[t] = a + values[t];

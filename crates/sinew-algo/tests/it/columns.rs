@@ -2,7 +2,7 @@
 
 use crate::support::{FACTS, advantage, algorithm, close, config, group, node, two_turns};
 use sinew_algo::{AlgoError, Algorithm, AlgorithmKind, Columns, EpisodeColumns, RunFacts};
-use sinew_types::{TokenKind, Trace};
+use sinew_types::{EpisodeEnd, Limit, TokenKind, Trace};
 
 fn with_models(toml: &str) -> Algorithm {
     let typed = config(toml);
@@ -153,4 +153,59 @@ fn states_are_compared_only_where_there_are_any() {
     let unit = 0.5 / 0.5f64.sqrt();
     assert!(close(f64::from(advantage(&rows, "g-1")), 2.0 * unit));
     assert!(close(f64::from(*rows[1].advantages.last().unwrap()), unit));
+}
+
+#[test]
+fn a_critic_values_what_a_limit_cut_off() {
+    let mut batch = [vec![
+        two_turns("g", "cut", 1.0, 4),
+        two_turns("g", "ended", 1.0, 4),
+    ]];
+    batch[0][0].end = EpisodeEnd::Truncated {
+        limit: Limit::Turns,
+    };
+    let toml = "type = 'ppo'\nnormalize = 'none'\ngamma = 0.9\ntruncated = 'bootstrap'";
+    let ppo = with_models(toml);
+    let draft = ppo.draft(&batch).unwrap();
+    let longer: Vec<usize> = draft.value_rows().iter().map(|r| r.tokens.len()).collect();
+    let plain: Vec<usize> = draft.rows().iter().map(|r| r.tokens.len()).collect();
+    assert_eq!(longer, [plain[0] + 1, plain[1]]);
+    let mut columns = Columns::new();
+    let mut scores: Vec<Vec<f32>> = longer.iter().map(|&n| vec![0.25; n]).collect();
+    *scores[0].last_mut().unwrap() = 2.0;
+    draft.fill_values(&mut columns, scores).unwrap();
+    let (rows, _) = ppo.rows_with(&batch, &columns).unwrap();
+    for (row, after) in rows.iter().zip([2.0, 0.0]) {
+        let sampled: Vec<usize> = (0..row.tokens.len())
+            .filter(|&t| row.weights[t] != 0.0)
+            .collect();
+        for (left, &t) in sampled.iter().rev().enumerate() {
+            // With lambda = 1: discounted rewards to come, less what was expected.
+            let outcome = 0.9f64.powi(left as i32);
+            let expected = outcome + outcome * 0.9 * after - 0.25;
+            assert!(close(f64::from(row.advantages[t]), expected), "{row:?}");
+        }
+    }
+    for values in columns.values_mut() {
+        values.values_after.clear();
+    }
+    let refused = ppo.rows_with(&batch, &columns).unwrap_err();
+    assert!(refused.to_string().contains("values_after"), "{refused}");
+    let turns = with_models(
+        "type = 'turn_ppo'\nnormalize = 'none'\ngamma_turn = 0.5\ntruncated = 'bootstrap'",
+    );
+    let leaf = batch[0][0].leaves()[0];
+    let cut = columns.get_mut(&batch[0][0].episode).unwrap();
+    cut.values_after.insert(leaf, 2.0);
+    let (rows, _) = turns.rows_with(&batch, &columns).unwrap();
+    // The last turn returns 1 + 0.5 * 2 and the one before half of it; the other episode 1 and 0.5.
+    for (row, last) in rows.iter().zip([2.0, 1.0]) {
+        let returns = row.returns.as_ref().unwrap();
+        let trained: Vec<usize> = (0..row.tokens.len())
+            .filter(|&t| row.weights[t] != 0.0)
+            .collect();
+        assert!(close(f64::from(returns[trained[0]]), last / 2.0), "{row:?}");
+        let end = trained[trained.len() - 1];
+        assert!(close(f64::from(returns[end]), last), "{row:?}");
+    }
 }

@@ -248,6 +248,11 @@ fn models_must_be_there_and_be_used() {
     for (toml, facts, reason) in [
         ("type = 'ppo'", FACTS, "needs a critic"),
         ("type = 'grpo'", critic, "does not read a critic"),
+        (
+            "type = 'grpo'\ntruncated = 'bootstrap'",
+            FACTS,
+            "asks a critic what would have come",
+        ),
         ("type = 'opd'", FACTS, "learns from a teacher"),
         ("type = 'opd_top_k'", FACTS, "learns from a teacher"),
         (

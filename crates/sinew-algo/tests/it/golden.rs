@@ -135,6 +135,7 @@ fn columns(golden: &Golden, facts: &RunFacts, prox: bool) -> Columns {
             prox_logprobs: of(e, |t| &t.prox).filter(|_| prox),
             teacher_logprobs: of(e, |t| &t.reference).filter(|_| facts.teacher),
             teacher_top: facts.teacher.then(|| tops(e)),
+            ..EpisodeColumns::default()
         };
         (sinew_types::EpisodeId::new(format!("e{i:02}")), columns)
     };

@@ -120,6 +120,7 @@ fn killed_at_any_instant_a_run_ends_as_if_it_had_not_been() {
             "a critic, adaptive tasks",
             &[
                 ("algorithm.type", "\"ppo\""),
+                ("algorithm.truncated", "\"bootstrap\""),
                 ("tasks.sampling", "\"adaptive\""),
                 ("train.weight_decay", "0.1"),
             ],
