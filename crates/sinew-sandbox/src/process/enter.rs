@@ -23,7 +23,9 @@
 core::arch::global_asm!(
     ".pushsection .text.sinew_zygote_serve, \"ax\", @progbits",
     ".balign 16",
-    ".local sinew_zygote_serve",
+    // Who refers to them may be compiled into another object.
+    ".globl sinew_zygote_serve, sinew_zygote_serve_end",
+    ".hidden sinew_zygote_serve, sinew_zygote_serve_end",
     "sinew_zygote_serve:",
     "endbr64",
     "push rbx",
