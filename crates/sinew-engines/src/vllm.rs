@@ -46,6 +46,11 @@ pub struct VllmOptions {
     pub priorities: bool,
 }
 
+impl VllmOptions {
+    /// Temperatures below, but 0, become this one in vLLM, with a warning in its log alone.
+    pub const LOWEST_TEMPERATURE: f32 = 0.01;
+}
+
 impl Default for VllmOptions {
     fn default() -> Self {
         Self {
@@ -336,9 +341,6 @@ fn kv_total(metrics: &Metrics) -> Option<usize> {
     (total > 0).then_some(total)
 }
 
-/// Temperatures below, but 0, become this one in vLLM, with a warning in its log alone.
-const LOWEST_TEMPERATURE: f32 = 0.01;
-
 /// Log-probabilities that are taken after bias and truncation are those of the policy where there is neither.
 /// Greedy sampling drops truncation, but not the bias.
 fn processed_fits(sampling: &SamplingParams) -> Result<(), LegError> {
@@ -372,7 +374,7 @@ impl Backend for VllmBackend {
 
     fn accepts(&self, sampling: &SamplingParams) -> Result<(), LegError> {
         let temperature = sampling.temperature;
-        if temperature > 0.0 && temperature < LOWEST_TEMPERATURE {
+        if temperature > 0.0 && temperature < VllmOptions::LOWEST_TEMPERATURE {
             let allowed = "0 (greedy) or at least 0.01 with vLLM, which samples at 0.01 instead";
             return Err(refused("temperature", &temperature, allowed));
         }

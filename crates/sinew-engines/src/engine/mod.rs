@@ -11,7 +11,7 @@ use crate::route::{Counters, EngineView};
 use inbox::{Control, Reply, Shared};
 use sinew_types::{
     Engine, EngineError, EngineStatus, EventSink, Fidelity, GenerateRequest, PolicyVersion,
-    RequestId, TensorSource, TokenId,
+    RequestId, TEMPERATURES, TensorSource, TokenId,
 };
 use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
@@ -215,9 +215,10 @@ fn check_request(request: &GenerateRequest, shared: &Shared) -> Result<(), Engin
     if s.max_tokens == 0 {
         return invalid("max_tokens", "0".to_owned(), "at least 1");
     }
-    if !(s.temperature == 0.0 || (1e-3..=100.0).contains(&s.temperature)) {
-        let value = s.temperature.to_string();
-        return invalid("temperature", value, "0 (greedy) or 0.001..=100");
+    if !(s.temperature == 0.0 || TEMPERATURES.contains(&s.temperature)) {
+        let (least, most) = (TEMPERATURES.start(), TEMPERATURES.end());
+        let allowed = format!("0 (greedy) or {least}..={most}");
+        return invalid("temperature", s.temperature.to_string(), &allowed);
     }
     if !(s.top_p > 0.0 && s.top_p <= 1.0) {
         return invalid(

@@ -4,6 +4,7 @@ use super::{DataSection, EnvSection, ModelSection, Recipe, SandboxSection, Tasks
 use crate::harness::HarnessSection;
 use sinew_algo::{Advantage, GroupRepair};
 use sinew_engines::EngineKind;
+use sinew_engines::VllmOptions;
 use sinew_model::Precision;
 use sinew_types::{Fidelity, TEMPERATURES};
 use std::fmt::Display;
@@ -449,7 +450,7 @@ fn told_logprobs(recipe: &Recipe, rules: &mut Rules) {
     );
     // What the engine would refuse at its first token.
     let lowest = if e.kind == "vllm" {
-        0.01
+        VllmOptions::LOWEST_TEMPERATURE
     } else {
         *TEMPERATURES.start()
     };
