@@ -34,6 +34,10 @@ use std::time::Duration;
 /// Sent when nothing else is, so that both sides see a dead connection.
 const PING_EVERY: Duration = Duration::from_secs(15);
 
+/// Bodies above this are read, rendered and tokenized where that holds up nobody else: it takes
+/// up to a second for the largest.
+const LARGE_BODY_BYTES: usize = 128 << 10;
+
 /// Longest body of the control API.
 const MAX_CONTROL_BYTES: usize = 256 << 10;
 
@@ -153,7 +157,7 @@ impl Service {
             let limit = self.gateway.config().server.max_body_bytes;
             let bytes = self.read(&head.headers, body, limit).await.map_err(told)?;
             return self
-                .model(&rollout, dialect, path, &head.headers, &bytes)
+                .model(rollout, dialect, &head, bytes)
                 .await
                 .map_err(told);
         }
@@ -162,9 +166,9 @@ impl Service {
             self.gateway.authorize(id, key).map_err(told)?;
             let limit = self.gateway.config().server.max_body_bytes;
             let bytes = self.read(&head.headers, body, limit).await.map_err(told)?;
-            let tokens = parse_count(&bytes)
-                .and_then(|request| self.gateway.count_tokens(&request))
-                .map_err(told)?;
+            let gateway = self.gateway.clone();
+            let count = move |body: &[u8]| gateway.count_tokens(&parse_count(body)?);
+            let tokens = reading(bytes, count).await.map_err(told)?;
             let value = json!({"input_tokens": tokens});
             return Ok(json_response(StatusCode::OK, &value));
         }
@@ -361,14 +365,18 @@ impl Service {
 
     async fn model(
         &self,
-        rollout: &Arc<Rollout>,
+        rollout: Arc<Rollout>,
         dialect: &'static dyn Dialect,
-        path: &str,
-        headers: &HeaderMap,
-        body: &[u8],
+        head: &Parts,
+        body: Bytes,
     ) -> Result<Response<ResponseBody>, ApiError> {
-        let retry = retry_of(headers, path);
-        let mut reader = self.gateway.call(rollout, dialect, body, retry)?;
+        let gateway = self.gateway.clone();
+        let (headers, uri) = (head.headers.clone(), head.uri.clone());
+        let begin = move |body: &[u8]| {
+            let retry = retry_of(&headers, uri.path());
+            gateway.call(&rollout, dialect, body, retry)
+        };
+        let mut reader = reading(body, begin).await?;
         if !reader.context().request.stream {
             let response = reader.response().await?;
             let value = dialect.response(reader.context(), &response);
@@ -382,6 +390,18 @@ impl Service {
         let writer = dialect.stream(reader.context().clone());
         Ok(stream_response(reader, writer, first))
     }
+}
+
+/// Does what a body asks, on a thread that may be held up if the body is large.
+async fn reading<T: Send + 'static>(
+    body: Bytes,
+    work: impl FnOnce(&[u8]) -> Result<T, ApiError> + Send + 'static,
+) -> Result<T, ApiError> {
+    if body.len() <= LARGE_BODY_BYTES {
+        return work(&body);
+    }
+    let done = tokio::task::spawn_blocking(move || work(&body)).await;
+    done.unwrap_or_else(|e| Err(ApiError::server("call_failed", e.to_string())))
 }
 
 /// The secret of a request, as OpenAI's or as Anthropic's clients send it.
@@ -537,4 +557,32 @@ fn stream_response(
     );
     headers.insert("cache-control", HeaderValue::from_static("no-cache"));
     response
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whether a body of so many bytes is read on the thread that runs everything else.
+    async fn holds_up_others(bytes: usize) -> bool {
+        let here = std::thread::current().id();
+        let same = move |body: &[u8]| Ok((body.len(), std::thread::current().id() == here));
+        let (read, same) = reading(vec![b' '; bytes].into(), same).await.unwrap();
+        assert_eq!(read, bytes);
+        same
+    }
+
+    #[tokio::test(flavor = "current_thread")]
+    async fn large_bodies_hold_up_nobody_else() {
+        assert!(holds_up_others(LARGE_BODY_BYTES).await);
+        assert!(!holds_up_others(LARGE_BODY_BYTES + 1).await);
+    }
+
+    #[tokio::test(flavor = "current_thread")]
+    async fn a_panic_over_a_large_body_is_an_answer() {
+        let body = vec![b' '; LARGE_BODY_BYTES + 1];
+        let panics = |_: &[u8]| -> Result<(), ApiError> { panic!("on purpose") };
+        let error = reading(body.into(), panics).await.unwrap_err();
+        assert_eq!((error.status, error.code), (500, "call_failed"));
+    }
 }

@@ -3,7 +3,8 @@
 //! `ID-1/root` and `ID-1/image.json`, where ID is the SHA-256 of the image's configuration, which
 //! names the content of every layer. It is built as `ID-1.partial` while its builder holds a lock
 //! on `ID-1.lock`, and gets its name by one rename. Whoever holds the lock may remove a partial
-//! one, so what a killed builder left is gone with the next that unpacks anything.
+//! one, so what a killed builder left is gone with the next that unpacks anything. Its files are
+//! on disk before it has its name, which a loss of power therefore leaves to whole ones only.
 
 use crate::documents::{self, ImageConfig};
 use crate::layer::Builder;
@@ -100,13 +101,15 @@ pub fn unpack(path: &Path, cache: &Path, limits: &UnpackLimits) -> Result<Image,
     }
     sweep(&cache, &name)?;
     let partial = cache.join(format!("{name}.partial"));
-    let built = build(&partial, &source, &parts, limits);
+    let built = build(&partial, &source, &parts, limits).and_then(|()| all_to_disk(&partial));
     if let Err(e) = built {
         // What it says is more than that of a failed removal.
         let _ = fs::remove_dir_all(&partial);
         return Err(e);
     }
     fs::rename(&partial, &place).map_err(at(&place))?;
+    let folder = File::open(&cache).and_then(|folder| folder.sync_all());
+    folder.map_err(at(&cache))?;
     let image = found(&place, &parts.id)
         .ok_or_else(|| io_error("read the cache", "image.json is missing"))?;
     Ok(Image {
@@ -130,6 +133,13 @@ pub fn unpack_root(archive: &Path, target: &Path, limits: &UnpackLimits) -> Resu
         let _ = fs::remove_dir_all(target);
     }
     unpacked
+}
+
+/// Waits until the file system of an entry holds all of it, so that a name given afterwards stands
+/// for a whole entry even after a loss of power.
+fn all_to_disk(entry: &Path) -> Result<(), ImageError> {
+    let folder = File::open(entry).map_err(at(entry))?;
+    rustix::fs::syncfs(&folder).map_err(|e| io_error(format!("sync {}", entry.display()), e))
 }
 
 fn found(place: &Path, id: &str) -> Option<Image> {
