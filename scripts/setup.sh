@@ -1,25 +1,48 @@
 #!/bin/sh
-# Installs what the tests need beyond a Rust toolchain. Idempotent; says what it does.
+# Installs what the tests need beyond a Rust toolchain; with the word `demo`, only what the demo needs. Idempotent; says what it does.
 set -eu
 cd "$(dirname "$0")/.."
 
-if ! command -v cargo-nextest >/dev/null 2>&1; then
-    echo "setup: installing cargo-nextest"
-    cargo install --locked cargo-nextest
-fi
-
 missing=""
-for pair in python3:python3 bwrap:bubblewrap git:git cc:gcc crun:crun runc:runc dockerd:docker.io podman:podman conmon:conmon busybox:busybox-static setpriv:util-linux qemu-system-x86_64:qemu-system-x86; do
-    command -v "${pair%%:*}" >/dev/null 2>&1 || missing="$missing ${pair##*:}"
-done
+# need COMMAND PACKAGE: the package, where the command is not there
+need() { command -v "$1" >/dev/null 2>&1 || missing="$missing $2"; }
+
+# The compiler's linker, the C parts of a few crates, and the interpreter that sandboxes show.
+need cc gcc
+printf '#include <stdio.h>\n' | cc -E - >/dev/null 2>&1 || missing="$missing libc6-dev"
+need python3 python3
+python3 -m pip --version >/dev/null 2>&1 || missing="$missing python3-pip"
+
+if [ "${1:-}" != demo ]; then
+    need bwrap bubblewrap
+    need git git
+    need crun crun
+    need runc runc
+    need dockerd docker.io
+    need podman podman
+    need conmon conmon
+    need busybox busybox-static
+    need setpriv util-linux
+    need qemu-system-x86_64 qemu-system-x86
+fi
 if [ -n "$missing" ]; then
     if ! command -v apt-get >/dev/null 2>&1; then
         echo "setup: please install:$missing" >&2
         exit 1
     fi
+    if [ "$(id -u)" != 0 ]; then
+        echo "setup: as root: apt-get install --no-install-recommends$missing" >&2
+        exit 1
+    fi
     echo "setup: installing$missing"
     apt-get update -qq
     DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $missing
+fi
+[ "${1:-}" != demo ] || exit 0
+
+if ! command -v cargo-nextest >/dev/null 2>&1; then
+    echo "setup: installing cargo-nextest"
+    cargo install --locked cargo-nextest
 fi
 
 # The agent programs of the tests, with the interpreter that sandboxes use.
