@@ -10,10 +10,12 @@ use nix::sys::stat::{Mode, mkdirat};
 use nix::unistd::{UnlinkatFlags, unlinkat};
 use std::fs::{self, File};
 use std::io::{Read, Write};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
+
+const MEMBERS: &str = "cgroup.procs";
 
 /// Where limits can be set on this host.
 #[derive(Clone, Debug, Default)]
@@ -245,7 +247,12 @@ impl Group {
     pub(crate) fn join(&self, pid: i32) -> std::io::Result<()> {
         let pid = pid.to_string();
         self.dirs()
-            .try_for_each(|dir| write(dir, &self.path("cgroup.procs"), &pid))
+            .try_for_each(|dir| write(dir, &self.path(MEMBERS), &pid))
+    }
+
+    /// Folders, and the files in them to which a process writes 0 to join.
+    pub(crate) fn members(&self) -> impl Iterator<Item = (RawFd, String)> {
+        self.dirs().map(|dir| (dir.as_raw_fd(), self.path(MEMBERS)))
     }
 
     fn text(&self, dir: Option<&Rc<OwnedFd>>, file: &str) -> String {

@@ -39,6 +39,10 @@ impl Spawner {
             }
             Some(Role::Stray) => {}
             Some(Role::Zygote) => self.zygote_died(),
+            Some(Role::Mother) => {
+                self.mother = None;
+                self.start_mother();
+            }
             Some(Role::Room { id, serial }) => {
                 self.networks.extend(self.leaving.remove(&pid));
                 self.networks.truncate(MAX_NETWORKS);
@@ -205,6 +209,9 @@ impl Spawner {
         }
         if let Some(zygote) = self.zygote.take() {
             kill(zygote.pid);
+        }
+        if let Some(mother) = self.mother.take() {
+            mother.end();
         }
         // SAFETY: waits for children of ours until there is none.
         while unsafe { libc::waitpid(-1, std::ptr::null_mut(), 0) } > 0 {}

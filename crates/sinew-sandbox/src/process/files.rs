@@ -7,14 +7,14 @@
 
 use nix::errno::Errno;
 use nix::fcntl::{OFlag, OpenHow, ResolveFlag, openat, openat2};
-use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use nix::mount::{MntFlags, umount2};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::stat::{Mode, mkdirat};
 use nix::unistd::{Gid, Uid, fchown};
 use std::ffi::CString;
 use std::fs::File;
 use std::io::{Read, Seek, Write};
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::path::{Component, Path, PathBuf};
 use std::rc::Rc;
 
@@ -99,6 +99,15 @@ impl Drop for User {
     fn drop(&mut self) {
         self.free.borrow_mut().push(self.uid);
     }
+}
+
+/// What is mounted as a folder of a room.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Source {
+    /// A folder of a mount, of which a copy can be made.
+    Mount(RawFd, &'static str),
+    /// A folder that can be bound.
+    Path(String),
 }
 
 /// The files of one sandbox.
@@ -188,6 +197,10 @@ fn set_fd(context: &OwnedFd, key: &str, value: &OwnedFd) -> Outcome<()> {
 }
 
 const MOUNT_ATTR_NOEXEC: i32 = 8;
+/// MOUNT_ATTR_NOSUID and MOUNT_ATTR_NODEV.
+const ATTRIBUTES: i32 = 2 | 4;
+/// Of a `/proc` in a room.
+pub(super) const PROC_ATTRIBUTES: i64 = (ATTRIBUTES | MOUNT_ATTR_NOEXEC) as i64;
 
 /// FSCONFIG_CMD_CREATE, then a mount without set-user-id and devices and with `more` attributes.
 fn make(context: &OwnedFd, more: i32) -> Outcome<OwnedFd> {
@@ -196,10 +209,10 @@ fn make(context: &OwnedFd, more: i32) -> Outcome<OwnedFd> {
     check("mount", unsafe {
         libc::syscall(libc::SYS_fsconfig, fd, 6, 0, 0, 0)
     })?;
-    // FSMOUNT_CLOEXEC; MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV.
+    // FSMOUNT_CLOEXEC.
     // SAFETY: no pointers.
     owned("fsmount", unsafe {
-        libc::syscall(libc::SYS_fsmount, fd, 1, 2 | 4 | more)
+        libc::syscall(libc::SYS_fsmount, fd, 1, ATTRIBUTES | more)
     })
 }
 
@@ -217,18 +230,17 @@ fn copy_mount(mount: &OwnedFd, folder: &str) -> std::io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(copy as i32) })
 }
 
-/// A `/proc` of this process's PID namespace, mounted nowhere. It shows a process its own kind.
-pub(crate) fn new_proc() -> std::io::Result<OwnedFd> {
-    let new = |hide: bool| -> Outcome<OwnedFd> {
+/// A `/proc` of this process's PID namespace, mounted nowhere, and whether the kernel can show a
+/// process its own kind only, as this then does.
+pub(crate) fn new_proc() -> Outcome<(OwnedFd, bool)> {
+    let new = |hide: bool| -> Outcome<(OwnedFd, bool)> {
         let context = fsopen("proc")?;
         if hide {
             set(&context, "hidepid", "invisible")?;
         }
-        make(&context, MOUNT_ATTR_NOEXEC)
+        Ok((make(&context, MOUNT_ATTR_NOEXEC)?, hide))
     };
-    new(true)
-        .or_else(|_| new(false))
-        .map_err(|_| std::io::Error::last_os_error())
+    new(true).or_else(|_| new(false))
 }
 
 pub(crate) fn move_mount(mount: &OwnedFd, target: &str) -> std::io::Result<()> {
@@ -363,19 +375,22 @@ impl Files {
         Ok(())
     }
 
-    /// Mounts `work` or `tmp` on a folder of this process's mount namespace.
-    pub(crate) fn attach(&self, folder: &str, target: &str) -> std::io::Result<()> {
+    /// What rooms have as `work` or `tmp`.
+    pub(crate) fn source(&self, folder: &'static str) -> Source {
         let merged = self.merged.as_ref().filter(|_| folder == "work");
         let (store, folder) = match merged {
             Some(merged) => (merged, ""),
             None => (self.store.as_ref(), folder),
         };
-        if let Some(path) = &store.path {
-            let none = None::<&str>;
-            let source = path.join(folder);
-            return Ok(mount(Some(&source), target, none, MsFlags::MS_BIND, none)?);
+        match &store.path {
+            Some(path) => Source::Path(path.join(folder).to_string_lossy().into_owned()),
+            None => Source::Mount(store.mount.as_raw_fd(), folder),
         }
-        move_mount(&copy_mount(&store.mount, folder)?, target)
+    }
+
+    /// The file system, without what is merged.
+    pub(crate) fn first_mount(&self) -> RawFd {
+        self.store.mount.as_raw_fd()
     }
 
     pub(crate) fn user(&self) -> Option<Rc<User>> {

@@ -83,7 +83,7 @@ extern "C" fn child(shared: *mut libc::c_void) -> libc::c_int {
     let launch = &mut shared.launch;
     let joined = launch.group.join(0);
     let joined = joined.map_err(|e| (plan::JOIN, e.raw_os_error().unwrap_or(0)));
-    let done = joined.and_then(|()| launch.plan.run(launch.room, launch.ruleset));
+    let done = joined.and_then(|()| launch.plan.run(&[launch.room, launch.ruleset]));
     let failure = match done {
         Err(failure) => failure,
         Ok(()) => (plan::EXECVE, exec(&shared.files, &shared.argv, &shared.env)),

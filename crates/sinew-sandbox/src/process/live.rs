@@ -7,7 +7,7 @@ use super::launch::Launch;
 use super::messages::{Creation, End, Exit, Notice, Numbered, Start, send_bytes};
 use super::plan::{Confinement, Plan, Who};
 use super::report::{Evidence, Report};
-use super::room::{NetNs, Room, loopback_up};
+use super::room::loopback_up;
 use super::spawner::Spawner;
 use super::zygote::BASE_ENV;
 use crate::port::{Limits, Network};
@@ -31,6 +31,7 @@ pub(super) enum Role {
         id: u64,
     },
     Zygote,
+    Mother,
     /// Of a sandbox that is gone.
     Stray,
 }
@@ -68,8 +69,8 @@ pub(super) enum Way {
 #[derive(Debug)]
 pub(super) struct RoomState {
     pub(super) serial: u32,
-    pid: i32,
-    ready: bool,
+    pub(super) pid: i32,
+    pub(super) ready: bool,
 }
 
 /// One live sandbox.
@@ -79,10 +80,10 @@ pub(super) struct Live {
     pub(super) group: Group,
     pub(super) files: Files,
     /// Of landlock, for these files.
-    ruleset: Option<OwnedFd>,
-    net_ns: Option<OwnedFd>,
+    pub(super) ruleset: Option<OwnedFd>,
+    pub(super) net_ns: Option<OwnedFd>,
     pub(super) room: Option<RoomState>,
-    serial: u32,
+    pub(super) serial: u32,
     pub(super) warm: Option<Entrant>,
     pub(super) running: Option<Entrant>,
     /// Number of the request that runs.
@@ -146,16 +147,6 @@ fn network_of(pid: i32) -> Option<OwnedFd> {
             -1 => None,
             fd => Some(OwnedFd::from_raw_fd(fd)),
         }
-    }
-}
-
-/// Forks this process, which has one thread.
-fn fork(flags: i32) -> Result<i32, String> {
-    let flags = i64::from(flags | libc::SIGCHLD);
-    // SAFETY: one thread, so the copy is consistent; children never return to their caller.
-    match unsafe { libc::syscall(libc::SYS_clone, flags, 0, 0, 0, 0) } {
-        -1 => Err(format!("clone: {}", std::io::Error::last_os_error())),
-        pid => Ok(pid as i32),
     }
 }
 
@@ -262,7 +253,7 @@ impl Spawner {
         listening.map_err(|e| format!("listen on port {port} inside: {e}"))
     }
 
-    fn confinement<'a>(&'a self, live: &'a Live) -> Confinement<'a> {
+    pub(super) fn confinement<'a>(&'a self, live: &'a Live) -> Confinement<'a> {
         let limits: &Limits = &live.creation.limits;
         let tcp = live.creation.network == Network::Loopback;
         Confinement {
@@ -275,64 +266,6 @@ impl Spawner {
             limit_address_space: self.hierarchy.limits_memory().is_none(),
             tcp,
         }
-    }
-
-    fn open_room(&mut self, id: u64) -> Result<(), String> {
-        let live = self.live.get_mut(&id).ok_or("no such sandbox")?;
-        let tcp = live.creation.network == Network::Loopback;
-        if let (None, Some(common)) = (&live.ruleset, &self.landlock) {
-            let (work, tmp) = live.files.folders()?;
-            live.ruleset = Some(common.ruleset(&work, &tmp, tcp)?);
-        }
-        let used = match live.net_ns {
-            None => self.networks.pop(),
-            Some(_) => None,
-        };
-        let live = self.live.get(&id).ok_or("no such sandbox")?;
-        let serial = live.serial + 1;
-        let filter = &self.init_filter;
-        let confinement = Confinement {
-            filter,
-            ..self.confinement(live)
-        };
-        let plan = Plan::confine(Who::Init, &confinement);
-        let pid = match fork(libc::CLONE_NEWPID)? {
-            0 => Room {
-                notice: Notice {
-                    id,
-                    room: serial,
-                    kind: Notice::READY,
-                    value: 0,
-                    errno: 0,
-                },
-                group: &live.group,
-                files: &live.files,
-                plan,
-                ruleset: live.ruleset.as_ref(),
-                net_ns: match (&live.net_ns, &used) {
-                    (Some(own), _) => NetNs::Shared(own),
-                    (None, Some(used)) => NetNs::Used(used),
-                    (None, None) => NetNs::New,
-                },
-                at_root: self.detached,
-                proc_below: self.proc_below,
-                notices: self.notices_in.as_raw_fd(),
-            }
-            .run(),
-            pid => pid,
-        };
-        self.roles.insert(pid, Role::Room { id, serial });
-        if let Some(live) = self.live.get_mut(&id) {
-            live.serial = serial;
-            live.children += 1;
-            live.failed = None;
-            live.room = Some(RoomState {
-                serial,
-                pid,
-                ready: false,
-            });
-        }
-        Ok(())
     }
 
     /// Asks for an interpreter that waits in the sandbox's room.

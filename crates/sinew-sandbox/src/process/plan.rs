@@ -1,7 +1,8 @@
 //! What a process does before hostile code may run in it, as a table of system calls.
 //!
-//! One table serves both ways in: the spawner's own forks carry it out in Rust, forks of the
-//! Python zygote carry the same rows out through `ctypes`. So neither can be weaker.
+//! One table serves all ways in: the spawner's own children carry it out in Rust, forks of the
+//! mother of rooms in machine code, and forks of the Python zygote in that code or through
+//! `ctypes`. So none can be weaker.
 
 use super::seccomp::Filter;
 use crate::port::Limits;
@@ -43,6 +44,8 @@ const ENTER: u32 = 14;
 /// What the zygote needs for its forks to enter rooms, and all that is left in the spawner's bounding
 /// set: SETGID, SETUID, SETPCAP, SYS_CHROOT, SYS_PTRACE, SYS_ADMIN (capability.h).
 const KEPT: [u32; 6] = [6, 7, 8, 18, 19, 21];
+/// What making a room takes: SETGID, SETUID, SYS_ADMIN.
+const MOTHERS: [u32; 3] = [6, 7, 21];
 
 /// The name of a failed step.
 pub(crate) fn step_name(step: u32) -> &'static str {
@@ -57,14 +60,21 @@ const POKE_SLOT: i64 = -1;
 /// Row that stores the address of a place in the blob (64 bits) in the blob: offset, place.
 pub(crate) const POKE_ADDRESS: i64 = -2;
 
-/// Slots that hold descriptors at the start: of the room's first process, of a ruleset of
-/// landlock if there is one already.
-const ROOM: u8 = 0;
+/// Row that leaves out the next one unless a slot's value is greater: slot, value.
+pub(crate) const UNLESS_MORE: i64 = -3;
+
+/// Slots that hold descriptors at the start: of the room's first process (in that itself, of the
+/// sandbox's files), of a ruleset of landlock if there is one already.
+pub(super) const ROOM: u8 = 0;
+pub(super) const FILES: u8 = 0;
 const RULESET: u8 = 1;
 const PATH: u8 = 2;
+/// Descriptors that can be given at the start; the slots behind them are for results.
+pub(super) const GIVEN: usize = 8;
+pub(super) const SLOTS: usize = 12;
 
 #[derive(Clone, Copy)]
-enum Arg {
+pub(super) enum Arg {
     Is(i64),
     /// Offset in the blob.
     At(usize),
@@ -101,6 +111,8 @@ pub(crate) struct Confinement<'a> {
 pub(crate) enum Who {
     /// The first process of a room; it is in the namespaces already, nobody may look into it.
     Init,
+    /// The same as a fork of the mother, which has dropped its bounding set already.
+    MothersInit,
     /// A child of the spawner that shares its memory until it calls `execve`.
     Program,
     /// A fork of the zygote, which has dropped its bounding set already.
@@ -111,15 +123,23 @@ impl Plan {
     /// Everything between a fork and hostile code.
     pub(crate) fn confine(who: Who, c: &Confinement<'_>) -> Self {
         let mut plan = Self::default();
-        if who != Who::Init {
+        plan.confinement(who, c);
+        plan
+    }
+
+    /// What a process gives up.
+    pub(super) fn confinement(&mut self, who: Who, c: &Confinement<'_>) {
+        let plan = self;
+        let first = matches!(who, Who::Init | Who::MothersInit);
+        if !first {
             plan.enter();
         }
         plan.resource_limits(c);
-        if who != Who::Python {
+        if matches!(who, Who::Init | Who::Program) {
             plan.drop_bounding_set();
         }
         plan.become_user(c.uid);
-        if who != Who::Init {
+        if !first {
             // Nobody but its user may go there.
             let work = plan.bytes(b"/work\0");
             plan.call(USER, libc::SYS_chdir, &[Arg::At(work)]);
@@ -143,31 +163,56 @@ impl Plan {
         let files = c.limits.open_files;
         plan.limit(libc::RLIMIT_NOFILE, files, files);
         plan.seccomp(c.filter);
-        plan
     }
 
     /// What the zygote gives up at its own start: all but what its forks need to enter rooms.
     pub(crate) fn zygote() -> Self {
+        Self::keep(&KEPT)
+    }
+
+    /// What the mother of rooms gives up: all but what her forks need to make them.
+    pub(crate) fn mother() -> Self {
+        Self::keep(&MOTHERS)
+    }
+
+    fn keep(capabilities: &[u32]) -> Self {
         let mut plan = Self::default();
         plan.drop_bounding_set();
-        plan.set_capabilities(KEPT.iter().map(|capability| 1 << capability).sum());
+        plan.set_capabilities(capabilities.iter().map(|capability| 1 << capability).sum());
         plan.prctl(NO_NEW_PRIVS, libc::PR_SET_NO_NEW_PRIVS, 1);
         plan.prctl(NO_NEW_PRIVS, libc::PR_SET_DUMPABLE, 0);
         plan
     }
 
-    fn bytes(&mut self, bytes: &[u8]) -> usize {
+    pub(super) fn bytes(&mut self, bytes: &[u8]) -> usize {
         self.blob.resize(self.blob.len().next_multiple_of(8), 0);
         let at = self.blob.len();
         self.blob.extend_from_slice(bytes);
         at
     }
 
-    fn call(&mut self, step: u32, nr: i64, args: &[Arg]) {
+    pub(super) fn call(&mut self, step: u32, nr: i64, args: &[Arg]) {
         self.call_into(step, nr, args, None);
     }
 
-    fn call_into(&mut self, step: u32, nr: i64, args: &[Arg], slot: Option<u8>) {
+    /// The next row is for values of this slot above `most` only.
+    pub(super) fn unless_more(&mut self, slot: u8, most: usize) {
+        let row = [
+            UNLESS_MORE,
+            i64::from(slot),
+            most as i64,
+            0,
+            0,
+            0,
+            0,
+            0,
+            -1,
+            0,
+        ];
+        self.rows.push(row);
+    }
+
+    pub(super) fn call_into(&mut self, step: u32, nr: i64, args: &[Arg], slot: Option<u8>) {
         let mut row: Row = [0; 10];
         row[0] = nr;
         for (i, arg) in args.iter().enumerate() {
@@ -309,24 +354,38 @@ impl Plan {
     /// Rows and blob in one packet: number of rows, then both.
     pub(crate) fn encode(&self) -> Vec<u8> {
         let mut out = Vec::with_capacity(8 + self.rows.len() * 80 + self.blob.len());
-        out.extend((self.rows.len() as i64).to_ne_bytes());
-        for value in self.rows.iter().flatten() {
-            out.extend(value.to_ne_bytes());
-        }
-        out.extend(&self.blob);
+        self.encode_into(&mut out);
         out
     }
 
-    /// Carries the plan out in this process; `room` is the descriptor of the room's first one,
-    /// `ruleset` that of a ruleset of landlock.
+    /// Appends what [`Plan::encode`] gives.
+    pub(super) fn encode_into(&self, out: &mut Vec<u8>) {
+        out.extend((self.rows.len() as i64).to_ne_bytes());
+        for row in &self.rows {
+            out.extend(row.iter().flat_map(|value| value.to_ne_bytes()));
+        }
+        out.extend(&self.blob);
+    }
+
+    /// Carries the plan out in this process; `given` descriptors are in the first slots.
     ///
     /// # Errors
     /// The step and the errno of the first call that failed.
-    pub(crate) fn run(&mut self, room: RawFd, ruleset: RawFd) -> Result<(), (u32, i32)> {
-        let mut slots = [i64::from(room), i64::from(ruleset), -1, -1];
+    pub(crate) fn run(&mut self, given: &[RawFd]) -> Result<(), (u32, i32)> {
+        let mut slots = [-1; SLOTS];
+        for (slot, fd) in slots.iter_mut().zip(given) {
+            *slot = i64::from(*fd);
+        }
         let base = self.blob.as_mut_ptr();
-        for row in &self.rows {
+        let mut rows = self.rows.iter();
+        while let Some(row) = rows.next() {
             let [nr, a, b, ..] = *row;
+            if nr == UNLESS_MORE {
+                if slots[a as usize] <= b {
+                    rows.next();
+                }
+                continue;
+            }
             if nr == POKE_SLOT {
                 let value = slots[b as usize] as i32;
                 self.blob[a as usize..a as usize + 4].copy_from_slice(&value.to_ne_bytes());

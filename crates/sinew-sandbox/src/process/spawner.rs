@@ -11,6 +11,7 @@ use super::live::{Live, Role};
 use super::messages::{
     MAX_PACKET, Notice, Numbered, PythonStart, Reply, Request, SpawnerStats, receive, send,
 };
+use super::mother::{MAX_STARTS, Mother};
 use super::plan::{bound, step_name};
 use super::quiet::sooner;
 use super::report::Reports;
@@ -71,7 +72,9 @@ pub(super) struct Spawner {
     pub(super) own_users: Result<(), String>,
     /// File systems are mounted nowhere; then this process stands in the root of programs.
     pub(super) detached: bool,
-    pub(super) proc_below: bool,
+    pub(super) room_proc: room::Proc,
+    /// How long a list of no sockets is, where there are such lists.
+    pub(super) empty_list_bytes: Option<usize>,
     pub(super) tag: String,
     pub(super) users: Users,
     /// Namespaces of the spawner itself: PID, network.
@@ -87,6 +90,9 @@ pub(super) struct Spawner {
     pub(super) python: Option<String>,
     pub(super) zygote: Option<Zygote>,
     pub(super) zygote_starts: u32,
+    /// Forks rooms; without one this process does.
+    pub(super) mother: Option<Mother>,
+    pub(super) mother_starts: u32,
     python_start: PythonStart,
     /// Network namespaces of rooms that are gone, and of rooms that are going.
     pub(super) networks: Vec<OwnedFd>,
@@ -264,6 +270,7 @@ impl Spawner {
         let (own_pid_ns, own_net_ns) =
             (path_fd("/proc/self/ns/pid")?, path_fd("/proc/self/ns/net")?);
         let proc = path_fd("/proc")?;
+        let empty_list_bytes = room::empty_list_bytes();
         bound()?;
         root::build(
             who.in_user_namespace,
@@ -277,6 +284,7 @@ impl Spawner {
         if detached {
             room::enter_root().map_err(|e| format!("pivot_root: {e}"))?;
         }
+        let own_proc = files::new_proc().ok();
         let mut spawner = Self {
             socket,
             hierarchy,
@@ -285,7 +293,11 @@ impl Spawner {
             landlock,
             own_users: who.own_users,
             detached,
-            proc_below: who.in_user_namespace,
+            room_proc: room::Proc {
+                below: who.in_user_namespace,
+                hides: own_proc.as_ref().is_none_or(|(_, hides)| *hides),
+            },
+            empty_list_bytes,
             tag,
             users: Users::default(),
             own_pid_ns,
@@ -294,10 +306,12 @@ impl Spawner {
             notices,
             notices_in: notices_in.into(),
             reports: Reports::new()?,
-            own_proc: files::new_proc().ok(),
+            own_proc: own_proc.map(|(proc, _)| proc),
             python: config.python.clone(),
             zygote: None,
             zygote_starts: 0,
+            mother: None,
+            mother_starts: 0,
             python_start: PythonStart::Exec("the zygote is turned off".into()),
             networks: Vec::new(),
             leaving: HashMap::new(),
@@ -311,6 +325,7 @@ impl Spawner {
             last_heard: Instant::now(),
             stores: 0,
         };
+        spawner.start_mother();
         if config.zygote {
             spawner.python_start = match spawner.await_zygote() {
                 Ok(()) => PythonStart::Zygote,
@@ -361,6 +376,16 @@ impl Spawner {
         if let Some(zygote) = self.zygote.take() {
             // SAFETY: a child of ours that was not reaped yet.
             unsafe { libc::kill(zygote.pid, libc::SIGKILL) };
+        }
+    }
+
+    /// Has rooms forked by a process that is made for it, where that is possible.
+    pub(super) fn start_mother(&mut self) {
+        if self.mother_starts < MAX_STARTS {
+            self.mother_starts += 1;
+            self.mother = Mother::start(self.notices_in.as_raw_fd()).ok();
+            let pid = self.mother.as_ref().map(|mother| mother.pid);
+            self.roles.extend(pid.map(|pid| (pid, Role::Mother)));
         }
     }
 
