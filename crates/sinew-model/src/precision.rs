@@ -8,8 +8,8 @@ pub enum Precision {
     /// As trained: the engine's log-probabilities are the trainer's.
     #[default]
     F32,
-    /// Weights rounded to bfloat16, inputs and sums in `f32`: half of the bytes to read for each token. Like
-    /// [`Precision::Int8`] another policy than the one that is trained, but nearer to it.
+    /// Weights rounded to bfloat16 and kept in 12 bits, inputs and sums in `f32`: three eighths of the bytes to read
+    /// for each token. Like [`Precision::Int8`] another policy than the one that is trained, but nearer to it.
     Bf16,
     /// Weights and inputs rounded to 8 bits in groups ([`sinew_tensor::int8`]): a quarter of the bytes to
     /// read for each token, and another policy than the one that is trained, so that training needs a

@@ -96,9 +96,15 @@ pub(crate) trait Vector: Copy {
         #[cfg(not(target_arch = "x86_64"))]
         let _ = p;
     }
-    /// Vector `j` of `NV` vectors whose values have 16 bits (bfloat16): of the words at `p`, the low
-    /// halves hold the first half of the values and the high halves the second.
-    unsafe fn widen<const NV: usize>(p: *const u32, j: usize) -> Self;
+    /// A table of bytes for [`Vector::high_bytes`].
+    unsafe fn table(table: &[u8; 16]) -> Self;
+    /// Looks up the high bytes of a block of values of 12 bits (`gemm::split`) in its panel's table.
+    unsafe fn high_bytes(block: *const u8, table: Self) -> [Self; 2];
+    /// Puts the low bytes of a block and its high bytes together: the words of four steps.
+    unsafe fn join(block: *const u8, high: [Self; 2]) -> [Self; 4];
+    /// The values in the low (`j` 0) or high halves (1) of words, as `f32`. Where a step has but one vector of
+    /// values ([`Lanes8`]) both, one after the other.
+    unsafe fn half(self, j: usize) -> Self;
     /// Writes the transpose of `rows <= LANES` rows of `LANES` values: value `p` of row `r` goes to
     /// `dst[p * ldd + r]`. Writes exactly `rows` values in each of the `LANES` destination rows.
     unsafe fn transpose(src: *const f32, ld: usize, rows: usize, dst: *mut f32, ldd: usize);
@@ -132,6 +138,28 @@ pub(crate) fn fma1(a: f32, b: f32, c: f32) -> f32 {
         a.mul_add(b, c)
     } else {
         a * b + c
+    }
+}
+
+impl Lanes8 {
+    /// A byte of the first four lanes.
+    #[inline(always)]
+    fn byte(self, at: usize) -> u8 {
+        self.0[at / 4].to_bits().to_le_bytes()[at % 4]
+    }
+
+    /// The bytes in the first four lanes.
+    #[inline(always)]
+    fn of_bytes(bytes: &[u8; 16]) -> Self {
+        lanes!(|i| {
+            let at = i % 4 * 4;
+            f32::from_bits(u32::from_le_bytes([
+                bytes[at],
+                bytes[at + 1],
+                bytes[at + 2],
+                bytes[at + 3],
+            ]))
+        })
     }
 }
 
@@ -237,17 +265,44 @@ impl Vector for Lanes8 {
             .fold(f32::NEG_INFINITY, |m, &x| if x > m { x } else { m })
     }
     #[inline(always)]
-    unsafe fn widen<const NV: usize>(p: *const u32, j: usize) -> Self {
-        let half = NV * 4;
+    unsafe fn table(table: &[u8; 16]) -> Self {
+        Self::of_bytes(table)
+    }
+    #[inline(always)]
+    unsafe fn high_bytes(block: *const u8, table: Self) -> [Self; 2] {
+        [0, 4].map(|shift| {
+            let mut high = [0; 16];
+            for (i, byte) in high.iter_mut().enumerate() {
+                // SAFETY: a block has 48 bytes by the contract of the trait.
+                let index = unsafe { *block.add(32 + i) } >> shift & 15;
+                *byte = table.byte(index.into());
+            }
+            Self::of_bytes(&high)
+        })
+    }
+    #[inline(always)]
+    unsafe fn join(block: *const u8, high: [Self; 2]) -> [Self; 4] {
+        let mut steps = [Self([0.0; 8]); 4];
+        for (s, step) in steps.iter_mut().enumerate() {
+            for i in 0..4 {
+                let value = |h: usize| {
+                    let at = s % 2 * 8 + 2 * i + h;
+                    // SAFETY: a block has 48 bytes by the contract of the trait.
+                    let low = unsafe { *block.add(s / 2 * 16 + at) };
+                    let high = high[s / 2].byte(at);
+                    u32::from(low) | u32::from(high) << 8
+                };
+                step.0[i] = f32::from_bits(value(0) | value(1) << 16);
+            }
+        }
+        steps
+    }
+    #[inline(always)]
+    unsafe fn half(self, j: usize) -> Self {
+        debug_assert!(j == 0, "words of one vector of values");
         lanes!(|i| {
-            let at = j * 8 + i;
-            // SAFETY: `p` is valid for `half` words by the contract of the trait.
-            let word = unsafe { *p.add(at % half) };
-            f32::from_bits(if at < half {
-                word << 16
-            } else {
-                word & HIGH_HALF
-            })
+            let word = self.0[i % 4].to_bits();
+            f32::from_bits(if i < 4 { word << 16 } else { word & HIGH_HALF })
         })
     }
     #[inline(always)]

@@ -15,6 +15,7 @@
 mod bf16;
 mod pack;
 mod product;
+mod split;
 mod tile;
 
 use std::cell::RefCell;
@@ -55,7 +56,7 @@ impl PackedWeights {
     pub fn pack(dev: &Device, w: &[f32], n: usize, k: usize) -> Self {
         let len = match dev.kernels() {
             KernelSet::Amx => amx::packed_len(n, k),
-            other => n.next_multiple_of(panel_width(other, false)) * k,
+            other => n.next_multiple_of(Sizes::of(other).cols) * k,
         };
         let data = Buffer::zeros(len);
         let mut packed = Self {
@@ -242,31 +243,33 @@ fn tiles<'a>(
     }
 }
 
-/// Columns of a panel of `b`, with 16 bits a value if `half`.
-fn panel_width(kernels: KernelSet, half: bool) -> usize {
-    fn of<T: Tile>(half: bool) -> usize {
-        if half { T::HALF_NR } else { T::NR }
-    }
-    match kernels {
-        #[cfg(target_arch = "x86_64")]
-        KernelSet::Avx512 | KernelSet::Amx => of::<crate::simd::F32x16>(half),
-        #[cfg(target_arch = "x86_64")]
-        KernelSet::Avx2 => of::<crate::simd::F32x8>(half),
-        _ => of::<Lanes8>(half),
-    }
+/// Rows and columns of the tiles of a kernel set, as in [`Tile`].
+struct Sizes {
+    rows: usize,
+    cols: usize,
+    split_rows: usize,
+    split_cols: usize,
+    group: usize,
 }
 
-/// Rows of a panel of `a` at most, for a `b` with 16 bits a value if `half`.
-fn panel_rows(kernels: KernelSet, half: bool) -> usize {
-    fn of<T: Tile>(half: bool) -> usize {
-        if half { T::HALF_MR } else { T::MR }
-    }
-    match kernels {
-        #[cfg(target_arch = "x86_64")]
-        KernelSet::Avx512 | KernelSet::Amx => of::<crate::simd::F32x16>(half),
-        #[cfg(target_arch = "x86_64")]
-        KernelSet::Avx2 => of::<crate::simd::F32x8>(half),
-        _ => of::<Lanes8>(half),
+impl Sizes {
+    fn of(kernels: KernelSet) -> Self {
+        fn of<T: Tile>() -> Sizes {
+            Sizes {
+                rows: T::MR,
+                cols: T::NR,
+                split_rows: T::SPLIT_MR,
+                split_cols: T::SPLIT_NR,
+                group: T::GROUP,
+            }
+        }
+        match kernels {
+            #[cfg(target_arch = "x86_64")]
+            KernelSet::Avx512 | KernelSet::Amx => of::<crate::simd::F32x16>(),
+            #[cfg(target_arch = "x86_64")]
+            KernelSet::Avx2 => of::<crate::simd::F32x8>(),
+            _ => of::<Lanes8>(),
+        }
     }
 }
 
@@ -282,7 +285,7 @@ unsafe fn pack_b(
     steps: Range<usize>,
     dst: *mut f32,
 ) {
-    let nr = panel_width(dev.kernels(), false);
+    let nr = Sizes::of(dev.kernels()).cols;
     let (rs, cs) = (b.row_stride(), b.col_stride());
     let depth = steps.len();
     let from = Part(

@@ -5,8 +5,9 @@ use std::cmp::Reverse;
 use std::ops::Range;
 
 use super::pack::{Panels, pack_balanced, pack_panels};
+use super::split::{BLOCK, Split};
 use super::tile::{Operands, Tile, UNROLL};
-use super::{PACK_GRAIN, pack_b, panel_rows, panel_width};
+use super::{PACK_GRAIN, Sizes, pack_b};
 use crate::buffer::Scratch;
 use crate::device::Device;
 use crate::matrix::{Mat, MatMut};
@@ -41,9 +42,14 @@ const TASKS_PER_THREAD: usize = 6;
 /// the same rows of `a` again.
 const LAST_PARTS: usize = 4;
 
+/// Panels of rows up to which each takes values of 12 bits apart in registers.
+const FEW: usize = 2;
+/// Steps of a group of panels of 12 bits a value (36 KiB with 32) that are brought to 32 bits in the first cache level.
+pub(super) const JOINED_STEPS: usize = 96;
+
 thread_local! {
     /// The block of `a` on which this thread works.
-    static BLOCK: RefCell<Scratch> = RefCell::new(Scratch::new());
+    static SPACE: RefCell<Scratch> = RefCell::new(Scratch::new());
 }
 
 /// The right operand.
@@ -53,8 +59,8 @@ pub(super) enum Source<'a> {
     Plain(Mat<'a>),
     /// All panels over the whole `k`.
     Packed(&'a [f32]),
-    /// The same with 16 bits a value, two in a word.
-    Half(&'a [f32]),
+    /// The same in 12 bits a value.
+    Split(&'a Split),
 }
 
 /// One product with checked shapes.
@@ -93,11 +99,13 @@ impl Product<'_> {
         if k == 0 {
             return self.clear();
         }
-        let half = matches!(self.b, Source::Half(_));
-        let nr = panel_width(self.dev.kernels(), half);
+        let nr = Sizes::of(self.dev.kernels()).cols;
         let shared = m <= SHARED_ROWS;
-        let depth = if shared { k.min(A_LIMIT / m) } else { k };
-        let words = if half { nr / 2 } else { nr };
+        let depth = if shared {
+            k.min(A_LIMIT / m / BLOCK * BLOCK)
+        } else {
+            k
+        };
         let (cols, depth, b_room) = match self.b {
             Source::Plain(_) => {
                 // Deep passes, since each one reads and writes all of `c`; of equal depth, since one of few
@@ -107,7 +115,7 @@ impl Product<'_> {
                 let cols = n.min((B_LIMIT / depth).max(nr).next_multiple_of(nr));
                 (cols, depth, cols.next_multiple_of(nr) * depth)
             }
-            Source::Packed(_) | Source::Half(_) => (n, depth, 0),
+            Source::Packed(_) | Source::Split(_) => (n, depth, 0),
         };
         // Multiples of a cache line keep both operands aligned.
         let a_room = if shared {
@@ -126,17 +134,16 @@ impl Product<'_> {
                         unsafe {
                             pack_b(self.dev, self.parallel, b, cols.clone(), steps.clone(), to)
                         };
-                        PanelsOfB {
+                        PanelsOfB::Wide {
                             data: to,
                             stride: steps.len() * nr,
-                            half,
                         }
                     }
-                    Source::Packed(data) | Source::Half(data) => PanelsOfB {
-                        data: data[p * words..].as_ptr(),
-                        stride: k * words,
-                        half,
+                    Source::Packed(data) => PanelsOfB::Wide {
+                        data: data[p * nr..].as_ptr(),
+                        stride: k * nr,
                     },
+                    Source::Split(split) => PanelsOfB::Split(split, p / BLOCK),
                 };
                 self.pass(cols, steps, b, shared.then_some(packed));
             }
@@ -167,9 +174,23 @@ impl Product<'_> {
     }
 
     /// All rows of `c` in `cols`, over `steps`. `shared` is the place for `a` if tasks share it.
-    fn pass(&self, cols: Range<usize>, steps: Range<usize>, b: PanelsOfB, shared: Option<Part>) {
+    fn pass(
+        &self,
+        cols: Range<usize>,
+        steps: Range<usize>,
+        b: PanelsOfB<'_>,
+        shared: Option<Part>,
+    ) {
         let (m, depth) = (self.a.rows(), steps.len());
-        let panels = Panels::new(m, panel_rows(self.dev.kernels(), b.half));
+        let sizes = Sizes::of(self.dev.kernels());
+        let (mr, nr) = match b {
+            PanelsOfB::Split(..) if m <= FEW * sizes.split_rows => {
+                (sizes.split_rows, sizes.split_cols)
+            }
+            PanelsOfB::Split(..) => (sizes.rows, sizes.split_cols * sizes.group),
+            PanelsOfB::Wide { .. } => (sizes.rows, sizes.cols),
+        };
+        let panels = Panels::new(m, mr);
         let (rs, cs) = (self.a.row_stride(), self.a.col_stride());
         let a = View {
             data: self.a.as_ptr().wrapping_add(steps.start * cs),
@@ -187,9 +208,13 @@ impl Product<'_> {
             depth,
             load_c: self.accumulate || steps.start > 0,
         };
-        let col_panels = cols.len().div_ceil(panel_width(self.dev.kernels(), b.half));
+        let col_panels = cols.len().div_ceil(nr);
         let size = (m, cols.len(), depth);
         let grid = Grid::new(self.dev, panels, col_panels, size, shared.is_some());
+        let joined = match b {
+            PanelsOfB::Split(..) if m > FEW * sizes.split_rows => JOINED_STEPS * nr,
+            _ => 0,
+        };
         self.parallel_for(grid.tasks(), &|task| {
             let (rows, cols) = grid.part(task);
             let room = match job.shared {
@@ -198,8 +223,8 @@ impl Product<'_> {
                     (panels.start(rows.end) - panels.start(rows.start)) * DEPTH_BLOCK.min(depth)
                 }
             };
-            BLOCK.with_borrow_mut(|block| {
-                let block = block.take(room).as_mut_ptr();
+            SPACE.with_borrow_mut(|block| {
+                let block = block.take(joined + room).as_mut_ptr();
                 // SAFETY: operands and `c` cover the pass, and `block` the rows of the task; tasks
                 // compute disjoint parts of `c`.
                 unsafe { compute(self.dev, &job, rows, cols, block) };
@@ -230,23 +255,22 @@ struct View {
     cs: usize,
 }
 
-/// Packed panels of `b`, from the first column and step of a pass on.
+/// Packed panels of `b`.
 #[derive(Clone, Copy)]
-struct PanelsOfB {
-    data: *const f32,
-    /// Words from one panel to the next.
-    stride: usize,
-    /// Whether a word holds two values.
-    half: bool,
+enum PanelsOfB<'a> {
+    /// From the first column and step of a pass on, `stride` words from one panel to the next.
+    Wide { data: *const f32, stride: usize },
+    /// In 12 bits a value, all columns from a block on.
+    Split(&'a Split, usize),
 }
 
 /// What all tasks of a pass share.
-struct Job {
+struct Job<'a> {
     a: View,
     panels: Panels,
     /// All panels of `a`, packed; else each task packs its own.
     shared: Option<*const f32>,
-    b: PanelsOfB,
+    b: PanelsOfB<'a>,
     c: *mut f32,
     ldc: usize,
     n: usize,
@@ -254,7 +278,7 @@ struct Job {
     load_c: bool,
 }
 // SAFETY: the pointers are read-only operands, and `c`, of which tasks touch disjoint parts.
-unsafe impl Sync for Job {}
+unsafe impl Sync for Job<'_> {}
 
 /// Number of tasks, from about half of `wanted` to twice as many, that leaves the busiest thread the fewest of
 /// `panels`; of equals the nearest to `wanted`, then the one with fewer tasks.
@@ -339,105 +363,257 @@ impl Grid {
     }
 }
 
+/// Steps of some rows of `a`, packed panel after panel.
+#[derive(Clone, Copy)]
+struct Left {
+    data: *const f32,
+    /// Rows before the first, and steps of which these are some.
+    top: usize,
+    depth: usize,
+}
+
+impl Job<'_> {
+    /// Rows in `rows` over `steps`, which are packed at `block` unless they are already.
+    ///
+    /// # Safety
+    /// As for [`Vector`](crate::simd::Vector); `block` has room for them.
+    #[inline(always)]
+    unsafe fn left<V: Tile>(
+        &self,
+        rows: &Range<usize>,
+        steps: Range<usize>,
+        block: *mut f32,
+    ) -> Left {
+        if let Some(data) = self.shared {
+            let (top, depth) = (0, self.depth);
+            return Left { data, top, depth };
+        }
+        let (top, depth) = (self.panels.start(rows.start), steps.len());
+        let (rs, cs) = (self.a.rs, self.a.cs);
+        // SAFETY: the caller's promise.
+        unsafe {
+            let from = self.a.data.add(top * rs + steps.start * cs);
+            pack_panels::<V>(from, rs, cs, self.panels, rows.clone(), depth, block);
+        }
+        let data = block.cast_const();
+        Left { data, top, depth }
+    }
+
+    /// The tile of row panel `i` from column `col` on, over `depth` steps: from `step` of the pass and `at` of `left` on.
+    /// Nothing of `b` yet.
+    #[inline(always)]
+    fn tile(
+        &self,
+        left: Left,
+        i: usize,
+        col: usize,
+        (step, at, depth): (usize, usize, usize),
+    ) -> (usize, Operands) {
+        let start = self.panels.start(i);
+        let count = self.panels.start(i + 1) - start;
+        let c = self.c.wrapping_add(start * self.ldc + col);
+        let x = Operands {
+            a: left
+                .data
+                .wrapping_add((start - left.top) * left.depth + at * count),
+            b: std::ptr::null(),
+            b_stride: 0,
+            c,
+            ldc: self.ldc,
+            cols: self.n - col,
+            depth,
+            load_c: self.load_c || step > 0,
+            next_c: c.wrapping_add(count * self.ldc),
+            ahead: c,
+            ahead_step: 0,
+            ahead_lines: 0,
+            sides: std::ptr::null(),
+            first_block: 0,
+        };
+        (count, x)
+    }
+}
+
 simd_fn! {
 /// Computes the part of `c` in the given panels. `block` has room for the rows over a block of steps,
-/// unless they are packed already.
-fn compute<V: Tile>(job: &Job, rows: Range<usize>, cols: Range<usize>, block: *mut f32) {
-    if job.b.half {
-        compute_with::<V, true>(job, rows, cols, block);
-    } else {
-        compute_with::<V, false>(job, rows, cols, block);
+/// unless they are packed already, behind what [`compute_group`] needs.
+fn compute<V: Tile>(job: &Job<'_>, rows: Range<usize>, cols: Range<usize>, block: *mut f32) {
+    let joined = block;
+    let block = match job.b {
+        PanelsOfB::Split(..) => block.wrapping_add(JOINED_STEPS * V::SPLIT_NR * V::GROUP),
+        PanelsOfB::Wide { .. } => block,
+    };
+    let few = job.panels.start(job.panels.count) <= FEW * V::SPLIT_MR;
+    let mut p = 0;
+    while p < job.depth {
+        let depth = depth_block(job.depth - p);
+        let left = job.left::<V>(&rows, p..p + depth, block);
+        let mut j = cols.start;
+        while j < cols.end {
+            j += match job.b {
+                PanelsOfB::Wide { data, stride } => {
+                    compute_wide::<V>(job, left, &rows, j..cols.end, (p, depth), (data, stride))
+                }
+                PanelsOfB::Split(split, first) if few => {
+                    compute_few::<V>(job, left, &rows, j..cols.end, (p, depth), (split, first))
+                }
+                PanelsOfB::Split(split, first) => {
+                    compute_group::<V>(job, left, &rows, j, (p, depth), (split, first), joined);
+                    1
+                }
+            };
+        }
+        p += depth;
     }
 }
 }
 
-/// [`compute`] for values of `b` of 16 or of 32 bits.
+/// Computes the first of `cols`, or some of the first for few rows, over `depth` steps from `p` on. Answers how many.
+///
+/// # Safety
+/// As for `compute`.
 #[inline(always)]
-unsafe fn compute_with<V: Tile, const HALF: bool>(
-    job: &Job,
-    rows: Range<usize>,
+unsafe fn compute_wide<V: Tile>(
+    job: &Job<'_>,
+    left: Left,
+    rows: &Range<usize>,
     cols: Range<usize>,
-    block: *mut f32,
-) {
-    // SAFETY: by the contract of `compute`.
-    unsafe {
-        let nr = if HALF { V::HALF_NR } else { V::NR };
-        let words = if HALF { nr / 2 } else { nr };
-        let whole = job.n / nr;
-        let top = job.panels.start(rows.start);
-        let mut p = 0;
-        while p < job.depth {
-            let depth = depth_block(job.depth - p);
-            if job.shared.is_none() {
-                let (rs, cs) = (job.a.rs, job.a.cs);
-                let from = job.a.data.add(top * rs + p * cs);
-                pack_panels::<V>(from, rs, cs, job.panels, rows.clone(), depth, block);
+    (p, depth): (usize, usize),
+    (data, stride): (*const f32, usize),
+) -> usize {
+    let (j, whole) = (cols.start, job.n / V::NR);
+    let mut done = 1;
+    for i in rows.clone() {
+        let at = if job.shared.is_some() { p } else { 0 };
+        let (count, mut x) = job.tile(left, i, j * V::NR, (p, at, depth));
+        x.b = data.wrapping_add(j * stride + p * V::NR);
+        (x.b_stride, x.cols) = (stride, x.cols.min(V::NR));
+        read_ahead(&mut x, i - rows.start, rows.len(), UNROLL * V::NR);
+        // Several panels at once only where there is a single panel of rows: then this loop
+        // has one turn.
+        let panels = cols.end.min(whole).saturating_sub(j);
+        // SAFETY: the caller's promise.
+        unsafe {
+            let wide = match rows.len() {
+                1 => V::wide(count, panels, &x),
+                _ => 0,
+            };
+            if wide == 0 {
+                V::tile(count, &x);
+            } else {
+                done = wide;
             }
-            let mut j = cols.start;
-            while j < cols.end {
-                let mut done = 1;
-                let b = job.b.data.add(j * job.b.stride + p * words);
-                for i in rows.clone() {
-                    let start = job.panels.start(i);
-                    let count = job.panels.start(i + 1) - start;
-                    let a = match job.shared {
-                        Some(shared) => shared.add(start * job.depth + p * count),
-                        None => block.add((start - top) * depth).cast_const(),
-                    };
-                    let c = job.c.add(start * job.ldc + j * nr);
-                    let mut x = Operands {
-                        a,
-                        b,
-                        b_stride: job.b.stride,
-                        c,
-                        ldc: job.ldc,
-                        cols: nr.min(job.n - j * nr),
-                        depth,
-                        load_c: job.load_c || p > 0,
-                        next_c: c.wrapping_add(count * job.ldc),
-                        ahead: b,
-                        ahead_step: 0,
-                        ahead_lines: 0,
-                    };
-                    read_ahead(&mut x, i - rows.start, rows.len(), words);
-                    // Several panels at once only where there is a single panel of rows: then this loop
-                    // has one turn.
-                    let panels = cols.end.min(whole).saturating_sub(j);
-                    let alone = rows.len() == 1;
-                    let wide = if alone {
-                        V::wide::<HALF>(count, panels, &x)
-                    } else {
-                        0
-                    };
-                    if wide == 0 {
-                        V::tile::<HALF>(count, &x);
-                    } else {
-                        done = wide;
-                    }
-                }
-                j += done;
-            }
-            p += depth;
         }
+    }
+    done
+}
+
+/// [`compute_wide`] for 12 bits a value and so few rows that these are taken apart in registers.
+///
+/// # Safety
+/// As for `compute`.
+#[inline(always)]
+unsafe fn compute_few<V: Tile>(
+    job: &Job<'_>,
+    left: Left,
+    rows: &Range<usize>,
+    cols: Range<usize>,
+    (p, depth): (usize, usize),
+    (split, first): (&Split, usize),
+) -> usize {
+    let (j, first) = (cols.start, first + p / BLOCK);
+    let mut done = 1;
+    for i in rows.clone() {
+        let (count, mut x) = job.tile(left, i, j * V::SPLIT_NR, (p, p, depth));
+        let panels = match rows.len() {
+            1 => cols.end.min(job.n / V::SPLIT_NR).saturating_sub(j),
+            _ => 1,
+        };
+        (x.b, x.b_stride) = (split.block(j, first), split.stride());
+        x.cols = x.cols.min(V::SPLIT_NR);
+        (x.sides, x.first_block) = (split.sides(j), first);
+        if panels <= 1 || count > 1 {
+            // More panels are more streams, which the hardware reads ahead well on its own.
+            let words = BLOCK * V::SPLIT_NR * 3 / 8;
+            read_ahead(&mut x, i - rows.start, rows.len(), words);
+        }
+        // SAFETY: the caller's promise.
+        done = unsafe { V::split(count, panels, &x) };
+    }
+    done
+}
+
+/// Computes group `group` of panels of 12 bits a value: some steps at a time are brought to 32 bits at `joined`, as
+/// panels for all rows.
+///
+/// # Safety
+/// As for `compute`; `joined` has room for [`JOINED_STEPS`] of the group.
+#[inline(always)]
+unsafe fn compute_group<V: Tile>(
+    job: &Job<'_>,
+    left: Left,
+    rows: &Range<usize>,
+    group: usize,
+    (p, depth): (usize, usize),
+    (split, first): (&Split, usize),
+    joined: *mut f32,
+) {
+    let nr = V::SPLIT_NR * V::GROUP;
+    let panels = nr / V::NR;
+    let tiles = rows.len() * panels;
+    let mut q = 0;
+    while q < depth {
+        let steps = JOINED_STEPS.min(depth - q);
+        let block = first + (p + q) / BLOCK;
+        // SAFETY: the caller's promise.
+        unsafe { split.join::<V>(group * V::GROUP, block, steps, joined) };
+        for i in rows.clone() {
+            for panel in 0..panels {
+                let col = group * nr + panel * V::NR;
+                if col >= job.n {
+                    break;
+                }
+                let at = if job.shared.is_some() { p + q } else { q };
+                let (count, mut x) = job.tile(left, i, col, (p + q, at, steps));
+                x.b = joined.wrapping_add(panel * JOINED_STEPS * V::NR);
+                x.cols = x.cols.min(V::NR);
+                // What comes next in each of the panels, shared out to the tiles.
+                let tile = (i - rows.start) * panels + panel;
+                let (stream, part) = (tile % V::GROUP, tile / V::GROUP);
+                let parts = (tiles - stream).div_ceil(V::GROUP);
+                let next = if q + steps < depth {
+                    split.block(group * V::GROUP + stream, block + steps / BLOCK)
+                } else {
+                    split.block((group + 1) * V::GROUP + stream, first + p / BLOCK)
+                };
+                x.ahead_step = BLOCK * V::SPLIT_NR * 3 / 2 / parts;
+                x.ahead = next.wrapping_byte_add(part * x.ahead_step * (steps / UNROLL));
+                x.ahead_lines = x.ahead_step.div_ceil(64);
+                // SAFETY: the caller's promise.
+                unsafe { V::tile(count, &x) };
+            }
+        }
+        q += steps;
     }
 }
 
 /// Says what tile `i` of `tiles` over one panel of `b` brings to L2, its share: the next panel, or
-/// the rest of this one when there is a single tile. A step has `words` words of `b`.
+/// the rest of this one when there is a single tile. [`UNROLL`] steps have `words` words of `b`.
 #[inline(always)]
 fn read_ahead(x: &mut Operands, i: usize, tiles: usize, words: usize) {
-    let turn = UNROLL * words * 4 / tiles;
+    let turn = words * 4 / tiles;
     let next = match tiles {
         1 => STREAM_AHEAD,
-        _ => x.b_stride + i * x.depth / tiles * words,
+        _ => x.b_stride + i * x.depth / tiles * words / UNROLL,
     };
     x.ahead = x.b.wrapping_add(next);
     (x.ahead_step, x.ahead_lines) = (turn, turn.div_ceil(64));
 }
 
-/// The next block of `left` steps: all when they fit, else equal parts near [`DEPTH_BLOCK`].
+/// The next block of `left` steps: all when they fit, else nearly equal parts of whole [`BLOCK`]s, at most [`DEPTH_BLOCK`].
 fn depth_block(left: usize) -> usize {
-    left.div_ceil(left.div_ceil(DEPTH_BLOCK))
+    let parts = left.div_ceil(DEPTH_BLOCK);
+    left.div_ceil(parts).next_multiple_of(BLOCK).min(left)
 }
 
 #[cfg(test)]

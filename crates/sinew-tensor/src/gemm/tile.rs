@@ -1,5 +1,6 @@
 //! The innermost kernel: one tile of `c` in registers.
 
+use super::split::{BLOCK, Side};
 #[cfg(target_arch = "x86_64")]
 use crate::simd::{F32x8, F32x16};
 use crate::simd::{Lanes8, Vector};
@@ -12,8 +13,8 @@ pub(super) const UNROLL: usize = 4;
 pub(super) struct Operands {
     /// Packed rows: `depth` times the `rows` values of one step.
     pub a: *const f32,
-    /// Packed columns: `depth` times the values of one step, [`Tile::NR`] or [`Tile::HALF_NR`], of 32 bits or of 16, two in a
-    /// word (see [`PackedBf16`](super::PackedBf16)).
+    /// Packed columns: `depth` times the [`Tile::NR`] values of one step; or blocks of 12 bits a value (see
+    /// [`split`](super::split)).
     pub b: *const f32,
     /// Words from one panel of `b` to the next.
     pub b_stride: usize,
@@ -33,6 +34,9 @@ pub(super) struct Operands {
     pub ahead_step: usize,
     /// Lines asked for at each.
     pub ahead_lines: usize,
+    /// Of `b` with 12 bits a value: what belongs to its panels, and the first block.
+    pub sides: *const Side,
+    pub first_block: usize,
 }
 
 /// Register tiles of a kernel set.
@@ -48,23 +52,32 @@ pub(super) trait Tile: Vector {
     const MR: usize;
     /// Columns.
     const NR: usize;
-    /// The same where `b` has 16 bits a value: half the loads of `b`, and an even number of vectors.
-    const HALF_MR: usize;
-    const HALF_NR: usize;
+    /// Rows at most that take values of 12 bits apart in registers, and the columns of their panels: an even number of
+    /// vectors, which those halves of words fill.
+    const SPLIT_MR: usize;
+    const SPLIT_NR: usize;
+    /// Panels of [`Tile::SPLIT_NR`] columns that make up whole panels of [`Tile::NR`].
+    const GROUP: usize;
 
-    /// Computes a tile of at least one row and at most [`Tile::MR`], or [`Tile::HALF_MR`]; `HALF` says that `b`
-    /// has 16 bits a value.
+    /// Computes a tile of at least one row and at most [`Tile::MR`].
     ///
     /// # Safety
     /// As for [`Vector`]; `x` must describe valid memory.
-    unsafe fn tile<const HALF: bool>(rows: usize, x: &Operands);
+    unsafe fn tile(rows: usize, x: &Operands);
 
     /// Computes several full panels for few rows at once, which hides the latency of the
     /// chains and keeps several streams of `b` in flight. Answers how many it did, maybe 0.
     ///
     /// # Safety
     /// As for [`Tile::tile`].
-    unsafe fn wide<const HALF: bool>(rows: usize, panels: usize, x: &Operands) -> usize;
+    unsafe fn wide(rows: usize, panels: usize, x: &Operands) -> usize;
+
+    /// Computes, for at least one row and at most [`Tile::SPLIT_MR`], one panel of 12 bits a value or several full ones
+    /// of `panels`. Answers how many.
+    ///
+    /// # Safety
+    /// As for [`Tile::tile`].
+    unsafe fn split(rows: usize, panels: usize, x: &Operands) -> usize;
 }
 
 /// Runs a block for each constant index below a limit. Loops over the accumulators must be gone
@@ -80,7 +93,7 @@ macro_rules! unroll {
 
 macro_rules! each_row {
     ($index:ident < $limit:expr, $body:block) => {
-        unroll!($index < $limit, [0 1 2 3 4 5 6 7 8 9 10 11 12 13], $body)
+        unroll!($index < $limit, [0 1 2 3 4 5 6 7 8], $body)
     };
 }
 
@@ -150,19 +163,10 @@ unsafe fn store_sums<V: Vector, const ROWS: usize, const COLS: usize>(
 
 /// `ROWS x COLS` vectors, `COLS / NV` panels of `NV` vectors.
 #[inline(always)]
-unsafe fn tile<
-    V: Vector,
-    const ROWS: usize,
-    const NV: usize,
-    const COLS: usize,
-    const HALF: bool,
->(
-    x: &Operands,
-) {
+unsafe fn tile<V: Vector, const ROWS: usize, const NV: usize, const COLS: usize>(x: &Operands) {
     // SAFETY: by the contract of `Tile::tile`.
     unsafe {
         let nr = NV * V::LANES;
-        let words = if HALF { nr / 2 } else { nr };
         let full = x.cols == nr;
         let mut acc = [[V::splat(0.0); COLS]; ROWS];
         if x.load_c {
@@ -174,11 +178,7 @@ unsafe fn tile<
                 let mut cols = [V::splat(0.0); COLS];
                 each_col!(J < COLS, {
                     let panel = b.add(J / NV * x.b_stride);
-                    cols[J] = if HALF {
-                        V::widen::<NV>(panel.cast(), J % NV)
-                    } else {
-                        V::load(panel.add(J % NV * V::LANES))
-                    };
+                    cols[J] = V::load(panel.add(J % NV * V::LANES));
                 });
                 each_row!(I < ROWS, {
                     let a = V::broadcast(a.add(I));
@@ -187,7 +187,7 @@ unsafe fn tile<
                     });
                 });
                 a = a.add(ROWS);
-                b = b.add(words);
+                b = b.add(nr);
             };
         }
         let mut next_c = x.next_c;
@@ -217,48 +217,115 @@ unsafe fn tile<
     }
 }
 
+/// [`tile`] for `b` of 12 bits a value.
+#[inline(always)]
+unsafe fn split_tile<
+    V: Vector,
+    const ROWS: usize,
+    const NV: usize,
+    const COLS: usize,
+    const PANELS: usize,
+>(
+    x: &Operands,
+) {
+    // SAFETY: by the contract of `Tile::split`.
+    unsafe {
+        let nr = NV * V::LANES;
+        let full = x.cols == nr;
+        let mut acc = [[V::splat(0.0); COLS]; ROWS];
+        if x.load_c {
+            load_sums::<V, ROWS, COLS>(&mut acc, x, full);
+        }
+        let (mut a, mut b, mut ahead) = (x.a, x.b, x.ahead);
+        let sides: [&Side; PANELS] = std::array::from_fn(|i| &*x.sides.add(i));
+        let mut highs = sides.map(|side| side.from(x.first_block));
+        let mut tables = [V::splat(0.0); PANELS];
+        each_col!(P < PANELS, {
+            tables[P] = sides[P].table();
+        });
+        for block in 0..x.depth.div_ceil(BLOCK) {
+            let steps = x.depth - block * BLOCK;
+            let mut words = [[V::splat(0.0); BLOCK]; PANELS];
+            each_col!(P < PANELS, {
+                let from = b.add(P * x.b_stride).cast();
+                let high = highs[P].next(x.first_block + block, from, tables[P], nr);
+                words[P] = V::join(from, high);
+            });
+            for line in 0..x.ahead_lines {
+                V::prefetch_l2(ahead.wrapping_add(line * 16));
+            }
+            ahead = ahead.wrapping_byte_add(x.ahead_step);
+            unroll!(S < BLOCK, [0 1 2 3], {
+                if S < steps {
+                    let mut cols = [V::splat(0.0); COLS];
+                    each_col!(J < COLS, {
+                        cols[J] = words[J / NV][S].half(J % NV);
+                    });
+                    each_row!(I < ROWS, {
+                        let a = V::broadcast(a.add(I));
+                        each_col!(J < COLS, {
+                            acc[I][J] = a.fma(cols[J], acc[I][J]);
+                        });
+                    });
+                    a = a.add(ROWS);
+                }
+            });
+            b = b.add(3 * nr / 2);
+        }
+        store_sums::<V, ROWS, COLS>(&acc, x, full);
+    }
+}
+
 /// Sizes are rows by vectors, `wide` lists the panels done at once for few rows.
 macro_rules! tiles {
     ($vector:ty,
      $mr:literal x $nv:literal, rows [$($rows:literal)*], wide [$($few:literal => $panels:literal,)*],
-     half $half_mr:literal x $half_nv:literal, rows [$($half_rows:literal)*],
-     wide [$($half_few:literal => $half_panels:literal,)*]) => {
+     split $split_mr:literal x $split_nv:literal, group $group:literal, rows [$($split_rows:literal)*],
+     wide [$($split_few:literal => $split_panels:literal,)*]) => {
         impl Tile for $vector {
             const MR: usize = $mr;
             const NR: usize = $nv * <$vector as Vector>::LANES;
-            const HALF_MR: usize = $half_mr;
-            const HALF_NR: usize = $half_nv * <$vector as Vector>::LANES;
+            const SPLIT_MR: usize = $split_mr;
+            const SPLIT_NR: usize = $split_nv * <$vector as Vector>::LANES;
+            const GROUP: usize = $group;
 
             #[inline(always)]
-            unsafe fn tile<const HALF: bool>(rows: usize, x: &Operands) {
+            unsafe fn tile(rows: usize, x: &Operands) {
                 // SAFETY: the same contract.
                 unsafe {
                     match rows {
-                        $($half_rows if HALF => tile::<Self, $half_rows, $half_nv, $half_nv, true>(x),)*
-                        $($rows if !HALF => tile::<Self, $rows, $nv, $nv, false>(x),)*
+                        $($rows => tile::<Self, $rows, $nv, $nv>(x),)*
                         _ => unreachable!("a tile has at least one row and few"),
                     }
                 }
             }
 
             #[inline(always)]
-            unsafe fn wide<const HALF: bool>(
-                rows: usize,
-                panels: usize,
-                x: &Operands,
-            ) -> usize {
+            unsafe fn wide(rows: usize, panels: usize, x: &Operands) -> usize {
                 match rows {
-                    $($half_few if HALF && panels >= $half_panels => {
+                    $($few if panels >= $panels => {
                         // SAFETY: the same contract.
-                        unsafe { tile::<Self, $half_few, $half_nv, { $half_nv * $half_panels }, true>(x) };
-                        $half_panels
-                    })*
-                    $($few if !HALF && panels >= $panels => {
-                        // SAFETY: the same contract.
-                        unsafe { tile::<Self, $few, $nv, { $nv * $panels }, false>(x) };
+                        unsafe { tile::<Self, $few, $nv, { $nv * $panels }>(x) };
                         $panels
                     })*
                     _ => 0,
+                }
+            }
+
+            #[inline(always)]
+            unsafe fn split(rows: usize, panels: usize, x: &Operands) -> usize {
+                // SAFETY: the same contract.
+                unsafe {
+                    match rows {
+                        $($split_few if panels >= $split_panels => {
+                            const COLS: usize = $split_nv * $split_panels;
+                            split_tile::<Self, $split_few, $split_nv, COLS, $split_panels>(x);
+                            return $split_panels;
+                        })*
+                        $($split_rows => split_tile::<Self, $split_rows, $split_nv, $split_nv, 1>(x),)*
+                        _ => unreachable!("a tile has at least one row and few"),
+                    }
+                    1
                 }
             }
         }
@@ -268,11 +335,11 @@ macro_rules! tiles {
 #[cfg(target_arch = "x86_64")]
 tiles!(F32x16,
     9 x 3, rows [1 2 3 4 5 6 7 8 9], wide [1 => 3, 1 => 2, 2 => 2, 3 => 2,],
-    half 14 x 2, rows [1 2 3 4 5 6 7 8 9 10 11 12 13 14], wide [1 => 4, 1 => 3, 1 => 2, 2 => 2, 3 => 2,]);
+    split 8 x 2, group 3, rows [1 2 3 4 5 6 7 8], wide [1 => 4, 1 => 3, 1 => 2, 2 => 2, 3 => 2,]);
 #[cfg(target_arch = "x86_64")]
 tiles!(F32x8,
     6 x 2, rows [1 2 3 4 5 6], wide [1 => 4, 1 => 3, 1 => 2, 2 => 2,],
-    half 6 x 2, rows [1 2 3 4 5 6], wide [1 => 4, 1 => 3, 1 => 2, 2 => 2,]);
+    split 4 x 2, group 1, rows [1 2 3 4], wide [1 => 2,]);
 tiles!(Lanes8,
     4 x 1, rows [1 2 3 4], wide [1 => 2,],
-    half 4 x 1, rows [1 2 3 4], wide [1 => 2,]);
+    split 4 x 1, group 1, rows [1 2 3 4], wide [1 => 2,]);

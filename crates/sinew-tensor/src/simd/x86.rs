@@ -107,9 +107,43 @@ impl Vector for F32x16 {
         F32x8(_mm256_max_ps(low, high)).max_lane()
     }
     #[inline(always)]
-    unsafe fn widen<const NV: usize>(p: *const u32, j: usize) -> Self {
-        debug_assert!(NV == 2, "a vector of words holds two of values");
-        let words = _mm512_maskz_loadu_epi32(!0, p.cast());
+    unsafe fn table(table: &[u8; 16]) -> Self {
+        let table = _mm512_broadcast_i32x4(_mm_lddqu_si128(table.as_ptr().cast()));
+        Self(_mm512_castsi512_ps(table))
+    }
+    #[inline(always)]
+    unsafe fn high_bytes(block: *const u8, table: Self) -> [Self; 2] {
+        let table = _mm512_castps_si512(table.0);
+        let mask = _mm512_set1_epi8(15);
+        let index = _mm512_maskz_loadu_epi32(!0, block.add(128).cast());
+        let low = _mm512_shuffle_epi8(table, _mm512_and_si512(index, mask));
+        let high = _mm512_and_si512(_mm512_srli_epi16::<4>(index), mask);
+        let high = _mm512_shuffle_epi8(table, high);
+        [
+            Self(_mm512_castsi512_ps(low)),
+            Self(_mm512_castsi512_ps(high)),
+        ]
+    }
+    #[inline(always)]
+    unsafe fn join(block: *const u8, high: [Self; 2]) -> [Self; 4] {
+        let (first, last) = (
+            _mm512_maskz_loadu_epi32(!0, block.add(0).cast()),
+            _mm512_maskz_loadu_epi32(!0, block.add(64).cast()),
+        );
+        let (a, b) = (
+            _mm512_castps_si512(high[0].0),
+            _mm512_castps_si512(high[1].0),
+        );
+        [
+            Self(_mm512_castsi512_ps(_mm512_unpacklo_epi8(first, a))),
+            Self(_mm512_castsi512_ps(_mm512_unpackhi_epi8(first, a))),
+            Self(_mm512_castsi512_ps(_mm512_unpacklo_epi8(last, b))),
+            Self(_mm512_castsi512_ps(_mm512_unpackhi_epi8(last, b))),
+        ]
+    }
+    #[inline(always)]
+    unsafe fn half(self, j: usize) -> Self {
+        let words = _mm512_castps_si512(self.0);
         let halves = if j == 0 {
             _mm512_slli_epi32::<16>(words)
         } else {
@@ -268,9 +302,43 @@ impl Vector for F32x8 {
         _mm_cvtss_f32(_mm_max_ss(pair, _mm_movehdup_ps(pair)))
     }
     #[inline(always)]
-    unsafe fn widen<const NV: usize>(p: *const u32, j: usize) -> Self {
-        debug_assert!(NV == 2, "a vector of words holds two of values");
-        let words = _mm256_loadu_si256(p.cast());
+    unsafe fn table(table: &[u8; 16]) -> Self {
+        let table = _mm256_broadcastsi128_si256(_mm_lddqu_si128(table.as_ptr().cast()));
+        Self(_mm256_castsi256_ps(table))
+    }
+    #[inline(always)]
+    unsafe fn high_bytes(block: *const u8, table: Self) -> [Self; 2] {
+        let table = _mm256_castps_si256(table.0);
+        let mask = _mm256_set1_epi8(15);
+        let index = _mm256_lddqu_si256(block.add(64).cast());
+        let low = _mm256_shuffle_epi8(table, _mm256_and_si256(index, mask));
+        let high = _mm256_and_si256(_mm256_srli_epi16::<4>(index), mask);
+        let high = _mm256_shuffle_epi8(table, high);
+        [
+            Self(_mm256_castsi256_ps(low)),
+            Self(_mm256_castsi256_ps(high)),
+        ]
+    }
+    #[inline(always)]
+    unsafe fn join(block: *const u8, high: [Self; 2]) -> [Self; 4] {
+        let (first, last) = (
+            _mm256_lddqu_si256(block.add(0).cast()),
+            _mm256_lddqu_si256(block.add(32).cast()),
+        );
+        let (a, b) = (
+            _mm256_castps_si256(high[0].0),
+            _mm256_castps_si256(high[1].0),
+        );
+        [
+            Self(_mm256_castsi256_ps(_mm256_unpacklo_epi8(first, a))),
+            Self(_mm256_castsi256_ps(_mm256_unpackhi_epi8(first, a))),
+            Self(_mm256_castsi256_ps(_mm256_unpacklo_epi8(last, b))),
+            Self(_mm256_castsi256_ps(_mm256_unpackhi_epi8(last, b))),
+        ]
+    }
+    #[inline(always)]
+    unsafe fn half(self, j: usize) -> Self {
+        let words = _mm256_castps_si256(self.0);
         let halves = if j == 0 {
             _mm256_slli_epi32::<16>(words)
         } else {
