@@ -122,7 +122,7 @@ impl Spawner {
                 cpu_us: us(usage.ru_utime) + us(usage.ru_stime),
                 max_rss_kib: usage.ru_maxrss as u64,
                 events: live.group.events(failed, &Counters::default()),
-                file_bytes: live.files.usage().0,
+                file_bytes: live.file_bytes(),
             });
             // Only the first process is left: nothing of the program's goes on.
             if live.room.is_some() && live.group.processes() == Some(1) {
@@ -153,7 +153,10 @@ impl Spawner {
             return;
         };
         live.leaving = false;
-        live.group.rest();
+        // That of one that goes is set back when it is kept.
+        if live.destroyed_by.is_none() {
+            live.group.rest();
+        }
         if live.creation.warm {
             self.to_warm.push_back((Instant::now() + WARM_PAUSE, id));
         }

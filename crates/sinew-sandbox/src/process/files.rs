@@ -393,10 +393,6 @@ impl Files {
         self.store.mount.as_raw_fd()
     }
 
-    pub(crate) fn user(&self) -> Option<Rc<User>> {
-        self.user.clone()
-    }
-
     pub(crate) fn uid(&self) -> Option<u32> {
         self.user.as_ref().map(|u| u.uid)
     }

@@ -2,7 +2,7 @@
 
 use super::cgroup::{Counters, Group};
 use super::ends::{MAX_WAITING, WARM_PAUSE};
-use super::files::Files;
+use super::files::{Files, User};
 use super::launch::Launch;
 use super::messages::{Creation, End, Exit, Notice, Numbered, Start, send_bytes};
 use super::plan::{Confinement, Plan, Who};
@@ -16,6 +16,7 @@ use nix::sched::{CloneFlags, setns, unshare};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
 use std::ffi::CString;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 /// What a child of the spawner is.
@@ -78,7 +79,10 @@ pub(super) struct RoomState {
 pub(super) struct Live {
     pub(super) creation: Creation,
     pub(super) group: Group,
-    pub(super) files: Files,
+    /// None any more once it is being destroyed.
+    pub(super) files: Option<Files>,
+    /// Nobody else's as long as a process of it may be there.
+    pub(super) user: Option<Rc<User>>,
     /// Of landlock, for these files.
     pub(super) ruleset: Option<OwnedFd>,
     pub(super) net_ns: Option<OwnedFd>,
@@ -109,6 +113,11 @@ impl Live {
             || self.ended.is_some()
             || self.leaving
             || self.destroyed_by.is_some()
+    }
+
+    /// What its files take.
+    pub(super) fn file_bytes(&self) -> u64 {
+        self.files.as_ref().map_or(0, |files| files.usage().0)
     }
 
     /// The one that the zygote was asked for; there is one at most in a room.
@@ -193,7 +202,7 @@ impl Spawner {
         };
         self.stores += 1;
         let bytes = creation.limits.work_bytes;
-        let files = Files::new(self.stores, bytes, user, self.detached, layers)?;
+        let files = Files::new(self.stores, bytes, user.clone(), self.detached, layers)?;
         let net_ns = match creation.network {
             Network::None => None,
             Network::Loopback => Some(self.new_network()?),
@@ -202,7 +211,8 @@ impl Spawner {
         let live = Live {
             creation,
             group,
-            files,
+            files: Some(files),
+            user,
             ruleset: None,
             net_ns,
             room: None,
@@ -258,7 +268,7 @@ impl Spawner {
         let tcp = live.creation.network == Network::Loopback;
         Confinement {
             limits,
-            uid: live.files.uid(),
+            uid: live.user.as_ref().map(|user| user.uid),
             filter: &self.filters[usize::from(tcp)],
             landlock_abi: self.landlock.as_ref().map_or(0, |common| common.abi),
             has_ruleset: true,
@@ -572,7 +582,7 @@ impl Spawner {
             cpu_us: 0,
             max_rss_kib: 0,
             events: live.group.events(true, &Counters::default()),
-            file_bytes: live.files.usage().0,
+            file_bytes: live.file_bytes(),
         });
         self.close_room(id);
         self.settle(id);
@@ -608,13 +618,18 @@ impl Spawner {
         };
         live.destroyed_by = Some(seq);
         self.close_room(id);
+        // The kernel waits for a grace period when it takes a mount apart: meanwhile the processes
+        // go. What runs is counted once more at its end.
+        if let Some(live) = self.live.get_mut(&id).filter(|l| l.running.is_none()) {
+            (live.files, live.ruleset) = (None, None);
+        }
         self.settle(id);
     }
 
     pub(super) fn reset(&mut self, id: u64) -> Result<(), String> {
         let live = self.idle(id)?;
         let base = live.creation.base;
-        let (bytes, user) = (live.creation.limits.work_bytes, live.files.user());
+        let (bytes, user) = (live.creation.limits.work_bytes, live.user.clone());
         let layers = match base.and_then(|b| self.snapshots.get(&b)) {
             Some(layers) => layers.clone(),
             None if base.is_some() => {
@@ -626,7 +641,7 @@ impl Spawner {
         self.stores += 1;
         let files = Files::new(self.stores, bytes, user, self.detached, layers)?;
         let live = self.idle(id)?;
-        (live.files, live.ruleset) = (files, None);
+        (live.files, live.ruleset) = (Some(files), None);
         self.to_warm.push_back((Instant::now(), id));
         Ok(())
     }
@@ -637,7 +652,8 @@ impl Spawner {
         self.close_room(id);
         let live = self.idle(id)?;
         live.ruleset = None;
-        let layers = live.files.freeze()?;
+        let files = live.files.as_mut().ok_or("no such sandbox")?;
+        let layers = files.freeze()?;
         self.snapshots.insert(snapshot, layers);
         self.to_warm.push_back((Instant::now() + WARM_PAUSE, id));
         Ok(())

@@ -202,7 +202,7 @@ impl Spawner {
             cpu_us,
             max_rss_kib: 0,
             events: live.group.events(code != 0, &evidence.counters),
-            file_bytes: live.files.usage().0,
+            file_bytes: live.file_bytes(),
         });
         self.tell_end(id);
         self.to_warm.push_back((Instant::now() + CLOSE_PAUSE, id));

@@ -19,7 +19,8 @@ impl Spawner {
         let live = self.live.get_mut(&id).ok_or("no such sandbox")?;
         let tcp = live.creation.network == Network::Loopback;
         if let (None, Some(common)) = (&live.ruleset, &self.landlock) {
-            let (work, tmp) = live.files.folders()?;
+            let files = live.files.as_ref().ok_or("no such sandbox")?;
+            let (work, tmp) = files.folders()?;
             live.ruleset = Some(common.ruleset(&work, &tmp, tcp)?);
         }
         let pid = match self.born(id)? {
@@ -105,7 +106,7 @@ impl Spawner {
                 errno: 0,
             },
             group: &live.group,
-            files: &live.files,
+            files: live.files.as_ref().ok_or("no such sandbox")?,
             confinement: Confinement {
                 filter: &self.init_filter,
                 ..self.confinement(live)

@@ -579,7 +579,8 @@ impl Spawner {
             Request::Reset { id } => self.reset(id),
             Request::WriteFile { id, path } => self.idle(id).and_then(|live| {
                 let content = files.into_iter().next().ok_or("no content")?;
-                live.files.write_file(&path, content)
+                let files = live.files.as_ref().ok_or("no such sandbox")?;
+                files.write_file(&path, content)
             }),
             Request::ReadFile {
                 id,
@@ -587,7 +588,10 @@ impl Spawner {
                 max_bytes,
             } => self
                 .idle(id)
-                .and_then(|live| live.files.read_file(&path, max_bytes))
+                .and_then(|live| {
+                    let files = live.files.as_ref().ok_or("no such sandbox")?;
+                    files.read_file(&path, max_bytes)
+                })
                 .map(|fd| answer = Some(fd)),
             Request::Listen { id, port } => self.listen(id, port).map(|fd| answer = Some(fd)),
             Request::Stats { id } => self.stats(id).map(|s| stats = Some(s)),
@@ -628,13 +632,14 @@ impl Spawner {
 
     fn stats(&self, id: u64) -> Result<SpawnerStats, String> {
         let live = self.live.get(&id).ok_or("no such sandbox")?;
-        let (file_bytes, file_count) = live.files.usage();
+        let files = live.files.as_ref().ok_or("no such sandbox")?;
+        let (file_bytes, file_count) = files.usage();
         Ok(SpawnerStats {
             memory_bytes: live.group.memory_bytes(),
             processes: live.group.processes().unwrap_or(0),
             file_bytes,
             file_count,
-            layers: live.files.layer_count(),
+            layers: files.layer_count(),
         })
     }
 
