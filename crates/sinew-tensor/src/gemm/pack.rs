@@ -8,6 +8,9 @@ use crate::simd::{Vector, simd_fn};
 /// short and far apart, which hardware prefetchers do not follow.
 const AHEAD: usize = 12;
 
+/// Steps that one panel takes before the next: so many lines of the source stay in L1 for the panels beside it.
+const STRIP: usize = 16;
+
 /// Rows of `a` (or columns of `b`) `0..len` split into panels of nearly equal size: `len % count`
 /// panels of one more than the others. Equal sizes keep the tiles of short matrices large.
 #[derive(Debug, Clone, Copy)]
@@ -106,14 +109,12 @@ pub(super) unsafe fn pack_panels<V: Vector>(
     // SAFETY: the caller's promise.
     unsafe {
         if row_stride == 1 && col_stride != 1 {
-            let width = panels.start(range.end) - top;
-            for p in 0..depth {
-                ask::<V>(src.wrapping_add((p + AHEAD) * col_stride), width);
+            let strips = (0..depth).step_by(STRIP);
+            for steps in strips.map(|p| p..depth.min(p + STRIP)) {
                 for i in range.clone() {
-                    let start = panels.start(i) - top;
-                    let rows = panels.start(i + 1) - top - start;
-                    let to = dst.add(start * depth + p * rows);
-                    copy::<V>(src.add(start + p * col_stride), rows, to);
+                    let from = src.wrapping_add(panels.start(i) - top);
+                    let to = dst.add((panels.start(i) - top) * depth);
+                    strip::<V>(from, col_stride, panels, i, depth, steps.clone(), to);
                 }
             }
         } else {
@@ -131,6 +132,40 @@ pub(super) unsafe fn pack_panels<V: Vector>(
                     dst.add((start - top) * depth),
                 );
             }
+        }
+    }
+}
+
+/// `steps` of panel `i`, of which `src` and `dst` are the first values; `src` has a step's rows side by side.
+#[inline(always)]
+unsafe fn strip<V: Vector>(
+    src: *const f32,
+    col_stride: usize,
+    panels: Panels,
+    i: usize,
+    depth: usize,
+    steps: Range<usize>,
+    dst: *mut f32,
+) {
+    let (start, rows) = (panels.start(i), panels.start(i + 1) - panels.start(i));
+    // A whole vector may be read where there are so many rows, and written where what follows in the panel
+    // is written later.
+    let readable = rows <= V::LANES && start + V::LANES <= panels.start(panels.count);
+    let last = if readable {
+        (depth + 1).saturating_sub(V::LANES.div_ceil(rows))
+    } else {
+        0
+    };
+    let whole = last.clamp(steps.start, steps.end);
+    // SAFETY: the caller's promise, and the above.
+    unsafe {
+        for p in steps.start..whole {
+            let from = src.wrapping_add(p * col_stride);
+            V::prefetch(from.wrapping_add(STRIP * col_stride));
+            V::load(from).store(dst.add(p * rows));
+        }
+        for p in whole..steps.end {
+            copy::<V>(src.add(p * col_stride), rows, dst.add(p * rows));
         }
     }
 }
