@@ -44,9 +44,6 @@ const LAST_PARTS: usize = 4;
 
 /// Panels of rows up to which each takes values of 12 bits apart in registers.
 const FEW: usize = 2;
-/// Steps of a group of panels of 12 bits a value (36 KiB with 32) that are brought to 32 bits in the first cache level.
-pub(super) const JOINED_STEPS: usize = 96;
-
 thread_local! {
     /// The block of `a` on which this thread works.
     static SPACE: RefCell<Scratch> = RefCell::new(Scratch::new());
@@ -212,7 +209,7 @@ impl Product<'_> {
         let size = (m, cols.len(), depth);
         let grid = Grid::new(self.dev, panels, col_panels, size, shared.is_some());
         let joined = match b {
-            PanelsOfB::Split(..) if m > FEW * sizes.split_rows => JOINED_STEPS * nr,
+            PanelsOfB::Split(..) if m > FEW * sizes.split_rows => joined_len(depth, nr),
             _ => 0,
         };
         self.parallel_for(grid.tasks(), &|task| {
@@ -440,7 +437,7 @@ simd_fn! {
 fn compute<V: Tile>(job: &Job<'_>, rows: Range<usize>, cols: Range<usize>, block: *mut f32) {
     let joined = block;
     let block = match job.b {
-        PanelsOfB::Split(..) => block.wrapping_add(JOINED_STEPS * V::SPLIT_NR * V::GROUP),
+        PanelsOfB::Split(..) => block.wrapping_add(joined_len(job.depth, V::SPLIT_NR * V::GROUP)),
         PanelsOfB::Wide { .. } => block,
     };
     let few = job.panels.start(job.panels.count) <= FEW * V::SPLIT_MR;
@@ -543,11 +540,11 @@ unsafe fn compute_few<V: Tile>(
     done
 }
 
-/// Computes group `group` of panels of 12 bits a value: some steps at a time are brought to 32 bits at `joined`, as
-/// panels for all rows.
+/// Computes group `group` of panels of 12 bits a value, which is brought to 32 bits at `joined`, as panels for all
+/// rows. It stays in the second cache level; parts of it that stay in the first were slower, for their many tiles.
 ///
 /// # Safety
-/// As for `compute`; `joined` has room for [`JOINED_STEPS`] of the group.
+/// As for `compute`; `joined` has room for the group.
 #[inline(always)]
 unsafe fn compute_group<V: Tile>(
     job: &Job<'_>,
@@ -558,42 +555,32 @@ unsafe fn compute_group<V: Tile>(
     (split, first): (&Split, usize),
     joined: *mut f32,
 ) {
-    let nr = V::SPLIT_NR * V::GROUP;
+    let (nr, first) = (V::SPLIT_NR * V::GROUP, first + p / BLOCK);
     let panels = nr / V::NR;
     let tiles = rows.len() * panels;
-    let mut q = 0;
-    while q < depth {
-        let steps = JOINED_STEPS.min(depth - q);
-        let block = first + (p + q) / BLOCK;
-        // SAFETY: the caller's promise.
-        unsafe { split.join::<V>(group * V::GROUP, block, steps, joined) };
-        for i in rows.clone() {
-            for panel in 0..panels {
-                let col = group * nr + panel * V::NR;
-                if col >= job.n {
-                    break;
-                }
-                let at = if job.shared.is_some() { p + q } else { q };
-                let (count, mut x) = job.tile(left, i, col, (p + q, at, steps));
-                x.b = joined.wrapping_add(panel * JOINED_STEPS * V::NR);
-                x.cols = x.cols.min(V::NR);
-                // What comes next in each of the panels, shared out to the tiles.
-                let tile = (i - rows.start) * panels + panel;
-                let (stream, part) = (tile % V::GROUP, tile / V::GROUP);
-                let parts = (tiles - stream).div_ceil(V::GROUP);
-                let next = if q + steps < depth {
-                    split.block(group * V::GROUP + stream, block + steps / BLOCK)
-                } else {
-                    split.block((group + 1) * V::GROUP + stream, first + p / BLOCK)
-                };
-                x.ahead_step = BLOCK * V::SPLIT_NR * 3 / 2 / parts;
-                x.ahead = next.wrapping_byte_add(part * x.ahead_step * (steps / UNROLL));
-                x.ahead_lines = x.ahead_step.div_ceil(64);
-                // SAFETY: the caller's promise.
-                unsafe { V::tile(count, &x) };
+    // SAFETY: the caller's promise.
+    unsafe { split.join::<V>(group * V::GROUP, first, depth, joined) };
+    for i in rows.clone() {
+        for panel in 0..panels {
+            let col = group * nr + panel * V::NR;
+            if col >= job.n {
+                break;
             }
+            let at = if job.shared.is_some() { p } else { 0 };
+            let (count, mut x) = job.tile(left, i, col, (p, at, depth));
+            x.b = joined.wrapping_add(panel * depth.next_multiple_of(BLOCK) * V::NR);
+            x.cols = x.cols.min(V::NR);
+            // The panels of the next group, shared out to the tiles.
+            let tile = (i - rows.start) * panels + panel;
+            let (stream, part) = (tile % V::GROUP, tile / V::GROUP);
+            let parts = (tiles - stream).div_ceil(V::GROUP);
+            let next = split.block((group + 1) * V::GROUP + stream, first);
+            x.ahead_step = BLOCK * V::SPLIT_NR * 3 / 2 / parts;
+            x.ahead = next.wrapping_byte_add(part * x.ahead_step * (depth / UNROLL));
+            x.ahead_lines = x.ahead_step.div_ceil(64);
+            // SAFETY: the caller's promise.
+            unsafe { V::tile(count, &x) };
         }
-        q += steps;
     }
 }
 
@@ -608,6 +595,11 @@ fn read_ahead(x: &mut Operands, i: usize, tiles: usize, words: usize) {
     };
     x.ahead = x.b.wrapping_add(next);
     (x.ahead_step, x.ahead_lines) = (turn, turn.div_ceil(64));
+}
+
+/// Values of a group of panels of 12 bits a value with `cols` columns that is brought to 32 bits, over a block of steps.
+fn joined_len(depth: usize, cols: usize) -> usize {
+    depth.next_multiple_of(BLOCK).min(DEPTH_BLOCK) * cols
 }
 
 /// The next block of `left` steps: all when they fit, else nearly equal parts of whole [`BLOCK`]s, at most [`DEPTH_BLOCK`].

@@ -8,7 +8,7 @@
 
 use std::cmp::Reverse;
 
-use super::product::{JOINED_STEPS, Part};
+use super::product::Part;
 use super::tile::{Tile, unroll};
 use crate::buffer::Buffer;
 use crate::device::Device;
@@ -150,7 +150,7 @@ impl Split {
     }
 
     /// Brings `steps` steps from a block on of the panels from `panel` on that make up a group to 32 bits: panels of
-    /// [`Tile::NR`] columns at `to`, with room for [`JOINED_STEPS`] each.
+    /// [`Tile::NR`] columns at `to`, with room for whole blocks.
     ///
     /// # Safety
     /// As for [`Vector`]; the steps exist, and `to` has room for the panels.
@@ -162,6 +162,7 @@ impl Split {
         steps: usize,
         to: *mut f32,
     ) {
+        let room = steps.next_multiple_of(BLOCK);
         let sides = &self.sides[panel..self.sides.len().min(panel + V::GROUP)];
         for (i, side) in sides.iter().enumerate() {
             let mut from = self.block(panel + i, block);
@@ -177,7 +178,7 @@ impl Split {
                         unroll!(J < 2, [0 1], {
                             if J < V::SPLIT_NR / V::LANES {
                                 let col = i * V::SPLIT_NR + J * V::LANES;
-                                let step = col / V::NR * JOINED_STEPS + b * BLOCK + S;
+                                let step = col / V::NR * room + b * BLOCK + S;
                                 let value = V::half(words[S], J);
                                 value.store(to.add(step * V::NR + col % V::NR));
                             }
