@@ -2,8 +2,8 @@
 //! its stack and a buffer. A fork of it costs the kernel little, where one of the spawner copies
 //! the tables of all its memory, and both then the pages that they write to.
 //!
-//! It keeps the capabilities that making a room takes, holds two sockets, and never runs anything
-//! but that code. Its forks are children of the spawner. It ends when the spawner does, which is
+//! It keeps the capabilities that making a room takes, holds a socket and a pipe, and never runs
+//! anything but that code. Its forks are children of the spawner. It ends when the spawner does, which is
 //! the first process of its PID namespace.
 
 use super::enter;
