@@ -254,6 +254,17 @@ fn path_fd(path: &str) -> Result<OwnedFd, String> {
         .map_err(|e| format!("{path}: {e}"))
 }
 
+/// The root of programs, at its place, and the folder for files that must be mounted.
+fn build_root(config: &Config, who: &Privilege) -> Result<(), String> {
+    root::build(
+        who.in_user_namespace,
+        &config.binds,
+        &config.shows,
+        config.image.as_deref(),
+    )?;
+    fs::create_dir_all(files::ATTACHED).map_err(|e| format!("{}: {e}", files::ATTACHED))
+}
+
 impl Spawner {
     fn prepare(
         config: &Config,
@@ -272,13 +283,7 @@ impl Spawner {
         let proc = path_fd("/proc")?;
         let empty_list_bytes = room::empty_list_bytes();
         bound()?;
-        root::build(
-            who.in_user_namespace,
-            &config.binds,
-            &config.shows,
-            config.image.as_deref(),
-        )?;
-        fs::create_dir_all(files::ATTACHED).map_err(|e| format!("{}: {e}", files::ATTACHED))?;
+        build_root(config, &who)?;
         let landlock = landlock::Common::open(Path::new(room::ROOT))?;
         let detached = !config.attached && can_detach();
         if detached {
@@ -325,14 +330,19 @@ impl Spawner {
             last_heard: Instant::now(),
             stores: 0,
         };
-        spawner.start_mother();
+        spawner.start_helpers(config);
+        Ok(spawner)
+    }
+
+    /// Starts what is forked for sandboxes.
+    fn start_helpers(&mut self, config: &Config) {
+        self.start_mother();
         if config.zygote {
-            spawner.python_start = match spawner.await_zygote() {
+            self.python_start = match self.await_zygote() {
                 Ok(()) => PythonStart::Zygote,
                 Err(e) => PythonStart::Exec(e),
             };
         }
-        Ok(spawner)
     }
 
     /// Starts a zygote and waits until it is ready.
