@@ -157,7 +157,7 @@ impl Service {
             let limit = self.gateway.config().server.max_body_bytes;
             let bytes = self.read(&head.headers, body, limit).await.map_err(told)?;
             return self
-                .model(rollout, dialect, &head, bytes)
+                .model(rollout, dialect, head, bytes)
                 .await
                 .map_err(told);
         }
@@ -367,13 +367,12 @@ impl Service {
         &self,
         rollout: Arc<Rollout>,
         dialect: &'static dyn Dialect,
-        head: &Parts,
+        head: Parts,
         body: Bytes,
     ) -> Result<Response<ResponseBody>, ApiError> {
         let gateway = self.gateway.clone();
-        let (headers, uri) = (head.headers.clone(), head.uri.clone());
         let begin = move |body: &[u8]| {
-            let retry = retry_of(&headers, uri.path());
+            let retry = retry_of(&head.headers, head.uri.path());
             gateway.call(&rollout, dialect, body, retry)
         };
         let mut reader = reading(body, begin).await?;

@@ -44,6 +44,7 @@ const LAST_PARTS: usize = 4;
 
 /// Panels of rows up to which each takes values of 12 bits apart in registers.
 const FEW: usize = 2;
+
 thread_local! {
     /// The block of `a` on which this thread works.
     static SPACE: RefCell<Scratch> = RefCell::new(Scratch::new());
@@ -364,8 +365,10 @@ impl Grid {
 #[derive(Clone, Copy)]
 struct Left {
     data: *const f32,
-    /// Rows before the first, and steps of which these are some.
+    /// The first row and the first step of the pass that are in it.
     top: usize,
+    first: usize,
+    /// Steps that it has.
     depth: usize,
 }
 
@@ -382,21 +385,30 @@ impl Job<'_> {
         block: *mut f32,
     ) -> Left {
         if let Some(data) = self.shared {
-            let (top, depth) = (0, self.depth);
-            return Left { data, top, depth };
+            return Left {
+                data,
+                top: 0,
+                first: 0,
+                depth: self.depth,
+            };
         }
-        let (top, depth) = (self.panels.start(rows.start), steps.len());
+        let (top, first, depth) = (self.panels.start(rows.start), steps.start, steps.len());
         let (rs, cs) = (self.a.rs, self.a.cs);
         // SAFETY: the caller's promise.
         unsafe {
-            let from = self.a.data.add(top * rs + steps.start * cs);
+            let from = self.a.data.add(top * rs + first * cs);
             pack_panels::<V>(from, rs, cs, self.panels, rows.clone(), depth, block);
         }
         let data = block.cast_const();
-        Left { data, top, depth }
+        Left {
+            data,
+            top,
+            first,
+            depth,
+        }
     }
 
-    /// The tile of row panel `i` from column `col` on, over `depth` steps: from `step` of the pass and `at` of `left` on.
+    /// The tile of row panel `i` from column `col` on, over `depth` steps from `step` of the pass on, which `left` has.
     /// Nothing of `b` yet.
     #[inline(always)]
     fn tile(
@@ -404,7 +416,7 @@ impl Job<'_> {
         left: Left,
         i: usize,
         col: usize,
-        (step, at, depth): (usize, usize, usize),
+        (step, depth): (usize, usize),
     ) -> (usize, Operands) {
         let start = self.panels.start(i);
         let count = self.panels.start(i + 1) - start;
@@ -412,7 +424,7 @@ impl Job<'_> {
         let x = Operands {
             a: left
                 .data
-                .wrapping_add((start - left.top) * left.depth + at * count),
+                .wrapping_add((start - left.top) * left.depth + (step - left.first) * count),
             b: std::ptr::null(),
             b_stride: 0,
             c,
@@ -481,8 +493,7 @@ unsafe fn compute_wide<V: Tile>(
     let (j, whole) = (cols.start, job.n / V::NR);
     let mut done = 1;
     for i in rows.clone() {
-        let at = if job.shared.is_some() { p } else { 0 };
-        let (count, mut x) = job.tile(left, i, j * V::NR, (p, at, depth));
+        let (count, mut x) = job.tile(left, i, j * V::NR, (p, depth));
         x.b = data.wrapping_add(j * stride + p * V::NR);
         (x.b_stride, x.cols) = (stride, x.cols.min(V::NR));
         read_ahead(&mut x, i - rows.start, rows.len(), UNROLL * V::NR);
@@ -521,7 +532,7 @@ unsafe fn compute_few<V: Tile>(
     let (j, first) = (cols.start, first + p / BLOCK);
     let mut done = 1;
     for i in rows.clone() {
-        let (count, mut x) = job.tile(left, i, j * V::SPLIT_NR, (p, p, depth));
+        let (count, mut x) = job.tile(left, i, j * V::SPLIT_NR, (p, depth));
         let panels = match rows.len() {
             1 => cols.end.min(job.n / V::SPLIT_NR).saturating_sub(j),
             _ => 1,
@@ -566,8 +577,7 @@ unsafe fn compute_group<V: Tile>(
             if col >= job.n {
                 break;
             }
-            let at = if job.shared.is_some() { p } else { 0 };
-            let (count, mut x) = job.tile(left, i, col, (p, at, depth));
+            let (count, mut x) = job.tile(left, i, col, (p, depth));
             x.b = joined.wrapping_add(panel * depth.next_multiple_of(BLOCK) * V::NR);
             x.cols = x.cols.min(V::NR);
             // The panels of the next group, shared out to the tiles.

@@ -20,6 +20,7 @@ pub(super) const BLOCK: usize = 4;
 const TABLE: usize = 16;
 /// Values of a block at most.
 const MOST: usize = BLOCK * 32;
+
 /// Panels of `nr` columns over `k` steps.
 #[derive(Debug, Clone)]
 pub(super) struct Split {
