@@ -28,6 +28,18 @@ pub enum AttackOutcome {
     Skipped,
 }
 
+impl AttackOutcome {
+    /// As it is written, in rows and in JSON.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Held => "held",
+            Self::Escaped => "escaped",
+            Self::NotApplicable => "not_applicable",
+            Self::Skipped => "skipped",
+        }
+    }
+}
+
 /// One row of the attack table.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AttackRow {
@@ -319,11 +331,11 @@ impl Suite<'_> {
             let errors = String::from_utf8_lossy(&result.stderr);
             let last = errors.lines().last().unwrap_or_default().to_owned();
             return escaped(format!(
-                "ended with {:?}, expected {:?}; {last}",
+                "{}, expected {:?}; {last}",
                 result.ending, case.expect
             ));
         }
-        (AttackOutcome::Held, format!("{:?}", result.ending))
+        (AttackOutcome::Held, result.ending.to_string())
     }
 
     /// A held attack must also have left the host and the sibling as they were.

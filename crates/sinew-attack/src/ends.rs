@@ -55,7 +55,7 @@ async fn goes_on(provider: &dyn SandboxProvider, _: &Witness) -> Result<Verdict,
         (Ending::Exited { code: 5 | 9 }, None) if printed(&result) == "said" => {
             held("worth an exit with that code")
         }
-        (ending, None) => escaped(format!("{ending:?}, printed {:?}", printed(&result))),
+        (ending, None) => escaped(format!("{ending}, printed {:?}", printed(&result))),
     })
 }
 
@@ -88,7 +88,7 @@ async fn nonsense(provider: &dyn SandboxProvider, _: &Witness) -> Result<Verdict
         let code = format!("for i in range(20): report({sent})\ntime.sleep(0.02)\nos._exit(7)");
         let result = run(sandbox.as_mut(), &code).await?;
         if result.ending != (Ending::Exited { code: 7 }) {
-            return Ok(escaped(format!("{sent}: {:?}", result.ending)));
+            return Ok(escaped(format!("{sent}: {}", result.ending)));
         }
     }
     sandbox.destroy().await?;

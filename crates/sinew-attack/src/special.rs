@@ -253,10 +253,7 @@ async fn many_creates(
             };
             let result = sandbox.exec(request).await?;
             if result.ending != (Ending::Exited { code: 0 }) {
-                return Ok(escaped(format!(
-                    "sandbox {i} ended with {:?}",
-                    result.ending
-                )));
+                return Ok(escaped(format!("sandbox {i}: {}", result.ending)));
             }
         }
         sandbox.destroy().await?;
@@ -298,7 +295,7 @@ async fn sibling_pressure(
     bomb.destroy().await?;
     calm.destroy().await?;
     if bombed.ending != Ending::OutOfMemory || printed(&calmed) != "614400" {
-        let why = format!("{:?} beside {:?}", bombed.ending, calmed.ending);
+        let why = format!("{} beside {}", bombed.ending, calmed.ending);
         return Ok(escaped(why));
     }
     Ok(held(

@@ -150,7 +150,7 @@ async fn zygote_seen(provider: &dyn SandboxProvider, _: &Witness) -> Result<Verd
     let result = python(sandbox.as_mut(), "print(1)").await?;
     sandbox.destroy().await?;
     if result.ending != (Ending::Exited { code: 0 }) {
-        return Ok(escaped(format!("{:?}", result.ending)));
+        return Ok(escaped(result.ending.to_string()));
     }
     let own_depth = depth(&std::fs::read_to_string("/proc/self/status").unwrap_or_default());
     let mut found = 0;

@@ -157,7 +157,7 @@ async fn aftermath(before: usize, sibling: &mut dyn Sandbox, verdict: Verdict) -
     }
     match sibling.exec(shell("echo well", 20)).await {
         Ok(r) if r.stdout == b"well\n" => verdict,
-        Ok(r) => escaped(format!("the sibling answered {:?}", r.ending)),
+        Ok(r) => escaped(format!("the sibling answered {}", r.ending)),
         Err(e) => escaped(format!("the sibling died: {e}")),
     }
 }
@@ -239,7 +239,7 @@ async fn dies(
     let result = sandbox.exec(shell(script, seconds)).await?;
     if result.ending != Ending::SandboxDied {
         let errors = String::from_utf8_lossy(&result.stderr).into_owned();
-        return Ok(escaped(format!("ended with {:?}; {errors}", result.ending)));
+        return Ok(escaped(format!("{}; {errors}", result.ending)));
     }
     let again = sandbox.exec(shell("true", 5)).await;
     if !matches!(again, Err(SandboxError::Died(_))) {
@@ -286,7 +286,7 @@ async fn serial_flood(provider: &MicrovmProvider) -> Result<Verdict, SandboxErro
     sandbox.destroy().await?;
     if result.ending != Ending::Timeout {
         let errors = String::from_utf8_lossy(&result.stderr).into_owned();
-        return Ok(escaped(format!("ended with {:?}; {errors}", result.ending)));
+        return Ok(escaped(format!("{}; {errors}", result.ending)));
     }
     if stats.memory_bytes > MONITOR_BYTES {
         return Ok(escaped(format!(

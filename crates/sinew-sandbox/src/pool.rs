@@ -366,6 +366,10 @@ impl SandboxProvider for Pool {
         self.0.provider.protections()
     }
 
+    fn slower(&self) -> Vec<String> {
+        self.0.provider.slower()
+    }
+
     fn fork<'a>(
         &'a self,
         spec: &'a SandboxSpec,

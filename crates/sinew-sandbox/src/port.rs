@@ -142,6 +142,22 @@ pub enum Ending {
     SandboxDied,
 }
 
+impl std::fmt::Display for Ending {
+    /// The name that it has in JSON, with its number.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Exited { code } => write!(f, "exited {code}"),
+            Self::Signalled { signal } => write!(f, "signalled {signal}"),
+            Self::Timeout => f.write_str("timeout"),
+            Self::OutOfMemory => f.write_str("out_of_memory"),
+            Self::TooManyProcesses => f.write_str("too_many_processes"),
+            Self::OutputLimit => f.write_str("output_limit"),
+            Self::Denied => f.write_str("denied"),
+            Self::SandboxDied => f.write_str("sandbox_died"),
+        }
+    }
+}
+
 /// What an execution used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Usage {
@@ -338,6 +354,11 @@ pub trait SandboxProvider: Send + Sync {
 
     /// What this host enforces at this level, and why not where it does not.
     fn protections(&self) -> std::sync::Arc<Vec<Protection>>;
+
+    /// What makes sandboxes slower on this host than they could be, and why; safe all the same.
+    fn slower(&self) -> Vec<String> {
+        Vec::new()
+    }
 
     /// A new sandbox whose work folder starts as the snapshot's.
     fn fork<'a>(

@@ -4,25 +4,12 @@
 //! no file above its bounds, and another sandbox of the same worker is unharmed afterwards. The
 //! numbers are those of the list in `docs/sandbox.md`.
 
-use serde::Serialize;
+use sinew_attack::attack::{AttackOutcome, AttackRow, chosen};
 use sinew_sandbox::{
     Ending, ExecRequest, ExecResult, Limits, Program, Sandbox, SandboxError, SandboxProvider,
     SandboxSpec,
 };
 use std::time::Duration;
-
-/// One row of the table.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct AttackRow {
-    /// `wasm`.
-    pub level: &'static str,
-    /// Number and name.
-    pub case: String,
-    /// `held`, `escaped` or `not_applicable`.
-    pub outcome: &'static str,
-    /// What was seen, or why it cannot apply.
-    pub why: String,
-}
 
 /// How a program must end.
 #[derive(Clone, Copy, Debug)]
@@ -327,7 +314,7 @@ fn spec() -> SandboxSpec {
     }
 }
 
-/// Runs every case whose name contains `filter`.
+/// Runs the cases that `filter` chooses ([`chosen`]).
 ///
 /// # Errors
 /// If a sandbox cannot be made at all.
@@ -338,7 +325,7 @@ pub async fn run(
 ) -> Result<(), SandboxError> {
     let mut sibling = provider.acquire(&spec()).await?;
     let mut place = provider.acquire(&spec()).await?;
-    for Case(interpreter, name, expect, code) in CASES.iter().filter(|c| c.1.contains(filter)) {
+    for Case(interpreter, name, expect, code) in CASES.iter().filter(|c| chosen(c.1, filter)) {
         // The second half of a pair runs where the first has left its files.
         if !name.contains("by the next") {
             place = provider.acquire(&spec()).await?;
@@ -355,20 +342,23 @@ pub async fn run(
         let result = place.exec(request).await?;
         let (held, why) = judge(*expect, &result, &mut sibling).await?;
         on_row(AttackRow {
-            level: "wasm",
+            level: "wasm".into(),
             case: (*name).into(),
-            outcome: if held { "held" } else { "escaped" },
+            outcome: match held {
+                true => AttackOutcome::Held,
+                false => AttackOutcome::Escaped,
+            },
             why,
         });
     }
     for (name, why) in NOT_APPLICABLE
         .iter()
-        .filter(|(name, _)| name.contains(filter))
+        .filter(|(name, _)| chosen(name, filter))
     {
         on_row(AttackRow {
-            level: "wasm",
+            level: "wasm".into(),
             case: (*name).into(),
-            outcome: "not_applicable",
+            outcome: AttackOutcome::NotApplicable,
             why: (*why).into(),
         });
     }
@@ -380,10 +370,7 @@ async fn judge(
     result: &ExecResult,
     sibling: &mut Box<dyn Sandbox>,
 ) -> Result<(bool, String), SandboxError> {
-    let ended = format!(
-        "ended with {:?} in {:.3} s",
-        result.ending, result.usage.wall_s
-    );
+    let ended = format!("{} in {:.3} s", result.ending, result.usage.wall_s);
     let told = String::from_utf8_lossy(&result.stdout);
     if let Some(line) = told.lines().find(|l| l.starts_with("ESCAPED")) {
         return Ok((false, format!("{line}; {ended}")));

@@ -1,6 +1,7 @@
 //! Real interpreters in real workers: what programs can do, and above all what they cannot.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
+use sinew_attack::attack::AttackOutcome;
 use sinew_sandbox::{
     Ending, ExecOptions, ExecRequest, ExecResult, Limits, Network, ProcessConfig, ProcessProvider,
     Program, Sandbox, SandboxError, SandboxProvider, SandboxSpec,
@@ -271,9 +272,17 @@ async fn every_attack_is_held() {
     sinew_wasm::attack::run(&provider, "", &mut |row| rows.push(row))
         .await
         .unwrap();
-    let escaped: Vec<_> = rows.iter().filter(|r| r.outcome == "escaped").collect();
+    let escaped: Vec<_> = rows
+        .iter()
+        .filter(|r| r.outcome == AttackOutcome::Escaped)
+        .collect();
     assert!(escaped.is_empty(), "{escaped:#?}");
-    assert!(rows.iter().filter(|r| r.outcome == "held").count() >= 38);
+    assert!(
+        rows.iter()
+            .filter(|r| r.outcome == AttackOutcome::Held)
+            .count()
+            >= 38
+    );
 }
 
 #[tokio::test]

@@ -189,6 +189,10 @@ impl SandboxProvider for WithEgress {
         self.inner.protections()
     }
 
+    fn slower(&self) -> Vec<String> {
+        self.inner.slower()
+    }
+
     fn fork<'a>(
         &'a self,
         spec: &'a SandboxSpec,

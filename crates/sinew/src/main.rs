@@ -1,6 +1,7 @@
 //! The command line: the only place where concrete parts meet.
 
 mod admission;
+mod attack;
 mod bench;
 mod check;
 mod container;

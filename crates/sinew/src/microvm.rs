@@ -1,12 +1,9 @@
 //! The microvm level: its provider, attacks and benches at the command line.
 
 use crate::failure::Failure;
-use crate::output;
 use crate::recipe::SandboxSection;
 use crate::sandbox_bench;
-use serde_json::json;
-use sinew_attack::attack::{AttackOutcome, AttackRow};
-use sinew_microvm::{MicrovmConfig, MicrovmProvider, attack, bench};
+use sinew_microvm::{MicrovmConfig, MicrovmProvider, bench};
 use sinew_sandbox::{Pool, PoolConfig, SandboxProvider};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -63,25 +60,6 @@ pub(crate) fn at_level(level: &str) -> Result<MicrovmProvider, Failure> {
         level: level.into(),
         ..SandboxSection::default()
     })
-}
-
-pub(crate) fn attack_all(level: &str, filter: &str, as_json: bool) -> Result<(), Failure> {
-    let provider = at_level(level)?;
-    let mut escaped = 0;
-    let mut on_row = |row: AttackRow| {
-        escaped += usize::from(row.outcome == AttackOutcome::Escaped);
-        if as_json {
-            output::print_json(&json!(row));
-        } else {
-            output::print(&format!("{:?}  {}  {}\n", row.outcome, row.case, row.why));
-        }
-    };
-    let attacks = attack::run(&provider, filter, &mut on_row);
-    runtime()?.block_on(attacks).map_err(Failure::system)?;
-    match escaped {
-        0 => Ok(()),
-        many => Err(Failure::system(format!("{many} attacks escaped"))),
-    }
 }
 
 pub(crate) fn bench_all(level: &str, as_json: bool) -> Result<(), Failure> {

@@ -1,5 +1,6 @@
 //! `sinew sandbox`: use the sandboxes alone.
 
+use crate::attack;
 use crate::container;
 use crate::failure::Failure;
 use crate::microvm;
@@ -9,7 +10,7 @@ use crate::sandbox_bench;
 use crate::wire;
 use clap::Subcommand;
 use serde_json::json;
-use sinew_attack::attack;
+use sinew_attack::attack as suite;
 use sinew_attack::leaks as attack_leaks;
 use sinew_attack::scale::Scale;
 use sinew_sandbox::{
@@ -108,7 +109,7 @@ pub(crate) enum SandboxCommand {
         /// Level: process, wasm, container (or an engine of it) or microvm (or its monitor)
         #[arg(long, default_value = "process", value_parser = ["process", "wasm", "container", "crun", "runc", "docker", "podman", "microvm", "qemu", "firecracker"])]
         level: String,
-        /// One JSON object a protection
+        /// One JSON object a protection, and one for each thing that is slower here than it could be
         #[arg(long)]
         json: bool,
     },
@@ -245,47 +246,23 @@ fn leaks(level: &str, loops: usize, as_json: bool) -> Result<(), Failure> {
 }
 
 fn attack_all(level: &str, filter: &str, as_json: bool) -> Result<(), Failure> {
-    if microvm::NAMES.contains(&level) {
-        return microvm::attack_all(level, filter, as_json);
-    }
-    if level == "wasm" {
-        return attack_wasm(at_level(level)?.as_ref(), filter, as_json);
-    }
-    // Not pooled: the cases count processes and folders, and a pool grows with the demand they make.
-    let provider = unpooled(level)?;
-    let mut escaped = 0;
-    let mut on_row = |row: attack::AttackRow| {
-        escaped += usize::from(row.outcome == attack::AttackOutcome::Escaped);
-        if as_json {
-            output::print_json(&json!(row));
-        } else {
-            output::print(&format!("{:?}  {}  {}\n", row.outcome, row.case, row.why));
+    let runtime = runtime()?;
+    let mut table = attack::Table::new(level, as_json);
+    let mut on_row = |row| table.row(&row);
+    let attacked = if microvm::NAMES.contains(&level) {
+        let provider = microvm::at_level(level)?;
+        runtime.block_on(sinew_microvm::attack::run(&provider, filter, &mut on_row))
+    } else {
+        // Not pooled: the cases count processes and folders, and a pool grows with the demand they make.
+        let provider = unpooled(level)?;
+        let provider = provider.as_ref();
+        match level {
+            "wasm" => runtime.block_on(sinew_wasm::attack::run(provider, filter, &mut on_row)),
+            _ => runtime.block_on(suite::run(provider, filter, &mut on_row)),
         }
     };
-    let attacks = attack::run(provider.as_ref(), filter, &mut on_row);
-    runtime()?.block_on(attacks).map_err(Failure::system)?;
-    if escaped > 0 {
-        return Err(Failure::system(format!("{escaped} attacks escaped")));
-    }
-    Ok(())
-}
-
-fn attack_wasm(provider: &dyn SandboxProvider, filter: &str, as_json: bool) -> Result<(), Failure> {
-    let mut escaped = 0;
-    let mut on_row = |row: sinew_wasm::attack::AttackRow| {
-        escaped += usize::from(row.outcome == "escaped");
-        if as_json {
-            output::print_json(&json!(row));
-        } else {
-            output::print(&format!("{}  {}  {}\n", row.outcome, row.case, row.why));
-        }
-    };
-    let attacks = sinew_wasm::attack::run(provider, filter, &mut on_row);
-    runtime()?.block_on(attacks).map_err(Failure::system)?;
-    if escaped > 0 {
-        return Err(Failure::system(format!("{escaped} attacks escaped")));
-    }
-    Ok(())
+    attacked.map_err(Failure::system)?;
+    table.finish()
 }
 
 fn bench_wasm(provider: &dyn SandboxProvider, as_json: bool) -> Result<(), Failure> {
@@ -330,6 +307,12 @@ fn probe(level: &str, as_json: bool) -> Result<(), Failure> {
         } else {
             let mark = if p.enforced { "yes" } else { "NO " };
             output::print(&format!("{mark}  {:16} {}\n", p.name, p.how));
+        }
+    }
+    for slower in provider.slower() {
+        match as_json {
+            true => output::print_json(&json!({ "slower": slower })),
+            false => output::print(&format!("slower: {slower}\n")),
         }
     }
     Ok(())

@@ -1,8 +1,6 @@
 //! The host's end of the spawner: requests go out, a thread hands replies to whoever waits.
 
-use super::messages::{
-    End, MAX_PACKET, Numbered, PythonStart, Reply, Request, SpawnerStats, receive, send,
-};
+use super::messages::{End, MAX_PACKET, Numbered, Reply, Request, SpawnerStats, receive, send};
 use super::spawner::{Config, FLAG};
 use crate::port::{Protection, SandboxError};
 use nix::sys::socket::{AddressFamily, Shutdown, SockFlag, SockType, shutdown, socketpair};
@@ -42,7 +40,7 @@ pub(super) struct Client {
     waiting: Mutex<Waiting>,
     next: AtomicU64,
     pub(super) protections: Arc<Vec<Protection>>,
-    pub(super) python_start: PythonStart,
+    pub(super) slower: Vec<String>,
     /// Standard input of programs that get none.
     pub(super) null: OwnedFd,
 }
@@ -69,14 +67,14 @@ impl Client {
     /// Starts a spawner and asks it what this host enforces.
     pub(super) fn start(program: &Path, config: &Config) -> Result<Arc<Self>, SandboxError> {
         let (socket, child) = launch(program, config)?;
-        let (protections, python_start) = hello(&socket)?;
+        let (protections, slower) = hello(&socket)?;
         let null = std::fs::File::open("/dev/null").map_err(|e| io_error("/dev/null", e))?;
         let client = Arc::new(Self {
             socket,
             waiting: Mutex::default(),
             next: AtomicU64::new(1),
             protections: Arc::new(protections),
-            python_start,
+            slower,
             null: null.into(),
         });
         let reader = Arc::clone(&client);
@@ -203,7 +201,7 @@ fn launch(program: &Path, config: &Config) -> Result<(OwnedFd, Child), SandboxEr
     Ok((ours, child))
 }
 
-fn hello(socket: &OwnedFd) -> Result<(Vec<Protection>, PythonStart), SandboxError> {
+fn hello(socket: &OwnedFd) -> Result<(Vec<Protection>, Vec<String>), SandboxError> {
     use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
     let timeout = PollTimeout::try_from(START_TIMEOUT).unwrap_or(PollTimeout::MAX);
     let mut fds = [PollFd::new(socket.as_fd(), PollFlags::POLLIN)];
@@ -216,10 +214,10 @@ fn hello(socket: &OwnedFd) -> Result<(Vec<Protection>, PythonStart), SandboxErro
         Ok(Some((
             Reply::Hello {
                 protections,
-                python,
+                slower,
             },
             _,
-        ))) => Ok((protections, python)),
+        ))) => Ok((protections, slower)),
         Ok(Some((Reply::Unavailable { reason }, _))) => Err(unavailable(reason)),
         Ok(other) => Err(unavailable(format!(
             "the spawner ended at once ({:?})",

@@ -41,7 +41,8 @@ impl Spawner {
             Some(Role::Zygote) => self.zygote_died(),
             Some(Role::Mother) => {
                 self.mother = None;
-                self.start_mother();
+                // Without one, this process forks rooms.
+                let _ = self.start_mother();
             }
             Some(Role::Room { id, serial }) => {
                 self.networks.extend(self.leaving.remove(&pid));

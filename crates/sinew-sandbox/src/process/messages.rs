@@ -98,22 +98,14 @@ pub(crate) struct Numbered {
     pub(crate) request: Request,
 }
 
-/// How Python programs start.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum PythonStart {
-    /// As forks of an interpreter that is ready.
-    Zygote,
-    /// By `execve`, and why.
-    Exec(String),
-}
-
 /// From the spawner.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Reply {
     /// First message: what this host enforces.
     Hello {
         protections: Vec<Protection>,
-        python: PythonStart,
+        /// What starts slower than it could, and why.
+        slower: Vec<String>,
     },
     /// First message: nothing can be isolated.
     Unavailable { reason: String },

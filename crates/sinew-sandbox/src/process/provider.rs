@@ -2,7 +2,7 @@
 
 use super::client::{Client, unavailable};
 use super::files::memory_file;
-use super::messages::{Creation, PythonStart, Request};
+use super::messages::{Creation, Request};
 use super::sandbox::ProcessSandbox;
 use super::spawner::Config;
 use crate::port::{
@@ -148,14 +148,6 @@ impl ProcessProvider {
         })
     }
 
-    /// How Python programs start: `None` as forks of a zygote, else why not.
-    pub fn without_zygote(&self) -> Option<&str> {
-        match &self.client.python_start {
-            PythonStart::Zygote => None,
-            PythonStart::Exec(why) => Some(why),
-        }
-    }
-
     async fn make(
         &self,
         spec: &SandboxSpec,
@@ -239,6 +231,10 @@ impl SandboxProvider for ProcessProvider {
 
     fn protections(&self) -> Arc<Vec<Protection>> {
         Arc::clone(&self.client.protections)
+    }
+
+    fn slower(&self) -> Vec<String> {
+        self.client.slower.clone()
     }
 
     fn fork<'a>(

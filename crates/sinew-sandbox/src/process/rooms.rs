@@ -59,7 +59,7 @@ impl Spawner {
                     mother.end();
                 }
                 self.end_strays();
-                self.start_mother();
+                let _ = self.start_mother();
                 Ok(None)
             }
         }

@@ -34,8 +34,16 @@ pub(crate) fn build(
 ) -> Result<(), String> {
     let base = Path::new(BASE);
     let root = &inside(base, Path::new(super::room::ROOT));
-    mount(NONE, "/", NONE, MsFlags::MS_REC | MsFlags::MS_PRIVATE, NONE)
-        .map_err(failed("make private", Path::new("/")))?;
+    mount(NONE, "/", NONE, MsFlags::MS_REC | MsFlags::MS_PRIVATE, NONE).map_err(|e| {
+        let plain = match e {
+            nix::errno::Errno::EINVAL => {
+                "; / is no mount, as in a plain chroot: before it is entered, bind the folder to \
+                 itself (mount --bind DIR DIR), or use unshare --mount --root"
+            }
+            _ => "",
+        };
+        failed("make private", Path::new("/"))(e) + plain
+    })?;
     // What lies under the base itself is opened before it is covered.
     let mut held = Vec::new();
     let same = binds.iter().map(|b| (b, b));

@@ -8,9 +8,7 @@
 use super::cgroup::{Group, Hierarchy, run_tag};
 use super::files::{Layer, Users, can_detach, memory_file};
 use super::live::{Live, Role};
-use super::messages::{
-    MAX_PACKET, Notice, Numbered, PythonStart, Reply, Request, SpawnerStats, receive, send,
-};
+use super::messages::{MAX_PACKET, Notice, Numbered, Reply, Request, SpawnerStats, receive, send};
 use super::mother::{MAX_STARTS, Mother};
 use super::plan::{bound, step_name};
 use super::quiet::sooner;
@@ -93,7 +91,8 @@ pub(super) struct Spawner {
     /// Forks rooms; without one this process does.
     pub(super) mother: Option<Mother>,
     pub(super) mother_starts: u32,
-    python_start: PythonStart,
+    /// What starts slower than it could, and why.
+    slower: Vec<String>,
     /// Network namespaces of rooms that are gone, and of rooms that are going.
     pub(super) networks: Vec<OwnedFd>,
     pub(super) leaving: HashMap<i32, OwnedFd>,
@@ -317,7 +316,7 @@ impl Spawner {
             zygote_starts: 0,
             mother: None,
             mother_starts: 0,
-            python_start: PythonStart::Exec("the zygote is turned off".into()),
+            slower: Vec::new(),
             networks: Vec::new(),
             leaving: HashMap::new(),
             live: HashMap::new(),
@@ -336,12 +335,18 @@ impl Spawner {
 
     /// Starts what is forked for sandboxes.
     fn start_helpers(&mut self, config: &Config) {
-        self.start_mother();
-        if config.zygote {
-            self.python_start = match self.await_zygote() {
-                Ok(()) => PythonStart::Zygote,
-                Err(e) => PythonStart::Exec(e),
-            };
+        if let Err(why) = self.start_mother() {
+            let slower = format!("rooms are forks of the process that starts sandboxes: {why}");
+            self.slower.push(slower);
+        }
+        let zygote = match config.zygote {
+            _ if config.python.is_none() => Ok(()),
+            true => self.await_zygote(),
+            false => Err("the zygote is turned off".into()),
+        };
+        if let Err(why) = zygote {
+            let slower = format!("each Python program starts an interpreter: {why}");
+            self.slower.push(slower);
         }
     }
 
@@ -390,13 +395,15 @@ impl Spawner {
     }
 
     /// Has rooms forked by a process that is made for it, where that is possible.
-    pub(super) fn start_mother(&mut self) {
-        if self.mother_starts < MAX_STARTS {
-            self.mother_starts += 1;
-            self.mother = Mother::start(self.notices_in.as_raw_fd()).ok();
-            let pid = self.mother.as_ref().map(|mother| mother.pid);
-            self.roles.extend(pid.map(|pid| (pid, Role::Mother)));
+    pub(super) fn start_mother(&mut self) -> Result<(), String> {
+        if self.mother_starts == MAX_STARTS {
+            return Err(format!("{MAX_STARTS} of what forks them died"));
         }
+        self.mother_starts += 1;
+        let mother = Mother::start(self.notices_in.as_raw_fd())?;
+        self.roles.insert(mother.pid, Role::Mother);
+        self.mother = Some(mother);
+        Ok(())
     }
 
     fn notice(&mut self) -> Option<Notice> {
@@ -502,7 +509,7 @@ impl Spawner {
         };
         let hello = Reply::Hello {
             protections: self.protections(),
-            python: self.python_start.clone(),
+            slower: self.slower.clone(),
         };
         self.reply(&hello, &[]);
         let mut buffer = vec![0; MAX_PACKET + 1];

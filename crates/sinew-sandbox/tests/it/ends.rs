@@ -235,3 +235,27 @@ async fn a_control_group_used_again_counts_anew() {
         sandbox.destroy().await.unwrap();
     }
 }
+
+#[test]
+fn endings_are_written_by_the_names_that_they_have_in_json() {
+    let endings = [
+        exited(3),
+        Ending::Signalled { signal: 9 },
+        Ending::Timeout,
+        Ending::OutOfMemory,
+        Ending::TooManyProcesses,
+        Ending::OutputLimit,
+        Ending::Denied,
+        Ending::SandboxDied,
+    ];
+    for ending in endings {
+        let json = serde_json::to_value(ending).unwrap();
+        let number = [&json["code"], &json["signal"]].map(serde_json::Value::as_i64);
+        let number = number.into_iter().flatten().map(|n| format!(" {n}"));
+        let name = json["type"].as_str().unwrap();
+        assert_eq!(
+            ending.to_string(),
+            name.to_owned() + &number.collect::<String>()
+        );
+    }
+}

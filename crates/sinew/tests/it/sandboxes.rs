@@ -237,3 +237,41 @@ fn a_server_of_sandboxes_for_other_hosts_needs_chosen_tokens() {
         .unwrap();
     assert!(crate::failure(&refused, 2).contains("line 1"));
 }
+
+#[test]
+fn attacks_are_a_table_with_a_sum_and_one_object_a_case() {
+    let attack = |args: &[&str]| {
+        let mut sinew = crate::sinew();
+        sinew
+            .args(["sandbox", "attack", "--filter", "14"])
+            .args(args);
+        let output = sinew.output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        String::from_utf8(output.stdout).unwrap()
+    };
+    for level in ["process", "wasm"] {
+        let table = attack(&["--level", level]);
+        let rows: Vec<Value> = attack(&["--level", level, "--json"])
+            .lines()
+            .map(|line| serde_json::from_str(line).unwrap())
+            .collect();
+        let (last, lines) = table
+            .lines()
+            .collect::<Vec<_>>()
+            .split_last()
+            .map(|(l, r)| (*l, r.to_vec()))
+            .unwrap();
+        assert_eq!(lines.len(), rows.len(), "{table}");
+        for (line, row) in lines.iter().zip(&rows) {
+            assert_eq!(row["level"], level);
+            assert!(line.starts_with(row["outcome"].as_str().unwrap()), "{line}");
+            assert!(line.contains(row["case"].as_str().unwrap()), "{line}");
+        }
+        let held = rows.iter().filter(|r| r["outcome"] == "held").count();
+        assert!(held > 0, "{table}");
+        assert!(
+            last.starts_with(&format!("level {level}: {held} held, 0 escaped, ")),
+            "{last}"
+        );
+    }
+}
