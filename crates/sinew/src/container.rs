@@ -23,9 +23,14 @@ fn named(e: &dyn std::fmt::Display) -> Failure {
     Failure::system(format!("sandbox.level = \"container\": {e}"))
 }
 
-/// Where `DOCKER_HOST` says that Docker listens, if that is a socket of this host.
-fn docker_host() -> Option<PathBuf> {
-    let host = std::env::var("DOCKER_HOST").ok()?;
+/// Where the variable of an engine says that it listens, if that is a socket of this host.
+fn engine_host(engine: &str) -> Option<PathBuf> {
+    let variable = match engine {
+        "docker" => "DOCKER_HOST",
+        "podman" => "CONTAINER_HOST",
+        _ => return None,
+    };
+    let host = std::env::var(variable).ok()?;
     host.strip_prefix("unix://").map(PathBuf::from)
 }
 
@@ -40,14 +45,13 @@ pub(crate) fn provider(
         engine => engine,
     };
     let socket = section.container_socket.as_ref().map(PathBuf::from);
-    let docker = docker_host().filter(|_| engine == "docker");
     let image = match wire::image(section)? {
         Some(unpacked) => Image::Folder(unpacked.root),
         None => Image::parse(section.image.as_deref().unwrap_or("host")),
     };
     let config = ContainerConfig {
         engine: engine.parse().map_err(|e| named(&e))?,
-        socket: socket.or(docker),
+        socket: socket.or_else(|| engine_host(engine)),
         image,
         python: ProcessConfig::new(program, &search).python,
         shows,
@@ -89,7 +93,7 @@ pub(crate) fn at_level(level: &str) -> Result<ContainerProvider, Failure> {
 pub(crate) fn bench_all(level: &str, as_json: bool) -> Result<(), Failure> {
     let provider = at_level(level)?;
     let mut on_row = |row| sandbox_bench::print(&row, as_json);
-    let socket = docker_host().unwrap_or_else(|| DOCKER.into());
+    let socket = engine_host("docker").unwrap_or_else(|| DOCKER.into());
     let benches = bench::run(&provider, &socket, RUNS, &mut on_row);
     let runtime = tokio::runtime::Runtime::new().map_err(Failure::system)?;
     runtime.block_on(benches).map_err(Failure::system)
