@@ -272,17 +272,10 @@ async fn every_attack_is_held() {
     sinew_wasm::attack::run(&provider, "", &mut |row| rows.push(row))
         .await
         .unwrap();
-    let escaped: Vec<_> = rows
-        .iter()
-        .filter(|r| r.outcome == AttackOutcome::Escaped)
-        .collect();
+    let of = |outcome| rows.iter().filter(move |r| r.outcome == outcome);
+    let escaped: Vec<_> = of(AttackOutcome::Escaped).collect();
     assert!(escaped.is_empty(), "{escaped:#?}");
-    assert!(
-        rows.iter()
-            .filter(|r| r.outcome == AttackOutcome::Held)
-            .count()
-            >= 38
-    );
+    assert!(of(AttackOutcome::Held).count() >= 38);
 }
 
 #[tokio::test]

@@ -243,6 +243,9 @@ def rehearse(next_program, main, known, times):
     """Runs a program from its arrival to its end, into /dev/null: memory that programs make an
     interpreter write to is copied now and not while somebody waits. The second time takes memory
     that the first did not."""
+    # Threads are awaited at the end of an interpreter, and that is once.
+    if 'threading' in sys.modules:
+        return
     null = os.open('/dev/null', os.O_RDWR)
     for target in (1, 2):
         os.dup2(null, target)
