@@ -236,6 +236,7 @@ fn row(real: &Real, said: &Said) -> TrainRow {
         values: None,
         returns: None,
         teacher_top: None,
+        masks: None,
         oldest_version: PolicyVersion(0),
     }
 }

@@ -34,6 +34,7 @@ pub(super) fn row(tokens: Vec<TokenId>, prompt: usize, share: f32) -> TrainRow {
         values: None,
         returns: None,
         teacher_top: None,
+        masks: None,
         oldest_version: PolicyVersion(0),
     }
 }

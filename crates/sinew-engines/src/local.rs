@@ -126,7 +126,8 @@ fn refusal(error: EngineError) -> LegError {
         },
         EngineError::PromptTooLong { .. }
         | EngineError::UnknownToken { .. }
-        | EngineError::InvalidSampling { .. } => LegError::Refused(error),
+        | EngineError::InvalidSampling { .. }
+        | EngineError::Format(_) => LegError::Refused(error),
         EngineError::Weights(_) | EngineError::Stopped(_) | EngineError::Failed(_) => {
             LegError::Cut(error.to_string())
         }

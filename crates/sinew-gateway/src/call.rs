@@ -291,6 +291,7 @@ impl Gateway {
             seed: 0,
             logit_bias: ask.logit_bias.clone(),
             top_logprobs: request.logprobs.unwrap_or(0),
+            format: None,
         }
     }
 

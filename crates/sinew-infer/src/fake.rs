@@ -173,6 +173,7 @@ impl FakeModel {
                     logprob: logprob(id),
                 })
                 .collect(),
+            choice: None,
         }
     }
 }

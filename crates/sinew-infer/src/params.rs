@@ -47,6 +47,10 @@ pub(crate) fn check_request(
         });
     }
     check_distribution(&request.sampling)?;
+    if let Some(format) = &request.sampling.format {
+        let allowed = "none: this engine was built without a maker of masks";
+        return invalid("format", format.grammar.name(), allowed);
+    }
     check_stops(&request.sampling, limits)?;
     check_bias(&request.sampling, limits)
 }

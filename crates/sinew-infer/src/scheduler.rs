@@ -248,6 +248,7 @@ impl Scheduler {
                 logprob: draw.logprob,
                 version: self.version,
                 top: draw.top,
+                choice: None,
             });
             if end.is_some() {
                 break;

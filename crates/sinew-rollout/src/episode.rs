@@ -5,8 +5,8 @@
 
 use sinew_types::{
     EpisodeEnd, EpisodeId, FailureKind, FinishReason, GroupId, Limit, Message, NO_PARENT, Node,
-    NodeId, Outcome, SampledToken, TRACE_FORMAT_VERSION, Task, Timing, TokenId, TokenKind, Trace,
-    VersionSpan,
+    NodeFormat, NodeId, Outcome, SampledToken, TRACE_FORMAT_VERSION, Task, Timing, TokenId,
+    TokenKind, Trace, VersionSpan,
 };
 
 /// What bounds an episode.
@@ -271,6 +271,7 @@ impl EpisodeMachine {
             let at = node.tokens.len() as u32;
             node.tokens.push(token.id);
             node.logprobs.push(token.logprob);
+            NodeFormat::push(&mut node.format, token);
             match node.versions.last_mut() {
                 Some(span) if span.version == token.version => span.len += 1,
                 _ => node.versions.push(VersionSpan {
@@ -388,6 +389,7 @@ mod tests {
             logprob: -0.25,
             version: PolicyVersion(version),
             top: Vec::new(),
+            choice: None,
         }
     }
 

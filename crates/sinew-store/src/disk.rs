@@ -364,6 +364,7 @@ mod tests {
             logprobs: Vec::new(),
             temperature: 1.0,
             versions: Vec::new(),
+            format: None,
             messages: Vec::new(),
             finish: None,
             process_reward: 0.0,

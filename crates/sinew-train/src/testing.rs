@@ -70,6 +70,7 @@ impl Bigram {
             values: None,
             returns: None,
             teacher_top: None,
+            masks: None,
             oldest_version: PolicyVersion(0),
         }
     }

@@ -1,5 +1,6 @@
 //! The `Engine` port: tokens in, sampled tokens with log-probabilities and versions out.
 
+use crate::format::{Choice, Format, shared_option};
 use crate::ids::{PolicyVersion, RequestId, TokenId};
 use crate::weights::TensorSource;
 use serde::{Deserialize, Serialize};
@@ -30,6 +31,9 @@ pub struct SamplingParams {
     pub logit_bias: Vec<(TokenId, f32)>,
     /// How many of the most likely alternatives to report for each token.
     pub top_logprobs: u8,
+    /// What the output must be; `None`: anything.
+    #[serde(with = "shared_option", skip_serializing_if = "Option::is_none")]
+    pub format: Option<Arc<Format>>,
 }
 
 impl Default for SamplingParams {
@@ -45,6 +49,7 @@ impl Default for SamplingParams {
             seed: 0,
             logit_bias: Vec::new(),
             top_logprobs: 0,
+            format: None,
         }
     }
 }
@@ -90,12 +95,16 @@ pub struct SampledToken {
     pub id: TokenId,
     /// Natural log-probability under the full softmax of `logits / temperature`, with the request's
     /// [`SamplingParams::policy_temperature`], before bias and any truncation of the distribution: what a
-    /// trainer recomputes from the same weights. The same holds for `top`.
+    /// trainer recomputes from the same weights. The same holds for `top`. Under a format, of the softmax
+    /// over the tokens that its mask allows; exactly 0 where it allows one alone.
     pub logprob: f32,
     /// The weights that sampled it.
     pub version: PolicyVersion,
     /// The most likely alternatives, best first, if they were asked for.
     pub top: Vec<TokenLogprob>,
+    /// What it was chosen from, if the request has a format.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub choice: Option<Choice>,
 }
 
 /// Why a generation ended.
@@ -155,6 +164,8 @@ pub enum EngineError {
         value: String,
         allowed: String,
     },
+    #[error("output format: {0}")]
+    Format(String),
     #[error("weights refused: {0}")]
     Weights(String),
     #[error("engine stopped: {0}")]

@@ -8,6 +8,7 @@
 //! log-probability and one policy version for each sampled token and none for any other.
 
 mod engine;
+mod format;
 mod ids;
 mod message;
 mod signal;
@@ -19,11 +20,15 @@ pub use engine::{
     Engine, EngineError, EngineEvent, EngineStatus, EventSink, Fidelity, FinishReason,
     GenerateRequest, SampledToken, SamplingParams, TEMPERATURES, TokenLogprob,
 };
+pub use format::{
+    Choice, Enforced, Format, FormatError, FormatLaw, Grammar, MAX_FORMAT_BYTES, MAX_FORMAT_ITEMS,
+    NodeFormat, ToolGrammar, ToolNeed, ToolTag, Whitespace,
+};
 pub use ids::{EpisodeId, GroupId, PolicyVersion, RequestId, TaskId, TokenId};
 pub use message::{Message, Role, ToolCall, ToolSpec};
 pub use signal::{
     Aggregation, Correction, Divergence, KlEstimator, KlSpec, LossSpec, RejectionLevel,
-    RejectionMetric, Surrogate, TeacherSpec, TrainRow, TrainRowError,
+    RejectionMetric, RowMasks, Surrogate, TeacherSpec, TrainRow, TrainRowError,
 };
 pub use task::Task;
 pub use trace::{

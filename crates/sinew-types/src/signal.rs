@@ -34,8 +34,70 @@ pub struct TrainRow {
     /// loss compares with a teacher's distribution.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub teacher_top: Option<Vec<Vec<TokenLogprob>>>,
+    /// Which tokens could have been drawn, where that was not all: the policy that acted, and is trained,
+    /// is the softmax over them, and so is every other log-probability, entropy and divergence of the token.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub masks: Option<RowMasks>,
     /// Oldest weights that sampled a token of this row.
     pub oldest_version: PolicyVersion,
+}
+
+/// The tokens that were allowed in the places of a row, as bit sets without duplicates.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RowMasks {
+    /// Words of one bit set: `vocabulary / 32`, rounded up.
+    pub words_per_mask: u32,
+    /// Bit sets one after the other: bit `v % 32` of word `v / 32` says that token `v` is allowed.
+    pub table: Vec<u32>,
+    /// For each token of the row its bit set in `table`, or [`RowMasks::ALL`].
+    pub rows: Vec<u32>,
+}
+
+impl RowMasks {
+    /// In [`RowMasks::rows`]: no mask, all tokens are allowed.
+    pub const ALL: u32 = u32::MAX;
+
+    /// The bit set of token `t` of the row; `None`: all tokens are allowed.
+    pub fn mask(&self, t: usize) -> Option<&[u32]> {
+        let index = self.rows.get(t).copied().filter(|&i| i != Self::ALL)? as usize;
+        let words = self.words_per_mask as usize;
+        self.table.get(index * words..(index + 1) * words)
+    }
+
+    /// Whether `id` was allowed in the place of token `t` of the row.
+    pub fn allows(&self, t: usize, id: TokenId) -> bool {
+        let bit = |mask: &[u32]| {
+            mask.get(id as usize / 32)
+                .is_some_and(|w| w >> (id % 32) & 1 == 1)
+        };
+        self.mask(t).is_none_or(bit)
+    }
+
+    /// Checks the table, and that each token was allowed where it is trained.
+    fn validate(&self, tokens: &[TokenId], weights: &[f32]) -> Result<(), String> {
+        let words = self.words_per_mask as usize;
+        if words == 0 || !self.table.len().is_multiple_of(words) {
+            return Err(format!(
+                "table has {} words, expected a multiple of words_per_mask = {words}, above 0",
+                self.table.len()
+            ));
+        }
+        if self.rows.len() != tokens.len() {
+            let (actual, expected) = (self.rows.len(), tokens.len());
+            return Err(format!("rows has {actual} entries, expected {expected}"));
+        }
+        let masks = self.table.len() / words;
+        let outside = |&i: &u32| i != Self::ALL && i as usize >= masks;
+        if let Some(t) = self.rows.iter().position(outside) {
+            let index = self.rows[t];
+            return Err(format!("rows[{t}] is {index}, the table has {masks} masks"));
+        }
+        let barred = |&t: &usize| weights[t] != 0.0 && !self.allows(t, tokens[t]);
+        match (0..tokens.len()).find(barred) {
+            Some(t) => Err(format!("bars token {} at {t}, which is trained", tokens[t])),
+            None => Ok(()),
+        }
+    }
 }
 
 /// Why a row is not fit to train on.
@@ -59,6 +121,8 @@ pub enum TrainRowError {
         "row of episode {episode}: the first token has weight {weight}, it cannot be predicted"
     )]
     FirstToken { episode: EpisodeId, weight: f32 },
+    #[error("row of episode {episode}: masks: {why}")]
+    Masks { episode: EpisodeId, why: String },
     #[error(
         "row of episode {episode}: temperatures[{index}] is {value}: of a trained token it is {} to {} (1 for \
          one chosen greedily)",
@@ -125,6 +189,14 @@ impl TrainRow {
             });
         }
         self.validate_teacher()?;
+        if let Some(masks) = &self.masks {
+            masks
+                .validate(&self.tokens, &self.weights)
+                .map_err(|why| TrainRowError::Masks {
+                    episode: self.episode.clone(),
+                    why,
+                })?;
+        }
         match self.weights.first() {
             Some(&weight) if weight != 0.0 => Err(TrainRowError::FirstToken {
                 episode: self.episode.clone(),
@@ -291,4 +363,50 @@ pub struct LossSpec {
     /// Distance to a teacher's distribution, if there is a teacher.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub teacher: Option<TeacherSpec>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(masks: RowMasks) -> TrainRow {
+        TrainRow {
+            episode: EpisodeId::new("e"),
+            tokens: vec![1, 33, 2],
+            weights: vec![0.0, 1.0, 1.0],
+            advantages: vec![1.0; 3],
+            temperatures: Vec::new(),
+            behaviour_logprobs: vec![-1.0; 3],
+            ref_logprobs: None,
+            prox_logprobs: None,
+            values: None,
+            returns: None,
+            teacher_top: None,
+            masks: Some(masks),
+            oldest_version: PolicyVersion(0),
+        }
+    }
+
+    #[test]
+    fn masks_that_do_not_fit_their_row_are_refused() {
+        let good = RowMasks {
+            words_per_mask: 2,
+            table: vec![0, 0b110, 0, 1],
+            rows: vec![1, 0, RowMasks::ALL],
+        };
+        row(good.clone()).validate().unwrap();
+        assert!(good.allows(1, 33) && good.allows(1, 34) && good.allows(2, 7));
+        assert!(!good.allows(1, 32) && !good.allows(1, 64));
+        let refused = |edit: &dyn Fn(&mut RowMasks), field: &str| {
+            let mut masks = good.clone();
+            edit(&mut masks);
+            let error = row(masks).validate().unwrap_err().to_string();
+            assert!(error.contains(field), "{error}");
+        };
+        refused(&|m| m.words_per_mask = 0, "words_per_mask");
+        refused(&|m| m.words_per_mask = 3, "words_per_mask");
+        refused(&|m| m.rows.truncate(2), "rows has 2");
+        refused(&|m| m.rows[1] = 2, "rows[1] is 2");
+        refused(&|m| m.rows[1] = 1, "bars token 33 at 1");
+    }
 }

@@ -4,13 +4,18 @@
 //! the model saw, and a training sample. Branches share their prefix.
 
 use crate::engine::{FinishReason, TEMPERATURES};
+use crate::format::NodeFormat;
 use crate::ids::{EpisodeId, GroupId, PolicyVersion, TaskId, TokenId};
 use crate::message::Message;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// Version of the serialized form; readers refuse newer ones.
-pub const TRACE_FORMAT_VERSION: u32 = 1;
+/// Version of the serialized form; readers refuse newer ones. Since 2, nodes may have a format: a reader
+/// that ignored it would train another distribution than the one sampled.
+pub const TRACE_FORMAT_VERSION: u32 = 2;
+
+/// The first version whose nodes may have a format.
+const FORMATS_SINCE: u32 = 2;
 
 /// Index of a node in [`Trace::nodes`].
 pub type NodeId = u32;
@@ -26,7 +31,8 @@ pub enum TokenKind {
     Prompt,
     /// Drawn by the engine from the policy.
     Sampled,
-    /// In the model's turn, but not drawn by it (a closing tag after truncation, a join).
+    /// In the model's turn, but not drawn by it (a closing tag after truncation, a join, a token that a
+    /// format left no choice about).
     Forced,
     /// What the environment answered, rendered.
     Observation,
@@ -57,6 +63,9 @@ pub struct Node {
     pub temperature: f32,
     /// Cover a sampled node's tokens in order without gaps, otherwise empty.
     pub versions: Vec<VersionSpan>,
+    /// What a sampled node's tokens were held to, if anything.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub format: Option<Box<NodeFormat>>,
     /// The messages that the tokens say, where there are any.
     pub messages: Vec<Message>,
     /// Why sampling ended, for sampled nodes.
@@ -80,6 +89,11 @@ fn is_one(temperature: &f32) -> bool {
 }
 
 impl Node {
+    /// Whether the `index`-th token was without a choice in a sampled node.
+    pub fn forced(&self, index: usize) -> bool {
+        self.format.as_ref().is_some_and(|f| f.forced(index))
+    }
+
     /// A node that nobody sampled: its tokens were given, so that it has neither
     /// log-probabilities nor versions nor an end of sampling.
     pub fn given(
@@ -97,6 +111,7 @@ impl Node {
             logprobs: Vec::new(),
             temperature: 1.0,
             versions: Vec::new(),
+            format: None,
             messages,
             finish: None,
             process_reward: 0.0,
@@ -188,7 +203,7 @@ pub struct PathToken {
     pub kind: TokenKind,
     pub node: NodeId,
     pub turn: u32,
-    /// Of sampled tokens.
+    /// Of sampled tokens; forced ones within a sampled node have none.
     pub logprob: Option<f32>,
     /// Of its node.
     pub temperature: f32,
@@ -243,6 +258,13 @@ pub enum TraceError {
         episode: EpisodeId,
         node: NodeId,
         tokens: usize,
+    },
+    #[error("trace {episode}: node {node}: format.{field} {why}")]
+    Format {
+        episode: EpisodeId,
+        node: NodeId,
+        field: &'static str,
+        why: String,
     },
     #[error("trace {episode}: {field} is {value}")]
     NotFinite {
@@ -337,6 +359,57 @@ impl Trace {
                 tokens: node.tokens.len(),
             });
         }
+        self.validate_format(index, node)
+    }
+
+    fn validate_format(&self, index: NodeId, node: &Node) -> Result<(), TraceError> {
+        let Some(format) = &node.format else {
+            return Ok(());
+        };
+        let wrong = |field, why: String| {
+            Err(TraceError::Format {
+                episode: self.episode.clone(),
+                node: index,
+                field,
+                why,
+            })
+        };
+        if self.format_version < FORMATS_SINCE {
+            let why = format!(
+                "needs format version {FORMATS_SINCE}, the trace says {}",
+                self.format_version
+            );
+            return wrong("law", why);
+        }
+        if node.kind != TokenKind::Sampled {
+            return wrong("law", format!("is set on a node of kind {:?}", node.kind));
+        }
+        let expected = if format.masked() {
+            node.tokens.len()
+        } else {
+            0
+        };
+        let columns = [
+            ("allowed", format.allowed.len()),
+            ("masks", format.masks.len()),
+            ("log_mass", format.log_mass.len()),
+        ];
+        if let Some((field, actual)) = columns.into_iter().find(|c| c.1 != expected) {
+            return wrong(field, format!("has {actual} entries, expected {expected}"));
+        }
+        if let Some(i) = format.allowed.iter().position(|&n| n == 0) {
+            return wrong("allowed", format!("[{i}] is 0: a token was drawn"));
+        }
+        let bad = |m: &f32| !m.is_finite() || *m > 1e-3;
+        if let Some(i) = format.log_mass.iter().position(bad) {
+            let why = format!("[{i}] is {}, expected <= 0", format.log_mass[i]);
+            return wrong("log_mass", why);
+        }
+        let forced = |i: &usize| format.forced(*i) && node.logprobs[*i] != 0.0;
+        if let Some(i) = (0..expected).find(forced) {
+            let why = format!("[{i}] is 1 but the log-prob is {}", node.logprobs[i]);
+            return wrong("allowed", why);
+        }
         Ok(())
     }
 
@@ -378,26 +451,26 @@ impl Trace {
                 {
                     spans.next();
                 }
+                let forced = node.forced(i);
                 out.push(PathToken {
                     id: token,
-                    kind: node.kind,
+                    kind: if forced { TokenKind::Forced } else { node.kind },
                     node: id,
                     turn: node.turn,
-                    logprob: node.logprobs.get(i).copied(),
+                    logprob: node.logprobs.get(i).copied().filter(|_| !forced),
                     temperature: node.temperature,
-                    version: spans.peek().map(|s| s.version),
+                    version: spans.peek().map(|s| s.version).filter(|_| !forced),
                 });
             }
         }
         out
     }
 
-    /// Number of sampled tokens in all nodes.
+    /// Number of sampled tokens in all nodes, without those that a format left no choice about.
     pub fn sampled_tokens(&self) -> usize {
-        self.nodes
-            .iter()
-            .filter(|n| n.kind == TokenKind::Sampled)
-            .map(|n| n.tokens.len())
+        let sampled = self.nodes.iter().filter(|n| n.kind == TokenKind::Sampled);
+        sampled
+            .map(|n| (0..n.tokens.len()).filter(|&i| !n.forced(i)).count())
             .sum()
     }
 
@@ -419,6 +492,7 @@ impl Trace {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::format::{Enforced, Format, FormatLaw, Grammar};
 
     fn node(parent: NodeId, kind: TokenKind, tokens: &[TokenId]) -> Node {
         let sampled = kind == TokenKind::Sampled;
@@ -442,6 +516,7 @@ mod tests {
             } else {
                 Vec::new()
             },
+            format: None,
             messages: Vec::new(),
             finish: None,
             process_reward: 0.0,
@@ -492,6 +567,71 @@ mod tests {
         let told = serde_json::to_value(&warm).unwrap();
         assert_eq!(serde_json::from_value::<Node>(told).unwrap(), warm);
         assert_eq!(trace(vec![warm]).path_tokens(0)[0].temperature, 1.2);
+    }
+
+    fn held(allowed: &[u32]) -> Box<NodeFormat> {
+        let n = allowed.len();
+        Box::new(NodeFormat {
+            law: FormatLaw {
+                format: Format::new(Grammar::JsonObject).into(),
+                enforced: Enforced::Masks {
+                    implementation: "i".into(),
+                    environment: "e".into(),
+                    format: "f".into(),
+                },
+            },
+            allowed: allowed.to_vec(),
+            masks: vec![u64::MAX; n],
+            log_mass: vec![-0.25; n],
+        })
+    }
+
+    #[test]
+    fn tokens_without_a_choice_are_forced() {
+        let mut node = node(NO_PARENT, TokenKind::Sampled, &[1, 2, 3]);
+        node.format = Some(held(&[7, 1, 2]));
+        node.logprobs[1] = 0.0;
+        let t = trace(vec![node]);
+        t.validate().unwrap();
+        let path = t.path_tokens(0);
+        let kinds: Vec<_> = path.iter().map(|p| p.kind).collect();
+        let (sampled, forced) = (TokenKind::Sampled, TokenKind::Forced);
+        assert_eq!(kinds, [sampled, forced, sampled]);
+        assert_eq!((path[1].logprob, path[1].version), (None, None));
+        assert_eq!(path[2].version, Some(PolicyVersion(3)));
+        assert_eq!(t.sampled_tokens(), 2);
+        let text = serde_json::to_string(&t).unwrap();
+        assert_eq!(serde_json::from_str::<Trace>(&text).unwrap(), t);
+    }
+
+    #[test]
+    fn a_format_that_does_not_fit_its_node_is_named() {
+        let mut good = node(NO_PARENT, TokenKind::Sampled, &[1, 2]);
+        good.format = Some(held(&[7, 2]));
+        let refused = |field: &str, edit: &dyn Fn(&mut Trace)| {
+            let mut t = trace(vec![good.clone()]);
+            t.validate().unwrap();
+            edit(&mut t);
+            let error = t.validate().unwrap_err().to_string();
+            assert!(error.contains(field), "{error}");
+        };
+        refused("allowed", &|t| t.nodes[0].format = Some(held(&[7])));
+        refused("format.allowed [0] is 0", &|t| {
+            t.nodes[0].format = Some(held(&[0, 2]))
+        });
+        refused("log-prob is -0.5", &|t| {
+            t.nodes[0].format = Some(held(&[7, 1]))
+        });
+        refused("version 2", &|t| t.format_version = 1);
+        refused("log_mass", &|t| {
+            let format = t.nodes[0].format.as_mut().unwrap();
+            format.log_mass[0] = f32::NAN;
+        });
+        refused("kind Forced", &|t| {
+            let node = &mut t.nodes[0];
+            node.kind = TokenKind::Forced;
+            (node.logprobs, node.versions) = (Vec::new(), Vec::new());
+        });
     }
 
     #[test]

@@ -31,6 +31,7 @@ pub(crate) fn node(parent: NodeId, turn: u32, kind: TokenKind, tokens: usize) ->
         logprobs: (0..n).map(|i| -0.1 * (i + 1) as f32).collect(),
         temperature: 1.0,
         versions: if n > 0 { vec![span] } else { Vec::new() },
+        format: None,
         messages: Vec::new(),
         finish: None,
         process_reward: 0.0,

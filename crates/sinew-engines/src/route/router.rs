@@ -147,6 +147,7 @@ impl Router {
             logprob: t.logprob,
             version,
             top: t.top,
+            choice: None,
         });
         let tokens = tokens.collect();
         self.tell(EngineEvent::Tokens { request, tokens });

@@ -28,8 +28,8 @@ use crate::repeated::{Bodies, Scan};
 pub(crate) use keys::{Key, PrefixHasher, head as head_key};
 use sinew_render::Renderer;
 use sinew_types::{
-    EpisodeEnd, EpisodeId, FinishReason, Limit, Message, NO_PARENT, Node, NodeId, Outcome, TokenId,
-    TokenKind, VersionSpan,
+    EpisodeEnd, EpisodeId, FinishReason, Limit, Message, NO_PARENT, Node, NodeFormat, NodeId,
+    Outcome, TokenId, TokenKind, VersionSpan,
 };
 pub(crate) use states::StateId;
 use states::States;
@@ -529,6 +529,7 @@ impl Session {
         node.logprobs = output.tokens.iter().map(|t| t.logprob).collect();
         node.temperature = output.temperature;
         for (start, token) in output.tokens.iter().enumerate() {
+            NodeFormat::push(&mut node.format, token);
             match node.versions.last_mut() {
                 Some(span) if span.version == token.version => span.len += 1,
                 _ => node.versions.push(VersionSpan {

@@ -31,6 +31,7 @@ fn output(renderer: &ChatRenderer, text: &str, mark: f32, closed: bool) -> Sampl
         logprob: -mark,
         version: PolicyVersion(7),
         top: Vec::new(),
+        choice: None,
     };
     SampledTurn {
         tokens: ids.into_iter().map(token).collect(),

@@ -25,6 +25,7 @@ pub(crate) fn trace(n: u64, tokens: usize) -> Trace {
         logprobs,
         temperature: temperature(kind, n),
         versions,
+        format: None,
         messages: vec![Message::new(Role::User, format!("message {n}"))],
         finish: None,
         process_reward: 0.0,

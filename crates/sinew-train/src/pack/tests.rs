@@ -17,6 +17,7 @@ fn row(tokens: &[TokenId], weights: &[f32]) -> TrainRow {
         values: None,
         returns: None,
         teacher_top: None,
+        masks: None,
         oldest_version: PolicyVersion(0),
     }
 }

@@ -83,6 +83,7 @@ fn row(tokens: &[TokenId], prompt: usize, weight: f32, advantage: f32) -> TrainR
         values: None,
         returns: None,
         teacher_top: None,
+        masks: None,
         oldest_version: PolicyVersion(0),
     }
 }

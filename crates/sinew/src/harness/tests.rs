@@ -35,6 +35,7 @@ fn trace(says: &[&str]) -> Trace {
                 len: 1,
                 version: PolicyVersion(0),
             }],
+            format: None,
             messages: vec![Message::new(Role::Assistant, *text)],
             finish: None,
             process_reward: 0.0,

@@ -1,0 +1,379 @@
+//! Output formats: what a generation's text must be, and what is recorded of how it was held to it.
+
+use crate::engine::SampledToken;
+use serde::{Deserialize, Serialize};
+use std::sync::Arc;
+
+/// Most bytes of a format's texts together. Larger ones are refused before anything is compiled.
+pub const MAX_FORMAT_BYTES: usize = 256 * 1024;
+/// Most texts of a [`Grammar::Choice`] and calls of a [`Grammar::Tools`].
+pub const MAX_FORMAT_ITEMS: usize = 256;
+
+/// What the output must be, to the byte.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Format {
+    pub grammar: Grammar,
+    /// How JSON inside the format is laid out.
+    #[serde(default)]
+    pub whitespace: Whitespace,
+}
+
+impl Format {
+    /// A format with fixed separators.
+    pub fn new(grammar: Grammar) -> Self {
+        Self {
+            grammar,
+            whitespace: Whitespace::default(),
+        }
+    }
+}
+
+/// How JSON is laid out.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Whitespace {
+    /// `", "` and `": "` and no other space: an output cannot spend its tokens on blanks.
+    #[default]
+    Spaced,
+    /// `","` and `":"` and no space at all.
+    Compact,
+    /// Any blanks where JSON allows them.
+    Free,
+}
+
+/// The language that an output must belong to.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", tag = "type", deny_unknown_fields)]
+pub enum Grammar {
+    /// JSON that this schema accepts. The text as it was given: properties come in its order.
+    JsonSchema { schema: String },
+    /// Any JSON object.
+    JsonObject,
+    /// Text that this regular expression matches as a whole.
+    Regex { pattern: String },
+    /// A grammar in Lark's notation.
+    Lark { grammar: String },
+    /// One of these texts, to the byte.
+    Choice { texts: Vec<String> },
+    /// Free text with tool calls whose arguments are held to their schemas.
+    Tools(ToolGrammar),
+}
+
+/// Tool calls in a model's own notation.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ToolGrammar {
+    /// Where free text ends and a call begins. Every [`ToolTag::begin`] starts with it.
+    pub trigger: String,
+    pub calls: Vec<ToolTag>,
+    /// Whether text may come without a call.
+    pub need: ToolNeed,
+    /// Whether more calls may follow the first.
+    pub parallel: bool,
+}
+
+/// One tool in the model's notation: `begin`, arguments that the schema accepts, `end`.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ToolTag {
+    pub begin: String,
+    /// JSON Schema of the arguments, as it was given.
+    pub schema: String,
+    pub end: String,
+}
+
+/// Whether an output may do without a tool call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ToolNeed {
+    /// Free text, and calls if the model opens one.
+    Auto,
+    /// Nothing but calls.
+    Required,
+}
+
+/// Why a format cannot be meant.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum FormatError {
+    #[error(
+        "format.{field} has {actual}, at most {limit} are allowed: make it smaller or split it"
+    )]
+    TooLarge {
+        field: &'static str,
+        actual: usize,
+        limit: usize,
+    },
+    #[error("format.{field} is {value}: {allowed}")]
+    Invalid {
+        field: &'static str,
+        value: String,
+        allowed: &'static str,
+    },
+}
+
+impl Grammar {
+    /// As it is called in messages and in counts.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::JsonSchema { .. } => "json_schema",
+            Self::JsonObject => "json_object",
+            Self::Regex { .. } => "regex",
+            Self::Lark { .. } => "lark",
+            Self::Choice { .. } => "choice",
+            Self::Tools(_) => "tools",
+        }
+    }
+
+    fn bytes(&self) -> usize {
+        match self {
+            Self::JsonSchema { schema } => schema.len(),
+            Self::JsonObject => 0,
+            Self::Regex { pattern } => pattern.len(),
+            Self::Lark { grammar } => grammar.len(),
+            Self::Choice { texts } => texts.iter().map(String::len).sum(),
+            Self::Tools(tools) => {
+                let tag = |t: &ToolTag| t.begin.len() + t.schema.len() + t.end.len();
+                tools.trigger.len() + tools.calls.iter().map(tag).sum::<usize>()
+            }
+        }
+    }
+}
+
+impl Format {
+    /// Checks sizes and what needs no compiler.
+    ///
+    /// # Errors
+    /// The field, its value and what is allowed.
+    pub fn validate(&self) -> Result<(), FormatError> {
+        let too_large = |field, actual, limit| FormatError::TooLarge {
+            field,
+            actual,
+            limit,
+        };
+        let invalid = |field, value: &str, allowed| FormatError::Invalid {
+            field,
+            value: format!("{value:?}"),
+            allowed,
+        };
+        let bytes = self.grammar.bytes();
+        if bytes > MAX_FORMAT_BYTES {
+            return Err(too_large("grammar bytes", bytes, MAX_FORMAT_BYTES));
+        }
+        match &self.grammar {
+            Grammar::Choice { texts } if texts.len() > MAX_FORMAT_ITEMS => {
+                Err(too_large("texts", texts.len(), MAX_FORMAT_ITEMS))
+            }
+            Grammar::Choice { texts } if texts.is_empty() => {
+                Err(invalid("texts", "", "at least one text to choose"))
+            }
+            Grammar::Choice { texts } if texts.iter().any(String::is_empty) => {
+                Err(invalid("texts", "", "texts of at least one byte"))
+            }
+            Grammar::Tools(tools) => {
+                if tools.calls.len() > MAX_FORMAT_ITEMS {
+                    return Err(too_large("calls", tools.calls.len(), MAX_FORMAT_ITEMS));
+                }
+                if tools.calls.is_empty() {
+                    return Err(invalid("calls", "", "at least one tool"));
+                }
+                if tools.trigger.is_empty() {
+                    return Err(invalid("trigger", "", "the text that opens a call"));
+                }
+                let stray = |t: &&ToolTag| !t.begin.starts_with(&tools.trigger);
+                match tools.calls.iter().find(stray) {
+                    Some(tag) => Err(invalid(
+                        "calls.begin",
+                        &tag.begin,
+                        "text that starts with the trigger",
+                    )),
+                    None => Ok(()),
+                }
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// A format and who held the output to it: recorded once for a generation.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct FormatLaw {
+    #[serde(with = "shared")]
+    pub format: Arc<Format>,
+    pub enforced: Enforced,
+}
+
+/// Who held the output to its format.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", tag = "type")]
+pub enum Enforced {
+    /// Every token is drawn from the softmax over a mask that can be made again.
+    Masks {
+        /// What makes masks, with the versions that decide their meaning.
+        implementation: String,
+        /// Hash of the table from ids to bytes, of the ends and of the settings.
+        environment: String,
+        /// Hash of the format.
+        format: String,
+    },
+    /// An outside engine, by its own means: the masks are not known, so that nothing of it can be trained.
+    Outside { engine: String },
+    /// Nobody: it was advice, the tokens are drawn from the full softmax.
+    Advice,
+}
+
+/// What is recorded of the choice that a token was.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Choice {
+    #[serde(with = "shared")]
+    pub law: Arc<FormatLaw>,
+    /// Tokens that the mask allows; 1: no choice. 0 where no mask is known.
+    pub allowed: u32,
+    /// Hash of the mask; 0 where no mask is known.
+    pub mask: u64,
+    /// Natural logarithm of the probability that the model gave to all allowed tokens together, at the
+    /// temperature of sampling. 0 where it is not known and where nothing was computed.
+    pub log_mass: f32,
+}
+
+/// What a sampled node's tokens were held to. The vectors have one entry for each token.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct NodeFormat {
+    pub law: FormatLaw,
+    /// Tokens that were allowed; 1: no choice. Empty where no masks are known.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub allowed: Vec<u32>,
+    /// Hashes of the masks. Empty where no masks are known.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub masks: Vec<u64>,
+    /// [`Choice::log_mass`] of each token. Empty where no masks are known.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub log_mass: Vec<f32>,
+}
+
+impl NodeFormat {
+    /// Before any token.
+    pub fn new(law: FormatLaw) -> Self {
+        Self {
+            law,
+            allowed: Vec::new(),
+            masks: Vec::new(),
+            log_mass: Vec::new(),
+        }
+    }
+
+    /// Whether each token has a mask that can be made again.
+    pub fn masked(&self) -> bool {
+        matches!(self.law.enforced, Enforced::Masks { .. })
+    }
+
+    /// Whether the `index`-th token was without a choice.
+    pub fn forced(&self, index: usize) -> bool {
+        self.allowed.get(index) == Some(&1)
+    }
+
+    /// Records `token`'s choice in `format`; the first one says what the format is.
+    pub fn push(format: &mut Option<Box<Self>>, token: &SampledToken) {
+        let Some(choice) = &token.choice else { return };
+        let format = format.get_or_insert_with(|| Box::new(Self::new((*choice.law).clone())));
+        if format.masked() {
+            format.allowed.push(choice.allowed);
+            format.masks.push(choice.mask);
+            format.log_mass.push(choice.log_mass);
+        }
+    }
+
+    /// Keeps the first `tokens`.
+    pub fn truncate(&mut self, tokens: usize) {
+        self.allowed.truncate(tokens);
+        self.masks.truncate(tokens);
+        self.log_mass.truncate(tokens);
+    }
+}
+
+/// Serializes what is shared as what it holds.
+pub(crate) mod shared {
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+    use std::sync::Arc;
+
+    pub(crate) fn serialize<T: Serialize, S: Serializer>(
+        value: &Arc<T>,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        value.as_ref().serialize(serializer)
+    }
+
+    pub(crate) fn deserialize<'de, T: Deserialize<'de>, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<Arc<T>, D::Error> {
+        T::deserialize(deserializer).map(Arc::new)
+    }
+}
+
+/// The same where there may be none.
+pub(crate) mod shared_option {
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+    use std::sync::Arc;
+
+    pub(crate) fn serialize<T: Serialize, S: Serializer>(
+        value: &Option<Arc<T>>,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        value.as_deref().serialize(serializer)
+    }
+
+    pub(crate) fn deserialize<'de, T: Deserialize<'de>, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<Option<Arc<T>>, D::Error> {
+        Ok(Option::<T>::deserialize(deserializer)?.map(Arc::new))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_text_of_a_schema_is_kept_to_the_byte() {
+        let schema = "{ \"b\":1,\n\"a\" : 2}".to_owned();
+        let format = Format::new(Grammar::JsonSchema { schema });
+        let text = serde_json::to_string(&format).unwrap();
+        assert_eq!(serde_json::from_str::<Format>(&text).unwrap(), format);
+    }
+
+    #[test]
+    fn what_cannot_be_meant_is_refused_by_name() {
+        let tag = |begin: &str| ToolTag {
+            begin: begin.into(),
+            schema: "{}".into(),
+            end: "]".into(),
+        };
+        let tools = |calls| ToolGrammar {
+            trigger: "[call".into(),
+            calls,
+            need: ToolNeed::Auto,
+            parallel: true,
+        };
+        let many = vec!["a".to_owned(); MAX_FORMAT_ITEMS + 1];
+        let large = "x".repeat(MAX_FORMAT_BYTES + 1);
+        let cases = [
+            ("texts", Grammar::Choice { texts: vec![] }),
+            (
+                "texts",
+                Grammar::Choice {
+                    texts: vec!["".into()],
+                },
+            ),
+            ("texts", Grammar::Choice { texts: many }),
+            ("bytes", Grammar::Regex { pattern: large }),
+            ("calls", Grammar::Tools(tools(vec![]))),
+            ("calls.begin", Grammar::Tools(tools(vec![tag("<x>")]))),
+        ];
+        for (field, grammar) in cases {
+            let error = Format::new(grammar).validate().unwrap_err().to_string();
+            assert!(error.contains(field), "{error}");
+        }
+        let fine = Grammar::Tools(tools(vec![tag("[call f ")]));
+        Format::new(fine).validate().unwrap();
+    }
+}
