@@ -159,6 +159,7 @@ def wrong_input(client):
     with raises_in_rollout(client) as rollout:
         pass
     assert rollout.trace().end["type"] == "failed"
+    assert rollout.trace().reward is None
 
 
 class raises_in_rollout:

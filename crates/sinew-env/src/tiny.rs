@@ -222,6 +222,7 @@ impl TinyEnv {
                 ("idle_turns".to_owned(), f64::from(self.idle)),
             ]
             .into(),
+            unscored: false,
         }
     }
 

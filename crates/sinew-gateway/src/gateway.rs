@@ -195,6 +195,8 @@ impl Retry<'_> {
 pub struct RolloutView {
     pub id: EpisodeId,
     pub live: bool,
+    /// Of the whole trace; `None`: nobody has scored it.
+    pub reward: Option<f64>,
     pub trace: Trace,
     pub stats: Option<SessionStats>,
     /// Share of calls whose history was not the captured one.
@@ -511,10 +513,12 @@ impl Gateway {
         if let Some(rollout) = self.find(id.as_str()) {
             let session = rollout.session();
             let stats = session.stats().clone();
+            let trace = session.snapshot(unix_s());
             return Ok(RolloutView {
                 id: id.clone(),
                 live: true,
-                trace: session.snapshot(unix_s()),
+                reward: trace.score(),
+                trace,
                 divergence_rate: stats.divergence_rate(),
                 stats: Some(stats),
                 calls: session.calls(),
@@ -526,6 +530,7 @@ impl Gateway {
         Ok(RolloutView {
             id: id.clone(),
             live: false,
+            reward: trace.score(),
             trace,
             stats: None,
             divergence_rate: 0.0,

@@ -327,8 +327,8 @@ impl Service {
         let body = json!({
             "id": id,
             "end": trace.end,
-            "reward": trace.total_reward(),
-            "success": trace.outcome.success,
+            "reward": trace.score(),
+            "success": trace.score().map(|_| trace.outcome.success),
             "sampled_tokens": trace.sampled_tokens(),
             "branches": trace.leaves().len(),
             "metrics": trace.outcome.metrics,

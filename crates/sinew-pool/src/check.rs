@@ -277,6 +277,7 @@ impl Checker<'_> {
             reward,
             success: from.success.unwrap_or(reward > 0.0),
             metrics,
+            unscored: false,
         };
         trace.end = from.end.clone().unwrap_or(EpisodeEnd::Terminated);
         if matches!(trace.end, EpisodeEnd::Failed { .. }) {
@@ -341,6 +342,7 @@ fn trace_of(nodes: Vec<Node>) -> Trace {
         outcome: Outcome::default(),
         end: EpisodeEnd::Terminated,
         timing: Timing::default(),
+        ignored: BTreeMap::new(),
     }
 }
 

@@ -120,6 +120,7 @@ impl Tree<'_> {
             outcome: Outcome::default(),
             end: EpisodeEnd::Terminated,
             timing: Timing::default(),
+            ignored: std::collections::BTreeMap::new(),
         }
     }
 }

@@ -48,6 +48,7 @@ impl EpisodeSpec {
             outcome: Outcome::default(),
             end: EpisodeEnd::Terminated,
             timing: Timing::default(),
+            ignored: std::collections::BTreeMap::new(),
         }
     }
 }

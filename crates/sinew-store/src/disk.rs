@@ -382,6 +382,7 @@ mod tests {
             outcome: Outcome::default(),
             end: EpisodeEnd::Terminated,
             timing: Timing::default(),
+            ignored: std::collections::BTreeMap::new(),
         }
     }
 

@@ -88,6 +88,14 @@ fn is_one(temperature: &f32) -> bool {
     *temperature == 1.0
 }
 
+#[expect(
+    clippy::trivially_copy_pass_by_ref,
+    reason = "serde hands references on"
+)]
+fn is_false(flag: &bool) -> bool {
+    !flag
+}
+
 impl Node {
     /// Whether the `index`-th token was without a choice in a sampled node.
     pub fn forced(&self, index: usize) -> bool {
@@ -165,6 +173,10 @@ pub struct Outcome {
     pub success: bool,
     /// Named components and measurements (format, tool calls, errors).
     pub metrics: BTreeMap<String, f64>,
+    /// Nobody scored the episode, neither as a whole nor a turn of it: `reward` and `success`
+    /// say nothing.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub unscored: bool,
 }
 
 /// Where an episode's wall time went, in seconds.
@@ -194,6 +206,10 @@ pub struct Trace {
     pub outcome: Outcome,
     pub end: EpisodeEnd,
     pub timing: Timing,
+    /// Fields of an outside agent's requests that were accepted without effect: their paths, and
+    /// how often each came.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub ignored: BTreeMap<String, u64>,
 }
 
 /// A token on a path, with all that is known of it.
@@ -483,9 +499,14 @@ impl Trace {
             .min()
     }
 
-    /// Outcome plus process rewards.
+    /// Outcome plus process rewards; 0 if nobody scored it, see [`Trace::score`].
     pub fn total_reward(&self) -> f64 {
         self.outcome.reward + self.nodes.iter().map(|n| n.process_reward).sum::<f64>()
+    }
+
+    /// Its total reward, if it has one.
+    pub fn score(&self) -> Option<f64> {
+        (!self.outcome.unscored).then(|| self.total_reward())
     }
 }
 
@@ -537,6 +558,7 @@ mod tests {
             outcome: Outcome::default(),
             end: EpisodeEnd::Terminated,
             timing: Timing::default(),
+            ignored: BTreeMap::new(),
         }
     }
 

@@ -58,9 +58,12 @@ class Trace:
     nodes: list[TraceNode]
     #: `type`: `terminated`, `truncated` or `failed`.
     end: dict[str, Any]
-    reward: float
+    #: Of the whole episode, without rewards of turns; `None` if nobody scored it.
+    reward: float | None
     success: bool
     metrics: dict[str, float]
+    #: Fields of requests that were accepted without effect, and how often each came.
+    ignored: dict[str, int]
     raw: dict[str, Any] = field(repr=False)
 
     @staticmethod
@@ -71,9 +74,10 @@ class Trace:
         return Trace(
             [TraceNode._of(node) for node in raw["nodes"]],
             raw["end"],
-            outcome["reward"],
+            None if outcome.get("unscored") else outcome["reward"],
             outcome["success"],
             outcome["metrics"],
+            raw.get("ignored", {}),
             raw,
         )
 

@@ -56,6 +56,7 @@ pub(crate) fn trace(group: &str, episode: &str, reward: f64, nodes: Vec<Node>) -
         },
         end: EpisodeEnd::Terminated,
         timing: Timing::default(),
+        ignored: std::collections::BTreeMap::new(),
     }
 }
 

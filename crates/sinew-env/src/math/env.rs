@@ -231,6 +231,7 @@ impl ToolMathEnv {
             ]
             .map(|(name, value)| (name.to_owned(), value))
             .into(),
+            unscored: false,
         }
     }
 

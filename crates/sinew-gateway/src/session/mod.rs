@@ -116,7 +116,10 @@ impl Session {
             calls: Vec::new(),
             running: BTreeMap::new(),
             stats: SessionStats::default(),
-            outcome: Outcome::default(),
+            outcome: Outcome {
+                unscored: true,
+                ..Outcome::default()
+            },
             limit_hit: None,
             opened_s: now_s,
             touched_s: now_s,
@@ -626,6 +629,7 @@ impl Session {
         } else {
             self.outcome.reward = reward.reward;
         }
+        self.outcome.unscored = false;
         if let Some(success) = reward.success {
             self.outcome.success = success;
         }

@@ -10,5 +10,6 @@ mod bad_input;
 mod dialects;
 mod ends;
 mod http;
+mod outcomes;
 mod sdk;
 mod support;

@@ -66,6 +66,7 @@ pub(crate) fn trace(n: u64, tokens: usize) -> Trace {
             reward: n as f64 / 3.0,
             success: n % 2 == 1,
             metrics,
+            unscored: false,
         },
         end: if n % 5 == 4 {
             EpisodeEnd::Failed {
@@ -80,6 +81,7 @@ pub(crate) fn trace(n: u64, tokens: usize) -> Trace {
             total_s: 0.1,
             ..Timing::default()
         },
+        ignored: std::collections::BTreeMap::new(),
     }
 }
 
