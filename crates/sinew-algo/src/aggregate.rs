@@ -135,7 +135,7 @@ pub(crate) fn row(episode: &Episode<'_>, path: &Path, weight: f64) -> Result<Tra
             .map(narrow),
         returns: path.returns.as_deref().map(only_trained),
         teacher_top: episode.teacher_top(path),
-        masks: None,
+        masks: episode.masks(path)?,
         oldest_version: versions.min().unwrap_or_default(),
     };
     row.validate()?;

@@ -88,7 +88,7 @@ fn count_trace(trace: &Trace, rows: &[&TrainRow], counts: &mut TokenCounts) {
         for offset in 0..node.tokens.len() {
             let times = weights.get(&(id as NodeId, offset)).copied().unwrap_or(0);
             match (node.kind, times) {
-                (TokenKind::Sampled, _) => {
+                (TokenKind::Sampled, _) if !node.forced(offset) => {
                     counts.sampled += 1;
                     counts.trained_once += usize::from(times == 1);
                     counts.trained_twice += usize::from(times > 1);

@@ -9,7 +9,7 @@ use crate::composition::Needs;
 use crate::episode::{Columns, EpisodeColumns};
 use crate::pipeline::{AlgoError, Algorithm};
 use crate::report::AlgoReport;
-use sinew_types::{EpisodeId, NodeId, TokenLogprob, Trace, TrainRow};
+use sinew_types::{EpisodeId, NodeId, RowMasks, TokenLogprob, Trace, TrainRow};
 
 /// Which column scores belong to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,11 +35,15 @@ pub struct Draft {
 impl Algorithm {
     /// Rows of the episodes that [`Algorithm::rows_with`] would admit.
     pub fn draft(&self, groups: &[Vec<Trace>]) -> Result<Draft, AlgoError> {
+        self.draft_with(groups, &Columns::new())
+    }
+
+    /// The same with what is known already: the rows of tokens that were drawn under a format need their masks.
+    pub fn draft_with(&self, groups: &[Vec<Trace>], columns: &Columns) -> Result<Draft, AlgoError> {
         let c = self.composition();
-        let empty = Columns::new();
         let mut report = AlgoReport::default();
         let none = Needs::default();
-        let batch = Batch::admit(c, none, self.group_size(), groups, &empty, &mut report)?;
+        let batch = Batch::admit(c, none, self.group_size(), groups, columns, &mut report)?;
         Draft::of(&batch)
     }
 }
@@ -86,6 +90,9 @@ impl Draft {
                 row.behaviour_logprobs.push(0.0);
                 if !row.temperatures.is_empty() {
                     row.temperatures.push(1.0);
+                }
+                if let Some(masks) = &mut row.masks {
+                    masks.rows.push(RowMasks::ALL);
                 }
             }
             row

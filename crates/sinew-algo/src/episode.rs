@@ -2,7 +2,10 @@
 //! and its turns.
 
 use crate::composition::{Composition, Truncated};
-use sinew_types::{EpisodeEnd, EpisodeId, NodeId, PathToken, TokenKind, TokenLogprob, Trace};
+use crate::pipeline::AlgoError;
+use sinew_types::{
+    Enforced, EpisodeEnd, EpisodeId, NodeId, PathToken, RowMasks, TokenKind, TokenLogprob, Trace,
+};
 use std::collections::{BTreeMap, HashSet};
 
 /// Per-token inputs that the trace does not hold, by node: `columns[node][i]` speaks of the
@@ -22,6 +25,9 @@ pub struct EpisodeColumns {
     pub teacher_logprobs: Option<Vec<Vec<f32>>>,
     /// The teacher's most likely tokens, best first.
     pub teacher_top: Option<Vec<Vec<Vec<TokenLogprob>>>>,
+    /// The masks that a node's tokens were drawn from, made again, of nodes that were held to a format: the
+    /// `i`-th entry speaks of the node's `i`-th token.
+    pub masks: BTreeMap<NodeId, RowMasks>,
 }
 
 /// [`EpisodeColumns`] by episode.
@@ -136,6 +142,42 @@ impl Episode<'_> {
         };
         let top = |t: usize| if path.trains[t] { at(t) } else { Vec::new() };
         Some((0..path.tokens.len()).map(top).collect())
+    }
+
+    /// The masks of a path's trained tokens; `None` if all of them were drawn from the full softmax.
+    ///
+    /// # Errors
+    /// If a token was drawn from a mask that was not given: without it, another distribution would be trained.
+    pub(crate) fn masks(&self, path: &Path) -> Result<Option<RowMasks>, AlgoError> {
+        let held = |t: usize| {
+            let format = self.trace.nodes[path.tokens[t].node as usize]
+                .format
+                .as_ref();
+            path.trains[t] && format.is_some_and(|f| f.law.enforced != Enforced::Advice)
+        };
+        if !(0..path.tokens.len()).any(held) {
+            return Ok(None);
+        }
+        let mut words = 0;
+        let mut each = Vec::with_capacity(path.tokens.len());
+        for (t, token) in path.tokens.iter().enumerate() {
+            if !held(t) {
+                each.push(None);
+                continue;
+            }
+            let given = self.columns.and_then(|c| c.masks.get(&token.node));
+            let mask = given.and_then(|m| m.mask(path.offsets[t] as usize));
+            let Some(mask) = mask.filter(|m| words == 0 || m.len() == words) else {
+                return Err(AlgoError::MissingMask {
+                    episode: self.trace.episode.clone(),
+                    node: token.node,
+                    index: path.offsets[t],
+                });
+            };
+            words = mask.len();
+            each.push(Some(mask));
+        }
+        Ok(Some(RowMasks::gather(words, each)))
     }
 }
 

@@ -9,7 +9,7 @@ use crate::episode::Columns;
 use crate::filter;
 use crate::repair::{self, Repair};
 use crate::report::{AlgoReport, Moments};
-use sinew_types::{EpisodeId, GroupId, LossSpec, Trace, TrainRow, TrainRowError};
+use sinew_types::{EpisodeId, GroupId, LossSpec, NodeId, Trace, TrainRow, TrainRowError};
 
 /// An algorithm ready to run.
 #[derive(Clone, Debug, PartialEq)]
@@ -63,6 +63,15 @@ pub enum AlgoError {
         node: usize,
         index: usize,
         value: f32,
+    },
+    #[error(
+        "episode {episode}: token {index} of node {node} was drawn under a format, but its mask was not given: it \
+         cannot be trained"
+    )]
+    MissingMask {
+        episode: EpisodeId,
+        node: NodeId,
+        index: u32,
     },
     #[error("`{algorithm}` compares states, but no turn of the batch has a state_hash")]
     NoStates { algorithm: &'static str },

@@ -1,23 +1,24 @@
 //! An engine without threads or clock: requests in, passes on demand, events out.
 
 use crate::forward::{Forward, ForwardLimits};
+use crate::held::Held;
 use crate::params::RequestLimits;
 use crate::plan::{Plan, SampleSlot};
 use crate::sampler::{self, Draw};
 use crate::scheduler::{Scheduler, SchedulerConfig, request_limits};
 use crate::sequence::Sequence;
-use crate::softmax::BadLogits;
 use crate::stop::TokenBytes;
 use sinew_tensor::Device;
 use sinew_types::{
     EngineError, EngineEvent, EngineStatus, GenerateRequest, PolicyVersion, RequestId, TensorSource,
 };
-use std::sync::OnceLock;
+use std::sync::{OnceLock, PoisonError};
 
 /// What the door of an engine ([`crate::door::Door`]) drives.
 pub(crate) trait Core: Send {
     fn limits(&self) -> RequestLimits;
-    fn submit(&mut self, request: GenerateRequest) -> Result<(), EngineError>;
+    /// `held`: what holds the request to its format, if it has one.
+    fn submit(&mut self, request: GenerateRequest, held: Option<Held>) -> Result<(), EngineError>;
     fn abort(&mut self, id: RequestId, events: &mut Vec<EngineEvent>);
     fn load_weights(
         &mut self,
@@ -69,7 +70,8 @@ impl<F: Forward> ModelCore<F> {
         let running = &self.scheduler.running;
         let sequences = plan.samples.iter().map(|s| (*s, running.get(&s.key)));
         let sequences: Vec<_> = sequences.collect();
-        let drawn = sample(logits, self.limits.vocab, &sequences, self.device.as_ref());
+        let sizes = (self.limits.vocab, self.scheduler.context());
+        let drawn = sample(logits, sizes, &sequences, self.device.as_ref());
         for &copy in &plan.copies_after {
             self.forward.copy_block(copy);
         }
@@ -78,22 +80,30 @@ impl<F: Forward> ModelCore<F> {
 }
 
 /// The tokens drawn for one sequence.
-type Drawn = Result<Vec<Draw>, EngineError>;
+#[derive(Debug)]
+pub(crate) struct Draws {
+    pub(crate) draws: Vec<Draw>,
+    /// How many guesses came true.
+    pub(crate) right: usize,
+    /// The last token ends an output that is held to a format.
+    pub(crate) ended: bool,
+}
+
+type Drawn = Result<Draws, EngineError>;
 
 /// Draws tokens for each sequence from its rows of `logits`, in parallel: a draw depends on
 /// its own sequence alone.
 fn sample(
     logits: &[f32],
-    vocab: usize,
+    (vocab, context): (usize, usize),
     sequences: &[(SampleSlot, Option<&Sequence>)],
     device: Option<&Device>,
 ) -> Vec<Drawn> {
-    let drawn: Vec<OnceLock<Result<Vec<Draw>, BadLogits>>> =
-        sequences.iter().map(|_| OnceLock::new()).collect();
+    let drawn: Vec<OnceLock<Drawn>> = sequences.iter().map(|_| OnceLock::new()).collect();
     let draw = |i: usize| {
         if let (slot, Some(sequence)) = sequences[i] {
             let rows = slot.logits * vocab..(slot.logits + slot.guessed + 1) * vocab;
-            let draws = draw_along(&logits[rows], vocab, slot.guessed, sequence);
+            let draws = draw_along(&logits[rows], vocab, slot.guessed, sequence, context);
             // A task runs once, so its cell is empty.
             let _ = drawn[i].set(draws);
         }
@@ -102,32 +112,59 @@ fn sample(
         Some(device) => device.pool().parallel_for(sequences.len(), &draw),
         None => (0..sequences.len()).for_each(draw),
     }
-    let failed = |e: BadLogits| EngineError::Failed(e.to_string());
+    let gone = || EngineError::Failed("a sequence of the pass is gone".to_owned());
     drawn
         .into_iter()
-        .map(|cell| cell.into_inner().unwrap_or(Err(BadLogits)).map_err(failed))
+        .map(|cell| cell.into_inner().unwrap_or_else(|| Err(gone())))
         .collect()
 }
 
 /// Draws the token after the known ones, and goes on as long as the guess at the end of
-/// `sequence` is what was drawn: the tokens are those of drawing one in each pass.
+/// `sequence` is what was drawn: the tokens are those of drawing one in each pass. Tokens that a format leaves
+/// no choice about follow at once: they need no pass of their own.
 fn draw_along(
     logits: &[f32],
     vocab: usize,
     guessed: usize,
     sequence: &Sequence,
-) -> Result<Vec<Draw>, BadLogits> {
+    context: usize,
+) -> Drawn {
     let known = sequence.tokens.len() - guessed;
+    let sampling = &sequence.sampling;
     let mut draws = Vec::with_capacity(1);
+    // No invariant spans a panic while it is locked.
+    let held = sequence.held.as_ref();
+    let mut held = held.map(|h| h.lock().unwrap_or_else(PoisonError::into_inner));
     for (i, row) in logits.chunks_exact(vocab).enumerate() {
-        let draw = sampler::draw(row, &sequence.sampling, known + i)?;
+        let draw = match &mut held {
+            Some(held) => held.draw(row, sampling, known + i)?,
+            None => sampler::draw(row, sampling, known + i)
+                .map_err(|e| EngineError::Failed(e.to_string()))?,
+        };
         let goes_on = sequence.tokens.get(known + i) == Some(&draw.id);
         draws.push(draw);
-        if !goes_on {
+        if !goes_on || held.as_ref().is_some_and(|h| h.ended()) {
             break;
         }
     }
-    Ok(draws)
+    let right = draws.len() - 1;
+    let mut ended = false;
+    if let Some(held) = &mut held {
+        let room = sequence.room(known, context);
+        while draws.len() < room && !held.ended() {
+            // What fails here fails again in the next pass, if there is one.
+            let Ok(Some(draw)) = held.without_choice(sampling) else {
+                break;
+            };
+            draws.push(draw);
+        }
+        ended = held.ended();
+    }
+    Ok(Draws {
+        draws,
+        right,
+        ended,
+    })
 }
 
 impl<F: Forward> Core for ModelCore<F> {
@@ -135,8 +172,8 @@ impl<F: Forward> Core for ModelCore<F> {
         request_limits(&self.limits, self.token_bytes)
     }
 
-    fn submit(&mut self, request: GenerateRequest) -> Result<(), EngineError> {
-        self.scheduler.submit(request)
+    fn submit(&mut self, request: GenerateRequest, held: Option<Held>) -> Result<(), EngineError> {
+        self.scheduler.submit(request, held)
     }
 
     fn abort(&mut self, id: RequestId, events: &mut Vec<EngineEvent>) {

@@ -4,8 +4,10 @@
 //! answer: a panic turns into [`EngineError::Stopped`] for all.
 
 use crate::core::Core;
+use crate::held::Held;
 use crate::params::{self, RequestLimits};
 use crate::scheduler;
+use sinew_grammar::Grammars;
 use sinew_types::{
     Engine, EngineError, EngineEvent, EngineStatus, EventSink, GenerateRequest, PolicyVersion,
     RequestId, TensorSource,
@@ -28,11 +30,14 @@ struct Load {
     reply: SyncSender<Result<(), EngineError>>,
 }
 
+/// A request, what holds it to its format, and who is answered.
+type Submitted = (GenerateRequest, Option<Held>, EventSink);
+
 /// What callers leave for the thread. Bounded: `submitted` by the limit on waiting requests,
 /// `aborted` by `live`, `loads` by the callers that block on them.
 #[derive(Default)]
 struct Inbox {
-    submitted: VecDeque<(GenerateRequest, EventSink)>,
+    submitted: VecDeque<Submitted>,
     aborted: BTreeSet<RequestId>,
     loads: VecDeque<Load>,
     paused: bool,
@@ -66,6 +71,7 @@ impl Shared {
 pub(crate) struct Door {
     shared: Arc<Shared>,
     limits: RequestLimits,
+    grammars: Option<Arc<dyn Grammars>>,
     max_waiting: usize,
     thread: Option<JoinHandle<()>>,
     thread_id: ThreadId,
@@ -84,6 +90,7 @@ impl Door {
     /// Starts the thread.
     pub(crate) fn open(
         core: impl Core + 'static,
+        grammars: Option<Arc<dyn Grammars>>,
         max_waiting: usize,
         clock: Clock,
     ) -> Result<Self, EngineError> {
@@ -110,6 +117,7 @@ impl Door {
         Ok(Self {
             shared,
             limits,
+            grammars,
             max_waiting,
             thread_id: thread.thread().id(),
             thread: Some(thread),
@@ -120,6 +128,8 @@ impl Door {
 impl Engine for Door {
     fn submit(&self, request: GenerateRequest, sink: EventSink) -> Result<(), EngineError> {
         params::check_request(&request, &self.limits)?;
+        // On the caller's thread: a format that takes long to compile holds no other request up.
+        let held = Held::start(self.grammars.as_deref(), &request, self.limits.vocab)?;
         let mut inbox = self.shared.lock();
         if let Some(why) = &inbox.stopped {
             return Err(EngineError::Stopped(why.clone()));
@@ -132,7 +142,7 @@ impl Engine for Door {
         if !inbox.live.insert(request.id) {
             return Err(scheduler::duplicate(request.id));
         }
-        inbox.submitted.push_back((request, sink));
+        inbox.submitted.push_back((request, held, sink));
         drop(inbox);
         self.shared.wake.notify_all();
         Ok(())
@@ -229,7 +239,7 @@ impl Worker {
             // A caller that has gone needs no answer.
             let _ = load.reply.send(Err(EngineError::Stopped(why.clone())));
         }
-        let waiting = submitted.into_iter().map(|(r, sink)| (r.id, sink));
+        let waiting = submitted.into_iter().map(|(r, _, sink)| (r.id, sink));
         for (request, mut sink) in self.sinks.drain().chain(waiting) {
             let error = EngineError::Stopped(why.clone());
             deliver(&mut sink, EngineEvent::Failed { request, error });
@@ -269,13 +279,13 @@ impl Worker {
         drop(inbox);
         // All sinks first: should the core panic, each is told.
         let mut requests = Vec::with_capacity(submitted.len());
-        for (request, sink) in submitted {
+        for (request, held, sink) in submitted {
             self.sinks.insert(request.id, sink);
-            requests.push(request);
+            requests.push((request, held));
         }
-        for request in requests {
+        for (request, held) in requests {
             let id = request.id;
-            if let Err(error) = self.core.submit(request) {
+            if let Err(error) = self.core.submit(request, held) {
                 self.events.push(EngineEvent::Failed { request: id, error });
             }
         }

@@ -5,6 +5,7 @@ use crate::door::{Clock, Door};
 use crate::forward::Forward;
 use crate::scheduler::SchedulerConfig;
 use crate::stop::TokenBytes;
+use sinew_grammar::Grammars;
 use sinew_types::{
     Engine, EngineError, EngineStatus, EventSink, GenerateRequest, PolicyVersion, RequestId,
     TensorSource,
@@ -53,8 +54,22 @@ impl EmbeddedEngine {
         token_bytes: Option<TokenBytes>,
         clock: Clock,
     ) -> Result<Self, EngineError> {
+        Self::with_formats(forward, config, token_bytes, None, clock)
+    }
+
+    /// The same for requests with formats: `grammars` makes their masks.
+    ///
+    /// # Errors
+    /// As [`EmbeddedEngine::new`].
+    pub fn with_formats(
+        forward: impl Forward + 'static,
+        config: EngineConfig,
+        token_bytes: Option<TokenBytes>,
+        grammars: Option<Arc<dyn Grammars>>,
+        clock: Clock,
+    ) -> Result<Self, EngineError> {
         let core = ModelCore::new(forward, config.scheduler, token_bytes, config.version)?;
-        let door = Door::open(core, config.max_waiting, clock)?;
+        let door = Door::open(core, grammars, config.max_waiting, clock)?;
         Ok(Self { door })
     }
 }

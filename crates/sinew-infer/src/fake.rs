@@ -3,14 +3,16 @@
 
 use crate::core::Core;
 use crate::door::{Clock, Door, deliver, last_of, request_of};
+use crate::held::Held;
 use crate::params::{self, RequestLimits};
 use crate::sampler;
 use crate::scheduler::duplicate;
 use crate::sequence::{OrderKey, Sequence};
 use crate::stop::TokenBytes;
+use sinew_grammar::{Grammars, Mask};
 use sinew_types::{
     Engine, EngineError, EngineEvent, EngineStatus, EventSink, FinishReason, GenerateRequest,
-    PolicyVersion, RequestId, SampledToken, TensorSource, TokenId, TokenLogprob,
+    PolicyVersion, RequestId, SampledToken, SamplingParams, TensorSource, TokenId, TokenLogprob,
 };
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -141,6 +143,85 @@ impl FakeModel {
         }
     }
 
+    /// The first tokens of `mask` from the candidate on, around the end of the vocabulary: without a mask they
+    /// are the candidates themselves.
+    fn candidates(&self, state: u64, mask: &Mask) -> Vec<TokenId> {
+        let first = self.candidate(state, 0);
+        let allowed: Vec<TokenId> = mask.tokens().collect();
+        let (before, after) = allowed.split_at(allowed.partition_point(|&t| t < first));
+        let around = after.iter().chain(before).copied();
+        around.take(PROBABILITIES.len()).collect()
+    }
+
+    /// As [`FakeModel::logprob_at`] of a token that `mask` allows, among those that it does.
+    pub fn logprob_within(
+        &self,
+        prefix: &[TokenId],
+        token: TokenId,
+        temperature: f32,
+        mask: &Mask,
+    ) -> f32 {
+        self.logprob_of(self.state(prefix), token, temperature, mask)
+    }
+
+    fn logprob_of(&self, state: u64, token: TokenId, temperature: f32, mask: &Mask) -> f32 {
+        let end = self.ends_at(state).filter(|&end| mask.allows(end));
+        if mask.only() == Some(token) || end == Some(token) {
+            return 0.0;
+        }
+        let candidates = self.candidates(state, mask);
+        let rank = candidates.iter().position(|&t| t == token);
+        match rank.filter(|_| end.is_none()) {
+            Some(rank) => {
+                let divided = |p: f32| p.ln() / temperature;
+                let likely = &PROBABILITIES[..candidates.len()];
+                let sum: f32 = likely.iter().map(|&p| divided(p).exp()).sum();
+                divided(PROBABILITIES[rank]) - sum.ln()
+            }
+            None => -10.0 + (mix(state, u64::from(token)) % 1000) as f32 / 1000.0,
+        }
+    }
+
+    /// The token at the end of `s`, which is held to a format. `scripted` is taken if the format allows it.
+    fn draw_held(
+        &self,
+        state: u64,
+        s: &Sequence,
+        held: &mut Held,
+        scripted: Option<TokenId>,
+        version: PolicyVersion,
+    ) -> Result<SampledToken, EngineError> {
+        let mask = held.mask()?;
+        let candidates = self.candidates(state, &mask);
+        let scripted = scripted.filter(|&t| mask.allows(t));
+        let end = self.ends_at(state).filter(|&end| mask.allows(end));
+        let id = scripted.or(end).unwrap_or_else(|| {
+            let sampling = SamplingParams {
+                logit_bias: Vec::new(),
+                ..s.sampling.clone()
+            };
+            let logits = PROBABILITIES.map(f32::ln);
+            let drawn = sampler::draw(&logits[..candidates.len()], &sampling, s.tokens.len());
+            candidates[drawn.map_or(0, |d| d.id as usize)]
+        });
+        let temperature = s.sampling.policy_temperature();
+        let logprob = |id: TokenId| self.logprob_of(state, id, temperature, &mask);
+        let count = usize::from(s.sampling.top_logprobs);
+        let top = candidates.into_iter().take(count);
+        Ok(SampledToken {
+            id,
+            logprob: logprob(id),
+            version,
+            top: top
+                .map(|id| TokenLogprob {
+                    id,
+                    logprob: logprob(id),
+                })
+                .collect(),
+            choice: Some(held.take(id, &mask, 0.0)?),
+        })
+    }
+
     /// The token at the end of `s`, with what a real engine reports about it.
     fn draw(&self, state: u64, s: &Sequence, version: PolicyVersion) -> SampledToken {
         let (id, top) = match self.ends_at(state) {
@@ -204,11 +285,14 @@ pub struct FakeConfig {
     pub max_running: usize,
     pub max_waiting: usize,
     pub version: PolicyVersion,
-    /// If the scripted tokens do not end the generation, drawn ones follow.
+    /// If the scripted tokens do not end the generation, drawn ones follow; so they do from where a request's
+    /// format bars a scripted one.
     pub script: Option<Script>,
     /// The fault of the n-th request that passes the checks, counted from 0.
     pub faults: HashMap<u64, Fault>,
     pub token_bytes: Option<TokenBytes>,
+    /// Makes the masks of requests with formats.
+    pub grammars: Option<Arc<dyn Grammars>>,
     /// Slept before each pass in the threaded mode.
     pub latency: Duration,
 }
@@ -228,6 +312,7 @@ impl Default for FakeConfig {
             script: None,
             faults: HashMap::new(),
             token_bytes: None,
+            grammars: None,
             latency: Duration::ZERO,
         }
     }
@@ -250,6 +335,33 @@ struct FakeSequence {
     hash: u64,
     script: std::vec::IntoIter<TokenId>,
     fault: Option<Fault>,
+}
+
+impl FakeSequence {
+    /// The next token: a scripted one, or one that is drawn.
+    fn next(
+        &mut self,
+        model: FakeModel,
+        version: PolicyVersion,
+    ) -> Result<SampledToken, EngineError> {
+        let state = mix(self.hash, 0);
+        let scripted = self.script.next();
+        if let Some(held) = &self.sequence.held {
+            let mut held = held.lock().unwrap_or_else(PoisonError::into_inner);
+            let token = model.draw_held(state, &self.sequence, &mut held, scripted, version)?;
+            if scripted.is_some_and(|id| id != token.id) {
+                self.script = Vec::new().into_iter();
+            }
+            return Ok(token);
+        }
+        let mut token = model.draw(state, &self.sequence, version);
+        if let Some(scripted) = scripted {
+            token.id = scripted;
+            let temperature = self.sequence.sampling.policy_temperature();
+            token.logprob = model.logprob_in(state, scripted, temperature);
+        }
+        Ok(token)
+    }
 }
 
 /// Requests of a fake engine, without threads.
@@ -303,17 +415,19 @@ impl FakeCore {
             }
             _ => {}
         }
-        let model = self.config.model;
-        let state = mix(fake.hash, 0);
-        let mut token = model.draw(state, &fake.sequence, self.status.version);
-        if let Some(scripted) = fake.script.next() {
-            token.id = scripted;
-            let temperature = fake.sequence.sampling.policy_temperature();
-            token.logprob = model.logprob_in(state, scripted, temperature);
-        }
+        let token = match fake.next(self.config.model, self.status.version) {
+            Ok(token) => token,
+            Err(error) => {
+                events.push(EngineEvent::Failed { request, error });
+                return true;
+            }
+        };
         fake.hash = hash_on(fake.hash, &[token.id]);
         let bytes = self.config.token_bytes.as_ref();
-        let end = fake.sequence.push(token.id, self.config.context, bytes);
+        let ends = fake.sequence.ended();
+        let end = fake
+            .sequence
+            .push(token.id, ends, self.config.context, bytes);
         self.status.sampled_tokens += 1;
         let tokens = vec![token];
         events.push(EngineEvent::Tokens { request, tokens });
@@ -348,8 +462,9 @@ impl Core for FakeCore {
         }
     }
 
-    fn submit(&mut self, request: GenerateRequest) -> Result<(), EngineError> {
+    fn submit(&mut self, request: GenerateRequest, held: Option<Held>) -> Result<(), EngineError> {
         params::check_request(&request, &self.limits())?;
+        params::check_held(&request, held.as_ref())?;
         if self.index.contains_key(&request.id) {
             return Err(duplicate(request.id));
         }
@@ -371,7 +486,7 @@ impl Core for FakeCore {
         self.status.prefill_tokens += request.prompt.len() as u64;
         let fake = FakeSequence {
             hash: self.config.model.hash(&request.prompt),
-            sequence: Sequence::new(request),
+            sequence: Sequence::new(request, held),
             script: script.unwrap_or_default().into_iter(),
             fault,
         };
@@ -478,8 +593,9 @@ impl FakeEngine {
     /// # Errors
     /// If the vocabulary is too small or the thread does not start.
     pub fn threaded(config: FakeConfig, clock: Clock) -> Result<Self, EngineError> {
-        let max_waiting = config.max_waiting;
-        let door = Door::open(FakeCore::new(config, true)?, max_waiting, clock)?;
+        let (max_waiting, grammars) = (config.max_waiting, config.grammars.clone());
+        let core = FakeCore::new(config, true)?;
+        let door = Door::open(core, grammars, max_waiting, clock)?;
         Ok(Self {
             mode: Mode::Threaded(door),
         })
@@ -563,7 +679,10 @@ impl Engine for FakeEngine {
                     return Err(EngineError::QueueFull { waiting, limit });
                 }
                 let id = request.id;
-                guard.core.submit(request)?;
+                let config = &guard.core.config;
+                let grammars = config.grammars.as_deref();
+                let held = Held::start(grammars, &request, config.model.vocab)?;
+                guard.core.submit(request, held)?;
                 guard.sinks.insert(id, sink);
                 Ok(())
             }

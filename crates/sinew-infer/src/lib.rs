@@ -12,6 +12,8 @@
 //! - Every submitted request gets exactly one last event, even if the thread panics.
 //! - Each token carries the version of the weights that sampled it, and its log-probability
 //!   under the full softmax at the temperature that it was sampled at (greedy: 1).
+//! - Under a format the log-probability is of the softmax over the tokens that its mask allows; a request
+//!   whose mask cannot be made fails, and never goes on without one.
 //! - Keys and values of replaced weights are never found by new requests.
 //! - Everything but `door` is pure: no clock, no thread, no randomness of its own.
 
@@ -22,6 +24,7 @@ mod draft;
 mod embedded;
 mod fake;
 mod forward;
+mod held;
 mod model;
 mod params;
 mod plan;

@@ -1,5 +1,6 @@
 //! Refuses requests that cannot run, by name, before they enter a queue.
 
+use crate::held::Held;
 use sinew_types::{EngineError, GenerateRequest, SamplingParams, TEMPERATURES, TokenId};
 use std::fmt::Display;
 
@@ -47,12 +48,21 @@ pub(crate) fn check_request(
         });
     }
     check_distribution(&request.sampling)?;
-    if let Some(format) = &request.sampling.format {
-        let allowed = "none: this engine was built without a maker of masks";
-        return invalid("format", format.grammar.name(), allowed);
-    }
     check_stops(&request.sampling, limits)?;
     check_bias(&request.sampling, limits)
+}
+
+/// Whether a request with a format has what holds it to that: without, it must not run.
+pub(crate) fn check_held(
+    request: &GenerateRequest,
+    held: Option<&Held>,
+) -> Result<(), EngineError> {
+    match request.sampling.format.is_some() == held.is_some() {
+        true => Ok(()),
+        false => Err(EngineError::Format(
+            "the request's format came without what holds to it".to_owned(),
+        )),
+    }
 }
 
 fn check_distribution(s: &SamplingParams) -> Result<(), EngineError> {

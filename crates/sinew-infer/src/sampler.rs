@@ -7,7 +7,8 @@
 
 use crate::rng;
 use crate::softmax::{self, BadLogits, Candidate, Maxima};
-use sinew_types::{SamplingParams, TokenId, TokenLogprob};
+use sinew_grammar::Mask;
+use sinew_types::{Choice, SamplingParams, TokenId, TokenLogprob};
 
 /// A token drawn from a row of logits.
 #[derive(Clone, Debug, PartialEq)]
@@ -17,6 +18,8 @@ pub(crate) struct Draw {
     pub(crate) logprob: f32,
     /// The most likely tokens, best first, as many as were asked for.
     pub(crate) top: Vec<TokenLogprob>,
+    /// What it was chosen from, under a format.
+    pub(crate) choice: Option<Choice>,
 }
 
 /// Draws the token that follows `position` tokens. The same logits, parameters and position
@@ -55,7 +58,71 @@ pub(crate) fn draw(
                 logprob: logprob(logit),
             })
             .collect(),
+        choice: None,
     })
+}
+
+/// As [`draw`], of the tokens that `mask` allows as if there were no others; and the logarithm of the
+/// probability that all of them have together in the full softmax at the same temperature.
+pub(crate) fn draw_masked(
+    logits: &[f32],
+    params: &SamplingParams,
+    position: usize,
+    mask: &Mask,
+) -> Result<(Draw, f32), BadLogits> {
+    let (kept, ids) = compact(logits, mask);
+    let mut own = params.clone();
+    own.logit_bias
+        .retain_mut(|(id, _)| match ids.binary_search(id) {
+            Ok(at) => {
+                *id = at as TokenId;
+                true
+            }
+            Err(_) => false,
+        });
+    let mut draw = draw(&kept, &own, position)?;
+    draw.id = ids[draw.id as usize];
+    for top in &mut draw.top {
+        top.id = ids[top.id as usize];
+    }
+    let log_mass = log_sum(&kept, params)? - log_sum(logits, params)?;
+    Ok((draw, log_mass.min(0.0) as f32))
+}
+
+/// The allowed logits, and their tokens in ascending order.
+fn compact(logits: &[f32], mask: &Mask) -> (Vec<f32>, Vec<TokenId>) {
+    let allowed = mask.allowed() as usize;
+    let (mut kept, mut ids) = (Vec::with_capacity(allowed), Vec::with_capacity(allowed));
+    for ((&word, chunk), first) in mask
+        .words()
+        .iter()
+        .zip(logits.chunks(32))
+        .zip((0u32..).step_by(32))
+    {
+        if word == u32::MAX && chunk.len() == 32 {
+            kept.extend_from_slice(chunk);
+            ids.extend(first..first + 32);
+            continue;
+        }
+        let mut left = word;
+        while left != 0 {
+            let bit = left.trailing_zeros();
+            left &= left - 1;
+            if let Some(&logit) = chunk.get(bit as usize) {
+                kept.push(logit);
+                ids.push(first + bit);
+            }
+        }
+    }
+    (kept, ids)
+}
+
+/// Logarithm of the sum of exponentials at the policy's temperature.
+fn log_sum(logits: &[f32], params: &SamplingParams) -> Result<f64, BadLogits> {
+    let temperature = params.policy_temperature();
+    let max = softmax::maxima(logits)?.max;
+    let sum = softmax::exp_sums(logits, max, 1.0 / temperature, &mut Vec::new());
+    Ok(f64::from(max) / f64::from(temperature) + sum.ln())
 }
 
 fn biased(logits: &[f32], params: &SamplingParams) -> Vec<f32> {

@@ -5,11 +5,12 @@
 //! keeps its tokens and its place, and recomputes the rest when it runs again.
 
 use crate::blocks::Blocks;
+use crate::core::Draws;
 use crate::draft::{Drafts, Worth};
 use crate::forward::ForwardLimits;
+use crate::held::Held;
 use crate::params::{self, RequestLimits};
 use crate::plan::{Plan, SampleSlot};
-use crate::sampler::Draw;
 use crate::sequence::{OrderKey, Sequence};
 use crate::stop::TokenBytes;
 use sinew_types::{
@@ -134,8 +135,13 @@ impl Scheduler {
     }
 
     /// Takes a request in; the engine's door bounds how many wait.
-    pub(crate) fn submit(&mut self, request: GenerateRequest) -> Result<(), EngineError> {
+    pub(crate) fn submit(
+        &mut self,
+        request: GenerateRequest,
+        held: Option<Held>,
+    ) -> Result<(), EngineError> {
         params::check_request(&request, &self.limits)?;
+        params::check_held(&request, held.as_ref())?;
         if self.index.contains_key(&request.id) {
             return Err(duplicate(request.id));
         }
@@ -145,7 +151,7 @@ impl Scheduler {
         };
         self.arrivals += 1;
         self.index.insert(request.id, key);
-        self.waiting.insert(key, Sequence::new(request));
+        self.waiting.insert(key, Sequence::new(request, held));
         Ok(())
     }
 
@@ -167,7 +173,7 @@ impl Scheduler {
     pub(crate) fn commit(
         &mut self,
         plan: Plan,
-        drawn: Vec<Result<Vec<Draw>, EngineError>>,
+        drawn: Vec<Result<Draws, EngineError>>,
         events: &mut Vec<EngineEvent>,
     ) {
         for &block in &plan.written {
@@ -175,9 +181,7 @@ impl Scheduler {
         }
         self.counters.prefill_tokens += plan.prefill_tokens as u64;
         for (slot, drawn) in plan.samples.iter().zip(drawn) {
-            let right = drawn
-                .as_ref()
-                .map_or(0, |draws| draws.len().saturating_sub(1));
+            let right = drawn.as_ref().map_or(0, |draws| draws.right);
             self.take_back(slot, right);
             match drawn {
                 Ok(draws) => self.accept(slot.key, draws, events),
@@ -233,22 +237,24 @@ impl Scheduler {
         }
     }
 
-    fn accept(&mut self, key: OrderKey, draws: Vec<Draw>, events: &mut Vec<EngineEvent>) {
+    fn accept(&mut self, key: OrderKey, drawn: Draws, events: &mut Vec<EngineEvent>) {
         let Some(sequence) = self.running.get_mut(&key) else {
             return;
         };
         sequence.prefilling = false;
         let bytes = self.token_bytes.as_ref();
-        let mut tokens = Vec::with_capacity(draws.len());
+        let count = drawn.draws.len();
+        let mut tokens = Vec::with_capacity(count);
         let mut end = None;
-        for draw in draws {
-            end = sequence.push(draw.id, self.limits.context, bytes);
+        for (draw, left) in drawn.draws.into_iter().zip((0..count).rev()) {
+            let ends = drawn.ended && left == 0;
+            end = sequence.push(draw.id, ends, self.limits.context, bytes);
             tokens.push(SampledToken {
                 id: draw.id,
                 logprob: draw.logprob,
                 version: self.version,
                 top: draw.top,
-                choice: None,
+                choice: draw.choice,
             });
             if end.is_some() {
                 break;

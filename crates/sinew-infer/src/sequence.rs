@@ -1,9 +1,11 @@
 //! One request while it waits or runs.
 
 use crate::forward::BlockId;
+use crate::held::Held;
 use crate::stop::{StopMatcher, TokenBytes};
 use sinew_types::{FinishReason, GenerateRequest, RequestId, SamplingParams, TokenId};
 use std::cmp::Reverse;
+use std::sync::{Mutex, PoisonError};
 
 /// Place in every queue: larger priorities first, of equals the one that came first.
 /// A preempted request keeps its place.
@@ -38,11 +40,13 @@ pub(crate) struct Sequence {
     pub(crate) draft_limit: usize,
     /// Prompt tokens found in the cache when it first ran.
     pub(crate) cached_prompt: Option<usize>,
+    /// Whatever holds it to a format. Only the one task that draws for the sequence locks it.
+    pub(crate) held: Option<Mutex<Held>>,
     stop: StopMatcher,
 }
 
 impl Sequence {
-    pub(crate) fn new(request: GenerateRequest) -> Self {
+    pub(crate) fn new(request: GenerateRequest, held: Option<Held>) -> Self {
         Self {
             id: request.id,
             prompt: request.prompt.len(),
@@ -53,6 +57,7 @@ impl Sequence {
             prefilling: true,
             draft_limit: FIRST_DRAFT,
             cached_prompt: None,
+            held: held.map(Mutex::new),
             stop: StopMatcher::default(),
         }
     }
@@ -60,6 +65,19 @@ impl Sequence {
     /// Tokens to compute before the next one can be sampled: at least one.
     pub(crate) fn remaining(&self) -> usize {
         self.tokens.len() - self.computed
+    }
+
+    /// Whether its format says that the output is over.
+    pub(crate) fn ended(&self) -> bool {
+        let held = self.held.as_ref();
+        held.is_some_and(|h| h.lock().unwrap_or_else(PoisonError::into_inner).ended())
+    }
+
+    /// How many tokens may still be drawn.
+    pub(crate) fn room(&self, known: usize, context: usize) -> usize {
+        let drawn = known - self.prompt;
+        let wanted = (self.sampling.max_tokens as usize).saturating_sub(drawn);
+        wanted.min(context.saturating_sub(known))
     }
 
     /// Most tokens that are worth guessing: as many may follow, and a last one is sampled.
@@ -79,16 +97,17 @@ impl Sequence {
         }
     }
 
-    /// Adds a sampled token; says whether it is the last one, and why.
+    /// Adds a sampled token; says whether it is the last one, and why. `ends`: a format says so.
     pub(crate) fn push(
         &mut self,
         id: TokenId,
+        ends: bool,
         context: usize,
         bytes: Option<&TokenBytes>,
     ) -> Option<FinishReason> {
         self.tokens.push(id);
         let s = &self.sampling;
-        if s.stop_ids.contains(&id) {
+        if s.stop_ids.contains(&id) || ends {
             return Some(FinishReason::StopId { id });
         }
         if let Some(bytes) = bytes

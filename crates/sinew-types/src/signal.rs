@@ -4,6 +4,7 @@
 use crate::engine::{TEMPERATURES, TokenLogprob};
 use crate::ids::{EpisodeId, PolicyVersion, TokenId};
 use serde::{Deserialize, Serialize};
+use std::collections::HashMap;
 
 /// One training sample: a leaf path of a trace, with per-token signals.
 ///
@@ -56,6 +57,26 @@ pub struct RowMasks {
 impl RowMasks {
     /// In [`RowMasks::rows`]: no mask, all tokens are allowed.
     pub const ALL: u32 = u32::MAX;
+
+    /// From the bit set of each token, `words` long; `None`: all tokens are allowed.
+    pub fn gather<'a>(words: usize, each: impl IntoIterator<Item = Option<&'a [u32]>>) -> Self {
+        let (mut table, mut rows) = (Vec::new(), Vec::new());
+        let mut known: HashMap<&[u32], u32> = HashMap::new();
+        for mask in each {
+            let index = mask.map_or(Self::ALL, |mask| {
+                *known.entry(mask).or_insert_with(|| {
+                    table.extend_from_slice(mask);
+                    (table.len() / words.max(1)) as u32 - 1
+                })
+            });
+            rows.push(index);
+        }
+        Self {
+            words_per_mask: words as u32,
+            table,
+            rows,
+        }
+    }
 
     /// The bit set of token `t` of the row; `None`: all tokens are allowed.
     pub fn mask(&self, t: usize) -> Option<&[u32]> {

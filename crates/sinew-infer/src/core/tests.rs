@@ -79,7 +79,7 @@ fn collect(answers: &mut BTreeMap<u64, Answer>, events: Vec<EngineEvent>) {
 
 fn run(core: &mut ModelCore<HashForward>, requests: &[GenerateRequest]) -> BTreeMap<u64, Answer> {
     for r in requests {
-        core.submit(r.clone()).unwrap();
+        core.submit(r.clone(), None).unwrap();
     }
     drain(core)
 }
@@ -193,8 +193,8 @@ fn larger_priority_runs_first() {
     let mut core = core(64, config(1, 16));
     let mut late = request(2, &[2], 2);
     late.priority = 5;
-    core.submit(request(1, &[1], 2)).unwrap();
-    core.submit(late).unwrap();
+    core.submit(request(1, &[1], 2), None).unwrap();
+    core.submit(late, None).unwrap();
     let mut order = Vec::new();
     while core.has_work() {
         let mut events = Vec::new();
@@ -215,7 +215,7 @@ fn swapped_weights_stamp_later_tokens_and_hide_old_prefixes() {
             },
         );
         let r = request(1, &[1, 2, 3, 4, 5], 6);
-        core.submit(r.clone()).unwrap();
+        core.submit(r.clone(), None).unwrap();
         let mut answers = BTreeMap::new();
         for _ in 0..3 {
             let mut events = Vec::new();
@@ -227,7 +227,7 @@ fn swapped_weights_stamp_later_tokens_and_hide_old_prefixes() {
         assert_eq!(core.status().version, PolicyVersion(7));
         // The same prompt again: nothing of version 0 may serve it.
         let again = request(2, &r.prompt, 3);
-        core.submit(again.clone()).unwrap();
+        core.submit(again.clone(), None).unwrap();
         let rest = drain(&mut core);
         let mut answer = answers.remove(&1).unwrap();
         answer.tokens.extend(&rest[&1].tokens);
@@ -262,7 +262,7 @@ fn refused_weights_change_nothing() {
     }
     let mut core = core(32, config(4, 16));
     let r = request(1, &[1, 2, 3], 6);
-    core.submit(r.clone()).unwrap();
+    core.submit(r.clone(), None).unwrap();
     core.step(&mut Vec::new());
     let refused = core.load_weights(PolicyVersion(1), &Empty);
     assert!(
@@ -279,8 +279,8 @@ fn a_failed_pass_fails_its_requests_and_no_other() {
     let forward = HashForward::new(limits(32)).failing_at(2);
     let mut core = ModelCore::new(forward, config(4, 16), None, PolicyVersion(0)).unwrap();
     // The failing pass would fill a block that holds three tokens already.
-    core.submit(request(1, &[1, 2], 9)).unwrap();
-    core.submit(request(2, &[1, 2], 9)).unwrap();
+    core.submit(request(1, &[1, 2], 9), None).unwrap();
+    core.submit(request(2, &[1, 2], 9), None).unwrap();
     let mut answers = BTreeMap::new();
     for _ in 0..3 {
         let mut events = Vec::new();
@@ -309,7 +309,7 @@ fn guesses_save_passes_and_change_no_token() {
         let mut core = core(32, config);
         run(&mut core, std::slice::from_ref(&first));
         // The same text was seen before.
-        core.submit(again.clone()).unwrap();
+        core.submit(again.clone(), None).unwrap();
         let mut passes = 0;
         let mut answers = BTreeMap::new();
         while core.has_work() {
@@ -442,7 +442,7 @@ fn play(core: &mut ModelCore<HashForward>, ops: Vec<Op>) -> Vec<(GenerateRequest
         match op {
             Op::Submit(mut r) => {
                 r.id = RequestId(requests.len() as u64);
-                core.submit(r.clone()).unwrap();
+                core.submit(r.clone(), None).unwrap();
                 requests.push(r);
             }
             Op::Step(n) => (0..n).for_each(|_| core.step(&mut events)),
@@ -519,7 +519,7 @@ proptest! {
             for n in 1..=r.prompt.len() {
                 prefixes.insert(r.prompt[..n].to_vec());
             }
-            core.submit(r).unwrap();
+            core.submit(r, None).unwrap();
         }
         drain(&mut core);
         let status = core.status();

@@ -1,0 +1,417 @@
+//! Every format, compiled by `llguidance`.
+//!
+//! Settings that are part of the meaning: text that a format forces is cut into tokens the usual way (its
+//! "canonical" flag), so that the mask there allows one token; the policy is the softmax over the mask as it is.
+
+use crate::cache::Cache;
+use crate::lark;
+use crate::{Encode, GrammarError, Grammars, Mask, Matcher, Vocabulary, format_hash};
+use llguidance::ParserFactory;
+use llguidance::api::{StopReason, TopLevelGrammar};
+use llguidance::toktrie::{
+    InferenceCapabilities, SimpleVob, TokEnv, TokRxInfo, TokTrie, TokenizerEnv,
+};
+use sinew_types::{Format, TokenId};
+use std::collections::HashSet;
+use std::fmt;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+/// What makes masks. A trace of another version is not replayed: releases have changed what masks allow.
+pub const IMPLEMENTATION: &str = "llguidance 1.9.1, toktrie 1.9.1, derivre 0.3.13";
+
+/// Lexer states of one output: 1 to 2 kB each.
+const MAX_LEXER_STATES: usize = 50_000;
+
+/// Settings that decide on masks, beside what [`Vocabulary`] holds.
+const SETTINGS: &str = "sinew guided 1, canonical, lexer states 50000, items in row 2000, step fuel 200000, step items 50000";
+
+/// Compiles formats with `llguidance` and keeps those that were used last.
+///
+/// What it needs of the vocabulary is built with the first format: some tenths of a second, and about 35 MB for
+/// 50,000 tokens.
+pub struct GuidedGrammars {
+    vocabulary: Vocabulary,
+    built: OnceLock<Result<Built, GrammarError>>,
+    shared: Arc<Shared>,
+    environment: String,
+    cache: Mutex<Cache>,
+}
+
+struct Built {
+    factory: ParserFactory,
+    /// Control tokens by their text.
+    specials: Vec<(String, TokenId)>,
+}
+
+/// What every matcher needs.
+#[derive(Debug)]
+struct Shared {
+    end: TokenId,
+    columns: usize,
+}
+
+/// A format before its first token.
+#[derive(Clone)]
+pub(crate) struct Compiled(Arc<Mutex<llguidance::Matcher>>);
+
+impl fmt::Debug for Compiled {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Compiled")
+    }
+}
+
+impl fmt::Debug for GuidedGrammars {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("GuidedGrammars")
+            .field("environment", &self.environment)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The vocabulary as `toktrie` reads it.
+struct Env {
+    trie: TokTrie,
+    encode: Encode,
+    special: HashSet<TokenId>,
+}
+
+impl TokenizerEnv for Env {
+    fn tok_trie(&self) -> &TokTrie {
+        &self.trie
+    }
+
+    /// The usual tokens. Where those do not say the same bytes (text that spells a control token out, or a
+    /// tokenizer that adds blanks), the longest tokens from the left: what is forced stays text, to the byte.
+    fn tokenize_bytes(&self, bytes: &[u8]) -> Vec<TokenId> {
+        let usual = |text: &str| {
+            let tokens = (self.encode)(text);
+            let plain = tokens.iter().all(|t| !self.special.contains(t));
+            match plain && self.trie.decode_raw(&tokens) == text.as_bytes() {
+                true => tokens,
+                false => self.trie.greedy_tokenize(text.as_bytes()),
+            }
+        };
+        self.trie.tokenize_with_greedy_fallback(bytes, usual)
+    }
+}
+
+fn vocabulary(why: impl fmt::Display) -> GrammarError {
+    GrammarError::Vocabulary(why.to_string())
+}
+
+impl Built {
+    fn new(v: &Vocabulary) -> Result<Self, GrammarError> {
+        let mut special: HashSet<TokenId> = v.special.iter().copied().collect();
+        special.insert(v.end);
+        let mut specials = Vec::new();
+        let mut words = Vec::with_capacity(v.columns);
+        for (token, id) in v.tokens.iter().zip(0..) {
+            let bytes = token.as_deref().unwrap_or(&[]);
+            if !special.contains(&id) {
+                words.push(bytes.to_vec());
+                continue;
+            }
+            if let Ok(text) = std::str::from_utf8(bytes)
+                && !text.is_empty()
+            {
+                specials.push((text.to_owned(), id));
+            }
+            words.push([&[TokTrie::SPECIAL_TOKEN_MARKER], bytes].concat());
+        }
+        words.resize(v.columns, Vec::new());
+        let columns = u32::try_from(v.columns).map_err(vocabulary)?;
+        let env: TokEnv = Arc::new(Env {
+            trie: TokTrie::from(&TokRxInfo::new(columns, v.end), &words),
+            encode: Arc::clone(&v.encode),
+            special,
+        });
+        let capabilities = InferenceCapabilities::default();
+        let slices = llguidance::earley::SlicedBiasComputer::general_slices();
+        let mut factory = ParserFactory::new(&env, capabilities, &slices).map_err(vocabulary)?;
+        factory.quiet();
+        let limits = factory.limits_mut();
+        limits.max_lexer_states = MAX_LEXER_STATES;
+        limits.verbose_errors = false;
+        Ok(Self { factory, specials })
+    }
+}
+
+impl GuidedGrammars {
+    /// For a vocabulary.
+    ///
+    /// # Errors
+    /// If the vocabulary's sizes do not fit.
+    pub fn new(vocabulary: Vocabulary) -> Result<Self, GrammarError> {
+        vocabulary.validate()?;
+        Ok(Self {
+            environment: vocabulary.hash(SETTINGS),
+            shared: Arc::new(Shared {
+                end: vocabulary.end,
+                columns: vocabulary.columns,
+            }),
+            vocabulary,
+            built: OnceLock::new(),
+            cache: Mutex::default(),
+        })
+    }
+
+    fn built(&self) -> Result<&Built, GrammarError> {
+        let built = self.built.get_or_init(|| Built::new(&self.vocabulary));
+        built.as_ref().map_err(Clone::clone)
+    }
+
+    fn compile(&self, format: &Format) -> Result<Compiled, GrammarError> {
+        let kind = format.grammar.name();
+        let wrong = |why: String| GrammarError::Compile { kind, why };
+        let built = self.built()?;
+        let grammar: TopLevelGrammar = lark::grammar(format, &built.specials).map_err(wrong)?;
+        let parser = built.factory.create_parser(grammar);
+        let matcher = llguidance::Matcher::new(parser);
+        match matcher.get_error() {
+            Some(why) => Err(wrong(first_lines(&why))),
+            None => Ok(Compiled(Arc::new(Mutex::new(matcher)))),
+        }
+    }
+
+    fn compiled(&self, format: &Format) -> Result<Compiled, GrammarError> {
+        let hash = format_hash(format);
+        // No invariant spans a panic while the lock is held.
+        let cache = || self.cache.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(compiled) = cache().get(&hash) {
+            return Ok(compiled);
+        }
+        let compiled = self.compile(format)?;
+        cache().put(hash, compiled.clone());
+        Ok(compiled)
+    }
+
+    /// Whether `text` as a whole is in the format's language, whatever its tokens are.
+    ///
+    /// # Errors
+    /// What is wrong with the format, or where the text leaves it.
+    pub fn check_text(&self, format: &Format, text: &str) -> Result<(), GrammarError> {
+        format.validate()?;
+        let compiled = self.compiled(format)?;
+        let mut matcher = deep_clone(&compiled);
+        let tokens = self
+            .built()?
+            .factory
+            .tok_env()
+            .tokenize_bytes(text.as_bytes());
+        for (position, &token) in tokens.iter().enumerate() {
+            let taken = matcher.try_consume_tokens(&[token]);
+            let taken = taken.map_err(|e| limit(position, &e))?;
+            if taken == 0 {
+                return Err(GrammarError::Barred { token, position });
+            }
+        }
+        let position = tokens.len();
+        let complete =
+            matcher.is_stopped() || matcher.is_accepting().map_err(|e| limit(position, &e))?;
+        match complete {
+            true => Ok(()),
+            false => Err(GrammarError::Limit {
+                position,
+                why: "the text ends before it is complete".to_owned(),
+            }),
+        }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn cached(&self) -> usize {
+        self.cache
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .len()
+    }
+}
+
+fn deep_clone(compiled: &Compiled) -> llguidance::Matcher {
+    let matcher = compiled.0.lock().unwrap_or_else(PoisonError::into_inner);
+    matcher.deep_clone()
+}
+
+/// The start of an error: the rest quotes grammars and stacks.
+fn first_lines(why: &str) -> String {
+    let lines = why.lines().take_while(|l| !l.starts_with("<backtrace>"));
+    let text = lines.take(4).collect::<Vec<_>>().join("; ");
+    text.chars().take(600).collect()
+}
+
+fn limit(position: usize, why: &dyn fmt::Display) -> GrammarError {
+    GrammarError::Limit {
+        position,
+        why: first_lines(&why.to_string()),
+    }
+}
+
+impl Grammars for GuidedGrammars {
+    fn implementation(&self) -> &str {
+        IMPLEMENTATION
+    }
+
+    fn environment(&self) -> &str {
+        &self.environment
+    }
+
+    fn columns(&self) -> usize {
+        self.shared.columns
+    }
+
+    fn start(&self, format: &Arc<Format>) -> Result<Box<dyn Matcher>, GrammarError> {
+        format.validate()?;
+        let compiled = self.compiled(format)?;
+        Ok(Box::new(GuidedMatcher {
+            inner: deep_clone(&compiled),
+            shared: Arc::clone(&self.shared),
+            next: None,
+            position: 0,
+            ended: false,
+        }))
+    }
+}
+
+struct GuidedMatcher {
+    inner: llguidance::Matcher,
+    shared: Arc<Shared>,
+    next: Option<Arc<Mask>>,
+    position: usize,
+    ended: bool,
+}
+
+impl fmt::Debug for GuidedMatcher {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("GuidedMatcher")
+            .field("position", &self.position)
+            .field("ended", &self.ended)
+            .finish_non_exhaustive()
+    }
+}
+
+impl GuidedMatcher {
+    fn make(&mut self) -> Result<Mask, GrammarError> {
+        let (position, columns) = (self.position, self.shared.columns);
+        if self.inner.is_stopped() && self.inner.stop_reason().is_ok() {
+            return Ok(Mask::of([self.shared.end], columns));
+        }
+        let bits: SimpleVob = match self.inner.compute_mask() {
+            Ok(bits) => bits,
+            Err(_) if self.inner.stop_reason() == StopReason::NoExtensionBias => {
+                return Err(GrammarError::DeadEnd { position });
+            }
+            Err(why) => return Err(limit(position, &why)),
+        };
+        let mask = Mask::new(bits.into(), columns);
+        match mask.allowed() {
+            0 => Err(GrammarError::DeadEnd { position }),
+            _ => Ok(mask),
+        }
+    }
+}
+
+impl Matcher for GuidedMatcher {
+    fn mask(&mut self) -> Result<Arc<Mask>, GrammarError> {
+        if self.ended {
+            let position = self.position;
+            return Err(GrammarError::Ended { position });
+        }
+        if let Some(mask) = &self.next {
+            return Ok(Arc::clone(mask));
+        }
+        let mask = Arc::new(self.make()?);
+        self.next = Some(Arc::clone(&mask));
+        Ok(mask)
+    }
+
+    fn advance(&mut self, token: TokenId) -> Result<(), GrammarError> {
+        let position = self.position;
+        // What `llguidance` consumes is more than what its mask allows.
+        if !self.mask()?.allows(token) {
+            return Err(GrammarError::Barred { token, position });
+        }
+        self.next = None;
+        self.position += 1;
+        if token == self.shared.end {
+            self.ended = true;
+            return Ok(());
+        }
+        let consumed = self.inner.consume_token(token);
+        consumed.map_err(|e| limit(self.position, &e))
+    }
+
+    fn ended(&self) -> bool {
+        self.ended
+    }
+
+    fn fork(&self) -> Box<dyn Matcher> {
+        Box::new(Self {
+            inner: self.inner.deep_clone(),
+            shared: Arc::clone(&self.shared),
+            next: self.next.clone(),
+            position: self.position,
+            ended: self.ended,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use sinew_types::Grammar;
+
+    /// Every byte, and an end.
+    fn bytes() -> GuidedGrammars {
+        let mut tokens: Vec<Option<Box<[u8]>>> = (0..=255).map(|b| Some([b].into())).collect();
+        tokens.push(Some(b"<end>".as_slice().into()));
+        let encode = |text: &str| text.bytes().map(TokenId::from).collect();
+        GuidedGrammars::new(Vocabulary {
+            columns: tokens.len(),
+            tokens,
+            special: vec![256],
+            end: 256,
+            encode: Arc::new(encode),
+            source: Vec::new(),
+        })
+        .unwrap()
+    }
+
+    #[test]
+    fn formats_that_were_not_used_for_longest_are_compiled_again() {
+        let grammars = bytes();
+        let format = |n: u32| {
+            let pattern = format!("{n}[a-f]{{2}}");
+            Arc::new(Format::new(Grammar::Regex { pattern }))
+        };
+        let mask = |n| grammars.start(&format(n)).unwrap().mask().unwrap();
+        let first = mask(1);
+        (2..200).for_each(|n| drop(mask(n)));
+        assert_eq!(grammars.cached(), 64);
+        assert_eq!(mask(1), first);
+    }
+
+    #[test]
+    fn text_that_spells_the_end_out_is_text() {
+        let grammars = bytes();
+        let texts = vec!["a<end>b".to_owned()];
+        let format = Arc::new(Format::new(Grammar::Choice { texts }));
+        let mut matcher = grammars.start(&format).unwrap();
+        let mut said = Vec::new();
+        while !matcher.ended() {
+            let token = matcher.mask().unwrap().only().unwrap();
+            matcher.advance(token).unwrap();
+            said.push(token);
+        }
+        let expected: Vec<TokenId> = b"a<end>b".iter().map(|&b| b.into()).chain([256]).collect();
+        assert_eq!(said, expected);
+    }
+
+    #[test]
+    fn the_version_that_is_recorded_is_the_one_that_is_built() {
+        let lock = include_str!("../../../Cargo.lock");
+        for part in IMPLEMENTATION.split(", ") {
+            let (name, version) = part.split_once(' ').unwrap();
+            let entry = format!("name = \"{name}\"\nversion = \"{version}\"\n");
+            assert!(lock.contains(&entry), "{part} is not what Cargo.lock pins");
+        }
+    }
+}

@@ -1,0 +1,115 @@
+//! The masks of a trace made again.
+
+use crate::{GrammarError, Grammars, format_hash};
+use sinew_types::{Enforced, Node, NodeFormat, RowMasks};
+
+/// Why the masks of a node cannot be made again: its tokens must not be trained.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ReplayError {
+    #[error("{field} was {recorded:?} when it was sampled, and is {here:?} here")]
+    Differs {
+        field: &'static str,
+        recorded: String,
+        here: String,
+    },
+    #[error("its masks are not known: {engine} held to the format by its own means")]
+    Outside { engine: String },
+    #[error("{field} has {actual} entries for {tokens} tokens")]
+    Length {
+        field: &'static str,
+        actual: usize,
+        tokens: usize,
+    },
+    #[error(
+        "token {index}: the mask allows {allowed} tokens (hash {hash:016x}), recorded are {recorded} ({recorded_hash:016x})"
+    )]
+    Mask {
+        index: usize,
+        allowed: u32,
+        hash: u64,
+        recorded: u32,
+        recorded_hash: u64,
+    },
+    #[error("token {index}: {error}")]
+    Grammar { index: usize, error: GrammarError },
+}
+
+/// The masks of a sampled node's tokens; `None` if it was sampled from the full softmax. Tokens without a
+/// choice have no mask: they are not trained.
+///
+/// # Errors
+/// Whatever keeps the masks from being those that were sampled from.
+pub fn replay(grammars: &dyn Grammars, node: &Node) -> Result<Option<RowMasks>, ReplayError> {
+    let Some(format) = &node.format else {
+        return Ok(None);
+    };
+    match &format.law.enforced {
+        Enforced::Advice => Ok(None),
+        Enforced::Outside { engine } => Err(ReplayError::Outside {
+            engine: engine.clone(),
+        }),
+        Enforced::Masks {
+            implementation,
+            environment,
+            format: hash,
+        } => {
+            let here = format_hash(&format.law.format);
+            same("implementation", implementation, grammars.implementation())?;
+            same("environment", environment, grammars.environment())?;
+            same("format", hash, &here)?;
+            masks(grammars, node, format).map(Some)
+        }
+    }
+}
+
+fn same(field: &'static str, recorded: &str, here: &str) -> Result<(), ReplayError> {
+    match recorded == here {
+        true => Ok(()),
+        false => Err(ReplayError::Differs {
+            field,
+            recorded: recorded.to_owned(),
+            here: here.to_owned(),
+        }),
+    }
+}
+
+fn masks(
+    grammars: &dyn Grammars,
+    node: &Node,
+    format: &NodeFormat,
+) -> Result<RowMasks, ReplayError> {
+    let tokens = node.tokens.len();
+    let columns = [
+        ("allowed", format.allowed.len()),
+        ("masks", format.masks.len()),
+    ];
+    if let Some((field, actual)) = columns.into_iter().find(|c| c.1 != tokens) {
+        return Err(ReplayError::Length {
+            field,
+            actual,
+            tokens,
+        });
+    }
+    let at = |index: usize| move |error: GrammarError| ReplayError::Grammar { index, error };
+    let mut matcher = grammars.start(&format.law.format).map_err(at(0))?;
+    let mut made = Vec::with_capacity(tokens);
+    for (index, &token) in node.tokens.iter().enumerate() {
+        let mask = matcher.mask().map_err(at(index))?;
+        let (recorded, recorded_hash) = (format.allowed[index], format.masks[index]);
+        if (mask.allowed(), mask.hash()) != (recorded, recorded_hash) {
+            return Err(ReplayError::Mask {
+                index,
+                allowed: mask.allowed(),
+                hash: mask.hash(),
+                recorded,
+                recorded_hash,
+            });
+        }
+        // Refuses a token whose bit is not set.
+        matcher.advance(token).map_err(at(index))?;
+        made.push((mask.allowed() > 1).then_some(mask));
+    }
+    let words = grammars.columns().div_ceil(32);
+    let each = made.iter().map(|m| m.as_deref().map(crate::Mask::words));
+    Ok(RowMasks::gather(words, each))
+}
