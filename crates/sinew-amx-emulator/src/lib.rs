@@ -1,10 +1,16 @@
 //! AMX instructions on CPUs that lack them, for tests.
 //!
-//! A CPU without AMX raises `SIGILL` at each of its instructions, and so does Linux in a process that has not
-//! asked for tile registers. [`install`] handles that signal: it decodes the instruction, carries it out on tile
-//! registers that it keeps for each thread, and goes on behind it. So tests run the very machine code that
-//! runs on hardware, at some microseconds an instruction. What it knows: `ldtilecfg`, `tilerelease`, `tilezero`,
-//! `tileloadd`, `tileloaddt1`, `tilestored`, `tdpbf16ps`, in 64-bit code with 64-bit addresses.
+//! A CPU without AMX raises `SIGILL` at each of its instructions. [`install`] handles that signal: it decodes the
+//! instruction, carries it out on tile registers that it keeps for each thread, and goes on behind it. So tests
+//! run the very machine code that runs on hardware, at some microseconds an instruction. What it knows:
+//! `ldtilecfg`, `tilerelease`, `tilezero`, `tileloadd`, `tileloaddt1`, `tilestored`, `tdpbf16ps`, in 64-bit code
+//! with 64-bit addresses.
+//!
+//! On a CPU that has AMX, in a process that has not asked Linux for tile registers (`arch_prctl`), only the
+//! instructions that touch tile data raise the signal; `ldtilecfg` and `tilerelease` run on the CPU. The handler
+//! then takes the configuration out of the interrupted state, so that each `ldtilecfg` is seen once. Once the
+//! process has asked, nothing traps any more. [`emulated`] and [`hardware`] therefore say which of both a test
+//! wants, and the first comes before the second.
 //!
 //! # Invariants
 //! * Semantics are those of the Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2.
@@ -18,12 +24,15 @@
 )]
 
 mod decode;
+mod frame;
+mod on;
 mod tiles;
 
 pub use decode::{Address, Instruction, decode};
+pub use on::On;
 pub use tiles::{Fault, ROW_BYTES, ROWS, Tile, Tiles};
 
-use sinew_tensor::{AmxError, Device, KernelSet, KernelSetError, amx};
+use sinew_tensor::{Device, KernelSet, KernelSetError, amx};
 use std::cell::UnsafeCell;
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -40,6 +49,7 @@ static PRODUCTS: AtomicU64 = AtomicU64::new(0);
 /// # Errors
 /// What the operating system says when it refuses the handler.
 pub fn install() -> io::Result<()> {
+    frame::find_config();
     // SAFETY: all zeros is a valid `sigaction`: no flags, an empty mask.
     let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
     let handler: extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void) = on_illegal;
@@ -55,27 +65,58 @@ pub fn install() -> io::Result<()> {
     }
 }
 
-/// A device with AMX kernels: on hardware where that runs them, else emulated; why not, where the CPU lacks
-/// the AVX-512 that they use beside tiles.
+/// Why instructions cannot be emulated in this process.
+#[derive(Debug, thiserror::Error)]
+pub enum EmulationError {
+    /// Nothing traps in a process to which tiles were granted.
+    #[error(
+        "linux has granted tile registers to this process, so that their instructions no longer trap: emulate them \
+         in a process of its own"
+    )]
+    Granted,
+    /// The operating system refuses the handler.
+    #[error("the signal handler cannot be installed: {0}")]
+    Handler(#[from] io::Error),
+    /// What the kernels need beside tiles, or wrong results.
+    #[error(transparent)]
+    Kernels(#[from] KernelSetError),
+}
+
+/// A device with AMX kernels whose instructions are emulated, also where the CPU has them. From now on the
+/// process does not ask for tile registers by itself; [`hardware`] does.
+///
+/// # Errors
+/// If tile registers were granted to this process before, or the CPU lacks the AVX-512 that the kernels use
+/// beside tiles.
+pub fn emulated(threads: usize) -> Result<Device, EmulationError> {
+    if granted() {
+        return Err(EmulationError::Granted);
+    }
+    install()?;
+    // SAFETY: the handler is in place, and nothing takes it away again.
+    unsafe { amx::assume_emulated() };
+    Ok(Device::new(KernelSet::parse("amx")?, threads))
+}
+
+/// A device with AMX kernels on the CPU's own tiles, for which it asks the system.
 ///
 /// # Errors
 /// What is missing, or that results are wrong.
-pub fn device(threads: usize) -> Result<Device, KernelSetError> {
-    let missing = |why: &AmxError| {
-        matches!(
-            why,
-            AmxError::Cpu(_) | AmxError::System { .. } | AmxError::Permission { .. }
-        )
-    };
-    let set = match KernelSet::parse("amx") {
-        Err(KernelSetError::Amx { why, .. }) if missing(&why) && install().is_ok() => {
-            // SAFETY: the handler is in place, and nothing takes it away again.
-            unsafe { amx::assume_emulated() };
-            KernelSet::parse("amx")?
-        }
-        answer => answer?,
-    };
-    Ok(Device::new(set, threads))
+pub fn hardware(threads: usize) -> Result<Device, KernelSetError> {
+    amx::use_hardware();
+    Ok(Device::new(KernelSet::parse("amx")?, threads))
+}
+
+/// Whether Linux has granted tile registers to this process.
+#[must_use]
+pub fn granted() -> bool {
+    const ARCH_GET_XCOMP_PERM: libc::c_long = 0x1022;
+    const XFEATURE_XTILEDATA: u64 = 1 << 18;
+    let mut features = 0u64;
+    // SAFETY: the call writes one word.
+    let done =
+        unsafe { libc::syscall(libc::SYS_arch_prctl, ARCH_GET_XCOMP_PERM, &raw mut features) };
+    done == 0 && features & XFEATURE_XTILEDATA != 0
 }
 
 /// How many `tdpbf16ps` were emulated in this process.
@@ -90,7 +131,10 @@ extern "C" fn on_illegal(
     context: *mut libc::c_void,
 ) {
     // SAFETY: the kernel passes the interrupted context, which is ours until we return.
-    let registers = unsafe { &mut (*context.cast::<libc::ucontext_t>()).uc_mcontext.gregs };
+    let machine = unsafe { &mut (*context.cast::<libc::ucontext_t>()).uc_mcontext };
+    // SAFETY: as above; the state is the one that the kernel wrote for this context.
+    let config = unsafe { frame::take_config(machine.fpregs.cast()) };
+    let registers = &mut machine.gregs;
     let at = registers[libc::REG_RIP as usize] as *const u8;
     // SAFETY: the CPU fetched an instruction there, and `decode` reads no further than it needs.
     let decoded = decode(|i| unsafe { at.add(i).read() });
@@ -98,8 +142,9 @@ extern "C" fn on_illegal(
         let done = TILES.with(|tiles| {
             // SAFETY: tiles belong to this thread, which is inside this handler and nowhere else.
             let tiles = unsafe { &mut *tiles.get() };
+            let configured = config.map_or(Ok(()), |config| tiles.configure(&config));
             // SAFETY: the program's own instruction names the memory, as it would on hardware.
-            unsafe { run(tiles, instruction, registers) }.is_ok()
+            configured.is_ok() && unsafe { run(tiles, instruction, registers) }.is_ok()
         });
         registers[libc::REG_RIP as usize] += length as i64;
         done

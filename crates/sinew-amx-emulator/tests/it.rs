@@ -1,4 +1,4 @@
-//! Instructions as an assembler writes them, carried out where the CPU has none.
+//! Instructions as an assembler writes them, carried out where the CPU has none, or keeps them from the process.
 #![cfg(all(target_arch = "x86_64", target_os = "linux"))]
 #![expect(unsafe_code, reason = "the instructions themselves")]
 
@@ -71,4 +71,41 @@ fn a_product_of_odd_shape_in_every_thread() {
         }
     });
     assert_eq!(sinew_amx_emulator::products(), before + 60);
+}
+
+/// Each `ldtilecfg` clears the tiles, also one that says the same as the last: on a CPU with AMX it runs there, and
+/// is seen by what it leaves.
+#[test]
+fn tiles_are_zero_after_each_configuration() {
+    sinew_amx_emulator::install().unwrap();
+    assert!(!sinew_amx_emulator::granted());
+    #[repr(align(64))]
+    struct Config([u8; 64]);
+    let mut config = Config([0; 64]);
+    (config.0[0], config.0[16], config.0[48]) = (1, 8, 2);
+    let from = [1u32, 2, 3, 4];
+    let mut found = [[9u32; 4]; 3];
+    // SAFETY: two rows of 8 bytes lie in each array; tiles are released before the end.
+    unsafe {
+        asm!(
+            "ldtilecfg [{config}]",
+            "tileloadd tmm0, [{from} + {row}*1]",
+            "tilestored [{loaded} + {row}*1], tmm0",
+            "ldtilecfg [{config}]",
+            "tilestored [{cleared} + {row}*1], tmm0",
+            "tileloadd tmm0, [{from} + {row}*1]",
+            "tilerelease",
+            "ldtilecfg [{config}]",
+            "tilestored [{released} + {row}*1], tmm0",
+            "tilerelease",
+            config = in(reg) config.0.as_ptr(),
+            from = in(reg) from.as_ptr(),
+            loaded = in(reg) found[0].as_mut_ptr(),
+            cleared = in(reg) found[1].as_mut_ptr(),
+            released = in(reg) found[2].as_mut_ptr(),
+            row = in(reg) 8usize,
+            options(nostack),
+        );
+    }
+    assert_eq!(found, [from, [0; 4], [0; 4]]);
 }

@@ -1,14 +1,15 @@
-//! Whole models with AMX kernels, on hardware or emulated: near PyTorch in f32 within stated bounds, the same bits
+//! Whole models with AMX kernels, emulated and on hardware: near PyTorch in f32 within stated bounds, the same bits
 //! in any batch and on any number of threads, and sampler and trainer in agreement.
 
 use crate::support::{FAMILIES, relative_error, tiny, tiny_golden};
 use crate::train::{engine_logprobs, golden_case, run, temperatures, trainer_logprobs, tree_case};
+use sinew_amx_emulator::On;
 use sinew_model::{
     InferBatch, InferModel, InferScratch, Keep, Lora, LoraConfig, Params, Projection, Weights,
     merge_lora,
 };
+use sinew_tensor::Device;
 use sinew_tensor::paged::{KvPool, PagedSequence};
-use sinew_tensor::{AmxError, Device, KernelSetError};
 
 /// Of log-probabilities, in nats, to those of PyTorch in f32. Operands are rounded to 8 bits.
 const LOGPROB_BOUND: f32 = 0.05;
@@ -19,18 +20,13 @@ const GRADIENT_BOUND: f64 = 0.06;
 /// order, which now and then rounds an operand of the next product to its other neighbour.
 const GAP_BOUND: f32 = 0.02;
 
-fn device(threads: usize) -> Option<Device> {
-    match sinew_amx_emulator::device(threads) {
-        Err(KernelSetError::Amx {
-            why: why @ AmxError::Avx512,
-            ..
-        }) => {
-            eprintln!("not run: {why}");
-            None
-        }
-        answer => Some(answer.unwrap()),
-    }
-}
+sinew_amx_emulator::on_both!(
+    tiny_models_are_near_pytorch_in_f32,
+    engine_and_trainer_agree_on_logprobs,
+    passes_are_reproducible_to_the_bit,
+    prompts_give_the_same_bits_whole_and_token_by_token,
+    adapters_are_merged_in_f32,
+);
 
 fn largest_difference(a: &[f32], b: &[f32]) -> f32 {
     assert_eq!(a.len(), b.len());
@@ -40,9 +36,8 @@ fn largest_difference(a: &[f32], b: &[f32]) -> f32 {
     })
 }
 
-#[test]
-fn tiny_models_are_near_pytorch_in_f32() {
-    let Some(dev) = device(2) else { return };
+fn tiny_models_are_near_pytorch_in_f32(on: On) {
+    let Some(dev) = on.device(2) else { return };
     for family in FAMILIES {
         let golden = tiny_golden(family);
         let params = tiny(family).params;
@@ -70,9 +65,8 @@ fn tiny_models_are_near_pytorch_in_f32() {
     }
 }
 
-#[test]
-fn engine_and_trainer_agree_on_logprobs() {
-    let Some(dev) = device(2) else { return };
+fn engine_and_trainer_agree_on_logprobs(on: On) {
+    let Some(dev) = on.device(2) else { return };
     for family in FAMILIES {
         let params = tiny(family).params;
         let tokens: Vec<u32> = (0..60u32).map(|i| (i * i * 31 + 17 * i + 5) % 97).collect();
@@ -87,12 +81,11 @@ fn engine_and_trainer_agree_on_logprobs() {
 }
 
 /// Forward, backward and shared prefixes have the same bits whatever the number of threads, and again.
-#[test]
-fn passes_are_reproducible_to_the_bit() {
+fn passes_are_reproducible_to_the_bit(on: On) {
     let params = tiny("qwen3").params;
     let (tree, _) = tree_case();
     let outcome = |threads: usize| {
-        device(threads).map(|dev| {
+        on.device(threads).map(|dev| {
             let outcome = run(&dev, Weights::full(&params), &tree, Keep::LayerInputs);
             let bits = |v: &[f32]| v.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
             (bits(&outcome.logprob), bits(outcome.grads.values()))
@@ -131,9 +124,8 @@ fn logits(dev: &Device, params: &Params, chunks: &[&[u32]]) -> Vec<u32> {
     found
 }
 
-#[test]
-fn prompts_give_the_same_bits_whole_and_token_by_token() {
-    let Some(dev) = device(2) else { return };
+fn prompts_give_the_same_bits_whole_and_token_by_token(on: On) {
+    let Some(dev) = on.device(2) else { return };
     let mut config = tiny("llama").params.config().clone();
     (config.d_model, config.d_ff, config.layers, config.vocab) = (176, 300, 1, 300);
     (config.heads, config.kv_heads, config.head_dim) = (11, 1, 16);
@@ -146,9 +138,8 @@ fn prompts_give_the_same_bits_whole_and_token_by_token() {
 }
 
 /// Adapters are merged without rounding, so that small changes are not lost before the weights are packed.
-#[test]
-fn adapters_are_merged_in_f32() {
-    let Some(dev) = device(1) else { return };
+fn adapters_are_merged_in_f32(on: On) {
+    let Some(dev) = on.device(1) else { return };
     let params = tiny("llama").params;
     let config = LoraConfig {
         rank: 4,

@@ -21,6 +21,9 @@ pub(crate) fn support() -> Result<(), AmxError> {
 /// None.
 pub unsafe fn assume_emulated() {}
 
+/// Without effect here.
+pub fn use_hardware() {}
+
 pub(crate) enum Right<'a> {
     Plain(Mat<'a>),
     Packed(&'a [f32]),

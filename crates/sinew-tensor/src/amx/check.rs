@@ -22,9 +22,11 @@ const ARCH_REQ_XCOMP_PERM: libc::c_long = 0x1023;
 const XFEATURE_XTILEDATA: libc::c_long = 18;
 
 static EMULATED: AtomicBool = AtomicBool::new(false);
+static HARDWARE: OnceLock<Result<(), AmxError>> = OnceLock::new();
 
 /// Lets [`KernelSet::parse`] and [`Device::new`](crate::Device::new) take `amx` where the CPU or the system lacks
-/// it. [`KernelSet::detect`] does not choose it there. The self-check runs all the same.
+/// it, and keeps this process from asking the system for tile registers until [`use_hardware`]: where they are
+/// granted, nothing traps. [`KernelSet::detect`] does not choose the set then. The self-check runs all the same.
 ///
 /// # Safety
 /// Something must carry out the instructions in every thread of the process from now on: without it the
@@ -33,11 +35,18 @@ pub unsafe fn assume_emulated() {
     EMULATED.store(true, Ordering::Release);
 }
 
+/// Ends what [`assume_emulated`] began: from now on the set runs on the CPU's own tiles, or not at all.
+pub fn use_hardware() {
+    EMULATED.store(false, Ordering::Release);
+}
+
 /// Whether the CPU and the system run the kernels, and their results are right. Asks the system for tile
-/// registers at the first call.
+/// registers at the first call, unless they are emulated.
 pub(crate) fn hardware() -> Result<(), AmxError> {
-    static ANSWER: OnceLock<Result<(), AmxError>> = OnceLock::new();
-    ANSWER
+    if EMULATED.load(Ordering::Acquire) && HARDWARE.get().is_none() {
+        return Err(AmxError::Emulated);
+    }
+    HARDWARE
         .get_or_init(|| {
             cpu()?;
             permission()?;
@@ -49,14 +58,18 @@ pub(crate) fn hardware() -> Result<(), AmxError> {
 /// Whether the kernels may run: on [`hardware`], or emulated.
 pub(crate) fn support() -> Result<(), AmxError> {
     static EMULATION: OnceLock<Result<(), AmxError>> = OnceLock::new();
-    match hardware() {
-        Err(AmxError::Cpu(_) | AmxError::System { .. } | AmxError::Permission { .. })
-            if EMULATED.load(Ordering::Acquire) =>
-        {
-            EMULATION.get_or_init(|| self_check(product)).clone()
-        }
-        answer => answer,
+    if !EMULATED.load(Ordering::Acquire) {
+        return hardware();
     }
+    EMULATION
+        .get_or_init(|| {
+            if KernelSet::Avx512.is_available() {
+                self_check(product)
+            } else {
+                Err(AmxError::Avx512)
+            }
+        })
+        .clone()
 }
 
 fn cpu() -> Result<(), AmxError> {

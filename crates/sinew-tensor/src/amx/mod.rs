@@ -13,7 +13,8 @@
 //!
 //! # Verification
 //! At first use a small product is compared with [`model`]; if it differs, the set is refused. Tests run
-//! the same machine code on CPUs without AMX through an emulator (`sinew-amx-emulator`).
+//! the same machine code on hardware, where there is some, and everywhere through an emulator
+//! (`sinew-amx-emulator`).
 
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 mod check;
@@ -32,7 +33,7 @@ use absent as check;
 #[cfg(not(all(target_arch = "x86_64", target_os = "linux")))]
 pub(crate) use absent as product;
 
-pub use check::assume_emulated;
+pub use check::{assume_emulated, use_hardware};
 pub(crate) use check::{hardware, support};
 
 /// Why the kernel set `amx` cannot be used here.
@@ -63,6 +64,9 @@ pub enum AmxError {
         /// As in `errno.h`.
         errno: i32,
     },
+    /// A test asked for it (`assume_emulated`).
+    #[error("this process emulates its instructions, so that the CPU's own are not asked for")]
+    Emulated,
     /// The product at first use.
     #[error(
         "the self-check failed: element ({row}, {col}) of a product is {found}, not {expected} (within {bound}): \

@@ -1,5 +1,5 @@
-//! Products on AMX tiles: on hardware, or the same machine code emulated. Compared bit by bit with the
-//! model, and within stated bounds with `f32` operators and with f64.
+//! Products on AMX tiles: the same machine code emulated and, where there is some, on hardware. Compared bit by
+//! bit with the model, and within stated bounds with `f32` operators and with f64.
 
 #![expect(unsafe_code, reason = "one instruction by itself")]
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail by panicking")]
@@ -7,34 +7,32 @@
 use std::arch::asm;
 
 use proptest::prelude::*;
-use sinew_amx_emulator::{ROW_BYTES, ROWS, Tiles};
-use sinew_tensor::amx::{AmxError, model};
+use proptest::test_runner::TestRunner;
+use sinew_amx_emulator::{On, ROW_BYTES, ROWS, Tiles};
+use sinew_tensor::amx::model;
 use sinew_tensor::logprob::{
     LinearLogprob, LogprobGrad, LogprobOut, LogprobScratch, linear_logprob_backward,
     linear_logprob_forward,
 };
-use sinew_tensor::{
-    Device, KernelSet, KernelSetError, Mat, MatMut, PackedWeights, Scratch, gemm_serial,
-};
+use sinew_tensor::{Device, KernelSet, Mat, MatMut, PackedWeights, Scratch, gemm_serial};
 
 use crate::{assert_close, random};
 
 /// Half a unit of a bfloat16 for each of both operands, and room for the sums.
 const PRODUCT_BOUND: f32 = 1.02 / 256.0;
 
-/// Kernels on hardware, else emulated; none where the CPU lacks the AVX-512 that they use beside tiles.
-fn device(threads: usize) -> Option<Device> {
-    match sinew_amx_emulator::device(threads) {
-        Err(KernelSetError::Amx {
-            why: why @ AmxError::Avx512,
-            ..
-        }) => {
-            eprintln!("not run: {why}");
-            None
-        }
-        answer => Some(answer.unwrap_or_else(|e| panic!("{e}"))),
-    }
-}
+sinew_amx_emulator::on_both!(
+    products_have_the_bits_of_the_model,
+    every_edge_of_the_blocking_has_the_bits_of_the_model,
+    products_are_near_those_of_f32_operands,
+    rows_and_threads_do_not_change_bits,
+    special_values_go_through_as_in_the_model,
+    the_instruction_does_what_the_emulator_says,
+    products_run_where_they_were_asked_for,
+    the_limit_of_the_machine_is_counted_in_tiles,
+    the_fused_head_is_that_of_f32_within_its_bound,
+    a_row_of_the_fused_head_has_the_same_bits_alone,
+);
 
 /// A `[rows, cols]` view over `data`, which is stored transposed or not.
 fn view(data: &[f32], rows: usize, cols: usize, pad: usize, transposed: bool) -> Mat<'_> {
@@ -127,20 +125,22 @@ fn case() -> impl Strategy<Value = Case> {
         })
 }
 
-proptest! {
-    #![proptest_config(ProptestConfig { cases: 60, failure_persistence: None, ..ProptestConfig::default() })]
-
-    #[test]
-    fn products_have_the_bits_of_the_model(x in case()) {
-        if let Some(dev) = device(2) {
-            check(&dev, x);
-        }
-    }
+fn products_have_the_bits_of_the_model(on: On) {
+    let Some(dev) = on.device(2) else { return };
+    let config = ProptestConfig {
+        cases: 60,
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    };
+    let run = TestRunner::new(config).run(&case(), |x| {
+        check(&dev, x);
+        Ok(())
+    });
+    run.unwrap_or_else(|e| panic!("{e}"));
 }
 
-#[test]
-fn every_edge_of_the_blocking_has_the_bits_of_the_model() {
-    let Some(dev) = device(3) else { return };
+fn every_edge_of_the_blocking_has_the_bits_of_the_model(on: On) {
+    let Some(dev) = on.device(3) else { return };
     for (m, n, k) in [
         // Tiles and blocks: exactly, one less, one more.
         (16, 16, 32),
@@ -175,9 +175,8 @@ fn every_edge_of_the_blocking_has_the_bits_of_the_model() {
     }
 }
 
-#[test]
-fn products_are_near_those_of_f32_operands() {
-    let Some(dev) = device(2) else { return };
+fn products_are_near_those_of_f32_operands(on: On) {
+    let Some(dev) = on.device(2) else { return };
     let (m, n, k) = (50, 70, 333);
     let (x, w) = (random(5, m * k), random(6, n * k));
     let mut y = vec![0.0; m * n];
@@ -213,9 +212,8 @@ fn products_are_near_those_of_f32_operands() {
     assert_ne!(y, y32);
 }
 
-#[test]
-fn rows_and_threads_do_not_change_bits() {
-    let Some(dev) = device(1) else { return };
+fn rows_and_threads_do_not_change_bits(on: On) {
+    let Some(dev) = on.device(1) else { return };
     let (m, n, k) = (45, 100, 130);
     let (x, w) = (random(7, m * k), random(8, n * k));
     let packed = PackedWeights::pack(&dev, &w, n, k);
@@ -233,7 +231,9 @@ fn rows_and_threads_do_not_change_bits() {
         assert_eq!(row, y[i * n..(i + 1) * n], "row {i}");
     }
     for threads in [2, 5] {
-        let Some(dev) = device(threads) else { return };
+        let Some(dev) = on.device(threads) else {
+            return;
+        };
         for _ in 0..3 {
             let mut again = vec![0.0; m * n];
             let (x, w) = (Mat::new(&x, m, k), Mat::new(&w, n, k));
@@ -244,9 +244,8 @@ fn rows_and_threads_do_not_change_bits() {
 }
 
 /// Infinities, NaN and numbers below the smallest normal one, in operands and in the old values.
-#[test]
-fn special_values_go_through_as_in_the_model() {
-    let Some(dev) = device(1) else { return };
+fn special_values_go_through_as_in_the_model(on: On) {
+    let Some(dev) = on.device(1) else { return };
     let special = [
         f32::INFINITY,
         f32::NEG_INFINITY,
@@ -336,9 +335,8 @@ fn emulated(sum: &mut [u32; 256], a: &[u32; 256], b: &[u32; 256]) {
 
 /// On hardware this compares the emulator with it; elsewhere the way through the signal handler with the
 /// direct one.
-#[test]
-fn the_instruction_does_what_the_emulator_says() {
-    if device(1).is_none() {
+fn the_instruction_does_what_the_emulator_says(on: On) {
+    if on.device(1).is_none() {
         return;
     }
     let mut state = 3u64;
@@ -370,24 +368,25 @@ fn the_instruction_does_what_the_emulator_says() {
     }
 }
 
-#[test]
-fn products_really_run_on_tiles() {
-    let Some(dev) = device(1) else { return };
-    if KernelSet::detect() == KernelSet::Amx {
-        return;
-    }
+fn products_run_where_they_were_asked_for(on: On) {
+    let Some(dev) = on.device(1) else { return };
     let before = sinew_amx_emulator::products();
     let x = random(1, 48 * 64);
     let mut y = [0.0; 48 * 48];
     let x = Mat::new(&x, 48, 64);
     dev.matmul_nt(x, x, MatMut::new(&mut y, 48, 48), false);
-    // Three tiles of rows, columns filled up to four, two deep; other tests of the process may add more.
-    assert!(sinew_amx_emulator::products() >= before + 3 * 4 * 2);
+    // Three tiles of rows, columns filled up to four, two deep.
+    let emulated = match on {
+        On::Emulated => 3 * 4 * 2,
+        On::Hardware => 0,
+    };
+    assert_eq!(sinew_amx_emulator::products() - before, emulated);
+    assert_eq!(sinew_amx_emulator::granted(), on == On::Hardware);
+    assert_eq!(KernelSet::detect() == KernelSet::Amx, on == On::Hardware);
 }
 
-#[test]
-fn the_limit_of_the_machine_is_counted_in_tiles() {
-    let Some(dev) = device(2) else { return };
+fn the_limit_of_the_machine_is_counted_in_tiles(on: On) {
+    let Some(dev) = on.device(2) else { return };
     // Two threads, ten rounds of four products of 16 x 16 x 32.
     let operations = sinew_tensor::probe::multiply_add(&dev, 10);
     assert_eq!(operations, 2.0 * (2 * 10 * 4 * 16 * 16 * 32) as f64);
@@ -416,9 +415,8 @@ fn head(dev: &Device, input: &LinearLogprob<'_>, weights: &[f32]) -> [Vec<f32>; 
     [logprob, lse, entropy, dx, dw]
 }
 
-#[test]
-fn the_fused_head_is_that_of_f32_within_its_bound() {
-    let Some(dev) = device(2) else { return };
+fn the_fused_head_is_that_of_f32_within_its_bound(on: On) {
+    let Some(dev) = on.device(2) else { return };
     for (n, vocab, dim) in [(37, 2500, 40), (1, 70, 64), (1030, 33, 17)] {
         let (x, w) = (random(21, n * dim), random(22, vocab * dim));
         let targets: Vec<u32> = (0..n as u32)
@@ -460,9 +458,8 @@ fn the_fused_head_is_that_of_f32_within_its_bound() {
     }
 }
 
-#[test]
-fn a_row_of_the_fused_head_has_the_same_bits_alone() {
-    let Some(dev) = device(2) else { return };
+fn a_row_of_the_fused_head_has_the_same_bits_alone(on: On) {
+    let Some(dev) = on.device(2) else { return };
     let (n, vocab, dim) = (19, 2100, 33);
     let (x, w) = (random(31, n * dim), random(32, vocab * dim));
     let targets: Vec<u32> = (0..n as u32).map(|i| i * 97 % vocab as u32).collect();
