@@ -40,6 +40,8 @@ pub enum ForwardError {
     Unfinished { row: usize },
     #[error("temperature of item {item} is {found}: it has to be above 0 and finite")]
     Temperature { item: usize, found: String },
+    #[error("the mask of item {item} bars its target, token {target}, or is not in the table")]
+    Barred { item: usize, target: TokenId },
     #[error("the key-value memory is for {found}, the model has {expected}")]
     KvShape { found: String, expected: String },
     #[error("{0}")]

@@ -187,6 +187,7 @@ fn logprob(dev: &Device, n: usize) {
         dim: DIM,
         targets: &targets,
         temperatures: &[],
+        masks: None,
     };
     let (mut logprob, mut lse, mut entropy) =
         (Buffer::zeros(n), Buffer::zeros(n), Buffer::zeros(n));

@@ -38,6 +38,8 @@ pub(crate) trait Vector: Copy {
     /// Per lane the smaller one; NaN in `self` is kept.
     unsafe fn min(self, b: Self) -> Self;
     unsafe fn sqrt(self) -> Self;
+    /// Lane `i` of `self` where bit `i` of `bits` is set, else that of `other`.
+    unsafe fn select(self, bits: u32, other: Self) -> Self;
     /// `self * b + c`, rounded once where the CPU can.
     unsafe fn fma(self, b: Self, c: Self) -> Self;
     /// Nearest integer, ties to even; valid for magnitudes below 2^22.
@@ -232,6 +234,14 @@ impl Vector for Lanes8 {
     #[inline(always)]
     unsafe fn sqrt(self) -> Self {
         lanes!(|i| self.0[i].sqrt())
+    }
+    #[inline(always)]
+    unsafe fn select(self, bits: u32, other: Self) -> Self {
+        lanes!(|i| if bits >> i & 1 == 1 {
+            self.0[i]
+        } else {
+            other.0[i]
+        })
     }
     #[inline(always)]
     unsafe fn fma(self, b: Self, c: Self) -> Self {

@@ -3,7 +3,7 @@
 use crate::config::ModelConfig;
 use crate::decoder::{ForwardError, check_index};
 use sinew_tensor::attention::{AttentionScratch, TreeLayout};
-use sinew_tensor::logprob::LogprobScratch;
+use sinew_tensor::logprob::{LogprobScratch, Masks};
 use sinew_tensor::ops::NOWHERE;
 use sinew_tensor::{Buffer, Scratch};
 use sinew_types::TokenId;
@@ -143,6 +143,35 @@ pub(super) struct Asked {
     pub(super) dx: Scratch,
 }
 
+/// The items' masks, kept for the backward pass.
+#[derive(Debug, Default)]
+pub(super) struct KeptMasks {
+    /// 0: there are none.
+    words: usize,
+    table: Vec<u32>,
+    rows: Vec<u32>,
+}
+
+impl KeptMasks {
+    pub(super) fn set(&mut self, masks: Option<Masks<'_>>) {
+        self.words = masks.map_or(0, |masks| masks.words);
+        self.table.clear();
+        self.rows.clear();
+        if let Some(masks) = masks {
+            self.table.extend_from_slice(masks.table);
+            self.rows.extend_from_slice(masks.rows);
+        }
+    }
+
+    pub(super) fn get(&self) -> Option<Masks<'_>> {
+        (self.words > 0).then_some(Masks {
+            words: self.words,
+            table: &self.table,
+            rows: &self.rows,
+        })
+    }
+}
+
 /// State and memory of the last forward pass.
 #[derive(Debug)]
 pub struct Activations {
@@ -162,6 +191,7 @@ pub struct Activations {
     pub(super) targets: Vec<TokenId>,
     /// Of the items; empty: 1 for all.
     pub(super) temperatures: Vec<f32>,
+    pub(super) masks: KeptMasks,
     pub(super) logprob: Vec<f32>,
     pub(super) lse: Vec<f32>,
     /// Empty when it was not asked for.
@@ -192,6 +222,7 @@ impl Activations {
             items: Asked::default(),
             targets: Vec::new(),
             temperatures: Vec::new(),
+            masks: KeptMasks::default(),
             logprob: Vec::new(),
             lse: Vec::new(),
             entropy: Vec::new(),

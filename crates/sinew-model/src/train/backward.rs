@@ -129,6 +129,7 @@ impl Pass<'_> {
             dim: d,
             targets: &acts.targets,
             temperatures: &acts.temperatures,
+            masks: acts.masks.get(),
         };
         let entropy =
             (!outputs.d_entropy.is_empty()).then_some((&acts.entropy[..], outputs.d_entropy));

@@ -5,7 +5,7 @@ use super::{Pass, TrainModel, Weights};
 use crate::decoder::{ForwardError, check_index, check_len, copy};
 use crate::lora::Group;
 use sinew_tensor::attention::{TreeLayout, tree_attention_forward};
-use sinew_tensor::logprob::{LinearLogprob, LogprobOut, linear_logprob_forward};
+use sinew_tensor::logprob::{LinearLogprob, LogprobOut, Masks, linear_logprob_forward};
 use sinew_tensor::{Mat, MatMut, ops};
 use sinew_types::TokenId;
 
@@ -82,9 +82,7 @@ impl TrainModel {
         Ok(())
     }
 
-    /// Natural log-probability (and, with `entropy`, entropy) of each item `(row, target)` of the
-    /// last forward pass: of `target` as the token that follows row `row`. Rows may repeat.
-    /// `temperatures` `[items]`, above 0, divide the logits of each item; empty: 1 for all.
+    /// [`TrainModel::logprobs_among`] all tokens.
     pub fn logprobs<'a>(
         &self,
         dev: &sinew_tensor::Device,
@@ -92,6 +90,24 @@ impl TrainModel {
         acts: &'a mut Activations,
         items: &[(u32, TokenId)],
         temperatures: &[f32],
+        entropy: bool,
+    ) -> Result<Logprobs<'a>, ForwardError> {
+        self.logprobs_among(dev, weights, acts, items, temperatures, None, entropy)
+    }
+
+    /// Natural log-probability (and, with `entropy`, entropy) of each item `(row, target)` of the
+    /// last forward pass: of `target` as the token that follows row `row`. Rows may repeat.
+    /// `temperatures` `[items]`, above 0, divide the logits of each item; empty: 1 for all. The distribution
+    /// of an item with a mask is the softmax over the tokens that it allows, its target among them.
+    #[expect(clippy::too_many_arguments, reason = "one more than without masks")]
+    pub fn logprobs_among<'a>(
+        &self,
+        dev: &sinew_tensor::Device,
+        weights: Weights<'_>,
+        acts: &'a mut Activations,
+        items: &[(u32, TokenId)],
+        temperatures: &[f32],
+        masks: Option<Masks<'_>>,
         entropy: bool,
     ) -> Result<Logprobs<'a>, ForwardError> {
         let pass = self.pass(dev, weights)?;
@@ -104,6 +120,10 @@ impl TrainModel {
             places.push(acts.place("item's row", row, rows)?);
             check_index("item's target", target as usize, vocab)?;
         }
+        if let Some(masks) = &masks {
+            check_masks(masks, items)?;
+        }
+        acts.masks.set(masks);
         acts.targets.clear();
         acts.targets.extend(items.iter().map(|item| item.1));
         acts.temperatures.clear();
@@ -120,6 +140,7 @@ impl TrainModel {
             dim: pass.config().d_model,
             targets: &acts.targets,
             temperatures: &acts.temperatures,
+            masks: acts.masks.get(),
         };
         let out = LogprobOut {
             logprob: &mut acts.logprob,
@@ -147,6 +168,22 @@ pub(super) fn check_temperatures(temperatures: &[f32], items: usize) -> Result<(
             found: temperatures[item].to_string(),
         }),
     }
+}
+
+/// Whether each item names a bit set of the table that allows its target.
+fn check_masks(masks: &Masks<'_>, items: &[(u32, TokenId)]) -> Result<(), ForwardError> {
+    check_len("rows of masks", masks.rows.len(), items.len())?;
+    if masks.words == 0 || !masks.table.len().is_multiple_of(masks.words) {
+        return Err(ForwardError::State(
+            "the table of masks holds whole bit sets, of at least one word",
+        ));
+    }
+    for (item, &(_, target)) in items.iter().enumerate() {
+        if !masks.allows(item, target) {
+            return Err(ForwardError::Barred { item, target });
+        }
+    }
+    Ok(())
 }
 
 impl Pass<'_> {
@@ -177,12 +214,13 @@ impl Pass<'_> {
                 (&*attended, &*kept)
             }
         };
-        self.linear(Group::O.at(layer), attended, x_mid, &mut work.lora);
-        ops::add(self.dev, x, x_mid);
+        // Products add to the residual stream as those of generation do: the same order of sums, the same bits.
+        copy(self.dev, x, x_mid);
+        self.linear(Group::O.at(layer), attended, x_mid, true, &mut work.lora);
         self.norm(x_mid, self.values(&ranges.ffn_norm), work);
         let gate_up = &mut saved.gate_up[..rows * 2 * c.d_ff];
         let h = work.h.take(rows * d);
-        self.linear(Group::GateUp.at(layer), h, gate_up, &mut work.lora);
+        self.linear(Group::GateUp.at(layer), h, gate_up, false, &mut work.lora);
     }
 
     /// Queries, keys, values and attention over them, from `work.h`.
@@ -192,7 +230,7 @@ impl Pass<'_> {
         let (q, kv) = (c.q_dim(), c.kv_dim());
         let qkv = &mut saved.qkv[..rows * width];
         let h = work.h.take(rows * c.d_model);
-        self.linear(Group::Qkv.at(layer), h, qkv, &mut work.lora);
+        self.linear(Group::Qkv.at(layer), h, qkv, false, &mut work.lora);
         if let Some((q_norm, k_norm)) = &self.layout().layers[layer].qk_norm {
             let raw = &mut saved.qkv_raw[..rows * width];
             copy(dev, qkv, raw);
@@ -221,8 +259,8 @@ impl Pass<'_> {
         let rows = x_out.len() / c.d_model;
         let gated = work.gated.take(rows * c.d_ff);
         ops::swiglu(self.dev, &saved.gate_up[..rows * 2 * c.d_ff], c.d_ff, gated);
-        self.linear(Group::Down.at(layer), gated, x_out, &mut work.lora);
-        ops::add(self.dev, &saved.x_mid[..rows * c.d_model], x_out);
+        copy(self.dev, &saved.x_mid[..rows * c.d_model], x_out);
+        self.linear(Group::Down.at(layer), gated, x_out, true, &mut work.lora);
     }
 
     /// `work.h = norm(x)`, with `work.rstd`.

@@ -81,13 +81,21 @@ impl<'a> Pass<'a> {
         })
     }
 
-    /// `y = x Wᵀ + bias + adapters`; `x` `[rows, k]`, `y` `[rows, n]`.
-    pub(super) fn linear(&self, site: Site, x: &[f32], y: &mut [f32], work: &mut LoraWork) {
+    /// `y (+)= x Wᵀ + bias + adapters`; `x` `[rows, k]`, `y` `[rows, n]`, overwritten or, with `accumulate`, added to.
+    pub(super) fn linear(
+        &self,
+        site: Site,
+        x: &[f32],
+        y: &mut [f32],
+        accumulate: bool,
+        work: &mut LoraWork,
+    ) {
         let fused = self.fused(site);
         let (dev, n, k) = (self.dev, fused.n, fused.k);
         let rows = x.len() / k;
         let w = Mat::new(self.values(&fused.weight), n, k);
-        dev.matmul_nt(Mat::new(x, rows, k), w, MatMut::new(y, rows, n), false);
+        let to = MatMut::new(y, rows, n);
+        dev.matmul_nt(Mat::new(x, rows, k), w, to, accumulate);
         if let Some(bias) = &fused.bias {
             ops::bias_add(dev, self.values(bias), y);
         }

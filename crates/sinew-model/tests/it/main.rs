@@ -10,5 +10,6 @@ mod files;
 mod hub;
 mod infer;
 mod lora;
+mod masked;
 mod support;
 mod train;

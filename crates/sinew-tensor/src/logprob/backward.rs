@@ -4,16 +4,22 @@
 //! place; their product with the section's weights adds to the gradient of the rows, and their product with
 //! the rows to the gradient of the section's weights.
 
+#![expect(
+    unsafe_op_in_unsafe_fn,
+    reason = "the kernels are vector arithmetic throughout"
+)]
+
 use std::f32::consts::{LN_2, LOG2_E};
 use std::ops::Range;
 
+use super::masks::{SECTION_WORDS, bits, section, single};
 use super::{BLOCK_ROWS, LinearLogprob, LogprobGrad, LogprobScratch, ROW_GRAIN, SECTION};
 use super::{parts, row_stride, sections};
 use crate::attention::tile::exp2;
 use crate::buffer::SharedMut;
 use crate::device::Device;
 use crate::matrix::{Mat, MatMut};
-use crate::simd::simd_fn;
+use crate::simd::{Vector, simd_fn};
 
 /// One backward pass.
 struct Pass<'a> {
@@ -34,7 +40,7 @@ pub(super) fn backward(
     let (n, vocab, dim) = (input.targets.len(), input.vocab(), input.dim);
     let kept = scratch.take_kept(input, grad.lse);
     let pass = Pass { dev, input, grad };
-    let active = |rows: Range<usize>| rows.filter(|&row| grad.touches(row));
+    let active = |rows: Range<usize>| rows.filter(|&row| pass.touches(row));
     // Rows that are computed again: of the kept ones those of blocks in which few have a gradient.
     let again = &mut scratch.order;
     again.clear();
@@ -83,6 +89,12 @@ enum Logits<'a> {
 }
 
 impl Pass<'_> {
+    /// Whether `row` has a gradient at all: not where its mask leaves no choice.
+    fn touches(&self, row: usize) -> bool {
+        let vocab = self.input.vocab();
+        self.grad.touches(row) && !self.input.mask(row).is_some_and(|mask| single(mask, vocab))
+    }
+
     /// The gradients that a block of rows makes: overwrites `dx`, adds to `dw`. Row `i` of the block is row
     /// `row(i)` of the input.
     fn block(
@@ -135,8 +147,15 @@ impl Pass<'_> {
                 let values = unsafe { values.range(i * ld..i * ld + tokens.len()) };
                 let row = row(i);
                 let (scale, curve) = (self.input.scale(row), self.curve(row));
-                // SAFETY: the kernel changes the slice alone.
-                unsafe { grade_row(self.dev, values, scale, &curve) };
+                match self.input.mask(row) {
+                    // SAFETY: the kernels change the slice alone.
+                    None => unsafe { grade_row(self.dev, values, scale, &curve) },
+                    Some(mask) => {
+                        let words = section(mask, tokens);
+                        // SAFETY: as above.
+                        unsafe { grade_masked(self.dev, values, &words, scale, &curve) };
+                    }
+                }
                 let target = self.input.targets[row] as usize;
                 if tokens.contains(&target) {
                     values[target - tokens.start] += curve.target;
@@ -146,6 +165,9 @@ impl Pass<'_> {
     }
 
     fn curve(&self, row: usize) -> Curve {
+        if !self.touches(row) {
+            return Curve::default();
+        }
         let (grad, temperature) = (self.grad, self.input.temperature(row));
         let target = grad.d_logprob[row] / temperature;
         let mut curve = Curve {
@@ -164,6 +186,7 @@ impl Pass<'_> {
 
 /// What turns a logit `z` of a row, in units of `ln 2`, into the gradient of its product: with
 /// `b = z - lse`, `2^b (base + slope b)`, and `target` on top for the target.
+#[derive(Default)]
 struct Curve {
     lse: f32,
     base: f32,
@@ -174,12 +197,40 @@ struct Curve {
 simd_fn! {
     /// Gradients of a row's products in place of the products.
     fn grade_row<V>(values: &mut [f32], scale: f32, curve: &Curve) {
-        let less = V::splat(-curve.lse);
-        let (scale, base, slope) = (V::splat(scale), V::splat(curve.base), V::splat(curve.slope));
-        for part in values.chunks_mut(V::LANES) {
+        grade_tokens::<V, false>(values, &[0; SECTION_WORDS], scale, curve);
+    }
+}
+
+simd_fn! {
+    /// [`grade_row`] for the tokens whose bits are set; exactly 0 for the others.
+    fn grade_masked<V>(values: &mut [f32], words: &[u32; SECTION_WORDS], scale: f32, curve: &Curve) {
+        grade_tokens::<V, true>(values, words, scale, curve);
+    }
+}
+
+#[inline(always)]
+unsafe fn grade_tokens<V: Vector, const MASKED: bool>(
+    values: &mut [f32],
+    words: &[u32; SECTION_WORDS],
+    scale: f32,
+    curve: &Curve,
+) {
+    let less = V::splat(-curve.lse);
+    let (scale, base, slope) = (V::splat(scale), V::splat(curve.base), V::splat(curve.slope));
+    for (i, part) in values.chunks_mut(V::LANES).enumerate() {
+        let set = if MASKED {
+            bits(words, i * V::LANES, V::LANES)
+        } else {
+            !0
+        };
+        let mut d = V::splat(0.0);
+        if set != 0 {
             let below = V::load_upto(part.as_ptr(), part.len()).fma(scale, less);
-            let d = exp2(below).mul(slope.fma(below, base));
-            d.store_upto(part.as_mut_ptr(), part.len());
+            d = exp2(below).mul(slope.fma(below, base));
+            if MASKED {
+                d = d.select(set, V::splat(0.0));
+            }
         }
+        d.store_upto(part.as_mut_ptr(), part.len());
     }
 }

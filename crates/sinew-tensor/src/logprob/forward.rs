@@ -1,15 +1,22 @@
 //! Softmax statistics of each row, gathered over sections of the vocabulary.
 
+#![expect(
+    unsafe_op_in_unsafe_fn,
+    reason = "the kernels are vector arithmetic throughout"
+)]
+
+use std::f32::consts::LOG2_E;
 use std::f64::consts::LN_2;
 use std::ops::Range;
 
+use super::masks::{SECTION_WORDS, bits, section};
 use super::{BLOCK_ROWS, LinearLogprob, LogprobOut, LogprobScratch, ROW_GRAIN, SECTION};
-use super::{Kept, parts, row_stride, sections};
+use super::{Kept, SoftmaxRow, parts, row_stride, sections};
 use crate::attention::tile::exp2;
 use crate::buffer::SharedMut;
 use crate::device::Device;
 use crate::matrix::{Mat, MatMut};
-use crate::simd::simd_fn;
+use crate::simd::{Vector, simd_fn};
 
 /// What is known of a row after some sections; logits in units of `ln 2` are products times a scale.
 #[derive(Clone, Copy, Debug, Default)]
@@ -27,6 +34,10 @@ pub(super) struct Stat {
 impl Stat {
     /// Joins the statistics of another section.
     fn join(&mut self, other: Self, scale: f32) {
+        // Sections whose tokens are all barred.
+        if other.total == 0.0 {
+            return;
+        }
         if self.total == 0.0 {
             (self.max, self.total, self.weighted) = (other.max, other.total, other.weighted);
             return;
@@ -92,8 +103,11 @@ fn scan(
             // SAFETY: each row is in one part.
             let stat = unsafe { &mut stats.range(i..i + 1)[0] };
             let scale = input.scale(rows.start + i);
-            // SAFETY: the kernel reads the slice alone.
-            stat.join(unsafe { scan_row(dev, products, scale, entropy) }, scale);
+            let mask = input.mask(rows.start + i);
+            stat.join(
+                scan_some(dev, products, (mask, &tokens), scale, entropy),
+                scale,
+            );
             let target = input.targets[rows.start + i] as usize;
             if tokens.contains(&target) {
                 stat.target = products[target - tokens.start];
@@ -102,49 +116,147 @@ fn scan(
     });
 }
 
+/// Statistics of a section's products, over the tokens that `mask` allows.
+fn scan_some(
+    dev: &Device,
+    products: &[f32],
+    (mask, tokens): (Option<&[u32]>, &Range<usize>),
+    scale: f32,
+    entropy: bool,
+) -> Stat {
+    match mask {
+        // SAFETY: the kernels read the slices alone.
+        None => unsafe { scan_row(dev, products, scale, entropy) },
+        Some(mask) => {
+            let words = section(mask, tokens);
+            // SAFETY: as above.
+            unsafe { scan_masked(dev, products, &words, scale, entropy) }
+        }
+    }
+}
+
+/// Statistics of a whole row of products that are in memory.
+pub(super) fn row(
+    dev: &Device,
+    products: &[f32],
+    temperature: f32,
+    mask: Option<&[u32]>,
+) -> SoftmaxRow {
+    let scale = LOG2_E / temperature;
+    let mut stat = Stat::default();
+    for tokens in sections(products.len()) {
+        let products = &products[tokens.clone()];
+        stat.join(
+            scan_some(dev, products, (mask, &tokens), scale, false),
+            scale,
+        );
+    }
+    SoftmaxRow {
+        max: stat.max,
+        total: stat.total,
+        scale,
+    }
+}
+
 simd_fn! {
     /// Statistics of some products of a row.
     fn scan_row<V>(products: &[f32], scale: f32, entropy: bool) -> Stat {
-        let (vectors, tail) = products.split_at(products.len() / V::LANES * V::LANES);
-        let mut max = V::splat(f32::NEG_INFINITY);
-        for part in vectors.chunks_exact(V::LANES) {
-            max = max.max(V::load(part.as_ptr()));
+        scan_tokens::<V, false>(products, &[0; SECTION_WORDS], scale, entropy)
+    }
+}
+
+simd_fn! {
+    /// [`scan_row`] over the tokens whose bits are set: with all of them, the same bits.
+    fn scan_masked<V>(products: &[f32], words: &[u32; SECTION_WORDS], scale: f32, entropy: bool) -> Stat {
+        scan_tokens::<V, true>(products, words, scale, entropy)
+    }
+}
+
+#[inline(always)]
+unsafe fn scan_tokens<V: Vector, const MASKED: bool>(
+    products: &[f32],
+    words: &[u32; SECTION_WORDS],
+    scale: f32,
+    entropy: bool,
+) -> Stat {
+    let whole = products.len() / V::LANES * V::LANES;
+    let allowed = |at: usize| !MASKED || bits(words, at / 32 * 32, 32) >> (at % 32) & 1 == 1;
+    let lowest = V::splat(f32::NEG_INFINITY);
+    let from = products.as_ptr();
+    let mut max = lowest;
+    let mut at = 0;
+    while at < whole {
+        let mut product = V::load(from.wrapping_add(at));
+        if MASKED {
+            product = product.select(bits(words, at, V::LANES), lowest);
         }
-        let max = tail.iter().copied().fold(max.max_lane(), f32::max);
-        let mut sum = V::splat(0.0);
-        let mut weighted = V::splat(0.0);
-        for part in vectors.chunks_exact(V::LANES) {
-            let below = V::load(part.as_ptr()).sub(V::splat(max)).mul(V::splat(scale));
-            let e = exp2(below);
+        max = max.max(product);
+        at += V::LANES;
+    }
+    let mut max = max.max_lane();
+    for (i, &product) in products.iter().enumerate().skip(whole) {
+        if allowed(i) {
+            max = max.max(product);
+        }
+    }
+    let mut stat = Stat {
+        max,
+        ..Stat::default()
+    };
+    // Nothing is allowed: differences to this largest product would be NaN.
+    if MASKED && max == f32::NEG_INFINITY {
+        return stat;
+    }
+    let mut sum = V::splat(0.0);
+    let mut weighted = V::splat(0.0);
+    let mut at = 0;
+    while at < whole {
+        let set = if MASKED {
+            bits(words, at, V::LANES)
+        } else {
+            !0
+        };
+        if set != 0 {
+            let mut below = V::load(from.wrapping_add(at))
+                .sub(V::splat(max))
+                .mul(V::splat(scale));
+            if MASKED {
+                below = below.select(set, V::splat(0.0));
+            }
+            let mut e = exp2(below);
+            if MASKED {
+                e = e.select(set, V::splat(0.0));
+            }
             sum = sum.add(e);
             if entropy {
                 weighted = e.fma(below, weighted);
             }
         }
-        let mut stat = Stat {
-            max,
-            total: f64::from(sum.sum()),
-            weighted: f64::from(weighted.sum()),
-            target: 0.0,
-        };
-        for &product in tail {
+        at += V::LANES;
+    }
+    stat.total = f64::from(sum.sum());
+    stat.weighted = f64::from(weighted.sum());
+    for (i, &product) in products.iter().enumerate().skip(whole) {
+        if allowed(i) {
             let below = (f64::from(product) - f64::from(max)) * f64::from(scale);
             stat.total += below.exp2();
             stat.weighted += below.exp2() * below;
         }
-        stat
     }
+    stat
 }
 
 /// Log-probabilities, log-sum-exps and entropies from the statistics of whole rows; notes what the kept
 /// logits are of.
 fn finish(stats: &[Stat], out: LogprobOut<'_>, kept: &mut Kept, input: &LinearLogprob<'_>) {
     for (row, stat) in stats.iter().enumerate() {
-        let scale = f64::from(input.scale(row));
-        let max = f64::from(stat.max);
-        let above = (f64::from(stat.target) - max) * scale - stat.total.log2();
-        out.logprob[row] = (above * LN_2) as f32;
-        out.lse[row] = ((max * scale + stat.total.log2()) * LN_2) as f32;
+        let softmax = SoftmaxRow {
+            max: stat.max,
+            total: stat.total,
+            scale: input.scale(row),
+        };
+        out.logprob[row] = softmax.logprob(stat.target);
+        out.lse[row] = softmax.lse();
     }
     if let Some(entropy) = out.entropy {
         for (entropy, stat) in entropy.iter_mut().zip(stats) {

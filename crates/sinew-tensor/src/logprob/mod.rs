@@ -4,11 +4,13 @@
 //! ([`crate::gemm`]). A section's logits stay in cache; backward computes them again, except those for which
 //! the caller grants memory ([`LogprobScratch::keeping`]): a quarter of the work.
 //! A row's log-probability does not depend on the other rows, on the number of threads or on their timing,
-//! and no result on what was kept. With AMX, logits and gradients are products of rounded operands
+//! and no result on what was kept. A row may be restricted to some tokens ([`Masks`]): with all of them allowed it
+//! has the bits of one without a mask. With AMX, logits and gradients are products of rounded operands
 //! ([`crate::amx`]), as those of the engine are.
 
 mod backward;
 mod forward;
+mod masks;
 
 use std::f32::consts::LOG2_E;
 use std::ops::Range;
@@ -18,6 +20,7 @@ use crate::device::Device;
 use crate::matrix::Mat;
 use crate::simd::{exp, simd_fn};
 use forward::Stat;
+pub use masks::Masks;
 
 /// Tokens of a section. A constant, so that sums over the vocabulary do not depend on the rows.
 const SECTION: usize = 2048;
@@ -39,6 +42,9 @@ pub struct LinearLogprob<'a> {
     pub targets: &'a [u32],
     /// Divides each row's logits, `[n]`, above 0; empty: 1 for all, the plain model.
     pub temperatures: &'a [f32],
+    /// The tokens that each row may be: its distribution is the softmax over them alone, and so are its entropy and
+    /// gradients, which are exactly 0 at all others. None: all tokens.
+    pub masks: Option<Masks<'a>>,
 }
 
 /// Where [`linear_logprob_forward`] writes.
@@ -172,6 +178,9 @@ impl LinearLogprob<'_> {
         if !self.temperatures.is_empty() {
             check_len("temperatures", self.temperatures.len(), self.targets.len());
         }
+        if let Some(masks) = &self.masks {
+            masks.check(self.targets);
+        }
         for (row, &t) in self.temperatures.iter().enumerate() {
             assert!(
                 t > 0.0 && t.is_finite(),
@@ -184,6 +193,11 @@ impl LinearLogprob<'_> {
     fn weights(&self, tokens: &Range<usize>) -> Mat<'_> {
         let rows = &self.w[tokens.start * self.dim..tokens.end * self.dim];
         Mat::new(rows, tokens.len(), self.dim)
+    }
+
+    /// Bits of the tokens that `row` may be; none: all.
+    fn mask(&self, row: usize) -> Option<&[u32]> {
+        self.masks.and_then(|masks| masks.of(row))
     }
 
     fn temperature(&self, row: usize) -> f32 {
@@ -206,7 +220,7 @@ fn check_len(name: &str, len: usize, expected: usize) {
 /// Log-probability, log-sum-exp and (on demand) entropy of each row.
 ///
 /// # Panics
-/// If lengths do not match, a target is not below `vocab`, or a temperature is not above 0.
+/// If lengths do not match, a target is not below `vocab` or barred, or a temperature is not above 0.
 pub fn linear_logprob_forward(
     dev: &Device,
     input: &LinearLogprob<'_>,
@@ -226,10 +240,11 @@ pub fn linear_logprob_forward(
 /// Overwrites `dx` `[n, dim]` with the gradient of `x`, and adds the gradient of `w` to `dw` `[vocab, dim]`.
 ///
 /// With `p` the distribution, `H` its entropy and `y` the target, the gradient of the divided logits
-/// is `d_logprob (onehot(y) - p) - d_entropy p (log p + H)`.
+/// is `d_logprob (onehot(y) - p) - d_entropy p (log p + H)`; 0 for barred tokens, and for all of a row whose mask
+/// leaves one.
 ///
 /// # Panics
-/// If lengths do not match, a target is not below `vocab`, or a temperature is not above 0.
+/// If lengths do not match, a target is not below `vocab` or barred, or a temperature is not above 0.
 pub fn linear_logprob_backward(
     dev: &Device,
     input: &LinearLogprob<'_>,
@@ -251,6 +266,51 @@ pub fn linear_logprob_backward(
         check_len("dw", dw.len(), input.w.len());
     }
     backward::backward(dev, input, &grad, dx, dw, scratch);
+}
+
+/// The softmax of a row of logits that are in memory: the engine's. Log-probabilities have the bits of
+/// [`linear_logprob_forward`] with the same logits, temperature and mask.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct SoftmaxRow {
+    /// Largest allowed logit.
+    max: f32,
+    /// Sum of `2^(scale (logit - max))`.
+    total: f64,
+    /// `log2 e` over the temperature.
+    scale: f32,
+}
+
+impl SoftmaxRow {
+    /// The distribution over the tokens that `mask` allows (bit `v % 32` of word `v / 32`; none: all), on the calling
+    /// thread.
+    ///
+    /// # Panics
+    /// If `temperature` is not above 0, or no token is allowed.
+    #[must_use]
+    pub fn new(dev: &Device, logits: &[f32], temperature: f32, mask: Option<&[u32]>) -> Self {
+        assert!(
+            temperature > 0.0 && temperature.is_finite(),
+            "temperature is {temperature}: it has to be above 0 and finite"
+        );
+        let row = forward::row(dev, logits, temperature, mask);
+        assert!(row.total != 0.0, "a row of logits has an allowed token");
+        row
+    }
+
+    /// Natural log-probability of an allowed token with this logit.
+    #[must_use]
+    pub fn logprob(&self, logit: f32) -> f32 {
+        let above = f64::from(logit) - f64::from(self.max);
+        let bits = above * f64::from(self.scale) - self.total.log2();
+        (bits * std::f64::consts::LN_2) as f32
+    }
+
+    /// Natural logarithm of the sum of the exponentials of allowed logits, divided by the temperature.
+    #[must_use]
+    pub fn lse(&self) -> f32 {
+        let bits = f64::from(self.max) * f64::from(self.scale) + self.total.log2();
+        (bits * std::f64::consts::LN_2) as f32
+    }
 }
 
 /// Largest value and log-sum-exp of a row of logits.

@@ -4,8 +4,13 @@ use super::*;
 use crate::attention::tests::random;
 use crate::device::KernelSet;
 
+mod masked;
+
+use masked::MaskTable;
+
 /// Everything in f64: log-probabilities, log-sum-exps and entropies.
 struct Exact {
+    /// NaN where barred.
     logits: Vec<Vec<f64>>,
     logprob: Vec<f64>,
     lse: Vec<f64>,
@@ -32,13 +37,20 @@ fn exact(input: &LinearLogprob<'_>) -> Exact {
             .chunks_exact(input.dim)
             .map(|w| dot(x, w) / f64::from(input.temperature(row)))
             .collect();
-        let max = z.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-        let lse = max + z.iter().map(|z| (z - max).exp()).sum::<f64>().ln();
+        // Barred tokens are not there at all.
+        let allowed = |token: usize| {
+            let mask = input.mask(row);
+            mask.is_none_or(|mask| masks::allows(mask, token as u32))
+        };
+        let kept = || z.iter().enumerate().filter(|t| allowed(t.0)).map(|t| *t.1);
+        let max = kept().fold(f64::NEG_INFINITY, f64::max);
+        let lse = max + kept().map(|z| (z - max).exp()).sum::<f64>().ln();
         out.logprob.push(z[target as usize] - lse);
         out.lse.push(lse);
         out.entropy
-            .push(z.iter().map(|z| (z - lse).exp() * (lse - z)).sum());
-        out.logits.push(z);
+            .push(kept().map(|z| (z - lse).exp() * (lse - z)).sum());
+        let logit = |(token, &z): (usize, &f64)| if allowed(token) { z } else { f64::NAN };
+        out.logits.push(z.iter().enumerate().map(logit).collect());
     }
     out
 }
@@ -53,6 +65,9 @@ fn exact_gradient(
     let (mut dx, mut dw) = (vec![0.0; input.x.len()], vec![0.0; input.w.len()]);
     for (row, &target) in input.targets.iter().enumerate() {
         for (token, z) in exact.logits[row].iter().enumerate() {
+            if z.is_nan() {
+                continue;
+            }
             let log_p = z - exact.lse[row];
             let hit = f64::from(u8::from(token == target as usize));
             let dz = f64::from(d_logprob[row]) * (hit - log_p.exp())
@@ -88,6 +103,7 @@ struct Case {
     targets: Vec<u32>,
     dim: usize,
     temperatures: Vec<f32>,
+    masks: Option<MaskTable>,
 }
 
 /// Three temperatures by turns.
@@ -110,6 +126,7 @@ impl Case {
             targets,
             dim,
             temperatures: vec![],
+            masks: None,
         }
     }
 
@@ -124,6 +141,7 @@ impl Case {
             targets: rows.iter().map(|&row| self.targets[row]).collect(),
             dim: self.dim,
             temperatures: rows.iter().map(temperature).collect(),
+            masks: self.masks.as_ref().map(|masks| masks.of_rows(&rows)),
         }
     }
 
@@ -134,6 +152,7 @@ impl Case {
             dim: self.dim,
             targets: &self.targets,
             temperatures: &self.temperatures,
+            masks: self.masks.as_ref().map(MaskTable::masks),
         }
     }
 

@@ -83,6 +83,10 @@ impl Vector for F32x16 {
         Self(_mm512_sqrt_ps(self.0))
     }
     #[inline(always)]
+    unsafe fn select(self, bits: u32, other: Self) -> Self {
+        Self(_mm512_mask_mov_ps(other.0, bits as __mmask16, self.0))
+    }
+    #[inline(always)]
     unsafe fn fma(self, b: Self, c: Self) -> Self {
         Self(_mm512_fmadd_ps(self.0, b.0, c.0))
     }
@@ -262,6 +266,13 @@ impl Vector for F32x8 {
     #[inline(always)]
     unsafe fn sqrt(self) -> Self {
         Self(_mm256_sqrt_ps(self.0))
+    }
+    #[inline(always)]
+    unsafe fn select(self, bits: u32, other: Self) -> Self {
+        let lane = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
+        let own = _mm256_and_si256(_mm256_set1_epi32(bits as i32), lane);
+        let set = _mm256_castsi256_ps(_mm256_cmpeq_epi32(own, lane));
+        Self(_mm256_blendv_ps(other.0, self.0, set))
     }
     #[inline(always)]
     unsafe fn fma(self, b: Self, c: Self) -> Self {

@@ -429,6 +429,7 @@ fn the_fused_head_is_that_of_f32_within_its_bound(on: On) {
             dim,
             targets: &targets,
             temperatures: &temperatures,
+            masks: None,
         };
         let mut weights = random(23, n);
         weights.iter_mut().step_by(5).for_each(|w| *w = 0.0);
@@ -470,6 +471,7 @@ fn a_row_of_the_fused_head_has_the_same_bits_alone(on: On) {
         dim,
         targets: &targets,
         temperatures: &temperatures,
+        masks: None,
     };
     let weights = vec![1.0; n];
     let [logprob, lse, entropy, dx, _] = head(&dev, &input, &weights);
