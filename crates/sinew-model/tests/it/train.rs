@@ -9,6 +9,7 @@ use sinew_model::{
 };
 use sinew_tensor::Device;
 use sinew_tensor::attention::{Segment, TreeLayout};
+use sinew_tensor::logprob::SoftmaxRow;
 use sinew_tensor::paged::{KvPool, PagedSequence};
 use sinew_types::TensorSource;
 
@@ -235,14 +236,8 @@ fn shared_prefixes_change_neither_logprobs_nor_gradients() {
         assert!(tree.tokens.len() + 40 < plain.tokens.len());
         let shared = run(&dev, Weights::full(&params), &tree, Keep::All);
         let alone = run(&dev, Weights::full(&params), &plain, Keep::All);
-        assert!(
-            relative_error(&shared.logprob, &alone.logprob) < 1e-5,
-            "{family}"
-        );
-        assert!(
-            relative_error(&shared.entropy, &alone.entropy) < 1e-5,
-            "{family}"
-        );
+        assert_eq!(shared.logprob, alone.logprob, "{family}");
+        assert_eq!(shared.entropy, alone.entropy, "{family}");
         for entry in params.layout().entries() {
             let part = |outcome: &Outcome| outcome.grads.values()[entry.range()].to_vec();
             let error = relative_error(&part(&shared), &part(&alone));
@@ -386,10 +381,8 @@ pub(crate) fn engine_logprobs(
             let Some(&next) = tokens.get(past + i + 1) else {
                 continue;
             };
-            let max = row.iter().fold(f32::MIN, |m, &v| m.max(v));
-            let below = |v: f32| f64::from(v - max) / f64::from(temperatures[past + i]);
-            let sum: f64 = row.iter().map(|&v| below(v).exp()).sum();
-            found.push((below(row[next as usize]) - sum.ln()) as f32);
+            let softmax = SoftmaxRow::new(dev, row, temperatures[past + i], None);
+            found.push(softmax.logprob(row[next as usize]));
         }
         past += chunk.len();
     }
@@ -426,8 +419,7 @@ pub(crate) fn temperatures(n: usize) -> impl Iterator<Item = Vec<f32>> {
     same.chain([by_turns(n)])
 }
 
-/// Token-exactness: engine (paged, chunked, token by token) and trainer within 1e-4; below temperature 1, which
-/// divides the logits' rounding with them, 2e-4.
+/// Engine (paged, chunked, token by token) and trainer have the same bits.
 #[test]
 fn engine_and_trainer_agree_on_logprobs() {
     let mut models: Vec<_> = FAMILIES.iter().map(|f| (*f, tiny(f).params)).collect();
@@ -447,11 +439,7 @@ fn engine_and_trainer_agree_on_logprobs() {
                 let engine = engine_logprobs(&dev, &params, &tokens, &temperatures);
                 let trainer = trainer_logprobs(&dev, &params, &tokens, &temperatures);
                 assert_eq!(engine.len(), 89);
-                let pairs = engine.iter().zip(&trainer);
-                let worst = pairs.fold(0.0f32, |m, (a, b)| m.max((a - b).abs()));
-                println!("{name}, {kernels}: engine and trainer differ by at most {worst:.1e}");
-                let bound = if temperatures[0] < 1.0 { 2e-4 } else { 1e-4 };
-                assert!(worst < bound, "{name}, {kernels}: {worst}");
+                assert_eq!(engine, trainer, "{name}, {kernels}");
             }
         }
     }

@@ -1,4 +1,8 @@
 //! The forward kernel: one strip of queries against blocks of keys, with a running softmax.
+//!
+//! The largest score is rounded to an integer, so that rescaling is exact, and sums go key by key: a row has the
+//! bits that attention over stored keys ([`crate::paged`]) gives it, wherever blocks begin, and whatever other rows
+//! are in its strip.
 
 #![expect(
     unsafe_op_in_unsafe_fn,
@@ -7,9 +11,9 @@
 
 use std::f32::consts::{LN_2, LOG2_E};
 
-use super::kernel::{LOWEST, SLACK_ROWS, Task, apply_masks, carve};
+use super::kernel::{SLACK_ROWS, Task, apply_masks, carve};
 use super::plan::{BLOCK_KEYS, MAX_LANES, Strip};
-use super::tile::{In, Out, Product, exp2, transpose};
+use super::tile::{In, LOWEST, Out, Product, exp2_below, transpose};
 use crate::buffer::{Scratch, SharedMut};
 use crate::simd::{Vector, simd_fn};
 
@@ -137,7 +141,7 @@ unsafe fn forward_strip<V: Product, const NV: usize>(
 
 /// The running softmax of a strip, one entry a lane; scores are in units of `ln 2`.
 struct Softmax<V: Vector, const NV: usize> {
-    /// Largest score so far.
+    /// Largest score so far, rounded to an integer.
     max: [V; NV],
     /// Sum of `2^(score - max)` so far.
     total: [V; NV],
@@ -157,9 +161,10 @@ impl<V: Vector, const NV: usize> Softmax<V, NV> {
                 *m = m.max(V::load(scores.add((key * NV + v) * V::LANES)));
             }
         }
-        for (v, &max) in max.iter().enumerate() {
+        for (v, max) in max.iter_mut().enumerate() {
+            *max = max.round();
             if max.sub(self.max[v]).max_lane() > 0.0 {
-                let shrink = exp2(self.max[v].sub(max));
+                let shrink = exp2_below(self.max[v], *max);
                 self.total[v] = self.total[v].mul(shrink);
                 for d in 0..dim {
                     let at = sums.add((d * NV + v) * V::LANES);
@@ -171,7 +176,7 @@ impl<V: Vector, const NV: usize> Softmax<V, NV> {
         for key in 0..keys {
             for (v, &max) in max.iter().enumerate() {
                 let at = scores.add((key * NV + v) * V::LANES);
-                let p = exp2(V::load(at).sub(max));
+                let p = exp2_below(V::load(at), max);
                 p.store(at);
                 self.total[v] = self.total[v].add(p);
             }

@@ -12,8 +12,6 @@ use crate::simd::Vector;
 /// Rows behind the last local row that kernels may read or rewrite unchanged: they work on keys in
 /// multiples of up to 8.
 pub(super) const SLACK_ROWS: usize = 8;
-/// A score below all others, so that rows without visible keys in a block stay finite.
-pub(crate) const LOWEST: f32 = -1e30;
 
 /// Query heads that one task handles: they share a key head.
 #[derive(Clone, Copy, Debug)]

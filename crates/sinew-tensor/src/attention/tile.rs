@@ -48,6 +48,38 @@ pub(crate) unsafe fn exp2<V: Vector>(x: V) -> V {
     p.scale2(n).sub(V::splat(1.0 / (1u128 << 100) as f32))
 }
 
+/// Below all scores, which are products of queries and keys in units of `ln 2`; the last number that
+/// [`Vector::round`] makes an integer.
+const LEAST_SCORE: f32 = -4_194_304.0;
+
+/// What the largest score of no keys counts as: below all scores too, and so far above [`LEAST_SCORE`] that
+/// rows without visible keys have probabilities of 0.
+pub(crate) const LOWEST: f32 = LEAST_SCORE / 2.0;
+
+/// `2^(x - top)` for an integer `top` of at least the nearest integer to `x`, with the same bits, exponent aside,
+/// whatever `top` is; exactly 0 where that would be below about `2^-100`, also for minus infinity; NaN stays.
+///
+/// So a running softmax whose largest score is rounded to an integer may rescale by powers of two, which is exact:
+/// its sums do not depend on where blocks of keys begin and end.
+///
+/// # Safety
+/// See [`Vector`].
+#[inline(always)]
+pub(crate) unsafe fn exp2_below<V: Vector>(x: V, top: V) -> V {
+    let x = x.max(V::splat(LEAST_SCORE));
+    let n = x.round();
+    let f = x.sub(n);
+    let mut p = V::splat(EXP2[0]);
+    for c in &EXP2[1..] {
+        p = p.fma(f, V::splat(*c));
+    }
+    let least = V::splat(LEAST_EXPONENT);
+    let n = n.sub(top).max(least);
+    // 0 at the least exponent, 1 above it.
+    let some = n.sub(least).min(V::splat(1.0));
+    p.scale2(n).mul(some)
+}
+
 /// A block of memory read or written by [`product`]: pointer and values from one row to the next.
 #[derive(Clone, Copy)]
 pub(crate) struct Block<P> {
@@ -297,6 +329,47 @@ mod tests {
             for part in x.chunks_exact_mut(V::LANES) {
                 exp2(V::load(part.as_ptr())).store(part.as_mut_ptr());
             }
+        }
+    }
+
+    simd_fn! {
+        fn exp2_below_all<V>(x: &mut [f32], top: f32) {
+            for part in x.chunks_exact_mut(V::LANES) {
+                exp2_below(V::load(part.as_ptr()), V::splat(top)).store(part.as_mut_ptr());
+            }
+        }
+    }
+
+    /// Another top changes the exponent alone, down to where both are 0.
+    #[test]
+    fn powers_below_a_top_have_the_same_bits_for_every_top() {
+        let mut scores: Vec<f32> = (0..4096).map(|i| -230.0 + i as f32 * 0.0613).collect();
+        scores.extend([f32::NEG_INFINITY, LEAST_SCORE, LOWEST, -1e30].repeat(4));
+        for kernels in KernelSet::available_f32() {
+            let dev = Device::new(kernels, 1);
+            let below = |top: f32| {
+                let mut y = scores.clone();
+                // SAFETY: the slice holds whole vectors.
+                unsafe { exp2_below_all(&dev, &mut y, top) };
+                y
+            };
+            let near = below(22.0);
+            for top in [23.0f32, 50.0, 90.0] {
+                let shift = (22.0 - top).exp2();
+                for ((x, near), far) in scores.iter().zip(&near).zip(below(top)) {
+                    let exact = (f64::from(*x) - f64::from(top)).exp2();
+                    let error = (f64::from(far) - exact).abs();
+                    assert!(error <= 1.2e-7 * exact + 2e-30, "{kernels}: {x} {top}");
+                    if far != 0.0 {
+                        assert_eq!(far, near * shift, "{kernels}: {x} below {top}");
+                    }
+                }
+            }
+            assert_eq!(below(LOWEST)[4096..4100], [0.0, 0.0, 1.0, 0.0], "{kernels}");
+            let mut nan = [f32::NAN; 16];
+            // SAFETY: as above.
+            unsafe { exp2_below_all(&dev, &mut nan, 3.0) };
+            assert!(nan.iter().all(|y| y.is_nan()), "{kernels}");
         }
     }
 

@@ -1,7 +1,9 @@
 //! The kernel: query rows against tiles of keys, with a running softmax.
 //!
-//! Each row and head goes through its keys in the same order and the same tiles, whatever the other
-//! rows are: that is what makes results independent of the batch.
+//! Each row and head goes through its keys in the same order, whatever the other rows are: that is what makes
+//! results independent of the batch. The largest score is rounded to an integer, so that rescaling is exact, and sums
+//! go key by key: results do not depend on tiles either, and have the bits of attention in training
+//! ([`crate::attention`]).
 
 #![expect(
     unsafe_op_in_unsafe_fn,
@@ -12,8 +14,8 @@ use std::f32::consts::LOG2_E;
 use std::ptr;
 
 use super::{Bundle, PANEL_TOKENS, QueryRow};
-use crate::attention::kernel::{LOWEST, carve, copy_padded};
-use crate::attention::tile::exp2;
+use crate::attention::kernel::{carve, copy_padded};
+use crate::attention::tile::{LOWEST, exp2_below};
 use crate::buffer::{Scratch, SharedMut};
 use crate::simd::{Vector, simd_fn};
 
@@ -86,7 +88,7 @@ struct Heads {
     queries: *const f32,
     /// Outputs so far, `[heads, padded_dim]`.
     sums: *mut f32,
-    /// Largest score so far and sum of `2^(score - largest)`, `[heads, 2]`.
+    /// Largest score so far, rounded to an integer, and sum of `2^(score - largest)`, `[heads, 2]`.
     softmax: *mut [f32; 2],
     /// Scores of the tile, `[heads, TILE_KEYS]`.
     scores: *mut f32,
@@ -179,16 +181,30 @@ unsafe fn add_heads<V: Vector, const G: usize>(tile: &Tile, heads: Heads) {
     }
     let mut d = 0;
     while d < tile.padded {
+        // The first columns come with the sum of the weights.
         if V::LANES < PANEL_TOKENS {
-            weigh::<V, G, 2>(tile, heads, d);
+            weigh_from::<V, G, 2>(tile, heads, d);
             d += 2 * V::LANES;
         } else if tile.padded - d >= 4 * V::LANES {
-            weigh::<V, G, 4>(tile, heads, d);
+            weigh_from::<V, G, 4>(tile, heads, d);
             d += 4 * V::LANES;
         } else {
-            weigh::<V, G, 1>(tile, heads, d);
+            weigh_from::<V, G, 1>(tile, heads, d);
             d += V::LANES;
         }
+    }
+}
+
+#[inline(always)]
+unsafe fn weigh_from<V: Vector, const G: usize, const N: usize>(
+    tile: &Tile,
+    heads: Heads,
+    d: usize,
+) {
+    if d == 0 {
+        weigh::<V, G, N, true>(tile, heads, d);
+    } else {
+        weigh::<V, G, N, false>(tile, heads, d);
     }
 }
 
@@ -235,7 +251,7 @@ unsafe fn dots<V: Vector, const G: usize, const N: usize>(
 }
 
 /// Turns the scores of head `g` into `2^(score - largest)`; where the largest rises, scales down the
-/// sums so far.
+/// sums so far. [`weigh`] adds them up.
 #[inline(always)]
 unsafe fn softmax_head<V: Vector>(tile: &Tile, heads: Heads, g: usize) {
     let scores = heads.scores.add(g * TILE_KEYS);
@@ -248,38 +264,49 @@ unsafe fn softmax_head<V: Vector>(tile: &Tile, heads: Heads, g: usize) {
     for at in (0..end).step_by(V::LANES) {
         max = max.max(V::load(scores.add(at)));
     }
-    let largest = max.max_lane();
+    let largest = first_lane(V::splat(max.max_lane()).round());
     if largest > state[0] {
-        let shrink = exp2(V::splat(state[0] - largest));
-        let mut first = [0.0; 16];
-        shrink.store(first.as_mut_ptr());
+        let shrink = exp2_below(V::splat(state[0]), V::splat(largest));
         state[0] = largest;
-        state[1] *= first[0];
+        state[1] *= first_lane(shrink);
         let sums = heads.sums.add(g * tile.padded);
         for d in (0..tile.padded).step_by(V::LANES) {
             V::load(sums.add(d)).mul(shrink).store(sums.add(d));
         }
     }
-    let mut total = V::splat(0.0);
     for at in (0..end).step_by(V::LANES) {
-        let p = exp2(V::load(scores.add(at)).sub(V::splat(state[0])));
+        let p = exp2_below(V::load(scores.add(at)), V::splat(state[0]));
         p.store(scores.add(at));
-        total = total.add(p);
     }
-    state[1] += total.sum();
 }
 
-/// Adds the tile's values, weighted, to `N` vectors of the sums from value `d` on.
 #[inline(always)]
-unsafe fn weigh<V: Vector, const G: usize, const N: usize>(tile: &Tile, heads: Heads, d: usize) {
+unsafe fn first_lane<V: Vector>(v: V) -> f32 {
+    let mut lanes = [0.0; 16];
+    v.store(lanes.as_mut_ptr());
+    lanes[0]
+}
+
+/// Adds the tile's values, weighted, to `N` vectors of the sums from value `d` on; with `TOTAL` also the weights
+/// to the sums of weights, key by key as training does: beside the other sums that takes no time of its own.
+#[inline(always)]
+unsafe fn weigh<V: Vector, const G: usize, const N: usize, const TOTAL: bool>(
+    tile: &Tile,
+    heads: Heads,
+    d: usize,
+) {
     let at = |g: usize, n: usize| heads.sums.wrapping_add(g * tile.padded + d + n * V::LANES);
     let mut sum = [[V::splat(0.0); N]; G];
+    let mut total = [V::splat(0.0); G];
     let mut g = 0;
     while g < G {
         let mut n = 0;
         while n < N {
             sum[g][n] = V::load(at(g, n));
             n += 1;
+        }
+        if TOTAL {
+            total[g] = V::splat((*heads.softmax.wrapping_add(g))[1]);
         }
         g += 1;
     }
@@ -301,6 +328,9 @@ unsafe fn weigh<V: Vector, const G: usize, const N: usize>(tile: &Tile, heads: H
                 sum[g][n] = weight.fma(value[n], sum[g][n]);
                 n += 1;
             }
+            if TOTAL {
+                total[g] = total[g].add(weight);
+            }
             g += 1;
         }
         key += 1;
@@ -311,6 +341,9 @@ unsafe fn weigh<V: Vector, const G: usize, const N: usize>(tile: &Tile, heads: H
         while n < N {
             sum[g][n].store(at(g, n));
             n += 1;
+        }
+        if TOTAL {
+            (*heads.softmax.wrapping_add(g))[1] = first_lane(total[g]);
         }
         g += 1;
     }

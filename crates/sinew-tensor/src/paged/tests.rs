@@ -2,7 +2,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::attention::tests::random;
-use crate::attention::{TreeLayout, reference};
+use crate::attention::{Segment, TreeLayout, reference, tree_attention_forward};
 use crate::device::KernelSet;
 
 /// Sequences with their tokens' queries, keys and values, stored in scattered blocks.
@@ -42,6 +42,18 @@ impl World {
             tables.push(table);
         }
         Self { pool, qkv, tables }
+    }
+
+    /// Multiplies all queries, keys and values, and stores them anew.
+    fn rescale(&mut self, factor: f32) {
+        let width = self.pool.shape().qkv_width();
+        for (rows, table) in self.qkv.iter_mut().zip(&self.tables) {
+            rows.iter_mut().for_each(|x| *x *= factor);
+            let tokens = self.pool.block_tokens();
+            let slot = |t: usize| table[t / tokens] * tokens as u32 + (t % tokens) as u32;
+            let slots: Vec<u32> = (0..rows.len() / width).map(slot).collect();
+            self.pool.write(&device(), LAYER, rows, &slots);
+        }
     }
 
     /// Output of rows `ranges[i]` of each sequence `i`, in one batch.
@@ -99,6 +111,56 @@ fn prompts_agree_with_reference() {
         let out = world.attend(&dev, &all);
         let exact: Vec<f64> = (0..4).flat_map(|i| world.exact(i)).collect();
         assert_close(&out, &exact);
+    }
+}
+
+/// Attention of training, in sequences of their own and with shared prefixes, has the bits of attention over stored
+/// keys: strips, blocks of keys and rescaling differ, sums do not.
+#[test]
+fn training_has_the_same_bits() {
+    for (heads, kv_heads, dim) in [(9, 3, 64), (4, 1, 24), (2, 2, 80), (8, 2, 128)] {
+        let shape = AttentionShape::new(heads, kv_heads, dim).unwrap();
+        let mut world = World::new(shape, 16, &[180, 1, 64, 37, 90], 3);
+        // Prefixes of the first sequence, and scores of any size.
+        let width = shape.qkv_width();
+        let first = world.qkv[0].clone();
+        for (sequence, shared) in [(2, 41), (4, 70)] {
+            world.qkv[sequence][..shared * width].copy_from_slice(&first[..shared * width]);
+        }
+        world.rescale(3.0);
+        let segment = |start, len, position, parent| Segment {
+            start,
+            len,
+            position,
+            parent,
+        };
+        let forest = TreeLayout::new(vec![
+            segment(0, 41, 0, None),
+            segment(41, 29, 41, Some(0)),
+            segment(70, 110, 70, Some(1)),
+            segment(180, 1, 0, None),
+            segment(181, 23, 41, Some(0)),
+            segment(204, 37, 0, None),
+            segment(241, 20, 70, Some(1)),
+        ]);
+        let forest = forest.unwrap();
+        // Which rows of which sequence stand in the forest, in its order.
+        let parts = [(0, 0..180), (1, 0..1), (2, 41..64), (3, 0..37), (4, 70..90)];
+        let rows = |i: usize, range: &std::ops::Range<usize>| {
+            world.qkv[i][range.start * width..range.end * width].to_vec()
+        };
+        let packed: Vec<f32> = parts
+            .iter()
+            .flat_map(|(i, range)| rows(*i, range))
+            .collect();
+        for kernels in KernelSet::available_f32() {
+            let dev = Device::new(kernels, 2);
+            let mut out = vec![f32::NAN; forest.rows() * shape.out_width()];
+            let mut lse = vec![f32::NAN; forest.rows() * heads];
+            let scratch = &mut AttentionScratch::default();
+            tree_attention_forward(&dev, &forest, &shape, &packed, &mut out, &mut lse, scratch);
+            assert_eq!(out, world.attend(&dev, &parts), "{kernels} {shape:?}");
+        }
     }
 }
 
