@@ -31,6 +31,14 @@ pub(crate) fn rows(
         let weight = token_weight(c.aggregation, episode.trained_tokens(), total, episodes);
         // One row, however often it counts: each token keeps one weight.
         let weight = weight * times as f64;
+        let share = match c.aggregation {
+            Aggregation::TokenMean | Aggregation::TokenSum => {
+                (times * episode.trained_tokens()) as f64 / total as f64
+            }
+            Aggregation::SequenceMeanTokenMean
+            | Aggregation::SequenceMeanTokenSum
+            | Aggregation::SequenceMeanTokenSumNorm { .. } => times as f64 / episodes,
+        };
         let silent = episode.paths.iter().all(without_signal);
         if silent && !c.trains_without_advantage() {
             report.without_signal += 1;
@@ -38,7 +46,7 @@ pub(crate) fn rows(
         }
         report.trained_episodes += 1;
         for path in &episode.paths {
-            rows.push(row(episode, path, weight)?);
+            rows.push(row(episode, path, weight, share)?);
             report.trained_tokens += path.trains.iter().filter(|&&t| t).count();
         }
     }
@@ -62,8 +70,9 @@ pub(crate) fn preference_rows(
     for episode in &chosen {
         // Two episodes a pair.
         let weight = 2.0 / chosen.len() as f64;
+        let share = 1.0 / chosen.len() as f64;
         for path in &episode.paths {
-            rows.push(row(episode, path, weight)?);
+            rows.push(row(episode, path, weight, share)?);
             report.trained_tokens += path.trains.iter().filter(|&&t| t).count();
         }
     }
@@ -104,8 +113,16 @@ fn temperatures(episode: &Episode<'_>, path: &Path) -> Vec<f32> {
     }
 }
 
-/// A row of one path; `weight` is that of each token it trains.
-pub(crate) fn row(episode: &Episode<'_>, path: &Path, weight: f64) -> Result<TrainRow, AlgoError> {
+/// A row of one path; `weight` is that of each token it trains, `share` the whole episode's share in
+/// the batch's mean, of which the row has that of its tokens.
+pub(crate) fn row(
+    episode: &Episode<'_>,
+    path: &Path,
+    weight: f64,
+    share: f64,
+) -> Result<TrainRow, AlgoError> {
+    let own = path.trains.iter().filter(|&&t| t).count() as f64;
+    let all = episode.trained_tokens().max(1) as f64;
     let narrow = |values: Vec<f64>| values.into_iter().map(|v| v as f32).collect::<Vec<_>>();
     let only_trained = |values: &[f64]| {
         let pairs = values.iter().zip(&path.trains);
@@ -119,6 +136,7 @@ pub(crate) fn row(episode: &Episode<'_>, path: &Path, weight: f64) -> Result<Tra
         episode: episode.trace.episode.clone(),
         tokens: path.tokens.iter().map(|t| t.id).collect(),
         weights: only_trained(&vec![weight; path.tokens.len()]),
+        share: share * own / all,
         advantages: only_trained(&path.advantages),
         temperatures: temperatures(episode, path),
         behaviour_logprobs: (0..path.tokens.len()).map(logprob).collect(),

@@ -62,7 +62,9 @@ impl Draft {
             let id = episode.trace.episode.clone();
             draft.shapes.push((id, lengths.collect()));
             for path in &episode.paths {
-                draft.rows.push(crate::aggregate::row(episode, path, 1.0)?);
+                draft
+                    .rows
+                    .push(crate::aggregate::row(episode, path, 1.0, 1.0)?);
                 let trained = (0..path.tokens.len()).filter(|&t| path.trains[t]);
                 let place = |t: usize| (t, path.tokens[t].node, path.offsets[t]);
                 draft.places.push(trained.map(place).collect());

@@ -228,6 +228,7 @@ fn row(real: &Real, said: &Said) -> TrainRow {
         episode: EpisodeId::new("bench"),
         tokens: [&prompt[..], &said.tokens[..]].concat(),
         weights: column(&ones),
+        share: 1.0,
         advantages: column(&ones),
         temperatures: Vec::new(),
         behaviour_logprobs: column(&said.logprobs),

@@ -25,6 +25,7 @@ pub(super) fn row(tokens: Vec<TokenId>, prompt: usize, share: f32) -> TrainRow {
     TrainRow {
         episode: EpisodeId::new("bench"),
         weights: from(share),
+        share: f64::from(share) * (tokens.len() - prompt.max(1)) as f64,
         advantages: from(1.0),
         temperatures: Vec::new(),
         behaviour_logprobs: from(-10.0),

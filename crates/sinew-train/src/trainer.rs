@@ -216,8 +216,9 @@ impl<P: Policy> Trainer<P> {
     ///
     /// `ℓ_prox` of rows that do not bring it is `ℓ_π` before the first update: with one update it
     /// is this step's own forward pass, with several one more forward pass is made. Each
-    /// minibatch's weights are scaled so that they add up to the batch's, which keeps the step
-    /// size independent of the number of minibatches.
+    /// minibatch is a mean like the batch: its weights are divided by its share of what the loss is a
+    /// mean over ([`TrainRow::share`]), which keeps the step size independent of the number of
+    /// minibatches and each row's part in it that of the aggregation.
     pub fn step(&mut self, rows: &[TrainRow], spec: &LossSpec) -> Result<StepReport, TrainError> {
         validate_spec(spec)?;
         if spec.value.is_some() && !self.policy.has_critic() {
@@ -259,10 +260,10 @@ impl<P: Policy> Trainer<P> {
 
     fn minibatch_updates(&mut self, state: &mut StepState<'_>) -> Result<(), TrainError> {
         let parts = minibatch::split(state.rows, self.config.minibatches as usize);
-        let total = minibatch::total_weight(state.rows, 0..state.rows.len());
+        let total = minibatch::share(state.rows, 0..state.rows.len());
         let mut packed = Vec::with_capacity(parts.len());
         for part in parts {
-            let own: f64 = minibatch::total_weight(state.rows, part.iter().copied());
+            let own = minibatch::share(state.rows, part.iter().copied());
             if own == 0.0 {
                 continue;
             }

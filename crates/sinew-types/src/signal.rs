@@ -17,6 +17,9 @@ pub struct TrainRow {
     /// Share of the token in the loss, with the *global* denominator of the batch already
     /// applied: `loss = Σ weights[t] · L_t` over all rows, micro-batches and ranks.
     pub weights: Vec<f32>,
+    /// Share of the row in what the loss is a mean over: tokens, or episodes where each episode counts the
+    /// same. A part of the batch is a mean of its own once its weights are divided by its rows' shares.
+    pub share: f64,
     pub advantages: Vec<f32>,
     /// At which each token was sampled, above 0: the policy that acted, and is trained, is the softmax of
     /// `logits / temperature`, and every log-probability and entropy of the token is its. Empty: 1 for all.
@@ -145,6 +148,10 @@ pub enum TrainRowError {
     #[error("row of episode {episode}: masks: {why}")]
     Masks { episode: EpisodeId, why: String },
     #[error(
+        "row of episode {episode}: share is {share}, allowed of a row that trains: a number above 0"
+    )]
+    Share { episode: EpisodeId, share: f64 },
+    #[error(
         "row of episode {episode}: temperatures[{index}] is {value}: of a trained token it is {} to {} (1 for \
          one chosen greedily)",
         TEMPERATURES.start(),
@@ -207,6 +214,13 @@ impl TrainRow {
                 episode: self.episode.clone(),
                 index,
                 value,
+            });
+        }
+        let trains = self.weights.iter().any(|&w| w != 0.0);
+        if trains && !(self.share.is_finite() && self.share > 0.0) {
+            return Err(TrainRowError::Share {
+                episode: self.episode.clone(),
+                share: self.share,
             });
         }
         self.validate_teacher()?;

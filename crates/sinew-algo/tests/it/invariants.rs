@@ -1,6 +1,6 @@
 //! What holds for every trace and every algorithm.
 
-use crate::support::{algorithm, config, from, node, trace};
+use crate::support::{algorithm, config, from, node, trace, two_turns};
 use proptest::prelude::*;
 use sinew_algo::AlgorithmKind::*;
 use sinew_types::{NO_PARENT, Node, TokenKind, Trace};
@@ -72,6 +72,51 @@ proptest! {
             prop_assert!((tokens - 1.0).abs() < 1e-4);
             let (sum, _) = total("type = 'grpo'\naggregation = { type = 'token_sum' }");
             prop_assert!((sum - report.trained_tokens as f64).abs() < 1e-3);
+        }
+    }
+
+    /// What the batch's weights become when a part of it is a minibatch, divided by the part's share, are
+    /// the weights that the aggregation gives to the part alone; weighted by their shares, the parts add up
+    /// to the batch. A token that branches share is trained with the episode's first row, so shares of rows
+    /// add up to the episode's.
+    #[test]
+    fn a_part_of_a_batch_is_a_mean_of_its_own(
+        first in prop::collection::vec((1usize..30, 0.1..1.0f64), 2..4),
+        second in prop::collection::vec((1usize..30, 0.1..1.0f64), 2..4),
+    ) {
+        let group = |name: &str, episodes: &[(usize, f64)]| -> Vec<Trace> {
+            let make = |(i, &(tokens, reward)): (usize, &(usize, f64))| {
+                let mut trace = two_turns(name, &format!("{name}-{i}"), reward + i as f64, tokens);
+                trace.nodes.push(node(2, 2, TokenKind::Sampled, 3));
+                trace
+            };
+            episodes.iter().enumerate().map(make).collect()
+        };
+        let (first, second) = (group("a", &first), group("b", &second));
+        for aggregation in [
+            "'token_mean'",
+            "'sequence_mean_token_mean'",
+            "'sequence_mean_token_sum'",
+            "'sequence_mean_token_sum_norm', length = 64.0",
+        ] {
+            let toml = format!("type = 'grpo'\naggregation = {{ type = {aggregation} }}");
+            let algorithm = from(&config(&toml));
+            let (whole, _) = algorithm.rows(&[first.clone(), second.clone()]).unwrap();
+            let mut shares = 0.0;
+            for part in [&first, &second] {
+                let (alone, _) = algorithm.rows(std::slice::from_ref(part)).unwrap();
+                let own: Vec<_> = whole.iter().filter(|r| alone.iter().any(|a| a.episode == r.episode)).collect();
+                let share: f64 = own.iter().map(|r| r.share).sum();
+                shares += share;
+                prop_assert_eq!(own.len(), alone.len());
+                for (row, alone) in own.iter().zip(&alone) {
+                    for (w, expected) in row.weights.iter().zip(&alone.weights) {
+                        let scaled = f64::from(*w) / share;
+                        prop_assert!((scaled - f64::from(*expected)).abs() < 1e-5, "{} {}", toml, scaled);
+                    }
+                }
+            }
+            prop_assert!((shares - 1.0).abs() < 1e-9, "{} {}", toml, shares);
         }
     }
 

@@ -2,13 +2,11 @@
 
 use sinew_types::TrainRow;
 
-/// `Σ|w|` of some rows.
-pub(super) fn total_weight(rows: &[TrainRow], which: impl IntoIterator<Item = usize>) -> f64 {
-    which
-        .into_iter()
-        .flat_map(|r| &rows[r].weights)
-        .map(|&w| f64::from(w.abs()))
-        .sum()
+/// How much of the batch's mean some rows are, without those that do not train.
+pub(super) fn share(rows: &[TrainRow], which: impl IntoIterator<Item = usize>) -> f64 {
+    let trains = |row: &&TrainRow| row.weights.iter().any(|&w| w != 0.0);
+    let rows = which.into_iter().map(|r| &rows[r]);
+    rows.filter(trains).map(|row| row.share).sum()
 }
 
 /// At most `parts` lists of rows, together all trained rows, as even in tokens as groups allow.

@@ -235,6 +235,50 @@ fn minibatches_keep_groups_and_weigh_like_the_batch() {
     assert!(order.into_iter().eq(0..50));
 }
 
+/// The gradient of the last of two minibatches, which no update moved before.
+fn last_minibatch(rows: &[TrainRow], seed: u64) -> Vec<f32> {
+    let mut config = TrainerConfig::new(64, 1e-12);
+    config.minibatches = 2;
+    config.max_grad_norm = None;
+    config.seed = seed;
+    let mut trainer = trainer(config);
+    trainer.step(rows, &clip()).unwrap();
+    trainer.into_policy().gradient
+}
+
+/// Two answers of 4 and 20 tokens, summed: each is half of the mean over episodes, so each is doubled where
+/// it is a minibatch alone. By its tokens, the short one would be scaled by 6 and the long one by 1.2.
+#[test]
+fn minibatches_weigh_answers_like_the_aggregation() {
+    let policy = Bigram::new(8);
+    let answer = |prompt: u32, n: u32| -> Vec<u32> {
+        let tokens = (0..n).map(|t| (t * prompt + t) % 8);
+        std::iter::once(prompt).chain(tokens).collect()
+    };
+    let mut rows = vec![
+        policy.row(&answer(1, 4), 1, 0.5, 1.0),
+        policy.row(&answer(2, 20), 1, 0.5, -0.5),
+    ];
+    rows.iter_mut().for_each(|row| row.share = 0.5);
+    let alone = |at: usize| {
+        let mut row = rows[at].clone();
+        row.weights.iter_mut().for_each(|w| *w *= 2.0);
+        let mut trainer = trainer(TrainerConfig::new(64, 1e-12));
+        trainer.step(&[row], &clip()).unwrap();
+        trainer.into_policy().gradient
+    };
+    let expected = [alone(0), alone(1)];
+    let near = |a: &[f32], b: &[f32]| a.iter().zip(b).all(|(a, b)| (a - b).abs() < 1e-5);
+    assert!(!near(&expected[0], &expected[1]));
+    let mut seen = [false; 2];
+    for seed in 0..16 {
+        let gradient = last_minibatch(&rows, seed);
+        let which = expected.iter().position(|e| near(e, &gradient));
+        seen[which.expect("the gradient of one of the answers, doubled")] = true;
+    }
+    assert_eq!(seen, [true; 2]);
+}
+
 #[test]
 fn a_non_finite_gradient_skips_the_update_and_is_counted() {
     let mut trainer = trainer(TrainerConfig::new(64, 0.1));
