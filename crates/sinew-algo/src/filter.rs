@@ -2,6 +2,7 @@
 
 use crate::batch::Batch;
 use crate::composition::{Composition, EqualGroups, ProcessRewards};
+use crate::pipeline::AlgoError;
 use crate::report::AlgoReport;
 use crate::stats;
 
@@ -57,7 +58,7 @@ pub(crate) fn top_std(c: &Composition, batch: &mut Batch<'_>, report: &mut AlgoR
         .map(|g| (std(g), g))
         .collect();
     ranked.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
-    let keep = ((ranked.len() as f64 * share).round() as usize).max(1);
+    let keep = ((ranked.len() as f64 * share).round_ties_even() as usize).max(1);
     let mut out: Vec<usize> = ranked.iter().skip(keep).map(|&(_, g)| g).collect();
     out.sort_unstable();
     for g in out {
@@ -83,8 +84,13 @@ pub(crate) fn only_success(c: &Composition, batch: &mut Batch<'_>, report: &mut 
 }
 
 /// GRPO-RoC: see [`crate::algorithms::grpo_roc`].
-pub(crate) fn resample(c: &Composition, batch: &mut Batch<'_>, report: &mut AlgoReport) {
-    if let Some(resample) = c.filters.resample {
-        crate::algorithms::grpo_roc::resample(resample, batch, report);
+pub(crate) fn resample(
+    c: &Composition,
+    batch: &mut Batch<'_>,
+    report: &mut AlgoReport,
+) -> Result<(), AlgoError> {
+    match c.filters.resample {
+        Some(resample) => crate::algorithms::grpo_roc::resample(c.kind, resample, batch, report),
+        None => Ok(()),
     }
 }

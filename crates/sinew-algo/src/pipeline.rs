@@ -75,6 +75,14 @@ pub enum AlgoError {
     },
     #[error("`{algorithm}` compares states, but no turn of the batch has a state_hash")]
     NoStates { algorithm: &'static str },
+    #[error(
+        "`{algorithm}` chooses among successes by failed tool calls, but no episode of the batch has the metric \
+         `{metric}`: take an environment that counts them, or leave resampling out"
+    )]
+    NoMetric {
+        algorithm: &'static str,
+        metric: &'static str,
+    },
     #[error("scores were given for {actual} {what}, expected {expected}")]
     Scores {
         what: &'static str,
@@ -150,7 +158,7 @@ impl Algorithm {
         let mut batch = Batch::admit(&c, none, self.group_size, groups, &empty, &mut report)?;
         batch.shape_rewards(&c)?;
         repair::settle(&self.repair, &c, &mut batch, &mut report.repair);
-        filter::resample(&c, &mut batch, &mut report);
+        filter::resample(&c, &mut batch, &mut report)?;
         filter::small_groups(&c, &mut batch, &mut report);
         if compared {
             filter::equal_groups(&c, &mut batch, &mut report);
@@ -177,7 +185,7 @@ impl Algorithm {
         let mut batch = Batch::admit(c, needs, self.group_size, groups, columns, &mut report)?;
         batch.shape_rewards(c)?;
         repair::settle(&self.repair, c, &mut batch, &mut report.repair);
-        filter::resample(c, &mut batch, &mut report);
+        filter::resample(c, &mut batch, &mut report)?;
         filter::small_groups(c, &mut batch, &mut report);
         filter::equal_groups(c, &mut batch, &mut report);
         filter::top_std(c, &mut batch, &mut report);

@@ -174,6 +174,7 @@ impl EnvFactory for ShapedTinyFactory {
             state: State::New,
             steps: 0,
             idle: 0,
+            bumps: 0,
         }))
     }
 
@@ -205,6 +206,8 @@ struct TinyEnv {
     state: State,
     steps: u32,
     idle: u32,
+    /// Moves against a wall.
+    bumps: u32,
 }
 
 impl TinyEnv {
@@ -214,12 +217,18 @@ impl TinyEnv {
 
     fn outcome(&self) -> Outcome {
         let success = self.at == self.goal;
+        // Share of turns that named no direction.
+        let format_penalty = f64::from(self.idle) / f64::from(self.steps.max(1));
         Outcome {
             reward: f64::from(u8::from(success)),
             success,
             metrics: [
                 ("format".to_owned(), f64::from(u8::from(self.idle == 0))),
                 ("idle_turns".to_owned(), f64::from(self.idle)),
+                // A move is a call of the world; one against the wall fails.
+                ("tool_calls".to_owned(), f64::from(self.steps - self.idle)),
+                ("tool_errors".to_owned(), f64::from(self.bumps)),
+                ("format_penalty".to_owned(), format_penalty),
             ]
             .into(),
             unscored: false,
@@ -237,6 +246,7 @@ impl TinyEnv {
             None => None,
         };
         self.idle += u32::from(moved.is_none());
+        self.bumps += u32::from(moved == Some(self.at));
         let before = self.at.abs_diff(self.goal);
         self.at = moved.unwrap_or(self.at);
         let nearer = self.at.abs_diff(self.goal) < before;
@@ -351,6 +361,8 @@ mod tests {
         assert_eq!(step.observation.unwrap().text, "A>........");
         let outcome = block_on(env.score()).unwrap();
         assert_eq!((outcome.reward, outcome.metrics["idle_turns"]), (0.0, 1.0));
+        let counted = ["tool_calls", "tool_errors", "format_penalty"].map(|m| outcome.metrics[m]);
+        assert_eq!(counted, [1.0, 1.0, 0.5]);
     }
 
     #[test]

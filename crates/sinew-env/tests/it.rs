@@ -155,6 +155,7 @@ async fn only_the_first_good_call_is_rewarded() {
     assert_eq!(metric("tool_calls"), 3.0);
     assert_eq!(metric("tool_errors"), 1.0);
     assert_eq!(metric("malformed"), 1.0);
+    assert_eq!(metric("format_penalty"), 1.0);
     assert_eq!(metric("format") + metric("answered"), 0.0);
     env.close().await.unwrap();
 }

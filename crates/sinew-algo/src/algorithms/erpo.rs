@@ -1,8 +1,8 @@
-//! ERPO: environment-level advantage normalization (AutoForge, 2025).
+//! ERPO: environment-level advantage normalization (Cai et al. 2025, AutoForge, arXiv 2512.22857).
 //!
-//! `A_i = (R_i − mean(group)) / (σ_environment + ε)`: the baseline is the group's, the deviation
-//! that of `R − mean` over all episodes of the same task kind, which a group of few episodes
-//! estimates badly.
+//! `A_i = (R_i − mean(group)) / (σ_environment + ε)`, equation 4: the baseline is the group's, the
+//! deviation that of the rewards `R` of all episodes of the environment (the task kind), which a group
+//! of few episodes estimates badly.
 
 use super::grpo::{self, STD_EPSILON};
 use crate::composition::{Advantage, Baseline, Composition, Scale};

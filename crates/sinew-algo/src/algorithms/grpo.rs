@@ -59,7 +59,7 @@ pub(crate) fn advantages(
     process: ProcessRewards,
     batch: &mut Batch<'_>,
 ) {
-    let environment_std = environment_std(baseline, batch);
+    let environment_std = environment_std(batch);
     for g in 0..batch.groups.len() {
         let group = batch.groups[g].clone();
         let rewards = batch.rewards(&group);
@@ -103,16 +103,15 @@ fn max_rl(centred: f64, mean: f64) -> f64 {
     if mean > 0.0 { centred / mean } else { 0.0 }
 }
 
-/// Unbiased deviation of `R − baseline` over all episodes of a task kind.
-fn environment_std(baseline: Baseline, batch: &Batch<'_>) -> BTreeMap<String, f64> {
+/// Unbiased deviation of the rewards of all episodes of a task kind.
+fn environment_std(batch: &Batch<'_>) -> BTreeMap<String, f64> {
     let mut by_kind: BTreeMap<String, Vec<f64>> = BTreeMap::new();
-    for group in &batch.groups {
-        let rewards = batch.rewards(group);
-        for (k, &i) in group.members.iter().enumerate() {
-            let centred = rewards[k] - baseline_of(baseline, &rewards, k);
-            let kind = batch.episodes[i].trace.task_kind.clone();
-            by_kind.entry(kind).or_default().push(centred);
-        }
+    for i in batch.members() {
+        let kind = batch.episodes[i].trace.task_kind.clone();
+        by_kind
+            .entry(kind)
+            .or_default()
+            .push(batch.episodes[i].reward);
     }
     let std = |(kind, values): (String, Vec<f64>)| (kind, stats::std_unbiased(&values));
     by_kind.into_iter().map(std).collect()

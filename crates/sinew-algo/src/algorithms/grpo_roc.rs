@@ -6,12 +6,14 @@
 //! DAPO's clip and token mean, no KL term, groups with equal rewards leave.
 //!
 //! Which calls failed is what the environment counted in its metrics [`TOOL_ERRORS`],
-//! [`TOOL_CALLS`] and [`FORMAT_PENALTY`].
+//! [`TOOL_CALLS`] and [`FORMAT_PENALTY`]; a batch without any [`TOOL_CALLS`] is refused, as the choice
+//! would be arbitrary. Ties round to the even number, as in the released code.
 
 use super::dapo;
 use crate::batch::Batch;
 use crate::composition::{Composition, EqualGroups, Filters, Resample};
 use crate::kind::AlgorithmKind;
+use crate::pipeline::AlgoError;
 use crate::report::AlgoReport;
 
 pub(crate) fn preset() -> Composition {
@@ -37,7 +39,24 @@ pub const TOOL_CALLS: &str = "tool_calls";
 /// The metric with the penalty for the episode's format, 0 (good) to 1.
 pub const FORMAT_PENALTY: &str = "format_penalty";
 
-pub(crate) fn resample(resample: Resample, batch: &mut Batch<'_>, report: &mut AlgoReport) {
+pub(crate) fn resample(
+    kind: AlgorithmKind,
+    resample: Resample,
+    batch: &mut Batch<'_>,
+    report: &mut AlgoReport,
+) -> Result<(), AlgoError> {
+    let counts = |i: usize| {
+        let metrics = &batch.episodes[i].trace.outcome.metrics;
+        metrics.contains_key(TOOL_CALLS)
+    };
+    let mut members = batch.members().peekable();
+    if members.peek().is_some() && !members.any(counts) {
+        return Err(AlgoError::NoMetric {
+            algorithm: kind.name(),
+            metric: TOOL_CALLS,
+        });
+    }
+    drop(members);
     for g in 0..batch.groups.len() {
         let members = batch.groups[g].members.clone();
         if members.len() <= resample.keep {
@@ -47,6 +66,7 @@ pub(crate) fn resample(resample: Resample, batch: &mut Batch<'_>, report: &mut A
         report.resampled_out += members.len() - kept.len();
         batch.groups[g].members = kept;
     }
+    Ok(())
 }
 
 /// Successes and failures in proportion (at least `minimum` of each where there are so many),
@@ -60,7 +80,7 @@ fn choose(resample: Resample, members: &[usize], batch: &Batch<'_>) -> Vec<usize
     let most = resample.keep - resample.minimum.min(negatives.len());
     // The rest must be filled from the failures, of which there may be too few.
     let least = least.max(resample.keep.saturating_sub(negatives.len()));
-    let take = (share.round() as usize).clamp(least, most.max(least));
+    let take = (share.round_ties_even() as usize).clamp(least, most.max(least));
     positives.sort_by(|&a, &b| penalty(batch, a).total_cmp(&penalty(batch, b)));
     positives.truncate(take);
     let mut kept = positives;

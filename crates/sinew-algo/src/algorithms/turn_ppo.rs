@@ -1,6 +1,6 @@
-//! PPO with bi-level advantages (Wang et al. 2025, RAGEN, arXiv 2504.20073).
+//! PPO with bi-level advantages (Wang et al. 2025, VAGEN, arXiv 2510.16907, section 4.2).
 //!
-//! Over turns, with `V_k` the value at a turn's first token and `r_k` its process reward (plus
+//! Over turns, with `V_k` the value at a turn's last token and `r_k` its process reward (plus
 //! the outcome, for the last): `δ_k = r_k + γ_turn·V_{k+1} − V_k`,
 //! `A_k = δ_k + γ_turn·λ_turn·A_{k+1}`, `G_k = A_k + V_k`. Then GAE over the tokens of each turn
 //! by itself, with `G_k` as the reward of its last token. Turns are those that the trace names: a
@@ -86,16 +86,16 @@ fn bi_level(
     };
     let turns: Vec<usize> = (0..count).collect();
     let rewards: Vec<f64> = turns.iter().map(|&k| earned(k)).collect();
-    let first_values: Vec<f64> = path.steps.iter().map(|s| values[s.first]).collect();
+    let last_values: Vec<f64> = path.steps.iter().map(|s| values[s.last]).collect();
     let mut turn_returns = vec![0.0; count];
     ppo::gae(
         (d.gamma_turn, d.lambda_turn),
         &turns,
         &rewards,
-        &first_values,
+        &last_values,
         after,
         |k, a| {
-            turn_returns[k] = a + first_values[k];
+            turn_returns[k] = a + last_values[k];
         },
     );
     let mut returns = vec![0.0; values.len()];

@@ -47,7 +47,8 @@ def make_batch():
             episodes.append({
                 "group": f"g{g}", "kind": KINDS[g], "reward": reward,
                 "success": reward >= 1.0, "truncated": (g, i) in [(0, 3), (3, 1)],
-                "tool_calls": 3 + i, "tool_errors": (i * 2) % 3, "turns": turns,
+                "tool_calls": 3 + i, "tool_errors": (i * 2) % 3,
+                "format_penalty": round(0.4 * ((g + i) % 3), 3), "turns": turns,
             })
     return episodes
 
@@ -142,18 +143,19 @@ def gae(rho, gamma, lam):
 
 
 def bi_level(gamma_turn, lambda_turn, gamma, lam):
+    """VAGEN, arXiv 2510.16907: a turn's value is the one at its last token."""
     values = COLUMNS["values"]
     adv, ret = torch.zeros(B, T), torch.zeros(B, T)
     for b in range(B):
         running, following = 0.0, 0.0
         for k in reversed(range(len(PROCESS[b]))):
             where = (TURN[b] == k).nonzero().flatten().tolist()
-            first = values[b, where[0]]
+            end = values[b, where[-1]]
             r = PROCESS[b][k] + (REWARD[b] if k == len(PROCESS[b]) - 1 else 0.0)
-            delta = r + gamma_turn * following - first
+            delta = r + gamma_turn * following - end
             running = delta + gamma_turn * lambda_turn * running
-            following = first
-            turn_return = running + first
+            following = end
+            turn_return = running + end
             # tokens of the turn, from the definition as a double sum
             n = len(where)
             v = [values[b, t] for t in where] + [torch.tensor(0.0)]
@@ -229,17 +231,18 @@ def top_std(share):
     return torch.tensor([g in kept for g in GROUP.tolist()])
 
 
-def roc(keep, minimum=2):
-    """Of 4: the successes with the least tool errors, failures as they came."""
+def roc(x, keep, minimum=2):
+    """Of 4: the successes with the least tool errors and format faults, failures as they came."""
     kept = torch.zeros(B, dtype=torch.bool)
     for g in GROUP.unique().tolist():
         members = (GROUP == g).nonzero().flatten().tolist()
-        good = [b for b in members if TOTAL[b] > 0]
-        bad = [b for b in members if TOTAL[b] <= 0]
+        good = [b for b in members if x[b] > 0]
+        bad = [b for b in members if x[b] <= 0]
         want = round(len(good) * keep / len(members))
         want = max(want, min(minimum, len(good)), keep - len(bad))
         want = min(want, keep - min(minimum, len(bad))) if keep - len(bad) <= keep - min(minimum, len(bad)) else want
-        score = lambda b: EPISODES[b]["tool_errors"] / EPISODES[b]["tool_calls"]
+        score = lambda b: (EPISODES[b]["tool_errors"] / EPISODES[b]["tool_calls"]
+                           + EPISODES[b]["format_penalty"])
         chosen = sorted(good, key=score)[:want]
         for b in chosen + bad[: keep - len(chosen)]:
             kept[b] = True
@@ -297,9 +300,11 @@ def main():
     case("grpo process apart", {"type": "grpo", "process": {"type": "separate", "weight": 0.7}},
          process_apart(0.7))
     centred = per_group(lambda x: x - x.mean(), TOTAL)
+    # AutoForge, arXiv 2512.22857, equation 4: the mean is the group's, the deviation that of the
+    # rewards of all episodes of the environment.
     environment = torch.zeros(B)
     for k in KIND.unique():
-        environment[KIND == k] = centred[KIND == k] / (centred[KIND == k].std(unbiased=True) + 1e-6)
+        environment[KIND == k] = centred[KIND == k] / (TOTAL[KIND == k].std(unbiased=True) + 1e-6)
     case("process_grpo", {"type": "process_grpo"}, process_apart(1.0))
     case("erpo", {"type": "erpo"}, spread(environment))
     case("environment std",
@@ -307,7 +312,9 @@ def main():
          spread(environment))
     case("task normalization", {"type": "grpo", "normalize": "task"},
          whiten(spread(group), MASK, GROUP))
-    case("agent_rl", {"type": "agent_rl"}, whiten(spread(group), MASK, GROUP))
+    # AgentRL, arXiv 2510.04206: a task is what a benchmark is made of (a web shop, a database),
+    # not one prompt.
+    case("agent_rl", {"type": "agent_rl"}, whiten(spread(group), MASK, KIND))
     case("environment normalization", {"type": "grpo", "normalize": "environment"},
          whiten(spread(group), MASK, KIND))
     case("dr_grpo", {"type": "dr_grpo"}, spread(centred),
@@ -326,13 +333,18 @@ def main():
     case("starpo_s", {"type": "starpo_s"}, spread(group), mask=rows(top_std(0.25)))
     case("starpo_s half", {"type": "starpo_s", "keep_top_std": 0.5}, spread(group),
          mask=rows(top_std(0.5)))
-    kept = roc(2, 1)
-    resampled = torch.zeros(B)
-    for g in GROUP.unique():
-        members = (GROUP == g) & kept
-        resampled[members] = grpo(TOTAL[members])
-    case("grpo_roc", {"type": "grpo_roc", "resample": {"keep": 2, "minimum": 1}},
-         spread(resampled), mask=rows(kept), mode="token_mean")
+    # Half of one success is a tie, which the released code rounds to the even number.
+    for name, x, minimum, more in [("grpo_roc", TOTAL, 1, {}),
+                                   ("grpo_roc ties", REWARD, 0, outcome_only)]:
+        kept = roc(x, 2, minimum)
+        resampled = torch.zeros(B)
+        for g in GROUP.unique():
+            members = (GROUP == g) & kept
+            resampled[members] = grpo(x[members])
+            if x[members].max() == x[members].min():
+                kept[members] = False
+        config = {"type": "grpo_roc", "resample": {"keep": 2, "minimum": minimum}}
+        case(name, config | more, spread(resampled), mask=rows(kept), mode="token_mean")
     case("gigpo", {"type": "gigpo"}, gigpo(1.0, 0.95))
     case("gigpo mean", {"type": "gigpo", "omega": 0.5, "gamma": 0.8}, gigpo(0.5, 0.8))
     rloo = per_group(lambda x: x - (x.sum() - x) / (len(x) - 1), TOTAL)

@@ -23,6 +23,7 @@ struct Episode {
     truncated: bool,
     tool_calls: f64,
     tool_errors: f64,
+    format_penalty: f64,
     turns: Vec<Turn>,
 }
 
@@ -100,6 +101,7 @@ fn trace_of(index: usize, episode: &Episode) -> Trace {
     let metrics = &mut trace.outcome.metrics;
     metrics.insert("tool_calls".into(), episode.tool_calls);
     metrics.insert("tool_errors".into(), episode.tool_errors);
+    metrics.insert("format_penalty".into(), episode.format_penalty);
     if episode.truncated {
         trace.end = EpisodeEnd::Truncated {
             limit: Limit::Turns,

@@ -393,3 +393,25 @@ fn tokens_trained_twice_by_mistake_are_found() {
     );
     assert!(!counts.holds());
 }
+
+#[test]
+fn resampling_without_counted_calls_is_refused() {
+    let roc = from(&config(
+        "type = 'grpo_roc'\nresample = { keep = 2, minimum = 1 }",
+    ));
+    let uncounted = [group("g", &[1.0, 0.0, 1.0, 0.0])];
+    let refused = roc.rows(&uncounted).unwrap_err();
+    let expected = AlgoError::NoMetric {
+        algorithm: "grpo_roc",
+        metric: "tool_calls",
+    };
+    assert_eq!(refused, expected);
+    assert_eq!(roc.spent(&uncounted).unwrap_err(), expected);
+    let mut counted = uncounted.clone();
+    let metrics = &mut counted[0][2].outcome.metrics;
+    metrics.insert("tool_calls".into(), 2.0);
+    let (rows, _) = roc.rows(&counted).unwrap();
+    let kept: Vec<&str> = rows.iter().map(|r| r.episode.as_str()).collect();
+    // A call that went well beats none, which counts as half failed.
+    assert_eq!(kept, ["g-1", "g-2"]);
+}

@@ -216,6 +216,11 @@ impl ToolMathEnv {
             errors,
             malformed,
         } = self.counts;
+        let turns = calls + malformed + u32::from(self.answer.is_some());
+        let format_penalty = match self.answer {
+            Some(_) => f64::from(malformed) / f64::from(turns),
+            None => 1.0,
+        };
         Outcome {
             reward: flag(success),
             success,
@@ -227,6 +232,8 @@ impl ToolMathEnv {
                 ("tool_calls", f64::from(calls)),
                 ("tool_errors", f64::from(errors)),
                 ("malformed", f64::from(malformed)),
+                // Share of turns that could not be read; all of it without an answer.
+                ("format_penalty", format_penalty),
                 ("used_tool", flag(calls > errors)),
             ]
             .map(|(name, value)| (name.to_owned(), value))
