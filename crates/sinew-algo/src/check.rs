@@ -5,7 +5,7 @@ use crate::composition::{
     Truncated,
 };
 use crate::config::ConfigError;
-use sinew_types::{Aggregation, Correction, KlEstimator, Surrogate};
+use sinew_types::{Aggregation, Correction, KlEstimator, RejectionMetric, Surrogate};
 
 impl Composition {
     /// Refuses values out of range and parts that cannot work together.
@@ -58,6 +58,11 @@ impl Composition {
             Surrogate::Soft { tau_pos, tau_neg } => {
                 positive("tau_pos", *tau_pos)?;
                 positive("tau_neg", *tau_neg)
+            }
+            Surrogate::TrustRegion { limit, penalty } => {
+                let probability = *limit > 0.0 && *limit < 1.0;
+                range("surrogate.limit", *limit, probability, "above 0, below 1")?;
+                range("surrogate.penalty", *penalty, *penalty >= 0.0, "0 or above")
             }
             Surrogate::Reinforce | Surrogate::CrossEntropy => Ok(()),
         }
@@ -133,14 +138,26 @@ impl Composition {
             Correction::Truncate { low, high } | Correction::Mask { low, high } => {
                 range("correction.low", *low, *low >= 0.0, "0 or above")?;
                 let allowed = "a finite number above correction.low";
-                range("correction.high", *high, high > low, allowed)
+                range("correction.high", *high, high > low, allowed)?;
+                let allowed = "0 to 1: the ratio is 1 where both policies agree";
+                range("correction.low", *low, *low <= 1.0, allowed)?;
+                let allowed = "1 or above: the ratio is 1 where both policies agree";
+                range("correction.high", *high, *high >= 1.0, allowed)
             }
-            Correction::Reject { upper, .. } => range(
-                "correction.upper",
-                *upper,
-                *upper > 0.0,
-                "a positive, finite number",
-            ),
+            Correction::SequenceMask { high } => {
+                let allowed = "1 or above: the ratio is 1 where both policies agree";
+                range("correction.high", *high, *high >= 1.0, allowed)
+            }
+            Correction::Reject { metric, upper, .. } => {
+                let (holds, allowed) = match metric {
+                    RejectionMetric::Ratio => (
+                        *upper >= 1.0,
+                        "1 or above: the ratio is 1 where both policies agree",
+                    ),
+                    _ => (*upper > 0.0, "a positive, finite number"),
+                };
+                range("correction.upper", *upper, holds, allowed)
+            }
         }
     }
 
@@ -269,7 +286,7 @@ impl Composition {
             let ok = r.keep >= 2 && r.keep < facts.group_size;
             let allowed = "2 to group_size - 1, as it chooses among an oversampled group";
             range("resample.keep", r.keep as f64, ok, allowed)?;
-            let ok = 2 * r.minimum <= r.keep;
+            let ok = r.minimum <= r.keep / 2;
             let allowed = "at most half of resample.keep";
             range("resample.minimum", r.minimum as f64, ok, allowed)?;
         }
@@ -350,7 +367,6 @@ impl Composition {
     }
 
     fn check_staleness(&self, facts: &RunFacts) -> Result<(), ConfigError> {
-        let stale = facts.max_staleness > 0 || facts.updates_per_batch > 1;
         let blind = self.loss.surrogate == Surrogate::Reinforce;
         let by_design = matches!(self.advantage, Advantage::Preference { .. });
         if by_design && facts.updates_per_batch > 1 {
@@ -360,12 +376,22 @@ impl Composition {
                 self.kind, facts.updates_per_batch
             )));
         }
-        if stale && blind && !by_design && self.loss.correction == Correction::None {
+        if !blind || by_design {
+            return Ok(());
+        }
+        if facts.updates_per_batch > 1 {
             return Err(ConfigError::impossible(format!(
-                "`{}` has no importance ratio, so max_staleness {} and updates_per_batch {} \
-                 would train on another policy's samples uncorrected; \
-                 set them to 0 and 1, or choose a correction",
-                self.kind, facts.max_staleness, facts.updates_per_batch
+                "`{}` has no importance ratio, so from the second of {} optimizer steps on a batch it would \
+                 train on another policy's samples uncorrected (a correction spans the gap up to the first one \
+                 only); set updates_per_batch (train.minibatches) to 1, or choose a surrogate with a ratio",
+                self.kind, facts.updates_per_batch
+            )));
+        }
+        if facts.max_staleness > 0 && self.loss.correction == Correction::None {
+            return Err(ConfigError::impossible(format!(
+                "`{}` has no importance ratio, so max_staleness {} would train on another policy's samples \
+                 uncorrected; set it to 0, or choose a correction",
+                self.kind, facts.max_staleness
             )));
         }
         Ok(())

@@ -4,7 +4,7 @@
 
 use crate::kind::AlgorithmKind;
 use serde::{Deserialize, Serialize};
-use sinew_types::{Aggregation, LossSpec};
+use sinew_types::{Aggregation, LossSpec, Surrogate};
 
 /// How the episodes of a group are compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -27,8 +27,8 @@ pub enum Scale {
     GroupStd {
         epsilon: f64,
     },
-    /// Unbiased standard deviation of `R − baseline` over all groups with the same task kind,
-    /// plus `epsilon` (AutoForge ERPO).
+    /// Unbiased standard deviation of the rewards of all episodes with the same task kind, plus
+    /// `epsilon` (ERPO; Cai et al. 2025, AutoForge, arXiv 2512.22857, equation 4).
     EnvironmentStd {
         epsilon: f64,
     },
@@ -91,9 +91,9 @@ pub enum Normalize {
     None,
     /// All trained tokens of the batch.
     Batch,
-    /// All trained tokens of one task (AgentRL, arXiv 2510.04206).
+    /// All trained tokens of one task: the episodes of one prompt.
     Task,
-    /// All trained tokens of one task kind.
+    /// All trained tokens of one task kind (AgentRL, arXiv 2510.04206, which calls the kind a task).
     Environment,
 }
 
@@ -309,8 +309,11 @@ impl Composition {
 
     /// Whether anything but the advantage moves the weights.
     pub(crate) fn trains_without_advantage(&self) -> bool {
+        let penalizes =
+            |s: &Surrogate| matches!(s, Surrogate::TrustRegion { penalty, .. } if *penalty != 0.0);
         self.loss.kl.is_some()
             || self.loss.entropy != 0.0
+            || penalizes(&self.loss.surrogate)
             || self.loss.value.is_some()
             || self.loss.teacher.is_some()
     }

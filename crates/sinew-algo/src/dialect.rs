@@ -4,11 +4,11 @@
 //! not reproduced (a group of one that trains on its raw reward, groups found by equal
 //! prompts, reference log-probabilities that are silently zero).
 
-use crate::composition::{Advantage, Composition, Normalize, Scale};
+use crate::composition::{Advantage, Composition, EqualGroups, Normalize, Scale};
 use crate::config::ConfigError;
 use crate::kind::AlgorithmKind as Kind;
 use serde::{Deserialize, Serialize};
-use sinew_types::{Aggregation, Surrogate};
+use sinew_types::{Aggregation, Correction, Surrogate};
 
 /// A system whose variant is wanted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -79,9 +79,21 @@ impl Dialect {
             _ => set_scale(c, Scale::GroupStd { epsilon }),
         }
         c.aggregation = Aggregation::TokenMean;
-        if let (Self::Verl, Surrogate::Clip { dual, .. }) = (self, &mut c.loss.surrogate) {
+        match (self, &mut c.loss.surrogate) {
             // On by default.
-            *dual = Some(3.0);
+            (Self::Verl, Surrogate::Clip { dual, .. }) => *dual = Some(3.0),
+            // `vllm_importance_sampling_correction`, on by default: mode `sequence_mask`, at most 3.
+            (Self::Trl, _) => c.loss.correction = Correction::SequenceMask { high: 3.0 },
+            // Its default loss: no clip, but a region of trust around the policy that sampled; what has
+            // no advantage leaves the batch.
+            (Self::PrimeRl, surrogate) => {
+                c.filters.equal_groups = EqualGroups::Drop;
+                *surrogate = Surrogate::TrustRegion {
+                    limit: 0.2,
+                    penalty: 1e-3,
+                }
+            }
+            _ => {}
         }
     }
 

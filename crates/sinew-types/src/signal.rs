@@ -290,6 +290,9 @@ pub enum Surrogate {
     Cispo { low: f32, high: f32 },
     /// `−(4/τ)·σ(τ(r−1))·A`, τ by the sign of `A` (SAPO, Qwen 2025).
     Soft { tau_pos: f32, tau_neg: f32 },
+    /// `−rA + penalty·(ℓ_π − ℓ_old)²` (prime-rl). Where the token's probability has moved by more than
+    /// `limit` into the advantage's own direction, the penalty alone.
+    TrustRegion { limit: f32, penalty: f32 },
     /// `−ℓ_π`, advantages as weights (SFT with `A = 1`).
     CrossEntropy,
 }
@@ -323,12 +326,29 @@ pub enum Correction {
     Truncate { low: f32, high: f32 },
     /// IcePop: `w` inside `[low, high]`, 0 outside.
     Mask { low: f32, high: f32 },
+    /// The product of a sequence's `w` on each of its tokens, 0 where it is above `high` (TRL's
+    /// `sequence_mask`).
+    SequenceMask { high: f32 },
     /// Tokens or sequences whose metric exceeds the bound leave the loss; the rest is weighted by `w`.
     Reject {
         metric: RejectionMetric,
         level: RejectionLevel,
         upper: f32,
     },
+}
+
+impl Correction {
+    /// Whether a token's factor spans the gap between sampler and trained policy, with a bound above it. A
+    /// sequence's mean bounds none of its tokens, and k1 grows where the ratio falls.
+    pub fn bounds_ratio(&self) -> bool {
+        match self {
+            Self::None => false,
+            Self::Truncate { .. } | Self::Mask { .. } | Self::SequenceMask { .. } => true,
+            Self::Reject { metric, level, .. } => {
+                *level == RejectionLevel::Token && *metric != RejectionMetric::KlK1
+            }
+        }
+    }
 }
 
 /// Estimators of KL(π‖ref) from `d = ℓ_π − ℓ_ref` (Schulman 2020): `d`, `d²/2`, `e^{−d} − 1 + d`.

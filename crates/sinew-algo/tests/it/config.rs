@@ -93,6 +93,26 @@ fn values_out_of_range_are_named() {
             "aggregation.length",
         ),
         ("rewards = { scale = 0.0 }", "rewards.scale"),
+        (
+            "correction = { type = 'mask', low = 1.5, high = 2.0 }",
+            "correction.low",
+        ),
+        (
+            "correction = { type = 'truncate', low = 0.0, high = 0.9 }",
+            "correction.high",
+        ),
+        (
+            "correction = { type = 'sequence_mask', high = 0.5 }",
+            "correction.high",
+        ),
+        (
+            "correction = { type = 'reject', metric = 'ratio', level = 'token', upper = 0.9 }",
+            "correction.upper",
+        ),
+        (
+            "surrogate = { type = 'trust_region', limit = 1.0, penalty = 0.0 }",
+            "surrogate.limit",
+        ),
     ] {
         let typed = config(&format!("type = 'grpo'\n{toml}"));
         match typed.resolve(&FACTS) {
@@ -142,6 +162,25 @@ fn stale_samples_need_a_ratio_or_a_correction() {
     assert!(refused("type = 'rloo'", facts).contains("uncorrected"));
     let corrected = "type = 'rloo'\ncorrection = { type = 'truncate', low = 0.0, high = 2.0 }";
     assert!(config(corrected).resolve(&facts).is_ok());
+    assert!(config("type = 'grpo'").resolve(&facts).is_ok());
+}
+
+/// A correction spans the gap from the sampler to the weights before the step, not what moves within it.
+#[test]
+fn several_updates_need_a_ratio() {
+    let facts = RunFacts {
+        updates_per_batch: 2,
+        ..FACTS
+    };
+    for kind in ["rloo", "reinforce"] {
+        for correction in [
+            "",
+            "correction = { type = 'truncate', low = 0.0, high = 2.0 }",
+        ] {
+            let error = refused(&format!("type = '{kind}'\n{correction}"), facts);
+            assert!(error.contains("minibatches"), "{error}");
+        }
+    }
     assert!(config("type = 'grpo'").resolve(&facts).is_ok());
 }
 
@@ -305,4 +344,55 @@ fn dialects_differ_from_the_preset_and_are_refused_where_they_do_not() {
     let cap_below_one = resolved("type = 'cispo'\ndialect = 'trl'\nclip_high = 0.28");
     assert!(cap_below_one.is_err());
     assert!(resolved("type = 'rloo'\ndialect = 'verl'").is_err());
+}
+
+/// What these systems do unless it is switched off is part of their names.
+#[test]
+fn dialects_bring_their_default_corrections() {
+    use sinew_types::{Aggregation, Correction, Surrogate};
+    let resolved = |toml: &str| config(toml).resolve(&FACTS).unwrap().composition().clone();
+    let trl = resolved("type = 'grpo'\ndialect = 'trl'");
+    assert_eq!(trl.loss.correction, Correction::SequenceMask { high: 3.0 });
+    assert_eq!(trl.aggregation, Aggregation::TokenMean);
+    let off = resolved("type = 'grpo'\ndialect = 'trl'\ncorrection = { type = 'none' }");
+    assert_eq!(off.loss.correction, Correction::None);
+    let prime = resolved("type = 'grpo'\ndialect = 'prime_rl'");
+    let region = Surrogate::TrustRegion {
+        limit: 0.2,
+        penalty: 1e-3,
+    };
+    assert_eq!(prime.loss.surrogate, region);
+    assert_eq!(prime.loss.correction, Correction::None);
+    assert_eq!(prime.filters.equal_groups, sinew_algo::EqualGroups::Drop);
+}
+
+#[test]
+fn corrections_that_bound_the_ratio_are_known() {
+    for (correction, bounds) in [
+        ("type = 'none'", false),
+        ("type = 'truncate', low = 0.0, high = 2.0", true),
+        ("type = 'mask', low = 0.5, high = 2.0", true),
+        ("type = 'sequence_mask', high = 3.0", true),
+        (
+            "type = 'reject', metric = 'ratio', level = 'token', upper = 5.0",
+            true,
+        ),
+        (
+            "type = 'reject', metric = 'kl_k3', level = 'token', upper = 5.0",
+            true,
+        ),
+        (
+            "type = 'reject', metric = 'kl_k1', level = 'token', upper = 5.0",
+            false,
+        ),
+        (
+            "type = 'reject', metric = 'ratio', level = 'sequence', upper = 5.0",
+            false,
+        ),
+    ] {
+        let typed = config(&format!("type = 'grpo'\ncorrection = {{ {correction} }}"));
+        let algorithm = typed.resolve(&FACTS).unwrap();
+        let found = algorithm.loss().correction.bounds_ratio();
+        assert_eq!(found, bounds, "{correction}");
+    }
 }

@@ -51,6 +51,15 @@ pub(super) fn corrections(
                 }
             })
             .collect(),
+        Correction::SequenceMask { high } => {
+            let w = bounded_exp(trained.iter().map(|&t| gap(t)).sum()).0;
+            let inside = w <= f64::from(high);
+            let masked = Corrected {
+                bounded: !inside,
+                ..plain(if inside { w } else { 0.0 })
+            };
+            vec![masked; trained.len()]
+        }
         Correction::Reject {
             metric,
             level,

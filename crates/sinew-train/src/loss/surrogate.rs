@@ -72,6 +72,22 @@ fn token_term(surrogate: &Surrogate, logprob: f64, log_ratio: f64, advantage: f6
                 clipped: false,
             }
         }
+        Surrogate::TrustRegion { limit, penalty } => {
+            let moved = logprob.exp() - (logprob - log_ratio).exp();
+            let limit = f64::from(limit);
+            let left = if advantage > 0.0 {
+                moved > limit
+            } else {
+                moved < -limit
+            };
+            let kept = if left { 0.0 } else { advantage };
+            let penalty = f64::from(penalty);
+            Term {
+                value: -kept * ratio + penalty * log_ratio * log_ratio,
+                d_logprob: -kept * ratio * slope + 2.0 * penalty * log_ratio,
+                clipped: left,
+            }
+        }
         Surrogate::SequenceClip { .. } => unreachable!("handled per sequence"),
     }
 }

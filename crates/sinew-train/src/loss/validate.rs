@@ -91,6 +91,10 @@ fn surrogate(surrogate: &Surrogate) -> Result<(), LossSpecError> {
             require("surrogate.tau_pos", tau_pos, "a number > 0", |v| v > 0.0)?;
             require("surrogate.tau_neg", tau_neg, "a number > 0", |v| v > 0.0)
         }
+        Surrogate::TrustRegion { limit, penalty } => {
+            require("surrogate.limit", limit, "a number > 0", |v| v > 0.0)?;
+            require("surrogate.penalty", penalty, "a number >= 0", |v| v >= 0.0)
+        }
     }
 }
 
@@ -102,6 +106,9 @@ fn correction(correction: &Correction) -> Result<(), LossSpecError> {
             require("correction.high", high, "a number > 0 and >= low", |v| {
                 v > 0.0 && v >= low
             })
+        }
+        Correction::SequenceMask { high } => {
+            require("correction.high", high, "a number > 0", |v| v > 0.0)
         }
         Correction::Reject { upper, .. } => {
             require("correction.upper", upper, "a number > 0", |v| v > 0.0)

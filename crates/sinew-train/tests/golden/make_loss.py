@@ -61,6 +61,9 @@ def loss_of(spec, row):
         factor = torch.clamp(w, c["low"], c["high"])
     elif c["type"] == "mask":
         factor = torch.where((w >= c["low"]) & (w <= c["high"]), w, torch.zeros_like(w))
+    elif c["type"] == "sequence_mask":
+        product = log_ratio_exp(gap.sum())
+        factor = torch.where(product <= c["high"], product, torch.zeros_like(product)).expand_as(gap)
     elif c["type"] == "reject":
         factor = w
         value = {"ratio": w, "kl_k1": -gap, "kl_k2": gap**2 / 2, "kl_k3": w - 1 - gap}[c["metric"]]
@@ -85,6 +88,10 @@ def loss_of(spec, row):
     elif s["type"] == "soft":
         tau = torch.where(A > 0, torch.tensor(s["tau_pos"]).double(), torch.tensor(s["tau_neg"]).double())
         L = -(4 / tau) * torch.sigmoid(tau * (r - 1)) * A
+    elif s["type"] == "trust_region":
+        q = (torch.exp(pi) - torch.exp(old)).detach()
+        left = torch.where(A > 0, q > s["limit"], q < -s["limit"])
+        L = torch.where(left, torch.zeros_like(r), -A * r) + s["penalty"] * (pi - old) ** 2
     L = L * factor.detach()
 
     if spec["kl"] is not None:
@@ -115,12 +122,15 @@ SURROGATES = [
     dict(type="sequence_clip", low=0.5, high=0.5),
     dict(type="cispo", low=0.5, high=0.28),
     dict(type="soft", tau_pos=1.0, tau_neg=1.05),
+    dict(type="trust_region", limit=0.2, penalty=1e-3),
+    dict(type="trust_region", limit=0.02, penalty=0.1),
     dict(type="cross_entropy"),
 ]
 CORRECTIONS = [dict(type="none"), dict(type="truncate", low=0.0, high=1.3), dict(type="mask", low=0.5, high=1.5)]
 for metric, upper in [("ratio", 1.3), ("kl_k1", 0.2), ("kl_k2", 0.03), ("kl_k3", 0.03)]:
     for level in ("token", "sequence"):
         CORRECTIONS.append(dict(type="reject", metric=metric, level=level, upper=upper))
+CORRECTIONS += [dict(type="sequence_mask", high=h) for h in (1.1, 1000.0)]
 KLS = [None] + [dict(estimator=e, coefficient=0.05) for e in ("k1", "k2", "k3")]
 
 
