@@ -475,13 +475,20 @@ impl ModelConfig {
         if self.layers > MAX_LAYERS {
             return fail(format!("{} layers, the limit is {MAX_LAYERS}", self.layers));
         }
-        let wide = |sizes: [usize; 3]| sizes.into_iter().map(|size| size as u128).product::<u128>();
-        let weights = 2 * wide([self.vocab, self.d_model, 1])
-            + wide([
-                self.layers,
-                2 * self.qkv_dim() + 3 * self.d_ff,
-                self.d_model,
-            ]);
+        // Sizes of a recipe are any numbers; what they add up to is bounded here, and nothing of it is
+        // computed in fewer bits before.
+        let wide = |sizes: &[usize]| {
+            let sizes = sizes.iter().map(|&size| size as u128);
+            sizes.fold(1u128, u128::saturating_mul)
+        };
+        let q = wide(&[self.heads, self.head_dim]);
+        let qkv = q.saturating_add(wide(&[2, self.kv_heads, self.head_dim]));
+        let per_layer = qkv
+            .saturating_mul(2)
+            .saturating_add(wide(&[3, self.d_ff]))
+            .saturating_mul(self.d_model as u128);
+        let weights = wide(&[2, self.vocab, self.d_model])
+            .saturating_add(per_layer.saturating_mul(self.layers as u128));
         if weights > MAX_WEIGHTS {
             return fail(format!(
                 "some {weights} weights, the limit is {MAX_WEIGHTS}"
@@ -627,6 +634,14 @@ fn rope_from_json(fields: &Fields<'_>) -> Result<(f32, RopeScaling), ConfigError
     let Value::Object(map) = value else {
         return Err(fields.bad("rope_scaling", value, "an object or null"));
     };
+    if let Some((layers, value)) = map.iter().find(|(_, value)| value.is_object()) {
+        return Err(ConfigError::Unsupported {
+            source_kind: JSON,
+            field: format!("rope_parameters.{layers}"),
+            found: value.to_string(),
+            supported: "all layers must be rotated alike, by one `rope_parameters`",
+        });
+    }
     let rope = Fields { kind: JSON, map };
     let theta = match rope.positive("rope_theta")? {
         Some(theta) => theta,
@@ -668,4 +683,50 @@ fn rope_from_json(fields: &Fields<'_>) -> Result<(f32, RopeScaling), ConfigError
         }
     };
     Ok((theta, scaling))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Sizes come from recipes and files: the largest there are must be refused, not overflow.
+    #[test]
+    fn no_size_is_too_large_to_be_refused() {
+        let config = ModelConfig {
+            family: Family::Llama,
+            vocab: 8,
+            d_model: 8,
+            layers: 1,
+            heads: 2,
+            kv_heads: 1,
+            head_dim: 4,
+            d_ff: 8,
+            rope_theta: 1e4,
+            rope_scaling: RopeScaling::None,
+            rms_eps: 1e-5,
+            tied_embeddings: true,
+            qkv_bias: false,
+            qk_norm: false,
+            max_context: 8,
+            bos_id: None,
+            eos_ids: Vec::new(),
+        };
+        config.clone().checked().unwrap();
+        let changes: [fn(&mut ModelConfig); 6] = [
+            |c| c.vocab = usize::MAX,
+            |c| c.d_model = usize::MAX,
+            |c| c.layers = usize::MAX,
+            |c| c.heads = usize::MAX,
+            |c| c.head_dim = usize::MAX,
+            |c| c.d_ff = usize::MAX,
+        ];
+        for change in changes {
+            let mut large = config.clone();
+            change(&mut large);
+            large.checked().unwrap_err();
+        }
+        let mut both = config;
+        (both.heads, both.kv_heads) = (usize::MAX, usize::MAX);
+        both.checked().unwrap_err();
+    }
 }

@@ -176,6 +176,7 @@ llama | vocab_size | 98 | model.embed_tokens.weight is [97, 48], expected [98, 4
 llama | vocab_size | null | field `vocab_size` is missing
 llama | num_key_value_heads | 3 | 4 heads over 3 kv heads
 llama | rope_parameters | {"rope_type": "yarn"} | `rope_type` = `yarn`
+llama | rope_parameters | {"full_attention": {"rope_type": "default", "rope_theta": 1000000.0}, "sliding_attention": {"rope_theta": 10000.0}} | `rope_parameters.full_attention`
 llama | quantization_config | {"bits": 4} | `quantization_config`
 qwen2 | use_sliding_window | true | `use_sliding_window`
 qwen3 | tie_word_embeddings | true | `lm_head.weight` differs from the embeddings
