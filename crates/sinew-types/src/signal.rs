@@ -429,6 +429,7 @@ mod tests {
             episode: EpisodeId::new("e"),
             tokens: vec![1, 33, 2],
             weights: vec![0.0, 1.0, 1.0],
+            share: 1.0,
             advantages: vec![1.0; 3],
             temperatures: Vec::new(),
             behaviour_logprobs: vec![-1.0; 3],
