@@ -45,17 +45,26 @@ if ! command -v cargo-nextest >/dev/null 2>&1; then
     cargo install --locked cargo-nextest
 fi
 
-# The agent programs of the tests, with the interpreter that sandboxes use.
+# The agent programs of the tests, with the interpreter that sandboxes use. LiteLLM pins another openai SDK than the
+# rest: its agents have an environment of their own, which also brings the Node.js of the Vercel AI SDK.
+python=/usr/bin/python3
+[ -x "$python" ] || python=$(command -v python3)
+[ -x .cache/uv/bin/uv ] || python3 -m pip install --quiet --root-user-action ignore --target .cache/uv uv==0.13.8
+# install FOLDER REQUIREMENTS: a virtual environment that holds just these packages
+install() {
+    cmp -s "$2" "$1/installed.txt" && return
+    echo "setup: installing $2 into $1"
+    .cache/uv/bin/uv venv --quiet --clear --python "$python" "$1"
+    .cache/uv/bin/uv pip install --quiet --python "$1/bin/python3" --compile-bytecode --requirement "$2"
+    cp "$2" "$1/installed.txt"
+}
 venv=.cache/venv
-if ! cmp -s examples/requirements.txt "$venv/installed.txt"; then
-    echo "setup: installing the example agents into $venv"
-    python=/usr/bin/python3
-    [ -x "$python" ] || python=$(command -v python3)
-    [ -x .cache/uv/bin/uv ] || python3 -m pip install --quiet --root-user-action ignore --target .cache/uv uv==0.13.8
-    .cache/uv/bin/uv venv --quiet --clear --python "$python" "$venv"
-    .cache/uv/bin/uv pip install --quiet --python "$venv/bin/python3" --compile-bytecode \
-        --requirement examples/requirements.txt
-    cp examples/requirements.txt "$venv/installed.txt"
+install $venv examples/requirements.txt
+install .cache/venv-litellm examples/requirements-litellm.txt
+if ! cmp -s examples/ai_sdk/package-lock.json examples/ai_sdk/node_modules/installed.json; then
+    echo "setup: installing the packages of examples/ai_sdk"
+    PATH="$PWD/.cache/venv-litellm/bin:$PATH" npm ci --prefix examples/ai_sdk --ignore-scripts --no-audit --no-fund --loglevel=error
+    cp examples/ai_sdk/package-lock.json examples/ai_sdk/node_modules/installed.json
 fi
 
 # A server of another project for the tests of outside engines: llama.cpp's, built, in a wheel.

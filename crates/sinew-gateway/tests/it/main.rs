@@ -9,6 +9,7 @@ mod agents;
 mod bad_input;
 mod dialects;
 mod ends;
+mod frameworks;
 mod http;
 mod outcomes;
 mod sdk;
