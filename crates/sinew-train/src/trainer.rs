@@ -116,7 +116,9 @@ pub enum TrainError {
     Cancelled { updates: u32 },
 }
 
-/// Called after each micro-batch; `Break` ends the step before its next update.
+/// Called after each micro-batch; `Break` ends the step before its next update. A step with several
+/// updates can end between two of them ([`TrainError::Cancelled`]): its weights are then those of no
+/// whole step.
 pub type ProgressSink = Box<dyn FnMut(&Progress) -> ControlFlow<()> + Send>;
 
 /// Seconds from any fixed origin; the trainer itself reads no clock.
@@ -291,7 +293,8 @@ impl<P: Policy> Trainer<P> {
         state: &mut StepState<'_>,
     ) -> Result<(), TrainError> {
         let started = (self.clock)();
-        for batch in &packing.micro_batches {
+        let all = packing.micro_batches.len();
+        for (index, batch) in packing.micro_batches.iter().enumerate() {
             let scores = self.policy.forward(batch, Want::default())?;
             check_scores(batch, &scores, Want::default())?;
             state.report.computed_tokens += batch.tokens.len();
@@ -299,6 +302,7 @@ impl<P: Policy> Trainer<P> {
                 let row = &state.rows[packed.row];
                 state.prox[packed.row] = Some(spread(row.tokens.len(), packed, &scores.logprobs));
             }
+            self.tell(state, (index + 1, all), batch.tokens.len())?;
         }
         state.report.seconds.prox = (self.clock)() - started;
         Ok(())
@@ -321,23 +325,35 @@ impl<P: Policy> Trainer<P> {
             if first {
                 state.first.merge(&sums);
             }
-            let progress = Progress {
-                update: state.report.updates + state.report.skipped.len() as u32,
-                updates: self.config.epochs * self.config.minibatches,
-                micro_batch: index + 1,
-                micro_batches: own.len(),
-                tokens: batch.tokens.len(),
-            };
-            if let Some(sink) = &mut self.progress
-                && sink(&progress).is_break()
-            {
-                return Err(TrainError::Cancelled {
-                    updates: state.report.updates,
-                });
-            }
+            self.tell(state, (index + 1, own.len()), batch.tokens.len())?;
         }
         self.gather(first, state)?;
         self.apply(state)
+    }
+
+    /// Reports a micro-batch that is done: how many of how many are, and its tokens.
+    fn tell(
+        &mut self,
+        state: &StepState<'_>,
+        (micro_batch, micro_batches): (usize, usize),
+        tokens: usize,
+    ) -> Result<(), TrainError> {
+        let Some(sink) = &mut self.progress else {
+            return Ok(());
+        };
+        let progress = Progress {
+            update: state.report.updates + state.report.skipped.len() as u32,
+            updates: self.config.epochs * self.config.minibatches,
+            micro_batch,
+            micro_batches,
+            tokens,
+        };
+        match sink(&progress) {
+            ControlFlow::Continue(()) => Ok(()),
+            ControlFlow::Break(()) => Err(TrainError::Cancelled {
+                updates: state.report.updates,
+            }),
+        }
     }
 
     fn apply(&mut self, state: &mut StepState<'_>) -> Result<(), TrainError> {

@@ -357,6 +357,30 @@ fn cancelling_leaves_the_weights_of_the_last_update() {
     assert_eq!(trainer.policy().logits, before);
 }
 
+#[test]
+fn a_step_is_cancelled_while_it_scores_and_between_its_updates() {
+    let mut config = TrainerConfig::new(5, 0.1);
+    config.minibatches = 2;
+    let mut clipped = clip();
+    clipped.correction = Correction::Truncate {
+        low: 0.0,
+        high: 2.0,
+    };
+    // The first report comes of the pass that scores the rows, before any gradient.
+    for updates in [0, 1] {
+        let mut trainer = trainer(config);
+        let rows = batch(trainer.policy());
+        let before = trainer.policy().logits.clone();
+        trainer.on_progress(Box::new(move |p| match p.update == updates {
+            true => ControlFlow::Break(()),
+            false => ControlFlow::Continue(()),
+        }));
+        let cancelled = trainer.step(&rows, &clipped);
+        assert_eq!(cancelled, Err(TrainError::Cancelled { updates }));
+        assert_eq!(trainer.policy().logits == before, updates == 0);
+    }
+}
+
 fn bits(trainer: &Trainer<Bigram>) -> Vec<u32> {
     trainer
         .policy()
