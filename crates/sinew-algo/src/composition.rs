@@ -78,6 +78,11 @@ impl Advantage {
         }
     }
 
+    /// Whether it reads what an episode was worth.
+    pub fn reads_rewards(&self) -> bool {
+        !matches!(self, Self::None | Self::One)
+    }
+
     /// Whether it reads a critic's values.
     pub fn needs_values(&self) -> bool {
         matches!(self, Self::Gae { .. } | Self::TurnGae { .. })

@@ -136,6 +136,21 @@ fn rewards_that_are_no_numbers_are_quarantined_with_the_reason() {
 }
 
 #[test]
+fn a_reward_that_nobody_gave_is_not_a_reward_of_zero() {
+    let scored = group("g", &[0.5, 1.0]);
+    let mut g = group("g", &[0.5, 1.0, 0.0]);
+    g[2].outcome.unscored = true;
+    let (expected, _) = algorithm(Grpo).rows(&[scored]).unwrap();
+    let (rows, report) = algorithm(Grpo).rows(&[g.clone()]).unwrap();
+    assert_eq!(report.unscored, 1);
+    assert_eq!(rows, expected, "neither in the loss nor in the baseline");
+    assert_eq!(report.reward.count, 2);
+    // Where no reward is read, none is missed.
+    let (rows, report) = algorithm(Sft).rows(&[g]).unwrap();
+    assert_eq!((rows.len(), report.unscored), (3, 0));
+}
+
+#[test]
 fn wrong_batches_are_refused() {
     let grpo = algorithm(Grpo);
     let refused = |groups: &[Vec<_>]| grpo.rows(groups).unwrap_err();
