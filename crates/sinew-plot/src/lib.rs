@@ -3,7 +3,7 @@
 //! Invariants: any points can be drawn, none of them included; the legend lies where fewest points are.
 
 use plotters::prelude::{
-    ChartBuilder, Color, IntoDrawingArea, LineSeries, PathElement, RGBColor, SVGBackend,
+    ChartBuilder, Circle, Color, IntoDrawingArea, LineSeries, PathElement, RGBColor, SVGBackend,
     SeriesLabelPosition, TRANSPARENT, WHITE,
 };
 
@@ -18,29 +18,41 @@ pub struct Curve {
 
 /// A line plot as SVG, 520 x 300 pixels. Errors name the plot.
 pub fn plot(title: &str, x: &str, y: &str, curves: &[Curve]) -> Result<String, String> {
-    let mut svg = String::new();
-    draw_plot(&mut svg, title, x, y, curves).map_err(|e| format!("plot {title}: {e}"))?;
-    Ok(svg)
+    plot_with_points(title, x, y, curves, &[])
 }
 
-fn draw_plot(
-    svg: &mut String,
+/// As [`plot`], with the points of `marked` as dots that no line connects.
+pub fn plot_with_points(
     title: &str,
     x: &str,
     y: &str,
     curves: &[Curve],
+    marked: &[Curve],
+) -> Result<String, String> {
+    let mut svg = String::new();
+    let drawn = draw_plot(&mut svg, (title, x, y), curves, marked);
+    drawn.map_err(|e| format!("plot {title}: {e}"))?;
+    Ok(svg)
+}
+
+/// The points of a curve that can be drawn.
+fn finite(curve: &Curve) -> impl Iterator<Item = (f64, f64)> + '_ {
+    let points = curve.points.iter().copied();
+    points.filter(|p| p.0.is_finite() && p.1.is_finite())
+}
+
+fn draw_plot(
+    svg: &mut String,
+    (title, x, y): (&str, &str, &str),
+    curves: &[Curve],
+    marked: &[Curve],
 ) -> Result<(), Box<dyn std::error::Error>> {
-    let finite = || {
-        curves
-            .iter()
-            .flat_map(|c| &c.points)
-            .filter(|p| p.0.is_finite() && p.1.is_finite())
-    };
+    let all = || curves.iter().chain(marked).flat_map(finite);
     let bound = |pick: fn(&(f64, f64)) -> f64| {
         let (mut low, mut high) = (f64::INFINITY, f64::NEG_INFINITY);
-        for p in finite() {
-            low = low.min(pick(p));
-            high = high.max(pick(p));
+        for p in all() {
+            low = low.min(pick(&p));
+            high = high.max(pick(&p));
         }
         if low > high { (0.0, 1.0) } else { (low, high) }
     };
@@ -61,27 +73,27 @@ fn draw_plot(
         .x_desc(x)
         .y_desc(y)
         .draw()?;
-    for (curve, color) in curves.iter().zip(COLORS.iter().cycle()) {
-        let points: Vec<_> = curve
-            .points
-            .iter()
-            .copied()
-            .filter(|p| p.0.is_finite() && p.1.is_finite())
-            .collect();
-        let color = *color;
+    let mut colors = COLORS.iter().copied().cycle();
+    for (curve, color) in curves.iter().zip(colors.by_ref()) {
         chart
-            .draw_series(LineSeries::new(points, color.stroke_width(2)))?
+            .draw_series(LineSeries::new(finite(curve), color.stroke_width(2)))?
             .label(curve.name.clone())
             .legend(move |(x, y)| PathElement::new([(x, y), (x + 14, y)], color));
     }
+    for (curve, color) in marked.iter().zip(colors) {
+        chart
+            .draw_series(finite(curve).map(|p| Circle::new(p, 4, color.filled())))?
+            .label(curve.name.clone())
+            .legend(move |(x, y)| Circle::new((x + 7, y), 4, color.filled()));
+    }
     // A curve alone is named by the title.
-    if curves.len() < 2 {
+    if curves.len() + marked.len() < 2 {
         area.present()?;
         return Ok(());
     }
     chart
         .configure_series_labels()
-        .position(emptiest_corner(finite(), (x0, x1), (y0, y1)))
+        .position(emptiest_corner(all(), (x0, x1), (y0, y1)))
         .background_style(WHITE.mix(0.8))
         .border_style(RGBColor(200, 200, 200))
         .draw()?;
@@ -99,8 +111,8 @@ const COLORS: [RGBColor; 5] = [
 ];
 
 /// The corner in which fewest points lie.
-fn emptiest_corner<'a>(
-    points: impl Iterator<Item = &'a (f64, f64)>,
+fn emptiest_corner(
+    points: impl Iterator<Item = (f64, f64)>,
     (x0, x1): (f64, f64),
     (y0, y1): (f64, f64),
 ) -> SeriesLabelPosition {
@@ -146,8 +158,30 @@ mod tests {
     }
 
     #[test]
+    fn points_are_dots_within_the_bounds_and_named_in_the_legend() {
+        let curve = |name: &str, points: &[(f64, f64)]| Curve {
+            name: name.into(),
+            points: points.into(),
+        };
+        let line = curve("training", &[(1.0, 0.1), (2.0, 0.2)]);
+        let dots = curve("held out", &[(0.0, 0.5), (2.0, 0.9)]);
+        let svg = plot_with_points("t", "x", "y", &[line.clone()], &[dots]).unwrap();
+        // Two points and the legend's own.
+        assert_eq!(svg.matches("<circle").count(), 3, "{svg}");
+        assert!(svg.contains("held out"));
+        assert_eq!(
+            plot("t", "x", "y", &[line])
+                .unwrap()
+                .matches("<circle")
+                .count(),
+            0
+        );
+    }
+
+    #[test]
     fn a_legend_keeps_off_the_curves() {
-        let line = |points: &[(f64, f64)]| emptiest_corner(points.iter(), (0.0, 1.0), (0.0, 1.0));
+        let line =
+            |points: &[(f64, f64)]| emptiest_corner(points.iter().copied(), (0.0, 1.0), (0.0, 1.0));
         let rising = line(&[(0.0, 0.0), (0.1, 0.2), (0.9, 0.8), (1.0, 1.0)]);
         assert!(matches!(rising, SeriesLabelPosition::LowerRight));
         let falling = line(&[(0.0, 1.0), (0.1, 0.8), (0.9, 0.2), (1.0, 0.0)]);
