@@ -4,6 +4,7 @@ use crate::failure::Failure;
 use crate::output;
 use crate::record::StepRecord;
 use crate::run_dir::write_atomic;
+use crate::show_run::lines;
 use sinew_plot::{Curve, plot};
 use std::path::{Path, PathBuf};
 
@@ -15,16 +16,13 @@ pub(crate) fn run(runs: &[PathBuf], out: &Path) -> Result<(), Failure> {
     let mut curves = Vec::new();
     for dir in runs {
         let path = dir.join("metrics.jsonl");
-        let text = std::fs::read_to_string(&path).map_err(|e| {
-            Failure::input(format!(
-                "{}: {e}\n  hint: give the folders of runs, as in `sinew train --run-dir`",
+        if !path.is_file() {
+            return Err(Failure::input(format!(
+                "{}: no such file\n  hint: give the folders of runs, as in `sinew train --run-dir`",
                 path.display()
-            ))
-        })?;
-        let records: Vec<StepRecord> = text
-            .lines()
-            .filter_map(|line| serde_json::from_str(line).ok())
-            .collect();
+            )));
+        }
+        let records: Vec<StepRecord> = lines(&path)?;
         let name = dir.file_name().unwrap_or(dir.as_os_str());
         curves.push(Curve {
             name: name.to_string_lossy().into_owned(),

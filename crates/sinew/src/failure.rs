@@ -2,7 +2,8 @@
 
 use std::path::Path;
 
-/// Exit codes: 1 the system failed, 2 the input is wrong, 130 interrupted.
+/// Exit codes: 1 the system failed, or a run collapsed or could not learn; 2 the input is wrong;
+/// 130 interrupted.
 #[derive(Debug)]
 pub(crate) enum Failure {
     /// A recipe, an argument or a file that the user can put right.

@@ -5,17 +5,21 @@ use crate::judges::Judges;
 use crate::parallel::ProcessPeers;
 use crate::recipe::{LoraSection, Recipe};
 use crate::record::StepRecord;
-use crate::run_dir::RunDir;
+use crate::run_dir::{Resume, RunDir};
 use crate::wire::{Rows, SavedState, clock};
 use sinew_algo::{Algorithm, Column, Columns};
 use sinew_model::{Keep, Lora, LoraConfig, Params, Projection, ValueHead, merge_lora};
 use sinew_tensor::Device;
 use sinew_train::checkpoint::CheckpointStore;
 use sinew_train::optim::{AdamWConfig, Decay, Schedule};
-use sinew_train::{Commit, ModelPolicy, Trainer, TrainerConfig, score_rows, score_values};
+use sinew_train::{
+    Commit, ModelPolicy, Progress, TrainError, Trainer, TrainerConfig, score_rows, score_values,
+};
 use sinew_types::{LossSpec, PolicyVersion, TokenKind, Trace};
-use std::path::PathBuf;
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use tokio::sync::watch;
 
 /// A value head starts from nothing, so that by default it learns this much faster.
 const CRITIC_LR_FACTOR: f32 = 10.0;
@@ -28,13 +32,35 @@ pub(crate) struct Learner {
     device: Device,
     max_rows: usize,
     run_dir: PathBuf,
+    cancel: Option<watch::Receiver<bool>>,
+    /// Some updates of a step were done and others not: the weights are those of no step.
+    partial: bool,
     config_hash: String,
     /// Tokenizer files, which make a checkpoint a whole model.
     files: Vec<(String, Vec<u8>)>,
 }
 
 fn system(e: impl std::fmt::Display) -> Failure {
-    Failure::system(format!("trainer: {e}"))
+    let text = e.to_string();
+    let diverged = ["is NaN", "is inf", "is -inf"]
+        .iter()
+        .any(|n| text.contains(n));
+    let (what, hint) = match diverged {
+        true => (
+            "the model has diverged: ",
+            "\n  hint: start again with a lower train.learning_rate or train.lora.alpha",
+        ),
+        false => ("", ""),
+    };
+    Failure::system(format!("trainer: {what}{text}{hint}"))
+}
+
+/// Between two passes over the rows of a step: an error once the run is asked to stop.
+fn go_on(cancel: Option<&watch::Receiver<bool>>, run_dir: &Path) -> Result<(), Failure> {
+    match cancel {
+        Some(cancel) if *cancel.borrow() => Err(Failure::interrupt("train", run_dir)),
+        _ => Ok(()),
+    }
 }
 
 pub(crate) fn lora_config(section: &LoraSection) -> Result<LoraConfig, Failure> {
@@ -169,9 +195,32 @@ impl Learner {
             device: device.clone(),
             max_rows: recipe.train.max_rows,
             run_dir: dir.path().into(),
+            cancel: None,
+            partial: false,
             config_hash: recipe.hash().map_err(system)?,
             files,
         })
+    }
+
+    /// Reports each micro-batch to `tell`, and stops between two of them once `cancel` is true.
+    pub(crate) fn follow(
+        &mut self,
+        cancel: watch::Receiver<bool>,
+        tell: impl Fn(&Progress) + Send + 'static,
+    ) {
+        self.cancel = Some(cancel.clone());
+        self.trainer.on_progress(Box::new(move |progress| {
+            tell(progress);
+            match *cancel.borrow() {
+                true => ControlFlow::Break(()),
+                false => ControlFlow::Continue(()),
+            }
+        }));
+    }
+
+    /// Whether the weights can be saved as those of a step.
+    pub(crate) fn is_whole(&self) -> bool {
+        !self.partial
     }
 
     /// Version of the weights.
@@ -208,18 +257,22 @@ impl Learner {
             let filled = draft.fill_values(&mut columns, values.map_err(system)?);
             filled.map_err(Failure::system)?;
         }
+        let stop = || go_on(self.cancel.as_ref(), &self.run_dir);
         let mut fill = |column, scores: Vec<Vec<f32>>| {
             let filled = draft.fill(&mut columns, column, &scores);
-            filled.map_err(Failure::system)
+            filled.map_err(system)
         };
+        stop()?;
         if needs.prox_logprobs {
             let scored = score_rows(policy, draft.rows(), self.max_rows);
             fill(Column::ProxLogprobs, scored.map_err(system)?)?;
         }
+        stop()?;
         if needs.ref_logprobs {
             let scored = self.judges.reference(policy, draft.rows())?;
             fill(Column::RefLogprobs, scored)?;
         }
+        stop()?;
         if needs.teacher_logprobs {
             fill(Column::TeacherLogprobs, self.judges.teacher(draft.rows())?)?;
         }
@@ -279,7 +332,14 @@ impl Learner {
                 row.ref_logprobs = Some(column);
             }
         }
-        let report = self.trainer.step(&batch.rows, spec).map_err(system)?;
+        go_on(self.cancel.as_ref(), &self.run_dir)?;
+        let report = match self.trainer.step(&batch.rows, spec) {
+            Err(TrainError::Cancelled { updates }) => {
+                self.partial = updates > 0;
+                return Err(Failure::interrupt("train", &self.run_dir));
+            }
+            done => done.map_err(system)?,
+        };
         if let Some(skipped) = report.skipped.first() {
             tracing::error!(tensor = %skipped.tensor, "gradient is not finite, update skipped");
         }
@@ -290,6 +350,7 @@ impl Learner {
         record.grad_norm = report.grad_norm;
         record.learning_rate = f64::from(report.lr);
         record.skipped_updates = report.skipped.len();
+        record.updates_applied = report.updates;
         record.logprob_gap_max = report.gap_max_abs.unwrap_or(0.0);
         record.metrics = serde_json::to_value(&report.metrics).map_err(system)?;
         record.preference = batch.report.preference;
@@ -322,7 +383,15 @@ impl Learner {
     }
 
     /// Goes back to the last good checkpoint; `None` if there is none yet.
-    pub(crate) fn restore(&mut self) -> Result<Option<SavedState>, Failure> {
+    ///
+    /// # Errors
+    /// If it was trained with another recipe, but for what `resume` allows.
+    pub(crate) fn restore(
+        &mut self,
+        recipe: &Recipe,
+        dir: &RunDir,
+        resume: &Resume,
+    ) -> Result<Option<SavedState>, Failure> {
         let damaged = |e| {
             let folder = self.run_dir.join("checkpoints");
             system(format!(
@@ -337,8 +406,15 @@ impl Learner {
             tracing::error!(checkpoint = %skipped.name, reason = %skipped.reason, "checkpoint passed over");
         }
         let state = self.trainer.restore(&loaded).map_err(system)?;
-        serde_json::from_value(state.commit.cursor)
-            .map(Some)
-            .map_err(|e| system(format!("{}: {e}", loaded.path.display())))
+        let unreadable =
+            |e: &dyn std::fmt::Display| system(format!("{}: {e}", loaded.path.display()));
+        let saved: SavedState =
+            serde_json::from_value(state.commit.cursor).map_err(|e| unreadable(&e))?;
+        if state.commit.config_hash != self.config_hash && !saved.recipe.is_empty() {
+            let old: Recipe = toml::from_str(&saved.recipe).map_err(|e| unreadable(&e))?;
+            dir.check_changes(&old, recipe, resume)
+                .map_err(Failure::input)?;
+        }
+        Ok(Some(saved))
     }
 }

@@ -22,6 +22,9 @@ pub(crate) struct LedgerStep {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Ledger {
     pub(crate) steps: Vec<LedgerStep>,
+    /// Trained episodes that the store was found to have lost.
+    #[serde(default)]
+    pub(crate) lost: BTreeSet<EpisodeId>,
 }
 
 /// The count that a run ends with.
@@ -31,13 +34,35 @@ pub(crate) struct Samples {
     /// Left out for a recorded reason (no difference within the group, failed, ...).
     pub(crate) dropped: usize,
     pub(crate) trained_twice: usize,
-    /// Stored for a step that was trained, but neither trained nor dropped.
+    /// Trained, and no longer in the store; or stored for a step that was trained, but neither
+    /// trained nor dropped.
     pub(crate) lost: usize,
 }
 
+/// What a store has.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Stored {
+    /// Training episodes that can be read, with their steps.
+    pub(crate) episodes: Vec<(EpisodeId, u64)>,
+    /// All that it knows: these, and those that `sinew gc` removed after they were trained.
+    known: BTreeSet<EpisodeId>,
+}
+
 impl Ledger {
-    /// Counts against the episodes that the store holds: `(episode, step)` of training episodes.
-    pub(crate) fn samples(&self, stored: &[(EpisodeId, u64)]) -> Samples {
+    /// Notes which episodes of the steps after `since` the store has lost; gives those that were not
+    /// noted before.
+    pub(crate) fn note_lost(&mut self, stored: &Stored, since: u64) -> Vec<EpisodeId> {
+        let steps = self.steps.iter().filter(|s| s.step > since);
+        let gone = steps
+            .flat_map(|s| &s.trained)
+            .filter(|e| !stored.known.contains(*e) && !self.lost.contains(*e));
+        let gone: BTreeSet<EpisodeId> = gone.cloned().collect();
+        self.lost.extend(gone.iter().cloned());
+        gone.into_iter().collect()
+    }
+
+    /// Counts against the episodes that the store holds.
+    pub(crate) fn samples(&self, stored: &Stored) -> Samples {
         let mut seen = BTreeSet::new();
         let mut samples = Samples::default();
         let mut steps = BTreeSet::new();
@@ -52,10 +77,12 @@ impl Ledger {
                 seen.insert(episode);
             }
         }
-        samples.lost = stored
+        let stray = stored
+            .episodes
             .iter()
             .filter(|(episode, step)| steps.contains(step) && !seen.contains(episode))
             .count();
+        samples.lost = self.lost.len() + stray;
         samples
     }
 }
@@ -67,9 +94,11 @@ pub(crate) fn why_dropped(trace: &Trace, c: &Composition, report: &AlgoReport) -
         .iter()
         .any(|q| q.episode == trace.episode);
     let cut = matches!(trace.end, EpisodeEnd::Truncated { .. });
+    let unscored = trace.outcome.unscored && report.unscored > 0;
     match &trace.end {
         EpisodeEnd::Failed { kind, .. } => format!("failed: {kind:?}").to_lowercase(),
         _ if broken => "broken".into(),
+        _ if unscored => "nobody gave it a reward".into(),
         _ if cut && c.filters.truncated != Truncated::Keep => "cut by a limit".into(),
         _ if c.filters.only_success && !trace.outcome.success => "not a success".into(),
         _ if report.groups_equal.contains(&trace.group) => "equal rewards in the group".into(),
@@ -104,7 +133,7 @@ impl Parts {
                 Err(StoreError::UnknownEpisode { .. }) => {
                     let all = match stored.take() {
                         Some(all) => all,
-                        None => self.stored_train_episodes()?,
+                        None => self.stored()?.episodes,
                     };
                     let all = stored.insert(all);
                     self.mark_known(&batch, step, all)?;
@@ -130,12 +159,6 @@ impl Parts {
             .filter(|e| stored.contains(e))
             .cloned()
             .collect();
-        let lost = step.trained.len() - known.len();
-        tracing::warn!(
-            step = step.step,
-            lost,
-            "episodes that were trained are no longer in the store"
-        );
         if known.is_empty() {
             return Ok(());
         }
@@ -143,9 +166,9 @@ impl Parts {
         done.map(|_| ()).map_err(Failure::system)
     }
 
-    /// Id and step of every training episode in the store.
-    pub(crate) fn stored_train_episodes(&self) -> Result<Vec<(EpisodeId, u64)>, Failure> {
-        let mut found = Vec::new();
+    /// What the store has of training episodes.
+    pub(crate) fn stored(&self) -> Result<Stored, Failure> {
+        let mut stored = Stored::default();
         let mut filter = Filter {
             purpose: Some("train".into()),
             limit: 1000,
@@ -153,12 +176,20 @@ impl Parts {
         };
         loop {
             let page = self.store.list(&filter).map_err(Failure::system)?;
-            found.extend(page.episodes.into_iter().map(|e| (e.episode, e.step)));
+            let found = page.episodes.into_iter().map(|e| (e.episode, e.step));
+            stored.episodes.extend(found);
             match page.next {
                 Some(next) => filter.after = Some(next),
-                None => return Ok(found),
+                None => break,
             }
         }
+        let marked = self.store.trained_batches().map_err(Failure::system)?;
+        let readable = stored.episodes.iter().map(|(e, _)| e.clone());
+        stored.known = readable
+            .chain(marked.into_iter().flat_map(|b| b.episodes))
+            .filter(|e| !self.torn.contains(e))
+            .collect();
+        Ok(stored)
     }
 }
 
@@ -166,31 +197,50 @@ impl Parts {
 mod tests {
     use super::*;
 
-    #[test]
-    fn twice_and_lost_are_counted() {
-        let id = |text: &str| EpisodeId::new(text);
+    fn id(text: &str) -> EpisodeId {
+        EpisodeId::new(text)
+    }
+
+    fn ledger() -> Ledger {
         let step = |step, trained: &[&str]| LedgerStep {
             step,
             trained: trained.iter().map(|e| id(e)).collect(),
             dropped: BTreeMap::from([(id(&format!("d{step}")), "equal rewards".into())]),
         };
-        let ledger = Ledger {
+        Ledger {
             steps: vec![step(1, &["a", "b"]), step(2, &["b", "c"])],
-        };
-        let stored: Vec<_> = [
-            ("a", 1),
-            ("b", 1),
-            ("x", 1),
-            ("c", 2),
-            ("d1", 1),
-            ("d2", 2),
-            ("later", 3),
-        ]
-        .map(|(e, s)| (id(e), s))
-        .into();
-        let samples = ledger.samples(&stored);
+            ..Ledger::default()
+        }
+    }
+
+    /// A store with these episodes, which knows `collected` besides.
+    fn stored(episodes: &[(&str, u64)], collected: &[&str]) -> Stored {
+        let episodes: Vec<_> = episodes.iter().map(|(e, s)| (id(e), *s)).collect();
+        let known = episodes.iter().map(|(e, _)| e.clone());
+        Stored {
+            known: known.chain(collected.iter().map(|e| id(e))).collect(),
+            episodes,
+        }
+    }
+
+    #[test]
+    fn twice_and_stray_episodes_are_counted() {
+        let stored = stored(
+            &[
+                ("a", 1),
+                ("b", 1),
+                ("x", 1),
+                ("c", 2),
+                ("d1", 1),
+                ("d2", 2),
+                ("later", 3),
+            ],
+            &[],
+        );
+        let mut ledger = ledger();
+        assert!(ledger.note_lost(&stored, 0).is_empty());
         assert_eq!(
-            samples,
+            ledger.samples(&stored),
             Samples {
                 trained: 4,
                 dropped: 2,
@@ -198,5 +248,24 @@ mod tests {
                 lost: 1
             }
         );
+    }
+
+    #[test]
+    fn trained_episodes_that_are_gone_are_lost_and_collected_ones_are_not() {
+        let mut ledger = ledger();
+        let left = stored(&[("b", 1)], &["a"]);
+        assert_eq!(ledger.note_lost(&left, 0), [id("c")]);
+        assert!(ledger.note_lost(&left, 0).is_empty(), "it is noted once");
+        assert_eq!(ledger.samples(&left).lost, 1);
+        let mut ledger = self::ledger();
+        assert_eq!(ledger.note_lost(&stored(&[], &[]), 0).len(), 3);
+        assert_eq!(
+            ledger.samples(&stored(&[], &[])).lost,
+            3,
+            "b is one episode"
+        );
+        // A store in memory is not asked for what earlier sessions trained.
+        let mut ledger = self::ledger();
+        assert_eq!(ledger.note_lost(&stored(&[], &[]), 1).len(), 2);
     }
 }

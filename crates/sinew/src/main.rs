@@ -16,9 +16,11 @@ mod export;
 mod failure;
 mod gc;
 mod harness;
+mod health;
 mod judges;
 mod learner;
 mod ledger;
+mod log;
 mod math;
 mod microvm;
 mod output;
@@ -47,7 +49,7 @@ mod wire;
 use clap::{Args, Parser, Subcommand};
 use failure::Failure;
 use recipe::Recipe;
-use run_dir::RunDir;
+use run_dir::{Resume, RunDir};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -56,7 +58,8 @@ use std::process::ExitCode;
 #[command(name = "sinew", version, arg_required_else_help = true)]
 #[command(
     after_help = "Example: sinew train recipes/quickstart.toml --run-dir runs/quickstart\n\
-Exit codes: 0 done, 1 the system failed, 2 wrong input, 130 interrupted (resume with --resume)"
+Exit codes: 0 done; 1 the system failed, or a run collapsed, learned nothing or lost data (it says which);\n\
+            2 wrong input; 130 interrupted (resume with --resume)"
 )]
 struct Cli {
     #[command(subcommand)]
@@ -137,6 +140,12 @@ pub(crate) struct RunArgs {
     /// Go on with the run in --run-dir
     #[arg(long)]
     resume: bool,
+    /// With --resume: a key of the recipe that may differ from what the run was trained with, such as train.learning_rate; several times
+    #[arg(long, value_name = "KEY", requires = "resume")]
+    allow_change: Vec<String>,
+    /// Go on, and end with 0, though trained episodes are gone from the run's store
+    #[arg(long)]
+    accept_loss: bool,
     /// JSON lines on standard output, the last one with the result
     #[arg(long)]
     json: bool,
@@ -213,7 +222,7 @@ fn main() -> ExitCode {
     }
     let cli = Cli::parse();
     tracing_subscriber::fmt()
-        .with_writer(std::io::stderr)
+        .with_writer(log::writer)
         .with_env_filter(
             tracing_subscriber::EnvFilter::try_from_env("SINEW_LOG")
                 .unwrap_or_else(|_| "error".into()),
@@ -255,8 +264,8 @@ fn run_train(args: &RunArgs) -> Result<(), Failure> {
     args.run(&args.recipe()?, "train", train::train)
 }
 
-/// What a command does with a recipe; gives the last line for `--json`.
-type Job = fn(&Recipe, &RunDir, &train::TrainOptions) -> Result<serde_json::Value, Failure>;
+/// What a command does with a recipe.
+type Job = fn(&Recipe, &RunDir, &train::TrainOptions) -> Result<train::Ended, Failure>;
 
 impl RunArgs {
     /// The recipe, with the seed that was asked for.
@@ -278,16 +287,20 @@ impl RunArgs {
         if !self.resume {
             check::before_training(&path, recipe)?;
         }
-        let dir = RunDir::open(&path, recipe, self.resume).map_err(Failure::input)?;
+        let resume = self.resume.then(|| Resume {
+            allow_change: self.allow_change.clone(),
+        });
+        let dir = RunDir::open(&path, recipe, resume.as_ref()).map_err(Failure::input)?;
         let options = train::TrainOptions {
             command,
-            resume: self.resume,
+            resume,
             json: self.json,
+            accept_loss: self.accept_loss,
         };
-        let last = job(recipe, &dir, &options)?;
+        let ended = job(recipe, &dir, &options)?;
         if self.json {
-            output::print_json(&last);
+            output::print_json(&ended.last);
         }
-        Ok(())
+        ended.trouble.map_or(Ok(()), Err)
     }
 }

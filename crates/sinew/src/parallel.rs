@@ -16,6 +16,7 @@ use std::fs::File;
 use std::io::{BufRead, BufReader, BufWriter, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
@@ -117,6 +118,8 @@ impl Worker {
             .arg(COMMAND)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
+            // Ctrl-C is for the run, which then closes the worker's input.
+            .process_group(0)
             .spawn()?;
         let closed = || std::io::Error::other("a pipe of a new process is missing");
         let mut input = BufWriter::new(child.stdin.take().ok_or_else(closed)?);

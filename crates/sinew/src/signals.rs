@@ -1,32 +1,57 @@
-//! Ctrl-C and TERM.
+//! Signals that end a command in order: Ctrl-C, TERM, and HUP when the terminal goes.
 
 use crate::failure::Failure;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-/// Both signals from the moment that it is made: until then they end the process at once.
+/// A write beyond `ulimit -f`; the same number on every architecture that Linux has but MIPS.
+const FILE_SIZE: i32 = 25;
+
+/// All of them from the moment that it is made: until then they end the process at once.
 pub(crate) struct StopSignals {
     interrupt: Signal,
     terminate: Signal,
+    /// `None` under `nohup`, which asks for it to be ignored.
+    hangup: Option<Signal>,
 }
 
 impl StopSignals {
-    /// Needs a runtime around it.
+    /// Needs a runtime around it. From here on a write beyond the limit of a file's size is an error
+    /// of that write, and does not end the process without a word.
     ///
     /// # Errors
     /// What the system refuses.
     pub(crate) fn new() -> Result<Self, Failure> {
         let wait = |kind| signal(kind).map_err(Failure::system);
+        // A handler, not `SIG_IGN`: programs in sandboxes must not inherit it.
+        drop(wait(SignalKind::from_raw(FILE_SIZE))?);
+        let ignored = is_ignored(SignalKind::hangup());
         Ok(Self {
             interrupt: wait(SignalKind::interrupt())?,
             terminate: wait(SignalKind::terminate())?,
+            hangup: (!ignored).then(|| wait(SignalKind::hangup())).transpose()?,
         })
     }
 
     /// Waits for one of them; one that came since the last call counts.
     pub(crate) async fn next(&mut self) {
+        let hangup = async {
+            match &mut self.hangup {
+                Some(signal) => signal.recv().await,
+                None => std::future::pending().await,
+            }
+        };
         tokio::select! {
             _ = self.interrupt.recv() => {}
             _ = self.terminate.recv() => {}
+            _ = hangup => {}
         }
     }
+}
+
+/// Whether this process was started with a signal ignored.
+fn is_ignored(kind: SignalKind) -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let ignored = status.lines().find_map(|l| l.strip_prefix("SigIgn:"));
+    let mask = ignored.and_then(|text| u64::from_str_radix(text.trim(), 16).ok());
+    mask.is_some_and(|mask| mask & (1 << (kind.as_raw_value() - 1)) != 0)
 }

@@ -3,7 +3,7 @@
 use crate::ledger::Samples;
 use crate::recipe::Recipe;
 use crate::record::{EpisodeStats, StepRecord, TokenSummary};
-use crate::report::comparison;
+use crate::report::{comparison, time_split};
 use crate::run_dir::RunDir;
 use crate::view::duration;
 use std::fmt::Write;
@@ -90,27 +90,10 @@ pub(crate) fn measured(
 }
 
 fn time_table(out: &mut String, s: &Summary<'_>) {
-    let sum = |f: fn(&StepRecord) -> f64| s.history.iter().map(f).sum::<f64>();
-    let rollout = sum(|r| r.rollout_s);
-    let busy = sum(|r| r.engine_busy_s).min(rollout);
-    let parts = [
-        ("generation", busy),
-        ("waiting for tools", rollout - busy),
-        ("training", sum(|r| r.train_s)),
-        ("new weights to engine", sum(|r| r.publish_s)),
-        ("checkpoints", sum(|r| r.checkpoint_s)),
-    ];
-    let steps: f64 = parts.iter().map(|p| p.1).sum();
     let _ = writeln!(out, "\nwhere the time went ({} in all)", duration(s.wall_s));
-    for (name, seconds) in parts {
+    for (name, seconds) in time_split(s.history, s.wall_s) {
         share(out, name, seconds, s.wall_s);
     }
-    share(
-        out,
-        "loading, evaluations",
-        (s.wall_s - steps).max(0.0),
-        s.wall_s,
-    );
 }
 
 fn share(out: &mut String, name: &str, seconds: f64, whole: f64) {

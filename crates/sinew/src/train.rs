@@ -1,28 +1,25 @@
 //! The main job: episodes, training signal, optimizer step, new weights, again and again.
 
+mod begin;
+mod end;
 mod episodes;
 mod held_out;
 
 use crate::admission::AdmissionRecord;
 use crate::curriculum::Curriculum;
 use crate::failure::Failure;
-use crate::ledger::{Ledger, LedgerStep, Samples};
+use crate::health::{self, Alarm, Health};
+use crate::ledger::{Ledger, LedgerStep};
 use crate::recipe::{Recipe, TasksSection};
 use crate::record::{
-    DIVERGENCE_ALARM, EpisodeStats, EvalRecord, MetricsFile, StepRecord, TokenSummary, divergence,
-    joins,
+    DIVERGENCE_ALARM, EpisodeStats, EvalRecord, MetricsFile, StepRecord, divergence, joins,
 };
-use crate::report::Report;
-use crate::run_dir::{RunDir, write_atomic};
-use crate::signals::StopSignals;
-use crate::summary;
-use crate::view::{LONGEST, Reminder, Sampler, Status, View, duration};
-use crate::wire::{Parts, SavedState};
+use crate::run_dir::{Resume, RunDir};
+use crate::view::{LONGEST, Reminder, Sampler, View, duration};
+use crate::wire::Parts;
 use sinew_rollout::{BatchError, EpisodeOptions, EpisodeSpec, LiveEpisode, run_batch};
 use sinew_types::{EpisodeId, Trace};
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
@@ -32,8 +29,19 @@ use tokio::sync::watch;
 pub(crate) struct TrainOptions {
     /// `train` or `eval`.
     pub(crate) command: &'static str,
-    pub(crate) resume: bool,
+    pub(crate) resume: Option<Resume>,
     pub(crate) json: bool,
+    /// Stored episodes that are gone are no reason to end badly.
+    pub(crate) accept_loss: bool,
+}
+
+/// A command that came to its end.
+#[derive(Debug)]
+pub(crate) struct Ended {
+    /// The last line for `--json`.
+    pub(crate) last: serde_json::Value,
+    /// Why it did not do what it was to do, if so.
+    pub(crate) trouble: Option<Failure>,
 }
 
 /// What is counted and kept through a run.
@@ -45,30 +53,44 @@ struct Run<'a> {
     runtime: &'a Runtime,
     view: View,
     json: bool,
+    /// Earlier sessions may have stored episodes.
+    resumed: bool,
+    accept_loss: bool,
     cancel: watch::Receiver<bool>,
     metrics: MetricsFile,
     evals: MetricsFile,
     history: Vec<StepRecord>,
+    /// Held-out measurements, as in their file.
+    measurements: Vec<EvalRecord>,
+    health: Health,
     ledger: Ledger,
     /// Steps done, and the last of them that a checkpoint holds.
     step: u64,
     saved_step: u64,
+    /// Trained episodes of the steps after this one must be in the store.
+    since: u64,
+    /// Those that this session found to be gone.
+    lost_now: usize,
     started: Instant,
     /// Wall time of earlier sessions of a resumed run.
     earlier_s: f64,
     curriculum: Curriculum,
     /// What an earlier session wrote of its first measurement.
     written_before: Option<EvalRecord>,
+    /// The first measurement.
+    before: Option<(Vec<Trace>, EpisodeStats)>,
     /// Last step after which held-out tasks were measured in between.
     measured_at: u64,
+    /// When the report was written last.
+    reported: Option<Instant>,
 }
 
-/// Runs a recipe to its end and returns the last line for `--json`.
+/// Runs a recipe to its end.
 pub(crate) fn train(
     recipe: &Recipe,
     dir: &RunDir,
     options: &TrainOptions,
-) -> Result<serde_json::Value, Failure> {
+) -> Result<Ended, Failure> {
     let runtime = runtime()?;
     let mut run = Run::begin(recipe, dir, options, &runtime)?;
     let result = run.whole();
@@ -80,12 +102,12 @@ pub(crate) fn train(
     result
 }
 
-/// Runs a recipe's held-out tasks once, trains nothing, and returns the last line for `--json`.
+/// Runs a recipe's held-out tasks once, and trains nothing.
 pub(crate) fn evaluate(
     recipe: &Recipe,
     dir: &RunDir,
     options: &TrainOptions,
-) -> Result<serde_json::Value, Failure> {
+) -> Result<Ended, Failure> {
     let runtime = runtime()?;
     Run::begin(recipe, dir, options, &runtime)?.only_measured()
 }
@@ -94,106 +116,11 @@ fn runtime() -> Result<Runtime, Failure> {
     Runtime::new().map_err(|e| Failure::system(format!("async runtime: {e}")))
 }
 
-/// A receiver that turns true at the first Ctrl-C or TERM signal.
-fn cancel_on_signal(runtime: &Runtime) -> Result<watch::Receiver<bool>, Failure> {
-    let (sender, receiver) = watch::channel(false);
-    let _inside = runtime.enter();
-    let mut signals = StopSignals::new()?;
-    runtime.spawn(async move {
-        signals.next().await;
-        let _ = sender.send(true);
-    });
-    Ok(receiver)
-}
-
-impl<'a> Run<'a> {
-    /// Loads all that the recipe names, and what a run that is resumed has done.
-    fn begin(
-        recipe: &'a Recipe,
-        dir: &'a RunDir,
-        options: &TrainOptions,
-        runtime: &'a Runtime,
-    ) -> Result<Self, Failure> {
-        let cancel = cancel_on_signal(runtime)?;
-        let status = Arc::new(Mutex::new(Status {
-            title: recipe.name.clone(),
-            phase: "loading the model".into(),
-            steps: recipe.train.steps,
-            ..Status::default()
-        }));
-        let started = Instant::now();
-        let view = View::start(status, options.json);
-        view.line(&format!("{}: loading the model", recipe.name));
-        let (parts, saved) = Parts::build(recipe, dir, options.resume)?;
-        let saved = saved.unwrap_or_default();
-        let unusable = |path: PathBuf| {
-            move |e: std::io::Error| Failure::system(format!("{}: {e}", path.display()))
-        };
-        let done = saved.step;
-        let (mut metrics, mut history) =
-            MetricsFile::open(&dir.metrics_path(), |r: &StepRecord| r.step <= done)
-                .map_err(unusable(dir.metrics_path()))?;
-        // The line of the last step, if the run ended between its checkpoint and the line.
-        if let Ok(record) = serde_json::from_value::<StepRecord>(saved.record)
-            && record.step == done
-            && history.iter().all(|r| r.step != done)
-        {
-            metrics.append(&record).map_err(Failure::system)?;
-            history.push(record);
-        }
-        let earlier = |r: &EvalRecord| match r.when.as_str() {
-            "before" => done > 0,
-            "during" => r.step <= done,
-            _ => false,
-        };
-        let (evals, measured) =
-            MetricsFile::open(&dir.evals_path(), earlier).map_err(unusable(dir.evals_path()))?;
-        let during = measured.iter().filter(|r| r.when == "during");
-        let measured_at = during.map(|r| r.step).max().unwrap_or(0);
-        view.line(&parts.describe());
-        view.update(|s| s.history.clone_from(&history));
-        Ok(Self {
-            command: options.command,
-            recipe,
-            dir,
-            parts,
-            runtime,
-            view,
-            json: options.json,
-            cancel,
-            metrics,
-            evals,
-            history,
-            step: saved.step,
-            saved_step: saved.step,
-            ledger: saved.ledger,
-            started,
-            earlier_s: saved.wall_s,
-            curriculum: saved.curriculum,
-            written_before: measured.into_iter().find(|r| r.when == "before"),
-            measured_at,
-        })
-    }
-}
-
 impl Run<'_> {
-    fn only_measured(&mut self) -> Result<serde_json::Value, Failure> {
-        let traces = self.evaluate("eval", 0)?;
-        self.refuse_hopeless(&traces)?;
-        let stats = self.with_greedy(&traces, "greedy", 0)?;
-        self.measured("now", &stats)?;
-        let wall_s = self.wall_s();
-        if !self.json {
-            self.stop_view();
-            let example = traces.first().map(|t| t.episode.as_str());
-            crate::output::print(&summary::measured(&stats, self.dir, wall_s, example));
-        }
-        Ok(serde_json::json!({ "eval": measures(&stats), "wall_s": wall_s }))
-    }
-
-    fn whole(&mut self) -> Result<serde_json::Value, Failure> {
-        let (before, before_stats) = self.before()?;
-        let success = before_stats.success;
+    fn whole(&mut self) -> Result<Ended, Failure> {
+        let (traces, stats) = self.first_measurement()?;
+        let success = stats.success;
+        self.before = Some((traces, stats));
         self.view.update(|s| s.eval_before = Some(success));
         self.during()?;
         while self.step < self.recipe.train.steps && !self.out_of_time() {
@@ -201,42 +128,11 @@ impl Run<'_> {
                 break;
             }
         }
-        self.save_if_needed()?;
-        let after = self.evaluate("eval-after", self.step)?;
-        let after_stats = self.with_greedy(&after, "greedy-after", self.step)?;
-        self.measured("after", &after_stats)?;
-        let samples = self.samples()?;
-        self.write_report(&before_stats, &after_stats, &before, &after)?;
-        let wall_s = self.wall_s();
-        let tokens = TokenSummary::of(&self.history);
-        self.view.update(|s| {
-            s.phase = "done".into();
-            s.wall_s = wall_s;
-        });
-        if !self.json {
-            self.stop_view();
-            let text = summary::text(&summary::Summary {
-                recipe: self.recipe,
-                dir: self.dir,
-                before: &before_stats,
-                after: &after_stats,
-                history: &self.history,
-                samples,
-                tokens: &tokens,
-                wall_s,
-                examples: first_of([&before, &after]),
-            });
-            crate::output::print(&text);
+        if let Some(why) = self.health.bad() {
+            return Err(self.stopped(why));
         }
-        let mut last = last_line(&before_stats, &after_stats, wall_s, samples);
-        last["tokens"] = serde_json::json!(tokens);
-        Ok(last)
-    }
-
-    /// Ends the live view, so that what follows is printed below it.
-    fn stop_view(&mut self) {
-        let quiet = View::start(Arc::new(Mutex::new(Status::default())), true);
-        drop(std::mem::replace(&mut self.view, quiet));
+        self.save_if_needed()?;
+        self.end()
     }
 
     fn wall_s(&self) -> f64 {
@@ -278,7 +174,7 @@ impl Run<'_> {
                         self.view.update(|s| s.tokens_per_s = rate);
                         let longest = self.show_progress(finished_before, total);
                         if reminder.is_due(&longest) {
-                            self.view.remind(&longest, self.json);
+                            self.view.remind(&longest);
                         }
                     }
                 }
@@ -300,6 +196,7 @@ impl Run<'_> {
             s.longest.clone_from(&longest);
             s.gauges = gauges;
             s.admission = admission;
+            s.update = (0, 0);
             s.done = gauges.finished.saturating_sub(finished_before) as usize;
             s.total = total;
             s.wall_s = wall_s;
@@ -328,6 +225,7 @@ impl Run<'_> {
         let mut record = StepRecord {
             step,
             rollout: EpisodeStats::of(&traces),
+            failed_cause: health::cause(&traces),
             rollout_s,
             engine_busy_s: engine.busy_s - engine_before.busy_s,
             sampled_tokens_per_s: sampled as f64 / rollout_s.max(1e-9),
@@ -385,7 +283,7 @@ impl Run<'_> {
     ) -> Result<(), Failure> {
         self.view.update(|s| {
             s.phase = "training".into();
-            (s.done, s.total) = (s.total, s.total);
+            (s.done, s.total, s.update) = (0, 0, (0, 0));
         });
         let started = Instant::now();
         let mut batch = self.parts.rows(traces)?;
@@ -419,9 +317,11 @@ impl Run<'_> {
     }
 
     fn finish_step(&mut self, mut record: StepRecord) -> Result<(), Failure> {
+        let alarm = self.health.step(&record);
         let started = Instant::now();
         let every = self.recipe.train.checkpoint_every;
-        if self.step.is_multiple_of(every) || self.step == self.recipe.train.steps {
+        let due = self.step.is_multiple_of(every) || self.step == self.recipe.train.steps;
+        if due && self.health.bad().is_none() {
             self.save(&record)?;
         }
         record.checkpoint_s = started.elapsed().as_secs_f64();
@@ -432,60 +332,31 @@ impl Run<'_> {
         }
         self.view.update(|s| s.history.push(record.clone()));
         self.history.push(record);
+        match alarm {
+            Some(Alarm::Stop(why)) => return Err(self.stopped(&why)),
+            Some(Alarm::Warning(text)) => self.view.warn(&text),
+            None => self.view.update(|s| s.alarm = None),
+        }
+        self.refresh_report()?;
         self.during()
     }
 
     fn save(&mut self, record: &StepRecord) -> Result<(), Failure> {
         self.view.update(|s| s.phase = "saving a checkpoint".into());
-        let state = SavedState {
-            step: self.step,
-            wall_s: self.wall_s(),
-            ledger: self.ledger.clone(),
-            curriculum: self.curriculum.clone(),
-            record: serde_json::to_value(record).map_err(Failure::system)?,
-        };
+        let state = begin::state_of(self, record)?;
         self.parts.save(&state)?;
         self.saved_step = self.step;
         Ok(())
     }
 
+    /// Makes a checkpoint of steps that none holds, unless they have to be done again.
     fn save_if_needed(&mut self) -> Result<(), Failure> {
-        if self.saved_step < self.step {
+        let good = self.health.bad().is_none() && self.parts.learner.is_whole();
+        if self.saved_step < self.step && good {
             let record = self.history.last().cloned().unwrap_or_default();
             self.save(&record)?;
         }
         Ok(())
-    }
-
-    fn samples(&self) -> Result<Samples, Failure> {
-        let stored = self.parts.stored_train_episodes()?;
-        Ok(self.ledger.samples(&stored))
-    }
-
-    fn write_report(
-        &self,
-        before: &EpisodeStats,
-        after: &EpisodeStats,
-        episodes_before: &[Trace],
-        episodes_after: &[Trace],
-    ) -> Result<(), Failure> {
-        let path = self.dir.recipe_path();
-        let read = |p: &Path| std::fs::read_to_string(p).unwrap_or_default();
-        let html = Report {
-            title: &format!("Sinew run: {}", self.recipe.name),
-            recipe_toml: &read(&path),
-            steps: &self.history,
-            before,
-            after,
-            episodes_before,
-            episodes_after,
-            renderer: self.parts.episode.renderer.as_ref(),
-        }
-        .html()
-        .map_err(Failure::system)?;
-        let report = self.dir.report_path();
-        write_atomic(&report, html.as_bytes())
-            .map_err(|e| Failure::system(format!("{}: {e}", report.display())))
     }
 }
 
@@ -528,39 +399,4 @@ fn rewritten(r: &StepRecord) -> String {
         }
         _ => String::new(),
     }
-}
-
-/// The first episode of each.
-fn first_of(traces: [&Vec<Trace>; 2]) -> Vec<String> {
-    let first = |t: &Vec<Trace>| t.first().map(|t| t.episode.as_str().to_string());
-    traces.into_iter().filter_map(first).collect()
-}
-
-/// Averages by name.
-fn measures(s: &EpisodeStats) -> BTreeMap<String, f64> {
-    let mut map = BTreeMap::from([
-        ("success".to_string(), s.success),
-        ("reward".into(), s.reward),
-        ("turns".into(), s.turns),
-        ("sampled_tokens".into(), s.sampled_tokens),
-    ]);
-    map.extend(s.greedy_success.map(|g| ("greedy_success".to_string(), g)));
-    for (name, value) in &s.metrics {
-        map.entry(name.clone()).or_insert(*value);
-    }
-    map
-}
-
-/// The object that scripts read.
-fn last_line(
-    before: &EpisodeStats,
-    after: &EpisodeStats,
-    wall_s: f64,
-    samples: Samples,
-) -> serde_json::Value {
-    serde_json::json!({
-        "eval": { "before": measures(before), "after": measures(after) },
-        "wall_s": wall_s,
-        "samples": samples,
-    })
 }

@@ -1,18 +1,21 @@
 //! What a person sees while a run works: a live view on a terminal, plain lines elsewhere.
 
+use crate::log;
 use crate::record::{DIVERGENCE_ALARM, StepRecord, TokenSummary, divergence};
+use crate::visible::visible;
 use ratatui::layout::{Constraint, Layout};
-use ratatui::prelude::{Color, Frame, Line, Rect, Span, Style, Stylize};
+use ratatui::prelude::{Backend, Color, Frame, Line, Rect, Span, Style, Stylize, Widget};
 use ratatui::symbols::Marker;
 use ratatui::widgets::{Axis, Block, Chart, Dataset, Gauge, GraphType, Paragraph};
 use ratatui::{Terminal, TerminalOptions, Viewport};
 use serde_json::json;
 use sinew_rollout::{AdmissionReading, GaugesReading, LiveEpisode};
 use std::io::{IsTerminal, Write};
+use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-const HEIGHT: u16 = 17;
+const HEIGHT: u16 = 18;
 /// Columns of the numbers, and the fewest in which a curve says something.
 const NUMBERS_WIDTH: u16 = 42;
 const CURVE_WIDTH: u16 = 30;
@@ -33,6 +36,10 @@ pub(crate) struct Status {
     /// Progress within the phase.
     pub(crate) done: usize,
     pub(crate) total: usize,
+    /// While it trains: which optimizer update of how many.
+    pub(crate) update: (u32, u32),
+    /// The last warning of a run that is in trouble.
+    pub(crate) alarm: Option<String>,
     pub(crate) gauges: GaugesReading,
     pub(crate) admission: AdmissionReading,
     /// Live episodes, longest in their phase first; at most [`LONGEST`].
@@ -61,6 +68,30 @@ impl Status {
 }
 
 impl Status {
+    /// How far the phase is.
+    fn progress(&self) -> String {
+        let (done, total) = (self.done, self.total);
+        match self.update {
+            (update, 1) => format!("micro-batch {done} of {total}, update {update}"),
+            (update, updates) if updates > 1 => {
+                format!("micro-batch {done} of {total}, update {update} of {updates}")
+            }
+            _ if total == 0 => String::new(),
+            _ => format!("{done} of {total} in this phase"),
+        }
+    }
+
+    /// Episodes of all steps, and those of them that gave no row, with the most frequent reason.
+    fn left_out(&self) -> (usize, usize, Option<&str>) {
+        let mut reasons = std::collections::BTreeMap::<&str, usize>::new();
+        for (reason, episodes) in self.history.iter().flat_map(|r| &r.dropped) {
+            *reasons.entry(reason).or_default() += episodes;
+        }
+        let all = self.history.iter().map(|r| r.rollout.episodes).sum();
+        let most = reasons.iter().max_by_key(|(_, n)| **n).map(|(r, _)| *r);
+        (all, reasons.values().sum(), most)
+    }
+
     /// Seconds of training to come, as the last steps went; the evaluation at the end not counted.
     pub(crate) fn left_s(&self) -> Option<f64> {
         const LAST: usize = 5;
@@ -74,35 +105,24 @@ impl Status {
     }
 }
 
-/// Shows a [`Status`] until dropped.
-pub(crate) struct View {
+/// What a person is told while a run works, from any thread.
+#[derive(Clone)]
+pub(crate) struct Teller {
     status: Arc<Mutex<Status>>,
-    stop: std::sync::mpsc::SyncSender<()>,
-    thread: Option<std::thread::JoinHandle<()>>,
-    plain: bool,
+    out: Out,
 }
 
-impl View {
-    /// A live view if standard error is a terminal that can show one and `quiet` is false.
-    pub(crate) fn start(status: Arc<Mutex<Status>>, quiet: bool) -> Self {
-        let live = !quiet && std::io::stderr().is_terminal() && can_move() && in_foreground();
-        let (stop, stopped) = std::sync::mpsc::sync_channel(1);
-        let thread = live.then(|| {
-            let status = Arc::clone(&status);
-            std::thread::spawn(move || {
-                if let Err(e) = draw_until(&status, &stopped) {
-                    let _ = writeln!(std::io::stderr(), "live view: {e}");
-                }
-            })
-        });
-        Self {
-            status,
-            stop,
-            thread,
-            plain: !live && !quiet,
-        }
-    }
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Out {
+    /// Drawn on the terminal.
+    Live,
+    /// Lines on standard error.
+    Lines,
+    /// Objects on standard output.
+    Json,
+}
 
+impl Teller {
     /// Changes what is shown.
     pub(crate) fn update(&self, change: impl FnOnce(&mut Status)) {
         if let Ok(mut status) = self.status.lock() {
@@ -110,9 +130,85 @@ impl View {
         }
     }
 
+    /// What everybody must see.
+    pub(crate) fn warn(&self, text: &str) {
+        log::say(&format!("warning: {text}"));
+        if self.out == Out::Json {
+            crate::output::print_json(&json!({ "warning": text }));
+        }
+        self.update(|s| s.alarm = Some(text.to_owned()));
+    }
+
+    /// An answer to whoever is at the terminal.
+    pub(crate) fn note(&self, text: &str) {
+        log::say(text);
+    }
+
+    /// Before the process ends without dropping the view.
+    pub(crate) fn leave_terminal(&self) {
+        if self.out == Out::Live {
+            let _ = writeln!(std::io::stderr(), "\x1b[?25h");
+        }
+    }
+}
+
+/// Shows a [`Status`] until dropped.
+pub(crate) struct View {
+    teller: Teller,
+    stop: std::sync::mpsc::SyncSender<()>,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+impl View {
+    /// A live view if standard error is a terminal that can show one and `as_json` is false.
+    pub(crate) fn start(status: Arc<Mutex<Status>>, as_json: bool) -> Self {
+        let live = !as_json && std::io::stderr().is_terminal() && can_move() && in_foreground();
+        let (stop, stopped) = std::sync::mpsc::sync_channel(1);
+        let thread = live.then(|| {
+            let status = Arc::clone(&status);
+            let lines = log::divert();
+            std::thread::spawn(move || {
+                let drawn = draw_until(&status, &stopped, &lines);
+                log::undivert();
+                for text in lines.try_iter() {
+                    log::say(&text);
+                }
+                if let Err(e) = drawn {
+                    log::say(&format!("live view: {e}"));
+                }
+            })
+        });
+        let out = match (live, as_json) {
+            (true, _) => Out::Live,
+            (false, true) => Out::Json,
+            (false, false) => Out::Lines,
+        };
+        let teller = Teller { status, out };
+        Self {
+            teller,
+            stop,
+            thread,
+        }
+    }
+
+    /// For other threads.
+    pub(crate) fn teller(&self) -> Teller {
+        self.teller.clone()
+    }
+
+    /// Changes what is shown.
+    pub(crate) fn update(&self, change: impl FnOnce(&mut Status)) {
+        self.teller.update(change);
+    }
+
+    /// What everybody must see.
+    pub(crate) fn warn(&self, text: &str) {
+        self.teller.warn(text);
+    }
+
     /// Tells of episodes that may hang, to those who have no live view.
-    pub(crate) fn remind(&self, longest: &[LiveEpisode], json: bool) {
-        if json {
+    pub(crate) fn remind(&self, longest: &[LiveEpisode]) {
+        if self.teller.out == Out::Json {
             let live = |l: &LiveEpisode| {
                 let phase = l.phase.name();
                 json!({"episode": l.episode, "phase": phase, "phase_s": l.phase_s, "left_s": l.left_s})
@@ -127,18 +223,23 @@ impl View {
 
     /// A line for those who have no live view.
     pub(crate) fn line(&self, text: &str) {
-        if self.plain {
-            let _ = writeln!(std::io::stderr(), "{text}");
+        if self.teller.out == Out::Lines {
+            log::say(text);
+        }
+    }
+
+    /// Ends the live view, so that what follows is printed below it.
+    pub(crate) fn stop(&mut self) {
+        let _ = self.stop.try_send(());
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
         }
     }
 }
 
 impl Drop for View {
     fn drop(&mut self) {
-        let _ = self.stop.try_send(());
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
+        self.stop();
     }
 }
 
@@ -155,7 +256,8 @@ fn in_foreground() -> bool {
 
 fn draw_until(
     status: &Mutex<Status>,
-    stopped: &std::sync::mpsc::Receiver<()>,
+    stopped: &Receiver<()>,
+    lines: &Receiver<String>,
 ) -> std::io::Result<()> {
     let backend = ratatui::backend::CrosstermBackend::new(std::io::stderr());
     let options = TerminalOptions {
@@ -168,6 +270,9 @@ fn draw_until(
             Ok(status) => status.clone(),
             Err(_) => return Ok(()),
         };
+        for text in lines.try_iter() {
+            print_above(&mut terminal, &text)?;
+        }
         terminal.draw(|frame| draw(frame, &snapshot))?;
         if last {
             break;
@@ -180,14 +285,52 @@ fn draw_until(
     writeln!(std::io::stderr())
 }
 
+/// Prints lines that belong to the history of the terminal, above the view.
+fn print_above<B: Backend>(terminal: &mut Terminal<B>, text: &str) -> Result<(), B::Error> {
+    let rows = rows_of(text, usize::from(terminal.size()?.width));
+    terminal.insert_before(rows.len() as u16, |buffer| {
+        let lines: Vec<Line<'_>> = rows.into_iter().map(Line::from).collect();
+        Paragraph::new(lines).render(buffer.area, buffer);
+    })
+}
+
+/// A text as rows of a terminal, without what would move its cursor or colour it; cut where it is long.
+fn rows_of(text: &str, width: usize) -> Vec<String> {
+    const MOST: usize = 20;
+    let mut plain = String::new();
+    let mut parts = text.split("\x1b[");
+    plain.extend(parts.next());
+    for part in parts {
+        // Parameters, then the letter that ends the sequence.
+        plain.extend(
+            part.split_once(|c: char| c.is_ascii_alphabetic())
+                .map(|p| p.1),
+        );
+    }
+    let mut rows = Vec::new();
+    for line in plain.lines() {
+        let line: Vec<char> = visible(line).chars().collect();
+        let chunks = line.chunks(width.max(1));
+        rows.extend(chunks.map(|c| c.iter().collect::<String>()));
+    }
+    rows.truncate(MOST);
+    rows
+}
+
 /// Draws one frame.
 pub(crate) fn draw(frame: &mut Frame<'_>, status: &Status) {
-    let [head, bar, body] = Layout::vertical([
+    let alarm = u16::from(status.alarm.is_some());
+    let [head, bar, warning, body] = Layout::vertical([
         Constraint::Length(1),
         Constraint::Length(1),
+        Constraint::Length(alarm),
         Constraint::Min(6),
     ])
     .areas(frame.area());
+    if let Some(text) = &status.alarm {
+        let first = visible(text.lines().next().unwrap_or_default());
+        frame.render_widget(Paragraph::new(first.red().bold()), warning);
+    }
     let title = Line::from(vec![
         Span::from("sinew ").bold().fg(Color::Cyan),
         Span::from(status.title.clone()).bold(),
@@ -213,7 +356,7 @@ pub(crate) fn draw(frame: &mut Frame<'_>, status: &Status) {
     let gauge = Gauge::default()
         .gauge_style(Style::new().fg(Color::Cyan))
         .ratio(((before + part) / whole).clamp(0.0, 1.0))
-        .label(format!("{} of {} in this phase", status.done, status.total));
+        .label(status.progress());
     frame.render_widget(gauge, bar);
     let numbers = Constraint::Length(NUMBERS_WIDTH);
     if body.width < NUMBERS_WIDTH + CURVE_WIDTH {
@@ -250,11 +393,20 @@ fn draw_curve(frame: &mut Frame<'_>, area: Rect, status: &Status) {
             .data(data)
     };
     let last = status.steps.max(2) as f64;
+    // In the title, where it covers no point.
+    let legend = Line::from(vec![
+        Span::from(" training episodes: "),
+        "reward".yellow(),
+        Span::from(" "),
+        "success".green(),
+        Span::from(" "),
+    ]);
     let chart = Chart::new(vec![
         dataset("reward", &reward, Color::Yellow),
         dataset("success", &success, Color::Green),
     ])
-    .block(Block::bordered().title(" training episodes "))
+    .block(Block::bordered().title(legend))
+    .legend_position(None)
     .x_axis(
         Axis::default()
             .bounds([1.0, last])
@@ -293,6 +445,7 @@ fn draw_numbers(frame: &mut Frame<'_>, area: Rect, status: &Status) {
     let (generate, wait, train, rest) = status.split_s();
     let sum = (generate + wait + train + rest).max(1e-9);
     let percent = |x: f64| format!("{:>3.0} %", 100.0 * x / sum);
+    let (all, left_out, most) = status.left_out();
     let mut lines = vec![
         Line::from(format!(
             "in flight {:>4}  starting {}",
@@ -308,6 +461,11 @@ fn draw_numbers(frame: &mut Frame<'_>, area: Rect, status: &Status) {
             a.limit
         )),
         Line::from(format!("episodes  {:>4}  failed {}", g.finished, g.failed)),
+        Line::from(match all {
+            0 => "left out     -".to_owned(),
+            all => format!("left out  {left_out:>4} of {all}"),
+        }),
+        Line::from(most.map_or_else(String::new, |most| format!("  most: {most}"))),
         Line::from(format!("tokens/s  {:>4.0}", status.tokens_per_s)),
         Line::from(format!("generation      {}", percent(generate))),
         Line::from(format!("waiting (tools) {}", percent(wait))),
@@ -396,6 +554,33 @@ mod tests {
     use ratatui::backend::TestBackend;
     use ratatui::prelude::Backend;
 
+    #[test]
+    fn lines_above_the_view_are_cut_to_rows_without_codes() {
+        let rows = rows_of("\x1b[31mERROR\x1b[0m abcdefgh\rij\nsecond", 10);
+        assert!(rows.iter().all(|r| !r.contains(['\x1b', '\r'])), "{rows:?}");
+        assert_eq!(rows[0], "ERROR abcd");
+        assert_eq!(rows.last().unwrap(), "second");
+        assert_eq!(rows_of(&"x".repeat(10_000), 10).len(), 20);
+        let mut terminal = Terminal::with_options(
+            TestBackend::new(20, 6),
+            TerminalOptions {
+                viewport: Viewport::Inline(3),
+            },
+        )
+        .unwrap();
+        terminal
+            .draw(|f| f.render_widget(Paragraph::new("VIEW"), f.area()))
+            .unwrap();
+        print_above(&mut terminal, "a warning").unwrap();
+        terminal
+            .draw(|f| f.render_widget(Paragraph::new("VIEW"), f.area()))
+            .unwrap();
+        let shown = terminal.backend().to_string();
+        let (above, view) = shown.split_once("VIEW").unwrap();
+        assert!(above.contains("a warning"), "{shown}");
+        assert!(!view.contains("warning"), "{shown}");
+    }
+
     fn screen(status: &Status, width: u16) -> String {
         let mut terminal = Terminal::new(TestBackend::new(width, HEIGHT)).unwrap();
         terminal.draw(|frame| draw(frame, status)).unwrap();
@@ -444,6 +629,8 @@ mod tests {
                 ..StepRecord::default()
             };
             record.rollout.reward = 0.3 * step as f64;
+            record.rollout.episodes = 64;
+            record.dropped = [("equal rewards in the group".into(), 24)].into();
             record.joins = [("extend".into(), 9), ("fork".into(), 1)].into();
             status.history.push(record);
         }
@@ -461,14 +648,37 @@ mod tests {
             "histories rewritten 10.0 %",
             "longest in one phase",
             "tool  45s of 2m00s  s3-t7-2",
-            "training episodes",
+            "training episodes: reward success",
+            "left out    48 of 128",
+            "most: equal rewards in the group",
         ] {
             assert!(text.contains(needle), "{needle} not in\n{text}");
         }
-        // A narrow terminal has the numbers without the curve.
-        let text = screen(&status, 44);
-        assert!(text.contains("training         50 %"), "{text}");
+    }
+
+    #[test]
+    fn a_narrow_terminal_has_the_numbers_without_the_curve() {
+        let text = screen(&Status::default(), 44);
+        assert!(text.contains("training          0 %"), "{text}");
         assert!(!text.contains("training episodes"), "{text}");
+    }
+
+    #[test]
+    fn a_warning_and_the_progress_of_an_update_are_shown() {
+        let status = Status {
+            alarm: Some("5 of 8 episodes of step 2 failed: engine\n  hint".into()),
+            done: 3,
+            total: 12,
+            update: (1, 2),
+            ..Status::default()
+        };
+        let text = screen(&status, 100);
+        for needle in [
+            "5 of 8 episodes of step 2 failed",
+            "micro-batch 3 of 12, update 1 of 2",
+        ] {
+            assert!(text.contains(needle), "{needle} not in\n{text}");
+        }
     }
 
     #[test]

@@ -11,7 +11,8 @@ use crate::learner::Learner;
 use crate::ledger::{Ledger, why_dropped};
 use crate::pool::PoolSource;
 use crate::recipe::{EnvSection, ModelSection, Recipe, SandboxSection, TasksSection};
-use crate::run_dir::RunDir;
+use crate::record::{EvalRecord, StepRecord};
+use crate::run_dir::{Resume, RunDir};
 use serde::{Deserialize, Serialize};
 use sinew_algo::{AlgoReport, Algorithm, TokenCounts, count_tokens};
 use sinew_env::{EnvFactory, Taskset, tiny};
@@ -51,9 +52,15 @@ pub(crate) struct SavedState {
     pub(crate) ledger: Ledger,
     #[serde(default)]
     pub(crate) curriculum: Curriculum,
-    /// The step's line of `metrics.jsonl`, which is written after the checkpoint.
+    /// The recipe that trained it, as TOML.
     #[serde(default)]
-    pub(crate) record: serde_json::Value,
+    pub(crate) recipe: String,
+    /// The records of all steps; that of the last one is written to its file after the checkpoint.
+    #[serde(default)]
+    pub(crate) history: Vec<StepRecord>,
+    /// Held-out measurements so far.
+    #[serde(default)]
+    pub(crate) evals: Vec<EvalRecord>,
 }
 
 /// Rows of one step, and what became of the episodes that gave none.
@@ -70,6 +77,8 @@ pub(crate) struct Parts {
     pub(crate) episode: EpisodeParts,
     pub(crate) taskset: Arc<dyn Taskset>,
     pub(crate) store: Arc<dyn TraceStore>,
+    /// Trained episodes that a power cut took from the store before it was opened.
+    pub(crate) torn: BTreeSet<EpisodeId>,
     pub(crate) algorithm: Algorithm,
     pub(crate) learner: Learner,
     /// What is trained on instead of sampled episodes.
@@ -372,12 +381,18 @@ pub(crate) fn world(recipe: &Recipe) -> Result<World, Failure> {
     }
 }
 
-fn open_store(recipe: &Recipe, dir: &RunDir) -> Result<Arc<dyn TraceStore>, Failure> {
+/// The store of a run, and what of trained episodes it has just lost.
+fn open_store(
+    recipe: &Recipe,
+    dir: &RunDir,
+) -> Result<(Arc<dyn TraceStore>, BTreeSet<EpisodeId>), Failure> {
     if recipe.store.kind == "memory" {
-        return Ok(Arc::new(MemoryStore::new(MEMORY_STORE_BYTES)));
+        let store = MemoryStore::new(MEMORY_STORE_BYTES);
+        return Ok((Arc::new(store), BTreeSet::new()));
     }
     let store = disk_store(&dir.store()).map_err(|e| Failure::system(format!("store: {e}")))?;
-    Ok(Arc::new(store))
+    let torn = store.recovery().torn_trained.iter().cloned().collect();
+    Ok((Arc::new(store), torn))
 }
 
 /// Opens a store for writing, and tells what of it was found damaged.
@@ -472,12 +487,12 @@ impl Parts {
     pub(crate) fn build(
         recipe: &Recipe,
         dir: &RunDir,
-        resume: bool,
+        resume: Option<&Resume>,
     ) -> Result<(Self, Option<SavedState>), Failure> {
         let device = device()?;
         let renderer = renderer(recipe)?;
         let (taskset, envs) = world(recipe)?;
-        let store = open_store(recipe, dir)?;
+        let (store, torn) = open_store(recipe, dir)?;
         let params = loaded_params(recipe, renderer.as_ref())?;
         let config = params.config().clone();
         check_context(recipe, &config)?;
@@ -494,7 +509,10 @@ impl Parts {
             }
         };
         let mut learner = Learner::new(recipe, dir, &device, params, &algorithm, files)?;
-        let saved = if resume { learner.restore()? } else { None };
+        let saved = match resume {
+            Some(resume) => learner.restore(recipe, dir, resume)?,
+            None => None,
+        };
         let (engine, cross) = engines(recipe, &device, renderer.as_ref(), &learner)?;
         let harness = harness::build(&recipe.harness, &recipe.sandbox, renderer.as_ref())?;
         let admission = Admission::new(admission::config(recipe), Arc::clone(&engine));
@@ -510,6 +528,7 @@ impl Parts {
             },
             taskset,
             store,
+            torn,
             algorithm,
             learner,
             data,

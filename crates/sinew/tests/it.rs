@@ -7,6 +7,8 @@ mod admission;
 mod agents;
 #[path = "it/algorithms.rs"]
 mod algorithms;
+#[path = "it/collapse.rs"]
+mod collapse;
 #[path = "it/docs.rs"]
 mod docs;
 #[path = "it/gate.rs"]

@@ -191,9 +191,10 @@ impl Recipe {
         self.eval.temperature > 0.0 && self.eval.greedy.unwrap_or(tool_math)
     }
 
-    /// BLAKE3 of the recipe as it runs, defaults included.
+    /// BLAKE3 of the recipe as it runs, defaults included, without what may differ between the
+    /// sessions of a run.
     pub(crate) fn hash(&self) -> Result<String, toml::ser::Error> {
-        let text = toml::to_string(self)?;
+        let text = toml::to_string(&crate::run_dir::without_bounds(self))?;
         Ok(blake3::hash(text.as_bytes()).to_hex().to_string())
     }
 

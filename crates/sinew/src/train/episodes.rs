@@ -8,7 +8,7 @@ use crate::schedule::{other_tasks, refill_seed, train_groups, uniform_tasks};
 use crate::wire::by_group;
 use sinew_rollout::{EpisodeOptions, EpisodeSpec, again, mix_seed};
 use sinew_types::{EpisodeEnd, EpisodeId, Trace};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// The episodes of a step.
 #[derive(Default)]
@@ -23,6 +23,15 @@ pub(super) struct StepEpisodes {
     pub(super) refilled: usize,
     /// The curriculum after its draw.
     pub(super) curriculum: Option<Curriculum>,
+}
+
+/// Episodes that were run, the last attempt of each.
+#[derive(Default)]
+pub(super) struct Settled {
+    pub(super) traces: Vec<Trace>,
+    dropped: BTreeMap<EpisodeId, String>,
+    retried: usize,
+    recovered: usize,
 }
 
 impl Run<'_> {
@@ -95,38 +104,66 @@ impl Run<'_> {
         let groups = groups.map_err(|e| Failure::system(e.to_string()))?;
         let options = self.parts.episode_options(recipe);
         let specs: Vec<EpisodeSpec> = groups.into_iter().flatten().collect();
-        let mut traces = self.episodes(specs.clone(), &options)?;
-        self.run_again(specs, &options, &mut traces, out)?;
-        out.traces.extend(traces);
+        let retries = self.parts.algorithm.repair().retries();
+        let settled = self.settled(&specs, &options, retries)?;
+        out.traces.extend(settled.traces);
+        out.dropped.extend(settled.dropped);
+        out.retried += settled.retried;
+        out.recovered += settled.recovered;
         Ok(())
     }
 
-    /// Runs what the system failed again, as often as the recipe says. What is left out stays in
-    /// the store and is told.
-    fn run_again(
+    /// Runs episodes, and what the system failed of them again: as often as `retries` says, and once
+    /// more what an earlier session stored as failed, because its cause may be gone. What is left out
+    /// stays in the store and is told.
+    pub(super) fn settled(
         &mut self,
-        mut specs: Vec<EpisodeSpec>,
+        specs: &[EpisodeSpec],
         options: &EpisodeOptions,
-        traces: &mut [Trace],
-        out: &mut StepEpisodes,
-    ) -> Result<(), Failure> {
-        for attempt in 1..=self.parts.algorithm.repair().retries() {
-            let again = again(&specs, traces, attempt);
+        retries: u32,
+    ) -> Result<Settled, Failure> {
+        let mut before = self.stored_before(specs)?;
+        let mut out = Settled {
+            traces: self.episodes(specs.to_vec(), options)?,
+            ..Settled::default()
+        };
+        for attempt in 1.. {
+            let mut again = again(specs, &out.traces, attempt);
+            if attempt > retries {
+                again.retain(|(place, _)| before.contains(&out.traces[*place].episode));
+            }
             if again.is_empty() {
                 break;
             }
             let (places, retried): (Vec<usize>, Vec<EpisodeSpec>) = again.into_iter().unzip();
-            let results = self.episodes(retried.clone(), options)?;
-            for ((place, spec), trace) in places.into_iter().zip(retried).zip(results) {
+            before = self.stored_before(&retried)?;
+            let results = self.episodes(retried, options)?;
+            for (place, trace) in places.into_iter().zip(results) {
                 let went_well = !matches!(trace.end, EpisodeEnd::Failed { .. });
                 out.retried += 1;
                 out.recovered += usize::from(went_well);
-                specs[place] = spec;
-                let failed = std::mem::replace(&mut traces[place], trace);
+                let failed = std::mem::replace(&mut out.traces[place], trace);
                 let reason = "failed, run again".to_owned();
                 out.dropped.insert(failed.episode, reason);
             }
         }
-        Ok(())
+        Ok(out)
+    }
+
+    /// Of these episodes, those that an earlier session stored.
+    fn stored_before(&self, specs: &[EpisodeSpec]) -> Result<BTreeSet<EpisodeId>, Failure> {
+        let mut stored = BTreeSet::new();
+        for spec in specs.iter().filter(|_| self.resumed) {
+            if self
+                .parts
+                .store
+                .get(&spec.episode)
+                .map_err(Failure::system)?
+                .is_some()
+            {
+                stored.insert(spec.episode.clone());
+            }
+        }
+        Ok(stored)
     }
 }

@@ -2,9 +2,10 @@
 
 use super::Run;
 use crate::failure::Failure;
+use crate::health;
 use crate::record::{EpisodeStats, EvalRecord};
 use crate::schedule::eval_episodes;
-use sinew_rollout::EpisodeSpec;
+use sinew_rollout::{EpisodeSpec, again};
 use sinew_types::{EpisodeEnd, Trace};
 
 /// Purposes of the episodes that the run began with.
@@ -15,15 +16,28 @@ impl Run<'_> {
     /// The measurement that the run began with. A resumed run reads its episodes from the store. Where
     /// they are gone (a store in memory, a torn one) what was written down counts: the weights of now
     /// would measure something else.
-    pub(super) fn before(&mut self) -> Result<(Vec<Trace>, EpisodeStats), Failure> {
+    pub(super) fn first_measurement(&mut self) -> Result<(Vec<Trace>, EpisodeStats), Failure> {
         let written = self.written_before.take();
         if self.step > 0 {
             let (traces, all) = self.stored(BEFORE, self.recipe.eval.episodes_per_task)?;
-            let greedy = !self.recipe.eval_greedy() || self.stored(GREEDY_BEFORE, 1)?.1;
-            if !(all && greedy) {
-                let stats = written.map(|record| record.stats);
-                return Ok((traces, stats.ok_or_else(|| self.unmeasured())?));
+            let (greedy, greedy_all) = match self.recipe.eval_greedy() {
+                true => self.stored(GREEDY_BEFORE, 1)?,
+                false => (Vec::new(), true),
+            };
+            let written = written.map(|record| record.stats);
+            let new = written.is_none();
+            if !(all && greedy_all) {
+                let stats = written.ok_or_else(|| self.unmeasured())?;
+                self.say("before", &stats);
+                return Ok((traces, stats));
             }
+            let mut stats = EpisodeStats::of(&traces);
+            stats.greedy_success = (!greedy.is_empty()).then(|| EpisodeStats::of(&greedy).success);
+            match new {
+                true => self.measured("before", &stats)?,
+                false => self.say("before", &stats),
+            }
+            return Ok((traces, stats));
         }
         let before = self.evaluate(BEFORE, 0)?;
         self.refuse_hopeless(&before)?;
@@ -64,11 +78,30 @@ impl Run<'_> {
         let specs = self.specs(purpose, 0, episodes_per_task)?;
         let mut traces = Vec::with_capacity(specs.len());
         for spec in &specs {
-            let stored = self.parts.store.get(&spec.episode);
-            traces.extend(stored.map_err(Failure::system)?);
+            traces.extend(self.last_attempt(spec)?);
         }
         let all = traces.len() == specs.len();
         Ok((traces, all))
+    }
+
+    /// The stored episode, or that of its last attempt if the system failed it.
+    fn last_attempt(&self, spec: &EpisodeSpec) -> Result<Option<Trace>, Failure> {
+        let stored = |spec: &EpisodeSpec| self.parts.store.get(&spec.episode);
+        let mut last = stored(spec).map_err(Failure::system)?;
+        for attempt in 1.. {
+            let Some(trace) = &last else { break };
+            let next = again(
+                std::slice::from_ref(spec),
+                std::slice::from_ref(trace),
+                attempt,
+            );
+            let Some((_, next)) = next.first() else { break };
+            match stored(next).map_err(Failure::system)? {
+                Some(trace) => last = Some(trace),
+                None => break,
+            }
+        }
+        Ok(last)
     }
 
     fn specs(
@@ -113,7 +146,11 @@ impl Run<'_> {
 
     pub(super) fn evaluate(&mut self, purpose: &str, step: u64) -> Result<Vec<Trace>, Failure> {
         let eval = &self.recipe.eval;
-        self.held_out(purpose, step, eval.episodes_per_task, eval.temperature)
+        let traces = self.held_out(purpose, step, eval.episodes_per_task, eval.temperature)?;
+        if let Some(why) = failed_measurement(&traces) {
+            self.view.warn(&why);
+        }
+        Ok(traces)
     }
 
     /// Statistics of sampled held-out episodes, with the success of greedy ones beside them.
@@ -140,6 +177,7 @@ impl Run<'_> {
             stats: stats.clone(),
         };
         self.evals.append(&record).map_err(Failure::system)?;
+        self.measurements.push(record);
         self.say(when, stats);
         Ok(())
     }
@@ -169,6 +207,15 @@ impl Run<'_> {
         options.sampling.temperature = temperature;
         self.view
             .update(|s| s.phase = format!("evaluating ({purpose})"));
-        self.episodes(specs, &options)
+        Ok(self.settled(&specs, &options, 0)?.traces)
     }
+}
+
+/// Why a measurement says little: most of its episodes failed.
+pub(super) fn failed_measurement(traces: &[Trace]) -> Option<String> {
+    let stats = EpisodeStats::of(traces);
+    let (failed, all) = (stats.failed, stats.episodes);
+    let why = health::cause(traces).unwrap_or_default();
+    health::mostly_failed(&stats)
+        .then(|| format!("{failed} of {all} held-out episodes failed: {why}"))
 }

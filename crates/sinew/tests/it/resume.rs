@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 /// `recipes/tiny.toml` with a smaller model, `more` typed over it.
-fn recipe(dir: &Path, steps: u32, more: &[(&str, &str)]) -> PathBuf {
+pub(crate) fn recipe(dir: &Path, steps: u32, more: &[(&str, &str)]) -> PathBuf {
     let mut table: toml::Table = crate::small_tiny().parse().unwrap();
     let basics = format!(
         "model.d_model = 32\nmodel.heads = 2\nmodel.kv_heads = 1\nmodel.d_ff = 64\n\
@@ -33,20 +33,20 @@ fn recipe(dir: &Path, steps: u32, more: &[(&str, &str)]) -> PathBuf {
     path
 }
 
-fn train(recipe: &Path, run: &Path, more: &[&str]) -> Command {
+pub(crate) fn train(recipe: &Path, run: &Path, more: &[&str]) -> Command {
     let mut command = sinew();
     command.arg("train").arg(recipe).arg("--json").args(more);
     command.arg("--run-dir").arg(run);
     command
 }
 
-fn done(recipe: &Path, run: &Path, more: &[&str]) -> Value {
+pub(crate) fn done(recipe: &Path, run: &Path, more: &[&str]) -> Value {
     last_line(&train(recipe, run, more).output().unwrap())
 }
 
 /// What a run must end with: every file of the last checkpoint that training made, and what was
 /// measured. Wall times differ.
-fn end(run: &Path, last: &Value) -> (Vec<(String, Vec<u8>)>, Value) {
+pub(crate) fn end(run: &Path, last: &Value) -> (Vec<(String, Vec<u8>)>, Value) {
     let latest = std::fs::read_to_string(run.join("checkpoints/LATEST")).unwrap();
     let folder = run.join("checkpoints").join(latest.trim());
     let mut files: Vec<(String, Vec<u8>)> = std::fs::read_dir(folder)
@@ -64,7 +64,11 @@ fn end(run: &Path, last: &Value) -> (Vec<(String, Vec<u8>)>, Value) {
     (files, measured)
 }
 
-fn same(what: &str, a: &(Vec<(String, Vec<u8>)>, Value), b: &(Vec<(String, Vec<u8>)>, Value)) {
+pub(crate) fn same(
+    what: &str,
+    a: &(Vec<(String, Vec<u8>)>, Value),
+    b: &(Vec<(String, Vec<u8>)>, Value),
+) {
     assert_eq!(a.1, b.1, "{what}");
     assert!(a.0.len() > 1, "{what}: weights and optimizer");
     for (a, b) in a.0.iter().zip(&b.0) {

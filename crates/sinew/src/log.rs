@@ -1,0 +1,81 @@
+//! Lines for standard error that may come while a live view is drawn there: they go above it.
+
+use std::io::Write;
+use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
+use std::sync::{Mutex, PoisonError};
+
+/// Lines that wait for the next drawing. More than these go to the terminal at once.
+const WAITING: usize = 256;
+
+/// Where lines go while a view is drawn.
+static VIEW: Mutex<Option<SyncSender<String>>> = Mutex::new(None);
+
+/// From here on lines come out of the receiver; those that nobody takes are lost with it.
+pub(crate) fn divert() -> Receiver<String> {
+    let (sender, receiver) = sync_channel(WAITING);
+    *VIEW.lock().unwrap_or_else(PoisonError::into_inner) = Some(sender);
+    receiver
+}
+
+/// From here on lines go to standard error again.
+pub(crate) fn undivert() {
+    *VIEW.lock().unwrap_or_else(PoisonError::into_inner) = None;
+}
+
+/// Writes a line, or several.
+pub(crate) fn say(text: &str) {
+    let view = VIEW.lock().unwrap_or_else(PoisonError::into_inner);
+    let text = match view.as_ref().map(|v| v.try_send(text.to_owned())) {
+        Some(Ok(())) => return,
+        Some(Err(TrySendError::Full(text) | TrySendError::Disconnected(text))) => text,
+        None => text.to_owned(),
+    };
+    let _ = writeln!(std::io::stderr(), "{text}");
+}
+
+/// One event of a log, handed on as a whole.
+#[derive(Debug, Default)]
+pub(crate) struct Event(Vec<u8>);
+
+/// For `tracing`, which asks for one for each event.
+pub(crate) fn writer() -> Event {
+    Event::default()
+}
+
+impl Write for Event {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        if !self.0.is_empty() {
+            say(String::from_utf8_lossy(&self.0).trim_end());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_go_to_the_view_while_there_is_one() {
+        let lines = divert();
+        let mut event = writer();
+        event.write_all(b"first ").unwrap();
+        event.write_all(b"line\n").unwrap();
+        drop(event);
+        say("second");
+        undivert();
+        say("after the view");
+        let seen: Vec<String> = lines.try_iter().collect();
+        assert_eq!(seen, ["first line", "second"]);
+    }
+}
