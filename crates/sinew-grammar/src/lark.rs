@@ -129,6 +129,14 @@ fn tool_rules(
             format!("start: opened{more}\n")
         }
     };
+    let start = match &tools.answer {
+        None => start,
+        Some(answer) => {
+            let schema = schema_of(answer, space)?;
+            let _ = writeln!(rules, "answer: %json {schema}");
+            format!("{} | answer\n", start.trim_end())
+        }
+    };
     let names: Vec<String> = (0..tools.calls.len()).map(|i| format!("c{i}")).collect();
     let _ = writeln!(rules, "tail: {}", names.join(" | "));
     for (name, call) in names.iter().zip(&tools.calls) {

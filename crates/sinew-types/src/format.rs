@@ -71,6 +71,9 @@ pub struct ToolGrammar {
     pub need: ToolNeed,
     /// Whether more calls may follow the first.
     pub parallel: bool,
+    /// JSON Schema of what may come in place of the calls, if calls are needed but for it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub answer: Option<String>,
 }
 
 /// One tool in the model's notation: `begin`, arguments that the schema accepts, `end`.
@@ -134,7 +137,8 @@ impl Grammar {
             Self::Choice { texts } => texts.iter().map(String::len).sum(),
             Self::Tools(tools) => {
                 let tag = |t: &ToolTag| t.begin.len() + t.schema.len() + t.end.len();
-                tools.trigger.len() + tools.calls.iter().map(tag).sum::<usize>()
+                let answer = tools.answer.as_ref().map_or(0, String::len);
+                tools.trigger.len() + answer + tools.calls.iter().map(tag).sum::<usize>()
             }
         }
     }
@@ -179,6 +183,11 @@ impl Format {
                 }
                 if tools.trigger.is_empty() {
                     return Err(invalid("trigger", "", "the text that opens a call"));
+                }
+                if tools.need == ToolNeed::Auto
+                    && let Some(answer) = &tools.answer
+                {
+                    return Err(invalid("answer", answer, "none, where any text may come"));
                 }
                 let stray = |t: &&ToolTag| !t.begin.starts_with(&tools.trigger);
                 match tools.calls.iter().find(stray) {
@@ -353,6 +362,7 @@ mod tests {
             calls,
             need: ToolNeed::Auto,
             parallel: true,
+            answer: None,
         };
         let many = vec!["a".to_owned(); MAX_FORMAT_ITEMS + 1];
         let large = "x".repeat(MAX_FORMAT_BYTES + 1);

@@ -41,6 +41,7 @@ pub(crate) fn tools(need: ToolNeed, parallel: bool) -> Arc<Format> {
         calls: vec![call("weather", city), call("add", sum)],
         need,
         parallel,
+        answer: None,
     }))
 }
 
