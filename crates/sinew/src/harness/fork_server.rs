@@ -80,7 +80,7 @@ impl ForkServer {
             let result = sandbox.exec_with(request, ExecOptions::default()).await;
             let why = match result {
                 Ok(r) => format!(
-                    "ended: {:?}: {}",
+                    "ended: {}: {}",
                     r.ending,
                     tail(&String::from_utf8_lossy(&r.stderr))
                 ),

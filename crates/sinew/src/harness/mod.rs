@@ -392,7 +392,7 @@ fn failure(ended: &Ended, trace: &Trace) -> Option<String> {
         Ending::Exited { code: 0 } | Ending::Timeout => None,
         _ if cut => None,
         Ending::Exited { code } => Some(format!("exit code {code}")),
-        other => Some(format!("{other:?}")),
+        other => Some(other.to_string()),
     };
     let sampled = trace.sampled_tokens() > 0;
     match why {
@@ -401,7 +401,7 @@ fn failure(ended: &Ended, trace: &Trace) -> Option<String> {
             tail(&ended.stderr)
         )),
         None if !sampled => Some(format!(
-            "the program ended without an answer of the model ({:?}): {}",
+            "the program ended without an answer of the model ({}): {}",
             ended.ending,
             tail(&ended.stderr)
         )),

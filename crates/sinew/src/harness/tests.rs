@@ -72,11 +72,14 @@ fn bad_ends_are_failures_and_limits_are_not() {
         why.contains("exit code 1") && why.contains("ValueError: bad"),
         "{why}"
     );
-    assert!(failure(&ended(Ending::OutOfMemory, ""), &said).is_some());
+    let killed = failure(&ended(Ending::Signalled { signal: 9 }, ""), &said).unwrap();
+    assert!(killed.contains("(signalled 9)"), "{killed}");
+    let memory = failure(&ended(Ending::OutOfMemory, ""), &said).unwrap();
+    assert!(memory.contains("(out_of_memory)"), "{memory}");
+    let silent = failure(&good, &trace(&[])).unwrap();
     assert!(
-        failure(&good, &trace(&[]))
-            .unwrap()
-            .contains("without an answer")
+        silent.contains("without an answer of the model (exited 0)"),
+        "{silent}"
     );
     assert_eq!(failure(&ended(Ending::Timeout, ""), &said), None);
     let mut cut = said;
