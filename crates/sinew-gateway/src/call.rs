@@ -1,15 +1,21 @@
 //! One call of the model: from the body of a request to a flight.
 
+use crate::dialect::anthropic::parse_count;
+use crate::dialect::fields::Notes;
+use crate::dialect::format::FormatAsk;
 use crate::dialect::{AnswerContext, Dialect, ModelRequest, ToolChoice};
 use crate::error::{ApiError, NEEDS_ALL};
 use crate::flight::{self, Flight, Subscription, Work};
 use crate::gateway::{Gateway, Retry, Rollout, unix_s};
+use crate::hold;
 use crate::repeated::{Scan, Seen};
 use crate::session::{Ask, Key, Prompt, Session, StateId, head_key};
 use crate::stats::Counters;
 use crate::turn::{TurnOptions, call_end, forced_opening};
 use sinew_render::{ToolCallFormat, TurnFormat};
-use sinew_types::{EpisodeId, GenerateRequest, RequestId, Role, SamplingParams, TokenId};
+use sinew_types::{
+    EpisodeId, Format, GenerateRequest, Grammar, RequestId, Role, SamplingParams, TokenId, ToolNeed,
+};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use tokio::sync::OwnedSemaphorePermit;
@@ -84,12 +90,13 @@ impl Gateway {
             return Ok(Subscription::new(&flight));
         }
         self.is_open()?;
+        let notes = || Notes::new(self.inner.config.strict_fields).with_answers(&rollout.kept);
         let repeat = |head| {
             let scan = scan.as_ref()?;
             Some(Repeat { body, scan, head })
         };
         if let Some((seen, rest)) = scan.as_ref().and_then(|s| s.cut.as_ref())
-            && let Ok(mut request) = dialect.parse(rest)
+            && let Ok(mut request) = dialect.parse(rest, &notes())
             && grown(rollout, seen, &mut request)
         {
             match self.begin(rollout, request, key, repeat(seen.head), Some(seen.state)) {
@@ -101,7 +108,7 @@ impl Gateway {
                 }
             }
         }
-        let request = dialect.parse(body)?;
+        let request = dialect.parse(body, &notes())?;
         let repeat = match &request.prompt {
             Prompt::Messages(messages) if may_grow(&request) => {
                 repeat(head_key(&request.tools, &messages[..request.head]))
@@ -122,26 +129,33 @@ impl Gateway {
         rollout.kept.restore(&mut request)?;
         self.check_choices(request.n)?;
         let permit = self.permit()?;
-        let mut format = self.turn_format(&request)?;
-        let opening = self.opening(&request)?;
+        let (mut format, held) = self.formats(&mut request)?;
+        let opening = match &held {
+            // What must come is a part of the format.
+            Some(_) => String::new(),
+            None => self.opening(&request)?,
+        };
         let ask = Ask {
             prompt: &request.prompt,
             known,
             tools: &request.tools,
             opening: &opening,
             choices: request.n,
+            ignored: &request.ignored,
         };
         let mut session = rollout.session();
         let begun = session.begin(self.inner.parts.renderer.as_ref(), &ask, unix_s())?;
         if let Some(Repeat { body, scan, head }) = repeat {
             session.remember(begun.call, body, scan, head);
         }
-        let sampling = self.sampling(&session, &request, begun.room, format.calls.as_ref());
+        let mut sampling = self.sampling(&session, &request, begun.room, format.calls.as_ref());
+        sampling.format = held.as_ref().map(|h| Arc::clone(&h.format));
         let seed = |i| session.seed(begun.call, i, request.sampling.seed);
         let seeds: Vec<u64> = (0..request.n).map(seed).collect();
         let id = call_id(session.id(), begun.call);
         drop(session);
         self.inner.counters.joined(begun.join);
+        self.inner.counters.ignored(&request.ignored);
         if begun.join.diverges() {
             tracing::debug!(join = ?begun.join, call = id, "a client's history is not the captured one");
         }
@@ -155,12 +169,7 @@ impl Gateway {
             opening,
             call_prefix: format!("call_{}", call_tag(&id)),
         };
-        let context = AnswerContext {
-            id,
-            created_s: unix_s() as u64,
-            request: Arc::new(request),
-            renderer: Arc::clone(&self.inner.parts.renderer),
-        };
+        let context = self.context(id, request, &begun.prompt);
         let deadline = Instant::now() + self.inner.config.server.call_timeout;
         let flight = Flight::new(context, deadline);
         let subscription = Subscription::new(&flight);
@@ -174,10 +183,38 @@ impl Gateway {
             call: begun.call,
             requests: self.requests(begun.prompt, &sampling, &seeds),
             temperature: sampling.policy_temperature(),
+            format_path: held.map(|h| h.path),
             turn,
         };
         tokio::spawn(flight::drive(work, flight, permit));
         Ok(subscription)
+    }
+
+    /// What to look for in the turn, and what to hold it to.
+    fn formats(
+        &self,
+        request: &mut ModelRequest,
+    ) -> Result<(TurnFormat, Option<FormatAsk>), ApiError> {
+        let mut format = self.turn_format(request)?;
+        let held = hold::held(request, format.calls.as_ref())?;
+        if held.as_ref().is_some_and(|h| !may_think(&h.format)) {
+            format.reasoning = None;
+        }
+        Ok((format, held))
+    }
+
+    fn context(&self, id: String, request: ModelRequest, prompt: &[TokenId]) -> AnswerContext {
+        let prompt_ids = match request.return_token_ids {
+            true => prompt.to_vec(),
+            false => Vec::new(),
+        };
+        AnswerContext {
+            id,
+            created_s: unix_s() as u64,
+            request: Arc::new(request),
+            renderer: Arc::clone(&self.inner.parts.renderer),
+            prompt_ids,
+        }
     }
 
     fn check_choices(&self, n: u32) -> Result<(), ApiError> {
@@ -218,11 +255,12 @@ impl Gateway {
         Ok(format)
     }
 
-    /// Tokens that a conversation has when it is rendered as a whole.
+    /// Tokens that the conversation in a body has when it is rendered as a whole.
     ///
     /// # Errors
-    /// If it cannot be rendered.
-    pub(crate) fn count_tokens(&self, request: &ModelRequest) -> Result<usize, ApiError> {
+    /// If the body is wrong or cannot be rendered.
+    pub(crate) fn count_tokens(&self, body: &[u8]) -> Result<usize, ApiError> {
+        let request = parse_count(body, self.inner.config.strict_fields)?;
         let tools: &[_] = match request.tool_choice {
             ToolChoice::None => &[],
             _ => &request.tools,
@@ -334,6 +372,11 @@ impl Gateway {
         );
         requests
     }
+}
+
+/// Whether an output of this format may begin with thoughts.
+fn may_think(format: &Format) -> bool {
+    matches!(&format.grammar, Grammar::Tools(tools) if tools.need == ToolNeed::Auto)
 }
 
 /// What answers are told apart by; dialects put their own prefix before it.

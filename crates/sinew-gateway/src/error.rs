@@ -184,7 +184,7 @@ impl From<EngineError> for ApiError {
                 };
                 Self::invalid(param, message)
             }
-            EngineError::Format(_) => Self::invalid("response_format", message),
+            EngineError::Format(_) => Self::server("format_failed", message),
             EngineError::Stopped(_) => Self::overloaded("engine_stopped", message),
             EngineError::Weights(_) | EngineError::Failed(_) => {
                 Self::server("engine_failed", message)

@@ -13,7 +13,8 @@ use crate::session::SampledTurn;
 use crate::stats::Counters;
 use crate::turn::{TurnOptions, TurnReader};
 use sinew_types::{
-    Engine, EngineEvent, EventSink, FinishReason, GenerateRequest, RequestId, SampledToken, TokenId,
+    Engine, EngineError, EngineEvent, EventSink, FinishReason, GenerateRequest, RequestId,
+    SampledToken, TokenId,
 };
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -188,6 +189,8 @@ pub(crate) struct Work {
     pub(crate) requests: Vec<GenerateRequest>,
     /// Of the policy that samples them.
     pub(crate) temperature: f32,
+    /// The field that asks for the format of the output, if one does.
+    pub(crate) format_path: Option<String>,
     pub(crate) turn: TurnOptions,
 }
 
@@ -287,13 +290,6 @@ impl Driver {
         let _room = self.room(prompt).await?;
         // It is set here alone.
         let _ = self.flight.submitted.set(Instant::now());
-        let prompt_ids = match (
-            self.flight.context.request.return_token_ids,
-            requests.first(),
-        ) {
-            (true, Some(request)) => request.prompt.clone(),
-            _ => Vec::new(),
-        };
         // Each event has at least one token or is the last one of its request, so that the
         // engine's thread never finds the queue full.
         let room = |r: &GenerateRequest| r.sampling.max_tokens as usize + 2;
@@ -304,7 +300,7 @@ impl Driver {
         for request in requests {
             let sink = sink(sender.clone(), Arc::clone(&overflow), stream);
             if let Err(error) = self.work.engine.submit(request, sink) {
-                self.stop(error.into());
+                self.stop(self.refused(error));
                 break;
             }
             submitted += 1;
@@ -333,8 +329,18 @@ impl Driver {
                 cached_tokens: self.cached,
                 completion_tokens: sampled as u32,
             },
-            prompt_ids,
         }))
+    }
+
+    /// What is told of a request that the engine does not take.
+    fn refused(&self, error: EngineError) -> ApiError {
+        match (error, &self.work.format_path) {
+            (EngineError::Format(why), Some(path)) => ApiError {
+                code: "invalid_format",
+                ..ApiError::invalid(path.as_str(), format!("{path}: {why}"))
+            },
+            (error, _) => error.into(),
+        }
     }
 
     /// Waits at the gate, if there is one; nothing is sampled yet.

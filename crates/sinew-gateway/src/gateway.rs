@@ -38,6 +38,8 @@ pub struct GatewayConfig {
     pub journal: Option<Arc<Journal>>,
     /// How the model writes tool calls and reasoning.
     pub format: TurnFormat,
+    /// Fields of requests without effect are refused, not counted.
+    pub strict_fields: bool,
 }
 
 impl Default for GatewayConfig {
@@ -55,6 +57,7 @@ impl Default for GatewayConfig {
                     opened_by_prompt: false,
                 }),
             },
+            strict_fields: false,
         }
     }
 }
@@ -99,7 +102,7 @@ pub(crate) struct Rollout {
     journal: Option<Arc<Journal>>,
     flights: Mutex<Flights>,
     idle: Notify,
-    pub(crate) kept: Kept,
+    pub(crate) kept: Arc<Kept>,
 }
 
 #[derive(Debug, Default)]
@@ -169,7 +172,7 @@ impl Rollout {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Retry<'a> {
     pub(crate) path: &'a str,
-    /// The client's own key of the request; `None`: its body is its key.
+    /// The client's own key of the request: with it, equal bodies are told apart.
     pub(crate) idempotency: Option<&'a str>,
     /// The client says that it has sent it before.
     pub(crate) again: bool,
@@ -181,10 +184,14 @@ impl Retry<'_> {
         let mut hasher = blake3::Hasher::new();
         hasher.update(&(self.path.len() as u64).to_le_bytes());
         hasher.update(self.path.as_bytes());
-        match (self.idempotency, scan) {
-            (Some(key), _) => hasher.update(b"key").update(key.as_bytes()),
-            (None, Some(scan)) => hasher.update(b"scan").update(&scan.body_key(body)),
-            (None, None) => hasher.update(b"body").update(body),
+        let key = self.idempotency.unwrap_or_default();
+        hasher.update(&[u8::from(self.idempotency.is_some())]);
+        hasher.update(&(key.len() as u64).to_le_bytes());
+        hasher.update(key.as_bytes());
+        // Whatever a client's key says, another body is another request.
+        match scan {
+            Some(scan) => hasher.update(b"scan").update(&scan.body_key(body)),
+            None => hasher.update(b"body").update(body),
         };
         *hasher.finalize().as_bytes()
     }
@@ -343,6 +350,9 @@ impl Gateway {
     /// If the gateway does not listen yet, has no room, or a field of `spec` is wrong or its id
     /// taken.
     pub fn open_rollout(&self, spec: RolloutSpec) -> Result<Credentials, ApiError> {
+        if let Some(id) = &spec.id {
+            self.is_new(id, self.stored_now(id)?)?;
+        }
         // What follows is later in the journal: once that is durable, so is this.
         self.open_with(spec).map(|(credentials, _)| credentials)
     }
@@ -350,6 +360,10 @@ impl Gateway {
     /// [`Gateway::open_rollout`] for somebody who outlives this process: the journal has it on
     /// disk. After an error nothing is open.
     pub(crate) async fn open_durably(&self, spec: RolloutSpec) -> Result<Credentials, ApiError> {
+        if let Some(id) = spec.id.clone() {
+            let stored = self.stored(&id).await?;
+            self.is_new(&id, stored)?;
+        }
         let (credentials, receipt) = self.open_with(spec)?;
         if let Some(receipt) = receipt
             && let Err(error) = receipt.wait().await
@@ -362,6 +376,14 @@ impl Gateway {
             return Err(error);
         }
         Ok(credentials)
+    }
+
+    /// That no finished rollout has this id: its trace would be taken for the new one's.
+    fn is_new(&self, id: &EpisodeId, stored: Option<Trace>) -> Result<(), ApiError> {
+        match stored {
+            None => Ok(()),
+            Some(_) => Err(taken(id)),
+        }
     }
 
     fn open_with(&self, spec: RolloutSpec) -> Result<(Credentials, Option<Receipt>), ApiError> {
@@ -421,7 +443,7 @@ impl Gateway {
             journal,
             flights: Mutex::default(),
             idle: Notify::new(),
-            kept,
+            kept: Arc::new(kept),
         })
     }
 
@@ -546,6 +568,14 @@ impl Gateway {
         blocking(move || store.get(&id).map_err(ApiError::from)).await
     }
 
+    /// [`Gateway::stored`] on this thread.
+    fn stored_now(&self, id: &EpisodeId) -> Result<Option<Trace>, ApiError> {
+        match &self.inner.parts.store {
+            Some(store) => Ok(store.get(id)?),
+            None => Ok(None),
+        }
+    }
+
     /// Ends a rollout: running calls are aborted, the trace is checked, committed to the store
     /// if there is one, and given. `end: None` lets the rollout say how it ended: by a limit
     /// it ran into, or else because its task did. Finishing twice gives the stored trace.
@@ -572,10 +602,11 @@ impl Gateway {
             Some(store) => {
                 blocking(move || match store.commit(&trace)? {
                     Committed::New => Ok(trace),
-                    Committed::Duplicate => {
-                        let stored = store.get(&trace.episode)?;
-                        Ok(stored.unwrap_or(trace))
-                    }
+                    // Finishing was tried before, and came as far as this.
+                    Committed::Duplicate => match store.get(&trace.episode)? {
+                        Some(stored) if stored.nodes == trace.nodes => Ok(stored),
+                        _ => Err(taken(&trace.episode)),
+                    },
                 })
                 .await?
             }
@@ -657,12 +688,21 @@ impl Gateway {
     }
 }
 
+/// A stored trace has this id.
+fn taken(id: &EpisodeId) -> ApiError {
+    let why = format!("a finished rollout has the id {id}: choose another one, or leave it out");
+    ApiError::conflict("rollout_exists", why)
+}
+
 fn checked_id(id: EpisodeId) -> Result<EpisodeId, ApiError> {
     let fits = |b: u8| b.is_ascii_alphanumeric() || b"._-".contains(&b);
     let text = id.as_str();
-    if text.is_empty() || text.len() > MAX_ID_BYTES || !text.bytes().all(fits) {
+    // `.` and `..` are steps in an address, not names.
+    let steps = text.bytes().all(|b| b == b'.');
+    if steps || text.len() > MAX_ID_BYTES || !text.bytes().all(fits) {
         let why = format!(
-            "id {text:?}: allowed are 1 to {MAX_ID_BYTES} letters, digits, `.`, `_` and `-`"
+            "id {text:?}: allowed are 1 to {MAX_ID_BYTES} letters, digits, `.`, `_` and `-`, and \
+             not dots alone"
         );
         return Err(ApiError::invalid("id", why));
     }

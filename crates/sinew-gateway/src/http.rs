@@ -1,9 +1,9 @@
 //! Routes, authorization, bodies and streams.
 
-use crate::dialect::anthropic::{Messages, parse_count};
+use crate::dialect::anthropic::Messages;
 use crate::dialect::chat::Chat;
 use crate::dialect::completions::Completions;
-use crate::dialect::fields::Fields;
+use crate::dialect::fields::{Fields, Notes};
 use crate::dialect::responses::Responses;
 use crate::dialect::{Dialect, EventWriter, openai_error};
 use crate::error::ApiError;
@@ -60,13 +60,15 @@ enum Route<'a> {
     Reward(&'a str),
     Finish(&'a str),
     Models(&'a str),
+    OneModel(&'a str, String),
     Model(&'a str, &'static dyn Dialect),
     CountTokens(&'a str),
 }
 
 impl<'a> Route<'a> {
     fn of(path: &'a str) -> Option<Self> {
-        let segments: Vec<&str> = path.trim_start_matches('/').split('/').collect();
+        // As clients put addresses together, a slash may be doubled or left at the end.
+        let segments: Vec<&str> = path.split('/').filter(|s| !s.is_empty()).collect();
         Some(match segments.as_slice() {
             ["health"] => Self::Health,
             ["metrics"] => Self::Metrics,
@@ -75,6 +77,7 @@ impl<'a> Route<'a> {
             ["rollouts", id, "reward"] => Self::Reward(id),
             ["rollouts", id, "finish"] => Self::Finish(id),
             ["r", id, "v1", "models"] => Self::Models(id),
+            ["r", id, "v1", "models", name @ ..] => Self::OneModel(id, name.join("/")),
             ["r", id, "v1", "messages", "count_tokens"]
             | ["r", id, "v1", "v1", "messages", "count_tokens"] => Self::CountTokens(id),
             ["r", id, "v1", rest @ ..] => Self::Model(id, dialect(rest)?),
@@ -84,7 +87,11 @@ impl<'a> Route<'a> {
 
     fn methods(&self) -> &'static [&'static str] {
         match self {
-            Self::Health | Self::Metrics | Self::Rollout(_) | Self::Models(_) => &["GET"],
+            Self::Health
+            | Self::Metrics
+            | Self::Rollout(_)
+            | Self::Models(_)
+            | Self::OneModel(..) => &["GET"],
             Self::Rollouts => &["GET", "POST"],
             _ => &["POST"],
         }
@@ -167,14 +174,21 @@ impl Service {
             let limit = self.gateway.config().server.max_body_bytes;
             let bytes = self.read(&head.headers, body, limit).await.map_err(told)?;
             let gateway = self.gateway.clone();
-            let count = move |body: &[u8]| gateway.count_tokens(&parse_count(body)?);
+            let count = move |body: &[u8]| gateway.count_tokens(body);
             let tokens = reading(bytes, count).await.map_err(told)?;
             let value = json!({"input_tokens": tokens});
             return Ok(json_response(StatusCode::OK, &value));
         }
         if let Route::Models(id) = route {
             self.gateway.authorize(id, key).map_err(plain)?;
-            return Ok(self.models());
+            let list = json!([model(&self.gateway.config().model)]);
+            let value = json!({"object": "list", "data": list});
+            return Ok(json_response(StatusCode::OK, &value));
+        }
+        if let Route::OneModel(id, name) = &route {
+            // Any name is taken, and answers repeat it.
+            self.gateway.authorize(id, key).map_err(plain)?;
+            return Ok(json_response(StatusCode::OK, &model(name)));
         }
         self.control(route, key, &head, body).await.map_err(plain)
     }
@@ -238,16 +252,6 @@ impl Service {
         Ok(response)
     }
 
-    fn models(&self) -> Response<ResponseBody> {
-        let model = json!({
-            "id": self.gateway.config().model,
-            "object": "model",
-            "created": 0,
-            "owned_by": "sinew",
-        });
-        json_response(StatusCode::OK, &json!({"object": "list", "data": [model]}))
-    }
-
     fn metrics(&self) -> Response<ResponseBody> {
         let engine = self.gateway.engine_status();
         let text = self.gateway.stats().prometheus(&engine);
@@ -308,9 +312,11 @@ impl Service {
             }
             Route::Finish(id) => self.finish(&EpisodeId::new(id), &bytes).await,
             Route::Metrics => Ok(self.metrics()),
-            Route::Health | Route::Models(_) | Route::Model(..) | Route::CountTokens(_) => {
-                Err(ApiError::not_found("not a path of the control API"))
-            }
+            Route::Health
+            | Route::Models(_)
+            | Route::OneModel(..)
+            | Route::Model(..)
+            | Route::CountTokens(_) => Err(ApiError::not_found("not a path of the control API")),
         }
     }
 
@@ -332,6 +338,7 @@ impl Service {
             "sampled_tokens": trace.sampled_tokens(),
             "branches": trace.leaves().len(),
             "metrics": trace.outcome.metrics,
+            "ignored_fields": trace.ignored,
         });
         Ok(json_response(StatusCode::OK, &body))
     }
@@ -403,10 +410,19 @@ async fn reading<T: Send + 'static>(
     done.unwrap_or_else(|e| Err(ApiError::server("call_failed", e.to_string())))
 }
 
+/// A model, as OpenAI's clients list it.
+fn model(name: &str) -> Value {
+    json!({"id": name, "object": "model", "created": 0, "owned_by": "sinew"})
+}
+
 /// The secret of a request, as OpenAI's or as Anthropic's clients send it.
 fn bearer(headers: &HeaderMap) -> Option<&str> {
     let text = |name: &HeaderName| headers.get(name).and_then(|v| v.to_str().ok());
-    let authorization = text(&AUTHORIZATION).and_then(|v| v.strip_prefix("Bearer "));
+    let authorization = text(&AUTHORIZATION).and_then(|value| {
+        let (scheme, key) = value.split_once(' ')?;
+        let bearer = scheme.eq_ignore_ascii_case("bearer");
+        bearer.then(|| key.trim_start())
+    });
     authorization.or_else(|| text(&HeaderName::from_static("x-api-key")))
 }
 
@@ -426,7 +442,7 @@ fn retry_of<'a>(headers: &'a HeaderMap, path: &'a str) -> Retry<'a> {
 fn parse_control<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
     let bytes = if bytes.is_empty() { b"{}" } else { bytes };
     // Syntax first, so that its errors are told apart from wrong fields.
-    Fields::parse(bytes)?;
+    Fields::parse(bytes, &Notes::new(true))?;
     let mut reader = serde_json::Deserializer::from_slice(bytes);
     serde_path_to_error::deserialize(&mut reader).map_err(|e| {
         let path = e.path().to_string();

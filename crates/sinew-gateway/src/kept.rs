@@ -83,6 +83,11 @@ impl Kept {
         self.answers().by_id.contains_key(id)
     }
 
+    /// What the model said in an answer.
+    pub(crate) fn said(&self, id: &str) -> Option<Message> {
+        self.answers().by_id.get(id)?.added.last().cloned()
+    }
+
     /// Puts the conversation that a request continues before its messages.
     ///
     /// # Errors

@@ -13,7 +13,7 @@
 //!   the store before the caller is told.
 //! - A rollout's key opens that rollout's model and nothing else; the control API has a secret
 //!   of its own.
-//! - Unknown request fields are refused by name. Sizes, times, queues and counts are bounded.
+//! - Fields of requests without effect are counted by name, or refused. Sizes, times, queues and counts are bounded.
 
 mod bytes_chat;
 mod call;
@@ -22,6 +22,7 @@ mod error;
 mod flight;
 mod gate;
 mod gateway;
+mod hold;
 mod http;
 mod journal;
 mod kept;

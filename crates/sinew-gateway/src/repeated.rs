@@ -377,7 +377,12 @@ mod tests {
     }
 
     fn messages(dialect: &dyn Dialect, body: &Value) -> Option<Vec<Message>> {
-        let request = dialect.parse(body.to_string().as_bytes()).ok()?;
+        let request = dialect
+            .parse(
+                body.to_string().as_bytes(),
+                &crate::dialect::fields::Notes::new(true),
+            )
+            .ok()?;
         match request.prompt {
             Prompt::Messages(messages) => Some(messages[request.head..].to_vec()),
             _ => None,

@@ -1,11 +1,14 @@
 //! What a gateway has counted: as JSON in `GET /health`, as Prometheus' text in `GET /metrics`.
 
+use crate::dialect::Ignored;
+use crate::dialect::fields::count_ignored;
 use crate::session::Join;
 use serde::Serialize;
 use sinew_types::EngineStatus;
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 /// Share of calls with a rewritten history that is worth an alarm, and calls that it takes.
 const ALARM_RATE: f64 = 0.05;
@@ -41,6 +44,8 @@ pub struct GatewayStats {
     pub stored_tokens: u64,
     /// Traces that were not proven; their rollouts stay.
     pub unproven: u64,
+    /// Fields of requests that were accepted without effect, by path.
+    pub ignored_fields: Ignored,
 }
 
 #[derive(Debug, Default)]
@@ -56,6 +61,7 @@ pub(crate) struct Counters {
     pub(crate) sampled_tokens: AtomicU64,
     pub(crate) stored_tokens: AtomicU64,
     pub(crate) unproven: AtomicU64,
+    ignored: Mutex<Ignored>,
     alarmed: AtomicBool,
 }
 
@@ -68,6 +74,24 @@ impl Counters {
         Self::add(&self.calls, 1);
         if let Some(index) = Join::ALL.iter().position(|j| *j == join) {
             Self::add(&self.joins[index], 1);
+        }
+    }
+
+    /// Counts fields without effect, and says of each once that it has none.
+    pub(crate) fn ignored(&self, fields: &Ignored) {
+        if fields.is_empty() {
+            return;
+        }
+        let mut all = self.ignored.lock().unwrap_or_else(PoisonError::into_inner);
+        for (path, count) in fields {
+            let known = all.len();
+            count_ignored(&mut all, path, *count);
+            if all.len() > known {
+                tracing::warn!(
+                    "requests have the field {path:?}, which has no effect here: see ignored_fields \
+                     of GET /rollouts/ID; --strict-fields refuses such requests"
+                );
+            }
         }
     }
 
@@ -87,6 +111,11 @@ impl Counters {
             sampled_tokens: load(&self.sampled_tokens),
             stored_tokens: load(&self.stored_tokens),
             unproven: load(&self.unproven),
+            ignored_fields: self
+                .ignored
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .clone(),
             ..GatewayStats::default()
         }
     }
@@ -142,12 +171,13 @@ impl GatewayStats {
         out
     }
 
-    fn counters(&self, engine: &EngineStatus) -> [(&'static str, u64, &'static str); 11] {
+    fn counters(&self, engine: &EngineStatus) -> [(&'static str, u64, &'static str); 12] {
         let retries = "Repeated requests answered by the call they repeat";
         let known = "Calls whose known messages were not read again";
         let gone = "Calls aborted as nobody waited any more";
         let stored = "Sampled tokens in stored traces";
         let engines = "Tokens that the engine sampled, for anyone";
+        let without = "Fields of requests accepted without effect";
         [
             ("rollouts_opened_total", self.opened, "Rollouts opened"),
             ("rollouts_finished_total", self.finished, "Rollouts stored"),
@@ -166,6 +196,11 @@ impl GatewayStats {
                 "traces_unproven_total",
                 self.unproven,
                 "Traces that were not proven",
+            ),
+            (
+                "ignored_fields_total",
+                self.ignored_fields.values().sum(),
+                without,
             ),
             (
                 "engine_sampled_tokens_total",

@@ -78,6 +78,16 @@ pub fn forced_opening(format: &ToolCallFormat, tool: Option<&str>) -> Option<Str
     })
 }
 
+/// Text with which every call begins, and what follows the arguments of one; `None` if the arguments of a
+/// call are not JSON between two texts.
+pub fn call_marks(format: &ToolCallFormat) -> Option<(&'static str, &'static str)> {
+    match format {
+        ToolCallFormat::Hermes => Some(("<tool_call>", "}\n</tool_call>")),
+        ToolCallFormat::SmolLm => Some(("<tool_call>", "}]</tool_call>")),
+        _ => None,
+    }
+}
+
 /// Text after which a model has made one call; `None` if calls of the format may go on there.
 pub fn call_end(format: &ToolCallFormat) -> Option<String> {
     match format {

@@ -77,6 +77,15 @@ pub(crate) struct ServeArgs {
     /// Tokens of key-value memory of the embedded engine
     #[arg(long, default_value_t = 16_384, value_parser = crate::at_least_one, conflicts_with = "sandbox_only")]
     kv_tokens: usize,
+    /// Seconds after which a rollout that nobody calls is ended
+    #[arg(long, default_value_t = 3600, value_parser = clap::value_parser!(u64).range(1..=2_592_000), conflicts_with = "sandbox_only")]
+    rollout_ttl_s: u64,
+    /// Most open rollouts
+    #[arg(long, default_value_t = 16_384, value_parser = crate::at_least_one, conflicts_with = "sandbox_only")]
+    max_rollouts: usize,
+    /// Refuse requests with a field that has no effect; without it, such fields are counted and reported
+    #[arg(long, conflicts_with = "sandbox_only")]
+    strict_fields: bool,
     /// TOML file with a `[pool]` table: take finished trajectories of outside systems, see docs/pool.md
     #[arg(long, conflicts_with = "sandbox_only")]
     pool: Option<PathBuf>,
@@ -255,10 +264,13 @@ fn gateway(args: &ServeArgs) -> Result<(Gateway, Option<Arc<dyn Mount>>), Failur
         },
         server: ServerLimits {
             shutdown_grace: Duration::from_secs(args.drain_s),
+            rollout_ttl: Duration::from_secs(args.rollout_ttl_s),
+            max_rollouts: args.max_rollouts,
             ..ServerLimits::default()
         },
         journal,
         format: renderer.turn_format(),
+        strict_fields: args.strict_fields,
     };
     config.format.calls = calls.or(config.format.calls);
     let requests = Arc::new(AtomicU64::new(1));

@@ -6,7 +6,8 @@
 //!
 //! Source: Anthropic's API reference and the types of its Python client.
 
-use super::fields::{Fields, wrong};
+use super::fields::{Fields, Notes, wrong};
+use super::format::flat;
 use super::{
     AnswerContext, Delta, Dialect, EventWriter, ModelRequest, ModelResponse, ToolChoice, TurnEnd,
     Usage,
@@ -19,6 +20,9 @@ use sinew_types::{Message, Role, ToolCall, ToolSpec};
 
 const MAX_STOPS: usize = 16;
 
+/// By this Anthropic's clients recognize that they have to send a conversation again.
+const THREAD_NOT_FOUND: &str = "thread_not_found";
+
 /// `POST /v1/messages`.
 #[derive(Clone, Copy, Debug)]
 pub struct Messages;
@@ -27,23 +31,24 @@ pub struct Messages;
 ///
 /// # Errors
 /// As for a request.
-pub fn parse_count(body: &[u8]) -> Result<ModelRequest, ApiError> {
-    let mut fields = Fields::parse(body)?;
+pub fn parse_count(body: &[u8], strict: bool) -> Result<ModelRequest, ApiError> {
+    let notes = Notes::new(strict);
+    let mut fields = Fields::parse(body, &notes)?;
     let request = conversation(&mut fields)?;
     fields.end()?;
     Ok(request)
 }
 
 impl Dialect for Messages {
-    fn parse(&self, body: &[u8]) -> Result<ModelRequest, ApiError> {
-        let mut fields = Fields::parse(body)?;
+    fn read(&self, body: &[u8], notes: &Notes) -> Result<ModelRequest, ApiError> {
+        let mut fields = Fields::parse(body, notes)?;
         let mut request = conversation(&mut fields)?;
         let limit = fields
             .integer("max_tokens", 1, i64::from(u32::MAX))?
             .ok_or_else(|| fields.missing("max_tokens"))?;
         let sampling = &mut request.sampling;
         sampling.max_tokens = Some(limit as u32);
-        sampling.temperature = fields.number("temperature", 0.0, 1.0)?;
+        sampling.temperature = fields.temperature(1.0)?;
         sampling.top_p = fields.number("top_p", 0.0, 1.0)?;
         let top_k = fields.integer("top_k", 0, i64::from(u32::MAX))?;
         sampling.top_k = top_k.map(|k| k as u32);
@@ -51,14 +56,11 @@ impl Dialect for Messages {
         request.stream = fields.bool("stream")?.unwrap_or(false);
         // Bookkeeping of a hosted service: by its definition it does not change the answer.
         fields.ignore(&["metadata"]);
-        fields.only(
-            "service_tier",
-            &[json!("auto"), json!("standard_only")],
-            "there is one tier: leave it out",
-        )?;
-        fields.refuse(&[
+        super::chat::service_tier(&mut fields)?;
+        fields.no_effects(&[
             ("container", "code is not run here: give the model a tool"),
             ("inference_geo", "there is one place"),
+            ("speed", "there is one speed"),
         ])?;
         fields.end()?;
         Ok(request)
@@ -77,7 +79,7 @@ impl Dialect for Messages {
                 content.push(json!({"type": "thinking", "thinking": thought, "signature": ""}));
             }
             if !said.content.is_empty() {
-                content.push(json!({"type": "text", "text": said.content, "citations": null}));
+                content.push(json!({"type": "text", "text": said.content}));
             }
             content.extend(
                 said.tool_calls
@@ -107,12 +109,14 @@ impl Dialect for Messages {
 }
 
 /// Fields that say what the model sees.
-fn conversation(fields: &mut Fields) -> Result<ModelRequest, ApiError> {
+fn conversation(fields: &mut Fields<'_>) -> Result<ModelRequest, ApiError> {
+    let notes = fields.notes();
     let model = fields.required_string("model")?;
+    thread(fields)?;
     let mut messages = Vec::new();
     let system = fields.take("system");
     if let Some(system) = system {
-        let text = texts(Some(system), "system")?;
+        let text = texts(Some(system), "system", notes)?;
         messages.push(Message::new(Role::System, text));
     }
     let head = messages.len();
@@ -120,7 +124,7 @@ fn conversation(fields: &mut Fields) -> Result<ModelRequest, ApiError> {
         .array("messages")?
         .ok_or_else(|| fields.missing("messages"))?;
     for (i, value) in list.into_iter().enumerate() {
-        message(value, &format!("messages[{i}]"), &mut messages)?;
+        message(value, &format!("messages[{i}]"), notes, &mut messages)?;
     }
     if messages.last().is_some_and(|m| m.role == Role::Assistant) {
         return Err(ApiError::unsupported(
@@ -132,8 +136,13 @@ fn conversation(fields: &mut Fields) -> Result<ModelRequest, ApiError> {
     let mut request = ModelRequest::new(model, Prompt::Messages(messages));
     request.head = head;
     tools(fields, &mut request)?;
-    if let Some(thinking) = fields.take("thinking") {
-        let mut thinking = Fields::of(thinking, "thinking")?;
+    settings(fields, &mut request)?;
+    Ok(request)
+}
+
+/// Settings that have no effect here, and those that cannot be honoured.
+fn settings(fields: &mut Fields<'_>, request: &mut ModelRequest) -> Result<(), ApiError> {
+    if let Some(mut thinking) = fields.inner("thinking")? {
         let kinds = [json!("enabled"), json!("adaptive"), json!("disabled")];
         thinking.only("type", &kinds, "allowed: enabled, adaptive, disabled")?;
         // How much a model thinks is its policy; `max_tokens` bounds thoughts and answer.
@@ -141,22 +150,66 @@ fn conversation(fields: &mut Fields) -> Result<ModelRequest, ApiError> {
         thinking.end()?;
     }
     fields.ignore(&["cache_control"]);
+    if let Some(mut config) = fields.inner("output_config")? {
+        flat(&mut config, "format", request)?;
+        config.no_effects(&[("effort", "the model has no effort to set")])?;
+        config.end()?;
+    }
+    flat(fields, "output_format", request)?;
+    context(fields)?;
     fields.refuse(&[
-        (
-            "output_config",
-            "sampling is not constrained, and the model has no effort to set",
-        ),
-        ("output_format", "sampling is not constrained here"),
-        ("context_management", "the conversation is never rewritten"),
+        ("compaction", "the conversation is never rewritten"),
         (
             "mcp_servers",
             "tools run with the agent: give them as tools",
         ),
-    ])?;
-    Ok(request)
+    ])
 }
 
-fn stops(fields: &mut Fields) -> Result<Vec<String>, ApiError> {
+/// Edits of the conversation: what keeps everything is no edit.
+fn context(fields: &mut Fields<'_>) -> Result<(), ApiError> {
+    let Some(mut management) = fields.inner("context_management")? else {
+        return Ok(());
+    };
+    let notes = fields.notes();
+    for (i, edit) in management
+        .array("edits")?
+        .unwrap_or_default()
+        .into_iter()
+        .enumerate()
+    {
+        let path = format!("context_management.edits[{i}]");
+        let mut edit = Fields::of(edit, &path, notes)?;
+        let why = "the conversation is never rewritten";
+        let all = edit.take("keep") == Some(json!("all"));
+        let kind = edit.string("type")?.unwrap_or_default();
+        if !all || !kind.starts_with("clear_thinking") {
+            return Err(ApiError::unsupported(&path, why));
+        }
+        edit.end()?;
+    }
+    management.end()
+}
+
+/// A conversation that the server keeps: none is. A client that begins one sends all of it
+/// again once it is told so.
+fn thread(fields: &mut Fields<'_>) -> Result<(), ApiError> {
+    let why = "no thread is kept here: send the whole conversation";
+    let kind = |v: &Value| v["type"].as_str().map(str::to_owned);
+    match fields.take("thread") {
+        Some(thread) if kind(&thread).as_deref() == Some("continue") => Err(ApiError {
+            code: THREAD_NOT_FOUND,
+            param: Some("thread".into()),
+            ..ApiError::not_found(format!("thread: {why}"))
+        }),
+        Some(_) => fields
+            .notes()
+            .ignored("thread", || ApiError::unsupported("thread", why)),
+        None => Ok(()),
+    }
+}
+
+fn stops(fields: &mut Fields<'_>) -> Result<Vec<String>, ApiError> {
     let list = fields.array("stop_sequences")?.unwrap_or_default();
     let expected = format!("up to {MAX_STOPS} strings, none empty");
     let texts: Option<Vec<String>> = list
@@ -168,10 +221,11 @@ fn stops(fields: &mut Fields) -> Result<Vec<String>, ApiError> {
         .ok_or_else(|| wrong("stop_sequences", &Value::Array(list), &expected))
 }
 
-fn tools(fields: &mut Fields, request: &mut ModelRequest) -> Result<(), ApiError> {
+fn tools(fields: &mut Fields<'_>, request: &mut ModelRequest) -> Result<(), ApiError> {
+    let notes = fields.notes();
     let tools = fields.tools()?;
     for (i, value) in tools.into_iter().enumerate() {
-        let mut tool = Fields::of(value, &format!("tools[{i}]"))?;
+        let mut tool = Fields::of(value, &format!("tools[{i}]"), notes)?;
         let why = "only tools that the agent runs are known: type custom";
         tool.only("type", &[json!("custom")], why)?;
         request.tools.push(ToolSpec {
@@ -181,18 +235,17 @@ fn tools(fields: &mut Fields, request: &mut ModelRequest) -> Result<(), ApiError
                 .object("input_schema")?
                 .ok_or_else(|| tool.missing("input_schema"))?,
         });
-        tool.only(
-            "strict",
-            &[json!(false)],
-            "sampling is not constrained here: arguments may not follow the schema",
-        )?;
+        if tool.bool("strict")? == Some(true) {
+            let name = request.tools.last().map(|t| t.name.clone());
+            let schema = tool.path("input_schema");
+            request.strict_tools.extend(name.map(|name| (name, schema)));
+        }
         tool.ignore(&["cache_control", "eager_input_streaming"]);
         tool.end()?;
     }
-    let Some(choice) = fields.take("tool_choice") else {
+    let Some(mut choice) = fields.inner("tool_choice")? else {
         return Ok(());
     };
-    let mut choice = Fields::of(choice, "tool_choice")?;
     let kind = choice.required_string("type")?;
     request.tool_choice = match kind.as_str() {
         "auto" => ToolChoice::Auto,
@@ -214,8 +267,13 @@ fn tools(fields: &mut Fields, request: &mut ModelRequest) -> Result<(), ApiError
     request.check_tool_choice()
 }
 
-fn message(value: Value, path: &str, out: &mut Vec<Message>) -> Result<(), ApiError> {
-    let mut fields = Fields::of(value, path)?;
+fn message(
+    value: Value,
+    path: &str,
+    notes: &Notes,
+    out: &mut Vec<Message>,
+) -> Result<(), ApiError> {
+    let mut fields = Fields::of(value, path, notes)?;
     let role = fields.required_string("role")?;
     let content_path = fields.path("content");
     let content = fields
@@ -224,9 +282,9 @@ fn message(value: Value, path: &str, out: &mut Vec<Message>) -> Result<(), ApiEr
     let role_path = fields.path("role");
     fields.end()?;
     match role.as_str() {
-        "user" => user(content, &content_path, out),
+        "user" => user(content, &content_path, notes, out),
         "assistant" => {
-            out.push(assistant(content, &content_path)?);
+            out.push(assistant(content, &content_path, notes)?);
             Ok(())
         }
         _ => Err(wrong(&role_path, &Value::String(role), "user or assistant")),
@@ -234,7 +292,7 @@ fn message(value: Value, path: &str, out: &mut Vec<Message>) -> Result<(), ApiEr
 }
 
 /// Texts next to each other are one message; each result of a tool is one.
-fn user(content: Value, path: &str, out: &mut Vec<Message>) -> Result<(), ApiError> {
+fn user(content: Value, path: &str, notes: &Notes, out: &mut Vec<Message>) -> Result<(), ApiError> {
     let blocks = match content {
         Value::String(text) => {
             out.push(Message::new(Role::User, text));
@@ -251,7 +309,7 @@ fn user(content: Value, path: &str, out: &mut Vec<Message>) -> Result<(), ApiErr
         }
     };
     for (i, block) in blocks.into_iter().enumerate() {
-        let mut block = Fields::of(block, &format!("{path}[{i}]"))?;
+        let mut block = Fields::of(block, &format!("{path}[{i}]"), notes)?;
         match block.required_string("type")?.as_str() {
             "text" => texts.push(text_block(&mut block)?),
             "tool_result" => {
@@ -267,9 +325,9 @@ fn user(content: Value, path: &str, out: &mut Vec<Message>) -> Result<(), ApiErr
     Ok(())
 }
 
-fn tool_result(block: &mut Fields) -> Result<Message, ApiError> {
+fn tool_result(block: &mut Fields<'_>) -> Result<Message, ApiError> {
     let path = block.path("content");
-    let mut text = texts(block.take("content"), &path)?;
+    let mut text = texts(block.take("content"), &path, block.notes())?;
     if block.bool("is_error")?.unwrap_or(false) {
         // The one place where a model can read it.
         text.insert_str(0, "Error: ");
@@ -279,7 +337,7 @@ fn tool_result(block: &mut Fields) -> Result<Message, ApiError> {
     Ok(message)
 }
 
-fn assistant(content: Value, path: &str) -> Result<Message, ApiError> {
+fn assistant(content: Value, path: &str, notes: &Notes) -> Result<Message, ApiError> {
     let mut message = Message::new(Role::Assistant, "");
     let blocks = match content {
         Value::String(text) => {
@@ -290,7 +348,7 @@ fn assistant(content: Value, path: &str) -> Result<Message, ApiError> {
         other => return Err(wrong(path, &other, "a string or an array of blocks")),
     };
     for (i, block) in blocks.into_iter().enumerate() {
-        let mut block = Fields::of(block, &format!("{path}[{i}]"))?;
+        let mut block = Fields::of(block, &format!("{path}[{i}]"), notes)?;
         match block.required_string("type")?.as_str() {
             "text" => message.content.push_str(&text_block(&mut block)?),
             "thinking" => {
@@ -298,19 +356,11 @@ fn assistant(content: Value, path: &str) -> Result<Message, ApiError> {
                 message.reasoning.get_or_insert_default().push_str(&thought);
                 block.ignore(&["signature"]);
             }
-            "tool_use" => {
-                let path = block.path("input");
-                let arguments = block.take("input").unwrap_or_else(|| json!({}));
-                if !arguments.is_object() {
-                    return Err(wrong(&path, &arguments, "an object"));
-                }
-                message.tool_calls.push(ToolCall {
-                    id: block.required_string("id")?,
-                    name: block.required_string("name")?,
-                    arguments,
-                });
-                block.ignore(&["caller"]);
+            // Another model's, and nobody can read it.
+            "redacted_thinking" => {
+                block.no_effects(&[("data", "it cannot be read here")])?;
             }
+            "tool_use" => message.tool_calls.push(tool_use_block(&mut block)?),
             other => return Err(unknown_block(&block, other, "text, thinking and tool_use")),
         }
         block.ignore(&["cache_control"]);
@@ -319,18 +369,33 @@ fn assistant(content: Value, path: &str) -> Result<Message, ApiError> {
     Ok(message)
 }
 
-fn unknown_block(block: &Fields, kind: &str, known: &str) -> ApiError {
+fn tool_use_block(block: &mut Fields<'_>) -> Result<ToolCall, ApiError> {
+    let path = block.path("input");
+    let arguments = block.take("input").unwrap_or_else(|| json!({}));
+    if !arguments.is_object() {
+        return Err(wrong(&path, &arguments, "an object"));
+    }
+    let call = ToolCall {
+        id: block.required_string("id")?,
+        name: block.required_string("name")?,
+        arguments,
+    };
+    block.ignore(&["caller"]);
+    Ok(call)
+}
+
+fn unknown_block(block: &Fields<'_>, kind: &str, known: &str) -> ApiError {
     let why = format!("blocks of type {kind:?} are not supported here: known are {known}");
     ApiError::unsupported(&block.path("type"), &why)
 }
 
-fn text_block(block: &mut Fields) -> Result<String, ApiError> {
-    block.only("citations", &[json!([])], "sources are not cited here")?;
+fn text_block(block: &mut Fields<'_>) -> Result<String, ApiError> {
+    block.no_effects(&[("citations", "sources are not cited here")])?;
     block.required_string("text")
 }
 
 /// A string, or text blocks, one a line.
-fn texts(content: Option<Value>, path: &str) -> Result<String, ApiError> {
+fn texts(content: Option<Value>, path: &str, notes: &Notes) -> Result<String, ApiError> {
     let blocks = match content {
         None => return Ok(String::new()),
         Some(Value::String(text)) => return Ok(text),
@@ -339,7 +404,7 @@ fn texts(content: Option<Value>, path: &str) -> Result<String, ApiError> {
     };
     let mut texts = Vec::with_capacity(blocks.len());
     for (i, block) in blocks.into_iter().enumerate() {
-        let mut block = Fields::of(block, &format!("{path}[{i}]"))?;
+        let mut block = Fields::of(block, &format!("{path}[{i}]"), notes)?;
         match block.required_string("type")?.as_str() {
             "text" => texts.push(text_block(&mut block)?),
             other => return Err(unknown_block(&block, other, "text")),
@@ -404,11 +469,15 @@ pub fn error_value(error: &ApiError) -> Value {
         ErrorKind::Server if error.status == 504 => "timeout_error",
         ErrorKind::Server => "api_error",
     };
-    json!({
+    let mut value = json!({
         "type": "error",
         "error": {"type": kind, "message": error.message},
         "request_id": null,
-    })
+    });
+    if error.code == THREAD_NOT_FOUND {
+        value["error"]["details"] = json!({"error_code": THREAD_NOT_FOUND});
+    }
+    value
 }
 
 #[derive(Clone, Copy, PartialEq)]
@@ -472,7 +541,7 @@ impl MessagesStream {
         let mut out = self.close(Some(block));
         let (empty, delta) = match block {
             Block::Text => (
-                json!({"type": "text", "text": "", "citations": null}),
+                json!({"type": "text", "text": ""}),
                 json!({"type": "text_delta", "text": text}),
             ),
             Block::Thinking => (

@@ -1,6 +1,7 @@
 //! OpenAI chat completions.
 
-use super::fields::{Fields, wrong};
+use super::fields::{Fields, Notes, wrong};
+use super::format::{guided, response_format};
 use super::{
     AnswerContext, Choice, Delta, Dialect, EventWriter, ModelRequest, ModelResponse, SamplingAsk,
     TurnEnd, Usage, data_event, openai_error,
@@ -24,8 +25,8 @@ const MAX_STOPS: usize = 16;
 pub struct Chat;
 
 impl Dialect for Chat {
-    fn parse(&self, body: &[u8]) -> Result<ModelRequest, ApiError> {
-        let mut fields = Fields::parse(body)?;
+    fn read(&self, body: &[u8], notes: &Notes) -> Result<ModelRequest, ApiError> {
+        let mut fields = Fields::parse(body, notes)?;
         let model = fields.required_string("model")?;
         let messages = fields
             .array("messages")?
@@ -33,7 +34,7 @@ impl Dialect for Chat {
         let messages = messages
             .into_iter()
             .enumerate()
-            .map(|(i, value)| message(value, &format!("messages[{i}]")))
+            .map(|(i, value)| message(value, &format!("messages[{i}]"), notes))
             .collect::<Result<Vec<_>, _>>()?;
         let mut request = ModelRequest::new(model, Prompt::Messages(messages));
         tools(&mut fields, &mut request)?;
@@ -49,7 +50,7 @@ impl Dialect for Chat {
             return Err(ApiError::invalid("top_logprobs", message));
         }
         request.logprobs = wanted.then_some(top.unwrap_or(0) as u8);
-        refuse(&mut fields)?;
+        settings(&mut fields)?;
         fields.end()?;
         Ok(request)
     }
@@ -74,7 +75,7 @@ impl Dialect for Chat {
             "usage": usage(&response.usage),
         });
         if context.request.return_token_ids {
-            value["prompt_token_ids"] = json!(response.prompt_ids);
+            value["prompt_token_ids"] = json!(context.prompt_ids);
         }
         value
     }
@@ -83,65 +84,111 @@ impl Dialect for Chat {
         Box::new(ChatStream {
             begun: vec![false; context.request.n as usize],
             calls: vec![0; context.request.n as usize],
+            opened: false,
             context,
         })
     }
 }
 
-/// Fields that no engine here honours, or that say nothing about sampling.
-fn refuse(fields: &mut Fields) -> Result<(), ApiError> {
+/// Settings that have no effect here, and those that cannot be honoured.
+fn settings(fields: &mut Fields<'_>) -> Result<(), ApiError> {
     // Bookkeeping of a hosted service: by their definition they do not change the answer.
     fields.ignore(&["user", "metadata", "safety_identifier", "prompt_cache_key"]);
-    fields.only("store", &[json!(false)], "nothing is stored for retrieval")?;
-    fields.only(
-        "service_tier",
-        &[json!("auto"), json!("default")],
-        "there is one tier: leave it out",
-    )?;
-    fields.only("modalities", &[json!(["text"])], "only text is generated")?;
-    fields.only(
-        "response_format",
-        &[json!({"type": "text"})],
-        "sampling is not constrained here, and forced tokens would not be the policy's",
-    )?;
-    fields.only_zero("presence_penalty", "penalties change the policy; only 0")?;
-    fields.only_zero("frequency_penalty", "penalties change the policy; only 0")?;
-    fields.refuse(&[
-        ("functions", "use tools"),
-        ("function_call", "use tool_choice"),
-        ("audio", "only text is generated"),
-        ("prediction", "not supported"),
-        ("web_search_options", "not supported: give the model a tool"),
+    fields.no_effect("store", &[json!(false)], "nothing is stored for retrieval")?;
+    service_tier(fields)?;
+    fields.no_effects(&[
         ("reasoning_effort", "the model has no such setting"),
         ("verbosity", "the model has no such setting"),
+        ("prediction", "every token is sampled"),
+        ("prompt_cache_retention", "the cache keeps what it can"),
+    ])?;
+    fields.only("modalities", &[json!(["text"])], "only text is generated")?;
+    let calls = [json!("none"), json!("auto")];
+    fields.only("function_call", &calls, "use tool_choice")?;
+    fields.only(
+        "web_search_options",
+        &[],
+        "nothing is searched here: give the model a tool",
+    )?;
+    fields.refuse(&[
+        ("functions", "use tools"),
+        ("audio", "only text is generated"),
     ])
 }
 
+/// There is one tier of service.
+pub(super) fn service_tier(fields: &mut Fields<'_>) -> Result<(), ApiError> {
+    let usual = ["auto", "default", "standard_only"].map(Value::from);
+    fields.no_effect("service_tier", &usual, "there is one tier: leave it out")
+}
+
+/// Settings of vLLM and of servers like it. Their clients send its defaults along.
+fn of_servers(fields: &mut Fields<'_>) -> Result<(), ApiError> {
+    const POLICY: &str = "it changes the policy that is sampled";
+    const PROMPT: &str = "it changes what the model is given";
+    for (name, neutral) in [
+        ("presence_penalty", 0.0),
+        ("frequency_penalty", 0.0),
+        ("repetition_penalty", 1.0),
+        ("length_penalty", 1.0),
+        ("min_tokens", 0.0),
+    ] {
+        fields.only_number(name, neutral, POLICY)?;
+    }
+    for name in ["ignore_eos", "use_beam_search", "early_stopping"] {
+        fields.only(name, &[json!(false)], POLICY)?;
+    }
+    fields.only("add_generation_prompt", &[json!(true)], PROMPT)?;
+    fields.only("continue_final_message", &[json!(false)], PROMPT)?;
+    fields.refuse(&[
+        ("stop_token_ids", "use stop"),
+        ("bad_words", POLICY),
+        ("allowed_token_ids", POLICY),
+        ("logits_processors", POLICY),
+        ("truncate_prompt_tokens", PROMPT),
+        ("documents", PROMPT),
+        ("chat_template", PROMPT),
+        ("chat_template_kwargs", PROMPT),
+    ])?;
+    let shown = "the text is what was sampled, without marks";
+    fields.no_effect("skip_special_tokens", &[json!(true)], shown)?;
+    fields.no_effect("spaces_between_special_tokens", &[json!(true)], shown)?;
+    fields.no_effect("include_stop_str_in_output", &[json!(false)], shown)?;
+    fields.no_effect("return_tokens_as_token_ids", &[json!(false)], shown)?;
+    fields.no_effect("prompt_logprobs", &[json!(0)], "prompts are not scored")?;
+    fields.no_effect("priority", &[json!(0)], "calls run in their order")?;
+    let begun = [json!(true), json!(false)];
+    fields.no_effect("add_special_tokens", &begun, shown)
+}
+
 /// Fields that chat and text completions share.
-pub(super) fn common(fields: &mut Fields, request: &mut ModelRequest) -> Result<(), ApiError> {
+pub(super) fn common(fields: &mut Fields<'_>, request: &mut ModelRequest) -> Result<(), ApiError> {
     request.n = fields.integer("n", 1, 128)?.unwrap_or(1) as u32;
     request.stream = fields.bool("stream")?.unwrap_or(false);
-    if let Some(options) = fields.take("stream_options") {
-        let mut options = Fields::of(options, "stream_options")?;
+    if let Some(mut options) = fields.inner("stream_options")? {
         request.include_usage = options.bool("include_usage")?.unwrap_or(false);
         options.ignore(&["include_obfuscation"]);
         options.end()?;
         if !request.stream {
             let message = "stream_options needs stream: true";
-            return Err(ApiError::invalid("stream_options", message));
+            let refusal = || ApiError::invalid("stream_options", message);
+            fields.notes().ignored("stream_options", refusal)?;
         }
     }
+    of_servers(fields)?;
+    response_format(fields, request)?;
+    guided(fields, request)?;
     request.return_token_ids = fields.bool("return_token_ids")?.unwrap_or(false);
     Ok(())
 }
 
 /// Sampling fields that chat and text completions share.
-pub(super) fn sampling(fields: &mut Fields) -> Result<SamplingAsk, ApiError> {
+pub(super) fn sampling(fields: &mut Fields<'_>) -> Result<SamplingAsk, ApiError> {
     let top_k = fields.integer("top_k", -1, i64::from(u32::MAX))?;
     let seed = fields.integer("seed", i64::MIN, i64::MAX)?;
     let max_tokens = fields.integer("max_tokens", 1, i64::from(u32::MAX))?;
     Ok(SamplingAsk {
-        temperature: fields.number("temperature", 0.0, 2.0)?,
+        temperature: fields.temperature(2.0)?,
         top_p: fields.number("top_p", 0.0, 1.0)?,
         // -1 and 0 both keep all tokens.
         top_k: top_k.map(|k| k.max(0) as u32),
@@ -153,7 +200,7 @@ pub(super) fn sampling(fields: &mut Fields) -> Result<SamplingAsk, ApiError> {
     })
 }
 
-fn stop(fields: &mut Fields) -> Result<Vec<String>, ApiError> {
+fn stop(fields: &mut Fields<'_>) -> Result<Vec<String>, ApiError> {
     let path = fields.path("stop");
     let expected = format!("a string, or up to {MAX_STOPS} of them, none empty");
     let Some(value) = fields.take("stop") else {
@@ -172,7 +219,7 @@ fn stop(fields: &mut Fields) -> Result<Vec<String>, ApiError> {
         .ok_or_else(|| wrong(&path, &value, &expected))
 }
 
-fn logit_bias(fields: &mut Fields) -> Result<Vec<(TokenId, f32)>, ApiError> {
+fn logit_bias(fields: &mut Fields<'_>) -> Result<Vec<(TokenId, f32)>, ApiError> {
     let Some(value) = fields.take("logit_bias") else {
         return Ok(Vec::new());
     };
@@ -192,39 +239,37 @@ fn logit_bias(fields: &mut Fields) -> Result<Vec<(TokenId, f32)>, ApiError> {
         .ok_or_else(refused)
 }
 
-fn tools(fields: &mut Fields, request: &mut ModelRequest) -> Result<(), ApiError> {
+fn tools(fields: &mut Fields<'_>, request: &mut ModelRequest) -> Result<(), ApiError> {
+    let notes = fields.notes();
     let tools = fields.tools()?;
-    request.tools = tools
-        .into_iter()
-        .enumerate()
-        .map(|(i, value)| tool(value, &format!("tools[{i}]")))
-        .collect::<Result<_, _>>()?;
+    for (i, value) in tools.into_iter().enumerate() {
+        tool(value, &format!("tools[{i}]"), notes, request)?;
+    }
     request.parallel_tool_calls = fields.bool("parallel_tool_calls")?.unwrap_or(true);
-    request.tool_choice = fields.tool_choice(chosen)?;
+    request.tool_choice = fields.tool_choice(|value| chosen(value, notes))?;
     request.check_tool_choice()
 }
 
-fn chosen(value: Value) -> Result<String, ApiError> {
-    let mut fields = Fields::of(value, "tool_choice")?;
+fn chosen(value: Value, notes: &Notes) -> Result<String, ApiError> {
+    let mut fields = Fields::of(value, "tool_choice", notes)?;
     fields.only("type", &[json!("function")], "only functions can be chosen")?;
-    let function = fields
-        .take("function")
-        .ok_or_else(|| fields.missing("function"))?;
+    let mut function = fields.required_inner("function")?;
     fields.end()?;
-    let mut function = Fields::of(function, "tool_choice.function")?;
     let name = function.required_string("name")?;
     function.end()?;
     Ok(name)
 }
 
-fn tool(value: Value, path: &str) -> Result<ToolSpec, ApiError> {
-    let mut fields = Fields::of(value, path)?;
+fn tool(
+    value: Value,
+    path: &str,
+    notes: &Notes,
+    request: &mut ModelRequest,
+) -> Result<(), ApiError> {
+    let mut fields = Fields::of(value, path, notes)?;
     fields.only("type", &[json!("function")], "only functions are known")?;
-    let function = fields
-        .take("function")
-        .ok_or_else(|| fields.missing("function"))?;
+    let mut function = fields.required_inner("function")?;
     fields.end()?;
-    let mut function = Fields::of(function, &format!("{path}.function"))?;
     let spec = ToolSpec {
         name: function.required_string("name")?,
         description: function.string("description")?.unwrap_or_default(),
@@ -232,14 +277,17 @@ fn tool(value: Value, path: &str) -> Result<ToolSpec, ApiError> {
             .object("parameters")?
             .unwrap_or_else(|| json!({"type": "object", "properties": {}})),
     };
-    // Clients set it by default. Sampling is not constrained: arguments are the policy's own.
-    function.bool("strict")?;
+    if function.bool("strict")? == Some(true) {
+        let schema = function.path("parameters");
+        request.strict_tools.push((spec.name.clone(), schema));
+    }
     function.end()?;
-    Ok(spec)
+    request.tools.push(spec);
+    Ok(())
 }
 
-fn message(value: Value, path: &str) -> Result<Message, ApiError> {
-    let mut fields = Fields::of(value, path)?;
+fn message(value: Value, path: &str, notes: &Notes) -> Result<Message, ApiError> {
+    let mut fields = Fields::of(value, path, notes)?;
     let role = fields.required_string("role")?;
     let role = match role.as_str() {
         "system" | "developer" => Role::System,
@@ -252,7 +300,8 @@ fn message(value: Value, path: &str) -> Result<Message, ApiError> {
         }
     };
     let content = fields.take("content");
-    let mut message = Message::new(role, text(content, &fields.path("content"))?);
+    let text = text(content, &fields.path("content"), notes)?;
+    let mut message = Message::new(role, text);
     message.name = fields.string("name")?;
     if role == Role::Tool {
         message.tool_call_id = Some(fields.required_string("tool_call_id")?);
@@ -264,10 +313,9 @@ fn message(value: Value, path: &str) -> Result<Message, ApiError> {
         message.tool_calls = calls
             .into_iter()
             .enumerate()
-            .map(|(i, value)| tool_call(value, &format!("{path}.tool_calls[{i}]")))
+            .map(|(i, value)| tool_call(value, &format!("{path}.tool_calls[{i}]"), notes))
             .collect::<Result<_, _>>()?;
-        // Clients send back what they were told, `null`s and empty lists included.
-        fields.only("annotations", &[json!([])], "only text is generated")?;
+        fields.no_effects(&[("annotations", "only text is generated")])?;
         fields.refuse(&[
             ("refusal", "the model does not refuse in a field of its own"),
             ("audio", "only text is generated"),
@@ -279,14 +327,14 @@ fn message(value: Value, path: &str) -> Result<Message, ApiError> {
 }
 
 /// Text as a string or as a list of text parts.
-pub(super) fn text(content: Option<Value>, path: &str) -> Result<String, ApiError> {
+fn text(content: Option<Value>, path: &str, notes: &Notes) -> Result<String, ApiError> {
     match content {
         None => Ok(String::new()),
         Some(Value::String(text)) => Ok(text),
         Some(Value::Array(parts)) => {
             let mut text = String::new();
             for (i, part) in parts.into_iter().enumerate() {
-                let mut part = Fields::of(part, &format!("{path}[{i}]"))?;
+                let mut part = Fields::of(part, &format!("{path}[{i}]"), notes)?;
                 part.only("type", &[json!("text")], "only text parts are supported")?;
                 text.push_str(&part.required_string("text")?);
                 part.end()?;
@@ -297,27 +345,20 @@ pub(super) fn text(content: Option<Value>, path: &str) -> Result<String, ApiErro
     }
 }
 
-fn tool_call(value: Value, path: &str) -> Result<ToolCall, ApiError> {
-    let mut fields = Fields::of(value, path)?;
+fn tool_call(value: Value, path: &str, notes: &Notes) -> Result<ToolCall, ApiError> {
+    let mut fields = Fields::of(value, path, notes)?;
     fields.only("type", &[json!("function")], "only functions are known")?;
     fields.ignore(&["index"]);
     let id = fields.required_string("id")?;
-    let function = fields
-        .take("function")
-        .ok_or_else(|| fields.missing("function"))?;
+    let mut function = fields.required_inner("function")?;
     fields.end()?;
-    let mut function = Fields::of(function, &format!("{path}.function"))?;
     let name = function.required_string("name")?;
-    let arguments = function.required_string("arguments")?;
-    let where_ = function.path("arguments");
+    let arguments = function.arguments()?;
     function.end()?;
-    let parsed = serde_json::from_str(&arguments).map_err(|e| {
-        ApiError::invalid(where_.as_str(), format!("{where_} is not valid JSON: {e}"))
-    })?;
     Ok(ToolCall {
         id,
         name,
-        arguments: parsed,
+        arguments,
     })
 }
 
@@ -416,6 +457,8 @@ struct ChatStream {
     begun: Vec<bool>,
     /// Calls told of each choice.
     calls: Vec<usize>,
+    /// Whether an event was written.
+    opened: bool,
 }
 
 impl ChatStream {
@@ -430,7 +473,7 @@ impl ChatStream {
         map
     }
 
-    fn event(&self, delta: &Delta, body: &Value, last: bool) -> String {
+    fn event(&mut self, delta: &Delta, body: &Value, last: bool) -> String {
         let end = delta.end.as_ref().filter(|_| last).map(finish_reason);
         let tokens: &[SampledToken] = if last { &delta.tokens } else { &[] };
         let asked = self.context.request.logprobs.is_some() && !tokens.is_empty();
@@ -444,7 +487,15 @@ impl ChatStream {
             let ids: Vec<TokenId> = tokens.iter().map(|t| t.id).collect();
             choice["token_ids"] = json!(ids);
         }
-        data_event(&Value::Object(self.chunk(&json!([choice]))))
+        let mut chunk = self.chunk(&json!([choice]));
+        if self.context.request.include_usage {
+            chunk.insert("usage".into(), Value::Null);
+        }
+        let first = !std::mem::replace(&mut self.opened, true);
+        if first && self.context.request.return_token_ids {
+            chunk.insert("prompt_token_ids".into(), json!(self.context.prompt_ids));
+        }
+        data_event(&Value::Object(chunk))
     }
 }
 

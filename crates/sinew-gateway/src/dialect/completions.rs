@@ -1,7 +1,7 @@
 //! OpenAI text completions: the prompt is text, or token ids.
 
 use super::chat::{common, sampling, token_text, usage_value};
-use super::fields::{Fields, wrong};
+use super::fields::{Fields, Notes, wrong};
 use super::{
     AnswerContext, Delta, Dialect, EventWriter, ModelRequest, ModelResponse, TurnEnd, data_event,
     openai_error,
@@ -19,8 +19,8 @@ const MAX_LOGPROBS: i64 = 20;
 pub struct Completions;
 
 impl Dialect for Completions {
-    fn parse(&self, body: &[u8]) -> Result<ModelRequest, ApiError> {
-        let mut fields = Fields::parse(body)?;
+    fn read(&self, body: &[u8], notes: &Notes) -> Result<ModelRequest, ApiError> {
+        let mut fields = Fields::parse(body, notes)?;
         let model = fields.required_string("model")?;
         let prompt = fields
             .take("prompt")
@@ -32,9 +32,8 @@ impl Dialect for Completions {
         request.logprobs = logprobs.map(|n| n as u8);
         fields.ignore(&["user"]);
         fields.only("echo", &[json!(false)], "the prompt is not repeated")?;
-        fields.only("best_of", &[json!(1)], "use n and choose")?;
-        fields.only_zero("presence_penalty", "penalties change the policy; only 0")?;
-        fields.only_zero("frequency_penalty", "penalties change the policy; only 0")?;
+        let all = [json!(1), json!(request.n)];
+        fields.only("best_of", &all, "use n and choose")?;
         fields.refuse(&[("suffix", "the model does not fill gaps")])?;
         fields.end()?;
         Ok(request)
@@ -56,7 +55,7 @@ impl Dialect for Completions {
         let mut map = head(context, choices);
         map.insert("usage".into(), usage_value(&response.usage));
         if context.request.return_token_ids {
-            map.insert("prompt_token_ids".into(), json!(response.prompt_ids));
+            map.insert("prompt_token_ids".into(), json!(context.prompt_ids));
         }
         map.into()
     }
@@ -64,6 +63,7 @@ impl Dialect for Completions {
     fn stream(&self, context: AnswerContext) -> Box<dyn EventWriter> {
         Box::new(TextStream {
             offsets: vec![0; context.request.n as usize],
+            opened: false,
             context,
         })
     }
@@ -153,6 +153,8 @@ fn logprobs(context: &AnswerContext, tokens: &[SampledToken], offset: &mut usize
 struct TextStream {
     context: AnswerContext,
     offsets: Vec<usize>,
+    /// Whether an event was written.
+    opened: bool,
 }
 
 impl EventWriter for TextStream {
@@ -169,7 +171,15 @@ impl EventWriter for TextStream {
             delta.end.as_ref(),
             offset,
         );
-        data_event(&Value::Object(head(&self.context, vec![choice])))
+        let mut chunk = head(&self.context, vec![choice]);
+        if self.context.request.include_usage {
+            chunk.insert("usage".into(), Value::Null);
+        }
+        let first = !std::mem::replace(&mut self.opened, true);
+        if first && self.context.request.return_token_ids {
+            chunk.insert("prompt_token_ids".into(), json!(self.context.prompt_ids));
+        }
+        data_event(&Value::Object(chunk))
     }
 
     fn end(&mut self, response: &ModelResponse) -> String {

@@ -1,26 +1,139 @@
-//! Reading JSON objects strictly: every field is taken by name, and what is left is refused.
+//! Reading JSON objects field by field: every field is taken by name, and what is left is counted, or
+//! refused where the gateway is strict.
 
 use super::ToolChoice;
 use crate::error::ApiError;
+use crate::kept::Kept;
 use serde_json::{Map, Value};
+use sinew_types::{Message, TEMPERATURES};
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::sync::Arc;
 
 /// Most tools of a request.
 const MAX_TOOLS: usize = 128;
 
+/// Most paths of ignored fields that are kept apart, in a request and in a rollout.
+pub(crate) const MAX_IGNORED: usize = 64;
+
+/// What further paths are counted under.
+pub(crate) const MORE_IGNORED: &str = "(other fields)";
+
+/// Most bytes of a path of an ignored field; a longer one is cut.
+const MAX_PATH_BYTES: usize = 120;
+
+/// Counts of fields without effect, by path. Bounded: further paths share one count.
+pub type Ignored = BTreeMap<String, u64>;
+
+/// Adds to the count of a path, within the bound.
+pub(crate) fn count_ignored(ignored: &mut Ignored, path: &str, count: u64) {
+    let known = ignored.contains_key(path);
+    let path = if known || ignored.len() < MAX_IGNORED {
+        path
+    } else {
+        MORE_IGNORED
+    };
+    *ignored.entry(path.to_owned()).or_default() += count;
+}
+
+/// What is noticed while a body is read.
+#[derive(Debug)]
+pub struct Notes {
+    strict: bool,
+    ignored: RefCell<Ignored>,
+    /// Answers whose parts a request may name.
+    answers: Option<Arc<Kept>>,
+}
+
+impl Notes {
+    /// `strict`: fields without effect are refused, not counted.
+    pub fn new(strict: bool) -> Self {
+        Self {
+            strict,
+            ignored: RefCell::default(),
+            answers: None,
+        }
+    }
+
+    /// Requests may name parts of these answers.
+    pub(crate) fn with_answers(self, answers: &Arc<Kept>) -> Self {
+        Self {
+            answers: Some(Arc::clone(answers)),
+            ..self
+        }
+    }
+
+    /// What the model said in an answer of the same rollout.
+    pub(crate) fn answer(&self, id: &str) -> Option<Message> {
+        self.answers.as_ref()?.said(id)
+    }
+
+    /// A field is accepted without effect.
+    ///
+    /// # Errors
+    /// `refusal`, if the gateway is strict.
+    pub(crate) fn ignored(
+        &self,
+        path: &str,
+        refusal: impl FnOnce() -> ApiError,
+    ) -> Result<(), ApiError> {
+        if self.strict {
+            return Err(refusal());
+        }
+        count_ignored(&mut self.ignored.borrow_mut(), &general(path), 1);
+        Ok(())
+    }
+
+    /// The fields that were accepted without effect.
+    pub(crate) fn take(&self) -> Ignored {
+        self.ignored.take()
+    }
+}
+
+/// A path without the numbers of its items, as all of them count as one field.
+fn general(path: &str) -> String {
+    let mut out = String::with_capacity(path.len().min(MAX_PATH_BYTES));
+    let mut inside = false;
+    for c in path.chars() {
+        if out.len() >= MAX_PATH_BYTES {
+            out.push('…');
+            break;
+        }
+        inside = inside && c.is_ascii_digit();
+        if !inside {
+            out.push(c);
+        }
+        inside = inside || c == '[';
+    }
+    out
+}
+
+/// Whether a value asks for nothing: it counts as absent where a field cannot be honoured.
+fn asks_nothing(value: &Value) -> bool {
+    match value {
+        Value::Null => true,
+        Value::Array(items) => items.is_empty(),
+        Value::Object(map) => map.is_empty(),
+        Value::String(text) => text.is_empty(),
+        _ => false,
+    }
+}
+
 /// An object whose fields are taken one by one. A field that is `null` counts as absent.
 #[derive(Debug)]
-pub struct Fields {
+pub struct Fields<'n> {
     map: Map<String, Value>,
     /// Path before the names, with its dot.
     prefix: String,
+    notes: &'n Notes,
 }
 
-impl Fields {
+impl<'n> Fields<'n> {
     /// A whole body.
     ///
     /// # Errors
     /// If it is no JSON object.
-    pub fn parse(body: &[u8]) -> Result<Self, ApiError> {
+    pub fn parse(body: &[u8], notes: &'n Notes) -> Result<Self, ApiError> {
         let value: Value = serde_json::from_slice(body).map_err(|e| {
             ApiError::bad_request("invalid_json", format!("the body is not valid JSON: {e}"))
         })?;
@@ -28,6 +141,7 @@ impl Fields {
             Value::Object(map) => Ok(Self {
                 map,
                 prefix: String::new(),
+                notes,
             }),
             other => Err(ApiError::bad_request(
                 "invalid_json",
@@ -40,14 +154,38 @@ impl Fields {
     ///
     /// # Errors
     /// If `value` is none.
-    pub fn of(value: Value, path: &str) -> Result<Self, ApiError> {
+    pub fn of(value: Value, path: &str, notes: &'n Notes) -> Result<Self, ApiError> {
         match value {
             Value::Object(map) => Ok(Self {
                 map,
                 prefix: format!("{path}."),
+                notes,
             }),
             other => Err(wrong(path, &other, "an object")),
         }
+    }
+
+    /// Where ignored fields are counted.
+    pub fn notes(&self) -> &'n Notes {
+        self.notes
+    }
+
+    /// The object in a field, if there is one.
+    ///
+    /// # Errors
+    /// If its value is no object.
+    pub fn inner(&mut self, name: &str) -> Result<Option<Self>, ApiError> {
+        let path = self.path(name);
+        let value = self.take(name);
+        value.map(|v| Self::of(v, &path, self.notes)).transpose()
+    }
+
+    /// The object that must be in a field.
+    ///
+    /// # Errors
+    /// If there is none.
+    pub fn required_inner(&mut self, name: &str) -> Result<Self, ApiError> {
+        self.inner(name)?.ok_or_else(|| self.missing(name))
     }
 
     /// The full name of a field.
@@ -60,13 +198,22 @@ impl Fields {
         self.map.get(name).is_some_and(|v| !v.is_null())
     }
 
+    /// A value inside, which stays where it is.
+    pub fn at(&self, names: &[&str]) -> Option<&Value> {
+        let (first, rest) = names.split_first()?;
+        let value = rest
+            .iter()
+            .try_fold(self.map.get(*first)?, |v, name| v.get(name));
+        value.filter(|v| !v.is_null())
+    }
+
     /// Any value.
     pub fn take(&mut self, name: &str) -> Option<Value> {
         // The order of what is left does not matter, only its names do.
         self.map.swap_remove(name).filter(|v| !v.is_null())
     }
 
-    /// A field that may have any value, as it changes nothing.
+    /// Bookkeeping, which by its definition changes nothing: not counted.
     pub fn ignore(&mut self, names: &[&str]) {
         for name in names {
             self.map.swap_remove(*name);
@@ -134,11 +281,38 @@ impl Fields {
         })
     }
 
-    /// A whole number from `min` to `max`.
+    /// `temperature`, up to `max`. What is lower than any temperature that is sampled at is the
+    /// lowest one; 0 is greedy.
+    ///
+    /// # Errors
+    /// If it is out of range.
+    pub fn temperature(&mut self, max: f64) -> Result<Option<f32>, ApiError> {
+        let lowest = *TEMPERATURES.start();
+        let asked = self.number("temperature", 0.0, max)?;
+        Ok(asked.map(|t| if t > 0.0 { t.max(lowest) } else { t }))
+    }
+
+    /// The arguments of a call: a text with JSON. A call without any has none, or an empty text.
+    ///
+    /// # Errors
+    /// If the text is no JSON.
+    pub fn arguments(&mut self) -> Result<Value, ApiError> {
+        let path = self.path("arguments");
+        let text = self.required_string("arguments")?;
+        if text.trim().is_empty() {
+            return Ok(Value::Object(Map::new()));
+        }
+        serde_json::from_str(&text)
+            .map_err(|e| ApiError::invalid(path.as_str(), format!("{path} is not valid JSON: {e}")))
+    }
+
+    /// A whole number from `min` to `max`, which may be written with a point.
     pub fn integer(&mut self, name: &str, min: i64, max: i64) -> Result<Option<i64>, ApiError> {
         let expected = format!("a whole number from {min} to {max}");
         self.typed(name, &expected, |v| {
-            v.as_i64().filter(|n| (min..=max).contains(n))
+            v.as_i64()
+                .or_else(|| whole(v.as_f64()?))
+                .filter(|n| (min..=max).contains(n))
         })
     }
 
@@ -188,50 +362,103 @@ impl Fields {
         }
     }
 
-    /// A field that has one acceptable value.
-    pub fn only(&mut self, name: &str, allowed: &[Value], why: &str) -> Result<(), ApiError> {
-        match self.take(name) {
-            Some(value) if !allowed.contains(&value) => {
-                let why = format!("{} is not supported: {why}", shown(&value));
-                Err(ApiError::unsupported(&self.path(name), &why))
-            }
-            _ => Ok(()),
-        }
-    }
-
-    /// A number that must be 0: what it asks for is not implemented.
-    pub fn only_zero(&mut self, name: &str, why: &str) -> Result<(), ApiError> {
-        match self.take(name) {
-            Some(value) if value.as_f64() != Some(0.0) => {
-                Err(ApiError::unsupported(&self.path(name), why))
-            }
-            _ => Ok(()),
-        }
-    }
-
-    /// Known fields that cannot be honoured, each with the reason.
-    pub fn refuse(&mut self, fields: &[(&str, &str)]) -> Result<(), ApiError> {
-        match fields.iter().find(|(name, _)| self.has(name)) {
-            Some((name, why)) => Err(ApiError::unsupported(&self.path(name), why)),
-            None => {
-                for (name, _) in fields {
-                    self.map.swap_remove(*name);
-                }
-                Ok(())
-            }
-        }
-    }
-
-    /// Nothing may be left.
+    /// A field that would change what is sampled, and cannot be honoured but with these values.
     ///
     /// # Errors
-    /// Naming the first field that nobody took.
-    pub fn end(self) -> Result<(), ApiError> {
-        match self.map.keys().next() {
-            Some(name) => Err(ApiError::unknown_field(&self.path(name))),
-            None => Ok(()),
+    /// If it has another one.
+    pub fn only(&mut self, name: &str, allowed: &[Value], why: &str) -> Result<(), ApiError> {
+        match self.take(name) {
+            Some(value) if !allowed.contains(&value) => Err(self.unsupported(name, &value, why)),
+            _ => Ok(()),
         }
     }
+
+    /// A number that would change what is sampled, and cannot be honoured but with this value.
+    ///
+    /// # Errors
+    /// If it has another one.
+    pub fn only_number(&mut self, name: &str, neutral: f64, why: &str) -> Result<(), ApiError> {
+        match self.take(name) {
+            Some(value) if value.as_f64() != Some(neutral) => {
+                Err(self.unsupported(name, &value, why))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether a value counts as absent; a strict gateway takes only `null` for that.
+    fn is_absent(&self, value: &Value) -> bool {
+        value.is_null() || (!self.notes.strict && asks_nothing(value))
+    }
+
+    fn unsupported(&self, name: &str, value: &Value, why: &str) -> ApiError {
+        let why = format!("{} is not supported: {why}", shown(value));
+        ApiError::unsupported(&self.path(name), &why)
+    }
+
+    /// Fields that would change what is sampled and cannot be honoured, each with the reason. One
+    /// that asks for nothing is accepted.
+    ///
+    /// # Errors
+    /// Naming the first that asks for something.
+    pub fn refuse(&mut self, fields: &[(&str, &str)]) -> Result<(), ApiError> {
+        for (name, why) in fields {
+            let value = self.map.swap_remove(*name).unwrap_or_default();
+            if !self.is_absent(&value) {
+                return Err(ApiError::unsupported(&self.path(name), why));
+            }
+        }
+        Ok(())
+    }
+
+    /// A known field that changes nothing of what is sampled: with a value other than `neutral`,
+    /// which it has by default, it is counted.
+    ///
+    /// # Errors
+    /// If it would be counted and the gateway is strict.
+    pub fn no_effect(&mut self, name: &str, neutral: &[Value], why: &str) -> Result<(), ApiError> {
+        match self.take(name) {
+            Some(value) if !self.is_absent(&value) && !neutral.contains(&value) => {
+                let path = self.path(name);
+                self.notes
+                    .ignored(&path, || self.unsupported(name, &value, why))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// [`Fields::no_effect`] for fields without a default.
+    ///
+    /// # Errors
+    /// Likewise.
+    pub fn no_effects(&mut self, fields: &[(&str, &str)]) -> Result<(), ApiError> {
+        fields
+            .iter()
+            .try_for_each(|(name, why)| self.no_effect(name, &[], why))
+    }
+
+    /// What is left are fields that nobody knows: they are counted.
+    ///
+    /// # Errors
+    /// Naming the first, if the gateway is strict.
+    pub fn end(self) -> Result<(), ApiError> {
+        for (name, value) in &self.map {
+            let path = self.path(name);
+            // In an answer that is sent back, many a field says that there is nothing.
+            if self.notes.strict || !value.is_null() {
+                self.notes
+                    .ignored(&path, || ApiError::unknown_field(&path))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A number without a fraction, as an integer.
+fn whole(number: f64) -> Option<i64> {
+    // Beyond this not every whole number is one of these.
+    let exact = number.fract() == 0.0 && number.abs() <= 9e15;
+    exact.then_some(number as i64)
 }
 
 /// That a value has the wrong type or is out of range.
@@ -258,5 +485,53 @@ fn kind(value: &Value) -> &'static str {
         Value::String(_) => "a string",
         Value::Array(_) => "an array",
         Value::Object(_) => "an object",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn read(body: &Value, strict: bool) -> Result<Ignored, ApiError> {
+        let notes = Notes::new(strict);
+        let fields = Fields::parse(body.to_string().as_bytes(), &notes)?;
+        fields.end()?;
+        Ok(notes.take())
+    }
+
+    #[test]
+    fn items_of_a_list_count_as_one_field() {
+        for (path, expected) in [
+            ("messages[0].x", "messages[].x"),
+            ("messages[12].content[3].y", "messages[].content[].y"),
+            ("a1.b2", "a1.b2"),
+            ("a[b1]", "a[b1]"),
+        ] {
+            assert_eq!(general(path), expected);
+        }
+    }
+
+    #[test]
+    fn unknown_fields_are_counted_within_bounds() {
+        let mut body = json!({"gone": null});
+        for i in 0..MAX_IGNORED + 10 {
+            body[format!("field {i}")] = json!(1);
+        }
+        let ignored = read(&body, false).unwrap();
+        assert_eq!(ignored.len(), MAX_IGNORED + 1);
+        assert_eq!(ignored[MORE_IGNORED], 10);
+        assert_eq!(ignored.values().sum::<u64>(), MAX_IGNORED as u64 + 10);
+        let long = read(&json!({"é".repeat(5000): 1}), false).unwrap();
+        assert!(long.keys().all(|path| path.len() < 2 * MAX_PATH_BYTES));
+    }
+
+    #[test]
+    fn a_strict_gateway_refuses_what_it_does_not_know() {
+        for value in [json!(1), json!(null)] {
+            let error = read(&json!({"mood": value}), true).unwrap_err();
+            assert_eq!(error.code, "unknown_field");
+            assert_eq!(error.param.as_deref(), Some("mood"));
+        }
     }
 }

@@ -1,7 +1,7 @@
 //! What every dialect is lowered to, and what each of them must do.
 //!
 //! A dialect is three things: [`Dialect::parse`] turns a request body into a [`ModelRequest`]
-//! (every field it does not know is refused by name), [`Dialect::response`] turns a
+//! (fields without effect are counted by name), [`Dialect::response`] turns a
 //! [`ModelResponse`] into the body of an answer, and [`Dialect::stream`] gives an
 //! [`EventWriter`] that turns [`Delta`]s into server-sent events while they come. All of them
 //! are pure; the gateway does the rest. `chat.rs` and `completions.rs` are the examples.
@@ -10,11 +10,15 @@ pub mod anthropic;
 pub mod chat;
 pub mod completions;
 pub mod fields;
+pub mod format;
 pub mod responses;
 
 use crate::error::ApiError;
 use crate::session::Prompt;
 use crate::turn::Piece;
+pub use fields::Ignored;
+use fields::Notes;
+use format::FormatAsk;
 use serde_json::Value;
 use sinew_render::Renderer;
 use sinew_types::{Message, SampledToken, TokenId, ToolSpec};
@@ -57,7 +61,11 @@ pub struct ModelRequest {
     pub tools: Vec<ToolSpec>,
     pub tool_choice: ToolChoice,
     pub parallel_tool_calls: bool,
+    /// Tools whose calls must follow their schemas, and where these are in the request.
+    pub strict_tools: Vec<(String, String)>,
     pub sampling: SamplingAsk,
+    /// What the output must be.
+    pub format: Option<FormatAsk>,
     /// Outputs to sample.
     pub n: u32,
     /// Log-probabilities of the output, with so many alternatives.
@@ -71,6 +79,8 @@ pub struct ModelRequest {
     pub continuation: Option<Continuation>,
     /// What the dialect's answer repeats of the request.
     pub echo: Value,
+    /// Fields that were accepted without effect.
+    pub ignored: Ignored,
 }
 
 /// How a request is tied to answers of the same rollout.
@@ -98,6 +108,8 @@ impl ModelRequest {
             tools: Vec::new(),
             tool_choice: ToolChoice::Auto,
             parallel_tool_calls: true,
+            strict_tools: Vec::new(),
+            format: None,
             sampling: SamplingAsk::default(),
             n: 1,
             logprobs: None,
@@ -106,7 +118,13 @@ impl ModelRequest {
             include_usage: false,
             continuation: None,
             echo: Value::Null,
+            ignored: Ignored::new(),
         }
+    }
+
+    /// Whether calls of a tool must follow its schema.
+    pub fn is_strict(&self, tool: &str) -> bool {
+        self.strict_tools.iter().any(|(name, _)| name == tool)
     }
 
     /// That the tool which must be called is there.
@@ -166,8 +184,6 @@ pub struct Choice {
 pub struct ModelResponse {
     pub choices: Vec<Choice>,
     pub usage: Usage,
-    /// Empty unless ids were asked for.
-    pub prompt_ids: Vec<TokenId>,
 }
 
 /// Something new of an output that is being sampled.
@@ -193,6 +209,8 @@ pub struct AnswerContext {
     pub created_s: u64,
     pub request: Arc<ModelRequest>,
     pub renderer: Arc<dyn Renderer>,
+    /// Empty unless ids were asked for.
+    pub prompt_ids: Vec<TokenId>,
 }
 
 impl std::fmt::Debug for AnswerContext {
@@ -223,8 +241,21 @@ pub trait EventWriter: Send {
 
 /// A wire format.
 pub trait Dialect: Send + Sync {
-    /// Reads a request body.
-    fn parse(&self, body: &[u8]) -> Result<ModelRequest, ApiError>;
+    /// Reads a request body, and counts in `notes` what has no effect.
+    ///
+    /// # Errors
+    /// If it is wrong, or asks for what would change the sampling and cannot be honoured.
+    fn read(&self, body: &[u8], notes: &Notes) -> Result<ModelRequest, ApiError>;
+
+    /// Reads a request body; what was counted is in the request.
+    ///
+    /// # Errors
+    /// As [`Dialect::read`].
+    fn parse(&self, body: &[u8], notes: &Notes) -> Result<ModelRequest, ApiError> {
+        let mut request = self.read(body, notes)?;
+        request.ignored = notes.take();
+        Ok(request)
+    }
 
     /// The array in which a body repeats what was said, if it can be cut after a message that
     /// is not the model's: what comes after it reads the same with and without what comes

@@ -34,7 +34,7 @@ impl Session {
                 tool_s: total_s - generate_s,
                 queue_s: 0.0,
             },
-            ignored: std::collections::BTreeMap::new(),
+            ignored: self.ignored.clone(),
         }
     }
 

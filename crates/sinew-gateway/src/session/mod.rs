@@ -11,6 +11,7 @@
 mod finish;
 mod keys;
 mod plan;
+mod said;
 mod states;
 #[cfg(test)]
 mod tests;
@@ -22,10 +23,13 @@ pub use types::{
     SamplingDefaults, SessionError, SessionStats,
 };
 
+use crate::dialect::Ignored;
+use crate::dialect::fields::count_ignored;
 use crate::kept::Answer;
 use crate::limits::SessionLimits;
 use crate::repeated::{Bodies, Scan};
 pub(crate) use keys::{Key, PrefixHasher, head as head_key};
+use said::Said;
 use sinew_render::Renderer;
 use sinew_types::{
     EpisodeEnd, EpisodeId, FinishReason, Limit, Message, NO_PARENT, Node, NodeFormat, NodeId,
@@ -33,7 +37,7 @@ use sinew_types::{
 };
 pub(crate) use states::StateId;
 use states::States;
-use std::collections::{BTreeMap, HashSet};
+use std::collections::BTreeMap;
 use tip::Tip;
 use types::Beginning;
 pub(crate) use types::Entry;
@@ -81,11 +85,13 @@ pub struct Session {
     nodes: Vec<Node>,
     states: States,
     texts: Vec<TextAnchor>,
-    /// First message after the system's of every conversation.
-    openings: HashSet<Key>,
+    /// The model's turns, by what they say.
+    said: Said,
     calls: Vec<Call>,
     running: BTreeMap<u32, Running>,
     stats: SessionStats,
+    /// Fields of its requests that had no effect.
+    ignored: Ignored,
     outcome: Outcome,
     limit_hit: Option<Limit>,
     opened_s: f64,
@@ -112,10 +118,11 @@ impl Session {
             nodes: Vec::new(),
             states: States::new(),
             texts: Vec::new(),
-            openings: HashSet::new(),
+            said: Said::default(),
             calls: Vec::new(),
             running: BTreeMap::new(),
             stats: SessionStats::default(),
+            ignored: Ignored::new(),
             outcome: Outcome {
                 unscored: true,
                 ..Outcome::default()
@@ -321,12 +328,12 @@ impl Session {
             join: plan.join,
             from: plan.from,
             keys: plan.keys,
-            opening: plan.opening,
             forced: !ask.opening.is_empty(),
             prompt_tokens: prompt.len() as u32,
             prompt_key,
             choices: ask.choices,
             now_s,
+            ignored: ask.ignored.clone(),
         };
         self.note(|| Entry::Begun(beginning.clone()));
         let call = self.begun(beginning);
@@ -376,7 +383,9 @@ impl Session {
         if self.states.get(state).prompt.is_none() {
             self.states.set_prompt(state, spoken);
         }
-        self.openings.extend(beginning.opening);
+        for (path, count) in &beginning.ignored {
+            count_ignored(&mut self.ignored, path, *count);
+        }
         self.calls.push(Call {
             join,
             parent,
@@ -553,11 +562,25 @@ impl Session {
             }),
             None => {
                 self.states.add_turn(state, &output.message, id);
+                let before = self.last_message(parent).map(keys::exact);
+                self.said.add(before, &output.message);
             }
         }
         self.nodes[id as usize].messages = vec![output.message];
         self.calls[call as usize - 1].outputs.push(id);
         id
+    }
+
+    /// The last message that the path of a node says.
+    fn last_message(&self, node: NodeId) -> Option<&Message> {
+        let mut at = self.nodes.get(node as usize);
+        while let Some(node) = at {
+            if let Some(message) = node.messages.last() {
+                return Some(message);
+            }
+            at = self.nodes.get(node.parent as usize);
+        }
+        None
     }
 
     /// Ends a call that gave nothing more.

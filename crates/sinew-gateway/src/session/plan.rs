@@ -14,6 +14,15 @@ const SHRINKING: usize = 4;
 /// A template leaves no more than so many messages for each one that it writes.
 const DROPPED: usize = 4;
 
+/// A text is tokenized in slices of so many bytes to see whether it fits.
+const SLICE_BYTES: usize = 64 << 10;
+
+/// Cutting a text between two slices makes no more than so many tokens of it.
+const CUT_TOKENS: usize = 64;
+
+/// With so many bytes for each token of the context a prompt rarely fits: then that is seen first.
+const RARE_BYTES: usize = 8;
+
 /// What joining a request takes. Nothing has changed yet.
 #[derive(Debug)]
 pub(super) struct Plan {
@@ -24,8 +33,6 @@ pub(super) struct Plan {
     /// The last known state on the way, and the steps from there.
     pub(super) from: StateId,
     pub(super) keys: Vec<Key>,
-    /// First message after the system's of a conversation.
-    pub(super) opening: Option<Key>,
 }
 
 /// Nodes that lead on from what is known.
@@ -44,7 +51,6 @@ impl Plan {
             join,
             from: NOWHERE,
             keys: vec![key],
-            opening: None,
         }
     }
 }
@@ -93,13 +99,33 @@ impl Session {
             Prompt::Text(text) => in_bytes(text.len()),
             Prompt::Tokens(ids) => ids.len(),
         };
-        match least >= context as usize {
-            true => Err(SessionError::ContextFull {
-                prompt: least,
-                context,
-            }),
-            false => Ok(()),
+        let full = |prompt| SessionError::ContextFull { prompt, context };
+        if least >= context as usize {
+            return Err(full(least));
         }
+        // What a template may leave out is the model's own.
+        let texts: Vec<&str> = match prompt {
+            Prompt::Messages(messages) => messages
+                .iter()
+                .filter(|m| m.role != Role::Assistant)
+                .map(|m| m.content.as_str())
+                .collect(),
+            Prompt::Text(text) => vec![text],
+            Prompt::Tokens(_) => Vec::new(),
+        };
+        let bytes: usize = texts.iter().map(|t| t.len()).sum();
+        if bytes <= SLICE_BYTES.max(RARE_BYTES * context as usize) {
+            return Ok(());
+        }
+        let mut count = 0usize;
+        for slice in texts.into_iter().flat_map(slices) {
+            let tokens = renderer.encode_text(slice)?.len();
+            count += tokens.saturating_sub(CUT_TOKENS);
+            if count >= context as usize {
+                return Err(full(count));
+            }
+        }
+        Ok(())
     }
 
     fn plan_messages(
@@ -125,14 +151,12 @@ impl Session {
         let known = walk.states.len();
         let new = messages[known.saturating_sub(1)..].iter();
         let tools_step = (known == 0).then_some(tools_key);
-        let first = messages.iter().find(|m| m.role != Role::System);
         let mut plan = Plan {
             base: None,
             nodes: Vec::new(),
             join: Join::Start,
             from: walk.states.last().copied().unwrap_or(NOWHERE),
             keys: tools_step.into_iter().chain(new.map(keys::exact)).collect(),
-            opening: first.filter(|_| ask.known.is_none()).map(keys::exact),
         };
         if let Some(joined) = joined {
             plan.base = Some(joined.base);
@@ -142,7 +166,7 @@ impl Session {
         if ask.known.is_some() {
             return Err(SessionError::NeedsAll);
         }
-        if self.known_opening(&walk, messages) {
+        if self.rewritten(&walk, messages) {
             plan.join = Join::Fork;
         }
         plan.nodes = vec![Planned {
@@ -173,17 +197,16 @@ impl Session {
             .next()
     }
 
-    /// Whether this conversation is an earlier one, rewritten: it goes on from something said
-    /// before, or it has a history that begins as an earlier one did.
-    fn known_opening(&self, walk: &Walk, messages: &[Message]) -> bool {
-        let known = walk.states.len().saturating_sub(1);
-        let said = |m: &&Message| m.role != Role::System;
-        if known < messages.len() && messages[..known].iter().any(|m| said(&m)) {
-            return true;
-        }
-        let first = messages.iter().find(said);
-        let history = messages.iter().any(|m| m.role == Role::Assistant);
-        history && first.is_some_and(|m| self.openings.contains(&keys::exact(m)))
+    /// Whether a conversation that has no tokens in common with an earlier one is that one,
+    /// rewritten: the model was asked on the way to it and something else follows, or the
+    /// model's turns are in it. What only begins as an earlier one did, with the same
+    /// instructions and examples, is a conversation of its own.
+    fn rewritten(&self, walk: &Walk, messages: &[Message]) -> bool {
+        let asked = |id: &StateId| {
+            let state = self.states.get(*id);
+            state.prompt.is_some() || state.turn.is_some()
+        };
+        walk.states.iter().skip(1).any(asked) || self.said.any_of(messages)
     }
 
     /// Nodes that lead from a position over `rest`; `None` if its tokens cannot be kept.
@@ -372,6 +395,24 @@ impl Session {
         }
         best
     }
+}
+
+/// A text in parts of at most [`SLICE_BYTES`], cut after white space where there is some.
+fn slices(mut text: &str) -> impl Iterator<Item = &str> {
+    std::iter::from_fn(move || {
+        if text.is_empty() {
+            return None;
+        }
+        let most = text.floor_char_boundary(SLICE_BYTES);
+        let end = match text[..most].rfind(char::is_whitespace) {
+            _ if most == text.len() => most,
+            Some(at) if at > 0 => at,
+            _ => most,
+        };
+        let (slice, rest) = text.split_at(end);
+        text = rest;
+        Some(slice)
+    })
 }
 
 /// Ids of `messages` as the template writes them after a point where the model speaks: the

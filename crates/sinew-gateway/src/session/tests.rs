@@ -101,6 +101,7 @@ impl Client {
             tools: &self.tools,
             opening: "",
             choices: texts.len() as u32,
+            ignored: &Ignored::new(),
         };
         let begun = self.session.begin(&self.renderer, &ask, NOW).unwrap();
         for (text, closed) in texts {
@@ -178,6 +179,7 @@ fn what_clients_drop_does_not_break_the_thread() {
             tools: &[],
             opening: "",
             choices: 1,
+            ignored: &Ignored::new(),
         };
         c.session.begin(&c.renderer, &ask, NOW).unwrap()
     };
@@ -259,6 +261,77 @@ fn other_tools_are_another_conversation() {
 }
 
 #[test]
+fn conversations_behind_one_prefix_are_starts() {
+    let mut c = Client::new();
+    let a = |t: &str| Message::new(Role::Assistant, t);
+    // Short answers, which the model gives as well, and one that is long.
+    let long = "the answer to this is a sentence of some length";
+    let shots = [
+        Message::new(Role::System, "be brief"),
+        user("1 + 1?"),
+        a("2"),
+        user("why?"),
+        a(long),
+    ];
+    for question in 0..10 {
+        let mut messages = shots.to_vec();
+        messages.push(user(&format!("{question} + 2?")));
+        assert_eq!(c.say(&messages, &["2"]), Join::Start, "{question}");
+        messages.extend([a("2"), user("sure?")]);
+        assert_eq!(c.say(&messages, &["yes"]), Join::Extend, "{question}");
+    }
+    assert_eq!(c.session.stats().divergence_rate(), 0.0);
+    // A shorter part of the prefix is no more a rewritten one.
+    assert_eq!(c.say(&shots[..2], &["two"]), Join::Start);
+    c.check();
+}
+
+#[test]
+fn windows_and_summaries_are_forks() {
+    let a = |t: &str| Message::new(Role::Assistant, t);
+    let system = Message::new(Role::System, "be brief");
+    let said = "I have looked into the first folder.";
+    let mut called = a("");
+    called.tool_calls = vec![ToolCall {
+        id: "call_1".into(),
+        name: "f".into(),
+        arguments: serde_json::json!({}),
+    }];
+    let mut result = Message::new(Role::Tool, "42");
+    result.tool_call_id = Some("call_1".into());
+    let summary = user("Summary: both folders were looked into.");
+    let rewritten: [&[Message]; 7] = [
+        // A window that begins with a question, with an answer, and one after a summary.
+        &[system.clone(), user("two"), a("ok"), user("three")],
+        &[system.clone(), a("ok"), user("three")],
+        &[system.clone(), summary.clone(), a(said), user("three")],
+        // Only the result of a call is left.
+        &[system.clone(), summary.clone(), result, user("three")],
+        // The task is left, and what was said is summed up.
+        &[system.clone(), user("one"), summary.clone()],
+        // Other instructions before the same conversation.
+        &[user("one"), a(said), user("two"), a("ok"), user("three")],
+        &[system.clone(), user("one"), a(said), summary],
+    ];
+    for (case, messages) in rewritten.into_iter().enumerate() {
+        let mut c = Client::new();
+        let mut history = vec![system.clone(), user("one")];
+        assert_eq!(c.say(&history, &[said]), Join::Start);
+        history.extend([a(said), user("two")]);
+        assert_eq!(c.say(&history, &["ok"]), Join::Extend);
+        c.session.said.add(None, &called);
+        // What follows a turn of the model's own that is left is a branch of it.
+        let expected = if case == 6 {
+            Join::Rollback
+        } else {
+            Join::Fork
+        };
+        assert_eq!(c.say(messages, &["more"]), expected, "case {case}");
+        c.check();
+    }
+}
+
+#[test]
 fn a_cut_turn_is_closed_by_forced_tokens() {
     let mut c = Client::new();
     c.turn(&[user("q")], &[("cut of", false)]);
@@ -294,6 +367,7 @@ fn text_and_token_prompts_extend_too() {
         tools: &[],
         opening: "",
         choices: 1,
+        ignored: &Ignored::new(),
     };
     let refused = c.session.begin(&c.renderer, &ask, NOW).unwrap_err();
     assert!(refused.to_string().contains("9999"));
@@ -310,6 +384,7 @@ fn a_forced_opening_is_no_sampled_token() {
         tools: &[],
         opening: "<call>",
         choices: 1,
+        ignored: &Ignored::new(),
     };
     let begun = c.session.begin(&c.renderer, &ask, NOW).unwrap();
     assert!(c.renderer.decode(&begun.prompt).ends_with("<call>"));
@@ -349,6 +424,7 @@ fn limits_end_the_episode_and_are_remembered() {
             tools: &[],
             opening: "",
             choices: 1,
+            ignored: &Ignored::new(),
         };
         s.begin(&renderer, &ask, NOW)
     };
@@ -387,6 +463,7 @@ fn what_the_engine_may_not_do_is_refused() {
         tools: &[],
         opening: "",
         choices: 1,
+        ignored: &Ignored::new(),
     };
     let call = c.session.begin(&c.renderer, &ask, NOW).unwrap().call;
     let bad = output(&c.renderer, "x", f32::NAN, true);
@@ -443,6 +520,7 @@ fn a_session_is_made_again_from_what_happened() {
         tools: &[],
         opening: "",
         choices: 1,
+        ignored: &Ignored::new(),
     };
     let lost = c.session.begin(&c.renderer, &ask, NOW).unwrap().call;
     told.extend(c.session.take_entries());
@@ -477,6 +555,7 @@ fn only_what_is_new_need_be_told() {
             tools: &[],
             opening: "",
             choices: 1,
+            ignored: &Ignored::new(),
         };
         let begun = c.session.begin(&c.renderer, &ask, NOW)?;
         let body = |more| format!(r#"{{"messages":["{}"{more}]}}"#, begun.call);

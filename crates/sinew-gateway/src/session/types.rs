@@ -2,6 +2,7 @@
 
 use super::keys::Key;
 use super::states::StateId;
+use crate::dialect::Ignored;
 use crate::kept::Answer;
 use crate::limits::SessionLimits;
 use serde::{Deserialize, Serialize};
@@ -126,6 +127,8 @@ pub struct Ask<'a> {
     pub opening: &'a str,
     /// Outputs to sample.
     pub choices: u32,
+    /// Fields of the request that have no effect.
+    pub ignored: &'a Ignored,
 }
 
 /// How a call joined what was captured before.
@@ -212,14 +215,15 @@ pub(crate) struct Beginning {
     /// The last known state on the way, and the steps from there to the prompt's.
     pub(crate) from: StateId,
     pub(crate) keys: Vec<Key>,
-    /// First message after the system's of a conversation.
-    pub(crate) opening: Option<Key>,
     /// The last node is text that the turn must begin with.
     pub(crate) forced: bool,
     pub(crate) prompt_tokens: u32,
     pub(crate) prompt_key: Key,
     pub(crate) choices: u32,
     pub(crate) now_s: f64,
+    /// Fields of the request that have no effect.
+    #[serde(default, skip_serializing_if = "Ignored::is_empty")]
+    pub(crate) ignored: Ignored,
 }
 
 /// Something that happened to a session: all that it takes to make it happen again.

@@ -80,11 +80,26 @@ long = client.messages.count_tokens(
 ).input_tokens
 assert 0 < short < long, (short, long)
 
+# The client's own loop over tools, which asks the server to keep the conversation.
+@anthropic.beta_tool
+def add(a: int, b: int) -> str:
+    """Adds two numbers."""
+    return str(a + b)
+
+
+runner = client.beta.messages.tool_runner(
+    model="claude-x", max_tokens=200, messages=[user("40 + 2?")], tools=[add]
+)
+answers = list(runner)
+assert [answer.stop_reason for answer in answers] == ["tool_use", "end_turn"], answers
+assert answers[1].content[0].text == "you said: 40 + 2?", answers
+
 # What is wrong is told in Anthropic's words, with the name of the field.
 for fields, name in [
-    ({"mood": "good"}, "mood"),
-    ({"mcp_servers": []}, "mcp_servers"),
-    ({"output_format": {"type": "json_schema"}}, "output_format"),
+    ({"mcp_servers": [{"type": "url", "url": "http://x", "name": "x"}]}, "mcp_servers"),
+    ({"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}, "context_management.edits[0]"),
+    ({"output_format": {"type": "json_schema"}}, "output_format.schema"),
+    ({"output_config": {"format": {"type": "yaml"}}}, "output_config.format.type"),
     ({"temperature": 1.5}, "temperature"),
     ({"tool_choice": {"type": "any"}}, "tool_choice"),
     ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools[0].type"),

@@ -81,10 +81,10 @@ assert answer.choices[0].text == "you", answer
 
 # What is wrong is told by name.
 try:
-    client.chat.completions.create(model="gpt-x", messages=hello, extra_body={"mood": "good"})
+    client.chat.completions.create(model="gpt-x", messages=hello, presence_penalty=1)
     raise AssertionError("not refused")
 except openai.BadRequestError as error:
-    assert error.param == "mood" and error.code == "unknown_field", error
+    assert error.param == "presence_penalty" and error.code == "unsupported_value", error
 try:
     openai.OpenAI(api_key="wrong", max_retries=0).models.list()
     raise AssertionError("not refused")

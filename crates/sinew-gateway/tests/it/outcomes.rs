@@ -1,6 +1,6 @@
 //! What a rollout was worth, and what is kept of it.
 
-use crate::support::{Opened, World, world};
+use crate::support::{Opened, World, answer, world};
 use serde_json::{Value, json};
 use sinew_store::TraceStore;
 use sinew_types::{EpisodeId, Trace};
@@ -45,6 +45,58 @@ fn a_rollout_without_a_reward_has_none() {
     let end = json!({"end": {"type": "truncated", "limit": "wall_time"}});
     let finished = world.control("POST", &path, &end).ok();
     assert_eq!(finished["reward"], Value::Null, "{finished}");
+}
+
+#[test]
+fn the_id_of_a_finished_rollout_is_taken() {
+    let world = world(yes);
+    let open = || world.control("POST", "/rollouts", &json!({"id": "mine"}));
+    let first = open().ok();
+    let key = format!("Bearer {}", first["api_key"].as_str().unwrap());
+    let url = format!("{}/chat/completions", first["base_url"].as_str().unwrap());
+    let body = json!({"model": "m", "messages": user()}).to_string();
+    let call = || answer("POST", &url, &[("authorization", &key)], body.as_bytes());
+    call().ok();
+    let path = "/rollouts/mine/reward";
+    world.control("POST", path, &json!({"reward": 1})).ok();
+    let finished = world.finish("mine");
+    for _ in 0..2 {
+        let again = open();
+        assert_eq!(again.status, 409, "{again:?}");
+        assert_eq!(again.error("code"), "rollout_exists");
+        assert!(again.error("message").contains("finished"), "{again:?}");
+    }
+    let spec = sinew_gateway::RolloutSpec {
+        id: Some(EpisodeId::new("mine")),
+        ..Default::default()
+    };
+    let refused = world.gateway.open_rollout(spec).unwrap_err();
+    assert_eq!(refused.status, 409);
+    assert_eq!(call().status, 401);
+    assert_eq!(world.finish("mine"), finished);
+    let stats = world.gateway.stats();
+    assert_eq!((stats.opened, stats.finished, stats.rollouts), (1, 1, 0));
+    assert_eq!(stats.stored_tokens, 4);
+    assert_eq!(stats.sampled_tokens, stats.stored_tokens);
+}
+
+/// A trace that came into the store by another way while the rollout was open.
+#[test]
+fn what_is_not_stored_is_not_counted_as_stored() {
+    let world = world(yes);
+    let rollout = world.open();
+    rollout.chat(&user());
+    let other = world.open();
+    other.chat(&json!([{"role": "user", "content": "y"}]));
+    world.finish(&other.id);
+    let mut trace = stored(&world, &other);
+    trace.episode = EpisodeId::new(rollout.id.as_str());
+    world.store.commit(&trace).unwrap();
+    let path = format!("/rollouts/{}/finish", rollout.id);
+    let refused = world.control("POST", &path, &json!({}));
+    assert_eq!(refused.status, 409, "{refused:?}");
+    let stats = world.gateway.stats();
+    assert_eq!((stats.stored_tokens, stats.open_tokens), (4, 4));
 }
 
 #[test]

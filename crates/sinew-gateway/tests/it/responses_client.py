@@ -107,14 +107,14 @@ assert all(t.logprob <= 0 for t in logprobs), logprobs
 
 # What is wrong is told by name.
 for fields, param, code in [
-    ({"mood": "good"}, "mood", "unknown_field"),
     ({"conversation": "c"}, "conversation", "unsupported_value"),
-    ({"reasoning": {"effort": "high"}}, "reasoning.effort", "unsupported_value"),
-    ({"text": {"format": {"type": "json_object"}}}, "text.format", "unsupported_value"),
+    ({"prompt": {"id": "p"}}, "prompt", "unsupported_value"),
+    ({"text": {"format": {"type": "yaml"}}}, "text.format.type", "invalid_value"),
     ({"tools": [{"type": "web_search"}]}, "tools[0].type", "unsupported_value"),
     ({"tool_choice": "required"}, "tool_choice", "invalid_value"),
     ({"previous_response_id": "resp_x"}, "previous_response_id", "previous_response_not_found"),
-    ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type", "unsupported_value"),
+    ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].id", "item_not_found"),
+    ({"input": [{"type": "computer_call", "call_id": "x"}]}, "input[0].type", "unsupported_value"),
     ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].type", "unsupported_value"),
     ({"input": [{"type": "function_call", "call_id": "c", "name": "add", "arguments": "{"}]}, "input[0].arguments", "invalid_value"),
 ]:

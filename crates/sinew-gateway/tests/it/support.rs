@@ -4,6 +4,7 @@ use serde_json::{Value, json};
 use sinew_gateway::{
     Gate, Gateway, GatewayConfig, GatewayParts, Journal, JournalOptions, Server, byte_renderer,
 };
+use sinew_grammar::{Grammars, GuidedGrammars, Vocabulary};
 use sinew_infer::{FakeConfig, FakeEngine, FakeModel, TokenBytes};
 use sinew_render::{ChatRenderer, Renderer};
 use sinew_store::{MemoryStore, TraceStore};
@@ -15,6 +16,22 @@ use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
 pub(crate) const CONTROL: &str = "control-token-of-the-tests";
+
+/// Makes masks for the tokens of the tests' renderer.
+pub(crate) fn grammars() -> Arc<dyn Grammars> {
+    let renderer = byte_renderer().unwrap();
+    let ids = 0..renderer.vocab_size() as TokenId;
+    let bytes = |id| renderer.token_bytes(id).map(Vec::into_boxed_slice);
+    let vocabulary = Vocabulary {
+        tokens: ids.clone().map(bytes).collect(),
+        special: ids.filter(|&id| renderer.is_special(id)).collect(),
+        end: renderer.stop_ids()[0],
+        columns: renderer.vocab_size(),
+        source: Vec::new(),
+        encode: Arc::new(|text| text.bytes().map(TokenId::from).collect()),
+    };
+    Arc::new(GuidedGrammars::new(vocabulary).unwrap())
+}
 
 /// What the engine says to a conversation whose last words are these; nothing else matches.
 pub(crate) type Answers = fn(&str) -> Option<String>;

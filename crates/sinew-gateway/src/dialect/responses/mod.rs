@@ -1,0 +1,361 @@
+//! OpenAI responses.
+//!
+//! Items of the input become messages: what a model said in one turn (reasoning, text, calls)
+//! is one message again. `previous_response_id` continues an answer of the same rollout; as the
+//! API has it, `instructions` are not carried over. Thoughts are given as reasoning items with
+//! their text, and may be sent back.
+//!
+//! Source: OpenAI's API reference and the types of its Python client.
+
+mod input;
+mod stream;
+
+use super::fields::{Fields, Notes, wrong};
+use super::format::flat;
+use super::{
+    AnswerContext, Continuation, Dialect, EventWriter, ModelRequest, ModelResponse, ToolChoice,
+    TurnEnd,
+};
+use crate::error::ApiError;
+use crate::session::Prompt;
+use input::input_messages;
+use serde_json::{Map, Value, json};
+use sinew_types::{Message, Role, SampledToken, ToolCall, ToolSpec};
+use stream::ResponsesStream;
+
+const MAX_TOP_LOGPROBS: i64 = 20;
+
+/// Ids of answers begin with this.
+const PREFIX: &str = "resp_";
+
+/// Ids of items begin with these.
+const THOUGHT: &str = "rs";
+const TEXT: &str = "msg";
+const CALL: &str = "fc";
+
+/// `POST /v1/responses`.
+#[derive(Clone, Copy, Debug)]
+pub struct Responses;
+
+impl Dialect for Responses {
+    fn read(&self, body: &[u8], notes: &Notes) -> Result<ModelRequest, ApiError> {
+        let mut fields = Fields::parse(body, notes)?;
+        let model = fields.required_string("model")?;
+        let input = fields
+            .take("input")
+            .ok_or_else(|| fields.missing("input"))?;
+        let mut messages = Vec::new();
+        let instructions = fields.string("instructions")?;
+        messages.extend(instructions.iter().map(|t| Message::new(Role::System, t)));
+        let own_from = messages.len();
+        messages.extend(input_messages(input, notes)?);
+        let mut request = ModelRequest::new(model, Prompt::Messages(messages));
+        request.head = own_from;
+        let previous = fields.string("previous_response_id")?;
+        let keep = fields.bool("store")?.unwrap_or(true);
+        let mut echo = Map::new();
+        echo.insert("instructions".into(), json!(instructions));
+        echo.insert("previous_response_id".into(), json!(previous));
+        echo.insert("store".into(), json!(keep));
+        for name in ["metadata", "user", "safety_identifier", "prompt_cache_key"] {
+            echo.insert(name.into(), fields.take(name).unwrap_or(Value::Null));
+        }
+        request.continuation = Some(Continuation {
+            prefix: PREFIX,
+            previous,
+            grown_from: None,
+            keep,
+            own_from,
+        });
+        tools(&mut fields, &mut request)?;
+        echo.insert("tool_choice".into(), choice_value(&request.tool_choice));
+        request.sampling.temperature = fields.temperature(2.0)?;
+        request.sampling.top_p = fields.number("top_p", 0.0, 1.0)?;
+        let limit = fields.integer("max_output_tokens", 1, i64::from(u32::MAX))?;
+        request.sampling.max_tokens = limit.map(|n| n as u32);
+        logprobs(&mut fields, &mut request)?;
+        request.stream = fields.bool("stream")?.unwrap_or(false);
+        if let Some(mut options) = fields.inner("stream_options")? {
+            options.ignore(&["include_obfuscation"]);
+            options.end()?;
+        }
+        let told = json!({"type": "text"});
+        let told = fields.at(&["text", "format"]).cloned().unwrap_or(told);
+        echo.insert("text".into(), json!({"format": told}));
+        settings(&mut fields, &mut request)?;
+        request.echo = Value::Object(echo);
+        fields.end()?;
+        Ok(request)
+    }
+
+    fn repeated(&self) -> Option<&'static str> {
+        Some("input")
+    }
+
+    fn response(&self, context: &AnswerContext, response: &ModelResponse) -> Value {
+        let mut items = Vec::new();
+        let end = response.choices.first().map(|c| &c.end);
+        let status = item_status(end);
+        if let Some(choice) = response.choices.first() {
+            let said = &choice.message;
+            if let Some(reasoning) = &said.reasoning {
+                let id = item_id(context, THOUGHT, 0);
+                items.push(reasoning_item(&id, reasoning, status));
+            }
+            if !said.content.is_empty() || said.tool_calls.is_empty() {
+                let id = item_id(context, TEXT, 0);
+                let logprobs = logprob_values(context, &choice.tokens);
+                items.push(message_item(&id, &said.content, &logprobs, status));
+            }
+            for (i, call) in said.tool_calls.iter().enumerate() {
+                let id = item_id(context, CALL, i);
+                items.push(call_item(&id, call, "completed"));
+            }
+        }
+        finished(context, response, items)
+    }
+
+    fn stream(&self, context: AnswerContext) -> Box<dyn EventWriter> {
+        Box::new(ResponsesStream::new(context))
+    }
+}
+
+/// Settings that have no effect here, and those that cannot be honoured.
+fn settings(fields: &mut Fields<'_>, request: &mut ModelRequest) -> Result<(), ApiError> {
+    let cut = "a prompt that is too long is refused, never shortened";
+    fields.no_effect("truncation", &[json!("disabled")], cut)?;
+    fields.no_effect("background", &[json!(false)], "answers are given at once")?;
+    super::chat::service_tier(fields)?;
+    fields.no_effects(&[
+        ("max_tool_calls", "there are no built-in tools to limit"),
+        ("prompt_cache_retention", "the cache keeps what it can"),
+    ])?;
+    if let Some(mut text) = fields.inner("text")? {
+        flat(&mut text, "format", request)?;
+        text.no_effects(&[("verbosity", "the model has no such setting")])?;
+        text.end()?;
+    }
+    if let Some(mut reasoning) = fields.inner("reasoning")? {
+        // Thoughts are given whole, which is more than a summary.
+        reasoning.ignore(&["summary", "generate_summary"]);
+        reasoning.no_effects(&[("effort", "the model has no such setting")])?;
+        reasoning.end()?;
+    }
+    fields.refuse(&[
+        ("conversation", "use previous_response_id"),
+        ("prompt", "prompts are not stored here: send the messages"),
+        ("context_management", "the conversation is never rewritten"),
+    ])
+}
+
+/// `include` and `top_logprobs`.
+fn logprobs(fields: &mut Fields<'_>, request: &mut ModelRequest) -> Result<(), ApiError> {
+    let mut wanted = false;
+    let notes = fields.notes();
+    for (i, value) in fields
+        .array("include")?
+        .unwrap_or_default()
+        .iter()
+        .enumerate()
+    {
+        let path = format!("include[{i}]");
+        let expected = "message.output_text.logprobs or reasoning.encrypted_content";
+        match value.as_str() {
+            Some("message.output_text.logprobs") => wanted = true,
+            // Thoughts are in the reasoning items as they are.
+            Some("reasoning.encrypted_content") => {}
+            // Of tools that do not run here.
+            Some(_) => notes.ignored(&path, || wrong(&path, value, expected))?,
+            None => return Err(wrong(&path, value, expected)),
+        }
+    }
+    let top = fields
+        .integer("top_logprobs", 0, MAX_TOP_LOGPROBS)?
+        .unwrap_or(0);
+    if wanted || top > 0 {
+        request.logprobs = Some(top as u8);
+    }
+    Ok(())
+}
+
+fn tools(fields: &mut Fields<'_>, request: &mut ModelRequest) -> Result<(), ApiError> {
+    let notes = fields.notes();
+    let tools = fields.tools()?;
+    for (i, value) in tools.into_iter().enumerate() {
+        let mut tool = Fields::of(value, &format!("tools[{i}]"), notes)?;
+        let why = "only functions are known: built-in tools run elsewhere";
+        tool.only("type", &[json!("function")], why)?;
+        request.tools.push(ToolSpec {
+            name: tool.required_string("name")?,
+            description: tool.string("description")?.unwrap_or_default(),
+            parameters: tool
+                .object("parameters")?
+                .unwrap_or_else(|| json!({"type": "object", "properties": {}})),
+        });
+        if tool.bool("strict")? == Some(true) {
+            let name = request.tools.last().map(|t| t.name.clone());
+            let schema = tool.path("parameters");
+            request.strict_tools.extend(name.map(|name| (name, schema)));
+        }
+        tool.end()?;
+    }
+    request.parallel_tool_calls = fields.bool("parallel_tool_calls")?.unwrap_or(true);
+    request.tool_choice = fields.tool_choice(|value| chosen(value, notes))?;
+    request.check_tool_choice()
+}
+
+fn chosen(value: Value, notes: &Notes) -> Result<String, ApiError> {
+    let mut fields = Fields::of(value, "tool_choice", notes)?;
+    fields.only("type", &[json!("function")], "only functions can be chosen")?;
+    let name = fields.required_string("name")?;
+    fields.end()?;
+    Ok(name)
+}
+
+fn choice_value(choice: &ToolChoice) -> Value {
+    match choice {
+        ToolChoice::Auto => json!("auto"),
+        ToolChoice::None => json!("none"),
+        ToolChoice::Required => json!("required"),
+        ToolChoice::Named(name) => json!({"type": "function", "name": name}),
+    }
+}
+
+/// Of an item: `number` counts those of its kind. A request may name it, see [`named`].
+fn item_id(context: &AnswerContext, kind: &str, number: usize) -> String {
+    format!("{kind}_{}_{number}", context.id)
+}
+
+/// Only a limit leaves an item unfinished.
+fn item_status(end: Option<&TurnEnd>) -> &'static str {
+    match end {
+        Some(TurnEnd::Length) => "incomplete",
+        _ => "completed",
+    }
+}
+
+fn reasoning_item(id: &str, text: &str, status: &str) -> Value {
+    json!({
+        "id": id,
+        "type": "reasoning",
+        "summary": [],
+        "content": [{"type": "reasoning_text", "text": text}],
+        "encrypted_content": null,
+        "status": status,
+    })
+}
+
+fn text_part(text: &str, logprobs: &Value) -> Value {
+    json!({"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs})
+}
+
+fn message_item(id: &str, text: &str, logprobs: &Value, status: &str) -> Value {
+    json!({
+        "id": id,
+        "type": "message",
+        "role": "assistant",
+        "status": status,
+        "content": [text_part(text, logprobs)],
+    })
+}
+
+fn call_item(id: &str, call: &ToolCall, status: &str) -> Value {
+    json!({
+        "id": id,
+        "type": "function_call",
+        "call_id": call.id,
+        "name": call.name,
+        "arguments": call.arguments.to_string(),
+        "status": status,
+    })
+}
+
+/// Log-probabilities of sampled tokens; an empty list if nobody asked.
+fn logprob_values(context: &AnswerContext, tokens: &[SampledToken]) -> Value {
+    if context.request.logprobs.is_none() {
+        return json!([]);
+    }
+    let entry = |id, logprob: f32| {
+        let (text, bytes) = super::chat::token_text(context.renderer.as_ref(), id);
+        json!({"token": text, "logprob": logprob, "bytes": bytes})
+    };
+    tokens
+        .iter()
+        .map(|token| {
+            let mut value = entry(token.id, token.logprob);
+            let top: Vec<_> = token.top.iter().map(|t| entry(t.id, t.logprob)).collect();
+            value["top_logprobs"] = json!(top);
+            value
+        })
+        .collect()
+}
+
+/// The response object without output.
+fn skeleton(context: &AnswerContext, status: &str) -> Value {
+    let request = &context.request;
+    let tools: Vec<_> = request
+        .tools
+        .iter()
+        .map(|tool| {
+            json!({
+                "type": "function",
+                "name": tool.name,
+                "description": tool.description,
+                "parameters": tool.parameters,
+                "strict": request.is_strict(&tool.name),
+            })
+        })
+        .collect();
+    let mut value = json!({
+        "id": format!("{PREFIX}{}", context.id),
+        "object": "response",
+        "created_at": context.created_s,
+        "status": status,
+        "background": false,
+        "error": null,
+        "incomplete_details": null,
+        "max_output_tokens": request.sampling.max_tokens,
+        "model": request.model,
+        "output": [],
+        "parallel_tool_calls": request.parallel_tool_calls,
+        "reasoning": {"effort": null, "summary": null},
+        "service_tier": "default",
+        "temperature": request.sampling.temperature,
+        "tools": tools,
+        "top_logprobs": request.logprobs.unwrap_or(0),
+        "top_p": request.sampling.top_p,
+        "truncation": "disabled",
+        "usage": null,
+    });
+    if let Value::Object(echo) = &request.echo {
+        for (name, echoed) in echo {
+            value[name] = echoed.clone();
+        }
+    }
+    value
+}
+
+/// The response object of an answer that is over.
+fn finished(context: &AnswerContext, response: &ModelResponse, items: Vec<Value>) -> Value {
+    let choice = response.choices.first();
+    let cut = matches!(choice.map(|c| &c.end), Some(TurnEnd::Length));
+    let mut value = skeleton(context, if cut { "incomplete" } else { "completed" });
+    if cut {
+        value["incomplete_details"] = json!({"reason": "max_output_tokens"});
+    }
+    let thought = choice.and_then(|c| c.message.reasoning.as_deref());
+    // The tokens that the thought has by itself; its marks are not counted.
+    let reasoning_tokens = thought
+        .and_then(|text| context.renderer.encode_text(text).ok())
+        .map_or(0, |ids| ids.len());
+    let usage = &response.usage;
+    value["output"] = json!(items);
+    value["usage"] = json!({
+        "input_tokens": usage.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
+        "output_tokens": usage.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": reasoning_tokens},
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+    });
+    value
+}

@@ -1,0 +1,128 @@
+//! What an output is held to: the format that a request asks for, and its strict tools, in the way the
+//! model writes calls.
+
+use crate::dialect::fields::count_ignored;
+use crate::dialect::format::{ANY_OBJECT, FormatAsk};
+use crate::dialect::{ModelRequest, ToolChoice};
+use crate::error::ApiError;
+use crate::session::Prompt;
+use crate::turn::{call_marks, forced_opening};
+use sinew_render::ToolCallFormat;
+use sinew_types::{Format, Grammar, ToolGrammar, ToolNeed, ToolTag};
+use std::sync::Arc;
+
+/// What to hold the output of a request to. `calls` is how the model writes calls; `None`: it may make
+/// none.
+///
+/// # Errors
+/// If a format and tools cannot be had together.
+pub(crate) fn held(
+    request: &mut ModelRequest,
+    calls: Option<&ToolCallFormat>,
+) -> Result<Option<FormatAsk>, ApiError> {
+    let asked = request.format.clone();
+    if !matches!(request.prompt, Prompt::Messages(_)) || calls.is_none() {
+        return Ok(asked);
+    }
+    let must = match &request.tool_choice {
+        ToolChoice::Required => true,
+        ToolChoice::Named(_) => true,
+        ToolChoice::Auto | ToolChoice::None => false,
+    };
+    let strict = !request.strict_tools.is_empty();
+    let answer = match asked.as_ref().filter(|_| !must) {
+        Some(ask) => Some(answer_schema(ask)?),
+        None => None,
+    };
+    if answer.is_none() && !strict {
+        return Ok(None);
+    }
+    let Some(grammar) = calls.and_then(|c| grammar(request, c, must, answer)) else {
+        return unheld(request, asked.filter(|_| !must));
+    };
+    let schemas: Vec<&str> = request
+        .strict_tools
+        .iter()
+        .map(|(_, p)| p.as_str())
+        .collect();
+    let path = match asked.filter(|_| !must) {
+        Some(ask) if schemas.is_empty() => ask.path,
+        Some(ask) => format!("{}, {}", ask.path, schemas.join(", ")),
+        None => schemas.join(", "),
+    };
+    let format = Format::new(Grammar::Tools(grammar));
+    format
+        .validate()
+        .map_err(|e| ApiError::invalid(path.as_str(), format!("{path}: {e}")))?;
+    Ok(Some(FormatAsk {
+        format: Arc::new(format),
+        path,
+    }))
+}
+
+/// The schema of an answer that may come in place of a call.
+fn answer_schema(ask: &FormatAsk) -> Result<String, ApiError> {
+    match &ask.format.grammar {
+        Grammar::JsonSchema { schema } => Ok(schema.clone()),
+        Grammar::JsonObject => Ok(ANY_OBJECT.to_owned()),
+        other => {
+            let why = format!(
+                "{} cannot be had with tools, only JSON can: leave the tools out, or set tool_choice to none",
+                other.name()
+            );
+            Err(ApiError::unsupported(&ask.path, &why))
+        }
+    }
+}
+
+/// The model's calls cannot be held to schemas: strict tools have no effect then, and an answer in JSON
+/// would leave no way to call.
+fn unheld(
+    request: &mut ModelRequest,
+    asked: Option<FormatAsk>,
+) -> Result<Option<FormatAsk>, ApiError> {
+    if let Some(ask) = asked {
+        let why =
+            "this model's way to write calls cannot be told from the format: leave the tools out";
+        return Err(ApiError::unsupported(&ask.path, why));
+    }
+    count_ignored(&mut request.ignored, "tools[].strict", 1);
+    Ok(None)
+}
+
+/// All tools that may be called, the strict ones held to their schemas.
+fn grammar(
+    request: &ModelRequest,
+    calls: &ToolCallFormat,
+    must: bool,
+    answer: Option<String>,
+) -> Option<ToolGrammar> {
+    let (trigger, end) = call_marks(calls)?;
+    let wanted = |name: &str| match &request.tool_choice {
+        ToolChoice::Named(only) => only == name,
+        _ => true,
+    };
+    let mut tags = Vec::new();
+    for tool in request.tools.iter().filter(|t| wanted(&t.name)) {
+        let schema = match request.is_strict(&tool.name) {
+            true => tool.parameters.to_string(),
+            false => ANY_OBJECT.to_owned(),
+        };
+        tags.push(ToolTag {
+            begin: forced_opening(calls, Some(&tool.name))?,
+            schema,
+            end: end.to_owned(),
+        });
+    }
+    let need = match must || answer.is_some() {
+        true => ToolNeed::Required,
+        false => ToolNeed::Auto,
+    };
+    Some(ToolGrammar {
+        trigger: trigger.to_owned(),
+        calls: tags,
+        need,
+        parallel: request.parallel_tool_calls,
+        answer,
+    })
+}
