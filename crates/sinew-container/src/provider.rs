@@ -5,12 +5,13 @@ use crate::group::Group;
 use crate::root;
 use crate::sandbox::ContainerSandbox;
 use crate::state::{Folder, io, orphans, run_tag};
-use sinew_guest::{AGENT, Entry, Guest, Setup, pack, unpack};
+use sinew_guest::{AGENT, Entry, EntryKind, Guest, Setup};
 use sinew_image::UnpackLimits;
 use sinew_sandbox::{
     Ending, ExecRequest, Network, Program, Protection, Sandbox, SandboxError, SandboxFuture,
     SandboxProvider, SandboxSpec, Snapshot,
 };
+use std::fs::File;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -608,9 +609,15 @@ fn own(snapshot: &Snapshot) -> Made<Arc<Vec<Entry>>> {
 static SNAPSHOTS: AtomicU64 = AtomicU64::new(1);
 
 pub(crate) fn keep(entries: Vec<Entry>) -> Snapshot {
+    let bytes = entries.iter().map(|entry| match &entry.kind {
+        EntryKind::File(content) => content.len() as u64,
+        EntryKind::Folder | EntryKind::Link(_) => 0,
+    });
+    let id = SNAPSHOTS.fetch_add(1, Ordering::Relaxed);
     Snapshot {
         level: "container",
-        id: SNAPSHOTS.fetch_add(1, Ordering::Relaxed),
+        id,
+        stores: [(id, bytes.sum())].into(),
         handle: Arc::new(entries),
     }
 }
@@ -636,15 +643,16 @@ impl SandboxProvider for ContainerProvider {
         Box::pin(async move { self.make(spec, own(snapshot)?).await })
     }
 
-    fn export<'a>(&'a self, snapshot: &'a Snapshot) -> SandboxFuture<'a, Vec<u8>> {
-        Box::pin(async move { pack(&own(snapshot)?).map_err(|e| io("export", e)) })
+    fn export_file<'a>(
+        &'a self,
+        snapshot: &'a Snapshot,
+        max_bytes: u64,
+    ) -> SandboxFuture<'a, File> {
+        Box::pin(async move { sinew_guest::export(own(snapshot)?, max_bytes).await })
     }
 
-    fn import<'a>(&'a self, archive: &'a [u8], max_bytes: u64) -> SandboxFuture<'a, Snapshot> {
-        Box::pin(async move {
-            let entries = unpack(archive, max_bytes).map_err(|e| io("import", e))?;
-            Ok(keep(entries))
-        })
+    fn import_file(&self, archive: File, max_bytes: u64) -> SandboxFuture<'_, Snapshot> {
+        Box::pin(async move { sinew_guest::import(archive, max_bytes).await.map(keep) })
     }
 }
 

@@ -3,8 +3,12 @@
 //! The archive is that of the process level: a tar file, sorted, without owners and times. So a
 //! snapshot of one level can be started at another.
 
-use std::io::Read;
+use sinew_sandbox::SandboxError;
+use sinew_sandbox::archive::{Writer, spool};
+use std::fs::File;
+use std::io::{BufReader, Read, Seek, Write};
 use std::path::{Component, Path, PathBuf};
+use std::sync::Arc;
 
 /// Deepest path of an archive, in parts, and most entries.
 const MAX_DEPTH: usize = 65;
@@ -41,46 +45,34 @@ pub(crate) fn plain(path: &Path) -> bool {
     all && (1..=MAX_DEPTH).contains(&parts.count())
 }
 
-/// The archive of a work folder.
+/// Writes a work folder as an archive of at most `max_bytes`.
 ///
 /// # Errors
-/// If a name does not fit into an archive.
-pub fn pack(entries: &[Entry]) -> Result<Vec<u8>, String> {
-    let mut builder = tar::Builder::new(Vec::new());
-    for entry in entries {
-        let mut header = tar::Header::new_gnu();
-        header.set_mode(entry.mode & 0o777);
-        let failed = |e: std::io::Error| format!("{}: {e}", entry.path.display());
-        let (kind, content): (_, &[u8]) = match &entry.kind {
-            EntryKind::File(content) => (tar::EntryType::Regular, content),
-            EntryKind::Folder => (tar::EntryType::Directory, &[]),
-            EntryKind::Link(target) => {
-                header.set_entry_type(tar::EntryType::Symlink);
-                header.set_size(0);
-                builder
-                    .append_link(&mut header, &entry.path, target)
-                    .map_err(failed)?;
-                continue;
-            }
+/// If a name does not fit into an archive, or the archive not where it is written.
+pub fn pack<W: Write>(entries: &[Entry], out: W, max_bytes: u64) -> Result<W, String> {
+    let mut writer = Writer::new(out, max_bytes);
+    for Entry { path, mode, kind } in entries {
+        let written = match kind {
+            EntryKind::File(content) => writer.file(path, *mode, &content.as_slice()),
+            EntryKind::Folder => writer.folder(path, *mode),
+            EntryKind::Link(target) => writer.link(path, *mode, target),
         };
-        header.set_entry_type(kind);
-        header.set_size(content.len() as u64);
-        builder
-            .append_data(&mut header, &entry.path, content)
-            .map_err(failed)?;
+        written.map_err(|e| format!("{}: {e}", path.display()))?;
     }
-    builder.into_inner().map_err(|e| e.to_string())
+    writer.end().map_err(|e| e.to_string())
 }
 
 /// The entries of an archive with at most `max_bytes` of content.
 ///
 /// # Errors
 /// If an entry is not a plain file, folder or link in a folder that is one, or if it is too large.
-pub fn unpack(archive: &[u8], max_bytes: u64) -> Result<Vec<Entry>, String> {
+/// Holes count as what they read as, further names of a file as files of their own.
+pub fn unpack(archive: impl Read, max_bytes: u64) -> Result<Vec<Entry>, String> {
     let failed = |e: std::io::Error| format!("archive: {e}");
     let mut archive = tar::Archive::new(archive);
     let (mut left, mut entries) = (max_bytes, Vec::<Entry>::new());
     let mut links = std::collections::HashSet::new();
+    let mut files = std::collections::HashMap::new();
     for entry in archive.entries().map_err(failed)? {
         let mut entry = entry.map_err(failed)?;
         let name = entry.path_bytes().len();
@@ -108,7 +100,22 @@ pub fn unpack(archive: &[u8], max_bytes: u64) -> Result<Vec<Entry>, String> {
                 links.insert(path.clone());
                 EntryKind::Link(target.into_owned())
             }
-            tar::EntryType::Regular | tar::EntryType::Continuous => {
+            tar::EntryType::Link => {
+                let first = entry.link_name().map_err(failed)?.unwrap_or_default();
+                let content = files
+                    .get(first.as_ref())
+                    .map(|at: &usize| &entries[*at].kind);
+                let Some(EntryKind::File(content)) = content else {
+                    let path = path.display();
+                    return Err(format!("archive: {path} links to no file before it"));
+                };
+                let Some(rest) = left.checked_sub(content.len() as u64) else {
+                    return Err(format!("archive: more than {max_bytes} bytes of files"));
+                };
+                left = rest;
+                EntryKind::File(content.clone())
+            }
+            tar::EntryType::Regular | tar::EntryType::Continuous | tar::EntryType::GNUSparse => {
                 if entry.size() > left {
                     return Err(format!("archive: more than {max_bytes} bytes of files"));
                 }
@@ -119,6 +126,7 @@ pub fn unpack(archive: &[u8], max_bytes: u64) -> Result<Vec<Entry>, String> {
                     .take(size)
                     .read_to_end(&mut content)
                     .map_err(failed)?;
+                files.insert(path.clone(), entries.len());
                 EntryKind::File(content)
             }
             other => {
@@ -131,10 +139,48 @@ pub fn unpack(archive: &[u8], max_bytes: u64) -> Result<Vec<Entry>, String> {
     Ok(entries)
 }
 
+/// As [`pack`], into a file without a name, on a thread that may wait.
+///
+/// # Errors
+/// As of [`pack`].
+pub async fn export(entries: Arc<Vec<Entry>>, max_bytes: u64) -> Result<File, SandboxError> {
+    let work = move || {
+        let file = spool(&[]).map_err(|e| e.to_string())?;
+        let mut file = pack(&entries, file, max_bytes)?;
+        file.rewind().map_err(|e| e.to_string())?;
+        Ok(file)
+    };
+    apart("export", work).await
+}
+
+/// As [`unpack`], from where a file stands, on a thread that may wait.
+///
+/// # Errors
+/// As of [`unpack`].
+pub async fn import(archive: File, max_bytes: u64) -> Result<Vec<Entry>, SandboxError> {
+    apart("import", move || unpack(BufReader::new(archive), max_bytes)).await
+}
+
+async fn apart<T: Send + 'static>(
+    operation: &str,
+    work: impl FnOnce() -> Result<T, String> + Send + 'static,
+) -> Result<T, SandboxError> {
+    let done = tokio::task::spawn_blocking(work).await;
+    let done = done.unwrap_or_else(|e| Err(e.to_string()));
+    done.map_err(|message| SandboxError::Io {
+        operation: operation.into(),
+        message,
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    fn packed(entries: &[Entry]) -> Result<Vec<u8>, String> {
+        pack(entries, Vec::new(), 1 << 30)
+    }
 
     fn entry(path: &str, kind: EntryKind) -> Entry {
         Entry {
@@ -152,13 +198,13 @@ mod tests {
                 entry(&format!("d/{name}"), EntryKind::File(content)),
                 entry("l", EntryKind::Link("/etc/passwd".into())),
             ];
-            let archive = pack(&entries).unwrap();
-            prop_assert_eq!(unpack(&archive, 1 << 20).unwrap(), entries);
+            let archive = packed(&entries).unwrap();
+            prop_assert_eq!(unpack(archive.as_slice(), 1 << 20).unwrap(), entries);
         }
 
         #[test]
         fn any_bytes_are_refused_or_taken(bytes in proptest::collection::vec(any::<u8>(), 0..3000)) {
-            if let Ok(entries) = unpack(&bytes, 1000) {
+            if let Ok(entries) = unpack(bytes.as_slice(), 1000) {
                 prop_assert!(entries.iter().all(|e| plain(&e.path)));
             }
         }
@@ -166,15 +212,51 @@ mod tests {
 
     #[test]
     fn hostile_archives_are_refused() {
-        let big = pack(&[entry("a", EntryKind::File(vec![0; 100]))]).unwrap();
-        assert!(unpack(&big, 99).unwrap_err().contains("more than 99"));
+        let big = packed(&[entry("a", EntryKind::File(vec![0; 100]))]).unwrap();
+        assert!(
+            unpack(big.as_slice(), 99)
+                .unwrap_err()
+                .contains("more than 99")
+        );
         let behind = [
             entry("l", EntryKind::Link("/tmp".into())),
             entry("l/x", EntryKind::File(Vec::new())),
         ];
-        let behind = pack(&behind).unwrap();
-        assert!(unpack(&behind, 100).unwrap_err().contains("entry 2"));
-        assert!(pack(&[entry("../x", EntryKind::Folder)]).is_err());
+        let behind = packed(&behind).unwrap();
+        assert!(
+            unpack(behind.as_slice(), 100)
+                .unwrap_err()
+                .contains("entry 2")
+        );
+        assert!(packed(&[entry("../x", EntryKind::Folder)]).is_err());
+    }
+
+    #[test]
+    fn further_names_of_a_file_are_files_of_their_own() {
+        let mut writer = Writer::new(Vec::new(), 1 << 20);
+        let content: &[u8] = &[7; 100];
+        writer.file(Path::new("a"), 0o600, &content).unwrap();
+        writer
+            .hard_link(Path::new("b"), 0o600, Path::new("a"))
+            .unwrap();
+        let archive = writer.end().unwrap();
+        let entries = unpack(archive.as_slice(), 200).unwrap();
+        assert_eq!(entries[1].kind, entries[0].kind);
+        assert!(
+            unpack(archive.as_slice(), 199)
+                .unwrap_err()
+                .contains("more than 199")
+        );
+        let mut writer = Writer::new(Vec::new(), 1 << 20);
+        writer
+            .hard_link(Path::new("b"), 0o600, Path::new("a"))
+            .unwrap();
+        let none = writer.end().unwrap();
+        assert!(
+            unpack(none.as_slice(), 9)
+                .unwrap_err()
+                .contains("no file before")
+        );
     }
 
     #[test]
@@ -195,7 +277,7 @@ mod tests {
             .append_data(&mut header, &name[..name.len() - 1], &b""[..])
             .unwrap();
         let archive = builder.into_inner().unwrap();
-        let told = unpack(&archive, 1000).unwrap_err();
+        let told = unpack(archive.as_slice(), 1000).unwrap_err();
         assert!(
             told.contains("a name of 1048575 bytes") && told.len() < 200,
             "{}",

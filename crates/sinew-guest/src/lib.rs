@@ -18,7 +18,7 @@ mod program;
 #[path = "../agent/wire.rs"]
 mod wire;
 
-pub use archive::{Entry, EntryKind, pack, unpack};
+pub use archive::{Entry, EntryKind, export, import, pack, unpack};
 pub use client::{Count, Ended, Guest, Hello, Outcome, Setup, Stream};
 pub use program::checked;
 

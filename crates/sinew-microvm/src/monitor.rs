@@ -84,6 +84,13 @@ pub(crate) struct Change {
     pub(crate) devices: Vec<u8>,
 }
 
+impl Change {
+    /// What it takes.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.memory.bytes() + self.devices.len() as u64
+    }
+}
+
 impl Base {
     /// A base that starts from what a machine has changed.
     pub(crate) fn with(&self, change: &Change) -> std::io::Result<Self> {

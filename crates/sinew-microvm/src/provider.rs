@@ -8,11 +8,12 @@ use crate::probe::{self, Found};
 use crate::qemu::Accel;
 use crate::sandbox::MicrovmSandbox;
 use crate::template::Templates;
-use sinew_guest::{Setup, pack, unpack};
+use sinew_guest::Setup;
 use sinew_sandbox::{
     Network, Protection, Sandbox, SandboxError, SandboxFuture, SandboxProvider, SandboxSpec,
     Snapshot,
 };
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -360,9 +361,11 @@ impl Inner {
             made: Mutex::default(),
             making: tokio::sync::Mutex::default(),
         };
+        let id = self.snapshots.fetch_add(1, Ordering::Relaxed);
         Snapshot {
             level: "microvm",
-            id: self.snapshots.fetch_add(1, Ordering::Relaxed),
+            id,
+            stores: [(id, saved.change.bytes())].into(),
             handle: Arc::new(saved),
         }
     }
@@ -405,20 +408,24 @@ impl SandboxProvider for MicrovmProvider {
         })
     }
 
-    fn export<'a>(&'a self, snapshot: &'a Snapshot) -> SandboxFuture<'a, Vec<u8>> {
+    fn export_file<'a>(
+        &'a self,
+        snapshot: &'a Snapshot,
+        max_bytes: u64,
+    ) -> SandboxFuture<'a, File> {
         Box::pin(async move {
             let saved = own(snapshot)?;
             let most = saved.spec.limits.work_bytes;
             let mut fork = self.inner.make(&saved.spec, Some(&saved)).await?;
             let entries = fork.entries(most).await;
             fork.end().await;
-            pack(&entries?).map_err(|e| io("export", e))
+            sinew_guest::export(Arc::new(entries?), max_bytes).await
         })
     }
 
-    fn import<'a>(&'a self, archive: &'a [u8], max_bytes: u64) -> SandboxFuture<'a, Snapshot> {
+    fn import_file(&self, archive: File, max_bytes: u64) -> SandboxFuture<'_, Snapshot> {
         Box::pin(async move {
-            let entries = unpack(archive, max_bytes).map_err(|e| io("import", e))?;
+            let entries = sinew_guest::import(archive, max_bytes).await?;
             let mut spec = SandboxSpec::default();
             let bytes = spec.limits.work_bytes.max(max_bytes.min(64 << 20));
             spec.limits.work_bytes = bytes;

@@ -161,6 +161,11 @@ pub(crate) struct Delta {
 }
 
 impl Delta {
+    /// What its content takes.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.runs.iter().map(|(start, end)| end - start).sum()
+    }
+
     /// Copies what the process `pid`, which must not run the guest meanwhile, changed in its
     /// private mapping. `folder` takes the content, without a name.
     pub(crate) fn take(pid: u32, folder: &Path) -> Result<Self> {

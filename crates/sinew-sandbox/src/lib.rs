@@ -7,6 +7,7 @@
 //! deadline plus the time of a kill; the result says which protections were really in force;
 //! nothing outlives the process that asked for it.
 
+pub mod archive;
 mod null;
 mod pool;
 mod port;

@@ -12,6 +12,7 @@ use crate::port::{
     Protection, Sandbox, SandboxError, SandboxFuture, SandboxProvider, SandboxSpec, Snapshot,
 };
 use std::collections::VecDeque;
+use std::fs::File;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -378,11 +379,15 @@ impl SandboxProvider for Pool {
         self.0.provider.fork(spec, snapshot)
     }
 
-    fn export<'a>(&'a self, snapshot: &'a Snapshot) -> SandboxFuture<'a, Vec<u8>> {
-        self.0.provider.export(snapshot)
+    fn export_file<'a>(
+        &'a self,
+        snapshot: &'a Snapshot,
+        max_bytes: u64,
+    ) -> SandboxFuture<'a, File> {
+        self.0.provider.export_file(snapshot, max_bytes)
     }
 
-    fn import<'a>(&'a self, archive: &'a [u8], max_bytes: u64) -> SandboxFuture<'a, Snapshot> {
-        self.0.provider.import(archive, max_bytes)
+    fn import_file(&self, archive: File, max_bytes: u64) -> SandboxFuture<'_, Snapshot> {
+        self.0.provider.import_file(archive, max_bytes)
     }
 }

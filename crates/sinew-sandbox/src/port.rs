@@ -2,6 +2,7 @@
 
 use futures::future::BoxFuture;
 use serde::{Deserialize, Serialize};
+use std::fs::File;
 use std::time::Duration;
 
 /// What a sandbox may use.
@@ -201,6 +202,9 @@ pub struct Snapshot {
     pub id: u64,
     /// What the level keeps for it.
     pub handle: std::sync::Arc<dyn std::any::Any + Send + Sync>,
+    /// The stores that it keeps alive, by their numbers within the provider, and the bytes of each.
+    /// Snapshots can share them.
+    pub stores: std::sync::Arc<[(u64, u64)]>,
 }
 
 /// One protection and whether it is in force.
@@ -370,16 +374,48 @@ pub trait SandboxProvider: Send + Sync {
         unsupported("fork")
     }
 
-    /// A snapshot as an archive that depends on its content alone: the same files give the
-    /// same bytes, so that their hash names them.
-    fn export<'a>(&'a self, snapshot: &'a Snapshot) -> SandboxFuture<'a, Vec<u8>> {
-        let _ = snapshot;
+    /// A snapshot as an archive of at most `max_bytes` that depends on its content alone: the same
+    /// files give the same bytes, so that their hash names them. It stands in a file without a
+    /// name, at whose beginning reading starts.
+    fn export_file<'a>(
+        &'a self,
+        snapshot: &'a Snapshot,
+        max_bytes: u64,
+    ) -> SandboxFuture<'a, File> {
+        let _ = (snapshot, max_bytes);
         unsupported("export snapshots")
     }
 
-    /// A snapshot from an exported archive of at most `max_bytes` of content.
-    fn import<'a>(&'a self, archive: &'a [u8], max_bytes: u64) -> SandboxFuture<'a, Snapshot> {
+    /// A snapshot from an exported archive of at most `max_bytes` of content, which is read from
+    /// where the file stands.
+    fn import_file(&self, archive: File, max_bytes: u64) -> SandboxFuture<'_, Snapshot> {
         let _ = (archive, max_bytes);
         unsupported("import snapshots")
+    }
+
+    /// As [`SandboxProvider::export_file`], in memory.
+    fn export<'a>(&'a self, snapshot: &'a Snapshot) -> SandboxFuture<'a, Vec<u8>> {
+        Box::pin(async move {
+            let file = self.export_file(snapshot, MAX_ARCHIVE_BYTES).await?;
+            crate::archive::unspool(&file, MAX_ARCHIVE_BYTES).map_err(|e| in_file("export", &e))
+        })
+    }
+
+    /// As [`SandboxProvider::import_file`], from memory.
+    fn import<'a>(&'a self, archive: &'a [u8], max_bytes: u64) -> SandboxFuture<'a, Snapshot> {
+        Box::pin(async move {
+            let file = crate::archive::spool(archive).map_err(|e| in_file("import", &e))?;
+            self.import_file(file, max_bytes).await
+        })
+    }
+}
+
+/// Largest archive that is held in memory.
+const MAX_ARCHIVE_BYTES: u64 = 2 << 30;
+
+fn in_file(operation: &str, e: &std::io::Error) -> SandboxError {
+    SandboxError::Io {
+        operation: operation.into(),
+        message: e.to_string(),
     }
 }

@@ -3,48 +3,45 @@
 //!
 //! Entries are sorted, without owners and times: the same files give the same bytes. Trees know no
 //! rights and no links: files are written as 0600 and folders as 0700, which is what programs make at
-//! the other levels, and an archive with a link is refused.
+//! the other levels; an archive with a symbolic link is refused, and further names of a file become files
+//! of their own.
 
 use crate::fs::resolve;
 use crate::wire::Tree;
-use std::io::Read;
+use sinew_sandbox::archive::Writer;
+use std::io::{Read, Write};
+use std::path::Path;
 
 /// Most entries of an archive.
 const MAX_ENTRIES: usize = 4096;
 /// Longest name of an entry. Longer ones take memory, time and room in the error that refuses them.
 const MAX_PATH_BYTES: usize = 17 << 10;
 
-/// The archive of a tree.
+/// Writes a tree as an archive of at most `max_bytes`.
 ///
 /// # Errors
-/// If a name does not fit into an archive.
-pub(crate) fn pack(tree: &Tree) -> Result<Vec<u8>, String> {
-    let mut builder = tar::Builder::new(Vec::new());
+/// If a name does not fit into an archive, or the archive not where it is written.
+pub(crate) fn pack<W: Write>(tree: &Tree, out: W, max_bytes: u64) -> Result<W, String> {
+    let mut writer = Writer::new(out, max_bytes);
     // By their parts, as folders are walked elsewhere: `a/b` before `a.txt`.
     let mut entries: Vec<_> = tree.iter().collect();
     entries.sort_by(|a, b| a.0.split('/').cmp(b.0.split('/')));
     for (path, file) in entries {
-        let mut header = tar::Header::new_gnu();
-        let content = file.as_deref().unwrap_or_default();
-        let (kind, mode) = match file {
-            Some(_) => (tar::EntryType::Regular, 0o600),
-            None => (tar::EntryType::Directory, 0o700),
+        let name = Path::new(path);
+        let written = match file.as_deref() {
+            Some(content) => writer.file(name, 0o600, &content),
+            None => writer.folder(name, 0o700),
         };
-        header.set_entry_type(kind);
-        header.set_mode(mode);
-        header.set_size(content.len() as u64);
-        builder
-            .append_data(&mut header, path, content)
-            .map_err(|e| format!("{path}: {e}"))?;
+        written.map_err(|e| format!("{path}: {e}"))?;
     }
-    builder.into_inner().map_err(|e| e.to_string())
+    writer.end().map_err(|e| e.to_string())
 }
 
 /// The tree of an archive with at most `max_bytes` of content.
 ///
 /// # Errors
 /// If an entry is neither a file nor a folder with a plain path, or if there is too much.
-pub(crate) fn unpack(archive: &[u8], max_bytes: u64) -> Result<Tree, String> {
+pub(crate) fn unpack(archive: impl Read, max_bytes: u64) -> Result<Tree, String> {
     let failed = |e: std::io::Error| format!("archive: {e}");
     let mut archive = tar::Archive::new(archive);
     let (mut left, mut tree) = (max_bytes, Tree::new());
@@ -71,7 +68,20 @@ pub(crate) fn unpack(archive: &[u8], max_bytes: u64) -> Result<Tree, String> {
         }
         let file = match entry.header().entry_type() {
             tar::EntryType::Directory => None,
-            tar::EntryType::Regular | tar::EntryType::Continuous => {
+            tar::EntryType::Link => {
+                // Files never change here: another name of one costs nothing, but it counts.
+                let first = entry.link_name().map_err(failed)?.unwrap_or_default();
+                let first = first.to_str().and_then(|first| tree.get(first)?.clone());
+                let Some(content) = first else {
+                    return Err(refused("it links to no file before it"));
+                };
+                let Some(rest) = left.checked_sub(content.len() as u64) else {
+                    return Err(format!("archive: more than {max_bytes} bytes of files"));
+                };
+                left = rest;
+                Some(content)
+            }
+            tar::EntryType::Regular | tar::EntryType::Continuous | tar::EntryType::GNUSparse => {
                 let size = entry.size();
                 if size > left {
                     return Err(format!("archive: more than {max_bytes} bytes of files"));
@@ -111,15 +121,15 @@ mod tests {
         fn what_is_packed_is_unpacked(files in proptest::collection::btree_map("[a-s]{1,3}(\\.[a-z])?", proptest::collection::vec(any::<u8>(), 0..200), 0..8)) {
             let mut tree: Tree = files.into_iter().map(|(p, f)| (format!("folder/{p}"), Some(f.into()))).collect();
             tree.insert("folder".into(), None);
-            let archive = pack(&tree).unwrap();
-            let again = unpack(&archive, 1 << 20).unwrap();
+            let archive = pack(&tree, Vec::new(), 1 << 30).unwrap();
+            let again = unpack(archive.as_slice(), 1 << 20).unwrap();
             prop_assert_eq!(&again, &tree);
-            prop_assert_eq!(pack(&again).unwrap(), archive);
+            prop_assert_eq!(pack(&again, Vec::new(), 1 << 30).unwrap(), archive);
         }
 
         #[test]
         fn any_bytes_are_refused_or_taken(bytes in proptest::collection::vec(any::<u8>(), 0..3000)) {
-            if let Ok(tree) = unpack(&bytes, 1000) {
+            if let Ok(tree) = unpack(bytes.as_slice(), 1000) {
                 prop_assert!(tree.keys().all(|p| !p.starts_with('/') && !p.contains("..")));
             }
         }
@@ -140,12 +150,23 @@ mod tests {
         };
         let regular = tar::EntryType::Regular;
         for path in ["../x", "/x", "a/../../x", "tmp/x", "a//../x"] {
-            assert!(unpack(&packed(path, regular, b""), 100).is_err(), "{path}");
+            assert!(
+                unpack(packed(path, regular, b"").as_slice(), 100).is_err(),
+                "{path}"
+            );
         }
         let link = packed("l", tar::EntryType::Symlink, b"");
-        assert!(unpack(&link, 100).unwrap_err().contains("Symlink"));
+        assert!(
+            unpack(link.as_slice(), 100)
+                .unwrap_err()
+                .contains("Symlink")
+        );
         let big = packed("a", regular, &[0; 101]);
-        assert!(unpack(&big, 100).unwrap_err().contains("more than 100"));
+        assert!(
+            unpack(big.as_slice(), 100)
+                .unwrap_err()
+                .contains("more than 100")
+        );
     }
 
     #[test]
@@ -159,7 +180,7 @@ mod tests {
             .append_data(&mut header, &name[..name.len() - 1], &b""[..])
             .unwrap();
         let archive = builder.into_inner().unwrap();
-        let told = unpack(&archive, 1000).unwrap_err();
+        let told = unpack(archive.as_slice(), 1000).unwrap_err();
         assert!(
             told.contains("a name of 1048575 bytes") && told.len() < 200,
             "{}",

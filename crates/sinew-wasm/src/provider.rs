@@ -8,6 +8,8 @@ use sinew_sandbox::{
     ExecOptions, ExecRequest, ExecResult, Network, Program, Protection, Sandbox, SandboxError,
     SandboxFuture, SandboxProvider, SandboxSpec, SandboxStats, Snapshot, Usage,
 };
+use std::fs::File;
+use std::io::{BufReader, Seek};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -83,6 +85,19 @@ struct Inner {
     /// Numbers sandboxes and snapshots.
     next: AtomicU64,
     protections: Arc<Vec<Protection>>,
+}
+
+impl Inner {
+    /// A snapshot; what it shares with others counts for each.
+    fn keep(&self, base: Base) -> Snapshot {
+        let id = self.next.fetch_add(1, Ordering::Relaxed);
+        Snapshot {
+            level: "wasm",
+            id,
+            stores: [(id, bytes(&base.tree))].into(),
+            handle: Arc::new(base),
+        }
+    }
 }
 
 /// Sandboxes of interpreters in WebAssembly.
@@ -194,27 +209,43 @@ impl SandboxProvider for WasmProvider {
         })
     }
 
-    fn export<'a>(&'a self, snapshot: &'a Snapshot) -> SandboxFuture<'a, Vec<u8>> {
+    fn export_file<'a>(
+        &'a self,
+        snapshot: &'a Snapshot,
+        max_bytes: u64,
+    ) -> SandboxFuture<'a, File> {
         Box::pin(async move {
-            let packed = crate::archive::pack(&own(snapshot)?.tree);
-            packed.map_err(|e| io_error("export", e))
+            let tree = Arc::clone(&own(snapshot)?.tree);
+            apart("export", move || {
+                let file = sinew_sandbox::archive::spool(&[]).map_err(|e| e.to_string())?;
+                let mut file = crate::archive::pack(&tree, file, max_bytes)?;
+                file.rewind().map_err(|e| e.to_string())?;
+                Ok(file)
+            })
+            .await
         })
     }
 
-    fn import<'a>(&'a self, archive: &'a [u8], max_bytes: u64) -> SandboxFuture<'a, Snapshot> {
+    fn import_file(&self, archive: File, max_bytes: u64) -> SandboxFuture<'_, Snapshot> {
         Box::pin(async move {
-            let tree = crate::archive::unpack(archive, max_bytes);
-            let tree = tree.map_err(|e| io_error("import", e))?;
-            Ok(Snapshot {
-                level: "wasm",
-                id: self.inner.next.fetch_add(1, Ordering::Relaxed),
-                handle: Arc::new(Base {
-                    tree: Arc::new(tree),
-                    memory: None,
-                }),
-            })
+            let unpack = move || crate::archive::unpack(BufReader::new(archive), max_bytes);
+            let base = Base {
+                tree: Arc::new(apart("import", unpack).await?),
+                memory: None,
+            };
+            Ok(self.inner.keep(base))
         })
     }
+}
+
+/// Work with files, on a thread that may wait.
+async fn apart<T: Send + 'static>(
+    operation: &'static str,
+    work: impl FnOnce() -> Result<T, String> + Send + 'static,
+) -> Result<T, SandboxError> {
+    let done = tokio::task::spawn_blocking(work).await;
+    let done = done.map_err(|e| io_error(operation, e.to_string()))?;
+    done.map_err(|e| io_error(operation, e))
 }
 
 fn own(snapshot: &Snapshot) -> Result<&Base, SandboxError> {
@@ -604,11 +635,7 @@ impl Sandbox for WasmSandbox {
     fn snapshot(&mut self) -> SandboxFuture<'_, Snapshot> {
         Box::pin(async move {
             let base = self.freeze().await?;
-            Ok(Snapshot {
-                level: "wasm",
-                id: self.inner.next.fetch_add(1, Ordering::Relaxed),
-                handle: Arc::new(base),
-            })
+            Ok(self.inner.keep(base))
         })
     }
 

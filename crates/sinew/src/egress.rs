@@ -205,12 +205,16 @@ impl SandboxProvider for WithEgress {
         })
     }
 
-    fn export<'a>(&'a self, snapshot: &'a Snapshot) -> SandboxFuture<'a, Vec<u8>> {
-        self.inner.export(snapshot)
+    fn export_file<'a>(
+        &'a self,
+        snapshot: &'a Snapshot,
+        max_bytes: u64,
+    ) -> SandboxFuture<'a, File> {
+        self.inner.export_file(snapshot, max_bytes)
     }
 
-    fn import<'a>(&'a self, archive: &'a [u8], max_bytes: u64) -> SandboxFuture<'a, Snapshot> {
-        self.inner.import(archive, max_bytes)
+    fn import_file(&self, archive: File, max_bytes: u64) -> SandboxFuture<'_, Snapshot> {
+        self.inner.import_file(archive, max_bytes)
     }
 }
 

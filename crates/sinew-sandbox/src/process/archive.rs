@@ -1,17 +1,22 @@
-//! Snapshots as archives: a tar file that depends on the content alone.
+//! Work folders as archives and back.
 //!
 //! Entries are sorted by name; owners and times are zero; sockets, FIFOs and devices are left
-//! out. So the same files give the same bytes, and a hash of them names the content.
+//! out. So the same files give the same bytes, and a hash of them names the content. Names of one
+//! file stay names of one file.
 
-use super::files::{make_parents, open_beneath};
-use nix::fcntl::{OFlag, readlinkat};
+use super::files::open_beneath;
+use crate::archive::{Held, Writer, fill};
+use nix::fcntl::{AtFlags, OFlag, readlinkat};
 use nix::sys::stat::{Mode, fchmod, mkdirat};
-use nix::unistd::{Gid, Uid, fchown, symlinkat};
-use std::fs::File;
-use std::io::Read;
+use nix::unistd::{Gid, Uid, fchown, linkat, symlinkat};
+use std::collections::HashMap;
+use std::ffi::{OsStr, OsString};
+use std::fs::{File, Metadata};
+use std::io::{Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Component, Path, PathBuf};
+use std::rc::Rc;
 
 /// Deepest folder that is archived; paths stay below what the kernel takes.
 const MAX_DEPTH: usize = 64;
@@ -19,6 +24,8 @@ const MAX_DEPTH: usize = 64;
 const MAX_ENTRIES: usize = 65_536;
 /// Longest name of an entry. Longer ones take memory, time and room in the error that refuses them.
 const MAX_PATH_BYTES: usize = 17 << 10;
+/// Most folders that are entered for the entries of an archive, one after the other.
+const MAX_STEPS: usize = 1 << 20;
 
 type Outcome<T> = Result<T, String>;
 
@@ -30,15 +37,20 @@ fn errno<'a>(path: &'a Path) -> impl Fn(nix::errno::Errno) -> String + 'a {
     move |e| format!("{}: {e}", path.display())
 }
 
-/// The folder `dir` as an archive.
-pub(crate) fn write(dir: &OwnedFd) -> Outcome<Vec<u8>> {
-    let mut builder = tar::Builder::new(Vec::new());
-    let mut entries = 0;
-    folder(&mut builder, dir, Path::new(""), 0, &mut entries)?;
-    builder.into_inner().map_err(|e| e.to_string())
+/// Writes the folder `dir` as an archive of at most `max_bytes`.
+pub(crate) fn write(dir: &OwnedFd, out: impl Write, max_bytes: u64) -> Outcome<()> {
+    let mut walk = Walk {
+        writer: Writer::new(out, max_bytes),
+        entries: 0,
+        linked: HashMap::new(),
+    };
+    walk.folder(dir, &Rc::from(Path::new("")), 0)?;
+    walk.writer.end().map_err(|e| e.to_string())?;
+    Ok(())
 }
 
-fn names(dir: &OwnedFd, path: &Path) -> Outcome<Vec<std::ffi::OsString>> {
+/// Sorted names in a folder, `most` of them.
+fn names(dir: &OwnedFd, path: &Path, most: usize) -> Outcome<Vec<OsString>> {
     let again = open_beneath(dir, Path::new("."), OFlag::O_RDONLY | OFlag::O_DIRECTORY)?;
     let mut listing = nix::dir::Dir::from_fd(again).map_err(errno(path))?;
     let mut names = Vec::new();
@@ -46,6 +58,9 @@ fn names(dir: &OwnedFd, path: &Path) -> Outcome<Vec<std::ffi::OsString>> {
         let entry = entry.map_err(errno(path))?;
         let name = entry.file_name().to_bytes();
         if name != b"." && name != b".." {
+            if names.len() == most {
+                return Err(format!("more than {MAX_ENTRIES} files"));
+            }
             names.push(std::os::unix::ffi::OsStringExt::from_vec(name.to_vec()));
         }
     }
@@ -53,66 +68,222 @@ fn names(dir: &OwnedFd, path: &Path) -> Outcome<Vec<std::ffi::OsString>> {
     Ok(names)
 }
 
-fn folder(
-    builder: &mut tar::Builder<Vec<u8>>,
-    dir: &OwnedFd,
-    path: &Path,
-    depth: usize,
-    entries: &mut usize,
-) -> Outcome<()> {
-    if depth > MAX_DEPTH {
-        return Err(format!("{}: deeper than {MAX_DEPTH}", path.display()));
-    }
-    for name in names(dir, path)? {
-        *entries += 1;
-        if *entries > MAX_ENTRIES {
-            return Err(format!("more than {MAX_ENTRIES} files"));
+struct Walk<W: Write> {
+    writer: Writer<W>,
+    entries: usize,
+    /// Where files with several names were met first: their folder and name.
+    linked: HashMap<(u64, u64), (Rc<Path>, OsString)>,
+}
+
+impl<W: Write> Walk<W> {
+    fn folder(&mut self, dir: &OwnedFd, path: &Rc<Path>, depth: usize) -> Outcome<()> {
+        if depth > MAX_DEPTH {
+            return Err(format!("{}: deeper than {MAX_DEPTH}", path.display()));
         }
-        let inner = path.join(&name);
+        for name in names(dir, path, MAX_ENTRIES - self.entries)? {
+            self.entries += 1;
+            if self.entries > MAX_ENTRIES {
+                return Err(format!("more than {MAX_ENTRIES} files"));
+            }
+            self.entry(dir, path, name, depth)?;
+        }
+        Ok(())
+    }
+
+    fn entry(
+        &mut self,
+        dir: &OwnedFd,
+        above: &Rc<Path>,
+        name: OsString,
+        depth: usize,
+    ) -> Outcome<()> {
+        let path = above.join(&name);
         let flags = OFlag::O_PATH | OFlag::O_NOFOLLOW;
         let held = open_beneath(dir, Path::new(&name), flags)?;
-        let meta = File::from(held).metadata().map_err(at(&inner))?;
-        let mut header = tar::Header::new_gnu();
-        header.set_mode(meta.permissions().mode() & 0o777);
+        let meta = File::from(held).metadata().map_err(at(&path))?;
+        let mode = meta.permissions().mode();
         if meta.is_dir() {
-            header.set_entry_type(tar::EntryType::Directory);
-            header.set_size(0);
-            append(builder, &mut header, &inner, std::io::empty())?;
+            self.writer.folder(&path, mode).map_err(at(&path))?;
             let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY;
             let below = open_beneath(dir, Path::new(&name), flags)?;
-            folder(builder, &below, &inner, depth + 1, entries)?;
+            self.folder(&below, &path.into(), depth + 1)
         } else if meta.is_symlink() {
-            header.set_entry_type(tar::EntryType::Symlink);
-            header.set_size(0);
-            let target = readlinkat(dir.as_fd(), name.as_os_str()).map_err(errno(&inner))?;
-            let linked = builder.append_link(&mut header, &inner, Path::new(&target));
-            linked.map_err(at(&inner))?;
+            let target = readlinkat(dir.as_fd(), name.as_os_str()).map_err(errno(&path))?;
+            let target = Path::new(&target);
+            self.writer.link(&path, mode, target).map_err(at(&path))
         } else if meta.is_file() {
-            // As the other levels write it: the same files, the same bytes.
-            header.set_entry_type(tar::EntryType::Regular);
-            header.set_size(meta.size());
-            let flags = OFlag::O_RDONLY | OFlag::O_NONBLOCK;
-            let file = File::from(open_beneath(dir, Path::new(&name), flags)?);
-            append(builder, &mut header, &inner, file.take(meta.size()))?;
+            self.file(dir, above, name, &meta)
+        } else {
+            Ok(())
         }
     }
-    Ok(())
+
+    fn file(
+        &mut self,
+        dir: &OwnedFd,
+        above: &Rc<Path>,
+        name: OsString,
+        meta: &Metadata,
+    ) -> Outcome<()> {
+        let path = above.join(&name);
+        let mode = meta.permissions().mode();
+        if meta.nlink() > 1 {
+            let inode = (meta.dev(), meta.ino());
+            if let Some((folder, first)) = self.linked.get(&inode) {
+                let first = folder.join(first);
+                return self
+                    .writer
+                    .hard_link(&path, mode, &first)
+                    .map_err(at(&path));
+            }
+            self.linked.insert(inode, (Rc::clone(above), name.clone()));
+        }
+        let flags = OFlag::O_RDONLY | OFlag::O_NONBLOCK;
+        let file = File::from(open_beneath(dir, Path::new(&name), flags)?);
+        let content = Held(&file, meta.size());
+        self.writer.file(&path, mode, &content).map_err(at(&path))
+    }
 }
 
-fn append(
-    builder: &mut tar::Builder<Vec<u8>>,
-    header: &mut tar::Header,
-    path: &Path,
-    content: impl Read,
+/// Where the entries of an archive go.
+struct Target<'a> {
+    root: &'a OwnedFd,
+    owner: (Option<Uid>, Option<Gid>),
+    /// The folder of the last entry: most entries stand where the one before them does.
+    last: (PathBuf, OwnedFd),
+    steps: usize,
+    max_bytes: u64,
+    /// Of these, what is left.
+    left: u64,
+}
+
+const FOLDER: OFlag = OFlag::O_RDONLY
+    .union(OFlag::O_DIRECTORY)
+    .union(OFlag::O_NOFOLLOW);
+
+impl Target<'_> {
+    /// The folder at `path`, made where it is not there; no link on the way is followed.
+    fn enter(&mut self, path: &Path) -> Outcome<&OwnedFd> {
+        if self.last.0 != path {
+            let mut folder = open_beneath(self.root, Path::new("."), FOLDER)?;
+            for part in path.components() {
+                self.steps += 1;
+                if self.steps > MAX_STEPS {
+                    return Err(format!(
+                        "archive: its entries jump between folders more than {MAX_STEPS} times; \
+                         sort them by name"
+                    ));
+                }
+                let name = Path::new(part.as_os_str());
+                self.folder(&folder, name).map_err(errno(path))?;
+                folder = open_beneath(&folder, name, FOLDER)?;
+            }
+            self.last = (path.into(), folder);
+        }
+        Ok(&self.last.1)
+    }
+
+    /// Makes a folder, unless there is something of that name.
+    fn folder(&self, above: &OwnedFd, name: &Path) -> nix::Result<()> {
+        match mkdirat(above.as_fd(), name, Mode::S_IRWXU) {
+            Ok(()) => {}
+            Err(nix::errno::Errno::EEXIST) => return Ok(()),
+            Err(e) => return Err(e),
+        }
+        let made = nix::fcntl::openat(
+            above.as_fd(),
+            name,
+            FOLDER | OFlag::O_CLOEXEC,
+            Mode::empty(),
+        )?;
+        fchown(made.as_fd(), self.owner.0, self.owner.1)
+    }
+
+    fn put(&mut self, entry: &mut tar::Entry<'_, impl Read>, path: &Path) -> Outcome<()> {
+        let above = path.parent().unwrap_or(Path::new(""));
+        let name = Path::new(path.file_name().unwrap_or_default());
+        let mode = entry.header().mode().map_err(at(path))? & 0o777;
+        let mode = Mode::from_bits_truncate(mode);
+        let (user, group) = self.owner;
+        match entry.header().entry_type() {
+            tar::EntryType::Directory => {
+                self.enter(above)?;
+                self.folder(&self.last.1, name).map_err(errno(path))?;
+                let made = open_beneath(&self.last.1, name, FOLDER)?;
+                fchmod(made.as_fd(), mode).map_err(errno(path))
+            }
+            tar::EntryType::Symlink => {
+                let target = entry.link_name().map_err(at(path))?.unwrap_or_default();
+                let above = self.enter(above)?;
+                symlinkat(target.as_ref(), above.as_fd(), name).map_err(errno(path))
+            }
+            tar::EntryType::Link => {
+                let first = entry.link_name().map_err(at(path))?.unwrap_or_default();
+                self.hard_link(plain(&first)?, path)
+            }
+            tar::EntryType::Regular | tar::EntryType::Continuous | tar::EntryType::GNUSparse => {
+                let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL;
+                let mut file = File::from(open_beneath(self.enter(above)?, name, flags)?);
+                let (size, max) = (entry.size(), self.max_bytes);
+                if size > max {
+                    return Err(format!("archive: more than {max} bytes of files"));
+                }
+                let filled = fill(entry, size, self.left, &mut file).map_err(at(path))?;
+                let Some(data) = filled else {
+                    return Err(format!("archive: more than {max} bytes of files"));
+                };
+                self.left -= data;
+                fchown(file.as_fd(), user, group).map_err(errno(path))?;
+                fchmod(file.as_fd(), mode).map_err(errno(path))
+            }
+            other => Err(format!("archive: {} has type {other:?}", path.display())),
+        }
+    }
+
+    /// Another name of a regular file that an entry before this one made.
+    fn hard_link(&mut self, first: &Path, path: &Path) -> Outcome<()> {
+        let (from, name) = (first.parent(), first.file_name().unwrap_or(OsStr::new("")));
+        self.enter(from.unwrap_or(Path::new("")))?;
+        let flags = OFlag::O_PATH | OFlag::O_NOFOLLOW;
+        let held = open_beneath(&self.last.1, Path::new(name), flags)?;
+        if !File::from(held).metadata().map_err(at(path))?.is_file() {
+            return Err(format!("archive: {} links to no file", path.display()));
+        }
+        let from = self.last.1.try_clone().map_err(at(path))?;
+        let above = self.enter(path.parent().unwrap_or(Path::new("")))?;
+        let own = path.file_name().unwrap_or_default();
+        linkat(from.as_fd(), name, above.as_fd(), own, AtFlags::empty()).map_err(errno(path))
+    }
+}
+
+/// A path of plain names.
+fn plain(path: &Path) -> Outcome<&Path> {
+    let fine = (1..=MAX_DEPTH + 1).contains(&path.components().count())
+        && path.components().all(|c| matches!(c, Component::Normal(_)));
+    match fine {
+        true => Ok(path),
+        false => Err(format!("{} is not allowed", path.display())),
+    }
+}
+
+/// Puts the files of an archive below `dir`: plain names only, at most `max_bytes` of content that
+/// is not zeros, and in each file.
+pub(crate) fn read(
+    archive: impl Read,
+    dir: &OwnedFd,
+    max_bytes: u64,
+    uid: Option<u32>,
 ) -> Outcome<()> {
-    builder.append_data(header, path, content).map_err(at(path))
-}
-
-/// Puts the files of an archive below `dir`: plain names only, at most `max_bytes` of content.
-pub(crate) fn read(archive: &[u8], dir: &OwnedFd, max_bytes: u64, uid: Option<u32>) -> Outcome<()> {
-    let (user, group) = (uid.map(Uid::from_raw), uid.map(Gid::from_raw));
     let mut archive = tar::Archive::new(archive);
-    let (mut left, mut entries) = (max_bytes, 0);
+    let mut target = Target {
+        root: dir,
+        owner: (uid.map(Uid::from_raw), uid.map(Gid::from_raw)),
+        last: (PathBuf::new(), open_beneath(dir, Path::new("."), FOLDER)?),
+        steps: 0,
+        max_bytes,
+        left: max_bytes,
+    };
+    let mut entries = 0;
     for entry in archive.entries().map_err(|e| format!("archive: {e}"))? {
         let mut entry = entry.map_err(|e| format!("archive: {e}"))?;
         entries += 1;
@@ -122,53 +293,17 @@ pub(crate) fn read(archive: &[u8], dir: &OwnedFd, max_bytes: u64, uid: Option<u3
                 "archive: entry {entries} has a name of {name} bytes, at most {MAX_PATH_BYTES}"
             ));
         }
-        let path: PathBuf = entry.path().map_err(|e| format!("archive: {e}"))?.into();
-        let plain = path.components().count() <= MAX_DEPTH + 1
-            && path.components().all(|c| matches!(c, Component::Normal(_)));
-        if !plain || entries > MAX_ENTRIES {
-            return Err(format!(
-                "archive: entry {entries} ({}) is not allowed",
-                path.display()
-            ));
+        let path = entry
+            .path()
+            .map_err(|e| format!("archive: {e}"))?
+            .into_owned();
+        // Without what names of folders end in.
+        let path: PathBuf = path.components().collect();
+        if entries > MAX_ENTRIES {
+            return Err(format!("archive: more than {MAX_ENTRIES} entries"));
         }
-        make_parents(dir, &path, uid)?;
-        let above = path.parent().filter(|p| !p.as_os_str().is_empty());
-        let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY;
-        let above = open_beneath(dir, above.unwrap_or(Path::new(".")), flags)?;
-        let name = Path::new(path.file_name().unwrap_or_default());
-        let mode = entry.header().mode().map_err(at(&path))? & 0o777;
-        let mode = Mode::from_bits_truncate(mode);
-        match entry.header().entry_type() {
-            tar::EntryType::Directory => {
-                match mkdirat(above.as_fd(), name, Mode::S_IRWXU) {
-                    Ok(()) | Err(nix::errno::Errno::EEXIST) => {}
-                    Err(e) => return Err(errno(&path)(e)),
-                }
-                let made = open_beneath(&above, name, flags)?;
-                fchown(made.as_fd(), user, group).map_err(errno(&path))?;
-                fchmod(made.as_fd(), mode | Mode::S_IRWXU).map_err(errno(&path))?;
-            }
-            tar::EntryType::Symlink => {
-                let target = entry.link_name().map_err(at(&path))?.unwrap_or_default();
-                symlinkat(target.as_ref(), above.as_fd(), name).map_err(errno(&path))?;
-            }
-            tar::EntryType::Regular | tar::EntryType::Continuous => {
-                let size = entry.size();
-                if size > left {
-                    return Err(format!("archive: more than {max_bytes} bytes of files"));
-                }
-                left -= size;
-                let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL;
-                let mut file = File::from(open_beneath(&above, name, flags)?);
-                std::io::copy(&mut (&mut entry).take(size), &mut file).map_err(at(&path))?;
-                fchown(file.as_fd(), user, group).map_err(errno(&path))?;
-                fchmod(file.as_fd(), mode).map_err(errno(&path))?;
-            }
-            other => {
-                let path = path.display();
-                return Err(format!("archive: {path} has type {other:?}"));
-            }
-        }
+        plain(&path).map_err(|why| format!("archive: entry {entries}: {why}"))?;
+        target.put(&mut entry, &path)?;
     }
     Ok(())
 }

@@ -21,6 +21,8 @@ const START_TIMEOUT: Duration = Duration::from_secs(20);
 pub(super) struct Answer {
     pub(super) file: Option<OwnedFd>,
     pub(super) stats: Option<SpawnerStats>,
+    /// What a new snapshot keeps.
+    pub(super) held: Vec<(u64, u64)>,
 }
 
 type Waiter = oneshot::Sender<Result<Answer, String>>;
@@ -103,11 +105,17 @@ impl Client {
         let mut buffer = vec![0; MAX_PACKET + 1];
         while let Ok(Some((reply, fds))) = receive::<Reply>(self.socket.as_fd(), &mut buffer) {
             match reply {
-                Reply::Done { seq, error, stats } => {
+                Reply::Done {
+                    seq,
+                    error,
+                    stats,
+                    held,
+                } => {
                     let waiter = self.lock().answers.remove(&seq);
                     if let Some(waiter) = waiter {
                         let file = fds.into_iter().next();
-                        let _ = waiter.send(error.map_or(Ok(Answer { file, stats }), Err));
+                        let answer = Answer { file, stats, held };
+                        let _ = waiter.send(error.map_or(Ok(answer), Err));
                     }
                 }
                 Reply::Ended { seq, end } => {

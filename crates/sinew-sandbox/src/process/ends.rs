@@ -50,6 +50,7 @@ impl Spawner {
                 self.room_died(id, serial);
             }
             Some(Role::Program { id }) => self.program_died(id, pid, status, usage),
+            Some(Role::Clerk) => self.clerk_ended(pid, status),
         }
     }
 

@@ -6,11 +6,11 @@
 //! mount that is mounted nowhere; there it is mounted in the spawner.
 
 use nix::errno::Errno;
-use nix::fcntl::{OFlag, OpenHow, ResolveFlag, openat, openat2};
-use nix::mount::{MntFlags, umount2};
+use nix::fcntl::{AT_FDCWD, OFlag, OpenHow, ResolveFlag, openat, openat2, renameat};
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::stat::{Mode, mkdirat};
-use nix::unistd::{Gid, Uid, fchown};
+use nix::unistd::{Gid, Uid, UnlinkatFlags, fchown, unlinkat};
 use std::ffi::CString;
 use std::fs::File;
 use std::io::{Read, Seek, Write};
@@ -30,6 +30,67 @@ pub(crate) const ATTACHED: &str = "/sb";
 struct Store {
     mount: OwnedFd,
     path: Option<PathBuf>,
+    /// No other has it.
+    number: u64,
+}
+
+impl Store {
+    /// Used blocks in bytes, and used inodes.
+    fn usage(&self) -> (u64, u64) {
+        // SAFETY: fstatfs fills a local struct.
+        let stat = unsafe {
+            let mut stat = std::mem::zeroed::<libc::statfs>();
+            libc::fstatfs(self.mount.as_raw_fd(), &raw mut stat);
+            stat
+        };
+        let used = |all: u64, free: u64| all.saturating_sub(free);
+        (
+            used(stat.f_blocks, stat.f_bfree) * stat.f_bsize as u64,
+            used(stat.f_files, stat.f_ffree),
+        )
+    }
+}
+
+/// How this kernel and this user mount file systems.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Mounting {
+    /// Nowhere: copies of such mounts can be made.
+    pub(crate) detached: bool,
+    /// Overlays keep their marks (of folders that replace others) in attributes of users: those of
+    /// the system belong to the host's root. An overlay that looks for the other kind shows what was
+    /// deleted.
+    pub(crate) user_marks: bool,
+}
+
+impl Mounting {
+    /// As it is here; `attached` asks for mounts at a place.
+    pub(crate) fn probe(attached: bool) -> Self {
+        let probe = fsopen("tmpfs").and_then(|context| make(&context, 0));
+        let copies = |mount: &OwnedFd| copy_mount(mount, "").is_ok();
+        Self {
+            detached: !attached && probe.as_ref().is_ok_and(copies),
+            user_marks: probe.is_ok_and(|mount| refuses_system_marks(&mount)),
+        }
+    }
+}
+
+/// Whether an attribute of the system cannot be set for want of a right.
+fn refuses_system_marks(mount: &OwnedFd) -> bool {
+    let Ok(folder) = open_folder(mount, ".") else {
+        return false;
+    };
+    let (name, value) = (c"trusted.overlay.probe", c"y");
+    // SAFETY: strings that end in zero; one byte of the value is read.
+    let set = unsafe {
+        libc::fsetxattr(
+            folder.as_raw_fd(),
+            name.as_ptr(),
+            value.as_ptr().cast(),
+            1,
+            0,
+        )
+    };
+    set == -1 && Errno::last() == Errno::EPERM
 }
 
 impl Drop for Store {
@@ -48,9 +109,36 @@ pub(crate) struct Layer {
     folder: String,
     /// Whose files it holds.
     user: Option<Rc<User>>,
+    /// What its store held when it was frozen.
+    bytes: u64,
+}
+
+/// The stores that layers keep alive, by number, and the bytes of each.
+pub(crate) fn held(layers: &[Layer]) -> Vec<(u64, u64)> {
+    let mut stores = std::collections::BTreeMap::new();
+    for layer in layers {
+        let bytes = stores.entry(layer.store.number).or_insert(0);
+        *bytes = layer.bytes.max(*bytes);
+    }
+    stores.into_iter().collect()
 }
 
 impl Layer {
+    /// The folder that its files stand in.
+    pub(crate) fn work(&self) -> Outcome<OwnedFd> {
+        open_folder(&self.store.mount, &self.folder)
+    }
+
+    /// A folder beside it for what is temporary.
+    pub(crate) fn temporary(&self) -> Outcome<OwnedFd> {
+        open_folder(&self.store.mount, "tmp")
+    }
+
+    /// What its store holds by now.
+    pub(crate) fn measure(&mut self) {
+        self.bytes = self.store.usage().0;
+    }
+
     pub(crate) fn user(&self) -> Option<Rc<User>> {
         self.user.clone()
     }
@@ -121,10 +209,72 @@ pub(crate) struct Files {
     merged: Option<Store>,
     user: Option<Rc<User>>,
     bytes: u64,
-    /// Whether mounts that are mounted nowhere can be copied.
-    detached: bool,
+    mounting: Mounting,
     serial: u64,
 }
+
+/// What no snapshot holds goes with the sandbox, though the snapshot keeps the store.
+impl Drop for Files {
+    fn drop(&mut self) {
+        self.merged = None;
+        let own = |layer: &&Layer| Rc::ptr_eq(&layer.store, &self.store);
+        let own = 1 + self.layers.iter().filter(own).count();
+        if Rc::strong_count(&self.store) == own {
+            return;
+        }
+        for folder in [&self.top, "tmp"] {
+            if let Ok(folder) = open_folder(&self.store.mount, folder) {
+                empty(&folder);
+            }
+        }
+    }
+}
+
+/// Removes what is in a folder. Folders in it are moved up before they are emptied, so that no depth
+/// of them is too much.
+fn empty(top: &OwnedFd) {
+    let mut moved = 0;
+    let mut below: Vec<CString> = vec![c".".into()];
+    while let Some(name) = below.pop() {
+        let Ok(folder) = openat(top.as_fd(), name.as_c_str(), FOLDER, Mode::empty()) else {
+            continue;
+        };
+        for inner in inside(&folder) {
+            if unlinkat(folder.as_fd(), inner.as_c_str(), UnlinkatFlags::NoRemoveDir).is_ok() {
+                continue;
+            }
+            while moved < 4 * MAX_INODES {
+                moved += 1;
+                let up = CString::new(moved.to_string()).unwrap_or_default();
+                match renameat(folder.as_fd(), inner.as_c_str(), top.as_fd(), up.as_c_str()) {
+                    Ok(()) => below.push(up),
+                    // A program had the same idea.
+                    Err(Errno::ENOTEMPTY | Errno::EEXIST | Errno::ENOTDIR) => continue,
+                    Err(_) => {}
+                }
+                break;
+            }
+        }
+        if name.as_c_str() != c"." {
+            let _ = unlinkat(top.as_fd(), name.as_c_str(), UnlinkatFlags::RemoveDir);
+        }
+    }
+}
+
+fn inside(folder: &OwnedFd) -> Vec<CString> {
+    let again = openat(folder.as_fd(), ".", FOLDER, Mode::empty());
+    let listing = again.and_then(nix::dir::Dir::from_fd);
+    let entries = listing.into_iter().flatten().flatten();
+    entries
+        .map(|entry| entry.file_name().to_owned())
+        .filter(|name| name.as_c_str() != c"." && name.as_c_str() != c"..")
+        .collect()
+}
+
+const FOLDER: OFlag = OFlag::O_RDONLY
+    .union(OFlag::O_DIRECTORY)
+    .union(OFlag::O_CLOEXEC)
+    .union(OFlag::O_NOFOLLOW);
 
 type Outcome<T> = Result<T, String>;
 
@@ -262,21 +412,15 @@ pub(crate) fn move_mount(mount: &OwnedFd, target: &str) -> std::io::Result<()> {
     }
 }
 
-/// Whether this kernel copies mounts that are mounted nowhere.
-pub(crate) fn can_detach() -> bool {
-    let made = fsopen("tmpfs").and_then(|context| make(&context, 0));
-    made.is_ok_and(|mount| copy_mount(&mount, "").is_ok())
-}
-
-fn store(bytes: u64, inodes: u64, attach_as: Option<PathBuf>) -> Outcome<Store> {
+fn store(number: u64, bytes: u64, inodes: u64, attach_as: Option<PathBuf>) -> Outcome<Store> {
     let context = fsopen("tmpfs")?;
     set(&context, "size", &bytes.to_string())?;
     set(&context, "nr_inodes", &inodes.to_string())?;
     set(&context, "mode", "0755")?;
-    attached(make(&context, 0)?, attach_as)
+    attached(number, make(&context, 0)?, attach_as)
 }
 
-fn attached(mount: OwnedFd, attach_as: Option<PathBuf>) -> Outcome<Store> {
+fn attached(number: u64, mount: OwnedFd, attach_as: Option<PathBuf>) -> Outcome<Store> {
     if let Some(path) = &attach_as {
         let target = path.to_string_lossy();
         std::fs::create_dir_all(path).map_err(io(&target))?;
@@ -285,6 +429,7 @@ fn attached(mount: OwnedFd, attach_as: Option<PathBuf>) -> Outcome<Store> {
     Ok(Store {
         mount,
         path: attach_as,
+        number,
     })
 }
 
@@ -297,8 +442,7 @@ fn own_folder(store: &Store, name: &str, uid: Option<u32>) -> Outcome<()> {
 }
 
 fn open_folder(dir: &OwnedFd, name: &str) -> Outcome<OwnedFd> {
-    let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC | OFlag::O_NOFOLLOW;
-    openat(dir.as_fd(), name, flags, Mode::empty()).map_err(failed("open"))
+    openat(dir.as_fd(), name, FOLDER, Mode::empty()).map_err(failed("open"))
 }
 
 impl Files {
@@ -307,22 +451,22 @@ impl Files {
         serial: u64,
         bytes: u64,
         user: Option<Rc<User>>,
-        detached: bool,
+        mounting: Mounting,
         layers: Vec<Layer>,
     ) -> Outcome<Self> {
         let uid = user.as_ref().map(|u| u.uid);
-        let path = (!detached).then(|| Path::new(ATTACHED).join(format!("{serial}")));
-        let store = store(bytes, MAX_INODES, path)?;
+        let path = (!mounting.detached).then(|| Path::new(ATTACHED).join(format!("{serial}")));
+        let store = Rc::new(store(serial, bytes, MAX_INODES, path)?);
         own_folder(&store, "work", uid)?;
         own_folder(&store, "tmp", uid)?;
         let mut files = Self {
-            store: Rc::new(store),
+            store,
             top: "work".into(),
             layers,
             merged: None,
             user,
             bytes,
-            detached,
+            mounting,
             serial,
         };
         if !files.layers.is_empty() {
@@ -335,44 +479,60 @@ impl Files {
     fn merge(&mut self) -> Outcome<()> {
         self.merged = None;
         let scratch = format!("{}.scratch", self.top);
-        own_folder(&self.store, &scratch, None)?;
-        let context = fsopen("overlay")?;
-        if self.detached {
-            for layer in &self.layers {
-                let folder = open_folder(&layer.store.mount, &layer.folder)?;
-                set_fd(&context, "lowerdir+", &folder)?;
-            }
-            set_fd(
-                &context,
-                "upperdir",
-                &open_folder(&self.store.mount, &self.top)?,
-            )?;
-            set_fd(
-                &context,
-                "workdir",
-                &open_folder(&self.store.mount, &scratch)?,
-            )?;
-        } else {
-            let path = |store: &Store, folder: &str| {
-                let path = store.path.as_deref().unwrap_or(Path::new(ATTACHED));
-                path.join(folder).to_string_lossy().into_owned()
-            };
-            let lower: Vec<String> = self
-                .layers
-                .iter()
-                .map(|l| path(&l.store, &l.folder))
-                .collect();
-            set(&context, "lowerdir", &lower.join(":"))?;
-            set(&context, "upperdir", &path(&self.store, &self.top))?;
-            set(&context, "workdir", &path(&self.store, &scratch))?;
+        // It is there if this is tried again.
+        if open_folder(&self.store.mount, &scratch).is_err() {
+            own_folder(&self.store, &scratch, None)?;
         }
-        if self.user.is_none() {
+        self.merged = Some(match self.mounting.detached {
+            true => self.merge_detached(&scratch)?,
+            false => self.merge_attached(&scratch)?,
+        });
+        Ok(())
+    }
+
+    fn merge_detached(&self, scratch: &str) -> Outcome<Store> {
+        let context = fsopen("overlay")?;
+        for layer in &self.layers {
+            set_fd(&context, "lowerdir+", &layer.work()?)?;
+        }
+        let own = |folder| open_folder(&self.store.mount, folder);
+        set_fd(&context, "upperdir", &own(&self.top)?)?;
+        set_fd(&context, "workdir", &own(scratch)?)?;
+        if self.mounting.user_marks {
             set_flag(&context, "userxattr")?;
         }
-        let name = format!("{}.merged", self.serial);
-        let path = (!self.detached).then(|| Path::new(ATTACHED).join(name));
-        self.merged = Some(attached(make(&context, 0)?, path)?);
-        Ok(())
+        attached(self.serial, make(&context, 0)?, None)
+    }
+
+    /// By mount(2), whose options are as long as a page: those of fsconfig(2) end after 255 bytes,
+    /// which is less than the names of many layers take.
+    fn merge_attached(&self, scratch: &str) -> Outcome<Store> {
+        let path = |store: &Store, folder: &str| {
+            let path = store.path.as_deref().unwrap_or(Path::new(ATTACHED));
+            path.join(folder).to_string_lossy().into_owned()
+        };
+        let lower = self.layers.iter().map(|l| path(&l.store, &l.folder));
+        let options = format!(
+            "lowerdir={},upperdir={},workdir={}{}",
+            lower.collect::<Vec<_>>().join(":"),
+            path(&self.store, &self.top),
+            path(&self.store, scratch),
+            if self.mounting.user_marks {
+                ",userxattr"
+            } else {
+                ""
+            },
+        );
+        let target = Path::new(ATTACHED).join(format!("{}.merged", self.serial));
+        std::fs::create_dir_all(&target).map_err(io("mkdir"))?;
+        let (kind, flags) = (Some("overlay"), MsFlags::MS_NOSUID | MsFlags::MS_NODEV);
+        mount(kind, &target, kind, flags, Some(options.as_str())).map_err(failed("mount"))?;
+        let mounted = Store {
+            mount: openat(AT_FDCWD, &target, FOLDER, Mode::empty()).map_err(failed("open"))?,
+            path: Some(target),
+            number: self.serial,
+        };
+        Ok(mounted)
     }
 
     /// What rooms have as `work` or `tmp`.
@@ -398,7 +558,7 @@ impl Files {
     }
 
     /// The work folder as it is seen inside.
-    fn work(&self) -> Outcome<OwnedFd> {
+    pub(crate) fn work(&self) -> Outcome<OwnedFd> {
         match &self.merged {
             Some(merged) => open_folder(&merged.mount, "."),
             None => open_folder(&self.store.mount, &self.top),
@@ -410,17 +570,43 @@ impl Files {
         Ok((self.work()?, open_folder(&self.store.mount, "tmp")?))
     }
 
+    /// Whether there are so many layers that the next snapshot is to be a copy.
+    pub(crate) fn is_deep(&self) -> bool {
+        self.layers.len() >= MAX_LAYERS
+    }
+
+    /// An empty layer that can hold a copy of all its files.
+    pub(crate) fn blank(&self, number: u64) -> Outcome<Layer> {
+        let user = self.user.clone();
+        blank(self.bytes.saturating_mul(2), user, self.mounting, number)
+    }
+
+    /// The same files, of which a layer holds a copy: in the store of that layer.
+    pub(crate) fn over(&self, number: u64, copy: Layer) -> Outcome<Self> {
+        let mut files = Self {
+            store: Rc::clone(&copy.store),
+            top: "up".into(),
+            layers: vec![copy],
+            merged: None,
+            user: self.user.clone(),
+            bytes: self.bytes,
+            mounting: self.mounting,
+            serial: number,
+        };
+        own_folder(&files.store, &files.top, files.uid())?;
+        files.merge()?;
+        Ok(files)
+    }
+
     /// Freezes the work folder; nothing may run in the sandbox meanwhile.
     pub(crate) fn freeze(&mut self) -> Outcome<Vec<Layer>> {
-        if self.layers.len() >= MAX_LAYERS {
-            return self.flatten();
-        }
         let top = format!("up{}", self.layers.len());
         own_folder(&self.store, &top, self.uid())?;
         let frozen = Layer {
             store: Rc::clone(&self.store),
             folder: std::mem::replace(&mut self.top, top),
             user: self.user.clone(),
+            bytes: self.store.usage().0,
         };
         self.layers.insert(0, frozen);
         if let Err(e) = self.merge() {
@@ -434,39 +620,15 @@ impl Files {
         Ok(self.layers.clone())
     }
 
-    /// Copies everything into one layer.
-    fn flatten(&mut self) -> Outcome<Vec<Layer>> {
-        let archive = super::archive::write(&self.work()?)?;
-        let layer = thaw(
-            &archive,
-            self.bytes * 2,
-            self.user.clone(),
-            self.detached,
-            self.serial,
-        )?;
-        let (bytes, user, detached) = (self.bytes, self.user.clone(), self.detached);
-        *self = Self::new(self.serial, bytes, user, detached, vec![layer])?;
-        Ok(self.layers.clone())
-    }
-
     pub(crate) fn layer_count(&self) -> u64 {
         self.layers.len() as u64
     }
 
     /// Bytes and number of files of the store.
     pub(crate) fn usage(&self) -> (u64, u64) {
-        // SAFETY: fstatfs fills a local struct.
-        let stat = unsafe {
-            let mut stat = std::mem::zeroed::<libc::statfs>();
-            libc::fstatfs(self.store.mount.as_raw_fd(), &raw mut stat);
-            stat
-        };
-        let used = |all: u64, free: u64| all.saturating_sub(free);
-        (
-            used(stat.f_blocks, stat.f_bfree) * stat.f_bsize as u64,
-            // The root, `work` and `tmp` are not the sandbox's doing.
-            used(stat.f_files, stat.f_ffree).saturating_sub(3),
-        )
+        let (bytes, inodes) = self.store.usage();
+        // The root, `work` and `tmp` are not the sandbox's doing.
+        (bytes, inodes.saturating_sub(3))
     }
 
     pub(crate) fn write_file(&self, path: &str, content: OwnedFd) -> Outcome<()> {
@@ -478,30 +640,25 @@ impl Files {
     }
 }
 
-/// One layer with the content of an archive.
-pub(crate) fn thaw(
-    archive: &[u8],
+/// An empty layer in a store of its own.
+pub(crate) fn blank(
     max_bytes: u64,
     user: Option<Rc<User>>,
-    detached: bool,
-    serial: u64,
+    mounting: Mounting,
+    number: u64,
 ) -> Outcome<Layer> {
     let uid = user.as_ref().map(|u| u.uid);
-    let path = (!detached).then(|| Path::new(ATTACHED).join(format!("{serial}.thawed")));
-    let store = store(max_bytes, 4 * MAX_INODES, path)?;
+    let path = Path::new(ATTACHED).join(format!("{number}.layer"));
+    let path = (!mounting.detached).then_some(path);
+    let store = store(number, max_bytes, 4 * MAX_INODES, path)?;
     own_folder(&store, "work", uid)?;
-    super::archive::read(archive, &open_folder(&store.mount, "work")?, max_bytes, uid)?;
+    own_folder(&store, "tmp", uid)?;
     Ok(Layer {
         store: Rc::new(store),
         folder: "work".into(),
         user,
+        bytes: 0,
     })
-}
-
-/// A snapshot as an archive.
-pub(crate) fn archive(layers: &[Layer], detached: bool, serial: u64) -> Outcome<Vec<u8>> {
-    let view = Files::new(serial, 1 << 20, None, detached, layers.to_vec())?;
-    super::archive::write(&view.work()?)
 }
 
 /// A path of plain names below the work folder.
@@ -583,19 +740,15 @@ fn write_file(
     let mut file = regular(open_beneath(dir, &path, flags)?, &path)?;
     file.set_len(0).map_err(io("truncate"))?;
     fchown(file.as_fd(), user, group).map_err(failed("chown"))?;
-    let mut bytes = Vec::new();
     let mut source = File::from(content);
     source.rewind().map_err(io("rewind"))?;
-    source
-        .take(max_bytes + 1)
-        .read_to_end(&mut bytes)
-        .map_err(io("read"))?;
-    if bytes.len() as u64 > max_bytes {
+    if source.metadata().map_err(io("read"))?.len() > max_bytes {
         return Err(format!(
             "content is larger than the {max_bytes} bytes of the work folder"
         ));
     }
-    file.write_all(&bytes).map_err(io("write"))
+    std::io::copy(&mut source, &mut file).map_err(io("write"))?;
+    Ok(())
 }
 
 /// Copies a regular file below `dir` into a memory file.
@@ -604,17 +757,21 @@ fn read_file(dir: &OwnedFd, path: &str, max_bytes: u64) -> Outcome<OwnedFd> {
     // Opening a FIFO without O_NONBLOCK would wait for a writer for ever.
     let flags = OFlag::O_RDONLY | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK;
     let file = regular(open_beneath(dir, &path, flags)?, &path)?;
-    let mut bytes = Vec::new();
-    file.take(max_bytes + 1)
-        .read_to_end(&mut bytes)
-        .map_err(io("read"))?;
-    if bytes.len() as u64 > max_bytes {
-        return Err(format!(
-            "{} is larger than {max_bytes} bytes",
-            path.display()
-        ));
+    let refused = || {
+        let path = path.display();
+        Err(format!("{path} is larger than {max_bytes} bytes"))
+    };
+    if file.metadata().map_err(io("read"))?.len() > max_bytes {
+        return refused();
     }
-    memory_file(&bytes)
+    let memory = memory_file(&[])?;
+    let mut memory = File::from(memory);
+    let copied = std::io::copy(&mut file.take(max_bytes.saturating_add(1)), &mut memory);
+    if copied.map_err(io("read"))? > max_bytes {
+        return refused();
+    }
+    memory.rewind().map_err(io("rewind"))?;
+    Ok(memory.into())
 }
 
 /// A memory file with this content.
@@ -625,4 +782,30 @@ pub(crate) fn memory_file(bytes: &[u8]) -> Outcome<OwnedFd> {
     memory.write_all(bytes).map_err(io("write"))?;
     memory.rewind().map_err(io("rewind"))?;
     Ok(memory.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folder_is_emptied_whatever_is_in_it() {
+        let top = tempfile::tempdir().unwrap();
+        let held = OwnedFd::from(File::open(top.path()).unwrap());
+        // Deep, with names that it would use itself.
+        let mut deep = held.try_clone().unwrap();
+        for _ in 0..200 {
+            mkdirat(deep.as_fd(), "4", Mode::S_IRWXU).unwrap();
+            deep = openat(deep.as_fd(), "4", FOLDER, Mode::empty()).unwrap();
+            mkdirat(deep.as_fd(), "x", Mode::S_IRWXU).unwrap();
+        }
+        for i in 0..20 {
+            let folder = top.path().join(format!("{i}"));
+            let _ = std::fs::create_dir(&folder);
+            std::fs::write(folder.join("file"), "x").unwrap();
+            std::os::unix::fs::symlink("/", top.path().join(format!("link{i}"))).unwrap();
+        }
+        empty(&held);
+        assert_eq!(std::fs::read_dir(top.path()).unwrap().count(), 0);
+    }
 }

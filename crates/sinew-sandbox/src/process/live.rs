@@ -1,7 +1,7 @@
 //! What the spawner does for each live sandbox: rooms, programs in them, and their ends.
 
 use super::cgroup::{Counters, Group};
-use super::ends::{MAX_WAITING, WARM_PAUSE};
+use super::ends::MAX_WAITING;
 use super::files::{Files, User};
 use super::launch::Launch;
 use super::messages::{Creation, End, Exit, Notice, Numbered, Start, send_bytes};
@@ -33,6 +33,8 @@ pub(super) enum Role {
     },
     Zygote,
     Mother,
+    /// Reads or writes an archive.
+    Clerk,
     /// Of a sandbox that is gone.
     Stray,
 }
@@ -96,6 +98,8 @@ pub(super) struct Live {
     pub(super) ended: Option<End>,
     /// Its end is told, but the kernel is not done with the processes: requests wait.
     pub(super) leaving: bool,
+    /// Its files are being copied for a snapshot: requests wait.
+    pub(super) copying: bool,
     pub(super) deferred: Vec<(Numbered, Vec<OwnedFd>)>,
     /// The interpreter that waits is to make way for a program.
     pub(super) evict: bool,
@@ -112,6 +116,7 @@ impl Live {
         self.running.is_some()
             || self.ended.is_some()
             || self.leaving
+            || self.copying
             || self.destroyed_by.is_some()
     }
 
@@ -202,7 +207,7 @@ impl Spawner {
         };
         self.stores += 1;
         let bytes = creation.limits.work_bytes;
-        let files = Files::new(self.stores, bytes, user.clone(), self.detached, layers)?;
+        let files = Files::new(self.stores, bytes, user.clone(), self.mounting, layers)?;
         let net_ns = match creation.network {
             Network::None => None,
             Network::Loopback => Some(self.new_network()?),
@@ -222,6 +227,7 @@ impl Spawner {
             run: 0,
             ended: None,
             leaving: false,
+            copying: false,
             deferred: Vec::new(),
             evict: false,
             failed: None,
@@ -639,23 +645,10 @@ impl Spawner {
         };
         self.close_room(id);
         self.stores += 1;
-        let files = Files::new(self.stores, bytes, user, self.detached, layers)?;
+        let files = Files::new(self.stores, bytes, user, self.mounting, layers)?;
         let live = self.idle(id)?;
         (live.files, live.ruleset) = (Some(files), None);
         self.to_warm.push_back((Instant::now(), id));
-        Ok(())
-    }
-
-    pub(super) fn snapshot(&mut self, id: u64, snapshot: u64) -> Result<(), String> {
-        self.idle(id)?;
-        // Rooms hold the folder as it was.
-        self.close_room(id);
-        let live = self.idle(id)?;
-        live.ruleset = None;
-        let files = live.files.as_mut().ok_or("no such sandbox")?;
-        let layers = files.freeze()?;
-        self.snapshots.insert(snapshot, layers);
-        self.to_warm.push_back((Instant::now() + WARM_PAUSE, id));
         Ok(())
     }
 

@@ -62,11 +62,15 @@ pub(crate) enum Request {
     Stats { id: u64 },
     /// Freezes the work folder under a number.
     Snapshot { id: u64, snapshot: u64 },
-    /// Nobody needs a snapshot any more.
+    /// Nobody needs a snapshot or an export any more, be it made or not.
     DropSnapshot { snapshot: u64 },
-    /// The reply brings a memory file with the archive.
-    Export { snapshot: u64 },
-    /// File: a memory file with an archive.
+    /// File: where the archive goes. The export has a number of its own, by which it is dropped.
+    Export {
+        snapshot: u64,
+        export: u64,
+        max_bytes: u64,
+    },
+    /// File: an archive.
     Import { snapshot: u64, max_bytes: u64 },
 }
 
@@ -114,6 +118,8 @@ pub(crate) enum Reply {
         seq: u64,
         error: Option<String>,
         stats: Option<SpawnerStats>,
+        /// Of a new snapshot: the stores that it keeps, and the bytes of each.
+        held: Vec<(u64, u64)>,
     },
     /// What a request ran is gone, all of it, or was never begun.
     Ended { seq: u64, end: End },

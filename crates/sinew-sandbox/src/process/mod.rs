@@ -2,6 +2,7 @@
 
 mod archive;
 mod cgroup;
+mod clerk;
 mod client;
 mod ends;
 mod enter;

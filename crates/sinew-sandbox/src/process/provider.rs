@@ -1,7 +1,6 @@
 //! Sandboxes of the process level, as the host sees them.
 
 use super::client::{Client, unavailable};
-use super::files::memory_file;
 use super::messages::{Creation, Request};
 use super::sandbox::ProcessSandbox;
 use super::spawner::Config;
@@ -9,12 +8,15 @@ use crate::port::{
     Protection, Sandbox, SandboxError, SandboxFuture, SandboxProvider, SandboxSpec, Snapshot,
 };
 use std::fs::File;
-use std::io::Read;
-use std::os::fd::AsRawFd;
+use std::io::{Read, Seek};
+use std::os::fd::{AsRawFd, RawFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::Semaphore;
+
+/// Archives that are read and written at once, each by a process of its own.
+const MAX_TRANSFERS: usize = 8;
 
 /// How a provider runs.
 #[derive(Clone, Debug)]
@@ -108,6 +110,8 @@ impl ProcessConfig {
 pub struct ProcessProvider {
     client: Arc<Client>,
     live: Arc<Semaphore>,
+    /// For archives that are read or written.
+    turns: Semaphore,
     config: ProcessConfig,
 }
 
@@ -125,13 +129,25 @@ impl Drop for Kept {
     }
 }
 
-pub(super) fn keep(client: &Arc<Client>, id: u64) -> Snapshot {
-    let client = Arc::clone(client);
-    Snapshot {
+/// A snapshot that is about to be made under a number of its own. Whoever stops waiting for it drops
+/// it.
+pub(super) async fn kept(
+    client: &Arc<Client>,
+    request: impl FnOnce(u64) -> Request,
+    files: &[RawFd],
+) -> Result<Snapshot, SandboxError> {
+    let id = client.number();
+    let kept = Kept {
+        client: Arc::clone(client),
+        id,
+    };
+    let answer = client.ask(request(id), files).await?;
+    Ok(Snapshot {
         level: "process",
         id,
-        handle: Arc::new(Kept { client, id }),
-    }
+        handle: Arc::new(kept),
+        stores: answer.held.into(),
+    })
 }
 
 impl ProcessProvider {
@@ -144,6 +160,7 @@ impl ProcessProvider {
         Ok(Self {
             client,
             live: Arc::new(Semaphore::new(config.max_live)),
+            turns: Semaphore::new(MAX_TRANSFERS),
             config,
         })
     }
@@ -245,24 +262,40 @@ impl SandboxProvider for ProcessProvider {
         Box::pin(self.make(spec, Some(snapshot)))
     }
 
-    fn export<'a>(&'a self, snapshot: &'a Snapshot) -> SandboxFuture<'a, Vec<u8>> {
+    fn export_file<'a>(
+        &'a self,
+        snapshot: &'a Snapshot,
+        max_bytes: u64,
+    ) -> SandboxFuture<'a, File> {
         Box::pin(async move {
             let snapshot = self.own(snapshot)?;
-            let answer = self.client.ask(Request::Export { snapshot }, &[]).await?;
-            super::sandbox::content(answer, u64::MAX)
-        })
-    }
-
-    fn import<'a>(&'a self, archive: &'a [u8], max_bytes: u64) -> SandboxFuture<'a, Snapshot> {
-        Box::pin(async move {
-            let file = memory_file(archive).map_err(|e| super::client::io_error("import", e))?;
-            let snapshot = self.client.number();
-            let request = Request::Import {
+            let failed = |e| super::client::io_error("export", e);
+            let _turn = self.turns.acquire().await;
+            let mut file = crate::archive::spool(&[]).map_err(failed)?;
+            // Whoever stops waiting ends it.
+            let kept = Kept {
+                client: Arc::clone(&self.client),
+                id: self.client.number(),
+            };
+            let request = Request::Export {
                 snapshot,
+                export: kept.id,
                 max_bytes,
             };
             self.client.ask(request, &[file.as_raw_fd()]).await?;
-            Ok(keep(&self.client, snapshot))
+            file.rewind().map_err(failed)?;
+            Ok(file)
+        })
+    }
+
+    fn import_file(&self, archive: File, max_bytes: u64) -> SandboxFuture<'_, Snapshot> {
+        Box::pin(async move {
+            let _turn = self.turns.acquire().await;
+            let request = |snapshot| Request::Import {
+                snapshot,
+                max_bytes,
+            };
+            kept(&self.client, request, &[archive.as_raw_fd()]).await
         })
     }
 }

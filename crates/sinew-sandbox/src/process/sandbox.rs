@@ -4,7 +4,7 @@ use super::client::{Answer, Client, gone, io_error, unavailable};
 use super::files::memory_file;
 use super::messages::{End, Exit, Request, Start};
 use super::plan::{EXECVE, step_name};
-use super::provider::{keep, read_all};
+use super::provider::{kept, read_all};
 use crate::port::{
     Ending, ExecOptions, ExecRequest, ExecResult, OutputChunk, OutputStream, Program, Sandbox,
     SandboxError, SandboxFuture, SandboxSpec, SandboxStats, Snapshot, Usage,
@@ -507,12 +507,9 @@ impl Sandbox for ProcessSandbox {
 
     fn snapshot(&mut self) -> SandboxFuture<'_, Snapshot> {
         Box::pin(async move {
-            let snapshot = self.client.number();
             let id = self.id;
-            self.client
-                .ask(Request::Snapshot { id, snapshot }, &[])
-                .await?;
-            Ok(keep(&self.client, snapshot))
+            let request = |snapshot| Request::Snapshot { id, snapshot };
+            kept(&self.client, request, &[]).await
         })
     }
 

@@ -6,7 +6,8 @@
 //! `live.rs`.
 
 use super::cgroup::{Group, Hierarchy, run_tag};
-use super::files::{Layer, Users, can_detach, memory_file};
+use super::clerk::{Clerk, Exported};
+use super::files::{Layer, Mounting, Users};
 use super::live::{Live, Role};
 use super::messages::{MAX_PACKET, Notice, Numbered, Reply, Request, SpawnerStats, receive, send};
 use super::mother::{MAX_STARTS, Mother};
@@ -70,6 +71,7 @@ pub(super) struct Spawner {
     pub(super) own_users: Result<(), String>,
     /// File systems are mounted nowhere; then this process stands in the root of programs.
     pub(super) detached: bool,
+    pub(super) mounting: Mounting,
     pub(super) room_proc: room::Proc,
     /// How long a list of no sockets is, where there are such lists.
     pub(super) empty_list_bytes: Option<usize>,
@@ -101,6 +103,8 @@ pub(super) struct Spawner {
     /// Children that ended before the zygote told of them.
     pub(super) early: HashMap<i32, (i32, libc::rusage)>,
     pub(super) snapshots: HashMap<u64, Vec<Layer>>,
+    /// Forks that read and write archives, by process id.
+    pub(super) clerks: HashMap<i32, Clerk>,
     /// Sandboxes that are to get a new room and interpreter, and from when on.
     pub(super) to_warm: VecDeque<(Instant, u64)>,
     /// Sandboxes whose interpreters wait and have not rehearsed.
@@ -284,7 +288,8 @@ impl Spawner {
         bound()?;
         build_root(config, &who)?;
         let landlock = landlock::Common::open(Path::new(room::ROOT))?;
-        let detached = !config.attached && can_detach();
+        let mounting = Mounting::probe(config.attached);
+        let detached = mounting.detached;
         if detached {
             room::enter_root().map_err(|e| format!("pivot_root: {e}"))?;
         }
@@ -297,6 +302,7 @@ impl Spawner {
             landlock,
             own_users: who.own_users,
             detached,
+            mounting,
             room_proc: room::Proc {
                 below: who.in_user_namespace,
                 hides: own_proc.as_ref().is_none_or(|(_, hides)| *hides),
@@ -323,6 +329,7 @@ impl Spawner {
             roles: HashMap::new(),
             early: HashMap::new(),
             snapshots: HashMap::new(),
+            clerks: HashMap::new(),
             to_warm: VecDeque::new(),
             to_rehearse: VecDeque::new(),
             spare_groups: Vec::new(),
@@ -561,6 +568,7 @@ impl Spawner {
             seq,
             error: result.err(),
             stats: None,
+            held: Vec::new(),
         };
         self.reply(&done, &[]);
     }
@@ -568,7 +576,8 @@ impl Spawner {
     pub(super) fn handle(&mut self, message: Numbered, files: Vec<OwnedFd>) {
         let seq = message.seq;
         let waits = message.request.waits_for();
-        let leaving = waits.and_then(|id| self.live.get_mut(&id).filter(|l| l.leaving));
+        let leaving = waits.and_then(|id| self.live.get_mut(&id));
+        let leaving = leaving.filter(|l| l.leaving || l.copying);
         if let Some(live) = leaving.filter(|l| l.deferred.len() < MAX_DEFERRED) {
             live.deferred.push((message, files));
             if let Some(id) = waits {
@@ -612,22 +621,35 @@ impl Spawner {
                 .map(|fd| answer = Some(fd)),
             Request::Listen { id, port } => self.listen(id, port).map(|fd| answer = Some(fd)),
             Request::Stats { id } => self.stats(id).map(|s| stats = Some(s)),
-            Request::Snapshot { id, snapshot } => self.snapshot(id, snapshot),
+            // Those that take time are answered when they are done.
+            Request::Snapshot { id, snapshot } => return self.snapshot(seq, id, snapshot),
             Request::DropSnapshot { snapshot } => {
-                self.snapshots.remove(&snapshot);
+                self.drop_snapshot(snapshot);
                 Ok(())
             }
-            Request::Export { snapshot } => self.export(snapshot).map(|fd| answer = Some(fd)),
+            Request::Export {
+                snapshot,
+                export,
+                max_bytes,
+            } => {
+                let what = Exported {
+                    snapshot,
+                    export,
+                    max_bytes,
+                };
+                return self.export(seq, what, files);
+            }
             Request::Import {
                 snapshot,
                 max_bytes,
-            } => self.import(snapshot, max_bytes, files),
+            } => return self.import(seq, (snapshot, max_bytes), files),
         };
         let raw: Vec<RawFd> = answer.iter().map(AsRawFd::as_raw_fd).collect();
         let done = Reply::Done {
             seq,
             error: result.err(),
             stats,
+            held: Vec::new(),
         };
         self.reply(&done, &raw);
     }
@@ -658,26 +680,6 @@ impl Spawner {
             file_count,
             layers: files.layer_count(),
         })
-    }
-
-    fn export(&mut self, snapshot: u64) -> Result<OwnedFd, String> {
-        self.stores += 1;
-        let layers = self.snapshots.get(&snapshot).ok_or("no such snapshot")?;
-        memory_file(&files::archive(layers, self.detached, self.stores)?)
-    }
-
-    fn import(&mut self, snapshot: u64, max_bytes: u64, given: Vec<OwnedFd>) -> Result<(), String> {
-        let mut file = fs::File::from(given.into_iter().next().ok_or("no archive")?);
-        let mut archive = Vec::new();
-        // Headers and padding take at most as much again as many small files do.
-        let most = max_bytes.saturating_mul(2).saturating_add(64 << 20);
-        let read = (&mut file).take(most).read_to_end(&mut archive);
-        read.map_err(|e| format!("archive: {e}"))?;
-        self.stores += 1;
-        let user = self.new_user()?;
-        let layer = files::thaw(&archive, max_bytes, user, self.detached, self.stores)?;
-        self.snapshots.insert(snapshot, vec![layer]);
-        Ok(())
     }
 
     /// The network namespace of this process now.

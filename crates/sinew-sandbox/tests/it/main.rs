@@ -3,6 +3,7 @@
 
 mod crowd;
 mod ends;
+mod files;
 mod port;
 
 use sinew_attack::attack::{self, AttackOutcome};
