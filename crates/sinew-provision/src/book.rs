@@ -2,79 +2,20 @@
 
 use crate::api::{CreateRequest, ForkRequest, SandboxView, env, seconds};
 use crate::auth::{Tokens, random_hex};
+pub use crate::bounds::Bounds;
 use crate::error::{ApiError, bad};
-use sinew_sandbox::{
-    Limits, Network, Sandbox, SandboxProvider, SandboxSpec, SandboxStats, Snapshot,
-};
+use sinew_sandbox::{Network, Sandbox, SandboxProvider, SandboxSpec, SandboxStats, Snapshot};
 use std::collections::HashMap;
+use std::fs::File;
 use std::net::TcpListener;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
-use tokio::sync::{OwnedMutexGuard, Semaphore, watch};
+use tokio::sync::{OwnedMutexGuard, OwnedSemaphorePermit, Semaphore, watch};
 
 /// How often ended leases are looked for.
 const SWEEP: Duration = Duration::from_millis(250);
 /// Bytes of the environment of a sandbox.
 const MAX_ENV_BYTES: usize = 32 << 10;
-
-/// What the server grants.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Bounds {
-    /// Bounds of a sandbox where the client names none.
-    pub limits: Limits,
-    /// Largest bounds that a client may name.
-    pub most: Limits,
-    /// Live sandboxes of one owner.
-    pub sandboxes: usize,
-    /// Snapshots of one owner.
-    pub snapshots: usize,
-    /// Lease where the client names none.
-    pub lease: Duration,
-    /// Longest lease.
-    pub longest_lease: Duration,
-    /// Wall time of an execution where the client names none.
-    pub timeout: Duration,
-    /// Longest wall time of an execution.
-    pub longest_timeout: Duration,
-    /// Bytes of one file, and of an imported archive.
-    pub file_bytes: usize,
-    /// Open connections of all clients; more wait.
-    pub connections: usize,
-    /// Time for the head of a request to arrive, and in which a client takes something of what it
-    /// is sent.
-    pub idle: Duration,
-    /// Time for the body of a request to arrive.
-    pub body_time: Duration,
-    /// Archives that are made at once: each is whole in memory.
-    pub exports: usize,
-}
-
-impl Default for Bounds {
-    fn default() -> Self {
-        Self {
-            limits: Limits::default(),
-            most: Limits {
-                cpu_s: 3600.0,
-                memory_bytes: 4 << 30,
-                processes: 1024,
-                output_bytes: 8 << 20,
-                work_bytes: 1 << 30,
-                open_files: 4096,
-            },
-            sandboxes: 256,
-            snapshots: 256,
-            lease: Duration::from_secs(300),
-            longest_lease: Duration::from_secs(86_400),
-            timeout: Duration::from_secs(30),
-            longest_timeout: Duration::from_secs(3600),
-            file_bytes: 64 << 20,
-            connections: 1024,
-            idle: Duration::from_secs(60),
-            body_time: Duration::from_secs(300),
-            exports: 2,
-        }
-    }
-}
 
 /// The way out of sandboxes, where the server has one.
 pub trait Egress: Send + Sync {
@@ -102,6 +43,8 @@ pub(crate) struct Entry {
     owner: String,
     provider: Arc<dyn SandboxProvider>,
     spec: SandboxSpec,
+    /// What the snapshot keeps that it started from.
+    stores: Stores,
     egress: bool,
     lease: Duration,
     deadline: Mutex<Instant>,
@@ -132,6 +75,9 @@ impl Entry {
     }
 }
 
+/// Stores of a provider and the bytes of each.
+type Stores = Arc<[(u64, u64)]>;
+
 type Place = OwnedMutexGuard<Option<Box<dyn Sandbox>>>;
 
 struct Kept {
@@ -153,13 +99,33 @@ struct Book {
     freezing: HashMap<String, usize>,
 }
 
+impl Book {
+    /// Bytes that an owner's snapshots keep, and `more` of a provider.
+    fn held(&self, owner: &str, provider: &Arc<dyn SandboxProvider>, more: &Stores) -> u64 {
+        let kept = self.snapshots.values().filter(|k| k.owner == owner);
+        let kept = kept.map(|k| (&k.provider, &k.snapshot.stores));
+        let bases = self.sandboxes.values().filter(|e| e.owner == owner);
+        let bases = bases.map(|e| (&e.provider, &e.stores));
+        let mut all: HashMap<(*const (), u64), u64> = HashMap::new();
+        for (provider, stores) in kept.chain(bases).chain([(provider, more)]) {
+            for (number, bytes) in stores.iter() {
+                let store = (Arc::as_ptr(provider).cast(), *number);
+                let held = all.entry(store).or_default();
+                *held = (*held).max(*bytes);
+            }
+        }
+        all.values().sum()
+    }
+}
+
 /// Sandboxes, their owners and their leases.
 pub struct Service {
     providers: Vec<Arc<dyn SandboxProvider>>,
     pub(crate) tokens: Tokens,
     pub(crate) bounds: Bounds,
     egress: Option<Arc<dyn Egress>>,
-    exports: Semaphore,
+    /// Of each owner, for what it sends and fetches.
+    turns: Mutex<HashMap<String, Arc<Semaphore>>>,
     book: Mutex<Book>,
 }
 
@@ -213,7 +179,7 @@ impl Service {
         Self {
             providers,
             tokens,
-            exports: Semaphore::new(bounds.exports),
+            turns: Mutex::default(),
             bounds,
             egress,
             book: Mutex::default(),
@@ -354,6 +320,8 @@ impl Service {
             }
         };
         let own = spec.clone();
+        let stores = snapshot.map_or_else(|| Arc::from([]), |s| Arc::clone(&s.stores));
+        self.afford(&self.lock(), owner, &provider, &stores)?;
         if let Some(way_out) = way_out {
             spec.network = Network::Loopback;
             spec.env.extend(way_out.environment());
@@ -378,6 +346,7 @@ impl Service {
             owner: owner.into(),
             provider,
             spec: own,
+            stores,
             egress,
             lease,
             deadline: Mutex::new(Instant::now() + lease),
@@ -474,6 +443,33 @@ impl Service {
         Ok(Shelf(self, owner.into()))
     }
 
+    /// Refuses what would keep more of an owner than it may have.
+    fn afford(
+        &self,
+        book: &Book,
+        owner: &str,
+        provider: &Arc<dyn SandboxProvider>,
+        more: &Stores,
+    ) -> Result<(), ApiError> {
+        let limit = self.bounds.snapshot_bytes;
+        match book.held(owner, provider, more) {
+            held if held > limit && !more.is_empty() => Err(ApiError::TooMuch { held, limit }),
+            _ => Ok(()),
+        }
+    }
+
+    /// A turn to send or fetch a file.
+    pub(crate) async fn turn(&self, owner: &str) -> Result<OwnedSemaphorePermit, ApiError> {
+        let turns = {
+            let mut all = self.turns.lock().unwrap_or_else(PoisonError::into_inner);
+            let own = all.entry(owner.into());
+            let new = || Arc::new(Semaphore::new(self.bounds.transfers));
+            Arc::clone(own.or_insert_with(new))
+        };
+        // Nobody closes it.
+        turns.acquire_owned().await.map_err(|_| ApiError::Gone)
+    }
+
     fn keep(
         &self,
         owner: &str,
@@ -491,7 +487,9 @@ impl Service {
             lease,
             deadline: Instant::now() + lease,
         };
-        self.lock().snapshots.insert(name.clone(), kept);
+        let mut book = self.lock();
+        self.afford(&book, owner, &kept.provider, &kept.snapshot.stores)?;
+        book.snapshots.insert(name.clone(), kept);
         Ok(name)
     }
 
@@ -511,23 +509,22 @@ impl Service {
         ))
     }
 
-    pub(crate) async fn export(&self, owner: &str, id: &str) -> Result<Vec<u8>, ApiError> {
+    pub(crate) async fn export(&self, owner: &str, id: &str) -> Result<File, ApiError> {
         let (provider, _, snapshot) = self.kept(owner, id)?;
-        // A semaphore that nobody closes.
-        let _turn = self.exports.acquire().await;
-        Ok(provider.export(&snapshot).await?)
+        let most = self.bounds.archive_bytes;
+        Ok(provider.export_file(&snapshot, most).await?)
     }
 
     pub(crate) async fn import(
         &self,
         owner: &str,
         level: Option<&str>,
-        archive: &[u8],
+        archive: File,
     ) -> Result<String, ApiError> {
         let provider = self.provider(level)?;
         let _shelf = self.shelf(owner)?;
         let snapshot = provider
-            .import(archive, self.bounds.most.work_bytes)
+            .import_file(archive, self.bounds.most.work_bytes)
             .await?;
         let spec = SandboxSpec {
             limits: self.bounds.limits.clone(),

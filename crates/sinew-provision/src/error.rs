@@ -61,6 +61,17 @@ pub enum ApiError {
         /// How many there may be.
         limit: usize,
     },
+    /// An owner keeps too much.
+    #[error(
+        "snapshots, and those that sandboxes started from: {held} bytes are kept, the limit is {limit}; \
+         delete snapshots that are not needed, and sandboxes that started from them"
+    )]
+    TooMuch {
+        /// Bytes, with what was asked for.
+        held: u64,
+        /// Bytes that there may be.
+        limit: u64,
+    },
     /// The sandbox was destroyed while it was used.
     #[error("the sandbox was destroyed")]
     Gone,
@@ -96,7 +107,9 @@ impl ApiError {
             Self::NotFound { .. } => (StatusCode::NOT_FOUND, "not_found"),
             Self::Busy => (StatusCode::CONFLICT, "busy"),
             Self::Request { .. } => (StatusCode::BAD_REQUEST, "request"),
-            Self::TooMany { .. } => (StatusCode::TOO_MANY_REQUESTS, "too_many"),
+            Self::TooMany { .. } | Self::TooMuch { .. } => {
+                (StatusCode::TOO_MANY_REQUESTS, "too_many")
+            }
             Self::Gone => (StatusCode::GONE, "gone"),
             Self::Sandbox(e) => match e {
                 SandboxError::Request { .. } => (StatusCode::BAD_REQUEST, "request"),

@@ -3,13 +3,16 @@
 use crate::api::{self, ExecBody, seconds};
 use crate::book::Service;
 use crate::error::{ApiError, bad};
+use crate::transfer;
 use axum::body::{Body, Bytes};
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
 use futures::stream;
 use serde_json::{Value, json};
-use sinew_sandbox::{ExecOptions, ExecRequest, OutputChunk};
+use sinew_sandbox::archive::unspool;
+use sinew_sandbox::{ExecOptions, ExecRequest, OutputChunk, SandboxError};
 use std::convert::Infallible;
+use std::fs::File;
 use std::sync::Arc;
 use tokio::sync::mpsc;
 
@@ -126,13 +129,21 @@ pub(crate) async fn read(
     }
 }
 
+/// What the server could not do with its own files.
+pub(crate) fn failed(operation: &str, e: &std::io::Error) -> ApiError {
+    ApiError::Sandbox(SandboxError::Io {
+        operation: operation.into(),
+        message: e.to_string(),
+    })
+}
+
 /// Writes a file of a sandbox.
 pub(crate) async fn write(
     service: &Service,
     owner: &str,
     id: &str,
     path: &str,
-    content: &[u8],
+    content: File,
 ) -> Result<(), ApiError> {
     if path.is_empty() {
         return Err(bad(
@@ -141,10 +152,13 @@ pub(crate) async fn write(
             "a relative path below the work folder",
         ));
     }
+    let max = service.bounds.file_bytes as u64;
+    let content = transfer::apart(move || unspool(&content, max)).await;
+    let content = content.map_err(|e| failed("write", &e))?;
     let (entry, mut place) = service.enter(owner, id, std::time::Duration::from_secs(10))?;
     let sandbox = place.as_mut().ok_or(ApiError::Gone)?;
     tokio::select! {
-        written = sandbox.write_file(path, content) => Ok(written?),
+        written = sandbox.write_file(path, &content) => Ok(written?),
         () = entry.ended() => Err(ApiError::Gone),
     }
 }

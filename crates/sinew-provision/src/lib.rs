@@ -7,15 +7,19 @@
 //! own; every sandbox and snapshot has a lease, and what nobody renews is destroyed within a
 //! second of its end, so that a client that vanishes leaks nothing; an execution whose client
 //! goes away is killed; every number that a client can choose has an upper bound of the server's;
-//! a connection that neither sends nor takes anything is ended.
+//! a connection that neither sends nor takes anything is ended; those without a token never take the
+//! places of those with one.
 
 mod api;
 mod auth;
 mod book;
+mod bounds;
 mod error;
 mod exec;
 mod routes;
 mod server;
+mod strangers;
+mod transfer;
 
 pub use api::{CreateRequest, ExecBody, ForkRequest, LimitsRequest, SandboxView};
 pub use auth::{Token, TokenError, Tokens};

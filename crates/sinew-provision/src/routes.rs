@@ -4,8 +4,9 @@ use crate::api::{CreateRequest, ExecBody, ForkRequest};
 use crate::book::Service;
 use crate::error::{ApiError, bad};
 use crate::exec;
-use axum::body::Bytes;
-use axum::extract::rejection::{BytesRejection, JsonRejection};
+use crate::transfer;
+use axum::body::Body;
+use axum::extract::rejection::JsonRejection;
 use axum::extract::{DefaultBodyLimit, FromRequestParts, Path, Query, State};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, Method, StatusCode, Uri, header};
@@ -44,7 +45,6 @@ impl FromRequestParts<Arc<Service>> for Owner {
 
 /// All routes. Bodies of files may have [`crate::Bounds::file_bytes`], all others 1 MiB.
 pub fn router(service: Arc<Service>) -> Router {
-    let files = DefaultBodyLimit::max(service.bounds.file_bytes);
     Router::new()
         .route("/v1/health", get(async || Json(json!({ "status": "ok" }))))
         .route("/v1/levels", get(levels))
@@ -56,11 +56,8 @@ pub fn router(service: Arc<Service>) -> Router {
         .route("/v1/sandboxes/{id}/snapshot", post(snapshot))
         .route("/v1/sandboxes/{id}/fork", post(fork))
         .layer(DefaultBodyLimit::max(MAX_JSON_BYTES))
-        .route(
-            "/v1/sandboxes/{id}/files/{*path}",
-            get(read).put(write).layer(files),
-        )
-        .route("/v1/snapshots", post(import).layer(files))
+        .route("/v1/sandboxes/{id}/files/{*path}", get(read).put(write))
+        .route("/v1/snapshots", post(import))
         .route("/v1/snapshots/{id}", get(export).delete(forget))
         .method_not_allowed_fallback(async |method: Method, uri: Uri| {
             ApiError::Method(format!("{method} {}", uri.path()))
@@ -91,17 +88,6 @@ fn json_body<T: Default + DeserializeOwned>(
             problem: e.body_text(),
         }),
     }
-}
-
-fn raw_body(body: Result<Bytes, BytesRejection>, service: &Service) -> Result<Bytes, ApiError> {
-    body.map_err(|e| ApiError::Body {
-        status: e.status(),
-        problem: format!(
-            "{}, at most {} bytes are taken",
-            e.body_text(),
-            service.bounds.file_bytes
-        ),
-    })
 }
 
 async fn levels(State(service): Api, _owner: Owner) -> Json<Value> {
@@ -178,19 +164,25 @@ async fn read(
     Owner(owner): Owner,
     Path((id, path)): Path<(String, String)>,
 ) -> Answer {
+    let turn = service.turn(&owner).await?;
     let content = exec::read(&service, &owner, &id, &path).await?;
-    let headers = [(header::CONTENT_TYPE, "application/octet-stream")];
-    Ok((headers, content).into_response())
+    let headers = [
+        (header::CONTENT_TYPE, "application/octet-stream".to_owned()),
+        (header::CONTENT_LENGTH, content.len().to_string()),
+    ];
+    Ok((headers, transfer::give_bytes(content, turn)).into_response())
 }
 
 async fn write(
     State(service): Api,
     Owner(owner): Owner,
     Path((id, path)): Path<(String, String)>,
-    body: Result<Bytes, BytesRejection>,
+    body: Body,
 ) -> Answer {
-    let content = raw_body(body, &service)?;
-    exec::write(&service, &owner, &id, &path, &content).await?;
+    service.entry(&owner, &id)?;
+    let _turn = service.turn(&owner).await?;
+    let taken = transfer::take(body, service.bounds.file_bytes).await?;
+    exec::write(&service, &owner, &id, &path, taken.file).await?;
     Ok(StatusCode::NO_CONTENT.into_response())
 }
 
@@ -205,36 +197,33 @@ async fn import(
     State(service): Api,
     Owner(owner): Owner,
     Query(query): Query<ImportQuery>,
-    body: Result<Bytes, BytesRejection>,
+    body: Body,
 ) -> Answer {
-    let archive = raw_body(body, &service)?;
-    let digest = digest(&archive);
+    let _turn = service.turn(&owner).await?;
+    let taken = transfer::take(body, service.bounds.file_bytes).await?;
+    let digest = taken.digest;
     if query.digest.as_ref().is_some_and(|named| *named != digest) {
         let named = query.digest.unwrap_or_default();
         return Err(bad("digest", named, format!("that of the body, {digest}")));
     }
     let id = service
-        .import(&owner, query.level.as_deref(), &archive)
+        .import(&owner, query.level.as_deref(), taken.file)
         .await?;
     let answer = json!({ "snapshot": id, "digest": digest });
     Ok((StatusCode::CREATED, Json(answer)).into_response())
 }
 
-/// The name of an archive's content, which depends on the files alone.
-fn digest(archive: &[u8]) -> String {
-    use sha2::Digest;
-    let sum = sha2::Sha256::digest(archive);
-    let digits: String = sum.iter().map(|b| format!("{b:02x}")).collect();
-    format!("sha256:{digits}")
-}
-
 async fn export(State(service): Api, Owner(owner): Owner, Path(id): Path<String>) -> Answer {
+    let turn = service.turn(&owner).await?;
     let archive = service.export(&owner, &id).await?;
+    let measured = transfer::measure(archive).await;
+    let (archive, bytes, digest) = measured.map_err(|e| exec::failed("export", &e))?;
     let headers = [
-        (header::CONTENT_TYPE, "application/x-tar".into()),
-        (header::ETAG, format!("\"{}\"", digest(&archive))),
+        (header::CONTENT_TYPE, "application/x-tar".to_owned()),
+        (header::CONTENT_LENGTH, bytes.to_string()),
+        (header::ETAG, format!("\"{digest}\"")),
     ];
-    Ok((headers, archive).into_response())
+    Ok((headers, transfer::give(archive, turn)).into_response())
 }
 
 async fn forget(State(service): Api, Owner(owner): Owner, Path(id): Path<String>) -> Answer {

@@ -1,10 +1,13 @@
 //! The listening side: connections, and how long each of their parts may take.
 
-use crate::book::{Bounds, Service};
+use crate::book::Service;
+use crate::error::ApiError;
 use crate::routes::router;
+use crate::strangers::{Connections, Place};
 use axum::Router;
 use axum::body::Body;
-use axum::http::Request;
+use axum::http::{HeaderValue, Request, header};
+use axum::response::{IntoResponse, Response};
 use futures::StreamExt;
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
@@ -12,10 +15,10 @@ use hyper::service::{Service as _, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 /// Largest head of a request.
@@ -65,24 +68,19 @@ async fn accept(
     ended: &watch::Receiver<bool>,
     connections: &mut JoinSet<()>,
 ) {
-    let room = Arc::new(Semaphore::new(service.bounds.connections));
-    let router = router(Arc::clone(service));
+    let all = Connections::new(&service.bounds);
+    let door = Door {
+        router: router(Arc::clone(service)),
+        service: Arc::clone(service),
+        ended: ended.clone(),
+    };
     let mut stop = std::pin::pin!(stop);
     loop {
-        // Without room, new connections wait in the backlog of the socket.
-        let next = async {
-            let permit = Arc::clone(&room).acquire_owned().await;
-            (permit, listener.accept().await)
-        };
         tokio::select! {
-            (permit, accepted) = next => match accepted {
-                Ok((stream, _)) => {
-                    let connection =
-                        connection(stream, router.clone(), service.bounds.clone(), ended.clone());
-                    connections.spawn(async move {
-                        connection.await;
-                        drop(permit);
-                    });
+            accepted = listener.accept() => match accepted {
+                Ok((stream, address)) => {
+                    let (place, standing) = all.enter(address.ip());
+                    connections.spawn(connection(stream, door.clone(), place, standing));
                 }
                 // Out of descriptors, or the client was faster: go on, but not hotly.
                 Err(_) => tokio::time::sleep(Duration::from_millis(10)).await,
@@ -93,13 +91,27 @@ async fn accept(
     }
 }
 
+/// What every connection needs.
+#[derive(Clone)]
+struct Door {
+    router: Router,
+    service: Arc<Service>,
+    ended: watch::Receiver<bool>,
+}
+
 /// Serves HTTP/1.1 on a connection to its end.
 async fn connection(
     stream: TcpStream,
-    router: Router,
-    bounds: Bounds,
-    mut ended: watch::Receiver<bool>,
+    door: Door,
+    place: Place,
+    mut standing: watch::Receiver<bool>,
 ) {
+    let Door {
+        router,
+        service,
+        mut ended,
+    } = door;
+    let bounds = service.bounds.clone();
     let idle_ms = u32::try_from(bounds.idle.as_millis()).unwrap_or(u32::MAX);
     // The kernel ends a connection whose client takes nothing of what it is sent for so long.
     let bounded = rustix::net::sockopt::set_tcp_user_timeout(&stream, idle_ms);
@@ -107,8 +119,19 @@ async fn connection(
         return;
     }
     let router = TowerToHyperService::new(router);
+    let place = Arc::new(Mutex::new(place));
     let answer = service_fn(move |request: Request<Incoming>| {
-        router.call(request.map(|body| in_time(Body::new(body), bounds.body_time)))
+        let known = admit(&service, &place, &request);
+        let request = request.map(|body| in_time(Body::new(body), bounds.body_time));
+        let answer = router.call(request);
+        async move {
+            match known {
+                Ok(true) => answer.await,
+                // It has to come again, and to make room for others meanwhile.
+                Ok(false) => answer.await.map(closing),
+                Err(refused) => Ok(closing(refused.into_response())),
+            }
+        }
     });
     let mut builder = http1::Builder::new();
     builder
@@ -117,12 +140,55 @@ async fn connection(
         .max_buf_size(MAX_HEAD_BYTES);
     let served = builder.serve_connection(TokioIo::new(stream), answer);
     let mut served = std::pin::pin!(served);
+    let standing_now = standing.clone();
+    // Over for a stranger whose time or place is.
+    let over = async {
+        let known = standing.wait_for(|known| *known);
+        let known = matches!(
+            tokio::time::timeout(bounds.head_time, known).await,
+            Ok(Ok(_))
+        );
+        if known {
+            std::future::pending::<()>().await;
+        }
+    };
     // A client that breaks off is the client's affair.
     tokio::select! {
         _ = served.as_mut() => return,
+        () = over => return,
         _ = ended.wait_for(|ended| *ended) => served.as_mut().graceful_shutdown(),
     }
-    let _ = served.await;
+    let stranger = !*standing_now.borrow();
+    if !stranger {
+        let _ = served.await;
+    }
+}
+
+/// Whether a request has a valid token; then its connection is its owner's.
+fn admit(
+    service: &Service,
+    place: &Mutex<Place>,
+    request: &Request<Incoming>,
+) -> Result<bool, ApiError> {
+    let header = request.headers().get(header::AUTHORIZATION);
+    let header = header.and_then(|h| h.to_str().ok());
+    let Some(owner) = service.tokens.owner(header) else {
+        return Ok(false);
+    };
+    let mut place = place.lock().unwrap_or_else(PoisonError::into_inner);
+    place.belong_to(owner).map_err(|limit| ApiError::TooMany {
+        what: "connections",
+        live: limit,
+        limit,
+    })?;
+    Ok(true)
+}
+
+/// An answer after which the connection ends.
+fn closing(mut answer: Response) -> Response {
+    let close = HeaderValue::from_static("close");
+    answer.headers_mut().insert(header::CONNECTION, close);
+    answer
 }
 
 /// A body that fails where it is not whole in time.

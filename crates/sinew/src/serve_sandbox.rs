@@ -39,6 +39,12 @@ pub(crate) struct SandboxOnlyArgs {
     /// Most live sandboxes, of one owner and of all together
     #[arg(long, default_value_t = 256, value_parser = crate::at_least_one)]
     max_sandboxes: usize,
+    /// Bytes that the snapshots of one owner keep in memory, at most
+    #[arg(long, value_name = "BYTES", default_value_t = 4 << 30, requires = "sandbox_only")]
+    max_snapshot_bytes: u64,
+    /// Open connections of one owner, at most
+    #[arg(long, default_value_t = 512, value_parser = crate::at_least_one, requires = "sandbox_only")]
+    max_connections: usize,
 }
 
 /// Runs until Ctrl-C, then destroys every sandbox.
@@ -86,6 +92,8 @@ pub(crate) fn run(
     }
     let bounds = Bounds {
         sandboxes: args.max_sandboxes,
+        snapshot_bytes: args.max_snapshot_bytes,
+        connections: args.max_connections,
         ..Bounds::default()
     };
     let egress = way_out.map(|w| w as Arc<dyn Egress>);

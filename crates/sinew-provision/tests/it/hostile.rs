@@ -16,6 +16,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 async fn impatient(connections: usize) -> Server {
     let change = |b: &mut sinew_provision::Bounds| {
         b.connections = connections;
+        b.head_time = Duration::from_secs(1);
         b.idle = Duration::from_secs(1);
         b.body_time = Duration::from_secs(1);
     };
@@ -62,6 +63,172 @@ async fn who_takes_no_answers_gives_its_place_up() {
     let answer = tokio::time::timeout(PATIENCE, ask).await;
     assert_eq!(answer.expect("there is a place again").status, 200);
     drop(greedy);
+    server.stop().await;
+}
+
+/// Asks on a connection that stays; the status.
+async fn ask_on(stream: &mut TcpStream, token: &str) -> String {
+    let ask =
+        format!("GET /v1/levels HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {token}\r\n\r\n");
+    stream.write_all(ask.as_bytes()).await.unwrap();
+    let mut start = vec![0; 12];
+    let read = stream.read_exact(&mut start);
+    let read = tokio::time::timeout(PATIENCE, read).await;
+    read.expect("an answer").expect("a connection");
+    // The rest of the answer.
+    let mut rest = vec![0; 1 << 16];
+    let _ = stream.read(&mut rest).await.unwrap();
+    String::from_utf8(start[9..].to_vec()).unwrap()
+}
+
+#[tokio::test]
+async fn connections_without_a_token_keep_nobody_out() {
+    let server = server(|b| {
+        b.connections = 4;
+        b.strangers = 16;
+        b.strangers_per_address = 8;
+    })
+    .await;
+    let mut known = TcpStream::connect(server.address).await.unwrap();
+    assert_eq!(ask_on(&mut known, ANN).await, "200");
+    let mut crowd = Vec::new();
+    for _ in 0..60 {
+        let mut stream = TcpStream::connect(server.address).await.unwrap();
+        stream.write_all(b"GET /v1/hea").await.unwrap();
+        crowd.push(stream);
+    }
+    let ask = server.send(request("GET", "/v1/levels", Some(BOB), "text/plain", b""));
+    let answer = tokio::time::timeout(PATIENCE, ask).await;
+    assert_eq!(answer.expect("an answer").status, 200);
+    assert_eq!(ask_on(&mut known, ANN).await, "200");
+    // The oldest of the crowd had to go, without an answer.
+    assert_eq!(to_the_end(&mut crowd[0]).await, "");
+    // An answer to a stranger is the last on its connection.
+    let mut stranger = TcpStream::connect(server.address).await.unwrap();
+    let ask = b"GET /v1/levels HTTP/1.1\r\nhost: x\r\n\r\n";
+    stranger.write_all(ask).await.unwrap();
+    let told = to_the_end(&mut stranger).await;
+    assert!(told.starts_with("HTTP/1.1 401"), "{told}");
+    assert!(told.to_lowercase().contains("connection: close"), "{told}");
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn an_owner_s_connections_are_its_own() {
+    let server = server(|b| b.connections = 2).await;
+    let mut held = Vec::new();
+    for (token, status) in [(ANN, "200"), (ANN, "200"), (ANN, "429"), (BOB, "200")] {
+        let mut stream = TcpStream::connect(server.address).await.unwrap();
+        assert_eq!(ask_on(&mut stream, token).await, status);
+        held.push(stream);
+    }
+    drop(held.remove(0));
+    for attempt in 0.. {
+        let mut stream = TcpStream::connect(server.address).await.unwrap();
+        if ask_on(&mut stream, ANN).await == "200" {
+            break;
+        }
+        assert!(attempt < 100, "there is no place again");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn what_snapshots_keep_is_bounded_in_bytes() {
+    let server = server(|b| b.snapshot_bytes = (3 << 20) - 1).await;
+    let snapshot = async |id: &str| {
+        let path = format!("/v1/sandboxes/{id}/snapshot");
+        server.ask(ANN, "POST", &path, Value::Null).await
+    };
+    let content = vec![7; 1 << 20];
+    let mut kept = Vec::new();
+    for n in 0..3 {
+        let id = server.create(json!({})).await;
+        assert_eq!(server.put(&id, "a", &content).await, 204);
+        let made = snapshot(&id).await;
+        // Another one of the same files costs nothing more.
+        let again = snapshot(&id).await;
+        server
+            .ask(ANN, "DELETE", &format!("/v1/sandboxes/{id}"), Value::Null)
+            .await;
+        if n < 2 {
+            assert_eq!(
+                (made.status, again.status),
+                (201, 201),
+                "{:?}",
+                again.json()
+            );
+            kept.push([made, again].map(|a| a.json()["snapshot"].as_str().unwrap().to_owned()));
+        } else {
+            assert_eq!((made.status, made.code().as_str()), (429, "too_many"));
+            let why = made.json()["error"]["message"].to_string();
+            assert!(why.contains("the limit is 3145727"), "{why}");
+        }
+    }
+    // What a sandbox started from counts as long as it lives, with or without the snapshot.
+    let start = server.create(json!({ "snapshot": kept[0][0] })).await;
+    for id in &kept[0] {
+        let path = format!("/v1/snapshots/{id}");
+        assert_eq!(
+            server.ask(ANN, "DELETE", &path, Value::Null).await.status,
+            204
+        );
+    }
+    let id = server.create(json!({})).await;
+    assert_eq!(server.put(&id, "a", &content).await, 204);
+    assert_eq!(snapshot(&id).await.status, 429);
+    let fork = format!("/v1/sandboxes/{id}/fork");
+    assert_eq!(server.ask(ANN, "POST", &fork, json!({})).await.status, 429);
+    let path = format!("/v1/sandboxes/{start}");
+    assert_eq!(
+        server.ask(ANN, "DELETE", &path, Value::Null).await.status,
+        204
+    );
+    assert_eq!(snapshot(&id).await.status, 201);
+    server.stop().await;
+}
+
+/// Memory of this process, which is the server, too.
+fn resident_bytes() -> u64 {
+    let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
+    statm.split(' ').nth(1).unwrap().parse::<u64>().unwrap() * 4096
+}
+
+#[tokio::test]
+async fn bodies_that_are_not_whole_are_on_disk() {
+    let server = server(|b| b.transfers = 16).await;
+    let id = server.create(json!({})).await;
+    let archive = vec![7; 8 << 20];
+    let whole = request(
+        "POST",
+        "/v1/snapshots",
+        Some(ANN),
+        "application/x-tar",
+        &archive,
+    );
+    let before = resident_bytes();
+    let mut under_way = Vec::new();
+    for _ in 0..16 {
+        let mut stream = TcpStream::connect(server.address).await.unwrap();
+        stream.write_all(&whole[..whole.len() - 1]).await.unwrap();
+        under_way.push(stream);
+    }
+    let grown = resident_bytes().saturating_sub(before);
+    assert!(grown < 48 << 20, "{grown} bytes for 128 MiB");
+    // All turns of one owner are taken; those of others are not.
+    let import = request(
+        "POST",
+        "/v1/snapshots",
+        Some(BOB),
+        "application/x-tar",
+        &[0; 1024],
+    );
+    assert_eq!(server.send(import).await.status, 201);
+    drop(under_way);
+    assert_eq!(server.put(&id, "a", b"x").await, 204);
+    let large = vec![7; (64 << 20) + 1];
+    assert_eq!(server.put(&id, "a", &large).await, 413);
     server.stop().await;
 }
 
