@@ -1,7 +1,7 @@
 //! Files in memory: all that a program sees of a file system. Pure.
 
 use crate::wire::Tree;
-use std::cell::RefCell;
+use std::cell::{Cell, Ref, RefCell};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -37,7 +37,36 @@ pub(crate) enum Errno {
     Notcapable = 76,
 }
 
-pub(crate) type Content = Rc<RefCell<Vec<u8>>>;
+/// The bytes of a file. They count as long as anything holds them: a name, or a descriptor after the
+/// name is gone.
+#[derive(Debug)]
+pub(crate) struct Blob {
+    data: RefCell<Vec<u8>>,
+    /// Of all files of the sandbox.
+    used: Rc<Cell<u64>>,
+}
+
+impl Blob {
+    pub(crate) fn borrow(&self) -> Ref<'_, Vec<u8>> {
+        self.data.borrow()
+    }
+
+    /// Exchanges the bytes.
+    fn set(&self, data: Vec<u8>) {
+        let (old, new) = (self.borrow().len() as u64, data.len() as u64);
+        self.used.set(self.used.get() - old + new);
+        self.data.replace(data);
+    }
+}
+
+impl Drop for Blob {
+    fn drop(&mut self) {
+        let bytes = self.data.get_mut().len() as u64;
+        self.used.set(self.used.get() - bytes);
+    }
+}
+
+pub(crate) type Content = Rc<Blob>;
 
 #[derive(Clone, Debug)]
 pub(crate) enum Node {
@@ -50,7 +79,8 @@ pub(crate) enum Node {
 pub(crate) struct Fs {
     nodes: BTreeMap<String, (u64, Node)>,
     next_id: u64,
-    bytes: u64,
+    /// Bytes of all contents, also of those without a name.
+    used: Rc<Cell<u64>>,
     max_bytes: u64,
     changed: bool,
     /// How often a folder has changed.
@@ -81,6 +111,14 @@ pub(crate) fn resolve(folder: &str, path: &str) -> Result<String, Errno> {
     Ok(parts.join("/"))
 }
 
+fn content(used: &Rc<Cell<u64>>, data: Vec<u8>) -> Content {
+    used.set(used.get() + data.len() as u64);
+    Rc::new(Blob {
+        data: RefCell::new(data),
+        used: Rc::clone(used),
+    })
+}
+
 fn parent(path: &str) -> &str {
     path.rsplit_once('/').map_or("", |(p, _)| p)
 }
@@ -94,20 +132,25 @@ impl Fs {
         let mut fs = Self {
             nodes: BTreeMap::new(),
             next_id: 1,
-            bytes: 0,
+            used: Rc::default(),
             max_bytes,
             changed: false,
             version: 0,
         };
         fs.put(TMP, Node::Folder);
         for (path, file) in tree {
-            fs.bytes += file.as_ref().map_or(0, |f| f.len() as u64);
-            let node = file.as_ref().map_or(Node::Folder, |f| {
-                Node::File(Rc::new(RefCell::new(f.to_vec())))
-            });
+            let node = match file {
+                None => Node::Folder,
+                Some(file) => Node::File(content(&fs.used, file.to_vec())),
+            };
             fs.put(path, node);
         }
         fs
+    }
+
+    /// Bytes of all contents, also of those that only a descriptor holds.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.used.get()
     }
 
     fn put(&mut self, path: &str, node: Node) -> u64 {
@@ -120,15 +163,16 @@ impl Fs {
 
     /// Another of the same content, which shares nothing with it.
     pub(crate) fn copy(&self) -> Self {
+        let used = Rc::default();
         let copy = |node: &Node| match node {
             Node::Folder => Node::Folder,
-            Node::File(content) => Node::File(Rc::new(RefCell::new(content.borrow().clone()))),
+            Node::File(old) => Node::File(content(&used, old.borrow().clone())),
         };
         let nodes = self.nodes.iter();
+        let nodes = nodes.map(|(path, (id, node))| (path.clone(), (*id, copy(node))));
         Self {
-            nodes: nodes
-                .map(|(path, (id, node))| (path.clone(), (*id, copy(node))))
-                .collect(),
+            nodes: nodes.collect(),
+            used: Rc::clone(&used),
             ..*self
         }
     }
@@ -149,25 +193,20 @@ impl Fs {
             match (self.nodes.get(path), file) {
                 (Some((_, Node::Folder)), None) => {}
                 (Some((_, Node::File(content))), Some(file)) => {
-                    let mut content = content.borrow_mut();
-                    if content.as_slice() != file.as_ref() {
-                        *content = file.to_vec();
+                    let same = content.borrow().as_slice() == file.as_ref();
+                    if !same {
+                        content.set(file.to_vec());
                     }
                 }
                 (_, None) => {
                     self.put(path, Node::Folder);
                 }
                 (_, Some(file)) => {
-                    let content = Rc::new(RefCell::new(file.to_vec()));
-                    self.put(path, Node::File(content));
+                    let node = Node::File(content(&self.used, file.to_vec()));
+                    self.put(path, node);
                 }
             }
         }
-        let sizes = self.nodes.values().map(|(_, node)| match node {
-            Node::Folder => 0,
-            Node::File(content) => content.borrow().len() as u64,
-        });
-        self.bytes = sizes.sum();
     }
 
     /// Where a content stands.
@@ -239,7 +278,7 @@ impl Fs {
 
     pub(crate) fn create(&mut self, path: &str) -> Result<Content, Errno> {
         self.room(path)?;
-        let content = Content::default();
+        let content = content(&self.used, Vec::new());
         self.put(path, Node::File(Rc::clone(&content)));
         self.changed |= !in_tmp(path);
         Ok(content)
@@ -282,11 +321,10 @@ impl Fs {
     pub(crate) fn remove_file(&mut self, path: &str) -> Result<(), Errno> {
         match self.find(path)?.1 {
             Node::Folder => Err(Errno::Isdir),
-            Node::File(content) => {
+            Node::File(_) => {
+                // An open descriptor keeps the content, which counts until it is closed.
                 self.nodes.remove(path);
                 self.version += 1;
-                // An open descriptor keeps the content, but it counts no longer as stored.
-                self.bytes = self.bytes.saturating_sub(content.borrow().len() as u64);
                 self.changed |= !in_tmp(path);
                 Ok(())
             }
@@ -350,14 +388,13 @@ impl Fs {
 
     /// Changes the length of a content, within the bound of all files.
     pub(crate) fn resize(&mut self, content: &Content, len: u64) -> Result<(), Errno> {
-        let mut content = content.borrow_mut();
-        let old = content.len() as u64;
-        let total = self.bytes.saturating_sub(old).saturating_add(len);
+        let old = content.borrow().len() as u64;
+        let total = self.bytes().saturating_sub(old).saturating_add(len);
         if len > old && total > self.max_bytes {
             return Err(Errno::Nospc);
         }
-        content.resize(len as usize, 0);
-        self.bytes = total;
+        content.data.borrow_mut().resize(len as usize, 0);
+        self.used.set(total);
         self.changed = true;
         Ok(())
     }
@@ -369,7 +406,7 @@ impl Fs {
             self.resize(content, end)?;
         }
         let at = at as usize;
-        content.borrow_mut()[at..at + bytes.len()].copy_from_slice(bytes);
+        content.data.borrow_mut()[at..at + bytes.len()].copy_from_slice(bytes);
         self.changed = true;
         Ok(())
     }
@@ -400,8 +437,41 @@ mod tests {
         assert_eq!(fs.write(&b, u64::MAX, b"1"), Err(Errno::Inval));
         assert_eq!(fs.resize(&b, 1 << 40), Err(Errno::Nospc));
         fs.remove_file("a").unwrap();
+        drop(a);
         fs.write(&b, 2, b"123").unwrap();
         assert_eq!(*b.borrow(), b"\0\x00123");
+    }
+
+    #[test]
+    fn a_file_without_a_name_counts_until_it_is_closed() {
+        let mut fs = Fs::new(&Tree::new(), 100);
+        let mut open = Vec::new();
+        for n in 0..10 {
+            let name = format!("f{n}");
+            let file = fs.create(&name).unwrap();
+            fs.write(&file, 0, &[1; 10]).unwrap();
+            match n % 2 {
+                0 => fs.remove_file(&name).unwrap(),
+                _ => {
+                    fs.create("other").unwrap();
+                    fs.rename("other", &name).unwrap();
+                }
+            }
+            open.push(file);
+        }
+        assert_eq!(fs.bytes(), 100);
+        let more = fs.create("more").unwrap();
+        assert_eq!(fs.write(&more, 0, b"x"), Err(Errno::Nospc));
+        assert_eq!(fs.resize(&open[0], 11), Err(Errno::Nospc));
+        // What is copied has no open files.
+        assert_eq!(fs.copy().bytes(), 0);
+        fs.resize(&open[0], 4).unwrap();
+        open.truncate(1);
+        assert_eq!(fs.bytes(), 4);
+        fs.write(&more, 0, &[1; 96]).unwrap();
+        fs.replace(&Tree::new());
+        drop((open, more));
+        assert_eq!(fs.bytes(), 0);
     }
 
     #[test]

@@ -247,7 +247,7 @@ impl Live {
             memory: file,
             bytes,
             entry: self.entry,
-            stored,
+            stored: stored + host.fs.bytes(),
             globals: globals.iter().map(Plain::of).collect::<Result<_, _>>()?,
             tables: self.tables.iter().map(|t| t.size(&self.store)).collect(),
             fs: host.fs.copy(),
@@ -255,9 +255,9 @@ impl Live {
         })
     }
 
-    /// Bytes of its linear memory.
+    /// Bytes of its linear memory and of its files.
     pub(crate) fn bytes(&self) -> u64 {
-        self.memory.data_size(&self.store) as u64
+        self.memory.data_size(&self.store) as u64 + self.store.data().fs.bytes()
     }
 
     /// Puts these files in place of those it has, but for `/tmp`.

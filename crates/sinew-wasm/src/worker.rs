@@ -24,6 +24,10 @@ pub(crate) const FLAG: &str = "--sinew-wasm-worker";
 /// Frames are gathered up to here, unless output is wanted at once.
 const GATHER_BYTES: usize = 64 << 10;
 
+/// What a program may take without taking it from what is kept: memory and files of the default
+/// limits. A worker has 512 MiB beside what it keeps.
+const PROGRAM_BYTES: u64 = 272 << 20;
+
 /// How long the host asks nothing before interpreters are made that wait.
 const QUIET: Duration = Duration::from_millis(2);
 
@@ -205,19 +209,18 @@ impl Worker {
 
     fn job(&mut self, bytes: &[u8]) -> Result<(), String> {
         let (mut job, stdin, files) = unpack_job(bytes)?;
+        // One program must not be able to take what the interpreters of others stand in.
+        let asked = job.memory_bytes.saturating_add(job.work_bytes);
+        if self.room(asked.saturating_sub(PROGRAM_BYTES)).is_err() {
+            return self.no_room();
+        }
         let code = job.code.take();
         let (outcome, alive) = match (code, job.place) {
             (Some(code), Some(place)) => {
                 let setting = self.setting(&job, stdin, Tree::new());
                 match self.in_place(&job, place, setting, &files, &code) {
                     Ok(ran) => ran,
-                    Err(NoRoom) => {
-                        let done = Done {
-                            no_room: true,
-                            ..Done::new(Ending::SandboxDied)
-                        };
-                        return self.done(done, None);
-                    }
+                    Err(NoRoom) => return self.no_room(),
                 }
             }
             (Some(code), None) if self.interpreters.has_turns() => {
@@ -252,6 +255,14 @@ impl Worker {
             }
         };
         self.end(outcome, alive)
+    }
+
+    fn no_room(&self) -> Result<(), String> {
+        let done = Done {
+            no_room: true,
+            ..Done::new(Ending::SandboxDied)
+        };
+        self.done(done, None)
     }
 
     fn end(&self, outcome: Outcome, alive: bool) -> Result<(), String> {
@@ -303,11 +314,15 @@ impl Worker {
             live.replace_files(files);
         }
         let running = self.interpreters.running();
-        let (outcome, alive) = live.run(running, setting, program(&job.env, code), true);
-        if alive {
+        let (mut outcome, alive) = live.run(running, setting, program(&job.env, code), true);
+        let kept = alive && self.room(live.bytes()).is_ok();
+        if kept {
             self.places.insert(place.number, live);
+        } else if alive {
+            // It grew beyond what there is for all: it goes, not the worker with those of others.
+            outcome.ending = Ending::OutOfMemory;
         }
-        Ok((outcome, alive))
+        Ok((outcome, kept))
     }
 
     fn freeze(&mut self, freeze: Freeze) -> Result<(), String> {

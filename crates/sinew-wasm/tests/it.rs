@@ -1,6 +1,9 @@
 //! Real interpreters in real workers: what programs can do, and above all what they cannot.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
+#[path = "it/files.rs"]
+mod files;
+
 use sinew_attack::attack::AttackOutcome;
 use sinew_sandbox::{
     Ending, ExecOptions, ExecRequest, ExecResult, Limits, Network, ProcessConfig, ProcessProvider,
@@ -740,7 +743,23 @@ async fn kept_interpreters_have_a_bound_and_a_lost_worker_is_told() {
         "{refused}"
     );
     assert_eq!(places.len(), 2);
+    // One that grows beyond what there is goes itself; the others stay.
+    let grown = places[1].exec(request(python("y = b'y' * (20 << 20)"), 20.0));
+    assert_eq!(grown.await.unwrap().ending, Ending::OutOfMemory);
+    assert_eq!(says(&mut places[0], "print(x)").await, "1");
+    assert_eq!(
+        says(&mut places[1], "print('x' in globals())").await,
+        "False"
+    );
     places.pop().unwrap().destroy().await.unwrap();
+    let mut spec = live();
+    spec.limits.memory_bytes = 1 << 30;
+    let mut large = provider.acquire(&spec).await.unwrap();
+    let refused = large
+        .exec(request(python("x = 1"), 20.0))
+        .await
+        .unwrap_err();
+    assert!(refused.to_string().contains("no room"), "{refused}");
     let mut place = provider.acquire(&live()).await.unwrap();
     says(&mut place, "x = 1").await;
     // The worker is killed with all that it holds; a fresh sandbox gets another one.
@@ -762,32 +781,6 @@ async fn kept_interpreters_have_a_bound_and_a_lost_worker_is_told() {
         says(&mut places[0], "print('x' in globals())").await,
         "False"
     );
-}
-
-#[tokio::test]
-async fn archives_go_from_level_to_level() {
-    let program = PathBuf::from(env!("CARGO_BIN_EXE_sinew-wasm-worker"));
-    let process = ProcessProvider::start(ProcessConfig::new(program, "")).unwrap();
-    let wasm = provider();
-    let levels: [&dyn SandboxProvider; 2] = [&process, &wasm];
-    let make = "import os; os.makedirs('a/b'); open('a/b/c', 'w').write('x' * 999); open('a.txt', 'w').write('y')";
-    let mut archives = Vec::new();
-    for level in levels {
-        let mut place = level.acquire(&SandboxSpec::default()).await.unwrap();
-        run(&mut place, python(make)).await;
-        let snapshot = place.snapshot().await.unwrap();
-        archives.push(level.export(&snapshot).await.unwrap());
-    }
-    assert_eq!(archives[0], archives[1]);
-    for level in levels {
-        assert!(level.import(&archives[0], 500).await.is_err());
-        let snapshot = level.import(&archives[0], 1 << 20).await.unwrap();
-        assert_eq!(level.export(&snapshot).await.unwrap(), archives[0]);
-        let spec = SandboxSpec::default();
-        let mut fork = level.fork(&spec, &snapshot).await.unwrap();
-        let look = run(&mut fork, python("print(len(open('a/b/c').read()))")).await;
-        assert_eq!(text(&look.stdout), "999\n");
-    }
 }
 
 #[tokio::test]
