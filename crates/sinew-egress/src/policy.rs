@@ -139,18 +139,52 @@ impl PathPattern {
     }
 }
 
-/// Whether a server could read this path as another one: dot segments, also encoded or with
-/// parameters, backslashes, encoded slashes, bytes outside of printable ASCII.
+/// Characters beyond ASCII that some servers make dots and slashes of.
+const ALIKE: [char; 10] = [
+    '\u{2024}', '\u{fe52}', '\u{ff0e}', '\u{2044}', '\u{2215}', '\u{29f8}', '\u{ff0f}', '\u{2216}',
+    '\u{fe68}', '\u{ff3c}',
+];
+
+/// The bytes of a path, or none where an escape is not one.
+fn unescaped(path: &str) -> Option<Vec<u8>> {
+    let mut bytes = path.bytes();
+    let mut out = Vec::with_capacity(path.len());
+    while let Some(byte) = bytes.next() {
+        out.push(match byte {
+            b'%' => {
+                let digit = |b: Option<u8>| char::from(b?).to_digit(16);
+                let (high, low) = (digit(bytes.next())?, digit(bytes.next())?);
+                // Two digits of four bits each.
+                (high * 16 + low) as u8
+            }
+            plain => plain,
+        });
+    }
+    Some(out)
+}
+
+/// Whether a server could read this path as another one. All that a path may say in escapes is text
+/// (so no overlong forms of UTF-8) without a second layer of escapes, slashes, backslashes and
+/// control characters; no segment is dots alone, with or without what servers cut off (parameters,
+/// white space).
 fn ambiguous(path: &str) -> bool {
-    let lower = path.to_ascii_lowercase();
-    let encoded = ["%2f", "%5c", "%00", "%25"]
-        .iter()
-        .any(|e| lower.contains(e));
-    let dots = lower.replace("%2e", ".").split('/').any(|segment| {
-        let name = segment.split(';').next().unwrap_or_default();
-        name == "." || name == ".."
-    });
-    encoded || dots || path.contains('\\') || !path.bytes().all(|b| (0x21..0x7f).contains(&b))
+    if !path.bytes().all(|b| (0x21..0x7f).contains(&b)) || path.contains('\\') {
+        return true;
+    }
+    let Some(text) = unescaped(path).and_then(|bytes| String::from_utf8(bytes).ok()) else {
+        return true;
+    };
+    let slashes = |text: &str| text.matches('/').count();
+    if slashes(&text) != slashes(path) {
+        return true;
+    }
+    let odd = |c: char| matches!(c, '%' | '\\') || c.is_control() || ALIKE.contains(&c);
+    text.contains(odd)
+        || text.split('/').any(|segment| {
+            let name = segment.split(';').next().unwrap_or_default();
+            let name = name.trim_matches(char::is_whitespace);
+            !name.is_empty() && name.chars().all(|c| c == '.' || c.is_whitespace())
+        })
 }
 
 /// A secret that the proxy adds to requests of a rule, outside of the sandbox.
@@ -428,6 +462,28 @@ mod tests {
             "/v1/./x",
             "/v1/a%00b",
             "/v1/\u{e4}",
+            // Overlong slashes and dots, and bytes that are no text.
+            "/v1/..%c0%af/admin",
+            "/v1/..%C0%AFadmin",
+            "/v1/%c0%ae%c0%ae/admin",
+            "/v1/%e0%80%af",
+            "/v1/%ff",
+            // What some servers cut off.
+            "/v1/..%09/admin",
+            "/v1/..%20/admin",
+            "/v1/%20../admin",
+            "/v1/..%0d%0a/admin",
+            "/v1/..%c2%a0/admin",
+            "/v1/.%20./admin",
+            "/v1/.../admin",
+            "/v1/..;a=b/admin",
+            "/v1/a%7fb",
+            // What some make dots and slashes of.
+            "/v1/%ef%bc%8e%ef%bc%8e/admin",
+            "/v1/..%ef%bc%8fadmin",
+            "/v1/..%u2215admin",
+            "/v1/..%2",
+            "/v1/%zz",
         ] {
             assert_eq!(
                 ask(&policy, "GET", "a.com", path),
@@ -435,7 +491,14 @@ mod tests {
                 "{path}"
             );
         }
-        assert_eq!(ask(&policy, "GET", "a.com", "/v1/a..b/...x"), Ok(()));
+        for fine in [
+            "/v1/a..b/...x",
+            "/v1/a%20b;c=d/%C3%A4.txt",
+            "/v1//x",
+            "/v1/",
+        ] {
+            assert_eq!(ask(&policy, "GET", "a.com", fine), Ok(()), "{fine}");
+        }
     }
 
     #[test]
@@ -468,6 +531,21 @@ mod tests {
     }
 
     proptest! {
+        /// What is in an allowed path after its escapes is text in which nothing parts segments but
+        /// slashes.
+        #[test]
+        fn an_allowed_path_is_plain_text(tail in proptest::collection::vec(any::<u8>(), 0..6)) {
+            let mut one = rule("a.com");
+            one.paths = vec![PathPattern::parse("/v1/*").unwrap()];
+            let policy = Policy { rules: vec![one] };
+            let escaped: String = tail.iter().map(|b| format!("%{b:02x}")).collect();
+            if ask(&policy, "GET", "a.com", &format!("/v1/..{escaped}/x")).is_ok() {
+                let text = String::from_utf8(tail).unwrap();
+                prop_assert!(text.chars().any(|c| !c.is_whitespace() && c != '.' && c != ';'));
+                prop_assert!(!text.contains(['/', '\\', '%', '\0', '\t', '\r', '\n']));
+            }
+        }
+
         /// Whatever a server makes of a path that a prefix rule lets through, segment by segment,
         /// it stays below the prefix.
         #[test]
