@@ -156,10 +156,18 @@ fn names(dir: &OwnedFd) -> Result<Vec<CString>> {
     Ok(names)
 }
 
-/// ARCHIVE: every folder, regular file and link below the work folder, sorted.
-pub fn archive(link: &mut Link) -> Result<()> {
-    let mut entries = 0;
-    folder(link, &top(WORK)?, Vec::new(), 0, &mut entries)
+/// ARCHIVE: every folder, regular file and link below the work folder, sorted, with at most so many bytes
+/// of files, holes included.
+pub fn archive(link: &mut Link, request: &[u8]) -> Result<()> {
+    let bytes = Take(request).number().ok_or_else(|| errno(71))?;
+    let mut left = Left { entries: MAX_ENTRIES, bytes };
+    folder(link, &top(WORK)?, Vec::new(), 0, &mut left)
+}
+
+/// What an archive may still hold.
+struct Left {
+    entries: usize,
+    bytes: u64,
 }
 
 fn folder(
@@ -167,17 +175,14 @@ fn folder(
     dir: &OwnedFd,
     path: Vec<u8>,
     depth: usize,
-    entries: &mut usize,
+    left: &mut Left,
 ) -> Result<()> {
     if depth > MAX_DEPTH {
         return Err(errno(36));
     }
     let raw = dir.as_raw_fd();
     for name in names(dir)? {
-        *entries += 1;
-        if *entries > MAX_ENTRIES {
-            return Err(errno(7));
-        }
+        left.entries = left.entries.checked_sub(1).ok_or_else(|| errno(7))?;
         let mut inner = path.clone();
         inner.extend_from_slice(name.to_bytes());
         let held = sys::open_beneath(raw, &name, sys::O_PATH | sys::O_NOFOLLOW, 0)?;
@@ -194,11 +199,12 @@ fn folder(
             }
             let below = sys::open_beneath(raw, &name, sys::O_DIRECTORY, 0)?;
             inner.push(b'/');
-            folder(link, &below, inner, depth + 1, entries)?;
+            folder(link, &below, inner, depth + 1, left)?;
         } else if meta.is_symlink() {
             let target = sys::read_link(raw, &name)?;
             link.send(&entry(file::LINK, 0, &target))?;
         } else if meta.is_file() {
+            left.bytes = left.bytes.checked_sub(meta.len()).ok_or_else(|| errno(27))?;
             if mode & 0o400 == 0 {
                 sys::set_mode(raw, &name, mode as u32 | 0o400)?;
             }

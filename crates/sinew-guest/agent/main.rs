@@ -190,7 +190,9 @@ impl Agent {
             ask::READ => self
                 .as_user(|link| files::read(link, &bytes))
                 .map(|()| Vec::new()),
-            ask::ARCHIVE => self.as_user(files::archive).map(|()| Vec::new()),
+            ask::ARCHIVE => self
+                .as_user(|link| files::archive(link, &bytes))
+                .map(|()| Vec::new()),
             ask::RESET => {
                 self.waiting.clear();
                 self.as_user(|_| files::reset()).map(|()| Vec::new())

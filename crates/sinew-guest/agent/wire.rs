@@ -33,7 +33,7 @@ pub mod ask {
     pub const SYNC: u8 = 7;
     /// Sends a file.
     pub const READ: u8 = 8;
-    /// Sends everything below the work folder.
+    /// Sends everything below the work folder, if its files have at most so many bytes.
     pub const ARCHIVE: u8 = 9;
     /// Removes all files.
     pub const RESET: u8 = 10;

@@ -105,15 +105,7 @@ pub fn unpack(archive: impl Read, max_bytes: u64) -> Result<Vec<Entry>, String> 
                 let content = files
                     .get(first.as_ref())
                     .map(|at: &usize| &entries[*at].kind);
-                let Some(EntryKind::File(content)) = content else {
-                    let path = path.display();
-                    return Err(format!("archive: {path} links to no file before it"));
-                };
-                let Some(rest) = left.checked_sub(content.len() as u64) else {
-                    return Err(format!("archive: more than {max_bytes} bytes of files"));
-                };
-                left = rest;
-                EntryKind::File(content.clone())
+                EntryKind::File(again(&path, content, &mut left)?)
             }
             tar::EntryType::Regular | tar::EntryType::Continuous | tar::EntryType::GNUSparse => {
                 if entry.size() > left {
@@ -137,6 +129,17 @@ pub fn unpack(archive: impl Read, max_bytes: u64) -> Result<Vec<Entry>, String> 
         entries.push(Entry { path, mode, kind });
     }
     Ok(entries)
+}
+
+/// The content of a file before this one, of which `path` is another name.
+fn again(path: &Path, first: Option<&EntryKind>, left: &mut u64) -> Result<Vec<u8>, String> {
+    let path = path.display();
+    let Some(EntryKind::File(content)) = first else {
+        return Err(format!("archive: {path} links to no file before it"));
+    };
+    let rest = left.checked_sub(content.len() as u64);
+    *left = rest.ok_or_else(|| format!("archive: more bytes of files than allowed, at {path}"))?;
+    Ok(content.clone())
 }
 
 /// As [`pack`], into a file without a name, on a thread that may wait.
@@ -245,7 +248,7 @@ mod tests {
         assert!(
             unpack(archive.as_slice(), 199)
                 .unwrap_err()
-                .contains("more than 199")
+                .contains("more bytes")
         );
         let mut writer = Writer::new(Vec::new(), 1 << 20);
         writer

@@ -584,7 +584,8 @@ impl Guest {
         self.begin().await?;
         let frames = &mut self.frames;
         let asked = async {
-            send(&mut self.write, &Put::of(ask::ARCHIVE).frame()).await?;
+            let ask = Put::of(ask::ARCHIVE).number(max_bytes);
+            send(&mut self.write, &ask.frame()).await?;
             entries(frames, max_bytes).await
         };
         let done = tokio::time::timeout(FILES, asked).await;
@@ -722,6 +723,9 @@ async fn listen(
     }
 }
 
+/// File too large.
+const EFBIG: i32 = 27;
+
 async fn entries(frames: &mut Frames, max_bytes: u64) -> Made<Vec<Entry>> {
     let mut list: Vec<Entry> = Vec::new();
     let mut left = max_bytes;
@@ -746,7 +750,19 @@ async fn entries(frames: &mut Frames, max_bytes: u64) -> Made<Vec<Entry>> {
                 left = rest;
             }
             tell::DONE => return Ok(list),
-            tell::FAILED => return Err(io("archive", failure(&bytes)?.2)),
+            tell::FAILED => {
+                let (_, errno, text) = failure(&bytes)?;
+                return Err(io(
+                    "archive",
+                    match errno {
+                        EFBIG => format!(
+                            "the files have more than {max_bytes} bytes, holes included, which this \
+                         level copies; remove some, or use level `process`"
+                        ),
+                        _ => text,
+                    },
+                ));
+            }
             kind => return Err(odd(kind)),
         }
     }
