@@ -200,6 +200,27 @@ pub async fn run(provider: &dyn SandboxProvider, loops: usize) -> Result<LeakRep
     })
 }
 
+/// What is left once providers have ended, beyond what there was before they started: processes, control
+/// groups, mounts and files. Namespaces and open files of this process change with its runtimes.
+pub fn after_end(before: Footprint) -> Vec<String> {
+    let begun = Instant::now();
+    loop {
+        let now = Footprint {
+            namespaces: 0,
+            open_files: 0,
+            ..Footprint::now()
+        };
+        let left = now.beyond(before);
+        if left.is_empty() || begun.elapsed() > SETTLE {
+            return left
+                .into_iter()
+                .map(|what| format!("{what} after the end"))
+                .collect();
+        }
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -1,7 +1,7 @@
 //! Docker's API over its Unix socket; Podman answers the same. Images are never pulled.
 
 use crate::engine::{
-    AGENT_CAPABILITIES, Birth, Common, EngineKind, INODES, MASKED, READ_ONLY, UID, open_files,
+    AGENT_CAPABILITIES, Birth, Common, EngineKind, INODES, MASKED, READ_ONLY, open_files,
     unavailable,
 };
 use crate::root::{AGENT, HOST};
@@ -293,7 +293,7 @@ fn creation(kind: EngineKind, image: &str, common: &Common, birth: &Birth<'_>) -
     let owner = match kind {
         // It takes neither an owner nor a number of files, which count as memory then.
         EngineKind::Podman => "mode=1777".into(),
-        _ => format!("nr_inodes={INODES},mode=700,uid={UID},gid={UID}"),
+        _ => format!("nr_inodes={INODES},mode=700,uid={0},gid={0}", birth.uid),
     };
     let tmpfs = format!("rw,exec,nosuid,nodev,size={},{owner}", limits.work_bytes);
     let mut host = json!({

@@ -6,6 +6,7 @@ use crate::runtime::Runtime;
 use sinew_sandbox::{Limits, SandboxError, SandboxSpec};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 /// How long an engine may take to end a container whose agent is gone.
@@ -33,8 +34,24 @@ pub(crate) const READ_ONLY: [&str; 5] = [
     "/proc/sys",
     "/proc/sysrq-trigger",
 ];
-/// The user of programs.
-pub(crate) const UID: u32 = 65_534;
+/// The user of programs where an engine knows few users.
+pub(crate) const SHARED_UID: u32 = 65_534;
+/// First user of programs elsewhere, and how many there are: beyond those of people, of services and of
+/// the process level.
+const FIRST_UID: u32 = 2_000_000;
+const UIDS: u64 = 1 << 24;
+/// So many containers of one process come before the users of the next.
+const UIDS_OF_PROCESS: u64 = 1 << 13;
+
+/// A user that no other living container of this process has. What the kernel bounds for each user
+/// (descriptors in flight, pages of pipes, locks) is then not shared.
+pub(crate) fn next_uid() -> u32 {
+    static MADE: AtomicU64 = AtomicU64::new(0);
+    let number = MADE.fetch_add(1, Ordering::Relaxed);
+    let number = u64::from(std::process::id()) * UIDS_OF_PROCESS + number;
+    // Less than 2^24.
+    FIRST_UID + (number % UIDS) as u32
+}
 /// Files and folders that one sandbox may make.
 pub(crate) const INODES: u64 = 4096;
 
@@ -118,6 +135,8 @@ pub(crate) struct Birth<'a> {
     pub(crate) name: String,
     /// Folder of its own on the host.
     pub(crate) folder: &'a Path,
+    /// The user of its programs, to whom its folders belong.
+    pub(crate) uid: u32,
     /// Folder that holds the socket, and nothing else; stands at `/.host` inside.
     pub(crate) host: PathBuf,
     pub(crate) spec: &'a SandboxSpec,
@@ -127,9 +146,28 @@ pub(crate) struct Birth<'a> {
 #[derive(Debug)]
 pub(crate) enum Body {
     /// The process that waits for it and cleans up after it.
-    Process(tokio::process::Child, String),
+    Process(Waiter),
     /// Its number.
     Named(String),
+}
+
+/// A runtime's process that waits for a container. Where it is dropped before it has ended, container and
+/// groups go with it: nobody else would end them.
+#[derive(Debug)]
+pub(crate) struct Waiter {
+    pub(crate) child: tokio::process::Child,
+    /// Of the container and of its groups.
+    pub(crate) name: String,
+    pub(crate) ended: bool,
+}
+
+impl Drop for Waiter {
+    fn drop(&mut self) {
+        if !self.ended {
+            let _ = self.child.start_kill();
+            crate::group::remove(&self.name);
+        }
+    }
 }
 
 /// What all containers of a provider share.
@@ -224,7 +262,7 @@ impl Engine {
     /// Ends a container and waits until nothing of it is left.
     pub(crate) async fn end(&self, body: Body) -> Result<(), SandboxError> {
         match (self, body) {
-            (Self::Runtime(runtime), Body::Process(child, name)) => runtime.end(child, &name).await,
+            (Self::Runtime(runtime), Body::Process(waiter)) => runtime.end(waiter).await,
             (Self::Api(api), Body::Named(id)) => api.remove(&id).await,
             _ => Err(unavailable("a container of another engine".into())),
         }

@@ -1,7 +1,13 @@
 //! What the kernel counts for a container: its control groups, version 1 or 2.
 
+use crate::state::alive;
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// How often, and after how long, a group is tried again whose processes are still ending.
+const REMOVALS: u32 = 100;
+const REMOVAL_PAUSE: Duration = Duration::from_millis(10);
 
 /// What was counted in one execution.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -32,6 +38,78 @@ fn mount(mounts: &str, controller: Option<&str>) -> Option<PathBuf> {
         };
         here.then(|| path.into())
     })
+}
+
+/// Places where control groups are mounted.
+fn hierarchies() -> Vec<PathBuf> {
+    let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
+    let mut found: Vec<PathBuf> = mounts
+        .lines()
+        .filter_map(|line| {
+            let mut fields = line.split(' ').skip(1);
+            let (path, kind) = (fields.next()?, fields.next()?);
+            matches!(kind, "cgroup" | "cgroup2").then(|| path.into())
+        })
+        .collect();
+    found.dedup();
+    found
+}
+
+/// Kills what is in a group and below it, and removes it; whether it is gone.
+fn try_remove(folder: &Path) -> bool {
+    if !folder.is_dir() {
+        return true;
+    }
+    let text = fs::read_to_string(folder.join("cgroup.procs")).unwrap_or_default();
+    let pids = text.lines().filter_map(|line| line.parse().ok());
+    for pid in pids.filter_map(rustix::process::Pid::from_raw) {
+        let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+    }
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            try_remove(&entry.path());
+        }
+    }
+    fs::remove_dir(folder).is_ok()
+}
+
+/// Removes the groups of a container that is gone or is to go, in every hierarchy: a runtime that is
+/// itself interrupted leaves them.
+pub(crate) fn remove(name: &str) {
+    let places: Vec<PathBuf> = hierarchies().iter().map(|h| h.join(name)).collect();
+    for _ in 0..REMOVALS {
+        if places.iter().filter(|place| !try_remove(place)).count() == 0 {
+            return;
+        }
+        std::thread::sleep(REMOVAL_PAUSE);
+    }
+}
+
+/// The run that made a container, by the name of its group.
+fn run_of(group: &str) -> Option<&str> {
+    let rest = group.strip_prefix("sinew-")?;
+    let (run, container) = rest.rsplit_once("-c")?;
+    let (run, provider) = run.rsplit_once('-')?;
+    let digits = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
+    let fine = [container, provider]
+        .into_iter()
+        .chain(run.split('-'))
+        .all(digits);
+    (fine && run.split('-').count() == 2).then_some(run)
+}
+
+/// Removes what runs left that are gone.
+pub(crate) fn sweep() {
+    let mut left = std::collections::BTreeSet::new();
+    for hierarchy in hierarchies() {
+        for entry in fs::read_dir(hierarchy).into_iter().flatten().flatten() {
+            let name = entry.file_name().to_string_lossy().into_owned();
+            if run_of(&name).is_some_and(|run| !alive(run)) {
+                left.insert(name);
+            }
+        }
+    }
+    left.iter().for_each(|name| remove(name));
 }
 
 impl Group {
@@ -188,6 +266,21 @@ mod tests {
         let v2 = Group::parse("0::/c/d\n", MOUNTS);
         assert_eq!(v2.pids, Some("/sys/fs/cgroup/unified/c/d".into()));
         assert!(v2.v2);
+    }
+
+    #[test]
+    fn groups_of_containers_name_their_run() {
+        assert_eq!(run_of("sinew-12-345-0-c7"), Some("12-345"));
+        for other in [
+            "sinew-12-345",
+            "sinew-12-345-0",
+            "sinew-x-345-0-c7",
+            "sinew--0-c7",
+            "docker",
+            "sinew-1-2-3-4-c5",
+        ] {
+            assert_eq!(run_of(other), None, "{other}");
+        }
     }
 
     #[test]

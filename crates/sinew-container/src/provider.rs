@@ -1,6 +1,8 @@
 //! Makes containers, and says what they really enforce.
 
-use crate::engine::{Birth, Body, Choice, Common, Engine, INODES, UID, unavailable};
+use crate::engine::{
+    Birth, Body, Choice, Common, Engine, INODES, SHARED_UID, next_uid, unavailable,
+};
 use crate::group::Group;
 use crate::root;
 use crate::sandbox::ContainerSandbox;
@@ -107,6 +109,8 @@ pub(crate) struct Inner {
     /// Last: containers that end write into it.
     folder: Folder,
     numbers: AtomicU64,
+    /// Whether each container has a user of its own.
+    own_users: bool,
 }
 
 /// How long the last containers may take to clean up after themselves.
@@ -246,8 +250,13 @@ impl Inner {
             folder,
             config,
             numbers: AtomicU64::new(0),
+            own_users: true,
         };
-        inner.probe().await?;
+        if inner.probe().await.is_err() {
+            // An engine in a user namespace has few users.
+            inner.own_users = false;
+            inner.probe().await?;
+        }
         Ok(inner)
     }
 
@@ -264,9 +273,14 @@ impl Inner {
         let birth = Birth {
             name: format!("sinew-{provider}-c{number}"),
             folder: folder.path(),
+            uid: match self.own_users {
+                true => next_uid(),
+                false => SHARED_UID,
+            },
             host,
             spec,
         };
+        let uid = birth.uid;
         let mut body = self.engine.start(&self.common, &birth).await?;
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted.map_err(|e| io("listen", e)),
@@ -285,7 +299,7 @@ impl Inner {
         let pid = stream.peer_cred().ok().and_then(|c| c.pid()).unwrap_or(0);
         let ready = async {
             let mut guest = Guest::greet(Box::new(stream), "container", START).await?;
-            guest.set_up(&self.setup(spec)).await?;
+            guest.set_up(&self.setup(spec, uid)).await?;
             Ok(guest)
         };
         match ready.await {
@@ -309,10 +323,10 @@ impl Inner {
         self.engine.end(born.body).await
     }
 
-    fn setup(&self, spec: &SandboxSpec) -> Setup {
+    fn setup(&self, spec: &SandboxSpec, uid: u32) -> Setup {
         Setup {
             limits: spec.limits.clone(),
-            uid: UID,
+            uid,
             own_user: false,
             tcp: spec.network == Network::Loopback,
             inodes: INODES,
@@ -367,6 +381,7 @@ impl Inner {
             processes: born.group.process_limit(),
             processors: born.group.processors(),
             namespaces: namespaces(born.pid),
+            own_users: self.own_users,
         });
         self.bury(born).await?;
         let engine = self.engine.kind();
@@ -386,7 +401,10 @@ async fn sweep(engine: &Engine, dead: Vec<PathBuf>) -> Made<()> {
     }
     match engine {
         Engine::Api(api) => api.sweep().await,
-        Engine::Runtime(_) => Ok(()),
+        Engine::Runtime(_) => {
+            crate::group::sweep();
+            Ok(())
+        }
     }
 }
 
@@ -435,7 +453,7 @@ async fn prepare(
 /// Resolves when the process that waits for a container ends; never for a daemon's.
 async fn ended(body: &mut Body) -> String {
     match body {
-        Body::Process(child, _) => match child.wait().await {
+        Body::Process(waiter) => match waiter.child.wait().await {
             Ok(status) => format!("ended with {status}"),
             Err(e) => e.to_string(),
         },
@@ -481,6 +499,7 @@ struct Seen {
     processes: Option<u64>,
     processors: Option<f64>,
     namespaces: Vec<&'static str>,
+    own_users: bool,
 }
 
 impl Seen {
@@ -541,6 +560,14 @@ impl Seen {
                 "all sets of programs are empty",
             ),
             row("user", user != "0", format!("programs run as {user}")),
+            row(
+                "own user",
+                self.own_users,
+                match self.own_users {
+                    true => "each container has a user id of its own",
+                    false => "the engine takes no other user than 65534: all containers share it",
+                },
+            ),
             row("no_new_privs", self.field("NoNewPrivs:") == "1", "set"),
             row("seccomp", self.field("Seccomp:") == "2", filter),
             row("landlock", self.landlock > 0, landlock),

@@ -2,8 +2,8 @@
 //! first process ends, removes its groups and its state.
 
 use crate::engine::{
-    AGENT_CAPABILITIES, Birth, Body, Common, END, INODES, MASKED, READ_ONLY, UID, open_files,
-    unavailable,
+    AGENT_CAPABILITIES, Birth, Body, Common, END, INODES, MASKED, READ_ONLY, SHARED_UID, Waiter,
+    open_files, unavailable,
 };
 use crate::root::{AGENT, HOST};
 use crate::state::io;
@@ -97,22 +97,30 @@ impl Runtime {
             .stderr(log)
             .spawn()
             .map_err(|e| io(format!("start {}", self.name), e))?;
-        Ok(Body::Process(child, birth.name.clone()))
+        Ok(Body::Process(Waiter {
+            child,
+            name: birth.name.clone(),
+            ended: false,
+        }))
     }
 
-    pub(crate) async fn end(
-        &self,
-        mut child: tokio::process::Child,
-        name: &str,
-    ) -> Result<(), SandboxError> {
-        if tokio::time::timeout(END, child.wait()).await.is_ok() {
-            return Ok(());
+    pub(crate) async fn end(&self, mut waiter: Waiter) -> Result<(), SandboxError> {
+        if tokio::time::timeout(END, waiter.child.wait())
+            .await
+            .is_err()
+        {
+            self.delete(&waiter.name).await?;
+            let waited = tokio::time::timeout(END, waiter.child.wait()).await;
+            if waited.is_err() {
+                let name = &waiter.name;
+                return Err(SandboxError::Died(format!("container {name} does not end")));
+            }
         }
-        self.delete(name).await?;
-        let waited = tokio::time::timeout(END, child.wait()).await;
-        waited
-            .map(|_| ())
-            .map_err(|_| SandboxError::Died(format!("container {name} does not end")))
+        // What the runtime could not remove.
+        let name = waiter.name.clone();
+        let removed = tokio::task::spawn_blocking(move || crate::group::remove(&name)).await;
+        waiter.ended = removed.is_ok();
+        Ok(())
     }
 
     /// Runs `/bin/true` as the first process of a container, without an agent.
@@ -125,6 +133,7 @@ impl Runtime {
         let birth = Birth {
             name,
             folder,
+            uid: SHARED_UID,
             host: folder.into(),
             spec: &sinew_sandbox::SandboxSpec::default(),
         };
@@ -212,7 +221,7 @@ fn bundle(common: &Common, birth: &Birth<'_>) -> Value {
         json!({ "destination": "/dev", "type": "tmpfs", "source": "tmpfs",
             "options": ["nosuid", "noexec", "mode=755", "size=64k"] }),
     ];
-    let user = [format!("uid={UID}"), format!("gid={UID}")];
+    let user = [format!("uid={}", birth.uid), format!("gid={}", birth.uid)];
     for folder in ["/work", "/tmp"] {
         let size = format!("size={}", limits.work_bytes);
         let own = [size, format!("nr_inodes={INODES}"), "mode=700".into()];

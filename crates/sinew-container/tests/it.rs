@@ -437,6 +437,86 @@ async fn nothing_is_left_of_many() {
     held.destroy().await.unwrap();
 }
 
+#[tokio::test]
+async fn containers_have_users_of_their_own() {
+    let dir = tempfile::tempdir().unwrap();
+    let provider = start(config(EngineKind::Crun, dir.path()));
+    let mut first = provider.acquire(&small()).await.unwrap();
+    let uid = "import os; open('f', 'w').write('x'); print(os.getuid(), os.stat('f').st_uid)";
+    let mut seen = vec![printed(&mut first, uid).await];
+    let snapshot = first.snapshot().await.unwrap();
+    for _ in 0..2 {
+        let mut fork = provider.fork(&small(), &snapshot).await.unwrap();
+        assert_eq!(printed(&mut fork, "print(open('f').read())").await, "x\n");
+        seen.push(printed(&mut fork, uid).await);
+        fork.destroy().await.unwrap();
+    }
+    for line in &seen {
+        let (own, of_file) = line.trim().split_once(' ').unwrap();
+        assert_eq!(own, of_file);
+        assert!(own.parse::<u32>().unwrap() >= 2_000_000, "{own}");
+    }
+    seen.sort();
+    seen.dedup();
+    assert_eq!(seen.len(), 3);
+}
+
+#[tokio::test]
+async fn files_of_holes_that_are_too_large_for_a_snapshot_end_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let provider = start(config(EngineKind::Crun, dir.path()));
+    let mut sandbox = provider.acquire(&small()).await.unwrap();
+    let holes = "for i in range(3): open(f's{i}', 'wb').truncate(3 << 20)";
+    printed(&mut sandbox, holes).await;
+    let refused = sandbox.snapshot().await.unwrap_err();
+    assert!(refused.to_string().contains("holes included"), "{refused}");
+    let fewer = "import os; os.remove('s0'); os.remove('s1'); print('here')";
+    assert_eq!(printed(&mut sandbox, fewer).await, "here\n");
+    let snapshot = sandbox.snapshot().await.unwrap();
+    let archive = provider.export(&snapshot).await.unwrap();
+    assert!(archive.len() < 4096, "{}", archive.len());
+    let back = provider.import(&archive, 4 << 20).await.unwrap();
+    let mut fork = provider.fork(&small(), &back).await.unwrap();
+    let look = "import os; print(os.path.getsize('s2'))";
+    assert_eq!(printed(&mut fork, look).await, "3145728\n");
+}
+
+/// Control groups of containers that this process made.
+fn own_groups() -> Vec<String> {
+    let mine = format!("sinew-{}-", std::process::id());
+    let listed = std::fs::read_dir("/sys/fs/cgroup")
+        .into_iter()
+        .flatten()
+        .flatten();
+    let below = listed.flat_map(|e| std::fs::read_dir(e.path()).into_iter().flatten().flatten());
+    let names = below.map(|e| e.path().display().to_string());
+    names.filter(|path| path.contains(&mine)).collect()
+}
+
+#[test]
+fn containers_that_nobody_waits_for_leave_no_groups() {
+    let dir = tempfile::tempdir().unwrap();
+    // One of a run that is gone, with one below it.
+    let folder = format!("/sys/fs/cgroup/pids/sinew-{}-1-0-c0", std::process::id());
+    std::fs::create_dir_all(format!("{folder}/below")).unwrap();
+    let provider = start(config(EngineKind::Crun, dir.path()));
+    assert!(!Path::new(&folder).exists());
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    for pause_ms in [0, 5, 20, 50, 100, 300] {
+        runtime.block_on(async {
+            let spec = small();
+            let pause = Duration::from_millis(pause_ms);
+            // Given up on the way, or dropped where it is ready.
+            let _ = tokio::time::timeout(pause, provider.acquire(&spec)).await;
+        });
+    }
+    let held = runtime.block_on(provider.acquire(&small())).unwrap();
+    assert!(!own_groups().is_empty());
+    drop((held, provider));
+    runtime.shutdown_timeout(Duration::from_secs(5));
+    assert_eq!(own_groups(), [""; 0]);
+}
+
 /// A daemon of this test alone; it ends with the thread that started it.
 struct Daemon {
     child: std::process::Child,

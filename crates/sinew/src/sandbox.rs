@@ -227,9 +227,15 @@ fn unpooled(level: &str) -> Result<Arc<dyn SandboxProvider>, Failure> {
 }
 
 fn leaks(level: &str, loops: usize, as_json: bool) -> Result<(), Failure> {
-    let provider = unpooled(level)?;
-    let checked = attack_leaks::run(provider.as_ref(), loops);
-    let report = runtime()?.block_on(checked).map_err(Failure::system)?;
+    let before = attack_leaks::Footprint::now();
+    let run = |provider: Arc<dyn SandboxProvider>, loops| {
+        let checked = attack_leaks::run(provider.as_ref(), loops);
+        runtime()?.block_on(checked).map_err(Failure::system)
+    };
+    let mut report = run(unpooled(level)?, loops)?;
+    // As `sandbox run` has it: some wait, or are being made, when it ends.
+    run(at_level(level)?, 1)?;
+    report.left.extend(attack_leaks::after_end(before));
     if as_json {
         output::print_json(&json!(report));
     } else {
