@@ -47,6 +47,17 @@ pub(crate) struct SandboxOnlyArgs {
     max_connections: usize,
 }
 
+impl SandboxOnlyArgs {
+    fn bounds(&self) -> Bounds {
+        Bounds {
+            sandboxes: self.max_sandboxes,
+            snapshot_bytes: self.max_snapshot_bytes,
+            connections: self.max_connections,
+            ..Bounds::default()
+        }
+    }
+}
+
 /// Runs until Ctrl-C, then destroys every sandbox.
 pub(crate) fn run(
     args: &SandboxOnlyArgs,
@@ -90,12 +101,7 @@ pub(crate) fn run(
             ..SandboxSection::default()
         })?);
     }
-    let bounds = Bounds {
-        sandboxes: args.max_sandboxes,
-        snapshot_bytes: args.max_snapshot_bytes,
-        connections: args.max_connections,
-        ..Bounds::default()
-    };
+    let bounds = args.bounds();
     let egress = way_out.map(|w| w as Arc<dyn Egress>);
     let service = Arc::new(Service::new(providers, tokens, bounds, egress));
     let runtime = tokio::runtime::Runtime::new().map_err(Failure::system)?;

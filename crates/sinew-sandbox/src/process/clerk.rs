@@ -9,7 +9,7 @@ use super::archive;
 use super::ends::WARM_PAUSE;
 use super::files::{self, Files, Layer, memory_file};
 use super::live::{Role, kill};
-use super::messages::Reply;
+use super::messages::{Reply, Request};
 use super::spawner::Spawner;
 use nix::fcntl::{OFlag, openat};
 use nix::sys::resource::{Resource, setrlimit};
@@ -50,10 +50,10 @@ enum Task {
 
 /// What is to be exported.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Exported {
-    pub(super) snapshot: u64,
-    pub(super) export: u64,
-    pub(super) max_bytes: u64,
+struct Exported {
+    snapshot: u64,
+    export: u64,
+    max_bytes: u64,
 }
 
 /// A clerk at work.
@@ -191,8 +191,36 @@ impl Spawner {
         Ok(())
     }
 
+    /// Does what has to do with snapshots; what takes time is answered when it is done.
+    pub(super) fn archives(&mut self, seq: u64, request: Request, given: Vec<OwnedFd>) {
+        match request {
+            Request::Snapshot { id, snapshot } => self.snapshot(seq, id, snapshot),
+            Request::DropSnapshot { snapshot } => {
+                self.drop_snapshot(snapshot);
+                self.done(seq, Ok(()));
+            }
+            Request::Export {
+                snapshot,
+                export,
+                max_bytes,
+            } => {
+                let what = Exported {
+                    snapshot,
+                    export,
+                    max_bytes,
+                };
+                self.export(seq, what, given);
+            }
+            Request::Import {
+                snapshot,
+                max_bytes,
+            } => self.import(seq, (snapshot, max_bytes), given),
+            _ => self.done(seq, Err("not about snapshots".into())),
+        }
+    }
+
     /// A snapshot's archive into a file of the host's.
-    pub(super) fn export(&mut self, seq: u64, what: Exported, given: Vec<OwnedFd>) {
+    fn export(&mut self, seq: u64, what: Exported, given: Vec<OwnedFd>) {
         self.stores += 1;
         let number = self.stores;
         let begin = || {
@@ -217,7 +245,7 @@ impl Spawner {
     }
 
     /// A snapshot from an archive of the host's.
-    pub(super) fn import(&mut self, seq: u64, (snapshot, max): (u64, u64), given: Vec<OwnedFd>) {
+    fn import(&mut self, seq: u64, (snapshot, max): (u64, u64), given: Vec<OwnedFd>) {
         self.stores += 1;
         let number = self.stores;
         let begin = || {
@@ -240,7 +268,7 @@ impl Spawner {
     }
 
     /// Freezes the files of a sandbox, or has them copied where there are many layers already.
-    pub(super) fn snapshot(&mut self, seq: u64, id: u64, snapshot: u64) {
+    fn snapshot(&mut self, seq: u64, id: u64, snapshot: u64) {
         match self.freeze(seq, id, snapshot) {
             Ok(true) => self.answer(seq, snapshot),
             Ok(false) => {}
@@ -295,7 +323,7 @@ impl Spawner {
     }
 
     /// Nobody needs a snapshot any more, be it made or not.
-    pub(super) fn drop_snapshot(&mut self, dropped: u64) {
+    fn drop_snapshot(&mut self, dropped: u64) {
         self.snapshots.remove(&dropped);
         for (pid, clerk) in &self.clerks {
             match clerk.task {
@@ -307,6 +335,15 @@ impl Spawner {
                     kill(*pid);
                 }
                 _ => {}
+            }
+        }
+    }
+
+    /// A sandbox is to go: nobody waits for a copy of its files.
+    pub(super) fn end_copy(&self, of: u64) {
+        for (pid, clerk) in &self.clerks {
+            if matches!(clerk.task, Task::Copy { id, .. } if id == of) {
+                kill(*pid);
             }
         }
     }

@@ -212,6 +212,7 @@ impl Spawner {
         for id in &ids {
             self.close_room(*id);
         }
+        self.clerks.keys().for_each(|pid| kill(*pid));
         if let Some(zygote) = self.zygote.take() {
             kill(zygote.pid);
         }

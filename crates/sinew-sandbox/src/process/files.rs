@@ -5,6 +5,7 @@
 //! thousands of mounts would be copied with every new room. Kernels before 6.15 cannot copy a
 //! mount that is mounted nowhere; there it is mounted in the spawner.
 
+pub(crate) use super::users::{User, Users, uid_range};
 use nix::errno::Errno;
 use nix::fcntl::{AT_FDCWD, OFlag, OpenHow, ResolveFlag, openat, openat2, renameat};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
@@ -141,51 +142,6 @@ impl Layer {
 
     pub(crate) fn user(&self) -> Option<Rc<User>> {
         self.user.clone()
-    }
-}
-
-/// First user id of sandboxes; no two lineages of sandboxes that are alive share one.
-const FIRST_UID: u32 = 200_000;
-const UIDS: u32 = 60_000;
-
-/// First and last user id that a sandbox can have.
-pub(crate) fn uid_range() -> (u32, u32) {
-    (FIRST_UID + 1, FIRST_UID + UIDS)
-}
-
-/// User ids that are free.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Users {
-    used: Rc<std::cell::Cell<u32>>,
-    free: Rc<std::cell::RefCell<Vec<u32>>>,
-}
-
-/// A user id that belongs to a sandbox, its snapshots and their forks, and to nobody else.
-#[derive(Debug)]
-pub(crate) struct User {
-    pub(crate) uid: u32,
-    free: Rc<std::cell::RefCell<Vec<u32>>>,
-}
-
-impl Users {
-    pub(crate) fn take(&self) -> Outcome<Rc<User>> {
-        let free = self.free.borrow_mut().pop();
-        let uid = match free {
-            Some(uid) => uid,
-            None if self.used.get() < UIDS => {
-                self.used.set(self.used.get() + 1);
-                FIRST_UID + self.used.get()
-            }
-            None => return Err(format!("all {UIDS} user ids are taken")),
-        };
-        let free = Rc::clone(&self.free);
-        Ok(Rc::new(User { uid, free }))
-    }
-}
-
-impl Drop for User {
-    fn drop(&mut self) {
-        self.free.borrow_mut().push(self.uid);
     }
 }
 

@@ -624,6 +624,7 @@ impl Spawner {
         };
         live.destroyed_by = Some(seq);
         self.close_room(id);
+        self.end_copy(id);
         // The kernel waits for a grace period when it takes a mount apart: meanwhile the processes
         // go. What runs is counted once more at its end.
         if let Some(live) = self.live.get_mut(&id).filter(|l| l.running.is_none()) {

@@ -23,6 +23,7 @@ mod root;
 mod sandbox;
 mod seccomp;
 mod spawner;
+mod users;
 mod zygote;
 
 pub use provider::{ProcessConfig, ProcessProvider};

@@ -6,7 +6,7 @@
 //! `live.rs`.
 
 use super::cgroup::{Group, Hierarchy, run_tag};
-use super::clerk::{Clerk, Exported};
+use super::clerk::Clerk;
 use super::files::{Layer, Mounting, Users};
 use super::live::{Live, Role};
 use super::messages::{MAX_PACKET, Notice, Numbered, Reply, Request, SpawnerStats, receive, send};
@@ -621,28 +621,10 @@ impl Spawner {
                 .map(|fd| answer = Some(fd)),
             Request::Listen { id, port } => self.listen(id, port).map(|fd| answer = Some(fd)),
             Request::Stats { id } => self.stats(id).map(|s| stats = Some(s)),
-            // Those that take time are answered when they are done.
-            Request::Snapshot { id, snapshot } => return self.snapshot(seq, id, snapshot),
-            Request::DropSnapshot { snapshot } => {
-                self.drop_snapshot(snapshot);
-                Ok(())
-            }
-            Request::Export {
-                snapshot,
-                export,
-                max_bytes,
-            } => {
-                let what = Exported {
-                    snapshot,
-                    export,
-                    max_bytes,
-                };
-                return self.export(seq, what, files);
-            }
-            Request::Import {
-                snapshot,
-                max_bytes,
-            } => return self.import(seq, (snapshot, max_bytes), files),
+            archives @ (Request::Snapshot { .. }
+            | Request::DropSnapshot { .. }
+            | Request::Export { .. }
+            | Request::Import { .. }) => return self.archives(seq, archives, files),
         };
         let raw: Vec<RawFd> = answer.iter().map(AsRawFd::as_raw_fd).collect();
         let done = Reply::Done {
