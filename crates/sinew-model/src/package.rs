@@ -67,12 +67,18 @@ pub(crate) fn find_gguf(name: &str, env: &ResolveEnv) -> Result<PathBuf, Resolve
                 searched.join(", ")
             ),
         },
-        destination: env
-            .package_dirs
-            .first()
-            .cloned()
-            .unwrap_or_else(|| ".cache/wheels".into()),
+        destination: wheels(env),
     })
+}
+
+/// The first folder that wheels may be put into: what `pip` installs into is its own.
+fn wheels(env: &ResolveEnv) -> PathBuf {
+    let installed = |dir: &&PathBuf| {
+        let name = dir.file_name();
+        name.is_some_and(|n| n == "site-packages" || n == "dist-packages")
+    };
+    let own = env.package_dirs.iter().find(|dir| !installed(dir));
+    own.cloned().unwrap_or_else(|| ".cache/wheels".into())
 }
 
 /// Sorted names of a directory's entries.

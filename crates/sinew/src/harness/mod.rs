@@ -35,6 +35,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tokio::sync::{Mutex, OnceCell};
 
+/// What an environment measures of the tool that it offers itself.
+const OF_THE_TOOL: [&str; 3] = ["tool_calls", "tool_errors", "used_tool"];
+
 /// Largest text of a task: one environment variable may have 128 KiB.
 const MAX_TASK_BYTES: usize = 96 << 10;
 /// Bytes of output that are kept of a program.
@@ -318,6 +321,9 @@ impl CommandHarness {
             Ok(Ok(outcome)) => {
                 let measured = std::mem::take(&mut trace.outcome.metrics);
                 trace.outcome = outcome;
+                // It saw the answer alone: what it says of its own tool is not of the program's.
+                let metrics = &mut trace.outcome.metrics;
+                metrics.retain(|name, _| !OF_THE_TOOL.contains(&name.as_str()));
                 trace.outcome.metrics.extend(measured);
             }
             Ok(Err(e)) => {

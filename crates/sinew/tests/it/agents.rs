@@ -68,6 +68,8 @@ fn learns(program: &str) {
         after > before + 0.25,
         "{program}: format {before} to {after}"
     );
+    // The environment's own tool was not offered: nothing is said of its use.
+    assert!(last["eval"]["after"]["used_tool"].is_null(), "{last}");
     assert_eq!(last["samples"]["trained_twice"], 0, "{last}");
     assert_eq!(last["samples"]["lost"], 0, "{last}");
     for step in &steps {
