@@ -1,56 +1,17 @@
-"""Random walks of the tiny world, played here and pushed: SINEW_URL, SINEW_TOKEN, and how many."""
+"""Random walks of the tiny world, played here and pushed: SINEW_URL, SINEW_TOKEN, how many groups, and a prefix of their ids."""
 
-import math
 import os
-import random
 import sys
+from pathlib import Path
 
 from sinew import ApiError, pool
 
-WIDTH = 10
-END, USER, MODEL, TOOL = 0, 2, 3, 4
-NAMES = [b"<end>", b"<system>", b"<user>", b"<model>", b"<tool>"]
-TOKENS = NAMES + [c.encode() for c in ".A<>lr"]
-
-
-def ids(text):
-    return [5 + ".A<>lr".index(c) for c in text]
-
-
-def picture(at, goal):
-    cells = ["."] * WIDTH
-    cells[goal] = "<" if goal < at else ">"
-    cells[at] = "A"
-    return "".join(cells)
-
-
-def walk(dice, start, goal, name, group, size):
-    """Four turns at most; left and right are equally likely, and the turn always ends."""
-    nodes = [pool.prompt([USER, *ids(picture(start, goal)), END, MODEL])]
-    at = start
-    for _ in range(4):
-        move = dice.choice("lr")
-        logprobs = [math.log(0.5), 0.0]
-        nodes.append(pool.sampled(len(nodes) - 1, [*ids(move), END], logprobs, 0))
-        at = min(max(at + (1 if move == "r" else -1), 0), WIDTH - 1)
-        if at == goal:
-            break
-        nodes.append(pool.observation(len(nodes) - 1, [TOOL, *ids(picture(at, goal)), END, MODEL]))
-    if nodes[-1]["kind"] == "observation":
-        nodes.pop()
-    won = float(at == goal)
-    return {"id": name, "task": f"{start}-{goal}", "task_kind": f"corridor-{abs(start - goal)}",
-            "group": group, "group_size": size, "reward": won, "nodes": nodes}
+sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
+from walks import TOKENS, walks as made_walks  # noqa: E402
 
 
 def main():
-    groups, size = int(sys.argv[1]), 8
-    dice = random.Random(0)
-    walks = []
-    for g in range(groups):
-        start = dice.randrange(WIDTH)
-        goal = dice.choice([c for c in range(WIDTH) if 1 <= abs(c - start) <= 2])
-        walks += [walk(dice, start, goal, f"w{g}-{k}", f"g{g}", size) for k in range(size)]
+    walks = made_walks(int(sys.argv[1]), *sys.argv[2:3])
     tokenizer = pool.tokenizer_hash(TOKENS)
     with pool.Pool(os.environ["SINEW_URL"], os.environ["SINEW_TOKEN"]) as target:
         assert target.status()["tokenizer"] == tokenizer

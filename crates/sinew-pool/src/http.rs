@@ -39,7 +39,10 @@ pub fn methods(path: &str) -> Option<&'static [&'static str]> {
         ["pool"] | ["pool", "quarantine"] => &["GET"],
         ["pool", "quarantine", _] => &["DELETE"],
         ["v1", "traces"]
-        | ["pool", "trajectories" | "lease" | "ack" | "release"]
+        | [
+            "pool",
+            "trajectories" | "lease" | "ack" | "release" | "reject",
+        ]
         | ["pool", "quarantine", _, "release"] => &["POST"],
         _ => return None,
     })
@@ -70,6 +73,14 @@ impl From<PoolError> for Refusal {
 struct Leased {
     lease: u64,
     ids: Vec<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Rejected {
+    lease: u64,
+    ids: Vec<String>,
+    reason: String,
 }
 
 #[derive(Default, Deserialize)]
@@ -125,6 +136,11 @@ fn route(pool: &Pool, request: Request<'_>, now_s: f64) -> Result<(u16, Value), 
         ("POST", ["pool", "release"]) => {
             let Leased { lease, ids } = parse(&request.body)?;
             (200, json!({"released": pool.release(lease, &ids)?}))
+        }
+        ("POST", ["pool", "reject"]) => {
+            let Rejected { lease, ids, reason } = parse(&request.body)?;
+            let rejected = pool.reject(lease, &ids, &reason, now_s)?;
+            (200, json!({"rejected": rejected}))
         }
         ("GET", ["pool", "quarantine"]) => (200, quarantine(pool, request.query)?),
         ("POST", ["pool", "quarantine", id, "release"]) => {
@@ -218,7 +234,7 @@ fn quarantine(pool: &Pool, query: &str) -> Result<Value, Refusal> {
     }
     let rows = pool.quarantined(after, limit)?;
     let next = (rows.len() == limit).then(|| rows.last().map(|(id, _)| id.clone()));
-    let row = |(id, held): &(String, crate::pool::Held)| {
+    let row = |(id, held): &(String, crate::quarantine::Held)| {
         json!({
             "quarantine": id,
             "reason": held.reason,

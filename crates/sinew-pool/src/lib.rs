@@ -22,6 +22,7 @@ pub mod http;
 mod index;
 pub mod otlp;
 mod pool;
+mod quarantine;
 mod reason;
 pub mod schema;
 mod spot;
@@ -29,6 +30,7 @@ mod text;
 
 pub use check::{Entry, tokenizer_hash};
 pub use config::{ConfigError, PoolConfig, Sampling, SpotCheck, TextSpans, TypeFilter};
-pub use pool::{Answer, Held, LeaseRequest, Loan, Pool, PoolError, Scorer};
+pub use pool::{Answer, Folder, LeaseRequest, Loan, PassedOver, Pool, PoolError, Scorer};
+pub use quarantine::Held;
 pub use reason::Reason;
 pub use text::{conversation, whole};

@@ -5,6 +5,7 @@ use crate::config::{PoolConfig, Sampling};
 use crate::genai;
 use crate::index::{self, Group, Index, Row};
 use crate::otlp::Span;
+use crate::quarantine::{Held, held_row};
 use crate::reason::Reason;
 use crate::schema::{Kind, Pushed};
 use crate::spot;
@@ -42,20 +43,22 @@ pub enum Answer {
     },
 }
 
-/// A row of the quarantine.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Held {
-    pub item: Pushed,
-    pub reason: Reason,
-    pub at_unix_s: f64,
-}
-
 /// A lease on groups.
 #[derive(Clone, Debug, Serialize)]
 pub struct Loan {
     /// `None`: nothing was ready.
     pub lease: Option<u64>,
     pub groups: Vec<Vec<Entry>>,
+    pub passed_over: PassedOver,
+}
+
+/// Groups that are ready, but not what the consumer asked for: they wait for another one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PassedOver {
+    /// With fewer trajectories than `min_group`.
+    pub too_small: usize,
+    /// With a path above `max_path_tokens`.
+    pub too_long: usize,
 }
 
 /// What a trainer asks for.
@@ -74,6 +77,9 @@ pub struct LeaseRequest {
     /// Longest path in tokens that the trainer takes.
     #[serde(default)]
     pub max_path_tokens: Option<usize>,
+    /// Least trajectories of a group that the trainer takes: 2 if it compares them.
+    #[serde(default)]
+    pub min_group: usize,
 }
 
 /// Where an engine is asked for log-probabilities.
@@ -90,14 +96,22 @@ impl std::fmt::Debug for Scorer {
     }
 }
 
+/// Where a pool is kept.
+#[derive(Clone, Copy, Debug)]
+pub struct Folder<'a> {
+    pub path: &'a Path,
+    /// Open it although rows that were kept there cannot be read, and go on without them.
+    pub accept_loss: bool,
+}
+
 /// The pool. Calls block and may be made from any thread.
 pub struct Pool {
-    config: PoolConfig,
+    pub(crate) config: PoolConfig,
     renderer: Arc<dyn Renderer>,
-    tokenizer: String,
+    pub(crate) tokenizer: String,
     scorer: Option<Scorer>,
-    rows: DiskQueue,
-    quarantine: DiskQueue,
+    pub(crate) rows: DiskQueue,
+    pub(crate) quarantine: DiskQueue,
     spans: DiskQueue,
     index: Mutex<Index>,
     /// Keeps the folder's lock; none in memory.
@@ -135,12 +149,18 @@ impl Pool {
     /// # Errors
     /// If the folder is in use, cannot be written, or holds something else.
     pub fn open(
-        folder: Option<&Path>,
+        folder: Option<Folder<'_>>,
         config: PoolConfig,
         renderer: Arc<dyn Renderer>,
         scorer: Option<Scorer>,
     ) -> Result<Self, PoolError> {
-        let store = folder.map(|f| DiskStore::open(f, StoreOptions::default()));
+        let store = folder.map(|f| {
+            let options = StoreOptions {
+                accept_loss: f.accept_loss,
+                ..StoreOptions::default()
+            };
+            DiskStore::open(f.path, options)
+        });
         let store = store.transpose()?;
         let limits = |max_rows| QueueLimits {
             max_rows,
@@ -176,7 +196,7 @@ impl Pool {
         &self.tokenizer
     }
 
-    fn guard(&self) -> Result<MutexGuard<'_, Index>, PoolError> {
+    pub(crate) fn guard(&self) -> Result<MutexGuard<'_, Index>, PoolError> {
         self.index.lock().map_err(|_| PoolError::Poisoned)
     }
 
@@ -214,7 +234,7 @@ impl Pool {
         self.admit(checked, now_s)
     }
 
-    fn check(&self, item: &Pushed, now_s: f64) -> Result<Entry, Reason> {
+    pub(crate) fn check(&self, item: &Pushed, now_s: f64) -> Result<Entry, Reason> {
         let checker = Checker {
             config: &self.config,
             renderer: self.renderer.as_ref(),
@@ -232,7 +252,7 @@ impl Pool {
         Ok(entry)
     }
 
-    fn admit(
+    pub(crate) fn admit(
         &self,
         checked: Vec<(Pushed, Result<Entry, Reason>)>,
         now_s: f64,
@@ -367,10 +387,17 @@ impl Pool {
             Ok(all)
         };
         let mut candidates = Vec::new();
+        let mut passed_over = PassedOver::default();
         let longest = asked.max_path_tokens.unwrap_or(usize::MAX);
         for (seq, ((kind, _), group)) in &index.groups {
-            let fits = group.rows.iter().all(|r| r.path_tokens <= longest);
-            if *kind == asked.kind && fits && !stale.contains(seq) && ready(group)? {
+            if *kind != asked.kind || stale.contains(seq) || !ready(group)? {
+                continue;
+            }
+            if group.rows.len() < asked.min_group {
+                passed_over.too_small += 1;
+            } else if group.rows.iter().any(|r| r.path_tokens > longest) {
+                passed_over.too_long += 1;
+            } else {
                 candidates.push((*seq, group));
             }
         }
@@ -393,6 +420,7 @@ impl Pool {
         let mut loan = Loan {
             lease: None,
             groups: Vec::new(),
+            passed_over,
         };
         if keys.is_empty() {
             return Ok(loan);
@@ -483,25 +511,6 @@ impl Pool {
         Ok(true)
     }
 
-    /// An entry as it could have been pushed.
-    fn unchecked(&self, entry: &Entry) -> Result<Pushed, PoolError> {
-        let trace = &entry.trace;
-        let nodes: Vec<Value> = trace.nodes.iter().map(pushed_node).collect();
-        let raw = json!({
-            "id": trace.episode, "task": trace.task, "task_kind": trace.task_kind,
-            "group": trace.group, "group_size": entry.group_size, "kind": entry.kind,
-            "reward": trace.outcome.reward, "success": trace.outcome.success,
-            "metrics": trace.outcome.metrics, "end": trace.end,
-            "started_unix_s": trace.timing.started_unix_s, "nodes": nodes,
-        });
-        Ok(Pushed {
-            raw: raw.to_string(),
-            tokenizer: Some(self.tokenizer.clone()),
-            model: self.config.model.clone(),
-            source: entry.source.clone(),
-        })
-    }
-
     /// Takes rows out for good: they are the consumer's now. Returns those that were not its own
     /// any more; they must not be trained.
     pub fn ack(&self, lease: u64, ids: &[String]) -> Result<Vec<String>, PoolError> {
@@ -590,74 +599,6 @@ impl Pool {
         Ok(())
     }
 
-    /// Rows of the quarantine, oldest first, from after the row `after`.
-    pub fn quarantined(
-        &self,
-        after: Option<&str>,
-        limit: usize,
-    ) -> Result<Vec<(String, Held)>, PoolError> {
-        let rows = self.quarantine.rows()?;
-        let from = match after {
-            None => 0,
-            Some(after) => rows
-                .iter()
-                .position(|(k, _)| k == after)
-                .map_or(0, |i| i + 1),
-        };
-        let mut out = Vec::new();
-        for (key, _) in rows.into_iter().skip(from).take(limit) {
-            if let Some(held) = self.quarantine.read(&key)? {
-                out.push((key, held));
-            }
-        }
-        Ok(out)
-    }
-
-    /// Checks a row of the quarantine again, with the configuration of now, as another kind if one
-    /// is given: text that is no policy's sample may still be something to imitate.
-    pub fn revalidate(
-        &self,
-        id: &str,
-        kind: Option<Kind>,
-        now_s: f64,
-    ) -> Result<Answer, PoolError> {
-        let unknown = || PoolError::Unknown { id: id.to_owned() };
-        let held: Held = self.quarantine.read(id)?.ok_or_else(unknown)?;
-        let mut item = held.item.clone();
-        if let Some(kind) = kind {
-            let mut value: Value = serde_json::from_str(&item.raw).unwrap_or_default();
-            if let Some(fields) = value.as_object_mut() {
-                fields.insert("kind".into(), json!(kind));
-            }
-            item.raw = value.to_string();
-        }
-        match self.check(&item, now_s) {
-            // It stays as it came.
-            Err(reason) => Ok(Answer::Quarantined {
-                quarantine: id.to_owned(),
-                message: reason.to_string(),
-                reason,
-            }),
-            Ok(entry) => {
-                let answer = self.admit(vec![(held.item, Ok(entry))], now_s)?.pop();
-                let answer = answer.ok_or_else(unknown)?;
-                if !matches!(answer, Answer::Quarantined { .. }) {
-                    self.quarantine.remove(&[id.to_owned()])?;
-                }
-                Ok(answer)
-            }
-        }
-    }
-
-    /// Deletes a row of the quarantine.
-    pub fn discard(&self, id: &str) -> Result<(), PoolError> {
-        match self.quarantine.remove(&[id.to_owned()]) {
-            Ok(_) => Ok(()),
-            Err(StoreError::Queue(_)) => Err(PoolError::Unknown { id: id.to_owned() }),
-            Err(e) => Err(e.into()),
-        }
-    }
-
     /// Counts: rows by state, groups, task types, reasons of the quarantine.
     pub fn status(&self) -> Result<Value, PoolError> {
         let mut reasons: BTreeMap<String, u64> = BTreeMap::new();
@@ -696,21 +637,6 @@ impl Pool {
     }
 }
 
-fn pushed_node(node: &sinew_types::Node) -> Value {
-    let mut value = json!({
-        "parent": (node.parent != sinew_types::NO_PARENT).then_some(node.parent),
-        "kind": node.kind, "tokens": node.tokens, "turn": node.turn,
-        "messages": node.messages, "finish": node.finish,
-        "process_reward": node.process_reward, "state_hash": node.state_hash,
-    });
-    if node.kind == sinew_types::TokenKind::Sampled {
-        value["logprobs"] = json!(node.logprobs);
-        value["temperature"] = json!(node.temperature);
-        value["versions"] = json!(node.versions);
-    }
-    value
-}
-
 fn check_lease(asked: &LeaseRequest) -> Result<(), PoolError> {
     let wrong = |field, value: String, allowed: &str| {
         Err(PoolError::Argument {
@@ -729,20 +655,6 @@ fn check_lease(asked: &LeaseRequest) -> Result<(), PoolError> {
         return wrong("consumer", asked.consumer.clone(), "1 to 256 bytes");
     }
     Ok(())
-}
-
-/// A row of the quarantine and its id: the same item is the same row.
-fn held_row(item: Pushed, reason: &Reason, now_s: f64) -> Result<(String, QueueRow), PoolError> {
-    use sha2::{Digest, Sha256};
-    let text = serde_json::to_vec(&item).unwrap_or_default();
-    let id = format!("q-{}", crate::check::hex(&Sha256::digest(&text)[..12]));
-    let held = Held {
-        item,
-        reason: reason.clone(),
-        at_unix_s: now_s,
-    };
-    let row = QueueRow::of(id.clone(), &held)?;
-    Ok((id, row))
 }
 
 fn size_of(entry: &Entry) -> u64 {

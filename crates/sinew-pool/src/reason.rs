@@ -133,6 +133,8 @@ pub enum Reason {
     },
     #[error("it was given out {attempts} times and never acknowledged")]
     Undeliverable { attempts: u32 },
+    #[error("a trainer was given its group and cannot use it: {detail}")]
+    Unusable { detail: String },
     #[error("spans: {detail}")]
     Spans { detail: String },
 }

@@ -10,7 +10,7 @@ mod spans;
 
 use serde_json::{Value, json};
 use sinew_pool::http::{Request, answer};
-use sinew_pool::{Pool, PoolConfig};
+use sinew_pool::{Folder, Pool, PoolConfig};
 use sinew_render::TinyRenderer;
 use std::path::Path;
 use std::sync::Arc;
@@ -25,6 +25,10 @@ fn config(toml: Value) -> PoolConfig {
 }
 
 fn open(folder: Option<&Path>, config: PoolConfig) -> Pool {
+    let folder = folder.map(|path| Folder {
+        path,
+        accept_loss: false,
+    });
     Pool::open(folder, config, Arc::new(TinyRenderer::new(ALPHABET)), None).unwrap()
 }
 

@@ -7,10 +7,11 @@ use crate::queue::LeaseId;
 use crate::queue_disk::DiskQueue;
 use crate::reader;
 use crate::recover::{self, Recovery};
+use crate::remake;
 use crate::segment::{Frame, Location, RecordKind, SegmentDir, Writer};
 use crate::store::{
-    self, Committed, EpisodeSummary, Filter, GcPolicy, GcReport, GroupSummary, Page, StoreStats,
-    TraceStore, TrainedBatch,
+    self, Committed, EpisodeSummary, Filter, GcPolicy, GcReport, Page, StoreStats, TraceStore,
+    TrainedBatch,
 };
 use rusqlite::Connection;
 use sinew_types::{EpisodeId, Trace};
@@ -33,6 +34,8 @@ pub struct StoreOptions {
     pub max_trace_bytes: u32,
     /// zstd, or as encoded.
     pub compress: bool,
+    /// Open a store of which something cannot be read, and forget that: see [`DiskStore::recovery`].
+    pub accept_loss: bool,
 }
 
 impl Default for StoreOptions {
@@ -42,6 +45,7 @@ impl Default for StoreOptions {
             max_bytes: 64 << 30,
             max_trace_bytes: 256 << 20,
             compress: true,
+            accept_loss: false,
         }
     }
 }
@@ -66,14 +70,19 @@ pub(crate) fn guard<T>(mutex: &Mutex<T>) -> Result<MutexGuard<'_, T>, StoreError
 }
 
 impl DiskStore {
-    /// Opens the store in `directory`, or makes one. Cuts off what a crash left unfinished and
-    /// indexes what it left unindexed; see [`DiskStore::recovery`].
+    /// Opens the store in `directory`, or makes one. Cuts off what a crash left unfinished, indexes
+    /// what it left unindexed, and makes a damaged index anew; see [`DiskStore::recovery`].
+    ///
+    /// # Errors
+    /// [`StoreError::Damaged`] and [`StoreError::LostQueues`] if something that was committed cannot be
+    /// read and the options do not accept that; nothing is changed then.
     pub fn open(directory: &Path, options: StoreOptions) -> Result<Self, StoreError> {
         std::fs::create_dir_all(directory).map_err(|e| StoreError::io(directory, e))?;
         let lock = lock(directory)?;
         let segments = SegmentDir::open(directory.join("segments"))?;
-        let mut connection = index::open(&directory.join(index::FILE_NAME))?;
-        let opened = recover::run(&segments, &mut connection)?;
+        let (mut connection, index_remade) = remake::open(directory, options.accept_loss)?;
+        let mut opened = recover::run(&segments, &mut connection, options.accept_loss)?;
+        opened.recovery.index_remade = index_remade;
         let (segment, length) = opened.end;
         let writer = Writer::new(segments.clone(), segment, length, options.segment_bytes);
         let store = Self {
@@ -318,10 +327,6 @@ impl TraceStore for DiskStore {
         index::list(&*guard(&self.connection)?, filter)
     }
 
-    fn groups(&self, step: u64) -> Result<Vec<GroupSummary>, StoreError> {
-        index::groups(&*guard(&self.connection)?, step)
-    }
-
     fn mark_trained(
         &self,
         batch: &str,
@@ -471,13 +476,12 @@ mod tests {
         store.gc(policy).unwrap();
         // As if the process had died before it removed the file.
         std::fs::write(&file, old).unwrap();
-        let revive = "INSERT INTO segments VALUES (0, 16, 1)";
-        store
-            .connection
-            .lock()
-            .unwrap()
-            .execute(revive, [])
-            .unwrap();
+        let mut connection = store.connection.lock().unwrap();
+        let tx = connection.transaction().unwrap();
+        index::set_indexed(&tx, 0, 16).unwrap();
+        index::kill_segment(&tx, 0).unwrap();
+        tx.commit().unwrap();
+        drop(connection);
         drop(store);
         let store = open();
         assert_eq!(store.recovery().removed_segments, 1);

@@ -1,5 +1,6 @@
 //! Why a store could not do what it was asked.
 
+use crate::recover::{Damage, Recovery};
 use sinew_types::{EpisodeId, TraceError};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -40,14 +41,16 @@ pub enum StoreError {
         allowed: String,
     },
     #[error(
-        "{path} at byte {offset}: {reason}; the episode there cannot be read; to go on without it and \
-         what is behind it in that file, remove the store's index.sqlite: it is made anew from what can be read"
+        "{path} at byte {offset}: {reason}; what lies there cannot be read, everything else can; put the \
+         file back from a copy, or go on without what cannot be read with --accept-loss"
     )]
     Corrupt {
         path: PathBuf,
         offset: u64,
         reason: String,
     },
+    #[error("{0}")]
+    Damaged(Box<Loss>),
     #[error("{path} holds no store")]
     Missing { path: PathBuf },
     #[error("{path} is in use by another process; stop it, or choose another directory")]
@@ -64,14 +67,21 @@ pub enum StoreError {
     Io { path: PathBuf, source: io::Error },
     #[error("index: {0}")]
     Index(rusqlite::Error),
-    #[error(
-        "{path} cannot be read as an index: {source}; if it is damaged, remove it: whoever opens the store \
-         for writing (`sinew train --resume`, `sinew serve --store`) makes it anew from the segments"
-    )]
+    #[error("{path} cannot be read as an index: {source}")]
     BadIndex {
         path: PathBuf,
         source: rusqlite::Error,
     },
+    #[error(
+        "{path} is damaged: {reason}; it is made anew from the segments when the store is next opened for \
+         writing (`sinew train --resume`, `sinew serve --store`, `sinew gc`)"
+    )]
+    DamagedIndex { path: PathBuf, reason: String },
+    #[error(
+        "{path} is damaged: {reason}; the rows of the store's queues lie nowhere else; put the file back \
+         from a copy, or go on without them with --accept-loss"
+    )]
+    LostQueues { path: PathBuf, reason: String },
     #[error("queue: {0}")]
     Queue(#[from] crate::queue::QueueError),
     #[error(
@@ -80,6 +90,58 @@ pub enum StoreError {
     ForeignQueue { queue: String },
     #[error("an earlier call panicked inside the store; open it anew")]
     Poisoned,
+}
+
+/// What of a store cannot be read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Loss {
+    pub damaged: Vec<Damage>,
+    /// Episodes that the index knows and that lie there.
+    pub episodes: Vec<EpisodeId>,
+}
+
+impl Loss {
+    pub(crate) fn of(recovery: &Recovery) -> Self {
+        let both = recovery.lost.iter().chain(&recovery.lost_trained);
+        Self {
+            damaged: recovery.damaged.clone(),
+            episodes: both.cloned().collect(),
+        }
+    }
+}
+
+impl std::fmt::Display for Loss {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        /// Most stretches, and most episodes, that are named.
+        const NAMED: usize = 4;
+        let stretches = self.damaged.iter().take(NAMED).map(|d| {
+            let (path, from, to) = (d.path.display(), d.from, d.to);
+            format!("{path} bytes {from} to {to}")
+        });
+        let stretches: Vec<String> = stretches.collect();
+        write!(f, "{}", stretches.join(", "))?;
+        let more = self.damaged.len().saturating_sub(NAMED);
+        if more > 0 {
+            write!(f, " and {more} more stretches")?;
+        }
+        write!(f, " cannot be read")?;
+        if !self.episodes.is_empty() {
+            let named = self.episodes.iter().take(NAMED).map(|e| e.as_str());
+            let named: Vec<&str> = named.collect();
+            let count = self.episodes.len();
+            let dots = if count > NAMED { ", ..." } else { "" };
+            write!(
+                f,
+                "; {count} known episodes lie there: {}{dots}",
+                named.join(", ")
+            )?;
+        }
+        write!(
+            f,
+            "; everything else can be read, and nothing was changed; put the files back from a copy, or go on \
+             without what cannot be read with --accept-loss"
+        )
+    }
 }
 
 impl StoreError {

@@ -4,23 +4,29 @@ use crate::codec::Mark;
 use crate::error::StoreError;
 use crate::segment::Location;
 use crate::store::{
-    Cursor, EndKind, EpisodeSummary, Filter, GcPolicy, GroupSummary, Page, StoreStats, TrainedBatch,
+    Cursor, EndKind, EpisodeSummary, Filter, GcPolicy, Page, StoreStats, TrainedBatch,
 };
+
+use crate::sums;
 use rusqlite::{Connection, OpenFlags, OptionalExtension, Row, Transaction, params};
 use sinew_types::{EpisodeId, GroupId, TaskId};
 use std::path::Path;
 use std::time::Duration;
 
+/// Time that a call waits for another process's transaction.
+const BUSY: Duration = Duration::from_secs(10);
+
 pub(crate) const FILE_NAME: &str = "index.sqlite";
 
 /// `PRAGMA user_version`.
-const FORMAT: i64 = 1;
+const FORMAT: i64 = 2;
 
-const SCHEMA: &str = "
+pub(crate) const SCHEMA: &str = "
 CREATE TABLE segments (
     number INTEGER PRIMARY KEY,
     indexed INTEGER NOT NULL,           -- bytes whose records are in this file
-    dead INTEGER NOT NULL DEFAULT 0     -- gc moved its records, the file may go
+    dead INTEGER NOT NULL DEFAULT 0,    -- gc moved its records, the file may go
+    sum INTEGER NOT NULL DEFAULT 0      -- last of every table: checksum of the others, see `sums`
 );
 CREATE TABLE episodes (
     seq INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -31,7 +37,8 @@ CREATE TABLE episodes (
     turns INTEGER NOT NULL, sampled_tokens INTEGER NOT NULL,
     started_unix_s REAL, total_s REAL,
     segment INTEGER, offset INTEGER, bytes INTEGER,     -- null: removed by gc
-    batch TEXT
+    batch TEXT,
+    sum INTEGER NOT NULL DEFAULT 0
 );
 CREATE INDEX episodes_step ON episodes (step, purpose);
 CREATE INDEX episodes_group ON episodes (grp);
@@ -41,35 +48,81 @@ CREATE TABLE batches (
     batch TEXT NOT NULL UNIQUE,
     step INTEGER NOT NULL,
     episodes TEXT NOT NULL,             -- JSON array
-    segment INTEGER NOT NULL, offset INTEGER NOT NULL, bytes INTEGER NOT NULL
+    segment INTEGER NOT NULL, offset INTEGER NOT NULL, bytes INTEGER NOT NULL,
+    sum INTEGER NOT NULL DEFAULT 0
 );
 CREATE TABLE queue_rows (
     queue TEXT NOT NULL, seq INTEGER NOT NULL, key TEXT NOT NULL,
     bytes INTEGER NOT NULL, state INTEGER NOT NULL, until_ms INTEGER NOT NULL,
     consumer TEXT NOT NULL, attempts INTEGER NOT NULL, lease INTEGER,
     payload BLOB,                       -- null: acked
+    sum INTEGER NOT NULL DEFAULT 0,
     PRIMARY KEY (queue, seq), UNIQUE (queue, key)
 );
-CREATE TABLE queues (queue TEXT PRIMARY KEY, next_lease INTEGER NOT NULL);
+CREATE TABLE queues (
+    queue TEXT PRIMARY KEY, next_lease INTEGER NOT NULL, sum INTEGER NOT NULL DEFAULT 0
+);
 ";
 
-/// Opens or makes the index. Commits are written to the log but synced lazily: what the log
-/// may lose is found again in the segments. Queue operations ask for more, see [`durably`].
-pub(crate) fn open(path: &Path) -> Result<Connection, StoreError> {
+/// Opens the index, or makes one, and checks it. Commits are written to the log but synced lazily:
+/// what the log may lose is found again in the segments. Queue operations ask for more, see
+/// [`durably`]. With whether it was made.
+pub(crate) fn open(path: &Path) -> Result<(Connection, bool), StoreError> {
     let bad = bad_index(path);
     let connection = Connection::open(path).map_err(&bad)?;
-    connection
-        .pragma_update(None, "journal_mode", "WAL")
-        .map_err(&bad)?;
-    prepare(connection, path)
+    connection.busy_timeout(BUSY)?;
+    let journal = connection.pragma_update(None, "journal_mode", "WAL");
+    journal.map_err(&bad)?;
+    let made = is_empty(&connection).map_err(&bad)?;
+    if !made {
+        check(&connection, path)?;
+    }
+    Ok((prepare(connection, made)?, made))
+}
+
+/// Refuses an index of another format, and one that is damaged.
+fn check(connection: &Connection, path: &Path) -> Result<(), StoreError> {
+    let format = format_of(connection, path).map_err(|e| blame(e, path))?;
+    let damaged = |reason: String| StoreError::DamagedIndex {
+        path: path.to_owned(),
+        reason,
+    };
+    if format < FORMAT {
+        return Err(damaged(format!("it has format {format}, not {FORMAT}")));
+    }
+    sums::check(connection, path).map_err(|e| blame(e, path))
+}
+
+/// Whether nothing was ever written to it.
+fn is_empty(connection: &Connection) -> rusqlite::Result<bool> {
+    let count: i64 =
+        connection.query_row("SELECT COUNT(*) FROM sqlite_schema", [], |r| r.get(0))?;
+    Ok(count == 0)
+}
+
+fn blame(error: StoreError, path: &Path) -> StoreError {
+    match error {
+        StoreError::Index(source) => bad_index(path)(source),
+        other => other,
+    }
 }
 
 /// An error of the file itself; a full device stays what it is.
 fn bad_index(path: &Path) -> impl Fn(rusqlite::Error) -> StoreError {
+    use rusqlite::ErrorCode::{DatabaseCorrupt, NotADatabase, TypeMismatch, Unknown};
     |source| match StoreError::from(source) {
-        StoreError::Index(source) => StoreError::BadIndex {
-            path: path.to_owned(),
-            source,
+        StoreError::Index(source) => match source.sqlite_error_code() {
+            // Without a code: a value has another type than its column.
+            None | Some(DatabaseCorrupt | NotADatabase | TypeMismatch | Unknown) => {
+                StoreError::DamagedIndex {
+                    path: path.to_owned(),
+                    reason: source.to_string(),
+                }
+            }
+            _ => StoreError::BadIndex {
+                path: path.to_owned(),
+                source,
+            },
         },
         other => other,
     }
@@ -79,25 +132,35 @@ fn bad_index(path: &Path) -> impl Fn(rusqlite::Error) -> StoreError {
 pub(crate) fn open_read_only(path: &Path) -> Result<Connection, StoreError> {
     let connection = Connection::open_with_flags(path, OpenFlags::SQLITE_OPEN_READ_ONLY)
         .map_err(bad_index(path))?;
-    connection.busy_timeout(Duration::from_secs(10))?;
-    let (connection, format) = match format_of(&connection, path) {
-        Ok(format) => (connection, format),
+    connection.busy_timeout(BUSY)?;
+    let (connection, empty) = match is_empty(&connection) {
+        Ok(empty) => (connection, empty),
         // Readers of a log need files beside it; where none may be made and nothing is in the log,
         // the file is read as it lies there.
-        Err(StoreError::Index(e)) if cannot_write(&e) && !has_log(path) => {
+        Err(e) if cannot_write(&e) && !has_log(path) => {
             let connection = open_immutable(path).map_err(bad_index(path))?;
-            let format = format_of(&connection, path)?;
-            (connection, format)
+            let empty = is_empty(&connection).map_err(bad_index(path))?;
+            (connection, empty)
         }
-        Err(StoreError::Index(e)) => return Err(bad_index(path)(e)),
-        Err(e) => return Err(e),
+        Err(e) => return Err(bad_index(path)(e)),
     };
-    match format {
-        0 => Err(StoreError::Missing {
+    if empty {
+        return Err(StoreError::Missing {
             path: path.to_owned(),
-        }),
-        _ => Ok(connection),
+        });
     }
+    check(&connection, path)?;
+    Ok(connection)
+}
+
+/// Whether an index, damaged or not, is known to hold rows of queues.
+pub(crate) fn holds_queue_rows(path: &Path) -> bool {
+    let held = Connection::open_with_flags(path, OpenFlags::SQLITE_OPEN_READ_ONLY).and_then(|c| {
+        c.query_row("SELECT COUNT(*) FROM queue_rows", [], |r| {
+            r.get::<_, i64>(0)
+        })
+    });
+    held.is_ok_and(|rows| rows > 0)
 }
 
 fn cannot_write(error: &rusqlite::Error) -> bool {
@@ -141,13 +204,12 @@ fn format_of(connection: &Connection, path: &Path) -> Result<i64, StoreError> {
 
 /// An index that dies with the process.
 pub(crate) fn in_memory() -> Result<Connection, StoreError> {
-    prepare(Connection::open_in_memory()?, Path::new(":memory:"))
+    prepare(Connection::open_in_memory()?, true)
 }
 
-fn prepare(mut connection: Connection, path: &Path) -> Result<Connection, StoreError> {
-    connection.busy_timeout(Duration::from_secs(10))?;
+fn prepare(mut connection: Connection, make: bool) -> Result<Connection, StoreError> {
     connection.pragma_update(None, "synchronous", "NORMAL")?;
-    if format_of(&connection, path)? == 0 {
+    if make {
         let tx = connection.transaction()?;
         tx.execute_batch(SCHEMA)?;
         tx.pragma_update(None, "user_version", FORMAT)?;
@@ -225,7 +287,7 @@ pub(crate) fn insert(
         signed("offset", at.offset)?,
         at.bytes,
     ])?;
-    Ok(())
+    sums::seal(tx, "episodes", "episode = ?1", &[&s.episode.as_str()])
 }
 
 /// Notes that all records of a segment up to `end` are here.
@@ -235,7 +297,7 @@ pub(crate) fn set_indexed(tx: &Transaction<'_>, segment: u32, end: u64) -> Resul
          ON CONFLICT (number) DO UPDATE SET indexed = excluded.indexed",
     )?;
     statement.execute(params![segment, signed("indexed", end)?])?;
-    Ok(())
+    sums::seal(tx, "segments", "number = ?1", &[&segment])
 }
 
 /// Number, indexed bytes and whether gc gave it up, ascending.
@@ -250,7 +312,7 @@ pub(crate) fn segments(connection: &Connection) -> Result<Vec<(u32, u64, bool)>,
 
 pub(crate) fn kill_segment(tx: &Transaction<'_>, segment: u32) -> Result<(), StoreError> {
     tx.execute("UPDATE segments SET dead = 1 WHERE number = ?1", [segment])?;
-    Ok(())
+    sums::seal(tx, "segments", "number = ?1", &[&segment])
 }
 
 pub(crate) fn bury_segment(connection: &Connection, segment: u32) -> Result<(), StoreError> {
@@ -311,7 +373,9 @@ pub(crate) fn list(connection: &Connection, filter: &Filter) -> Result<Page, Sto
            AND (?2 IS NULL OR step >= ?2) AND (?3 IS NULL OR step <= ?3)
            AND (?4 IS NULL OR purpose = ?4) AND (?5 IS NULL OR success = ?5)
            AND (?6 IS NULL OR grp = ?6) AND (?7 IS NULL OR (batch IS NOT NULL) = ?7)
-         ORDER BY seq LIMIT ?8",
+           AND (?8 IS NULL OR ended = ?8)
+           AND (?9 IS NULL OR reward >= ?9) AND (?10 IS NULL OR reward <= ?10)
+         ORDER BY seq LIMIT ?11",
     )?;
     let rows = query.query_map(
         params![
@@ -322,6 +386,9 @@ pub(crate) fn list(connection: &Connection, filter: &Filter) -> Result<Page, Sto
             filter.success,
             filter.group.as_ref().map(GroupId::as_str),
             filter.trained,
+            filter.end.map(EndKind::code),
+            filter.reward.as_ref().map(|r| *r.start()),
+            filter.reward.as_ref().map(|r| *r.end()),
             clamp(limit as u64 + 1),
         ],
         summary,
@@ -333,44 +400,6 @@ pub(crate) fn list(connection: &Connection, filter: &Filter) -> Result<Page, Sto
         next: episodes.last().filter(|_| more).map(|e| e.cursor),
         episodes,
     })
-}
-
-pub(crate) fn groups(connection: &Connection, step: u64) -> Result<Vec<GroupSummary>, StoreError> {
-    let mut query = connection.prepare_cached(
-        "SELECT * FROM episodes
-         WHERE segment IS NOT NULL AND step = ?1 AND purpose = 'train' ORDER BY seq",
-    )?;
-    let rows = query.query_map([signed("step", step)?], summary)?;
-    let episodes: Vec<EpisodeSummary> = rows.collect::<Result<_, _>>()?;
-    Ok(group(episodes))
-}
-
-/// Groups in the order of their first episode.
-pub(crate) fn group(episodes: Vec<EpisodeSummary>) -> Vec<GroupSummary> {
-    let mut out: Vec<GroupSummary> = Vec::new();
-    let mut at = std::collections::HashMap::new();
-    for e in episodes {
-        let i = *at.entry(e.group.clone()).or_insert_with(|| {
-            out.push(GroupSummary {
-                group: e.group.clone(),
-                episodes: Vec::new(),
-                failed: 0,
-                mean_reward: 0.0,
-                successes: 0,
-            });
-            out.len() - 1
-        });
-        let g = &mut out[i];
-        if e.end == EndKind::Failed {
-            g.failed += 1;
-            continue;
-        }
-        let n = g.episodes.len() as f64;
-        g.mean_reward = (g.mean_reward * n + e.reward) / (n + 1.0);
-        g.successes += usize::from(e.success);
-        g.episodes.push(e.episode);
-    }
-    out
 }
 
 /// The batch that trained an episode; the outer `None`: the episode is unknown.
@@ -425,6 +454,7 @@ pub(crate) fn mark(tx: &Transaction<'_>, mark: &Mark, at: Location) -> Result<()
             at.bytes
         ],
     )?;
+    sums::seal(tx, "batches", "batch = ?1", &[&mark.batch])?;
     // An episode that gc removed before the index was lost is known from here alone.
     let mut insert = tx.prepare_cached(
         "INSERT INTO episodes (episode, grp, task, task_kind, step, purpose, reward, success,
@@ -434,12 +464,14 @@ pub(crate) fn mark(tx: &Transaction<'_>, mark: &Mark, at: Location) -> Result<()
     )?;
     for episode in &mark.episodes {
         insert.execute(params![episode, mark.batch, signed("step", mark.step)?])?;
+        sums::seal(tx, "episodes", "episode = ?1", &[episode])?;
     }
     let mut ack = tx.prepare_cached(
         "UPDATE queue_rows SET state = ?3, payload = NULL WHERE queue = ?1 AND key = ?2",
     )?;
     for (queue, key) in &mark.rows {
         ack.execute(params![queue, key, crate::queue_disk::ACKED])?;
+        sums::seal(tx, "queue_rows", "queue = ?1 AND key = ?2", &[queue, key])?;
     }
     Ok(())
 }
@@ -529,32 +561,48 @@ pub(crate) fn records(connection: &Connection, segment: u32) -> Result<Vec<Locat
     Ok(rows.collect::<Result<_, _>>()?)
 }
 
-/// Forgets the episodes of a segment from a byte on. Those that a batch trained stay known, so that
-/// none is trained again. Returns the ids of the others, then those of the trained.
-pub(crate) fn forget(
-    tx: &Transaction<'_>,
+/// Segments in which an episode or a mark lies, ascending.
+pub(crate) fn located(connection: &Connection) -> Result<Vec<u32>, StoreError> {
+    let mut query = connection.prepare(
+        "SELECT segment FROM episodes WHERE segment IS NOT NULL
+         UNION SELECT segment FROM batches ORDER BY segment",
+    )?;
+    let rows = query.query_map([], |r| r.get(0))?;
+    Ok(rows.collect::<Result<_, _>>()?)
+}
+
+/// Episodes of a segment from a byte on.
+pub(crate) fn episodes_from(
+    connection: &Connection,
     segment: u32,
     from: u64,
+) -> Result<Vec<String>, StoreError> {
+    let mut query = connection
+        .prepare("SELECT episode FROM episodes WHERE segment = ?1 AND offset >= ?2 ORDER BY seq")?;
+    let rows = query.query_map(params![segment, signed("offset", from)?], |r| r.get(0))?;
+    Ok(rows.collect::<Result<_, _>>()?)
+}
+
+/// Forgets episodes. Those that a batch trained stay known, so that none is trained again. Returns
+/// the ids of the others, then those of the trained.
+pub(crate) fn forget(
+    tx: &Transaction<'_>,
+    names: &[String],
 ) -> Result<(Vec<EpisodeId>, Vec<EpisodeId>), StoreError> {
-    let from = signed("offset", from)?;
-    let mut ids = tx.prepare(
-        "SELECT episode FROM episodes
-         WHERE segment = ?1 AND offset >= ?2 AND (batch IS NOT NULL) = ?3 ORDER BY seq",
-    )?;
-    let mut of = |trained: bool| -> Result<Vec<EpisodeId>, StoreError> {
-        let rows = ids.query_map(params![segment, from, trained], |r| r.get(0).map(EpisodeId))?;
-        Ok(rows.collect::<Result<_, _>>()?)
-    };
-    let (untrained, trained) = (of(false)?, of(true)?);
-    tx.execute(
-        "DELETE FROM episodes WHERE segment = ?1 AND offset >= ?2 AND batch IS NULL",
-        params![segment, from],
-    )?;
-    tx.execute(
-        "UPDATE episodes SET segment = NULL, offset = NULL, bytes = NULL
-         WHERE segment = ?1 AND offset >= ?2",
-        params![segment, from],
-    )?;
+    let (mut untrained, mut trained) = (Vec::new(), Vec::new());
+    for name in names {
+        match trained_in(tx, name)? {
+            Some(Some(_)) => {
+                relocate(tx, Table::Episodes, name, None)?;
+                trained.push(EpisodeId(name.clone()));
+            }
+            Some(None) => {
+                tx.execute("DELETE FROM episodes WHERE episode = ?1", [name])?;
+                untrained.push(EpisodeId(name.clone()));
+            }
+            None => {}
+        }
+    }
     Ok((untrained, trained))
 }
 
@@ -602,7 +650,10 @@ pub(crate) fn relocate(
         offset,
         to.map(|l| l.bytes)
     ])?;
-    Ok(())
+    match table {
+        Table::Episodes => sums::seal(tx, "episodes", "episode = ?1", &[&name]),
+        Table::Batches => sums::seal(tx, "batches", "batch = ?1", &[&name]),
+    }
 }
 
 #[cfg(test)]
@@ -614,9 +665,9 @@ mod tests {
     fn an_index_is_read_without_files_beside_it() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("50% of #1?.sqlite");
-        let connection = open(&path).unwrap();
+        let (connection, _) = open(&path).unwrap();
         connection
-            .execute("INSERT INTO queues VALUES ('q', 7)", [])
+            .execute("INSERT INTO queues VALUES ('q', 7, 0)", [])
             .unwrap();
         assert!(has_log(&path));
         drop(connection);

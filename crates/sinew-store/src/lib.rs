@@ -2,14 +2,17 @@
 //!
 //! [`TraceStore`] keeps finished episodes and which of them were trained. [`MemoryStore`] is
 //! the model that the others are tested against; [`DiskStore`] appends to segment files and
-//! indexes them in SQLite; [`StoreReader`] looks into it while it is written. [`TransferQueue`] hands rows from rollout to training with leases
-//! and acknowledgements; [`DiskQueue`] keeps it in the store's index file.
+//! indexes them in SQLite; [`StoreReader`] looks into it while it is written. [`TransferQueue`] hands
+//! rows to consumers with leases and acknowledgements; [`DiskQueue`] keeps it in the store's index file.
 //!
 //! Invariants:
 //! - What `commit` acknowledged survives a crash at any instant; a batch is visible whole or
 //!   not at all.
 //! - An episode is committed once and trained in one batch, however often either is tried.
-//! - The segment files are the truth, the index can be rebuilt from them.
+//! - The segment files are the truth about traces and marks: a damaged index is made anew from them.
+//!   Rows of queues lie in the index alone.
+//! - Nothing that can be read is cut off or forgotten; what cannot be read is given up only if the
+//!   caller accepts the loss.
 //! - What is read was checked against its checksum.
 //! - Every file, batch, page and queue has a limit; time is an argument.
 
@@ -23,19 +26,22 @@ mod queue;
 mod queue_disk;
 mod reader;
 mod recover;
+mod remake;
+mod scan;
 mod segment;
 mod store;
+mod sums;
 
 pub use disk::{DiskStore, StoreOptions};
-pub use error::StoreError;
+pub use error::{Loss, StoreError};
 pub use memory::MemoryStore;
 pub use queue::{
     LeaseId, Leased, Put, QueueError, QueueLimits, QueueRow, QueueStats, RowState, TransferQueue,
 };
 pub use queue_disk::{Delivery, DiskQueue};
 pub use reader::StoreReader;
-pub use recover::Recovery;
+pub use recover::{Damage, Recovery};
 pub use store::{
-    Committed, Cursor, EndKind, EpisodeSummary, Filter, GcPolicy, GcReport, GroupSummary, MAX_PAGE,
-    Page, StoreStats, TraceStore, TrainedBatch,
+    Committed, Cursor, EndKind, EpisodeSummary, Filter, GcPolicy, GcReport, MAX_PAGE, Page,
+    StoreStats, TraceStore, TrainedBatch,
 };

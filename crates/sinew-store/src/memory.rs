@@ -4,8 +4,8 @@ use crate::disk::guard;
 use crate::error::StoreError;
 use crate::index;
 use crate::store::{
-    self, Committed, Cursor, EndKind, EpisodeSummary, Filter, GcPolicy, GcReport, GroupSummary,
-    Page, StoreStats, TraceStore, TrainedBatch,
+    self, Committed, Cursor, EndKind, EpisodeSummary, Filter, GcPolicy, GcReport, Page, StoreStats,
+    TraceStore, TrainedBatch,
 };
 use sinew_types::{EpisodeId, Trace};
 use std::collections::HashMap;
@@ -111,6 +111,8 @@ impl TraceStore for MemoryStore {
                 && filter.success.is_none_or(|v| v == s.success)
                 && filter.group.as_ref().is_none_or(|g| *g == s.group)
                 && filter.trained.is_none_or(|t| t == s.trained_in.is_some())
+                && filter.end.is_none_or(|e| e == s.end)
+                && filter.reward.as_ref().is_none_or(|r| r.contains(&s.reward))
         };
         let found = inner.episodes.iter().filter(matches).take(limit + 1);
         let mut episodes: Vec<EpisodeSummary> = found.map(|e| e.summary.clone()).collect();
@@ -120,16 +122,6 @@ impl TraceStore for MemoryStore {
             next: episodes.last().filter(|_| more).map(|e| e.cursor),
             episodes,
         })
-    }
-
-    fn groups(&self, step: u64) -> Result<Vec<GroupSummary>, StoreError> {
-        index::signed("step", step)?;
-        let inner = guard(&self.inner)?;
-        let of_step = |e: &&Entry| {
-            e.trace.is_some() && e.summary.step == step && e.summary.purpose == "train"
-        };
-        let found = inner.episodes.iter().filter(of_step);
-        Ok(index::group(found.map(|e| e.summary.clone()).collect()))
     }
 
     fn mark_trained(

@@ -535,23 +535,6 @@ impl TransferQueue {
         ended.map(take_back).collect()
     }
 
-    /// Rows that a consumer held when it died: ready at once, without waiting for the lease.
-    pub(crate) fn plan_release_consumer(&self, name: &str) -> Vec<Change> {
-        let of_consumer = |(_, seq): &&(u64, u64)| {
-            let state = &self.rows[seq].state;
-            matches!(state, RowState::Leased { consumer, .. } if consumer == name)
-        };
-        let held: BTreeSet<u64> = self
-            .leased
-            .iter()
-            .filter(of_consumer)
-            .map(|l| l.1)
-            .collect();
-        let all = self.plan_expire(u64::MAX).into_iter();
-        all.filter(|c| matches!(c, Change::Set { seq, .. } if held.contains(seq)))
-            .collect()
-    }
-
     pub(crate) fn plan_forget(&self, keep: usize) -> Vec<Change> {
         let surplus = self.acked.len().saturating_sub(keep);
         // The newest row stays known, as its number bounds the next one's.

@@ -8,7 +8,9 @@ use crate::queue::{
     Change, LeaseId, Leased, Put, QueueError, QueueLimits, QueueRow, QueueStats, Row, RowState,
     TransferQueue,
 };
+use crate::remake;
 use crate::store::Committed;
+use crate::sums;
 use rusqlite::{Connection, OptionalExtension, Transaction, params};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -74,8 +76,9 @@ pub struct DiskQueue {
 
 impl DiskStore {
     /// Opens the queue `name` in this store, or makes one. Leases of before are still valid
-    /// until they run out; see [`DiskQueue::release_consumer`]. A queue is opened once at a time.
+    /// until they run out. A queue is opened once at a time.
     pub fn queue(&self, name: &str, limits: QueueLimits) -> Result<DiskQueue, StoreError> {
+        remake::has_queues(&self.directory)?;
         DiskQueue::open(name, limits, Arc::clone(&self.connection))
     }
 }
@@ -216,14 +219,15 @@ impl DiskQueue {
         self.change(|state| Ok(state.plan_expire(now_ms)))
     }
 
-    /// Takes back what a consumer that died holds, without waiting for its leases.
-    pub fn release_consumer(&self, consumer: &str) -> Result<usize, StoreError> {
-        self.change(|state| Ok(state.plan_release_consumer(consumer)))
-    }
-
     /// See [`TransferQueue::forget_acked`].
     pub fn forget_acked(&self, keep: usize) -> Result<usize, StoreError> {
         self.change(|state| Ok(state.plan_forget(keep)))
+    }
+
+    /// Whether a lease still holds a row.
+    pub fn holds(&self, lease: LeaseId, key: &str) -> Result<bool, StoreError> {
+        let state = guard(&self.state)?;
+        Ok(state.plan_release(lease, &[key.to_owned()]).is_ok())
     }
 
     /// Where a row stands; `None` if it is not known.
@@ -311,6 +315,7 @@ fn write(
             let bytes = index::signed("bytes", row.bytes)?;
             let seq = index::signed("seq", *seq)?;
             insert.execute(params![queue, seq, row.key, bytes, READY, payload])?;
+            seal_row(tx, queue, seq)?;
         }
         Change::Set { seq, row } => {
             let (state, until_ms, consumer) = match &row.state {
@@ -334,6 +339,7 @@ fn write(
                 row.attempts,
                 row.lease.map(|l| index::signed("lease", l.0)).transpose()?,
             ])?;
+            seal_row(tx, queue, index::signed("seq", *seq)?)?;
         }
         Change::Forget { seq } => {
             tx.execute(
@@ -347,9 +353,14 @@ fn write(
                  ON CONFLICT (queue) DO UPDATE SET next_lease = excluded.next_lease",
                 params![queue, index::signed("lease", *next)?],
             )?;
+            sums::seal(tx, "queues", "queue = ?1", &[&queue])?;
         }
     }
     Ok(())
+}
+
+fn seal_row(tx: &Transaction<'_>, queue: &str, seq: i64) -> Result<(), StoreError> {
+    sums::seal(tx, "queue_rows", "queue = ?1 AND seq = ?2", &[&queue, &seq])
 }
 
 fn load(connection: &Connection, queue: &str) -> Result<Vec<Change>, StoreError> {

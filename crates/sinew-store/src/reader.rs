@@ -5,14 +5,15 @@ use crate::disk::guard;
 use crate::error::StoreError;
 use crate::index;
 use crate::segment::SegmentDir;
-use crate::store::{self, Filter, GroupSummary, Page, StoreStats, TrainedBatch};
+use crate::store::{self, Filter, Page, StoreStats, TrainedBatch};
 use rusqlite::Connection;
 use sinew_types::{EpisodeId, Trace};
 use std::path::Path;
 use std::sync::Mutex;
 
 /// A store opened for reading. Takes no lock, writes nothing and repairs nothing: a writer is
-/// neither blocked nor seen half-done, as the index names only what is durable. Each call sees
+/// neither blocked nor seen half-done, as the index names only what is durable. The index is checked
+/// when it is opened, a record when it is read. Each call sees
 /// what is committed at that moment; what a crash left unindexed appears when a writer opens
 /// the store again.
 #[derive(Debug)]
@@ -44,11 +45,6 @@ impl StoreReader {
     /// Episodes in the order of their commits.
     pub fn list(&self, filter: &Filter) -> Result<Page, StoreError> {
         index::list(&*guard(&self.connection)?, filter)
-    }
-
-    /// Groups of a training step.
-    pub fn groups(&self, step: u64) -> Result<Vec<GroupSummary>, StoreError> {
-        index::groups(&*guard(&self.connection)?, step)
     }
 
     /// Batches that were trained, in order.

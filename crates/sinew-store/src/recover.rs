@@ -1,18 +1,29 @@
 //! Opening a store: the index catches up with the segments, torn tails go.
 //!
-//! A tail is torn if the newest file ends in what is no whole frame, whether or not the index knows
-//! of it: a medium that lost power may have lost what it had confirmed. Damage with something
-//! readable behind it is no torn tail. It stays, and is told when it is read.
+//! A tail is torn if the newest file ends in what an unfinished write leaves, whether or not the
+//! index knows of it: a medium that lost power may have lost what it had confirmed. Everything else
+//! that cannot be read is damage. What is whole behind it is indexed; the file stays as it is. A store
+//! with damage is opened only if the caller accepts the loss; otherwise nothing is changed.
 
 use crate::codec::{self, Mark};
-use crate::error::StoreError;
-use crate::index;
-use crate::segment::{FILE_HEADER, Record, RecordKind, SegmentDir};
+use crate::error::{Loss, StoreError};
+use crate::index::{self, Table};
+use crate::segment::{FILE_HEADER, Location, Record, RecordKind, SegmentDir};
 use crate::store::{EpisodeSummary, TrainedBatch};
 use rusqlite::{Connection, Transaction};
 use sinew_types::{EpisodeId, Trace};
+use std::collections::BTreeSet;
 use std::fs::OpenOptions;
 use std::path::PathBuf;
+
+/// A stretch of a segment file that cannot be read.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Damage {
+    pub path: PathBuf,
+    /// First byte, and the one behind the last.
+    pub from: u64,
+    pub to: u64,
+}
 
 /// What opening a store found and repaired.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -28,9 +39,14 @@ pub struct Recovery {
     pub torn_trained: Vec<EpisodeId>,
     /// Files that gc had given up.
     pub removed_segments: u64,
-    /// Older files that are shorter than the index says, or unreadable from some byte on. What
-    /// lies there cannot be read; everything else can.
-    pub damaged: Vec<PathBuf>,
+    /// What could not be read of segment files that had been written whole.
+    pub damaged: Vec<Damage>,
+    /// Episodes that the index knew and that cannot be read: unknown now, as those of a torn tail.
+    pub lost: Vec<EpisodeId>,
+    /// Those of them that a batch had trained: known as such, but not to be read.
+    pub lost_trained: Vec<EpisodeId>,
+    /// Why the index was begun anew, if it was.
+    pub index_remade: Option<String>,
 }
 
 /// What opening found.
@@ -39,130 +55,260 @@ pub(crate) struct Opened {
     pub(crate) recovery: Recovery,
     /// The segment to go on in, and its length (0: it does not exist yet).
     pub(crate) end: (u32, u64),
-    /// Batches whose marks were torn: the index still has them, the segments must get them again.
+    /// Batches whose marks cannot be read: the index still has them, the segments must get them again.
     pub(crate) unmarked: Vec<TrainedBatch>,
 }
 
-/// Brings segments and index together.
+/// Brings segments and index together. With damage, only if `accept_loss`: then every record that the
+/// index knows is read, and those that cannot be are forgotten.
 pub(crate) fn run(
     segments: &SegmentDir,
     connection: &mut Connection,
+    accept_loss: bool,
 ) -> Result<Opened, StoreError> {
-    let mut recovery = Recovery::default();
-    let mut unmarked = Vec::new();
-    let known = index::segments(connection)?;
-    for &(number, _, dead) in &known {
-        if dead {
-            segments.remove(number)?;
-            index::bury_segment(connection, number)?;
-            recovery.removed_segments += 1;
-        }
+    let removed_segments = remove_dead(segments, connection)?;
+    let tx = connection.transaction()?;
+    let mut pass = Pass {
+        segments,
+        tx: &tx,
+        accept_loss,
+        opened: Opened::default(),
+        bad_headers: Vec::new(),
+        cut: None,
+    };
+    pass.opened.recovery.removed_segments = removed_segments;
+    pass.files()?;
+    pass.give_up()?;
+    let Pass {
+        opened,
+        bad_headers,
+        cut,
+        ..
+    } = pass;
+    if !opened.recovery.damaged.is_empty() && !accept_loss {
+        return Err(StoreError::Damaged(Box::new(Loss::of(&opened.recovery))));
     }
-    let files = segments.list()?;
-    let newest = files.last().map(|f| f.0);
-    let mut end = (newest.map_or(0, |n| n + 1), 0);
-    for (number, length) in files {
-        let indexed = known.iter().find(|k| k.0 == number && !k.2);
-        let indexed = indexed.map_or(0, |k| k.1);
-        let last = newest == Some(number);
-        let mut indexed = indexed;
-        if last && let Some(whole) = torn_at(segments, connection, number, length, indexed)? {
-            unmarked = index::batches_from(connection, number, whole)?;
-            forget(connection, number, whole, &mut recovery)?;
-            indexed = whole;
+    tx.commit()?;
+    for segment in bad_headers {
+        segments.restore_header(segment)?;
+    }
+    if let Some((segment, length)) = cut {
+        self::cut(segments, segment, length)?;
+    }
+    Ok(opened)
+}
+
+/// Removes files that gc had given up; how many.
+fn remove_dead(segments: &SegmentDir, connection: &Connection) -> Result<u64, StoreError> {
+    let known = index::segments(connection)?;
+    let dead: Vec<u32> = known.iter().filter(|k| k.2).map(|k| k.0).collect();
+    for &number in &dead {
+        segments.remove(number)?;
+        index::bury_segment(connection, number)?;
+    }
+    Ok(dead.len() as u64)
+}
+
+/// How the newest file ends, compared with what the index knows of it.
+enum Tail {
+    /// What is known can be read.
+    Known,
+    /// Torn behind this byte.
+    Torn(u64),
+    /// It cannot be read, and no torn write explains that.
+    Damaged,
+}
+
+/// One look at all files. Changes nothing but the transaction.
+struct Pass<'a> {
+    segments: &'a SegmentDir,
+    tx: &'a Transaction<'a>,
+    accept_loss: bool,
+    opened: Opened,
+    bad_headers: Vec<u32>,
+    /// The newest file and where it is to end.
+    cut: Option<(u32, u64)>,
+}
+
+impl Pass<'_> {
+    fn files(&mut self) -> Result<(), StoreError> {
+        let known = index::segments(self.tx)?;
+        let files = self.segments.list()?;
+        let newest = files.last().map(|f| f.0);
+        self.opened.end = (newest.map_or(0, |n| n + 1), 0);
+        for &(number, length) in &files {
+            let indexed = known.iter().find(|k| k.0 == number).map_or(0, |k| k.1);
+            self.file(number, length, indexed, newest == Some(number))?;
         }
-        if length < indexed {
-            recovery.damaged.push(segments.path_of(number));
-            continue;
+        for &(number, indexed, _) in &known {
+            if files.iter().all(|f| f.0 != number) {
+                self.damage(number, 0, indexed);
+                index::bury_segment(self.tx, number)?;
+            }
         }
-        let good = catch_up(segments, connection, number, indexed, &mut recovery)?;
-        if good < length && !last {
-            recovery.damaged.push(segments.path_of(number));
+        let highest = known.iter().map(|k| k.0 + 1).max().unwrap_or(0);
+        if self.opened.end.1 == 0 {
+            self.opened.end.0 = self.opened.end.0.max(highest);
+        }
+        Ok(())
+    }
+
+    fn file(
+        &mut self,
+        number: u32,
+        length: u64,
+        mut indexed: u64,
+        last: bool,
+    ) -> Result<(), StoreError> {
+        if last {
+            match self.tail(number, length, indexed)? {
+                Tail::Known => {}
+                Tail::Torn(whole) => {
+                    self.forget_tail(number, whole)?;
+                    indexed = whole;
+                }
+                Tail::Damaged => return index::set_indexed(self.tx, number, length),
+            }
+        } else if length < indexed {
+            self.damage(number, length, indexed);
+            return index::set_indexed(self.tx, number, length);
+        }
+        let good = self.catch_up(number, indexed)?;
+        let torn = last && good < length && self.segments.looks_torn(number, good)?;
+        if good < length && !torn {
+            self.damage(number, good, length);
+            return index::set_indexed(self.tx, number, length);
+        }
+        if good > indexed {
+            index::set_indexed(self.tx, number, good)?;
         }
         if last {
-            recovery.cut_bytes += length - good;
-            cut(segments, number, good)?;
-            end = (number, good);
+            self.opened.recovery.cut_bytes += length - good;
+            self.cut = Some((number, good));
+            self.opened.end = (number, good);
+        }
+        Ok(())
+    }
+
+    /// Looks at the end of the newest file, if what the index knows of it cannot be read.
+    fn tail(&mut self, number: u32, length: u64, indexed: u64) -> Result<Tail, StoreError> {
+        let known = index::records(self.tx, number)?;
+        let readable = known.first().map_or(Ok(true), |&at| self.readable(at))?;
+        if readable && length >= indexed {
+            return Ok(Tail::Known);
+        }
+        let scan = self
+            .segments
+            .scan(number, 0, self.accept_loss, |_| Ok(()))?;
+        for &(from, to) in &scan.gaps {
+            // Where nothing is known, the loss was accepted before.
+            if known.iter().any(|at| (from..to).contains(&at.offset)) {
+                self.damage(number, from, to);
+            }
+        }
+        if scan.end > indexed {
+            return Ok(Tail::Known);
+        }
+        if length <= scan.end || self.segments.looks_torn(number, scan.end)? {
+            return Ok(Tail::Torn(scan.end));
+        }
+        self.damage(number, scan.end, length.max(indexed));
+        Ok(Tail::Damaged)
+    }
+
+    fn readable(&self, at: Location) -> Result<bool, StoreError> {
+        match self.segments.read(at) {
+            Ok(_) => Ok(true),
+            Err(StoreError::Corrupt { .. }) => Ok(false),
+            Err(StoreError::Io { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => {
+                Ok(false)
+            }
+            Err(other) => Err(other),
         }
     }
-    let missing = |k: &&(u32, u64, bool)| !k.2 && !segments.path_of(k.0).exists();
-    let missing = known.iter().filter(missing).map(|k| segments.path_of(k.0));
-    recovery.damaged.extend(missing);
-    let highest = known.iter().map(|k| k.0 + 1).max().unwrap_or(0);
-    if end.1 == 0 {
-        end.0 = end.0.max(highest);
-    }
-    Ok(Opened {
-        recovery,
-        end,
-        unmarked,
-    })
-}
 
-/// Where the newest file is whole up to, if the end of what the index knows of it cannot be read.
-/// `None` also if something behind the damage can be: then it is more than a torn tail.
-fn torn_at(
-    segments: &SegmentDir,
-    connection: &Connection,
-    number: u32,
-    length: u64,
-    indexed: u64,
-) -> Result<Option<u64>, StoreError> {
-    let mut readable = Vec::new();
-    let mut first_torn = None;
-    for at in index::records(connection, number)? {
-        match segments.read(at) {
-            Ok(_) if first_torn.is_none() => break,
-            Ok(_) => readable.push(at.offset),
-            Err(StoreError::Corrupt { .. }) if readable.is_empty() => first_torn = Some(at.offset),
-            Err(StoreError::Corrupt { .. }) => {}
-            Err(other) => return Err(other),
+    fn damage(&mut self, number: u32, from: u64, to: u64) {
+        let path = self.segments.path_of(number);
+        if (from, to) == (0, FILE_HEADER) && path.exists() && !self.bad_headers.contains(&number) {
+            self.bad_headers.push(number);
+        }
+        let damage = Damage { path, from, to };
+        let damaged = &mut self.opened.recovery.damaged;
+        if !damaged.contains(&damage) {
+            damaged.push(damage);
         }
     }
-    if first_torn.is_none() && length >= indexed {
-        return Ok(None);
+
+    /// Takes what lay behind `whole` out of the index.
+    fn forget_tail(&mut self, number: u32, whole: u64) -> Result<(), StoreError> {
+        let marks = index::batches_from(self.tx, number, whole)?;
+        self.opened.unmarked.extend(marks);
+        let names = index::episodes_from(self.tx, number, whole)?;
+        let (torn, trained) = index::forget(self.tx, &names)?;
+        index::set_indexed(self.tx, number, whole)?;
+        self.opened.recovery.torn.extend(torn);
+        self.opened.recovery.torn_trained.extend(trained);
+        Ok(())
     }
-    let whole = segments.scan(number, 0, |_| Ok(()))?;
-    // Records of the torn frame itself may have survived: a commit is there whole or not at all.
-    let own = segments.frame_end(number, whole)?.unwrap_or(whole);
-    let behind = readable.iter().any(|&offset| offset >= whole.max(own));
-    Ok((!behind).then_some(whole))
+
+    /// Indexes what lies behind `indexed`; returns where the last whole frame ends.
+    fn catch_up(&mut self, number: u32, indexed: u64) -> Result<u64, StoreError> {
+        let (segments, tx) = (self.segments, self.tx);
+        let (mut entered, mut unreadable) = (0, Vec::new());
+        let scan = segments.scan(number, indexed, self.accept_loss, |record| {
+            match enter(segments, tx, &record) {
+                Ok(()) => entered += 1,
+                Err(StoreError::Corrupt { .. }) => unreadable.push(record.location),
+                Err(other) => return Err(other),
+            }
+            Ok(())
+        })?;
+        self.opened.recovery.indexed += entered;
+        for (from, to) in scan.gaps {
+            self.damage(number, from, to);
+        }
+        for at in unreadable {
+            self.damage(number, at.offset, at.offset + u64::from(at.bytes));
+        }
+        Ok(scan.end)
+    }
+
+    /// Forgets what the index knows and the segments cannot give: of damaged files, or of all of them
+    /// if the loss is accepted.
+    fn give_up(&mut self) -> Result<(), StoreError> {
+        let damaged: BTreeSet<PathBuf> = self.opened.recovery.damaged.iter().map(path).collect();
+        let (mut lost, mut marks) = (Vec::new(), Vec::new());
+        for number in index::located(self.tx)? {
+            if !self.accept_loss && !damaged.contains(&self.segments.path_of(number)) {
+                continue;
+            }
+            for (name, at) in index::living(self.tx, Table::Episodes, number)? {
+                if !self.readable(at)? {
+                    lost.push(name);
+                }
+            }
+            for (name, at) in index::living(self.tx, Table::Batches, number)? {
+                if !self.readable(at)? {
+                    marks.extend(index::batch(self.tx, &name)?);
+                }
+            }
+        }
+        let (lost, trained) = index::forget(self.tx, &lost)?;
+        self.opened.recovery.lost = lost;
+        self.opened.recovery.lost_trained = trained;
+        let known: BTreeSet<String> = self.opened.unmarked.iter().map(batch).collect();
+        marks.retain(|b| !known.contains(&b.batch));
+        self.opened.unmarked.extend(marks);
+        Ok(())
+    }
 }
 
-/// Takes what lay behind `whole` out of the index.
-fn forget(
-    connection: &mut Connection,
-    number: u32,
-    whole: u64,
-    recovery: &mut Recovery,
-) -> Result<(), StoreError> {
-    let tx = connection.transaction()?;
-    let (torn, trained) = index::forget(&tx, number, whole)?;
-    index::set_indexed(&tx, number, whole)?;
-    tx.commit()?;
-    recovery.torn.extend(torn);
-    recovery.torn_trained.extend(trained);
-    Ok(())
+fn path(damage: &Damage) -> PathBuf {
+    damage.path.clone()
 }
 
-/// Indexes what lies behind `indexed`; returns where the last whole frame ends.
-fn catch_up(
-    segments: &SegmentDir,
-    connection: &mut Connection,
-    number: u32,
-    indexed: u64,
-    recovery: &mut Recovery,
-) -> Result<u64, StoreError> {
-    let tx = connection.transaction()?;
-    let good = segments.scan(number, indexed, |record| {
-        recovery.indexed += 1;
-        enter(segments, &tx, &record)
-    })?;
-    if good > indexed {
-        index::set_indexed(&tx, number, good)?;
-    }
-    tx.commit()?;
-    Ok(good)
+fn batch(batch: &TrainedBatch) -> String {
+    batch.batch.clone()
 }
 
 fn enter(segments: &SegmentDir, tx: &Transaction<'_>, record: &Record) -> Result<(), StoreError> {

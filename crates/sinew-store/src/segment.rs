@@ -1,13 +1,13 @@
 //! Segment files: numbered, append-only, bounded in size.
 //!
-//! A file is an 16-byte header and frames. A frame is what one commit wrote: header (magic,
+//! A file is a 16-byte header and frames. A frame is what one commit wrote: header (magic,
 //! number of records, length and CRC-32 of the body) and records, each with a header of its
 //! own (kind, codec, lengths, CRC-32) so that it can be read alone. All numbers little-endian.
 
 use crate::codec::Encoded;
 use crate::error::StoreError;
 use std::fs::{File, OpenOptions};
-use std::io::{Read, Seek, SeekFrom, Write};
+use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
@@ -15,9 +15,9 @@ use std::path::{Path, PathBuf};
 const FILE_MAGIC: &[u8; 8] = b"SINEWSEG";
 const FORMAT: u32 = 1;
 pub(crate) const FILE_HEADER: u64 = 16;
-const FRAME_MAGIC: u32 = u32::from_le_bytes(*b"FRAM");
-const FRAME_HEADER: usize = 16;
-const RECORD_HEADER: usize = 16;
+pub(crate) const FRAME_MAGIC: u32 = u32::from_le_bytes(*b"FRAM");
+pub(crate) const FRAME_HEADER: usize = 16;
+pub(crate) const RECORD_HEADER: usize = 16;
 
 /// What a record says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,7 +27,7 @@ pub(crate) enum RecordKind {
 }
 
 impl RecordKind {
-    fn from_code(code: u8) -> Option<Self> {
+    pub(crate) fn from_code(code: u8) -> Option<Self> {
         [Self::Trace, Self::Mark]
             .into_iter()
             .find(|k| *k as u8 == code)
@@ -91,25 +91,21 @@ impl Frame {
         out.extend(FRAME_MAGIC.to_le_bytes());
         out.extend((self.records.len() as u32).to_le_bytes());
         out.extend((self.body.len() as u32).to_le_bytes());
-        let crc = frame_crc(&out[4..12], &self.body);
+        let crc = record_crc(&out[4..12], &self.body);
         out.extend(crc.to_le_bytes());
         out.extend(&self.body);
         out
     }
 }
 
-fn record_crc(header: &[u8], payload: &[u8]) -> u32 {
+pub(crate) fn record_crc(header: &[u8], payload: &[u8]) -> u32 {
     let mut crc = crc32fast::Hasher::new();
     crc.update(header);
     crc.update(payload);
     crc.finalize()
 }
 
-fn frame_crc(header: &[u8], body: &[u8]) -> u32 {
-    record_crc(header, body)
-}
-
-fn u32_at(bytes: &[u8], at: usize) -> u32 {
+pub(crate) fn u32_at(bytes: &[u8], at: usize) -> u32 {
     u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
 }
 
@@ -177,54 +173,26 @@ impl SegmentDir {
         parse_record(&bytes, at).map_err(|reason| corrupt(&path, at.offset, reason))
     }
 
-    /// Frames of a file from `from` on: their records, and where the last whole frame ends.
-    /// Stops at the first frame that is torn or fails its checksum.
-    pub(crate) fn scan(
-        &self,
-        segment: u32,
-        from: u64,
-        mut each: impl FnMut(Record) -> Result<(), StoreError>,
-    ) -> Result<u64, StoreError> {
+    /// Writes the header of a file again.
+    pub(crate) fn restore_header(&self, segment: u32) -> Result<(), StoreError> {
         let path = self.path_of(segment);
-        let error = |e| StoreError::io(&path, e);
-        let mut file = File::open(&path).map_err(error)?;
-        let length = file.metadata().map_err(error)?.len();
-        if length < FILE_HEADER {
-            return Ok(0);
-        }
-        let mut header = [0; FILE_HEADER as usize];
-        file.read_exact(&mut header).map_err(error)?;
-        check_file_header(&path, &header, segment)?;
-        let mut end = from.max(FILE_HEADER);
-        file.seek(SeekFrom::Start(end)).map_err(error)?;
-        while let Some((records, next)) = read_frame(&mut file, segment, end, length, &path)? {
-            for record in records {
-                each(record)?;
-            }
-            end = next;
-        }
-        Ok(end)
+        let file = OpenOptions::new().write(true).open(&path);
+        let written = file.and_then(|file| {
+            file.write_all_at(&file_header(segment), 0)?;
+            file.sync_all()
+        });
+        written.map_err(|e| StoreError::io(&path, e))
     }
 }
 
-impl SegmentDir {
-    /// Where the frame that begins at `at` says that it ends; `None` if no frame begins there.
-    pub(crate) fn frame_end(&self, segment: u32, at: u64) -> Result<Option<u64>, StoreError> {
-        let path = self.path_of(segment);
-        let mut header = [0; FRAME_HEADER];
-        let file = File::open(&path).map_err(|e| StoreError::io(&path, e))?;
-        match file.read_exact_at(&mut header, at) {
-            Ok(()) if u32_at(&header, 0) == FRAME_MAGIC => Ok(Some(
-                at + FRAME_HEADER as u64 + u64::from(u32_at(&header, 8)),
-            )),
-            Ok(()) => Ok(None),
-            Err(e) if e.kind() == std::io::ErrorKind::UnexpectedEof => Ok(None),
-            Err(e) => Err(StoreError::io(&path, e)),
-        }
-    }
+fn file_header(segment: u32) -> Vec<u8> {
+    let mut header = FILE_MAGIC.to_vec();
+    header.extend(FORMAT.to_le_bytes());
+    header.extend(segment.to_le_bytes());
+    header
 }
 
-fn corrupt(path: &Path, offset: u64, reason: impl Into<String>) -> StoreError {
+pub(crate) fn corrupt(path: &Path, offset: u64, reason: impl Into<String>) -> StoreError {
     StoreError::Corrupt {
         path: path.to_owned(),
         offset,
@@ -232,26 +200,30 @@ fn corrupt(path: &Path, offset: u64, reason: impl Into<String>) -> StoreError {
     }
 }
 
-fn check_file_header(path: &Path, header: &[u8], segment: u32) -> Result<(), StoreError> {
-    if &header[..8] != FILE_MAGIC {
-        return Err(corrupt(path, 0, "not a segment file"));
+/// What the header of a file says.
+pub(crate) enum Header {
+    Sound,
+    /// A newer program wrote it; the refusal.
+    Newer(StoreError),
+    Damaged,
+}
+
+pub(crate) fn check_header(path: &Path, header: &[u8], segment: u32) -> Header {
+    if &header[..8] != FILE_MAGIC || u32_at(header, 12) != segment {
+        return Header::Damaged;
     }
-    let format = u32_at(header, 8);
-    if format > FORMAT {
-        return Err(StoreError::Format {
+    match u32_at(header, 8) {
+        FORMAT => Header::Sound,
+        format if format > FORMAT => Header::Newer(StoreError::Format {
             path: path.to_owned(),
             actual: i64::from(format),
             expected: i64::from(FORMAT),
-        });
+        }),
+        _ => Header::Damaged,
     }
-    let number = u32_at(header, 12);
-    if number != segment {
-        return Err(corrupt(path, 12, format!("is segment {number}")));
-    }
-    Ok(())
 }
 
-fn parse_record(bytes: &[u8], location: Location) -> Result<Record, String> {
+pub(crate) fn parse_record(bytes: &[u8], location: Location) -> Result<Record, String> {
     if bytes.len() < RECORD_HEADER {
         return Err("record is shorter than its header".into());
     }
@@ -270,52 +242,6 @@ fn parse_record(bytes: &[u8], location: Location) -> Result<Record, String> {
         payload: payload.to_vec(),
         location,
     })
-}
-
-/// `None` where no whole, checked frame begins at `at`.
-fn read_frame(
-    file: &mut File,
-    segment: u32,
-    at: u64,
-    length: u64,
-    path: &Path,
-) -> Result<Option<(Vec<Record>, u64)>, StoreError> {
-    if at + FRAME_HEADER as u64 > length {
-        return Ok(None);
-    }
-    let error = |e| StoreError::io(path, e);
-    let mut header = [0; FRAME_HEADER];
-    file.read_exact(&mut header).map_err(error)?;
-    let body_len = u64::from(u32_at(&header, 8));
-    let next = at + FRAME_HEADER as u64 + body_len;
-    if u32_at(&header, 0) != FRAME_MAGIC || next > length {
-        return Ok(None);
-    }
-    let mut body = vec![0; body_len as usize];
-    file.read_exact(&mut body).map_err(error)?;
-    if frame_crc(&header[4..12], &body) != u32_at(&header, 12) {
-        return Ok(None);
-    }
-    let mut records = Vec::new();
-    let mut start = 0;
-    for _ in 0..u32_at(&header, 4) {
-        if start + RECORD_HEADER > body.len() {
-            return Ok(None);
-        }
-        let end = start + RECORD_HEADER + u32_at(&body, start + 8) as usize;
-        let location = Location {
-            segment,
-            offset: at + (FRAME_HEADER + start) as u64,
-            bytes: (end - start) as u32,
-        };
-        let record = body.get(start..end).map(|b| parse_record(b, location));
-        let Some(Ok(record)) = record else {
-            return Ok(None);
-        };
-        records.push(record);
-        start = end;
-    }
-    Ok((start == body.len()).then_some((records, next)))
 }
 
 /// The end of the newest file.
@@ -421,10 +347,7 @@ impl Writer {
         options.read(true).write(true).create(fresh).truncate(fresh);
         let mut file = options.open(&path).map_err(error)?;
         if fresh {
-            let mut header = FILE_MAGIC.to_vec();
-            header.extend(FORMAT.to_le_bytes());
-            header.extend(self.segment.to_le_bytes());
-            file.write_all(&header).map_err(error)?;
+            file.write_all(&file_header(self.segment)).map_err(error)?;
             file.sync_all().map_err(error)?;
             self.directory.sync()?;
             self.length = FILE_HEADER;

@@ -33,6 +33,9 @@ pub struct Filter {
     pub group: Option<GroupId>,
     /// In a trained batch or not.
     pub trained: Option<bool>,
+    pub end: Option<EndKind>,
+    /// Least and most total reward.
+    pub reward: Option<RangeInclusive<f64>>,
     /// Start after this one.
     pub after: Option<Cursor>,
     /// Most episodes to return, up to [`MAX_PAGE`]; 0 means 100.
@@ -47,7 +50,9 @@ impl Filter {
             n => Err(StoreError::Argument {
                 field: "limit",
                 value: n as u64,
-                allowed: format!("0 to {MAX_PAGE}; page with `after`"),
+                allowed: format!(
+                    "0 to {MAX_PAGE}; the next page begins `after` the last one's end"
+                ),
             }),
         }
     }
@@ -147,17 +152,6 @@ pub struct Page {
     pub next: Option<Cursor>,
 }
 
-/// A group of one step, in the order of its first commit.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct GroupSummary {
-    pub group: GroupId,
-    /// Not failed, in commit order.
-    pub episodes: Vec<EpisodeId>,
-    pub failed: usize,
-    pub mean_reward: f64,
-    pub successes: usize,
-}
-
 /// Which episodes one optimizer step trained.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TrainedBatch {
@@ -243,10 +237,6 @@ pub trait TraceStore: Send + Sync + fmt::Debug {
 
     /// Episodes in commit order.
     fn list(&self, filter: &Filter) -> Result<Page, StoreError>;
-
-    /// Groups of the episodes that training step `step` asked for, evaluation left out:
-    /// those whose purpose is `train`.
-    fn groups(&self, step: u64) -> Result<Vec<GroupSummary>, StoreError>;
 
     /// Records that an optimizer step trained `episodes`. Durable before it returns, idempotent
     /// by `batch`; refused if any of them is unknown or was trained in another batch.

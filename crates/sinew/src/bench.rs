@@ -27,7 +27,9 @@ pub(crate) fn run(command: &BenchCommand) -> Result<(), Failure> {
 fn refused(failure: Failure) -> BenchError {
     match failure {
         Failure::Input(text) => BenchError::Input(text),
-        Failure::System(text) | Failure::Interrupt(text) => BenchError::System(text),
+        Failure::System(text) | Failure::Interrupt(text) | Failure::Program(_, text) => {
+            BenchError::System(text)
+        }
     }
 }
 

@@ -8,11 +8,31 @@ use crate::show_run::RunSummary;
 use crate::visible::visible;
 use crate::wire;
 use crate::{EpisodesArgs, ShowArgs};
+use clap::ValueEnum;
 use serde_json::json;
-use sinew_store::{Filter, StoreReader};
+use sinew_store::{Cursor, EndKind, Filter, StoreReader};
 use sinew_types::EpisodeId;
 use std::io::IsTerminal;
+use std::ops::RangeInclusive;
 use std::path::Path;
+
+/// How an episode ended.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum End {
+    Terminated,
+    Truncated,
+    Failed,
+}
+
+impl From<End> for EndKind {
+    fn from(end: End) -> Self {
+        match end {
+            End::Terminated => Self::Terminated,
+            End::Truncated => Self::Truncated,
+            End::Failed => Self::Failed,
+        }
+    }
+}
 
 fn open_store(run_dir: &Path) -> Result<StoreReader, Failure> {
     let path = store_path(run_dir);
@@ -66,6 +86,10 @@ pub(crate) fn list(args: &EpisodesArgs) -> Result<(), Failure> {
     let filter = Filter {
         steps: args.step.map(|s| s..=s),
         purpose: args.purpose.clone(),
+        success: args.success,
+        end: args.end.map(EndKind::from),
+        reward: rewards(args)?,
+        after: args.after.map(Cursor),
         limit: args.limit,
         ..Filter::default()
     };
@@ -87,8 +111,11 @@ pub(crate) fn list(args: &EpisodesArgs) -> Result<(), Failure> {
             ));
         }
     }
-    let asked = args.purpose.is_some() || args.step.is_some();
-    if page.episodes.is_empty() && asked {
+    let unfiltered = Filter {
+        limit: args.limit,
+        ..Filter::default()
+    };
+    if page.episodes.is_empty() && filter != unfiltered {
         let all = Filter {
             limit: 1,
             ..Filter::default()
@@ -102,14 +129,33 @@ pub(crate) fn list(args: &EpisodesArgs) -> Result<(), Failure> {
             "no episode of {} fits{}",
             args.run_dir.display(),
             if any {
-                "\n  hint: without --purpose and --step all are listed; purposes are train, eval-before, eval-after, ..."
+                "\n  hint: without filters all are listed; purposes are train, eval-before, eval-after, ..."
             } else {
                 ": it has none yet"
             }
         )));
     }
-    if !args.json && page.next.is_some() {
-        output::print("... more: raise --limit, or narrow with --step or --purpose\n");
+    if let Some(next) = page.next.filter(|_| !args.json) {
+        output::print(&format!(
+            "... more: go on with --after {}, raise --limit, or filter\n",
+            next.0
+        ));
     }
     Ok(())
+}
+
+/// The range of rewards that was asked for.
+fn rewards(args: &EpisodesArgs) -> Result<Option<RangeInclusive<f64>>, Failure> {
+    let (least, most) = (args.min_reward, args.max_reward);
+    if least.is_none() && most.is_none() {
+        return Ok(None);
+    }
+    let least = least.unwrap_or(f64::NEG_INFINITY);
+    let most = most.unwrap_or(f64::INFINITY);
+    if least > most {
+        return Err(Failure::input(format!(
+            "--min-reward {least} is above --max-reward {most}"
+        )));
+    }
+    Ok(Some(least..=most))
 }

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 /// Exit codes: 1 the system failed, or a run collapsed or could not learn; 2 the input is wrong;
-/// 130 interrupted.
+/// 130 interrupted; or a program's own.
 #[derive(Debug)]
 pub(crate) enum Failure {
     /// A recipe, an argument or a file that the user can put right.
@@ -12,6 +12,8 @@ pub(crate) enum Failure {
     System(String),
     /// Ctrl-C or TERM; nothing is lost.
     Interrupt(String),
+    /// A program that was run here ended with this status; the text is empty where it was said already.
+    Program(u8, String),
 }
 
 impl Failure {
@@ -41,12 +43,16 @@ impl Failure {
             Self::System(_) => 1,
             Self::Input(_) => 2,
             Self::Interrupt(_) => 130,
+            Self::Program(code, _) => *code,
         }
     }
 
     pub(crate) fn text(&self) -> &str {
         match self {
-            Self::Input(text) | Self::System(text) | Self::Interrupt(text) => text,
+            Self::Input(text)
+            | Self::System(text)
+            | Self::Interrupt(text)
+            | Self::Program(_, text) => text,
         }
     }
 }

@@ -11,6 +11,9 @@ use std::path::{Path, PathBuf};
 pub(crate) struct GcArgs {
     /// Folder of the run
     run_dir: PathBuf,
+    /// Go on without stored episodes that cannot be read any more
+    #[arg(long)]
+    accept_loss: bool,
     /// One JSON object
     #[arg(long)]
     json: bool,
@@ -28,7 +31,7 @@ pub(crate) fn run(args: &GcArgs) -> Result<(), Failure> {
         )));
     }
     let step = oldest_step(&args.run_dir.join("checkpoints"))?;
-    let store = wire::disk_store(&store).map_err(|e| match e {
+    let store = wire::disk_store(&store, args.accept_loss).map_err(|e| match e {
         e @ StoreError::Locked { .. } => Failure::input(e),
         e => Failure::system(e),
     })?;

@@ -27,6 +27,7 @@ mod output;
 mod outside;
 mod parallel;
 mod pool;
+mod python;
 mod recipe;
 mod record;
 mod report;
@@ -46,7 +47,7 @@ mod view;
 mod visible;
 mod wire;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, CommandFactory, Parser, Subcommand};
 use failure::Failure;
 use recipe::Recipe;
 use run_dir::{Resume, RunDir};
@@ -59,7 +60,7 @@ use std::process::ExitCode;
 #[command(
     after_help = "Example: sinew train recipes/quickstart.toml --run-dir runs/quickstart\n\
 Exit codes: 0 done; 1 the system failed, or a run collapsed, learned nothing or lost data (it says which);\n\
-            2 wrong input; 130 interrupted (resume with --resume)"
+            2 wrong input; 130 interrupted (resume with --resume); `sandbox run` ends with the program's status"
 )]
 struct Cli {
     #[command(subcommand)]
@@ -89,7 +90,7 @@ enum Command {
     Runs(runs::RunsArgs),
     /// List the episodes of a run
     #[command(
-        after_help = "Example: sinew episodes --run-dir runs/quickstart --purpose train --limit 10"
+        after_help = "Examples: sinew episodes --run-dir runs/quickstart --purpose train --limit 10\n          sinew episodes --run-dir runs/quickstart --success false --min-reward 0.1"
     )]
     Episodes(EpisodesArgs),
     /// Draw the learning curves of runs into one SVG
@@ -111,14 +112,16 @@ enum Command {
     /// Serve a model to agents, and capture what they do with it
     #[command(after_help = "Example: sinew serve --engine fake --listen 127.0.0.1:8080")]
     Serve(Box<serve::ServeArgs>),
+    /// Write the completions of a shell to standard output
+    #[command(
+        after_help = "Example: sinew completions bash > ~/.local/share/bash-completion/completions/sinew"
+    )]
+    Completions { shell: clap_complete::Shell },
     /// Look into the data pool of a running `sinew serve --pool`, and release what it holds back
     #[command(
         after_help = "Example: sinew pool status --url http://127.0.0.1:8080 --token-file token"
     )]
     Pool(pool::PoolArgs),
-    /// A process of `train.data_parallel`, started by `train`
-    #[command(name = parallel::COMMAND, hide = true)]
-    TrainWorker,
     /// Run code in a sandbox, or say what this host enforces
     #[command(after_help = "Example: sinew sandbox run --code 'print(6 * 7)'")]
     Sandbox(SandboxArgs),
@@ -137,13 +140,13 @@ pub(crate) struct RunArgs {
     /// Folder for everything the run produces; default: runs/NAME, of `eval` runs/NAME-eval
     #[arg(long)]
     run_dir: Option<PathBuf>,
-    /// Go on with the run in --run-dir
+    /// Go on with the run in --run-dir; if there is none yet, start it
     #[arg(long)]
     resume: bool,
     /// With --resume: a key of the recipe that may differ from what the run was trained with, such as train.learning_rate; several times
     #[arg(long, value_name = "KEY", requires = "resume")]
     allow_change: Vec<String>,
-    /// Go on, and end with 0, though trained episodes are gone from the run's store
+    /// Go on without stored episodes that cannot be read, and end with 0 though trained ones are gone
     #[arg(long)]
     accept_loss: bool,
     /// JSON lines on standard output, the last one with the result
@@ -190,9 +193,24 @@ pub(crate) struct EpisodesArgs {
     /// Training step
     #[arg(long)]
     pub(crate) step: Option<u64>,
-    /// Most episodes to list
-    #[arg(long, default_value_t = 50, value_parser = at_least_one)]
+    /// How the episode ended
+    #[arg(long)]
+    pub(crate) end: Option<episodes::End>,
+    /// Whether it succeeded
+    #[arg(long, value_name = "true|false")]
+    pub(crate) success: Option<bool>,
+    /// Least total reward
+    #[arg(long, value_parser = finite, allow_negative_numbers = true)]
+    pub(crate) min_reward: Option<f64>,
+    /// Most total reward
+    #[arg(long, value_parser = finite, allow_negative_numbers = true)]
+    pub(crate) max_reward: Option<f64>,
+    /// Most episodes to list, up to 10000
+    #[arg(long, default_value_t = 50, value_parser = page_size)]
     pub(crate) limit: usize,
+    /// Start after this one: the number that the last page ended with (`cursor` in JSON)
+    #[arg(long, value_name = "CURSOR")]
+    pub(crate) after: Option<u64>,
     /// One JSON object an episode
     #[arg(long)]
     pub(crate) json: bool,
@@ -213,6 +231,25 @@ fn at_least_one(text: &str) -> Result<usize, String> {
     Ok(count)
 }
 
+/// A number of episodes that one page lists.
+fn page_size(text: &str) -> Result<usize, String> {
+    let count = at_least_one(text)?;
+    if count > sinew_store::MAX_PAGE {
+        let most = sinew_store::MAX_PAGE;
+        return Err(format!("allowed: 1 to {most}; --after lists what follows"));
+    }
+    Ok(count)
+}
+
+/// A number that is one.
+fn finite(text: &str) -> Result<f64, String> {
+    let number: f64 = text.parse().map_err(|e| format!("{e}"))?;
+    match number.is_finite() {
+        true => Ok(number),
+        false => Err("allowed: finite numbers".into()),
+    }
+}
+
 fn main() -> ExitCode {
     let child = sinew_sandbox::spawner_main_if_requested()
         .or_else(sinew_wasm::worker_main_if_requested)
@@ -220,7 +257,10 @@ fn main() -> ExitCode {
     if let Some(code) = child {
         return ExitCode::from(u8::try_from(code).unwrap_or(1));
     }
-    let cli = Cli::parse();
+    // Not a command of the table: nobody types it, and none that is mistyped shall be taken for it.
+    let mut words = std::env::args_os().skip(1);
+    let is_worker = words.next().is_some_and(|w| w == parallel::COMMAND) && words.next().is_none();
+    let cli = (!is_worker).then(Cli::parse);
     tracing_subscriber::fmt()
         .with_writer(log::writer)
         .with_env_filter(
@@ -228,21 +268,9 @@ fn main() -> ExitCode {
                 .unwrap_or_else(|_| "error".into()),
         )
         .init();
-    let result = match cli.command {
-        Command::Train(args) => run_train(&args),
-        Command::Eval(args) => eval::run(&args),
-        Command::Check(args) => check::check(&args.recipe, args.json),
-        Command::Show(args) => episodes::show(&args),
-        Command::Runs(args) => runs::run(&args),
-        Command::Episodes(args) => episodes::list(&args),
-        Command::Plot { runs, out } => curves::run(&runs, &out),
-        Command::Export(args) => export::run(&args),
-        Command::Gc(args) => gc::run(&args),
-        Command::TrainWorker => parallel::work(),
-        Command::Sandbox(args) => sandbox::run(&args.command),
-        Command::Serve(args) => serve::run(&args),
-        Command::Pool(args) => pool::run(&args),
-        Command::Bench { command } => bench::run(&command),
+    let result = match cli {
+        Some(cli) => run(cli.command),
+        None => parallel::work(),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
@@ -253,8 +281,35 @@ fn main() -> ExitCode {
     }
 }
 
+fn run(command: Command) -> Result<(), Failure> {
+    match command {
+        Command::Train(args) => run_train(&args),
+        Command::Eval(args) => eval::run(&args),
+        Command::Check(args) => check::check(&args.recipe, args.json),
+        Command::Show(args) => episodes::show(&args),
+        Command::Runs(args) => runs::run(&args),
+        Command::Episodes(args) => episodes::list(&args),
+        Command::Plot { runs, out } => curves::run(&runs, &out),
+        Command::Export(args) => export::run(&args),
+        Command::Gc(args) => gc::run(&args),
+        Command::Sandbox(args) => sandbox::run(&args.command),
+        Command::Serve(args) => serve::run(&args),
+        Command::Pool(args) => pool::run(&args),
+        Command::Bench { command } => bench::run(&command),
+        Command::Completions { shell } => {
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut Cli::command(), "sinew", &mut script);
+            output::print(&String::from_utf8_lossy(&script));
+            Ok(())
+        }
+    }
+}
+
 fn eprint_failure(failure: &Failure) {
     use std::io::Write;
+    if failure.text().is_empty() {
+        return;
+    }
     // It may quote what servers and programs said.
     let text = visible::visible(failure.text());
     let _ = writeln!(std::io::stderr(), "sinew: {text}");
@@ -284,20 +339,32 @@ impl RunArgs {
     ) -> Result<(), Failure> {
         let default = || PathBuf::from("runs").join(&recipe.name);
         let path = self.run_dir.clone().unwrap_or_else(default);
-        if !self.resume {
-            check::before_training(&path, recipe)?;
-        }
-        let resume = self.resume.then(|| Resume {
+        let resume = (self.resume && run_dir::holds_run(&path)).then(|| Resume {
             allow_change: self.allow_change.clone(),
         });
+        if resume.is_none() {
+            check::before_training(&path, recipe)?;
+        }
         let dir = RunDir::open(&path, recipe, resume.as_ref()).map_err(Failure::input)?;
+        let dir = dir.accepting_loss(self.accept_loss);
+        if self.resume && resume.is_none() {
+            output::print_error(&format!(
+                "sinew: {} holds no run to resume: this starts it\n",
+                path.display()
+            ));
+        }
         let options = train::TrainOptions {
             command,
             resume,
             json: self.json,
             accept_loss: self.accept_loss,
         };
-        let ended = job(recipe, &dir, &options)?;
+        let done = job(recipe, &dir, &options);
+        dir.note_end(match &done {
+            Ok(ended) => ended.trouble.as_ref(),
+            Err(failure) => Some(failure),
+        });
+        let ended = done?;
         if self.json {
             output::print_json(&ended.last);
         }

@@ -8,18 +8,18 @@ use bytes::Bytes;
 use clap::{Args, Subcommand};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use sinew_algo::Advantage;
+use sinew_algo::{Advantage, Algorithm};
 use sinew_gateway::{Mount, MountRequest, MountResponse};
 use sinew_pool::http::{self, Request};
 use sinew_pool::schema::Kind;
-use sinew_pool::{Entry, Pool, PoolConfig, Scorer};
+use sinew_pool::{Entry, Folder, PassedOver, Pool, PoolConfig, Scorer};
 use sinew_render::Renderer;
 use sinew_rollout::mix_seed;
 use sinew_types::{EpisodeId, PolicyVersion, Trace};
 use std::collections::BTreeSet;
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// Most bytes of an answer of the pool.
@@ -76,6 +76,7 @@ impl Mount for PoolMount {
 pub(crate) fn mount(
     file: &Path,
     store: Option<&Path>,
+    accept_loss: bool,
     renderer: Arc<dyn Renderer>,
     scorer: Scorer,
 ) -> Result<Arc<dyn Mount>, Failure> {
@@ -86,7 +87,8 @@ pub(crate) fn mount(
         toml::from_str(&text).map_err(|e| refused(&recipe::with_suggestion(&e.to_string())))?;
     read.pool.check().map_err(|e| refused(&e))?;
     let folder = store.map(|s| s.join("pool"));
-    let pool = Pool::open(folder.as_deref(), read.pool, renderer, Some(scorer));
+    let folder = folder.as_deref().map(|path| Folder { path, accept_loss });
+    let pool = Pool::open(folder, read.pool, renderer, Some(scorer));
     Ok(Arc::new(PoolMount(pool.map_err(|e| refused(&e))?)))
 }
 
@@ -183,6 +185,17 @@ pub(crate) fn kind_of(recipe: &Recipe) -> Kind {
     }
 }
 
+/// Why an algorithm cannot train on a group, whatever else is in the batch; `None`: it can.
+pub(crate) fn unusable(algorithm: &Algorithm, group: &[Trace]) -> Option<String> {
+    if let Err(e) = algorithm.spent(&[group.to_vec()]) {
+        return Some(e.to_string());
+    }
+    let by_state = matches!(algorithm.composition().advantage, Advantage::Gigpo { .. });
+    let mut nodes = group.iter().flat_map(|t| &t.nodes);
+    let without = by_state && nodes.all(|n| n.state_hash.is_none());
+    without.then(|| "it compares states, but no turn has a state_hash".to_owned())
+}
+
 /// A recipe's pool, if it answers and has the tokenizer of the model, and what it says of itself.
 fn reached(recipe: &Recipe) -> Result<(Client, Value), Failure> {
     let Some(recipe::DataSection::Pool {
@@ -213,6 +226,13 @@ pub(crate) fn check(recipe: &Recipe) -> Result<String, Failure> {
     ))
 }
 
+/// Least trajectories of a group that a recipe's algorithm compares.
+fn min_group(recipe: &Recipe) -> usize {
+    let composition = recipe.algorithm.composition(recipe.rollout.group_size);
+    let compares = composition.is_ok_and(|c| c.advantage.compares());
+    if compares { 2 } else { 1 }
+}
+
 /// Rows that a step was given, written down before they are stored and acknowledged.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Taken {
@@ -229,6 +249,21 @@ pub(crate) struct PoolSource {
     wait: Duration,
     lease_s: f64,
     taken: PathBuf,
+    /// Least trajectories of a group that the algorithm can use.
+    min_group: usize,
+    /// What the last answer said of groups that wait there for somebody else.
+    passed_over: Mutex<PassedOver>,
+}
+
+/// What a step asks a pool for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Wanted<'a> {
+    pub(crate) step: u64,
+    pub(crate) groups: usize,
+    pub(crate) seed: u64,
+    pub(crate) version: PolicyVersion,
+    pub(crate) max_path_tokens: usize,
+    pub(crate) algorithm: &'a Algorithm,
 }
 
 /// A trajectory's id in the run's own store.
@@ -256,6 +291,8 @@ impl PoolSource {
             wait: Duration::from_secs_f64(*wait_s),
             lease_s: *lease_s,
             taken: dir.path().join("pool.jsonl"),
+            min_group: min_group(recipe),
+            passed_over: Mutex::default(),
         }))
     }
 
@@ -288,18 +325,15 @@ impl PoolSource {
         file.sync_all().map_err(failed)
     }
 
-    /// Up to `groups` groups of trajectories for `step`: as many as come in time, none if the
-    /// pool stays empty. `stop` ends the wait. They are the run's own once it has stored and
-    /// acknowledged them.
+    /// Up to `groups` groups of trajectories for a step: as many as come in time, none if the pool
+    /// stays empty. `stop` ends the wait. What the algorithm cannot use goes to the pool's quarantine,
+    /// with the reason. The others are the run's own once it has stored and acknowledged them.
     pub(crate) fn draw(
         &self,
-        step: u64,
-        groups: usize,
-        seed: u64,
-        version: PolicyVersion,
-        max_path_tokens: usize,
+        wanted: &Wanted<'_>,
         stop: impl Fn() -> bool,
     ) -> Result<Vec<Trace>, Failure> {
+        let step = wanted.step;
         if let Some(before) = self.taken(step)? {
             // Given out, but never stored: back to the pool before anything is drawn.
             self.give_back(&before)?;
@@ -310,24 +344,24 @@ impl PoolSource {
         };
         let (mut traces, mut drawn) = (Vec::new(), 0);
         let begun = Instant::now();
-        while drawn < groups {
-            let asked = json!({
-                "consumer": self.consumer, "kind": self.kind, "groups": groups - drawn,
-                "ttl_s": self.lease_s, "version": version, "max_path_tokens": max_path_tokens,
-                "seed": mix_seed(seed, step.wrapping_mul(65_537) + drawn as u64),
-            });
-            let mut loan = self.client.call("POST", "/pool/lease", &asked)?;
-            let given: Vec<Vec<Entry>> =
-                serde_json::from_value(loan["groups"].take()).map_err(Failure::system)?;
-            drawn += given.len();
+        while drawn < wanted.groups {
+            let (lease, given) = self.lease(wanted, drawn)?;
             let nothing = given.is_empty();
-            let entries = given.into_iter().flatten();
-            let new: Vec<Trace> = entries.map(|e| e.trace).collect();
-            if let Some(lease) = loan["lease"].as_u64() {
-                let ids = new.iter().map(|t| t.episode.0.clone());
-                taken.leases.push((lease, ids.collect()));
+            let mut ids = Vec::new();
+            for group in given {
+                let names = group.iter().map(|t| t.episode.0.clone());
+                let names: Vec<String> = names.collect();
+                if let Some(reason) = unusable(wanted.algorithm, &group) {
+                    self.reject(lease, &names, &reason)?;
+                    continue;
+                }
+                drawn += 1;
+                ids.extend(names);
+                traces.extend(group);
             }
-            traces.extend(new);
+            if !ids.is_empty() {
+                taken.leases.push((lease, ids));
+            }
             if stop() {
                 self.give_back(&taken)?;
                 return Ok(Vec::new());
@@ -349,6 +383,61 @@ impl PoolSource {
             ..t
         };
         Ok(traces.into_iter().map(own).collect())
+    }
+
+    /// A lease on groups that are missing, and what it gives; 0 and nothing if none is ready.
+    fn lease(&self, wanted: &Wanted<'_>, drawn: usize) -> Result<(u64, Vec<Vec<Trace>>), Failure> {
+        let step = wanted.step.wrapping_mul(65_537);
+        let asked = json!({
+            "consumer": self.consumer, "kind": self.kind, "groups": wanted.groups - drawn,
+            "ttl_s": self.lease_s, "version": wanted.version,
+            "max_path_tokens": wanted.max_path_tokens, "min_group": self.min_group,
+            "seed": mix_seed(wanted.seed, step + drawn as u64),
+        });
+        let mut loan = self.client.call("POST", "/pool/lease", &asked)?;
+        let given: Vec<Vec<Entry>> =
+            serde_json::from_value(loan["groups"].take()).map_err(Failure::system)?;
+        let passed: PassedOver =
+            serde_json::from_value(loan["passed_over"].take()).map_err(Failure::system)?;
+        if let Ok(mut told) = self.passed_over.lock() {
+            *told = passed;
+        }
+        let groups = given.into_iter();
+        let groups = groups.map(|g| g.into_iter().map(|e| e.trace).collect());
+        Ok((loan["lease"].as_u64().unwrap_or_default(), groups.collect()))
+    }
+
+    fn reject(&self, lease: u64, ids: &[String], reason: &str) -> Result<(), Failure> {
+        tracing::error!(
+            first = %ids.first().map(String::as_str).unwrap_or_default(), trajectories = ids.len(), reason,
+            "a group of the pool cannot be used: it goes to the pool's quarantine"
+        );
+        let body = json!({"lease": lease, "ids": ids, "reason": reason});
+        self.client.call("POST", "/pool/reject", &body)?;
+        Ok(())
+    }
+
+    /// Why nothing was drawn, as far as the pool said.
+    pub(crate) fn why_dry(&self) -> String {
+        let passed = self.passed_over.lock().map(|told| *told);
+        let PassedOver {
+            too_small,
+            too_long,
+        } = passed.unwrap_or_default();
+        let mut why = String::new();
+        if too_small > 0 {
+            let least = self.min_group;
+            why += &format!(
+                "; {too_small} groups with fewer than {least} trajectories wait there, but this algorithm compares the \
+                 trajectories of a group"
+            );
+        }
+        if too_long > 0 {
+            why += &format!(
+                "; {too_long} groups with paths longer than rollout.max_context_tokens wait there"
+            );
+        }
+        why
     }
 
     fn give_back(&self, taken: &Taken) -> Result<(), Failure> {

@@ -15,8 +15,6 @@ pub(crate) enum RunDirError {
     },
     #[error("{} holds a run already\n  hint: go on with the same command and --resume, or name another --run-dir", path.display())]
     Exists { path: PathBuf },
-    #[error("{} holds no run to resume\n  hint: leave out --resume to start one", path.display())]
-    Nothing { path: PathBuf },
     #[error("{} is in use by another sinew process", path.display())]
     Locked { path: PathBuf },
     #[error("{}: the recipe differs from the one that this run was trained with:\n{changes}  hint: put that back, or start a new run in another --run-dir; to go on with the change all the same: {flags}", path.display())]
@@ -33,6 +31,7 @@ pub(crate) enum RunDirError {
 #[derive(Debug)]
 pub(crate) struct RunDir {
     path: PathBuf,
+    accept_loss: bool,
     _lock: File,
 }
 
@@ -54,9 +53,6 @@ impl RunDir {
             path: path.into(),
             source,
         };
-        if resume.is_some() && !path.join("recipe.toml").exists() {
-            return Err(RunDirError::Nothing { path: path.into() });
-        }
         std::fs::create_dir_all(path).map_err(io)?;
         let lock = File::create(path.join("lock")).map_err(io)?;
         if let Err(e) = lock.try_lock() {
@@ -67,12 +63,18 @@ impl RunDir {
         }
         let run = Self {
             path: path.into(),
+            accept_loss: false,
             _lock: lock,
         };
         match (run.recipe_path().exists(), resume) {
             (true, None) => return Err(RunDirError::Exists { path: path.into() }),
             (true, Some(resume)) => run.check_same(recipe, resume)?,
             (false, _) => {}
+        }
+        // What the process before said of its end is not this one's.
+        match std::fs::remove_file(path.join(END)) {
+            Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(io(e)),
+            _ => {}
         }
         run.write_recipe(recipe).map_err(io)?;
         Ok(run)
@@ -136,6 +138,33 @@ impl RunDir {
             changes: refused.iter().map(line).collect(),
             flags: flags.join(" "),
         })
+    }
+
+    /// The same, for a run that goes on without what of its store cannot be read.
+    pub(crate) fn accepting_loss(self, accept_loss: bool) -> Self {
+        Self {
+            accept_loss,
+            ..self
+        }
+    }
+
+    pub(crate) fn accepts_loss(&self) -> bool {
+        self.accept_loss
+    }
+
+    /// Says in the folder how the process ended, for `sinew runs`. A process that is killed says nothing.
+    pub(crate) fn note_end(&self, failure: Option<&Failure>) {
+        let state = match failure {
+            None => "ended",
+            Some(failure) if failure.is_interrupt() => "interrupted",
+            Some(_) => "failed",
+        };
+        let why = failure.map(Failure::text);
+        let end = serde_json::json!({ "state": state, "why": why });
+        // It is only told: a folder that cannot be written has failed in other ways already.
+        if let Err(e) = write_atomic(&self.path.join(END), end.to_string().as_bytes()) {
+            tracing::warn!("{}: {e}", self.path.join(END).display());
+        }
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -237,6 +266,22 @@ fn brief(value: &toml::Value) -> String {
     }
 }
 
+/// How the last process of a run ended.
+const END: &str = "end.json";
+
+/// How the last process of a run ended, as it said, and why; `None`: it was killed.
+pub(crate) fn end_of(run_dir: &Path) -> Option<(String, Option<String>)> {
+    let text = std::fs::read_to_string(run_dir.join(END)).ok()?;
+    let end: serde_json::Value = serde_json::from_str(&text).ok()?;
+    let text = |key: &str| end[key].as_str().map(str::to_owned);
+    Some((text("state")?, text("why")))
+}
+
+/// Whether a run was begun in this folder.
+pub(crate) fn holds_run(run_dir: &Path) -> bool {
+    run_dir.join("recipe.toml").exists()
+}
+
 /// Whether a process holds the run.
 pub(crate) fn in_use(run_dir: &Path) -> bool {
     let lock = File::open(run_dir.join("lock"));
@@ -289,15 +334,9 @@ mod tests {
     fn a_run_is_begun_once_and_resumed_with_the_same_recipe() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("run");
-        assert!(matches!(
-            open(&path, "", true),
-            Err(RunDirError::Nothing { .. })
-        ));
-        assert!(
-            !path.exists(),
-            "nothing is made for a run that is not there"
-        );
+        assert!(!holds_run(&path));
         let first = open(&path, "", false).unwrap();
+        assert!(holds_run(&path));
         assert!(matches!(
             open(&path, "", true),
             Err(RunDirError::Locked { .. })

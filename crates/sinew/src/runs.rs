@@ -48,14 +48,18 @@ pub(crate) fn run(args: &RunsArgs) -> Result<(), Failure> {
 
 fn one(folder: &Path, as_json: bool) {
     let shown = folder.display();
-    let state = if run_dir::in_use(folder) {
-        "running"
-    } else {
-        "ended"
+    let read = RunSummary::read(folder);
+    let (state, why) = match run_dir::end_of(folder) {
+        _ if run_dir::in_use(folder) => ("running".to_owned(), None),
+        Some(end) => end,
+        // A run of a version that said nothing of its end.
+        None if read.as_ref().is_ok_and(RunSummary::is_measured) => ("ended".to_owned(), None),
+        None => ("killed".to_owned(), None),
     };
-    match (RunSummary::read(folder), as_json) {
+    match (read, as_json) {
         (Ok(run), true) => {
-            output::print_json(&json!({ "run_dir": folder, "state": state, "run": run }));
+            let told = json!({ "run_dir": folder, "state": state, "why": why, "run": run });
+            output::print_json(&told);
         }
         (Ok(run), false) => output::print(&format!("{shown}  {state}  {}\n", run.line())),
         (Err(e), true) => output::print_json(&json!({ "run_dir": folder, "why": e.text() })),

@@ -22,7 +22,12 @@ use std::time::Duration;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum SandboxCommand {
-    /// Run code in a fresh sandbox and tell how it ended
+    /// Run code in a fresh sandbox and say how it ended
+    #[command(
+        after_help = "Exit code: the program's own; 128 and the number of the signal that ended it (137 for too much \
+                      memory or output, 159 for a forbidden system call); 124 after its time; 1 if the sandbox fails, \
+                      2 for wrong input. `ending` in JSON says which."
+    )]
     Run {
         /// Python code
         #[arg(long, conflicts_with = "shell")]
@@ -405,7 +410,10 @@ fn show(result: &ExecResult, digest: Option<&str>, as_json: bool) -> Result<(), 
             "protections": *result.protections,
             "snapshot": digest,
         }));
-        return Ok(());
+        return match status(result.ending) {
+            0 => Ok(()),
+            code => Err(Failure::Program(code, String::new())),
+        };
     }
     output::print(&String::from_utf8_lossy(&result.stdout));
     if let Some(digest) = digest {
@@ -423,8 +431,21 @@ fn show(result: &ExecResult, digest: Option<&str>, as_json: bool) -> Result<(), 
         Ending::Denied => "made a forbidden system call".into(),
         Ending::SandboxDied => "died with its sandbox".into(),
     };
-    Err(Failure::system(format!(
-        "the program {how}, after {:.3} s",
-        result.usage.wall_s
-    )))
+    let text = format!("the program {how}, after {:.3} s", result.usage.wall_s);
+    Err(Failure::Program(status(result.ending), text))
+}
+
+/// Exit code of `sinew sandbox run`, as shells and `timeout` have it: the program's own, 128 and the signal
+/// that ended it, 124 after its time.
+fn status(ending: Ending) -> u8 {
+    let byte = |code: i32| u8::try_from(code).unwrap_or(1);
+    match ending {
+        Ending::Exited { code } => byte(code),
+        Ending::Signalled { signal } => byte(128 + signal),
+        Ending::Timeout => 124,
+        // Killed: by SIGKILL, by SIGSYS.
+        Ending::OutOfMemory | Ending::OutputLimit => 137,
+        Ending::Denied => 159,
+        Ending::TooManyProcesses | Ending::SandboxDied => 1,
+    }
 }

@@ -62,6 +62,9 @@ pub(crate) struct ServeArgs {
     /// Folder that finished traces are kept in; without it they are kept in memory
     #[arg(long, conflicts_with = "sandbox_only")]
     store: Option<PathBuf>,
+    /// Open a store of which something cannot be read, and go on without that
+    #[arg(long, requires = "store")]
+    accept_loss: bool,
     /// File with the token that opens the control API; without it one is made up and printed
     #[arg(long, conflicts_with = "sandbox_only")]
     control_token_file: Option<PathBuf>,
@@ -97,11 +100,11 @@ pub(crate) struct ServeArgs {
     json: bool,
     #[command(flatten)]
     sandboxes: crate::serve_sandbox::SandboxOnlyArgs,
-    /// Words of a fake answer
-    #[arg(long, hide = true, default_value_t = 8)]
+    /// Words of an answer of the fake engine
+    #[arg(long, default_value_t = 8, conflicts_with = "sandbox_only")]
     fake_words: usize,
     /// Milliseconds that the fake engine takes for each token
-    #[arg(long, hide = true, default_value_t = 0.0)]
+    #[arg(long, default_value_t = 0.0, conflicts_with = "sandbox_only")]
     fake_pass_ms: f64,
 }
 
@@ -242,7 +245,7 @@ fn gateway(args: &ServeArgs) -> Result<(Gateway, Option<Arc<dyn Mount>>), Failur
                 .map_err(|e| Failure::input(format!("--tool-format: {e}")))?,
         ),
     };
-    let store = store(args.store.as_deref())?;
+    let store = store(args.store.as_deref(), args.accept_loss)?;
     let journal = args.store.as_deref().map(journal).transpose()?;
     let named = args.engine.as_deref().unwrap_or_default();
     check_logprobs(args, named)?;
@@ -262,12 +265,7 @@ fn gateway(args: &ServeArgs) -> Result<(Gateway, Option<Arc<dyn Mount>>), Failur
             max_context_tokens: context as u32,
             ..SessionLimits::default()
         },
-        server: ServerLimits {
-            shutdown_grace: Duration::from_secs(args.drain_s),
-            rollout_ttl: Duration::from_secs(args.rollout_ttl_s),
-            max_rollouts: args.max_rollouts,
-            ..ServerLimits::default()
-        },
+        server: limits(args),
         journal,
         format: renderer.turn_format(),
         strict_fields: args.strict_fields,
@@ -285,6 +283,7 @@ fn gateway(args: &ServeArgs) -> Result<(Gateway, Option<Arc<dyn Mount>>), Failur
             Some(crate::pool::mount(
                 file,
                 args.store.as_deref(),
+                args.accept_loss,
                 renderer,
                 scorer,
             )?)
@@ -307,17 +306,27 @@ fn gateway(args: &ServeArgs) -> Result<(Gateway, Option<Arc<dyn Mount>>), Failur
     Ok((gateway, mount))
 }
 
+fn limits(args: &ServeArgs) -> ServerLimits {
+    ServerLimits {
+        shutdown_grace: Duration::from_secs(args.drain_s),
+        rollout_ttl: Duration::from_secs(args.rollout_ttl_s),
+        max_rollouts: args.max_rollouts,
+        ..ServerLimits::default()
+    }
+}
+
 fn journal(store: &Path) -> Result<Arc<Journal>, Failure> {
     Journal::open(&store.join("journal"), JournalOptions::default())
         .map(Arc::new)
         .map_err(|e| Failure::input(format!("--store: {e}")))
 }
 
-fn store(directory: Option<&Path>) -> Result<Arc<dyn TraceStore>, Failure> {
+fn store(directory: Option<&Path>, accept_loss: bool) -> Result<Arc<dyn TraceStore>, Failure> {
     let Some(directory) = directory else {
         return Ok(Arc::new(MemoryStore::new(MEMORY_STORE_BYTES)));
     };
-    let store = wire::disk_store(directory).map_err(|e| Failure::input(format!("--store: {e}")))?;
+    let store = wire::disk_store(directory, accept_loss)
+        .map_err(|e| Failure::input(format!("--store: {e}")))?;
     Ok(Arc::new(store))
 }
 

@@ -81,6 +81,12 @@ impl RunSummary {
         })
     }
 
+    /// Whether it was measured at its end.
+    pub(crate) fn is_measured(&self) -> bool {
+        let last = self.evals.last().map(|e| e.when.as_str());
+        matches!(last, Some("after" | "now"))
+    }
+
     /// How far it is, what it gained, how long it took.
     pub(crate) fn line(&self) -> String {
         let percent = |e: &EvalRecord| format!("{:.1} %", 100.0 * e.stats.success);

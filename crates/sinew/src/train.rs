@@ -10,6 +10,7 @@ use crate::curriculum::Curriculum;
 use crate::failure::Failure;
 use crate::health::{self, Alarm, Health};
 use crate::ledger::{Ledger, LedgerStep};
+use crate::pool::PoolSource;
 use crate::recipe::{Recipe, TasksSection};
 use crate::record::{
     DIVERGENCE_ALARM, EpisodeStats, EvalRecord, MetricsFile, StepRecord, divergence, joins,
@@ -261,13 +262,15 @@ impl Run<'_> {
         if *self.cancel.borrow() {
             return Err(Failure::interrupt(self.command, self.dir.path()));
         }
+        let why = self.parts.pool.as_ref().map(PoolSource::why_dry);
+        let why = why.unwrap_or_default();
         if self.step == 0 {
-            return Err(Failure::input(
-                "data: the pool had no whole group for this recipe in data.wait_s\n  hint: `sinew pool status` tells what waits there",
-            ));
+            return Err(Failure::input(format!(
+                "data: the pool had no whole group for this recipe in data.wait_s{why}\n  hint: `sinew pool status` tells what waits there",
+            )));
         }
         self.view.line(&format!(
-            "the pool is empty: ended after step {}",
+            "the pool has no more groups for this run: ended after step {}{why}",
             self.step
         ));
         Ok(false)

@@ -9,7 +9,7 @@ use crate::failure::Failure;
 use crate::harness;
 use crate::learner::Learner;
 use crate::ledger::{Ledger, why_dropped};
-use crate::pool::PoolSource;
+use crate::pool::{PoolSource, Wanted};
 use crate::recipe::{EnvSection, ModelSection, Recipe, SandboxSection, TasksSection};
 use crate::record::{EvalRecord, StepRecord};
 use crate::run_dir::{Resume, RunDir};
@@ -141,6 +141,7 @@ pub(crate) fn resolve_env() -> ResolveEnv {
     package_dirs.push(PathBuf::from(".cache/wheels"));
     let program = std::env::current_exe().unwrap_or_default();
     package_dirs.extend(program.ancestors().map(|a| a.join(".cache/wheels")));
+    package_dirs.extend(crate::python::package_dirs());
     ResolveEnv {
         package_dirs: package_dirs.into_iter().filter(|d| d.is_dir()).collect(),
         cache_dir: var("SINEW_CACHE").map_or_else(|| cache_root.join("sinew"), PathBuf::from),
@@ -390,20 +391,48 @@ fn open_store(
         let store = MemoryStore::new(MEMORY_STORE_BYTES);
         return Ok((Arc::new(store), BTreeSet::new()));
     }
-    let store = disk_store(&dir.store()).map_err(|e| Failure::system(format!("store: {e}")))?;
-    let torn = store.recovery().torn_trained.iter().cloned().collect();
-    Ok((Arc::new(store), torn))
+    let store = disk_store(&dir.store(), dir.accepts_loss())
+        .map_err(|e| Failure::system(format!("store: {e}")))?;
+    let recovery = store.recovery();
+    let gone = recovery.torn_trained.iter().chain(&recovery.lost_trained);
+    let gone = gone.cloned().collect();
+    Ok((Arc::new(store), gone))
 }
 
-/// Opens a store for writing, and tells what of it was found damaged.
-pub(crate) fn disk_store(folder: &Path) -> Result<DiskStore, StoreError> {
-    let store = DiskStore::open(folder, StoreOptions::default())?;
-    for segment in &store.recovery().damaged {
-        tracing::error!(segment = %segment.display(), "damaged: some of its episodes cannot be read");
-    }
+/// Opens a store for writing, and says what of it was found damaged.
+pub(crate) fn disk_store(folder: &Path, accept_loss: bool) -> Result<DiskStore, StoreError> {
+    let options = StoreOptions {
+        accept_loss,
+        ..StoreOptions::default()
+    };
+    let store = DiskStore::open(folder, options)?;
     let Recovery {
-        torn, torn_trained, ..
+        torn,
+        torn_trained,
+        damaged,
+        lost,
+        lost_trained,
+        index_remade,
+        ..
     } = store.recovery();
+    if let Some(reason) = index_remade {
+        tracing::error!(
+            store = %folder.display(), reason,
+            "the index was damaged: it was made anew from the segments, the old one is index.sqlite.damaged"
+        );
+    }
+    for stretch in damaged {
+        tracing::error!(
+            segment = %stretch.path.display(), from = stretch.from, to = stretch.to,
+            "cannot be read: left as it is, what was stored there is given up"
+        );
+    }
+    if let Some(first) = lost.first().or(lost_trained.first()) {
+        tracing::error!(
+            store = %folder.display(), lost = lost.len(), lost_trained = lost_trained.len(), first = %first,
+            "known episodes cannot be read: those that are still needed are run again, trained ones are not"
+        );
+    }
     if let Some(first) = torn.first().or(torn_trained.first()) {
         tracing::error!(
             store = %folder.display(), lost = torn.len(), lost_trained = torn_trained.len(), first = %first,
@@ -637,8 +666,15 @@ impl Parts {
                 recipe.rollout.tasks_per_step,
                 recipe.rollout.max_context_tokens,
             );
-            let version = self.learner.version();
-            traces = pool.draw(step, count, recipe.seed, version, context as usize, stop)?;
+            let wanted = Wanted {
+                step,
+                groups: count,
+                seed: recipe.seed,
+                version: self.learner.version(),
+                max_path_tokens: context as usize,
+                algorithm: &self.algorithm,
+            };
+            traces = pool.draw(&wanted, stop)?;
             if pool.kind != Kind::Rl && !traces.is_empty() {
                 let mut groups = vec![traces];
                 if pool.kind == Kind::Dpo {
@@ -650,16 +686,23 @@ impl Parts {
             self.store.commit_batch(&traces).map_err(Failure::system)?;
         }
         let lost = pool.acknowledge(step)?;
-        let broken: BTreeSet<_> = traces
-            .iter()
-            .filter(|t| lost.contains(&t.episode))
-            .map(|t| t.group.clone())
-            .collect();
-        let (dropped, traces): (Vec<Trace>, Vec<Trace>) =
-            traces.into_iter().partition(|t| broken.contains(&t.group));
-        let reason = "of a group that went to another trainer";
-        let dropped = dropped.into_iter().map(|t| (t.episode, reason.to_owned()));
-        Ok((traces, dropped.collect()))
+        let mut usable = Vec::new();
+        let mut dropped = BTreeMap::new();
+        for group in by_group(&traces) {
+            let reason = match crate::pool::unusable(&self.algorithm, &group) {
+                _ if group.iter().any(|t| lost.contains(&t.episode)) => {
+                    "of a group that went to another trainer".to_owned()
+                }
+                // Stored for this step by a run whose algorithm was another.
+                Some(reason) => format!("of a group that cannot be used: {reason}"),
+                None => {
+                    usable.extend(group);
+                    continue;
+                }
+            };
+            dropped.extend(group.into_iter().map(|t| (t.episode, reason.clone())));
+        }
+        Ok((usable, dropped))
     }
 
     /// Training episodes of `step` that the store holds.

@@ -311,6 +311,8 @@ fn a_sandbox_answers_and_says_how_code_ended() {
         serde_json::from_slice(&run(&["--timeout", "1", "--code", "while True: pass"]).stdout)
             .unwrap();
     assert_eq!(slow["ending"]["type"], "timeout");
+    let status = run(&["--timeout", "1", "--code", "while True: pass"]).status;
+    assert_eq!(status.code(), Some(124));
     let none = sinew().args(["sandbox", "run"]).output().unwrap();
     assert!(failure(&none, 2).contains("--code"));
 }

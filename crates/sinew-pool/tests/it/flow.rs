@@ -184,6 +184,56 @@ fn groups_are_given_out_whole_once_and_again_if_nobody_acknowledges() {
 }
 
 #[test]
+fn a_trainer_gets_groups_that_it_can_use_and_hands_the_others_back_with_the_reason() {
+    let pool = pool();
+    let member = |id: &str| {
+        with(id, |t| {
+            t["group"] = json!("g");
+            t["group_size"] = json!(2);
+        })
+    };
+    items(&pool, &[trajectory("alone"), member("a"), member("b")]);
+    let none = json!({"too_small": 0, "too_long": 0});
+    let loan = lease(&pool, 10.0, json!({"min_group": 2}));
+    assert_eq!(leased_ids(&loan), ["a", "b"]);
+    assert_eq!(loan["passed_over"], json!({"too_small": 1, "too_long": 0}));
+    let dry = lease(&pool, 10.0, json!({"min_group": 2, "max_path_tokens": 1}));
+    assert_eq!(dry["lease"], Value::Null);
+    assert_eq!(dry["passed_over"]["too_small"], 1);
+    // It waits for a trainer that compares nothing.
+    let other = lease(&pool, 10.0, json!({"consumer": "other"}));
+    assert_eq!(leased_ids(&other), ["alone"]);
+    assert_eq!(other["passed_over"], none);
+    let reject = |loan: &Value, ids: &[&str]| {
+        let body = json!({"lease": loan["lease"], "ids": ids, "reason": "no state_hash"});
+        call(&pool, 20.0, "POST", "/pool/reject", &body).1["rejected"].clone()
+    };
+    assert_eq!(reject(&other, &["a", "b", "nobody"]), 0, "it holds others");
+    assert_eq!(reject(&loan, &["a", "b"]), 2);
+    let (_, page) = call(&pool, 21.0, "GET", "/pool/quarantine", &Value::Null);
+    assert_eq!(
+        page["rows"][0]["reason"],
+        json!({"code": "unusable", "detail": "no state_hash"})
+    );
+    assert_eq!(page["rows"][1]["item"]["id"], "b");
+    // Nobody is given them again, until somebody releases or pushes them.
+    assert!(leased_ids(&lease(&pool, 80.0, json!({"min_group": 2}))).is_empty());
+    assert_eq!(items(&pool, &[member("a")])[0]["status"], "admitted");
+}
+
+#[test]
+fn what_a_full_quarantine_has_no_room_for_stays_leased() {
+    let pool = open(None, config(json!({"max_quarantine": 1})));
+    items(&pool, &[trajectory("a"), trajectory("b")]);
+    let loan = lease(&pool, 10.0, json!({}));
+    let body = json!({"lease": loan["lease"], "ids": ["a", "b"], "reason": "x"});
+    let (status, told) = call(&pool, 11.0, "POST", "/pool/reject", &body);
+    assert_eq!((status, &told["rejected"]), (200, &json!(1)));
+    assert!(leased_ids(&lease(&pool, 12.0, json!({}))).is_empty());
+    assert_eq!(leased_ids(&lease(&pool, 100.0, json!({}))), ["b"]);
+}
+
+#[test]
 fn what_is_too_old_or_stays_incomplete_is_held_with_the_reason_and_can_come_back() {
     let rules = json!({"filters": {"corridor-1": {"max_staleness": 2}}, "group_ttl_s": 100.0});
     let dir = tempfile::tempdir().unwrap();

@@ -2,8 +2,8 @@
 
 use crate::support::{id, trace};
 use sinew_store::{
-    Committed, DiskStore, Filter, GcPolicy, MAX_PAGE, MemoryStore, StoreError, StoreOptions,
-    TraceStore,
+    Committed, DiskStore, EndKind, Filter, GcPolicy, MAX_PAGE, MemoryStore, StoreError,
+    StoreOptions, TraceStore,
 };
 
 /// Runs a check on each implementation.
@@ -116,6 +116,16 @@ fn listings_filter_and_page_in_commit_order() {
         };
         assert_eq!(ids(filter).0, [id(11), id(12)]);
         let filter = Filter {
+            end: Some(EndKind::Failed),
+            ..Filter::default()
+        };
+        assert_eq!(ids(filter).0, expect(|n| n % 5 == 4));
+        let filter = Filter {
+            reward: Some(1.0..=2.0),
+            ..Filter::default()
+        };
+        assert_eq!(ids(filter).0, expect(|n| (3..=6).contains(&n)));
+        let filter = Filter {
             group: Some(trace(8, 0).group),
             ..Filter::default()
         };
@@ -155,24 +165,6 @@ fn summaries_say_what_the_trace_says() {
         assert_eq!((s.reward, s.success), (1.0, true));
         assert_eq!(s.started_unix_s, 1.7e9 + 3.0);
         assert_eq!(s.trained_in, None);
-    });
-}
-
-#[test]
-fn groups_of_a_step_leave_failures_and_evaluation_out() {
-    on_each(|store| {
-        let traces: Vec<_> = (0..20).rev().map(|n| trace(n, 3)).collect();
-        store.commit_batch(&traces).unwrap();
-        let groups = store.groups(0).unwrap();
-        assert_eq!(groups.len(), 5);
-        // 9 failed, 8 remains; 6 is evaluation, 7 remains.
-        assert_eq!(groups[0].episodes, [id(8)]);
-        assert_eq!(groups[0].failed, 1);
-        assert_eq!(groups[1].episodes, [id(7)]);
-        assert_eq!(groups[4].episodes, [id(1), id(0)]);
-        assert!((groups[4].mean_reward - 1.0 / 6.0).abs() < 1e-12);
-        assert_eq!(groups[4].successes, 1);
-        assert!(store.groups(99).unwrap().is_empty());
     });
 }
 

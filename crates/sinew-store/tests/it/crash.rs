@@ -24,7 +24,6 @@ fn victim() {
     };
     let store = DiskStore::open(Path::new(&directory), options()).unwrap();
     let queue = store.queue("q", QueueLimits::default()).unwrap();
-    queue.release_consumer("victim").unwrap();
     let mut out = std::io::stdout();
     let mut say = |text: String| {
         writeln!(out, "ack {text}").unwrap();
@@ -40,7 +39,7 @@ fn victim() {
             .collect();
         queue.put(&rows).unwrap();
         say(format!("put {n}"));
-        let leased = queue.lease("victim", 3, u64::MAX, 1_000, n).unwrap();
+        let leased = queue.lease("victim", 3, u64::MAX, 1, n).unwrap();
         let rows: Vec<_> = leased
             .iter()
             .map(|d| (d.row.lease, d.row.key.clone()))

@@ -200,24 +200,30 @@ fn blocks_of_zeros_at_the_end_are_a_torn_tail_but_damage_before_it_is_not() {
         if damaged_too {
             file.write_all_at(&[0xff; 4], ends[0] + 40).unwrap();
         }
-        let store = open(directory.path());
+        let accept_loss = damaged_too;
         if damaged_too {
-            let refused = store.get(&id(1)).unwrap_err().to_string();
-            let offset = format!("at byte {}", ends[0] + 16);
-            assert!(
-                refused.contains(".seg") && refused.contains(&offset),
-                "{refused}"
-            );
-            assert!(
-                store.recovery().torn.is_empty(),
-                "nothing is given up silently"
-            );
-            assert!(store.get(&id(3)).is_err());
-        } else {
-            assert_eq!(store.recovery().torn, [id(3)]);
-            assert_eq!(store.get(&id(3)).unwrap(), None);
-            assert_eq!(store.commit(&trace(3, 10)).unwrap(), Committed::New);
+            let refused = DiskStore::open(directory.path(), options());
+            let refused = refused.unwrap_err().to_string();
+            let stretch = format!("bytes {} to {}", ends[0], ends[1]);
+            for needle in [
+                ".seg",
+                &stretch,
+                "1 known episodes lie there: e1",
+                "--accept-loss",
+            ] {
+                assert!(refused.contains(needle), "{needle}: {refused}");
+            }
         }
+        let options = StoreOptions {
+            accept_loss,
+            ..options()
+        };
+        let store = DiskStore::open(directory.path(), options).unwrap();
+        assert_eq!(store.recovery().torn, [id(3)]);
+        assert_eq!(store.get(&id(3)).unwrap(), None);
+        assert_eq!(store.commit(&trace(3, 10)).unwrap(), Committed::New);
+        let lost: &[_] = if damaged_too { &[id(1)] } else { &[] };
+        assert_eq!(store.recovery().lost, lost);
         assert_eq!(store.get(&id(2)).unwrap(), Some(trace(2, 10)));
     }
 }
@@ -272,12 +278,24 @@ fn a_lost_file_is_reported_and_the_rest_is_served() {
     fs::remove_file(&files[0]).unwrap();
     let file = OpenOptions::new().write(true).open(&files[1]).unwrap();
     file.set_len(200).unwrap();
-    let store = open(directory.path());
+    let refused = DiskStore::open(directory.path(), options());
+    assert!(matches!(refused, Err(StoreError::Damaged(_))));
+    let accepting = StoreOptions {
+        accept_loss: true,
+        ..options()
+    };
+    let store = DiskStore::open(directory.path(), accepting).unwrap();
     let mut damaged = store.recovery().damaged.clone();
     damaged.sort();
+    let damaged: Vec<_> = damaged.into_iter().map(|d| d.path).collect();
     assert_eq!(damaged, files[..2]);
-    assert!(store.get(&id(0)).is_err());
+    assert!(store.recovery().lost.contains(&id(0)));
+    assert_eq!(store.get(&id(0)).unwrap(), None);
     assert_eq!(store.get(&id(11)).unwrap(), Some(trace(11, 60)));
+    drop(store);
+    let store = open(directory.path());
+    assert_eq!(store.recovery(), &sinew_store::Recovery::default());
+    assert_eq!(store.commit(&trace(0, 60)).unwrap(), Committed::New);
     store.commit(&trace(12, 60)).unwrap();
 }
 

@@ -3,6 +3,7 @@
 
 mod conformance;
 mod crash;
+mod damage;
 mod disk;
 mod model;
 mod queue;

@@ -53,14 +53,122 @@ fn what_cannot_run_is_refused_before_a_folder_is_made() {
             assert!(told.contains(needle), "{replaced}: {told}");
         }
     }
-    let recipe = tiny(dir.path(), "seed = 0", "seed = 1");
-    let told = refused(
-        sinew()
-            .args(["train", &recipe, "--resume", "--run-dir"])
-            .arg(&run),
-    );
-    assert!(told.contains("holds no run to resume"), "{told}");
     assert!(!run.exists());
+}
+
+#[test]
+fn a_run_that_is_not_there_is_started_by_resume_which_says_so() {
+    let dir = tempfile::tempdir().unwrap();
+    let run = dir.path().join("run");
+    let recipe = three_steps(dir.path());
+    let train = || {
+        let mut command = sinew();
+        command.args(["train", &recipe, "--json", "--resume", "--run-dir"]);
+        command.arg(&run).output().unwrap()
+    };
+    let first = train();
+    let told = String::from_utf8_lossy(&first.stderr).into_owned();
+    assert!(
+        told.contains("holds no run to resume: this starts it"),
+        "{told}"
+    );
+    let again = train();
+    assert!(again.stderr.is_empty(), "{again:?}");
+    assert_eq!(last_line(&again)["eval"], last_line(&first)["eval"]);
+    // What cannot run is still refused before a folder is made.
+    let broken = tiny(dir.path(), "layers = 2", "layers = 0");
+    let other = dir.path().join("other");
+    let mut command = sinew();
+    command.args(["train", &broken, "--resume", "--run-dir"]);
+    refused(command.arg(&other));
+    assert!(!other.exists());
+}
+
+#[test]
+fn episodes_are_listed_by_end_success_and_reward_page_by_page() {
+    let dir = tempfile::tempdir().unwrap();
+    let run = dir.path().join("run");
+    trained(&three_steps(dir.path()), &run);
+    let list = |more: &[&str]| {
+        let mut command = sinew();
+        command.args(["episodes", "--json", "--run-dir"]).arg(&run);
+        let output = command.args(more).output().unwrap();
+        assert!(output.status.success(), "{more:?}: {output:?}");
+        let text = String::from_utf8(output.stdout).unwrap();
+        let lines = text.lines().map(|l| serde_json::from_str(l).unwrap());
+        lines.collect::<Vec<serde_json::Value>>()
+    };
+    let all = list(&["--limit", "10000"]);
+    let won = list(&["--limit", "10000", "--success", "true"]);
+    let lost = list(&["--limit", "10000", "--success", "false"]);
+    assert!(!won.is_empty() && !lost.is_empty());
+    assert_eq!(won.len() + lost.len(), all.len());
+    assert!(won.iter().all(|e| e["success"] == true));
+    let high = list(&[
+        "--limit",
+        "10000",
+        "--min-reward",
+        "0.5",
+        "--max-reward",
+        "1",
+    ]);
+    assert!(high.iter().all(|e| e["reward"].as_f64().unwrap() >= 0.5));
+    let low = list(&[
+        "--limit",
+        "10000",
+        "--max-reward",
+        "0.49",
+        "--min-reward",
+        "-3",
+    ]);
+    assert_eq!(high.len() + low.len(), all.len());
+    let ended: usize = ["terminated", "truncated"]
+        .map(|end| list(&["--limit", "10000", "--end", end]).len())
+        .iter()
+        .sum();
+    assert_eq!(ended, all.len());
+    let cursor = list(&["--limit", "3"])[2]["cursor"].to_string();
+    let next = list(&["--limit", "2", "--after", &cursor]);
+    assert_eq!(next, all[3..5]);
+    let refuse = |more: &[&str]| {
+        let mut command = sinew();
+        command.args(["episodes", "--run-dir"]).arg(&run);
+        refused(command.args(more))
+    };
+    let told = refuse(&["--end", "failed"]);
+    assert!(
+        told.contains("no episode of") && told.contains("without filters"),
+        "{told}"
+    );
+    let told = refuse(&["--limit", "10001"]);
+    assert!(told.contains("1 to 10000; --after"), "{told}");
+    let told = refuse(&["--min-reward", "2", "--max-reward", "1"]);
+    assert!(
+        told.contains("--min-reward 2 is above --max-reward 1"),
+        "{told}"
+    );
+    let mut command = sinew();
+    command.args(["episodes", "--limit", "3", "--run-dir"]);
+    let text = command.arg(&run).output().unwrap().stdout;
+    let text = String::from_utf8(text).unwrap();
+    assert!(text.contains(&format!("--after {cursor}")), "{text}");
+}
+
+#[test]
+fn shells_complete_what_is_there_and_nothing_hidden_is_suggested() {
+    for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
+        let output = sinew().args(["completions", shell]).output().unwrap();
+        let script = String::from_utf8(output.stdout).unwrap();
+        assert!(output.status.success(), "{shell}");
+        assert!(
+            script.contains("accept-loss") && script.contains("quarantine"),
+            "{shell}"
+        );
+        assert!(!script.contains("train-worker"), "{shell}");
+    }
+    let told = refused(sinew().arg("train-wrker"));
+    assert!(!told.contains("train-worker"), "{told}");
+    refused(sinew().args(["train-worker", "more"]));
 }
 
 #[test]
@@ -180,18 +288,28 @@ fn a_run_that_is_looked_into_says_what_is_not_there() {
 #[test]
 fn what_a_program_says_is_told_however_it_ends() {
     let run = |code: &str| {
-        let told = sinew()
-            .args(["sandbox", "run", "--code", code])
-            .output()
-            .unwrap();
+        let run = |more: &[&str]| {
+            let mut command = sinew();
+            command.args(["sandbox", "run", "--code", code]).args(more);
+            command.output().unwrap()
+        };
+        let (told, json) = (run(&[]), run(&["--json"]));
+        assert_eq!(told.status.code(), json.status.code(), "{code}");
+        let ending: serde_json::Value = serde_json::from_slice(&json.stdout).unwrap();
+        assert!(ending["ending"]["type"].is_string(), "{ending}");
+        assert!(json.stderr.is_empty(), "{json:?}");
         (told.status.code(), String::from_utf8(told.stderr).unwrap())
     };
     let code = "import sys; print('careful', file=sys.stderr)";
     assert_eq!(run(code), (Some(0), "careful\n".into()));
     let (status, told) = run("import sys; print('no', file=sys.stderr); sys.exit(7)");
-    assert_eq!(status, Some(1));
+    assert_eq!(status, Some(7));
     assert!(
         told.starts_with("no\nsinew: the program exited with code 7"),
         "{told}"
     );
+    let (status, told) = run("import os; os.kill(os.getpid(), 15)");
+    assert_eq!(status, Some(128 + 15), "{told}");
+    let (status, told) = run("b = bytearray(1 << 34)");
+    assert!(matches!(status, Some(1 | 137)), "{status:?} {told}");
 }

@@ -99,7 +99,7 @@ fn json_of(output: &Output) -> Value {
 fn recipe(dir: &Path, url: &str) -> PathBuf {
     let text = std::fs::read_to_string(root().join("recipes/pool.toml")).unwrap();
     let changed = text
-        .replace("http://127.0.0.1:8080", url)
+        .replace("http://127.0.0.1:8086", url)
         .replace("\"token\"", &format!("{:?}", token(dir)))
         .replace("wait_s = 5", "wait_s = 1")
         .replace("checkpoint_every = 10", "checkpoint_every = 3");
@@ -173,6 +173,70 @@ fn what_outside_systems_push_is_trained_once_whoever_is_killed() {
 }
 
 #[test]
+fn a_group_that_an_algorithm_cannot_use_does_not_end_its_run() {
+    let dir = tempfile::tempdir().unwrap();
+    let served = serve(dir.path());
+    let (recipe, run) = (recipe(dir.path(), &served.url), dir.path().join("run"));
+    let train = |more: &[&str]| {
+        let mut command = sinew();
+        command
+            .arg("train")
+            .arg(&recipe)
+            .args(["--json", "--run-dir"]);
+        command.arg(&run).args(more).output().unwrap()
+    };
+    let status = |dir: &Path| json_of(&pool(&served, dir, &["status"]));
+    // What the page of the pool pushes: a group of one, which nothing can be compared with.
+    let alone = serde_json::json!({
+        "version": 1, "tokenizer": status(dir.path())["tokenizer"], "source": "test",
+        "trajectories": [{
+            "id": "walk-1", "task": "corridor-7", "task_kind": "corridor-1", "reward": 1.0,
+            "nodes": [{"kind": "prompt", "tokens": [2, 6, 8, 0, 3]},
+                      {"parent": 0, "kind": "sampled", "tokens": [10, 0], "logprobs": [-0.6, -0.1], "version": 0}],
+        }],
+    });
+    let batch = dir.path().join("batch.json");
+    std::fs::write(&batch, alone.to_string()).unwrap();
+    json_of(&pool(
+        &served,
+        dir.path(),
+        &["push", batch.to_str().unwrap()],
+    ));
+    let dry = failure(&train(&[]), 2);
+    assert!(
+        dry.contains("1 groups with fewer than 2 trajectories"),
+        "{dry}"
+    );
+    assert_eq!(
+        status(dir.path())["trajectories"]["ready"],
+        1,
+        "nobody took it"
+    );
+    assert_eq!(python(&served, "against_pool.py", &["32"]).trim(), "ok 256");
+    let result = last_line(&train(&["--resume"]));
+    let samples = &result["samples"];
+    let count = |name: &str| samples[name].as_u64().unwrap();
+    assert_eq!(count("trained") + count("dropped"), 256, "{result}");
+    assert_eq!((count("trained_twice"), count("lost")), (0, 0), "{result}");
+    assert_eq!(status(dir.path())["trajectories"]["ready"], 1);
+    // GiGPO compares states, which none of them has: quarantine, and no training.
+    let text = std::fs::read_to_string(&recipe).unwrap();
+    let by_state = text.replace("type = \"grpo\"", "type = \"gigpo\"");
+    let path = dir.path().join("gigpo.toml");
+    std::fs::write(&path, by_state).unwrap();
+    assert_eq!(
+        python(&served, "against_pool.py", &["2", "more"]).trim(),
+        "ok 16"
+    );
+    let mut command = sinew();
+    command.arg("train").arg(&path).arg("--run-dir");
+    let told = failure(&command.arg(dir.path().join("other")).output().unwrap(), 2);
+    assert!(told.contains("no turn has a state_hash"), "{told}");
+    let reasons = status(dir.path())["quarantine"]["reasons"].clone();
+    assert_eq!(reasons, serde_json::json!({"unusable": 16}));
+}
+
+#[test]
 fn spans_of_the_opentelemetry_sdk_are_held_back_until_someone_says_what_they_are() {
     let dir = tempfile::tempdir().unwrap();
     let served = serve(dir.path());
@@ -243,7 +307,7 @@ fn what_cannot_be_pooled_is_refused_before_it_runs() {
     let uncorrected = good.replace("correction = {", "# {");
     for (text, needle) in [
         (uncorrected, "data.type = \"pool\""),
-        (good.replace("http://127.0.0.1:8080", "ftp://a"), "data.url"),
+        (good.replace("http://127.0.0.1:8086", "ftp://a"), "data.url"),
         (good.replace("wait_s = 5", "wait_s = -1"), "data.wait_s"),
         (good.clone() + "[store]\ntype = \"memory\"\n", "store.type"),
         (

@@ -211,15 +211,105 @@ fn a_store_whose_index_is_made_anew_without_its_tail_resumes() {
     let run = dir.path().join("run");
     done(&recipe(dir.path(), 3, &[]), &run, &[]);
     tear(&run, |n| n / 2);
-    for suffix in ["", "-wal", "-shm"] {
-        let _ = std::fs::remove_file(run.join(format!("store/index.sqlite{suffix}")));
-    }
+    remove_index(&run);
     let long = recipe(dir.path(), 5, &[]);
     let last = done(&long, &run, &["--resume"]);
     let whole = dir.path().join("whole");
     same(
         "rebuilt",
         &end(&run, &last),
+        &end(&whole, &done(&long, &whole, &[])),
+    );
+}
+
+/// Files of a folder with their contents.
+fn files(folder: &Path) -> Vec<(PathBuf, Vec<u8>)> {
+    let entries = std::fs::read_dir(folder).unwrap();
+    let mut files: Vec<_> = entries
+        .map(|e| e.unwrap().path())
+        .map(|p| (p.clone(), std::fs::read(p).unwrap()))
+        .collect();
+    files.sort();
+    files
+}
+
+fn remove_index(run: &Path) {
+    for suffix in ["", "-wal", "-shm"] {
+        let _ = std::fs::remove_file(run.join(format!("store/index.sqlite{suffix}")));
+    }
+}
+
+#[test]
+fn damage_in_the_middle_of_the_store_is_told_and_not_gone_over_unless_that_is_accepted() {
+    let dir = tempfile::tempdir().unwrap();
+    let run = dir.path().join("run");
+    done(&recipe(dir.path(), 3, &[]), &run, &[]);
+    let listed = |run: &Path| {
+        let mut command = sinew();
+        command.args(["episodes", "--json", "--limit", "10000", "--run-dir"]);
+        let text = command.arg(run).output().unwrap().stdout;
+        String::from_utf8(text).unwrap().lines().count()
+    };
+    let before = listed(&run);
+    remove_index(&run);
+    let segments = run.join("store/segments");
+    let (path, mut bytes) = files(&segments).pop().unwrap();
+    bytes[2000] ^= 1;
+    std::fs::write(&path, bytes).unwrap();
+    let damaged = files(&segments);
+    let long = recipe(dir.path(), 5, &[]);
+    for _ in 0..2 {
+        let told = crate::failure(&train(&long, &run, &["--resume"]).output().unwrap(), 1);
+        assert!(
+            told.contains("cannot be read") && told.contains("--accept-loss"),
+            "{told}"
+        );
+        assert_eq!(files(&segments), damaged, "nothing is cut off");
+    }
+    let accepted = train(&long, &run, &["--resume", "--accept-loss"])
+        .output()
+        .unwrap();
+    let last = last_line(&accepted);
+    let told = String::from_utf8_lossy(&accepted.stderr).into_owned();
+    assert!(told.contains("cannot be read"), "{told}");
+    assert_eq!(last["samples"]["trained_twice"], 0, "{last}");
+    let whole = dir.path().join("whole");
+    let expected = done(&long, &whole, &[]);
+    assert_eq!(end(&run, &last).0, end(&whole, &expected).0);
+    // At most the episodes of one commit are gone.
+    assert!(listed(&run) + 32 >= listed(&whole), "{before}");
+    // It is not asked again.
+    done(&recipe(dir.path(), 6, &[]), &run, &["--resume"]);
+}
+
+#[test]
+fn a_run_with_a_damaged_index_goes_on() {
+    let dir = tempfile::tempdir().unwrap();
+    let run = dir.path().join("run");
+    done(&recipe(dir.path(), 3, &[]), &run, &[]);
+    let index = run.join("store/index.sqlite");
+    let mut bytes = std::fs::read(&index).unwrap();
+    // Ids of episodes, wherever the index has them: some copies may lie in what it does not use.
+    let ids = bytes.windows(5).enumerate();
+    let ids: Vec<usize> = ids
+        .filter(|(_, w)| *w == b"s0000")
+        .map(|(i, _)| i)
+        .collect();
+    assert!(!ids.is_empty());
+    for at in ids {
+        bytes[at + 2] ^= 1;
+    }
+    std::fs::write(&index, bytes).unwrap();
+    let reading = sinew().args(["episodes", "--run-dir"]).arg(&run).output();
+    assert!(crate::failure(&reading.unwrap(), 1).contains("is damaged"));
+    let long = recipe(dir.path(), 5, &[]);
+    let resumed = train(&long, &run, &["--resume"]).output().unwrap();
+    let told = String::from_utf8_lossy(&resumed.stderr).into_owned();
+    assert!(told.contains("made anew from the segments"), "{told}");
+    let whole = dir.path().join("whole");
+    same(
+        "a new index",
+        &end(&run, &last_line(&resumed)),
         &end(&whole, &done(&long, &whole, &[])),
     );
 }

@@ -194,8 +194,15 @@ fn a_run_can_be_looked_into_while_it_works() {
     let (fine, text) = look(&["show", episode]);
     assert!(fine && text.contains("sampled"), "{text}");
     assert!(child.try_wait().unwrap().is_none(), "and was not disturbed");
+    let state = || {
+        let listed = sinew().args(["runs", "--json"]).arg(dir.path()).output();
+        let listed: Value = serde_json::from_slice(&listed.unwrap().stdout).unwrap();
+        listed["state"].clone()
+    };
+    assert_eq!(state(), "running");
     child.kill().unwrap();
     child.wait().unwrap();
+    assert_eq!(state(), "killed");
     // The dead writer left its log behind; readers need no writer.
     assert!(look(&["show", episode]).0);
 }
@@ -522,6 +529,16 @@ fn an_evaluation_measures_once_and_runs_are_listed() {
     assert_eq!(listed[1]["run"]["evals"][0]["when"], "now");
     assert_eq!(listed[2]["run"]["steps"], 2);
     assert_eq!(listed[2]["state"], "ended");
+    // One that a signal stopped, and one that failed, say so.
+    for (end, state) in [
+        (r#"{"state":"interrupted","why":"x"}"#, "interrupted"),
+        (r#"{"state":"failed","why":"no room"}"#, "failed"),
+    ] {
+        std::fs::write(runs.join("trained/end.json"), end).unwrap();
+        let shown = call(&["runs"], &[&runs]);
+        let shown = String::from_utf8(shown.stdout).unwrap();
+        assert!(shown.contains(&format!("trained  {state}  ")), "{shown}");
+    }
     let shown = call(&["runs"], &[&runs]);
     let shown = String::from_utf8(shown.stdout).unwrap();
     assert!(shown.contains("step 2 of 2  success"), "{shown}");

@@ -111,6 +111,24 @@ fn what_must_not_be_served_is_refused() {
 }
 
 #[test]
+fn rollouts_are_as_many_and_live_as_long_as_the_flags_say() {
+    let dir = tempfile::tempdir().unwrap();
+    let served = serve_with(dir.path(), &["--max-rollouts", "1", "--rollout-ttl-s", "1"]);
+    let open = |id: &str| {
+        let body = json!({"id": id, "task": "t"});
+        post(&served.address, "/rollouts", &served.token, &body)
+    };
+    assert_eq!(open("a").0, 201);
+    let (status, refused) = open("b");
+    assert_eq!(status, 503, "{refused}");
+    let begun = Instant::now();
+    while open("b").0 != 201 {
+        assert!(begun.elapsed() < Duration::from_secs(60), "it lives on");
+        std::thread::sleep(Duration::from_millis(200));
+    }
+}
+
+#[test]
 fn a_kill_loses_nothing_and_a_stop_is_clean() {
     let dir = tempfile::tempdir().unwrap();
     let mut before = serve(dir.path());

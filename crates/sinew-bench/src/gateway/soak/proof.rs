@@ -1,8 +1,7 @@
 //! A store that checks what it is given, counts it, and keeps nothing: what grows is not its.
 
 use sinew_store::{
-    Committed, Filter, GcPolicy, GcReport, GroupSummary, Page, StoreError, StoreStats, TraceStore,
-    TrainedBatch,
+    Committed, Filter, GcPolicy, GcReport, Page, StoreError, StoreStats, TraceStore, TrainedBatch,
 };
 use sinew_types::{EpisodeId, Trace};
 use std::sync::Arc;
@@ -50,10 +49,6 @@ impl TraceStore for Proven {
     }
 
     fn list(&self, _: &Filter) -> Result<Page, StoreError> {
-        refused()
-    }
-
-    fn groups(&self, _: u64) -> Result<Vec<GroupSummary>, StoreError> {
         refused()
     }
 

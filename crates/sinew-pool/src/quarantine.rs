@@ -1,0 +1,185 @@
+//! The quarantine: what is not given to trainers, with the reason, until somebody decides.
+
+use crate::check::Entry;
+use crate::index;
+use crate::pool::{Answer, Pool, PoolError};
+use crate::reason::Reason;
+use crate::schema::{Kind, Pushed};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use sinew_store::{LeaseId, QueueError, QueueRow, StoreError};
+
+/// Longest reason that a trainer gives, in characters.
+const MAX_DETAIL_CHARS: usize = 1000;
+
+/// A row of the quarantine.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Held {
+    pub item: Pushed,
+    pub reason: Reason,
+    pub at_unix_s: f64,
+}
+
+impl Pool {
+    /// An entry as it could have been pushed.
+    pub(crate) fn unchecked(&self, entry: &Entry) -> Result<Pushed, PoolError> {
+        let trace = &entry.trace;
+        let nodes: Vec<Value> = trace.nodes.iter().map(pushed_node).collect();
+        let raw = json!({
+            "id": trace.episode, "task": trace.task, "task_kind": trace.task_kind,
+            "group": trace.group, "group_size": entry.group_size, "kind": entry.kind,
+            "reward": trace.outcome.reward, "success": trace.outcome.success,
+            "metrics": trace.outcome.metrics, "end": trace.end,
+            "started_unix_s": trace.timing.started_unix_s, "nodes": nodes,
+        });
+        Ok(Pushed {
+            raw: raw.to_string(),
+            tokenizer: Some(self.tokenizer.clone()),
+            model: self.config.model.clone(),
+            source: entry.source.clone(),
+        })
+    }
+
+    /// Moves rows that the lease holds and the trainer cannot use to quarantine, with what it says.
+    /// Returns how many; the others are not the lease's own any more, or quarantine has no room: then
+    /// they stay leased, and are given to nobody meanwhile.
+    pub fn reject(
+        &self,
+        lease: u64,
+        ids: &[String],
+        detail: &str,
+        now_s: f64,
+    ) -> Result<usize, PoolError> {
+        let mut index = self.guard()?;
+        let mut rejected = 0;
+        for id in ids {
+            let Some(key) = index.ids.get(id).map(|hash| index::key(hash, id)) else {
+                continue;
+            };
+            let Some(entry) = self.rows.read::<Entry>(&key)? else {
+                continue;
+            };
+            if !self.rows.holds(LeaseId(lease), &key)? {
+                continue;
+            }
+            let detail = detail.chars().take(MAX_DETAIL_CHARS).collect();
+            let reason = Reason::Unusable { detail };
+            let row = held_row(self.unchecked(&entry)?, &reason, now_s)?.1;
+            match self.quarantine.put(&[row]) {
+                Err(StoreError::Queue(QueueError::Full { .. })) => {
+                    tracing::warn!(%reason, "quarantine is full: release or delete some of its rows");
+                    break;
+                }
+                put => put?,
+            };
+            let keys = [key];
+            self.rows.release(LeaseId(lease), &keys)?;
+            self.rows.remove(&keys)?;
+            index.ids.remove(id);
+            index.drop_row(&keys[0]);
+            rejected += 1;
+        }
+        Ok(rejected)
+    }
+
+    /// Rows of the quarantine, oldest first, from after the row `after`.
+    pub fn quarantined(
+        &self,
+        after: Option<&str>,
+        limit: usize,
+    ) -> Result<Vec<(String, Held)>, PoolError> {
+        let rows = self.quarantine.rows()?;
+        let from = match after {
+            None => 0,
+            Some(after) => rows
+                .iter()
+                .position(|(k, _)| k == after)
+                .map_or(0, |i| i + 1),
+        };
+        let mut out = Vec::new();
+        for (key, _) in rows.into_iter().skip(from).take(limit) {
+            if let Some(held) = self.quarantine.read(&key)? {
+                out.push((key, held));
+            }
+        }
+        Ok(out)
+    }
+
+    /// Checks a row of the quarantine again, with the configuration of now, as another kind if one
+    /// is given: text that is no policy's sample may still be something to imitate.
+    pub fn revalidate(
+        &self,
+        id: &str,
+        kind: Option<Kind>,
+        now_s: f64,
+    ) -> Result<Answer, PoolError> {
+        let unknown = || PoolError::Unknown { id: id.to_owned() };
+        let held: Held = self.quarantine.read(id)?.ok_or_else(unknown)?;
+        let mut item = held.item.clone();
+        if let Some(kind) = kind {
+            let mut value: Value = serde_json::from_str(&item.raw).unwrap_or_default();
+            if let Some(fields) = value.as_object_mut() {
+                fields.insert("kind".into(), json!(kind));
+            }
+            item.raw = value.to_string();
+        }
+        match self.check(&item, now_s) {
+            // It stays as it came.
+            Err(reason) => Ok(Answer::Quarantined {
+                quarantine: id.to_owned(),
+                message: reason.to_string(),
+                reason,
+            }),
+            Ok(entry) => {
+                let answer = self.admit(vec![(held.item, Ok(entry))], now_s)?.pop();
+                let answer = answer.ok_or_else(unknown)?;
+                if !matches!(answer, Answer::Quarantined { .. }) {
+                    self.quarantine.remove(&[id.to_owned()])?;
+                }
+                Ok(answer)
+            }
+        }
+    }
+
+    /// Deletes a row of the quarantine.
+    pub fn discard(&self, id: &str) -> Result<(), PoolError> {
+        match self.quarantine.remove(&[id.to_owned()]) {
+            Ok(_) => Ok(()),
+            Err(StoreError::Queue(_)) => Err(PoolError::Unknown { id: id.to_owned() }),
+            Err(e) => Err(e.into()),
+        }
+    }
+}
+
+fn pushed_node(node: &sinew_types::Node) -> Value {
+    let mut value = json!({
+        "parent": (node.parent != sinew_types::NO_PARENT).then_some(node.parent),
+        "kind": node.kind, "tokens": node.tokens, "turn": node.turn,
+        "messages": node.messages, "finish": node.finish,
+        "process_reward": node.process_reward, "state_hash": node.state_hash,
+    });
+    if node.kind == sinew_types::TokenKind::Sampled {
+        value["logprobs"] = json!(node.logprobs);
+        value["temperature"] = json!(node.temperature);
+        value["versions"] = json!(node.versions);
+    }
+    value
+}
+
+/// A row of the quarantine and its id: the same item is the same row.
+pub(crate) fn held_row(
+    item: Pushed,
+    reason: &Reason,
+    now_s: f64,
+) -> Result<(String, QueueRow), PoolError> {
+    use sha2::{Digest, Sha256};
+    let text = serde_json::to_vec(&item).unwrap_or_default();
+    let id = format!("q-{}", crate::check::hex(&Sha256::digest(&text)[..12]));
+    let held = Held {
+        item,
+        reason: reason.clone(),
+        at_unix_s: now_s,
+    };
+    let row = QueueRow::of(id.clone(), &held)?;
+    Ok((id, row))
+}
