@@ -35,6 +35,23 @@ pub fn plot_with_points(
     Ok(svg)
 }
 
+/// A number on an axis, as short as it can be read.
+fn number(value: f64) -> String {
+    let size = value.abs();
+    if size < 1e-12 {
+        return "0".into();
+    }
+    if !(1e-3..1e5).contains(&size) {
+        return format!("{value:.1e}");
+    }
+    let decimals = (2.0 - size.log10().floor()).clamp(0.0, 6.0) as usize;
+    let text = format!("{value:.decimals$}");
+    match text.contains('.') {
+        true => text.trim_end_matches('0').trim_end_matches('.').into(),
+        false => text,
+    }
+}
+
 /// The points of a curve that can be drawn.
 fn finite(curve: &Curve) -> impl Iterator<Item = (f64, f64)> + '_ {
     let points = curve.points.iter().copied();
@@ -72,6 +89,8 @@ fn draw_plot(
         .light_line_style(TRANSPARENT)
         .x_desc(x)
         .y_desc(y)
+        .x_label_formatter(&|v| number(*v))
+        .y_label_formatter(&|v| number(*v))
         .draw()?;
     let mut colors = COLORS.iter().copied().cycle();
     for (curve, color) in curves.iter().zip(colors.by_ref()) {
@@ -176,6 +195,23 @@ mod tests {
                 .count(),
             0
         );
+    }
+
+    #[test]
+    fn numbers_on_axes_tell_small_ones_from_none() {
+        for (value, text) in [
+            (0.0, "0"),
+            (1e-17, "0"),
+            (10.0, "10"),
+            (0.5, "0.5"),
+            (-0.25, "-0.25"),
+            (0.0025, "0.0025"),
+            (2.5e-7, "2.5e-7"),
+            (1200.0, "1200"),
+            (3e6, "3.0e6"),
+        ] {
+            assert_eq!(number(value), text);
+        }
     }
 
     #[test]
