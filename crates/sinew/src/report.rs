@@ -30,7 +30,7 @@ table{border-collapse:collapse;margin:.8em 0}td,th{padding:.2em .9em;text-align:
 td:first-child,th:first-child{text-align:left}.plots{display:flex;flex-wrap:wrap;gap:12px}\
 .ep{border:1px solid #ddd;border-radius:6px;padding:.6em;margin:.6em 0;white-space:pre-wrap;font:13px/1.5 ui-monospace,monospace}\
 .prompt{color:#888}.sampled{background:#d9f2d9}.forced{background:#ffe3b3}.observation{background:#dde8ff}\
-.tables{display:flex;flex-wrap:wrap;gap:3em}.cols{display:grid;grid-template-columns:1fr 1fr;gap:16px}";
+.tables{display:flex;flex-wrap:wrap;gap:2.5em;align-items:flex-start}.cols{display:grid;grid-template-columns:1fr 1fr;gap:16px}";
 
 impl Report<'_> {
     /// The whole page, with nothing outside it.
@@ -147,7 +147,7 @@ impl Report<'_> {
     }
 
     fn plots(&self) -> Result<Vec<String>, String> {
-        let by = |title, y, curves: &[Curve]| plot_with_points(title, "step", y, curves, &[]);
+        let by = |title: &str, y, curves: &[Curve]| plot_with_points(title, "step", y, curves, &[]);
         let success = self.means("training", |s| s.success);
         let held_out = Curve {
             name: "held out".into(),
@@ -182,7 +182,11 @@ impl Report<'_> {
             self.trained("to the reference", |r| r.metrics["kl_reference"].as_f64()),
         ];
         let kl: Vec<Curve> = kl.into_iter().filter(|c| !c.points.is_empty()).collect();
-        plots.push(by("KL divergence of the policy", "nats", &kl)?);
+        let title = match kl.as_slice() {
+            [one] => format!("KL divergence of the policy {}", one.name),
+            _ => "KL divergence of the policy".into(),
+        };
+        plots.push(by(&title, "nats", &kl)?);
         let entropy = self.trained("entropy", StepRecord::entropy);
         plots.push(by("Entropy", "nats", &[entropy])?);
         let norm = self.trained("norm", |r| Some(r.grad_norm));

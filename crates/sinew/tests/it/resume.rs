@@ -176,6 +176,12 @@ fn tear(run: &Path, keep: impl Fn(u64) -> u64) {
     file.set_len(keep(length)).unwrap();
 }
 
+/// Takes the count of lost episodes out of how a run ended.
+fn lost(end: &mut (Vec<(String, Vec<u8>)>, Value)) -> u64 {
+    let lost = end.1["samples"]["lost"].take();
+    lost.as_u64().unwrap()
+}
+
 #[test]
 fn a_torn_store_costs_the_run_nothing_but_time() {
     let dir = tempfile::tempdir().unwrap();
@@ -187,21 +193,28 @@ fn a_torn_store_costs_the_run_nothing_but_time() {
     assert_eq!(newest.trim(), "step-00000003");
     let whole = dir.path().join("whole");
     let long = recipe(dir.path(), 5, &[]);
-    let expected = end(&whole, &done(&long, &whole, &[]));
-    for (name, keep) in [
-        ("the last byte", (|n| n - 1) as fn(u64) -> u64),
-        ("half", |n| n / 2),
-        ("all", |_| 0),
+    let mut expected = end(&whole, &done(&long, &whole, &[]));
+    assert_eq!(lost(&mut expected), 0);
+    // What was trained is told apart from what is run again: it is gone, and counted.
+    for (name, keep, gone) in [
+        ("the last byte", (|n| n - 1) as fn(u64) -> u64, false),
+        ("half", |n| n / 2, true),
+        ("all", |_| 0, true),
     ] {
         let torn = dir.path().join(name.replace(' ', "-"));
         let copied = Command::new("cp").arg("-r").arg(&run).arg(&torn).status();
         assert!(copied.unwrap().success());
         std::fs::remove_dir_all(torn.join("checkpoints/step-00000003")).unwrap();
         tear(&torn, keep);
-        let output = train(&long, &torn, &["--resume"]).output().unwrap();
+        let resume = ["--resume", "--accept-loss"];
+        let output = train(&long, &torn, &resume).output().unwrap();
         let told = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(told.contains("torn write"), "{name}: {told}");
-        same(name, &end(&torn, &last_line(&output)), &expected);
+        let warned = told.contains("trained episodes are gone from the store");
+        assert_eq!(warned, gone, "{name}: {told}");
+        let mut ended = end(&torn, &last_line(&output));
+        assert_eq!(lost(&mut ended) > 0, gone, "{name}");
+        same(name, &ended, &expected);
     }
 }
 
@@ -213,13 +226,12 @@ fn a_store_whose_index_is_made_anew_without_its_tail_resumes() {
     tear(&run, |n| n / 2);
     remove_index(&run);
     let long = recipe(dir.path(), 5, &[]);
-    let last = done(&long, &run, &["--resume"]);
+    let last = done(&long, &run, &["--resume", "--accept-loss"]);
     let whole = dir.path().join("whole");
-    same(
-        "rebuilt",
-        &end(&run, &last),
-        &end(&whole, &done(&long, &whole, &[])),
-    );
+    let mut ended = end(&run, &last);
+    let mut expected = end(&whole, &done(&long, &whole, &[]));
+    assert!(lost(&mut ended) > lost(&mut expected));
+    same("rebuilt", &ended, &expected);
 }
 
 /// Files of a folder with their contents.

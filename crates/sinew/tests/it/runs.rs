@@ -339,7 +339,12 @@ fn a_model_folder_plays_tool_math_and_so_does_its_checkpoint() {
         let mut command = sinew();
         command.arg("train").arg(&recipe).arg("--json");
         let output = command.arg("--run-dir").arg(&run).output().unwrap();
-        (run, last_line(&output))
+        // A model that never solved a task has nothing to tell its episodes apart by.
+        let errors = crate::failure(&output, 1);
+        assert!(errors.contains("the run trained no token"), "{errors}");
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        let last = serde_json::from_str(text.lines().last().unwrap()).unwrap();
+        (run, last)
     };
     let (run, result) = train(&folder, "first");
     // Greedy success stands beside the sampled one without being asked for.
