@@ -196,7 +196,8 @@ impl Gateway {
         request: &mut ModelRequest,
     ) -> Result<(TurnFormat, Option<FormatAsk>), ApiError> {
         let mut format = self.turn_format(request)?;
-        let held = hold::held(request, format.calls.as_ref())?;
+        let holds = self.inner.parts.engine.holds_formats();
+        let held = hold::held(request, format.calls.as_ref(), holds)?;
         if held.as_ref().is_some_and(|h| !may_think(&h.format)) {
             format.reasoning = None;
         }

@@ -12,24 +12,29 @@ use sinew_types::{Format, Grammar, ToolGrammar, ToolNeed, ToolTag};
 use std::sync::Arc;
 
 /// What to hold the output of a request to. `calls` is how the model writes calls; `None`: it may make
-/// none.
+/// none. `holds`: the engine draws from masks. Clients say `strict` of tools by default, so that without
+/// masks it has no effect; a format that is asked for goes to the engine all the same, which may refuse it.
 ///
 /// # Errors
 /// If a format and tools cannot be had together.
 pub(crate) fn held(
     request: &mut ModelRequest,
     calls: Option<&ToolCallFormat>,
+    holds: bool,
 ) -> Result<Option<FormatAsk>, ApiError> {
     let asked = request.format.clone();
     if !matches!(request.prompt, Prompt::Messages(_)) || calls.is_none() {
         return Ok(asked);
     }
-    let must = match &request.tool_choice {
-        ToolChoice::Required => true,
-        ToolChoice::Named(_) => true,
-        ToolChoice::Auto | ToolChoice::None => false,
-    };
-    let strict = !request.strict_tools.is_empty();
+    let must = matches!(
+        request.tool_choice,
+        ToolChoice::Required | ToolChoice::Named(_)
+    );
+    let mut strict = !request.strict_tools.is_empty();
+    if strict && !holds {
+        strict = false;
+        count_ignored(&mut request.ignored, "tools[].strict", 1);
+    }
     let answer = match asked.as_ref().filter(|_| !must) {
         Some(ask) => Some(answer_schema(ask)?),
         None => None,

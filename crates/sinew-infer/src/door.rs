@@ -148,6 +148,10 @@ impl Engine for Door {
         Ok(())
     }
 
+    fn holds_formats(&self) -> bool {
+        self.grammars.is_some()
+    }
+
     fn abort(&self, request: RequestId) {
         let mut inbox = self.shared.lock();
         if inbox.live.contains(&request) {

@@ -98,4 +98,8 @@ impl Engine for EmbeddedEngine {
     fn status(&self) -> EngineStatus {
         self.door.status()
     }
+
+    fn holds_formats(&self) -> bool {
+        self.door.holds_formats()
+    }
 }

@@ -727,6 +727,13 @@ impl Engine for FakeEngine {
             Mode::Stepped(stepped) => lock(stepped).core.status(),
         }
     }
+
+    fn holds_formats(&self) -> bool {
+        match &self.mode {
+            Mode::Threaded(door) => door.holds_formats(),
+            Mode::Stepped(stepped) => lock(stepped).core.config.grammars.is_some(),
+        }
+    }
 }
 
 #[cfg(test)]

@@ -228,4 +228,10 @@ pub trait Engine: Send + Sync {
     fn fidelity(&self) -> Fidelity {
         Fidelity::TokenExact
     }
+
+    /// Whether it draws the tokens of a request with a format from the masks of that format. One
+    /// that does not may still have its own way with a format, or refuse it.
+    fn holds_formats(&self) -> bool {
+        false
+    }
 }

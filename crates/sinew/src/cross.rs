@@ -102,6 +102,10 @@ impl Engine for CrossPolicy {
             ..a
         }
     }
+
+    fn holds_formats(&self) -> bool {
+        self.current.holds_formats() && self.old.holds_formats()
+    }
 }
 
 #[cfg(test)]

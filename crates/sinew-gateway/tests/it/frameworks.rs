@@ -2,13 +2,14 @@
 //!
 //! The table in `docs/agents.md` has a row for each test.
 
-use crate::support::{World, world_with};
+use crate::support::{World, grammars, world_with};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 const ANSWER: &str = "Answer: 391";
-const STRUCTURED: &str = r#"{"answer":391}"#;
+/// With the separators of formats, as are all calls.
+const STRUCTURED: &str = r#"{"answer": 391}"#;
 
 /// One way to run a framework.
 struct Row {
@@ -20,9 +21,11 @@ struct Row {
     structured: bool,
 }
 
-fn call(name: &str, arguments: Value) -> String {
-    let call = json!({"name": name, "arguments": arguments});
-    format!("<tool_call>\n{call}\n</tool_call>")
+fn call(name: &str, arguments: &[(&str, Value)]) -> String {
+    let field = |(name, value): &(&str, Value)| format!("{name:?}: {value}");
+    let fields: Vec<String> = arguments.iter().map(field).collect();
+    let fields = fields.join(", ");
+    format!("<tool_call>\n{{\"name\": {name:?}, \"arguments\": {{{fields}}}}}\n</tool_call>")
 }
 
 /// The loops that frameworks write into prompts as text, without native tool calls.
@@ -64,14 +67,16 @@ fn model(prompt: &str) -> Option<String> {
     let said = match last.strip_prefix("tool\n") {
         Some(_) if shell => {
             let command = format!("printf 'COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT\\n{ANSWER}\\n'");
-            call("bash", json!({"command": command}))
+            call("bash", &[("command", json!(command))])
         }
         Some(result) => format!("Answer: {}", result.split("<|im_end|>").next()?),
-        None if shell => call("bash", json!({"command": "echo $((17 * 23))"})),
+        None if shell => call("bash", &[("command", json!("echo $((17 * 23))"))]),
         // Asked for through a tool that the model must call.
-        None if prompt.contains("\"Result\"") => call("Result", json!({"answer": 391})),
-        None if prompt.contains("<tools>") => call("calculator", json!({"expression": "17 * 23"})),
-        None if prompt.contains("`result`") => format!(r#"{{"result":{STRUCTURED}}}"#),
+        None if prompt.contains("\"Result\"") => call("Result", &[("answer", json!(391))]),
+        None if prompt.contains("<tools>") => {
+            call("calculator", &[("expression", json!("17 * 23"))])
+        }
+        None if prompt.contains("`result`") => format!(r#"{{"result": {STRUCTURED}}}"#),
         None => STRUCTURED.to_owned(),
     };
     Some(said)
@@ -102,6 +107,7 @@ fn world() -> World {
         // Each byte is a token here, and frameworks have long prompts.
         config.session.max_context_tokens = 1 << 16;
         fake.context = 1 << 16;
+        fake.grammars = Some(grammars());
     })
 }
 

@@ -299,6 +299,15 @@ fn an_engine_without_masks_refuses_formats() {
     assert_eq!(told.status, 400, "{told:?}");
     assert_eq!(told.error("param"), "response_format.json_schema.schema");
     assert_eq!(told.error("code"), "invalid_format");
+    // Clients say of tools that they are strict by default: that has no effect, and is counted.
+    let fields = json!({"tools": [add(true)]});
+    let told = rollout
+        .post("/chat/completions", &body("call", &fields))
+        .ok();
+    let call = &told["choices"][0]["message"]["tool_calls"][0];
+    assert_eq!(call["function"]["name"], "add");
+    let ignored = &world.view(&rollout.id)["trace"]["ignored"];
+    assert_eq!(*ignored, json!({"tools[].strict": 1}));
 }
 
 #[test]
