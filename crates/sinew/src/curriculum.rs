@@ -63,9 +63,11 @@ impl Curriculum {
         (0..count as u64).filter_map(one).collect()
     }
 
-    /// Takes in what became of a step. Episodes that the system failed say nothing about a task.
+    /// Takes in what became of a step. Episodes that the system failed, and those that nobody scored,
+    /// say nothing about a task.
     pub(crate) fn update(&mut self, config: &AdaptiveConfig, traces: &[Trace]) {
-        let fair = |t: &&Trace| !matches!(t.end, EpisodeEnd::Failed { .. });
+        let failed = |t: &Trace| matches!(t.end, EpisodeEnd::Failed { .. });
+        let fair = |t: &&Trace| !failed(t) && !t.outcome.unscored;
         let outcome = |t: &'_ Trace| (t.task_kind.clone(), t.outcome.success, t.total_reward());
         let seen: Vec<_> = traces.iter().filter(fair).map(outcome).collect();
         let seen = seen.iter().map(|(kind, s, r)| (kind.as_str(), *s, *r));
@@ -89,6 +91,23 @@ mod tests {
     use super::*;
     use sinew_env::tiny::TinyTaskset;
     use std::collections::BTreeSet;
+
+    #[test]
+    fn what_a_run_knows_of_task_types_survives_a_checkpoint_to_the_bit() {
+        let (config, mut c) = (AdaptiveConfig::default(), Curriculum::default());
+        for n in 0..400u32 {
+            let reward = f64::from(n * n % 97) / 97.0;
+            let seen = [
+                ("near", n % 3 == 0, reward),
+                ("far", n % 7 == 0, 1.0 - reward),
+            ];
+            c.estimates.update(&config, seen);
+            let text = serde_json::to_string(&c).unwrap();
+            let value: serde_json::Value = serde_json::from_str(&text).unwrap();
+            let back: Curriculum = serde_json::from_value(value).unwrap();
+            assert_eq!(back, c, "{text}");
+        }
+    }
 
     #[test]
     fn a_solved_type_is_drawn_less_and_tasks_go_round() {

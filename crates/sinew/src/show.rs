@@ -30,14 +30,16 @@ pub(crate) fn text(trace: &Trace, renderer: &dyn Renderer, options: ShowOptions)
     let mut out = String::new();
     let _ = writeln!(
         out,
-        "episode {}  task {} ({})  step {}  {}\nreward {:.3}  success {}  {}",
+        "episode {}  task {} ({})  step {}  {}\n{}  {}",
         visible(trace.episode.as_str()),
         visible(trace.task.as_str()),
         visible(&trace.task_kind),
         trace.step,
         visible(&trace.purpose),
-        trace.total_reward(),
-        trace.outcome.success,
+        match trace.score() {
+            Some(reward) => format!("reward {reward:.3}  success {}", trace.outcome.success),
+            None => "nobody gave it a reward".into(),
+        },
         visible(&end_text(&trace.end))
     );
     for (id, node) in trace.nodes.iter().enumerate() {
@@ -128,6 +130,28 @@ pub(crate) fn json(trace: &Trace, renderer: &dyn Renderer) -> Result<String, ser
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_missing_reward_is_not_shown_as_zero() {
+        let renderer = sinew_gateway::byte_renderer().unwrap();
+        let shown = |unscored| {
+            let value = json!({
+                "format_version": 1, "episode": "e", "group": "g", "task": "t", "task_kind": "k", "step": 0,
+                "purpose": "train", "end": {"type": "terminated"},
+                "outcome": {"reward": 0.0, "success": false, "metrics": {}, "unscored": unscored},
+                "timing": {"started_unix_s": 0.0, "total_s": 0.0, "generate_s": 0.0, "tool_s": 0.0, "queue_s": 0.0},
+                "nodes": [],
+            });
+            let trace: Trace = serde_json::from_value(value).unwrap();
+            let options = ShowOptions {
+                color: false,
+                tokens: false,
+            };
+            text(&trace, &renderer, options)
+        };
+        assert!(shown(false).contains("reward 0.000  success false"));
+        assert!(shown(true).contains("nobody gave it a reward"));
+    }
 
     #[test]
     fn an_episode_cannot_speak_to_the_terminal() {
