@@ -69,26 +69,30 @@ impl RunDir {
         match (run.recipe_path().exists(), resume) {
             (true, None) => return Err(RunDirError::Exists { path: path.into() }),
             (true, Some(resume)) => run.check_same(recipe, resume)?,
-            (false, _) => {}
+            // A resumed run writes its own once its checkpoint agrees.
+            (false, _) => run.write_recipe(recipe)?,
         }
         // What the process before said of its end is not this one's.
         match std::fs::remove_file(path.join(END)) {
             Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(io(e)),
             _ => {}
         }
-        run.write_recipe(recipe).map_err(io)?;
         Ok(run)
     }
 
     /// Writes the effective recipe where it is not written yet: for people, and as what a later
     /// session is compared with.
-    fn write_recipe(&self, recipe: &Recipe) -> std::io::Result<()> {
-        let text = toml::to_string(recipe).map_err(std::io::Error::other)?;
+    pub(crate) fn write_recipe(&self, recipe: &Recipe) -> Result<(), RunDirError> {
+        let io = |source| RunDirError::Io {
+            path: self.path.clone(),
+            source,
+        };
+        let text = toml::to_string(recipe).map_err(|e| io(std::io::Error::other(e)))?;
         for path in [self.recipe_path(), self.began_path()] {
             let same = std::fs::read_to_string(&path)
                 .is_ok_and(|old| toml::from_str::<Recipe>(&old).is_ok_and(|old| old == *recipe));
             if !same {
-                write_atomic(&path, text.as_bytes())?;
+                write_atomic(&path, text.as_bytes()).map_err(io)?;
             }
         }
         Ok(())
@@ -346,7 +350,10 @@ mod tests {
             open(&path, "", false),
             Err(RunDirError::Exists { .. })
         ));
-        drop(open(&path, "[train]\nsteps = 99\n", true).unwrap());
+        let longer = "[train]\nsteps = 99\n";
+        let resumed = open(&path, longer, true).unwrap();
+        resumed.write_recipe(&recipe(longer)).unwrap();
+        drop(resumed);
         assert_eq!(super::recipe(&path).unwrap().train.steps, 99);
         let e = open(&path, "[rollout]\ngroup_size = 2\n", true)
             .unwrap_err()
@@ -375,7 +382,9 @@ mod tests {
             let opened = RunDir::open(&path, &recipe(edited), Some(&allow(wrong)));
             assert!(opened.is_err(), "{wrong}");
         }
-        RunDir::open(&path, &recipe(edited), Some(&allow("train"))).unwrap();
+        let resumed = RunDir::open(&path, &recipe(edited), Some(&allow("train"))).unwrap();
+        resumed.write_recipe(&recipe(edited)).unwrap();
+        drop(resumed);
         open(&path, edited, true).expect("it is the recipe of the last session now");
         std::fs::write(path.join("began.toml"), "name = [").unwrap();
         let e = open(&path, edited, true).unwrap_err();

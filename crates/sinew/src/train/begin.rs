@@ -95,6 +95,12 @@ impl Written {
     }
 }
 
+/// The last step after which held-out tasks were measured in between.
+fn last_between(measured: &[EvalRecord]) -> u64 {
+    let during = measured.iter().filter(|r| r.when == "during");
+    during.map(|r| r.step).max().unwrap_or(0)
+}
+
 fn follow(parts: &mut Parts, cancel: watch::Receiver<bool>, teller: Teller) {
     let tell = move |p: &Progress| {
         teller.update(|s| {
@@ -131,13 +137,12 @@ impl<'a> Run<'a> {
         let (sender, cancel) = watch::channel(false);
         stop_on_signal(runtime, signals, sender, view.teller());
         let (mut parts, saved) = Parts::build(recipe, dir, options.resume.as_ref())?;
+        dir.write_recipe(recipe).map_err(Failure::input)?;
         follow(&mut parts, cancel.clone(), view.teller());
         let saved = saved.unwrap_or_default();
         let done = saved.step;
         let written = Written::open(dir, &saved, &view)?;
         let (history, measured) = (written.history, written.measured);
-        let during = measured.iter().filter(|r| r.when == "during");
-        let measured_at = during.map(|r| r.step).max().unwrap_or(0);
         view.line(&parts.describe());
         view.update(|s| s.history.clone_from(&history));
         let mut run = Self {
@@ -169,8 +174,8 @@ impl<'a> Run<'a> {
             earlier_s: saved.wall_s,
             curriculum: saved.curriculum,
             written_before: measured.iter().find(|r| r.when == "before").cloned(),
+            measured_at: last_between(&measured),
             measurements: measured,
-            measured_at,
             before: None,
             reported: None,
         };
