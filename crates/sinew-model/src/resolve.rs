@@ -86,6 +86,10 @@ pub enum ResolveError {
         "model `{spec}` is not understood: {reason}; write `hf:ORG/NAME[@REVISION]`, `package:NAME` (a Python package with a GGUF), the path of a `.gguf`, or the path of a directory with config.json"
     )]
     Spec { spec: String, reason: String },
+    #[error(
+        "model `{spec}`: {reason}; a model is `hf:ORG/NAME[@REVISION]`, `package:NAME` (a Python package with a GGUF), the path of a `.gguf`, or the path of a directory with config.json"
+    )]
+    Missing { spec: String, reason: String },
     #[error("model `{spec}`: {} does not exist", path.display())]
     NoPath { spec: String, path: PathBuf },
     #[error("model directory {} has no config.json", .0.display())]
@@ -158,10 +162,13 @@ pub fn resolve_model(spec: &str, env: &ResolveEnv) -> Result<ModelFiles, Resolve
         return Err(bad("the file is no `.gguf`"));
     }
     let looks_like_repo = spec.split('/').count() == 2 && !spec.starts_with(['.', '/']);
-    Err(bad(&match looks_like_repo {
-        true => format!("there is no such directory (for the hub, write `hf:{spec}`)"),
-        false => "there is no such file or directory".to_owned(),
-    }))
+    Err(ResolveError::Missing {
+        spec: spec.to_owned(),
+        reason: match looks_like_repo {
+            true => format!("there is no such directory (for the hub, write `hf:{spec}`)"),
+            false => "there is no such file or directory".to_owned(),
+        },
+    })
 }
 
 /// `ORG/NAME[@REVISION]`; both parts become names of files and parts of addresses.

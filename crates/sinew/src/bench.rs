@@ -26,7 +26,7 @@ pub(crate) fn run(command: &BenchCommand) -> Result<(), Failure> {
 
 fn refused(failure: Failure) -> BenchError {
     match failure {
-        Failure::Input(text) => BenchError::Input(text),
+        Failure::Input(text) | Failure::Outside(text) => BenchError::Input(text),
         Failure::System(text) | Failure::Interrupt(text) | Failure::Program(_, text) => {
             BenchError::System(text)
         }

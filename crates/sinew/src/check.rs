@@ -1,8 +1,15 @@
 //! `sinew check`: refuse now what would fail later. Nothing is trained and nothing is kept.
+//!
+//! Scripts go by its exit code: 0 the recipe runs, 1 it is refused, 3 it is right but needs something outside first (a
+//! server that answers, a program that starts), which is named.
+
+mod memory;
+mod prompts;
+mod reach;
 
 use crate::data::Dataset;
 use crate::failure::Failure;
-use crate::harness::{self, HarnessSection};
+use crate::harness;
 use crate::judges;
 use crate::output;
 use crate::recipe::{EnvSection, Recipe};
@@ -18,6 +25,8 @@ use std::time::Duration;
 struct Report {
     json: bool,
     failures: Vec<String>,
+    /// What is missing outside; the recipe itself is right.
+    missing: Vec<String>,
 }
 
 impl Report {
@@ -28,7 +37,10 @@ impl Report {
             Err(e) => {
                 let text = e.text();
                 let text = text.strip_prefix(&format!("{name}: ")).unwrap_or(text);
-                self.failures.push(format!("{name}: {text}"));
+                match e {
+                    Failure::Outside(_) => self.missing.push(format!("{name}: {text}")),
+                    _ => self.failures.push(format!("{name}: {text}")),
+                }
                 (false, text.to_string())
             }
         };
@@ -42,23 +54,27 @@ impl Report {
     }
 
     fn end(self) -> Result<(), Failure> {
-        if self.failures.is_empty() {
-            return Ok(());
+        let of_the = |what: &str, all: &[String]| {
+            format!("{} of the checks {what}; the first: {}", all.len(), all[0])
+        };
+        if !self.failures.is_empty() {
+            return Err(Failure::system(of_the("failed", &self.failures)));
         }
-        Err(Failure::input(format!(
-            "{} of the checks failed; the first: {}",
-            self.failures.len(),
-            self.failures[0]
-        )))
+        if !self.missing.is_empty() {
+            let what = "need something outside first";
+            return Err(Failure::outside(of_the(what, &self.missing)));
+        }
+        Ok(())
     }
 }
 
 /// Runs every check and reports each.
 pub(crate) fn check(path: &Path, json: bool) -> Result<(), Failure> {
-    let recipe = Recipe::load(path).map_err(Failure::input)?;
+    let recipe = Recipe::load(path).map_err(Failure::system)?;
     let mut report = Report {
         json,
         failures: Vec::new(),
+        missing: Vec::new(),
     };
     report.row(
         "recipe",
@@ -74,26 +90,46 @@ pub(crate) fn check(path: &Path, json: bool) -> Result<(), Failure> {
     if !told_twice {
         report.row("template", joins);
     }
-    if report.row("model", shape) {
+    let has_model = report.row("model", shape);
+    if has_model {
         for (key, source) in judges::named(&recipe) {
             report.row(key, judge(&recipe, key, &source));
         }
         if recipe.data.is_some() {
             report.row("data", data(&recipe));
         }
-        report.row("memory", memory(&recipe));
+        report.row("memory", memory::memory(&recipe));
         report.row("disk", disk(&recipe, Path::new(".")));
     }
     if matches!(recipe.env, EnvSection::ToolMath { .. }) {
         report.row("sandbox", sandbox(&recipe));
     }
-    if recipe.harness != HarnessSection::BuiltIn {
+    if recipe.engine.kind != "embedded" {
+        report.row("engine", reach::engine(&recipe));
+    }
+    if !recipe.harness.is_built_in() {
         let row = harness::check(&recipe.harness, &recipe.sandbox);
-        report.row("harness", row);
+        if report.row("harness", row) {
+            let asks = harness::starts(&recipe);
+            report.row(
+                "program",
+                asks.map(|()| "starts, and asks the model".into()),
+            );
+        }
     }
     report.row("tasks", tasks(&recipe));
-    report.row("env", solvable(&recipe));
+    let solved = report.row("env", solvable(&recipe));
+    if solved && has_model && recipe.harness.is_built_in() {
+        report.row("prompts", prompts::prompts(&recipe));
+    }
     report.end()
+}
+
+/// What is computed from the sizes of a recipe, for tests of the largest ones.
+#[cfg(test)]
+pub(crate) fn sizes(recipe: &Recipe) -> Result<(), Failure> {
+    memory::memory(recipe)?;
+    disk(recipe, Path::new(".")).map(|_| ())
 }
 
 /// The checks that `sinew train` makes before it creates anything.
@@ -107,11 +143,14 @@ pub(crate) fn before_training(run_dir: &Path, recipe: &Recipe) -> Result<(), Fai
     if matches!(recipe.env, EnvSection::ToolMath { .. }) {
         sandbox(recipe)?;
     }
-    if recipe.harness != HarnessSection::BuiltIn {
+    if !recipe.harness.is_built_in() {
         harness::check(&recipe.harness, &recipe.sandbox)?;
     }
     tasks(recipe)?;
-    memory(recipe)?;
+    if recipe.harness.is_built_in() {
+        prompts::prompts(recipe)?;
+    }
+    memory::memory(recipe)?;
     disk(recipe, &run_dir.join("checkpoints")).map(|_| ())
 }
 
@@ -184,6 +223,7 @@ fn judge(recipe: &Recipe, key: &str, source: &str) -> Result<String, Failure> {
 
 fn data(recipe: &Recipe) -> Result<String, Failure> {
     if recipe.draws_from_pool() {
+        reach::pool(recipe)?;
         return crate::pool::check(recipe);
     }
     let renderer = wire::renderer(recipe)?;
@@ -302,7 +342,7 @@ fn disk(recipe: &Recipe, at: &Path) -> Result<String, Failure> {
     } else {
         3 * weights
     };
-    let at_once = recipe.train.keep_checkpoints as u64 + 1;
+    let at_once = (recipe.train.keep_checkpoints as u64).saturating_add(1);
     wire::room(at, per_checkpoint.saturating_mul(at_once))?;
     Ok(format!(
         "room for {at_once} checkpoints of {} MiB",
@@ -312,42 +352,4 @@ fn disk(recipe: &Recipe, at: &Path) -> Result<String, Failure> {
 
 fn weight_bytes(config: &ModelConfig) -> u64 {
     4 * ParamLayout::new(config).total() as u64
-}
-
-/// What is needed for certain: weights, where they are trained their gradient and two moments, the
-/// engine's copy, and its keys and values. Activations come on top.
-fn memory(recipe: &Recipe) -> Result<String, Failure> {
-    let config = wire::model_config(recipe)?;
-    let copies = if recipe.train.lora.is_some() { 1 } else { 4 };
-    let mut bytes = u128::from(weight_bytes(&config)) * copies;
-    if recipe.engine.kind == "embedded" {
-        let row = 2 * config.layers * config.kv_heads * config.head_dim * 4;
-        bytes += recipe.engine.kv_tokens as u128 * row as u128;
-    }
-    let installed = total_memory()?;
-    let mib = |bytes: u128| bytes.div_ceil(1 << 20);
-    if bytes > u128::from(installed) {
-        return Err(Failure::input(format!(
-            "weights, optimizer and engine.kv_tokens = {} need {} MiB at least, this machine has {} MiB\n  \
-             hint: lower engine.kv_tokens, take a smaller model, or set train.lora",
-            recipe.engine.kv_tokens,
-            mib(bytes),
-            mib(u128::from(installed))
-        )));
-    }
-    Ok(format!(
-        "{} MiB for weights, optimizer, keys and values; activations come on top",
-        mib(bytes)
-    ))
-}
-
-/// Memory of this machine, in bytes (`MemTotal`).
-fn total_memory() -> Result<u64, Failure> {
-    let text = std::fs::read_to_string("/proc/meminfo")
-        .map_err(|e| Failure::system(format!("/proc/meminfo: {e}")))?;
-    text.lines()
-        .find_map(|l| l.strip_prefix("MemTotal:"))
-        .and_then(|l| l.trim().trim_end_matches("kB").trim().parse::<u64>().ok())
-        .map(|kib| kib << 10)
-        .ok_or_else(|| Failure::system("/proc/meminfo has no MemTotal"))
 }

@@ -41,7 +41,7 @@ struct Pair {
 
 /// What follows a prompt: one assistant's text, or more messages.
 #[derive(Deserialize)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "an answer is a text, or a list of messages")]
 enum Answer {
     Text(String),
     Messages(Vec<Message>),
@@ -83,8 +83,18 @@ impl Dataset {
                     let messages = [row.prompt.clone(), answer.messages()].concat();
                     conversation(&messages, renderer, context).map_err(|e| refused(path, line, e))
                 };
-                let chosen = scored(of(row.chosen)?, "chosen", 1.0);
-                Ok(vec![chosen, scored(of(row.rejected)?, "rejected", 0.0)])
+                let (chosen, rejected) = (of(row.chosen)?, of(row.rejected)?);
+                if chosen
+                    .nodes
+                    .iter()
+                    .map(|n| &n.tokens)
+                    .eq(rejected.nodes.iter().map(|n| &n.tokens))
+                {
+                    let why = "chosen and rejected are the same, so there is nothing to learn";
+                    return Err(refused(path, line, why));
+                }
+                let chosen = scored(chosen, "chosen", 1.0);
+                Ok(vec![chosen, scored(rejected, "rejected", 0.0)])
             })?,
             DataSection::Episodes { path, purpose } => stored(path, purpose, context)?,
             // Drawn step by step, see `pool.rs`.
@@ -297,6 +307,18 @@ mod tests {
                 .err()
                 .unwrap();
             assert!(e.contains("line 2") && e.contains(needle), "{line}: {e}");
+        }
+        let pair = |rejected: &str| {
+            format!("{{\"prompt\":[{user}],\"chosen\":\"r\",\"rejected\":{rejected}}}\n")
+        };
+        for (rejected, needle) in [
+            ("\"r\"", "the same"),
+            (r#"[{"role":"assistant","content":"r"}]"#, "the same"),
+            ("3", "a text, or a list of messages"),
+        ] {
+            let lines = format!("{}{}", pair("\"l\""), pair(rejected));
+            let e = load("pairs", &lines).err().unwrap();
+            assert!(e.contains("line 2") && e.contains(needle), "{e}");
         }
         assert!(
             load("demonstrations", "\n")

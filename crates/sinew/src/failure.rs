@@ -3,13 +3,15 @@
 use std::path::Path;
 
 /// Exit codes: 1 the system failed, or a run collapsed or could not learn; 2 the input is wrong;
-/// 130 interrupted; or a program's own.
+/// 3 something outside is missing; 130 interrupted; or a program's own.
 #[derive(Debug)]
 pub(crate) enum Failure {
     /// A recipe, an argument or a file that the user can put right.
     Input(String),
     /// Anything else.
     System(String),
+    /// What was asked for is right, but needs something that is not there yet, which the text names.
+    Outside(String),
     /// Ctrl-C or TERM; nothing is lost.
     Interrupt(String),
     /// A program that was run here ended with this status; the text is empty where it was said already.
@@ -23,6 +25,10 @@ impl Failure {
 
     pub(crate) fn system(text: impl std::fmt::Display) -> Self {
         Self::System(text.to_string())
+    }
+
+    pub(crate) fn outside(text: impl std::fmt::Display) -> Self {
+        Self::Outside(text.to_string())
     }
 
     /// An interrupted `sinew {command}`, with the way to go on.
@@ -42,6 +48,7 @@ impl Failure {
         match self {
             Self::System(_) => 1,
             Self::Input(_) => 2,
+            Self::Outside(_) => 3,
             Self::Interrupt(_) => 130,
             Self::Program(code, _) => *code,
         }
@@ -51,6 +58,7 @@ impl Failure {
         match self {
             Self::Input(text)
             | Self::System(text)
+            | Self::Outside(text)
             | Self::Interrupt(text)
             | Self::Program(_, text) => text,
         }

@@ -34,7 +34,7 @@ pub(crate) fn files(key: &str, source: &str) -> Result<ModelFiles, Failure> {
     let folder = match std::fs::read_to_string(run.join("LATEST")) {
         Err(_) => {
             return resolve_model(source, &wire::resolve_env())
-                .map_err(|e| Failure::input(format!("{key} = {source:?}: {e}")));
+                .map_err(|e| wire::unresolved(&format!("{key} = {source:?}"), e));
         }
         Ok(name) => run.join(name.trim()),
     };

@@ -59,8 +59,9 @@ use std::process::ExitCode;
 #[command(name = "sinew", version, arg_required_else_help = true)]
 #[command(
     after_help = "Example: sinew train recipes/quickstart.toml --run-dir runs/quickstart\n\
-Exit codes: 0 done; 1 the system failed, or a run collapsed, learned nothing or lost data (it says which);\n\
-            2 wrong input; 130 interrupted (resume with --resume); `sandbox run` ends with the program's status"
+Exit codes: 0 done; 1 the system failed, or a run collapsed, learned nothing or lost data (it says which), or `check` refused;\n\
+            2 wrong input; 3 something outside is missing; 130 interrupted (resume with --resume); `sandbox run` ends with\n\
+            the program's status"
 )]
 struct Cli {
     #[command(subcommand)]

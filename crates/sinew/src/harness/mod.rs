@@ -9,8 +9,10 @@ mod fork_server;
 mod program;
 mod run;
 mod section;
+mod trial;
 
 pub(crate) use section::HarnessSection;
+pub(crate) use trial::starts;
 
 use crate::admission::TurnGate;
 use crate::failure::Failure;
@@ -30,7 +32,7 @@ use sinew_rollout::{
 use sinew_sandbox::{
     Ending, Limits, ProcessConfig, ProcessProvider, SandboxError, SandboxProvider,
 };
-use sinew_types::{EpisodeEnd, FailureKind, Limit, Role, Timing, Trace};
+use sinew_types::{EpisodeEnd, FailureKind, Limit, Role, Task, Timing, Trace};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tokio::sync::{Mutex, OnceCell};
@@ -250,7 +252,7 @@ impl CommandHarness {
         let access = gateway
             .open_rollout(rollout_spec(options, spec))
             .map_err(|e| harness(&e))?;
-        let mut env = variables(&access.base_url, &access.api_key, spec);
+        let mut env = variables(&access.base_url, &access.api_key, &spec.task);
         env.extend(self.section.env.clone());
         let limit = Duration::from_secs_f64(self.section.timeout_s).min(options.timeout);
         let ended = {
@@ -373,16 +375,16 @@ fn rollout_spec(options: &EpisodeOptions, spec: &EpisodeSpec) -> RolloutSpec {
 }
 
 /// What the program finds in its environment.
-fn variables(base_url: &str, api_key: &str, spec: &EpisodeSpec) -> Vec<(String, String)> {
+fn variables(base_url: &str, api_key: &str, task: &Task) -> Vec<(String, String)> {
     let origin = base_url.strip_suffix("/v1").unwrap_or(base_url);
     [
         ("OPENAI_BASE_URL", base_url),
         ("OPENAI_API_KEY", api_key),
         ("ANTHROPIC_BASE_URL", origin),
         ("ANTHROPIC_API_KEY", api_key),
-        ("SINEW_TASK", &spec.task.prompt),
-        ("SINEW_TASK_ID", spec.task.id.as_str()),
-        ("SINEW_TASK_KIND", &spec.task.kind),
+        ("SINEW_TASK", &task.prompt),
+        ("SINEW_TASK_ID", task.id.as_str()),
+        ("SINEW_TASK_KIND", &task.kind),
         ("PYTHONDONTWRITEBYTECODE", "1"),
         ("PYTHONUNBUFFERED", "1"),
     ]

@@ -78,13 +78,13 @@ impl Command {
                 .into_iter()
                 .find(|p| p.is_file());
             found.ok_or_else(|| {
-                Failure::input(format!(
+                Failure::outside(format!(
                     "harness.command: no {program} in /usr/bin or /bin, the folders that a sandbox searches\n  hint: give a path, as in .cache/venv/bin/python3"
                 ))
             })?
         };
         if !path.is_file() {
-            return Err(Failure::input(format!(
+            return Err(Failure::outside(format!(
                 "harness.command: no such file: {}\n  hint: paths are relative to the current folder; scripts/setup.sh makes .cache/venv",
                 path.display()
             )));

@@ -6,12 +6,12 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 /// What drives the turns of an episode.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
 pub(crate) enum HarnessSection {
     /// The environment's own turns.
-    #[default]
-    BuiltIn,
+    // With braces: serde lets a variant without them have any keys.
+    BuiltIn {},
     /// A program that talks to the gateway.
     Command(CommandSection),
 }
@@ -74,6 +74,12 @@ fn default_max_live() -> usize {
     64
 }
 
+impl Default for HarnessSection {
+    fn default() -> Self {
+        Self::BuiltIn {}
+    }
+}
+
 impl CommandSection {
     /// Memory of a sandbox.
     pub(super) fn memory_mb(&self) -> u64 {
@@ -83,10 +89,15 @@ impl CommandSection {
 }
 
 impl HarnessSection {
+    /// Whether the environment's own turns are driven, and no program from outside.
+    pub(crate) fn is_built_in(&self) -> bool {
+        matches!(self, Self::BuiltIn {})
+    }
+
     /// Most programs that run at once, and the wall time of one; none with the built-in loop.
     pub(crate) fn quota(&self) -> Option<(usize, f64)> {
         match self {
-            Self::BuiltIn => None,
+            Self::BuiltIn {} => None,
             Self::Command(c) => Some((c.max_live, c.timeout_s)),
         }
     }

@@ -91,7 +91,7 @@ fn bad_ends_are_failures_and_limits_are_not() {
 
 #[test]
 fn programs_find_their_rollout_and_not_the_solution() {
-    let env = variables("http://127.0.0.1:5/r/e/v1", "key", &spec());
+    let env = variables("http://127.0.0.1:5/r/e/v1", "key", &spec().task);
     let get = |name: &str| {
         let found = env.iter().find(|(n, _)| n == name);
         found.map(|(_, v)| v.as_str()).unwrap()

@@ -203,7 +203,12 @@ fn wrong_harnesses_are_refused_before_anything_runs() {
         ),
     ] {
         let changed = recipe(dir.path(), "agent-tiny.toml", &[(from, to)]);
-        let told = failure(&sinew().arg("check").arg(changed).output().unwrap(), 2);
+        let code = if needle.starts_with("no such file") {
+            3
+        } else {
+            1
+        };
+        let told = failure(&sinew().arg("check").arg(changed).output().unwrap(), code);
         assert!(told.contains(needle), "{to}: {told}");
     }
 }
@@ -217,6 +222,33 @@ fn recipes_with_agents_pass_every_check() {
             text.contains("reaches the gateway and nothing else"),
             "{text}"
         );
+        assert!(text.contains("starts, and asks the model"), "{text}");
+    }
+}
+
+/// A program that is there and does not come as far as a model: what it said last is shown.
+#[test]
+fn a_program_that_does_not_start_is_something_to_get_first() {
+    need_agents();
+    let dir = tempfile::tempdir().unwrap();
+    let script = dir.path().join("agent/main.py");
+    std::fs::create_dir(script.parent().unwrap()).unwrap();
+    std::fs::write(&script, "import no_such_package\n").unwrap();
+    let script = script.display().to_string();
+    for preload in ["preload = true", "preload = false"] {
+        let changes = [
+            ("examples/chat_agent.py", &*script),
+            ("preload = true", preload),
+        ];
+        let recipe = recipe(dir.path(), "agent-tiny.toml", &changes);
+        let told = failure(&sinew().arg("check").arg(recipe).output().unwrap(), 3);
+        for needle in [
+            "harness.command",
+            "did not ask the model",
+            "no_such_package",
+        ] {
+            assert!(told.contains(needle), "{preload}: {needle}: {told}");
+        }
     }
 }
 

@@ -1,4 +1,4 @@
-//! Wrong input: an exit code of 2, a text that names what is wrong, and nothing left behind.
+//! Wrong input: an exit code of 2 (of `sinew check` 1, or 3 if something outside is missing), a text that names what is wrong, and nothing left behind.
 
 use crate::{last_line, sinew};
 use std::path::Path;
@@ -14,9 +14,13 @@ fn tiny(dir: &Path, typed: &str, replaced: &str) -> String {
 
 /// What a command that refuses its input says.
 fn refused(command: &mut Command) -> String {
+    refused_with(command, 2)
+}
+
+fn refused_with(command: &mut Command, code: i32) -> String {
     let Output { status, stderr, .. } = command.output().unwrap();
     let told = String::from_utf8(stderr).unwrap();
-    assert_eq!(status.code(), Some(2), "{told}");
+    assert_eq!(status.code(), Some(code), "{told}");
     assert!(!told.contains("panicked"), "{told}");
     told
 }
@@ -30,6 +34,16 @@ fn what_cannot_run_is_refused_before_a_folder_is_made() {
         ("layers = 2", "layers = 0", "layers is 0"),
         ("layers = 2", "layers = 1000000", "the limit is 1024"),
         ("d_ff = 128", "d_ff = 5000000000", "this machine has"),
+        (
+            "d_ff = 128",
+            "d_ff = 18446744073709551615",
+            "weights, the limit is",
+        ),
+        (
+            "max_turn_tokens = 3",
+            "max_turn_tokens = 1",
+            "rollout.max_turn_tokens = 1: the shortest turns",
+        ),
         (
             "kv_tokens = 32768",
             "kv_tokens = 20000000000000",
@@ -49,11 +63,46 @@ fn what_cannot_run_is_refused_before_a_folder_is_made() {
             if command == "train" {
                 sinew.arg("--run-dir").arg(&run);
             }
-            let told = refused(&mut sinew);
+            let code = if command == "check" { 1 } else { 2 };
+            let told = refused_with(&mut sinew, code);
             assert!(told.contains(needle), "{replaced}: {told}");
         }
     }
     assert!(!run.exists());
+}
+
+/// Right recipes that need a server, a run or a model first: named, with an exit code of their own.
+#[test]
+fn what_a_recipe_needs_from_outside_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}", closed.local_addr().unwrap());
+    drop(closed);
+    let weights = dir.path().join("weights").display().to_string();
+    for (typed, replaced, needle) in [
+        (
+            "[engine]",
+            format!("[engine]\ntype = \"vllm\"\nurl = \"{url}\"\nweights_dir = \"{weights}\""),
+            format!("engine.url = \"{url}\" is not reachable"),
+        ),
+        (
+            "[algorithm]\ntype = \"grpo\"",
+            format!(
+                "[data]\ntype = \"pool\"\nurl = \"{url}\"\ntoken_file = \"token\"\n[algorithm]\ntype = \"decoupled_ppo\""
+            ),
+            format!("data.url = \"{url}\" is not reachable"),
+        ),
+        (
+            "[algorithm]\ntype = \"grpo\"",
+            "[teacher]\nmodel = \"runs/no-such-run\"\n[algorithm]\ntype = \"opd\"".into(),
+            "runs/no-such-run".into(),
+        ),
+    ] {
+        let recipe = tiny(dir.path(), typed, &replaced);
+        let told = refused_with(sinew().args(["check", &recipe]), 3);
+        assert!(told.contains(&needle), "{told}");
+        assert!(told.contains("need something outside first"), "{told}");
+    }
 }
 
 #[test]

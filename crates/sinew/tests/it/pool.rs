@@ -326,7 +326,7 @@ fn what_cannot_be_pooled_is_refused_before_it_runs() {
         let path = dir.path().join("r.toml");
         std::fs::write(&path, &text).unwrap();
         let check = sinew().arg("check").arg(&path).output().unwrap();
-        let errors = failure(&check, 2);
+        let errors = failure(&check, 1);
         assert!(errors.contains(needle), "{needle}: {errors}");
     }
 }

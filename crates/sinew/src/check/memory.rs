@@ -1,0 +1,194 @@
+//! What a run will hold in memory, before any of it is taken.
+
+use crate::failure::Failure;
+use crate::judges;
+use crate::recipe::Recipe;
+use crate::wire;
+use sinew_model::{Activations, Keep, ModelConfig, ParamLayout};
+use sinew_tensor::KernelSet;
+
+/// Bytes of logits that a pass with gradients keeps at most.
+const KEPT_LOGITS: u128 = 640 << 20;
+
+/// What a run holds at its peak, in bytes, part by part.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Estimate {
+    /// Weights, gradients and the optimizer's two moments; reference and teacher.
+    pub(super) weights: u128,
+    /// What a pass of `train.max_rows` rows keeps for its gradient.
+    pub(super) activations: u128,
+    /// The embedded engine's own copy of the weights.
+    pub(super) engine: u128,
+    /// Its keys and values.
+    pub(super) keys: u128,
+}
+
+impl Estimate {
+    pub(super) fn total(&self) -> u128 {
+        self.weights + self.activations + self.engine + self.keys
+    }
+}
+
+fn f32s(config: &ModelConfig) -> u128 {
+    ParamLayout::new(config).total() as u128
+}
+
+/// Numbers of adapters on all projections, of which `train.lora.targets` may choose some.
+fn adapters(config: &ModelConfig, rank: usize) -> u128 {
+    let c = config;
+    let sides =
+        2 * (c.d_model + c.q_dim()) + 2 * (c.d_model + c.kv_dim()) + 3 * (c.d_model + c.d_ff);
+    (c.layers * rank) as u128 * sides as u128
+}
+
+/// An upper bound of what `recipe` holds: rows that a step does not fill are counted as filled.
+/// `judges` are the models beside the policy.
+pub(super) fn estimate(
+    recipe: &Recipe,
+    config: &ModelConfig,
+    judges: &[ModelConfig],
+    kernels: KernelSet,
+) -> Estimate {
+    let own = 4 * f32s(config);
+    let trained = match &recipe.train.lora {
+        Some(lora) => 4 * adapters(config, lora.rank),
+        None => own,
+    };
+    let rows = recipe.train.max_rows as u128;
+    let pass = rows * Activations::bytes_per_row(config, Keep::All) as u128
+        + (4 * rows * config.vocab as u128).min(KEPT_LOGITS);
+    // Each further process has its weights and its gradient.
+    let processes = recipe.train.data_parallel as u128;
+    let others = processes.saturating_sub(1) * (own + trained + pass);
+    let base = if recipe.train.lora.is_some() { own } else { 0 };
+    let judged: u128 = judges.iter().map(|c| 4 * f32s(c)).sum();
+    let mut estimate = Estimate {
+        weights: base + 4 * trained + judged + others,
+        activations: pass,
+        ..Estimate::default()
+    };
+    if recipe.engine.kind == "embedded" {
+        let row = 2 * config.layers * config.kv_heads * config.head_dim * 4;
+        estimate.keys = recipe.engine.kv_tokens as u128 * row as u128;
+        estimate.engine = engine(recipe, config, kernels);
+        // Another policy in the same process: its weights.
+        if recipe.rollout.cross_policy.is_some() {
+            estimate.engine *= 2;
+            estimate.keys *= 2;
+        }
+    }
+    estimate
+}
+
+/// Embeddings stay `f32`; matrices, the output's among them, are packed.
+fn engine(recipe: &Recipe, config: &ModelConfig, kernels: KernelSet) -> u128 {
+    let embedding = config.vocab as u128 * config.d_model as u128;
+    let tied = if config.tied_embeddings { 0 } else { embedding };
+    let matrices = f32s(config) - tied;
+    let bits = match (recipe.engine.weights.as_str(), kernels) {
+        ("bf16", _) => 12,
+        ("int8", _) => 9,
+        (_, KernelSet::Amx) => 16,
+        _ => 32,
+    };
+    4 * embedding + matrices * bits / 8
+}
+
+/// Tells what a run needs, and refuses it where the machine has less.
+pub(super) fn memory(recipe: &Recipe) -> Result<String, Failure> {
+    let config = wire::model_config(recipe)?;
+    let mut beside = Vec::new();
+    for (key, source) in judges::named(recipe) {
+        beside.push(judges::check(key, &source, config.vocab)?);
+    }
+    let from_the_start = recipe.needs().reference() && recipe.reference.is_none();
+    if from_the_start && recipe.train.lora.is_none() {
+        beside.push(config.clone());
+    }
+    let kernels = wire::device()?.kernels();
+    let need = estimate(recipe, &config, &beside, kernels);
+    let installed = total_memory()?;
+    let mib = |bytes: u128| bytes.div_ceil(1 << 20);
+    if need.total() > u128::from(installed) {
+        return Err(Failure::input(format!(
+            "weights and optimizer need {} MiB, activations of train.max_rows = {} rows {} MiB, engine.kv_tokens = {} \
+             {} MiB and the engine's weights {} MiB, this machine has {} MiB\n  hint: lower engine.kv_tokens or \
+             train.max_rows, take a smaller model, or set train.lora",
+            mib(need.weights),
+            recipe.train.max_rows,
+            mib(need.activations),
+            recipe.engine.kv_tokens,
+            mib(need.keys),
+            mib(need.engine),
+            mib(u128::from(installed))
+        )));
+    }
+    Ok(format!(
+        "{} MiB at most: weights and optimizer {}, activations {}, keys and values {}, the engine's weights {}",
+        mib(need.total()),
+        mib(need.weights),
+        mib(need.activations),
+        mib(need.keys),
+        mib(need.engine)
+    ))
+}
+
+/// Memory of this machine, in bytes (`MemTotal`).
+fn total_memory() -> Result<u64, Failure> {
+    let text = std::fs::read_to_string("/proc/meminfo")
+        .map_err(|e| Failure::system(format!("/proc/meminfo: {e}")))?;
+    text.lines()
+        .find_map(|l| l.strip_prefix("MemTotal:"))
+        .and_then(|l| l.trim().trim_end_matches("kB").trim().parse::<u64>().ok())
+        .map(|kib| kib << 10)
+        .ok_or_else(|| Failure::system("/proc/meminfo has no MemTotal"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use sinew_model::{Family, RopeScaling};
+
+    /// The quickstart with SmolLM2-135M held 5.2 to 6.8 GB at its peak, by what the first steps sampled.
+    #[test]
+    fn the_quickstart_is_estimated_as_it_was_measured() {
+        let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../../recipes/quickstart.toml");
+        let recipe = Recipe::load(std::path::Path::new(root)).unwrap();
+        let config = ModelConfig {
+            family: Family::Llama,
+            vocab: 49152,
+            d_model: 576,
+            layers: 30,
+            heads: 9,
+            kv_heads: 3,
+            head_dim: 64,
+            d_ff: 1536,
+            rope_theta: 1e5,
+            rope_scaling: RopeScaling::None,
+            rms_eps: 1e-5,
+            tied_embeddings: true,
+            qkv_bias: false,
+            qk_norm: false,
+            max_context: 8192,
+            bos_id: None,
+            eos_ids: Vec::new(),
+        };
+        let mib = |bytes: u128| bytes >> 20;
+        let amx = estimate(&recipe, &config, &[], KernelSet::Amx);
+        // Weights, their gradient and two moments: four times 513 MiB.
+        assert_eq!((mib(amx.weights), mib(amx.keys)), (2052, 1440));
+        let plain = estimate(&recipe, &config, &[], KernelSet::Avx512);
+        for need in [&amx, &plain] {
+            let gb = need.total() as f64 / 1e9;
+            assert!((5.2..=6.8).contains(&gb), "{gb}");
+        }
+        assert!(plain.engine > amx.engine);
+        let judged = estimate(
+            &recipe,
+            &config,
+            std::slice::from_ref(&config),
+            KernelSet::Amx,
+        );
+        assert_eq!(mib(judged.total() - amx.total()), 513);
+    }
+}

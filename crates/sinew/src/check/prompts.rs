@@ -1,0 +1,148 @@
+//! Whether what the environment asks, and a right turn after it, fit into the limits of an episode.
+
+use crate::failure::Failure;
+use crate::recipe::Recipe;
+use crate::wire;
+use sinew_env::{EnvFactory, Split};
+use sinew_render::Renderer;
+use sinew_types::{Message, Role, Task, ToolSpec};
+
+/// Most tasks of each split whose prompts are rendered.
+const TASKS: usize = 32;
+/// Most turns of a solution that are looked at.
+const TURNS: usize = 64;
+
+/// Tokens of one task.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Size {
+    prompt: usize,
+    /// The shortest turn of its solution, with the token that ends it.
+    turn: usize,
+}
+
+/// Renders prompts with the model's tokenizer and template. Refused is a recipe in which most tasks have no room
+/// for the shortest turn of their solution: nothing could be learned.
+pub(super) fn prompts(recipe: &Recipe) -> Result<String, Failure> {
+    let (taskset, envs) = wire::world(recipe)?;
+    let renderer = wire::renderer(recipe)?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(Failure::system)?;
+    let mut sizes = Vec::new();
+    for split in [Split::Train, Split::HeldOut] {
+        let len = taskset.len(split);
+        for index in (0..len).step_by((len / TASKS).max(1)).take(TASKS) {
+            let task = taskset.get(split, index).map_err(Failure::system)?;
+            let asked = runtime.block_on(ask(envs.as_ref(), &task))?;
+            sizes.push(size(envs.as_ref(), renderer.as_ref(), &task, asked)?);
+        }
+    }
+    let limits = &recipe.rollout;
+    judge(
+        &sizes,
+        limits.max_context_tokens as usize,
+        limits.max_turn_tokens as usize,
+    )
+}
+
+/// What an episode of `task` begins with.
+async fn ask(envs: &dyn EnvFactory, task: &Task) -> Result<(Vec<Message>, Vec<ToolSpec>), Failure> {
+    let failed = |e| Failure::input(format!("task {}: {e}", task.id));
+    let mut env = envs.create(task).map_err(failed)?;
+    let reset = env.reset().await;
+    env.close().await.map_err(failed)?;
+    let reset = reset.map_err(failed)?;
+    Ok((reset.messages, reset.tools))
+}
+
+fn size(
+    envs: &dyn EnvFactory,
+    renderer: &dyn Renderer,
+    task: &Task,
+    (messages, tools): (Vec<Message>, Vec<ToolSpec>),
+) -> Result<Size, Failure> {
+    let failed = |e: &dyn std::fmt::Display| Failure::input(format!("task {}: {e}", task.id));
+    let prompt = renderer
+        .render_prompt(&messages, &tools)
+        .map_err(|e| failed(&e))?;
+    let mut turn = usize::MAX;
+    for k in 0..TURNS {
+        let Some(said) = envs.gold(task, k).map_err(|e| failed(&e))? else {
+            break;
+        };
+        let said = Message::new(Role::Assistant, said);
+        let all = [&messages[..], &[said]].concat();
+        let ids = renderer.render_turn(&all, &tools).map_err(|e| failed(&e))?;
+        turn = turn.min(ids.len());
+    }
+    Ok(Size {
+        prompt: prompt.len(),
+        turn: if turn == usize::MAX { 1 } else { turn },
+    })
+}
+
+/// What the sizes say of the limits, or which limit is too small for most of them.
+fn judge(sizes: &[Size], context: usize, turn: usize) -> Result<String, Failure> {
+    let shortest = sizes.iter().map(|s| s.prompt).min().unwrap_or(0);
+    let longest = sizes.iter().map(|s| s.prompt).max().unwrap_or(0);
+    let room = sizes.iter().map(|s| s.prompt + s.turn).max().unwrap_or(0);
+    let turns = sizes.iter().map(|s| s.turn).max().unwrap_or(0);
+    let prompts = format!(
+        "prompts of {} tasks have {shortest} to {longest} tokens",
+        sizes.len()
+    );
+    let short = sizes.iter().filter(|s| s.turn > turn).count();
+    if 2 * short > sizes.len() {
+        return Err(Failure::input(format!(
+            "rollout.max_turn_tokens = {turn}: the shortest turns of the solutions have up to {turns} tokens with their \
+             end: {short} of {} tasks cannot be solved; allowed: {turns} or more",
+            sizes.len()
+        )));
+    }
+    let full = sizes.iter().filter(|s| s.prompt + s.turn > context).count();
+    if 2 * full > sizes.len() {
+        return Err(Failure::input(format!(
+            "rollout.max_context_tokens = {context}: {prompts}, and {full} of them have no room for a turn of their \
+             solution after it; allowed: {room} or more",
+        )));
+    }
+    let left_out = match full.max(short) {
+        0 => "all have room for a turn of their solution".to_owned(),
+        n => format!(
+            "{n} of them have no room for a turn of their solution, the limits are too small"
+        ),
+    };
+    Ok(format!("{prompts}; {left_out}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn limits_that_most_tasks_exceed_are_refused_with_what_they_need() {
+        let sizes = [(190, 5), (192, 6), (150, 4)].map(|(prompt, turn)| Size { prompt, turn });
+        let text = |context, turn| match judge(&sizes, context, turn) {
+            Ok(text) => text,
+            Err(e) => format!("refused: {}", e.text()),
+        };
+        assert!(text(768, 48).ends_with("all have room for a turn of their solution"));
+        let e = text(100, 48);
+        assert!(
+            e.contains("refused: rollout.max_context_tokens = 100"),
+            "{e}"
+        );
+        assert!(
+            e.contains("150 to 192 tokens") && e.contains("allowed: 198 or more"),
+            "{e}"
+        );
+        let e = text(768, 1);
+        assert!(
+            e.contains("rollout.max_turn_tokens = 1") && e.contains("allowed: 6 or more"),
+            "{e}"
+        );
+        let few = text(195, 48);
+        assert!(few.contains("1 of them have no room"), "{few}");
+    }
+}

@@ -1,0 +1,100 @@
+//! Whether what a run needs from outside answers: servers that generate, a pool of trajectories.
+
+use crate::failure::Failure;
+use crate::recipe::{DataSection, Recipe};
+use std::net::{TcpStream, ToSocketAddrs};
+use std::time::Duration;
+
+/// How long an address has to take a connection.
+const WITHIN: Duration = Duration::from_secs(5);
+
+/// Addresses of the recipe's engine.
+pub(super) fn engine(recipe: &Recipe) -> Result<String, Failure> {
+    let kind = &recipe.engine.kind;
+    for url in &recipe.engine.url {
+        reach("engine.url", url, &format!("start the {kind} server there"))?;
+    }
+    Ok(format!(
+        "{kind}: takes connections at {}",
+        recipe.engine.url.join(", ")
+    ))
+}
+
+/// The address of the recipe's pool, where it has one.
+pub(super) fn pool(recipe: &Recipe) -> Result<(), Failure> {
+    match &recipe.data {
+        Some(DataSection::Pool { url, .. }) => {
+            reach("data.url", url, "start `sinew serve --pool` there")
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Connects to the host and port of a URL, and says what is missing if that does not work.
+fn reach(key: &str, url: &str, hint: &str) -> Result<(), Failure> {
+    let failed = |why: &dyn std::fmt::Display| {
+        Failure::outside(format!(
+            "{key} = {url:?} is not reachable: {why}\n  hint: {hint}"
+        ))
+    };
+    let address = authority(url);
+    let found = address.to_socket_addrs().map_err(|e| failed(&e))?;
+    let mut problem = "the name has no address".to_owned();
+    for at in found {
+        match TcpStream::connect_timeout(&at, WITHIN) {
+            Ok(_) => return Ok(()),
+            Err(e) => problem = e.to_string(),
+        }
+    }
+    Err(failed(&problem))
+}
+
+/// `host:port` of a URL, with the scheme's port where none is typed.
+fn authority(url: &str) -> String {
+    let (port, rest) = match url.split_once("://") {
+        Some(("https", rest)) => (443, rest),
+        Some((_, rest)) => (80, rest),
+        None => (80, url),
+    };
+    let end = rest.find(['/', '?', '#']).unwrap_or(rest.len());
+    let host = rest[..end].rsplit('@').next().unwrap_or_default();
+    let after_address = host.rsplit(']').next().unwrap_or(host);
+    match after_address.contains(':') {
+        true => host.to_owned(),
+        false => format!("{host}:{port}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ports_are_the_schemes_unless_typed() {
+        for (url, expected) in [
+            ("http://a", "a:80"),
+            ("https://a/v1", "a:443"),
+            ("http://a:8000/v1?x=1:2", "a:8000"),
+            ("http://[::1]", "[::1]:80"),
+            ("http://[::1]:9/", "[::1]:9"),
+            ("http://user:word@a", "a:80"),
+        ] {
+            assert_eq!(authority(url), expected, "{url}");
+        }
+    }
+
+    #[test]
+    fn an_address_without_a_server_is_named() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("http://{}/v1", listener.local_addr().unwrap());
+        reach("engine.url", &url, "start it").unwrap();
+        drop(listener);
+        let e = reach("engine.url", &url, "start it").unwrap_err();
+        assert_eq!(e.code(), 3);
+        assert!(
+            e.text().contains(&url) && e.text().contains("start it"),
+            "{}",
+            e.text()
+        );
+    }
+}
