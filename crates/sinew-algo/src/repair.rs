@@ -29,7 +29,8 @@ pub enum GroupRepair {
     /// order: they count twice in the baseline and in the loss. GLM-5's rule has 0.5.
     PadRepeat { share: f64 },
     /// The group leaves the batch.
-    DropGroup,
+    // With braces: serde lets a variant without them have any keys.
+    DropGroup {},
 }
 
 /// What is left to do for a group that is not viable.
@@ -76,7 +77,7 @@ impl Repair {
             GroupRepair::MinViable { .. } => 1,
             GroupRepair::Mask { .. } => 2,
             GroupRepair::PadRepeat { .. } => 3,
-            GroupRepair::DropGroup => 4,
+            GroupRepair::DropGroup {} => 4,
         };
         if !steps.windows(2).all(|w| rank(&w[0]) < rank(&w[1])) {
             return impossible(
@@ -112,7 +113,7 @@ impl Repair {
                     }
                     repair.rest = Rest::PadRepeat { share };
                 }
-                GroupRepair::DropGroup => {
+                GroupRepair::DropGroup {} => {
                     if matches!(repair.rest, Rest::Mask { .. }) {
                         return impossible("after mask nothing is left for drop_group");
                     }
@@ -120,7 +121,7 @@ impl Repair {
             }
         }
         match steps.last() {
-            Some(GroupRepair::Mask { .. } | GroupRepair::DropGroup) => Ok(repair),
+            Some(GroupRepair::Mask { .. } | GroupRepair::DropGroup {}) => Ok(repair),
             _ => impossible("the last step must be mask or drop_group, so that it ends"),
         }
     }
@@ -217,7 +218,7 @@ mod tests {
     const VIABLE: GroupRepair = GroupRepair::MinViable { share: 0.75 };
     const MASK: GroupRepair = GroupRepair::Mask { in_baseline: true };
     const PAD: GroupRepair = GroupRepair::PadRepeat { share: 0.5 };
-    const DROP: GroupRepair = GroupRepair::DropGroup;
+    const DROP: GroupRepair = GroupRepair::DropGroup {};
 
     #[test]
     fn what_can_never_act_is_refused_with_the_reason() {

@@ -14,16 +14,24 @@ where
     let typed = Value::deserialize(deserializer)?;
     let value = T::deserialize(&typed).map_err(D::Error::custom)?;
     let read = serde_json::to_value(&value).map_err(D::Error::custom)?;
-    if let (Value::Object(typed), Value::Object(read)) = (&typed, &read) {
-        // A `null` for an option that was left out is written and not typed, never the reverse.
-        let unread = typed.keys().find(|key| !read.contains_key(*key));
-        if let Some(key) = unread {
-            let known: Vec<&str> = read.keys().map(String::as_str).collect();
-            return Err(D::Error::custom(format!(
-                "unknown key `{key}`, allowed here: {}",
-                known.join(", ")
-            )));
-        }
+    match unread(&typed, &read) {
+        Some((key, known)) => Err(D::Error::custom(format!(
+            "unknown key `{key}`, allowed here: {}",
+            known.join(", ")
+        ))),
+        None => Ok(Some(value)),
     }
-    Ok(Some(value))
+}
+
+/// The first key that was typed and not read, at any depth, and those that are read beside it. A `null` for an option
+/// that was left out is written and not typed, never the reverse.
+fn unread<'a>(typed: &'a Value, read: &'a Value) -> Option<(&'a str, Vec<String>)> {
+    let (Value::Object(typed), Value::Object(read)) = (typed, read) else {
+        return None;
+    };
+    let known = || read.keys().map(|key| format!("`{key}`")).collect();
+    typed.iter().find_map(|(key, typed)| match read.get(key) {
+        Some(read) => unread(typed, read),
+        None => Some((key.as_str(), known())),
+    })
 }

@@ -32,6 +32,7 @@ fn unknown_keys_and_names_are_refused() {
         "scale = { type = 'one', epsilon = 1.0 }",
         "surrogate = { type = 'cispo', low = 1.0, high = 4.0, dual = 3.0 }",
         "rewards = { offset = 1.0 }",
+        "advantage = { type = 'group', baseline = 'mean', scale = { type = 'one', epsilon = 1.0 } }",
     ] {
         assert!(
             parse(&format!("type = 'grpo'\n{nested}")).is_err(),

@@ -373,7 +373,7 @@ fn repair_that_does_nothing_with_an_algorithm_is_refused() {
     ] {
         let steps = match step {
             GroupRepair::Mask { .. } => vec![step],
-            _ => vec![step, GroupRepair::DropGroup],
+            _ => vec![step, GroupRepair::DropGroup {}],
         };
         let repair = Repair::new(&steps).unwrap();
         let refused = from(&config(&format!("type = '{kind}'")))

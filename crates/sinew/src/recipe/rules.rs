@@ -2,7 +2,7 @@
 
 use super::{DataSection, EnvSection, ModelSection, Recipe, SandboxSection, TasksSection};
 use crate::harness::HarnessSection;
-use sinew_algo::{Advantage, GroupRepair};
+use sinew_algo::{Advantage, Algorithm, Composition, GroupRepair, ProcessRewards};
 use sinew_engines::EngineKind;
 use sinew_engines::VllmOptions;
 use sinew_model::Precision;
@@ -28,6 +28,14 @@ pub(super) fn broken(recipe: &Recipe) -> Option<Rule> {
     ] {
         section(recipe, &mut rules);
     }
+    rules.0.into_iter().find(|rule| !rule.holds)
+}
+
+/// The first rule that `recipe` breaks with what its algorithm turned out to be.
+pub(super) fn broken_with(recipe: &Recipe, algorithm: &Algorithm) -> Option<Rule> {
+    let mut rules = Rules(Vec::new());
+    gap(recipe, algorithm, &mut rules);
+    inputs(recipe, algorithm.composition(), &mut rules);
     rules.0.into_iter().find(|rule| !rule.holds)
 }
 
@@ -82,6 +90,78 @@ impl Rules {
         let allowed = format!("{}{why}", names.join(", "));
         self.allowed(key, format!("{value:?}"), &allowed, names.contains(&value));
     }
+}
+
+/// Where another policy samples than the one that is trained, the loss must weigh each token.
+fn gap(recipe: &Recipe, algorithm: &Algorithm, rules: &mut Rules) {
+    const FIX: &str = "so the loss must weigh each token by the ratio of both, with a bound above it: add to \
+         [algorithm] `correction = { type = \"truncate\", low = 0.0, high = 2.0 }` (TIS) or `{ type = \"mask\", \
+         low = 0.5, high = 2.0 }` (IcePop), or take type = \"decoupled_ppo\"";
+    // What is imitated or preferred is data, whoever wrote it.
+    let spans = !algorithm.composition().tempered() || super::corrects(algorithm.loss());
+    rules.custom(
+        "engine.weights",
+        format!("{:?}", recipe.engine.weights),
+        format!(
+            "rounded weights sample from another policy than the one that is trained, {FIX}, or use \"f32\""
+        ),
+        recipe.engine.weights == "f32" || spans,
+    );
+    rules.custom(
+        "data.type",
+        "\"pool\"",
+        format!("other policies sampled what is in a pool, {FIX}, or choose `sft` or `dpo`"),
+        !recipe.draws_from_pool() || spans,
+    );
+}
+
+/// What an algorithm reads of episodes must be something that the run's own episodes have.
+fn inputs(recipe: &Recipe, c: &Composition, rules: &mut Rules) {
+    if recipe.data.is_some() {
+        return;
+    }
+    let outside = !recipe.harness.is_built_in();
+    let kind = recipe.algorithm.kind;
+    let command = "\"command\"";
+    rules.custom(
+        "harness.type",
+        command,
+        format!(
+            "`{kind}` compares turns that began in the same state, and the turns of an agent outside have no states: \
+             use the built-in loop, or another algorithm"
+        ),
+        !(outside && matches!(c.advantage, Advantage::Gigpo { .. })),
+    );
+    rules.custom(
+        "harness.type",
+        command,
+        format!(
+            "`{kind}` chooses among successes by the tool calls that failed, and nobody counts those of an agent \
+             outside: use the built-in loop, or leave resampling out"
+        ),
+        !(outside && c.filters.resample.is_some()),
+    );
+    let apart = matches!(c.rewards.process, ProcessRewards::Separate { .. });
+    rules.custom(
+        "harness.type",
+        command,
+        format!(
+            "`{kind}` normalizes the rewards of turns apart, and the turns of an agent outside have none: use the \
+             built-in loop, or set algorithm.process"
+        ),
+        !(outside && apart),
+    );
+    let (EnvSection::ToolMath { process_reward, .. } | EnvSection::Tiny { process_reward }) =
+        recipe.env;
+    rules.custom(
+        "env.process_reward",
+        process_reward,
+        format!(
+            "`{kind}` normalizes the rewards of turns apart, and at 0 no turn has one: set it above 0, or set \
+             algorithm.process"
+        ),
+        process_reward > 0.0 || !apart,
+    );
 }
 
 fn name(recipe: &Recipe, rules: &mut Rules) {
@@ -159,7 +239,7 @@ fn model(recipe: &Recipe, rules: &mut Rules) {
             "model.heads",
             heads,
             format!("must divide d_model = {d_model} into heads of even size and be a multiple of kv_heads = {kv_heads}"),
-            heads > 0 && kv_heads > 0 && d_model % (2 * heads) == 0 && heads % kv_heads == 0,
+            heads > 0 && kv_heads > 0 && d_model % heads == 0 && d_model / heads % 2 == 0 && heads % kv_heads == 0,
         );
     }
 }
@@ -174,7 +254,7 @@ fn env(recipe: &Recipe, rules: &mut Rules) {
     } = &recipe.env
     else {
         let reason = "has no effect: env.type = \"tiny\" runs no code; remove it";
-        let runs = recipe.harness != HarnessSection::BuiltIn;
+        let runs = !recipe.harness.is_built_in();
         rules.custom("sandbox.strict", strict, reason.into(), !strict || runs);
         let unset = recipe.sandbox == SandboxSection::default();
         rules.custom("sandbox", "{ ... }", reason.into(), unset || runs);
@@ -268,7 +348,7 @@ fn rollout(recipe: &Recipe, rules: &mut Rules) {
             "rollout.boot_timeout_s",
             seconds,
             reason.into(),
-            recipe.harness == HarnessSection::BuiltIn,
+            recipe.harness.is_built_in(),
         );
     }
 }

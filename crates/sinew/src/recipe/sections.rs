@@ -249,14 +249,20 @@ fn default_lease_s() -> f64 {
 }
 
 /// Which tasks a step runs.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(tag = "sampling", rename_all = "snake_case")]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "sampling", rename_all = "snake_case", deny_unknown_fields)]
 pub(crate) enum TasksSection {
     /// All of them, once an epoch, in an order of the seed's.
-    #[default]
-    Uniform,
+    // With braces: serde lets a variant without them have any keys.
+    Uniform {},
     /// Types that are neither solved nor hopeless more often.
     Adaptive(sinew_algo::AdaptiveConfig),
+}
+
+impl Default for TasksSection {
+    fn default() -> Self {
+        Self::Uniform {}
+    }
 }
 
 fn default_purpose() -> String {

