@@ -4,7 +4,9 @@ use crate::failure::Failure;
 use crate::recipe::Recipe;
 use crate::wire;
 use sinew_algo::Needs;
-use sinew_model::{ModelConfig, ModelFiles, Params, load_config, load_model, resolve_model};
+use sinew_model::{
+    ModelConfig, ModelFiles, Params, ResolveError, load_config, load_model, resolve_model,
+};
 use sinew_tensor::Device;
 use sinew_train::{ModelPolicy, TrainError, score_rows, score_top};
 use sinew_types::{TokenLogprob, TrainRow};
@@ -28,13 +30,26 @@ fn failed(e: impl std::fmt::Display) -> Failure {
     Failure::system(format!("trainer: {e}"))
 }
 
+/// A model that is not there: something to get first, or a name that cannot be one.
+pub(crate) fn unresolved(key: &str, e: ResolveError) -> Failure {
+    let text = format!("{key}: {e}");
+    match e {
+        ResolveError::NoPath { .. }
+        | ResolveError::Missing { .. }
+        | ResolveError::NoPackage { .. }
+        | ResolveError::Offline { .. }
+        | ResolveError::Hub { .. } => Failure::outside(text),
+        _ => Failure::input(text),
+    }
+}
+
 /// Files of a reference or teacher: of a model, or the last checkpoint of a run's folder.
 pub(crate) fn files(key: &str, source: &str) -> Result<ModelFiles, Failure> {
     let run = Path::new(source).join("checkpoints");
     let folder = match std::fs::read_to_string(run.join("LATEST")) {
         Err(_) => {
             return resolve_model(source, &wire::resolve_env())
-                .map_err(|e| wire::unresolved(&format!("{key} = {source:?}"), e));
+                .map_err(|e| unresolved(&format!("{key} = {source:?}"), e));
         }
         Ok(name) => run.join(name.trim()),
     };

@@ -20,7 +20,7 @@ use sinew_image::{Image, ImageConfig, ImageError, UnpackLimits};
 use sinew_infer::{Clock, EmbeddedEngine, EngineConfig, ModelForward, SchedulerConfig, TokenBytes};
 use sinew_model::{
     Family, InferModel, LoadedModel, ModelConfig, ModelFiles, Params, Precision, ResolveEnv,
-    ResolveError, load_gguf_metadata, load_model, resolve_model,
+    load_gguf_metadata, load_model, resolve_model,
 };
 use sinew_pool::schema::Kind;
 use sinew_render::{ChatRenderer, GgufVocab, Renderer, TinyRenderer};
@@ -159,20 +159,7 @@ pub(crate) fn model_files(recipe: &Recipe) -> Result<Option<ModelFiles>, Failure
         ModelSection::Scratch { .. } => Ok(None),
         ModelSection::Pretrained { source } => resolve_model(source, &resolve_env())
             .map(Some)
-            .map_err(|e| unresolved("model", e)),
-    }
-}
-
-/// A model that is not there: something to get first, or a name that cannot be one.
-pub(crate) fn unresolved(key: &str, e: ResolveError) -> Failure {
-    let text = format!("{key}: {e}");
-    match e {
-        ResolveError::NoPath { .. }
-        | ResolveError::Missing { .. }
-        | ResolveError::NoPackage { .. }
-        | ResolveError::Offline { .. }
-        | ResolveError::Hub { .. } => Failure::outside(text),
-        _ => Failure::input(text),
+            .map_err(|e| crate::judges::unresolved("model", e)),
     }
 }
 
