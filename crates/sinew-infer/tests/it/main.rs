@@ -3,6 +3,7 @@
 
 mod door;
 mod fake;
+mod format;
 mod model;
 
 use sinew_types::{
