@@ -239,18 +239,21 @@ impl Learner {
         Ok(Arc::new(weights))
     }
 
-    /// What the algorithm reads beside the traces: values, and the opinions of other models.
+    /// What the algorithm reads beside the traces: values, and the opinions of other models, added to what is
+    /// known.
     pub(crate) fn columns(
         &mut self,
         algorithm: &Algorithm,
         groups: &[Vec<Trace>],
+        mut columns: Columns,
     ) -> Result<Columns, Failure> {
         let needs = algorithm.needs();
-        let mut columns = Columns::new();
         if !needs.columns() {
             return Ok(columns);
         }
-        let draft = algorithm.draft(groups).map_err(Failure::system)?;
+        let draft = algorithm
+            .draft_with(groups, &columns)
+            .map_err(Failure::system)?;
         let policy = self.trainer.policy_mut();
         if needs.values {
             let values = score_values(policy, &draft.value_rows(), self.max_rows);

@@ -14,6 +14,7 @@ mod episodes;
 mod eval;
 mod export;
 mod failure;
+mod formats;
 mod gc;
 mod harness;
 mod health;

@@ -1,6 +1,7 @@
 //! What a run writes about itself: one line a step in `metrics.jsonl`, one object at the end.
 
 use crate::admission::AdmissionRecord;
+use crate::formats::FormatCounts;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use sinew_algo::{PreferenceReport, RepairReport, TokenCounts};
@@ -124,6 +125,9 @@ pub(crate) struct StepRecord {
     /// What became of groups in which episodes failed.
     #[serde(default)]
     pub(crate) repair: RepairReport,
+    /// Tokens that were held to formats.
+    #[serde(default, skip_serializing_if = "FormatCounts::is_empty")]
+    pub(crate) formats: FormatCounts,
     /// Episodes that gave no row, by reason.
     pub(crate) dropped: BTreeMap<String, usize>,
     pub(crate) trained_tokens: usize,

@@ -369,6 +369,7 @@ fn fake(args: &ServeArgs) -> Result<Model, Failure> {
         Some(_) => None,
         None => Some(babble(renderer.as_ref(), args.fake_words)?),
     };
+    let grammars = crate::formats::grammars(&renderer, renderer.vocab_size())?;
     let config = FakeConfig {
         model: FakeModel {
             vocab: renderer.vocab_size(),
@@ -379,6 +380,7 @@ fn fake(args: &ServeArgs) -> Result<Model, Failure> {
         token_bytes: Some(token_bytes(renderer.as_ref())),
         script,
         max_running: MAX_FAKE,
+        grammars: Some(grammars),
         max_waiting: MAX_FAKE,
         latency,
         ..FakeConfig::default()
@@ -446,13 +448,15 @@ fn embedded(args: &ServeArgs) -> Result<Model, Failure> {
     let model =
         InferModel::new(&device, &config, &loaded.params, context).map_err(|e| failed(&e))?;
     let forward = ModelForward::new(device, model, args.kv_tokens).map_err(|e| failed(&e))?;
-    let engine = EmbeddedEngine::new(
+    let grammars = crate::formats::grammars(&renderer, config.vocab)?;
+    let engine = EmbeddedEngine::with_formats(
         forward,
         EngineConfig {
             scheduler: SchedulerConfig::default(),
             ..EngineConfig::default()
         },
         Some(token_bytes(renderer.as_ref())),
+        Some(grammars),
         wire::clock(),
     )
     .map_err(|e| failed(&e))?;

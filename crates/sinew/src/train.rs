@@ -293,6 +293,7 @@ impl Run<'_> {
         batch.dropped.extend(dropped);
         record.rows = batch.rows.len();
         record.tokens = batch.tokens;
+        record.formats = batch.formats.clone();
         record.repair = batch.report.repair.clone();
         if !record.tokens.holds() {
             return Err(Failure::system(format!(

@@ -6,6 +6,7 @@ use crate::curriculum::{Curriculum, TasksByKind};
 use crate::data::Dataset;
 use crate::egress::{WayOut, WithEgress};
 use crate::failure::Failure;
+use crate::formats::{self, FormatCounts};
 use crate::harness;
 use crate::learner::Learner;
 use crate::ledger::{Ledger, why_dropped};
@@ -16,6 +17,7 @@ use crate::run_dir::{Resume, RunDir};
 use serde::{Deserialize, Serialize};
 use sinew_algo::{AlgoReport, Algorithm, TokenCounts, count_tokens};
 use sinew_env::{EnvFactory, Taskset, tiny};
+use sinew_grammar::Grammars;
 use sinew_image::{Image, ImageConfig, ImageError, UnpackLimits};
 use sinew_infer::{Clock, EmbeddedEngine, EngineConfig, ModelForward, SchedulerConfig, TokenBytes};
 use sinew_model::{
@@ -70,6 +72,7 @@ pub(crate) struct Rows {
     pub(crate) trained: Vec<EpisodeId>,
     pub(crate) dropped: BTreeMap<EpisodeId, String>,
     pub(crate) report: AlgoReport,
+    pub(crate) formats: FormatCounts,
 }
 
 /// Everything a run works with.
@@ -81,6 +84,8 @@ pub(crate) struct Parts {
     pub(crate) torn: BTreeSet<EpisodeId>,
     pub(crate) algorithm: Algorithm,
     pub(crate) learner: Learner,
+    /// Makes masks for the engine, and makes them again for training.
+    pub(crate) grammars: Arc<dyn Grammars>,
     /// What is trained on instead of sampled episodes.
     pub(crate) data: Option<Dataset>,
     /// Where trained trajectories are drawn from instead.
@@ -447,6 +452,7 @@ fn engine(
     device: &Device,
     params: &Params,
     renderer: &dyn Renderer,
+    grammars: &Arc<dyn Grammars>,
     learner: &Learner,
 ) -> Result<EmbeddedEngine, Failure> {
     let failed = |e: &dyn std::fmt::Display| Failure::system(format!("engine: {e}"));
@@ -475,9 +481,9 @@ fn engine(
         max_waiting: recipe.rollout.max_in_flight.max(4096),
         version: learner.version(),
     };
-    let engine = EmbeddedEngine::new(forward, config, Some(TokenBytes::new(bytes)), clock())
-        .map_err(|e| failed(&e))?;
-    Ok(engine)
+    let (bytes, grammars) = (TokenBytes::new(bytes), Arc::clone(grammars));
+    EmbeddedEngine::with_formats(forward, config, Some(bytes), Some(grammars), clock())
+        .map_err(|e| failed(&e))
 }
 
 /// The engine that episodes use, and what cross-policy sampling adds to it.
@@ -488,6 +494,7 @@ fn engines(
     recipe: &Recipe,
     device: &Device,
     renderer: &dyn Renderer,
+    grammars: &Arc<dyn Grammars>,
     learner: &Learner,
 ) -> Result<Engines, Failure> {
     let weights = learner.weights()?;
@@ -500,7 +507,7 @@ fn engines(
         let engine = crate::outside::training_engine(recipe, renderer, base, version, weights)?;
         return Ok((engine, None));
     }
-    let one = || engine(recipe, device, &weights, renderer, learner);
+    let one = || engine(recipe, device, &weights, renderer, grammars, learner);
     let current: Arc<dyn Engine> = Arc::new(one()?);
     let Some(section) = recipe.rollout.cross_policy else {
         return Ok((current, None));
@@ -542,7 +549,12 @@ impl Parts {
             Some(resume) => learner.restore(recipe, dir, resume)?,
             None => None,
         };
-        let (engine, cross) = engines(recipe, &device, renderer.as_ref(), &learner)?;
+        let grammars = formats::grammars(&renderer, config.vocab)?;
+        if let Some(format) = &recipe.rollout.format {
+            let compiled = grammars.start(&Arc::new(format.clone()));
+            compiled.map_err(|e| Failure::input(format!("rollout.format: {e}")))?;
+        }
+        let (engine, cross) = engines(recipe, &device, renderer.as_ref(), &grammars, &learner)?;
         let harness = harness::build(&recipe.harness, &recipe.sandbox, renderer.as_ref())?;
         let admission = Admission::new(admission::config(recipe), Arc::clone(&engine));
         let parts = Self {
@@ -560,6 +572,7 @@ impl Parts {
             torn,
             algorithm,
             learner,
+            grammars,
             data,
             pool,
             task_kinds,
@@ -599,6 +612,7 @@ impl Parts {
             sampling: SamplingParams {
                 temperature: r.temperature,
                 top_p: r.top_p,
+                format: r.format.clone().map(Arc::new),
                 ..SamplingParams::default()
             },
             boot_timeout: r
@@ -611,8 +625,10 @@ impl Parts {
 
     /// Training rows of a step's episodes.
     pub(crate) fn rows(&mut self, traces: &[Trace]) -> Result<Rows, Failure> {
-        let groups = by_group(traces);
-        let columns = self.learner.columns(&self.algorithm, &groups)?;
+        let mut groups = by_group(traces);
+        let replayed = formats::replay_all(self.grammars.as_ref(), &mut groups);
+        let known = replayed.columns;
+        let columns = self.learner.columns(&self.algorithm, &groups, known)?;
         let (rows, report) = self
             .algorithm
             .rows_with(&groups, &columns)
@@ -622,10 +638,11 @@ impl Parts {
             .iter()
             .filter(|t| !trained.contains(&t.episode))
             .map(|t| {
-                (
-                    t.episode.clone(),
-                    why_dropped(t, self.algorithm.composition(), &report),
-                )
+                let why = match replayed.rejected.contains_key(&t.episode) {
+                    true => "masks that cannot be made again".to_owned(),
+                    false => why_dropped(t, self.algorithm.composition(), &report),
+                };
+                (t.episode.clone(), why)
             })
             .collect();
         Ok(Rows {
@@ -634,6 +651,7 @@ impl Parts {
             trained: trained.into_iter().collect(),
             dropped,
             report,
+            formats: replayed.counts,
         })
     }
 

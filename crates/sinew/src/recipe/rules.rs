@@ -340,6 +340,19 @@ fn rollout(recipe: &Recipe, rules: &mut Rules) {
     rules.allowed("rollout.top_p", r.top_p, "above 0, at most 1", top_p);
     rules.seconds("rollout.episode_timeout_s", r.episode_timeout_s);
     rules.seconds("rollout.score_timeout_s", r.score_timeout_s);
+    if let Some(format) = &r.format {
+        let kind = format!("{:?}", format.grammar.name());
+        if let Err(error) = format.validate() {
+            rules.custom("rollout.format", &kind, error.to_string(), false);
+        }
+        let own = recipe.harness == HarnessSection::BuiltIn;
+        let reason = "has no effect: a program asks for formats itself; remove it";
+        rules.custom("rollout.format", &kind, reason.into(), own);
+        let reason =
+            "needs engine.type = \"embedded\": training makes the masks of the engine again";
+        let embedded = recipe.engine.kind == "embedded";
+        rules.custom("rollout.format", &kind, reason.into(), embedded);
+    }
     if let Some(seconds) = r.boot_timeout_s {
         rules.seconds("rollout.boot_timeout_s", seconds);
         let reason =

@@ -163,6 +163,9 @@ pub(crate) struct RolloutSection {
     pub(crate) max_context_tokens: u32,
     pub(crate) temperature: f32,
     pub(crate) top_p: f32,
+    /// What every answer of the model is held to.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) format: Option<sinew_types::Format>,
     /// Wall-time limit until an episode's world is up; of its turns; of its score.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) boot_timeout_s: Option<f64>,
@@ -282,6 +285,7 @@ impl Default for RolloutSection {
             max_context_tokens: 1024,
             temperature: 1.0,
             top_p: 1.0,
+            format: None,
             boot_timeout_s: None,
             episode_timeout_s: 120.0,
             score_timeout_s: 30.0,

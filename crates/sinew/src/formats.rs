@@ -1,0 +1,268 @@
+//! Output formats: what makes masks for an engine, and what makes them again before training.
+
+use crate::failure::Failure;
+use serde::{Deserialize, Serialize};
+use sinew_algo::Columns;
+use sinew_grammar::{Grammars, GuidedGrammars, Vocabulary, replay};
+use sinew_render::Renderer;
+use sinew_types::{EpisodeEnd, EpisodeId, FailureKind, NodeId, Trace};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// Makes masks over the vocabulary of a renderer, for a model with so many columns of logits.
+pub(crate) fn grammars(
+    renderer: &Arc<dyn Renderer>,
+    columns: usize,
+) -> Result<Arc<dyn Grammars>, Failure> {
+    let failed = |e: &dyn std::fmt::Display| Failure::system(format!("formats: {e}"));
+    let ids = 0..renderer.vocab_size() as u32;
+    let Some(&end) = renderer.stop_ids().first() else {
+        return Err(failed(&"the model has no token that ends a turn"));
+    };
+    let files = renderer.files().map_err(|e| failed(&e))?;
+    let tokenizer = files.into_iter().find(|(name, _)| name == "tokenizer.json");
+    let own = Arc::clone(renderer);
+    let vocabulary = Vocabulary {
+        tokens: ids
+            .clone()
+            .map(|id| renderer.token_bytes(id).map(Into::into))
+            .collect(),
+        special: ids.filter(|&id| renderer.is_special(id)).collect(),
+        end,
+        columns,
+        // Text without tokens of its own is cut into the longest that fit.
+        encode: Arc::new(move |text| own.encode_text(text).unwrap_or_default()),
+        source: tokenizer.map(|(_, bytes)| bytes).unwrap_or_default(),
+    };
+    let grammars = GuidedGrammars::new(vocabulary).map_err(|e| failed(&e))?;
+    Ok(Arc::new(grammars))
+}
+
+/// What became of the tokens of a step that were held to formats.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct FormatCounts {
+    /// Tokens drawn from a mask with a choice; their masks were made again.
+    pub(crate) masked: usize,
+    /// Tokens without a choice: never trained.
+    pub(crate) forced: usize,
+    /// Mean logarithm of the probability that the model gave to the allowed tokens together: near 0 where it
+    /// keeps to the formats by itself.
+    pub(crate) log_mass: f64,
+    /// Episodes whose masks could not be made again: not trained.
+    pub(crate) rejected: usize,
+}
+
+impl FormatCounts {
+    pub(crate) fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+/// The masks of a batch, and the episodes that must not be trained, with the reason.
+#[derive(Debug, Default)]
+pub(crate) struct Replayed {
+    pub(crate) columns: Columns,
+    pub(crate) counts: FormatCounts,
+    pub(crate) rejected: BTreeMap<EpisodeId, String>,
+}
+
+/// Makes the masks of all nodes again that were held to a format. An episode whose masks are not those that
+/// were recorded becomes one that the system failed: it is not trained, and in no baseline.
+pub(crate) fn replay_all(grammars: &dyn Grammars, groups: &mut [Vec<Trace>]) -> Replayed {
+    let mut replayed = Replayed::default();
+    let mut mass = 0.0;
+    for trace in groups.iter_mut().flatten() {
+        if matches!(trace.end, EpisodeEnd::Failed { .. }) {
+            continue;
+        }
+        for (id, node) in trace.nodes.iter().enumerate() {
+            let (Some(format), false) =
+                (&node.format, replayed.rejected.contains_key(&trace.episode))
+            else {
+                continue;
+            };
+            match replay(grammars, node) {
+                Ok(Some(masks)) => {
+                    let columns = replayed.columns.entry(trace.episode.clone()).or_default();
+                    columns.masks.insert(id as NodeId, masks);
+                    let forced = format.allowed.iter().filter(|&&n| n == 1).count();
+                    replayed.counts.forced += forced;
+                    replayed.counts.masked += format.allowed.len() - forced;
+                    mass += format.log_mass.iter().map(|&m| f64::from(m)).sum::<f64>();
+                }
+                Ok(None) => {}
+                Err(error) => {
+                    let why = format!("node {id}: {error}");
+                    replayed.rejected.insert(trace.episode.clone(), why);
+                }
+            }
+        }
+        if let Some(why) = replayed.rejected.get(&trace.episode) {
+            tracing::warn!(episode = %trace.episode, %why, "masks cannot be made again: not trained");
+            replayed.columns.remove(&trace.episode);
+            trace.end = EpisodeEnd::Failed {
+                kind: FailureKind::Engine,
+                message: format!("format: {why}"),
+            };
+        }
+    }
+    replayed.counts.rejected = replayed.rejected.len();
+    if replayed.counts.masked > 0 {
+        replayed.counts.log_mass = mass / replayed.counts.masked as f64;
+    }
+    replayed
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use sinew_algo::{AlgoError, AlgorithmConfig, RunFacts};
+    use sinew_infer::{FakeConfig, FakeEngine, FakeModel};
+    use sinew_render::TinyRenderer;
+    use sinew_types::{
+        Engine, EngineEvent, Format, GenerateRequest, Grammar, GroupId, NO_PARENT, Node,
+        NodeFormat, Outcome, PolicyVersion, RequestId, SamplingParams, TRACE_FORMAT_VERSION,
+        TaskId, Timing, TokenKind, VersionSpan,
+    };
+    use std::sync::mpsc;
+
+    fn renderer() -> Arc<dyn Renderer> {
+        Arc::new(TinyRenderer::new("abc."))
+    }
+
+    /// A group of two, each sampled by the fake engine under a format.
+    fn group(grammars: &Arc<dyn Grammars>, rewards: [f64; 2]) -> Vec<Trace> {
+        let columns = grammars.columns();
+        let engine = FakeEngine::stepped(FakeConfig {
+            model: FakeModel {
+                vocab: columns,
+                seed: 1,
+                end: None,
+            },
+            grammars: Some(Arc::clone(grammars)),
+            ..FakeConfig::default()
+        })
+        .unwrap();
+        let traces = rewards.iter().zip(0..).map(|(&reward, n)| {
+            let pattern = "(ab|ba|c){4}\\.".to_owned();
+            let format = Format::new(Grammar::Regex { pattern });
+            let request = GenerateRequest {
+                id: RequestId(n),
+                prompt: vec![1, 2],
+                sampling: SamplingParams {
+                    seed: n,
+                    format: Some(format.into()),
+                    ..SamplingParams::default()
+                },
+                priority: 0,
+            };
+            let (send, events) = mpsc::channel();
+            let sink = Box::new(move |event| drop(send.send(event)));
+            engine.submit(request, sink).unwrap();
+            while engine.step() {}
+            let mut node = Node::given(0, 1, TokenKind::Sampled, Vec::new(), Vec::new());
+            for event in events.try_iter() {
+                let EngineEvent::Tokens { tokens, .. } = event else {
+                    continue;
+                };
+                for token in tokens {
+                    NodeFormat::push(&mut node.format, &token);
+                    node.tokens.push(token.id);
+                    node.logprobs.push(token.logprob);
+                }
+            }
+            node.versions.push(VersionSpan {
+                start: 0,
+                len: node.tokens.len() as u32,
+                version: PolicyVersion(0),
+            });
+            let prompt = Node::given(NO_PARENT, 0, TokenKind::Prompt, vec![1, 2], Vec::new());
+            Trace {
+                format_version: TRACE_FORMAT_VERSION,
+                episode: EpisodeId::new(format!("e{n}")),
+                group: GroupId::new("g"),
+                task: TaskId::new("t"),
+                task_kind: String::new(),
+                step: 0,
+                purpose: "train".into(),
+                nodes: vec![prompt, node],
+                outcome: Outcome {
+                    reward,
+                    ..Outcome::default()
+                },
+                end: EpisodeEnd::Terminated,
+                timing: Timing::default(),
+            }
+        });
+        traces.collect()
+    }
+
+    fn algorithm() -> sinew_algo::Algorithm {
+        let config: AlgorithmConfig = toml::from_str("type = 'grpo'").unwrap();
+        let facts = RunFacts {
+            group_size: 2,
+            reference: false,
+            teacher: false,
+            critic: false,
+            max_staleness: 0,
+            updates_per_batch: 1,
+        };
+        sinew_algo::Algorithm::new(&config, &facts).unwrap()
+    }
+
+    #[test]
+    fn rows_carry_the_masks_and_forced_tokens_are_not_trained() {
+        let grammars = grammars(&renderer(), renderer().vocab_size()).unwrap();
+        let mut groups = vec![group(&grammars, [0.0, 1.0])];
+        let replayed = replay_all(grammars.as_ref(), &mut groups);
+        assert!(replayed.counts.masked > 0 && replayed.counts.forced > 0);
+        assert!(replayed.rejected.is_empty());
+        let algorithm = algorithm();
+        let (rows, _) = algorithm.rows_with(&groups, &replayed.columns).unwrap();
+        let drafted = algorithm.draft_with(&groups, &replayed.columns).unwrap();
+        assert_eq!((rows.len(), drafted.rows().len()), (2, 2));
+        let mut trained = 0;
+        for row in rows.iter().chain(drafted.rows()) {
+            let masks = row.masks.as_ref().unwrap();
+            let trace = groups[0].iter().find(|t| t.episode == row.episode).unwrap();
+            let format = trace.nodes[1].format.as_ref().unwrap();
+            for t in 0..row.tokens.len() {
+                let free = t >= 2 && format.allowed[t - 2] > 1;
+                assert_eq!(row.weights[t] != 0.0, free);
+                assert_eq!(masks.mask(t).is_some(), free);
+                trained += usize::from(free);
+            }
+        }
+        assert_eq!(trained, 2 * replayed.counts.masked);
+    }
+
+    #[test]
+    fn an_episode_whose_masks_differ_is_not_trained() {
+        let grammars = grammars(&renderer(), renderer().vocab_size()).unwrap();
+        let mut groups = vec![group(&grammars, [0.0, 1.0])];
+        groups[0].extend(group(&grammars, [0.5, 0.7]).into_iter().map(|mut t| {
+            t.episode = EpisodeId::new(format!("{}+", t.episode));
+            t
+        }));
+        let altered = groups[0][1].nodes[1].format.as_mut().unwrap();
+        altered.masks[2] ^= 1;
+        let replayed = replay_all(grammars.as_ref(), &mut groups);
+        assert_eq!(replayed.counts.rejected, 1);
+        let why = &replayed.rejected[&EpisodeId::new("e1")];
+        assert!(why.contains("node 1: token 2"), "{why}");
+        let (rows, _) = algorithm().rows_with(&groups, &replayed.columns).unwrap();
+        assert_eq!(rows.len(), 3);
+        assert!(rows.iter().all(|r| r.episode.as_str() != "e1"));
+    }
+
+    #[test]
+    fn rows_without_the_masks_are_refused() {
+        let grammars = grammars(&renderer(), renderer().vocab_size()).unwrap();
+        let groups = vec![group(&grammars, [0.0, 1.0])];
+        let refused = algorithm().rows(&groups);
+        assert!(matches!(
+            refused,
+            Err(AlgoError::MissingMask { node: 1, .. })
+        ));
+    }
+}
