@@ -19,6 +19,8 @@ pub enum GrammarError {
     Barred { token: TokenId, position: usize },
     #[error("after {position} tokens no token of the vocabulary goes on with the format")]
     DeadEnd { position: usize },
+    #[error("after {position} tokens the text ends before it is complete")]
+    Incomplete { position: usize },
     #[error("after {position} tokens: the output has ended")]
     Ended { position: usize },
     #[error("after {position} tokens: {why}")]

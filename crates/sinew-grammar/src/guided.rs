@@ -190,14 +190,14 @@ impl GuidedGrammars {
     /// # Errors
     /// What is wrong with the format, or where the text leaves it.
     pub fn check_text(&self, format: &Format, text: &str) -> Result<(), GrammarError> {
+        self.check_bytes(format, text.as_bytes())
+    }
+
+    fn check_bytes(&self, format: &Format, text: &[u8]) -> Result<(), GrammarError> {
         format.validate()?;
         let compiled = self.compiled(format)?;
         let mut matcher = deep_clone(&compiled);
-        let tokens = self
-            .built()?
-            .factory
-            .tok_env()
-            .tokenize_bytes(text.as_bytes());
+        let tokens = self.built()?.factory.tok_env().tokenize_bytes(text);
         for (position, &token) in tokens.iter().enumerate() {
             let taken = matcher.try_consume_tokens(&[token]);
             let taken = taken.map_err(|e| limit(position, &e))?;
@@ -210,10 +210,7 @@ impl GuidedGrammars {
             matcher.is_stopped() || matcher.is_accepting().map_err(|e| limit(position, &e))?;
         match complete {
             true => Ok(()),
-            false => Err(GrammarError::Limit {
-                position,
-                why: "the text ends before it is complete".to_owned(),
-            }),
+            false => Err(GrammarError::Incomplete { position }),
         }
     }
 
@@ -256,6 +253,23 @@ impl Grammars for GuidedGrammars {
 
     fn columns(&self) -> usize {
         self.shared.columns
+    }
+
+    fn check(&self, format: &Arc<Format>, tokens: &[TokenId]) -> Result<(), GrammarError> {
+        let mut text = Vec::new();
+        let ended = tokens.last() == Some(&self.shared.end);
+        for (position, &token) in tokens[..tokens.len() - usize::from(ended)]
+            .iter()
+            .enumerate()
+        {
+            let special = token == self.shared.end || self.vocabulary.special.contains(&token);
+            let bytes = self.vocabulary.tokens.get(token as usize);
+            match bytes.and_then(Option::as_deref) {
+                Some(bytes) if !special => text.extend_from_slice(bytes),
+                _ => return Err(GrammarError::Barred { token, position }),
+            }
+        }
+        self.check_bytes(format, &text)
     }
 
     fn start(&self, format: &Arc<Format>) -> Result<Box<dyn Matcher>, GrammarError> {

@@ -49,6 +49,12 @@ pub trait Grammars: Send + Sync + Debug {
     /// What is wrong with the format, or that it needs more work than the limits allow.
     fn start(&self, format: &Arc<Format>) -> Result<Box<dyn Matcher>, GrammarError>;
 
+    /// Whether the text of these tokens is in the format's language, however it is cut; an end token may come last.
+    ///
+    /// # Errors
+    /// What is wrong with the format, or where the text leaves it.
+    fn check(&self, format: &Arc<Format>, tokens: &[TokenId]) -> Result<(), GrammarError>;
+
     /// What is recorded with tokens that are held to `format`.
     fn law(&self, format: &Arc<Format>) -> FormatLaw {
         FormatLaw {

@@ -59,6 +59,18 @@ impl Grammars for ListGrammars {
         self.table.columns
     }
 
+    fn check(&self, format: &Arc<Format>, tokens: &[TokenId]) -> Result<(), GrammarError> {
+        let mut matcher = self.start(format)?;
+        tokens
+            .iter()
+            .try_for_each(|&token| matcher.advance(token))?;
+        let position = tokens.len();
+        match matcher.ended() || matcher.mask()?.allows(self.table.end) {
+            true => Ok(()),
+            false => Err(GrammarError::Incomplete { position }),
+        }
+    }
+
     fn start(&self, format: &Arc<Format>) -> Result<Box<dyn Matcher>, GrammarError> {
         format.validate()?;
         if !matches!(format.grammar, Grammar::Choice { .. }) {

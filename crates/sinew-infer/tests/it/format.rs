@@ -276,6 +276,9 @@ impl Grammars for Failing {
     fn columns(&self) -> usize {
         self.0.columns()
     }
+    fn check(&self, format: &Arc<Format>, tokens: &[TokenId]) -> Result<(), GrammarError> {
+        self.0.check(format, tokens)
+    }
     fn start(&self, format: &Arc<Format>) -> Result<Box<dyn Matcher>, GrammarError> {
         Ok(Box::new(FailingMatcher(self.0.start(format)?, self.1)))
     }
