@@ -292,6 +292,7 @@ impl Backend for OpenaiBackend {
             ("min_p", sampling.min_p != 0.0),
             ("logit_bias", !sampling.logit_bias.is_empty()),
             ("top_logprobs", sampling.top_logprobs != 0),
+            ("format", sampling.format.is_some()),
         ];
         match unknown.iter().find(|(_, used)| *used) {
             None => Ok(()),

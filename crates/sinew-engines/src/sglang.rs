@@ -12,6 +12,7 @@ use crate::backend::{Backend, Leg, LegEnd, LegId, LegSink, Probe, ServedWeights,
 use crate::check::{LogprobMode, raw_fits, refused};
 use crate::config::{ConfigError, ServerConfig};
 use crate::error::{LegError, Stage};
+use crate::guided;
 use crate::http::{self, Http, within};
 use crate::metrics::Metrics;
 use crate::pieces::Pieces;
@@ -261,6 +262,9 @@ impl Backend for SglangBackend {
     }
 
     fn accepts(&self, sampling: &SamplingParams) -> Result<(), LegError> {
+        if let Some(format) = &sampling.format {
+            guided::sglang(format).map_err(LegError::Refused)?;
+        }
         if self.options.logprobs == LogprobMode::Raw {
             let instead = "0 or 1 with SGLang of `logprobs = \"raw\"`, whose log-probs are those of temperature 1; \
                 start it without SGLANG_RETURN_ORIGINAL_LOGPROB and leave `logprobs` out";
@@ -279,7 +283,12 @@ impl Backend for SglangBackend {
         leg: &'a Leg,
         sink: &'a mut LegSink,
     ) -> BoxFuture<'a, Result<LegEnd, LegError>> {
-        self.run(leg, sink).boxed()
+        // What a server is not asked for it does not hold to: no leg goes out without its format.
+        async move {
+            self.accepts(&leg.sampling)?;
+            self.run(leg, sink).await
+        }
+        .boxed()
     }
 
     fn cancel(&self, leg: LegId) -> BoxFuture<'_, ()> {

@@ -14,6 +14,7 @@ use crate::backend::{Backend, Leg, LegEnd, LegSink, Probe, ServedWeights, Weight
 use crate::check::{LogprobMode, raw_fits, refused};
 use crate::config::{ConfigError, ServerConfig};
 use crate::error::{LegError, Stage};
+use crate::guided;
 use crate::http::{self, Http, within};
 use crate::metrics::Metrics;
 use crate::pieces::Pieces;
@@ -373,6 +374,9 @@ impl Backend for VllmBackend {
     }
 
     fn accepts(&self, sampling: &SamplingParams) -> Result<(), LegError> {
+        if let Some(format) = &sampling.format {
+            guided::vllm(format).map_err(LegError::Refused)?;
+        }
         let temperature = sampling.temperature;
         if temperature > 0.0 && temperature < VllmOptions::LOWEST_TEMPERATURE {
             let allowed = "0 (greedy) or at least 0.01 with vLLM, which samples at 0.01 instead";
@@ -393,7 +397,12 @@ impl Backend for VllmBackend {
         leg: &'a Leg,
         sink: &'a mut LegSink,
     ) -> BoxFuture<'a, Result<LegEnd, LegError>> {
-        self.run(leg, sink).boxed()
+        // What a server is not asked for it does not hold to: no leg goes out without its format.
+        async move {
+            self.accepts(&leg.sampling)?;
+            self.run(leg, sink).await
+        }
+        .boxed()
     }
 
     fn probe(&self) -> BoxFuture<'_, Result<Probe, LegError>> {

@@ -100,13 +100,6 @@ impl Shared {
         request: GenerateRequest,
         sink: EventSink,
     ) -> Result<(), EngineError> {
-        if let Some(format) = &request.sampling.format {
-            return Err(EngineError::InvalidSampling {
-                name: "format".to_owned(),
-                value: format.grammar.name().to_owned(),
-                allowed: "none: outside engines are not asked to hold to formats".to_owned(),
-            });
-        }
         let mut inbox = self.lock();
         if let Some(why) = &inbox.stopped {
             return Err(EngineError::Stopped(why.clone()));

@@ -7,6 +7,7 @@ use crate::backend::{Backend, Weights};
 use crate::config::{ConfigError, RemoteConfig};
 use crate::error::LegError;
 use crate::folder::WeightsFolder;
+use crate::guided::FormatMode;
 use crate::route::{Counters, EngineView};
 use inbox::{Control, Reply, Shared};
 use sinew_types::{
@@ -28,6 +29,7 @@ use std::time::Duration;
 pub struct RemoteEngine {
     shared: Arc<Shared>,
     backends: Vec<Arc<dyn Backend>>,
+    formats: FormatMode,
     folder: Option<WeightsFolder>,
     thread: Option<JoinHandle<()>>,
     thread_id: ThreadId,
@@ -52,6 +54,7 @@ impl RemoteEngine {
                 allowed: "at least one".to_owned(),
             });
         }
+        let formats = config.router.formats;
         let shared = Arc::new(Shared::new(&config));
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
@@ -65,6 +68,7 @@ impl RemoteEngine {
         Ok(Self {
             shared,
             backends,
+            formats,
             folder,
             thread_id: thread.thread().id(),
             thread: Some(thread),
@@ -128,8 +132,10 @@ impl RemoteEngine {
 
 impl Engine for RemoteEngine {
     fn submit(&self, request: GenerateRequest, sink: EventSink) -> Result<(), EngineError> {
+        let mut sampling = request.sampling.clone();
+        self.formats.apply(&mut sampling, "")?;
         for backend in &self.backends {
-            backend.accepts(&request.sampling).map_err(|e| match e {
+            backend.accepts(&sampling).map_err(|e| match e {
                 LegError::Refused(error) => error,
                 other => EngineError::Failed(other.to_string()),
             })?;

@@ -5,6 +5,7 @@ mod prefix;
 mod router;
 mod state;
 
+use crate::guided::FormatMode;
 pub use breaker::BreakerConfig;
 pub use router::Router;
 pub use state::{Command, Counters, EngineView};
@@ -36,6 +37,8 @@ pub struct RouterConfig {
     pub reserve_tokens: usize,
     /// What becomes of a request that has tokens when its leg fails.
     pub on_partial: OnPartial,
+    /// What becomes of a request's format.
+    pub formats: FormatMode,
 }
 
 impl Default for RouterConfig {
@@ -53,6 +56,7 @@ impl Default for RouterConfig {
             max_imbalance: 16,
             reserve_tokens: 256,
             on_partial: OnPartial::Continue,
+            formats: FormatMode::default(),
         }
     }
 }

@@ -6,7 +6,7 @@ use crate::backend::{LegEnd, LegId, Probe, ServedWeights};
 use crate::check::LegToken;
 use crate::error::{Blame, LegError};
 use sinew_types::{
-    EngineError, EngineEvent, EngineStatus, FinishReason, GenerateRequest, PolicyVersion,
+    Choice, EngineError, EngineEvent, EngineStatus, FinishReason, GenerateRequest, PolicyVersion,
     RequestId, SampledToken,
 };
 use std::collections::{BTreeSet, HashMap, VecDeque};
@@ -82,7 +82,7 @@ impl Router {
     ///
     /// # Errors
     /// If the queue is full or the id is in use.
-    pub fn submit(&mut self, now: f64, request: GenerateRequest) -> Result<(), EngineError> {
+    pub fn submit(&mut self, now: f64, mut request: GenerateRequest) -> Result<(), EngineError> {
         if self.requests.contains_key(&request.id) {
             let why = format!("request id {} is in use", request.id.0);
             return Err(EngineError::Failed(why));
@@ -91,8 +91,11 @@ impl Router {
         if waiting >= limit {
             return Err(EngineError::QueueFull { waiting, limit });
         }
+        let engine = self.engines.first().map_or("", |e| e.name.as_str());
+        let law = self.config.formats.apply(&mut request.sampling, engine)?;
         let mut state = RequestState {
             id: request.id,
+            law,
             prompt: request.prompt,
             sampled: Vec::new(),
             sampling: request.sampling,
@@ -142,12 +145,19 @@ impl Router {
         state.failures = 0;
         self.counters.sampled_tokens += ids.len() as u64;
         let (request, version) = (state.id, self.version);
+        // Nothing is known of the masks.
+        let choice = state.law.clone().map(|law| Choice {
+            law,
+            allowed: 0,
+            mask: 0,
+            log_mass: 0.0,
+        });
         let tokens = tokens.into_iter().map(|t| SampledToken {
             id: t.id,
             logprob: t.logprob,
             version,
             top: t.top,
-            choice: None,
+            choice: choice.clone(),
         });
         let tokens = tokens.collect();
         self.tell(EngineEvent::Tokens { request, tokens });
@@ -449,6 +459,14 @@ impl Router {
                 continue;
             };
             if state.not_before > now {
+                continue;
+            }
+            if state.cut_in_a_format() {
+                let tokens = state.sampled.len();
+                let why = format!(
+                    "cut after {tokens} tokens, and no server goes on in the middle of a format"
+                );
+                self.fail(place.2, EngineError::Format(why));
                 continue;
             }
             let Some((engine, matched)) = self.pick(now, state) else {

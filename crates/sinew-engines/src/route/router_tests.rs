@@ -300,3 +300,73 @@ proptest! {
         }
     }
 }
+
+fn formatted(id: u64) -> GenerateRequest {
+    let mut request = request(id, vec![1, 2]);
+    let format = sinew_types::Format::new(sinew_types::Grammar::JsonObject);
+    request.sampling.format = Some(format.into());
+    request
+}
+
+#[test]
+fn no_server_goes_on_in_the_middle_of_a_format() {
+    let mut r = router(2);
+    submit(&mut r, 0.0, formatted(1));
+    let (_, leg) = started(&mut r);
+    assert!(leg.sampling.format.is_some());
+    let token = |id| LegToken {
+        id,
+        logprob: -0.5,
+        top: Vec::new(),
+    };
+    r.tokens(leg.id, vec![token(5)], None);
+    let told = drain(&mut r);
+    let Some(Command::Tell(EngineEvent::Tokens { tokens, .. })) = told.last() else {
+        panic!("{told:?}");
+    };
+    let choice = tokens[0].choice.as_ref().unwrap();
+    let outside = sinew_types::Enforced::Outside {
+        engine: "e0".into(),
+    };
+    assert_eq!((&choice.law.enforced, choice.allowed), (&outside, 0));
+    r.pause(0.0, true);
+    r.pause(0.0, false);
+    let told = drain(&mut r);
+    let failed = matches!(told.last(), Some(Command::Tell(EngineEvent::Failed {
+        error: EngineError::Format(why), .. })) if why.contains("after 1 tokens"));
+    assert!(failed, "{told:?}");
+}
+
+#[test]
+fn a_format_as_advice_is_not_sent_and_goes_on_elsewhere() {
+    let names = vec!["e0".to_owned(), "e1".to_owned()];
+    let config = RouterConfig {
+        formats: crate::guided::FormatMode::Advice,
+        ..config()
+    };
+    let mut r = Router::new(config, names, PolicyVersion(3));
+    (0..2).for_each(|i| r.probed(0.0, i, Ok(good(3))));
+    submit(&mut r, 0.0, formatted(1));
+    let (_, leg) = started(&mut r);
+    assert_eq!(leg.sampling.format, None);
+    let token = LegToken {
+        id: 5,
+        logprob: -0.5,
+        top: Vec::new(),
+    };
+    r.tokens(leg.id, vec![token], None);
+    let cut = LegError::Cut("it went away".to_owned());
+    r.leg_ended(0.0, leg.id, Err(cut), 0.0);
+    r.tick(60.0_f64.min(r.next_tick(0.0).unwrap()));
+    let commands = drain(&mut r);
+    let advised = commands.iter().any(|c| match c {
+        Command::Tell(EngineEvent::Tokens { tokens, .. }) => {
+            let law = &tokens[0].choice.as_ref().unwrap().law;
+            law.enforced == sinew_types::Enforced::Advice
+        }
+        _ => false,
+    });
+    let goes_on =
+        matches!(commands.last(), Some(Command::Start { leg, .. }) if leg.prompt == [1, 2, 5]);
+    assert!(advised && goes_on, "{commands:?}");
+}

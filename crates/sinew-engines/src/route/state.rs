@@ -5,9 +5,12 @@ use super::prefix::{BlockHashes, SeenBlocks};
 use super::{BreakerConfig, RouterConfig};
 use crate::backend::{Leg, LegId, Probe};
 use serde::Serialize;
-use sinew_types::{EngineEvent, FinishReason, PolicyVersion, RequestId, SamplingParams, TokenId};
+use sinew_types::{
+    EngineEvent, FinishReason, FormatLaw, PolicyVersion, RequestId, SamplingParams, TokenId,
+};
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 /// What is to be done.
 #[derive(Clone, Debug, PartialEq)]
@@ -151,6 +154,8 @@ pub(super) struct RequestState {
     pub(super) prompt: Vec<TokenId>,
     pub(super) sampled: Vec<TokenId>,
     pub(super) sampling: SamplingParams,
+    /// What its tokens are recorded with, if it was asked to hold to a format.
+    pub(super) law: Option<Arc<FormatLaw>>,
     pub(super) priority: i32,
     pub(super) arrival: u64,
     pub(super) blocks: BlockHashes,
@@ -174,6 +179,11 @@ pub(super) struct RequestState {
 impl RequestState {
     pub(super) fn place(&self) -> Place {
         (Reverse(self.priority), self.arrival, self.id)
+    }
+
+    /// Whether it would go on in the middle of a format: a server would begin that anew.
+    pub(super) fn cut_in_a_format(&self) -> bool {
+        self.sampling.format.is_some() && !self.sampled.is_empty()
     }
 
     /// Why nothing more may be sampled, if that is so.

@@ -3,6 +3,7 @@
 use crate::backend::Leg;
 use crate::check::{ServerEnd, TokenFault};
 use crate::error::LegError;
+use crate::guided;
 use crate::pieces::Seen;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -10,7 +11,7 @@ use sinew_types::{TokenId, TokenLogprob};
 
 pub(super) fn generate(leg: &Leg, request_id: &str, room: u32) -> Value {
     let s = &leg.sampling;
-    json!({
+    let mut body = json!({
         "rid": request_id,
         "input_ids": leg.prompt,
         "stream": true,
@@ -35,7 +36,11 @@ pub(super) fn generate(leg: &Leg, request_id: &str, room: u32) -> Value {
             "skip_special_tokens": false,
             "sampling_seed": s.seed & i64::MAX as u64,
         },
-    })
+    });
+    if let Some(Ok((key, value))) = s.format.as_deref().map(guided::sglang) {
+        body["sampling_params"][key] = value;
+    }
+    body
 }
 
 /// A piece of the answer.

@@ -3,6 +3,7 @@
 use crate::backend::Leg;
 use crate::check::ServerEnd;
 use crate::error::LegError;
+use crate::guided;
 use crate::pieces::Seen;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
@@ -37,6 +38,9 @@ fn sampling(leg: &Leg, room: u32) -> Map<String, Value> {
         let bias = s.logit_bias.iter();
         let bias: Map<_, _> = bias.map(|(id, b)| (id.to_string(), json!(b))).collect();
         set("logit_bias", Value::Object(bias));
+    }
+    if let Some(Ok(fields)) = s.format.as_deref().map(guided::vllm) {
+        set("structured_outputs", fields);
     }
     map
 }

@@ -1,0 +1,260 @@
+//! Output formats at outside engines: their own guided decoding, or as advice.
+//!
+//! Their masks are not known here, so that what they sample under a format cannot be trained; tokens that were
+//! sampled freely, with the format as advice, can be.
+
+use serde_json::{Map, Value, json};
+use sinew_types::{
+    Enforced, EngineError, Format, FormatLaw, Grammar, SamplingParams, ToolNeed, Whitespace,
+};
+use std::str::FromStr;
+use std::sync::Arc;
+
+/// What becomes of a request's format.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum FormatMode {
+    /// The server holds to it by its own guided decoding.
+    #[default]
+    Guided,
+    /// The server is not told; the answer is checked afterwards by whoever asked.
+    Advice,
+    /// The request is refused.
+    Refuse,
+}
+
+impl FormatMode {
+    /// Names as recipes and the command line use them.
+    pub const NAMES: [&'static str; 3] = ["guided", "advice", "refuse"];
+}
+
+impl FromStr for FormatMode {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "guided" => Ok(Self::Guided),
+            "advice" => Ok(Self::Advice),
+            "refuse" => Ok(Self::Refuse),
+            _ => Err(format!("{text:?}: allowed: {}", Self::NAMES.join(", "))),
+        }
+    }
+}
+
+impl FormatMode {
+    /// Takes the format out of `sampling` if the server is not to know of it; what is recorded of it.
+    ///
+    /// # Errors
+    /// If formats are refused.
+    pub(crate) fn apply(
+        self,
+        sampling: &mut SamplingParams,
+        engine: &str,
+    ) -> Result<Option<Arc<FormatLaw>>, EngineError> {
+        let Some(format) = sampling.format.clone() else {
+            return Ok(None);
+        };
+        let enforced = match self {
+            Self::Guided => Enforced::Outside {
+                engine: engine.to_owned(),
+            },
+            Self::Advice => {
+                sampling.format = None;
+                Enforced::Advice
+            }
+            Self::Refuse => {
+                return Err(EngineError::Format(format!(
+                    "{} is not held to: this engine was started without formats",
+                    format.grammar.name()
+                )));
+            }
+        };
+        Ok(Some(Arc::new(FormatLaw { format, enforced })))
+    }
+}
+
+/// That a server of `kind` has no field for this format.
+fn unknown(kind: &str, format: &Format, why: &str) -> EngineError {
+    EngineError::Format(format!(
+        "{kind} cannot hold to {}: {why}; use the embedded engine, or formats as advice",
+        format.grammar.name()
+    ))
+}
+
+fn parsed(kind: &str, format: &Format, schema: &str) -> Result<Value, EngineError> {
+    serde_json::from_str(schema).map_err(|e| unknown(kind, format, &format!("it is not JSON: {e}")))
+}
+
+/// Calls as both servers' structural tags write them.
+fn structural_tag(kind: &str, format: &Format) -> Result<Value, EngineError> {
+    let Grammar::Tools(tools) = &format.grammar else {
+        return Err(unknown(kind, format, "it has no calls"));
+    };
+    if tools.need == ToolNeed::Required || !tools.parallel {
+        let why = "its tags neither require a call nor bound how many there are";
+        return Err(unknown(kind, format, why));
+    }
+    let structure = |t: &sinew_types::ToolTag| {
+        let schema = parsed(kind, format, &t.schema)?;
+        Ok(json!({ "begin": t.begin, "schema": schema, "end": t.end }))
+    };
+    let structures: Result<Vec<Value>, EngineError> = tools.calls.iter().map(structure).collect();
+    Ok(json!({
+        "type": "structural_tag",
+        "structures": structures?,
+        "triggers": [tools.trigger],
+    }))
+}
+
+/// vLLM's `structured_outputs`.
+///
+/// # Errors
+/// If it has no field for the format.
+pub(crate) fn vllm(format: &Format) -> Result<Value, EngineError> {
+    const KIND: &str = "vLLM";
+    let mut fields = Map::new();
+    let (key, value) = match &format.grammar {
+        Grammar::JsonSchema { schema } => ("json", parsed(KIND, format, schema)?),
+        Grammar::JsonObject => ("json_object", json!(true)),
+        Grammar::Regex { pattern } => ("regex", json!(pattern)),
+        Grammar::Lark { grammar } => ("grammar", json!(grammar)),
+        Grammar::Choice { texts } => ("choice", json!(texts)),
+        // A text there, not an object.
+        Grammar::Tools(_) => {
+            let tag = structural_tag(KIND, format)?;
+            ("structural_tag", json!(tag.to_string()))
+        }
+    };
+    fields.insert(key.to_owned(), value);
+    let json = matches!(key, "json" | "json_object");
+    if json && format.whitespace != Whitespace::Free {
+        fields.insert("disable_any_whitespace".to_owned(), json!(true));
+    }
+    Ok(Value::Object(fields))
+}
+
+/// SGLang's field of `sampling_params`, and its value.
+///
+/// # Errors
+/// If it has no field for the format.
+pub(crate) fn sglang(format: &Format) -> Result<(&'static str, Value), EngineError> {
+    const KIND: &str = "SGLang";
+    Ok(match &format.grammar {
+        Grammar::JsonSchema { schema } => {
+            parsed(KIND, format, schema)?;
+            ("json_schema", json!(schema))
+        }
+        Grammar::JsonObject => ("json_schema", json!("{\"type\":\"object\"}")),
+        Grammar::Regex { pattern } => ("regex", json!(pattern)),
+        Grammar::Choice { texts } => {
+            let texts: Vec<String> = texts.iter().map(|t| escaped(t)).collect();
+            ("regex", json!(format!("({})", texts.join("|"))))
+        }
+        Grammar::Tools(_) => {
+            let tag = structural_tag(KIND, format)?;
+            ("structural_tag", json!(tag.to_string()))
+        }
+        Grammar::Lark { .. } => {
+            return Err(unknown(KIND, format, "its grammars are written in EBNF"));
+        }
+    })
+}
+
+/// A regular expression that matches `text` alone.
+fn escaped(text: &str) -> String {
+    let special = |c: char| "\\.+*?()|[]{}^$/-".contains(c);
+    let mut out = String::new();
+    for c in text.chars() {
+        if special(c) {
+            out.push('\\');
+        }
+        out.push(c);
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use sinew_types::{ToolGrammar, ToolTag};
+
+    fn tools(need: ToolNeed) -> Format {
+        Format::new(Grammar::Tools(ToolGrammar {
+            trigger: "<tool".into(),
+            calls: vec![ToolTag {
+                begin: "<tool f>".into(),
+                schema: "{\"type\":\"object\"}".into(),
+                end: "</tool>".into(),
+            }],
+            need,
+            parallel: true,
+        }))
+    }
+
+    #[test]
+    fn each_server_gets_its_own_fields() {
+        let schema = Format::new(Grammar::JsonSchema {
+            schema: "{\"b\":{}, \"a\":{}}".into(),
+        });
+        let fields = vllm(&schema).unwrap();
+        assert_eq!(
+            fields.to_string(),
+            "{\"json\":{\"b\":{},\"a\":{}},\"disable_any_whitespace\":true}"
+        );
+        let (key, value) = sglang(&schema).unwrap();
+        assert_eq!((key, value), ("json_schema", json!("{\"b\":{}, \"a\":{}}")));
+        let choice = Format::new(Grammar::Choice {
+            texts: vec!["a.b".into(), "c".into()],
+        });
+        assert_eq!(vllm(&choice).unwrap(), json!({"choice": ["a.b", "c"]}));
+        assert_eq!(sglang(&choice).unwrap(), ("regex", json!("(a\\.b|c)")));
+        let (key, tag) = sglang(&tools(ToolNeed::Auto)).unwrap();
+        assert_eq!(key, "structural_tag");
+        let tag: Value = serde_json::from_str(tag.as_str().unwrap()).unwrap();
+        assert_eq!(tag["triggers"], json!(["<tool"]));
+        assert_eq!(tag["structures"][0]["begin"], "<tool f>");
+    }
+
+    #[test]
+    fn what_a_server_cannot_hold_to_is_refused() {
+        let lark = Format::new(Grammar::Lark {
+            grammar: "start: \"a\"".into(),
+        });
+        let broken = Format::new(Grammar::JsonSchema { schema: "{".into() });
+        assert!(vllm(&lark).is_ok());
+        for refused in [
+            sglang(&lark).unwrap_err(),
+            vllm(&broken).unwrap_err(),
+            sglang(&broken).unwrap_err(),
+            vllm(&tools(ToolNeed::Required)).unwrap_err(),
+            sglang(&tools(ToolNeed::Required)).unwrap_err(),
+        ] {
+            assert!(refused.to_string().contains("as advice"), "{refused}");
+        }
+    }
+
+    #[test]
+    fn advice_is_not_sent_and_refusal_names_the_format() {
+        let asked = SamplingParams {
+            format: Some(Arc::new(Format::new(Grammar::JsonObject))),
+            ..SamplingParams::default()
+        };
+        let mut sampling = asked.clone();
+        let law = FormatMode::Guided
+            .apply(&mut sampling, "e")
+            .unwrap()
+            .unwrap();
+        assert_eq!(law.enforced, Enforced::Outside { engine: "e".into() });
+        assert_eq!(sampling, asked);
+        let law = FormatMode::Advice
+            .apply(&mut sampling, "e")
+            .unwrap()
+            .unwrap();
+        assert_eq!(law.enforced, Enforced::Advice);
+        assert_eq!(sampling, SamplingParams::default());
+        assert_eq!(FormatMode::Advice.apply(&mut sampling, "e"), Ok(None));
+        let refused = FormatMode::Refuse
+            .apply(&mut asked.clone(), "e")
+            .unwrap_err();
+        assert!(refused.to_string().contains("json_object"), "{refused}");
+    }
+}
