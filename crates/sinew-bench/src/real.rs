@@ -4,6 +4,7 @@ use super::Bench;
 use super::decode::{engine, next};
 use super::row::{Better, Row, Summary};
 use crate::BenchError;
+use sinew_grammar::Grammars;
 use sinew_infer::{EmbeddedEngine, SchedulerConfig};
 use sinew_model::{InferModel, Params, Precision};
 use sinew_render::Renderer;
@@ -27,6 +28,8 @@ pub struct Real {
     pub params: Params,
     /// Its tokenizer and chat template.
     pub renderer: Arc<dyn Renderer>,
+    /// Makes masks over its vocabulary.
+    pub grammars: Arc<dyn Grammars>,
     /// [`Real::PROMPTS`] rendered prompts.
     pub prompts: Vec<Vec<TokenId>>,
 }

@@ -51,7 +51,9 @@ fn load(source: &str) -> Result<Real, String> {
         let prompt = renderer.render_prompt(&messages, &[]);
         prompt.map_err(|e| e.to_string())
     });
+    let columns = params.config().vocab;
     Ok(Real {
+        grammars: crate::formats::grammars(&renderer, columns).map_err(failed)?,
         prompts: prompts.collect::<Result<_, _>>()?,
         params,
         renderer,
