@@ -48,6 +48,11 @@ pub(crate) struct FormatCounts {
     /// Mean logarithm of the probability that the model gave to the allowed tokens together: near 0 where it
     /// keeps to the formats by itself.
     pub(crate) log_mass: f64,
+    /// Answers of servers that were given a format as advice, and how many of them kept to it.
+    #[serde(default)]
+    pub(crate) advised: usize,
+    #[serde(default)]
+    pub(crate) kept: usize,
     /// Episodes whose masks could not be made again: not trained.
     pub(crate) rejected: usize,
 }
@@ -90,7 +95,11 @@ pub(crate) fn replay_all(grammars: &dyn Grammars, groups: &mut [Vec<Trace>]) -> 
                     replayed.counts.masked += format.allowed.len() - forced;
                     mass += format.log_mass.iter().map(|&m| f64::from(m)).sum::<f64>();
                 }
-                Ok(None) => {}
+                Ok(None) => {
+                    let kept = grammars.check(&format.law.format, &node.tokens).is_ok();
+                    replayed.counts.advised += 1;
+                    replayed.counts.kept += usize::from(kept);
+                }
                 Err(error) => {
                     let why = format!("node {id}: {error}");
                     replayed.rejected.insert(trace.episode.clone(), why);
@@ -120,7 +129,7 @@ mod tests {
     use sinew_infer::{FakeConfig, FakeEngine, FakeModel};
     use sinew_render::TinyRenderer;
     use sinew_types::{
-        Engine, EngineEvent, Format, GenerateRequest, Grammar, GroupId, NO_PARENT, Node,
+        Enforced, Engine, EngineEvent, Format, GenerateRequest, Grammar, GroupId, NO_PARENT, Node,
         NodeFormat, Outcome, PolicyVersion, RequestId, SamplingParams, TRACE_FORMAT_VERSION,
         TaskId, Timing, TokenKind, VersionSpan,
     };
@@ -133,16 +142,23 @@ mod tests {
     /// A group of two, each sampled by the fake engine under a format.
     fn group(grammars: &Arc<dyn Grammars>, rewards: [f64; 2]) -> Vec<Trace> {
         let columns = grammars.columns();
-        let engine = FakeEngine::stepped(FakeConfig {
-            model: FakeModel {
-                vocab: columns,
-                seed: 1,
-                end: None,
+        let engine = FakeEngine::threaded(
+            FakeConfig {
+                model: FakeModel {
+                    vocab: columns,
+                    seed: 1,
+                    end: None,
+                },
+                grammars: Some(Arc::clone(grammars)),
+                ..FakeConfig::default()
             },
-            grammars: Some(Arc::clone(grammars)),
-            ..FakeConfig::default()
-        })
+            Box::new(|| 0.0),
+        )
         .unwrap();
+        sampled(&engine, rewards, 1.0)
+    }
+
+    fn sampled(engine: &dyn Engine, rewards: [f64; 2], temperature: f32) -> Vec<Trace> {
         let traces = rewards.iter().zip(0..).map(|(&reward, n)| {
             let pattern = "(ab|ba|c){4}\\.".to_owned();
             let format = Format::new(Grammar::Regex { pattern });
@@ -151,6 +167,7 @@ mod tests {
                 prompt: vec![1, 2],
                 sampling: SamplingParams {
                     seed: n,
+                    temperature,
                     format: Some(format.into()),
                     ..SamplingParams::default()
                 },
@@ -159,11 +176,11 @@ mod tests {
             let (send, events) = mpsc::channel();
             let sink = Box::new(move |event| drop(send.send(event)));
             engine.submit(request, sink).unwrap();
-            while engine.step() {}
             let mut node = Node::given(0, 1, TokenKind::Sampled, Vec::new(), Vec::new());
-            for event in events.try_iter() {
+            node.temperature = temperature;
+            for event in events {
                 let EngineEvent::Tokens { tokens, .. } = event else {
-                    continue;
+                    break;
                 };
                 for token in tokens {
                     NodeFormat::push(&mut node.format, &token);
@@ -256,6 +273,25 @@ mod tests {
     }
 
     #[test]
+    fn advised_answers_are_checked_and_trained_without_masks() {
+        let grammars = grammars(&renderer(), renderer().vocab_size()).unwrap();
+        let mut groups = vec![group(&grammars, [0.0, 1.0])];
+        for trace in &mut groups[0] {
+            let format = trace.nodes[1].format.as_mut().unwrap();
+            format.law.enforced = Enforced::Advice;
+            format.truncate(0);
+        }
+        let cut = &mut groups[0][0].nodes[1];
+        cut.tokens.truncate(3);
+        cut.logprobs.truncate(3);
+        cut.versions[0].len = 3;
+        let replayed = replay_all(grammars.as_ref(), &mut groups);
+        assert_eq!((replayed.counts.advised, replayed.counts.kept), (2, 1));
+        let (rows, _) = algorithm().rows_with(&groups, &replayed.columns).unwrap();
+        assert!(rows.len() == 2 && rows.iter().all(|r| r.masks.is_none()));
+    }
+
+    #[test]
     fn rows_without_the_masks_are_refused() {
         let grammars = grammars(&renderer(), renderer().vocab_size()).unwrap();
         let groups = vec![group(&grammars, [0.0, 1.0])];
@@ -264,5 +300,71 @@ mod tests {
             refused,
             Err(AlgoError::MissingMask { node: 1, .. })
         ));
+    }
+
+    /// Random weights over the alphabet, sampled by the real engine under a format at two temperatures.
+    #[test]
+    fn the_trainer_has_the_log_probs_of_the_engine() {
+        use sinew_infer::{EmbeddedEngine, EngineConfig, ModelForward};
+        use sinew_model::{InferModel, Params};
+        use sinew_train::{ModelPolicy, score_rows};
+        let renderer = renderer();
+        let vocab = renderer.vocab_size();
+        let grammars = grammars(&renderer, vocab).unwrap();
+        let config = sinew_model::ModelConfig {
+            family: sinew_model::Family::Llama,
+            vocab,
+            d_model: 32,
+            layers: 2,
+            heads: 2,
+            kv_heads: 1,
+            head_dim: 16,
+            d_ff: 64,
+            rope_theta: 10_000.0,
+            rope_scaling: sinew_model::RopeScaling::None,
+            rms_eps: 1e-5,
+            tied_embeddings: true,
+            qkv_bias: false,
+            qk_norm: false,
+            max_context: 64,
+            bos_id: None,
+            eos_ids: vec![1],
+        };
+        let mut params = Params::random(&config, 5);
+        params.values_mut().iter_mut().for_each(|v| *v *= 4.0);
+        let device = sinew_tensor::Device::new(sinew_tensor::KernelSet::detect_f32(), 1);
+        let model = InferModel::new(&device, &config, &params, 64).unwrap();
+        let forward = ModelForward::new(device.clone(), model, 512).unwrap();
+        let made = Some(Arc::clone(&grammars));
+        let clock = Box::new(|| 0.0);
+        let config = EngineConfig::default();
+        let engine = EmbeddedEngine::with_formats(forward, config, None, made, clock).unwrap();
+        for temperature in [1.0, 0.6] {
+            let mut groups = vec![sampled(&engine, [0.0, 1.0], temperature)];
+            let replayed = replay_all(grammars.as_ref(), &mut groups);
+            assert!(replayed.rejected.is_empty(), "{:?}", replayed.rejected);
+            let (rows, _) = algorithm().rows_with(&groups, &replayed.columns).unwrap();
+            let mut policy = ModelPolicy::frozen(params.clone(), 64, device.clone()).unwrap();
+            let scored = score_rows(&mut policy, &rows, 64).unwrap();
+            let mut compared = 0;
+            for (row, scored) in rows.iter().zip(&scored) {
+                for t in (0..row.tokens.len()).filter(|&t| row.weights[t] != 0.0) {
+                    let (ours, theirs) = (scored[t], row.behaviour_logprobs[t]);
+                    assert!((ours - theirs).abs() < 1e-5, "{ours} {theirs}");
+                    compared += 1;
+                }
+            }
+            assert_eq!(compared, replayed.counts.masked);
+            // Without the masks it is another distribution.
+            let mut bare = rows.clone();
+            bare.iter_mut().for_each(|r| r.masks = None);
+            let scored = score_rows(&mut policy, &bare, 64).unwrap();
+            let far = rows.iter().zip(&scored).any(|(row, scored)| {
+                let each = (0..row.tokens.len()).filter(|&t| row.weights[t] != 0.0);
+                each.into_iter()
+                    .any(|t| (scored[t] - row.behaviour_logprobs[t]).abs() > 0.1)
+            });
+            assert!(far);
+        }
     }
 }

@@ -3,8 +3,8 @@
 use crate::failure::Failure;
 use crate::recipe::Recipe;
 use sinew_engines::{
-    ConnectOptions, EngineKind, FolderDtype, LogprobMode, RemoteConfig, RemoteEngine, ServerConfig,
-    TextCodec, VllmApi, VllmOptions, WeightsFolder, connect, split_url,
+    ConnectOptions, EngineKind, FolderDtype, FormatMode, LogprobMode, RemoteConfig, RemoteEngine,
+    ServerConfig, TextCodec, VllmApi, VllmOptions, WeightsFolder, connect, split_url,
 };
 use sinew_render::Renderer;
 use sinew_types::{Engine, PolicyVersion, TensorSource, TokenId};
@@ -36,10 +36,11 @@ fn random() -> u64 {
     RandomState::new().hash_one(0)
 }
 
-fn config(version: PolicyVersion) -> RemoteConfig {
+fn config(version: PolicyVersion, formats: Option<FormatMode>) -> RemoteConfig {
     let jitter = || (random() >> 11) as f64 / (1u64 << 53) as f64;
     let mut config = RemoteConfig::new(Box::new(jitter));
     config.version = version;
+    config.router.formats = formats.unwrap_or_default();
     config
 }
 
@@ -48,6 +49,7 @@ fn config(version: PolicyVersion) -> RemoteConfig {
 pub(crate) fn serve_engine(
     urls: &str,
     logprobs: Option<LogprobMode>,
+    formats: Option<FormatMode>,
     renderer: &Arc<dyn Renderer>,
     context: usize,
 ) -> Result<Arc<dyn Engine>, Failure> {
@@ -71,7 +73,7 @@ pub(crate) fn serve_engine(
         .logprobs(logprobs);
         backends.push(connect(server, &options).map_err(|e| failed(url, &e))?);
     }
-    let engine = RemoteEngine::new(backends, None, config(PolicyVersion::default()));
+    let engine = RemoteEngine::new(backends, None, config(PolicyVersion::default(), formats));
     let engine = engine.map_err(|e| failed(urls, &e))?;
     engine
         .wait_ready(READY_WITHIN)
@@ -94,6 +96,8 @@ pub(crate) fn training_engine(
     let kind: EngineKind = section.kind.parse().map_err(|e| failed(&e))?;
     let logprobs = section.logprobs.as_deref().map(str::parse).transpose();
     let logprobs: Option<LogprobMode> = logprobs.map_err(|e: String| failed(&e))?;
+    let formats = section.formats.as_deref().map(str::parse).transpose();
+    let formats: Option<FormatMode> = formats.map_err(|e: String| failed(&e))?;
     let mut backends = Vec::new();
     for url in &section.url {
         let server = ServerConfig {
@@ -119,7 +123,8 @@ pub(crate) fn training_engine(
     let folder = section.weights_dir.as_ref();
     let folder =
         folder.map(|dir| WeightsFolder::new(dir, base, FolderDtype::F32).untied(section.untied));
-    let engine = RemoteEngine::new(backends, folder, config(version)).map_err(|e| failed(&e))?;
+    let engine = RemoteEngine::new(backends, folder, config(version, formats));
+    let engine = engine.map_err(|e| failed(&e))?;
     engine
         .load_weights(version, weights)
         .map_err(|e| failed(&e))?;

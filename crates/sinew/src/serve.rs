@@ -6,7 +6,7 @@ use crate::signals::StopSignals;
 use crate::{output, wire};
 use clap::Args;
 use serde_json::json;
-use sinew_engines::LogprobMode;
+use sinew_engines::{FormatMode, LogprobMode};
 use sinew_gateway::{
     Gateway, GatewayConfig, GatewayParts, Journal, JournalOptions, Mount, Secret, Server,
     ServerLimits, SessionLimits, byte_renderer,
@@ -52,6 +52,10 @@ pub(crate) struct ServeArgs {
     /// temperature (SGLang's); calls whose log-probs would be wrong are refused
     #[arg(long, value_name = "MODE", conflicts_with = "sandbox_only")]
     engine_logprobs: Option<LogprobMode>,
+    /// What becomes of output formats at servers: `guided` (their own guided decoding; cannot be trained), `advice`
+    /// (sampled freely) or `refuse`
+    #[arg(long, value_name = "MODE", conflicts_with = "sandbox_only")]
+    engine_formats: Option<FormatMode>,
     /// Address to listen on; port 0 takes a free one
     #[arg(long, default_value = "127.0.0.1:8080")]
     listen: SocketAddr,
@@ -413,6 +417,12 @@ fn babble(renderer: &dyn Renderer, count: usize) -> Result<Script, Failure> {
 }
 
 fn check_logprobs(args: &ServeArgs, engine: &str) -> Result<(), Failure> {
+    if args.engine_formats.is_some() && !engine.contains("://") {
+        return Err(Failure::input(format!(
+            "--engine-formats: it says what servers do with output formats, --engine {engine} holds to them by itself; \
+             leave it out"
+        )));
+    }
     match args.engine_logprobs.is_some() && !engine.contains("://") {
         false => Ok(()),
         true => Err(Failure::input(format!(
@@ -431,7 +441,13 @@ fn outside(args: &ServeArgs, urls: &str) -> Result<Model, Failure> {
         )
     })?;
     let renderer: Arc<dyn Renderer> = Arc::new(wire::chat_renderer(&files)?);
-    let engine = crate::outside::serve_engine(urls, args.engine_logprobs, &renderer, args.context)?;
+    let engine = crate::outside::serve_engine(
+        urls,
+        args.engine_logprobs,
+        args.engine_formats,
+        &renderer,
+        args.context,
+    )?;
     Ok((engine, renderer, args.context))
 }
 

@@ -2,9 +2,14 @@
 
 use super::{DataSection, EnvSection, ModelSection, Recipe, SandboxSection, TasksSection};
 use crate::harness::HarnessSection;
+<<<<<<< HEAD
 use sinew_algo::{Advantage, Algorithm, Composition, GroupRepair, ProcessRewards};
 use sinew_engines::EngineKind;
 use sinew_engines::VllmOptions;
+=======
+use sinew_algo::{Advantage, GroupRepair};
+use sinew_engines::{EngineKind, FormatMode, VllmOptions};
+>>>>>>> 0c23dd6 (wip2)
 use sinew_model::Precision;
 use sinew_types::{Fidelity, TEMPERATURES};
 use std::fmt::Display;
@@ -506,6 +511,13 @@ fn told_logprobs(recipe: &Recipe, rules: &mut Rules) {
         format!("{said:?}"),
         "raw or processed, with type vllm or sglang",
         known && (said.is_none() || e.kind != "embedded"),
+    );
+    let formats = e.formats.as_deref();
+    rules.allowed(
+        "engine.formats",
+        format!("{formats:?}"),
+        "guided, advice or refuse, with type vllm or sglang",
+        formats.is_none_or(|f| FormatMode::NAMES.contains(&f) && e.kind != "embedded"),
     );
     let (raw, instead) = match e.kind.as_str() {
         "vllm" => (

@@ -423,6 +423,9 @@ pub(crate) struct EngineSection {
     /// after the temperature (SGLang's).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) logprobs: Option<String>,
+    /// What servers do with the output formats of agents' calls: `guided` (the default), `advice` or `refuse`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) formats: Option<String>,
     /// The servers were started with an output matrix where the model uses its embedding: it is
     /// published, too.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
@@ -448,6 +451,7 @@ impl Default for EngineSection {
             weights_dir: None,
             api: None,
             logprobs: None,
+            formats: None,
             untied: false,
             kv_tokens: 32768,
             max_running: 128,
