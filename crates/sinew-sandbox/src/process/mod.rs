@@ -1,6 +1,7 @@
 //! The process level: hostile code in namespaces of its own, built by a spawner.
 
 mod archive;
+mod calls;
 mod cgroup;
 mod clerk;
 mod client;
