@@ -8,11 +8,13 @@
 //! nothing outlives the process that asked for it.
 
 pub mod archive;
+mod characters;
 mod null;
 mod pool;
 mod port;
 mod process;
 
+pub use characters::Characters;
 pub use null::NullProvider;
 pub use pool::{Pool, PoolConfig, PoolStats};
 pub use port::{

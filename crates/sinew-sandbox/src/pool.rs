@@ -248,6 +248,12 @@ impl Inner {
             shelf.spec = Some(spec.clone());
             shelf.target = self.config.floor;
         }
+        // Those that died with what kept them are of no use to anybody.
+        let (dead, ready) = std::mem::take(&mut shelf.ready)
+            .into_iter()
+            .partition(|sandbox| sandbox.is_dead());
+        shelf.ready = ready;
+        old.extend::<VecDeque<_>>(dead);
         let taken = shelf.ready.pop_front();
         if taken.is_none() {
             shelf.target = (shelf.target * 2).max(1);
@@ -369,6 +375,10 @@ impl SandboxProvider for Pool {
 
     fn slower(&self) -> Vec<String> {
         self.0.provider.slower()
+    }
+
+    fn health(&self) -> Result<(), String> {
+        self.0.provider.health()
     }
 
     fn fork<'a>(

@@ -333,6 +333,11 @@ pub trait Sandbox: Send {
         unsupported("tell what it holds")
     }
 
+    /// Whether it died with what kept it, so that nothing can be asked of it any more.
+    fn is_dead(&self) -> bool {
+        false
+    }
+
     /// Listens on `127.0.0.1:port` inside; connections are accepted outside. Needs
     /// [`Network::Loopback`].
     fn listen_inside(&mut self, port: u16) -> SandboxFuture<'_, std::net::TcpListener> {
@@ -358,6 +363,14 @@ pub trait SandboxProvider: Send + Sync {
 
     /// What this host enforces at this level, and why not where it does not.
     fn protections(&self) -> std::sync::Arc<Vec<Protection>>;
+
+    /// Whether sandboxes can be made now, else why not.
+    ///
+    /// # Errors
+    /// What is broken, in words for people.
+    fn health(&self) -> Result<(), String> {
+        Ok(())
+    }
 
     /// What makes sandboxes slower on this host than they could be, and why; safe all the same.
     fn slower(&self) -> Vec<String> {

@@ -16,6 +16,13 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 const MEMBERS: &str = "cgroup.procs";
+/// Version 1 counts buffers of TCP apart from other memory, and only where this is set.
+const TCP_LIMIT: &str = "memory.kmem.tcp.limit_in_bytes";
+
+/// What buffers of TCP may take beside the memory limit, under version 1.
+fn tcp_bytes(memory_bytes: u64) -> u64 {
+    (memory_bytes / 8).clamp(1 << 20, 64 << 20)
+}
 
 /// Where limits can be set on this host.
 #[derive(Clone, Debug, Default)]
@@ -23,6 +30,10 @@ pub(crate) struct Hierarchy {
     /// Version 1 folder of the memory controller, below which groups can be made.
     memory_v1: Option<Rc<OwnedFd>>,
     pids_v1: Option<Rc<OwnedFd>>,
+    /// Of the cpuacct controller.
+    cpu_v1: Option<Rc<OwnedFd>>,
+    /// Whether the memory of connections can be limited under version 1.
+    tcp_v1: bool,
     /// Version 2 folder with both controllers delegated.
     v2: Option<Rc<OwnedFd>>,
     /// Why something is missing.
@@ -35,9 +46,10 @@ pub(crate) struct Group {
     name: String,
     memory: Option<Rc<OwnedFd>>,
     pids: Option<Rc<OwnedFd>>,
+    cpu: Option<Rc<OwnedFd>>,
     v2: bool,
-    /// Limits of memory in bytes and of processes.
-    limits: (u64, u64),
+    /// Limits of memory in bytes and of processes, and whether connections can be made.
+    limits: (u64, u64, bool),
     /// What [`Group::failures`] counted before this execution.
     before: (u64, u64),
     /// Whether the next execution's counters start from here.
@@ -96,8 +108,12 @@ impl Hierarchy {
             };
             let has = |name: &str| options.split(',').any(|o| o == name);
             match kind {
-                "cgroup" if has("memory") => found.memory_v1 = usable(Path::new(path)),
+                "cgroup" if has("memory") => {
+                    found.memory_v1 = usable(Path::new(path));
+                    found.tcp_v1 = Path::new(path).join(TCP_LIMIT).exists();
+                }
                 "cgroup" if has("pids") => found.pids_v1 = usable(Path::new(path)),
+                "cgroup" if has("cpuacct") => found.cpu_v1 = usable(Path::new(path)),
                 "cgroup2" => unified = Some(PathBuf::from(path)),
                 _ => {}
             }
@@ -131,14 +147,34 @@ impl Hierarchy {
         }
     }
 
-    /// Makes the groups of a sandbox.
-    pub(crate) fn create(&self, name: String, limits: &Limits) -> Result<Group, String> {
+    /// What counts the CPU time of an execution.
+    pub(crate) fn counts_cpu(&self) -> Option<&'static str> {
+        match (&self.cpu_v1, &self.v2) {
+            (_, Some(_)) => Some("cgroup v2"),
+            (Some(_), _) => Some("cgroup v1 cpuacct controller"),
+            _ => None,
+        }
+    }
+
+    /// What limits the memory of TCP connections, else why nothing does.
+    pub(crate) fn limits_tcp(&self) -> Result<&'static str, &'static str> {
+        match (&self.memory_v1, &self.v2) {
+            (Some(_), _) if self.tcp_v1 => Ok("cgroup v1 memory.kmem.tcp.limit_in_bytes"),
+            (Some(_), _) => Err("the memory controller of cgroup v1 counts no buffers of TCP here"),
+            (_, Some(_)) => Ok("cgroup v2 memory controller"),
+            _ => Err("no writable cgroup with the memory controller"),
+        }
+    }
+
+    /// Makes the groups of a sandbox; with `tcp`, connections can be made in it.
+    pub(crate) fn create(&self, name: String, limits: &Limits, tcp: bool) -> Result<Group, String> {
         let group = Group {
             name,
             memory: self.memory_v1.clone().or_else(|| self.v2.clone()),
             pids: self.pids_v1.clone().or_else(|| self.v2.clone()),
+            cpu: self.v2.clone().or_else(|| self.cpu_v1.clone()),
             v2: self.v2.is_some(),
-            limits: (limits.memory_bytes, limits.processes),
+            limits: (limits.memory_bytes, limits.processes, tcp),
             before: (0, 0),
             // A new group counts from zero.
             counted: true,
@@ -170,6 +206,10 @@ impl Hierarchy {
             }
             if group.v2 {
                 let _ = write(dir, &group.path("memory.swap.max"), "0");
+            }
+            if tcp && self.memory_v1.is_some() && self.tcp_v1 {
+                let value = tcp_bytes(limits.memory_bytes).to_string();
+                write(dir, &group.path(TCP_LIMIT), &value).map_err(|e| failed(TCP_LIMIT, &e))?;
             }
         }
         if let Some(dir) = &group.pids {
@@ -241,6 +281,7 @@ impl Group {
         self.memory
             .iter()
             .chain(self.pids.iter().filter(move |_| !same))
+            .chain(self.cpu.iter().filter(move |_| !same))
     }
 
     /// Puts this process (0) or a child of it into the groups.
@@ -266,6 +307,17 @@ impl Group {
     /// Processes and threads in it now; `None` where nothing counts them.
     pub(crate) fn processes(&self) -> Option<u64> {
         self.number(self.pids.as_ref(), "pids.current")
+    }
+
+    /// CPU time of all that ever ran in it; `None` where nothing counts it.
+    pub(crate) fn cpu_us(&self) -> Option<u64> {
+        match self.v2 {
+            true => Some(number_after(
+                &self.text(self.cpu.as_ref(), "cpu.stat"),
+                "usage_usec ",
+            )),
+            false => Some(self.number(self.cpu.as_ref(), "cpuacct.usage")? / 1000),
+        }
     }
 
     /// Memory of it now.
@@ -347,8 +399,8 @@ impl Group {
     }
 
     /// Whether a sandbox with these limits can have it.
-    pub(crate) fn fits(&self, limits: &Limits) -> bool {
-        self.limits == (limits.memory_bytes, limits.processes)
+    pub(crate) fn fits(&self, limits: &Limits, tcp: bool) -> bool {
+        self.limits == (limits.memory_bytes, limits.processes, tcp)
     }
 
     /// Removes the groups; false if something still runs in them.

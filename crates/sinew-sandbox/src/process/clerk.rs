@@ -6,9 +6,9 @@
 //! file in memory.
 
 use super::archive;
+use super::children::{Child, Fate, Role};
 use super::ends::WARM_PAUSE;
 use super::files::{self, Files, Layer, memory_file};
-use super::live::{Role, kill};
 use super::messages::{Reply, Request};
 use super::spawner::Spawner;
 use nix::fcntl::{OFlag, openat};
@@ -17,6 +17,7 @@ use nix::sys::stat::Mode;
 use std::fs::File;
 use std::io::{Read, Seek, Write};
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::rc::Rc;
 use std::time::Instant;
 
 /// How long a task may take.
@@ -59,6 +60,7 @@ struct Exported {
 /// A clerk at work.
 #[derive(Debug)]
 pub(super) struct Clerk {
+    child: Rc<Child>,
     /// The request to be answered.
     seq: u64,
     task: Task,
@@ -67,12 +69,15 @@ pub(super) struct Clerk {
 }
 
 impl Clerk {
-    fn outcome(&mut self, status: i32) -> Outcome<()> {
-        if libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0 {
-            return Ok(());
-        }
-        if libc::WIFSIGNALED(status) && libc::WTERMSIG(status) == libc::SIGALRM {
-            return Err(format!("it took more than {TIME_S} s"));
+    pub(super) fn kill(&self) {
+        self.child.kill();
+    }
+
+    fn outcome(&mut self, fate: Fate) -> Outcome<()> {
+        match fate {
+            Fate::Code(0) => return Ok(()),
+            Fate::Signal(libc::SIGALRM) => return Err(format!("it took more than {TIME_S} s")),
+            _ => {}
         }
         let mut why = String::new();
         let _ = self.why.rewind();
@@ -172,22 +177,25 @@ impl Spawner {
         let why = File::from(memory_file(&[])?);
         let keep = [keep, &[why.as_raw_fd()]].concat();
         // SAFETY: this process has one thread; the child ends here.
-        let pid = match unsafe { libc::fork() } {
+        let number = match unsafe { libc::fork() } {
             -1 => return Err(format!("fork: {}", std::io::Error::last_os_error())),
             0 => {
                 let code = work(&keep, &why, task);
                 // SAFETY: ends this process, without what others left to be done at an exit.
                 unsafe { libc::_exit(code) }
             }
-            pid => pid,
+            number => number,
         };
-        self.roles.insert(pid, Role::Clerk);
+        let child = Child::of(number)?;
+        self.children.watch(&child, Role::Clerk)?;
+        let place = child.as_raw_fd();
         let clerk = Clerk {
+            child,
             seq,
             task: what,
             why,
         };
-        self.clerks.insert(pid, clerk);
+        self.clerks.insert(place, clerk);
         Ok(())
     }
 
@@ -325,14 +333,14 @@ impl Spawner {
     /// Nobody needs a snapshot any more, be it made or not.
     fn drop_snapshot(&mut self, dropped: u64) {
         self.snapshots.remove(&dropped);
-        for (pid, clerk) in &self.clerks {
+        for clerk in self.clerks.values() {
             match clerk.task {
                 Task::Import { snapshot: it, .. }
                 | Task::Copy { snapshot: it, .. }
                 | Task::Export { export: it, .. }
                     if it == dropped =>
                 {
-                    kill(*pid);
+                    clerk.kill();
                 }
                 _ => {}
             }
@@ -341,19 +349,19 @@ impl Spawner {
 
     /// A sandbox is to go: nobody waits for a copy of its files.
     pub(super) fn end_copy(&self, of: u64) {
-        for (pid, clerk) in &self.clerks {
+        for clerk in self.clerks.values() {
             if matches!(clerk.task, Task::Copy { id, .. } if id == of) {
-                kill(*pid);
+                clerk.kill();
             }
         }
     }
 
     /// A clerk is gone.
-    pub(super) fn clerk_ended(&mut self, pid: i32, status: i32) {
-        let Some(mut clerk) = self.clerks.remove(&pid) else {
+    pub(super) fn clerk_ended(&mut self, child: &Child, fate: Fate) {
+        let Some(mut clerk) = self.clerks.remove(&child.as_raw_fd()) else {
             return;
         };
-        let outcome = clerk.outcome(status);
+        let outcome = clerk.outcome(fate);
         let seq = clerk.seq;
         match clerk.task {
             Task::Export { .. } => self.done(seq, outcome),

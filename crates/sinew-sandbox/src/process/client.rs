@@ -1,4 +1,5 @@
-//! The host's end of the spawner: requests go out, a thread hands replies to whoever waits.
+//! The host's end of a spawner: requests go out, a thread hands replies to those that wait.
+//! What starts the next one when it dies is in `supervisor.rs`.
 
 use super::messages::{End, MAX_PACKET, Numbered, Reply, Request, SpawnerStats, receive, send};
 use super::spawner::{Config, FLAG};
@@ -41,10 +42,10 @@ pub(super) struct Client {
     socket: OwnedFd,
     waiting: Mutex<Waiting>,
     next: AtomicU64,
+    /// How many ran before it.
+    epoch: u64,
     pub(super) protections: Arc<Vec<Protection>>,
     pub(super) slower: Vec<String>,
-    /// Standard input of programs that get none.
-    pub(super) null: OwnedFd,
 }
 
 pub(super) fn unavailable(reason: impl Into<String>) -> SandboxError {
@@ -61,30 +62,36 @@ pub(super) fn io_error(operation: &str, e: impl std::fmt::Display) -> SandboxErr
     }
 }
 
+const GONE: &str = "the process that starts sandboxes is gone";
+
 pub(super) fn gone() -> SandboxError {
-    SandboxError::Died("the process that starts sandboxes is gone".into())
+    SandboxError::Died(GONE.into())
 }
 
 impl Client {
-    /// Starts a spawner and asks it what this host enforces.
-    pub(super) fn start(program: &Path, config: &Config) -> Result<Arc<Self>, SandboxError> {
+    /// Starts a spawner and asks it what this host enforces. [`Client::read_replies`] is to be
+    /// called in a thread of its own, with the process.
+    pub(super) fn start(
+        program: &Path,
+        config: &Config,
+        epoch: u64,
+    ) -> Result<(Arc<Self>, Child), SandboxError> {
         let (socket, child) = launch(program, config)?;
         let (protections, slower) = hello(&socket)?;
-        let null = std::fs::File::open("/dev/null").map_err(|e| io_error("/dev/null", e))?;
-        let client = Arc::new(Self {
+        let client = Self {
             socket,
             waiting: Mutex::default(),
             next: AtomicU64::new(1),
+            epoch,
             protections: Arc::new(protections),
             slower,
-            null: null.into(),
-        });
-        let reader = Arc::clone(&client);
-        std::thread::Builder::new()
-            .name("sinew-sandbox".into())
-            .spawn(move || reader.read_replies(child))
-            .map_err(|e| io_error("start a thread", e))?;
-        Ok(client)
+        };
+        Ok((Arc::new(client), child))
+    }
+
+    /// Whether the spawner is gone.
+    pub(super) fn is_dead(&self) -> bool {
+        self.lock().dead.is_some()
     }
 
     /// Ends the spawner and everything in it.
@@ -93,15 +100,21 @@ impl Client {
     }
 
     pub(super) fn number(&self) -> u64 {
-        self.next.fetch_add(1, Ordering::Relaxed)
+        self.unique(self.next.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// A number of this spawner as one that no other one of its provider has.
+    pub(super) fn unique(&self, number: u64) -> u64 {
+        number + (self.epoch << 40)
     }
 
     fn lock(&self) -> MutexGuard<'_, Waiting> {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Hands replies to whoever waits, until the spawner is gone.
-    fn read_replies(&self, mut child: Child) {
+    /// Hands replies to those that wait, until the spawner is gone; the process is, too, then, and
+    /// all that it started.
+    pub(super) fn read_replies(&self, mut child: Child) {
         let mut buffer = vec![0; MAX_PACKET + 1];
         while let Ok(Some((reply, fds))) = receive::<Reply>(self.socket.as_fd(), &mut buffer) {
             match reply {
@@ -128,9 +141,11 @@ impl Client {
             }
         }
         *self.lock() = Waiting {
-            dead: Some("the process that starts sandboxes is gone".into()),
+            dead: Some(GONE.into()),
             ..Waiting::default()
         };
+        // An answer that cannot be read is the end of it, too.
+        self.stop();
         let _ = child.wait();
     }
 
@@ -156,8 +171,9 @@ impl Client {
             waiting.ends.insert(seq, sender);
         }
         if let Err(e) = send(self.socket.as_fd(), &Numbered { seq, request }, fds) {
-            self.lock().ends.remove(&seq);
-            return Err(io_error("ask the spawner", e));
+            let mut waiting = self.lock();
+            waiting.ends.remove(&seq);
+            return Err(unsent(&waiting, &e));
         }
         Ok(receiver)
     }
@@ -177,14 +193,23 @@ impl Client {
             waiting.answers.insert(seq, sender);
         }
         if let Err(e) = send(self.socket.as_fd(), &Numbered { seq, request }, fds) {
-            self.lock().answers.remove(&seq);
-            return Err(io_error("ask the spawner", e));
+            let mut waiting = self.lock();
+            waiting.answers.remove(&seq);
+            return Err(unsent(&waiting, &e));
         }
         match receiver.await {
             Ok(Ok(answer)) => Ok(answer),
             Ok(Err(message)) => Err(io_error("sandbox", message)),
             Err(_) => Err(gone()),
         }
+    }
+}
+
+/// A spawner that dies closes its socket a moment before that is noticed.
+fn unsent(waiting: &Waiting, why: &str) -> SandboxError {
+    match waiting.dead.is_some() || why.contains("EPIPE") || why.contains("ECONNRESET") {
+        true => gone(),
+        false => io_error("ask the spawner", why),
     }
 }
 

@@ -1,67 +1,66 @@
 //! How executions and sandboxes end: what the kernel tells of dead children, and what is freed.
 
 use super::cgroup::Counters;
-use super::live::{Entrant, Live, Role, Way, kill};
+use super::children::{Child, Ended, Fate, Role};
+use super::clerk::Clerk;
+use super::live::{Entrant, Live, Way};
 use super::messages::{CgroupEvents, End, Exit, Reply};
 use super::spawner::Spawner;
 use super::zygote::MAX_STARTS;
+use std::os::fd::AsRawFd;
+use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 /// Pause after an execution before the next interpreter is made ready: a sandbox that is used
 /// once is destroyed meanwhile.
 pub(super) const WARM_PAUSE: Duration = Duration::from_millis(3);
-/// Sandboxes that have a room and an interpreter waiting, at most; they take about 2.2 MiB each, the
-/// kernel's part included. The others get theirs when a program comes.
-pub(super) const MAX_WAITING: usize = 2048;
 /// Network namespaces that are kept for the next rooms.
 const MAX_NETWORKS: usize = 64;
 
 impl Spawner {
     pub(super) fn reap(&mut self) {
         loop {
-            // SAFETY: waits into locals.
-            let (pid, status, usage) = unsafe {
-                let (mut status, mut usage) = (0, std::mem::zeroed::<libc::rusage>());
-                let pid = libc::wait4(-1, &raw mut status, libc::WNOHANG, &raw mut usage);
-                (pid, status, usage)
-            };
-            if pid <= 0 {
+            let ended = self.children.ended();
+            if ended.is_empty() {
                 return;
             }
-            self.reaped(pid, status, &usage);
+            for (child, role, end) in ended {
+                self.reaped(&child, role, end);
+            }
         }
     }
 
-    pub(super) fn reaped(&mut self, pid: i32, status: i32, usage: &libc::rusage) {
-        match self.roles.remove(&pid) {
-            None => {
-                self.early.insert(pid, (status, *usage));
-            }
-            Some(Role::Stray) => {}
-            Some(Role::Zygote) => self.zygote_died(),
-            Some(Role::Mother) => {
+    fn reaped(&mut self, child: &Rc<Child>, role: Role, end: Ended) {
+        match role {
+            Role::Stray => {}
+            Role::Zygote => self.zygote_died(),
+            Role::Mother => {
                 self.mother = None;
                 // Without one, this process forks rooms.
                 let _ = self.start_mother();
             }
-            Some(Role::Room { id, serial }) => {
-                self.networks.extend(self.leaving.remove(&pid));
+            Role::Room { id, serial } => {
+                self.networks
+                    .extend(self.leaving.remove(&child.as_raw_fd()));
                 self.networks.truncate(MAX_NETWORKS);
                 self.room_died(id, serial);
             }
-            Some(Role::Program { id }) => self.program_died(id, pid, status, usage),
-            Some(Role::Clerk) => self.clerk_ended(pid, status),
+            Role::Program { id } => self.program_died(id, child, end),
+            Role::Clerk => self.clerk_ended(child, end.fate),
         }
     }
 
+    /// Has another one do what it was asked for; if there is none, programs start by execve.
     fn zygote_died(&mut self) {
+        // What it said before it died.
+        self.read_notices();
         self.zygote = None;
-        // Without one, programs start by execve.
+        self.end_strays(|_| true);
         if self.zygote_starts > 0 && self.zygote_starts < MAX_STARTS {
             let _ = self.start_zygote();
         }
         let unanswered = |e: &Option<Entrant>| {
-            let python = |e: &Entrant| e.pid.is_none() && matches!(e.way, Way::Python { .. });
+            let python = |e: &Entrant| e.child.is_none() && matches!(e.way, Way::Python { .. });
             e.as_ref().is_some_and(python)
         };
         let lost: Vec<u64> = self.live.keys().copied().collect();
@@ -69,12 +68,30 @@ impl Spawner {
             if let Some(live) = self.live.get_mut(&id) {
                 if unanswered(&live.warm) {
                     live.warm = None;
+                    self.to_warm.push_back((Instant::now() + WARM_PAUSE, id));
                 }
-                if unanswered(&live.running) {
-                    self.lost(id, "the zygote died".into());
+                let runs = self.live.get(&id).map(|live| &live.running);
+                if runs.is_some_and(unanswered)
+                    && let Err(why) = self.ask_again(id)
+                {
+                    self.lost(id, format!("the zygote died: {why}"));
                 }
             }
         }
+    }
+
+    /// Asks the next zygote for what the last one did not fork.
+    fn ask_again(&mut self, id: u64) -> Result<(), String> {
+        let mut again = self.fork_python(id)?;
+        let live = self.live.get_mut(&id).ok_or("no such sandbox")?;
+        let before = live.running.as_mut().map(|e| &mut e.way);
+        if let (Some(Way::Python { program, .. }), Way::Python { program: next, .. }) =
+            (before, &mut again.way)
+        {
+            *next = program.take();
+        }
+        live.running = Some(again);
+        Ok(())
     }
 
     fn room_died(&mut self, id: u64, serial: u32) {
@@ -87,7 +104,7 @@ impl Spawner {
             live.warm = None;
             live.evict = false;
         }
-        let waits = |e: &Entrant| e.pid.is_none() && e.serial == serial;
+        let waits = |e: &Entrant| e.child.is_none() && e.serial == serial;
         if live.running.as_ref().is_some_and(waits) {
             self.read_notices();
             self.lost(id, "its room died".into());
@@ -96,13 +113,17 @@ impl Spawner {
         self.settle(id);
     }
 
-    fn program_died(&mut self, id: u64, pid: i32, status: i32, usage: &libc::rusage) {
+    fn program_died(&mut self, id: u64, child: &Rc<Child>, ended: Ended) {
         self.read_notices();
         let Some(live) = self.live.get_mut(&id) else {
             return;
         };
         live.children -= 1;
-        if live.warm.as_ref().is_some_and(|w| w.pid == Some(pid)) {
+        let is = |e: &Option<Entrant>| {
+            let own = e.as_ref().and_then(|e| e.child.as_ref());
+            own.is_some_and(|own| Rc::ptr_eq(own, child))
+        };
+        if is(&live.warm) {
             live.warm = None;
             live.evict = false;
             live.failed = None;
@@ -110,19 +131,21 @@ impl Spawner {
             self.settle(id);
             return;
         }
-        if live.running.as_ref().is_some_and(|r| r.pid == Some(pid)) {
+        if is(&live.running) {
             live.running = None;
-            let us = |t: libc::timeval| t.tv_sec as u64 * 1_000_000 + t.tv_usec as u64;
             let exit = match live.failed.take() {
                 Some((step, errno)) => Exit::SetUp(step, errno),
-                None if libc::WIFSIGNALED(status) => Exit::Signal(libc::WTERMSIG(status)),
-                None => Exit::Code(libc::WEXITSTATUS(status)),
+                None => match ended.fate {
+                    Fate::Signal(signal) => Exit::Signal(signal),
+                    Fate::Code(code) => Exit::Code(code),
+                },
             };
             let failed = exit != Exit::Code(0);
             live.ended = Some(End {
                 exit,
-                cpu_us: us(usage.ru_utime) + us(usage.ru_stime),
-                max_rss_kib: usage.ru_maxrss as u64,
+                cpu_us: ended.cpu_us.saturating_sub(live.spent.main_before_us),
+                cpu_spent: live.spent.over,
+                max_rss_kib: ended.max_rss_kib,
                 events: live.group.events(failed, &Counters::default()),
                 file_bytes: live.file_bytes(),
             });
@@ -136,11 +159,14 @@ impl Spawner {
     }
 
     pub(super) fn tell_end(&mut self, id: u64) {
+        self.forget_cpu(id);
         let Some(live) = self.live.get_mut(&id) else {
             return;
         };
         let (seq, warm, leaving) = (live.run, live.creation.warm, live.leaving);
-        if let Some(end) = live.ended.take() {
+        if let Some(mut end) = live.ended.take() {
+            // Nothing of it is left that could take more.
+            end.cpu_us = end.cpu_us.max(live.spent.end(&live.group));
             self.reply(&Reply::Ended { seq, end }, &[]);
             // What is leaving gets a new room when it is gone.
             if warm && !leaving {
@@ -172,6 +198,7 @@ impl Spawner {
         let end = End {
             exit: Exit::Refused(why),
             cpu_us: 0,
+            cpu_spent: false,
             max_rss_kib: 0,
             events: CgroupEvents::default(),
             file_bytes: 0,
@@ -212,12 +239,12 @@ impl Spawner {
         for id in &ids {
             self.close_room(*id);
         }
-        self.clerks.keys().for_each(|pid| kill(*pid));
+        self.clerks.values().for_each(Clerk::kill);
         if let Some(zygote) = self.zygote.take() {
-            kill(zygote.pid);
+            zygote.child.kill();
         }
         if let Some(mother) = self.mother.take() {
-            mother.end();
+            mother.child.end();
         }
         // SAFETY: waits for children of ours until there is none.
         while unsafe { libc::waitpid(-1, std::ptr::null_mut(), 0) } > 0 {}

@@ -1,10 +1,11 @@
 //! What the spawner does for each live sandbox: rooms, programs in them, and their ends.
 
 use super::cgroup::{Counters, Group};
-use super::ends::MAX_WAITING;
+use super::children::{Child, Role};
+use super::cpu::Spent;
 use super::files::{Files, User};
 use super::launch::Launch;
-use super::messages::{Creation, End, Exit, Notice, Numbered, Start, send_bytes};
+use super::messages::{Creation, End, Exit, MAX_PACKET, Notice, Numbered, Start, send_bytes};
 use super::plan::{Confinement, Plan, Who};
 use super::report::{Evidence, Report};
 use super::room::loopback_up;
@@ -15,35 +16,16 @@ use nix::poll::PollTimeout;
 use nix::sched::{CloneFlags, setns, unshare};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
 use std::ffi::CString;
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
-
-/// What a child of the spawner is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Role {
-    /// First process of a room.
-    Room {
-        id: u64,
-        serial: u32,
-    },
-    /// Main process of an execution, or an interpreter that waits for one.
-    Program {
-        id: u64,
-    },
-    Zygote,
-    Mother,
-    /// Reads or writes an archive.
-    Clerk,
-    /// Of a sandbox that is gone.
-    Stray,
-}
 
 /// A program on its way into a room.
 #[derive(Debug)]
 pub(super) struct Entrant {
     pub(super) serial: u32,
-    pub(super) pid: Option<i32>,
+    /// None as long as it is not forked.
+    pub(super) child: Option<Rc<Child>>,
     pub(super) way: Way,
     /// Where it may tell its end.
     pub(super) report: Option<Report>,
@@ -69,10 +51,57 @@ pub(super) enum Way {
     Started,
 }
 
+impl Entrant {
+    /// Has a fork of the zygote enter its room; whether it waits for a program there. A packet that
+    /// cannot be sent means that the fork is dead, which its end says.
+    fn enter(&mut self, plan: Option<&[u8]>, room: &[RawFd]) -> bool {
+        match (&mut self.way, plan) {
+            (
+                Way::Python {
+                    socket,
+                    entered: entered @ false,
+                    program,
+                    ..
+                },
+                Some(plan),
+            ) => {
+                *entered = send_bytes(socket.as_fd(), plan, room).is_ok();
+                program.is_none()
+            }
+            _ => false,
+        }
+    }
+
+    /// The program of a fork that has entered its room, and where to send it.
+    fn program(&mut self) -> Option<(OwnedFd, Vec<u8>, Vec<OwnedFd>)> {
+        let ready = |way: &Way| {
+            matches!(
+                way,
+                Way::Python {
+                    entered: true,
+                    program: Some(_),
+                    ..
+                }
+            )
+        };
+        if !ready(&self.way) {
+            return None;
+        }
+        match std::mem::replace(&mut self.way, Way::Started) {
+            Way::Python {
+                socket,
+                program: Some((packet, files)),
+                ..
+            } => Some((socket, packet, files)),
+            _ => None,
+        }
+    }
+}
+
 #[derive(Debug)]
 pub(super) struct RoomState {
     pub(super) serial: u32,
-    pub(super) pid: i32,
+    pub(super) child: Rc<Child>,
     pub(super) ready: bool,
 }
 
@@ -105,6 +134,8 @@ pub(super) struct Live {
     pub(super) evict: bool,
     /// A step that failed before hostile code ran.
     pub(super) failed: Option<(u32, i32)>,
+    /// CPU time of what runs.
+    pub(super) spent: Spent,
     /// Children that were not reaped yet.
     pub(super) children: usize,
     /// To be answered when it is gone.
@@ -131,36 +162,7 @@ impl Live {
         let python = |e: &&mut Entrant| matches!(e.way, Way::Python { .. });
         both.into_iter()
             .flatten()
-            .find(|e| e.serial == serial && e.pid.is_none() && python(e))
-    }
-}
-
-pub(super) fn kill(pid: i32) {
-    // SAFETY: a child of ours that was not reaped yet.
-    unsafe { libc::kill(pid, libc::SIGKILL) };
-}
-
-fn pidfd(pid: i32) -> Result<OwnedFd, String> {
-    // SAFETY: no pointers; the descriptor is new and ours.
-    unsafe {
-        match libc::syscall(libc::SYS_pidfd_open, pid, 0) {
-            -1 => Err(format!("pidfd_open: {}", std::io::Error::last_os_error())),
-            fd => Ok(OwnedFd::from_raw_fd(fd as i32)),
-        }
-    }
-}
-
-/// The network namespace of a child, where the kernel tells it (6.11).
-fn network_of(pid: i32) -> Option<OwnedFd> {
-    // PIDFD_GET_NET_NAMESPACE, _IO(0xFF, 4).
-    const GET_NET_NAMESPACE: libc::c_ulong = 0xFF04;
-    let pidfd = pidfd(pid).ok()?;
-    // SAFETY: no pointers; the descriptor is new and ours.
-    unsafe {
-        match libc::ioctl(pidfd.as_raw_fd(), GET_NET_NAMESPACE, 0) {
-            -1 => None,
-            fd => Some(OwnedFd::from_raw_fd(fd)),
-        }
+            .find(|e| e.serial == serial && e.child.is_none() && python(e))
     }
 }
 
@@ -188,6 +190,12 @@ fn program_packet(code: &str, env: &[(String, String)]) -> Result<Vec<u8>, Strin
     let bytes = packet.len() as u32 - 4;
     packet[..4].copy_from_slice(&bytes.to_le_bytes());
     packet.extend_from_slice(code.as_bytes());
+    if packet.len() > MAX_PACKET {
+        return Err(format!(
+            "program and environment of {} bytes, at most {MAX_PACKET}",
+            packet.len()
+        ));
+    }
     Ok(packet)
 }
 
@@ -212,7 +220,7 @@ impl Spawner {
             Network::None => None,
             Network::Loopback => Some(self.new_network()?),
         };
-        let group = self.new_group(id, &creation.limits)?;
+        let group = self.new_group(id, &creation)?;
         let live = Live {
             creation,
             group,
@@ -231,6 +239,7 @@ impl Spawner {
             deferred: Vec::new(),
             evict: false,
             failed: None,
+            spent: Spent::default(),
             children: 0,
             destroyed_by: None,
         };
@@ -280,6 +289,8 @@ impl Spawner {
             has_ruleset: true,
             limit_user_processes: self.hierarchy.limits_processes().is_none(),
             limit_address_space: self.hierarchy.limits_memory().is_none(),
+            cpu_counted: self.hierarchy.counts_cpu().is_some(),
+            own_namespace: self.nested_users.then_some(self.last_capability),
             tcp,
         }
     }
@@ -297,18 +308,18 @@ impl Spawner {
         Ok(())
     }
 
-    fn fork_python(&self, id: u64) -> Result<Entrant, String> {
-        let zygote = self.zygote.as_ref().ok_or("there is no zygote")?;
+    pub(super) fn fork_python(&mut self, id: u64) -> Result<Entrant, String> {
+        let zygote = self.zygote.as_mut().ok_or("there is no zygote")?;
         let live = self.live.get(&id).ok_or("no such sandbox")?;
         let room = live.room.as_ref().ok_or("no room")?;
         let flags = SockFlag::SOCK_CLOEXEC;
         let (ours, theirs) = socketpair(AddressFamily::Unix, SockType::SeqPacket, None, flags)
             .map_err(|e| format!("socketpair: {e}"))?;
-        let fd = pidfd(room.pid)?;
-        zygote.fork(id, room.serial, fd.as_raw_fd(), theirs.as_raw_fd())?;
+        let fd = room.child.as_raw_fd();
+        zygote.fork(id, room.serial, fd, theirs.as_raw_fd())?;
         Ok(Entrant {
             serial: room.serial,
-            pid: None,
+            child: None,
             way: Way::Python {
                 socket: ours,
                 entered: false,
@@ -389,13 +400,13 @@ impl Spawner {
         let live = self.live.get_mut(&id).ok_or("no such sandbox")?;
         // An interpreter that waits would be seen by the program, and could be killed by it.
         live.evict = live.warm.is_some();
-        if let Some(pid) = live.warm.as_ref().and_then(|w| w.pid) {
-            kill(pid);
+        if let Some(child) = live.warm.as_ref().and_then(|w| w.child.as_ref()) {
+            child.kill();
         }
         let serial = live.serial;
         Ok(Entrant {
             serial,
-            pid: None,
+            child: None,
             way: Way::Program { argv, env, files },
             report: None,
             evidence: Evidence::default(),
@@ -410,13 +421,13 @@ impl Spawner {
         let Some(room) = live.room.as_ref().filter(|r| r.ready) else {
             return;
         };
-        let (serial, pid) = (room.serial, room.pid);
+        let (serial, room) = (room.serial, Rc::clone(&room.child));
         if live.evict {
             return;
         }
         let waits = |e: &Entrant| e.serial == serial && matches!(e.way, Way::Program { .. });
         if live.running.as_ref().is_some_and(waits)
-            && let Err(why) = self.fork_program(id, pid)
+            && let Err(why) = self.fork_program(id, &room)
         {
             self.lost(id, why);
             return;
@@ -434,93 +445,108 @@ impl Spawner {
             return;
         };
         let ruleset = live.ruleset.as_ref().map(AsRawFd::as_raw_fd);
+        let into: Vec<RawFd> = [room.as_raw_fd()].into_iter().chain(ruleset).collect();
+        let (mut begun, mut waits) = (false, false);
         let both = [live.running.as_mut(), live.warm.as_mut()];
         for entrant in both.into_iter().flatten() {
-            if entrant.serial != serial || entrant.pid.is_none() {
+            let child = entrant.child.as_ref().filter(|_| entrant.serial == serial);
+            let Some(child) = child.map(Rc::clone) else {
                 continue;
+            };
+            waits |= entrant.enter(plan.as_deref(), &into);
+            if let Some((socket, packet, files)) = entrant.program() {
+                live.spent.begin(&live.group, child.cpu_us().unwrap_or(0));
+                begun = true;
+                let raw: Vec<RawFd> = files.iter().map(AsRawFd::as_raw_fd).collect();
+                let _ = send_bytes(socket.as_fd(), &packet, &raw);
+                // It reports its end there, and gets nothing more but the end of file.
+                entrant.report = self.reports.watch(id, socket);
             }
-            // A packet that cannot be sent means that the fork is dead, which its end tells.
-            if let Way::Python {
-                socket,
-                entered,
-                program,
-                ..
-            } = &mut entrant.way
-            {
-                if !*entered && let (Ok(fd), Some(plan)) = (pidfd(pid), &plan) {
-                    let fds: Vec<RawFd> = [fd.as_raw_fd()].into_iter().chain(ruleset).collect();
-                    *entered = send_bytes(socket.as_fd(), plan, &fds).is_ok();
-                    if program.is_none() {
-                        // Many of those that came first are gone.
-                        if self.to_rehearse.len() == MAX_WAITING {
-                            self.to_rehearse.pop_front();
-                        }
-                        self.to_rehearse.push_back(id);
-                    }
-                }
-                if *entered && let Some((packet, files)) = program.take() {
-                    let raw: Vec<RawFd> = files.iter().map(AsRawFd::as_raw_fd).collect();
-                    let _ = send_bytes(socket.as_fd(), &packet, &raw);
-                    let way = std::mem::replace(&mut entrant.way, Way::Started);
-                    if let Way::Python { socket, .. } = way {
-                        // It tells its end there, and is told nothing more but the end of file.
-                        entrant.report = self.reports.watch(id, socket);
-                    }
-                }
+        }
+        if waits {
+            // Many of those that came first are gone.
+            if self.to_rehearse.len() >= self.max_waiting {
+                self.to_rehearse.pop_front();
             }
+            self.to_rehearse.push_back(id);
+        }
+        if begun {
+            self.watch_cpu(id);
         }
     }
 
     /// Starts a program in the PID namespace of a room.
-    fn fork_program(&mut self, id: u64, room: i32) -> Result<(), String> {
+    fn fork_program(&mut self, id: u64, room: &Child) -> Result<(), String> {
         let live = self.live.get_mut(&id).ok_or("no such sandbox")?;
         let entrant = live.running.as_mut().ok_or("nothing to run")?;
         let way = std::mem::replace(&mut entrant.way, Way::Started);
         let Way::Program { argv, env, files } = way else {
             return Err("not a program".into());
         };
+        live.spent.begin(&live.group, 0);
         let live = self.live.get(&id).ok_or("no such sandbox")?;
-        let fd = pidfd(room)?;
         let launch = Launch {
             group: &live.group,
             plan: Plan::confine(Who::Program, &self.confinement(live)),
-            room: fd.as_raw_fd(),
+            room: room.as_raw_fd(),
             ruleset: live.ruleset.as_ref().map_or(-1, AsRawFd::as_raw_fd),
             files: &files,
             argv: &argv,
             env: &env,
         };
         let pid_ns = CloneFlags::CLONE_NEWPID;
-        setns(fd.as_fd(), pid_ns).map_err(|e| format!("setns: {e}"))?;
+        setns(room.as_fd(), pid_ns).map_err(|e| format!("setns: {e}"))?;
         let started = launch.start();
         let home = setns(self.own_pid_ns.as_fd(), pid_ns).map_err(|e| format!("setns: {e}"));
-        let (pid, failed) = started?;
-        self.roles.insert(pid, Role::Program { id });
+        let (number, failed) = started?;
+        let child = Child::of(number)?;
+        self.children.watch(&child, Role::Program { id })?;
         if let Some(live) = self.live.get_mut(&id) {
             live.children += 1;
             live.failed = failed;
             if let Some(running) = &mut live.running {
-                running.pid = Some(pid);
+                running.child = Some(child);
             }
         }
+        self.watch_cpu(id);
         home
     }
 
-    /// The zygote has forked.
-    fn forked(&mut self, id: u64, serial: u32, pid: i32) {
+    /// The zygote has forked, and says which of this process's children it is.
+    fn forked(&mut self, id: u64, serial: u32, number: i32) -> Result<(), String> {
+        let child = Child::of(number)?;
         let proc = self.own_proc.as_ref();
         let live = self.live.get_mut(&id);
         let found = live.and_then(|live| {
-            let evidence = Evidence::open(proc, pid, &live.group);
+            let wanted = live.unforked(serial).is_some() && !live.evict;
+            // Into its limits before it gets a program; if that fails, it dies.
+            if !(wanted && live.group.join(number).is_ok()) {
+                child.kill();
+            }
+            let evidence = Evidence::open(proc, number, &live.group);
             let entrant = live.unforked(serial)?;
-            (entrant.pid, entrant.evidence) = (Some(pid), evidence);
+            (entrant.child, entrant.evidence) = (Some(Rc::clone(&child)), evidence);
             live.children += 1;
             Some(())
         });
+        if found.is_none() {
+            child.kill();
+        }
         let role = found.map_or(Role::Stray, |()| Role::Program { id });
-        self.roles.insert(pid, role);
-        if let Some((status, usage)) = self.early.remove(&pid) {
-            self.reaped(pid, status, &usage);
+        self.children.watch(&child, role)
+    }
+
+    /// What the zygote was asked for will not come.
+    fn unforked(&mut self, id: u64, serial: u32, why: String) {
+        let Some(live) = self.live.get_mut(&id) else {
+            return;
+        };
+        if live.warm.as_ref().is_some_and(|w| w.serial == serial) {
+            live.warm = None;
+            live.evict = false;
+            self.advance(id);
+        } else if live.unforked(serial).is_some() {
+            self.lost(id, why);
         }
     }
 
@@ -534,30 +560,25 @@ impl Spawner {
                     self.advance(id);
                 }
             }
-            Notice::FORKED if notice.value > 0 => {
-                // Into its limits before it gets a program; if that fails, it dies.
-                let joined = self.live.get_mut(&id).is_some_and(|live| {
-                    live.unforked(serial).is_some()
-                        && !live.evict
-                        && live.group.join(notice.value).is_ok()
-                });
-                if !joined && !self.early.contains_key(&notice.value) {
-                    kill(notice.value);
-                }
-                self.forked(id, serial, notice.value);
-                self.advance(id);
-            }
             Notice::FORKED => {
-                let why = std::io::Error::from_raw_os_error(notice.errno);
-                let Some(live) = self.live.get_mut(&id) else {
-                    return;
+                if let Some(zygote) = &mut self.zygote {
+                    zygote.answered();
+                }
+                let forked = match notice.value {
+                    number @ 1.. => self.forked(id, serial, number),
+                    _ => Err(format!(
+                        "fork: {}",
+                        std::io::Error::from_raw_os_error(notice.errno)
+                    )),
                 };
-                if live.warm.as_ref().is_some_and(|w| w.serial == serial) {
-                    live.warm = None;
-                    live.evict = false;
-                    self.advance(id);
-                } else if live.unforked(serial).is_some() {
-                    self.lost(id, format!("fork: {why}"));
+                match forked {
+                    Ok(()) => self.advance(id),
+                    Err(why) => self.unforked(id, serial, why),
+                }
+            }
+            Notice::ZYGOTE => {
+                if let Some(zygote) = &mut self.zygote {
+                    zygote.is_ready();
                 }
             }
             Notice::FAILED if id != 0 => {
@@ -586,6 +607,7 @@ impl Spawner {
         live.ended = Some(End {
             exit,
             cpu_us: 0,
+            cpu_spent: false,
             max_rss_kib: 0,
             events: live.group.events(true, &Counters::default()),
             file_bytes: live.file_bytes(),
@@ -604,16 +626,16 @@ impl Spawner {
         live.evict = false;
         let shared = live.net_ns.is_some();
         if let Some(room) = live.room.take() {
-            if !shared && let Some(network) = network_of(room.pid) {
-                self.leaving.insert(room.pid, network);
+            if !shared && let Some(network) = room.child.network() {
+                self.leaving.insert(room.child.as_raw_fd(), network);
             }
-            kill(room.pid);
+            room.child.kill();
         }
     }
 
     pub(super) fn kill(&mut self, id: u64) {
         if let Some(room) = self.live.get(&id).and_then(|l| l.room.as_ref()) {
-            kill(room.pid);
+            room.child.kill();
         }
     }
 
@@ -654,7 +676,7 @@ impl Spawner {
     }
 
     fn more_may_wait(&self) -> bool {
-        self.live.values().filter(|l| l.room.is_some()).count() < MAX_WAITING
+        self.live.values().filter(|l| l.room.is_some()).count() < self.max_waiting
     }
 
     /// Makes an interpreter ready that is due; the time until the next is. One at a time: a room and

@@ -3,13 +3,20 @@
 use crate::port::{Limits, Network, Protection};
 use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, recvmsg, sendmsg};
 use serde::{Deserialize, Serialize};
-use std::io::{IoSlice, IoSliceMut};
+use std::fs::File;
+use std::io::{IoSlice, IoSliceMut, Read, Seek};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
 /// Largest packet: what a Unix socket takes at once under Debian's defaults, with room to spare.
 pub(crate) const MAX_PACKET: usize = 160 << 10;
 
-/// Files of a packet.
+/// Largest message: what a packet does not take goes in a memory file. The longest program is six
+/// times as long in JSON at worst.
+const MAX_MESSAGE: usize = 2 << 20;
+/// The packet of a message that is in the last of its files.
+const IN_FILE: &[u8] = b"F";
+
+/// Files of a packet, the one with its message included.
 const MAX_FDS: usize = 4;
 
 /// What to start.
@@ -153,6 +160,8 @@ pub(crate) enum Exit {
 pub(crate) struct End {
     pub(crate) exit: Exit,
     pub(crate) cpu_us: u64,
+    /// It was killed for that.
+    pub(crate) cpu_spent: bool,
     pub(crate) max_rss_kib: u64,
     pub(crate) events: CgroupEvents,
     pub(crate) file_bytes: u64,
@@ -221,7 +230,16 @@ pub(crate) fn send<T: Serialize>(
     fds: &[RawFd],
 ) -> Result<(), String> {
     let bytes = serde_json::to_vec(message).map_err(|e| e.to_string())?;
-    send_bytes(socket, &bytes, fds)
+    if bytes.len() <= MAX_PACKET {
+        return send_bytes(socket, &bytes, fds);
+    }
+    if bytes.len() > MAX_MESSAGE {
+        let length = bytes.len();
+        return Err(format!("message of {length} bytes, at most {MAX_MESSAGE}"));
+    }
+    let file = super::files::memory_file(&bytes)?;
+    let fds: Vec<RawFd> = fds.iter().copied().chain([file.as_raw_fd()]).collect();
+    send_bytes(socket, IN_FILE, &fds)
 }
 
 /// Sends one packet with files.
@@ -289,6 +307,47 @@ pub(crate) fn receive<T: for<'a> Deserialize<'a>>(
     if received.flags.contains(MsgFlags::MSG_TRUNC) {
         return Err("message was cut".into());
     }
-    let message = serde_json::from_slice(&buffer[..len]).map_err(|e| e.to_string())?;
+    let kept;
+    let bytes = match &buffer[..len] == IN_FILE {
+        false => &buffer[..len],
+        true => {
+            kept = whole(File::from(fds.pop().ok_or("message without its file")?))?;
+            &kept
+        }
+    };
+    let message = serde_json::from_slice(bytes).map_err(|e| e.to_string())?;
     Ok(Some((message, fds)))
+}
+
+fn whole(mut file: File) -> Result<Vec<u8>, String> {
+    let mut bytes = Vec::new();
+    file.rewind()
+        .and_then(|()| file.take(MAX_MESSAGE as u64).read_to_end(&mut bytes))
+        .map_err(|e| format!("message: {e}"))?;
+    Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
+    use std::os::fd::AsFd;
+
+    #[test]
+    fn messages_of_any_length_up_to_the_bound_arrive_with_their_files() {
+        let flags = SockFlag::SOCK_CLOEXEC;
+        let pair = socketpair(AddressFamily::Unix, SockType::SeqPacket, None, flags);
+        let (ours, theirs) = pair.expect("a pair");
+        let mut buffer = vec![0; MAX_PACKET + 1];
+        for length in [0, 90 << 10, MAX_PACKET - 2, MAX_PACKET - 1, MAX_MESSAGE - 2] {
+            let said = "x".repeat(length);
+            send(ours.as_fd(), &said, &[0, 1, 2]).expect("it is sent");
+            let got = receive::<String>(theirs.as_fd(), &mut buffer);
+            let (heard, files) = got.expect("it arrives").expect("a message");
+            assert!(heard == said, "{length} bytes");
+            assert_eq!(files.len(), 3);
+        }
+        let error = send(ours.as_fd(), &"x".repeat(MAX_MESSAGE), &[]).expect_err("too long");
+        assert!(error.contains("at most 2097152"), "{error}");
+    }
 }

@@ -3,8 +3,10 @@
 mod archive;
 mod calls;
 mod cgroup;
+mod children;
 mod clerk;
 mod client;
+mod cpu;
 mod ends;
 mod enter;
 mod files;
@@ -14,7 +16,9 @@ mod lean;
 mod live;
 mod messages;
 mod mother;
+mod output;
 mod plan;
+mod protections;
 mod provider;
 mod quiet;
 mod report;
@@ -24,6 +28,7 @@ mod root;
 mod sandbox;
 mod seccomp;
 mod spawner;
+mod supervisor;
 mod users;
 mod zygote;
 

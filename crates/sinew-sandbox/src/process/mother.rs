@@ -6,6 +6,7 @@
 //! anything but that code. Its forks are children of the spawner. It ends when the spawner does, which is
 //! the first process of its PID namespace.
 
+use super::children::Child;
 use super::enter;
 use super::messages::{Notice, send_bytes};
 use super::plan::{Plan, step_name};
@@ -13,11 +14,12 @@ use super::room::Tabled;
 use super::zygote::default_signals;
 use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, recv, socketpair};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::rc::Rc;
 
 /// How often one that died is replaced within the life of a spawner; then it forks by itself.
 pub(super) const MAX_STARTS: u32 = 16;
 /// How long an answer may take.
-const ANSWER_S: i64 = 10;
+const ANSWER_S: i64 = 3;
 
 const PAGE: usize = 4096;
 /// Largest request: far more than the rows of a room take.
@@ -38,7 +40,7 @@ const HEAD: usize = 8 + Notice::BYTES;
 
 #[derive(Debug)]
 pub(super) struct Mother {
-    pub(super) pid: i32,
+    pub(super) child: Rc<Child>,
     socket: OwnedFd,
 }
 
@@ -156,12 +158,13 @@ impl Mother {
             pid @ 1.. => pid as i32,
             errno => return Err(format!("clone: {}", os_error(-errno))),
         };
-        let mother = Self { pid, socket };
+        let child = Child::of(pid)?;
+        let mother = Self { child, socket };
         mother.limit_waiting();
         match mother.answer() {
             Ok(0) => Ok(mother),
             other => {
-                mother.end();
+                mother.child.end();
                 Err(match other {
                     Ok(failed) => {
                         let (step, errno) = (-failed >> 16, -failed & 0xffff);
@@ -214,15 +217,6 @@ impl Mother {
             Ok(pid @ 1..) => Ok(pid as i32),
             Ok(errno) => Err(Barren::Refused(format!("clone: {}", os_error(-errno)))),
             Err(why) => Err(Barren::Gone(why)),
-        }
-    }
-
-    /// Kills it; when this returns, it makes no more rooms.
-    pub(super) fn end(self) {
-        // SAFETY: a child of ours that was not reaped yet, as its reaping ends in `None`.
-        unsafe {
-            libc::kill(self.pid, libc::SIGKILL);
-            libc::waitpid(self.pid, std::ptr::null_mut(), 0);
         }
     }
 }
@@ -407,22 +401,23 @@ mod tests {
         assert_eq!((failed.value, failed.errno), (11, libc::EBADF));
         match Mother::start(fd) {
             Ok(mother) => {
-                let maps = std::fs::read_to_string(format!("/proc/{}/maps", mother.pid));
+                let pid = mother.child.number().expect("it lives");
+                let maps = std::fs::read_to_string(format!("/proc/{pid}/maps"));
                 let own = maps
                     .expect("maps")
                     .lines()
                     .filter(|l| !l.contains('['))
                     .count();
                 assert_eq!(own, 2, "code and data");
-                let open = std::fs::read_dir(format!("/proc/{}/fd", mother.pid));
+                let open = std::fs::read_dir(format!("/proc/{pid}/fd"));
                 assert_eq!(open.expect("files").count(), 2);
                 let born =
                     |table: &Tabled, notice: &Notice| mother.room(table, notice).expect("a room");
                 assert_eq!(outcomes(&mut notices, born), forked);
-                let open = std::fs::read_dir(format!("/proc/{}/fd", mother.pid));
+                let open = std::fs::read_dir(format!("/proc/{pid}/fd"));
                 assert_eq!(open.expect("files").count(), 2);
                 // SAFETY: a child of this process, which `end` reaps.
-                unsafe { libc::kill(mother.pid, libc::SIGKILL) };
+                unsafe { libc::kill(pid, libc::SIGKILL) };
                 let (table, notice) = (
                     Tabled {
                         plan: rows(),
@@ -431,7 +426,7 @@ mod tests {
                     forked.1,
                 );
                 assert!(matches!(mother.room(&table, &notice), Err(Barren::Gone(_))));
-                mother.end();
+                mother.child.end();
             }
             Err(why) => assert!(enter::code().is_empty(), "{why}"),
         }
@@ -460,6 +455,6 @@ mod tests {
             mother.room(&table, &notice),
             Err(Barren::Refused(_))
         ));
-        mother.end();
+        mother.child.end();
     }
 }

@@ -39,6 +39,8 @@ const NO_NEW_PRIVS: u32 = 9;
 const LANDLOCK: u32 = 10;
 const SECCOMP: u32 = 11;
 pub(crate) const EXECVE: u32 = 13;
+/// A step that may fail: what comes after it is carried out all the same.
+pub(super) const OPTIONAL: u32 = 255;
 const ENTER: u32 = 14;
 
 /// What the zygote needs for its forks to enter rooms, and all that is left in the spawner's bounding
@@ -102,6 +104,11 @@ pub(crate) struct Confinement<'a> {
     pub(crate) limit_user_processes: bool,
     /// Address space of a process, where no cgroup limits memory.
     pub(crate) limit_address_space: bool,
+    /// Whether a cgroup counts the CPU time of an execution.
+    pub(crate) cpu_counted: bool,
+    /// Where all sandboxes share a user and no cgroup limits processes: a program gets a user
+    /// namespace, for which they are counted. The highest capability that the kernel has.
+    pub(crate) own_namespace: Option<i32>,
     /// A loopback interface of its own: TCP may be used.
     pub(crate) tcp: bool,
 }
@@ -135,14 +142,17 @@ impl Plan {
             plan.enter();
         }
         plan.resource_limits(c);
-        if matches!(who, Who::Init | Who::Program) {
-            plan.drop_bounding_set();
+        match c.own_namespace.filter(|_| !first) {
+            Some(last) => plan.own_namespace(c, last),
+            None if matches!(who, Who::Init | Who::Program) => plan.drop_bounding_set(&KEPT),
+            None => {}
         }
         plan.become_user(c.uid);
         if !first {
-            // Nobody but its user may go there.
+            // Nobody but its user may go there. A program can take that right from itself: the
+            // next one starts at the root then.
             let work = plan.bytes(b"/work\0");
-            plan.call(USER, libc::SYS_chdir, &[Arg::At(work)]);
+            plan.call(OPTIONAL, libc::SYS_chdir, &[Arg::At(work)]);
         }
         plan.set_capabilities(0);
         plan.prctl(NO_NEW_PRIVS, libc::PR_SET_NO_NEW_PRIVS, 1);
@@ -177,7 +187,7 @@ impl Plan {
 
     fn keep(capabilities: &[u32]) -> Self {
         let mut plan = Self::default();
-        plan.drop_bounding_set();
+        plan.drop_bounding_set(&KEPT);
         plan.set_capabilities(capabilities.iter().map(|capability| 1 << capability).sum());
         plan.prctl(NO_NEW_PRIVS, libc::PR_SET_NO_NEW_PRIVS, 1);
         plan.prctl(NO_NEW_PRIVS, libc::PR_SET_DUMPABLE, 0);
@@ -253,7 +263,8 @@ impl Plan {
 
     fn resource_limits(&mut self, c: &Confinement<'_>) {
         let limits = c.limits;
-        let cpu = limits.cpu_s.ceil().max(1.0) as u64;
+        // The sum of all processes comes first where it is counted.
+        let cpu = limits.cpu_s.ceil().max(1.0) as u64 + u64::from(c.cpu_counted);
         let mut all = vec![
             (libc::RLIMIT_CPU, cpu, cpu + 1),
             (libc::RLIMIT_CORE, 0, 0),
@@ -283,10 +294,22 @@ impl Plan {
         self.call(LIMITS, libc::SYS_prlimit64, &args);
     }
 
-    /// What the spawner left in it, see [`bound`].
-    fn drop_bounding_set(&mut self) {
-        for capability in KEPT {
-            let capability = i64::from(capability);
+    /// A user namespace in which nobody is anybody, and in which processes are counted from zero.
+    /// What it gives of capabilities goes at once.
+    fn own_namespace(&mut self, c: &Confinement<'_>, last: i32) {
+        let flags = [Arg::Is(i64::from(libc::CLONE_NEWUSER))];
+        self.call(ENTER, libc::SYS_unshare, &flags);
+        // After it: the limit of who makes a namespace holds for all that this user runs.
+        let processes = c.limits.processes;
+        self.limit(libc::RLIMIT_NPROC, processes, processes);
+        let all: Vec<u32> = (0..=last.unsigned_abs()).collect();
+        self.drop_bounding_set(&all);
+    }
+
+    /// What is left in it, of the spawner's see [`bound`].
+    fn drop_bounding_set(&mut self, left: &[u32]) {
+        for capability in left {
+            let capability = i64::from(*capability);
             self.prctl(CAPABILITIES, libc::PR_CAPBSET_DROP, capability);
         }
         // NOROOT, NO_SETUID_FIXUP, KEEP_CAPS off, NO_CAP_AMBIENT_RAISE, all locked.
@@ -405,6 +428,9 @@ impl Plan {
             // what each call expects there; descriptors are those of this process.
             let result =
                 unsafe { libc::syscall(nr, arg(0), arg(1), arg(2), arg(3), arg(4), arg(5)) };
+            if result == -1 && row[9] == i64::from(OPTIONAL) {
+                continue;
+            }
             if result == -1 {
                 let errno = std::io::Error::last_os_error().raw_os_error();
                 return Err((row[9] as u32, errno.unwrap_or(0)));
@@ -422,10 +448,10 @@ fn poke(kind: i64, at: usize, what: i64) -> Row {
 }
 
 /// Takes everything that no child may have out of the bounding set of this process: once, where each
-/// child would do it.
-pub(crate) fn bound() -> Result<(), String> {
+/// child would do it. The highest capability that the kernel has.
+pub(crate) fn bound() -> Result<i32, String> {
     let text = std::fs::read_to_string("/proc/sys/kernel/cap_last_cap");
-    let last = text.ok().and_then(|s| s.trim().parse().ok()).unwrap_or(40);
+    let last: u32 = text.ok().and_then(|s| s.trim().parse().ok()).unwrap_or(40);
     for capability in (0..=last).filter(|c| !KEPT.contains(c)) {
         // SAFETY: an option with an integer.
         if unsafe { libc::prctl(libc::PR_CAPBSET_DROP, capability, 0, 0, 0) } != 0 {
@@ -433,5 +459,5 @@ pub(crate) fn bound() -> Result<(), String> {
             return Err(format!("drop capability {capability}: {error}"));
         }
     }
-    Ok(())
+    Ok(last as i32)
 }

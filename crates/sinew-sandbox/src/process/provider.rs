@@ -2,10 +2,13 @@
 
 use super::client::{Client, unavailable};
 use super::messages::{Creation, Request};
+use super::protections::TCP_MEMORY;
 use super::sandbox::ProcessSandbox;
 use super::spawner::Config;
+use super::supervisor::Supervisor;
 use crate::port::{
-    Protection, Sandbox, SandboxError, SandboxFuture, SandboxProvider, SandboxSpec, Snapshot,
+    Network, Protection, Sandbox, SandboxError, SandboxFuture, SandboxProvider, SandboxSpec,
+    Snapshot,
 };
 use std::fs::File;
 use std::io::{Read, Seek};
@@ -105,10 +108,11 @@ impl ProcessConfig {
     }
 }
 
-/// Sandboxes of processes in namespaces. Dropping it and its sandboxes ends the spawner.
+/// Sandboxes of processes in namespaces. Dropping it ends the spawner and with it all sandboxes. A
+/// spawner that dies takes its sandboxes and snapshots with it, and is started again.
 #[derive(Debug)]
 pub struct ProcessProvider {
-    client: Arc<Client>,
+    spawner: Supervisor,
     live: Arc<Semaphore>,
     /// For archives that are read or written.
     turns: Semaphore,
@@ -146,7 +150,11 @@ pub(super) async fn kept(
         level: "process",
         id,
         handle: Arc::new(kept),
-        stores: answer.held.into(),
+        stores: answer
+            .held
+            .into_iter()
+            .map(|(store, bytes)| (client.unique(store), bytes))
+            .collect(),
     })
 }
 
@@ -156,9 +164,9 @@ impl ProcessProvider {
     /// # Errors
     /// [`SandboxError::Unavailable`] with what is missing and what to do.
     pub fn start(config: ProcessConfig) -> Result<Self, SandboxError> {
-        let client = Client::start(&config.spawner, &config.spawner_config()?)?;
+        let spawner = Supervisor::start(config.spawner.clone(), config.spawner_config()?)?;
         Ok(Self {
-            client,
+            spawner,
             live: Arc::new(Semaphore::new(config.max_live)),
             turns: Semaphore::new(MAX_TRANSFERS),
             config,
@@ -176,7 +184,7 @@ impl ProcessProvider {
             });
         }
         if spec.strict {
-            refuse_missing(&self.client.protections)?;
+            refuse_missing(&self.spawner.last().protections, spec.network)?;
         }
         let waited = tokio::time::timeout(
             self.config.acquire_timeout,
@@ -189,44 +197,39 @@ impl ProcessProvider {
                 limit: self.config.max_live,
             });
         };
-        let id = self.client.number();
+        let client = self.spawner.client().await?;
+        let id = client.number();
         let creation = Creation {
             limits: spec.limits.clone(),
             network: spec.network,
-            base: base.map(|b| self.own(b)).transpose()?,
+            base: base.map(|b| own(b, &client)).transpose()?,
             warm: self.config.warm_python,
         };
-        let sandbox = ProcessSandbox::new(&self.client, id, spec.clone(), permit, base.cloned());
-        self.client
-            .ask(Request::Create { id, creation }, &[])
-            .await?;
+        let sandbox = ProcessSandbox::new(&client, id, spec.clone(), permit, base.cloned());
+        client.ask(Request::Create { id, creation }, &[]).await?;
         Ok(Box::new(sandbox))
     }
+}
 
-    /// The number of a snapshot, if it is one of this provider.
-    fn own(&self, snapshot: &Snapshot) -> Result<u64, SandboxError> {
-        let kept = snapshot.handle.downcast_ref::<Kept>();
-        match kept.filter(|k| Arc::ptr_eq(&k.client, &self.client)) {
-            Some(kept) => Ok(kept.id),
-            None => Err(SandboxError::Request {
-                field: "snapshot",
-                value: format!("{} of level {}", snapshot.id, snapshot.level),
-                allowed: "one that this provider made; others are exported and imported".into(),
-            }),
-        }
+/// The number of a snapshot, if this spawner keeps it.
+fn own(snapshot: &Snapshot, client: &Arc<Client>) -> Result<u64, SandboxError> {
+    match snapshot.handle.downcast_ref::<Kept>() {
+        Some(kept) if Arc::ptr_eq(&kept.client, client) => Ok(kept.id),
+        Some(kept) if kept.client.is_dead() => Err(SandboxError::Died(
+            "the process that kept the snapshot is gone".into(),
+        )),
+        _ => Err(SandboxError::Request {
+            field: "snapshot",
+            value: format!("{} of level {}", snapshot.id, snapshot.level),
+            allowed: "one that this provider made; others are exported and imported".into(),
+        }),
     }
 }
 
-impl Drop for ProcessProvider {
-    fn drop(&mut self) {
-        self.client.stop();
-    }
-}
-
-fn refuse_missing(protections: &[Protection]) -> Result<(), SandboxError> {
+fn refuse_missing(protections: &[Protection], network: Network) -> Result<(), SandboxError> {
     let missing: Vec<String> = protections
         .iter()
-        .filter(|p| !p.enforced)
+        .filter(|p| !p.enforced && (p.name != TCP_MEMORY || network != Network::None))
         .map(|p| format!("{} ({})", p.name, p.how))
         .collect();
     if missing.is_empty() {
@@ -247,11 +250,15 @@ impl SandboxProvider for ProcessProvider {
     }
 
     fn protections(&self) -> Arc<Vec<Protection>> {
-        Arc::clone(&self.client.protections)
+        Arc::clone(&self.spawner.last().protections)
     }
 
     fn slower(&self) -> Vec<String> {
-        self.client.slower.clone()
+        self.spawner.last().slower.clone()
+    }
+
+    fn health(&self) -> Result<(), String> {
+        self.spawner.health()
     }
 
     fn fork<'a>(
@@ -268,21 +275,22 @@ impl SandboxProvider for ProcessProvider {
         max_bytes: u64,
     ) -> SandboxFuture<'a, File> {
         Box::pin(async move {
-            let snapshot = self.own(snapshot)?;
+            let client = self.spawner.client().await?;
+            let snapshot = own(snapshot, &client)?;
             let failed = |e| super::client::io_error("export", e);
             let _turn = self.turns.acquire().await;
             let mut file = crate::archive::spool(&[]).map_err(failed)?;
-            // Whoever stops waiting ends it.
+            // Dropped, it ends the export.
             let kept = Kept {
-                client: Arc::clone(&self.client),
-                id: self.client.number(),
+                client: Arc::clone(&client),
+                id: client.number(),
             };
             let request = Request::Export {
                 snapshot,
                 export: kept.id,
                 max_bytes,
             };
-            self.client.ask(request, &[file.as_raw_fd()]).await?;
+            client.ask(request, &[file.as_raw_fd()]).await?;
             file.rewind().map_err(failed)?;
             Ok(file)
         })
@@ -290,12 +298,13 @@ impl SandboxProvider for ProcessProvider {
 
     fn import_file(&self, archive: File, max_bytes: u64) -> SandboxFuture<'_, Snapshot> {
         Box::pin(async move {
+            let client = self.spawner.client().await?;
             let _turn = self.turns.acquire().await;
             let request = |snapshot| Request::Import {
                 snapshot,
                 max_bytes,
             };
-            kept(&self.client, request, &[archive.as_raw_fd()]).await
+            kept(&client, request, &[archive.as_raw_fd()]).await
         })
     }
 }

@@ -2,9 +2,10 @@
 
 use super::cgroup::Group;
 use super::live::Way;
+use super::messages::Creation;
 use super::messages::send_bytes;
 use super::spawner::Spawner;
-use crate::port::Limits;
+use crate::port::Network;
 use nix::poll::PollTimeout;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
@@ -74,13 +75,14 @@ impl Spawner {
     }
 
     /// A group with these limits: one of a sandbox that is gone, else a new one.
-    pub(super) fn new_group(&mut self, id: u64, limits: &Limits) -> Result<Group, String> {
-        let spare = self.spare_groups.iter().rposition(|g| g.fits(limits));
+    pub(super) fn new_group(&mut self, id: u64, creation: &Creation) -> Result<Group, String> {
+        let (limits, tcp) = (&creation.limits, creation.network == Network::Loopback);
+        let spare = self.spare_groups.iter().rposition(|g| g.fits(limits, tcp));
         if let Some(at) = spare {
             return Ok(self.spare_groups.swap_remove(at));
         }
         let name = format!("sinew-{}-{id}", self.tag);
-        self.hierarchy.create(name, limits)
+        self.hierarchy.create(name, limits, tcp)
     }
 
     pub(super) fn more_spare_groups(&self) -> bool {

@@ -123,26 +123,6 @@ fn open_stat(proc: &OwnedFd, pid: i32) -> Option<File> {
     opened.ok().map(File::from)
 }
 
-fn signal(pid: i32, signal: i32) {
-    // SAFETY: a child of ours that was not reaped yet.
-    unsafe { libc::kill(pid, signal) };
-}
-
-/// CPU time of a process, dead or alive, that was not reaped yet.
-fn cpu_us(pid: i32) -> Option<u64> {
-    // The clock of a process: CPUCLOCK_SCHED is 2 (linux/posix-timers.h).
-    let clock = (!pid << 3) | 2;
-    let mut time = libc::timespec {
-        tv_sec: 0,
-        tv_nsec: 0,
-    };
-    // SAFETY: writes a local value.
-    match unsafe { libc::clock_gettime(clock, &raw mut time) } {
-        0 => Some(time.tv_sec as u64 * 1_000_000 + time.tv_nsec as u64 / 1000),
-        _ => None,
-    }
-}
-
 /// Whether a process never had a child that ended, whose CPU time would count as its own: no
 /// child ends without a page fault (`/proc/PID/stat`, fields 11 and 13).
 fn childless(stat: &File) -> Option<bool> {
@@ -170,7 +150,7 @@ impl Spawner {
         let Some(running) = &mut live.running else {
             return;
         };
-        let (Some(report), Some(pid)) = (running.report.take(), running.pid) else {
+        let (Some(report), Some(child)) = (running.report.take(), running.child.clone()) else {
             return;
         };
         let Some(code) = report.code() else {
@@ -180,7 +160,7 @@ impl Spawner {
         // First: what is counted from here on counts nothing that it does. It is killed after
         // its end is told: on a busy processor whoever waits would otherwise wait for the kernel
         // to take its memory apart. Nothing else is in the sandbox that could let it go on.
-        signal(pid, libc::SIGSTOP);
+        child.signal(libc::SIGSTOP);
         let alone = matches!(running.way, Way::Started)
             && live.failed.is_none()
             && live.room.is_some()
@@ -188,18 +168,19 @@ impl Spawner {
             && evidence.counters.processes() == Some(2)
             && evidence.stat.as_ref().is_some_and(|stat| childless(stat) == Some(true));
         if !alone {
-            signal(pid, libc::SIGCONT);
+            child.signal(libc::SIGCONT);
             return;
         }
-        let Some(cpu_us) = cpu_us(pid) else {
-            signal(pid, libc::SIGCONT);
+        let Some(cpu_us) = child.cpu_us() else {
+            child.signal(libc::SIGCONT);
             return;
         };
         live.running = None;
         live.leaving = true;
         live.ended = Some(End {
             exit: Exit::Code(code),
-            cpu_us,
+            cpu_us: cpu_us.saturating_sub(live.spent.main_before_us),
+            cpu_spent: live.spent.over,
             max_rss_kib: 0,
             events: live.group.events(code != 0, &evidence.counters),
             file_bytes: live.file_bytes(),

@@ -1,6 +1,7 @@
 //! How the spawner opens rooms: through the mother of rooms, else by forks of its own.
 
-use super::live::{Role, RoomState, kill};
+use super::children::{Child, Role};
+use super::live::RoomState;
 use super::messages::Notice;
 use super::mother::Barren;
 use super::plan::{Confinement, Who};
@@ -23,20 +24,21 @@ impl Spawner {
             let (work, tmp) = files.folders()?;
             live.ruleset = Some(common.ruleset(&work, &tmp, tcp)?);
         }
-        let pid = match self.born(id)? {
-            Some(pid) => pid,
+        let number = match self.born(id)? {
+            Some(number) => number,
             None => self.forked_room(id)?,
         };
+        let child = Child::of(number)?;
         let live = self.live.get_mut(&id).ok_or("no such sandbox")?;
         let serial = live.serial;
+        self.children.watch(&child, Role::Room { id, serial })?;
         live.children += 1;
         live.failed = None;
         live.room = Some(RoomState {
             serial,
-            pid,
+            child,
             ready: false,
         });
-        self.roles.insert(pid, Role::Room { id, serial });
         Ok(())
     }
 
@@ -55,10 +57,10 @@ impl Spawner {
             Err(Barren::Refused(why)) => Err(why),
             Err(Barren::Gone(_)) => {
                 if let Some(mother) = self.mother.take() {
-                    self.roles.remove(&mother.pid);
-                    mother.end();
+                    self.children.forget(&mother.child);
+                    mother.child.end();
                 }
-                self.end_strays();
+                self.end_strays(|ids| ids.last() == Some(&"1"));
                 let _ = self.start_mother();
                 Ok(None)
             }
@@ -122,10 +124,10 @@ impl Spawner {
         })
     }
 
-    /// Kills first processes of rooms that a mother made and did not live to tell of: children that
-    /// are 1 in a namespace of their own and have no role here. Where the kernel lists no
-    /// children, they wait in their namespaces until this process ends.
-    fn end_strays(&mut self) {
+    /// Kills children that somebody made for this process and did not live to report: those that
+    /// nobody here knows and whose process ids, from the outermost namespace in, are such. Where the
+    /// kernel lists no children, they stay until this process ends.
+    pub(super) fn end_strays(&mut self, such: fn(&[&str]) -> bool) {
         let read = |path: &str| {
             let flags = OFlag::O_RDONLY | OFlag::O_CLOEXEC;
             let proc = self.own_proc.as_ref()?;
@@ -137,17 +139,18 @@ impl Spawner {
         let children = read("1/task/1/children").unwrap_or_default();
         let strays: Vec<i32> = children
             .split_whitespace()
-            .filter_map(|pid| pid.parse().ok())
-            .filter(|pid| !self.roles.contains_key(pid))
-            .filter(|pid| {
-                let status = read(&format!("{pid}/status")).unwrap_or_default();
+            .filter_map(|number| number.parse().ok())
+            .filter(|number| !self.children.knows(*number))
+            .filter(|number| {
+                let status = read(&format!("{number}/status")).unwrap_or_default();
                 let ids = status.lines().find_map(|l| l.strip_prefix("NSpid:"));
-                ids.and_then(|ids| ids.split_whitespace().last()) == Some("1")
+                let ids: Vec<&str> = ids.unwrap_or_default().split_whitespace().collect();
+                such(&ids)
             })
             .collect();
-        for pid in strays {
-            kill(pid);
-            self.roles.insert(pid, Role::Stray);
+        for stray in strays.into_iter().flat_map(Child::of) {
+            stray.kill();
+            let _ = self.children.watch(&stray, Role::Stray);
         }
     }
 }

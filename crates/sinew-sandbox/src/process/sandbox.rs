@@ -3,18 +3,16 @@
 use super::client::{Answer, Client, gone, io_error, unavailable};
 use super::files::memory_file;
 use super::messages::{End, Exit, Request, Start};
+use super::output::{Bounds, Captured, capture, drain, feed};
 use super::plan::{EXECVE, step_name};
 use super::provider::{kept, read_all};
 use crate::port::{
     Ending, ExecOptions, ExecRequest, ExecResult, OutputChunk, OutputStream, Program, Sandbox,
     SandboxError, SandboxFuture, SandboxSpec, SandboxStats, Snapshot, Usage,
 };
-use nix::errno::Errno;
-use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::unix::pipe;
 use tokio::sync::{Notify, OwnedSemaphorePermit, mpsc, watch};
 
@@ -22,11 +20,13 @@ use tokio::sync::{Notify, OwnedSemaphorePermit, mpsc, watch};
 const KILL_GRACE: Duration = Duration::from_secs(10);
 /// Largest program: one argument of execve may have 128 KiB.
 const MAX_PROGRAM_BYTES: usize = 96 << 10;
+/// Memory that can be missing for one allocation of the kernel's.
+const FULL_BYTES: u64 = 1 << 20;
 /// How long a program without input may take before anybody looks at its output: most have ended
 /// by then, and what they wrote is read once.
 const FIRST_LOOK: Duration = Duration::from_millis(1);
-/// Bytes that one read of a program's output takes at most.
-const CHUNK: usize = 8 << 10;
+/// Bytes of an environment: with the longest program it fits a packet.
+const MAX_ENV_BYTES: usize = 32 << 10;
 
 pub(super) struct ProcessSandbox {
     client: Arc<Client>,
@@ -81,131 +81,22 @@ struct Pipes {
     theirs: Vec<OwnedFd>,
 }
 
-fn pipes(client: &Client, fed: bool) -> std::io::Result<Pipes> {
+fn pipes(fed: bool) -> std::io::Result<Pipes> {
     let (stdout_r, stdout_w) = std::io::pipe()?;
     let (stderr_r, stderr_w) = std::io::pipe()?;
-    let (stdin, stdin_r) = if fed {
-        let (r, w) = std::io::pipe()?;
-        (Some(pipe::Sender::from_owned_fd(w.into())?), r.into())
-    } else {
-        (None, client.null.try_clone()?)
+    // What gets no input gets a file of its own all the same: of one that is shared, programs of
+    // others could see the flags.
+    let (stdin_r, w) = std::io::pipe()?;
+    let stdin = match fed {
+        true => Some(pipe::Sender::from_owned_fd(w.into())?),
+        false => None,
     };
     Ok(Pipes {
         stdin,
         stdout: stdout_r.into(),
         stderr: stderr_r.into(),
-        theirs: vec![stdin_r, stdout_w.into(), stderr_w.into()],
+        theirs: vec![stdin_r.into(), stdout_w.into(), stderr_w.into()],
     })
-}
-
-/// What a program wrote to one stream.
-#[derive(Default)]
-struct Captured {
-    kept: Vec<u8>,
-    truncated: bool,
-    bytes: u64,
-}
-
-impl Captured {
-    /// Takes what was read, up to a bound; the bytes of it that are kept.
-    fn add(&mut self, read: &[u8], max: usize) -> usize {
-        self.bytes += read.len() as u64;
-        let room = (max - self.kept.len()).min(read.len());
-        self.kept.extend_from_slice(&read[..room]);
-        self.truncated |= room < read.len();
-        room
-    }
-}
-
-/// What a program left in a pipe that nobody writes to any more.
-async fn drain(
-    pipe: OwnedFd,
-    max: usize,
-    stream: OutputStream,
-    output: Option<mpsc::Sender<OutputChunk>>,
-) -> std::io::Result<Captured> {
-    let mut captured = Captured::default();
-    fcntl(&pipe, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
-    let mut chunk = [0; CHUNK];
-    loop {
-        match nix::unistd::read(&pipe, &mut chunk) {
-            Ok(0) | Err(Errno::EAGAIN) => break,
-            Ok(n) => captured.add(&chunk[..n], max),
-            Err(e) => return Err(e.into()),
-        };
-    }
-    if let Some(sender) = output {
-        for bytes in captured.kept.chunks(CHUNK).map(<[u8]>::to_vec) {
-            let sent = sender.send(OutputChunk { stream, bytes }).await;
-            if sent.is_err() {
-                break;
-            }
-        }
-    }
-    Ok(captured)
-}
-
-/// What the two captures of an execution share.
-#[derive(Clone, Copy)]
-struct Bounds<'a> {
-    max: usize,
-    overflow: &'a Notify,
-    /// Becomes true when nobody will write any more, whoever still holds the pipe.
-    over: &'a watch::Receiver<bool>,
-}
-
-/// Everything that a program wrote, up to a bound, and whether there was more.
-async fn capture(
-    pipe: OwnedFd,
-    bounds: Bounds<'_>,
-    stream: OutputStream,
-    mut output: Option<mpsc::Sender<OutputChunk>>,
-) -> std::io::Result<Captured> {
-    let mut pipe = pipe::Receiver::from_owned_fd(pipe)?;
-    let mut captured = Captured::default();
-    let mut chunk = vec![0; CHUNK];
-    let mut over = bounds.over.clone();
-    let mut told = false;
-    // After the bound the pipe is still drained: a full pipe would look like a hung program.
-    loop {
-        let n = if told {
-            // What is there already; the runtime may not have noticed it.
-            nix::unistd::read(&pipe, &mut chunk).unwrap_or(0)
-        } else {
-            tokio::select! {
-                n = pipe.read(&mut chunk) => n.unwrap_or(0),
-                _ = over.wait_for(|over| *over) => {
-                    told = true;
-                    continue;
-                }
-            }
-        };
-        if n == 0 {
-            return Ok(captured);
-        }
-        let cut = captured.truncated;
-        let room = captured.add(&chunk[..n], bounds.max);
-        if let Some(sender) = output.as_ref().filter(|_| room > 0) {
-            let bytes = chunk[..room].to_vec();
-            if sender.send(OutputChunk { stream, bytes }).await.is_err() {
-                output = None;
-            }
-        }
-        if captured.truncated && !cut {
-            bounds.overflow.notify_one();
-        }
-    }
-}
-
-async fn feed(pipe: Option<pipe::Sender>, bytes: &[u8], over: &watch::Receiver<bool>) {
-    let mut over = over.clone();
-    if let Some(mut pipe) = pipe {
-        // A program need not read what it is given.
-        tokio::select! {
-            _ = pipe.write_all(bytes) => {}
-            _ = over.wait_for(|over| *over) => {}
-        }
-    }
 }
 
 /// Content of the file that an answer brings.
@@ -250,6 +141,18 @@ fn checked(program: Program) -> Result<Start, SandboxError> {
     Ok(start)
 }
 
+fn check_env(env: &[(String, String)]) -> Result<(), SandboxError> {
+    let bytes: usize = env.iter().map(|(k, v)| k.len() + v.len() + 2).sum();
+    if bytes > MAX_ENV_BYTES {
+        return Err(SandboxError::Request {
+            field: "env",
+            value: format!("{bytes} bytes"),
+            allowed: "at most 32768 bytes of names and values together".into(),
+        });
+    }
+    Ok(())
+}
+
 impl ProcessSandbox {
     pub(super) fn new(
         client: &Arc<Client>,
@@ -277,13 +180,14 @@ impl ProcessSandbox {
     ) -> Result<ExecResult, SandboxError> {
         let started = Instant::now();
         let start = checked(request.program)?;
-        let mut pipes =
-            pipes(&self.client, !request.stdin.is_empty()).map_err(|e| io_error("pipe", e))?;
+        let env = [self.spec.env.clone(), options.env].concat();
+        check_env(&env)?;
+        let mut pipes = pipes(!request.stdin.is_empty()).map_err(|e| io_error("pipe", e))?;
         let raw: Vec<RawFd> = pipes.theirs.iter().map(AsRawFd::as_raw_fd).collect();
         let exec = Request::Exec {
             id: self.id,
             start,
-            env: [self.spec.env.clone(), options.env].concat(),
+            env,
         };
         let mut ended = self.client.run(exec, &raw)?;
         drop(std::mem::take(&mut pipes.theirs));
@@ -335,77 +239,51 @@ impl ProcessSandbox {
     ) -> Result<(Option<Ending>, Captured, Captured, End), SandboxError> {
         let overflow = Notify::new();
         let (no_more, over) = watch::channel(false);
+        let (cutting, cut_short) = watch::channel(false);
         let bounds = Bounds {
             max: self.spec.limits.output_bytes as usize,
             overflow: &overflow,
             over: &over,
+            cut_short: &cut_short,
         };
         let (out, err) = (OutputStream::Stdout, OutputStream::Stderr);
         let work = async {
-            tokio::join!(
+            let captured = tokio::join!(
                 capture(pipes.stdout, bounds, out, output.clone()),
                 capture(pipes.stderr, bounds, err, output.clone()),
                 feed(pipes.stdin, input, &over)
-            )
+            );
+            Ok(captured)
         };
-        tokio::pin!(work);
-        let (mut cut, mut end) = (None, None);
-        let deadline = tokio::time::sleep_until(until.into());
-        let (stdout, stderr, ()) = tokio::select! {
-            done = &mut work => done,
-            told = &mut ended => {
-                end = Some(told.map_err(|_| gone())?);
-                let _ = no_more.send(true);
-                (&mut work).await
-            }
-            () = deadline => {
-                cut = Some(Ending::Timeout);
-                self.kill_and(&mut work).await?
-            }
-            () = overflow.notified() => {
-                cut = Some(Ending::OutputLimit);
-                self.kill_and(&mut work).await?
-            }
+        let ending = async {
+            let cut = tokio::select! {
+                told = &mut ended => {
+                    let _ = no_more.send(true);
+                    return Ok((None, told.map_err(|_| gone())?));
+                }
+                () = tokio::time::sleep_until(until.into()) => Ending::Timeout,
+                () = overflow.notified() => Ending::OutputLimit,
+            };
+            let _ = cutting.send(true);
+            self.client.tell(Request::Kill { id: self.id });
+            let told = tokio::time::timeout(KILL_GRACE, &mut ended).await;
+            let end = told
+                .map_err(|_| SandboxError::Died("it did not end after a kill".into()))?
+                .map_err(|_| gone())?;
+            let _ = no_more.send(true);
+            Ok((Some(cut), end))
         };
-        let end = match end {
-            Some(end) => end,
-            None => self.end(ended, until, &mut cut).await?,
-        };
+        // A program can close its output and go on: its end is waited for, too.
+        let ((stdout, stderr, ()), (cut, end)) = tokio::try_join!(work, ending)?;
         let failed = |e| io_error("read output", e);
         Ok((cut, stdout.map_err(failed)?, stderr.map_err(failed)?, end))
     }
 
-    /// A program can close its output and go on: the deadline still holds.
-    async fn end(
-        &self,
-        ended: tokio::sync::oneshot::Receiver<End>,
-        deadline: Instant,
-        cut: &mut Option<Ending>,
-    ) -> Result<End, SandboxError> {
-        tokio::pin!(ended);
-        if cut.is_none() {
-            match tokio::time::timeout_at(deadline.into(), &mut ended).await {
-                Ok(end) => return end.map_err(|_| gone()),
-                Err(_) => {
-                    *cut = Some(Ending::Timeout);
-                    self.client.tell(Request::Kill { id: self.id });
-                }
-            }
-        }
-        tokio::time::timeout(KILL_GRACE, ended)
-            .await
-            .map_err(|_| SandboxError::Died("it did not end after a kill".into()))?
-            .map_err(|_| gone())
-    }
-
-    async fn kill_and<T>(
-        &self,
-        work: &mut (impl Future<Output = T> + Unpin),
-    ) -> Result<T, SandboxError> {
-        self.client.tell(Request::Kill { id: self.id });
-        tokio::time::timeout(KILL_GRACE, work)
-            .await
-            .map_err(|_| SandboxError::Died("it did not end after a kill".into()))
+    /// Whether the program did not come to run because what earlier ones left in the sandbox takes
+    /// all of its memory.
+    fn is_full(&self, end: &End) -> bool {
+        let used = end.events.peak_memory_bytes.saturating_add(FULL_BYTES);
+        matches!(end.exit, Exit::SetUp(_, libc::ENOMEM)) && used >= self.spec.limits.memory_bytes
     }
 
     fn result(
@@ -419,7 +297,8 @@ impl ProcessSandbox {
         if let Exit::Refused(why) = end.exit {
             return Err(io_error("sandbox", why));
         }
-        if let (Exit::SetUp(step, errno), None) = (&end.exit, cut) {
+        let full = self.is_full(&end);
+        if let (Exit::SetUp(step, errno), None, false) = (&end.exit, cut, full) {
             let errno = std::io::Error::from_raw_os_error(*errno);
             if *step == EXECVE {
                 return Err(SandboxError::Request {
@@ -430,7 +309,11 @@ impl ProcessSandbox {
             }
             return Err(unavailable(format!("{}: {errno}", step_name(*step))));
         }
-        let ending = cut.unwrap_or_else(|| ending(&end, self.spec.limits.cpu_s));
+        let ending = match (cut, full) {
+            (Some(cut), _) => cut,
+            (None, true) => Ending::OutOfMemory,
+            (None, false) => ending(&end, self.spec.limits.cpu_s),
+        };
         // The largest process's resident pages count shared files that no group is charged for.
         let peak_memory_bytes = match end.events.peak_memory_bytes {
             0 => end.max_rss_kib << 10,
@@ -464,7 +347,7 @@ fn ending(end: &End, cpu_limit_s: f64) -> Ending {
     let spent = end.cpu_us as f64 >= cpu_limit_s.ceil().max(1.0) * 1e6;
     match end.exit {
         Exit::Signal(libc::SIGXCPU) => Ending::Timeout,
-        Exit::Signal(libc::SIGKILL) if spent => Ending::Timeout,
+        Exit::Signal(libc::SIGKILL) if spent || end.cpu_spent => Ending::Timeout,
         Exit::Signal(libc::SIGSYS) => Ending::Denied,
         Exit::Signal(signal) => Ending::Signalled { signal },
         Exit::Code(_) if failed && end.events.process_refusals > 0 => Ending::TooManyProcesses,
@@ -537,6 +420,10 @@ impl Sandbox for ProcessSandbox {
                 cpu_s: self.cpu_s,
             })
         })
+    }
+
+    fn is_dead(&self) -> bool {
+        self.client.is_dead()
     }
 
     fn listen_inside(&mut self, port: u16) -> SandboxFuture<'_, std::net::TcpListener> {

@@ -6,26 +6,24 @@
 //! `live.rs`.
 
 use super::cgroup::{Group, Hierarchy, run_tag};
+use super::children::{Children, Role};
 use super::clerk::Clerk;
 use super::files::{Layer, Mounting, Users};
-use super::live::{Live, Role};
+use super::live::Live;
 use super::messages::{MAX_PACKET, Notice, Numbered, Reply, Request, SpawnerStats, receive, send};
 use super::mother::{MAX_STARTS, Mother};
 use super::plan::{bound, step_name};
 use super::quiet::sooner;
 use super::report::Reports;
 use super::seccomp::{Filter, filter, init_filter};
-use super::zygote::Zygote;
+use super::zygote::{START as ZYGOTE_START, Zygote};
 use super::{files, landlock, room, root};
-use crate::port::Protection;
 use nix::fcntl::{OFlag, openat};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
-use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
-use nix::sys::signalfd::{SfdFlags, SignalFd};
 use nix::sys::stat::Mode;
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::fs;
 use std::io::Read;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
@@ -37,8 +35,11 @@ use std::time::{Duration, Instant};
 
 /// Hidden first argument of a process that is to be a spawner; the second is a [`Config`].
 pub(crate) const FLAG: &str = "--sinew-sandbox-spawner";
-/// How long the zygote may take to load its modules.
-const ZYGOTE_START: Duration = Duration::from_secs(10);
+/// Sandboxes that have a room and an interpreter waiting, at most; they take about 2.2 MiB each, the
+/// kernel's part included. The others get theirs when a program comes.
+const MAX_WAITING: usize = 2048;
+/// Files of this process that such a sandbox takes, with room for those that have none waiting.
+const FILES_WAITING: usize = 12;
 /// Requests that wait for one sandbox; a host has one or two under way. More are told that it
 /// is busy.
 const MAX_DEFERRED: usize = 16;
@@ -97,14 +98,21 @@ pub(super) struct Spawner {
     slower: Vec<String>,
     /// Network namespaces of rooms that are gone, and of rooms that are going.
     pub(super) networks: Vec<OwnedFd>,
-    pub(super) leaving: HashMap<i32, OwnedFd>,
+    pub(super) leaving: HashMap<RawFd, OwnedFd>,
     pub(super) live: HashMap<u64, Live>,
-    pub(super) roles: HashMap<i32, Role>,
-    /// Children that ended before the zygote told of them.
-    pub(super) early: HashMap<i32, (i32, libc::rusage)>,
+    pub(super) children: Children,
+    /// When the CPU time of what runs is looked at.
+    pub(super) cpu_looks: BTreeSet<(Instant, u64)>,
+    pub(super) processors: u64,
+    /// Sandboxes that may have a room and an interpreter waiting.
+    pub(super) max_waiting: usize,
+    /// The highest capability that the kernel has.
+    pub(super) last_capability: i32,
+    /// Whether a program gets a user namespace of its own, so that its processes are counted.
+    pub(super) nested_users: bool,
     pub(super) snapshots: HashMap<u64, Vec<Layer>>,
-    /// Forks that read and write archives, by process id.
-    pub(super) clerks: HashMap<i32, Clerk>,
+    /// Forks that read and write archives, by the descriptor of each.
+    pub(super) clerks: HashMap<RawFd, Clerk>,
     /// Sandboxes that are to get a new room and interpreter, and from when on.
     pub(super) to_warm: VecDeque<(Instant, u64)>,
     /// Sandboxes whose interpreters wait and have not rehearsed.
@@ -257,6 +265,34 @@ fn path_fd(path: &str) -> Result<OwnedFd, String> {
         .map_err(|e| format!("{path}: {e}"))
 }
 
+/// Allows this process as many files as may be: each live sandbox holds a few. How many sandboxes
+/// may have an interpreter waiting.
+fn max_waiting() -> usize {
+    let Ok((_, hard)) = getrlimit(Resource::RLIMIT_NOFILE) else {
+        return MAX_WAITING;
+    };
+    let _ = setrlimit(Resource::RLIMIT_NOFILE, hard, hard);
+    let hard = usize::try_from(hard).unwrap_or(usize::MAX);
+    MAX_WAITING.min(hard / FILES_WAITING)
+}
+
+/// Whether a user namespace can be made in this one.
+fn can_nest_users() -> bool {
+    // SAFETY: one thread; the child makes system calls and ends without destructors.
+    match unsafe { nix::unistd::fork() } {
+        Ok(nix::unistd::ForkResult::Child) => {
+            let made = unshare(CloneFlags::CLONE_NEWUSER).is_ok();
+            // SAFETY: see above.
+            unsafe { libc::_exit(i32::from(!made)) }
+        }
+        Ok(nix::unistd::ForkResult::Parent { child }) => matches!(
+            nix::sys::wait::waitpid(child, None),
+            Ok(nix::sys::wait::WaitStatus::Exited(_, 0))
+        ),
+        Err(_) => false,
+    }
+}
+
 /// The root of programs, at its place, and the folder for files that must be mounted.
 fn build_root(config: &Config, who: &Privilege) -> Result<(), String> {
     root::build(
@@ -275,17 +311,18 @@ impl Spawner {
         hierarchy: Hierarchy,
         (who, tag): (Privilege, String),
     ) -> Result<Self, String> {
+        // An ignored signal would let the kernel reap children before anybody looked at them.
+        // SAFETY: the default action, no handler.
+        unsafe { libc::signal(libc::SIGCHLD, libc::SIG_DFL) };
         super::lean::share_constants();
-        // As many descriptors as may be: each live sandbox holds two or three.
-        if let Ok((_, hard)) = getrlimit(Resource::RLIMIT_NOFILE) {
-            let _ = setrlimit(Resource::RLIMIT_NOFILE, hard, hard);
-        }
+        let max_waiting = max_waiting();
+        let processors = std::thread::available_parallelism().map_or(1, |n| n.get() as u64);
         let (notices, notices_in) = std::io::pipe().map_err(|e| format!("pipe: {e}"))?;
         let (own_pid_ns, own_net_ns) =
             (path_fd("/proc/self/ns/pid")?, path_fd("/proc/self/ns/net")?);
         let proc = path_fd("/proc")?;
         let empty_list_bytes = room::empty_list_bytes();
-        bound()?;
+        let last_capability = bound()?;
         build_root(config, &who)?;
         let landlock = landlock::Common::open(Path::new(room::ROOT))?;
         let mounting = Mounting::probe(config.attached);
@@ -294,6 +331,7 @@ impl Spawner {
             room::enter_root().map_err(|e| format!("pivot_root: {e}"))?;
         }
         let own_proc = files::new_proc().ok();
+        let shared_user = who.own_users.is_err() && hierarchy.limits_processes().is_none();
         let mut spawner = Self {
             socket,
             hierarchy,
@@ -326,8 +364,12 @@ impl Spawner {
             networks: Vec::new(),
             leaving: HashMap::new(),
             live: HashMap::new(),
-            roles: HashMap::new(),
-            early: HashMap::new(),
+            children: Children::new()?,
+            cpu_looks: BTreeSet::new(),
+            processors,
+            max_waiting,
+            last_capability,
+            nested_users: shared_user && can_nest_users(),
             snapshots: HashMap::new(),
             clerks: HashMap::new(),
             to_warm: VecDeque::new(),
@@ -376,7 +418,12 @@ impl Spawner {
             },
         };
         match failed {
-            None => Ok(()),
+            None => {
+                if let Some(zygote) = &mut self.zygote {
+                    zygote.is_ready();
+                }
+                Ok(())
+            }
             Some(why) => {
                 self.stop_zygote();
                 Err(why)
@@ -389,16 +436,34 @@ impl Spawner {
         let notices = self.notices_in.as_raw_fd();
         let zygote = Zygote::start(python, notices, self.detached)?;
         self.zygote_starts += 1;
-        self.roles.insert(zygote.pid, Role::Zygote);
+        self.children.watch(&zygote.child, Role::Zygote)?;
         self.zygote = Some(zygote);
         Ok(())
     }
 
     fn stop_zygote(&mut self) {
         if let Some(zygote) = self.zygote.take() {
-            // SAFETY: a child of ours that was not reaped yet.
-            unsafe { libc::kill(zygote.pid, libc::SIGKILL) };
+            zygote.child.kill();
         }
+    }
+
+    /// Ends a zygote that does not answer; the time until the next answer is due.
+    fn zygote_due(&mut self) -> PollTimeout {
+        let Some(due) = self.zygote.as_ref().and_then(Zygote::due) else {
+            return PollTimeout::NONE;
+        };
+        let left = due.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            // What it said counts, however late.
+            self.read_notices();
+            if self.zygote.as_ref().and_then(Zygote::due) == Some(due)
+                && let Some(zygote) = &self.zygote
+            {
+                zygote.child.kill();
+            }
+            return PollTimeout::from(100u8);
+        }
+        PollTimeout::try_from(left + Duration::from_millis(1)).unwrap_or(PollTimeout::MAX)
     }
 
     /// Has rooms forked by a process that is made for it, where that is possible.
@@ -408,7 +473,7 @@ impl Spawner {
         }
         self.mother_starts += 1;
         let mother = Mother::start(self.notices_in.as_raw_fd())?;
-        self.roles.insert(mother.pid, Role::Mother);
+        self.children.watch(&mother.child, Role::Mother)?;
         self.mother = Some(mother);
         Ok(())
     }
@@ -433,87 +498,7 @@ impl Spawner {
         }
     }
 
-    fn protections(&self) -> Vec<Protection> {
-        let row = |name: &str, enforced, how: String| Protection {
-            name: name.into(),
-            enforced,
-            how,
-        };
-        let always = |name, how: &str| row(name, true, how.into());
-        let memory = self.hierarchy.limits_memory();
-        let pids = self.hierarchy.limits_processes();
-        let landlock = match &self.landlock {
-            None => "the kernel has no landlock".into(),
-            Some(common) => format!("ABI {}", common.abi),
-        };
-        let own_user = match &self.own_users {
-            Ok(()) => "each sandbox has a user id of its own",
-            Err(why) => why,
-        };
-        let own_users = self.own_users.is_ok();
-        let no_pids = match own_users {
-            true => "limit of the sandbox's own user",
-            false => {
-                "no writable cgroup with the pids controller, and no user of its own to count for"
-            }
-        };
-        let limits = "cpu, file size, open files, core, locked memory";
-        let no_cgroup = || {
-            format!(
-                "{}; address space of each process is limited",
-                self.hierarchy.why
-            )
-        };
-        vec![
-            always("namespaces", "pid, mount, net, ipc, uts, cgroup"),
-            always(
-                "network",
-                "empty network namespace, no interface is up; only Unix sockets",
-            ),
-            always(
-                "root",
-                "read-only, pivot_root; /work and /tmp are private and bounded",
-            ),
-            always(
-                "capabilities",
-                "all sets empty, securebits locked, no_new_privs",
-            ),
-            always(
-                "seccomp",
-                "allow-list; clone3 answers ENOSYS, foreign ABIs kill",
-            ),
-            always("resource limits", limits),
-            row("landlock", self.landlock.is_some(), landlock),
-            row("own user", own_users, own_user.into()),
-            row(
-                "memory",
-                memory.is_some(),
-                memory.map_or_else(no_cgroup, Into::into),
-            ),
-            row(
-                "processes",
-                pids.is_some() || own_users,
-                pids.unwrap_or(no_pids).into(),
-            ),
-        ]
-    }
-
     fn serve(mut self) -> i32 {
-        let mut signals = SigSet::empty();
-        signals.add(Signal::SIGCHLD);
-        let Ok(()) = signals.thread_block() else {
-            return 1;
-        };
-        // Programs that are stopped are no news.
-        let plain = SigAction::new(SigHandler::SigDfl, SaFlags::SA_NOCLDSTOP, SigSet::empty());
-        // SAFETY: the default action, no handler.
-        let Ok(_) = (unsafe { sigaction(Signal::SIGCHLD, &plain) }) else {
-            return 1;
-        };
-        let flags = SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK;
-        let Ok(signal_fd) = SignalFd::with_flags(&signals, flags) else {
-            return 1;
-        };
         let hello = Reply::Hello {
             protections: self.protections(),
             slower: self.slower.clone(),
@@ -522,9 +507,10 @@ impl Spawner {
         let mut buffer = vec![0; MAX_PACKET + 1];
         loop {
             let timeout = sooner(self.warm_due(), self.quiet_due());
+            let timeout = sooner(timeout, sooner(self.cpu_due(), self.zygote_due()));
             let mut fds = [
                 PollFd::new(self.socket.as_fd(), PollFlags::POLLIN),
-                PollFd::new(signal_fd.as_fd(), PollFlags::POLLIN),
+                PollFd::new(self.children.as_fd(), PollFlags::POLLIN),
                 PollFd::new(self.notices.as_fd(), PollFlags::POLLIN),
                 PollFd::new(self.reports.as_fd(), PollFlags::POLLIN),
             ];
@@ -542,7 +528,6 @@ impl Spawner {
                 self.read_notices();
             }
             if ready[1] {
-                let _ = signal_fd.read_signal();
                 self.reap();
             }
             if ready[0] {

@@ -84,7 +84,7 @@ def carry_out(packet, given):
                 elif kind == 2:
                     values[n] = given[values[n]]
             a, b, c, d, e, f = values
-        if syscall(nr, a, b, c, d, e, f) == -1:
+        if syscall(nr, a, b, c, d, e, f) == -1 and step != STEP_OPTIONAL:
             return step, get_errno()
     return None
 

@@ -1,20 +1,34 @@
 //! Starts the zygote: a Python interpreter inside the read-only root, ready to be forked.
 
+use super::children::Child;
 use super::plan::Plan;
 use super::room::enter_root;
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
+use std::collections::VecDeque;
 use std::ffi::CString;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::rc::Rc;
+use std::time::{Duration, Instant};
 
 /// How often a zygote that died is replaced within the life of a spawner.
 pub(crate) const MAX_STARTS: u32 = 16;
 
+/// How long a zygote may take to load its modules.
+pub(super) const START: Duration = Duration::from_secs(10);
+/// How long it may take to fork, which takes it less than a millisecond: one that is stopped or
+/// stuck is replaced after that.
+const ANSWER: Duration = Duration::from_secs(3);
+
 /// A zygote as the spawner holds it.
 #[derive(Debug)]
 pub(crate) struct Zygote {
-    pub(crate) pid: i32,
+    pub(super) child: Rc<Child>,
     socket: OwnedFd,
+    started: Instant,
+    ready: Option<Instant>,
+    /// When forks were asked for that it has not answered, the oldest first.
+    asked: VecDeque<Instant>,
 }
 
 /// Its program; machine code and the numbers of system calls are filled in.
@@ -32,6 +46,7 @@ pub(super) fn source() -> String {
         .replace("CALL_MREMAP", &libc::SYS_mremap.to_string())
         .replace("CALL_CLONE", &libc::SYS_clone.to_string())
         .replace("CALL_SETNS", &libc::SYS_setns.to_string())
+        .replace("STEP_OPTIONAL", &super::plan::OPTIONAL.to_string())
 }
 
 /// Environment that programs start from and that the zygote has.
@@ -84,8 +99,14 @@ impl Zygote {
                 // SAFETY: exits without destructors of the copied parent.
                 unsafe { libc::_exit(127) }
             }
-            pid => {
-                let zygote = Self { pid, socket: ours };
+            number => {
+                let zygote = Self {
+                    child: Child::of(number)?,
+                    socket: ours,
+                    started: Instant::now(),
+                    ready: None,
+                    asked: VecDeque::new(),
+                };
                 zygote.send(&Plan::zygote().encode(), &[])?;
                 Ok(zygote)
             }
@@ -98,7 +119,7 @@ impl Zygote {
 
     /// Asks for a fork in the PID namespace of `room`, which gets `socket`.
     pub(crate) fn fork(
-        &self,
+        &mut self,
         id: u64,
         serial: u32,
         room: RawFd,
@@ -107,7 +128,26 @@ impl Zygote {
         let mut bytes = [0; 12];
         bytes[..8].copy_from_slice(&id.to_ne_bytes());
         bytes[8..].copy_from_slice(&serial.to_ne_bytes());
-        self.send(&bytes, &[room, socket])
+        self.send(&bytes, &[room, socket])?;
+        self.asked.push_back(Instant::now());
+        Ok(())
+    }
+
+    pub(super) fn is_ready(&mut self) {
+        self.ready = Some(Instant::now());
+    }
+
+    /// It answers in turn.
+    pub(super) fn answered(&mut self) {
+        self.asked.pop_front();
+    }
+
+    /// By when it must have said something, if that is expected of it.
+    pub(super) fn due(&self) -> Option<Instant> {
+        match self.ready {
+            None => Some(self.started + START),
+            Some(ready) => self.asked.front().map(|asked| *asked.max(&ready) + ANSWER),
+        }
     }
 }
 
