@@ -2,7 +2,7 @@
 
 use nix::fcntl::OFlag;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
-use nix::sys::stat::Mode;
+use nix::sys::stat::{Mode, SFlag};
 use nix::unistd::{chdir, pivot_root};
 use std::fs::{self, File};
 use std::os::fd::OwnedFd;
@@ -100,14 +100,43 @@ fn own_proc(root: &Path) -> Result<(), String> {
     })
 }
 
-/// The devices that every program expects, and the links to its standard streams.
+/// The devices that every program expects (numbers: Linux's `admin-guide/devices.txt`), and the links
+/// to its standard streams. Nobody can change their times or rights: their mounts are read-only,
+/// which writing to a device does not mind.
 fn devices(root: &Path) -> Result<(), String> {
-    for device in ["null", "zero", "full", "random", "urandom"] {
+    let folder = root.join("dev");
+    let nodes = [
+        ("null", 3),
+        ("zero", 5),
+        ("full", 7),
+        ("random", 8),
+        ("urandom", 9),
+    ];
+    let fixed = MsFlags::MS_REMOUNT
+        | MsFlags::MS_BIND
+        | MsFlags::MS_RDONLY
+        | MsFlags::MS_NOSUID
+        | MsFlags::MS_NOEXEC;
+    let flags = MsFlags::MS_NOSUID | MsFlags::MS_NOEXEC;
+    let options = Some("size=64k,mode=0755");
+    mount(Some("tmpfs"), &folder, Some("tmpfs"), flags, options)
+        .map_err(failed("mount tmpfs on", &folder))?;
+    for (device, minor) in nodes {
+        let target = folder.join(device);
+        let number = nix::sys::stat::makedev(1, minor);
+        let rights = Mode::from_bits_truncate(0o666);
+        // Nodes of its own, where this is root of the host; else the host's.
+        let made = nix::sys::stat::mknod(&target, SFlag::S_IFCHR, rights, number);
+        if made.is_ok() {
+            let rights = fs::Permissions::from_mode(0o666);
+            fs::set_permissions(&target, rights).map_err(io(&target))?;
+            continue;
+        }
         let source = Path::new("/dev").join(device);
-        let target = root.join("dev").join(device);
         File::create(&target).map_err(io(&target))?;
         mount(Some(&source), &target, NONE, MsFlags::MS_BIND, NONE)
             .map_err(failed("bind", &source))?;
+        mount(NONE, &target, NONE, fixed, NONE).map_err(failed("make read-only", &target))?;
     }
     for (link, target) in [
         ("fd", "/proc/self/fd"),
@@ -115,9 +144,9 @@ fn devices(root: &Path) -> Result<(), String> {
         ("stdout", "/proc/self/fd/1"),
         ("stderr", "/proc/self/fd/2"),
     ] {
-        symlink(target, root.join("dev").join(link)).map_err(io(root))?;
+        symlink(target, folder.join(link)).map_err(io(root))?;
     }
-    Ok(())
+    mount(NONE, &folder, NONE, fixed, NONE).map_err(failed("make read-only", &folder))
 }
 
 type Pairs = Vec<(PathBuf, PathBuf)>;
