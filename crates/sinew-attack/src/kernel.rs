@@ -50,6 +50,37 @@ refused('clone', sc(56, (1 << 32) | 0x10000000 | 17, 0, 0, 0, 0))
 refused('clone', sc(56, -(1 << 62) | 0x20000 | 17, 0, 0, 0, 0))
 print('DONE')
 "),
+    Case::new(51, "clones children for its parent, tracers and namespaces", Expect::Done, 5000, "
+for flag in (0x1000, 0x2000, 0x8000, 0x20000, 0x800000, 0x2000000, 0x4000000, 0x8000000, 0x10000000, 0x20000000, 0x40000000, 0x80000000):
+    for signal in (0, 17):
+        r = sc(56, flag | signal, 0, 0, 0, 0)
+        if r[0] == 0: os._exit(0)
+        refused('clone %#x' % (flag | signal), r)
+print('DONE')
+"),
+    Case::new(49, "flags of calls that reach out of the sandbox", Expect::Done, 5000, "
+import fcntl, socket, struct
+usr = os.open('/usr', os.O_RDONLY)
+program = os.open(sys.executable or '/usr/bin/python3', os.O_RDONLY)
+for name, request in (('FIEMAP', 0xc020660b), ('FIBMAP', 1), ('GETUUID', 0x80111500), ('GETFLAGS', 0x80086601), ('FICLONE', 0x40049409), ('TIOCSTI', 0x5412)):
+    for fd in (usr, program): refused(name, sc(16, fd, request, bytes(200)))
+for name, command, value in (('NOTIFY', 1026, 0x80000001), ('SETLEASE', 1024, 0), ('SETSIG', 10, 31), ('SETDELEG', 1040, 0)):
+    refused(name, sc(72, usr, command, value))
+open('a', 'w').close()
+refused('WHITEOUT', sc(316, -100, b'a', -100, b'b', 4))
+refused('HUGETLB', sc(9, 0, 2 << 20, 3, 0x40022, -1, 0))
+refused('memfd HUGETLB', sc(319, b'x', 4))
+refused('MERGEABLE', sc(28, 0, 4096, 12))
+refused('notification pipe', sc(293, bytes(8), 0x80))
+a, b = socket.socketpair()
+for fd in (a.fileno(), 3): refused('PEERPIDFD', sc(55, fd, 1, 77, bytes(4), struct.pack('i', 4)))
+refused('PASSPIDFD', sc(54, a.fileno(), 1, 76, struct.pack('i', 1), 4))
+refused('ATTACH_FILTER', sc(54, a.fileno(), 1, 26, bytes(16), 16))
+tries('OOB', lambda: a.send(b'x', socket.MSG_OOB))
+for family in (2, 30, 40): refused('socketpair %d' % family, sc(53, family, 1, 0, bytes(8)))
+refused('PI', sc(202, bytes(4), 6, 0, 0, 0, 0))
+print('DONE')
+"),
     Case::new(52, "nested user namespace", Expect::Done, 5000, "
 import subprocess
 refused('unshare', sc(272, 0x10000000))

@@ -33,6 +33,7 @@ pub(crate) const ALL: &[Special] = &[
     special!(26, "FIFO and socket where the host reads", fifos),
     special!(34, "hostile file names", hostile_names),
     special!(48, "capabilities as the host sees them", seen_capabilities),
+    special!(51, "ends of other programs", others_ends),
     special!(64, "state left for the next sandbox", left_state),
     special!(64, "state left for the next exec", left_interpreter),
     special!(66, "the same random numbers in two sandboxes", same_random),
@@ -186,6 +187,49 @@ async fn seen_capabilities(
         return Ok(escaped(format!("user {uid}, filtered: {filtered}")));
     }
     Ok(held(format!("all sets empty, user {uid}")))
+}
+
+/// Whose child a process is decides who is given its end: one program makes as many as it can for
+/// others than itself, others run meanwhile.
+async fn others_ends(provider: &dyn SandboxProvider, _: &Witness) -> Result<Verdict, SandboxError> {
+    let (spec_a, spec_b) = (spec(), spec());
+    let mut attacker = provider.acquire(&spec_a).await?;
+    let mut other = provider.acquire(&spec_b).await?;
+    // clone, for the parent, of x86-64: elsewhere the number is another's and fails.
+    let code = "import ctypes, os, time
+libc = ctypes.CDLL(None)
+until, made = time.monotonic() + 1, 0
+while time.monotonic() < until:
+    for flags in (0x8011, 0x8000):
+        child = libc.syscall(56, ctypes.c_long(flags), 0, 0, 0, 0)
+        if child == 0: os._exit(5)
+        made += child > 0
+print(made)";
+    let programs = async {
+        for i in 0..10 {
+            let program = Program::Argv(vec!["/bin/sh".into(), "-c".into(), format!("echo {i}")]);
+            let request = ExecRequest {
+                program,
+                stdin: Vec::new(),
+                deadline: Duration::from_secs(20),
+            };
+            let result = other.exec(request).await?;
+            let ending = result.ending;
+            if ending != (Ending::Exited { code: 0 }) || printed(&result) != i.to_string() {
+                return Ok(Some(format!("{ending}, printed {:?}", printed(&result))));
+            }
+        }
+        Ok::<_, SandboxError>(None)
+    };
+    let (attacked, wrong) = tokio::join!(python(attacker.as_mut(), code), programs);
+    let (attacked, wrong) = (attacked?, wrong?);
+    attacker.destroy().await?;
+    other.destroy().await?;
+    Ok(match (wrong, printed(&attacked).as_str()) {
+        (Some(wrong), _) => escaped(format!("another program {wrong}")),
+        (None, "0") => held("no child was made for others; their programs ended as they did"),
+        (None, made) => escaped(format!("{made} children for others")),
+    })
 }
 
 async fn left_state(provider: &dyn SandboxProvider, _: &Witness) -> Result<Verdict, SandboxError> {
