@@ -5,6 +5,7 @@ mod crowd;
 mod ends;
 mod files;
 mod port;
+mod watch;
 
 use sinew_attack::attack::{self, AttackOutcome};
 use sinew_sandbox::{
@@ -469,12 +470,11 @@ async fn killing_the_spawner_kills_all_and_is_told() {
             "{pid} lives: {state}"
         );
     }
-    let spec = small();
-    let next = provider.acquire(&spec).await;
-    assert!(matches!(
-        next,
-        Err(SandboxError::Died(_) | SandboxError::Io { .. })
-    ));
+    // Another one is started; what the dead one had is gone.
+    assert!(sandbox.is_dead());
+    let mut next = provider.acquire(&small()).await.unwrap();
+    let result = python(next.as_mut(), "print(1)").await;
+    assert_eq!((result.ending, text(&result.stdout)), (OK, "1\n".into()));
 }
 
 async fn exec_soon(sandbox: &mut dyn Sandbox, code: &str) -> Result<ExecResult, SandboxError> {

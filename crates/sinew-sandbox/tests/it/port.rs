@@ -5,7 +5,8 @@ use crate::{
 };
 use sinew_sandbox::{
     Ending, ExecOptions, ExecRequest, Network, NullProvider, OutputStream, Pool, PoolConfig,
-    Program, Protection, Sandbox, SandboxError, SandboxFuture, SandboxProvider, SandboxSpec,
+    ProcessProvider, Program, Protection, Sandbox, SandboxError, SandboxFuture, SandboxProvider,
+    SandboxSpec,
 };
 use std::io::{Read, Write};
 use std::sync::Arc;
@@ -622,6 +623,7 @@ async fn a_sandbox_isolates_for_whoever_runs_it() {
     let kept = python(fork.as_mut(), "print(open('kept').read())").await;
     assert_eq!(text(&kept.stdout), "x\n");
     fork.destroy().await.unwrap();
+    a_fork_bomb_takes_its_own_processes(&provider).await;
     sandbox.destroy().await.unwrap();
     let own = provider
         .protections()
@@ -638,6 +640,37 @@ async fn a_sandbox_isolates_for_whoever_runs_it() {
             "{e}"
         ),
     }
+}
+
+async fn a_fork_bomb_takes_its_own_processes(provider: &ProcessProvider) {
+    let processes = provider
+        .protections()
+        .iter()
+        .any(|p| p.name == "processes" && p.enforced);
+    assert!(processes, "{:?}", provider.protections());
+    let bomb = "import os, time\nn = 0\ntry:\n    while n < 200:\n        if os.fork() == 0: time.sleep(30); os._exit(0)\n        n += 1\nexcept OSError as e: print(n, flush=True)\ntime.sleep(30)";
+    let mut other = provider.acquire(&small()).await.unwrap();
+    for program in [
+        Program::Python(bomb.into()),
+        Program::Argv(vec!["/usr/bin/python3".into(), "-c".into(), bomb.into()]),
+    ] {
+        let beside = async {
+            tokio::time::sleep(Duration::from_millis(500)).await;
+            let mut made = provider.acquire(&small()).await.unwrap();
+            let result = python(
+                made.as_mut(),
+                "import subprocess; print(subprocess.run(['true']).returncode)",
+            );
+            let result = result.await;
+            made.destroy().await.unwrap();
+            result
+        };
+        let (bombed, beside) = tokio::join!(exec(other.as_mut(), program, 1500), beside);
+        let forked: u32 = text(&bombed.stdout).trim().parse().unwrap();
+        assert!((1..8).contains(&forked), "{forked} processes");
+        assert_eq!(text(&beside.stdout), "0\n", "{}", text(&beside.stderr));
+    }
+    other.destroy().await.unwrap();
 }
 
 #[test]
