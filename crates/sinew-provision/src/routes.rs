@@ -46,7 +46,7 @@ impl FromRequestParts<Arc<Service>> for Owner {
 /// All routes. Bodies of files may have [`crate::Bounds::file_bytes`], all others 1 MiB.
 pub fn router(service: Arc<Service>) -> Router {
     Router::new()
-        .route("/v1/health", get(async || Json(json!({ "status": "ok" }))))
+        .route("/v1/health", get(health))
         .route("/v1/levels", get(levels))
         .route("/v1/sandboxes", post(create).get(list))
         .route("/v1/sandboxes/{id}", get(look).delete(destroy))
@@ -87,6 +87,19 @@ fn json_body<T: Default + DeserializeOwned>(
             status: e.status(),
             problem: e.body_text(),
         }),
+    }
+}
+
+/// For anybody: which levels can make no sandboxes now; why is for those that have a token.
+async fn health(State(service): Api) -> Response {
+    let broken = service.levels().filter(|p| p.health().is_err());
+    let broken: Vec<&str> = broken.map(|p| p.level()).collect();
+    match broken.is_empty() {
+        true => Json(json!({ "status": "ok" })).into_response(),
+        false => {
+            let said = Json(json!({ "status": "unavailable", "levels": broken }));
+            (StatusCode::SERVICE_UNAVAILABLE, said).into_response()
+        }
     }
 }
 

@@ -198,6 +198,10 @@ impl SandboxProvider for WasmProvider {
         Arc::clone(&self.inner.protections)
     }
 
+    fn health(&self) -> Result<(), String> {
+        self.inner.workers.health()
+    }
+
     fn fork<'a>(
         &'a self,
         spec: &'a SandboxSpec,

@@ -231,6 +231,11 @@ impl Workers {
         }
     }
 
+    /// Whether the level below can make sandboxes for workers.
+    pub(crate) fn health(&self) -> Result<(), String> {
+        self.below.health()
+    }
+
     async fn start(&self) -> Result<Worker, SandboxError> {
         let mut starts = 1;
         loop {

@@ -193,6 +193,10 @@ impl SandboxProvider for WithEgress {
         self.inner.slower()
     }
 
+    fn health(&self) -> Result<(), String> {
+        self.inner.health()
+    }
+
     fn fork<'a>(
         &'a self,
         spec: &'a SandboxSpec,
@@ -255,6 +259,10 @@ impl Sandbox for Guarded {
 
     fn stats(&mut self) -> SandboxFuture<'_, SandboxStats> {
         self.inner.stats()
+    }
+
+    fn is_dead(&self) -> bool {
+        self.inner.is_dead()
     }
 
     fn listen_inside(&mut self, port: u16) -> SandboxFuture<'_, TcpListener> {
