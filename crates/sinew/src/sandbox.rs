@@ -16,6 +16,7 @@ use sinew_attack::scale::Scale;
 use sinew_sandbox::{
     Ending, ExecRequest, ExecResult, Program, Sandbox, SandboxProvider, SandboxSpec,
 };
+use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -399,6 +400,21 @@ fn exec(
     show(&result, digest.as_deref(), as_json)
 }
 
+/// What hostile code wrote, for a terminal: no sequence of it reaches the terminal as a command.
+fn visible(text: &str) -> String {
+    let mut shown = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c {
+            '\n' | '\t' => shown.push(c),
+            // What changes the direction of text is no control character.
+            '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' => shown.extend(c.escape_default()),
+            c if c.is_control() => shown.extend(c.escape_default()),
+            c => shown.push(c),
+        }
+    }
+    shown
+}
+
 fn show(result: &ExecResult, digest: Option<&str>, as_json: bool) -> Result<(), Failure> {
     if as_json {
         output::print_json(&json!({
@@ -415,11 +431,18 @@ fn show(result: &ExecResult, digest: Option<&str>, as_json: bool) -> Result<(), 
             code => Err(Failure::Program(code, String::new())),
         };
     }
-    output::print(&String::from_utf8_lossy(&result.stdout));
+    let shown = |bytes: &[u8], terminal: bool| {
+        let text = String::from_utf8_lossy(bytes);
+        match terminal {
+            true => visible(&text),
+            false => text.into_owned(),
+        }
+    };
+    output::print(&shown(&result.stdout, std::io::stdout().is_terminal()));
     if let Some(digest) = digest {
         output::print(&format!("snapshot {digest}\n"));
     }
-    output::print_error(&String::from_utf8_lossy(&result.stderr));
+    output::print_error(&shown(&result.stderr, std::io::stderr().is_terminal()));
     let how = match result.ending {
         Ending::Exited { code: 0 } => return Ok(()),
         Ending::Exited { code } => format!("exited with code {code}"),
@@ -447,5 +470,19 @@ fn status(ending: Ending) -> u8 {
         Ending::OutOfMemory | Ending::OutputLimit => 137,
         Ending::Denied => 159,
         Ending::TooManyProcesses | Ending::SandboxDied => 1,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::visible;
+
+    #[test]
+    fn what_a_program_wrote_cannot_command_a_terminal() {
+        let shown = visible("a\tb\n\u{1b}]0;title\u{7}\r\u{9b}2J\u{202e}\u{e9}");
+        assert_eq!(
+            shown,
+            "a\tb\n\\u{1b}]0;title\\u{7}\\r\\u{9b}2J\\u{202e}\u{e9}"
+        );
     }
 }
