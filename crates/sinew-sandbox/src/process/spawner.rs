@@ -265,9 +265,13 @@ fn path_fd(path: &str) -> Result<OwnedFd, String> {
         .map_err(|e| format!("{path}: {e}"))
 }
 
-/// Allows this process as many files as may be: each live sandbox holds a few. How many sandboxes
-/// may have an interpreter waiting.
-fn max_waiting() -> usize {
+/// Makes this process fit for many children, and allows it as many files as may be: each live sandbox
+/// holds a few. How many sandboxes may have an interpreter waiting.
+fn settle_in() -> usize {
+    // An ignored signal would let the kernel reap children before anybody looked at them.
+    // SAFETY: the default action, no handler.
+    unsafe { libc::signal(libc::SIGCHLD, libc::SIG_DFL) };
+    super::lean::share_constants();
     let Ok((_, hard)) = getrlimit(Resource::RLIMIT_NOFILE) else {
         return MAX_WAITING;
     };
@@ -311,11 +315,7 @@ impl Spawner {
         hierarchy: Hierarchy,
         (who, tag): (Privilege, String),
     ) -> Result<Self, String> {
-        // An ignored signal would let the kernel reap children before anybody looked at them.
-        // SAFETY: the default action, no handler.
-        unsafe { libc::signal(libc::SIGCHLD, libc::SIG_DFL) };
-        super::lean::share_constants();
-        let max_waiting = max_waiting();
+        let max_waiting = settle_in();
         let processors = std::thread::available_parallelism().map_or(1, |n| n.get() as u64);
         let (notices, notices_in) = std::io::pipe().map_err(|e| format!("pipe: {e}"))?;
         let (own_pid_ns, own_net_ns) =
