@@ -6,7 +6,8 @@ use crate::wire::{
     self, CHUNK, HEAD, MAX_REPLY, MAX_REQUEST, Put, Take, VERSION, ask, content, cut, file, tell,
 };
 use sinew_sandbox::{
-    Ending, ExecRequest, Limits, OutputChunk, OutputStream, SandboxError, Usage, seccomp_filter,
+    Characters, Ending, ExecRequest, Limits, OutputChunk, OutputStream, SandboxError, Usage,
+    seccomp_filter,
 };
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::Path;
@@ -690,13 +691,16 @@ async fn listen(
     output: &mut Option<mpsc::Sender<OutputChunk>>,
 ) -> Made<Result<Outcome, (u64, i32)>> {
     let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
+    let (mut outs, mut errs) = (Characters::default(), Characters::default());
     loop {
         let (kind, bytes) = frames.next().await?;
-        let (kept, stream) = match kind {
-            tell::STDOUT => (&mut stdout, OutputStream::Stdout),
-            tell::STDERR => (&mut stderr, OutputStream::Stderr),
+        let (kept, stream, characters) = match kind {
+            tell::STDOUT => (&mut stdout, OutputStream::Stdout, &mut outs),
+            tell::STDERR => (&mut stderr, OutputStream::Stderr, &mut errs),
             tell::ENDED => {
                 let ended = ended(&bytes).ok_or_else(|| odd(kind))?;
+                pass_on(output, OutputStream::Stdout, outs.rest()).await;
+                pass_on(output, OutputStream::Stderr, errs.rest()).await;
                 return Ok(Ok(Outcome {
                     ended,
                     stdout,
@@ -715,11 +719,21 @@ async fn listen(
                 "its agent sent more than {most} bytes of output"
             )));
         }
-        if let Some(sender) = output
-            && sender.send(OutputChunk { stream, bytes }).await.is_err()
-        {
-            *output = None;
-        }
+        pass_on(output, stream, characters.add(&bytes)).await;
+    }
+}
+
+/// Gives a reader what came, if there is one and something came whole.
+async fn pass_on(
+    output: &mut Option<mpsc::Sender<OutputChunk>>,
+    stream: OutputStream,
+    bytes: Vec<u8>,
+) {
+    if let Some(sender) = output
+        && !bytes.is_empty()
+        && sender.send(OutputChunk { stream, bytes }).await.is_err()
+    {
+        *output = None;
     }
 }
 

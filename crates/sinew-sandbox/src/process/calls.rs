@@ -49,9 +49,39 @@ const FCNTL: [i32; 20] = [
 ];
 
 /// FIONREAD, FIONBIO, FIOASYNC, FIOCLEX, FIONCLEX, SIOCOUTQ, SIOCATMARK. The others are answered as
-/// by a file that does not know them: terminals (TIOCSTI types into them), where files lie on the
-/// host's disks (FIEMAP), labels and keys of its file systems, namespaces of pidfds.
+/// by a file that does not know them: where files lie on the host's disks (FIEMAP), labels and
+/// keys of its file systems, namespaces of pidfds.
 const IOCTL: [i32; 7] = [0x541b, 0x5421, 0x5452, 0x5451, 0x5450, 0x5411, 0x8905];
+/// Of terminals, which a level with a `/dev/pts` of its own has: attributes (TCGETS to TCSETSF,
+/// TCGETS2 to TCSETSF2), TCSBRK, TCXONC, TCFLSH, TCSBRKP, TIOCEXCL, TIOCNXCL, sessions and groups
+/// (TIOCSCTTY, TIOCGPGRP, TIOCSPGRP, TIOCNOTTY, TIOCGSID), sizes (TIOCGWINSZ, TIOCSWINSZ), ends of a
+/// pair (TIOCGPTN, TIOCSPTLCK, TIOCGPTPEER). Not TIOCSTI and TIOCLINUX, which type into them.
+const IOCTL_TERMINAL: [u32; 24] = [
+    0x5401,
+    0x5402,
+    0x5403,
+    0x5404,
+    0x802c_542a,
+    0x402c_542b,
+    0x402c_542c,
+    0x402c_542d,
+    0x5409,
+    0x540a,
+    0x540b,
+    0x5425,
+    0x540c,
+    0x540d,
+    0x540e,
+    0x540f,
+    0x5410,
+    0x5422,
+    0x5429,
+    0x5413,
+    0x5414,
+    0x8004_5430,
+    0x4004_5431,
+    0x5441,
+];
 /// SIOCGIFNAME, SIOCGIFCONF, SIOCGIFFLAGS, SIOCGIFINDEX: of the sandbox's own network.
 const IOCTL_TCP: [i32; 4] = [0x8910, 0x8912, 0x8913, 0x8933];
 
@@ -83,8 +113,12 @@ const SOCKET_OPTIONS: [i32; 16] = [
 ];
 
 /// Of connections: no other protocol on top (ULP), no repair, no keys.
-const TCP_OPTIONS: [i32; 10] = [
+const TCP_OPTIONS: [i32; 14] = [
     libc::TCP_NODELAY,
+    libc::TCP_MAXSEG,
+    libc::TCP_FASTOPEN,
+    libc::TCP_FASTOPEN_CONNECT,
+    libc::TCP_NOTSENT_LOWAT,
     libc::TCP_CORK,
     libc::TCP_KEEPIDLE,
     libc::TCP_KEEPINTVL,
@@ -198,7 +232,8 @@ fn memory() -> Vec<Checked> {
 
 fn files(tcp: bool) -> Vec<Checked> {
     let more: &[i32] = if tcp { &IOCTL_TCP } else { &[] };
-    let requests = [&IOCTL[..], more].concat();
+    let terminal = IOCTL_TERMINAL.map(u32::cast_signed);
+    let requests = [&IOCTL[..], &terminal, more].concat();
     // NOREPLACE, EXCHANGE; not WHITEOUT, which makes what overlayfs takes for a removed file.
     let rename = vec![vec![within(4, 1 | 2)]];
     // Not O_EXCL, which makes a pipe of the kernel's notices.

@@ -508,6 +508,8 @@ mod tests {
         let ioctl = |request: u64| asked(true, libc::SYS_ioctl, [0, request, 0, 0, 0, 0]);
         // FIONREAD; FIEMAP, FICLONE, GETUUID, GETFLAGS, TIOCSTI, namespaces of a pidfd.
         assert_eq!(ioctl(0x541b), ALLOW);
+        // TCGETS, TIOCGPTN.
+        assert_eq!((ioctl(0x5401), ioctl(0x8004_5430)), (ALLOW, ALLOW));
         for request in [
             0xc020_660b,
             0x4004_9409,
