@@ -400,15 +400,18 @@ fn exec(
     show(&result, digest.as_deref(), as_json)
 }
 
+/// Whether a character changes the direction of the text around it.
+fn turns(c: char) -> bool {
+    matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+}
+
 /// What hostile code wrote, for a terminal: no sequence of it reaches the terminal as a command.
 fn visible(text: &str) -> String {
     let mut shown = String::with_capacity(text.len());
     for c in text.chars() {
         match c {
             '\n' | '\t' => shown.push(c),
-            // What changes the direction of text is no control character.
-            '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' => shown.extend(c.escape_default()),
-            c if c.is_control() => shown.extend(c.escape_default()),
+            c if c.is_control() || turns(c) => shown.extend(c.escape_default()),
             c => shown.push(c),
         }
     }
