@@ -297,15 +297,25 @@ fn can_nest_users() -> bool {
     }
 }
 
-/// The root of programs, at its place, and the folder for files that must be mounted.
-fn build_root(config: &Config, who: &Privilege) -> Result<(), String> {
+/// The root of programs, at its place or as that of this process, with what landlock names in it, and
+/// the folder for files that must be mounted.
+fn build_root(
+    config: &Config,
+    who: &Privilege,
+) -> Result<(Option<landlock::Common>, Mounting), String> {
     root::build(
         who.in_user_namespace,
         &config.binds,
         &config.shows,
         config.image.as_deref(),
     )?;
-    fs::create_dir_all(files::ATTACHED).map_err(|e| format!("{}: {e}", files::ATTACHED))
+    fs::create_dir_all(files::ATTACHED).map_err(|e| format!("{}: {e}", files::ATTACHED))?;
+    let landlock = landlock::Common::open(Path::new(room::ROOT))?;
+    let mounting = Mounting::probe(config.attached);
+    if mounting.detached {
+        room::enter_root().map_err(|e| format!("pivot_root: {e}"))?;
+    }
+    Ok((landlock, mounting))
 }
 
 impl Spawner {
@@ -323,13 +333,8 @@ impl Spawner {
         let proc = path_fd("/proc")?;
         let empty_list_bytes = room::empty_list_bytes();
         let last_capability = bound()?;
-        build_root(config, &who)?;
-        let landlock = landlock::Common::open(Path::new(room::ROOT))?;
-        let mounting = Mounting::probe(config.attached);
+        let (landlock, mounting) = build_root(config, &who)?;
         let detached = mounting.detached;
-        if detached {
-            room::enter_root().map_err(|e| format!("pivot_root: {e}"))?;
-        }
         let own_proc = files::new_proc().ok();
         let shared_user = who.own_users.is_err() && hierarchy.limits_processes().is_none();
         let mut spawner = Self {
