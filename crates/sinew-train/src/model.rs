@@ -1,6 +1,6 @@
 //! The decoders of `sinew-model` as a [`Policy`]: all weights, adapters alone, or frozen.
 
-use crate::pack::MicroBatch;
+use crate::pack::{MaskTable, MicroBatch};
 use crate::policy::{Policy, PolicyError, ScoreGrads, Scores, TrainTensor, Want};
 use crate::reference::score_rows;
 use crate::trainer::TrainError;
@@ -9,6 +9,7 @@ use sinew_model::{
     ValueGrads, ValueHead, Weights,
 };
 use sinew_tensor::Device;
+use sinew_tensor::logprob::Masks;
 use sinew_types::{TokenId, TokenLogprob, TrainRow};
 use std::sync::Arc;
 
@@ -161,6 +162,21 @@ fn failed(error: ForwardError) -> PolicyError {
     PolicyError(error.to_string())
 }
 
+/// The mask of each item.
+fn mask_rows(batch: &MicroBatch) -> Vec<u32> {
+    batch.items.iter().map(|item| item.mask).collect()
+}
+
+/// The masks of the items, where there are some.
+fn masks<'a>(batch: &'a MicroBatch, rows: &'a [u32]) -> Option<Masks<'a>> {
+    let MaskTable { words, table } = &batch.masks;
+    (*words > 0).then_some(Masks {
+        words: *words,
+        table,
+        rows,
+    })
+}
+
 /// A tensor of the weights or of the adapters with its gradient.
 fn train_tensor<'a>(
     entry: &'a ParamEntry,
@@ -198,8 +214,19 @@ impl Policy for ModelPolicy {
             .map_err(failed)?;
         let items: Vec<(u32, TokenId)> = batch.items.iter().map(|i| (i.row, i.target)).collect();
         let temperatures: Vec<f32> = batch.items.iter().map(|i| i.temperature).collect();
+        let rows_of_masks = mask_rows(batch);
+        let masks = masks(batch, &rows_of_masks);
+        let want_entropies = want.entropies;
         let scored = model
-            .logprobs(device, weights, acts, &items, &temperatures, want.entropies)
+            .logprobs_among(
+                device,
+                weights,
+                acts,
+                &items,
+                &temperatures,
+                masks,
+                want_entropies,
+            )
             .map_err(failed)?;
         let mut scores = Scores {
             logprobs: scored.logprob.to_vec(),
@@ -267,8 +294,10 @@ impl Policy for ModelPolicy {
             .forward_for(device, weights, &batch.tokens, &batch.layout, &rows, acts)
             .map_err(failed)?;
         let temperatures: Vec<f32> = batch.items.iter().map(|item| item.temperature).collect();
+        let rows_of_masks = mask_rows(batch);
+        let masks = masks(batch, &rows_of_masks);
         model
-            .top(device, weights, acts, &rows, &temperatures, k)
+            .top_among(device, weights, acts, &rows, &temperatures, masks, k)
             .map_err(failed)
     }
 

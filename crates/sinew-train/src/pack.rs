@@ -6,11 +6,12 @@
 //!
 //! Invariants: token `t` of a row is predicted by the trie row of its token `t − 1`; every token
 //! with a weight is in exactly one term of exactly one micro-batch; a row is never split; only
-//! tokens that some trained token depends on are computed; the result depends on nothing but the
-//! rows' contents and order.
+//! tokens that some trained token depends on are computed; an item has the mask of its token, and
+//! rows share it only where their masks are the same; the result depends on nothing but the rows'
+//! contents and order.
 
 use sinew_tensor::attention::{LayoutError, Segment, TreeLayout};
-use sinew_types::{EpisodeId, TokenId, TrainRow, TrainRowError};
+use sinew_types::{EpisodeId, RowMasks, TokenId, TrainRow, TrainRowError};
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -22,11 +23,13 @@ pub struct LossItem {
     pub target: TokenId,
     /// Divides the logits; finite, above 0.
     pub temperature: f32,
+    /// Index in [`MicroBatch::masks`] of the tokens that it is one of, or [`RowMasks::ALL`].
+    pub mask: u32,
 }
 
 impl Ord for LossItem {
     fn cmp(&self, other: &Self) -> Ordering {
-        let place = |item: &Self| (item.row, item.target);
+        let place = |item: &Self| (item.row, item.target, item.mask);
         let temperatures = self.temperature.total_cmp(&other.temperature);
         place(self).cmp(&place(other)).then(temperatures)
     }
@@ -77,7 +80,17 @@ pub struct MicroBatch {
     pub tokens: Vec<TokenId>,
     /// Sorted, without duplicates.
     pub items: Vec<LossItem>,
+    pub masks: MaskTable,
     pub rows: Vec<PackedRow>,
+}
+
+/// The masks of a micro-batch's items, each once.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct MaskTable {
+    /// Words of a bit set; 0 where no item has one.
+    pub words: usize,
+    /// Bit sets as in [`RowMasks::table`].
+    pub table: Vec<u32>,
 }
 
 /// The micro-batches of one optimizer step.
@@ -105,6 +118,14 @@ pub enum PackError {
         episode: EpisodeId,
         tokens: usize,
         max_tokens: usize,
+    },
+    #[error(
+        "row of episode {episode} has masks of {words} words, rows before it of {expected}: they are of one vocabulary"
+    )]
+    MaskWords {
+        episode: EpisodeId,
+        words: u32,
+        expected: usize,
     },
     #[error(transparent)]
     Layout(#[from] LayoutError),
@@ -227,11 +248,13 @@ fn micro_batch(all: &[TrainRow], piece: &[Needed<'_>]) -> Result<MicroBatch, Pac
         push_branches(&mut open, piece, branch.rows, end, Some(index));
     }
     let layout = TreeLayout::new(segments)?;
-    let (items, rows) = loss_items(all, piece, &layout, paths);
+    let masks = collect_masks(all, piece)?;
+    let (items, rows) = loss_items(all, piece, &layout, paths, &masks);
     Ok(MicroBatch {
         layout,
         tokens,
         items,
+        masks: masks.table(),
         rows,
     })
 }
@@ -262,12 +285,65 @@ fn push_branches(
     }
 }
 
+/// The masks of some rows' trained tokens, numbered by their contents.
+#[derive(Debug, Default)]
+struct Collected<'a> {
+    words: usize,
+    index: BTreeMap<&'a [u32], u32>,
+}
+
+impl Collected<'_> {
+    /// The number of token `t`'s mask.
+    fn of(&self, row: &TrainRow, t: usize) -> u32 {
+        let mask = row.masks.as_ref().and_then(|masks| masks.mask(t));
+        mask.and_then(|mask| self.index.get(mask).copied())
+            .unwrap_or(RowMasks::ALL)
+    }
+
+    fn table(&self) -> MaskTable {
+        MaskTable {
+            words: self.words,
+            table: self.index.keys().copied().flatten().copied().collect(),
+        }
+    }
+}
+
+fn collect_masks<'a>(
+    all: &'a [TrainRow],
+    piece: &[Needed<'_>],
+) -> Result<Collected<'a>, PackError> {
+    let mut collected = Collected::default();
+    for needed in piece {
+        let row = &all[needed.row];
+        let Some(masks) = &row.masks else { continue };
+        let trained = (1..row.tokens.len()).filter(|&t| row.weights[t] != 0.0);
+        for mask in trained.filter_map(|t| masks.mask(t)) {
+            if collected.words == 0 {
+                collected.words = mask.len();
+            }
+            if mask.len() != collected.words {
+                return Err(PackError::MaskWords {
+                    episode: row.episode.clone(),
+                    words: masks.words_per_mask,
+                    expected: collected.words,
+                });
+            }
+            collected.index.insert(mask, 0);
+        }
+    }
+    for (number, slot) in collected.index.values_mut().enumerate() {
+        *slot = number as u32;
+    }
+    Ok(collected)
+}
+
 /// The items of a micro-batch and each row's terms.
 fn loss_items(
     all: &[TrainRow],
     piece: &[Needed<'_>],
     layout: &TreeLayout,
     paths: Vec<Vec<u32>>,
+    masks: &Collected<'_>,
 ) -> (Vec<LossItem>, Vec<PackedRow>) {
     let mut index_of = BTreeMap::new();
     let mut items_of = Vec::with_capacity(piece.len());
@@ -286,6 +362,7 @@ fn loss_items(
                 row: segment.start + previous - segment.position,
                 target: row.tokens[t],
                 temperature: row.temperature(t),
+                mask: masks.of(row, t),
             };
             index_of.insert(item, 0u32);
             items.push((t as u32, item));

@@ -1,10 +1,10 @@
 //! A policy small enough to differentiate by hand: the next token's logits are a row of a table,
 //! chosen by the last token.
 
-use crate::pack::MicroBatch;
+use crate::pack::{LossItem, MaskTable, MicroBatch};
 use crate::policy::{Policy, PolicyError, ScoreGrads, Scores, TrainTensor, Want};
 use sinew_tensor::{Device, KernelSet};
-use sinew_types::{EpisodeId, PolicyVersion, TokenId, TokenLogprob, TrainRow};
+use sinew_types::{EpisodeId, PolicyVersion, RowMasks, TokenId, TokenLogprob, TrainRow};
 
 #[derive(Clone, Debug)]
 pub(crate) struct Bigram {
@@ -37,11 +37,34 @@ impl Bigram {
     }
 
     fn after_at(&self, token: TokenId, temperature: f32) -> Vec<f64> {
+        self.after_among(token, temperature, None)
+    }
+
+    /// Minus infinity for tokens that a bit set bars.
+    pub(crate) fn after_among(
+        &self,
+        token: TokenId,
+        temperature: f32,
+        mask: Option<&[u32]>,
+    ) -> Vec<f64> {
         let at = token as usize * self.vocab;
-        let row = &self.logits[at..at + self.vocab];
-        let divided = |&z: &f32| f64::from(z) / f64::from(temperature);
-        let lse = row.iter().map(|z| divided(z).exp()).sum::<f64>().ln();
-        row.iter().map(|z| divided(z) - lse).collect()
+        let row = self.logits[at..at + self.vocab].iter().enumerate();
+        let allowed = |id: usize| mask.is_none_or(|mask| mask[id / 32] >> (id % 32) & 1 == 1);
+        let divided = row.map(|(id, &z)| match allowed(id) {
+            true => f64::from(z) / f64::from(temperature),
+            false => f64::NEG_INFINITY,
+        });
+        let divided: Vec<f64> = divided.collect();
+        let lse = divided.iter().map(|z| z.exp()).sum::<f64>().ln();
+        divided.iter().map(|z| z - lse).collect()
+    }
+
+    /// Log-probabilities at an item's place.
+    fn at_item(&self, batch: &MicroBatch, item: &LossItem) -> Vec<f64> {
+        let MaskTable { words, table } = &batch.masks;
+        let mask =
+            (item.mask != RowMasks::ALL).then(|| &table[item.mask as usize * words..][..*words]);
+        self.after_among(batch.tokens[item.row as usize], item.temperature, mask)
     }
 
     /// A row that trains the tokens from `prompt` on, with the policy's own log-probabilities.
@@ -77,17 +100,21 @@ impl Bigram {
     }
 }
 
+/// Of log-probabilities, of which some are minus infinity.
+fn entropy(p: &[f64]) -> f64 {
+    let allowed = p.iter().filter(|l| l.is_finite());
+    -allowed.map(|l| l.exp() * l).sum::<f64>()
+}
+
 impl Policy for Bigram {
     fn forward(&mut self, batch: &MicroBatch, want: Want) -> Result<Scores, PolicyError> {
         self.computed += batch.tokens.len();
         let mut scores = Scores::default();
         for item in &batch.items {
-            let p = self.after_at(batch.tokens[item.row as usize], item.temperature);
+            let p = self.at_item(batch, item);
             scores.logprobs.push(p[item.target as usize] as f32);
             if want.entropies {
-                scores
-                    .entropies
-                    .push(-p.iter().map(|l| l.exp() * l).sum::<f64>() as f32);
+                scores.entropies.push(entropy(&p) as f32);
             }
         }
         Ok(scores)
@@ -96,9 +123,9 @@ impl Policy for Bigram {
     fn backward(&mut self, batch: &MicroBatch, grads: &ScoreGrads) -> Result<(), PolicyError> {
         for (i, item) in batch.items.iter().enumerate() {
             let token = batch.tokens[item.row as usize];
-            let p = self.after_at(token, item.temperature);
-            let entropy = -p.iter().map(|l| l.exp() * l).sum::<f64>();
-            for (j, l) in p.iter().enumerate() {
+            let p = self.at_item(batch, item);
+            let entropy = entropy(&p);
+            for (j, l) in p.iter().enumerate().filter(|l| l.1.is_finite()) {
                 let hit = if j == item.target as usize { 1.0 } else { 0.0 };
                 let mut d = f64::from(grads.logprobs[i]) * (hit - l.exp());
                 if let Some(&d_entropy) = grads.entropies.get(i) {

@@ -122,6 +122,20 @@ impl RowMasks {
             None => Ok(()),
         }
     }
+
+    /// Checks that a teacher names allowed tokens alone where the row is trained.
+    fn validate_teacher(&self, top: &[Vec<TokenLogprob>], weights: &[f32]) -> Result<(), String> {
+        let trained = top.iter().enumerate().filter(|(t, _)| weights[*t] != 0.0);
+        for (t, top) in trained {
+            if let Some(barred) = top.iter().find(|top| !self.allows(t, top.id)) {
+                return Err(format!(
+                    "bars token {} that teacher_top[{t}] names",
+                    barred.id
+                ));
+            }
+        }
+        Ok(())
+    }
 }
 
 /// Why a row is not fit to train on.
@@ -225,8 +239,10 @@ impl TrainRow {
         }
         self.validate_teacher()?;
         if let Some(masks) = &self.masks {
+            let top = self.teacher_top.as_deref().unwrap_or_default();
             masks
                 .validate(&self.tokens, &self.weights)
+                .and_then(|()| masks.validate_teacher(top, &self.weights))
                 .map_err(|why| TrainRowError::Masks {
                     episode: self.episode.clone(),
                     why,

@@ -54,6 +54,7 @@ fn a_group_computes_its_prompt_once() {
         row,
         target,
         temperature: 1.0,
+        mask: RowMasks::ALL,
     };
     assert_eq!(batch.items, [item(2, 7), item(3, 8), item(3, 9)]);
     let items: Vec<u32> = batch.rows[1].terms.iter().map(|t| t.item).collect();

@@ -3,6 +3,7 @@ use crate::checkpoint::CheckpointStore;
 use crate::reference::{RefModel, score_top};
 use crate::resume::Commit;
 use crate::testing::{Bigram, device};
+use sinew_types::RowMasks;
 use sinew_types::{
     Divergence, KlEstimator, KlSpec, RejectionLevel, RejectionMetric, Surrogate, TeacherSpec,
 };
@@ -527,7 +528,10 @@ impl Peers for Local {
         self.reports.clear();
         for (trainer, shard) in self.trainers.iter_mut().zip(shards) {
             trainer.policy.logits.copy_from_slice(weights[0]);
-            self.reports.push(trainer.shard(shard).unwrap());
+            // As between processes.
+            let text = serde_json::to_string(shard).unwrap();
+            let sent: Shard = serde_json::from_str(&text).unwrap();
+            self.reports.push(trainer.shard(&sent).unwrap());
         }
         Ok(())
     }
@@ -556,6 +560,63 @@ fn with_peers(config: TrainerConfig, peers: usize) -> Trainer<Bigram> {
         gone: false,
     }));
     all
+}
+
+/// [`batch`] in which tokens were drawn from the lower or the upper half of the vocabulary.
+fn masked_batch(policy: &Bigram) -> Vec<TrainRow> {
+    let mut rows = batch(policy);
+    for row in &mut rows {
+        let half = |t: usize| u32::from(row.tokens[t] >= 4);
+        let masks = RowMasks {
+            words_per_mask: 1,
+            table: vec![0x0f, 0xf0],
+            rows: (0..row.tokens.len()).map(half).collect(),
+        };
+        for t in (1..row.tokens.len()).filter(|&t| row.weights[t] != 0.0) {
+            let p = policy.after_among(row.tokens[t - 1], 1.0, masks.mask(t));
+            row.behaviour_logprobs[t] = p[row.tokens[t] as usize] as f32;
+        }
+        row.masks = Some(masks);
+    }
+    rows
+}
+
+/// Minibatches, proximal log-probabilities and other processes choose among the tokens that the sampler chose among.
+#[test]
+fn masks_go_wherever_rows_go() {
+    let spec = LossSpec {
+        correction: Correction::Truncate {
+            low: 0.0,
+            high: 2.0,
+        },
+        entropy: 0.01,
+        ..clip()
+    };
+    for (minibatches, epochs) in [(1, 1), (2, 1), (1, 3)] {
+        let config = TrainerConfig {
+            minibatches,
+            epochs,
+            ..TrainerConfig::new(64, 0.05)
+        };
+        let mut one = trainer(config);
+        let mut several = with_peers(config, 2);
+        for _ in 0..3 {
+            let rows = masked_batch(one.policy());
+            let alone = one.step(&rows, &spec).unwrap();
+            let shared = several.step(&rows, &spec).unwrap();
+            assert!((shared.loss - alone.loss).abs() < 1e-6, "{shared:?}");
+            let gap = |r: &StepReport| r.gap_max_abs.unwrap();
+            assert!(gap(&alone) < 1e-5 && gap(&shared) < 1e-5, "{alone:?}");
+            let pairs = several.policy().logits.iter().zip(&one.policy().logits);
+            pairs.for_each(|(a, b)| assert!((a - b).abs() < 1e-4, "{a} {b}"));
+            // Read without masks, the same rows would not fit the policy that drew them.
+            let mut plain = rows.clone();
+            plain.iter_mut().for_each(|row| row.masks = None);
+            let mut other = trainer(config);
+            other.policy.logits.clone_from(&one.policy.logits);
+            assert!(gap(&other.step(&plain, &spec).unwrap()) > 1e-2);
+        }
+    }
 }
 
 #[test]

@@ -48,14 +48,14 @@ impl Row {
 }
 
 /// The tiny llama that PyTorch's numbers are of.
-fn llama() -> ModelPolicy {
+pub(crate) fn llama() -> ModelPolicy {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../sinew-model/tests/golden/llama");
     let params = load_model(&ModelFiles::Dir(folder)).unwrap().params;
     ModelPolicy::full(params, 64, Keep::All, device()).unwrap()
 }
 
 /// One step's report and, by name, the gradients it took; the weights stay what they are.
-fn gradients(
+pub(crate) fn gradients(
     policy: ModelPolicy,
     max_rows: usize,
     rows: &[TrainRow],
@@ -75,7 +75,7 @@ fn gradients(
     (report, named.collect())
 }
 
-fn norm(values: impl IntoIterator<Item = f32>) -> f64 {
+pub(crate) fn norm(values: impl IntoIterator<Item = f32>) -> f64 {
     let squares = values.into_iter().map(|v| f64::from(v) * f64::from(v));
     squares.sum::<f64>().sqrt()
 }
