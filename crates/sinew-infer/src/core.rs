@@ -103,7 +103,14 @@ fn sample(
     let draw = |i: usize| {
         if let (slot, Some(sequence)) = sequences[i] {
             let rows = slot.logits * vocab..(slot.logits + slot.guessed + 1) * vocab;
-            let draws = draw_along(&logits[rows], vocab, slot.guessed, sequence, context);
+            let draws = draw_along(
+                &logits[rows],
+                vocab,
+                slot.guessed,
+                sequence,
+                context,
+                device,
+            );
             // A task runs once, so its cell is empty.
             let _ = drawn[i].set(draws);
         }
@@ -121,13 +128,15 @@ fn sample(
 
 /// Draws the token after the known ones, and goes on as long as the guess at the end of
 /// `sequence` is what was drawn: the tokens are those of drawing one in each pass. Tokens that a format leaves
-/// no choice about follow at once: they need no pass of their own.
+/// no choice about follow at once: they need no pass of their own. With a `device`, log-probabilities have
+/// the bits of training.
 fn draw_along(
     logits: &[f32],
     vocab: usize,
     guessed: usize,
     sequence: &Sequence,
     context: usize,
+    device: Option<&Device>,
 ) -> Drawn {
     let known = sequence.tokens.len() - guessed;
     let sampling = &sequence.sampling;
@@ -137,9 +146,15 @@ fn draw_along(
     let mut held = held.map(|h| h.lock().unwrap_or_else(PoisonError::into_inner));
     for (i, row) in logits.chunks_exact(vocab).enumerate() {
         let draw = match &mut held {
-            Some(held) => held.draw(row, sampling, known + i)?,
-            None => sampler::draw(row, sampling, known + i)
-                .map_err(|e| EngineError::Failed(e.to_string()))?,
+            Some(held) => held.draw(row, sampling, known + i, device)?,
+            None => {
+                let drawn = sampler::draw(row, sampling, known + i);
+                let mut draw = drawn.map_err(|e| EngineError::Failed(e.to_string()))?;
+                if let Some(device) = device {
+                    sampler::as_trained(&mut draw, device, row, sampling, None);
+                }
+                draw
+            }
         };
         let goes_on = sequence.tokens.get(known + i) == Some(&draw.id);
         draws.push(draw);

@@ -2,6 +2,7 @@
 
 use crate::sampler::{self, Draw};
 use sinew_grammar::{GrammarError, Grammars, Mask, Matcher};
+use sinew_tensor::Device;
 use sinew_types::{
     Choice, EngineError, FormatLaw, GenerateRequest, SamplingParams, TokenId, TokenLogprob,
 };
@@ -71,12 +72,13 @@ impl Held {
         })
     }
 
-    /// Draws the token that follows `position` tokens.
+    /// Draws the token that follows `position` tokens; with a `device`, with the log-probabilities of training.
     pub(crate) fn draw(
         &mut self,
         logits: &[f32],
         params: &SamplingParams,
         position: usize,
+        device: Option<&Device>,
     ) -> Result<Draw, EngineError> {
         let mask = self.mask()?;
         if let Some(token) = mask.only() {
@@ -84,6 +86,9 @@ impl Held {
         }
         let drawn = sampler::draw_masked(logits, params, position, &mask);
         let (mut draw, log_mass) = drawn.map_err(|e| EngineError::Failed(e.to_string()))?;
+        if let Some(device) = device {
+            sampler::as_trained(&mut draw, device, logits, params, Some(&mask));
+        }
         draw.choice = Some(self.take(draw.id, &mask, log_mass)?);
         Ok(draw)
     }

@@ -8,6 +8,8 @@
 use crate::rng;
 use crate::softmax::{self, BadLogits, Candidate, Maxima};
 use sinew_grammar::Mask;
+use sinew_tensor::Device;
+use sinew_tensor::logprob::SoftmaxRow;
 use sinew_types::{Choice, SamplingParams, TokenId, TokenLogprob};
 
 /// A token drawn from a row of logits.
@@ -87,6 +89,23 @@ pub(crate) fn draw_masked(
     }
     let log_mass = log_sum(&kept, params)? - log_sum(logits, params)?;
     Ok((draw, log_mass.min(0.0) as f32))
+}
+
+/// Gives a draw the log-probabilities that training computes from the same logits, to the bit; `mask` as for
+/// [`draw_masked`].
+pub(crate) fn as_trained(
+    draw: &mut Draw,
+    device: &Device,
+    logits: &[f32],
+    params: &SamplingParams,
+    mask: Option<&Mask>,
+) {
+    let words = mask.map(Mask::words);
+    let softmax = SoftmaxRow::new(device, logits, params.policy_temperature(), words);
+    draw.logprob = softmax.logprob(logits[draw.id as usize]);
+    for top in &mut draw.top {
+        top.logprob = softmax.logprob(logits[top.id as usize]);
+    }
 }
 
 /// The allowed logits, and their tokens in ascending order.

@@ -408,6 +408,26 @@ impl Lora {
     pub(crate) fn scale(&self) -> f32 {
         self.config.scale()
     }
+
+    /// Adds the `index`-th adapter of a group to its matrix `w` `[width, in]`, always in `f32`, so that small changes
+    /// are not rounded away before they are part of the weights. `scaled` is memory.
+    pub(crate) fn merge_part(
+        &self,
+        dev: &Device,
+        places: &GroupPlaces,
+        index: usize,
+        w: &mut [f32],
+        scaled: &mut Vec<f32>,
+    ) {
+        let (part, rank) = (&places.parts[index], self.config.rank);
+        let input = places.a.len() / (rank * places.parts.len());
+        let a = &self.values[places.a.clone()][index * rank * input..][..rank * input];
+        scaled.clear();
+        scaled.extend(self.values[part.b.clone()].iter().map(|b| b * self.scale()));
+        let (b, a) = (Mat::new(scaled, part.width, rank), Mat::new(a, rank, input));
+        let to = MatMut::new(w, part.width, input);
+        dev.with_f32_products().matmul_nn(b, a, to, true);
+    }
 }
 
 impl TensorSource for Lora {
@@ -434,23 +454,14 @@ pub fn merge_lora(
     let config = base.config().clone();
     let model = LoraLayout::new(&lora.config, &config);
     model.table.check(lora)?;
-    let rank = lora.config.rank;
     let mut scaled = Vec::new();
-    // Once for many passes: what it costs is not worth the bits that AMX would round away.
-    let dev = dev.with_f32_products();
     for (&(layer, _), places) in &lora.layout.groups {
-        let input = places.a.len() / (rank * places.parts.len());
-        let all_a = lora.values[places.a.clone()].chunks_exact(rank * input);
-        for (part, a) in places.parts.iter().zip(all_a) {
-            let name = format!("model.layers.{layer}.{}.weight", part.projection.path());
-            let Some(w) = merged.get_mut(&name) else {
-                continue;
-            };
-            scaled.clear();
-            scaled.extend(lora.values[part.b.clone()].iter().map(|b| b * lora.scale()));
-            let b = Mat::new(&scaled, part.width, rank);
-            let a = Mat::new(a, rank, input);
-            dev.matmul_nn(b, a, MatMut::new(w, part.width, input), true);
+        for index in 0..places.parts.len() {
+            let projection = places.parts[index].projection;
+            let name = format!("model.layers.{layer}.{}.weight", projection.path());
+            if let Some(w) = merged.get_mut(&name) {
+                lora.merge_part(dev, places, index, w, &mut scaled);
+            }
         }
     }
     Ok(())

@@ -156,11 +156,8 @@ pub(crate) fn before_training(run_dir: &Path, recipe: &Recipe) -> Result<(), Fai
 
 fn device() -> Result<String, Failure> {
     let device = wire::device()?;
-    Ok(format!(
-        "kernels {}, {} threads",
-        device.kernels().name(),
-        device.threads()
-    ))
+    let (kernels, threads) = (wire::kernels(&device), device.threads());
+    Ok(format!("kernels {kernels}, {threads} threads"))
 }
 
 fn model(recipe: &Recipe) -> Result<String, Failure> {

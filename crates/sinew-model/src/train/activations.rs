@@ -93,11 +93,14 @@ pub(super) struct Work {
     pub(super) logprob: LogprobScratch,
 }
 
-/// `[rows, rank]` each.
 #[derive(Debug, Default)]
 pub(super) struct LoraWork {
+    /// `[rows, ranks]` each.
     pub(super) inner: Scratch,
     pub(super) d_inner: Scratch,
+    /// A matrix with its adapters, and their scaled B.
+    pub(super) merged: Scratch,
+    pub(super) scaled: Vec<f32>,
 }
 
 /// Rows that leave the last layer, when they are not all: those at which something may be asked. Of the

@@ -1,7 +1,11 @@
 //! Fused projections, with their adapters where there are some.
+//!
+//! Adapters are added to the weights, not to the products: so does the engine, and both have the same bits. It costs
+//! as much as the products of a few dozen rows.
 
 use super::activations::LoraWork;
 use super::{Grads, GradsOf, Pass};
+use crate::decoder::copy;
 use crate::lora::{Group, GroupPlaces, Lora};
 use sinew_tensor::{Mat, MatMut, ops};
 use std::ops::Range;
@@ -81,7 +85,7 @@ impl<'a> Pass<'a> {
         })
     }
 
-    /// `y (+)= x Wᵀ + bias + adapters`; `x` `[rows, k]`, `y` `[rows, n]`, overwritten or, with `accumulate`, added to.
+    /// `y (+)= x (W + adapters)ᵀ + bias`; `x` `[rows, k]`, `y` `[rows, n]`, overwritten or, with `accumulate`, added to.
     pub(super) fn linear(
         &self,
         site: Site,
@@ -93,24 +97,27 @@ impl<'a> Pass<'a> {
         let fused = self.fused(site);
         let (dev, n, k) = (self.dev, fused.n, fused.k);
         let rows = x.len() / k;
-        let w = Mat::new(self.values(&fused.weight), n, k);
+        let w = Mat::new(self.weight(site, &fused, work), n, k);
         let to = MatMut::new(y, rows, n);
         dev.matmul_nt(Mat::new(x, rows, k), w, to, accumulate);
         if let Some(bias) = &fused.bias {
             ops::bias_add(dev, self.values(bias), y);
         }
-        let Some(adapters) = self.adapters(site) else {
-            return;
+    }
+
+    /// The matrix of a site, `[n, k]`, its adapters added.
+    fn weight<'w>(&'w self, site: Site, fused: &Fused, work: &'w mut LoraWork) -> &'w [f32] {
+        let own = self.values(&fused.weight);
+        let Some(Adapters { lora, places, .. }) = self.adapters(site) else {
+            return own;
         };
-        let (rank, ranks) = (adapters.rank, adapters.ranks);
-        let inner = work.inner.take(rows * ranks);
-        self.inner(&adapters, x, inner);
-        for (i, part) in adapters.places.parts.iter().enumerate() {
-            let inner = Mat::with_ld(&inner[i * rank..], rows, rank, ranks);
-            let b = Mat::new(&adapters.lora.values()[part.b.clone()], part.width, rank);
-            let y = MatMut::with_ld(&mut y[part.column..], rows, part.width, n);
-            dev.matmul_nt(inner, b, y, true);
+        let merged = work.merged.take(own.len());
+        copy(self.dev, own, merged);
+        for (index, part) in places.parts.iter().enumerate() {
+            let rows = part.column * fused.k..(part.column + part.width) * fused.k;
+            lora.merge_part(self.dev, places, index, &mut merged[rows], &mut work.scaled);
         }
+        merged
     }
 
     /// `inner = scale · x Aᵀ` of all adapters side by side, `[rows, ranks]`.
@@ -130,7 +137,7 @@ impl<'a> Pass<'a> {
         site: Site,
         x: &[f32],
         dy: &[f32],
-        mut dx: Option<&mut [f32]>,
+        dx: Option<&mut [f32]>,
         grads: &mut Grads,
         work: &mut LoraWork,
     ) {
@@ -138,8 +145,8 @@ impl<'a> Pass<'a> {
         let (dev, n, k) = (self.dev, fused.n, fused.k);
         let rows = dy.len() / n;
         let dy_mat = Mat::new(dy, rows, n);
-        if let Some(dx) = &mut dx {
-            let w = Mat::new(self.values(&fused.weight), n, k);
+        if let Some(dx) = dx {
+            let w = Mat::new(self.weight(site, &fused, work), n, k);
             dev.matmul_nn(dy_mat, w, MatMut::new(dx, rows, k), false);
         }
         if grads.of == GradsOf::Params {
@@ -149,17 +156,16 @@ impl<'a> Pass<'a> {
                 ops::bias_backward(dev, dy, &mut grads.values[bias]);
             }
         } else if let Some(adapters) = self.adapters(site) {
-            self.adapters_backward(&adapters, x, dy, dx, grads, work);
+            self.adapters_backward(&adapters, x, dy, grads, work);
         }
     }
 
-    /// `dB += dyᵀ inner`, `dA += d_innerᵀ x`, `dx += d_inner A` with `d_inner = scale · dy B`.
+    /// `dB += dyᵀ inner`, `dA += d_innerᵀ x` with `d_inner = scale · dy B`.
     fn adapters_backward(
         &self,
         adapters: &Adapters<'_>,
         x: &[f32],
         dy: &[f32],
-        dx: Option<&mut [f32]>,
         grads: &mut Grads,
         work: &mut LoraWork,
     ) {
@@ -183,8 +189,5 @@ impl<'a> Pass<'a> {
         let d_inner = Mat::new(d_inner, rows, ranks);
         let da = MatMut::new(&mut grads.values[adapters.places.a.clone()], ranks, k);
         dev.matmul_tn(d_inner, Mat::new(x, rows, k), da, true);
-        if let Some(dx) = dx {
-            dev.matmul_nn(d_inner, adapters.a(k), MatMut::new(dx, rows, k), true);
-        }
     }
 }

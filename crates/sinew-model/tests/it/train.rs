@@ -5,7 +5,7 @@ use crate::support::{
 };
 use sinew_model::{
     Activations, ForwardError, Grads, InferBatch, InferModel, InferScratch, Keep, OutputGrads,
-    Params, Projection, TrainModel, ValueGrads, ValueHead, Weights,
+    Params, Projection, TrainModel, ValueGrads, ValueHead, Weights, merge_lora,
 };
 use sinew_tensor::Device;
 use sinew_tensor::attention::{Segment, TreeLayout};
@@ -391,14 +391,13 @@ pub(crate) fn engine_logprobs(
 
 pub(crate) fn trainer_logprobs(
     dev: &Device,
-    params: &Params,
+    weights: Weights<'_>,
     tokens: &[u32],
     temperatures: &[f32],
 ) -> Vec<f32> {
-    let model = TrainModel::new(params.config(), tokens.len()).unwrap();
+    let model = TrainModel::new(weights.params.config(), tokens.len()).unwrap();
     let layout = TreeLayout::sequences(&[tokens.len() as u32]).unwrap();
     let mut acts = Activations::new(Keep::Nothing);
-    let weights = Weights::full(params);
     model
         .forward(dev, weights, tokens, &layout, &mut acts)
         .unwrap();
@@ -437,12 +436,40 @@ fn engine_and_trainer_agree_on_logprobs() {
             for temperatures in temperatures(89) {
                 let kernels = dev.kernels();
                 let engine = engine_logprobs(&dev, &params, &tokens, &temperatures);
-                let trainer = trainer_logprobs(&dev, &params, &tokens, &temperatures);
+                let trainer =
+                    trainer_logprobs(&dev, Weights::full(&params), &tokens, &temperatures);
                 assert_eq!(engine.len(), 89);
                 assert_eq!(engine, trainer, "{name}, {kernels}");
             }
         }
     }
+}
+
+/// An engine with adapters merged into its weights and a trainer that has them apart.
+pub(crate) fn agree_with_adapters(dev: &Device) {
+    for family in FAMILIES {
+        let params = tiny(family).params;
+        for targets in [&Projection::ALL[..], &[Projection::Q, Projection::Down]] {
+            let lora = crate::lora::trained(params.config(), targets, 1);
+            let mut merged = params.clone();
+            merge_lora(dev, &params, &lora, &mut merged).unwrap();
+            let tokens: Vec<u32> = (0..60u32).map(|i| (i * i * 31 + 17 * i + 5) % 97).collect();
+            let ones = vec![1.0; 59];
+            let weights = Weights {
+                lora: Some(&lora),
+                ..Weights::full(&params)
+            };
+            let trainer = trainer_logprobs(dev, weights, &tokens, &ones);
+            let engine = engine_logprobs(dev, &merged, &tokens, &ones);
+            assert_eq!(engine, trainer, "{family}, {}", dev.kernels());
+            assert_ne!(engine, engine_logprobs(dev, &params, &tokens, &ones));
+        }
+    }
+}
+
+#[test]
+fn engine_and_trainer_agree_with_adapters() {
+    devices().iter().for_each(agree_with_adapters);
 }
 
 #[test]

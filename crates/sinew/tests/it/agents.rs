@@ -1,6 +1,6 @@
 //! Agent programs from outside: trained end to end, refused, cut, and the wheel of the client.
 
-use super::{failure, gap_bound, last_line, passes_every_check, root, sinew};
+use super::{GAP_BOUND, failure, last_line, passes_every_check, root, sinew};
 use serde_json::Value;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
@@ -75,7 +75,7 @@ fn learns(program: &str) {
     for step in &steps {
         // What the program's calls sampled has the trainer's log-probabilities.
         let gap = step["logprob_gap_max"].as_f64().unwrap();
-        assert!(gap < gap_bound(), "gap {gap} in {step}");
+        assert!(gap < GAP_BOUND, "gap {gap} in {step}");
     }
 }
 
