@@ -1,6 +1,9 @@
 //! How the matrices of a model that generates are stored.
 
-use sinew_tensor::{Device, Mat, MatMut, PackedBf16, PackedInt8, PackedWeights};
+use sinew_tensor::{Device, KernelSet, Mat, MatMut, PackedBf16, PackedInt8, PackedWeights};
+
+/// Rows of a tile: from here on tiles are the faster storage of 16 bits.
+const TILE_ROWS: usize = 16;
 
 /// Storage of the matrices of an [`InferModel`](crate::InferModel).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -20,6 +23,17 @@ pub enum Precision {
 impl Precision {
     /// Every storage, the most exact first.
     pub const ALL: [Self; 3] = [Self::F32, Self::Bf16, Self::Int8];
+
+    /// What is best stored for passes of up to `rows` rows where this was asked for. AMX tiles multiply with weights of
+    /// bfloat16 in any case: 1.7 times as fast as [`Precision::Bf16`] at 32 rows, and with the trainer's bits. At few
+    /// rows, where reading takes the time, its 12 bits are faster (1.3 times at one row).
+    #[must_use]
+    pub fn suited(self, dev: &Device, rows: usize) -> Self {
+        match self {
+            Self::Bf16 if dev.kernels() == KernelSet::Amx && rows >= TILE_ROWS => Self::F32,
+            other => other,
+        }
+    }
 
     /// What a recipe calls it.
     #[must_use]

@@ -94,7 +94,7 @@ pub(crate) struct Parts {
     pub(crate) task_kinds: Option<TasksByKind>,
     pub(crate) cross: Option<Arc<CrossPolicy>>,
     config: ModelConfig,
-    kernels: KernelSet,
+    kernels: String,
     threads: usize,
 }
 
@@ -132,6 +132,17 @@ pub(crate) fn device() -> Result<Device, Failure> {
         Err(_) => std::thread::available_parallelism().map_or(1, usize::from),
     };
     Ok(Device::new(kernels, threads))
+}
+
+/// The kernels in words, with what they do to the numbers.
+pub(crate) fn kernels(device: &Device) -> String {
+    let rounding = match device.kernels() {
+        KernelSet::Amx => {
+            " (operands of products rounded to bfloat16, in engine and trainer alike)"
+        }
+        _ => "",
+    };
+    format!("{}{rounding}", device.kernels())
 }
 
 /// What the environment says about where models are.
@@ -458,6 +469,7 @@ fn engine(
     let failed = |e: &dyn std::fmt::Display| Failure::system(format!("engine: {e}"));
     let named = |p: &Precision| p.name() == recipe.engine.weights;
     let precision = Precision::ALL.into_iter().find(named).unwrap_or_default();
+    let precision = precision.suited(device, recipe.engine.max_running);
     let model = InferModel::with_precision(
         device,
         params.config(),
@@ -578,7 +590,7 @@ impl Parts {
             task_kinds,
             cross,
             config,
-            kernels: device.kernels(),
+            kernels: kernels(&device),
             threads: device.threads(),
         };
         if let Some(saved) = &saved {
@@ -595,7 +607,7 @@ impl Parts {
             self.config.layers,
             self.config.d_model,
             self.config.vocab,
-            self.kernels.name(),
+            self.kernels,
             self.threads
         )
     }

@@ -2,11 +2,14 @@
 //! in any batch and on any number of threads, and sampler and trainer in agreement.
 
 use crate::support::{FAMILIES, relative_error, tiny, tiny_golden};
-use crate::train::{engine_logprobs, golden_case, run, temperatures, trainer_logprobs, tree_case};
+use crate::train::{
+    agree_with_adapters, engine_logprobs, golden_case, run, temperatures, trainer_logprobs,
+    tree_case,
+};
 use sinew_amx_emulator::On;
 use sinew_model::{
-    InferBatch, InferModel, InferScratch, Keep, Lora, LoraConfig, Params, Projection, Weights,
-    merge_lora,
+    InferBatch, InferModel, InferScratch, Keep, Lora, LoraConfig, Params, Precision, Projection,
+    Weights, merge_lora,
 };
 use sinew_tensor::Device;
 use sinew_tensor::paged::{KvPool, PagedSequence};
@@ -22,6 +25,7 @@ sinew_amx_emulator::on_both!(
     passes_are_reproducible_to_the_bit,
     prompts_give_the_same_bits_whole_and_token_by_token,
     adapters_are_merged_in_f32,
+    weights_of_16_bits_go_through_tiles_at_many_rows,
 );
 
 fn largest_difference(a: &[f32], b: &[f32]) -> f32 {
@@ -63,12 +67,13 @@ fn tiny_models_are_near_pytorch_in_f32(on: On) {
 
 fn engine_and_trainer_agree_on_logprobs(on: On) {
     let Some(dev) = on.device(2) else { return };
+    agree_with_adapters(&dev);
     for family in FAMILIES {
         let params = tiny(family).params;
         let tokens: Vec<u32> = (0..60u32).map(|i| (i * i * 31 + 17 * i + 5) % 97).collect();
         for temperatures in temperatures(59) {
             let engine = engine_logprobs(&dev, &params, &tokens, &temperatures);
-            let trainer = trainer_logprobs(&dev, &params, &tokens, &temperatures);
+            let trainer = trainer_logprobs(&dev, Weights::full(&params), &tokens, &temperatures);
             assert_eq!(engine, trainer, "{family}");
         }
     }
@@ -150,4 +155,16 @@ fn adapters_are_merged_in_f32(on: On) {
         merged.values().to_vec()
     };
     assert_eq!(merged(&dev), merged(&dev.with_f32_products()));
+}
+
+/// At many rows weights of 16 bits go through tiles, which hold them so anyway.
+fn weights_of_16_bits_go_through_tiles_at_many_rows(on: On) {
+    let Some(dev) = on.device(1) else { return };
+    let suited = |precision: Precision, rows: usize| precision.suited(&dev, rows);
+    assert_eq!(suited(Precision::Bf16, 128), Precision::F32);
+    assert_eq!(suited(Precision::Bf16, 1), Precision::Bf16);
+    assert_eq!(suited(Precision::Int8, 128), Precision::Int8);
+    assert_eq!(suited(Precision::F32, 1), Precision::F32);
+    let exact = dev.with_f32_products();
+    assert_eq!(Precision::Bf16.suited(&exact, 128), Precision::Bf16);
 }

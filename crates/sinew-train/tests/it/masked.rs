@@ -129,7 +129,7 @@ fn answers() -> Vec<TrainRow> {
         let tokens: Vec<TokenId> = (0..16).map(|i| (i * 7 + 3 + i / 13 * r) % 61).collect();
         let allowed = |t: usize| {
             let count = match (r, t) {
-                (_, 0..9 | 15) => return None,
+                (_, 0..=8 | 15) => return None,
                 (2, 10) => 5,
                 _ => [2, 31, 1, 40][t % 4],
             };
