@@ -33,7 +33,7 @@ pub(crate) fn held(
     let mut strict = !request.strict_tools.is_empty();
     if strict && !holds {
         strict = false;
-        count_ignored(&mut request.ignored, "tools[].strict", 1);
+        not_strict(request);
     }
     let answer = match asked.as_ref().filter(|_| !must) {
         Some(ask) => Some(answer_schema(ask)?),
@@ -91,8 +91,14 @@ fn unheld(
             "this model's way to write calls cannot be told from the format: leave the tools out";
         return Err(ApiError::unsupported(&ask.path, why));
     }
-    count_ignored(&mut request.ignored, "tools[].strict", 1);
+    not_strict(request);
     Ok(None)
+}
+
+/// That tools are strict has no effect; answers that repeat the tools say so.
+fn not_strict(request: &mut ModelRequest) {
+    request.strict_tools.clear();
+    count_ignored(&mut request.ignored, "tools[].strict", 1);
 }
 
 /// All tools that may be called, the strict ones held to their schemas.

@@ -235,7 +235,7 @@ fn a_strict_gateway_refuses_fields_without_effect() {
     let chat = chat_cases().into_iter();
     let chat = chat.map(|(body, paths)| ("/chat/completions", body, paths));
     let others = other_dialects().into_iter().map(|(path, body, paths)| {
-        let paths = paths.into_iter().map(str::to_owned).collect();
+        let paths: Vec<String> = paths.into_iter().map(str::to_owned).collect();
         (path, body, paths)
     });
     for (path, body, paths) in chat.chain(others) {

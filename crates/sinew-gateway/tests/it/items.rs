@@ -101,13 +101,13 @@ fn an_item_is_done_before_the_next_one_is_begun() {
 /// As clients put a streamed answer together: in order, with an empty message more, by name.
 #[test]
 fn streamed_items_that_come_back_are_the_turn_that_was_sampled() {
-    let in_order = |items: &[Value]| items.to_vec();
-    let with_empty = |items: &[Value]| {
+    let in_order = |items: &[Value]| -> Vec<Value> { items.to_vec() };
+    let with_empty = |items: &[Value]| -> Vec<Value> {
         let mut items = items.to_vec();
         items.push(json!({"role": "assistant", "content": ""}));
         items
     };
-    let named = |items: &[Value]| {
+    let named = |items: &[Value]| -> Vec<Value> {
         let name = |i: &Value| json!({"type": "item_reference", "id": i["id"]});
         items.iter().map(name).collect()
     };

@@ -110,9 +110,9 @@ fn the_lowest_temperature_stands_for_lower_ones() {
         rollout.post("/chat/completions", &body).ok();
         let nodes = world.view(&rollout.id)["trace"]["nodes"].clone();
         let last = nodes.as_array().unwrap().last().unwrap().clone();
-        temperatures.push(last["temperature"].as_f64());
+        temperatures.push(last["temperature"].as_f64().map(|t| t as f32));
     }
-    let lowest = Some(f64::from(0.001f32));
+    let lowest = Some(0.001);
     // Greedy sampling has its log-probabilities at 1, which is not written.
     assert_eq!(temperatures, [lowest, lowest, lowest, None]);
 }

@@ -56,7 +56,6 @@ impl Dialect for Responses {
         let mut echo = Map::new();
         echo.insert("instructions".into(), json!(instructions));
         echo.insert("previous_response_id".into(), json!(previous));
-        echo.insert("store".into(), json!(keep));
         for name in ["metadata", "user", "safety_identifier", "prompt_cache_key"] {
             echo.insert(name.into(), fields.take(name).unwrap_or(Value::Null));
         }

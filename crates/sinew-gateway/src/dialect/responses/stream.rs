@@ -10,6 +10,21 @@ use crate::turn::Piece;
 use serde_json::{Value, json};
 use sinew_types::ToolCall;
 
+/// Log-probabilities as events of text have them: items have the bytes of each token, too.
+fn without_bytes(logprobs: &Value) -> Value {
+    let bare = |entry: &Value| json!({"token": entry["token"], "logprob": entry["logprob"]});
+    let entries = logprobs.as_array().into_iter().flatten();
+    entries
+        .map(|entry| {
+            let top = entry["top_logprobs"].as_array().into_iter().flatten();
+            let top: Vec<Value> = top.map(bare).collect();
+            let mut value = bare(entry);
+            value["top_logprobs"] = json!(top);
+            value
+        })
+        .collect()
+}
+
 /// A text that is being written: a message or a thought.
 struct OpenText {
     id: String,
@@ -149,7 +164,7 @@ impl ResponsesStream {
         if !text.is_empty() {
             let mut fields = Self::place(&open);
             fields["delta"] = json!(text);
-            fields["logprobs"] = logprobs.clone();
+            fields["logprobs"] = without_bytes(&logprobs);
             out.push_str(&self.event("response.output_text.delta", fields));
             open.text.push_str(text);
         }
@@ -167,7 +182,7 @@ impl ResponsesStream {
         let logprobs = json!(open.logprobs);
         let mut fields = Self::place(&open);
         fields["text"] = json!(open.text);
-        fields["logprobs"] = logprobs.clone();
+        fields["logprobs"] = without_bytes(&logprobs);
         let mut out = self.event("response.output_text.done", fields);
         let part = text_part(&open.text, &logprobs);
         out.push_str(&self.part("response.content_part.done", &open, part));
@@ -188,7 +203,6 @@ impl ResponsesStream {
         fields["delta"] = json!(arguments);
         out.push_str(&self.event("response.function_call_arguments.delta", fields));
         let mut fields = place;
-        fields["name"] = json!(call.name);
         fields["arguments"] = json!(arguments);
         out.push_str(&self.event("response.function_call_arguments.done", fields));
         out.push_str(&self.item_done(index, call_item(&id, call, "completed")));
