@@ -2,14 +2,8 @@
 
 use super::{DataSection, EnvSection, ModelSection, Recipe, SandboxSection, TasksSection};
 use crate::harness::HarnessSection;
-<<<<<<< HEAD
 use sinew_algo::{Advantage, Algorithm, Composition, GroupRepair, ProcessRewards};
-use sinew_engines::EngineKind;
-use sinew_engines::VllmOptions;
-=======
-use sinew_algo::{Advantage, GroupRepair};
 use sinew_engines::{EngineKind, FormatMode, VllmOptions};
->>>>>>> 0c23dd6 (wip2)
 use sinew_model::Precision;
 use sinew_types::{Fidelity, TEMPERATURES};
 use std::fmt::Display;
