@@ -89,7 +89,7 @@ fn structural_tag(kind: &str, format: &Format) -> Result<Value, EngineError> {
     let Grammar::Tools(tools) = &format.grammar else {
         return Err(unknown(kind, format, "it has no calls"));
     };
-    if tools.need == ToolNeed::Required || !tools.parallel {
+    if tools.need == ToolNeed::Required || !tools.parallel || tools.answer.is_some() {
         let why = "its tags neither require a call nor bound how many there are";
         return Err(unknown(kind, format, why));
     }
@@ -187,6 +187,7 @@ mod tests {
             }],
             need,
             parallel: true,
+            answer: None,
         }))
     }
 

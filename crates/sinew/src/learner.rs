@@ -289,13 +289,15 @@ impl Learner {
         Ok(columns)
     }
 
-    /// Gives the trained tokens of data the log-probabilities of the weights as they are.
+    /// Gives the trained tokens of data the log-probabilities of the weights as they are; `known` has the masks.
     pub(crate) fn score_data(
         &mut self,
         algorithm: &Algorithm,
         groups: &mut [Vec<Trace>],
+        known: &Columns,
     ) -> Result<(), Failure> {
-        let draft = algorithm.draft(groups).map_err(Failure::system)?;
+        let draft = algorithm.draft_with(groups, known);
+        let draft = draft.map_err(Failure::system)?;
         let version = self.version();
         let scored = score_rows(self.trainer.policy_mut(), draft.rows(), self.max_rows);
         let mut columns = Columns::new();

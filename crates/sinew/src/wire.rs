@@ -15,7 +15,7 @@ use crate::recipe::{EnvSection, ModelSection, Recipe, SandboxSection, TasksSecti
 use crate::record::{EvalRecord, StepRecord};
 use crate::run_dir::{Resume, RunDir};
 use serde::{Deserialize, Serialize};
-use sinew_algo::{AlgoReport, Algorithm, TokenCounts, count_tokens};
+use sinew_algo::{AlgoReport, Algorithm, Columns, TokenCounts, count_tokens};
 use sinew_env::{EnvFactory, Taskset, tiny};
 use sinew_grammar::Grammars;
 use sinew_image::{Image, ImageConfig, ImageError, UnpackLimits};
@@ -673,7 +673,10 @@ impl Parts {
             return Ok(Vec::new());
         };
         let mut groups = data.batch(recipe.seed, step, recipe.rollout.tasks_per_step);
-        self.learner.score_data(&self.algorithm, &mut groups)?;
+        let replayed = formats::replay_all(self.grammars.as_ref(), &mut groups);
+        let known = &replayed.columns;
+        self.learner
+            .score_data(&self.algorithm, &mut groups, known)?;
         let traces: Vec<Trace> = groups.into_iter().flatten().collect();
         self.store.commit_batch(&traces).map_err(Failure::system)?;
         Ok(traces)
@@ -710,7 +713,9 @@ impl Parts {
                 if pool.kind == Kind::Dpo {
                     groups = by_group(&groups[0]);
                 }
-                self.learner.score_data(&self.algorithm, &mut groups)?;
+                let known = &Columns::new();
+                self.learner
+                    .score_data(&self.algorithm, &mut groups, known)?;
                 traces = groups.into_iter().flatten().collect();
             }
             self.store.commit_batch(&traces).map_err(Failure::system)?;
