@@ -221,3 +221,30 @@ fn a_fork_goes_its_own_way() {
         assert_eq!(hashes(&a), hashes(&b), "{name}");
     }
 }
+
+#[test]
+fn an_answer_may_come_in_place_of_a_call() {
+    let Grammar::Tools(mut grammar) = tools(ToolNeed::Required, false).grammar.clone() else {
+        unreachable!("tools are tools");
+    };
+    grammar.answer = Some(PERSON.to_owned());
+    let format = Format::new(Grammar::Tools(grammar.clone()));
+    let call =
+        "<tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": 1, \"b\": 2}}\n</tool_call>";
+    let person = "{\"name\": \"Ann\", \"age\": 7, \"kind\": \"cat\"}";
+    for said in [call, person] {
+        GUIDED.check_text(&format, said).unwrap();
+    }
+    for said in ["", "Ann", "{\"name\": \"Ann\"}", &format!("{call}{person}")] {
+        assert!(GUIDED.check_text(&format, said).is_err(), "{said}");
+    }
+    // Without it, only a call may come; where any text may come, it says nothing.
+    assert!(
+        GUIDED
+            .check_text(&tools(ToolNeed::Required, false), person)
+            .is_err()
+    );
+    grammar.need = ToolNeed::Auto;
+    let refused = Format::new(Grammar::Tools(grammar)).validate().unwrap_err();
+    assert!(refused.to_string().contains("answer"), "{refused}");
+}
