@@ -28,9 +28,9 @@ impl Precision {
     /// bfloat16 in any case: 1.7 times as fast as [`Precision::Bf16`] at 32 rows, and with the trainer's bits. At few
     /// rows, where reading takes the time, its 12 bits are faster (1.3 times at one row).
     #[must_use]
-    pub fn suited(self, dev: &Device, rows: usize) -> Self {
+    pub fn suited(self, kernels: KernelSet, rows: usize) -> Self {
         match self {
-            Self::Bf16 if dev.kernels() == KernelSet::Amx && rows >= TILE_ROWS => Self::F32,
+            Self::Bf16 if kernels == KernelSet::Amx && rows >= TILE_ROWS => Self::F32,
             other => other,
         }
     }

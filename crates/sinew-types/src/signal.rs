@@ -238,16 +238,7 @@ impl TrainRow {
             });
         }
         self.validate_teacher()?;
-        if let Some(masks) = &self.masks {
-            let top = self.teacher_top.as_deref().unwrap_or_default();
-            masks
-                .validate(&self.tokens, &self.weights)
-                .and_then(|()| masks.validate_teacher(top, &self.weights))
-                .map_err(|why| TrainRowError::Masks {
-                    episode: self.episode.clone(),
-                    why,
-                })?;
-        }
+        self.validate_masks()?;
         match self.weights.first() {
             Some(&weight) if weight != 0.0 => Err(TrainRowError::FirstToken {
                 episode: self.episode.clone(),
@@ -259,6 +250,20 @@ impl TrainRow {
 }
 
 impl TrainRow {
+    fn validate_masks(&self) -> Result<(), TrainRowError> {
+        let Some(masks) = &self.masks else {
+            return Ok(());
+        };
+        let top = self.teacher_top.as_deref().unwrap_or_default();
+        masks
+            .validate(&self.tokens, &self.weights)
+            .and_then(|()| masks.validate_teacher(top, &self.weights))
+            .map_err(|why| TrainRowError::Masks {
+                episode: self.episode.clone(),
+                why,
+            })
+    }
+
     fn validate_teacher(&self) -> Result<(), TrainRowError> {
         let Some(top) = &self.teacher_top else {
             return Ok(());

@@ -9,6 +9,7 @@ mod cross;
 mod curriculum;
 mod curves;
 mod data;
+mod device;
 mod egress;
 mod episodes;
 mod eval;

@@ -4,6 +4,7 @@ use crate::admission;
 use crate::cross::CrossPolicy;
 use crate::curriculum::{Curriculum, TasksByKind};
 use crate::data::Dataset;
+pub(crate) use crate::device::{device, kernels};
 use crate::egress::{WayOut, WithEgress};
 use crate::failure::Failure;
 use crate::formats::{self, FormatCounts};
@@ -21,7 +22,7 @@ use sinew_grammar::Grammars;
 use sinew_image::{Image, ImageConfig, ImageError, UnpackLimits};
 use sinew_infer::{Clock, EmbeddedEngine, EngineConfig, ModelForward, SchedulerConfig, TokenBytes};
 use sinew_model::{
-    Family, InferModel, LoadedModel, ModelConfig, ModelFiles, Params, Precision, ResolveEnv,
+    Family, InferModel, LoadedModel, ModelConfig, ModelFiles, Params, ResolveEnv,
     load_gguf_metadata, load_model, resolve_model,
 };
 use sinew_pool::schema::Kind;
@@ -31,7 +32,7 @@ use sinew_sandbox::{
     Limits, Pool, PoolConfig, ProcessConfig, ProcessProvider, SandboxProvider, SandboxSpec,
 };
 use sinew_store::{DiskStore, Filter, MemoryStore, Recovery, StoreError, StoreOptions, TraceStore};
-use sinew_tensor::{Device, KernelSet};
+use sinew_tensor::Device;
 use sinew_types::{Engine, EpisodeId, SamplingParams, Trace, TrainRow};
 use sinew_wasm::{WasmConfig, WasmProvider};
 use std::collections::{BTreeMap, BTreeSet};
@@ -102,47 +103,6 @@ pub(crate) struct Parts {
 pub(crate) fn clock() -> Clock {
     let start = Instant::now();
     Box::new(move || start.elapsed().as_secs_f64())
-}
-
-/// The device that `SINEW_CPU` and `SINEW_THREADS` ask for, else the best there is.
-pub(crate) fn device() -> Result<Device, Failure> {
-    let kernels = match std::env::var("SINEW_CPU") {
-        Ok(name) => {
-            KernelSet::parse(&name).map_err(|e| Failure::input(format!("SINEW_CPU: {e}")))?
-        }
-        Err(_) => {
-            // A CPU that has AMX and cannot use it is worth a word; one without is not.
-            if let Err(error) = KernelSet::parse("amx")
-                && error.is_about_this_system()
-            {
-                tracing::warn!("{error}");
-            }
-            KernelSet::detect()
-        }
-    };
-    let threads = match std::env::var("SINEW_THREADS") {
-        Ok(text) => match text.parse() {
-            Ok(n @ 1..=1024) => n,
-            _ => {
-                return Err(Failure::input(format!(
-                    "SINEW_THREADS = {text:?}: allowed: 1 to 1024"
-                )));
-            }
-        },
-        Err(_) => std::thread::available_parallelism().map_or(1, usize::from),
-    };
-    Ok(Device::new(kernels, threads))
-}
-
-/// The kernels in words, with what they do to the numbers.
-pub(crate) fn kernels(device: &Device) -> String {
-    let rounding = match device.kernels() {
-        KernelSet::Amx => {
-            " (operands of products rounded to bfloat16, in engine and trainer alike)"
-        }
-        _ => "",
-    };
-    format!("{}{rounding}", device.kernels())
 }
 
 /// What the environment says about where models are.
@@ -467,9 +427,7 @@ fn engine(
     learner: &Learner,
 ) -> Result<EmbeddedEngine, Failure> {
     let failed = |e: &dyn std::fmt::Display| Failure::system(format!("engine: {e}"));
-    let named = |p: &Precision| p.name() == recipe.engine.weights;
-    let precision = Precision::ALL.into_iter().find(named).unwrap_or_default();
-    let precision = precision.suited(device, recipe.engine.max_running);
+    let precision = crate::device::precision(recipe, device.kernels());
     let model = InferModel::with_precision(
         device,
         params.config(),

@@ -160,11 +160,11 @@ fn adapters_are_merged_in_f32(on: On) {
 /// At many rows weights of 16 bits go through tiles, which hold them so anyway.
 fn weights_of_16_bits_go_through_tiles_at_many_rows(on: On) {
     let Some(dev) = on.device(1) else { return };
-    let suited = |precision: Precision, rows: usize| precision.suited(&dev, rows);
+    let suited = |precision: Precision, rows: usize| precision.suited(dev.kernels(), rows);
     assert_eq!(suited(Precision::Bf16, 128), Precision::F32);
     assert_eq!(suited(Precision::Bf16, 1), Precision::Bf16);
     assert_eq!(suited(Precision::Int8, 128), Precision::Int8);
     assert_eq!(suited(Precision::F32, 1), Precision::F32);
-    let exact = dev.with_f32_products();
-    assert_eq!(Precision::Bf16.suited(&exact, 128), Precision::Bf16);
+    let exact = dev.with_f32_products().kernels();
+    assert_eq!(Precision::Bf16.suited(exact, 128), Precision::Bf16);
 }

@@ -172,17 +172,19 @@ simd_fn! {
     }
 }
 
+/// Products in whole vectors.
+fn whole<V: Vector>(products: &[f32]) -> usize {
+    products.len() / V::LANES * V::LANES
+}
+
+/// The largest allowed product; minus infinity if there is none.
 #[inline(always)]
-unsafe fn scan_tokens<V: Vector, const MASKED: bool>(
+unsafe fn largest<V: Vector, const MASKED: bool>(
     products: &[f32],
     words: &[u32; SECTION_WORDS],
-    scale: f32,
-    entropy: bool,
-) -> Stat {
-    let whole = products.len() / V::LANES * V::LANES;
-    let allowed = |at: usize| !MASKED || bits(words, at / 32 * 32, 32) >> (at % 32) & 1 == 1;
+) -> f32 {
+    let (from, whole) = (products.as_ptr(), whole::<V>(products));
     let lowest = V::splat(f32::NEG_INFINITY);
-    let from = products.as_ptr();
     let mut max = lowest;
     let mut at = 0;
     while at < whole {
@@ -195,10 +197,21 @@ unsafe fn scan_tokens<V: Vector, const MASKED: bool>(
     }
     let mut max = max.max_lane();
     for (i, &product) in products.iter().enumerate().skip(whole) {
-        if allowed(i) {
+        if !MASKED || bits(words, i, 1) == 1 {
             max = max.max(product);
         }
     }
+    max
+}
+
+#[inline(always)]
+unsafe fn scan_tokens<V: Vector, const MASKED: bool>(
+    products: &[f32],
+    words: &[u32; SECTION_WORDS],
+    scale: f32,
+    entropy: bool,
+) -> Stat {
+    let max = largest::<V, MASKED>(products, words);
     let mut stat = Stat {
         max,
         ..Stat::default()
@@ -207,6 +220,7 @@ unsafe fn scan_tokens<V: Vector, const MASKED: bool>(
     if MASKED && max == f32::NEG_INFINITY {
         return stat;
     }
+    let (from, whole) = (products.as_ptr(), whole::<V>(products));
     let mut sum = V::splat(0.0);
     let mut weighted = V::splat(0.0);
     let mut at = 0;
@@ -237,7 +251,7 @@ unsafe fn scan_tokens<V: Vector, const MASKED: bool>(
     stat.total = f64::from(sum.sum());
     stat.weighted = f64::from(weighted.sum());
     for (i, &product) in products.iter().enumerate().skip(whole) {
-        if allowed(i) {
+        if !MASKED || bits(words, i, 1) == 1 {
             let below = (f64::from(product) - f64::from(max)) * f64::from(scale);
             stat.total += below.exp2();
             stat.weighted += below.exp2() * below;

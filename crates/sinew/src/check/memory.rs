@@ -1,10 +1,11 @@
 //! What a run will hold in memory, before any of it is taken.
 
+use crate::device::precision;
 use crate::failure::Failure;
 use crate::judges;
 use crate::recipe::Recipe;
 use crate::wire;
-use sinew_model::{Activations, Keep, ModelConfig, ParamLayout};
+use sinew_model::{Activations, Keep, ModelConfig, ParamLayout, Precision};
 use sinew_tensor::KernelSet;
 
 /// Bytes of logits that a pass with gradients keeps at most.
@@ -85,11 +86,11 @@ fn engine(recipe: &Recipe, config: &ModelConfig, kernels: KernelSet) -> u128 {
     let embedding = config.vocab as u128 * config.d_model as u128;
     let tied = if config.tied_embeddings { 0 } else { embedding };
     let matrices = f32s(config) - tied;
-    let bits = match (recipe.engine.weights.as_str(), kernels) {
-        ("bf16", _) => 12,
-        ("int8", _) => 9,
-        (_, KernelSet::Amx) => 16,
-        _ => 32,
+    let bits = match (precision(recipe, kernels), kernels) {
+        (Precision::Bf16, _) => 12,
+        (Precision::Int8, _) => 9,
+        (Precision::F32, KernelSet::Amx) => 16,
+        (Precision::F32, _) => 32,
     };
     4 * embedding + matrices * bits / 8
 }

@@ -1,0 +1,54 @@
+//! The processor that everything is computed with.
+
+use crate::failure::Failure;
+use crate::recipe::Recipe;
+use sinew_model::Precision;
+use sinew_tensor::{Device, KernelSet};
+
+/// The device that `SINEW_CPU` and `SINEW_THREADS` ask for, else the best there is.
+pub(crate) fn device() -> Result<Device, Failure> {
+    let kernels = match std::env::var("SINEW_CPU") {
+        Ok(name) => {
+            KernelSet::parse(&name).map_err(|e| Failure::input(format!("SINEW_CPU: {e}")))?
+        }
+        Err(_) => {
+            // A CPU that has AMX and cannot use it is worth a word; one without is not.
+            if let Err(error) = KernelSet::parse("amx")
+                && error.is_about_this_system()
+            {
+                tracing::warn!("{error}");
+            }
+            KernelSet::detect()
+        }
+    };
+    let threads = match std::env::var("SINEW_THREADS") {
+        Ok(text) => match text.parse() {
+            Ok(n @ 1..=1024) => n,
+            _ => {
+                return Err(Failure::input(format!(
+                    "SINEW_THREADS = {text:?}: allowed: 1 to 1024"
+                )));
+            }
+        },
+        Err(_) => std::thread::available_parallelism().map_or(1, usize::from),
+    };
+    Ok(Device::new(kernels, threads))
+}
+
+/// The kernels in words, with what they do to the numbers.
+pub(crate) fn kernels(device: &Device) -> String {
+    let rounding = match device.kernels() {
+        KernelSet::Amx => {
+            " (operands of products rounded to bfloat16, in engine and trainer alike)"
+        }
+        _ => "",
+    };
+    format!("{}{rounding}", device.kernels())
+}
+
+/// How the embedded engine stores its matrices.
+pub(crate) fn precision(recipe: &Recipe, kernels: KernelSet) -> Precision {
+    let named = |p: &Precision| p.name() == recipe.engine.weights;
+    let asked = Precision::ALL.into_iter().find(named).unwrap_or_default();
+    asked.suited(kernels, recipe.engine.max_running)
+}
