@@ -209,6 +209,7 @@ mod tests {
                 },
                 end: EpisodeEnd::Terminated,
                 timing: Timing::default(),
+                ignored: std::collections::BTreeMap::new(),
             }
         });
         traces.collect()

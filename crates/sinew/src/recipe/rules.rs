@@ -344,7 +344,7 @@ fn rollout(recipe: &Recipe, rules: &mut Rules) {
         if let Err(error) = format.validate() {
             rules.custom("rollout.format", &kind, error.to_string(), false);
         }
-        let own = recipe.harness == HarnessSection::BuiltIn;
+        let own = recipe.harness.is_built_in();
         let reason = "has no effect: a program asks for formats itself; remove it";
         rules.custom("rollout.format", &kind, reason.into(), own);
         let reason =
