@@ -92,13 +92,17 @@ pub(crate) fn check(path: &Path, json: bool) -> Result<(), Failure> {
     }
     let has_model = report.row("model", shape);
     if has_model {
+        let mut judged = true;
         for (key, source) in judges::named(&recipe) {
-            report.row(key, judge(&recipe, key, &source));
+            judged &= report.row(key, judge(&recipe, key, &source));
         }
         if recipe.data.is_some() {
-            report.row("data", data(&recipe));
+            let data = reach::pool(&recipe).and_then(|()| data(&recipe));
+            report.row("data", data);
         }
-        report.row("memory", memory::memory(&recipe));
+        if judged {
+            report.row("memory", memory::memory(&recipe));
+        }
         report.row("disk", disk(&recipe, Path::new(".")));
     }
     if matches!(recipe.env, EnvSection::ToolMath { .. }) {
@@ -220,7 +224,6 @@ fn judge(recipe: &Recipe, key: &str, source: &str) -> Result<String, Failure> {
 
 fn data(recipe: &Recipe) -> Result<String, Failure> {
     if recipe.draws_from_pool() {
-        reach::pool(recipe)?;
         return crate::pool::check(recipe);
     }
     let renderer = wire::renderer(recipe)?;
