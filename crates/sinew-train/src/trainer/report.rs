@@ -99,7 +99,7 @@ impl StepReport {
 
     pub(super) fn finish(&mut self, sums: &MetricSums, first: &MetricSums, version: PolicyVersion) {
         self.version = version;
-        // Every pass's weights add up to the batch's.
+        // Every pass is a mean like the batch's.
         let passes = f64::from(self.updates + self.skipped.len() as u32).max(1.0);
         self.loss /= passes;
         self.metrics = sums.finish();
