@@ -98,7 +98,7 @@ impl Residue {
     pub(crate) fn now() -> Self {
         let processes = descendants(std::process::id());
         let names: Vec<String> = processes.iter().map(|p| format!("sinew-{p}-")).collect();
-        let groups = ["memory", "pids", "unified", ""]
+        let groups = ["memory", "pids", "cpuacct", "cpu,cpuacct", "unified", ""]
             .iter()
             .filter_map(|c| std::fs::read_dir(Path::new("/sys/fs/cgroup").join(c)).ok())
             .flat_map(|dir| dir.flatten())

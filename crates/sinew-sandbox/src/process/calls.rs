@@ -14,7 +14,7 @@ pub(super) struct Checked {
 /// What forks and threads of glibc, musl and Go ask for: VM, FS, FILES, SIGHAND, VFORK, THREAD,
 /// SYSVSEM, SETTLS, PARENT_SETTID, CHILD_CLEARTID, DETACHED (which musl sets and the kernel
 /// ignores), CHILD_SETTID. Among the others are namespaces, PARENT (the child would belong to
-/// whoever started the program), PTRACE, UNTRACED, PIDFD and IO.
+/// the process that started the program), PTRACE, UNTRACED, PIDFD and IO.
 const CLONE: u32 = 0x017d_4f00;
 
 /// SIGSYS and SIGXCPU stand for a forbidden call and for spent CPU time: only the kernel sends
@@ -22,7 +22,7 @@ const CLONE: u32 = 0x017d_4f00;
 const RESERVED_SIGNALS: [i32; 2] = [libc::SIGSYS, libc::SIGXCPU];
 
 /// Commands of `fcntl`. Among the others are SETSIG (the kernel sends any signal), leases and
-/// delegations (which hold up whoever opens a file of the host), NOTIFY (which reports what
+/// delegations (which hold up others that open a file of the host), NOTIFY (which reports what
 /// happens in folders of the host).
 const FCNTL: [i32; 20] = [
     libc::F_DUPFD,

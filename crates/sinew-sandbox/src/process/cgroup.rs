@@ -19,7 +19,7 @@ const MEMBERS: &str = "cgroup.procs";
 /// Version 1 counts buffers of TCP apart from other memory, and only where this is set.
 const TCP_LIMIT: &str = "memory.kmem.tcp.limit_in_bytes";
 
-/// What buffers of TCP may take beside the memory limit, under version 1.
+/// What buffers of TCP may take on top of the memory limit, under version 1.
 fn tcp_bytes(memory_bytes: u64) -> u64 {
     (memory_bytes / 8).clamp(1 << 20, 64 << 20)
 }

@@ -144,17 +144,17 @@ pub(super) async fn capture(
     let mut captured = Captured::default();
     let mut chunk = vec![0; CHUNK];
     let mut over = bounds.over.clone();
-    let mut told = false;
+    let mut ended = false;
     // After the bound the pipe is still drained: a full pipe would look like a hung program.
     loop {
-        let n = if told {
+        let n = if ended {
             // What is there already; the runtime may not have noticed it.
             nix::unistd::read(&pipe, &mut chunk).unwrap_or(0)
         } else {
             tokio::select! {
                 n = pipe.read(&mut chunk) => n.unwrap_or(0),
                 _ = over.wait_for(|over| *over) => {
-                    told = true;
+                    ended = true;
                     continue;
                 }
             }

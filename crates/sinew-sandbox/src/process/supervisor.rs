@@ -156,7 +156,7 @@ impl Shared {
                 Ok((client, child)) => {
                     *lock(&self.last) = Arc::clone(&client);
                     if *lock(&self.stopped) {
-                        // Nobody else can have told it to end.
+                        // It was stopped before this one was there.
                         client.stop();
                     }
                     self.state.send_replace(State::Running(Arc::clone(&client)));

@@ -429,7 +429,7 @@ pub(crate) async fn no_groups_soon() {
 }
 
 pub(crate) fn groups(prefix: &str) -> usize {
-    ["memory", "pids"]
+    ["memory", "pids", "cpuacct"]
         .iter()
         .filter_map(|c| std::fs::read_dir(Path::new("/sys/fs/cgroup").join(c)).ok())
         .flat_map(|dir| dir.flatten())
