@@ -175,9 +175,10 @@ impl<'n> Fields<'n> {
     /// # Errors
     /// If its value is no object.
     pub fn inner(&mut self, name: &str) -> Result<Option<Self>, ApiError> {
-        let path = self.path(name);
         let value = self.take(name);
-        value.map(|v| Self::of(v, &path, self.notes)).transpose()
+        value
+            .map(|v| Self::of(v, &self.path(name), self.notes))
+            .transpose()
     }
 
     /// The object that must be in a field.

@@ -136,10 +136,10 @@ fn one(
     kind: &str,
     request: &mut ModelRequest,
 ) -> Result<(), ApiError> {
-    let path = fields.path(name);
     let Some(value) = fields.take(name) else {
         return Ok(());
     };
+    let path = fields.path(name);
     let text = |value: &Value| value.as_str().map(str::to_owned);
     let (grammar, expected) = match kind {
         "json" => {
