@@ -173,8 +173,10 @@ impl Gateway {
         let deadline = Instant::now() + self.inner.config.server.call_timeout;
         let flight = Flight::new(context, deadline);
         let subscription = Subscription::new(&flight);
-        let entry = (Some(key), Arc::clone(&flight));
-        rollout.flights().running.push(entry);
+        rollout
+            .flights()
+            .running
+            .push((Some(key), Arc::clone(&flight)));
         let work = Work {
             engine: Arc::clone(&self.inner.parts.engine),
             gate: self.inner.parts.gate.clone(),

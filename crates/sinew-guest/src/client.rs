@@ -585,8 +585,11 @@ impl Guest {
         self.begin().await?;
         let frames = &mut self.frames;
         let asked = async {
-            let ask = Put::of(ask::ARCHIVE).number(max_bytes);
-            send(&mut self.write, &ask.frame()).await?;
+            send(
+                &mut self.write,
+                &Put::of(ask::ARCHIVE).number(max_bytes).frame(),
+            )
+            .await?;
             entries(frames, max_bytes).await
         };
         let done = tokio::time::timeout(FILES, asked).await;

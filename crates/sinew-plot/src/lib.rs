@@ -184,7 +184,7 @@ mod tests {
         };
         let line = curve("training", &[(1.0, 0.1), (2.0, 0.2)]);
         let dots = curve("held out", &[(0.0, 0.5), (2.0, 0.9)]);
-        let svg = plot_with_points("t", "x", "y", &[line.clone()], &[dots]).unwrap();
+        let svg = plot_with_points("t", "x", "y", std::slice::from_ref(&line), &[dots]).unwrap();
         // Two points and the legend's own.
         assert_eq!(svg.matches("<circle").count(), 3, "{svg}");
         assert!(svg.contains("held out"));

@@ -55,7 +55,7 @@ fn tiny_models_are_near_pytorch_in_f32(on: On) {
             (error, entry.name.as_str())
         });
         let worst = gradients.max_by(|a, b| a.0.total_cmp(&b.0)).unwrap();
-        println!(
+        eprintln!(
             "{family}: log-probabilities {logprob:.1e}, gradients {:.1e} ({})",
             worst.0, worst.1
         );

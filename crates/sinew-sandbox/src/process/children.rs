@@ -226,11 +226,12 @@ impl Children {
         // SAFETY: no pointers; the descriptor is new and ours.
         match unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) } {
             -1 => Err(last_error("epoll")),
-            // SAFETY: see above.
-            fd => Ok(Self {
-                epoll: unsafe { OwnedFd::from_raw_fd(fd) },
-                all: HashMap::new(),
-            }),
+            fd => {
+                // SAFETY: the descriptor is new and owned by nothing else.
+                let epoll = unsafe { OwnedFd::from_raw_fd(fd) };
+                let all = HashMap::new();
+                Ok(Self { epoll, all })
+            }
         }
     }
 

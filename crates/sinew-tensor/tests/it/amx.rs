@@ -195,7 +195,7 @@ fn products_are_near_those_of_f32_operands(on: On) {
             worst = worst.max(error / size);
         }
     }
-    println!("worst error {worst:.1e} of the sum of sizes, bound {PRODUCT_BOUND:.1e}");
+    eprintln!("worst error {worst:.1e} of the sum of sizes, bound {PRODUCT_BOUND:.1e}");
     assert!(
         worst <= PRODUCT_BOUND && worst > 1e-6,
         "{worst}: operands are rounded to 8 bits"
