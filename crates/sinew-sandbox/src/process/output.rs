@@ -13,7 +13,7 @@ use tokio::sync::{Notify, mpsc, watch};
 /// Bytes that one read of a program's output takes at most.
 const CHUNK: usize = 8 << 10;
 /// How long a reader may take for a piece of output when the program has ended.
-const READER_GRACE: Duration = Duration::from_secs(10);
+const READER_GRACE: Duration = Duration::from_secs(3);
 
 /// What a program wrote to one stream.
 #[derive(Default)]
