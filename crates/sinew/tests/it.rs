@@ -11,6 +11,8 @@ mod algorithms;
 mod collapse;
 #[path = "it/docs.rs"]
 mod docs;
+#[path = "it/formats.rs"]
+mod formats;
 #[path = "it/gate.rs"]
 mod gate;
 #[path = "it/images.rs"]
