@@ -585,11 +585,8 @@ impl Guest {
         self.begin().await?;
         let frames = &mut self.frames;
         let asked = async {
-            send(
-                &mut self.write,
-                &Put::of(ask::ARCHIVE).number(max_bytes).frame(),
-            )
-            .await?;
+            let ask = Put::of(ask::ARCHIVE).number(max_bytes).frame();
+            send(&mut self.write, &ask).await?;
             entries(frames, max_bytes).await
         };
         let done = tokio::time::timeout(FILES, asked).await;
@@ -718,9 +715,8 @@ async fn listen(
         };
         kept.extend_from_slice(&bytes);
         if kept.len() as u64 > most {
-            return Err(died(format!(
-                "its agent sent more than {most} bytes of output"
-            )));
+            let why = format!("its agent sent more than {most} bytes of output");
+            return Err(died(why));
         }
         pass_on(output, stream, characters.add(&bytes)).await;
     }

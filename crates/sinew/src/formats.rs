@@ -173,7 +173,7 @@ mod tests {
                 },
                 priority: 0,
             };
-            let (send, events) = mpsc::channel();
+            let (send, events) = mpsc::sync_channel(64);
             let sink = Box::new(move |event| drop(send.send(event)));
             engine.submit(request, sink).unwrap();
             let mut node = Node::given(0, 1, TokenKind::Sampled, Vec::new(), Vec::new());

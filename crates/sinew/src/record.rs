@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use sinew_algo::{PreferenceReport, RepairReport, TokenCounts};
 use sinew_types::{EpisodeEnd, TokenKind, Trace};
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
@@ -296,9 +297,8 @@ impl MetricsFile {
             }
         }
         for record in known.iter().filter(|r| keep(r)) {
-            if !kept.contains_key(&record.place()) {
-                let line = serde_json::to_string(record)?;
-                kept.insert(record.place(), (line, record.clone()));
+            if let Entry::Vacant(place) = kept.entry(record.place()) {
+                place.insert((serde_json::to_string(record)?, record.clone()));
                 damage.rebuilt += 1;
             }
         }

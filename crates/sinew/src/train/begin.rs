@@ -21,6 +21,10 @@ const INTERRUPTED: i32 = 130;
 
 /// The first signal makes `sender` true and is answered at once; the second ends the process. What is
 /// committed stays, as after `kill -9`.
+#[expect(
+    clippy::disallowed_methods,
+    reason = "the second signal asks for no clean end, and the main thread may be deep in a pass"
+)]
 fn stop_on_signal(
     runtime: &Runtime,
     mut signals: StopSignals,
