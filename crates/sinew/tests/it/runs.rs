@@ -331,7 +331,7 @@ fn a_model_folder_plays_tool_math_and_so_does_its_checkpoint() {
     let recipe = dir.path().join("r.toml");
     let train = |model: &Path, name: &str| -> (PathBuf, Value) {
         let text = format!(
-            "name = \"folder\"\nmodel = \"{}\"\n[env]\ntype = \"tool_math\"\n[rollout]\ntasks_per_step = 1\ngroup_size = 2\nmax_turns = 2\nmax_turn_tokens = 8\nmax_context_tokens = 768\n[algorithm]\ntype = \"reinforce_pp\"\nkl = {{ place = \"reward\", coefficient = 0.1 }}\n[train]\nsteps = 1\n[eval]\ntasks = 2\n",
+            "name = \"folder\"\nmodel = \"{}\"\n[env]\ntype = \"tool_math\"\n[rollout]\ntasks_per_step = 1\ngroup_size = 2\nmax_turns = 2\nmax_turn_tokens = 16\nmax_context_tokens = 768\n[algorithm]\ntype = \"reinforce_pp\"\nkl = {{ place = \"reward\", coefficient = 0.1 }}\n[train]\nsteps = 1\n[eval]\ntasks = 2\n",
             model.display()
         );
         std::fs::write(&recipe, text).unwrap();
