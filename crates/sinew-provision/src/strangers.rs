@@ -1,8 +1,9 @@
 //! Connections that have shown no token yet, and those of owners: who may have how many.
 //!
 //! A new connection is a stranger. Strangers have few places and little time; where they need more, the
-//! oldest of the address with the most of them goes, so that whoever speaks at once is heard. With a valid
-//! token a connection becomes its owner's, and nobody else's connections matter to it any more.
+//! oldest of the address with the most of them goes, so that a client that sends its request at once
+//! is served. With a valid token a connection becomes its owner's, and only the owner's connections
+//! count against it.
 
 use crate::book::Bounds;
 use std::collections::{HashMap, VecDeque};
@@ -118,7 +119,7 @@ impl Place {
             return Err(self.all.per_owner);
         }
         *held += 1;
-        // Told that it stays before its sender goes.
+        // The connection learns that it stays before its sender goes.
         let list = counts.strangers.get(&address);
         let own = list.and_then(|list| list.iter().find(|(n, _)| *n == number));
         let stays = own.is_some_and(|(_, sender)| sender.send(true).is_ok());

@@ -27,7 +27,7 @@ pub trait Content {
     /// The first place from `at` on that can hold anything but zeros.
     ///
     /// # Errors
-    /// If it cannot be told.
+    /// If the file cannot be searched.
     fn data_from(&self, at: u64) -> io::Result<u64> {
         Ok(at)
     }

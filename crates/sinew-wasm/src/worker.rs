@@ -25,7 +25,7 @@ pub(crate) const FLAG: &str = "--sinew-wasm-worker";
 const GATHER_BYTES: usize = 64 << 10;
 
 /// What a program may take without taking it from what is kept: memory and files of the default
-/// limits. A worker has 512 MiB beside what it keeps.
+/// limits. A worker has 512 MiB in addition to what it keeps.
 const PROGRAM_BYTES: u64 = 272 << 20;
 
 /// How long the host asks nothing before interpreters are made that wait.

@@ -23,7 +23,7 @@ use std::time::Instant;
 /// How long a task may take.
 const TIME_S: u32 = 120;
 /// Private memory of a clerk: names of the largest archive, buffers, and what it has of the spawner.
-const MEMORY_BYTES: u64 = 384 << 20;
+const MEMORY_BYTES: u64 = 256 << 20;
 /// Largest text of a failure.
 const MAX_WHY: u64 = 4096;
 

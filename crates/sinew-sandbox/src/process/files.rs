@@ -130,7 +130,7 @@ impl Layer {
         open_folder(&self.store.mount, &self.folder)
     }
 
-    /// A folder beside it for what is temporary.
+    /// A second folder in the same store, for a copy of `/tmp`.
     pub(crate) fn temporary(&self) -> Outcome<OwnedFd> {
         open_folder(&self.store.mount, "tmp")
     }

@@ -19,7 +19,7 @@ use std::time::Duration;
 use tokio::sync::Semaphore;
 
 /// Archives that are read and written at once, each by a process of its own.
-const MAX_TRANSFERS: usize = 8;
+const MAX_TRANSFERS: usize = 16;
 
 /// How a provider runs.
 #[derive(Clone, Debug)]
@@ -133,7 +133,7 @@ impl Drop for Kept {
     }
 }
 
-/// A snapshot that is about to be made under a number of its own. Whoever stops waiting for it drops
+/// A snapshot that is about to be made under a number of its own. A caller that stops waiting drops
 /// it.
 pub(super) async fn kept(
     client: &Arc<Client>,
