@@ -62,7 +62,7 @@ pub(crate) fn cause(traces: &[Trace]) -> Option<String> {
 fn explained(cause: Option<&str>) -> String {
     match cause {
         Some(cause) if cause.contains(NOT_FINITE) => format!(
-            "the model has diverged ({cause})\n  hint: start again with a lower train.learning_rate or train.lora.alpha; the last checkpoint may hold diverged weights already"
+            "the model has diverged ({cause})\n  hint: start again with a lower train.learning_rate or train.lora.alpha, as the weights of the last checkpoint may have diverged already"
         ),
         Some(cause) => cause.to_owned(),
         None => "no reason was recorded".into(),

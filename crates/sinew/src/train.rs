@@ -287,6 +287,7 @@ impl Run<'_> {
         self.view.update(|s| {
             s.phase = "training".into();
             (s.done, s.total, s.update) = (0, 0, (0, 0));
+            s.tokens_per_s = 0.0;
         });
         let started = Instant::now();
         let mut batch = self.parts.rows(traces)?;

@@ -375,10 +375,13 @@ pub(crate) fn draw(frame: &mut Frame<'_>, status: &Status) {
 }
 
 fn draw_curve(frame: &mut Frame<'_>, area: Rect, status: &Status) {
+    // Steps whose episodes all failed have no mean.
+    let measured = |r: &&StepRecord| r.rollout.episodes > r.rollout.failed + r.rollout.unscored;
     let curve = |value: fn(&StepRecord) -> f64| -> Vec<(f64, f64)> {
         status
             .history
             .iter()
+            .filter(measured)
             .map(|r| (r.step as f64, value(r)))
             .collect()
     };
@@ -465,13 +468,15 @@ fn draw_numbers(frame: &mut Frame<'_>, area: Rect, status: &Status) {
             0 => "left out     -".to_owned(),
             all => format!("left out  {left_out:>4} of {all}"),
         }),
-        Line::from(most.map_or_else(String::new, |most| format!("  most: {most}"))),
         Line::from(format!("tokens/s  {:>4.0}", status.tokens_per_s)),
         Line::from(format!("generation      {}", percent(generate))),
         Line::from(format!("waiting (tools) {}", percent(wait))),
         Line::from(format!("training        {}", percent(train))),
         Line::from(format!("weights, disk   {}", percent(rest))),
     ];
+    if let Some(most) = most {
+        lines.insert(5, Line::from(format!("  most: {most}")));
+    }
     let joins = &TokenSummary::of(&status.history).joins;
     if let Some(share) = divergence(joins) {
         let text = format!("histories rewritten {:.1} %", 100.0 * share);
@@ -485,12 +490,15 @@ fn draw_numbers(frame: &mut Frame<'_>, area: Rect, status: &Status) {
         )));
     }
     if let Some(r) = status.history.last() {
-        lines.push(Line::from(format!(
-            "loss {:+.4} grad {:.2} entropy {}",
-            r.loss,
-            r.grad_norm,
-            r.entropy_text()
-        )));
+        lines.push(Line::from(match r.updates_applied {
+            0 => format!("step {} trained nothing", r.step),
+            _ => format!(
+                "loss {:+.4} grad {:.2} entropy {}",
+                r.loss,
+                r.grad_norm,
+                r.entropy_text()
+            ),
+        }));
     }
     let block = Block::bordered().title(" now ");
     frame.render_widget(Paragraph::new(lines).block(block), area);

@@ -105,9 +105,16 @@ fn last_between(measured: &[EvalRecord]) -> u64 {
     during.map(|r| r.step).max().unwrap_or(0)
 }
 
-fn follow(parts: &mut Parts, cancel: watch::Receiver<bool>, teller: Teller) {
+/// Shows the progress of training steps, and the time since the run began.
+fn follow(
+    parts: &mut Parts,
+    cancel: watch::Receiver<bool>,
+    teller: Teller,
+    (started, earlier_s): (Instant, f64),
+) {
     let tell = move |p: &Progress| {
         teller.update(|s| {
+            s.wall_s = earlier_s + started.elapsed().as_secs_f64();
             (s.done, s.total) = (p.micro_batch, p.micro_batches);
             s.update = (p.update + 1, p.updates);
         });
@@ -142,8 +149,9 @@ impl<'a> Run<'a> {
         stop_on_signal(runtime, signals, sender, view.teller());
         let (mut parts, saved) = Parts::build(recipe, dir, options.resume.as_ref())?;
         dir.write_recipe(recipe).map_err(Failure::input)?;
-        follow(&mut parts, cancel.clone(), view.teller());
         let saved = saved.unwrap_or_default();
+        let since = (started, saved.wall_s);
+        follow(&mut parts, cancel.clone(), view.teller(), since);
         let done = saved.step;
         let written = Written::open(dir, &saved, &view)?;
         let (history, measured) = (written.history, written.measured);

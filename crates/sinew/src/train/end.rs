@@ -69,10 +69,16 @@ impl Run<'_> {
     /// A run that ends before its time. Its steps since the last checkpoint are done again.
     pub(super) fn stopped(&self, why: &str) -> Failure {
         let dir = self.dir.path().display();
-        Failure::system(format!(
-            "the run was stopped: {why}\n  hint: when the cause is put right, go on with `sinew {} {dir}/recipe.toml --run-dir {dir} --resume`: it begins after step {} and runs failed episodes again",
+        let go_on = format!(
+            "`sinew {} {dir}/recipe.toml --run-dir {dir} --resume` begins after step {} and runs failed episodes again",
             self.command, self.saved_step
-        ))
+        );
+        Failure::system(match why.contains("\n  hint: ") {
+            true => format!("the run was stopped: {why}; {go_on}"),
+            false => {
+                format!("the run was stopped: {why}\n  hint: when the cause is put right, {go_on}")
+            }
+        })
     }
 
     /// The report of a run that goes on, now and then.
