@@ -204,6 +204,35 @@ fn episodes_are_listed_by_end_success_and_reward_page_by_page() {
 }
 
 #[test]
+fn a_model_that_pip_installed_is_found_in_the_environment_that_is_active() {
+    let dir = tempfile::tempdir().unwrap();
+    let package = dir
+        .path()
+        .join("venv/lib/python3.12/site-packages/model_of_a_test");
+    std::fs::create_dir_all(&package).unwrap();
+    std::fs::write(package.join("m.gguf"), "no model").unwrap();
+    let recipe = dir.path().join("recipe.toml");
+    let text = "name = \"t\"\nmodel = \"package:model-of-a-test\"\nenv = { type = \"tool_math\" }\n\
+                algorithm = { type = \"grpo\" }\n";
+    std::fs::write(&recipe, text).unwrap();
+    let check = |environment: Option<&Path>| {
+        let mut command = sinew();
+        command.arg("check").arg(&recipe).env_remove("VIRTUAL_ENV");
+        command.envs(environment.map(|path| ("VIRTUAL_ENV", path)));
+        let output = command.output().unwrap();
+        assert!(!output.status.success(), "{output:?}");
+        String::from_utf8(output.stderr).unwrap()
+    };
+    let told = check(None);
+    assert!(told.contains("was not found in"), "{told}");
+    let told = check(Some(&dir.path().join("venv")));
+    assert!(
+        !told.contains("was not found in") && told.contains("m.gguf"),
+        "{told}"
+    );
+}
+
+#[test]
 fn shells_complete_what_is_there_and_nothing_hidden_is_suggested() {
     for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
         let output = sinew().args(["completions", shell]).output().unwrap();
