@@ -165,7 +165,7 @@ impl RunDir {
         };
         let why = failure.map(Failure::text);
         let end = serde_json::json!({ "state": state, "why": why });
-        // It is only told: a folder that cannot be written has failed in other ways already.
+        // It is information only: a folder that cannot be written has failed in other ways already.
         if let Err(e) = write_atomic(&self.path.join(END), end.to_string().as_bytes()) {
             tracing::warn!("{}: {e}", self.path.join(END).display());
         }

@@ -252,7 +252,7 @@ fn remove_index(run: &Path) {
 }
 
 #[test]
-fn damage_in_the_middle_of_the_store_is_told_and_not_gone_over_unless_that_is_accepted() {
+fn damage_in_the_middle_of_the_store_is_reported_and_refused_unless_accepted() {
     let dir = tempfile::tempdir().unwrap();
     let run = dir.path().join("run");
     done(&recipe(dir.path(), 3, &[]), &run, &[]);
