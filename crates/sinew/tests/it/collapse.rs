@@ -236,6 +236,7 @@ fn a_terminal_that_goes_leaves_a_checkpoint() {
 
 #[test]
 fn a_run_is_interrupted_in_the_middle_of_a_training_step() {
+    const EPISODES: usize = 20 * 32;
     let dir = tempfile::tempdir().unwrap();
     // One step of hundreds of micro-batches, and two updates.
     let recipe = recipe(
@@ -259,7 +260,7 @@ fn a_run_is_interrupted_in_the_middle_of_a_training_step() {
         .spawn()
         .unwrap();
     wait(&mut child, "the episodes of the step", || {
-        stored(&run).len() == 600
+        stored(&run).len() == EPISODES
     });
     signal(&child, "INT");
     let errors = failure(&child.wait_with_output().unwrap(), 130);
