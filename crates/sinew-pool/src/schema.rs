@@ -43,7 +43,7 @@ pub struct PushedNode {
     pub kind: TokenKind,
     pub tokens: Vec<TokenId>,
     /// `null` stands for a value that is not finite.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "narrowed")]
     pub logprobs: Option<Vec<Option<f32>>>,
     /// At which its tokens were sampled and their log-probabilities are; left out: 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -65,6 +65,14 @@ pub struct PushedNode {
     pub process_reward: Option<f64>,
     #[serde(default)]
     pub state_hash: Option<u64>,
+}
+
+/// Numbers that need not fit: one beyond the range is infinite, and is refused with its place.
+fn narrowed<'de, D: serde::Deserializer<'de>>(
+    from: D,
+) -> Result<Option<Vec<Option<f32>>>, D::Error> {
+    let wide: Option<Vec<Option<f64>>> = Option::deserialize(from)?;
+    Ok(wide.map(|all| all.into_iter().map(|v| v.map(|v| v as f32)).collect()))
 }
 
 /// One trajectory, as it is pushed: `nodes`, or `messages` where only text is known.
