@@ -15,10 +15,11 @@ from pydantic_ai.usage import UsageLimits
 from calculator import calculate
 from prompts import MAX_TURNS, SYSTEM
 
+# Any name is taken; by it pydantic-ai decides what a model of Anthropic's can do.
 MODELS = {
-    "chat_completions": OpenAIChatModel,
-    "responses": OpenAIResponsesModel,
-    "anthropic": AnthropicModel,
+    "chat_completions": lambda: OpenAIChatModel("policy"),
+    "responses": lambda: OpenAIResponsesModel("policy"),
+    "anthropic": lambda: AnthropicModel("claude-sonnet-4-5"),
 }
 
 
@@ -32,7 +33,7 @@ def calculator(expression: str) -> str:
 
 
 def main() -> None:
-    model = MODELS[os.environ.get("AGENT_API", "chat_completions")]("policy")
+    model = MODELS[os.environ.get("AGENT_API", "chat_completions")]()
     limits = UsageLimits(request_limit=MAX_TURNS)
     task = os.environ["SINEW_TASK"]
     if os.environ.get("AGENT_ANSWER") == "structured":

@@ -39,7 +39,8 @@ pub(crate) fn held(
         Some(ask) => Some(answer_schema(ask)?),
         None => None,
     };
-    if answer.is_none() && !strict {
+    // A call that must come is held to the way of calls, if that can be; else its beginning is given.
+    if answer.is_none() && !strict && !(must && holds) {
         return Ok(None);
     }
     let Some(grammar) = calls.and_then(|c| grammar(request, c, must, answer)) else {
@@ -53,6 +54,7 @@ pub(crate) fn held(
     let path = match asked.filter(|_| !must) {
         Some(ask) if schemas.is_empty() => ask.path,
         Some(ask) => format!("{}, {}", ask.path, schemas.join(", ")),
+        None if schemas.is_empty() => "tool_choice".to_owned(),
         None => schemas.join(", "),
     };
     let format = Format::new(Grammar::Tools(grammar));
@@ -91,7 +93,9 @@ fn unheld(
             "this model's way to write calls cannot be told from the format: leave the tools out";
         return Err(ApiError::unsupported(&ask.path, why));
     }
-    not_strict(request);
+    if !request.strict_tools.is_empty() {
+        not_strict(request);
+    }
     Ok(None)
 }
 

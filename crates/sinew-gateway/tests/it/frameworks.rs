@@ -57,6 +57,12 @@ fn written_loop(prompt: &str) -> Option<String> {
     })
 }
 
+/// Name of the first tool that a prompt lists.
+fn first_tool(prompt: &str) -> Option<&str> {
+    let listed = prompt.split("<tools>").nth(1)?;
+    listed.split("\"name\": \"").nth(1)?.split('"').next()
+}
+
 /// Says what each framework's prompt asks for.
 fn model(prompt: &str) -> Option<String> {
     if let Some(text) = written_loop(prompt) {
@@ -71,11 +77,11 @@ fn model(prompt: &str) -> Option<String> {
         }
         Some(result) => format!("Answer: {}", result.split("<|im_end|>").next()?),
         None if shell => call("bash", &[("command", json!("echo $((17 * 23))"))]),
-        // Asked for through a tool that the model must call.
-        None if prompt.contains("\"Result\"") => call("Result", &[("answer", json!(391))]),
-        None if prompt.contains("<tools>") => {
-            call("calculator", &[("expression", json!("17 * 23"))])
-        }
+        None if prompt.contains("<tools>") => match first_tool(prompt)? {
+            "calculator" => call("calculator", &[("expression", json!("17 * 23"))]),
+            // The typed answer is asked for through a tool that the model must call.
+            answer => call(answer, &[("answer", json!(391))]),
+        },
         None if prompt.contains("`result`") => format!(r#"{{"result": {STRUCTURED}}}"#),
         None => STRUCTURED.to_owned(),
     };

@@ -210,9 +210,16 @@ fn strict_tools_follow_their_schemas() {
         assert_eq!(called.len(), 1, "{choice}");
         checked(&called[0]);
     }
+    // One that must come is a call even of a tool that is not strict.
+    let fields = json!({
+        "tools": [add(false)], "tool_choice": "required", "parallel_tool_calls": false,
+    });
+    let called = calls(fields, "call");
+    assert_eq!(called[0]["function"]["name"], "add");
+    assert_eq!(called[0]["function"]["arguments"], "{\"a\":40,\"b\":2}");
     let seen = trace(&world, &rollout);
     let formats = seen.nodes.iter().filter(|n| n.format.is_some()).count();
-    assert_eq!(formats, 4);
+    assert_eq!(formats, 5);
 }
 
 #[test]
