@@ -146,7 +146,8 @@ fn a_reward_that_nobody_gave_is_not_a_reward_of_zero() {
     assert_eq!(rows, expected, "neither in the loss nor in the baseline");
     assert_eq!(report.reward.count, 2);
     // Where no reward is read, none is missed.
-    let (rows, report) = algorithm(Sft).rows(&[g]).unwrap();
+    let sft = from(&config("type = 'sft'\nonly_success = false"));
+    let (rows, report) = sft.rows(&[g]).unwrap();
     assert_eq!((rows.len(), report.unscored), (3, 0));
 }
 
