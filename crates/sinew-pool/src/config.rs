@@ -66,14 +66,20 @@ pub struct TypeFilter {
 }
 
 /// In which order groups are given to trainers.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(tag = "type", rename_all = "snake_case")]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
 pub enum Sampling {
     /// As they became whole.
-    #[default]
-    Fifo,
+    // With braces: serde lets a variant without them have any keys.
+    Fifo {},
     /// Task types by what there is to learn from them, the oldest group of the type first.
     Adaptive(AdaptiveConfig),
+}
+
+impl Default for Sampling {
+    fn default() -> Self {
+        Self::Fifo {}
+    }
 }
 
 /// The `[pool]` table.

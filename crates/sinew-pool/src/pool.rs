@@ -402,7 +402,7 @@ impl Pool {
             }
         }
         let adaptive = match &self.config.sampling {
-            Sampling::Fifo => None,
+            Sampling::Fifo {} => None,
             Sampling::Adaptive(config) => Some(config),
         };
         let drawn = index::draw(adaptive, &candidates, asked.seed, asked.groups);

@@ -83,8 +83,7 @@ pub(crate) fn mount(
     let refused =
         |e: &dyn std::fmt::Display| Failure::input(format!("--pool {}: {e}", file.display()));
     let text = std::fs::read_to_string(file).map_err(|e| refused(&e))?;
-    let read: PoolFile =
-        toml::from_str(&text).map_err(|e| refused(&recipe::with_suggestion(&e.to_string())))?;
+    let read: PoolFile = toml::from_str(&text).map_err(|e| refused(&recipe::explain(&text, &e)))?;
     read.pool.check().map_err(|e| refused(&e))?;
     let folder = store.map(|s| s.join("pool"));
     let folder = folder.as_deref().map(|path| Folder { path, accept_loss });

@@ -75,7 +75,7 @@ const SYNONYMS: [(&str, &str, &str); 66] = [
 ];
 
 /// A parse error: where, what, and what was probably meant.
-pub(super) fn explain(text: &str, error: &toml::de::Error) -> String {
+pub(crate) fn explain(text: &str, error: &toml::de::Error) -> String {
     let message = with_suggestion(&in_words(error.message()));
     let unknown = unknown_key(error.message());
     // In a table with `type`, serde knows of an unknown key no more than the table.
@@ -209,7 +209,7 @@ fn without_names(message: &str, kind: &str, words: &str) -> String {
 }
 
 /// Adds what was probably meant to an "unknown field/variant" message.
-pub(crate) fn with_suggestion(message: &str) -> String {
+fn with_suggestion(message: &str) -> String {
     let message = message.trim_end();
     let quoted: Vec<&str> = message.split('`').skip(1).step_by(2).collect();
     let unknown = ["unknown field", "unknown variant", "unknown key"];

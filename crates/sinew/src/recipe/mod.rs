@@ -9,7 +9,7 @@ mod messages;
 mod rules;
 mod sections;
 
-pub(crate) use messages::with_suggestion;
+pub(crate) use messages::explain;
 pub(crate) use sections::*;
 
 use crate::harness::HarnessSection;
@@ -101,7 +101,7 @@ impl Recipe {
     pub(crate) fn parse(path: &Path, text: &str) -> Result<Self, RecipeError> {
         let recipe: Self = toml::from_str(text).map_err(|e| RecipeError::Parse {
             path: path.into(),
-            message: messages::explain(text, &e),
+            message: explain(text, &e),
         })?;
         recipe.check(path)?;
         Ok(recipe)

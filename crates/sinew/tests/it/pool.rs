@@ -277,6 +277,10 @@ fn what_cannot_be_pooled_is_refused_before_it_runs() {
     let config = dir.path().join("pool.toml");
     for (text, needle) in [
         ("[pool]\nmax_rowz = 1\n", "did you mean `max_rows`"),
+        (
+            "[pool.sampling]\ntype = \"fifo\"\nfloor = 0.1\n",
+            "unknown field `floor`",
+        ),
         ("[pool]\nmax_rows = 0\n", "pool.max_rows = 0"),
         ("[pool.filters.x]\nturns = [4, 1]\n", "pool.filters.x.turns"),
         ("[pool.filters.x]\nturns = [0, 0]\n", "most above 0"),
