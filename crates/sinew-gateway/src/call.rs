@@ -9,7 +9,7 @@ use crate::flight::{self, Flight, Subscription, Work};
 use crate::gateway::{Gateway, Retry, Rollout, unix_s};
 use crate::hold;
 use crate::repeated::{Scan, Seen};
-use crate::session::{Ask, Key, Prompt, Session, StateId, head_key};
+use crate::session::{Ask, Begun, Key, Prompt, Session, StateId, head_key};
 use crate::stats::Counters;
 use crate::turn::{TurnOptions, call_end, forced_opening};
 use sinew_render::{ToolCallFormat, TurnFormat};
@@ -154,11 +154,8 @@ impl Gateway {
         let seeds: Vec<u64> = (0..request.n).map(seed).collect();
         let id = call_id(session.id(), begun.call);
         drop(session);
-        self.inner.counters.joined(begun.join);
+        self.count(&begun, &id);
         self.inner.counters.ignored(&request.ignored);
-        if begun.join.diverges() {
-            tracing::debug!(join = ?begun.join, call = id, "a client's history is not the captured one");
-        }
         if let Some(reasoning) = &mut format.reasoning {
             reasoning.opened_by_prompt = self.prompt_ends_with(&begun.prompt, &reasoning.open);
         }
@@ -190,6 +187,14 @@ impl Gateway {
         };
         tokio::spawn(flight::drive(work, flight, permit));
         Ok(subscription)
+    }
+
+    /// Counts how a call joined its trace.
+    fn count(&self, begun: &Begun, call: &str) {
+        self.inner.counters.joined(begun.join);
+        if begun.join.diverges() {
+            tracing::debug!(join = ?begun.join, call, "a client's history is not the captured one");
+        }
     }
 
     /// What to look for in the turn, and what to hold it to.
