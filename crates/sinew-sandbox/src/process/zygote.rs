@@ -3,6 +3,7 @@
 use super::children::Child;
 use super::plan::Plan;
 use super::room::enter_root;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
 use std::collections::VecDeque;
@@ -128,9 +129,20 @@ impl Zygote {
         let mut bytes = [0; 12];
         bytes[..8].copy_from_slice(&id.to_ne_bytes());
         bytes[8..].copy_from_slice(&serial.to_ne_bytes());
-        self.send(&bytes, &[room, socket])?;
+        let sent = self.send(&bytes, &[room, socket]);
+        if !self.is_gone() {
+            sent?;
+        }
+        // One that has just died is asked, too: when its end is seen, the next one gets the request.
         self.asked.push_back(Instant::now());
         Ok(())
+    }
+
+    /// Whether its end of the socket is closed.
+    fn is_gone(&self) -> bool {
+        let mut socket = [PollFd::new(self.socket.as_fd(), PollFlags::empty())];
+        let hung_up = |events: PollFlags| events.contains(PollFlags::POLLHUP);
+        poll(&mut socket, PollTimeout::ZERO).is_ok() && socket[0].revents().is_some_and(hung_up)
     }
 
     pub(super) fn is_ready(&mut self) {
