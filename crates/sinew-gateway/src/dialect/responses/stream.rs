@@ -100,19 +100,9 @@ impl ResponsesStream {
             None => {
                 out.push_str(&self.say_done("completed"));
                 let id = item_id(&self.context, THOUGHT, self.done.len());
-                let mut item = reasoning_item(&id, "", "in_progress");
-                item["content"] = json!([]);
-                let (index, added) = self.add(item);
-                out.push_str(&added);
-                let open = OpenText {
-                    id,
-                    index,
-                    text: String::new(),
-                    logprobs: Vec::new(),
-                };
+                let item = reasoning_item(&id, "", "in_progress");
                 let part = json!({"type": "reasoning_text", "text": ""});
-                out.push_str(&self.part("response.content_part.added", &open, part));
-                open
+                self.begin(id, item, part, &mut out)
             }
         };
         if !text.is_empty() {
@@ -123,6 +113,21 @@ impl ResponsesStream {
         }
         self.open = Some(open);
         out
+    }
+
+    /// Adds an item that holds one part of text, which is still empty.
+    fn begin(&mut self, id: String, mut item: Value, part: Value, out: &mut String) -> OpenText {
+        item["content"] = json!([]);
+        let (index, added) = self.add(item);
+        out.push_str(&added);
+        let open = OpenText {
+            id,
+            index,
+            text: String::new(),
+            logprobs: Vec::new(),
+        };
+        out.push_str(&self.part("response.content_part.added", &open, part));
+        open
     }
 
     fn reason_done(&mut self, status: &str) -> String {
@@ -146,19 +151,8 @@ impl ResponsesStream {
             None => {
                 let id = item_id(&self.context, TEXT, self.texts);
                 self.texts += 1;
-                let mut item = message_item(&id, "", &json!([]), "in_progress");
-                item["content"] = json!([]);
-                let (index, added) = self.add(item);
-                out.push_str(&added);
-                let open = OpenText {
-                    id,
-                    index,
-                    text: String::new(),
-                    logprobs: Vec::new(),
-                };
-                let part = text_part("", &json!([]));
-                out.push_str(&self.part("response.content_part.added", &open, part));
-                open
+                let item = message_item(&id, "", &json!([]), "in_progress");
+                self.begin(id, item, text_part("", &json!([])), &mut out)
             }
         };
         if !text.is_empty() {
