@@ -189,7 +189,7 @@ enum Admitted<'a> {
     Usable(Episode<'a>),
     /// The system failed it. Nothing of it trains.
     Failed(Episode<'a>),
-    /// Nothing of it can be trusted, or nobody scored it.
+    /// Its trace is invalid, or it has no reward.
     Broken,
     /// It leaves its group as if it had not been run.
     Excluded,
@@ -227,7 +227,7 @@ fn admit_episode<'a>(
         });
         return Ok(Admitted::Broken);
     }
-    // A reward that nobody gave is not 0: it would pull the others' advantages up.
+    // A missing reward is not 0: it would pull the others' advantages up.
     if trace.outcome.unscored && c.advantage.reads_rewards() {
         report.unscored += 1;
         return Ok(Admitted::Broken);

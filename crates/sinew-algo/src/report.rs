@@ -73,7 +73,7 @@ pub struct AlgoReport {
     pub episodes: usize,
     /// Episodes that fell to the system, by part; they are in no baseline.
     pub failed: BTreeMap<String, usize>,
-    /// Episodes that nobody scored, where rewards are read; they are in no baseline and train nothing.
+    /// Episodes without a reward, where rewards are read; they are in no baseline and train nothing.
     #[serde(default)]
     pub unscored: usize,
     /// Episodes that a limit cut, whatever became of them.

@@ -77,7 +77,7 @@ pub enum EmulationError {
     /// The operating system refuses the handler.
     #[error("the signal handler cannot be installed: {0}")]
     Handler(#[from] io::Error),
-    /// What the kernels need beside tiles, or wrong results.
+    /// What the kernels need in addition to tiles, or wrong results.
     #[error(transparent)]
     Kernels(#[from] KernelSetError),
 }
@@ -87,7 +87,7 @@ pub enum EmulationError {
 ///
 /// # Errors
 /// If tile registers were granted to this process before, or the CPU lacks the AVX-512 that the kernels use
-/// beside tiles.
+/// in addition to tiles.
 pub fn emulated(threads: usize) -> Result<Device, EmulationError> {
     if granted() {
         return Err(EmulationError::Granted);

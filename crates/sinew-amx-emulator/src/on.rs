@@ -13,7 +13,7 @@ pub enum On {
 
 impl On {
     /// A device; none, with a line that says why, where the CPU has no AMX (emulated: where it lacks the AVX-512
-    /// that the kernels use beside tiles).
+    /// that the kernels use in addition to tiles).
     ///
     /// # Panics
     /// If results are wrong, or something else than the CPU keeps the kernels from running.

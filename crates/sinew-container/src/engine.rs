@@ -152,7 +152,7 @@ pub(crate) enum Body {
 }
 
 /// A runtime's process that waits for a container. Where it is dropped before it has ended, container and
-/// groups go with it: nobody else would end them.
+/// groups go with it: nothing else would end them.
 #[derive(Debug)]
 pub(crate) struct Waiter {
     pub(crate) child: tokio::process::Child,

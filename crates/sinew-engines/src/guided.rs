@@ -16,7 +16,7 @@ pub enum FormatMode {
     /// The server holds to it by its own guided decoding.
     #[default]
     Guided,
-    /// The server is not told; the answer is checked afterwards by whoever asked.
+    /// The server does not get it; the caller checks the answer afterwards.
     Advice,
     /// The request is refused.
     Refuse,

@@ -332,7 +332,7 @@ impl Driver {
         }))
     }
 
-    /// What is told of a request that the engine does not take.
+    /// The error of a request that the engine does not take.
     fn refused(&self, error: EngineError) -> ApiError {
         match (error, &self.work.format_path) {
             (EngineError::Format(why), Some(path)) => ApiError {

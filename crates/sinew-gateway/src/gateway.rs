@@ -202,7 +202,7 @@ impl Retry<'_> {
 pub struct RolloutView {
     pub id: EpisodeId,
     pub live: bool,
-    /// Of the whole trace; `None`: nobody has scored it.
+    /// Of the whole trace; `None`: it has no reward.
     pub reward: Option<f64>,
     pub trace: Trace,
     pub stats: Option<SessionStats>,

@@ -22,7 +22,7 @@ pub const IMPLEMENTATION: &str = "llguidance 1.9.1, toktrie 1.9.1, derivre 0.3.1
 /// Lexer states of one output: 1 to 2 kB each.
 const MAX_LEXER_STATES: usize = 50_000;
 
-/// Settings that decide on masks, beside what [`Vocabulary`] holds.
+/// Settings that decide on masks, in addition to what [`Vocabulary`] holds.
 const SETTINGS: &str = "sinew guided 1, canonical, lexer states 50000, items in row 2000, step fuel 200000, step items 50000";
 
 /// Compiles formats with `llguidance` and keeps those that were used last.

@@ -71,7 +71,7 @@ fn schema_of(text: &str, space: Whitespace) -> Result<Value, String> {
 
 /// Most levels of a schema.
 const MAX_DEPTH: usize = 64;
-/// What is checked by nobody: `llguidance` passes over it without a word.
+/// Keywords that `llguidance` ignores silently.
 const IGNORED: [&str; 2] = ["$dynamicRef", "$recursiveRef"];
 
 /// A keyword of `schema` that would be passed over.

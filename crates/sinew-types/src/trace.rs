@@ -173,7 +173,7 @@ pub struct Outcome {
     pub success: bool,
     /// Named components and measurements (format, tool calls, errors).
     pub metrics: BTreeMap<String, f64>,
-    /// Nobody scored the episode, neither as a whole nor a turn of it: `reward` and `success`
+    /// The episode has no reward, neither as a whole nor for a turn: `reward` and `success`
     /// say nothing.
     #[serde(default, skip_serializing_if = "is_false")]
     pub unscored: bool,
@@ -499,7 +499,7 @@ impl Trace {
             .min()
     }
 
-    /// Outcome plus process rewards; 0 if nobody scored it, see [`Trace::score`].
+    /// Outcome plus process rewards; 0 if it has no reward, see [`Trace::score`].
     pub fn total_reward(&self) -> f64 {
         self.outcome.reward + self.nodes.iter().map(|n| n.process_reward).sum::<f64>()
     }

@@ -17,7 +17,7 @@ pub(crate) struct EpisodeStats {
     pub(crate) episodes: usize,
     /// Episodes that the system failed; not part of the averages below.
     pub(crate) failed: usize,
-    /// Episodes that nobody scored; not part of the averages below.
+    /// Episodes without a reward; not part of the averages below.
     #[serde(default)]
     pub(crate) unscored: usize,
     pub(crate) truncated: usize,

@@ -179,7 +179,7 @@ impl RunDir {
         self.path.join("recipe.toml")
     }
 
-    /// The recipe of the last session, which nobody edits.
+    /// The recipe of the last session; not to be edited.
     fn began_path(&self) -> PathBuf {
         self.path.join("began.toml")
     }

@@ -105,7 +105,7 @@ impl Status {
     }
 }
 
-/// What a person is told while a run works, from any thread.
+/// What a run reports to a person while it works, from any thread.
 #[derive(Clone)]
 pub(crate) struct Teller {
     status: Arc<Mutex<Status>>,
@@ -139,7 +139,7 @@ impl Teller {
         self.update(|s| s.alarm = Some(text.to_owned()));
     }
 
-    /// An answer to whoever is at the terminal.
+    /// An answer to the person at the terminal.
     pub(crate) fn note(&self, text: &str) {
         log::say(text);
     }

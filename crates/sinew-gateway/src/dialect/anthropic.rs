@@ -356,7 +356,7 @@ fn assistant(content: Value, path: &str, notes: &Notes) -> Result<Message, ApiEr
                 message.reasoning.get_or_insert_default().push_str(&thought);
                 block.ignore(&["signature"]);
             }
-            // Another model's, and nobody can read it.
+            // Another model's, and unreadable.
             "redacted_thinking" => {
                 block.no_effects(&[("data", "it cannot be read here")])?;
             }

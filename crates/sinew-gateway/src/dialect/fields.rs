@@ -438,7 +438,7 @@ impl<'n> Fields<'n> {
             .try_for_each(|(name, why)| self.no_effect(name, &[], why))
     }
 
-    /// What is left are fields that nobody knows: they are counted.
+    /// What is left are unknown fields: they are counted.
     ///
     /// # Errors
     /// Naming the first, if the gateway is strict.

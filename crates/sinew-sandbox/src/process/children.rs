@@ -1,6 +1,6 @@
 //! Children of the spawner. Each is known by a pidfd and by nothing else: it is signalled through
 //! it, its end is seen on it, and it is reaped through it. So no number of a process can come to
-//! mean another one, and nothing is kept of a process that nobody here has forked.
+//! mean another one, and nothing is kept of a process that was not forked here.
 
 use std::cell::Cell;
 use std::collections::HashMap;

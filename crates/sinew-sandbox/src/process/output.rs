@@ -34,7 +34,7 @@ impl Captured {
     }
 }
 
-/// What a program left in a pipe that nobody writes to any more.
+/// What a program left in a pipe that has no writer any more.
 pub(super) async fn drain(
     pipe: OwnedFd,
     max: usize,

@@ -43,7 +43,7 @@ fn adapters(config: &ModelConfig, rank: usize) -> u128 {
 }
 
 /// An upper bound of what `recipe` holds: rows that a step does not fill are counted as filled.
-/// `judges` are the models beside the policy.
+/// `judges` are the models in addition to the policy.
 pub(super) fn estimate(
     recipe: &Recipe,
     config: &ModelConfig,

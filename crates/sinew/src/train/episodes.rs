@@ -115,7 +115,7 @@ impl Run<'_> {
 
     /// Runs episodes, and what the system failed of them again: as often as `retries` says, and once
     /// more what an earlier session stored as failed, because its cause may be gone. What is left out
-    /// stays in the store and is told.
+    /// stays in the store and is reported.
     pub(super) fn settled(
         &mut self,
         specs: &[EpisodeSpec],

@@ -269,7 +269,7 @@ fn call_item(id: &str, call: &ToolCall, status: &str) -> Value {
     })
 }
 
-/// Log-probabilities of sampled tokens; an empty list if nobody asked.
+/// Log-probabilities of sampled tokens; an empty list if the request did not ask.
 fn logprob_values(context: &AnswerContext, tokens: &[SampledToken]) -> Value {
     if context.request.logprobs.is_none() {
         return json!([]);
