@@ -9,8 +9,8 @@ use crate::params::{self, RequestLimits};
 use crate::scheduler;
 use sinew_grammar::Grammars;
 use sinew_types::{
-    Engine, EngineError, EngineEvent, EngineStatus, EventSink, GenerateRequest, PolicyVersion,
-    RequestId, TensorSource,
+    Clock, Engine, EngineError, EngineEvent, EngineStatus, EventSink, GenerateRequest,
+    PolicyVersion, RequestId, TensorSource,
 };
 use std::any::Any;
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
@@ -19,9 +19,6 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle, ThreadId};
-
-/// Seconds since any fixed moment.
-pub type Clock = Box<dyn Fn() -> f64 + Send>;
 
 /// Weights that a caller waits for.
 struct Load {

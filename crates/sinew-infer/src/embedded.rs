@@ -1,13 +1,13 @@
 //! The embedded engine: a model of this process behind the `Engine` port.
 
 use crate::core::ModelCore;
-use crate::door::{Clock, Door};
+use crate::door::Door;
 use crate::forward::Forward;
 use crate::scheduler::SchedulerConfig;
 use crate::stop::TokenBytes;
 use sinew_grammar::Grammars;
 use sinew_types::{
-    Engine, EngineError, EngineStatus, EventSink, GenerateRequest, PolicyVersion, RequestId,
+    Clock, Engine, EngineError, EngineStatus, EventSink, GenerateRequest, PolicyVersion, RequestId,
     TensorSource,
 };
 use std::sync::Arc;

@@ -2,7 +2,7 @@
 //! demand. For tests, simulation and first steps without a download.
 
 use crate::core::Core;
-use crate::door::{Clock, Door, deliver, last_of, request_of};
+use crate::door::{Door, deliver, last_of, request_of};
 use crate::held::Held;
 use crate::params::{self, RequestLimits};
 use crate::sampler;
@@ -11,8 +11,9 @@ use crate::sequence::{OrderKey, Sequence};
 use crate::stop::TokenBytes;
 use sinew_grammar::{Grammars, Mask};
 use sinew_types::{
-    Engine, EngineError, EngineEvent, EngineStatus, EventSink, FinishReason, GenerateRequest,
-    PolicyVersion, RequestId, SampledToken, SamplingParams, TensorSource, TokenId, TokenLogprob,
+    Clock, Engine, EngineError, EngineEvent, EngineStatus, EventSink, FinishReason, GOLDEN_GAMMA,
+    GenerateRequest, PolicyVersion, RequestId, SampledToken, SamplingParams, TensorSource, TokenId,
+    TokenLogprob, mix_hash,
 };
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -34,17 +35,8 @@ pub struct FakeModel {
     pub end: Option<(TokenId, u32)>,
 }
 
-/// SplitMix64 finalizer (Steele, Lea, Flood, OOPSLA 2014).
-fn mix(state: u64, word: u64) -> u64 {
-    let mut z =
-        (state ^ word.wrapping_mul(0x9E37_79B9_7F4A_7C15)).wrapping_add(0x9E37_79B9_7F4A_7C15);
-    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    z ^ (z >> 31)
-}
-
 /// Base of the polynomial that hashes a prefix: odd, so that no token is ever forgotten.
-const BASE: u64 = 0x9E37_79B9_7F4A_7C15;
+const BASE: u64 = GOLDEN_GAMMA;
 
 /// Tokens that are hashed side by side.
 const SIDE_BY_SIDE: usize = 8;
@@ -108,16 +100,16 @@ impl FakeModel {
 
     /// What decides on the token after a prefix.
     fn state(&self, prefix: &[TokenId]) -> u64 {
-        mix(self.hash(prefix), 0)
+        mix_hash(self.hash(prefix), 0)
     }
 
     fn hash(&self, prefix: &[TokenId]) -> u64 {
-        hash_on(mix(self.seed, 0x5EED), prefix)
+        hash_on(mix_hash(self.seed, 0x5EED), prefix)
     }
 
     fn ends_at(&self, state: u64) -> Option<TokenId> {
         let (end, mean) = self.end?;
-        mix(state, 1)
+        mix_hash(state, 1)
             .is_multiple_of(u64::from(mean.max(1)))
             .then_some(end)
     }
@@ -139,7 +131,7 @@ impl FakeModel {
                 let sum: f32 = PROBABILITIES.iter().map(|&p| divided(p).exp()).sum();
                 divided(PROBABILITIES[rank]) - sum.ln()
             }
-            _ => -10.0 + (mix(state, u64::from(token)) % 1000) as f32 / 1000.0,
+            _ => -10.0 + (mix_hash(state, u64::from(token)) % 1000) as f32 / 1000.0,
         }
     }
 
@@ -178,7 +170,7 @@ impl FakeModel {
                 let sum: f32 = likely.iter().map(|&p| divided(p).exp()).sum();
                 divided(PROBABILITIES[rank]) - sum.ln()
             }
-            None => -10.0 + (mix(state, u64::from(token)) % 1000) as f32 / 1000.0,
+            None => -10.0 + (mix_hash(state, u64::from(token)) % 1000) as f32 / 1000.0,
         }
     }
 
@@ -344,7 +336,7 @@ impl FakeSequence {
         model: FakeModel,
         version: PolicyVersion,
     ) -> Result<SampledToken, EngineError> {
-        let state = mix(self.hash, 0);
+        let state = mix_hash(self.hash, 0);
         let scripted = self.script.next();
         if let Some(held) = &self.sequence.held {
             let mut held = held.lock().unwrap_or_else(PoisonError::into_inner);

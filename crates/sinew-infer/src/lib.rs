@@ -36,7 +36,6 @@ mod softmax;
 mod stop;
 pub mod testing;
 
-pub use door::Clock;
 pub use embedded::{EmbeddedEngine, EngineConfig};
 pub use fake::{FakeConfig, FakeEngine, FakeModel, Fault, Script};
 pub use forward::{Batch, BatchSequence, BlockCopy, BlockId, Forward, ForwardLimits};

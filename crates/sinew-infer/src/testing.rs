@@ -1,7 +1,7 @@
 //! A forward pass without a model, for tests of the scheduler and of what stands on engines.
 
 use crate::forward::{Batch, BlockCopy, Forward, ForwardLimits};
-use sinew_types::{TensorSource, TensorView, TokenId};
+use sinew_types::{GOLDEN_GAMMA, TensorSource, TensorView, TokenId, finalize64};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -28,10 +28,7 @@ pub struct HashForward {
 }
 
 fn mix(a: u64, b: u64) -> u64 {
-    let mut z = (a ^ b.wrapping_mul(0x9E37_79B9_7F4A_7C15)).wrapping_add(0x1234_5678_9ABC_DEF1);
-    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    z ^ (z >> 31)
+    finalize64((a ^ b.wrapping_mul(GOLDEN_GAMMA)).wrapping_add(0x1234_5678_9ABC_DEF1))
 }
 
 fn extend(before: Option<u64>, token: TokenId, weights: u64) -> u64 {

@@ -8,7 +8,7 @@
 
 use crate::config::ModelConfig;
 use sinew_tensor::buffer::Buffer;
-use sinew_types::{TensorSource, TensorView};
+use sinew_types::{SplitMix64, TensorSource, TensorView};
 use std::collections::{BTreeSet, HashMap};
 use std::fmt;
 use std::ops::{Deref, Range};
@@ -421,27 +421,19 @@ impl TensorSource for Params {
     }
 }
 
-/// Random numbers by SplitMix64 (Steele et al. 2014), a stream for each tensor.
-pub(crate) struct Random(u64);
+/// Random numbers, a stream for each tensor.
+pub(crate) struct Random(SplitMix64);
 
 impl Random {
     pub(crate) fn new(seed: u64, stream: u64) -> Self {
-        let mut random = Self(seed ^ stream.wrapping_mul(0xd134_2543_de82_ef95));
-        random.next();
-        random
-    }
-
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
+        let mut random = SplitMix64::new(seed ^ stream.wrapping_mul(0xd134_2543_de82_ef95));
+        random.next_u64();
+        Self(random)
     }
 
     /// Uniform in (0, 1].
     fn unit(&mut self) -> f64 {
-        ((self.next() >> 11) + 1) as f64 / (1u64 << 53) as f64
+        ((self.0.next_u64() >> 11) + 1) as f64 / (1u64 << 53) as f64
     }
 
     /// Normal deviates (Box and Muller 1958).

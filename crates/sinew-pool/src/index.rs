@@ -3,7 +3,7 @@
 use crate::check::{Entry, longest_path};
 use crate::schema::Kind;
 use sinew_algo::{AdaptiveConfig, Estimates, unit};
-use sinew_types::PolicyVersion;
+use sinew_types::{PolicyVersion, mix_seed};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 /// A row's key in the queue: the content's hash and the id.
@@ -139,7 +139,7 @@ pub(crate) fn draw(
     let mut drawn = Vec::new();
     while drawn.len() < count {
         let kinds: Vec<&str> = waiting.keys().copied().collect();
-        let uniform = unit(mix(seed, drawn.len() as u64));
+        let uniform = unit(mix_seed(seed, drawn.len() as u64));
         let Some(kind) = estimates.draw(config, &kinds, uniform).map(|i| kinds[i]) else {
             break;
         };
@@ -152,14 +152,6 @@ pub(crate) fn draw(
         }
     }
     drawn
-}
-
-/// SplitMix64's output for the `index`-th number of a seed.
-fn mix(seed: u64, index: u64) -> u64 {
-    let mut z = seed.wrapping_add((index + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15));
-    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    z ^ (z >> 31)
 }
 
 #[cfg(test)]

@@ -1,10 +1,10 @@
 //! Many episodes at once: admission, ownership, durable commit.
 
 use crate::admission::READ_EVERY;
-use crate::driver::{EpisodeOptions, EpisodeParts, mix_seed};
+use crate::driver::{EpisodeOptions, EpisodeParts};
 use crate::episode::{EpisodeEvent, EpisodeSpec};
 use sinew_store::{StoreError, TraceStore};
-use sinew_types::{EpisodeEnd, EpisodeId, FailureKind, Timing, Trace};
+use sinew_types::{EpisodeEnd, EpisodeId, FailureKind, Timing, Trace, mix_seed};
 use std::collections::HashMap;
 use std::sync::Arc;
 use tokio::sync::watch;

@@ -8,7 +8,7 @@ use sinew_env::{Action, Env, EnvError, EnvFactory, EnvFuture};
 use sinew_render::Renderer;
 use sinew_types::{
     Engine, EngineEvent, FailureKind, FinishReason, GenerateRequest, RequestId, SamplingParams,
-    Timing, TokenId, ToolSpec, Trace,
+    Timing, TokenId, ToolSpec, Trace, mix_seed,
 };
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -55,16 +55,6 @@ pub struct EpisodeOptions {
     pub timeout: Duration,
     /// Wall time of the score of an episode that a limit ended.
     pub score_timeout: Duration,
-}
-
-/// Splitmix64: one well-mixed word from a seed and an index (Steele et al. 2014).
-pub fn mix_seed(seed: u64, index: u64) -> u64 {
-    let mut z = seed
-        .wrapping_add(index.wrapping_mul(0x9E37_79B9_7F4A_7C15))
-        .wrapping_add(0x9E37_79B9_7F4A_7C15);
-    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    z ^ (z >> 31)
 }
 
 struct Running<'a> {

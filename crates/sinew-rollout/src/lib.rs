@@ -20,7 +20,7 @@ pub use admission::{
     Ticket, TurnPlace,
 };
 pub use batch::{BatchError, again, run_batch};
-pub use driver::{EpisodeOptions, EpisodeParts, mix_seed, run_episode};
+pub use driver::{EpisodeOptions, EpisodeParts, run_episode};
 pub use episode::{EpisodeCommand, EpisodeEvent, EpisodeLimits, EpisodeMachine, EpisodeSpec};
 pub use gauges::{FlightGuard, Gauges, GaugesReading, LiveEpisode, Phase, PhaseGuard};
 pub use harness::{BuiltInLoop, Harness, grade_answer};

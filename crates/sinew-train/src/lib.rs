@@ -26,6 +26,6 @@ pub use policy::{Policy, PolicyError, ScoreGrads, Scores, TrainTensor, Want};
 pub use reference::{RefModel, score_rows, score_top, score_values};
 pub use resume::{Commit, ResumeState};
 pub use trainer::{
-    Clock, NonFiniteGradient, PeerError, Peers, PhaseSeconds, Progress, ProgressSink, Shard,
-    ShardReport, StepReport, TrainError, Trainer, TrainerConfig,
+    NonFiniteGradient, PeerError, Peers, PhaseSeconds, Progress, ProgressSink, Shard, ShardReport,
+    StepReport, TrainError, Trainer, TrainerConfig,
 };

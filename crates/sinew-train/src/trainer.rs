@@ -15,7 +15,7 @@ use crate::policy::{Policy, PolicyError, Scores, Want};
 use derive::derive;
 use serde::{Deserialize, Serialize};
 use sinew_tensor::Device;
-use sinew_types::{Correction, EpisodeId, LossSpec, PolicyVersion, TrainRow};
+use sinew_types::{Clock, Correction, EpisodeId, LossSpec, PolicyVersion, TrainRow};
 use std::fmt;
 use std::ops::ControlFlow;
 
@@ -120,9 +120,6 @@ pub enum TrainError {
 /// updates can end between two of them ([`TrainError::Cancelled`]): its weights are then those of no
 /// whole step.
 pub type ProgressSink = Box<dyn FnMut(&Progress) -> ControlFlow<()> + Send>;
-
-/// Seconds from any fixed origin; the trainer itself reads no clock.
-pub type Clock = Box<dyn Fn() -> f64 + Send>;
 
 /// Turns batches of rows into updates of a policy.
 pub struct Trainer<P> {

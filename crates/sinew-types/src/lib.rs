@@ -7,15 +7,18 @@
 //! data that can be serialized; a [`Trace`] that passes [`Trace::validate`] has exactly one
 //! log-probability and one policy version for each sampled token and none for any other.
 
+mod clock;
 mod engine;
 mod format;
 mod ids;
 mod message;
+mod seed;
 mod signal;
 mod task;
 mod trace;
 mod weights;
 
+pub use clock::Clock;
 pub use engine::{
     Engine, EngineError, EngineEvent, EngineStatus, EventSink, Fidelity, FinishReason,
     GenerateRequest, SampledToken, SamplingParams, TEMPERATURES, TokenLogprob,
@@ -26,6 +29,7 @@ pub use format::{
 };
 pub use ids::{EpisodeId, GroupId, PolicyVersion, RequestId, TaskId, TokenId};
 pub use message::{Message, Role, ToolCall, ToolSpec};
+pub use seed::{GOLDEN_GAMMA, SplitMix64, finalize64, mix_hash, mix_seed};
 pub use signal::{
     Aggregation, Correction, Divergence, KlEstimator, KlSpec, LossSpec, RejectionLevel,
     RejectionMetric, RowMasks, Surrogate, TeacherSpec, TrainRow, TrainRowError,

@@ -3,10 +3,9 @@
 //! current policy alone does not.
 
 use crate::recipe::CrossPolicySection;
-use sinew_rollout::mix_seed;
 use sinew_types::{
     Engine, EngineError, EngineStatus, EventSink, GenerateRequest, PolicyVersion, RequestId,
-    TensorSource,
+    TensorSource, mix_seed,
 };
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

@@ -4,8 +4,7 @@ use crate::schedule::shuffled;
 use serde::{Deserialize, Serialize};
 use sinew_algo::{AdaptiveConfig, Estimates, unit};
 use sinew_env::{Split, Taskset, TasksetError};
-use sinew_rollout::mix_seed;
-use sinew_types::{EpisodeEnd, Trace};
+use sinew_types::{EpisodeEnd, Trace, mix_seed};
 use std::collections::BTreeMap;
 
 /// Tasks that are looked at for their type. Larger tasksets are generated in random order, so that

@@ -2,8 +2,8 @@
 //! recipe's seed, so that a resumed run asks for the same episodes.
 
 use sinew_env::{Split, Taskset, TasksetError};
-use sinew_rollout::{EpisodeSpec, mix_seed};
-use sinew_types::{EpisodeId, GroupId};
+use sinew_rollout::EpisodeSpec;
+use sinew_types::{EpisodeId, GroupId, mix_seed};
 
 /// Tasksets up to this size are shuffled anew in each epoch; larger ones are generated in
 /// random order anyway.

@@ -20,7 +20,7 @@ use sinew_algo::{AlgoReport, Algorithm, Columns, TokenCounts, count_tokens};
 use sinew_env::{EnvFactory, Taskset, tiny};
 use sinew_grammar::Grammars;
 use sinew_image::{Image, ImageConfig, ImageError, UnpackLimits};
-use sinew_infer::{Clock, EmbeddedEngine, EngineConfig, ModelForward, SchedulerConfig, TokenBytes};
+use sinew_infer::{EmbeddedEngine, EngineConfig, ModelForward, SchedulerConfig, TokenBytes};
 use sinew_model::{
     Family, InferModel, LoadedModel, ModelConfig, ModelFiles, Params, ResolveEnv,
     load_gguf_metadata, load_model, resolve_model,
@@ -33,7 +33,7 @@ use sinew_sandbox::{
 };
 use sinew_store::{DiskStore, Filter, MemoryStore, Recovery, StoreError, StoreOptions, TraceStore};
 use sinew_tensor::Device;
-use sinew_types::{Engine, EpisodeId, SamplingParams, Trace, TrainRow};
+use sinew_types::{Clock, Engine, EpisodeId, SamplingParams, Trace, TrainRow};
 use sinew_wasm::{WasmConfig, WasmProvider};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};

@@ -1,16 +1,7 @@
 //! Which leading blocks an engine has seen: a bounded memory of hashes.
 
-use sinew_types::TokenId;
+use sinew_types::{TokenId, mix_hash};
 use std::collections::{HashSet, VecDeque};
-
-/// SplitMix64 finalizer (Steele, Lea, Flood, OOPSLA 2014).
-fn mix(state: u64, word: u64) -> u64 {
-    let mut z =
-        (state ^ word.wrapping_mul(0x9E37_79B9_7F4A_7C15)).wrapping_add(0x9E37_79B9_7F4A_7C15);
-    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    z ^ (z >> 31)
-}
 
 /// Hashes of a growing text's whole blocks; each covers everything before it.
 #[derive(Clone, Debug, Default)]
@@ -25,7 +16,7 @@ impl BlockHashes {
             self.tail.push(token);
             if self.tail.len() >= block_tokens.max(1) {
                 let start = self.hashes.last().copied().unwrap_or(0x5EED);
-                let fold = |h, t: TokenId| mix(h, u64::from(t));
+                let fold = |h, t: TokenId| mix_hash(h, u64::from(t));
                 self.hashes.push(self.tail.drain(..).fold(start, fold));
             }
         }

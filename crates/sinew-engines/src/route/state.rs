@@ -6,7 +6,8 @@ use super::{BreakerConfig, RouterConfig};
 use crate::backend::{Leg, LegId, Probe};
 use serde::Serialize;
 use sinew_types::{
-    EngineEvent, FinishReason, FormatLaw, PolicyVersion, RequestId, SamplingParams, TokenId,
+    EngineEvent, FinishReason, FormatLaw, GOLDEN_GAMMA, PolicyVersion, RequestId, SamplingParams,
+    TokenId,
 };
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
@@ -213,9 +214,7 @@ impl RequestState {
         let mut sampling = self.sampling.clone();
         sampling.max_tokens = self.left();
         let drawn = self.sampled.len() as u64;
-        sampling.seed = sampling
-            .seed
-            .wrapping_add(drawn.wrapping_mul(0x9E37_79B9_7F4A_7C15));
+        sampling.seed = sampling.seed.wrapping_add(drawn.wrapping_mul(GOLDEN_GAMMA));
         Leg {
             id,
             prompt,

@@ -34,7 +34,7 @@ fn bytes() -> TokenBytes {
     TokenBytes::new((0..VOCAB).map(|id| text_of(id as u32)))
 }
 
-fn clock() -> sinew_infer::Clock {
+fn clock() -> sinew_types::Clock {
     let start = Instant::now();
     Box::new(move || start.elapsed().as_secs_f64())
 }

@@ -33,7 +33,7 @@ use said::Said;
 use sinew_render::Renderer;
 use sinew_types::{
     EpisodeEnd, EpisodeId, FinishReason, Limit, Message, NO_PARENT, Node, NodeFormat, NodeId,
-    Outcome, TokenId, TokenKind, VersionSpan,
+    Outcome, TokenId, TokenKind, VersionSpan, mix_seed,
 };
 pub(crate) use states::StateId;
 use states::States;
@@ -675,20 +675,10 @@ impl Session {
     pub fn seed(&self, call: u32, choice: u32, asked: Option<u64>) -> u64 {
         match asked {
             Some(seed) if choice == 0 => seed,
-            Some(seed) => mix(seed, u64::from(choice)),
-            None => mix(self.spec.seed, (u64::from(call) << 16) | u64::from(choice)),
+            Some(seed) => mix_seed(seed, u64::from(choice)),
+            None => mix_seed(self.spec.seed, (u64::from(call) << 16) | u64::from(choice)),
         }
     }
-}
-
-/// SplitMix64 (Steele, Lea, Flood, OOPSLA 2014).
-fn mix(seed: u64, word: u64) -> u64 {
-    let mut z = seed
-        .wrapping_add(word.wrapping_mul(0x9E37_79B9_7F4A_7C15))
-        .wrapping_add(0x9E37_79B9_7F4A_7C15);
-    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    z ^ (z >> 31)
 }
 
 pub(crate) fn message_bytes(message: &Message) -> u64 {

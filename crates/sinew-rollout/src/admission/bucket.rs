@@ -4,7 +4,7 @@
 //! reserve is 100). Shared tokens are exact here: contexts are compared block by block from their
 //! first token on, as a prefix cache does.
 
-use sinew_types::TokenId;
+use sinew_types::{GOLDEN_GAMMA, TokenId};
 use std::collections::HashMap;
 
 /// Tokens of a block: what usual engines share.
@@ -47,7 +47,7 @@ impl Held {
 /// and nobody gains by a collision but a wrong estimate.
 fn mix(hash: u64, id: TokenId) -> u64 {
     (hash ^ (u64::from(id) + 1))
-        .wrapping_mul(0x9E37_79B9_7F4A_7C15)
+        .wrapping_mul(GOLDEN_GAMMA)
         .rotate_left(29)
 }
 

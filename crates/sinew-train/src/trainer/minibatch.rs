@@ -1,6 +1,6 @@
 //! Dividing a batch among several optimizer updates.
 
-use sinew_types::TrainRow;
+use sinew_types::{SplitMix64, TrainRow};
 
 /// How much of the batch's mean some rows are, without those that do not train.
 pub(super) fn share(rows: &[TrainRow], which: impl IntoIterator<Item = usize>) -> f64 {
@@ -46,17 +46,10 @@ pub(super) fn split(rows: &[TrainRow], parts: usize) -> Vec<Vec<usize>> {
 
 /// A permutation of `0..n`, the same for the same seed (Fisher-Yates over SplitMix64).
 pub(super) fn order(n: usize, seed: u64) -> Vec<usize> {
-    let mut state = seed;
-    let mut next = move || {
-        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = state;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    };
+    let mut random = SplitMix64::new(seed);
     let mut order: Vec<usize> = (0..n).collect();
     for i in (1..n).rev() {
-        order.swap(i, (next() % (i as u64 + 1)) as usize);
+        order.swap(i, (random.next_u64() % (i as u64 + 1)) as usize);
     }
     order
 }

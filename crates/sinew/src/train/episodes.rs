@@ -6,8 +6,8 @@ use crate::failure::Failure;
 use crate::recipe::TasksSection;
 use crate::schedule::{other_tasks, refill_seed, train_groups, uniform_tasks};
 use crate::wire::by_group;
-use sinew_rollout::{EpisodeOptions, EpisodeSpec, again, mix_seed};
-use sinew_types::{EpisodeEnd, EpisodeId, Trace};
+use sinew_rollout::{EpisodeOptions, EpisodeSpec, again};
+use sinew_types::{EpisodeEnd, EpisodeId, Trace, mix_seed};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The episodes of a step.

@@ -9,7 +9,7 @@ use hyper::client::conn::http1::SendRequest;
 use hyper::{Request, Response};
 use hyper_util::rt::TokioIo;
 use serde_json::{Value, json};
-use sinew_types::{GenerateRequest, TokenId};
+use sinew_types::{GenerateRequest, SplitMix64, TokenId};
 use std::net::SocketAddr;
 use std::sync::Mutex;
 use std::sync::PoisonError;
@@ -76,7 +76,9 @@ pub(super) fn script(request: &GenerateRequest, stop: Option<TokenId>) -> Option
     if u64::from(request.sampling.max_tokens) >= LONG {
         return None;
     }
-    let mut random = Random(request.sampling.seed ^ request.prompt.len() as u64);
+    let mut random = Random(SplitMix64::new(
+        request.sampling.seed ^ request.prompt.len() as u64,
+    ));
     let words = ["yes", "no", "look again", "forty-two", "é", "done"];
     let mut text = String::new();
     for _ in 0..=random.below(3) {
@@ -87,16 +89,11 @@ pub(super) fn script(request: &GenerateRequest, stop: Option<TokenId>) -> Option
     Some(ids.chain(stop).collect())
 }
 
-/// SplitMix64 (Steele, Lea, Flood, OOPSLA 2014).
-struct Random(u64);
+struct Random(SplitMix64);
 
 impl Random {
     fn below(&mut self, end: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        (z ^ (z >> 31)) % end.max(1)
+        self.0.next_u64() % end.max(1)
     }
 }
 
@@ -133,7 +130,9 @@ impl Agents {
             let mut list = list.lock().unwrap_or_else(PoisonError::into_inner);
             list.pop()
         };
-        let mut random = Random(self.seed.wrapping_mul(1 << 20).wrapping_add(lane));
+        let mut random = Random(SplitMix64::new(
+            self.seed.wrapping_mul(1 << 20).wrapping_add(lane),
+        ));
         let mut tally = Tally::default();
         loop {
             let wanted = 2 + random.below(MAX_TURNS - 1);
