@@ -9,50 +9,25 @@ use sinew_rollout::{Admission, AdmissionConfig, AdmissionReading, PressureConfig
 use sinew_types::{EpisodeId, TokenId};
 use std::sync::Arc;
 
-/// `[rollout.admission]`: how many episodes go on beside each other.
+/// `[rollout.admission]`: how many episodes go on at the same time.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct AdmissionSection {
-    /// Contexts of those that generate or are in a tool must fit into the engine's room.
-    pub(crate) kv_room: bool,
-    /// Tokens that one is expected to need beside its context.
+    /// Contexts of those that generate or are in a tool must fit into the engine's KV capacity.
+    pub(crate) kv_capacity: bool,
+    /// Tokens that one is expected to need in addition to its context.
     #[serde(skip_serializing_if = "Option::is_none")]
     reserve_tokens: Option<usize>,
     /// Fewer of them after preemptions and while the engine is full or queueing, more again later.
     pub(crate) adaptive: bool,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    growth: Option<f64>,
-    /// Shares of the engine's room.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    grow_below: Option<f64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    target: Option<f64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    trim_above: Option<f64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    stop_above: Option<f64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    preemption_cut: Option<f64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    escalated_cut: Option<f64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    queue_cut: Option<f64>,
 }
 
 impl Default for AdmissionSection {
     fn default() -> Self {
         Self {
-            kv_room: true,
+            kv_capacity: true,
             reserve_tokens: None,
             adaptive: true,
-            growth: None,
-            grow_below: None,
-            target: None,
-            trim_above: None,
-            stop_above: None,
-            preemption_cut: None,
-            escalated_cut: None,
-            queue_cut: None,
         }
     }
 }
@@ -64,71 +39,17 @@ impl AdmissionSection {
         *self == Self::default()
     }
 
-    /// The constants that were typed, with their names.
-    fn typed(&self) -> impl Iterator<Item = (&'static str, f64)> {
-        let constants = [
-            ("rollout.admission.growth", self.growth),
-            ("rollout.admission.grow_below", self.grow_below),
-            ("rollout.admission.target", self.target),
-            ("rollout.admission.trim_above", self.trim_above),
-            ("rollout.admission.stop_above", self.stop_above),
-            ("rollout.admission.preemption_cut", self.preemption_cut),
-            ("rollout.admission.escalated_cut", self.escalated_cut),
-            ("rollout.admission.queue_cut", self.queue_cut),
-        ];
-        let typed = constants.into_iter();
-        typed.filter_map(|(key, value)| value.map(|v| (key, v)))
-    }
-
     /// Every rule about values: key, value, what is allowed, whether it holds.
     pub(crate) fn rules(&self) -> Vec<NamedRule> {
-        let mut rules: Vec<NamedRule> = Vec::new();
-        if let Some(tokens) = self.reserve_tokens {
-            rules.push((
+        let reserve = self.reserve_tokens.map(|tokens| {
+            (
                 "rollout.admission.reserve_tokens",
                 tokens.to_string(),
-                "only with kv_room = true: without, it has no effect",
-                self.kv_room,
-            ));
-        }
-        for (key, value) in self.typed() {
-            let (allowed, holds) = match key {
-                "rollout.admission.growth" => ("above 1, at most 10", value > 1.0 && value <= 10.0),
-                _ => ("above 0, below 1", value > 0.0 && value < 1.0),
-            };
-            rules.push((key, value.to_string(), allowed, holds));
-            let effect = "only with adaptive = true: without, it has no effect";
-            rules.push((key, value.to_string(), effect, self.adaptive));
-        }
-        let p = self.pressure();
-        rules.push((
-            "rollout.admission.target",
-            p.target.to_string(),
-            "at most trim_above, which is at most stop_above",
-            p.target <= p.trim_above && p.trim_above <= p.stop_above,
-        ));
-        rules.push((
-            "rollout.admission.grow_below",
-            p.grow_below.to_string(),
-            "at most target, or the limit would grow and shrink in turn",
-            p.grow_below <= p.target,
-        ));
-        rules
-    }
-
-    fn pressure(&self) -> PressureConfig {
-        let d = PressureConfig::default();
-        PressureConfig {
-            growth: self.growth.unwrap_or(d.growth),
-            grow_below: self.grow_below.unwrap_or(d.grow_below),
-            target: self.target.unwrap_or(d.target),
-            trim_above: self.trim_above.unwrap_or(d.trim_above),
-            stop_above: self.stop_above.unwrap_or(d.stop_above),
-            preemption_cut: self.preemption_cut.unwrap_or(d.preemption_cut),
-            escalated_cut: self.escalated_cut.unwrap_or(d.escalated_cut),
-            queue_cut: self.queue_cut.unwrap_or(d.queue_cut),
-            ..d
-        }
+                "only with kv_capacity = true: without, it has no effect",
+                self.kv_capacity,
+            )
+        });
+        reserve.into_iter().collect()
     }
 }
 
@@ -143,9 +64,9 @@ pub(crate) fn config(recipe: &Recipe) -> AdmissionConfig {
         config.force_after_s = config.force_after_s.min(timeout_s / 4.0);
     }
     config.max_starting = r.max_starting.unwrap_or(config.max_starting);
-    config.kv_room = section.kv_room;
+    config.kv_room = section.kv_capacity;
     config.reserve_tokens = section.reserve_tokens.unwrap_or(config.reserve_tokens);
-    config.pressure = section.adaptive.then(|| section.pressure());
+    config.pressure = section.adaptive.then(PressureConfig::default);
     config
 }
 
@@ -247,28 +168,12 @@ mod tests {
             ),
             ("max_starting = 0", ["rollout.max_starting = 0", "1 to"]),
             (
-                "admission = { adaptive = false, growth = 2.0 }",
-                ["rollout.admission.growth = 2", "no effect"],
-            ),
-            (
-                "admission = { kv_room = false, reserve_tokens = 5 }",
+                "admission = { kv_capacity = false, reserve_tokens = 5 }",
                 ["rollout.admission.reserve_tokens = 5", "no effect"],
             ),
             (
-                "admission = { growth = 1.0 }",
-                ["rollout.admission.growth = 1", "above 1"],
-            ),
-            (
-                "admission = { target = 0.85 }",
-                ["rollout.admission.target = 0.85", "trim_above"],
-            ),
-            (
-                "admission = { target = 0.5 }",
-                ["rollout.admission.grow_below = 0.6", "target"],
-            ),
-            (
-                "admission = { preemption_cut = 1.5 }",
-                ["preemption_cut = 1.5", "below 1"],
+                "admission = { growth = 2.0 }",
+                ["rollout.admission.growth", "fixed constants"],
             ),
             (
                 "admission = { adaptiv = true }",

@@ -50,5 +50,5 @@ pub(crate) fn kernels(device: &Device) -> String {
 pub(crate) fn precision(recipe: &Recipe, kernels: KernelSet) -> Precision {
     let named = |p: &Precision| p.name() == recipe.engine.weights;
     let asked = Precision::ALL.into_iter().find(named).unwrap_or_default();
-    asked.suited(kernels, recipe.engine.max_running)
+    asked.suited(kernels, recipe.engine.max_num_seqs)
 }

@@ -113,7 +113,7 @@ impl Judges {
         Ok(Self {
             reference,
             teacher,
-            max_rows: recipe.train.max_rows,
+            max_rows: recipe.train.micro_batch_tokens,
         })
     }
 

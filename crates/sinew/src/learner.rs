@@ -120,7 +120,7 @@ fn trainer_config(recipe: &Recipe) -> TrainerConfig {
         max_grad_norm: Some(t.max_grad_norm),
         minibatches: t.minibatches as u32,
         seed: recipe.seed,
-        ..TrainerConfig::new(t.max_rows, t.learning_rate)
+        ..TrainerConfig::new(t.micro_batch_tokens, t.learning_rate)
     }
 }
 
@@ -193,7 +193,7 @@ impl Learner {
             checkpoints: CheckpointStore::open(dir.checkpoints(), recipe.train.keep_checkpoints)
                 .map_err(system)?,
             device: device.clone(),
-            max_rows: recipe.train.max_rows,
+            max_rows: recipe.train.micro_batch_tokens,
             run_dir: dir.path().into(),
             cancel: None,
             partial: false,
@@ -416,7 +416,7 @@ impl Learner {
         let saved: SavedState =
             serde_json::from_value(state.commit.cursor).map_err(|e| unreadable(&e))?;
         if state.commit.config_hash != self.config_hash && !saved.recipe.is_empty() {
-            let old: Recipe = toml::from_str(&saved.recipe).map_err(|e| unreadable(&e))?;
+            let old = Recipe::saved(&saved.recipe).map_err(|e| unreadable(&e))?;
             dir.check_changes(&old, recipe, resume)
                 .map_err(Failure::input)?;
         }

@@ -90,7 +90,7 @@ impl RunDir {
         let text = toml::to_string(recipe).map_err(|e| io(std::io::Error::other(e)))?;
         for path in [self.recipe_path(), self.began_path()] {
             let same = std::fs::read_to_string(&path)
-                .is_ok_and(|old| toml::from_str::<Recipe>(&old).is_ok_and(|old| old == *recipe));
+                .is_ok_and(|old| Recipe::saved(&old).is_ok_and(|old| old == *recipe));
             if !same {
                 write_atomic(&path, text.as_bytes()).map_err(io)?;
             }
@@ -111,7 +111,7 @@ impl RunDir {
             message,
         };
         let text = std::fs::read_to_string(&path).map_err(|e| damaged(e.to_string()))?;
-        let old: Recipe = toml::from_str(&text).map_err(|e| damaged(e.to_string()))?;
+        let old = Recipe::saved(&text).map_err(|e| damaged(e.to_string()))?;
         self.check_changes(&old, recipe, resume)
     }
 
@@ -390,6 +390,22 @@ mod tests {
         let e = open(&path, edited, true).unwrap_err();
         assert!(matches!(e, RunDirError::Damaged { .. }), "{e}");
         assert!(e.to_string().contains("began.toml"), "{e}");
+    }
+
+    #[test]
+    fn a_run_of_an_earlier_version_is_resumed_with_the_names_of_this_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("run");
+        drop(open(&path, "", false).unwrap());
+        for file in ["recipe.toml", "began.toml"] {
+            let text = std::fs::read_to_string(path.join(file)).unwrap();
+            let old = text.replace("micro_batch_tokens", "max_rows");
+            assert_ne!(text, old);
+            std::fs::write(path.join(file), old).unwrap();
+        }
+        let recipe = Recipe::load(&path.join("recipe.toml")).unwrap();
+        let resumed = RunDir::open(&path, &recipe, Some(&Resume::default())).unwrap();
+        resumed.write_recipe(&recipe).unwrap();
     }
 
     #[test]

@@ -443,9 +443,9 @@ fn engine(
         .collect::<Vec<_>>();
     let config = EngineConfig {
         scheduler: SchedulerConfig {
-            max_running: recipe.engine.max_running,
-            max_batch_tokens: recipe.engine.pass_tokens,
-            speculation_rows: recipe.engine.speculation,
+            max_running: recipe.engine.max_num_seqs,
+            max_batch_tokens: recipe.engine.max_batched_tokens,
+            speculation_rows: recipe.engine.speculative_tokens,
             ..SchedulerConfig::default()
         },
         max_waiting: recipe.rollout.max_in_flight.max(4096),

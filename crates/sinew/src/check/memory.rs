@@ -16,7 +16,7 @@ const KEPT_LOGITS: u128 = 640 << 20;
 pub(super) struct Estimate {
     /// Weights, gradients and the optimizer's two moments; reference and teacher.
     pub(super) weights: u128,
-    /// What a pass of `train.max_rows` rows keeps for its gradient.
+    /// What a pass of `train.micro_batch_tokens` keeps for its gradient.
     pub(super) activations: u128,
     /// The embedded engine's own copy of the weights.
     pub(super) engine: u128,
@@ -55,7 +55,7 @@ pub(super) fn estimate(
         Some(lora) => 4 * adapters(config, lora.rank),
         None => own,
     };
-    let rows = recipe.train.max_rows as u128;
+    let rows = recipe.train.micro_batch_tokens as u128;
     let pass = rows * Activations::bytes_per_row(config, Keep::All) as u128
         + (4 * rows * config.vocab as u128).min(KEPT_LOGITS);
     // Each further process has its weights and its gradient.
@@ -112,11 +112,11 @@ pub(super) fn memory(recipe: &Recipe) -> Result<String, Failure> {
     let mib = |bytes: u128| bytes.div_ceil(1 << 20);
     if need.total() > u128::from(installed) {
         return Err(Failure::input(format!(
-            "weights and optimizer need {} MiB, activations of train.max_rows = {} rows {} MiB, engine.kv_tokens = {} \
+            "weights and optimizer need {} MiB, activations of train.micro_batch_tokens = {} need {} MiB, engine.kv_tokens = {} \
              {} MiB and the engine's weights {} MiB, this machine has {} MiB\n  hint: lower engine.kv_tokens or \
-             train.max_rows, take a smaller model, or set train.lora",
+             train.micro_batch_tokens, take a smaller model, or set train.lora",
             mib(need.weights),
-            recipe.train.max_rows,
+            recipe.train.micro_batch_tokens,
             mib(need.activations),
             recipe.engine.kv_tokens,
             mib(need.keys),

@@ -5,7 +5,7 @@ use std::ops::Range;
 use toml::de::{DeTable, DeValue};
 
 /// What other systems call a key: their name, the table that has it here, its name here.
-const SYNONYMS: [(&str, &str, &str); 66] = [
+const SYNONYMS: [(&str, &str, &str); 65] = [
     ("lr", "train", "learning_rate"),
     ("lr", "critic", "learning_rate"),
     ("peak_lr", "train", "learning_rate"),
@@ -25,8 +25,7 @@ const SYNONYMS: [(&str, &str, &str); 66] = [
     ("adam_beta2", "train", "beta2"),
     ("num_minibatches", "train", "minibatches"),
     ("mini_batches", "train", "minibatches"),
-    ("micro_batch_size", "train", "max_rows"),
-    ("micro_batch_tokens", "train", "max_rows"),
+    ("micro_batch_size", "train", "micro_batch_tokens"),
     ("save_every", "train", "checkpoint_every"),
     ("save_steps", "train", "checkpoint_every"),
     ("lora_rank", "train.lora", "rank"),
@@ -90,7 +89,7 @@ pub(crate) fn explain(text: &str, error: &toml::de::Error) -> String {
 }
 
 /// The line of a span, with its number and a mark below.
-fn place(text: &str, span: &Range<usize>) -> String {
+pub(super) fn place(text: &str, span: &Range<usize>) -> String {
     let start = span.start.min(text.len());
     let before = text.get(..start).unwrap_or_default();
     let line = before.matches('\n').count() + 1;

@@ -6,6 +6,7 @@
 //! A new key is a field in `sections.rs` (with its default) and a line in `rules.rs`.
 
 mod messages;
+mod renamed;
 mod rules;
 mod sections;
 
@@ -94,15 +95,30 @@ impl Recipe {
             path: path.into(),
             source,
         })?;
-        Self::parse(path, &text)
+        // The recipe of a run folder may be one that an earlier version wrote.
+        let saved = path.with_file_name("began.toml").exists();
+        match renamed::upgraded(&text) {
+            Some(text) if saved => Self::parse(path, &text),
+            _ => Self::parse(path, &text),
+        }
+    }
+
+    /// Reads what a run saved, this version or an earlier one, without checking it again.
+    pub(crate) fn saved(text: &str) -> Result<Self, toml::de::Error> {
+        toml::from_str(renamed::upgraded(text).as_deref().unwrap_or(text))
     }
 
     /// Parses and checks a recipe's text; `path` is for messages.
     pub(crate) fn parse(path: &Path, text: &str) -> Result<Self, RecipeError> {
-        let recipe: Self = toml::from_str(text).map_err(|e| RecipeError::Parse {
+        let parse = |message| RecipeError::Parse {
             path: path.into(),
-            message: explain(text, &e),
-        })?;
+            message,
+        };
+        if let Some((span, message)) = renamed::old_key(text) {
+            let place = messages::place(text, &span);
+            return Err(parse(format!("{place}{message}")));
+        }
+        let recipe: Self = toml::from_str(text).map_err(|e| parse(explain(text, &e)))?;
         recipe.check(path)?;
         Ok(recipe)
     }

@@ -375,10 +375,10 @@ fn train(recipe: &Recipe, rules: &mut Rules) {
         t.minibatches >= 1 && t.minibatches <= recipe.rollout.tasks_per_step,
     );
     rules.allowed(
-        "train.max_rows",
-        t.max_rows,
+        "train.micro_batch_tokens",
+        t.micro_batch_tokens,
         "at least rollout.max_context_tokens, as one episode is never split",
-        t.max_rows >= recipe.rollout.max_context_tokens as usize,
+        t.micro_batch_tokens >= recipe.rollout.max_context_tokens as usize,
     );
     rules.allowed(
         "train.max_wall_s",
@@ -443,14 +443,14 @@ fn engine(recipe: &Recipe, rules: &mut Rules) {
         "at least 2 x rollout.max_context_tokens",
         e.kv_tokens >= 2 * recipe.rollout.max_context_tokens as usize,
     );
-    rules.range("engine.max_running", e.max_running, 1..=4096);
+    rules.range("engine.max_num_seqs", e.max_num_seqs, 1..=4096);
     rules.allowed(
-        "engine.pass_tokens",
-        e.pass_tokens,
-        "at least engine.max_running",
-        e.pass_tokens >= e.max_running,
+        "engine.max_batched_tokens",
+        e.max_batched_tokens,
+        "at least engine.max_num_seqs",
+        e.max_batched_tokens >= e.max_num_seqs,
     );
-    rules.range("engine.speculation", e.speculation, 0..=256);
+    rules.range("engine.speculative_tokens", e.speculative_tokens, 0..=256);
     outside(recipe, rules);
 }
 
@@ -486,11 +486,12 @@ fn outside(recipe: &Recipe, rules: &mut Rules) {
         !e.untied || e.kind == "vllm",
     );
     told_logprobs(recipe, rules);
-    let own = e.weights == "f32" && e.speculation == 0 && recipe.rollout.cross_policy.is_none();
+    let own =
+        e.weights == "f32" && e.speculative_tokens == 0 && recipe.rollout.cross_policy.is_none();
     rules.allowed(
         "engine.type",
         format!("{:?}", e.kind),
-        "embedded, with engine.weights, engine.speculation or rollout.cross_policy set",
+        "embedded, with engine.weights, engine.speculative_tokens or rollout.cross_policy set",
         own || !outside,
     );
 }

@@ -311,7 +311,7 @@ pub(crate) struct TrainSection {
     /// Optimizer steps on one batch of episodes.
     pub(crate) minibatches: usize,
     /// Most packed tokens in one forward and backward pass.
-    pub(crate) max_rows: usize,
+    pub(crate) micro_batch_tokens: usize,
     pub(crate) lora: Option<LoraSection>,
     /// Processes of this host that share the gradient's computation.
     pub(crate) data_parallel: usize,
@@ -333,7 +333,7 @@ impl Default for TrainSection {
             beta2: 0.99,
             max_grad_norm: 1.0,
             minibatches: 1,
-            max_rows: 4096,
+            micro_batch_tokens: 4096,
             lora: None,
             data_parallel: 1,
             max_wall_s: 0.0,
@@ -433,12 +433,12 @@ pub(crate) struct EngineSection {
     /// Tokens of key-value room.
     pub(crate) kv_tokens: usize,
     /// Most sequences in one decoding pass.
-    pub(crate) max_running: usize,
+    pub(crate) max_num_seqs: usize,
     /// Most tokens in one pass, prompts included.
-    pub(crate) pass_tokens: usize,
+    pub(crate) max_batched_tokens: usize,
     /// Rows of a pass up to which guessed tokens are tested beside sampled ones; 0 guesses nothing.
     /// What is sampled does not depend on it.
-    pub(crate) speculation: usize,
+    pub(crate) speculative_tokens: usize,
     /// `f32`, or `bf16` or `int8`: rounded for generation alone, which needs an importance correction.
     pub(crate) weights: String,
 }
@@ -454,9 +454,9 @@ impl Default for EngineSection {
             formats: None,
             untied: false,
             kv_tokens: 32768,
-            max_running: 128,
-            pass_tokens: 512,
-            speculation: 0,
+            max_num_seqs: 128,
+            max_batched_tokens: 512,
+            speculative_tokens: 0,
             weights: "f32".into(),
         }
     }

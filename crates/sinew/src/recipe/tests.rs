@@ -380,8 +380,8 @@ fn impossible_values_name_key_value_and_what_is_allowed() {
             ["rollout.temperature = 0", "greedy"],
         ),
         (
-            "[train]\nmax_rows = 10\n",
-            ["train.max_rows = 10", "never split"],
+            "[train]\nmicro_batch_tokens = 10\n",
+            ["train.micro_batch_tokens = 10", "never split"],
         ),
         (
             "[engine]\nkv_tokens = 100\n",
@@ -439,8 +439,8 @@ fn impossible_engines_name_key_value_and_what_is_allowed() {
             ["engine.weights = \"f16\"", "bf16"],
         ),
         (
-            "[engine]\nspeculation = 1000\n",
-            ["engine.speculation = 1000", "0 to 256"],
+            "[engine]\nspeculative_tokens = 1000\n",
+            ["engine.speculative_tokens = 1000", "0 to 256"],
         ),
         (
             "[engine]\ntype = \"openai\"\nurl = \"http://a\"\n",

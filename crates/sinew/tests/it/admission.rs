@@ -43,7 +43,7 @@ fn sum(steps: &[Value], name: &str) -> f64 {
 #[test]
 fn episodes_wait_for_room_instead_of_taking_it_from_each_other() {
     let dir = tempfile::tempdir().unwrap();
-    let off = "admission = { kv_room = false, adaptive = false }";
+    let off = "admission = { kv_capacity = false, adaptive = false }";
     let (on, off) = (steps(dir.path(), "on", ""), steps(dir.path(), "off", off));
     let (with, without) = (sum(&on, "preemptions"), sum(&off, "preemptions"));
     assert!(

@@ -249,7 +249,7 @@ fn a_run_is_interrupted_in_the_middle_of_a_training_step() {
             ("model.d_ff", "896"),
             ("rollout.tasks_per_step", "20"),
             ("rollout.group_size", "32"),
-            ("train.max_rows", "64"),
+            ("train.micro_batch_tokens", "64"),
             ("train.minibatches", "2"),
         ],
     );
