@@ -43,7 +43,10 @@ impl TokenCounts {
 type Place = (NodeId, usize);
 
 /// Counts the weights that each token of `traces` has in `rows`.
-pub fn count_tokens(traces: &[Trace], rows: &[TrainRow]) -> TokenCounts {
+pub fn count_tokens<'a>(
+    traces: impl IntoIterator<Item = &'a Trace>,
+    rows: &[TrainRow],
+) -> TokenCounts {
     let mut counts = TokenCounts::default();
     let mut by_episode: BTreeMap<&EpisodeId, Vec<&TrainRow>> = BTreeMap::new();
     for row in rows {

@@ -5,7 +5,7 @@ use crate::recipe::Recipe;
 use futures::future::BoxFuture;
 use serde::{Deserialize, Serialize};
 use sinew_gateway::{Gate, Room};
-use sinew_rollout::{Admission, AdmissionConfig, AdmissionReading, PressureConfig};
+use sinew_rollout::{Admission, AdmissionConfig, PressureConfig};
 use sinew_types::{EpisodeId, TokenId};
 use std::sync::Arc;
 
@@ -76,58 +76,6 @@ pub(crate) struct TurnGate(pub(crate) Arc<Admission>);
 impl Gate for TurnGate {
     fn enter<'a>(&'a self, rollout: &'a EpisodeId, prompt: &'a [TokenId]) -> BoxFuture<'a, Room> {
         Box::pin(async move { Box::new(self.0.turn(rollout, prompt).await) as Room })
-    }
-}
-
-/// What admission did in a step.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub(crate) struct AdmissionRecord {
-    /// Most episodes that might hold room at the end of it.
-    pub(crate) limit: usize,
-    /// Episodes in a tool whose room was given to others.
-    pub(crate) pauses: u64,
-    /// Turns that waited for room, those that went on without, and their seconds.
-    pub(crate) waited_turns: u64,
-    pub(crate) forced_turns: u64,
-    pub(crate) waited_s: f64,
-    /// Times that the limit was lowered and raised.
-    pub(crate) cuts: u64,
-    pub(crate) growths: u64,
-    /// Of the engine: requests that lost their keys and values to others while they ran.
-    pub(crate) preemptions: u64,
-}
-
-impl AdmissionRecord {
-    /// From two readings and what the engine counted between them.
-    pub(crate) fn between(
-        before: &AdmissionReading,
-        after: &AdmissionReading,
-        preemptions: u64,
-    ) -> Self {
-        Self {
-            limit: after.limit,
-            pauses: after.pauses - before.pauses,
-            waited_turns: after.waited_turns - before.waited_turns,
-            forced_turns: after.forced_turns - before.forced_turns,
-            waited_s: after.waited_s - before.waited_s,
-            cuts: after.cuts - before.cuts,
-            growths: after.growths - before.growths,
-            preemptions,
-        }
-    }
-}
-
-impl AdmissionRecord {
-    /// A later step of the same run.
-    pub(crate) fn add(&mut self, later: &Self) {
-        self.limit = later.limit;
-        self.pauses += later.pauses;
-        self.waited_turns += later.waited_turns;
-        self.forced_turns += later.forced_turns;
-        self.waited_s += later.waited_s;
-        self.cuts += later.cuts;
-        self.growths += later.growths;
-        self.preemptions += later.preemptions;
     }
 }
 

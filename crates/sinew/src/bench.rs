@@ -53,7 +53,7 @@ fn load(source: &str) -> Result<Real, String> {
     });
     let columns = params.config().vocab;
     Ok(Real {
-        grammars: crate::formats::grammars(&renderer, columns).map_err(failed)?,
+        grammars: sinew_pipeline::grammars(&renderer, columns).map_err(|e| failed(e.into()))?,
         prompts: prompts.collect::<Result<_, _>>()?,
         params,
         renderer,

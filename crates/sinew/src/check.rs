@@ -7,10 +7,9 @@ mod memory;
 mod prompts;
 mod reach;
 
-use crate::data::Dataset;
 use crate::failure::Failure;
 use crate::harness;
-use crate::judges;
+use crate::models;
 use crate::output;
 use crate::recipe::{EnvSection, Recipe};
 use crate::wire;
@@ -93,7 +92,7 @@ pub(crate) fn check(path: &Path, json: bool) -> Result<(), Failure> {
     let has_model = report.row("model", shape);
     if has_model {
         let mut judged = true;
-        for (key, source) in judges::named(&recipe) {
+        for (key, source) in models::named(&recipe) {
             judged &= report.row(key, judge(&recipe, key, &source));
         }
         if recipe.data.is_some() {
@@ -140,7 +139,7 @@ pub(crate) fn sizes(recipe: &Recipe) -> Result<(), Failure> {
 pub(crate) fn before_training(run_dir: &Path, recipe: &Recipe) -> Result<(), Failure> {
     template(recipe)?;
     model(recipe)?;
-    for (key, source) in judges::named(recipe) {
+    for (key, source) in models::named(recipe) {
         judge(recipe, key, &source)?;
     }
     data(recipe)?;
@@ -167,7 +166,7 @@ fn device() -> Result<String, Failure> {
 fn model(recipe: &Recipe) -> Result<String, Failure> {
     let config = wire::model_config(recipe)?;
     if let Some(lora) = &recipe.train.lora {
-        crate::learner::lora_config(lora)?;
+        crate::plan::lora_config(lora)?;
     }
     let asked = recipe.rollout.max_context_tokens as usize;
     if asked > config.max_context {
@@ -215,7 +214,7 @@ fn template(recipe: &Recipe) -> Result<String, Failure> {
 /// A reference or teacher must be there and speak the policy's tokens.
 fn judge(recipe: &Recipe, key: &str, source: &str) -> Result<String, Failure> {
     let vocab = wire::model_config(recipe)?.vocab;
-    let config = judges::check(key, source, vocab)?;
+    let config = models::check(key, source, vocab)?;
     Ok(format!(
         "{:?}, {} layers of {}",
         config.family, config.layers, config.d_model
@@ -227,7 +226,7 @@ fn data(recipe: &Recipe) -> Result<String, Failure> {
         return crate::pool::check(recipe);
     }
     let renderer = wire::renderer(recipe)?;
-    let loaded = Dataset::load(recipe, renderer.as_ref())?;
+    let loaded = crate::plan::dataset(recipe, renderer.as_ref())?;
     let groups = loaded.map_or(0, |d| d.len());
     Ok(format!("{groups} rows to train on"))
 }

@@ -2,9 +2,9 @@
 
 use crate::failure::Failure;
 use crate::output;
-use crate::record::StepRecord;
 use crate::run_dir::write_atomic;
 use crate::show_run::lines;
+use sinew_pipeline::StepRecord;
 use sinew_plot::{Curve, plot};
 use std::path::{Path, PathBuf};
 

@@ -1,5 +1,6 @@
 //! Why a command ended badly, and the exit code that says so.
 
+use sinew_pipeline::PipelineError;
 use std::path::Path;
 
 /// Exit codes: 1 the system failed, or a run collapsed or could not learn; 2 the input is wrong;
@@ -61,6 +62,16 @@ impl Failure {
             | Self::Outside(text)
             | Self::Interrupt(text)
             | Self::Program(_, text) => text,
+        }
+    }
+}
+
+impl From<PipelineError> for Failure {
+    fn from(e: PipelineError) -> Self {
+        match e {
+            PipelineError::Input(text) => Self::Input(text),
+            PipelineError::System(text) => Self::System(text),
+            PipelineError::Interrupted => Self::Interrupt("interrupted".into()),
         }
     }
 }

@@ -4,9 +4,8 @@
 use crate::failure::Failure;
 use crate::wire::Parts;
 use serde::{Deserialize, Serialize};
-use sinew_algo::{AlgoReport, Composition, Truncated};
 use sinew_store::{Filter, StoreError};
-use sinew_types::{EpisodeEnd, EpisodeId, Trace};
+use sinew_types::EpisodeId;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// What became of the episodes of one step.
@@ -84,31 +83,6 @@ impl Ledger {
             .count();
         samples.lost = self.lost.len() + stray;
         samples
-    }
-}
-
-/// Why an episode gave no row.
-pub(crate) fn why_dropped(trace: &Trace, c: &Composition, report: &AlgoReport) -> String {
-    let broken = report
-        .quarantined
-        .iter()
-        .any(|q| q.episode == trace.episode);
-    let cut = matches!(trace.end, EpisodeEnd::Truncated { .. });
-    let unscored = trace.outcome.unscored && report.unscored > 0;
-    match &trace.end {
-        EpisodeEnd::Failed { kind, .. } => format!("failed: {kind:?}").to_lowercase(),
-        _ if broken => "broken".into(),
-        _ if unscored => "nobody gave it a reward".into(),
-        _ if cut && c.filters.truncated != Truncated::Keep => "cut by a limit".into(),
-        _ if c.filters.only_success && !trace.outcome.success => "not a success".into(),
-        _ if report.groups_equal.contains(&trace.group) => "equal rewards in the group".into(),
-        _ if report.repair.dropped_groups.contains(&trace.group) => {
-            "group with too many failed episodes".into()
-        }
-        _ if report.groups_too_small.contains(&trace.group) => "group too small".into(),
-        _ if report.groups_filtered.contains(&trace.group) => "group filtered".into(),
-        _ if c.filters.resample.is_some() => "no signal, or resampled out".into(),
-        _ => "no signal".into(),
     }
 }
 

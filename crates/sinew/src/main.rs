@@ -5,39 +5,31 @@ mod attack;
 mod bench;
 mod check;
 mod container;
-mod cross;
-mod curriculum;
 mod curves;
-mod data;
 mod device;
 mod egress;
 mod episodes;
 mod eval;
 mod export;
 mod failure;
-mod formats;
 mod gc;
 mod harness;
-mod health;
-mod judges;
-mod learner;
 mod ledger;
 mod log;
 mod math;
 mod microvm;
+mod models;
 mod output;
 mod outside;
-mod parallel;
+mod plan;
 mod pool;
 mod python;
 mod recipe;
-mod record;
 mod report;
 mod run_dir;
 mod runs;
 mod sandbox;
 mod sandbox_bench;
-mod schedule;
 mod serve;
 mod serve_sandbox;
 mod show;
@@ -262,7 +254,10 @@ fn main() -> ExitCode {
     }
     // Not a command of the table: nobody types it, and none that is mistyped shall be taken for it.
     let mut words = std::env::args_os().skip(1);
-    let is_worker = words.next().is_some_and(|w| w == parallel::COMMAND) && words.next().is_none();
+    let is_worker = words
+        .next()
+        .is_some_and(|w| w == sinew_pipeline::WORKER_COMMAND)
+        && words.next().is_none();
     let cli = (!is_worker).then(Cli::parse);
     tracing_subscriber::fmt()
         .with_writer(log::writer)
@@ -273,7 +268,7 @@ fn main() -> ExitCode {
         .init();
     let result = match cli {
         Some(cli) => run(cli.command),
-        None => parallel::work(),
+        None => wire::train_worker(),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -2,8 +2,8 @@
 //! sample episodes before and after. Written while the run goes, and at its end.
 
 use crate::recipe::Recipe;
-use crate::record::{EpisodeStats, EvalRecord, StepRecord, TokenSummary};
 use crate::view::duration;
+use sinew_pipeline::{EpisodeStats, EvalRecord, StepRecord, TokenSummary};
 use sinew_plot::{Curve, plot_with_points};
 use sinew_render::Renderer;
 use sinew_types::{EpisodeEnd, TokenKind, Trace};

@@ -395,7 +395,7 @@ fn exec(
             _ => None,
         };
         sandbox.destroy().await.map_err(Failure::system)?;
-        Ok((result?, digest.transpose()?))
+        Ok::<_, Failure>((result?, digest.transpose()?))
     })?;
     show(&result, digest.as_deref(), as_json)
 }

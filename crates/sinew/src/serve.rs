@@ -373,7 +373,7 @@ fn fake(args: &ServeArgs) -> Result<Model, Failure> {
         Some(_) => None,
         None => Some(babble(renderer.as_ref(), args.fake_words)?),
     };
-    let grammars = crate::formats::grammars(&renderer, renderer.vocab_size())?;
+    let grammars = sinew_pipeline::grammars(&renderer, renderer.vocab_size())?;
     let config = FakeConfig {
         model: FakeModel {
             vocab: renderer.vocab_size(),
@@ -464,7 +464,7 @@ fn embedded(args: &ServeArgs) -> Result<Model, Failure> {
     let model =
         InferModel::new(&device, &config, &loaded.params, context).map_err(|e| failed(&e))?;
     let forward = ModelForward::new(device, model, args.kv_tokens).map_err(|e| failed(&e))?;
-    let grammars = crate::formats::grammars(&renderer, config.vocab)?;
+    let grammars = sinew_pipeline::grammars(&renderer, config.vocab)?;
     let engine = EmbeddedEngine::with_formats(
         forward,
         EngineConfig {

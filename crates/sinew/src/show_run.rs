@@ -1,12 +1,12 @@
 //! A run as a whole: what became of every sampled token, from the records that it has written.
 
-use crate::admission::AdmissionRecord;
 use crate::failure::Failure;
-use crate::record::{DIVERGENCE_ALARM, EvalRecord, StepRecord, TokenSummary, divergence};
 use crate::run_dir;
 use crate::view::duration;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use sinew_pipeline::AdmissionRecord;
+use sinew_pipeline::{DIVERGENCE_ALARM, EvalRecord, StepRecord, TokenSummary, divergence};
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::path::Path;

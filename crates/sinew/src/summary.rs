@@ -2,10 +2,10 @@
 
 use crate::ledger::Samples;
 use crate::recipe::Recipe;
-use crate::record::{EpisodeStats, StepRecord, TokenSummary};
 use crate::report::{comparison, time_split};
 use crate::run_dir::RunDir;
 use crate::view::duration;
+use sinew_pipeline::{EpisodeStats, StepRecord, TokenSummary};
 use std::fmt::Write;
 
 /// All that the end shows.

@@ -5,19 +5,20 @@ mod end;
 mod episodes;
 mod held_out;
 
-use crate::admission::AdmissionRecord;
-use crate::curriculum::Curriculum;
 use crate::failure::Failure;
-use crate::health::{self, Alarm, Health};
 use crate::ledger::{Ledger, LedgerStep};
-use crate::pool::PoolSource;
 use crate::recipe::{Recipe, TasksSection};
-use crate::record::{
-    DIVERGENCE_ALARM, EpisodeStats, EvalRecord, MetricsFile, StepRecord, divergence, joins,
-};
 use crate::run_dir::{Resume, RunDir};
 use crate::view::{LONGEST, Reminder, Sampler, View, duration};
 use crate::wire::Parts;
+use sinew_pipeline::AdmissionRecord;
+use sinew_pipeline::Curriculum;
+use sinew_pipeline::PoolSource;
+use sinew_pipeline::{Alarm, Health};
+use sinew_pipeline::{
+    DIVERGENCE_ALARM, EpisodeStats, EvalRecord, MetricsFile, StepRecord, by_group, divergence,
+    joins,
+};
 use sinew_rollout::{BatchError, EpisodeOptions, EpisodeSpec, LiveEpisode, run_batch};
 use sinew_types::{EpisodeId, Trace};
 use std::collections::BTreeMap;
@@ -95,12 +96,13 @@ pub(crate) fn train(
     let runtime = runtime()?;
     let mut run = Run::begin(recipe, dir, options, &runtime)?;
     let result = run.whole();
-    if let Err(failure) = &result
-        && failure.is_interrupt()
-    {
-        run.save_if_needed()?;
+    match result {
+        Err(failure) if failure.is_interrupt() => {
+            run.save_if_needed()?;
+            Err(Failure::interrupt(options.command, dir.path()))
+        }
+        result => result,
     }
-    result
 }
 
 /// Runs a recipe's held-out tasks once, and trains nothing.
@@ -226,7 +228,7 @@ impl Run<'_> {
         let mut record = StepRecord {
             step,
             rollout: EpisodeStats::of(&traces),
-            failed_cause: health::cause(&traces),
+            failed_cause: sinew_pipeline::cause(&traces),
             rollout_s,
             engine_busy_s: engine.busy_s - engine_before.busy_s,
             sampled_tokens_per_s: sampled as f64 / rollout_s.max(1e-9),
@@ -241,11 +243,11 @@ impl Run<'_> {
             refilled: episodes.refilled,
             ..StepRecord::default()
         };
-        self.learn(step, &traces, episodes.dropped, &mut record)?;
+        let groups = self.learn(step, traces, episodes.dropped, &mut record)?;
         if let (TasksSection::Adaptive(config), Some(mut next)) =
             (&self.recipe.tasks, episodes.curriculum)
         {
-            next.update(config, &traces);
+            next.update(config, groups.iter().flatten());
             if let Some(kinds) = &self.parts.task_kinds {
                 record.task_shares = next.shares(config, kinds);
             }
@@ -280,17 +282,18 @@ impl Run<'_> {
     fn learn(
         &mut self,
         step: u64,
-        traces: &[Trace],
+        traces: Vec<Trace>,
         dropped: BTreeMap<EpisodeId, String>,
         record: &mut StepRecord,
-    ) -> Result<(), Failure> {
+    ) -> Result<Vec<Vec<Trace>>, Failure> {
         self.view.update(|s| {
             s.phase = "training".into();
             (s.done, s.total, s.update) = (0, 0, (0, 0));
             s.tokens_per_s = 0.0;
         });
         let started = Instant::now();
-        let mut batch = self.parts.rows(traces)?;
+        let mut groups = by_group(traces);
+        let mut batch = self.parts.rows(&mut groups)?;
         batch.dropped.extend(dropped);
         record.rows = batch.rows.len();
         record.tokens = batch.tokens;
@@ -318,7 +321,7 @@ impl Run<'_> {
         let publishing = Instant::now();
         self.parts.publish()?;
         record.publish_s = publishing.elapsed().as_secs_f64();
-        Ok(())
+        Ok(groups)
     }
 
     fn finish_step(&mut self, mut record: StepRecord) -> Result<(), Failure> {

@@ -1,7 +1,6 @@
 //! What a person sees while a run works: a live view on a terminal, plain lines elsewhere.
 
 use crate::log;
-use crate::record::{DIVERGENCE_ALARM, StepRecord, TokenSummary, divergence};
 use crate::visible::visible;
 use ratatui::layout::{Constraint, Layout};
 use ratatui::prelude::{Backend, Color, Frame, Line, Rect, Span, Style, Stylize, Widget};
@@ -9,6 +8,7 @@ use ratatui::symbols::Marker;
 use ratatui::widgets::{Axis, Block, Chart, Dataset, Gauge, GraphType, Paragraph};
 use ratatui::{Terminal, TerminalOptions, Viewport};
 use serde_json::json;
+use sinew_pipeline::{DIVERGENCE_ALARM, StepRecord, TokenSummary, divergence};
 use sinew_rollout::{AdmissionReading, GaugesReading, LiveEpisode};
 use std::io::{IsTerminal, Write};
 use std::sync::mpsc::Receiver;

@@ -1,22 +1,15 @@
 //! Where concrete parts meet: from a recipe to engine, environment, store and trainer.
 
 use crate::admission;
-use crate::cross::CrossPolicy;
-use crate::curriculum::{Curriculum, TasksByKind};
-use crate::data::Dataset;
 pub(crate) use crate::device::{device, kernels};
 use crate::egress::{WayOut, WithEgress};
 use crate::failure::Failure;
-use crate::formats::{self, FormatCounts};
 use crate::harness;
-use crate::learner::Learner;
-use crate::ledger::{Ledger, why_dropped};
-use crate::pool::{PoolSource, Wanted};
+use crate::ledger::Ledger;
 use crate::recipe::{EnvSection, ModelSection, Recipe, SandboxSection, TasksSection};
-use crate::record::{EvalRecord, StepRecord};
 use crate::run_dir::{Resume, RunDir};
 use serde::{Deserialize, Serialize};
-use sinew_algo::{AlgoReport, Algorithm, Columns, TokenCounts, count_tokens};
+use sinew_algo::{Algorithm, Columns};
 use sinew_env::{EnvFactory, Taskset, tiny};
 use sinew_grammar::Grammars;
 use sinew_image::{Image, ImageConfig, ImageError, UnpackLimits};
@@ -24,6 +17,10 @@ use sinew_infer::{EmbeddedEngine, EngineConfig, ModelForward, SchedulerConfig, T
 use sinew_model::{
     Family, InferModel, LoadedModel, ModelConfig, ModelFiles, Params, ResolveEnv,
     load_gguf_metadata, load_model, resolve_model,
+};
+use sinew_pipeline::{
+    CrossPolicy, CrossPolicyConfig, Curriculum, Dataset, EvalRecord, Learner, PipelineError,
+    PoolSource, Rows, StepRecord, TasksByKind, Wanted, by_group,
 };
 use sinew_pool::schema::Kind;
 use sinew_render::{ChatRenderer, GgufVocab, Renderer, TinyRenderer};
@@ -33,7 +30,7 @@ use sinew_sandbox::{
 };
 use sinew_store::{DiskStore, Filter, MemoryStore, Recovery, StoreError, StoreOptions, TraceStore};
 use sinew_tensor::Device;
-use sinew_types::{Clock, Engine, EpisodeId, SamplingParams, Trace, TrainRow};
+use sinew_types::{Clock, Engine, EpisodeId, SamplingParams, Trace};
 use sinew_wasm::{WasmConfig, WasmProvider};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -64,16 +61,6 @@ pub(crate) struct SavedState {
     /// Held-out measurements so far.
     #[serde(default)]
     pub(crate) evals: Vec<EvalRecord>,
-}
-
-/// Rows of one step, and what became of the episodes that gave none.
-pub(crate) struct Rows {
-    pub(crate) rows: Vec<TrainRow>,
-    pub(crate) tokens: TokenCounts,
-    pub(crate) trained: Vec<EpisodeId>,
-    pub(crate) dropped: BTreeMap<EpisodeId, String>,
-    pub(crate) report: AlgoReport,
-    pub(crate) formats: FormatCounts,
 }
 
 /// Everything a run works with.
@@ -135,7 +122,7 @@ pub(crate) fn model_files(recipe: &Recipe) -> Result<Option<ModelFiles>, Failure
         ModelSection::Scratch { .. } => Ok(None),
         ModelSection::Pretrained { source } => resolve_model(source, &resolve_env())
             .map(Some)
-            .map_err(|e| crate::judges::unresolved("model", e)),
+            .map_err(|e| crate::models::unresolved("model", e)),
     }
 }
 
@@ -483,9 +470,72 @@ fn engines(
         return Ok((current, None));
     };
     let old: Arc<dyn Engine> = Arc::new(one()?);
-    let both = CrossPolicy::new(current, old, section, learner.version());
+    let config = CrossPolicyConfig {
+        share: section.share,
+        every: section.every,
+    };
+    let both = CrossPolicy::new(current, old, config, learner.version());
     let both = Arc::new(both);
     Ok((both.clone(), Some(both)))
+}
+
+/// A trainer at step 0 with the models that score for it.
+fn learner(
+    recipe: &Recipe,
+    dir: &RunDir,
+    device: &Device,
+    params: Params,
+    algorithm: &Algorithm,
+    files: Vec<(String, Vec<u8>)>,
+) -> Result<Learner, Failure> {
+    let scorers = crate::models::scoring_models(recipe, algorithm.needs(), device, &params)?;
+    let config = crate::plan::learner(recipe, dir.path())?;
+    Ok(Learner::new(
+        config,
+        device,
+        params,
+        scorers,
+        files,
+        clock(),
+    )?)
+}
+
+/// Goes back to the last good checkpoint; `None` if there is none yet. What it was trained with may
+/// differ in what `resume` allows.
+fn restore(
+    learner: &mut Learner,
+    recipe: &Recipe,
+    dir: &RunDir,
+    resume: &Resume,
+) -> Result<Option<SavedState>, Failure> {
+    let unreadable = |e: &dyn std::fmt::Display| {
+        PipelineError::System(format!("{}: {e}", dir.checkpoints().display()))
+    };
+    let state = learner.restore(|state| {
+        let old = state["recipe"].as_str().unwrap_or_default();
+        if old.is_empty() {
+            return Ok(());
+        }
+        let old = Recipe::saved(old).map_err(|e| unreadable(&e))?;
+        let changes = dir.check_changes(&old, recipe, resume);
+        changes.map_err(|e| PipelineError::Input(e.to_string()))
+    })?;
+    let saved = state.map(serde_json::from_value).transpose();
+    Ok(saved.map_err(|e| unreadable(&e))?)
+}
+
+/// What `sinew train-worker` does.
+pub(crate) fn train_worker() -> Result<(), Failure> {
+    Ok(sinew_pipeline::work(|run, device| {
+        let load = || -> Result<_, Failure> {
+            let recipe = Recipe::parse(Path::new("recipe of the run"), run);
+            let recipe = recipe.map_err(Failure::input)?;
+            let renderer = renderer(&recipe)?;
+            let params = loaded_params(&recipe, renderer.as_ref())?;
+            Ok(crate::plan::policy(&recipe)?.trainer(device, params, clock())?)
+        };
+        load().map_err(|e| PipelineError::System(e.text().to_owned()))
+    })?)
 }
 
 impl Parts {
@@ -506,20 +556,20 @@ impl Parts {
             .algorithm()
             .map_err(|e| Failure::input(format!("algorithm: {e}")))?;
         let files = renderer.files().map_err(Failure::system)?;
-        let data = Dataset::load(recipe, renderer.as_ref())?;
-        let pool = PoolSource::of(recipe, dir)?;
+        let data = crate::plan::dataset(recipe, renderer.as_ref())?;
+        let pool = crate::pool::source(recipe, dir.path())?;
         let task_kinds = match recipe.tasks {
             TasksSection::Uniform {} => None,
             TasksSection::Adaptive(_) => {
                 Some(TasksByKind::of(taskset.as_ref()).map_err(Failure::input)?)
             }
         };
-        let mut learner = Learner::new(recipe, dir, &device, params, &algorithm, files)?;
+        let mut learner = learner(recipe, dir, &device, params, &algorithm, files)?;
         let saved = match resume {
-            Some(resume) => learner.restore(recipe, dir, resume)?,
+            Some(resume) => restore(&mut learner, recipe, dir, resume)?,
             None => None,
         };
-        let grammars = formats::grammars(&renderer, config.vocab)?;
+        let grammars = sinew_pipeline::grammars(&renderer, config.vocab)?;
         if let Some(format) = &recipe.rollout.format {
             let compiled = grammars.start(&Arc::new(format.clone()));
             compiled.map_err(|e| Failure::input(format!("rollout.format: {e}")))?;
@@ -594,35 +644,13 @@ impl Parts {
     }
 
     /// Training rows of a step's episodes.
-    pub(crate) fn rows(&mut self, traces: &[Trace]) -> Result<Rows, Failure> {
-        let mut groups = by_group(traces);
-        let replayed = formats::replay_all(self.grammars.as_ref(), &mut groups);
-        let known = replayed.columns;
-        let columns = self.learner.columns(&self.algorithm, &groups, known)?;
-        let (rows, report) = self
-            .algorithm
-            .rows_with(&groups, &columns)
-            .map_err(Failure::system)?;
-        let trained: BTreeSet<EpisodeId> = rows.iter().map(|r| r.episode.clone()).collect();
-        let dropped = traces
-            .iter()
-            .filter(|t| !trained.contains(&t.episode))
-            .map(|t| {
-                let why = match replayed.rejected.contains_key(&t.episode) {
-                    true => "masks that cannot be made again".to_owned(),
-                    false => why_dropped(t, self.algorithm.composition(), &report),
-                };
-                (t.episode.clone(), why)
-            })
-            .collect();
-        Ok(Rows {
-            tokens: count_tokens(traces, &rows),
-            rows,
-            trained: trained.into_iter().collect(),
-            dropped,
-            report,
-            formats: replayed.counts,
-        })
+    pub(crate) fn rows(&mut self, groups: &mut [Vec<Trace>]) -> Result<Rows, Failure> {
+        Ok(Rows::of(
+            groups,
+            &self.algorithm,
+            &mut self.learner,
+            self.grammars.as_ref(),
+        )?)
     }
 
     /// The traces of a step that trains on given data, committed like sampled ones.
@@ -631,10 +659,9 @@ impl Parts {
             return Ok(Vec::new());
         };
         let mut groups = data.batch(recipe.seed, step, recipe.rollout.tasks_per_step);
-        let replayed = formats::replay_all(self.grammars.as_ref(), &mut groups);
-        let known = &replayed.columns;
+        let known = sinew_pipeline::masks(self.grammars.as_ref(), &mut groups);
         self.learner
-            .score_data(&self.algorithm, &mut groups, known)?;
+            .score_data(&self.algorithm, &mut groups, &known)?;
         let traces: Vec<Trace> = groups.into_iter().flatten().collect();
         self.store.commit_batch(&traces).map_err(Failure::system)?;
         Ok(traces)
@@ -666,11 +693,11 @@ impl Parts {
                 algorithm: &self.algorithm,
             };
             traces = pool.draw(&wanted, stop)?;
-            if pool.kind != Kind::Rl && !traces.is_empty() {
-                let mut groups = vec![traces];
-                if pool.kind == Kind::Dpo {
-                    groups = by_group(&groups[0]);
-                }
+            if pool.kind() != Kind::Rl && !traces.is_empty() {
+                let mut groups = match pool.kind() {
+                    Kind::Dpo => by_group(traces),
+                    _ => vec![traces],
+                };
                 let known = &Columns::new();
                 self.learner
                     .score_data(&self.algorithm, &mut groups, known)?;
@@ -681,8 +708,8 @@ impl Parts {
         let lost = pool.acknowledge(step)?;
         let mut usable = Vec::new();
         let mut dropped = BTreeMap::new();
-        for group in by_group(&traces) {
-            let reason = match crate::pool::unusable(&self.algorithm, &group) {
+        for group in by_group(traces) {
+            let reason = match sinew_pipeline::unusable(&self.algorithm, &group) {
                 _ if group.iter().any(|t| lost.contains(&t.episode)) => {
                     "of a group that went to another trainer".to_owned()
                 }
@@ -730,19 +757,12 @@ impl Parts {
 
     /// Commits a checkpoint, then tells the store what it holds.
     pub(crate) fn save(&mut self, state: &SavedState) -> Result<(), Failure> {
-        self.learner.save(state)?;
+        let batches = state.ledger.steps.iter();
+        let batches = batches.map(|s| format!("s{:05}", s.step)).collect();
+        let value = serde_json::to_value(state).map_err(Failure::system)?;
+        self.learner.save(state.step, batches, value)?;
         self.mark_trained(&state.ledger)
     }
-}
-
-/// Episodes of each group.
-pub(crate) fn by_group(traces: &[Trace]) -> Vec<Vec<Trace>> {
-    let mut groups: BTreeMap<&str, Vec<Trace>> = BTreeMap::new();
-    for trace in traces {
-        let group = groups.entry(trace.group.as_str()).or_default();
-        group.push(trace.clone());
-    }
-    groups.into_values().collect()
 }
 
 fn check_context(recipe: &Recipe, config: &ModelConfig) -> Result<(), Failure> {

@@ -2,7 +2,7 @@
 
 use crate::device::precision;
 use crate::failure::Failure;
-use crate::judges;
+use crate::models;
 use crate::recipe::Recipe;
 use crate::wire;
 use sinew_model::{Activations, Keep, ModelConfig, ParamLayout, Precision};
@@ -99,8 +99,8 @@ fn engine(recipe: &Recipe, config: &ModelConfig, kernels: KernelSet) -> u128 {
 pub(super) fn memory(recipe: &Recipe) -> Result<String, Failure> {
     let config = wire::model_config(recipe)?;
     let mut beside = Vec::new();
-    for (key, source) in judges::named(recipe) {
-        beside.push(judges::check(key, &source, config.vocab)?);
+    for (key, source) in models::named(recipe) {
+        beside.push(models::check(key, &source, config.vocab)?);
     }
     let from_the_start = recipe.needs().reference() && recipe.reference.is_none();
     if from_the_start && recipe.train.lora.is_none() {

@@ -2,13 +2,13 @@
 
 use super::{Run, TrainOptions};
 use crate::failure::Failure;
-use crate::health::Health;
 use crate::recipe::Recipe;
-use crate::record::{Damage, EvalRecord, MetricsFile, Record, StepRecord};
 use crate::run_dir::RunDir;
 use crate::signals::StopSignals;
 use crate::view::{Status, Teller, View};
 use crate::wire::{Parts, SavedState};
+use sinew_pipeline::Health;
+use sinew_pipeline::{Damage, EvalRecord, MetricsFile, Record, StepRecord};
 use sinew_train::Progress;
 use std::path::Path;
 use std::sync::{Arc, Mutex};

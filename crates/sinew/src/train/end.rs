@@ -3,10 +3,10 @@
 use super::{Ended, Run, held_out};
 use crate::failure::Failure;
 use crate::ledger::Samples;
-use crate::record::{EpisodeStats, TokenSummary};
 use crate::report::Report;
 use crate::run_dir::write_atomic;
 use crate::summary;
+use sinew_pipeline::{EpisodeStats, TokenSummary};
 use sinew_types::Trace;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};

@@ -1,11 +1,11 @@
 //! Where the episodes of a training step come from.
 
 use super::Run;
-use crate::curriculum::Curriculum;
 use crate::failure::Failure;
 use crate::recipe::TasksSection;
-use crate::schedule::{other_tasks, refill_seed, train_groups, uniform_tasks};
-use crate::wire::by_group;
+use sinew_pipeline::Curriculum;
+use sinew_pipeline::by_group;
+use sinew_pipeline::{other_tasks, refill_seed, train_groups, uniform_tasks};
 use sinew_rollout::{EpisodeOptions, EpisodeSpec, again};
 use sinew_types::{EpisodeEnd, EpisodeId, Trace, mix_seed};
 use std::collections::{BTreeMap, BTreeSet};
@@ -56,10 +56,11 @@ impl Run<'_> {
         let mut used = self.draw(step, &[], count, &mut out);
         self.sample(step, (0, &used), &mut out)?;
         for _ in 0..self.parts.algorithm.refill() {
-            let groups = by_group(&out.traces);
+            let groups = by_group(std::mem::take(&mut out.traces));
             let spent = self.parts.algorithm.spent(&groups);
             let spent = spent.map_err(Failure::system)?.len();
             let missing = count.saturating_sub(groups.len() - spent);
+            out.traces = groups.into_iter().flatten().collect();
             if missing == 0 {
                 break;
             }

@@ -2,9 +2,8 @@
 
 use super::Run;
 use crate::failure::Failure;
-use crate::health;
-use crate::record::{EpisodeStats, EvalRecord};
-use crate::schedule::eval_episodes;
+use sinew_pipeline::eval_episodes;
+use sinew_pipeline::{EpisodeStats, EvalRecord};
 use sinew_rollout::{EpisodeSpec, again};
 use sinew_types::{EpisodeEnd, Trace};
 
@@ -215,7 +214,7 @@ impl Run<'_> {
 pub(super) fn failed_measurement(traces: &[Trace]) -> Option<String> {
     let stats = EpisodeStats::of(traces);
     let (failed, all) = (stats.failed, stats.episodes);
-    let why = health::cause(traces).unwrap_or_default();
-    health::mostly_failed(&stats)
+    let why = sinew_pipeline::cause(traces).unwrap_or_default();
+    sinew_pipeline::mostly_failed(&stats)
         .then(|| format!("{failed} of {all} held-out episodes failed: {why}"))
 }

@@ -21,7 +21,7 @@ const NOT_FINITE: &str = "logits are not finite";
 
 /// What a step gives rise to.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Alarm {
+pub enum Alarm {
     /// For the person who looks on.
     Warning(String),
     /// The run must end, for this reason.
@@ -30,7 +30,7 @@ pub(crate) enum Alarm {
 
 /// Counts of what goes wrong step after step.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Health {
+pub struct Health {
     failing: u32,
     skipping: u32,
     idle: u32,
@@ -41,12 +41,12 @@ pub(crate) struct Health {
 }
 
 /// Whether most of these episodes fell to the system.
-pub(crate) fn mostly_failed(stats: &EpisodeStats) -> bool {
+pub fn mostly_failed(stats: &EpisodeStats) -> bool {
     2 * stats.failed > stats.episodes
 }
 
 /// Why most of the failed episodes failed: the most frequent kind with the first message of it.
-pub(crate) fn cause(traces: &[Trace]) -> Option<String> {
+pub fn cause(traces: &[Trace]) -> Option<String> {
     let mut kinds: BTreeMap<String, (usize, &str)> = BTreeMap::new();
     for trace in traces {
         if let EpisodeEnd::Failed { kind, message } = &trace.end {
@@ -71,7 +71,7 @@ fn explained(cause: Option<&str>) -> String {
 
 impl Health {
     /// As it is after the steps of `history`, which are in a checkpoint.
-    pub(crate) fn after(history: &[StepRecord]) -> Self {
+    pub fn after(history: &[StepRecord]) -> Self {
         let mut health = Self::default();
         for record in history {
             health.step(record);
@@ -82,7 +82,7 @@ impl Health {
     }
 
     /// Takes a step in.
-    pub(crate) fn step(&mut self, r: &StepRecord) -> Option<Alarm> {
+    pub fn step(&mut self, r: &StepRecord) -> Option<Alarm> {
         self.trained |= moved(r);
         let failing = count(&mut self.failing, mostly_failed(&r.rollout));
         let skipping = count(&mut self.skipping, r.rows > 0 && r.updates_applied == 0);
@@ -130,12 +130,12 @@ impl Health {
 
     /// What was wrong with the last step, if it was one of those that end a run: no checkpoint is made
     /// then, so that a resumed run does these steps again.
-    pub(crate) fn bad(&self) -> Option<&str> {
+    pub fn bad(&self) -> Option<&str> {
         (self.failing > 0 || self.skipping > 0).then_some(self.why_bad.as_str())
     }
 
     /// Why a run that came to its end did not learn, if so.
-    pub(crate) fn verdict(&self) -> Option<String> {
+    pub fn verdict(&self) -> Option<String> {
         if !self.trained {
             let why = match self.why_idle.as_str() {
                 "" => "every episode succeeded before: there was nothing to learn",

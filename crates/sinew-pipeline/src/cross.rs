@@ -2,7 +2,6 @@
 //! current policy and by one that is some updates old, so that episodes reach states that the
 //! current policy alone does not.
 
-use crate::recipe::CrossPolicySection;
 use sinew_types::{
     Engine, EngineError, EngineStatus, EventSink, GenerateRequest, PolicyVersion, RequestId,
     TensorSource, mix_seed,
@@ -10,9 +9,18 @@ use sinew_types::{
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+/// How much the old policy draws, and how old it gets.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct CrossPolicyConfig {
+    /// Share of turns that the old policy draws.
+    pub share: f64,
+    /// Updates after which it takes the current weights.
+    pub every: u64,
+}
+
 /// Two engines behind one port. Each request goes to one of them, by its seed, so that a run can
 /// be repeated; every token carries the version that drew it.
-pub(crate) struct CrossPolicy {
+pub struct CrossPolicy {
     current: Arc<dyn Engine>,
     old: Arc<dyn Engine>,
     share: f64,
@@ -25,24 +33,24 @@ pub(crate) struct CrossPolicy {
 
 impl CrossPolicy {
     /// Both engines must hold the weights of `version`.
-    pub(crate) fn new(
+    pub fn new(
         current: Arc<dyn Engine>,
         old: Arc<dyn Engine>,
-        section: CrossPolicySection,
+        config: CrossPolicyConfig,
         version: PolicyVersion,
     ) -> Self {
         Self {
             current,
             old,
-            share: section.share,
-            every: section.every,
+            share: config.share,
+            every: config.every,
             old_version: AtomicU64::new(version.0),
             mixing: AtomicBool::new(false),
         }
     }
 
     /// Whether requests may go to the old policy.
-    pub(crate) fn mix(&self, mixing: bool) {
+    pub fn mix(&self, mixing: bool) {
         self.mixing.store(mixing, Ordering::SeqCst);
     }
 
@@ -54,6 +62,15 @@ impl CrossPolicy {
         } else {
             &self.current
         }
+    }
+}
+
+impl std::fmt::Debug for CrossPolicy {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("CrossPolicy")
+            .field("share", &self.share)
+            .field("every", &self.every)
+            .finish_non_exhaustive()
     }
 }
 
@@ -176,11 +193,11 @@ mod tests {
     #[test]
     fn turns_are_shared_and_the_old_policy_follows_from_time_to_time() {
         let (current, old) = (Arc::new(Recorder::default()), Arc::new(Recorder::default()));
-        let section = CrossPolicySection {
+        let config = CrossPolicyConfig {
             share: 0.25,
             every: 3,
         };
-        let cross = CrossPolicy::new(current.clone(), old.clone(), section, PolicyVersion(2));
+        let cross = CrossPolicy::new(current.clone(), old.clone(), config, PolicyVersion(2));
         let count = |e: &Recorder| e.submitted.load(Ordering::SeqCst);
         // Held-out tasks are the current policy's.
         submit(&cross, 100);

@@ -5,10 +5,7 @@
 //! of sampled episodes. The log-probabilities of the given tokens are the policy's own, scored
 //! when their step is trained.
 
-use crate::failure::Failure;
-use crate::judges::run_folder;
-use crate::recipe::{DataSection, Recipe};
-use crate::run_dir::store_path;
+use crate::error::PipelineError;
 use crate::schedule::shuffled;
 use serde::Deserialize;
 use sinew_render::Renderer;
@@ -18,10 +15,10 @@ use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 
-/// Most bytes of one line of a file.
+/// Maximum bytes of one line of a file.
 const MAX_LINE_BYTES: usize = 16 << 20;
 
-/// Most rows of a file, or episodes of a run.
+/// Maximum rows of a file, or episodes of a run.
 const MAX_ROWS: usize = 1_000_000;
 
 #[derive(Deserialize)]
@@ -55,29 +52,44 @@ impl Answer {
     }
 }
 
+/// Where given episodes are read from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum DatasetConfig {
+    /// JSON lines `{"messages": [...]}`.
+    Demonstrations { path: String },
+    /// JSON lines `{"prompt": [...], "chosen": ..., "rejected": ...}`.
+    Pairs { path: String },
+    /// Episodes that the run in this folder stored for a purpose.
+    Episodes { path: String, purpose: String },
+}
+
 /// Groups of given episodes: one of each demonstration, two of each pair.
-pub(crate) struct Dataset {
+#[derive(Debug)]
+pub struct Dataset {
     groups: Vec<Vec<Trace>>,
 }
 
-fn refused(path: &str, line: usize, reason: impl std::fmt::Display) -> Failure {
-    Failure::input(format!("data.path = {path:?} line {line}: {reason}"))
+fn refused(path: &str, line: usize, reason: impl std::fmt::Display) -> PipelineError {
+    PipelineError::input(format!("data.path = {path:?} line {line}: {reason}"))
 }
 
 impl Dataset {
-    /// The recipe's data; `None` where it samples its own.
-    pub(crate) fn load(recipe: &Recipe, renderer: &dyn Renderer) -> Result<Option<Self>, Failure> {
-        let Some(section) = &recipe.data else {
-            return Ok(None);
-        };
-        let context = recipe.rollout.max_context_tokens as usize;
-        let groups = match section {
-            DataSection::Demonstrations { path } => rows(path, |line, row: Demonstration| {
+    /// Reads what `config` names, for contexts of so many tokens.
+    ///
+    /// # Errors
+    /// The line that cannot be trained on, or the folder that holds nothing.
+    pub fn load(
+        config: &DatasetConfig,
+        renderer: &dyn Renderer,
+        context: usize,
+    ) -> Result<Self, PipelineError> {
+        let groups = match config {
+            DatasetConfig::Demonstrations { path } => rows(path, |line, row: Demonstration| {
                 let trace = conversation(&row.messages, renderer, context);
                 let trace = trace.map_err(|e| refused(path, line, e))?;
                 Ok(vec![scored(trace, "demonstration", 1.0)])
             })?,
-            DataSection::Pairs { path } => rows(path, |line, row: Pair| {
+            DatasetConfig::Pairs { path } => rows(path, |line, row: Pair| {
                 let of = |answer: Answer| {
                     let messages = [row.prompt.clone(), answer.messages()].concat();
                     conversation(&messages, renderer, context).map_err(|e| refused(path, line, e))
@@ -95,23 +107,23 @@ impl Dataset {
                 let chosen = scored(chosen, "chosen", 1.0);
                 Ok(vec![chosen, scored(rejected, "rejected", 0.0)])
             })?,
-            DataSection::Episodes { path, purpose } => stored(path, purpose, context)?,
-            // Drawn step by step, see `pool.rs`.
-            DataSection::Pool { .. } => return Ok(None),
+            DatasetConfig::Episodes { path, purpose } => stored(path, purpose, context)?,
         };
         if groups.is_empty() {
-            return Err(Failure::input("[data]: nothing is in it to train on"));
+            return Err(PipelineError::input("[data]: nothing is in it to train on"));
         }
-        Ok(Some(Self { groups }))
+        Ok(Self { groups })
     }
 
-    pub(crate) fn len(&self) -> usize {
+    /// Groups in it; at least one.
+    #[expect(clippy::len_without_is_empty, reason = "an empty one is refused")]
+    pub fn len(&self) -> usize {
         self.groups.len()
     }
 
     /// The groups of a training step (from 1), each epoch in an order of its own. Episodes are
     /// named after the step: what is trained twice in two epochs is two episodes.
-    pub(crate) fn batch(&self, seed: u64, step: u64, groups: usize) -> Vec<Vec<Trace>> {
+    pub fn batch(&self, seed: u64, step: u64, groups: usize) -> Vec<Vec<Trace>> {
         let first = (step - 1) * groups as u64;
         let group = |g: u64| {
             let n = first + g;
@@ -134,9 +146,9 @@ impl Dataset {
 /// The groups that the lines of a JSON-lines file make.
 fn rows<T: for<'de> Deserialize<'de>>(
     path: &str,
-    make: impl Fn(usize, T) -> Result<Vec<Trace>, Failure>,
-) -> Result<Vec<Vec<Trace>>, Failure> {
-    let unreadable = |e| Failure::input(format!("data.path = {path:?}: {e}"));
+    make: impl Fn(usize, T) -> Result<Vec<Trace>, PipelineError>,
+) -> Result<Vec<Vec<Trace>>, PipelineError> {
+    let unreadable = |e| PipelineError::input(format!("data.path = {path:?}: {e}"));
     let file = std::fs::File::open(path).map_err(unreadable)?;
     let mut groups = Vec::new();
     for (n, line) in BufReader::new(file).lines().enumerate() {
@@ -177,14 +189,15 @@ fn conversation(
 }
 
 /// Episodes of a run, grouped as they were sampled.
-fn stored(path: &str, purpose: &str, context: usize) -> Result<Vec<Vec<Trace>>, Failure> {
-    let folder = run_folder(path).ok_or_else(|| {
-        Failure::input(format!(
+fn stored(path: &str, purpose: &str, context: usize) -> Result<Vec<Vec<Trace>>, PipelineError> {
+    let folder = Path::new(path).join("store");
+    if !folder.is_dir() {
+        return Err(PipelineError::input(format!(
             "data.path = {path:?} holds no stored run\n  hint: it is the folder given to `sinew train --run-dir`"
-        ))
-    })?;
-    let unreadable = |e| Failure::input(format!("data.path = {path:?}: {e}"));
-    let reader = StoreReader::open(&store_path(Path::new(&folder))).map_err(unreadable)?;
+        )));
+    }
+    let unreadable = |e| PipelineError::input(format!("data.path = {path:?}: {e}"));
+    let reader = StoreReader::open(&folder).map_err(unreadable)?;
     let mut filter = Filter {
         purpose: Some(purpose.into()),
         limit: 1000,
@@ -219,21 +232,16 @@ mod tests {
     use sinew_types::{TokenId, TokenKind};
     use std::collections::BTreeSet;
 
-    fn recipe(data: &str) -> Recipe {
-        let text = format!(
-            "name = \"t\"\nmodel = {{ type = \"scratch\", d_model = 16, layers = 1, heads = 2, kv_heads = 1, d_ff = 16 }}\nenv = {{ type = \"tiny\" }}\nalgorithm = {{ type = \"{}\" }}\n[rollout]\nmax_context_tokens = 64\nmax_turn_tokens = 4\n[data]\n{data}\n",
-            if data.contains("pairs") { "dpo" } else { "sft" }
-        );
-        Recipe::parse(Path::new("r.toml"), &text).unwrap()
-    }
-
     fn load(kind: &str, lines: &str) -> Result<Dataset, String> {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), lines).unwrap();
-        let path = file.path().display();
-        let recipe = recipe(&format!("type = \"{kind}\"\npath = \"{path}\""));
-        let loaded = Dataset::load(&recipe, &TinyRenderer::new(tiny::ALPHABET));
-        loaded.map(|d| d.unwrap()).map_err(|e| e.text().to_owned())
+        let path = file.path().display().to_string();
+        let config = match kind {
+            "pairs" => DatasetConfig::Pairs { path },
+            _ => DatasetConfig::Demonstrations { path },
+        };
+        let loaded = Dataset::load(&config, &TinyRenderer::new(tiny::ALPHABET), 64);
+        loaded.map_err(|e| e.to_string())
     }
 
     #[test]

@@ -4,10 +4,7 @@
 //! name: when the last of them ends, however it ends, it is gone. Rows and reports go through the
 //! workers' standard input and output. A worker whose input closes ends.
 
-use crate::failure::Failure;
-use crate::learner;
-use crate::recipe::Recipe;
-use crate::wire;
+use crate::error::PipelineError;
 use rustix::fs::MemfdFlags;
 use serde::{Deserialize, Serialize};
 use sinew_tensor::{Device, KernelSet, ops};
@@ -17,29 +14,29 @@ use std::io::{BufRead, BufReader, BufWriter, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::os::unix::process::CommandExt;
-use std::path::Path;
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::time::Duration;
 
 /// The command that makes this program a worker.
-pub(crate) const COMMAND: &str = "train-worker";
+pub const COMMAND: &str = "train-worker";
 
 /// Numbers that are read from another process and added at once: they stay in the second cache level.
 const PIECE: usize = 1 << 17;
 
 /// Longest wait for a worker: to load its model, or to compute its part.
-const PATIENCE: Duration = Duration::from_secs(1800);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(1800);
 
 /// How long a worker may take to end once its input is closed.
-const FAREWELL: Duration = Duration::from_secs(2);
+const END_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long the status of a worker that closed its pipes may take.
-const LAST_WORDS: Duration = Duration::from_millis(500);
+const STATUS_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// The first line a worker reads.
 #[derive(Debug, Serialize, Deserialize)]
 struct Setup {
-    recipe: String,
+    /// What is trained, for the one that loads it.
+    run: String,
     rank: usize,
     kernels: String,
     threads: usize,
@@ -106,7 +103,7 @@ struct Worker {
 
 /// The workers of a run.
 #[derive(Debug)]
-pub(crate) struct ProcessPeers {
+pub struct ProcessPeers {
     memory: Memory,
     workers: Vec<Worker>,
     device: Device,
@@ -155,12 +152,12 @@ impl Worker {
     }
 
     fn answer(&mut self, count: usize) -> Result<Answer, PeerError> {
-        let line = match self.answers.recv_timeout(PATIENCE) {
+        let line = match self.answers.recv_timeout(ANSWER_TIMEOUT) {
             Ok(Ok(line)) => line,
             Ok(Err(e)) => return Err(self.gone(count, &e.to_string())),
             Err(RecvTimeoutError::Disconnected) => return Err(self.gone(count, "it ended")),
             Err(RecvTimeoutError::Timeout) => {
-                let waited = format!("no answer for {} s", PATIENCE.as_secs());
+                let waited = format!("no answer for {} s", ANSWER_TIMEOUT.as_secs());
                 return Err(self.gone(count, &waited));
             }
         };
@@ -191,7 +188,7 @@ impl Worker {
 
     fn gone(&mut self, count: usize, reason: &str) -> PeerError {
         // Its pipes close a moment before it can be waited for.
-        let status = match self.ended_within(LAST_WORDS) {
+        let status = match self.ended_within(STATUS_TIMEOUT) {
             Some(status) => format!("{reason} ({status})"),
             None => reason.to_owned(),
         };
@@ -206,7 +203,7 @@ impl Worker {
 impl Drop for Worker {
     fn drop(&mut self) {
         self.input = None;
-        if self.ended_within(FAREWELL).is_some() {
+        if self.ended_within(END_TIMEOUT).is_some() {
             return;
         }
         let _ = self.child.kill();
@@ -215,15 +212,16 @@ impl Drop for Worker {
 }
 
 impl ProcessPeers {
-    /// Starts the workers of a recipe and waits until each has loaded the model.
-    pub(crate) fn start(
-        recipe: &Recipe,
+    /// Starts workers, so that `count` processes compute with this one, and waits until each has loaded
+    /// what `run` describes.
+    pub fn start(
+        count: usize,
+        run: &str,
         device: &Device,
         policy: &mut ModelPolicy,
-    ) -> Result<Self, Failure> {
-        let count = recipe.train.data_parallel;
+    ) -> Result<Self, PipelineError> {
         let failed = |e: &dyn std::fmt::Display| {
-            Failure::system(format!("train.data_parallel = {count}: {e}"))
+            PipelineError::system(format!("train.data_parallel = {count}: {e}"))
         };
         let (weights, gradients) = sizes(policy);
         let file = rustix::fs::memfd_create("sinew-train", MemfdFlags::CLOEXEC);
@@ -242,7 +240,7 @@ impl ProcessPeers {
         };
         for rank in 1..count {
             let setup = Setup {
-                recipe: toml::to_string(recipe).map_err(|e| failed(&e))?,
+                run: run.to_owned(),
                 rank,
                 kernels: device.kernels().name().to_string(),
                 threads: device.threads(),
@@ -314,20 +312,26 @@ impl Peers for ProcessPeers {
     }
 }
 
-/// What `sinew train-worker` does: parts of the gradient until the input closes.
-pub(crate) fn work() -> Result<(), Failure> {
+/// What `sinew train-worker` does: parts of the gradient until the input closes. `load` makes the trainer
+/// of a run's description.
+///
+/// # Errors
+/// What could not be read, loaded or answered.
+pub fn work(
+    load: impl FnOnce(&str, &Device) -> Result<Trainer<ModelPolicy>, PipelineError>,
+) -> Result<(), PipelineError> {
     let mut lines = std::io::stdin().lock().lines();
     let Some(line) = lines.next() else {
-        return Err(Failure::input(
+        return Err(PipelineError::input(
             "train-worker is started by `sinew train` with train.data_parallel",
         ));
     };
-    let line = line.map_err(Failure::system)?;
-    let setup: Setup = serde_json::from_str(&line).map_err(Failure::input)?;
-    let (mut trainer, memory) = match prepare(&setup) {
+    let line = line.map_err(PipelineError::system)?;
+    let setup: Setup = serde_json::from_str(&line).map_err(PipelineError::input)?;
+    let (mut trainer, memory) = match prepare(&setup, load) {
         Ok(ready) => ready,
         Err(e) => {
-            reply(&Answer::Failed(e.text().to_owned()))?;
+            reply(&Answer::Failed(e.to_string()))?;
             return Err(e);
         }
     };
@@ -336,7 +340,7 @@ pub(crate) fn work() -> Result<(), Failure> {
         gradients: memory.gradients,
     })?;
     for line in lines {
-        let line = line.map_err(Failure::system)?;
+        let line = line.map_err(PipelineError::system)?;
         let answer = match part(&line, setup.rank, &mut trainer, &memory) {
             Ok(report) => Answer::Done(report),
             Err(reason) => Answer::Failed(reason),
@@ -346,17 +350,16 @@ pub(crate) fn work() -> Result<(), Failure> {
     Ok(())
 }
 
-fn prepare(setup: &Setup) -> Result<(Trainer<ModelPolicy>, Memory), Failure> {
-    let recipe = Recipe::parse(Path::new("recipe of the run"), &setup.recipe);
-    let recipe = recipe.map_err(Failure::input)?;
-    let kernels = KernelSet::parse(&setup.kernels).map_err(Failure::input)?;
+fn prepare(
+    setup: &Setup,
+    load: impl FnOnce(&str, &Device) -> Result<Trainer<ModelPolicy>, PipelineError>,
+) -> Result<(Trainer<ModelPolicy>, Memory), PipelineError> {
+    let kernels = KernelSet::parse(&setup.kernels).map_err(PipelineError::input)?;
     let device = Device::new(kernels, setup.threads);
-    let renderer = wire::renderer(&recipe)?;
-    let params = wire::loaded_params(&recipe, renderer.as_ref())?;
-    let mut trainer = learner::worker(&recipe, &device, params)?;
+    let mut trainer = load(&setup.run, &device)?;
     let (weights, gradients) = sizes(trainer.policy_mut());
     let options = File::options().read(true).write(true).open(&setup.memory);
-    let file = options.map_err(|e| Failure::system(format!("{}: {e}", setup.memory)))?;
+    let file = options.map_err(|e| PipelineError::system(format!("{}: {e}", setup.memory)))?;
     Ok((
         trainer,
         Memory {
@@ -389,8 +392,11 @@ fn part(
     Ok(report)
 }
 
-fn reply(answer: &Answer) -> Result<(), Failure> {
-    let line = serde_json::to_value(answer).map_err(Failure::system)?;
-    crate::output::print_json(&line);
-    Ok(())
+fn reply(answer: &Answer) -> Result<(), PipelineError> {
+    let mut out = std::io::stdout().lock();
+    serde_json::to_writer(&mut out, answer)
+        .map_err(std::io::Error::from)
+        .and_then(|()| out.write_all(b"\n"))
+        .and_then(|()| out.flush())
+        .map_err(PipelineError::system)
 }

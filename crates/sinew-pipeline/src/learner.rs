@@ -1,36 +1,59 @@
-//! The trainer with its checkpoints, behind what the main loop needs of it.
+//! The trainer with its checkpoints, behind what the loop needs of it.
 
-use crate::failure::Failure;
-use crate::judges::Judges;
+use crate::error::PipelineError;
 use crate::parallel::ProcessPeers;
-use crate::recipe::{LoraSection, Recipe};
 use crate::record::StepRecord;
-use crate::run_dir::{Resume, RunDir};
-use crate::wire::{Rows, SavedState, clock};
+use crate::rows::Rows;
+use crate::scoring_models::ScoringModels;
+use serde_json::Value;
 use sinew_algo::{Algorithm, Column, Columns};
-use sinew_model::{Keep, Lora, LoraConfig, Params, Projection, ValueHead, merge_lora};
+use sinew_model::{Keep, Lora, LoraConfig, Params, ValueHead, merge_lora};
 use sinew_tensor::Device;
 use sinew_train::checkpoint::CheckpointStore;
-use sinew_train::optim::{AdamWConfig, Decay, Schedule};
 use sinew_train::{
     Commit, ModelPolicy, Progress, TrainError, Trainer, TrainerConfig, score_rows, score_values,
 };
-use sinew_types::{LossSpec, PolicyVersion, TokenKind, Trace};
+use sinew_types::{Clock, LossSpec, PolicyVersion, TokenKind, Trace};
 use std::ops::ControlFlow;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use tokio::sync::watch;
 
-/// A value head starts from nothing, so that by default it learns this much faster.
-const CRITIC_LR_FACTOR: f32 = 10.0;
+/// A policy that is trained, as the processes of `train.data_parallel` build it, too.
+#[derive(Clone, Debug)]
+pub struct PolicyConfig {
+    pub seed: u64,
+    pub max_context_tokens: usize,
+    /// Adapters instead of full fine-tuning, with the name of the model below.
+    pub lora: Option<(LoraConfig, String)>,
+    /// Learning rate of a value head, as a factor of the policy's.
+    pub critic: Option<f32>,
+    pub trainer: TrainerConfig,
+}
+
+/// The embedded trainer of a run.
+#[derive(Clone, Debug)]
+pub struct LearnerConfig {
+    pub policy: PolicyConfig,
+    /// Most packed tokens in one forward and backward pass.
+    pub micro_batch_tokens: usize,
+    /// Processes that share the gradient's computation, and what the others are to load.
+    pub data_parallel: usize,
+    pub worker: String,
+    pub run_dir: PathBuf,
+    pub keep_checkpoints: usize,
+    /// Names what was trained with: a checkpoint of another is compared before it is restored.
+    pub config_hash: String,
+}
 
 /// Trains and remembers.
-pub(crate) struct Learner {
+#[derive(Debug)]
+pub struct Learner {
     trainer: Trainer<ModelPolicy>,
-    judges: Judges,
+    scorers: ScoringModels,
     checkpoints: CheckpointStore,
     device: Device,
-    max_rows: usize,
+    micro_batch_tokens: usize,
     run_dir: PathBuf,
     cancel: Option<watch::Receiver<bool>>,
     /// Some updates of a step were done and others not: the weights are those of no step.
@@ -40,7 +63,7 @@ pub(crate) struct Learner {
     files: Vec<(String, Vec<u8>)>,
 }
 
-fn system(e: impl std::fmt::Display) -> Failure {
+fn system(e: impl std::fmt::Display) -> PipelineError {
     let text = e.to_string();
     let diverged = ["is NaN", "is inf", "is -inf"]
         .iter()
@@ -52,158 +75,92 @@ fn system(e: impl std::fmt::Display) -> Failure {
         ),
         false => ("", ""),
     };
-    Failure::system(format!("trainer: {what}{text}{hint}"))
+    PipelineError::system(format!("trainer: {what}{text}{hint}"))
 }
 
 /// Between two passes over the rows of a step: an error once the run is asked to stop.
-fn go_on(cancel: Option<&watch::Receiver<bool>>, run_dir: &Path) -> Result<(), Failure> {
+fn go_on(cancel: Option<&watch::Receiver<bool>>) -> Result<(), PipelineError> {
     match cancel {
-        Some(cancel) if *cancel.borrow() => Err(Failure::interrupt("train", run_dir)),
+        Some(cancel) if *cancel.borrow() => Err(PipelineError::Interrupted),
         _ => Ok(()),
     }
 }
 
-pub(crate) fn lora_config(section: &LoraSection) -> Result<LoraConfig, Failure> {
-    let named: Result<Vec<_>, _> = section
-        .targets
-        .iter()
-        .map(|t| Projection::parse(t))
-        .collect();
-    let targets = named.map_err(|e| Failure::input(format!("train.lora.targets: {e}")))?;
-    let config = LoraConfig {
-        rank: section.rank,
-        alpha: section.alpha,
-        targets: if targets.is_empty() {
-            Projection::ALL.to_vec()
-        } else {
-            targets
-        },
-    };
-    config
-        .validate()
-        .map_err(|e| Failure::input(format!("train.lora: {e}")))?;
-    Ok(config)
-}
-
-fn schedule(recipe: &Recipe) -> Schedule {
-    let t = &recipe.train;
-    let updates = t.steps * t.minibatches as u64;
-    let warmup = t.warmup_steps * t.minibatches as u64;
-    let (total_steps, final_fraction) = (updates.max(warmup + 1), 0.0);
-    Schedule {
-        peak_lr: t.learning_rate,
-        warmup_steps: warmup,
-        decay: match t.schedule.as_str() {
-            "linear" => Decay::Linear {
-                total_steps,
-                final_fraction,
-            },
-            "cosine" => Decay::Cosine {
-                total_steps,
-                final_fraction,
-            },
-            _ => Decay::Constant,
-        },
+impl PolicyConfig {
+    /// The policy that is trained, with a critic if the algorithm reads one.
+    fn policy(&self, device: &Device, params: Params) -> Result<ModelPolicy, PipelineError> {
+        let context = self.max_context_tokens;
+        let (dev, d_model) = (device.clone(), params.config().d_model);
+        let policy = match &self.lora {
+            None => ModelPolicy::full(params, context, Keep::All, dev),
+            Some((config, source)) => {
+                let lora = Lora::random(config, params.config(), self.seed).map_err(system)?;
+                ModelPolicy::adapters(params, lora, source, context, Keep::All, dev)
+            }
+        };
+        let policy = policy.map_err(system)?;
+        let Some(scale) = self.critic else {
+            return Ok(policy);
+        };
+        let head = ValueHead::random(d_model, self.seed);
+        Ok(policy.with_critic(head, scale))
     }
-}
 
-fn trainer_config(recipe: &Recipe) -> TrainerConfig {
-    let t = &recipe.train;
-    TrainerConfig {
-        schedule: schedule(recipe),
-        adamw: AdamWConfig {
-            beta1: t.beta1,
-            beta2: t.beta2,
-            weight_decay: t.weight_decay,
-            ..AdamWConfig::default()
-        },
-        max_grad_norm: Some(t.max_grad_norm),
-        minibatches: t.minibatches as u32,
-        seed: recipe.seed,
-        ..TrainerConfig::new(t.micro_batch_tokens, t.learning_rate)
+    /// A trainer at step 0: what a run and its other processes compute with.
+    ///
+    /// # Errors
+    /// If the parts do not fit together.
+    pub fn trainer(
+        &self,
+        device: &Device,
+        params: Params,
+        clock: Clock,
+    ) -> Result<Trainer<ModelPolicy>, PipelineError> {
+        let policy = self.policy(device, params)?;
+        Trainer::new(policy, self.trainer.clone(), device.clone(), clock).map_err(system)
     }
-}
-
-/// The policy that a recipe trains, with a critic if the algorithm reads one.
-fn policy(
-    recipe: &Recipe,
-    critic: bool,
-    device: &Device,
-    params: Params,
-) -> Result<ModelPolicy, Failure> {
-    let t = &recipe.train;
-    let context = recipe.rollout.max_context_tokens as usize;
-    let (dev, d_model) = (device.clone(), params.config().d_model);
-    let policy = match &t.lora {
-        None => ModelPolicy::full(params, context, Keep::All, dev),
-        Some(section) => {
-            let config = lora_config(section)?;
-            let lora = Lora::random(&config, params.config(), recipe.seed).map_err(system)?;
-            let source = recipe.model_source();
-            ModelPolicy::adapters(params, lora, &source, context, Keep::All, dev)
-        }
-    };
-    let policy = policy.map_err(system)?;
-    if !critic {
-        return Ok(policy);
-    }
-    let asked = recipe.critic.as_ref().and_then(|c| c.learning_rate);
-    let scale = asked.map_or(CRITIC_LR_FACTOR, |lr| lr / t.learning_rate);
-    let head = ValueHead::random(d_model, recipe.seed);
-    Ok(policy.with_critic(head, scale))
-}
-
-/// What a worker of `train.data_parallel` computes with.
-pub(crate) fn worker(
-    recipe: &Recipe,
-    device: &Device,
-    params: Params,
-) -> Result<Trainer<ModelPolicy>, Failure> {
-    let policy = policy(recipe, recipe.needs().values, device, params)?;
-    let config = trainer_config(recipe);
-    Trainer::new(policy, config, device.clone(), clock()).map_err(system)
 }
 
 impl Learner {
     /// A trainer at step 0; `files` go beside the weights of each checkpoint.
-    pub(crate) fn new(
-        recipe: &Recipe,
-        dir: &RunDir,
+    ///
+    /// # Errors
+    /// If the parts do not fit together, or a process or a folder cannot be made.
+    pub fn new(
+        config: LearnerConfig,
         device: &Device,
         params: Params,
-        algorithm: &Algorithm,
+        scorers: ScoringModels,
         files: Vec<(String, Vec<u8>)>,
-    ) -> Result<Self, Failure> {
-        let needs = algorithm.needs();
-        let judges = Judges::new(recipe, needs, device, &params)?;
-        let processes = recipe.train.data_parallel;
+        clock: Clock,
+    ) -> Result<Self, PipelineError> {
+        let processes = config.data_parallel;
         let share = (device.threads() / processes).max(1);
         let own = Device::new(device.kernels(), share);
         let device = if processes > 1 { &own } else { device };
-        let policy = policy(recipe, needs.values, device, params)?;
-        let config = trainer_config(recipe);
-        let mut trainer = Trainer::new(policy, config, device.clone(), clock()).map_err(system)?;
+        let mut trainer = config.policy.trainer(device, params, clock)?;
         if processes > 1 {
-            let peers = ProcessPeers::start(recipe, device, trainer.policy_mut())?;
+            let policy = trainer.policy_mut();
+            let peers = ProcessPeers::start(processes, &config.worker, device, policy)?;
             trainer.with_peers(Box::new(peers));
         }
+        let folder = config.run_dir.join("checkpoints");
         Ok(Self {
             trainer,
-            judges,
-            checkpoints: CheckpointStore::open(dir.checkpoints(), recipe.train.keep_checkpoints)
-                .map_err(system)?,
+            scorers,
+            checkpoints: CheckpointStore::open(folder, config.keep_checkpoints).map_err(system)?,
             device: device.clone(),
-            max_rows: recipe.train.micro_batch_tokens,
-            run_dir: dir.path().into(),
+            micro_batch_tokens: config.micro_batch_tokens,
+            run_dir: config.run_dir,
             cancel: None,
             partial: false,
-            config_hash: recipe.hash().map_err(system)?,
+            config_hash: config.config_hash,
             files,
         })
     }
 
     /// Reports each micro-batch to `tell`, and stops between two of them once `cancel` is true.
-    pub(crate) fn follow(
+    pub fn follow(
         &mut self,
         cancel: watch::Receiver<bool>,
         tell: impl Fn(&Progress) + Send + 'static,
@@ -219,17 +176,17 @@ impl Learner {
     }
 
     /// Whether the weights can be saved as those of a step.
-    pub(crate) fn is_whole(&self) -> bool {
+    pub fn is_whole(&self) -> bool {
         !self.partial
     }
 
     /// Version of the weights.
-    pub(crate) fn version(&self) -> PolicyVersion {
+    pub fn version(&self) -> PolicyVersion {
         self.trainer.version()
     }
 
     /// The weights as engines use them; those of a full model are the trainer's own, not a copy.
-    pub(crate) fn weights(&self) -> Result<Arc<Params>, Failure> {
+    pub fn weights(&self) -> Result<Arc<Params>, PipelineError> {
         let policy = self.trainer.policy();
         let Some(lora) = policy.lora() else {
             return Ok(policy.shared_params());
@@ -241,69 +198,73 @@ impl Learner {
 
     /// What the algorithm reads beside the traces: values, and the opinions of other models, added to what is
     /// known.
-    pub(crate) fn columns(
+    pub fn columns(
         &mut self,
         algorithm: &Algorithm,
         groups: &[Vec<Trace>],
         mut columns: Columns,
-    ) -> Result<Columns, Failure> {
+    ) -> Result<Columns, PipelineError> {
         let needs = algorithm.needs();
         if !needs.columns() {
             return Ok(columns);
         }
         let draft = algorithm
             .draft_with(groups, &columns)
-            .map_err(Failure::system)?;
+            .map_err(PipelineError::system)?;
         let policy = self.trainer.policy_mut();
         if needs.values {
-            let values = score_values(policy, &draft.value_rows(), self.max_rows);
+            let values = score_values(policy, &draft.value_rows(), self.micro_batch_tokens);
             let filled = draft.fill_values(&mut columns, values.map_err(system)?);
-            filled.map_err(Failure::system)?;
+            filled.map_err(PipelineError::system)?;
         }
-        let stop = || go_on(self.cancel.as_ref(), &self.run_dir);
+        let stop = || go_on(self.cancel.as_ref());
         let mut fill = |column, scores: Vec<Vec<f32>>| {
             let filled = draft.fill(&mut columns, column, &scores);
             filled.map_err(system)
         };
         stop()?;
         if needs.prox_logprobs {
-            let scored = score_rows(policy, draft.rows(), self.max_rows);
+            let scored = score_rows(policy, draft.rows(), self.micro_batch_tokens);
             fill(Column::ProxLogprobs, scored.map_err(system)?)?;
         }
         stop()?;
         if needs.ref_logprobs {
-            let scored = self.judges.reference(policy, draft.rows())?;
+            let scored = self.scorers.reference(policy, draft.rows())?;
             fill(Column::RefLogprobs, scored)?;
         }
         stop()?;
         if needs.teacher_logprobs {
-            fill(Column::TeacherLogprobs, self.judges.teacher(draft.rows())?)?;
+            fill(Column::TeacherLogprobs, self.scorers.teacher(draft.rows())?)?;
         }
         if needs.teacher_top > 0 {
             let k = needs.teacher_top as usize;
-            let tops = self.judges.teacher_top(draft.rows(), k)?;
+            let tops = self.scorers.teacher_top(draft.rows(), k)?;
             draft
                 .fill_top(&mut columns, &tops)
-                .map_err(Failure::system)?;
+                .map_err(PipelineError::system)?;
         }
         Ok(columns)
     }
 
     /// Gives the trained tokens of data the log-probabilities of the weights as they are; `known` has the masks.
-    pub(crate) fn score_data(
+    pub fn score_data(
         &mut self,
         algorithm: &Algorithm,
         groups: &mut [Vec<Trace>],
         known: &Columns,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), PipelineError> {
         let draft = algorithm.draft_with(groups, known);
-        let draft = draft.map_err(Failure::system)?;
+        let draft = draft.map_err(PipelineError::system)?;
         let version = self.version();
-        let scored = score_rows(self.trainer.policy_mut(), draft.rows(), self.max_rows);
+        let scored = score_rows(
+            self.trainer.policy_mut(),
+            draft.rows(),
+            self.micro_batch_tokens,
+        );
         let mut columns = Columns::new();
         draft
             .fill(&mut columns, Column::ProxLogprobs, &scored.map_err(system)?)
-            .map_err(Failure::system)?;
+            .map_err(PipelineError::system)?;
         for trace in groups.iter_mut().flatten() {
             let own = columns.remove(&trace.episode).unwrap_or_default();
             let Some(by_node) = own.prox_logprobs else {
@@ -324,24 +285,24 @@ impl Learner {
     }
 
     /// One batch; fills in what the step's record says of training.
-    pub(crate) fn step(
+    pub fn step(
         &mut self,
         batch: &mut Rows,
         spec: &LossSpec,
         record: &mut StepRecord,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), PipelineError> {
         if spec.kl.is_some() && batch.rows.iter().any(|r| r.ref_logprobs.is_none()) {
             let policy = self.trainer.policy_mut();
-            let scored = self.judges.reference(policy, &batch.rows)?;
+            let scored = self.scorers.reference(policy, &batch.rows)?;
             for (row, column) in batch.rows.iter_mut().zip(scored) {
                 row.ref_logprobs = Some(column);
             }
         }
-        go_on(self.cancel.as_ref(), &self.run_dir)?;
+        go_on(self.cancel.as_ref())?;
         let report = match self.trainer.step(&batch.rows, spec) {
             Err(TrainError::Cancelled { updates }) => {
                 self.partial = updates > 0;
-                return Err(Failure::interrupt("train", &self.run_dir));
+                return Err(PipelineError::Interrupted);
             }
             done => done.map_err(system)?,
         };
@@ -363,40 +324,41 @@ impl Learner {
         Ok(())
     }
 
-    /// Commits weights, optimizer and `state` together.
-    pub(crate) fn save(&mut self, state: &SavedState) -> Result<(), Failure> {
+    /// Commits weights, optimizer and `state` of `step` together, with the ids of the trained batches.
+    ///
+    /// # Errors
+    /// What the disk refuses.
+    pub fn save(
+        &mut self,
+        step: u64,
+        trained_batches: Vec<String>,
+        state: Value,
+    ) -> Result<(), PipelineError> {
         let commit = Commit {
-            trained_batches: state
-                .ledger
-                .steps
-                .iter()
-                .map(|s| format!("s{:05}", s.step))
-                .collect(),
+            trained_batches,
             config_hash: self.config_hash.clone(),
-            cursor: serde_json::to_value(state).map_err(system)?,
+            cursor: state,
         };
         let saved = self
             .trainer
-            .save(&self.checkpoints, state.step, &commit, self.files.clone());
+            .save(&self.checkpoints, step, &commit, self.files.clone());
         let dir = self.run_dir.display();
         saved.map(|_| ()).map_err(|e| {
-            Failure::system(format!(
-                "checkpoint of step {}: {e}\n  hint: when that is put right, go on with `sinew train {dir}/recipe.toml --run-dir {dir} --resume`",
-                state.step
+            PipelineError::system(format!(
+                "checkpoint of step {step}: {e}\n  hint: when that is put right, go on with `sinew train {dir}/recipe.toml --run-dir {dir} --resume`"
             ))
         })
     }
 
-    /// Goes back to the last good checkpoint; `None` if there is none yet.
+    /// Goes back to the last good checkpoint, and gives the state that was saved with it; `None` if there
+    /// is none yet. `changed` is asked about the state of a run with another configuration.
     ///
     /// # Errors
-    /// If it was trained with another recipe, but for what `resume` allows.
-    pub(crate) fn restore(
+    /// What cannot be read, or what `changed` refuses.
+    pub fn restore(
         &mut self,
-        recipe: &Recipe,
-        dir: &RunDir,
-        resume: &Resume,
-    ) -> Result<Option<SavedState>, Failure> {
+        changed: impl FnOnce(&Value) -> Result<(), PipelineError>,
+    ) -> Result<Option<Value>, PipelineError> {
         let damaged = |e| {
             let folder = self.run_dir.join("checkpoints");
             system(format!(
@@ -411,15 +373,9 @@ impl Learner {
             tracing::error!(checkpoint = %skipped.name, reason = %skipped.reason, "checkpoint passed over");
         }
         let state = self.trainer.restore(&loaded).map_err(system)?;
-        let unreadable =
-            |e: &dyn std::fmt::Display| system(format!("{}: {e}", loaded.path.display()));
-        let saved: SavedState =
-            serde_json::from_value(state.commit.cursor).map_err(|e| unreadable(&e))?;
-        if state.commit.config_hash != self.config_hash && !saved.recipe.is_empty() {
-            let old = Recipe::saved(&saved.recipe).map_err(|e| unreadable(&e))?;
-            dir.check_changes(&old, recipe, resume)
-                .map_err(Failure::input)?;
+        if state.commit.config_hash != self.config_hash {
+            changed(&state.commit.cursor)?;
         }
-        Ok(Some(saved))
+        Ok(Some(state.commit.cursor))
     }
 }

@@ -33,12 +33,7 @@ fn permutation(seed: u64, len: usize) -> Vec<usize> {
 }
 
 /// Indices of the tasks of training step `step` (from 1), each task once an epoch.
-pub(crate) fn uniform_tasks(
-    taskset: &dyn Taskset,
-    seed: u64,
-    step: u64,
-    tasks: usize,
-) -> Vec<usize> {
+pub fn uniform_tasks(taskset: &dyn Taskset, seed: u64, step: u64, tasks: usize) -> Vec<usize> {
     let len = taskset.len(Split::Train).max(1);
     let first = (step - 1) * tasks as u64;
     (0..tasks as u64)
@@ -50,17 +45,12 @@ pub(crate) fn uniform_tasks(
 const REFILL: u64 = 0x7265_6669;
 
 /// Seed of what replaces other groups of a step: apart from all seeds of the plain schedule.
-pub(crate) fn refill_seed(seed: u64, step: u64) -> u64 {
+pub fn refill_seed(seed: u64, step: u64) -> u64 {
     mix_seed(mix_seed(seed ^ REFILL, step), REFILL)
 }
 
 /// Up to `tasks` indices of tasks that are not in `used`, as long as there are any, then of any.
-pub(crate) fn other_tasks(
-    taskset: &dyn Taskset,
-    seed: u64,
-    used: &[usize],
-    tasks: usize,
-) -> Vec<usize> {
+pub fn other_tasks(taskset: &dyn Taskset, seed: u64, used: &[usize], tasks: usize) -> Vec<usize> {
     let len = taskset.len(Split::Train).max(1);
     // Tasks are tried in this order: of a large taskset a sample of it.
     let tries = len.min(used.len() + 8 * tasks + 64);
@@ -76,7 +66,7 @@ pub(crate) fn other_tasks(
 
 /// The episodes of training step `step` (from 1) on the tasks at `indices`, one inner vector a group.
 /// Groups from `first` on replace others and have seeds of their own.
-pub(crate) fn train_groups(
+pub fn train_groups(
     taskset: &dyn Taskset,
     seed: u64,
     step: u64,
@@ -111,7 +101,7 @@ pub(crate) fn train_groups(
 
 /// `episodes` episodes for each of the first `tasks` held-out tasks. Seeds do not depend on `purpose`
 /// or `step`, so that before and after differ by the weights alone. Ids begin with `ids`.
-pub(crate) fn eval_episodes(
+pub fn eval_episodes(
     taskset: &dyn Taskset,
     seed: u64,
     (ids, purpose): (&str, &str),

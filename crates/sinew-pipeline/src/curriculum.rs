@@ -13,10 +13,10 @@ const MAX_TASKS: usize = 20_000;
 
 /// Training tasks by type.
 #[derive(Debug)]
-pub(crate) struct TasksByKind(BTreeMap<String, Vec<usize>>);
+pub struct TasksByKind(BTreeMap<String, Vec<usize>>);
 
 impl TasksByKind {
-    pub(crate) fn of(taskset: &dyn Taskset) -> Result<Self, TasksetError> {
+    pub fn of(taskset: &dyn Taskset) -> Result<Self, TasksetError> {
         let mut kinds: BTreeMap<String, Vec<usize>> = BTreeMap::new();
         for index in 0..taskset.len(Split::Train).min(MAX_TASKS) {
             let task = taskset.get(Split::Train, index)?;
@@ -29,7 +29,7 @@ impl TasksByKind {
 /// What a run knows of task types; kept in its checkpoints, so that a resumed run draws the same.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
-pub(crate) struct Curriculum {
+pub struct Curriculum {
     estimates: Estimates,
     /// Tasks drawn of each type.
     drawn: BTreeMap<String, u64>,
@@ -38,7 +38,7 @@ pub(crate) struct Curriculum {
 impl Curriculum {
     /// Indices of the tasks of training step `step` (from 1). Within a type, every task is drawn
     /// once before one is drawn again.
-    pub(crate) fn draw(
+    pub fn draw(
         &mut self,
         config: &AdaptiveConfig,
         tasks: &TasksByKind,
@@ -64,21 +64,21 @@ impl Curriculum {
 
     /// Takes in what became of a step. Episodes that the system failed, and those that nobody scored,
     /// say nothing about a task.
-    pub(crate) fn update(&mut self, config: &AdaptiveConfig, traces: &[Trace]) {
+    pub fn update<'a>(
+        &mut self,
+        config: &AdaptiveConfig,
+        traces: impl IntoIterator<Item = &'a Trace>,
+    ) {
         let failed = |t: &Trace| matches!(t.end, EpisodeEnd::Failed { .. });
         let fair = |t: &&Trace| !failed(t) && !t.outcome.unscored;
         let outcome = |t: &'_ Trace| (t.task_kind.clone(), t.outcome.success, t.total_reward());
-        let seen: Vec<_> = traces.iter().filter(fair).map(outcome).collect();
+        let seen: Vec<_> = traces.into_iter().filter(fair).map(outcome).collect();
         let seen = seen.iter().map(|(kind, s, r)| (kind.as_str(), *s, *r));
         self.estimates.update(config, seen);
     }
 
     /// Probability of each type at the next draw.
-    pub(crate) fn shares(
-        &self,
-        config: &AdaptiveConfig,
-        tasks: &TasksByKind,
-    ) -> BTreeMap<String, f64> {
+    pub fn shares(&self, config: &AdaptiveConfig, tasks: &TasksByKind) -> BTreeMap<String, f64> {
         let kinds: Vec<&str> = tasks.0.keys().map(String::as_str).collect();
         let shares = self.estimates.probabilities(config, &kinds);
         kinds.iter().map(|k| (*k).to_owned()).zip(shares).collect()

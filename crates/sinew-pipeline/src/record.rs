@@ -1,10 +1,10 @@
 //! What a run writes about itself: one line a step in `metrics.jsonl`, one object at the end.
 
-use crate::admission::AdmissionRecord;
 use crate::formats::FormatCounts;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use sinew_algo::{PreferenceReport, RepairReport, TokenCounts};
+use sinew_rollout::AdmissionReading;
 use sinew_types::{EpisodeEnd, TokenKind, Trace};
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -13,33 +13,33 @@ use std::path::{Path, PathBuf};
 
 /// Averages over a set of episodes.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub(crate) struct EpisodeStats {
-    pub(crate) episodes: usize,
+pub struct EpisodeStats {
+    pub episodes: usize,
     /// Episodes that the system failed; not part of the averages below.
-    pub(crate) failed: usize,
+    pub failed: usize,
     /// Episodes without a reward; not part of the averages below.
     #[serde(default)]
-    pub(crate) unscored: usize,
-    pub(crate) truncated: usize,
-    pub(crate) success: f64,
+    pub unscored: usize,
+    pub truncated: usize,
+    pub success: f64,
     /// Success of greedy decoding (temperature 0), where it was measured as well.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) greedy_success: Option<f64>,
-    pub(crate) reward: f64,
-    pub(crate) turns: f64,
-    pub(crate) sampled_tokens: f64,
+    pub greedy_success: Option<f64>,
+    pub reward: f64,
+    pub turns: f64,
+    pub sampled_tokens: f64,
     /// Means of the environment's own measurements.
-    pub(crate) metrics: BTreeMap<String, f64>,
+    pub metrics: BTreeMap<String, f64>,
     /// Success by task type.
-    pub(crate) success_by_kind: BTreeMap<String, f64>,
+    pub success_by_kind: BTreeMap<String, f64>,
     /// Sums over episodes, in seconds.
-    pub(crate) generate_s: f64,
-    pub(crate) tool_s: f64,
+    pub generate_s: f64,
+    pub tool_s: f64,
 }
 
 impl EpisodeStats {
     /// Statistics of `traces`.
-    pub(crate) fn of(traces: &[Trace]) -> Self {
+    pub fn of(traces: &[Trace]) -> Self {
         let mut stats = Self {
             episodes: traces.len(),
             ..Self::default()
@@ -97,79 +97,79 @@ impl EpisodeStats {
 
 /// One training step.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub(crate) struct StepRecord {
-    pub(crate) step: u64,
+pub struct StepRecord {
+    pub step: u64,
     /// Since the start of the run, earlier sessions of a resumed run included.
-    pub(crate) wall_s: f64,
-    pub(crate) rollout: EpisodeStats,
+    pub wall_s: f64,
+    pub rollout: EpisodeStats,
     /// Why most of the failed episodes failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) failed_cause: Option<String>,
+    pub failed_cause: Option<String>,
     /// Share of the next step's tasks by type, with adaptive sampling.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub(crate) task_shares: BTreeMap<String, f64>,
-    pub(crate) rows: usize,
+    pub task_shares: BTreeMap<String, f64>,
+    pub rows: usize,
     /// What became of every sampled token of the step, counted from its rows.
     #[serde(default)]
-    pub(crate) tokens: TokenCounts,
+    pub tokens: TokenCounts,
     /// How the calls of outside agents joined what was captured.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub(crate) joins: BTreeMap<String, u64>,
+    pub joins: BTreeMap<String, u64>,
     /// Episodes that the system failed and that were run again, and how many of these went well.
     #[serde(default)]
-    pub(crate) retried: usize,
+    pub retried: usize,
     #[serde(default)]
-    pub(crate) recovered: usize,
+    pub recovered: usize,
     /// Groups that were run in the place of others that left the batch.
     #[serde(default)]
-    pub(crate) refilled: usize,
+    pub refilled: usize,
     /// What became of groups in which episodes failed.
     #[serde(default)]
-    pub(crate) repair: RepairReport,
+    pub repair: RepairReport,
     /// Tokens that were held to formats.
     #[serde(default, skip_serializing_if = "FormatCounts::is_empty")]
-    pub(crate) formats: FormatCounts,
+    pub formats: FormatCounts,
     /// Episodes that gave no row, by reason.
-    pub(crate) dropped: BTreeMap<String, usize>,
-    pub(crate) trained_tokens: usize,
+    pub dropped: BTreeMap<String, usize>,
+    pub trained_tokens: usize,
     /// Tokens computed by the trainer, and what they would be without shared prefixes.
-    pub(crate) computed_tokens: usize,
-    pub(crate) unshared_tokens: usize,
-    pub(crate) loss: f64,
-    pub(crate) grad_norm: f64,
-    pub(crate) learning_rate: f64,
+    pub computed_tokens: usize,
+    pub unshared_tokens: usize,
+    pub loss: f64,
+    pub grad_norm: f64,
+    pub learning_rate: f64,
     /// Optimizer updates, and those that a gradient that is not finite prevented.
     #[serde(default)]
-    pub(crate) updates_applied: u32,
-    pub(crate) skipped_updates: usize,
+    pub updates_applied: u32,
+    pub skipped_updates: usize,
     /// What the loss measured: ratios, clip fraction, KL to the sampling policy, entropy.
-    pub(crate) metrics: serde_json::Value,
+    pub metrics: serde_json::Value,
     /// Of preference pairs, before the update.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) preference: Option<PreferenceReport>,
-    pub(crate) train_phases: serde_json::Value,
+    pub preference: Option<PreferenceReport>,
+    pub train_phases: serde_json::Value,
     /// Largest |engine log-prob − trainer log-prob| before the update.
-    pub(crate) logprob_gap_max: f64,
-    pub(crate) rollout_s: f64,
-    pub(crate) train_s: f64,
-    pub(crate) publish_s: f64,
-    pub(crate) checkpoint_s: f64,
+    pub logprob_gap_max: f64,
+    pub rollout_s: f64,
+    pub train_s: f64,
+    pub publish_s: f64,
+    pub checkpoint_s: f64,
     /// Of `rollout_s`, the seconds in which the engine computed.
-    pub(crate) engine_busy_s: f64,
-    pub(crate) sampled_tokens_per_s: f64,
+    pub engine_busy_s: f64,
+    pub sampled_tokens_per_s: f64,
     /// What admission did while the step's episodes ran.
     #[serde(default)]
-    pub(crate) admission: AdmissionRecord,
+    pub admission: AdmissionRecord,
 }
 
 impl StepRecord {
     /// Mean entropy of the trained tokens, in nats; none if the step trained nothing.
-    pub(crate) fn entropy(&self) -> Option<f64> {
+    pub fn entropy(&self) -> Option<f64> {
         self.metrics["entropy"].as_f64()
     }
 
     /// The same for a person.
-    pub(crate) fn entropy_text(&self) -> String {
+    pub fn entropy_text(&self) -> String {
         self.entropy()
             .map_or_else(|| "-".into(), |e| format!("{e:.2}"))
     }
@@ -177,10 +177,10 @@ impl StepRecord {
 
 /// Share of calls whose history was rewritten, above which something is wrong with the agent or
 /// its template.
-pub(crate) const DIVERGENCE_ALARM: f64 = 0.05;
+pub const DIVERGENCE_ALARM: f64 = 0.05;
 
 /// Realigned, rolled back and forked calls, of all.
-pub(crate) fn divergence(joins: &BTreeMap<String, u64>) -> Option<f64> {
+pub fn divergence(joins: &BTreeMap<String, u64>) -> Option<f64> {
     let all: u64 = joins.values().sum();
     let diverged = ["realign", "rollback", "fork"];
     let diverged: u64 = diverged.iter().filter_map(|j| joins.get(*j)).sum();
@@ -189,17 +189,17 @@ pub(crate) fn divergence(joins: &BTreeMap<String, u64>) -> Option<f64> {
 
 /// Tokens and joins of a whole run.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
-pub(crate) struct TokenSummary {
+pub struct TokenSummary {
     #[serde(flatten)]
-    pub(crate) counts: TokenCounts,
+    pub counts: TokenCounts,
     /// `extend`, `fork` and so on, where outside agents call.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
-    pub(crate) joins: BTreeMap<String, u64>,
+    pub joins: BTreeMap<String, u64>,
 }
 
 impl TokenSummary {
     /// Over all steps.
-    pub(crate) fn of(history: &[StepRecord]) -> Self {
+    pub fn of(history: &[StepRecord]) -> Self {
         let mut summary = Self::default();
         for record in history {
             summary.counts.add(&record.tokens);
@@ -212,7 +212,7 @@ impl TokenSummary {
 }
 
 /// How the calls in `traces` joined, by kind.
-pub(crate) fn joins(traces: &[Trace]) -> BTreeMap<String, u64> {
+pub fn joins(traces: &[Trace]) -> BTreeMap<String, u64> {
     let mut joins = BTreeMap::new();
     for (name, count) in traces.iter().flat_map(|t| &t.outcome.metrics) {
         if let Some(join) = name.strip_prefix("join_") {
@@ -222,19 +222,67 @@ pub(crate) fn joins(traces: &[Trace]) -> BTreeMap<String, u64> {
     joins
 }
 
+/// What admission did in a step.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct AdmissionRecord {
+    /// Most episodes that might hold room at the end of it.
+    pub limit: usize,
+    /// Episodes in a tool whose room was given to others.
+    pub pauses: u64,
+    /// Turns that waited for room, those that went on without, and their seconds.
+    pub waited_turns: u64,
+    pub forced_turns: u64,
+    pub waited_s: f64,
+    /// Times that the limit was lowered and raised.
+    pub cuts: u64,
+    pub growths: u64,
+    /// Of the engine: requests that lost their keys and values to others while they ran.
+    pub preemptions: u64,
+}
+
+impl AdmissionRecord {
+    /// From two readings and what the engine counted between them.
+    pub fn between(before: &AdmissionReading, after: &AdmissionReading, preemptions: u64) -> Self {
+        Self {
+            limit: after.limit,
+            pauses: after.pauses - before.pauses,
+            waited_turns: after.waited_turns - before.waited_turns,
+            forced_turns: after.forced_turns - before.forced_turns,
+            waited_s: after.waited_s - before.waited_s,
+            cuts: after.cuts - before.cuts,
+            growths: after.growths - before.growths,
+            preemptions,
+        }
+    }
+}
+
+impl AdmissionRecord {
+    /// A later step of the same run.
+    pub fn add(&mut self, later: &Self) {
+        self.limit = later.limit;
+        self.pauses += later.pauses;
+        self.waited_turns += later.waited_turns;
+        self.forced_turns += later.forced_turns;
+        self.waited_s += later.waited_s;
+        self.cuts += later.cuts;
+        self.growths += later.growths;
+        self.preemptions += later.preemptions;
+    }
+}
+
 /// A held-out measurement: one line of `evals.jsonl`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct EvalRecord {
+pub struct EvalRecord {
     /// `before`, `during` or `after`.
-    pub(crate) when: String,
+    pub when: String,
     /// Training steps done.
-    pub(crate) step: u64,
-    pub(crate) wall_s: f64,
-    pub(crate) stats: EpisodeStats,
+    pub step: u64,
+    pub wall_s: f64,
+    pub stats: EpisodeStats,
 }
 
 /// A line of a file of records.
-pub(crate) trait Record: Serialize + DeserializeOwned + Clone {
+pub trait Record: Serialize + DeserializeOwned + Clone {
     /// Its place in the file; each is there once.
     fn place(&self) -> (u64, u8);
 }
@@ -255,16 +303,16 @@ impl Record for EvalRecord {
 
 /// What was found in a file of records.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Damage {
+pub struct Damage {
     /// Whole lines that could not be read.
-    pub(crate) unreadable: usize,
+    pub unreadable: usize,
     /// Records that were not in the file and were written again.
-    pub(crate) rebuilt: usize,
+    pub rebuilt: usize,
 }
 
 /// Appends JSON lines, each flushed, so that a killed run loses at most the line in flight.
 #[derive(Debug)]
-pub(crate) struct MetricsFile {
+pub struct MetricsFile {
     path: PathBuf,
     file: std::fs::File,
 }
@@ -273,7 +321,7 @@ impl MetricsFile {
     /// Opens `path` for appending. A resumed run drops the lines that `keep` does not want, which
     /// will be written again, and a torn last line. What is kept stays as it was written, to the
     /// bit; of `known` what the file lacks is added in its place.
-    pub(crate) fn open<T: Record>(
+    pub fn open<T: Record>(
         path: &Path,
         known: &[T],
         keep: impl Fn(&T) -> bool,
@@ -315,7 +363,7 @@ impl MetricsFile {
         Ok((Self { path, file }, kept, damage))
     }
 
-    pub(crate) fn append(&mut self, record: &impl Serialize) -> Result<(), String> {
+    pub fn append(&mut self, record: &impl Serialize) -> Result<(), String> {
         serde_json::to_string(record)
             .map_err(std::io::Error::from)
             .and_then(|line| writeln!(self.file, "{line}"))

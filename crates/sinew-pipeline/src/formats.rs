@@ -1,6 +1,6 @@
 //! Output formats: what makes masks for an engine, and what makes them again before training.
 
-use crate::failure::Failure;
+use crate::error::PipelineError;
 use serde::{Deserialize, Serialize};
 use sinew_algo::Columns;
 use sinew_grammar::{Grammars, GuidedGrammars, Vocabulary, replay};
@@ -10,11 +10,11 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// Makes masks over the vocabulary of a renderer, for a model with so many columns of logits.
-pub(crate) fn grammars(
+pub fn grammars(
     renderer: &Arc<dyn Renderer>,
     columns: usize,
-) -> Result<Arc<dyn Grammars>, Failure> {
-    let failed = |e: &dyn std::fmt::Display| Failure::system(format!("formats: {e}"));
+) -> Result<Arc<dyn Grammars>, PipelineError> {
+    let failed = |e: &dyn std::fmt::Display| PipelineError::system(format!("formats: {e}"));
     let ids = 0..renderer.vocab_size() as u32;
     let Some(&end) = renderer.stop_ids().first() else {
         return Err(failed(&"the model has no token that ends a turn"));
@@ -40,25 +40,25 @@ pub(crate) fn grammars(
 
 /// What became of the tokens of a step that were held to formats.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub(crate) struct FormatCounts {
+pub struct FormatCounts {
     /// Tokens drawn from a mask with a choice; their masks were made again.
-    pub(crate) masked: usize,
+    pub masked: usize,
     /// Tokens without a choice: never trained.
-    pub(crate) forced: usize,
+    pub forced: usize,
     /// Mean logarithm of the probability that the model gave to the allowed tokens together: near 0 where it
     /// keeps to the formats by itself.
-    pub(crate) log_mass: f64,
+    pub log_mass: f64,
     /// Answers of servers that were given a format as advice, and how many of them kept to it.
     #[serde(default)]
-    pub(crate) advised: usize,
+    pub advised: usize,
     #[serde(default)]
-    pub(crate) kept: usize,
+    pub kept: usize,
     /// Episodes whose masks could not be made again: not trained.
-    pub(crate) rejected: usize,
+    pub rejected: usize,
 }
 
 impl FormatCounts {
-    pub(crate) fn is_empty(&self) -> bool {
+    pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
 }
@@ -66,9 +66,14 @@ impl FormatCounts {
 /// The masks of a batch, and the episodes that must not be trained, with the reason.
 #[derive(Debug, Default)]
 pub(crate) struct Replayed {
-    pub(crate) columns: Columns,
-    pub(crate) counts: FormatCounts,
-    pub(crate) rejected: BTreeMap<EpisodeId, String>,
+    pub columns: Columns,
+    pub counts: FormatCounts,
+    pub rejected: BTreeMap<EpisodeId, String>,
+}
+
+/// The masks of given episodes, so that they can be scored.
+pub fn masks(grammars: &dyn Grammars, groups: &mut [Vec<Trace>]) -> Columns {
+    replay_all(grammars, groups).columns
 }
 
 /// Makes the masks of all nodes again that were held to a format. An episode whose masks are not those that

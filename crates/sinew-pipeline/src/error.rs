@@ -1,0 +1,30 @@
+//! Why a part of the loop cannot go on.
+
+/// Each text says what failed, and what to do where something can be done.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PipelineError {
+    /// A setting or a file that the user can put right.
+    #[error("{0}")]
+    Input(String),
+    /// Anything else.
+    #[error("{0}")]
+    System(String),
+    /// The run was asked to stop; nothing is lost.
+    #[error("interrupted")]
+    Interrupted,
+}
+
+impl PipelineError {
+    pub(crate) fn input(text: impl std::fmt::Display) -> Self {
+        Self::Input(text.to_string())
+    }
+
+    pub(crate) fn system(text: impl std::fmt::Display) -> Self {
+        Self::System(text.to_string())
+    }
+
+    /// Whether the run was asked to stop.
+    pub fn is_interrupt(&self) -> bool {
+        matches!(self, Self::Interrupted)
+    }
+}

@@ -1,0 +1,221 @@
+//! What a run reports while it works: one bus of typed events.
+//!
+//! Readers that keep a record ([`Bus::record`]) see every event, in order, before the run goes on;
+//! what one of them cannot write ends the run. Viewers ([`Bus::watch`]) have a bounded queue and
+//! lose what does not fit into it: they never hold training up.
+
+use crate::error::PipelineError;
+use crate::record::{EvalRecord, StepRecord};
+use sinew_rollout::{AdmissionReading, GaugesReading, LiveEpisode};
+use sinew_types::Trace;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// What a run does now.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Phase {
+    Loading,
+    Rollout {
+        step: u64,
+    },
+    Training {
+        step: u64,
+    },
+    Saving,
+    /// With the purpose of the episodes.
+    Evaluating(String),
+    Stopping,
+    Done,
+}
+
+impl Phase {
+    /// In words.
+    pub fn name(&self) -> String {
+        match self {
+            Self::Loading => "loading the model".into(),
+            Self::Rollout { .. } => "rolling out".into(),
+            Self::Training { .. } => "training".into(),
+            Self::Saving => "saving a checkpoint".into(),
+            Self::Evaluating(purpose) => format!("evaluating ({purpose})"),
+            Self::Stopping => "stopping".into(),
+            Self::Done => "done".into(),
+        }
+    }
+}
+
+/// Episodes in flight, a few times a second.
+#[derive(Clone, Debug, Default)]
+pub struct RolloutProgress {
+    pub gauges: GaugesReading,
+    pub admission: AdmissionReading,
+    /// Live episodes, longest in their phase first.
+    pub longest: Vec<LiveEpisode>,
+    /// Tokens a second that the engine samples now.
+    pub tokens_per_s: f64,
+    /// Episodes of this phase that have ended, of how many.
+    pub done: usize,
+    pub total: usize,
+    pub wall_s: f64,
+}
+
+/// An optimizer step at work, after each micro-batch.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct TrainProgress {
+    pub micro_batch: usize,
+    pub micro_batches: usize,
+    /// From 1.
+    pub update: u32,
+    pub updates: u32,
+    pub wall_s: f64,
+}
+
+/// One thing that happened in a run.
+#[derive(Clone, Debug)]
+pub enum RunEvent {
+    /// What runs, in words.
+    Described(String),
+    /// What earlier sessions of a resumed run did, as far as its checkpoint goes.
+    Resumed {
+        steps: Arc<Vec<StepRecord>>,
+        evals: Arc<Vec<EvalRecord>>,
+    },
+    Phase(Phase),
+    Rollout(Box<RolloutProgress>),
+    Train(TrainProgress),
+    /// Episodes that have been in one phase for long.
+    Longest(Vec<LiveEpisode>),
+    /// Something is wrong, and the run goes on.
+    Warning(String),
+    Step(Arc<StepRecord>),
+    /// A held-out measurement.
+    Measured {
+        record: EvalRecord,
+        episodes: Arc<Vec<Trace>>,
+        /// An earlier session measured and recorded it.
+        again: bool,
+    },
+    /// The source has nothing more to train on.
+    SourceDry {
+        step: u64,
+        why: String,
+    },
+}
+
+/// Sees every event of a run, in order.
+pub trait Recorder: Send {
+    /// # Errors
+    /// What could not be written; the run ends with it.
+    fn record(&mut self, event: &RunEvent) -> Result<(), PipelineError>;
+}
+
+#[derive(Default)]
+struct Readers {
+    recorders: Vec<Box<dyn Recorder>>,
+    viewers: Vec<SyncSender<Arc<RunEvent>>>,
+}
+
+/// Where events go; clones are one bus.
+#[derive(Clone, Default)]
+pub struct Bus {
+    readers: Arc<Mutex<Readers>>,
+    lost: Arc<AtomicU64>,
+}
+
+impl std::fmt::Debug for Bus {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Bus").field("lost", &self.lost()).finish()
+    }
+}
+
+impl Bus {
+    /// Adds a reader that misses nothing from here on.
+    pub fn record(&self, recorder: Box<dyn Recorder>) {
+        self.lock().recorders.push(recorder);
+    }
+
+    /// Adds a viewer with a queue of so many events.
+    pub fn watch(&self, capacity: usize) -> Receiver<Arc<RunEvent>> {
+        let (sender, receiver) = sync_channel(capacity);
+        self.lock().viewers.push(sender);
+        receiver
+    }
+
+    /// Events that did not fit into the queue of a viewer.
+    pub fn lost(&self) -> u64 {
+        self.lost.load(Ordering::Relaxed)
+    }
+
+    /// Gives an event to every reader.
+    ///
+    /// # Errors
+    /// What a recorder could not write. The other readers have the event all the same.
+    pub fn emit(&self, event: RunEvent) -> Result<(), PipelineError> {
+        let mut readers = self.lock();
+        let mut result = Ok(());
+        for recorder in &mut readers.recorders {
+            result = result.and(recorder.record(&event));
+        }
+        let event = Arc::new(event);
+        readers.viewers.retain(|viewer| {
+            let sent = viewer.try_send(Arc::clone(&event));
+            if matches!(sent, Err(TrySendError::Full(_))) {
+                self.lost.fetch_add(1, Ordering::Relaxed);
+            }
+            !matches!(sent, Err(TrySendError::Disconnected(_)))
+        });
+        result
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Readers> {
+        self.readers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Count(Arc<AtomicU64>, u64);
+
+    impl Recorder for Count {
+        fn record(&mut self, _: &RunEvent) -> Result<(), PipelineError> {
+            let seen = self.0.fetch_add(1, Ordering::Relaxed) + 1;
+            match seen == self.1 {
+                true => Err(PipelineError::system("the disk is full")),
+                false => Ok(()),
+            }
+        }
+    }
+
+    #[test]
+    fn a_viewer_that_does_not_look_loses_events_and_a_recorder_loses_none() {
+        let bus = Bus::default();
+        let seen = Arc::new(AtomicU64::new(0));
+        bus.record(Box::new(Count(Arc::clone(&seen), 0)));
+        let (slow, gone) = (bus.watch(8), bus.watch(8));
+        drop(gone);
+        for n in 0..100 {
+            bus.emit(RunEvent::Warning(n.to_string())).unwrap();
+        }
+        assert_eq!(seen.load(Ordering::Relaxed), 100);
+        assert_eq!((slow.try_iter().count(), bus.lost()), (8, 92));
+    }
+
+    #[test]
+    fn what_cannot_be_recorded_is_an_error_and_the_others_have_it() {
+        let bus = Bus::default();
+        let others = Arc::new(AtomicU64::new(0));
+        bus.record(Box::new(Count(Arc::default(), 2)));
+        bus.record(Box::new(Count(Arc::clone(&others), 0)));
+        let viewer = bus.watch(4);
+        bus.emit(RunEvent::Phase(Phase::Loading)).unwrap();
+        let failed = bus.emit(RunEvent::Phase(Phase::Done));
+        assert_eq!(
+            failed,
+            Err(PipelineError::System("the disk is full".into()))
+        );
+        assert_eq!(others.load(Ordering::Relaxed), 2);
+        assert_eq!(viewer.try_iter().count(), 2);
+    }
+}

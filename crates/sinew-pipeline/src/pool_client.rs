@@ -1,0 +1,151 @@
+//! A data pool over HTTP, as `sinew serve --pool` answers.
+
+use crate::error::PipelineError;
+use bytes::Bytes;
+use serde_json::Value;
+use std::path::Path;
+use std::time::Duration;
+
+/// Maximum bytes of an answer of the pool.
+const MAX_ANSWER_BYTES: u64 = 1 << 30;
+
+/// Time for a connection, and for an answer.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(120);
+
+/// Attempts at a request that may be repeated.
+const ATTEMPTS: u32 = 4;
+
+/// A pool over HTTP.
+#[derive(Clone, Debug)]
+pub struct PoolClient {
+    agent: ureq::Agent,
+    url: String,
+    token: String,
+}
+
+impl PoolClient {
+    /// The pool at `url`, with the control token in a file.
+    ///
+    /// # Errors
+    /// If the address is none, or the file cannot be read.
+    pub fn new(url: &str, token_file: &Path) -> Result<Self, PipelineError> {
+        if !(url.starts_with("http://") || url.starts_with("https://")) {
+            return Err(PipelineError::input(format!(
+                "the pool's address {url:?}: allowed: one that begins with http:// or https://"
+            )));
+        }
+        let token = std::fs::read_to_string(token_file).map_err(|e| {
+            PipelineError::input(format!(
+                "token file {}: {e}\n  hint: the file that `sinew serve` got as --control-token-file",
+                token_file.display()
+            ))
+        })?;
+        let agent = ureq::Agent::config_builder()
+            .http_status_as_error(false)
+            .timeout_connect(Some(CONNECT_TIMEOUT))
+            .timeout_recv_response(Some(ANSWER_TIMEOUT))
+            .timeout_recv_body(Some(ANSWER_TIMEOUT))
+            .build()
+            .new_agent();
+        Ok(Self {
+            agent,
+            url: url.trim_end_matches('/').to_owned(),
+            token: token.trim().to_owned(),
+        })
+    }
+
+    fn once(&self, method: &str, path: &str, body: &Value) -> Result<(u16, Value), String> {
+        let url = format!("{}{path}", self.url);
+        let key = format!("Bearer {}", self.token);
+        let sent = match method {
+            "GET" => self.agent.get(&url).header("authorization", &key).call(),
+            "DELETE" => self.agent.delete(&url).header("authorization", &key).call(),
+            _ => self
+                .agent
+                .post(&url)
+                .header("authorization", &key)
+                .header("content-type", "application/json")
+                .send(body.to_string()),
+        };
+        let mut response = sent.map_err(|e| e.to_string())?;
+        let status = response.status().as_u16();
+        let read = response.body_mut().with_config().limit(MAX_ANSWER_BYTES);
+        let text = read.read_to_vec().map_err(|e| e.to_string())?;
+        let value = serde_json::from_slice(&text).map_err(|e| format!("no JSON: {e}"))?;
+        Ok((status, value))
+    }
+
+    /// What the pool answers; what never arrived is asked again.
+    ///
+    /// # Errors
+    /// What the pool refuses, or that it does not answer.
+    pub fn call(&self, method: &str, path: &str, body: &Value) -> Result<Value, PipelineError> {
+        let mut pause = Duration::from_millis(200);
+        for attempt in 1.. {
+            let problem = match self.once(method, path, body) {
+                Ok((status, value)) if status < 300 => return Ok(value),
+                Ok((status, value)) if status < 500 && status != 429 => {
+                    let message = value["error"]["message"].as_str().unwrap_or_default();
+                    let text = format!("{method} {}{path}: {status}: {message}", self.url);
+                    return Err(PipelineError::input(text));
+                }
+                Ok((status, value)) => format!("{status}: {value}"),
+                Err(e) => e,
+            };
+            if attempt == ATTEMPTS {
+                return Err(PipelineError::system(format!(
+                    "{method} {}{path}: {problem}\n  hint: is `sinew serve --pool` running there?",
+                    self.url
+                )));
+            }
+            std::thread::sleep(pause);
+            pause *= 2;
+        }
+        unreachable!("the last attempt returns")
+    }
+}
+
+impl PoolClient {
+    /// Sends trajectories: a JSON batch, or an Arrow stream in a file that ends in `.arrow`.
+    ///
+    /// # Errors
+    /// If the file cannot be read, or the pool refuses it.
+    pub fn push(&self, file: &Path) -> Result<Value, PipelineError> {
+        let unreadable = |e| PipelineError::input(format!("{}: {e}", file.display()));
+        let bytes = Bytes::from(std::fs::read(file).map_err(unreadable)?);
+        let arrow = file.extension().is_some_and(|e| e == "arrow");
+        let kind = if arrow {
+            "application/vnd.apache.arrow.stream"
+        } else {
+            "application/json"
+        };
+        let sent = self
+            .agent
+            .post(format!("{}/pool/trajectories", self.url))
+            .header("authorization", format!("Bearer {}", self.token))
+            .header("content-type", kind)
+            .send(&bytes[..]);
+        let failed = |e: &dyn std::fmt::Display| {
+            PipelineError::system(format!(
+                "POST {}/pool/trajectories: {e}\n  hint: is `sinew serve --pool` running there?",
+                self.url
+            ))
+        };
+        let mut response = sent.map_err(|e| failed(&e))?;
+        let status = response.status().as_u16();
+        let read = response.body_mut().with_config().limit(MAX_ANSWER_BYTES);
+        let text = read.read_to_vec().map_err(|e| failed(&e))?;
+        let told: Value = serde_json::from_slice(&text).map_err(|e| failed(&e))?;
+        let message = || told["error"]["message"].as_str().unwrap_or_default();
+        match status {
+            200 => Ok(told),
+            429 | 500.. => Err(PipelineError::system(format!("{status}: {}", message()))),
+            _ => Err(PipelineError::input(format!(
+                "{}: {status}: {}",
+                file.display(),
+                message()
+            ))),
+        }
+    }
+}

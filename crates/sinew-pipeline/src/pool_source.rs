@@ -1,0 +1,283 @@
+//! The data pool as a source: groups are leased, stored here, then acknowledged.
+
+use crate::error::PipelineError;
+use crate::pool_client::PoolClient;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use sinew_algo::{Advantage, Algorithm};
+use sinew_pool::schema::Kind;
+use sinew_pool::{Entry, PassedOver};
+use sinew_types::{EpisodeId, PolicyVersion, Trace, mix_seed};
+use std::collections::BTreeSet;
+use std::io::Write;
+use std::path::PathBuf;
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+/// Between two questions whether groups are ready.
+const POLL: Duration = Duration::from_millis(500);
+
+/// Why an algorithm cannot train on a group, whatever else is in the batch; `None`: it can.
+pub fn unusable(algorithm: &Algorithm, group: &Vec<Trace>) -> Option<String> {
+    if let Err(e) = algorithm.spent(std::slice::from_ref(group)) {
+        return Some(e.to_string());
+    }
+    let by_state = matches!(algorithm.composition().advantage, Advantage::Gigpo { .. });
+    let mut nodes = group.iter().flat_map(|t| &t.nodes);
+    let without = by_state && nodes.all(|n| n.state_hash.is_none());
+    without.then(|| "it compares states, but no turn has a state_hash".to_owned())
+}
+
+/// Rows that a step was given, written down before they are stored and acknowledged.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Taken {
+    step: u64,
+    leases: Vec<(u64, Vec<String>)>,
+}
+
+/// What a run asks a pool for.
+#[derive(Clone, Debug)]
+pub struct PoolSourceConfig {
+    pub run_dir: PathBuf,
+    pub kind: Kind,
+    /// How long a step waits for its groups.
+    pub wait: Duration,
+    /// How long the pool holds them for this run.
+    pub lease_s: f64,
+    /// Minimum trajectories of a group that the algorithm can use.
+    pub min_group: usize,
+}
+
+/// Where a run draws its trajectories.
+#[derive(Debug)]
+pub struct PoolSource {
+    client: PoolClient,
+    kind: Kind,
+    consumer: String,
+    wait: Duration,
+    lease_s: f64,
+    taken: PathBuf,
+    /// Minimum trajectories of a group that the algorithm can use.
+    min_group: usize,
+    /// What the last answer said of groups that wait there for others.
+    passed_over: Mutex<PassedOver>,
+}
+
+/// What a step asks a pool for.
+#[derive(Clone, Copy, Debug)]
+pub struct Wanted<'a> {
+    pub step: u64,
+    pub groups: usize,
+    pub seed: u64,
+    pub version: PolicyVersion,
+    pub max_path_tokens: usize,
+    pub algorithm: &'a Algorithm,
+}
+
+/// A trajectory's id in the run's own store.
+fn own_id(id: &str) -> EpisodeId {
+    EpisodeId::new(format!("pool-{id}"))
+}
+
+impl PoolSource {
+    /// A pool for the run in a folder, by which the pool knows it.
+    ///
+    /// # Errors
+    /// If there is no such folder.
+    pub fn new(client: PoolClient, config: PoolSourceConfig) -> Result<Self, PipelineError> {
+        let folder = std::fs::canonicalize(&config.run_dir).map_err(PipelineError::system)?;
+        let name = folder.file_name().unwrap_or_default().to_string_lossy();
+        let hash = blake3::hash(folder.as_os_str().as_encoded_bytes());
+        Ok(Self {
+            client,
+            kind: config.kind,
+            consumer: format!("{name:.64}-{}", &hash.to_hex()[..12]),
+            wait: config.wait,
+            lease_s: config.lease_s,
+            taken: config.run_dir.join("pool.jsonl"),
+            min_group: config.min_group,
+            passed_over: Mutex::default(),
+        })
+    }
+
+    /// Which trajectories it asks for.
+    pub fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    /// What `step` was given before a restart.
+    fn taken(&self, step: u64) -> Result<Option<Taken>, PipelineError> {
+        let text = match std::fs::read_to_string(&self.taken) {
+            Ok(text) => text,
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            Err(e) => {
+                return Err(PipelineError::system(format!(
+                    "{}: {e}",
+                    self.taken.display()
+                )));
+            }
+        };
+        // A line that a crash cut says nothing: what it speaks of was not stored.
+        let mut lines = text
+            .lines()
+            .rev()
+            .filter_map(|l| serde_json::from_str::<Taken>(l).ok());
+        Ok(lines.find(|t| t.step == step))
+    }
+
+    fn note(&self, taken: &Taken) -> Result<(), PipelineError> {
+        let failed =
+            |e: std::io::Error| PipelineError::system(format!("{}: {e}", self.taken.display()));
+        let mut file = std::fs::OpenOptions::new()
+            .create(true)
+            .append(true)
+            .open(&self.taken)
+            .map_err(failed)?;
+        let line = serde_json::to_string(taken).map_err(PipelineError::system)?;
+        // A cut line before it must not swallow this one.
+        file.write_all(format!("\n{line}\n").as_bytes())
+            .map_err(failed)?;
+        file.sync_all().map_err(failed)
+    }
+
+    /// Up to `groups` groups of trajectories for a step: as many as come in time, none if the pool
+    /// stays empty. `stop` ends the wait. What the algorithm cannot use goes to the pool's quarantine,
+    /// with the reason. The others are the run's own once it has stored and acknowledged them.
+    pub fn draw(
+        &self,
+        wanted: &Wanted<'_>,
+        stop: impl Fn() -> bool,
+    ) -> Result<Vec<Trace>, PipelineError> {
+        let step = wanted.step;
+        if let Some(before) = self.taken(step)? {
+            // Given out, but never stored: back to the pool before anything is drawn.
+            self.give_back(&before)?;
+        }
+        let mut taken = Taken {
+            step,
+            leases: Vec::new(),
+        };
+        let (mut traces, mut drawn) = (Vec::new(), 0);
+        let begun = Instant::now();
+        while drawn < wanted.groups {
+            let (lease, given) = self.lease(wanted, drawn)?;
+            let nothing = given.is_empty();
+            let mut ids = Vec::new();
+            for group in given {
+                let names = group.iter().map(|t| t.episode.0.clone());
+                let names: Vec<String> = names.collect();
+                if let Some(reason) = unusable(wanted.algorithm, &group) {
+                    self.reject(lease, &names, &reason)?;
+                    continue;
+                }
+                drawn += 1;
+                ids.extend(names);
+                traces.extend(group);
+            }
+            if !ids.is_empty() {
+                taken.leases.push((lease, ids));
+            }
+            if stop() {
+                self.give_back(&taken)?;
+                return Ok(Vec::new());
+            }
+            if nothing {
+                if begun.elapsed() >= self.wait {
+                    break;
+                }
+                std::thread::sleep(POLL.min(self.wait));
+            }
+        }
+        if !traces.is_empty() {
+            self.note(&taken)?;
+        }
+        let own = |t: Trace| Trace {
+            episode: own_id(t.episode.as_str()),
+            step,
+            purpose: "train".into(),
+            ..t
+        };
+        Ok(traces.into_iter().map(own).collect())
+    }
+
+    /// A lease on groups that are missing, and what it gives; 0 and nothing if none is ready.
+    fn lease(
+        &self,
+        wanted: &Wanted<'_>,
+        drawn: usize,
+    ) -> Result<(u64, Vec<Vec<Trace>>), PipelineError> {
+        let step = wanted.step.wrapping_mul(65_537);
+        let asked = json!({
+            "consumer": self.consumer, "kind": self.kind, "groups": wanted.groups - drawn,
+            "ttl_s": self.lease_s, "version": wanted.version,
+            "max_path_tokens": wanted.max_path_tokens, "min_group": self.min_group,
+            "seed": mix_seed(wanted.seed, step + drawn as u64),
+        });
+        let mut loan = self.client.call("POST", "/pool/lease", &asked)?;
+        let given: Vec<Vec<Entry>> =
+            serde_json::from_value(loan["groups"].take()).map_err(PipelineError::system)?;
+        let passed: PassedOver =
+            serde_json::from_value(loan["passed_over"].take()).map_err(PipelineError::system)?;
+        if let Ok(mut told) = self.passed_over.lock() {
+            *told = passed;
+        }
+        let groups = given.into_iter();
+        let groups = groups.map(|g| g.into_iter().map(|e| e.trace).collect());
+        Ok((loan["lease"].as_u64().unwrap_or_default(), groups.collect()))
+    }
+
+    fn reject(&self, lease: u64, ids: &[String], reason: &str) -> Result<(), PipelineError> {
+        tracing::error!(
+            first = %ids.first().map(String::as_str).unwrap_or_default(), trajectories = ids.len(), reason,
+            "a group of the pool cannot be used: it goes to the pool's quarantine"
+        );
+        let body = json!({"lease": lease, "ids": ids, "reason": reason});
+        self.client.call("POST", "/pool/reject", &body)?;
+        Ok(())
+    }
+
+    /// Why nothing was drawn, as far as the pool said.
+    pub fn why_dry(&self) -> String {
+        let passed = self.passed_over.lock().map(|told| *told);
+        let PassedOver {
+            too_small,
+            too_long,
+        } = passed.unwrap_or_default();
+        let mut why = String::new();
+        if too_small > 0 {
+            let least = self.min_group;
+            why += &format!(
+                "; {too_small} groups with fewer than {least} trajectories wait there, but this algorithm compares the \
+                 trajectories of a group"
+            );
+        }
+        if too_long > 0 {
+            why += &format!(
+                "; {too_long} groups with paths longer than rollout.max_context_tokens wait there"
+            );
+        }
+        why
+    }
+
+    fn give_back(&self, taken: &Taken) -> Result<(), PipelineError> {
+        for (lease, ids) in &taken.leases {
+            let body = json!({"lease": lease, "ids": ids});
+            self.client.call("POST", "/pool/release", &body)?;
+        }
+        Ok(())
+    }
+
+    /// Tells the pool that what `step` was given is stored here. Returns the episodes that went to
+    /// another trainer meanwhile; those must not be trained.
+    pub fn acknowledge(&self, step: u64) -> Result<BTreeSet<EpisodeId>, PipelineError> {
+        let mut lost = BTreeSet::new();
+        let leases = self.taken(step)?.map(|t| t.leases).unwrap_or_default();
+        for (lease, ids) in leases {
+            let body = json!({"lease": lease, "ids": ids});
+            let told = self.client.call("POST", "/pool/ack", &body)?;
+            let ids = told["lost"].as_array().cloned().unwrap_or_default();
+            lost.extend(ids.iter().filter_map(Value::as_str).map(own_id));
+        }
+        Ok(lost)
+    }
+}

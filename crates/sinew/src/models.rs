@@ -1,0 +1,109 @@
+//! The models beside the policy: which files they are, and their weights.
+
+use crate::failure::Failure;
+use crate::recipe::Recipe;
+use crate::wire;
+use sinew_algo::Needs;
+use sinew_model::{
+    ModelConfig, ModelFiles, Params, ResolveError, load_config, load_model, resolve_model,
+};
+use sinew_pipeline::{ReferenceWeights, ScoringModels};
+use sinew_tensor::Device;
+use std::path::Path;
+
+/// A model that is not there: something to get first, or a name that cannot be one.
+pub(crate) fn unresolved(key: &str, e: ResolveError) -> Failure {
+    let text = format!("{key}: {e}");
+    match e {
+        ResolveError::NoPath { .. }
+        | ResolveError::Missing { .. }
+        | ResolveError::NoPackage { .. }
+        | ResolveError::Offline { .. }
+        | ResolveError::Hub { .. } => Failure::outside(text),
+        _ => Failure::input(text),
+    }
+}
+
+/// Files of a reference or teacher: of a model, or the last checkpoint of a run's folder.
+pub(crate) fn files(key: &str, source: &str) -> Result<ModelFiles, Failure> {
+    let run = Path::new(source).join("checkpoints");
+    let folder = match std::fs::read_to_string(run.join("LATEST")) {
+        Err(_) => {
+            return resolve_model(source, &wire::resolve_env())
+                .map_err(|e| unresolved(&format!("{key} = {source:?}"), e));
+        }
+        Ok(name) => run.join(name.trim()),
+    };
+    if !folder.join("model.safetensors").is_file() {
+        return Err(Failure::input(format!(
+            "{key} = {source:?}: {} holds no whole model; a run with adapters alone cannot be one",
+            folder.display()
+        )));
+    }
+    Ok(ModelFiles::Dir(folder))
+}
+
+/// The configuration of a reference or teacher, which must speak the policy's tokens.
+pub(crate) fn check(key: &str, source: &str, vocab: usize) -> Result<ModelConfig, Failure> {
+    let files = files(key, source)?;
+    let config = load_config(&files).map_err(|e| Failure::input(format!("{key}: {e}")))?;
+    if config.vocab == vocab {
+        return Ok(config);
+    }
+    Err(Failure::input(format!(
+        "{key} = {source:?}: it has {} tokens, the policy {vocab}; both must have one tokenizer",
+        config.vocab
+    )))
+}
+
+fn load(key: &str, source: &str, vocab: usize) -> Result<Params, Failure> {
+    check(key, source, vocab)?;
+    let loaded = load_model(&files(key, source)?);
+    Ok(loaded
+        .map_err(|e| Failure::input(format!("{key}: {e}")))?
+        .params)
+}
+
+/// Loads what `needs` asks for; `initial` are the weights that the run begins with.
+pub(crate) fn scoring_models(
+    recipe: &Recipe,
+    needs: Needs,
+    device: &Device,
+    initial: &Params,
+) -> Result<ScoringModels, Failure> {
+    let vocab = initial.config().vocab;
+    let model = |params: Params| ReferenceWeights::Model(Box::new(params));
+    let reference = match &recipe.reference {
+        _ if !needs.reference() => ReferenceWeights::None,
+        Some(named) => model(load("reference.model", &named.model, vocab)?),
+        None if recipe.train.lora.is_some() => ReferenceWeights::Base,
+        None => model(initial.clone()),
+    };
+    let teacher = recipe.teacher.as_ref();
+    let teacher = teacher.map(|named| load("teacher.model", &named.model, vocab));
+    Ok(ScoringModels::new(
+        reference,
+        teacher.transpose()?,
+        device,
+        recipe.rollout.max_context_tokens as usize,
+        recipe.train.micro_batch_tokens,
+    )?)
+}
+
+/// Where the models beside the policy lie, for messages: key and source.
+pub(crate) fn named(recipe: &Recipe) -> Vec<(&'static str, String)> {
+    let mut named = Vec::new();
+    named.extend(
+        recipe
+            .reference
+            .iter()
+            .map(|r| ("reference.model", r.model.clone())),
+    );
+    named.extend(
+        recipe
+            .teacher
+            .iter()
+            .map(|t| ("teacher.model", t.model.clone())),
+    );
+    named
+}
