@@ -1,7 +1,7 @@
-//! What the router needs of an engine: legs, looks, weights.
+//! What the router needs of an engine: attempts, looks, weights.
 
-use crate::check::{LegCheck, LegToken, ServerEnd};
-use crate::error::LegError;
+use crate::check::{AttemptCheck, AttemptToken, ServerEnd};
+use crate::error::AttemptError;
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use sinew_types::{
@@ -12,14 +12,14 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use tokio::sync::mpsc;
 
-/// Number of a leg, never used twice by one [`crate::RemoteEngine`].
+/// Number of an attempt, never used twice by one [`crate::RemoteEngine`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct LegId(pub u64);
+pub struct AttemptId(pub u64);
 
 /// One call to one server: a part of a request's output, sampled by one version.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Leg {
-    pub id: LegId,
+pub struct Attempt {
+    pub id: AttemptId,
     /// The request's prompt and the ids sampled so far.
     pub prompt: Vec<TokenId>,
     /// With the tokens that are left as `max_tokens`, and a seed of its own.
@@ -29,9 +29,9 @@ pub struct Leg {
     pub version: PolicyVersion,
 }
 
-/// How a leg ended.
+/// How an attempt ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct LegEnd {
+pub struct AttemptEnd {
     /// Never `Aborted`: a server that gives up is an error.
     pub reason: FinishReason,
     /// Prompt tokens found in the server's prefix cache, where it says.
@@ -64,11 +64,11 @@ impl ServedWeights {
     ///
     /// # Errors
     /// If they are not.
-    pub(crate) fn verify(&self, version: PolicyVersion) -> Result<(), LegError> {
+    pub(crate) fn verify(&self, version: PolicyVersion) -> Result<(), AttemptError> {
         if *self == Self::Version(version) {
             return Ok(());
         }
-        Err(LegError::Version {
+        Err(AttemptError::Version {
             expected: version,
             found: self.to_string(),
         })
@@ -147,7 +147,7 @@ impl fmt::Debug for Weights {
     }
 }
 
-/// An engine as the router sees it. Calls end when their future is dropped: a leg's server
+/// An engine as the router sees it. Calls end when their future is dropped: an attempt's server
 /// sees its connection close.
 pub trait Backend: Send + Sync + fmt::Debug {
     /// For messages: its address.
@@ -160,66 +160,66 @@ pub trait Backend: Send + Sync + fmt::Debug {
     ///
     /// # Errors
     /// Names the parameter and what is allowed.
-    fn accepts(&self, _sampling: &SamplingParams) -> Result<(), LegError> {
+    fn accepts(&self, _sampling: &SamplingParams) -> Result<(), AttemptError> {
         Ok(())
     }
 
-    /// Runs a leg, handing tokens to `sink` as they come.
+    /// Runs an attempt, handing tokens to `sink` as they come.
     fn generate<'a>(
         &'a self,
-        leg: &'a Leg,
-        sink: &'a mut LegSink,
-    ) -> BoxFuture<'a, Result<LegEnd, LegError>>;
+        attempt: &'a Attempt,
+        sink: &'a mut AttemptSink,
+    ) -> BoxFuture<'a, Result<AttemptEnd, AttemptError>>;
 
-    /// After a leg's future was dropped: makes sure that the server has stopped too. Most abort what
+    /// After an attempt's future was dropped: makes sure that the server has stopped too. Most abort what
     /// nobody listens to and need nothing.
-    fn cancel(&self, _leg: LegId) -> BoxFuture<'_, ()> {
+    fn cancel(&self, _attempt: AttemptId) -> BoxFuture<'_, ()> {
         std::future::ready(()).boxed()
     }
 
     /// Looks at the server.
-    fn probe(&self) -> BoxFuture<'_, Result<Probe, LegError>>;
+    fn probe(&self) -> BoxFuture<'_, Result<Probe, AttemptError>>;
 
     /// Says that the weights which the server was started with are `version`.
-    fn label(&self, version: PolicyVersion) -> BoxFuture<'_, Result<(), LegError>>;
+    fn label(&self, version: PolicyVersion) -> BoxFuture<'_, Result<(), AttemptError>>;
 
-    /// Loads weights and verifies that the server has them. No leg of this process runs.
-    fn load<'a>(&'a self, weights: &'a Weights) -> BoxFuture<'a, Result<(), LegError>>;
+    /// Loads weights and verifies that the server has them. No attempt of this process runs.
+    fn load<'a>(&'a self, weights: &'a Weights) -> BoxFuture<'a, Result<(), AttemptError>>;
 
     /// Gives up memory (`true`) or takes it back.
-    fn sleep(&self, asleep: bool) -> BoxFuture<'_, Result<(), LegError>>;
+    fn sleep(&self, asleep: bool) -> BoxFuture<'_, Result<(), AttemptError>>;
 }
 
-/// What legs tell the thread that started them.
+/// What attempts tell the thread that started them.
 #[derive(Debug)]
-pub(crate) struct LegTokens {
-    pub(crate) leg: LegId,
-    pub(crate) tokens: Vec<LegToken>,
+pub(crate) struct AttemptTokens {
+    pub(crate) attempt: AttemptId,
+    pub(crate) tokens: Vec<AttemptToken>,
     /// Why it ends, once that is known.
     pub(crate) end: Option<FinishReason>,
 }
 
-/// Checks what a server says about a leg and hands it on.
+/// Checks what a server says about an attempt and hands it on.
 #[derive(Debug)]
-pub struct LegSink {
-    check: LegCheck,
-    leg: LegId,
-    to: mpsc::Sender<LegTokens>,
+pub struct AttemptSink {
+    check: AttemptCheck,
+    attempt: AttemptId,
+    to: mpsc::Sender<AttemptTokens>,
     /// Tokens that wait for the end, if they must.
-    held: Option<Vec<LegToken>>,
+    held: Option<Vec<AttemptToken>>,
 }
 
-impl LegSink {
+impl AttemptSink {
     pub(crate) fn new(
-        leg: &Leg,
+        attempt: &Attempt,
         vocab: Option<usize>,
         context: Option<usize>,
-        to: mpsc::Sender<LegTokens>,
+        to: mpsc::Sender<AttemptTokens>,
         hold: bool,
     ) -> Self {
         Self {
-            check: LegCheck::new(leg, vocab, context),
-            leg: leg.id,
+            check: AttemptCheck::new(attempt, vocab, context),
+            attempt: attempt.id,
             to,
             held: hold.then(Vec::new),
         }
@@ -239,7 +239,7 @@ impl LegSink {
     ///
     /// # Errors
     /// If it is not the one that was sent.
-    pub fn echo(&mut self, prompt: &[TokenId]) -> Result<(), LegError> {
+    pub fn echo(&mut self, prompt: &[TokenId]) -> Result<(), AttemptError> {
         Ok(self.check.echo(prompt)?)
     }
 
@@ -253,7 +253,7 @@ impl LegSink {
         ids: &[TokenId],
         logprobs: &[Option<f64>],
         top: Vec<Vec<TokenLogprob>>,
-    ) -> Result<(), LegError> {
+    ) -> Result<(), AttemptError> {
         let tokens = self.check.tokens(ids, logprobs, top)?;
         match &mut self.held {
             Some(held) => held.extend(tokens),
@@ -263,11 +263,11 @@ impl LegSink {
     }
 
     /// What the server's reason for the end amounts to. Told to the router at once, so that
-    /// an interruption before the leg is over does not sample past it.
+    /// an interruption before the attempt is over does not sample past it.
     ///
     /// # Errors
     /// If it contradicts the tokens.
-    pub async fn end(&mut self, end: &ServerEnd) -> Result<FinishReason, LegError> {
+    pub async fn end(&mut self, end: &ServerEnd) -> Result<FinishReason, AttemptError> {
         let reason = self.check.end(end)?;
         if self.held.is_none() {
             self.send(Vec::new(), Some(reason.clone())).await?;
@@ -276,17 +276,28 @@ impl LegSink {
     }
 
     /// Hands on what was held back.
-    pub(crate) async fn flush(&mut self) -> Result<(), LegError> {
+    pub(crate) async fn flush(&mut self) -> Result<(), AttemptError> {
         let held = self.held.as_mut().map(std::mem::take).unwrap_or_default();
         self.send(held, None).await
     }
 
-    async fn send(&self, tokens: Vec<LegToken>, end: Option<FinishReason>) -> Result<(), LegError> {
+    async fn send(
+        &self,
+        tokens: Vec<AttemptToken>,
+        end: Option<FinishReason>,
+    ) -> Result<(), AttemptError> {
         if tokens.is_empty() && end.is_none() {
             return Ok(());
         }
-        let leg = self.leg;
-        let sent = self.to.send(LegTokens { leg, tokens, end }).await;
-        sent.map_err(|_| LegError::Cut("the engine was dropped".to_owned()))
+        let attempt = self.attempt;
+        let sent = self
+            .to
+            .send(AttemptTokens {
+                attempt,
+                tokens,
+                end,
+            })
+            .await;
+        sent.map_err(|_| AttemptError::Cut("the engine was dropped".to_owned()))
     }
 }

@@ -1,7 +1,7 @@
-//! Whether what a server says about a leg can be true. Pure.
+//! Whether what a server says about an attempt can be true. Pure.
 
-use crate::backend::Leg;
-use crate::error::LegError;
+use crate::backend::Attempt;
+use crate::error::AttemptError;
 use sinew_types::{EngineError, FinishReason, SamplingParams, TokenId, TokenLogprob};
 use std::fmt;
 
@@ -10,9 +10,9 @@ const MAX_LOGPROB: f64 = 1e-3;
 /// vLLM writes -9999 for a log-probability that is missing or not a number.
 const MIN_LOGPROB: f64 = -9000.0;
 
-/// A sampled token, without its version: that is the leg's.
+/// A sampled token, without its version: that is the attempt's.
 #[derive(Clone, Debug, PartialEq)]
-pub struct LegToken {
+pub struct AttemptToken {
     pub id: TokenId,
     /// Natural logarithm, full softmax at the request's policy temperature.
     pub logprob: f32,
@@ -72,15 +72,15 @@ pub enum TokenFault {
     },
 }
 
-/// Tokens that may be sampled: what the leg asks for, if it fits.
-pub(crate) fn room(leg: &Leg, context: Option<usize>) -> Result<u32, LegError> {
-    let asked = leg.sampling.max_tokens;
+/// Tokens that may be sampled: what the attempt asks for, if it fits.
+pub(crate) fn room(attempt: &Attempt, context: Option<usize>) -> Result<u32, AttemptError> {
+    let asked = attempt.sampling.max_tokens;
     let Some(context) = context else {
         return Ok(asked);
     };
-    let prompt = leg.prompt.len();
+    let prompt = attempt.prompt.len();
     match context.checked_sub(prompt) {
-        None | Some(0) => Err(LegError::Refused(EngineError::PromptTooLong {
+        None | Some(0) => Err(AttemptError::Refused(EngineError::PromptTooLong {
             prompt,
             context,
         })),
@@ -110,8 +110,8 @@ impl std::str::FromStr for LogprobMode {
 }
 
 /// Refuses a sampling parameter.
-pub(crate) fn refused(name: &str, value: &dyn fmt::Display, allowed: &str) -> LegError {
-    LegError::Refused(EngineError::InvalidSampling {
+pub(crate) fn refused(name: &str, value: &dyn fmt::Display, allowed: &str) -> AttemptError {
+    AttemptError::Refused(EngineError::InvalidSampling {
         name: name.to_owned(),
         value: value.to_string(),
         allowed: allowed.to_owned(),
@@ -120,16 +120,16 @@ pub(crate) fn refused(name: &str, value: &dyn fmt::Display, allowed: &str) -> Le
 
 /// Log-probabilities of raw logits are those of the policy at temperature 1, and of greedy sampling, which is
 /// said to be at 1.
-pub(crate) fn raw_fits(sampling: &SamplingParams, instead: &str) -> Result<(), LegError> {
+pub(crate) fn raw_fits(sampling: &SamplingParams, instead: &str) -> Result<(), AttemptError> {
     match sampling.policy_temperature() == 1.0 {
         true => Ok(()),
         false => Err(refused("temperature", &sampling.temperature, instead)),
     }
 }
 
-/// Follows one leg.
+/// Follows one attempt.
 #[derive(Debug)]
-pub(crate) struct LegCheck {
+pub(crate) struct AttemptCheck {
     prompt: Vec<TokenId>,
     sampling: SamplingParams,
     vocab: Option<usize>,
@@ -137,11 +137,11 @@ pub(crate) struct LegCheck {
     sampled: Vec<TokenId>,
 }
 
-impl LegCheck {
-    pub(crate) fn new(leg: &Leg, vocab: Option<usize>, context: Option<usize>) -> Self {
+impl AttemptCheck {
+    pub(crate) fn new(attempt: &Attempt, vocab: Option<usize>, context: Option<usize>) -> Self {
         Self {
-            prompt: leg.prompt.clone(),
-            sampling: leg.sampling.clone(),
+            prompt: attempt.prompt.clone(),
+            sampling: attempt.sampling.clone(),
             vocab,
             context,
             sampled: Vec::new(),
@@ -170,7 +170,7 @@ impl LegCheck {
         ids: &[TokenId],
         logprobs: &[Option<f64>],
         top: Vec<Vec<TokenLogprob>>,
-    ) -> Result<Vec<LegToken>, TokenFault> {
+    ) -> Result<Vec<AttemptToken>, TokenFault> {
         if ids.len() != logprobs.len() {
             let (ids, logprobs) = (ids.len(), logprobs.len());
             return Err(TokenFault::Count { ids, logprobs });
@@ -193,7 +193,7 @@ impl LegCheck {
                     value,
                 });
             };
-            tokens.push(LegToken {
+            tokens.push(AttemptToken {
                 id,
                 logprob: logprob.min(0.0) as f32,
                 top: top.next().unwrap_or_default(),
@@ -203,7 +203,12 @@ impl LegCheck {
         Ok(tokens)
     }
 
-    fn id(&self, position: usize, id: TokenId, last: Option<&LegToken>) -> Result<(), TokenFault> {
+    fn id(
+        &self,
+        position: usize,
+        id: TokenId,
+        last: Option<&AttemptToken>,
+    ) -> Result<(), TokenFault> {
         if let Some(vocab) = self.vocab
             && id as usize >= vocab
         {
@@ -222,9 +227,9 @@ impl LegCheck {
         }
     }
 
-    pub(crate) fn end(&self, end: &ServerEnd) -> Result<FinishReason, LegError> {
+    pub(crate) fn end(&self, end: &ServerEnd) -> Result<FinishReason, AttemptError> {
         let fault = |why: String| {
-            LegError::from(TokenFault::End {
+            AttemptError::from(TokenFault::End {
                 end: format!("{end:?}"),
                 sampled: self.sampled.len(),
                 why,
@@ -232,7 +237,7 @@ impl LegCheck {
         };
         let last = self.sampled.last().copied();
         match end {
-            ServerEnd::Aborted(why) => Err(LegError::Cut(format!("the server aborted: {why}"))),
+            ServerEnd::Aborted(why) => Err(AttemptError::Cut(format!("the server aborted: {why}"))),
             ServerEnd::StopId(said) => {
                 let Some(id) = last.filter(|id| self.sampling.stop_ids.contains(id)) else {
                     let asked = &self.sampling.stop_ids;
@@ -274,27 +279,27 @@ impl LegCheck {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backend::LegId;
+    use crate::backend::AttemptId;
     use sinew_types::PolicyVersion;
 
-    fn check(edit: impl FnOnce(&mut SamplingParams)) -> LegCheck {
+    fn check(edit: impl FnOnce(&mut SamplingParams)) -> AttemptCheck {
         let mut sampling = SamplingParams {
             max_tokens: 4,
             stop_ids: vec![9],
             ..SamplingParams::default()
         };
         edit(&mut sampling);
-        let leg = Leg {
-            id: LegId(1),
+        let attempt = Attempt {
+            id: AttemptId(1),
             prompt: vec![1, 2],
             sampling,
             priority: 0,
             version: PolicyVersion(0),
         };
-        LegCheck::new(&leg, Some(100), Some(10))
+        AttemptCheck::new(&attempt, Some(100), Some(10))
     }
 
-    fn push(check: &mut LegCheck, ids: &[TokenId]) -> Result<Vec<LegToken>, TokenFault> {
+    fn push(check: &mut AttemptCheck, ids: &[TokenId]) -> Result<Vec<AttemptToken>, TokenFault> {
         let logprobs = vec![Some(-0.5); ids.len()];
         check.tokens(ids, &logprobs, Vec::new())
     }
@@ -312,7 +317,7 @@ mod tests {
 
     #[test]
     fn each_fault_is_named() {
-        let wrong = |c: &LegCheck, ids: &[TokenId]| c.echo(ids).unwrap_err();
+        let wrong = |c: &AttemptCheck, ids: &[TokenId]| c.echo(ids).unwrap_err();
         let c = check(|_| {});
         assert!(matches!(
             wrong(&c, &[1, 3]),
@@ -323,7 +328,7 @@ mod tests {
             TokenFault::Prompt { position: 1, .. }
         ));
         let mut c = check(|_| {});
-        let fault = |c: &mut LegCheck, ids: &[TokenId], lp: &[Option<f64>]| {
+        let fault = |c: &mut AttemptCheck, ids: &[TokenId], lp: &[Option<f64>]| {
             c.tokens(ids, lp, Vec::new()).unwrap_err()
         };
         assert!(matches!(fault(&mut c, &[3], &[]), TokenFault::Count { .. }));
@@ -375,7 +380,7 @@ mod tests {
             }
         );
         let gone = c.end(&ServerEnd::Aborted("x".to_owned())).unwrap_err();
-        assert!(matches!(gone, LegError::Cut(_)));
+        assert!(matches!(gone, AttemptError::Cut(_)));
         push(&mut c, &[3, 3, 3]).unwrap();
         assert_eq!(c.end(&ServerEnd::Length), Ok(FinishReason::Length));
         let mut c = check(|s| s.max_tokens = 20);

@@ -11,7 +11,7 @@ pub struct Timeouts {
     /// From the request to its first token; covers the server's queue and the prompt.
     pub first_token_s: f64,
     pub between_tokens_s: f64,
-    /// Of one leg; what it has sampled until then is kept.
+    /// Of one attempt; what it has sampled until then is kept.
     pub whole_s: f64,
     /// Of health checks and other small questions.
     pub control_s: f64,
@@ -72,8 +72,8 @@ pub struct RemoteConfig {
     pub version: PolicyVersion,
     /// Seconds between two looks at a server.
     pub probe_interval_s: f64,
-    /// Hand tokens on only when their leg has ended and the server's version is verified
-    /// again. Costs streaming; without it a swap of weights by somebody else during a leg
+    /// Hand tokens on only when their attempt has ended and the server's version is verified
+    /// again. Costs streaming; without it a swap of weights by somebody else during an attempt
     /// fails the request.
     pub hold_until_verified: bool,
     pub jitter: Jitter,

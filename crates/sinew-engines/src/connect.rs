@@ -3,7 +3,7 @@
 use crate::backend::Backend;
 use crate::check::LogprobMode;
 use crate::config::{ConfigError, ServerConfig};
-use crate::error::LegError;
+use crate::error::AttemptError;
 use crate::http::Http;
 use crate::openai::{OpenaiBackend, TextCodec};
 use crate::sglang::{SglangBackend, SglangOptions};
@@ -115,7 +115,7 @@ pub enum ConnectError {
     #[error(transparent)]
     Config(#[from] ConfigError),
     #[error("{url} does not say what it is: {error}; name it, as in `vllm+{url}`")]
-    Unknown { url: String, error: LegError },
+    Unknown { url: String, error: AttemptError },
 }
 
 /// A client for a server. With a kind it need not be up. Blocks while it asks.
@@ -156,7 +156,7 @@ fn ask(server: &ServerConfig) -> Result<(EngineKind, bool), ConnectError> {
     let found = runtime.block_on(async {
         let models: Value = http.get("/v1/models").await?;
         let owner = models["data"][0]["owned_by"].as_str().unwrap_or_default();
-        Ok::<_, LegError>(match owner {
+        Ok::<_, AttemptError>(match owner {
             "vllm" => (EngineKind::Vllm, false),
             "sglang" => (EngineKind::Sglang, false),
             "llamacpp" => (EngineKind::Openai, true),

@@ -27,9 +27,9 @@ impl fmt::Display for Stage {
 }
 
 /// Why a call to a server failed. Tokens that it had handed on before stay valid, but for
-/// [`LegError::Version`].
+/// [`AttemptError::Version`].
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
-pub enum LegError {
+pub enum AttemptError {
     #[error("connect to {to}: {why}")]
     Connect { to: String, why: String },
     #[error("no {stage} within {limit_s} s")]
@@ -71,7 +71,7 @@ pub enum Blame {
     Trust,
 }
 
-impl LegError {
+impl AttemptError {
     /// Whose fault it is.
     pub fn blame(&self) -> Blame {
         match self {

@@ -2,7 +2,7 @@
 //! generation is aborted, and no stale connection can be met.
 
 use crate::config::{ConfigError, Timeouts};
-use crate::error::{LegError, Stage};
+use crate::error::{AttemptError, Stage};
 use crate::sse::SseParser;
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full};
@@ -120,8 +120,8 @@ impl Http {
         &self.name
     }
 
-    async fn connect(&self) -> Result<(http1::SendRequest<Full<Bytes>>, Connection), LegError> {
-        let failed = |why: String| LegError::Connect {
+    async fn connect(&self) -> Result<(http1::SendRequest<Full<Bytes>>, Connection), AttemptError> {
+        let failed = |why: String| AttemptError::Connect {
             to: self.name.clone(),
             why,
         };
@@ -146,7 +146,7 @@ impl Http {
         path: &str,
         body: Option<&Value>,
         head: (Stage, f64),
-    ) -> Result<Answer, LegError> {
+    ) -> Result<Answer, AttemptError> {
         let connect_s = self.timeouts.connect_s;
         let (mut sender, connection) = within(Stage::Connect, connect_s, self.connect()).await??;
         let mut request = Request::builder()
@@ -162,9 +162,9 @@ impl Http {
         }
         let bytes = body.map(|b| b.to_string()).unwrap_or_default();
         let request = request.body(Full::new(Bytes::from(bytes)));
-        let request = request.map_err(|e| LegError::Unsupported(format!("{path}: {e}")))?;
+        let request = request.map_err(|e| AttemptError::Unsupported(format!("{path}: {e}")))?;
         let response = within(head.0, head.1, sender.send_request(request)).await?;
-        let response = response.map_err(|e| LegError::Cut(e.to_string()))?;
+        let response = response.map_err(|e| AttemptError::Cut(e.to_string()))?;
         Ok(Answer {
             response,
             connection,
@@ -187,7 +187,7 @@ impl Http {
         path: &str,
         body: Option<&Value>,
         limit_s: f64,
-    ) -> Result<Bytes, LegError> {
+    ) -> Result<Bytes, AttemptError> {
         let stage = Stage::Control;
         let all = async {
             let answer = self.send(method, path, body, (stage, limit_s)).await?;
@@ -196,17 +196,17 @@ impl Http {
         within(stage, limit_s, all).await?
     }
 
-    pub(crate) async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, LegError> {
+    pub(crate) async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, AttemptError> {
         let bytes = self.get_bytes(path).await?;
-        serde_json::from_slice(&bytes).map_err(|e| LegError::Protocol(format!("{path}: {e}")))
+        serde_json::from_slice(&bytes).map_err(|e| AttemptError::Protocol(format!("{path}: {e}")))
     }
 
-    pub(crate) async fn get_bytes(&self, path: &str) -> Result<Bytes, LegError> {
+    pub(crate) async fn get_bytes(&self, path: &str) -> Result<Bytes, AttemptError> {
         let limit_s = self.timeouts.control_s;
         self.whole(Method::GET, path, None, limit_s).await
     }
 
-    pub(crate) async fn get_text(&self, path: &str) -> Result<String, LegError> {
+    pub(crate) async fn get_text(&self, path: &str) -> Result<String, AttemptError> {
         let bytes = self.get_bytes(path).await?;
         Ok(String::from_utf8_lossy(&bytes).into_owned())
     }
@@ -217,12 +217,16 @@ impl Http {
         path: &str,
         body: Option<&Value>,
         limit_s: f64,
-    ) -> Result<Bytes, LegError> {
+    ) -> Result<Bytes, AttemptError> {
         self.whole(Method::POST, path, body, limit_s).await
     }
 
     /// Starts a generation whose tokens are streamed.
-    pub(crate) async fn stream(&self, path: &str, body: &Value) -> Result<EventStream, LegError> {
+    pub(crate) async fn stream(
+        &self,
+        path: &str,
+        body: &Value,
+    ) -> Result<EventStream, AttemptError> {
         let first = (Stage::FirstToken, self.timeouts.first_token_s);
         let answer = self.send(Method::POST, path, Some(body), first).await?;
         let answer = within(first.0, first.1, checked(answer)).await??;
@@ -263,14 +267,14 @@ pub(crate) async fn within<T>(
     stage: Stage,
     limit_s: f64,
     future: impl Future<Output = T>,
-) -> Result<T, LegError> {
+) -> Result<T, AttemptError> {
     let limit = Duration::from_secs_f64(limit_s);
     let done = tokio::time::timeout(limit, future).await;
-    done.map_err(|_| LegError::Timeout { stage, limit_s })
+    done.map_err(|_| AttemptError::Timeout { stage, limit_s })
 }
 
 /// The answer if its status says success; otherwise the error that it means.
-async fn checked(answer: Answer) -> Result<Answer, LegError> {
+async fn checked(answer: Answer) -> Result<Answer, AttemptError> {
     let status = answer.response.status();
     if status.is_success() {
         return Ok(answer);
@@ -278,7 +282,7 @@ async fn checked(answer: Answer) -> Result<Answer, LegError> {
     let body = answer.bytes().await.unwrap_or_default();
     let body = quoted(&String::from_utf8_lossy(&body));
     Err(match status {
-        StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => LegError::Busy {
+        StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => AttemptError::Busy {
             status: status.as_u16(),
             body,
         },
@@ -286,9 +290,9 @@ async fn checked(answer: Answer) -> Result<Answer, LegError> {
         | StatusCode::PAYLOAD_TOO_LARGE
         | StatusCode::UNPROCESSABLE_ENTITY => {
             let why = format!("the server answered {}: {body}", status.as_u16());
-            LegError::Refused(EngineError::Failed(why))
+            AttemptError::Refused(EngineError::Failed(why))
         }
-        _ => LegError::Status {
+        _ => AttemptError::Status {
             status: status.as_u16(),
             body,
         },
@@ -305,16 +309,16 @@ pub(crate) fn quoted(text: &str) -> String {
 }
 
 impl Answer {
-    async fn bytes(mut self) -> Result<Bytes, LegError> {
+    async fn bytes(mut self) -> Result<Bytes, AttemptError> {
         let mut all = Vec::new();
         while let Some(frame) = self.response.body_mut().frame().await {
-            let frame = frame.map_err(|e| LegError::Cut(e.to_string()))?;
+            let frame = frame.map_err(|e| AttemptError::Cut(e.to_string()))?;
             if let Some(data) = frame.data_ref() {
                 all.extend_from_slice(data);
             }
             if all.len() > MAX_BODY_BYTES {
                 let why = format!("an answer is longer than {MAX_BODY_BYTES} bytes");
-                return Err(LegError::Protocol(why));
+                return Err(AttemptError::Protocol(why));
             }
         }
         drop(self.connection);
@@ -335,7 +339,7 @@ pub(crate) struct EventStream {
 
 impl EventStream {
     /// The data of the next event; `None` when the server has closed the stream properly.
-    pub(crate) async fn next(&mut self) -> Result<Option<Vec<u8>>, LegError> {
+    pub(crate) async fn next(&mut self) -> Result<Option<Vec<u8>>, AttemptError> {
         let (stage, limit_s) = if self.first {
             (Stage::FirstToken, self.timeouts.first_token_s)
         } else {
@@ -346,22 +350,22 @@ impl EventStream {
         Ok(event)
     }
 
-    async fn read(&mut self) -> Result<Option<Vec<u8>>, LegError> {
+    async fn read(&mut self) -> Result<Option<Vec<u8>>, AttemptError> {
         loop {
             if let Some(event) = self.ready.pop_front() {
                 return Ok(Some(event));
             }
             let Some(frame) = self.body.frame().await else {
                 if self.parser.is_cut() {
-                    return Err(LegError::Cut("in the middle of an event".to_owned()));
+                    return Err(AttemptError::Cut("in the middle of an event".to_owned()));
                 }
                 return Ok(None);
             };
-            let frame = frame.map_err(|e| LegError::Cut(e.to_string()))?;
+            let frame = frame.map_err(|e| AttemptError::Cut(e.to_string()))?;
             if let Some(data) = frame.data_ref() {
                 let mut events = Vec::new();
                 let pushed = self.parser.push(data, &mut events);
-                pushed.map_err(|e| LegError::Protocol(e.to_string()))?;
+                pushed.map_err(|e| AttemptError::Protocol(e.to_string()))?;
                 self.ready.extend(events);
             }
         }
@@ -369,7 +373,7 @@ impl EventStream {
 }
 
 /// An event as JSON. `None` for `[DONE]`.
-pub(crate) fn event<T: DeserializeOwned>(data: &[u8]) -> Result<Option<T>, LegError> {
+pub(crate) fn event<T: DeserializeOwned>(data: &[u8]) -> Result<Option<T>, AttemptError> {
     if data == b"[DONE]" {
         return Ok(None);
     }
@@ -386,13 +390,13 @@ pub(crate) fn event<T: DeserializeOwned>(data: &[u8]) -> Result<Option<T>, LegEr
     .map(Some)
 }
 
-fn unreadable(error: &serde_json::Error, data: &[u8]) -> LegError {
+fn unreadable(error: &serde_json::Error, data: &[u8]) -> AttemptError {
     let text = quoted(&String::from_utf8_lossy(data));
-    LegError::Protocol(format!("{error} in `{text}`"))
+    AttemptError::Protocol(format!("{error} in `{text}`"))
 }
 
 /// An error that a server reports after it has begun to answer.
-fn stream_error(error: &Value) -> LegError {
+fn stream_error(error: &Value) -> AttemptError {
     let body = quoted(&match error.get("message").and_then(Value::as_str) {
         Some(message) => message.to_owned(),
         None => error.to_string(),
@@ -400,17 +404,17 @@ fn stream_error(error: &Value) -> LegError {
     match error.get("code").and_then(Value::as_u64) {
         Some(code @ (400 | 413 | 422)) => {
             let why = format!("the server answered {code}: {body}");
-            LegError::Refused(EngineError::Failed(why))
+            AttemptError::Refused(EngineError::Failed(why))
         }
-        Some(code @ (429 | 503)) => LegError::Busy {
+        Some(code @ (429 | 503)) => AttemptError::Busy {
             status: code as u16,
             body,
         },
-        Some(code) => LegError::Status {
+        Some(code) => AttemptError::Status {
             status: code.min(599) as u16,
             body,
         },
-        None => LegError::Cut(format!("the server reports: {body}")),
+        None => AttemptError::Cut(format!("the server reports: {body}")),
     }
 }
 
@@ -461,15 +465,18 @@ mod tests {
         let read = |text: &str| event::<Value>(text.as_bytes());
         assert_eq!(read("[DONE]"), Ok(None));
         assert_eq!(read("{\"a\":1}"), Ok(Some(serde_json::json!({"a": 1}))));
-        assert!(matches!(read("{\"a\":NaN}"), Err(LegError::Protocol(_))));
+        assert!(matches!(
+            read("{\"a\":NaN}"),
+            Err(AttemptError::Protocol(_))
+        ));
         let error =
             |code: &str| read(&format!("{{\"error\":{{\"message\":\"m\"{code}}}}}")).unwrap_err();
-        assert!(matches!(error(",\"code\":400"), LegError::Refused(_)));
-        assert!(matches!(error(",\"code\":503"), LegError::Busy { .. }));
+        assert!(matches!(error(",\"code\":400"), AttemptError::Refused(_)));
+        assert!(matches!(error(",\"code\":503"), AttemptError::Busy { .. }));
         assert!(matches!(
             error(",\"code\":500"),
-            LegError::Status { status: 500, .. }
+            AttemptError::Status { status: 500, .. }
         ));
-        assert!(matches!(error(""), LegError::Cut(_)));
+        assert!(matches!(error(""), AttemptError::Cut(_)));
     }
 }

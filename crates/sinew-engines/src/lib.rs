@@ -1,7 +1,7 @@
 //! Outside engines behind the `Engine` port, and the router in front of several.
 //!
-//! A request is carried out as one or more **legs**: calls to one server, each sampled by one
-//! version of the weights. A leg that fails, is interrupted by new weights or meets a dying
+//! A request is carried out as one or more **attempts**: calls to one server, each sampled by one
+//! version of the weights. An attempt that fails, is interrupted by new weights or meets a dying
 //! server is followed by another one, on whichever engine may serve, which starts from the ids
 //! so far: nothing is tokenized again and no token that arrived is lost.
 //!
@@ -12,8 +12,8 @@
 //!
 //! Invariants:
 //! - Every submitted request gets exactly one last event.
-//! - No leg starts on an engine that is not healthy or whose weights are not verified to be of
-//!   the version that is asked for; a token is handed on with the version its leg was given.
+//! - No attempt starts on an engine that is not healthy or whose weights are not verified to be of
+//!   the version that is asked for; a token is handed on with the version its attempt was given.
 //! - Ids, log-probabilities and the reason of the end are checked before they are handed on:
 //!   as many log-probabilities as ids, all finite, the echoed prompt the one that was sent.
 //! - Every wait has a deadline, every queue, answer and retry a bound.
@@ -36,12 +36,14 @@ mod sglang;
 mod sse;
 mod vllm;
 
-pub use backend::{Backend, Leg, LegEnd, LegId, LegSink, Probe, ServedWeights, Weights};
-pub use check::{LegToken, LogprobMode, ServerEnd, TokenFault};
+pub use backend::{
+    Attempt, AttemptEnd, AttemptId, AttemptSink, Backend, Probe, ServedWeights, Weights,
+};
+pub use check::{AttemptToken, LogprobMode, ServerEnd, TokenFault};
 pub use config::{ConfigError, Jitter, RemoteConfig, ServerConfig, Timeouts};
 pub use connect::{ConnectError, ConnectOptions, EngineKind, connect, split_url};
 pub use engine::RemoteEngine;
-pub use error::{Blame, LegError, Stage};
+pub use error::{AttemptError, Blame, Stage};
 pub use folder::{FolderDtype, FolderError, WeightsFolder};
 pub use guided::FormatMode;
 pub use local::LocalBackend;

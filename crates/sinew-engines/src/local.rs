@@ -1,8 +1,8 @@
 //! Any other engine of this process behind the router.
 
-use crate::backend::{Backend, Leg, LegEnd, LegSink, Probe, ServedWeights, Weights};
+use crate::backend::{Attempt, AttemptEnd, AttemptSink, Backend, Probe, ServedWeights, Weights};
 use crate::check::ServerEnd;
-use crate::error::LegError;
+use crate::error::AttemptError;
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use sinew_types::{
@@ -12,7 +12,7 @@ use sinew_types::{
 use std::sync::Arc;
 use tokio::sync::mpsc;
 
-/// Request ids of legs: far from those that others give an engine that they share.
+/// Request ids of attempts: far from those that others give an engine that they share.
 const FIRST_ID: u64 = 1 << 62;
 
 /// An engine of this process, such as the embedded one.
@@ -29,7 +29,7 @@ impl std::fmt::Debug for LocalBackend {
     }
 }
 
-/// Aborts the leg's request if its future is dropped.
+/// Aborts the attempt's request if its future is dropped.
 struct AbortOnDrop<'a> {
     engine: &'a dyn Engine,
     id: RequestId,
@@ -50,16 +50,20 @@ impl LocalBackend {
         }
     }
 
-    async fn run(&self, leg: &Leg, sink: &mut LegSink) -> Result<LegEnd, LegError> {
-        let id = RequestId(FIRST_ID + leg.id.0);
+    async fn run(
+        &self,
+        attempt: &Attempt,
+        sink: &mut AttemptSink,
+    ) -> Result<AttemptEnd, AttemptError> {
+        let id = RequestId(FIRST_ID + attempt.id.0);
         let request = GenerateRequest {
             id,
-            prompt: leg.prompt.clone(),
-            sampling: leg.sampling.clone(),
-            priority: leg.priority,
+            prompt: attempt.prompt.clone(),
+            sampling: attempt.sampling.clone(),
+            priority: attempt.priority,
         };
         // Bounded by the tokens of the request; a sink must not block, so it cannot wait.
-        let (to, mut events) = mpsc::channel(leg.sampling.max_tokens as usize + 2);
+        let (to, mut events) = mpsc::channel(attempt.sampling.max_tokens as usize + 2);
         let submitted = self.engine.submit(
             request,
             Box::new(move |event| {
@@ -75,9 +79,9 @@ impl LocalBackend {
         while let Some(event) = events.recv().await {
             match event {
                 EngineEvent::Tokens { tokens, .. } => {
-                    if let Some(other) = tokens.iter().find(|t| t.version != leg.version) {
-                        return Err(LegError::Version {
-                            expected: leg.version,
+                    if let Some(other) = tokens.iter().find(|t| t.version != attempt.version) {
+                        return Err(AttemptError::Version {
+                            expected: attempt.version,
                             found: other.version.to_string(),
                         });
                     }
@@ -96,7 +100,7 @@ impl LocalBackend {
                         FinishReason::ContextFull => reason,
                         other => sink.end(&server_end(other)).await?,
                     };
-                    return Ok(LegEnd {
+                    return Ok(AttemptEnd {
                         reason,
                         cached_prompt_tokens,
                     });
@@ -104,7 +108,7 @@ impl LocalBackend {
                 EngineEvent::Failed { error, .. } => return Err(refusal(error)),
             }
         }
-        Err(LegError::Cut("the engine said nothing more".to_owned()))
+        Err(AttemptError::Cut("the engine said nothing more".to_owned()))
     }
 }
 
@@ -118,18 +122,18 @@ fn server_end(reason: &FinishReason) -> ServerEnd {
 }
 
 /// Whose fault an engine's error is.
-fn refusal(error: EngineError) -> LegError {
+fn refusal(error: EngineError) -> AttemptError {
     match error {
-        EngineError::QueueFull { .. } => LegError::Busy {
+        EngineError::QueueFull { .. } => AttemptError::Busy {
             status: 429,
             body: error.to_string(),
         },
         EngineError::PromptTooLong { .. }
         | EngineError::UnknownToken { .. }
         | EngineError::InvalidSampling { .. }
-        | EngineError::Format(_) => LegError::Refused(error),
+        | EngineError::Format(_) => AttemptError::Refused(error),
         EngineError::Weights(_) | EngineError::Stopped(_) | EngineError::Failed(_) => {
-            LegError::Cut(error.to_string())
+            AttemptError::Cut(error.to_string())
         }
     }
 }
@@ -145,13 +149,13 @@ impl Backend for LocalBackend {
 
     fn generate<'a>(
         &'a self,
-        leg: &'a Leg,
-        sink: &'a mut LegSink,
-    ) -> BoxFuture<'a, Result<LegEnd, LegError>> {
-        self.run(leg, sink).boxed()
+        attempt: &'a Attempt,
+        sink: &'a mut AttemptSink,
+    ) -> BoxFuture<'a, Result<AttemptEnd, AttemptError>> {
+        self.run(attempt, sink).boxed()
     }
 
-    fn probe(&self) -> BoxFuture<'_, Result<Probe, LegError>> {
+    fn probe(&self) -> BoxFuture<'_, Result<Probe, AttemptError>> {
         let status = self.engine.status();
         let known = status.kv_tokens_total > 0;
         let probe = Probe {
@@ -168,25 +172,25 @@ impl Backend for LocalBackend {
         std::future::ready(Ok(probe)).boxed()
     }
 
-    fn label(&self, _version: PolicyVersion) -> BoxFuture<'_, Result<(), LegError>> {
+    fn label(&self, _version: PolicyVersion) -> BoxFuture<'_, Result<(), AttemptError>> {
         std::future::ready(Ok(())).boxed()
     }
 
-    fn load<'a>(&'a self, weights: &'a Weights) -> BoxFuture<'a, Result<(), LegError>> {
+    fn load<'a>(&'a self, weights: &'a Weights) -> BoxFuture<'a, Result<(), AttemptError>> {
         async move {
             let Some(source) = weights.source.clone() else {
                 let why = "loading weights again from a folder".to_owned();
-                return Err(LegError::Unsupported(why));
+                return Err(AttemptError::Unsupported(why));
             };
             let (engine, version) = (Arc::clone(&self.engine), weights.version);
             let loaded = tokio::task::spawn_blocking(move || engine.load_weights(version, source));
-            let loaded = loaded.await.map_err(|e| LegError::Cut(e.to_string()))?;
-            loaded.map_err(|e| LegError::Unsupported(e.to_string()))
+            let loaded = loaded.await.map_err(|e| AttemptError::Cut(e.to_string()))?;
+            loaded.map_err(|e| AttemptError::Unsupported(e.to_string()))
         }
         .boxed()
     }
 
-    fn sleep(&self, asleep: bool) -> BoxFuture<'_, Result<(), LegError>> {
+    fn sleep(&self, asleep: bool) -> BoxFuture<'_, Result<(), AttemptError>> {
         // It keeps its memory, but computes nothing.
         self.engine.pause(asleep);
         std::future::ready(Ok(())).boxed()

@@ -5,10 +5,10 @@
 //! own to the log-probabilities (llama.cpp does), they are used; elsewhere a [`TextCodec`]
 //! makes ids from the text, which need not be those that were sampled.
 
-use crate::backend::{Backend, Leg, LegEnd, LegSink, Probe, ServedWeights, Weights};
+use crate::backend::{Attempt, AttemptEnd, AttemptSink, Backend, Probe, ServedWeights, Weights};
 use crate::check::{ServerEnd, room};
 use crate::config::{ConfigError, ServerConfig};
-use crate::error::{LegError, Stage};
+use crate::error::{AttemptError, Stage};
 use crate::http::{self, Http, within};
 use futures::FutureExt;
 use futures::future::BoxFuture;
@@ -110,7 +110,7 @@ impl OpenaiBackend {
         self
     }
 
-    async fn model(&self) -> Result<String, LegError> {
+    async fn model(&self) -> Result<String, AttemptError> {
         if let Some(model) = &self.config.model {
             return Ok(model.clone());
         }
@@ -125,18 +125,18 @@ impl OpenaiBackend {
         let list: ModelList = self.http.get("/v1/models").await?;
         let Some(first) = list.data.into_iter().next() else {
             let why = "naming a model: it lists none, set `model`".to_owned();
-            return Err(LegError::Unsupported(why));
+            return Err(AttemptError::Unsupported(why));
         };
         let mut model = self.model.lock().unwrap_or_else(PoisonError::into_inner);
         *model = Some(first.id.clone());
         Ok(first.id)
     }
 
-    fn body(&self, leg: &Leg, model: &str, room: u32) -> Value {
-        let s = &leg.sampling;
+    fn body(&self, attempt: &Attempt, model: &str, room: u32) -> Value {
+        let s = &attempt.sampling;
         let prompt = match &self.codec {
-            Some(codec) => json!(codec.decode(&leg.prompt)),
-            None => json!(leg.prompt),
+            Some(codec) => json!(codec.decode(&attempt.prompt)),
+            None => json!(attempt.prompt),
         };
         let mut body = json!({
             "model": model,
@@ -160,12 +160,21 @@ impl OpenaiBackend {
         body
     }
 
-    async fn run(&self, leg: &Leg, sink: &mut LegSink) -> Result<LegEnd, LegError> {
-        let room = room(leg, self.config.context)?;
-        let body = self.body(leg, &self.model().await?, room);
+    async fn run(
+        &self,
+        attempt: &Attempt,
+        sink: &mut AttemptSink,
+    ) -> Result<AttemptEnd, AttemptError> {
+        let room = room(attempt, self.config.context)?;
+        let body = self.body(attempt, &self.model().await?, room);
         let limit_s = self.http.timeouts.whole_s;
-        let reason = within(Stage::Whole, limit_s, self.stream(&body, leg, room, sink)).await??;
-        Ok(LegEnd {
+        let reason = within(
+            Stage::Whole,
+            limit_s,
+            self.stream(&body, attempt, room, sink),
+        )
+        .await??;
+        Ok(AttemptEnd {
             reason,
             cached_prompt_tokens: 0,
         })
@@ -174,10 +183,10 @@ impl OpenaiBackend {
     async fn stream(
         &self,
         body: &Value,
-        leg: &Leg,
+        attempt: &Attempt,
         room: u32,
-        sink: &mut LegSink,
-    ) -> Result<FinishReason, LegError> {
+        sink: &mut AttemptSink,
+    ) -> Result<FinishReason, AttemptError> {
         let mut events = self.http.stream("/v1/completions", body).await?;
         let mut text = String::new();
         let mut finish = None;
@@ -193,20 +202,20 @@ impl OpenaiBackend {
                 text.push_str(&choice.text);
             } else if !told(&content, sink, room).await? && !choice.text.is_empty() {
                 let why = "telling token ids: give it a tokenizer, to be sent text".to_owned();
-                return Err(LegError::Unsupported(why));
+                return Err(AttemptError::Unsupported(why));
             }
             finish = choice.finish_reason.or(finish);
         }
         let Some(finish) = finish else {
             let why = format!("after {} bytes of text, without a reason", text.len());
-            return Err(LegError::Cut(why));
+            return Err(AttemptError::Cut(why));
         };
         if let Some(codec) = &self.codec {
             let mut ids = codec.encode(&text);
             ids.truncate(room as usize);
-            invented(&ids, leg, sink).await?;
+            invented(&ids, attempt, sink).await?;
         }
-        self.end(&finish, leg, room, sink).await
+        self.end(&finish, attempt, room, sink).await
     }
 
     /// The protocol does not say which token or string ended an output, nor is it a part of
@@ -214,11 +223,11 @@ impl OpenaiBackend {
     async fn end(
         &self,
         finish: &str,
-        leg: &Leg,
+        attempt: &Attempt,
         room: u32,
-        sink: &mut LegSink,
-    ) -> Result<FinishReason, LegError> {
-        let stops = &leg.sampling.stop_ids;
+        sink: &mut AttemptSink,
+    ) -> Result<FinishReason, AttemptError> {
+        let stops = &attempt.sampling.stop_ids;
         match finish {
             "stop" => {
                 let last = sink.ids().last();
@@ -229,10 +238,10 @@ impl OpenaiBackend {
                     if sink.sampled() >= room as usize {
                         return sink.end(&ServerEnd::Length).await;
                     }
-                    invented(&[id], leg, sink).await?;
+                    invented(&[id], attempt, sink).await?;
                     return sink.end(&ServerEnd::StopId(Some(id))).await;
                 }
-                match leg.sampling.stop_strings.first() {
+                match attempt.sampling.stop_strings.first() {
                     Some(text) => sink.end(&ServerEnd::StopString(text.clone())).await,
                     // It has an end of its own, which nobody asked for.
                     None => Ok(FinishReason::Length),
@@ -254,7 +263,11 @@ pub(crate) fn fidelity() -> Fidelity {
 }
 
 /// Hands on tokens whose ids the server tells; whether it does.
-async fn told(content: &[Content], sink: &mut LegSink, room: u32) -> Result<bool, LegError> {
+async fn told(
+    content: &[Content],
+    sink: &mut AttemptSink,
+    room: u32,
+) -> Result<bool, AttemptError> {
     let left = (room as usize).saturating_sub(sink.sampled());
     let ids: Option<Vec<TokenId>> = content.iter().take(left).map(|c| c.id).collect();
     let Some(ids) = ids.filter(|ids| !ids.is_empty()) else {
@@ -266,9 +279,15 @@ async fn told(content: &[Content], sink: &mut LegSink, room: u32) -> Result<bool
 }
 
 /// Hands on tokens that nobody sampled: their log-probability is not known, 0 stands for it.
-async fn invented(ids: &[TokenId], leg: &Leg, sink: &mut LegSink) -> Result<(), LegError> {
+async fn invented(
+    ids: &[TokenId],
+    attempt: &Attempt,
+    sink: &mut AttemptSink,
+) -> Result<(), AttemptError> {
     // A stop token in the middle is text to this server.
-    let stop = ids.iter().position(|id| leg.sampling.stop_ids.contains(id));
+    let stop = ids
+        .iter()
+        .position(|id| attempt.sampling.stop_ids.contains(id));
     let ids = &ids[..stop.map_or(ids.len(), |at| at + 1)];
     if ids.is_empty() {
         return Ok(());
@@ -286,7 +305,7 @@ impl Backend for OpenaiBackend {
         fidelity()
     }
 
-    fn accepts(&self, sampling: &SamplingParams) -> Result<(), LegError> {
+    fn accepts(&self, sampling: &SamplingParams) -> Result<(), AttemptError> {
         let unknown = [
             ("top_k", sampling.top_k != 0),
             ("min_p", sampling.min_p != 0.0),
@@ -296,7 +315,7 @@ impl Backend for OpenaiBackend {
         ];
         match unknown.iter().find(|(_, used)| *used) {
             None => Ok(()),
-            Some((name, _)) => Err(LegError::Refused(EngineError::InvalidSampling {
+            Some((name, _)) => Err(AttemptError::Refused(EngineError::InvalidSampling {
                 name: (*name).to_owned(),
                 value: "set".to_owned(),
                 allowed: "nothing: the OpenAI protocol does not have it for ids".to_owned(),
@@ -306,18 +325,18 @@ impl Backend for OpenaiBackend {
 
     fn generate<'a>(
         &'a self,
-        leg: &'a Leg,
-        sink: &'a mut LegSink,
-    ) -> BoxFuture<'a, Result<LegEnd, LegError>> {
-        self.run(leg, sink).boxed()
+        attempt: &'a Attempt,
+        sink: &'a mut AttemptSink,
+    ) -> BoxFuture<'a, Result<AttemptEnd, AttemptError>> {
+        self.run(attempt, sink).boxed()
     }
 
-    fn probe(&self) -> BoxFuture<'_, Result<Probe, LegError>> {
+    fn probe(&self) -> BoxFuture<'_, Result<Probe, AttemptError>> {
         async move {
             match self.http.get_bytes("/health").await {
                 Ok(_) => {}
                 // It is no part of the protocol; the list of models is.
-                Err(LegError::Status { .. }) => {
+                Err(AttemptError::Status { .. }) => {
                     self.http.get_bytes("/v1/models").await?;
                 }
                 Err(error) => return Err(error),
@@ -333,18 +352,18 @@ impl Backend for OpenaiBackend {
         .boxed()
     }
 
-    fn label(&self, version: PolicyVersion) -> BoxFuture<'_, Result<(), LegError>> {
+    fn label(&self, version: PolicyVersion) -> BoxFuture<'_, Result<(), AttemptError>> {
         *self.version.lock().unwrap_or_else(PoisonError::into_inner) = Some(version);
         std::future::ready(Ok(())).boxed()
     }
 
-    fn load<'a>(&'a self, _weights: &'a Weights) -> BoxFuture<'a, Result<(), LegError>> {
+    fn load<'a>(&'a self, _weights: &'a Weights) -> BoxFuture<'a, Result<(), AttemptError>> {
         let why = "loading weights: it is for evaluation only".to_owned();
-        std::future::ready(Err(LegError::Unsupported(why))).boxed()
+        std::future::ready(Err(AttemptError::Unsupported(why))).boxed()
     }
 
-    fn sleep(&self, _asleep: bool) -> BoxFuture<'_, Result<(), LegError>> {
+    fn sleep(&self, _asleep: bool) -> BoxFuture<'_, Result<(), AttemptError>> {
         let why = "sleeping".to_owned();
-        std::future::ready(Err(LegError::Unsupported(why))).boxed()
+        std::future::ready(Err(AttemptError::Unsupported(why))).boxed()
     }
 }

@@ -1,8 +1,8 @@
-//! What a server that speaks token ids says of a leg, piece by piece.
+//! What a server that speaks token ids says of an attempt, piece by piece.
 
-use crate::backend::{Leg, LegEnd, LegSink, ServedWeights};
+use crate::backend::{Attempt, AttemptEnd, AttemptSink, ServedWeights};
 use crate::check::ServerEnd;
-use crate::error::LegError;
+use crate::error::AttemptError;
 use sinew_types::{FinishReason, TokenId, TokenLogprob};
 
 /// What a piece says that the ones before it did not.
@@ -18,7 +18,7 @@ pub(crate) struct Seen {
     pub(crate) cached: Option<u32>,
 }
 
-/// The pieces of a leg so far.
+/// The pieces of an attempt so far.
 #[derive(Debug, Default)]
 pub(crate) struct Pieces {
     reason: Option<FinishReason>,
@@ -31,18 +31,18 @@ impl Pieces {
     pub(crate) async fn take(
         &mut self,
         seen: Seen,
-        leg: &Leg,
-        sink: &mut LegSink,
-    ) -> Result<(), LegError> {
+        attempt: &Attempt,
+        sink: &mut AttemptSink,
+    ) -> Result<(), AttemptError> {
         if let Some(prompt) = &seen.prompt {
             sink.echo(prompt)?;
             self.echoed = true;
         }
         // Before its tokens go anywhere.
         for label in &seen.versions {
-            if ServedWeights::from_label(label) != ServedWeights::Version(leg.version) {
-                return Err(LegError::Version {
-                    expected: leg.version,
+            if ServedWeights::from_label(label) != ServedWeights::Version(attempt.version) {
+                return Err(AttemptError::Version {
+                    expected: attempt.version,
                     found: label.clone(),
                 });
             }
@@ -62,13 +62,13 @@ impl Pieces {
         self.echoed
     }
 
-    /// The end of the leg; an error if the server never said one.
-    pub(crate) fn end(self, sink: &LegSink) -> Result<LegEnd, LegError> {
+    /// The end of the attempt; an error if the server never said one.
+    pub(crate) fn end(self, sink: &AttemptSink) -> Result<AttemptEnd, AttemptError> {
         let Some(reason) = self.reason else {
             let why = format!("after {} tokens, without a reason", sink.sampled());
-            return Err(LegError::Cut(why));
+            return Err(AttemptError::Cut(why));
         };
-        Ok(LegEnd {
+        Ok(AttemptEnd {
             reason,
             cached_prompt_tokens: self.cached_prompt_tokens,
         })

@@ -8,10 +8,12 @@
 
 mod wire;
 
-use crate::backend::{Backend, Leg, LegEnd, LegId, LegSink, Probe, ServedWeights, Weights};
+use crate::backend::{
+    Attempt, AttemptEnd, AttemptId, AttemptSink, Backend, Probe, ServedWeights, Weights,
+};
 use crate::check::{LogprobMode, raw_fits, refused};
 use crate::config::{ConfigError, ServerConfig};
-use crate::error::{LegError, Stage};
+use crate::error::{AttemptError, Stage};
 use crate::guided;
 use crate::http::{self, Http, within};
 use crate::metrics::Metrics;
@@ -98,18 +100,20 @@ impl SglangBackend {
         })
     }
 
-    fn request_id(&self, leg: LegId) -> String {
-        format!("sinew-{:016x}-{}", self.session, leg.0)
+    fn request_id(&self, attempt: AttemptId) -> String {
+        format!("sinew-{:016x}-{}", self.session, attempt.0)
     }
 
-    async fn limits(&self) -> Result<Limits, LegError> {
+    async fn limits(&self) -> Result<Limits, AttemptError> {
         let known = *self.limits.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(limits) = known {
             return Ok(limits);
         }
         let info: ServerInfo = match self.http.get("/server_info").await {
             // Its name until 0.5.
-            Err(LegError::Status { status: 404, .. }) => self.http.get("/get_server_info").await?,
+            Err(AttemptError::Status { status: 404, .. }) => {
+                self.http.get("/get_server_info").await?
+            }
             other => other?,
         };
         let limits = Limits {
@@ -124,50 +128,56 @@ impl SglangBackend {
         Ok(limits)
     }
 
-    async fn weights(&self) -> Result<ServedWeights, LegError> {
+    async fn weights(&self) -> Result<ServedWeights, AttemptError> {
         let info: ModelInfo = match self.http.get("/model_info").await {
-            Err(LegError::Status { status: 404, .. }) => self.http.get("/get_model_info").await?,
+            Err(AttemptError::Status { status: 404, .. }) => {
+                self.http.get("/get_model_info").await?
+            }
             other => other?,
         };
         let label = info.weight_version.unwrap_or_default();
         Ok(ServedWeights::from_label(&label))
     }
 
-    async fn verify(&self, version: PolicyVersion) -> Result<(), LegError> {
+    async fn verify(&self, version: PolicyVersion) -> Result<(), AttemptError> {
         self.weights().await?.verify(version)
     }
 
-    async fn run(&self, leg: &Leg, sink: &mut LegSink) -> Result<LegEnd, LegError> {
+    async fn run(
+        &self,
+        attempt: &Attempt,
+        sink: &mut AttemptSink,
+    ) -> Result<AttemptEnd, AttemptError> {
         let limits = self.limits().await?;
-        let room = crate::check::room(leg, limits.context)?;
-        let mut body = wire::generate(leg, &self.request_id(leg.id), room);
+        let room = crate::check::room(attempt, limits.context)?;
+        let mut body = wire::generate(attempt, &self.request_id(attempt.id), room);
         if self.options.priorities {
-            body["priority"] = json!(leg.priority);
+            body["priority"] = json!(attempt.priority);
         }
         let limit_s = self.http.timeouts.whole_s;
-        within(Stage::Whole, limit_s, self.stream(&body, leg, sink)).await?
+        within(Stage::Whole, limit_s, self.stream(&body, attempt, sink)).await?
     }
 
     async fn stream(
         &self,
         body: &Value,
-        leg: &Leg,
-        sink: &mut LegSink,
-    ) -> Result<LegEnd, LegError> {
+        attempt: &Attempt,
+        sink: &mut AttemptSink,
+    ) -> Result<AttemptEnd, AttemptError> {
         let mut events = self.http.stream("/generate", body).await?;
         let mut pieces = Pieces::default();
         while let Some(data) = events.next().await? {
             let Some(chunk) = http::event::<wire::Chunk>(&data)? else {
                 break;
             };
-            let asked = usize::from(leg.sampling.top_logprobs);
-            let seen = wire::read(chunk, sink.ids(), leg.prompt.len(), asked)?;
-            pieces.take(seen, leg, sink).await?;
+            let asked = usize::from(attempt.sampling.top_logprobs);
+            let seen = wire::read(chunk, sink.ids(), attempt.prompt.len(), asked)?;
+            pieces.take(seen, attempt, sink).await?;
         }
         pieces.end(sink)
     }
 
-    async fn look(&self) -> Result<Probe, LegError> {
+    async fn look(&self) -> Result<Probe, AttemptError> {
         self.http.get_bytes("/health").await?;
         let weights = self.weights().await?;
         if !matches!(weights, ServedWeights::Version(_)) {
@@ -184,7 +194,7 @@ impl SglangBackend {
         // Served only with --enable-metrics.
         let metrics = match self.http.get_text("/metrics").await {
             Ok(text) => Metrics::parse(&text),
-            Err(LegError::Status { status: 404, .. }) => return Ok(probe),
+            Err(AttemptError::Status { status: 404, .. }) => return Ok(probe),
             Err(error) => return Err(error),
         };
         let used = metrics.sum("sglang:num_used_tokens");
@@ -206,35 +216,35 @@ impl SglangBackend {
         Ok(probe)
     }
 
-    async fn command(&self, path: &str, body: &Value, limit_s: f64) -> Result<(), LegError> {
+    async fn command(&self, path: &str, body: &Value, limit_s: f64) -> Result<(), AttemptError> {
         let answer = self.http.post(path, Some(body), limit_s).await;
         match answer {
             Ok(bytes) => match serde_json::from_slice::<Outcome>(&bytes) {
                 Ok(Outcome {
                     success: false,
                     message,
-                }) => Err(LegError::Unsupported(format!("POST {path}: {message}"))),
+                }) => Err(AttemptError::Unsupported(format!("POST {path}: {message}"))),
                 // Some commands answer with text.
                 _ => Ok(()),
             },
-            Err(LegError::Refused(EngineError::Failed(why))) => {
-                Err(LegError::Unsupported(format!("POST {path}: {why}")))
+            Err(AttemptError::Refused(EngineError::Failed(why))) => {
+                Err(AttemptError::Unsupported(format!("POST {path}: {why}")))
             }
             Err(error) => Err(error),
         }
     }
 
-    async fn set_label(&self, label: &str) -> Result<(), LegError> {
+    async fn set_label(&self, label: &str) -> Result<(), AttemptError> {
         let body = json!({ "new_version": label, "abort_all_requests": false });
         let control_s = self.http.timeouts.control_s;
         self.command("/update_weight_version", &body, control_s)
             .await
     }
 
-    async fn swap(&self, weights: &Weights) -> Result<(), LegError> {
+    async fn swap(&self, weights: &Weights) -> Result<(), AttemptError> {
         let Some(folder) = &weights.folder else {
             let why = "loading weights without a folder: set `weights_dir`".to_owned();
-            return Err(LegError::Unsupported(why));
+            return Err(AttemptError::Unsupported(why));
         };
         // Whatever happens from here on, nothing is sampled by weights that nobody verified.
         let version = weights.version.to_string();
@@ -261,9 +271,9 @@ impl Backend for SglangBackend {
         Fidelity::TokenExact
     }
 
-    fn accepts(&self, sampling: &SamplingParams) -> Result<(), LegError> {
+    fn accepts(&self, sampling: &SamplingParams) -> Result<(), AttemptError> {
         if let Some(format) = &sampling.format {
-            guided::sglang(format).map_err(LegError::Refused)?;
+            guided::sglang(format).map_err(AttemptError::Refused)?;
         }
         if self.options.logprobs == LogprobMode::Raw {
             let instead = "0 or 1 with SGLang of `logprobs = \"raw\"`, whose log-probs are those of temperature 1; \
@@ -280,20 +290,20 @@ impl Backend for SglangBackend {
 
     fn generate<'a>(
         &'a self,
-        leg: &'a Leg,
-        sink: &'a mut LegSink,
-    ) -> BoxFuture<'a, Result<LegEnd, LegError>> {
-        // What a server is not asked for it does not hold to: no leg goes out without its format.
+        attempt: &'a Attempt,
+        sink: &'a mut AttemptSink,
+    ) -> BoxFuture<'a, Result<AttemptEnd, AttemptError>> {
+        // What a server is not asked for it does not hold to: no attempt goes out without its format.
         async move {
-            self.accepts(&leg.sampling)?;
-            self.run(leg, sink).await
+            self.accepts(&attempt.sampling)?;
+            self.run(attempt, sink).await
         }
         .boxed()
     }
 
-    fn cancel(&self, leg: LegId) -> BoxFuture<'_, ()> {
+    fn cancel(&self, attempt: AttemptId) -> BoxFuture<'_, ()> {
         async move {
-            let body = json!({ "rid": self.request_id(leg) });
+            let body = json!({ "rid": self.request_id(attempt) });
             let control_s = self.http.timeouts.control_s;
             // A server that is gone has stopped too.
             let _ = self
@@ -304,11 +314,11 @@ impl Backend for SglangBackend {
         .boxed()
     }
 
-    fn probe(&self) -> BoxFuture<'_, Result<Probe, LegError>> {
+    fn probe(&self) -> BoxFuture<'_, Result<Probe, AttemptError>> {
         self.look().boxed()
     }
 
-    fn label(&self, version: PolicyVersion) -> BoxFuture<'_, Result<(), LegError>> {
+    fn label(&self, version: PolicyVersion) -> BoxFuture<'_, Result<(), AttemptError>> {
         async move {
             self.set_label(&version.to_string()).await?;
             self.verify(version).await
@@ -316,11 +326,11 @@ impl Backend for SglangBackend {
         .boxed()
     }
 
-    fn load<'a>(&'a self, weights: &'a Weights) -> BoxFuture<'a, Result<(), LegError>> {
+    fn load<'a>(&'a self, weights: &'a Weights) -> BoxFuture<'a, Result<(), AttemptError>> {
         self.swap(weights).boxed()
     }
 
-    fn sleep(&self, asleep: bool) -> BoxFuture<'_, Result<(), LegError>> {
+    fn sleep(&self, asleep: bool) -> BoxFuture<'_, Result<(), AttemptError>> {
         async move {
             let load_s = self.http.timeouts.load_s;
             if !asleep {

@@ -10,10 +10,10 @@
 
 mod wire;
 
-use crate::backend::{Backend, Leg, LegEnd, LegSink, Probe, ServedWeights, Weights};
+use crate::backend::{Attempt, AttemptEnd, AttemptSink, Backend, Probe, ServedWeights, Weights};
 use crate::check::{LogprobMode, raw_fits, refused};
 use crate::config::{ConfigError, ServerConfig};
-use crate::error::{LegError, Stage};
+use crate::error::{AttemptError, Stage};
 use crate::guided;
 use crate::http::{self, Http, within};
 use crate::metrics::Metrics;
@@ -134,7 +134,7 @@ impl VllmBackend {
         f(&mut self.memory.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    async fn model(&self) -> Result<Model, LegError> {
+    async fn model(&self) -> Result<Model, AttemptError> {
         if let Some(model) = self.remember(|m| m.model.clone()) {
             return Ok(model);
         }
@@ -144,7 +144,7 @@ impl VllmBackend {
         let Some(card) = list.data.iter().find(named) else {
             let served: Vec<_> = list.data.iter().map(|c| c.id.as_str()).collect();
             let why = format!("serving model {wanted:?}: it serves {served:?}");
-            return Err(LegError::Unsupported(why));
+            return Err(AttemptError::Unsupported(why));
         };
         let model = Model {
             id: card.id.clone(),
@@ -155,13 +155,13 @@ impl VllmBackend {
     }
 
     /// The label of the server's weights, or what we know of them ourselves.
-    async fn weights(&self) -> Result<ServedWeights, LegError> {
+    async fn weights(&self) -> Result<ServedWeights, AttemptError> {
         match self.http.get::<WeightInfo>("/weight_info").await {
             Ok(info) => {
                 self.remember(|m| m.unlabelled = false);
                 Ok(ServedWeights::from_label(&info.weight_version))
             }
-            Err(LegError::Status { status: 404, .. }) => Ok(self.remember(|m| {
+            Err(AttemptError::Status { status: 404, .. }) => Ok(self.remember(|m| {
                 m.unlabelled = true;
                 let held = m.held.map(ServedWeights::Version);
                 held.unwrap_or(ServedWeights::Unlabelled)
@@ -170,29 +170,41 @@ impl VllmBackend {
         }
     }
 
-    async fn verify(&self, version: PolicyVersion) -> Result<(), LegError> {
+    async fn verify(&self, version: PolicyVersion) -> Result<(), AttemptError> {
         self.weights().await?.verify(version)
     }
 
-    async fn run(&self, leg: &Leg, sink: &mut LegSink) -> Result<LegEnd, LegError> {
+    async fn run(
+        &self,
+        attempt: &Attempt,
+        sink: &mut AttemptSink,
+    ) -> Result<AttemptEnd, AttemptError> {
         let model = self.model().await?;
-        let room = crate::check::room(leg, model.context)?;
-        self.verify(leg.version).await?;
+        let room = crate::check::room(attempt, model.context)?;
+        self.verify(attempt.version).await?;
         let (path, body) = match self.options.api {
-            VllmApi::Completions => ("/v1/completions", wire::completions(leg, &model.id, room)),
+            VllmApi::Completions => (
+                "/v1/completions",
+                wire::completions(attempt, &model.id, room),
+            ),
             VllmApi::Generate => (
                 "/inference/v1/generate",
-                wire::generate(leg, &model.id, room),
+                wire::generate(attempt, &model.id, room),
             ),
         };
         let mut body = body;
         if self.options.priorities {
             // vLLM runs smaller numbers first.
-            body["priority"] = json!(-i64::from(leg.priority));
+            body["priority"] = json!(-i64::from(attempt.priority));
         }
         let limit_s = self.http.timeouts.whole_s;
-        let end = within(Stage::Whole, limit_s, self.stream(path, &body, leg, sink)).await??;
-        self.verify(leg.version).await?;
+        let end = within(
+            Stage::Whole,
+            limit_s,
+            self.stream(path, &body, attempt, sink),
+        )
+        .await??;
+        self.verify(attempt.version).await?;
         Ok(end)
     }
 
@@ -200,28 +212,28 @@ impl VllmBackend {
         &self,
         path: &str,
         body: &Value,
-        leg: &Leg,
-        sink: &mut LegSink,
-    ) -> Result<LegEnd, LegError> {
+        attempt: &Attempt,
+        sink: &mut AttemptSink,
+    ) -> Result<AttemptEnd, AttemptError> {
         let mut events = self.http.stream(path, body).await?;
         let mut pieces = Pieces::default();
         while let Some(data) = events.next().await? {
             let Some(chunk) = http::event::<wire::Chunk>(&data)? else {
                 break;
             };
-            let seen = wire::read(chunk, &leg.sampling)?;
-            pieces.take(seen, leg, sink).await?;
+            let seen = wire::read(chunk, &attempt.sampling)?;
+            pieces.take(seen, attempt, sink).await?;
         }
         let echoed = pieces.echoed();
         let end = pieces.end(sink)?;
         if !echoed {
             let why = "it does not tell which prompt it used: is it a vLLM of 0.10.2 or later?";
-            return Err(LegError::Protocol(why.to_owned()));
+            return Err(AttemptError::Protocol(why.to_owned()));
         }
         Ok(end)
     }
 
-    async fn look(&self) -> Result<Probe, LegError> {
+    async fn look(&self) -> Result<Probe, AttemptError> {
         self.http.get_bytes("/health").await?;
         let metrics = Metrics::parse(&self.http.get_text("/metrics").await?);
         let started = metrics.first("process_start_time_seconds");
@@ -265,18 +277,25 @@ impl VllmBackend {
         })
     }
 
-    async fn command(&self, path: &str, body: Option<Value>, limit_s: f64) -> Result<(), LegError> {
+    async fn command(
+        &self,
+        path: &str,
+        body: Option<Value>,
+        limit_s: f64,
+    ) -> Result<(), AttemptError> {
         match self.http.post(path, body.as_ref(), limit_s).await {
             Ok(_) => Ok(()),
-            Err(LegError::Status { status: 404, .. }) => Err(LegError::Unsupported(format!(
-                "POST {path}; start vLLM with VLLM_SERVER_DEV_MODE=1"
-            ))),
-            Err(LegError::Refused(EngineError::Failed(why))) => Err(LegError::Unsupported(why)),
+            Err(AttemptError::Status { status: 404, .. }) => Err(AttemptError::Unsupported(
+                format!("POST {path}; start vLLM with VLLM_SERVER_DEV_MODE=1"),
+            )),
+            Err(AttemptError::Refused(EngineError::Failed(why))) => {
+                Err(AttemptError::Unsupported(why))
+            }
             Err(error) => Err(error),
         }
     }
 
-    async fn set_label(&self, label: &str) -> Result<(), LegError> {
+    async fn set_label(&self, label: &str) -> Result<(), AttemptError> {
         let control_s = self.http.timeouts.control_s;
         let body = json!({ "new_version": label });
         match self
@@ -284,15 +303,15 @@ impl VllmBackend {
             .await
         {
             // Versions before the label: what we hold ourselves is all that there is.
-            Err(LegError::Unsupported(_)) if self.remember(|m| m.unlabelled) => Ok(()),
+            Err(AttemptError::Unsupported(_)) if self.remember(|m| m.unlabelled) => Ok(()),
             other => other,
         }
     }
 
-    async fn swap(&self, weights: &Weights) -> Result<(), LegError> {
+    async fn swap(&self, weights: &Weights) -> Result<(), AttemptError> {
         let Some(folder) = &weights.folder else {
             let why = "loading weights without a folder: set `weights_dir`".to_owned();
-            return Err(LegError::Unsupported(why));
+            return Err(AttemptError::Unsupported(why));
         };
         self.look().await?;
         let (version, timeouts) = (weights.version, self.http.timeouts);
@@ -344,7 +363,7 @@ fn kv_total(metrics: &Metrics) -> Option<usize> {
 
 /// Log-probabilities that are taken after bias and truncation are those of the policy where there is neither.
 /// Greedy sampling drops truncation, but not the bias.
-fn processed_fits(sampling: &SamplingParams) -> Result<(), LegError> {
+fn processed_fits(sampling: &SamplingParams) -> Result<(), AttemptError> {
     const WHY: &str = "with vLLM of `logprobs = \"processed\"`, whose log-probs are taken after it";
     if !sampling.logit_bias.is_empty() {
         let value = format!("{} entries", sampling.logit_bias.len());
@@ -373,9 +392,9 @@ impl Backend for VllmBackend {
         Fidelity::TokenExact
     }
 
-    fn accepts(&self, sampling: &SamplingParams) -> Result<(), LegError> {
+    fn accepts(&self, sampling: &SamplingParams) -> Result<(), AttemptError> {
         if let Some(format) = &sampling.format {
-            guided::vllm(format).map_err(LegError::Refused)?;
+            guided::vllm(format).map_err(AttemptError::Refused)?;
         }
         let temperature = sampling.temperature;
         if temperature > 0.0 && temperature < VllmOptions::LOWEST_TEMPERATURE {
@@ -394,22 +413,22 @@ impl Backend for VllmBackend {
 
     fn generate<'a>(
         &'a self,
-        leg: &'a Leg,
-        sink: &'a mut LegSink,
-    ) -> BoxFuture<'a, Result<LegEnd, LegError>> {
-        // What a server is not asked for it does not hold to: no leg goes out without its format.
+        attempt: &'a Attempt,
+        sink: &'a mut AttemptSink,
+    ) -> BoxFuture<'a, Result<AttemptEnd, AttemptError>> {
+        // What a server is not asked for it does not hold to: no attempt goes out without its format.
         async move {
-            self.accepts(&leg.sampling)?;
-            self.run(leg, sink).await
+            self.accepts(&attempt.sampling)?;
+            self.run(attempt, sink).await
         }
         .boxed()
     }
 
-    fn probe(&self) -> BoxFuture<'_, Result<Probe, LegError>> {
+    fn probe(&self) -> BoxFuture<'_, Result<Probe, AttemptError>> {
         self.look().boxed()
     }
 
-    fn label(&self, version: PolicyVersion) -> BoxFuture<'_, Result<(), LegError>> {
+    fn label(&self, version: PolicyVersion) -> BoxFuture<'_, Result<(), AttemptError>> {
         async move {
             // Asked first: it tells whether there are labels at all.
             self.weights().await?;
@@ -420,11 +439,11 @@ impl Backend for VllmBackend {
         .boxed()
     }
 
-    fn load<'a>(&'a self, weights: &'a Weights) -> BoxFuture<'a, Result<(), LegError>> {
+    fn load<'a>(&'a self, weights: &'a Weights) -> BoxFuture<'a, Result<(), AttemptError>> {
         self.swap(weights).boxed()
     }
 
-    fn sleep(&self, asleep: bool) -> BoxFuture<'_, Result<(), LegError>> {
+    fn sleep(&self, asleep: bool) -> BoxFuture<'_, Result<(), AttemptError>> {
         async move {
             let load_s = self.http.timeouts.load_s;
             if !asleep {

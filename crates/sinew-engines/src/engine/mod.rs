@@ -1,11 +1,11 @@
-//! The thread around a [`Router`]: an inbox, legs as tasks, looks at servers, weights.
+//! The thread around a [`Router`]: an inbox, attempts as tasks, looks at servers, weights.
 
 mod inbox;
 mod worker;
 
 use crate::backend::{Backend, Weights};
 use crate::config::{ConfigError, RemoteConfig};
-use crate::error::LegError;
+use crate::error::AttemptError;
 use crate::folder::WeightsFolder;
 use crate::guided::FormatMode;
 use crate::route::{Counters, EngineView};
@@ -136,7 +136,7 @@ impl Engine for RemoteEngine {
         self.formats.apply(&mut sampling, "")?;
         for backend in &self.backends {
             backend.accepts(&sampling).map_err(|e| match e {
-                LegError::Refused(error) => error,
+                AttemptError::Refused(error) => error,
                 other => EngineError::Failed(other.to_string()),
             })?;
         }

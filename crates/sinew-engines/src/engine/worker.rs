@@ -2,10 +2,11 @@
 
 use super::inbox::{Control, Inbox, ModelLimits, Reply, Shared};
 use crate::backend::{
-    Backend, Leg, LegEnd, LegId, LegSink, LegTokens, Probe, ServedWeights, Weights,
+    Attempt, AttemptEnd, AttemptId, AttemptSink, AttemptTokens, Backend, Probe, ServedWeights,
+    Weights,
 };
 use crate::config::{Jitter, RemoteConfig};
-use crate::error::LegError;
+use crate::error::AttemptError;
 use crate::route::{Command, Router};
 use futures::future::join_all;
 use sinew_types::{EngineError, EngineEvent, EventSink, GenerateRequest, PolicyVersion, RequestId};
@@ -20,37 +21,37 @@ use tokio::runtime::Runtime;
 use tokio::sync::mpsc;
 use tokio::task::{AbortHandle, JoinSet};
 
-/// Messages of legs that wait for the thread; more make the legs wait.
+/// Messages of attempts that wait for the thread; more make the attempts wait.
 const MAX_MESSAGES: usize = 1024;
 /// Messages taken in one go, so that commands and callers are not starved.
 const MAX_TAKEN: usize = 256;
 
 /// What tasks report.
 enum Report {
-    LegEnded {
-        leg: LegId,
-        result: Result<LegEnd, LegError>,
+    AttemptEnded {
+        attempt: AttemptId,
+        result: Result<AttemptEnd, AttemptError>,
     },
     /// `regular`: another look follows.
     Probed {
         engine: usize,
         epoch: u64,
         regular: bool,
-        result: Result<Probe, LegError>,
+        result: Result<Probe, AttemptError>,
     },
     /// Weights were loaded or labelled by one engine, outside of a load for all.
     Repaired {
         engine: usize,
         epoch: u64,
         version: PolicyVersion,
-        result: Result<(), LegError>,
+        result: Result<(), AttemptError>,
     },
     Loaded {
         version: PolicyVersion,
-        results: Vec<(usize, Result<(), LegError>)>,
+        results: Vec<(usize, Result<(), AttemptError>)>,
     },
     Slept {
-        result: Result<(), LegError>,
+        result: Result<(), AttemptError>,
     },
 }
 
@@ -66,10 +67,10 @@ pub(super) struct Worker {
     router: Router,
     jitter: Jitter,
     sinks: HashMap<RequestId, EventSink>,
-    legs: HashMap<LegId, AbortHandle>,
+    attempts: HashMap<AttemptId, AbortHandle>,
     tasks: JoinSet<Report>,
-    tokens: mpsc::Receiver<LegTokens>,
-    token_sender: mpsc::Sender<LegTokens>,
+    tokens: mpsc::Receiver<AttemptTokens>,
+    token_sender: mpsc::Sender<AttemptTokens>,
     start: Instant,
     probe_interval: Duration,
     hold: bool,
@@ -113,7 +114,7 @@ impl Worker {
             backends,
             jitter: config.jitter,
             sinks: HashMap::new(),
-            legs: HashMap::new(),
+            attempts: HashMap::new(),
             tasks: JoinSet::new(),
             tokens,
             token_sender,
@@ -150,7 +151,7 @@ impl Worker {
                 Some(report) = self.tasks.join_next() => self.report(report),
                 () = tokio::time::sleep(tick) => {}
             }
-            // Tokens come before the ends of their legs, which are reported elsewhere.
+            // Tokens come before the ends of their attempts, which are reported elsewhere.
             self.take_waiting();
             if !self.receive() {
                 return;
@@ -162,8 +163,9 @@ impl Worker {
         }
     }
 
-    fn take(&mut self, tokens: LegTokens) {
-        self.router.tokens(tokens.leg, tokens.tokens, tokens.end);
+    fn take(&mut self, tokens: AttemptTokens) {
+        self.router
+            .tokens(tokens.attempt, tokens.tokens, tokens.end);
     }
 
     fn take_waiting(&mut self) {
@@ -178,14 +180,14 @@ impl Worker {
     fn report(&mut self, report: Result<Report, tokio::task::JoinError>) {
         let now = self.now();
         match report {
-            Ok(Report::LegEnded { leg, result }) => {
+            Ok(Report::AttemptEnded { attempt, result }) => {
                 // All of its tokens were sent before it ended.
                 while let Ok(tokens) = self.tokens.try_recv() {
                     self.take(tokens);
                 }
-                self.legs.remove(&leg);
+                self.attempts.remove(&attempt);
                 let spread = (self.jitter)();
-                self.router.leg_ended(now, leg, result, spread);
+                self.router.attempt_ended(now, attempt, result, spread);
             }
             Ok(Report::Probed {
                 engine,
@@ -219,13 +221,13 @@ impl Worker {
             }
             Ok(Report::Loaded { version, results }) => self.loaded(now, version, &results),
             Ok(Report::Slept { result }) => self.slept(now, result),
-            // A leg that was aborted, or a task that panicked: the panic is the bug's report.
+            // An attempt that was aborted, or a task that panicked: the panic is the bug's report.
             Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
             Err(_) => {}
         }
     }
 
-    fn probed(&mut self, now: f64, engine: usize, result: Result<Probe, LegError>) {
+    fn probed(&mut self, now: f64, engine: usize, result: Result<Probe, AttemptError>) {
         if let Ok(probe) = &result {
             self.limits[engine] = ModelLimits {
                 context: probe.context,
@@ -380,7 +382,7 @@ impl Worker {
         &mut self,
         now: f64,
         version: PolicyVersion,
-        results: &[(usize, Result<(), LegError>)],
+        results: &[(usize, Result<(), AttemptError>)],
     ) {
         let Some(Job::Load { weights, reply }) = self.job.take() else {
             return;
@@ -409,19 +411,19 @@ impl Worker {
         self.next_control();
     }
 
-    fn slept(&mut self, now: f64, result: Result<(), LegError>) {
+    fn slept(&mut self, now: f64, result: Result<(), AttemptError>) {
         let Some(Job::Sleep { reply, woke }) = self.job.take() else {
             return;
         };
         self.next_epoch();
         // Each engine shows what it has at the next look; until then it is not believed.
-        let asleep = LegError::Unsupported("it fell asleep or woke up".to_owned());
+        let asleep = AttemptError::Unsupported("it fell asleep or woke up".to_owned());
         for engine in 0..self.backends.len() {
             self.router.probed(now, engine, Err(asleep.clone()));
         }
         self.router.loaded(now, self.router.version(), &[]);
         tracing::debug!(woke, "engines changed their sleep");
-        let failed = |e: LegError| EngineError::Failed(e.to_string());
+        let failed = |e: AttemptError| EngineError::Failed(e.to_string());
         answer(&reply, result.map_err(failed));
         self.look_at_all();
         self.next_control();
@@ -437,38 +439,38 @@ impl Worker {
     fn carry_out(&mut self) {
         while let Some(command) = self.router.command() {
             match command {
-                Command::Start { engine, leg } => self.start_leg(engine, leg),
-                Command::Cancel { engine, leg } => {
-                    if let Some(handle) = self.legs.remove(&leg) {
+                Command::Start { engine, attempt } => self.start_attempt(engine, attempt),
+                Command::Cancel { engine, attempt } => {
+                    if let Some(handle) = self.attempts.remove(&attempt) {
                         handle.abort();
                     }
                     let backend = Arc::clone(&self.backends[engine]);
-                    tokio::spawn(async move { backend.cancel(leg).await });
+                    tokio::spawn(async move { backend.cancel(attempt).await });
                 }
                 Command::Tell(event) => self.tell(event),
             }
         }
     }
 
-    fn start_leg(&mut self, engine: usize, leg: Leg) {
+    fn start_attempt(&mut self, engine: usize, attempt: Attempt) {
         let backend = Arc::clone(&self.backends[engine]);
         let limits = self.limits[engine];
         let to = self.token_sender.clone();
-        let mut sink = LegSink::new(&leg, limits.vocab, limits.context, to, self.hold);
-        let id = leg.id;
+        let mut sink = AttemptSink::new(&attempt, limits.vocab, limits.context, to, self.hold);
+        let id = attempt.id;
         let handle = self.tasks.spawn(async move {
-            let mut result = backend.generate(&leg, &mut sink).await;
+            let mut result = backend.generate(&attempt, &mut sink).await;
             // What was held is good unless the server is not believed.
             let trusted = !matches!(&result, Err(e) if e.blame() == crate::error::Blame::Trust);
             if trusted && let Err(error) = sink.flush().await {
                 result = Err(error);
             }
-            Report::LegEnded {
-                leg: leg.id,
+            Report::AttemptEnded {
+                attempt: attempt.id,
                 result,
             }
         });
-        self.legs.insert(id, handle);
+        self.attempts.insert(id, handle);
     }
 
     /// Calls a sink. One that panics loses its own events and no one else's.

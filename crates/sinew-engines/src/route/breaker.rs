@@ -24,7 +24,7 @@ impl Default for BreakerConfig {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Permit {
     Any,
-    /// One leg, to see whether the engine works again.
+    /// One attempt, to see whether the engine works again.
     Trial,
     None,
 }

@@ -15,9 +15,9 @@ pub use state::{Command, Counters, EngineView};
 pub struct RouterConfig {
     /// Most requests that wait; more are refused with `QueueFull`.
     pub max_waiting: usize,
-    /// Most legs on one engine at a time.
+    /// Most attempts on one engine at a time.
     pub max_running: usize,
-    /// Legs in a row that may fail without a new token before their request fails.
+    /// Attempts in a row that may fail without a new token before their request fails.
     pub max_failures: u32,
     /// Seconds that a request may wait for an engine; then it fails.
     pub max_wait_s: f64,
@@ -30,12 +30,12 @@ pub struct RouterConfig {
     pub block_tokens: usize,
     /// Blocks that are remembered for each engine.
     pub max_blocks: usize,
-    /// An engine that has that many legs more than the idlest one attracts no more.
+    /// An engine that has that many attempts more than the idlest one attracts no more.
     pub max_imbalance: usize,
-    /// Output tokens for which key-value room must be free when a leg starts; a request that
+    /// Output tokens for which key-value room must be free when an attempt starts; a request that
     /// asks for fewer reserves fewer.
     pub reserve_tokens: usize,
-    /// What becomes of a request that has tokens when its leg fails.
+    /// What becomes of a request that has tokens when its attempt fails.
     pub on_partial: OnPartial,
     /// What becomes of a request's format.
     pub formats: FormatMode,
@@ -61,10 +61,10 @@ impl Default for RouterConfig {
     }
 }
 
-/// What becomes of a request whose leg failed after it had sampled tokens.
+/// What becomes of a request whose attempt failed after it had sampled tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OnPartial {
-    /// Another leg starts from the ids so far.
+    /// Another attempt starts from the ids so far.
     Continue,
     /// It ends as aborted, with what came.
     Keep,

@@ -1,10 +1,10 @@
-//! The router: requests in, legs out.
+//! The router: requests in, attempts out.
 
 use super::state::{Command, Counters, EngineState, EngineView, Place, RequestState};
 use super::{OnPartial, RouterConfig};
-use crate::backend::{LegEnd, LegId, Probe, ServedWeights};
-use crate::check::LegToken;
-use crate::error::{Blame, LegError};
+use crate::backend::{AttemptEnd, AttemptId, Probe, ServedWeights};
+use crate::check::AttemptToken;
+use crate::error::{AttemptError, Blame};
 use sinew_types::{
     Choice, EngineError, EngineEvent, EngineStatus, FinishReason, GenerateRequest, PolicyVersion,
     RequestId, SampledToken,
@@ -22,11 +22,11 @@ pub struct Router {
     engines: Vec<EngineState>,
     requests: HashMap<RequestId, RequestState>,
     waiting: BTreeSet<Place>,
-    legs: HashMap<LegId, RequestId>,
+    attempts: HashMap<AttemptId, RequestId>,
     /// Reasons to start nothing: a pause, weights being loaded.
     paused: bool,
     loading: bool,
-    next_leg: u64,
+    next_attempt: u64,
     arrivals: u64,
     /// Not after the next time at which waiting itself changes anything.
     wake: f64,
@@ -46,10 +46,10 @@ impl Router {
             engines: engines.map(|n| EngineState::new(n, breaker)).collect(),
             requests: HashMap::new(),
             waiting: BTreeSet::new(),
-            legs: HashMap::new(),
+            attempts: HashMap::new(),
             paused: false,
             loading: false,
-            next_leg: 0,
+            next_attempt: 0,
             arrivals: 0,
             wake: f64::INFINITY,
             commands: VecDeque::new(),
@@ -102,8 +102,8 @@ impl Router {
             priority: request.priority,
             arrival: self.arrivals,
             blocks: Default::default(),
-            leg: None,
-            leg_tokens: 0,
+            attempt: None,
+            attempt_tokens: 0,
             end: None,
             failures: 0,
             not_before: now,
@@ -123,15 +123,24 @@ impl Router {
     /// Ends a request; unknown ones are ignored.
     pub fn abort(&mut self, request: RequestId) {
         if self.requests.contains_key(&request) {
-            self.cancel_leg(request);
+            self.cancel_attempt(request);
             self.finish(request, FinishReason::Aborted);
         }
     }
 
-    /// Tokens of a leg, and why it ends if that is known already; those of legs that are over
+    /// Tokens of an attempt, and why it ends if that is known already; those of attempts that are over
     /// are dropped.
-    pub fn tokens(&mut self, leg: LegId, tokens: Vec<LegToken>, end: Option<FinishReason>) {
-        let Some(state) = self.legs.get(&leg).and_then(|id| self.requests.get_mut(id)) else {
+    pub fn tokens(
+        &mut self,
+        attempt: AttemptId,
+        tokens: Vec<AttemptToken>,
+        end: Option<FinishReason>,
+    ) {
+        let Some(state) = self
+            .attempts
+            .get(&attempt)
+            .and_then(|id| self.requests.get_mut(id))
+        else {
             return;
         };
         state.end = end;
@@ -141,7 +150,7 @@ impl Router {
         let ids: Vec<_> = tokens.iter().map(|t| t.id).collect();
         state.blocks.push(&ids, self.config.block_tokens);
         state.sampled.extend_from_slice(&ids);
-        state.leg_tokens += ids.len();
+        state.attempt_tokens += ids.len();
         state.failures = 0;
         self.counters.sampled_tokens += ids.len() as u64;
         let (request, version) = (state.id, self.version);
@@ -163,26 +172,26 @@ impl Router {
         self.tell(EngineEvent::Tokens { request, tokens });
     }
 
-    /// A leg is over. `spread` in [0, 1) varies the pause before the next one.
-    pub fn leg_ended(
+    /// An attempt is over. `spread` in [0, 1) varies the pause before the next one.
+    pub fn attempt_ended(
         &mut self,
         now: f64,
-        leg: LegId,
-        result: Result<LegEnd, LegError>,
+        attempt: AttemptId,
+        result: Result<AttemptEnd, AttemptError>,
         spread: f64,
     ) {
-        let Some(request) = self.legs.get(&leg).copied() else {
+        let Some(request) = self.attempts.get(&attempt).copied() else {
             return;
         };
-        let engine = self.release_leg(request);
+        let engine = self.release_attempt(request);
         match result {
-            Ok(end) => self.leg_succeeded(request, engine, end),
-            Err(error) => self.leg_failed(now, request, engine, error, spread),
+            Ok(end) => self.attempt_succeeded(request, engine, end),
+            Err(error) => self.attempt_failed(now, request, engine, error, spread),
         }
         self.schedule(now);
     }
 
-    fn leg_succeeded(&mut self, request: RequestId, engine: Option<usize>, end: LegEnd) {
+    fn attempt_succeeded(&mut self, request: RequestId, engine: Option<usize>, end: AttemptEnd) {
         let Some(state) = self.requests.get_mut(&request) else {
             return;
         };
@@ -196,15 +205,15 @@ impl Router {
         self.finish(request, end.reason);
     }
 
-    fn leg_failed(
+    fn attempt_failed(
         &mut self,
         now: f64,
         request: RequestId,
         engine: Option<usize>,
-        error: LegError,
+        error: AttemptError,
         spread: f64,
     ) {
-        self.counters.failed_legs += 1;
+        self.counters.failed_attempts += 1;
         let blame = error.blame();
         if let Some(engine) = engine {
             self.blame(now, engine, &error, blame);
@@ -212,12 +221,12 @@ impl Router {
         let Some(state) = self.requests.get_mut(&request) else {
             return;
         };
-        let tainted = matches!(error, LegError::Version { .. }) && state.leg_tokens > 0;
+        let tainted = matches!(error, AttemptError::Version { .. }) && state.attempt_tokens > 0;
         let partial = !state.sampled.is_empty();
         state.failures += u32::from(blame != Blame::Moment);
         state.failed_on = engine;
         let failed = |why: &str| EngineError::Failed(format!("{why}: {error}"));
-        if let LegError::Refused(error) = &error {
+        if let AttemptError::Refused(error) = &error {
             let error = error.clone();
             return self.fail(request, error);
         }
@@ -235,21 +244,21 @@ impl Router {
         }
         let limit = self.config.max_failures;
         if state.failures >= limit {
-            let why = format!("{limit} legs failed in a row, the last with");
+            let why = format!("{limit} attempts failed in a row, the last with");
             return self.fail(request, failed(&why));
         }
         let doubled = f64::from(1u32 << state.failures.saturating_sub(1).min(16));
         let pause = (self.config.backoff_s * doubled).min(self.config.backoff_max_s);
         state.not_before = now + pause * (0.75 + 0.5 * spread);
         // A busy server is no failure: the deadline of the queue is the limit then.
-        if blame != Blame::Moment || state.leg_tokens > 0 {
+        if blame != Blame::Moment || state.attempt_tokens > 0 {
             state.deadline = now + self.config.max_wait_s;
         }
         self.wake = self.wake.min(state.not_before).min(state.deadline);
         self.waiting.insert(state.place());
     }
 
-    fn blame(&mut self, now: f64, engine: usize, error: &LegError, blame: Blame) {
+    fn blame(&mut self, now: f64, engine: usize, error: &AttemptError, blame: Blame) {
         let Some(state) = self.engines.get_mut(engine) else {
             return;
         };
@@ -272,14 +281,14 @@ impl Router {
         self.wake = self.wake.min(until);
         self.counters.breaker_opened += u64::from(opened);
         match error {
-            LegError::Version { .. } => self.counters.wrong_version += 1,
-            LegError::Tokens(_) | LegError::Protocol(_) => self.counters.wrong_answers += 1,
+            AttemptError::Version { .. } => self.counters.wrong_version += 1,
+            AttemptError::Tokens(_) | AttemptError::Protocol(_) => self.counters.wrong_answers += 1,
             _ => {}
         }
     }
 
     /// What a look at an engine showed.
-    pub fn probed(&mut self, now: f64, engine: usize, result: Result<Probe, LegError>) {
+    pub fn probed(&mut self, now: f64, engine: usize, result: Result<Probe, AttemptError>) {
         let Some(state) = self.engines.get_mut(engine) else {
             return;
         };
@@ -315,7 +324,7 @@ impl Router {
         self.schedule(now);
     }
 
-    /// Stops (`true`) or goes on. Running legs end; their requests keep their ids and wait.
+    /// Stops (`true`) or goes on. Running attempts end; their requests keep their ids and wait.
     pub fn pause(&mut self, now: f64, paused: bool) {
         self.paused = paused;
         self.interrupt(now);
@@ -323,7 +332,7 @@ impl Router {
         self.schedule(now);
     }
 
-    /// Weights are about to be loaded: legs end as in a pause, and no engine counts as
+    /// Weights are about to be loaded: attempts end as in a pause, and no engine counts as
     /// verified until [`Router::loaded`].
     pub fn load_begins(&mut self, now: f64) {
         self.loading = true;
@@ -337,7 +346,7 @@ impl Router {
         &mut self,
         now: f64,
         version: PolicyVersion,
-        results: &[(usize, Result<(), LegError>)],
+        results: &[(usize, Result<(), AttemptError>)],
     ) -> bool {
         self.loading = false;
         let changed = results.iter().any(|(_, r)| r.is_ok());
@@ -428,7 +437,7 @@ impl Router {
     pub fn status(&self, now: f64) -> EngineStatus {
         let mut status = EngineStatus {
             version: self.version,
-            running: self.legs.len(),
+            running: self.attempts.len(),
             waiting: self.waiting.len(),
             sampled_tokens: self.counters.sampled_tokens,
             ..EngineStatus::default()
@@ -489,8 +498,8 @@ impl Router {
         if able.len() > 1 {
             able.retain(|i| Some(*i) != request.failed_on);
         }
-        let legs = |i: &usize| self.engines[*i].legs.len();
-        let idlest = able.iter().map(legs).min()?;
+        let attempts = |i: &usize| self.engines[*i].attempts.len();
+        let idlest = able.iter().map(attempts).min()?;
         let matched = |i: &usize| self.engines[*i].seen.matched(request.blocks.hashes());
         let free = |i: &usize| {
             let probe = self.engines[*i].probe.as_ref();
@@ -498,19 +507,19 @@ impl Router {
         };
         let near = able
             .iter()
-            .filter(|i| legs(i) <= idlest + self.config.max_imbalance)
+            .filter(|i| attempts(i) <= idlest + self.config.max_imbalance)
             .map(|i| (*i, matched(i)))
             .filter(|(_, m)| *m > 0)
-            .max_by_key(|(i, m)| (*m, usize::MAX - legs(i), usize::MAX - i));
+            .max_by_key(|(i, m)| (*m, usize::MAX - attempts(i), usize::MAX - i));
         near.or_else(|| {
-            let idle = able.iter().filter(|i| legs(i) == idlest);
+            let idle = able.iter().filter(|i| attempts(i) == idlest);
             let best = idle.max_by_key(|i| (free(i), usize::MAX - **i));
             best.map(|i| (*i, matched(i)))
         })
     }
 
     fn start(&mut self, request: RequestId, engine: usize, matched: usize) {
-        let id = LegId(self.next_leg);
+        let id = AttemptId(self.next_attempt);
         let version = self.version;
         let (Some(state), Some(target)) = (
             self.requests.get_mut(&request),
@@ -518,31 +527,31 @@ impl Router {
         ) else {
             return;
         };
-        self.next_leg += 1;
-        let leg = state.next_leg(id, version);
+        self.next_attempt += 1;
+        let attempt = state.next_attempt(id, version);
         target.reserved += state.room(self.config.reserve_tokens);
-        target.legs.insert(id);
+        target.attempts.insert(id);
         let max = self.config.max_blocks;
         target.seen.remember(state.blocks.hashes(), max);
         let moved = state.failed_on.take().is_some_and(|last| last != engine);
         self.counters.failovers += u64::from(moved);
         self.counters.replayed_tokens += state.sampled.len() as u64;
-        self.counters.legs += 1;
+        self.counters.attempts += 1;
         self.counters.affinity_hits += u64::from(matched > 0);
         self.counters.affinity_misses += u64::from(matched == 0);
-        state.leg = Some((id, engine));
-        state.leg_tokens = 0;
+        state.attempt = Some((id, engine));
+        state.attempt_tokens = 0;
         state.end = None;
-        self.legs.insert(id, request);
-        self.commands.push_back(Command::Start { engine, leg });
+        self.attempts.insert(id, request);
+        self.commands.push_back(Command::Start { engine, attempt });
     }
 
-    /// Ends all legs without harm to their requests.
+    /// Ends all attempts without harm to their requests.
     fn interrupt(&mut self, now: f64) {
-        let requests: Vec<RequestId> = self.legs.values().copied().collect();
+        let requests: Vec<RequestId> = self.attempts.values().copied().collect();
         for request in requests {
-            self.cancel_leg(request);
-            self.counters.interrupted_legs += 1;
+            self.cancel_attempt(request);
+            self.counters.interrupted_attempts += 1;
             let Some(state) = self.requests.get_mut(&request) else {
                 continue;
             };
@@ -557,27 +566,27 @@ impl Router {
         }
     }
 
-    /// Forgets a request's leg; where it was.
-    fn release_leg(&mut self, request: RequestId) -> Option<usize> {
-        let (leg, engine) = self.requests.get_mut(&request)?.leg.take()?;
-        self.legs.remove(&leg);
+    /// Forgets a request's attempt; where it was.
+    fn release_attempt(&mut self, request: RequestId) -> Option<usize> {
+        let (attempt, engine) = self.requests.get_mut(&request)?.attempt.take()?;
+        self.attempts.remove(&attempt);
         if let Some(state) = self.engines.get_mut(engine) {
-            state.legs.remove(&leg);
+            state.attempts.remove(&attempt);
         }
         Some(engine)
     }
 
-    fn cancel_leg(&mut self, request: RequestId) {
-        let leg = self.requests.get(&request).and_then(|r| r.leg);
-        if let (Some((leg, _)), Some(engine)) = (leg, self.release_leg(request)) {
-            self.commands.push_back(Command::Cancel { engine, leg });
+    fn cancel_attempt(&mut self, request: RequestId) {
+        let attempt = self.requests.get(&request).and_then(|r| r.attempt);
+        if let (Some((attempt, _)), Some(engine)) = (attempt, self.release_attempt(request)) {
+            self.commands.push_back(Command::Cancel { engine, attempt });
         }
     }
 
     fn finish(&mut self, request: RequestId, reason: FinishReason) {
         if let Some(state) = self.requests.remove(&request) {
             self.waiting.remove(&state.place());
-            // A later leg's own limit may be the context's; the request's is what counts.
+            // A later attempt's own limit may be the context's; the request's is what counts.
             let reason = match reason {
                 FinishReason::Length if state.left() > 0 => FinishReason::ContextFull,
                 other => other,

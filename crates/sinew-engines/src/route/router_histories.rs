@@ -15,11 +15,11 @@ enum Step {
     },
     Abort(usize),
     Tokens {
-        leg: usize,
+        attempt: usize,
         stop: bool,
     },
     End {
-        leg: usize,
+        attempt: usize,
         how: u8,
     },
     Probe {
@@ -39,8 +39,8 @@ fn step() -> impl Strategy<Value = Step> {
             .prop_map(|(prompt, len, priority)| Step::Submit { prompt, len, priority }),
         1 => (0..20usize).prop_map(Step::Abort),
         4 => (0..9usize, prop::bool::weighted(0.2))
-            .prop_map(|(leg, stop)| Step::Tokens { leg, stop }),
-        4 => (0..9usize, 0..8u8).prop_map(|(leg, how)| Step::End { leg, how }),
+            .prop_map(|(attempt, stop)| Step::Tokens { attempt, stop }),
+        4 => (0..9usize, 0..8u8).prop_map(|(attempt, how)| Step::End { attempt, how }),
         3 => (0..3usize, 0..6u8).prop_map(|(engine, how)| Step::Probe { engine, how }),
         1 => any::<bool>().prop_map(Step::Pause),
         1 => (0..8u8).prop_map(|ok| Step::Load { ok }),
@@ -54,7 +54,7 @@ struct Observer {
     verified: Vec<Option<u64>>,
     version: u64,
     stopped: bool,
-    open: HashMap<LegId, (usize, RequestId)>,
+    open: HashMap<AttemptId, (usize, RequestId)>,
     sampled: HashMap<RequestId, Vec<u32>>,
     accepted: HashSet<RequestId>,
     ended: HashSet<RequestId>,
@@ -63,28 +63,30 @@ struct Observer {
 impl Observer {
     fn see(&mut self, command: Command, prompts: &HashMap<RequestId, Vec<u32>>) {
         match command {
-            Command::Start { engine, leg } => {
+            Command::Start { engine, attempt } => {
                 assert!(!self.stopped, "started while stopped");
                 assert_eq!(self.verified[engine], Some(self.version), "engine {engine}");
-                assert_eq!(leg.version, PolicyVersion(self.version));
+                assert_eq!(attempt.version, PolicyVersion(self.version));
                 let request = *prompts
                     .iter()
                     .find(|(id, p)| {
                         let sampled = &self.sampled[*id];
-                        leg.prompt.len() == p.len() + sampled.len()
-                            && leg.prompt.starts_with(p)
-                            && leg.prompt.ends_with(sampled)
+                        attempt.prompt.len() == p.len() + sampled.len()
+                            && attempt.prompt.starts_with(p)
+                            && attempt.prompt.ends_with(sampled)
                             && !self.ended.contains(*id)
                             && !self.open.values().any(|(_, r)| r == *id)
                     })
-                    .expect("a leg continues a request that has no other leg")
+                    .expect("an attempt continues a request that has no other attempt")
                     .0;
-                self.open.insert(leg.id, (engine, request));
+                self.open.insert(attempt.id, (engine, request));
                 let on = self.open.values().filter(|(e, _)| *e == engine).count();
-                assert!(on <= 3, "{on} legs on engine {engine}");
+                assert!(on <= 3, "{on} attempts on engine {engine}");
             }
-            Command::Cancel { leg, .. } => {
-                self.open.remove(&leg).expect("only running legs are ended");
+            Command::Cancel { attempt, .. } => {
+                self.open
+                    .remove(&attempt)
+                    .expect("only running attempts are ended");
             }
             Command::Tell(EngineEvent::Tokens { request, tokens }) => {
                 assert!(!self.ended.contains(&request), "tokens after the end");
@@ -101,20 +103,20 @@ impl Observer {
     }
 }
 
-fn failure(how: u8) -> LegError {
+fn failure(how: u8) -> AttemptError {
     match how {
-        0 => LegError::Cut("x".to_owned()),
-        1 => LegError::Busy {
+        0 => AttemptError::Cut("x".to_owned()),
+        1 => AttemptError::Busy {
             status: 503,
             body: String::new(),
         },
-        2 => LegError::Protocol("x".to_owned()),
-        3 => LegError::Version {
+        2 => AttemptError::Protocol("x".to_owned()),
+        3 => AttemptError::Version {
             expected: PolicyVersion(0),
             found: "x".to_owned(),
         },
-        4 => LegError::Refused(EngineError::Failed("x".to_owned())),
-        _ => LegError::Status {
+        4 => AttemptError::Refused(EngineError::Failed("x".to_owned())),
+        _ => AttemptError::Status {
             status: 500,
             body: String::new(),
         },
@@ -154,11 +156,11 @@ impl History {
         }
     }
 
-    /// One of the legs that run.
-    fn leg(&self, n: usize) -> Option<LegId> {
-        let mut legs: Vec<LegId> = self.seen.open.keys().copied().collect();
-        legs.sort_unstable();
-        legs.get(n % legs.len().max(1)).copied()
+    /// One of the attempts that run.
+    fn attempt(&self, n: usize) -> Option<AttemptId> {
+        let mut attempts: Vec<AttemptId> = self.seen.open.keys().copied().collect();
+        attempts.sort_unstable();
+        attempts.get(n % attempts.len().max(1)).copied()
     }
 
     fn submit(&mut self, id: u64, prompt: u32, len: usize, priority: i32) {
@@ -176,17 +178,17 @@ impl History {
         self.router.tick(self.now);
     }
 
-    fn tokens(&mut self, leg: LegId, stop: bool) {
-        let request = self.seen.open[&leg].1;
+    fn tokens(&mut self, attempt: AttemptId, stop: bool) {
+        let request = self.seen.open[&attempt].1;
         let sampled = &self.seen.sampled[&request];
         if sampled.len() < 10 && sampled.last() != Some(&99) {
             let id = if stop { 99 } else { 7 };
-            self.router.tokens(leg, vec![token(id)], None);
+            self.router.tokens(attempt, vec![token(id)], None);
         }
     }
 
-    fn end(&mut self, leg: LegId, how: u8) {
-        let (engine, _) = self.seen.open.remove(&leg).unwrap();
+    fn end(&mut self, attempt: AttemptId, how: u8) {
+        let (engine, _) = self.seen.open.remove(&attempt).unwrap();
         if how == 2 || how == 3 {
             self.seen.verified[engine] = None;
         }
@@ -194,7 +196,7 @@ impl History {
             6.. => end(FinishReason::Length),
             _ => Err(failure(how)),
         };
-        self.router.leg_ended(self.now, leg, result, 0.3);
+        self.router.attempt_ended(self.now, attempt, result, 0.3);
     }
 
     fn probe(&mut self, engine: usize, how: u8) {
@@ -235,14 +237,14 @@ impl History {
                 priority,
             } => self.submit(number as u64, prompt, len, priority),
             Step::Abort(n) => self.router.abort(RequestId(n as u64)),
-            Step::Tokens { leg, stop } => {
-                if let Some(leg) = self.leg(leg) {
-                    self.tokens(leg, stop);
+            Step::Tokens { attempt, stop } => {
+                if let Some(attempt) = self.attempt(attempt) {
+                    self.tokens(attempt, stop);
                 }
             }
-            Step::End { leg, how } => {
-                if let Some(leg) = self.leg(leg) {
-                    self.end(leg, how);
+            Step::End { attempt, how } => {
+                if let Some(attempt) = self.attempt(attempt) {
+                    self.end(attempt, how);
                 }
             }
             Step::Probe { engine, how } => self.probe(engine, how),
@@ -265,10 +267,10 @@ impl History {
         self.router.pause(self.now, false);
         for _ in 0..200 {
             self.observe();
-            let legs: Vec<LegId> = self.seen.open.keys().copied().collect();
-            for leg in legs {
-                self.seen.open.remove(&leg);
-                self.router.leg_ended(self.now, leg, cut(), 0.3);
+            let attempts: Vec<AttemptId> = self.seen.open.keys().copied().collect();
+            for attempt in attempts {
+                self.seen.open.remove(&attempt);
+                self.router.attempt_ended(self.now, attempt, cut(), 0.3);
                 self.observe();
             }
             self.now = self.router.next_tick(self.now).unwrap_or(self.now + 60.0);
@@ -278,7 +280,7 @@ impl History {
         let seen = &self.seen;
         assert_eq!(seen.ended, seen.accepted, "each request ends exactly once");
         let r = &self.router;
-        assert!(r.requests.is_empty() && r.legs.is_empty() && r.waiting.is_empty());
+        assert!(r.requests.is_empty() && r.attempts.is_empty() && r.waiting.is_empty());
     }
 }
 

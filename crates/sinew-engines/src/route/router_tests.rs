@@ -40,8 +40,8 @@ pub(super) fn request(id: u64, prompt: Vec<u32>) -> GenerateRequest {
     }
 }
 
-pub(super) fn token(id: u32) -> LegToken {
-    LegToken {
+pub(super) fn token(id: u32) -> AttemptToken {
+    AttemptToken {
         id,
         logprob: -1.0,
         top: Vec::new(),
@@ -52,14 +52,14 @@ pub(super) fn drain(router: &mut Router) -> Vec<Command> {
     std::iter::from_fn(|| router.command()).collect()
 }
 
-/// The only leg that was started.
-fn started(router: &mut Router) -> (usize, crate::backend::Leg) {
+/// The only attempt that was started.
+fn started(router: &mut Router) -> (usize, crate::backend::Attempt) {
     let mut starts = drain(router).into_iter().filter_map(|c| match c {
-        Command::Start { engine, leg } => Some((engine, leg)),
+        Command::Start { engine, attempt } => Some((engine, attempt)),
         _ => None,
     });
-    let first = starts.next().expect("a leg was started");
-    assert!(starts.next().is_none(), "one leg only");
+    let first = starts.next().expect("an attempt was started");
+    assert!(starts.next().is_none(), "one attempt only");
     first
 }
 
@@ -68,37 +68,40 @@ fn submit(router: &mut Router, now: f64, request: GenerateRequest) {
     router.tick(now);
 }
 
-pub(super) fn end(reason: FinishReason) -> Result<LegEnd, LegError> {
-    Ok(LegEnd {
+pub(super) fn end(reason: FinishReason) -> Result<AttemptEnd, AttemptError> {
+    Ok(AttemptEnd {
         reason,
         cached_prompt_tokens: 4,
     })
 }
 
-pub(super) fn cut() -> Result<LegEnd, LegError> {
-    Err(LegError::Cut("test".to_owned()))
+pub(super) fn cut() -> Result<AttemptEnd, AttemptError> {
+    Err(AttemptError::Cut("test".to_owned()))
 }
 
 #[test]
 fn failover_goes_on_from_the_ids_so_far_on_another_engine() {
     let mut r = router(2);
     submit(&mut r, 0.0, request(1, vec![1, 2, 3, 4, 5]));
-    let (first, leg) = started(&mut r);
-    assert_eq!(leg.sampling.seed, 5);
-    r.tokens(leg.id, vec![token(7), token(8)], None);
-    r.leg_ended(1.0, leg.id, cut(), 0.5);
-    r.tokens(leg.id, vec![token(66)], None);
+    let (first, attempt) = started(&mut r);
+    assert_eq!(attempt.sampling.seed, 5);
+    r.tokens(attempt.id, vec![token(7), token(8)], None);
+    r.attempt_ended(1.0, attempt.id, cut(), 0.5);
+    r.tokens(attempt.id, vec![token(66)], None);
     r.tick(2.0);
     let commands = drain(&mut r);
-    let Some(Command::Start { engine, leg }) = commands.last().cloned() else {
+    let Some(Command::Start { engine, attempt }) = commands.last().cloned() else {
         panic!("{commands:?}");
     };
     assert_ne!(engine, first);
-    assert_eq!(leg.prompt, [1, 2, 3, 4, 5, 7, 8]);
-    assert_eq!(leg.sampling.max_tokens, 8);
-    assert_ne!(leg.sampling.seed, 5, "the same numbers are not drawn again");
-    r.tokens(leg.id, vec![token(99)], None);
-    r.leg_ended(3.0, leg.id, end(FinishReason::StopId { id: 99 }), 0.5);
+    assert_eq!(attempt.prompt, [1, 2, 3, 4, 5, 7, 8]);
+    assert_eq!(attempt.sampling.max_tokens, 8);
+    assert_ne!(
+        attempt.sampling.seed, 5,
+        "the same numbers are not drawn again"
+    );
+    r.tokens(attempt.id, vec![token(99)], None);
+    r.attempt_ended(3.0, attempt.id, end(FinishReason::StopId { id: 99 }), 0.5);
     let told = drain(&mut r);
     assert!(
         matches!(&told[0], Command::Tell(EngineEvent::Tokens { tokens, .. })
@@ -113,7 +116,7 @@ fn failover_goes_on_from_the_ids_so_far_on_another_engine() {
         })
     ));
     let c = r.counters();
-    assert_eq!((c.failovers, c.replayed_tokens, c.legs), (1, 2, 2));
+    assert_eq!((c.failovers, c.replayed_tokens, c.attempts), (1, 2, 2));
 }
 
 #[test]
@@ -124,12 +127,12 @@ fn a_prompt_follows_its_prefix_unless_its_engine_is_overloaded() {
     submit(&mut r, 0.0, request(2, (0..21).collect()));
     assert_eq!(started(&mut r).0, home, "the prefix attracts");
     submit(&mut r, 0.0, request(3, (0..22).collect()));
-    assert_ne!(started(&mut r).0, home, "two legs more than the idlest");
+    assert_ne!(started(&mut r).0, home, "two attempts more than the idlest");
     assert_eq!(r.counters().affinity_hits, 1);
 }
 
 #[test]
-fn legs_need_free_room() {
+fn attempts_need_free_room() {
     let mut r = router(2);
     let probe = |free: usize| Probe {
         kv_tokens_total: Some(100),
@@ -156,15 +159,15 @@ fn legs_need_free_room() {
 fn new_weights_interrupt_and_go_on() {
     let mut r = router(2);
     submit(&mut r, 0.0, request(1, vec![1]));
-    let (_, leg) = started(&mut r);
-    r.tokens(leg.id, vec![token(7)], None);
+    let (_, attempt) = started(&mut r);
+    r.tokens(attempt.id, vec![token(7)], None);
     r.load_begins(1.0);
     r.tick(100.0);
     let results = [(0, Ok(())), (1, cut().map(|_| ()))];
     assert!(r.loaded(101.0, PolicyVersion(4), &results));
-    let (engine, leg) = started(&mut r);
-    assert_eq!((engine, leg.version), (0, PolicyVersion(4)));
-    assert_eq!(leg.prompt, [1, 7]);
+    let (engine, attempt) = started(&mut r);
+    assert_eq!((engine, attempt.version), (0, PolicyVersion(4)));
+    assert_eq!(attempt.prompt, [1, 7]);
     assert_eq!(r.status(101.0).version, PolicyVersion(4));
     let view = r.engines(101.0);
     assert!(view[1].idle_because.as_deref().unwrap().contains("not v4"));
@@ -178,9 +181,9 @@ fn an_end_that_is_known_is_not_sampled_past() {
     for known in [None, Some(FinishReason::StopString { text: "x".into() })] {
         let mut r = router(1);
         submit(&mut r, 0.0, request(1, vec![1]));
-        let (_, leg) = started(&mut r);
+        let (_, attempt) = started(&mut r);
         let last = if known.is_some() { 7 } else { 99 };
-        r.tokens(leg.id, vec![token(last)], known.clone());
+        r.tokens(attempt.id, vec![token(last)], known.clone());
         r.pause(1.0, true);
         let told = drain(&mut r);
         let expected = known.unwrap_or(FinishReason::StopId { id: 99 });
@@ -196,13 +199,13 @@ fn an_end_that_is_known_is_not_sampled_past() {
 fn a_version_fault_taints_what_came_and_the_engine() {
     let mut r = router(1);
     submit(&mut r, 0.0, request(1, vec![1]));
-    let (_, leg) = started(&mut r);
-    r.tokens(leg.id, vec![token(7)], None);
-    let fault = LegError::Version {
+    let (_, attempt) = started(&mut r);
+    r.tokens(attempt.id, vec![token(7)], None);
+    let fault = AttemptError::Version {
         expected: PolicyVersion(3),
         found: "v4".to_owned(),
     };
-    r.leg_ended(1.0, leg.id, Err(fault), 0.0);
+    r.attempt_ended(1.0, attempt.id, Err(fault), 0.0);
     assert!(matches!(
         drain(&mut r).last(),
         Some(Command::Tell(EngineEvent::Failed { .. }))
@@ -223,12 +226,17 @@ fn a_version_fault_taints_what_came_and_the_engine() {
 fn a_request_that_no_server_takes_fails_at_once() {
     let mut r = router(2);
     submit(&mut r, 0.0, request(1, vec![1]));
-    let (_, leg) = started(&mut r);
+    let (_, attempt) = started(&mut r);
     let refused = EngineError::PromptTooLong {
         prompt: 1,
         context: 1,
     };
-    r.leg_ended(0.0, leg.id, Err(LegError::Refused(refused.clone())), 0.0);
+    r.attempt_ended(
+        0.0,
+        attempt.id,
+        Err(AttemptError::Refused(refused.clone())),
+        0.0,
+    );
     assert!(matches!(drain(&mut r).last(),
         Some(Command::Tell(EngineEvent::Failed { error, .. })) if *error == refused));
 }
@@ -238,17 +246,17 @@ fn a_busy_engine_is_asked_again_until_the_deadline() {
     let mut r = router(1);
     submit(&mut r, 0.0, request(1, vec![1]));
     let mut now = 0.0;
-    let mut legs = 0;
+    let mut attempts = 0;
     loop {
         let commands = drain(&mut r);
         match commands.last() {
-            Some(Command::Start { leg, .. }) => {
-                legs += 1;
-                let busy = LegError::Busy {
+            Some(Command::Start { attempt, .. }) => {
+                attempts += 1;
+                let busy = AttemptError::Busy {
                     status: 429,
                     body: String::new(),
                 };
-                r.leg_ended(now, leg.id, Err(busy), 0.5);
+                r.attempt_ended(now, attempt.id, Err(busy), 0.5);
             }
             Some(Command::Tell(EngineEvent::Failed { .. })) => break,
             other => assert!(other.is_none(), "{other:?}"),
@@ -257,8 +265,8 @@ fn a_busy_engine_is_asked_again_until_the_deadline() {
         r.tick(now);
     }
     assert!(
-        legs > 10 && (50.0..51.0).contains(&now),
-        "{legs} legs until {now}"
+        attempts > 10 && (50.0..51.0).contains(&now),
+        "{attempts} attempts until {now}"
     );
 }
 
@@ -268,9 +276,9 @@ fn partial_output_is_kept_or_failed_as_configured() {
         let mut r = router(1);
         r.config.on_partial = on_partial;
         submit(&mut r, 0.0, request(1, vec![1]));
-        let (_, leg) = started(&mut r);
-        r.tokens(leg.id, vec![token(7)], None);
-        r.leg_ended(0.0, leg.id, cut(), 0.0);
+        let (_, attempt) = started(&mut r);
+        r.tokens(attempt.id, vec![token(7)], None);
+        r.attempt_ended(0.0, attempt.id, cut(), 0.0);
         let told = drain(&mut r);
         let aborted = matches!(
             told.last(),
@@ -293,9 +301,9 @@ proptest! {
         let mut home = HashMap::new();
         for (id, (kind, len)) in prompts.into_iter().enumerate() {
             submit(&mut r, id as f64, request(id as u64, vec![kind; len]));
-            let (engine, leg) = started(&mut r);
+            let (engine, attempt) = started(&mut r);
             prop_assert_eq!(*home.entry(kind).or_insert(engine), engine);
-            r.leg_ended(id as f64, leg.id, end(FinishReason::Length), 0.0);
+            r.attempt_ended(id as f64, attempt.id, end(FinishReason::Length), 0.0);
             drain(&mut r);
         }
     }
@@ -312,14 +320,14 @@ fn formatted(id: u64) -> GenerateRequest {
 fn no_server_goes_on_in_the_middle_of_a_format() {
     let mut r = router(2);
     submit(&mut r, 0.0, formatted(1));
-    let (_, leg) = started(&mut r);
-    assert!(leg.sampling.format.is_some());
-    let token = |id| LegToken {
+    let (_, attempt) = started(&mut r);
+    assert!(attempt.sampling.format.is_some());
+    let token = |id| AttemptToken {
         id,
         logprob: -0.5,
         top: Vec::new(),
     };
-    r.tokens(leg.id, vec![token(5)], None);
+    r.tokens(attempt.id, vec![token(5)], None);
     let told = drain(&mut r);
     let Some(Command::Tell(EngineEvent::Tokens { tokens, .. })) = told.last() else {
         panic!("{told:?}");
@@ -347,16 +355,16 @@ fn a_format_as_advice_is_not_sent_and_goes_on_elsewhere() {
     let mut r = Router::new(config, names, PolicyVersion(3));
     (0..2).for_each(|i| r.probed(0.0, i, Ok(good(3))));
     submit(&mut r, 0.0, formatted(1));
-    let (_, leg) = started(&mut r);
-    assert_eq!(leg.sampling.format, None);
-    let token = LegToken {
+    let (_, attempt) = started(&mut r);
+    assert_eq!(attempt.sampling.format, None);
+    let token = AttemptToken {
         id: 5,
         logprob: -0.5,
         top: Vec::new(),
     };
-    r.tokens(leg.id, vec![token], None);
-    let cut = LegError::Cut("it went away".to_owned());
-    r.leg_ended(0.0, leg.id, Err(cut), 0.0);
+    r.tokens(attempt.id, vec![token], None);
+    let cut = AttemptError::Cut("it went away".to_owned());
+    r.attempt_ended(0.0, attempt.id, Err(cut), 0.0);
     r.tick(60.0_f64.min(r.next_tick(0.0).unwrap()));
     let commands = drain(&mut r);
     let advised = commands.iter().any(|c| match c {
@@ -366,7 +374,6 @@ fn a_format_as_advice_is_not_sent_and_goes_on_elsewhere() {
         }
         _ => false,
     });
-    let goes_on =
-        matches!(commands.last(), Some(Command::Start { leg, .. }) if leg.prompt == [1, 2, 5]);
+    let goes_on = matches!(commands.last(), Some(Command::Start { attempt, .. }) if attempt.prompt == [1, 2, 5]);
     assert!(advised && goes_on, "{commands:?}");
 }

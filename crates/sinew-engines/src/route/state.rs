@@ -3,7 +3,7 @@
 use super::breaker::{Breaker, Permit};
 use super::prefix::{BlockHashes, SeenBlocks};
 use super::{BreakerConfig, RouterConfig};
-use crate::backend::{Leg, LegId, Probe};
+use crate::backend::{Attempt, AttemptId, Probe};
 use serde::Serialize;
 use sinew_types::{
     EngineEvent, FinishReason, FormatLaw, GOLDEN_GAMMA, PolicyVersion, RequestId, SamplingParams,
@@ -18,12 +18,12 @@ use std::sync::Arc;
 pub enum Command {
     Start {
         engine: usize,
-        leg: Leg,
+        attempt: Attempt,
     },
     /// Close its connection; nothing of it is wanted any more.
     Cancel {
         engine: usize,
-        leg: LegId,
+        attempt: AttemptId,
     },
     Tell(EngineEvent),
 }
@@ -32,18 +32,18 @@ pub enum Command {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Counters {
     pub requests: u64,
-    pub legs: u64,
+    pub attempts: u64,
     /// Tokens handed on.
     pub sampled_tokens: u64,
-    /// Legs that failed, whoever was to blame.
-    pub failed_legs: u64,
-    /// Requests that went on, on another engine, after a leg had failed.
+    /// Attempts that failed, whoever was to blame.
+    pub failed_attempts: u64,
+    /// Requests that went on, on another engine, after an attempt had failed.
     pub failovers: u64,
-    /// Legs that were ended to load weights or to pause; their requests went on later.
-    pub interrupted_legs: u64,
-    /// Sampled ids that were sent again as a prompt, over all later legs.
+    /// Attempts that were ended to load weights or to pause; their requests went on later.
+    pub interrupted_attempts: u64,
+    /// Sampled ids that were sent again as a prompt, over all later attempts.
     pub replayed_tokens: u64,
-    /// Legs that went to an engine that had seen a leading block, and those that did not.
+    /// Attempts that went to an engine that had seen a leading block, and those that did not.
     pub affinity_hits: u64,
     pub affinity_misses: u64,
     pub breaker_opened: u64,
@@ -57,8 +57,8 @@ pub struct Counters {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct EngineView {
     pub name: String,
-    /// Legs of this router.
-    pub legs: usize,
+    /// Attempts of this router.
+    pub attempts: usize,
     pub version: Option<PolicyVersion>,
     pub kv_tokens_free: Option<usize>,
     pub kv_tokens_total: Option<usize>,
@@ -76,8 +76,8 @@ pub(super) struct EngineState {
     pub(super) probe: Option<Probe>,
     /// Why it is not usable, for people.
     pub(super) trouble: Option<String>,
-    pub(super) legs: BTreeSet<LegId>,
-    /// Room promised to legs since the last look.
+    pub(super) attempts: BTreeSet<AttemptId>,
+    /// Room promised to attempts since the last look.
     pub(super) reserved: usize,
     pub(super) seen: SeenBlocks,
     /// It said that it was busy.
@@ -92,7 +92,7 @@ impl EngineState {
             version: None,
             probe: None,
             trouble: Some("it was not looked at yet".to_owned()),
-            legs: BTreeSet::new(),
+            attempts: BTreeSet::new(),
             reserved: 0,
             seen: SeenBlocks::default(),
             busy_until: 0.0,
@@ -118,26 +118,26 @@ impl EngineState {
                 let why = self.trouble.as_deref().unwrap_or("it failed");
                 Some(format!("it is left alone for a while: {why}"))
             }
-            Permit::Trial if !self.legs.is_empty() => Some("a trial leg runs".to_owned()),
+            Permit::Trial if !self.attempts.is_empty() => Some("a trial attempt runs".to_owned()),
             _ if now < self.busy_until => Some("it is busy".to_owned()),
             _ => None,
         }
     }
 
-    /// Whether a leg that needs `tokens` of key-value room fits. An idle engine takes any: it
+    /// Whether an attempt that needs `tokens` of key-value room fits. An idle engine takes any: it
     /// is for the engine to say that a request can never fit.
     pub(super) fn has_room(&self, config: &RouterConfig, tokens: usize) -> bool {
-        if self.legs.len() >= config.max_running {
+        if self.attempts.len() >= config.max_running {
             return false;
         }
         let free = self.probe.as_ref().and_then(|p| p.kv_tokens_free);
-        self.legs.is_empty() || free.is_none_or(|free| free >= self.reserved + tokens)
+        self.attempts.is_empty() || free.is_none_or(|free| free >= self.reserved + tokens)
     }
 
     pub(super) fn view(&self, version: PolicyVersion, now: f64) -> EngineView {
         EngineView {
             name: self.name.clone(),
-            legs: self.legs.len(),
+            attempts: self.attempts.len(),
             version: self.version,
             kv_tokens_free: self.probe.as_ref().and_then(|p| p.kv_tokens_free),
             kv_tokens_total: self.probe.as_ref().and_then(|p| p.kv_tokens_total),
@@ -160,19 +160,19 @@ pub(super) struct RequestState {
     pub(super) priority: i32,
     pub(super) arrival: u64,
     pub(super) blocks: BlockHashes,
-    /// The leg that runs, and where.
-    pub(super) leg: Option<(LegId, usize)>,
-    /// Tokens that the running leg has sampled.
-    pub(super) leg_tokens: usize,
-    /// Why the running leg ends, said before it is over.
+    /// The attempt that runs, and where.
+    pub(super) attempt: Option<(AttemptId, usize)>,
+    /// Tokens that the running attempt has sampled.
+    pub(super) attempt_tokens: usize,
+    /// Why the running attempt ends, said before it is over.
     pub(super) end: Option<FinishReason>,
-    /// Legs in a row that failed without a token.
+    /// Attempts in a row that failed without a token.
     pub(super) failures: u32,
     /// Not to be started before.
     pub(super) not_before: f64,
     /// Fails if it has no engine by then.
     pub(super) deadline: f64,
-    /// Where its last leg failed.
+    /// Where its last attempt failed.
     pub(super) failed_on: Option<usize>,
     pub(super) cached_prompt_tokens: u32,
 }
@@ -202,20 +202,20 @@ impl RequestState {
         self.sampling.max_tokens.saturating_sub(sampled)
     }
 
-    /// Key-value room that its next leg should find free.
+    /// Key-value room that its next attempt should find free.
     pub(super) fn room(&self, reserve: usize) -> usize {
         self.prompt.len() + self.sampled.len() + (self.left() as usize).min(reserve)
     }
 
-    /// Its next leg: the ids so far, and a seed that does not draw the same numbers again.
-    pub(super) fn next_leg(&self, id: LegId, version: PolicyVersion) -> Leg {
+    /// Its next attempt: the ids so far, and a seed that does not draw the same numbers again.
+    pub(super) fn next_attempt(&self, id: AttemptId, version: PolicyVersion) -> Attempt {
         let mut prompt = self.prompt.clone();
         prompt.extend_from_slice(&self.sampled);
         let mut sampling = self.sampling.clone();
         sampling.max_tokens = self.left();
         let drawn = self.sampled.len() as u64;
         sampling.seed = sampling.seed.wrapping_add(drawn.wrapping_mul(GOLDEN_GAMMA));
-        Leg {
+        Attempt {
             id,
             prompt,
             sampling,

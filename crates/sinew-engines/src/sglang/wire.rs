@@ -1,19 +1,19 @@
 //! What goes over the wire to SGLang and back. Pure.
 
-use crate::backend::Leg;
+use crate::backend::Attempt;
 use crate::check::{ServerEnd, TokenFault};
-use crate::error::LegError;
+use crate::error::AttemptError;
 use crate::guided;
 use crate::pieces::Seen;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use sinew_types::{TokenId, TokenLogprob};
 
-pub(super) fn generate(leg: &Leg, request_id: &str, room: u32) -> Value {
-    let s = &leg.sampling;
+pub(super) fn generate(attempt: &Attempt, request_id: &str, room: u32) -> Value {
+    let s = &attempt.sampling;
     let mut body = json!({
         "rid": request_id,
-        "input_ids": leg.prompt,
+        "input_ids": attempt.prompt,
         "stream": true,
         "return_logprob": true,
         // None of the prompt's.
@@ -95,7 +95,7 @@ pub(super) fn read(
     before: &[TokenId],
     prompt: usize,
     asked: usize,
-) -> Result<Seen, LegError> {
+) -> Result<Seen, AttemptError> {
     let meta = chunk.meta_info;
     if let Some(Finish {
         r#type,
@@ -107,19 +107,19 @@ pub(super) fn read(
     {
         let why = message.clone().unwrap_or_default();
         return Err(match status_code {
-            Some(400) => LegError::Refused(sinew_types::EngineError::Failed(why)),
-            Some(status @ (429 | 503)) => LegError::Busy {
+            Some(400) => AttemptError::Refused(sinew_types::EngineError::Failed(why)),
+            Some(status @ (429 | 503)) => AttemptError::Busy {
                 status: *status,
                 body: why,
             },
-            _ => LegError::Cut(format!("the server aborted: {why}")),
+            _ => AttemptError::Cut(format!("the server aborted: {why}")),
         });
     }
     if let Some(count) = meta.prompt_tokens
         && count != prompt
     {
         let why = format!("it counted {count} prompt tokens, {prompt} were sent");
-        return Err(LegError::Protocol(why));
+        return Err(AttemptError::Protocol(why));
     }
     let entries = meta.output_token_logprobs.unwrap_or_default();
     let skip = fresh(&chunk.output_ids, before, meta.completion_tokens)?;
@@ -131,7 +131,7 @@ pub(super) fn read(
     let said = entries.iter().map(|(_, id, _)| *id);
     if !said.eq(chunk.output_ids.iter().copied()) {
         let why = "the ids of `output_token_logprobs` are not `output_ids`".to_owned();
-        return Err(LegError::Protocol(why));
+        return Err(AttemptError::Protocol(why));
     }
     let mut versions: Vec<_> = meta
         .weight_versions
@@ -152,7 +152,7 @@ pub(super) fn read(
 }
 
 /// How many of `ids` were told before.
-fn fresh(ids: &[TokenId], before: &[TokenId], count: usize) -> Result<usize, LegError> {
+fn fresh(ids: &[TokenId], before: &[TokenId], count: usize) -> Result<usize, AttemptError> {
     if ids.len() + before.len() == count {
         return Ok(0);
     }
@@ -162,7 +162,7 @@ fn fresh(ids: &[TokenId], before: &[TokenId], count: usize) -> Result<usize, Leg
             ids.len(),
             before.len()
         );
-        return Err(LegError::Protocol(why));
+        return Err(AttemptError::Protocol(why));
     }
     let same = ids.iter().zip(before).position(|(a, b)| a != b);
     if let Some(position) = same {
@@ -234,19 +234,22 @@ mod tests {
         );
         assert!(matches!(
             rewritten,
-            Err(LegError::Tokens(TokenFault::Rewritten { position: 0, .. }))
+            Err(AttemptError::Tokens(TokenFault::Rewritten {
+                position: 0,
+                ..
+            }))
         ));
         let other = read(chunk("[8]", entry, 1, "null"), &[], 2, 0);
-        assert!(matches!(other, Err(LegError::Protocol(_))));
+        assert!(matches!(other, Err(AttemptError::Protocol(_))));
         let count = read(chunk("[7]", "[]", 1, "null"), &[], 2, 0);
         assert!(matches!(
             count,
-            Err(LegError::Tokens(TokenFault::Count { .. }))
+            Err(AttemptError::Tokens(TokenFault::Count { .. }))
         ));
         let prompt = read(chunk("[7]", entry, 1, "null"), &[], 3, 0);
-        assert!(matches!(prompt, Err(LegError::Protocol(why)) if why.contains("3 were sent")));
+        assert!(matches!(prompt, Err(AttemptError::Protocol(why)) if why.contains("3 were sent")));
         let lost = read(chunk("[7]", entry, 5, "null"), &[1], 2, 0);
-        assert!(matches!(lost, Err(LegError::Protocol(_))));
+        assert!(matches!(lost, Err(AttemptError::Protocol(_))));
     }
 
     #[test]
@@ -267,6 +270,6 @@ mod tests {
             Some(ServerEnd::Length)
         );
         let abort = "{\"type\":\"abort\",\"message\":\"m\",\"status_code\":503,\"err_type\":null}";
-        assert!(matches!(finish(abort), Err(LegError::Busy { .. })));
+        assert!(matches!(finish(abort), Err(AttemptError::Busy { .. })));
     }
 }

@@ -1,8 +1,8 @@
 //! What goes over the wire to vLLM and back. Pure.
 
-use crate::backend::Leg;
+use crate::backend::Attempt;
 use crate::check::ServerEnd;
-use crate::error::LegError;
+use crate::error::AttemptError;
 use crate::guided;
 use crate::pieces::Seen;
 use serde::Deserialize;
@@ -11,8 +11,8 @@ use sinew_types::{SamplingParams, TokenId, TokenLogprob};
 use std::collections::HashMap;
 
 /// Parameters that both endpoints know by the same names.
-fn sampling(leg: &Leg, room: u32) -> Map<String, Value> {
-    let s = &leg.sampling;
+fn sampling(attempt: &Attempt, room: u32) -> Map<String, Value> {
+    let s = &attempt.sampling;
     let mut map = Map::new();
     let mut set = |key: &str, value: Value| {
         map.insert(key.to_owned(), value);
@@ -45,17 +45,17 @@ fn sampling(leg: &Leg, room: u32) -> Map<String, Value> {
     map
 }
 
-pub(super) fn completions(leg: &Leg, model: &str, room: u32) -> Value {
-    let mut body = sampling(leg, room);
+pub(super) fn completions(attempt: &Attempt, model: &str, room: u32) -> Value {
+    let mut body = sampling(attempt, room);
     let more = json!({
         "model": model,
-        "prompt": leg.prompt,
+        "prompt": attempt.prompt,
         "stream": true,
         "stream_options": { "include_usage": true },
         "return_token_ids": true,
         "return_tokens_as_token_ids": true,
         "skip_special_tokens": false,
-        "cache_salt": leg.version.to_string(),
+        "cache_salt": attempt.version.to_string(),
     });
     if let Value::Object(more) = more {
         body.extend(more);
@@ -63,19 +63,19 @@ pub(super) fn completions(leg: &Leg, model: &str, room: u32) -> Value {
     Value::Object(body)
 }
 
-pub(super) fn generate(leg: &Leg, model: &str, room: u32) -> Value {
-    let mut sampling = sampling(leg, room);
+pub(super) fn generate(attempt: &Attempt, model: &str, room: u32) -> Value {
+    let mut sampling = sampling(attempt, room);
     // Text is only needed to find stop strings in it.
-    let detokenize = !leg.sampling.stop_strings.is_empty();
+    let detokenize = !attempt.sampling.stop_strings.is_empty();
     sampling.insert("detokenize".to_owned(), json!(detokenize));
     json!({
-        "request_id": format!("sinew-{}", leg.id.0),
+        "request_id": format!("sinew-{}", attempt.id.0),
         "model": model,
-        "token_ids": leg.prompt,
+        "token_ids": attempt.prompt,
         "stream": true,
         "stream_options": { "include_usage": true },
         "return_token_ids": true,
-        "cache_salt": leg.version.to_string(),
+        "cache_salt": attempt.version.to_string(),
         "sampling_params": sampling,
     })
 }
@@ -148,7 +148,7 @@ struct PromptDetails {
 
 /// Reads a piece. The ids are said twice, beside and inside the log-probabilities: they must
 /// be the same.
-pub(super) fn read(chunk: Chunk, sampling: &SamplingParams) -> Result<Seen, LegError> {
+pub(super) fn read(chunk: Chunk, sampling: &SamplingParams) -> Result<Seen, AttemptError> {
     let details = chunk.usage.and_then(|u| u.prompt_tokens_details);
     let mut seen = Seen {
         prompt: chunk.prompt_token_ids,
@@ -157,14 +157,14 @@ pub(super) fn read(chunk: Chunk, sampling: &SamplingParams) -> Result<Seen, LegE
     };
     if chunk.choices.len() > 1 {
         let why = format!("{} choices, one was asked for", chunk.choices.len());
-        return Err(LegError::Protocol(why));
+        return Err(AttemptError::Protocol(why));
     }
     let Some(choice) = chunk.choices.into_iter().next() else {
         return Ok(seen);
     };
     seen.prompt = seen.prompt.or(choice.prompt_token_ids);
     seen.ids = choice.token_ids.ok_or_else(|| {
-        LegError::Protocol("no `token_ids`: is it a vLLM of 0.10.2 or later?".to_owned())
+        AttemptError::Protocol("no `token_ids`: is it a vLLM of 0.10.2 or later?".to_owned())
     })?;
     let versions = choice.weight_versions.unwrap_or_default();
     seen.versions = versions.into_iter().map(|s| s.version).collect();
@@ -174,7 +174,7 @@ pub(super) fn read(chunk: Chunk, sampling: &SamplingParams) -> Result<Seen, LegE
     };
     if told != seen.ids && seen.logprobs.len() == seen.ids.len() {
         let why = format!("`token_ids` are {:?}, log-probs are of {told:?}", seen.ids);
-        return Err(LegError::Protocol(why));
+        return Err(AttemptError::Protocol(why));
     }
     seen.end = match (choice.finish_reason.as_deref(), choice.stop_reason) {
         (None, _) => None,
@@ -192,7 +192,7 @@ fn read_logprobs(
     logprobs: Logprobs,
     asked: usize,
     seen: &mut Seen,
-) -> Result<Vec<TokenId>, LegError> {
+) -> Result<Vec<TokenId>, AttemptError> {
     if let Some(content) = logprobs.content {
         for token in &content {
             let top = token.top_logprobs.iter().map(|c| (c.token_id, c.logprob));
@@ -227,11 +227,11 @@ fn best(all: impl Iterator<Item = (TokenId, f64)>, asked: usize) -> Vec<TokenLog
     best.collect()
 }
 
-fn token_id(text: &str) -> Result<TokenId, LegError> {
+fn token_id(text: &str) -> Result<TokenId, AttemptError> {
     let number = text.strip_prefix("token_id:").and_then(|n| n.parse().ok());
     number.ok_or_else(|| {
         let why = format!("token `{text}` is not of the form token_id:ID");
-        LegError::Protocol(why)
+        AttemptError::Protocol(why)
     })
 }
 
@@ -239,7 +239,7 @@ fn token_id(text: &str) -> Result<TokenId, LegError> {
 mod tests {
     use super::*;
 
-    fn parse(text: &str, top: u8) -> Result<Seen, LegError> {
+    fn parse(text: &str, top: u8) -> Result<Seen, AttemptError> {
         let sampling = SamplingParams {
             top_logprobs: top,
             ..SamplingParams::default()
@@ -277,10 +277,12 @@ mod tests {
     #[test]
     fn contradictions_are_refused() {
         let other = COMPLETION.replace("\"token_ids\":[238]", "\"token_ids\":[239]");
-        assert!(matches!(parse(&other, 0), Err(LegError::Protocol(_))));
+        assert!(matches!(parse(&other, 0), Err(AttemptError::Protocol(_))));
         let none = COMPLETION.replace("\"token_ids\":[238]", "\"token_ids\":null");
-        assert!(matches!(parse(&none, 0), Err(LegError::Protocol(why)) if why.contains("0.10.2")));
+        assert!(
+            matches!(parse(&none, 0), Err(AttemptError::Protocol(why)) if why.contains("0.10.2"))
+        );
         let text = COMPLETION.replace("[\"token_id:238\"]", "[\" the\"]");
-        assert!(matches!(parse(&text, 0), Err(LegError::Protocol(_))));
+        assert!(matches!(parse(&text, 0), Err(AttemptError::Protocol(_))));
     }
 }

@@ -61,7 +61,7 @@ fn failures_before_the_first_token_are_tried_again() {
             mock.fail_next(fault.clone());
             let outcome = submit(engine, long(1)).outcome();
             exact(&format!("{name} {fault:?}"), &outcome);
-            assert_eq!(engine.counters().failed_legs, 1, "{name} {fault:?}");
+            assert_eq!(engine.counters().failed_attempts, 1, "{name} {fault:?}");
         });
     }
 }
@@ -80,7 +80,7 @@ fn failures_in_the_middle_go_on_from_the_ids_so_far() {
             exact(&format!("{name} {fault:?}"), &outcome);
             let counters = engine.counters();
             assert_eq!(
-                (counters.legs, counters.replayed_tokens),
+                (counters.attempts, counters.replayed_tokens),
                 (2, 4),
                 "{name} {fault:?}"
             );
@@ -139,7 +139,7 @@ fn a_request_that_the_server_refuses_fails_with_its_words() {
             "{name}: {}",
             outcome.error()
         );
-        assert_eq!(engine.counters().legs, 1, "{name}: not tried again");
+        assert_eq!(engine.counters().attempts, 1, "{name}: not tried again");
     });
 }
 
@@ -150,10 +150,10 @@ fn retries_are_bounded() {
         let outcome = submit(engine, long(1)).outcome();
         let error = outcome.error();
         assert!(
-            error.contains("5 legs failed in a row") && error.contains("500"),
+            error.contains("5 attempts failed in a row") && error.contains("500"),
             "{name}: {error}"
         );
-        assert_eq!(engine.counters().legs, 5, "{name}");
+        assert_eq!(engine.counters().attempts, 5, "{name}");
     });
 }
 
@@ -181,7 +181,7 @@ fn slow_servers_are_waited_for() {
     each(|name, mock, engine| {
         mock.fail_next(Fault::Slow(20));
         exact(name, &submit(engine, long(1)).outcome());
-        assert_eq!(engine.counters().legs, 1, "{name}");
+        assert_eq!(engine.counters().attempts, 1, "{name}");
     });
 }
 

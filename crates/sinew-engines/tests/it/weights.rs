@@ -59,7 +59,7 @@ fn a_swap_in_the_middle_of_a_request_stamps_each_token_with_its_weights() {
         assert_eq!(b.mocks[0].label(), "v4");
         let counters = b.engine.counters();
         assert_eq!(
-            (counters.interrupted_legs, counters.failed_legs),
+            (counters.interrupted_attempts, counters.failed_attempts),
             (1, 0),
             "{kind:?}"
         );
