@@ -1,44 +1,33 @@
-//! A small HTTP/1.1 client. Every call has a connection of its own: closing it is how a
-//! generation is aborted, and no stale connection can be met.
+//! Requests to model servers. Every call has a connection of its own: closing it aborts a
+//! generation, and no stale connection is met.
 
 use crate::config::{ConfigError, Timeouts};
 use crate::error::{AttemptError, Stage};
 use crate::sse::SseParser;
 use bytes::Bytes;
-use http_body_util::{BodyExt, Full};
-use hyper::body::Incoming;
-use hyper::client::conn::http1;
-use hyper::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HOST, HeaderValue};
-use hyper::{Method, Request, Response, StatusCode, Uri};
-use hyper_util::rt::TokioIo;
+use reqwest::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderValue};
+use reqwest::{Client, Method, Response, StatusCode, Url};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use sinew_types::EngineError;
 use std::collections::VecDeque;
+use std::error::Error;
 use std::future::Future;
-use std::sync::Arc;
 use std::time::Duration;
-use tokio::net::TcpStream;
-use tokio::task::AbortHandle;
-use tokio_rustls::TlsConnector;
-use tokio_rustls::rustls::pki_types::ServerName;
 use tokio_rustls::rustls::{ClientConfig, RootCertStore};
 
-/// Longest answer that is no stream: the metrics of a large server fit.
+/// Maximum length of an answer that is no stream: the metrics of a large server fit.
 const MAX_BODY_BYTES: usize = 16 << 20;
-/// Of an error's text, that much is quoted.
+/// Maximum length of a quoted error text.
 const MAX_QUOTED: usize = 400;
 
-/// A server's address and how it is spoken to.
+/// A server's address and the client that speaks to it.
 #[derive(Clone)]
 pub(crate) struct Http {
+    client: Client,
     name: String,
-    host: String,
-    port: u16,
-    /// Without a final slash.
-    path: String,
-    tls: Option<(TlsConnector, ServerName<'static>)>,
-    authorization: Option<HeaderValue>,
+    /// Without a final slash and `/v1`.
+    base: String,
     pub(crate) timeouts: Timeouts,
 }
 
@@ -50,24 +39,11 @@ impl std::fmt::Debug for Http {
     }
 }
 
-/// Ends the connection when it is dropped.
-#[derive(Debug)]
-struct Connection(AbortHandle);
-
-impl Drop for Connection {
-    fn drop(&mut self) {
-        self.0.abort();
-    }
-}
-
-/// An answer whose body may still be coming.
-#[derive(Debug)]
-pub(crate) struct Answer {
-    response: Response<Incoming>,
-    connection: Connection,
-}
-
 impl Http {
+    /// A client of the server at `url`. It follows no redirects and uses no proxy.
+    ///
+    /// # Errors
+    /// If `url` is no `http://` or `https://` address, or `api_key` no header value.
     pub(crate) fn new(
         url: &str,
         api_key: Option<&str>,
@@ -77,66 +53,44 @@ impl Http {
             url: url.to_owned(),
             why,
         };
-        let uri: Uri = url.parse().map_err(|e| wrong(format!("{e}")))?;
-        let secure = match uri.scheme_str() {
-            Some("http") => false,
-            Some("https") => true,
-            _ => return Err(wrong("it must start with http:// or https://".to_owned())),
-        };
-        if uri.query().is_some() {
+        let address = Url::parse(url);
+        let known = |u: &Url| matches!(u.scheme(), "http" | "https");
+        if !url.contains("://") || !address.as_ref().map_or(true, known) {
+            return Err(wrong("it must start with http:// or https://".to_owned()));
+        }
+        let address = address.map_err(|e| wrong(e.to_string()))?;
+        if address.query().is_some() {
             return Err(wrong("it must not have a query".to_owned()));
         }
-        let host = uri
-            .host()
-            .ok_or_else(|| wrong("it has no host".to_owned()))?;
-        let host = host.trim_matches(['[', ']']).to_owned();
-        let port = uri.port_u16().unwrap_or(if secure { 443 } else { 80 });
-        let path = uri.path().trim_end_matches('/');
-        let path = path.strip_suffix("/v1").unwrap_or(path).to_owned();
-        let authorization = api_key.map(|key| {
+        let base = address.as_str().trim_end_matches('/');
+        let base = base.strip_suffix("/v1").unwrap_or(base).to_owned();
+        let accept = "application/json, text/event-stream, text/plain";
+        let mut headers = HeaderMap::from_iter([(ACCEPT, HeaderValue::from_static(accept))]);
+        if let Some(key) = api_key {
             let mut value = HeaderValue::try_from(format!("Bearer {key}"))
                 .map_err(|_| wrong("its key has characters that no header may have".to_owned()))?;
             value.set_sensitive(true);
-            Ok(value)
-        });
-        let tls = if secure {
-            let name = ServerName::try_from(host.clone());
-            Some((connector(), name.map_err(|e| wrong(e.to_string()))?))
-        } else {
-            None
-        };
+            headers.insert(AUTHORIZATION, value);
+        }
+        let client = Client::builder()
+            .default_headers(headers)
+            .connect_timeout(Duration::from_secs_f64(timeouts.connect_s))
+            .pool_max_idle_per_host(0)
+            .redirect(reqwest::redirect::Policy::none())
+            .no_proxy()
+            .tls_backend_preconfigured(tls())
+            .build()
+            .map_err(|e| wrong(cause(&e)))?;
         Ok(Self {
+            client,
             name: url.to_owned(),
-            host,
-            port,
-            path,
-            tls,
-            authorization: authorization.transpose()?,
+            base,
             timeouts,
         })
     }
 
     pub(crate) fn name(&self) -> &str {
         &self.name
-    }
-
-    async fn connect(&self) -> Result<(http1::SendRequest<Full<Bytes>>, Connection), AttemptError> {
-        let failed = |why: String| AttemptError::Connect {
-            to: self.name.clone(),
-            why,
-        };
-        let stream = TcpStream::connect((self.host.as_str(), self.port)).await;
-        let stream = stream.map_err(|e| failed(e.to_string()))?;
-        // Small requests must not wait for an acknowledgement; without it they are only slower.
-        let _ = stream.set_nodelay(true);
-        Ok(match &self.tls {
-            None => handshake(stream).await.map_err(failed)?,
-            Some((tls, name)) => {
-                let stream = tls.connect(name.clone(), stream).await;
-                let stream = stream.map_err(|e| failed(format!("TLS: {e}")))?;
-                handshake(stream).await.map_err(failed)?
-            }
-        })
     }
 
     /// Sends a request and waits for the head of the answer.
@@ -146,37 +100,32 @@ impl Http {
         path: &str,
         body: Option<&Value>,
         head: (Stage, f64),
-    ) -> Result<Answer, AttemptError> {
-        let connect_s = self.timeouts.connect_s;
-        let (mut sender, connection) = within(Stage::Connect, connect_s, self.connect()).await??;
-        let mut request = Request::builder()
-            .method(method)
-            .uri(format!("{}{path}", self.path))
-            .header(HOST, self.authority())
-            .header(ACCEPT, "application/json, text/event-stream, text/plain");
-        if body.is_some() {
-            request = request.header(CONTENT_TYPE, "application/json");
+    ) -> Result<Response, AttemptError> {
+        let mut request = self.client.request(method, format!("{}{path}", self.base));
+        if let Some(body) = body {
+            request = request
+                .header(CONTENT_TYPE, "application/json")
+                .body(body.to_string());
         }
-        if let Some(authorization) = &self.authorization {
-            request = request.header(AUTHORIZATION, authorization.clone());
-        }
-        let bytes = body.map(|b| b.to_string()).unwrap_or_default();
-        let request = request.body(Full::new(Bytes::from(bytes)));
-        let request = request.map_err(|e| AttemptError::Unsupported(format!("{path}: {e}")))?;
-        let response = within(head.0, head.1, sender.send_request(request)).await?;
-        let response = response.map_err(|e| AttemptError::Cut(e.to_string()))?;
-        Ok(Answer {
-            response,
-            connection,
-        })
+        let answer = within(head.0, head.1 + self.timeouts.connect_s, request.send()).await;
+        answer?.map_err(|e| self.failed(path, &e))
     }
 
-    fn authority(&self) -> String {
-        let host = &self.host;
-        if host.contains(':') {
-            format!("[{host}]:{}", self.port)
-        } else {
-            format!("{host}:{}", self.port)
+    /// An error of the client, in the words of this crate.
+    fn failed(&self, path: &str, error: &reqwest::Error) -> AttemptError {
+        if error.is_builder() {
+            return AttemptError::Unsupported(format!("{path}: {}", cause(error)));
+        }
+        match (error.is_connect(), error.is_timeout()) {
+            (true, true) => AttemptError::Timeout {
+                stage: Stage::Connect,
+                limit_s: self.timeouts.connect_s,
+            },
+            (true, false) => AttemptError::Connect {
+                to: self.name.clone(),
+                why: cause(error),
+            },
+            (false, _) => AttemptError::Cut(cause(error)),
         }
     }
 
@@ -191,7 +140,7 @@ impl Http {
         let stage = Stage::Control;
         let all = async {
             let answer = self.send(method, path, body, (stage, limit_s)).await?;
-            checked(answer).await?.bytes().await
+            read(checked(answer).await?).await
         };
         within(stage, limit_s, all).await?
     }
@@ -231,8 +180,7 @@ impl Http {
         let answer = self.send(Method::POST, path, Some(body), first).await?;
         let answer = within(first.0, first.1, checked(answer)).await??;
         Ok(EventStream {
-            body: answer.response.into_body(),
-            _connection: answer.connection,
+            answer,
             parser: SseParser::default(),
             ready: VecDeque::new(),
             first: true,
@@ -241,25 +189,39 @@ impl Http {
     }
 }
 
-fn connector() -> TlsConnector {
+/// Mozilla's root certificates, as built into the program: machines without a certificate store
+/// work, too.
+fn tls() -> ClientConfig {
     let roots = RootCertStore::from_iter(webpki_roots::TLS_SERVER_ROOTS.iter().cloned());
-    let config = ClientConfig::builder()
+    ClientConfig::builder()
         .with_root_certificates(roots)
-        .with_no_client_auth();
-    TlsConnector::from(Arc::new(config))
+        .with_no_client_auth()
 }
 
-async fn handshake(
-    stream: impl tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send + 'static,
-) -> Result<(http1::SendRequest<Full<Bytes>>, Connection), String> {
-    let (sender, connection) = http1::handshake(TokioIo::new(stream))
-        .await
-        .map_err(|e| e.to_string())?;
-    let task = tokio::spawn(async move {
-        // Its errors reach whoever reads the answer.
-        let _ = connection.await;
-    });
-    Ok((sender, Connection(task.abort_handle())))
+/// The innermost reason of an error: what is around it repeats the address.
+fn cause(error: &reqwest::Error) -> String {
+    let mut cause: &dyn Error = error;
+    while let Some(source) = cause.source() {
+        cause = source;
+    }
+    cause.to_string()
+}
+
+/// A whole body within its limit.
+async fn read(mut answer: Response) -> Result<Bytes, AttemptError> {
+    let mut all = Vec::new();
+    while let Some(data) = answer.chunk().await.map_err(cut)? {
+        all.extend_from_slice(&data);
+        if all.len() > MAX_BODY_BYTES {
+            let why = format!("an answer is longer than {MAX_BODY_BYTES} bytes");
+            return Err(AttemptError::Protocol(why));
+        }
+    }
+    Ok(Bytes::from(all))
+}
+
+fn cut(error: reqwest::Error) -> AttemptError {
+    AttemptError::Cut(cause(&error))
 }
 
 /// `future`, or the error that it took too long.
@@ -274,12 +236,12 @@ pub(crate) async fn within<T>(
 }
 
 /// The answer if its status says success; otherwise the error that it means.
-async fn checked(answer: Answer) -> Result<Answer, AttemptError> {
-    let status = answer.response.status();
+async fn checked(answer: Response) -> Result<Response, AttemptError> {
+    let status = answer.status();
     if status.is_success() {
         return Ok(answer);
     }
-    let body = answer.bytes().await.unwrap_or_default();
+    let body = read(answer).await.unwrap_or_default();
     let body = quoted(&String::from_utf8_lossy(&body));
     Err(match status {
         StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => AttemptError::Busy {
@@ -308,29 +270,10 @@ pub(crate) fn quoted(text: &str) -> String {
     short.replace(['\n', '\r'], " ").trim().to_owned()
 }
 
-impl Answer {
-    async fn bytes(mut self) -> Result<Bytes, AttemptError> {
-        let mut all = Vec::new();
-        while let Some(frame) = self.response.body_mut().frame().await {
-            let frame = frame.map_err(|e| AttemptError::Cut(e.to_string()))?;
-            if let Some(data) = frame.data_ref() {
-                all.extend_from_slice(data);
-            }
-            if all.len() > MAX_BODY_BYTES {
-                let why = format!("an answer is longer than {MAX_BODY_BYTES} bytes");
-                return Err(AttemptError::Protocol(why));
-            }
-        }
-        drop(self.connection);
-        Ok(Bytes::from(all))
-    }
-}
-
 /// The events of a generation.
 #[derive(Debug)]
 pub(crate) struct EventStream {
-    body: Incoming,
-    _connection: Connection,
+    answer: Response,
     parser: SseParser,
     ready: VecDeque<Vec<u8>>,
     first: bool,
@@ -355,19 +298,16 @@ impl EventStream {
             if let Some(event) = self.ready.pop_front() {
                 return Ok(Some(event));
             }
-            let Some(frame) = self.body.frame().await else {
+            let Some(data) = self.answer.chunk().await.map_err(cut)? else {
                 if self.parser.is_cut() {
                     return Err(AttemptError::Cut("in the middle of an event".to_owned()));
                 }
                 return Ok(None);
             };
-            let frame = frame.map_err(|e| AttemptError::Cut(e.to_string()))?;
-            if let Some(data) = frame.data_ref() {
-                let mut events = Vec::new();
-                let pushed = self.parser.push(data, &mut events);
-                pushed.map_err(|e| AttemptError::Protocol(e.to_string()))?;
-                self.ready.extend(events);
-            }
+            let mut events = Vec::new();
+            let pushed = self.parser.push(&data, &mut events);
+            pushed.map_err(|e| AttemptError::Protocol(e.to_string()))?;
+            self.ready.extend(events);
         }
     }
 }
@@ -428,18 +368,13 @@ mod tests {
 
     #[test]
     fn addresses_are_read() {
-        let h = http("http://localhost:8000/v1/").unwrap();
-        assert_eq!(
-            (h.authority().as_str(), h.path.as_str()),
-            ("localhost:8000", "")
-        );
-        let h = http("http://[::1]:9/proxy/v1").unwrap();
-        assert_eq!(
-            (h.authority().as_str(), h.path.as_str()),
-            ("[::1]:9", "/proxy")
-        );
-        let h = http("https://example.org").unwrap();
-        assert_eq!((h.port, h.tls.is_some()), (443, true));
+        for (url, base) in [
+            ("http://localhost:8000/v1/", "http://localhost:8000"),
+            ("http://[::1]:9/proxy/v1", "http://[::1]:9/proxy"),
+            ("https://example.org", "https://example.org"),
+        ] {
+            assert_eq!(http(url).unwrap().base, base);
+        }
     }
 
     #[test]
