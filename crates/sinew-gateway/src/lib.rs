@@ -15,6 +15,7 @@
 //!   of its own.
 //! - Fields of requests without effect are counted by name, or refused. Sizes, times, queues and counts are bounded.
 
+mod body;
 mod bytes_chat;
 mod call;
 pub mod dialect;
@@ -23,19 +24,21 @@ mod flight;
 mod gate;
 mod gateway;
 mod hold;
-mod http;
 mod journal;
 mod kept;
 mod limits;
 mod live;
-mod mount;
 mod repeated;
+mod routes;
 mod secret;
 mod server;
 pub mod session;
 mod stats;
+mod stream;
 pub mod turn;
 
+/// Further routes of a [`Server`]: see [`Server::start_with`].
+pub use axum::Router;
 pub use bytes_chat::byte_renderer;
 pub use error::{ApiError, ErrorKind};
 pub use gate::{Gate, Room};
@@ -43,7 +46,6 @@ pub use gateway::{Credentials, Gateway, GatewayConfig, GatewayParts, RolloutView
 pub use journal::{Journal, JournalError, JournalOptions};
 pub use limits::{ServerLimits, SessionLimits};
 pub use live::{LiveRollout, LiveRollouts, RolloutPhase};
-pub use mount::{Mount, MountRequest, MountResponse};
 pub use secret::Secret;
 pub use server::{ServeError, Server};
 pub use session::{FinishRequest, Join, Reward, RolloutSpec, SamplingDefaults, SessionStats};

@@ -1,13 +1,14 @@
 //! The listening side: connections, their limits, the end.
 
 use crate::gateway::Gateway;
-use crate::http::Service;
-use crate::mount::{Mount, Mounted};
+use crate::limits::ServerLimits;
+use crate::routes::{Service, plain_path, router};
 use crate::secret::Secret;
+use axum::Router;
 use hyper::server::conn::http1;
-use hyper::service::service_fn;
+use hyper::service::{Service as _, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
-use std::convert::Infallible;
+use hyper_util::service::TowerToHyperService;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,7 +16,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, watch};
 use tokio::task::{JoinHandle, JoinSet};
 
-/// The least that hyper reads a head with.
+/// Minimum of the buffer that hyper reads a head with.
 const MIN_HEAD_BYTES: usize = 8192;
 
 /// Time to hand out the last answers once no call runs.
@@ -55,7 +56,8 @@ impl Server {
         Self::start_with(gateway, address, control_token, public_url, None).await
     }
 
-    /// As [`Server::start`], with more paths behind the control token.
+    /// As [`Server::start`], with more routes behind the control token. They bound their own
+    /// bodies.
     ///
     /// # Errors
     /// If the address cannot be bound.
@@ -64,7 +66,7 @@ impl Server {
         address: SocketAddr,
         control_token: &str,
         public_url: Option<String>,
-        mount: Option<Arc<dyn Mount>>,
+        more: Option<Router>,
     ) -> Result<Self, ServeError> {
         let failed = |source| ServeError::Listen { address, source };
         let listener = TcpListener::bind(address).await.map_err(failed)?;
@@ -74,10 +76,10 @@ impl Server {
         let service = Service {
             gateway: gateway.clone(),
             control: Secret::new(control_token),
-            mounted: mount.map(Mounted::new),
         };
+        let router = router(service, more);
         let (stop, stopped) = watch::channel(false);
-        let task = tokio::spawn(accept(listener, service, stopped));
+        let task = tokio::spawn(accept(listener, gateway.clone(), router, stopped));
         Ok(Self {
             gateway,
             address: bound,
@@ -124,21 +126,26 @@ impl Drop for Server {
     }
 }
 
-async fn accept(listener: TcpListener, service: Service, mut stopped: watch::Receiver<bool>) {
-    let limits = service.gateway.config().server;
-    let room = Arc::new(Semaphore::new(limits.max_connections));
-    let mut sweep = tokio::time::interval(service.gateway.sweep_every());
+async fn accept(
+    listener: TcpListener,
+    gateway: Gateway,
+    router: Router,
+    mut stopped: watch::Receiver<bool>,
+) {
+    let limits = gateway.config().server;
+    let places = Arc::new(Semaphore::new(limits.max_connections));
+    let mut sweep = tokio::time::interval(gateway.sweep_every());
     let mut connections = JoinSet::new();
     loop {
-        // Without room, new connections wait in the backlog of the socket.
+        // Above the limit, new connections wait in the backlog of the socket.
         let next = async {
-            let permit = Arc::clone(&room).acquire_owned().await;
+            let permit = Arc::clone(&places).acquire_owned().await;
             (permit, listener.accept().await)
         };
         tokio::select! {
             (permit, accepted) = next => match accepted {
                 Ok((stream, _)) => {
-                    let connection = serve(stream, service.clone(), stopped.clone());
+                    let connection = serve(stream, limits, router.clone(), stopped.clone());
                     connections.spawn(async move {
                         connection.await;
                         drop(permit);
@@ -150,7 +157,7 @@ async fn accept(listener: TcpListener, service: Service, mut stopped: watch::Rec
                     tokio::time::sleep(std::time::Duration::from_millis(10)).await;
                 }
             },
-            _ = sweep.tick() => service.gateway.sweep().await,
+            _ = sweep.tick() => gateway.sweep().await,
             Some(_) = connections.join_next(), if !connections.is_empty() => {}
             _ = stopped.changed() => break,
         }
@@ -163,8 +170,12 @@ async fn accept(listener: TcpListener, service: Service, mut stopped: watch::Rec
     connections.shutdown().await;
 }
 
-async fn serve(stream: TcpStream, service: Service, mut stopped: watch::Receiver<bool>) {
-    let limits = service.gateway.config().server;
+async fn serve(
+    stream: TcpStream,
+    limits: ServerLimits,
+    router: Router,
+    mut stopped: watch::Receiver<bool>,
+) {
     // The kernel ends a connection whose client takes nothing for so long, which would else hold
     // its place for ever.
     let wait_ms = u32::try_from(limits.write_timeout.as_millis()).unwrap_or(u32::MAX);
@@ -176,10 +187,8 @@ async fn serve(stream: TcpStream, service: Service, mut stopped: watch::Receiver
     if let Err(error) = stream.set_nodelay(true) {
         tracing::debug!(%error, "no TCP_NODELAY");
     }
-    let answer = service_fn(move |request| {
-        let service = service.clone();
-        async move { Ok::<_, Infallible>(service.handle(request).await) }
-    });
+    let router = TowerToHyperService::new(router);
+    let answer = service_fn(move |request| router.call(plain_path(request)));
     let mut builder = http1::Builder::new();
     builder
         .timer(TokioTimer::new())

@@ -1,55 +1,178 @@
-//! The pool as requests and answers; who may ask, and how bytes come and go, is the server's part.
+//! The pool over HTTP: an axum router. Authorization is the part of the server that merges it.
 
 use crate::arrow;
 use crate::otlp;
 use crate::pool::{Answer, LeaseRequest, Pool, PoolError};
 use crate::schema::{Batch, Kind, SCHEMA_VERSION};
+use axum::Json;
+use axum::Router;
+use axum::body::Bytes;
+use axum::extract::{Path, Request, State};
+use axum::http::header::{
+    CONTENT_ENCODING, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER,
+};
+use axum::http::{Method, StatusCode, Uri};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{delete, get, post};
+use http_body_util::{BodyExt, LengthLimitError, Limited};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use sinew_store::{QueueError, StoreError};
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::Semaphore;
 
-/// Most rows of one page of the quarantine.
+/// Requests that are read and answered at the same time; more wait. Their bodies are large.
+const MAX_REQUESTS: usize = 8;
+
+/// Maximum rows of one page of the quarantine.
 const MAX_PAGE: usize = 1000;
 
-/// A request.
-#[derive(Clone, Debug)]
-pub struct Request<'a> {
-    pub method: &'a str,
-    /// Without the query.
-    pub path: &'a str,
-    pub query: &'a str,
+/// Time for a body to arrive.
+const READ_TIMEOUT: Duration = Duration::from_secs(30);
+
+const PROTOBUF: &str = "application/x-protobuf";
+
+/// Seconds since 1970.
+pub type Clock = Arc<dyn Fn() -> f64 + Send + Sync>;
+
+/// The routes of a pool, below `/pool` and `/v1/traces`. Bodies have at most
+/// [`crate::PoolConfig::max_body_bytes`] and 30 seconds to arrive.
+pub fn router(pool: Arc<Pool>, clock: Clock) -> Router {
+    Router::new()
+        .route("/pool", get(status))
+        .route("/pool/trajectories", post(push))
+        .route("/pool/lease", post(lease))
+        .route("/pool/ack", post(ack))
+        .route("/pool/release", post(release))
+        .route("/pool/reject", post(reject))
+        .route("/pool/quarantine", get(quarantine))
+        .route("/pool/quarantine/{id}", delete(discard))
+        .route("/pool/quarantine/{id}/release", post(revalidate))
+        .route("/v1/traces", post(spans))
+        .method_not_allowed_fallback(async |method: Method, uri: Uri| {
+            let text = format!(
+                "{method} {}: the header `allow` names the methods",
+                uri.path()
+            );
+            Refusal(405, "method_not_allowed", text)
+        })
+        .with_state(Api {
+            pool,
+            clock,
+            places: Arc::new(Semaphore::new(MAX_REQUESTS)),
+        })
+}
+
+/// What requests are answered from.
+#[derive(Clone)]
+struct Api {
+    pool: Arc<Pool>,
+    clock: Clock,
+    places: Arc<Semaphore>,
+}
+
+impl fmt::Debug for Api {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Api")
+            .field("pool", &self.pool)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A request that was read.
+struct Asked {
     /// In lower case, without parameters.
-    pub content_type: &'a str,
-    pub body: Vec<u8>,
+    content_type: String,
+    body: Bytes,
 }
 
-/// An answer.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Response {
-    pub status: u16,
-    pub content_type: &'static str,
-    pub body: Vec<u8>,
+type Told = Result<Value, Refusal>;
+
+impl Api {
+    /// Reads a request and does `work`, which may block, on a thread of its own.
+    async fn answer(
+        self,
+        request: Request,
+        work: impl FnOnce(&Pool, Asked, f64) -> Told + Send + 'static,
+    ) -> Result<Json<Value>, Refusal> {
+        check_encoding(request.headers())?;
+        let content_type = content_type(request.headers());
+        let closed = |e: &dyn fmt::Display| Refusal(500, "pool_failed", e.to_string());
+        // Before the body is read, and until the answer is there, whether or not the client waits.
+        let place = Arc::clone(&self.places).acquire_owned().await;
+        let place = place.map_err(|e| closed(&e))?;
+        let body = read(request, self.pool.config().max_body_bytes).await?;
+        let done = tokio::task::spawn_blocking(move || {
+            let _place = place;
+            work(&self.pool, Asked { content_type, body }, (self.clock)())
+        });
+        done.await.map_err(|e| closed(&e))?.map(Json)
+    }
 }
 
-/// The methods that `path` has; `None`: it is not one of the pool's.
-pub fn methods(path: &str) -> Option<&'static [&'static str]> {
-    let segments: Vec<&str> = path.trim_start_matches('/').split('/').collect();
-    Some(match segments.as_slice() {
-        ["pool"] | ["pool", "quarantine"] => &["GET"],
-        ["pool", "quarantine", _] => &["DELETE"],
-        ["v1", "traces"]
-        | [
-            "pool",
-            "trajectories" | "lease" | "ack" | "release" | "reject",
-        ]
-        | ["pool", "quarantine", _, "release"] => &["POST"],
-        _ => return None,
-    })
+fn text<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'a str> {
+    headers.get(name).and_then(|v| v.to_str().ok())
+}
+
+fn content_type(headers: &HeaderMap) -> String {
+    let kind = text(headers, &CONTENT_TYPE).unwrap_or_default();
+    kind.split(';')
+        .next()
+        .unwrap_or_default()
+        .trim()
+        .to_lowercase()
+}
+
+/// Refuses compressed bodies: their length says nothing about their size.
+fn check_encoding(headers: &HeaderMap) -> Result<(), Refusal> {
+    match text(headers, &CONTENT_ENCODING) {
+        None | Some("identity") => Ok(()),
+        Some(encoding) => {
+            let why = format!("content-encoding {encoding:?}: send the body as it is");
+            Err(Refusal(415, "content_encoding", why))
+        }
+    }
+}
+
+/// A whole body within its limits of size and time.
+async fn read(request: Request, limit: usize) -> Result<Bytes, Refusal> {
+    let body = Limited::new(request.into_body(), limit).collect();
+    match tokio::time::timeout(READ_TIMEOUT, body).await {
+        Ok(Ok(body)) => Ok(body.to_bytes()),
+        Ok(Err(e)) if e.is::<LengthLimitError>() => {
+            let text = format!("the request body is larger than {limit} bytes");
+            Err(Refusal(413, "body_too_large", text))
+        }
+        Ok(Err(e)) => {
+            let text = format!("the request body could not be read: {e}");
+            Err(Refusal(400, "body_unreadable", text))
+        }
+        Err(_) => {
+            let text = "the request body did not arrive in time".to_owned();
+            Err(Refusal(408, "deadline", text))
+        }
+    }
 }
 
 /// A refusal: status, a word that programs match, a text.
 struct Refusal(u16, &'static str, String);
+
+impl IntoResponse for Refusal {
+    fn into_response(self) -> Response {
+        let Self(status, code, message) = self;
+        let status = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+        let error = json!({"error": {"code": code, "message": message}});
+        let mut response = (status, Json(error)).into_response();
+        if status == StatusCode::TOO_MANY_REQUESTS {
+            let wait = HeaderValue::from_static("1");
+            response.headers_mut().insert(RETRY_AFTER, wait);
+        }
+        response
+    }
+}
 
 impl From<PoolError> for Refusal {
     fn from(error: PoolError) -> Self {
@@ -94,76 +217,92 @@ fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, Refusal> {
     serde_json::from_slice(body).map_err(|e| Refusal(400, "invalid_body", e.to_string()))
 }
 
-/// Answers a request at `now_s`, seconds since 1970. Blocks.
-pub fn answer(pool: &Pool, request: Request<'_>, now_s: f64) -> Response {
-    let protobuf = request.content_type == "application/x-protobuf";
-    let json = |status, value: &Value| Response {
-        status,
-        content_type: "application/json",
-        body: value.to_string().into_bytes(),
+type Answered = Result<Json<Value>, Refusal>;
+
+async fn status(State(api): State<Api>, request: Request) -> Answered {
+    let work = |pool: &Pool, _: Asked, now_s| {
+        pool.sweep(now_s)?;
+        Ok(pool.status()?)
     };
-    match route(pool, request, now_s) {
-        Ok((status, value)) if protobuf => Response {
-            status,
-            content_type: "application/x-protobuf",
-            body: otlp::export_answer(&value),
-        },
-        Ok((status, value)) => json(status, &value),
-        Err(Refusal(status, code, message)) => {
-            let error = json!({"error": {"code": code, "message": message}});
-            json(status, &error)
+    api.answer(request, work).await
+}
+
+async fn push(State(api): State<Api>, request: Request) -> Answered {
+    api.answer(request, pushed).await
+}
+
+async fn lease(State(api): State<Api>, request: Request) -> Answered {
+    let work = |pool: &Pool, asked: Asked, now_s| {
+        let wanted: LeaseRequest = parse(&asked.body)?;
+        Ok(json!(pool.lease(&wanted, now_s)?))
+    };
+    api.answer(request, work).await
+}
+
+async fn ack(State(api): State<Api>, request: Request) -> Answered {
+    let work = |pool: &Pool, asked: Asked, _| {
+        let Leased { lease, ids } = parse(&asked.body)?;
+        Ok(json!({"lost": pool.ack(lease, &ids)?}))
+    };
+    api.answer(request, work).await
+}
+
+async fn release(State(api): State<Api>, request: Request) -> Answered {
+    let work = |pool: &Pool, asked: Asked, _| {
+        let Leased { lease, ids } = parse(&asked.body)?;
+        Ok(json!({"released": pool.release(lease, &ids)?}))
+    };
+    api.answer(request, work).await
+}
+
+async fn reject(State(api): State<Api>, request: Request) -> Answered {
+    let work = |pool: &Pool, asked: Asked, now_s| {
+        let Rejected { lease, ids, reason } = parse(&asked.body)?;
+        let rejected = pool.reject(lease, &ids, &reason, now_s)?;
+        Ok(json!({"rejected": rejected}))
+    };
+    api.answer(request, work).await
+}
+
+async fn quarantine(State(api): State<Api>, request: Request) -> Answered {
+    let query = request.uri().query().unwrap_or_default().to_owned();
+    api.answer(request, move |pool, _, _| page(pool, &query))
+        .await
+}
+
+async fn revalidate(State(api): State<Api>, Path(id): Path<String>, request: Request) -> Answered {
+    let work = move |pool: &Pool, asked: Asked, now_s| {
+        let Released { kind } = parse(&asked.body)?;
+        Ok(json!(pool.revalidate(&id, kind, now_s)?))
+    };
+    api.answer(request, work).await
+}
+
+async fn discard(State(api): State<Api>, Path(id): Path<String>, request: Request) -> Answered {
+    let work = move |pool: &Pool, _: Asked, _| {
+        pool.discard(&id)?;
+        Ok(json!({"deleted": id}))
+    };
+    api.answer(request, work).await
+}
+
+/// Spans by OTLP: a request in protobuf is answered in protobuf.
+async fn spans(State(api): State<Api>, request: Request) -> Response {
+    let protobuf = content_type(request.headers()) == PROTOBUF;
+    match api.answer(request, received).await {
+        Ok(Json(value)) if protobuf => {
+            ([(CONTENT_TYPE, PROTOBUF)], otlp::export_answer(&value)).into_response()
         }
+        other => other.into_response(),
     }
 }
 
-fn route(pool: &Pool, request: Request<'_>, now_s: f64) -> Result<(u16, Value), Refusal> {
-    let path: Vec<&str> = request.path.trim_start_matches('/').split('/').collect();
-    Ok(match (request.method, path.as_slice()) {
-        ("GET", ["pool"]) => {
-            pool.sweep(now_s)?;
-            (200, pool.status()?)
-        }
-        ("POST", ["pool", "trajectories"]) => (200, push(pool, request, now_s)?),
-        ("POST", ["v1", "traces"]) => (200, spans(pool, &request, now_s)?),
-        ("POST", ["pool", "lease"]) => {
-            let asked: LeaseRequest = parse(&request.body)?;
-            (200, json!(pool.lease(&asked, now_s)?))
-        }
-        ("POST", ["pool", "ack"]) => {
-            let Leased { lease, ids } = parse(&request.body)?;
-            (200, json!({"lost": pool.ack(lease, &ids)?}))
-        }
-        ("POST", ["pool", "release"]) => {
-            let Leased { lease, ids } = parse(&request.body)?;
-            (200, json!({"released": pool.release(lease, &ids)?}))
-        }
-        ("POST", ["pool", "reject"]) => {
-            let Rejected { lease, ids, reason } = parse(&request.body)?;
-            let rejected = pool.reject(lease, &ids, &reason, now_s)?;
-            (200, json!({"rejected": rejected}))
-        }
-        ("GET", ["pool", "quarantine"]) => (200, quarantine(pool, request.query)?),
-        ("POST", ["pool", "quarantine", id, "release"]) => {
-            let Released { kind } = parse(&request.body)?;
-            (200, json!(pool.revalidate(id, kind, now_s)?))
-        }
-        ("DELETE", ["pool", "quarantine", id]) => {
-            pool.discard(id)?;
-            (200, json!({"deleted": id}))
-        }
-        _ => {
-            let text = format!("there is no {} {}", request.method, request.path);
-            return Err(Refusal(404, "not_found", text));
-        }
-    })
-}
-
-fn push(pool: &Pool, request: Request<'_>, now_s: f64) -> Result<Value, Refusal> {
-    let batch: Batch = match request.content_type {
-        "application/json" | "" => parse(&request.body)?,
+fn pushed(pool: &Pool, asked: Asked, now_s: f64) -> Told {
+    let batch: Batch = match asked.content_type.as_str() {
+        "application/json" | "" => parse(&asked.body)?,
         "application/vnd.apache.arrow.stream" => {
             let limit = pool.config().max_batch;
-            arrow::batch(request.body, limit)
+            arrow::batch(Vec::from(asked.body), limit)
                 .map_err(|e| Refusal(400, "invalid_body", e.to_string()))?
         }
         other => {
@@ -191,11 +330,11 @@ fn push(pool: &Pool, request: Request<'_>, now_s: f64) -> Result<Value, Refusal>
     }))
 }
 
-/// OTLP's answer: what was refused is told as a partial success, so that it is not sent again.
-fn spans(pool: &Pool, request: &Request<'_>, now_s: f64) -> Result<Value, Refusal> {
-    let read = match request.content_type {
-        "application/x-protobuf" => otlp::from_protobuf(&request.body),
-        "application/json" => otlp::from_json(&request.body),
+/// OTLP's answer: refused spans are reported as a partial success, so that they are not sent again.
+fn received(pool: &Pool, asked: Asked, now_s: f64) -> Told {
+    let read = match asked.content_type.as_str() {
+        PROTOBUF => otlp::from_protobuf(&asked.body),
+        "application/json" => otlp::from_json(&asked.body),
         other => {
             let text = format!(
                 "content type {other:?}: expected application/x-protobuf or application/json"
@@ -214,7 +353,8 @@ fn spans(pool: &Pool, request: &Request<'_>, now_s: f64) -> Result<Value, Refusa
     })
 }
 
-fn quarantine(pool: &Pool, query: &str) -> Result<Value, Refusal> {
+/// A page of the quarantine.
+fn page(pool: &Pool, query: &str) -> Told {
     let (mut after, mut limit) = (None, 100);
     for pair in query.split('&').filter(|p| !p.is_empty()) {
         match pair.split_once('=') {

@@ -8,12 +8,15 @@ mod hostile;
 #[path = "it/spans.rs"]
 mod spans;
 
+use axum::body::{Body, to_bytes};
+use axum::http::Request;
 use serde_json::{Value, json};
-use sinew_pool::http::{Request, answer};
+use sinew_pool::http::router;
 use sinew_pool::{Folder, Pool, PoolConfig};
 use sinew_render::TinyRenderer;
 use std::path::Path;
 use std::sync::Arc;
+use tower::ServiceExt;
 
 /// Ids: five control tokens, then the characters.
 const ALPHABET: &str = ".A<>lr";
@@ -24,33 +27,51 @@ fn config(toml: Value) -> PoolConfig {
     config
 }
 
-fn open(folder: Option<&Path>, config: PoolConfig) -> Pool {
+fn open(folder: Option<&Path>, config: PoolConfig) -> Arc<Pool> {
     let folder = folder.map(|path| Folder {
         path,
         accept_loss: false,
     });
-    Pool::open(folder, config, Arc::new(TinyRenderer::new(ALPHABET)), None).unwrap()
+    let pool = Pool::open(folder, config, Arc::new(TinyRenderer::new(ALPHABET)), None);
+    Arc::new(pool.unwrap())
 }
 
-fn pool() -> Pool {
+fn pool() -> Arc<Pool> {
     open(None, PoolConfig::default())
 }
 
-fn call(pool: &Pool, now_s: f64, method: &str, target: &str, body: &Value) -> (u16, Value) {
-    let (path, query) = target.split_once('?').unwrap_or((target, ""));
-    let request = Request {
-        method,
-        path,
-        query,
-        content_type: "application/json",
-        body: if body.is_null() {
-            Vec::new()
-        } else {
-            body.to_string().into_bytes()
-        },
+/// The status, the content type and the body that a request at `now_s` is answered with.
+fn send(
+    pool: &Arc<Pool>,
+    now_s: f64,
+    (method, target): (&str, &str),
+    content_type: &str,
+    body: Vec<u8>,
+) -> (u16, String, Vec<u8>) {
+    let request = Request::builder().method(method).uri(target);
+    let request = request.header("content-type", content_type);
+    let request = request.body(Body::from(body)).unwrap();
+    let router = router(Arc::clone(pool), Arc::new(move || now_s));
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build();
+    runtime.unwrap().block_on(async move {
+        let response = router.oneshot(request).await.unwrap();
+        let kind = response.headers().get("content-type").unwrap();
+        let kind = kind.to_str().unwrap().to_owned();
+        let status = response.status().as_u16();
+        let body = to_bytes(response.into_body(), usize::MAX).await.unwrap();
+        (status, kind, Vec::from(body))
+    })
+}
+
+fn call(pool: &Arc<Pool>, now_s: f64, method: &str, target: &str, body: &Value) -> (u16, Value) {
+    let body = match body.is_null() {
+        true => Vec::new(),
+        false => body.to_string().into_bytes(),
     };
-    let told = answer(pool, request, now_s);
-    (told.status, serde_json::from_slice(&told.body).unwrap())
+    let (status, _, body) = send(pool, now_s, (method, target), "application/json", body);
+    (status, serde_json::from_slice(&body).unwrap())
 }
 
 /// One turn in the tiny world: `A>`, then `r` and the end.
@@ -66,20 +87,20 @@ fn trajectory(id: &str) -> Value {
     })
 }
 
-fn push_of(pool: &Pool, now_s: f64, trajectories: &[Value]) -> (u16, Value) {
+fn push_of(pool: &Arc<Pool>, now_s: f64, trajectories: &[Value]) -> (u16, Value) {
     let body = json!({
         "version": 1, "tokenizer": pool.tokenizer(), "source": "test", "trajectories": trajectories,
     });
     call(pool, now_s, "POST", "/pool/trajectories", &body)
 }
 
-fn items(pool: &Pool, trajectories: &[Value]) -> Vec<Value> {
+fn items(pool: &Arc<Pool>, trajectories: &[Value]) -> Vec<Value> {
     let (status, told) = push_of(pool, 10.0, trajectories);
     assert_eq!(status, 200, "{told}");
     told["items"].as_array().unwrap().clone()
 }
 
-fn lease(pool: &Pool, now_s: f64, more: Value) -> Value {
+fn lease(pool: &Arc<Pool>, now_s: f64, more: Value) -> Value {
     let mut body = json!({
         "consumer": "run", "kind": "rl", "groups": 8, "ttl_s": 60, "version": 3, "seed": 0,
     });

@@ -7,9 +7,8 @@ use clap::{Args, Subcommand};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use sinew_algo::Advantage;
-use sinew_gateway::{Mount, MountRequest, MountResponse};
+use sinew_gateway::Router;
 use sinew_pipeline::{PoolClient, PoolSource, PoolSourceConfig};
-use sinew_pool::http::{self, Request};
 use sinew_pool::schema::Kind;
 use sinew_pool::{Folder, Pool, PoolConfig, Scorer};
 use sinew_render::Renderer;
@@ -23,45 +22,14 @@ struct PoolFile {
     pool: PoolConfig,
 }
 
-/// The pool as paths of the gateway.
-#[derive(Debug)]
-struct PoolMount(Pool);
-
-impl Mount for PoolMount {
-    fn methods(&self, path: &str) -> Option<&'static [&'static str]> {
-        http::methods(path)
-    }
-
-    fn max_body_bytes(&self) -> usize {
-        self.0.config().max_body_bytes
-    }
-
-    fn answer(&self, request: MountRequest) -> MountResponse {
-        let now = SystemTime::now().duration_since(UNIX_EPOCH);
-        let asked = Request {
-            method: &request.method,
-            path: &request.path,
-            query: &request.query,
-            content_type: &request.content_type,
-            body: Vec::from(request.body),
-        };
-        let told = http::answer(&self.0, asked, now.map_or(0.0, |d| d.as_secs_f64()));
-        MountResponse {
-            status: told.status,
-            content_type: told.content_type,
-            body: told.body,
-        }
-    }
-}
-
-/// The pool that a file configures; without a folder it is kept in memory.
-pub(crate) fn mount(
+/// The routes of the pool that a file configures; without a folder it is kept in memory.
+pub(crate) fn router(
     file: &Path,
     store: Option<&Path>,
     accept_loss: bool,
     renderer: Arc<dyn Renderer>,
     scorer: Scorer,
-) -> Result<Arc<dyn Mount>, Failure> {
+) -> Result<Router, Failure> {
     let refused =
         |e: &dyn std::fmt::Display| Failure::input(format!("--pool {}: {e}", file.display()));
     let text = std::fs::read_to_string(file).map_err(|e| refused(&e))?;
@@ -70,7 +38,10 @@ pub(crate) fn mount(
     let folder = store.map(|s| s.join("pool"));
     let folder = folder.as_deref().map(|path| Folder { path, accept_loss });
     let pool = Pool::open(folder, read.pool, renderer, Some(scorer));
-    Ok(Arc::new(PoolMount(pool.map_err(|e| refused(&e))?)))
+    let pool = Arc::new(pool.map_err(|e| refused(&e))?);
+    let now = || SystemTime::now().duration_since(UNIX_EPOCH);
+    let clock = move || now().map_or(0.0, |d| d.as_secs_f64());
+    Ok(sinew_pool::http::router(pool, Arc::new(clock)))
 }
 
 /// What a recipe's algorithm draws from a pool.

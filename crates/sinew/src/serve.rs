@@ -8,7 +8,7 @@ use clap::Args;
 use serde_json::json;
 use sinew_engines::{FormatMode, LogprobMode};
 use sinew_gateway::{
-    Gateway, GatewayConfig, GatewayParts, Journal, JournalOptions, Mount, Secret, Server,
+    Gateway, GatewayConfig, GatewayParts, Journal, JournalOptions, Router, Secret, Server,
     ServerLimits, SessionLimits, byte_renderer,
 };
 use sinew_infer::{
@@ -126,24 +126,24 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
         }
     }
     let token = control_token(args)?;
-    let (gateway, mount) = gateway(args)?;
+    let (gateway, pool) = gateway(args)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()
         .map_err(Failure::system)?;
-    runtime.block_on(serve(args, gateway, mount, &token))
+    runtime.block_on(serve(args, gateway, pool, &token))
 }
 
 async fn serve(
     args: &ServeArgs,
     gateway: Gateway,
-    mount: Option<Arc<dyn Mount>>,
+    pool: Option<Router>,
     token: &str,
 ) -> Result<(), Failure> {
     // Whoever is told where it listens may send one.
     let mut signals = StopSignals::new()?;
     let public = args.public_url.clone();
-    let server = Server::start_with(gateway.clone(), args.listen, token, public, mount)
+    let server = Server::start_with(gateway.clone(), args.listen, token, public, pool)
         .await
         .map_err(|e| Failure::input(format!("--listen: {e}")))?;
     let url = format!("http://{}", server.address());
@@ -241,7 +241,7 @@ fn control_token(args: &ServeArgs) -> Result<String, Failure> {
     Ok(token.to_owned())
 }
 
-fn gateway(args: &ServeArgs) -> Result<(Gateway, Option<Arc<dyn Mount>>), Failure> {
+fn gateway(args: &ServeArgs) -> Result<(Gateway, Option<Router>), Failure> {
     let calls: Option<ToolCallFormat> = match &args.tool_format {
         None => None,
         Some(name) => Some(
@@ -280,11 +280,11 @@ fn gateway(args: &ServeArgs) -> Result<(Gateway, Option<Arc<dyn Mount>>), Failur
         engine: Arc::clone(&engine),
         requests: Arc::clone(&requests),
     };
-    let mount = match &args.pool {
+    let pool = match &args.pool {
         None => None,
         Some(file) => {
             let renderer = Arc::clone(&renderer);
-            Some(crate::pool::mount(
+            Some(crate::pool::router(
                 file,
                 args.store.as_deref(),
                 args.accept_loss,
@@ -307,7 +307,7 @@ fn gateway(args: &ServeArgs) -> Result<(Gateway, Option<Arc<dyn Mount>>), Failur
     gateway
         .recover()
         .map_err(|e| Failure::system(format!("--store: {e}")))?;
-    Ok((gateway, mount))
+    Ok((gateway, pool))
 }
 
 fn limits(args: &ServeArgs) -> ServerLimits {

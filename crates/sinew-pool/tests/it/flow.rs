@@ -325,7 +325,7 @@ fn a_restart_keeps_rows_leases_and_known_ids() {
     );
     let loan = lease(&first, 10.0, json!({"groups": 2}));
     assert_eq!(leased_ids(&loan), ["a", "b"]);
-    let ack = |pool: &Pool, ids: &[&str]| {
+    let ack = |pool: &Arc<Pool>, ids: &[&str]| {
         let body = json!({"lease": loan["lease"], "ids": ids});
         call(pool, 12.0, "POST", "/pool/ack", &body).1["lost"].clone()
     };
@@ -454,8 +454,8 @@ fn log_probabilities_are_compared_with_the_engines() {
         rules,
         Arc::new(TinyRenderer::new(crate::ALPHABET)),
         scorer,
-    )
-    .unwrap();
+    );
+    let pool = Arc::new(pool.unwrap());
     let of = |id: &str, by: f32, version: u64, sampled: &[SampledToken]| {
         with(id, |t| {
             let node = &mut t["nodes"][1];

@@ -3,25 +3,31 @@
 use crate::{call, lease, open, pool, push_of, trajectory};
 use proptest::prelude::*;
 use serde_json::{Value, json};
-use sinew_pool::http::{Request, Response, answer};
 use sinew_pool::{Entry, Pool, PoolConfig};
 use sinew_types::{TokenKind, TraceError};
+use std::sync::Arc;
 
 const STREAM: &[u8] = include_bytes!("../data/stream.arrow");
 
-fn send(pool: &Pool, path: &str, content_type: &str, body: Vec<u8>) -> Response {
-    let request = Request {
-        method: "POST",
-        path,
-        query: "",
-        content_type,
-        body,
-    };
-    answer(pool, request, 10.0)
+/// An answer of the pool.
+struct Told {
+    status: u16,
+    content_type: String,
+    body: Vec<u8>,
 }
 
-fn value(response: &Response) -> Value {
-    serde_json::from_slice(&response.body).unwrap()
+fn send(pool: &Arc<Pool>, path: &str, content_type: &str, body: Vec<u8>) -> Told {
+    let (status, content_type, body) = crate::send(pool, 10.0, ("POST", path), content_type, body);
+    Told {
+        status,
+        content_type,
+        body,
+    }
+}
+
+fn value(told: &Told) -> Value {
+    assert_eq!(told.content_type, "application/json");
+    serde_json::from_slice(&told.body).unwrap()
 }
 
 const ARROW: &str = "application/vnd.apache.arrow.stream";
@@ -192,7 +198,6 @@ fn stream_of_nothings(rows: usize) -> Vec<u8> {
     use arrow_array::{ListArray, NullArray, RecordBatch};
     use arrow_schema::{DataType, Field, Schema};
     use std::collections::HashMap;
-    use std::sync::Arc;
     let field = Arc::new(Field::new("item", DataType::Null, true));
     let offsets = arrow_buffer::OffsetBuffer::from_lengths([rows]);
     let values = Arc::new(NullArray::new(rows));

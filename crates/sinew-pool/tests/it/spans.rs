@@ -3,6 +3,7 @@
 use crate::{call, config, lease, leased_ids, open, pool};
 use serde_json::{Value, json};
 use sinew_pool::{Pool, PoolConfig};
+use std::sync::Arc;
 
 const TRACE: &str = "0123456789abcdef0123456789abcdef";
 
@@ -29,7 +30,7 @@ fn span(n: u32, parent: Option<u32>, of: &Value, events: Value) -> Value {
     })
 }
 
-fn send(pool: &Pool, now_s: f64, spans: &[Value]) -> (u16, Value) {
+fn send(pool: &Arc<Pool>, now_s: f64, spans: &[Value]) -> (u16, Value) {
     let resource = json!({"attributes": attributes(&json!({
         "service.name": "agent", "sinew.tokenizer": pool.tokenizer()}))});
     let body = json!({"resourceSpans": [{"resource": resource, "scopeSpans": [{"spans": spans}]}]});

@@ -1,0 +1,133 @@
+//! Bodies of requests: their limits, and the thread that reads them.
+
+use crate::dialect::fields::{Fields, Notes};
+use crate::error::ApiError;
+use axum::extract::Request;
+use axum::http::header::CONTENT_LENGTH;
+use bytes::Bytes;
+use http_body_util::{BodyExt, LengthLimitError, Limited};
+use serde::de::DeserializeOwned;
+use std::time::Duration;
+
+/// Longer bodies are read, rendered and tokenized on a thread of their own: it takes up to a
+/// second for the largest.
+const LARGE_BYTES: usize = 128 << 10;
+
+/// The whole body of a request within its limits of size and time.
+///
+/// # Errors
+/// 413, 408 or 400.
+pub(crate) async fn read(
+    request: Request,
+    limit: usize,
+    timeout: Duration,
+) -> Result<Bytes, ApiError> {
+    let length = request.headers().get(CONTENT_LENGTH);
+    let length = length.and_then(|v| v.to_str().ok()?.parse::<usize>().ok());
+    if length.is_some_and(|n| n > limit) {
+        return Err(ApiError::too_large(limit));
+    }
+    let body = Limited::new(request.into_body(), limit).collect();
+    match tokio::time::timeout(timeout, body).await {
+        Err(_) => Err(ApiError {
+            status: 408,
+            ..ApiError::deadline("the request body did not arrive in time")
+        }),
+        Ok(Ok(body)) => Ok(body.to_bytes()),
+        Ok(Err(e)) if e.is::<LengthLimitError>() => Err(ApiError::too_large(limit)),
+        Ok(Err(e)) => Err(ApiError::bad_request(
+            "body_unreadable",
+            format!("the request body could not be read: {e}"),
+        )),
+    }
+}
+
+/// A body that may be large.
+#[derive(Debug)]
+pub(crate) struct Large(pub(crate) Bytes);
+
+impl Large {
+    /// Does `work` with the body: on this thread if the body is small, otherwise on one that may
+    /// block.
+    pub(crate) async fn with<T: Send + 'static>(
+        self,
+        work: impl FnOnce(&[u8]) -> Result<T, ApiError> + Send + 'static,
+    ) -> Result<T, ApiError> {
+        if self.0.len() <= LARGE_BYTES {
+            return work(&self.0);
+        }
+        let done = tokio::task::spawn_blocking(move || work(&self.0)).await;
+        done.unwrap_or_else(|e| Err(ApiError::server("call_failed", e.to_string())))
+    }
+}
+
+/// A body of the control API; an empty one is an empty object.
+pub(crate) fn control<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
+    let bytes = if bytes.is_empty() { b"{}" } else { bytes };
+    // Syntax first, so that its errors are told apart from wrong fields.
+    Fields::parse(bytes, &Notes::new(true))?;
+    let mut reader = serde_json::Deserializer::from_slice(bytes);
+    serde_path_to_error::deserialize(&mut reader).map_err(|e| {
+        let path = e.path().to_string();
+        let told = plain_words(&e.into_inner().to_string());
+        match path.as_str() {
+            "." => ApiError::bad_request("invalid_value", told),
+            path => ApiError::invalid(path, format!("{path}: {told}")),
+        }
+    })
+}
+
+/// What serde says of a value, without Rust's words and the place in a line that nobody wrote.
+fn plain_words(told: &str) -> String {
+    let end = told.rfind(" at line ").unwrap_or(told.len());
+    let mut told = told[..end].to_owned();
+    for (rust, plain) in [
+        ("invalid type: ", ""),
+        ("invalid value: ", ""),
+        ("u32", "a whole number from 0 to 4294967295"),
+        ("u64", "a whole number from 0 on"),
+        ("f32", "a number"),
+        ("f64", "a number"),
+        ("a boolean", "true or false"),
+        ("a map", "an object"),
+        ("sequence", "an array"),
+        ("struct SamplingDefaults", "an object"),
+        ("struct Reward", "an object"),
+        (
+            "internally tagged enum EpisodeEnd",
+            "an object whose type is terminated, truncated or failed",
+        ),
+        ("variant", "value"),
+    ] {
+        told = told.replace(rust, plain);
+    }
+    told
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whether a body of so many bytes is read on the calling thread.
+    async fn blocks_this_thread(bytes: usize) -> bool {
+        let here = std::thread::current().id();
+        let same = move |body: &[u8]| Ok((body.len(), std::thread::current().id() == here));
+        let (read, same) = Large(vec![b' '; bytes].into()).with(same).await.unwrap();
+        assert_eq!(read, bytes);
+        same
+    }
+
+    #[tokio::test(flavor = "current_thread")]
+    async fn large_bodies_are_read_on_another_thread() {
+        assert!(blocks_this_thread(LARGE_BYTES).await);
+        assert!(!blocks_this_thread(LARGE_BYTES + 1).await);
+    }
+
+    #[tokio::test(flavor = "current_thread")]
+    async fn a_panic_over_a_large_body_is_an_answer() {
+        let body = vec![b' '; LARGE_BYTES + 1];
+        let panics = |_: &[u8]| -> Result<(), ApiError> { panic!("on purpose") };
+        let error = Large(body.into()).with(panics).await.unwrap_err();
+        assert_eq!((error.status, error.code), (500, "call_failed"));
+    }
+}

@@ -1,0 +1,305 @@
+//! Routes, authorization and answers of the server.
+
+use crate::body::{self, Large};
+use crate::dialect::anthropic::Messages;
+use crate::dialect::chat::Chat;
+use crate::dialect::completions::Completions;
+use crate::dialect::responses::Responses;
+use crate::dialect::{Dialect, openai_error};
+use crate::error::ApiError;
+use crate::flight::Event;
+use crate::gateway::{Gateway, Retry};
+use crate::live;
+use crate::secret::Secret;
+use crate::session::{FinishRequest, Reward, RolloutSpec};
+use crate::stream;
+use axum::extract::{Path, Request, State};
+use axum::http::header::{
+    AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER,
+};
+use axum::http::{StatusCode, Uri, uri::PathAndQuery};
+use axum::middleware::{Next, from_fn_with_state};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{MethodRouter, get, post};
+use axum::{Json, Router};
+use bytes::Bytes;
+use serde_json::{Value, json};
+use sinew_types::EpisodeId;
+
+/// Maximum length of a body of the control API.
+const MAX_CONTROL_BYTES: usize = 256 << 10;
+
+/// What requests are answered from.
+#[derive(Clone, Debug)]
+pub(crate) struct Service {
+    pub(crate) gateway: Gateway,
+    pub(crate) control: Secret,
+}
+
+type Api = State<Service>;
+type Answer = Result<Response, ApiError>;
+
+/// All routes; `more` are further ones behind the control token.
+pub(crate) fn router(service: Service, more: Option<Router>) -> Router {
+    let control = Router::new()
+        .route("/metrics", only("GET", get(metrics)))
+        .route("/rollouts", only("GET or POST", get(list).post(open)))
+        .route("/rollouts/{id}", only("GET", get(view)))
+        .route("/rollouts/{id}/reward", only("POST", post(reward)))
+        .route("/rollouts/{id}/finish", only("POST", post(finish)))
+        .with_state(service.clone());
+    let control = match more {
+        Some(more) => control.merge(more),
+        None => control,
+    };
+    let control = control.route_layer(from_fn_with_state(service.clone(), control_only));
+    let model = |dialect: &'static dyn Dialect| {
+        let answer = async move |api: Api, id: Path<String>, request: Request| {
+            let answered = call(api, id, request, dialect).await;
+            answered.unwrap_or_else(|error| refusal(&error, &dialect.error(&error)))
+        };
+        only("POST", post(answer))
+    };
+    let count = || only("POST", post(count_tokens));
+    Router::new()
+        .route("/health", only("GET", get(health)))
+        .route("/r/{id}/v1/models", only("GET", get(models)))
+        .route("/r/{id}/v1/models/{*name}", only("GET", get(one_model)))
+        .route("/r/{id}/v1/chat/completions", model(&Chat))
+        .route("/r/{id}/v1/completions", model(&Completions))
+        .route("/r/{id}/v1/responses", model(&Responses))
+        .route("/r/{id}/v1/messages", model(&Messages))
+        .route("/r/{id}/v1/messages/count_tokens", count())
+        // Anthropic's clients put `/v1` after their base URL.
+        .route("/r/{id}/v1/v1/messages", model(&Messages))
+        .route("/r/{id}/v1/v1/messages/count_tokens", count())
+        .with_state(service)
+        .merge(control)
+        .fallback(unknown)
+}
+
+/// Other methods than those of `allowed` are refused with their names.
+fn only<S: Clone + Send + Sync + 'static>(
+    allowed: &'static str,
+    methods: MethodRouter<S>,
+) -> MethodRouter<S> {
+    methods.fallback(async move || ApiError::method(allowed))
+}
+
+/// Clients double slashes when they join addresses, and leave one at the end: both are dropped.
+pub(crate) fn plain_path<B>(mut request: axum::http::Request<B>) -> axum::http::Request<B> {
+    let path = request.uri().path();
+    if !path.contains("//") && (path.len() == 1 || !path.ends_with('/')) {
+        return request;
+    }
+    let segments = path.split('/').filter(|s| !s.is_empty());
+    let mut plain: String = segments.flat_map(|s| ["/", s]).collect();
+    if plain.is_empty() {
+        plain.push('/');
+    }
+    if let Some(query) = request.uri().query() {
+        plain = format!("{plain}?{query}");
+    }
+    let mut parts = request.uri().clone().into_parts();
+    parts.path_and_query = PathAndQuery::try_from(plain).ok();
+    if let Ok(uri) = Uri::from_parts(parts) {
+        *request.uri_mut() = uri;
+    }
+    request
+}
+
+/// A stranger is not shown which paths exist, but where a model is served.
+async fn unknown(uri: Uri) -> ApiError {
+    let path = uri.path();
+    let hint = match path.starts_with("/v1/") {
+        true => "; models are served under the `base_url` that POST /rollouts answers with",
+        false => "",
+    };
+    ApiError::not_found(format!("there is no {path}{hint}"))
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        refusal(&self, &openai_error(&self))
+    }
+}
+
+/// An error whose body a dialect wrote.
+fn refusal(error: &ApiError, body: &Value) -> Response {
+    let status = StatusCode::from_u16(error.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    let mut response = (status, Json(body)).into_response();
+    if let Some(seconds) = error.retry_after_s {
+        let seconds = HeaderValue::from(seconds);
+        response.headers_mut().insert(RETRY_AFTER, seconds);
+    }
+    response
+}
+
+async fn control_only(State(service): Api, request: Request, next: Next) -> Response {
+    match service.is_control(request.headers()) {
+        true => next.run(request).await,
+        false => ApiError::unauthorized("this path needs the control token").into_response(),
+    }
+}
+
+impl Service {
+    fn is_control(&self, headers: &HeaderMap) -> bool {
+        bearer(headers).is_some_and(|key| self.control.matches(key))
+    }
+
+    /// The body of a request within `limit` bytes and the time for reading.
+    async fn read(&self, request: Request, limit: usize) -> Result<Bytes, ApiError> {
+        let timeout = self.gateway.config().server.read_timeout;
+        body::read(request, limit, timeout).await
+    }
+}
+
+async fn health(State(service): Api, headers: HeaderMap) -> Json<Value> {
+    // Without the secret: that it runs, and nothing about what it does.
+    let mut health = json!({"status": "ok"});
+    if service.is_control(&headers) {
+        health["gateway"] = json!(service.gateway.stats());
+        health["engine"] = json!(service.gateway.engine_status());
+    }
+    Json(health)
+}
+
+async fn metrics(State(service): Api) -> Response {
+    let engine = service.gateway.engine_status();
+    let text = service.gateway.stats().prometheus(&engine);
+    ([(CONTENT_TYPE, "text/plain; version=0.0.4")], text).into_response()
+}
+
+async fn list(State(service): Api, uri: Uri) -> Answer {
+    let live = service.gateway.live(live::limit(uri.query())?);
+    Ok(Json(json!(live)).into_response())
+}
+
+async fn open(State(service): Api, request: Request) -> Answer {
+    let spec: RolloutSpec = body::control(&service.read(request, MAX_CONTROL_BYTES).await?)?;
+    let credentials = service.gateway.open_durably(spec).await?;
+    Ok((StatusCode::CREATED, Json(json!(credentials))).into_response())
+}
+
+async fn view(State(service): Api, Path(id): Path<String>) -> Answer {
+    let view = service.gateway.view(&EpisodeId::new(id)).await?;
+    Ok(Json(json!(view)).into_response())
+}
+
+async fn reward(State(service): Api, Path(id): Path<String>, request: Request) -> Answer {
+    let reward: Reward = body::control(&service.read(request, MAX_CONTROL_BYTES).await?)?;
+    if let Some(receipt) = service.gateway.score(&EpisodeId::new(&id), &reward)? {
+        receipt.wait().await?;
+    }
+    Ok(Json(json!({"id": id})).into_response())
+}
+
+async fn finish(State(service): Api, Path(id): Path<String>, request: Request) -> Answer {
+    let asked: FinishRequest = body::control(&service.read(request, MAX_CONTROL_BYTES).await?)?;
+    let id = EpisodeId::new(id);
+    if let Some(reward) = &asked.reward {
+        service.gateway.reward(&id, reward)?;
+    }
+    let trace = service.gateway.finish(&id, asked.end).await?;
+    let body = json!({
+        "id": id,
+        "end": trace.end,
+        "reward": trace.score(),
+        "success": trace.score().map(|_| trace.outcome.success),
+        "sampled_tokens": trace.sampled_tokens(),
+        "branches": trace.leaves().len(),
+        "metrics": trace.outcome.metrics,
+        "ignored_fields": trace.ignored,
+    });
+    Ok(Json(body).into_response())
+}
+
+async fn models(State(service): Api, Path(id): Path<String>, headers: HeaderMap) -> Answer {
+    service.gateway.authorize(&id, bearer(&headers))?;
+    let list = json!([model(&service.gateway.config().model)]);
+    Ok(Json(json!({"object": "list", "data": list})).into_response())
+}
+
+/// Any name is taken, and answers repeat it.
+async fn one_model(
+    State(service): Api,
+    Path((id, name)): Path<(String, String)>,
+    headers: HeaderMap,
+) -> Answer {
+    service.gateway.authorize(&id, bearer(&headers))?;
+    Ok(Json(model(&name)).into_response())
+}
+
+async fn count_tokens(State(service): Api, Path(id): Path<String>, request: Request) -> Response {
+    let count = async {
+        service.gateway.authorize(&id, bearer(request.headers()))?;
+        let limit = service.gateway.config().server.max_body_bytes;
+        let bytes = service.read(request, limit).await?;
+        let gateway = service.gateway.clone();
+        Large(bytes)
+            .with(move |body| gateway.count_tokens(body))
+            .await
+    };
+    match count.await {
+        Ok(tokens) => Json(json!({"input_tokens": tokens})).into_response(),
+        Err(error) => refusal(&error, &Messages.error(&error)),
+    }
+}
+
+/// A call of the model, answered as a whole or as a stream.
+async fn call(
+    State(service): Api,
+    Path(id): Path<String>,
+    request: Request,
+    dialect: &'static dyn Dialect,
+) -> Answer {
+    let rollout = service.gateway.authorize(&id, bearer(request.headers()))?;
+    let limit = service.gateway.config().server.max_body_bytes;
+    let (uri, headers) = (request.uri().clone(), request.headers().clone());
+    let body = service.read(request, limit).await?;
+    let gateway = service.gateway.clone();
+    let begin = move |body: &[u8]| {
+        let retry = retry_of(&headers, uri.path());
+        gateway.call(&rollout, dialect, body, retry)
+    };
+    let mut reader = Large(body).with(begin).await?;
+    if !reader.context().request.stream {
+        let response = reader.response().await?;
+        return Ok(Json(dialect.response(reader.context(), &response)).into_response());
+    }
+    // Failures before the first token still have a status of their own.
+    let first = match reader.next().await {
+        Event::Done(Err(error)) => return Err(error),
+        event => event,
+    };
+    let writer = dialect.stream(reader.context().clone());
+    Ok(stream::response(reader, writer, first))
+}
+
+/// A model, as OpenAI's clients list it.
+fn model(name: &str) -> Value {
+    json!({"id": name, "object": "model", "created": 0, "owned_by": "sinew"})
+}
+
+/// The secret of a request, as OpenAI's or as Anthropic's clients send it.
+fn bearer(headers: &HeaderMap) -> Option<&str> {
+    let text = |name: &HeaderName| headers.get(name).and_then(|v| v.to_str().ok());
+    let authorization = text(&AUTHORIZATION).and_then(|value| {
+        let (scheme, key) = value.split_once(' ')?;
+        let bearer = scheme.eq_ignore_ascii_case("bearer");
+        bearer.then(|| key.trim_start())
+    });
+    authorization.or_else(|| text(&HeaderName::from_static("x-api-key")))
+}
+
+fn retry_of<'a>(headers: &'a HeaderMap, path: &'a str) -> Retry<'a> {
+    let text = |name: &'static str| headers.get(name).and_then(|v| v.to_str().ok());
+    // OpenAI's client sends a new key with every call and the same one with its retries.
+    let idempotency = text("idempotency-key");
+    let count = text("x-stainless-retry-count").and_then(|v| v.parse::<u32>().ok());
+    Retry {
+        path,
+        idempotency,
+        again: idempotency.is_some() || count.is_some_and(|n| n > 0),
+    }
+}

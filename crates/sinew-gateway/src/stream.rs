@@ -1,0 +1,83 @@
+//! Streamed answers: server-sent events in the form of a dialect.
+
+use crate::dialect::EventWriter;
+use crate::flight::{Event, Subscription};
+use axum::body::Body;
+use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
+use axum::response::{IntoResponse, Response};
+use std::convert::Infallible;
+use std::time::Duration;
+
+/// A comment is sent after this time without an event, so that both sides notice a dead
+/// connection.
+const PING_EVERY: Duration = Duration::from_secs(15);
+
+/// An answer in parts: what is written, and what comes next.
+struct Streaming {
+    reader: Subscription,
+    writer: Box<dyn EventWriter>,
+    /// An event that was taken to see whether there is a stream.
+    first: Option<Event>,
+    begun: bool,
+    over: bool,
+}
+
+impl Streaming {
+    async fn next(&mut self) -> String {
+        let mut out = String::new();
+        if !std::mem::replace(&mut self.begun, true) {
+            out.push_str(&self.writer.begin());
+        }
+        let event = match self.first.take() {
+            Some(event) => event,
+            None => match tokio::time::timeout(PING_EVERY, self.reader.next()).await {
+                Ok(event) => event,
+                Err(_) => return ": ping\n\n".into(),
+            },
+        };
+        match event {
+            Event::Deltas(deltas) => {
+                for delta in &deltas {
+                    out.push_str(&self.writer.delta(delta));
+                }
+            }
+            Event::Done(done) => {
+                self.over = true;
+                out.push_str(&match done {
+                    Ok(response) => self.writer.end(&response),
+                    Err(error) => self.writer.error(&error),
+                });
+            }
+        }
+        out
+    }
+}
+
+/// The answer that tells `first` and what `reader` says next. Dropping it ends the reading.
+pub(crate) fn response(
+    reader: Subscription,
+    writer: Box<dyn EventWriter>,
+    first: Event,
+) -> Response {
+    let state = Streaming {
+        reader,
+        writer,
+        first: Some(first),
+        begun: false,
+        over: false,
+    };
+    let frames = futures::stream::unfold(state, |mut state| async move {
+        while !state.over {
+            let text = state.next().await;
+            if !text.is_empty() {
+                return Some((Ok::<_, Infallible>(text), state));
+            }
+        }
+        None
+    });
+    let headers = [
+        (CONTENT_TYPE, "text/event-stream"),
+        (CACHE_CONTROL, "no-cache"),
+    ];
+    (headers, Body::from_stream(frames)).into_response()
+}
