@@ -373,8 +373,8 @@ impl SandboxProvider for Pool {
         self.0.provider.protections()
     }
 
-    fn slower(&self) -> Vec<String> {
-        self.0.provider.slower()
+    fn degradations(&self) -> Vec<String> {
+        self.0.provider.degradations()
     }
 
     fn health(&self) -> Result<(), String> {

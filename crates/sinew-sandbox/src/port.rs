@@ -372,8 +372,8 @@ pub trait SandboxProvider: Send + Sync {
         Ok(())
     }
 
-    /// What makes sandboxes slower on this host than they could be, and why; safe all the same.
-    fn slower(&self) -> Vec<String> {
+    /// Performance degradations on this host and their reasons; protections are the same.
+    fn degradations(&self) -> Vec<String> {
         Vec::new()
     }
 

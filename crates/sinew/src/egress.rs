@@ -189,8 +189,8 @@ impl SandboxProvider for WithEgress {
         self.inner.protections()
     }
 
-    fn slower(&self) -> Vec<String> {
-        self.inner.slower()
+    fn degradations(&self) -> Vec<String> {
+        self.inner.degradations()
     }
 
     fn health(&self) -> Result<(), String> {

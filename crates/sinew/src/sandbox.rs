@@ -115,7 +115,7 @@ pub(crate) enum SandboxCommand {
         /// Level: process, wasm, container (or an engine of it) or microvm (or its monitor)
         #[arg(long, default_value = "process", value_parser = ["process", "wasm", "container", "crun", "runc", "docker", "podman", "microvm", "qemu", "firecracker"])]
         level: String,
-        /// One JSON object a protection, and one for each thing that is slower here than it could be
+        /// One JSON object a protection, and one for each performance degradation
         #[arg(long)]
         json: bool,
     },
@@ -321,10 +321,10 @@ fn probe(level: &str, as_json: bool) -> Result<(), Failure> {
             output::print(&format!("{mark}  {:16} {}\n", p.name, p.how));
         }
     }
-    for slower in provider.slower() {
+    for degradation in provider.degradations() {
         match as_json {
-            true => output::print_json(&json!({ "slower": slower })),
-            false => output::print(&format!("slower: {slower}\n")),
+            true => output::print_json(&json!({ "degradation": degradation })),
+            false => output::print(&format!("degradation: {degradation}\n")),
         }
     }
     Ok(())

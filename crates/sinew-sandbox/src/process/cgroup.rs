@@ -11,7 +11,6 @@ use nix::unistd::{UnlinkatFlags, unlinkat};
 use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
@@ -48,36 +47,8 @@ pub(crate) struct Group {
     pids: Option<Rc<OwnedFd>>,
     cpu: Option<Rc<OwnedFd>>,
     v2: bool,
-    /// Limits of memory in bytes and of processes, and whether connections can be made.
-    limits: (u64, u64, bool),
     /// What [`Group::failures`] counted before this execution.
     before: (u64, u64),
-    /// Whether the next execution's counters start from here.
-    counted: bool,
-}
-
-/// Counters of a group that are opened before they are needed.
-#[derive(Debug, Default)]
-pub(crate) struct Counters {
-    processes: Option<File>,
-    peak_memory: Option<File>,
-}
-
-fn number_in(file: &File) -> Option<u64> {
-    let mut bytes = [0; 32];
-    let read = file.read_at(&mut bytes, 0).ok()?;
-    std::str::from_utf8(&bytes[..read])
-        .ok()?
-        .trim()
-        .parse()
-        .ok()
-}
-
-impl Counters {
-    /// Processes and threads in the group now; `None` where nothing counts them.
-    pub(crate) fn processes(&self) -> Option<u64> {
-        self.processes.as_ref().and_then(number_in)
-    }
 }
 
 fn open(dir: &OwnedFd, path: &str, flags: OFlag) -> std::io::Result<File> {
@@ -174,10 +145,7 @@ impl Hierarchy {
             pids: self.pids_v1.clone().or_else(|| self.v2.clone()),
             cpu: self.v2.clone().or_else(|| self.cpu_v1.clone()),
             v2: self.v2.is_some(),
-            limits: (limits.memory_bytes, limits.processes, tcp),
             before: (0, 0),
-            // A new group counts from zero.
-            counted: true,
         };
         let failed = |what: &str, e: &dyn std::fmt::Display| format!("cgroup {what}: {e}");
         for dir in group.dirs() {
@@ -213,7 +181,7 @@ impl Hierarchy {
             }
         }
         if let Some(dir) = &group.pids {
-            // One more for the room's first process.
+            // One more for the sandbox init.
             let value = (limits.processes + 1).to_string();
             write(dir, &group.path("pids.max"), &value).map_err(|e| failed("pids.max", &e))?;
         }
@@ -337,18 +305,6 @@ impl Group {
         }
     }
 
-    /// Opens what [`Group::events`] reads.
-    pub(crate) fn counters(&self) -> Counters {
-        let opened = |dir: &Option<Rc<OwnedFd>>, file: &str| {
-            let dir = dir.as_ref()?;
-            open(dir, &self.path(file), OFlag::O_RDONLY).ok()
-        };
-        Counters {
-            processes: opened(&self.pids, "pids.current"),
-            peak_memory: opened(&self.memory, self.peak_file()),
-        }
-    }
-
     /// Kills for lack of memory and refusals of processes, ever.
     fn failures(&self) -> (u64, u64) {
         let ooms = match self.v2 {
@@ -361,46 +317,23 @@ impl Group {
         )
     }
 
-    /// Called when an execution is over and nothing of it is left: the counters of the next one
-    /// start from here.
-    pub(crate) fn rest(&mut self) {
+    /// Called before an execution: its counters start from here.
+    pub(crate) fn begin(&mut self) {
         if let Some(dir) = self.memory.as_ref().filter(|_| !self.v2) {
             let _ = write(dir, &self.path("memory.max_usage_in_bytes"), "0");
         }
         self.before = self.failures();
-        self.counted = true;
     }
 
-    /// Called before an execution.
-    pub(crate) fn begin(&mut self) {
-        if !std::mem::take(&mut self.counted) {
-            self.rest();
-            self.counted = false;
-        }
-    }
-
-    /// What happened since counters started; `failed` if the program did, else nothing that
-    /// tells why is read.
-    pub(crate) fn events(&self, failed: bool, counters: &Counters) -> CgroupEvents {
+    /// What happened since then; `failed` if the program did, else nothing that tells why is read.
+    pub(crate) fn events(&self, failed: bool) -> CgroupEvents {
         let now = if failed { self.failures() } else { self.before };
-        let peak = counters.peak_memory.as_ref().and_then(number_in);
-        let peak = peak.or_else(|| self.number(self.memory.as_ref(), self.peak_file()));
+        let peak = self.number(self.memory.as_ref(), self.peak_file());
         CgroupEvents {
             oom_kills: now.0.saturating_sub(self.before.0),
             process_refusals: now.1.saturating_sub(self.before.1),
             peak_memory_bytes: peak.unwrap_or(0),
         }
-    }
-
-    /// Whether counters and limits can be those of a new one: nothing runs in it, and the counters
-    /// of version 2 cannot be set back.
-    pub(crate) fn is_empty(&self) -> bool {
-        !self.v2 && self.processes() == Some(0)
-    }
-
-    /// Whether a sandbox with these limits can have it.
-    pub(crate) fn fits(&self, limits: &Limits, tcp: bool) -> bool {
-        self.limits == (limits.memory_bytes, limits.processes, tcp)
     }
 
     /// Removes the groups; false if something still runs in them.

@@ -13,8 +13,8 @@ const AT_ONCE: usize = 16;
 /// What a child of the spawner is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Role {
-    /// First process of a room.
-    Room {
+    /// First process of an execution's namespaces.
+    Init {
         id: u64,
         serial: u32,
     },
@@ -23,9 +23,8 @@ pub(super) enum Role {
         id: u64,
     },
     Zygote,
-    Mother,
     /// Reads or writes an archive.
-    Clerk,
+    Archiver,
     /// Of a sandbox that is gone.
     Stray,
 }
@@ -180,19 +179,6 @@ impl Child {
             _ => None,
         }
     }
-
-    /// Its network namespace, where the kernel gives it (6.11).
-    pub(super) fn network(&self) -> Option<OwnedFd> {
-        // PIDFD_GET_NET_NAMESPACE, _IO(0xFF, 4).
-        const GET_NET_NAMESPACE: libc::c_ulong = 0xFF04;
-        // SAFETY: no pointers; the descriptor is new and ours.
-        unsafe {
-            match libc::ioctl(self.pidfd.as_raw_fd(), GET_NET_NAMESPACE, 0) {
-                -1 => None,
-                fd => Some(OwnedFd::from_raw_fd(fd)),
-            }
-        }
-    }
 }
 
 impl AsFd for Child {
@@ -257,7 +243,7 @@ impl Children {
     }
 
     /// Does not wait for it any more.
-    pub(super) fn forget(&mut self, child: &Child) {
+    fn forget(&mut self, child: &Child) {
         let (epoll, fd) = (self.epoll.as_raw_fd(), child.as_raw_fd());
         if self.all.remove(&fd).is_some() {
             // A fork of this process may hold the file for a moment longer.
@@ -364,7 +350,7 @@ mod tests {
             })
         };
         let child = Child::of(sleeps()).expect("a child");
-        children.watch(&child, Role::Mother).expect("it is watched");
+        children.watch(&child, Role::Zygote).expect("it is watched");
         child.kill();
         assert_eq!(next(&mut children).2.fate, Fate::Signal(libc::SIGKILL));
         let other = Child::of(sleeps()).expect("a child");

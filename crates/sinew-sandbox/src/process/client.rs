@@ -45,7 +45,7 @@ pub(super) struct Client {
     /// How many ran before it.
     epoch: u64,
     pub(super) protections: Arc<Vec<Protection>>,
-    pub(super) slower: Vec<String>,
+    pub(super) degradations: Vec<String>,
 }
 
 pub(super) fn unavailable(reason: impl Into<String>) -> SandboxError {
@@ -77,14 +77,14 @@ impl Client {
         epoch: u64,
     ) -> Result<(Arc<Self>, Child), SandboxError> {
         let (socket, child) = launch(program, config)?;
-        let (protections, slower) = hello(&socket)?;
+        let (protections, degradations) = hello(&socket)?;
         let client = Self {
             socket,
             waiting: Mutex::default(),
             next: AtomicU64::new(1),
             epoch,
             protections: Arc::new(protections),
-            slower,
+            degradations,
         };
         Ok((Arc::new(client), child))
     }
@@ -247,10 +247,10 @@ fn hello(socket: &OwnedFd) -> Result<(Vec<Protection>, Vec<String>), SandboxErro
         Ok(Some((
             Reply::Hello {
                 protections,
-                slower,
+                degradations,
             },
             _,
-        ))) => Ok((protections, slower)),
+        ))) => Ok((protections, degradations)),
         Ok(Some((Reply::Unavailable { reason }, _))) => Err(unavailable(reason)),
         Ok(other) => Err(unavailable(format!(
             "the spawner ended at once ({:?})",

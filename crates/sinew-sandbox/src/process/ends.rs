@@ -1,21 +1,21 @@
 //! How executions and sandboxes end: what the kernel tells of dead children, and what is freed.
 
-use super::cgroup::Counters;
+use super::archiver::Archiver;
 use super::children::{Child, Ended, Fate, Role};
-use super::clerk::Clerk;
 use super::live::{Entrant, Live, Way};
 use super::messages::{CgroupEvents, End, Exit, Reply};
 use super::spawner::Spawner;
 use super::zygote::MAX_STARTS;
-use std::os::fd::AsRawFd;
+use nix::fcntl::{OFlag, openat};
+use nix::sys::stat::Mode;
+use std::fs::File;
+use std::os::fd::AsFd;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 /// Pause after an execution before the next interpreter is made ready: a sandbox that is used
 /// once is destroyed meanwhile.
 pub(super) const WARM_PAUSE: Duration = Duration::from_millis(3);
-/// Network namespaces that are kept for the next rooms.
-const MAX_NETWORKS: usize = 64;
 
 impl Spawner {
     pub(super) fn reap(&mut self) {
@@ -34,19 +34,9 @@ impl Spawner {
         match role {
             Role::Stray => {}
             Role::Zygote => self.zygote_died(),
-            Role::Mother => {
-                self.mother = None;
-                // Without one, this process forks rooms.
-                let _ = self.start_mother();
-            }
-            Role::Room { id, serial } => {
-                self.networks
-                    .extend(self.leaving.remove(&child.as_raw_fd()));
-                self.networks.truncate(MAX_NETWORKS);
-                self.room_died(id, serial);
-            }
+            Role::Init { id, serial } => self.init_died(id, serial),
             Role::Program { id } => self.program_died(id, child, end),
-            Role::Clerk => self.clerk_ended(child, end.fate),
+            Role::Archiver => self.archiver_ended(child, end.fate),
         }
     }
 
@@ -55,7 +45,7 @@ impl Spawner {
         // What it said before it died.
         self.read_notices();
         self.zygote = None;
-        self.end_strays(|_| true);
+        self.end_strays();
         if self.zygote_starts > 0 && self.zygote_starts < MAX_STARTS {
             let _ = self.start_zygote();
         }
@@ -94,20 +84,37 @@ impl Spawner {
         Ok(())
     }
 
-    fn room_died(&mut self, id: u64, serial: u32) {
+    /// Kills children that the zygote made for this process and did not live to report. Where the
+    /// kernel lists no children, they stay until this process ends.
+    fn end_strays(&mut self) {
+        let children = self.own_proc.as_ref().and_then(|proc| {
+            let flags = OFlag::O_RDONLY | OFlag::O_CLOEXEC;
+            let opened = openat(proc.as_fd(), "1/task/1/children", flags, Mode::empty()).ok()?;
+            std::io::read_to_string(File::from(opened)).ok()
+        });
+        let numbers = children.unwrap_or_default();
+        let numbers = numbers.split_whitespace().flat_map(str::parse);
+        let strays: Vec<i32> = numbers.filter(|n| !self.children.knows(*n)).collect();
+        for stray in strays.into_iter().flat_map(Child::of) {
+            stray.kill();
+            let _ = self.children.watch(&stray, Role::Stray);
+        }
+    }
+
+    fn init_died(&mut self, id: u64, serial: u32) {
         let Some(live) = self.live.get_mut(&id) else {
             return;
         };
         live.children -= 1;
-        if live.room.as_ref().is_some_and(|r| r.serial == serial) {
-            live.room = None;
+        if live.init.as_ref().is_some_and(|init| init.serial == serial) {
+            live.init = None;
             live.warm = None;
             live.evict = false;
         }
         let waits = |e: &Entrant| e.child.is_none() && e.serial == serial;
         if live.running.as_ref().is_some_and(waits) {
             self.read_notices();
-            self.lost(id, "its room died".into());
+            self.lost(id, "its namespaces died".into());
             return;
         }
         self.settle(id);
@@ -146,14 +153,14 @@ impl Spawner {
                 cpu_us: ended.cpu_us.saturating_sub(live.spent.main_before_us),
                 cpu_spent: live.spent.over,
                 max_rss_kib: ended.max_rss_kib,
-                events: live.group.events(failed, &Counters::default()),
+                events: live.group.events(failed),
                 file_bytes: live.file_bytes(),
             });
-            // Only the first process is left: nothing of the program's goes on.
-            if live.room.is_some() && live.group.processes() == Some(1) {
+            // Only the init is left: nothing of the program's goes on.
+            if live.init.is_some() && live.group.processes() == Some(1) {
                 self.tell_end(id);
             }
-            self.close_room(id);
+            self.stop_init(id);
         }
         self.settle(id);
     }
@@ -163,33 +170,14 @@ impl Spawner {
         let Some(live) = self.live.get_mut(&id) else {
             return;
         };
-        let (seq, warm, leaving) = (live.run, live.creation.warm, live.leaving);
+        let (seq, warm) = (live.run, live.creation.warm);
         if let Some(mut end) = live.ended.take() {
             // Nothing of it is left that could take more.
             end.cpu_us = end.cpu_us.max(live.spent.end(&live.group));
             self.reply(&Reply::Ended { seq, end }, &[]);
-            // What is leaving gets a new room when it is gone.
-            if warm && !leaving {
+            if warm {
                 self.to_warm.push_back((Instant::now() + WARM_PAUSE, id));
             }
-        }
-    }
-
-    /// Does what waited for the processes of a sandbox to be gone.
-    fn left(&mut self, id: u64) {
-        let Some(live) = self.live.get_mut(&id).filter(|l| l.leaving) else {
-            return;
-        };
-        live.leaving = false;
-        // That of one that goes is set back when it is kept.
-        if live.destroyed_by.is_none() {
-            live.group.rest();
-        }
-        if live.creation.warm {
-            self.to_warm.push_back((Instant::now() + WARM_PAUSE, id));
-        }
-        for (message, files) in std::mem::take(&mut live.deferred) {
-            self.handle(message, files);
         }
     }
 
@@ -212,24 +200,18 @@ impl Spawner {
             return;
         }
         self.tell_end(id);
-        self.left(id);
         let gone = |live: &Live| live.destroyed_by.filter(|_| live.children == 0);
         let Some(seq) = self.live.get(&id).and_then(gone) else {
             return;
         };
         if let Some(live) = self.live.remove(&id) {
-            let keeps = live.group.is_empty() && self.more_spare_groups();
-            let gone = match keeps || live.group.remove() {
+            let gone = match live.group.remove() {
                 true => Ok(()),
                 false => Err("its cgroup cannot be removed".into()),
             };
             self.done(seq, gone);
             // Freeing its files takes longer than the answer.
-            let Live { group, files, .. } = live;
-            drop(files);
-            if keeps {
-                self.keep_group(group);
-            }
+            drop(live);
         }
     }
 
@@ -237,20 +219,16 @@ impl Spawner {
     pub(super) fn remove_groups(&mut self) {
         let ids: Vec<u64> = self.live.keys().copied().collect();
         for id in &ids {
-            self.close_room(*id);
+            self.stop_init(*id);
         }
-        self.clerks.values().for_each(Clerk::kill);
+        self.archivers.values().for_each(Archiver::kill);
         if let Some(zygote) = self.zygote.take() {
             zygote.child.kill();
-        }
-        if let Some(mother) = self.mother.take() {
-            mother.child.end();
         }
         // SAFETY: waits for children of ours until there is none.
         while unsafe { libc::waitpid(-1, std::ptr::null_mut(), 0) } > 0 {}
         for live in self.live.values() {
             live.group.remove();
         }
-        self.drop_spare_groups();
     }
 }

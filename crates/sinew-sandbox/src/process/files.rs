@@ -1,10 +1,11 @@
 //! The files of a sandbox: a bounded file system in memory, layers of snapshots, and files that
 //! go in and out.
 //!
-//! The file system is mounted nowhere: each room attaches a copy of the mount. A table of
-//! thousands of mounts would be copied with every new room. Kernels before 6.15 cannot copy a
+//! The file system is mounted nowhere: each sandbox init attaches a copy of the mount. A table of
+//! thousands of mounts would be copied with every new mount namespace. Kernels before 6.15 cannot copy a
 //! mount that is mounted nowhere; there it is mounted in the spawner.
 
+use super::mounts::{self, Context};
 pub(crate) use super::users::{User, Users, uid_range};
 use nix::errno::Errno;
 use nix::fcntl::{AT_FDCWD, OFlag, OpenHow, ResolveFlag, openat, openat2, renameat};
@@ -12,10 +13,11 @@ use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::stat::{Mode, mkdirat};
 use nix::unistd::{Gid, Uid, UnlinkatFlags, fchown, unlinkat};
+use rustix::mount::MountAttrFlags;
 use std::ffi::CString;
 use std::fs::File;
 use std::io::{Read, Seek, Write};
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Component, Path, PathBuf};
 use std::rc::Rc;
 
@@ -66,8 +68,8 @@ pub(crate) struct Mounting {
 impl Mounting {
     /// As it is here; `attached` asks for mounts at a place.
     pub(crate) fn probe(attached: bool) -> Self {
-        let probe = fsopen("tmpfs").and_then(|context| make(&context, 0));
-        let copies = |mount: &OwnedFd| copy_mount(mount, "").is_ok();
+        let probe = Context::new("tmpfs").and_then(|c| c.mount(MountAttrFlags::empty()));
+        let copies = |mount: &OwnedFd| mounts::copy(mount, "").is_ok();
         Self {
             detached: !attached && probe.as_ref().is_ok_and(copies),
             user_marks: probe.is_ok_and(|mount| refuses_system_marks(&mount)),
@@ -145,11 +147,11 @@ impl Layer {
     }
 }
 
-/// What is mounted as a folder of a room.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Source {
+/// What is mounted as a folder of a sandbox.
+#[derive(Debug)]
+pub(crate) enum Source<'a> {
     /// A folder of a mount, of which a copy can be made.
-    Mount(RawFd, &'static str),
+    Mount(&'a OwnedFd, &'static str),
     /// A folder that can be bound.
     Path(String),
 }
@@ -238,149 +240,30 @@ fn failed<'a>(what: &'a str) -> impl Fn(Errno) -> String + 'a {
     move |e| format!("{what}: {e}")
 }
 
+fn mounting<'a>(what: &'a str) -> impl Fn(rustix::io::Errno) -> String + 'a {
+    move |e| format!("mount {what}: {e}")
+}
+
 fn io<'a>(what: &'a str) -> impl Fn(std::io::Error) -> String + 'a {
     move |e| format!("{what}: {e}")
 }
 
-fn check(what: &str, result: i64) -> Outcome<i64> {
-    match result {
-        -1 => Err(format!("{what}: {}", std::io::Error::last_os_error())),
-        other => Ok(other),
-    }
-}
-
-fn owned(what: &str, result: i64) -> Outcome<OwnedFd> {
-    let fd = check(what, result)?;
-    // SAFETY: the kernel has just made this descriptor for us.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
-}
-
-fn fsopen(kind: &str) -> Outcome<OwnedFd> {
-    let kind = CString::new(kind).map_err(|e| e.to_string())?;
-    // SAFETY: a string that ends in zero; flag FSOPEN_CLOEXEC.
-    owned("fsopen", unsafe {
-        libc::syscall(libc::SYS_fsopen, kind.as_ptr(), 1)
-    })
-}
-
-/// FSCONFIG_SET_STRING.
-fn set(context: &OwnedFd, key: &str, value: &str) -> Outcome<()> {
-    let (key, value) = (CString::new(key), CString::new(value));
-    let (Ok(key), Ok(value)) = (key, value) else {
-        return Err("an option with a zero byte".into());
-    };
-    let fd = context.as_raw_fd();
-    // SAFETY: strings that end in zero.
-    let result =
-        unsafe { libc::syscall(libc::SYS_fsconfig, fd, 1, key.as_ptr(), value.as_ptr(), 0) };
-    check("fsconfig", result).map(|_| ())
-}
-
-/// FSCONFIG_SET_FLAG.
-fn set_flag(context: &OwnedFd, key: &str) -> Outcome<()> {
-    let key = CString::new(key).map_err(|e| e.to_string())?;
-    // SAFETY: a string that ends in zero, no value.
-    let result = unsafe {
-        libc::syscall(
-            libc::SYS_fsconfig,
-            context.as_raw_fd(),
-            0,
-            key.as_ptr(),
-            0,
-            0,
-        )
-    };
-    check("fsconfig", result).map(|_| ())
-}
-
-/// FSCONFIG_SET_FD.
-fn set_fd(context: &OwnedFd, key: &str, value: &OwnedFd) -> Outcome<()> {
-    let key = CString::new(key).map_err(|e| e.to_string())?;
-    let (fd, value) = (context.as_raw_fd(), value.as_raw_fd());
-    // SAFETY: a string that ends in zero and an open descriptor.
-    let result = unsafe { libc::syscall(libc::SYS_fsconfig, fd, 5, key.as_ptr(), 0, value) };
-    check("fsconfig", result).map(|_| ())
-}
-
-const MOUNT_ATTR_NOEXEC: i32 = 8;
-/// MOUNT_ATTR_NOSUID and MOUNT_ATTR_NODEV.
-const ATTRIBUTES: i32 = 2 | 4;
-/// Of a `/proc` in a room.
-pub(super) const PROC_ATTRIBUTES: i64 = (ATTRIBUTES | MOUNT_ATTR_NOEXEC) as i64;
-
-/// FSCONFIG_CMD_CREATE, then a mount without set-user-id and devices and with `more` attributes.
-fn make(context: &OwnedFd, more: i32) -> Outcome<OwnedFd> {
-    let fd = context.as_raw_fd();
-    // SAFETY: no pointers.
-    check("mount", unsafe {
-        libc::syscall(libc::SYS_fsconfig, fd, 6, 0, 0, 0)
-    })?;
-    // FSMOUNT_CLOEXEC.
-    // SAFETY: no pointers.
-    owned("fsmount", unsafe {
-        libc::syscall(libc::SYS_fsmount, fd, 1, ATTRIBUTES | more)
-    })
-}
-
-/// Copies a mount, or a folder of it (open_tree with OPEN_TREE_CLONE).
-fn copy_mount(mount: &OwnedFd, folder: &str) -> std::io::Result<OwnedFd> {
-    let folder = CString::new(folder)?;
-    let flags = 1 | libc::O_CLOEXEC as u32 | libc::AT_EMPTY_PATH as u32;
-    let fd = mount.as_raw_fd();
-    // SAFETY: a string that ends in zero.
-    let copy = unsafe { libc::syscall(libc::SYS_open_tree, fd, folder.as_ptr(), flags) };
-    if copy < 0 {
-        return Err(std::io::Error::last_os_error());
-    }
-    // SAFETY: the kernel has just made this descriptor for us.
-    Ok(unsafe { OwnedFd::from_raw_fd(copy as i32) })
-}
-
-/// A `/proc` of this process's PID namespace, mounted nowhere, and whether the kernel can show a
-/// process its own kind only, as this then does.
-pub(crate) fn new_proc() -> Outcome<(OwnedFd, bool)> {
-    let new = |hide: bool| -> Outcome<(OwnedFd, bool)> {
-        let context = fsopen("proc")?;
-        if hide {
-            set(&context, "hidepid", "invisible")?;
-        }
-        Ok((make(&context, MOUNT_ATTR_NOEXEC)?, hide))
-    };
-    new(true).or_else(|_| new(false))
-}
-
-pub(crate) fn move_mount(mount: &OwnedFd, target: &str) -> std::io::Result<()> {
-    let target = CString::new(target)?;
-    // SAFETY: strings that end in zero; 4 is MOVE_MOUNT_F_EMPTY_PATH.
-    let moved = unsafe {
-        libc::syscall(
-            libc::SYS_move_mount,
-            mount.as_raw_fd(),
-            c"".as_ptr(),
-            libc::AT_FDCWD,
-            target.as_ptr(),
-            4,
-        )
-    };
-    match moved {
-        -1 => Err(std::io::Error::last_os_error()),
-        _ => Ok(()),
-    }
-}
-
 fn store(number: u64, bytes: u64, inodes: u64, attach_as: Option<PathBuf>) -> Outcome<Store> {
-    let context = fsopen("tmpfs")?;
-    set(&context, "size", &bytes.to_string())?;
-    set(&context, "nr_inodes", &inodes.to_string())?;
-    set(&context, "mode", "0755")?;
-    attached(number, make(&context, 0)?, attach_as)
+    let mount = || {
+        Context::new("tmpfs")?
+            .set("size", &bytes.to_string())?
+            .set("nr_inodes", &inodes.to_string())?
+            .set("mode", "0755")?
+            .mount(MountAttrFlags::empty())
+    };
+    attached(number, mount().map_err(mounting("tmpfs"))?, attach_as)
 }
 
 fn attached(number: u64, mount: OwnedFd, attach_as: Option<PathBuf>) -> Outcome<Store> {
     if let Some(path) = &attach_as {
         let target = path.to_string_lossy();
         std::fs::create_dir_all(path).map_err(io(&target))?;
-        move_mount(&mount, &target).map_err(io(&target))?;
+        mounts::attach(&mount, &target).map_err(mounting(&target))?;
     }
     Ok(Store {
         mount,
@@ -447,17 +330,21 @@ impl Files {
     }
 
     fn merge_detached(&self, scratch: &str) -> Outcome<Store> {
-        let context = fsopen("overlay")?;
-        for layer in &self.layers {
-            set_fd(&context, "lowerdir+", &layer.work()?)?;
-        }
-        let own = |folder| open_folder(&self.store.mount, folder);
-        set_fd(&context, "upperdir", &own(&self.top)?)?;
-        set_fd(&context, "workdir", &own(scratch)?)?;
-        if self.mounting.user_marks {
-            set_flag(&context, "userxattr")?;
-        }
-        attached(self.serial, make(&context, 0)?, None)
+        let lower: Outcome<Vec<OwnedFd>> = self.layers.iter().map(Layer::work).collect();
+        let (lower, upper) = (lower?, open_folder(&self.store.mount, &self.top)?);
+        let scratch = open_folder(&self.store.mount, scratch)?;
+        let mount = || {
+            let mut context = Context::new("overlay")?;
+            for layer in &lower {
+                context = context.fd("lowerdir+", layer)?;
+            }
+            context = context.fd("upperdir", &upper)?.fd("workdir", &scratch)?;
+            if self.mounting.user_marks {
+                context = context.flag("userxattr")?;
+            }
+            context.mount(MountAttrFlags::empty())
+        };
+        attached(self.serial, mount().map_err(mounting("overlay"))?, None)
     }
 
     /// By mount(2), whose options are as long as a page: those of fsconfig(2) end after 255 bytes,
@@ -491,8 +378,8 @@ impl Files {
         Ok(mounted)
     }
 
-    /// What rooms have as `work` or `tmp`.
-    pub(crate) fn source(&self, folder: &'static str) -> Source {
+    /// What a sandbox has as `work` or `tmp`.
+    pub(crate) fn source(&self, folder: &'static str) -> Source<'_> {
         let merged = self.merged.as_ref().filter(|_| folder == "work");
         let (store, folder) = match merged {
             Some(merged) => (merged, ""),
@@ -500,13 +387,8 @@ impl Files {
         };
         match &store.path {
             Some(path) => Source::Path(path.join(folder).to_string_lossy().into_owned()),
-            None => Source::Mount(store.mount.as_raw_fd(), folder),
+            None => Source::Mount(&store.mount, folder),
         }
-    }
-
-    /// The file system, without what is merged.
-    pub(crate) fn first_mount(&self) -> RawFd {
-        self.store.mount.as_raw_fd()
     }
 
     pub(crate) fn uid(&self) -> Option<u32> {

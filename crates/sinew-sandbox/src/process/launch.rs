@@ -4,11 +4,11 @@
 //!
 //! The child shares nothing else: descriptors, signals, credentials and namespaces are its own. It
 //! runs nothing but what is here and allocates nothing that it keeps. From the moment that it has
-//! another user until it is the program nobody may look into it (`PR_SET_DUMPABLE`), and nobody is
-//! there: in its room is the first process alone, which only waits.
+//! another user until it is the program no process may look into it (`PR_SET_DUMPABLE`), and none is
+//! there: its namespaces hold the sandbox init alone, which only waits.
 
 use super::cgroup::Group;
-use super::plan::{self, Plan};
+use super::plan::{self, Failure, Plan};
 use super::zygote::{exec, pointers};
 use std::ffi::CString;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
@@ -16,16 +16,13 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 /// Of the child; what it calls takes a few of them.
 const STACK_BYTES: usize = 64 << 10;
 
-/// Step and errno.
-type Failure = (u32, i32);
-
 /// A program that is to start in the PID namespace that this process gives its children.
 #[derive(Debug)]
 pub(super) struct Launch<'a> {
     pub(super) group: &'a Group,
     pub(super) plan: Plan,
-    /// The room's first process.
-    pub(super) room: RawFd,
+    /// The sandbox init.
+    pub(super) init: RawFd,
     /// Of landlock, or -1.
     pub(super) ruleset: RawFd,
     /// Its standard streams.
@@ -83,7 +80,7 @@ extern "C" fn child(shared: *mut libc::c_void) -> libc::c_int {
     let launch = &mut shared.launch;
     let joined = launch.group.join(0);
     let joined = joined.map_err(|e| (plan::JOIN, e.raw_os_error().unwrap_or(0)));
-    let done = joined.and_then(|()| launch.plan.run(&[launch.room, launch.ruleset]));
+    let done = joined.and_then(|()| launch.plan.run([launch.init, launch.ruleset]));
     let failure = match done {
         Err(failure) => failure,
         Ok(()) => (plan::EXECVE, exec(&shared.files, &shared.argv, &shared.env)),

@@ -1,14 +1,13 @@
-//! What the spawner does for each live sandbox: rooms, programs in them, and their ends.
+//! What the spawner does for each live sandbox: namespaces, programs in them, and their ends.
 
-use super::cgroup::{Counters, Group};
+use super::cgroup::Group;
 use super::children::{Child, Role};
 use super::cpu::Spent;
 use super::files::{Files, User};
+use super::init::loopback_up;
 use super::launch::Launch;
 use super::messages::{Creation, End, Exit, MAX_PACKET, Notice, Numbered, Start, send_bytes};
 use super::plan::{Confinement, Plan, Who};
-use super::report::{Evidence, Report};
-use super::room::loopback_up;
 use super::spawner::Spawner;
 use super::zygote::BASE_ENV;
 use crate::port::{Limits, Network};
@@ -20,31 +19,27 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-/// A program on its way into a room.
+/// A program on its way into a sandbox.
 #[derive(Debug)]
 pub(super) struct Entrant {
     pub(super) serial: u32,
     /// None as long as it is not forked.
     pub(super) child: Option<Rc<Child>>,
     pub(super) way: Way,
-    /// Where it may tell its end.
-    pub(super) report: Option<Report>,
-    pub(super) evidence: Evidence,
 }
 
 #[derive(Debug)]
 pub(super) enum Way {
-    /// Waits for its room to be ready; then it is forked.
+    /// Waits for the namespaces to be ready; then it is forked.
     Program {
         argv: Vec<CString>,
         env: Vec<CString>,
         files: Vec<OwnedFd>,
     },
-    /// A fork of the zygote: it gets a plan when its room is ready, then a program.
+    /// A fork of the zygote: it gets a plan when the namespaces are ready, then a program.
     Python {
         socket: OwnedFd,
         entered: bool,
-        rehearsed: bool,
         program: Option<(Vec<u8>, Vec<OwnedFd>)>,
     },
     /// Nothing more to do for it.
@@ -52,27 +47,20 @@ pub(super) enum Way {
 }
 
 impl Entrant {
-    /// Has a fork of the zygote enter its room; whether it waits for a program there. A packet that
-    /// cannot be sent means that the fork is dead, which its end says.
-    fn enter(&mut self, plan: Option<&[u8]>, room: &[RawFd]) -> bool {
-        match (&mut self.way, plan) {
-            (
-                Way::Python {
-                    socket,
-                    entered: entered @ false,
-                    program,
-                    ..
-                },
-                Some(plan),
-            ) => {
-                *entered = send_bytes(socket.as_fd(), plan, room).is_ok();
-                program.is_none()
-            }
-            _ => false,
+    /// Has a fork of the zygote enter its namespaces. A packet that cannot be sent means that the
+    /// fork is dead, which its end shows.
+    fn enter(&mut self, plan: &[u8], given: &[RawFd]) {
+        if let Way::Python {
+            socket,
+            entered: entered @ false,
+            ..
+        } = &mut self.way
+        {
+            *entered = send_bytes(socket.as_fd(), plan, given).is_ok();
         }
     }
 
-    /// The program of a fork that has entered its room, and where to send it.
+    /// The program of a fork that has entered, and where to send it.
     fn program(&mut self) -> Option<(OwnedFd, Vec<u8>, Vec<OwnedFd>)> {
         let ready = |way: &Way| {
             matches!(
@@ -99,7 +87,7 @@ impl Entrant {
 }
 
 #[derive(Debug)]
-pub(super) struct RoomState {
+pub(super) struct InitState {
     pub(super) serial: u32,
     pub(super) child: Rc<Child>,
     pub(super) ready: bool,
@@ -117,16 +105,14 @@ pub(super) struct Live {
     /// Of landlock, for these files.
     pub(super) ruleset: Option<OwnedFd>,
     pub(super) net_ns: Option<OwnedFd>,
-    pub(super) room: Option<RoomState>,
+    pub(super) init: Option<InitState>,
     pub(super) serial: u32,
     pub(super) warm: Option<Entrant>,
     pub(super) running: Option<Entrant>,
     /// Number of the request that runs.
     pub(super) run: u64,
-    /// The end of what ran, while its room is not gone yet.
+    /// The end of what ran, while its namespaces are not gone yet.
     pub(super) ended: Option<End>,
-    /// Its end is told, but the kernel is not done with the processes: requests wait.
-    pub(super) leaving: bool,
     /// Its files are being copied for a snapshot: requests wait.
     pub(super) copying: bool,
     pub(super) deferred: Vec<(Numbered, Vec<OwnedFd>)>,
@@ -146,7 +132,6 @@ impl Live {
     pub(super) fn busy(&self) -> bool {
         self.running.is_some()
             || self.ended.is_some()
-            || self.leaving
             || self.copying
             || self.destroyed_by.is_some()
     }
@@ -156,7 +141,7 @@ impl Live {
         self.files.as_ref().map_or(0, |files| files.usage().0)
     }
 
-    /// The one that the zygote was asked for; there is one at most in a room.
+    /// The one that the zygote was asked for; there is at most one.
     fn unforked(&mut self, serial: u32) -> Option<&mut Entrant> {
         let both = [self.running.as_mut(), self.warm.as_mut()];
         let python = |e: &&mut Entrant| matches!(e.way, Way::Python { .. });
@@ -220,7 +205,9 @@ impl Spawner {
             Network::None => None,
             Network::Loopback => Some(self.new_network()?),
         };
-        let group = self.new_group(id, &creation)?;
+        let name = format!("sinew-{}-{id}", self.tag);
+        let tcp = creation.network == Network::Loopback;
+        let group = self.hierarchy.create(name, &creation.limits, tcp)?;
         let live = Live {
             creation,
             group,
@@ -228,13 +215,12 @@ impl Spawner {
             user,
             ruleset: None,
             net_ns,
-            room: None,
+            init: None,
             serial: 0,
             warm: None,
             running: None,
             run: 0,
             ended: None,
-            leaving: false,
             copying: false,
             deferred: Vec::new(),
             evict: false,
@@ -248,7 +234,7 @@ impl Spawner {
         if !more {
             return Ok(());
         }
-        let opened = self.open_room(id).and_then(|()| self.warm_up(id));
+        let opened = self.start_init(id).and_then(|()| self.warm_up(id));
         if opened.is_err() {
             self.destroy(id, 0);
         }
@@ -285,17 +271,15 @@ impl Spawner {
             limits,
             uid: live.user.as_ref().map(|user| user.uid),
             filter: &self.filters[usize::from(tcp)],
-            landlock_abi: self.landlock.as_ref().map_or(0, |common| common.abi),
-            has_ruleset: true,
+            landlock: self.landlock.is_some(),
             limit_user_processes: self.hierarchy.limits_processes().is_none(),
             limit_address_space: self.hierarchy.limits_memory().is_none(),
             cpu_counted: self.hierarchy.counts_cpu().is_some(),
             own_namespace: self.nested_users.then_some(self.last_capability),
-            tcp,
         }
     }
 
-    /// Asks for an interpreter that waits in the sandbox's room.
+    /// Asks for an interpreter that waits in the sandbox.
     fn warm_up(&mut self, id: u64) -> Result<(), String> {
         let wanted = |live: &Live| live.creation.warm && live.warm.is_none();
         if self.zygote.is_none() || !self.live.get(&id).is_some_and(wanted) {
@@ -311,23 +295,20 @@ impl Spawner {
     pub(super) fn fork_python(&mut self, id: u64) -> Result<Entrant, String> {
         let zygote = self.zygote.as_mut().ok_or("there is no zygote")?;
         let live = self.live.get(&id).ok_or("no such sandbox")?;
-        let room = live.room.as_ref().ok_or("no room")?;
+        let init = live.init.as_ref().ok_or("no namespaces")?;
         let flags = SockFlag::SOCK_CLOEXEC;
         let (ours, theirs) = socketpair(AddressFamily::Unix, SockType::SeqPacket, None, flags)
             .map_err(|e| format!("socketpair: {e}"))?;
-        let fd = room.child.as_raw_fd();
-        zygote.fork(id, room.serial, fd, theirs.as_raw_fd())?;
+        let fd = init.child.as_raw_fd();
+        zygote.fork(id, init.serial, fd, theirs.as_raw_fd())?;
         Ok(Entrant {
-            serial: room.serial,
+            serial: init.serial,
             child: None,
             way: Way::Python {
                 socket: ours,
                 entered: false,
-                rehearsed: false,
                 program: None,
             },
-            report: None,
-            evidence: Evidence::default(),
         })
     }
 
@@ -344,8 +325,8 @@ impl Spawner {
         let live = self.idle(id)?;
         live.group.begin();
         live.run = seq;
-        if live.room.is_none() {
-            self.open_room(id)?;
+        if live.init.is_none() {
+            self.start_init(id)?;
         }
         let entrant = match start {
             Start::Python(code) if self.zygote.is_some() => self.python(id, &code, &env, files)?,
@@ -408,75 +389,59 @@ impl Spawner {
             serial,
             child: None,
             way: Way::Program { argv, env, files },
-            report: None,
-            evidence: Evidence::default(),
         })
     }
 
-    /// Does for a sandbox what can be done now that its room or its program got further.
+    /// Does for a sandbox what can be done now that its namespaces or its program got further.
     pub(super) fn advance(&mut self, id: u64) {
         let Some(live) = self.live.get(&id) else {
             return;
         };
-        let Some(room) = live.room.as_ref().filter(|r| r.ready) else {
+        let Some(init) = live.init.as_ref().filter(|init| init.ready) else {
             return;
         };
-        let (serial, room) = (room.serial, Rc::clone(&room.child));
+        let (serial, init) = (init.serial, Rc::clone(&init.child));
         if live.evict {
             return;
         }
         let waits = |e: &Entrant| e.serial == serial && matches!(e.way, Way::Program { .. });
         if live.running.as_ref().is_some_and(waits)
-            && let Err(why) = self.fork_program(id, &room)
+            && let Err(why) = self.fork_program(id, &init)
         {
             self.lost(id, why);
             return;
         }
-        let enters = |e: &Entrant| matches!(e.way, Way::Python { entered: false, .. });
-        let confinement = self.live.get(&id).and_then(|live| {
-            let enters = [&live.running, &live.warm]
-                .into_iter()
-                .flatten()
-                .any(enters);
-            enters.then(|| self.confinement(live))
-        });
-        let plan = confinement.map(|c| Plan::confine(Who::Python, &c).encode());
+        let Some(live) = self.live.get(&id) else {
+            return;
+        };
+        let plan = Plan::confine(Who::Python, &self.confinement(live)).encode();
         let Some(live) = self.live.get_mut(&id) else {
             return;
         };
         let ruleset = live.ruleset.as_ref().map(AsRawFd::as_raw_fd);
-        let into: Vec<RawFd> = [room.as_raw_fd()].into_iter().chain(ruleset).collect();
-        let (mut begun, mut waits) = (false, false);
+        let given: Vec<RawFd> = [init.as_raw_fd()].into_iter().chain(ruleset).collect();
+        let mut begun = false;
         let both = [live.running.as_mut(), live.warm.as_mut()];
         for entrant in both.into_iter().flatten() {
             let child = entrant.child.as_ref().filter(|_| entrant.serial == serial);
             let Some(child) = child.map(Rc::clone) else {
                 continue;
             };
-            waits |= entrant.enter(plan.as_deref(), &into);
+            entrant.enter(&plan, &given);
             if let Some((socket, packet, files)) = entrant.program() {
                 live.spent.begin(&live.group, child.cpu_us().unwrap_or(0));
                 begun = true;
                 let raw: Vec<RawFd> = files.iter().map(AsRawFd::as_raw_fd).collect();
                 let _ = send_bytes(socket.as_fd(), &packet, &raw);
-                // It reports its end there, and gets nothing more but the end of file.
-                entrant.report = self.reports.watch(id, socket);
             }
-        }
-        if waits {
-            // Many of those that came first are gone.
-            if self.to_rehearse.len() >= self.max_waiting {
-                self.to_rehearse.pop_front();
-            }
-            self.to_rehearse.push_back(id);
         }
         if begun {
             self.watch_cpu(id);
         }
     }
 
-    /// Starts a program in the PID namespace of a room.
-    fn fork_program(&mut self, id: u64, room: &Child) -> Result<(), String> {
+    /// Starts a program in the PID namespace of a sandbox init.
+    fn fork_program(&mut self, id: u64, init: &Child) -> Result<(), String> {
         let live = self.live.get_mut(&id).ok_or("no such sandbox")?;
         let entrant = live.running.as_mut().ok_or("nothing to run")?;
         let way = std::mem::replace(&mut entrant.way, Way::Started);
@@ -488,14 +453,14 @@ impl Spawner {
         let launch = Launch {
             group: &live.group,
             plan: Plan::confine(Who::Program, &self.confinement(live)),
-            room: room.as_raw_fd(),
+            init: init.as_raw_fd(),
             ruleset: live.ruleset.as_ref().map_or(-1, AsRawFd::as_raw_fd),
             files: &files,
             argv: &argv,
             env: &env,
         };
         let pid_ns = CloneFlags::CLONE_NEWPID;
-        setns(room.as_fd(), pid_ns).map_err(|e| format!("setns: {e}"))?;
+        setns(init.as_fd(), pid_ns).map_err(|e| format!("setns: {e}"))?;
         let started = launch.start();
         let home = setns(self.own_pid_ns.as_fd(), pid_ns).map_err(|e| format!("setns: {e}"));
         let (number, failed) = started?;
@@ -515,7 +480,6 @@ impl Spawner {
     /// The zygote has forked, and says which of this process's children it is.
     fn forked(&mut self, id: u64, serial: u32, number: i32) -> Result<(), String> {
         let child = Child::of(number)?;
-        let proc = self.own_proc.as_ref();
         let live = self.live.get_mut(&id);
         let found = live.and_then(|live| {
             let wanted = live.unforked(serial).is_some() && !live.evict;
@@ -523,9 +487,7 @@ impl Spawner {
             if !(wanted && live.group.join(number).is_ok()) {
                 child.kill();
             }
-            let evidence = Evidence::open(proc, number, &live.group);
-            let entrant = live.unforked(serial)?;
-            (entrant.child, entrant.evidence) = (Some(Rc::clone(&child)), evidence);
+            live.unforked(serial)?.child = Some(Rc::clone(&child));
             live.children += 1;
             Some(())
         });
@@ -551,12 +513,12 @@ impl Spawner {
     }
 
     pub(super) fn noticed(&mut self, notice: Notice) {
-        let (id, serial) = (notice.id, notice.room);
+        let (id, serial) = (notice.id, notice.serial);
         match notice.kind {
             Notice::READY => {
-                let room = self.live.get_mut(&id).and_then(|l| l.room.as_mut());
-                if let Some(room) = room.filter(|r| r.serial == serial) {
-                    room.ready = true;
+                let init = self.live.get_mut(&id).and_then(|l| l.init.as_mut());
+                if let Some(init) = init.filter(|init| init.serial == serial) {
+                    init.ready = true;
                     self.advance(id);
                 }
             }
@@ -578,11 +540,11 @@ impl Spawner {
             }
             Notice::ZYGOTE => {
                 if let Some(zygote) = &mut self.zygote {
-                    zygote.is_ready();
+                    zygote.set_ready();
                 }
             }
             Notice::FAILED if id != 0 => {
-                // What was on its way into a room that is gone does not matter.
+                // What was on its way into namespaces that are gone does not matter.
                 let live = self.live.get_mut(&id).filter(|l| l.serial == serial);
                 if let Some(live) = live {
                     live.failed = Some((notice.value as u32, notice.errno));
@@ -609,33 +571,29 @@ impl Spawner {
             cpu_us: 0,
             cpu_spent: false,
             max_rss_kib: 0,
-            events: live.group.events(true, &Counters::default()),
+            events: live.group.events(true),
             file_bytes: live.file_bytes(),
         });
-        self.close_room(id);
+        self.stop_init(id);
         self.settle(id);
     }
 
     /// Killing the first process of a PID namespace kills all of it, whatever sessions or
     /// groups it made.
-    pub(super) fn close_room(&mut self, id: u64) {
+    pub(super) fn stop_init(&mut self, id: u64) {
         let Some(live) = self.live.get_mut(&id) else {
             return;
         };
         live.warm = None;
         live.evict = false;
-        let shared = live.net_ns.is_some();
-        if let Some(room) = live.room.take() {
-            if !shared && let Some(network) = room.child.network() {
-                self.leaving.insert(room.child.as_raw_fd(), network);
-            }
-            room.child.kill();
+        if let Some(init) = live.init.take() {
+            init.child.kill();
         }
     }
 
     pub(super) fn kill(&mut self, id: u64) {
-        if let Some(room) = self.live.get(&id).and_then(|l| l.room.as_ref()) {
-            room.child.kill();
+        if let Some(init) = self.live.get(&id).and_then(|l| l.init.as_ref()) {
+            init.child.kill();
         }
     }
 
@@ -645,7 +603,7 @@ impl Spawner {
             return;
         };
         live.destroyed_by = Some(seq);
-        self.close_room(id);
+        self.stop_init(id);
         self.end_copy(id);
         // The kernel waits for a grace period when it takes a mount apart: meanwhile the processes
         // go. What runs is counted once more at its end.
@@ -666,7 +624,7 @@ impl Spawner {
             }
             None => Vec::new(),
         };
-        self.close_room(id);
+        self.stop_init(id);
         self.stores += 1;
         let files = Files::new(self.stores, bytes, user, self.mounting, layers)?;
         let live = self.idle(id)?;
@@ -676,11 +634,11 @@ impl Spawner {
     }
 
     fn more_may_wait(&self) -> bool {
-        self.live.values().filter(|l| l.room.is_some()).count() < self.max_waiting
+        self.live.values().filter(|l| l.init.is_some()).count() < self.max_waiting
     }
 
-    /// Makes an interpreter ready that is due; the time until the next is. One at a time: a room and
-    /// a fork of the zygote say something each, on a pipe that has to be read in between, or they
+    /// Makes an interpreter ready that is due; the time until the next is. One at a time: an init and
+    /// a fork of the zygote write a notice each, on a pipe that has to be read in between, or they
     /// and this process wait for each other.
     pub(super) fn warm_due(&mut self) -> PollTimeout {
         let Some(&(due, id)) = self.to_warm.front() else {
@@ -692,15 +650,11 @@ impl Spawner {
             return PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX);
         }
         self.to_warm.pop_front();
-        if self.live.get(&id).is_some_and(|l| l.leaving) {
-            self.close_room(id);
-            return PollTimeout::ZERO;
-        }
-        let wanted = |l: &Live| l.creation.warm && !l.busy() && l.room.is_none();
+        let wanted = |l: &Live| l.creation.warm && !l.busy() && l.init.is_none();
         let more = self.zygote.is_some() && self.more_may_wait();
         if more && self.live.get(&id).is_some_and(wanted) {
             // Without it the next execution makes its own.
-            let _ = self.open_room(id).and_then(|()| self.warm_up(id));
+            let _ = self.start_init(id).and_then(|()| self.warm_up(id));
         }
         PollTimeout::ZERO
     }

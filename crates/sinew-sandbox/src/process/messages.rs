@@ -115,8 +115,8 @@ pub(crate) enum Reply {
     /// First message: what this host enforces.
     Hello {
         protections: Vec<Protection>,
-        /// What starts slower than it could, and why.
-        slower: Vec<String>,
+        /// What starts more slowly than it could, and why.
+        degradations: Vec<String>,
     },
     /// First message: nothing can be isolated.
     Unavailable { reason: String },
@@ -180,8 +180,8 @@ pub(crate) struct CgroupEvents {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Notice {
     pub(crate) id: u64,
-    /// Which of the sandbox's rooms.
-    pub(crate) room: u32,
+    /// Which of the sandbox's inits.
+    pub(crate) serial: u32,
     pub(crate) kind: u32,
     /// Process id, or number of the step that failed.
     pub(crate) value: i32,
@@ -190,7 +190,7 @@ pub(crate) struct Notice {
 
 impl Notice {
     pub(crate) const BYTES: usize = 24;
-    /// The first process of a room is ready.
+    /// A sandbox init is ready.
     pub(crate) const READY: u32 = 0;
     /// The zygote has forked.
     pub(crate) const FORKED: u32 = 1;
@@ -202,7 +202,7 @@ impl Notice {
     pub(crate) fn encode(&self) -> [u8; Self::BYTES] {
         let mut out = [0; Self::BYTES];
         out[0..8].copy_from_slice(&self.id.to_ne_bytes());
-        out[8..12].copy_from_slice(&self.room.to_ne_bytes());
+        out[8..12].copy_from_slice(&self.serial.to_ne_bytes());
         out[12..16].copy_from_slice(&self.kind.to_ne_bytes());
         out[16..20].copy_from_slice(&self.value.to_ne_bytes());
         out[20..24].copy_from_slice(&self.errno.to_ne_bytes());
@@ -215,7 +215,7 @@ impl Notice {
         id.copy_from_slice(&bytes[..8]);
         Self {
             id: u64::from_ne_bytes(id),
-            room: u32::from_ne_bytes(word(8)),
+            serial: u32::from_ne_bytes(word(8)),
             kind: u32::from_ne_bytes(word(12)),
             value: i32::from_ne_bytes(word(16)),
             errno: i32::from_ne_bytes(word(20)),

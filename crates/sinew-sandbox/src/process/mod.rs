@@ -1,29 +1,24 @@
 //! The process level: hostile code in namespaces of its own, built by a spawner.
 
 mod archive;
+mod archiver;
 mod calls;
 mod cgroup;
 mod children;
-mod clerk;
 mod client;
 mod cpu;
 mod ends;
-mod enter;
 mod files;
+mod init;
 mod landlock;
 mod launch;
-mod lean;
 mod live;
 mod messages;
-mod mother;
+mod mounts;
 mod output;
 mod plan;
 mod protections;
 mod provider;
-mod quiet;
-mod report;
-mod room;
-mod rooms;
 mod root;
 mod sandbox;
 mod seccomp;
@@ -51,5 +46,5 @@ pub fn seccomp_filter(tcp: bool) -> Result<Vec<u8>, String> {
 /// What the kernel refuses.
 pub fn enter_network(namespace: &std::fs::File) -> std::io::Result<()> {
     nix::sched::setns(namespace, nix::sched::CloneFlags::CLONE_NEWNET)?;
-    room::loopback_up()
+    init::loopback_up()
 }

@@ -253,8 +253,8 @@ impl SandboxProvider for ProcessProvider {
         Arc::clone(&self.spawner.last().protections)
     }
 
-    fn slower(&self) -> Vec<String> {
-        self.spawner.last().slower.clone()
+    fn degradations(&self) -> Vec<String> {
+        self.spawner.last().degradations.clone()
     }
 
     fn health(&self) -> Result<(), String> {

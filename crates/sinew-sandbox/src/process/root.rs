@@ -33,7 +33,7 @@ pub(crate) fn build(
     image: Option<&Path>,
 ) -> Result<(), String> {
     let base = Path::new(BASE);
-    let root = &inside(base, Path::new(super::room::ROOT));
+    let root = &inside(base, Path::new(super::init::ROOT));
     mount(NONE, "/", NONE, MsFlags::MS_REC | MsFlags::MS_PRIVATE, NONE).map_err(|e| {
         let plain = match e {
             nix::errno::Errno::EINVAL => {

@@ -252,7 +252,7 @@ pub(crate) fn filter(tcp: bool) -> Result<Filter, String> {
     compile(&allow_list(tcp))
 }
 
-/// The filter of a room's first process, which tells that it is ready and then waits.
+/// The filter of the sandbox init, which reports that it is ready and then waits.
 pub(crate) fn init_filter() -> Result<Filter, String> {
     let calls = [
         libc::SYS_write,

@@ -5,19 +5,16 @@
 //! kernel kills every sandbox and frees every mount. What it does for each sandbox is in
 //! `live.rs`.
 
-use super::cgroup::{Group, Hierarchy, run_tag};
+use super::archiver::Archiver;
+use super::cgroup::{Hierarchy, run_tag};
 use super::children::{Children, Role};
-use super::clerk::Clerk;
 use super::files::{Layer, Mounting, Users};
 use super::live::Live;
 use super::messages::{MAX_PACKET, Notice, Numbered, Reply, Request, SpawnerStats, receive, send};
-use super::mother::{MAX_STARTS, Mother};
 use super::plan::{bound, step_name};
-use super::quiet::sooner;
-use super::report::Reports;
 use super::seccomp::{Filter, filter, init_filter};
 use super::zygote::{START as ZYGOTE_START, Zygote};
-use super::{files, landlock, room, root};
+use super::{files, init, landlock, mounts, root};
 use nix::fcntl::{OFlag, openat};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sched::{CloneFlags, unshare};
@@ -35,7 +32,7 @@ use std::time::{Duration, Instant};
 
 /// Hidden first argument of a process that is to be a spawner; the second is a [`Config`].
 pub(crate) const FLAG: &str = "--sinew-sandbox-spawner";
-/// Sandboxes that have a room and an interpreter waiting, at most; they take about 2.2 MiB each, the
+/// Sandboxes that have namespaces and an interpreter waiting, at most; they take about 2.2 MiB each, the
 /// kernel's part included. The others get theirs when a program comes.
 const MAX_WAITING: usize = 2048;
 /// Files of this process that such a sandbox takes, with room for those that have none waiting.
@@ -73,9 +70,8 @@ pub(super) struct Spawner {
     /// File systems are mounted nowhere; then this process stands in the root of programs.
     pub(super) detached: bool,
     pub(super) mounting: Mounting,
-    pub(super) room_proc: room::Proc,
-    /// How long a list of no sockets is, where there are such lists.
-    pub(super) empty_list_bytes: Option<usize>,
+    /// Whether a `/proc` is mounted in the root of programs, as user namespaces need it.
+    pub(super) proc_below: bool,
     pub(super) tag: String,
     pub(super) users: Users,
     /// Namespaces of the spawner itself: PID, network.
@@ -85,26 +81,19 @@ pub(super) struct Spawner {
     pub(super) proc: OwnedFd,
     notices: std::io::PipeReader,
     pub(super) notices_in: OwnedFd,
-    pub(super) reports: Reports,
     /// `/proc` of this process's own PID namespace, where there is one.
     pub(super) own_proc: Option<OwnedFd>,
     pub(super) python: Option<String>,
     pub(super) zygote: Option<Zygote>,
     pub(super) zygote_starts: u32,
-    /// Forks rooms; without one this process does.
-    pub(super) mother: Option<Mother>,
-    pub(super) mother_starts: u32,
-    /// What starts slower than it could, and why.
-    slower: Vec<String>,
-    /// Network namespaces of rooms that are gone, and of rooms that are going.
-    pub(super) networks: Vec<OwnedFd>,
-    pub(super) leaving: HashMap<RawFd, OwnedFd>,
+    /// What starts more slowly than it could, and why.
+    degradations: Vec<String>,
     pub(super) live: HashMap<u64, Live>,
     pub(super) children: Children,
     /// When the CPU time of what runs is looked at.
     pub(super) cpu_looks: BTreeSet<(Instant, u64)>,
     pub(super) processors: u64,
-    /// Sandboxes that may have a room and an interpreter waiting.
+    /// Sandboxes that may have namespaces and an interpreter waiting.
     pub(super) max_waiting: usize,
     /// The highest capability that the kernel has.
     pub(super) last_capability: i32,
@@ -112,15 +101,9 @@ pub(super) struct Spawner {
     pub(super) nested_users: bool,
     pub(super) snapshots: HashMap<u64, Vec<Layer>>,
     /// Forks that read and write archives, by the descriptor of each.
-    pub(super) clerks: HashMap<RawFd, Clerk>,
-    /// Sandboxes that are to get a new room and interpreter, and from when on.
+    pub(super) archivers: HashMap<RawFd, Archiver>,
+    /// Sandboxes that are to get new namespaces and a new interpreter, and from when on.
     pub(super) to_warm: VecDeque<(Instant, u64)>,
-    /// Sandboxes whose interpreters wait and have not rehearsed.
-    pub(super) to_rehearse: VecDeque<u64>,
-    /// Control groups of sandboxes that are gone.
-    pub(super) spare_groups: Vec<Group>,
-    /// When something was last heard of the host or of a child.
-    pub(super) last_heard: Instant,
     /// Numbers file systems.
     pub(super) stores: u64,
 }
@@ -142,6 +125,15 @@ pub(crate) fn main_if_requested() -> Option<i32> {
             1
         }
     })
+}
+
+/// The timeout that ends first.
+fn sooner(a: PollTimeout, b: PollTimeout) -> PollTimeout {
+    if a == PollTimeout::NONE || (b != PollTimeout::NONE && b < a) {
+        b
+    } else {
+        a
+    }
 }
 
 type Refusal = (OwnedFd, String);
@@ -255,7 +247,7 @@ fn isolate() -> Result<(), String> {
              CAP_SYS_ADMIN"
         )
     })?;
-    // Rooms copy the name.
+    // New UTS namespaces copy the name.
     nix::unistd::sethostname("sandbox").map_err(|e| format!("sethostname: {e}"))
 }
 
@@ -271,7 +263,6 @@ fn settle_in() -> usize {
     // An ignored signal would let the kernel reap children before anybody looked at them.
     // SAFETY: the default action, no handler.
     unsafe { libc::signal(libc::SIGCHLD, libc::SIG_DFL) };
-    super::lean::share_constants();
     let Ok((_, hard)) = getrlimit(Resource::RLIMIT_NOFILE) else {
         return MAX_WAITING;
     };
@@ -310,10 +301,10 @@ fn build_root(
         config.image.as_deref(),
     )?;
     fs::create_dir_all(files::ATTACHED).map_err(|e| format!("{}: {e}", files::ATTACHED))?;
-    let landlock = landlock::Common::open(Path::new(room::ROOT))?;
+    let landlock = landlock::Common::open(Path::new(init::ROOT))?;
     let mounting = Mounting::probe(config.attached);
     if mounting.detached {
-        room::enter_root().map_err(|e| format!("pivot_root: {e}"))?;
+        init::enter_root().map_err(|e| format!("pivot_root: {e}"))?;
     }
     Ok((landlock, mounting))
 }
@@ -331,11 +322,9 @@ impl Spawner {
         let (own_pid_ns, own_net_ns) =
             (path_fd("/proc/self/ns/pid")?, path_fd("/proc/self/ns/net")?);
         let proc = path_fd("/proc")?;
-        let empty_list_bytes = room::empty_list_bytes();
         let last_capability = bound()?;
         let (landlock, mounting) = build_root(config, &who)?;
         let detached = mounting.detached;
-        let own_proc = files::new_proc().ok();
         let shared_user = who.own_users.is_err() && hierarchy.limits_processes().is_none();
         let mut spawner = Self {
             socket,
@@ -346,11 +335,7 @@ impl Spawner {
             own_users: who.own_users,
             detached,
             mounting,
-            room_proc: room::Proc {
-                below: who.in_user_namespace,
-                hides: own_proc.as_ref().is_none_or(|(_, hides)| *hides),
-            },
-            empty_list_bytes,
+            proc_below: who.in_user_namespace,
             tag,
             users: Users::default(),
             own_pid_ns,
@@ -358,16 +343,11 @@ impl Spawner {
             proc,
             notices,
             notices_in: notices_in.into(),
-            reports: Reports::new()?,
-            own_proc: own_proc.map(|(proc, _)| proc),
+            own_proc: mounts::new_proc().ok(),
             python: config.python.clone(),
             zygote: None,
             zygote_starts: 0,
-            mother: None,
-            mother_starts: 0,
-            slower: Vec::new(),
-            networks: Vec::new(),
-            leaving: HashMap::new(),
+            degradations: Vec::new(),
             live: HashMap::new(),
             children: Children::new()?,
             cpu_looks: BTreeSet::new(),
@@ -376,32 +356,20 @@ impl Spawner {
             last_capability,
             nested_users: shared_user && can_nest_users(),
             snapshots: HashMap::new(),
-            clerks: HashMap::new(),
+            archivers: HashMap::new(),
             to_warm: VecDeque::new(),
-            to_rehearse: VecDeque::new(),
-            spare_groups: Vec::new(),
-            last_heard: Instant::now(),
             stores: 0,
         };
-        spawner.start_helpers(config);
-        Ok(spawner)
-    }
-
-    /// Starts what is forked for sandboxes.
-    fn start_helpers(&mut self, config: &Config) {
-        if let Err(why) = self.start_mother() {
-            let slower = format!("rooms are forks of the process that starts sandboxes: {why}");
-            self.slower.push(slower);
-        }
         let zygote = match config.zygote {
             _ if config.python.is_none() => Ok(()),
-            true => self.await_zygote(),
+            true => spawner.await_zygote(),
             false => Err("the zygote is turned off".into()),
         };
         if let Err(why) = zygote {
-            let slower = format!("each Python program starts an interpreter: {why}");
-            self.slower.push(slower);
+            let degradation = format!("each Python program starts an interpreter: {why}");
+            spawner.degradations.push(degradation);
         }
+        Ok(spawner)
     }
 
     /// Starts a zygote and waits until it is ready.
@@ -425,7 +393,7 @@ impl Spawner {
         match failed {
             None => {
                 if let Some(zygote) = &mut self.zygote {
-                    zygote.is_ready();
+                    zygote.set_ready();
                 }
                 Ok(())
             }
@@ -471,18 +439,6 @@ impl Spawner {
         PollTimeout::try_from(left + Duration::from_millis(1)).unwrap_or(PollTimeout::MAX)
     }
 
-    /// Has rooms forked by a process that is made for it, where that is possible.
-    pub(super) fn start_mother(&mut self) -> Result<(), String> {
-        if self.mother_starts == MAX_STARTS {
-            return Err(format!("{MAX_STARTS} of what forks them died"));
-        }
-        self.mother_starts += 1;
-        let mother = Mother::start(self.notices_in.as_raw_fd())?;
-        self.children.watch(&mother.child, Role::Mother)?;
-        self.mother = Some(mother);
-        Ok(())
-    }
-
     fn notice(&mut self) -> Option<Notice> {
         let mut bytes = [0; Notice::BYTES];
         self.notices.read_exact(&mut bytes).ok()?;
@@ -506,29 +462,23 @@ impl Spawner {
     fn serve(mut self) -> i32 {
         let hello = Reply::Hello {
             protections: self.protections(),
-            slower: self.slower.clone(),
+            degradations: self.degradations.clone(),
         };
         self.reply(&hello, &[]);
         let mut buffer = vec![0; MAX_PACKET + 1];
         loop {
-            let timeout = sooner(self.warm_due(), self.quiet_due());
-            let timeout = sooner(timeout, sooner(self.cpu_due(), self.zygote_due()));
+            let timeout = sooner(self.warm_due(), sooner(self.cpu_due(), self.zygote_due()));
             let mut fds = [
                 PollFd::new(self.socket.as_fd(), PollFlags::POLLIN),
                 PollFd::new(self.children.as_fd(), PollFlags::POLLIN),
                 PollFd::new(self.notices.as_fd(), PollFlags::POLLIN),
-                PollFd::new(self.reports.as_fd(), PollFlags::POLLIN),
             ];
             match poll(&mut fds, timeout) {
                 Err(nix::errno::Errno::EINTR) => continue,
                 Err(_) => return 1,
-                Ok(0) => continue,
-                Ok(_) => self.last_heard = Instant::now(),
+                Ok(_) => {}
             }
             let ready = fds.map(|f| f.any().unwrap_or(true));
-            if ready[3] {
-                self.read_reports();
-            }
             if ready[2] {
                 self.read_notices();
             }
@@ -566,13 +516,10 @@ impl Spawner {
     pub(super) fn handle(&mut self, message: Numbered, files: Vec<OwnedFd>) {
         let seq = message.seq;
         let waits = message.request.waits_for();
-        let leaving = waits.and_then(|id| self.live.get_mut(&id));
-        let leaving = leaving.filter(|l| l.leaving || l.copying);
-        if let Some(live) = leaving.filter(|l| l.deferred.len() < MAX_DEFERRED) {
+        let copying = waits.and_then(|id| self.live.get_mut(&id));
+        let copying = copying.filter(|l| l.copying && l.deferred.len() < MAX_DEFERRED);
+        if let Some(live) = copying {
             live.deferred.push((message, files));
-            if let Some(id) = waits {
-                self.close_room(id);
-            }
             return;
         }
         let mut answer = None;

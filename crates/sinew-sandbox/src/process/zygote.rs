@@ -1,8 +1,8 @@
 //! Starts the zygote: a Python interpreter inside the read-only root, ready to be forked.
 
 use super::children::Child;
+use super::init::enter_root;
 use super::plan::Plan;
-use super::room::enter_root;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
@@ -32,19 +32,9 @@ pub(crate) struct Zygote {
     asked: VecDeque<Instant>,
 }
 
-/// Its program; machine code and the numbers of system calls are filled in.
-pub(super) fn source() -> String {
-    let code: String = super::enter::code()
-        .iter()
-        .map(|b| format!("{b:02x}"))
-        .collect();
+/// Its program; numbers of system calls are filled in.
+fn source() -> String {
     include_str!("zygote.py")
-        .replace("CODE_SERVE", &code)
-        .replace("CALL_MMAP", &libc::SYS_mmap.to_string())
-        .replace("CALL_MPROTECT", &libc::SYS_mprotect.to_string())
-        .replace("CALL_MUNMAP", &libc::SYS_munmap.to_string())
-        .replace("CALL_MADVISE", &libc::SYS_madvise.to_string())
-        .replace("CALL_MREMAP", &libc::SYS_mremap.to_string())
         .replace("CALL_CLONE", &libc::SYS_clone.to_string())
         .replace("CALL_SETNS", &libc::SYS_setns.to_string())
         .replace("STEP_OPTIONAL", &super::plan::OPTIONAL.to_string())
@@ -118,18 +108,18 @@ impl Zygote {
         super::messages::send_bytes(self.socket.as_fd(), bytes, fds)
     }
 
-    /// Asks for a fork in the PID namespace of `room`, which gets `socket`.
+    /// Asks for a fork in the PID namespace of `init`, which gets `socket`.
     pub(crate) fn fork(
         &mut self,
         id: u64,
         serial: u32,
-        room: RawFd,
+        init: RawFd,
         socket: RawFd,
     ) -> Result<(), String> {
         let mut bytes = [0; 12];
         bytes[..8].copy_from_slice(&id.to_ne_bytes());
         bytes[8..].copy_from_slice(&serial.to_ne_bytes());
-        let sent = self.send(&bytes, &[room, socket]);
+        let sent = self.send(&bytes, &[init, socket]);
         if !self.is_gone() {
             sent?;
         }
@@ -145,7 +135,7 @@ impl Zygote {
         poll(&mut socket, PollTimeout::ZERO).is_ok() && socket[0].revents().is_some_and(hung_up)
     }
 
-    pub(super) fn is_ready(&mut self) {
+    pub(super) fn set_ready(&mut self) {
         self.ready = Some(Instant::now());
     }
 
@@ -217,7 +207,7 @@ pub(crate) fn exec(
 }
 
 /// Signals as a new program finds them.
-pub(crate) fn default_signals() {
+fn default_signals() {
     // SAFETY: plain calls on local values.
     unsafe {
         for signal in 1..32 {

@@ -579,15 +579,15 @@ async fn attacked(provider: &dyn SandboxProvider, filter: &str, least: usize) {
 #[tokio::test]
 async fn the_attack_suite_holds_for_forks_of_the_zygote() {
     let provider = provider();
-    assert_eq!(provider.slower(), [""; 0]);
+    assert_eq!(provider.degradations(), [""; 0]);
     attacked(&provider, "", 66).await;
 }
 
 #[tokio::test]
 async fn the_attack_suite_holds_for_programs_of_their_own() {
     let provider = with(|config| config.zygote = false);
-    let slower = "each Python program starts an interpreter: the zygote is turned off";
-    assert_eq!(provider.slower(), [slower]);
+    let degradation = "each Python program starts an interpreter: the zygote is turned off";
+    assert_eq!(provider.degradations(), [degradation]);
     attacked(&provider, "", 64).await;
 }
 

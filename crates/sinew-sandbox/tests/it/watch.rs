@@ -29,12 +29,12 @@ fn command_line(pid: u32) -> String {
 /// thread of a sandbox.
 fn zygote() -> u32 {
     let all = children(inner());
-    let zygote = |pid: &u32| command_line(*pid).contains("'<zygote>'") && !in_a_room(*pid);
+    let zygote = |pid: &u32| command_line(*pid).contains("'<zygote>'") && !in_a_sandbox(*pid);
     all.into_iter().find(zygote).unwrap()
 }
 
 /// Whether it is in another PID namespace than the spawner.
-fn in_a_room(pid: u32) -> bool {
+fn in_a_sandbox(pid: u32) -> bool {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let ids = status.lines().find_map(|l| l.strip_prefix("NSpid:"));
     ids.unwrap_or_default().split_whitespace().count() > 2

@@ -1,8 +1,8 @@
-//! Clerks: forks of the spawner that read and write archives and copy files, so that the spawner never
+//! Archivers: forks of the spawner that read and write archives and copy files, so that the spawner never
 //! waits for files, however many a sandbox has.
 //!
-//! A clerk has bounds on memory and time, a low priority and no descriptors but those of its task. It
-//! runs no code of others. What it makes counts only when it ended well; what it failed at it writes to a
+//! An archiver has bounds on memory and time, a low priority and no descriptors but those of its task. It
+//! runs no code of others. What it makes counts only when it ended well; why it failed it writes to a
 //! file in memory.
 
 use super::archive;
@@ -22,7 +22,7 @@ use std::time::Instant;
 
 /// How long a task may take.
 const TIME_S: u32 = 120;
-/// Private memory of a clerk: names of the largest archive, buffers, and what it has of the spawner.
+/// Private memory of an archiver: names of the largest archive, buffers, and what it has of the spawner.
 const MEMORY_BYTES: u64 = 256 << 20;
 /// Largest text of a failure.
 const MAX_WHY: u64 = 4096;
@@ -57,9 +57,9 @@ struct Exported {
     max_bytes: u64,
 }
 
-/// A clerk at work.
+/// An archiver at work.
 #[derive(Debug)]
-pub(super) struct Clerk {
+pub(super) struct Archiver {
     child: Rc<Child>,
     /// The request to be answered.
     seq: u64,
@@ -68,7 +68,7 @@ pub(super) struct Clerk {
     why: File,
 }
 
-impl Clerk {
+impl Archiver {
     pub(super) fn kill(&self) {
         self.child.kill();
     }
@@ -89,7 +89,7 @@ impl Clerk {
     }
 }
 
-/// Gives up what a clerk does not need.
+/// Gives up what an archiver does not need.
 fn confine(keep: &[RawFd]) -> Outcome<()> {
     let mut keep = keep.to_vec();
     keep.sort_unstable();
@@ -111,7 +111,7 @@ fn confine(keep: &[RawFd]) -> Outcome<()> {
     setrlimit(Resource::RLIMIT_DATA, MEMORY_BYTES, MEMORY_BYTES).map_err(failed)
 }
 
-/// What a clerk does from its fork to its end.
+/// What an archiver does from its fork to its end.
 fn work(keep: &[RawFd], mut why: &File, task: impl FnOnce() -> Outcome<()>) -> i32 {
     let all = std::panic::AssertUnwindSafe(|| confine(keep).and_then(|()| task()));
     match std::panic::catch_unwind(all) {
@@ -167,8 +167,8 @@ fn join(folder: RawFd, file: &str) -> nix::Result<()> {
 }
 
 impl Spawner {
-    /// Forks a clerk; `task` runs in it, with the descriptors of `keep`.
-    fn hire(
+    /// Forks an archiver; `task` runs in it, with the descriptors of `keep`.
+    fn start_archiver(
         &mut self,
         (seq, what): (u64, Task),
         keep: &[RawFd],
@@ -187,15 +187,15 @@ impl Spawner {
             number => number,
         };
         let child = Child::of(number)?;
-        self.children.watch(&child, Role::Clerk)?;
+        self.children.watch(&child, Role::Archiver)?;
         let place = child.as_raw_fd();
-        let clerk = Clerk {
+        let archiver = Archiver {
             child,
             seq,
             task: what,
             why,
         };
-        self.clerks.insert(place, clerk);
+        self.archivers.insert(place, archiver);
         Ok(())
     }
 
@@ -242,7 +242,7 @@ impl Spawner {
                 export: what.export,
                 _view: view,
             };
-            self.hire((seq, task), &keep, move || {
+            self.start_archiver((seq, task), &keep, move || {
                 archive::write(&work, File::from(out), what.max_bytes)
             })
         };
@@ -264,7 +264,7 @@ impl Spawner {
             let work = layer.work()?;
             let keep = [archive.as_raw_fd(), work.as_raw_fd()];
             let what = Task::Import { snapshot, layer };
-            self.hire((seq, what), &keep, move || {
+            self.start_archiver((seq, what), &keep, move || {
                 let archive = std::io::BufReader::new(File::from(archive));
                 archive::read(archive, &work, max, uid)
             })
@@ -287,8 +287,8 @@ impl Spawner {
     /// Whether it is done already.
     fn freeze(&mut self, seq: u64, id: u64, snapshot: u64) -> Outcome<bool> {
         self.idle(id)?;
-        // Rooms hold the folder as it was.
-        self.close_room(id);
+        // The namespaces hold the folder as it was.
+        self.stop_init(id);
         let live = self.idle(id)?;
         live.ruleset = None;
         let files = live.files.as_mut().ok_or("no such sandbox")?;
@@ -320,7 +320,7 @@ impl Spawner {
             snapshot,
             layer,
         };
-        self.hire((seq, what), &keep, move || {
+        self.start_archiver((seq, what), &keep, move || {
             copy(pairs, bytes.saturating_mul(2), uid, &members)
         })?;
         if let Some(live) = self.live.get_mut(&id) {
@@ -333,14 +333,14 @@ impl Spawner {
     /// Nobody needs a snapshot any more, be it made or not.
     fn drop_snapshot(&mut self, dropped: u64) {
         self.snapshots.remove(&dropped);
-        for clerk in self.clerks.values() {
-            match clerk.task {
+        for archiver in self.archivers.values() {
+            match archiver.task {
                 Task::Import { snapshot: it, .. }
                 | Task::Copy { snapshot: it, .. }
                 | Task::Export { export: it, .. }
                     if it == dropped =>
                 {
-                    clerk.kill();
+                    archiver.kill();
                 }
                 _ => {}
             }
@@ -349,21 +349,21 @@ impl Spawner {
 
     /// A sandbox is to go: nobody waits for a copy of its files.
     pub(super) fn end_copy(&self, of: u64) {
-        for clerk in self.clerks.values() {
-            if matches!(clerk.task, Task::Copy { id, .. } if id == of) {
-                clerk.kill();
+        for archiver in self.archivers.values() {
+            if matches!(archiver.task, Task::Copy { id, .. } if id == of) {
+                archiver.kill();
             }
         }
     }
 
-    /// A clerk is gone.
-    pub(super) fn clerk_ended(&mut self, child: &Child, fate: Fate) {
-        let Some(mut clerk) = self.clerks.remove(&child.as_raw_fd()) else {
+    /// An archiver is gone.
+    pub(super) fn archiver_ended(&mut self, child: &Child, fate: Fate) {
+        let Some(mut archiver) = self.archivers.remove(&child.as_raw_fd()) else {
             return;
         };
-        let outcome = clerk.outcome(fate);
-        let seq = clerk.seq;
-        match clerk.task {
+        let outcome = archiver.outcome(fate);
+        let seq = archiver.seq;
+        match archiver.task {
             Task::Export { .. } => self.done(seq, outcome),
             Task::Import {
                 snapshot,
