@@ -84,7 +84,7 @@ async fn a_call_is_computed_and_an_answer_ends_the_episode() {
     assert_eq!(steps[0].process_reward, 0.05);
     let message = &env.format_observation(steps[0].observation.as_ref().unwrap())[0];
     assert_eq!(
-        (message.role, message.content.as_str()),
+        (message.role, &*message.content.text()),
         (Role::Tool, "1788")
     );
     let outcome = steps[1].outcome.as_ref().unwrap();

@@ -12,7 +12,7 @@ use crate::repeated::{Scan, Seen};
 use crate::session::{Ask, Begun, Key, Prompt, Session, StateId, head_key};
 use crate::stats::Counters;
 use crate::turn::{TurnOptions, call_end, forced_opening};
-use sinew_render::{ToolCallFormat, TurnFormat};
+use sinew_render::{ToolCallFormat, TurnFormat, text_only};
 use sinew_types::{
     EpisodeId, Format, GenerateRequest, Grammar, RequestId, Role, SamplingParams, TokenId, ToolNeed,
 };
@@ -127,6 +127,9 @@ impl Gateway {
         known: Option<StateId>,
     ) -> Result<Subscription, ApiError> {
         rollout.kept.restore(&mut request)?;
+        if let Prompt::Messages(messages) = &request.prompt {
+            text_only(messages)?;
+        }
         self.check_choices(request.n)?;
         let permit = self.permit()?;
         let (mut format, held) = self.formats(&mut request)?;

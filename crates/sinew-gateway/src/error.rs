@@ -195,9 +195,15 @@ impl From<EngineError> for ApiError {
 
 impl From<RenderError> for ApiError {
     fn from(error: RenderError) -> Self {
-        Self {
-            code: "render_failed",
-            ..Self::invalid("messages", error.to_string())
+        let why = error.to_string();
+        match error {
+            RenderError::Media { message, part, .. } => {
+                Self::unsupported(&format!("messages[{message}].content[{part}]"), &why)
+            }
+            _ => Self {
+                code: "render_failed",
+                ..Self::invalid("messages", why)
+            },
         }
     }
 }

@@ -185,7 +185,7 @@ mod tests {
 
     fn texts(request: &ModelRequest) -> Vec<String> {
         match &request.prompt {
-            Prompt::Messages(messages) => messages.iter().map(|m| m.content.clone()).collect(),
+            Prompt::Messages(messages) => messages.iter().map(|m| m.content.to_string()).collect(),
             _ => Vec::new(),
         }
     }

@@ -199,7 +199,7 @@ impl TurnReader {
         for delta in deltas {
             match delta {
                 TurnDelta::Text(text) => {
-                    self.message.content.push_str(&text);
+                    self.message.content.push_text(&text);
                     pieces.push(Piece::Text(text));
                 }
                 TurnDelta::Reasoning(text) => {
@@ -376,7 +376,7 @@ mod tests {
                     Piece::Call(c) => calls.push(c),
                 }
             }
-            prop_assert_eq!(&content, &reader.message().content);
+            prop_assert_eq!(content.as_str(), &*reader.message().content.text());
             prop_assert_eq!(&reasoning, reader.message().reasoning.as_deref().unwrap_or(""));
             prop_assert_eq!(&calls, &reader.message().tool_calls);
         }

@@ -227,14 +227,14 @@ impl Checker<'_> {
         let differ = |tokens: &str, message: &Message| Reason::MessagesDiffer {
             node: id,
             tokens: clipped(tokens),
-            messages: clipped(&message.content),
+            messages: clipped(&message.content.to_string()),
         };
         if node.kind != TokenKind::Sampled {
             let text = self.renderer.decode_with_special(&node.tokens);
             let missing = node
                 .messages
                 .iter()
-                .find(|m| !text.contains(m.content.trim()));
+                .find(|m| !text.contains(m.content.text().trim()));
             return missing.map_or(Ok(()), |m| Err(differ(&text, m)));
         }
         let Some(message) = node.messages.last() else {
@@ -243,6 +243,7 @@ impl Checker<'_> {
         let format = self.renderer.turn_format();
         let turn = parse_tokens(self.renderer, &node.tokens, &format, &[]);
         let text = self.renderer.decode(&node.tokens);
+        let said = message.content.text();
         let same = |a: &str, b: &str| a.trim() == b.trim();
         let called = |m: &Message| {
             m.tool_calls
@@ -251,8 +252,8 @@ impl Checker<'_> {
                 .collect::<Vec<_>>()
         };
         let calls: Vec<String> = turn.calls.iter().map(|c| c.name.clone()).collect();
-        let parsed = same(&turn.content, &message.content) && calls == called(message);
-        match parsed || (message.tool_calls.is_empty() && same(&text, &message.content)) {
+        let parsed = same(&turn.content, &said) && calls == called(message);
+        match parsed || (message.tool_calls.is_empty() && same(&text, &said)) {
             true => Ok(()),
             false => Err(differ(&text, message)),
         }

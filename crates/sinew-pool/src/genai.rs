@@ -286,7 +286,7 @@ fn read_message(value: &Value, out: &mut Vec<Message>) -> Result<(), Reason> {
     for part in parts {
         let text = |field: &str| part[field].as_str().unwrap_or_default();
         match text("type") {
-            "text" => message.content.push_str(text("content")),
+            "text" => message.content.push_text(text("content")),
             "reasoning" => message
                 .reasoning
                 .get_or_insert_default()

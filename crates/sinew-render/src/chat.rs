@@ -18,7 +18,7 @@
 //!
 //! Sources: the chat templates that the models ship; reference/agent-layer.md section 1.2.
 
-use crate::renderer::{Extension, RenderError, Renderer};
+use crate::renderer::{Extension, RenderError, Renderer, text_only};
 use crate::template::{ChatTemplate, MessageStyle, role_name};
 use crate::tokenizer::{GgufVocab, Tokenizer};
 use crate::tool_call::ToolCallFormat;
@@ -212,11 +212,12 @@ impl ChatRenderer {
         tools: &[ToolSpec],
         add_generation_prompt: bool,
     ) -> Result<String, RenderError> {
+        text_only(messages)?;
         let mut messages: Vec<_> = messages.iter().map(|m| self.prepared(m)).collect();
         if !tools.is_empty() && !self.shows.tools {
             let text = tool_instructions(tools, self.call_format());
             match messages.first_mut().filter(|m| m.role == Role::System) {
-                Some(system) => system.content = format!("{}\n\n{text}", system.content),
+                Some(system) => system.content.push_text(&format!("\n\n{text}")),
                 None => messages.insert(0, Message::new(Role::System, text)),
             }
         }
@@ -230,11 +231,11 @@ impl ChatRenderer {
         if message.role == Role::Tool && !self.shows.results {
             message.role = Role::User;
         }
-        message.content = self.tokenizer.neutralize(&message.content);
+        message.content = self.tokenizer.neutralize(&message.content.text()).into();
         if !message.tool_calls.is_empty() && !self.shows.calls {
             let calls = write_tool_calls(&message.tool_calls, self.call_format());
             let between = if message.content.is_empty() { "" } else { "\n" };
-            message.content = format!("{}{between}{calls}", message.content);
+            message.content.push_text(&format!("{between}{calls}"));
             message.tool_calls.clear();
         }
         message

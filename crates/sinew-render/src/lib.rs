@@ -23,7 +23,7 @@ pub use chat::{ChatConfig, ChatRenderer, Shows};
 pub use conformance::{
     ConformanceReport, ConformanceStep, MockTrajectory, Rewrite, conformance_check,
 };
-pub use renderer::{Extension, Mismatch, RenderError, Renderer};
+pub use renderer::{Extension, Mismatch, RenderError, Renderer, text_only};
 pub use template::ChatTemplate;
 pub use tiny::{CharTokenizer, TinyRenderer};
 pub use tokenizer::{GgufVocab, StreamDecoder, Tokenizer};

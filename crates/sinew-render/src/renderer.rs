@@ -1,5 +1,6 @@
 //! The `Renderer` port and its errors.
 
+use crate::template::role_name;
 use crate::turn::TurnFormat;
 use sinew_types::{FinishReason, Message, TokenId, ToolSpec};
 use std::path::PathBuf;
@@ -20,6 +21,18 @@ pub enum RenderError {
     NoTemplate { hint: String },
     #[error("cannot render {role} message: {message}")]
     Message { role: String, message: String },
+    #[error(
+        "message {message} ({role}) has {kind} in part {part}: the model reads text alone; send what it \
+         shows as text, or use a model that takes {kind}"
+    )]
+    Media {
+        /// Index of the message, and of the part in it.
+        message: usize,
+        role: &'static str,
+        part: usize,
+        /// `image` or `audio`.
+        kind: &'static str,
+    },
     #[error("no stop token: neither eos nor a token that closes a turn is known; {hint}")]
     NoStopToken { hint: String },
     #[error("character {character:?} is not in the alphabet {alphabet:?}")]
@@ -82,6 +95,26 @@ pub struct Extension {
     pub observation: Vec<TokenId>,
 }
 
+/// Refuses messages with parts that are not text: no renderer has a place for them yet.
+///
+/// # Errors
+/// The first part that is not text.
+pub fn text_only(messages: &[Message]) -> Result<(), RenderError> {
+    let media = |(index, message): (usize, &Message)| {
+        let (part, media) = message.content.first_media()?;
+        Some(RenderError::Media {
+            message: index,
+            role: role_name(message.role),
+            part,
+            kind: media.kind(),
+        })
+    };
+    match messages.iter().enumerate().find_map(media) {
+        Some(error) => Err(error),
+        None => Ok(()),
+    }
+}
+
 /// Messages to tokens, token-in-token-out.
 pub trait Renderer: Send + Sync {
     /// The ids of a conversation up to and including the generation prompt.
@@ -99,7 +132,10 @@ pub trait Renderer: Send + Sync {
         _tools: &[ToolSpec],
     ) -> Result<Vec<TokenId>, RenderError> {
         let mut ids = match messages.last() {
-            Some(said) => self.encode_text(&said.content)?,
+            Some(said) => {
+                text_only(messages)?;
+                self.encode_text(&said.content.text())?
+            }
             None => Vec::new(),
         };
         ids.extend(self.stop_ids().first());

@@ -223,7 +223,7 @@ fn message_value(message: &Message, style: MessageStyle) -> serde_json::Value {
     let calls_alone = message.content.is_empty() && !message.tool_calls.is_empty();
     let content = match style.null_content && calls_alone {
         true => serde_json::Value::Null,
-        false => json!(message.content),
+        false => json!(message.content.text()),
     };
     value.insert("content".into(), content);
     if let Some(reasoning) = &message.reasoning {

@@ -5,7 +5,7 @@
 //! <user> c h a r s <end> <model> c h a r s <end> <tool> c h a r s <end> <model>
 //! ```
 
-use crate::renderer::{Extension, RenderError, Renderer};
+use crate::renderer::{Extension, RenderError, Renderer, text_only};
 use sinew_types::{FinishReason, Message, Role, TokenId, ToolSpec};
 
 /// Closes a message.
@@ -86,7 +86,7 @@ impl TinyRenderer {
 
     fn push(&self, message: &Message, out: &mut Vec<TokenId>) -> Result<(), RenderError> {
         out.push(role_id(message.role));
-        out.extend(self.tokenizer.encode(&message.content)?);
+        out.extend(self.tokenizer.encode(&message.content.text())?);
         out.push(END);
         Ok(())
     }
@@ -105,6 +105,7 @@ impl TinyRenderer {
                 ),
             });
         }
+        text_only(messages)?;
         let mut out = Vec::new();
         for message in messages {
             self.push(message, &mut out)?;

@@ -48,7 +48,7 @@ impl MemoryStore {
 /// Tokens and log-probabilities at their size, text and overhead roughly.
 fn size(trace: &Trace) -> u64 {
     let node = |n: &sinew_types::Node| {
-        let text = n.messages.iter().map(|m| m.content.len() + 64);
+        let text = n.messages.iter().map(|m| m.content.text_len() + 64);
         96 + 4 * (n.tokens.len() + n.logprobs.len()) + text.sum::<usize>()
     };
     512 + trace.nodes.iter().map(node).sum::<usize>() as u64

@@ -8,6 +8,7 @@
 //! log-probability and one policy version for each sampled token and none for any other.
 
 mod clock;
+mod content;
 mod engine;
 mod format;
 mod ids;
@@ -19,6 +20,7 @@ mod trace;
 mod weights;
 
 pub use clock::Clock;
+pub use content::{Content, Media, MediaSource, Part};
 pub use engine::{
     Engine, EngineError, EngineEvent, EngineStatus, EventSink, Fidelity, FinishReason,
     GenerateRequest, SampledToken, SamplingParams, TEMPERATURES, TokenLogprob,

@@ -1,5 +1,6 @@
 //! Chat messages as every dialect of every provider can express them.
 
+use crate::content::Content;
 use serde::{Deserialize, Serialize};
 
 /// Who speaks.
@@ -33,7 +34,8 @@ pub struct ToolSpec {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Message {
     pub role: Role,
-    pub content: String,
+    /// Serialized as a string where it is text alone.
+    pub content: Content,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reasoning: Option<String>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -45,8 +47,8 @@ pub struct Message {
 }
 
 impl Message {
-    /// A message with text only.
-    pub fn new(role: Role, content: impl Into<String>) -> Self {
+    /// A message without reasoning, calls or names.
+    pub fn new(role: Role, content: impl Into<Content>) -> Self {
         Self {
             role,
             content: content.into(),

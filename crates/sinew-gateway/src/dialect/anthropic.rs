@@ -8,6 +8,7 @@
 
 use super::fields::{Fields, Notes, wrong};
 use super::format::flat;
+use super::media::{Blocks, image_block};
 use super::{
     AnswerContext, Delta, Dialect, EventWriter, ModelRequest, ModelResponse, ToolChoice, TurnEnd,
     Usage,
@@ -16,7 +17,7 @@ use crate::error::{ApiError, ErrorKind};
 use crate::session::Prompt;
 use crate::turn::Piece;
 use serde_json::{Value, json};
-use sinew_types::{Message, Role, ToolCall, ToolSpec};
+use sinew_types::{Content, Message, Role, ToolCall, ToolSpec};
 
 const MAX_STOPS: usize = 16;
 
@@ -79,7 +80,7 @@ impl Dialect for Messages {
                 content.push(json!({"type": "thinking", "thinking": thought, "signature": ""}));
             }
             if !said.content.is_empty() {
-                content.push(json!({"type": "text", "text": said.content}));
+                content.push(json!({"type": "text", "text": said.content.text()}));
             }
             content.extend(
                 said.tool_calls
@@ -291,7 +292,7 @@ fn message(
     }
 }
 
-/// Texts next to each other are one message; each result of a tool is one.
+/// Blocks next to each other are one message; each result of a tool is one.
 fn user(content: Value, path: &str, notes: &Notes, out: &mut Vec<Message>) -> Result<(), ApiError> {
     let blocks = match content {
         Value::String(text) => {
@@ -301,38 +302,43 @@ fn user(content: Value, path: &str, notes: &Notes, out: &mut Vec<Message>) -> Re
         Value::Array(blocks) => blocks,
         other => return Err(wrong(path, &other, "a string or an array of blocks")),
     };
-    let mut texts: Vec<String> = Vec::new();
-    let flush = |texts: &mut Vec<String>, out: &mut Vec<Message>| {
-        if !texts.is_empty() {
-            out.push(Message::new(Role::User, texts.join("\n")));
-            texts.clear();
-        }
+    let mut said = Blocks::default();
+    let flush = |said: &mut Blocks, out: &mut Vec<Message>| {
+        out.extend(said.take().map(|content| Message::new(Role::User, content)));
     };
     for (i, block) in blocks.into_iter().enumerate() {
         let mut block = Fields::of(block, &format!("{path}[{i}]"), notes)?;
         match block.required_string("type")?.as_str() {
-            "text" => texts.push(text_block(&mut block)?),
+            "text" => said.text(text_block(&mut block)?),
+            "image" => said.media(image_block(&mut block)?),
             "tool_result" => {
-                flush(&mut texts, out);
+                flush(&mut said, out);
                 out.push(tool_result(&mut block)?);
             }
-            other => return Err(unknown_block(&block, other, "text and tool_result")),
+            other => return Err(unknown_block(&block, other, "text, image and tool_result")),
         }
         block.ignore(&["cache_control"]);
         block.end()?;
     }
-    flush(&mut texts, out);
+    flush(&mut said, out);
     Ok(())
 }
 
 fn tool_result(block: &mut Fields<'_>) -> Result<Message, ApiError> {
     let path = block.path("content");
-    let mut text = texts(block.take("content"), &path, block.notes())?;
-    if block.bool("is_error")?.unwrap_or(false) {
+    let said = blocks(block.take("content"), &path, block.notes(), true)?;
+    let content = match block.bool("is_error")?.unwrap_or(false) {
         // The one place where a model can read it.
-        text.insert_str(0, "Error: ");
-    }
-    let mut message = Message::new(Role::Tool, text);
+        true => {
+            let mut failed = Content::from("Error: ");
+            said.parts()
+                .iter()
+                .for_each(|part| failed.push(part.clone()));
+            failed
+        }
+        false => said,
+    };
+    let mut message = Message::new(Role::Tool, content);
     message.tool_call_id = Some(block.required_string("tool_use_id")?);
     Ok(message)
 }
@@ -341,7 +347,7 @@ fn assistant(content: Value, path: &str, notes: &Notes) -> Result<Message, ApiEr
     let mut message = Message::new(Role::Assistant, "");
     let blocks = match content {
         Value::String(text) => {
-            message.content = text;
+            message.content = text.into();
             return Ok(message);
         }
         Value::Array(blocks) => blocks,
@@ -350,7 +356,7 @@ fn assistant(content: Value, path: &str, notes: &Notes) -> Result<Message, ApiEr
     for (i, block) in blocks.into_iter().enumerate() {
         let mut block = Fields::of(block, &format!("{path}[{i}]"), notes)?;
         match block.required_string("type")?.as_str() {
-            "text" => message.content.push_str(&text_block(&mut block)?),
+            "text" => message.content.push_text(&text_block(&mut block)?),
             "thinking" => {
                 let thought = block.required_string("thinking")?;
                 message.reasoning.get_or_insert_default().push_str(&thought);
@@ -396,23 +402,38 @@ fn text_block(block: &mut Fields<'_>) -> Result<String, ApiError> {
 
 /// A string, or text blocks, one a line.
 fn texts(content: Option<Value>, path: &str, notes: &Notes) -> Result<String, ApiError> {
+    let content = blocks(content, path, notes, false)?;
+    Ok(content.text().into_owned())
+}
+
+/// A string, or blocks of text and, where there may be some, of images.
+fn blocks(
+    content: Option<Value>,
+    path: &str,
+    notes: &Notes,
+    images: bool,
+) -> Result<Content, ApiError> {
     let blocks = match content {
-        None => return Ok(String::new()),
-        Some(Value::String(text)) => return Ok(text),
+        None => return Ok(Content::new()),
+        Some(Value::String(text)) => return Ok(text.into()),
         Some(Value::Array(blocks)) => blocks,
-        Some(other) => return Err(wrong(path, &other, "a string or an array of text blocks")),
+        Some(other) => return Err(wrong(path, &other, "a string or an array of blocks")),
     };
-    let mut texts = Vec::with_capacity(blocks.len());
+    let mut said = Blocks::default();
     for (i, block) in blocks.into_iter().enumerate() {
         let mut block = Fields::of(block, &format!("{path}[{i}]"), notes)?;
         match block.required_string("type")?.as_str() {
-            "text" => texts.push(text_block(&mut block)?),
-            other => return Err(unknown_block(&block, other, "text")),
+            "text" => said.text(text_block(&mut block)?),
+            "image" if images => said.media(image_block(&mut block)?),
+            other => {
+                let known = if images { "text and image" } else { "text" };
+                return Err(unknown_block(&block, other, known));
+            }
         }
         block.ignore(&["cache_control"]);
         block.end()?;
     }
-    Ok(texts.join("\n"))
+    Ok(said.take().unwrap_or_default())
 }
 
 fn skeleton(context: &AnswerContext) -> Value {

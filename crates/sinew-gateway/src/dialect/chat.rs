@@ -2,6 +2,7 @@
 
 use super::fields::{Fields, Notes, wrong};
 use super::format::{guided, response_format};
+use super::media;
 use super::{
     AnswerContext, Choice, Delta, Dialect, EventWriter, ModelRequest, ModelResponse, SamplingAsk,
     TurnEnd, Usage, data_event, openai_error,
@@ -11,7 +12,7 @@ use crate::session::Prompt;
 use crate::turn::Piece;
 use serde_json::{Map, Value, json};
 use sinew_render::Renderer;
-use sinew_types::{Message, Role, SampledToken, TokenId, ToolCall, ToolSpec};
+use sinew_types::{Content, Message, Role, SampledToken, TokenId, ToolCall, ToolSpec};
 
 /// Most alternatives of a token that may be asked for.
 const MAX_TOP_LOGPROBS: i64 = 20;
@@ -300,8 +301,8 @@ fn message(value: Value, path: &str, notes: &Notes) -> Result<Message, ApiError>
         }
     };
     let content = fields.take("content");
-    let text = text(content, &fields.path("content"), notes)?;
-    let mut message = Message::new(role, text);
+    let content = parts(content, &fields.path("content"), notes)?;
+    let mut message = Message::new(role, content);
     message.name = fields.string("name")?;
     if role == Role::Tool {
         message.tool_call_id = Some(fields.required_string("tool_call_id")?);
@@ -326,23 +327,37 @@ fn message(value: Value, path: &str, notes: &Notes) -> Result<Message, ApiError>
     Ok(message)
 }
 
-/// Text as a string or as a list of text parts.
-fn text(content: Option<Value>, path: &str, notes: &Notes) -> Result<String, ApiError> {
-    match content {
-        None => Ok(String::new()),
-        Some(Value::String(text)) => Ok(text),
-        Some(Value::Array(parts)) => {
-            let mut text = String::new();
-            for (i, part) in parts.into_iter().enumerate() {
-                let mut part = Fields::of(part, &format!("{path}[{i}]"), notes)?;
-                part.only("type", &[json!("text")], "only text parts are supported")?;
-                text.push_str(&part.required_string("text")?);
-                part.end()?;
+/// Text as a string, or a list of parts.
+fn parts(content: Option<Value>, path: &str, notes: &Notes) -> Result<Content, ApiError> {
+    let parts = match content {
+        None => return Ok(Content::new()),
+        Some(Value::String(text)) => return Ok(text.into()),
+        Some(Value::Array(parts)) => parts,
+        Some(other) => return Err(wrong(path, &other, "a string or a list of parts")),
+    };
+    let mut content = Content::new();
+    for (i, part) in parts.into_iter().enumerate() {
+        let mut part = Fields::of(part, &format!("{path}[{i}]"), notes)?;
+        match part.required_string("type")?.as_str() {
+            "text" => content.push_text(&part.required_string("text")?),
+            "image_url" => {
+                let mut image = part.required_inner("image_url")?;
+                let at = image.path("url");
+                content.push(media::image(&image.required_string("url")?, &at)?);
+                image.no_effects(&[("detail", "the reference is kept as it is")])?;
+                image.end()?;
             }
-            Ok(text)
+            "input_audio" => content.push(media::audio(&mut part)?),
+            other => {
+                let why = format!(
+                    "parts of type {other:?} are not supported: known are text, image_url and input_audio"
+                );
+                return Err(ApiError::unsupported(&part.path("type"), &why));
+            }
         }
-        Some(other) => Err(wrong(path, &other, "a string or a list of text parts")),
+        part.end()?;
     }
+    Ok(content)
 }
 
 fn tool_call(value: Value, path: &str, notes: &Notes) -> Result<ToolCall, ApiError> {
@@ -394,7 +409,7 @@ fn call_value(call: &ToolCall) -> Value {
 
 fn choice_value(context: &AnswerContext, index: usize, choice: &Choice) -> Value {
     let said = &choice.message;
-    let content = match said.content.as_str() {
+    let content = match &*said.content.text() {
         "" if !said.tool_calls.is_empty() => Value::Null,
         text => Value::from(text),
     };

@@ -11,6 +11,7 @@ pub mod chat;
 pub mod completions;
 pub mod fields;
 pub mod format;
+mod media;
 pub mod responses;
 
 use crate::error::ApiError;

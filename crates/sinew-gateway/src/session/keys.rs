@@ -1,7 +1,7 @@
 //! Hashes by which messages are recognized when a client sends them again.
 
 use serde_json::Value;
-use sinew_types::{Message, Role, TokenId, ToolCall, ToolSpec};
+use sinew_types::{Content, Message, Part, Role, TokenId, ToolCall, ToolSpec};
 
 /// 128 bits of BLAKE3: no client meets a collision by accident.
 pub(crate) type Key = [u8; 16];
@@ -28,6 +28,24 @@ impl Parts {
     fn option(&mut self, text: Option<&str>) {
         self.0.update(&[u8::from(text.is_some())]);
         self.bytes(text.unwrap_or_default().as_bytes());
+    }
+
+    /// Text alone is hashed as its bytes, as it was before there were other parts.
+    fn content(&mut self, content: &Content) {
+        if let Some(text) = content.as_text() {
+            return self.bytes(text.as_bytes());
+        }
+        self.0.update(&(content.parts().len() as u64).to_le_bytes());
+        for part in content.parts() {
+            self.bytes(part.kind().as_bytes());
+            match part {
+                Part::Text { text } => self.bytes(text.as_bytes()),
+                Part::Image(media) | Part::Audio(media) => {
+                    self.bytes(media.source.to_string().as_bytes());
+                    self.option(media.media_type.as_deref());
+                }
+            }
+        }
     }
 
     /// Objects are the same whatever the order of their keys.
@@ -78,7 +96,7 @@ fn role(role: Role) -> u8 {
 pub(crate) fn exact(message: &Message) -> Key {
     let mut parts = Parts::new(1);
     parts.bytes(&[role(message.role)]);
-    parts.bytes(message.content.as_bytes());
+    parts.content(&message.content);
     parts.option(message.reasoning.as_deref());
     parts.option(message.tool_call_id.as_deref());
     parts.option(message.name.as_deref());
@@ -99,7 +117,10 @@ pub(crate) fn exact(message: &Message) -> Key {
 /// reasoning, ids of calls, white space around the text.
 pub(crate) fn loose(message: &Message) -> Key {
     let mut parts = Parts::new(2);
-    parts.bytes(message.content.trim().as_bytes());
+    match message.content.as_text() {
+        Some(text) => parts.bytes(text.trim().as_bytes()),
+        None => parts.content(&message.content),
+    }
     for ToolCall {
         name, arguments, ..
     } in &message.tool_calls

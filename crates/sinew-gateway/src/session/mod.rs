@@ -687,7 +687,7 @@ pub(crate) fn message_bytes(message: &Message) -> u64 {
         .map(|c| c.name.len() + c.arguments.to_string().len())
         .sum();
     let reasoning = message.reasoning.as_ref().map_or(0, String::len);
-    (message.content.len() + reasoning + calls) as u64
+    (message.content.text_len() + reasoning + calls) as u64
 }
 
 pub(crate) fn hex(bytes: &[u8]) -> String {

@@ -93,7 +93,7 @@ impl Session {
         let in_bytes = |bytes| bytes / (SHRINKING * renderer.longest_token_bytes().max(1));
         let least = match prompt {
             Prompt::Messages(messages) => {
-                let bytes = messages.iter().map(|m| m.content.len()).sum::<usize>();
+                let bytes = messages.iter().map(|m| m.content.text_len()).sum::<usize>();
                 in_bytes(bytes).max(messages.len() / DROPPED)
             }
             Prompt::Text(text) => in_bytes(text.len()),
@@ -108,7 +108,7 @@ impl Session {
             Prompt::Messages(messages) => messages
                 .iter()
                 .filter(|m| m.role != Role::Assistant)
-                .map(|m| m.content.as_str())
+                .flat_map(|m| m.content.texts())
                 .collect(),
             Prompt::Text(text) => vec![text],
             Prompt::Tokens(_) => Vec::new(),

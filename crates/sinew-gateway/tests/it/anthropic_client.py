@@ -103,7 +103,10 @@ for fields, name in [
     ({"temperature": 1.5}, "temperature"),
     ({"tool_choice": {"type": "any"}}, "tool_choice"),
     ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools[0].type"),
-    ({"messages": [user([{"type": "image"}])]}, "messages[0].content[0].type"),
+    ({"messages": [user([{"type": "image"}])]}, "messages[0].content[0].source"),
+    ({"messages": [user([{"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}}])]},
+     "messages[0].content[0]"),
+    ({"messages": [user([{"type": "document"}])]}, "messages[0].content[0].type"),
     ({"messages": [user("a"), {"role": "assistant", "content": "b"}]}, "messages"),
     ({"messages": [{"role": "system", "content": "b"}]}, "messages[0].role"),
 ]:

@@ -50,6 +50,26 @@ fn wrong_messages() -> Vec<Wrong> {
         (
             "messages",
             json!([{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]),
+            "messages[0].content[0].image_url.url",
+        ),
+        (
+            "messages",
+            json!([{"role": "user", "content": [
+                {"type": "text", "text": "look:"},
+                {"type": "image_url", "image_url": {"url": "https://example.org/cat.png"}},
+            ]}]),
+            "messages[0].content[1]",
+        ),
+        (
+            "messages",
+            json!([{"role": "user", "content": [
+                {"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}},
+            ]}]),
+            "messages[0].content[0]",
+        ),
+        (
+            "messages",
+            json!([{"role": "user", "content": [{"type": "file", "file": {}}]}]),
             "messages[0].content[0].type",
         ),
         (

@@ -115,7 +115,10 @@ for fields, param, code in [
     ({"previous_response_id": "resp_x"}, "previous_response_id", "previous_response_not_found"),
     ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].id", "item_not_found"),
     ({"input": [{"type": "computer_call", "call_id": "x"}]}, "input[0].type", "unsupported_value"),
-    ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].type", "unsupported_value"),
+    ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].image_url", "missing_field"),
+    ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "https://example.org/cat.png"}]}]},
+     "messages[0].content[0]", "unsupported_value"),
+    ({"input": [{"role": "user", "content": [{"type": "input_file"}]}]}, "input[0].content[0].type", "unsupported_value"),
     ({"input": [{"type": "function_call", "call_id": "c", "name": "add", "arguments": "{"}]}, "input[0].arguments", "invalid_value"),
 ]:
     try:

@@ -429,7 +429,7 @@ fn answer(stdout: &str, trace: &Trace) -> String {
         .rev()
         .flat_map(|n| n.messages.iter().rev());
     said.filter(|m| m.role == Role::Assistant)
-        .map(|m| m.content.clone())
+        .map(|m| m.content.text().into_owned())
         .next()
         .unwrap_or_default()
 }

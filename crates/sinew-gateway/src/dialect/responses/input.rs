@@ -2,9 +2,10 @@
 
 use super::{CALL, PREFIX, TEXT, THOUGHT};
 use crate::dialect::fields::{Fields, Notes, wrong};
+use crate::dialect::media;
 use crate::error::ApiError;
-use serde_json::{Value, json};
-use sinew_types::{Message, Role, ToolCall};
+use serde_json::Value;
+use sinew_types::{Content, Message, Role, ToolCall};
 
 /// A text, or items.
 pub(super) fn input_messages(input: Value, notes: &Notes) -> Result<Vec<Message>, ApiError> {
@@ -38,7 +39,7 @@ fn named(id: &str, notes: &Notes) -> Option<Named> {
     match kind {
         THOUGHT => said.reasoning.map(Named::Thought),
         // Text that was streamed in parts is one text, in the place of the first.
-        TEXT if number == 0 => Some(Named::Text(said.content)),
+        TEXT if number == 0 => Some(Named::Text(said.content.text().into_owned())),
         TEXT => Some(Named::Text(String::new())),
         CALL => said.tool_calls.into_iter().nth(number).map(Named::Call),
         _ => None,
@@ -92,8 +93,8 @@ impl Turns {
                 self.flush();
                 let path = fields.path("output");
                 let output = fields.take("output");
-                let text = texts(output, &path, &["input_text", "output_text"], notes)?;
-                let mut message = Message::new(Role::Tool, text);
+                let content = parts(output, &path, &["input_text", "output_text"], notes)?;
+                let mut message = Message::new(Role::Tool, content);
                 message.tool_call_id = Some(fields.required_string("call_id")?);
                 self.messages.push(message);
             }
@@ -158,7 +159,7 @@ impl Turns {
             let said = !m.content.is_empty() && m.tool_calls.is_empty();
             said && !text.is_empty()
         };
-        self.turn(over).content.push_str(&text);
+        self.turn(over).content.push_text(&text);
     }
 
     fn call(&mut self, call: ToolCall) {
@@ -170,13 +171,17 @@ impl Turns {
         let path = fields.path("content");
         let content = fields.take("content");
         let types = ["input_text", "output_text"];
-        let text = texts(content, &path, &types, fields.notes())?;
+        let content = parts(content, &path, &types, fields.notes())?;
         fields.ignore(&["phase"]);
         let role = match role.as_str() {
             "system" | "developer" => Role::System,
             "user" => Role::User,
             "assistant" => {
-                self.text(text);
+                if let Some((part, media)) = content.first_media() {
+                    let why = format!("an assistant says text alone, this is an {}", media.kind());
+                    return Err(ApiError::unsupported(&format!("{path}[{part}]"), &why));
+                }
+                self.text(content.text().into_owned());
                 return Ok(());
             }
             _ => {
@@ -185,7 +190,7 @@ impl Turns {
             }
         };
         self.flush();
-        self.messages.push(Message::new(role, text));
+        self.messages.push(Message::new(role, content));
         Ok(())
     }
 }
@@ -197,21 +202,54 @@ fn texts(
     types: &[&str],
     notes: &Notes,
 ) -> Result<String, ApiError> {
+    let content = parts(content, path, types, notes)?;
+    match content.first_media() {
+        None => Ok(content.text().into_owned()),
+        Some((part, media)) => {
+            let why = format!("only text is thought, this is an {}", media.kind());
+            Err(ApiError::unsupported(&format!("{path}[{part}]"), &why))
+        }
+    }
+}
+
+/// Text as a string, or a list of parts: text of these types, images and sounds.
+fn parts(
+    content: Option<Value>,
+    path: &str,
+    types: &[&str],
+    notes: &Notes,
+) -> Result<Content, ApiError> {
     let parts = match content {
-        None => return Ok(String::new()),
-        Some(Value::String(text)) => return Ok(text),
+        None => return Ok(Content::new()),
+        Some(Value::String(text)) => return Ok(text.into()),
         Some(Value::Array(parts)) => parts,
-        Some(other) => return Err(wrong(path, &other, "a string or a list of text parts")),
+        Some(other) => return Err(wrong(path, &other, "a string or a list of parts")),
     };
-    let mut text = String::new();
-    let allowed: Vec<Value> = types.iter().map(|t| json!(t)).collect();
+    let mut content = Content::new();
     for (i, part) in parts.into_iter().enumerate() {
         let mut part = Fields::of(part, &format!("{path}[{i}]"), notes)?;
-        part.only("type", &allowed, "only text parts are supported")?;
-        text.push_str(&part.required_string("text")?);
-        part.no_effects(&[("annotations", "only text is generated")])?;
-        part.ignore(&["logprobs"]);
+        match part.required_string("type")?.as_str() {
+            text if types.contains(&text) => {
+                content.push_text(&part.required_string("text")?);
+                part.no_effects(&[("annotations", "only text is generated")])?;
+                part.ignore(&["logprobs"]);
+            }
+            "input_image" => {
+                let at = part.path("image_url");
+                content.push(media::image(&part.required_string("image_url")?, &at)?);
+                part.no_effects(&[("detail", "the reference is kept as it is")])?;
+            }
+            "input_audio" => content.push(media::audio(&mut part)?),
+            other => {
+                let why = format!(
+                    "parts of type {other:?} are not supported here: known are {}, input_image and \
+                     input_audio",
+                    types.join(", ")
+                );
+                return Err(ApiError::unsupported(&part.path("type"), &why));
+            }
+        }
         part.end()?;
     }
-    Ok(text)
+    Ok(content)
 }

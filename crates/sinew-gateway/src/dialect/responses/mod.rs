@@ -104,7 +104,7 @@ impl Dialect for Responses {
             if !said.content.is_empty() || said.tool_calls.is_empty() {
                 let id = item_id(context, TEXT, 0);
                 let logprobs = logprob_values(context, &choice.tokens);
-                items.push(message_item(&id, &said.content, &logprobs, status));
+                items.push(message_item(&id, &said.content.text(), &logprobs, status));
             }
             for (i, call) in said.tool_calls.iter().enumerate() {
                 let id = item_id(context, CALL, i);

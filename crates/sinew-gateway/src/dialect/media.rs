@@ -1,0 +1,108 @@
+//! Images and sounds of requests become references; whether the model takes them is decided where the
+//! prompt is rendered.
+
+use super::fields::{Fields, wrong};
+use crate::error::ApiError;
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use serde_json::Value;
+use sinew_types::{Content, Media, MediaSource, Part};
+
+/// The `image_url` of OpenAI's dialects: an address, or the bytes as a `data:` URL.
+pub(super) fn image(url: &str, path: &str) -> Result<Part, ApiError> {
+    let expected = "an http or https URL, or data:image/TYPE;base64,BYTES";
+    let refused = || wrong(path, &Value::String(shortened(url)), expected);
+    let Some(data) = url.strip_prefix("data:") else {
+        return match url.starts_with("https://") || url.starts_with("http://") {
+            true => Ok(Part::Image(Media {
+                source: MediaSource::Url(url.to_owned()),
+                media_type: None,
+            })),
+            false => Err(refused()),
+        };
+    };
+    let (media_type, bytes) = data.split_once(";base64,").ok_or_else(refused)?;
+    inline(bytes, media_type, path).map(Part::Image)
+}
+
+/// Bytes that the request holds in base64: named by their hash.
+pub(super) fn inline(base64: &str, media_type: &str, path: &str) -> Result<Media, ApiError> {
+    let bytes = STANDARD
+        .decode(base64)
+        .map_err(|_| wrong(path, &Value::String(shortened(base64)), "bytes in base64"))?;
+    Ok(Media {
+        source: MediaSource::Blake3(blake3::hash(&bytes).to_hex().to_string()),
+        media_type: Some(media_type.to_owned()),
+    })
+}
+
+/// The `input_audio` part of OpenAI's dialects.
+pub(super) fn audio(part: &mut Fields<'_>) -> Result<Part, ApiError> {
+    let mut sound = part.required_inner("input_audio")?;
+    let path = sound.path("data");
+    let data = sound.required_string("data")?;
+    let format = sound.required_string("format")?;
+    sound.end()?;
+    inline(&data, &format!("audio/{format}"), &path).map(Part::Audio)
+}
+
+/// The `source` of Anthropic's image blocks.
+pub(super) fn image_block(block: &mut Fields<'_>) -> Result<Part, ApiError> {
+    let mut source = block.required_inner("source")?;
+    let kind_path = source.path("type");
+    let kind = source.required_string("type")?;
+    let part = match kind.as_str() {
+        "url" => {
+            let path = source.path("url");
+            image(&source.required_string("url")?, &path)?
+        }
+        "base64" => {
+            let path = source.path("data");
+            let media_type = source.required_string("media_type")?;
+            inline(&source.required_string("data")?, &media_type, &path).map(Part::Image)?
+        }
+        _ => return Err(wrong(&kind_path, &Value::String(kind), "url or base64")),
+    };
+    source.end()?;
+    Ok(part)
+}
+
+/// Anthropic's blocks as one content: texts next to each other are lines.
+#[derive(Default)]
+pub(super) struct Blocks {
+    content: Content,
+    texts: Vec<String>,
+    any: bool,
+}
+
+impl Blocks {
+    pub(super) fn text(&mut self, text: String) {
+        self.any = true;
+        self.texts.push(text);
+    }
+
+    pub(super) fn media(&mut self, part: Part) {
+        self.any = true;
+        self.join();
+        self.content.push(part);
+    }
+
+    fn join(&mut self) {
+        self.content.push_text(&self.texts.join("\n"));
+        self.texts.clear();
+    }
+
+    /// What was collected since the last call, if there was a block.
+    pub(super) fn take(&mut self) -> Option<Content> {
+        self.join();
+        let content = std::mem::take(&mut self.content);
+        std::mem::take(&mut self.any).then_some(content)
+    }
+}
+
+fn shortened(text: &str) -> String {
+    match text.char_indices().nth(40) {
+        Some((end, _)) => format!("{}...", &text[..end]),
+        None => text.to_owned(),
+    }
+}
