@@ -15,7 +15,7 @@ mod taskset;
 pub mod tiny;
 
 pub use port::{
-    Action, Capabilities, Env, EnvError, EnvFactory, EnvFuture, Observation, ResetResult,
-    StepResult, gold_run, validate,
+    Action, CallError, CallNotation, Capabilities, Env, EnvError, EnvFactory, EnvFuture,
+    Observation, ResetResult, StepResult, gold_run, validate,
 };
 pub use taskset::{Split, Taskset, TasksetError};

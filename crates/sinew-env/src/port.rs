@@ -1,7 +1,7 @@
 //! The `Env` port.
 
 use futures::future::BoxFuture;
-use sinew_types::{FailureKind, Message, Outcome, Task, ToolSpec};
+use sinew_types::{Content, FailureKind, Message, Outcome, Task, ToolCall, ToolSpec};
 
 /// Why an environment could not go on. Never the model's doing: that is an observation.
 #[derive(Debug, thiserror::Error)]
@@ -40,24 +40,69 @@ pub struct ResetResult {
     pub messages: Vec<Message>,
     /// Tools to render through the chat template, if the environment wants that.
     pub tools: Vec<ToolSpec>,
+    /// How the turns write calls.
+    pub calls: CallNotation,
     /// Hash of the first state, so that equal states can be found across episodes.
     pub state_hash: Option<u64>,
 }
 
+/// How the turns of an environment's episodes write tool calls. Reading them is not the environment's part:
+/// it receives [`Action::tool_calls`].
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum CallNotation {
+    /// As the model's chat template does, for the tools of [`ResetResult::tools`].
+    #[default]
+    Template,
+    /// As the environment's own prompt teaches it: text between `<tag>` and `</tag>` is a call of `tool` with the
+    /// argument `code`. For models that were not trained on tool calls.
+    Tag { tag: String, tool: String },
+}
+
 /// What the model did in a turn.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Action {
-    /// The turn's text without control tokens.
+    /// The turn's text without control tokens, calls included.
     pub text: String,
+    /// The calls in it, in order, up to the first that cannot be read.
+    pub tool_calls: Vec<ToolCall>,
+    /// What is wrong with the calls.
+    pub call_error: Option<CallError>,
     /// A limit cut the turn before the model ended it.
     pub truncated: bool,
+}
+
+impl Action {
+    /// A whole turn of text without calls.
+    pub fn say(text: impl Into<String>) -> Self {
+        Self {
+            text: text.into(),
+            tool_calls: Vec::new(),
+            call_error: None,
+            truncated: false,
+        }
+    }
+}
+
+/// What is wrong with the calls of a turn.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum CallError {
+    #[error("a call is opened and not closed")]
+    Unclosed,
+    #[error("a call is closed and was not opened")]
+    Unopened,
+    #[error("a call is empty")]
+    Empty,
+    #[error("text follows a call instead of the turn's end")]
+    Trailing,
+    #[error("{0}")]
+    Invalid(String),
 }
 
 /// What came back, before it is put into messages.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Observation {
     /// What the world said, bounded.
-    pub text: String,
+    pub content: Content,
     /// The action was not understood or went wrong.
     pub is_error: bool,
 }
@@ -123,9 +168,9 @@ pub trait EnvFactory: Send + Sync {
         Capabilities::default()
     }
 
-    /// What a perfect policy says in `turn` (from 0), to prove that the task can be solved;
-    /// `None` when it has nothing more to say. An error for tasks of other environments.
-    fn gold(&self, task: &Task, turn: usize) -> Result<Option<String>, EnvError>;
+    /// What a perfect policy does in `turn` (from 0), to prove that the task can be solved;
+    /// `None` when it has nothing more to do. An error for tasks of other environments.
+    fn gold(&self, task: &Task, turn: usize) -> Result<Option<Action>, EnvError>;
 }
 
 /// Proves a taskset without a model: the gold policy must get a success on each of the tasks,
@@ -193,12 +238,8 @@ async fn play_gold(
 ) -> Result<(Outcome, usize), EnvError> {
     states.push(env.reset().await?.state_hash);
     let mut turn = 0;
-    while let Some(text) = factory.gold(task, turn)? {
+    while let Some(action) = factory.gold(task, turn)? {
         turn += 1;
-        let action = Action {
-            text,
-            truncated: false,
-        };
         let step = env.step(action).await?;
         if let Some(outcome) = step.outcome {
             return Ok((outcome, turn));

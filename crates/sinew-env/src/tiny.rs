@@ -8,8 +8,8 @@
 //! episodes.
 
 use crate::port::{
-    Action, Capabilities, Env, EnvError, EnvFactory, EnvFuture, Observation, ResetResult,
-    StepResult,
+    Action, CallNotation, Capabilities, Env, EnvError, EnvFactory, EnvFuture, Observation,
+    ResetResult, StepResult,
 };
 use crate::rng::hash64;
 use crate::taskset::{Split, Taskset, TasksetError};
@@ -153,10 +153,10 @@ impl EnvFactory for TinyFactory {
         }
     }
 
-    fn gold(&self, task: &Task, turn: usize) -> Result<Option<String>, EnvError> {
+    fn gold(&self, task: &Task, turn: usize) -> Result<Option<Action>, EnvError> {
         let Corridor { start, goal } = corridor(task)?;
         let step = if goal < start { "l" } else { "r" };
-        Ok((turn < start.abs_diff(goal)).then(|| step.to_owned()))
+        Ok((turn < start.abs_diff(goal)).then(|| Action::say(step)))
     }
 }
 
@@ -186,7 +186,7 @@ impl EnvFactory for ShapedTinyFactory {
         }
     }
 
-    fn gold(&self, task: &Task, turn: usize) -> Result<Option<String>, EnvError> {
+    fn gold(&self, task: &Task, turn: usize) -> Result<Option<Action>, EnvError> {
         TinyFactory.gold(task, turn)
     }
 }
@@ -256,7 +256,7 @@ impl TinyEnv {
         }
         Ok(StepResult {
             observation: (!done).then(|| Observation {
-                text: picture(self.at, self.goal),
+                content: picture(self.at, self.goal).into(),
                 is_error: moved.is_none(),
             }),
             process_reward: if nearer { self.process_reward } else { 0.0 },
@@ -277,6 +277,7 @@ impl Env for TinyEnv {
             Ok(ResetResult {
                 messages: vec![Message::new(Role::User, picture(self.at, self.goal))],
                 tools: Vec::new(),
+                calls: CallNotation::default(),
                 state_hash: self.hash(),
             })
         })
@@ -287,7 +288,7 @@ impl Env for TinyEnv {
     }
 
     fn format_observation(&self, observation: &Observation) -> Vec<Message> {
-        vec![Message::new(Role::Tool, observation.text.clone())]
+        vec![Message::new(Role::Tool, observation.content.clone())]
     }
 
     fn score(&mut self) -> EnvFuture<'_, Outcome> {
@@ -309,10 +310,7 @@ mod tests {
     use futures::executor::block_on;
 
     fn act(text: &str) -> Action {
-        Action {
-            text: text.into(),
-            truncated: false,
-        }
+        Action::say(text)
     }
 
     fn env(start: usize, goal: usize) -> Box<dyn Env> {
@@ -327,7 +325,7 @@ mod tests {
         let first = block_on(env.reset()).unwrap();
         assert_eq!(first.messages[0].content, "...A.>....");
         let step = block_on(env.step(act("..r"))).unwrap();
-        assert_eq!(step.observation.unwrap().text, "....A>....");
+        assert_eq!(step.observation.unwrap().content, "....A>....");
         assert!(!step.done && step.outcome.is_none());
         let step = block_on(env.step(act("rl"))).unwrap();
         assert!(step.done && step.observation.is_none());
@@ -358,7 +356,7 @@ mod tests {
         assert!(step.observation.unwrap().is_error);
         // The wall stops a walk out of the corridor.
         let step = block_on(env.step(act("l"))).unwrap();
-        assert_eq!(step.observation.unwrap().text, "A>........");
+        assert_eq!(step.observation.unwrap().content, "A>........");
         let outcome = block_on(env.score()).unwrap();
         assert_eq!((outcome.reward, outcome.metrics["idle_turns"]), (0.0, 1.0));
         let counted = ["tool_calls", "tool_errors", "format_penalty"].map(|m| outcome.metrics[m]);

@@ -8,13 +8,14 @@ use sinew_env::math::{
 };
 use sinew_env::tiny::{TinyFactory, TinyTaskset};
 use sinew_env::{
-    Action, Capabilities, Env, EnvError, EnvFactory, Split, StepResult, Taskset, gold_run, validate,
+    Action, CallError, Capabilities, Env, EnvError, EnvFactory, Split, StepResult, Taskset,
+    gold_run, validate,
 };
 use sinew_sandbox::{
     Ending, ExecRequest, ExecResult, NullProvider, Protection, Sandbox, SandboxError,
     SandboxFuture, SandboxProvider, SandboxSpec, Usage,
 };
-use sinew_types::{FailureKind, Role, Task};
+use sinew_types::{FailureKind, Role, Task, ToolCall};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -49,21 +50,46 @@ fn task(question: &str, answer: f64) -> Task {
     task
 }
 
+/// What a turn does, as a rollout reads it for this environment.
+fn act(text: &str) -> Action {
+    let mut action = Action::say(text);
+    let Some((_, after)) = text.split_once("<tool>") else {
+        action.call_error = text.contains("</tool>").then_some(CallError::Unopened);
+        return action;
+    };
+    let Some((code, rest)) = after.split_once("</tool>") else {
+        action.call_error = Some(CallError::Unclosed);
+        return action;
+    };
+    if code.trim().is_empty() {
+        action.call_error = Some(CallError::Empty);
+        return action;
+    }
+    action.tool_calls.push(ToolCall {
+        id: "call-0".into(),
+        name: "python".into(),
+        arguments: serde_json::json!({ "code": code }),
+    });
+    action.call_error = (!rest.trim().is_empty()).then_some(CallError::Trailing);
+    action
+}
+
 /// Plays turns until one ends the episode.
 async fn play(env: &mut dyn Env, turns: &[&str]) -> Result<Vec<StepResult>, EnvError> {
     let mut steps = Vec::new();
     for text in turns {
-        let action = Action {
-            text: (*text).to_owned(),
-            truncated: false,
-        };
-        steps.push(env.step(action).await?);
+        steps.push(env.step(act(text)).await?);
     }
     Ok(steps)
 }
 
 fn shown(step: &StepResult) -> &str {
-    &step.observation.as_ref().unwrap().text
+    step.observation
+        .as_ref()
+        .unwrap()
+        .content
+        .as_text()
+        .unwrap()
 }
 
 #[tokio::test(flavor = "current_thread")]
@@ -420,7 +446,8 @@ proptest! {
         let step = futures::executor::block_on(async {
             let mut env = factory.create(&task("?", 1.0)).unwrap();
             env.reset().await.unwrap();
-            env.step(Action { text, truncated }).await.unwrap()
+            let action = Action { truncated, ..act(&text) };
+            env.step(action).await.unwrap()
         });
         prop_assert_eq!(step.done, step.observation.is_none());
         prop_assert_eq!(step.done, step.outcome.is_some());
@@ -452,9 +479,9 @@ impl EnvFactory for Faulty {
         TinyFactory.capabilities()
     }
 
-    fn gold(&self, task: &Task, turn: usize) -> Result<Option<String>, EnvError> {
+    fn gold(&self, task: &Task, turn: usize) -> Result<Option<Action>, EnvError> {
         match self.fault {
-            "hopeless" => Ok((turn < 2).then(|| "stay".into())),
+            "hopeless" => Ok((turn < 2).then(|| Action::say("stay"))),
             _ => TinyFactory.gold(task, turn),
         }
     }

@@ -1,10 +1,11 @@
 //! Carries an [`EpisodeMachine`]'s commands out: engine, environment, renderer, clock.
 
+use crate::action;
 use crate::admission::Admission;
 use crate::episode::{EpisodeCommand, EpisodeEvent, EpisodeLimits, EpisodeMachine, EpisodeSpec};
 use crate::gauges::{Gauges, Phase};
 use crate::harness::Harness;
-use sinew_env::{Action, Env, EnvError, EnvFactory, EnvFuture};
+use sinew_env::{CallNotation, Env, EnvError, EnvFactory, EnvFuture};
 use sinew_render::Renderer;
 use sinew_types::{
     Engine, EngineEvent, FailureKind, FinishReason, GenerateRequest, RequestId, SamplingParams,
@@ -64,6 +65,7 @@ struct Running<'a> {
     /// Of the turns; of the world's start before.
     deadline: Instant,
     tools: Vec<ToolSpec>,
+    calls: CallNotation,
     last_finish: FinishReason,
     timing: Timing,
 }
@@ -90,6 +92,7 @@ pub async fn run_episode(
         spec,
         deadline: started + options.boot_timeout,
         tools: Vec::new(),
+        calls: CallNotation::default(),
         last_finish: FinishReason::Length,
         timing: Timing {
             started_unix_s: SystemTime::now()
@@ -171,6 +174,7 @@ impl Running<'_> {
             .renderer
             .render_prompt(&reset.messages, &reset.tools);
         self.tools = reset.tools;
+        self.calls = reset.calls;
         match rendered {
             Ok(prompt) => EpisodeEvent::Reset {
                 prompt,
@@ -255,13 +259,12 @@ impl Running<'_> {
         env: &mut dyn Env,
         tokens: &[TokenId],
     ) -> EpisodeEvent {
-        let action = Action {
-            text: self.parts.renderer.decode(tokens),
-            truncated: matches!(
-                self.last_finish,
-                FinishReason::Length | FinishReason::ContextFull
-            ),
-        };
+        let truncated = matches!(
+            self.last_finish,
+            FinishReason::Length | FinishReason::ContextFull
+        );
+        let renderer = self.parts.renderer.as_ref();
+        let action = action::of_tokens(renderer, &self.calls, &self.tools, tokens, truncated);
         let step = match self
             .env_call(self.deadline, Phase::Tool, env.step(action))
             .await
@@ -326,7 +329,7 @@ mod tests {
     use super::*;
     use crate::admission::AdmissionConfig;
     use crate::harness::BuiltInLoop;
-    use sinew_env::{Observation, ResetResult, StepResult};
+    use sinew_env::{Action, Observation, ResetResult, StepResult};
     use sinew_render::TinyRenderer;
     use sinew_types::{
         EngineError, EngineStatus, EpisodeEnd, EpisodeId, EventSink, GroupId, Limit, Message,
@@ -376,6 +379,7 @@ mod tests {
             let reset = ResetResult {
                 messages: vec![Message::new(Role::User, "l")],
                 tools: Vec::new(),
+                calls: CallNotation::default(),
                 state_hash: None,
             };
             Box::pin(async { Ok(reset) })
@@ -410,7 +414,7 @@ mod tests {
             Ok(Box::new(*self))
         }
 
-        fn gold(&self, _: &Task, _: usize) -> Result<Option<String>, EnvError> {
+        fn gold(&self, _: &Task, _: usize) -> Result<Option<Action>, EnvError> {
             Ok(None)
         }
     }

@@ -1,9 +1,10 @@
 //! What drives the turns of an episode: the built-in loop, or a program from outside.
 
+use crate::action;
 use crate::driver::{EpisodeOptions, EpisodeParts, run_episode};
 use crate::episode::EpisodeSpec;
 use futures::future::BoxFuture;
-use sinew_env::{Action, Env, EnvError, EnvFactory};
+use sinew_env::{Env, EnvError, EnvFactory};
 use sinew_types::{Outcome, Task, Trace};
 use std::time::Duration;
 
@@ -64,11 +65,8 @@ pub async fn grade_answer(
 }
 
 async fn judge(env: &mut dyn Env, answer: &str) -> Result<Outcome, EnvError> {
-    env.reset().await?;
-    let action = Action {
-        text: answer.to_owned(),
-        truncated: false,
-    };
+    let reset = env.reset().await?;
+    let action = action::of_answer(&reset.calls, answer);
     match env.step(action).await?.outcome {
         Some(outcome) => Ok(outcome),
         None => env.score().await,

@@ -8,6 +8,7 @@
 //! and committed before anyone is told; a failure is data with a typed reason; rollout knows
 //! no concrete engine, environment or store.
 
+mod action;
 mod admission;
 mod batch;
 mod driver;

@@ -7,18 +7,19 @@
 
 use super::answer::{final_answer, same_number};
 use super::prompt::{
-    CLOSE, EMPTY, NEITHER, OPEN, PromptConfig, TOO_LONG, TRAILING, UNCLOSED, UNOPENED, answer_text,
+    EMPTY, NEITHER, PromptConfig, TAG, TOO_LONG, TOOL, TRAILING, UNCLOSED, UNOPENED, answer_text,
     call_text,
 };
 use super::python;
 use crate::port::{
-    Action, Capabilities, Env, EnvError, EnvFactory, EnvFuture, Observation, ResetResult,
-    StepResult,
+    Action, CallError, CallNotation, Capabilities, Env, EnvError, EnvFactory, EnvFuture,
+    Observation, ResetResult, StepResult,
 };
 use crate::rng::hash64;
 use serde::{Deserialize, Serialize};
+use serde_json::json;
 use sinew_sandbox::{Sandbox, SandboxProvider, SandboxSpec};
-use sinew_types::{Message, Outcome, Task};
+use sinew_types::{Message, Outcome, Task, ToolCall};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -141,13 +142,25 @@ impl EnvFactory for ToolMathFactory {
         }
     }
 
-    fn gold(&self, task: &Task, turn: usize) -> Result<Option<String>, EnvError> {
+    fn gold(&self, task: &Task, turn: usize) -> Result<Option<Action>, EnvError> {
         let data = task_data(task)?;
         Ok(match turn {
-            0 => Some(call_text(&data.solution)),
-            1 => Some(answer_text(&data.answer.to_string())),
+            0 => Some(gold_call(&data.solution)),
+            1 => Some(Action::say(answer_text(&data.answer.to_string()))),
             _ => None,
         })
+    }
+}
+
+fn gold_call(code: &str) -> Action {
+    let call = ToolCall {
+        id: "call-0".into(),
+        name: TOOL.into(),
+        arguments: json!({ "code": code }),
+    };
+    Action {
+        tool_calls: vec![call],
+        ..Action::say(call_text(code))
     }
 }
 
@@ -186,24 +199,23 @@ enum Turn<'a> {
     Malformed(&'static str),
 }
 
-fn read_turn(text: &str, truncated: bool) -> Turn<'_> {
-    if let Some((_, after)) = text.split_once(OPEN) {
-        let Some((code, tail)) = after.split_once(CLOSE) else {
-            return Turn::Malformed(if truncated { TOO_LONG } else { UNCLOSED });
-        };
-        return match (code.trim(), tail.trim()) {
-            ("", _) => Turn::Malformed(EMPTY),
-            (code, "") => Turn::Call(code),
-            _ => Turn::Malformed(TRAILING),
-        };
-    }
-    if text.contains(CLOSE) {
-        return Turn::Malformed(UNOPENED);
-    }
-    match final_answer(text, truncated) {
-        Some(value) => Turn::Answer(value),
-        None if truncated => Turn::Malformed(TOO_LONG),
-        None => Turn::Malformed(NEITHER),
+fn read_turn(action: &Action) -> Turn<'_> {
+    match (action.tool_calls.as_slice(), &action.call_error) {
+        ([call], None) => match call.arguments["code"].as_str().map(str::trim) {
+            None | Some("") => Turn::Malformed(EMPTY),
+            Some(code) => Turn::Call(code),
+        },
+        ([_, ..], _) => Turn::Malformed(TRAILING),
+        ([], Some(CallError::Unclosed)) if action.truncated => Turn::Malformed(TOO_LONG),
+        ([], Some(CallError::Unclosed)) => Turn::Malformed(UNCLOSED),
+        ([], Some(CallError::Unopened)) => Turn::Malformed(UNOPENED),
+        ([], Some(CallError::Empty)) => Turn::Malformed(EMPTY),
+        ([], Some(CallError::Trailing | CallError::Invalid(_))) => Turn::Malformed(NEITHER),
+        ([], None) => match final_answer(&action.text, action.truncated) {
+            Some(value) => Turn::Answer(value),
+            None if action.truncated => Turn::Malformed(TOO_LONG),
+            None => Turn::Malformed(NEITHER),
+        },
     }
 }
 
@@ -267,7 +279,7 @@ impl ToolMathEnv {
         if self.state != State::Open {
             return Err(EnvError::Order("step before reset or after the end"));
         }
-        let (observation, process_reward) = match read_turn(&action.text, action.truncated) {
+        let (observation, process_reward) = match read_turn(&action) {
             Turn::Answer(value) => {
                 self.answer = Some(value);
                 self.state = State::Done;
@@ -283,13 +295,13 @@ impl ToolMathEnv {
             Turn::Malformed(why) => {
                 self.counts.malformed += 1;
                 let observation = Observation {
-                    text: why.to_owned(),
+                    content: why.into(),
                     is_error: true,
                 };
                 (observation, 0.0)
             }
         };
-        let seen = format!("{:016x}{}", self.history, observation.text);
+        let seen = format!("{:016x}{}", self.history, observation.content);
         self.history = hash64(seen.as_bytes());
         Ok(StepResult {
             observation: Some(observation),
@@ -311,6 +323,10 @@ impl Env for ToolMathEnv {
             Ok(ResetResult {
                 messages: self.shared.config.prompt.messages(&self.question),
                 tools: Vec::new(),
+                calls: CallNotation::Tag {
+                    tag: TAG.into(),
+                    tool: TOOL.into(),
+                },
                 state_hash: Some(self.history),
             })
         })
@@ -322,7 +338,7 @@ impl Env for ToolMathEnv {
 
     fn format_observation(&self, observation: &Observation) -> Vec<Message> {
         let role = self.shared.config.prompt.observation_role;
-        vec![Message::new(role, observation.text.clone())]
+        vec![Message::new(role, observation.content.clone())]
     }
 
     fn score(&mut self) -> EnvFuture<'_, Outcome> {
@@ -347,35 +363,64 @@ impl Env for ToolMathEnv {
 mod tests {
     use super::*;
 
-    #[test]
-    fn turns_are_read_strictly() {
-        let cases = [
-            ("<tool>1 + 2</tool>", Turn::Call("1 + 2")),
-            (
-                " I compute <tool> x = 1\nx </tool>\n",
-                Turn::Call("x = 1\nx"),
-            ),
-            // An answer beside a call is not one: the tool has not answered yet.
-            ("Answer: 3 <tool>1 + 2</tool>", Turn::Call("1 + 2")),
-            ("<tool>1 + 2</tool> Answer: 3", Turn::Malformed(TRAILING)),
-            ("<tool>1</tool><tool>2</tool>", Turn::Malformed(TRAILING)),
-            ("<tool> </tool>", Turn::Malformed(EMPTY)),
-            ("<tool>1 + 2", Turn::Malformed(UNCLOSED)),
-            ("1 + 2</tool>", Turn::Malformed(UNOPENED)),
-            ("Answer: 1,200", Turn::Answer(1200.0)),
-            ("1200", Turn::Malformed(NEITHER)),
-            ("", Turn::Malformed(NEITHER)),
-        ];
-        for (text, expected) in cases {
-            assert_eq!(read_turn(text, false), expected, "{text}");
+    /// A turn with a call, as the notation of this environment gives it.
+    fn turn(text: &str, code: &[&str], call_error: Option<CallError>) -> Action {
+        let calls = code.iter().flat_map(|code| gold_call(code).tool_calls);
+        Action {
+            tool_calls: calls.collect(),
+            call_error,
+            ..Action::say(text)
         }
     }
 
     #[test]
-    fn cut_turns_are_told_to_be_shorter() {
-        assert_eq!(read_turn("<tool>1 + ", true), Turn::Malformed(TOO_LONG));
-        assert_eq!(read_turn("Well, first we", true), Turn::Malformed(TOO_LONG));
-        assert_eq!(read_turn("Answer: 12", true), Turn::Malformed(TOO_LONG));
-        assert_eq!(read_turn("<tool>1</tool>", true), Turn::Call("1"));
+    fn turns_are_read_strictly() {
+        use CallError::{Empty, Invalid, Trailing, Unclosed, Unopened};
+        let cases = [
+            (turn("", &["1 + 2"], None), Turn::Call("1 + 2")),
+            (turn("", &[" x = 1\nx"], None), Turn::Call("x = 1\nx")),
+            // An answer in the turn of a call is not one: the tool has not answered yet.
+            (turn("Answer: 3", &["1"], None), Turn::Call("1")),
+            (turn("", &["1"], Some(Trailing)), Turn::Malformed(TRAILING)),
+            (turn("", &["1", "2"], None), Turn::Malformed(TRAILING)),
+            (turn("", &["1"], Some(Empty)), Turn::Malformed(TRAILING)),
+            (turn("", &[" "], None), Turn::Malformed(EMPTY)),
+            (turn("", &[], Some(Empty)), Turn::Malformed(EMPTY)),
+            (turn("", &[], Some(Unclosed)), Turn::Malformed(UNCLOSED)),
+            (
+                turn("Answer: 3", &[], Some(Unopened)),
+                Turn::Malformed(UNOPENED),
+            ),
+            (
+                turn("", &[], Some(Invalid("?".into()))),
+                Turn::Malformed(NEITHER),
+            ),
+            (turn("Answer: 1,200", &[], None), Turn::Answer(1200.0)),
+            (turn("1200", &[], None), Turn::Malformed(NEITHER)),
+            (turn("", &[], None), Turn::Malformed(NEITHER)),
+        ];
+        for (action, expected) in cases {
+            assert_eq!(read_turn(&action), expected, "{action:?}");
+        }
+    }
+
+    #[test]
+    fn cut_turns_are_asked_to_be_shorter() {
+        let cases = [
+            (
+                turn("", &[], Some(CallError::Unclosed)),
+                Turn::Malformed(TOO_LONG),
+            ),
+            (turn("Well, first we", &[], None), Turn::Malformed(TOO_LONG)),
+            (turn("Answer: 12", &[], None), Turn::Malformed(TOO_LONG)),
+            (turn("", &["1"], None), Turn::Call("1")),
+        ];
+        for (action, expected) in cases {
+            let cut = Action {
+                truncated: true,
+                ..action
+            };
+            assert_eq!(read_turn(&cut), expected, "{cut:?}");
+        }
     }
 }

@@ -3,10 +3,10 @@
 use serde::{Deserialize, Serialize};
 use sinew_types::{Message, Role};
 
-/// Opens a call of the Python tool.
-pub(super) const OPEN: &str = "<tool>";
-/// Closes it.
-pub(super) const CLOSE: &str = "</tool>";
+/// Code between `<tool>` and `</tool>` is a call of [`TOOL`].
+pub(super) const TAG: &str = "tool";
+/// The one tool.
+pub(super) const TOOL: &str = "python";
 
 /// What the model reads when it wrote neither a call nor an answer.
 pub(super) const NEITHER: &str = "Error: write <tool>expression</tool> or Answer: number";
@@ -92,7 +92,7 @@ impl PromptConfig {
 
 /// A call as the model should write it.
 pub(super) fn call_text(code: &str) -> String {
-    format!("{OPEN}{code}{CLOSE}")
+    format!("<{TAG}>{code}</{TAG}>")
 }
 
 /// An answer as the model should write it.

@@ -19,7 +19,7 @@ pub(super) struct ToolOutput {
 impl From<ToolOutput> for Observation {
     fn from(output: ToolOutput) -> Self {
         Self {
-            text: output.text,
+            content: output.text.into(),
             is_error: output.is_error,
         }
     }

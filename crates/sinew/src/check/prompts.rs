@@ -71,7 +71,7 @@ fn size(
         let Some(said) = envs.gold(task, k).map_err(|e| failed(&e))? else {
             break;
         };
-        let said = Message::new(Role::Assistant, said);
+        let said = Message::new(Role::Assistant, said.text);
         let all = [&messages[..], &[said]].concat();
         let ids = renderer.render_turn(&all, &tools).map_err(|e| failed(&e))?;
         turn = turn.min(ids.len());

@@ -1,0 +1,183 @@
+//! A model's turn as an environment receives it: the text, and the calls in it.
+
+use sinew_env::{Action, CallError, CallNotation};
+use sinew_render::{
+    Renderer, ToolCallError, ToolCallFormat, TurnDelta, TurnFormat, TurnParser, TurnStream,
+};
+use sinew_types::{TokenId, ToolCall, ToolSpec};
+
+/// How an environment's episodes write calls; `None` where there are none to look for.
+fn turn_format(
+    notation: &CallNotation,
+    renderer: &dyn Renderer,
+    tools: &[ToolSpec],
+) -> Option<TurnFormat> {
+    match notation {
+        CallNotation::Template if tools.is_empty() => None,
+        CallNotation::Template => Some(renderer.turn_format()),
+        CallNotation::Tag { tag, tool } => Some(tag_format(tag, tool)),
+    }
+}
+
+fn tag_format(tag: &str, tool: &str) -> TurnFormat {
+    TurnFormat::of_calls(ToolCallFormat::Tag {
+        tag: tag.to_owned(),
+        tool: tool.to_owned(),
+    })
+}
+
+/// The action of a sampled turn.
+pub(crate) fn of_tokens(
+    renderer: &dyn Renderer,
+    notation: &CallNotation,
+    tools: &[ToolSpec],
+    tokens: &[TokenId],
+    truncated: bool,
+) -> Action {
+    let mut action = Action {
+        truncated,
+        ..Action::say(renderer.decode(tokens))
+    };
+    let Some(format) = turn_format(notation, renderer, tools) else {
+        return action;
+    };
+    let mut stream = TurnStream::new(&format, tools);
+    let mut deltas = stream.push(renderer, tokens);
+    deltas.extend(stream.finish());
+    read(deltas, &mut action);
+    action
+}
+
+/// The action of a program's final answer. It is text of the program, not of the model's template.
+pub(crate) fn of_answer(notation: &CallNotation, answer: &str) -> Action {
+    let mut action = Action::say(answer);
+    if let CallNotation::Tag { tag, tool } = notation {
+        let mut parser = TurnParser::new(&tag_format(tag, tool), &[]);
+        let mut deltas = parser.push(answer);
+        deltas.extend(parser.finish());
+        read(deltas, &mut action);
+    }
+    action
+}
+
+/// Collects calls up to the first that cannot be read. A closing mark without an opening one counts only in a
+/// turn without calls.
+fn read(deltas: Vec<TurnDelta>, action: &mut Action) {
+    let mut unopened = None;
+    for delta in deltas {
+        let called = !action.tool_calls.is_empty();
+        match delta {
+            TurnDelta::Call { index, call } => action.tool_calls.push(ToolCall {
+                id: call.id.unwrap_or_else(|| format!("call-{index}")),
+                name: call.name,
+                arguments: call.arguments.into(),
+            }),
+            TurnDelta::Broken(error @ ToolCallError::Unopened { .. }) if !called => {
+                unopened.get_or_insert(error);
+            }
+            TurnDelta::Broken(error) => {
+                action.call_error = Some(call_error(error));
+                return;
+            }
+            TurnDelta::Text(text) if called && !text.trim().is_empty() => {
+                action.call_error = Some(CallError::Trailing);
+                return;
+            }
+            TurnDelta::Text(_) | TurnDelta::Reasoning(_) => {}
+        }
+    }
+    if action.tool_calls.is_empty() {
+        action.call_error = unopened.map(call_error);
+    }
+}
+
+fn call_error(error: ToolCallError) -> CallError {
+    match error {
+        ToolCallError::Unclosed { .. } => CallError::Unclosed,
+        ToolCallError::Unopened { .. } => CallError::Unopened,
+        ToolCallError::Empty => CallError::Empty,
+        other => CallError::Invalid(other.to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn tag() -> CallNotation {
+        CallNotation::Tag {
+            tag: "tool".into(),
+            tool: "python".into(),
+        }
+    }
+
+    fn codes(action: &Action) -> Vec<&str> {
+        let code = |call: &'_ ToolCall| call.arguments["code"].as_str().map(str::to_owned);
+        assert!(action.tool_calls.iter().all(|c| code(c).is_some()));
+        let calls = action.tool_calls.iter();
+        calls.filter_map(|c| c.arguments["code"].as_str()).collect()
+    }
+
+    #[test]
+    fn calls_are_read_up_to_the_first_error() {
+        use CallError::{Empty, Trailing, Unclosed, Unopened};
+        let cases: [(&str, &[&str], Option<CallError>); 12] = [
+            ("<tool>1 + 2</tool>", &["1 + 2"], None),
+            (" so <tool> x = 1\nx </tool>\n", &[" x = 1\nx"], None),
+            ("Answer: 3 <tool>1</tool>", &["1"], None),
+            ("<tool>1</tool> Answer: 3", &["1"], Some(Trailing)),
+            ("<tool>1</tool><tool>2</tool>", &["1", "2"], None),
+            ("<tool>1</tool></tool>", &["1"], Some(Unopened)),
+            ("<tool> </tool><tool>1</tool>", &[], Some(Empty)),
+            ("<tool>1</tool><tool></tool>", &["1"], Some(Empty)),
+            ("<tool>1 + 2", &[], Some(Unclosed)),
+            ("1 + 2</tool>", &[], Some(Unopened)),
+            ("</tool><tool>1</tool>", &["1"], None),
+            ("Answer: 3", &[], None),
+        ];
+        for (text, expected, error) in cases {
+            let action = of_answer(&tag(), text);
+            assert_eq!(action.text, text);
+            assert_eq!(
+                (codes(&action), action.call_error.clone()),
+                (expected.to_vec(), error),
+                "{text}"
+            );
+        }
+        let plain = of_answer(&CallNotation::Template, "<tool>1</tool>");
+        assert!(plain.tool_calls.is_empty() && plain.call_error.is_none());
+    }
+
+    proptest! {
+        /// The first call of a turn is what stands between the first opening mark and the next closing one.
+        #[test]
+        fn the_first_call_is_between_the_first_marks(
+            pieces in prop::collection::vec(prop::sample::select(vec!["<tool>", "</tool>", "x", " ", "\n"]), 0..9),
+        ) {
+            let text = pieces.concat();
+            let action = of_answer(&tag(), &text);
+            let first = text.split_once("<tool>").map(|(_, after)| after.split_once("</tool>"));
+            match first {
+                None => {
+                    let closed = text.contains("</tool>").then_some(CallError::Unopened);
+                    prop_assert!(action.tool_calls.is_empty());
+                    prop_assert_eq!(action.call_error, closed);
+                }
+                Some(None) => {
+                    prop_assert!(action.tool_calls.is_empty());
+                    prop_assert_eq!(action.call_error, Some(CallError::Unclosed));
+                }
+                Some(Some((code, _))) if code.trim().is_empty() => {
+                    prop_assert!(action.tool_calls.is_empty());
+                    prop_assert_eq!(action.call_error, Some(CallError::Empty));
+                }
+                Some(Some((code, rest))) => {
+                    prop_assert_eq!(codes(&action)[0].trim(), code.trim());
+                    let alone = action.call_error.is_none() && action.tool_calls.len() == 1;
+                    prop_assert_eq!(alone, rest.trim().is_empty());
+                }
+            }
+        }
+    }
+}
