@@ -151,59 +151,6 @@ impl Api {
         Ok(id)
     }
 
-    async fn post(&self, path: String, body: Value) -> Made<Value> {
-        let bytes = if body.is_null() {
-            String::new()
-        } else {
-            body.to_string()
-        };
-        self.ask(Method::POST, &path, bytes.into()).await
-    }
-
-    /// A container without an agent that is yet to start.
-    async fn plain(&self, args: Value) -> Made<String> {
-        let host = json!({ "NetworkMode": "none", "LogConfig": { "Type": "none" } });
-        let body = json!({ "Image": self.image, "Cmd": args, "HostConfig": host });
-        let made = self.post("/containers/create".into(), body).await?;
-        Ok(made["Id"].as_str().unwrap_or_default().to_owned())
-    }
-
-    /// Milliseconds of a whole container that runs `/bin/true` (create, start, wait, remove), and
-    /// of `/bin/true` in one that runs already, both as the daemon does it. The image is made of
-    /// the static `/bin/busybox` of the host.
-    pub(crate) async fn measure(&mut self, runs: usize) -> Made<(Vec<f64>, Vec<f64>)> {
-        self.import(busybox()?).await?;
-        let (mut whole, mut exec) = (Vec::new(), Vec::new());
-        let ms = |began: std::time::Instant| began.elapsed().as_secs_f64() * 1e3;
-        for _ in 0..runs {
-            let began = std::time::Instant::now();
-            let id = self.plain(json!(["/bin/true"])).await?;
-            self.post(format!("/containers/{id}/start"), Value::Null)
-                .await?;
-            self.post(format!("/containers/{id}/wait"), Value::Null)
-                .await?;
-            whole.push(ms(began));
-            self.remove(&id).await?;
-        }
-        let id = self
-            .plain(json!(["/bin/sh", "-c", "while true; do sleep 1; done"]))
-            .await?;
-        self.post(format!("/containers/{id}/start"), Value::Null)
-            .await?;
-        for _ in 0..runs {
-            let began = std::time::Instant::now();
-            let body = json!({ "Cmd": ["/bin/true"], "AttachStdout": true, "AttachStderr": true });
-            let made = self.post(format!("/containers/{id}/exec"), body).await?;
-            let exec_id = made["Id"].as_str().unwrap_or_default();
-            // Attached: the answer ends with the program.
-            self.post(format!("/exec/{exec_id}/start"), json!({ "Detach": false }))
-                .await?;
-            exec.push(ms(began));
-        }
-        self.remove(&id).await?;
-        Ok((whole, exec))
-    }
-
     /// Removes a container, and waits until nothing knows it any more.
     pub(crate) async fn remove(&self, id: &str) -> Made<()> {
         let path = format!("/containers/{id}?force=1&v=1");
@@ -244,28 +191,6 @@ impl Api {
         Ok(())
     }
 }
-
-/// A root with the static programs of the host's busybox.
-fn busybox() -> Made<Vec<u8>> {
-    let failed = |e: std::io::Error| io("/bin/busybox (Debian: busybox-static)", e);
-    let mut builder = tar::Builder::new(Vec::new());
-    builder.mode(tar::HeaderMode::Deterministic);
-    builder
-        .append_path_with_name("/bin/busybox", "bin/busybox")
-        .map_err(failed)?;
-    for name in ["sh", "true", "sleep"] {
-        let mut header = tar::Header::new_gnu();
-        header.set_entry_type(tar::EntryType::Symlink);
-        header.set_size(0);
-        header.set_mode(0o777);
-        let path = format!("bin/{name}");
-        builder
-            .append_link(&mut header, path, "busybox")
-            .map_err(failed)?;
-    }
-    builder.into_inner().map_err(failed)
-}
-
 /// Bytes that mean something in a path, in hexadecimal.
 fn encode(text: &str) -> String {
     let plain = |b: u8| b.is_ascii_alphanumeric() || b"-._~/:".contains(&b);

@@ -8,7 +8,6 @@
 //! one; a container that broke the rules of its connection is not used again.
 
 mod api;
-pub mod bench;
 mod engine;
 mod group;
 mod net;

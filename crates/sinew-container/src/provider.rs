@@ -682,23 +682,3 @@ impl SandboxProvider for ContainerProvider {
         Box::pin(async move { sinew_guest::import(archive, max_bytes).await.map(keep) })
     }
 }
-
-impl ContainerProvider {
-    /// Milliseconds that the runtime alone takes for `/bin/true` in the same container.
-    pub(crate) async fn bare(&self, runs: usize) -> Made<Vec<f64>> {
-        let Engine::Runtime(runtime) = &self.inner.engine else {
-            return Err(unavailable("containers come from a daemon here".into()));
-        };
-        let folder = Folder::new(self.inner.folder.path().join("bare"))?;
-        let mut times = Vec::new();
-        for number in 0..runs {
-            let name = format!("sinew-{}-bare{number}", self.inner.common.tag);
-            let began = std::time::Instant::now();
-            runtime
-                .bare(&self.inner.common, folder.path(), name)
-                .await?;
-            times.push(began.elapsed().as_secs_f64() * 1e3);
-        }
-        Ok(times)
-    }
-}

@@ -2,8 +2,8 @@
 //! first process ends, removes its groups and its state.
 
 use crate::engine::{
-    AGENT_CAPABILITIES, Birth, Body, Common, END, INODES, MASKED, READ_ONLY, SHARED_UID, Waiter,
-    open_files, unavailable,
+    AGENT_CAPABILITIES, Birth, Body, Common, END, INODES, MASKED, READ_ONLY, Waiter, open_files,
+    unavailable,
 };
 use crate::root::{AGENT, HOST};
 use crate::state::io;
@@ -121,33 +121,6 @@ impl Runtime {
         let removed = tokio::task::spawn_blocking(move || crate::group::remove(&name)).await;
         waiter.ended = removed.is_ok();
         Ok(())
-    }
-
-    /// Runs `/bin/true` as the first process of a container, without an agent.
-    pub(crate) async fn bare(
-        &self,
-        common: &Common,
-        folder: &Path,
-        name: String,
-    ) -> Result<(), SandboxError> {
-        let birth = Birth {
-            name,
-            folder,
-            uid: SHARED_UID,
-            host: folder.into(),
-            spec: &sinew_sandbox::SandboxSpec::default(),
-        };
-        let mut bundle = bundle(common, &birth);
-        bundle["process"]["args"] = json!(["/bin/true"]);
-        let path = folder.join("config.json");
-        std::fs::write(&path, bundle.to_string()).map_err(|e| io("write a bundle", e))?;
-        let folder = folder.to_string_lossy().into_owned();
-        let mut command = self.invoke(&["run", "--bundle", &folder, &birth.name]);
-        match command.stderr(Stdio::null()).status().await {
-            Ok(status) if status.success() => Ok(()),
-            Ok(status) => Err(io(self.name, status)),
-            Err(e) => Err(io(self.name, e)),
-        }
     }
 
     async fn delete(&self, name: &str) -> Result<(), SandboxError> {

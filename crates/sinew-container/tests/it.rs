@@ -2,7 +2,10 @@
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail the test")]
 
-use sinew_attack::attack::{AttackOutcome, AttackRow};
+#[path = "it/daemon.rs"]
+mod daemon;
+
+use daemon::Daemon;
 use sinew_container::{Choice, ContainerConfig, ContainerProvider, EngineKind, Image};
 use sinew_sandbox::{
     Ending, ExecOptions, ExecRequest, ExecResult, Limits, Network, Program, Sandbox, SandboxError,
@@ -382,28 +385,6 @@ fn what_is_missing_is_named() {
     assert_eq!(Image::parse("/usr"), Image::Folder("/usr".into()));
 }
 
-async fn attacked(provider: &dyn SandboxProvider, filter: &str) -> (usize, Vec<String>) {
-    let (mut held, mut failed) = (0, Vec::new());
-    let mut on_row = |row: AttackRow| match row.outcome {
-        AttackOutcome::Held => held += 1,
-        AttackOutcome::Escaped => failed.push(format!("{}: {}", row.case, row.why)),
-        AttackOutcome::NotApplicable | AttackOutcome::Skipped => {}
-    };
-    sinew_attack::attack::run(provider, filter, &mut on_row)
-        .await
-        .unwrap();
-    (held, failed)
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn no_attack_escapes() {
-    let dir = tempfile::tempdir().unwrap();
-    let provider = start(config(EngineKind::Crun, dir.path()));
-    let (held, failed) = attacked(&provider, "").await;
-    assert!(failed.is_empty(), "{}", failed.join("\n"));
-    assert!(held > 60, "{held}");
-}
-
 #[tokio::test]
 async fn processors_are_shared_out() {
     let dir = tempfile::tempdir().unwrap();
@@ -421,20 +402,6 @@ async fn processors_are_shared_out() {
     // A quarter of a second, and what its start took.
     assert!(result.usage.cpu_s < 0.7, "{:?}", result.usage);
     sandbox.destroy().await.unwrap();
-}
-
-#[tokio::test]
-async fn nothing_is_left_of_many() {
-    let dir = tempfile::tempdir().unwrap();
-    let provider = start(config(EngineKind::Crun, dir.path()));
-    let report = sinew_attack::leaks::run(&provider, 40).await.unwrap();
-    assert!(report.left.is_empty(), "{report:?}");
-    // What it counts is there while one lives.
-    let held = provider.acquire(&small()).await.unwrap();
-    let now = sinew_attack::leaks::Footprint::now();
-    assert!(now.processes > report.after.processes && now.groups > report.after.groups);
-    assert!(now.namespaces > report.after.namespaces);
-    held.destroy().await.unwrap();
 }
 
 #[tokio::test]
@@ -517,88 +484,6 @@ fn containers_that_nobody_waits_for_leave_no_groups() {
     assert_eq!(own_groups(), [""; 0]);
 }
 
-/// A daemon of this test alone; it ends with the thread that started it.
-struct Daemon {
-    child: std::process::Child,
-    folder: tempfile::TempDir,
-}
-
-/// Arguments of a daemon, given the paths of its own files by name.
-type Args = fn(&dyn Fn(&str) -> String) -> Vec<String>;
-
-impl Daemon {
-    fn start() -> Self {
-        Self::run("dockerd", "docker.io", |at| {
-            vec![
-                "--bridge=none".into(),
-                "--iptables=false".into(),
-                "--log-level=warn".into(),
-                format!("--data-root={}", at("data")),
-                format!("--exec-root={}", at("exec")),
-                format!("--pidfile={}", at("pid")),
-                format!("--host=unix://{}", at("socket")),
-            ]
-        })
-    }
-
-    /// Podman's service, with runc: its crun refuses hosts with both versions of the groups.
-    fn podman() -> Self {
-        Self::run("podman", "podman", |at| {
-            vec![
-                format!("--root={}", at("data")),
-                format!("--runroot={}", at("exec")),
-                "--storage-driver=vfs".into(),
-                "--cgroup-manager=cgroupfs".into(),
-                "--runtime=/usr/sbin/runc".into(),
-                "system".into(),
-                "service".into(),
-                "--time=0".into(),
-                format!("unix://{}", at("socket")),
-            ]
-        })
-    }
-
-    fn run(program: &str, package: &str, args: Args) -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let at = |name: &str| folder.path().join(name).display().to_string();
-        let log = std::fs::File::create(at("log")).unwrap();
-        let child = Command::new("setpriv")
-            .args(["--pdeathsig", "TERM", program])
-            .args(args(&at))
-            // Podman leaves a mark where it stands when memory runs out.
-            .current_dir(folder.path())
-            .stdout(log.try_clone().unwrap())
-            .stderr(log)
-            .spawn()
-            .unwrap_or_else(|e| panic!("{program}: {e}; scripts/setup.sh installs {package}"));
-        let mut daemon = Self { child, folder };
-        for _ in 0..600 {
-            if std::os::unix::net::UnixStream::connect(daemon.socket()).is_ok() {
-                return daemon;
-            }
-            if let Some(status) = daemon.child.try_wait().unwrap() {
-                let log = std::fs::read_to_string(daemon.folder.path().join("log")).unwrap();
-                panic!("{program} ended with {status}; scripts/setup.sh installs {package}: {log}");
-            }
-            std::thread::sleep(Duration::from_millis(50));
-        }
-        panic!("{program} does not listen after 30 s");
-    }
-
-    fn socket(&self) -> std::path::PathBuf {
-        self.folder.path().join("socket")
-    }
-}
-
-impl Drop for Daemon {
-    fn drop(&mut self) {
-        // SIGTERM: it ends its containers and unmounts what it mounted.
-        let pid = self.child.id().to_string();
-        let _ = Command::new("kill").arg(pid).status();
-        let _ = self.child.wait();
-    }
-}
-
 /// A tar archive of a root with one static program.
 fn busybox(folder: &Path) -> std::path::PathBuf {
     let root = folder.join("busybox");
@@ -667,12 +552,6 @@ async fn a_daemon_runs_containers_behind_the_same_port() {
     assert_eq!(fork.read_file("x", 10).await.unwrap(), b"kept");
     fork.destroy().await.unwrap();
     sandbox.destroy().await.unwrap();
-    for filter in [
-        "21 ", "28 ", "30 ", "32 ", "38 ", "39 ", "41 ", "42 ", "48 keeps", "49 ", "55 ", "56 ",
-    ] {
-        let (held, failed) = attacked(&provider, filter).await;
-        assert!(failed.is_empty() && held > 0, "{filter}: {failed:?}");
-    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -701,8 +580,4 @@ async fn podman_runs_containers_behind_the_same_port() {
     assert_eq!(python(&mut fork, bomb).await.ending, Ending::OutOfMemory);
     fork.destroy().await.unwrap();
     sandbox.destroy().await.unwrap();
-    for filter in ["07 ", "08 ", "21 ", "28 ", "32 ", "48 ", "56 "] {
-        let (held, failed) = attacked(&provider, filter).await;
-        assert!(failed.is_empty() && held > 0, "{filter}: {failed:?}");
-    }
 }

@@ -7,8 +7,6 @@
 //! walls of its own and ends with the server; templates are sealed; no two clones share
 //! randomness, clock or name; whatever a guest does, its monitor ends within a bound.
 
-pub mod attack;
-pub mod bench;
 mod cpio;
 pub mod firecracker;
 mod group;

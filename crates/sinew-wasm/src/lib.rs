@@ -11,8 +11,6 @@
 //! have bounds; only modules whose hash is in the manifest are loaded.
 
 mod archive;
-pub mod attack;
-pub mod bench;
 mod calls;
 mod engine;
 mod fs;

@@ -4,7 +4,6 @@
 #[path = "it/files.rs"]
 mod files;
 
-use sinew_attack::attack::AttackOutcome;
 use sinew_sandbox::{
     Ending, ExecOptions, ExecRequest, ExecResult, Limits, Network, ProcessConfig, ProcessProvider,
     Program, Sandbox, SandboxError, SandboxProvider, SandboxSpec,
@@ -269,19 +268,6 @@ async fn every_ending_is_told_as_it_was() {
 }
 
 #[tokio::test]
-async fn every_attack_is_held() {
-    let provider = provider();
-    let mut rows = Vec::new();
-    sinew_wasm::attack::run(&provider, "", &mut |row| rows.push(row))
-        .await
-        .unwrap();
-    let of = |outcome| rows.iter().filter(move |r| r.outcome == outcome);
-    let escaped: Vec<_> = of(AttackOutcome::Escaped).collect();
-    assert!(escaped.is_empty(), "{escaped:#?}");
-    assert!(of(AttackOutcome::Held).count() >= 38);
-}
-
-#[tokio::test]
 async fn nothing_of_the_host_can_be_seen() {
     let provider = provider();
     let mut place = sandbox(&provider).await;
@@ -483,21 +469,6 @@ fn changed_modules_are_not_loaded() {
     assert!(
         changed.contains("qjs.cwasm") && none.contains("scripts/wasm_modules.py"),
         "{changed} {none}"
-    );
-}
-
-#[tokio::test]
-async fn the_bench_measures_every_row() {
-    let provider = provider();
-    let mut rows = Vec::new();
-    sinew_wasm::bench::run(&provider, 2, &mut |row| rows.push(row))
-        .await
-        .unwrap();
-    assert_eq!(rows.len(), 7);
-    assert!(
-        rows.iter()
-            .all(|r| r.value > 0.0 && r.ratio.is_some_and(f64::is_finite)),
-        "{rows:#?}"
     );
 }
 
@@ -781,10 +752,4 @@ async fn kept_interpreters_have_a_bound_and_a_lost_worker_is_told() {
         says(&mut places[0], "print('x' in globals())").await,
         "False"
     );
-}
-
-#[tokio::test]
-async fn nothing_is_left_of_many() {
-    let report = sinew_attack::leaks::run(&provider(), 100).await.unwrap();
-    assert!(report.left.is_empty(), "{report:?}");
 }

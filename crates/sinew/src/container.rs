@@ -1,11 +1,10 @@
-//! The container level: its provider and its bench at the command line.
+//! The container level: its provider at the command line.
 
 use crate::egress::{WayOut, WithEgress};
 use crate::failure::Failure;
 use crate::recipe::SandboxSection;
-use crate::sandbox_bench;
 use crate::wire;
-use sinew_container::{ContainerConfig, ContainerProvider, Image, bench};
+use sinew_container::{ContainerConfig, ContainerProvider, Image};
 use sinew_sandbox::{Pool, PoolConfig, ProcessConfig, SandboxProvider};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -14,10 +13,6 @@ use std::sync::Arc;
 pub(crate) const NAMES: [&str; 5] = ["container", "crun", "runc", "docker", "podman"];
 /// Containers that are kept ready, at most: each takes about 15 MB.
 const READY: usize = 8;
-/// Runs of each row of the bench.
-const RUNS: usize = 50;
-/// Where Docker listens.
-const DOCKER: &str = "/var/run/docker.sock";
 
 fn named(e: &dyn std::fmt::Display) -> Failure {
     Failure::system(format!("sandbox.level = \"container\": {e}"))
@@ -79,22 +74,4 @@ pub(crate) fn sandboxes(section: &SandboxSection) -> Result<Arc<dyn SandboxProvi
         Some(way_out) => Arc::new(WithEgress::new(Arc::new(pool), way_out)),
         None => Arc::new(pool),
     })
-}
-
-/// Containers as one section's `level` alone describes them, none of them ready.
-pub(crate) fn at_level(level: &str) -> Result<ContainerProvider, Failure> {
-    let section = SandboxSection {
-        level: level.into(),
-        ..SandboxSection::default()
-    };
-    provider(&section, Vec::new())
-}
-
-pub(crate) fn bench_all(level: &str, as_json: bool) -> Result<(), Failure> {
-    let provider = at_level(level)?;
-    let mut on_row = |row| sandbox_bench::print(&row, as_json);
-    let socket = engine_host("docker").unwrap_or_else(|| DOCKER.into());
-    let benches = bench::run(&provider, &socket, RUNS, &mut on_row);
-    let runtime = tokio::runtime::Runtime::new().map_err(Failure::system)?;
-    runtime.block_on(benches).map_err(Failure::system)
 }

@@ -1,8 +1,6 @@
 //! The command line: the only place where concrete parts meet.
 
 mod admission;
-mod attack;
-mod bench;
 mod check;
 mod container;
 mod curves;
@@ -14,6 +12,7 @@ mod export;
 mod failure;
 mod gc;
 mod harness;
+mod lab;
 mod ledger;
 mod log;
 mod math;
@@ -29,7 +28,6 @@ mod report;
 mod run_dir;
 mod runs;
 mod sandbox;
-mod sandbox_bench;
 mod serve;
 mod serve_sandbox;
 mod show;
@@ -120,12 +118,12 @@ enum Command {
     /// Run code in a sandbox, or say what this host enforces
     #[command(after_help = "Example: sinew sandbox run --code 'print(6 * 7)'")]
     Sandbox(SandboxArgs),
-    /// Measure this build against the machine's limits and against other systems
-    #[command(after_help = "Example: sinew bench compute --only floors,decode --json")]
-    Bench {
-        #[command(subcommand)]
-        command: sinew_bench::BenchCommand,
-    },
+    /// Measure this build against the machine's limits and against other systems (runs sinew-lab)
+    #[command(
+        disable_help_flag = true,
+        after_help = "Example: sinew bench compute --only floors,decode --json"
+    )]
+    Bench(lab::LabArgs),
 }
 
 #[derive(Debug, Args)]
@@ -293,7 +291,7 @@ fn run(command: Command) -> Result<(), Failure> {
         Command::Sandbox(args) => sandbox::run(&args.command),
         Command::Serve(args) => serve::run(&args),
         Command::Pool(args) => pool::run(&args),
-        Command::Bench { command } => bench::run(&command),
+        Command::Bench(args) => lab::run(&["bench"], &args),
         Command::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "sinew", &mut script);

@@ -1,9 +1,8 @@
-//! The microvm level: its provider, attacks and benches at the command line.
+//! The microvm level: its provider at the command line.
 
 use crate::failure::Failure;
 use crate::recipe::SandboxSection;
-use crate::sandbox_bench;
-use sinew_microvm::{MicrovmConfig, MicrovmProvider, bench};
+use sinew_microvm::{MicrovmConfig, MicrovmProvider};
 use sinew_sandbox::{Pool, PoolConfig, SandboxProvider};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -14,8 +13,6 @@ pub(crate) const NAMES: [&str; 3] = ["microvm", "qemu", "firecracker"];
 const FIRECRACKER: [&str; 2] = ["/usr/local/bin/firecracker", "/usr/bin/firecracker"];
 /// Machines that are kept ready, at most: each takes about 100 MB.
 const READY: usize = 4;
-/// Runs of each row of the bench, and boots.
-const RUNS: (usize, usize) = (15, 3);
 
 fn named(e: &dyn std::fmt::Display) -> Failure {
     Failure::system(format!("sandbox.level = \"microvm\": {e}"))
@@ -48,23 +45,4 @@ pub(crate) fn sandboxes(section: &SandboxSection) -> Result<Arc<dyn SandboxProvi
     };
     let pool = Pool::new(Arc::new(provider(section)?), pool).map_err(|e| named(&e))?;
     Ok(Arc::new(pool))
-}
-
-fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
-    tokio::runtime::Runtime::new().map_err(Failure::system)
-}
-
-/// `level` is one of [`NAMES`].
-pub(crate) fn at_level(level: &str) -> Result<MicrovmProvider, Failure> {
-    provider(&SandboxSection {
-        level: level.into(),
-        ..SandboxSection::default()
-    })
-}
-
-pub(crate) fn bench_all(level: &str, as_json: bool) -> Result<(), Failure> {
-    let provider = at_level(level)?;
-    let mut on_row = |row| sandbox_bench::print(&row, as_json);
-    let benches = bench::run(&provider, RUNS, &mut on_row);
-    runtime()?.block_on(benches).map_err(Failure::system)
 }

@@ -1,18 +1,12 @@
 //! `sinew sandbox`: use the sandboxes alone.
 
-use crate::attack;
-use crate::container;
 use crate::failure::Failure;
-use crate::microvm;
+use crate::lab::{self, LabArgs};
 use crate::output;
 use crate::recipe::{self, SandboxSection};
-use crate::sandbox_bench;
 use crate::wire;
 use clap::Subcommand;
 use serde_json::json;
-use sinew_attack::attack as suite;
-use sinew_attack::leaks as attack_leaks;
-use sinew_attack::scale::Scale;
 use sinew_sandbox::{
     Ending, ExecRequest, ExecResult, Program, Sandbox, SandboxProvider, SandboxSpec,
 };
@@ -66,50 +60,24 @@ pub(crate) enum SandboxCommand {
         #[arg(long)]
         json: bool,
     },
-    /// Make, use and destroy sandboxes in a loop, and tell what of them is left on the host
-    Leaks {
-        /// How many
-        #[arg(long, default_value_t = 1000)]
-        loops: usize,
-        /// Level: process, wasm, container (or an engine of it) or microvm (or its monitor)
-        #[arg(long, default_value = "process", value_parser = ["process", "wasm", "container", "crun", "runc", "docker", "podman", "microvm", "qemu", "firecracker"])]
-        level: String,
-        /// One JSON object
-        #[arg(long)]
-        json: bool,
-    },
-    /// Attack a sandbox from inside and tell what held
-    Attack {
-        /// Only cases whose number and name contain this, or a range of numbers (31-45)
-        #[arg(long, default_value = "")]
-        filter: String,
-        /// Level: process, wasm, container (or an engine of it) or microvm (or its monitor)
-        #[arg(long, default_value = "process", value_parser = ["process", "wasm", "container", "crun", "runc", "docker", "podman", "microvm", "qemu", "firecracker"])]
-        level: String,
-        /// One JSON object a case
-        #[arg(long)]
-        json: bool,
-    },
-    /// Measure sandboxes against fork+exec and other launchers
-    Bench {
-        /// Level: process, wasm, container (or an engine of it) or microvm (or its monitor)
-        #[arg(long, default_value = "process", value_parser = ["process", "wasm", "container", "crun", "runc", "docker", "podman", "microvm", "qemu", "firecracker"])]
-        level: String,
-        /// The process level in full numbers: 10,000 sandboxes made, 45,000 calls in flight, 5,000
-        /// idle sandboxes; minutes and gigabytes
-        #[arg(long)]
-        full: bool,
-        /// So many sandboxes in the parts creates, calls and idle
-        #[arg(long, conflicts_with = "full", value_parser = clap::value_parser!(u32).range(1..=50_000))]
-        count: Option<u32>,
-        /// Parts of the process level's bench, with commas: true, peers, fresh, prewarmed, next,
-        /// snapshots, creates, calls, idle
-        #[arg(long)]
-        only: Option<String>,
-        /// One JSON object a row
-        #[arg(long)]
-        json: bool,
-    },
+    /// Attack a sandbox from inside and report what held (runs sinew-lab)
+    #[command(
+        disable_help_flag = true,
+        after_help = "Example: sinew sandbox attack --filter 31-45"
+    )]
+    Attack(LabArgs),
+    /// Measure sandboxes against fork+exec and other launchers (runs sinew-lab)
+    #[command(
+        disable_help_flag = true,
+        after_help = "Example: sinew sandbox bench --only true,fresh --json"
+    )]
+    Bench(LabArgs),
+    /// Make, use and destroy sandboxes in a loop, and report what of them is left (runs sinew-lab)
+    #[command(
+        disable_help_flag = true,
+        after_help = "Example: sinew sandbox leaks --level crun --loops 100"
+    )]
+    Leaks(LabArgs),
     /// Say what this host enforces
     Probe {
         /// Level: process, wasm, container (or an engine of it) or microvm (or its monitor)
@@ -125,22 +93,9 @@ pub(crate) enum SandboxCommand {
 pub(crate) fn run(command: &SandboxCommand) -> Result<(), Failure> {
     match command {
         SandboxCommand::Probe { level, json } => probe(level, *json),
-        SandboxCommand::Leaks { loops, level, json } => leaks(level, *loops, *json),
-        SandboxCommand::Attack {
-            filter,
-            level,
-            json,
-        } => attack_all(level, filter, *json),
-        SandboxCommand::Bench {
-            level,
-            full,
-            count,
-            only,
-            json,
-        } => {
-            let scale = sandbox_bench::scale(*full, *count);
-            bench_all(level, scale, only.as_deref(), *json)
-        }
+        SandboxCommand::Attack(args) => lab::run(&["sandbox", "attack"], args),
+        SandboxCommand::Bench(args) => lab::run(&["sandbox", "bench"], args),
+        SandboxCommand::Leaks(args) => lab::run(&["sandbox", "leaks"], args),
         SandboxCommand::Run {
             code,
             shell,
@@ -211,104 +166,11 @@ fn nothing_to_run() -> Failure {
     Failure::input("nothing to run\n  hint: sinew sandbox run --code 'print(6 * 7)'")
 }
 
-fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
-    tokio::runtime::Runtime::new().map_err(Failure::system)
-}
-
 fn at_level(level: &str) -> Result<Arc<dyn SandboxProvider>, Failure> {
     wire::sandboxes(&SandboxSection {
         level: level.into(),
         ..SandboxSection::default()
     })
-}
-
-/// One sandbox at a time, none kept ready: what is there afterwards was left behind.
-fn unpooled(level: &str) -> Result<Arc<dyn SandboxProvider>, Failure> {
-    Ok(match level {
-        _ if microvm::NAMES.contains(&level) => Arc::new(microvm::at_level(level)?),
-        "wasm" => at_level(level)?,
-        _ if container::NAMES.contains(&level) => Arc::new(container::at_level(level)?),
-        _ => sandbox_bench::unpooled(true)?,
-    })
-}
-
-fn leaks(level: &str, loops: usize, as_json: bool) -> Result<(), Failure> {
-    let before = attack_leaks::Footprint::now();
-    let run = |provider: Arc<dyn SandboxProvider>, loops| {
-        let checked = attack_leaks::run(provider.as_ref(), loops);
-        runtime()?.block_on(checked).map_err(Failure::system)
-    };
-    let mut report = run(unpooled(level)?, loops)?;
-    // As `sandbox run` has it: some wait, or are being made, when it ends.
-    run(at_level(level)?, 1)?;
-    report.left.extend(attack_leaks::after_end(before));
-    if as_json {
-        output::print_json(&json!(report));
-    } else {
-        let (each, after) = (report.wall_s * 1e3 / loops.max(1) as f64, report.after);
-        output::print(&format!(
-            "{loops} sandboxes of level {} made, used and destroyed, {each:.2} ms each\nafterwards: {after:?}\n",
-            report.level
-        ));
-    }
-    match report.left.is_empty() {
-        true => Ok(()),
-        false => Err(Failure::system(format!("left: {}", report.left.join(", ")))),
-    }
-}
-
-fn attack_all(level: &str, filter: &str, as_json: bool) -> Result<(), Failure> {
-    let runtime = runtime()?;
-    let mut table = attack::Table::new(level, as_json);
-    let mut on_row = |row| table.row(&row);
-    let attacked = if microvm::NAMES.contains(&level) {
-        let provider = microvm::at_level(level)?;
-        runtime.block_on(sinew_microvm::attack::run(&provider, filter, &mut on_row))
-    } else {
-        // Not pooled: the cases count processes and folders, and a pool grows with the demand they make.
-        let provider = unpooled(level)?;
-        let provider = provider.as_ref();
-        match level {
-            "wasm" => runtime.block_on(sinew_wasm::attack::run(provider, filter, &mut on_row)),
-            _ => runtime.block_on(suite::run(provider, filter, &mut on_row)),
-        }
-    };
-    attacked.map_err(Failure::system)?;
-    table.finish()
-}
-
-fn bench_wasm(provider: &dyn SandboxProvider, as_json: bool) -> Result<(), Failure> {
-    let mut on_row = |row| sandbox_bench::print(&row, as_json);
-    let benches = sinew_wasm::bench::run(provider, 30, &mut on_row);
-    // One thread, as at the process level: answers are not handed from thread to thread.
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .map_err(Failure::system)?;
-    runtime.block_on(benches).map_err(Failure::system)
-}
-
-fn bench_all(
-    level: &str,
-    scale: Option<Scale>,
-    only: Option<&str>,
-    as_json: bool,
-) -> Result<(), Failure> {
-    if level != "process" && (scale.is_some() || only.is_some()) {
-        return Err(Failure::input(format!(
-            "--full, --count and --only are of the process level; --level {level} has none"
-        )));
-    }
-    if container::NAMES.contains(&level) {
-        return container::bench_all(level, as_json);
-    }
-    if microvm::NAMES.contains(&level) {
-        return microvm::bench_all(level, as_json);
-    }
-    match level {
-        "wasm" => bench_wasm(at_level(level)?.as_ref(), as_json),
-        _ => sandbox_bench::run(scale, only, as_json),
-    }
 }
 
 fn probe(level: &str, as_json: bool) -> Result<(), Failure> {

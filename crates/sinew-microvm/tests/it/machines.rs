@@ -107,33 +107,6 @@ async fn interpreters_wait_again_and_know_nothing_of_earlier_programs() {
 }
 
 #[tokio::test]
-async fn attacks_that_only_machines_have() {
-    let provider = provider();
-    let mut rows = Vec::new();
-    let mut on_row = |row: sinew_attack::attack::AttackRow| rows.push(row);
-    // Halts and frames that never end take ten seconds each to be told from slow guests.
-    for filter in [
-        "48 ",
-        "80 panic of",
-        "80 reboot",
-        "81 ",
-        "82 ",
-        "83 frame of",
-        "83 output",
-        "84 ",
-    ] {
-        sinew_microvm::attack::run_own(&provider, filter, &mut on_row)
-            .await
-            .expect("attacks");
-    }
-    for row in &rows {
-        let held = row.outcome == sinew_attack::attack::AttackOutcome::Held;
-        assert!(held, "{}: {}", row.case, row.why);
-    }
-    assert_eq!(rows.len(), 9);
-}
-
-#[tokio::test]
 async fn stdin_environment_streams_and_files() {
     carries_input_and_files(&provider()).await;
 }
@@ -299,14 +272,6 @@ async fn what_cannot_be_had_is_refused() {
     config.qemu = "/bin/true".into();
     let broken = MicrovmProvider::start(config).expect_err("not QEMU");
     assert!(matches!(broken, SandboxError::Unavailable { .. }));
-}
-
-#[tokio::test]
-async fn nothing_is_left_of_many() {
-    let report = sinew_attack::leaks::run(&provider(), 5)
-        .await
-        .expect("a loop");
-    assert!(report.left.is_empty(), "{report:?}");
 }
 
 /// Started by the next test, which kills it.

@@ -7,10 +7,9 @@ mod files;
 mod port;
 mod watch;
 
-use sinew_attack::attack::{self, AttackOutcome};
 use sinew_sandbox::{
-    Ending, ExecRequest, ExecResult, Limits, Pool, PoolConfig, ProcessConfig, ProcessProvider,
-    Program, Sandbox, SandboxError, SandboxProvider, SandboxSpec,
+    Ending, ExecRequest, ExecResult, Limits, PoolConfig, ProcessConfig, ProcessProvider, Program,
+    Sandbox, SandboxError, SandboxProvider, SandboxSpec,
 };
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -554,48 +553,6 @@ async fn a_killed_server_leaves_no_orphan() {
         "left: {left:?}, groups {}",
         groups(&format!("sinew-{spawner}-"))
     );
-}
-
-/// Forks of the zygote, fresh or from a pool, are attacked as programs of their own are.
-async fn attacked(provider: &dyn SandboxProvider, filter: &str, least: usize) {
-    let mut rows = Vec::new();
-    attack::run(provider, filter, &mut |row| rows.push(row))
-        .await
-        .unwrap();
-    let of = |outcome| rows.iter().filter(move |r| r.outcome == outcome);
-    let escaped: Vec<_> = of(AttackOutcome::Escaped).collect();
-    assert!(escaped.is_empty(), "{escaped:#?}");
-    assert!(of(AttackOutcome::Held).count() >= least, "{rows:#?}");
-    if !filter.is_empty() {
-        return;
-    }
-    let numbers: std::collections::BTreeSet<u32> = rows
-        .iter()
-        .filter_map(|r| r.case.split(' ').next()?.parse().ok())
-        .collect();
-    assert_eq!(numbers, (1..=84).collect(), "a case of the list has no row");
-}
-
-#[tokio::test]
-async fn the_attack_suite_holds_for_forks_of_the_zygote() {
-    let provider = provider();
-    assert_eq!(provider.degradations(), [""; 0]);
-    attacked(&provider, "", 66).await;
-}
-
-#[tokio::test]
-async fn the_attack_suite_holds_for_programs_of_their_own() {
-    let provider = with(|config| config.zygote = false);
-    let degradation = "each Python program starts an interpreter: the zygote is turned off";
-    assert_eq!(provider.degradations(), [degradation]);
-    attacked(&provider, "", 64).await;
-}
-
-#[tokio::test]
-async fn the_attack_suite_holds_for_sandboxes_of_a_pool() {
-    let pool = Pool::new(std::sync::Arc::new(provider()), steady(3)).unwrap();
-    // State that is kept between sandboxes: what a pool could get wrong.
-    attacked(&pool, "6", 7).await;
 }
 
 /// A pool that keeps `n` ready whatever the demand.

@@ -238,40 +238,36 @@ fn a_server_of_sandboxes_for_other_hosts_needs_chosen_tokens() {
     assert!(crate::failure(&refused, 2).contains("line 1"));
 }
 
+/// `sinew-lab` beside the program carries its sub-commands out, with their arguments as they are.
 #[test]
-fn attacks_are_a_table_with_a_sum_and_one_object_a_case() {
-    let attack = |args: &[&str]| {
-        let mut sinew = crate::sinew();
-        sinew
-            .args(["sandbox", "attack", "--filter", "14"])
-            .args(args);
-        let output = sinew.output().unwrap();
-        assert!(output.status.success(), "{output:?}");
-        String::from_utf8(output.stdout).unwrap()
+fn benches_and_attacks_are_another_program() {
+    use std::os::unix::fs::PermissionsExt;
+    let dir = tempfile::tempdir().unwrap();
+    let own = dir.path().join("sinew");
+    std::fs::copy(env!("CARGO_BIN_EXE_sinew"), &own).unwrap();
+    let run = |args: &[&str]| {
+        let mut command = std::process::Command::new(&own);
+        command.args(args).env("PATH", "/usr/bin:/bin");
+        command.output().unwrap()
     };
-    for level in ["process", "wasm"] {
-        let table = attack(&["--level", level]);
-        let rows: Vec<Value> = attack(&["--level", level, "--json"])
-            .lines()
-            .map(|line| serde_json::from_str(line).unwrap())
-            .collect();
-        let (last, lines) = table
-            .lines()
-            .collect::<Vec<_>>()
-            .split_last()
-            .map(|(l, r)| (*l, r.to_vec()))
-            .unwrap();
-        assert_eq!(lines.len(), rows.len(), "{table}");
-        for (line, row) in lines.iter().zip(&rows) {
-            assert_eq!(row["level"], level);
-            assert!(line.starts_with(row["outcome"].as_str().unwrap()), "{line}");
-            assert!(line.contains(row["case"].as_str().unwrap()), "{line}");
-        }
-        let held = rows.iter().filter(|r| r["outcome"] == "held").count();
-        assert!(held > 0, "{table}");
-        assert!(
-            last.starts_with(&format!("level {level}: {held} held, 0 escaped, ")),
-            "{last}"
-        );
+    let missing = crate::failure(&run(&["bench", "soak"]), 3);
+    assert!(missing.contains("cargo build -p sinew-lab"), "{missing}");
+    let lab = dir.path().join("sinew-lab");
+    std::fs::write(&lab, "#!/bin/sh\necho \"$@\"\nexit 7\n").unwrap();
+    std::fs::set_permissions(&lab, PermissionsExt::from_mode(0o755)).unwrap();
+    for (args, expected) in [
+        (
+            &["bench", "compute", "--help"][..],
+            "bench compute --help\n",
+        ),
+        (
+            &["sandbox", "attack", "--level", "crun", "--json"],
+            "sandbox attack --level crun --json\n",
+        ),
+        (&["sandbox", "leaks"], "sandbox leaks\n"),
+    ] {
+        let output = run(args);
+        assert_eq!(String::from_utf8_lossy(&output.stdout), expected);
+        assert_eq!(output.status.code(), Some(7));
     }
 }

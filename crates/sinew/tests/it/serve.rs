@@ -215,48 +215,6 @@ fn answers_are_gone_on_from_by_their_id_after_kills() {
     assert_eq!(finished["branches"], 2, "{finished}");
 }
 
-/// A short day: nothing grows, no token is lost, whatever agents do.
-#[test]
-fn a_soak_of_agents_loses_nothing() {
-    let done = sinew()
-        .args(["bench", "soak", "--turns", "3000", "--json"])
-        .output()
-        .unwrap();
-    let errors = String::from_utf8_lossy(&done.stderr);
-    assert!(done.status.success(), "{errors}");
-    let text = String::from_utf8(done.stdout).unwrap();
-    let rows: Vec<Value> = text
-        .lines()
-        .map(|line| serde_json::from_str(line).unwrap())
-        .collect();
-    let missed: Vec<_> = rows.iter().filter(|r| r["met"] == false).collect();
-    assert!(missed.is_empty(), "{missed:?}\n{errors}");
-    // It has done what it is for.
-    let value = |name: &str| {
-        let row = rows.iter().find(|r| r["name"] == format!("soak.{name}"));
-        row.unwrap_or_else(|| panic!("no {name}"))["value"]
-            .as_f64()
-            .unwrap()
-    };
-    assert_eq!(value("gateways"), 24.0);
-    assert!(value("turns") >= 2500.0);
-    for some in [
-        "join_extend",
-        "join_realign",
-        "join_rollback",
-        "join_fork",
-        "recognized",
-        "retries_coalesced",
-        "clients_gone",
-        "left_to_expire",
-        "stored_tokens",
-    ] {
-        assert!(value(some) >= 5.0, "{some}: {text}");
-    }
-    let limited = rows.iter().filter(|r| r["target"].is_number()).count();
-    assert_eq!(limited, 9, "{text}");
-}
-
 /// Sends a signal.
 fn signal(child: &Child, name: &str) {
     let id = child.id().to_string();

@@ -1,0 +1,405 @@
+//! Attacks on machines: the suite of every level, and cases 80 to 84 of the list.
+//!
+//! For the latter the guest's kernel is taken for conquered: programs are its first user, behind
+//! no walls inside, and use the agent's own channel. What must hold is the machine.
+
+use crate::attack::{self, AttackOutcome, AttackRow, spec};
+use sinew_microvm::MicrovmProvider;
+use sinew_sandbox::{
+    Ending, ExecRequest, ExecResult, Program, Sandbox, SandboxError, SandboxFuture, SandboxProvider,
+};
+use std::collections::HashSet;
+use std::time::Duration;
+
+/// What a monitor may take for itself: the guest's memory, translated code, its own.
+const MONITOR_BYTES: u64 = 512 << 20;
+/// How far a guest's clock may be off, in seconds.
+const CLOCK_S: f64 = 5.0;
+
+type Verdict = (AttackOutcome, String);
+
+fn held(why: impl Into<String>) -> Verdict {
+    (AttackOutcome::Held, why.into())
+}
+
+fn escaped(why: impl Into<String>) -> Verdict {
+    (AttackOutcome::Escaped, why.into())
+}
+
+struct Case {
+    number: u32,
+    name: &'static str,
+    run: for<'a> fn(&'a MicrovmProvider) -> SandboxFuture<'a, Verdict>,
+}
+
+macro_rules! case {
+    ($number:literal, $name:literal, $run:expr) => {
+        Case {
+            number: $number,
+            name: $name,
+            run: |provider| Box::pin($run(provider)),
+        }
+    };
+}
+
+const CASES: &[Case] = &[
+    case!(
+        48,
+        "rights of the monitor as the host sees them",
+        monitor_rights
+    ),
+    case!(80, "panic of the guest's kernel", |p| dies(
+        p,
+        "echo c > /proc/sysrq-trigger",
+        10
+    )),
+    case!(80, "panics in a loop", panic_loop),
+    case!(80, "reboot", |p| dies(p, "reboot -f", 10)),
+    case!(80, "power off", |p| dies(p, "poweroff -f", 10)),
+    case!(80, "halt", |p| dies(p, "halt -f", 1)),
+    case!(81, "flood of the serial line", serial_flood),
+    case!(82, "takes all memory and more", over_commit),
+    case!(82, "devices that reach the host", devices),
+    case!(83, "frame of four gigabytes", |p| forges(
+        p,
+        "os.write(fd, b'\\x02\\xff\\xff\\xff\\xff' + bytes(4096))",
+        10
+    )),
+    case!(83, "frame that never ends", |p| forges(
+        p,
+        "os.write(fd, b'\\x02\\x00\\x80\\x00\\x00')\ntime.sleep(99)",
+        5
+    )),
+    case!(83, "output without end", |p| forges(
+        p,
+        "while True: os.write(fd, b'\\x02\\x00\\x80\\x00\\x00' + bytes(32768))",
+        10
+    )),
+    case!(83, "frames of unknown kinds", |p| forges(
+        p,
+        "os.write(fd, b'\\xee\\x00\\x00\\x00\\x00')",
+        10
+    )),
+    case!(
+        84,
+        "clock, entropy and name of restored machines",
+        restored_alike
+    ),
+];
+
+/// Cases of the suite of every level that have another form here.
+fn replaced(case: &str) -> bool {
+    let number = case.split(' ').next().and_then(|n| n.parse::<u32>().ok());
+    matches!(number, Some(80..=84)) || case == "48 capabilities as the host sees them"
+}
+
+/// Runs every case that `filter` chooses ([`attack::chosen`]).
+///
+/// # Errors
+/// Only if no machine can be had at all.
+pub async fn run(
+    provider: &MicrovmProvider,
+    filter: &str,
+    on_row: &mut (dyn FnMut(AttackRow) + Send),
+) -> Result<(), SandboxError> {
+    let mut pass = |row: AttackRow| {
+        if !replaced(&row.case) {
+            on_row(row);
+        }
+    };
+    attack::run(provider, filter, &mut pass).await?;
+    run_own(provider, filter, on_row).await
+}
+
+/// Runs the cases that only machines have.
+///
+/// # Errors
+/// As [`run`].
+pub async fn run_own(
+    provider: &MicrovmProvider,
+    filter: &str,
+    on_row: &mut (dyn FnMut(AttackRow) + Send),
+) -> Result<(), SandboxError> {
+    let mut sibling = provider.acquire(&spec()).await?;
+    for case in CASES {
+        let name = format!("{:02} {}", case.number, case.name);
+        if !attack::chosen(&name, filter) {
+            continue;
+        }
+        let before = monitors().len();
+        let ran = (case.run)(provider).await;
+        let verdict = ran.unwrap_or_else(|e| escaped(format!("the sandbox failed: {e}")));
+        let (outcome, why) = aftermath(before, sibling.as_mut(), verdict).await;
+        on_row(AttackRow {
+            level: "microvm".into(),
+            case: name,
+            outcome,
+            why,
+        });
+    }
+    sibling.destroy().await
+}
+
+async fn aftermath(before: usize, sibling: &mut dyn Sandbox, verdict: Verdict) -> Verdict {
+    if verdict.0 != AttackOutcome::Held {
+        return verdict;
+    }
+    // Those that were dropped are seen off by a thread of their own.
+    for _ in 0..200 {
+        if monitors().len() <= before {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    let left = monitors().len();
+    if left > before {
+        return escaped(format!("{} monitors are left", left - before));
+    }
+    match sibling.exec(shell("echo well", 20)).await {
+        Ok(r) if r.stdout == b"well\n" => verdict,
+        Ok(r) => escaped(format!("the sibling answered {}", r.ending)),
+        Err(e) => escaped(format!("the sibling died: {e}")),
+    }
+}
+
+/// Numbers of monitors that this process started.
+fn monitors() -> Vec<u32> {
+    let parent = format!(") S {} ", std::process::id());
+    let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    let pids = entries.filter_map(|e| e.file_name().to_str()?.parse::<u32>().ok());
+    pids.filter(|pid| {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        let running = stat.replace(") R ", ") S ").replace(") D ", ") S ");
+        running.contains(&parent) && stat.contains("(qemu")
+    })
+    .collect()
+}
+
+fn shell(script: &str, seconds: u64) -> ExecRequest {
+    ExecRequest {
+        program: Program::Shell(script.into()),
+        stdin: Vec::new(),
+        deadline: Duration::from_secs(seconds),
+    }
+}
+
+fn python(code: &str, seconds: u64) -> ExecRequest {
+    ExecRequest {
+        program: Program::Python(code.into()),
+        stdin: Vec::new(),
+        deadline: Duration::from_secs(seconds),
+    }
+}
+
+fn printed(result: &ExecResult) -> String {
+    String::from_utf8_lossy(&result.stdout).trim().to_owned()
+}
+
+async fn monitor_rights(provider: &MicrovmProvider) -> Result<Verdict, SandboxError> {
+    let before: HashSet<u32> = monitors().into_iter().collect();
+    let sandbox = provider.acquire(&spec()).await?;
+    let own = std::fs::read_link("/proc/self/ns/net").ok();
+    let mut seen = 0;
+    for pid in monitors().into_iter().filter(|p| !before.contains(p)) {
+        seen += 1;
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+        let caps = |l: &&str| {
+            (l.starts_with("CapEff") || l.starts_with("CapPrm") || l.starts_with("CapInh"))
+                && !l.ends_with("\t0000000000000000")
+        };
+        if let Some(line) = status.lines().find(caps) {
+            return Ok(escaped(line));
+        }
+        if !status.contains("Seccomp:\t2\n") || !status.contains("NoNewPrivs:\t1\n") {
+            return Ok(escaped("the monitor's system calls are not filtered"));
+        }
+        if status.contains("Uid:\t0\t") {
+            return Ok(escaped("the monitor is the host's first user"));
+        }
+        if std::fs::read_link(format!("/proc/{pid}/ns/net")).ok() == own {
+            return Ok(escaped("the monitor has the host's network"));
+        }
+    }
+    sandbox.destroy().await?;
+    match seen {
+        0 => Ok(escaped("the monitor was not found on the host")),
+        _ => Ok(held(
+            "no capabilities, a user of its own, filtered, no network",
+        )),
+    }
+}
+
+/// The machine must die of it, and be told to have died.
+async fn dies(
+    provider: &MicrovmProvider,
+    script: &str,
+    seconds: u64,
+) -> Result<Verdict, SandboxError> {
+    let mut sandbox = provider.acquire_unwalled(&spec()).await?;
+    let result = sandbox.exec(shell(script, seconds)).await?;
+    if result.ending != Ending::SandboxDied {
+        let errors = String::from_utf8_lossy(&result.stderr).into_owned();
+        return Ok(escaped(format!("{}; {errors}", result.ending)));
+    }
+    let again = sandbox.exec(shell("true", 5)).await;
+    if !matches!(again, Err(SandboxError::Died(_))) {
+        return Ok(escaped("a dead machine still answers"));
+    }
+    sandbox.reset().await?;
+    let again = sandbox.exec(shell("echo up", 20)).await?;
+    sandbox.destroy().await?;
+    match printed(&again).as_str() {
+        "up" => Ok(held("SandboxDied; a reset gives a new machine")),
+        other => Ok(escaped(format!("after a reset: {other:?}"))),
+    }
+}
+
+async fn panic_loop(provider: &MicrovmProvider) -> Result<Verdict, SandboxError> {
+    let mut sandbox = provider.acquire_unwalled(&spec()).await?;
+    for turn in 0..4 {
+        let code = "open('/proc/sysrq-trigger', 'w').write('c')";
+        let request = if turn == 0 {
+            python(code, 10)
+        } else {
+            shell("kill -SEGV $$", 10)
+        };
+        let ending = sandbox.exec(request).await?.ending;
+        let wanted = if turn == 0 {
+            Ending::SandboxDied
+        } else {
+            Ending::Signalled { signal: 11 }
+        };
+        if ending != wanted {
+            return Ok(escaped(format!("turn {turn} ended with {ending:?}")));
+        }
+        sandbox.reset().await?;
+    }
+    sandbox.destroy().await?;
+    Ok(held("each reset gives a new machine"))
+}
+
+async fn serial_flood(provider: &MicrovmProvider) -> Result<Verdict, SandboxError> {
+    let mut sandbox = provider.acquire_unwalled(&spec()).await?;
+    let script = "mknod /dev/line c 4 64 && yes floodfloodflood > /dev/line";
+    let result = sandbox.exec(shell(script, 2)).await?;
+    let stats = sandbox.stats().await?;
+    sandbox.destroy().await?;
+    if result.ending != Ending::Timeout {
+        let errors = String::from_utf8_lossy(&result.stderr).into_owned();
+        return Ok(escaped(format!("{}; {errors}", result.ending)));
+    }
+    if stats.memory_bytes > MONITOR_BYTES {
+        return Ok(escaped(format!(
+            "the monitor takes {} bytes",
+            stats.memory_bytes
+        )));
+    }
+    let mib = stats.memory_bytes >> 20;
+    Ok(held(format!(
+        "its monitor keeps the last 16 kB; {mib} MiB in all"
+    )))
+}
+
+async fn over_commit(provider: &MicrovmProvider) -> Result<Verdict, SandboxError> {
+    let mut sandbox = provider.acquire_unwalled(&spec()).await?;
+    let code = "x = []\nwhile True: x.append(bytearray(b'x') * (1 << 20))";
+    let result = sandbox.exec(python(code, 20)).await?;
+    let taken = match sandbox.stats().await {
+        Ok(stats) => stats.memory_bytes,
+        // The kernel may have chosen to fall.
+        Err(SandboxError::Died(_)) => 0,
+        Err(e) => return Err(e),
+    };
+    sandbox.destroy().await?;
+    if taken > MONITOR_BYTES {
+        return Ok(escaped(format!("the monitor takes {taken} bytes")));
+    }
+    let ended = result.ending;
+    match ended {
+        Ending::Exited { code: 0 } => Ok(escaped("it found memory without end")),
+        _ => Ok(held(format!("{ended:?}; {} MiB on the host", taken >> 20))),
+    }
+}
+
+async fn devices(provider: &MicrovmProvider) -> Result<Verdict, SandboxError> {
+    let mut sandbox = provider.acquire_unwalled(&spec()).await?;
+    let script = "mkdir -p /dev/s && mount -t sysfs none /dev/s && ls /dev/s/bus/virtio/devices /dev/s/class/net /dev/s/block | tr '\\n' ' '";
+    let seen = printed(&sandbox.exec(shell(script, 20)).await?);
+    sandbox.destroy().await?;
+    let expected = "/dev/s/block:  /dev/s/bus/virtio/devices: virtio0  /dev/s/class/net: lo";
+    if seen != expected {
+        return Ok(escaped(format!("it sees {seen:?}")));
+    }
+    Ok(held(
+        "one device, the console: no disk, no network, no balloon",
+    ))
+}
+
+/// Takes the agent's channel and writes what no agent would.
+async fn forges(
+    provider: &MicrovmProvider,
+    code: &str,
+    seconds: u64,
+) -> Result<Verdict, SandboxError> {
+    const TAKE: &str = "
+import ctypes, os, time
+libc = ctypes.CDLL(None)
+port = next(int(n) for n in os.listdir('/proc/1/fd') if 'vport' in os.readlink('/proc/1/fd/' + n))
+fd = libc.syscall(438, libc.syscall(434, 1, 0), port, 0)
+if fd < 0: print('no channel')
+os.set_blocking(fd, True)
+";
+    let mut sandbox = provider.acquire_unwalled(&spec()).await?;
+    let result = sandbox
+        .exec(python(&format!("{TAKE}{code}"), seconds))
+        .await?;
+    let again = sandbox.exec(shell("true", 5)).await;
+    sandbox.destroy().await?;
+    let errors = String::from_utf8_lossy(&result.stderr).into_owned();
+    match (result.ending, again) {
+        (Ending::SandboxDied, Err(SandboxError::Died(_))) => {
+            Ok(held("the connection is given up: SandboxDied"))
+        }
+        (ending, _) => Ok(escaped(format!("ended with {ending:?}; {errors}"))),
+    }
+}
+
+async fn restored_alike(provider: &MicrovmProvider) -> Result<Verdict, SandboxError> {
+    let code = "import os, random, socket, time, uuid\nprint(random.random(), os.urandom(8).hex(), uuid.uuid4(), socket.gethostname(), time.time())";
+    let spec = spec();
+    let mut first = provider.acquire(&spec).await?;
+    let snapshot = first.snapshot().await?;
+    let mut lines = vec![printed(&first.exec(python(code, 20)).await?)];
+    first.destroy().await?;
+    for _ in 0..2 {
+        let mut fork = provider.fork(&spec, &snapshot).await?;
+        lines.push(printed(&fork.exec(python(code, 20)).await?));
+        fork.destroy().await?;
+        let mut other = provider.acquire(&spec).await?;
+        lines.push(printed(&other.exec(python(code, 20)).await?));
+        other.destroy().await?;
+    }
+    let mut seen = HashSet::new();
+    for line in &lines {
+        let values: Vec<&str> = line.split(' ').collect();
+        let &[random, kernel, uuid, name, time] = values.as_slice() else {
+            return Ok(escaped(format!("{line:?} was printed")));
+        };
+        for value in [random, kernel, uuid, name] {
+            if !seen.insert(value) {
+                return Ok(escaped(format!("{value} came twice")));
+            }
+        }
+        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+        let now = now.map_or(0.0, |d| d.as_secs_f64());
+        let off = now - time.parse::<f64>().unwrap_or(0.0);
+        // All were printed within this case.
+        if !(-CLOCK_S..120.0).contains(&off) {
+            return Ok(escaped(format!("its clock is {off} s off")));
+        }
+    }
+    Ok(held(format!(
+        "{} machines, all different; their clocks are right",
+        lines.len()
+    )))
+}

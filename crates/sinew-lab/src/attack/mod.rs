@@ -1,0 +1,402 @@
+//! The attack suite: hostile programs run inside, judged from outside.
+//!
+//! Each case runs in a sandbox of its own. It is `held` only if its effect did not happen, its
+//! ending is the precise one, a sibling sandbox is unharmed, and no process, group or mount is
+//! left. What cannot apply at this level is listed with the reason. The numbers are those of
+//! the list in `docs/sandbox.md`.
+
+mod ends;
+mod files;
+pub(crate) mod host;
+mod kernel;
+pub mod microvm;
+mod resource;
+mod special;
+mod state;
+pub(crate) mod table;
+pub mod wasm;
+
+use host::{Residue, Witness};
+use serde::{Deserialize, Serialize};
+use sinew_sandbox::{
+    Ending, ExecRequest, ExecResult, Limits, Program, Sandbox, SandboxError, SandboxProvider,
+    SandboxSpec,
+};
+use std::time::Duration;
+
+/// What came of an attack.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum AttackOutcome {
+    /// It had no effect and its ending was told precisely.
+    Held,
+    /// It had an effect, was misreported, or left something behind.
+    Escaped,
+    /// The level has nothing that it could attack.
+    NotApplicable,
+    /// It was not run on this host.
+    Skipped,
+}
+
+impl AttackOutcome {
+    /// As it is written, in rows and in JSON.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Held => "held",
+            Self::Escaped => "escaped",
+            Self::NotApplicable => "not_applicable",
+            Self::Skipped => "skipped",
+        }
+    }
+}
+
+/// One row of the attack table.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AttackRow {
+    /// Level attacked.
+    pub level: String,
+    /// Two-digit number in the list and a name.
+    pub case: String,
+    /// What came of it.
+    pub outcome: AttackOutcome,
+    /// What was seen, or why it was not run.
+    pub why: String,
+}
+
+/// How an attack is to end when it is held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Expect {
+    /// Exits with 0 after printing `DONE`: everything it tried was refused.
+    Done,
+    /// Exits with this code.
+    Exited(i32),
+    Signalled(i32),
+    Timeout,
+    OutOfMemory,
+    OutOfMemoryOrDone,
+    TooManyProcesses,
+    OutputLimit,
+    Denied,
+    DoneOrDenied,
+    /// Any ending that the sandbox survives.
+    Bounded,
+}
+
+impl Expect {
+    fn met(self, result: &ExecResult) -> bool {
+        let ending = result.ending;
+        let clean = ending == Ending::Exited { code: 0 };
+        let done = clean && result.stdout.ends_with(b"DONE\n");
+        match self {
+            Self::Done => done,
+            Self::Exited(code) => ending == Ending::Exited { code },
+            Self::Signalled(signal) => ending == Ending::Signalled { signal },
+            Self::Timeout => ending == Ending::Timeout,
+            Self::OutOfMemory => ending == Ending::OutOfMemory,
+            Self::OutOfMemoryOrDone => done || ending == Ending::OutOfMemory,
+            Self::TooManyProcesses => ending == Ending::TooManyProcesses,
+            Self::OutputLimit => ending == Ending::OutputLimit && result.truncated,
+            Self::Denied => ending == Ending::Denied,
+            Self::DoneOrDenied => done || ending == Ending::Denied,
+            Self::Bounded => ending != Ending::SandboxDied,
+        }
+    }
+}
+
+/// A hostile Python program. A line of its output that starts with `ESCAPED` gives it away.
+#[derive(Debug)]
+pub(crate) struct Case {
+    number: u32,
+    name: &'static str,
+    expect: Expect,
+    deadline: Duration,
+    code: &'static str,
+    /// Names system calls by their x86-64 numbers.
+    raw_calls: bool,
+}
+
+impl Case {
+    pub(crate) const fn new(
+        number: u32,
+        name: &'static str,
+        expect: Expect,
+        deadline_ms: u64,
+        code: &'static str,
+    ) -> Self {
+        let bytes = code.as_bytes();
+        let (mut raw_calls, mut at) = (false, 0);
+        while at + 3 <= bytes.len() {
+            raw_calls |= bytes[at] == b's' && bytes[at + 1] == b'c' && bytes[at + 2] == b'(';
+            at += 1;
+        }
+        Self {
+            number,
+            name,
+            expect,
+            deadline: Duration::from_millis(deadline_ms),
+            code,
+            raw_calls,
+        }
+    }
+}
+
+/// How much longer a program takes where QEMU executes it without KVM, at most.
+const EMULATED: u32 = 6;
+
+/// What every program of the suite starts with.
+const PRELUDE: &str = "
+import os, sys
+def sc(nr, *args):
+    import ctypes
+    libc = ctypes.CDLL(None, use_errno=True)
+    ctypes.set_errno(0)
+    args = [ctypes.c_long(a) if isinstance(a, int) else a for a in args]
+    return libc.syscall(ctypes.c_long(nr), *args), ctypes.get_errno()
+def refused(name, result):
+    if result[0] != -1: print('ESCAPED', name, result)
+def tries(name, f):
+    try: value = f()
+    except Exception as e: print('refused', name, e)
+    else: print('ESCAPED', name, repr(value)[:80])
+import ctypes
+";
+
+/// What each attacked sandbox may use.
+#[must_use]
+pub fn spec() -> SandboxSpec {
+    SandboxSpec {
+        limits: Limits {
+            cpu_s: 20.0,
+            memory_bytes: 64 << 20,
+            processes: 16,
+            output_bytes: 64 << 10,
+            work_bytes: 4 << 20,
+            open_files: 32,
+        },
+        ..SandboxSpec::default()
+    }
+}
+
+struct Suite<'a> {
+    provider: &'a dyn SandboxProvider,
+    /// The sandbox that no attack may touch; gone only after it could not be replaced.
+    sibling: Option<Box<dyn Sandbox>>,
+    /// What there is without any sandbox.
+    alone: Residue,
+    witness: Witness,
+    on_row: &'a mut (dyn FnMut(AttackRow) + Send),
+}
+
+/// Whether a case is meant: `filter` is a part of its number and name, or a range of numbers
+/// (`31-45`).
+pub fn chosen(case: &str, filter: &str) -> bool {
+    let number = |text: &str| text.parse::<u32>().ok();
+    let range = filter.split_once('-');
+    match range.and_then(|(from, to)| Some((number(from)?, number(to)?))) {
+        Some((from, to)) => {
+            let own = case.split(' ').next().and_then(number);
+            own.is_some_and(|n| (from..=to).contains(&n))
+        }
+        None => case.contains(filter),
+    }
+}
+
+/// Runs the cases that `filter` chooses ([`chosen`]) and hands each row to `on_row` as soon as it
+/// is known.
+///
+/// # Errors
+/// Only if no sandbox can be had at all; what an attack does is a row.
+pub async fn run(
+    provider: &dyn SandboxProvider,
+    filter: &str,
+    on_row: &mut (dyn FnMut(AttackRow) + Send),
+) -> Result<(), SandboxError> {
+    let witness = Witness::new().map_err(|e| SandboxError::Io {
+        operation: "set traps on the host".into(),
+        message: e.to_string(),
+    })?;
+    sibling(provider, &witness).await?.destroy().await?;
+    let alone = Residue::settled().await;
+    let mut suite = Suite {
+        provider,
+        sibling: Some(sibling(provider, &witness).await?),
+        alone,
+        witness,
+        on_row,
+    };
+    let all = [resource::CASES, files::CASES, kernel::CASES];
+    for case in all.into_iter().flatten() {
+        let name = title(case.number, case.name);
+        if chosen(&name, filter) {
+            let outcome = suite.attack(case).await;
+            suite.row(name, outcome);
+        }
+    }
+    for special in special::ALL.iter().chain(state::ALL).chain(ends::ALL) {
+        let name = title(special.number, special.name);
+        if chosen(&name, filter) {
+            let outcome = suite.special(special).await;
+            suite.row(name, outcome);
+        }
+    }
+    for &(number, name, why) in kernel::ABSENT {
+        let name = title(number, name);
+        if chosen(&name, filter) {
+            suite.row(name, (AttackOutcome::NotApplicable, why.into()));
+        }
+    }
+    match suite.sibling {
+        Some(sibling) => sibling.destroy().await,
+        None => Ok(()),
+    }
+}
+
+/// A sandbox with a canary in it.
+async fn sibling(
+    provider: &dyn SandboxProvider,
+    witness: &Witness,
+) -> Result<Box<dyn Sandbox>, SandboxError> {
+    let mut sibling = provider.acquire(&spec()).await?;
+    let canary = witness.secret.as_bytes();
+    sibling.write_file("canary", canary).await?;
+    Ok(sibling)
+}
+
+fn title(number: u32, name: &str) -> String {
+    format!("{number:02} {name}")
+}
+
+pub(crate) type Verdict = (AttackOutcome, String);
+
+pub(crate) fn escaped(why: impl Into<String>) -> Verdict {
+    (AttackOutcome::Escaped, why.into())
+}
+
+impl Suite<'_> {
+    fn row(&mut self, case: String, (outcome, why): Verdict) {
+        (self.on_row)(AttackRow {
+            level: self.provider.level().into(),
+            case,
+            outcome,
+            why,
+        });
+    }
+
+    async fn attack(&mut self, case: &Case) -> Verdict {
+        if case.raw_calls && !cfg!(target_arch = "x86_64") {
+            let why = "the program knows only the system calls of x86-64";
+            return (AttackOutcome::Skipped, why.into());
+        }
+        let before = Residue::settled().await;
+        let result = self.exec_alone(case).await;
+        let verdict = match result {
+            Ok(result) => self.judge(case, &result),
+            Err(e) => escaped(format!("the sandbox failed: {e}")),
+        };
+        self.aftermath(before, verdict).await
+    }
+
+    async fn special(&mut self, special: &special::Special) -> Verdict {
+        let before = Residue::settled().await;
+        let verdict = match (special.run)(self.provider, &self.witness).await {
+            Ok(verdict) => verdict,
+            Err(e) => escaped(format!("the sandbox failed: {e}")),
+        };
+        self.aftermath(before, verdict).await
+    }
+
+    /// What shall be cut by its deadline keeps it; the rest gets the time that a slow level takes.
+    fn deadline(&self, case: &Case) -> Duration {
+        let slow = self.provider.level() == "microvm";
+        let cut = matches!(case.expect, Expect::Timeout | Expect::Bounded);
+        case.deadline * if slow && !cut { EMULATED } else { 1 }
+    }
+
+    async fn exec_alone(&self, case: &Case) -> Result<ExecResult, SandboxError> {
+        let mut sandbox = self.provider.acquire(&spec()).await?;
+        let code = format!("{PRELUDE}{}{}", self.witness.python(), case.code);
+        let request = ExecRequest {
+            program: Program::Python(code),
+            stdin: Vec::new(),
+            deadline: self.deadline(case),
+        };
+        let result = sandbox.exec(request).await;
+        sandbox.destroy().await?;
+        result
+    }
+
+    fn judge(&self, case: &Case, result: &ExecResult) -> Verdict {
+        let printed = String::from_utf8_lossy(&result.stdout);
+        if let Some(line) = printed.lines().find(|l| l.starts_with("ESCAPED")) {
+            return escaped(line);
+        }
+        if printed.contains(&self.witness.secret) {
+            return escaped("it printed a secret of the host");
+        }
+        if result.usage.peak_memory_bytes > spec().limits.memory_bytes + (1 << 20) {
+            let peak = result.usage.peak_memory_bytes;
+            return escaped(format!("it used {peak} bytes of memory"));
+        }
+        if !case.expect.met(result) {
+            let errors = String::from_utf8_lossy(&result.stderr);
+            let last = errors.lines().last().unwrap_or_default().to_owned();
+            return escaped(format!(
+                "{}, expected {:?}; {last}",
+                result.ending, case.expect
+            ));
+        }
+        (AttackOutcome::Held, result.ending.to_string())
+    }
+
+    /// A held attack must also have left the host and the sibling as they were.
+    async fn aftermath(&mut self, before: Residue, verdict: Verdict) -> Verdict {
+        if verdict.0 != AttackOutcome::Held {
+            return verdict;
+        }
+        if let Some(trap) = self.witness.sprung() {
+            return escaped(trap);
+        }
+        let left = before.left_since().await;
+        if let Err(why) = self.sibling_answers().await {
+            return escaped(why);
+        }
+        if left.is_none() {
+            return verdict;
+        }
+        match self.left_without_sibling().await {
+            Ok(None) => verdict,
+            Ok(Some(left)) => escaped(left),
+            Err(e) => escaped(format!("the sibling could not be replaced: {e}")),
+        }
+    }
+
+    async fn sibling_answers(&mut self) -> Result<(), String> {
+        let request = ExecRequest {
+            program: Program::Python("print(open('canary').read(), end='')".into()),
+            stdin: Vec::new(),
+            deadline: Duration::from_secs(20),
+        };
+        let Some(sibling) = &mut self.sibling else {
+            return Err("there is no sibling any more".into());
+        };
+        match sibling.exec(request).await {
+            Ok(r) if r.stdout == self.witness.secret.as_bytes() => Ok(()),
+            Ok(r) => Err(format!(
+                "the sibling answered {:?} {:?}",
+                r.ending, r.stdout
+            )),
+            Err(e) => Err(format!("the sibling died: {e}")),
+        }
+    }
+
+    /// On a busy host the sibling's next interpreter may have come late, and be what is more: what
+    /// an attack left behind is there without the sibling, too.
+    async fn left_without_sibling(&mut self) -> Result<Option<String>, SandboxError> {
+        if let Some(sibling) = self.sibling.take() {
+            sibling.destroy().await?;
+        }
+        let left = self.alone.left_since().await;
+        self.sibling = Some(sibling(self.provider, &self.witness).await?);
+        Ok(left)
+    }
+}

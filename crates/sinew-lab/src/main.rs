@@ -1,0 +1,29 @@
+//! The program behind `sinew bench` and `sinew sandbox attack|bench|leaks`.
+
+use clap::Parser;
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    let child = sinew_sandbox::spawner_main_if_requested()
+        .or_else(sinew_wasm::worker_main_if_requested)
+        .or_else(sinew_microvm::jail_main_if_requested);
+    if let Some(code) = child {
+        return ExitCode::from(u8::try_from(code).unwrap_or(1));
+    }
+    let cli = sinew_lab::cli::Cli::parse();
+    tracing_subscriber::fmt()
+        .with_writer(std::io::stderr)
+        .with_env_filter(
+            tracing_subscriber::EnvFilter::try_from_env("SINEW_LOG")
+                .unwrap_or_else(|_| "error".into()),
+        )
+        .init();
+    match cli.run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            use std::io::Write;
+            let _ = writeln!(std::io::stderr(), "sinew: {error}");
+            ExitCode::from(error.code())
+        }
+    }
+}

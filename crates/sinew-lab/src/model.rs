@@ -1,0 +1,102 @@
+//! The model and the device that the benches compute with.
+
+use crate::LabError;
+use crate::bench::real::Real;
+use sinew_env::math::{MathTaskConfig, Mixed, PromptConfig};
+use sinew_env::{Split, Taskset};
+use sinew_model::{ModelFiles, ResolveEnv, load_gguf_metadata, load_model, resolve_model};
+use sinew_render::{ChatRenderer, GgufVocab, Renderer};
+use sinew_tensor::{Device, KernelSet};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+/// The device that `SINEW_CPU` and `SINEW_THREADS` ask for, else all cores with the best kernels.
+pub(crate) fn device() -> Result<Device, LabError> {
+    let kernels = match std::env::var("SINEW_CPU") {
+        Ok(name) => {
+            KernelSet::parse(&name).map_err(|e| LabError::input(format!("SINEW_CPU: {e}")))?
+        }
+        Err(_) => KernelSet::detect(),
+    };
+    let threads = match std::env::var("SINEW_THREADS") {
+        Ok(text) => text
+            .parse()
+            .ok()
+            .filter(|n| (1..=1024).contains(n))
+            .ok_or_else(|| {
+                LabError::input(format!("SINEW_THREADS = {text:?}: allowed: 1 to 1024"))
+            })?,
+        Err(_) => std::thread::available_parallelism().map_or(1, usize::from),
+    };
+    Ok(Device::new(kernels, threads))
+}
+
+/// Where models are looked for: as `sinew` does it, but for the packages of other Python environments.
+fn places() -> ResolveEnv {
+    let var = |name: &str| std::env::var(name).ok().filter(|v| !v.is_empty());
+    let home = PathBuf::from(var("HOME").unwrap_or_else(|| ".".into()));
+    let cache = var("XDG_CACHE_HOME").map_or_else(|| home.join(".cache"), PathBuf::from);
+    let hub = var("HF_HOME").map_or_else(|| cache.join("huggingface"), PathBuf::from);
+    let named = var("SINEW_PACKAGE_DIRS").unwrap_or_default();
+    let program = std::env::current_exe().unwrap_or_default();
+    let dirs = std::env::split_paths(&named)
+        .chain([".cache/wheels".into()])
+        .chain(program.ancestors().map(|a| a.join(".cache/wheels")));
+    ResolveEnv {
+        package_dirs: dirs.filter(|d| d.is_dir()).collect(),
+        cache_dir: var("SINEW_CACHE").map_or_else(|| cache.join("sinew"), PathBuf::from),
+        hub_cache: var("HF_HUB_CACHE").map_or_else(|| hub.join("hub"), PathBuf::from),
+        hub_endpoint: var("HF_ENDPOINT").unwrap_or_else(|| ResolveEnv::HUB.into()),
+        hub_token: var("HF_TOKEN"),
+        offline: var("HF_HUB_OFFLINE").is_some_and(|v| v != "0"),
+        progress: None,
+    }
+}
+
+fn renderer(files: &ModelFiles) -> Result<ChatRenderer, String> {
+    let path = match files {
+        ModelFiles::Dir(dir) => return ChatRenderer::from_dir(dir).map_err(|e| e.to_string()),
+        ModelFiles::Gguf(path) => path,
+    };
+    let meta = load_gguf_metadata(path).map_err(|e| e.to_string())?;
+    let failed = |e: sinew_model::ConfigError| e.to_string();
+    let types = meta.token_types().map_err(failed)?.unwrap_or_default();
+    let vocab = GgufVocab {
+        model: meta.tokenizer_model().map_err(failed)?.into(),
+        pre: (meta.pre_tokenizer().map_err(failed)?)
+            .unwrap_or_default()
+            .into(),
+        tokens: meta.tokens().map_err(failed)?.to_vec(),
+        token_types: types.iter().map(|&t| t as i32).collect(),
+        merges: meta.merges().map_err(failed)?.to_vec(),
+    };
+    ChatRenderer::from_gguf(
+        &vocab,
+        meta.chat_template().map_err(failed)?,
+        meta.token_id("bos").map_err(failed)?,
+        meta.token_id("eos").map_err(failed)?,
+    )
+    .map_err(|e| e.to_string())
+}
+
+/// The model `source`, as a recipe's `model` names it, with prompts of the `tool_math` environment.
+pub(crate) fn load(source: &str) -> Result<Real, String> {
+    let files = resolve_model(source, &places()).map_err(|e| e.to_string())?;
+    let params = load_model(&files).map_err(|e| e.to_string())?.params;
+    let renderer: Arc<dyn Renderer> = Arc::new(renderer(&files)?);
+    let tasks = Mixed::new(MathTaskConfig::default()).map_err(|e| e.to_string())?;
+    let prompts = (0..Real::PROMPTS).map(|i| {
+        let task = tasks.get(Split::Train, i).map_err(|e| e.to_string())?;
+        let messages = PromptConfig::default().messages(&task.prompt);
+        let prompt = renderer.render_prompt(&messages, &[]);
+        prompt.map_err(|e| e.to_string())
+    });
+    let prompts = prompts.collect::<Result<_, _>>()?;
+    let columns = params.config().vocab;
+    Ok(Real {
+        grammars: sinew_pipeline::grammars(&renderer, columns).map_err(|e| e.to_string())?,
+        prompts,
+        params,
+        renderer,
+    })
+}

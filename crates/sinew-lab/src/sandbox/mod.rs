@@ -1,0 +1,438 @@
+//! How long sandboxes take, beside what the same program takes without one.
+//!
+//! Every row is measured in the same run as its peer, one after the other, so that ratios hold
+//! even on a busy machine.
+
+pub mod container;
+pub mod leaks;
+pub mod microvm;
+mod peers;
+mod scale;
+pub mod wasm;
+
+use crate::output;
+pub use scale::Scale;
+use serde::{Deserialize, Serialize};
+use sinew_sandbox::{
+    Ending, ExecRequest, Program, Sandbox, SandboxError, SandboxProvider, SandboxSpec,
+};
+use std::future::Future;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// One measurement.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct BenchRow {
+    /// What was measured.
+    pub name: String,
+    /// Median, or the rate.
+    pub value: f64,
+    /// Unit of `value`, `spread` and `peer_value`.
+    pub unit: String,
+    /// 90th minus 10th percentile; 0 for rates.
+    pub spread: f64,
+    /// What it is compared with.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub peer: Option<String>,
+    /// The peer's median in the same run.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub peer_value: Option<f64>,
+    /// `value` over `peer_value`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ratio: Option<f64>,
+    /// Bound of `ratio` if there is one, else of `value`: from above, or from below for a rate.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub target: Option<f64>,
+    /// Whether the target is met.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub met: Option<bool>,
+    /// Why a row has no value.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub why: Option<String>,
+}
+
+/// A row, for a program or for a reader.
+pub(crate) fn print(row: &BenchRow, as_json: bool) {
+    match as_json {
+        true => output::json(row),
+        false => output::print(&line(row)),
+    }
+}
+
+fn line(row: &BenchRow) -> String {
+    let peer = match (&row.peer, row.peer_value, row.ratio) {
+        (Some(peer), Some(value), Some(ratio)) => format!("  {ratio:.2}x {peer} {value:.3}"),
+        _ => String::new(),
+    };
+    let target = match (row.target, row.met) {
+        (Some(target), Some(true)) => format!("  target {target} met"),
+        (Some(target), _) => format!("  target {target} NOT met"),
+        (None, _) => String::new(),
+    };
+    let why = row
+        .why
+        .as_ref()
+        .map_or(String::new(), |why| format!("  {why}"));
+    let (name, value, unit, spread) = (&row.name, row.value, &row.unit, row.spread);
+    format!("{name:40} {value:>10.3} {unit:9} +- {spread:.3}{peer}{target}{why}\n")
+}
+
+/// Runs of each kind; the first few are not counted.
+const RUNS: usize = 100;
+const WARM_UP: usize = 5;
+#[derive(Clone, Copy)]
+pub(crate) struct Timing {
+    pub(crate) median: f64,
+    pub(crate) spread: f64,
+}
+
+pub(crate) fn timing(mut ms: Vec<f64>) -> Timing {
+    ms.drain(..WARM_UP.min(ms.len().saturating_sub(1)));
+    ms.sort_by(f64::total_cmp);
+    let at = |q: f64| ms[((ms.len() - 1) as f64 * q) as usize];
+    Timing {
+        median: at(0.5),
+        spread: at(0.9) - at(0.1),
+    }
+}
+
+pub(crate) async fn repeat<F>(mut run: impl FnMut() -> F) -> Result<Timing, SandboxError>
+where
+    F: Future<Output = Result<(), SandboxError>>,
+{
+    let mut ms = Vec::new();
+    for _ in 0..RUNS + WARM_UP {
+        let begun = Instant::now();
+        run().await?;
+        ms.push(begun.elapsed().as_secs_f64() * 1e3);
+    }
+    Ok(timing(ms))
+}
+
+pub(crate) fn plain(argv: &[&str]) -> Result<(), SandboxError> {
+    let failed = |message: String| SandboxError::Io {
+        operation: format!("run {}", argv.join(" ")),
+        message,
+    };
+    let status = Command::new(argv[0])
+        .args(&argv[1..])
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status()
+        .map_err(|e| failed(e.to_string()))?;
+    if status.success() {
+        Ok(())
+    } else {
+        Err(failed(status.to_string()))
+    }
+}
+
+fn program(argv: &[&str]) -> Program {
+    Program::Argv(argv.iter().map(|&a| a.into()).collect())
+}
+
+pub(crate) async fn exec(sandbox: &mut dyn Sandbox, program: Program) -> Result<(), SandboxError> {
+    let request = ExecRequest {
+        program,
+        stdin: Vec::new(),
+        deadline: Duration::from_secs(20),
+    };
+    let result = sandbox.exec(request).await?;
+    if result.ending == (Ending::Exited { code: 0 }) {
+        return Ok(());
+    }
+    Err(SandboxError::Died(format!(
+        "ended with {:?}",
+        result.ending
+    )))
+}
+
+pub(crate) fn row(name: &str, t: Timing) -> BenchRow {
+    BenchRow {
+        name: name.into(),
+        value: t.median,
+        unit: "ms".into(),
+        spread: t.spread,
+        ..BenchRow::default()
+    }
+}
+
+pub(crate) fn compared(
+    mut row: BenchRow,
+    peer: &str,
+    peer_value: f64,
+    most: Option<f64>,
+) -> BenchRow {
+    let ratio = row.value / peer_value;
+    row.peer = Some(peer.into());
+    row.peer_value = Some(peer_value);
+    row.ratio = Some(ratio);
+    row.target = most;
+    row.met = most.map(|most| ratio <= most);
+    row
+}
+
+pub(crate) fn bounded(mut row: BenchRow, most: f64) -> BenchRow {
+    row.target = Some(most);
+    row.met = Some(row.value <= most);
+    row
+}
+
+const TRUE: &[&str] = &["/bin/true"];
+const PYTHON: &str = "print(1)";
+const PYTHON_PATH: &str = "/usr/bin/python3";
+/// How long a sandbox gets to make its interpreter ready.
+const SETTLE: Duration = Duration::from_millis(20);
+
+/// Who is measured.
+#[derive(Clone)]
+pub struct Subjects {
+    /// Makes sandboxes without an interpreter that waits.
+    pub cold: Arc<dyn SandboxProvider>,
+    /// Makes sandboxes with one.
+    pub warm: Arc<dyn SandboxProvider>,
+}
+
+impl std::fmt::Debug for Subjects {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Subjects").finish_non_exhaustive()
+    }
+}
+
+/// Which measurements are run, each of which can be run alone.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Parts(Vec<String>);
+
+impl Parts {
+    /// What there is, in the order in which it is run.
+    pub const NAMES: [&str; 9] = [
+        "true",
+        "peers",
+        "fresh",
+        "prewarmed",
+        "next",
+        "snapshots",
+        "creates",
+        "calls",
+        "idle",
+    ];
+
+    /// All of them.
+    pub const fn all() -> Self {
+        Self(Vec::new())
+    }
+
+    /// Names with commas between them.
+    ///
+    /// # Errors
+    /// Names what is not one of [`Parts::NAMES`].
+    pub fn parse(names: &str) -> Result<Self, String> {
+        let parts: Vec<String> = names.split(',').map(|n| n.trim().to_owned()).collect();
+        match parts.iter().find(|p| !Self::NAMES.contains(&p.as_str())) {
+            None => Ok(Self(parts)),
+            Some(other) => Err(format!(
+                "there is no part {other:?}; allowed: {}",
+                Self::NAMES.join(", ")
+            )),
+        }
+    }
+
+    pub(crate) fn has(&self, name: &str) -> bool {
+        self.0.is_empty() || self.0.iter().any(|part| part == name)
+    }
+}
+
+/// Hands out rows as soon as they are known.
+pub type OnRow<'a> = &'a mut (dyn FnMut(BenchRow) + Send);
+
+/// Measures latencies beside peers, then how the level behaves in large numbers.
+///
+/// # Errors
+/// Only if the level itself cannot run; a peer that cannot is a row that says why.
+pub async fn run_all(
+    subjects: &Subjects,
+    scale: &Scale,
+    parts: &Parts,
+    on_row: OnRow<'_>,
+) -> Result<(), SandboxError> {
+    if parts.has("true") || parts.has("peers") {
+        beside_peers(subjects.cold.as_ref(), parts, on_row).await?;
+    }
+    python(subjects.warm.as_ref(), parts, on_row).await?;
+    if parts.has("snapshots") {
+        snapshots(subjects.warm.as_ref(), &SandboxSpec::default(), on_row).await?;
+    }
+    scale::run(subjects, scale, parts, on_row).await
+}
+
+async fn beside_peers(
+    cold: &dyn SandboxProvider,
+    parts: &Parts,
+    on_row: OnRow<'_>,
+) -> Result<(), SandboxError> {
+    let spec = SandboxSpec::default();
+    let level = cold.level();
+    let floor = repeat(|| async { plain(TRUE) }).await?;
+    on_row(row("fork_exec_true", floor));
+    let fresh = timed_fresh(cold, &spec, &program(TRUE)).await?;
+    let name = format!("{level}_true_fresh");
+    let against =
+        |name: &str, peer: &str, median, most| compared(row(name, fresh), peer, median, most);
+    on_row(against(&name, "fork_exec_true", floor.median, Some(4.0)));
+    if parts.has("peers") {
+        peers::beside(fresh, on_row).await;
+    }
+    Ok(())
+}
+
+async fn python(
+    warm: &dyn SandboxProvider,
+    parts: &Parts,
+    on_row: OnRow<'_>,
+) -> Result<(), SandboxError> {
+    let spec = SandboxSpec::default();
+    let level = warm.level();
+    let code = Program::Python(PYTHON.into());
+    if parts.has("fresh") {
+        python_fresh(warm, &spec, &code, on_row).await?;
+    }
+    if parts.has("prewarmed") {
+        let ready = prewarmed(warm, &spec, &code).await?;
+        let name = format!("{level}_python_prewarmed");
+        on_row(bounded(row(&name, ready), 1.0));
+    }
+    if parts.has("next") {
+        let next = kept(warm, &spec, &code).await?;
+        on_row(row(&format!("{level}_python_next_exec"), next));
+    }
+    Ok(())
+}
+
+async fn python_fresh(
+    warm: &dyn SandboxProvider,
+    spec: &SandboxSpec,
+    code: &Program,
+    on_row: OnRow<'_>,
+) -> Result<(), SandboxError> {
+    let level = warm.level();
+    let bare = repeat(|| async { plain(&[PYTHON_PATH, "-I", "-S", "-c", PYTHON]) }).await?;
+    on_row(row("python_bare", bare));
+    let python = timed_fresh(warm, spec, code).await?;
+    let name = format!("{level}_python_fresh");
+    on_row(bounded(row(&name, python), 5.0));
+    let name = format!("{level}_python_fresh_beside_bare");
+    on_row(compared(
+        row(&name, python),
+        "python_bare",
+        bare.median,
+        None,
+    ));
+    Ok(())
+}
+
+/// From the request for a sandbox to the end of what ran in it; its end is not counted.
+async fn timed_fresh(
+    provider: &dyn SandboxProvider,
+    spec: &SandboxSpec,
+    program: &Program,
+) -> Result<Timing, SandboxError> {
+    let mut ms = Vec::new();
+    for _ in 0..RUNS + WARM_UP {
+        let begun = Instant::now();
+        let mut sandbox = provider.acquire(spec).await?;
+        exec(sandbox.as_mut(), program.clone()).await?;
+        ms.push(begun.elapsed().as_secs_f64() * 1e3);
+        sandbox.destroy().await?;
+    }
+    Ok(timing(ms))
+}
+
+/// In a sandbox that was made before and that nobody used.
+async fn prewarmed(
+    provider: &dyn SandboxProvider,
+    spec: &SandboxSpec,
+    program: &Program,
+) -> Result<Timing, SandboxError> {
+    let mut ms = Vec::new();
+    for _ in 0..RUNS + WARM_UP {
+        let mut sandbox = provider.acquire(spec).await?;
+        tokio::time::sleep(SETTLE).await;
+        let begun = Instant::now();
+        exec(sandbox.as_mut(), program.clone()).await?;
+        ms.push(begun.elapsed().as_secs_f64() * 1e3);
+        sandbox.destroy().await?;
+    }
+    Ok(timing(ms))
+}
+
+/// In a sandbox that stays, as in the turns of an episode, with a pause between them.
+async fn kept(
+    provider: &dyn SandboxProvider,
+    spec: &SandboxSpec,
+    program: &Program,
+) -> Result<Timing, SandboxError> {
+    let mut sandbox = provider.acquire(spec).await?;
+    let mut ms = Vec::new();
+    for _ in 0..RUNS + WARM_UP {
+        tokio::time::sleep(SETTLE).await;
+        let begun = Instant::now();
+        exec(sandbox.as_mut(), program.clone()).await?;
+        ms.push(begun.elapsed().as_secs_f64() * 1e3);
+    }
+    sandbox.destroy().await?;
+    Ok(timing(ms))
+}
+
+/// Taking a snapshot and starting from it, with few and with many bytes in it.
+async fn snapshots(
+    provider: &dyn SandboxProvider,
+    spec: &SandboxSpec,
+    on_row: OnRow<'_>,
+) -> Result<(), SandboxError> {
+    for (name, bytes) in [("small", 10usize), ("12mb", 12 << 20)] {
+        let content = vec![b'x'; bytes];
+        let (mut take, mut fork) = (Vec::new(), Vec::new());
+        for _ in 0..RUNS / 2 + WARM_UP {
+            let mut sandbox = provider.acquire(spec).await?;
+            sandbox.write_file("file", &content).await?;
+            tokio::time::sleep(SETTLE).await;
+            let begun = Instant::now();
+            let snapshot = match sandbox.snapshot().await {
+                Err(SandboxError::Unsupported { .. }) => return sandbox.destroy().await,
+                other => other?,
+            };
+            take.push(begun.elapsed().as_secs_f64() * 1e3);
+            let begun = Instant::now();
+            let forked = provider.fork(spec, &snapshot).await?;
+            fork.push(begun.elapsed().as_secs_f64() * 1e3);
+            forked.destroy().await?;
+            sandbox.destroy().await?;
+        }
+        let level = provider.level();
+        on_row(bounded(
+            row(&format!("{level}_snapshot_{name}"), timing(take)),
+            1.0,
+        ));
+        on_row(bounded(
+            row(&format!("{level}_fork_{name}"), timing(fork)),
+            1.0,
+        ));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Parts;
+
+    #[test]
+    fn parts_are_named_or_refused() {
+        assert!(Parts::NAMES.iter().all(|name| Parts::all().has(name)));
+        let some = Parts::parse("calls, idle").expect("both exist");
+        assert!(some.has("calls") && some.has("idle") && !some.has("creates"));
+        let refused = Parts::parse("calls,memory").expect_err("no such part");
+        assert!(refused.contains("\"memory\"") && refused.contains("prewarmed"));
+    }
+}

@@ -1,0 +1,130 @@
+//! The command line, as `sinew` hands it over.
+
+use crate::{program, root};
+use serde_json::Value;
+use std::process::Command;
+
+fn lab() -> Command {
+    let mut command = Command::new(program());
+    command.current_dir(root());
+    command
+}
+
+#[test]
+fn attacks_are_a_table_with_a_sum_and_one_object_a_case() {
+    let attack = |args: &[&str]| {
+        let mut sinew = lab();
+        sinew
+            .args(["sandbox", "attack", "--filter", "14"])
+            .args(args);
+        let output = sinew.output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        String::from_utf8(output.stdout).unwrap()
+    };
+    for level in ["process", "wasm"] {
+        let table = attack(&["--level", level]);
+        let rows: Vec<Value> = attack(&["--level", level, "--json"])
+            .lines()
+            .map(|line| serde_json::from_str(line).unwrap())
+            .collect();
+        let (last, lines) = table
+            .lines()
+            .collect::<Vec<_>>()
+            .split_last()
+            .map(|(l, r)| (*l, r.to_vec()))
+            .unwrap();
+        assert_eq!(lines.len(), rows.len(), "{table}");
+        for (line, row) in lines.iter().zip(&rows) {
+            assert_eq!(row["level"], level);
+            assert!(line.starts_with(row["outcome"].as_str().unwrap()), "{line}");
+            assert!(line.contains(row["case"].as_str().unwrap()), "{line}");
+        }
+        let held = rows.iter().filter(|r| r["outcome"] == "held").count();
+        assert!(held > 0, "{table}");
+        assert!(
+            last.starts_with(&format!("level {level}: {held} held, 0 escaped, ")),
+            "{last}"
+        );
+    }
+}
+
+/// A short day: nothing grows, no token is lost, whatever agents do.
+#[test]
+fn a_soak_of_agents_loses_nothing() {
+    let done = lab()
+        .args(["bench", "soak", "--turns", "3000", "--json"])
+        .output()
+        .unwrap();
+    let errors = String::from_utf8_lossy(&done.stderr);
+    assert!(done.status.success(), "{errors}");
+    let text = String::from_utf8(done.stdout).unwrap();
+    let rows: Vec<Value> = text
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    let missed: Vec<_> = rows.iter().filter(|r| r["met"] == false).collect();
+    assert!(missed.is_empty(), "{missed:?}\n{errors}");
+    // It has done what it is for.
+    let value = |name: &str| {
+        let row = rows.iter().find(|r| r["name"] == format!("soak.{name}"));
+        row.unwrap_or_else(|| panic!("no {name}"))["value"]
+            .as_f64()
+            .unwrap()
+    };
+    assert_eq!(value("gateways"), 24.0);
+    assert!(value("turns") >= 2500.0);
+    for some in [
+        "join_extend",
+        "join_realign",
+        "join_rollback",
+        "join_fork",
+        "recognized",
+        "retries_coalesced",
+        "clients_gone",
+        "left_to_expire",
+        "stored_tokens",
+    ] {
+        assert!(value(some) >= 5.0, "{some}: {text}");
+    }
+    let limited = rows.iter().filter(|r| r["target"].is_number()).count();
+    assert_eq!(limited, 9, "{text}");
+}
+
+#[test]
+fn wrong_input_is_refused_with_what_is_allowed() {
+    for (args, hint) in [
+        (
+            &["sandbox", "attack", "--filter", "no such case"][..],
+            "--filter",
+        ),
+        (&["sandbox", "bench", "--only", "speed"], "prewarmed"),
+        (
+            &["sandbox", "bench", "--level", "wasm", "--full"],
+            "process level",
+        ),
+        (&["sandbox", "leaks", "--level", "chroot"], "podman"),
+        (&["bench", "compute", "--only", "speed"], "scaling"),
+        (&["bench", "soak", "--turns", "1"], "--turns"),
+    ] {
+        let output = lab().args(args).output().unwrap();
+        let errors = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(2), "{args:?}: {errors}");
+        assert!(errors.contains(hint), "{args:?}: {errors}");
+    }
+}
+
+#[test]
+fn latencies_are_rows_with_targets() {
+    let mut bench = lab();
+    bench.args(["sandbox", "bench", "--only", "fresh,creates", "--json"]);
+    let output = bench.args(["--count", "20"]).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let text = String::from_utf8(output.stdout).unwrap();
+    let rows: Vec<Value> = text
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    let row = |name: &str| rows.iter().find(|r| r["name"] == name).unwrap();
+    assert!(row("process_python_fresh")["value"].as_f64().unwrap() > 0.0);
+    assert_eq!(row("process_python_fresh")["target"], 5.0);
+}

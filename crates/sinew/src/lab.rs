@@ -1,0 +1,64 @@
+//! `sinew bench` and `sinew sandbox attack|bench|leaks`: another program, `sinew-lab`, carries them out.
+
+use crate::failure::Failure;
+use clap::Args;
+use std::ffi::OsString;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+const PROGRAM: &str = "sinew-lab";
+
+#[derive(Debug, Args)]
+pub(crate) struct LabArgs {
+    /// Arguments of sinew-lab; `--help` lists them
+    #[arg(
+        trailing_var_arg = true,
+        allow_hyphen_values = true,
+        value_name = "ARGS"
+    )]
+    args: Vec<OsString>,
+}
+
+/// Becomes `sinew-lab COMMAND ARGS`: its output and its exit code are those of this command.
+pub(crate) fn run(command: &[&str], args: &LabArgs) -> Result<(), Failure> {
+    let own = std::env::current_exe().map_err(Failure::system)?;
+    let search = std::env::var_os("PATH").unwrap_or_default();
+    let Some(program) = find(&own, &search) else {
+        return Err(Failure::outside(format!(
+            "`sinew {}` needs the program {PROGRAM}, which is not beside {} or on PATH\n  \
+             hint: cargo build -p sinew-lab (or cargo install --path crates/sinew-lab)",
+            command.join(" "),
+            own.display()
+        )));
+    };
+    let error = Command::new(&program).args(command).args(&args.args).exec();
+    Err(Failure::system(format!("{}: {error}", program.display())))
+}
+
+/// The program beside this one, else the first on the search path.
+fn find(own: &Path, search: &OsString) -> Option<PathBuf> {
+    let beside = own.with_file_name(PROGRAM);
+    let on_path = std::env::split_paths(search).map(|dir| dir.join(PROGRAM));
+    std::iter::once(beside).chain(on_path).find(|p| p.is_file())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_program_beside_this_one_comes_first() {
+        let dir = tempfile::tempdir().unwrap();
+        let (beside, on_path) = (dir.path().join("a"), dir.path().join("b"));
+        for folder in [&beside, &on_path] {
+            std::fs::create_dir(folder).unwrap();
+        }
+        let (own, search) = (beside.join("sinew"), on_path.clone().into_os_string());
+        assert_eq!(find(&own, &search), None);
+        std::fs::write(on_path.join(PROGRAM), "").unwrap();
+        assert_eq!(find(&own, &search), Some(on_path.join(PROGRAM)));
+        std::fs::write(beside.join(PROGRAM), "").unwrap();
+        assert_eq!(find(&own, &search), Some(beside.join(PROGRAM)));
+    }
+}
