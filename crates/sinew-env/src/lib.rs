@@ -10,6 +10,7 @@
 
 pub mod math;
 mod port;
+pub mod registry;
 mod rng;
 mod taskset;
 pub mod tiny;
@@ -18,4 +19,5 @@ pub use port::{
     Action, CallError, CallNotation, Capabilities, Env, EnvError, EnvFactory, EnvFuture,
     Observation, ResetResult, StepResult, gold_run, validate,
 };
+pub use registry::{ENVIRONMENTS, EnvConfig, EnvKind, KeyError, Needs, Sandboxes};
 pub use taskset::{Split, Taskset, TasksetError};

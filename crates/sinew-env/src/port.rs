@@ -10,7 +10,7 @@ pub enum EnvError {
     Sandbox(String),
     #[error("task {task}: {message}")]
     Task { task: String, message: String },
-    #[error("tool_math: {field} is {value}: {allowed}")]
+    #[error("env.{field} = {value}: {allowed}")]
     Config {
         field: &'static str,
         value: String,

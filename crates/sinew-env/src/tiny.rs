@@ -11,10 +11,13 @@ use crate::port::{
     Action, CallNotation, Capabilities, Env, EnvError, EnvFactory, EnvFuture, Observation,
     ResetResult, StepResult,
 };
+use crate::registry::{EnvConfig, EnvKind, KeyError, Needs, Sandboxes};
 use crate::rng::hash64;
 use crate::taskset::{Split, Taskset, TasksetError};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use sinew_types::{Message, Outcome, Role, Task, TaskId};
+use std::sync::Arc;
 
 /// Characters of the world's pictures and of the moves; a character tokenizer needs no others.
 pub const ALPHABET: &str = ".A<>lr";
@@ -104,6 +107,54 @@ impl Taskset for TinyTaskset {
             data: serde_json::json!({ "start": corridor.start, "goal": corridor.goal }),
             seed: self.seed.wrapping_add(index as u64),
         })
+    }
+}
+
+/// The environment of the registry.
+pub const KIND: EnvKind = EnvKind::new::<Tiny>(
+    "tiny",
+    "a tiny deterministic world for models trained from scratch in seconds",
+    Needs {
+        sandbox: false,
+        alphabet: Some(ALPHABET),
+    },
+);
+
+/// Largest reward of a move: two of them must not outweigh the goal.
+const MAX_PROCESS_REWARD: f64 = 0.5;
+
+/// The keys of `tiny` in a recipe.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+struct Tiny {
+    /// Reward for each turn that brings the walker nearer.
+    #[schemars(range(min = 0.0, max = MAX_PROCESS_REWARD))]
+    process_reward: f64,
+}
+
+impl EnvConfig for Tiny {
+    fn check(&self) -> Result<(), KeyError> {
+        if (0.0..=MAX_PROCESS_REWARD).contains(&self.process_reward) {
+            return Ok(());
+        }
+        Err(KeyError {
+            key: "process_reward",
+            value: self.process_reward.to_string(),
+            reason: format!("allowed: 0 to {MAX_PROCESS_REWARD}"),
+        })
+    }
+
+    fn taskset(&self, seed: u64) -> Result<Arc<dyn Taskset>, TasksetError> {
+        Ok(Arc::new(TinyTaskset::new(seed)))
+    }
+
+    fn factory(&self, _sandboxes: Option<Sandboxes>) -> Result<Arc<dyn EnvFactory>, EnvError> {
+        let process_reward = self.process_reward;
+        Ok(Arc::new(ShapedTinyFactory { process_reward }))
+    }
+
+    fn process_reward(&self) -> f64 {
+        self.process_reward
     }
 }
 

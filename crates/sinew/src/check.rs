@@ -11,7 +11,7 @@ use crate::failure::Failure;
 use crate::harness;
 use crate::models;
 use crate::output;
-use crate::recipe::{EnvSection, Recipe};
+use crate::recipe::{ModelSection, Recipe};
 use crate::wire;
 use serde_json::json;
 use sinew_env::Split;
@@ -104,7 +104,7 @@ pub(crate) fn check(path: &Path, json: bool) -> Result<(), Failure> {
         }
         report.row("disk", disk(&recipe, Path::new(".")));
     }
-    if matches!(recipe.env, EnvSection::ToolMath { .. }) {
+    if recipe.env.needs().sandbox {
         report.row("sandbox", sandbox(&recipe));
     }
     if recipe.engine.kind != "embedded" {
@@ -143,7 +143,7 @@ pub(crate) fn before_training(run_dir: &Path, recipe: &Recipe) -> Result<(), Fai
         judge(recipe, key, &source)?;
     }
     data(recipe)?;
-    if matches!(recipe.env, EnvSection::ToolMath { .. }) {
+    if recipe.env.needs().sandbox {
         sandbox(recipe)?;
     }
     if !recipe.harness.is_built_in() {
@@ -184,7 +184,7 @@ fn model(recipe: &Recipe) -> Result<String, Failure> {
 /// Joins between turns must give the ids that a full render gives, or training is refused.
 fn template(recipe: &Recipe) -> Result<String, Failure> {
     let renderer = wire::renderer(recipe)?;
-    let tiny = matches!(recipe.env, EnvSection::Tiny { .. });
+    let tiny = matches!(recipe.model, ModelSection::Scratch { .. });
     let (system, text) = if tiny {
         (None, "l")
     } else {

@@ -15,7 +15,6 @@ mod harness;
 mod lab;
 mod ledger;
 mod log;
-mod math;
 mod microvm;
 mod models;
 mod output;

@@ -6,11 +6,11 @@ use crate::egress::{WayOut, WithEgress};
 use crate::failure::Failure;
 use crate::harness;
 use crate::ledger::Ledger;
-use crate::recipe::{EnvSection, ModelSection, Recipe, SandboxSection, TasksSection};
+use crate::recipe::{ModelSection, Recipe, SandboxSection, TasksSection};
 use crate::run_dir::{Resume, RunDir};
 use serde::{Deserialize, Serialize};
 use sinew_algo::{Algorithm, Columns};
-use sinew_env::{EnvFactory, Taskset, tiny};
+use sinew_env::{EnvFactory, Sandboxes, Taskset};
 use sinew_grammar::Grammars;
 use sinew_image::{Image, ImageConfig, ImageError, UnpackLimits};
 use sinew_infer::{EmbeddedEngine, EngineConfig, ModelForward, SchedulerConfig, TokenBytes};
@@ -159,7 +159,9 @@ pub(crate) fn chat_renderer(files: &ModelFiles) -> Result<ChatRenderer, Failure>
 /// The renderer of a recipe's model.
 pub(crate) fn renderer(recipe: &Recipe) -> Result<Arc<dyn Renderer>, Failure> {
     Ok(match model_files(recipe)? {
-        None => Arc::new(TinyRenderer::new(tiny::ALPHABET)),
+        None => Arc::new(TinyRenderer::new(
+            recipe.env.needs().alphabet.unwrap_or_default(),
+        )),
         Some(files) => Arc::new(chat_renderer(&files)?),
     })
 }
@@ -320,29 +322,22 @@ type World = (Arc<dyn Taskset>, Arc<dyn EnvFactory>);
 
 /// Tasks of a recipe.
 pub(crate) fn taskset(recipe: &Recipe) -> Result<Arc<dyn Taskset>, Failure> {
-    match &recipe.env {
-        EnvSection::Tiny { .. } => Ok(Arc::new(tiny::TinyTaskset::new(recipe.seed))),
-        EnvSection::ToolMath { .. } => crate::math::taskset(recipe),
-    }
+    let tasks = recipe.env.config().taskset(recipe.seed);
+    tasks.map_err(|e| Failure::input(format!("env: {e}")))
 }
 
 /// Tasks and environments of a recipe.
 pub(crate) fn world(recipe: &Recipe) -> Result<World, Failure> {
-    match &recipe.env {
-        EnvSection::Tiny { process_reward } => {
-            let process_reward = *process_reward;
-            let envs = tiny::ShapedTinyFactory { process_reward };
-            Ok((taskset(recipe)?, Arc::new(envs)))
-        }
-        EnvSection::ToolMath { .. } => {
-            let sandboxes = sandboxes(&recipe.sandbox)?;
-            let spec = sandbox_spec(&recipe.sandbox)?;
-            Ok((
-                taskset(recipe)?,
-                crate::math::factory(recipe, sandboxes, spec)?,
-            ))
-        }
-    }
+    let sandboxes = match recipe.env.needs().sandbox {
+        false => None,
+        true => Some(Sandboxes {
+            provider: sandboxes(&recipe.sandbox)?,
+            spec: sandbox_spec(&recipe.sandbox)?,
+        }),
+    };
+    let envs = recipe.env.config().factory(sandboxes);
+    let envs = envs.map_err(|e| Failure::input(format!("env: {e}")))?;
+    Ok((taskset(recipe)?, envs))
 }
 
 /// The store of a run, and what of trained episodes it has just lost.

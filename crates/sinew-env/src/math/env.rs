@@ -24,7 +24,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// Largest process reward: it must not outweigh a right answer.
-const MAX_PROCESS_REWARD: f64 = 0.1;
+pub(super) const MAX_PROCESS_REWARD: f64 = 0.1;
 
 /// How episodes are rewarded and bounded.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

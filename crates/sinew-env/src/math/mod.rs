@@ -2,6 +2,7 @@
 
 mod answer;
 mod arithmetic;
+mod config;
 mod env;
 mod expr;
 mod generated;
@@ -13,6 +14,8 @@ mod word;
 
 pub use answer::{final_answer, parse_number, same_number};
 pub use arithmetic::Arithmetic;
+pub use config::KIND;
+use env::MAX_PROCESS_REWARD;
 pub use env::{ToolMathConfig, ToolMathFactory};
 pub use generated::{MathTaskConfig, Mixed};
 pub use gsm8k::Gsm8k;

@@ -75,10 +75,15 @@ const SYNONYMS: [(&str, &str, &str); 65] = [
 
 /// A parse error: where, what, and what was probably meant.
 pub(crate) fn explain(text: &str, error: &toml::de::Error) -> String {
-    let message = with_suggestion(&in_words(error.message()));
-    let unknown = unknown_key(error.message());
+    explained(text, error.span(), error.message())
+}
+
+/// As [`explain`], from a message of serde and its place.
+pub(super) fn explained(text: &str, span: Option<Range<usize>>, message: &str) -> String {
+    let unknown = unknown_key(message);
+    let message = with_suggestion(&in_words(message));
     // In a table with `type`, serde knows of an unknown key no more than the table.
-    let span = error.span().map(|span| match unknown {
+    let span = span.map(|span| match unknown {
         Some(key) => own_span(text, key, &span).unwrap_or(span),
         None => span,
     });

@@ -5,11 +5,13 @@
 //!
 //! A new key is a field in `sections.rs` (with its default) and a line in `rules.rs`.
 
+mod env;
 mod messages;
 mod renamed;
 mod rules;
 mod sections;
 
+pub(crate) use env::EnvSection;
 pub(crate) use messages::explain;
 pub(crate) use sections::*;
 
@@ -82,7 +84,7 @@ pub(crate) enum RecipeError {
     #[error("recipe {}: {key} = {value}: {reason}", path.display())]
     Value {
         path: PathBuf,
-        key: &'static str,
+        key: String,
         value: String,
         reason: String,
     },
@@ -118,22 +120,25 @@ impl Recipe {
             let place = messages::place(text, &span);
             return Err(parse(format!("{place}{message}")));
         }
+        if let Some((span, message)) = env::problem(text) {
+            return Err(parse(messages::explained(text, Some(span), &message)));
+        }
         let recipe: Self = toml::from_str(text).map_err(|e| parse(explain(text, &e)))?;
         recipe.check(path)?;
         Ok(recipe)
     }
 
     fn check(&self, path: &Path) -> Result<(), RecipeError> {
-        let fail = |key, value: String, reason: &str| {
+        let fail = |key: &str, value: String, reason: &str| {
             Err(RecipeError::Value {
                 path: path.into(),
-                key,
+                key: key.into(),
                 value,
                 reason: reason.into(),
             })
         };
         if let Some(broken) = rules::broken(self) {
-            return fail(broken.key, broken.value, &broken.reason);
+            return fail(&broken.key, broken.value, &broken.reason);
         }
         let algorithm = match self.algorithm() {
             Ok(algorithm) => algorithm,
@@ -143,7 +148,7 @@ impl Recipe {
             }
         };
         match rules::broken_with(self, &algorithm) {
-            Some(broken) => fail(broken.key, broken.value, &broken.reason),
+            Some(broken) => fail(&broken.key, broken.value, &broken.reason),
             None => Ok(()),
         }
     }
@@ -190,8 +195,8 @@ impl Recipe {
 
     /// Whether held-out tasks are also answered greedily, beside the sampled episodes.
     pub(crate) fn eval_greedy(&self) -> bool {
-        let tool_math = matches!(self.env, EnvSection::ToolMath { .. });
-        self.eval.temperature > 0.0 && self.eval.greedy.unwrap_or(tool_math)
+        let pretrained = matches!(self.model, ModelSection::Pretrained { .. });
+        self.eval.temperature > 0.0 && self.eval.greedy.unwrap_or(pretrained)
     }
 
     /// BLAKE3 of the recipe as it runs, defaults included, without what may differ between the

@@ -1,6 +1,6 @@
 //! What values a recipe may have: one line a key, grouped by table.
 
-use super::{DataSection, EnvSection, ModelSection, Recipe, SandboxSection, TasksSection};
+use super::{DataSection, ModelSection, Recipe, SandboxSection, TasksSection};
 use crate::harness::HarnessSection;
 use sinew_algo::{Advantage, Algorithm, Composition, GroupRepair, ProcessRewards};
 use sinew_engines::{EngineKind, FormatMode, VllmOptions};
@@ -12,7 +12,7 @@ use std::ops::RangeInclusive;
 /// A rule about one key.
 #[derive(Debug)]
 pub(super) struct Rule {
-    pub(super) key: &'static str,
+    pub(super) key: String,
     pub(super) value: String,
     pub(super) reason: String,
     holds: bool,
@@ -38,14 +38,14 @@ pub(super) fn broken_with(recipe: &Recipe, algorithm: &Algorithm) -> Option<Rule
     rules.0.into_iter().find(|rule| !rule.holds)
 }
 
-struct Rules(Vec<Rule>);
+pub(super) struct Rules(Vec<Rule>);
 
 impl Rules {
     /// Any condition; `reason` says what is allowed and why.
-    fn custom(&mut self, key: &'static str, value: impl Display, reason: String, holds: bool) {
+    pub(super) fn custom(&mut self, key: &str, value: impl Display, reason: String, holds: bool) {
         let value = value.to_string();
         self.0.push(Rule {
-            key,
+            key: key.to_owned(),
             value,
             reason,
             holds,
@@ -150,8 +150,7 @@ fn inputs(recipe: &Recipe, c: &Composition, rules: &mut Rules) {
         ),
         !(outside && apart),
     );
-    let (EnvSection::ToolMath { process_reward, .. } | EnvSection::Tiny { process_reward }) =
-        recipe.env;
+    let process_reward = recipe.env.config().process_reward();
     rules.custom(
         "env.process_reward",
         process_reward,
@@ -219,13 +218,17 @@ fn choices(recipe: &Recipe, rules: &mut Rules) {
 }
 
 fn model(recipe: &Recipe, rules: &mut Rules) {
-    let tiny = matches!(recipe.env, EnvSection::Tiny { .. });
+    let spells = recipe.env.needs().alphabet.is_some();
     let scratch = matches!(recipe.model, ModelSection::Scratch { .. });
+    let env = recipe.env.name();
     rules.custom(
         "model.type",
         if scratch { "\"scratch\"" } else { "\"pretrained\"" },
-        "a model from scratch has a character tokenizer that only env.type = \"tiny\" speaks, and the tiny world needs it: use both or neither".into(),
-        tiny == scratch,
+        match spells {
+            true => format!("env.type = \"{env}\" has an alphabet of its own, which only models from scratch speak: use type = \"scratch\""),
+            false => format!("a model from scratch has a character tokenizer, which env.type = \"{env}\" does not speak: use a pretrained one, or env.type = \"tiny\""),
+        },
+        spells == scratch,
     );
     if let ModelSection::Scratch {
         d_model,
@@ -244,39 +247,14 @@ fn model(recipe: &Recipe, rules: &mut Rules) {
 }
 
 fn env(recipe: &Recipe, rules: &mut Rules) {
+    super::env::rules(&recipe.env, rules);
+    let used = recipe.env.needs().sandbox || !recipe.harness.is_built_in();
+    let env = recipe.env.name();
+    let reason = format!("has no effect: env.type = \"{env}\" runs no code; remove it");
     let strict = recipe.sandbox.strict;
-    let EnvSection::ToolMath {
-        tasks,
-        levels,
-        process_reward,
-        tool_timeout_s,
-    } = &recipe.env
-    else {
-        let reason = "has no effect: env.type = \"tiny\" runs no code; remove it";
-        let runs = !recipe.harness.is_built_in();
-        rules.custom("sandbox.strict", strict, reason.into(), !strict || runs);
-        let unset = recipe.sandbox == SandboxSection::default();
-        rules.custom("sandbox", "{ ... }", reason.into(), unset || runs);
-        if let EnvSection::Tiny { process_reward } = recipe.env {
-            rules.range("env.process_reward", process_reward, 0.0..=0.5);
-        }
-        return;
-    };
-    let tasksets = ["arithmetic", "word", "mixed", "gsm8k"];
-    rules.choice("env.tasks", tasks, &tasksets, "");
-    rules.custom(
-        "env.levels",
-        format!("{levels:?}"),
-        "has no effect on tasks = \"gsm8k\"; remove it".into(),
-        tasks != "gsm8k" || levels.is_empty(),
-    );
-    rules.allowed(
-        "env.process_reward",
-        process_reward,
-        "0 to 0.1: it must stay small beside the outcome",
-        (0.0..=0.1).contains(process_reward),
-    );
-    rules.seconds("env.tool_timeout_s", *tool_timeout_s);
+    rules.custom("sandbox.strict", strict, reason.clone(), !strict || used);
+    let unset = recipe.sandbox == SandboxSection::default();
+    rules.custom("sandbox", "{ ... }", reason, unset || used);
 }
 
 fn tasks(recipe: &Recipe, rules: &mut Rules) {

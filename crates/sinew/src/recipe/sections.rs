@@ -44,41 +44,6 @@ pub(super) fn model_or_source<'de, D: Deserializer<'de>>(
     deserializer.deserialize_any(Either)
 }
 
-/// Which world the episodes run in.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
-pub(crate) enum EnvSection {
-    /// Arithmetic and word problems with a Python tool in a sandbox.
-    ToolMath {
-        /// `arithmetic`, `word`, `mixed` or `gsm8k`.
-        #[serde(default = "default_tasks")]
-        tasks: String,
-        /// Difficulties to draw from, 1 to 3; empty for the taskset's own choice.
-        #[serde(default)]
-        levels: Vec<u8>,
-        /// Reward for a well-formed call that ran without an error, once an episode.
-        #[serde(default)]
-        process_reward: f64,
-        /// Deadline of one tool call.
-        #[serde(default = "default_tool_timeout_s")]
-        tool_timeout_s: f64,
-    },
-    /// A tiny deterministic world for models trained from scratch.
-    Tiny {
-        /// Reward for each turn that brings the walker nearer.
-        #[serde(default)]
-        process_reward: f64,
-    },
-}
-
-fn default_tasks() -> String {
-    "mixed".into()
-}
-
-fn default_tool_timeout_s() -> f64 {
-    5.0
-}
-
 /// Where the agent's code runs.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]

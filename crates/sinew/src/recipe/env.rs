@@ -1,0 +1,107 @@
+//! `[env]`: an environment of the registry, and its keys.
+
+use super::rules::Rules;
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use sinew_env::{ENVIRONMENTS, EnvConfig, EnvKind, Needs};
+use std::ops::Range;
+use std::sync::Arc;
+use toml::Spanned;
+use toml::de::{DeTable, DeValue, ValueDeserializer};
+
+/// Which world the episodes run in.
+#[derive(Clone, Debug)]
+pub(crate) struct EnvSection {
+    kind: &'static EnvKind,
+    config: Arc<dyn EnvConfig>,
+    /// All keys of the environment, defaults included.
+    keys: toml::Table,
+}
+
+impl PartialEq for EnvSection {
+    fn eq(&self, other: &Self) -> bool {
+        self.kind.name == other.kind.name && self.keys == other.keys
+    }
+}
+
+impl EnvSection {
+    /// Value of `env.type`.
+    pub(crate) fn name(&self) -> &'static str {
+        self.kind.name
+    }
+
+    pub(crate) fn needs(&self) -> Needs {
+        self.kind.needs
+    }
+
+    /// What builds its tasks and worlds.
+    pub(crate) fn config(&self) -> &dyn EnvConfig {
+        self.config.as_ref()
+    }
+
+    fn read(kind: &'static EnvKind, keys: ValueDeserializer<'_>) -> Result<Self, toml::de::Error> {
+        let (config, keys) = kind.read(keys)?;
+        Ok(Self { kind, config, keys })
+    }
+}
+
+/// The environment of a name, or what is wrong with the name.
+fn named(name: &str) -> Result<&'static EnvKind, String> {
+    EnvKind::named(name).ok_or_else(|| {
+        let names = ENVIRONMENTS.each_ref().map(|k| format!("`{}`", k.name));
+        format!(
+            "unknown variant `{name}`, expected one of {}",
+            names.join(", ")
+        )
+    })
+}
+
+/// What is wrong with `[env]` in a recipe's text, at its place. A table with `type` is buffered
+/// when the whole recipe is read, and places are lost there.
+pub(super) fn problem(text: &str) -> Option<(Range<usize>, String)> {
+    let mut root = DeTable::parse(text).ok()?.into_inner();
+    let env = root.remove("env")?;
+    let span = env.span();
+    let DeValue::Table(mut keys) = env.into_inner() else {
+        return None;
+    };
+    let kind = keys.remove("type")?;
+    let kind = match named(kind.get_ref().as_str()?) {
+        Ok(kind) => kind,
+        Err(message) => return Some((kind.span(), message)),
+    };
+    let keys = Spanned::new(span.clone(), DeValue::Table(keys));
+    let error = EnvSection::read(kind, keys.into()).err()?;
+    Some((error.span().unwrap_or(span), error.message().to_owned()))
+}
+
+impl<'de> Deserialize<'de> for EnvSection {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let mut keys = toml::Table::deserialize(deserializer)?;
+        let kind = keys.remove("type");
+        let kind = kind.ok_or_else(|| D::Error::missing_field("type"))?;
+        let kind = kind
+            .as_str()
+            .ok_or_else(|| D::Error::custom("env.type is not a name"))?;
+        let kind = named(kind).map_err(D::Error::custom)?;
+        let text = toml::Value::Table(keys).to_string();
+        let read = ValueDeserializer::parse(&text).and_then(|keys| Self::read(kind, keys));
+        read.map_err(|e| D::Error::custom(e.message()))
+    }
+}
+
+impl Serialize for EnvSection {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut table = toml::Table::new();
+        table.insert("type".into(), self.kind.name.into());
+        table.extend(self.keys.clone());
+        table.serialize(serializer)
+    }
+}
+
+/// What an environment says of its keys.
+pub(super) fn rules(env: &EnvSection, rules: &mut Rules) {
+    if let Err(e) = env.config.check() {
+        rules.custom(&format!("env.{}", e.key), e.value, e.reason, false);
+    }
+}
