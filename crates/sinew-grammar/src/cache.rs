@@ -1,19 +1,22 @@
-//! Compiled formats, the ones used last.
+//! LRU cache of compiled formats.
 
 use crate::guided::Compiled;
 use std::collections::HashMap;
 
-/// Formats kept compiled. Each may take some megabytes.
-const KEPT: usize = 64;
+/// Maximum number of compiled formats. One may take several megabytes.
+const CAPACITY: usize = 64;
 
-/// Compiled formats by their hash.
+/// Compiled formats by format hash.
 #[derive(Debug, Default)]
 pub(crate) struct Cache {
+    /// Time of last use, counted in `uses`, and the format.
     entries: HashMap<String, (u64, Compiled)>,
+    /// Number of accesses so far.
     uses: u64,
 }
 
 impl Cache {
+    /// Returns a compiled format and marks it as used.
     pub(crate) fn get(&mut self, hash: &str) -> Option<Compiled> {
         self.uses += 1;
         let entry = self.entries.get_mut(hash)?;
@@ -21,10 +24,10 @@ impl Cache {
         Some(entry.1.clone())
     }
 
-    /// Keeps a format; the one that was not used for longest goes if there is no room.
+    /// Adds a format. A full cache evicts the least recently used one.
     pub(crate) fn put(&mut self, hash: String, compiled: Compiled) {
         self.uses += 1;
-        if self.entries.len() >= KEPT
+        if self.entries.len() >= CAPACITY
             && let Some(oldest) = self.entries.iter().min_by_key(|(_, e)| e.0)
         {
             let oldest = oldest.0.clone();

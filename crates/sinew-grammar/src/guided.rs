@@ -1,7 +1,7 @@
-//! Every format, compiled by `llguidance`.
+//! Masks for every format, compiled by `llguidance`.
 //!
-//! Settings that are part of the meaning: text that a format forces is cut into tokens the usual way (its
-//! "canonical" flag), so that the mask there allows one token; the policy is the softmax over the mask as it is.
+//! Forced text has one tokenization, that of the model's tokenizer (the "canonical" flag of `llguidance`):
+//! the mask allows a single token there. The policy is the softmax over the tokens of the mask.
 
 use crate::cache::Cache;
 use crate::lark;
@@ -16,19 +16,21 @@ use std::collections::HashSet;
 use std::fmt;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-/// What makes masks. A trace of another version is not replayed: releases have changed what masks allow.
+/// Versions of the mask implementation, as pinned in `Cargo.lock`. A trace of another version is not
+/// replayed, because releases have changed the masks.
 pub const IMPLEMENTATION: &str = "llguidance 1.9.1, toktrie 1.9.1, derivre 0.3.13";
 
-/// Lexer states of one output: 1 to 2 kB each.
+/// Maximum number of lexer states for one output. A state takes 1 to 2 kB.
 const MAX_LEXER_STATES: usize = 50_000;
 
-/// Settings that decide on masks, in addition to what [`Vocabulary`] holds.
-const SETTINGS: &str = "sinew guided 1, canonical, lexer states 50000, items in row 2000, step fuel 200000, step items 50000";
+/// Settings that affect masks, in addition to [`Vocabulary`]. They are part of the environment hash.
+const SETTINGS: &str = "sinew guided 1, canonical, lexer states 50000, items in row 2000, \
+                        step fuel 200000, step items 50000";
 
-/// Compiles formats with `llguidance` and keeps those that were used last.
+/// Compiler that uses `llguidance` and caches the most recently used formats.
 ///
-/// What it needs of the vocabulary is built with the first format: some tenths of a second, and about 35 MB for
-/// 50,000 tokens.
+/// The first format builds the vocabulary tables: a few tenths of a second, and about 35 MB for 50,000
+/// tokens. Construction itself is cheap.
 pub struct GuidedGrammars {
     vocabulary: Vocabulary,
     built: OnceLock<Result<Built, GrammarError>>,
@@ -37,20 +39,23 @@ pub struct GuidedGrammars {
     cache: Mutex<Cache>,
 }
 
+/// Tables derived from the vocabulary.
 struct Built {
     factory: ParserFactory,
-    /// Control tokens by their text.
+    /// Text and id of each control token.
     specials: Vec<(String, TokenId)>,
 }
 
-/// What every matcher needs.
+/// Vocabulary data shared by all matchers.
 #[derive(Debug)]
 struct Shared {
+    /// Id of the end token.
     end: TokenId,
+    /// Columns of a mask.
     columns: usize,
 }
 
-/// A format before its first token.
+/// Compiled format, positioned before the first token.
 #[derive(Clone)]
 pub(crate) struct Compiled(Arc<Mutex<llguidance::Matcher>>);
 
@@ -68,7 +73,7 @@ impl fmt::Debug for GuidedGrammars {
     }
 }
 
-/// The vocabulary as `toktrie` reads it.
+/// The vocabulary in the form that `toktrie` reads.
 struct Env {
     trie: TokTrie,
     encode: Encode,
@@ -80,10 +85,10 @@ impl TokenizerEnv for Env {
         &self.trie
     }
 
-    /// The usual tokens. Where those do not say the same bytes (text that spells a control token out, or a
-    /// tokenizer that adds blanks), the longest tokens from the left: what is forced stays text, to the byte.
+    /// Tokenizes forced text with the model's tokenizer. If its tokens do not decode to the same bytes (text
+    /// that spells a control token, or a tokenizer that adds spaces), uses the longest match from the left.
     fn tokenize_bytes(&self, bytes: &[u8]) -> Vec<TokenId> {
-        let usual = |text: &str| {
+        let canonical = |text: &str| {
             let tokens = (self.encode)(text);
             let plain = tokens.iter().all(|t| !self.special.contains(t));
             match plain && self.trie.decode_raw(&tokens) == text.as_bytes() {
@@ -91,7 +96,7 @@ impl TokenizerEnv for Env {
                 false => self.trie.greedy_tokenize(text.as_bytes()),
             }
         };
-        self.trie.tokenize_with_greedy_fallback(bytes, usual)
+        self.trie.tokenize_with_greedy_fallback(bytes, canonical)
     }
 }
 
@@ -100,6 +105,7 @@ fn vocabulary(why: impl fmt::Display) -> GrammarError {
 }
 
 impl Built {
+    /// Builds the token trie and the parser factory.
     fn new(v: &Vocabulary) -> Result<Self, GrammarError> {
         let mut special: HashSet<TokenId> = v.special.iter().copied().collect();
         special.insert(v.end);
@@ -137,10 +143,10 @@ impl Built {
 }
 
 impl GuidedGrammars {
-    /// For a vocabulary.
+    /// Creates a compiler for `vocabulary`.
     ///
     /// # Errors
-    /// If the vocabulary's sizes do not fit.
+    /// Returns an error if there are more tokens than columns, or the end token has no bytes.
     pub fn new(vocabulary: Vocabulary) -> Result<Self, GrammarError> {
         vocabulary.validate()?;
         Ok(Self {
@@ -155,11 +161,13 @@ impl GuidedGrammars {
         })
     }
 
+    /// The vocabulary tables, built by the first call.
     fn built(&self) -> Result<&Built, GrammarError> {
         let built = self.built.get_or_init(|| Built::new(&self.vocabulary));
         built.as_ref().map_err(Clone::clone)
     }
 
+    /// Compiles a format without the cache.
     fn compile(&self, format: &Format) -> Result<Compiled, GrammarError> {
         let kind = format.grammar.name();
         let wrong = |why: String| GrammarError::Compile { kind, why };
@@ -173,6 +181,7 @@ impl GuidedGrammars {
         }
     }
 
+    /// Returns the cached format, or compiles and caches it.
     fn compiled(&self, format: &Format) -> Result<Compiled, GrammarError> {
         let hash = format_hash(format);
         // No invariant spans a panic while the lock is held.
@@ -185,10 +194,10 @@ impl GuidedGrammars {
         Ok(compiled)
     }
 
-    /// Whether `text` as a whole is in the format's language, whatever its tokens are.
+    /// Checks that the whole `text` belongs to the format's language. Its tokenization does not matter.
     ///
     /// # Errors
-    /// What is wrong with the format, or where the text leaves it.
+    /// Returns an error if the format is invalid, or the first position where the text violates it.
     pub fn check_text(&self, format: &Format, text: &str) -> Result<(), GrammarError> {
         self.check_bytes(format, text.as_bytes())
     }
@@ -223,18 +232,20 @@ impl GuidedGrammars {
     }
 }
 
+/// Copies a compiled format into an independent matcher.
 fn deep_clone(compiled: &Compiled) -> llguidance::Matcher {
     let matcher = compiled.0.lock().unwrap_or_else(PoisonError::into_inner);
     matcher.deep_clone()
 }
 
-/// The start of an error: the rest quotes grammars and stacks.
+/// The first four lines of an error, at most 600 characters. The rest quotes grammars and stacks.
 fn first_lines(why: &str) -> String {
     let lines = why.lines().take_while(|l| !l.starts_with("<backtrace>"));
     let text = lines.take(4).collect::<Vec<_>>().join("; ");
     text.chars().take(600).collect()
 }
 
+/// Error for a limit reached after `position` tokens.
 fn limit(position: usize, why: &dyn fmt::Display) -> GrammarError {
     GrammarError::Limit {
         position,
@@ -285,10 +296,13 @@ impl Grammars for GuidedGrammars {
     }
 }
 
+/// Matcher of one output.
 struct GuidedMatcher {
     inner: llguidance::Matcher,
     shared: Arc<Shared>,
+    /// The current mask, once computed.
     next: Option<Arc<Mask>>,
+    /// Number of tokens so far.
     position: usize,
     ended: bool,
 }
@@ -303,6 +317,7 @@ impl fmt::Debug for GuidedMatcher {
 }
 
 impl GuidedMatcher {
+    /// Computes the mask for the current position.
     fn make(&mut self) -> Result<Mask, GrammarError> {
         let (position, columns) = (self.position, self.shared.columns);
         if self.inner.is_stopped() && self.inner.stop_reason().is_ok() {
@@ -339,7 +354,7 @@ impl Matcher for GuidedMatcher {
 
     fn advance(&mut self, token: TokenId) -> Result<(), GrammarError> {
         let position = self.position;
-        // What `llguidance` consumes is more than what its mask allows.
+        // `llguidance` accepts more tokens than its mask allows.
         if !self.mask()?.allows(token) {
             return Err(GrammarError::Barred { token, position });
         }
@@ -373,7 +388,7 @@ mod tests {
     use super::*;
     use sinew_types::Grammar;
 
-    /// Every byte, and an end.
+    /// A vocabulary of all 256 bytes and an end token.
     fn bytes() -> GuidedGrammars {
         let mut tokens: Vec<Option<Box<[u8]>>> = (0..=255).map(|b| Some([b].into())).collect();
         tokens.push(Some(b"<end>".as_slice().into()));
@@ -390,7 +405,7 @@ mod tests {
     }
 
     #[test]
-    fn formats_that_were_not_used_for_longest_are_compiled_again() {
+    fn least_recently_used_formats_are_compiled_again() {
         let grammars = bytes();
         let format = |n: u32| {
             let pattern = format!("{n}[a-f]{{2}}");
@@ -404,28 +419,28 @@ mod tests {
     }
 
     #[test]
-    fn text_that_spells_the_end_out_is_text() {
+    fn forced_text_that_spells_the_end_token_stays_text() {
         let grammars = bytes();
         let texts = vec!["a<end>b".to_owned()];
         let format = Arc::new(Format::new(Grammar::Choice { texts }));
         let mut matcher = grammars.start(&format).unwrap();
-        let mut said = Vec::new();
+        let mut output = Vec::new();
         while !matcher.ended() {
             let token = matcher.mask().unwrap().only().unwrap();
             matcher.advance(token).unwrap();
-            said.push(token);
+            output.push(token);
         }
         let expected: Vec<TokenId> = b"a<end>b".iter().map(|&b| b.into()).chain([256]).collect();
-        assert_eq!(said, expected);
+        assert_eq!(output, expected);
     }
 
     #[test]
-    fn the_version_that_is_recorded_is_the_one_that_is_built() {
+    fn recorded_version_matches_cargo_lock() {
         let lock = include_str!("../../../Cargo.lock");
         for part in IMPLEMENTATION.split(", ") {
             let (name, version) = part.split_once(' ').unwrap();
             let entry = format!("name = \"{name}\"\nversion = \"{version}\"\n");
-            assert!(lock.contains(&entry), "{part} is not what Cargo.lock pins");
+            assert!(lock.contains(&entry), "{part} is not pinned in Cargo.lock");
         }
     }
 }

@@ -1,15 +1,16 @@
-//! Formats as grammars that `llguidance` compiles.
+//! Conversion of formats to grammars that `llguidance` compiles.
 
 use llguidance::api::TopLevelGrammar;
 use serde_json::{Map, Value, json};
 use sinew_types::{Format, Grammar, TokenId, ToolGrammar, ToolNeed, Whitespace};
 use std::fmt::Write;
 
-/// The key of a schema that `llguidance` reads its settings from. A schema may not bring its own: it could
-/// switch checks off.
+/// Schema key from which `llguidance` reads its settings. A user's schema must not contain it, because it
+/// could disable checks.
 const SETTINGS_KEY: &str = "x-guidance";
 
-/// The grammar of a format; `specials` are the control tokens by their text.
+/// Converts a format to a grammar. `specials` holds the text and id of each control token. The error text
+/// states the problem and what to change.
 pub(crate) fn grammar(
     format: &Format,
     specials: &[(String, TokenId)],
@@ -37,7 +38,7 @@ pub(crate) fn grammar(
     }
 }
 
-/// A schema with the layout of its JSON fixed.
+/// Parses a JSON Schema and adds settings that fix the whitespace of the output.
 fn schema_of(text: &str, space: Whitespace) -> Result<Value, String> {
     let schema: Value = serde_json::from_str(text).map_err(|e| format!("it is not JSON: {e}"))?;
     let mut schema: Map<String, Value> = match schema {
@@ -69,12 +70,12 @@ fn schema_of(text: &str, space: Whitespace) -> Result<Value, String> {
     Ok(Value::Object(schema))
 }
 
-/// Most levels of a schema.
+/// Maximum nesting depth of a schema.
 const MAX_DEPTH: usize = 64;
-/// Keywords that `llguidance` ignores silently.
+/// Keywords that `llguidance` ignores without an error.
 const IGNORED: [&str; 2] = ["$dynamicRef", "$recursiveRef"];
 
-/// A keyword of `schema` that would be passed over.
+/// Finds a keyword of [`IGNORED`] anywhere in `schema`.
 fn ignored(schema: &Value, depth: usize) -> Result<Option<&'static str>, String> {
     if depth > MAX_DEPTH {
         return Err(format!("it has more than {MAX_DEPTH} levels"));
@@ -97,12 +98,13 @@ fn ignored(schema: &Value, depth: usize) -> Result<Option<&'static str>, String>
     Ok(None)
 }
 
-/// A string of a Lark grammar.
+/// Quotes `text` as a Lark string.
 fn quoted(text: &str) -> String {
     Value::String(text.to_owned()).to_string()
 }
 
-/// Free text up to a trigger, then one of the calls; or calls alone.
+/// Lark rules for tool calls. With [`ToolNeed::Auto`]: free text up to the trigger, then a call. With
+/// [`ToolNeed::Required`]: calls only.
 fn tool_rules(
     tools: &ToolGrammar,
     space: Whitespace,
@@ -152,7 +154,7 @@ fn tool_rules(
     Ok(start + &rules)
 }
 
-/// The rule `head` of free text that ends with the trigger, and the text that may come without one.
+/// Returns the rule `head` (free text that ends with the trigger) and a pattern for text without a trigger.
 fn free_text(trigger: &Pieces, text: &str) -> Result<(String, String), String> {
     const ANY: &str = "/(.|\\n)*/";
     match &trigger.0[..] {
@@ -171,7 +173,7 @@ fn free_text(trigger: &Pieces, text: &str) -> Result<(String, String), String> {
     }
 }
 
-/// A regular expression between slashes that matches `text` alone.
+/// Escapes `text` for a Lark regular expression between slashes.
 fn escaped(text: &str) -> String {
     let mut out = String::new();
     for c in text.chars() {
@@ -190,15 +192,18 @@ fn escaped(text: &str) -> String {
     out
 }
 
-/// Text cut at control tokens.
+/// Text split at control tokens.
 struct Pieces(Vec<Piece>);
 
+/// Part of a split text.
 enum Piece {
     Text(String),
+    /// Control token by id.
     Special(TokenId),
 }
 
 impl Pieces {
+    /// Splits `text` at the control tokens in `specials`.
     fn of(text: &str, specials: &[(String, TokenId)]) -> Self {
         let mut pieces = Vec::new();
         let mut rest = text;
@@ -206,7 +211,7 @@ impl Pieces {
             let found = specials
                 .iter()
                 .filter_map(|(s, id)| rest.find(s.as_str()).map(|at| (at, s.len(), *id)))
-                // The first one, of those at one place the longest.
+                // The first match. At equal positions the longest one wins.
                 .min_by_key(|&(at, len, _)| (at, std::cmp::Reverse(len)));
             let Some((at, len, id)) = found else {
                 pieces.push(Piece::Text(rest.to_owned()));
@@ -221,7 +226,7 @@ impl Pieces {
         Self(pieces)
     }
 
-    /// As the items of a Lark rule.
+    /// Formats the pieces as items of a Lark rule.
     fn lark(&self) -> String {
         let item = |p: &Piece| match p {
             Piece::Text(text) => quoted(text),

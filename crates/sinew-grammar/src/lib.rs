@@ -1,16 +1,17 @@
-//! Output formats as masks over the vocabulary: made while tokens are sampled, and made again from what a
-//! trace records, so that training is of the distribution that was sampled.
+//! Structured output: token masks that hold generated text to a format.
+//! The sampler applies the masks. A trace records the format, and [`replay`] recomputes the same masks, so
+//! that training uses the distribution that was sampled.
 //!
-//! [`Grammars`] starts a [`Matcher`] for a format; the matcher says before each token which ones may come.
-//! [`GuidedGrammars`] compiles every format with `llguidance`; [`ListGrammars`] knows fixed texts only, in a
-//! few lines that need no compiler. [`replay`] makes the masks of a node of a trace again.
+//! [`Grammars`] starts a [`Matcher`] for a format. Before each token the matcher returns the allowed tokens.
+//! [`GuidedGrammars`] compiles every format with `llguidance`. [`ListGrammars`] supports fixed texts only and
+//! needs no compiler.
 //!
 //! Invariants:
-//! - The masks depend on the format, the environment (vocabulary, end, settings) and the tokens so far: not
-//!   on when they are asked for, on other requests or on caches.
-//! - No mask is empty: where nothing may follow, the end token alone may.
-//! - What a matcher cannot decide is an error, never a mask that allows all.
-//! - Nothing here reads a clock, a file or the network.
+//! - Masks depend on the format, the environment (vocabulary, end token, settings) and the tokens so far,
+//!   not on time, other requests or caches.
+//! - No mask is empty. Where no text may follow, the mask allows the end token only.
+//! - A case that a matcher cannot decide is an error, never a mask that allows every token.
+//! - This crate reads no clock, file or network.
 
 mod cache;
 mod error;
@@ -32,30 +33,31 @@ use sinew_types::{Enforced, Format, FormatLaw, TokenId};
 use std::fmt::Debug;
 use std::sync::Arc;
 
-/// Makes matchers for formats, for one vocabulary.
+/// Compiler of formats for one vocabulary.
 pub trait Grammars: Send + Sync + Debug {
-    /// What makes the masks, with the versions that decide their meaning.
+    /// Name and versions of the mask implementation. Traces record it, and replay compares it.
     fn implementation(&self) -> &str;
 
-    /// Hash of the vocabulary, the end token and the settings, in hexadecimal digits.
+    /// BLAKE3 hash of the vocabulary, the end token and the settings: 64 hexadecimal digits.
     fn environment(&self) -> &str;
 
-    /// Columns of a mask: one more than the largest token id of the model.
+    /// Number of mask columns, equal to the columns of the model's logits.
     fn columns(&self) -> usize;
 
-    /// A matcher before the first token.
+    /// Returns a matcher that is positioned before the first token.
     ///
     /// # Errors
-    /// What is wrong with the format, or that it needs more work than the limits allow.
+    /// Returns an error if the format is invalid, unsupported or too large for the compiler's limits.
     fn start(&self, format: &Arc<Format>) -> Result<Box<dyn Matcher>, GrammarError>;
 
-    /// Whether the text of these tokens is in the format's language, however it is cut; an end token may come last.
+    /// Checks that the text of `tokens` belongs to the format's language. The tokenization does not matter.
+    /// The last token may be the end token.
     ///
     /// # Errors
-    /// What is wrong with the format, or where the text leaves it.
+    /// Returns an error if the format is invalid, or the first position where the text violates it.
     fn check(&self, format: &Arc<Format>, tokens: &[TokenId]) -> Result<(), GrammarError>;
 
-    /// What is recorded with tokens that are held to `format`.
+    /// The record that a trace keeps with tokens sampled under `format`.
     fn law(&self, format: &Arc<Format>) -> FormatLaw {
         FormatLaw {
             format: Arc::clone(format),
@@ -68,31 +70,32 @@ pub trait Grammars: Send + Sync + Debug {
     }
 }
 
-/// Follows one output.
+/// State of one output: the tokens so far and the tokens allowed next.
 pub trait Matcher: Send + Debug {
-    /// The tokens that may come next; once the text is complete and nothing may follow, the end alone.
+    /// The tokens allowed next. When the text is complete and cannot continue, only the end token is allowed.
     ///
     /// # Errors
-    /// A limit, a dead end, or that the output has ended.
+    /// Returns an error at a limit, at a dead end, or after the end token.
     fn mask(&mut self) -> Result<Arc<Mask>, GrammarError>;
 
-    /// Goes on with a token of the mask.
+    /// Appends one token, which the current mask must allow.
     ///
     /// # Errors
-    /// If the mask bars it, or a limit is reached.
+    /// Returns an error if the mask forbids `token`, or at a limit. The matcher is then unusable.
     fn advance(&mut self, token: TokenId) -> Result<(), GrammarError>;
 
-    /// Whether the end token has come: nothing may follow.
+    /// True after the end token. No token may follow.
     fn ended(&self) -> bool;
 
     /// An independent copy.
     fn fork(&self) -> Box<dyn Matcher>;
 }
 
-/// Hash of a format, in hexadecimal digits: of its kind, its texts to the byte and its settings.
+/// BLAKE3 hash of a format as 64 hexadecimal digits. It covers the kind, every byte of the texts and the
+/// settings.
 pub fn format_hash(format: &Format) -> String {
-    // Every field of a format is text, a list or a flag, so that this does not fail; one that did would be
-    // equal to no other hash.
+    // Every field of a format is text, a list or a flag, so serialization does not fail. If it did, the hash
+    // would match no recorded hash.
     let text = serde_json::to_vec(format).unwrap_or_default();
     blake3::hash(&text).to_hex().to_string()
 }

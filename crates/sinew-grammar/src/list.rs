@@ -1,13 +1,14 @@
-//! Fixed texts: a token may come if one of the texts goes on with its bytes.
+//! Masks for a list of fixed texts. A token is allowed if a text continues with its bytes.
 
 use crate::{GrammarError, Grammars, Mask, Matcher, Vocabulary};
 use sinew_types::{Format, Grammar, TokenId};
 use std::sync::Arc;
 
+/// Recorded in traces. Changes with the meaning of the masks.
 const IMPLEMENTATION: &str = "sinew list 1";
 
-/// Holds outputs to [`Grammar::Choice`], and refuses every other format. Any way to cut a text into tokens
-/// is allowed.
+/// Compiler for [`Grammar::Choice`] only. Every other format is an error. Any tokenization of a text is
+/// allowed.
 #[derive(Debug)]
 pub struct ListGrammars {
     table: Arc<Table>,
@@ -15,17 +16,19 @@ pub struct ListGrammars {
 }
 
 #[derive(Debug)]
+/// Vocabulary data shared by all matchers.
 struct Table {
+    /// Bytes by token id. `None` for control tokens and unused ids.
     tokens: Vec<Option<Box<[u8]>>>,
     end: TokenId,
     columns: usize,
 }
 
 impl ListGrammars {
-    /// For a vocabulary; control tokens never stand for text.
+    /// Creates a compiler for `vocabulary`. Control tokens never match text.
     ///
     /// # Errors
-    /// If the vocabulary's sizes do not fit.
+    /// Returns an error if there are more tokens than columns, or the end token has no bytes.
     pub fn new(mut vocabulary: Vocabulary) -> Result<Self, GrammarError> {
         vocabulary.validate()?;
         let environment = vocabulary.hash(IMPLEMENTATION);
@@ -80,7 +83,7 @@ impl Grammars for ListGrammars {
         Ok(Box::new(ListMatcher {
             table: Arc::clone(&self.table),
             format: Arc::clone(format),
-            said: Vec::new(),
+            output: Vec::new(),
             tokens: 0,
             ended: false,
         }))
@@ -88,16 +91,19 @@ impl Grammars for ListGrammars {
 }
 
 #[derive(Clone, Debug)]
+/// Matcher of one output.
 struct ListMatcher {
     table: Arc<Table>,
     format: Arc<Format>,
-    said: Vec<u8>,
+    /// Bytes of the output so far.
+    output: Vec<u8>,
+    /// Number of tokens so far.
     tokens: usize,
     ended: bool,
 }
 
 impl ListMatcher {
-    /// What may follow what was said.
+    /// The rest of each text that starts with the output so far.
     fn rests(&self) -> impl Iterator<Item = &[u8]> {
         let texts = match &self.format.grammar {
             Grammar::Choice { texts } => &texts[..],
@@ -105,7 +111,7 @@ impl ListMatcher {
         };
         texts
             .iter()
-            .filter_map(|t| t.as_bytes().strip_prefix(&self.said[..]))
+            .filter_map(|t| t.as_bytes().strip_prefix(&self.output[..]))
     }
 }
 
@@ -116,12 +122,12 @@ impl Matcher for ListMatcher {
             return Err(GrammarError::Ended { position });
         }
         let rests: Vec<&[u8]> = self.rests().collect();
-        let goes_on = |token: &Option<Box<[u8]>>| {
+        let continues = |token: &Option<Box<[u8]>>| {
             let bytes = token.as_deref().filter(|b| !b.is_empty());
             bytes.is_some_and(|b| rests.iter().any(|r| r.starts_with(b)))
         };
         let tokens = self.table.tokens.iter().zip(0..);
-        let texts = tokens.filter(|(t, _)| goes_on(t)).map(|(_, id)| id);
+        let texts = tokens.filter(|(t, _)| continues(t)).map(|(_, id)| id);
         let end = rests.iter().any(|r| r.is_empty()).then_some(self.table.end);
         let mask = Mask::of(texts.chain(end), self.table.columns);
         match mask.allowed() {
@@ -139,7 +145,7 @@ impl Matcher for ListMatcher {
         if token == self.table.end {
             self.ended = true;
         } else if let Some(Some(bytes)) = self.table.tokens.get(token as usize) {
-            self.said.extend_from_slice(bytes);
+            self.output.extend_from_slice(bytes);
         }
         Ok(())
     }

@@ -1,17 +1,19 @@
-//! A set of allowed tokens.
+//! Set of allowed tokens.
 
 use sinew_types::TokenId;
 
-/// The tokens that may come next. Bit `v % 32` of word `v / 32` says that token `v` may.
+/// Bit set of allowed tokens. Bit `v % 32` of word `v / 32` is set if token `v` is allowed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mask {
     words: Vec<u32>,
+    /// Number of set bits.
     allowed: u32,
     hash: u64,
 }
 
 impl Mask {
-    /// A mask of `columns` tokens; words and bits that are missing bar, those past the end are dropped.
+    /// Creates a mask of `columns` tokens from its words. Missing words forbid their tokens. Bits past
+    /// `columns` are cleared.
     pub fn new(mut words: Vec<u32>, columns: usize) -> Self {
         words.resize(columns.div_ceil(32), 0);
         if let Some(last) = words.last_mut()
@@ -37,7 +39,7 @@ impl Mask {
         }
     }
 
-    /// A mask that allows these tokens.
+    /// Creates a mask that allows `tokens`. Ids past `columns` are ignored.
     pub fn of(tokens: impl IntoIterator<Item = TokenId>, columns: usize) -> Self {
         let mut words = vec![0u32; columns.div_ceil(32)];
         for token in tokens {
@@ -48,28 +50,28 @@ impl Mask {
         Self::new(words, columns)
     }
 
-    /// The bit set.
+    /// The words of the bit set, `columns / 32` rounded up.
     pub fn words(&self) -> &[u32] {
         &self.words
     }
 
-    /// How many tokens are allowed.
+    /// Number of allowed tokens.
     pub fn allowed(&self) -> u32 {
         self.allowed
     }
 
-    /// The first 8 bytes of BLAKE3 over the words in little-endian order.
+    /// First 8 bytes of the BLAKE3 hash over the little-endian words.
     pub fn hash(&self) -> u64 {
         self.hash
     }
 
-    /// Whether `token` is allowed.
+    /// True if `token` is allowed.
     pub fn allows(&self, token: TokenId) -> bool {
         let word = self.words.get(token as usize / 32);
         word.is_some_and(|w| w >> (token % 32) & 1 == 1)
     }
 
-    /// The token that is allowed alone, if there is one.
+    /// The allowed token, if there is exactly one.
     pub fn only(&self) -> Option<TokenId> {
         if self.allowed != 1 {
             return None;
@@ -78,7 +80,7 @@ impl Mask {
         Some(index as u32 * 32 + self.words[index].trailing_zeros())
     }
 
-    /// The allowed tokens in order.
+    /// The allowed tokens in ascending order.
     pub fn tokens(&self) -> impl Iterator<Item = TokenId> + '_ {
         self.words.iter().zip(0u32..).flat_map(|(&word, index)| {
             let mut left = word;
@@ -98,7 +100,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn masks_know_their_tokens() {
+    fn masks_contain_their_tokens() {
         for columns in [1, 31, 32, 33, 100] {
             let all: Vec<u32> = (0..columns as u32).collect();
             let mask = Mask::new(vec![u32::MAX; 9], columns);

@@ -1,27 +1,32 @@
-//! The masks of a trace made again.
+//! Recomputes the masks of a trace.
 
 use crate::{GrammarError, Grammars, format_hash};
 use sinew_types::{Enforced, Node, NodeFormat, RowMasks};
 
-/// Why the masks of a node cannot be made again: its tokens must not be trained.
+/// Reason why the masks of a node cannot be recomputed. Its tokens must not be trained on.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ReplayError {
-    #[error("{field} was {recorded:?} when it was sampled, and is {here:?} here")]
+    /// The recorded implementation, environment or format differs from the current one.
+    #[error("{field} was {recorded:?} at sampling time and is {here:?} now")]
     Differs {
         field: &'static str,
         recorded: String,
         here: String,
     },
-    #[error("its masks are not known: {engine} held to the format by its own means")]
+    /// An external engine enforced the format and reported no masks.
+    #[error("the masks are unknown: {engine} enforced the format itself")]
     Outside { engine: String },
+    /// A recorded column has the wrong length.
     #[error("{field} has {actual} entries for {tokens} tokens")]
     Length {
         field: &'static str,
         actual: usize,
         tokens: usize,
     },
+    /// The recomputed mask differs from the recorded one.
     #[error(
-        "token {index}: the mask allows {allowed} tokens (hash {hash:016x}), recorded are {recorded} ({recorded_hash:016x})"
+        "token {index}: the mask allows {allowed} tokens (hash {hash:016x}), \
+         recorded are {recorded} ({recorded_hash:016x})"
     )]
     Mask {
         index: usize,
@@ -30,15 +35,16 @@ pub enum ReplayError {
         recorded: u32,
         recorded_hash: u64,
     },
+    /// The matcher failed at a token.
     #[error("token {index}: {error}")]
     Grammar { index: usize, error: GrammarError },
 }
 
-/// The masks of a sampled node's tokens; `None` if it was sampled from the full softmax. Tokens without a
-/// choice have no mask: they are not trained.
+/// Recomputes the masks of a sampled node, one row per token. Returns `None` if the node was sampled from
+/// the full softmax. A token whose mask allows one token only has no mask and is not trained on.
 ///
 /// # Errors
-/// Whatever keeps the masks from being those that were sampled from.
+/// Returns an error if the masks are unknown or differ from the recorded ones.
 pub fn replay(grammars: &dyn Grammars, node: &Node) -> Result<Option<RowMasks>, ReplayError> {
     let Some(format) = &node.format else {
         return Ok(None);
@@ -62,6 +68,7 @@ pub fn replay(grammars: &dyn Grammars, node: &Node) -> Result<Option<RowMasks>, 
     }
 }
 
+/// Compares a recorded identifier with the current one.
 fn same(field: &'static str, recorded: &str, here: &str) -> Result<(), ReplayError> {
     match recorded == here {
         true => Ok(()),
@@ -105,7 +112,7 @@ fn masks(
                 recorded_hash,
             });
         }
-        // Refuses a token whose bit is not set.
+        // Fails if the mask forbids the token.
         matcher.advance(token).map_err(at(index))?;
         made.push((mask.allowed() > 1).then_some(mask));
     }

@@ -1,27 +1,28 @@
-//! What masks are over.
+//! The model's tokens, as mask compilers need them.
 
 use crate::GrammarError;
 use sinew_types::TokenId;
 use std::fmt;
 use std::sync::Arc;
 
-/// The usual tokens of a text, as the model's tokenizer gives them.
+/// Encodes text with the model's tokenizer.
 pub type Encode = Arc<dyn Fn(&str) -> Vec<TokenId> + Send + Sync>;
 
 /// The tokens of a model.
 #[derive(Clone)]
 pub struct Vocabulary {
-    /// Bytes of each id; none for holes, which are never allowed.
+    /// Bytes by token id. `None` for unused ids, which are never allowed.
     pub tokens: Vec<Option<Box<[u8]>>>,
-    /// Control tokens by id: never part of text, allowed only where a format names them.
+    /// Ids of control tokens. They are never text and are allowed only where a format names them.
     pub special: Vec<TokenId>,
-    /// Ends an output.
+    /// Id of the token that ends an output.
     pub end: TokenId,
-    /// Columns of the model's logits: at least as many as `tokens`, the rest is never allowed.
+    /// Columns of the model's logits, at least `tokens.len()`. Ids past `tokens` are never allowed.
     pub columns: usize,
-    /// How text is cut into tokens where a format leaves no choice about it.
+    /// Tokenizer for text that a format forces.
     pub encode: Encode,
-    /// Whatever else decides what `encode` gives (a `tokenizer.json`): part of the environment's hash.
+    /// Other data that determines the result of `encode`, such as `tokenizer.json`. Part of the environment
+    /// hash.
     pub source: Vec<u8>,
 }
 
@@ -36,10 +37,10 @@ impl fmt::Debug for Vocabulary {
 }
 
 impl Vocabulary {
-    /// Checks sizes.
+    /// Checks the sizes.
     ///
     /// # Errors
-    /// What does not fit.
+    /// Returns an error if there are more tokens than columns, or the end token has no bytes.
     pub(crate) fn validate(&self) -> Result<(), GrammarError> {
         let wrong = |why: String| Err(GrammarError::Vocabulary(why));
         if self.columns < self.tokens.len() {
@@ -52,7 +53,8 @@ impl Vocabulary {
         Ok(())
     }
 
-    /// Hash of all that masks depend on but the format; `settings` are those of the implementation.
+    /// Hash of the vocabulary and of the implementation's `settings`: all that masks depend on, except the
+    /// format.
     pub(crate) fn hash(&self, settings: &str) -> String {
         let mut hasher = blake3::Hasher::new();
         let mut field = |bytes: &[u8]| {

@@ -1,4 +1,4 @@
-//! What masks allow is the format's language, in the model's usual tokens.
+//! Masks allow exactly the format's language, in the tokens of the model's tokenizer.
 
 use crate::golden::{formats, tools};
 use crate::{END, GUIDED, PERSON, TOKENIZER, guided, schema, text, walk};
@@ -30,15 +30,15 @@ fn finished_json_is_valid_and_in_the_order_of_the_schema() {
 }
 
 #[test]
-fn text_that_is_forced_has_its_usual_tokens() {
+fn forced_text_has_canonical_tokens() {
     let format = schema(r#"{"const":{"temperature":[12,"degrees"]}}"#);
     let steps = walk(guided(&format).as_mut(), 1, 100);
     let tokens: Vec<u32> = steps.iter().map(|s| s.token).collect();
-    let said = r#"{"temperature": [12, "degrees"]}"#;
-    let mut usual = TOKENIZER.encode(said).unwrap();
+    let output = r#"{"temperature": [12, "degrees"]}"#;
+    let mut usual = TOKENIZER.encode(output).unwrap();
     usual.push(END);
-    assert_eq!(text(&tokens), said);
-    // The last token may be cut off from what could have followed it.
+    assert_eq!(text(&tokens), output);
+    // The tokenization of the last token may differ, because more text could have followed.
     let same = tokens
         .iter()
         .zip(&usual)
@@ -50,7 +50,7 @@ fn text_that_is_forced_has_its_usual_tokens() {
 }
 
 #[test]
-fn no_mask_allows_a_control_token_but_the_end() {
+fn end_is_the_only_control_token_that_masks_allow() {
     for (name, format) in formats() {
         for step in walk(guided(&format).as_mut(), 3, 40) {
             let special = step
@@ -64,26 +64,30 @@ fn no_mask_allows_a_control_token_but_the_end() {
 }
 
 #[test]
-fn a_character_split_over_tokens_is_one_character() {
+fn characters_may_span_several_tokens() {
     let pattern = "[\u{1F600}-\u{1F64F}]{2}".to_owned();
     let format = Arc::new(Format::new(Grammar::Regex { pattern }));
     for seed in 0..8 {
         let steps = walk(guided(&format).as_mut(), seed, 40);
         let tokens: Vec<u32> = steps.iter().map(|s| s.token).collect();
-        let said = text(&tokens);
-        assert_eq!(said.chars().count(), 2, "{said:?}");
+        let output = text(&tokens);
+        assert_eq!(output.chars().count(), 2, "{output:?}");
         assert!(
-            said.chars()
+            output
+                .chars()
                 .all(|c| ('\u{1F600}'..='\u{1F64F}').contains(&c))
         );
-        assert!(tokens.len() > 3, "no token is a whole one: {tokens:?}");
+        assert!(
+            tokens.len() > 3,
+            "no token is a whole character: {tokens:?}"
+        );
     }
 }
 
 #[test]
-fn tool_calls_are_held_to_their_schemas_and_text_is_free() {
+fn tool_calls_match_their_schemas_and_text_is_free() {
     let format = tools(ToolNeed::Auto, true);
-    let accepted = |said: &str| GUIDED.check_text(&format, said);
+    let accepted = |output: &str| GUIDED.check_text(&format, output);
     let call =
         "<tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": 1, \"b\": -2}}\n</tool_call>";
     accepted("Just words, and <b>marks</b>.").unwrap();
@@ -99,7 +103,7 @@ fn tool_calls_are_held_to_their_schemas_and_text_is_free() {
         assert!(accepted(wrong).is_err(), "{wrong:?}");
     }
     let required = tools(ToolNeed::Required, false);
-    let accepted = |said: &str| GUIDED.check_text(&required, said);
+    let accepted = |output: &str| GUIDED.check_text(&required, output);
     accepted(call).unwrap();
     assert!(accepted("words").is_err());
     assert!(accepted(&format!("{call}\n{call}")).is_err());
@@ -110,32 +114,35 @@ fn tool_calls_are_held_to_their_schemas_and_text_is_free() {
 }
 
 #[test]
-fn whitespace_is_what_the_format_says() {
+fn whitespace_matches_the_setting() {
     let texts = [
         (Whitespace::Spaced, r#"{"a": 1, "b": 2}"#),
         (Whitespace::Compact, r#"{"a":1,"b":2}"#),
         (Whitespace::Free, "{\n  \"a\": 1,\n  \"b\": 2\n}"),
     ];
-    let two = r#"{"type":"object","properties":{"a":{"type":"integer"},"b":{"type":"integer"}},"required":["a","b"],"additionalProperties":false}"#;
+    let two = concat!(
+        r#"{"type":"object","properties":{"a":{"type":"integer"},"b":{"type":"integer"}},"#,
+        r#""required":["a","b"],"additionalProperties":false}"#
+    );
     for (whitespace, _) in texts {
         let format = Format {
             grammar: Grammar::JsonSchema { schema: two.into() },
             whitespace,
         };
-        for (other, said) in texts {
+        for (other, output) in texts {
             let fits = whitespace == other || whitespace == Whitespace::Free;
-            let checked = GUIDED.check_text(&format, said);
+            let checked = GUIDED.check_text(&format, output);
             assert_eq!(
                 checked.is_ok(),
                 fits,
-                "{whitespace:?}: {said:?}: {checked:?}"
+                "{whitespace:?}: {output:?}: {checked:?}"
             );
         }
     }
 }
 
 #[test]
-fn what_cannot_be_enforced_is_refused() {
+fn unenforceable_formats_are_refused() {
     let schemas = [
         ("not JSON", "{"),
         ("a schema is", "[]"),
@@ -186,9 +193,9 @@ fn what_cannot_be_enforced_is_refused() {
 }
 
 #[test]
-fn a_barred_token_is_refused_and_nothing_follows_the_end() {
+fn forbidden_tokens_and_tokens_after_the_end_are_refused() {
     let mut matcher = guided(&schema(PERSON));
-    // `{` alone is not how the beginning is usually cut, though the text would go on.
+    // `{` continues the text, but the tokenizer does not produce it here.
     let brace = TOKENIZER.encode("{").unwrap()[0];
     let error = matcher.advance(brace).unwrap_err();
     assert!(
@@ -202,7 +209,7 @@ fn a_barred_token_is_refused_and_nothing_follows_the_end() {
 }
 
 #[test]
-fn a_fork_goes_its_own_way() {
+fn forks_are_independent() {
     for (name, format) in formats() {
         let mut one = guided(&format);
         walk(one.as_mut(), 5, 6);
@@ -223,7 +230,7 @@ fn a_fork_goes_its_own_way() {
 }
 
 #[test]
-fn an_answer_may_come_in_place_of_a_call() {
+fn answer_schema_is_an_alternative_to_calls() {
     let Grammar::Tools(mut grammar) = tools(ToolNeed::Required, false).grammar.clone() else {
         unreachable!("tools are tools");
     };
@@ -232,13 +239,13 @@ fn an_answer_may_come_in_place_of_a_call() {
     let call =
         "<tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": 1, \"b\": 2}}\n</tool_call>";
     let person = "{\"name\": \"Ann\", \"age\": 7, \"kind\": \"cat\"}";
-    for said in [call, person] {
-        GUIDED.check_text(&format, said).unwrap();
+    for output in [call, person] {
+        GUIDED.check_text(&format, output).unwrap();
     }
-    for said in ["", "Ann", "{\"name\": \"Ann\"}", &format!("{call}{person}")] {
-        assert!(GUIDED.check_text(&format, said).is_err(), "{said}");
+    for output in ["", "Ann", "{\"name\": \"Ann\"}", &format!("{call}{person}")] {
+        assert!(GUIDED.check_text(&format, output).is_err(), "{output}");
     }
-    // Without it, only a call may come; where any text may come, it says nothing.
+    // Without an answer schema only calls are allowed. With `auto` an answer schema has no effect: refused.
     assert!(
         GUIDED
             .check_text(&tools(ToolNeed::Required, false), person)

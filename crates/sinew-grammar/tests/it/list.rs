@@ -1,4 +1,4 @@
-//! Fixed texts against a search by hand.
+//! Masks of fixed texts, compared with a direct search.
 
 use proptest::prelude::*;
 use sinew_grammar::{GrammarError, Grammars, ListGrammars, Vocabulary};
@@ -25,7 +25,7 @@ fn choice(texts: &[String]) -> Arc<Format> {
 }
 
 #[test]
-fn a_list_holds_to_its_texts_and_refuses_other_formats() {
+fn lists_allow_their_texts_and_refuse_other_formats() {
     let grammars = small(&["y", "ye", "yes", "s", "n", "o"]);
     let mut matcher = grammars
         .start(&choice(&["yes".into(), "no".into()]))
@@ -38,7 +38,7 @@ fn a_list_holds_to_its_texts_and_refuses_other_formats() {
     assert_eq!(
         matcher.mask().unwrap().only(),
         Some(0),
-        "the end alone is left"
+        "only the end is allowed"
     );
     matcher.advance(0).unwrap();
     assert!(matcher.ended());
@@ -51,29 +51,29 @@ fn a_list_holds_to_its_texts_and_refuses_other_formats() {
 
 proptest! {
     #[test]
-    fn a_token_is_allowed_if_and_only_if_a_text_goes_on_with_it(
+    fn tokens_are_allowed_if_and_only_if_a_text_continues_with_them(
         texts in prop::collection::vec("[ab]{1,6}", 1..5),
         picks in prop::collection::vec(any::<u32>(), 12),
     ) {
         let tokens = ["a", "b", "ab", "ba", "bb", "aab"];
         let grammars = small(&tokens);
         let mut matcher = grammars.start(&choice(&texts)).unwrap();
-        let mut said = String::new();
+        let mut output = String::new();
         for pick in picks {
             let mask = matcher.mask().unwrap();
             for (token, id) in tokens.iter().zip(2..) {
-                let next = format!("{said}{token}");
+                let next = format!("{output}{token}");
                 let expected = texts.iter().any(|t| t.starts_with(&next));
                 prop_assert_eq!(mask.allows(id), expected);
             }
-            prop_assert_eq!(mask.allows(0), texts.contains(&said));
+            prop_assert_eq!(mask.allows(0), texts.contains(&output));
             let allowed: Vec<u32> = mask.tokens().collect();
             let token = allowed[pick as usize % allowed.len()];
             matcher.advance(token).unwrap();
             if token == 0 {
                 break;
             }
-            said += tokens[token as usize - 2];
+            output += tokens[token as usize - 2];
         }
     }
 }

