@@ -1,4 +1,4 @@
-//! What goes over the wire.
+//! Request and response bodies.
 
 use crate::error::{ApiError, bad};
 use base64::Engine as _;
@@ -9,66 +9,70 @@ use sinew_sandbox::{ExecResult, Limits, Program};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// `POST /v1/sandboxes`.
+/// Body of `POST /v1/sandboxes`.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct CreateRequest {
-    /// Level; none: the server's first.
+    /// Sandbox level. Default: the server's first level.
     pub level: Option<String>,
-    /// Bounds that differ from the server's.
+    /// Limits that differ from the server's defaults.
     pub limits: LimitsRequest,
-    /// Environment of all executions.
+    /// Environment variables of all executions.
     pub env: BTreeMap<String, String>,
-    /// Refuse if a protection is missing.
+    /// Refuse to create the sandbox if a protection is missing.
     pub strict: bool,
-    /// Keep one Python for all its programs; none: as the snapshot's sandbox, else not.
+    /// Keep one Python interpreter for all programs. Default: the setting of the snapshot's sandbox, else
+    /// false.
     pub live: Option<bool>,
-    /// Seconds until it is destroyed unless it is used; none: the server's.
+    /// Lease in seconds. Each use renews it. Default: the server's lease.
     pub lease_s: Option<f64>,
-    /// Whether it reaches the network through the server's egress proxy.
+    /// Network access through the server's egress proxy.
     pub egress: bool,
-    /// Name of what is recorded or replayed, and of the audit log; none: the sandbox's id.
+    /// Name for recordings and the audit log. Default: the sandbox's id.
     pub episode: Option<String>,
-    /// Snapshot to start from.
+    /// Id of the snapshot to start from.
     pub snapshot: Option<String>,
 }
 
-/// Bounds of a sandbox, each optional.
+/// Requested limits of a sandbox. Default: the server's limits.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct LimitsRequest {
-    /// CPU seconds of one execution.
+    /// CPU seconds per execution.
     pub cpu_s: Option<f64>,
-    /// Memory of everything in it.
+    /// Memory of all processes, in bytes.
     pub memory_bytes: Option<u64>,
-    /// Processes and threads.
+    /// Number of processes and threads.
     pub processes: Option<u64>,
-    /// Captured output, each stream.
+    /// Captured output bytes per stream.
     pub output_bytes: Option<u64>,
-    /// Files.
+    /// Total file bytes.
     pub work_bytes: Option<u64>,
-    /// Open files of a process.
+    /// Open files per process.
     pub open_files: Option<u64>,
 }
 
 impl LimitsRequest {
-    /// The server's defaults with these changes, none above the server's maxima.
-    pub(crate) fn apply(&self, defaults: &Limits, most: &Limits) -> Result<Limits, ApiError> {
-        let whole = |field: &str, asked: Option<u64>, default: u64, most: u64| match asked {
-            Some(n) if n == 0 || n > most => {
-                Err(bad(format!("limits.{field}"), n, format!("1 to {most}")))
+    /// Applies the requested limits to `defaults`.
+    ///
+    /// # Errors
+    /// [`ApiError::Request`] for a limit of zero or above `max`.
+    pub(crate) fn apply(&self, defaults: &Limits, max: &Limits) -> Result<Limits, ApiError> {
+        let whole = |field: &str, requested: Option<u64>, default: u64, max: u64| match requested {
+            Some(n) if n == 0 || n > max => {
+                Err(bad(format!("limits.{field}"), n, format!("1 to {max}")))
             }
-            asked => Ok(asked.unwrap_or(default.min(most))),
+            requested => Ok(requested.unwrap_or(default.min(max))),
         };
         let cpu_s = match self.cpu_s {
-            Some(s) if !(s > 0.0 && s <= most.cpu_s) => {
+            Some(s) if !(s > 0.0 && s <= max.cpu_s) => {
                 return Err(bad(
                     "limits.cpu_s",
                     s,
-                    format!("above 0, at most {}", most.cpu_s),
+                    format!("above 0, at most {}", max.cpu_s),
                 ));
             }
-            asked => asked.unwrap_or(defaults.cpu_s.min(most.cpu_s)),
+            requested => requested.unwrap_or(defaults.cpu_s.min(max.cpu_s)),
         };
         Ok(Limits {
             cpu_s,
@@ -76,61 +80,62 @@ impl LimitsRequest {
                 "memory_bytes",
                 self.memory_bytes,
                 defaults.memory_bytes,
-                most.memory_bytes,
+                max.memory_bytes,
             )?,
             processes: whole(
                 "processes",
                 self.processes,
                 defaults.processes,
-                most.processes,
+                max.processes,
             )?,
             output_bytes: whole(
                 "output_bytes",
                 self.output_bytes,
                 defaults.output_bytes,
-                most.output_bytes,
+                max.output_bytes,
             )?,
             work_bytes: whole(
                 "work_bytes",
                 self.work_bytes,
                 defaults.work_bytes,
-                most.work_bytes,
+                max.work_bytes,
             )?,
             open_files: whole(
                 "open_files",
                 self.open_files,
                 defaults.open_files,
-                most.open_files,
+                max.open_files,
             )?,
         })
     }
 }
 
-/// `POST /v1/sandboxes/ID/exec`: exactly one of `argv`, `python` and `shell`.
+/// Body of `POST /v1/sandboxes/ID/exec`. Exactly one of `argv`, `python` and `shell` is required.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ExecBody {
-    /// A program and its arguments.
+    /// Program and arguments.
     pub argv: Option<Vec<String>>,
     /// Python code.
     pub python: Option<String>,
-    /// A script for the shell.
+    /// Shell script.
     pub shell: Option<String>,
-    /// Text for standard input.
+    /// Standard input as text.
     pub stdin: Option<String>,
-    /// Bytes for standard input, in Base64.
+    /// Standard input as Base64.
     pub stdin_base64: Option<String>,
-    /// Environment of this execution alone.
+    /// Environment variables of this execution.
     pub env: BTreeMap<String, String>,
-    /// Wall seconds until it is killed; none: the server's default.
+    /// Wall seconds until the program is killed. Default: the server's timeout.
     pub timeout_s: Option<f64>,
-    /// Output as it comes, one JSON object a line.
+    /// Stream the output as one JSON object per line.
     pub stream: bool,
-    /// Output in Base64, for bytes that are no text.
+    /// Encode the output as Base64, for bytes that are not text.
     pub binary: bool,
 }
 
 impl ExecBody {
+    /// The program to run.
     pub(crate) fn program(&self) -> Result<Program, ApiError> {
         match (&self.argv, &self.python, &self.shell) {
             (Some(argv), None, None) => Ok(Program::Argv(argv.clone())),
@@ -144,6 +149,7 @@ impl ExecBody {
         }
     }
 
+    /// The bytes of standard input.
     pub(crate) fn stdin(&self) -> Result<Vec<u8>, ApiError> {
         match (&self.stdin, &self.stdin_base64) {
             (None, None) => Ok(Vec::new()),
@@ -156,34 +162,34 @@ impl ExecBody {
     }
 }
 
-/// `POST /v1/sandboxes/ID/fork`.
+/// Body of `POST /v1/sandboxes/ID/fork`.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ForkRequest {
-    /// How many; none: one.
+    /// Number of forks. Default: 1.
     pub count: Option<usize>,
-    /// As in [`CreateRequest`].
+    /// Lease in seconds, as in [`CreateRequest`]. Default: the lease of the source.
     pub lease_s: Option<f64>,
 }
 
-/// A sandbox as its owner sees it.
+/// State of a sandbox in responses.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct SandboxView {
-    /// Name in all routes.
+    /// Id for all routes.
     pub id: String,
-    /// Level.
+    /// Sandbox level.
     pub level: String,
-    /// Length of its lease; each use begins it anew.
+    /// Lease in seconds. Each use renews it.
     pub lease_s: f64,
-    /// Seconds that are left of it.
+    /// Seconds until the lease ends.
     pub expires_in_s: f64,
-    /// Whether something runs in it.
+    /// True while an operation uses the sandbox.
     pub busy: bool,
-    /// Its bounds.
+    /// Limits in effect.
     pub limits: Limits,
 }
 
-/// Environment variables as the port takes them.
+/// Converts environment variables for the sandbox port and checks their names and values.
 pub(crate) fn env(map: &BTreeMap<String, String>) -> Result<Vec<(String, String)>, ApiError> {
     for (name, value) in map {
         if name.is_empty() || name.contains(['=', '\0']) || value.contains('\0') {
@@ -197,25 +203,25 @@ pub(crate) fn env(map: &BTreeMap<String, String>) -> Result<Vec<(String, String)
     Ok(map.iter().map(|(n, v)| (n.clone(), v.clone())).collect())
 }
 
-/// Seconds as a duration.
+/// Parses seconds: above 0, at most `max`.
 pub(crate) fn seconds(
     field: &str,
-    asked: Option<f64>,
+    requested: Option<f64>,
     default: Duration,
-    most: Duration,
+    max: Duration,
 ) -> Result<Duration, ApiError> {
-    match asked {
-        None => Ok(default.min(most)),
-        Some(s) if s > 0.0 && s <= most.as_secs_f64() => Ok(Duration::from_secs_f64(s)),
+    match requested {
+        None => Ok(default.min(max)),
+        Some(s) if s > 0.0 && s <= max.as_secs_f64() => Ok(Duration::from_secs_f64(s)),
         Some(s) => Err(bad(
             field,
             s,
-            format!("above 0, at most {}", most.as_secs_f64()),
+            format!("above 0, at most {}", max.as_secs_f64()),
         )),
     }
 }
 
-/// Output as text, or in Base64.
+/// Output as UTF-8 text (invalid bytes replaced), or as Base64.
 pub(crate) fn text(bytes: &[u8], binary: bool) -> Value {
     if binary {
         json!(STANDARD.encode(bytes))
@@ -224,7 +230,7 @@ pub(crate) fn text(bytes: &[u8], binary: bool) -> Value {
     }
 }
 
-/// A result as it goes over the wire.
+/// Result of an execution as JSON.
 pub(crate) fn result(result: &ExecResult, binary: bool) -> Value {
     json!({
         "ending": result.ending,

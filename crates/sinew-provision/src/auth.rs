@@ -1,27 +1,28 @@
-//! Bearer tokens: who may ask, and as whom.
+//! Bearer tokens and their owners.
 
 use std::fmt;
 
-/// Shortest token; what is made here has 43 characters (256 bits).
+/// Minimum bytes of a token. Generated ones have 64 hexadecimal digits (256 bits).
 const MIN_TOKEN_BYTES: usize = 16;
 
-/// Why tokens cannot be used.
+/// Reason why tokens cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TokenError {
-    /// A line of the file.
+    /// A line of the token file is invalid.
     #[error(
-        "line {line} of the tokens: {problem}; allowed: OWNER:TOKEN with at least 16 characters of token"
+        "line {line} of the tokens: {problem}; \
+             allowed: OWNER:TOKEN with at least 16 characters of token"
     )]
     Line {
-        /// Counted from 1.
+        /// Line number, from 1.
         line: usize,
-        /// What is wrong; never the token.
+        /// The problem, without the token.
         problem: &'static str,
     },
-    /// None at all.
+    /// The file contains no token.
     #[error("no tokens; allowed: at least one line OWNER:TOKEN")]
     None,
-    /// No randomness.
+    /// The system's random number generator failed.
     #[error("cannot make a token: {0}")]
     Random(String),
 }
@@ -29,8 +30,9 @@ pub enum TokenError {
 /// A token and its owner.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Token {
-    /// Whose sandboxes it reaches.
+    /// Owner of the sandboxes that the token gives access to.
     pub owner: String,
+    /// BLAKE3 hash of the token text.
     digest: blake3::Hash,
 }
 
@@ -42,11 +44,11 @@ impl fmt::Debug for Token {
     }
 }
 
-/// All tokens. Only their hashes are kept.
+/// All valid tokens, as hashes.
 #[derive(Clone, Debug)]
 pub struct Tokens(Vec<Token>);
 
-/// Hexadecimal randomness.
+/// Returns `bytes` random bytes as hexadecimal digits.
 pub(crate) fn random_hex(bytes: usize) -> Result<String, String> {
     let mut raw = vec![0; bytes];
     getrandom::fill(&mut raw).map_err(|e| e.to_string())?;
@@ -54,10 +56,10 @@ pub(crate) fn random_hex(bytes: usize) -> Result<String, String> {
 }
 
 impl Tokens {
-    /// One fresh token, for the owner `default`; its text is returned beside it.
+    /// Generates one token for the owner `default`. Returns the tokens and the token's text.
     ///
     /// # Errors
-    /// [`TokenError::Random`].
+    /// [`TokenError::Random`] if the system has no random numbers.
     pub fn generate() -> Result<(Self, String), TokenError> {
         let text = random_hex(32).map_err(TokenError::Random)?;
         let token = Token {
@@ -67,10 +69,11 @@ impl Tokens {
         Ok((Self(vec![token]), text))
     }
 
-    /// Lines `OWNER:TOKEN`; empty lines and those that begin with `#` are skipped.
+    /// Parses lines of `OWNER:TOKEN`. Empty lines and lines that start with `#` are skipped. The owner has 1
+    /// to 64 characters of `a-z`, `A-Z`, `0-9`, `-` and `_`.
     ///
     /// # Errors
-    /// The first line that is wrong.
+    /// The first invalid line, or that there is no token.
     pub fn parse(text: &str) -> Result<Self, TokenError> {
         let mut tokens = Vec::new();
         for (at, line) in text.lines().enumerate() {
@@ -103,7 +106,7 @@ impl Tokens {
         Ok(Self(tokens))
     }
 
-    /// The owner of a header `Bearer TOKEN`. Hashes are compared in constant time.
+    /// Returns the owner for an `authorization` header `Bearer TOKEN`. Compares hashes in constant time.
     pub(crate) fn owner(&self, header: Option<&str>) -> Option<&str> {
         let (scheme, token) = header?.split_once(' ')?;
         if !scheme.eq_ignore_ascii_case("bearer") {
@@ -120,7 +123,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_whole_token_has_an_owner() {
+    fn only_complete_tokens_have_an_owner() {
         let tokens =
             Tokens::parse("# team\nann:0123456789abcdef\n\nbob:fedcba9876543210\n").unwrap();
         assert_eq!(tokens.owner(Some("Bearer fedcba9876543210")), Some("bob"));
@@ -139,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn bad_lines_are_named_and_not_shown() {
+    fn errors_name_the_line_and_hide_the_token() {
         for (text, line) in [
             ("a:0123456789abcdef\nsecret", 2),
             ("a:short", 1),

@@ -1,49 +1,50 @@
-//! What the server grants.
+//! Limits of the server.
 
 use sinew_sandbox::Limits;
 use std::time::Duration;
 
-/// What the server grants.
+/// Limits and timeouts of the server.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Bounds {
-    /// Bounds of a sandbox where the client names none.
+    /// Default limits of a sandbox.
     pub limits: Limits,
-    /// Largest bounds that a client may name.
-    pub most: Limits,
-    /// Live sandboxes of one owner.
+    /// Maximum limits that a client can request.
+    pub max_limits: Limits,
+    /// Maximum live sandboxes per owner.
     pub sandboxes: usize,
-    /// Snapshots of one owner.
+    /// Maximum snapshots per owner.
     pub snapshots: usize,
-    /// Lease where the client names none.
+    /// Default lease.
     pub lease: Duration,
-    /// Longest lease.
-    pub longest_lease: Duration,
-    /// Wall time of an execution where the client names none.
+    /// Maximum lease.
+    pub max_lease: Duration,
+    /// Default wall time of an execution.
     pub timeout: Duration,
-    /// Longest wall time of an execution.
-    pub longest_timeout: Duration,
-    /// Bytes that snapshots of one owner keep, and snapshots that its sandboxes started from; what
-    /// several share counts once.
+    /// Maximum wall time of an execution.
+    pub max_timeout: Duration,
+    /// Maximum snapshot bytes per owner, including snapshots that its sandboxes started from. Shared data
+    /// counts once.
     pub snapshot_bytes: u64,
-    /// Bytes of one file, and of an imported archive.
+    /// Maximum bytes of one file, and of an imported archive.
     pub file_bytes: usize,
-    /// Bytes of an exported archive.
+    /// Maximum bytes of an exported archive.
     pub archive_bytes: u64,
-    /// Open connections of one owner.
+    /// Maximum open connections per owner.
     pub connections: usize,
-    /// Open connections that have shown no valid token, of all addresses; the oldest makes room.
-    pub strangers: usize,
-    /// Those of one address.
-    pub strangers_per_address: usize,
-    /// Time in which a new connection must show a valid token.
-    pub head_time: Duration,
-    /// Time for the head of each further request to arrive, and in which a client takes something of
-    /// what it is sent.
-    pub idle: Duration,
-    /// Time for the body of a request to arrive.
-    pub body_time: Duration,
-    /// Files and archives that one owner sends and fetches at once; more wait. On their way they are
-    /// on disk (`TMPDIR`), files for a moment in memory, too.
+    /// Maximum open connections without a valid token, over all addresses. A full quota closes the oldest
+    /// one of the address that has the most.
+    pub unauthenticated: usize,
+    /// Maximum open connections without a valid token per address. A full quota closes the oldest one.
+    pub unauthenticated_per_address: usize,
+    /// Time until a new connection must have sent a valid token.
+    pub auth_timeout: Duration,
+    /// Time for the headers of each further request, and maximum time in which a client acknowledges none of
+    /// the bytes sent to it.
+    pub idle_timeout: Duration,
+    /// Time for the body of a request.
+    pub body_timeout: Duration,
+    /// Concurrent file and archive transfers per owner. Further ones wait. A transfer is buffered on disk
+    /// (`TMPDIR`). Files are also briefly in memory.
     pub transfers: usize,
 }
 
@@ -51,7 +52,7 @@ impl Default for Bounds {
     fn default() -> Self {
         Self {
             limits: Limits::default(),
-            most: Limits {
+            max_limits: Limits {
                 cpu_s: 3600.0,
                 memory_bytes: 4 << 30,
                 processes: 1024,
@@ -62,18 +63,18 @@ impl Default for Bounds {
             sandboxes: 256,
             snapshots: 256,
             lease: Duration::from_secs(300),
-            longest_lease: Duration::from_secs(86_400),
+            max_lease: Duration::from_secs(86_400),
             timeout: Duration::from_secs(30),
-            longest_timeout: Duration::from_secs(3600),
+            max_timeout: Duration::from_secs(3600),
             snapshot_bytes: 4 << 30,
             file_bytes: 64 << 20,
             archive_bytes: 1 << 30,
             connections: 512,
-            strangers: 256,
-            strangers_per_address: 64,
-            head_time: Duration::from_secs(10),
-            idle: Duration::from_secs(60),
-            body_time: Duration::from_secs(300),
+            unauthenticated: 256,
+            unauthenticated_per_address: 64,
+            auth_timeout: Duration::from_secs(10),
+            idle_timeout: Duration::from_secs(60),
+            body_timeout: Duration::from_secs(300),
             transfers: 4,
         }
     }

@@ -1,78 +1,83 @@
-//! Connections that have shown no token yet, and those of owners: who may have how many.
+//! Quotas of open connections.
 //!
-//! A new connection is a stranger. Strangers have few places and little time; where they need more, the
-//! oldest of the address with the most of them goes, so that a client that sends its request at once
-//! is served. With a valid token a connection becomes its owner's, and only the owner's connections
-//! count against it.
+//! A new connection is unauthenticated. Unauthenticated connections have a small quota and a short timeout.
+//! A full quota closes the oldest connection of the address that has the most, so that a client that sends
+//! its request at once is served. A valid token moves the connection to its owner's quota.
 
-use crate::book::Bounds;
+use crate::registry::Bounds;
 use std::collections::{HashMap, VecDeque};
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::watch;
 
+/// Current connections.
 #[derive(Debug, Default)]
 struct Counts {
+    /// Number of the latest connection.
     next: u64,
-    /// Oldest first; dropping a sender ends the connection.
-    strangers: HashMap<IpAddr, VecDeque<(u64, watch::Sender<bool>)>>,
+    /// Unauthenticated connections by address, oldest first. Dropping a sender closes the connection.
+    unauthenticated: HashMap<IpAddr, VecDeque<(u64, watch::Sender<bool>)>>,
+    /// Number of unauthenticated connections.
     total: usize,
+    /// Number of connections by owner.
     owners: HashMap<String, usize>,
 }
 
 impl Counts {
-    fn leave(&mut self, address: IpAddr, number: u64) {
-        let Some(list) = self.strangers.get_mut(&address) else {
+    /// Removes an unauthenticated connection.
+    fn remove(&mut self, address: IpAddr, number: u64) {
+        let Some(list) = self.unauthenticated.get_mut(&address) else {
             return;
         };
         let before = list.len();
         list.retain(|(n, _)| *n != number);
         self.total -= before - list.len();
         if list.is_empty() {
-            self.strangers.remove(&address);
+            self.unauthenticated.remove(&address);
         }
     }
 
-    /// Ends the oldest stranger of an address.
+    /// Closes the oldest unauthenticated connection of an address.
     fn evict(&mut self, address: IpAddr) {
-        let oldest = self.strangers.get(&address).and_then(VecDeque::front);
+        let oldest = self.unauthenticated.get(&address).and_then(VecDeque::front);
         if let Some(number) = oldest.map(|(number, _)| *number) {
-            self.leave(address, number);
+            self.remove(address, number);
         }
     }
 }
 
-/// All connections.
+/// Quotas and counts of all connections.
 #[derive(Clone, Debug)]
 pub(crate) struct Connections {
     counts: Arc<Mutex<Counts>>,
     per_address: usize,
-    strangers: usize,
+    unauthenticated: usize,
     per_owner: usize,
 }
 
-/// Whose a connection is.
+/// Quota that a connection counts against.
 #[derive(Debug)]
-enum Standing {
-    Stranger(IpAddr, u64),
+enum Quota {
+    /// The quota of an address, with the connection's number.
+    Unauthenticated(IpAddr, u64),
     Owner(String),
-    /// It was a stranger too long.
-    Gone,
+    /// The connection was evicted or released.
+    None,
 }
 
-/// A connection's place; dropping it gives it back.
+/// A connection's quota slot, released on drop.
 #[derive(Debug)]
-pub(crate) struct Place {
+pub(crate) struct Slot {
     all: Connections,
-    standing: Standing,
+    quota: Quota,
 }
 
 impl Connections {
     pub(crate) fn new(bounds: &Bounds) -> Self {
         Self {
             counts: Arc::default(),
-            per_address: bounds.strangers_per_address,
-            strangers: bounds.strangers,
+            per_address: bounds.unauthenticated_per_address,
+            unauthenticated: bounds.unauthenticated,
             per_owner: bounds.connections,
         }
     }
@@ -81,36 +86,48 @@ impl Connections {
         self.counts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A place for a stranger, and what ends when it has to give it up.
-    pub(crate) fn enter(&self, address: IpAddr) -> (Place, watch::Receiver<bool>) {
+    /// Adds an unauthenticated connection. The receiver becomes true when the connection is authenticated,
+    /// and its sender is dropped when the connection must close.
+    pub(crate) fn add(&self, address: IpAddr) -> (Slot, watch::Receiver<bool>) {
         let mut counts = self.lock();
-        if counts.strangers.get(&address).map_or(0, VecDeque::len) >= self.per_address {
+        if counts
+            .unauthenticated
+            .get(&address)
+            .map_or(0, VecDeque::len)
+            >= self.per_address
+        {
             counts.evict(address);
         }
-        if counts.total >= self.strangers {
-            let most = counts.strangers.iter().max_by_key(|(_, list)| list.len());
-            if let Some(most) = most.map(|(address, _)| *address) {
-                counts.evict(most);
+        if counts.total >= self.unauthenticated {
+            let most = counts
+                .unauthenticated
+                .iter()
+                .max_by_key(|(_, list)| list.len());
+            if let Some(address) = most.map(|(address, _)| *address) {
+                counts.evict(address);
             }
         }
         counts.next += 1;
         let number = counts.next;
         let (sender, receiver) = watch::channel(false);
-        let list = counts.strangers.entry(address).or_default();
+        let list = counts.unauthenticated.entry(address).or_default();
         list.push_back((number, sender));
         counts.total += 1;
-        let place = Place {
+        let slot = Slot {
             all: self.clone(),
-            standing: Standing::Stranger(address, number),
+            quota: Quota::Unauthenticated(address, number),
         };
-        (place, receiver)
+        (slot, receiver)
     }
 }
 
-impl Place {
-    /// Makes it an owner's. Whether there was room; the number that an owner may have.
-    pub(crate) fn belong_to(&mut self, owner: &str) -> Result<(), usize> {
-        let Standing::Stranger(address, number) = self.standing else {
+impl Slot {
+    /// Moves the connection to an owner's quota.
+    ///
+    /// # Errors
+    /// The owner's maximum number of connections, if it is reached.
+    pub(crate) fn authenticate(&mut self, owner: &str) -> Result<(), usize> {
+        let Quota::Unauthenticated(address, number) = self.quota else {
             return Ok(());
         };
         let mut counts = self.all.lock();
@@ -119,36 +136,36 @@ impl Place {
             return Err(self.all.per_owner);
         }
         *held += 1;
-        // The connection learns that it stays before its sender goes.
-        let list = counts.strangers.get(&address);
+        // Sends before the sender is dropped, which would close the connection.
+        let list = counts.unauthenticated.get(&address);
         let own = list.and_then(|list| list.iter().find(|(n, _)| *n == number));
         let stays = own.is_some_and(|(_, sender)| sender.send(true).is_ok());
-        counts.leave(address, number);
+        counts.remove(address, number);
         drop(counts);
-        self.standing = Standing::Owner(owner.into());
+        self.quota = Quota::Owner(owner.into());
         if !stays {
-            self.give_up();
+            self.release();
         }
         Ok(())
     }
 
-    fn give_up(&mut self) {
+    fn release(&mut self) {
         let mut counts = self.all.lock();
-        match std::mem::replace(&mut self.standing, Standing::Gone) {
-            Standing::Stranger(address, number) => counts.leave(address, number),
-            Standing::Owner(owner) => {
+        match std::mem::replace(&mut self.quota, Quota::None) {
+            Quota::Unauthenticated(address, number) => counts.remove(address, number),
+            Quota::Owner(owner) => {
                 if let Some(held) = counts.owners.get_mut(&owner) {
                     *held -= 1;
                 }
             }
-            Standing::Gone => {}
+            Quota::None => {}
         }
     }
 }
 
-impl Drop for Place {
+impl Drop for Slot {
     fn drop(&mut self) {
-        self.give_up();
+        self.release();
     }
 }
 
@@ -158,8 +175,8 @@ mod tests {
 
     fn connections() -> Connections {
         Connections::new(&Bounds {
-            strangers: 4,
-            strangers_per_address: 3,
+            unauthenticated: 4,
+            unauthenticated_per_address: 3,
             connections: 2,
             ..Bounds::default()
         })
@@ -170,40 +187,40 @@ mod tests {
     }
 
     #[test]
-    fn the_oldest_stranger_makes_room() {
+    fn full_quotas_close_the_oldest_unauthenticated_connection() {
         let all = connections();
-        let enter = |n| all.enter(address(n));
-        let mut held: Vec<_> = [1, 1, 1].map(enter).into();
-        let ended = |held: &[(Place, watch::Receiver<bool>)]| -> Vec<bool> {
+        let add = |n| all.add(address(n));
+        let mut held: Vec<_> = [1, 1, 1].map(add).into();
+        let ended = |held: &[(Slot, watch::Receiver<bool>)]| -> Vec<bool> {
             held.iter()
                 .map(|(_, end)| end.has_changed().is_err())
                 .collect()
         };
         assert_eq!(ended(&held), [false; 3]);
-        // Of its own address, then of the one that has the most.
-        held.push(enter(1));
+        // First of its own address, then of the address that has the most.
+        held.push(add(1));
         assert_eq!(ended(&held), [true, false, false, false]);
-        held.extend([enter(2), enter(3)]);
+        held.extend([add(2), add(3)]);
         assert_eq!(ended(&held), [true, true, false, false, false, false]);
         drop(held);
         assert_eq!(all.lock().total, 0);
-        assert!(all.lock().strangers.is_empty());
+        assert!(all.lock().unauthenticated.is_empty());
     }
 
     #[test]
-    fn an_owner_has_so_many_and_no_stranger_takes_them() {
+    fn owners_have_a_quota_that_unauthenticated_connections_do_not_use() {
         let all = connections();
-        let mut held: Vec<_> = (0..3).map(|_| all.enter(address(1))).collect();
-        let joined: Vec<_> = held
+        let mut held: Vec<_> = (0..3).map(|_| all.add(address(1))).collect();
+        let authenticated: Vec<_> = held
             .iter_mut()
-            .map(|(place, _)| place.belong_to("ann"))
+            .map(|(slot, _)| slot.authenticate("ann"))
             .collect();
-        assert_eq!(joined, [Ok(()), Ok(()), Err(2)]);
+        assert_eq!(authenticated, [Ok(()), Ok(()), Err(2)]);
         assert_eq!(all.lock().total, 1);
         assert!(*held[0].1.borrow());
-        let crowd: Vec<_> = (0..9).map(|_| all.enter(address(1))).collect();
+        let crowd: Vec<_> = (0..9).map(|_| all.add(address(1))).collect();
         assert!(*held[0].1.borrow());
-        assert_eq!(all.enter(address(2)).0.belong_to("bob"), Ok(()));
+        assert_eq!(all.add(address(2)).0.authenticate("bob"), Ok(()));
         drop((held, crowd));
         assert!(all.lock().owners.values().all(|n| *n == 0));
     }

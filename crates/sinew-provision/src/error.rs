@@ -1,4 +1,4 @@
-//! What goes wrong, as a status and a JSON object `{"error": {"code", "message"}}`.
+//! API errors: an HTTP status and a JSON object `{"error": {"code", "message"}}`.
 
 use axum::Json;
 use axum::http::StatusCode;
@@ -6,81 +6,82 @@ use axum::response::{IntoResponse, Response};
 use serde_json::json;
 use sinew_sandbox::SandboxError;
 
-/// A refusal or a failure.
+/// Error of a request.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ApiError {
-    /// No token, or one that nobody has.
+    /// The token is missing or unknown (401).
     #[error("no valid token; send `authorization: Bearer TOKEN`")]
     Unauthorized,
-    /// No such thing, or not of this owner.
+    /// The object does not exist or belongs to another owner (404).
     #[error("no {what} {id:?}: never made, destroyed, or its lease ended")]
     NotFound {
         /// `sandbox` or `snapshot`.
         what: &'static str,
-        /// As asked for.
+        /// Id in the request.
         id: String,
     },
-    /// No such path.
+    /// The path does not exist (404).
     #[error("there is no {0}; docs/sandbox.md lists the paths, all below /v1/")]
     Route(String),
-    /// A path that has other methods.
+    /// The path does not support the method (405).
     #[error("{0} is no method of this path; docs/sandbox.md lists them")]
     Method(String),
-    /// A body that cannot be read.
+    /// The body cannot be read.
     #[error(
-        "the body: {problem}; allowed: JSON as docs/sandbox.md says, or the bytes of a file or archive"
+        "the body: {problem}; \
+             allowed: JSON as docs/sandbox.md says, or the bytes of a file or archive"
     )]
     Body {
-        /// What it is told with.
+        /// Status of the response.
         status: StatusCode,
-        /// What is wrong with it.
+        /// Description of the problem.
         problem: String,
     },
-    /// Something runs in the sandbox.
+    /// Another operation uses the sandbox (409).
     #[error("something runs in this sandbox: wait for its end, or destroy the sandbox")]
     Busy,
-    /// A value that cannot be taken.
+    /// A field has an invalid value (400).
     #[error("{field} is {value}; allowed: {allowed}")]
     Request {
-        /// Its name.
+        /// Name of the field.
         field: String,
-        /// As sent, shortened.
+        /// The value, at most 100 characters.
         value: String,
-        /// What is allowed.
+        /// Allowed values.
         allowed: String,
     },
-    /// The owner or the server has too many.
+    /// The owner has reached a count limit (429).
     #[error(
         "{what}: {live} are live, the limit is {limit}; destroy some or wait for a lease to end"
     )]
     TooMany {
-        /// Of what.
+        /// Kind of the counted objects.
         what: &'static str,
-        /// How many there are.
+        /// Current number.
         live: usize,
-        /// How many there may be.
+        /// Maximum number.
         limit: usize,
     },
-    /// An owner keeps too much.
+    /// The owner's snapshots need too many bytes (429).
     #[error(
         "snapshots, and those that sandboxes started from: {held} bytes are kept, the limit is {limit}; \
          delete snapshots that are not needed, and sandboxes that started from them"
     )]
     TooMuch {
-        /// Bytes, with what was asked for.
+        /// Bytes including the requested ones.
         held: u64,
-        /// Bytes that there may be.
+        /// Maximum bytes.
         limit: u64,
     },
-    /// The sandbox was destroyed while it was used.
+    /// The sandbox was destroyed during the request (410).
     #[error("the sandbox was destroyed")]
     Gone,
-    /// The level of the sandbox.
+    /// Error of the sandbox level.
     #[error(transparent)]
     Sandbox(#[from] SandboxError),
 }
 
-/// A [`ApiError::Request`].
+/// Creates an [`ApiError::Request`]. Values are cut to 100 characters.
 pub(crate) fn bad(
     field: impl Into<String>,
     value: impl ToString,
@@ -98,6 +99,7 @@ pub(crate) fn bad(
 }
 
 impl ApiError {
+    /// HTTP status and the `code` of the JSON object.
     fn status_and_code(&self) -> (StatusCode, &'static str) {
         match self {
             Self::Unauthorized => (StatusCode::UNAUTHORIZED, "unauthorized"),
@@ -119,14 +121,14 @@ impl ApiError {
                     (StatusCode::SERVICE_UNAVAILABLE, "unavailable")
                 }
                 SandboxError::Unsupported { .. } => (StatusCode::NOT_IMPLEMENTED, "unsupported"),
-                // What a file operation says of a path is the client's business.
+                // Errors of file operations concern the client's path.
                 SandboxError::Io { .. } => (StatusCode::UNPROCESSABLE_ENTITY, "failed"),
                 _ => (StatusCode::INTERNAL_SERVER_ERROR, "died"),
             },
         }
     }
 
-    /// The object that goes over the wire.
+    /// The JSON object of the response body.
     pub(crate) fn json(&self) -> serde_json::Value {
         let (_, code) = self.status_and_code();
         json!({ "error": { "code": code, "message": self.to_string() } })

@@ -1,8 +1,8 @@
-//! Executions: to their end, or with output as it comes.
+//! Executions, with one response at the end or with streamed output.
 
 use crate::api::{self, ExecBody, seconds};
-use crate::book::Service;
 use crate::error::{ApiError, bad};
+use crate::registry::Service;
 use crate::transfer;
 use axum::body::{Body, Bytes};
 use axum::http::header::CONTENT_TYPE;
@@ -16,10 +16,10 @@ use std::fs::File;
 use std::sync::Arc;
 use tokio::sync::mpsc;
 
-/// Pieces of output between a program and its reader; a full queue holds the program back.
+/// Output chunks buffered between a program and its reader. A full queue blocks the program.
 const QUEUE: usize = 16;
 
-/// Runs a program. If the future is dropped, it is killed.
+/// Runs a program. Dropping the future kills it. The response is JSON, or NDJSON with `stream`.
 pub(crate) async fn exec(
     service: Arc<Service>,
     owner: String,
@@ -33,6 +33,7 @@ pub(crate) async fn exec(
     Ok(axum::Json(value).into_response())
 }
 
+/// Runs a program to its end. Sends output chunks to `output` as they arrive.
 async fn run(
     service: &Service,
     owner: &str,
@@ -45,7 +46,7 @@ async fn run(
         "timeout_s",
         body.timeout_s,
         bounds.timeout,
-        bounds.longest_timeout,
+        bounds.max_timeout,
     )?;
     let request = ExecRequest {
         program: body.program()?,
@@ -56,8 +57,8 @@ async fn run(
         env: api::env(&body.env)?,
         output,
     };
-    let (entry, mut place) = service.enter(owner, id, deadline)?;
-    let sandbox = place.as_mut().ok_or(ApiError::Gone)?;
+    let (entry, mut guard) = service.lock_sandbox(owner, id, deadline)?;
+    let sandbox = guard.as_mut().ok_or(ApiError::Gone)?;
     let result = tokio::select! {
         result = sandbox.exec_with(request, options) => result?,
         () = entry.ended() => return Err(ApiError::Gone),
@@ -65,17 +66,17 @@ async fn run(
     Ok(api::result(&result, body.binary))
 }
 
-/// One JSON object a line: output, then `{"result": ...}` or `{"error": ...}`.
+/// NDJSON response: one object per output chunk, then `{"result": ...}` or `{"error": ...}`.
 fn streamed(
     service: Arc<Service>,
     owner: String,
     id: String,
     body: ExecBody,
 ) -> Result<Response, ApiError> {
-    // What can be refused at once is refused with a status.
+    // Errors that are known before the execution get their own status.
     body.program()?;
     body.stdin()?;
-    if service.look(&owner, &id)?.busy {
+    if service.view(&owner, &id)?.busy {
         return Err(ApiError::Busy);
     }
     let (sender, mut chunks) = mpsc::channel::<OutputChunk>(QUEUE);
@@ -95,7 +96,7 @@ fn streamed(
         let last = ended.map_or_else(|e| e.json(), |result| json!({ "result": result }));
         let _ = lines.send(last).await;
     });
-    // A client that goes away drops the body, the body drops the guard, the guard kills.
+    // A disconnected client drops the body, which drops the guard, which kills the program.
     let guard = AbortOnDrop(task);
     let body = stream::unfold((receiver, guard), |(mut receiver, guard)| async {
         let mut line = receiver.recv().await?.to_string();
@@ -106,6 +107,7 @@ fn streamed(
     Ok((headers, Body::from_stream(body)).into_response())
 }
 
+/// Aborts the task when dropped.
 struct AbortOnDrop(tokio::task::JoinHandle<()>);
 
 impl Drop for AbortOnDrop {
@@ -114,22 +116,22 @@ impl Drop for AbortOnDrop {
     }
 }
 
-/// Reads a file of a sandbox.
+/// Reads a file of a sandbox, at most [`crate::Bounds::file_bytes`].
 pub(crate) async fn read(
     service: &Service,
     owner: &str,
     id: &str,
     path: &str,
 ) -> Result<Vec<u8>, ApiError> {
-    let (entry, mut place) = service.enter(owner, id, std::time::Duration::from_secs(10))?;
-    let sandbox = place.as_mut().ok_or(ApiError::Gone)?;
+    let (entry, mut guard) = service.lock_sandbox(owner, id, std::time::Duration::from_secs(10))?;
+    let sandbox = guard.as_mut().ok_or(ApiError::Gone)?;
     tokio::select! {
         read = sandbox.read_file(path, service.bounds.file_bytes as u64) => Ok(read?),
         () = entry.ended() => Err(ApiError::Gone),
     }
 }
 
-/// What the server could not do with its own files.
+/// Error for file I/O of the server itself.
 pub(crate) fn failed(operation: &str, e: &std::io::Error) -> ApiError {
     ApiError::Sandbox(SandboxError::Io {
         operation: operation.into(),
@@ -137,7 +139,7 @@ pub(crate) fn failed(operation: &str, e: &std::io::Error) -> ApiError {
     })
 }
 
-/// Writes a file of a sandbox.
+/// Writes a file of a sandbox. `path` is relative to the work folder.
 pub(crate) async fn write(
     service: &Service,
     owner: &str,
@@ -153,10 +155,10 @@ pub(crate) async fn write(
         ));
     }
     let max = service.bounds.file_bytes as u64;
-    let content = transfer::apart(move || unspool(&content, max)).await;
+    let content = transfer::blocking(move || unspool(&content, max)).await;
     let content = content.map_err(|e| failed("write", &e))?;
-    let (entry, mut place) = service.enter(owner, id, std::time::Duration::from_secs(10))?;
-    let sandbox = place.as_mut().ok_or(ApiError::Gone)?;
+    let (entry, mut guard) = service.lock_sandbox(owner, id, std::time::Duration::from_secs(10))?;
+    let sandbox = guard.as_mut().ok_or(ApiError::Gone)?;
     tokio::select! {
         written = sandbox.write_file(path, &content) => Ok(written?),
         () = entry.ended() => Err(ApiError::Gone),

@@ -1,29 +1,31 @@
-//! Sandboxes over HTTP, for agents outside of Sinew: create, run, stream, files, snapshot, fork,
-//! destroy. `docs/sandbox.md` describes the routes.
+//! HTTP API for sandboxes: create, run, stream, files, snapshot, fork, destroy. `docs/sandbox.md` describes
+//! the routes.
 //!
-//! [`Service`] is the book of live sandboxes; [`router`] puts it behind HTTP; [`serve`] listens.
+//! [`Service`] holds the live sandboxes and snapshots, [`router`] exposes it over HTTP, [`serve`] listens.
 //!
-//! Invariants: who has no token gets nothing but `/v1/health`; an owner sees only what is its
-//! own; every sandbox and snapshot has a lease, and what nobody renews is destroyed within a
-//! second of its end, so that a client that vanishes leaks nothing; an execution whose client
-//! goes away is killed; every number that a client can choose has an upper bound of the server's;
-//! a connection that neither sends nor takes anything is ended; those without a token never take the
-//! places of those with one.
+//! Invariants:
+//! - Without a valid token only `/v1/health` is available. An owner sees its own sandboxes only.
+//! - Every sandbox and snapshot has a lease. It is destroyed within a second after its lease ends, so that a
+//!   vanished client leaks nothing.
+//! - An execution is killed when its client disconnects.
+//! - The server has an upper bound for every number that a client can choose.
+//! - A connection that neither sends nor receives is closed. Connections without a valid token never use the
+//!   quota of those with one.
 
 mod api;
 mod auth;
-mod book;
 mod bounds;
+mod connections;
 mod error;
 mod exec;
+mod registry;
 mod routes;
 mod server;
-mod strangers;
 mod transfer;
 
 pub use api::{CreateRequest, ExecBody, ForkRequest, LimitsRequest, SandboxView};
 pub use auth::{Token, TokenError, Tokens};
-pub use book::{Bounds, Egress, Service};
 pub use error::ApiError;
+pub use registry::{Bounds, Egress, Service};
 pub use routes::router;
 pub use server::{ServeError, serve};

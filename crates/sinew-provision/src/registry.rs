@@ -1,4 +1,4 @@
-//! The book of live sandboxes and snapshots: owners, leases, bounds.
+//! Live sandboxes and snapshots with their owners, leases and quotas.
 
 use crate::api::{CreateRequest, ForkRequest, SandboxView, env, seconds};
 use crate::auth::{Tokens, random_hex};
@@ -12,24 +12,24 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::sync::{OwnedMutexGuard, OwnedSemaphorePermit, Semaphore, watch};
 
-/// How often ended leases are looked for.
+/// Interval between checks for expired leases.
 const SWEEP: Duration = Duration::from_millis(250);
-/// Bytes of the environment of a sandbox.
+/// Maximum bytes of a sandbox's environment, names and values.
 const MAX_ENV_BYTES: usize = 32 << 10;
 
-/// The way out of sandboxes, where the server has one.
+/// Egress proxy for the sandboxes of this server.
 pub trait Egress: Send + Sync {
-    /// Port on the sandbox's loopback address.
+    /// Port of the proxy on the sandbox's loopback address.
     fn port(&self) -> u16;
 
-    /// Environment variables that send programs there.
+    /// Environment variables that make programs use the proxy.
     fn environment(&self) -> Vec<(String, String)>;
 
-    /// Serves what connects to the listener until the guard is dropped. `name` is the episode's,
-    /// by which it is recorded and logged, apart from those of other owners.
+    /// Serves connections of `listener` until the returned guard is dropped. `name` identifies the episode in
+    /// recordings and in the audit log, separately for each owner.
     ///
     /// # Errors
-    /// What went wrong.
+    /// Returns a message if the proxy cannot start.
     fn serve(
         &self,
         owner: &str,
@@ -38,21 +38,23 @@ pub trait Egress: Send + Sync {
     ) -> Result<Box<dyn Send + Sync>, String>;
 }
 
-/// One live sandbox.
+/// A live sandbox.
 pub(crate) struct Entry {
     owner: String,
     provider: Arc<dyn SandboxProvider>,
     spec: SandboxSpec,
-    /// What the snapshot keeps that it started from.
+    /// Data stores of the snapshot that it started from.
     stores: Stores,
     egress: bool,
     lease: Duration,
+    /// End of the lease.
     deadline: Mutex<Instant>,
-    /// Empty once it is destroyed.
-    place: Arc<tokio::sync::Mutex<Option<Box<dyn Sandbox>>>>,
-    /// Turns true when it is to go: what runs is dropped.
+    /// `None` after the sandbox was destroyed. The lock serializes operations.
+    sandbox: Arc<tokio::sync::Mutex<Option<Box<dyn Sandbox>>>>,
+    /// True once the sandbox is being destroyed. Running operations stop.
     ending: watch::Sender<bool>,
-    _door: Option<Box<dyn Send + Sync>>,
+    /// Serves the proxy's connections.
+    _proxy: Option<Box<dyn Send + Sync>>,
 }
 
 impl Entry {
@@ -60,27 +62,29 @@ impl Entry {
         self.deadline.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Begins the lease anew, `more` from now.
+    /// Renews the lease. `more` is added for an operation that is starting now.
     fn renew(&self, more: Duration) {
         let until = Instant::now() + more + self.lease;
         let mut deadline = self.deadline();
         *deadline = until.max(*deadline);
     }
 
-    /// Resolves when the sandbox is to go.
+    /// Resolves when the sandbox is being destroyed.
     pub(crate) async fn ended(&self) {
         let mut ending = self.ending.subscribe();
-        // An error means that the sender is gone, and with it the entry.
+        // An error means that the sender was dropped together with the entry.
         let _ = ending.wait_for(|gone| *gone).await;
     }
 }
 
-/// Stores of a provider and the bytes of each.
+/// Data stores of a provider: number and bytes of each.
 type Stores = Arc<[(u64, u64)]>;
 
-type Place = OwnedMutexGuard<Option<Box<dyn Sandbox>>>;
+/// Exclusive access to a sandbox.
+type SandboxGuard = OwnedMutexGuard<Option<Box<dyn Sandbox>>>;
 
-struct Kept {
+/// A snapshot on the server.
+struct StoredSnapshot {
     owner: String,
     provider: Arc<dyn SandboxProvider>,
     spec: SandboxSpec,
@@ -90,43 +94,48 @@ struct Kept {
 }
 
 #[derive(Default)]
-struct Book {
+struct Registry {
     sandboxes: HashMap<String, Arc<Entry>>,
-    /// Being made, by owner: they count, too.
-    coming: HashMap<String, usize>,
-    snapshots: HashMap<String, Kept>,
-    /// Being made, by owner, likewise.
-    freezing: HashMap<String, usize>,
+    /// Number of sandboxes being created, by owner. They count against the quota.
+    creating: HashMap<String, usize>,
+    snapshots: HashMap<String, StoredSnapshot>,
+    /// Number of snapshots being created, by owner. They count against the quota.
+    snapshotting: HashMap<String, usize>,
 }
 
-impl Book {
-    /// Bytes that an owner's snapshots keep, and `more` of a provider.
-    fn held(&self, owner: &str, provider: &Arc<dyn SandboxProvider>, more: &Stores) -> u64 {
-        let kept = self.snapshots.values().filter(|k| k.owner == owner);
-        let kept = kept.map(|k| (&k.provider, &k.snapshot.stores));
+impl Registry {
+    /// Bytes of an owner's snapshots and of `more`. Shared stores count once.
+    fn snapshot_bytes(
+        &self,
+        owner: &str,
+        provider: &Arc<dyn SandboxProvider>,
+        more: &Stores,
+    ) -> u64 {
+        let stored = self.snapshots.values().filter(|k| k.owner == owner);
+        let stored = stored.map(|k| (&k.provider, &k.snapshot.stores));
         let bases = self.sandboxes.values().filter(|e| e.owner == owner);
         let bases = bases.map(|e| (&e.provider, &e.stores));
         let mut all: HashMap<(*const (), u64), u64> = HashMap::new();
-        for (provider, stores) in kept.chain(bases).chain([(provider, more)]) {
+        for (provider, stores) in stored.chain(bases).chain([(provider, more)]) {
             for (number, bytes) in stores.iter() {
                 let store = (Arc::as_ptr(provider).cast(), *number);
-                let held = all.entry(store).or_default();
-                *held = (*held).max(*bytes);
+                let counted = all.entry(store).or_default();
+                *counted = (*counted).max(*bytes);
             }
         }
         all.values().sum()
     }
 }
 
-/// Sandboxes, their owners and their leases.
+/// Registry of sandboxes and snapshots, and the operations of the API.
 pub struct Service {
     providers: Vec<Arc<dyn SandboxProvider>>,
     pub(crate) tokens: Tokens,
     pub(crate) bounds: Bounds,
     egress: Option<Arc<dyn Egress>>,
-    /// Of each owner, for what it sends and fetches.
-    turns: Mutex<HashMap<String, Arc<Semaphore>>>,
-    book: Mutex<Book>,
+    /// Concurrent file transfers, by owner.
+    transfers: Mutex<HashMap<String, Arc<Semaphore>>>,
+    registry: Mutex<Registry>,
 }
 
 impl std::fmt::Debug for Service {
@@ -137,8 +146,8 @@ impl std::fmt::Debug for Service {
     }
 }
 
-/// What a sandbox is to be.
-struct Wish {
+/// Settings of a sandbox to create.
+struct NewSandbox {
     provider: Arc<dyn SandboxProvider>,
     spec: SandboxSpec,
     egress: bool,
@@ -146,30 +155,30 @@ struct Wish {
     lease: Duration,
 }
 
-/// A place in an owner's count, until the sandbox is in the book.
-struct Room<'a>(&'a Service, String);
+/// Reservation in an owner's sandbox quota until the sandbox is registered.
+struct SandboxSlot<'a>(&'a Service, String);
 
-impl Drop for Room<'_> {
+impl Drop for SandboxSlot<'_> {
     fn drop(&mut self) {
-        if let Some(n) = self.0.lock().coming.get_mut(&self.1) {
+        if let Some(n) = self.0.lock().creating.get_mut(&self.1) {
             *n -= 1;
         }
     }
 }
 
-/// A place in an owner's count of snapshots, until it is in the book.
-struct Shelf<'a>(&'a Service, String);
+/// Reservation in an owner's snapshot quota until the snapshot is registered.
+struct SnapshotSlot<'a>(&'a Service, String);
 
-impl Drop for Shelf<'_> {
+impl Drop for SnapshotSlot<'_> {
     fn drop(&mut self) {
-        if let Some(n) = self.0.lock().freezing.get_mut(&self.1) {
+        if let Some(n) = self.0.lock().snapshotting.get_mut(&self.1) {
             *n -= 1;
         }
     }
 }
 
 impl Service {
-    /// The first provider's level is the default.
+    /// Creates a service. The first provider's level is the default.
     pub fn new(
         providers: Vec<Arc<dyn SandboxProvider>>,
         tokens: Tokens,
@@ -179,27 +188,29 @@ impl Service {
         Self {
             providers,
             tokens,
-            turns: Mutex::default(),
+            transfers: Mutex::default(),
             bounds,
             egress,
-            book: Mutex::default(),
+            registry: Mutex::default(),
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Book> {
-        self.book.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Registry> {
+        self.registry.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Live sandboxes and snapshots of all owners.
+    /// Number of live sandboxes and of snapshots, over all owners.
     pub fn live(&self) -> (usize, usize) {
-        let book = self.lock();
-        (book.sandboxes.len(), book.snapshots.len())
+        let registry = self.lock();
+        (registry.sandboxes.len(), registry.snapshots.len())
     }
 
+    /// Providers of all levels.
     pub(crate) fn levels(&self) -> impl Iterator<Item = &Arc<dyn SandboxProvider>> {
         self.providers.iter()
     }
 
+    /// Provider of a level, or of the default level.
     fn provider(&self, level: Option<&str>) -> Result<&Arc<dyn SandboxProvider>, ApiError> {
         let found = match level {
             None => self.providers.first(),
@@ -211,22 +222,27 @@ impl Service {
         })
     }
 
-    fn room(&self, owner: &str, n: usize) -> Result<Vec<Room<'_>>, ApiError> {
-        let mut book = self.lock();
-        let live = book.sandboxes.values().filter(|e| e.owner == owner).count();
-        let coming = book.coming.entry(owner.into()).or_default();
-        if live + *coming + n > self.bounds.sandboxes {
+    /// Reserves `n` sandboxes of an owner's quota.
+    fn reserve_sandboxes(&self, owner: &str, n: usize) -> Result<Vec<SandboxSlot<'_>>, ApiError> {
+        let mut registry = self.lock();
+        let live = registry
+            .sandboxes
+            .values()
+            .filter(|e| e.owner == owner)
+            .count();
+        let creating = registry.creating.entry(owner.into()).or_default();
+        if live + *creating + n > self.bounds.sandboxes {
             return Err(ApiError::TooMany {
                 what: "sandboxes",
-                live: live + *coming,
+                live: live + *creating,
                 limit: self.bounds.sandboxes,
             });
         }
-        *coming += n;
-        Ok((0..n).map(|_| Room(self, owner.into())).collect())
+        *creating += n;
+        Ok((0..n).map(|_| SandboxSlot(self, owner.into())).collect())
     }
 
-    /// Makes a sandbox.
+    /// Creates a sandbox.
     pub(crate) async fn create(
         &self,
         owner: &str,
@@ -236,7 +252,7 @@ impl Service {
             "lease_s",
             request.lease_s,
             self.bounds.lease,
-            self.bounds.longest_lease,
+            self.bounds.max_lease,
         )?;
         let env = env(&request.env)?;
         if env.iter().map(|(n, v)| n.len() + v.len()).sum::<usize>() > MAX_ENV_BYTES {
@@ -255,7 +271,7 @@ impl Service {
         }
         let start = match &request.snapshot {
             None => None,
-            Some(id) => Some(self.kept(owner, id)?),
+            Some(id) => Some(self.find_snapshot(owner, id)?),
         };
         let provider = match (&start, request.level.as_deref()) {
             (Some((provider, ..)), level) if level.is_none_or(|l| l == provider.level()) => {
@@ -275,42 +291,43 @@ impl Service {
             .map_or(&self.bounds.limits, |(_, spec, _)| &spec.limits);
         let was_live = start.as_ref().is_some_and(|(_, spec, _)| spec.live);
         let spec = SandboxSpec {
-            limits: request.limits.apply(defaults, &self.bounds.most)?,
+            limits: request.limits.apply(defaults, &self.bounds.max_limits)?,
             env,
             strict: request.strict,
             live: request.live.unwrap_or(was_live),
             ..SandboxSpec::default()
         };
-        let room = self.room(owner, 1)?;
+        let slot = self.reserve_sandboxes(owner, 1)?;
         let snapshot = start.map(|(_, _, snapshot)| snapshot);
-        let wish = Wish {
+        let new = NewSandbox {
             provider,
             spec,
             egress: request.egress,
             episode: request.episode.clone(),
             lease,
         };
-        let view = self.make(owner, wish, snapshot.as_ref()).await;
-        drop(room);
+        let view = self.start(owner, new, snapshot.as_ref()).await;
+        drop(slot);
         view
     }
 
-    async fn make(
+    /// Starts and registers a sandbox, from a snapshot if there is one.
+    async fn start(
         &self,
         owner: &str,
-        wish: Wish,
+        new: NewSandbox,
         snapshot: Option<&Snapshot>,
     ) -> Result<SandboxView, ApiError> {
-        let Wish {
+        let NewSandbox {
             provider,
             mut spec,
             egress,
             episode,
             lease,
-        } = wish;
-        let way_out = match (&self.egress, egress) {
+        } = new;
+        let proxy = match (&self.egress, egress) {
             (_, false) => None,
-            (Some(way_out), true) => Some(way_out),
+            (Some(proxy), true) => Some(proxy),
             (None, true) => {
                 return Err(bad(
                     "egress",
@@ -321,22 +338,22 @@ impl Service {
         };
         let own = spec.clone();
         let stores = snapshot.map_or_else(|| Arc::from([]), |s| Arc::clone(&s.stores));
-        self.afford(&self.lock(), owner, &provider, &stores)?;
-        if let Some(way_out) = way_out {
+        self.check_snapshot_quota(&self.lock(), owner, &provider, &stores)?;
+        if let Some(proxy) = proxy {
             spec.network = Network::Loopback;
-            spec.env.extend(way_out.environment());
+            spec.env.extend(proxy.environment());
         }
         let mut sandbox = match snapshot {
             None => provider.acquire(&spec).await?,
             Some(snapshot) => provider.fork(&spec, snapshot).await?,
         };
         let id = format!("sb-{}", random_hex(16).map_err(internal)?);
-        let door = match way_out {
+        let serving = match proxy {
             None => None,
-            Some(way_out) => {
-                let listener = sandbox.listen_inside(way_out.port()).await?;
+            Some(proxy) => {
+                let listener = sandbox.listen_inside(proxy.port()).await?;
                 Some(
-                    way_out
+                    proxy
                         .serve(owner, episode.as_deref().unwrap_or(&id), listener)
                         .map_err(internal)?,
                 )
@@ -350,16 +367,16 @@ impl Service {
             egress,
             lease,
             deadline: Mutex::new(Instant::now() + lease),
-            place: Arc::new(tokio::sync::Mutex::new(Some(sandbox))),
+            sandbox: Arc::new(tokio::sync::Mutex::new(Some(sandbox))),
             ending: watch::channel(false).0,
-            _door: door,
+            _proxy: serving,
         });
         let view = view(&id, &entry);
         self.lock().sandboxes.insert(id, entry);
         Ok(view)
     }
 
-    /// An owner's sandbox; its lease begins anew.
+    /// Returns an owner's sandbox and renews its lease.
     pub(crate) fn entry(&self, owner: &str, id: &str) -> Result<Arc<Entry>, ApiError> {
         let found = self
             .lock()
@@ -372,27 +389,29 @@ impl Service {
         Ok(entry)
     }
 
-    /// The inside of a sandbox, for one user at a time, for at most `time`.
-    pub(crate) fn enter(
+    /// Locks a sandbox for one operation of at most `time`. Fails with [`ApiError::Busy`] if another
+    /// operation uses it.
+    pub(crate) fn lock_sandbox(
         &self,
         owner: &str,
         id: &str,
         time: Duration,
-    ) -> Result<(Arc<Entry>, Place), ApiError> {
+    ) -> Result<(Arc<Entry>, SandboxGuard), ApiError> {
         let entry = self.entry(owner, id)?;
-        let place = Arc::clone(&entry.place)
+        let guard = Arc::clone(&entry.sandbox)
             .try_lock_owned()
             .map_err(|_| ApiError::Busy)?;
-        if place.is_none() {
+        if guard.is_none() {
             return Err(ApiError::Gone);
         }
         entry.renew(time);
-        Ok((entry, place))
+        Ok((entry, guard))
     }
 
+    /// An owner's sandboxes, sorted by id.
     pub(crate) fn list(&self, owner: &str) -> Vec<SandboxView> {
-        let book = self.lock();
-        let mut views: Vec<_> = book
+        let registry = self.lock();
+        let mut views: Vec<_> = registry
             .sandboxes
             .iter()
             .filter(|(_, e)| e.owner == owner)
@@ -402,75 +421,92 @@ impl Service {
         views
     }
 
-    pub(crate) fn look(&self, owner: &str, id: &str) -> Result<SandboxView, ApiError> {
+    /// Returns the state of a sandbox and renews its lease.
+    pub(crate) fn view(&self, owner: &str, id: &str) -> Result<SandboxView, ApiError> {
         Ok(view(id, &*self.entry(owner, id)?))
     }
 
+    /// Current resource use of a sandbox.
     pub(crate) async fn stats(&self, owner: &str, id: &str) -> Result<SandboxStats, ApiError> {
-        let (entry, mut place) = self.enter(owner, id, Duration::from_secs(10))?;
-        let sandbox = place.as_mut().ok_or(ApiError::Gone)?;
+        let (entry, mut guard) = self.lock_sandbox(owner, id, Duration::from_secs(10))?;
+        let sandbox = guard.as_mut().ok_or(ApiError::Gone)?;
         tokio::select! {
             stats = sandbox.stats() => Ok(stats?),
             () = entry.ended() => Err(ApiError::Gone),
         }
     }
 
+    /// Restores a sandbox to its state at creation.
     pub(crate) async fn reset(&self, owner: &str, id: &str) -> Result<(), ApiError> {
-        let (_, mut place) = self.enter(owner, id, Duration::from_secs(10))?;
-        Ok(place.as_mut().ok_or(ApiError::Gone)?.reset().await?)
+        let (_, mut guard) = self.lock_sandbox(owner, id, Duration::from_secs(10))?;
+        Ok(guard.as_mut().ok_or(ApiError::Gone)?.reset().await?)
     }
 
-    /// Freezes a sandbox's files under a name.
+    /// Takes a snapshot of a sandbox's files. Returns its id.
     pub(crate) async fn snapshot(&self, owner: &str, id: &str) -> Result<String, ApiError> {
-        let _shelf = self.shelf(owner)?;
-        let (entry, mut place) = self.enter(owner, id, Duration::from_secs(10))?;
-        let snapshot = place.as_mut().ok_or(ApiError::Gone)?.snapshot().await?;
-        self.keep(owner, &entry.provider, &entry.spec, snapshot)
+        let _slot = self.reserve_snapshot(owner)?;
+        let (entry, mut guard) = self.lock_sandbox(owner, id, Duration::from_secs(10))?;
+        let snapshot = guard.as_mut().ok_or(ApiError::Gone)?.snapshot().await?;
+        self.store_snapshot(owner, &entry.provider, &entry.spec, snapshot)
     }
 
-    fn shelf(&self, owner: &str) -> Result<Shelf<'_>, ApiError> {
-        let mut book = self.lock();
-        let held = book.snapshots.values().filter(|k| k.owner == owner).count();
-        let coming = book.freezing.entry(owner.into()).or_default();
-        if held + *coming >= self.bounds.snapshots {
+    /// Reserves one snapshot of an owner's quota.
+    fn reserve_snapshot(&self, owner: &str) -> Result<SnapshotSlot<'_>, ApiError> {
+        let mut registry = self.lock();
+        let stored = registry
+            .snapshots
+            .values()
+            .filter(|k| k.owner == owner)
+            .count();
+        let creating = registry.snapshotting.entry(owner.into()).or_default();
+        if stored + *creating >= self.bounds.snapshots {
             return Err(ApiError::TooMany {
                 what: "snapshots",
-                live: held + *coming,
+                live: stored + *creating,
                 limit: self.bounds.snapshots,
             });
         }
-        *coming += 1;
-        Ok(Shelf(self, owner.into()))
+        *creating += 1;
+        Ok(SnapshotSlot(self, owner.into()))
     }
 
-    /// Refuses what would keep more of an owner than it may have.
-    fn afford(
+    /// Fails if an owner's snapshots and `more` exceed the byte quota.
+    fn check_snapshot_quota(
         &self,
-        book: &Book,
+        registry: &Registry,
         owner: &str,
         provider: &Arc<dyn SandboxProvider>,
         more: &Stores,
     ) -> Result<(), ApiError> {
         let limit = self.bounds.snapshot_bytes;
-        match book.held(owner, provider, more) {
-            held if held > limit && !more.is_empty() => Err(ApiError::TooMuch { held, limit }),
+        match registry.snapshot_bytes(owner, provider, more) {
+            bytes if bytes > limit && !more.is_empty() => {
+                Err(ApiError::TooMuch { held: bytes, limit })
+            }
             _ => Ok(()),
         }
     }
 
-    /// A turn to send or fetch a file.
-    pub(crate) async fn turn(&self, owner: &str) -> Result<OwnedSemaphorePermit, ApiError> {
-        let turns = {
-            let mut all = self.turns.lock().unwrap_or_else(PoisonError::into_inner);
+    /// Waits for one of the owner's transfer slots.
+    pub(crate) async fn transfer_slot(
+        &self,
+        owner: &str,
+    ) -> Result<OwnedSemaphorePermit, ApiError> {
+        let slots = {
+            let mut all = self
+                .transfers
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner);
             let own = all.entry(owner.into());
             let new = || Arc::new(Semaphore::new(self.bounds.transfers));
             Arc::clone(own.or_insert_with(new))
         };
-        // Nobody closes it.
-        turns.acquire_owned().await.map_err(|_| ApiError::Gone)
+        // The semaphore is never closed.
+        slots.acquire_owned().await.map_err(|_| ApiError::Gone)
     }
 
-    fn keep(
+    /// Registers a snapshot. Its lease is 12 default leases, at most the maximum lease.
+    fn store_snapshot(
         &self,
         owner: &str,
         provider: &Arc<dyn SandboxProvider>,
@@ -478,8 +514,8 @@ impl Service {
         snapshot: Snapshot,
     ) -> Result<String, ApiError> {
         let name = format!("snap-{}", random_hex(16).map_err(internal)?);
-        let lease = self.bounds.longest_lease.min(self.bounds.lease * 12);
-        let kept = Kept {
+        let lease = self.bounds.max_lease.min(self.bounds.lease * 12);
+        let stored = StoredSnapshot {
             owner: owner.into(),
             provider: Arc::clone(provider),
             spec: spec.clone(),
@@ -487,34 +523,37 @@ impl Service {
             lease,
             deadline: Instant::now() + lease,
         };
-        let mut book = self.lock();
-        self.afford(&book, owner, &kept.provider, &kept.snapshot.stores)?;
-        book.snapshots.insert(name.clone(), kept);
+        let mut registry = self.lock();
+        self.check_snapshot_quota(&registry, owner, &stored.provider, &stored.snapshot.stores)?;
+        registry.snapshots.insert(name.clone(), stored);
         Ok(name)
     }
 
-    fn kept(
+    /// Finds an owner's snapshot and renews its lease.
+    fn find_snapshot(
         &self,
         owner: &str,
         id: &str,
     ) -> Result<(Arc<dyn SandboxProvider>, SandboxSpec, Snapshot), ApiError> {
-        let mut book = self.lock();
-        let kept = book.snapshots.get_mut(id).filter(|k| k.owner == owner);
-        let kept = kept.ok_or_else(|| not_found("snapshot", id))?;
-        kept.deadline = Instant::now() + kept.lease;
+        let mut registry = self.lock();
+        let stored = registry.snapshots.get_mut(id).filter(|k| k.owner == owner);
+        let stored = stored.ok_or_else(|| not_found("snapshot", id))?;
+        stored.deadline = Instant::now() + stored.lease;
         Ok((
-            Arc::clone(&kept.provider),
-            kept.spec.clone(),
-            kept.snapshot.clone(),
+            Arc::clone(&stored.provider),
+            stored.spec.clone(),
+            stored.snapshot.clone(),
         ))
     }
 
+    /// Exports a snapshot as a tar archive.
     pub(crate) async fn export(&self, owner: &str, id: &str) -> Result<File, ApiError> {
-        let (provider, _, snapshot) = self.kept(owner, id)?;
-        let most = self.bounds.archive_bytes;
-        Ok(provider.export_file(&snapshot, most).await?)
+        let (provider, _, snapshot) = self.find_snapshot(owner, id)?;
+        let max_bytes = self.bounds.archive_bytes;
+        Ok(provider.export_file(&snapshot, max_bytes).await?)
     }
 
+    /// Imports a tar archive as a snapshot. Returns its id.
     pub(crate) async fn import(
         &self,
         owner: &str,
@@ -522,27 +561,28 @@ impl Service {
         archive: File,
     ) -> Result<String, ApiError> {
         let provider = self.provider(level)?;
-        let _shelf = self.shelf(owner)?;
+        let _slot = self.reserve_snapshot(owner)?;
         let snapshot = provider
-            .import_file(archive, self.bounds.most.work_bytes)
+            .import_file(archive, self.bounds.max_limits.work_bytes)
             .await?;
         let spec = SandboxSpec {
             limits: self.bounds.limits.clone(),
             ..SandboxSpec::default()
         };
-        self.keep(owner, provider, &spec, snapshot)
+        self.store_snapshot(owner, provider, &spec, snapshot)
     }
 
-    pub(crate) fn forget(&self, owner: &str, id: &str) -> Result<(), ApiError> {
-        let mut book = self.lock();
-        if book.snapshots.get(id).is_none_or(|k| k.owner != owner) {
+    /// Deletes a snapshot. Sandboxes that started from it are unaffected.
+    pub(crate) fn delete_snapshot(&self, owner: &str, id: &str) -> Result<(), ApiError> {
+        let mut registry = self.lock();
+        if registry.snapshots.get(id).is_none_or(|k| k.owner != owner) {
             return Err(not_found("snapshot", id));
         }
-        book.snapshots.remove(id);
+        registry.snapshots.remove(id);
         Ok(())
     }
 
-    /// New sandboxes that start as this one is now.
+    /// Creates sandboxes with the current files of this one: all of them, or none on an error.
     pub(crate) async fn fork(
         &self,
         owner: &str,
@@ -557,94 +597,96 @@ impl Service {
                 format!("1 to {}", self.bounds.sandboxes),
             ));
         }
-        let rooms = self.room(owner, count)?;
-        let (entry, mut place) = self.enter(owner, id, Duration::from_secs(10))?;
+        let slots = self.reserve_sandboxes(owner, count)?;
+        let (entry, mut guard) = self.lock_sandbox(owner, id, Duration::from_secs(10))?;
         let lease = seconds(
             "lease_s",
             request.lease_s,
             entry.lease,
-            self.bounds.longest_lease,
+            self.bounds.max_lease,
         )?;
-        let snapshot = place.as_mut().ok_or(ApiError::Gone)?.snapshot().await?;
-        drop(place);
+        let snapshot = guard.as_mut().ok_or(ApiError::Gone)?.snapshot().await?;
+        drop(guard);
         let mut views: Vec<SandboxView> = Vec::new();
-        for room in rooms {
-            let wish = Wish {
+        for slot in slots {
+            let new = NewSandbox {
                 provider: Arc::clone(&entry.provider),
                 spec: entry.spec.clone(),
                 egress: entry.egress,
                 episode: None,
                 lease,
             };
-            match self.make(owner, wish, Some(&snapshot)).await {
+            match self.start(owner, new, Some(&snapshot)).await {
                 Ok(view) => views.push(view),
                 Err(e) => {
-                    // All or none.
                     for view in &views {
                         let _ = self.destroy(owner, &view.id).await;
                     }
                     return Err(e);
                 }
             }
-            drop(room);
+            drop(slot);
         }
         Ok(views)
     }
 
-    /// Kills what runs and frees everything.
+    /// Destroys a sandbox and kills its programs.
     pub(crate) async fn destroy(&self, owner: &str, id: &str) -> Result<(), ApiError> {
         let entry = {
-            let mut book = self.lock();
-            if book.sandboxes.get(id).is_none_or(|e| e.owner != owner) {
+            let mut registry = self.lock();
+            if registry.sandboxes.get(id).is_none_or(|e| e.owner != owner) {
                 return Err(not_found("sandbox", id));
             }
-            book.sandboxes.remove(id)
+            registry.sandboxes.remove(id)
         };
         match entry {
-            Some(entry) => Ok(end(&entry).await?),
+            Some(entry) => Ok(destroy(&entry).await?),
             None => Ok(()),
         }
     }
 
-    /// Destroys what nobody renewed. Runs until it is dropped.
+    /// Destroys sandboxes and snapshots with expired leases, until the future is dropped.
     pub(crate) async fn sweep(&self) {
         loop {
             tokio::time::sleep(SWEEP).await;
             let now = Instant::now();
-            let over: Vec<Arc<Entry>> = {
-                let mut book = self.lock();
-                book.snapshots.retain(|_, kept| kept.deadline > now);
-                book.sandboxes
+            let expired: Vec<Arc<Entry>> = {
+                let mut registry = self.lock();
+                registry.snapshots.retain(|_, stored| stored.deadline > now);
+                registry
+                    .sandboxes
                     .extract_if(|_, e| *e.deadline() <= now)
                     .map(|(_, e)| e)
                     .collect()
             };
-            // Nobody is left to tell of a failure; dropping a sandbox destroys it all the same.
-            let ends = over.iter().map(|entry| end(entry));
-            futures::future::join_all(ends).await;
+            // No client waits for an error. Dropping a sandbox destroys it as well.
+            let destroyed = expired.iter().map(|entry| destroy(entry));
+            futures::future::join_all(destroyed).await;
         }
     }
 
-    /// Destroys everything: the server ends.
+    /// Destroys all sandboxes and snapshots, at the end of the server.
     pub async fn close(&self) {
         let all: Vec<Arc<Entry>> = {
-            let mut book = self.lock();
-            book.snapshots.clear();
-            book.sandboxes.drain().map(|(_, e)| e).collect()
+            let mut registry = self.lock();
+            registry.snapshots.clear();
+            registry.sandboxes.drain().map(|(_, e)| e).collect()
         };
-        futures::future::join_all(all.iter().map(|entry| end(entry))).await;
+        futures::future::join_all(all.iter().map(|entry| destroy(entry))).await;
     }
 }
 
-async fn end(entry: &Entry) -> Result<(), sinew_sandbox::SandboxError> {
+/// Stops the running operation of a sandbox, then destroys it.
+async fn destroy(entry: &Entry) -> Result<(), sinew_sandbox::SandboxError> {
     entry.ending.send_replace(true);
-    let sandbox = entry.place.lock().await.take();
+    let sandbox = entry.sandbox.lock().await.take();
     match sandbox {
         Some(sandbox) => sandbox.destroy().await,
         None => Ok(()),
     }
 }
 
+/// State of a sandbox for its owner.
 fn view(id: &str, entry: &Entry) -> SandboxView {
     SandboxView {
         id: id.into(),
@@ -654,11 +696,12 @@ fn view(id: &str, entry: &Entry) -> SandboxView {
             .deadline()
             .saturating_duration_since(Instant::now())
             .as_secs_f64(),
-        busy: entry.place.try_lock().is_err(),
+        busy: entry.sandbox.try_lock().is_err(),
         limits: entry.spec.limits.clone(),
     }
 }
 
+/// Error for an unknown id, cut to 80 characters.
 fn not_found(what: &'static str, id: &str) -> ApiError {
     let mut id = id.to_string();
     if let Some((at, _)) = id.char_indices().nth(80) {
@@ -667,6 +710,7 @@ fn not_found(what: &'static str, id: &str) -> ApiError {
     ApiError::NotFound { what, id }
 }
 
+/// Error for a failure of the server itself.
 fn internal(message: String) -> ApiError {
     ApiError::Sandbox(sinew_sandbox::SandboxError::Io {
         operation: "prepare a sandbox".into(),

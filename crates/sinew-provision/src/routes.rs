@@ -1,9 +1,9 @@
-//! The routes, and the server around them.
+//! HTTP routes.
 
 use crate::api::{CreateRequest, ExecBody, ForkRequest};
-use crate::book::Service;
 use crate::error::{ApiError, bad};
 use crate::exec;
+use crate::registry::Service;
 use crate::transfer;
 use axum::body::Body;
 use axum::extract::rejection::JsonRejection;
@@ -18,13 +18,13 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
-/// Largest JSON body.
+/// Maximum bytes of a JSON body.
 const MAX_JSON_BYTES: usize = 1 << 20;
 
 type Api = State<Arc<Service>>;
-type Answer = Result<Response, ApiError>;
+type HandlerResult = Result<Response, ApiError>;
 
-/// Who asks, as the token says.
+/// Owner of the request's token. Requests without a valid token are refused.
 struct Owner(String);
 
 impl FromRequestParts<Arc<Service>> for Owner {
@@ -43,13 +43,14 @@ impl FromRequestParts<Arc<Service>> for Owner {
     }
 }
 
-/// All routes. Bodies of files may have [`crate::Bounds::file_bytes`], all others 1 MiB.
+/// Builds the routes. The maximum body is [`crate::Bounds::file_bytes`] for files and archives, 1 MiB for
+/// all others.
 pub fn router(service: Arc<Service>) -> Router {
     Router::new()
         .route("/v1/health", get(health))
         .route("/v1/levels", get(levels))
         .route("/v1/sandboxes", post(create).get(list))
-        .route("/v1/sandboxes/{id}", get(look).delete(destroy))
+        .route("/v1/sandboxes/{id}", get(view).delete(destroy))
         .route("/v1/sandboxes/{id}/exec", post(run))
         .route("/v1/sandboxes/{id}/stats", get(stats))
         .route("/v1/sandboxes/{id}/reset", post(reset))
@@ -58,7 +59,7 @@ pub fn router(service: Arc<Service>) -> Router {
         .layer(DefaultBodyLimit::max(MAX_JSON_BYTES))
         .route("/v1/sandboxes/{id}/files/{*path}", get(read).put(write))
         .route("/v1/snapshots", post(import))
-        .route("/v1/snapshots/{id}", get(export).delete(forget))
+        .route("/v1/snapshots/{id}", get(export).delete(delete_snapshot))
         .method_not_allowed_fallback(async |method: Method, uri: Uri| {
             ApiError::Method(format!("{method} {}", uri.path()))
         })
@@ -66,13 +67,14 @@ pub fn router(service: Arc<Service>) -> Router {
         .with_state(service)
 }
 
+/// Parses a JSON object. An empty body yields the defaults.
 fn json_body<T: Default + DeserializeOwned>(
     body: Result<Json<Value>, JsonRejection>,
     headers: &HeaderMap,
 ) -> Result<T, ApiError> {
     let empty = headers.get(header::CONTENT_LENGTH).is_none_or(|l| l == "0");
     match body {
-        // A list would do for a struct, its fields unnamed.
+        // serde would accept a list for a struct.
         Ok(Json(body)) if !body.is_object() => Err(ApiError::Body {
             status: StatusCode::BAD_REQUEST,
             problem: "it is no JSON object".into(),
@@ -81,7 +83,7 @@ fn json_body<T: Default + DeserializeOwned>(
             status: StatusCode::BAD_REQUEST,
             problem: e.to_string(),
         }),
-        // `curl -X POST` without a body means: all defaults.
+        // `curl -X POST` without a body selects the defaults.
         Err(_) if empty && !headers.contains_key(header::TRANSFER_ENCODING) => Ok(T::default()),
         Err(e) => Err(ApiError::Body {
             status: e.status(),
@@ -90,15 +92,15 @@ fn json_body<T: Default + DeserializeOwned>(
     }
 }
 
-/// For anybody: which levels can make no sandboxes now; why is for those that have a token.
+/// Health check without a token: the levels that cannot create sandboxes now. The reason is not public.
 async fn health(State(service): Api) -> Response {
     let broken = service.levels().filter(|p| p.health().is_err());
     let broken: Vec<&str> = broken.map(|p| p.level()).collect();
     match broken.is_empty() {
         true => Json(json!({ "status": "ok" })).into_response(),
         false => {
-            let said = Json(json!({ "status": "unavailable", "levels": broken }));
-            (StatusCode::SERVICE_UNAVAILABLE, said).into_response()
+            let body = Json(json!({ "status": "unavailable", "levels": broken }));
+            (StatusCode::SERVICE_UNAVAILABLE, body).into_response()
         }
     }
 }
@@ -116,7 +118,7 @@ async fn create(
     Owner(owner): Owner,
     headers: HeaderMap,
     body: Result<Json<Value>, JsonRejection>,
-) -> Answer {
+) -> HandlerResult {
     let request = json_body::<CreateRequest>(body, &headers)?;
     let view = service.create(&owner, &request).await?;
     Ok((StatusCode::CREATED, Json(view)).into_response())
@@ -126,11 +128,15 @@ async fn list(State(service): Api, Owner(owner): Owner) -> Json<Value> {
     Json(json!({ "sandboxes": service.list(&owner) }))
 }
 
-async fn look(State(service): Api, Owner(owner): Owner, Path(id): Path<String>) -> Answer {
-    Ok(Json(service.look(&owner, &id)?).into_response())
+async fn view(State(service): Api, Owner(owner): Owner, Path(id): Path<String>) -> HandlerResult {
+    Ok(Json(service.view(&owner, &id)?).into_response())
 }
 
-async fn destroy(State(service): Api, Owner(owner): Owner, Path(id): Path<String>) -> Answer {
+async fn destroy(
+    State(service): Api,
+    Owner(owner): Owner,
+    Path(id): Path<String>,
+) -> HandlerResult {
     service.destroy(&owner, &id).await?;
     Ok(StatusCode::NO_CONTENT.into_response())
 }
@@ -141,21 +147,25 @@ async fn run(
     Path(id): Path<String>,
     headers: HeaderMap,
     body: Result<Json<Value>, JsonRejection>,
-) -> Answer {
+) -> HandlerResult {
     let body = json_body::<ExecBody>(body, &headers)?;
     exec::exec(service, owner, id, body).await
 }
 
-async fn stats(State(service): Api, Owner(owner): Owner, Path(id): Path<String>) -> Answer {
+async fn stats(State(service): Api, Owner(owner): Owner, Path(id): Path<String>) -> HandlerResult {
     Ok(Json(service.stats(&owner, &id).await?).into_response())
 }
 
-async fn reset(State(service): Api, Owner(owner): Owner, Path(id): Path<String>) -> Answer {
+async fn reset(State(service): Api, Owner(owner): Owner, Path(id): Path<String>) -> HandlerResult {
     service.reset(&owner, &id).await?;
     Ok(StatusCode::NO_CONTENT.into_response())
 }
 
-async fn snapshot(State(service): Api, Owner(owner): Owner, Path(id): Path<String>) -> Answer {
+async fn snapshot(
+    State(service): Api,
+    Owner(owner): Owner,
+    Path(id): Path<String>,
+) -> HandlerResult {
     let id = service.snapshot(&owner, &id).await?;
     Ok((StatusCode::CREATED, Json(json!({ "snapshot": id }))).into_response())
 }
@@ -166,7 +176,7 @@ async fn fork(
     Path(id): Path<String>,
     headers: HeaderMap,
     body: Result<Json<Value>, JsonRejection>,
-) -> Answer {
+) -> HandlerResult {
     let request = json_body::<ForkRequest>(body, &headers)?;
     let views = service.fork(&owner, &id, &request).await?;
     Ok((StatusCode::CREATED, Json(json!({ "sandboxes": views }))).into_response())
@@ -176,14 +186,14 @@ async fn read(
     State(service): Api,
     Owner(owner): Owner,
     Path((id, path)): Path<(String, String)>,
-) -> Answer {
-    let turn = service.turn(&owner).await?;
+) -> HandlerResult {
+    let slot = service.transfer_slot(&owner).await?;
     let content = exec::read(&service, &owner, &id, &path).await?;
     let headers = [
         (header::CONTENT_TYPE, "application/octet-stream".to_owned()),
         (header::CONTENT_LENGTH, content.len().to_string()),
     ];
-    Ok((headers, transfer::give_bytes(content, turn)).into_response())
+    Ok((headers, transfer::send_bytes(content, slot)).into_response())
 }
 
 async fn write(
@@ -191,18 +201,19 @@ async fn write(
     Owner(owner): Owner,
     Path((id, path)): Path<(String, String)>,
     body: Body,
-) -> Answer {
+) -> HandlerResult {
     service.entry(&owner, &id)?;
-    let _turn = service.turn(&owner).await?;
-    let taken = transfer::take(body, service.bounds.file_bytes).await?;
-    exec::write(&service, &owner, &id, &path, taken.file).await?;
+    let _slot = service.transfer_slot(&owner).await?;
+    let received = transfer::receive(body, service.bounds.file_bytes).await?;
+    exec::write(&service, &owner, &id, &path, received.file).await?;
     Ok(StatusCode::NO_CONTENT.into_response())
 }
 
+/// Query of `POST /v1/snapshots`.
 #[derive(Debug, Deserialize)]
 struct ImportQuery {
     level: Option<String>,
-    /// What the body must have.
+    /// Expected digest of the body, `sha256:HEX`.
     digest: Option<String>,
 }
 
@@ -211,23 +222,31 @@ async fn import(
     Owner(owner): Owner,
     Query(query): Query<ImportQuery>,
     body: Body,
-) -> Answer {
-    let _turn = service.turn(&owner).await?;
-    let taken = transfer::take(body, service.bounds.file_bytes).await?;
-    let digest = taken.digest;
-    if query.digest.as_ref().is_some_and(|named| *named != digest) {
-        let named = query.digest.unwrap_or_default();
-        return Err(bad("digest", named, format!("that of the body, {digest}")));
+) -> HandlerResult {
+    let _slot = service.transfer_slot(&owner).await?;
+    let received = transfer::receive(body, service.bounds.file_bytes).await?;
+    let digest = received.digest;
+    if query
+        .digest
+        .as_ref()
+        .is_some_and(|expected| *expected != digest)
+    {
+        let expected = query.digest.unwrap_or_default();
+        return Err(bad(
+            "digest",
+            expected,
+            format!("that of the body, {digest}"),
+        ));
     }
     let id = service
-        .import(&owner, query.level.as_deref(), taken.file)
+        .import(&owner, query.level.as_deref(), received.file)
         .await?;
-    let answer = json!({ "snapshot": id, "digest": digest });
-    Ok((StatusCode::CREATED, Json(answer)).into_response())
+    let response = json!({ "snapshot": id, "digest": digest });
+    Ok((StatusCode::CREATED, Json(response)).into_response())
 }
 
-async fn export(State(service): Api, Owner(owner): Owner, Path(id): Path<String>) -> Answer {
-    let turn = service.turn(&owner).await?;
+async fn export(State(service): Api, Owner(owner): Owner, Path(id): Path<String>) -> HandlerResult {
+    let slot = service.transfer_slot(&owner).await?;
     let archive = service.export(&owner, &id).await?;
     let measured = transfer::measure(archive).await;
     let (archive, bytes, digest) = measured.map_err(|e| exec::failed("export", &e))?;
@@ -236,10 +255,14 @@ async fn export(State(service): Api, Owner(owner): Owner, Path(id): Path<String>
         (header::CONTENT_LENGTH, bytes.to_string()),
         (header::ETAG, format!("\"{digest}\"")),
     ];
-    Ok((headers, transfer::give(archive, turn)).into_response())
+    Ok((headers, transfer::send_file(archive, slot)).into_response())
 }
 
-async fn forget(State(service): Api, Owner(owner): Owner, Path(id): Path<String>) -> Answer {
-    service.forget(&owner, &id)?;
+async fn delete_snapshot(
+    State(service): Api,
+    Owner(owner): Owner,
+    Path(id): Path<String>,
+) -> HandlerResult {
+    service.delete_snapshot(&owner, &id)?;
     Ok(StatusCode::NO_CONTENT.into_response())
 }

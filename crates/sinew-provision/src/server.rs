@@ -1,9 +1,9 @@
-//! The listening side: connections, and how long each of their parts may take.
+//! HTTP server: accepts connections and enforces their timeouts.
 
-use crate::book::Service;
+use crate::connections::{Connections, Slot};
 use crate::error::ApiError;
+use crate::registry::Service;
 use crate::routes::router;
-use crate::strangers::{Connections, Place};
 use axum::Router;
 use axum::body::Body;
 use axum::http::{HeaderValue, Request, header};
@@ -21,17 +21,17 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-/// Largest head of a request.
+/// Maximum bytes of a request's headers.
 const MAX_HEAD_BYTES: usize = 64 << 10;
-/// How long connections have to end once every sandbox is gone.
-const GRACE: Duration = Duration::from_secs(5);
+/// Time for open responses after all sandboxes were destroyed.
+const SHUTDOWN_GRACE: Duration = Duration::from_secs(5);
 
-/// The listener failed.
+/// Failure of the listener.
 #[derive(Debug, thiserror::Error)]
 #[error("serve sandboxes: {0}")]
 pub struct ServeError(#[from] io::Error);
 
-/// Serves until `stop` resolves, then destroys every sandbox.
+/// Serves until `stop` resolves, then destroys every sandbox and snapshot.
 ///
 /// # Errors
 /// [`ServeError`] if the listener fails.
@@ -48,19 +48,20 @@ pub async fn serve(
     let mut connections = JoinSet::new();
     accept(&listener, &service, stop, &ended, &mut connections).await;
     drop(listener);
-    // Destroying the sandboxes is what ends the requests that are still running.
+    // Destroying the sandboxes ends the requests that are still running.
     ending.send_replace(true);
     service.close().await;
     let drained = async { while connections.join_next().await.is_some() {} };
-    // Who does not take its answer by then is cut.
-    let _ = tokio::time::timeout(GRACE, drained).await;
+    // Connections whose clients do not read their responses in time are closed.
+    let _ = tokio::time::timeout(SHUTDOWN_GRACE, drained).await;
     connections.shutdown().await;
     sweep.abort();
-    // A sandbox may have been on its way.
+    // A request may have created a sandbox since the first call.
     service.close().await;
     Ok(())
 }
 
+/// Accepts connections until `stop` resolves. Each one runs as a task of `connections`.
 async fn accept(
     listener: &TcpListener,
     service: &Arc<Service>,
@@ -69,7 +70,7 @@ async fn accept(
     connections: &mut JoinSet<()>,
 ) {
     let all = Connections::new(&service.bounds);
-    let door = Door {
+    let shared = Shared {
         router: router(Arc::clone(service)),
         service: Arc::clone(service),
         ended: ended.clone(),
@@ -79,10 +80,12 @@ async fn accept(
         tokio::select! {
             accepted = listener.accept() => match accepted {
                 Ok((stream, address)) => {
-                    let (place, standing) = all.enter(address.ip());
-                    connections.spawn(connection(stream, door.clone(), place, standing));
+                    let (slot, authenticated) = all.add(address.ip());
+                    let shared = shared.clone();
+                    connections.spawn(connection(stream, shared, slot, authenticated));
                 }
-                // Out of descriptors, or the client was faster: go on, but not hotly.
+                // Out of file descriptors, or the client has disconnected. The pause avoids a busy
+                // loop.
                 Err(_) => tokio::time::sleep(Duration::from_millis(10)).await,
             },
             Some(_) = connections.join_next(), if !connections.is_empty() => {}
@@ -91,43 +94,44 @@ async fn accept(
     }
 }
 
-/// What every connection needs.
+/// State shared by all connections.
 #[derive(Clone)]
-struct Door {
+struct Shared {
     router: Router,
     service: Arc<Service>,
+    /// True when the server is stopping.
     ended: watch::Receiver<bool>,
 }
 
-/// Serves HTTP/1.1 on a connection to its end.
+/// Serves one HTTP/1.1 connection. `authenticated` is described at [`Connections::add`].
 async fn connection(
     stream: TcpStream,
-    door: Door,
-    place: Place,
-    mut standing: watch::Receiver<bool>,
+    shared: Shared,
+    slot: Slot,
+    mut authenticated: watch::Receiver<bool>,
 ) {
-    let Door {
+    let Shared {
         router,
         service,
         mut ended,
-    } = door;
+    } = shared;
     let bounds = service.bounds.clone();
-    let idle_ms = u32::try_from(bounds.idle.as_millis()).unwrap_or(u32::MAX);
-    // The kernel ends a connection whose client takes nothing of what it is sent for so long.
+    let idle_ms = u32::try_from(bounds.idle_timeout.as_millis()).unwrap_or(u32::MAX);
+    // The kernel closes the connection if the client acknowledges no data for this time.
     let bounded = rustix::net::sockopt::set_tcp_user_timeout(&stream, idle_ms);
     if bounded.is_err() || stream.set_nodelay(true).is_err() {
         return;
     }
     let router = TowerToHyperService::new(router);
-    let place = Arc::new(Mutex::new(place));
+    let slot = Arc::new(Mutex::new(slot));
     let answer = service_fn(move |request: Request<Incoming>| {
-        let known = admit(&service, &place, &request);
-        let request = request.map(|body| in_time(Body::new(body), bounds.body_time));
+        let admitted = admit(&service, &slot, &request);
+        let request = request.map(|body| with_timeout(Body::new(body), bounds.body_timeout));
         let answer = router.call(request);
         async move {
-            match known {
+            match admitted {
                 Ok(true) => answer.await,
-                // It has to come again, and to make room for others meanwhile.
+                // Without a token each request needs a new connection, which frees the slot.
                 Ok(false) => answer.await.map(closing),
                 Err(refused) => Ok(closing(refused.into_response())),
             }
@@ -136,38 +140,38 @@ async fn connection(
     let mut builder = http1::Builder::new();
     builder
         .timer(TokioTimer::new())
-        .header_read_timeout(bounds.idle)
+        .header_read_timeout(bounds.idle_timeout)
         .max_buf_size(MAX_HEAD_BYTES);
     let served = builder.serve_connection(TokioIo::new(stream), answer);
     let mut served = std::pin::pin!(served);
-    let standing_now = standing.clone();
-    // Over for a stranger whose time or place is.
-    let over = async {
-        let known = standing.wait_for(|known| *known);
+    let now_authenticated = authenticated.clone();
+    // Resolves for an unauthenticated connection after its timeout or eviction.
+    let expired = async {
+        let known = authenticated.wait_for(|authenticated| *authenticated);
         let known = matches!(
-            tokio::time::timeout(bounds.head_time, known).await,
+            tokio::time::timeout(bounds.auth_timeout, known).await,
             Ok(Ok(_))
         );
         if known {
             std::future::pending::<()>().await;
         }
     };
-    // A client that breaks off is the client's affair.
+    // Errors of a client that disconnects are ignored.
     tokio::select! {
         _ = served.as_mut() => return,
-        () = over => return,
+                () = expired => return,
         _ = ended.wait_for(|ended| *ended) => served.as_mut().graceful_shutdown(),
     }
-    let stranger = !*standing_now.borrow();
-    if !stranger {
+    let authenticated = *now_authenticated.borrow();
+    if authenticated {
         let _ = served.await;
     }
 }
 
-/// Whether a request has a valid token; then its connection is its owner's.
+/// Returns true if the request has a valid token, and moves its connection to the owner's quota.
 fn admit(
     service: &Service,
-    place: &Mutex<Place>,
+    slot: &Mutex<Slot>,
     request: &Request<Incoming>,
 ) -> Result<bool, ApiError> {
     let header = request.headers().get(header::AUTHORIZATION);
@@ -175,31 +179,32 @@ fn admit(
     let Some(owner) = service.tokens.owner(header) else {
         return Ok(false);
     };
-    let mut place = place.lock().unwrap_or_else(PoisonError::into_inner);
-    place.belong_to(owner).map_err(|limit| ApiError::TooMany {
-        what: "connections",
-        live: limit,
-        limit,
-    })?;
+    let mut slot = slot.lock().unwrap_or_else(PoisonError::into_inner);
+    slot.authenticate(owner)
+        .map_err(|limit| ApiError::TooMany {
+            what: "connections",
+            live: limit,
+            limit,
+        })?;
     Ok(true)
 }
 
-/// An answer after which the connection ends.
+/// Marks the connection to be closed after this response.
 fn closing(mut answer: Response) -> Response {
     let close = HeaderValue::from_static("close");
     answer.headers_mut().insert(header::CONNECTION, close);
     answer
 }
 
-/// A body that fails where it is not whole in time.
-fn in_time(body: Body, time: Duration) -> Body {
+/// Wraps a body so that it fails if it is not complete after `time`.
+fn with_timeout(body: Body, time: Duration) -> Body {
     let until = tokio::time::Instant::now() + time;
-    let pieces = futures::stream::unfold(body.into_data_stream(), move |mut body| async move {
-        let piece = match tokio::time::timeout_at(until, body.next()).await {
-            Ok(piece) => piece?.map_err(io::Error::other),
+    let chunks = futures::stream::unfold(body.into_data_stream(), move |mut body| async move {
+        let chunk = match tokio::time::timeout_at(until, body.next()).await {
+            Ok(chunk) => chunk?.map_err(io::Error::other),
             Err(_) => Err(io::Error::other("the body did not arrive in time")),
         };
-        Some((piece, body))
+        Some((chunk, body))
     });
-    Body::from_stream(pieces)
+    Body::from_stream(chunks)
 }

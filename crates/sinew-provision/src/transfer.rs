@@ -1,4 +1,4 @@
-//! Bodies of files and archives: on disk, not in memory, on their way in and out.
+//! Bodies of files and archives, buffered on disk in both directions.
 
 use crate::error::ApiError;
 use axum::body::{Body, Bytes};
@@ -10,27 +10,28 @@ use std::fs::File;
 use std::io::{self, Read, Seek, Write};
 use tokio::sync::OwnedSemaphorePermit;
 
-/// Bytes that are written or read at once.
-const PIECE: usize = 256 << 10;
+/// Bytes per read and write.
+const CHUNK_BYTES: usize = 256 << 10;
 
-/// A body that came.
+/// A received body.
 #[derive(Debug)]
-pub(crate) struct Taken {
-    /// Read from its beginning.
+pub(crate) struct Received {
+    /// The content, positioned at the start.
     pub(crate) file: File,
-    /// Of its bytes.
+    /// `sha256:` and the hash of the content in hexadecimal digits.
     pub(crate) digest: String,
 }
 
-/// Work with files, on a thread that may wait.
-pub(crate) async fn apart<T: Send + 'static>(
+/// Runs file I/O on a blocking thread.
+pub(crate) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> io::Result<T> + Send + 'static,
 ) -> io::Result<T> {
     let done = tokio::task::spawn_blocking(work).await;
     done.unwrap_or_else(|e| Err(io::Error::other(e)))
 }
 
-fn named(digest: sha2::Sha256) -> String {
+/// Formats a hash as `sha256:HEX`.
+fn format_digest(digest: sha2::Sha256) -> String {
     let digits: String = digest
         .finalize()
         .iter()
@@ -39,28 +40,28 @@ fn named(digest: sha2::Sha256) -> String {
     format!("sha256:{digits}")
 }
 
-/// Takes a body of at most `max_bytes`.
-pub(crate) async fn take(body: Body, max_bytes: usize) -> Result<Taken, ApiError> {
+/// Receives a body of at most `max_bytes` into an unnamed file.
+pub(crate) async fn receive(body: Body, max_bytes: usize) -> Result<Received, ApiError> {
     let failed = |status, problem: String| ApiError::Body { status, problem };
     let disk = |e: io::Error| failed(StatusCode::INSUFFICIENT_STORAGE, e.to_string());
     let mut state = (spool(&[]).map_err(disk)?, sha2::Sha256::new());
-    let (mut pieces, mut waiting, mut bytes) = (body.into_data_stream(), Vec::new(), 0);
+    let (mut chunks, mut waiting, mut bytes) = (body.into_data_stream(), Vec::new(), 0);
     loop {
-        let piece = pieces.next().await;
-        let last = piece.is_none();
-        if let Some(piece) = piece {
-            let piece = piece.map_err(|e| {
+        let chunk = chunks.next().await;
+        let last = chunk.is_none();
+        if let Some(chunk) = chunk {
+            let chunk = chunk.map_err(|e| {
                 let problem = e.to_string();
                 failed(StatusCode::BAD_REQUEST, problem)
             })?;
-            bytes += piece.len();
+            bytes += chunk.len();
             if bytes > max_bytes {
-                let problem = format!("it is larger than the {max_bytes} bytes that are taken");
+                let problem = format!("it is larger than the limit of {max_bytes} bytes");
                 return Err(failed(StatusCode::PAYLOAD_TOO_LARGE, problem));
             }
-            waiting.extend_from_slice(&piece);
+            waiting.extend_from_slice(&chunk);
         }
-        if waiting.len() >= PIECE || last {
+        if waiting.len() >= CHUNK_BYTES || last {
             let (mut file, mut digest) = state;
             let written = std::mem::take(&mut waiting);
             let write = move || {
@@ -68,58 +69,58 @@ pub(crate) async fn take(body: Body, max_bytes: usize) -> Result<Taken, ApiError
                 digest.update(&written);
                 Ok((file, digest))
             };
-            state = apart(write).await.map_err(disk)?;
+            state = blocking(write).await.map_err(disk)?;
         }
         if last {
             let (mut file, digest) = state;
             file.rewind().map_err(disk)?;
-            let digest = named(digest);
-            return Ok(Taken { file, digest });
+            let digest = format_digest(digest);
+            return Ok(Received { file, digest });
         }
     }
 }
 
-/// Size and digest of a file, which is read from its beginning afterwards.
+/// Returns the file positioned at the start, its size in bytes and its digest.
 pub(crate) async fn measure(mut file: File) -> io::Result<(File, u64, String)> {
-    apart(move || {
+    blocking(move || {
         let mut digest = sha2::Sha256::new();
         file.rewind()?;
-        let (mut bytes, mut piece) = (0, vec![0; PIECE]);
+        let (mut bytes, mut chunk) = (0, vec![0; CHUNK_BYTES]);
         loop {
-            let read = file.read(&mut piece)?;
+            let read = file.read(&mut chunk)?;
             if read == 0 {
                 break;
             }
-            digest.update(&piece[..read]);
+            digest.update(&chunk[..read]);
             bytes += read as u64;
         }
         file.rewind()?;
-        Ok((file, bytes, named(digest)))
+        Ok((file, bytes, format_digest(digest)))
     })
     .await
 }
 
-/// The rest of a file as a body; its owner's turn ends with it.
-pub(crate) fn give(file: File, turn: OwnedSemaphorePermit) -> Body {
-    let pieces = stream::try_unfold((file, turn), |(mut file, turn)| async move {
-        let read = apart(move || {
-            let mut piece = vec![0; PIECE];
-            let bytes = file.read(&mut piece)?;
-            piece.truncate(bytes);
-            Ok((file, piece))
+/// Streams the rest of a file as a body. `slot` is released at the end of the body.
+pub(crate) fn send_file(file: File, slot: OwnedSemaphorePermit) -> Body {
+    let chunks = stream::try_unfold((file, slot), |(mut file, slot)| async move {
+        let read = blocking(move || {
+            let mut chunk = vec![0; CHUNK_BYTES];
+            let bytes = file.read(&mut chunk)?;
+            chunk.truncate(bytes);
+            Ok((file, chunk))
         });
-        let (file, piece) = read.await?;
-        let more = (!piece.is_empty()).then(|| (Bytes::from(piece), (file, turn)));
+        let (file, chunk) = read.await?;
+        let more = (!chunk.is_empty()).then(|| (Bytes::from(chunk), (file, slot)));
         Ok::<_, io::Error>(more)
     });
-    Body::from_stream(pieces)
+    Body::from_stream(chunks)
 }
 
-/// Bytes as a body; its owner's turn ends with it.
-pub(crate) fn give_bytes(content: Vec<u8>, turn: OwnedSemaphorePermit) -> Body {
-    let once = stream::unfold((Some(content), turn), |(content, turn)| async move {
+/// Sends bytes as a body. `slot` is released at the end of the body.
+pub(crate) fn send_bytes(content: Vec<u8>, slot: OwnedSemaphorePermit) -> Body {
+    let once = stream::unfold((Some(content), slot), |(content, slot)| async move {
         let content = content?;
-        Some((Ok::<_, io::Error>(Bytes::from(content)), (None, turn)))
+        Some((Ok::<_, io::Error>(Bytes::from(content)), (None, slot)))
     });
     Body::from_stream(once)
 }

@@ -1,4 +1,4 @@
-//! The spawner of sandboxes as a program of its own, for tests; `sinew` carries it in itself.
+//! The sandbox spawner as a separate program, for tests. `sinew` contains it.
 
 fn main() -> std::process::ExitCode {
     match sinew_sandbox::spawner_main_if_requested() {

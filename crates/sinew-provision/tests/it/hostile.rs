@@ -1,4 +1,4 @@
-//! Clients that hold on to what others need, and owners that reach for more than is theirs.
+//! Clients that occupy connections, and owners that exceed their quotas.
 
 use crate::{ANN, BOB, Server, request, server};
 use serde_json::{Value, json};
@@ -10,31 +10,31 @@ use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-/// Long enough for any machine; what the tests wait for takes a second.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// Timeout of the tests. The tested events take about a second.
+const TIMEOUT: Duration = Duration::from_secs(30);
 
-async fn impatient(connections: usize) -> Server {
+async fn server_with_short_timeouts(connections: usize) -> Server {
     let change = |b: &mut sinew_provision::Bounds| {
         b.connections = connections;
-        b.head_time = Duration::from_secs(1);
-        b.idle = Duration::from_secs(1);
-        b.body_time = Duration::from_secs(1);
+        b.auth_timeout = Duration::from_secs(1);
+        b.idle_timeout = Duration::from_secs(1);
+        b.body_timeout = Duration::from_secs(1);
     };
     server(change).await
 }
 
-/// What a connection is told until it is closed.
-async fn to_the_end(stream: &mut TcpStream) -> String {
+/// Reads until the connection is closed.
+async fn read_to_end(stream: &mut TcpStream) -> String {
     let mut all = Vec::new();
-    let read = tokio::time::timeout(PATIENCE, stream.read_to_end(&mut all)).await;
-    // A reset is an end, too.
+    let read = tokio::time::timeout(TIMEOUT, stream.read_to_end(&mut all)).await;
+    // A reset also closes the connection.
     let _ = read.expect("the server closes the connection");
     String::from_utf8_lossy(&all).into_owned()
 }
 
 #[tokio::test]
-async fn who_sends_half_a_request_is_cut() {
-    let server = impatient(8).await;
+async fn incomplete_requests_are_cut_off() {
+    let server = server_with_short_timeouts(8).await;
     let body = request(
         "POST",
         "/v1/sandboxes",
@@ -45,48 +45,48 @@ async fn who_sends_half_a_request_is_cut() {
     for half in [b"GET /v1/hea".as_slice(), &body[..body.len() - 3]] {
         let mut stream = TcpStream::connect(server.address).await.unwrap();
         stream.write_all(half).await.unwrap();
-        let told = to_the_end(&mut stream).await;
-        assert!(!told.starts_with("HTTP/1.1 2"), "{told}");
+        let response = read_to_end(&mut stream).await;
+        assert!(!response.starts_with("HTTP/1.1 2"), "{response}");
     }
     server.stop().await;
 }
 
 #[tokio::test]
-async fn who_takes_no_answers_gives_its_place_up() {
-    let server = impatient(1).await;
-    let mut greedy = TcpStream::connect(server.address).await.unwrap();
-    // Pipelined, until neither side has room for more; nobody reads the answers.
+async fn clients_that_read_no_responses_are_cut_off() {
+    let server = server_with_short_timeouts(1).await;
+    let mut stalled = TcpStream::connect(server.address).await.unwrap();
+    // Pipelines requests until the buffers of both sides are full. The client reads no response.
     let asked = b"GET /v1/health HTTP/1.1\r\nhost: x\r\n\r\n".repeat(1000);
-    let until_full = async { while greedy.write_all(&asked).await.is_ok() {} };
-    let _ = tokio::time::timeout(PATIENCE, until_full).await;
+    let until_full = async { while stalled.write_all(&asked).await.is_ok() {} };
+    let _ = tokio::time::timeout(TIMEOUT, until_full).await;
     let ask = server.send(request("GET", "/v1/health", None, "text/plain", b""));
-    let answer = tokio::time::timeout(PATIENCE, ask).await;
-    assert_eq!(answer.expect("there is a place again").status, 200);
-    drop(greedy);
+    let answer = tokio::time::timeout(TIMEOUT, ask).await;
+    assert_eq!(answer.expect("a free connection").status, 200);
+    drop(stalled);
     server.stop().await;
 }
 
-/// Asks on a connection that stays; the status.
+/// Sends a request on a persistent connection and returns the status.
 async fn ask_on(stream: &mut TcpStream, token: &str) -> String {
     let ask =
         format!("GET /v1/levels HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {token}\r\n\r\n");
     stream.write_all(ask.as_bytes()).await.unwrap();
     let mut start = vec![0; 12];
     let read = stream.read_exact(&mut start);
-    let read = tokio::time::timeout(PATIENCE, read).await;
+    let read = tokio::time::timeout(TIMEOUT, read).await;
     read.expect("an answer").expect("a connection");
-    // The rest of the answer.
+    // The rest of the response.
     let mut rest = vec![0; 1 << 16];
     let _ = stream.read(&mut rest).await.unwrap();
     String::from_utf8(start[9..].to_vec()).unwrap()
 }
 
 #[tokio::test]
-async fn connections_without_a_token_keep_nobody_out() {
+async fn connections_without_a_token_do_not_block_owners() {
     let server = server(|b| {
         b.connections = 4;
-        b.strangers = 16;
-        b.strangers_per_address = 8;
+        b.unauthenticated = 16;
+        b.unauthenticated_per_address = 8;
     })
     .await;
     let mut known = TcpStream::connect(server.address).await.unwrap();
@@ -98,23 +98,24 @@ async fn connections_without_a_token_keep_nobody_out() {
         crowd.push(stream);
     }
     let ask = server.send(request("GET", "/v1/levels", Some(BOB), "text/plain", b""));
-    let answer = tokio::time::timeout(PATIENCE, ask).await;
+    let answer = tokio::time::timeout(TIMEOUT, ask).await;
     assert_eq!(answer.expect("an answer").status, 200);
     assert_eq!(ask_on(&mut known, ANN).await, "200");
-    // The oldest of the crowd had to go, without an answer.
-    assert_eq!(to_the_end(&mut crowd[0]).await, "");
-    // An answer to a stranger is the last on its connection.
-    let mut stranger = TcpStream::connect(server.address).await.unwrap();
+    // The oldest unauthenticated connection was closed without a response.
+    assert_eq!(read_to_end(&mut crowd[0]).await, "");
+    // A response without a token closes the connection.
+    let mut unauthenticated = TcpStream::connect(server.address).await.unwrap();
     let ask = b"GET /v1/levels HTTP/1.1\r\nhost: x\r\n\r\n";
-    stranger.write_all(ask).await.unwrap();
-    let told = to_the_end(&mut stranger).await;
-    assert!(told.starts_with("HTTP/1.1 401"), "{told}");
-    assert!(told.to_lowercase().contains("connection: close"), "{told}");
+    unauthenticated.write_all(ask).await.unwrap();
+    let response = read_to_end(&mut unauthenticated).await;
+    assert!(response.starts_with("HTTP/1.1 401"), "{response}");
+    let response = response.to_lowercase();
+    assert!(response.contains("connection: close"), "{response}");
     server.stop().await;
 }
 
 #[tokio::test]
-async fn an_owner_s_connections_are_its_own() {
+async fn owners_have_separate_connection_quotas() {
     let server = server(|b| b.connections = 2).await;
     let mut held = Vec::new();
     for (token, status) in [(ANN, "200"), (ANN, "200"), (ANN, "429"), (BOB, "200")] {
@@ -128,14 +129,14 @@ async fn an_owner_s_connections_are_its_own() {
         if ask_on(&mut stream, ANN).await == "200" {
             break;
         }
-        assert!(attempt < 100, "there is no place again");
+        assert!(attempt < 100, "no connection became free");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     server.stop().await;
 }
 
 #[tokio::test]
-async fn what_snapshots_keep_is_bounded_in_bytes() {
+async fn snapshot_bytes_are_limited() {
     let server = server(|b| b.snapshot_bytes = (3 << 20) - 1).await;
     let snapshot = async |id: &str| {
         let path = format!("/v1/sandboxes/{id}/snapshot");
@@ -147,7 +148,7 @@ async fn what_snapshots_keep_is_bounded_in_bytes() {
         let id = server.create(json!({})).await;
         assert_eq!(server.put(&id, "a", &content).await, 204);
         let made = snapshot(&id).await;
-        // Another one of the same files costs nothing more.
+        // A second snapshot of the same files shares their data.
         let again = snapshot(&id).await;
         server
             .ask(ANN, "DELETE", &format!("/v1/sandboxes/{id}"), Value::Null)
@@ -166,7 +167,7 @@ async fn what_snapshots_keep_is_bounded_in_bytes() {
             assert!(why.contains("the limit is 3145727"), "{why}");
         }
     }
-    // What a sandbox started from counts as long as it lives, with or without the snapshot.
+    // A sandbox's base data counts while the sandbox lives, even after its snapshot was deleted.
     let start = server.create(json!({ "snapshot": kept[0][0] })).await;
     for id in &kept[0] {
         let path = format!("/v1/snapshots/{id}");
@@ -189,14 +190,14 @@ async fn what_snapshots_keep_is_bounded_in_bytes() {
     server.stop().await;
 }
 
-/// Memory of this process, which is the server, too.
+/// Resident memory of this process, which contains the server.
 fn resident_bytes() -> u64 {
     let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
     statm.split(' ').nth(1).unwrap().parse::<u64>().unwrap() * 4096
 }
 
 #[tokio::test]
-async fn bodies_that_are_not_whole_are_on_disk() {
+async fn incomplete_bodies_are_on_disk() {
     let server = server(|b| b.transfers = 16).await;
     let id = server.create(json!({})).await;
     let archive = vec![7; 8 << 20];
@@ -216,7 +217,7 @@ async fn bodies_that_are_not_whole_are_on_disk() {
     }
     let grown = resident_bytes().saturating_sub(before);
     assert!(grown < 48 << 20, "{grown} bytes for 128 MiB");
-    // All turns of one owner are taken; those of others are not.
+    // All transfer slots of one owner are in use. Those of other owners are free.
     let import = request(
         "POST",
         "/v1/snapshots",
@@ -233,7 +234,7 @@ async fn bodies_that_are_not_whole_are_on_disk() {
 }
 
 #[tokio::test]
-async fn imported_snapshots_count() {
+async fn imported_snapshots_count_against_the_quota() {
     let server = server(|b| b.snapshots = 2).await;
     let id = server.create(json!({})).await;
     let path = format!("/v1/sandboxes/{id}/snapshot");
@@ -255,7 +256,7 @@ async fn imported_snapshots_count() {
         statuses.push(server.send(import).await.status);
     }
     assert_eq!(statuses, [201, 429, 201]);
-    // Also where they are asked for at the same time.
+    // Also with concurrent requests.
     let one = || {
         request(
             "POST",
@@ -270,7 +271,7 @@ async fn imported_snapshots_count() {
     server.stop().await;
 }
 
-/// Remembers as whom it was asked.
+/// Egress proxy that records owner and name of each call.
 #[derive(Default)]
 struct Asked(Mutex<Vec<(String, String)>>);
 
@@ -295,7 +296,7 @@ impl Egress for Asked {
 }
 
 #[tokio::test]
-async fn an_episode_of_one_owner_is_not_that_of_another() {
+async fn episode_names_are_separate_for_each_owner() {
     let config = ProcessConfig::new(env!("CARGO_BIN_EXE_sinew-provision-spawner").into(), "");
     let provider: Arc<dyn SandboxProvider> = Arc::new(ProcessProvider::start(config).unwrap());
     let tokens = Tokens::parse(&format!("ann:{ANN}\nbob:{BOB}")).unwrap();
@@ -314,7 +315,7 @@ async fn an_episode_of_one_owner_is_not_that_of_another() {
     server.stop().await;
 }
 
-/// Head of an entry (ustar).
+/// Header of a ustar entry.
 fn head(name: &str, kind: u8, size: usize) -> Vec<u8> {
     let mut head = vec![0; 512];
     head[..name.len()].copy_from_slice(name.as_bytes());
@@ -329,7 +330,7 @@ fn head(name: &str, kind: u8, size: usize) -> Vec<u8> {
 }
 
 #[tokio::test]
-async fn an_archive_with_a_name_without_end_holds_nobody_up() {
+async fn archives_with_endless_names_do_not_block_others() {
     let server = server(|_| {}).await;
     let size = 50 << 20;
     let long = [
@@ -345,7 +346,7 @@ async fn an_archive_with_a_name_without_end_holds_nobody_up() {
         "application/x-tar",
         &long.concat(),
     );
-    let answer = tokio::time::timeout(PATIENCE, server.send(import)).await;
+    let answer = tokio::time::timeout(TIMEOUT, server.send(import)).await;
     let answer = answer.expect("an answer");
     assert_eq!(answer.status, 422);
     assert!(answer.body.len() < 1000, "{}", answer.body.len());

@@ -1,4 +1,4 @@
-//! The API over real HTTP, with real sandboxes of the process level.
+//! The API over HTTP, with sandboxes of the process level.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -60,13 +60,14 @@ fn request(method: &str, path: &str, token: Option<&str>, kind: &str, body: &[u8
         .map(|t| format!("authorization: Bearer {t}\r\n"))
         .unwrap_or_default();
     let head = format!(
-        "{method} {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n{auth}content-type: {kind}\r\ncontent-length: {}\r\n\r\n",
+        "{method} {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n{auth}\
+         content-type: {kind}\r\ncontent-length: {}\r\n\r\n",
         body.len()
     );
     [head.as_bytes(), body].concat()
 }
 
-/// Chunks put together, if there are any.
+/// Decodes a chunked body.
 fn unchunk(head: &str, mut rest: &[u8]) -> Vec<u8> {
     if !head.to_lowercase().contains("transfer-encoding: chunked") {
         return rest.to_vec();
@@ -181,7 +182,10 @@ async fn create_run_files_and_destroy() {
             json!({ "env": { "GREETING": "hello" }, "limits": { "memory_bytes": 134_217_728 } }),
         )
         .await;
-    let answer = server.exec(&id, json!({ "shell": "echo $GREETING $MORE; cat; exit 3", "stdin": "in", "env": { "MORE": "world" } })).await;
+    let shell = "echo $GREETING $MORE; cat; exit 3";
+    let env = json!({ "MORE": "world" });
+    let body = json!({ "shell": shell, "stdin": "in", "env": env });
+    let answer = server.exec(&id, body).await;
     let result = answer.json();
     assert_eq!(
         result["ending"],
@@ -192,7 +196,9 @@ async fn create_run_files_and_destroy() {
     assert!(result["protections"].as_array().unwrap().len() > 5);
     let bytes: Vec<u8> = (0..=255).collect();
     assert_eq!(server.put(&id, "dir/data.bin", &bytes).await, 204);
-    let answer = server.exec(&id, json!({ "python": "import sys; sys.stdout.buffer.write(open('dir/data.bin','rb').read())", "binary": true })).await;
+    let python = "import sys; sys.stdout.buffer.write(open('dir/data.bin','rb').read())";
+    let body = json!({ "python": python, "binary": true });
+    let answer = server.exec(&id, body).await;
     assert!(
         answer.json()["stdout"]
             .as_str()
@@ -225,7 +231,7 @@ async fn create_run_files_and_destroy() {
 }
 
 #[tokio::test]
-async fn without_a_token_there_is_nothing_and_owners_do_not_meet() {
+async fn tokens_are_required_and_owners_are_separate() {
     let server = server(|_| {}).await;
     let id = server.create(json!({})).await;
     for (method, path) in [
@@ -284,7 +290,7 @@ async fn without_a_token_there_is_nothing_and_owners_do_not_meet() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_is_refused_with_the_field() {
+async fn invalid_requests_are_refused_with_the_field() {
     let server = server(|b| b.file_bytes = 1000).await;
     let id = server.create(Value::Null).await;
     let create = "/v1/sandboxes".to_string();
@@ -355,10 +361,11 @@ async fn what_cannot_be_is_refused_with_the_field() {
 }
 
 #[tokio::test]
-async fn output_comes_while_the_program_runs() {
+async fn output_is_streamed_while_the_program_runs() {
     let server = server(|_| {}).await;
     let id = server.create(json!({})).await;
-    let body = json!({ "shell": "echo one; sleep 0.3; echo two >&2; sleep 0.3; echo three; exit 4", "stream": true }).to_string();
+    let shell = "echo one; sleep 0.3; echo two >&2; sleep 0.3; echo three; exit 4";
+    let body = json!({ "shell": shell, "stream": true }).to_string();
     let mut stream = TcpStream::connect(server.address).await.unwrap();
     let path = format!("/v1/sandboxes/{id}/exec");
     stream
@@ -380,7 +387,7 @@ async fn output_comes_while_the_program_runs() {
     }
     assert!(
         !String::from_utf8_lossy(&seen).contains("three"),
-        "it came at once"
+        "the output was not streamed"
     );
     assert_eq!(
         server.exec(&id, json!({ "shell": "true" })).await.code(),
@@ -403,7 +410,7 @@ async fn output_comes_while_the_program_runs() {
 }
 
 #[tokio::test]
-async fn a_lease_ends_and_what_runs_is_not_cut() {
+async fn leases_expire_but_not_during_an_execution() {
     let server = server(|_| {}).await;
     let id = server.create(json!({ "lease_s": 0.4 })).await;
     let answer = server
@@ -414,7 +421,7 @@ async fn a_lease_ends_and_what_runs_is_not_cut() {
         .await;
     assert_eq!(answer.json()["stdout"], "done\n", "{:?}", answer.json());
     server.until_live((1, 0)).await;
-    // The lease began anew with the execution, for its longest time.
+    // The execution renewed the lease by its timeout.
     let view = server
         .ask(ANN, "GET", &format!("/v1/sandboxes/{id}"), Value::Null)
         .await
@@ -437,7 +444,7 @@ async fn a_lease_ends_and_what_runs_is_not_cut() {
     server.stop().await;
 }
 
-/// Whether a process of this command line lives on the host.
+/// True if a process on the host has `marker` in its command line.
 fn lives(marker: &str) -> bool {
     let marker = marker.as_bytes();
     std::fs::read_dir("/proc").unwrap().flatten().any(|entry| {
@@ -447,7 +454,7 @@ fn lives(marker: &str) -> bool {
 }
 
 #[tokio::test]
-async fn a_client_that_goes_away_kills_what_it_runs() {
+async fn disconnecting_clients_kill_their_programs() {
     let server = server(|_| {}).await;
     let id = server.create(json!({})).await;
     for (stream_it, marker) in [(false, "sleep\09871.25"), (true, "sleep\09872.25")] {
@@ -482,7 +489,7 @@ async fn a_client_that_goes_away_kills_what_it_runs() {
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
         assert!(!lives(marker), "stream = {stream_it}");
-        // The sandbox can be used again.
+        // The sandbox is free again.
         let mut answer = server.exec(&id, json!({ "shell": "echo again" })).await;
         for _ in 0..40 {
             if answer.status != 409 {
@@ -497,7 +504,7 @@ async fn a_client_that_goes_away_kills_what_it_runs() {
 }
 
 #[tokio::test]
-async fn destroying_ends_what_runs_and_stopping_destroys_everything() {
+async fn destroy_ends_executions_and_stop_destroys_everything() {
     let server = Arc::new(server(|_| {}).await);
     let id = server.create(json!({})).await;
     let own = (Arc::clone(&server), id.clone());
@@ -526,7 +533,7 @@ async fn destroying_ends_what_runs_and_stopping_destroys_everything() {
 }
 
 #[tokio::test]
-async fn an_owner_has_at_most_so_many() {
+async fn owners_have_quotas() {
     let server = server(|b| b.sandboxes = 2).await;
     let first = server.create(json!({})).await;
     server.create(json!({})).await;
@@ -610,7 +617,7 @@ async fn snapshots_forks_and_archives_carry_files() {
 }
 
 #[tokio::test]
-async fn archives_are_named_by_their_bytes_and_come_back() {
+async fn archives_have_digests_and_can_be_imported() {
     let server = server(|_| {}).await;
     let id = server.create(json!({})).await;
     assert_eq!(server.put(&id, "state.txt", b"one").await, 204);
@@ -664,7 +671,7 @@ async fn archives_are_named_by_their_bytes_and_come_back() {
 }
 
 #[tokio::test]
-async fn a_sandbox_can_be_emptied_and_tells_what_it_holds() {
+async fn sandboxes_report_stats_and_reset() {
     let server = server(|_| {}).await;
     let id = server.create(json!({})).await;
     assert_eq!(server.put(&id, "state.txt", b"one").await, 204);

@@ -1,4 +1,4 @@
-//! The server goes on when what starts its sandboxes dies.
+//! The server recovers when the sandbox spawner dies.
 
 use crate::{ANN, request, server};
 use serde_json::json;
@@ -16,7 +16,7 @@ fn children(parent: u32) -> Vec<u32> {
 }
 
 #[tokio::test]
-async fn a_server_whose_spawner_died_makes_sandboxes_again() {
+async fn servers_recover_from_a_dead_spawner() {
     let server = server(|_| ()).await;
     let made = server.ask(ANN, "POST", "/v1/sandboxes", json!({})).await;
     let old = made.json()["id"].as_str().unwrap().to_owned();
@@ -26,7 +26,7 @@ async fn a_server_whose_spawner_died_makes_sandboxes_again() {
         .args(["-9", &inner])
         .status();
     assert!(kill.unwrap().success());
-    // A request that was under way when it died gets that as its answer.
+    // A request that was running when the spawner died fails.
     let mut answer = server.ask(ANN, "POST", "/v1/sandboxes", json!({})).await;
     if answer.status != 201 {
         assert_eq!(answer.code(), "died");
@@ -47,7 +47,7 @@ async fn a_server_whose_spawner_died_makes_sandboxes_again() {
 }
 
 #[tokio::test]
-async fn health_says_when_no_sandboxes_can_be_made() {
+async fn health_reports_that_no_sandboxes_can_be_created() {
     use sinew_provision::{Bounds, Service, Tokens};
     use sinew_sandbox::{ProcessConfig, ProcessProvider};
     use std::os::unix::fs::PermissionsExt;
@@ -78,13 +78,13 @@ async fn health_says_when_no_sandboxes_can_be_made() {
         .status();
     assert!(kill.unwrap().success());
     let ask = || server.send(request("GET", "/v1/health", None, "text/plain", b""));
-    let mut said = ask().await;
-    while said.status == 200 {
+    let mut response = ask().await;
+    while response.status == 200 {
         tokio::time::sleep(Duration::from_millis(5)).await;
-        said = ask().await;
+        response = ask().await;
     }
     let expected = json!({ "status": "unavailable", "levels": ["process"] });
-    assert_eq!((said.status, said.json()), (503, expected));
+    assert_eq!((response.status, response.json()), (503, expected));
     std::fs::remove_file(&broken).unwrap();
     while ask().await.status != 200 {
         tokio::time::sleep(Duration::from_millis(20)).await;
