@@ -1,13 +1,13 @@
-//! Addresses that a proxy must not connect to, whatever name leads there.
+//! Addresses that the proxy must not connect to.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::str::FromStr;
 
-/// Why an address is out of bounds; `None` if it is a public unicast address.
+/// Returns why an address is forbidden, or `None` for a public unicast address.
 ///
-/// IANA's special-purpose registries for IPv4 and IPv6 (RFC 6890 and its updates); addresses that
-/// carry an IPv4 address inside (mapped, compatible, NAT64, 6to4) are judged by that one.
+/// The ranges are those of IANA's special-purpose registries for IPv4 and IPv6 (RFC 6890 and its updates). An
+/// address that contains an IPv4 address (mapped, compatible, NAT64, 6to4) is classified by the latter.
 pub fn forbidden(address: IpAddr) -> Option<&'static str> {
     match address {
         IpAddr::V4(a) => forbidden_v4(a),
@@ -15,6 +15,7 @@ pub fn forbidden(address: IpAddr) -> Option<&'static str> {
     }
 }
 
+/// [`forbidden`] for IPv4.
 fn forbidden_v4(address: Ipv4Addr) -> Option<&'static str> {
     const RANGES: [(&str, &str); 17] = [
         ("169.254.169.254/32", "a metadata service"),
@@ -44,6 +45,7 @@ fn forbidden_v4(address: Ipv4Addr) -> Option<&'static str> {
     found.map(|(_, why)| *why)
 }
 
+/// [`forbidden`] for IPv6.
 fn forbidden_v6(address: Ipv6Addr) -> Option<&'static str> {
     let s = address.segments();
     let low = || {
@@ -57,7 +59,7 @@ fn forbidden_v6(address: Ipv6Addr) -> Option<&'static str> {
         [0, 0, 0, 0, 0, 0xffff | 0, _, _] => {
             Some(forbidden_v4(low()).unwrap_or("IPv4 inside IPv6"))
         }
-        // NAT64 (RFC 6052); the local-use prefix (RFC 8215) hides where the address lies.
+        // NAT64 (RFC 6052). The local-use prefix (RFC 8215) does not reveal the network of the address.
         [0x64, 0xff9b, 0, 0, 0, 0, _, _] => forbidden_v4(low()),
         [0x64, 0xff9b, 1, ..] => Some("a local NAT64"),
         // 6to4 (RFC 3056).
@@ -75,15 +77,16 @@ fn forbidden_v6(address: Ipv6Addr) -> Option<&'static str> {
     }
 }
 
-/// A range of addresses: `127.0.0.0/8`, `::1/128`, or one address.
+/// An address range: `127.0.0.0/8`, `::1/128`, or one address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cidr {
     base: IpAddr,
+    /// Number of leading bits that must match.
     prefix: u8,
 }
 
 impl Cidr {
-    /// Whether the range holds the address. Families never mix: a mapped IPv4 address is IPv6.
+    /// True if the range contains the address. IPv4-mapped addresses are IPv6 addresses.
     pub fn contains(&self, address: IpAddr) -> bool {
         let same = |a: u128, b: u128, bits: u32| {
             let rest = bits - u32::from(self.prefix).min(bits);
@@ -108,10 +111,10 @@ impl FromStr for Cidr {
             .split_once('/')
             .map_or((text, None), |(b, p)| (b, Some(p)));
         let base: IpAddr = base.parse().map_err(|_| allowed())?;
-        let most = if base.is_ipv4() { 32 } else { 128 };
+        let max = if base.is_ipv4() { 32 } else { 128 };
         let prefix = match prefix {
-            None => most,
-            Some(p) => p.parse().ok().filter(|&p| p <= most).ok_or_else(allowed)?,
+            None => max,
+            Some(p) => p.parse().ok().filter(|&p| p <= max).ok_or_else(allowed)?,
         };
         Ok(Self { base, prefix })
     }
@@ -195,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn ranges_end_where_they_say() {
+    fn ranges_contain_exactly_their_addresses() {
         let range: Cidr = "10.2.0.0/15".parse().unwrap();
         assert!(range.contains("10.3.255.255".parse().unwrap()));
         assert!(!range.contains("10.4.0.0".parse().unwrap()));
@@ -213,7 +216,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn an_ipv4_address_inside_ipv6_is_no_freer_than_alone(bits in any::<u32>()) {
+        fn ipv4_addresses_inside_ipv6_are_forbidden_too(bits in any::<u32>()) {
             let v4 = Ipv4Addr::from(bits);
             let [a, b] = [(bits >> 16) as u16, bits as u16];
             if forbidden(v4.into()).is_some() {

@@ -1,4 +1,4 @@
-//! One JSON line for each thing that an episode tried, allowed or not.
+//! Audit log: one JSON line for each request and tunnel, allowed or not.
 
 use serde::{Deserialize, Serialize};
 use std::fs::File;
@@ -6,66 +6,68 @@ use std::io::{Seek, SeekFrom, Write};
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
-/// Longest text in a line (of URL, detail, method); more is cut.
+/// Maximum characters of URL, detail and method in a line. Longer text is cut.
 const MAX_CHARS: usize = 2048;
 
 /// A line of the audit log.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct AuditLine {
-    /// Seconds since the session began.
+    /// Seconds since the start of the session.
     pub at_s: f64,
     /// `allowed`, `denied`, `replayed` or `failed`.
     pub decision: String,
-    /// Kind of denial or failure.
+    /// Kind of the denial or failure.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub reason: Option<String>,
-    /// What went wrong.
+    /// Description of the denial or failure.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub detail: Option<String>,
-    /// Method, `CONNECT` for a tunnel.
+    /// Method. `CONNECT` for a tunnel.
     pub method: String,
-    /// URL, or host and port of a tunnel.
+    /// URL. Host and port for a tunnel.
     pub url: String,
-    /// Address that was connected to.
+    /// Address of the server.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub address: Option<String>,
-    /// Name of the credential that was added.
+    /// Name of the added credential.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub credential: Option<String>,
-    /// Status of the answer.
+    /// Status of the response.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub status: Option<u16>,
-    /// Bytes of bodies to the server.
+    /// Body bytes sent to the server.
     pub bytes_up: u64,
-    /// Bytes of bodies from the server.
+    /// Body bytes received from the server.
     pub bytes_down: u64,
-    /// Seconds that it took.
+    /// Duration in seconds.
     pub wall_s: f64,
 }
 
-/// The log of a session: in a file, or nowhere.
+/// Audit log of a session. Without a file, lines are discarded.
 #[derive(Debug)]
 pub(crate) struct Audit {
     log: Option<Mutex<Log>>,
 }
 
+/// An open log file.
 #[derive(Debug)]
 struct Log {
     file: File,
-    /// Bytes of whole lines.
+    /// Bytes of complete lines.
     len: u64,
-    /// Lines that may still come.
+    /// Lines that may still be written.
     left: u64,
     /// Lines that could not be written.
     lost: u64,
 }
 
 impl Log {
+    /// Appends a line, completely or not at all.
     fn line(&mut self, line: &AuditLine) -> std::io::Result<()> {
         let mut text = serde_json::to_vec(line)?;
         text.push(b'\n');
         if let Err(e) = self.file.write_all(&text) {
-            // What stays of half a line, the next one would follow.
+            // Removes an incomplete line.
             self.file.set_len(self.len)?;
             self.file.seek(SeekFrom::Start(self.len))?;
             return Err(e);
@@ -75,6 +77,7 @@ impl Log {
     }
 }
 
+/// Cuts a text to [`MAX_CHARS`].
 fn cut(text: &mut String) {
     if let Some((at, _)) = text.char_indices().nth(MAX_CHARS) {
         text.truncate(at);
@@ -82,7 +85,7 @@ fn cut(text: &mut String) {
 }
 
 impl Audit {
-    /// A new file; at most `lines` lines.
+    /// Creates the file. At most `lines` lines are written.
     pub(crate) fn create(path: Option<&Path>, lines: u64) -> std::io::Result<Self> {
         let open = |path: &Path| {
             if let Some(parent) = path.parent() {
@@ -102,7 +105,7 @@ impl Audit {
         Ok(Self { log: file.map(log) })
     }
 
-    /// Whether the log holds all that happened; tells first what it had to leave out.
+    /// Fails if the log is incomplete and cannot be written. Otherwise first writes how many lines were lost.
     pub(crate) fn check(&self) -> std::io::Result<()> {
         let Some(log) = &self.log else {
             return Ok(());
@@ -121,7 +124,7 @@ impl Audit {
         Ok(())
     }
 
-    /// Writes a line. What cannot be written is counted, see [`Audit::check`].
+    /// Writes a line. A failure is counted, see [`Audit::check`].
     pub(crate) fn write(&self, mut line: AuditLine) -> std::io::Result<()> {
         let Some(log) = &self.log else {
             return Ok(());
@@ -130,7 +133,7 @@ impl Audit {
         cut(&mut line.method);
         line.detail.as_mut().into_iter().for_each(cut);
         let mut log = log.lock().unwrap_or_else(PoisonError::into_inner);
-        // Requests beyond the quota are refused; their flood must not fill the disk.
+        // Requests beyond the quota are refused. They must not fill the disk.
         if log.left == 0 {
             return Ok(());
         }
@@ -149,8 +152,8 @@ mod tests {
     use crate::small_disk::{SMALL_DISK, small_disk};
 
     #[test]
-    fn a_full_disk_cuts_no_line_and_what_was_lost_is_told() {
-        let name = "audit::tests::a_full_disk_cuts_no_line_and_what_was_lost_is_told";
+    fn full_disk_cuts_no_line_and_lost_lines_are_reported() {
+        let name = "audit::tests::full_disk_cuts_no_line_and_lost_lines_are_reported";
         let Some(dir) = small_disk(name) else { return };
         let (ballast, path) = (dir.join("ballast"), dir.join("audit"));
         std::fs::write(&ballast, vec![0; SMALL_DISK / 2]).unwrap();
@@ -164,7 +167,7 @@ mod tests {
             ..AuditLine::default()
         };
         let line = || of(1500);
-        // At last there is no room for a short one either.
+        // At last a short line does not fit either.
         let kept = many(of, 1500) + many(of, 0);
         assert!(audit.check().is_err());
         std::fs::remove_file(&ballast).unwrap();
@@ -176,7 +179,7 @@ mod tests {
             .map(|l| serde_json::from_str(l).unwrap())
             .collect();
         assert_eq!(lines.len(), kept + 2);
-        let told = lines[kept].detail.as_deref().unwrap_or_default();
-        assert!(told.contains("2 line"), "{told}");
+        let detail = lines[kept].detail.as_deref().unwrap_or_default();
+        assert!(detail.contains("2 line"), "{detail}");
     }
 }

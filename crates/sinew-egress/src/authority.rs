@@ -1,5 +1,5 @@
-//! The certificate authority of a run: it vouches, inside of sandboxes alone, for every host
-//! whose TLS the proxy ends. Its key never leaves the process.
+//! Certificate authority of a run. It signs a certificate for every host whose TLS the proxy terminates.
+//! Only sandboxes trust it. Its key never leaves the process.
 
 use crate::host::Host;
 use rcgen::{
@@ -10,14 +10,16 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use tokio_rustls::rustls::{ServerConfig, crypto::CryptoProvider, pki_types::PrivateKeyDer};
 
-/// Hosts whose certificate is kept; when full, it is emptied.
+/// Maximum number of cached certificates. A full cache is cleared.
 const MAX_LEAVES: usize = 1024;
 
-/// See the module.
+/// Certificate authority with a cache of host certificates.
 pub struct Authority {
     issuer: Issuer<'static, KeyPair>,
+    /// Certificate of the authority.
     pem: String,
     provider: Arc<CryptoProvider>,
+    /// TLS settings by host.
     leaves: Mutex<HashMap<Host, Arc<ServerConfig>>>,
 }
 
@@ -28,10 +30,10 @@ impl std::fmt::Debug for Authority {
 }
 
 impl Authority {
-    /// A fresh key and its certificate.
+    /// Generates a key and its certificate.
     ///
     /// # Errors
-    /// If there is no randomness.
+    /// Returns an error if the system has no random numbers.
     pub fn new(provider: Arc<CryptoProvider>) -> Result<Self, rcgen::Error> {
         let mut params = CertificateParams::default();
         params.distinguished_name = name("Sinew sandbox egress");
@@ -47,12 +49,12 @@ impl Authority {
         })
     }
 
-    /// The certificate that sandboxes trust.
+    /// Certificate (PEM) that sandboxes must trust.
     pub fn pem(&self) -> &str {
         &self.pem
     }
 
-    /// TLS for one host, HTTP/1.1 only: with HTTP/2 a client would put other hosts on the same connection.
+    /// TLS settings for one host. HTTP/1.1 only: an HTTP/2 client may use one connection for several hosts.
     pub(crate) fn server(&self, host: &Host) -> Result<Arc<ServerConfig>, String> {
         let lock = || self.leaves.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(config) = lock().get(host) {
@@ -67,6 +69,7 @@ impl Authority {
         Ok(config)
     }
 
+    /// Signs a certificate for one host.
     fn leaf(&self, host: &Host) -> Result<ServerConfig, String> {
         let text = |e: rcgen::Error| format!("certificate for {host}: {e}");
         let mut params = CertificateParams::default();

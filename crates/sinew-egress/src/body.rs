@@ -1,4 +1,4 @@
-//! Bodies and the proxy's own answers.
+//! Bodies, and responses of the proxy itself.
 
 use crate::policy::{Denial, Reason};
 use bytes::Bytes;
@@ -6,51 +6,53 @@ use http_body_util::{BodyExt, Full, combinators::BoxBody};
 use hyper::header::{CONTENT_TYPE, HeaderValue};
 use hyper::{Response, StatusCode};
 
-/// A body that is whole, or comes in pieces and may break.
+/// A complete or streamed body.
 pub(crate) type Body = BoxBody<Bytes, std::io::Error>;
 
-/// Header of answers that the proxy itself gives.
-pub(crate) const MARK: &str = "x-sinew-egress";
+/// Header of responses that the proxy itself creates.
+pub(crate) const EGRESS_HEADER: &str = "x-sinew-egress";
 
-/// Why a request got no answer from a server.
+/// Reason why a request has no response from a server.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Problem {
+    /// Refused by the policy, a quota or a mode.
     #[error(transparent)]
     Denied(#[from] Denial),
-    /// The network, the server, or a limit of time.
+    /// Failure of the network or the server, or a timeout.
     #[error("egress failed: {detail}")]
     Failed {
-        /// What the sandbox may know of it.
-        told: String,
-        /// What the audit log says.
+        /// Message for the sandbox.
+        message: String,
+        /// Message for the audit log.
         detail: String,
     },
 }
 
+/// A failure with one message for the sandbox and the log.
 pub(crate) fn failed(what: impl std::fmt::Display) -> Problem {
     failed_with(what.to_string(), what)
 }
 
-/// A failure of which only `told` is for the sandbox.
-pub(crate) fn failed_with(told: impl Into<String>, detail: impl std::fmt::Display) -> Problem {
+/// A failure with separate messages for the sandbox and the log.
+pub(crate) fn failed_with(message: impl Into<String>, detail: impl std::fmt::Display) -> Problem {
     Problem::Failed {
-        told: told.into(),
+        message: message.into(),
         detail: detail.to_string(),
     }
 }
 
-/// A body that is there already.
+/// A complete body.
 pub(crate) fn full(bytes: impl Into<Bytes>) -> Body {
     Full::new(bytes.into())
         .map_err(|never| match never {})
         .boxed()
 }
 
-/// What the sandbox gets instead of an answer.
+/// Response of the proxy in place of the server's.
 pub(crate) fn refusal(problem: &Problem) -> Response<Body> {
     let text = match problem {
-        Problem::Denied(denial) => denial.told(),
-        Problem::Failed { told, .. } => format!("egress failed: {told}"),
+        Problem::Denied(denial) => denial.public_message(),
+        Problem::Failed { message, .. } => format!("egress failed: {message}"),
     };
     let (status, mark) = match problem {
         Problem::Denied(d) => match d.reason {
@@ -64,7 +66,7 @@ pub(crate) fn refusal(problem: &Problem) -> Response<Body> {
     let mut response = Response::new(full(format!("{text}\n")));
     *response.status_mut() = status;
     let headers = response.headers_mut();
-    headers.insert(MARK, HeaderValue::from_static(mark));
+    headers.insert(EGRESS_HEADER, HeaderValue::from_static(mark));
     headers.insert(
         CONTENT_TYPE,
         HeaderValue::from_static("text/plain; charset=utf-8"),

@@ -1,33 +1,35 @@
-//! The first message of a TLS connection: whom does the client want to talk to? Pure.
+//! Parser for the first message of a TLS connection, to find the requested host. Pure.
 
-/// TLS 1.2 and 1.3 share this format (RFC 8446, section 4.1.2).
+/// Content type of handshake records. TLS 1.2 and 1.3 share this format (RFC 8446, section 4.1.2).
 const HANDSHAKE_RECORD: u8 = 22;
+/// Handshake type of the client hello.
 const CLIENT_HELLO: u8 = 1;
+/// Extension number of the server name.
 const SERVER_NAME: u16 = 0;
-/// Encrypted Client Hello (RFC 9849): the name outside is not the name inside.
+/// Encrypted Client Hello (RFC 9849): the outer server name differs from the real one.
 const ENCRYPTED_CLIENT_HELLO: u16 = 0xfe0d;
-/// Encrypted SNI, its drafted predecessor.
+/// Encrypted SNI, a draft before Encrypted Client Hello.
 const ENCRYPTED_SNI: u16 = 0xffce;
-/// Longest hello that is read; those of real clients stay below 3 KiB.
+/// Maximum bytes of a client hello. Those of common clients stay below 3 KiB.
 pub(crate) const MAX_HELLO_BYTES: usize = 16 << 10;
 
-/// What the first bytes of a connection are.
+/// Result of parsing the first bytes of a connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Hello {
     /// More bytes are needed.
     Partial,
-    /// Not TLS, or longer than any honest client's.
+    /// Not TLS, or longer than [`MAX_HELLO_BYTES`].
     NotTls,
     /// A client hello.
     Client {
-        /// Server name, if it has one.
+        /// Server name, if present.
         name: Option<String>,
-        /// Whether it hides another name.
+        /// True if the real server name is encrypted.
         encrypted: bool,
     },
 }
 
-/// Reads the beginning of a connection. Never looks further than the hello.
+/// Parses the first bytes of a connection. Ignores bytes after the client hello.
 pub fn client_hello(bytes: &[u8]) -> Hello {
     let mut message = Vec::new();
     let mut rest = bytes;
@@ -63,35 +65,39 @@ pub fn client_hello(bytes: &[u8]) -> Hello {
     }
 }
 
-/// Reads numbers and vectors with a length in front.
+/// Reader of integers and length-prefixed vectors. Methods return `None` at the end of the data.
 struct Reader<'a>(&'a [u8]);
 
 impl<'a> Reader<'a> {
+    /// Next `n` bytes.
     fn take(&mut self, n: usize) -> Option<&'a [u8]> {
         let (front, rest) = self.0.split_at_checked(n)?;
         self.0 = rest;
         Some(front)
     }
 
+    /// Next big-endian integer.
     fn u16(&mut self) -> Option<u16> {
         self.take(2).map(|b| u16::from_be_bytes([b[0], b[1]]))
     }
 
+    /// Next vector with a length of one byte.
     fn vec8(&mut self) -> Option<&'a [u8]> {
         let len = self.take(1)?[0];
         self.take(len.into())
     }
 
+    /// Next vector with a length of two bytes.
     fn vec16(&mut self) -> Option<&'a [u8]> {
         let len = self.u16()?;
         self.take(len.into())
     }
 }
 
-/// `None`: malformed.
+/// Parses the body of a client hello. Returns `None` if it is malformed.
 fn extensions(body: &[u8]) -> Option<Hello> {
     let mut reader = Reader(body);
-    // Version and random; then session id, cipher suites, compression methods.
+    // Version and random, then session id, cipher suites and compression methods.
     reader.take(34)?;
     reader.vec8()?;
     reader.vec16()?;
@@ -102,7 +108,7 @@ fn extensions(body: &[u8]) -> Option<Hello> {
         while !list.0.is_empty() {
             let (kind, content) = (list.u16()?, list.vec16()?);
             match kind {
-                // Twice is malformed: which one would the server read?
+                // A duplicate is malformed: servers could choose either.
                 SERVER_NAME if name.is_some() => return None,
                 SERVER_NAME => name = Some(server_name(content)?),
                 ENCRYPTED_CLIENT_HELLO | ENCRYPTED_SNI => encrypted = true,
@@ -113,7 +119,7 @@ fn extensions(body: &[u8]) -> Option<Hello> {
     Some(Hello::Client { name, encrypted })
 }
 
-/// RFC 6066, section 3: a list with exactly one host name.
+/// Parses a server name list with exactly one host name (RFC 6066, section 3).
 fn server_name(content: &[u8]) -> Option<String> {
     let mut reader = Reader(content);
     let mut list = Reader(reader.vec16()?);
@@ -133,7 +139,7 @@ mod tests {
         ClientConfig, ClientConnection, RootCertStore, crypto::ring, pki_types::ServerName,
     };
 
-    /// The hello of a real client.
+    /// Client hello of rustls.
     fn real(name: &str) -> Vec<u8> {
         let config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
             .with_safe_default_protocol_versions()
@@ -155,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn a_real_hello_tells_its_name_whole_in_pieces_and_in_many_records() {
+    fn server_name_is_found_in_whole_split_and_partial_messages() {
         let bytes = real("api.example.com");
         assert_eq!(client_hello(&bytes), named("api.example.com"));
         for len in 0..bytes.len() {
@@ -183,9 +189,9 @@ mod tests {
     }
 
     #[test]
-    fn a_hidden_name_is_seen() {
+    fn encrypted_server_names_are_detected() {
         let mut bytes = real("a.example.com");
-        // An encrypted client hello of no bytes at the end of the extensions.
+        // Appends an empty Encrypted Client Hello extension.
         bytes.extend([0xfe, 0x0d, 0, 0]);
         let body = bytes.len() - 5;
         bytes[3..5].copy_from_slice(&(body as u16).to_be_bytes());
@@ -206,7 +212,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_bytes_make_it_panic(
+        fn arbitrary_bytes_do_not_panic(
             bytes in proptest::collection::vec(any::<u8>(), 0..200),
             cut in 0usize..400, flip in 0usize..400, to in any::<u8>(),
         ) {

@@ -1,4 +1,4 @@
-//! What a recipe says about egress, and the policy that it becomes.
+//! Egress section of a recipe, and its conversion to a policy.
 
 use crate::address::Cidr;
 use crate::host::HostPattern;
@@ -7,43 +7,43 @@ use crate::quota::Quota;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
-/// Shortest secret: a shorter one would be found in honest answers.
+/// Minimum bytes of a secret. A shorter one could occur in ordinary responses.
 const MIN_SECRET_BYTES: usize = 8;
-/// Most rules; each request looks at all of them.
+/// Maximum number of rules. Every request is compared with all of them.
 const MAX_RULES: usize = 256;
 
-/// Whether answers come from the network or from recordings.
+/// Source of responses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Mode {
-    /// From the network.
+    /// The network.
     #[default]
     Live,
-    /// From the network, and kept for a replay of the episode.
+    /// The network. Responses are recorded for a replay of the episode.
     Record,
-    /// From the recordings of the episode alone; the network is never touched.
+    /// The recordings of the episode only. The network is never used.
     Replay,
-    /// From what any episode has fetched before, else from the network.
+    /// A cache that all episodes share, else the network.
     Cache,
 }
 
-/// `[sandbox.egress]` of a recipe.
+/// Section `[sandbox.egress]` of a recipe.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct EgressConfig {
-    /// Where answers come from.
+    /// Source of responses.
     pub mode: Mode,
-    /// Folder of recordings and of the cache; needed by every mode but `live`.
+    /// Folder of the recordings and of the cache. Required by every mode except `live`.
     pub folder: Option<PathBuf>,
-    /// Most bytes in that folder, of all episodes together.
+    /// Maximum bytes in the folder, over all episodes.
     pub folder_bytes: u64,
-    /// Whether TLS ends at the proxy where a rule does not say otherwise.
+    /// Default of the rules' `intercept`: terminate TLS at the proxy.
     pub intercept: bool,
-    /// What one episode may use.
+    /// Quota of one episode.
     pub quota: Quota,
-    /// First match wins; what no rule allows is denied.
+    /// Rules. The first match decides. A request that no rule allows is denied.
     pub rules: Vec<RuleConfig>,
-    /// Secrets that the proxy adds.
+    /// Secrets that the proxy adds to requests.
     pub credentials: Vec<CredentialConfig>,
 }
 
@@ -61,59 +61,59 @@ impl Default for EgressConfig {
     }
 }
 
-/// `https` or `http`.
+/// Scheme of a rule.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RuleScheme {
-    /// Over TLS.
+    /// With TLS.
     #[default]
     Https,
-    /// Plain.
+    /// Without TLS.
     Http,
 }
 
-/// `[[sandbox.egress.rules]]`.
+/// Section `[[sandbox.egress.rules]]` of a recipe.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RuleConfig {
-    /// `api.example.com`, `*.example.com`, `192.0.2.1` or `[2001:db8::1]`.
+    /// Host: `api.example.com`, `*.example.com`, `192.0.2.1` or `[2001:db8::1]`.
     pub host: String,
-    /// Scheme.
+    /// Scheme of the requests.
     #[serde(default)]
     pub scheme: RuleScheme,
-    /// None: 443 for `https`, 80 for `http`.
+    /// Ports. Default: 443 for `https`, 80 for `http`.
     #[serde(default)]
     pub ports: Vec<u16>,
-    /// Such as `GET`; none: all.
+    /// Methods such as `GET`. Default: all.
     #[serde(default)]
     pub methods: Vec<String>,
-    /// `/v1/models`, or `/v1/*` for all that begin so; none: all.
+    /// Paths: `/v1/models`, or `/v1/*` for a prefix. Default: all.
     #[serde(default)]
     pub paths: Vec<String>,
-    /// Special addresses that the host may lead to, such as `127.0.0.0/8`.
+    /// Special address ranges that the host may resolve to, such as `127.0.0.0/8`.
     #[serde(default)]
     pub addresses: Vec<String>,
-    /// Whether TLS ends at the proxy; else as `[sandbox.egress]` says.
+    /// Terminate TLS at the proxy. Default: the setting of `[sandbox.egress]`.
     #[serde(default)]
     pub intercept: Option<bool>,
-    /// Name of a credential to add.
+    /// Name of the credential to add.
     #[serde(default)]
     pub credential: Option<String>,
 }
 
-/// `[[sandbox.egress.credentials]]`.
+/// Section `[[sandbox.egress.credentials]]` of a recipe.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CredentialConfig {
-    /// Name that rules use.
+    /// Name for `credential` of rules.
     pub name: String,
-    /// Header that carries it.
+    /// Header for the secret.
     #[serde(default = "authorization")]
     pub header: String,
-    /// What stands in front of the secret: `"Bearer "`.
+    /// Text before the secret, such as `"Bearer "`.
     #[serde(default)]
     pub prefix: String,
-    /// Environment variable of the host that holds the secret.
+    /// Environment variable of the Sinew process that holds the secret.
     pub env: String,
 }
 
@@ -121,18 +121,19 @@ fn authorization() -> String {
     "authorization".into()
 }
 
-/// What is wrong with an [`EgressConfig`].
+/// An invalid field of an [`EgressConfig`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{field} = {value}: allowed: {allowed}")]
 pub struct ConfigError {
-    /// Field, below `sandbox.egress`.
+    /// Path of the field, from `sandbox.egress`.
     pub field: String,
-    /// Its value.
+    /// Its value. Never a secret.
     pub value: String,
-    /// What is allowed.
+    /// Allowed values.
     pub allowed: String,
 }
 
+/// Creates a [`ConfigError`] for a field below `sandbox.egress`.
 fn wrong(field: impl Into<String>, value: impl Into<String>, allowed: &str) -> ConfigError {
     ConfigError {
         field: format!("sandbox.egress.{}", field.into()),
@@ -142,10 +143,10 @@ fn wrong(field: impl Into<String>, value: impl Into<String>, allowed: &str) -> C
 }
 
 impl EgressConfig {
-    /// The policy that this says. `secret` gives the value of an environment variable.
+    /// Converts the section to a policy. `secret` returns the value of an environment variable.
     ///
     /// # Errors
-    /// The first field that is wrong.
+    /// The first invalid field.
     pub fn policy(&self, secret: &dyn Fn(&str) -> Option<String>) -> Result<Policy, ConfigError> {
         if self.mode != Mode::Live && self.folder.is_none() {
             return Err(wrong(
@@ -185,6 +186,7 @@ impl EgressConfig {
 }
 
 impl CredentialConfig {
+    /// Reads the secret and checks the header. `at` is the index in the list.
     fn compile(
         &self,
         at: usize,
@@ -208,7 +210,7 @@ impl CredentialConfig {
                 "an environment variable that is set where Sinew runs",
             )
         })?;
-        // The value itself is never shown.
+        // Errors never contain the secret.
         let value = format!("{}{found}", self.prefix);
         let plain = value.bytes().all(|b| (0x20..0x7f).contains(&b));
         if found.trim().len() < MIN_SECRET_BYTES || !plain {
@@ -228,6 +230,7 @@ impl CredentialConfig {
 }
 
 impl RuleConfig {
+    /// Checks the rule at index `at` and resolves its defaults.
     fn compile(
         &self,
         at: usize,
@@ -296,6 +299,7 @@ impl RuleConfig {
         })
     }
 
+    /// Finds the credential that the rule names.
     fn credential(
         &self,
         at: usize,
@@ -304,14 +308,14 @@ impl RuleConfig {
         let Some(name) = &self.credential else {
             return Ok(None);
         };
-        let refuse =
+        let invalid =
             |value: &str, allowed: &str| wrong(format!("rules[{at}].credential"), value, allowed);
         if self.scheme == RuleScheme::Http {
             let why = "nothing, where the scheme is http: it would travel in the open";
-            return Err(refuse("set", why));
+            return Err(invalid("set", why));
         }
         let found = credentials.iter().find(|c| c.name == *name).cloned();
-        let unknown = || refuse(name, "the name of one of sandbox.egress.credentials");
+        let unknown = || invalid(name, "the name of one of sandbox.egress.credentials");
         found.ok_or_else(unknown).map(Some)
     }
 }
@@ -345,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn a_credential_is_looked_up_and_not_shown() {
+    fn credentials_are_read_from_the_environment_and_hidden() {
         let config = with(RuleConfig {
             credential: Some("key".into()),
             ..rule("a.com")
@@ -360,7 +364,7 @@ mod tests {
     }
 
     #[test]
-    fn impossible_rules_are_refused_by_name() {
+    fn errors_name_the_field_of_an_invalid_rule() {
         let changed = |change: fn(&mut RuleConfig)| {
             let mut rule = rule("a.com");
             change(&mut rule);
@@ -408,7 +412,7 @@ mod tests {
     }
 
     #[test]
-    fn recordings_and_credentials_need_what_they_need() {
+    fn recordings_and_credentials_need_their_settings() {
         let no_intercept = RuleConfig {
             intercept: Some(false),
             ..rule("a.com")

@@ -1,10 +1,10 @@
-//! One request: judged, answered from recordings or by a server, counted and logged.
+//! One request: checked, forwarded or answered from recordings, counted and logged.
 
 use crate::body::{Body, Problem, failed, failed_with, full, refusal};
 use crate::config::Mode;
-use crate::policy::{Ask, Credential, Denial, Reason, Rule};
-use crate::proxy::{Inner, MAX_HEAD_BYTES, MAX_HEADERS, Note, Via};
-use crate::record::{self, Answer, Recordings};
+use crate::policy::{Credential, Denial, Reason, RequestInfo, Rule};
+use crate::proxy::{AuditEntry, Connection, Inner, MAX_HEAD_BYTES, MAX_HEADERS};
+use crate::record::{self, RecordedResponse, Recordings};
 use crate::request::{
     Target, absolute_target, check_head, check_overrides, end_to_end, head_bytes,
 };
@@ -27,39 +27,41 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-pub(crate) async fn answer(via: Via, request: Request<Incoming>) -> Response<Body> {
+/// Handles one request of a sandbox.
+pub(crate) async fn respond(connection: Connection, request: Request<Incoming>) -> Response<Body> {
     if request.method() == Method::CONNECT {
-        return tunnel::connect(via, request);
+        return tunnel::connect(connection, request);
     }
-    let session = Arc::clone(&via.session);
-    let url = match &via.tunnel {
+    let session = Arc::clone(&connection.session);
+    let url = match &connection.tunnel {
         Some(t) => format!("{}://{}{}", t.scheme, t.authority(), request.uri()),
         None => request.uri().to_string(),
     };
-    let mut note = Note::new(&session, request.method().as_str(), url);
-    match forward(&via, request, &mut note).await {
-        Ok((head, rest)) => finish(head, rest, note),
+    let mut entry = AuditEntry::new(&session, request.method().as_str(), url);
+    match forward(&connection, request, &mut entry).await {
+        Ok((head, rest)) => finish(head, rest, entry),
         Err(problem) => {
-            note.problem(&problem);
+            entry.problem(&problem);
             let response = refusal(&problem);
-            note.line.status = Some(response.status().as_u16());
+            entry.line.status = Some(response.status().as_u16());
             response
         }
     }
 }
 
-/// An answer on its way: its head, and a body that is there or still comes.
-enum Rest {
+/// Body of a response.
+enum ResponseBody {
     Whole(Bytes),
-    Coming(Coming),
+    Streaming(StreamingBody),
 }
 
-struct Head {
+/// Status and headers of a response.
+struct ResponseHead {
     status: StatusCode,
     headers: HeaderMap,
 }
 
-/// A judged request, ready to be sent.
+/// A checked request, ready to send.
 struct Outgoing {
     target: Target,
     method: Method,
@@ -67,68 +69,70 @@ struct Outgoing {
     url: String,
     headers: HeaderMap,
     body: Bytes,
+    /// End of the request's time.
     deadline: tokio::time::Instant,
 }
 
+/// Checks a request, and forwards it or finds its recorded response.
 async fn forward(
-    via: &Via,
+    connection: &Connection,
     request: Request<Incoming>,
-    note: &mut Note,
-) -> Result<(Head, Rest), Problem> {
-    let session = &via.session;
+    entry: &mut AuditEntry,
+) -> Result<(ResponseHead, ResponseBody), Problem> {
+    let session = &connection.session;
     session.begin()?;
     let deadline = tokio::time::Instant::now() + Duration::from_secs_f64(session.quota.request_s);
     let (parts, body) = request.into_parts();
-    let target = match &via.tunnel {
+    let target = match &connection.tunnel {
         Some(target) => target.clone(),
         None => absolute_target(&parts.uri)?,
     };
-    check_head(&parts, &target, via.tunnel.is_some())?;
-    let ask = Ask {
+    check_head(&parts, &target, connection.tunnel.is_some())?;
+    let info = RequestInfo {
         scheme: target.scheme,
         host: &target.host,
         port: target.port,
         method: parts.method.as_str(),
         path: parts.uri.path(),
     };
-    let rule = session.policy.request(&ask)?;
+    let rule = session.policy.request(&info)?;
     check_overrides(&parts.headers, rule)?;
     let first = parts.method.as_str().len() + parts.uri.to_string().len();
     session.meter.up(head_bytes(first, &parts.headers))?;
     let body = read_body(session, body, deadline).await?;
-    note.line.bytes_up = body.len() as u64;
+    entry.line.bytes_up = body.len() as u64;
     let outgoing = outgoing(parts, target, body, deadline);
     let Some(recordings) = &session.recordings else {
-        let (head, coming) = send(via, rule, outgoing, note).await?;
-        return Ok((head, Rest::Coming(coming)));
+        let (head, body) = send(connection, rule, outgoing, entry).await?;
+        return Ok((head, ResponseBody::Streaming(body)));
     };
-    let (answer, decision) = recorded(via, rule, outgoing, recordings, note).await?;
-    note.allowed(decision);
-    let head = Head {
-        status: StatusCode::from_u16(answer.status).map_err(failed)?,
-        headers: answer.headers,
+    let (response, decision) = recorded(connection, rule, outgoing, recordings, entry).await?;
+    entry.allowed(decision);
+    let head = ResponseHead {
+        status: StatusCode::from_u16(response.status).map_err(failed)?,
+        headers: response.headers,
     };
-    note.line.bytes_down = answer.body.len() as u64;
-    Ok((head, Rest::Whole(answer.body)))
+    entry.line.bytes_down = response.body.len() as u64;
+    Ok((head, ResponseBody::Whole(response.body)))
 }
 
-/// A request's body, whole and bounded.
+/// Reads the complete body of a request, at max `request_bytes`.
 async fn read_body(
     session: &Inner,
     body: Incoming,
     deadline: tokio::time::Instant,
 ) -> Result<Bytes, Problem> {
-    let most = session.quota.request_bytes;
+    let max = session.quota.request_bytes;
     let too_long = || {
         Denial::new(
             Reason::Quota,
-            format!("the request's body is longer than {most} bytes"),
+            format!("the request's body is longer than {max} bytes"),
         )
     };
-    if body.size_hint().lower() > most {
+    if body.size_hint().lower() > max {
         return Err(too_long().into());
     }
-    let read = tokio::time::timeout_at(deadline, Limited::new(body, most as usize).collect()).await;
+    let read = tokio::time::timeout_at(deadline, Limited::new(body, max as usize).collect()).await;
     let read = read.map_err(|_| failed("the request's body did not arrive in time"))?;
     let bytes = read.map_err(
         |e| match e.downcast_ref::<http_body_util::LengthLimitError>() {
@@ -141,6 +145,7 @@ async fn read_body(
     Ok(bytes)
 }
 
+/// Removes the headers of the client's connection.
 fn outgoing(parts: Parts, target: Target, body: Bytes, deadline: tokio::time::Instant) -> Outgoing {
     let path = parts
         .uri
@@ -162,104 +167,108 @@ fn outgoing(parts: Parts, target: Target, body: Bytes, deadline: tokio::time::In
     }
 }
 
-/// From the recordings, or from the network into them.
+/// Returns a recorded response, or fetches and records one. The text is the decision for the audit log.
 async fn recorded(
-    via: &Via,
+    connection: &Connection,
     rule: &Rule,
     mut outgoing: Outgoing,
     recordings: &Recordings,
-    note: &mut Note,
-) -> Result<(Answer, &'static str), Problem> {
-    let mode = via.session.mode;
-    // What is not there at the moment cannot be what is recorded.
+    entry: &mut AuditEntry,
+) -> Result<(RecordedResponse, &'static str), Problem> {
+    let mode = connection.session.mode;
+    // A 304 response without a body cannot be recorded.
     outgoing.headers.remove("if-none-match");
     outgoing.headers.remove("if-modified-since");
     let (method, url) = (outgoing.method.to_string(), outgoing.url.clone());
     let key = record::key(mode, &method, &url, &outgoing.headers, &outgoing.body);
     let ordinal = recordings.ordinal(&key);
-    if let Some(answer) = recordings.find(&key, ordinal).map_err(unreadable)? {
-        via.session.meter.down(answer.body.len())?;
-        return Ok((answer, "replayed"));
+    if let Some(response) = recordings.find(&key, ordinal).map_err(unreadable)? {
+        connection.session.meter.down(response.body.len())?;
+        return Ok((response, "replayed"));
     }
     if mode == Mode::Replay {
         let detail = format!(
-            "no recorded answer to request {} of {method} {url}",
+            "no recorded response to request {} of {method} {url}",
             ordinal + 1
         );
         return Err(Denial::new(Reason::NotRecorded, detail).into());
     }
     let request_headers = outgoing.headers.clone();
-    let answer = match fetch(via, rule, outgoing, note).await {
-        Ok(answer) => answer,
-        // A quota or a cut must not be repeated as if a server had said it.
+    let response = match fetch(connection, rule, outgoing, entry).await {
+        Ok(response) => response,
+        // The shared cache must not store failures and quota errors.
         Err(problem) if mode == Mode::Cache => return Err(problem),
-        Err(problem) => as_answer(problem, note).await?,
+        Err(problem) => as_response(problem, entry).await?,
     };
     if mode == Mode::Record
         || record::shareable(
             &method,
             &request_headers,
-            &answer,
+            &response,
             rule.credential.is_some(),
         )
     {
-        match recordings.keep(&key, ordinal, &answer) {
+        match recordings.store(&key, ordinal, &response) {
             Ok(()) => {}
-            // A cache without room is none; a recording without an answer is wrong.
-            Err(e) if mode == Mode::Cache => note.line.detail = Some(format!("not kept: {e}")),
-            Err(e) => return Err(failed_with("the answer cannot be recorded", e)),
+            // A full cache stores nothing. A recording must be complete.
+            Err(e) if mode == Mode::Cache => entry.line.detail = Some(format!("not kept: {e}")),
+            Err(e) => return Err(failed_with("the response cannot be recorded", e)),
         }
     }
-    Ok((answer, "allowed"))
+    Ok((response, "allowed"))
 }
 
+/// Failure for unreadable recordings. The sandbox does not see the cause.
 fn unreadable(e: io::Error) -> Problem {
     failed_with("the recordings cannot be read", e)
 }
 
-/// A failure of the network as the answer that a replay gives again.
-async fn as_answer(problem: Problem, note: &mut Note) -> Result<Answer, Problem> {
+/// Converts a network failure to a response, so that a replay repeats it.
+async fn as_response(
+    problem: Problem,
+    entry: &mut AuditEntry,
+) -> Result<RecordedResponse, Problem> {
     if matches!(&problem, Problem::Denied(d) if d.reason == Reason::Quota) {
         return Err(problem);
     }
-    note.line.detail = Some(problem.to_string());
+    entry.line.detail = Some(problem.to_string());
     let (parts, body) = refusal(&problem).into_parts();
     let body = body.collect().await.map_err(failed)?.to_bytes();
-    Ok(Answer {
+    Ok(RecordedResponse {
         status: parts.status.as_u16(),
         headers: parts.headers,
         body,
     })
 }
 
-/// The whole answer of a server.
+/// Fetches the complete response of a server.
 async fn fetch(
-    via: &Via,
+    connection: &Connection,
     rule: &Rule,
     outgoing: Outgoing,
-    note: &mut Note,
-) -> Result<Answer, Problem> {
+    entry: &mut AuditEntry,
+) -> Result<RecordedResponse, Problem> {
     let empty = outgoing.method == Method::HEAD;
-    let (head, mut coming) = send(via, rule, outgoing, note).await?;
+    let (head, mut stream) = send(connection, rule, outgoing, entry).await?;
     let mut body = Vec::new();
-    while let Some(piece) = coming.next().await {
-        body.extend_from_slice(&piece?);
+    while let Some(chunk) = stream.next().await {
+        body.extend_from_slice(&chunk?);
     }
     let mut headers = head.headers;
     if !empty {
         headers.remove(CONTENT_LENGTH);
     }
-    Ok(Answer {
+    Ok(RecordedResponse {
         status: head.status.as_u16(),
         headers,
         body: body.into(),
     })
 }
 
-/// Adds a secret that the sandbox never sees.
+/// Adds the secret to a request.
 fn add_credential(headers: &mut HeaderMap, credential: &Credential) -> Result<(), Problem> {
-    // Only text in the open can be searched for the secret, and only all of it: of two parts each
-    // may hold half.
+    // The response must be uncompressed and complete, so that the secret can be found in it. Two partial
+    // responses could each contain a half.
     headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
     for name in [RANGE, IF_RANGE] {
         headers.remove(name);
@@ -272,14 +281,14 @@ fn add_credential(headers: &mut HeaderMap, credential: &Credential) -> Result<()
     Ok(())
 }
 
-/// Sends a judged request and waits for the head of the answer.
+/// Sends a checked request and waits for the headers of the response.
 async fn send(
-    via: &Via,
+    connection: &Connection,
     rule: &Rule,
     outgoing: Outgoing,
-    note: &mut Note,
-) -> Result<(Head, Coming), Problem> {
-    let session = &via.session;
+    entry: &mut AuditEntry,
+) -> Result<(ResponseHead, StreamingBody), Problem> {
+    let session = &connection.session;
     let deadline = outgoing.deadline;
     let Outgoing {
         target,
@@ -293,7 +302,7 @@ async fn send(
     headers.insert(HOST, authority);
     if let Some(credential) = &rule.credential {
         add_credential(&mut headers, credential)?;
-        note.line.credential = Some(credential.name.clone());
+        entry.line.credential = Some(credential.name.clone());
     }
     let secret = rule.credential.as_ref().map(|c| c.secret.clone());
     let uri: Uri = path.parse().map_err(failed)?;
@@ -313,12 +322,12 @@ async fn send(
         builder
             .max_headers(MAX_HEADERS)
             .max_buf_size(MAX_HEAD_BYTES);
-        let (mut sender, connection) = builder
+        let (mut sender, driver) = builder
             .handshake(TokioIo::new(stream))
             .await
             .map_err(failed)?;
-        via.tasks.spawn(async move {
-            let _ = tokio::time::timeout_at(deadline, connection).await;
+        connection.tasks.spawn(async move {
+            let _ = tokio::time::timeout_at(deadline, driver).await;
         });
         let response = sender
             .send_request(request)
@@ -328,26 +337,27 @@ async fn send(
     };
     let exchanged = tokio::time::timeout_at(deadline, exchange).await;
     let (response, address): (Response<Incoming>, SocketAddr) =
-        exchanged.map_err(|_| failed(format!("{} gave no answer in time", target.host)))??;
-    note.allowed("allowed");
-    note.line.address = Some(address.to_string());
+        exchanged.map_err(|_| failed(format!("{} gave no response in time", target.host)))??;
+    entry.allowed("allowed");
+    entry.line.address = Some(address.to_string());
     let (parts, incoming) = response.into_parts();
     session.meter.down(head_bytes(0, &parts.headers))?;
-    let head = answer_head(parts.status, parts.headers, secret.as_deref())?;
-    let coming = Coming {
+    let head = response_head(parts.status, parts.headers, secret.as_deref())?;
+    let body = StreamingBody {
         body: Some(incoming),
         scrubber: secret.as_deref().map(Scrubber::new),
         session: Arc::clone(session),
         deadline,
     };
-    Ok((head, coming))
+    Ok((head, body))
 }
 
-fn answer_head(
+/// Checks the headers of a response and removes those of the connection and the secret.
+fn response_head(
     status: StatusCode,
     mut headers: HeaderMap,
     secret: Option<&str>,
-) -> Result<Head, Problem> {
+) -> Result<ResponseHead, Problem> {
     if status.is_informational() {
         return Err(failed(format!(
             "the server answered {status} to a request that asked for no upgrade"
@@ -359,7 +369,8 @@ fn answer_head(
         let mut encodings = headers.get_all(CONTENT_ENCODING).iter();
         if encodings.any(|e| e != "identity") || status == StatusCode::PARTIAL_CONTENT {
             return Err(failed(
-                "the server encoded or cut its answer although it was asked not to: it cannot be searched",
+                "the server compressed or cut its response against the request: \
+                 it cannot be searched for the secret",
             ));
         }
         for value in headers.values_mut() {
@@ -368,24 +379,27 @@ fn answer_head(
             }
         }
     }
-    Ok(Head { status, headers })
+    Ok(ResponseHead { status, headers })
 }
 
-/// The rest of an answer, counted and searched.
-struct Coming {
+/// ResponseBody of a response. Bytes are counted and secrets removed.
+struct StreamingBody {
     body: Option<Incoming>,
     scrubber: Option<Scrubber>,
     session: Arc<Inner>,
     deadline: tokio::time::Instant,
 }
 
-impl Coming {
+impl StreamingBody {
+    /// The next bytes, or `None` at the end.
     async fn next(&mut self) -> Option<Result<Bytes, Problem>> {
         let body = self.body.as_mut()?;
         loop {
             let frame = match tokio::time::timeout_at(self.deadline, body.frame()).await {
-                Err(_) => return Some(Err(failed("the answer did not end in time"))),
-                Ok(Some(Err(e))) => return Some(Err(failed(format!("the answer broke off: {e}")))),
+                Err(_) => return Some(Err(failed("the response did not end in time"))),
+                Ok(Some(Err(e))) => {
+                    return Some(Err(failed(format!("the response broke off: {e}"))));
+                }
                 Ok(Some(Ok(frame))) => frame,
                 Ok(None) => {
                     self.body = None;
@@ -393,7 +407,7 @@ impl Coming {
                     return (!held.is_empty()).then(|| Ok(held.into()));
                 }
             };
-            // Trailers are dropped.
+            // Trailers are discarded.
             let Ok(data) = frame.into_data() else {
                 continue;
             };
@@ -411,26 +425,26 @@ impl Coming {
     }
 }
 
-/// The answer as the sandbox gets it.
-fn finish(head: Head, rest: Rest, mut note: Note) -> Response<Body> {
-    note.line.status = Some(head.status.as_u16());
+/// Response for the sandbox. The audit line is written at the end of the body.
+fn finish(head: ResponseHead, rest: ResponseBody, mut entry: AuditEntry) -> Response<Body> {
+    entry.line.status = Some(head.status.as_u16());
     let body = match rest {
-        Rest::Whole(bytes) => full(bytes),
-        Rest::Coming(coming) => {
-            let pieces = stream::unfold(Some((coming, note)), |state| async {
-                let (mut coming, mut note) = state?;
-                match coming.next().await? {
+        ResponseBody::Whole(bytes) => full(bytes),
+        ResponseBody::Streaming(body) => {
+            let chunks = stream::unfold(Some((body, entry)), |state| async {
+                let (mut body, mut entry) = state?;
+                match body.next().await? {
                     Ok(bytes) => {
-                        note.line.bytes_down += bytes.len() as u64;
-                        Some((Ok(Frame::data(bytes)), Some((coming, note))))
+                        entry.line.bytes_down += bytes.len() as u64;
+                        Some((Ok(Frame::data(bytes)), Some((body, entry))))
                     }
                     Err(problem) => {
-                        note.problem(&problem);
+                        entry.problem(&problem);
                         Some((Err(io::Error::other(problem.to_string())), None))
                     }
                 }
             });
-            StreamBody::new(Box::pin(pieces)).boxed()
+            StreamBody::new(Box::pin(chunks)).boxed()
         }
     };
     let mut response = Response::new(body);

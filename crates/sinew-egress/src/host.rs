@@ -1,43 +1,43 @@
-//! Names and addresses as a request spells them, in one canonical form.
+//! Canonical form of host names and addresses.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// Longest name (RFC 1035, section 2.3.4).
+/// Maximum bytes of a name (RFC 1035, section 2.3.4).
 const MAX_NAME_BYTES: usize = 253;
-/// Longest label of a name (RFC 1035, section 2.3.4).
+/// Maximum bytes of a label (RFC 1035, section 2.3.4).
 const MAX_LABEL_BYTES: usize = 63;
 
-/// A host in canonical form: equal hosts are equal values.
+/// A host in canonical form. Equal hosts are equal values.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Host {
     /// Lower-case ASCII labels, without the final dot.
     Name(String),
-    /// An address in its only accepted spelling.
+    /// An address, parsed from its only accepted spelling.
     Address(IpAddr),
 }
 
-/// Why a host is refused.
+/// Reason why a host is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HostError {
-    /// Decimal, octal, hexadecimal or shortened IPv4, zone ids, and the like: parsers disagree on them.
+    /// IPv4 in decimal, octal, hexadecimal or short form, zone ids and similar: parsers disagree on them.
     #[error("host {0:?} is an address in an unusual spelling; allowed: 192.0.2.1 or [2001:db8::1]")]
     OddAddress(String),
-    /// Not a name.
+    /// Not a valid name.
     #[error(
         "host {0:?} is no name; allowed: labels of a-z, 0-9, - and _ of 1 to 63 bytes, 253 in all"
     )]
     NotAName(String),
-    /// Not a number of 1 to 65535.
+    /// Not a number from 1 to 65535.
     #[error("port {0:?}; allowed: 1 to 65535")]
     Port(String),
 }
 
 impl Host {
-    /// Reads the host of a URL's authority, without a port: `example.com`, `192.0.2.1`, `[::1]`.
+    /// Parses the host of a URL without a port: `example.com`, `192.0.2.1`, `[::1]`.
     ///
     /// # Errors
-    /// [`HostError`] for everything that two parsers could read in two ways.
+    /// [`HostError`] for a text that two parsers could read differently.
     pub fn parse(text: &str) -> Result<Self, HostError> {
         if let Some(inner) = text.strip_prefix('[') {
             return inner
@@ -47,12 +47,12 @@ impl Host {
                 .ok_or_else(|| HostError::OddAddress(text.into()));
         }
         let name = text.strip_suffix('.').unwrap_or(text).to_ascii_lowercase();
-        // The form of four decimal numbers without leading zeros is the only one std accepts.
+        // std accepts only four decimal numbers without leading zeros.
         if let Ok(address) = name.parse::<Ipv4Addr>() {
             return Ok(Self::Address(IpAddr::V4(address)));
         }
         let last = name.rsplit('.').next().unwrap_or_default();
-        // WHATWG URL, "ends in a number": such a host is an IPv4 address to browsers and libc.
+        // WHATWG URL, "ends in a number": browsers and libc read such a host as an IPv4 address.
         let numeric = !last.is_empty() && last.bytes().all(|b| b.is_ascii_digit());
         let hex = last
             .strip_prefix("0x")
@@ -75,10 +75,10 @@ impl Host {
         Ok(Self::Name(name))
     }
 
-    /// Reads `host` or `host:port`.
+    /// Parses `host` or `host:port`.
     ///
     /// # Errors
-    /// As [`Host::parse`]; [`HostError::Port`] for a port that is no number of 1 to 65535.
+    /// As [`Host::parse`], and [`HostError::Port`] for an invalid port.
     pub fn parse_with_port(text: &str) -> Result<(Self, Option<u16>), HostError> {
         let after_bracket = text.rfind(']').map_or(0, |at| at + 1);
         let Some(colon) = text[after_bracket..].find(':') else {
@@ -86,7 +86,7 @@ impl Host {
         };
         let (host, port) = text.split_at(after_bracket + colon);
         let digits = &port[1..];
-        // `parse` alone would take a sign.
+        // `parse` alone would accept a sign.
         let valid =
             !digits.is_empty() && digits.len() <= 5 && digits.bytes().all(|b| b.is_ascii_digit());
         let number = digits.parse::<u16>().ok().filter(|&p| valid && p > 0);
@@ -105,20 +105,20 @@ impl fmt::Display for Host {
     }
 }
 
-/// Hosts that a rule names: one host, or `*.` and all names below.
+/// Pattern for hosts: one host, or `*.` and a name for all its subdomains.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum HostPattern {
     /// One host.
     One(Host),
-    /// Every name that ends in a dot and this; not the name itself.
+    /// Every subdomain of this name, but not the name itself.
     Below(String),
 }
 
 impl HostPattern {
-    /// Reads `example.com`, `*.example.com`, `192.0.2.1` or `[2001:db8::1]`.
+    /// Parses `example.com`, `*.example.com`, `192.0.2.1` or `[2001:db8::1]`.
     ///
     /// # Errors
-    /// As [`Host::parse`]; a wildcard elsewhere than in front of two labels is no name.
+    /// As [`Host::parse`]. A wildcard is allowed only in front of a name with at least two labels.
     pub fn parse(text: &str) -> Result<Self, HostError> {
         let Some(rest) = text.strip_prefix("*.") else {
             return Ok(Self::One(Host::parse(text)?));
@@ -129,7 +129,7 @@ impl HostPattern {
         }
     }
 
-    /// Whether the pattern names this host.
+    /// True if the pattern matches the host.
     pub fn matches(&self, host: &Host) -> bool {
         match (self, host) {
             (Self::One(one), host) => one == host,
@@ -147,7 +147,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn spellings_of_loopback_that_only_some_parsers_know_are_refused() {
+    fn unusual_spellings_of_loopback_are_refused() {
         for text in [
             "2130706433",
             "0x7f000001",
@@ -168,7 +168,7 @@ mod tests {
             "256.1.1.1",
         ] {
             let host = Host::parse(text);
-            // The final dot is dropped, and then it is the usual form.
+            // The final dot is removed, which yields the usual form.
             if text == "127.0.0.1." {
                 assert_eq!(host, Ok(Host::Address(Ipv4Addr::LOCALHOST.into())));
             } else {
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_name_is_refused() {
+    fn invalid_names_are_refused() {
         let long = "a".repeat(64);
         for text in [
             "",
@@ -208,14 +208,14 @@ mod tests {
     }
 
     #[test]
-    fn case_and_the_final_dot_do_not_make_another_host() {
+    fn case_and_final_dot_do_not_matter() {
         let host = Host::parse("api.example.com").unwrap();
         assert_eq!(Host::parse("API.Example.COM.").unwrap(), host);
         assert_eq!(host.to_string(), "api.example.com");
     }
 
     #[test]
-    fn ports_are_numbers_of_1_to_65535() {
+    fn ports_are_1_to_65535() {
         assert_eq!(Host::parse_with_port("a.b:8443").unwrap().1, Some(8443));
         assert_eq!(Host::parse_with_port("[::1]:80").unwrap().1, Some(80));
         assert_eq!(Host::parse_with_port("[::1]").unwrap().1, None);
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wildcard_stands_for_names_below_and_nothing_else() {
+    fn wildcards_match_subdomains_only() {
         let pattern = HostPattern::parse("*.example.com").unwrap();
         let matches = |host| pattern.matches(&Host::parse(host).unwrap());
         assert!(matches("a.example.com") && matches("a.b.example.com"));
@@ -247,7 +247,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_canonical_form_reads_back_as_itself(text in "\\PC{0,40}|[0-9a-fx.:\\[\\]]{0,20}") {
+        fn canonical_form_parses_to_itself(text in "\\PC{0,40}|[0-9a-fx.:\\[\\]]{0,20}") {
             if let Ok(host) = Host::parse(&text) {
                 prop_assert_eq!(Host::parse(&host.to_string()).unwrap(), host);
             }

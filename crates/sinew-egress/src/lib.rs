@@ -1,23 +1,24 @@
-//! The only way out of a sandbox: a proxy outside of it that decides, limits, records and replays.
+//! Egress proxy: the only network access of a sandbox. It decides, limits, records and replays requests.
 //!
-//! A [`Proxy`] lives as long as a run and holds its certificate authority; a [`Session`] belongs
-//! to one episode and holds its policy, its quota, its audit log and its recordings. The decisions
-//! are a pure core ([`Policy`], [`Host`], [`forbidden`], [`client_hello`]); sockets, clocks and
-//! files are at the rim.
+//! A [`Proxy`] belongs to a run and holds its certificate authority. A [`Session`] belongs to one episode and
+//! holds its policy, quota, audit log and recordings. Decisions are pure ([`Policy`], [`Host`],
+//! [`forbidden`], [`client_hello`]). Sockets, clocks and files are in other modules.
 //!
-//! Invariants: what no rule allows is denied, before any name is resolved; a connection goes to
-//! exactly the addresses that were checked after resolution; a request reaches a server only in
-//! the form that the policy has judged, with framing of the proxy's own; a credential is never
-//! written to a sandbox, an error, an audit line or a recording; everything is bounded (requests,
-//! bytes, connections, wall time, lines of audit); a replayed answer has the bytes of the recorded one.
+//! Invariants:
+//! - A request that no rule allows is denied before its host name is resolved.
+//! - A connection uses exactly the addresses that were checked after resolution.
+//! - A server receives a request only in the form that the policy has checked, with framing by the proxy.
+//! - A credential is never written to a sandbox, an error, an audit line or a recording.
+//! - Requests, bytes, connections, wall time and audit lines are limited.
+//! - A replayed response has the bytes of the recorded one.
 
 mod address;
 mod audit;
 mod authority;
 mod body;
+mod client_hello;
 mod config;
 mod exchange;
-mod hello;
 mod host;
 mod policy;
 mod proxy;
@@ -33,10 +34,12 @@ mod upstream;
 pub use address::{Cidr, forbidden};
 pub use audit::AuditLine;
 pub use authority::Authority;
+pub use client_hello::{Hello, client_hello};
 pub use config::{ConfigError, CredentialConfig, EgressConfig, Mode, RuleConfig, RuleScheme};
-pub use hello::{Hello, client_hello};
 pub use host::{Host, HostError, HostPattern};
-pub use policy::{Ask, Credential, Denial, PathPattern, Policy, Reason, Rule, Scheme, Way};
+pub use policy::{
+    Credential, Denial, PathPattern, Policy, Reason, RequestInfo, Rule, Scheme, TunnelMode,
+};
 pub use proxy::{Proxy, ProxyError, ProxyOptions, Served, Session, environment};
 pub use quota::{Quota, Used};
 pub use upstream::{Resolve, SystemResolver};

@@ -1,4 +1,4 @@
-//! What may leave: rules, first match wins, everything else is denied. Pure.
+//! Rules for requests. The first match decides, and everything else is denied. Pure.
 
 use crate::address::{Cidr, forbidden};
 use crate::host::{Host, HostPattern};
@@ -6,30 +6,30 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::net::IpAddr;
 
-/// Why something was denied; the name in audit lines and answers.
+/// Reason of a denial, as named in audit lines and responses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Reason {
-    /// No rule names this host, port and scheme.
+    /// No rule matches host, port and scheme.
     NoRule,
-    /// A rule names the host, none allows the method.
+    /// Rules match the host, but none allows the method.
     Method,
-    /// A rule names the host and the method, none allows the path.
+    /// Rules match host and method, but none allows the path.
     Path,
-    /// The name leads to an address that no rule opens.
+    /// The name resolves to an address that no rule allows.
     Address,
-    /// A host, port, header or path that two readers could understand in two ways.
+    /// A host, port, header or path is ambiguous: two parsers could read it differently.
     Malformed,
-    /// TLS for another host than the tunnel's, a hidden one, or no TLS.
+    /// TLS for another host than the tunnel's, an encrypted server name, or no TLS.
     Tls,
-    /// The episode's quota is used up.
+    /// The quota of the episode is exhausted.
     Quota,
-    /// Nothing was recorded for this request.
+    /// The recording has no response for this request.
     NotRecorded,
 }
 
 impl Reason {
-    /// As in audit lines.
+    /// Name in audit lines.
     pub fn name(self) -> &'static str {
         match self {
             Self::NoRule => "no_rule",
@@ -44,18 +44,18 @@ impl Reason {
     }
 }
 
-/// A refusal, as the audit log tells it.
+/// A denied request. The text is for the audit log.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("egress denied ({}): {detail}", .reason.name())]
 pub struct Denial {
-    /// The kind.
+    /// Kind of the denial.
     pub reason: Reason,
-    /// What was asked and what is allowed.
+    /// The request and what is allowed.
     pub detail: String,
 }
 
 impl Denial {
-    /// A refusal with its detail.
+    /// Creates a denial.
     pub fn new(reason: Reason, detail: impl Into<String>) -> Self {
         Self {
             reason,
@@ -63,8 +63,8 @@ impl Denial {
         }
     }
 
-    /// What the sandbox is told: not where names lead on the host's network.
-    pub(crate) fn told(&self) -> String {
+    /// Message for the sandbox. It hides the addresses of the host's network.
+    pub(crate) fn public_message(&self) -> String {
         match self.reason {
             Reason::Address => {
                 let text = "the name leads to an address that no rule opens";
@@ -75,17 +75,17 @@ impl Denial {
     }
 }
 
-/// `http` or `https`.
+/// Scheme of a URL.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Scheme {
-    /// Plain.
+    /// Without TLS.
     Http,
-    /// Over TLS.
+    /// With TLS.
     Https,
 }
 
 impl Scheme {
-    /// 80 or 443.
+    /// 80 for `http`, 443 for `https`.
     pub fn default_port(self) -> u16 {
         match self {
             Self::Http => 80,
@@ -103,20 +103,20 @@ impl fmt::Display for Scheme {
     }
 }
 
-/// A path, or all paths with a prefix.
+/// Pattern for paths.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PathPattern {
-    /// This one.
+    /// Exactly this path.
     Exact(String),
-    /// All that begin so: `/v1/*`.
+    /// Every path with this prefix, from a pattern such as `/v1/*`.
     Prefix(String),
 }
 
 impl PathPattern {
-    /// Reads `/v1/models` or `/v1/*`; a star is allowed at the end alone.
+    /// Parses `/v1/models` or `/v1/*`. A star is allowed only at the end.
     ///
     /// # Errors
-    /// What is wrong, and what is allowed.
+    /// A message with the value and the allowed forms.
     pub fn parse(text: &str) -> Result<Self, String> {
         let (front, prefix) = text.strip_suffix('*').map_or((text, false), |f| (f, true));
         if !front.starts_with('/') || front.contains(['*', '?', '#']) || ambiguous(front) {
@@ -131,6 +131,7 @@ impl PathPattern {
         })
     }
 
+    /// True if the pattern matches `path`, which must not be ambiguous.
     fn matches(&self, path: &str) -> bool {
         match self {
             Self::Exact(p) => p == path,
@@ -139,13 +140,13 @@ impl PathPattern {
     }
 }
 
-/// Characters beyond ASCII that some servers make dots and slashes of.
-const ALIKE: [char; 10] = [
+/// Non-ASCII characters that some servers normalize to dots or slashes.
+const LOOKALIKES: [char; 10] = [
     '\u{2024}', '\u{fe52}', '\u{ff0e}', '\u{2044}', '\u{2215}', '\u{29f8}', '\u{ff0f}', '\u{2216}',
     '\u{fe68}', '\u{ff3c}',
 ];
 
-/// The bytes of a path, or none where an escape is not one.
+/// Decodes percent escapes. Returns `None` for an invalid escape.
 fn unescaped(path: &str) -> Option<Vec<u8>> {
     let mut bytes = path.bytes();
     let mut out = Vec::with_capacity(path.len());
@@ -163,10 +164,9 @@ fn unescaped(path: &str) -> Option<Vec<u8>> {
     Some(out)
 }
 
-/// Whether a server could read this path as another one. All that a path may say in escapes is text
-/// (so no overlong forms of UTF-8) without a second layer of escapes, slashes, backslashes and
-/// control characters; no segment is dots alone, with or without what servers cut off (parameters,
-/// white space).
+/// True if a server could interpret this path as another one. The decoded path must be UTF-8 without a second
+/// layer of escapes, slashes, backslashes and control characters. No segment may consist of dots only, also
+/// after removal of parameters and white space, which some servers strip.
 fn ambiguous(path: &str) -> bool {
     if !path.bytes().all(|b| (0x21..0x7f).contains(&b)) || path.contains('\\') {
         return true;
@@ -178,7 +178,7 @@ fn ambiguous(path: &str) -> bool {
     if slashes(&text) != slashes(path) {
         return true;
     }
-    let odd = |c: char| matches!(c, '%' | '\\') || c.is_control() || ALIKE.contains(&c);
+    let odd = |c: char| matches!(c, '%' | '\\') || c.is_control() || LOOKALIKES.contains(&c);
     text.contains(odd)
         || text.split('/').any(|segment| {
             let name = segment.split(';').next().unwrap_or_default();
@@ -187,16 +187,16 @@ fn ambiguous(path: &str) -> bool {
         })
 }
 
-/// A secret that the proxy adds to requests of a rule, outside of the sandbox.
+/// Secret that the proxy adds to the requests of a rule. The sandbox never sees it.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Credential {
     /// Name in the recipe and in audit lines.
     pub name: String,
-    /// Header that carries it, in lower case; what the sandbox sent in it is dropped.
+    /// Header for the secret, in lower case. The sandbox's own value of this header is dropped.
     pub header: String,
-    /// The header's value.
+    /// Complete value of the header.
     pub value: String,
-    /// The secret part of the value: what must never come back.
+    /// Secret part of the value. It is removed from responses.
     pub secret: String,
 }
 
@@ -208,28 +208,29 @@ impl fmt::Debug for Credential {
     }
 }
 
-/// One rule. Empty lists do not restrict, but for ports: none means the scheme's own.
+/// A rule. Empty lists match everything, except that empty `ports` means the default port of the scheme.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rule {
-    /// Hosts that it opens.
+    /// Allowed hosts.
     pub host: HostPattern,
-    /// Scheme that it opens.
+    /// Allowed scheme.
     pub scheme: Scheme,
-    /// Ports that it opens.
+    /// Allowed ports. Empty: the default port.
     pub ports: Vec<u16>,
-    /// Methods that it allows; none: all.
+    /// Allowed methods. Empty: all.
     pub methods: Vec<String>,
-    /// Paths that it allows; none: all.
+    /// Allowed paths. Empty: all.
     pub paths: Vec<PathPattern>,
-    /// Special addresses that it opens beside the public ones.
+    /// Allowed special addresses, in addition to public ones.
     pub addresses: Vec<Cidr>,
-    /// Whether TLS ends at the proxy, which then sees requests.
+    /// Terminate TLS at the proxy, so that it sees the requests.
     pub intercept: bool,
-    /// A secret to add.
+    /// Credential to add.
     pub credential: Option<Credential>,
 }
 
 impl Rule {
+    /// True if host, port and scheme match.
     fn names(&self, host: &Host, port: u16, scheme: Scheme) -> bool {
         let default = [scheme.default_port()];
         let ports = if self.ports.is_empty() {
@@ -240,10 +241,10 @@ impl Rule {
         self.scheme == scheme && ports.contains(&port) && self.host.matches(host)
     }
 
-    /// Whether an address of a resolved name may be connected to.
+    /// Checks one resolved address of a host.
     ///
     /// # Errors
-    /// [`Reason::Address`], for special addresses that the rule does not open.
+    /// [`Reason::Address`] for a special address that the rule does not allow.
     pub fn address(&self, host: &Host, address: IpAddr) -> Result<(), Denial> {
         match forbidden(address) {
             Some(why) if !self.addresses.iter().any(|c| c.contains(address)) => {
@@ -257,91 +258,94 @@ impl Rule {
     }
 }
 
-/// A request to be judged.
+/// The parts of a request that rules check.
 #[derive(Clone, Copy, Debug)]
-pub struct Ask<'a> {
-    /// Scheme.
+pub struct RequestInfo<'a> {
+    /// Scheme of the URL.
     pub scheme: Scheme,
-    /// Host.
+    /// Host of the URL.
     pub host: &'a Host,
-    /// Port.
+    /// Port of the URL, explicit or the default.
     pub port: u16,
-    /// Method, as sent.
+    /// Method as sent.
     pub method: &'a str,
-    /// Path without query, as sent.
+    /// Path as sent, without the query.
     pub path: &'a str,
 }
 
-/// How a tunnel goes on.
+/// Treatment of a tunnel.
 #[derive(Clone, Copy, Debug)]
-pub enum Way<'a> {
-    /// TLS ends at the proxy; each request is judged.
+pub enum TunnelMode<'a> {
+    /// The proxy terminates TLS and checks each request.
     Intercept,
-    /// Bytes pass, to a host that this rule names.
+    /// The proxy forwards bytes to a host that this rule allows.
     Pass(&'a Rule),
 }
 
-/// The rules of a session, in order.
+/// Rules of a session, in order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Policy {
-    /// First match wins.
+    /// The first match decides.
     pub rules: Vec<Rule>,
 }
 
 impl Policy {
-    /// Judges `CONNECT host:port`.
+    /// Checks `CONNECT host:port`.
     ///
     /// # Errors
-    /// [`Reason::NoRule`].
-    pub fn connect(&self, host: &Host, port: u16) -> Result<Way<'_>, Denial> {
+    /// [`Reason::NoRule`] if no `https` rule matches.
+    pub fn connect(&self, host: &Host, port: u16) -> Result<TunnelMode<'_>, Denial> {
         let mut named = self
             .rules
             .iter()
             .filter(|r| r.names(host, port, Scheme::Https));
         match named.next() {
             None => Err(no_rule(Scheme::Https, host, port)),
-            Some(first) if first.intercept || named.any(|r| r.intercept) => Ok(Way::Intercept),
-            Some(first) => Ok(Way::Pass(first)),
+            Some(first) if first.intercept || named.any(|r| r.intercept) => {
+                Ok(TunnelMode::Intercept)
+            }
+            Some(first) => Ok(TunnelMode::Pass(first)),
         }
     }
 
-    /// Judges a request that the proxy can read.
+    /// Checks a request that the proxy can read, and returns the rule that allows it.
     ///
     /// # Errors
     /// [`Reason::NoRule`], [`Reason::Method`], [`Reason::Path`] or [`Reason::Malformed`].
-    pub fn request(&self, ask: &Ask<'_>) -> Result<&Rule, Denial> {
-        let (host, port) = (ask.host, ask.port);
-        // TRACE sends back what it was sent, credentials included.
-        if ["CONNECT", "TRACE", "TRACK"].contains(&ask.method) {
+    pub fn request(&self, request: &RequestInfo<'_>) -> Result<&Rule, Denial> {
+        let (host, port) = (request.host, request.port);
+        // TRACE returns the request to the client, with credentials.
+        if ["CONNECT", "TRACE", "TRACK"].contains(&request.method) {
             return Err(Denial::new(
                 Reason::Method,
-                format!("method {} is never forwarded", ask.method),
+                format!("method {} is never forwarded", request.method),
             ));
         }
-        let mut denial = no_rule(ask.scheme, host, port);
+        let mut denial = no_rule(request.scheme, host, port);
         for rule in self
             .rules
             .iter()
-            .filter(|r| r.names(host, port, ask.scheme))
+            .filter(|r| r.names(host, port, request.scheme))
         {
-            if !rule.methods.is_empty() && !rule.methods.iter().any(|m| m == ask.method) {
+            if !rule.methods.is_empty() && !rule.methods.iter().any(|m| m == request.method) {
                 if denial.reason == Reason::NoRule {
                     denial = Denial::new(
                         Reason::Method,
-                        format!("no rule allows {} for {host}", ask.method),
+                        format!("no rule allows {} for {host}", request.method),
                     );
                 }
                 continue;
             }
             if !rule.paths.is_empty() {
-                if ambiguous(ask.path) {
-                    let detail = format!("path {:?} can be read in more than one way", ask.path);
+                if ambiguous(request.path) {
+                    let detail =
+                        format!("path {:?} can be read in more than one way", request.path);
                     return Err(Denial::new(Reason::Malformed, detail));
                 }
-                if !rule.paths.iter().any(|p| p.matches(ask.path)) {
+                if !rule.paths.iter().any(|p| p.matches(request.path)) {
                     denial = Denial::new(
                         Reason::Path,
-                        format!("no rule allows {} {host}{}", ask.method, ask.path),
+                        format!("no rule allows {} {host}{}", request.method, request.path),
                     );
                     continue;
                 }
@@ -377,22 +381,25 @@ mod tests {
         }
     }
 
-    fn ask(policy: &Policy, method: &str, host: &str, path: &str) -> Result<(), Reason> {
+    fn check(policy: &Policy, method: &str, host: &str, path: &str) -> Result<(), Reason> {
         let host = Host::parse(host).unwrap();
-        let ask = Ask {
+        let request = RequestInfo {
             scheme: Scheme::Https,
             host: &host,
             port: 443,
             method,
             path,
         };
-        policy.request(&ask).map(|_| ()).map_err(|d| d.reason)
+        policy.request(&request).map(|_| ()).map_err(|d| d.reason)
     }
 
     #[test]
-    fn nothing_is_allowed_without_a_rule() {
+    fn requests_without_a_rule_are_denied() {
         let policy = Policy::default();
-        assert_eq!(ask(&policy, "GET", "example.com", "/"), Err(Reason::NoRule));
+        assert_eq!(
+            check(&policy, "GET", "example.com", "/"),
+            Err(Reason::NoRule)
+        );
         let host = Host::parse("example.com").unwrap();
         assert!(policy.connect(&host, 443).is_err());
     }
@@ -406,26 +413,29 @@ mod tests {
             PathPattern::parse("/health").unwrap(),
         ];
         let policy = Policy { rules: vec![one] };
-        assert_eq!(ask(&policy, "GET", "api.example.com", "/v1/models"), Ok(()));
-        assert_eq!(ask(&policy, "GET", "api.example.com", "/health"), Ok(()));
         assert_eq!(
-            ask(&policy, "GET", "api.example.com", "/healthy"),
+            check(&policy, "GET", "api.example.com", "/v1/models"),
+            Ok(())
+        );
+        assert_eq!(check(&policy, "GET", "api.example.com", "/health"), Ok(()));
+        assert_eq!(
+            check(&policy, "GET", "api.example.com", "/healthy"),
             Err(Reason::Path)
         );
         assert_eq!(
-            ask(&policy, "POST", "api.example.com", "/v1/models"),
+            check(&policy, "POST", "api.example.com", "/v1/models"),
             Err(Reason::Method)
         );
         assert_eq!(
-            ask(&policy, "get", "api.example.com", "/v1/models"),
+            check(&policy, "get", "api.example.com", "/v1/models"),
             Err(Reason::Method)
         );
         assert_eq!(
-            ask(&policy, "TRACE", "api.example.com", "/v1/models"),
+            check(&policy, "TRACE", "api.example.com", "/v1/models"),
             Err(Reason::Method)
         );
         assert_eq!(
-            ask(&policy, "GET", "example.com", "/v1/models"),
+            check(&policy, "GET", "example.com", "/v1/models"),
             Err(Reason::NoRule)
         );
         let host = Host::parse("api.example.com").unwrap();
@@ -435,7 +445,7 @@ mod tests {
                 Reason::NoRule
             );
         }
-        let plain = Ask {
+        let plain = RequestInfo {
             scheme: Scheme::Http,
             host: &host,
             port: 443,
@@ -446,7 +456,7 @@ mod tests {
     }
 
     #[test]
-    fn paths_that_leave_their_prefix_are_refused() {
+    fn ambiguous_paths_are_refused() {
         let mut one = rule("a.com");
         one.paths = vec![PathPattern::parse("/v1/*").unwrap()];
         let policy = Policy { rules: vec![one] };
@@ -462,13 +472,13 @@ mod tests {
             "/v1/./x",
             "/v1/a%00b",
             "/v1/\u{e4}",
-            // Overlong slashes and dots, and bytes that are no text.
+            // Overlong encodings of slashes and dots, and bytes that are not UTF-8.
             "/v1/..%c0%af/admin",
             "/v1/..%C0%AFadmin",
             "/v1/%c0%ae%c0%ae/admin",
             "/v1/%e0%80%af",
             "/v1/%ff",
-            // What some servers cut off.
+            // Characters that some servers strip.
             "/v1/..%09/admin",
             "/v1/..%20/admin",
             "/v1/%20../admin",
@@ -478,7 +488,7 @@ mod tests {
             "/v1/.../admin",
             "/v1/..;a=b/admin",
             "/v1/a%7fb",
-            // What some make dots and slashes of.
+            // Characters that some servers normalize to dots and slashes.
             "/v1/%ef%bc%8e%ef%bc%8e/admin",
             "/v1/..%ef%bc%8fadmin",
             "/v1/..%u2215admin",
@@ -486,7 +496,7 @@ mod tests {
             "/v1/%zz",
         ] {
             assert_eq!(
-                ask(&policy, "GET", "a.com", path),
+                check(&policy, "GET", "a.com", path),
                 Err(Reason::Malformed),
                 "{path}"
             );
@@ -497,25 +507,31 @@ mod tests {
             "/v1//x",
             "/v1/",
         ] {
-            assert_eq!(ask(&policy, "GET", "a.com", fine), Ok(()), "{fine}");
+            assert_eq!(check(&policy, "GET", "a.com", fine), Ok(()), "{fine}");
         }
     }
 
     #[test]
-    fn a_tunnel_passes_only_if_no_rule_for_it_wants_to_look_inside() {
+    fn tunnels_pass_only_if_no_rule_intercepts_them() {
         let (mut pass, look) = (rule("a.com"), rule("a.com"));
         pass.intercept = false;
         let host = Host::parse("a.com").unwrap();
         let policy = Policy {
             rules: vec![pass.clone(), look],
         };
-        assert!(matches!(policy.connect(&host, 443), Ok(Way::Intercept)));
+        assert!(matches!(
+            policy.connect(&host, 443),
+            Ok(TunnelMode::Intercept)
+        ));
         let policy = Policy { rules: vec![pass] };
-        assert!(matches!(policy.connect(&host, 443), Ok(Way::Pass(_))));
+        assert!(matches!(
+            policy.connect(&host, 443),
+            Ok(TunnelMode::Pass(_))
+        ));
     }
 
     #[test]
-    fn special_addresses_need_a_rule_that_opens_them() {
+    fn special_addresses_need_a_rule_that_allows_them() {
         let mut one = rule("a.com");
         let host = Host::parse("a.com").unwrap();
         let judge = |rule: &Rule, ip: &str| rule.address(&host, ip.parse().unwrap());
@@ -531,31 +547,30 @@ mod tests {
     }
 
     proptest! {
-        /// What is in an allowed path after its escapes is text in which nothing parts segments but
-        /// slashes.
+        /// The decoded form of an allowed path is text in which only slashes separate segments.
         #[test]
-        fn an_allowed_path_is_plain_text(tail in proptest::collection::vec(any::<u8>(), 0..6)) {
+        fn decoded_allowed_paths_are_plain_text(tail in proptest::collection::vec(any::<u8>(), 0..6)) {
             let mut one = rule("a.com");
             one.paths = vec![PathPattern::parse("/v1/*").unwrap()];
             let policy = Policy { rules: vec![one] };
             let escaped: String = tail.iter().map(|b| format!("%{b:02x}")).collect();
-            if ask(&policy, "GET", "a.com", &format!("/v1/..{escaped}/x")).is_ok() {
+            if check(&policy, "GET", "a.com", &format!("/v1/..{escaped}/x")).is_ok() {
                 let text = String::from_utf8(tail).unwrap();
                 prop_assert!(text.chars().any(|c| !c.is_whitespace() && c != '.' && c != ';'));
                 prop_assert!(!text.contains(['/', '\\', '%', '\0', '\t', '\r', '\n']));
             }
         }
 
-        /// Whatever a server makes of a path that a prefix rule lets through, segment by segment,
-        /// it stays below the prefix.
+        /// An allowed path stays below its prefix, however a server normalizes the segments.
         #[test]
-        fn an_allowed_path_stays_below_its_prefix(tail in "([a-z.;%2eE/5cCfF\\\\]{0,4}/?){0,6}") {
+        fn allowed_paths_stay_below_their_prefix(tail in "([a-z.;%2eE/5cCfF\\\\]{0,4}/?){0,6}") {
             let mut one = rule("a.com");
             one.paths = vec![PathPattern::parse("/v1/*").unwrap()];
             let policy = Policy { rules: vec![one] };
             let path = format!("/v1/{tail}");
-            if ask(&policy, "GET", "a.com", &path).is_ok() {
-                let decoded = path.to_lowercase().replace("%2e", ".").replace("%2f", "/").replace("%5c", "/");
+            if check(&policy, "GET", "a.com", &path).is_ok() {
+                let decoded = path.to_lowercase().replace("%2e", ".");
+                let decoded = decoded.replace("%2f", "/").replace("%5c", "/");
                 let mut depth = 0;
                 for segment in decoded.replace('\\', "/").split('/').skip(2) {
                     let segment = segment.split(';').next().unwrap();

@@ -1,13 +1,13 @@
-//! The proxy of a run and the sessions of its episodes.
+//! Egress proxy of a run, and the sessions of its episodes.
 
 use crate::audit::{Audit, AuditLine};
 use crate::authority::Authority;
 use crate::body::{Problem, failed_with};
 use crate::config::{EgressConfig, Mode};
-use crate::exchange::answer;
+use crate::exchange::respond;
 use crate::policy::Policy;
 use crate::quota::{Meter, Quota, Used};
-use crate::record::{Recordings, Room};
+use crate::record::{FolderQuota, Recordings};
 use crate::request::Target;
 use crate::upstream::{Io, Resolve};
 use hyper::service::service_fn;
@@ -23,41 +23,42 @@ use tokio::task::JoinSet;
 use tokio_rustls::rustls::pki_types::{CertificateDer, pem::PemObject};
 use tokio_rustls::rustls::{ClientConfig, RootCertStore, crypto::ring};
 
-/// Largest head of a request or an answer.
+/// Maximum bytes of the headers of a request or response.
 pub(crate) const MAX_HEAD_BYTES: usize = 64 << 10;
-/// Most headers of a request or an answer.
+/// Maximum number of headers of a request or response.
 pub(crate) const MAX_HEADERS: usize = 128;
-/// Lines of audit beyond the quota of requests.
-const SPARE_LINES: u64 = 64;
+/// Audit lines beyond the quota of requests.
+const EXTRA_AUDIT_LINES: u64 = 64;
 
-/// How a proxy runs.
+/// Settings of a proxy.
 #[derive(Debug)]
 pub struct ProxyOptions {
-    /// Finds addresses.
+    /// Resolver of host names.
     pub resolver: Arc<dyn Resolve>,
-    /// Certificates (PEM) that servers may chain to, beside Mozilla's.
+    /// Root certificates (PEM) to trust for servers, in addition to Mozilla's.
     pub extra_roots_pem: String,
 }
 
-/// Why a proxy or a session cannot start.
+/// Reason why a proxy or a session cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum ProxyError {
-    /// Keys or certificates.
+    /// A key or certificate is invalid.
     #[error("egress TLS: {0}")]
     Tls(String),
-    /// Files or sockets.
+    /// A file or socket failed.
     #[error("egress {what}: {source}")]
     Io {
-        /// What was done.
+        /// The failed operation.
         what: String,
-        /// What the system said.
+        /// The error of the system.
         source: io::Error,
     },
-    /// The configuration.
+    /// The configuration is invalid.
     #[error(transparent)]
     Config(#[from] crate::config::ConfigError),
 }
 
+/// Adds the failed operation to an I/O error.
 fn io_error(what: impl Into<String>) -> impl FnOnce(io::Error) -> ProxyError {
     move |source| ProxyError::Io {
         what: what.into(),
@@ -65,25 +66,27 @@ fn io_error(what: impl Into<String>) -> impl FnOnce(io::Error) -> ProxyError {
     }
 }
 
+/// State shared by all sessions.
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) authority: Authority,
     pub(crate) resolver: Arc<dyn Resolve>,
     pub(crate) upstream_tls: Arc<ClientConfig>,
-    rooms: Mutex<HashMap<PathBuf, Arc<Room>>>,
+    /// Quotas by folder of recordings.
+    folder_quotas: Mutex<HashMap<PathBuf, Arc<FolderQuota>>>,
 }
 
-/// Lives as long as a run; makes the sessions of episodes.
+/// Egress proxy of a run. Creates the sessions of episodes.
 #[derive(Clone, Debug)]
 pub struct Proxy {
     shared: Arc<Shared>,
 }
 
 impl Proxy {
-    /// A proxy with a certificate authority of its own.
+    /// Creates a proxy with a new certificate authority.
     ///
     /// # Errors
-    /// [`ProxyError::Tls`] if a certificate cannot be read or made.
+    /// [`ProxyError::Tls`] if a certificate cannot be read or created.
     pub fn new(options: ProxyOptions) -> Result<Self, ProxyError> {
         let provider = Arc::new(ring::default_provider());
         let tls = |e: &dyn std::fmt::Display| ProxyError::Tls(e.to_string());
@@ -104,29 +107,29 @@ impl Proxy {
                 authority: Authority::new(provider).map_err(|e| tls(&e))?,
                 resolver: options.resolver,
                 upstream_tls: Arc::new(config),
-                rooms: Mutex::default(),
+                folder_quotas: Mutex::default(),
             }),
         })
     }
 
-    /// The certificate (PEM) that sandboxes must trust where TLS is intercepted.
+    /// Certificate (PEM) that sandboxes must trust where TLS is intercepted.
     pub fn authority_pem(&self) -> &str {
         self.shared.authority.pem()
     }
 
-    /// The room in a folder, which all sessions share; the first bound that is named holds.
-    fn room(&self, folder: &Path, most: u64) -> std::io::Result<Arc<Room>> {
-        let rooms = &self.shared.rooms;
-        let mut rooms = rooms.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(room) = rooms.get(folder) {
-            return Ok(Arc::clone(room));
+    /// Returns the quota of a folder, which all sessions share. The maximum of the first call applies.
+    fn folder_quota(&self, folder: &Path, max: u64) -> std::io::Result<Arc<FolderQuota>> {
+        let quotas = &self.shared.folder_quotas;
+        let mut quotas = quotas.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(quota) = quotas.get(folder) {
+            return Ok(Arc::clone(quota));
         }
-        let room = Arc::new(Room::of(folder, most)?);
-        rooms.insert(folder.into(), Arc::clone(&room));
-        Ok(room)
+        let quota = Arc::new(FolderQuota::of(folder, max)?);
+        quotas.insert(folder.into(), Arc::clone(&quota));
+        Ok(quota)
     }
 
-    /// A session for one episode. `audit` is the file of its log, created anew.
+    /// Creates a session for one episode. `audit` is the path of a new audit log.
     ///
     /// # Errors
     /// [`ProxyError::Io`] if recordings or the log cannot be opened.
@@ -141,12 +144,12 @@ impl Proxy {
         let recordings = match (config.mode, &config.folder) {
             (Mode::Live, _) | (_, None) => None,
             (mode, Some(folder)) => {
-                let room = self.room(folder, config.folder_bytes);
-                let opened = room.and_then(|room| Recordings::open(mode, folder, episode, room));
+                let quota = self.folder_quota(folder, config.folder_bytes);
+                let opened = quota.and_then(|quota| Recordings::open(mode, folder, episode, quota));
                 Some(opened.map_err(io_error(format!("recordings of {episode}")))?)
             }
         };
-        let audit = Audit::create(audit, quota.requests.saturating_add(SPARE_LINES))
+        let audit = Audit::create(audit, quota.requests.saturating_add(EXTRA_AUDIT_LINES))
             .map_err(io_error("audit log"))?;
         Ok(Session {
             inner: Arc::new(Inner {
@@ -164,8 +167,8 @@ impl Proxy {
     }
 }
 
-/// Environment variables that send the programs of a sandbox to the proxy on its loopback
-/// address. `bundle` is the path, inside, of the certificates to trust.
+/// Environment variables that make the programs of a sandbox use the proxy on the loopback address. `bundle`
+/// is the path, inside the sandbox, of the certificates to trust.
 pub fn environment(port: u16, bundle: Option<&str>) -> Vec<(String, String)> {
     let proxy = format!("http://127.0.0.1:{port}");
     let proxies = ["http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"];
@@ -184,6 +187,7 @@ pub fn environment(port: u16, bundle: Option<&str>) -> Vec<(String, String)> {
     proxies.chain(trusts).collect()
 }
 
+/// State of a session.
 #[derive(Debug)]
 pub(crate) struct Inner {
     pub(crate) shared: Arc<Shared>,
@@ -194,11 +198,12 @@ pub(crate) struct Inner {
     audit: Audit,
     pub(crate) recordings: Option<Recordings>,
     started: Instant,
+    /// Free connections.
     slots: Arc<Semaphore>,
 }
 
 impl Inner {
-    /// Counts a request; nothing happens that cannot be logged.
+    /// Counts a request. Fails if the audit log cannot be written.
     pub(crate) fn begin(&self) -> Result<(), Problem> {
         let unlogged = |e| failed_with("the audit log cannot be written", e);
         self.audit.check().map_err(unlogged)?;
@@ -206,13 +211,13 @@ impl Inner {
     }
 }
 
-/// The proxy of one episode.
+/// Proxy session of one episode.
 #[derive(Clone, Debug)]
 pub struct Session {
     inner: Arc<Inner>,
 }
 
-/// A listener that a session serves; dropping it ends all its connections.
+/// A listener of a session. Dropping it closes all its connections.
 #[derive(Debug)]
 pub struct Served {
     accept: tokio::task::JoinHandle<()>,
@@ -227,11 +232,12 @@ impl Drop for Served {
     }
 }
 
-/// What runs for the connections of a listener; ends with it.
+/// Tasks of a listener's connections. Dropping it aborts them.
 #[derive(Debug, Default)]
 pub(crate) struct Tasks(Mutex<JoinSet<()>>);
 
 impl Tasks {
+    /// Starts a task and removes finished ones.
     pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
         let mut set = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         while set.try_join_next().is_some() {}
@@ -240,11 +246,11 @@ impl Tasks {
 }
 
 impl Session {
-    /// Serves all that connects to a listener: the one on a sandbox's loopback address. Must be
-    /// called within a tokio runtime.
+    /// Serves all connections of a listener, normally one on a sandbox's loopback address. Requires a Tokio
+    /// runtime.
     ///
     /// # Errors
-    /// If the listener cannot be used.
+    /// Returns an error if the listener cannot be used.
     pub fn serve(&self, listener: std::net::TcpListener) -> Result<Served, ProxyError> {
         listener
             .set_nonblocking(true)
@@ -258,45 +264,45 @@ impl Session {
                     return;
                 };
                 let Ok((stream, _)) = listener.accept().await else {
-                    // Out of descriptors, or a connection that is gone already.
+                    // Out of file descriptors, or the client has disconnected.
                     tokio::time::sleep(Duration::from_millis(10)).await;
                     continue;
                 };
-                let via = Via {
+                let connection = Connection {
                     session: Arc::clone(&inner),
                     tasks: Arc::clone(&own),
                     tunnel: None,
                     _permit: Arc::new(permit),
                 };
-                own.spawn(serve_stream(via, stream));
+                own.spawn(serve_stream(connection, stream));
             }
         });
         Ok(Served { accept, tasks })
     }
 
-    /// What the episode has used so far.
+    /// Usage of the episode so far.
     pub fn used(&self) -> Used {
         self.inner.meter.used()
     }
 }
 
-/// How a request came in.
+/// Context of the requests of one connection.
 #[derive(Clone, Debug)]
-pub(crate) struct Via {
+pub(crate) struct Connection {
     pub(crate) session: Arc<Inner>,
     pub(crate) tasks: Arc<Tasks>,
-    /// Inside of an intercepted tunnel: where it leads.
+    /// Target of the intercepted tunnel that contains the requests.
     pub(crate) tunnel: Option<Target>,
-    /// The connection's slot, kept while anything of it lives.
+    /// Connection slot, held until all tasks of the connection have ended.
     pub(crate) _permit: Arc<tokio::sync::OwnedSemaphorePermit>,
 }
 
-/// Serves HTTP/1.1 on a stream to its end.
-pub(crate) async fn serve_stream(via: Via, stream: impl Io + 'static) {
-    let wait = Duration::from_secs_f64(via.session.quota.request_s.min(30.0));
+/// Serves HTTP/1.1 on a stream until it ends.
+pub(crate) async fn serve_stream(connection: Connection, stream: impl Io + 'static) {
+    let wait = Duration::from_secs_f64(connection.session.quota.request_s.min(30.0));
     let service = service_fn(move |request| {
-        let via = via.clone();
-        async move { Ok::<_, Infallible>(answer(via, request).await) }
+        let connection = connection.clone();
+        async move { Ok::<_, Infallible>(respond(connection, request).await) }
     });
     let served = hyper::server::conn::http1::Builder::new()
         .timer(TokioTimer::new())
@@ -306,19 +312,20 @@ pub(crate) async fn serve_stream(via: Via, stream: impl Io + 'static) {
         .auto_date_header(false)
         .serve_connection(TokioIo::new(stream), service)
         .with_upgrades();
-    // A client that breaks off is the client's affair; what it asked is in the log.
+    // Errors of a client that disconnects are ignored. Its requests are in the log.
     let _ = served.await;
 }
 
-/// The audit line of one request; written when the last part of the answer is through.
+/// Audit line of one request. It is written on drop, after the last part of the response.
 #[derive(Debug)]
-pub(crate) struct Note {
+pub(crate) struct AuditEntry {
     session: Arc<Inner>,
     began: Instant,
     pub(crate) line: AuditLine,
 }
 
-impl Note {
+impl AuditEntry {
+    /// Starts a line. Its decision is `failed` (`aborted`) until it is changed.
     pub(crate) fn new(session: &Arc<Inner>, method: &str, url: String) -> Self {
         Self {
             session: Arc::clone(session),
@@ -334,11 +341,13 @@ impl Note {
         }
     }
 
+    /// Sets the decision of a successful request: `allowed` or `replayed`.
     pub(crate) fn allowed(&mut self, decision: &str) {
         self.line.decision = decision.into();
         self.line.reason = None;
     }
 
+    /// Sets decision, reason and detail of a failed request.
     pub(crate) fn problem(&mut self, problem: &Problem) {
         let reason = match problem {
             Problem::Denied(d) => {
@@ -356,10 +365,10 @@ impl Note {
     }
 }
 
-impl Drop for Note {
+impl Drop for AuditEntry {
     fn drop(&mut self) {
         self.line.wall_s = self.began.elapsed().as_secs_f64();
-        // The next request is refused if this cannot be made good.
+        // A failure is counted, and the next request is refused if it persists.
         let _ = self.session.audit.write(std::mem::take(&mut self.line));
     }
 }

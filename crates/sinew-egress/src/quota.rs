@@ -1,26 +1,26 @@
-//! What one episode may use of the network.
+//! Network quota of an episode.
 
 use crate::policy::{Denial, Reason};
 use serde::{Deserialize, Serialize};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Bounds of a session.
+/// Limits of a session.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Quota {
-    /// Requests and tunnels, refused ones included.
+    /// Requests and tunnels, including refused ones.
     pub requests: u64,
-    /// Bytes to servers.
+    /// Bytes sent to servers, headers included.
     pub bytes_up: u64,
-    /// Bytes from servers.
+    /// Bytes received from servers, headers included.
     pub bytes_down: u64,
-    /// Body of one request; it is held in memory.
+    /// Body bytes of one request. It is buffered in memory.
     pub request_bytes: u64,
-    /// Wall time of one request or tunnel, in seconds.
+    /// Wall seconds of one request or tunnel.
     pub request_s: f64,
-    /// Wall time from the beginning of the session, in seconds.
+    /// Wall seconds from the start of the session.
     pub session_s: f64,
-    /// Connections at once; more wait.
+    /// Concurrent connections. Further ones wait.
     pub connections: u64,
 }
 
@@ -39,7 +39,7 @@ impl Default for Quota {
 }
 
 impl Quota {
-    /// Field, value and what is allowed, of the first impossible bound.
+    /// Checks the limits. The error is field, value and allowed values of the first invalid one.
     pub(crate) fn check(&self) -> Result<(), (&'static str, String, &'static str)> {
         let counts = [
             ("requests", self.requests),
@@ -70,20 +70,20 @@ impl Quota {
     }
 }
 
-/// What a session has used.
+/// Usage of a session.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Used {
-    /// Requests and tunnels.
+    /// Requests and tunnels, including refused ones.
     pub requests: u64,
-    /// Of them denied.
+    /// Denied requests and tunnels.
     pub denied: u64,
-    /// Bytes to servers.
+    /// Bytes sent to servers, headers included.
     pub bytes_up: u64,
-    /// Bytes from servers.
+    /// Bytes received from servers, headers included.
     pub bytes_down: u64,
 }
 
-/// Counters against bounds.
+/// Usage counters of a session and their limits.
 #[derive(Debug)]
 pub(crate) struct Meter {
     quota: Quota,
@@ -115,11 +115,12 @@ impl Meter {
         }
     }
 
+    /// Counts a denied request.
     pub(crate) fn deny(&self) {
         self.denied.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Counts a request, `age_s` seconds after the beginning of the session.
+    /// Counts a request at `age_s` seconds after the start of the session.
     pub(crate) fn request(&self, age_s: f64) -> Result<(), Denial> {
         let before = self.requests.fetch_add(1, Ordering::Relaxed);
         if before >= self.quota.requests {
@@ -132,6 +133,7 @@ impl Meter {
         Ok(())
     }
 
+    /// Counts bytes to a server.
     pub(crate) fn up(&self, bytes: usize) -> Result<(), Denial> {
         let total = self.up.fetch_add(bytes as u64, Ordering::Relaxed) + bytes as u64;
         let fits = total <= self.quota.bytes_up;
@@ -139,6 +141,7 @@ impl Meter {
             .ok_or_else(|| used_up("bytes_up", self.quota.bytes_up))
     }
 
+    /// Counts bytes from a server.
     pub(crate) fn down(&self, bytes: usize) -> Result<(), Denial> {
         let total = self.down.fetch_add(bytes as u64, Ordering::Relaxed) + bytes as u64;
         let fits = total <= self.quota.bytes_down;
@@ -159,7 +162,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_beyond_a_bound_is_refused_and_counted() {
+    fn usage_beyond_the_quota_is_refused_and_counted() {
         let meter = Meter::new(Quota {
             requests: 2,
             bytes_up: 10,

@@ -1,7 +1,7 @@
-//! Recordings: what an episode was answered, kept so that it can be answered so again.
+//! Recordings: responses of an episode that are stored for replay.
 //!
-//! `episodes/NAME.jsonl` has one line for each answer, `cache/KEY.json` one shared answer each,
-//! `bodies/HASH` the content of bodies, named by BLAKE3 and checked when read.
+//! `episodes/NAME.jsonl` has one line per response, `cache/KEY.json` one shared response per file, and
+//! `bodies/HASH` the body with that BLAKE3 hash, which is checked on reading.
 
 use crate::config::Mode;
 use bytes::Bytes;
@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Headers that differ between runs of the same episode and mean nothing to the answer.
+/// Headers that differ between runs of the same episode and do not affect the response.
 const VOLATILE: [&str; 6] = [
     "user-agent",
     "x-request-id",
@@ -24,41 +24,49 @@ const VOLATILE: [&str; 6] = [
     "idempotency-key",
 ];
 
-/// An answer as it was.
+/// A stored response.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Answer {
+pub(crate) struct RecordedResponse {
     pub(crate) status: u16,
     pub(crate) headers: HeaderMap,
     pub(crate) body: Bytes,
 }
 
-/// A line, or the content of a cache file.
+/// A line of an episode's recording, or the content of a cache file.
 #[derive(Debug, Serialize, Deserialize)]
 struct Entry {
+    /// Hash of the request, see [`key`].
     key: String,
+    /// Number of earlier requests with the same key.
     ordinal: u64,
     status: u16,
-    /// Values byte by byte as Latin-1, as headers need not be UTF-8.
+    /// Values byte by byte as Latin-1, because headers need not be UTF-8.
     headers: Vec<(String, String)>,
+    /// BLAKE3 hash of the body.
     body: String,
 }
 
+/// State of a session.
 #[derive(Debug, Default)]
 struct State {
+    /// Number of requests by key.
     seen: HashMap<String, u64>,
+    /// Recorded responses that were not replayed yet.
     entries: HashMap<(String, u64), Entry>,
+    /// The recording, in record mode.
     log: Option<Log>,
 }
 
-/// The file that an episode is recorded in; no other session opens it as long as this one lives.
+/// Recording of an episode. The file is locked, so that only one session writes it.
 #[derive(Debug)]
 struct Log {
     file: File,
-    /// Bytes of whole lines.
+    /// Bytes of complete lines.
     len: u64,
 }
 
 impl Log {
+    /// Creates an empty recording.
     fn open(path: &Path) -> io::Result<Self> {
         let file = File::options()
             .create(true)
@@ -76,9 +84,10 @@ impl Log {
         Ok(Self { file, len: 0 })
     }
 
+    /// Appends a line, completely or not at all.
     fn line(&mut self, line: &[u8]) -> io::Result<()> {
         if let Err(e) = self.file.write_all(line) {
-            // What stays of half a line, the next one would follow.
+            // Removes an incomplete line.
             self.file.set_len(self.len)?;
             self.file.seek(SeekFrom::Start(self.len))?;
             return Err(e);
@@ -88,16 +97,16 @@ impl Log {
     }
 }
 
-/// What all sessions keep in a folder, against its bound.
+/// Byte quota of a folder, shared by all sessions.
 #[derive(Debug)]
-pub(crate) struct Room {
+pub(crate) struct FolderQuota {
     used: AtomicU64,
-    most: u64,
+    max: u64,
 }
 
-impl Room {
-    /// Looks at what is in the folder already.
-    pub(crate) fn of(folder: &Path, most: u64) -> io::Result<Self> {
+impl FolderQuota {
+    /// Creates a quota. Counts the existing files.
+    pub(crate) fn of(folder: &Path, max: u64) -> io::Result<Self> {
         let mut used = 0;
         for name in ["episodes", "bodies", "cache"] {
             match fs::read_dir(folder.join(name)) {
@@ -112,32 +121,33 @@ impl Room {
         }
         Ok(Self {
             used: AtomicU64::new(used),
-            most,
+            max,
         })
     }
 
-    fn take(&self, bytes: usize) -> io::Result<()> {
+    /// Reserves bytes for a file or line.
+    fn reserve(&self, bytes: usize) -> io::Result<()> {
         let bytes = bytes as u64;
         let used = self.used.fetch_add(bytes, Ordering::Relaxed) + bytes;
-        if used <= self.most {
+        if used <= self.max {
             return Ok(());
         }
         self.used.fetch_sub(bytes, Ordering::Relaxed);
-        let text = format!("the folder may hold {} bytes (folder_bytes)", self.most);
+        let text = format!("the folder may hold {} bytes (folder_bytes)", self.max);
         Err(io::Error::new(io::ErrorKind::StorageFull, text))
     }
 }
 
-/// The recordings that a session reads or writes.
+/// Recordings of a session.
 #[derive(Debug)]
 pub(crate) struct Recordings {
     mode: Mode,
     folder: PathBuf,
-    room: Arc<Room>,
+    quota: Arc<FolderQuota>,
     state: Mutex<State>,
 }
 
-/// What identifies a request.
+/// BLAKE3 hash of a request. Equal requests have equal keys.
 pub(crate) fn key(mode: Mode, method: &str, url: &str, headers: &HeaderMap, body: &[u8]) -> String {
     let mut hasher = blake3::Hasher::new();
     let mut part = |bytes: &[u8]| {
@@ -146,11 +156,11 @@ pub(crate) fn key(mode: Mode, method: &str, url: &str, headers: &HeaderMap, body
     };
     part(method.as_bytes());
     part(url.as_bytes());
-    // In the shared cache every header counts: one that a server heeds although it should not
-    // would else let an episode poison what others get.
+    // The shared cache uses every header. If a server obeyed an ignored header, an episode could
+    // otherwise poison the responses of others.
     let counts = |name: &str| mode == Mode::Cache || !VOLATILE.contains(&name);
     let mut list: Vec<_> = headers.iter().filter(|(n, _)| counts(n.as_str())).collect();
-    // Values of one name stay in their order, which means something.
+    // Values of one name store their order, which is significant.
     list.sort_by(|a, b| a.0.as_str().cmp(b.0.as_str()));
     for (name, value) in list {
         part(name.as_str().as_bytes());
@@ -160,31 +170,31 @@ pub(crate) fn key(mode: Mode, method: &str, url: &str, headers: &HeaderMap, body
     hasher.finalize().to_hex().to_string()
 }
 
-/// Whether an answer may be given to other episodes.
+/// True if other episodes may get this response from the cache.
 pub(crate) fn shareable(
     method: &str,
     request: &HeaderMap,
-    answer: &Answer,
+    response: &RecordedResponse,
     credential: bool,
 ) -> bool {
     let private = ["authorization", "cookie"]
         .iter()
         .any(|n| request.contains_key(*n));
-    let kept = answer.headers.get_all("cache-control").iter().any(|v| {
+    let kept = response.headers.get_all("cache-control").iter().any(|v| {
         let text = v.to_str().unwrap_or("no-store").to_ascii_lowercase();
         text.contains("no-store") || text.contains("private")
     });
-    let safe = ["GET", "HEAD"].contains(&method) && answer.status == 200;
-    safe && !private && !credential && !kept && !answer.headers.contains_key("set-cookie")
+    let safe = ["GET", "HEAD"].contains(&method) && response.status == 200;
+    safe && !private && !credential && !kept && !response.headers.contains_key("set-cookie")
 }
 
-/// Names of episodes become names of files.
+/// True if an episode name is a safe file name.
 fn plain_name(name: &str) -> bool {
     let fine = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'_' | b'-');
     !name.is_empty() && name.len() <= 200 && !name.starts_with('.') && name.bytes().all(fine)
 }
 
-/// A file that appears whole or not at all.
+/// Writes a file atomically through a temporary file.
 fn write_whole(path: &Path, content: &[u8]) -> io::Result<()> {
     let folder = path
         .parent()
@@ -199,19 +209,19 @@ fn write_whole(path: &Path, content: &[u8]) -> io::Result<()> {
         fs::rename(&part, path)
     });
     if written.is_err() {
-        // What it says is more than that of a failed removal.
+        // The error of the write is more useful than that of the removal.
         let _ = fs::remove_file(&part);
     }
     written
 }
 
 impl Recordings {
-    /// For one episode.
+    /// Opens the recordings of one episode.
     pub(crate) fn open(
         mode: Mode,
         folder: &Path,
         episode: &str,
-        room: Arc<Room>,
+        quota: Arc<FolderQuota>,
     ) -> io::Result<Self> {
         if !plain_name(episode) {
             let text = format!(
@@ -227,11 +237,11 @@ impl Recordings {
                 state.log = Some(Log::open(&path)?);
             }
             Mode::Replay => {
-                // Who named the episode need not know where it lies.
+                // Errors do not contain the folder, because the episode's name may come from a client.
                 let name = format!("{episode}.jsonl");
                 let text = fs::read_to_string(&path)
                     .map_err(|e| io::Error::new(e.kind(), format!("{name}: {e}")))?;
-                // What was being written when the recorder was killed was given to nobody.
+                // An incomplete last line was never sent to a client.
                 let whole = text.rfind('\n').map_or("", |end| &text[..end]);
                 for (at, line) in whole.lines().enumerate() {
                     let entry: Entry = serde_json::from_str(line).map_err(|e| {
@@ -248,7 +258,7 @@ impl Recordings {
         Ok(Self {
             mode,
             folder: folder.into(),
-            room,
+            quota,
             state: Mutex::new(state),
         })
     }
@@ -257,7 +267,7 @@ impl Recordings {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Which of several equal requests this is: asked once for each request, in order of arrival.
+    /// Number of earlier requests with this key. Call it once per request, in order of arrival.
     pub(crate) fn ordinal(&self, key: &str) -> u64 {
         if self.mode == Mode::Cache {
             return 0;
@@ -268,8 +278,8 @@ impl Recordings {
         *seen - 1
     }
 
-    /// The answer that was kept.
-    pub(crate) fn find(&self, key: &str, ordinal: u64) -> io::Result<Option<Answer>> {
+    /// Finds a stored response.
+    pub(crate) fn find(&self, key: &str, ordinal: u64) -> io::Result<Option<RecordedResponse>> {
         let entry = match self.mode {
             Mode::Replay => self.lock().entries.remove(&(key.into(), ordinal)),
             Mode::Cache => match fs::read(self.cache_path(key)) {
@@ -279,10 +289,11 @@ impl Recordings {
             },
             Mode::Live | Mode::Record => None,
         };
-        entry.map(|e: Entry| self.answer(e)).transpose()
+        entry.map(|e: Entry| self.response(e)).transpose()
     }
 
-    fn answer(&self, entry: Entry) -> io::Result<Answer> {
+    /// Reads the body of an entry and checks it.
+    fn response(&self, entry: Entry) -> io::Result<RecordedResponse> {
         let path = self.folder.join("bodies").join(&entry.body);
         let body = fs::read(&path)?;
         let bad = |what: &str| {
@@ -301,7 +312,7 @@ impl Recordings {
             let value = value.and_then(|v| HeaderValue::from_bytes(&v).ok());
             headers.append(name, value.ok_or_else(|| bad("a recorded header's value"))?);
         }
-        Ok(Answer {
+        Ok(RecordedResponse {
             status: entry.status,
             headers,
             body: body.into(),
@@ -312,20 +323,25 @@ impl Recordings {
         self.folder.join("cache").join(format!("{key}.json"))
     }
 
-    /// Keeps an answer.
-    pub(crate) fn keep(&self, key: &str, ordinal: u64, answer: &Answer) -> io::Result<()> {
-        let body = blake3::hash(&answer.body).to_hex().to_string();
+    /// Stores a response. The body is stored once per content.
+    pub(crate) fn store(
+        &self,
+        key: &str,
+        ordinal: u64,
+        response: &RecordedResponse,
+    ) -> io::Result<()> {
+        let body = blake3::hash(&response.body).to_hex().to_string();
         let path = self.folder.join("bodies").join(&body);
         if !path.exists() {
-            self.room.take(answer.body.len())?;
-            write_whole(&path, &answer.body)?;
+            self.quota.reserve(response.body.len())?;
+            write_whole(&path, &response.body)?;
         }
         let latin1 = |v: &HeaderValue| v.as_bytes().iter().map(|&b| char::from(b)).collect();
         let entry = Entry {
             key: key.into(),
             ordinal,
-            status: answer.status,
-            headers: answer
+            status: response.status,
+            headers: response
                 .headers
                 .iter()
                 .map(|(n, v)| (n.as_str().into(), latin1(v)))
@@ -333,7 +349,7 @@ impl Recordings {
             body,
         };
         let mut line = serde_json::to_vec(&entry)?;
-        self.room.take(line.len() + 1)?;
+        self.quota.reserve(line.len() + 1)?;
         if self.mode == Mode::Cache {
             return write_whole(&self.cache_path(key), &line);
         }
@@ -351,30 +367,30 @@ mod tests {
     use crate::small_disk::{SMALL_DISK, small_disk};
 
     fn open(mode: Mode, folder: &Path, episode: &str) -> io::Result<Recordings> {
-        let room = Room::of(folder, 1 << 30)?;
-        Recordings::open(mode, folder, episode, Arc::new(room))
+        let quota = FolderQuota::of(folder, 1 << 30)?;
+        Recordings::open(mode, folder, episode, Arc::new(quota))
     }
 
     #[test]
-    fn a_folder_has_a_bound_that_holds_over_restarts() {
+    fn folder_quota_holds_over_restarts() {
         let dir = tempfile::tempdir().unwrap();
-        let keep = |key: &str, body: &'static str, most| {
-            let room = Arc::new(Room::of(dir.path(), most).unwrap());
-            let cache = Recordings::open(Mode::Cache, dir.path(), "e", room).unwrap();
-            cache.keep(key, 0, &answer(body))
+        let store = |key: &str, body: &'static str, max| {
+            let quota = Arc::new(FolderQuota::of(dir.path(), max).unwrap());
+            let cache = Recordings::open(Mode::Cache, dir.path(), "e", quota).unwrap();
+            cache.store(key, 0, &response(body))
         };
-        keep("k1", "one", 1000).unwrap();
-        let told = keep("k2", "two", 300).unwrap_err();
-        assert_eq!(told.kind(), io::ErrorKind::StorageFull);
-        assert!(told.to_string().contains("300 bytes"), "{told}");
-        keep("k2", "two", 1000).unwrap();
+        store("k1", "one", 1000).unwrap();
+        let error = store("k2", "two", 300).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::StorageFull);
+        assert!(error.to_string().contains("300 bytes"), "{error}");
+        store("k2", "two", 1000).unwrap();
     }
 
-    fn answer(body: &'static str) -> Answer {
+    fn response(body: &'static str) -> RecordedResponse {
         let mut headers = HeaderMap::new();
         headers.append("x-a", HeaderValue::from_bytes(b"caf\xe9").unwrap());
         headers.append("x-a", HeaderValue::from_static("two"));
-        Answer {
+        RecordedResponse {
             status: 200,
             headers,
             body: body.into(),
@@ -382,27 +398,27 @@ mod tests {
     }
 
     #[test]
-    fn equal_requests_get_their_answers_in_order_and_then_none() {
+    fn equal_requests_get_recorded_responses_in_order() {
         let dir = tempfile::tempdir().unwrap();
         let record = open(Mode::Record, dir.path(), "e-1").unwrap();
         for body in ["first", "second"] {
             record
-                .keep("k", record.ordinal("k"), &answer(body))
+                .store("k", record.ordinal("k"), &response(body))
                 .unwrap();
         }
         let replay = open(Mode::Replay, dir.path(), "e-1").unwrap();
         let next = || replay.find("k", replay.ordinal("k")).unwrap();
         assert_eq!(
             (next(), next(), next()),
-            (Some(answer("first")), Some(answer("second")), None)
+            (Some(response("first")), Some(response("second")), None)
         );
     }
 
     #[test]
-    fn a_changed_body_and_a_name_that_is_a_path_are_refused() {
+    fn changed_bodies_and_path_names_are_refused() {
         let dir = tempfile::tempdir().unwrap();
         let record = open(Mode::Record, dir.path(), "e").unwrap();
-        record.keep("k", 0, &answer("true")).unwrap();
+        record.store("k", 0, &response("true")).unwrap();
         let body = fs::read_dir(dir.path().join("bodies"))
             .unwrap()
             .next()
@@ -420,7 +436,7 @@ mod tests {
     }
 
     #[test]
-    fn in_the_shared_cache_every_header_makes_another_key() {
+    fn shared_cache_keys_contain_every_header() {
         let mut headers = HeaderMap::new();
         let base = |mode, h: &HeaderMap| key(mode, "GET", "http://a/", h, b"");
         let (shared, own) = (base(Mode::Cache, &headers), base(Mode::Record, &headers));
@@ -432,10 +448,10 @@ mod tests {
     }
 
     #[test]
-    fn private_answers_are_not_shared() {
+    fn private_responses_are_not_shared() {
         let (plain, mut private) = (HeaderMap::new(), HeaderMap::new());
         private.insert("authorization", HeaderValue::from_static("x"));
-        let ok = answer("x");
+        let ok = response("x");
         assert!(shareable("GET", &plain, &ok, false));
         assert!(!shareable("POST", &plain, &ok, false) && !shareable("GET", &private, &ok, false));
         assert!(!shareable("GET", &plain, &ok, true));
@@ -448,18 +464,18 @@ mod tests {
         assert!(!shareable(
             "GET",
             &plain,
-            &Answer { status: 404, ..ok },
+            &RecordedResponse { status: 404, ..ok },
             false
         ));
     }
 
     #[test]
-    fn what_was_cut_short_is_no_answer_and_damage_names_its_line() {
+    fn incomplete_lines_are_ignored_and_damaged_lines_are_named() {
         let dir = tempfile::tempdir().unwrap();
         let record = open(Mode::Record, dir.path(), "e").unwrap();
         for body in ["first", "second"] {
             record
-                .keep("k", record.ordinal("k"), &answer(body))
+                .store("k", record.ordinal("k"), &response(body))
                 .unwrap();
         }
         drop(record);
@@ -467,20 +483,20 @@ mod tests {
         let whole = fs::read(&path).unwrap();
         fs::write(&path, &whole[..whole.len() - 9]).unwrap();
         let replay = open(Mode::Replay, dir.path(), "e").unwrap();
-        assert_eq!(replay.find("k", 0).unwrap(), Some(answer("first")));
+        assert_eq!(replay.find("k", 0).unwrap(), Some(response("first")));
         assert_eq!(replay.find("k", 1).unwrap(), None);
         fs::write(&path, [b"{]\n", whole.as_slice()].concat()).unwrap();
-        let told = open(Mode::Replay, dir.path(), "e").unwrap_err();
-        assert!(told.to_string().contains("e.jsonl, line 1"), "{told}");
+        let error = open(Mode::Replay, dir.path(), "e").unwrap_err();
+        assert!(error.to_string().contains("e.jsonl, line 1"), "{error}");
     }
 
     #[test]
-    fn a_full_disk_leaves_no_half_answers() {
-        let name = "record::tests::a_full_disk_leaves_no_half_answers";
+    fn full_disk_leaves_no_incomplete_responses() {
+        let name = "record::tests::full_disk_leaves_no_incomplete_responses";
         let Some(dir) = small_disk(name) else { return };
         let ballast = dir.join("ballast");
         let large = |n: usize| {
-            let mut large = answer("");
+            let mut large = response("");
             let value = HeaderValue::from_str(&"x".repeat(9000)).unwrap();
             large.headers.insert("x-large", value);
             large.body = format!("{n}").repeat(3000).into();
@@ -489,10 +505,10 @@ mod tests {
         for mode in [Mode::Record, Mode::Cache] {
             fs::write(&ballast, vec![0; SMALL_DISK / 2]).unwrap();
             let record = open(mode, &dir, "e").unwrap();
-            let keep = |n: usize| record.keep(&format!("k{n}"), 0, &large(n));
-            let failed = (0..20).find(|&n| keep(n).is_err()).unwrap();
+            let store = |n: usize| record.store(&format!("k{n}"), 0, &large(n));
+            let failed = (0..20).find(|&n| store(n).is_err()).unwrap();
             fs::remove_file(&ballast).unwrap();
-            keep(failed + 1).unwrap();
+            store(failed + 1).unwrap();
             drop(record);
             let again = if mode == Mode::Record {
                 Mode::Replay

@@ -1,4 +1,4 @@
-//! From what a sandbox sent to what a server gets: one reading, or none.
+//! Checks and normalization of request headers. A request with more than one interpretation is refused.
 
 use crate::host::Host;
 use crate::policy::{Denial, Reason, Rule, Scheme};
@@ -8,7 +8,7 @@ use hyper::header::{
 use hyper::http::request::Parts;
 use hyper::{Uri, Version};
 
-/// Headers of one connection (RFC 9110, section 7.6.1), and those that speak to proxies.
+/// Headers of a single connection (RFC 9110, section 7.6.1), and headers for proxies.
 const HOP_BY_HOP: [&str; 10] = [
     "connection",
     "keep-alive",
@@ -22,17 +22,17 @@ const HOP_BY_HOP: [&str; 10] = [
     "http2-settings",
 ];
 
-/// Headers by which some servers take another method than the request's.
+/// Headers that make some servers use another method.
 const METHOD_HEADERS: [&str; 3] = [
     "x-http-method-override",
     "x-http-method",
     "x-method-override",
 ];
 
-/// Headers by which some servers take another path than the request's.
+/// Headers that make some servers use another path.
 const PATH_HEADERS: [&str; 3] = ["x-original-url", "x-original-uri", "x-rewrite-url"];
 
-/// Where a request goes.
+/// Destination of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Target {
     pub(crate) scheme: Scheme,
@@ -41,7 +41,7 @@ pub(crate) struct Target {
 }
 
 impl Target {
-    /// As in a URL and in the `Host` header: no default port.
+    /// Host, with the port unless it is the default one, as in URLs and the `Host` header.
     pub(crate) fn authority(&self) -> String {
         if self.port == self.scheme.default_port() {
             self.host.to_string()
@@ -51,11 +51,12 @@ impl Target {
     }
 }
 
+/// Denial for an ambiguous or invalid request.
 fn malformed(detail: impl Into<String>) -> Denial {
     Denial::new(Reason::Malformed, detail)
 }
 
-/// `host:port` of a CONNECT request; the port must be written.
+/// Parses `host:port` of a CONNECT request. The port is required.
 pub(crate) fn connect_target(uri: &Uri) -> Result<(Host, u16), Denial> {
     let authority = uri
         .authority()
@@ -66,7 +67,7 @@ pub(crate) fn connect_target(uri: &Uri) -> Result<(Host, u16), Denial> {
     }
 }
 
-/// The target of a request to the proxy: `http://host/path`.
+/// Parses the target of a request to the proxy: `http://host/path`.
 pub(crate) fn absolute_target(uri: &Uri) -> Result<Target, Denial> {
     let authority = match (uri.scheme_str(), uri.authority()) {
         (Some("http"), Some(authority)) => authority.as_str(),
@@ -90,7 +91,7 @@ pub(crate) fn absolute_target(uri: &Uri) -> Result<Target, Denial> {
     })
 }
 
-/// Refuses heads that a server could read otherwise than the proxy.
+/// Refuses headers that a server could interpret differently from the proxy.
 pub(crate) fn check_head(parts: &Parts, target: &Target, tunnelled: bool) -> Result<(), Denial> {
     if parts.version != Version::HTTP_11 && parts.version != Version::HTTP_10 {
         return Err(malformed(format!("{:?}; allowed: HTTP/1.1", parts.version)));
@@ -137,10 +138,10 @@ pub(crate) fn check_head(parts: &Parts, target: &Target, tunnelled: bool) -> Res
     Ok(())
 }
 
-/// Refuses headers that would get around what a rule says of methods or of paths.
+/// Refuses headers that would bypass the methods or paths of a rule.
 pub(crate) fn check_overrides(headers: &HeaderMap, rule: &Rule) -> Result<(), Denial> {
     for name in headers.keys() {
-        // Some servers take both for the same.
+        // Some servers treat `_` and `-` as equal.
         let plain = name.as_str().replace('_', "-");
         let method = !rule.methods.is_empty() && METHOD_HEADERS.contains(&plain.as_str());
         let path = !rule.paths.is_empty() && PATH_HEADERS.contains(&plain.as_str());
@@ -152,7 +153,7 @@ pub(crate) fn check_overrides(headers: &HeaderMap, rule: &Rule) -> Result<(), De
     Ok(())
 }
 
-/// Bytes of a head as it travels, about: the first line, and headers with their separators.
+/// Approximate bytes of the request line (`first`) and the headers with their separators.
 pub(crate) fn head_bytes(first: usize, headers: &HeaderMap) -> usize {
     let line = |(name, value): (&HeaderName, &hyper::header::HeaderValue)| {
         name.as_str().len() + value.len() + 4
@@ -160,7 +161,7 @@ pub(crate) fn head_bytes(first: usize, headers: &HeaderMap) -> usize {
     first + headers.iter().map(line).sum::<usize>()
 }
 
-/// Drops what belongs to one connection. Framing is written anew by whoever sends on.
+/// Removes the headers of a single connection. The sender adds new framing.
 pub(crate) fn end_to_end(headers: &mut HeaderMap) {
     let listed: Vec<HeaderName> = headers
         .get_all(CONNECTION)
@@ -170,7 +171,7 @@ pub(crate) fn end_to_end(headers: &mut HeaderMap) {
         .filter_map(|name| name.trim().parse().ok())
         .collect();
     for name in listed {
-        // Length and host are of the message: no list may take them away.
+        // Length and host belong to the message. A `connection` header must not remove them.
         if name != CONTENT_LENGTH && name != HOST {
             headers.remove(name);
         }
@@ -203,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn two_readings_are_refused() {
+    fn ambiguous_requests_are_refused() {
         let cases: [&[(&str, &str)]; 9] = [
             &[],
             &[("host", "b.com")],
@@ -235,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn a_connection_list_takes_headers_away_but_not_the_framing() {
+    fn connection_header_removes_headers_but_not_the_framing() {
         let mut headers = head(&[
             ("host", "a.com"),
             ("connection", "x-secret, content-length, host"),
@@ -254,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn odd_targets_are_refused() {
+    fn invalid_targets_are_refused() {
         for uri in [
             "http://2130706433/",
             "http://0x7f.1/",

@@ -1,15 +1,16 @@
-//! Keeps a secret from coming back: a server that echoes what it was sent must not tell it. Pure.
+//! Removal of secrets from responses, in case a server echoes a request. Pure.
 
-/// Replaces a secret in a stream by as many asterisks, so that lengths stay true.
+/// Streaming filter that replaces a secret with asterisks of the same length.
 #[derive(Debug)]
 pub(crate) struct Scrubber {
     secret: Vec<u8>,
+    /// Bytes that are held back, because the secret may start in them.
     held: Vec<u8>,
     found: bool,
 }
 
 impl Scrubber {
-    /// For one response. The secret has at least 8 bytes.
+    /// Creates a filter for one response. The secret must have at least 8 bytes.
     pub(crate) fn new(secret: &str) -> Self {
         Self {
             secret: secret.as_bytes().to_vec(),
@@ -18,7 +19,7 @@ impl Scrubber {
         }
     }
 
-    /// Bytes that may go out; the last few are held back, as the secret may begin in them.
+    /// Filters `bytes` and returns the output so far. Holds back fewer bytes than the secret has.
     pub(crate) fn push(&mut self, bytes: &[u8]) -> Vec<u8> {
         self.held.extend_from_slice(bytes);
         let n = self.secret.len();
@@ -36,18 +37,18 @@ impl Scrubber {
         std::mem::replace(&mut self.held, rest)
     }
 
-    /// What was held back.
+    /// Returns the held bytes at the end of the response.
     pub(crate) fn finish(&mut self) -> Vec<u8> {
         std::mem::take(&mut self.held)
     }
 
-    /// Whether the secret came by.
+    /// True if the secret was found.
     pub(crate) fn found(&self) -> bool {
         self.found
     }
 }
 
-/// A text without the secret.
+/// Replaces `secret` in a complete text. Returns the text, and true if the secret was found.
 pub(crate) fn scrub(text: &[u8], secret: &str) -> (Vec<u8>, bool) {
     let mut scrubber = Scrubber::new(secret);
     let mut out = scrubber.push(text);
@@ -61,7 +62,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn a_secret_across_chunks_is_found_one_byte_at_a_time() {
+    fn secrets_are_found_across_chunks() {
         let mut scrubber = Scrubber::new("hunter2-hunter2");
         let mut out = Vec::new();
         for byte in b"before hunter2-hunter2 after" {
@@ -77,7 +78,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn nothing_else_changes_however_it_is_cut(
+        fn only_secrets_change_for_any_chunking(
             pieces in proptest::collection::vec("[ab]{0,6}|(aabab){1}", 0..12),
         ) {
             let secret = "aabab";

@@ -1,12 +1,12 @@
-//! Tests on a disk that gets full.
+//! Support for tests on a full disk.
 
 use std::path::PathBuf;
 
-/// Bytes of the disk.
+/// Size of the disk in bytes.
 pub(crate) const SMALL_DISK: usize = 128 << 10;
 
-/// The root of a small disk, in a run of the named test that this one starts; `None` in this one,
-/// once that has passed.
+/// Runs the named test again in a child process with a small tmpfs. Returns the mount point in the child, and
+/// `None` in the parent after the child has passed.
 pub(crate) fn small_disk(test: &str) -> Option<PathBuf> {
     if let Some(folder) = std::env::var_os("SINEW_SMALL_DISK") {
         return Some(folder.into());

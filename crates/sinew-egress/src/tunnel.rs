@@ -1,10 +1,10 @@
-//! `CONNECT`: a tunnel whose bytes pass, or whose TLS ends here.
+//! `CONNECT` tunnels: bytes are forwarded, or TLS is terminated here.
 
 use crate::body::{Body, Problem, failed, full, refusal};
-use crate::hello::{Hello, MAX_HELLO_BYTES, client_hello};
+use crate::client_hello::{Hello, MAX_HELLO_BYTES, client_hello};
 use crate::host::Host;
-use crate::policy::{Denial, Reason, Rule, Scheme, Way};
-use crate::proxy::{Note, Via, serve_stream};
+use crate::policy::{Denial, Reason, Rule, Scheme, TunnelMode};
+use crate::proxy::{AuditEntry, Connection, serve_stream};
 use crate::request::{Target, connect_target};
 use crate::upstream;
 use hyper::body::Incoming;
@@ -15,56 +15,59 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio_rustls::TlsAcceptor;
 
+/// Bytes per read of a forwarded tunnel.
 const CHUNK_BYTES: usize = 16 << 10;
 
 type Client = TokioIo<Upgraded>;
 
-/// Answers a CONNECT request; the tunnel goes on in a task of its own.
-pub(crate) fn connect(via: Via, mut request: Request<Incoming>) -> Response<Body> {
+/// Responds to a CONNECT request. The tunnel continues in a separate task.
+pub(crate) fn connect(connection: Connection, mut request: Request<Incoming>) -> Response<Body> {
     let authority = request
         .uri()
         .authority()
         .map(ToString::to_string)
         .unwrap_or_default();
-    let mut note = Note::new(&via.session, "CONNECT", authority);
-    let refuse = |problem: Problem, mut note: Note| {
-        note.problem(&problem);
+    let mut entry = AuditEntry::new(&connection.session, "CONNECT", authority);
+    let refuse = |problem: Problem, mut entry: AuditEntry| {
+        entry.problem(&problem);
         let response = refusal(&problem);
-        note.line.status = Some(response.status().as_u16());
+        entry.line.status = Some(response.status().as_u16());
         response
     };
-    if let Err(problem) = via.session.begin() {
-        return refuse(problem, note);
+    if let Err(problem) = connection.session.begin() {
+        return refuse(problem, entry);
     }
-    if via.tunnel.is_some() {
+    if connection.tunnel.is_some() {
         let denial = Denial::new(Reason::Method, "no tunnel inside of a tunnel");
-        return refuse(denial.into(), note);
+        return refuse(denial.into(), entry);
     }
     let judged = connect_target(request.uri()).and_then(|(host, port)| {
-        let rule = match via.session.policy.connect(&host, port)? {
-            Way::Intercept => None,
-            Way::Pass(rule) => Some(rule.clone()),
+        let rule = match connection.session.policy.connect(&host, port)? {
+            TunnelMode::Intercept => None,
+            TunnelMode::Pass(rule) => Some(rule.clone()),
         };
         Ok((host, port, rule))
     });
     let (host, port, rule) = match judged {
         Ok(judged) => judged,
-        Err(denial) => return refuse(denial.into(), note),
+        Err(denial) => return refuse(denial.into(), entry),
     };
-    note.line.status = Some(200);
+    entry.line.status = Some(200);
     let upgrade = hyper::upgrade::on(&mut request);
-    let tasks = std::sync::Arc::clone(&via.tasks);
+    let tasks = std::sync::Arc::clone(&connection.tasks);
     tasks.spawn(async move {
         let Ok(client) = upgrade.await else { return };
         let client = TokioIo::new(client);
-        let limit = Duration::from_secs_f64(via.session.quota.request_s);
+        let limit = Duration::from_secs_f64(connection.session.quota.request_s);
         match rule {
-            // Its requests have limits of their own; the connection lives as long as they come.
-            None => intercept(via, client, host, port, note).await,
+            // Its requests have their own limits. The connection has none.
+            None => intercept(connection, client, host, port, entry).await,
             Some(rule) => {
-                let passed =
-                    tokio::time::timeout(limit, pass(&via, client, &rule, &host, port, &mut note))
-                        .await;
+                let passed = tokio::time::timeout(
+                    limit,
+                    pass(&connection, client, &rule, &host, port, &mut entry),
+                )
+                .await;
                 let passed = passed.unwrap_or_else(|_| {
                     Err(failed(format!(
                         "the tunnel's {} s are over",
@@ -72,7 +75,7 @@ pub(crate) fn connect(via: Via, mut request: Request<Incoming>) -> Response<Body
                     )))
                 });
                 if let Err(problem) = passed {
-                    note.problem(&problem);
+                    entry.problem(&problem);
                 }
             }
         }
@@ -80,11 +83,22 @@ pub(crate) fn connect(via: Via, mut request: Request<Incoming>) -> Response<Body
     Response::new(full(""))
 }
 
-/// Ends TLS here, as the host, and serves what comes through.
-async fn intercept(via: Via, client: Client, host: Host, port: u16, mut note: Note) {
+/// Terminates TLS with a certificate for the host, and serves the requests inside.
+async fn intercept(
+    connection: Connection,
+    client: Client,
+    host: Host,
+    port: u16,
+    mut entry: AuditEntry,
+) {
     let result = async {
-        let config = via.session.shared.authority.server(&host).map_err(failed)?;
-        let wait = Duration::from_secs_f64(via.session.quota.request_s.min(30.0));
+        let config = connection
+            .session
+            .shared
+            .authority
+            .server(&host)
+            .map_err(failed)?;
+        let wait = Duration::from_secs_f64(connection.session.quota.request_s.min(30.0));
         let accepted = tokio::time::timeout(wait, TlsAcceptor::from(config).accept(client)).await;
         let stream = accepted
             .map_err(|_| failed("no TLS handshake in time"))?
@@ -98,26 +112,26 @@ async fn intercept(via: Via, client: Client, host: Host, port: u16, mut note: No
         Ok::<_, Problem>(stream)
     };
     match result.await {
-        Err(problem) => note.problem(&problem),
+        Err(problem) => entry.problem(&problem),
         Ok(stream) => {
-            note.allowed("allowed");
-            // The tunnel's line is complete; each request inside writes its own.
-            drop(note);
+            entry.allowed("allowed");
+            // The line of the tunnel is complete. Each request inside writes its own line.
+            drop(entry);
             let target = Target {
                 scheme: Scheme::Https,
                 host,
                 port,
             };
-            let via = Via {
+            let connection = Connection {
                 tunnel: Some(target),
-                ..via
+                ..connection
             };
-            serve_stream(via, stream).await;
+            serve_stream(connection, stream).await;
         }
     }
 }
 
-/// The name inside of TLS must be the one that the tunnel was opened for.
+/// Checks that the TLS server name equals the host of the tunnel.
 fn check_name(host: &Host, named: Option<&str>) -> Result<(), Denial> {
     let other = |text: String| Err(Denial::new(Reason::Tls, text));
     match (host, named) {
@@ -132,7 +146,7 @@ fn check_name(host: &Host, named: Option<&str>) -> Result<(), Denial> {
     }
 }
 
-/// Reads the first message of TLS and judges it, before any connection is made.
+/// Reads and checks the client hello, before any connection to a server. Returns its bytes.
 async fn judge_hello(client: &mut Client, host: &Host) -> Result<Vec<u8>, Problem> {
     let mut bytes = Vec::new();
     let mut chunk = vec![0; 4096];
@@ -162,26 +176,27 @@ async fn judge_hello(client: &mut Client, host: &Host) -> Result<Vec<u8>, Proble
     }
 }
 
+/// Forwards bytes in both directions until both have ended.
 async fn pass(
-    via: &Via,
+    connection: &Connection,
     mut client: Client,
     rule: &Rule,
     host: &Host,
     port: u16,
-    note: &mut Note,
+    entry: &mut AuditEntry,
 ) -> Result<(), Problem> {
-    let session = &via.session;
+    let session = &connection.session;
     let hello = judge_hello(&mut client, host).await?;
     let (mut server, address) =
         upstream::connect(session.shared.resolver.as_ref(), rule, host, port).await?;
-    note.allowed("allowed");
-    note.line.address = Some(address.to_string());
+    entry.allowed("allowed");
+    entry.line.address = Some(address.to_string());
     session.meter.up(hello.len())?;
     server.write_all(&hello).await.map_err(failed)?;
-    note.line.bytes_up = hello.len() as u64;
+    entry.line.bytes_up = hello.len() as u64;
     let (client_read, client_write) = tokio::io::split(client);
     let (server_read, server_write) = server.split();
-    let (line_up, line_down) = (&mut note.line.bytes_up, &mut note.line.bytes_down);
+    let (line_up, line_down) = (&mut entry.line.bytes_up, &mut entry.line.bytes_down);
     let up = copy(client_read, server_write, line_up, |n| session.meter.up(n));
     let down = copy(server_read, client_write, line_down, |n| {
         session.meter.down(n)
@@ -190,7 +205,7 @@ async fn pass(
     Ok(())
 }
 
-/// Copies to the end of one direction.
+/// Copies one direction until its end. Adds to `total` and calls `count` with the bytes of each chunk.
 async fn copy(
     mut from: impl AsyncRead + Unpin,
     mut to: impl AsyncWrite + Unpin,

@@ -1,4 +1,4 @@
-//! To the servers: resolve, check, connect to exactly what was checked.
+//! Connections to servers: resolve, check, and connect to exactly the checked addresses.
 
 use crate::body::{Problem, failed, failed_with};
 use crate::host::Host;
@@ -14,29 +14,29 @@ use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::rustls::{ClientConfig, pki_types::ServerName};
 
-/// Addresses of one name that are looked at.
+/// Maximum number of addresses that are tried per name.
 const MAX_ADDRESSES: usize = 16;
-/// How long one address may take to connect.
+/// Time to connect to one address.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Finds the addresses of names.
+/// Resolver of host names.
 pub trait Resolve: Send + Sync + std::fmt::Debug {
-    /// All addresses of a name.
+    /// Returns all addresses of `name`.
     fn resolve<'a>(&'a self, name: &'a str) -> BoxFuture<'a, std::io::Result<Vec<IpAddr>>>;
 }
 
-/// As the host does.
+/// Resolver of the operating system.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SystemResolver;
 
 impl Resolve for SystemResolver {
     fn resolve<'a>(&'a self, name: &'a str) -> BoxFuture<'a, std::io::Result<Vec<IpAddr>>> {
         Box::pin(async move {
-            // The final dot keeps search domains out.
+            // The final dot disables search domains.
             let found = tokio::net::lookup_host((format!("{name}."), 0)).await;
             let found = match found {
                 Ok(found) => found.collect::<Vec<_>>(),
-                // Some resolvers know names of `/etc/hosts` only without it.
+                // Some resolvers find names of `/etc/hosts` only without the dot.
                 Err(_) => tokio::net::lookup_host((name, 0)).await?.collect(),
             };
             Ok(found.into_iter().map(|a| a.ip()).collect())
@@ -44,11 +44,11 @@ impl Resolve for SystemResolver {
     }
 }
 
-/// A stream to a server, plain or TLS.
+/// A plain or TLS stream to a server.
 pub(crate) trait Io: AsyncRead + AsyncWrite + Unpin + Send {}
 impl<T: AsyncRead + AsyncWrite + Unpin + Send> Io for T {}
 
-/// Resolves and checks. One forbidden address refuses the name: an honest one has none.
+/// Resolves a host and checks its addresses. One forbidden address refuses the host.
 async fn addresses(
     resolver: &dyn Resolve,
     rule: &Rule,
@@ -71,14 +71,14 @@ async fn addresses(
     Ok(found)
 }
 
-/// A TCP connection to one of the checked addresses.
+/// Opens a TCP connection to the first checked address that accepts it.
 pub(crate) async fn connect(
     resolver: &dyn Resolve,
     rule: &Rule,
     host: &Host,
     port: u16,
 ) -> Result<(TcpStream, SocketAddr), Problem> {
-    // Why, and at which address: the log's affair alone.
+    // The address appears only in the log.
     let (mut last, mut at) = (String::new(), String::new());
     for address in addresses(resolver, rule, host).await? {
         let to = SocketAddr::new(address, port);
@@ -92,11 +92,11 @@ pub(crate) async fn connect(
         }
         at = to.to_string();
     }
-    let told = format!("connect to {host}: {last}");
-    Err(failed_with(&told, format!("{told} (at {at})")))
+    let message = format!("connect to {host}: {last}");
+    Err(failed_with(&message, format!("{message} (at {at})")))
 }
 
-/// A connection on which requests for the target can be sent.
+/// Opens a connection for requests to `target`, with TLS for `https`.
 pub(crate) async fn open(
     resolver: &dyn Resolve,
     tls: &Arc<ClientConfig>,

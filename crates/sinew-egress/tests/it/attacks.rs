@@ -1,19 +1,19 @@
-//! Ways around a proxy, from a hostile sandbox and from hostile servers.
+//! Attempts of hostile sandboxes and servers to bypass the proxy.
 
 use crate::world::{World, body, config, get, ok, rule, status};
 use sinew_egress::{RuleConfig, RuleScheme};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 #[tokio::test]
-async fn a_name_that_changes_its_address_is_judged_at_each_connection() {
+async fn addresses_are_checked_at_each_connection() {
     let world = World::new();
     let server = world.plain(|_, _| ok("inner service")).await;
-    let door = world.door(&config(vec![rule(
+    let client = world.client(&config(vec![rule(
         "rebind.test",
         RuleScheme::Http,
         server.port,
     )]));
-    // First the address that the rule opens, then others: metadata, another loopback, a mixture.
+    // First the allowed address, then others: metadata, another loopback address, a mixture.
     world.names.set(
         "rebind.test",
         &[
@@ -28,21 +28,25 @@ async fn a_name_that_changes_its_address_is_judged_at_each_connection() {
         ],
     );
     let url = format!("http://rebind.test:{}/", server.port);
-    assert_eq!(status(&door.get(&url).await), 200);
+    assert_eq!(status(&client.get(&url).await), 200);
     for _ in 0..7 {
-        let answer = door.get(&url).await;
-        assert_eq!(status(&answer), 403, "{answer}");
-        assert!(body(&answer).contains("(address)"), "{answer}");
+        let response = client.get(&url).await;
+        assert_eq!(status(&response), 403, "{response}");
+        assert!(body(&response).contains("(address)"), "{response}");
     }
-    // Each request resolved once: nothing is resolved between the check and the connection.
-    assert_eq!((server.requests(), world.names.asked()), (1, 8));
+    // Each request resolved once: the connection uses the checked address.
+    assert_eq!((server.requests(), world.names.queries()), (1, 8));
 }
 
 #[tokio::test]
-async fn a_redirect_is_given_to_the_sandbox_and_judged_anew() {
+async fn redirects_are_returned_and_checked_again() {
     let world = World::new();
     let server = world
-        .plain(|_, _| b"HTTP/1.1 302 Found\r\nlocation: http://169.254.169.254/latest/\r\ncontent-length: 0\r\n\r\n".to_vec())
+        .plain(|_, _| {
+            b"HTTP/1.1 302 Found\r\nlocation: http://169.254.169.254/latest/\r\n\
+              content-length: 0\r\n\r\n"
+                .to_vec()
+        })
         .await;
     world.names.set("a.test", &[&["127.0.0.1"]]);
     let named = RuleConfig {
@@ -50,24 +54,24 @@ async fn a_redirect_is_given_to_the_sandbox_and_judged_anew() {
         ports: vec![80],
         ..rule("169.254.169.254", RuleScheme::Http, 80)
     };
-    let mut door = world.door(&config(vec![
+    let mut client = world.client(&config(vec![
         rule("a.test", RuleScheme::Http, server.port),
         named,
     ]));
-    let answer = door.get(&format!("http://a.test:{}/", server.port)).await;
-    assert_eq!(status(&answer), 302);
-    assert!(answer.contains("169.254.169.254"));
-    // Even a rule that names the host does not open the address.
-    let followed = door.get("http://169.254.169.254/latest/").await;
+    let response = client.get(&format!("http://a.test:{}/", server.port)).await;
+    assert_eq!(status(&response), 302);
+    assert!(response.contains("169.254.169.254"));
+    // A rule for the host does not allow the address.
+    let followed = client.get("http://169.254.169.254/latest/").await;
     assert_eq!(status(&followed), 403);
     assert!(body(&followed).contains("no rule opens"), "{followed}");
-    let audit = door.audit().await;
+    let audit = client.audit().await;
     let detail = audit[1].detail.as_deref().unwrap_or_default();
     assert!(detail.contains("metadata"), "{audit:?}");
 }
 
 #[tokio::test]
-async fn loopback_in_any_spelling_needs_a_rule_that_opens_it() {
+async fn loopback_in_any_spelling_needs_a_rule() {
     let world = World::new();
     let server = world.plain(|_, _| ok("inner")).await;
     let any = RuleConfig {
@@ -75,7 +79,7 @@ async fn loopback_in_any_spelling_needs_a_rule_that_opens_it() {
         host: "*.example.test".into(),
         ..RuleConfig::default()
     };
-    let door = world.door(&config(vec![any]));
+    let client = world.client(&config(vec![any]));
     for host in [
         "127.0.0.1",
         "2130706433",
@@ -93,17 +97,20 @@ async fn loopback_in_any_spelling_needs_a_rule_that_opens_it() {
         "127.0.0.1%00.example.test",
         "127.0.0.1#.example.test",
     ] {
-        let answer = door.get(&format!("http://{host}:{}/", server.port)).await;
-        assert!([400, 403].contains(&status(&answer)), "{host}: {answer}");
-        if let Ok(_open) = door.tunnel(&format!("{host}:{}", server.port)).await {
+        let response = client.get(&format!("http://{host}:{}/", server.port)).await;
+        assert!(
+            [400, 403].contains(&status(&response)),
+            "{host}: {response}"
+        );
+        if let Ok(_open) = client.tunnel(&format!("{host}:{}", server.port)).await {
             panic!("a tunnel to {host}");
         }
     }
-    assert_eq!((server.requests(), world.names.asked()), (0, 0));
+    assert_eq!((server.requests(), world.names.queries()), (0, 0));
 }
 
 #[tokio::test]
-async fn requests_with_two_readings_reach_no_server() {
+async fn ambiguous_requests_reach_no_server() {
     let world = World::new();
     let server = world.plain(|_, _| ok("x")).await;
     world.names.set("a.test", &[&["127.0.0.1"]]);
@@ -111,7 +118,7 @@ async fn requests_with_two_readings_reach_no_server() {
         paths: vec!["/public/*".into()],
         ..rule("a.test", RuleScheme::Http, server.port)
     };
-    let door = world.door(&config(vec![allow]));
+    let client = world.client(&config(vec![allow]));
     let (host, base) = (
         format!("a.test:{}", server.port),
         format!("http://a.test:{}/public/a", server.port),
@@ -125,7 +132,8 @@ async fn requests_with_two_readings_reach_no_server() {
             "POST {base} HTTP/1.1\r\nhost: {host}\r\ntransfer-encoding: xchunked\r\n\r\n0\r\n\r\n{secret}"
         ),
         format!(
-            "POST {base} HTTP/1.1\r\nhost: {host}\r\ntransfer-encoding: gzip, chunked\r\n\r\n0\r\n\r\n{secret}"
+            "POST {base} HTTP/1.1\r\nhost: {host}\r\ntransfer-encoding: gzip, chunked\r\n\r\n0\r\n\r\n\
+             {secret}"
         ),
         format!(
             "POST {base} HTTP/1.1\r\nhost: {host}\r\ntransfer-encoding : chunked\r\n\r\n0\r\n\r\n{secret}"
@@ -148,18 +156,20 @@ async fn requests_with_two_readings_reach_no_server() {
         "\x16\x03\x01\x02\x00\x01\x00".to_string(),
     ];
     for request in requests {
-        let mut stream = tokio::net::TcpStream::connect(door.address).await.unwrap();
+        let mut stream = tokio::net::TcpStream::connect(client.address)
+            .await
+            .unwrap();
         stream.write_all(request.as_bytes()).await.unwrap();
         stream.shutdown().await.unwrap();
-        let mut answer = String::new();
-        let _ = stream.read_to_string(&mut answer).await;
-        assert!(!answer.contains(" 200 "), "{request:?}: {answer}");
+        let mut response = String::new();
+        let _ = stream.read_to_string(&mut response).await;
+        assert!(!response.contains(" 200 "), "{request:?}: {response}");
     }
     assert_eq!(server.requests(), 0, "{:?}", server.seen);
 }
 
 #[tokio::test]
-async fn a_request_hidden_in_a_body_stays_in_the_body() {
+async fn smuggled_requests_stay_in_the_body() {
     let world = World::new();
     let server = world.plain(|_, _| ok("x")).await;
     world.names.set("a.test", &[&["127.0.0.1"]]);
@@ -167,14 +177,15 @@ async fn a_request_hidden_in_a_body_stays_in_the_body() {
         paths: vec!["/public/*".into()],
         ..rule("a.test", RuleScheme::Http, server.port)
     };
-    let door = world.door(&config(vec![allow]));
+    let client = world.client(&config(vec![allow]));
     let host = format!("a.test:{}", server.port);
-    // A length and chunks: whoever reads the length would see a second request.
+    // A length and chunks: a server that uses the length would see a second request.
     let hidden = format!("GET /secret HTTP/1.1\r\nhost: {host}\r\n\r\n");
     let request = format!(
-        "POST http://{host}/public/a HTTP/1.1\r\nhost: {host}\r\ncontent-length: 5\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n{hidden}"
+        "POST http://{host}/public/a HTTP/1.1\r\nhost: {host}\r\ncontent-length: 5\r\n\
+         transfer-encoding: chunked\r\n\r\n0\r\n\r\n{hidden}"
     );
-    let _ = door.raw(request).await;
+    let _ = client.raw(request).await;
     for seen in server.seen.lock().unwrap().iter() {
         assert!(
             seen.starts_with("POST /public/a ") && !seen.contains("/secret"),
@@ -185,7 +196,7 @@ async fn a_request_hidden_in_a_body_stays_in_the_body() {
 }
 
 #[tokio::test]
-async fn a_tunnel_carries_tls_for_its_own_host_and_nothing_else() {
+async fn tunnels_carry_only_tls_for_their_host() {
     let world = World::new();
     let server = world.tls("a.test", |_, _| ok("x")).await;
     world.names.set("a.test", &[&["127.0.0.1"]]);
@@ -193,23 +204,23 @@ async fn a_tunnel_carries_tls_for_its_own_host_and_nothing_else() {
         intercept: Some(false),
         ..rule("a.test", RuleScheme::Https, server.port)
     };
-    let mut door = world.door(&config(vec![pass]));
+    let mut client = world.client(&config(vec![pass]));
     let authority = format!("a.test:{}", server.port);
     let pem = world.proxy.authority_pem().to_string();
-    assert!(door.tls(&authority, "fronted.test", &pem).await.is_err());
+    assert!(client.tls(&authority, "fronted.test", &pem).await.is_err());
     for text in [
         "SSH-2.0-x\r\n",
         "GET /secret HTTP/1.1\r\nhost: a.test\r\n\r\n",
     ] {
-        let mut tunnel = door.tunnel(&authority).await.unwrap();
+        let mut tunnel = client.tunnel(&authority).await.unwrap();
         tunnel.write_all(text.as_bytes()).await.unwrap();
-        let mut answer = Vec::new();
-        let _ = tunnel.read_to_end(&mut answer).await;
-        assert!(answer.is_empty());
+        let mut response = Vec::new();
+        let _ = tunnel.read_to_end(&mut response).await;
+        assert!(response.is_empty());
     }
-    // Judged before a connection is made: the name was not even resolved.
-    assert_eq!((server.requests(), world.names.asked()), (0, 0));
-    let audit = door.audit().await;
+    // The check precedes the connection: the name was not resolved.
+    assert_eq!((server.requests(), world.names.queries()), (0, 0));
+    let audit = client.audit().await;
     assert_eq!(
         audit
             .iter()
@@ -221,14 +232,14 @@ async fn a_tunnel_carries_tls_for_its_own_host_and_nothing_else() {
 }
 
 #[tokio::test]
-async fn inside_of_tls_no_other_host_can_be_asked_for() {
+async fn intercepted_requests_cannot_name_another_host() {
     let world = World::new();
     let server = world.tls("a.test", |_, _| ok("x")).await;
     world.names.set("a.test", &[&["127.0.0.1"]]);
     let port = server.port;
-    let door = world.door(&config(vec![rule("a.test", RuleScheme::Https, port)]));
+    let client = world.client(&config(vec![rule("a.test", RuleScheme::Https, port)]));
     let pem = world.proxy.authority_pem().to_string();
-    let fronted = door.tls(&format!("a.test:{port}"), "b.test", &pem).await;
+    let fronted = client.tls(&format!("a.test:{port}"), "b.test", &pem).await;
     assert!(fronted.is_err());
     for request in [
         "GET / HTTP/1.1\r\nhost: b.test\r\nconnection: close\r\n\r\n".to_string(),
@@ -239,38 +250,41 @@ async fn inside_of_tls_no_other_host_can_be_asked_for() {
             port ^ 1
         ),
     ] {
-        let answer = door.inside("a.test", port, &request).await.unwrap();
-        assert!([400, 403].contains(&status(&answer)), "{request}: {answer}");
+        let response = client.inside("a.test", port, &request).await.unwrap();
+        assert!(
+            [400, 403].contains(&status(&response)),
+            "{request}: {response}"
+        );
     }
     assert_eq!(server.requests(), 0);
 }
 
 #[tokio::test]
-async fn ports_that_no_rule_names_stay_closed() {
+async fn ports_without_a_rule_are_denied() {
     let world = World::new();
-    let door = world.door(&config(vec![RuleConfig {
+    let client = world.client(&config(vec![RuleConfig {
         host: "a.test".into(),
         ..RuleConfig::default()
     }]));
     for port in [0, 1, 22, 25, 53, 80, 444, 3128, 8443, 65535] {
-        let refused = door.tunnel(&format!("a.test:{port}")).await.unwrap_err();
+        let refused = client.tunnel(&format!("a.test:{port}")).await.unwrap_err();
         assert!([400, 403].contains(&status(&refused)), "{port}: {refused}");
     }
     for authority in ["a.test", "a.test:", "a.test:0443", "a.test:443:80", ":443"] {
         assert!(
-            door.tunnel(authority).await.is_err() || authority == "a.test:0443",
+            client.tunnel(authority).await.is_err() || authority == "a.test:0443",
             "{authority}"
         );
     }
-    assert_eq!(world.names.asked(), 0);
+    assert_eq!(world.names.queries(), 0);
 }
 
 #[tokio::test]
-async fn a_server_with_a_wrong_certificate_is_not_spoken_to() {
+async fn servers_with_wrong_certificates_get_no_request() {
     let world = World::new();
     let server = world.tls("other.test", |_, _| ok("x")).await;
     world.names.set("a.test", &[&["127.0.0.1"]]);
-    let door = world.door(&config(vec![rule(
+    let client = world.client(&config(vec![rule(
         "a.test",
         RuleScheme::Https,
         server.port,
@@ -279,13 +293,13 @@ async fn a_server_with_a_wrong_certificate_is_not_spoken_to() {
         "GET / HTTP/1.1\r\nhost: a.test:{}\r\nconnection: close\r\n\r\n",
         server.port
     );
-    let answer = door.inside("a.test", server.port, request).await.unwrap();
-    assert_eq!(status(&answer), 502, "{answer}");
+    let response = client.inside("a.test", server.port, request).await.unwrap();
+    assert_eq!(status(&response), 502, "{response}");
     assert_eq!(server.requests(), 0);
 }
 
 #[tokio::test]
-async fn hostile_answers_end_in_an_error_and_the_proxy_lives_on() {
+async fn hostile_responses_are_errors_and_the_proxy_continues() {
     let world = World::new();
     let server = world
         .plain(|n, _| match n {
@@ -304,21 +318,23 @@ async fn hostile_answers_end_in_an_error_and_the_proxy_lives_on() {
         })
         .await;
     world.names.set("a.test", &[&["127.0.0.1"]]);
-    let door = world.door(&config(vec![rule("a.test", RuleScheme::Http, server.port)]));
+    let client = world.client(&config(vec![rule("a.test", RuleScheme::Http, server.port)]));
     let url = format!("http://a.test:{}/", server.port);
     for n in 0..6 {
-        assert_eq!(status(&door.get(&url).await), 502, "{n}");
+        assert_eq!(status(&client.get(&url).await), 502, "{n}");
     }
-    assert_eq!(body(&door.get(&url).await), "fine");
+    assert_eq!(body(&client.get(&url).await), "fine");
 }
 
 #[tokio::test]
-async fn a_client_that_trickles_its_head_loses_its_connection() {
+async fn slow_request_headers_time_out() {
     let world = World::new();
     let mut short = config(vec![]);
     short.quota.request_s = 0.3;
-    let door = world.door(&short);
-    let mut stream = tokio::net::TcpStream::connect(door.address).await.unwrap();
+    let client = world.client(&short);
+    let mut stream = tokio::net::TcpStream::connect(client.address)
+        .await
+        .unwrap();
     let full = get("http://a.test/");
     let mut sent = 0;
     for byte in full.as_bytes() {
@@ -328,11 +344,11 @@ async fn a_client_that_trickles_its_head_loses_its_connection() {
         sent += 1;
         tokio::time::sleep(std::time::Duration::from_millis(20)).await;
     }
-    let mut answer = String::new();
-    let _ = stream.read_to_string(&mut answer).await;
+    let mut response = String::new();
+    let _ = stream.read_to_string(&mut response).await;
     assert!(
-        !answer.contains(" 403 "),
-        "{sent} bytes of {}: {answer}",
+        !response.contains(" 403 "),
+        "{sent} bytes of {}: {response}",
         full.len()
     );
 }

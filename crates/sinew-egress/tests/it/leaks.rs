@@ -1,12 +1,12 @@
-//! What a sandbox must not learn, and ways around the rules that a server would open.
+//! Leaks to the sandbox, and server features that could bypass rules.
 
 use crate::world::{SECRET, World, body, config, ok, rule, status};
 use sinew_egress::{EgressConfig, Mode, Quota, RuleConfig, RuleScheme};
 
 #[tokio::test]
-async fn a_secret_does_not_come_back_in_parts() {
+async fn secrets_are_not_returned_in_parts() {
     let world = World::new();
-    // Tells the header it was sent, or the part of it that was asked for.
+    // The server echoes the header, or the requested range of it.
     let server = world
         .tls("api.test", |_, request| {
             let line = |name: &str| {
@@ -35,47 +35,51 @@ async fn a_secret_does_not_come_back_in_parts() {
         credential: Some("key".into()),
         ..rule("api.test", RuleScheme::Https, server.port)
     };
-    let door = world.door(&config(vec![allow]));
+    let client = world.client(&config(vec![allow]));
     let mut found = String::new();
     for from in (0..30).step_by(5) {
         let request = format!(
-            "GET / HTTP/1.1\r\nhost: api.test:{}\r\nrange: bytes={from}-{}\r\nif-range: x\r\nconnection: close\r\n\r\n",
+            "GET / HTTP/1.1\r\nhost: api.test:{}\r\nrange: bytes={from}-{}\r\nif-range: x\r\n\
+             connection: close\r\n\r\n",
             server.port,
             from + 4
         );
-        let answer = door.inside("api.test", server.port, request).await.unwrap();
-        found.push_str(body(&answer));
+        let response = client
+            .inside("api.test", server.port, request)
+            .await
+            .unwrap();
+        found.push_str(body(&response));
     }
     assert!(!found.contains(SECRET), "{found}");
     assert!(found.contains("Bearer *"), "{found}");
 }
 
 #[tokio::test]
-async fn refusals_do_not_tell_what_the_hosts_network_looks_like() {
+async fn refusals_hide_the_hosts_network() {
     let world = World::new();
     let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let port = closed.local_addr().unwrap().port();
     drop(closed);
     world.names.set("down.test", &[&["127.0.0.1"]]);
     world.names.set("inner.test", &[&["10.11.12.13"]]);
-    let mut door = world.door(&config(vec![
+    let mut client = world.client(&config(vec![
         rule("down.test", RuleScheme::Http, port),
         rule("inner.test", RuleScheme::Http, port),
     ]));
-    let down = door.get(&format!("http://down.test:{port}/")).await;
+    let down = client.get(&format!("http://down.test:{port}/")).await;
     assert!(
         status(&down) == 502 && body(&down).contains("refused"),
         "{down}"
     );
-    let inner = door.get(&format!("http://inner.test:{port}/")).await;
+    let inner = client.get(&format!("http://inner.test:{port}/")).await;
     assert_eq!(status(&inner), 403);
-    let told = format!("{down}{inner}");
+    let message = format!("{down}{inner}");
     assert!(
-        !told.contains("127.0.0.1") && !told.contains("10.11"),
-        "{told}"
+        !message.contains("127.0.0.1") && !message.contains("10.11"),
+        "{message}"
     );
-    // Who reads the log has to know.
-    let audit = door.audit().await;
+    // The log has the addresses.
+    let audit = client.audit().await;
     let detail = |at: usize| audit[at].detail.clone().unwrap();
     assert!(
         detail(0).contains("127.0.0.1") && detail(1).contains("10.11.12.13"),
@@ -84,7 +88,7 @@ async fn refusals_do_not_tell_what_the_hosts_network_looks_like() {
 }
 
 #[tokio::test]
-async fn headers_that_name_another_method_or_path_pass_no_rule_for_those() {
+async fn override_headers_are_refused_where_rules_limit_methods_or_paths() {
     let world = World::new();
     let server = world.plain(|_, _| ok("x")).await;
     world.names.set("a.test", &[&["127.0.0.1"]]);
@@ -95,13 +99,13 @@ async fn headers_that_name_another_method_or_path_pass_no_rule_for_those() {
         ..rule("a.test", RuleScheme::Http, server.port)
     };
     let wide = rule("b.test", RuleScheme::Http, server.port);
-    let door = world.door(&config(vec![narrow, wide]));
+    let client = world.client(&config(vec![narrow, wide]));
     let ask = async |host: &str, header: &str| {
         let port = server.port;
         let head = format!("POST http://{host}:{port}/v1/x HTTP/1.1\r\nhost: {host}:{port}");
         let rest = "content-length: 0\r\nconnection: close";
         status(
-            &door
+            &client
                 .raw(format!("{head}\r\n{header}: DELETE\r\n{rest}\r\n\r\n"))
                 .await,
         )
@@ -115,14 +119,14 @@ async fn headers_that_name_another_method_or_path_pass_no_rule_for_those() {
     ];
     for header in headers {
         assert_eq!(ask("a.test", header).await, 400, "{header}");
-        // Where every method and path is allowed, they get around nothing.
+        // Where every method and path is allowed, they bypass nothing.
         assert_eq!(ask("b.test", header).await, 200, "{header}");
     }
     assert_eq!(ask("a.test", "X-Other").await, 200);
 }
 
 #[tokio::test]
-async fn what_travels_in_heads_counts() {
+async fn header_bytes_count_against_the_quota() {
     let world = World::new();
     let server = world.plain(|_, _| ok("x")).await;
     world.names.set("a.test", &[&["127.0.0.1"]]);
@@ -131,27 +135,27 @@ async fn what_travels_in_heads_counts() {
         bytes_up: 100_000,
         ..Quota::default()
     };
-    let mut door = world.door(&limited);
+    let mut client = world.client(&limited);
     let url = format!("http://a.test:{}/{}", server.port, "x".repeat(30_000));
     let mut statuses = Vec::new();
     for _ in 0..4 {
-        statuses.push(status(&door.get(&url).await));
+        statuses.push(status(&client.get(&url).await));
     }
     assert_eq!(statuses, [200, 200, 200, 429]);
     assert_eq!(server.requests(), 3);
-    // Nor does a method of any length get into the log.
+    // A long method is cut in the log.
     let long = format!(
         "{} http://a.test/ HTTP/1.1\r\nhost: a.test\r\nconnection: close\r\n\r\n",
         "M".repeat(20_000)
     );
-    door.raw(long).await;
-    let audit = door.audit().await;
+    client.raw(long).await;
+    let audit = client.audit().await;
     let line = serde_json::to_string(audit.last().unwrap()).unwrap();
     assert!(line.len() < 10_000, "{}", line.len());
 }
 
 #[tokio::test]
-async fn two_sandboxes_do_not_record_over_each_other() {
+async fn episodes_are_recorded_by_one_session_at_a_time() {
     let world = World::new();
     let recording = EgressConfig {
         mode: Mode::Record,
@@ -161,8 +165,8 @@ async fn two_sandboxes_do_not_record_over_each_other() {
     let policy = || recording.policy(&|_| Some("0123456789".into())).unwrap();
     let open = || world.proxy.session("e", policy(), &recording, None);
     let first = open().unwrap();
-    let told = open().unwrap_err().to_string();
-    assert!(told.contains("is being recorded"), "{told}");
+    let message = open().unwrap_err().to_string();
+    assert!(message.contains("is being recorded"), "{message}");
     drop(first);
     open().unwrap();
 }

@@ -1,4 +1,4 @@
-//! The proxy between raw clients and real servers, plain and TLS, on loopback.
+//! The proxy between raw clients and servers, plain and TLS, on loopback.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 

@@ -19,33 +19,33 @@ use tokio_rustls::{TlsAcceptor, TlsConnector};
 
 pub(crate) const SECRET: &str = "sk-0123456789abcdef";
 
-/// Answers from a table; each name's lists one after the other, the last one for ever.
+/// Resolver with a table. Each name has a list of results, and the last one is repeated.
 #[derive(Debug, Default)]
 pub(crate) struct Names {
-    pub(crate) answers: Mutex<HashMap<String, Vec<Vec<IpAddr>>>>,
-    pub(crate) asked: Mutex<Vec<String>>,
+    pub(crate) results: Mutex<HashMap<String, Vec<Vec<IpAddr>>>>,
+    pub(crate) queries: Mutex<Vec<String>>,
 }
 
 impl Names {
-    pub(crate) fn set(&self, name: &str, answers: &[&[&str]]) {
-        let lists = answers
+    pub(crate) fn set(&self, name: &str, results: &[&[&str]]) {
+        let lists = results
             .iter()
             .map(|l| l.iter().map(|a| a.parse().unwrap()).collect())
             .collect();
-        self.answers.lock().unwrap().insert(name.into(), lists);
+        self.results.lock().unwrap().insert(name.into(), lists);
     }
 
-    pub(crate) fn asked(&self) -> usize {
-        self.asked.lock().unwrap().len()
+    pub(crate) fn queries(&self) -> usize {
+        self.queries.lock().unwrap().len()
     }
 }
 
 impl Resolve for Names {
     fn resolve<'a>(&'a self, name: &'a str) -> BoxFuture<'a, io::Result<Vec<IpAddr>>> {
         Box::pin(async move {
-            self.asked.lock().unwrap().push(name.into());
-            let mut answers = self.answers.lock().unwrap();
-            let lists = answers.get_mut(name).ok_or(io::ErrorKind::NotFound)?;
+            self.queries.lock().unwrap().push(name.into());
+            let mut results = self.results.lock().unwrap();
+            let lists = results.get_mut(name).ok_or(io::ErrorKind::NotFound)?;
             Ok(if lists.len() > 1 {
                 lists.remove(0)
             } else {
@@ -55,12 +55,12 @@ impl Resolve for Names {
     }
 }
 
-/// What a server answers to the n-th request that it got.
+/// Response to the n-th request of a server.
 type Script = Arc<dyn Fn(usize, &str) -> Vec<u8> + Send + Sync>;
 
 pub(crate) struct Server {
     pub(crate) port: u16,
-    /// Raw requests, heads and bodies.
+    /// Raw requests, headers and bodies.
     pub(crate) seen: Arc<Mutex<Vec<String>>>,
     task: tokio::task::JoinHandle<()>,
 }
@@ -82,7 +82,7 @@ async fn serve(
     seen: Arc<Mutex<Vec<String>>>,
     script: Script,
 ) {
-    // Reads whatever comes until a pause: what a smuggler appended shows up too.
+    // Reads until a pause, so that a smuggled second request is also seen.
     let mut text = Vec::new();
     let mut chunk = [0; 4096];
     while let Ok(Ok(n @ 1..)) =
@@ -96,18 +96,18 @@ async fn serve(
         seen.push(text.clone());
         seen.len() - 1
     };
-    let answer = script(n, &text);
-    let _ = stream.write_all(&answer).await;
-    if answer.ends_with(b"FLOOD") {
+    let response = script(n, &text);
+    let _ = stream.write_all(&response).await;
+    if response.ends_with(b"FLOOD") {
         while stream.write_all(&[b'x'; 16384]).await.is_ok() {}
     }
-    if answer.ends_with(b"HANG") {
+    if response.ends_with(b"HANG") {
         std::future::pending::<()>().await;
     }
     let _ = stream.shutdown().await;
 }
 
-/// An answer with a length.
+/// A response with a length.
 pub(crate) fn ok(body: &str) -> Vec<u8> {
     format!(
         "HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\ncontent-length: {}\r\n\r\n{body}",
@@ -195,11 +195,11 @@ impl World {
         Server { port, seen, task }
     }
 
-    pub(crate) fn door(&self, config: &EgressConfig) -> Door {
-        self.door_for("episode", config)
+    pub(crate) fn client(&self, config: &EgressConfig) -> Client {
+        self.client_for("episode", config)
     }
 
-    pub(crate) fn door_for(&self, episode: &str, config: &EgressConfig) -> Door {
+    pub(crate) fn client_for(&self, episode: &str, config: &EgressConfig) -> Client {
         let policy = config
             .policy(&|name| (name == "KEY").then(|| SECRET.into()))
             .unwrap();
@@ -211,7 +211,7 @@ impl World {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         let served = session.serve(listener).unwrap();
-        Door {
+        Client {
             session,
             served: Some(served),
             address,
@@ -221,8 +221,8 @@ impl World {
     }
 }
 
-/// A session that listens, as seen from inside of a sandbox.
-pub(crate) struct Door {
+/// Client of a session, as a program in a sandbox.
+pub(crate) struct Client {
     pub(crate) session: Session,
     pub(crate) served: Option<Served>,
     pub(crate) address: SocketAddr,
@@ -230,8 +230,8 @@ pub(crate) struct Door {
     authority: String,
 }
 
-impl Door {
-    /// Sends bytes, reads to the end.
+impl Client {
+    /// Sends bytes and reads the response to its end.
     pub(crate) async fn raw(&self, bytes: impl AsRef<[u8]>) -> String {
         let stream = TcpStream::connect(self.address).await.unwrap();
         talk(stream, bytes.as_ref()).await
@@ -241,7 +241,7 @@ impl Door {
         self.raw(get(url)).await
     }
 
-    /// A tunnel, or what was answered instead.
+    /// Opens a tunnel. The error is the response of a refusal.
     pub(crate) async fn tunnel(&self, authority: &str) -> Result<TcpStream, String> {
         let mut stream = TcpStream::connect(self.address).await.unwrap();
         stream
@@ -271,7 +271,7 @@ impl Door {
         Err(head)
     }
 
-    /// TLS through a tunnel, with a name and trust of its own.
+    /// Opens TLS through a tunnel with this server name and these root certificates.
     pub(crate) async fn tls(
         &self,
         authority: &str,
@@ -295,7 +295,7 @@ impl Door {
             .map_err(|e| e.to_string())
     }
 
-    /// Bytes inside of an intercepted tunnel.
+    /// Sends bytes inside of an intercepted tunnel.
     pub(crate) async fn inside(
         &self,
         host: &str,
@@ -320,7 +320,7 @@ impl Door {
     }
 }
 
-/// A request that closes, in the form for proxies.
+/// A request for a proxy that closes the connection.
 pub(crate) fn get(url: &str) -> String {
     let host = url.split('/').nth(2).unwrap();
     format!("GET {url} HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n\r\n")
@@ -328,10 +328,11 @@ pub(crate) fn get(url: &str) -> String {
 
 async fn talk(mut stream: impl AsyncRead + AsyncWrite + Unpin, bytes: &[u8]) -> String {
     stream.write_all(bytes).await.unwrap();
-    let mut answer = Vec::new();
-    let read = tokio::time::timeout(Duration::from_secs(10), stream.read_to_end(&mut answer)).await;
-    let _ = read.expect("an answer that ends");
-    String::from_utf8_lossy(&answer).into_owned()
+    let mut response = Vec::new();
+    let read =
+        tokio::time::timeout(Duration::from_secs(10), stream.read_to_end(&mut response)).await;
+    let _ = read.expect("an response that ends");
+    String::from_utf8_lossy(&response).into_owned()
 }
 
 pub(crate) fn header<'a>(response: &'a str, name: &str) -> Option<&'a str> {
@@ -355,7 +356,7 @@ pub(crate) fn status(response: &str) -> u16 {
         .unwrap_or(0)
 }
 
-/// A rule for one host that may lead to loopback.
+/// A rule for one host that may resolve to loopback.
 pub(crate) fn rule(host: &str, scheme: RuleScheme, port: u16) -> RuleConfig {
     RuleConfig {
         host: host.into(),
