@@ -1,6 +1,7 @@
 //! What the router needs of an engine: attempts, looks, weights.
 
-use crate::check::{AttemptCheck, AttemptToken, ServerEnd};
+use crate::attempt::{Attempt, AttemptEnd, AttemptId, AttemptToken, ServerEnd};
+use crate::check::AttemptCheck;
 use crate::error::AttemptError;
 use futures::FutureExt;
 use futures::future::BoxFuture;
@@ -11,32 +12,6 @@ use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use tokio::sync::mpsc;
-
-/// Number of an attempt, never used twice by one [`crate::RemoteEngine`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct AttemptId(pub u64);
-
-/// One call to one server: a part of a request's output, sampled by one version.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Attempt {
-    pub id: AttemptId,
-    /// The request's prompt and the ids sampled so far.
-    pub prompt: Vec<TokenId>,
-    /// With the tokens that are left as `max_tokens`, and a seed of its own.
-    pub sampling: SamplingParams,
-    pub priority: i32,
-    /// The weights that must sample it.
-    pub version: PolicyVersion,
-}
-
-/// How an attempt ended.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct AttemptEnd {
-    /// Never `Aborted`: a server that gives up is an error.
-    pub reason: FinishReason,
-    /// Prompt tokens found in the server's prefix cache, where it says.
-    pub cached_prompt_tokens: u32,
-}
 
 /// Which weights a server says it has.
 #[derive(Clone, Debug, PartialEq, Eq)]

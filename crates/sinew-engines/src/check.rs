@@ -1,7 +1,7 @@
 //! Whether what a server says about an attempt can be true. Pure.
 
-use crate::backend::Attempt;
-use crate::error::AttemptError;
+use crate::attempt::{Attempt, AttemptToken, ServerEnd};
+use crate::error::{AttemptError, TokenFault};
 use sinew_types::{EngineError, FinishReason, SamplingParams, TokenId, TokenLogprob};
 use std::fmt;
 
@@ -9,68 +9,6 @@ use std::fmt;
 const MAX_LOGPROB: f64 = 1e-3;
 /// vLLM writes -9999 for a log-probability that is missing or not a number.
 const MIN_LOGPROB: f64 = -9000.0;
-
-/// A sampled token, without its version: that is the attempt's.
-#[derive(Clone, Debug, PartialEq)]
-pub struct AttemptToken {
-    pub id: TokenId,
-    /// Natural logarithm, full softmax at the request's policy temperature.
-    pub logprob: f32,
-    pub top: Vec<TokenLogprob>,
-}
-
-/// Why a server says that it stopped.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum ServerEnd {
-    /// A token of the model's or of the request; which one, if it is told.
-    StopId(Option<TokenId>),
-    StopString(String),
-    /// Out of tokens or of context.
-    Length,
-    /// It gave up.
-    Aborted(String),
-}
-
-/// Tokens that cannot be right.
-#[derive(Clone, Debug, PartialEq, thiserror::Error)]
-pub enum TokenFault {
-    #[error("{ids} ids came with {logprobs} log-probs")]
-    Count { ids: usize, logprobs: usize },
-    #[error("token {position}: id {id} is outside the vocabulary of {vocab}")]
-    UnknownId {
-        position: usize,
-        id: TokenId,
-        vocab: usize,
-    },
-    #[error("token {position} (id {id}): log-prob {value:?} is not a log-probability")]
-    Logprob {
-        position: usize,
-        id: TokenId,
-        value: Option<f64>,
-    },
-    #[error("{sampled} tokens came, {asked} were asked for")]
-    TooMany { sampled: usize, asked: u32 },
-    #[error("token {position} follows the stop id {stop}")]
-    PastStop { position: usize, stop: TokenId },
-    #[error("the server used another prompt: position {position} is {found:?}, {sent:?} was sent")]
-    Prompt {
-        position: usize,
-        sent: Option<TokenId>,
-        found: Option<TokenId>,
-    },
-    #[error("token {position} was {before} and became {now}")]
-    Rewritten {
-        position: usize,
-        before: TokenId,
-        now: TokenId,
-    },
-    #[error("the server's end ({end}) contradicts its {sampled} tokens: {why}")]
-    End {
-        end: String,
-        sampled: usize,
-        why: String,
-    },
-}
 
 /// Tokens that may be sampled: what the attempt asks for, if it fits.
 pub(crate) fn room(attempt: &Attempt, context: Option<usize>) -> Result<u32, AttemptError> {
@@ -279,7 +217,7 @@ impl AttemptCheck {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backend::AttemptId;
+    use crate::attempt::AttemptId;
     use sinew_types::PolicyVersion;
 
     fn check(edit: impl FnOnce(&mut SamplingParams)) -> AttemptCheck {

@@ -1,8 +1,48 @@
 //! What goes wrong with a call to a server, and who is to blame.
 
-use crate::check::TokenFault;
-use sinew_types::{EngineError, PolicyVersion};
+use sinew_types::{EngineError, PolicyVersion, TokenId};
 use std::fmt;
+
+/// Tokens that cannot be right.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum TokenFault {
+    #[error("{ids} ids came with {logprobs} log-probs")]
+    Count { ids: usize, logprobs: usize },
+    #[error("token {position}: id {id} is outside the vocabulary of {vocab}")]
+    UnknownId {
+        position: usize,
+        id: TokenId,
+        vocab: usize,
+    },
+    #[error("token {position} (id {id}): log-prob {value:?} is not a log-probability")]
+    Logprob {
+        position: usize,
+        id: TokenId,
+        value: Option<f64>,
+    },
+    #[error("{sampled} tokens came, {asked} were asked for")]
+    TooMany { sampled: usize, asked: u32 },
+    #[error("token {position} follows the stop id {stop}")]
+    PastStop { position: usize, stop: TokenId },
+    #[error("the server used another prompt: position {position} is {found:?}, {sent:?} was sent")]
+    Prompt {
+        position: usize,
+        sent: Option<TokenId>,
+        found: Option<TokenId>,
+    },
+    #[error("token {position} was {before} and became {now}")]
+    Rewritten {
+        position: usize,
+        before: TokenId,
+        now: TokenId,
+    },
+    #[error("the server's end ({end}) contradicts its {sampled} tokens: {why}")]
+    End {
+        end: String,
+        sampled: usize,
+        why: String,
+    },
+}
 
 /// The part of a call in which the time ran out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -18,6 +18,7 @@
 //!   as many log-probabilities as ids, all finite, the echoed prompt the one that was sent.
 //! - Every wait has a deadline, every queue, answer and retry a bound.
 
+mod attempt;
 mod backend;
 mod check;
 mod config;
@@ -36,14 +37,13 @@ mod sglang;
 mod sse;
 mod vllm;
 
-pub use backend::{
-    Attempt, AttemptEnd, AttemptId, AttemptSink, Backend, Probe, ServedWeights, Weights,
-};
-pub use check::{AttemptToken, LogprobMode, ServerEnd, TokenFault};
+pub use attempt::{Attempt, AttemptEnd, AttemptId, AttemptToken, ServerEnd};
+pub use backend::{AttemptSink, Backend, Probe, ServedWeights, Weights};
+pub use check::LogprobMode;
 pub use config::{ConfigError, Jitter, RemoteConfig, ServerConfig, Timeouts};
 pub use connect::{ConnectError, ConnectOptions, EngineKind, connect, split_url};
 pub use engine::RemoteEngine;
-pub use error::{AttemptError, Blame, Stage};
+pub use error::{AttemptError, Blame, Stage, TokenFault};
 pub use folder::{FolderDtype, FolderError, WeightsFolder};
 pub use guided::FormatMode;
 pub use local::LocalBackend;

@@ -1,7 +1,7 @@
 //! Any other engine of this process behind the router.
 
-use crate::backend::{Attempt, AttemptEnd, AttemptSink, Backend, Probe, ServedWeights, Weights};
-use crate::check::ServerEnd;
+use crate::attempt::{Attempt, AttemptEnd, ServerEnd};
+use crate::backend::{AttemptSink, Backend, Probe, ServedWeights, Weights};
 use crate::error::AttemptError;
 use futures::FutureExt;
 use futures::future::BoxFuture;

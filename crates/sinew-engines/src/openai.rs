@@ -5,8 +5,9 @@
 //! own to the log-probabilities (llama.cpp does), they are used; elsewhere a [`TextCodec`]
 //! makes ids from the text, which need not be those that were sampled.
 
-use crate::backend::{Attempt, AttemptEnd, AttemptSink, Backend, Probe, ServedWeights, Weights};
-use crate::check::{ServerEnd, room};
+use crate::attempt::{Attempt, AttemptEnd, ServerEnd};
+use crate::backend::{AttemptSink, Backend, Probe, ServedWeights, Weights};
+use crate::check::room;
 use crate::config::{ConfigError, ServerConfig};
 use crate::error::{AttemptError, Stage};
 use crate::http::{self, Http, within};

@@ -1,7 +1,7 @@
 //! What a server that speaks token ids says of an attempt, piece by piece.
 
-use crate::backend::{Attempt, AttemptEnd, AttemptSink, ServedWeights};
-use crate::check::ServerEnd;
+use crate::attempt::{Attempt, AttemptEnd, ServerEnd};
+use crate::backend::{AttemptSink, ServedWeights};
 use crate::error::AttemptError;
 use sinew_types::{FinishReason, TokenId, TokenLogprob};
 

@@ -10,7 +10,8 @@
 
 mod wire;
 
-use crate::backend::{Attempt, AttemptEnd, AttemptSink, Backend, Probe, ServedWeights, Weights};
+use crate::attempt::{Attempt, AttemptEnd};
+use crate::backend::{AttemptSink, Backend, Probe, ServedWeights, Weights};
 use crate::check::{LogprobMode, raw_fits, refused};
 use crate::config::{ConfigError, ServerConfig};
 use crate::error::{AttemptError, Stage};

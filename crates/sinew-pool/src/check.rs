@@ -2,6 +2,7 @@
 
 use crate::config::{PoolConfig, TextSpans, TypeFilter};
 use crate::genai::{self, Bundle};
+use crate::hex::hex;
 use crate::reason::Reason;
 use crate::schema::{Kind, Pushed, PushedNode, Trajectory};
 use crate::text::{conversation, whole};
@@ -48,10 +49,6 @@ pub fn tokenizer_hash(renderer: &dyn Renderer) -> String {
         hasher.update(&bytes);
     }
     hex(&hasher.finalize())
-}
-
-pub(crate) fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|b| format!("{b:02x}")).collect()
 }
 
 /// What trajectories are checked against.

@@ -374,7 +374,7 @@ fn page(pool: &Pool, query: &str) -> Told {
     }
     let rows = pool.quarantined(after, limit)?;
     let next = (rows.len() == limit).then(|| rows.last().map(|(id, _)| id.clone()));
-    let row = |(id, held): &(String, crate::quarantine::Held)| {
+    let row = |(id, held): &(String, crate::held::Held)| {
         json!({
             "quarantine": id,
             "reason": held.reason,

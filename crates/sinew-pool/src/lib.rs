@@ -18,6 +18,8 @@ pub mod arrow;
 mod check;
 mod config;
 mod genai;
+mod held;
+mod hex;
 pub mod http;
 mod index;
 pub mod otlp;
@@ -30,7 +32,7 @@ mod text;
 
 pub use check::{Entry, tokenizer_hash};
 pub use config::{ConfigError, PoolConfig, Sampling, SpotCheck, TextSpans, TypeFilter};
+pub use held::Held;
 pub use pool::{Answer, Folder, LeaseRequest, Loan, PassedOver, Pool, PoolError, Scorer};
-pub use quarantine::Held;
 pub use reason::Reason;
 pub use text::{conversation, whole};

@@ -3,9 +3,9 @@
 use crate::check::{Checker, Entry, tokenizer_hash};
 use crate::config::{PoolConfig, Sampling};
 use crate::genai;
+use crate::held::{Held, held_row};
 use crate::index::{self, Group, Index, Row};
 use crate::otlp::Span;
-use crate::quarantine::{Held, held_row};
 use crate::reason::Reason;
 use crate::schema::{Kind, Pushed};
 use crate::spot;

@@ -1,24 +1,17 @@
-//! The quarantine: what is not given to trainers, with the reason, until somebody decides.
+//! The quarantine: rows that are not given to trainers, with the reason, until they are released or
+//! deleted.
 
 use crate::check::Entry;
+use crate::held::{Held, held_row};
 use crate::index;
 use crate::pool::{Answer, Pool, PoolError};
 use crate::reason::Reason;
 use crate::schema::{Kind, Pushed};
-use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use sinew_store::{LeaseId, QueueError, QueueRow, StoreError};
+use sinew_store::{LeaseId, QueueError, StoreError};
 
 /// Longest reason that a trainer gives, in characters.
 const MAX_DETAIL_CHARS: usize = 1000;
-
-/// A row of the quarantine.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Held {
-    pub item: Pushed,
-    pub reason: Reason,
-    pub at_unix_s: f64,
-}
 
 impl Pool {
     /// An entry as it could have been pushed.
@@ -164,22 +157,4 @@ fn pushed_node(node: &sinew_types::Node) -> Value {
         value["versions"] = json!(node.versions);
     }
     value
-}
-
-/// A row of the quarantine and its id: the same item is the same row.
-pub(crate) fn held_row(
-    item: Pushed,
-    reason: &Reason,
-    now_s: f64,
-) -> Result<(String, QueueRow), PoolError> {
-    use sha2::{Digest, Sha256};
-    let text = serde_json::to_vec(&item).unwrap_or_default();
-    let id = format!("q-{}", crate::check::hex(&Sha256::digest(&text)[..12]));
-    let held = Held {
-        item,
-        reason: reason.clone(),
-        at_unix_s: now_s,
-    };
-    let row = QueueRow::of(id.clone(), &held)?;
-    Ok((id, row))
 }

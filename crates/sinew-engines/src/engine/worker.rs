@@ -1,10 +1,8 @@
 //! Carries out what the router decides.
 
 use super::inbox::{Control, Inbox, ModelLimits, Reply, Shared};
-use crate::backend::{
-    Attempt, AttemptEnd, AttemptId, AttemptSink, AttemptTokens, Backend, Probe, ServedWeights,
-    Weights,
-};
+use crate::attempt::{Attempt, AttemptEnd, AttemptId};
+use crate::backend::{AttemptSink, AttemptTokens, Backend, Probe, ServedWeights, Weights};
 use crate::config::{Jitter, RemoteConfig};
 use crate::error::AttemptError;
 use crate::route::{Command, Router};

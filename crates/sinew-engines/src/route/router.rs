@@ -2,8 +2,8 @@
 
 use super::state::{Command, Counters, EngineState, EngineView, Place, RequestState};
 use super::{OnPartial, RouterConfig};
-use crate::backend::{AttemptEnd, AttemptId, Probe, ServedWeights};
-use crate::check::AttemptToken;
+use crate::attempt::{AttemptEnd, AttemptId, AttemptToken};
+use crate::backend::{Probe, ServedWeights};
 use crate::error::{AttemptError, Blame};
 use sinew_types::{
     Choice, EngineError, EngineEvent, EngineStatus, FinishReason, GenerateRequest, PolicyVersion,

@@ -53,7 +53,7 @@ pub(super) fn drain(router: &mut Router) -> Vec<Command> {
 }
 
 /// The only attempt that was started.
-fn started(router: &mut Router) -> (usize, crate::backend::Attempt) {
+fn started(router: &mut Router) -> (usize, crate::attempt::Attempt) {
     let mut starts = drain(router).into_iter().filter_map(|c| match c {
         Command::Start { engine, attempt } => Some((engine, attempt)),
         _ => None,

@@ -3,7 +3,8 @@
 use super::breaker::{Breaker, Permit};
 use super::prefix::{BlockHashes, SeenBlocks};
 use super::{BreakerConfig, RouterConfig};
-use crate::backend::{Attempt, AttemptId, Probe};
+use crate::attempt::{Attempt, AttemptId};
+use crate::backend::Probe;
 use serde::Serialize;
 use sinew_types::{
     EngineEvent, FinishReason, FormatLaw, GOLDEN_GAMMA, PolicyVersion, RequestId, SamplingParams,

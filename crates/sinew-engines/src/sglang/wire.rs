@@ -1,8 +1,8 @@
 //! What goes over the wire to SGLang and back. Pure.
 
-use crate::backend::Attempt;
-use crate::check::{ServerEnd, TokenFault};
+use crate::attempt::{Attempt, ServerEnd};
 use crate::error::AttemptError;
+use crate::error::TokenFault;
 use crate::guided;
 use crate::pieces::Seen;
 use serde::Deserialize;

@@ -1,7 +1,6 @@
 //! What goes over the wire to vLLM and back. Pure.
 
-use crate::backend::Attempt;
-use crate::check::ServerEnd;
+use crate::attempt::{Attempt, ServerEnd};
 use crate::error::AttemptError;
 use crate::guided;
 use crate::pieces::Seen;
