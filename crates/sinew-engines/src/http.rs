@@ -7,6 +7,7 @@ use crate::sse::SseParser;
 use bytes::Bytes;
 use reqwest::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderValue};
 use reqwest::{Client, Method, Response, StatusCode, Url};
+use rustls::{ClientConfig, RootCertStore};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use sinew_types::EngineError;
@@ -14,7 +15,6 @@ use std::collections::VecDeque;
 use std::error::Error;
 use std::future::Future;
 use std::time::Duration;
-use tokio_rustls::rustls::{ClientConfig, RootCertStore};
 
 /// Maximum length of an answer that is no stream: the metrics of a large server fit.
 const MAX_BODY_BYTES: usize = 16 << 20;

@@ -1,8 +1,12 @@
 //! A data pool over HTTP, as `sinew serve --pool` answers.
 
 use crate::error::PipelineError;
-use bytes::Bytes;
+use reqwest::blocking::{Client, RequestBuilder};
+use reqwest::{Method, header};
+use rustls::{ClientConfig, RootCertStore};
 use serde_json::Value;
+use std::error::Error;
+use std::io::Read;
 use std::path::Path;
 use std::time::Duration;
 
@@ -19,7 +23,7 @@ const ATTEMPTS: u32 = 4;
 /// A pool over HTTP.
 #[derive(Clone, Debug)]
 pub struct PoolClient {
-    agent: ureq::Agent,
+    client: Client,
     url: String,
     token: String,
 }
@@ -41,37 +45,46 @@ impl PoolClient {
                 token_file.display()
             ))
         })?;
-        let agent = ureq::Agent::config_builder()
-            .http_status_as_error(false)
-            .timeout_connect(Some(CONNECT_TIMEOUT))
-            .timeout_recv_response(Some(ANSWER_TIMEOUT))
-            .timeout_recv_body(Some(ANSWER_TIMEOUT))
+        // Mozilla's root certificates, as built into the program.
+        let roots = RootCertStore::from_iter(webpki_roots::TLS_SERVER_ROOTS.iter().cloned());
+        let tls = ClientConfig::builder()
+            .with_root_certificates(roots)
+            .with_no_client_auth();
+        let client = Client::builder()
+            .tls_backend_preconfigured(tls)
+            .connect_timeout(CONNECT_TIMEOUT)
+            .timeout(ANSWER_TIMEOUT)
             .build()
-            .new_agent();
+            .map_err(|e| PipelineError::system(format!("the pool's client: {}", cause(&e))))?;
         Ok(Self {
-            agent,
+            client,
             url: url.trim_end_matches('/').to_owned(),
             token: token.trim().to_owned(),
         })
     }
 
     fn once(&self, method: &str, path: &str, body: &Value) -> Result<(u16, Value), String> {
-        let url = format!("{}{path}", self.url);
-        let key = format!("Bearer {}", self.token);
-        let sent = match method {
-            "GET" => self.agent.get(&url).header("authorization", &key).call(),
-            "DELETE" => self.agent.delete(&url).header("authorization", &key).call(),
-            _ => self
-                .agent
-                .post(&url)
-                .header("authorization", &key)
-                .header("content-type", "application/json")
-                .send(body.to_string()),
-        };
-        let mut response = sent.map_err(|e| e.to_string())?;
+        let kind = Method::from_bytes(method.as_bytes()).map_err(|e| e.to_string())?;
+        let request = self.client.request(kind, format!("{}{path}", self.url));
+        self.send(match method {
+            "GET" | "DELETE" => request,
+            _ => request
+                .header(header::CONTENT_TYPE, "application/json")
+                .body(body.to_string()),
+        })
+    }
+
+    /// The status and the JSON that a request with the token is answered with.
+    fn send(&self, request: RequestBuilder) -> Result<(u16, Value), String> {
+        let response = request.bearer_auth(&self.token).send();
+        let response = response.map_err(|e| cause(&e))?;
         let status = response.status().as_u16();
-        let read = response.body_mut().with_config().limit(MAX_ANSWER_BYTES);
-        let text = read.read_to_vec().map_err(|e| e.to_string())?;
+        let mut text = Vec::new();
+        let mut body = response.take(MAX_ANSWER_BYTES + 1);
+        body.read_to_end(&mut text).map_err(|e| cause(&e))?;
+        if text.len() as u64 > MAX_ANSWER_BYTES {
+            return Err(format!("an answer is longer than {MAX_ANSWER_BYTES} bytes"));
+        }
         let value = serde_json::from_slice(&text).map_err(|e| format!("no JSON: {e}"))?;
         Ok((status, value))
     }
@@ -113,30 +126,24 @@ impl PoolClient {
     /// If the file cannot be read, or the pool refuses it.
     pub fn push(&self, file: &Path) -> Result<Value, PipelineError> {
         let unreadable = |e| PipelineError::input(format!("{}: {e}", file.display()));
-        let bytes = Bytes::from(std::fs::read(file).map_err(unreadable)?);
+        let bytes = std::fs::read(file).map_err(unreadable)?;
         let arrow = file.extension().is_some_and(|e| e == "arrow");
         let kind = if arrow {
             "application/vnd.apache.arrow.stream"
         } else {
             "application/json"
         };
-        let sent = self
-            .agent
+        let request = self
+            .client
             .post(format!("{}/pool/trajectories", self.url))
-            .header("authorization", format!("Bearer {}", self.token))
-            .header("content-type", kind)
-            .send(&bytes[..]);
-        let failed = |e: &dyn std::fmt::Display| {
+            .header(header::CONTENT_TYPE, kind)
+            .body(bytes);
+        let (status, told) = self.send(request).map_err(|e| {
             PipelineError::system(format!(
                 "POST {}/pool/trajectories: {e}\n  hint: is `sinew serve --pool` running there?",
                 self.url
             ))
-        };
-        let mut response = sent.map_err(|e| failed(&e))?;
-        let status = response.status().as_u16();
-        let read = response.body_mut().with_config().limit(MAX_ANSWER_BYTES);
-        let text = read.read_to_vec().map_err(|e| failed(&e))?;
-        let told: Value = serde_json::from_slice(&text).map_err(|e| failed(&e))?;
+        })?;
         let message = || told["error"]["message"].as_str().unwrap_or_default();
         match status {
             200 => Ok(told),
@@ -148,4 +155,13 @@ impl PoolClient {
             ))),
         }
     }
+}
+
+/// The innermost reason of an error: what is around it repeats the address.
+fn cause(error: &(dyn Error + 'static)) -> String {
+    let mut cause = error;
+    while let Some(source) = cause.source() {
+        cause = source;
+    }
+    cause.to_string()
 }

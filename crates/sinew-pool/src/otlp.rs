@@ -1,18 +1,24 @@
 //! OpenTelemetry's traces as they come over HTTP: protobuf or JSON, made into plain spans.
 //!
-//! The messages below are the part of `opentelemetry/proto/trace/v1/trace.proto` and
-//! `collector/trace/v1/trace_service.proto` (v1.7) that is read; other fields are skipped, as
-//! protobuf and OTLP ask.
+//! Unknown fields are skipped, as protobuf and OTLP ask. JSON is read by hand: a request that has
+//! one wrong field would be refused as a whole by the messages' own reader.
 
+use crate::hex::hex;
 use crate::reason::Reason;
+use opentelemetry_proto::tonic::collector::trace::v1::{
+    ExportTracePartialSuccess, ExportTraceServiceRequest, ExportTraceServiceResponse,
+};
+use opentelemetry_proto::tonic::common::v1::any_value::Value as Any;
+use opentelemetry_proto::tonic::common::v1::{AnyValue, KeyValue};
+use opentelemetry_proto::tonic::trace::v1::span;
 use prost::Message;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-/// Most attributes of a span with its events.
+/// Maximum attributes of a span with its events.
 const MAX_ATTRIBUTES: usize = 4096;
 
-/// Most bytes of the resources of all spans of a request: each span is kept with its own.
+/// Maximum bytes of the resources of all spans of a request: each span is stored with its own.
 const MAX_RESOURCE_BYTES: usize = 64 << 20;
 
 /// A span, as far as it is read.
@@ -44,11 +50,11 @@ pub struct Event {
 impl Span {
     /// Refuses a span whose ids are not OpenTelemetry's, or that is too large.
     pub(crate) fn check(&self) -> Result<(), Reason> {
-        let hex = |text: &str, len: usize| {
+        let digits = |text: &str, len: usize| {
             text.len() == len && text.bytes().all(|b| b.is_ascii_hexdigit())
         };
-        let parent = self.parent_id.is_empty() || hex(&self.parent_id, 16);
-        if !(hex(&self.trace_id, 32) && hex(&self.span_id, 16) && parent) {
+        let parent = self.parent_id.is_empty() || digits(&self.parent_id, 16);
+        if !(digits(&self.trace_id, 32) && digits(&self.span_id, 16) && parent) {
             let detail = format!(
                 "span {:?} of trace {:?}: ids are 16 and 32 hexadecimal digits",
                 self.span_id, self.trace_id
@@ -68,113 +74,18 @@ impl Span {
     }
 }
 
-#[derive(Clone, PartialEq, Message)]
-struct Export {
-    #[prost(message, repeated, tag = "1")]
-    resource_spans: Vec<ResourceSpans>,
-}
-
-#[derive(Clone, PartialEq, Message)]
-struct ResourceSpans {
-    #[prost(message, optional, tag = "1")]
-    resource: Option<Resource>,
-    #[prost(message, repeated, tag = "2")]
-    scope_spans: Vec<ScopeSpans>,
-}
-
-#[derive(Clone, PartialEq, Message)]
-struct Resource {
-    #[prost(message, repeated, tag = "1")]
-    attributes: Vec<KeyValue>,
-}
-
-#[derive(Clone, PartialEq, Message)]
-struct ScopeSpans {
-    #[prost(message, repeated, tag = "2")]
-    spans: Vec<WireSpan>,
-}
-
-#[derive(Clone, PartialEq, Message)]
-struct WireSpan {
-    #[prost(bytes = "vec", tag = "1")]
-    trace_id: Vec<u8>,
-    #[prost(bytes = "vec", tag = "2")]
-    span_id: Vec<u8>,
-    #[prost(bytes = "vec", tag = "4")]
-    parent_span_id: Vec<u8>,
-    #[prost(string, tag = "5")]
-    name: String,
-    #[prost(fixed64, tag = "7")]
-    start_time_unix_nano: u64,
-    #[prost(message, repeated, tag = "9")]
-    attributes: Vec<KeyValue>,
-    #[prost(message, repeated, tag = "11")]
-    events: Vec<WireEvent>,
-}
-
-#[derive(Clone, PartialEq, Message)]
-struct WireEvent {
-    #[prost(string, tag = "2")]
-    name: String,
-    #[prost(message, repeated, tag = "3")]
-    attributes: Vec<KeyValue>,
-}
-
-#[derive(Clone, PartialEq, Message)]
-struct KeyValue {
-    #[prost(string, tag = "1")]
-    key: String,
-    #[prost(message, optional, tag = "2")]
-    value: Option<AnyValue>,
-}
-
-#[derive(Clone, PartialEq, Message)]
-struct AnyValue {
-    #[prost(oneof = "Any", tags = "1, 2, 3, 4, 5, 6, 7")]
-    value: Option<Any>,
-}
-
-#[derive(Clone, PartialEq, prost::Oneof)]
-enum Any {
-    #[prost(string, tag = "1")]
-    Text(String),
-    #[prost(bool, tag = "2")]
-    Bool(bool),
-    #[prost(int64, tag = "3")]
-    Int(i64),
-    #[prost(double, tag = "4")]
-    Double(f64),
-    #[prost(message, tag = "5")]
-    Array(AnyArray),
-    #[prost(message, tag = "6")]
-    Map(AnyMap),
-    #[prost(bytes, tag = "7")]
-    Bytes(Vec<u8>),
-}
-
-#[derive(Clone, PartialEq, Message)]
-struct AnyArray {
-    #[prost(message, repeated, tag = "1")]
-    values: Vec<AnyValue>,
-}
-
-#[derive(Clone, PartialEq, Message)]
-struct AnyMap {
-    #[prost(message, repeated, tag = "1")]
-    values: Vec<KeyValue>,
-}
-
 fn plain(value: Option<AnyValue>) -> Value {
     match value.and_then(|v| v.value) {
-        None => Value::Null,
-        Some(Any::Text(text)) => text.into(),
-        Some(Any::Bool(b)) => b.into(),
-        Some(Any::Int(i)) => i.into(),
+        // An index into a table of strings is of profiles, which are not read.
+        None | Some(Any::StringValueStrindex(_)) => Value::Null,
+        Some(Any::StringValue(text)) => text.into(),
+        Some(Any::BoolValue(b)) => b.into(),
+        Some(Any::IntValue(i)) => i.into(),
         // What is not finite has no JSON: null, which no reader takes for a number.
-        Some(Any::Double(d)) => json!(d),
-        Some(Any::Bytes(bytes)) => json!(crate::check::hex(&bytes)),
-        Some(Any::Array(array)) => array.values.into_iter().map(|v| plain(Some(v))).collect(),
-        Some(Any::Map(map)) => Value::Object(attributes(map.values)),
+        Some(Any::DoubleValue(d)) => json!(d),
+        Some(Any::BytesValue(bytes)) => json!(hex(&bytes)),
+        Some(Any::ArrayValue(array)) => array.values.into_iter().map(|v| plain(Some(v))).collect(),
+        Some(Any::KvlistValue(map)) => Value::Object(attributes(map.values)),
     }
 }
 
@@ -205,7 +116,7 @@ fn check_resource(
 /// # Errors
 /// If the bytes are no such message.
 pub fn from_protobuf(bytes: &[u8]) -> Result<Vec<Span>, Reason> {
-    let export = Export::decode(bytes).map_err(|e| Reason::Spans {
+    let export = ExportTraceServiceRequest::decode(bytes).map_err(|e| Reason::Spans {
         detail: format!("not an ExportTraceServiceRequest: {e}"),
     })?;
     let (mut out, mut total) = (Vec::new(), 0);
@@ -215,8 +126,7 @@ pub fn from_protobuf(bytes: &[u8]) -> Result<Vec<Span>, Reason> {
         let spans = of_resource.scope_spans.iter().map(|s| s.spans.len()).sum();
         check_resource(&resource, spans, &mut total)?;
         for span in of_resource.scope_spans.into_iter().flat_map(|s| s.spans) {
-            let hex = crate::check::hex;
-            let event = |e: WireEvent| Event {
+            let event = |e: span::Event| Event {
                 name: e.name,
                 attributes: attributes(e.attributes),
             };
@@ -309,26 +219,12 @@ fn json_value(value: &Value) -> Value {
     }
 }
 
-#[derive(Clone, PartialEq, Message)]
-struct ExportAnswer {
-    #[prost(message, optional, tag = "1")]
-    partial_success: Option<PartialSuccess>,
-}
-
-#[derive(Clone, PartialEq, Message)]
-struct PartialSuccess {
-    #[prost(int64, tag = "1")]
-    rejected_spans: i64,
-    #[prost(string, tag = "2")]
-    error_message: String,
-}
-
 /// An `ExportTraceServiceResponse` in protobuf, from the JSON form.
 pub(crate) fn export_answer(json: &Value) -> Vec<u8> {
     let partial = &json["partialSuccess"];
-    let partial_success = partial.is_object().then(|| PartialSuccess {
+    let partial_success = partial.is_object().then(|| ExportTracePartialSuccess {
         rejected_spans: number(&partial["rejectedSpans"]),
         error_message: partial["errorMessage"].as_str().unwrap_or_default().into(),
     });
-    ExportAnswer { partial_success }.encode_to_vec()
+    ExportTraceServiceResponse { partial_success }.encode_to_vec()
 }

@@ -1,9 +1,9 @@
 //! How calls end that nobody answers: at the gate, at a stop; and where they are seen until then.
 
-use crate::support::{Opened, World, answer, send, world_behind, world_in, world_with};
+use crate::support::{Opened, World, answer, client, send, world_behind, world_in, world_with};
 use futures::future::BoxFuture;
 use serde_json::{Value, json};
-use sinew_gateway::{Gate, Room};
+use sinew_gateway::{Capacity, CapacityPermit};
 use sinew_infer::Fault;
 use sinew_types::{Engine, EpisodeId, TokenId, TokenKind, Trace};
 use std::io::Read;
@@ -30,12 +30,12 @@ impl Drop for Waits {
     }
 }
 
-impl Gate for Narrow {
-    fn enter<'a>(&'a self, _: &'a EpisodeId, _: &'a [TokenId]) -> BoxFuture<'a, Room> {
+impl Capacity for Narrow {
+    fn acquire<'a>(&'a self, _: &'a EpisodeId, _: &'a [TokenId]) -> BoxFuture<'a, CapacityPermit> {
         Box::pin(async {
             self.waiting.fetch_add(1, Ordering::SeqCst);
             let _waits = Waits(Arc::clone(&self.waiting));
-            Box::new(Arc::clone(&self.room).acquire_owned().await.unwrap()) as Room
+            Box::new(Arc::clone(&self.room).acquire_owned().await.unwrap()) as CapacityPermit
         })
     }
 }
@@ -46,14 +46,12 @@ fn body() -> Value {
 
 /// A call whose client waits for a third of a second and goes.
 fn gives_up(rollout: &Opened) {
-    let impatient: ureq::Agent = ureq::Agent::config_builder()
-        .timeout_global(Some(Duration::from_millis(300)))
-        .build()
-        .into();
+    let impatient = client(Duration::from_millis(300));
     let gone = impatient
         .post(format!("{}/chat/completions", rollout.base_url))
         .header("authorization", &rollout.key)
-        .send(body().to_string());
+        .body(body().to_string())
+        .send();
     assert!(gone.is_err());
 }
 

@@ -1,6 +1,6 @@
 //! What agents and harnesses do, over real connections.
 
-use crate::support::{agent, answer, events, send, world, world_in, world_with};
+use crate::support::{answer, client, events, send, world, world_in, world_with};
 use serde_json::{Value, json};
 use sinew_gateway::{Journal, JournalOptions};
 use sinew_infer::Fault;
@@ -197,14 +197,12 @@ fn a_whole_answer_is_aborted_when_its_client_goes() {
     });
     let rollout = world.open();
     let body = json!({"model": "m", "messages": [{"role": "user", "content": "x"}]});
-    let impatient: ureq::Agent = ureq::Agent::config_builder()
-        .timeout_global(Some(Duration::from_millis(300)))
-        .build()
-        .into();
+    let impatient = client(Duration::from_millis(300));
     let gone = impatient
         .post(format!("{}/chat/completions", rollout.base_url))
         .header("authorization", &rollout.key)
-        .send(body.to_string());
+        .body(body.to_string())
+        .send();
     assert!(gone.is_err());
     world.until("the generation ends", || world.engine.status().running == 0);
     assert_eq!(world.finish(&rollout.id)["sampled_tokens"], 1);
@@ -494,7 +492,12 @@ fn stopping_keeps_what_was_captured() {
     let trace = world.store.get(&id).unwrap().unwrap();
     assert_eq!(trace.leaves().len(), 2);
     assert!(matches!(trace.end, sinew_types::EpisodeEnd::Failed { .. }));
-    assert!(agent().get(&world.url).call().is_err());
+    assert!(
+        client(Duration::from_secs(30))
+            .get(&world.url)
+            .send()
+            .is_err()
+    );
 }
 
 #[test]

@@ -1,8 +1,11 @@
 //! A gateway with a fake engine, and a client for it.
 
+use reqwest::Method;
+use reqwest::blocking::Client;
+use rustls::{ClientConfig, RootCertStore};
 use serde_json::{Value, json};
 use sinew_gateway::{
-    Gate, Gateway, GatewayConfig, GatewayParts, Journal, JournalOptions, Server, byte_renderer,
+    Capacity, Gateway, GatewayConfig, GatewayParts, Journal, JournalOptions, Server, byte_renderer,
 };
 use sinew_grammar::{Grammars, GuidedGrammars, Vocabulary};
 use sinew_infer::{FakeConfig, FakeEngine, FakeModel, TokenBytes};
@@ -69,7 +72,7 @@ pub(crate) fn world_behind(
     answers: Answers,
     change: impl FnOnce(&mut GatewayConfig, &mut FakeConfig),
     journal: Option<&Path>,
-    gate: Option<Arc<dyn Gate>>,
+    capacity: Option<Arc<dyn Capacity>>,
 ) -> World {
     let journal = journal
         .map(|directory| Arc::new(Journal::open(directory, JournalOptions::default()).unwrap()));
@@ -111,7 +114,7 @@ pub(crate) fn world_behind(
             renderer: Arc::clone(&renderer) as Arc<dyn Renderer>,
             store: Some(Arc::clone(&store) as Arc<dyn TraceStore>),
             requests: Arc::new(AtomicU64::new(1)),
-            gate,
+            capacity,
         },
     );
     gateway.recover().unwrap();
@@ -166,12 +169,14 @@ impl Answer {
     }
 }
 
-pub(crate) fn agent() -> ureq::Agent {
-    ureq::Agent::config_builder()
-        .http_status_as_error(false)
-        .timeout_global(Some(Duration::from_secs(30)))
-        .build()
-        .into()
+/// A client that waits so long for a whole answer.
+pub(crate) fn client(patience: Duration) -> Client {
+    let tls = ClientConfig::builder()
+        .with_root_certificates(RootCertStore::empty())
+        .with_no_client_auth();
+    let client = Client::builder().no_proxy().timeout(patience);
+    let client = client.tls_backend_preconfigured(tls);
+    client.pool_max_idle_per_host(0).build().unwrap()
 }
 
 /// One request on a connection of its own.
@@ -180,21 +185,16 @@ pub(crate) fn send(
     url: &str,
     headers: &[(&str, &str)],
     body: &[u8],
-) -> Result<(u16, Option<String>, Box<dyn Read + Send>), ureq::Error> {
-    let mut request = ureq::http::Request::builder().method(method).uri(url);
+) -> reqwest::Result<(u16, Option<String>, Box<dyn Read + Send>)> {
+    let method = Method::from_bytes(method.as_bytes()).unwrap();
+    let mut request = client(Duration::from_secs(30)).request(method, url);
     for (name, value) in headers {
         request = request.header(*name, *value);
     }
-    let response = if method == "GET" {
-        agent().run(request.body(()).unwrap())?
-    } else {
-        agent().run(request.body(body).unwrap())?
-    };
+    let response = request.body(body.to_vec()).send()?;
     let retry = response.headers().get("retry-after");
     let retry = retry.map(|v| v.to_str().unwrap().to_owned());
-    let status = response.status().as_u16();
-    let reader = response.into_body().into_reader();
-    Ok((status, retry, Box::new(reader)))
+    Ok((response.status().as_u16(), retry, Box::new(response)))
 }
 
 pub(crate) fn answer(method: &str, url: &str, headers: &[(&str, &str)], body: &[u8]) -> Answer {

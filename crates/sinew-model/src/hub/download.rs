@@ -1,28 +1,34 @@
 //! Downloads over HTTPS: resumed where they broke off, checked, put into the cache in one step.
+//!
+//! Not by hf-hub (0.5): it compares no content with its hash, and bounds neither the size of a file
+//! nor the time of a transfer.
 
 use super::SIDE_FILES;
 use crate::resolve::{Progress, ResolveEnv};
 use crate::safetensors::{INDEX, SINGLE, read_index};
+use reqwest::blocking::{Client, RequestBuilder, Response};
+use reqwest::header;
+use reqwest::redirect::Policy;
+use rustls::{ClientConfig, RootCertStore};
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
+use std::error::Error;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
-use ureq::config::RedirectAuthHeaders;
-use ureq::http::{Response, header};
-use ureq::{Agent, Body};
 
 const MAX_API_BYTES: u64 = 16 << 20;
 const MAX_FILE_BYTES: u64 = 1 << 40;
-const MAX_REDIRECTS: u32 = 5;
+const MAX_REDIRECTS: usize = 5;
 /// Attempts in a row that bring no byte before a download is given up.
 const MAX_ATTEMPTS: u32 = 4;
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(20);
-const RESPONSE_TIMEOUT: Duration = Duration::from_secs(60);
-/// Wall time of one attempt; the next goes on where it ended.
-const BODY_TIMEOUT: Duration = Duration::from_secs(300);
+/// Wall time of a question about a file.
+const HEAD_TIMEOUT: Duration = Duration::from_secs(60);
+/// Wall time of one attempt at a transfer; the next goes on where it ended.
+const TRANSFER_TIMEOUT: Duration = Duration::from_secs(300);
 const COPY_BYTES: usize = 1 << 18;
 
 /// One repository of the hub and its folder in the cache.
@@ -30,9 +36,9 @@ pub(super) struct Hub<'a> {
     repo: &'a str,
     root: &'a Path,
     env: &'a ResolveEnv,
-    agent: Agent,
-    /// Answers redirects to us, so that their headers can be read.
-    still: Agent,
+    client: Client,
+    /// Follows no redirects, so that their headers can be read.
+    direct: Client,
 }
 
 #[derive(Deserialize)]
@@ -60,28 +66,15 @@ enum Failure {
 }
 
 impl<'a> Hub<'a> {
-    pub(super) fn new(repo: &'a str, root: &'a Path, env: &'a ResolveEnv) -> Self {
-        let agent = |redirects| {
-            Agent::new_with_config(
-                Agent::config_builder()
-                    .max_redirects(redirects)
-                    .max_redirects_will_error(redirects > 0)
-                    .redirect_auth_headers(RedirectAuthHeaders::SameHost)
-                    .http_status_as_error(false)
-                    .timeout_connect(Some(CONNECT_TIMEOUT))
-                    .timeout_recv_response(Some(RESPONSE_TIMEOUT))
-                    .timeout_recv_body(Some(BODY_TIMEOUT))
-                    .user_agent(concat!("sinew/", env!("CARGO_PKG_VERSION")))
-                    .build(),
-            )
-        };
-        Self {
+    /// `Err`: no client can be made, with the reason.
+    pub(super) fn new(repo: &'a str, root: &'a Path, env: &'a ResolveEnv) -> Result<Self, String> {
+        Ok(Self {
             repo,
             root,
             env,
-            agent: agent(MAX_REDIRECTS),
-            still: agent(0),
-        }
+            client: client(Policy::limited(MAX_REDIRECTS))?,
+            direct: client(Policy::none())?,
+        })
     }
 
     /// Brings every needed file of `revision` into the cache; its directory.
@@ -126,10 +119,16 @@ impl<'a> Hub<'a> {
         let revision = revision.replace('/', "%2F");
         let url = self.url(&format!("api/models/{}/revision/{revision}", self.repo));
         let text = self.retry(|| {
-            let mut response = self.get(&url, None)?;
-            let body = response.body_mut().with_config().limit(MAX_API_BYTES);
-            body.read_to_string()
-                .map_err(|error| Failure::Passing(error.to_string()))
+            let mut text = String::new();
+            let mut body = self.get(&url, None)?.take(MAX_API_BYTES + 1);
+            body.read_to_string(&mut text)
+                .map_err(|error| Failure::Passing(format!("{url}: {}", cause(&error))))?;
+            match text.len() as u64 > MAX_API_BYTES {
+                true => Err(Failure::Final(format!(
+                    "{url}: more than {MAX_API_BYTES} bytes"
+                ))),
+                false => Ok(text),
+            }
         })?;
         let listing: Revision =
             serde_json::from_str(&text).map_err(|error| format!("{url}: {error}"))?;
@@ -140,24 +139,26 @@ impl<'a> Hub<'a> {
     }
 
     /// A GET from byte `from` on (a range), or of the whole.
-    fn get(&self, url: &str, from: Option<u64>) -> Result<Response<Body>, Failure> {
-        let mut request = self
-            .agent
-            .get(url)
-            .header(header::ACCEPT_ENCODING, "identity");
-        if let Some(token) = &self.env.hub_token {
-            request = request.header(header::AUTHORIZATION, format!("Bearer {token}"));
-        }
+    fn get(&self, url: &str, from: Option<u64>) -> Result<Response, Failure> {
+        let mut request = self.client.get(url).timeout(TRANSFER_TIMEOUT);
         if let Some(from) = from {
             request = request.header(header::RANGE, format!("bytes={from}-"));
         }
-        let response = request
-            .call()
-            .map_err(|e| Failure::Passing(format!("{url}: {e}")))?;
+        self.send(url, request)
+    }
+
+    /// Sends a request with the token, which a redirect to another host does not get.
+    fn send(&self, url: &str, request: RequestBuilder) -> Result<Response, Failure> {
+        let mut request = request.header(header::ACCEPT_ENCODING, "identity");
+        if let Some(token) = &self.env.hub_token {
+            request = request.bearer_auth(token);
+        }
+        let response = request.send();
+        let response = response.map_err(|e| Failure::Passing(format!("{url}: {}", cause(&e))))?;
         self.check(url, response)
     }
 
-    fn check(&self, url: &str, response: Response<Body>) -> Result<Response<Body>, Failure> {
+    fn check(&self, url: &str, response: Response) -> Result<Response, Failure> {
         let status = response.status().as_u16();
         let hint = match status {
             200..=399 => return Ok(response),
@@ -194,17 +195,8 @@ impl<'a> Hub<'a> {
     fn remote(&self, url: &str) -> Result<Remote, Failure> {
         let mut url = url.to_owned();
         for _ in 0..MAX_REDIRECTS {
-            let mut request = self
-                .still
-                .head(&url)
-                .header(header::ACCEPT_ENCODING, "identity");
-            if let Some(token) = &self.env.hub_token {
-                request = request.header(header::AUTHORIZATION, format!("Bearer {token}"));
-            }
-            let response = request
-                .call()
-                .map_err(|e| Failure::Passing(format!("{url}: {e}")))?;
-            let response = self.check(&url, response)?;
+            let request = self.direct.head(&url).timeout(HEAD_TIMEOUT);
+            let response = self.send(&url, request)?;
             let text = |name: &str| response.headers().get(name)?.to_str().ok();
             let linked = text("x-linked-etag");
             // A renamed repository redirects within the hub; large files elsewhere, with a linked tag.
@@ -331,14 +323,16 @@ impl<'a> Hub<'a> {
         }
         file.set_len(at).map_err(local)?;
         file.seek(SeekFrom::Start(at)).map_err(local)?;
-        let mut body = response.body_mut().as_reader();
         let mut buffer = vec![0; COPY_BYTES];
         let limit = remote.size.unwrap_or(MAX_FILE_BYTES);
         loop {
-            let n = match body.read(&mut buffer) {
+            let n = match response.read(&mut buffer) {
                 Ok(0) => break,
                 Ok(n) => n,
-                Err(error) => return Err(Failure::Passing(format!("{url}: {error}"))),
+                Err(error) => {
+                    let why = cause(&error);
+                    return Err(Failure::Passing(format!("{url}: {why}")));
+                }
             };
             at += n as u64;
             if at > limit {
@@ -362,6 +356,30 @@ impl<'a> Hub<'a> {
             _ => Ok(()),
         }
     }
+}
+
+/// A client that trusts Mozilla's root certificates, which are built into the program.
+fn client(redirects: Policy) -> Result<Client, String> {
+    let roots = RootCertStore::from_iter(webpki_roots::TLS_SERVER_ROOTS.iter().cloned());
+    let tls = ClientConfig::builder()
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    Client::builder()
+        .tls_backend_preconfigured(tls)
+        .redirect(redirects)
+        .connect_timeout(CONNECT_TIMEOUT)
+        .user_agent(concat!("sinew/", env!("CARGO_PKG_VERSION")))
+        .build()
+        .map_err(|error| cause(&error))
+}
+
+/// The innermost reason of an error: what is around it repeats the address.
+fn cause(error: &(dyn Error + 'static)) -> String {
+    let mut cause = error;
+    while let Some(source) = cause.source() {
+        cause = source;
+    }
+    cause.to_string()
 }
 
 /// Compares a large file with its SHA-256; small ones are held by their length alone.

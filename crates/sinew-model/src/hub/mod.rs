@@ -9,7 +9,7 @@ use crate::safetensors::{INDEX, SINGLE, read_index};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Files taken beside the weights, where the repository has them.
+/// Files taken in addition to the weights, where the repository has them.
 #[cfg(feature = "hub")]
 const SIDE_FILES: [&str; 9] = [
     "generation_config.json",
@@ -54,7 +54,7 @@ fn online(
     cached: bool,
 ) -> Result<PathBuf, ResolveError> {
     download::Hub::new(repo, root, env)
-        .snapshot(revision)
+        .and_then(|hub| hub.snapshot(revision))
         .map_err(|reason| ResolveError::Hub {
             repo: repo.to_owned(),
             reason: match cached {
