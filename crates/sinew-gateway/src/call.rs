@@ -1,28 +1,63 @@
-//! One call of the model: from the body of a request to a flight.
+//! Begins a call of the model: from the body of a request to a running call.
 
+use crate::capacity::Capacity;
+use crate::config::{GatewayConfig, GatewayParts};
 use crate::dialect::anthropic::parse_count;
 use crate::dialect::fields::Notes;
 use crate::dialect::format::FormatAsk;
 use crate::dialect::{AnswerContext, Dialect, ModelRequest, ToolChoice};
+use crate::drive::{self, Work};
 use crate::error::{ApiError, NEEDS_ALL};
-use crate::flight::{self, Flight, Subscription, Work};
-use crate::gateway::{Gateway, Retry, Rollout, unix_s};
-use crate::hold;
-use crate::repeated::{Scan, Seen};
-use crate::session::{Ask, Begun, Key, Prompt, Session, StateId, head_key};
+use crate::keys::{Key, StateId, head as head_key, hex};
+use crate::known_bodies::{KnownBody, Scan};
+use crate::output_format;
+use crate::rollout::{Rollout, unix_s};
+use crate::running::{RunningCall, Subscription};
+use crate::session::{Ask, Begun, Prompt, Session};
 use crate::stats::Counters;
 use crate::turn::{TurnOptions, call_end, forced_opening};
-use sinew_render::{ToolCallFormat, TurnFormat, text_only};
+use sinew_render::{Renderer, ToolCallFormat, TurnFormat, text_only};
 use sinew_types::{
-    EpisodeId, Format, GenerateRequest, Grammar, RequestId, Role, SamplingParams, TokenId, ToolNeed,
+    Engine, EngineStatus, EpisodeId, Format, GenerateRequest, Grammar, RequestId, Role,
+    SamplingParams, TokenId, ToolNeed,
 };
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
-use tokio::sync::OwnedSemaphorePermit;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 
 /// Tokens of a prompt's end that are looked at for an opened reasoning tag.
 const TAIL_TOKENS: usize = 8;
+
+/// How a repeated request is recognized.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Retry<'a> {
+    pub(crate) path: &'a str,
+    /// The client's own key of the request: with it, equal bodies are told apart.
+    pub(crate) idempotency: Option<&'a str>,
+    /// The client says that it has sent it before.
+    pub(crate) again: bool,
+}
+
+impl Retry<'_> {
+    /// Key of the request; `scan` is what was seen of its body.
+    pub(crate) fn key(&self, body: &[u8], scan: Option<&Scan>) -> [u8; 32] {
+        let mut hasher = blake3::Hasher::new();
+        hasher.update(&(self.path.len() as u64).to_le_bytes());
+        hasher.update(self.path.as_bytes());
+        let key = self.idempotency.unwrap_or_default();
+        hasher.update(&[u8::from(self.idempotency.is_some())]);
+        hasher.update(&(key.len() as u64).to_le_bytes());
+        hasher.update(key.as_bytes());
+        // Whatever a client's key says, another body is another request.
+        match scan {
+            Some(scan) => hasher.update(b"scan").update(&scan.body_key(body)),
+            None => hasher.update(b"body").update(body),
+        };
+        *hasher.finalize().as_bytes()
+    }
+}
 
 /// By what a later body that repeats this one is recognized.
 #[derive(Clone, Copy, Debug)]
@@ -46,7 +81,7 @@ fn may_grow(request: &ModelRequest) -> bool {
 
 /// Whether a request, read without its known beginning, is the known one with more messages. If
 /// so it is left with these alone.
-fn grown(rollout: &Rollout, seen: &Seen, request: &mut ModelRequest) -> bool {
+fn grown(rollout: &Rollout, seen: &KnownBody, request: &mut ModelRequest) -> bool {
     if !may_grow(request) {
         return false;
     }
@@ -59,7 +94,7 @@ fn grown(rollout: &Rollout, seen: &Seen, request: &mut ModelRequest) -> bool {
     if let Some(continuation) = &mut request.continuation {
         let id = call_id(rollout.session().id(), seen.call);
         let id = format!("{}{id}", continuation.prefix);
-        if continuation.keep && !rollout.kept.has(&id) {
+        if continuation.keep && !rollout.answers.has(&id) {
             return false;
         }
         continuation.grown_from = Some(id);
@@ -70,7 +105,69 @@ fn grown(rollout: &Rollout, seen: &Seen, request: &mut ModelRequest) -> bool {
     true
 }
 
-impl Gateway {
+/// Begins calls of the model, at most so many at the same time.
+pub(crate) struct Caller {
+    config: GatewayConfig,
+    engine: Arc<dyn Engine>,
+    renderer: Arc<dyn Renderer>,
+    capacity: Option<Arc<dyn Capacity>>,
+    requests: Arc<AtomicU64>,
+    counters: Arc<Counters>,
+    in_flight: Arc<Semaphore>,
+    /// It takes no more calls.
+    draining: AtomicBool,
+}
+
+impl Caller {
+    pub(crate) fn new(
+        config: GatewayConfig,
+        parts: &GatewayParts,
+        counters: Arc<Counters>,
+    ) -> Self {
+        Self {
+            engine: Arc::clone(&parts.engine),
+            renderer: Arc::clone(&parts.renderer),
+            capacity: parts.capacity.clone(),
+            requests: Arc::clone(&parts.requests),
+            counters,
+            in_flight: Arc::new(Semaphore::new(config.server.max_in_flight)),
+            draining: AtomicBool::new(false),
+            config,
+        }
+    }
+
+    /// Takes no more calls.
+    pub(crate) fn drain(&self) {
+        self.draining.store(true, Ordering::Release);
+    }
+
+    /// Calls that run now.
+    pub(crate) fn running(&self) -> usize {
+        self.config.server.max_in_flight - self.in_flight.available_permits()
+    }
+
+    /// Waits until no call runs, at most so long.
+    pub(crate) async fn drained(&self, within: Duration) {
+        let all = self.config.server.max_in_flight as u32;
+        // Too late or not, what still runs is for the caller to see.
+        let _ = tokio::time::timeout(within, self.in_flight.acquire_many(all)).await;
+    }
+
+    /// That calls are taken.
+    ///
+    /// # Errors
+    /// 503 after [`Caller::drain`].
+    pub(crate) fn is_open(&self) -> Result<(), ApiError> {
+        match self.draining.load(Ordering::Acquire) {
+            true => Err(ApiError::stopping("it takes no more calls")),
+            false => Ok(()),
+        }
+    }
+
+    pub(crate) fn engine_status(&self) -> EngineStatus {
+        self.engine.status()
+    }
+
     /// Calls the model for a rollout, as a body in a dialect asks.
     pub(crate) fn call(
         &self,
@@ -84,13 +181,13 @@ impl Gateway {
             .and_then(|field| rollout.session().bodies().scan(body, field));
         let key = retry.key(body, scan.as_ref());
         if retry.again
-            && let Some(flight) = rollout.same(key)
+            && let Some(running) = rollout.same(key)
         {
-            Counters::add(&self.inner.counters.coalesced, 1);
-            return Ok(Subscription::new(&flight));
+            Counters::add(&self.counters.coalesced, 1);
+            return Ok(Subscription::new(&running));
         }
         self.is_open()?;
-        let notes = || Notes::new(self.inner.config.strict_fields).with_answers(&rollout.kept);
+        let notes = || Notes::new(self.config.strict_fields).with_answers(&rollout.answers);
         let repeat = |head| {
             let scan = scan.as_ref()?;
             Some(Repeat { body, scan, head })
@@ -103,7 +200,7 @@ impl Gateway {
                 Err(error) if error.code == NEEDS_ALL => {}
                 begun => {
                     let recognized = u64::from(begun.is_ok());
-                    Counters::add(&self.inner.counters.recognized, recognized);
+                    Counters::add(&self.counters.recognized, recognized);
                     return begun;
                 }
             }
@@ -126,7 +223,7 @@ impl Gateway {
         repeat: Option<Repeat<'_>>,
         known: Option<StateId>,
     ) -> Result<Subscription, ApiError> {
-        rollout.kept.restore(&mut request)?;
+        request.restore(&rollout.answers)?;
         if let Prompt::Messages(messages) = &request.prompt {
             text_only(messages)?;
         }
@@ -147,7 +244,7 @@ impl Gateway {
             ignored: &request.ignored,
         };
         let mut session = rollout.session();
-        let begun = session.begin(self.inner.parts.renderer.as_ref(), &ask, unix_s())?;
+        let begun = session.begin(self.renderer.as_ref(), &ask, unix_s())?;
         if let Some(Repeat { body, scan, head }) = repeat {
             session.remember(begun.call, body, scan, head);
         }
@@ -158,7 +255,7 @@ impl Gateway {
         let id = call_id(session.id(), begun.call);
         drop(session);
         self.count(&begun, &id);
-        self.inner.counters.ignored(&request.ignored);
+        self.counters.ignored(&request.ignored);
         if let Some(reasoning) = &mut format.reasoning {
             reasoning.opened_by_prompt = self.prompt_ends_with(&begun.prompt, &reasoning.open);
         }
@@ -170,31 +267,31 @@ impl Gateway {
             call_prefix: format!("call_{}", call_tag(&id)),
         };
         let context = self.context(id, request, &begun.prompt);
-        let deadline = Instant::now() + self.inner.config.server.call_timeout;
-        let flight = Flight::new(context, deadline);
-        let subscription = Subscription::new(&flight);
+        let deadline = Instant::now() + self.config.server.call_timeout;
+        let running = RunningCall::new(context, deadline);
+        let subscription = Subscription::new(&running);
         rollout
-            .flights()
+            .calls()
             .running
-            .push((Some(key), Arc::clone(&flight)));
+            .push((Some(key), Arc::clone(&running)));
         let work = Work {
-            engine: Arc::clone(&self.inner.parts.engine),
-            gate: self.inner.parts.gate.clone(),
+            engine: Arc::clone(&self.engine),
+            capacity: self.capacity.clone(),
             rollout: Arc::clone(rollout),
-            counters: Arc::clone(&self.inner.counters),
+            counters: Arc::clone(&self.counters),
             call: begun.call,
             requests: self.requests(begun.prompt, &sampling, &seeds),
             temperature: sampling.policy_temperature(),
             format_path: held.map(|h| h.path),
             turn,
         };
-        tokio::spawn(flight::drive(work, flight, permit));
+        tokio::spawn(drive::drive(work, running, permit));
         Ok(subscription)
     }
 
     /// Counts how a call joined its trace.
     fn count(&self, begun: &Begun, call: &str) {
-        self.inner.counters.joined(begun.join);
+        self.counters.joined(begun.join);
         if begun.join.diverges() {
             tracing::debug!(join = ?begun.join, call, "a client's history is not the captured one");
         }
@@ -206,8 +303,8 @@ impl Gateway {
         request: &mut ModelRequest,
     ) -> Result<(TurnFormat, Option<FormatAsk>), ApiError> {
         let mut format = self.turn_format(request)?;
-        let holds = self.inner.parts.engine.holds_formats();
-        let held = hold::held(request, format.calls.as_ref(), holds)?;
+        let holds = self.engine.holds_formats();
+        let held = output_format::resolve(request, format.calls.as_ref(), holds)?;
         if held.as_ref().is_some_and(|h| !may_think(&h.format)) {
             format.reasoning = None;
         }
@@ -223,13 +320,13 @@ impl Gateway {
             id,
             created_s: unix_s() as u64,
             request: Arc::new(request),
-            renderer: Arc::clone(&self.inner.parts.renderer),
+            renderer: Arc::clone(&self.renderer),
             prompt_ids,
         }
     }
 
     fn check_choices(&self, n: u32) -> Result<(), ApiError> {
-        let max = self.inner.config.server.max_choices;
+        let max = self.config.server.max_choices;
         if n == 0 || n > max {
             let why = format!("n is {n}, allowed: 1 to {max}");
             return Err(ApiError::invalid("n", why));
@@ -238,9 +335,9 @@ impl Gateway {
     }
 
     fn permit(&self) -> Result<OwnedSemaphorePermit, ApiError> {
-        let permit = Arc::clone(&self.inner.in_flight).try_acquire_owned();
+        let permit = Arc::clone(&self.in_flight).try_acquire_owned();
         permit.map_err(|_| {
-            let limit = self.inner.config.server.max_in_flight;
+            let limit = self.config.server.max_in_flight;
             let why = format!("{limit} model calls are running, the limit of this gateway");
             ApiError::overloaded("too_many_calls", why)
         })
@@ -251,7 +348,7 @@ impl Gateway {
         if !matches!(request.prompt, Prompt::Messages(_)) {
             return Ok(TurnFormat::default());
         }
-        let mut format = self.inner.config.format.clone();
+        let mut format = self.config.format.clone();
         if request.tools.is_empty() || request.tool_choice == ToolChoice::None {
             format.calls = None;
         } else if format.calls.is_none() {
@@ -271,17 +368,17 @@ impl Gateway {
     /// # Errors
     /// If the body is wrong or cannot be rendered.
     pub(crate) fn count_tokens(&self, body: &[u8]) -> Result<usize, ApiError> {
-        let request = parse_count(body, self.inner.config.strict_fields)?;
+        let request = parse_count(body, self.config.strict_fields)?;
         let tools: &[_] = match request.tool_choice {
             ToolChoice::None => &[],
             _ => &request.tools,
         };
         match &request.prompt {
             Prompt::Messages(messages) => {
-                let ids = self.inner.parts.renderer.render_prompt(messages, tools)?;
+                let ids = self.renderer.render_prompt(messages, tools)?;
                 Ok(ids.len())
             }
-            Prompt::Text(text) => Ok(self.inner.parts.renderer.encode_text(text)?.len()),
+            Prompt::Text(text) => Ok(self.renderer.encode_text(text)?.len()),
             Prompt::Tokens(ids) => Ok(ids.len()),
         }
     }
@@ -292,7 +389,7 @@ impl Gateway {
             ToolChoice::Required => None,
             ToolChoice::Named(name) => Some(name.as_str()),
         };
-        let format = self.inner.config.format.calls.as_ref();
+        let format = self.config.format.calls.as_ref();
         format.and_then(|f| forced_opening(f, tool)).ok_or_else(|| {
             let why = "this call cannot be forced in this model's way to write calls";
             ApiError::unsupported("tool_choice", why)
@@ -301,7 +398,7 @@ impl Gateway {
 
     fn prompt_ends_with(&self, prompt: &[TokenId], mark: &str) -> bool {
         let tail = &prompt[prompt.len().saturating_sub(TAIL_TOKENS)..];
-        let text = self.inner.parts.renderer.decode_with_special(tail);
+        let text = self.renderer.decode_with_special(tail);
         text.trim_end().ends_with(mark)
     }
 
@@ -335,7 +432,7 @@ impl Gateway {
             max_tokens: max_tokens
                 .unwrap_or(session.limits().default_max_tokens)
                 .clamp(1, room),
-            stop_ids: self.inner.parts.renderer.stop_ids().to_vec(),
+            stop_ids: self.renderer.stop_ids().to_vec(),
             stop_strings,
             seed: 0,
             logit_bias: ask.logit_bias.clone(),
@@ -351,11 +448,7 @@ impl Gateway {
         seeds: &[u64],
     ) -> Vec<GenerateRequest> {
         let count = seeds.len() as u64;
-        let first = self
-            .inner
-            .parts
-            .requests
-            .fetch_add(count, Ordering::Relaxed);
+        let first = self.requests.fetch_add(count, Ordering::Relaxed);
         let mut requests: Vec<_> = seeds[1..]
             .iter()
             .zip(1..)
@@ -397,5 +490,5 @@ fn call_id(rollout: &EpisodeId, call: u32) -> String {
 
 /// Characters that tell the calls of one gateway apart.
 fn call_tag(id: &str) -> String {
-    crate::session::hex(&blake3::hash(id.as_bytes()).as_bytes()[..8])
+    hex(&blake3::hash(id.as_bytes()).as_bytes()[..8])
 }

@@ -1,13 +1,17 @@
-//! Who may generate, where the gateway is not alone with its engine.
+//! Capacity of an engine that the gateway shares with others.
 
 use futures::future::BoxFuture;
 use sinew_types::{EpisodeId, TokenId};
 
-/// Room of the engine for one model call; given back when dropped.
-pub type Room = Box<dyn Send>;
+/// Capacity for one model call; given back when dropped.
+pub type CapacityPermit = Box<dyn Send>;
 
-/// Lets model calls generate when there is room for them.
-pub trait Gate: Send + Sync {
+/// Lets model calls generate when the engine has capacity for them.
+pub trait Capacity: Send + Sync {
     /// Waits until a call of `rollout` may generate after `prompt`. Dropping the future gives up.
-    fn enter<'a>(&'a self, rollout: &'a EpisodeId, prompt: &'a [TokenId]) -> BoxFuture<'a, Room>;
+    fn acquire<'a>(
+        &'a self,
+        rollout: &'a EpisodeId,
+        prompt: &'a [TokenId],
+    ) -> BoxFuture<'a, CapacityPermit>;
 }

@@ -1,88 +1,25 @@
 //! The gateway without its server: rollouts are opened, called, scored and finished.
 
+use crate::answers::Answers;
+use crate::archive::{Archive, taken};
+use crate::call::Caller;
+use crate::config::{GatewayConfig, GatewayParts};
 use crate::error::ApiError;
-use crate::flight::{ABORT_GRACE, Flight};
-use crate::gate::Gate;
-use crate::journal::{Journal, Receipt, Record};
-use crate::kept::Kept;
-use crate::limits::{ServerLimits, SessionLimits};
-use crate::repeated::Scan;
+use crate::journal::{Receipt, Record};
+use crate::live::LiveRollouts;
+use crate::rollout::{Rollout, unix_s};
+use crate::rollouts::Rollouts;
+use crate::running::ABORT_GRACE;
 use crate::secret::Secret;
 use crate::session::{CallRecord, Entry, Reward, RolloutSpec, Session, SessionStats};
 use crate::stats::{Counters, GatewayStats};
 use serde::Serialize;
-use sinew_render::{Reasoning, Renderer, ToolCallFormat, TurnFormat};
-use sinew_store::{Committed, TraceStore};
-use sinew_types::{Engine, EpisodeEnd, EpisodeId, FailureKind, Limit, Trace};
-use std::collections::{HashMap, VecDeque};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
-use tokio::sync::{Notify, Semaphore};
-use tokio::time::Instant;
+use sinew_types::{EpisodeEnd, EpisodeId, FailureKind, Limit, Trace};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
-/// Calls of a rollout that can be told again after their end.
-const REPLAYS: usize = 2;
-
-/// Longest id that a caller may choose.
+/// Maximum length of an id that a caller chooses.
 const MAX_ID_BYTES: usize = 128;
-
-/// How a gateway behaves.
-#[derive(Clone, Debug)]
-pub struct GatewayConfig {
-    /// Name under which `GET /v1/models` lists the model.
-    pub model: String,
-    pub session: SessionLimits,
-    pub server: ServerLimits,
-    /// What open rollouts captured goes here before its end is told; `None`: a crash loses it.
-    pub journal: Option<Arc<Journal>>,
-    /// How the model writes tool calls and reasoning.
-    pub format: TurnFormat,
-    /// Fields of requests without effect are refused, not counted.
-    pub strict_fields: bool,
-}
-
-impl Default for GatewayConfig {
-    fn default() -> Self {
-        Self {
-            model: "policy".into(),
-            session: SessionLimits::default(),
-            server: ServerLimits::default(),
-            journal: None,
-            format: TurnFormat {
-                calls: Some(ToolCallFormat::Hermes),
-                reasoning: Some(Reasoning {
-                    open: "<think>".into(),
-                    close: "</think>".into(),
-                    opened_by_prompt: false,
-                }),
-            },
-            strict_fields: false,
-        }
-    }
-}
-
-/// What a gateway works with.
-#[derive(Clone)]
-pub struct GatewayParts {
-    pub engine: Arc<dyn Engine>,
-    pub renderer: Arc<dyn Renderer>,
-    /// Finished traces go here before anyone is told; `None`: whoever calls
-    /// [`Gateway::finish`] keeps them.
-    pub store: Option<Arc<dyn TraceStore>>,
-    /// Source of request ids, shared by everybody who uses the engine.
-    pub requests: Arc<AtomicU64>,
-    /// Who may generate; `None`: every call at once.
-    pub gate: Option<Arc<dyn Gate>>,
-}
-
-impl std::fmt::Debug for GatewayParts {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("GatewayParts")
-            .field("store", &self.store)
-            .finish_non_exhaustive()
-    }
-}
 
 /// What an agent needs: it sets base URL and key, and nothing else.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -92,109 +29,6 @@ pub struct Credentials {
     pub base_url: String,
     /// Opens this rollout's model and nothing else.
     pub api_key: String,
-}
-
-/// A live rollout.
-#[derive(Debug)]
-pub(crate) struct Rollout {
-    key: Secret,
-    session: Mutex<Session>,
-    journal: Option<Arc<Journal>>,
-    flights: Mutex<Flights>,
-    idle: Notify,
-    pub(crate) kept: Arc<Kept>,
-}
-
-#[derive(Debug, Default)]
-pub(crate) struct Flights {
-    pub(crate) running: Vec<(Option<[u8; 32]>, Arc<Flight>)>,
-    pub(crate) ended: VecDeque<([u8; 32], Arc<Flight>)>,
-}
-
-impl Rollout {
-    pub(crate) fn session(&self) -> MutexGuard<'_, Session> {
-        self.session.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Hands what happened since the last time to the journal, in its order.
-    ///
-    /// # Errors
-    /// If the journal takes no more; the rollout is closed then, as its entries have a gap.
-    pub(crate) fn record(&self, session: &mut Session) -> Result<Option<Receipt>, ApiError> {
-        let Some(journal) = &self.journal else {
-            return Ok(None);
-        };
-        let entries = session.take_entries();
-        if entries.is_empty() {
-            return Ok(None);
-        }
-        let appended = journal.append(session.id(), Record::Entries { entries });
-        if appended.is_err() {
-            session.close();
-        }
-        appended.map(Some)
-    }
-
-    pub(crate) fn flights(&self) -> MutexGuard<'_, Flights> {
-        self.flights.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// A flight has ended: it may be told again for a while.
-    pub(crate) fn landed(&self, flight: &Arc<Flight>) {
-        let mut flights = self.flights();
-        let found = flights
-            .running
-            .iter()
-            .position(|(_, f)| Arc::ptr_eq(f, flight));
-        if let Some((Some(key), flight)) = found.map(|i| flights.running.swap_remove(i))
-            && flight.is_replayable()
-        {
-            flights.ended.push_back((key, flight));
-            if flights.ended.len() > REPLAYS {
-                flights.ended.pop_front();
-            }
-        }
-        drop(flights);
-        self.idle.notify_waiters();
-    }
-
-    /// The call that `key` stands for, running or just ended.
-    pub(crate) fn same(&self, key: [u8; 32]) -> Option<Arc<Flight>> {
-        let flights = self.flights();
-        let running = flights.running.iter().find(|(k, _)| *k == Some(key));
-        let ended = flights.ended.iter().rev().find(|(k, _)| *k == key);
-        let found = running.map(|(_, f)| f).or(ended.map(|(_, f)| f));
-        found.map(Arc::clone)
-    }
-}
-
-/// How a repeated request is recognized.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Retry<'a> {
-    pub(crate) path: &'a str,
-    /// The client's own key of the request: with it, equal bodies are told apart.
-    pub(crate) idempotency: Option<&'a str>,
-    /// The client says that it has sent it before.
-    pub(crate) again: bool,
-}
-
-impl Retry<'_> {
-    /// Key of the request; `scan` is what was seen of its body.
-    pub(crate) fn key(&self, body: &[u8], scan: Option<&Scan>) -> [u8; 32] {
-        let mut hasher = blake3::Hasher::new();
-        hasher.update(&(self.path.len() as u64).to_le_bytes());
-        hasher.update(self.path.as_bytes());
-        let key = self.idempotency.unwrap_or_default();
-        hasher.update(&[u8::from(self.idempotency.is_some())]);
-        hasher.update(&(key.len() as u64).to_le_bytes());
-        hasher.update(key.as_bytes());
-        // Whatever a client's key says, another body is another request.
-        match scan {
-            Some(scan) => hasher.update(b"scan").update(&scan.body_key(body)),
-            None => hasher.update(b"body").update(body),
-        };
-        *hasher.finalize().as_bytes()
-    }
 }
 
 /// A rollout as the control API shows it.
@@ -211,21 +45,19 @@ pub struct RolloutView {
     pub calls: Vec<CallRecord>,
 }
 
-pub(crate) struct Inner {
-    pub(crate) config: GatewayConfig,
-    pub(crate) parts: GatewayParts,
-    pub(crate) rollouts: RwLock<HashMap<String, Arc<Rollout>>>,
-    pub(crate) in_flight: Arc<Semaphore>,
-    pub(crate) counters: Arc<Counters>,
-    pub(crate) public_url: OnceLock<String>,
-    /// It takes no more calls: see [`Gateway::drain`].
-    pub(crate) draining: AtomicBool,
+struct Inner {
+    config: GatewayConfig,
+    caller: Caller,
+    rollouts: Rollouts,
+    archive: Archive,
+    counters: Arc<Counters>,
+    public_url: OnceLock<String>,
 }
 
 /// A model server that gives each rollout its own address. Cheap to clone.
 #[derive(Clone)]
 pub struct Gateway {
-    pub(crate) inner: Arc<Inner>,
+    inner: Arc<Inner>,
 }
 
 impl std::fmt::Debug for Gateway {
@@ -237,25 +69,18 @@ impl std::fmt::Debug for Gateway {
     }
 }
 
-/// Seconds since 1970.
-pub(crate) fn unix_s() -> f64 {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH);
-    now.map_or(0.0, |d| d.as_secs_f64())
-}
-
 impl Gateway {
     /// A gateway without rollouts.
     pub fn new(config: GatewayConfig, parts: GatewayParts) -> Self {
-        let in_flight = Arc::new(Semaphore::new(config.server.max_in_flight));
+        let counters: Arc<Counters> = Arc::default();
         Self {
             inner: Arc::new(Inner {
-                config,
-                parts,
-                rollouts: RwLock::default(),
-                in_flight,
-                counters: Arc::default(),
+                caller: Caller::new(config.clone(), &parts, Arc::clone(&counters)),
+                rollouts: Rollouts::new(config.server.max_rollouts),
+                archive: Archive::new(config.journal.clone(), parts.store),
+                counters,
                 public_url: OnceLock::new(),
-                draining: AtomicBool::new(false),
+                config,
             }),
         }
     }
@@ -270,9 +95,19 @@ impl Gateway {
         let _ = self.inner.public_url.set(url);
     }
 
+    /// What calls the model.
+    pub(crate) fn caller(&self) -> &Caller {
+        &self.inner.caller
+    }
+
+    /// The open rollouts.
+    pub(crate) fn rollouts(&self) -> &Rollouts {
+        &self.inner.rollouts
+    }
+
     /// Counters since start.
     pub fn stats(&self) -> GatewayStats {
-        let open: Vec<_> = self.rollouts().values().map(Arc::clone).collect();
+        let open = self.inner.rollouts.all();
         let tokens = open.iter().map(|r| r.session().stats().sampled_tokens);
         GatewayStats {
             rollouts: open.len(),
@@ -282,97 +117,67 @@ impl Gateway {
         }
     }
 
-    /// Takes no more calls and opens no more rollouts: both are refused with status 503. What
-    /// runs goes on, and rollouts can be scored and finished.
+    /// At most `limit` of the open rollouts: those that have been in their phase for the longest.
+    pub fn live(&self, limit: usize) -> LiveRollouts {
+        let ttl_s = self.config().server.rollout_ttl.as_secs_f64();
+        self.inner.rollouts.live(limit, ttl_s)
+    }
+
+    /// Takes no more calls and opens no more rollouts: both are refused with status 503. Running
+    /// calls go on, and rollouts can be scored and finished.
     pub fn drain(&self) {
-        self.inner.draining.store(true, Ordering::Release);
+        self.inner.caller.drain();
     }
 
     /// Calls that run now.
     pub fn running(&self) -> usize {
-        self.inner.config.server.max_in_flight - self.inner.in_flight.available_permits()
+        self.inner.caller.running()
     }
 
-    /// Waits until no call runs, at most so long.
-    pub(crate) async fn drained(&self, within: Duration) {
-        let all = self.inner.config.server.max_in_flight as u32;
-        // Too late or not, what still runs is for the caller to see.
-        let _ = tokio::time::timeout(within, self.inner.in_flight.acquire_many(all)).await;
-    }
-
-    /// Ends every call that runs; its readers are told that the gateway stops. What was sampled
-    /// is captured. Gives the number of calls.
+    /// Ends every running call; its readers get the error that the gateway stops. What was
+    /// sampled is captured. Gives the number of calls.
     pub(crate) async fn cut(&self) -> usize {
-        let rollouts: Vec<_> = self.rollouts().values().map(Arc::clone).collect();
         let mut cut = 0;
-        for rollout in rollouts {
-            let flights = rollout.flights();
-            cut += flights.running.len();
-            for (_, flight) in &flights.running {
-                flight.cancel_for(ApiError::stopping("the call was cut"));
+        for rollout in self.inner.rollouts.all() {
+            for call in rollout.running() {
+                call.cancel_for(ApiError::stopping("the call was cut"));
+                cut += 1;
             }
         }
         if cut > 0 {
-            self.drained(ABORT_GRACE * 2).await;
+            self.inner.caller.drained(ABORT_GRACE * 2).await;
         }
         cut
-    }
-
-    /// That calls are taken.
-    pub(crate) fn is_open(&self) -> Result<(), ApiError> {
-        match self.inner.draining.load(Ordering::Acquire) {
-            true => Err(ApiError::stopping("it takes no more calls")),
-            false => Ok(()),
-        }
-    }
-
-    pub(crate) fn engine_status(&self) -> sinew_types::EngineStatus {
-        self.inner.parts.engine.status()
-    }
-
-    pub(crate) fn rollouts(&self) -> std::sync::RwLockReadGuard<'_, HashMap<String, Arc<Rollout>>> {
-        let rollouts = self.inner.rollouts.read();
-        rollouts.unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn rollouts_mut(&self) -> std::sync::RwLockWriteGuard<'_, HashMap<String, Arc<Rollout>>> {
-        let rollouts = self.inner.rollouts.write();
-        rollouts.unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn find(&self, id: &str) -> Option<Arc<Rollout>> {
-        self.rollouts().get(id).map(Arc::clone)
     }
 
     /// Opens a rollout. Its agent may call the model until [`Gateway::finish`].
     ///
     /// # Errors
-    /// If the gateway does not listen yet, has no room, or a field of `spec` is wrong or its id
+    /// If the gateway does not listen yet, has too many rollouts, or a field of `spec` is wrong or its id
     /// taken.
     pub fn open_rollout(&self, spec: RolloutSpec) -> Result<Credentials, ApiError> {
         if let Some(id) = &spec.id {
-            self.is_new(id, self.stored_now(id)?)?;
+            self.is_new(id, self.inner.archive.stored_now(id)?)?;
         }
         // What follows is later in the journal: once that is durable, so is this.
         self.open_with(spec).map(|(credentials, _)| credentials)
     }
 
-    /// [`Gateway::open_rollout`] for somebody who outlives this process: the journal has it on
-    /// disk. After an error nothing is open.
+    /// [`Gateway::open_rollout`], and waits until the journal has it on disk: for clients that
+    /// outlive this process. After an error nothing is open.
     pub(crate) async fn open_durably(&self, spec: RolloutSpec) -> Result<Credentials, ApiError> {
         if let Some(id) = spec.id.clone() {
-            let stored = self.stored(&id).await?;
+            let stored = self.inner.archive.stored(&id).await?;
             self.is_new(&id, stored)?;
         }
         let (credentials, receipt) = self.open_with(spec)?;
         if let Some(receipt) = receipt
             && let Err(error) = receipt.wait().await
         {
-            self.rollouts_mut().remove(credentials.id.as_str());
-            if let Some(journal) = &self.inner.config.journal {
-                // Its end closes the gap. Lost, the gap is of an id that nobody was told.
-                journal.append(&credentials.id, Record::Finished).ok();
-            }
+            self.inner.rollouts.remove(&credentials.id);
+            // Its end closes the gap. If that is lost, no client has the id.
+            let end = self.inner.archive.append(&credentials.id, Record::Finished);
+            end.ok();
             return Err(error);
         }
         Ok(credentials)
@@ -387,7 +192,7 @@ impl Gateway {
     }
 
     fn open_with(&self, spec: RolloutSpec) -> Result<(Credentials, Option<Receipt>), ApiError> {
-        self.is_open()?;
+        self.inner.caller.is_open()?;
         if let Some((path, why)) = spec.fault() {
             return Err(ApiError::invalid(path, format!("{path} = {why}")));
         }
@@ -406,23 +211,10 @@ impl Gateway {
             opened_s: now_s,
         };
         let session = Session::new(id.clone(), spec, self.inner.config.session, now_s);
-        let rollout = self.rollout(key, session, Kept::default());
-        let mut rollouts = self.rollouts_mut();
-        let limit = self.inner.config.server.max_rollouts;
-        if rollouts.len() >= limit {
-            let why = format!("{limit} rollouts are open, the limit of this gateway");
-            return Err(ApiError::overloaded("too_many_rollouts", why));
-        }
-        if rollouts.contains_key(id.as_str()) {
-            let why = format!("rollout {id} is open already");
-            return Err(ApiError::conflict("rollout_exists", why));
-        }
-        let receipt = match &self.inner.config.journal {
-            Some(journal) => Some(journal.append(&id, opened)?),
-            None => None,
-        };
-        rollouts.insert(id.as_str().to_owned(), rollout);
-        drop(rollouts);
+        let journal = self.inner.archive.journal().cloned();
+        let rollout = Rollout::new(key, session, Answers::default(), journal);
+        let record = || self.inner.archive.append(&id, opened);
+        let receipt = self.inner.rollouts.open(&id, rollout, record)?;
         Counters::add(&self.inner.counters.opened, 1);
         let credentials = Credentials {
             base_url: format!("{public}/r/{id}/v1"),
@@ -432,37 +224,18 @@ impl Gateway {
         Ok((credentials, receipt))
     }
 
-    fn rollout(&self, key: Secret, mut session: Session, kept: Kept) -> Arc<Rollout> {
-        let journal = self.inner.config.journal.clone();
-        if journal.is_some() {
-            session.keep_entries();
-        }
-        Arc::new(Rollout {
-            key,
-            session: Mutex::new(session),
-            journal,
-            flights: Mutex::default(),
-            idle: Notify::new(),
-            kept: Arc::new(kept),
-        })
-    }
-
     /// Opens the rollouts that the journal says were open when the last process ended: agents go
     /// on with the same addresses and keys. Gives their number.
     ///
     /// # Errors
     /// If the journal does not fit together, or the store cannot be asked what is finished.
     pub fn recover(&self) -> Result<usize, ApiError> {
-        let Some(journal) = &self.inner.config.journal else {
+        let Some(journal) = self.inner.archive.journal() else {
             return Ok(0);
         };
         let mut count = 0;
         for found in journal.take_recovered() {
-            let stored = match &self.inner.parts.store {
-                Some(store) => store.get(&found.id)?,
-                None => None,
-            };
-            if stored.is_some() {
+            if self.inner.archive.stored_now(&found.id)?.is_some() {
                 // The process ended between the store and the journal.
                 journal.append(&found.id, Record::Finished)?;
                 continue;
@@ -473,10 +246,10 @@ impl Gateway {
             };
             let key = Secret::from_hash_hex(&found.key).ok_or_else(|| broken("no key"))?;
             let limits = self.inner.config.session;
-            let kept = Kept::default();
+            let answers = Answers::default();
             for entry in &found.entries {
                 if let Entry::Kept { answer } = entry {
-                    kept.keep(answer.clone());
+                    answers.keep(answer.clone());
                 }
             }
             let session = Session::new(found.id.clone(), found.spec, limits, found.opened_s)
@@ -484,27 +257,11 @@ impl Gateway {
                 .map_err(|e| broken(&e.to_string()))?;
             let tokens = session.stats().sampled_tokens;
             Counters::add(&self.inner.counters.sampled_tokens, tokens);
-            let rollout = self.rollout(key, session, kept);
-            let mut rollouts = self.rollouts_mut();
-            rollouts.insert(found.id.as_str().to_owned(), rollout);
+            let rollout = Rollout::new(key, session, answers, Some(Arc::clone(journal)));
+            self.inner.rollouts.restore(&found.id, rollout);
             count += 1;
         }
         Ok(count)
-    }
-
-    /// The rollout that `key` opens. Unknown ids and wrong keys are told alike.
-    pub(crate) fn authorize(&self, id: &str, key: Option<&str>) -> Result<Arc<Rollout>, ApiError> {
-        let refused = || ApiError::unauthorized("this key does not open this rollout");
-        let rollout = self.find(id).ok_or_else(refused)?;
-        match key {
-            Some(key) if rollout.key.matches(key) => Ok(rollout),
-            _ => Err(refused()),
-        }
-    }
-
-    fn known(&self, id: &EpisodeId) -> Result<Arc<Rollout>, ApiError> {
-        self.find(id.as_str())
-            .ok_or_else(|| ApiError::not_found(format!("there is no open rollout {id}")))
     }
 
     /// Scores an open rollout.
@@ -515,13 +272,13 @@ impl Gateway {
         self.score(id, reward).map(|_| ())
     }
 
-    /// Scores an open rollout, and tells when that is durable.
+    /// Scores an open rollout; the receipt says when that is durable.
     pub(crate) fn score(
         &self,
         id: &EpisodeId,
         reward: &Reward,
     ) -> Result<Option<Receipt>, ApiError> {
-        let rollout = self.known(id)?;
+        let rollout = self.inner.rollouts.known(id)?;
         let mut session = rollout.session();
         session.reward(reward)?;
         rollout.record(&mut session)
@@ -532,7 +289,7 @@ impl Gateway {
     /// # Errors
     /// If it is unknown.
     pub async fn view(&self, id: &EpisodeId) -> Result<RolloutView, ApiError> {
-        if let Some(rollout) = self.find(id.as_str()) {
+        if let Some(rollout) = self.inner.rollouts.find(id.as_str()) {
             let session = rollout.session();
             let stats = session.stats().clone();
             let trace = session.snapshot(unix_s());
@@ -546,7 +303,7 @@ impl Gateway {
                 calls: session.calls(),
             });
         }
-        let trace = self.stored(id).await?.ok_or_else(|| {
+        let trace = self.inner.archive.stored(id).await?.ok_or_else(|| {
             ApiError::not_found(format!("there is no rollout {id}, open or stored"))
         })?;
         Ok(RolloutView {
@@ -560,22 +317,6 @@ impl Gateway {
         })
     }
 
-    async fn stored(&self, id: &EpisodeId) -> Result<Option<Trace>, ApiError> {
-        let Some(store) = self.inner.parts.store.clone() else {
-            return Ok(None);
-        };
-        let id = id.clone();
-        blocking(move || store.get(&id).map_err(ApiError::from)).await
-    }
-
-    /// [`Gateway::stored`] on this thread.
-    fn stored_now(&self, id: &EpisodeId) -> Result<Option<Trace>, ApiError> {
-        match &self.inner.parts.store {
-            Some(store) => Ok(store.get(id)?),
-            None => Ok(None),
-        }
-    }
-
     /// Ends a rollout: running calls are aborted, the trace is checked, committed to the store
     /// if there is one, and given. `end: None` lets the rollout say how it ended: by a limit
     /// it ran into, or else because its task did. Finishing twice gives the stored trace.
@@ -584,12 +325,12 @@ impl Gateway {
     /// If the rollout is unknown, an invariant of its capture is broken, or the store refuses;
     /// in the last two cases it stays, closed, and finishing can be tried again.
     pub async fn finish(&self, id: &EpisodeId, end: Option<EpisodeEnd>) -> Result<Trace, ApiError> {
-        let Some(rollout) = self.find(id.as_str()) else {
-            let stored = self.stored(id).await?;
+        let Some(rollout) = self.inner.rollouts.find(id.as_str()) else {
+            let stored = self.inner.archive.stored(id).await?;
             return stored.ok_or_else(|| ApiError::not_found(format!("there is no rollout {id}")));
         };
         rollout.session().close();
-        self.land_all(&rollout).await;
+        rollout.end_calls().await;
         let trace = {
             let session = rollout.session();
             let end = end.unwrap_or_else(|| session.natural_end());
@@ -597,25 +338,10 @@ impl Gateway {
                 Counters::add(&self.inner.counters.unproven, 1);
             })?
         };
-        let trace = match self.inner.parts.store.clone() {
-            None => trace,
-            Some(store) => {
-                blocking(move || match store.commit(&trace)? {
-                    Committed::New => Ok(trace),
-                    // Finishing was tried before, and came as far as this.
-                    Committed::Duplicate => match store.get(&trace.episode)? {
-                        Some(stored) if stored.nodes == trace.nodes => Ok(stored),
-                        _ => Err(taken(&trace.episode)),
-                    },
-                })
-                .await?
-            }
-        };
-        if let Some(journal) = &self.inner.config.journal {
-            // Lost, it is made up for by a look into the store.
-            journal.append(id, Record::Finished)?;
-        }
-        if self.rollouts_mut().remove(id.as_str()).is_some() {
+        let trace = self.inner.archive.commit(trace).await?;
+        // If this is lost, a look into the store makes up for it.
+        self.inner.archive.append(id, Record::Finished)?;
+        if self.inner.rollouts.remove(id) {
             Counters::add(&self.inner.counters.finished, 1);
             let tokens = trace.sampled_tokens() as u64;
             Counters::add(&self.inner.counters.stored_tokens, tokens);
@@ -623,27 +349,7 @@ impl Gateway {
         Ok(trace)
     }
 
-    /// Aborts what runs and waits until it is captured.
-    async fn land_all(&self, rollout: &Arc<Rollout>) {
-        let deadline = Instant::now() + ABORT_GRACE * 2;
-        loop {
-            let idle = rollout.idle.notified();
-            let running: Vec<_> = {
-                let flights = rollout.flights();
-                flights.running.iter().map(|(_, f)| Arc::clone(f)).collect()
-            };
-            if running.is_empty() {
-                return;
-            }
-            running.iter().for_each(|f| f.cancel());
-            if tokio::time::timeout_at(deadline, idle).await.is_err() {
-                return;
-            }
-        }
-    }
-
-    /// Ends rollouts that nobody has called for longer than the limit. The server does this
-    /// by itself.
+    /// Ends rollouts without a call for longer than the limit. The server does this by itself.
     pub async fn sweep(&self) {
         self.inner.counters.alarm();
         let ttl = self.inner.config.server.rollout_ttl.as_secs_f64();
@@ -652,12 +358,8 @@ impl Gateway {
             let session = r.session();
             session.stats().running == 0 && now - session.touched_s() > ttl
         };
-        let old: Vec<_> = self
-            .rollouts()
-            .values()
-            .filter(|r| stale(r))
-            .map(Arc::clone)
-            .collect();
+        let mut old = self.inner.rollouts.all();
+        old.retain(|r| stale(r));
         for rollout in old {
             rollout.session().cut(Limit::WallTime);
             let id = rollout.session().id().clone();
@@ -669,29 +371,23 @@ impl Gateway {
 
     /// Ends every rollout as cancelled; what they captured is stored.
     pub async fn close(&self) {
-        let ids: Vec<String> = self.rollouts().keys().cloned().collect();
-        for id in ids {
+        for rollout in self.inner.rollouts.all() {
+            let id = rollout.session().id().clone();
             let end = EpisodeEnd::Failed {
                 kind: FailureKind::Cancelled,
                 message: "the gateway was stopped".into(),
             };
-            if let Err(error) = self.finish(&EpisodeId::new(id.as_str()), Some(end)).await {
-                tracing::error!(rollout = id, %error, "an open rollout could not be stored");
+            if let Err(error) = self.finish(&id, Some(end)).await {
+                tracing::error!(rollout = %id, %error, "an open rollout could not be stored");
             }
         }
     }
 
-    /// How often rollouts are looked at for their age.
+    /// How often rollouts are checked for their age.
     pub(crate) fn sweep_every(&self) -> Duration {
         let ttl = self.inner.config.server.rollout_ttl;
         (ttl / 10).clamp(Duration::from_millis(100), Duration::from_secs(10))
     }
-}
-
-/// A stored trace has this id.
-fn taken(id: &EpisodeId) -> ApiError {
-    let why = format!("a finished rollout has the id {id}: choose another one, or leave it out");
-    ApiError::conflict("rollout_exists", why)
 }
 
 fn checked_id(id: EpisodeId) -> Result<EpisodeId, ApiError> {
@@ -707,12 +403,4 @@ fn checked_id(id: EpisodeId) -> Result<EpisodeId, ApiError> {
         return Err(ApiError::invalid("id", why));
     }
     Ok(id)
-}
-
-/// Runs what blocks where it may.
-async fn blocking<T: Send + 'static>(
-    work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
-) -> Result<T, ApiError> {
-    let done = tokio::task::spawn_blocking(work).await;
-    done.unwrap_or_else(|e| Err(ApiError::server("store_failed", e.to_string())))
 }

@@ -209,7 +209,7 @@ fn line(rollout: &EpisodeId, record: Record) -> serde_json::Result<Vec<u8>> {
 }
 
 fn check(json: &[u8]) -> String {
-    crate::session::hex(&blake3::hash(json).as_bytes()[..CHECK / 2])
+    crate::keys::hex(&blake3::hash(json).as_bytes()[..CHECK / 2])
 }
 
 fn file_name(number: u64) -> String {

@@ -1,10 +1,13 @@
-//! Hashes by which messages are recognized when a client sends them again.
+//! Hashes and sizes of messages: how they are recognized when a client sends them again.
 
 use serde_json::Value;
 use sinew_types::{Content, Message, Part, Role, TokenId, ToolCall, ToolSpec};
 
 /// 128 bits of BLAKE3: no client meets a collision by accident.
 pub(crate) type Key = [u8; 16];
+
+/// Index of a state of a conversation, see `session::states`; 0 is nowhere.
+pub(crate) type StateId = u32;
 
 /// As many bytes as BLAKE3 hashes side by side in vectors of 512 bits.
 const HASHED_AT_ONCE: usize = 16 << 10;
@@ -228,6 +231,27 @@ pub(crate) fn text_prefixes(text: &str, ends: impl Iterator<Item = usize>) -> Ve
         keys.push((end, parts.key()));
     }
     keys
+}
+
+/// Bytes of a message that count against the limits of a rollout.
+pub(crate) fn message_bytes(message: &Message) -> u64 {
+    let calls = message.tool_calls.iter();
+    let calls: usize = calls
+        .map(|c| c.name.len() + c.arguments.to_string().len())
+        .sum();
+    let reasoning = message.reasoning.as_ref().map_or(0, String::len);
+    (message.content.text_len() + reasoning + calls) as u64
+}
+
+/// Two lower-case digits for each byte.
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    use std::fmt::Write as _;
+    let mut text = String::with_capacity(bytes.len() * 2);
+    for byte in bytes {
+        // Writing to a string cannot fail.
+        let _ = write!(text, "{byte:02x}");
+    }
+    text
 }
 
 #[cfg(test)]

@@ -4,22 +4,22 @@
 //! A list that is cut where the model speaks next reads the same: no item before such a place
 //! is read together with one after it ([`Dialect::repeated`](crate::dialect::Dialect::repeated)).
 
-use crate::session::{Key, PrefixHasher, StateId};
+use crate::keys::{Key, PrefixHasher, StateId};
 use serde::de::{DeserializeOwned, IgnoredAny};
 use std::collections::VecDeque;
 
-/// Bodies of a rollout that are remembered by their key.
-const MAX_SEEN: usize = 8;
+/// KnownBodies of a rollout that are remembered by their key.
+const MAX_KNOWN: usize = 8;
 
 /// Longest messages that are kept as they came, and compared instead of hashed.
-const MAX_KEPT_BYTES: usize = 1 << 20;
+const MAX_COMPARED_BYTES: usize = 1 << 20;
 
 /// Messages that were read, as bytes of their array without its brackets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Seen {
+pub(crate) struct KnownBody {
     pub(crate) bytes: usize,
     pub(crate) key: Key,
-    /// Of what the request says before them ([`crate::session::head_key`]).
+    /// Of what the request says before them ([`crate::keys::head`]).
     pub(crate) head: Key,
     /// Where they lead to.
     pub(crate) state: StateId,
@@ -38,7 +38,7 @@ pub(crate) struct Scan {
     /// At their end.
     hasher: PrefixHasher,
     /// The longest known beginning, and the body without it.
-    pub(crate) cut: Option<(Seen, Vec<u8>)>,
+    pub(crate) cut: Option<(KnownBody, Vec<u8>)>,
 }
 
 impl Scan {
@@ -61,21 +61,21 @@ impl Scan {
 /// them costs a tenth of hashing them, and the hash goes on where it ended.
 #[derive(Clone, Debug)]
 struct Newest {
-    seen: Seen,
+    seen: KnownBody,
     messages: Vec<u8>,
     hasher: PrefixHasher,
 }
 
-/// Bodies of a rollout whose messages were read.
+/// KnownBodies of a rollout whose messages were read.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Bodies {
+pub(crate) struct KnownBodies {
     newest: Option<Newest>,
     /// The newest of them last.
-    older: VecDeque<Seen>,
+    older: VecDeque<KnownBody>,
 }
 
-impl Bodies {
-    /// `scan` of `body` has led to `call`, at `state`. `head` as in [`Seen`].
+impl KnownBodies {
+    /// `scan` of `body` has led to `call`, at `state`. `head` as in [`KnownBody`].
     pub(crate) fn remember(
         &mut self,
         body: &[u8],
@@ -83,7 +83,7 @@ impl Bodies {
         head: Key,
         (call, state): (u32, StateId),
     ) {
-        let seen = Seen {
+        let seen = KnownBody {
             bytes: scan.bytes,
             key: scan.key,
             head,
@@ -96,7 +96,7 @@ impl Bodies {
             self.older.push_back(*seen);
         }
         self.older.retain(|older| older.key != seen.key);
-        if messages.len() > MAX_KEPT_BYTES {
+        if messages.len() > MAX_COMPARED_BYTES {
             self.older.push_back(seen);
         } else {
             let known = scan.cut.as_ref().map(|(known, _)| known.key);
@@ -114,15 +114,15 @@ impl Bodies {
                 hasher: scan.hasher.clone(),
             });
         }
-        while self.older.len() > MAX_SEEN {
+        while self.older.len() > MAX_KNOWN {
             self.older.pop_front();
         }
     }
 
     /// The longest known messages that `array` begins with, where its next item starts, and the
     /// hasher at their end.
-    fn longest(&self, array: &[u8]) -> Option<(Seen, usize, PrefixHasher)> {
-        let next = |seen: &Seen| {
+    fn longest(&self, array: &[u8]) -> Option<(KnownBody, usize, PrefixHasher)> {
+        let next = |seen: &KnownBody| {
             let comma = skip_space(array, seen.bytes);
             (array.get(comma) == Some(&b',')).then_some(comma + 1)
         };
@@ -131,8 +131,8 @@ impl Bodies {
             .filter(|newest| array.starts_with(&newest.messages))
             .and_then(|n| Some((n.seen, next(&n.seen)?, n.hasher.clone())));
         let from = known.as_ref().map_or(0, |(seen, ..)| seen.bytes);
-        let longer = |s: &&Seen| (from + 1..array.len()).contains(&s.bytes);
-        let mut longer: Vec<&Seen> = self.older.iter().filter(longer).collect();
+        let longer = |s: &&KnownBody| (from + 1..array.len()).contains(&s.bytes);
+        let mut longer: Vec<&KnownBody> = self.older.iter().filter(longer).collect();
         longer.sort_by_key(|s| s.bytes);
         let mut hasher = known.as_ref().map(|(.., hasher)| hasher.clone());
         for seen in longer {
@@ -239,9 +239,9 @@ mod tests {
     use serde_json::{Value, json};
     use sinew_types::{Message, Role};
 
-    /// Bodies that were read, the first at state 1.
-    fn known(bodies: &[&[u8]]) -> Bodies {
-        let mut known = Bodies::default();
+    /// KnownBodies that were read, the first at state 1.
+    fn known(bodies: &[&[u8]]) -> KnownBodies {
+        let mut known = KnownBodies::default();
         for (&body, state) in bodies.iter().zip(1..) {
             let scan = known.scan(body, "messages").unwrap();
             known.remember(body, &scan, Key::default(), (state, state));
@@ -262,7 +262,7 @@ mod tests {
         let one = br#"{"model": "m,[]", "messages": [ {"a": "]}"} ], "n": 1}"#.as_slice();
         let two = br#"{"n":2,"messages":[ {"a": "]}"} , 3,{"b":1}],"x":[]}"#.as_slice();
         let three = br#"{"messages":[ {"a": "]}"} , 3,{"b":1},4]}"#.as_slice();
-        let none = Bodies::default();
+        let none = KnownBodies::default();
         assert!(none.scan(one, "messages").unwrap().cut.is_none());
         let second = known(&[one]).scan(two, "messages").unwrap();
         let rest = r#"{"n":2,"messages":[ 3,{"b":1}],"x":[]}"#;
@@ -300,13 +300,13 @@ mod tests {
     #[test]
     fn so_many_are_remembered_and_long_ones_by_their_key() {
         let body = |items: &str| format!(r#"{{"messages":[{items}]}}"#).into_bytes();
-        let long = format!(r#""{}""#, "x".repeat(MAX_KEPT_BYTES));
+        let long = format!(r#""{}""#, "x".repeat(MAX_COMPARED_BYTES));
         let mut bodies: Vec<Vec<u8>> = (0..20).map(|i| body(&i.to_string())).collect();
         bodies.push(body(&long));
         let bodies: Vec<&[u8]> = bodies.iter().map(Vec::as_slice).collect();
         let known = known(&bodies);
         assert!(known.newest.is_none());
-        assert_eq!(known.older.len(), MAX_SEEN);
+        assert_eq!(known.older.len(), MAX_KNOWN);
         let grown = |items: &str| {
             known
                 .scan(&body(&format!("{items},1")), "messages")
@@ -396,11 +396,11 @@ mod tests {
         fn what_was_read_before_changes_no_key(
             lists in prop::collection::vec(prop::collection::vec(0u8..3, 1..6), 1..14),
         ) {
-            let mut known = Bodies::default();
+            let mut known = KnownBodies::default();
             for (list, call) in lists.iter().zip(1u32..) {
                 let body = json!({"messages": list, "n": call}).to_string();
                 let scan = known.scan(body.as_bytes(), "messages").unwrap();
-                let fresh = Bodies::default().scan(body.as_bytes(), "messages").unwrap();
+                let fresh = KnownBodies::default().scan(body.as_bytes(), "messages").unwrap();
                 prop_assert_eq!(scan.key, fresh.key);
                 prop_assert_eq!((scan.start, scan.bytes), (fresh.start, fresh.bytes));
                 if let Some((seen, rest)) = &scan.cut {

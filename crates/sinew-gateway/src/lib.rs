@@ -15,21 +15,28 @@
 //!   of its own.
 //! - Fields of requests without effect are counted by name, or refused. Sizes, times, queues and counts are bounded.
 
+mod answers;
+mod archive;
 mod body;
 mod bytes_chat;
 mod call;
+mod capacity;
+mod config;
 pub mod dialect;
+mod drive;
 mod error;
-mod flight;
-mod gate;
 mod gateway;
-mod hold;
+mod ignored;
 mod journal;
-mod kept;
+mod keys;
+mod known_bodies;
 mod limits;
 mod live;
-mod repeated;
+mod output_format;
+mod rollout;
+mod rollouts;
 mod routes;
+mod running;
 mod secret;
 mod server;
 pub mod session;
@@ -40,9 +47,10 @@ pub mod turn;
 /// Further routes of a [`Server`]: see [`Server::start_with`].
 pub use axum::Router;
 pub use bytes_chat::byte_renderer;
+pub use capacity::{Capacity, CapacityPermit};
+pub use config::{GatewayConfig, GatewayParts};
 pub use error::{ApiError, ErrorKind};
-pub use gate::{Gate, Room};
-pub use gateway::{Credentials, Gateway, GatewayConfig, GatewayParts, RolloutView};
+pub use gateway::{Credentials, Gateway, RolloutView};
 pub use journal::{Journal, JournalError, JournalOptions};
 pub use limits::{ServerLimits, SessionLimits};
 pub use live::{LiveRollout, LiveRollouts, RolloutPhase};

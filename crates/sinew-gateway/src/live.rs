@@ -1,14 +1,14 @@
-//! Live rollouts, those first that have been in their phase for the longest: where to look when
-//! nothing goes on.
+//! What open rollouts are doing, longest in their phase first: where to look when nothing moves.
 
 use crate::error::ApiError;
-use crate::gateway::{Gateway, Rollout, unix_s};
+use crate::rollout::{Rollout, unix_s};
+use crate::running::RunningCall;
 use serde::Serialize;
 use sinew_types::{EpisodeId, GroupId, TaskId};
 use std::sync::Arc;
 use tokio::time::Instant;
 
-/// Rollouts of an answer that asks for no number, and of the longest.
+/// Rollouts of an answer, by default and at most.
 const PAGE: usize = 100;
 const MAX_PAGE: usize = 1000;
 
@@ -16,9 +16,9 @@ const MAX_PAGE: usize = 1000;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RolloutPhase {
-    /// Its agent works; no call runs. Nobody calling ends it.
+    /// Its agent works; no call runs. It is ended after a time without a call.
     Agent,
-    /// All of its calls wait for room.
+    /// All of its calls wait for capacity.
     Wait,
     /// The model answers.
     Generate,
@@ -37,9 +37,9 @@ pub struct LiveRollout {
     pub phase: RolloutPhase,
     /// Seconds in this phase: of the call that has been in it for the longest.
     pub phase_s: f64,
-    /// Seconds until the phase is ended; `None`: whoever opened the rollout must finish it.
+    /// Seconds until the phase is ended; `None`: it must be finished by its opener.
     pub deadline_s: Option<f64>,
-    /// Calls that are sampled, and that wait for room.
+    /// Calls that are sampled, and calls that wait for capacity.
     pub generating: usize,
     pub waiting: usize,
     pub calls: u32,
@@ -77,22 +77,20 @@ pub(crate) fn limit(query: Option<&str>) -> Result<usize, ApiError> {
 }
 
 impl Rollout {
-    fn live(&self, ttl_s: f64) -> LiveRollout {
+    /// What it is doing; it ends after `ttl_s` seconds without a call.
+    pub(crate) fn live(&self, ttl_s: f64) -> LiveRollout {
         let now = Instant::now();
-        let flights: Vec<_> = {
-            let flights = self.flights();
-            flights.running.iter().map(|(_, f)| Arc::clone(f)).collect()
-        };
-        let at = |f: &&Arc<crate::flight::Flight>| f.submitted.get().copied();
-        let generating: Vec<_> = flights.iter().filter(|f| at(f).is_some()).collect();
-        let waiting = flights.len() - generating.len();
+        let calls = self.running();
+        let at = |c: &&Arc<RunningCall>| c.submitted.get().copied();
+        let generating: Vec<_> = calls.iter().filter(|c| at(c).is_some()).collect();
+        let waiting = calls.len() - generating.len();
         let session = self.session();
         let (phase, since) = match (generating.is_empty(), waiting) {
             (false, _) => (
                 RolloutPhase::Generate,
                 generating.iter().filter_map(at).min(),
             ),
-            (true, 1..) => (RolloutPhase::Wait, flights.iter().map(|f| f.begun).min()),
+            (true, 1..) => (RolloutPhase::Wait, calls.iter().map(|c| c.begun).min()),
             _ if session.is_over() => (RolloutPhase::End, None),
             _ => (RolloutPhase::Agent, None),
         };
@@ -101,9 +99,9 @@ impl Rollout {
         let deadline_s = match phase {
             RolloutPhase::End => None,
             RolloutPhase::Agent => Some(ttl_s - idle_s),
-            RolloutPhase::Wait | RolloutPhase::Generate => flights
+            RolloutPhase::Wait | RolloutPhase::Generate => calls
                 .iter()
-                .map(|f| f.deadline.saturating_duration_since(now).as_secs_f64())
+                .map(|c| c.deadline.saturating_duration_since(now).as_secs_f64())
                 .reduce(f64::min),
         };
         let (spec, stats) = (session.spec(), session.stats());
@@ -120,21 +118,6 @@ impl Rollout {
             waiting,
             calls: stats.calls,
             sampled_tokens: stats.sampled_tokens,
-        }
-    }
-}
-
-impl Gateway {
-    /// At most `limit` of the live rollouts: those that have been in their phase for the longest.
-    pub fn live(&self, limit: usize) -> LiveRollouts {
-        let ttl_s = self.config().server.rollout_ttl.as_secs_f64();
-        let open: Vec<_> = self.rollouts().values().map(Arc::clone).collect();
-        let mut rollouts: Vec<_> = open.iter().map(|rollout| rollout.live(ttl_s)).collect();
-        rollouts.sort_by(|a, b| b.phase_s.total_cmp(&a.phase_s));
-        rollouts.truncate(limit);
-        LiveRollouts {
-            total: open.len(),
-            rollouts,
         }
     }
 }

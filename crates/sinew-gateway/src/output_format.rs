@@ -1,10 +1,10 @@
 //! What an output is held to: the format that a request asks for, and its strict tools, in the way the
 //! model writes calls.
 
-use crate::dialect::fields::count_ignored;
 use crate::dialect::format::{ANY_OBJECT, FormatAsk};
 use crate::dialect::{ModelRequest, ToolChoice};
 use crate::error::ApiError;
+use crate::ignored::count_ignored;
 use crate::session::Prompt;
 use crate::turn::{call_marks, forced_opening};
 use sinew_render::ToolCallFormat;
@@ -17,7 +17,7 @@ use std::sync::Arc;
 ///
 /// # Errors
 /// If a format and tools cannot be had together.
-pub(crate) fn held(
+pub(crate) fn resolve(
     request: &mut ModelRequest,
     calls: Option<&ToolCallFormat>,
     holds: bool,

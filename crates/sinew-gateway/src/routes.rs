@@ -1,15 +1,16 @@
 //! Routes, authorization and answers of the server.
 
 use crate::body::{self, Large};
+use crate::call::Retry;
 use crate::dialect::anthropic::Messages;
 use crate::dialect::chat::Chat;
 use crate::dialect::completions::Completions;
 use crate::dialect::responses::Responses;
 use crate::dialect::{Dialect, openai_error};
 use crate::error::ApiError;
-use crate::flight::Event;
-use crate::gateway::{Gateway, Retry};
+use crate::gateway::Gateway;
 use crate::live;
+use crate::running::Event;
 use crate::secret::Secret;
 use crate::session::{FinishRequest, Reward, RolloutSpec};
 use crate::stream;
@@ -159,13 +160,13 @@ async fn health(State(service): Api, headers: HeaderMap) -> Json<Value> {
     let mut health = json!({"status": "ok"});
     if service.is_control(&headers) {
         health["gateway"] = json!(service.gateway.stats());
-        health["engine"] = json!(service.gateway.engine_status());
+        health["engine"] = json!(service.gateway.caller().engine_status());
     }
     Json(health)
 }
 
 async fn metrics(State(service): Api) -> Response {
-    let engine = service.gateway.engine_status();
+    let engine = service.gateway.caller().engine_status();
     let text = service.gateway.stats().prometheus(&engine);
     ([(CONTENT_TYPE, "text/plain; version=0.0.4")], text).into_response()
 }
@@ -215,7 +216,10 @@ async fn finish(State(service): Api, Path(id): Path<String>, request: Request) -
 }
 
 async fn models(State(service): Api, Path(id): Path<String>, headers: HeaderMap) -> Answer {
-    service.gateway.authorize(&id, bearer(&headers))?;
+    service
+        .gateway
+        .rollouts()
+        .authorize(&id, bearer(&headers))?;
     let list = json!([model(&service.gateway.config().model)]);
     Ok(Json(json!({"object": "list", "data": list})).into_response())
 }
@@ -226,18 +230,24 @@ async fn one_model(
     Path((id, name)): Path<(String, String)>,
     headers: HeaderMap,
 ) -> Answer {
-    service.gateway.authorize(&id, bearer(&headers))?;
+    service
+        .gateway
+        .rollouts()
+        .authorize(&id, bearer(&headers))?;
     Ok(Json(model(&name)).into_response())
 }
 
 async fn count_tokens(State(service): Api, Path(id): Path<String>, request: Request) -> Response {
     let count = async {
-        service.gateway.authorize(&id, bearer(request.headers()))?;
+        service
+            .gateway
+            .rollouts()
+            .authorize(&id, bearer(request.headers()))?;
         let limit = service.gateway.config().server.max_body_bytes;
         let bytes = service.read(request, limit).await?;
         let gateway = service.gateway.clone();
         Large(bytes)
-            .with(move |body| gateway.count_tokens(body))
+            .with(move |body| gateway.caller().count_tokens(body))
             .await
     };
     match count.await {
@@ -253,14 +263,17 @@ async fn call(
     request: Request,
     dialect: &'static dyn Dialect,
 ) -> Answer {
-    let rollout = service.gateway.authorize(&id, bearer(request.headers()))?;
+    let rollout = service
+        .gateway
+        .rollouts()
+        .authorize(&id, bearer(request.headers()))?;
     let limit = service.gateway.config().server.max_body_bytes;
     let (uri, headers) = (request.uri().clone(), request.headers().clone());
     let body = service.read(request, limit).await?;
     let gateway = service.gateway.clone();
     let begin = move |body: &[u8]| {
         let retry = retry_of(&headers, uri.path());
-        gateway.call(&rollout, dialect, body, retry)
+        gateway.caller().call(&rollout, dialect, body, retry)
     };
     let mut reader = Large(body).with(begin).await?;
     if !reader.context().request.stream {

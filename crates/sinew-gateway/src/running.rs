@@ -1,34 +1,21 @@
-//! One model call while it runs: engine events in, deltas and one result out to all who wait.
+//! One model call while it runs, as its readers see it: deltas and one result.
 //!
-//! The call belongs to a task of its own, not to the connection that asked: a retry can join
-//! it, and what was sampled is captured even if nobody reads it. When the last reader has
-//! gone, the generation is aborted.
+//! The call belongs to a task of its own (`drive`), not to the connection that asked: a retry can
+//! join it, and what was sampled is captured even if the client is gone. When the last reader is
+//! dropped, the generation is aborted.
 
-use crate::dialect::{AnswerContext, Choice, Delta, ModelResponse, TurnEnd, Usage};
+use crate::dialect::{AnswerContext, Delta, ModelResponse};
 use crate::error::ApiError;
-use crate::gate::{Gate, Room};
-use crate::gateway::{Rollout, unix_s};
-use crate::kept::Answer;
-use crate::session::SampledTurn;
-use crate::stats::Counters;
-use crate::turn::{TurnOptions, TurnReader};
-use sinew_types::{
-    Engine, EngineError, EngineEvent, EventSink, FinishReason, GenerateRequest, RequestId,
-    SampledToken, TokenId,
-};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
-use tokio::sync::{Notify, OwnedSemaphorePermit, mpsc};
-use tokio::time::{Instant, sleep_until};
+use tokio::sync::Notify;
+use tokio::time::Instant;
 
-/// How long an engine may take to end requests that were aborted.
+/// Time in which an engine must end requests that were aborted.
 pub(crate) const ABORT_GRACE: Duration = Duration::from_secs(5);
 
-/// Events taken from the engine at once.
-const EVENT_BATCH: usize = 64;
-
-/// What a reader is told next.
+/// What a reader gets next.
 #[derive(Debug)]
 pub(crate) enum Event {
     Deltas(Vec<Delta>),
@@ -43,23 +30,23 @@ struct State {
 
 /// A call that runs, or has just ended.
 #[derive(Debug)]
-pub(crate) struct Flight {
+pub(crate) struct RunningCall {
     pub(crate) context: AnswerContext,
     state: Mutex<State>,
     changed: Notify,
     cancel: Notify,
     readers: AtomicUsize,
-    /// Everybody who read it went before its end.
+    /// All readers were dropped before its end.
     left: AtomicBool,
-    /// What its readers are told if it is cancelled, if not that it was aborted.
+    /// The error of its readers if it is cancelled; unset: that it was aborted.
     why: OnceLock<ApiError>,
     pub(crate) begun: Instant,
-    /// When the engine got it; until then it waits at the gate.
+    /// When the engine got it; until then it waits for capacity.
     pub(crate) submitted: OnceLock<Instant>,
     pub(crate) deadline: Instant,
 }
 
-impl Flight {
+impl RunningCall {
     pub(crate) fn new(context: AnswerContext, deadline: Instant) -> Arc<Self> {
         Arc::new(Self {
             context,
@@ -75,23 +62,35 @@ impl Flight {
         })
     }
 
+    /// Whether all readers were dropped before its end.
+    pub(crate) fn is_abandoned(&self) -> bool {
+        self.left.load(Ordering::Acquire)
+    }
+
+    /// Resolves when it is to end early.
+    pub(crate) async fn cancel_asked(&self) {
+        self.cancel.notified().await;
+    }
+
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn push(&self, delta: Delta) {
+    /// Hands a delta to the readers of a stream.
+    pub(crate) fn push(&self, delta: Delta) {
         if self.context.request.stream {
             self.lock().deltas.push(delta);
             self.changed.notify_waiters();
         }
     }
 
-    fn finish(&self, result: Result<Arc<ModelResponse>, ApiError>) {
+    /// Hands the result to the readers.
+    pub(crate) fn finish(&self, result: Result<Arc<ModelResponse>, ApiError>) {
         self.lock().done = Some(result);
         self.changed.notify_waiters();
     }
 
-    /// Whether it has ended well, and can be told again.
+    /// Whether it ended well, so that its answer can be repeated.
     pub(crate) fn is_replayable(&self) -> bool {
         matches!(self.lock().done, Some(Ok(_)))
     }
@@ -101,51 +100,52 @@ impl Flight {
         self.lock().done.is_some()
     }
 
-    /// Ends it early, whoever reads.
+    /// Ends it early.
     pub(crate) fn cancel(&self) {
         self.cancel.notify_one();
     }
 
-    /// Ends it early; its readers are told `why`, if they are not yet told anything else.
+    /// Ends it early with the error `why`, unless it has ended.
     pub(crate) fn cancel_for(&self, why: ApiError) {
         // The first reason is the one that counts.
         let _ = self.why.set(why);
         self.cancel();
     }
 
-    fn cancelled(&self) -> ApiError {
+    /// The error of a call that was cancelled.
+    pub(crate) fn cancelled(&self) -> ApiError {
         let aborted = || ApiError::conflict("aborted", "the call was aborted");
         self.why.get().cloned().unwrap_or_else(aborted)
     }
 }
 
-/// A reader of a flight. Dropping the last one before the end aborts the generation.
+/// A reader of a call. Dropping the last one before the end aborts the generation.
 #[derive(Debug)]
 pub(crate) struct Subscription {
-    flight: Arc<Flight>,
+    call: Arc<RunningCall>,
     seen: usize,
 }
 
 impl Subscription {
-    pub(crate) fn new(flight: &Arc<Flight>) -> Self {
-        flight.readers.fetch_add(1, Ordering::AcqRel);
+    pub(crate) fn new(call: &Arc<RunningCall>) -> Self {
+        call.readers.fetch_add(1, Ordering::AcqRel);
         Self {
-            flight: Arc::clone(flight),
+            call: Arc::clone(call),
             seen: 0,
         }
     }
 
     pub(crate) fn context(&self) -> &AnswerContext {
-        &self.flight.context
+        &self.call.context
     }
 
-    /// Everything new, or the result once all deltas were told.
+    /// Everything new, or the result once all deltas were read.
     pub(crate) async fn next(&mut self) -> Event {
         loop {
             // Made before the look: a change in between wakes it.
-            let changed = self.flight.changed.notified();
+            let changed = self.call.changed.notified();
             {
-                let state = self.flight.lock();
+                let state = self.call.lock();
                 if state.deltas.len() > self.seen {
                     let new = state.deltas[self.seen..].to_vec();
                     self.seen = state.deltas.len();
@@ -171,390 +171,9 @@ impl Subscription {
 
 impl Drop for Subscription {
     fn drop(&mut self) {
-        if self.flight.readers.fetch_sub(1, Ordering::AcqRel) == 1 && !self.flight.is_done() {
-            self.flight.left.store(true, Ordering::Release);
-            self.flight.cancel();
+        if self.call.readers.fetch_sub(1, Ordering::AcqRel) == 1 && !self.call.is_done() {
+            self.call.left.store(true, Ordering::Release);
+            self.call.cancel();
         }
-    }
-}
-
-/// What a flight needs to run.
-pub(crate) struct Work {
-    pub(crate) engine: Arc<dyn Engine>,
-    pub(crate) gate: Option<Arc<dyn Gate>>,
-    pub(crate) rollout: Arc<Rollout>,
-    pub(crate) counters: Arc<Counters>,
-    pub(crate) call: u32,
-    /// One for each choice, with rising ids.
-    pub(crate) requests: Vec<GenerateRequest>,
-    /// Of the policy that samples them.
-    pub(crate) temperature: f32,
-    /// The field that asks for the format of the output, if one does.
-    pub(crate) format_path: Option<String>,
-    pub(crate) turn: TurnOptions,
-}
-
-/// One choice while it is sampled.
-struct Output {
-    reader: TurnReader,
-    tokens: Vec<SampledToken>,
-    /// Tokens for the client that no delta has carried yet.
-    untold: Vec<SampledToken>,
-    /// Tokens for the client.
-    kept: Vec<SampledToken>,
-    told_bytes: usize,
-    done: Option<Choice>,
-}
-
-struct Driver {
-    work: Work,
-    flight: Arc<Flight>,
-    first: u64,
-    outputs: Vec<Output>,
-    cached: u32,
-    prompt_tokens: u32,
-    /// Why the requests were aborted.
-    stopping: Option<ApiError>,
-    /// What later calls may go on from.
-    kept: Option<Answer>,
-}
-
-/// Runs a call to its end, whatever happens to its readers. `permit` is its place among the
-/// calls that may run.
-pub(crate) async fn drive(work: Work, flight: Arc<Flight>, permit: OwnedSemaphorePermit) {
-    let rollout = Arc::clone(&work.rollout);
-    let counters = Arc::clone(&work.counters);
-    let call = work.call;
-    let mut driver = Driver::new(work, Arc::clone(&flight));
-    let result = driver.run().await;
-    if let Err(error) = &result {
-        Counters::add(&counters.failed, 1);
-        let gone = flight.left.load(Ordering::Acquire);
-        Counters::add(&counters.clients_gone, u64::from(gone));
-        let mut session = rollout.session();
-        session.fail(call, &error.message, unix_s());
-        if let Err(error) = rollout.record(&mut session) {
-            tracing::error!(%error, "a failed call is not in the journal");
-        }
-    }
-    if result.is_ok()
-        && let Some(answer) = driver.kept.take()
-    {
-        rollout.kept.keep(answer);
-    }
-    drop((driver, permit));
-    flight.finish(result);
-    rollout.landed(&flight);
-}
-
-impl Driver {
-    fn new(work: Work, flight: Arc<Flight>) -> Self {
-        let prompt_tokens = work.requests.first().map_or(0, |r| r.prompt.len());
-        let outputs = work.requests.iter().enumerate().map(|(i, _)| {
-            let mut options = work.turn.clone();
-            options.call_prefix = format!("{}{i}", options.call_prefix);
-            let (reader, pieces) = TurnReader::new(options);
-            if !pieces.is_empty() {
-                flight.push(Delta {
-                    choice: i as u32,
-                    pieces,
-                    text: String::new(),
-                    tokens: Vec::new(),
-                    end: None,
-                });
-            }
-            Output {
-                reader,
-                tokens: Vec::new(),
-                untold: Vec::new(),
-                kept: Vec::new(),
-                told_bytes: 0,
-                done: None,
-            }
-        });
-        Self {
-            first: work.requests.first().map_or(0, |r| r.id.0),
-            outputs: outputs.collect(),
-            cached: 0,
-            prompt_tokens: prompt_tokens as u32,
-            stopping: None,
-            kept: None,
-            flight,
-            work,
-        }
-    }
-
-    async fn run(&mut self) -> Result<Arc<ModelResponse>, ApiError> {
-        let requests = std::mem::take(&mut self.work.requests);
-        let prompt = requests.first().map_or(&[][..], |r| &r.prompt);
-        let _room = self.room(prompt).await?;
-        // It is set here alone.
-        let _ = self.flight.submitted.set(Instant::now());
-        // Each event has at least one token or is the last one of its request, so that the
-        // engine's thread never finds the queue full.
-        let room = |r: &GenerateRequest| r.sampling.max_tokens as usize + 2;
-        let (sender, mut events) = mpsc::channel(requests.iter().map(room).sum());
-        let overflow = Arc::new(AtomicBool::new(false));
-        let stream = self.flight.context.request.stream;
-        let mut submitted = 0;
-        for request in requests {
-            let sink = sink(sender.clone(), Arc::clone(&overflow), stream);
-            if let Err(error) = self.work.engine.submit(request, sink) {
-                self.stop(self.refused(error));
-                break;
-            }
-            submitted += 1;
-        }
-        drop(sender);
-        self.follow(&mut events, submitted).await;
-        if overflow.load(Ordering::Acquire) {
-            let why = "the engine sent more events than tokens were asked for";
-            return Err(ApiError::server("engine_failed", why));
-        }
-        if let Some(error) = self.stopping.take() {
-            return Err(error);
-        }
-        let choices: Option<Vec<Choice>> = self.outputs.iter_mut().map(|o| o.done.take()).collect();
-        let choices = choices.ok_or_else(|| {
-            ApiError::server(
-                "engine_failed",
-                "the engine ended a request without an event",
-            )
-        })?;
-        let sampled: usize = self.outputs.iter().map(|o| o.tokens.len()).sum();
-        Ok(Arc::new(ModelResponse {
-            choices,
-            usage: Usage {
-                prompt_tokens: self.prompt_tokens,
-                cached_tokens: self.cached,
-                completion_tokens: sampled as u32,
-            },
-        }))
-    }
-
-    /// The error of a request that the engine does not take.
-    fn refused(&self, error: EngineError) -> ApiError {
-        match (error, &self.work.format_path) {
-            (EngineError::Format(why), Some(path)) => ApiError {
-                code: "invalid_format",
-                ..ApiError::invalid(path.as_str(), format!("{path}: {why}"))
-            },
-            (error, _) => error.into(),
-        }
-    }
-
-    /// Waits at the gate, if there is one; nothing is sampled yet.
-    async fn room(&self, prompt: &[TokenId]) -> Result<Option<Room>, ApiError> {
-        let Some(gate) = &self.work.gate else {
-            return Ok(None);
-        };
-        let rollout = self.work.rollout.session().id().clone();
-        tokio::select! {
-            room = gate.enter(&rollout, prompt) => Ok(Some(room)),
-            () = self.flight.cancel.notified() => Err(self.flight.cancelled()),
-            () = sleep_until(self.flight.deadline) => {
-                Err(ApiError::deadline("the engine had no room in time"))
-            }
-        }
-    }
-
-    /// Until `pending` requests have ended, or the engine does not end them in time.
-    async fn follow(&mut self, events: &mut mpsc::Receiver<EngineEvent>, mut pending: usize) {
-        let flight = Arc::clone(&self.flight);
-        let mut deadline = flight.deadline;
-        let mut batch = Vec::with_capacity(EVENT_BATCH);
-        while pending > 0 {
-            let stopping = self.stopping.is_some();
-            if stopping {
-                deadline = deadline.min(Instant::now() + ABORT_GRACE);
-            }
-            tokio::select! {
-                count = events.recv_many(&mut batch, EVENT_BATCH) => {
-                    if count == 0 {
-                        return;
-                    }
-                    for event in batch.drain(..) {
-                        pending -= usize::from(self.take(event).await);
-                    }
-                }
-                () = flight.cancel.notified(), if !stopping => {
-                    self.stop(flight.cancelled());
-                }
-                () = sleep_until(deadline) => {
-                    if stopping {
-                        return;
-                    }
-                    self.stop(ApiError::deadline("the model did not answer in time"));
-                    deadline = Instant::now() + ABORT_GRACE;
-                }
-            }
-        }
-    }
-
-    fn stop(&mut self, error: ApiError) {
-        self.stopping.get_or_insert(error);
-        for i in 0..self.outputs.len() as u64 {
-            self.work.engine.abort(RequestId(self.first + i));
-        }
-    }
-
-    /// Takes an event. Whether it was the last one of its request.
-    async fn take(&mut self, event: EngineEvent) -> bool {
-        match event {
-            EngineEvent::Tokens { request, tokens } => {
-                self.tokens(request, &tokens);
-                false
-            }
-            EngineEvent::Finished {
-                request,
-                reason,
-                cached_prompt_tokens,
-            } => {
-                self.cached = self.cached.max(cached_prompt_tokens);
-                if reason == FinishReason::Aborted && self.stopping.is_none() {
-                    self.stop(ApiError::overloaded(
-                        "aborted",
-                        "the engine aborted the generation",
-                    ));
-                }
-                self.finished(request, reason).await;
-                true
-            }
-            EngineEvent::Failed { error, .. } => {
-                self.stop(error.into());
-                true
-            }
-        }
-    }
-
-    fn index(&self, request: RequestId) -> Option<usize> {
-        let index = request.0.checked_sub(self.first)? as usize;
-        (index < self.outputs.len()).then_some(index)
-    }
-
-    fn tokens(&mut self, request: RequestId, tokens: &[SampledToken]) {
-        let Some(index) = self.index(request) else {
-            return;
-        };
-        let context = &self.flight.context;
-        let output = &mut self.outputs[index];
-        let pieces = output.reader.push(tokens, context.renderer.as_ref());
-        output.tokens.extend_from_slice(tokens);
-        let asked = &context.request;
-        if asked.return_token_ids || asked.logprobs.is_some() {
-            // Control tokens are no part of the text that log-probabilities are told of.
-            let told =
-                |t: &&SampledToken| asked.return_token_ids || !context.renderer.is_special(t.id);
-            output.untold.extend(tokens.iter().filter(told).cloned());
-        }
-        if asked.stream {
-            self.tell(index, pieces, None);
-        }
-    }
-
-    fn tell(&mut self, index: usize, pieces: Vec<crate::turn::Piece>, end: Option<TurnEnd>) {
-        let output = &mut self.outputs[index];
-        let text = output.reader.raw()[output.told_bytes..].to_owned();
-        output.told_bytes += text.len();
-        if pieces.is_empty() && text.is_empty() && end.is_none() {
-            return;
-        }
-        let tokens = std::mem::take(&mut output.untold);
-        output.kept.extend_from_slice(&tokens);
-        self.flight.push(Delta {
-            choice: index as u32,
-            pieces,
-            text,
-            tokens,
-            end,
-        });
-    }
-
-    /// Puts an output into the trace, and waits until that is durable.
-    async fn capture(&self, turn: SampledTurn) -> Result<(), ApiError> {
-        let receipt = {
-            let mut session = self.work.rollout.session();
-            let tokens = turn.tokens.len() as u64;
-            session.commit(self.work.call, turn, unix_s())?;
-            if let Some(answer) = &self.kept {
-                session.kept(answer);
-            }
-            Counters::add(&self.work.counters.sampled_tokens, tokens);
-            self.work.rollout.record(&mut session)?
-        };
-        match receipt {
-            Some(receipt) => receipt.wait().await,
-            None => Ok(()),
-        }
-    }
-
-    /// Captures an output, then tells the client of its end.
-    async fn finished(&mut self, request: RequestId, reason: FinishReason) {
-        let Some(index) = self.index(request) else {
-            return;
-        };
-        let output = &mut self.outputs[index];
-        let pieces = output.reader.finish();
-        let end = turn_end(&output.reader, &reason);
-        let turn = SampledTurn {
-            tokens: output.tokens.clone(),
-            temperature: self.work.temperature,
-            finish: reason,
-            message: output.reader.message().clone(),
-            text: output.reader.raw().to_owned(),
-        };
-        let context = &self.flight.context;
-        if index == 0 && turn.finish != FinishReason::Aborted {
-            self.kept = Answer::of(&context.id, &context.request, &turn.message);
-        }
-        if let Err(error) = self.capture(turn).await {
-            self.stop(error);
-            return;
-        }
-        self.tell(index, pieces, Some(end.clone()));
-        let output = &mut self.outputs[index];
-        output.done = Some(Choice {
-            message: output.reader.message().clone(),
-            text: output.reader.raw().to_owned(),
-            end,
-            tokens: std::mem::take(&mut output.kept),
-        });
-    }
-}
-
-/// Takes a request's events on the engine's thread. Where nobody reads tokens as they come, they
-/// are handed on together at the end: one wake-up for each answer instead of one for each token.
-fn sink(sender: mpsc::Sender<EngineEvent>, overflow: Arc<AtomicBool>, stream: bool) -> EventSink {
-    let mut held = Vec::new();
-    Box::new(move |event| {
-        let send = |event| {
-            if sender.try_send(event).is_err() {
-                overflow.store(true, Ordering::Release);
-            }
-        };
-        match event {
-            EngineEvent::Tokens { mut tokens, .. } if !stream => held.append(&mut tokens),
-            EngineEvent::Tokens { .. } => send(event),
-            EngineEvent::Finished { request, .. } | EngineEvent::Failed { request, .. } => {
-                let tokens = std::mem::take(&mut held);
-                if !tokens.is_empty() {
-                    send(EngineEvent::Tokens { request, tokens });
-                }
-                send(event);
-            }
-        }
-    })
-}
-
-fn turn_end(reader: &TurnReader, reason: &FinishReason) -> TurnEnd {
-    if !reader.message().tool_calls.is_empty() {
-        return TurnEnd::ToolCalls;
-    }
-    if let Some(stop) = reader.stopped() {
-        return TurnEnd::StopString(stop.to_owned());
-    }
-    match reason {
-        FinishReason::Length | FinishReason::ContextFull => TurnEnd::Length,
-        _ => TurnEnd::Stop,
     }
 }

@@ -105,7 +105,7 @@ impl Server {
         self.gateway.drain();
         let grace = self.gateway.config().server.shutdown_grace;
         tokio::select! {
-            () = self.gateway.drained(grace) => {}
+            () = self.gateway.caller().drained(grace) => {}
             () = enough => {}
         }
         let cut = self.gateway.cut().await;

@@ -1,7 +1,6 @@
 //! What a gateway has counted: as JSON in `GET /health`, as Prometheus' text in `GET /metrics`.
 
-use crate::dialect::Ignored;
-use crate::dialect::fields::count_ignored;
+use crate::ignored::{Ignored, count_ignored};
 use crate::session::Join;
 use serde::Serialize;
 use sinew_types::EngineStatus;

@@ -1,7 +1,7 @@
 //! Streamed answers: server-sent events in the form of a dialect.
 
 use crate::dialect::EventWriter;
-use crate::flight::{Event, Subscription};
+use crate::running::{Event, Subscription};
 use axum::body::Body;
 use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
 use axum::response::{IntoResponse, Response};

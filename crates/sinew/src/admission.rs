@@ -4,7 +4,7 @@
 use crate::recipe::Recipe;
 use futures::future::BoxFuture;
 use serde::{Deserialize, Serialize};
-use sinew_gateway::{Gate, Room};
+use sinew_gateway::{Capacity, CapacityPermit};
 use sinew_rollout::{Admission, AdmissionConfig, PressureConfig};
 use sinew_types::{EpisodeId, TokenId};
 use std::sync::Arc;
@@ -71,11 +71,15 @@ pub(crate) fn config(recipe: &Recipe) -> AdmissionConfig {
 }
 
 /// Calls of programs take their turns like those of the built-in loop.
-pub(crate) struct TurnGate(pub(crate) Arc<Admission>);
+pub(crate) struct TurnCapacity(pub(crate) Arc<Admission>);
 
-impl Gate for TurnGate {
-    fn enter<'a>(&'a self, rollout: &'a EpisodeId, prompt: &'a [TokenId]) -> BoxFuture<'a, Room> {
-        Box::pin(async move { Box::new(self.0.turn(rollout, prompt).await) as Room })
+impl Capacity for TurnCapacity {
+    fn acquire<'a>(
+        &'a self,
+        rollout: &'a EpisodeId,
+        prompt: &'a [TokenId],
+    ) -> BoxFuture<'a, CapacityPermit> {
+        Box::pin(async move { Box::new(self.0.turn(rollout, prompt).await) as CapacityPermit })
     }
 }
 
@@ -153,18 +157,18 @@ mod tests {
         for id in &ids {
             places.push(admission.begin(id).await);
         }
-        let gate = TurnGate(Arc::clone(&admission));
-        let room = gate.enter(&ids[0], &[1; 60]).await;
+        let gate = TurnCapacity(Arc::clone(&admission));
+        let room = gate.acquire(&ids[0], &[1; 60]).await;
         let soon = std::time::Duration::from_millis(20);
         for _ in 0..3 {
-            let mut waits = gate.enter(&ids[1], &[2; 60]);
+            let mut waits = gate.acquire(&ids[1], &[2; 60]);
             assert!(tokio::time::timeout(soon, &mut waits).await.is_err());
             assert_eq!(admission.reading().waiting_turns, 1);
             drop(waits);
             assert_eq!(admission.reading().waiting_turns, 0);
         }
         let held = admission.reading().held_tokens;
-        let mut next = gate.enter(&ids[2], &[3; 60]);
+        let mut next = gate.acquire(&ids[2], &[3; 60]);
         assert!(tokio::time::timeout(soon, &mut next).await.is_err());
         drop((room, places.remove(0)));
         let room = tokio::time::timeout(std::time::Duration::from_secs(10), next).await;

@@ -301,7 +301,7 @@ fn gateway(args: &ServeArgs) -> Result<(Gateway, Option<Router>), Failure> {
             store: Some(store),
             requests,
             // Whoever opens rollouts here bounds them; the engine's own queue is the gate.
-            gate: None,
+            capacity: None,
         },
     );
     gateway

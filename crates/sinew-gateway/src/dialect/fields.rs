@@ -2,39 +2,19 @@
 //! refused where the gateway is strict.
 
 use super::ToolChoice;
+use crate::answers::Answers;
 use crate::error::ApiError;
-use crate::kept::Kept;
+use crate::ignored::{Ignored, count_ignored};
 use serde_json::{Map, Value};
 use sinew_types::{Message, TEMPERATURES};
 use std::cell::RefCell;
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// Most tools of a request.
 const MAX_TOOLS: usize = 128;
 
-/// Most paths of ignored fields that are kept apart, in a request and in a rollout.
-pub(crate) const MAX_IGNORED: usize = 64;
-
-/// What further paths are counted under.
-pub(crate) const MORE_IGNORED: &str = "(other fields)";
-
 /// Most bytes of a path of an ignored field; a longer one is cut.
 const MAX_PATH_BYTES: usize = 120;
-
-/// Counts of fields without effect, by path. Bounded: further paths share one count.
-pub type Ignored = BTreeMap<String, u64>;
-
-/// Adds to the count of a path, within the bound.
-pub(crate) fn count_ignored(ignored: &mut Ignored, path: &str, count: u64) {
-    let known = ignored.contains_key(path);
-    let path = if known || ignored.len() < MAX_IGNORED {
-        path
-    } else {
-        MORE_IGNORED
-    };
-    *ignored.entry(path.to_owned()).or_default() += count;
-}
 
 /// What is noticed while a body is read.
 #[derive(Debug)]
@@ -42,7 +22,7 @@ pub struct Notes {
     strict: bool,
     ignored: RefCell<Ignored>,
     /// Answers whose parts a request may name.
-    answers: Option<Arc<Kept>>,
+    answers: Option<Arc<Answers>>,
 }
 
 impl Notes {
@@ -56,7 +36,7 @@ impl Notes {
     }
 
     /// Requests may name parts of these answers.
-    pub(crate) fn with_answers(self, answers: &Arc<Kept>) -> Self {
+    pub(crate) fn with_answers(self, answers: &Arc<Answers>) -> Self {
         Self {
             answers: Some(Arc::clone(answers)),
             ..self
@@ -492,6 +472,7 @@ fn kind(value: &Value) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ignored::{MAX_IGNORED, MORE_IGNORED};
     use serde_json::json;
 
     fn read(body: &Value, strict: bool) -> Result<Ignored, ApiError> {

@@ -9,15 +9,17 @@
 pub mod anthropic;
 pub mod chat;
 pub mod completions;
+mod continuation;
 pub mod fields;
 pub mod format;
 mod media;
 pub mod responses;
 
 use crate::error::ApiError;
+pub use crate::ignored::Ignored;
 use crate::session::Prompt;
 use crate::turn::Piece;
-pub use fields::Ignored;
+pub use continuation::Continuation;
 use fields::Notes;
 use format::FormatAsk;
 use serde_json::Value;
@@ -76,27 +78,12 @@ pub struct ModelRequest {
     pub stream: bool,
     /// A last chunk with the usage.
     pub include_usage: bool,
-    /// Whether it goes on from an answer, and may be gone on from.
+    /// Set if it continues a stored answer, or its own answer is stored for continuation.
     pub continuation: Option<Continuation>,
     /// What the dialect's answer repeats of the request.
     pub echo: Value,
     /// Fields that were accepted without effect.
     pub ignored: Ignored,
-}
-
-/// How a request is tied to answers of the same rollout.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Continuation {
-    /// Of the dialect's ids of answers.
-    pub prefix: &'static str,
-    /// The answer that it goes on from.
-    pub previous: Option<String>,
-    /// The answer to the same messages without the last ones, which alone were read.
-    pub grown_from: Option<String>,
-    /// Keep the answer, so that a request can go on from it.
-    pub keep: bool,
-    /// Messages before this one are no part of what is kept.
-    pub own_from: usize,
 }
 
 impl ModelRequest {

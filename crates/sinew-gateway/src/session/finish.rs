@@ -1,6 +1,6 @@
 //! From a session to a trace: prune what led nowhere, prove every call, validate.
 
-use super::tip::Tip;
+use super::last_path::LastPath;
 use super::types::SessionError;
 use super::{Call, Session};
 use sinew_types::{EpisodeEnd, NO_PARENT, NodeId, TRACE_FORMAT_VERSION, Timing, TokenKind, Trace};
@@ -50,9 +50,9 @@ impl Session {
             let name = format!("join_{join:?}").to_lowercase();
             trace.outcome.metrics.insert(name, f64::from(*count));
         }
-        let mut tip = Tip::default();
+        let mut path = LastPath::default();
         for (index, call) in self.calls.iter().enumerate() {
-            prove(&trace, index, call, &mut tip)?;
+            prove(&trace, index, call, &mut path)?;
         }
         prune(&mut trace);
         trace
@@ -62,18 +62,23 @@ impl Session {
     }
 }
 
-/// The path that a call's outputs hang on is what the engine was given. `tip` is where the last
+/// The path that a call's outputs hang on is what the engine was given. `path` is where the last
 /// proof ended.
-fn prove(trace: &Trace, index: usize, call: &Call, tip: &mut Tip) -> Result<(), SessionError> {
+fn prove(
+    trace: &Trace,
+    index: usize,
+    call: &Call,
+    path: &mut LastPath,
+) -> Result<(), SessionError> {
     let broken = |what: String| SessionError::Broken(format!("call {}: {what}", index + 1));
     if trace.nodes.get(call.parent as usize).is_none() {
         return Err(broken(format!("its parent {} does not exist", call.parent)));
     }
-    tip.go(&trace.nodes, Some(call.parent));
-    if tip.key() != call.prompt_key {
+    path.go(&trace.nodes, Some(call.parent));
+    if path.key() != call.prompt_key {
         return Err(broken(format!(
             "the engine was given other tokens than the {} of its path",
-            tip.ids().len()
+            path.ids().len()
         )));
     }
     let strays = |id: &&NodeId| {

@@ -1,7 +1,7 @@
 //! The model's turns by what they say, wherever a client puts them: a history that was cut, moved
 //! or summarized has some of them in it, a new conversation has none.
 
-use super::keys::{self, Key};
+use crate::keys::{self, Key};
 use sinew_types::{Message, Role};
 use std::collections::HashSet;
 
@@ -10,7 +10,7 @@ use std::collections::HashSet;
 const SHORT_BYTES: u64 = 32;
 
 #[derive(Clone, Debug, Default)]
-pub(super) struct Said {
+pub(super) struct KnownTurns {
     /// Turns that are long enough to be known by themselves.
     long: HashSet<Key>,
     /// Any turn with the message before it, and first turns of a window.
@@ -19,11 +19,11 @@ pub(super) struct Said {
     calls: HashSet<String>,
 }
 
-impl Said {
+impl KnownTurns {
     /// The model has answered `before` with `turn`.
     pub(super) fn add(&mut self, before: Option<Key>, turn: &Message) {
         let key = keys::loose(turn);
-        if super::message_bytes(turn) >= SHORT_BYTES {
+        if keys::message_bytes(turn) >= SHORT_BYTES {
             self.long.insert(key);
         }
         self.after.extend([(before, key), (None, key)]);

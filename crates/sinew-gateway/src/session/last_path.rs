@@ -1,18 +1,18 @@
 //! Token ids from the root to a node, kept from one call to the next: the next prompt goes on
 //! where the last one ended, so that putting it together and hashing it costs what is new.
 
-use super::keys::{Key, TokenHasher};
+use crate::keys::{Key, TokenHasher};
 use sinew_types::{Node, NodeId, TokenId};
 
 /// The path of a node. Nodes are only added and never changed, so that what is kept stays true.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Tip {
+pub(super) struct LastPath {
     node: Option<NodeId>,
     ids: Vec<TokenId>,
     hasher: TokenHasher,
 }
 
-impl Tip {
+impl LastPath {
     /// Makes it the path of `to`. Costs the length of the path from where it was, if that is
     /// above `to`, and of the whole path otherwise.
     pub(super) fn go(&mut self, nodes: &[Node], to: Option<NodeId>) {
@@ -57,8 +57,8 @@ impl Tip {
 
 #[cfg(test)]
 mod tests {
-    use super::super::keys;
     use super::*;
+    use crate::keys;
     use proptest::prelude::*;
     use sinew_types::{NO_PARENT, TokenKind};
 
@@ -74,20 +74,20 @@ mod tests {
                 let tokens = vec![i as TokenId; i % 4];
                 Node::given(parent, 0, TokenKind::Prompt, tokens, Vec::new())
             }).collect();
-            let mut tip = Tip::default();
+            let mut path_so_far = LastPath::default();
             for way in ways {
                 let to = Some(way).filter(|&n| (n as usize) < nodes.len());
-                tip.go(&nodes, to);
+                path_so_far.go(&nodes, to);
                 let mut path = Vec::new();
                 let mut at = to.and_then(|n| nodes.get(n as usize));
                 while let Some(node) = at {
                     path.splice(0..0, node.tokens.iter().copied());
                     at = nodes.get(node.parent as usize);
                 }
-                prop_assert_eq!(tip.ids(), path.as_slice());
-                prop_assert_eq!(tip.key(), keys::tokens(&path));
+                prop_assert_eq!(path_so_far.ids(), path.as_slice());
+                prop_assert_eq!(path_so_far.key(), keys::tokens(&path));
                 let more = [path.as_slice(), &[7]].concat();
-                prop_assert_eq!(tip.key_with(&[&[], &[7]]), keys::tokens(&more));
+                prop_assert_eq!(path_so_far.key_with(&[&[], &[7]]), keys::tokens(&more));
             }
         }
     }

@@ -9,13 +9,12 @@
 //! - Nodes are only added. A client that rewrites its history makes a branch.
 
 mod finish;
-mod keys;
+mod known_turns;
+mod last_path;
 mod plan;
-mod said;
 mod states;
 #[cfg(test)]
 mod tests;
-mod tip;
 mod types;
 
 pub use types::{
@@ -23,22 +22,20 @@ pub use types::{
     SamplingDefaults, SessionError, SessionStats,
 };
 
-use crate::dialect::Ignored;
-use crate::dialect::fields::count_ignored;
-use crate::kept::Answer;
+use crate::answers::StoredAnswer;
+use crate::ignored::{Ignored, count_ignored};
+use crate::keys::{self, Key, StateId, hex, message_bytes};
+use crate::known_bodies::{KnownBodies, Scan};
 use crate::limits::SessionLimits;
-use crate::repeated::{Bodies, Scan};
-pub(crate) use keys::{Key, PrefixHasher, head as head_key};
-use said::Said;
+use known_turns::KnownTurns;
+use last_path::LastPath;
 use sinew_render::Renderer;
 use sinew_types::{
     EpisodeEnd, EpisodeId, FinishReason, Limit, Message, NO_PARENT, Node, NodeFormat, NodeId,
     Outcome, TokenId, TokenKind, VersionSpan, mix_seed,
 };
-pub(crate) use states::StateId;
 use states::States;
 use std::collections::BTreeMap;
-use tip::Tip;
 use types::Beginning;
 pub(crate) use types::Entry;
 
@@ -86,7 +83,7 @@ pub struct Session {
     states: States,
     texts: Vec<TextAnchor>,
     /// The model's turns, by what they say.
-    said: Said,
+    known_turns: KnownTurns,
     calls: Vec<Call>,
     running: BTreeMap<u32, Running>,
     stats: SessionStats,
@@ -101,9 +98,9 @@ pub struct Session {
     generate_s: f64,
     over: bool,
     /// Path of the last prompt.
-    tip: Tip,
-    /// Bodies whose messages were read.
-    bodies: Bodies,
+    last_path: LastPath,
+    /// KnownBodies whose messages were read.
+    bodies: KnownBodies,
     /// What happened since it was last taken; `None`: nobody keeps a journal.
     entries: Option<Vec<Entry>>,
 }
@@ -118,7 +115,7 @@ impl Session {
             nodes: Vec::new(),
             states: States::new(),
             texts: Vec::new(),
-            said: Said::default(),
+            known_turns: KnownTurns::default(),
             calls: Vec::new(),
             running: BTreeMap::new(),
             stats: SessionStats::default(),
@@ -133,8 +130,8 @@ impl Session {
             busy_since_s: now_s,
             generate_s: 0.0,
             over: false,
-            tip: Tip::default(),
-            bodies: Bodies::default(),
+            last_path: LastPath::default(),
+            bodies: KnownBodies::default(),
             entries: None,
         }
     }
@@ -179,7 +176,7 @@ impl Session {
             }
             Entry::Failed { call, why, now_s } => self.failed(call, &why, now_s),
             Entry::Rewarded { reward } => self.reward(&reward)?,
-            // Not the session's: see `Kept`.
+            // Not the session's: see `Answers`.
             Entry::Kept { .. } => {}
             Entry::Cut { limit } => {
                 self.limit_hit.get_or_insert(limit);
@@ -201,8 +198,8 @@ impl Session {
             .unwrap_or_default()
     }
 
-    /// Bodies whose messages were read.
-    pub(crate) fn bodies(&self) -> &Bodies {
+    /// KnownBodies whose messages were read.
+    pub(crate) fn bodies(&self) -> &KnownBodies {
         &self.bodies
     }
 
@@ -306,14 +303,14 @@ impl Session {
         now_s: f64,
     ) -> Result<Begun, SessionError> {
         self.admit(ask)?;
-        let mut tip = std::mem::take(&mut self.tip);
-        let plan = self.plan(renderer, ask, &mut tip);
+        let mut last_path = std::mem::take(&mut self.last_path);
+        let plan = self.plan(renderer, ask, &mut last_path);
         // Whatever came of it, the path is worth keeping.
-        self.tip = tip;
+        self.last_path = last_path;
         let plan = plan?;
-        self.tip.go(&self.nodes, plan.base);
+        self.last_path.go(&self.nodes, plan.base);
         let new: Vec<&[TokenId]> = plan.nodes.iter().map(|n| n.tokens.as_slice()).collect();
-        let prompt_key = self.tip.key_with(&new);
+        let prompt_key = self.last_path.key_with(&new);
         let prompt = self.prompt(&new);
         let context = self.limits.max_context_tokens;
         if prompt.len() >= context as usize {
@@ -351,7 +348,7 @@ impl Session {
     /// Ids of the path and `new` after them, in memory that an answer fits into: an engine goes
     /// on where the prompt ends, and does not copy it.
     fn prompt(&self, new: &[&[TokenId]]) -> Vec<TokenId> {
-        let path = self.tip.ids();
+        let path = self.last_path.ids();
         let count = path.len() + new.iter().map(|ids| ids.len()).sum::<usize>();
         let mut prompt = Vec::with_capacity(count + ANSWER_ROOM);
         prompt.extend_from_slice(path);
@@ -506,7 +503,7 @@ impl Session {
     }
 
     /// An output is kept, so that later calls may go on from it.
-    pub(crate) fn kept(&mut self, answer: &Answer) {
+    pub(crate) fn kept(&mut self, answer: &StoredAnswer) {
         self.note(|| Entry::Kept {
             answer: answer.clone(),
         });
@@ -563,7 +560,7 @@ impl Session {
             None => {
                 self.states.add_turn(state, &output.message, id);
                 let before = self.last_message(parent).map(keys::exact);
-                self.said.add(before, &output.message);
+                self.known_turns.add(before, &output.message);
             }
         }
         self.nodes[id as usize].messages = vec![output.message];
@@ -679,23 +676,4 @@ impl Session {
             None => mix_seed(self.spec.seed, (u64::from(call) << 16) | u64::from(choice)),
         }
     }
-}
-
-pub(crate) fn message_bytes(message: &Message) -> u64 {
-    let calls = message.tool_calls.iter();
-    let calls: usize = calls
-        .map(|c| c.name.len() + c.arguments.to_string().len())
-        .sum();
-    let reasoning = message.reasoning.as_ref().map_or(0, String::len);
-    (message.content.text_len() + reasoning + calls) as u64
-}
-
-pub(crate) fn hex(bytes: &[u8]) -> String {
-    use std::fmt::Write as _;
-    let mut text = String::with_capacity(bytes.len() * 2);
-    for byte in bytes {
-        // Writing to a string cannot fail.
-        let _ = write!(text, "{byte:02x}");
-    }
-    text
 }

@@ -1,10 +1,10 @@
 //! Where a request joins the graph, and what has to be rendered for it.
 
-use super::keys::{self, Key};
-use super::states::{NOWHERE, StateId, Walk};
-use super::tip::Tip;
+use super::last_path::LastPath;
+use super::states::{NOWHERE, Walk};
 use super::types::{Ask, Join, Planned, Prompt, SessionError};
 use super::{Session, TextAnchor};
+use crate::keys::{self, Key, StateId};
 use sinew_render::Renderer;
 use sinew_types::{FinishReason, Message, NodeId, Role, TokenId, TokenKind, ToolSpec};
 
@@ -67,11 +67,11 @@ impl Session {
         &self,
         renderer: &dyn Renderer,
         ask: &Ask<'_>,
-        tip: &mut Tip,
+        last_path: &mut LastPath,
     ) -> Result<Plan, SessionError> {
         self.may_fit(renderer, ask.prompt)?;
         let mut plan = match ask.prompt {
-            Prompt::Messages(messages) => self.plan_messages(renderer, messages, ask, tip)?,
+            Prompt::Messages(messages) => self.plan_messages(renderer, messages, ask, last_path)?,
             Prompt::Text(text) => self.plan_text(renderer, text)?,
             Prompt::Tokens(ids) => self.plan_tokens(renderer, ids)?,
         };
@@ -133,7 +133,7 @@ impl Session {
         renderer: &dyn Renderer,
         messages: &[Message],
         ask: &Ask<'_>,
-        tip: &mut Tip,
+        last_path: &mut LastPath,
     ) -> Result<Plan, SessionError> {
         let tools = ask.tools;
         let tools_key = keys::tools(tools);
@@ -144,7 +144,7 @@ impl Session {
         let joined = match self.position(&walk, messages.len()) {
             Some((at, position)) => {
                 let rest = &messages[at..];
-                self.join(renderer, position, rest, tools, walk.last_loose, tip)?
+                self.join(renderer, position, rest, tools, walk.last_loose, last_path)?
             }
             None => None,
         };
@@ -206,7 +206,7 @@ impl Session {
             let state = self.states.get(*id);
             state.prompt.is_some() || state.turn.is_some()
         };
-        walk.states.iter().skip(1).any(asked) || self.said.any_of(messages)
+        walk.states.iter().skip(1).any(asked) || self.known_turns.any_of(messages)
     }
 
     /// Nodes that lead from a position over `rest`; `None` if its tokens cannot be kept.
@@ -217,7 +217,7 @@ impl Session {
         rest: &[Message],
         tools: &[ToolSpec],
         loose: bool,
-        tip: &mut Tip,
+        last_path: &mut LastPath,
     ) -> Result<Option<Joined>, SessionError> {
         let foreign = rest.iter().position(|m| m.role == Role::Assistant);
         let at = |base, join| Joined {
@@ -234,8 +234,8 @@ impl Session {
             Position::Prompt(_) => return Ok(None),
             Position::Turn(node) => {
                 let answers = &rest[..foreign.unwrap_or(rest.len())];
-                tip.go(&self.nodes, Some(node));
-                let nodes = self.extend(renderer, node, tip.ids(), answers, tools)?;
+                last_path.go(&self.nodes, Some(node));
+                let nodes = self.extend(renderer, node, last_path.ids(), answers, tools)?;
                 let joined = Joined {
                     nodes,
                     ..at(node, Join::Rollback)

@@ -4,12 +4,9 @@
 //! prompt node, after which turns were sampled; a state at the end of a sampled turn has that
 //! turn's node. Walking down costs one look-up for each message.
 
-use super::keys::{self, Key};
+use crate::keys::{self, Key, StateId};
 use sinew_types::{Message, NodeId, Role};
 use std::collections::HashMap;
-
-/// Index of a state; 0 is nowhere.
-pub(crate) type StateId = u32;
 
 /// Nothing has been said, not even which tools there are.
 pub(crate) const NOWHERE: StateId = 0;

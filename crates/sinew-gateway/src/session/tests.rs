@@ -319,7 +319,7 @@ fn windows_and_summaries_are_forks() {
         assert_eq!(c.say(&history, &[said]), Join::Start);
         history.extend([a(said), user("two")]);
         assert_eq!(c.say(&history, &["ok"]), Join::Extend);
-        c.session.said.add(None, &called);
+        c.session.known_turns.add(None, &called);
         // What follows a turn of the model's own that is left is a branch of it.
         let expected = if case == 6 {
             Join::Rollback

@@ -1,9 +1,8 @@
 //! What goes into a session and what comes out.
 
-use super::keys::Key;
-use super::states::StateId;
-use crate::dialect::Ignored;
-use crate::kept::Answer;
+use crate::answers::StoredAnswer;
+use crate::ignored::Ignored;
+use crate::keys::{Key, StateId};
 use crate::limits::SessionLimits;
 use serde::{Deserialize, Serialize};
 use sinew_render::RenderError;
@@ -245,7 +244,7 @@ pub(crate) enum Entry {
     },
     /// An output that later calls may go on from by its id.
     Kept {
-        answer: Answer,
+        answer: StoredAnswer,
     },
     Rewarded {
         reward: Reward,

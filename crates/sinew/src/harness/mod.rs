@@ -14,7 +14,7 @@ mod trial;
 pub(crate) use section::HarnessSection;
 pub(crate) use trial::starts;
 
-use crate::admission::TurnGate;
+use crate::admission::TurnCapacity;
 use crate::failure::Failure;
 use crate::recipe::SandboxSection;
 use fork_server::{ForkServer, tail};
@@ -216,7 +216,7 @@ impl CommandHarness {
                 // Traces go to the run's store with their outcome, by whoever runs the batch.
                 store: None,
                 requests: Arc::clone(&parts.requests),
-                gate: Some(Arc::new(TurnGate(Arc::clone(&parts.admission)))),
+                capacity: Some(Arc::new(TurnCapacity(Arc::clone(&parts.admission)))),
             },
         );
         // Nobody needs the control API: it is called from here. Its token is thrown away.

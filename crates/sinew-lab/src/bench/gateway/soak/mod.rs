@@ -191,7 +191,7 @@ impl World {
             renderer: Arc::clone(&self.renderer) as Arc<dyn Renderer>,
             store: Some(Arc::clone(&self.store) as Arc<_>),
             requests: self.store.requests(),
-            gate: None,
+            capacity: None,
         };
         let gateway = Gateway::new(config, parts);
         gateway.recover().map_err(LabError::system)?;

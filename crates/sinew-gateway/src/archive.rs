@@ -1,0 +1,92 @@
+//! Where rollouts go: what open ones captured into the journal, finished traces into the store.
+
+use crate::error::ApiError;
+use crate::journal::{Journal, Receipt, Record};
+use sinew_store::{Committed, TraceStore};
+use sinew_types::{EpisodeId, Trace};
+use std::sync::Arc;
+
+/// The journal and the store, where there are such.
+pub(crate) struct Archive {
+    journal: Option<Arc<Journal>>,
+    store: Option<Arc<dyn TraceStore>>,
+}
+
+impl Archive {
+    pub(crate) fn new(journal: Option<Arc<Journal>>, store: Option<Arc<dyn TraceStore>>) -> Self {
+        Self { journal, store }
+    }
+
+    pub(crate) fn journal(&self) -> Option<&Arc<Journal>> {
+        self.journal.as_ref()
+    }
+
+    /// Appends a record of a rollout to the journal; the receipt says when it is durable.
+    ///
+    /// # Errors
+    /// If the journal takes no more.
+    pub(crate) fn append(
+        &self,
+        id: &EpisodeId,
+        record: Record,
+    ) -> Result<Option<Receipt>, ApiError> {
+        let journal = self.journal.as_ref();
+        journal.map(|j| j.append(id, record)).transpose()
+    }
+
+    /// The trace of a finished rollout.
+    ///
+    /// # Errors
+    /// If the store cannot be read.
+    pub(crate) async fn stored(&self, id: &EpisodeId) -> Result<Option<Trace>, ApiError> {
+        let Some(store) = self.store.clone() else {
+            return Ok(None);
+        };
+        let id = id.clone();
+        blocking(move || store.get(&id).map_err(ApiError::from)).await
+    }
+
+    /// [`Archive::stored`] on this thread.
+    ///
+    /// # Errors
+    /// If the store cannot be read.
+    pub(crate) fn stored_now(&self, id: &EpisodeId) -> Result<Option<Trace>, ApiError> {
+        match &self.store {
+            Some(store) => Ok(store.get(id)?),
+            None => Ok(None),
+        }
+    }
+
+    /// Stores a trace, and gives it as it is stored. Storing it again changes nothing.
+    ///
+    /// # Errors
+    /// If the store refuses, or has another trace under this id.
+    pub(crate) async fn commit(&self, trace: Trace) -> Result<Trace, ApiError> {
+        let Some(store) = self.store.clone() else {
+            return Ok(trace);
+        };
+        blocking(move || match store.commit(&trace)? {
+            Committed::New => Ok(trace),
+            // Finishing was tried before, and came as far as this.
+            Committed::Duplicate => match store.get(&trace.episode)? {
+                Some(stored) if stored.nodes == trace.nodes => Ok(stored),
+                _ => Err(taken(&trace.episode)),
+            },
+        })
+        .await
+    }
+}
+
+/// The error of a new rollout with the id of a finished one.
+pub(crate) fn taken(id: &EpisodeId) -> ApiError {
+    let why = format!("a finished rollout has the id {id}: choose another one, or leave it out");
+    ApiError::conflict("rollout_exists", why)
+}
+
+/// Runs `work` on a thread that may block.
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
+) -> Result<T, ApiError> {
+    let done = tokio::task::spawn_blocking(work).await;
+    done.unwrap_or_else(|e| Err(ApiError::server("store_failed", e.to_string())))
+}

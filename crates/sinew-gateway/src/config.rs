@@ -1,0 +1,68 @@
+//! How a gateway behaves and what it works with.
+
+use crate::capacity::Capacity;
+use crate::journal::Journal;
+use crate::limits::{ServerLimits, SessionLimits};
+use sinew_render::{Reasoning, Renderer, ToolCallFormat, TurnFormat};
+use sinew_store::TraceStore;
+use sinew_types::Engine;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+/// How a gateway behaves.
+#[derive(Clone, Debug)]
+pub struct GatewayConfig {
+    /// Name under which `GET /v1/models` lists the model.
+    pub model: String,
+    pub session: SessionLimits,
+    pub server: ServerLimits,
+    /// What open rollouts captured is written here before their clients see its end; `None`: a crash
+    /// loses it.
+    pub journal: Option<Arc<Journal>>,
+    /// How the model writes tool calls and reasoning.
+    pub format: TurnFormat,
+    /// Fields of requests without effect are refused, not counted.
+    pub strict_fields: bool,
+}
+
+impl Default for GatewayConfig {
+    fn default() -> Self {
+        Self {
+            model: "policy".into(),
+            session: SessionLimits::default(),
+            server: ServerLimits::default(),
+            journal: None,
+            format: TurnFormat {
+                calls: Some(ToolCallFormat::Hermes),
+                reasoning: Some(Reasoning {
+                    open: "<think>".into(),
+                    close: "</think>".into(),
+                    opened_by_prompt: false,
+                }),
+            },
+            strict_fields: false,
+        }
+    }
+}
+
+/// What a gateway works with.
+#[derive(Clone)]
+pub struct GatewayParts {
+    pub engine: Arc<dyn Engine>,
+    pub renderer: Arc<dyn Renderer>,
+    /// Finished traces are stored here before their finishing is answered; `None`: the caller of
+    /// [`Gateway::finish`](crate::Gateway::finish) keeps them.
+    pub store: Option<Arc<dyn TraceStore>>,
+    /// Source of request ids, shared by all users of the engine.
+    pub requests: Arc<AtomicU64>,
+    /// Capacity of an engine that is shared; `None`: every call generates at once.
+    pub capacity: Option<Arc<dyn Capacity>>,
+}
+
+impl std::fmt::Debug for GatewayParts {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("GatewayParts")
+            .field("store", &self.store)
+            .finish_non_exhaustive()
+    }
+}

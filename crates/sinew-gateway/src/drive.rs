@@ -1,0 +1,403 @@
+//! Drives a call: engine events in, deltas and one result out to its readers.
+
+use crate::answers::StoredAnswer;
+use crate::capacity::{Capacity, CapacityPermit};
+use crate::dialect::{Choice, Delta, ModelResponse, TurnEnd, Usage};
+use crate::error::ApiError;
+use crate::rollout::{Rollout, unix_s};
+use crate::running::{ABORT_GRACE, RunningCall};
+use crate::session::SampledTurn;
+use crate::stats::Counters;
+use crate::turn::{Piece, TurnOptions, TurnReader};
+use sinew_types::{
+    Engine, EngineError, EngineEvent, EventSink, FinishReason, GenerateRequest, RequestId,
+    SampledToken, TokenId,
+};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use tokio::sync::{OwnedSemaphorePermit, mpsc};
+use tokio::time::{Instant, sleep_until};
+
+/// Events taken from the engine at once.
+const EVENT_BATCH: usize = 64;
+
+/// What a call needs to run.
+pub(crate) struct Work {
+    pub(crate) engine: Arc<dyn Engine>,
+    pub(crate) capacity: Option<Arc<dyn Capacity>>,
+    pub(crate) rollout: Arc<Rollout>,
+    pub(crate) counters: Arc<Counters>,
+    pub(crate) call: u32,
+    /// One for each choice, with rising ids.
+    pub(crate) requests: Vec<GenerateRequest>,
+    /// Of the policy that samples them.
+    pub(crate) temperature: f32,
+    /// The field that asks for the format of the output, if one does.
+    pub(crate) format_path: Option<String>,
+    pub(crate) turn: TurnOptions,
+}
+
+/// One choice while it is sampled.
+struct Output {
+    reader: TurnReader,
+    tokens: Vec<SampledToken>,
+    /// Tokens for the client that are in no delta yet.
+    unsent: Vec<SampledToken>,
+    /// Tokens for the client.
+    kept: Vec<SampledToken>,
+    sent_bytes: usize,
+    done: Option<Choice>,
+}
+
+struct Driver {
+    work: Work,
+    running: Arc<RunningCall>,
+    first: u64,
+    outputs: Vec<Output>,
+    cached: u32,
+    prompt_tokens: u32,
+    /// Why the requests were aborted.
+    stopping: Option<ApiError>,
+    /// The answer to store for later calls.
+    kept: Option<StoredAnswer>,
+}
+
+/// Runs a call to its end, with or without readers. `permit` is its place among the
+/// calls that may run.
+pub(crate) async fn drive(work: Work, running: Arc<RunningCall>, permit: OwnedSemaphorePermit) {
+    let rollout = Arc::clone(&work.rollout);
+    let counters = Arc::clone(&work.counters);
+    let call = work.call;
+    let mut driver = Driver::new(work, Arc::clone(&running));
+    let result = driver.run().await;
+    if let Err(error) = &result {
+        Counters::add(&counters.failed, 1);
+        let gone = running.is_abandoned();
+        Counters::add(&counters.clients_gone, u64::from(gone));
+        let mut session = rollout.session();
+        session.fail(call, &error.message, unix_s());
+        if let Err(error) = rollout.record(&mut session) {
+            tracing::error!(%error, "a failed call is not in the journal");
+        }
+    }
+    if result.is_ok()
+        && let Some(answer) = driver.kept.take()
+    {
+        rollout.answers.keep(answer);
+    }
+    drop((driver, permit));
+    running.finish(result);
+    rollout.ended(&running);
+}
+
+impl Driver {
+    fn new(work: Work, running: Arc<RunningCall>) -> Self {
+        let prompt_tokens = work.requests.first().map_or(0, |r| r.prompt.len());
+        let outputs = work.requests.iter().enumerate().map(|(i, _)| {
+            let mut options = work.turn.clone();
+            options.call_prefix = format!("{}{i}", options.call_prefix);
+            let (reader, pieces) = TurnReader::new(options);
+            if !pieces.is_empty() {
+                running.push(Delta {
+                    choice: i as u32,
+                    pieces,
+                    text: String::new(),
+                    tokens: Vec::new(),
+                    end: None,
+                });
+            }
+            Output {
+                reader,
+                tokens: Vec::new(),
+                unsent: Vec::new(),
+                kept: Vec::new(),
+                sent_bytes: 0,
+                done: None,
+            }
+        });
+        Self {
+            first: work.requests.first().map_or(0, |r| r.id.0),
+            outputs: outputs.collect(),
+            cached: 0,
+            prompt_tokens: prompt_tokens as u32,
+            stopping: None,
+            kept: None,
+            running,
+            work,
+        }
+    }
+
+    async fn run(&mut self) -> Result<Arc<ModelResponse>, ApiError> {
+        let requests = std::mem::take(&mut self.work.requests);
+        let prompt = requests.first().map_or(&[][..], |r| &r.prompt);
+        let _capacity = self.acquire(prompt).await?;
+        // It is set here alone.
+        let _ = self.running.submitted.set(Instant::now());
+        // Each event has at least one token or is the last one of its request, so that the
+        // engine's thread never finds the queue full.
+        let events_of = |r: &GenerateRequest| r.sampling.max_tokens as usize + 2;
+        let (sender, mut events) = mpsc::channel(requests.iter().map(events_of).sum());
+        let overflow = Arc::new(AtomicBool::new(false));
+        let stream = self.running.context.request.stream;
+        let mut submitted = 0;
+        for request in requests {
+            let sink = sink(sender.clone(), Arc::clone(&overflow), stream);
+            if let Err(error) = self.work.engine.submit(request, sink) {
+                self.stop(self.refused(error));
+                break;
+            }
+            submitted += 1;
+        }
+        drop(sender);
+        self.follow(&mut events, submitted).await;
+        if overflow.load(Ordering::Acquire) {
+            let why = "the engine sent more events than tokens were asked for";
+            return Err(ApiError::server("engine_failed", why));
+        }
+        if let Some(error) = self.stopping.take() {
+            return Err(error);
+        }
+        let choices: Option<Vec<Choice>> = self.outputs.iter_mut().map(|o| o.done.take()).collect();
+        let choices = choices.ok_or_else(|| {
+            ApiError::server(
+                "engine_failed",
+                "the engine ended a request without an event",
+            )
+        })?;
+        let sampled: usize = self.outputs.iter().map(|o| o.tokens.len()).sum();
+        Ok(Arc::new(ModelResponse {
+            choices,
+            usage: Usage {
+                prompt_tokens: self.prompt_tokens,
+                cached_tokens: self.cached,
+                completion_tokens: sampled as u32,
+            },
+        }))
+    }
+
+    /// The error of a request that the engine does not take.
+    fn refused(&self, error: EngineError) -> ApiError {
+        match (error, &self.work.format_path) {
+            (EngineError::Format(why), Some(path)) => ApiError {
+                code: "invalid_format",
+                ..ApiError::invalid(path.as_str(), format!("{path}: {why}"))
+            },
+            (error, _) => error.into(),
+        }
+    }
+
+    /// Waits for capacity, if it is shared; nothing is sampled yet.
+    async fn acquire(&self, prompt: &[TokenId]) -> Result<Option<CapacityPermit>, ApiError> {
+        let Some(capacity) = &self.work.capacity else {
+            return Ok(None);
+        };
+        let rollout = self.work.rollout.session().id().clone();
+        tokio::select! {
+            permit = capacity.acquire(&rollout, prompt) => Ok(Some(permit)),
+            () = self.running.cancel_asked() => Err(self.running.cancelled()),
+            () = sleep_until(self.running.deadline) => {
+                Err(ApiError::deadline("the engine had no room in time"))
+            }
+        }
+    }
+
+    /// Until `pending` requests have ended, or the engine does not end them in time.
+    async fn follow(&mut self, events: &mut mpsc::Receiver<EngineEvent>, mut pending: usize) {
+        let running = Arc::clone(&self.running);
+        let mut deadline = running.deadline;
+        let mut batch = Vec::with_capacity(EVENT_BATCH);
+        while pending > 0 {
+            let stopping = self.stopping.is_some();
+            if stopping {
+                deadline = deadline.min(Instant::now() + ABORT_GRACE);
+            }
+            tokio::select! {
+                count = events.recv_many(&mut batch, EVENT_BATCH) => {
+                    if count == 0 {
+                        return;
+                    }
+                    for event in batch.drain(..) {
+                        pending -= usize::from(self.take(event).await);
+                    }
+                }
+                () = running.cancel_asked(), if !stopping => {
+                    self.stop(running.cancelled());
+                }
+                () = sleep_until(deadline) => {
+                    if stopping {
+                        return;
+                    }
+                    self.stop(ApiError::deadline("the model did not answer in time"));
+                    deadline = Instant::now() + ABORT_GRACE;
+                }
+            }
+        }
+    }
+
+    fn stop(&mut self, error: ApiError) {
+        self.stopping.get_or_insert(error);
+        for i in 0..self.outputs.len() as u64 {
+            self.work.engine.abort(RequestId(self.first + i));
+        }
+    }
+
+    /// Takes an event. Whether it was the last one of its request.
+    async fn take(&mut self, event: EngineEvent) -> bool {
+        match event {
+            EngineEvent::Tokens { request, tokens } => {
+                self.tokens(request, &tokens);
+                false
+            }
+            EngineEvent::Finished {
+                request,
+                reason,
+                cached_prompt_tokens,
+            } => {
+                self.cached = self.cached.max(cached_prompt_tokens);
+                if reason == FinishReason::Aborted && self.stopping.is_none() {
+                    self.stop(ApiError::overloaded(
+                        "aborted",
+                        "the engine aborted the generation",
+                    ));
+                }
+                self.finished(request, reason).await;
+                true
+            }
+            EngineEvent::Failed { error, .. } => {
+                self.stop(error.into());
+                true
+            }
+        }
+    }
+
+    fn index(&self, request: RequestId) -> Option<usize> {
+        let index = request.0.checked_sub(self.first)? as usize;
+        (index < self.outputs.len()).then_some(index)
+    }
+
+    fn tokens(&mut self, request: RequestId, tokens: &[SampledToken]) {
+        let Some(index) = self.index(request) else {
+            return;
+        };
+        let context = &self.running.context;
+        let output = &mut self.outputs[index];
+        let pieces = output.reader.push(tokens, context.renderer.as_ref());
+        output.tokens.extend_from_slice(tokens);
+        let asked = &context.request;
+        if asked.return_token_ids || asked.logprobs.is_some() {
+            // Control tokens are no part of the text that log-probabilities are given for.
+            let wanted =
+                |t: &&SampledToken| asked.return_token_ids || !context.renderer.is_special(t.id);
+            output.unsent.extend(tokens.iter().filter(wanted).cloned());
+        }
+        if asked.stream {
+            self.send(index, pieces, None);
+        }
+    }
+
+    fn send(&mut self, index: usize, pieces: Vec<Piece>, end: Option<TurnEnd>) {
+        let output = &mut self.outputs[index];
+        let text = output.reader.raw()[output.sent_bytes..].to_owned();
+        output.sent_bytes += text.len();
+        if pieces.is_empty() && text.is_empty() && end.is_none() {
+            return;
+        }
+        let tokens = std::mem::take(&mut output.unsent);
+        output.kept.extend_from_slice(&tokens);
+        self.running.push(Delta {
+            choice: index as u32,
+            pieces,
+            text,
+            tokens,
+            end,
+        });
+    }
+
+    /// Puts an output into the trace, and waits until that is durable.
+    async fn capture(&self, turn: SampledTurn) -> Result<(), ApiError> {
+        let receipt = {
+            let mut session = self.work.rollout.session();
+            let tokens = turn.tokens.len() as u64;
+            session.commit(self.work.call, turn, unix_s())?;
+            if let Some(answer) = &self.kept {
+                session.kept(answer);
+            }
+            Counters::add(&self.work.counters.sampled_tokens, tokens);
+            self.work.rollout.record(&mut session)?
+        };
+        match receipt {
+            Some(receipt) => receipt.wait().await,
+            None => Ok(()),
+        }
+    }
+
+    /// Captures an output, then sends its end to the client.
+    async fn finished(&mut self, request: RequestId, reason: FinishReason) {
+        let Some(index) = self.index(request) else {
+            return;
+        };
+        let output = &mut self.outputs[index];
+        let pieces = output.reader.finish();
+        let end = turn_end(&output.reader, &reason);
+        let turn = SampledTurn {
+            tokens: output.tokens.clone(),
+            temperature: self.work.temperature,
+            finish: reason,
+            message: output.reader.message().clone(),
+            text: output.reader.raw().to_owned(),
+        };
+        let context = &self.running.context;
+        if index == 0 && turn.finish != FinishReason::Aborted {
+            self.kept = context.request.stored_answer(&context.id, &turn.message);
+        }
+        if let Err(error) = self.capture(turn).await {
+            self.stop(error);
+            return;
+        }
+        self.send(index, pieces, Some(end.clone()));
+        let output = &mut self.outputs[index];
+        output.done = Some(Choice {
+            message: output.reader.message().clone(),
+            text: output.reader.raw().to_owned(),
+            end,
+            tokens: std::mem::take(&mut output.kept),
+        });
+    }
+}
+
+/// Takes a request's events on the engine's thread. Without a stream, they are
+/// handed on together at the end: one wake-up for each answer instead of one for each token.
+fn sink(sender: mpsc::Sender<EngineEvent>, overflow: Arc<AtomicBool>, stream: bool) -> EventSink {
+    let mut held = Vec::new();
+    Box::new(move |event| {
+        let send = |event| {
+            if sender.try_send(event).is_err() {
+                overflow.store(true, Ordering::Release);
+            }
+        };
+        match event {
+            EngineEvent::Tokens { mut tokens, .. } if !stream => held.append(&mut tokens),
+            EngineEvent::Tokens { .. } => send(event),
+            EngineEvent::Finished { request, .. } | EngineEvent::Failed { request, .. } => {
+                let tokens = std::mem::take(&mut held);
+                if !tokens.is_empty() {
+                    send(EngineEvent::Tokens { request, tokens });
+                }
+                send(event);
+            }
+        }
+    })
+}
+
+fn turn_end(reader: &TurnReader, reason: &FinishReason) -> TurnEnd {
+    if !reader.message().tool_calls.is_empty() {
+        return TurnEnd::ToolCalls;
+    }
+    if let Some(stop) = reader.stopped() {
+        return TurnEnd::StopString(stop.to_owned());
+    }
+    match reason {
+        FinishReason::Length | FinishReason::ContextFull => TurnEnd::Length,
+        _ => TurnEnd::Stop,
+    }
+}

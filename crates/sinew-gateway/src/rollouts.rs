@@ -1,0 +1,110 @@
+//! The open rollouts, by id.
+
+use crate::error::ApiError;
+use crate::live::LiveRollouts;
+use crate::rollout::Rollout;
+use sinew_types::EpisodeId;
+use std::collections::HashMap;
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+type Map = HashMap<String, Arc<Rollout>>;
+
+/// The open rollouts, at most so many.
+pub(crate) struct Rollouts {
+    open: RwLock<Map>,
+    limit: usize,
+}
+
+impl Rollouts {
+    pub(crate) fn new(limit: usize) -> Self {
+        Self {
+            open: RwLock::default(),
+            limit,
+        }
+    }
+
+    fn read(&self) -> RwLockReadGuard<'_, Map> {
+        self.open.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, Map> {
+        self.open.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// All of them, in no order.
+    pub(crate) fn all(&self) -> Vec<Arc<Rollout>> {
+        self.read().values().map(Arc::clone).collect()
+    }
+
+    pub(crate) fn find(&self, id: &str) -> Option<Arc<Rollout>> {
+        self.read().get(id).map(Arc::clone)
+    }
+
+    /// The open rollout `id`.
+    ///
+    /// # Errors
+    /// 404 if there is none.
+    pub(crate) fn known(&self, id: &EpisodeId) -> Result<Arc<Rollout>, ApiError> {
+        self.find(id.as_str())
+            .ok_or_else(|| ApiError::not_found(format!("there is no open rollout {id}")))
+    }
+
+    /// The rollout that `key` opens.
+    ///
+    /// # Errors
+    /// 401, the same for unknown ids and for wrong keys.
+    pub(crate) fn authorize(&self, id: &str, key: Option<&str>) -> Result<Arc<Rollout>, ApiError> {
+        let rollout = self.find(id).filter(|rollout| rollout.is_opened_by(key));
+        rollout.ok_or_else(|| ApiError::unauthorized("this key does not open this rollout"))
+    }
+
+    /// Opens a rollout. `record` is called once nothing else can refuse it.
+    ///
+    /// # Errors
+    /// If there are too many, the id is taken, or `record` fails.
+    pub(crate) fn open<T>(
+        &self,
+        id: &EpisodeId,
+        rollout: Arc<Rollout>,
+        record: impl FnOnce() -> Result<T, ApiError>,
+    ) -> Result<T, ApiError> {
+        let mut open = self.write();
+        if open.len() >= self.limit {
+            let why = format!(
+                "{} rollouts are open, the limit of this gateway",
+                self.limit
+            );
+            return Err(ApiError::overloaded("too_many_rollouts", why));
+        }
+        if open.contains_key(id.as_str()) {
+            let why = format!("rollout {id} is open already");
+            return Err(ApiError::conflict("rollout_exists", why));
+        }
+        let recorded = record()?;
+        open.insert(id.as_str().to_owned(), rollout);
+        Ok(recorded)
+    }
+
+    /// Puts back a rollout that was open before a restart.
+    pub(crate) fn restore(&self, id: &EpisodeId, rollout: Arc<Rollout>) {
+        self.write().insert(id.as_str().to_owned(), rollout);
+    }
+
+    /// Whether it was there.
+    pub(crate) fn remove(&self, id: &EpisodeId) -> bool {
+        self.write().remove(id.as_str()).is_some()
+    }
+
+    /// The `limit` rollouts that have been in their phase for the longest; they end after `ttl_s`
+    /// seconds without a call.
+    pub(crate) fn live(&self, limit: usize, ttl_s: f64) -> LiveRollouts {
+        let open = self.all();
+        let mut rollouts: Vec<_> = open.iter().map(|rollout| rollout.live(ttl_s)).collect();
+        rollouts.sort_by(|a, b| b.phase_s.total_cmp(&a.phase_s));
+        rollouts.truncate(limit);
+        LiveRollouts {
+            total: open.len(),
+            rollouts,
+        }
+    }
+}
