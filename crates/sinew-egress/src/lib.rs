@@ -13,33 +13,53 @@
 //! - A replayed response has the bytes of the recorded one.
 
 mod address;
+#[cfg(feature = "proxy")]
 mod audit;
+#[cfg(feature = "proxy")]
 mod authority;
+#[cfg(feature = "proxy")]
 mod body;
+#[cfg(feature = "proxy")]
 mod client_hello;
 mod config;
+#[cfg(feature = "proxy")]
 mod exchange;
 mod host;
 mod policy;
+#[cfg(feature = "proxy")]
 mod proxy;
+#[cfg_attr(
+    not(feature = "proxy"),
+    expect(dead_code, reason = "only the proxy counts")
+)]
 mod quota;
+#[cfg(feature = "proxy")]
 mod record;
+#[cfg(feature = "proxy")]
 mod request;
+#[cfg(feature = "proxy")]
 mod scrub;
-#[cfg(test)]
+#[cfg(all(test, feature = "proxy"))]
 mod small_disk;
+#[cfg(feature = "proxy")]
 mod tunnel;
+#[cfg(feature = "proxy")]
 mod upstream;
 
 pub use address::{Cidr, forbidden};
+#[cfg(feature = "proxy")]
 pub use audit::AuditLine;
+#[cfg(feature = "proxy")]
 pub use authority::Authority;
+#[cfg(feature = "proxy")]
 pub use client_hello::{Hello, client_hello};
 pub use config::{ConfigError, CredentialConfig, EgressConfig, Mode, RuleConfig, RuleScheme};
 pub use host::{Host, HostError, HostPattern};
 pub use policy::{
     Credential, Denial, PathPattern, Policy, Reason, RequestInfo, Rule, Scheme, TunnelMode,
 };
+#[cfg(feature = "proxy")]
 pub use proxy::{Proxy, ProxyError, ProxyOptions, Served, Session, environment};
 pub use quota::{Quota, Used};
+#[cfg(feature = "proxy")]
 pub use upstream::{Resolve, SystemResolver};

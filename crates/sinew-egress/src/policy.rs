@@ -64,6 +64,7 @@ impl Denial {
     }
 
     /// Message for the sandbox. It hides the addresses of the host's network.
+    #[cfg(feature = "proxy")]
     pub(crate) fn public_message(&self) -> String {
         match self.reason {
             Reason::Address => {

@@ -7,9 +7,9 @@
 //! read from `sinew.*` attributes; with `sinew.output.token_ids` and its companions a span says
 //! exactly what was sampled, without them only text is known.
 
-use crate::otlp::Span;
 use crate::reason::Reason;
 use crate::schema::{Kind, Pushed, PushedNode, Trajectory};
+use crate::span::Span;
 use crate::text::Tree;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};

@@ -2,9 +2,9 @@
 //! trainer took them.
 //!
 //! [`Pool::push`] takes trajectories in the schema of [`schema`], from JSON or from an Arrow stream
-//! ([`arrow`]); [`Pool::push_spans`] takes OpenTelemetry's GenAI spans ([`otlp`]). What is wrong goes
+//! (`arrow`); [`Pool::push_spans`] takes OpenTelemetry's GenAI spans (`otlp`). What is wrong goes
 //! to a quarantine with a typed [`Reason`]. [`Pool::lease`] gives whole groups to trainers, by age or
-//! by what there is to learn from them; [`http`] is all of it as requests and answers.
+//! by what there is to learn from them; `http` is all of it as requests and answers.
 //!
 //! Invariants:
 //! - An answer is durable before it is given; pushing again changes nothing.
@@ -14,19 +14,23 @@
 //! - Nothing is dropped silently: what leaves unused is in quarantine, with the reason.
 //! - Rows, bytes, groups, bodies and times have limits; time is an argument.
 
+#[cfg(feature = "server")]
 pub mod arrow;
 mod check;
 mod config;
 mod genai;
 mod held;
 mod hex;
+#[cfg(feature = "server")]
 pub mod http;
 mod index;
+#[cfg(feature = "server")]
 pub mod otlp;
 mod pool;
 mod quarantine;
 mod reason;
 pub mod schema;
+mod span;
 mod spot;
 mod text;
 
@@ -35,4 +39,5 @@ pub use config::{ConfigError, PoolConfig, Sampling, SpotCheck, TextSpans, TypeFi
 pub use held::Held;
 pub use pool::{Answer, Folder, LeaseRequest, Loan, PassedOver, Pool, PoolError, Scorer};
 pub use reason::Reason;
+pub use span::{Event, Span};
 pub use text::{conversation, whole};

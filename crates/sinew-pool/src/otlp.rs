@@ -5,6 +5,7 @@
 
 use crate::hex::hex;
 use crate::reason::Reason;
+pub use crate::span::{Event, Span};
 use opentelemetry_proto::tonic::collector::trace::v1::{
     ExportTracePartialSuccess, ExportTraceServiceRequest, ExportTraceServiceResponse,
 };
@@ -12,67 +13,10 @@ use opentelemetry_proto::tonic::common::v1::any_value::Value as Any;
 use opentelemetry_proto::tonic::common::v1::{AnyValue, KeyValue};
 use opentelemetry_proto::tonic::trace::v1::span;
 use prost::Message;
-use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
-
-/// Maximum attributes of a span with its events.
-const MAX_ATTRIBUTES: usize = 4096;
 
 /// Maximum bytes of the resources of all spans of a request: each span is stored with its own.
 const MAX_RESOURCE_BYTES: usize = 64 << 20;
-
-/// A span, as far as it is read.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct Span {
-    /// 32 hexadecimal digits.
-    pub trace_id: String,
-    /// 16 hexadecimal digits.
-    pub span_id: String,
-    /// Empty for a root.
-    pub parent_id: String,
-    pub name: String,
-    pub start_ns: u64,
-    pub attributes: Map<String, Value>,
-    pub events: Vec<Event>,
-    /// Attributes of the resource that sent it.
-    pub resource: Map<String, Value>,
-}
-
-/// Something that happened within a span.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct Event {
-    pub name: String,
-    pub attributes: Map<String, Value>,
-}
-
-impl Span {
-    /// Refuses a span whose ids are not OpenTelemetry's, or that is too large.
-    pub(crate) fn check(&self) -> Result<(), Reason> {
-        let digits = |text: &str, len: usize| {
-            text.len() == len && text.bytes().all(|b| b.is_ascii_hexdigit())
-        };
-        let parent = self.parent_id.is_empty() || digits(&self.parent_id, 16);
-        if !(digits(&self.trace_id, 32) && digits(&self.span_id, 16) && parent) {
-            let detail = format!(
-                "span {:?} of trace {:?}: ids are 16 and 32 hexadecimal digits",
-                self.span_id, self.trace_id
-            );
-            return Err(Reason::Spans { detail });
-        }
-        let events = self.events.iter().map(|e| e.attributes.len() + 1);
-        let count = self.attributes.len() + self.resource.len() + events.sum::<usize>();
-        if count > MAX_ATTRIBUTES {
-            return Err(Reason::TooLarge {
-                field: format!("attributes of span {}", self.span_id),
-                value: count as u64,
-                limit: MAX_ATTRIBUTES as u64,
-            });
-        }
-        Ok(())
-    }
-}
 
 fn plain(value: Option<AnyValue>) -> Value {
     match value.and_then(|v| v.value) {

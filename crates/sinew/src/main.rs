@@ -2,7 +2,6 @@
 
 mod admission;
 mod check;
-mod container;
 mod curves;
 mod device;
 mod egress;
@@ -10,12 +9,13 @@ mod episodes;
 mod eval;
 mod export;
 mod failure;
+mod features;
 mod gc;
 mod harness;
 mod lab;
 mod ledger;
+mod levels;
 mod log;
-mod microvm;
 mod models;
 mod output;
 mod outside;
@@ -243,10 +243,7 @@ fn finite(text: &str) -> Result<f64, String> {
 }
 
 fn main() -> ExitCode {
-    let child = sinew_sandbox::spawner_main_if_requested()
-        .or_else(sinew_wasm::worker_main_if_requested)
-        .or_else(sinew_microvm::jail_main_if_requested);
-    if let Some(code) = child {
+    if let Some(code) = levels::child_main_if_requested() {
         return ExitCode::from(u8::try_from(code).unwrap_or(1));
     }
     // Not a command of the table: nobody types it, and none that is mistyped shall be taken for it.

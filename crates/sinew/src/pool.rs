@@ -4,25 +4,41 @@ use crate::failure::Failure;
 use crate::recipe::Recipe;
 use crate::{output, recipe};
 use clap::{Args, Subcommand};
-use serde::Deserialize;
 use serde_json::{Value, json};
 use sinew_algo::Advantage;
 use sinew_gateway::Router;
 use sinew_pipeline::{PoolClient, PoolSource, PoolSourceConfig};
+use sinew_pool::Scorer;
 use sinew_pool::schema::Kind;
-use sinew_pool::{Folder, Pool, PoolConfig, Scorer};
+#[cfg(feature = "pool")]
+use sinew_pool::{Folder, Pool, PoolConfig};
 use sinew_render::Renderer;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
-#[derive(Deserialize)]
+#[cfg(feature = "pool")]
+#[derive(serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 struct PoolFile {
     pool: PoolConfig,
 }
 
+/// The refusal of `serve --pool`, whose routes this program was built without.
+#[cfg(not(feature = "pool"))]
+pub(crate) fn router(
+    file: &Path,
+    _: Option<&Path>,
+    _: bool,
+    _: Arc<dyn Renderer>,
+    _: Scorer,
+) -> Result<Router, Failure> {
+    let what = format!("--pool {}", file.display());
+    Err(crate::features::missing(&what, "pool"))
+}
+
 /// The routes of the pool that a file configures; without a folder it is kept in memory.
+#[cfg(feature = "pool")]
 pub(crate) fn router(
     file: &Path,
     store: Option<&Path>,
@@ -39,6 +55,7 @@ pub(crate) fn router(
     let folder = folder.as_deref().map(|path| Folder { path, accept_loss });
     let pool = Pool::open(folder, read.pool, renderer, Some(scorer));
     let pool = Arc::new(pool.map_err(|e| refused(&e))?);
+    use std::time::{SystemTime, UNIX_EPOCH};
     let now = || SystemTime::now().duration_since(UNIX_EPOCH);
     let clock = move || now().map_or(0.0, |d| d.as_secs_f64());
     Ok(sinew_pool::http::router(pool, Arc::new(clock)))

@@ -31,7 +31,6 @@ use sinew_sandbox::{
 use sinew_store::{DiskStore, Filter, MemoryStore, Recovery, StoreError, StoreOptions, TraceStore};
 use sinew_tensor::Device;
 use sinew_types::{Clock, Engine, EpisodeId, SamplingParams, Trace};
-use sinew_wasm::{WasmConfig, WasmProvider};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -238,20 +237,8 @@ pub(crate) fn sandboxes(section: &SandboxSection) -> Result<Arc<dyn SandboxProvi
     let named = |e: &dyn std::fmt::Display| {
         Failure::system(format!("sandbox.level = \"{}\": {e}", section.level))
     };
-    if crate::container::NAMES.contains(&section.level.as_str()) {
-        return crate::container::sandboxes(section);
-    }
-    if crate::microvm::NAMES.contains(&section.level.as_str()) {
-        return crate::microvm::sandboxes(section);
-    }
-    if section.level == "wasm" {
-        let mut wasm = WasmConfig::new(section.wasm_modules.clone().into(), config.spawner.clone());
-        wasm.workers = std::thread::available_parallelism().map_or(1, usize::from);
-        wasm.max_live = section.max_live;
-        config.shows = wasm.shows().map_err(|e| named(&e))?;
-        let below = ProcessProvider::start(config).map_err(|e| named(&e))?;
-        let provider = WasmProvider::new(Arc::new(below), wasm).map_err(|e| named(&e))?;
-        return Ok(Arc::new(provider));
+    if let Some(other) = crate::levels::sandboxes(section) {
+        return other;
     }
     let audit = section.egress_audit.as_ref().map(PathBuf::from);
     let way_out = section.egress.clone().map(|e| WayOut::start(e, audit));
@@ -264,7 +251,7 @@ pub(crate) fn sandboxes(section: &SandboxSection) -> Result<Arc<dyn SandboxProvi
     let provider = Pool::new(Arc::new(provider), pool).map_err(|e| named(&e))?;
     let provider: Arc<dyn SandboxProvider> = Arc::new(provider);
     Ok(match way_out {
-        Some(way_out) => Arc::new(WithEgress::new(provider, way_out)),
+        Some(way_out) => WithEgress::wrap(provider, way_out),
         None => provider,
     })
 }
@@ -278,7 +265,7 @@ pub(crate) fn image(section: &SandboxSection) -> Result<Option<Image>, Failure> 
     };
     let named = |e: &dyn std::fmt::Display| Failure::system(format!("sandbox.image: {e}"));
     let path = Path::new(path);
-    let container = crate::container::NAMES.contains(&section.level.as_str());
+    let container = crate::levels::CONTAINER.contains(&section.level.as_str());
     if container && !path.exists() && !sinew_image::is_packed(path) {
         return Ok(None);
     }

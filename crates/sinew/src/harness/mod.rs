@@ -154,8 +154,7 @@ fn containers(
         max_live: section.max_live,
         ..sandbox.clone()
     };
-    let provider = crate::container::provider(&own, command.shows.clone())?;
-    Ok(Arc::new(provider))
+    crate::levels::containers(&own, command.shows.clone())
 }
 
 /// What runs once for all episodes.

@@ -209,7 +209,7 @@ fn choices(recipe: &Recipe, rules: &mut Rules) {
     rules.choice(
         "sandbox.container_engine",
         engine,
-        &sinew_container::Choice::NAMES,
+        &crate::levels::CONTAINER_ENGINES,
         "",
     );
     rules.choice("store.type", &recipe.store.kind, &["disk", "memory"], "");

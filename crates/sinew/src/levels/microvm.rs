@@ -1,4 +1,4 @@
-//! The microvm level: its provider at the command line.
+//! The microvm level, built with the feature `microvm`.
 
 use crate::failure::Failure;
 use crate::recipe::SandboxSection;
@@ -7,8 +7,6 @@ use sinew_sandbox::{Pool, PoolConfig, SandboxProvider};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// Names of the level: its own, and those of what runs its machines.
-pub(crate) const NAMES: [&str; 3] = ["microvm", "qemu", "firecracker"];
 /// Where Firecracker is looked for if FIRECRACKER_BIN does not name it.
 const FIRECRACKER: [&str; 2] = ["/usr/local/bin/firecracker", "/usr/bin/firecracker"];
 /// Machines that are kept ready, at most: each takes about 100 MB.
@@ -18,7 +16,7 @@ fn named(e: &dyn std::fmt::Display) -> Failure {
     Failure::system(format!("sandbox.level = \"microvm\": {e}"))
 }
 
-pub(crate) fn provider(section: &SandboxSection) -> Result<MicrovmProvider, Failure> {
+fn provider(section: &SandboxSection) -> Result<MicrovmProvider, Failure> {
     let program = std::env::current_exe().map_err(Failure::system)?;
     let mut config = MicrovmConfig::new(section.microvm_images.clone().into(), program);
     config.temporary = std::env::temp_dir();

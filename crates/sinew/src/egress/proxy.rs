@@ -1,4 +1,4 @@
-//! The way out of sandboxes: a proxy of the run, and a session of it for each sandbox.
+//! The egress proxy of a run, and a session of it for each sandbox; built with the feature `egress`.
 
 use crate::failure::Failure;
 use sinew_egress::{
@@ -145,12 +145,15 @@ pub(crate) struct WithEgress {
 }
 
 impl WithEgress {
-    pub(crate) fn new(inner: Arc<dyn SandboxProvider>, way_out: WayOut) -> Self {
-        Self {
+    pub(crate) fn wrap(
+        inner: Arc<dyn SandboxProvider>,
+        way_out: WayOut,
+    ) -> Arc<dyn SandboxProvider> {
+        Arc::new(Self {
             inner,
             way_out,
             next: AtomicU64::new(0),
-        }
+        })
     }
 
     fn with_network(spec: &SandboxSpec) -> SandboxSpec {
@@ -274,11 +277,4 @@ impl Sandbox for Guarded {
         drop(served);
         inner.destroy()
     }
-}
-
-/// A file with the keys of `[sandbox.egress]`.
-pub(crate) fn load(path: &Path) -> Result<EgressConfig, Failure> {
-    let text = std::fs::read_to_string(path)
-        .map_err(|e| Failure::input(format!("--egress {}: {e}", path.display())))?;
-    toml::from_str(&text).map_err(|e| Failure::input(format!("--egress {}: {e}", path.display())))
 }

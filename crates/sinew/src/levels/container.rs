@@ -1,4 +1,4 @@
-//! The container level: its provider at the command line.
+//! The container level, built with the feature `container`.
 
 use crate::egress::{WayOut, WithEgress};
 use crate::failure::Failure;
@@ -9,8 +9,6 @@ use sinew_sandbox::{Pool, PoolConfig, ProcessConfig, SandboxProvider};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// Names of the level: its own, and those of its engines.
-pub(crate) const NAMES: [&str; 5] = ["container", "crun", "runc", "docker", "podman"];
 /// Containers that are kept ready, at most: each takes about 15 MB.
 const READY: usize = 8;
 
@@ -29,7 +27,7 @@ fn engine_host(engine: &str) -> Option<PathBuf> {
     host.strip_prefix("unix://").map(PathBuf::from)
 }
 
-pub(crate) fn provider(
+fn provider(
     section: &SandboxSection,
     shows: Vec<(PathBuf, PathBuf)>,
 ) -> Result<ContainerProvider, Failure> {
@@ -57,6 +55,14 @@ pub(crate) fn provider(
     ContainerProvider::start(config).map_err(|e| named(&e))
 }
 
+/// Containers without a pool, which see these folders of the host.
+pub(crate) fn unpooled(
+    section: &SandboxSection,
+    shows: Vec<(PathBuf, PathBuf)>,
+) -> Result<Arc<dyn SandboxProvider>, Failure> {
+    Ok(Arc::new(provider(section, shows)?))
+}
+
 /// Containers for a recipe: a few are ready before they are asked for.
 pub(crate) fn sandboxes(section: &SandboxSection) -> Result<Arc<dyn SandboxProvider>, Failure> {
     let audit = section.egress_audit.as_ref().map(PathBuf::from);
@@ -71,7 +77,16 @@ pub(crate) fn sandboxes(section: &SandboxSection) -> Result<Arc<dyn SandboxProvi
     let provider = provider(section, shows)?;
     let pool = Pool::new(Arc::new(provider), pool).map_err(|e| named(&e))?;
     Ok(match way_out {
-        Some(way_out) => Arc::new(WithEgress::new(Arc::new(pool), way_out)),
+        Some(way_out) => WithEgress::wrap(Arc::new(pool), way_out),
         None => Arc::new(pool),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn recipes_name_the_engines_that_there_are() {
+        let engines = crate::levels::CONTAINER_ENGINES;
+        assert_eq!(engines, sinew_container::Choice::NAMES);
+    }
 }

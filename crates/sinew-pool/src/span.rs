@@ -1,0 +1,61 @@
+//! Spans of OpenTelemetry, as far as the pool reads them.
+
+use crate::reason::Reason;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+/// Maximum attributes of a span with its events.
+const MAX_ATTRIBUTES: usize = 4096;
+
+/// A span, as far as it is read.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Span {
+    /// 32 hexadecimal digits.
+    pub trace_id: String,
+    /// 16 hexadecimal digits.
+    pub span_id: String,
+    /// Empty for a root.
+    pub parent_id: String,
+    pub name: String,
+    pub start_ns: u64,
+    pub attributes: Map<String, Value>,
+    pub events: Vec<Event>,
+    /// Attributes of the resource that sent it.
+    pub resource: Map<String, Value>,
+}
+
+/// Something that happened within a span.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Event {
+    pub name: String,
+    pub attributes: Map<String, Value>,
+}
+
+impl Span {
+    /// Refuses a span whose ids are not OpenTelemetry's, or that is too large.
+    pub(crate) fn check(&self) -> Result<(), Reason> {
+        let digits = |text: &str, len: usize| {
+            text.len() == len && text.bytes().all(|b| b.is_ascii_hexdigit())
+        };
+        let parent = self.parent_id.is_empty() || digits(&self.parent_id, 16);
+        if !(digits(&self.trace_id, 32) && digits(&self.span_id, 16) && parent) {
+            let detail = format!(
+                "span {:?} of trace {:?}: ids are 16 and 32 hexadecimal digits",
+                self.span_id, self.trace_id
+            );
+            return Err(Reason::Spans { detail });
+        }
+        let events = self.events.iter().map(|e| e.attributes.len() + 1);
+        let count = self.attributes.len() + self.resource.len() + events.sum::<usize>();
+        if count > MAX_ATTRIBUTES {
+            return Err(Reason::TooLarge {
+                field: format!("attributes of span {}", self.span_id),
+                value: count as u64,
+                limit: MAX_ATTRIBUTES as u64,
+            });
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,24 @@
+//! The wasm level, built with the feature `wasm`.
+
+use crate::failure::Failure;
+use crate::recipe::SandboxSection;
+use sinew_sandbox::{ProcessConfig, ProcessProvider, SandboxProvider};
+use sinew_wasm::{WasmConfig, WasmProvider};
+use std::sync::Arc;
+
+/// Interpreters in jailed workers, one worker a core.
+pub(crate) fn sandboxes(section: &SandboxSection) -> Result<Arc<dyn SandboxProvider>, Failure> {
+    let named =
+        |e: &dyn std::fmt::Display| Failure::system(format!("sandbox.level = \"wasm\": {e}"));
+    let program = std::env::current_exe().map_err(Failure::system)?;
+    let search = std::env::var("PATH").unwrap_or_default();
+    let mut config = ProcessConfig::new(program, &search);
+    config.max_live = section.max_live;
+    let mut wasm = WasmConfig::new(section.wasm_modules.clone().into(), config.spawner.clone());
+    wasm.workers = std::thread::available_parallelism().map_or(1, usize::from);
+    wasm.max_live = section.max_live;
+    config.shows = wasm.shows().map_err(|e| named(&e))?;
+    let below = ProcessProvider::start(config).map_err(|e| named(&e))?;
+    let provider = WasmProvider::new(Arc::new(below), wasm).map_err(|e| named(&e))?;
+    Ok(Arc::new(provider))
+}
