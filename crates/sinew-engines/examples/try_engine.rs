@@ -55,7 +55,7 @@ impl TensorSource for Scaled {
     fn tensor(&self, name: &str) -> Option<TensorView<'_>> {
         let at = self.names.iter().position(|n| n == name)?;
         let (shape, data) = &self.tensors[at];
-        Some(TensorView { shape, data })
+        TensorView::f32(shape, data).ok()
     }
 }
 

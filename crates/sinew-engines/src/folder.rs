@@ -1,9 +1,11 @@
 //! Publishing weights as directories that servers load: `transformers` layout, checksums,
 //! complete or not there.
 
-use half::bf16;
+use half::{bf16, f16};
 use safetensors::tensor::{Dtype, View};
-use sinew_types::{PolicyVersion, TensorSource, WeightsManifest, WeightsManifestTensor};
+use sinew_types::{
+    PolicyVersion, TensorSource, TensorView, WeightsManifest, WeightsManifestTensor,
+};
 use std::borrow::Cow;
 use std::collections::HashMap;
 use std::fs::{self, File};
@@ -123,11 +125,7 @@ impl WeightsFolder {
         fs::create_dir(&staging).map_err(io("create", &staging))?;
         self.copy_companions(&staging)?;
         let tensors = self.write_tensors(&staging.join(TENSORS), weights)?;
-        let manifest = WeightsManifest {
-            version,
-            base: None,
-            tensors,
-        };
+        let manifest = WeightsManifest { version, tensors };
         let manifest = serde_json::to_vec_pretty(&manifest).map_err(|e| FolderError::Format {
             path: staging.join(MANIFEST),
             why: e.to_string(),
@@ -162,20 +160,22 @@ impl WeightsFolder {
             };
             let view = weights.tensor(source);
             let view = view.ok_or_else(|| FolderError::Missing(name.clone()))?;
-            let (dtype, bytes) = match self.dtype {
-                FolderDtype::F32 => (Dtype::F32, f32_bytes(view.data)),
-                FolderDtype::Bf16 => (Dtype::BF16, bf16_bytes(view.data)),
+            let shape = view.shape();
+            let (own, dtype) = match self.dtype {
+                FolderDtype::F32 => (sinew_types::Dtype::F32, Dtype::F32),
+                FolderDtype::Bf16 => (sinew_types::Dtype::Bf16, Dtype::BF16),
             };
+            let bytes = bytes_as(view, own);
             listed.push(WeightsManifestTensor {
                 name: name.clone(),
-                shape: view.shape.to_vec(),
+                dtype: own,
+                shape: shape.to_vec(),
                 file: TENSORS.to_owned(),
                 blake3: blake3::hash(&bytes).to_hex().to_string(),
             });
-            let shape = view.shape;
             stored.push(Stored {
                 shape,
-                bytes: bytes.into(),
+                bytes,
                 dtype,
             });
         }
@@ -237,13 +237,24 @@ fn parse(name: &str) -> Option<PolicyVersion> {
     Some(PolicyVersion(number))
 }
 
-fn f32_bytes(values: &[f32]) -> Vec<u8> {
-    values.iter().flat_map(|v| v.to_le_bytes()).collect()
-}
-
-fn bf16_bytes(values: &[f32]) -> Vec<u8> {
-    let rounded = values.iter().map(|v| bf16::from_f32(*v));
-    rounded.flat_map(bf16::to_le_bytes).collect()
+/// The elements of a tensor in the type of the file.
+fn bytes_as(view: TensorView<'_>, dtype: sinew_types::Dtype) -> Cow<'_, [u8]> {
+    use sinew_types::Dtype;
+    if view.dtype() == dtype {
+        return view.into_bytes();
+    }
+    let values = view.into_f32();
+    match dtype {
+        Dtype::F32 => values.iter().flat_map(|v| v.to_le_bytes()).collect(),
+        Dtype::F16 => values
+            .iter()
+            .flat_map(|v| f16::from_f32(*v).to_le_bytes())
+            .collect(),
+        Dtype::Bf16 => values
+            .iter()
+            .flat_map(|v| bf16::from_f32(*v).to_le_bytes())
+            .collect(),
+    }
 }
 
 fn io(what: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> FolderError + use<> {
@@ -269,7 +280,6 @@ fn write(path: &Path, bytes: &[u8]) -> Result<(), FolderError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use sinew_types::TensorView;
 
     struct Two([f32; 4]);
 
@@ -280,10 +290,7 @@ mod tests {
 
         fn tensor(&self, name: &str) -> Option<TensorView<'_>> {
             let shape: &[usize] = if name == "a" { &[2, 2] } else { &[4] };
-            Some(TensorView {
-                shape,
-                data: &self.0,
-            })
+            TensorView::f32(shape, &self.0).ok()
         }
     }
 
@@ -336,10 +343,8 @@ mod tests {
             }
 
             fn tensor(&self, name: &str) -> Option<TensorView<'_>> {
-                (name == EMBEDDING).then_some(TensorView {
-                    shape: &[1, 2],
-                    data: &[1.0, 2.0],
-                })
+                let view = TensorView::f32(&[1, 2], &[1.0, 2.0]).ok();
+                view.filter(|_| name == EMBEDDING)
             }
         }
         let dir = tempfile::tempdir().unwrap();

@@ -150,13 +150,13 @@ impl Forward for HashForward {
         let number = weights
             .tensor("number")
             .ok_or("tensor `number` is missing")?;
-        if number.shape != [1] {
+        if number.shape() != [1] {
             return Err(format!(
                 "tensor `number` has shape {:?}, not [1]",
-                number.shape
+                number.shape()
             ));
         }
-        self.weights = number.data[0] as u64;
+        self.weights = number.into_f32()[0] as u64;
         Ok(())
     }
 }
@@ -171,9 +171,7 @@ impl TensorSource for HashWeights {
     }
 
     fn tensor(&self, name: &str) -> Option<TensorView<'_>> {
-        (name == "number").then_some(TensorView {
-            shape: &[1],
-            data: &self.0,
-        })
+        let view = TensorView::f32(&[1], &self.0).ok();
+        view.filter(|_| name == "number")
     }
 }

@@ -5,6 +5,7 @@ use sinew_tensor::Device;
 use sinew_tensor::attention::AttentionShape;
 use sinew_tensor::ops::RopeTable;
 use sinew_types::{TensorSource, TensorView, TokenId};
+use std::borrow::Cow;
 use std::sync::{Mutex, PoisonError};
 
 /// Why a pass over a model was refused. Nothing was computed.
@@ -131,12 +132,10 @@ pub(crate) fn check_index(
     }
 }
 
-/// A tensor of a source that was checked against the layout before.
-pub(crate) fn checked_tensor<'a>(source: &'a dyn TensorSource, name: &str) -> TensorView<'a> {
-    source.tensor(name).unwrap_or(TensorView {
-        shape: &[],
-        data: &[],
-    })
+/// The values of a tensor of a source that was checked against the layout before.
+pub(crate) fn checked_values<'a>(source: &'a dyn TensorSource, name: &str) -> Cow<'a, [f32]> {
+    let view = source.tensor(name);
+    view.map(TensorView::into_f32).unwrap_or_default()
 }
 
 /// Copies on all threads: one alone does not reach the speed of memory.

@@ -1,7 +1,7 @@
 //! Generation: packed weights and one ragged forward pass for prompts and single tokens alike.
 
 use crate::config::{ConfigError, ModelConfig};
-use crate::decoder::{Decoder, ForwardError, check_index, check_len, checked_tensor, copy};
+use crate::decoder::{Decoder, ForwardError, check_index, check_len, checked_values, copy};
 use crate::params::{ParamLayout, TensorMismatch};
 use crate::precision::{Matrix, Precision};
 use sinew_tensor::attention::{AttentionScratch, AttentionShape};
@@ -96,19 +96,19 @@ impl Loader<'_> {
     }
 
     fn vector(&self, name: &str, out: &mut [f32]) {
-        copy(self.dev, checked_tensor(self.source, name).data, out);
+        copy(self.dev, &checked_values(self.source, name), out);
     }
 
     /// Joins tensors one below the other.
     fn joined(&mut self, names: &[String]) -> &[f32] {
         let parts: Vec<_> = names
             .iter()
-            .map(|name| checked_tensor(self.source, name).data)
+            .map(|name| checked_values(self.source, name))
             .collect();
         let mut at = 0;
         let staging = self.staging.take(parts.iter().map(|part| part.len()).sum());
         for part in parts {
-            copy(self.dev, part, &mut staging[at..at + part.len()]);
+            copy(self.dev, &part, &mut staging[at..at + part.len()]);
             at += part.len();
         }
         staging
@@ -117,7 +117,7 @@ impl Loader<'_> {
     fn matrix(&mut self, names: &[String], packed: &mut Matrix) {
         let dev = self.dev;
         match names {
-            [name] => packed.repack(dev, checked_tensor(self.source, name).data),
+            [name] => packed.repack(dev, &checked_values(self.source, name)),
             _ => packed.repack(dev, self.joined(names)),
         }
     }

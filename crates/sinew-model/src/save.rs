@@ -3,7 +3,7 @@
 use crate::load::LoadError;
 use crate::params::Params;
 use safetensors::tensor::{Dtype, View};
-use sinew_types::TensorSource;
+use sinew_types::{TensorInfo, TensorSource};
 use std::borrow::Cow;
 use std::collections::HashMap;
 use std::fs::{self, File};
@@ -29,10 +29,11 @@ impl SaveDtype {
     }
 }
 
-/// A tensor on its way into a file; converted when it is written, one at a time.
+/// A tensor on its way into a file; read and converted when it is written, one at a time.
 struct Stored<'a> {
-    shape: &'a [usize],
-    values: &'a [f32],
+    source: &'a dyn TensorSource,
+    name: &'a str,
+    info: TensorInfo<'a>,
     dtype: SaveDtype,
 }
 
@@ -45,26 +46,30 @@ impl View for Stored<'_> {
     }
 
     fn shape(&self) -> &[usize] {
-        self.shape
+        self.info.shape
     }
 
     fn data(&self) -> Cow<'_, [u8]> {
-        let mut bytes = Vec::with_capacity(self.data_len());
-        match self.dtype {
-            SaveDtype::F32 => self
-                .values
-                .iter()
-                .for_each(|v| bytes.extend(v.to_le_bytes())),
-            SaveDtype::Bf16 => self
-                .values
-                .iter()
-                .for_each(|v| bytes.extend(half::bf16::from_f32(*v).to_le_bytes())),
+        let Some(view) = self.source.tensor(self.name) else {
+            return Cow::Borrowed(&[]);
+        };
+        match (self.dtype, view.dtype()) {
+            (SaveDtype::F32, sinew_types::Dtype::F32)
+            | (SaveDtype::Bf16, sinew_types::Dtype::Bf16) => view.into_bytes(),
+            (SaveDtype::F32, _) => {
+                let values = view.into_f32();
+                values.iter().flat_map(|v| v.to_le_bytes()).collect()
+            }
+            (SaveDtype::Bf16, _) => {
+                let values = view.into_f32();
+                let rounded = values.iter().map(|v| half::bf16::from_f32(*v));
+                rounded.flat_map(half::bf16::to_le_bytes).collect()
+            }
         }
-        bytes.into()
     }
 
     fn data_len(&self) -> usize {
-        self.values.len() * if self.dtype == SaveDtype::F32 { 4 } else { 2 }
+        self.info.elements() * if self.dtype == SaveDtype::F32 { 4 } else { 2 }
     }
 }
 
@@ -110,15 +115,13 @@ pub(crate) fn write_tensors(
     let tensors: Vec<_> = names
         .iter()
         .filter_map(|name| {
-            let view = source.tensor(name)?;
-            Some((
+            let stored = Stored {
+                source,
                 name,
-                Stored {
-                    shape: view.shape,
-                    values: view.data,
-                    dtype,
-                },
-            ))
+                info: source.info(name)?,
+                dtype,
+            };
+            Some((name, stored))
         })
         .collect();
     // `transformers` refuses files without this mark.

@@ -1,7 +1,7 @@
 //! The trainer with its checkpoints, behind what the loop needs of it.
 
 use crate::error::PipelineError;
-use crate::parallel::ProcessPeers;
+use crate::parallel::WorkerGroup;
 use crate::record::StepRecord;
 use crate::rows::Rows;
 use crate::scoring_models::ScoringModels;
@@ -140,9 +140,9 @@ impl Learner {
         let device = if processes > 1 { &own } else { device };
         let mut trainer = config.policy.trainer(device, params, clock)?;
         if processes > 1 {
-            let policy = trainer.policy_mut();
-            let peers = ProcessPeers::start(processes, &config.worker, device, policy)?;
-            trainer.with_peers(Box::new(peers));
+            let policy = trainer.policy();
+            let group = WorkerGroup::start(processes, &config.worker, device, policy)?;
+            trainer.with_comm(Box::new(group));
         }
         let folder = config.run_dir.join("checkpoints");
         Ok(Self {

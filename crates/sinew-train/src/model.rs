@@ -1,7 +1,9 @@
 //! The decoders of `sinew-model` as a [`Policy`]: all weights, adapters alone, or frozen.
 
+use crate::comm::{Comm, CommError};
+use crate::optim::{AdamW, HostTensor, Outcome, Update};
 use crate::pack::{MaskTable, MicroBatch};
-use crate::policy::{Policy, PolicyError, ScoreGrads, Scores, TrainTensor, Want};
+use crate::policy::{Policy, PolicyError, ScoreGrads, Scores, TensorFile, Want};
 use crate::reference::score_rows;
 use crate::trainer::TrainError;
 use sinew_model::{
@@ -10,13 +12,15 @@ use sinew_model::{
 };
 use sinew_tensor::Device;
 use sinew_tensor::logprob::Masks;
-use sinew_types::{TokenId, TokenLogprob, TrainRow};
+use sinew_types::{TensorList, TensorSource, TensorView, TokenId, TokenLogprob, TrainRow};
 use std::sync::Arc;
 
 /// Files of a checkpoint.
 const WEIGHTS: &str = "model.safetensors";
 const ADAPTER: &str = "adapter_model.safetensors";
 const CRITIC: &str = "critic.safetensors";
+/// The only tensor of the critic's file.
+const VALUE_HEAD: &str = "value_head";
 
 /// A critic on the policy's own trunk, with its shape `[d + 1]`.
 #[derive(Debug)]
@@ -41,6 +45,7 @@ pub struct ModelPolicy {
     /// `None`: frozen.
     gradient: Option<Grads>,
     critic: Option<Critic>,
+    optimizer: AdamW,
     training: Activations,
     scoring: Activations,
     /// The last forward pass was made with `training` and asked for values.
@@ -95,6 +100,7 @@ impl ModelPolicy {
             .map_err(|error| PolicyError(error.to_string()))?;
         Ok(Self {
             model,
+            optimizer: AdamW::new(device.clone()),
             device,
             params: Arc::new(params),
             lora,
@@ -134,6 +140,34 @@ impl ModelPolicy {
     /// The adapters, if they are what is trained.
     pub fn lora(&self) -> Option<&Lora> {
         self.lora.as_ref()
+    }
+
+    /// The trained tensors with their gradients, always in the same order; none for a frozen model.
+    fn host_tensors(&mut self) -> Vec<HostTensor<'_>> {
+        let Some(gradient) = &mut self.gradient else {
+            return Vec::new();
+        };
+        gradient.settle(&self.device);
+        let gradient = gradient.values();
+        let pairs = match &mut self.lora {
+            Some(lora) => lora.tensors_mut(),
+            None => Arc::make_mut(&mut self.params).tensors_mut(),
+        };
+        let mut tensors: Vec<HostTensor<'_>> = pairs
+            .into_iter()
+            .map(|(entry, values)| host_tensor(entry, values, gradient))
+            .collect();
+        if let Some(critic) = &mut self.critic {
+            tensors.push(HostTensor {
+                name: VALUE_HEAD,
+                shape: &critic.shape,
+                decay: false,
+                lr_scale: critic.lr_scale,
+                values: critic.head.values_mut(),
+                gradient: critic.gradient.values(),
+            });
+        }
+        tensors
     }
 
     /// Fills `ref_logprobs` from the base model that the adapters leave untouched: a reference
@@ -178,15 +212,13 @@ fn masks<'a>(batch: &'a MicroBatch, rows: &'a [u32]) -> Option<Masks<'a>> {
 }
 
 /// A tensor of the weights or of the adapters with its gradient.
-fn train_tensor<'a>(
+fn host_tensor<'a>(
     entry: &'a ParamEntry,
     values: &'a mut [f32],
     gradient: &'a [f32],
-    file: &'static str,
-) -> TrainTensor<'a> {
-    TrainTensor {
+) -> HostTensor<'a> {
+    HostTensor {
         name: &entry.name,
-        file,
         shape: &entry.shape,
         decay: !entry.name.ends_with("norm.weight") && !entry.name.ends_with(".bias"),
         lr_scale: 1.0,
@@ -314,47 +346,75 @@ impl Policy for ModelPolicy {
         }
     }
 
-    fn gradients_mut(&mut self) -> Vec<&mut [f32]> {
+    fn reduce_gradients(&mut self, comm: &mut dyn Comm) -> Result<(), CommError> {
         let device = &self.device;
         let own = self.gradient.as_mut().map(|gradient| {
             gradient.settle(device);
             gradient.values_mut()
         });
         let critic = self.critic.as_mut().map(|c| c.gradient.values_mut());
-        own.into_iter().chain(critic).collect()
+        let mut buffers: Vec<&mut [f32]> = own.into_iter().chain(critic).collect();
+        comm.all_reduce(&mut buffers)
     }
 
-    fn tensors(&mut self) -> Vec<TrainTensor<'_>> {
-        let Some(gradient) = &mut self.gradient else {
-            return Vec::new();
-        };
-        gradient.settle(&self.device);
-        let gradient = gradient.values();
-        let (pairs, file) = match &mut self.lora {
-            Some(lora) => (lora.tensors_mut(), ADAPTER),
-            None => (Arc::make_mut(&mut self.params).tensors_mut(), WEIGHTS),
-        };
-        let mut tensors: Vec<TrainTensor<'_>> = pairs
-            .into_iter()
-            .map(|(entry, values)| train_tensor(entry, values, gradient, file))
-            .collect();
-        if let Some(critic) = &mut self.critic {
-            tensors.push(TrainTensor {
-                name: "value_head",
-                file: CRITIC,
-                shape: &critic.shape,
-                decay: false,
-                lr_scale: critic.lr_scale,
-                values: critic.head.values_mut(),
-                gradient: critic.gradient.values(),
+    fn broadcast_weights(&mut self, comm: &mut dyn Comm) -> Result<(), CommError> {
+        self.ready = None;
+        let mut tensors = self.host_tensors();
+        let mut buffers: Vec<&mut [f32]> = tensors.iter_mut().map(|t| &mut *t.values).collect();
+        comm.broadcast(&mut buffers)
+    }
+
+    fn apply(&mut self, update: &Update) -> Result<Outcome, PolicyError> {
+        if self.gradient.is_none() {
+            return Err(PolicyError("a frozen model is not updated".to_owned()));
+        }
+        self.ready = None;
+        let mut optimizer = std::mem::replace(&mut self.optimizer, AdamW::new(self.device.clone()));
+        let outcome = optimizer.apply(update, &mut self.host_tensors());
+        self.optimizer = optimizer;
+        outcome
+    }
+
+    fn weights(&self) -> Vec<TensorFile<'_>> {
+        let mut files = Vec::new();
+        if self.gradient.is_none() {
+            return files;
+        }
+        files.push(match &self.lora {
+            Some(lora) => TensorFile {
+                name: ADAPTER,
+                tensors: Box::new(lora),
+            },
+            None => TensorFile {
+                name: WEIGHTS,
+                tensors: Box::new(&*self.params),
+            },
+        });
+        if let Some(critic) = &self.critic {
+            let view = TensorView::f32(&critic.shape, critic.head.values());
+            let list = view.map(|view| vec![(VALUE_HEAD.to_owned(), view)]);
+            files.push(TensorFile {
+                name: CRITIC,
+                tensors: Box::new(TensorList(list.unwrap_or_default())),
             });
         }
-        tensors
+        files
     }
 
-    fn weights_changed(&mut self) -> Result<(), PolicyError> {
+    fn optimizer(&self) -> Box<dyn TensorSource + '_> {
+        Box::new(&self.optimizer)
+    }
+
+    fn restore(
+        &mut self,
+        weights: &dyn TensorSource,
+        optimizer: Option<&dyn TensorSource>,
+    ) -> Result<(), PolicyError> {
         self.ready = None;
-        Ok(())
+        let mut own = std::mem::replace(&mut self.optimizer, AdamW::new(self.device.clone()));
+        let restored = own.restore(&mut self.host_tensors(), weights, optimizer);
+        self.optimizer = own;
+        restored
     }
 
     fn side_files(&self) -> Result<Vec<(String, Vec<u8>)>, PolicyError> {

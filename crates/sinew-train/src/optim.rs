@@ -1,11 +1,10 @@
-//! AdamW with f32 master weights, learning-rate schedules, clipping by the global gradient norm.
-//!
-//! Invariants: a non-finite gradient never reaches the weights or the moments; the result depends
-//! on the order of tensors and the arithmetic alone, so equal inputs give equal bits.
+//! Optimizer settings, learning-rate schedules, and AdamW for weights in host memory.
 
-use crate::policy::TrainTensor;
+mod adamw;
+
+pub use adamw::{AdamW, HostTensor};
+
 use serde::{Deserialize, Serialize};
-use sinew_tensor::{Buffer, Device, ops};
 
 /// AdamW (Loshchilov & Hutter 2019). Weight decay is decoupled and scaled by the learning rate.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -167,118 +166,24 @@ impl Schedule {
     }
 }
 
-/// First and second moments of one tensor.
-#[derive(Clone, Debug)]
-pub struct Moments {
-    pub name: String,
-    pub shape: Vec<usize>,
-    pub m: Buffer,
-    pub v: Buffer,
+/// One optimizer update, as a policy is asked for it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Update {
+    /// Updates applied with this one, from 1: the exponent of the bias correction.
+    pub number: u64,
+    pub lr: f32,
+    pub adamw: AdamWConfig,
+    /// Gradients are scaled down to this global norm; `None` leaves them.
+    pub max_grad_norm: Option<f32>,
 }
 
-/// What became of an update.
+/// The result of an update.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Update {
-    /// The weights moved. `grad_norm` is that before clipping.
-    Applied { grad_norm: f64, lr: f32 },
-    /// A gradient was not finite: weights, moments and step count are as before.
+pub enum Outcome {
+    /// The weights changed. `grad_norm` is that before clipping.
+    Applied { grad_norm: f64 },
+    /// A gradient was not finite: weights and optimizer state are as before.
     SkippedNonFinite { tensor: String },
-}
-
-/// The optimizer's state: moments and the number of updates applied.
-#[derive(Clone, Debug)]
-pub struct AdamW {
-    pub(crate) config: AdamWConfig,
-    pub(crate) moments: Vec<Moments>,
-    pub(crate) step: u64,
-    device: Device,
-}
-
-impl AdamW {
-    /// No moments yet; they are made at the first update.
-    pub fn new(config: AdamWConfig, device: Device) -> Self {
-        Self {
-            config,
-            moments: Vec::new(),
-            step: 0,
-            device,
-        }
-    }
-
-    /// Updates applied so far.
-    pub fn step(&self) -> u64 {
-        self.step
-    }
-
-    /// Clips the gradients to `max_norm` (globally) and applies one update at `lr`.
-    ///
-    /// # Panics
-    /// If the tensors are not those of the moments, in the same order.
-    pub fn update(
-        &mut self,
-        tensors: &mut [TrainTensor<'_>],
-        lr: f32,
-        max_norm: Option<f32>,
-    ) -> Update {
-        let mut total = 0.0f64;
-        for tensor in tensors.iter() {
-            let square = ops::sum_of_squares(&self.device, tensor.gradient);
-            if !square.is_finite() {
-                return Update::SkippedNonFinite {
-                    tensor: tensor.name.to_owned(),
-                };
-            }
-            total += square;
-        }
-        let grad_norm = total.sqrt();
-        let clip = match max_norm.map(f64::from) {
-            Some(max) if grad_norm > max => (max / grad_norm) as f32,
-            _ => 1.0,
-        };
-        if self.moments.is_empty() {
-            self.moments = tensors.iter().map(Moments::zeros).collect();
-        }
-        assert_eq!(self.moments.len(), tensors.len(), "tensors of the moments");
-        self.step += 1;
-        for (tensor, moments) in tensors.iter_mut().zip(&mut self.moments) {
-            assert_eq!(moments.name, tensor.name, "tensors of the moments");
-            let settings = ops::AdamW {
-                lr: lr * tensor.lr_scale,
-                beta1: self.config.beta1,
-                beta2: self.config.beta2,
-                eps: self.config.epsilon,
-                weight_decay: if tensor.decay {
-                    self.config.weight_decay
-                } else {
-                    0.0
-                },
-            };
-            let (m, v) = (&mut moments.m, &mut moments.v);
-            let (values, gradient) = (&mut *tensor.values, tensor.gradient);
-            ops::adamw(
-                &self.device,
-                &settings,
-                self.step,
-                clip,
-                values,
-                gradient,
-                m,
-                v,
-            );
-        }
-        Update::Applied { grad_norm, lr }
-    }
-}
-
-impl Moments {
-    fn zeros(tensor: &TrainTensor<'_>) -> Self {
-        Self {
-            name: tensor.name.to_owned(),
-            shape: tensor.shape.to_vec(),
-            m: Buffer::zeros(tensor.values.len()),
-            v: Buffer::zeros(tensor.values.len()),
-        }
-    }
 }
 
 #[cfg(test)]

@@ -1,15 +1,17 @@
 //! What the trainer needs of a model. The port keeps packing, losses, optimizer and checkpoints
 //! independent of how log-probabilities are computed and where the weights live.
 
+use crate::comm::{Comm, CommError};
+use crate::optim::{Outcome, Update};
 use crate::pack::MicroBatch;
-use sinew_types::TokenLogprob;
+use sinew_types::{TensorSource, TokenLogprob};
 
 /// Why a model could not compute.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("model failed: {0}")]
 pub struct PolicyError(pub String);
 
-/// What a forward pass is asked for beside log-probabilities.
+/// Outputs of a forward pass in addition to log-probabilities.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Want {
     pub entropies: bool,
@@ -19,7 +21,7 @@ pub struct Want {
     pub backward: bool,
 }
 
-/// What a forward pass says of each of a micro-batch's items, `[items]` each (empty if not asked
+/// The outputs of a forward pass for each of a micro-batch's items, `[items]` each (empty if not asked
 /// for). Log-probabilities and entropies in nats.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Scores {
@@ -38,23 +40,27 @@ pub struct ScoreGrads {
     pub values: Vec<f32>,
 }
 
-/// A trainable tensor with its gradient, f32, row-major.
+/// A file of a checkpoint with tensors.
 #[derive(Debug)]
-pub struct TrainTensor<'a> {
-    /// Name in its file (Hugging Face or PEFT layout).
-    pub name: &'a str,
-    /// File of a checkpoint that holds it.
-    pub file: &'static str,
-    pub shape: &'a [usize],
-    /// Whether weight decay applies: not to norms and biases.
-    pub decay: bool,
-    /// Factor on the learning rate.
-    pub lr_scale: f32,
-    pub values: &'a mut [f32],
-    pub gradient: &'a [f32],
+pub struct TensorFile<'a> {
+    pub name: &'static str,
+    pub tensors: Box<dyn TensorSource + 'a>,
 }
 
-/// A model being trained (or a frozen one that only scores).
+/// A model being trained (or a frozen one that only scores): weights, gradients and optimizer state, wherever
+/// they lie. What crosses this port is per token or per tensor: no logits, no gradients, and weights only
+/// for checkpoints, one tensor after the other.
+///
+/// Contract:
+/// - Equal calls give equal bits, on the same machine and build.
+/// - A score does not depend on the rest of the micro-batch beyond the rounding of `f32`; an implementation
+///   that promises token-exactness gives the bits of the engine that it is paired with.
+/// - Gradients add up over `backward` calls until [`Policy::zero_gradients`].
+/// - [`Policy::apply`] changes nothing when it skips or fails.
+/// - After [`Policy::restore`] of what [`Policy::weights`] and [`Policy::optimizer`] gave, everything goes on to
+///   the bit.
+///
+/// [`crate::conformance::policy`] tests it.
 pub trait Policy {
     /// Scores of the micro-batch's items at the current weights.
     fn forward(&mut self, batch: &MicroBatch, want: Want) -> Result<Scores, PolicyError>;
@@ -79,16 +85,34 @@ pub trait Policy {
     /// Sets all gradients to 0.
     fn zero_gradients(&mut self);
 
-    /// The accumulated gradients as a few buffers, always in the same order; none for a frozen
-    /// model.
-    fn gradients_mut(&mut self) -> Vec<&mut [f32]>;
+    /// Replaces the gradients of every rank by their sum ([`Comm::all_reduce`]).
+    fn reduce_gradients(&mut self, comm: &mut dyn Comm) -> Result<(), CommError>;
 
-    /// The trainable tensors, always in the same order; none for a frozen model.
-    fn tensors(&mut self) -> Vec<TrainTensor<'_>>;
+    /// Replaces the trained weights of every rank by those of rank 0 ([`Comm::broadcast`]).
+    fn broadcast_weights(&mut self, comm: &mut dyn Comm) -> Result<(), CommError>;
 
-    /// Called after values changed, before the next forward pass.
-    fn weights_changed(&mut self) -> Result<(), PolicyError>;
+    /// Clips the accumulated gradients and applies one AdamW update.
+    ///
+    /// # Errors
+    /// What failed; a frozen model is not updated.
+    fn apply(&mut self, update: &Update) -> Result<Outcome, PolicyError>;
 
-    /// Files beside the weights that make them loadable elsewhere (`config.json`), name and bytes.
+    /// The trained weights, as the files of a checkpoint; none for a frozen model.
+    fn weights(&self) -> Vec<TensorFile<'_>>;
+
+    /// The optimizer's state: `m.NAME` and `v.NAME` of each trained tensor. None before the first update.
+    fn optimizer(&self) -> Box<dyn TensorSource + '_>;
+
+    /// Takes the trained weights of all files and the optimizer's state (`None`: none yet).
+    ///
+    /// # Errors
+    /// What does not fit; then nothing changed.
+    fn restore(
+        &mut self,
+        weights: &dyn TensorSource,
+        optimizer: Option<&dyn TensorSource>,
+    ) -> Result<(), PolicyError>;
+
+    /// Files in addition to the weights that make them loadable elsewhere (`config.json`), name and bytes.
     fn side_files(&self) -> Result<Vec<(String, Vec<u8>)>, PolicyError>;
 }

@@ -75,28 +75,3 @@ fn columns<P: Policy>(
     }
     Ok(columns)
 }
-
-/// The frozen model that a KL term compares with.
-#[derive(Debug)]
-pub struct RefModel<P> {
-    policy: P,
-    micro_batch_tokens: usize,
-}
-
-impl<P: Policy> RefModel<P> {
-    pub fn new(policy: P, micro_batch_tokens: usize) -> Self {
-        Self {
-            policy,
-            micro_batch_tokens,
-        }
-    }
-
-    /// Fills `ref_logprobs` of every row.
-    pub fn fill(&mut self, rows: &mut [TrainRow]) -> Result<(), TrainError> {
-        let columns = score_rows(&mut self.policy, rows, self.micro_batch_tokens)?;
-        for (row, column) in rows.iter_mut().zip(columns) {
-            row.ref_logprobs = Some(column);
-        }
-        Ok(())
-    }
-}

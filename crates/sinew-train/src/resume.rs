@@ -1,12 +1,9 @@
 //! A trainer's state as a checkpoint, and back: to the bit.
 
 use crate::checkpoint::{CheckpointError, CheckpointStore, Loaded, Part, StoredTensors};
-use crate::optim::Moments;
-use crate::policy::{Policy, TrainTensor};
+use crate::policy::Policy;
 use crate::trainer::{Trainer, TrainerConfig};
 use serde::{Deserialize, Serialize};
-use sinew_tensor::Buffer;
-use sinew_types::TensorView;
 use std::path::PathBuf;
 
 const STATE: &str = "state.json";
@@ -42,7 +39,7 @@ pub struct ResumeState {
 impl<P: Policy> Trainer<P> {
     /// Commits weights, optimizer, step and `commit` as one checkpoint; returns its directory, which
     /// `number` names: the caller's steps, in which there may be several updates or none. `extra`
-    /// files (tokenizer, effective configuration) go beside the weights.
+    /// files (tokenizer, effective configuration) go with the weights.
     pub fn save(
         &mut self,
         store: &CheckpointStore,
@@ -56,12 +53,12 @@ impl<P: Policy> Trainer<P> {
         };
         let side = self.policy.side_files();
         let side = side.map_err(|e| part("weights", e.to_string()))?;
-        let tensors = self.policy.tensors();
+        let weights = self.policy.weights();
         let state = ResumeState {
             format_version: FORMAT_VERSION,
-            step: self.optimizer.step(),
+            step: self.updates,
             skipped_updates: self.skipped_updates,
-            weights_files: files_of(&tensors).iter().map(|&f| f.to_owned()).collect(),
+            weights_files: weights.iter().map(|file| file.name.to_owned()).collect(),
             trainer: self.config,
             commit: commit.clone(),
         };
@@ -75,30 +72,16 @@ impl<P: Policy> Trainer<P> {
             .collect();
         parts.push(Part::Tensors {
             file: OPTIMIZER.to_owned(),
-            tensors: self
-                .optimizer
-                .moments
-                .iter()
-                .flat_map(moment_tensors)
-                .collect(),
+            tensors: self.policy.optimizer(),
         });
-        for file in files_of(&tensors) {
-            let of_file = tensors.iter().filter(|t| t.file == file).map(|t| {
-                let view = TensorView {
-                    shape: t.shape,
-                    data: t.values,
-                };
-                (t.name.to_owned(), view)
-            });
-            parts.push(Part::Tensors {
-                file: file.to_owned(),
-                tensors: of_file.collect(),
-            });
-        }
+        parts.extend(weights.into_iter().map(|file| Part::Tensors {
+            file: file.name.to_owned(),
+            tensors: file.tensors,
+        }));
         store.save(number, &parts)
     }
 
-    /// Takes weights, moments and step of a checkpoint; returns what was committed with them.
+    /// Takes weights, optimizer state and step of a checkpoint; returns what was committed with them.
     /// On an error of the checkpoint's contents nothing changed.
     ///
     /// The trainer's own configuration stays: a changed learning rate is a legitimate wish, and
@@ -116,97 +99,26 @@ impl<P: Policy> Trainer<P> {
                 state.format_version
             )));
         }
-        let mut tensors = self.policy.tensors();
-        let files = files_of(&tensors);
+        let files = self.policy.weights();
+        let files: Vec<&'static str> = files.into_iter().map(|file| file.name).collect();
         if state.weights_files != files {
             return Err(mismatch(format!(
                 "it holds {:?}, this run trains {files:?}",
                 state.weights_files
             )));
         }
-        let mut weights = Tensors::new(loaded);
+        let mut weights = StoredTensors::default();
         for file in files {
-            weights.tensors.extend(loaded.tensors(file)?);
+            weights.extend(loaded.tensors(file)?);
         }
-        let mut saved = Tensors::new(loaded);
-        saved.tensors = loaded.tensors(OPTIMIZER)?;
-        let mut values = Vec::with_capacity(tensors.len());
-        let mut moments = Vec::with_capacity(tensors.len());
-        for tensor in &tensors {
-            values.push(weights.take(tensor.name, tensor.shape)?);
-            if state.step > 0 {
-                moments.push(saved.take_moments(tensor)?);
-            }
-        }
-        if let Some(name) = weights.tensors.keys().next() {
-            return Err(mismatch(format!("tensor {name} is not part of this model")));
-        }
-        for (tensor, values) in tensors.iter_mut().zip(&values) {
-            tensor.values.copy_from_slice(values);
-        }
-        self.optimizer.moments = moments;
-        self.optimizer.step = state.step;
+        let optimizer = loaded.tensors(OPTIMIZER)?;
+        let restored = match state.step {
+            0 => self.policy.restore(&weights, None),
+            _ => self.policy.restore(&weights, Some(&optimizer)),
+        };
+        restored.map_err(|e| mismatch(e.0))?;
+        self.updates = state.step;
         self.skipped_updates = state.skipped_updates;
-        self.policy
-            .weights_changed()
-            .map_err(|e| mismatch(e.to_string()))?;
         Ok(state)
     }
-}
-
-/// Tensors of a checkpoint on their way into a trainer.
-struct Tensors<'a> {
-    loaded: &'a Loaded,
-    tensors: StoredTensors,
-}
-
-impl<'a> Tensors<'a> {
-    fn new(loaded: &'a Loaded) -> Self {
-        Self {
-            loaded,
-            tensors: StoredTensors::new(),
-        }
-    }
-
-    fn take(&mut self, name: &str, shape: &[usize]) -> Result<Vec<f32>, CheckpointError> {
-        let reason = match self.tensors.remove(name) {
-            Some((found, values)) if found == shape => return Ok(values),
-            Some((found, _)) => format!("{name} has shape {found:?}, expected {shape:?}"),
-            None => format!("{name} is missing"),
-        };
-        Err(CheckpointError::Mismatch {
-            path: self.loaded.path.clone(),
-            reason,
-        })
-    }
-
-    fn take_moments(&mut self, tensor: &TrainTensor<'_>) -> Result<Moments, CheckpointError> {
-        let mut take = |kind: &str| {
-            let values = self.take(&format!("{kind}.{}", tensor.name), tensor.shape)?;
-            Ok(Buffer::from_slice(&values))
-        };
-        Ok(Moments {
-            name: tensor.name.to_owned(),
-            shape: tensor.shape.to_vec(),
-            m: take("m")?,
-            v: take("v")?,
-        })
-    }
-}
-
-/// The files that hold the tensors, each once.
-fn files_of(tensors: &[TrainTensor<'_>]) -> Vec<&'static str> {
-    let mut files: Vec<&'static str> = tensors.iter().map(|t| t.file).collect();
-    files.dedup();
-    files
-}
-
-fn moment_tensors(moments: &Moments) -> [(String, TensorView<'_>); 2] {
-    [("m", &moments.m), ("v", &moments.v)].map(|(kind, data)| {
-        let view = TensorView {
-            shape: &moments.shape,
-            data,
-        };
-        (format!("{kind}.{}", moments.name), view)
-    })
 }

@@ -1,10 +1,17 @@
 //! A policy small enough to differentiate by hand: the next token's logits are a row of a table,
 //! chosen by the last token.
 
+use crate::comm::{Comm, CommError};
+use crate::optim::{AdamW, HostTensor, Outcome, Update};
 use crate::pack::{LossItem, MaskTable, MicroBatch};
-use crate::policy::{Policy, PolicyError, ScoreGrads, Scores, TrainTensor, Want};
+use crate::policy::{Policy, PolicyError, ScoreGrads, Scores, TensorFile, Want};
 use sinew_tensor::{Device, KernelSet};
-use sinew_types::{EpisodeId, PolicyVersion, RowMasks, TokenId, TokenLogprob, TrainRow};
+use sinew_types::{
+    EpisodeId, PolicyVersion, RowMasks, TensorList, TensorSource, TensorView, TokenId,
+    TokenLogprob, TrainRow,
+};
+
+const TABLE: &str = "table.weight";
 
 #[derive(Clone, Debug)]
 pub(crate) struct Bigram {
@@ -16,6 +23,7 @@ pub(crate) struct Bigram {
     pub(crate) computed: usize,
     /// Poisons the gradient of the next backward pass.
     pub(crate) poison: bool,
+    optimizer: AdamW,
 }
 
 impl Bigram {
@@ -28,7 +36,20 @@ impl Bigram {
             logits,
             computed: 0,
             poison: false,
+            optimizer: AdamW::new(device()),
         }
+    }
+
+    fn parts(&mut self) -> (&mut AdamW, HostTensor<'_>) {
+        let table = HostTensor {
+            name: TABLE,
+            shape: &self.shape,
+            decay: true,
+            lr_scale: 1.0,
+            values: &mut self.logits,
+            gradient: &self.gradient,
+        };
+        (&mut self.optimizer, table)
     }
 
     /// Log-probabilities after `token`.
@@ -163,24 +184,39 @@ impl Policy for Bigram {
         self.gradient.fill(0.0);
     }
 
-    fn gradients_mut(&mut self) -> Vec<&mut [f32]> {
-        vec![&mut self.gradient]
+    fn reduce_gradients(&mut self, comm: &mut dyn Comm) -> Result<(), CommError> {
+        comm.all_reduce(&mut [&mut self.gradient])
     }
 
-    fn tensors(&mut self) -> Vec<TrainTensor<'_>> {
-        vec![TrainTensor {
-            name: "table.weight",
-            file: "model.safetensors",
-            shape: &self.shape,
-            decay: true,
-            lr_scale: 1.0,
-            values: &mut self.logits,
-            gradient: &self.gradient,
+    fn broadcast_weights(&mut self, comm: &mut dyn Comm) -> Result<(), CommError> {
+        comm.broadcast(&mut [&mut self.logits])
+    }
+
+    fn apply(&mut self, update: &Update) -> Result<Outcome, PolicyError> {
+        let (optimizer, table) = self.parts();
+        optimizer.apply(update, &mut [table])
+    }
+
+    fn weights(&self) -> Vec<TensorFile<'_>> {
+        let view = TensorView::f32(&self.shape, &self.logits).unwrap();
+        let tensors = TensorList(vec![(TABLE.to_owned(), view)]);
+        vec![TensorFile {
+            name: "model.safetensors",
+            tensors: Box::new(tensors),
         }]
     }
 
-    fn weights_changed(&mut self) -> Result<(), PolicyError> {
-        Ok(())
+    fn optimizer(&self) -> Box<dyn TensorSource + '_> {
+        Box::new(&self.optimizer)
+    }
+
+    fn restore(
+        &mut self,
+        weights: &dyn TensorSource,
+        optimizer: Option<&dyn TensorSource>,
+    ) -> Result<(), PolicyError> {
+        let (own, table) = self.parts();
+        own.restore(&mut [table], weights, optimizer)
     }
 
     fn side_files(&self) -> Result<Vec<(String, Vec<u8>)>, PolicyError> {

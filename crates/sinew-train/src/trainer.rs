@@ -2,26 +2,24 @@
 
 mod derive;
 mod minibatch;
-mod peers;
+mod ranks;
 mod report;
 
-pub use peers::{PeerError, Peers, Shard, ShardReport};
 pub use report::{NonFiniteGradient, PhaseSeconds, Progress, StepReport};
 
+use crate::comm::{Comm, CommError, SingleProcess};
 use crate::loss::{LossError, LossSpecError, MetricSums, validate_spec};
-use crate::optim::{AdamW, AdamWConfig, OptimError, Schedule, Update};
+use crate::optim::{AdamWConfig, OptimError, Outcome, Schedule, Update};
 use crate::pack::{MicroBatch, PackError, PackedRow, Packing};
 use crate::policy::{Policy, PolicyError, Scores, Want};
 use derive::derive;
 use serde::{Deserialize, Serialize};
-use sinew_tensor::Device;
 use sinew_types::{Clock, Correction, EpisodeId, LossSpec, PolicyVersion, TrainRow};
 use std::fmt;
 use std::ops::ControlFlow;
 
-/// Settings of a trainer that do not depend on the loss.
+/// Settings of a trainer that do not depend on the loss. Older checkpoints have more of them (`epochs`, always 1).
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct TrainerConfig {
     /// Most packed tokens in one forward and backward pass: what bounds memory.
     pub micro_batch_tokens: usize,
@@ -31,10 +29,7 @@ pub struct TrainerConfig {
     /// Gradients are scaled down to this global norm; `None` leaves them.
     #[serde(default)]
     pub max_grad_norm: Option<f32>,
-    /// Passes over each batch.
-    #[serde(default = "one")]
-    pub epochs: u32,
-    /// Optimizer updates per pass; the batch is divided among them.
+    /// Optimizer updates per batch, which is divided among them.
     #[serde(default = "one")]
     pub minibatches: u32,
     /// Of the order of minibatches.
@@ -54,7 +49,6 @@ impl TrainerConfig {
             schedule: Schedule::constant(lr),
             adamw: AdamWConfig::default(),
             max_grad_norm: Some(1.0),
-            epochs: 1,
             minibatches: 1,
             seed: 0,
         }
@@ -66,7 +60,6 @@ impl TrainerConfig {
         self.adamw.validate()?;
         let limits = [
             ("micro_batch_tokens", self.micro_batch_tokens as f64, 1.0),
-            ("epochs", f64::from(self.epochs), 1.0),
             ("minibatches", f64::from(self.minibatches), 1.0),
             (
                 "max_grad_norm",
@@ -111,7 +104,7 @@ pub enum TrainError {
     )]
     NoCritic,
     #[error(transparent)]
-    Peer(#[from] PeerError),
+    Comm(#[from] CommError),
     #[error("step cancelled after {updates} of its optimizer updates")]
     Cancelled { updates: u32 },
 }
@@ -125,11 +118,12 @@ pub type ProgressSink = Box<dyn FnMut(&Progress) -> ControlFlow<()> + Send>;
 pub struct Trainer<P> {
     pub(crate) policy: P,
     pub(crate) config: TrainerConfig,
-    pub(crate) optimizer: AdamW,
+    /// Updates applied.
+    pub(crate) updates: u64,
     pub(crate) skipped_updates: u64,
     clock: Clock,
     progress: Option<ProgressSink>,
-    peers: Option<Box<dyn Peers>>,
+    comm: Box<dyn Comm>,
 }
 
 impl<P: fmt::Debug> fmt::Debug for Trainer<P> {
@@ -137,7 +131,7 @@ impl<P: fmt::Debug> fmt::Debug for Trainer<P> {
         f.debug_struct("Trainer")
             .field("policy", &self.policy)
             .field("config", &self.config)
-            .field("step", &self.optimizer.step())
+            .field("updates", &self.updates)
             .finish_non_exhaustive()
     }
 }
@@ -159,21 +153,16 @@ struct StepState<'a> {
 
 impl<P: Policy> Trainer<P> {
     /// A trainer at step 0. `clock` gives seconds from any fixed origin, for the report only.
-    pub fn new(
-        policy: P,
-        config: TrainerConfig,
-        device: Device,
-        clock: Clock,
-    ) -> Result<Self, TrainError> {
+    pub fn new(policy: P, config: TrainerConfig, clock: Clock) -> Result<Self, TrainError> {
         config.validate()?;
         Ok(Self {
             policy,
             config,
-            optimizer: AdamW::new(config.adamw, device),
+            updates: 0,
             skipped_updates: 0,
             clock,
             progress: None,
-            peers: None,
+            comm: Box::new(SingleProcess),
         })
     }
 
@@ -192,18 +181,13 @@ impl<P: Policy> Trainer<P> {
         &mut self.policy
     }
 
-    /// The policy, when training is over.
-    pub fn into_policy(self) -> P {
-        self.policy
-    }
-
     pub fn config(&self) -> &TrainerConfig {
         &self.config
     }
 
     /// Number of updates applied, which is the version of the weights.
     pub fn version(&self) -> PolicyVersion {
-        PolicyVersion(self.optimizer.step())
+        PolicyVersion(self.updates)
     }
 
     /// Updates that a non-finite gradient prevented, over the trainer's life.
@@ -211,7 +195,7 @@ impl<P: Policy> Trainer<P> {
         self.skipped_updates
     }
 
-    /// Trains on one batch: `epochs × minibatches` optimizer updates.
+    /// Trains on one batch: as many optimizer updates as there are minibatches.
     ///
     /// `ℓ_prox` of rows that do not bring it is `ℓ_π` before the first update: with one update it
     /// is this step's own forward pass, with several one more forward pass is made. Each
@@ -238,16 +222,14 @@ impl<P: Policy> Trainer<P> {
             first: MetricSums::default(),
         };
         state.report.seconds.pack = (self.clock)() - started;
-        let updates = self.config.epochs * self.config.minibatches;
+        let updates = self.config.minibatches;
         let wants_prox = !matches!(spec.correction, Correction::None)
             && rows.iter().any(|row| row.prox_logprobs.is_none());
         if updates > 1 && wants_prox {
             self.fill_prox(&packing, &mut state)?;
         }
         if self.config.minibatches == 1 {
-            for _ in 0..self.config.epochs {
-                self.update(&packing.micro_batches, 1.0, &mut state)?;
-            }
+            self.update(&packing.micro_batches, 1.0, &mut state)?;
         } else {
             self.minibatch_updates(&mut state)?;
         }
@@ -273,12 +255,10 @@ impl<P: Policy> Trainer<P> {
             }
             packed.push((packing, total / own));
         }
-        for epoch in 0..self.config.epochs {
-            let seed = self.config.seed ^ self.optimizer.step().rotate_left(32);
-            for at in minibatch::order(packed.len(), seed ^ u64::from(epoch)) {
-                let (packing, scale) = &packed[at];
-                self.update(&packing.micro_batches, *scale, state)?;
-            }
+        let seed = self.config.seed ^ self.updates.rotate_left(32);
+        for at in minibatch::order(packed.len(), seed) {
+            let (packing, scale) = &packed[at];
+            self.update(&packing.micro_batches, *scale, state)?;
         }
         Ok(())
     }
@@ -340,7 +320,7 @@ impl<P: Policy> Trainer<P> {
         };
         let progress = Progress {
             update: state.report.updates + state.report.skipped.len() as u32,
-            updates: self.config.epochs * self.config.minibatches,
+            updates: self.config.minibatches,
             micro_batch,
             micro_batches,
             tokens,
@@ -355,20 +335,20 @@ impl<P: Policy> Trainer<P> {
 
     fn apply(&mut self, state: &mut StepState<'_>) -> Result<(), TrainError> {
         let started = (self.clock)();
-        let lr = self.config.schedule.lr(self.optimizer.step());
-        let clip = self.config.max_grad_norm;
-        let update = {
-            let mut tensors = self.policy.tensors();
-            self.optimizer.update(&mut tensors, lr, clip)
+        let update = Update {
+            number: self.updates + 1,
+            lr: self.config.schedule.lr(self.updates),
+            adamw: self.config.adamw,
+            max_grad_norm: self.config.max_grad_norm,
         };
-        match update {
-            Update::Applied { grad_norm, lr } => {
-                self.policy.weights_changed()?;
+        match self.policy.apply(&update)? {
+            Outcome::Applied { grad_norm } => {
+                self.updates += 1;
                 state.report.updates += 1;
                 state.report.grad_norm = grad_norm;
-                state.report.lr = lr;
+                state.report.lr = update.lr;
             }
-            Update::SkippedNonFinite { tensor } => {
+            Outcome::SkippedNonFinite { tensor } => {
                 self.skipped_updates += 1;
                 state.report.skipped.push(NonFiniteGradient { tensor });
             }
@@ -384,7 +364,7 @@ impl<P: Policy> Trainer<P> {
         state: &mut StepState<'_>,
     ) -> Result<MetricSums, TrainError> {
         let started = (self.clock)();
-        // Entropy costs little beside the logits and its course is the first thing to look at.
+        // Entropy costs little compared with the logits, and it shows a collapse first.
         let want = Want {
             entropies: true,
             values: state.spec.value.is_some(),

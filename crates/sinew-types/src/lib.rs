@@ -41,4 +41,7 @@ pub use trace::{
     EpisodeEnd, FailureKind, Limit, NO_PARENT, Node, NodeId, Outcome, PathToken,
     TRACE_FORMAT_VERSION, Timing, TokenKind, Trace, TraceError, VersionSpan,
 };
-pub use weights::{TensorSource, TensorView, WeightsManifest, WeightsManifestTensor};
+pub use weights::{
+    Dtype, TensorInfo, TensorList, TensorSizeError, TensorSource, TensorView, WeightsManifest,
+    WeightsManifestTensor,
+};

@@ -188,10 +188,7 @@ fn refused_weights_are_reported_and_the_old_ones_stay() {
             vec!["number".into()]
         }
         fn tensor(&self, _: &str) -> Option<TensorView<'_>> {
-            Some(TensorView {
-                shape: &[2],
-                data: &[1.0, 2.0],
-            })
+            TensorView::f32(&[2], &[1.0, 2.0]).ok()
         }
     }
     let engine = engine();

@@ -65,7 +65,7 @@ pub(super) fn trainer(
     let params = Params::random(config, 1);
     let policy = ModelPolicy::full(params, context, keep, dev.clone()).map_err(LabError::system)?;
     let config = TrainerConfig::new(micro_batch_tokens, 1e-5);
-    Trainer::new(policy, config, dev.clone(), clock()).map_err(LabError::system)
+    Trainer::new(policy, config, clock()).map_err(LabError::system)
 }
 
 /// Sequences without anything in common, all of whose tokens are trained; each computes `length` rows.

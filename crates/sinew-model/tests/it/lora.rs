@@ -77,7 +77,7 @@ fn gradients_follow_from_those_of_merged_weights() {
                 "A.weight" => entry.name.replace("lora_A", "lora_B"),
                 _ => entry.name.replace("lora_B", "lora_A"),
             };
-            let other = lora.tensor(&other).unwrap().data;
+            let other = lora.tensor(&other).unwrap().into_f32();
             let mut expected = vec![0.0f32; entry.len()];
             for (i, row) in dw.chunks(k).enumerate() {
                 for (j, g) in row.iter().enumerate() {

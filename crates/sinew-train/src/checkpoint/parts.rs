@@ -1,13 +1,11 @@
 //! The files of a checkpoint, written with their checksums in one pass.
 
 use super::{CheckpointError, Storage};
-use sinew_types::TensorView;
+use sinew_types::{Dtype, TensorSource, TensorView};
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::path::Path;
-
-// Values go to files and back as they lie in memory, and the format is little-endian.
-const _: () = assert!(cfg!(target_endian = "little"));
 
 /// One file of a checkpoint.
 #[derive(Debug)]
@@ -16,10 +14,10 @@ pub enum Part<'a> {
         file: String,
         bytes: Vec<u8>,
     },
-    /// A safetensors file of f32 tensors.
+    /// A safetensors file, written tensor by tensor.
     Tensors {
         file: String,
-        tensors: Vec<(String, TensorView<'a>)>,
+        tensors: Box<dyn TensorSource + 'a>,
     },
 }
 
@@ -67,7 +65,7 @@ pub(super) fn write_part(
     };
     let written = match part {
         Part::Bytes { bytes, .. } => out.write_all(bytes),
-        Part::Tensors { tensors, .. } => write_safetensors(&mut out, tensors),
+        Part::Tensors { tensors, .. } => write_safetensors(&mut out, &**tensors),
     };
     written.map_err(failed)?;
     let (bytes, hash) = (out.bytes, out.hasher.finalize().to_hex().to_string());
@@ -78,28 +76,28 @@ pub(super) fn write_part(
 
 /// The safetensors format (huggingface/safetensors README): header length as u64, JSON header
 /// padded with spaces to 8 bytes, then the data; little-endian. Written by hand because the data
-/// is streamed from borrowed memory, several times the size of a sensible copy.
-fn write_safetensors(out: &mut impl Write, tensors: &[(String, TensorView<'_>)]) -> io::Result<()> {
+/// is streamed tensor by tensor: together they are several times the size of a sensible copy.
+fn write_safetensors(out: &mut impl Write, tensors: &dyn TensorSource) -> io::Result<()> {
+    let invalid = |name: &str, what: &str| {
+        let text = format!("tensor {name} {what}");
+        io::Error::new(io::ErrorKind::InvalidInput, text)
+    };
     let mut header = BTreeMap::new();
     header.insert(
         "__metadata__".to_owned(),
         serde_json::json!({ "format": "pt" }),
     );
+    let names = tensors.names();
     let mut offset = 0usize;
-    for (name, view) in tensors {
-        let elements: usize = view.shape.iter().product();
-        let end = offset + 4 * view.data.len();
+    for name in &names {
+        let info = tensors.info(name);
+        let info = info.ok_or_else(|| invalid(name, "is named and missing"))?;
+        let end = offset + info.bytes();
         let entry = serde_json::json!({
-            "dtype": "F32", "shape": view.shape, "data_offsets": [offset, end],
+            "dtype": info.dtype.name(), "shape": info.shape, "data_offsets": [offset, end],
         });
-        if elements != view.data.len() || header.insert(name.clone(), entry).is_some() {
-            return Err(io::Error::new(
-                io::ErrorKind::InvalidInput,
-                format!(
-                    "tensor {name} is named twice or its shape {:?} does not match",
-                    view.shape
-                ),
-            ));
+        if header.insert(name.clone(), entry).is_some() {
+            return Err(invalid(name, "is named twice"));
         }
         offset = end;
     }
@@ -107,15 +105,69 @@ fn write_safetensors(out: &mut impl Write, tensors: &[(String, TensorView<'_>)])
     header.resize(header.len().next_multiple_of(8), b' ');
     out.write_all(&(header.len() as u64).to_le_bytes())?;
     out.write_all(&header)?;
-    tensors
-        .iter()
-        .try_for_each(|(_, view)| out.write_all(bytemuck::cast_slice(view.data)))
+    for name in &names {
+        match (tensors.tensor(name), tensors.info(name)) {
+            (Some(view), Some(info)) if view.info() == info => out.write_all(view.bytes())?,
+            _ => return Err(invalid(name, "is not of the announced type and shape")),
+        }
+    }
+    Ok(())
 }
 
-/// Shape and values of tensors, by name.
-pub type StoredTensors = BTreeMap<String, (Vec<usize>, Vec<f32>)>;
+/// A tensor of a file.
+#[derive(Clone, Debug)]
+struct StoredTensor {
+    dtype: Dtype,
+    shape: Vec<usize>,
+    bytes: Vec<u8>,
+}
 
-/// Tensors of a safetensors file by name: shape and values. Only f32 is read.
+/// The tensors of a checkpoint's files, by name.
+#[derive(Clone, Debug, Default)]
+pub struct StoredTensors(BTreeMap<String, StoredTensor>);
+
+impl StoredTensors {
+    /// Adds those of another file.
+    pub(crate) fn extend(&mut self, other: Self) {
+        self.0.extend(other.0);
+    }
+
+    /// Adds a copy of every tensor of a source.
+    pub(crate) fn copy_from(&mut self, source: &dyn TensorSource) {
+        for name in source.names() {
+            if let Some(view) = source.tensor(&name) {
+                let tensor = StoredTensor {
+                    dtype: view.dtype(),
+                    shape: view.shape().to_vec(),
+                    bytes: view.into_bytes().into_owned(),
+                };
+                self.0.insert(name, tensor);
+            }
+        }
+    }
+
+    /// Removes the first tensor.
+    pub(crate) fn remove_first(&mut self) {
+        self.0.pop_first();
+    }
+}
+
+impl TensorSource for StoredTensors {
+    fn names(&self) -> Vec<String> {
+        self.0.keys().cloned().collect()
+    }
+
+    fn tensor(&self, name: &str) -> Option<TensorView<'_>> {
+        let StoredTensor {
+            dtype,
+            shape,
+            bytes,
+        } = self.0.get(name)?;
+        TensorView::new(*dtype, shape, Cow::Borrowed(bytes)).ok()
+    }
+}
+
+/// Tensors of a safetensors file.
 pub(super) fn read_safetensors(path: &Path) -> Result<StoredTensors, CheckpointError> {
     let corrupt = |reason: String| CheckpointError::Corrupt {
         path: path.to_owned(),
@@ -123,17 +175,24 @@ pub(super) fn read_safetensors(path: &Path) -> Result<StoredTensors, CheckpointE
     };
     let bytes = std::fs::read(path).map_err(|e| CheckpointError::io("read", path, e))?;
     let file = safetensors::SafeTensors::deserialize(&bytes).map_err(|e| corrupt(e.to_string()))?;
-    let mut out = BTreeMap::new();
+    let mut out = StoredTensors::default();
     for (name, view) in file.tensors() {
-        if view.dtype() != safetensors::Dtype::F32 {
-            return Err(corrupt(format!(
-                "tensor {name} has dtype {:?}, expected F32",
-                view.dtype()
-            )));
-        }
-        let mut values = vec![0.0f32; view.data().len() / 4];
-        bytemuck::cast_slice_mut(&mut values).copy_from_slice(view.data());
-        out.insert(name, (view.shape().to_vec(), values));
+        let dtype = match view.dtype() {
+            safetensors::Dtype::F32 => Dtype::F32,
+            safetensors::Dtype::F16 => Dtype::F16,
+            safetensors::Dtype::BF16 => Dtype::Bf16,
+            other => {
+                return Err(corrupt(format!(
+                    "tensor {name} has dtype {other:?}, expected F32, F16 or BF16"
+                )));
+            }
+        };
+        let tensor = StoredTensor {
+            dtype,
+            shape: view.shape().to_vec(),
+            bytes: view.data().to_vec(),
+        };
+        out.0.insert(name, tensor);
     }
     Ok(out)
 }

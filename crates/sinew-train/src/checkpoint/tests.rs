@@ -1,4 +1,5 @@
 use super::*;
+use sinew_types::{TensorList, TensorSource};
 use std::io::Write;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -12,10 +13,7 @@ fn parts(value: f32) -> (Vec<f32>, Vec<u8>) {
 
 fn save(store: &CheckpointStore, step: u64) -> Result<PathBuf, CheckpointError> {
     let (data, bytes) = parts(step as f32);
-    let view = sinew_types::TensorView {
-        shape: &[2, 1000],
-        data: &data,
-    };
+    let view = sinew_types::TensorView::f32(&[2, 1000], &data).unwrap();
     store.save(
         step,
         &[
@@ -25,7 +23,7 @@ fn save(store: &CheckpointStore, step: u64) -> Result<PathBuf, CheckpointError> 
             },
             Part::Tensors {
                 file: "model.safetensors".into(),
-                tensors: vec![("w".into(), view)],
+                tensors: Box::new(TensorList(vec![("w".into(), view)])),
             },
         ],
     )
@@ -35,12 +33,11 @@ fn save(store: &CheckpointStore, step: u64) -> Result<PathBuf, CheckpointError> 
 fn load_step(store: &CheckpointStore) -> Option<(u64, Vec<Skipped>)> {
     let loaded = store.load().unwrap()?;
     let tensors = loaded.tensors("model.safetensors").unwrap();
-    let (shape, data) = &tensors["w"];
+    let view = tensors.tensor("w").unwrap();
+    assert_eq!(view.shape(), [2, 1000]);
+    let data = view.into_f32();
     let step = data[0];
-    assert_eq!(
-        (shape.as_slice(), data.clone()),
-        (&[2, 1000][..], parts(step).0)
-    );
+    assert_eq!(*data, parts(step).0);
     assert_eq!(loaded.bytes("state.json").unwrap(), parts(step).1);
     Some((step as u64, loaded.skipped))
 }
@@ -129,13 +126,11 @@ fn parts_keep_to_their_directory_and_shape() {
             "{file:?}"
         );
     }
-    let view = sinew_types::TensorView {
-        shape: &[3],
-        data: &[1.0, 2.0],
-    };
+    let view = sinew_types::TensorView::f32(&[2], &[1.0, 2.0]).unwrap();
+    let twice = vec![("w".to_owned(), view.clone()), ("w".to_owned(), view)];
     let part = Part::Tensors {
         file: "m".into(),
-        tensors: vec![("w".into(), view)],
+        tensors: Box::new(TensorList(twice)),
     };
     assert!(
         store

@@ -1,4 +1,4 @@
-//! What a step tells.
+//! The report of a step.
 
 use crate::loss::{LossMetrics, MetricSums};
 use crate::pack::Packing;
@@ -116,10 +116,5 @@ impl StepReport {
         let first = first.finish();
         self.gap_mean_abs = first.gap_mean_abs;
         self.gap_max_abs = first.gap_max_abs;
-    }
-
-    /// Naive over packed tokens: 1 without shared prefixes, the more the better.
-    pub fn sharing_factor(&self) -> f64 {
-        self.naive_tokens as f64 / self.packed_tokens.max(1) as f64
     }
 }

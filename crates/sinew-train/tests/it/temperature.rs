@@ -1,10 +1,8 @@
 //! Tokens that were sampled at temperatures other than 1 are trained at them.
 
-use crate::{clip, device, full, trainer};
+use crate::{clip, device, fill_reference, first_moments, full, trainer, with_first_moments};
 use sinew_model::{Keep, ModelFiles, load_model};
-use sinew_train::{
-    ModelPolicy, Policy, RefModel, StepReport, TrainerConfig, score_rows, score_top,
-};
+use sinew_train::{ModelPolicy, StepReport, TrainerConfig, score_rows, score_top};
 use sinew_types::{EpisodeId, KlEstimator, KlSpec, LossSpec, PolicyVersion, TokenId, TrainRow};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -61,23 +59,33 @@ pub(crate) fn gradients(
     rows: &[TrainRow],
     spec: &LossSpec,
 ) -> (StepReport, BTreeMap<String, Vec<f32>>) {
-    let config = TrainerConfig {
-        max_grad_norm: None,
-        ..TrainerConfig::new(max_rows, 1e-12)
-    };
+    let config = with_first_moments(TrainerConfig::new(max_rows, 1e-12));
     let mut trainer = trainer(policy, config);
     let report = trainer.step(rows, spec).unwrap();
-    let mut policy = trainer.into_policy();
-    let tensors = policy.tensors();
-    let named = tensors
-        .iter()
-        .map(|t| (t.name.to_owned(), t.gradient.to_vec()));
-    (report, named.collect())
+    let named = first_moments(trainer.policy());
+    (report, named.into_iter().collect())
 }
 
 pub(crate) fn norm(values: impl IntoIterator<Item = f32>) -> f64 {
     let squares = values.into_iter().map(|v| f64::from(v) * f64::from(v));
     squares.sum::<f64>().sqrt()
+}
+
+/// Compares gradients with PyTorch's: norms of all tensors, and every value of the final norm.
+pub(crate) fn assert_golden(
+    case: &str,
+    found: &BTreeMap<String, Vec<f32>>,
+    norms: &BTreeMap<String, f64>,
+    final_norm: &[f64],
+) {
+    assert_eq!(found.len(), norms.len());
+    for (tensor, expected) in norms {
+        let error = (norm(found[tensor].iter().copied()) / expected - 1.0).abs();
+        assert!(error < 2e-5, "{case} {tensor}: {error}");
+    }
+    for (g, e) in found["model.norm.weight"].iter().zip(final_norm) {
+        assert!((f64::from(*g) - e).abs() < 1e-6, "{case}: {g} {e}");
+    }
 }
 
 fn golden_spec(golden: &Golden) -> LossSpec {
@@ -109,20 +117,9 @@ fn grpo_at_other_temperatures_is_that_of_pytorch() {
         // Whole, and in micro-batches of a row each.
         for max_rows in [64, 12] {
             let (report, found) = gradients(llama(), max_rows, &rows, &spec);
-            let name = &case.name;
-            assert!(
-                (report.loss - case.loss).abs() < 1e-6,
-                "{name}: {}",
-                report.loss
-            );
-            assert_eq!(found.len(), case.norms.len());
-            for (tensor, expected) in &case.norms {
-                let error = (norm(found[tensor].iter().copied()) / expected - 1.0).abs();
-                assert!(error < 2e-5, "{name} {tensor}: {error}");
-            }
-            for (g, e) in found["model.norm.weight"].iter().zip(&case.final_norm) {
-                assert!((f64::from(*g) - e).abs() < 1e-6, "{name}: {g} {e}");
-            }
+            let (name, loss) = (&case.name, report.loss);
+            assert!((loss - case.loss).abs() < 1e-6, "{name}: {loss}");
+            assert_golden(name, &found, &case.norms, &case.final_norm);
         }
         // At temperature 1 it would be another loss: the numbers above could not be right by chance.
         let plain: Vec<TrainRow> = rows.iter().cloned().map(at_one).collect();
@@ -193,7 +190,7 @@ fn a_batch_that_mixes_temperatures_has_the_gradient_of_the_sum_of_its_parts() {
 fn references_and_teachers_speak_at_the_token_s_temperature() {
     let rows = mixed();
     let mut filled = rows.clone();
-    RefModel::new(full(), 256).fill(&mut filled).unwrap();
+    fill_reference(&mut full(), &mut filled);
     let tops = score_top(&mut full(), &rows, 256, 61).unwrap();
     for ((row, filled), tops) in rows.iter().zip(&filled).zip(&tops) {
         // The same weights: a reference says what the sampler said.

@@ -195,10 +195,8 @@ impl TensorSource for OneTensor {
     }
 
     fn tensor(&self, name: &str) -> Option<TensorView<'_>> {
-        (name == "number").then_some(TensorView {
-            shape: &[1],
-            data: &self.0,
-        })
+        let view = TensorView::f32(&[1], &self.0).ok();
+        view.filter(|_| name == "number")
     }
 }
 

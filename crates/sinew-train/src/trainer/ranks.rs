@@ -1,68 +1,44 @@
-//! Data parallelism: other processes compute the gradient of some micro-batches, and the parts
+//! Data parallelism: other processes compute the gradients of some micro-batches, and all gradients
 //! are added up in a fixed order. Weights of tokens carry the batch's global denominators, so that
 //! nothing has to be rescaled.
+//!
+//! One update, seen from all ranks: rank 0 sends each its part and broadcasts the weights; each computes; the
+//! reports are gathered by all; if none says that it failed, the gradients are summed, and rank 0 applies them.
 
 use super::{StepReport, StepState, TrainError, Trainer};
+use crate::comm::{Comm, CommError};
 use crate::loss::MetricSums;
 use crate::pack::{MicroBatch, Packing, pack};
 use crate::policy::Policy;
 use serde::{Deserialize, Serialize};
 use sinew_types::{LossSpec, TrainRow};
-use std::fmt::Debug;
 
 /// A part of an update, for one process.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Shard {
-    pub rows: Vec<TrainRow>,
-    pub spec: LossSpec,
+struct Shard {
+    rows: Vec<TrainRow>,
+    spec: LossSpec,
     /// Factor on the rows' weights.
-    pub scale: f64,
-    pub micro_batch_tokens: usize,
+    scale: f64,
+    micro_batch_tokens: usize,
 }
 
-/// What a process tells of its part, beside the gradient.
+/// What a process reports of its part, in addition to the gradient.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct ShardReport {
-    pub loss: f64,
+struct ShardReport {
+    loss: f64,
     /// [`MetricSums`], bit by bit: some of them are infinite until something was counted.
-    pub sums: Vec<u64>,
-    pub computed_tokens: usize,
-    pub micro_batches: usize,
+    sums: Vec<u64>,
+    computed_tokens: usize,
+    micro_batches: usize,
 }
 
-/// Why another process's part is missing. The update did not take place.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum PeerError {
-    #[error("training process {rank} of {count} is gone: {reason}")]
-    Gone {
-        rank: usize,
-        count: usize,
-        reason: String,
-    },
-    #[error("training process {rank} of {count} failed: {reason}")]
-    Failed {
-        rank: usize,
-        count: usize,
-        reason: String,
-    },
-}
-
-/// The other processes. Rank 0 is the trainer itself.
-pub trait Peers: Debug + Send {
-    /// Number of processes, this one included.
-    fn count(&self) -> usize;
-
-    /// Starts each peer on its shard, at `weights` (all trained tensors, in order).
-    fn start(&mut self, weights: &[&[f32]], shards: &[Shard]) -> Result<(), PeerError>;
-
-    /// Waits for all of them and adds their gradients, rank by rank, to `gradients` (in the order
-    /// of [`Policy::gradients_mut`]).
-    fn finish(&mut self, gradients: &mut [&mut [f32]]) -> Result<Vec<ShardReport>, PeerError>;
-}
+/// What each rank says to all when its part is computed.
+type ShardAnswer = Result<ShardReport, String>;
 
 /// Micro-batches of each rank, as even in tokens as whole ones allow: the largest first, each to
-/// whoever has least.
-pub(super) fn share(batches: &[MicroBatch], ranks: usize) -> Vec<Vec<usize>> {
+/// the rank that has least.
+fn share(batches: &[MicroBatch], ranks: usize) -> Vec<Vec<usize>> {
     let mut order: Vec<usize> = (0..batches.len()).collect();
     order.sort_by_key(|&b| std::cmp::Reverse(batches[b].tokens.len()));
     let mut shares = vec![(0usize, Vec::new()); ranks];
@@ -78,10 +54,24 @@ pub(super) fn share(batches: &[MicroBatch], ranks: usize) -> Vec<Vec<usize>> {
     sorted.collect()
 }
 
+/// A message of the protocol: they are JSON, in which `f64` and `f32` keep their bits.
+fn encode<T: Serialize>(comm: &dyn Comm, message: &T) -> Result<Vec<u8>, CommError> {
+    serde_json::to_vec(message).map_err(|e| failed(comm, comm.rank(), &e))
+}
+
+fn failed(comm: &dyn Comm, rank: usize, reason: &dyn std::fmt::Display) -> CommError {
+    CommError::Failed {
+        rank,
+        ranks: comm.ranks(),
+        reason: reason.to_string(),
+    }
+}
+
 impl<P: Policy> Trainer<P> {
-    /// Lets other processes compute parts of every update.
-    pub fn with_peers(&mut self, peers: Box<dyn Peers>) {
-        self.peers = Some(peers);
+    /// Shares the work of every update with the other ranks of `comm`. Rank 0 calls [`Trainer::step`], the others
+    /// [`Trainer::serve`].
+    pub fn with_comm(&mut self, comm: Box<dyn Comm>) {
+        self.comm = comm;
     }
 
     /// Packs rows, into at least as many micro-batches as there are processes where the rows
@@ -89,7 +79,7 @@ impl<P: Policy> Trainer<P> {
     pub(super) fn pack(&self, rows: &[TrainRow]) -> Result<Packing, TrainError> {
         let most = self.config.micro_batch_tokens;
         let packing = pack(rows, most)?;
-        let ranks = self.peers.as_ref().map_or(1, |p| p.count());
+        let ranks = self.comm.ranks();
         if packing.micro_batches.len() >= ranks {
             return Ok(packing);
         }
@@ -98,8 +88,27 @@ impl<P: Policy> Trainer<P> {
         Ok(pack(rows, even.max(longest).min(most))?)
     }
 
+    /// Computes the parts of updates that rank 0 sends, until it ends.
+    pub fn serve(&mut self) -> Result<(), TrainError> {
+        loop {
+            let message = match self.comm.receive(0) {
+                Err(CommError::Closed { .. }) => return Ok(()),
+                message => message?,
+            };
+            let shard: Shard =
+                serde_json::from_slice(&message).map_err(|e| failed(&*self.comm, 0, &e))?;
+            self.policy.broadcast_weights(&mut *self.comm)?;
+            let own: ShardAnswer = self.shard(&shard).map_err(|e| e.to_string());
+            let own = encode(&*self.comm, &own)?;
+            // The rank that failed reports it to rank 0, and all of them wait for the next part.
+            if self.answers(&own)?.iter().all(Result::is_ok) {
+                self.policy.reduce_gradients(&mut *self.comm)?;
+            }
+        }
+    }
+
     /// Computes this process's part of an update; the gradient is then in the policy.
-    pub fn shard(&mut self, shard: &Shard) -> Result<ShardReport, TrainError> {
+    fn shard(&mut self, shard: &Shard) -> Result<ShardReport, TrainError> {
         let packing = pack(&shard.rows, shard.micro_batch_tokens)?;
         let mut state = StepState {
             rows: &shard.rows,
@@ -129,10 +138,11 @@ impl<P: Policy> Trainer<P> {
         scale: f64,
         state: &StepState<'_>,
     ) -> Result<Vec<usize>, TrainError> {
-        let Some(peers) = &mut self.peers else {
+        let ranks = self.comm.ranks();
+        if ranks == 1 {
             return Ok((0..batches.len()).collect());
-        };
-        let mut shares = share(batches, peers.count());
+        }
+        let mut shares = share(batches, ranks);
         let rows_of = |share: &Vec<usize>| {
             let packed = share.iter().flat_map(|&b| &batches[b].rows);
             let row = |index: usize| TrainRow {
@@ -144,17 +154,27 @@ impl<P: Policy> Trainer<P> {
             };
             packed.map(|p| row(p.row)).collect()
         };
-        let shard = |share: &Vec<usize>| Shard {
-            rows: rows_of(share),
-            spec: state.spec.clone(),
-            scale,
-            micro_batch_tokens: self.config.micro_batch_tokens,
-        };
-        let shards: Vec<Shard> = shares[1..].iter().map(shard).collect();
-        let tensors = self.policy.tensors();
-        let weights: Vec<&[f32]> = tensors.iter().map(|t| &*t.values).collect();
-        peers.start(&weights, &shards)?;
+        for (rank, share) in shares.iter().enumerate().skip(1) {
+            let shard = Shard {
+                rows: rows_of(share),
+                spec: state.spec.clone(),
+                scale,
+                micro_batch_tokens: self.config.micro_batch_tokens,
+            };
+            let message = encode(&*self.comm, &shard)?;
+            self.comm.send(rank, &message)?;
+        }
+        self.policy.broadcast_weights(&mut *self.comm)?;
         Ok(shares.swap_remove(0))
+    }
+
+    /// The answers of all ranks.
+    fn answers(&mut self, own: &[u8]) -> Result<Vec<ShardAnswer>, CommError> {
+        let all = self.comm.all_gather(own)?;
+        let parse = |(rank, message): (usize, &Vec<u8>)| {
+            serde_json::from_slice(message).map_err(|e| failed(&*self.comm, rank, &e))
+        };
+        all.iter().enumerate().map(parse).collect()
     }
 
     /// Adds what the others computed.
@@ -163,11 +183,13 @@ impl<P: Policy> Trainer<P> {
         first: bool,
         state: &mut StepState<'_>,
     ) -> Result<(), TrainError> {
-        let Some(peers) = &mut self.peers else {
+        if self.comm.ranks() == 1 {
             return Ok(());
-        };
-        let mut gradients = self.policy.gradients_mut();
-        for report in peers.finish(&mut gradients)? {
+        }
+        let own: ShardAnswer = Ok(ShardReport::default());
+        let own = encode(&*self.comm, &own)?;
+        for (rank, answer) in self.answers(&own)?.into_iter().enumerate().skip(1) {
+            let report = answer.map_err(|reason| failed(&*self.comm, rank, &reason))?;
             let sums = MetricSums::from_bits(&report.sums);
             state.sums.merge(&sums);
             if first {
@@ -177,6 +199,6 @@ impl<P: Policy> Trainer<P> {
             state.report.computed_tokens += report.computed_tokens;
             state.report.micro_batches += report.micro_batches;
         }
-        Ok(())
+        Ok(self.policy.reduce_gradients(&mut *self.comm)?)
     }
 }
