@@ -46,7 +46,7 @@ fn measure(device: &Device, params: &Params, precision: Precision, rows: usize) 
     let forward = forward.expect("a few gigabytes at most");
     let config = EngineConfig {
         scheduler: SchedulerConfig {
-            max_running: rows,
+            max_num_seqs: rows,
             ..SchedulerConfig::default()
         },
         ..EngineConfig::default()

@@ -45,13 +45,13 @@ impl Forward for Still {
         self.limits
     }
     fn copy_block(&mut self, _: BlockCopy) {}
-    fn forward(&mut self, batch: &Batch) -> Result<&[f32], String> {
+    fn logits(&mut self, batch: &Batch) -> Result<&[f32], String> {
         Ok(&self.logits[..batch.logit_rows.len() * self.limits.vocab])
     }
     fn load_weights(&mut self, _: &dyn TensorSource) -> Result<(), String> {
         Ok(())
     }
-    fn device(&self) -> Option<Device> {
+    fn cpu(&self) -> Option<Device> {
         Some(self.device.clone())
     }
 }
@@ -66,7 +66,7 @@ fn best_ms(vocab: usize, sampling: &SamplingParams) -> f64 {
 fn pass_ms(vocab: usize, rows: usize, sampling: &SamplingParams) -> f64 {
     let config = EngineConfig {
         scheduler: SchedulerConfig {
-            max_running: rows,
+            max_num_seqs: rows,
             ..SchedulerConfig::default()
         },
         ..EngineConfig::default()

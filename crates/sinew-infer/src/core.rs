@@ -1,10 +1,9 @@
 //! An engine without threads or clock: requests in, passes on demand, events out.
 
-use crate::forward::{Forward, ForwardLimits};
-use crate::held::Held;
+use crate::constraint::Constraint;
+use crate::forward::{Draw, Drawn, Forward, ForwardLimits, Sampler};
 use crate::params::RequestLimits;
-use crate::plan::{Plan, SampleSlot};
-use crate::sampler::{self, Draw};
+use crate::plan::Plan;
 use crate::scheduler::{Scheduler, SchedulerConfig, request_limits};
 use crate::sequence::Sequence;
 use crate::stop::TokenBytes;
@@ -12,13 +11,17 @@ use sinew_tensor::Device;
 use sinew_types::{
     EngineError, EngineEvent, EngineStatus, GenerateRequest, PolicyVersion, RequestId, TensorSource,
 };
-use std::sync::{OnceLock, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError};
 
-/// What the door of an engine ([`crate::door::Door`]) drives.
+/// What an [`EngineThread`](crate::engine_thread::EngineThread) drives.
 pub(crate) trait Core: Send {
     fn limits(&self) -> RequestLimits;
-    /// `held`: what holds the request to its format, if it has one.
-    fn submit(&mut self, request: GenerateRequest, held: Option<Held>) -> Result<(), EngineError>;
+    /// `constraint`: of the request's format, if it has one.
+    fn submit(
+        &mut self,
+        request: GenerateRequest,
+        constraint: Option<Constraint>,
+    ) -> Result<(), EngineError>;
     fn abort(&mut self, id: RequestId, events: &mut Vec<EngineEvent>);
     fn load_weights(
         &mut self,
@@ -32,15 +35,15 @@ pub(crate) trait Core: Send {
     fn status(&self) -> EngineStatus;
 }
 
-/// Scheduler, forward pass and sampler put together.
+/// Scheduler and forward pass put together.
 #[derive(Debug)]
 pub(crate) struct ModelCore<F> {
     forward: F,
     limits: ForwardLimits,
     scheduler: Scheduler,
     token_bytes: bool,
-    /// Threads for sampling.
-    device: Option<Device>,
+    /// Threads for what follows a pass.
+    cpu: Option<Device>,
 }
 
 impl<F: Forward> ModelCore<F> {
@@ -52,7 +55,7 @@ impl<F: Forward> ModelCore<F> {
     ) -> Result<Self, EngineError> {
         let limits = forward.limits();
         Ok(Self {
-            device: forward.device(),
+            cpu: forward.cpu(),
             forward,
             limits,
             token_bytes: token_bytes.is_some(),
@@ -60,124 +63,114 @@ impl<F: Forward> ModelCore<F> {
         })
     }
 
-    /// Does what the plan says; for each of its samples what was drawn.
-    fn compute(&mut self, plan: &Plan) -> Result<Vec<Drawn>, EngineError> {
+    /// Does what the plan says; the result of each of its samples.
+    fn compute(&mut self, plan: &Plan) -> Result<Vec<Result<Draws, EngineError>>, EngineError> {
         for &copy in &plan.copies_before {
             self.forward.copy_block(copy);
         }
-        let computed = self.forward.forward(&plan.batch);
-        let logits = computed.map_err(EngineError::Failed)?;
-        let running = &self.scheduler.running;
-        let sequences = plan.samples.iter().map(|s| (*s, running.get(&s.key)));
-        let sequences: Vec<_> = sequences.collect();
-        let sizes = (self.limits.vocab, self.scheduler.context());
-        let drawn = sample(logits, sizes, &sequences, self.device.as_ref());
+        let sequences = plan.samples.iter().map(|slot| {
+            let sequence = self.scheduler.running.get(&slot.key);
+            sequence.ok_or_else(|| failed("a sequence of the pass is gone"))
+        });
+        let sequences: Vec<&Sequence> = sequences.collect::<Result<_, _>>()?;
+        let samplers = plan.samples.iter().zip(&sequences).map(|(slot, sequence)| {
+            let known = sequence.tokens.len() - slot.drafted;
+            Sampler {
+                row: slot.logits,
+                draft: &sequence.tokens[known..],
+                params: &sequence.sampling,
+                position: known,
+                constraint: sequence.constraint.as_ref(),
+            }
+        });
+        let samplers: Vec<Sampler<'_>> = samplers.collect();
+        let drawn = self.forward.step(&plan.batch, &samplers);
+        let drawn = drawn.map_err(EngineError::Failed)?;
+        if drawn.len() != samplers.len() {
+            return Err(failed("a pass gave not one result for each sampler"));
+        }
         for &copy in &plan.copies_after {
             self.forward.copy_block(copy);
         }
-        Ok(drawn)
+        let context = self.scheduler.context();
+        let finish = |drawn, i: usize| follow(drawn, sequences[i], &samplers[i], context);
+        Ok(in_parallel(self.cpu.as_ref(), drawn, finish))
     }
+}
+
+fn failed(why: &str) -> EngineError {
+    EngineError::Failed(why.to_owned())
 }
 
 /// The tokens drawn for one sequence.
 #[derive(Debug)]
 pub(crate) struct Draws {
     pub(crate) draws: Vec<Draw>,
-    /// How many guesses came true.
-    pub(crate) right: usize,
-    /// The last token ends an output that is held to a format.
+    /// How many draft tokens were accepted.
+    pub(crate) accepted: usize,
+    /// The last token ends an output that has a format.
     pub(crate) ended: bool,
 }
 
-type Drawn = Result<Draws, EngineError>;
-
-/// Draws tokens for each sequence from its rows of `logits`, in parallel: a draw depends on
-/// its own sequence alone.
-fn sample(
-    logits: &[f32],
-    (vocab, context): (usize, usize),
-    sequences: &[(SampleSlot, Option<&Sequence>)],
-    device: Option<&Device>,
-) -> Vec<Drawn> {
-    let drawn: Vec<OnceLock<Drawn>> = sequences.iter().map(|_| OnceLock::new()).collect();
-    let draw = |i: usize| {
-        if let (slot, Some(sequence)) = sequences[i] {
-            let rows = slot.logits * vocab..(slot.logits + slot.guessed + 1) * vocab;
-            let draws = draw_along(
-                &logits[rows],
-                vocab,
-                slot.guessed,
-                sequence,
-                context,
-                device,
-            );
-            // A task runs once, so its cell is empty.
-            let _ = drawn[i].set(draws);
-        }
+/// Calls `work` with each input and its index, on the threads of `cpu` if there are some.
+fn in_parallel<T: Send, R: Send + Sync>(
+    cpu: Option<&Device>,
+    inputs: Vec<T>,
+    work: impl Fn(T, usize) -> R + Sync,
+) -> Vec<R> {
+    let Some(cpu) = cpu else {
+        return inputs
+            .into_iter()
+            .zip(0..)
+            .map(|(t, i)| work(t, i))
+            .collect();
     };
-    match device {
-        Some(device) => device.pool().parallel_for(sequences.len(), &draw),
-        None => (0..sequences.len()).for_each(draw),
-    }
-    let gone = || EngineError::Failed("a sequence of the pass is gone".to_owned());
-    drawn
+    let inputs: Vec<Mutex<Option<T>>> = inputs.into_iter().map(|t| Mutex::new(Some(t))).collect();
+    let results: Vec<OnceLock<R>> = inputs.iter().map(|_| OnceLock::new()).collect();
+    cpu.pool().parallel_for(inputs.len(), &|i| {
+        let input = inputs[i]
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+        if let Some(input) = input {
+            // A task runs once, so its cell is empty.
+            let _ = results[i].set(work(input, i));
+        }
+    });
+    results
         .into_iter()
-        .map(|cell| cell.into_inner().unwrap_or_else(|| Err(gone())))
+        .filter_map(OnceLock::into_inner)
         .collect()
 }
 
-/// Draws the token after the known ones, and goes on as long as the guess at the end of
-/// `sequence` is what was drawn: the tokens are those of drawing one in each pass. Tokens that a format leaves
-/// no choice about follow at once: they need no pass of their own. With a `device`, log-probabilities have
-/// the bits of training.
-fn draw_along(
-    logits: &[f32],
-    vocab: usize,
-    guessed: usize,
+/// Adds the tokens that a format leaves no choice about: they need no pass of their own.
+fn follow(
+    drawn: Drawn,
     sequence: &Sequence,
+    sampler: &Sampler<'_>,
     context: usize,
-    device: Option<&Device>,
-) -> Drawn {
-    let known = sequence.tokens.len() - guessed;
-    let sampling = &sequence.sampling;
-    let mut draws = Vec::with_capacity(1);
-    // No invariant spans a panic while it is locked.
-    let held = sequence.held.as_ref();
-    let mut held = held.map(|h| h.lock().unwrap_or_else(PoisonError::into_inner));
-    for (i, row) in logits.chunks_exact(vocab).enumerate() {
-        let draw = match &mut held {
-            Some(held) => held.draw(row, sampling, known + i, device)?,
-            None => {
-                let drawn = sampler::draw(row, sampling, known + i);
-                let mut draw = drawn.map_err(|e| EngineError::Failed(e.to_string()))?;
-                if let Some(device) = device {
-                    sampler::as_trained(&mut draw, device, row, sampling, None);
-                }
-                draw
-            }
-        };
-        let goes_on = sequence.tokens.get(known + i) == Some(&draw.id);
-        draws.push(draw);
-        if !goes_on || held.as_ref().is_some_and(|h| h.ended()) {
-            break;
-        }
-    }
-    let right = draws.len() - 1;
+) -> Result<Draws, EngineError> {
+    let mut draws = drawn?;
+    let accepted = draws.len().checked_sub(1);
+    let accepted = accepted.filter(|&n| n <= sampler.draft.len());
+    let accepted = accepted.ok_or_else(|| failed("a pass drew no token, or more than its rows"))?;
     let mut ended = false;
-    if let Some(held) = &mut held {
-        let room = sequence.room(known, context);
-        while draws.len() < room && !held.ended() {
-            // What fails here fails again in the next pass, if there is one.
-            let Ok(Some(draw)) = held.without_choice(sampling) else {
+    if let Some(constraint) = sampler.constraint {
+        // No invariant spans a panic while it is locked.
+        let mut constraint = constraint.lock().unwrap_or_else(PoisonError::into_inner);
+        let most = sequence.max_draws(sampler.position, context);
+        while draws.len() < most && !constraint.ended() {
+            // An error here is one of the next pass too, if there is one.
+            let Ok(Some(draw)) = constraint.without_choice(sampler.params) else {
                 break;
             };
             draws.push(draw);
         }
-        ended = held.ended();
+        ended = constraint.ended();
     }
     Ok(Draws {
         draws,
-        right,
+        accepted,
         ended,
     })
 }
@@ -187,8 +180,12 @@ impl<F: Forward> Core for ModelCore<F> {
         request_limits(&self.limits, self.token_bytes)
     }
 
-    fn submit(&mut self, request: GenerateRequest, held: Option<Held>) -> Result<(), EngineError> {
-        self.scheduler.submit(request, held)
+    fn submit(
+        &mut self,
+        request: GenerateRequest,
+        constraint: Option<Constraint>,
+    ) -> Result<(), EngineError> {
+        self.scheduler.submit(request, constraint)
     }
 
     fn abort(&mut self, id: RequestId, events: &mut Vec<EngineEvent>) {

@@ -1,7 +1,7 @@
 //! The embedded engine: a model of this process behind the `Engine` port.
 
 use crate::core::ModelCore;
-use crate::door::Door;
+use crate::engine_thread::EngineThread;
 use crate::forward::Forward;
 use crate::scheduler::SchedulerConfig;
 use crate::stop::TokenBytes;
@@ -16,7 +16,7 @@ use std::sync::Arc;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EngineConfig {
     pub scheduler: SchedulerConfig,
-    /// Most requests that wait for their first pass; more are refused with `QueueFull`.
+    /// Maximum number of requests that wait for their first pass; more are refused with `QueueFull`.
     pub max_waiting: usize,
     /// Of the weights that the forward pass holds at the start.
     pub version: PolicyVersion,
@@ -39,7 +39,7 @@ impl Default for EngineConfig {
 /// then fail with [`EngineError::Stopped`].
 #[derive(Debug)]
 pub struct EmbeddedEngine {
-    door: Door,
+    thread: EngineThread,
 }
 
 impl EmbeddedEngine {
@@ -69,22 +69,22 @@ impl EmbeddedEngine {
         clock: Clock,
     ) -> Result<Self, EngineError> {
         let core = ModelCore::new(forward, config.scheduler, token_bytes, config.version)?;
-        let door = Door::open(core, grammars, config.max_waiting, clock)?;
-        Ok(Self { door })
+        let thread = EngineThread::start(core, grammars, config.max_waiting, clock)?;
+        Ok(Self { thread })
     }
 }
 
 impl Engine for EmbeddedEngine {
     fn submit(&self, request: GenerateRequest, sink: EventSink) -> Result<(), EngineError> {
-        self.door.submit(request, sink)
+        self.thread.submit(request, sink)
     }
 
     fn abort(&self, request: RequestId) {
-        self.door.abort(request);
+        self.thread.abort(request);
     }
 
     fn pause(&self, paused: bool) {
-        self.door.pause(paused);
+        self.thread.pause(paused);
     }
 
     fn load_weights(
@@ -92,14 +92,14 @@ impl Engine for EmbeddedEngine {
         version: PolicyVersion,
         weights: Arc<dyn TensorSource>,
     ) -> Result<(), EngineError> {
-        self.door.load_weights(version, weights)
+        self.thread.load_weights(version, weights)
     }
 
     fn status(&self) -> EngineStatus {
-        self.door.status()
+        self.thread.status()
     }
 
     fn holds_formats(&self) -> bool {
-        self.door.holds_formats()
+        self.thread.holds_formats()
     }
 }

@@ -1,9 +1,9 @@
 //! An engine without a model: token ids from a hash of the prefix, scripts and faults on
 //! demand. For tests, simulation and first steps without a download.
 
+use crate::constraint::Constraint;
 use crate::core::Core;
-use crate::door::{Door, deliver, last_of, request_of};
-use crate::held::Held;
+use crate::engine_thread::{EngineThread, deliver, last_of, request_of};
 use crate::params::{self, RequestLimits};
 use crate::sampler;
 use crate::scheduler::duplicate;
@@ -174,16 +174,16 @@ impl FakeModel {
         }
     }
 
-    /// The token at the end of `s`, which is held to a format. `scripted` is taken if the format allows it.
-    fn draw_held(
+    /// The token at the end of `s`, which has a format. `scripted` is taken if the format allows it.
+    fn draw_constrained(
         &self,
         state: u64,
         s: &Sequence,
-        held: &mut Held,
+        constraint: &mut Constraint,
         scripted: Option<TokenId>,
         version: PolicyVersion,
     ) -> Result<SampledToken, EngineError> {
-        let mask = held.mask()?;
+        let mask = constraint.mask()?;
         let candidates = self.candidates(state, &mask);
         let scripted = scripted.filter(|&t| mask.allows(t));
         let end = self.ends_at(state).filter(|&end| mask.allows(end));
@@ -210,7 +210,7 @@ impl FakeModel {
                     logprob: logprob(id),
                 })
                 .collect(),
-            choice: Some(held.take(id, &mask, 0.0)?),
+            choice: Some(constraint.accept(id, &mask, 0.0)?),
         })
     }
 
@@ -338,9 +338,15 @@ impl FakeSequence {
     ) -> Result<SampledToken, EngineError> {
         let state = mix_hash(self.hash, 0);
         let scripted = self.script.next();
-        if let Some(held) = &self.sequence.held {
-            let mut held = held.lock().unwrap_or_else(PoisonError::into_inner);
-            let token = model.draw_held(state, &self.sequence, &mut held, scripted, version)?;
+        if let Some(constraint) = &self.sequence.constraint {
+            let mut constraint = constraint.lock().unwrap_or_else(PoisonError::into_inner);
+            let token = model.draw_constrained(
+                state,
+                &self.sequence,
+                &mut constraint,
+                scripted,
+                version,
+            )?;
             if scripted.is_some_and(|id| id != token.id) {
                 self.script = Vec::new().into_iter();
             }
@@ -454,9 +460,13 @@ impl Core for FakeCore {
         }
     }
 
-    fn submit(&mut self, request: GenerateRequest, held: Option<Held>) -> Result<(), EngineError> {
+    fn submit(
+        &mut self,
+        request: GenerateRequest,
+        constraint: Option<Constraint>,
+    ) -> Result<(), EngineError> {
         params::check_request(&request, &self.limits())?;
-        params::check_held(&request, held.as_ref())?;
+        params::check_constraint(&request, constraint.as_ref())?;
         if self.index.contains_key(&request.id) {
             return Err(duplicate(request.id));
         }
@@ -478,7 +488,7 @@ impl Core for FakeCore {
         self.status.prefill_tokens += request.prompt.len() as u64;
         let fake = FakeSequence {
             hash: self.config.model.hash(&request.prompt),
-            sequence: Sequence::new(request, held),
+            sequence: Sequence::new(request, constraint),
             script: script.unwrap_or_default().into_iter(),
             fault,
         };
@@ -555,7 +565,7 @@ pub struct FakeEngine {
 
 #[derive(Debug)]
 enum Mode {
-    Threaded(Door),
+    Threaded(EngineThread),
     Stepped(Box<Mutex<Stepped>>),
 }
 
@@ -587,9 +597,9 @@ impl FakeEngine {
     pub fn threaded(config: FakeConfig, clock: Clock) -> Result<Self, EngineError> {
         let (max_waiting, grammars) = (config.max_waiting, config.grammars.clone());
         let core = FakeCore::new(config, true)?;
-        let door = Door::open(core, grammars, max_waiting, clock)?;
+        let thread = EngineThread::start(core, grammars, max_waiting, clock)?;
         Ok(Self {
-            mode: Mode::Threaded(door),
+            mode: Mode::Threaded(thread),
         })
     }
 
@@ -662,7 +672,7 @@ fn hand_out(stepped: &Mutex<Stepped>) {
 impl Engine for FakeEngine {
     fn submit(&self, request: GenerateRequest, sink: EventSink) -> Result<(), EngineError> {
         match &self.mode {
-            Mode::Threaded(door) => door.submit(request, sink),
+            Mode::Threaded(thread) => thread.submit(request, sink),
             Mode::Stepped(stepped) => {
                 let mut guard = lock(stepped);
                 let waiting = guard.core.status().waiting;
@@ -673,8 +683,8 @@ impl Engine for FakeEngine {
                 let id = request.id;
                 let config = &guard.core.config;
                 let grammars = config.grammars.as_deref();
-                let held = Held::start(grammars, &request, config.model.vocab)?;
-                guard.core.submit(request, held)?;
+                let constraint = Constraint::start(grammars, &request, config.model.vocab)?;
+                guard.core.submit(request, constraint)?;
                 guard.sinks.insert(id, sink);
                 Ok(())
             }
@@ -683,7 +693,7 @@ impl Engine for FakeEngine {
 
     fn abort(&self, request: RequestId) {
         match &self.mode {
-            Mode::Threaded(door) => door.abort(request),
+            Mode::Threaded(thread) => thread.abort(request),
             Mode::Stepped(stepped) => {
                 let mut events = Vec::new();
                 let mut guard = lock(stepped);
@@ -697,7 +707,7 @@ impl Engine for FakeEngine {
 
     fn pause(&self, paused: bool) {
         match &self.mode {
-            Mode::Threaded(door) => door.pause(paused),
+            Mode::Threaded(thread) => thread.pause(paused),
             Mode::Stepped(stepped) => lock(stepped).paused = paused,
         }
     }
@@ -708,21 +718,21 @@ impl Engine for FakeEngine {
         weights: Arc<dyn TensorSource>,
     ) -> Result<(), EngineError> {
         match &self.mode {
-            Mode::Threaded(door) => door.load_weights(version, weights),
+            Mode::Threaded(thread) => thread.load_weights(version, weights),
             Mode::Stepped(stepped) => lock(stepped).core.load_weights(version, &*weights),
         }
     }
 
     fn status(&self) -> EngineStatus {
         match &self.mode {
-            Mode::Threaded(door) => door.status(),
+            Mode::Threaded(thread) => thread.status(),
             Mode::Stepped(stepped) => lock(stepped).core.status(),
         }
     }
 
     fn holds_formats(&self) -> bool {
         match &self.mode {
-            Mode::Threaded(door) => door.holds_formats(),
+            Mode::Threaded(thread) => thread.holds_formats(),
             Mode::Stepped(stepped) => lock(stepped).core.config.grammars.is_some(),
         }
     }

@@ -56,7 +56,7 @@ impl Forward for ModelForward {
         self.kv.copy_block(copy.from, copy.to);
     }
 
-    fn forward(&mut self, batch: &Batch) -> Result<&[f32], String> {
+    fn logits(&mut self, batch: &Batch) -> Result<&[f32], String> {
         let sequences = batch.sequences.iter().map(|s| PagedSequence {
             blocks: &batch.block_table[s.blocks.clone()],
             past: s.past,
@@ -78,7 +78,7 @@ impl Forward for ModelForward {
         repacked.map_err(|e| e.to_string())
     }
 
-    fn device(&self) -> Option<Device> {
+    fn cpu(&self) -> Option<Device> {
         Some(self.device.clone())
     }
 }

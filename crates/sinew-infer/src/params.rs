@@ -1,6 +1,6 @@
 //! Refuses requests that cannot run, by name, before they enter a queue.
 
-use crate::held::Held;
+use crate::constraint::Constraint;
 use sinew_types::{EngineError, GenerateRequest, SamplingParams, TEMPERATURES, TokenId};
 use std::fmt::Display;
 
@@ -13,7 +13,7 @@ const MAX_LOGIT_BIAS: usize = 4096;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RequestLimits {
     pub(crate) vocab: usize,
-    /// Most tokens of prompt and output together.
+    /// Maximum number of tokens of prompt and output together.
     pub(crate) context: usize,
     /// Whether stop strings can be matched.
     pub(crate) token_bytes: bool,
@@ -52,15 +52,15 @@ pub(crate) fn check_request(
     check_bias(&request.sampling, limits)
 }
 
-/// Whether a request with a format has what holds it to that: without, it must not run.
-pub(crate) fn check_held(
+/// Whether a request with a format has its constraint: without, it must not run.
+pub(crate) fn check_constraint(
     request: &GenerateRequest,
-    held: Option<&Held>,
+    constraint: Option<&Constraint>,
 ) -> Result<(), EngineError> {
-    match request.sampling.format.is_some() == held.is_some() {
+    match request.sampling.format.is_some() == constraint.is_some() {
         true => Ok(()),
         false => Err(EngineError::Format(
-            "the request's format came without what holds to it".to_owned(),
+            "the request has a format and no constraint, or the reverse".to_owned(),
         )),
     }
 }

@@ -15,7 +15,7 @@ pub(crate) struct Plan {
     pub(crate) batch: Batch,
     /// Copies of what the forward pass stores.
     pub(crate) copies_after: Vec<BlockCopy>,
-    /// Who draws a token from which row of the logits. Requests with the same tokens may
+    /// Which sequences draw a token from which row of the logits. Requests with the same tokens may
     /// share a row.
     pub(crate) samples: Vec<SampleSlot>,
     /// Sequences that would lose their state if the pass failed.
@@ -40,8 +40,8 @@ pub(crate) struct SampleSlot {
     pub(crate) key: OrderKey,
     /// Row of the logits.
     pub(crate) logits: usize,
-    /// Guessed tokens at the end of the sequence; a row of logits follows for each.
-    pub(crate) guessed: usize,
+    /// Draft tokens at the end of the sequence; a row of logits follows for each.
+    pub(crate) drafted: usize,
 }
 
 /// A sequence whose every token is computed in this pass by another one.
@@ -72,7 +72,7 @@ impl Scheduler {
     pub(crate) fn plan(&mut self) -> Option<Plan> {
         self.blocks.advance();
         let mut plan = Plan::default();
-        let mut budget = self.config.max_batch_tokens;
+        let mut budget = self.config.max_batched_tokens;
         self.plan_running(&mut plan, &mut budget);
         self.plan_waiting(&mut plan, &mut budget);
         (plan.rows() > 0).then_some(plan)
@@ -83,7 +83,7 @@ impl Scheduler {
     fn plan_running(&mut self, plan: &mut Plan, budget: &mut usize) {
         let keys: Vec<OrderKey> = self.running.keys().copied().collect();
         let mut single = self.running.values().filter(|s| s.remaining() == 1).count();
-        let mut spare = self.rows_for_guesses(single);
+        let mut spare = self.rows_for_drafts(single);
         for key in keys {
             let Some(mut sequence) = self.running.remove(&key) else {
                 continue; // preempted for one before it
@@ -92,7 +92,7 @@ impl Scheduler {
             if remaining == 1 {
                 single = single.saturating_sub(1);
             }
-            // Sequences that generate are never held up by long prompts.
+            // Sequences that generate are never delayed by long prompts.
             let rows = remaining.min(budget.saturating_sub(single));
             if rows == 0 {
                 self.running.insert(key, sequence);
@@ -103,33 +103,33 @@ impl Scheduler {
                 self.preempt(key, sequence);
                 continue;
             }
-            let guessed = self.guess(&mut sequence, spare.div_ceil(single + 1));
-            spare -= guessed;
-            rows += guessed;
-            self.add_rows(plan, key, &mut sequence, rows, guessed);
+            let drafted = self.draft(&mut sequence, spare.div_ceil(single + 1));
+            spare -= drafted;
+            rows += drafted;
+            self.add_rows(plan, key, &mut sequence, rows, drafted);
             *budget -= rows;
             self.running.insert(key, sequence);
         }
     }
 
-    /// Rows that may test guesses. Only when all sequences generate and none waits: while
+    /// Rows for the verification of draft tokens. Only when all sequences generate and none waits: while
     /// weights are read for a few rows, some more cost little.
-    fn rows_for_guesses(&mut self, single: usize) -> usize {
+    fn rows_for_drafts(&mut self, single: usize) -> usize {
         if !self.waiting.is_empty() || single < self.running.len() {
             return 0;
         }
-        let rows = self.config.speculation_rows;
-        let rows = rows.min(self.config.max_batch_tokens);
+        let rows = self.config.speculative_tokens;
+        let rows = rows.min(self.config.max_batched_tokens);
         let rows = rows.saturating_sub(single);
-        if rows == 0 || !self.worth.guess_now() {
+        if rows == 0 || !self.acceptance.drafts_now() {
             return 0;
         }
         rows
     }
 
-    /// Appends a guess of up to `most` tokens to a sequence that generates; says how many. It
+    /// Appends a draft of up to `most` tokens to a sequence that generates; says how many. It
     /// takes no block that another sequence needs.
-    fn guess(&mut self, sequence: &mut Sequence, most: usize) -> usize {
+    fn draft(&mut self, sequence: &mut Sequence, most: usize) -> usize {
         if most == 0 {
             return 0;
         }
@@ -138,10 +138,10 @@ impl Scheduler {
         let spared = self.blocks.available();
         let spared = spared.saturating_sub(self.running.len() + 1);
         let room = (open + spared * block_tokens).saturating_sub(1);
-        let most = most.min(room).min(sequence.guessable(self.context()));
-        let guess = self.drafts.guess(&sequence.tokens, most);
-        sequence.tokens.extend_from_slice(guess);
-        guess.len()
+        let most = most.min(room).min(sequence.draftable(self.context()));
+        let draft = self.drafts.draft(&sequence.tokens, most);
+        sequence.tokens.extend_from_slice(draft);
+        draft.len()
     }
 
     /// Preempts sequences worse than `key` until `rows` more tokens have blocks; says how
@@ -163,14 +163,14 @@ impl Scheduler {
     }
 
     /// Puts the next `rows` tokens of a sequence into the batch and into blocks. The last
-    /// `guessed` of them are guesses.
+    /// `drafted` of them are draft tokens.
     fn add_rows(
         &mut self,
         plan: &mut Plan,
         key: OrderKey,
         sequence: &mut Sequence,
         rows: usize,
-        guessed: usize,
+        drafted: usize,
     ) {
         let past = sequence.computed;
         let new = past..past + rows;
@@ -192,11 +192,11 @@ impl Scheduler {
         if sequence.remaining() == 0 {
             let logits = plan.batch.logit_rows.len();
             let end = first_row + rows;
-            plan.batch.logit_rows.extend(end - guessed - 1..end);
+            plan.batch.logit_rows.extend(end - drafted - 1..end);
             plan.samples.push(SampleSlot {
                 key,
                 logits,
-                guessed,
+                drafted,
             });
             plan.prefill_ends |= sequence.prefilling;
             let last = *sequence
@@ -204,7 +204,7 @@ impl Scheduler {
                 .last()
                 .expect("rows were just stored in a block");
             let filled = self.blocks.filled(last);
-            plan.logits_at.insert((last, filled), logits + guessed);
+            plan.logits_at.insert((last, filled), logits + drafted);
         }
     }
 
@@ -241,11 +241,12 @@ impl Scheduler {
     fn plan_waiting(&mut self, plan: &mut Plan, budget: &mut usize) {
         /// Bounds the work of a pass; more could not start in it anyway.
         const SCANNED_PER_SLOT: usize = 2;
-        let scanned = SCANNED_PER_SLOT * self.config.max_running;
+        let scanned = SCANNED_PER_SLOT * self.config.max_num_seqs;
         let keys: Vec<OrderKey> = self.waiting.keys().take(scanned).copied().collect();
         let mut reserved: usize = self.running.values().map(|s| self.blocks_to_come(s)).sum();
         for key in keys {
-            if self.running.len() >= self.config.max_running || (*budget == 0 && !plan.prefill_ends)
+            if self.running.len() >= self.config.max_num_seqs
+                || (*budget == 0 && !plan.prefill_ends)
             {
                 break;
             }
@@ -350,7 +351,7 @@ impl Scheduler {
         let free = !self.blocks.is_used(block) && slots == self.blocks.filled(block);
         self.blocks.retain(block);
         if free {
-            // Nobody writes to it and all of it fits: go on in place.
+            // No sequence writes to it and all of it fits: go on in place.
             sequence.chain.push(block);
             return;
         }
@@ -448,7 +449,7 @@ impl Scheduler {
         plan.samples.push(SampleSlot {
             key,
             logits: twin.logits,
-            guessed: 0,
+            drafted: 0,
         });
     }
 }

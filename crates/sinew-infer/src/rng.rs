@@ -22,7 +22,7 @@ fn philox4x32(mut counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
 
 /// The uniform number in [0, 1) that decides the token at `position` of a sequence (prompt
 /// tokens count), with 53 random bits.
-pub(crate) fn uniform(seed: u64, position: u64) -> f64 {
+pub fn uniform(seed: u64, position: u64) -> f64 {
     let counter = [position as u32, (position >> 32) as u32, 0, 0];
     let out = philox4x32(counter, [seed as u32, (seed >> 32) as u32]);
     let bits = (u64::from(out[1]) << 32 | u64::from(out[0])) >> 11;

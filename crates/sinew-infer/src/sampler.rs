@@ -1,27 +1,91 @@
-//! Draws one token from one row of logits.
+//! The CPU sampler: draws tokens from rows of logits.
 //!
 //! Order of the truncations: bias, temperature, `min_p` (against the largest probability),
 //! `top_k`, then `top_p` over what is left, renormalized. The reported log-probability is
 //! that of the policy that a trainer computes: full softmax at the request's temperature (greedy: 1),
 //! no bias, nothing truncated.
 
+use crate::constraint::Constraint;
+use crate::forward::{Draw, Drawn, Sampler};
 use crate::rng;
 use crate::softmax::{self, BadLogits, Candidate, Maxima};
 use sinew_grammar::Mask;
 use sinew_tensor::Device;
 use sinew_tensor::logprob::SoftmaxRow;
-use sinew_types::{Choice, SamplingParams, TokenId, TokenLogprob};
+use sinew_types::{EngineError, SamplingParams, TokenId, TokenLogprob};
+use std::sync::{OnceLock, PoisonError};
 
-/// A token drawn from a row of logits.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Draw {
-    pub(crate) id: TokenId,
-    /// Natural log-probability under the full softmax at [`SamplingParams::policy_temperature`].
-    pub(crate) logprob: f32,
-    /// The most likely tokens, best first, as many as were asked for.
-    pub(crate) top: Vec<TokenLogprob>,
-    /// What it was chosen from, under a format.
-    pub(crate) choice: Option<Choice>,
+/// The result of each sampler, from `[rows, vocab]` logits, in parallel on the threads of `cpu`: a draw depends on
+/// its own sequence alone. With a `cpu`, log-probabilities have the bits of training.
+pub(crate) fn sample(
+    logits: &[f32],
+    vocab: usize,
+    samplers: &[Sampler<'_>],
+    cpu: Option<&Device>,
+) -> Vec<Drawn> {
+    let drawn: Vec<OnceLock<Drawn>> = samplers.iter().map(|_| OnceLock::new()).collect();
+    let draw = |i: usize| {
+        let sampler = &samplers[i];
+        let rows = sampler.row * vocab..(sampler.row + sampler.draft.len() + 1) * vocab;
+        // A task runs once, so its cell is empty.
+        let _ = drawn[i].set(draw_along(&logits[rows], vocab, sampler, cpu));
+    };
+    match cpu {
+        Some(cpu) => cpu.pool().parallel_for(samplers.len(), &draw),
+        None => (0..samplers.len()).for_each(draw),
+    }
+    drawn.into_iter().filter_map(OnceLock::into_inner).collect()
+}
+
+/// Draws the token after the known ones, and goes on as long as the draft token is what was drawn: the tokens are
+/// those of drawing one in each pass.
+fn draw_along(logits: &[f32], vocab: usize, sampler: &Sampler<'_>, cpu: Option<&Device>) -> Drawn {
+    let params = sampler.params;
+    let mut draws = Vec::with_capacity(1);
+    // No invariant spans a panic while it is locked.
+    let constraint = sampler.constraint;
+    let mut constraint = constraint.map(|c| c.lock().unwrap_or_else(PoisonError::into_inner));
+    for (i, row) in logits.chunks_exact(vocab).enumerate() {
+        let position = sampler.position + i;
+        let draw = match &mut constraint {
+            Some(constraint) => draw_constrained(row, params, position, constraint, cpu)?,
+            None => {
+                let drawn = draw(row, params, position);
+                let mut draw = drawn.map_err(|e| EngineError::Failed(e.to_string()))?;
+                if let Some(cpu) = cpu {
+                    as_trained(&mut draw, cpu, row, params, None);
+                }
+                draw
+            }
+        };
+        let goes_on = sampler.draft.get(i) == Some(&draw.id);
+        draws.push(draw);
+        if !goes_on || constraint.as_ref().is_some_and(|c| c.ended()) {
+            break;
+        }
+    }
+    Ok(draws)
+}
+
+/// Draws the token that follows `position` tokens from those that the constraint allows.
+fn draw_constrained(
+    logits: &[f32],
+    params: &SamplingParams,
+    position: usize,
+    constraint: &mut Constraint,
+    cpu: Option<&Device>,
+) -> Result<Draw, EngineError> {
+    if let Some(draw) = constraint.without_choice(params)? {
+        return Ok(draw);
+    }
+    let mask = constraint.mask()?;
+    let drawn = draw_masked(logits, params, position, &mask);
+    let (mut draw, log_mass) = drawn.map_err(|e| EngineError::Failed(e.to_string()))?;
+    if let Some(cpu) = cpu {
+        as_trained(&mut draw, cpu, logits, params, Some(&mask));
+    }
+    draw.choice = Some(constraint.accept(draw.id, &mask, log_mass)?);
+    Ok(draw)
 }
 
 /// Draws the token that follows `position` tokens. The same logits, parameters and position

@@ -5,10 +5,10 @@
 //! keeps its tokens and its place, and recomputes the rest when it runs again.
 
 use crate::blocks::Blocks;
+use crate::constraint::Constraint;
 use crate::core::Draws;
-use crate::draft::{Drafts, Worth};
+use crate::draft::{AcceptanceRate, NgramIndex};
 use crate::forward::ForwardLimits;
-use crate::held::Held;
 use crate::params::{self, RequestLimits};
 use crate::plan::{Plan, SampleSlot};
 use crate::sequence::{OrderKey, Sequence};
@@ -35,23 +35,23 @@ pub enum SwapPolicy {
 /// Limits of the scheduler.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SchedulerConfig {
-    /// Most requests that run at once.
-    pub max_running: usize,
-    /// Most tokens of one pass: a token of each generating request, prompts in the rest.
-    pub max_batch_tokens: usize,
+    /// Maximum number of requests that run at once.
+    pub max_num_seqs: usize,
+    /// Maximum number of tokens of one pass: a token of each generating request, prompts in the rest.
+    pub max_batched_tokens: usize,
     pub swap: SwapPolicy,
-    /// Rows of a pass that generates for few requests, up to which guessed tokens are tested
-    /// beside it; 0 guesses nothing. Guessing never changes what is sampled.
-    pub speculation_rows: usize,
+    /// Speculative decoding: a pass that generates for few requests is filled up to as many rows with draft
+    /// tokens to verify; 0 turns it off. It never changes what is sampled.
+    pub speculative_tokens: usize,
 }
 
 impl Default for SchedulerConfig {
     fn default() -> Self {
         Self {
-            max_running: 128,
-            max_batch_tokens: 512,
+            max_num_seqs: 128,
+            max_batched_tokens: 512,
             swap: SwapPolicy::default(),
-            speculation_rows: 0,
+            speculative_tokens: 0,
         }
     }
 }
@@ -63,9 +63,9 @@ pub(crate) struct Counters {
     pub(crate) prefill_tokens: u64,
     pub(crate) cached_prompt_tokens: u64,
     pub(crate) preemptions: u64,
-    /// Guessed tokens that were tested, and those that were right.
-    pub(crate) guessed: u64,
-    pub(crate) guessed_right: u64,
+    /// Draft tokens that were verified, and those of them that were accepted.
+    pub(crate) drafted: u64,
+    pub(crate) accepted: u64,
 }
 
 /// All requests and blocks of an engine.
@@ -76,8 +76,8 @@ pub(crate) struct Scheduler {
     pub(crate) waiting: BTreeMap<OrderKey, Sequence>,
     pub(crate) running: BTreeMap<OrderKey, Sequence>,
     pub(crate) counters: Counters,
-    pub(crate) drafts: Drafts,
-    pub(crate) worth: Worth,
+    pub(crate) drafts: NgramIndex,
+    pub(crate) acceptance: AcceptanceRate,
     index: HashMap<RequestId, OrderKey>,
     arrivals: u64,
     limits: RequestLimits,
@@ -105,8 +105,8 @@ impl Scheduler {
         version: PolicyVersion,
     ) -> Result<Self, EngineError> {
         let sizes = [
-            ("max_running", config.max_running),
-            ("max_batch_tokens", config.max_batch_tokens),
+            ("max_num_seqs", config.max_num_seqs),
+            ("max_batched_tokens", config.max_batched_tokens),
             ("vocab", limits.vocab),
             ("context", limits.context),
             ("block_tokens", limits.block_tokens),
@@ -117,15 +117,15 @@ impl Scheduler {
             return Err(EngineError::Failed(message));
         }
         // Each running request computes a token in each pass.
-        config.max_running = config.max_running.min(config.max_batch_tokens);
+        config.max_num_seqs = config.max_num_seqs.min(config.max_batched_tokens);
         Ok(Self {
             config,
             blocks: Blocks::new(limits.blocks, limits.block_tokens),
             waiting: BTreeMap::new(),
             running: BTreeMap::new(),
             counters: Counters::default(),
-            drafts: Drafts::default(),
-            worth: Worth::default(),
+            drafts: NgramIndex::default(),
+            acceptance: AcceptanceRate::default(),
             index: HashMap::new(),
             arrivals: 0,
             limits: request_limits(limits, token_bytes.is_some()),
@@ -134,14 +134,14 @@ impl Scheduler {
         })
     }
 
-    /// Takes a request in; the engine's door bounds how many wait.
+    /// Takes a request in; [`crate::engine_thread`] bounds how many wait.
     pub(crate) fn submit(
         &mut self,
         request: GenerateRequest,
-        held: Option<Held>,
+        constraint: Option<Constraint>,
     ) -> Result<(), EngineError> {
         params::check_request(&request, &self.limits)?;
-        params::check_held(&request, held.as_ref())?;
+        params::check_constraint(&request, constraint.as_ref())?;
         if self.index.contains_key(&request.id) {
             return Err(duplicate(request.id));
         }
@@ -151,7 +151,7 @@ impl Scheduler {
         };
         self.arrivals += 1;
         self.index.insert(request.id, key);
-        self.waiting.insert(key, Sequence::new(request, held));
+        self.waiting.insert(key, Sequence::new(request, constraint));
         Ok(())
     }
 
@@ -163,13 +163,13 @@ impl Scheduler {
         Some(self.finish(sequence, FinishReason::Aborted))
     }
 
-    /// Most tokens of prompt and output together.
+    /// Maximum number of tokens of prompt and output together.
     pub(crate) fn context(&self) -> usize {
         self.limits.context
     }
 
     /// Takes the result of a planned pass: for each of the plan's samples the tokens that were
-    /// drawn, one more than its guesses that came true.
+    /// drawn, one more than its accepted draft tokens.
     pub(crate) fn commit(
         &mut self,
         plan: Plan,
@@ -181,8 +181,8 @@ impl Scheduler {
         }
         self.counters.prefill_tokens += plan.prefill_tokens as u64;
         for (slot, drawn) in plan.samples.iter().zip(drawn) {
-            let right = drawn.as_ref().map_or(0, |draws| draws.right);
-            self.take_back(slot, right);
+            let accepted = drawn.as_ref().map_or(0, |draws| draws.accepted);
+            self.take_back(slot, accepted);
             match drawn {
                 Ok(draws) => self.accept(slot.key, draws, events),
                 Err(error) => self.fail(slot.key, error, events),
@@ -210,21 +210,21 @@ impl Scheduler {
         }
     }
 
-    /// Removes a sequence's guesses, and of their keys and values all but the `right` first.
-    fn take_back(&mut self, slot: &SampleSlot, right: usize) {
+    /// Removes a sequence's draft tokens, and of their keys and values all but those of the first `accepted`.
+    fn take_back(&mut self, slot: &SampleSlot, accepted: usize) {
         let Some(sequence) = self.running.get_mut(&slot.key) else {
             return;
         };
-        if slot.guessed == 0 {
+        if slot.drafted == 0 {
             return;
         }
-        sequence.judge(slot.guessed, right);
-        self.counters.guessed += slot.guessed as u64;
-        self.counters.guessed_right += right as u64;
-        self.worth.note(slot.guessed, right);
-        let known = sequence.tokens.len() - slot.guessed;
+        sequence.adapt_draft(slot.drafted, accepted);
+        self.counters.drafted += slot.drafted as u64;
+        self.counters.accepted += accepted as u64;
+        self.acceptance.note(slot.drafted, accepted);
+        let known = sequence.tokens.len() - slot.drafted;
         sequence.tokens.truncate(known);
-        sequence.computed = known + right;
+        sequence.computed = known + accepted;
         let block_tokens = self.blocks.block_tokens();
         let blocks = sequence.computed.div_ceil(block_tokens);
         for block in sequence.chain.drain(blocks..).rev() {
@@ -263,7 +263,7 @@ impl Scheduler {
         self.counters.sampled_tokens += tokens.len() as u64;
         let request = sequence.id;
         events.push(EngineEvent::Tokens { request, tokens });
-        if self.config.speculation_rows > 0 {
+        if self.config.speculative_tokens > 0 {
             let known = sequence.cached_prompt.unwrap_or(0);
             self.drafts.note(key.arrival, &sequence.tokens, known);
         }

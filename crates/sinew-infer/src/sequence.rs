@@ -1,7 +1,7 @@
 //! One request while it waits or runs.
 
+use crate::constraint::Constraint;
 use crate::forward::BlockId;
-use crate::held::Held;
 use crate::stop::{StopMatcher, TokenBytes};
 use sinew_types::{FinishReason, GenerateRequest, RequestId, SamplingParams, TokenId};
 use std::cmp::Reverse;
@@ -15,9 +15,9 @@ pub(crate) struct OrderKey {
     pub(crate) arrival: u64,
 }
 
-/// Tokens of a sequence's first guess.
+/// Maximum length of a sequence's first draft.
 const FIRST_DRAFT: usize = 4;
-/// Most tokens of a guess: a longer one is rarely right to its end.
+/// Maximum length of a draft: a longer one is rarely accepted to its end.
 const MAX_DRAFT: usize = 16;
 
 /// A request and how far it is.
@@ -36,17 +36,17 @@ pub(crate) struct Sequence {
     pub(crate) computed: usize,
     /// Whether tokens that were known when it began to run are still to be computed.
     pub(crate) prefilling: bool,
-    /// How many tokens the next guess may have.
+    /// How many tokens the next draft may have.
     pub(crate) draft_limit: usize,
     /// Prompt tokens found in the cache when it first ran.
     pub(crate) cached_prompt: Option<usize>,
-    /// Whatever holds it to a format. Only the one task that draws for the sequence locks it.
-    pub(crate) held: Option<Mutex<Held>>,
+    /// Of its format, if it has one. Only the one task that draws for the sequence locks it.
+    pub(crate) constraint: Option<Mutex<Constraint>>,
     stop: StopMatcher,
 }
 
 impl Sequence {
-    pub(crate) fn new(request: GenerateRequest, held: Option<Held>) -> Self {
+    pub(crate) fn new(request: GenerateRequest, constraint: Option<Constraint>) -> Self {
         Self {
             id: request.id,
             prompt: request.prompt.len(),
@@ -57,7 +57,7 @@ impl Sequence {
             prefilling: true,
             draft_limit: FIRST_DRAFT,
             cached_prompt: None,
-            held: held.map(Mutex::new),
+            constraint: constraint.map(Mutex::new),
             stop: StopMatcher::default(),
         }
     }
@@ -69,31 +69,31 @@ impl Sequence {
 
     /// Whether its format says that the output is over.
     pub(crate) fn ended(&self) -> bool {
-        let held = self.held.as_ref();
-        held.is_some_and(|h| h.lock().unwrap_or_else(PoisonError::into_inner).ended())
+        let constraint = self.constraint.as_ref();
+        constraint.is_some_and(|h| h.lock().unwrap_or_else(PoisonError::into_inner).ended())
     }
 
-    /// How many tokens may still be drawn.
-    pub(crate) fn room(&self, known: usize, context: usize) -> usize {
+    /// How many tokens may be drawn after the first `known`.
+    pub(crate) fn max_draws(&self, known: usize, context: usize) -> usize {
         let drawn = known - self.prompt;
         let wanted = (self.sampling.max_tokens as usize).saturating_sub(drawn);
         wanted.min(context.saturating_sub(known))
     }
 
-    /// Most tokens that are worth guessing: as many may follow, and a last one is sampled.
-    pub(crate) fn guessable(&self, context: usize) -> usize {
+    /// Maximum length of the next draft: as many tokens may follow it, and a last one is sampled.
+    pub(crate) fn draftable(&self, context: usize) -> usize {
         let sampled = self.tokens.len() - self.prompt;
         let wanted = self.sampling.max_tokens as usize - sampled;
         let fitting = context - self.tokens.len();
         wanted.min(fitting).saturating_sub(1).min(self.draft_limit)
     }
 
-    /// Guesses that came true earn longer ones.
-    pub(crate) fn judge(&mut self, guessed: usize, right: usize) {
-        if right == guessed {
+    /// Accepted drafts make later ones longer.
+    pub(crate) fn adapt_draft(&mut self, drafted: usize, accepted: usize) {
+        if accepted == drafted {
             self.draft_limit = (self.draft_limit * 2).min(MAX_DRAFT);
         } else {
-            self.draft_limit = (right + 1).min(MAX_DRAFT);
+            self.draft_limit = (accepted + 1).min(MAX_DRAFT);
         }
     }
 

@@ -115,7 +115,7 @@ impl pulp::WithSimd for ChunkMaxima<'_> {
 pub(crate) fn exp_nonpositive(x: f32) -> f32 {
     const LOWEST: f32 = -87.0;
     const LOG2_E: f32 = std::f32::consts::LOG2_E;
-    /// Adding 1.5 * 2^23 rounds to an integer, held in the low bits.
+    /// Adding 1.5 * 2^23 rounds to an integer, kept in the low bits.
     const ROUND: f32 = 12_582_912.0;
     const LN2_HIGH: f32 = 0.693_359_4;
     const LN2_LOW: f32 = -2.121_944_4e-4;

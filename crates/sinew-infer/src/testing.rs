@@ -1,4 +1,9 @@
-//! A forward pass without a model, for tests of the scheduler and of what stands on engines.
+//! A forward pass without a model, for tests of the scheduler and of what stands on engines; and the tests of
+//! every forward pass.
+
+mod conformance;
+
+pub use conformance::conformance;
 
 use crate::forward::{Batch, BlockCopy, Forward, ForwardLimits};
 use sinew_types::{GOLDEN_GAMMA, TensorSource, TensorView, TokenId, finalize64};
@@ -114,7 +119,7 @@ impl Forward for HashForward {
         self.slots[to + copy.tokens..to + size].fill(None);
     }
 
-    fn forward(&mut self, batch: &Batch) -> Result<&[f32], String> {
+    fn logits(&mut self, batch: &Batch) -> Result<&[f32], String> {
         self.passes += 1;
         if self.fail_at_pass == Some(self.passes - 1) {
             return Err(format!("pass {} was to fail", self.passes - 1));

@@ -117,7 +117,7 @@ impl PolicyConfig {
         clock: Clock,
     ) -> Result<Trainer<ModelPolicy>, PipelineError> {
         let policy = self.policy(device, params)?;
-        Trainer::new(policy, self.trainer.clone(), device.clone(), clock).map_err(system)
+        Trainer::new(policy, self.trainer.clone(), clock).map_err(system)
     }
 }
 

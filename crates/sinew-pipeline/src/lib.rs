@@ -34,7 +34,7 @@ pub use event::{Bus, Phase, Recorder, RolloutProgress, RunEvent, TrainProgress};
 pub use formats::{FormatCounts, grammars, masks};
 pub use health::{Alarm, Health, cause, mostly_failed};
 pub use learner::{Learner, LearnerConfig, PolicyConfig};
-pub use parallel::{COMMAND as WORKER_COMMAND, ProcessPeers, work};
+pub use parallel::{COMMAND as WORKER_COMMAND, WorkerGroup, work};
 pub use pool_client::PoolClient;
 pub use pool_source::{PoolSource, PoolSourceConfig, Wanted, unusable};
 pub use record::*;

@@ -412,9 +412,9 @@ fn engine(
         .collect::<Vec<_>>();
     let config = EngineConfig {
         scheduler: SchedulerConfig {
-            max_running: recipe.engine.max_num_seqs,
-            max_batch_tokens: recipe.engine.max_batched_tokens,
-            speculation_rows: recipe.engine.speculative_tokens,
+            max_num_seqs: recipe.engine.max_num_seqs,
+            max_batched_tokens: recipe.engine.max_batched_tokens,
+            speculative_tokens: recipe.engine.speculative_tokens,
             ..SchedulerConfig::default()
         },
         max_waiting: recipe.rollout.max_in_flight.max(4096),

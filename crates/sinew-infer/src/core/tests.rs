@@ -1,6 +1,7 @@
 //! The whole core against a naive engine that computes every token from nothing.
 
 use super::*;
+use crate::sampler;
 use crate::scheduler::SwapPolicy;
 use crate::testing::{HashForward, HashWeights};
 use proptest::prelude::*;
@@ -19,10 +20,10 @@ fn limits(blocks: usize) -> ForwardLimits {
     }
 }
 
-fn config(max_running: usize, max_batch_tokens: usize) -> SchedulerConfig {
+fn config(max_num_seqs: usize, max_batched_tokens: usize) -> SchedulerConfig {
     SchedulerConfig {
-        max_running,
-        max_batch_tokens,
+        max_num_seqs,
+        max_batched_tokens,
         ..SchedulerConfig::default()
     }
 }
@@ -56,7 +57,7 @@ struct Answer {
 
 fn collect(answers: &mut BTreeMap<u64, Answer>, events: Vec<EngineEvent>) {
     for event in events {
-        let id = crate::door::request_of(&event).0;
+        let id = crate::engine_thread::request_of(&event).0;
         let answer = answers.entry(id).or_default();
         assert!(answer.ends.is_empty(), "{event:?} after the end");
         match event {
@@ -199,7 +200,7 @@ fn larger_priority_runs_first() {
     while core.has_work() {
         let mut events = Vec::new();
         core.step(&mut events);
-        order.extend(events.iter().filter_map(crate::door::last_of));
+        order.extend(events.iter().filter_map(crate::engine_thread::last_of));
     }
     assert_eq!(order, [RequestId(2), RequestId(1)]);
 }
@@ -301,9 +302,9 @@ fn guesses_save_passes_and_change_no_token() {
     first.sampling.temperature = 0.0;
     let mut again = first.clone();
     again.id = RequestId(2);
-    let passes = |speculation_rows: usize| {
+    let passes = |speculative_tokens: usize| {
         let config = SchedulerConfig {
-            speculation_rows,
+            speculative_tokens,
             ..config(4, 64)
         };
         let mut core = core(32, config);
@@ -320,15 +321,18 @@ fn guesses_save_passes_and_change_no_token() {
             passes += 1;
         }
         check_answer(&again, &answers[&2]);
-        (passes, core.scheduler.counters.guessed_right)
+        (passes, core.scheduler.counters.accepted)
     };
     assert_eq!(passes(0), (30, 0));
-    let (with, right) = passes(8);
-    assert!(with <= 9 && right >= 20, "{with} passes, {right} right");
+    let (with, accepted) = passes(8);
+    assert!(
+        with <= 9 && accepted >= 20,
+        "{with} passes, {accepted} accepted"
+    );
 }
 
-/// The joint distribution of two tokens, the first of which is guessed, is the softmax of the model.
-/// Guesses come from siblings of the same prompt, as in a group.
+/// The joint distribution of two tokens, the first of which is drafted, is the softmax of the model.
+/// Draft tokens come from siblings of the same prompt, as in a group.
 #[test]
 #[expect(clippy::needless_range_loop, reason = "tokens are numbers here")]
 fn guessed_tokens_follow_the_distribution_of_the_model() {
@@ -337,7 +341,7 @@ fn guessed_tokens_follow_the_distribution_of_the_model() {
     let mut core = core(
         64,
         SchedulerConfig {
-            speculation_rows: 64,
+            speculative_tokens: 64,
             ..config(8, 64)
         },
     );
@@ -381,17 +385,17 @@ fn guessed_tokens_follow_the_distribution_of_the_model() {
     }
     let counters = core.scheduler.counters;
     assert!(
-        counters.guessed > 100 && counters.guessed_right > 20,
+        counters.drafted > 100 && counters.accepted > 20,
         "{counters:?}"
     );
-    assert!(counters.guessed_right < counters.guessed);
+    assert!(counters.accepted < counters.drafted);
 }
 
 #[test]
 fn limits_that_leave_no_room_are_named() {
     let forward = HashForward::new(limits(4));
     let refused = ModelCore::new(forward, config(0, 16), None, PolicyVersion(0)).err();
-    assert!(refused.unwrap().to_string().contains("max_running"));
+    assert!(refused.unwrap().to_string().contains("max_num_seqs"));
 }
 
 /// Something that happens to an engine.
@@ -474,13 +478,13 @@ proptest! {
     fn answers_are_those_of_a_naive_engine(
         ops in prop::collection::vec(any_op(), 1..40),
         blocks in 10usize..30,
-        max_running in 1usize..6,
-        max_batch_tokens in 1usize..30,
-        speculation_rows in prop_oneof![Just(0), 1usize..20],
+        max_num_seqs in 1usize..6,
+        max_batched_tokens in 1usize..30,
+        speculative_tokens in prop_oneof![Just(0), 1usize..20],
     ) {
         let config = SchedulerConfig {
-            speculation_rows,
-            ..config(max_running, max_batch_tokens)
+            speculative_tokens,
+            ..config(max_num_seqs, max_batched_tokens)
         };
         let mut core = core(blocks, config);
         for (request, answer) in play(&mut core, ops) {
@@ -510,9 +514,9 @@ proptest! {
     #[test]
     fn prompts_are_computed_once(
         requests in prop::collection::vec(any_request(), 1..12),
-        max_batch_tokens in 12usize..40,
+        max_batched_tokens in 12usize..40,
     ) {
-        let mut core = core(600, config(12, max_batch_tokens));
+        let mut core = core(600, config(12, max_batched_tokens));
         let mut prefixes = BTreeSet::new();
         for (i, mut r) in requests.iter().cloned().enumerate() {
             r.id = RequestId(i as u64);

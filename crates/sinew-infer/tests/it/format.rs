@@ -49,13 +49,13 @@ fn limits(vocab: usize, blocks: usize) -> ForwardLimits {
 fn engine(
     forward: HashForward,
     grammars: Option<Arc<dyn Grammars>>,
-    speculation_rows: usize,
+    speculative_tokens: usize,
 ) -> EmbeddedEngine {
     let config = EngineConfig {
         scheduler: SchedulerConfig {
-            max_running: 8,
-            max_batch_tokens: 64,
-            speculation_rows,
+            max_num_seqs: 8,
+            max_batched_tokens: 64,
+            speculative_tokens,
             ..SchedulerConfig::default()
         },
         ..EngineConfig::default()
@@ -68,7 +68,7 @@ fn usual(blocks: usize, speculation: usize) -> EmbeddedEngine {
     engine(forward, Some(GUIDED.clone()), speculation)
 }
 
-fn held(id: u64, format: &Arc<Format>, max_tokens: u32) -> GenerateRequest {
+fn constraint(id: u64, format: &Arc<Format>, max_tokens: u32) -> GenerateRequest {
     let prompt: Vec<TokenId> = (0..5 + id as u32 % 3).map(|i| 40 + i).collect();
     let mut request = request(id, &prompt, max_tokens);
     request.sampling.format = Some(Arc::clone(format));
@@ -118,7 +118,7 @@ fn node(tokens: &[SampledToken]) -> Node {
 
 #[test]
 fn outputs_are_of_the_format_and_end_by_themselves() {
-    let requests: Vec<_> = (0..12).map(|id| held(id, &schema(), 200)).collect();
+    let requests: Vec<_> = (0..12).map(|id| constraint(id, &schema(), 200)).collect();
     for (tokens, end) in run(&usual(512, 0), &requests) {
         assert_eq!(end, Ok(FinishReason::StopId { id: END }));
         let text = said(&tokens);
@@ -139,7 +139,7 @@ fn outputs_are_of_the_format_and_end_by_themselves() {
 #[test]
 fn logprobs_are_of_the_softmax_over_the_mask() {
     for (id, temperature) in [(1, 1.0f32), (2, 0.6), (3, 1.7)] {
-        let mut asked = held(id, &schema(), 60);
+        let mut asked = constraint(id, &schema(), 60);
         asked.sampling.temperature = temperature;
         asked.sampling.top_logprobs = 255;
         let (tokens, _) = run(&usual(512, 0), std::slice::from_ref(&asked)).remove(0);
@@ -177,10 +177,10 @@ fn logprobs_are_of_the_softmax_over_the_mask() {
 fn guesses_batches_and_preemption_change_nothing_under_a_format() {
     let formats = [schema(), choice(&["true and false", "true or false"])];
     let requests: Vec<_> = (0..16)
-        .map(|id| held(id, &formats[id as usize % 2], 90))
+        .map(|id| constraint(id, &formats[id as usize % 2], 90))
         .collect();
     let roomy = run(&usual(512, 0), &requests);
-    assert_eq!(run(&usual(512, 16), &requests), roomy, "with guesses");
+    assert_eq!(run(&usual(512, 16), &requests), roomy, "with draft tokens");
     assert_eq!(run(&usual(60, 0), &requests), roomy, "with preemption");
     for (request, answer) in requests.iter().zip(&roomy).take(4) {
         let alone = run(&usual(512, 0), std::slice::from_ref(request));
@@ -194,7 +194,7 @@ fn tokens_without_a_choice_need_no_pass_of_their_own() {
     let rows = forward.computed();
     let engine = engine(forward, Some(GUIDED.clone()), 0);
     let text = "a long text that is the only one";
-    let asked = held(0, &choice(&[text]), 100);
+    let asked = constraint(0, &choice(&[text]), 100);
     let prompt = asked.prompt.len() as u64;
     let (tokens, end) = run(&engine, &[asked]).remove(0);
     assert_eq!(end, Ok(FinishReason::StopId { id: END }));
@@ -210,7 +210,7 @@ fn tokens_without_a_choice_need_no_pass_of_their_own() {
 #[test]
 fn the_most_tokens_cut_an_output_anywhere() {
     for max_tokens in 1..40 {
-        let (tokens, end) = run(&usual(512, 8), &[held(9, &schema(), max_tokens)]).remove(0);
+        let (tokens, end) = run(&usual(512, 8), &[constraint(9, &schema(), max_tokens)]).remove(0);
         match end {
             Ok(FinishReason::Length) => assert_eq!(tokens.len(), max_tokens as usize),
             other => assert_eq!(other, Ok(FinishReason::StopId { id: END })),
@@ -221,12 +221,12 @@ fn the_most_tokens_cut_an_output_anywhere() {
 
 #[test]
 fn requests_with_and_without_formats_do_not_mix() {
-    let mut plain = held(3, &schema(), 30);
+    let mut plain = constraint(3, &schema(), 30);
     plain.sampling.format = None;
     let requests = [
-        held(2, &schema(), 60),
+        constraint(2, &schema(), 60),
         plain.clone(),
-        held(4, &schema(), 60),
+        constraint(4, &schema(), 60),
     ];
     let mixed = run(&usual(512, 0), &requests);
     let forward = HashForward::new(limits(VOCAB, 512));
@@ -240,7 +240,7 @@ fn requests_with_and_without_formats_do_not_mix() {
 fn a_format_that_cannot_be_held_to_is_refused() {
     let refused = |engine: &dyn Engine, format: &Arc<Format>| {
         let (sink, _events) = channel();
-        match engine.submit(held(1, format, 5), sink).unwrap_err() {
+        match engine.submit(constraint(1, format, 5), sink).unwrap_err() {
             EngineError::Format(why) => why,
             other => panic!("{other}"),
         }
@@ -311,9 +311,9 @@ fn a_limit_in_the_middle_ends_the_request_as_an_error() {
     let grammars = Arc::new(Failing(GUIDED.clone(), 12));
     let forward = HashForward::new(limits(VOCAB, 512));
     let engine = engine(forward, Some(grammars), 0);
-    let mut plain = held(2, &schema(), 20);
+    let mut plain = constraint(2, &schema(), 20);
     plain.sampling.format = None;
-    let answers = run(&engine, &[held(1, &schema(), 100), plain]);
+    let answers = run(&engine, &[constraint(1, &schema(), 100), plain]);
     let (tokens, end) = &answers[0];
     assert!(tokens.len() <= 12 && tokens.iter().all(|t| t.choice.is_some()));
     let failed = matches!(end, Err(EngineError::Format(why)) if why.contains("too much work"));
@@ -348,7 +348,7 @@ fn the_fake_engine_holds_to_formats_as_well() {
         end: None,
     };
     for id in 0..6 {
-        let asked = held(id, &schema(), 300);
+        let asked = constraint(id, &schema(), 300);
         let (tokens, end) = run(&fake(None), std::slice::from_ref(&asked)).remove(0);
         assert_eq!(end, Ok(FinishReason::StopId { id: END }));
         serde_json::from_str::<serde_json::Value>(&said(&tokens)).unwrap();
@@ -368,9 +368,9 @@ fn the_fake_engine_holds_to_formats_as_well() {
 #[test]
 fn a_script_is_followed_as_far_as_the_format_allows() {
     let format = choice(&["yes", "no"]);
-    let (tokens, _) = run(&fake(Some("no")), &[held(1, &format, 9)]).remove(0);
+    let (tokens, _) = run(&fake(Some("no")), &[constraint(1, &format, 9)]).remove(0);
     assert_eq!(said(&tokens), "no");
-    let (tokens, end) = run(&fake(Some("yellow")), &[held(1, &format, 9)]).remove(0);
+    let (tokens, end) = run(&fake(Some("yellow")), &[constraint(1, &format, 9)]).remove(0);
     assert_eq!(said(&tokens), "yes");
     assert_eq!(end, Ok(FinishReason::StopId { id: END }));
 }

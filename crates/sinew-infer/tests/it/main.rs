@@ -1,10 +1,11 @@
 //! Engines as their users see them: through the `Engine` port, on their own threads.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
-mod door;
+mod engine_thread;
 mod fake;
 mod format;
 mod model;
+mod plain;
 
 use sinew_types::{
     EngineError, EngineEvent, EventSink, FinishReason, GenerateRequest, RequestId, SampledToken,

@@ -16,7 +16,7 @@ use sinew_types::{
 use std::path::Path;
 use std::sync::Arc;
 
-fn device() -> Device {
+pub(crate) fn device() -> Device {
     Device::new(KernelSet::detect_f32(), 2)
 }
 
@@ -43,7 +43,7 @@ fn tiny_config() -> ModelConfig {
 }
 
 /// Random weights, large enough that every part of the model shows in the logits.
-fn tiny_params(seed: u64) -> Params {
+pub(crate) fn tiny_params(seed: u64) -> Params {
     let mut params = Params::random(&tiny_config(), seed);
     params.values_mut().iter_mut().for_each(|v| *v *= 4.0);
     params
@@ -69,10 +69,10 @@ fn engine_on(
     EmbeddedEngine::new(forward, config, None, Box::new(|| 0.0)).unwrap()
 }
 
-fn scheduler(max_running: usize, max_batch_tokens: usize) -> SchedulerConfig {
+fn scheduler(max_num_seqs: usize, max_batched_tokens: usize) -> SchedulerConfig {
     SchedulerConfig {
-        max_running,
-        max_batch_tokens,
+        max_num_seqs,
+        max_batched_tokens,
         ..SchedulerConfig::default()
     }
 }
@@ -133,11 +133,11 @@ fn tokens_and_logprobs_do_not_depend_on_batching_chunks_or_preemption() {
     assert_eq!(run(&tight, &requests), expected);
     assert!(tight.status().preemptions > 0);
 
-    let guessing = SchedulerConfig {
-        speculation_rows: 64,
+    let drafting = SchedulerConfig {
+        speculative_tokens: 64,
         ..scheduler(64, 512)
     };
-    assert_eq!(run(&engine(&params, 4096, guessing), &requests), expected);
+    assert_eq!(run(&engine(&params, 4096, drafting), &requests), expected);
 
     let alone = engine(&params, 4096, scheduler(1, 64));
     for (request, expected) in requests.iter().zip(&expected).step_by(5) {

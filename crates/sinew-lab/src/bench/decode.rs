@@ -45,7 +45,7 @@ pub(super) fn next<T>(events: &Receiver<T>) -> Result<T, LabError> {
 /// Seconds of passes in which `rows` sequences generate.
 fn pass_seconds(bench: &Bench, model: InferModel, rows: usize) -> Result<Vec<f64>, LabError> {
     let scheduler = SchedulerConfig {
-        max_running: rows,
+        max_num_seqs: rows,
         ..SchedulerConfig::default()
     };
     let vocab = model.config().vocab;

@@ -90,7 +90,7 @@ pub(super) fn formats(bench: &Bench, real: &Real) -> Result<(), LabError> {
         forward.map_err(LabError::system)?,
         EngineConfig {
             scheduler: SchedulerConfig {
-                max_running: BATCH,
+                max_num_seqs: BATCH,
                 ..SchedulerConfig::default()
             },
             ..EngineConfig::default()

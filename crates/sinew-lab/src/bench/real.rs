@@ -59,14 +59,14 @@ impl Real {
         &self,
         bench: &Bench,
         precision: Precision,
-        speculation_rows: usize,
+        speculative_tokens: usize,
     ) -> Result<EmbeddedEngine, LabError> {
         let config = self.params.config();
         let model =
             InferModel::with_precision(&bench.dev, config, &self.params, CONTEXT, precision)
                 .map_err(LabError::system)?;
         let scheduler = SchedulerConfig {
-            speculation_rows,
+            speculative_tokens,
             ..SchedulerConfig::default()
         };
         engine(bench, model, 64 * CONTEXT, scheduler)

@@ -1,8 +1,7 @@
-//! A request that is held to a format: what may come next, and what is recorded of it.
+//! The output format of a request: which tokens may come next, and what is recorded of them.
 
-use crate::sampler::{self, Draw};
+use crate::forward::Draw;
 use sinew_grammar::{GrammarError, Grammars, Mask, Matcher};
-use sinew_tensor::Device;
 use sinew_types::{
     Choice, EngineError, FormatLaw, GenerateRequest, SamplingParams, TokenId, TokenLogprob,
 };
@@ -10,17 +9,17 @@ use std::sync::Arc;
 
 /// The matcher of one request, and what its tokens are recorded with.
 #[derive(Debug)]
-pub(crate) struct Held {
+pub struct Constraint {
     law: Arc<FormatLaw>,
     matcher: Box<dyn Matcher>,
 }
 
-/// A format that cannot be held to, or no longer.
+/// A format that cannot be followed, or no longer.
 pub(crate) fn failed(error: &GrammarError) -> EngineError {
     EngineError::Format(error.to_string())
 }
 
-impl Held {
+impl Constraint {
     /// For a request; `None` if it has no format. `columns` are those of the engine's logits.
     pub(crate) fn start(
         grammars: Option<&dyn Grammars>,
@@ -47,17 +46,17 @@ impl Held {
     }
 
     /// Whether the output is over.
-    pub(crate) fn ended(&self) -> bool {
+    pub fn ended(&self) -> bool {
         self.matcher.ended()
     }
 
     /// What may come next.
-    pub(crate) fn mask(&mut self) -> Result<Arc<Mask>, EngineError> {
+    pub fn mask(&mut self) -> Result<Arc<Mask>, EngineError> {
         self.matcher.mask().map_err(|e| failed(&e))
     }
 
     /// Goes on with a token of the mask; what is recorded of it.
-    pub(crate) fn take(
+    pub fn accept(
         &mut self,
         token: TokenId,
         mask: &Mask,
@@ -72,32 +71,8 @@ impl Held {
         })
     }
 
-    /// Draws the token that follows `position` tokens; with a `device`, with the log-probabilities of training.
-    pub(crate) fn draw(
-        &mut self,
-        logits: &[f32],
-        params: &SamplingParams,
-        position: usize,
-        device: Option<&Device>,
-    ) -> Result<Draw, EngineError> {
-        let mask = self.mask()?;
-        if let Some(token) = mask.only() {
-            return self.forced(token, &mask, params);
-        }
-        let drawn = sampler::draw_masked(logits, params, position, &mask);
-        let (mut draw, log_mass) = drawn.map_err(|e| EngineError::Failed(e.to_string()))?;
-        if let Some(device) = device {
-            sampler::as_trained(&mut draw, device, logits, params, Some(&mask));
-        }
-        draw.choice = Some(self.take(draw.id, &mask, log_mass)?);
-        Ok(draw)
-    }
-
     /// The next token if there is no choice: it needs no logits.
-    pub(crate) fn without_choice(
-        &mut self,
-        params: &SamplingParams,
-    ) -> Result<Option<Draw>, EngineError> {
+    pub fn without_choice(&mut self, params: &SamplingParams) -> Result<Option<Draw>, EngineError> {
         let mask = self.mask()?;
         match mask.only() {
             Some(token) => self.forced(token, &mask, params).map(Some),
@@ -119,7 +94,7 @@ impl Held {
             id: token,
             logprob: 0.0,
             top: vec![alone; usize::from(params.top_logprobs > 0)],
-            choice: Some(self.take(token, mask, 0.0)?),
+            choice: Some(self.accept(token, mask, 0.0)?),
         })
     }
 }

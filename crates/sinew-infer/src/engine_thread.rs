@@ -3,8 +3,8 @@
 //! Whatever happens on the thread, every request gets its last event and every caller its
 //! answer: a panic turns into [`EngineError::Stopped`] for all.
 
+use crate::constraint::Constraint;
 use crate::core::Core;
-use crate::held::Held;
 use crate::params::{self, RequestLimits};
 use crate::scheduler;
 use sinew_grammar::Grammars;
@@ -27,8 +27,8 @@ struct Load {
     reply: SyncSender<Result<(), EngineError>>,
 }
 
-/// A request, what holds it to its format, and who is answered.
-type Submitted = (GenerateRequest, Option<Held>, EventSink);
+/// A request, the constraint of its format, and where its events go.
+type Submitted = (GenerateRequest, Option<Constraint>, EventSink);
 
 /// What callers leave for the thread. Bounded: `submitted` by the limit on waiting requests,
 /// `aborted` by `live`, `loads` by the callers that block on them.
@@ -58,14 +58,14 @@ struct Shared {
 }
 
 impl Shared {
-    /// No invariant spans a panic while the lock is held, so a poisoned lock is usable.
+    /// No invariant spans a panic while the lock is taken, so a poisoned lock is usable.
     fn lock(&self) -> MutexGuard<'_, Inbox> {
         self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// A core on its own thread, behind the `Engine` port.
-pub(crate) struct Door {
+pub(crate) struct EngineThread {
     shared: Arc<Shared>,
     limits: RequestLimits,
     grammars: Option<Arc<dyn Grammars>>,
@@ -74,18 +74,18 @@ pub(crate) struct Door {
     thread_id: ThreadId,
 }
 
-impl fmt::Debug for Door {
+impl fmt::Debug for EngineThread {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Door")
+        f.debug_struct("EngineThread")
             .field("limits", &self.limits)
             .field("max_waiting", &self.max_waiting)
             .finish_non_exhaustive()
     }
 }
 
-impl Door {
+impl EngineThread {
     /// Starts the thread.
-    pub(crate) fn open(
+    pub(crate) fn start(
         core: impl Core + 'static,
         grammars: Option<Arc<dyn Grammars>>,
         max_waiting: usize,
@@ -122,11 +122,11 @@ impl Door {
     }
 }
 
-impl Engine for Door {
+impl Engine for EngineThread {
     fn submit(&self, request: GenerateRequest, sink: EventSink) -> Result<(), EngineError> {
         params::check_request(&request, &self.limits)?;
         // On the caller's thread: a format that takes long to compile holds no other request up.
-        let held = Held::start(self.grammars.as_deref(), &request, self.limits.vocab)?;
+        let constraint = Constraint::start(self.grammars.as_deref(), &request, self.limits.vocab)?;
         let mut inbox = self.shared.lock();
         if let Some(why) = &inbox.stopped {
             return Err(EngineError::Stopped(why.clone()));
@@ -139,7 +139,7 @@ impl Engine for Door {
         if !inbox.live.insert(request.id) {
             return Err(scheduler::duplicate(request.id));
         }
-        inbox.submitted.push_back((request, held, sink));
+        inbox.submitted.push_back((request, constraint, sink));
         drop(inbox);
         self.shared.wake.notify_all();
         Ok(())
@@ -196,7 +196,7 @@ impl Engine for Door {
     }
 }
 
-impl Drop for Door {
+impl Drop for EngineThread {
     fn drop(&mut self) {
         self.shared.lock().dropped = true;
         self.shared.wake.notify_all();
@@ -278,15 +278,15 @@ impl Worker {
         // What moved out of the inbox still waits, until the next publication says better.
         inbox.status.waiting += submitted.len();
         drop(inbox);
-        // All sinks first: should the core panic, each is told.
+        // All sinks first: should the core panic, each gets its last event.
         let mut requests = Vec::with_capacity(submitted.len());
-        for (request, held, sink) in submitted {
+        for (request, constraint, sink) in submitted {
             self.sinks.insert(request.id, sink);
-            requests.push((request, held));
+            requests.push((request, constraint));
         }
-        for (request, held) in requests {
+        for (request, constraint) in requests {
             let id = request.id;
-            if let Err(error) = self.core.submit(request, held) {
+            if let Err(error) = self.core.submit(request, constraint) {
                 self.events.push(EngineEvent::Failed { request: id, error });
             }
         }
