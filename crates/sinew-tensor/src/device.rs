@@ -7,12 +7,14 @@ use std::sync::Arc;
 use crate::amx::{self, AmxError};
 use crate::pool::Pool;
 
-/// A family of kernels for one instruction set. More sets (NEON) may join.
+/// A family of kernels for one instruction set.
 #[non_exhaustive]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum KernelSet {
     /// Plain Rust, any CPU.
     Portable,
+    /// NEON, 2 registers of 4 lanes: every aarch64 CPU.
+    Neon,
     /// AVX2 and FMA, 8 lanes.
     Avx2,
     /// AVX-512 F, DQ, BW and VL, 16 lanes.
@@ -25,7 +27,7 @@ pub enum KernelSet {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum KernelSetError {
     /// The name is none of ours.
-    #[error("kernel set `{0}` is unknown: use `amx`, `avx512`, `avx2` or `portable`")]
+    #[error("kernel set `{0}` is unknown: use `amx`, `avx512`, `avx2`, `neon` or `portable`")]
     Unknown(String),
     /// This CPU lacks the instructions.
     #[error(
@@ -62,7 +64,13 @@ impl KernelSetError {
 }
 
 impl KernelSet {
-    const ALL: [Self; 4] = [Self::Portable, Self::Avx2, Self::Avx512, Self::Amx];
+    const ALL: [Self; 5] = [
+        Self::Portable,
+        Self::Neon,
+        Self::Avx2,
+        Self::Avx512,
+        Self::Amx,
+    ];
 
     /// The fastest set that this CPU runs.
     #[must_use]
@@ -82,7 +90,7 @@ impl KernelSet {
             .unwrap_or(Self::Portable)
     }
 
-    /// The set called `name` (`amx`, `avx512`, `avx2`, `portable`; letter case does not matter), if it runs
+    /// The set called `name` (`amx`, `avx512`, `avx2`, `neon`, `portable`; letter case does not matter), if it runs
     /// here.
     pub fn parse(name: &str) -> Result<Self, KernelSetError> {
         let set: Self = name.parse()?;
@@ -108,6 +116,7 @@ impl KernelSet {
     pub fn is_available(self) -> bool {
         match self {
             Self::Portable => true,
+            Self::Neon => cfg!(target_arch = "aarch64"),
             #[cfg(target_arch = "x86_64")]
             Self::Avx2 => is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma"),
             #[cfg(target_arch = "x86_64")]
@@ -129,6 +138,7 @@ impl KernelSet {
     pub fn name(self) -> &'static str {
         match self {
             Self::Portable => "portable",
+            Self::Neon => "neon",
             Self::Avx2 => "avx2",
             Self::Avx512 => "avx512",
             Self::Amx => "amx",
@@ -216,6 +226,8 @@ mod tests {
     fn names_parse_and_others_are_refused() {
         assert_eq!(KernelSet::parse(" Portable "), Ok(KernelSet::Portable));
         assert_eq!("AVX2".parse(), Ok(KernelSet::Avx2));
+        let neon = KernelSet::parse("neon");
+        assert_eq!(neon.is_ok(), cfg!(target_arch = "aarch64"), "{neon:?}");
         assert_eq!(
             KernelSet::parse("sse"),
             Err(KernelSetError::Unknown("sse".into()))

@@ -1,6 +1,7 @@
 //! Buffers and operators with forward and backward, chosen at run time per CPU.
 //!
-//! Everything runs on a [`Device`]: a kernel set (AMX, AVX-512, AVX2 or portable, see [`KernelSet::detect`])
+//! Everything runs on a [`Device`]: a kernel set (AMX, AVX-512, AVX2, NEON or portable,
+//! see [`KernelSet::detect`])
 //! and a bounded [`Pool`] of threads. Values are `f32` (AMX products round operands to bfloat16, see
 //! [`amx`]). There is no tensor type and no graph: operators take slices or strided views ([`Mat`],
 //! [`MatMut`]) and write where they are told.

@@ -83,7 +83,12 @@ pub(crate) trait Vector: Copy {
             use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
             _mm_prefetch::<_MM_HINT_T1>(p.cast());
         }
-        #[cfg(not(target_arch = "x86_64"))]
+        #[cfg(target_arch = "aarch64")]
+        // SAFETY: a prefetch never faults, and changes nothing.
+        unsafe {
+            std::arch::asm!("prfm pldl2keep, [{0}]", in(reg) p, options(readonly, nostack, preserves_flags));
+        }
+        #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
         let _ = p;
     }
     /// Asks for the cache line of `p`, which need not be valid memory.
@@ -95,7 +100,12 @@ pub(crate) trait Vector: Copy {
             use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
             _mm_prefetch::<_MM_HINT_T0>(p.cast());
         }
-        #[cfg(not(target_arch = "x86_64"))]
+        #[cfg(target_arch = "aarch64")]
+        // SAFETY: a prefetch never faults, and changes nothing.
+        unsafe {
+            std::arch::asm!("prfm pldl1keep, [{0}]", in(reg) p, options(readonly, nostack, preserves_flags));
+        }
+        #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
         let _ = p;
     }
     /// A table of bytes for [`Vector::high_bytes`].
@@ -105,7 +115,7 @@ pub(crate) trait Vector: Copy {
     /// Puts the low bytes of a block and its high bytes together: the words of four steps.
     unsafe fn join(block: *const u8, high: [Self; 2]) -> [Self; 4];
     /// The values in the low (`j` 0) or high halves (1) of words, as `f32`. Where a step has but one vector of
-    /// values ([`Lanes8`]) both, one after the other.
+    /// values ([`Lanes8`] and NEON) both, one after the other.
     unsafe fn half(self, j: usize) -> Self;
     /// Writes the transpose of `rows <= LANES` rows of `LANES` values: value `p` of row `r` goes to
     /// `dst[p * ldd + r]`. Writes exactly `rows` values in each of the `LANES` destination rows.
@@ -332,6 +342,12 @@ pub(crate) use x86::{F32x8, F32x16};
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
+#[cfg(target_arch = "aarch64")]
+pub(crate) use neon::Neon8;
+
+#[cfg(target_arch = "aarch64")]
+mod neon;
+
 /// `e^x` per lane. Relative error at most 2 units in the last place for results that are normal
 /// numbers (tested), absolute 1e-45 below; 0 under -104, infinity above 88.73, NaN stays.
 ///
@@ -408,6 +424,9 @@ macro_rules! simd_fn {
                     $crate::device::KernelSet::Avx512 | $crate::device::KernelSet::Amx => avx512($($arg),*),
                     #[cfg(target_arch = "x86_64")]
                     $crate::device::KernelSet::Avx2 => avx2($($arg),*),
+                    // NEON is part of the base instruction set.
+                    #[cfg(target_arch = "aarch64")]
+                    $crate::device::KernelSet::Neon => body::<$crate::simd::Neon8>($($arg),*),
                     _ => body::<$crate::simd::Lanes8>($($arg),*),
                 }
             }

@@ -28,7 +28,7 @@ pub(crate) mod product;
 mod tile;
 
 #[cfg(not(all(target_arch = "x86_64", target_os = "linux")))]
-mod absent;
+pub(crate) mod absent;
 #[cfg(not(all(target_arch = "x86_64", target_os = "linux")))]
 use absent as check;
 #[cfg(not(all(target_arch = "x86_64", target_os = "linux")))]

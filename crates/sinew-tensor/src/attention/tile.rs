@@ -11,7 +11,7 @@ use crate::simd::Vector;
 /// Lanes of the vectors that the device's kernels use.
 pub(crate) fn lanes(dev: &Device) -> usize {
     match dev.kernels() {
-        KernelSet::Portable | KernelSet::Avx2 => 8,
+        KernelSet::Portable | KernelSet::Neon | KernelSet::Avx2 => 8,
         KernelSet::Avx512 | KernelSet::Amx => 16,
     }
 }
@@ -204,6 +204,8 @@ macro_rules! impl_product {
 }
 
 impl_product!(crate::simd::Lanes8, 4);
+#[cfg(target_arch = "aarch64")]
+impl_product!(crate::simd::Neon8, 4);
 #[cfg(target_arch = "x86_64")]
 impl_product!(crate::simd::F32x8, 4, "avx2,fma");
 #[cfg(target_arch = "x86_64")]

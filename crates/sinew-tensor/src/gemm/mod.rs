@@ -8,8 +8,8 @@
 //! Every element of the result is one chain of fused multiply-adds in ascending order of the
 //! contracted index, started from 0 or, when accumulating, from the old value. So it does not depend on
 //! threads, blocking, packing or the other rows and columns of the call: a row gives the same bits
-//! alone and in any batch, and AVX2 gives the same bits as AVX-512. (Portable kernels round products
-//! where the target has no fused instruction.) AMX rounds operands and sums in steps of 32, see [`crate::amx`];
+//! alone and in any batch, and AVX2 gives the same bits as AVX-512, NEON those of portable kernels on aarch64.
+//! (Portable kernels round products where the target has no fused instruction.) AMX rounds operands and sums in steps of 32, see [`crate::amx`];
 //! there too a row has the same bits alone and in any batch.
 
 mod bf16;
@@ -30,6 +30,7 @@ pub use bf16::PackedBf16;
 use pack::pack_even;
 use product::{Part, Product, Source};
 use tile::Tile;
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 pub(crate) use tile::{each_col, each_row, unroll};
 
 /// Values a packing task has at least.
@@ -268,6 +269,8 @@ impl Sizes {
             KernelSet::Avx512 | KernelSet::Amx => of::<crate::simd::F32x16>(),
             #[cfg(target_arch = "x86_64")]
             KernelSet::Avx2 => of::<crate::simd::F32x8>(),
+            #[cfg(target_arch = "aarch64")]
+            KernelSet::Neon => of::<crate::simd::Neon8>(),
             _ => of::<Lanes8>(),
         }
     }

@@ -1,6 +1,8 @@
 //! The innermost kernel: one tile of `c` in registers.
 
 use super::split::{BLOCK, Side};
+#[cfg(target_arch = "aarch64")]
+use crate::simd::Neon8;
 #[cfg(target_arch = "x86_64")]
 use crate::simd::{F32x8, F32x16};
 use crate::simd::{Lanes8, Vector};
@@ -103,7 +105,9 @@ macro_rules! each_col {
     };
 }
 
-pub(crate) use {each_col, each_row, unroll};
+pub(crate) use unroll;
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+pub(crate) use {each_col, each_row};
 
 /// Sets the accumulators to the old values of the tile.
 #[inline(always)]
@@ -340,6 +344,11 @@ tiles!(F32x16,
 tiles!(F32x8,
     6 x 2, rows [1 2 3 4 5 6], wide [1 => 4, 1 => 3, 1 => 2, 2 => 2,],
     split 4 x 2, group 1, rows [1 2 3 4], wide [1 => 2,]);
+// Of 32 registers with four lanes the sums take 24, a step of `b` four.
+#[cfg(target_arch = "aarch64")]
+tiles!(Neon8,
+    6 x 2, rows [1 2 3 4 5 6], wide [1 => 3, 1 => 2, 2 => 2,],
+    split 4 x 1, group 2, rows [1 2 3 4], wide [1 => 4, 1 => 3, 1 => 2, 2 => 2,]);
 tiles!(Lanes8,
     4 x 1, rows [1 2 3 4], wide [1 => 2,],
     split 4 x 1, group 1, rows [1 2 3 4], wide [1 => 2,]);

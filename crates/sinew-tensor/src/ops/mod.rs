@@ -10,6 +10,7 @@ mod elementwise;
 mod embedding;
 mod norm;
 mod rope;
+mod row;
 
 pub use activation::{swiglu, swiglu_backward};
 pub use adamw::{AdamW, adamw};
@@ -17,6 +18,7 @@ pub use elementwise::{add, axpy, bias_add, bias_backward, scale, sum_of_squares}
 pub use embedding::{NOWHERE, embedding, embedding_backward, spread};
 pub use norm::{rms_norm, rms_norm_backward, rms_norm_in_place};
 pub use rope::{RopeTable, rope, rope_backward};
+pub use row::{CHUNK, chunk_exp_sums, chunk_maxima, exp_nonpositive};
 
 #[cfg(doc)]
 use crate::device::Device;
