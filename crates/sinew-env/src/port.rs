@@ -2,6 +2,7 @@
 
 use futures::future::BoxFuture;
 use sinew_types::{Content, FailureKind, Message, Outcome, Task, ToolCall, ToolSpec};
+use std::collections::BTreeMap;
 
 /// Why an environment could not go on. Never the model's doing: that is an observation.
 #[derive(Debug, thiserror::Error)]
@@ -158,6 +159,16 @@ pub struct Capabilities {
 pub trait EnvFactory: Send + Sync {
     /// Name by which recipes select it.
     fn name(&self) -> &str;
+
+    /// Changes when equal actions may lead to other observations or rewards. Written into every trace.
+    fn version(&self) -> &str {
+        "1"
+    }
+
+    /// Versions of the tools that its environments call, by name. Written into every trace.
+    fn tools(&self) -> BTreeMap<String, String> {
+        BTreeMap::new()
+    }
 
     /// A fresh environment for one episode of `task`. Cheap; what costs time happens in
     /// [`Env::reset`].

@@ -13,7 +13,7 @@ use crate::known_bodies::{KnownBody, Scan};
 use crate::output_format;
 use crate::rollout::{Rollout, unix_s};
 use crate::running::{RunningCall, Subscription};
-use crate::session::{Ask, Begun, Prompt, Session};
+use crate::session::{Ask, Begun, Prompt, RolloutSpec, Session};
 use crate::stats::Counters;
 use crate::turn::{TurnOptions, call_end, forced_opening};
 use sinew_render::{Renderer, ToolCallFormat, TurnFormat, text_only};
@@ -162,6 +162,11 @@ impl Caller {
             true => Err(ApiError::stopping("it takes no more calls")),
             false => Ok(()),
         }
+    }
+
+    /// Adds to a rollout's provenance what is known here.
+    pub(crate) fn describe(&self, spec: &mut RolloutSpec) {
+        spec.describe(self.renderer.as_ref());
     }
 
     pub(crate) fn engine_status(&self) -> EngineStatus {

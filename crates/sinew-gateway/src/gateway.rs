@@ -191,8 +191,9 @@ impl Gateway {
         }
     }
 
-    fn open_with(&self, spec: RolloutSpec) -> Result<(Credentials, Option<Receipt>), ApiError> {
+    fn open_with(&self, mut spec: RolloutSpec) -> Result<(Credentials, Option<Receipt>), ApiError> {
         self.inner.caller.is_open()?;
+        self.inner.caller.describe(&mut spec);
         if let Some((path, why)) = spec.fault() {
             return Err(ApiError::invalid(path, format!("{path} = {why}")));
         }

@@ -10,7 +10,9 @@ use crate::schedule::shuffled;
 use serde::Deserialize;
 use sinew_render::Renderer;
 use sinew_store::{Filter, StoreReader};
-use sinew_types::{EpisodeEnd, EpisodeId, GroupId, Message, Outcome, Role, Trace, mix_seed};
+use sinew_types::{
+    EpisodeEnd, EpisodeId, GroupId, Message, Origin, Outcome, Role, Trace, mix_seed,
+};
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
@@ -122,19 +124,22 @@ impl Dataset {
     }
 
     /// The groups of a training step (from 1), each epoch in an order of its own. Episodes are
-    /// named after the step: what is trained twice in two epochs is two episodes.
+    /// named after their draw: what is trained twice in two epochs is two episodes.
     pub fn batch(&self, seed: u64, step: u64, groups: usize) -> Vec<Vec<Trace>> {
         let first = (step - 1) * groups as u64;
         let group = |g: u64| {
             let n = first + g;
             let (epoch, at) = (n / self.len() as u64, n % self.len() as u64);
-            let name = format!("s{step:05}-d{g:03}");
+            let name = format!("d{n:08}");
             let traces = &self.groups[shuffled(mix_seed(seed, epoch), self.len(), at as usize)];
             let rename = |(k, trace): (usize, &Trace)| Trace {
-                episode: EpisodeId::new(format!("{name}-e{k:03}")),
+                episode: EpisodeId::new(format!("{name}-e{k}")),
                 group: GroupId::new(name.clone()),
-                step,
-                purpose: "train".into(),
+                origin: Origin {
+                    draw: n,
+                    purpose: "train".into(),
+                    ..trace.origin.clone()
+                },
                 ..trace.clone()
             };
             traces.iter().enumerate().map(rename).collect()

@@ -135,8 +135,8 @@ mod tests {
     use sinew_render::TinyRenderer;
     use sinew_types::{
         Enforced, Engine, EngineEvent, Format, GenerateRequest, Grammar, GroupId, NO_PARENT, Node,
-        NodeFormat, Outcome, PolicyVersion, RequestId, SamplingParams, TRACE_FORMAT_VERSION,
-        TaskId, Timing, TokenKind, VersionSpan,
+        NodeFormat, Origin, Outcome, PolicyVersion, Provenance, RequestId, SamplingParams,
+        TRACE_FORMAT_VERSION, TaskId, Timing, TokenKind, VersionSpan,
     };
     use std::sync::mpsc;
 
@@ -205,8 +205,11 @@ mod tests {
                 group: GroupId::new("g"),
                 task: TaskId::new("t"),
                 task_kind: String::new(),
-                step: 0,
-                purpose: "train".into(),
+                origin: Origin {
+                    purpose: "train".into(),
+                    ..Origin::default()
+                },
+                provenance: Provenance::default(),
                 nodes: vec![prompt, node],
                 outcome: Outcome {
                     reward,

@@ -39,5 +39,7 @@ pub use pool_client::PoolClient;
 pub use pool_source::{PoolSource, PoolSourceConfig, Wanted, unusable};
 pub use record::*;
 pub use rows::{Rows, by_group};
-pub use schedule::{eval_episodes, other_tasks, refill_seed, train_groups, uniform_tasks};
+pub use schedule::{
+    draws_per_step, eval_episodes, other_tasks, refill_seed, train_groups, uniform_tasks,
+};
 pub use scoring_models::{ReferenceWeights, ScoringModels};

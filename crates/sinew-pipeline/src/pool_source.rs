@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use sinew_algo::{Advantage, Algorithm};
 use sinew_pool::schema::Kind;
 use sinew_pool::{Entry, PassedOver};
-use sinew_types::{EpisodeId, PolicyVersion, Trace, mix_seed};
+use sinew_types::{EpisodeId, Origin, PolicyVersion, Trace, mix_seed};
 use std::collections::BTreeSet;
 use std::io::Write;
 use std::path::PathBuf;
@@ -170,9 +170,10 @@ impl PoolSource {
                     self.reject(lease, &names, &reason)?;
                     continue;
                 }
+                let place = drawn as u64;
                 drawn += 1;
                 ids.extend(names);
-                traces.extend(group);
+                traces.extend(group.into_iter().map(|t| (place, t)));
             }
             if !ids.is_empty() {
                 taken.leases.push((lease, ids));
@@ -191,10 +192,14 @@ impl PoolSource {
         if !traces.is_empty() {
             self.note(&taken)?;
         }
-        let own = |t: Trace| Trace {
+        let first = (step - 1) * wanted.groups as u64;
+        let own = |(place, t): (u64, Trace)| Trace {
             episode: own_id(t.episode.as_str()),
-            step,
-            purpose: "train".into(),
+            origin: Origin {
+                draw: first + place,
+                purpose: "train".into(),
+                ..t.origin
+            },
             ..t
         };
         Ok(traces.into_iter().map(own).collect())

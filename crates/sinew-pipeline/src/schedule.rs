@@ -64,6 +64,12 @@ pub fn other_tasks(taskset: &dyn Taskset, seed: u64, used: &[usize], tasks: usiz
     order.into_iter().cycle().take(tasks).collect()
 }
 
+/// Draws that each step has to itself: its tasks, and those that may replace them in `refill` rounds. With this
+/// the number of a draw is a function of its step and place, whatever was replaced before.
+pub fn draws_per_step(tasks: usize, refill: u32) -> u64 {
+    tasks as u64 * (1 + u64::from(refill))
+}
+
 /// The episodes of training step `step` (from 1) on the tasks at `indices`, one inner vector a group.
 /// Groups from `first` on replace others and have seeds of their own.
 pub fn train_groups(
@@ -72,6 +78,7 @@ pub fn train_groups(
     step: u64,
     (first, indices): (u64, &[usize]),
     group_size: usize,
+    draws_per_step: u64,
 ) -> Result<Vec<Vec<EpisodeSpec>>, TasksetError> {
     let tasks = indices.len() as u64;
     let (seed, before) = match first {
@@ -84,13 +91,14 @@ pub fn train_groups(
         .map(|(&index, t)| {
             let n = before + t;
             let task = taskset.get(Split::Train, index)?;
-            let group = format!("s{step:05}-g{t:03}");
+            let draw = (step - 1) * draws_per_step + t;
+            let group = format!("d{draw:08}");
             Ok((0..group_size)
                 .map(|k| EpisodeSpec {
-                    episode: EpisodeId::new(format!("{group}-e{k:03}")),
+                    episode: EpisodeId::new(format!("{group}-e{k}")),
                     group: GroupId::new(group.clone()),
                     task: task.clone(),
-                    step,
+                    draw,
                     purpose: "train".into(),
                     seed: mix_seed(mix_seed(seed, n), k as u64),
                 })
@@ -99,13 +107,11 @@ pub fn train_groups(
         .collect()
 }
 
-/// `episodes` episodes for each of the first `tasks` held-out tasks. Seeds do not depend on `purpose`
-/// or `step`, so that before and after differ by the weights alone. Ids begin with `ids`.
+/// `episodes` episodes for each of the first `tasks` held-out tasks. Seeds do not depend on `purpose`, so that before and after differ by the weights alone. Ids begin with `ids`.
 pub fn eval_episodes(
     taskset: &dyn Taskset,
     seed: u64,
     (ids, purpose): (&str, &str),
-    step: u64,
     tasks: usize,
     episodes: usize,
 ) -> Result<Vec<EpisodeSpec>, TasksetError> {
@@ -116,7 +122,7 @@ pub fn eval_episodes(
                 episode: EpisodeId::new(id.clone()),
                 group: GroupId::new(id),
                 task: taskset.get(Split::HeldOut, i / episodes)?,
-                step,
+                draw: i as u64,
                 purpose: purpose.into(),
                 seed: mix_seed(seed ^ 0x6576_616c, i as u64),
             })
@@ -159,18 +165,23 @@ mod tests {
     fn seeds_and_ids_are_each_their_own() {
         let taskset = TinyTaskset::new(0);
         for (seed, tasks, size) in [(0, 1, 2), (1, 4, 3), (7, 8, 4), (u64::MAX, 3, 5)] {
-            let mut specs = eval_episodes(&taskset, seed, ("e", "eval-before"), 0, 4, 3).unwrap();
+            let mut specs = eval_episodes(&taskset, seed, ("e", "eval-before"), 4, 3).unwrap();
             for step in 1..9 {
                 let plain = uniform_tasks(&taskset, seed, step, tasks);
                 let other = other_tasks(&taskset, refill_seed(seed, step), &plain, tasks);
                 for batch in [(0, &plain[..]), (tasks as u64, &other[..])] {
-                    let groups = train_groups(&taskset, seed, step, batch, size).unwrap();
+                    let groups =
+                        train_groups(&taskset, seed, step, batch, size, draws_per_step(tasks, 1));
+                    let groups = groups.unwrap();
                     specs.extend(groups.into_iter().flatten());
                 }
             }
             let seeds: BTreeSet<_> = specs.iter().map(|s| s.seed).collect();
             let ids: BTreeSet<_> = specs.iter().map(|s| &s.episode).collect();
             assert_eq!((seeds.len(), ids.len()), (specs.len(), specs.len()));
+            let trained = specs.iter().filter(|s| s.purpose == "train");
+            let draws: BTreeSet<_> = trained.map(|s| (s.draw, &s.task.id)).collect();
+            assert_eq!(draws.len(), 8 * 2 * tasks, "a draw is one task");
         }
     }
 }

@@ -10,8 +10,9 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use sinew_render::{Renderer, parse_tokens};
 use sinew_types::{
-    EpisodeEnd, EpisodeId, GroupId, Message, NO_PARENT, Node, NodeId, Outcome, PolicyVersion,
-    TEMPERATURES, TRACE_FORMAT_VERSION, TaskId, Timing, TokenKind, Trace, VersionSpan,
+    EpisodeEnd, EpisodeId, GroupId, Message, NO_PARENT, Node, NodeId, Origin, Outcome,
+    PolicyVersion, Provenance, TEMPERATURES, TRACE_FORMAT_VERSION, TaskId, Timing, TokenKind,
+    Trace, VersionSpan,
 };
 use std::collections::BTreeMap;
 
@@ -334,8 +335,11 @@ fn trace_of(nodes: Vec<Node>) -> Trace {
         group: GroupId::new(""),
         task: TaskId::new(""),
         task_kind: String::new(),
-        step: 0,
-        purpose: "train".into(),
+        origin: Origin {
+            purpose: "train".into(),
+            ..Origin::default()
+        },
+        provenance: Provenance::default(),
         nodes,
         outcome: Outcome::default(),
         end: EpisodeEnd::Terminated,

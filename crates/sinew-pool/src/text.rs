@@ -4,9 +4,9 @@
 use crate::reason::Reason;
 use sinew_render::Renderer;
 use sinew_types::{
-    EpisodeEnd, EpisodeId, FinishReason, GroupId, Message, NO_PARENT, Node, NodeId, Outcome,
-    PolicyVersion, Role, TRACE_FORMAT_VERSION, TaskId, Timing, TokenId, TokenKind, ToolSpec, Trace,
-    VersionSpan,
+    EpisodeEnd, EpisodeId, FinishReason, GroupId, Message, NO_PARENT, Node, NodeId, Origin,
+    Outcome, PolicyVersion, Provenance, Role, TRACE_FORMAT_VERSION, TaskId, Timing, TokenId,
+    TokenKind, ToolSpec, Trace, VersionSpan,
 };
 
 /// A tree of nodes under way.
@@ -114,8 +114,11 @@ impl Tree<'_> {
             group: GroupId::new(""),
             task: TaskId::new("data"),
             task_kind: String::new(),
-            step: 0,
-            purpose: "train".into(),
+            origin: Origin {
+                purpose: "train".into(),
+                ..Origin::default()
+            },
+            provenance: Provenance::default(),
             nodes: self.nodes,
             outcome: Outcome::default(),
             end: EpisodeEnd::Terminated,

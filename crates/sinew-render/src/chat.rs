@@ -44,6 +44,7 @@ pub struct ChatRenderer {
     stop_ids: Vec<TokenId>,
     format: TurnFormat,
     shows: Shows,
+    template_hash: String,
 }
 
 /// What a template prints of what it is given.
@@ -90,6 +91,9 @@ impl ChatRenderer {
             stop_ids: Vec::new(),
             format: TurnFormat::of_template(&config.template, &opening),
             shows,
+            template_hash: blake3::hash(config.template.as_bytes())
+                .to_hex()
+                .to_string(),
         };
         let mut stop_ids = Vec::new();
         for role in [Role::User, Role::Tool] {
@@ -460,6 +464,10 @@ fn probe(mut template: ChatTemplate) -> (ChatTemplate, Shows) {
 }
 
 impl Renderer for ChatRenderer {
+    fn template_hash(&self) -> Option<String> {
+        Some(self.template_hash.clone())
+    }
+
     fn files(&self) -> Result<Vec<(String, Vec<u8>)>, RenderError> {
         let settings = serde_json::json!({
             "tokenizer_class": "PreTrainedTokenizerFast",

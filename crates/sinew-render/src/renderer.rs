@@ -147,6 +147,11 @@ pub trait Renderer: Send + Sync {
         TurnFormat::default()
     }
 
+    /// BLAKE3 of the chat template's text, hexadecimal; `None` without a template.
+    fn template_hash(&self) -> Option<String> {
+        None
+    }
+
     /// What to append after a sampled turn. `context` is everything the model saw and sampled
     /// so far; `finish` tells how the last turn ended; `new_messages` are what the environment
     /// answered. Ends with the generation prompt.

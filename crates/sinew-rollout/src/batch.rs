@@ -51,9 +51,11 @@ pub async fn run_batch(
         {
             let (parts, options, spec) = (parts.clone(), options.clone(), specs[index].clone());
             let handle = running.spawn(async move {
-                let _place = parts.admission.begin(&spec.episode).await;
+                let place = parts.admission.begin(&spec.episode).await;
                 let _in_flight = parts.gauges.begin(&spec.episode);
-                parts.harness.run(&parts, &options, &spec).await
+                let mut trace = parts.harness.run(&parts, &options, &spec).await;
+                trace.timing.queue_s = place.waited.as_secs_f64();
+                trace
             });
             owners.insert(handle.id(), index);
         }
@@ -83,7 +85,7 @@ pub async fn run_batch(
                 Err(e) => (e.id(), Err(e.to_string())),
             };
             if let Some(index) = owners.remove(&id) {
-                let trace = result.unwrap_or_else(|e| panicked(&specs[index], options, e));
+                let trace = result.unwrap_or_else(|e| panicked(parts, &specs[index], options, e));
                 parts.gauges.finish(&trace);
                 traces.push((index, trace));
             }
@@ -108,8 +110,13 @@ pub fn again(specs: &[EpisodeSpec], traces: &[Trace], attempt: u32) -> Vec<(usiz
 }
 
 /// The trace of an episode whose task died: nothing of it can be trusted but that it failed.
-fn panicked(spec: &EpisodeSpec, options: &EpisodeOptions, message: String) -> Trace {
-    let mut machine = options.machine(spec);
+fn panicked(
+    parts: &EpisodeParts,
+    spec: &EpisodeSpec,
+    options: &EpisodeOptions,
+    message: String,
+) -> Trace {
+    let mut machine = options.machine(spec, &parts.run);
     machine.on_event(EpisodeEvent::Failed {
         kind: FailureKind::Cancelled,
         message,
@@ -138,8 +145,8 @@ async fn commit(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::episode::{EpisodeLimits, EpisodeMachine};
-    use sinew_types::{GroupId, Task, TaskId};
+    use crate::episode::{EpisodeLimits, EpisodeMachine, RunInfo};
+    use sinew_types::{GroupId, SamplingParams, Task, TaskId};
 
     fn spec(id: &str) -> EpisodeSpec {
         EpisodeSpec {
@@ -152,7 +159,7 @@ mod tests {
                 data: serde_json::Value::Null,
                 seed: 0,
             },
-            step: 1,
+            draw: 1,
             purpose: "train".into(),
             seed: 7,
         }
@@ -170,7 +177,11 @@ mod tests {
             .iter()
             .zip([false, true])
             .map(|(spec, fails)| {
-                let mut machine = EpisodeMachine::new(spec, limits.clone(), 1.0);
+                let mut machine = {
+                    let sampling = SamplingParams::default();
+                    let trace = spec.empty_trace(&RunInfo::default(), &sampling);
+                    EpisodeMachine::new(trace, limits.clone(), 1.0)
+                };
                 let message = "gone".to_owned();
                 let kind = FailureKind::Sandbox;
                 if fails {

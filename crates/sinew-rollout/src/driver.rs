@@ -2,7 +2,9 @@
 
 use crate::action;
 use crate::admission::Admission;
-use crate::episode::{EpisodeCommand, EpisodeEvent, EpisodeLimits, EpisodeMachine, EpisodeSpec};
+use crate::episode::{
+    EpisodeCommand, EpisodeEvent, EpisodeLimits, EpisodeMachine, EpisodeSpec, RunInfo,
+};
 use crate::gauges::{Gauges, Phase};
 use crate::harness::Harness;
 use sinew_env::{CallNotation, Env, EnvError, EnvFactory, EnvFuture};
@@ -33,6 +35,8 @@ pub struct EpisodeParts {
     pub admission: Arc<Admission>,
     /// Source of request ids, shared by everybody who uses the engine.
     pub requests: Arc<AtomicU64>,
+    /// Written into each trace.
+    pub run: Arc<RunInfo>,
 }
 
 impl std::fmt::Debug for EpisodeParts {
@@ -72,9 +76,18 @@ struct Running<'a> {
 
 impl EpisodeOptions {
     /// The machine of an episode that is sampled so.
-    pub(crate) fn machine(&self, spec: &EpisodeSpec) -> EpisodeMachine {
+    pub(crate) fn machine(&self, spec: &EpisodeSpec, run: &RunInfo) -> EpisodeMachine {
         let temperature = self.sampling.policy_temperature();
-        EpisodeMachine::new(spec, self.limits.clone(), temperature)
+        let trace = spec.empty_trace(run, &self.turn_sampling());
+        EpisodeMachine::new(trace, self.limits.clone(), temperature)
+    }
+
+    /// How turns are sampled that nothing but the limit of a turn cuts.
+    pub fn turn_sampling(&self) -> SamplingParams {
+        SamplingParams {
+            max_tokens: self.limits.max_turn_tokens,
+            ..self.sampling.clone()
+        }
     }
 }
 
@@ -85,7 +98,7 @@ pub async fn run_episode(
     spec: &EpisodeSpec,
 ) -> Trace {
     let started = Instant::now();
-    let mut machine = options.machine(spec);
+    let mut machine = options.machine(spec, &parts.run);
     let mut running = Running {
         parts,
         options,
@@ -429,6 +442,7 @@ mod tests {
             harness: Arc::new(BuiltInLoop),
             gauges: Arc::new(Gauges::default()),
             requests: Arc::new(AtomicU64::new(1)),
+            run: Arc::default(),
         };
         let short = Duration::from_millis(20);
         let options = EpisodeOptions {
@@ -453,7 +467,7 @@ mod tests {
             episode: EpisodeId::new("e"),
             group: GroupId::new("g"),
             task,
-            step: 1,
+            draw: 1,
             purpose: "train".into(),
             seed: 7,
         };

@@ -5,8 +5,8 @@
 
 use sinew_types::{
     EpisodeEnd, EpisodeId, FailureKind, FinishReason, GroupId, Limit, Message, NO_PARENT, Node,
-    NodeFormat, NodeId, Outcome, SampledToken, TRACE_FORMAT_VERSION, Task, Timing, TokenId,
-    TokenKind, Trace, VersionSpan,
+    NodeFormat, NodeId, Origin, Outcome, Provenance, SampledToken, SamplingParams,
+    TRACE_FORMAT_VERSION, Task, Timing, TokenId, TokenKind, Trace, VersionSpan,
 };
 
 /// What bounds an episode.
@@ -26,7 +26,8 @@ pub struct EpisodeSpec {
     pub episode: EpisodeId,
     pub group: GroupId,
     pub task: Task,
-    pub step: u64,
+    /// Number of the draw within its purpose.
+    pub draw: u64,
     /// `train`, `eval-before`, ...
     pub purpose: String,
     /// Seed of everything the episode draws.
@@ -34,16 +35,25 @@ pub struct EpisodeSpec {
 }
 
 impl EpisodeSpec {
-    /// The trace of an episode in which nothing has happened yet.
-    pub fn empty_trace(&self) -> Trace {
+    /// The trace of an episode of `run` in which nothing has happened yet.
+    pub fn empty_trace(&self, run: &RunInfo, sampling: &SamplingParams) -> Trace {
         Trace {
             format_version: TRACE_FORMAT_VERSION,
             episode: self.episode.clone(),
             group: self.group.clone(),
             task: self.task.id.clone(),
             task_kind: self.task.kind.clone(),
-            step: self.step,
-            purpose: self.purpose.clone(),
+            origin: Origin {
+                run: run.name.clone(),
+                draw: self.draw,
+                purpose: self.purpose.clone(),
+            },
+            provenance: Provenance {
+                task_seed: Some(self.task.seed),
+                seed: Some(self.seed),
+                sampling: Some(sampling.into()),
+                ..run.provenance.clone()
+            },
             nodes: Vec::new(),
             outcome: Outcome::default(),
             end: EpisodeEnd::Terminated,
@@ -51,6 +61,14 @@ impl EpisodeSpec {
             ignored: std::collections::BTreeMap::new(),
         }
     }
+}
+
+/// What all episodes of a run have in common.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct RunInfo {
+    pub name: String,
+    /// Without seeds and sampling, which are the episode's.
+    pub provenance: Provenance,
 }
 
 /// What happened.
@@ -127,9 +145,9 @@ pub struct EpisodeMachine {
 }
 
 impl EpisodeMachine {
-    /// A machine that waits for [`EpisodeEvent::Reset`]; its turns are sampled at
-    /// [`SamplingParams::policy_temperature`](sinew_types::SamplingParams::policy_temperature) `temperature`.
-    pub fn new(spec: &EpisodeSpec, limits: EpisodeLimits, temperature: f32) -> Self {
+    /// A machine that waits for [`EpisodeEvent::Reset`] and adds to a trace without nodes. Its turns are sampled
+    /// at [`SamplingParams::policy_temperature`](sinew_types::SamplingParams::policy_temperature) `temperature`.
+    pub fn new(trace: Trace, limits: EpisodeLimits, temperature: f32) -> Self {
         Self {
             limits,
             state: State::Booting,
@@ -137,7 +155,7 @@ impl EpisodeMachine {
             context: Vec::new(),
             turn_node: None,
             temperature,
-            trace: spec.empty_trace(),
+            trace,
         }
     }
 
@@ -369,7 +387,7 @@ mod tests {
                 data: serde_json::Value::Null,
                 seed: 0,
             },
-            step: 1,
+            draw: 1,
             purpose: "train".into(),
             seed: 7,
         }
@@ -381,7 +399,8 @@ mod tests {
             max_turn_tokens: 8,
             max_context_tokens,
         };
-        EpisodeMachine::new(&spec(), limits, 0.7)
+        let trace = spec().empty_trace(&RunInfo::default(), &SamplingParams::default());
+        EpisodeMachine::new(trace, limits, 0.7)
     }
 
     fn token(id: TokenId, version: u64) -> SampledToken {

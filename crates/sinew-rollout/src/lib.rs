@@ -22,6 +22,8 @@ pub use admission::{
 };
 pub use batch::{BatchError, again, run_batch};
 pub use driver::{EpisodeOptions, EpisodeParts, run_episode};
-pub use episode::{EpisodeCommand, EpisodeEvent, EpisodeLimits, EpisodeMachine, EpisodeSpec};
+pub use episode::{
+    EpisodeCommand, EpisodeEvent, EpisodeLimits, EpisodeMachine, EpisodeSpec, RunInfo,
+};
 pub use gauges::{FlightGuard, Gauges, GaugesReading, LiveEpisode, Phase, PhaseGuard};
 pub use harness::{BuiltInLoop, Harness, grade_answer};

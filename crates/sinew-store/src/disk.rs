@@ -282,7 +282,7 @@ impl TraceStore for DiskStore {
         let mut encoded = Vec::with_capacity(traces.len());
         for trace in traces {
             trace.validate()?;
-            index::signed("step", trace.step)?;
+            index::signed("draw", trace.origin.draw)?;
             encoded.push(self.encode(trace)?);
         }
         let mut writer = guard(&self.writer)?;
@@ -356,8 +356,8 @@ mod tests {
     use super::*;
     use crate::segment::Fault;
     use sinew_types::{
-        EpisodeEnd, GroupId, NO_PARENT, Node, Outcome, TRACE_FORMAT_VERSION, TaskId, Timing,
-        TokenKind,
+        EpisodeEnd, GroupId, NO_PARENT, Node, Origin, Outcome, Provenance, TRACE_FORMAT_VERSION,
+        TaskId, Timing, TokenKind,
     };
 
     fn trace(id: &str) -> Trace {
@@ -381,8 +381,11 @@ mod tests {
             group: GroupId::new("g"),
             task: TaskId::new("t"),
             task_kind: String::new(),
-            step: 0,
-            purpose: "train".into(),
+            origin: Origin {
+                purpose: "train".into(),
+                ..Origin::default()
+            },
+            provenance: Provenance::default(),
             nodes: vec![node],
             outcome: Outcome::default(),
             end: EpisodeEnd::Terminated,
@@ -468,7 +471,7 @@ mod tests {
         let store = open();
         store.commit_batch(&[trace("a"), trace("b")]).unwrap();
         let policy = GcPolicy {
-            before_step: 1,
+            before_update: 0,
             keep_untrained: false,
         };
         let file = store.segments.path_of(0);

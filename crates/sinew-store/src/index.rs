@@ -32,7 +32,8 @@ CREATE TABLE episodes (
     seq INTEGER PRIMARY KEY AUTOINCREMENT,
     episode TEXT NOT NULL UNIQUE,
     grp TEXT NOT NULL, task TEXT NOT NULL, task_kind TEXT NOT NULL,
-    step INTEGER NOT NULL, purpose TEXT NOT NULL,
+    step INTEGER NOT NULL,              -- number of the draw; the name is of trace formats 1 and 2
+    purpose TEXT NOT NULL,
     reward REAL NOT NULL, success INTEGER NOT NULL, ended INTEGER NOT NULL,
     turns INTEGER NOT NULL, sampled_tokens INTEGER NOT NULL,
     started_unix_s REAL, total_s REAL,
@@ -274,7 +275,7 @@ pub(crate) fn insert(
         s.group.as_str(),
         s.task.as_str(),
         s.task_kind,
-        signed("step", s.step)?,
+        signed("draw", s.draw)?,
         s.purpose,
         s.reward,
         s.success,
@@ -350,7 +351,7 @@ fn summary(row: &Row<'_>) -> rusqlite::Result<EpisodeSummary> {
         group: GroupId(text("grp")?),
         task: TaskId(text("task")?),
         task_kind: text("task_kind")?,
-        step: unsigned(row, "step")?,
+        draw: unsigned(row, "step")?,
         purpose: text("purpose")?,
         reward: row.get("reward")?,
         success: row.get("success")?,
@@ -360,28 +361,33 @@ fn summary(row: &Row<'_>) -> rusqlite::Result<EpisodeSummary> {
         started_unix_s: number("started_unix_s")?,
         total_s: number("total_s")?,
         trained_in: row.get("batch")?,
+        update: row
+            .get::<_, Option<i64>>("trained_by")?
+            .map(|u| u.max(0) as u64),
     })
 }
 
 pub(crate) fn list(connection: &Connection, filter: &Filter) -> Result<Page, StoreError> {
     let limit = filter.checked_limit()?;
     let clamp = |v: u64| i64::try_from(v).unwrap_or(i64::MAX);
-    let steps = filter.steps.as_ref();
+    let (draws, updates) = (filter.draws.as_ref(), filter.updates.as_ref());
     let mut query = connection.prepare_cached(
-        "SELECT * FROM episodes
+        "SELECT *, (SELECT b.step FROM batches b WHERE b.batch = episodes.batch) AS trained_by
+         FROM episodes
          WHERE segment IS NOT NULL AND seq > ?1
            AND (?2 IS NULL OR step >= ?2) AND (?3 IS NULL OR step <= ?3)
            AND (?4 IS NULL OR purpose = ?4) AND (?5 IS NULL OR success = ?5)
            AND (?6 IS NULL OR grp = ?6) AND (?7 IS NULL OR (batch IS NOT NULL) = ?7)
            AND (?8 IS NULL OR ended = ?8)
            AND (?9 IS NULL OR reward >= ?9) AND (?10 IS NULL OR reward <= ?10)
+           AND (?12 IS NULL OR trained_by >= ?12) AND (?13 IS NULL OR trained_by <= ?13)
          ORDER BY seq LIMIT ?11",
     )?;
     let rows = query.query_map(
         params![
             filter.after.map_or(0, |c| clamp(c.0)),
-            steps.map(|s| clamp(*s.start())),
-            steps.map(|s| clamp(*s.end())),
+            draws.map(|d| clamp(*d.start())),
+            draws.map(|d| clamp(*d.end())),
             filter.purpose,
             filter.success,
             filter.group.as_ref().map(GroupId::as_str),
@@ -390,6 +396,8 @@ pub(crate) fn list(connection: &Connection, filter: &Filter) -> Result<Page, Sto
             filter.reward.as_ref().map(|r| *r.start()),
             filter.reward.as_ref().map(|r| *r.end()),
             clamp(limit as u64 + 1),
+            updates.map(|u| clamp(*u.start())),
+            updates.map(|u| clamp(*u.end())),
         ],
         summary,
     )?;
@@ -508,10 +516,11 @@ pub(crate) fn collectable(
     policy: GcPolicy,
 ) -> Result<Vec<(String, Location)>, StoreError> {
     let mut query = connection.prepare(
-        "SELECT episode, segment, offset, bytes FROM episodes
-         WHERE segment IS NOT NULL AND step < ?1 AND (batch IS NOT NULL OR NOT ?2)",
+        "SELECT e.episode, e.segment, e.offset, e.bytes
+         FROM episodes e LEFT JOIN batches b ON b.batch = e.batch
+         WHERE e.segment IS NOT NULL AND CASE WHEN e.batch IS NULL THEN NOT ?2 ELSE b.step < ?1 END",
     )?;
-    let before = i64::try_from(policy.before_step).unwrap_or(i64::MAX);
+    let before = i64::try_from(policy.before_update).unwrap_or(i64::MAX);
     let rows = query.query_map(params![before, policy.keep_untrained], |r| {
         Ok((r.get("episode")?, location(r)?))
     })?;

@@ -58,7 +58,7 @@ impl TraceStore for MemoryStore {
     fn commit_batch(&self, traces: &[Trace]) -> Result<Vec<Committed>, StoreError> {
         for trace in traces {
             trace.validate()?;
-            index::signed("step", trace.step)?;
+            index::signed("draw", trace.origin.draw)?;
         }
         let mut inner = guard(&self.inner)?;
         let new = |t: &&Trace| !inner.by_id.contains_key(&t.episode);
@@ -106,7 +106,11 @@ impl TraceStore for MemoryStore {
             let s = &e.summary;
             e.trace.is_some()
                 && s.cursor > from
-                && filter.steps.as_ref().is_none_or(|r| r.contains(&s.step))
+                && filter.draws.as_ref().is_none_or(|r| r.contains(&s.draw))
+                && filter
+                    .updates
+                    .as_ref()
+                    .is_none_or(|r| s.update.is_some_and(|u| r.contains(&u)))
                 && filter.purpose.as_ref().is_none_or(|p| *p == s.purpose)
                 && filter.success.is_none_or(|v| v == s.success)
                 && filter.group.as_ref().is_none_or(|g| *g == s.group)
@@ -152,7 +156,9 @@ impl TraceStore for MemoryStore {
             found.push(i);
         }
         for i in found {
-            inner.episodes[i].summary.trained_in = Some(batch.to_owned());
+            let summary = &mut inner.episodes[i].summary;
+            summary.trained_in = Some(batch.to_owned());
+            summary.update = Some(step);
         }
         inner.batches.push(TrainedBatch {
             batch: batch.to_owned(),
@@ -192,10 +198,11 @@ impl TraceStore for MemoryStore {
         let mut inner = guard(&self.inner)?;
         let mut report = GcReport::default();
         for entry in &mut inner.episodes {
-            let s = &entry.summary;
-            let old = s.step < policy.before_step;
-            let may_go = s.trained_in.is_some() || !policy.keep_untrained;
-            if old && may_go && entry.trace.take().is_some() {
+            let may_go = match entry.summary.update {
+                Some(update) => update < policy.before_update,
+                None => !policy.keep_untrained,
+            };
+            if may_go && entry.trace.take().is_some() {
                 report.episodes += 1;
                 report.bytes += entry.bytes;
             }

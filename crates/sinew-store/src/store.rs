@@ -27,7 +27,9 @@ pub struct Cursor(pub u64);
 /// Which episodes to list, in commit order. `None` matches everything.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Filter {
-    pub steps: Option<RangeInclusive<u64>>,
+    pub draws: Option<RangeInclusive<u64>>,
+    /// Trained by one of these optimizer updates.
+    pub updates: Option<RangeInclusive<u64>>,
     pub purpose: Option<String>,
     pub success: Option<bool>,
     pub group: Option<GroupId>,
@@ -66,7 +68,8 @@ pub struct EpisodeSummary {
     pub group: GroupId,
     pub task: TaskId,
     pub task_kind: String,
-    pub step: u64,
+    /// Number of the draw within its purpose; of traces of formats 1 and 2 the training step.
+    pub draw: u64,
     pub purpose: String,
     pub reward: f64,
     pub success: bool,
@@ -77,6 +80,8 @@ pub struct EpisodeSummary {
     pub total_s: f64,
     /// The batch that trained it.
     pub trained_in: Option<String>,
+    /// The optimizer update of that batch.
+    pub update: Option<u64>,
 }
 
 impl EpisodeSummary {
@@ -88,8 +93,8 @@ impl EpisodeSummary {
             group: trace.group.clone(),
             task: trace.task.clone(),
             task_kind: trace.task_kind.clone(),
-            step: trace.step,
-            purpose: trace.purpose.clone(),
+            draw: trace.origin.draw,
+            purpose: trace.origin.purpose.clone(),
             reward: trace.total_reward(),
             success: trace.outcome.success,
             end: EndKind::of(&trace.end),
@@ -98,6 +103,7 @@ impl EpisodeSummary {
             started_unix_s: trace.timing.started_unix_s,
             total_s: trace.timing.total_s,
             trained_in: None,
+            update: None,
         }
     }
 }
@@ -179,9 +185,9 @@ pub struct StoreStats {
 /// What gc may remove.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GcPolicy {
-    /// Episodes of earlier steps go.
-    pub before_step: u64,
-    /// Episodes that no batch trained stay.
+    /// Episodes that an earlier optimizer update trained go.
+    pub before_update: u64,
+    /// Episodes that no update trained stay; otherwise all of them go.
     pub keep_untrained: bool,
 }
 

@@ -19,7 +19,7 @@ pub struct SamplingParams {
     pub top_k: u32,
     /// Tokens below `min_p` times the largest probability are dropped; 0 keeps all.
     pub min_p: f32,
-    /// Most tokens to sample.
+    /// Maximum of tokens to sample.
     pub max_tokens: u32,
     /// Sampling one of these ends the generation; the token itself is part of the output.
     pub stop_ids: Vec<TokenId>,
@@ -29,7 +29,7 @@ pub struct SamplingParams {
     pub seed: u64,
     /// Added to the logits before sampling.
     pub logit_bias: Vec<(TokenId, f32)>,
-    /// How many of the most likely alternatives to report for each token.
+    /// Number of most likely alternatives to report for each token.
     pub top_logprobs: u8,
     /// What the output must be; `None`: anything.
     #[serde(with = "shared_option", skip_serializing_if = "Option::is_none")]
@@ -54,14 +54,13 @@ impl Default for SamplingParams {
     }
 }
 
-/// Temperatures other than 0 that tokens are sampled and trained at. Below them, dividing logits loses all
+/// Temperatures other than 0 that are allowed for sampling and training. Below them, dividing logits loses all
 /// precision, and gradients grow as the inverse.
 pub const TEMPERATURES: RangeInclusive<f32> = 1e-3..=100.0;
 
 impl SamplingParams {
-    /// The temperature of the policy that acts: what the log-probabilities of the sampled tokens are at, and
-    /// what they are trained at. Greedy sampling (0) has no probabilities to speak of: those of the model
-    /// itself, at 1, stand for it.
+    /// Temperature of the policy: log-probs of sampled tokens and the training loss use it. Greedy sampling (0)
+    /// has no useful probabilities, so the model's own at temperature 1 are used.
     pub fn policy_temperature(&self) -> f32 {
         if self.temperature == 0.0 {
             1.0
@@ -78,7 +77,7 @@ pub struct GenerateRequest {
     /// Everything the model sees, exactly.
     pub prompt: Vec<TokenId>,
     pub sampling: SamplingParams,
-    /// Larger runs first when there is not room for all.
+    /// Larger runs first when KV capacity is short.
     pub priority: i32,
 }
 
@@ -100,9 +99,9 @@ pub struct SampledToken {
     pub logprob: f32,
     /// The weights that sampled it.
     pub version: PolicyVersion,
-    /// The most likely alternatives, best first, if they were asked for.
+    /// The most likely alternatives, best first, if requested.
     pub top: Vec<TokenLogprob>,
-    /// What it was chosen from, if the request has a format.
+    /// What the token was chosen from, if the request has a format.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub choice: Option<Choice>,
 }
@@ -123,7 +122,7 @@ pub enum FinishReason {
     Aborted,
 }
 
-/// What an engine tells about a request. `Finished` or `Failed` comes last, exactly once.
+/// What an engine reports about a request. The last event is exactly one `Finished` or `Failed`.
 #[derive(Clone, Debug, PartialEq)]
 pub enum EngineEvent {
     Tokens {
@@ -133,7 +132,7 @@ pub enum EngineEvent {
     Finished {
         request: RequestId,
         reason: FinishReason,
-        /// Prompt tokens whose keys and values were found in the prefix cache.
+        /// Prompt tokens that the prefix cache held.
         cached_prompt_tokens: u32,
     },
     Failed {
@@ -142,10 +141,10 @@ pub enum EngineEvent {
     },
 }
 
-/// Receives a request's events on the engine's thread: must not block.
+/// Receives a request's events on the engine's thread. Must not block.
 pub type EventSink = Box<dyn FnMut(EngineEvent) + Send>;
 
-/// Why an engine refused or gave up.
+/// Why an engine refused or failed a request.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
 pub enum EngineError {
     #[error("engine queue is full: {waiting} requests wait, the limit is {limit}")]
@@ -174,13 +173,13 @@ pub enum EngineError {
     Failed(String),
 }
 
-/// What admission and health decide by.
+/// Load and health of an engine.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct EngineStatus {
     pub version: PolicyVersion,
     pub running: usize,
     pub waiting: usize,
-    /// Free and total tokens of key-value room.
+    /// KV capacity in tokens, free and in total.
     pub kv_tokens_free: usize,
     pub kv_tokens_total: usize,
     /// Counters since start.
@@ -188,21 +187,21 @@ pub struct EngineStatus {
     pub prefill_tokens: u64,
     pub cached_prompt_tokens: u64,
     pub preemptions: u64,
-    /// Seconds the engine was computing, of those since start.
+    /// Seconds of computing since start.
     pub busy_s: f64,
 }
 
-/// What the tokens of an engine are worth.
+/// Whether an engine's tokens may be trained on.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "type")]
 pub enum Fidelity {
-    /// Ids, log-probabilities and versions are those of the model: they may be trained on.
+    /// Ids, log-probs and versions are the model's own: yes.
     TokenExact,
-    /// Good for scores only: ids or log-probabilities are not what the model sampled.
+    /// For scores only: ids or log-probs are not what the model sampled.
     Evaluation { why: String },
 }
 
-/// Generates tokens from tokens. Sees no text but stop strings, knows no episode.
+/// Generates tokens from tokens. It sees no text except stop strings and knows no episode.
 pub trait Engine: Send + Sync {
     /// Queues a request. Events arrive through `sink`; after an `Err` none will.
     fn submit(&self, request: GenerateRequest, sink: EventSink) -> Result<(), EngineError>;
@@ -224,13 +223,13 @@ pub trait Engine: Send + Sync {
 
     fn status(&self) -> EngineStatus;
 
-    /// What its tokens are worth.
+    /// Whether its tokens may be trained on.
     fn fidelity(&self) -> Fidelity {
         Fidelity::TokenExact
     }
 
-    /// Whether it draws the tokens of a request with a format from the masks of that format. One
-    /// that does not may still have its own way with a format, or refuse it.
+    /// Whether tokens of a request with a format are sampled from that format's masks. Other engines may enforce
+    /// formats by their own means, or refuse them.
     fn holds_formats(&self) -> bool {
         false
     }

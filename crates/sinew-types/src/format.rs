@@ -1,12 +1,12 @@
-//! Output formats: what a generation's text must be, and what is recorded of how it was held to it.
+//! Output formats: what a generated text must be, and the record of how that was enforced.
 
 use crate::engine::SampledToken;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
-/// Most bytes of a format's texts together. Larger ones are refused before anything is compiled.
+/// Maximum of bytes of all texts of a format. Larger formats are refused before compilation.
 pub const MAX_FORMAT_BYTES: usize = 256 * 1024;
-/// Most texts of a [`Grammar::Choice`] and calls of a [`Grammar::Tools`].
+/// Maximum of texts of a [`Grammar::Choice`] and of calls of a [`Grammar::Tools`].
 pub const MAX_FORMAT_ITEMS: usize = 256;
 
 /// What the output must be, to the byte.
@@ -33,7 +33,7 @@ impl Format {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Whitespace {
-    /// `", "` and `": "` and no other space: an output cannot spend its tokens on blanks.
+    /// `", "` and `": "` and no other whitespace, so that no tokens are spent on it.
     #[default]
     Spaced,
     /// `","` and `":"` and no space at all.
@@ -46,7 +46,7 @@ pub enum Whitespace {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "type", deny_unknown_fields)]
 pub enum Grammar {
-    /// JSON that this schema accepts. The text as it was given: properties come in its order.
+    /// JSON that this schema accepts. The schema's text is kept, and properties come in its order.
     JsonSchema { schema: String },
     /// Any JSON object.
     JsonObject,
@@ -56,7 +56,7 @@ pub enum Grammar {
     Lark { grammar: String },
     /// One of these texts, to the byte.
     Choice { texts: Vec<String> },
-    /// Free text with tool calls whose arguments are held to their schemas.
+    /// Free text with tool calls whose arguments match their schemas.
     Tools(ToolGrammar),
 }
 
@@ -64,14 +64,14 @@ pub enum Grammar {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ToolGrammar {
-    /// Where free text ends and a call begins. Every [`ToolTag::begin`] starts with it.
+    /// Text that ends free text and opens a call. Every [`ToolTag::begin`] starts with it.
     pub trigger: String,
     pub calls: Vec<ToolTag>,
-    /// Whether text may come without a call.
+    /// Whether the output may be text without a call.
     pub need: ToolNeed,
     /// Whether more calls may follow the first.
     pub parallel: bool,
-    /// JSON Schema of what may come in place of the calls, if calls are needed but for it.
+    /// JSON Schema of an answer that is allowed instead of the calls, where calls are required.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub answer: Option<String>,
 }
@@ -86,17 +86,17 @@ pub struct ToolTag {
     pub end: String,
 }
 
-/// Whether an output may do without a tool call.
+/// Whether an output needs a tool call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ToolNeed {
     /// Free text, and calls if the model opens one.
     Auto,
-    /// Nothing but calls.
+    /// Calls alone.
     Required,
 }
 
-/// Why a format cannot be meant.
+/// Why a format is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FormatError {
     #[error(
@@ -116,7 +116,7 @@ pub enum FormatError {
 }
 
 impl Grammar {
-    /// As it is called in messages and in counts.
+    /// Name in messages and counters.
     pub fn name(&self) -> &'static str {
         match self {
             Self::JsonSchema { .. } => "json_schema",
@@ -145,7 +145,7 @@ impl Grammar {
 }
 
 impl Format {
-    /// Checks sizes and what needs no compiler.
+    /// Checks sizes and everything else that needs no compiler.
     ///
     /// # Errors
     /// The field, its value and what is allowed.
@@ -204,7 +204,7 @@ impl Format {
     }
 }
 
-/// A format and who held the output to it: recorded once for a generation.
+/// A format and how it was enforced; recorded once per generation.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct FormatLaw {
     #[serde(with = "shared")]
@@ -212,44 +212,44 @@ pub struct FormatLaw {
     pub enforced: Enforced,
 }
 
-/// Who held the output to its format.
+/// How an output format was enforced.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "type")]
 pub enum Enforced {
-    /// Every token is drawn from the softmax over a mask that can be made again.
+    /// Every token was sampled from the softmax over a mask that can be reproduced.
     Masks {
-        /// What makes masks, with the versions that decide their meaning.
+        /// The libraries that compute masks, with their versions.
         implementation: String,
         /// Hash of the table from ids to bytes, of the ends and of the settings.
         environment: String,
         /// Hash of the format.
         format: String,
     },
-    /// An outside engine, by its own means: the masks are not known, so that nothing of it can be trained.
+    /// By an outside engine. The masks are not known, so the output cannot be trained on.
     Outside { engine: String },
-    /// Nobody: it was advice, the tokens are drawn from the full softmax.
+    /// Not at all: tokens were sampled from the full softmax.
     Advice,
 }
 
-/// What is recorded of the choice that a token was.
+/// What one token was chosen from.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Choice {
     #[serde(with = "shared")]
     pub law: Arc<FormatLaw>,
-    /// Tokens that the mask allows; 1: no choice. 0 where no mask is known.
+    /// Number of tokens that the mask allows; 1: no choice. 0 where no mask is known.
     pub allowed: u32,
     /// Hash of the mask; 0 where no mask is known.
     pub mask: u64,
-    /// Natural logarithm of the probability that the model gave to all allowed tokens together, at the
-    /// temperature of sampling. 0 where it is not known and where nothing was computed.
+    /// Natural logarithm of the model's total probability of the allowed tokens, at the sampling temperature. 0 where
+    /// it is not known or was not computed.
     pub log_mass: f32,
 }
 
-/// What a sampled node's tokens were held to. The vectors have one entry for each token.
+/// The output format of a sampled node. The vectors have one entry for each token.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct NodeFormat {
     pub law: FormatLaw,
-    /// Tokens that were allowed; 1: no choice. Empty where no masks are known.
+    /// Number of allowed tokens; 1: no choice. Empty where no masks are known.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub allowed: Vec<u32>,
     /// Hashes of the masks. Empty where no masks are known.
@@ -261,7 +261,7 @@ pub struct NodeFormat {
 }
 
 impl NodeFormat {
-    /// Before any token.
+    /// A record without tokens.
     pub fn new(law: FormatLaw) -> Self {
         Self {
             law,
@@ -271,17 +271,17 @@ impl NodeFormat {
         }
     }
 
-    /// Whether each token has a mask that can be made again.
+    /// Whether each token has a mask that can be reproduced.
     pub fn masked(&self) -> bool {
         matches!(self.law.enforced, Enforced::Masks { .. })
     }
 
-    /// Whether the `index`-th token was without a choice.
+    /// Whether the mask allowed only one token at `index`.
     pub fn forced(&self, index: usize) -> bool {
         self.allowed.get(index) == Some(&1)
     }
 
-    /// Records `token`'s choice in `format`; the first one says what the format is.
+    /// Records `token`'s choice in `format`. The first token sets the format.
     pub fn push(format: &mut Option<Box<Self>>, token: &SampledToken) {
         let Some(choice) = &token.choice else { return };
         let format = format.get_or_insert_with(|| Box::new(Self::new((*choice.law).clone())));
@@ -300,7 +300,7 @@ impl NodeFormat {
     }
 }
 
-/// Serializes what is shared as what it holds.
+/// Serializes an `Arc` as its content.
 pub(crate) mod shared {
     use serde::{Deserialize, Deserializer, Serialize, Serializer};
     use std::sync::Arc;
@@ -319,7 +319,7 @@ pub(crate) mod shared {
     }
 }
 
-/// The same where there may be none.
+/// The same for an optional `Arc`.
 pub(crate) mod shared_option {
     use serde::{Deserialize, Deserializer, Serialize, Serializer};
     use std::sync::Arc;

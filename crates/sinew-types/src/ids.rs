@@ -34,8 +34,8 @@ macro_rules! string_id {
 }
 
 string_id!(
-    /// One episode. Stable across restarts: derived from run, step, task and sample index,
-    /// so that committing an episode twice is recognized.
+    /// One episode. It names the draw and the place in its group (`d00000042-e3`), so that it is
+    /// stable across restarts and a second commit of the episode is recognized.
     EpisodeId
 );
 string_id!(

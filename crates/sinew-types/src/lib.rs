@@ -13,8 +13,10 @@ mod engine;
 mod format;
 mod ids;
 mod message;
+mod origin;
 mod seed;
 mod signal;
+mod stored;
 mod task;
 mod trace;
 mod weights;
@@ -31,6 +33,7 @@ pub use format::{
 };
 pub use ids::{EpisodeId, GroupId, PolicyVersion, RequestId, TaskId, TokenId};
 pub use message::{Message, Role, ToolCall, ToolSpec};
+pub use origin::{Component, Origin, Provenance, Sampling};
 pub use seed::{GOLDEN_GAMMA, SplitMix64, finalize64, mix_hash, mix_seed};
 pub use signal::{
     Aggregation, Correction, Divergence, KlEstimator, KlSpec, LossSpec, RejectionLevel,

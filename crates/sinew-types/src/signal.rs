@@ -1,4 +1,4 @@
-//! What an algorithm hands to a trainer: rows of tokens with per-token signals, and how the
+//! The input of a trainer: rows of tokens with per-token signals, and how the
 //! loss is computed from them. The trainer knows no algorithm by name.
 
 use crate::engine::{TEMPERATURES, TokenLogprob};
@@ -17,29 +17,29 @@ pub struct TrainRow {
     /// Share of the token in the loss, with the *global* denominator of the batch already
     /// applied: `loss = Σ weights[t] · L_t` over all rows, micro-batches and ranks.
     pub weights: Vec<f32>,
-    /// Share of the row in what the loss is a mean over: tokens, or episodes where each episode counts the
-    /// same. A part of the batch is a mean of its own once its weights are divided by its rows' shares.
+    /// The row's share of the loss denominator: tokens, or episodes where each episode counts the same. Dividing
+    /// the weights of a part of the batch by the sum of its shares gives the mean over that part.
     pub share: f64,
     pub advantages: Vec<f32>,
-    /// At which each token was sampled, above 0: the policy that acted, and is trained, is the softmax of
-    /// `logits / temperature`, and every log-probability and entropy of the token is its. Empty: 1 for all.
+    /// Per-token sampling temperature, above 0. The policy is `softmax(logits / temperature)`, for log-probs and
+    /// entropies alike. Empty: 1 for all.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub temperatures: Vec<f32>,
     /// Log-probabilities recorded by the engine that sampled the tokens.
     pub behaviour_logprobs: Vec<f32>,
     /// Of the frozen reference model; required if the loss has a KL term.
     pub ref_logprobs: Option<Vec<f32>>,
-    /// Of the proximal policy; `None`: the trainer's own first forward pass, or the behaviour's.
+    /// Of the proximal policy; `None`: of the trainer's first forward pass, or of the behaviour policy.
     pub prox_logprobs: Option<Vec<f32>>,
     /// Value estimates at sampling time and the returns to fit, if there is a critic.
     pub values: Option<Vec<f32>>,
     pub returns: Option<Vec<f32>>,
-    /// A teacher's most likely tokens in the place of each token, best first; required if the
-    /// loss compares with a teacher's distribution.
+    /// A teacher's most likely tokens at each place, best first; required if the loss has a
+    /// teacher term.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub teacher_top: Option<Vec<Vec<TokenLogprob>>>,
-    /// Which tokens could have been drawn, where that was not all: the policy that acted, and is trained,
-    /// is the softmax over them, and so is every other log-probability, entropy and divergence of the token.
+    /// The tokens that an output format allowed. The policy is the softmax over them, and so are all other log-probs,
+    /// entropies and divergences of the token. `None`: no format.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub masks: Option<RowMasks>,
     /// Oldest weights that sampled a token of this row.
@@ -318,7 +318,7 @@ pub enum Surrogate {
     CrossEntropy,
 }
 
-/// What is compared for a rejection.
+/// The quantity that a rejection compares with its bound.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RejectionMetric {

@@ -11,7 +11,7 @@ pub struct Task {
     pub kind: String,
     /// Text of the problem.
     pub prompt: String,
-    /// What the environment checks the outcome against; its schema is the environment's.
+    /// Input of the environment, such as the expected answer; the environment defines its schema.
     pub data: serde_json::Value,
     /// Seed of everything random in the episode's world.
     pub seed: u64,

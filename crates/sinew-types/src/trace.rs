@@ -7,15 +7,14 @@ use crate::engine::{FinishReason, TEMPERATURES};
 use crate::format::NodeFormat;
 use crate::ids::{EpisodeId, GroupId, PolicyVersion, TaskId, TokenId};
 use crate::message::Message;
+use crate::origin::{Origin, Provenance};
+use crate::stored::StoredTrace;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// Version of the serialized form; readers refuse newer ones. Since 2, nodes may have a format: a reader
-/// that ignored it would train another distribution than the one sampled.
-pub const TRACE_FORMAT_VERSION: u32 = 2;
-
-/// The first version whose nodes may have a format.
-const FORMATS_SINCE: u32 = 2;
+/// Version of the serialized form. Older ones are converted when they are read, newer ones are refused: a reader
+/// that ignored a field it does not know might train another distribution than the one sampled.
+pub const TRACE_FORMAT_VERSION: u32 = 3;
 
 /// Index of a node in [`Trace::nodes`].
 pub type NodeId = u32;
@@ -29,16 +28,16 @@ pub const NO_PARENT: NodeId = NodeId::MAX;
 pub enum TokenKind {
     /// Rendered before the first turn.
     Prompt,
-    /// Drawn by the engine from the policy.
+    /// Sampled by the engine from the policy.
     Sampled,
-    /// In the model's turn, but not drawn by it (a closing tag after truncation, a join, a token that a
-    /// format left no choice about).
+    /// In the model's turn, but not sampled (a closing tag after truncation, a turn boundary, a token without
+    /// an alternative under the output format).
     Forced,
-    /// What the environment answered, rendered.
+    /// The environment's answer, rendered.
     Observation,
 }
 
-/// `len` sampled tokens from `start` within a node, drawn by one version.
+/// `len` tokens from `start` within a node, sampled by one version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VersionSpan {
     pub start: u32,
@@ -57,16 +56,16 @@ pub struct Node {
     pub tokens: Vec<TokenId>,
     /// One for each token of a sampled node, otherwise empty.
     pub logprobs: Vec<f32>,
-    /// At which a sampled node's tokens were drawn: `logprobs` are of the softmax at it, and training is
-    /// too. 1 where sampling was greedy, and for nodes that nobody sampled; what is stored without says 1.
+    /// Sampling temperature. `logprobs` and the training loss use it. 1 for greedy sampling and for nodes
+    /// that were not sampled; also the default when absent.
     #[serde(default = "one", skip_serializing_if = "is_one")]
     pub temperature: f32,
     /// Cover a sampled node's tokens in order without gaps, otherwise empty.
     pub versions: Vec<VersionSpan>,
-    /// What a sampled node's tokens were held to, if anything.
+    /// Output format of a sampled node, if it had one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub format: Option<Box<NodeFormat>>,
-    /// The messages that the tokens say, where there are any.
+    /// The messages that the tokens render, if any.
     pub messages: Vec<Message>,
     /// Why sampling ended, for sampled nodes.
     pub finish: Option<FinishReason>,
@@ -97,13 +96,12 @@ fn is_false(flag: &bool) -> bool {
 }
 
 impl Node {
-    /// Whether the `index`-th token was without a choice in a sampled node.
+    /// Whether the output format allowed only one token at `index`.
     pub fn forced(&self, index: usize) -> bool {
         self.format.as_ref().is_some_and(|f| f.forced(index))
     }
 
-    /// A node that nobody sampled: its tokens were given, so that it has neither
-    /// log-probabilities nor versions nor an end of sampling.
+    /// A node that was not sampled: it has no log-probs, versions or finish reason.
     pub fn given(
         parent: NodeId,
         turn: u32,
@@ -128,17 +126,16 @@ impl Node {
     }
 }
 
-/// A limit that cut an episode.
+/// A limit that truncated an episode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Limit {
     Turns,
-    TurnTokens,
     Context,
     WallTime,
 }
 
-/// Which part of the system an episode died of.
+/// The part of the system that failed an episode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FailureKind {
@@ -152,7 +149,7 @@ pub enum FailureKind {
     Cancelled,
 }
 
-/// How an episode ended. The three are never mixed up.
+/// How an episode ended.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "type")]
 pub enum EpisodeEnd {
@@ -173,53 +170,54 @@ pub struct Outcome {
     pub success: bool,
     /// Named components and measurements (format, tool calls, errors).
     pub metrics: BTreeMap<String, f64>,
-    /// The episode has no reward, neither as a whole nor for a turn: `reward` and `success`
-    /// say nothing.
+    /// The episode has no reward, neither as a whole nor for a turn: `reward` and `success` have no
+    /// meaning.
     #[serde(default, skip_serializing_if = "is_false")]
     pub unscored: bool,
 }
 
-/// Where an episode's wall time went, in seconds.
+/// Wall time of an episode, in seconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Timing {
     pub started_unix_s: f64,
     pub total_s: f64,
     pub generate_s: f64,
     pub tool_s: f64,
+    /// From the request for admission until the episode started. Not part of `total_s`.
     pub queue_s: f64,
 }
 
 /// One episode, from boot to score.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(try_from = "StoredTrace")]
 pub struct Trace {
+    /// [`TRACE_FORMAT_VERSION`], whatever format was read.
     pub format_version: u32,
     pub episode: EpisodeId,
     pub group: GroupId,
     pub task: TaskId,
     /// Task type, for per-type metrics.
     pub task_kind: String,
-    /// Training step that asked for it; evaluation episodes carry the step they evaluate.
-    pub step: u64,
-    /// `train`, `eval-before`, ... : what the episode was run for.
-    pub purpose: String,
+    pub origin: Origin,
+    #[serde(skip_serializing_if = "Provenance::is_empty")]
+    pub provenance: Provenance,
     pub nodes: Vec<Node>,
     pub outcome: Outcome,
     pub end: EpisodeEnd,
     pub timing: Timing,
-    /// Fields of an outside agent's requests that were accepted without effect: their paths, and
-    /// how often each came.
+    /// Fields of an outside agent's requests that had no effect: paths and counts.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub ignored: BTreeMap<String, u64>,
 }
 
-/// A token on a path, with all that is known of it.
+/// A token on a path, with its log-prob, temperature and version.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PathToken {
     pub id: TokenId,
     pub kind: TokenKind,
     pub node: NodeId,
     pub turn: u32,
-    /// Of sampled tokens; forced ones within a sampled node have none.
+    /// Only of sampled tokens; forced tokens within a sampled node have none.
     pub logprob: Option<f32>,
     /// Of its node.
     pub temperature: f32,
@@ -229,11 +227,17 @@ pub struct PathToken {
 /// Which invariant a trace breaks.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum TraceError {
-    #[error("trace {episode}: format version {actual}, this program reads up to {expected}")]
+    #[error("trace {episode}: format version {actual}, this program reads 1 to {expected}")]
     Version {
         episode: EpisodeId,
         actual: u32,
         expected: u32,
+    },
+    #[error("trace {episode}: format version {version} needs the field {field:?}")]
+    Missing {
+        episode: EpisodeId,
+        version: u32,
+        field: &'static str,
     },
     #[error("trace {episode}: node {node} has parent {parent}, expected a smaller index")]
     Parent {
@@ -294,7 +298,7 @@ impl Trace {
     /// Checks every invariant of the format; a store refuses what fails.
     pub fn validate(&self) -> Result<(), TraceError> {
         let episode = || self.episode.clone();
-        if self.format_version > TRACE_FORMAT_VERSION {
+        if self.format_version != TRACE_FORMAT_VERSION {
             return Err(TraceError::Version {
                 episode: episode(),
                 actual: self.format_version,
@@ -390,13 +394,6 @@ impl Trace {
                 why,
             })
         };
-        if self.format_version < FORMATS_SINCE {
-            let why = format!(
-                "needs format version {FORMATS_SINCE}, the trace says {}",
-                self.format_version
-            );
-            return wrong("law", why);
-        }
         if node.kind != TokenKind::Sampled {
             return wrong("law", format!("is set on a node of kind {:?}", node.kind));
         }
@@ -482,7 +479,7 @@ impl Trace {
         out
     }
 
-    /// Number of sampled tokens in all nodes, without those that a format left no choice about.
+    /// Number of sampled tokens in all nodes, without forced tokens.
     pub fn sampled_tokens(&self) -> usize {
         let sampled = self.nodes.iter().filter(|n| n.kind == TokenKind::Sampled);
         sampled
@@ -552,8 +549,8 @@ mod tests {
             group: GroupId::new("g"),
             task: TaskId::new("t"),
             task_kind: "k".into(),
-            step: 0,
-            purpose: "train".into(),
+            origin: Origin::default(),
+            provenance: Provenance::default(),
             nodes,
             outcome: Outcome::default(),
             end: EpisodeEnd::Terminated,
@@ -644,7 +641,7 @@ mod tests {
         refused("log-prob is -0.5", &|t| {
             t.nodes[0].format = Some(held(&[7, 1]))
         });
-        refused("version 2", &|t| t.format_version = 1);
+        refused("format version 2", &|t| t.format_version = 2);
         refused("log_mass", &|t| {
             let format = t.nodes[0].format.as_mut().unwrap();
             format.log_mass[0] = f32::NAN;

@@ -84,7 +84,8 @@ pub(crate) fn show(args: &ShowArgs) -> Result<(), Failure> {
 pub(crate) fn list(args: &EpisodesArgs) -> Result<(), Failure> {
     let store = open_store(&args.run_dir)?;
     let filter = Filter {
-        steps: args.step.map(|s| s..=s),
+        draws: args.draw.map(|d| d..=d),
+        updates: args.step.map(|s| s..=s),
         purpose: args.purpose.clone(),
         success: args.success,
         end: args.end.map(EndKind::from),
@@ -99,9 +100,13 @@ pub(crate) fn list(args: &EpisodesArgs) -> Result<(), Failure> {
             output::print_json(&json!(e));
         } else {
             output::print(&format!(
-                "{:24} step {:>4}  {:12} {:10} reward {:>6.3}  turns {:>2}  tokens {:>4}  {}\n",
+                "{:24} draw {:>5}  {:>10}  {:12} {:10} reward {:>6.3}  turns {:>2}  tokens {:>4}  {}\n",
                 visible(e.episode.as_str()),
-                e.step,
+                e.draw,
+                match e.update {
+                    Some(step) => format!("step {step:>5}"),
+                    None => String::new(),
+                },
                 visible(&e.purpose),
                 visible(&e.task_kind),
                 e.reward,

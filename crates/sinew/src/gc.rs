@@ -37,7 +37,7 @@ pub(crate) fn run(args: &GcArgs) -> Result<(), Failure> {
     })?;
     let removed = store
         .gc(GcPolicy {
-            before_step: step + 1,
+            before_update: step + 1,
             keep_untrained: true,
         })
         .map_err(Failure::system)?;

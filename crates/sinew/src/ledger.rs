@@ -150,7 +150,9 @@ impl Parts {
         };
         loop {
             let page = self.store.list(&filter).map_err(Failure::system)?;
-            let found = page.episodes.into_iter().map(|e| (e.episode, e.step));
+            let step_of = |draw: u64| draw / self.draws_per_step + 1;
+            let found = page.episodes.into_iter();
+            let found = found.map(|e| (e.episode, step_of(e.draw)));
             stored.episodes.extend(found);
             match page.next {
                 Some(next) => filter.after = Some(next),

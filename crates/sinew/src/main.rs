@@ -182,7 +182,10 @@ pub(crate) struct EpisodesArgs {
     /// train, eval-before, eval-after, ...
     #[arg(long)]
     pub(crate) purpose: Option<String>,
-    /// Training step
+    /// Number of the draw
+    #[arg(long)]
+    pub(crate) draw: Option<u64>,
+    /// Training step that trained it
     #[arg(long)]
     pub(crate) step: Option<u64>,
     /// How the episode ended

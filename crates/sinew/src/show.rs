@@ -4,7 +4,7 @@ use crate::report::{end_text, kind_name};
 use crate::visible::visible;
 use serde_json::json;
 use sinew_render::Renderer;
-use sinew_types::{NO_PARENT, Node, TokenKind, Trace};
+use sinew_types::{NO_PARENT, Node, Provenance, TokenKind, Trace};
 use std::fmt::Write;
 
 /// How an episode is printed.
@@ -30,18 +30,19 @@ pub(crate) fn text(trace: &Trace, renderer: &dyn Renderer, options: ShowOptions)
     let mut out = String::new();
     let _ = writeln!(
         out,
-        "episode {}  task {} ({})  step {}  {}\n{}  {}",
+        "episode {}  task {} ({})  draw {}  {}\n{}  {}",
         visible(trace.episode.as_str()),
         visible(trace.task.as_str()),
         visible(&trace.task_kind),
-        trace.step,
-        visible(&trace.purpose),
+        trace.origin.draw,
+        visible(&trace.origin.purpose),
         match trace.score() {
             Some(reward) => format!("reward {reward:.3}  success {}", trace.outcome.success),
             None => "nobody gave it a reward".into(),
         },
         visible(&end_text(&trace.end))
     );
+    provenance(&mut out, &trace.provenance);
     for (id, node) in trace.nodes.iter().enumerate() {
         header(&mut out, id, node);
         let body = if options.tokens {
@@ -62,6 +63,36 @@ pub(crate) fn text(trace: &Trace, renderer: &dyn Renderer, options: ShowOptions)
         "\n{trained} of {all} tokens are sampled; only those can enter the loss"
     );
     out
+}
+
+/// One line of what is known of how the episode came about.
+fn provenance(out: &mut String, p: &Provenance) {
+    let seed = |name: &str, seed: Option<u64>| seed.map(|seed| format!("{name} {seed}"));
+    let component = p.environment.as_ref();
+    let sampling = p.sampling.as_ref().map(|s| {
+        format!(
+            "temperature {}, top_p {}, top_k {}, min_p {}, max_tokens {}",
+            s.temperature, s.top_p, s.top_k, s.min_p, s.max_tokens
+        )
+    });
+    let template = p.chat_template.as_deref();
+    let known = [
+        component.map(|c| format!("environment {} {}", c.name, c.version)),
+        seed("task seed", p.task_seed),
+        seed("seed", p.seed),
+        sampling,
+        template.map(|hash| format!("template {}", hash.get(..12).unwrap_or(hash))),
+        p.kernels.as_ref().map(|k| format!("kernels {k}")),
+        p.sandbox.as_ref().map(|level| format!("sandbox {level}")),
+    ];
+    let tools = p
+        .tools
+        .iter()
+        .map(|(name, version)| format!("tool {name} {version}"));
+    let known: Vec<String> = known.into_iter().flatten().chain(tools).collect();
+    if !known.is_empty() {
+        let _ = writeln!(out, "{}", visible(&known.join("  ")));
+    }
 }
 
 fn header(out: &mut String, id: usize, node: &Node) {

@@ -20,17 +20,17 @@ use sinew_model::{
 };
 use sinew_pipeline::{
     CrossPolicy, CrossPolicyConfig, Curriculum, Dataset, EvalRecord, Learner, PipelineError,
-    PoolSource, Rows, StepRecord, TasksByKind, Wanted, by_group,
+    PoolSource, Rows, StepRecord, TasksByKind, Wanted, by_group, draws_per_step,
 };
 use sinew_pool::schema::Kind;
 use sinew_render::{ChatRenderer, GgufVocab, Renderer, TinyRenderer};
-use sinew_rollout::{Admission, EpisodeLimits, EpisodeOptions, EpisodeParts, Gauges};
+use sinew_rollout::{Admission, EpisodeLimits, EpisodeOptions, EpisodeParts, Gauges, RunInfo};
 use sinew_sandbox::{
     Limits, Pool, PoolConfig, ProcessConfig, ProcessProvider, SandboxProvider, SandboxSpec,
 };
 use sinew_store::{DiskStore, Filter, MemoryStore, Recovery, StoreError, StoreOptions, TraceStore};
 use sinew_tensor::Device;
-use sinew_types::{Clock, Engine, EpisodeId, SamplingParams, Trace};
+use sinew_types::{Clock, Component, Engine, EpisodeId, Provenance, SamplingParams, Trace};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -80,6 +80,8 @@ pub(crate) struct Parts {
     /// Task types, for adaptive sampling.
     pub(crate) task_kinds: Option<TasksByKind>,
     pub(crate) cross: Option<Arc<CrossPolicy>>,
+    /// Draws that belong to one training step.
+    pub(crate) draws_per_step: u64,
     config: ModelConfig,
     kernels: String,
     threads: usize,
@@ -520,6 +522,32 @@ pub(crate) fn train_worker() -> Result<(), Failure> {
     })?)
 }
 
+/// What every trace of a run says of how it came about.
+fn run_info(
+    recipe: &Recipe,
+    dir: &RunDir,
+    (envs, renderer): (&dyn EnvFactory, &dyn Renderer),
+    device: &Device,
+) -> RunInfo {
+    let name = dir.path().file_name().unwrap_or_default();
+    let embedded = recipe.engine.kind == "embedded";
+    let sandboxed = recipe.env.needs().sandbox;
+    RunInfo {
+        name: name.to_string_lossy().into_owned(),
+        provenance: Provenance {
+            environment: Some(Component {
+                name: envs.name().to_owned(),
+                version: envs.version().to_owned(),
+            }),
+            chat_template: renderer.template_hash(),
+            tools: envs.tools(),
+            kernels: embedded.then(|| kernels(device)),
+            sandbox: sandboxed.then(|| recipe.sandbox.level.clone()),
+            ..Provenance::default()
+        },
+    }
+}
+
 impl Parts {
     /// Builds everything; with `resume`, from the last good checkpoint.
     pub(crate) fn build(
@@ -559,7 +587,14 @@ impl Parts {
         let (engine, cross) = engines(recipe, &device, renderer.as_ref(), &grammars, &learner)?;
         let harness = harness::build(&recipe.harness, &recipe.sandbox, renderer.as_ref())?;
         let admission = Admission::new(admission::config(recipe), Arc::clone(&engine));
+        let run = run_info(recipe, dir, (envs.as_ref(), renderer.as_ref()), &device);
+        // Given episodes replace no others.
+        let refill = match data.is_some() || pool.is_some() {
+            true => 0,
+            false => algorithm.refill(),
+        };
         let parts = Self {
+            draws_per_step: draws_per_step(recipe.rollout.tasks_per_step, refill),
             episode: EpisodeParts {
                 engine,
                 renderer,
@@ -568,6 +603,7 @@ impl Parts {
                 admission,
                 gauges: Arc::new(Gauges::default()),
                 requests: Arc::new(AtomicU64::new(1)),
+                run: Arc::new(run),
             },
             taskset,
             store,
@@ -710,7 +746,7 @@ impl Parts {
     /// Training episodes of `step` that the store holds.
     fn stored_step(&self, step: u64) -> Result<Vec<Trace>, Failure> {
         let mut filter = Filter {
-            steps: Some(step..=step),
+            draws: Some((step - 1) * self.draws_per_step..=step * self.draws_per_step - 1),
             purpose: Some("train".into()),
             limit: 1000,
             ..Filter::default()

@@ -203,6 +203,8 @@ class Client(HttpClient):
         group: str | None = None,
         kind: str | None = None,
         purpose: str | None = None,
+        run: str | None = None,
+        draw: int | None = None,
         step: int | None = None,
         seed: int | None = None,
         max_turns: int | None = None,
@@ -211,7 +213,8 @@ class Client(HttpClient):
     ) -> Rollout:
         """Opens a rollout.
 
-        `group` names the rollouts whose rewards are compared. `sampling` may hold
+        `group` names the rollouts whose rewards are compared. `draw` is the number of the task that
+        was drawn in `run`; `step` is its former name. `sampling` may hold
         `temperature`, `top_p`, `top_k`, `min_p`, `max_tokens`, and `pinned`: the agent cannot
         change them.
         """
@@ -221,7 +224,8 @@ class Client(HttpClient):
             "group": group,
             "task_kind": kind,
             "purpose": purpose,
-            "step": step,
+            "run": run,
+            "draw": step if draw is None else draw,
             "seed": seed,
             "max_turns": max_turns,
             "max_context_tokens": max_context_tokens,

@@ -2,8 +2,8 @@
 
 use sinew_algo::{Algorithm, AlgorithmConfig, AlgorithmKind, RunFacts};
 use sinew_types::{
-    EpisodeEnd, EpisodeId, GroupId, NO_PARENT, Node, NodeId, Outcome, PolicyVersion,
-    TRACE_FORMAT_VERSION, TaskId, Timing, TokenKind, Trace, TrainRow, VersionSpan,
+    EpisodeEnd, EpisodeId, GroupId, NO_PARENT, Node, NodeId, Origin, Outcome, PolicyVersion,
+    Provenance, TRACE_FORMAT_VERSION, TaskId, Timing, TokenKind, Trace, TrainRow, VersionSpan,
 };
 
 pub(crate) const FACTS: RunFacts = RunFacts {
@@ -46,8 +46,11 @@ pub(crate) fn trace(group: &str, episode: &str, reward: f64, nodes: Vec<Node>) -
         group: GroupId::new(group),
         task: TaskId::new(group),
         task_kind: "kind".into(),
-        step: 0,
-        purpose: "train".into(),
+        origin: Origin {
+            purpose: "train".into(),
+            ..Origin::default()
+        },
+        provenance: Provenance::default(),
         nodes,
         outcome: Outcome {
             reward,

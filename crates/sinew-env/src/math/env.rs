@@ -20,6 +20,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 use sinew_sandbox::{Sandbox, SandboxProvider, SandboxSpec};
 use sinew_types::{Message, Outcome, Task, ToolCall};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -118,6 +119,10 @@ fn task_data(task: &Task) -> Result<TaskData, EnvError> {
 impl EnvFactory for ToolMathFactory {
     fn name(&self) -> &str {
         "tool_math"
+    }
+
+    fn tools(&self) -> BTreeMap<String, String> {
+        [(TOOL.to_owned(), python::VERSION.to_owned())].into()
     }
 
     fn create(&self, task: &Task) -> Result<Box<dyn Env>, EnvError> {

@@ -4,6 +4,8 @@ use crate::port::{EnvError, Observation};
 use sinew_sandbox::{Ending, ExecRequest, ExecResult, Program, Sandbox};
 use std::time::Duration;
 
+/// Changes when equal code may be run or shown in another way.
+pub(super) const VERSION: &str = "1";
 /// Most bytes of code in one call.
 pub(super) const MAX_CODE_BYTES: usize = 4096;
 /// Most characters of output that the model is shown.

@@ -3,7 +3,9 @@
 use super::last_path::LastPath;
 use super::types::SessionError;
 use super::{Call, Session};
-use sinew_types::{EpisodeEnd, NO_PARENT, NodeId, TRACE_FORMAT_VERSION, Timing, TokenKind, Trace};
+use sinew_types::{
+    EpisodeEnd, NO_PARENT, NodeId, Origin, TRACE_FORMAT_VERSION, Timing, TokenKind, Trace,
+};
 
 impl Session {
     /// The trace as it is now, with everything in it.
@@ -21,8 +23,12 @@ impl Session {
             group: self.spec.group.clone(),
             task: self.spec.task.clone(),
             task_kind: self.spec.task_kind.clone(),
-            step: self.spec.step,
-            purpose: self.spec.purpose.clone(),
+            origin: Origin {
+                run: self.spec.run.clone(),
+                draw: self.spec.draw,
+                purpose: self.spec.purpose.clone(),
+            },
+            provenance: self.spec.provenance.clone(),
             nodes: self.nodes.clone(),
             outcome: self.outcome.clone(),
             end: self.natural_end(),

@@ -5,10 +5,10 @@ use crate::ignored::Ignored;
 use crate::keys::{Key, StateId};
 use crate::limits::SessionLimits;
 use serde::{Deserialize, Serialize};
-use sinew_render::RenderError;
+use sinew_render::{RenderError, Renderer};
 use sinew_types::{
-    EpisodeEnd, EpisodeId, FinishReason, GroupId, Limit, Message, NodeId, SampledToken, TaskId,
-    TokenId, TokenKind, ToolSpec,
+    EpisodeEnd, EpisodeId, FinishReason, GroupId, Limit, Message, NodeId, Provenance, SampledToken,
+    Sampling, TaskId, TokenId, TokenKind, ToolSpec,
 };
 use std::collections::BTreeMap;
 
@@ -36,8 +36,14 @@ pub struct RolloutSpec {
     pub group: GroupId,
     pub task: TaskId,
     pub task_kind: String,
-    pub step: u64,
+    /// Name of the run that the rollout belongs to.
+    pub run: String,
+    /// Number of the draw within its purpose. Clients of before say `step`.
+    #[serde(alias = "step")]
+    pub draw: u64,
     pub purpose: String,
+    /// What the caller knows of how the rollout comes about. The gateway adds what it knows.
+    pub provenance: Provenance,
     /// Seed of the calls that bring none.
     pub seed: u64,
     pub sampling: SamplingDefaults,
@@ -54,8 +60,10 @@ impl Default for RolloutSpec {
             group: GroupId::new("none"),
             task: TaskId::new("none"),
             task_kind: "agent".into(),
-            step: 0,
+            run: String::new(),
+            draw: 0,
             purpose: "serve".into(),
+            provenance: Provenance::default(),
             seed: 0,
             sampling: SamplingDefaults::default(),
             max_turns: None,
@@ -65,6 +73,28 @@ impl Default for RolloutSpec {
 }
 
 impl RolloutSpec {
+    /// Adds to the provenance what the gateway knows and the caller did not say. How calls are sampled is known
+    /// where the values are pinned.
+    pub(crate) fn describe(&mut self, renderer: &dyn Renderer) {
+        let (provenance, s) = (&mut self.provenance, &self.sampling);
+        provenance.seed.get_or_insert(self.seed);
+        if provenance.chat_template.is_none() {
+            provenance.chat_template = renderer.template_hash();
+        }
+        let pinned = (s.temperature, s.top_p, s.top_k, s.min_p, s.max_tokens);
+        if let (Some(temperature), Some(top_p), Some(top_k), Some(min_p), Some(max_tokens)) = pinned
+            && s.pinned
+        {
+            provenance.sampling.get_or_insert(Sampling {
+                temperature,
+                top_p,
+                top_k,
+                min_p,
+                max_tokens,
+            });
+        }
+    }
+
     /// The first field that nothing could be run with: its path, and what is allowed.
     pub(crate) fn fault(&self) -> Option<(&'static str, String)> {
         let sampling = &self.sampling;

@@ -505,7 +505,7 @@ fn a_harness_needs_no_http_for_control() {
     let world = world(echo);
     let spec = sinew_gateway::RolloutSpec {
         purpose: "train".into(),
-        step: 3,
+        draw: 3,
         ..Default::default()
     };
     let opened = world.gateway.open_rollout(spec).unwrap();
@@ -521,7 +521,10 @@ fn a_harness_needs_no_http_for_control() {
     let trace = world
         .block_on(world.gateway.finish(&opened.id, None))
         .unwrap();
-    assert_eq!((trace.step, trace.purpose.as_str()), (3, "train"));
+    assert_eq!(
+        (trace.origin.draw, trace.origin.purpose.as_str()),
+        (3, "train")
+    );
     assert_eq!((trace.outcome.reward, trace.sampled_tokens()), (1.0, 12));
 }
 

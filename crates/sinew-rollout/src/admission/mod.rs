@@ -48,6 +48,8 @@ pub struct Place {
     episode: EpisodeId,
     key: EpisodeKey,
     ticket: Ticket,
+    /// From the request for admission until the episode could begin.
+    pub waited: Duration,
 }
 
 impl Drop for Place {
@@ -106,7 +108,7 @@ impl Admission {
     /// Waits until `episode` may begin.
     pub async fn begin(self: &Arc<Self>, episode: &EpisodeId) -> Place {
         let now_s = self.now_s();
-        let (place, granted) = {
+        let (mut place, granted) = {
             let mut state = self.lock();
             let (key, ticket) = state.core.ask();
             state.keys.insert(episode.clone(), key);
@@ -117,11 +119,13 @@ impl Admission {
                 episode: episode.clone(),
                 key,
                 ticket,
+                waited: Duration::ZERO,
             };
             (place, granted)
         };
         // An error cannot be: the sender is dropped by nobody but this place.
         let _ = granted.await;
+        place.waited = Duration::from_secs_f64((self.now_s() - now_s).max(0.0));
         place
     }
 

@@ -77,7 +77,7 @@ fn a_batch_with_an_invalid_trace_leaves_nothing() {
         let refused = store.commit_batch(&[trace(0, 5), bad]);
         assert!(matches!(refused, Err(StoreError::Invalid(_))));
         let mut late = trace(2, 5);
-        late.step = u64::MAX;
+        late.origin.draw = u64::MAX;
         let refused = store.commit_batch(&[trace(0, 5), late]);
         assert!(matches!(refused, Err(StoreError::Argument { .. })));
         assert_eq!(store.stats().unwrap().episodes, 0);
@@ -100,11 +100,21 @@ fn listings_filter_and_page_in_commit_order() {
         let all: Vec<_> = expect(|_| true);
         assert_eq!(ids(Filter::default()), (all, None));
         let filter = Filter {
-            steps: Some(1..=2),
+            draws: Some(1..=2),
             success: Some(true),
             ..Filter::default()
         };
         assert_eq!(ids(filter).0, expect(|n| n / 10 % 3 != 0 && n % 2 == 1));
+        let filter = Filter {
+            updates: Some(1..=1),
+            ..Filter::default()
+        };
+        assert_eq!(ids(filter).0, expect(|n| n == 11 || n == 12));
+        let filter = Filter {
+            updates: Some(2..=9),
+            ..Filter::default()
+        };
+        assert!(ids(filter).0.is_empty());
         let filter = Filter {
             purpose: Some("eval".into()),
             ..Filter::default()
@@ -161,7 +171,7 @@ fn summaries_say_what_the_trace_says() {
         store.commit(&trace(3, 8)).unwrap();
         let page = store.list(&Filter::default()).unwrap();
         let s = &page.episodes[0];
-        assert_eq!((s.step, s.turns, s.sampled_tokens), (0, 1, 8));
+        assert_eq!((s.draw, s.turns, s.sampled_tokens), (0, 1, 8));
         assert_eq!((s.reward, s.success), (1.0, true));
         assert_eq!(s.started_unix_s, 1.7e9 + 3.0);
         assert_eq!(s.trained_in, None);
@@ -209,11 +219,13 @@ fn gc_removes_traces_and_remembers_ids() {
         for n in 0..30 {
             store.commit(&trace(n, 40)).unwrap();
         }
-        let trained: Vec<_> = (5..25).map(id).collect();
-        store.mark_trained("b", 1, &trained).unwrap();
+        for (batch, update, range) in [("b", 1, 5..20), ("b2", 2, 20..25)] {
+            let trained: Vec<_> = range.map(id).collect();
+            store.mark_trained(batch, update, &trained).unwrap();
+        }
         let before = store.stats().unwrap();
         let policy = GcPolicy {
-            before_step: 2,
+            before_update: 2,
             keep_untrained: true,
         };
         let report = store.gc(policy).unwrap();
@@ -234,13 +246,13 @@ fn gc_removes_traces_and_remembers_ids() {
         assert!(matches!(again, Err(StoreError::TrainedTwice { .. })));
         assert_eq!(store.gc(policy).unwrap().episodes, 0);
         let all = GcPolicy {
-            before_step: u64::MAX,
+            before_update: u64::MAX,
             keep_untrained: false,
         };
         assert_eq!(store.gc(all).unwrap().episodes, 15);
         assert_eq!(store.commit(&trace(50, 4)).unwrap(), Committed::New);
         assert_eq!(store.get(&id(50)).unwrap(), Some(trace(50, 4)));
-        assert_eq!(store.trained_batches().unwrap().len(), 1);
+        assert_eq!(store.trained_batches().unwrap().len(), 2);
     });
 }
 

@@ -265,7 +265,7 @@ fn a_flipped_bit_in_the_index_is_noticed_and_the_index_made_anew() {
     store.mark_trained("b", 1, &[id(3), id(4), id(12)]).unwrap();
     store
         .gc(GcPolicy {
-            before_step: 1,
+            before_update: 2,
             keep_untrained: true,
         })
         .unwrap();

@@ -310,8 +310,8 @@ fn the_index_is_rebuilt_from_the_segments() {
     store.mark_trained("b", 3, &ids).unwrap();
     // Moves marks and traces about, so that the mark can come before what it marks.
     let policy = GcPolicy {
-        before_step: 1,
-        keep_untrained: false,
+        before_update: 4,
+        keep_untrained: true,
     };
     store.gc(policy).unwrap();
     let before = (
@@ -330,7 +330,7 @@ fn the_index_is_rebuilt_from_the_segments() {
         let mut ids: Vec<_> = page
             .episodes
             .iter()
-            .map(|e| (e.episode.clone(), e.trained_in.clone(), e.step))
+            .map(|e| (e.episode.clone(), e.trained_in.clone(), e.update, e.draw))
             .collect();
         ids.sort();
         ids
@@ -384,7 +384,7 @@ fn limits_are_typed_and_leave_nothing() {
     assert_eq!(store.stats().unwrap().episodes, committed);
     assert_eq!(store.get(&id(committed)).unwrap(), None);
     let everything = GcPolicy {
-        before_step: u64::MAX,
+        before_update: u64::MAX,
         keep_untrained: false,
     };
     store.gc(everything).unwrap();
@@ -467,4 +467,48 @@ proptest! {
         let again = reopen();
         prop_assert_eq!(again.recovery(), &sinew_store::Recovery::default());
     }
+}
+
+/// A store of a run that had traces of formats 1 and 2, as its program left it.
+#[test]
+fn a_store_with_traces_of_old_formats_opens() {
+    let stored = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/store-2");
+    let directory = tempfile::tempdir().unwrap();
+    fs::create_dir(directory.path().join("segments")).unwrap();
+    for file in ["index.sqlite", "segments/00000000.seg"] {
+        fs::copy(stored.join(file), directory.path().join(file)).unwrap();
+    }
+    let numbers = |filter: Filter| -> Vec<String> {
+        let reader = sinew_store::StoreReader::open(directory.path()).unwrap();
+        let page = reader.list(&filter).unwrap();
+        page.episodes.into_iter().map(|e| e.episode.0).collect()
+    };
+    assert_eq!(numbers(Filter::default()), ["e1", "e2", "e3", "e11", "e12"]);
+    let updates = |range| Filter {
+        updates: Some(range),
+        ..Filter::default()
+    };
+    assert_eq!(numbers(updates(0..=0)), ["e1", "e2"]);
+    assert_eq!(numbers(updates(1..=7)), ["e11"]);
+    let store = open(directory.path());
+    assert_eq!(store.recovery().index_remade, None);
+    for (n, purpose, formatted) in [(1, "train", false), (12, "eval-before", true)] {
+        let trace = store.get(&id(n)).unwrap().unwrap();
+        trace.validate().unwrap();
+        assert_eq!(
+            (trace.origin.draw, trace.origin.purpose.as_str()),
+            (n / 10, purpose)
+        );
+        assert_eq!(trace.nodes[1].format.is_some(), formatted);
+        assert_eq!(trace.nodes[0].messages[1].content, "6 * 7?");
+    }
+    // New episodes go beside the old ones, and the old ones can be collected.
+    assert_eq!(store.commit(&trace(40, 9)).unwrap(), Committed::New);
+    let policy = GcPolicy {
+        before_update: 1,
+        keep_untrained: true,
+    };
+    assert_eq!(store.gc(policy).unwrap().episodes, 2);
+    assert_eq!(store.get(&id(40)).unwrap(), Some(trace(40, 9)));
+    assert_eq!(store.stats().unwrap().episodes, 4);
 }

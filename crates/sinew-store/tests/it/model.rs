@@ -35,12 +35,15 @@ fn run(store: &dyn TraceStore, call: &Call) -> String {
         }
         Call::Mark(batch, ids) => {
             let ids: Vec<_> = ids.iter().map(|&n| id(n)).collect();
-            let batch = format!("b{batch}");
-            format!("{:?}", store.mark_trained(&batch, 1, &ids).map_err(name))
+            let (batch, update) = (format!("b{batch}"), u64::from(*batch));
+            format!(
+                "{:?}",
+                store.mark_trained(&batch, update, &ids).map_err(name)
+            )
         }
-        Call::Gc(before_step, keep_untrained) => {
+        Call::Gc(before_update, keep_untrained) => {
             let policy = GcPolicy {
-                before_step: *before_step,
+                before_update: *before_update,
                 keep_untrained: *keep_untrained,
             };
             format!("{:?}", store.gc(policy).map(|r| r.episodes).map_err(name))

@@ -26,10 +26,12 @@ fn a_reader_follows_a_live_writer_and_sees_nothing_half_done() {
                 writer.commit_batch(&batch).unwrap();
                 if first % 90 == 87 {
                     // Records move and files go while they are read.
+                    let trained: Vec<_> = (0..30).map(id).collect();
+                    writer.mark_trained("b", 1, &trained).unwrap();
                     writer
                         .gc(GcPolicy {
-                            before_step: 3,
-                            keep_untrained: false,
+                            before_update: 2,
+                            keep_untrained: true,
                         })
                         .unwrap();
                 }

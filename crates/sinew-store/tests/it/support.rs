@@ -1,8 +1,9 @@
 //! Traces made by hand.
 
 use sinew_types::{
-    EpisodeEnd, EpisodeId, FailureKind, GroupId, Message, NO_PARENT, Node, Outcome, PolicyVersion,
-    Role, TRACE_FORMAT_VERSION, TaskId, Timing, TokenKind, Trace, VersionSpan,
+    EpisodeEnd, EpisodeId, FailureKind, GroupId, Message, NO_PARENT, Node, Origin, Outcome,
+    PolicyVersion, Provenance, Role, TRACE_FORMAT_VERSION, TaskId, Timing, TokenKind, Trace,
+    VersionSpan,
 };
 
 /// Of sampled nodes one that tells episodes apart; every fourth is 1, which is not written.
@@ -13,7 +14,7 @@ fn temperature(kind: TokenKind, n: u64) -> f32 {
     }
 }
 
-/// Episode `n` of step `n / 10`, in a group of two, successful if odd, with `tokens` tokens.
+/// Episode `n` of draw `n / 10`, in a group of two, successful if odd, with `tokens` tokens.
 pub(crate) fn trace(n: u64, tokens: usize) -> Trace {
     let mut metrics = std::collections::BTreeMap::new();
     metrics.insert("tool_calls".to_owned(), 0.1 + n as f64);
@@ -44,8 +45,15 @@ pub(crate) fn trace(n: u64, tokens: usize) -> Trace {
         group: GroupId::new(format!("g{}", n / 2)),
         task: TaskId::new(format!("t{}", n / 2)),
         task_kind: "kind".into(),
-        step: n / 10,
-        purpose: if n % 7 == 6 { "eval" } else { "train" }.into(),
+        origin: Origin {
+            run: "run".into(),
+            draw: n / 10,
+            purpose: if n % 7 == 6 { "eval" } else { "train" }.into(),
+        },
+        provenance: Provenance {
+            seed: Some(n),
+            ..Provenance::default()
+        },
         nodes: vec![
             node(
                 NO_PARENT,

@@ -192,7 +192,10 @@ impl Harness for CommandHarness {
             let started = Instant::now();
             match self.episode(parts, options, spec).await {
                 Ok(trace) => trace,
-                Err((kind, message)) => failed_trace(spec, kind, message, started),
+                Err((kind, message)) => {
+                    let trace = spec.empty_trace(&parts.run, &options.turn_sampling());
+                    failed_trace(trace, kind, message, started)
+                }
             }
         })
     }
@@ -249,7 +252,7 @@ impl CommandHarness {
         let started = self.started(parts).await?;
         let gateway = &started.gateway;
         let access = gateway
-            .open_rollout(rollout_spec(options, spec))
+            .open_rollout(rollout_spec(parts, options, spec))
             .map_err(|e| harness(&e))?;
         let mut env = variables(&access.base_url, &access.api_key, &spec.task);
         env.extend(self.section.env.clone());
@@ -350,14 +353,17 @@ fn sandbox_kind(e: &SandboxError) -> FailureKind {
     }
 }
 
-fn rollout_spec(options: &EpisodeOptions, spec: &EpisodeSpec) -> RolloutSpec {
+fn rollout_spec(parts: &EpisodeParts, options: &EpisodeOptions, spec: &EpisodeSpec) -> RolloutSpec {
+    let trace = spec.empty_trace(&parts.run, &options.turn_sampling());
     RolloutSpec {
         id: Some(spec.episode.clone()),
         group: spec.group.clone(),
         task: spec.task.id.clone(),
         task_kind: spec.task.kind.clone(),
-        step: spec.step,
-        purpose: spec.purpose.clone(),
+        run: trace.origin.run,
+        draw: trace.origin.draw,
+        purpose: trace.origin.purpose,
+        provenance: trace.provenance,
         seed: spec.seed,
         sampling: SamplingDefaults {
             temperature: Some(options.sampling.temperature),
@@ -433,7 +439,7 @@ fn answer(stdout: &str, trace: &Trace) -> String {
         .unwrap_or_default()
 }
 
-fn failed_trace(spec: &EpisodeSpec, kind: FailureKind, message: String, started: Instant) -> Trace {
+fn failed_trace(trace: Trace, kind: FailureKind, message: String, started: Instant) -> Trace {
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
     let total_s = started.elapsed().as_secs_f64();
     Trace {
@@ -443,7 +449,7 @@ fn failed_trace(spec: &EpisodeSpec, kind: FailureKind, message: String, started:
             total_s,
             ..Timing::default()
         },
-        ..spec.empty_trace()
+        ..trace
     }
 }
 

@@ -12,14 +12,22 @@ fn spec() -> EpisodeSpec {
             data: serde_json::Value::Null,
             seed: 0,
         },
-        step: 1,
+        draw: 1,
         purpose: "train".into(),
         seed: 7,
     }
 }
 
 fn trace(says: &[&str]) -> Trace {
-    let mut trace = failed_trace(&spec(), FailureKind::Harness, String::new(), Instant::now());
+    let mut trace = failed_trace(
+        spec().empty_trace(
+            &sinew_rollout::RunInfo::default(),
+            &sinew_types::SamplingParams::default(),
+        ),
+        FailureKind::Harness,
+        String::new(),
+        Instant::now(),
+    );
     trace.end = EpisodeEnd::Terminated;
     trace.nodes = says
         .iter()

@@ -101,7 +101,14 @@ impl Run<'_> {
     ) -> Result<(), Failure> {
         let (recipe, taskset) = (self.recipe, self.parts.taskset.as_ref());
         let size = recipe.rollout.group_size;
-        let groups = train_groups(taskset, recipe.seed, step, tasks, size);
+        let groups = train_groups(
+            taskset,
+            recipe.seed,
+            step,
+            tasks,
+            size,
+            self.parts.draws_per_step,
+        );
         let groups = groups.map_err(|e| Failure::system(e.to_string()))?;
         let options = self.parts.episode_options(recipe);
         let specs: Vec<EpisodeSpec> = groups.into_iter().flatten().collect();

@@ -118,7 +118,6 @@ impl Run<'_> {
             self.parts.taskset.as_ref(),
             self.recipe.seed,
             (&ids, purpose),
-            step,
             self.recipe.eval.tasks,
             episodes_per_task,
         )

@@ -304,7 +304,7 @@ fn a_run_with_a_damaged_index_goes_on() {
     // Ids of episodes, wherever the index has them: some copies may lie in what it does not use.
     let ids = bytes.windows(5).enumerate();
     let ids: Vec<usize> = ids
-        .filter(|(_, w)| *w == b"s0000")
+        .filter(|(_, w)| *w == b"d0000")
         .map(|(i, _)| i)
         .collect();
     assert!(!ids.is_empty());

@@ -1,0 +1,245 @@
+//! Traces of every format are read, what cannot be read is refused by name, and nothing is lost on the way.
+
+use proptest::prelude::*;
+use serde_json::{Value, json};
+use sinew_types::{
+    Component, Content, EpisodeEnd, EpisodeId, GroupId, Limit, Media, MediaSource, Message,
+    NO_PARENT, Node, Origin, Outcome, Part, PolicyVersion, Provenance, Role, Sampling,
+    TRACE_FORMAT_VERSION, TaskId, Timing, TokenKind, ToolCall, Trace, VersionSpan,
+};
+
+/// Written by the program that had format 1, and by the one that had format 2.
+const FORMAT_1: &str = include_str!("data/trace-1.json");
+const FORMAT_2: &str = include_str!("data/trace-2.json");
+
+fn value(text: &str) -> Value {
+    serde_json::from_str(text).unwrap()
+}
+
+#[test]
+fn a_trace_of_format_1_is_read() {
+    let trace: Trace = serde_json::from_str(FORMAT_1).unwrap();
+    trace.validate().unwrap();
+    assert_eq!(trace.format_version, TRACE_FORMAT_VERSION);
+    let origin = Origin {
+        run: String::new(),
+        draw: 4,
+        purpose: "train".into(),
+    };
+    assert_eq!(trace.origin, origin);
+    assert!(trace.provenance.is_empty());
+    let call = &trace.nodes[1].messages[0];
+    assert_eq!(call.content, "");
+    assert_eq!(call.tool_calls[0].arguments["code"], "print(6*7)");
+    assert_eq!(trace.nodes[2].messages[0].content, "42\n");
+    assert_eq!(trace.nodes[1].versions.len(), 2);
+    let limit = Limit::Turns;
+    assert_eq!(trace.end, EpisodeEnd::Truncated { limit });
+    assert!(trace.ignored.is_empty() && !trace.outcome.unscored);
+}
+
+#[test]
+fn a_trace_of_format_2_is_read() {
+    let trace: Trace = serde_json::from_str(FORMAT_2).unwrap();
+    trace.validate().unwrap();
+    assert_eq!(trace.origin.purpose, "eval-before");
+    let format = trace.nodes[1].format.as_ref().unwrap();
+    assert!(format.masked() && format.forced(1));
+    assert_eq!(format.masks[4], u64::MAX);
+    assert_eq!(trace.ignored["presence_penalty"], 2);
+    assert!(trace.outcome.unscored);
+}
+
+#[test]
+fn what_was_read_is_written_in_the_present_format() {
+    for text in [FORMAT_1, FORMAT_2] {
+        let trace: Trace = serde_json::from_str(text).unwrap();
+        let written = serde_json::to_value(&trace).unwrap();
+        assert_eq!(written["format_version"], 3);
+        assert!(written.get("step").is_none() && written.get("purpose").is_none());
+        // What did not change its place is the same as before.
+        let old = value(text);
+        for field in [
+            "episode", "group", "task", "nodes", "outcome", "end", "timing",
+        ] {
+            assert_eq!(written[field], old[field], "{field}");
+        }
+        assert_eq!(serde_json::from_value::<Trace>(written).unwrap(), trace);
+    }
+}
+
+#[test]
+fn what_cannot_be_read_is_refused_by_name() {
+    let refused = |text: &str, named: &str, edit: &dyn Fn(&mut Value)| {
+        let mut stored = value(text);
+        edit(&mut stored);
+        let error = serde_json::from_value::<Trace>(stored).unwrap_err();
+        assert!(error.to_string().contains(named), "{named}: {error}");
+    };
+    let remove = |field: &'static str| {
+        move |v: &mut Value| {
+            v.as_object_mut().unwrap().remove(field);
+        }
+    };
+    for version in [0, 4, u32::MAX] {
+        let named = format!("format version {version}, this program reads 1 to 3");
+        refused(FORMAT_2, &named, &|v| v["format_version"] = json!(version));
+    }
+    refused(FORMAT_1, "\"step\"", &remove("step"));
+    refused(FORMAT_2, "\"purpose\"", &remove("purpose"));
+    refused(FORMAT_2, "\"origin\"", &|v| v["format_version"] = json!(3));
+    refused(FORMAT_2, "needs format version 2", &|v| {
+        v["format_version"] = json!(1);
+    });
+    refused(FORMAT_1, "nodes", &remove("nodes"));
+    refused(FORMAT_1, "draw", &|v| {
+        v["format_version"] = json!(3);
+        v["origin"] = json!({"purpose": "train"});
+    });
+    refused(FORMAT_1, "colour", &|v| {
+        v["provenance"] = json!({"colour": "red"});
+    });
+    refused(FORMAT_1, "text, image or audio", &|v| {
+        v["nodes"][0]["messages"][0]["content"] = json!({"text": "x"});
+    });
+}
+
+fn part() -> impl Strategy<Value = Part> {
+    let source = prop_oneof![
+        "https://[a-z]{1,8}/[a-z]{0,4}".prop_map(MediaSource::Url),
+        "[0-9a-f]{64}".prop_map(MediaSource::Blake3),
+    ];
+    let media_type = prop::option::of("[a-z]{2,5}/[a-z]{2,5}");
+    let media = (source, media_type).prop_map(|(source, media_type)| Media { source, media_type });
+    prop_oneof![
+        3 => ".{0,12}".prop_map(|text| Part::Text { text }),
+        1 => media.clone().prop_map(Part::Image),
+        1 => media.prop_map(Part::Audio),
+    ]
+}
+
+fn message() -> impl Strategy<Value = Message> {
+    let role = prop::sample::select(vec![Role::System, Role::User, Role::Assistant, Role::Tool]);
+    let call = (".{0,4}", "[a-z]{1,4}", any::<i32>()).prop_map(|(id, name, x)| ToolCall {
+        id,
+        name,
+        arguments: json!({ "x": x }),
+    });
+    let parts = prop::collection::vec(part(), 0..4);
+    let calls = prop::collection::vec(call, 0..2);
+    (role, parts, prop::option::of(".{0,6}"), calls).prop_map(
+        |(role, parts, reasoning, tool_calls)| Message {
+            reasoning,
+            tool_calls,
+            ..Message::new(role, parts.into_iter().collect::<Content>())
+        },
+    )
+}
+
+fn provenance() -> impl Strategy<Value = Provenance> {
+    let sampling = (0.0f32..2.0, 1u32..99).prop_map(|(temperature, max_tokens)| Sampling {
+        temperature,
+        top_p: 0.9,
+        top_k: 40,
+        min_p: 0.05,
+        max_tokens,
+    });
+    let text = || prop::option::of("[a-z0-9]{1,9}");
+    (
+        prop::option::of(any::<u64>()),
+        prop::option::of(any::<u64>()),
+        prop::option::of(("[a-z]{1,6}", "[0-9]{1,2}")),
+        prop::option::of(sampling),
+        (text(), text(), text()),
+        prop::collection::btree_map("[a-z]{1,4}", "[0-9]{1,2}", 0..3),
+    )
+        .prop_map(|(task_seed, seed, environment, sampling, texts, tools)| {
+            let (chat_template, kernels, sandbox) = texts;
+            Provenance {
+                task_seed,
+                seed,
+                environment: environment.map(|(name, version)| Component { name, version }),
+                sampling,
+                chat_template,
+                tools,
+                kernels,
+                sandbox,
+            }
+        })
+}
+
+fn trace() -> impl Strategy<Value = Trace> {
+    let origin = ("[a-z0-9]{0,6}", any::<u64>(), "[a-z-]{1,9}");
+    let origin = origin.prop_map(|(run, draw, purpose)| Origin { run, draw, purpose });
+    let messages = prop::collection::vec(message(), 0..4);
+    let logprobs = prop::collection::vec(-30.0f32..0.0, 1..6);
+    (origin, provenance(), messages, logprobs).prop_map(
+        |(origin, provenance, messages, logprobs)| {
+            let len = logprobs.len() as u32;
+            let prompt = Node::given(NO_PARENT, 0, TokenKind::Prompt, vec![1, 2], messages);
+            let sampled = Node {
+                logprobs,
+                versions: vec![VersionSpan {
+                    start: 0,
+                    len,
+                    version: PolicyVersion(7),
+                }],
+                ..Node::given(0, 1, TokenKind::Sampled, (0..len).collect(), Vec::new())
+            };
+            Trace {
+                format_version: TRACE_FORMAT_VERSION,
+                episode: EpisodeId::new("d00000042-e3"),
+                group: GroupId::new("d00000042"),
+                task: TaskId::new("t"),
+                task_kind: "k".into(),
+                origin,
+                provenance,
+                nodes: vec![prompt, sampled],
+                outcome: Outcome::default(),
+                end: EpisodeEnd::Terminated,
+                timing: Timing::default(),
+                ignored: Default::default(),
+            }
+        },
+    )
+}
+
+proptest! {
+    #[test]
+    fn a_trace_survives_writing_and_reading(trace in trace()) {
+        trace.validate().unwrap();
+        let text = serde_json::to_string(&trace).unwrap();
+        prop_assert_eq!(serde_json::from_str::<Trace>(&text).unwrap(), trace);
+    }
+
+    /// What formats 1 and 2 could say survives, whatever they say.
+    #[test]
+    fn an_old_trace_keeps_what_it_says(trace in trace(), version in 1u32..=2) {
+        let mut old = serde_json::to_value(&trace).unwrap();
+        let fields = old.as_object_mut().unwrap();
+        fields.remove("origin");
+        fields.remove("provenance");
+        fields.insert("format_version".into(), json!(version));
+        fields.insert("step".into(), json!(trace.origin.draw));
+        fields.insert("purpose".into(), json!(trace.origin.purpose));
+        let read: Trace = serde_json::from_value(old).unwrap();
+        let expected = Trace {
+            origin: Origin { run: String::new(), ..trace.origin.clone() },
+            provenance: Provenance::default(),
+            ..trace
+        };
+        prop_assert_eq!(read, expected);
+    }
+
+    /// Bytes that are no trace are refused, never misread.
+    #[test]
+    fn garbage_is_refused(at in 0usize..2000, byte in any::<u8>()) {
+        let mut bytes = FORMAT_2.as_bytes().to_vec();
+        let at = at % bytes.len();
+        bytes[at] = byte;
+        if let Ok(trace) = serde_json::from_slice::<Trace>(&bytes) {
+            prop_assert_eq!(trace.format_version, TRACE_FORMAT_VERSION);
+            let _ = trace.validate();
+        }
+    }
+}
