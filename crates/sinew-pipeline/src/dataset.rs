@@ -256,7 +256,7 @@ mod tests {
         let batch = data.batch(0, 3, 1);
         let trace = &batch[0][0];
         trace.validate().unwrap();
-        assert_eq!(trace.episode.as_str(), "s00003-d000-e000");
+        assert_eq!(trace.episode.as_str(), "d00000002-e0");
         // A move and the stop token; two moves and the stop token.
         assert_eq!(trace.sampled_tokens(), 5);
         let kinds: Vec<TokenKind> = trace.nodes.iter().map(|n| n.kind).collect();

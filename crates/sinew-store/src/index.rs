@@ -21,6 +21,8 @@ pub(crate) const FILE_NAME: &str = "index.sqlite";
 /// `PRAGMA user_version`.
 const FORMAT: i64 = 2;
 
+/// Any change of this text makes another format. `episodes.step` is the number of the draw; the name is of trace
+/// formats 1 and 2, whose stores are opened as they are.
 pub(crate) const SCHEMA: &str = "
 CREATE TABLE segments (
     number INTEGER PRIMARY KEY,
@@ -32,8 +34,7 @@ CREATE TABLE episodes (
     seq INTEGER PRIMARY KEY AUTOINCREMENT,
     episode TEXT NOT NULL UNIQUE,
     grp TEXT NOT NULL, task TEXT NOT NULL, task_kind TEXT NOT NULL,
-    step INTEGER NOT NULL,              -- number of the draw; the name is of trace formats 1 and 2
-    purpose TEXT NOT NULL,
+    step INTEGER NOT NULL, purpose TEXT NOT NULL,
     reward REAL NOT NULL, success INTEGER NOT NULL, ended INTEGER NOT NULL,
     turns INTEGER NOT NULL, sampled_tokens INTEGER NOT NULL,
     started_unix_s REAL, total_s REAL,

@@ -5,6 +5,7 @@ use sinew_store::{
     Committed, DiskStore, EndKind, Filter, GcPolicy, MAX_PAGE, MemoryStore, StoreError,
     StoreOptions, TraceStore,
 };
+use sinew_types::{Component, Media, MediaSource, Part, Provenance, SamplingParams};
 
 /// Runs a check on each implementation.
 fn on_each(check: impl Fn(&dyn TraceStore)) {
@@ -270,5 +271,34 @@ fn many_threads_commit_each_episode_once() {
         });
         assert_eq!(new, 12);
         assert_eq!(store.stats().unwrap().episodes, 12);
+    });
+}
+
+#[test]
+fn parts_and_provenance_survive() {
+    on_each(|store| {
+        let mut rich = trace(1, 5);
+        rich.origin.run = "quickstart".into();
+        rich.provenance = Provenance {
+            task_seed: Some(u64::MAX),
+            seed: Some(7),
+            environment: Some(Component {
+                name: "tool_math".into(),
+                version: "1".into(),
+            }),
+            sampling: Some((&SamplingParams::default()).into()),
+            chat_template: Some("ab".repeat(32)),
+            tools: [("python".to_owned(), "1".to_owned())].into(),
+            kernels: Some("avx512".into()),
+            sandbox: Some("process".into()),
+        };
+        let content = &mut rich.nodes[0].messages[0].content;
+        content.push(Part::Image(Media {
+            source: MediaSource::Blake3("cd".repeat(32)),
+            media_type: Some("image/png".into()),
+        }));
+        content.push_text("what is this?");
+        store.commit(&rich).unwrap();
+        assert_eq!(store.get(&id(1)).unwrap(), Some(rich));
     });
 }

@@ -46,14 +46,11 @@ pub(crate) fn trace(n: u64, tokens: usize) -> Trace {
         task: TaskId::new(format!("t{}", n / 2)),
         task_kind: "kind".into(),
         origin: Origin {
-            run: "run".into(),
+            run: String::new(),
             draw: n / 10,
             purpose: if n % 7 == 6 { "eval" } else { "train" }.into(),
         },
-        provenance: Provenance {
-            seed: Some(n),
-            ..Provenance::default()
-        },
+        provenance: Provenance::default(),
         nodes: vec![
             node(
                 NO_PARENT,
