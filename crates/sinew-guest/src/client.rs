@@ -2,7 +2,8 @@
 
 use crate::archive::{Entry, EntryKind, plain};
 use crate::program::{checked, not_there};
-use crate::wire::{
+use sinew_jail::walls::{EXECVE, step_name};
+use sinew_jail::wire::{
     self, CHUNK, HEAD, MAX_REPLY, MAX_REQUEST, Put, Take, VERSION, ask, content, cut, file, tell,
 };
 use sinew_sandbox::{
@@ -21,20 +22,6 @@ const GRACE: Duration = Duration::from_secs(10);
 const FILES: Duration = Duration::from_secs(60);
 /// Entries of a work folder, at most.
 const MAX_ENTRIES: usize = 65_536;
-/// Steps of a start (`agent/walls.rs` numbers them); the second is the program's own.
-const STEPS: [&str; 9] = [
-    "fork",
-    "execve",
-    "get the program",
-    "set resource limits",
-    "drop capabilities",
-    "become an unprivileged user",
-    "set no_new_privs",
-    "apply landlock",
-    "apply seccomp",
-];
-const STEP_EXECVE: u64 = 1;
-
 /// Any stream to an agent.
 pub trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
 impl<T: AsyncRead + AsyncWrite + Unpin + Send> Stream for T {}
@@ -498,10 +485,10 @@ impl Guest {
         self.state = State::Idle;
         outcome.map_err(|(step, errno)| {
             let why = std::io::Error::from_raw_os_error(errno).to_string();
-            if step == STEP_EXECVE {
+            if step == u64::from(EXECVE) {
                 return not_there(&request.program, errno, &why);
             }
-            let step = STEPS.get(step as usize).unwrap_or(&"start");
+            let step = step_name(u32::try_from(step).unwrap_or(u32::MAX));
             self.unavailable(format!("{step}: {why}"))
         })
     }

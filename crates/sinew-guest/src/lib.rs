@@ -1,6 +1,6 @@
 //! The agent that is the first process of a container or a virtual machine, and its client.
 //!
-//! [`AGENT`] is one static program without dependencies; it runs programs inside the walls of
+//! [`AGENT`] is one static program (`sinew-jail`); it runs programs inside the walls of
 //! the process level, kills everything that they leave, and keeps files below `/work`. [`Guest`]
 //! drives it over any stream. Invariants: the guest is hostile: lengths are bounded, a frame that
 //! does not belong is refused, one that never ends is cut by a deadline, and after either the
@@ -10,17 +10,10 @@
 mod archive;
 mod client;
 mod program;
-#[expect(
-    unreachable_pub,
-    dead_code,
-    reason = "the agent compiles the same file and uses what its client does not"
-)]
-#[path = "../agent/wire.rs"]
-mod wire;
 
 pub use archive::{Entry, EntryKind, export, import, pack, unpack};
 pub use client::{Count, Ended, Guest, Hello, Outcome, Setup, Stream};
 pub use program::checked;
 
-/// The agent, for the architecture that this was compiled for.
-pub const AGENT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/agent"));
+/// The agent, for the architecture that this was compiled for; it is one under the name `agent`.
+pub const AGENT: &[u8] = sinew_sandbox::JAIL;

@@ -88,7 +88,7 @@ pub(crate) fn sinew() -> Result<PathBuf, LabError> {
 
 fn process_config() -> Result<ProcessConfig, LabError> {
     let search = std::env::var("PATH").unwrap_or_default();
-    Ok(ProcessConfig::new(program()?, &search))
+    Ok(ProcessConfig::new(&search))
 }
 
 /// The process level without a pool; `warm_python` says whether an interpreter waits in each.
@@ -104,7 +104,7 @@ pub fn process(warm_python: bool) -> Result<Arc<dyn SandboxProvider>, LabError> 
 
 fn wasm() -> Result<WasmProvider, LabError> {
     let mut config = process_config()?;
-    let mut wasm = WasmConfig::new(WASM_MODULES.into(), config.spawner.clone());
+    let mut wasm = WasmConfig::new(WASM_MODULES.into(), program()?);
     wasm.workers = std::thread::available_parallelism().map_or(1, usize::from);
     config.shows = wasm.shows().map_err(LabError::system)?;
     let below = ProcessProvider::start(config).map_err(LabError::system)?;
@@ -142,7 +142,7 @@ pub fn microvm(level: Level) -> Result<MicrovmProvider, LabError> {
     let Level::Microvm(backend) = level else {
         return Err(LabError::input(format!("{level:?} has no machines")));
     };
-    let mut config = MicrovmConfig::new(MICROVM_IMAGES.into(), program()?);
+    let mut config = MicrovmConfig::new(MICROVM_IMAGES.into());
     config.temporary = std::env::temp_dir();
     config.backend = backend.parse().map_err(LabError::system)?;
     config.firecracker = std::env::var_os("FIRECRACKER_BIN").map(PathBuf::from);

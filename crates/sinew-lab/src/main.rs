@@ -4,10 +4,7 @@ use clap::Parser;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    let child = sinew_sandbox::spawner_main_if_requested()
-        .or_else(sinew_wasm::worker_main_if_requested)
-        .or_else(sinew_microvm::jail_main_if_requested);
-    if let Some(code) = child {
+    if let Some(code) = sinew_wasm::worker_main_if_requested() {
         return ExitCode::from(u8::try_from(code).unwrap_or(1));
     }
     let cli = sinew_lab::cli::Cli::parse();

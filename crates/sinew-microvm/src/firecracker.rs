@@ -8,10 +8,11 @@
 //! (`docs/vsock.md` there). With each snapshot such connections end and are made anew.
 
 mod api;
+mod probe;
 
 pub use api::{Api, FirecrackerError, Socket, connect};
+pub(crate) use probe::probe;
 
-use crate::jail::{self, Opened};
 use crate::monitor::{
     Base, Change, Control, Host, Launch, Machine, Monitor, Process, Running, filled, opened,
 };
@@ -19,6 +20,7 @@ use crate::provider::{io, unavailable};
 use crate::ram::{self, Delta, Ram};
 use serde_json::{Value, json};
 use sinew_guest::Guest;
+use sinew_jail::monitor::{self as jail, Opened};
 use sinew_sandbox::{SandboxError, SandboxFuture};
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;

@@ -8,10 +8,10 @@
 //! randomness, clock or name; whatever a guest does, its monitor ends within a bound.
 
 mod cpio;
+#[cfg(feature = "firecracker")]
 pub mod firecracker;
 mod group;
 mod image;
-mod jail;
 mod launcher;
 mod monitor;
 mod probe;
@@ -21,9 +21,9 @@ mod qmp;
 mod ram;
 mod sandbox;
 mod template;
+#[cfg(feature = "firecracker")]
 mod vmlinux;
 
 pub use image::{Image, ImageError};
-pub use jail::jail_main_if_requested;
 pub use provider::{Backend, MicrovmConfig, MicrovmProvider};
 pub use qemu::Accel;

@@ -3,12 +3,12 @@
 
 use crate::group::{Group, Hierarchy};
 use crate::image::Image;
-use crate::jail::{self, Opened, Plan};
 use crate::launcher::Launcher;
 use crate::provider::io;
 use crate::ram::{self, Delta, Ram};
 use nix::unistd::Uid;
 use sinew_guest::{Guest, Hello, Stream};
+use sinew_jail::monitor::{Opened, Plan};
 use sinew_sandbox::{SandboxError, SandboxFuture};
 use std::fs::File;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
@@ -63,6 +63,7 @@ pub(crate) struct Running<'a> {
     /// Folder for files without a name.
     pub(crate) folder: &'a Path,
     /// The agent; a monitor that ends its connection gives it another.
+    #[cfg_attr(not(feature = "firecracker"), expect(dead_code, reason = "Firecracker uses it"))]
     pub(crate) guest: &'a mut Guest,
 }
 
@@ -119,6 +120,7 @@ pub(crate) struct Process {
     group: Option<Group>,
     log: File,
     /// User that it runs as, if not the server's.
+    #[cfg_attr(not(feature = "firecracker"), expect(dead_code, reason = "Firecracker uses it"))]
     pub(crate) user: Option<u32>,
     /// Where it works without walls.
     work: Option<PathBuf>,
@@ -241,7 +243,7 @@ impl Host {
         }
         let mut command = Command::new(&self.helper);
         command
-            .args([jail::FLAG, &text])
+            .args(["monitor", &text])
             .env_clear()
             .stdin(launch.stdin)
             .stdout(launch.stdout)

@@ -1,6 +1,5 @@
 //! What this host can do, found out by doing it.
 
-use crate::firecracker::Firecracker;
 use crate::monitor::{Host, Launch, Monitor, restore};
 use crate::provider::{Backend, MicrovmConfig, io, unavailable};
 use crate::qemu::{Accel, Qemu, SECCOMP};
@@ -17,7 +16,7 @@ const START: Duration = Duration::from_secs(10);
 /// Over so long the processor's clock is compared with the system's.
 const COMPARE: Duration = Duration::from_millis(20);
 /// Memory of the machine that shows whether KVM works.
-const PROBE_BYTES: u64 = 256 << 20;
+pub(crate) const PROBE_BYTES: u64 = 256 << 20;
 
 /// How long a program that looks around inside may take; emulated, on a busy machine.
 const LOOK_TIME: Duration = Duration::from_secs(30);
@@ -30,20 +29,20 @@ pub(crate) struct Found {
     /// What runs and executes guests, and why.
     pub(crate) how: String,
     /// Why monitors have no namespaces and no root of their own.
-    no_walls: Option<String>,
+    pub(crate) no_walls: Option<String>,
     /// `/proc/PID/status` of a monitor behind its walls.
-    status: String,
+    pub(crate) status: String,
     /// Whether its network is not the host's.
-    own_network: bool,
+    pub(crate) own_network: bool,
     /// Its filter of system calls, or why there is none.
-    filter: Result<String, String>,
+    pub(crate) filter: Result<String, String>,
     /// Walls around programs inside of a machine that was looked into, or why they are not known.
-    guest: Result<String, String>,
+    pub(crate) guest: Result<String, String>,
 }
 
 impl Found {
     /// What the host sees of a monitor.
-    fn look(pid: u32) -> Self {
+    pub(crate) fn look(pid: u32) -> Self {
         let proc = PathBuf::from(format!("/proc/{pid}"));
         let network = |p: &Path| fs::read_link(p.join("ns/net")).ok();
         Self {
@@ -168,18 +167,21 @@ async fn qemu_alone(qemu: &Qemu) -> Result<Found, String> {
     ))
 }
 
+/// A monitor and what was found of it.
+type Chosen = (Box<dyn Monitor>, Found);
+
 /// Chooses what runs machines, by what this host can do.
 pub(crate) fn choose(
     config: &MicrovmConfig,
     host: &Arc<Host>,
-) -> Result<(Box<dyn Monitor>, Found), SandboxError> {
+) -> Result<Chosen, SandboxError> {
     let tried = match (config.backend, &config.firecracker) {
         (Backend::Qemu, _) => Err("not asked for".into()),
         (_, None) => Err("there is none: name it with FIRECRACKER_BIN".into()),
         (_, Some(program)) => firecracker(host, program, &config.folder),
     };
     match (config.backend, tried) {
-        (_, Ok((monitor, found))) => Ok((Box::new(monitor), found)),
+        (_, Ok(chosen)) => Ok(chosen),
         (Backend::Firecracker, Err(why)) => Err(unavailable(format!("Firecracker: {why}"))),
         (backend, Err(why)) => {
             let (qemu, mut found) = qemu(config, host)?;
@@ -189,6 +191,17 @@ pub(crate) fn choose(
             Ok((Box::new(qemu), found))
         }
     }
+}
+
+#[cfg(feature = "firecracker")]
+fn firecracker(host: &Arc<Host>, program: &Path, folder: &Path) -> Result<Chosen, String> {
+    crate::firecracker::probe(host, program, folder)
+        .map(|(monitor, found)| (Box::new(monitor) as Box<dyn Monitor>, found))
+}
+
+#[cfg(not(feature = "firecracker"))]
+fn firecracker(_: &Arc<Host>, _: &Path, _: &Path) -> Result<Chosen, String> {
+    Err("this build is without it (Cargo feature `firecracker`)".into())
 }
 
 /// QEMU, with the walls that it gets here.
@@ -239,83 +252,8 @@ fn qemu(config: &MicrovmConfig, host: &Arc<Host>) -> Result<(Qemu, Found), Sandb
     Ok((qemu, found))
 }
 
-/// What is remembered of a Firecracker.
-#[derive(Debug, Serialize, Deserialize)]
-struct Tried {
-    /// Whether all threads of a monitor with a machine had a filter of system calls.
-    filtered: bool,
-}
-
-/// Firecracker, if it boots, saves and restores machines here. What came of it is remembered for
-/// this program, this kernel and this image.
-fn firecracker(
-    host: &Arc<Host>,
-    program: &Path,
-    folder: &Path,
-) -> Result<(Firecracker, Found), String> {
-    fs::File::open(program).map_err(|e| format!("{}: {e}", program.display()))?;
-    host.kvm
-        .metadata()
-        .map_err(|e| format!("it needs {}: {e}", host.kvm.display()))?;
-    if let Some(why) = closed_to_monitors(&host.kvm) {
-        return Err(why);
-    }
-    let mut monitor = Firecracker {
-        host: Arc::clone(host),
-        program: program.into(),
-        walls: true,
-    };
-    let mut found = match aside(firecracker_alone(&monitor)) {
-        Ok(found) => found,
-        Err(why) => {
-            monitor.walls = false;
-            let without = aside(firecracker_alone(&monitor));
-            Found {
-                no_walls: Some(why.clone()),
-                ..without.map_err(|e| format!("{e} (with walls: {why})"))?
-            }
-        }
-    };
-    let path = folder.join(format!("firecracker-{}.json", monitor.key(PROBE_BYTES)));
-    let tried = remembered(&path, || aside(tried(&monitor)))?;
-    if tried.filtered {
-        found.filter = Ok("Firecracker's own filters, in every thread".into());
-    }
-    found.backend = "firecracker";
-    found.how = format!("{}: boots, saves and restores machines", program.display());
-    Ok((monitor, found))
-}
-
-async fn firecracker_alone(monitor: &Firecracker) -> Result<Found, String> {
-    let started = monitor.started(PROBE_BYTES, Vec::new()).await;
-    let (process, _control) = started.map_err(|e| e.to_string())?;
-    Ok(Found::look(process.pid()))
-}
-
-/// Boots a machine, saves it and restores a clone.
-async fn tried(monitor: &Firecracker) -> Result<Tried, String> {
-    let text = |e: SandboxError| e.to_string().chars().take(300).collect::<String>();
-    let machine = monitor.boot(PROBE_BYTES).await.map_err(text)?;
-    let base = machine.finish().await.map_err(text)?;
-    let clone = restore(monitor, &base).await.map_err(text)?;
-    let filtered = filtered(clone.pid());
-    clone.end().await;
-    Ok(Tried { filtered })
-}
-
-/// Whether every thread of a process has a filter of system calls.
-fn filtered(pid: u32) -> bool {
-    let threads = fs::read_dir(format!("/proc/{pid}/task"));
-    let mut threads = threads.into_iter().flatten().flatten().peekable();
-    threads.peek().is_some()
-        && threads.all(|t| {
-            let status = fs::read_to_string(t.path().join("status"));
-            status.is_ok_and(|s| s.contains("Seccomp:\t2\n"))
-        })
-}
-
 /// What a file says that was found out before, else what `find` finds out; both are kept.
-fn remembered<T: Serialize + for<'a> Deserialize<'a>>(
+pub(crate) fn remembered<T: Serialize + for<'a> Deserialize<'a>>(
     path: &Path,
     find: impl FnOnce() -> Result<T, String>,
 ) -> Result<T, String> {
@@ -331,7 +269,7 @@ fn remembered<T: Serialize + for<'a> Deserialize<'a>>(
 }
 
 /// Runs to its end on a thread of its own: who calls may be on a runtime already.
-fn aside<T: Send>(work: impl Future<Output = Result<T, String>> + Send) -> Result<T, String> {
+pub(crate) fn aside<T: Send>(work: impl Future<Output = Result<T, String>> + Send) -> Result<T, String> {
     std::thread::scope(|scope| {
         let thread = scope.spawn(|| {
             let runtime = tokio::runtime::Builder::new_current_thread()
@@ -449,7 +387,7 @@ pub(crate) fn guest_walls(
 }
 
 /// A monitor never runs as root, and joins the group of the device.
-fn closed_to_monitors(kvm: &Path) -> Option<String> {
+pub(crate) fn closed_to_monitors(kvm: &Path) -> Option<String> {
     use std::os::unix::fs::PermissionsExt;
     let mode = fs::metadata(kvm).ok()?.permissions().mode() & 0o777;
     let closed = nix::unistd::Uid::effective().is_root() && mode & 0o066 == 0;

@@ -67,8 +67,6 @@ impl std::str::FromStr for Backend {
 pub struct MicrovmConfig {
     /// Folder of images and templates, which `scripts/microvm_image.py` fills.
     pub folder: PathBuf,
-    /// Program that builds walls around monitors: `sinew` itself, or `sinew-microvm-jail`.
-    pub helper: PathBuf,
     /// What runs machines.
     pub backend: Backend,
     /// QEMU for the host's architecture.
@@ -88,11 +86,10 @@ pub struct MicrovmConfig {
 }
 
 impl MicrovmConfig {
-    /// Images below `folder`, walls by `helper`, Debian's QEMU.
-    pub fn new(folder: PathBuf, helper: PathBuf) -> Self {
+    /// Images below `folder`, Debian's QEMU.
+    pub fn new(folder: PathBuf) -> Self {
         Self {
             folder,
-            helper,
             backend: Backend::Auto,
             qemu: "/usr/bin/qemu-system-x86_64".into(),
             firecracker: None,
@@ -200,7 +197,7 @@ impl MicrovmProvider {
         sweep(&config.temporary);
         let run = run_folder(&config.temporary).map_err(|e| io("make a folder", e))?;
         let host = Arc::new(Host {
-            helper: config.helper.clone(),
+            helper: sinew_sandbox::jail_program().map_err(|e| io("start monitors", e))?,
             image,
             launcher: Launcher::start().map_err(|e| io("start a thread", e))?,
             hierarchy: Hierarchy::probe(),

@@ -4,7 +4,6 @@
 //! clones map it privately. The state of its devices (8 kB) is saved apart from memory, so that
 //! a restore reads nothing but that, and clones share every page that they did not change.
 
-use crate::jail::{self, Opened};
 use crate::monitor::{
     Base, Change, Control, Host, Launch, Machine, Monitor, Process, Running, filled, opened,
 };
@@ -13,6 +12,7 @@ use crate::qmp::Qmp;
 use crate::ram::{self, Delta, Ram};
 use serde_json::json;
 use sinew_guest::Guest;
+use sinew_jail::monitor::{self as jail, Opened};
 use sinew_sandbox::{SandboxError, SandboxFuture};
 use std::fs::File;
 use std::os::fd::OwnedFd;

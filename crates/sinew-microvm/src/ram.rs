@@ -119,6 +119,7 @@ impl Ram {
         Ok(ram)
     }
 
+    #[cfg(feature = "firecracker")]
     /// Another handle of the same memory.
     pub(crate) fn again(&self) -> Result<Self> {
         let file = self.file.try_clone()?;
@@ -192,6 +193,7 @@ impl Delta {
 }
 
 impl Delta {
+    #[cfg(feature = "firecracker")]
     /// The pages of `whole`, all memory of a clone, that differ from those of `base`. `folder`
     /// takes their content, without a name.
     pub(crate) fn between(base: &Ram, whole: &Ram, folder: &Path) -> Result<Self> {
@@ -329,6 +331,7 @@ mod tests {
         assert!(Ram::load(&path, 32 << 20).is_err());
     }
 
+    #[cfg(feature = "firecracker")]
     #[test]
     fn what_differs_makes_the_other_memory() {
         let folder = tempfile::tempdir().expect("folder");

@@ -13,6 +13,7 @@ mod null;
 mod pool;
 mod port;
 mod process;
+mod program;
 
 pub use characters::Characters;
 pub use null::NullProvider;
@@ -22,9 +23,6 @@ pub use port::{
     Program, Protection, Sandbox, SandboxError, SandboxFuture, SandboxProvider, SandboxSpec,
     SandboxStats, Snapshot, Usage,
 };
-pub use process::{ETC_FILES, ProcessConfig, ProcessProvider, enter_network, seccomp_filter};
-
-/// Runs the spawner and returns its exit code if this process was started as one.
-pub fn spawner_main_if_requested() -> Option<i32> {
-    process::main_if_requested()
-}
+pub use process::{ProcessConfig, ProcessProvider, enter_network, seccomp_filter};
+pub use program::{JAIL, jail_program};
+pub use sinew_jail::spawner::ETC_FILES;

@@ -2,38 +2,9 @@
 
 use futures::future::BoxFuture;
 use serde::{Deserialize, Serialize};
+pub use sinew_jail::spec::{Limits, Network, Protection};
 use std::fs::File;
 use std::time::Duration;
-
-/// What a sandbox may use.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Limits {
-    /// CPU time of one execution, in seconds.
-    pub cpu_s: f64,
-    /// Memory of everything in the sandbox together, files in its folders included.
-    pub memory_bytes: u64,
-    /// Processes and threads at once.
-    pub processes: u64,
-    /// Captured bytes of standard output and of standard error, each.
-    pub output_bytes: u64,
-    /// Bytes of files in the work folder and in `/tmp` together.
-    pub work_bytes: u64,
-    /// Open files of one process.
-    pub open_files: u64,
-}
-
-impl Default for Limits {
-    fn default() -> Self {
-        Self {
-            cpu_s: 4.0,
-            memory_bytes: 256 << 20,
-            processes: 16,
-            output_bytes: 64 << 10,
-            work_bytes: 16 << 20,
-            open_files: 64,
-        }
-    }
-}
 
 /// What is asked of a provider.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -50,18 +21,6 @@ pub struct SandboxSpec {
     /// one sees, and snapshots and forks hold its memory. Levels that cannot refuse.
     #[serde(default)]
     pub live: bool,
-}
-
-/// What network a sandbox has.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case", tag = "type")]
-pub enum Network {
-    /// None: not even a loopback interface that is up.
-    #[default]
-    None,
-    /// A loopback interface of its own, on which [`Sandbox::listen_inside`] can place a
-    /// listener of the host's; TCP sockets can be made, no route leads anywhere else.
-    Loopback,
 }
 
 /// What to run.
@@ -205,17 +164,6 @@ pub struct Snapshot {
     /// The stores that it keeps alive, by their numbers within the provider, and the bytes of each.
     /// Snapshots can share them.
     pub stores: std::sync::Arc<[(u64, u64)]>,
-}
-
-/// One protection and whether it is in force.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Protection {
-    /// Short name: `network`, `seccomp`, `memory`, ...
-    pub name: String,
-    /// Whether it is in force on this host.
-    pub enforced: bool,
-    /// How, or why not.
-    pub how: String,
 }
 
 /// The outcome of an execution.

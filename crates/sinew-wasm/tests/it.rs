@@ -24,8 +24,8 @@ fn modules() -> PathBuf {
 
 fn provider() -> WasmProvider {
     let program = PathBuf::from(env!("CARGO_BIN_EXE_sinew-wasm-worker"));
-    let config = WasmConfig::new(modules(), program.clone());
-    let mut below = ProcessConfig::new(program, "");
+    let config = WasmConfig::new(modules(), program);
+    let mut below = ProcessConfig::new("");
     below.shows = config.shows().unwrap();
     let below = ProcessProvider::start(below).unwrap();
     WasmProvider::new(Arc::new(below), config).unwrap()
@@ -692,11 +692,11 @@ async fn a_killed_live_interpreter_leaves_its_files() {
 #[tokio::test]
 async fn kept_interpreters_have_a_bound_and_a_lost_worker_is_told() {
     let program = PathBuf::from(env!("CARGO_BIN_EXE_sinew-wasm-worker"));
-    let mut config = WasmConfig::new(modules(), program.clone());
+    let mut config = WasmConfig::new(modules(), program);
     // Room for two interpreters of this size.
     config.worker_memory_bytes = (512 << 20) + (30 << 20);
     config.warm = 1;
-    let mut below = ProcessConfig::new(program, "");
+    let mut below = ProcessConfig::new("");
     below.shows = config.shows().unwrap();
     let below = Arc::new(ProcessProvider::start(below).unwrap());
     let provider = WasmProvider::new(below, config).unwrap();

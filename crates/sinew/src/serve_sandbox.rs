@@ -72,8 +72,7 @@ pub(crate) fn run(
             args.egress_audit.clone(),
         )?)),
     };
-    let program = std::env::current_exe().map_err(Failure::system)?;
-    let mut config = ProcessConfig::new(program, &std::env::var("PATH").unwrap_or_default());
+    let mut config = ProcessConfig::new(&std::env::var("PATH").unwrap_or_default());
     config.max_live = args.max_sandboxes;
     config.shows.extend(way_out.as_ref().map(|w| w.shows()));
     let provider = ProcessProvider::start(config).map_err(Failure::system)?;

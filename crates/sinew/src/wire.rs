@@ -232,9 +232,8 @@ pub(crate) fn sandboxes(section: &SandboxSection) -> Result<Arc<dyn SandboxProvi
             section.level
         )));
     }
-    let program = std::env::current_exe().map_err(Failure::system)?;
     let search = std::env::var("PATH").unwrap_or_default();
-    let mut config = ProcessConfig::new(program, &search);
+    let mut config = ProcessConfig::new(&search);
     config.max_live = section.max_live;
     let named = |e: &dyn std::fmt::Display| {
         Failure::system(format!("sandbox.level = \"{}\": {e}", section.level))

@@ -11,7 +11,7 @@ mod wasm;
 use sinew_lab::attack::{AttackOutcome, AttackRow};
 use std::path::PathBuf;
 
-/// The program, which is also the spawner, the worker and the jail of its sandboxes.
+/// The program, which is also the worker of the wasm level.
 pub(crate) fn program() -> PathBuf {
     env!("CARGO_BIN_EXE_sinew-lab").into()
 }

@@ -1,12 +1,12 @@
 //! The microvm level, under an emulated processor.
 
-use crate::{assert_held, program, root};
+use crate::{assert_held, root};
 use sinew_lab::attack;
 use sinew_lab::sandbox::leaks;
 use sinew_microvm::{Accel, MicrovmConfig, MicrovmProvider};
 
 fn provider() -> MicrovmProvider {
-    let mut config = MicrovmConfig::new(root().join(".cache/microvm"), program());
+    let mut config = MicrovmConfig::new(root().join(".cache/microvm"));
     config.accel = Some(Accel::Tcg);
     MicrovmProvider::start(config).expect("run scripts/setup.sh: it installs QEMU and an image")
 }

@@ -1,12 +1,12 @@
 //! The process level.
 
-use crate::{assert_held, program};
+use crate::assert_held;
 use sinew_lab::attack;
 use sinew_sandbox::{Pool, PoolConfig, ProcessConfig, ProcessProvider, SandboxProvider};
 use std::collections::BTreeSet;
 
 fn provider(change: impl FnOnce(&mut ProcessConfig)) -> ProcessProvider {
-    let mut config = ProcessConfig::new(program(), &std::env::var("PATH").unwrap());
+    let mut config = ProcessConfig::new(&std::env::var("PATH").unwrap());
     change(&mut config);
     ProcessProvider::start(config).unwrap()
 }

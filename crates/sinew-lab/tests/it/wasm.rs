@@ -11,7 +11,7 @@ fn provider() -> WasmProvider {
     let modules = root().join(".cache/wasm").canonicalize();
     let modules = modules.expect("no interpreters in .cache/wasm: run scripts/setup.sh");
     let config = WasmConfig::new(modules, program());
-    let mut below = ProcessConfig::new(program(), "");
+    let mut below = ProcessConfig::new("");
     below.shows = config.shows().unwrap();
     let below = ProcessProvider::start(below).unwrap();
     WasmProvider::new(Arc::new(below), config).unwrap()

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 pub(crate) fn config() -> MicrovmConfig {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../.cache/microvm");
-    let mut config = MicrovmConfig::new(folder, env!("CARGO_BIN_EXE_sinew-microvm-jail").into());
+    let mut config = MicrovmConfig::new(folder);
     config.accel = Some(Accel::Tcg);
     config
 }

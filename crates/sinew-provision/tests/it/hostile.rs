@@ -297,7 +297,7 @@ impl Egress for Asked {
 
 #[tokio::test]
 async fn episode_names_are_separate_for_each_owner() {
-    let config = ProcessConfig::new(env!("CARGO_BIN_EXE_sinew-provision-spawner").into(), "");
+    let config = ProcessConfig::new("");
     let provider: Arc<dyn SandboxProvider> = Arc::new(ProcessProvider::start(config).unwrap());
     let tokens = Tokens::parse(&format!("ann:{ANN}\nbob:{BOB}")).unwrap();
     let asked = Arc::new(Asked::default());

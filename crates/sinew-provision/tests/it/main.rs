@@ -26,7 +26,7 @@ struct Server {
 }
 
 async fn server(change: impl FnOnce(&mut Bounds)) -> Server {
-    let config = ProcessConfig::new(env!("CARGO_BIN_EXE_sinew-provision-spawner").into(), "");
+    let config = ProcessConfig::new("");
     let provider: Arc<dyn SandboxProvider> = Arc::new(ProcessProvider::start(config).unwrap());
     let mut bounds = Bounds {
         sandboxes: 8,

@@ -54,14 +54,19 @@ async fn health_reports_that_no_sandboxes_can_be_created() {
     let folder = std::env::temp_dir().join(format!("sinew-health-{}", std::process::id()));
     std::fs::create_dir_all(&folder).unwrap();
     let (script, broken) = (folder.join("spawner"), folder.join("broken"));
-    let real = env!("CARGO_BIN_EXE_sinew-provision-spawner");
+    let real = folder.join("jail");
+    std::fs::write(&real, sinew_sandbox::JAIL).unwrap();
+    std::fs::set_permissions(&real, std::fs::Permissions::from_mode(0o755)).unwrap();
     let lines = format!(
-        "#!/bin/sh\n[ -e {} ] && exit 3\nexec {real} \"$@\"\n",
-        broken.display()
+        "#!/bin/sh\n[ -e {} ] && exit 3\nexec {} \"$@\"\n",
+        broken.display(),
+        real.display()
     );
     std::fs::write(&script, lines).unwrap();
     std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755)).unwrap();
-    let provider = ProcessProvider::start(ProcessConfig::new(script, "")).unwrap();
+    let mut config = ProcessConfig::new("");
+    config.spawner = Some(script);
+    let provider = ProcessProvider::start(config).unwrap();
     let tokens = Tokens::parse(&format!("ann:{ANN}")).unwrap();
     let service = Service::new(
         vec![std::sync::Arc::new(provider)],

@@ -1,10 +1,11 @@
 //! The host's end of a spawner: requests go out, a thread hands replies to those that wait.
 //! What starts the next one when it dies is in `supervisor.rs`.
 
-use super::messages::{End, MAX_PACKET, Numbered, Reply, Request, SpawnerStats, receive, send};
-use super::spawner::{Config, FLAG};
 use crate::port::{Protection, SandboxError};
 use nix::sys::socket::{AddressFamily, Shutdown, SockFlag, SockType, shutdown, socketpair};
+use sinew_jail::protocol::{
+    Config, End, MAX_PACKET, Numbered, Reply, Request, SpawnerStats, receive, send,
+};
 use std::collections::HashMap;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::path::Path;
@@ -223,7 +224,7 @@ fn launch(program: &Path, config: &Config) -> Result<(OwnedFd, Child), SandboxEr
     .map_err(|e| io_error("socketpair", e))?;
     let config = serde_json::to_string(config).map_err(|e| io_error("encode", e))?;
     let child = Command::new(program)
-        .arg(FLAG)
+        .arg("spawner")
         .arg(config)
         .stdin(Stdio::from(theirs))
         .stdout(Stdio::null())

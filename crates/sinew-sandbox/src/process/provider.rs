@@ -1,15 +1,14 @@
 //! Sandboxes of the process level, as the host sees them.
 
 use super::client::{Client, unavailable};
-use super::messages::{Creation, Request};
-use super::protections::TCP_MEMORY;
 use super::sandbox::ProcessSandbox;
-use super::spawner::Config;
 use super::supervisor::Supervisor;
 use crate::port::{
     Network, Protection, Sandbox, SandboxError, SandboxFuture, SandboxProvider, SandboxSpec,
     Snapshot,
 };
+use sinew_jail::protocol::{Config, Creation, Request};
+use sinew_jail::spawner::TCP_MEMORY;
 use std::fs::File;
 use std::io::{Read, Seek};
 use std::os::fd::{AsRawFd, RawFd};
@@ -24,8 +23,8 @@ const MAX_TRANSFERS: usize = 16;
 /// How a provider runs.
 #[derive(Clone, Debug)]
 pub struct ProcessConfig {
-    /// Program that becomes the spawner: `sinew` itself, or `sinew-sandbox-spawner`.
-    pub spawner: PathBuf,
+    /// Program that becomes the spawner, instead of [`JAIL`](crate::JAIL).
+    pub spawner: Option<PathBuf>,
     /// Most live sandboxes; who asks for more waits.
     pub max_live: usize,
     /// How long [`SandboxProvider::acquire`] waits.
@@ -50,16 +49,16 @@ pub struct ProcessConfig {
 }
 
 impl ProcessConfig {
-    /// The spawner in `spawner`, the Python that Debian installs, else the first `python3` of
-    /// `search_path` (folders separated by colons).
-    pub fn new(spawner: PathBuf, search_path: &str) -> Self {
+    /// The Python that Debian installs, else the first `python3` of `search_path` (folders separated
+    /// by colons).
+    pub fn new(search_path: &str) -> Self {
         let system = Path::new("/usr/bin/python3");
         let found = std::iter::once(PathBuf::from("/usr/bin"))
             .chain(search_path.split(':').map(PathBuf::from))
             .map(|dir| dir.join("python3"))
             .find(|p| p.is_file());
         Self {
-            spawner,
+            spawner: None,
             max_live: 64,
             acquire_timeout: Duration::from_secs(60),
             python: found.unwrap_or_else(|| system.into()),
@@ -164,7 +163,11 @@ impl ProcessProvider {
     /// # Errors
     /// [`SandboxError::Unavailable`] with what is missing and what to do.
     pub fn start(config: ProcessConfig) -> Result<Self, SandboxError> {
-        let spawner = Supervisor::start(config.spawner.clone(), config.spawner_config()?)?;
+        let program = match &config.spawner {
+            Some(program) => program.clone(),
+            None => crate::jail_program().map_err(|e| unavailable(format!("the spawner: {e}")))?,
+        };
+        let spawner = Supervisor::start(program, config.spawner_config()?)?;
         Ok(Self {
             spawner,
             live: Arc::new(Semaphore::new(config.max_live)),

@@ -1,15 +1,15 @@
 //! One sandbox of the process level, as the host sees it.
 
 use super::client::{Answer, Client, gone, io_error, unavailable};
-use super::files::memory_file;
-use super::messages::{End, Exit, Request, Start};
+
 use super::output::{Bounds, Captured, capture, drain, feed};
-use super::plan::{EXECVE, step_name};
 use super::provider::{kept, read_all};
 use crate::port::{
     Ending, ExecOptions, ExecRequest, ExecResult, OutputChunk, OutputStream, Program, Sandbox,
     SandboxError, SandboxFuture, SandboxSpec, SandboxStats, Snapshot, Usage,
 };
+use sinew_jail::protocol::{End, Exit, Request, Start, memory_file};
+use sinew_jail::walls::{EXECVE, step_name};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};

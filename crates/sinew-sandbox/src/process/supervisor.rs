@@ -2,8 +2,8 @@
 //! that what kills each one does not take the host's time for ever.
 
 use super::client::{Client, unavailable};
-use super::spawner::Config;
 use crate::port::SandboxError;
+use sinew_jail::protocol::Config;
 use std::collections::VecDeque;
 use std::path::PathBuf;
 use std::process::Child;

@@ -13,12 +13,7 @@ use std::os::fd::OwnedFd;
 
 /// As ordinary users run it, too: `sandboxes_run_for_users_who_are_not_root` does.
 fn for_anybody(attached: bool) -> ProcessProvider {
-    with(|config| {
-        config.attached_mounts = attached;
-        if let Some(spawner) = std::env::var_os("SINEW_TEST_SPAWNER") {
-            config.spawner = spawner.into();
-        }
-    })
+    with(|config| config.attached_mounts = attached)
 }
 
 fn names(archive: &[u8]) -> Vec<String> {

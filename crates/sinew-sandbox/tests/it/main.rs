@@ -1,6 +1,7 @@
 //! The process level for real: what code inside can do, and above all what it cannot.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
+#[expect(unsafe_code, reason = "it takes a descriptor of another process")]
 mod crowd;
 mod ends;
 mod files;
@@ -11,7 +12,7 @@ use sinew_sandbox::{
     Ending, ExecRequest, ExecResult, Limits, PoolConfig, ProcessConfig, ProcessProvider, Program,
     Sandbox, SandboxError, SandboxProvider, SandboxSpec,
 };
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 pub(crate) fn provider() -> ProcessProvider {
@@ -19,9 +20,8 @@ pub(crate) fn provider() -> ProcessProvider {
 }
 
 pub(crate) fn with(change: impl FnOnce(&mut ProcessConfig)) -> ProcessProvider {
-    let spawner = PathBuf::from(env!("CARGO_BIN_EXE_sinew-sandbox-spawner"));
     let path = std::env::var("PATH").unwrap();
-    let mut config = ProcessConfig::new(spawner, &path);
+    let mut config = ProcessConfig::new(&path);
     change(&mut config);
     ProcessProvider::start(config).unwrap()
 }
@@ -415,7 +415,7 @@ pub(crate) fn children(parent: u32) -> Vec<u32> {
     found
 }
 
-/// Groups are kept for the next sandboxes for a moment.
+/// Groups go when the kernel is done with the processes in them.
 pub(crate) async fn no_groups_soon() {
     let left = || groups(&format!("sinew-{}-", spawner_pid()));
     for _ in 0..250 {
@@ -487,8 +487,7 @@ async fn exec_soon(sandbox: &mut dyn Sandbox, code: &str) -> Result<ExecResult, 
 
 #[tokio::test]
 async fn a_host_without_room_says_so() {
-    let spawner = PathBuf::from(env!("CARGO_BIN_EXE_sinew-sandbox-spawner"));
-    let mut config = ProcessConfig::new(spawner, "");
+    let mut config = ProcessConfig::new("");
     config.max_live = 1;
     config.acquire_timeout = Duration::from_millis(100);
     let provider = ProcessProvider::start(config).unwrap();

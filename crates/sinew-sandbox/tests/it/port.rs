@@ -528,11 +528,7 @@ async fn overlays_are_bounded_as_plain_folders_are() {
 /// Also what `sandboxes_run_for_users_who_are_not_root` starts.
 #[tokio::test]
 async fn a_sandbox_isolates_for_whoever_runs_it() {
-    let provider = with(|config| {
-        if let Some(spawner) = std::env::var_os("SINEW_TEST_SPAWNER") {
-            config.spawner = spawner.into();
-        }
-    });
+    let provider = provider();
     assert_eq!(provider.degradations(), [""; 0]);
     let mut sandbox = provider.acquire(&small()).await.unwrap();
     let code = "import os\nopen('kept', 'w').write('x')\nprint(open('/proc/self/status').read())\n\
@@ -619,8 +615,6 @@ fn sandboxes_run_for_users_who_are_not_root() {
     // Where other users can read it.
     let folder = std::env::temp_dir().join(format!("sinew-as-{}", std::process::id()));
     std::fs::create_dir_all(&folder).unwrap();
-    let spawner = env!("CARGO_BIN_EXE_sinew-sandbox-spawner");
-    std::fs::copy(spawner, folder.join("spawner")).unwrap();
     std::fs::copy(std::env::current_exe().unwrap(), folder.join("test")).unwrap();
     let nobody = "setpriv --reuid=65534 --regid=65534 --clear-groups";
     for launcher in [nobody, "unshare --user --map-root-user"] {
@@ -628,7 +622,6 @@ fn sandboxes_run_for_users_who_are_not_root() {
             let mut words = launcher.split(' ').chain(program.split(' '));
             let mut command = std::process::Command::new(words.next().unwrap());
             command.args(words).current_dir("/");
-            command.env("SINEW_TEST_SPAWNER", folder.join("spawner"));
             command.output().unwrap()
         };
         let allowed = command("unshare --user true").status.success();

@@ -109,14 +109,17 @@ async fn a_spawner_that_cannot_be_started_again_is_reported_and_tried_again() {
     let folder = std::env::temp_dir().join(format!("sinew-watch-{}", std::process::id()));
     std::fs::create_dir_all(&folder).unwrap();
     let (script, broken) = (folder.join("spawner"), folder.join("broken"));
-    let real = env!("CARGO_BIN_EXE_sinew-sandbox-spawner");
+    let real = folder.join("jail");
+    std::fs::write(&real, sinew_sandbox::JAIL).unwrap();
+    std::fs::set_permissions(&real, std::fs::Permissions::from_mode(0o755)).unwrap();
     let lines = format!(
-        "#!/bin/sh\n[ -e {} ] && exit 3\nexec {real} \"$@\"\n",
-        broken.display()
+        "#!/bin/sh\n[ -e {} ] && exit 3\nexec {} \"$@\"\n",
+        broken.display(),
+        real.display()
     );
     std::fs::write(&script, lines).unwrap();
     std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755)).unwrap();
-    let provider = with(|config| config.spawner = script);
+    let provider = with(|config| config.spawner = Some(script));
     std::fs::write(&broken, "").unwrap();
     signal("KILL", inner());
     let why = loop {

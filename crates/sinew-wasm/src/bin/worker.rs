@@ -1,7 +1,6 @@
-//! Spawner and worker as a program of its own, for tests; `sinew` carries both in itself.
+//! The worker as a program of its own, for tests; `sinew` carries it in itself.
 
 fn main() -> std::process::ExitCode {
-    let code =
-        sinew_sandbox::spawner_main_if_requested().or_else(sinew_wasm::worker_main_if_requested);
+    let code = sinew_wasm::worker_main_if_requested();
     std::process::ExitCode::from(code.and_then(|c| u8::try_from(c).ok()).unwrap_or(2))
 }

@@ -22,8 +22,7 @@ async fn files_without_names_count_as_long_as_they_are_open() {
 
 #[tokio::test]
 async fn archives_go_from_level_to_level() {
-    let program = PathBuf::from(env!("CARGO_BIN_EXE_sinew-wasm-worker"));
-    let process = ProcessProvider::start(ProcessConfig::new(program, "")).unwrap();
+    let process = ProcessProvider::start(ProcessConfig::new("")).unwrap();
     let wasm = provider();
     let levels: [&dyn SandboxProvider; 2] = [&process, &wasm];
     let make = "import os; os.makedirs('a/b'); open('a/b/c', 'w').write('x' * 999); open('a.txt', 'w').write('y')";

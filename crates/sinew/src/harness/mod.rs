@@ -132,9 +132,8 @@ fn processes(
     section: &CommandSection,
     command: &Command,
 ) -> Result<Arc<dyn SandboxProvider>, Failure> {
-    let spawner = std::env::current_exe().map_err(Failure::system)?;
     let search = std::env::var("PATH").unwrap_or_default();
-    let mut config = ProcessConfig::new(spawner, &search);
+    let mut config = ProcessConfig::new(&search);
     config.max_live = section.max_live;
     config.acquire_timeout = Duration::from_secs_f64(section.timeout_s);
     config.shows = command.shows.clone();

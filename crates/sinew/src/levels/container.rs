@@ -31,7 +31,6 @@ fn provider(
     section: &SandboxSection,
     shows: Vec<(PathBuf, PathBuf)>,
 ) -> Result<ContainerProvider, Failure> {
-    let program = std::env::current_exe().map_err(Failure::system)?;
     let search = std::env::var("PATH").unwrap_or_default();
     let engine = match section.level.as_str() {
         "container" => section.container_engine.as_str(),
@@ -46,7 +45,7 @@ fn provider(
         engine: engine.parse().map_err(|e| named(&e))?,
         socket: socket.or_else(|| engine_host(engine)),
         image,
-        python: ProcessConfig::new(program, &search).python,
+        python: ProcessConfig::new(&search).python,
         shows,
         cpus: section.cpus,
         max_live: section.max_live,

@@ -17,8 +17,7 @@ fn named(e: &dyn std::fmt::Display) -> Failure {
 }
 
 fn provider(section: &SandboxSection) -> Result<MicrovmProvider, Failure> {
-    let program = std::env::current_exe().map_err(Failure::system)?;
-    let mut config = MicrovmConfig::new(section.microvm_images.clone().into(), program);
+    let mut config = MicrovmConfig::new(section.microvm_images.clone().into());
     config.temporary = std::env::temp_dir();
     let backend = match section.level.as_str() {
         "microvm" => section.microvm_backend.as_str(),

@@ -65,10 +65,8 @@ fn missing(level: &str, feature: &str) -> Failure {
 
 /// Runs a child process of a level, where this process was started as one; its exit code.
 pub(crate) fn child_main_if_requested() -> Option<i32> {
-    let child = sinew_sandbox::spawner_main_if_requested();
     #[cfg(feature = "wasm")]
-    let child = child.or_else(sinew_wasm::worker_main_if_requested);
-    #[cfg(feature = "microvm")]
-    let child = child.or_else(sinew_microvm::jail_main_if_requested);
-    child
+    return sinew_wasm::worker_main_if_requested();
+    #[cfg(not(feature = "wasm"))]
+    None
 }

@@ -12,9 +12,9 @@ pub(crate) fn sandboxes(section: &SandboxSection) -> Result<Arc<dyn SandboxProvi
         |e: &dyn std::fmt::Display| Failure::system(format!("sandbox.level = \"wasm\": {e}"));
     let program = std::env::current_exe().map_err(Failure::system)?;
     let search = std::env::var("PATH").unwrap_or_default();
-    let mut config = ProcessConfig::new(program, &search);
+    let mut config = ProcessConfig::new(&search);
     config.max_live = section.max_live;
-    let mut wasm = WasmConfig::new(section.wasm_modules.clone().into(), config.spawner.clone());
+    let mut wasm = WasmConfig::new(section.wasm_modules.clone().into(), program);
     wasm.workers = std::thread::available_parallelism().map_or(1, usize::from);
     wasm.max_live = section.max_live;
     config.shows = wasm.shows().map_err(|e| named(&e))?;

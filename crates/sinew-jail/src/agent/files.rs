@@ -1,0 +1,277 @@
+//! Files below the work folder. Nothing of the sandbox runs meanwhile; no link is ever followed.
+
+use super::link::Link;
+use super::sys;
+use crate::wire::{CHUNK, Put, Take, ask, content, file, tell};
+use rustix::fs::OFlags;
+use std::ffi::{CStr, CString};
+use std::fs::File;
+use std::io::{Error, Read, Result, Write};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+
+pub(super) const WORK: &CStr = c"/work";
+pub(super) const TMP: &CStr = c"/tmp";
+/// Deepest folder of an archive, and most entries.
+const MAX_DEPTH: usize = 64;
+const MAX_ENTRIES: usize = 65_536;
+
+fn errno(code: i32) -> Error {
+    Error::from_raw_os_error(code)
+}
+
+pub(super) fn top(path: &CStr) -> Result<OwnedFd> {
+    Ok(File::open(std::ffi::OsStr::from_bytes(path.to_bytes()))?.into())
+}
+
+/// Names of plain parts; everything else is refused.
+fn parts(path: &[u8]) -> Result<Vec<CString>> {
+    let parts: Vec<&[u8]> = path.split(|&b| b == b'/').collect();
+    if parts.len() > MAX_DEPTH + 1 || path.len() > 4000 {
+        return Err(errno(36));
+    }
+    let plain = |p: &&[u8]| !p.is_empty() && *p != b"." && *p != b".." && p.len() <= 255;
+    if !parts.iter().all(plain) {
+        return Err(errno(22));
+    }
+    parts.into_iter().map(sys::text).collect()
+}
+
+/// The folder that `path` lies in, made on the way if `make`, and the last name.
+fn above(path: &[u8], make: bool) -> Result<(OwnedFd, CString)> {
+    let mut names = parts(path)?;
+    let last = names.pop().ok_or_else(|| errno(22))?;
+    let mut dir = top(WORK)?;
+    for name in names {
+        if make {
+            match sys::make_folder(&dir, &name, 0o755) {
+                Err(e) if e.raw_os_error() != Some(17) => return Err(e),
+                _ => {}
+            }
+        }
+        dir = sys::open_beneath(&dir, &name, OFlags::DIRECTORY, 0)?;
+    }
+    Ok((dir, last))
+}
+
+/// PUT: makes a file with the content that follows, a folder or a link.
+pub(super) fn put(link: &mut Link, request: &[u8]) -> Result<()> {
+    let mut take = Take(request);
+    let parsed = (take.byte(), take.number(), take.bytes(), take.bytes());
+    let (Some(kind), Some(mode), Some(path), Some(target)) = parsed else {
+        return Err(errno(71));
+    };
+    let made = make(kind, mode as u32 & 0o777, path, target);
+    if kind != file::REGULAR {
+        return made.map(|_| ());
+    }
+    let mut made = made;
+    loop {
+        match link.next()? {
+            (ask::END, _) => break,
+            (ask::DATA, bytes) => {
+                let written = match &mut made {
+                    Ok(Some(file)) => file.write_all(&bytes),
+                    _ => Ok(()),
+                };
+                if let Err(e) = written {
+                    made = Err(e);
+                }
+            }
+            _ => return Err(errno(71)),
+        }
+    }
+    if let Some(file) = made? {
+        file.set_permissions(std::fs::Permissions::from_mode(mode as u32 & 0o777))?;
+    }
+    Ok(())
+}
+
+fn make(kind: u8, mode: u32, path: &[u8], target: &[u8]) -> Result<Option<File>> {
+    let (dir, name) = above(path, true)?;
+    let dir = &dir;
+    match kind {
+        file::FOLDER => {
+            match sys::make_folder(dir, &name, 0o700) {
+                Err(e) if e.raw_os_error() != Some(17) => return Err(e),
+                _ => {}
+            }
+            let made = sys::open_beneath(dir, &name, OFlags::DIRECTORY, 0)?;
+            let mode = std::fs::Permissions::from_mode(mode | 0o700);
+            File::from(made).set_permissions(mode)?;
+            Ok(None)
+        }
+        file::LINK => rustix::fs::symlinkat(sys::text(target)?, dir, &name)
+            .map(|()| None)
+            .map_err(Error::from),
+        _ => {
+            // O_NONBLOCK: a FIFO of that name must not hold the agent.
+            let flags = OFlags::WRONLY
+                | OFlags::CREATE
+                | OFlags::TRUNC
+                | OFlags::NOFOLLOW
+                | OFlags::NONBLOCK;
+            let file = File::from(sys::open_beneath(dir, &name, flags, 0o600)?);
+            if !file.metadata()?.is_file() {
+                return Err(errno(22));
+            }
+            Ok(Some(file))
+        }
+    }
+}
+
+/// READ: a regular file of at most so many bytes.
+pub(super) fn read(link: &mut Link, request: &[u8]) -> Result<()> {
+    let mut take = Take(request);
+    let (Some(most), Some(path)) = (take.number(), take.bytes()) else {
+        return Err(errno(71));
+    };
+    let (dir, name) = above(path, false)?;
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK;
+    let file = File::from(sys::open_beneath(&dir, &name, flags, 0)?);
+    let meta = file.metadata()?;
+    if !meta.is_file() {
+        return Err(errno(if meta.is_dir() { 21 } else { 22 }));
+    }
+    if meta.len() > most {
+        return Err(errno(27));
+    }
+    send(link, file, most)
+}
+
+/// Content in pieces.
+fn send(link: &mut Link, file: File, most: u64) -> Result<()> {
+    let mut file = file.take(most);
+    let mut chunk = vec![0; CHUNK];
+    loop {
+        let n = file.read(&mut chunk)?;
+        if n == 0 {
+            return Ok(());
+        }
+        link.send(&content(tell::DATA, &chunk[..n]))?;
+    }
+}
+
+fn names(dir: &OwnedFd) -> Result<Vec<CString>> {
+    let path = format!("/proc/self/fd/{}", dir.as_raw_fd());
+    let mut names = Vec::new();
+    for entry in std::fs::read_dir(path)? {
+        names.push(sys::text(&entry?.file_name().into_vec())?);
+    }
+    names.sort();
+    Ok(names)
+}
+
+/// ARCHIVE: every folder, regular file and link below the work folder, sorted, with at most so many bytes
+/// of files, holes included.
+pub(super) fn archive(link: &mut Link, request: &[u8]) -> Result<()> {
+    let bytes = Take(request).number().ok_or_else(|| errno(71))?;
+    let mut left = Left {
+        entries: MAX_ENTRIES,
+        bytes,
+    };
+    folder(link, &top(WORK)?, Vec::new(), 0, &mut left)
+}
+
+/// What an archive may still hold.
+struct Left {
+    entries: usize,
+    bytes: u64,
+}
+
+fn folder(
+    link: &mut Link,
+    dir: &OwnedFd,
+    path: Vec<u8>,
+    depth: usize,
+    left: &mut Left,
+) -> Result<()> {
+    if depth > MAX_DEPTH {
+        return Err(errno(36));
+    }
+    let raw = &dir;
+    for name in names(dir)? {
+        left.entries = left.entries.checked_sub(1).ok_or_else(|| errno(7))?;
+        let mut inner = path.clone();
+        inner.extend_from_slice(name.to_bytes());
+        let held = sys::open_beneath(raw, &name, OFlags::PATH | OFlags::NOFOLLOW, 0)?;
+        let meta = File::from(held).metadata()?;
+        let mode = u64::from(meta.mode() & 0o777);
+        let entry = |kind: u8, size: u64, target: &[u8]| {
+            let put = Put::of(tell::ENTRY).byte(kind).number(mode).number(size);
+            put.bytes(&inner).bytes(target).frame()
+        };
+        if meta.is_dir() {
+            link.send(&entry(file::FOLDER, 0, b""))?;
+            if mode & 0o500 != 0o500 {
+                sys::set_mode(raw, &name, mode as u32 | 0o500)?;
+            }
+            let below = sys::open_beneath(raw, &name, OFlags::DIRECTORY, 0)?;
+            inner.push(b'/');
+            folder(link, &below, inner, depth + 1, left)?;
+        } else if meta.is_symlink() {
+            let target = rustix::fs::readlinkat(raw, &name, Vec::new())?.into_bytes();
+            link.send(&entry(file::LINK, 0, &target))?;
+        } else if meta.is_file() {
+            left.bytes = left
+                .bytes
+                .checked_sub(meta.len())
+                .ok_or_else(|| errno(27))?;
+            if mode & 0o400 == 0 {
+                sys::set_mode(raw, &name, mode as u32 | 0o400)?;
+            }
+            let opened = sys::open_beneath(raw, &name, OFlags::RDONLY | OFlags::NOFOLLOW, 0);
+            if mode & 0o400 == 0 {
+                sys::set_mode(raw, &name, mode as u32)?;
+            }
+            link.send(&entry(file::REGULAR, meta.len(), b""))?;
+            send(link, File::from(opened?), meta.len())?;
+        }
+    }
+    Ok(())
+}
+
+/// RESET: an empty work folder, an empty folder for temporary files. Two descriptors suffice,
+/// however deep the folders are.
+pub(super) fn reset() -> Result<()> {
+    for path in [WORK, TMP] {
+        clear(top(path)?)?;
+    }
+    Ok(())
+}
+
+fn clear(mut dir: OwnedFd) -> Result<()> {
+    let mut way: Vec<CString> = Vec::new();
+    'again: loop {
+        for name in names(&dir)? {
+            let raw = &dir;
+            match sys::remove(raw, &name, false) {
+                // EISDIR.
+                Err(e) if e.raw_os_error() == Some(21) => {}
+                other => {
+                    other?;
+                    continue;
+                }
+            }
+            if sys::remove(raw, &name, true).is_ok() {
+                continue;
+            }
+            sys::set_mode(raw, &name, 0o700)?;
+            dir = sys::open_beneath(raw, &name, OFlags::DIRECTORY, 0)?;
+            way.push(name);
+            continue 'again;
+        }
+        let Some(name) = way.pop() else {
+            return Ok(());
+        };
+        dir = sys::parent(&dir)?;
+        sys::remove(&dir, &name, true)?;
+    }
+}
+
+/// Bytes and number of files in both folders.
+pub(super) fn count() -> (u64, u64) {
+    let (a, b) = (sys::in_use(WORK), sys::in_use(TMP));
+    (a.0 + b.0, a.1 + b.1)
+}

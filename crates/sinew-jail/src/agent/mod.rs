@@ -1,0 +1,320 @@
+//! The agent: the first process of a container or of a virtual machine.
+//!
+//! It takes requests from the host over one connection, runs programs inside the walls that the
+//! host describes, reads and writes files below `/work`, and ends when the connection ends. It must
+//! be the first process of its PID namespace: it ends executions by killing everything else in
+//! there. As `without-mount PATH PROGRAM ARGS`, outside of any sandbox, it becomes a program that
+//! does not see what is mounted at PATH.
+
+mod files;
+mod group;
+mod link;
+mod run;
+mod sys;
+mod waiting;
+
+use crate::landlock;
+use crate::seccomp::Filter;
+use crate::wire::{self, Put, Take, VERSION, ask, tell};
+use link::Link;
+use nix::mount::MsFlags;
+use nix::sys::signalfd::SignalFd;
+use run::{Setup, Walls};
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::{Error, Result};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+use sys::{POLLIN, PollFd};
+use waiting::Waiting;
+
+/// Ends the agent, and with it everything in its PID namespace.
+fn leave(code: i32) -> ! {
+    // SAFETY: ends this process; nothing is left to be written.
+    unsafe { libc::_exit(code) }
+}
+
+/// Runs as an agent with these arguments; the exit code.
+#[must_use]
+pub fn main(args: &[OsString]) -> i32 {
+    if let [mode, path, program @ ..] = args
+        && mode == "without-mount"
+    {
+        let path = path.to_string_lossy();
+        eprintln!("agent: {}", sys::without_mount(&path, program));
+        return 126;
+    }
+    if std::process::id() != 1 {
+        eprintln!("the agent must be the first process of a PID namespace");
+        return 64;
+    }
+    let connected = match args.iter().map(|a| a.as_bytes()).collect::<Vec<_>>()[..] {
+        [b"connect", _] => {
+            UnixStream::connect(&args[1]).map(|s| (File::from(OwnedFd::from(s)), false, None))
+        }
+        [b"listen", _] => UnixListener::bind(&args[1]).and_then(|l| {
+            let listener = OwnedFd::from(l);
+            Ok((sys::accept(&listener)?, false, Some(listener)))
+        }),
+        [b"machine", _] => machine(&args[1]).map(|(file, listener)| (file, true, listener)),
+        _ => Err(Error::other(
+            "usage: agent connect SOCKET | agent listen SOCKET | agent machine PORT | agent machine vsock:NUMBER",
+        )),
+    };
+    let served = connected.and_then(|(file, machine, listener)| {
+        sys::ignore_broken_pipes()?;
+        Agent::new(Link::new(file, machine, listener), machine)?.serve()
+    });
+    if let Err(e) = served {
+        eprintln!("agent: {e}");
+    }
+    1
+}
+
+/// Makes a bare kernel a place for programs, and opens the port to the host.
+fn machine(port: &std::ffi::OsStr) -> Result<(File, Option<OwnedFd>)> {
+    let device = sys::SAFE.difference(MsFlags::MS_NODEV);
+    sys::mount_new("proc", c"/proc", sys::SAFE, "hidepid=invisible")?;
+    // The kernel may have done so.
+    let _ = sys::mount_new("devtmpfs", c"/dev", device, "");
+    let number = port.as_bytes().strip_prefix(b"vsock:");
+    let number = number.and_then(|n| std::str::from_utf8(n).ok()?.parse().ok());
+    let listener = number.map(sys::listen_vsock).transpose()?;
+    let opened = loop {
+        if let Some(listener) = &listener {
+            break sys::accept(listener)?;
+        }
+        match File::options().read(true).write(true).open(port) {
+            Err(e) if matches!(e.raw_os_error(), Some(2 | 6 | 16 | 19)) => {
+                std::thread::sleep(std::time::Duration::from_millis(1));
+            }
+            other => break other?,
+        }
+    };
+    sys::mount_new("tmpfs", c"/dev", device, "size=64k,mode=0755")?;
+    sys::make_devices()?;
+    Ok((opened, listener))
+}
+
+struct Agent {
+    link: Link,
+    children: SignalFd,
+    setup: Setup,
+    waiting: Waiting,
+    /// Whether the folders of a machine are mounted.
+    mounted: bool,
+    /// First failure of PUT since the last SYNC.
+    put: Result<()>,
+}
+
+impl Agent {
+    fn new(mut link: Link, machine: bool) -> Result<Self> {
+        let hello = Put::of(tell::HELLO)
+            .number(VERSION.into())
+            .number(landlock::abi() as u64);
+        link.send(&hello.frame())?;
+        Ok(Self {
+            link,
+            children: sys::children()?,
+            setup: Setup {
+                machine,
+                ..Setup::default()
+            },
+            waiting: Waiting::default(),
+            mounted: false,
+            put: Ok(()),
+        })
+    }
+
+    fn serve(mut self) -> Result<()> {
+        loop {
+            let frame = match self.link.ready() {
+                Some(frame) => frame,
+                None => {
+                    self.rest()?;
+                    continue;
+                }
+            };
+            self.answer(frame)?;
+        }
+    }
+
+    /// Waits for the host; makes an interpreter ready when it is quiet.
+    fn rest(&mut self) -> Result<()> {
+        let wants = self.waiting.wants(&self.setup);
+        let poll = |fd: i32| PollFd {
+            fd,
+            events: POLLIN,
+            revents: 0,
+        };
+        let mut fds = [
+            poll(self.link.fd()),
+            poll(self.children.as_fd().as_raw_fd()),
+            poll(self.waiting.fd()),
+        ];
+        sys::wait_for(&mut fds, if wants { self.waiting.quiet_ms() } else { -1 })?;
+        let said = fds.map(|fd| fd.revents != 0);
+        if said[0] {
+            return self.link.fill();
+        }
+        if said[1] {
+            while matches!(self.children.read_signal(), Ok(Some(_))) {}
+            while let Some(gone) = sys::reap(false) {
+                self.waiting.lost(gone.pid);
+            }
+            if self.waiting.settle() {
+                // Nobody killed it: programs start cold.
+                self.setup.warm = false;
+            }
+        } else if said[2] {
+            self.setup.warm = self.waiting.hear();
+        } else if wants {
+            self.setup.warm = self.waiting.make(&self.setup);
+        }
+        Ok(())
+    }
+
+    fn answer(&mut self, (kind, bytes): link::Frame) -> Result<()> {
+        let done: Result<Vec<u64>> = match kind {
+            ask::SETUP => self.set_up(&bytes).map(|()| Vec::new()),
+            ask::EXEC => {
+                let (link, waiting) = (&mut self.link, &mut self.waiting);
+                return run::exec(link, &self.setup, waiting, &self.children, &bytes);
+            }
+            ask::PUT => {
+                let put = self.as_user(|link| files::put(link, &bytes));
+                if self.put.is_ok() {
+                    self.put = put;
+                }
+                return Ok(());
+            }
+            ask::SYNC => std::mem::replace(&mut self.put, Ok(())).map(|()| Vec::new()),
+            ask::READ => self
+                .as_user(|link| files::read(link, &bytes))
+                .map(|()| Vec::new()),
+            ask::ARCHIVE => self
+                .as_user(|link| files::archive(link, &bytes))
+                .map(|()| Vec::new()),
+            ask::RESET => {
+                self.waiting.clear();
+                self.as_user(|_| files::reset()).map(|()| Vec::new())
+            }
+            ask::STATS => {
+                let (bytes, count) = files::count();
+                Ok(vec![bytes, count, processes()])
+            }
+            ask::RESUME => self.resume(&bytes).map(|()| Vec::new()),
+            // Left over from an execution that was called off.
+            ask::KILL | ask::DATA | ask::END => return Ok(()),
+            _ => Err(Error::from_raw_os_error(71)),
+        };
+        let frame = match done {
+            Ok(numbers) => numbers.into_iter().fold(Put::of(tell::DONE), Put::number),
+            Err(e) => {
+                let errno = e.raw_os_error().unwrap_or(0);
+                let text = e.to_string();
+                Put::of(tell::FAILED)
+                    .number(u64::MAX)
+                    .number(errno as u64)
+                    .bytes(text.as_bytes())
+            }
+        };
+        self.link.send(&frame.frame())
+    }
+
+    fn as_user(&mut self, act: impl FnOnce(&mut Link) -> Result<()>) -> Result<()> {
+        sys::act_as(self.setup.walls.user);
+        let done = act(&mut self.link);
+        sys::act_as(0);
+        done
+    }
+
+    fn set_up(&mut self, bytes: &[u8]) -> Result<()> {
+        let wrong = || Error::from_raw_os_error(71);
+        let mut take = Take(bytes);
+        let user = take.number().ok_or_else(wrong)? as u32;
+        let (warm, tcp) = (
+            take.byte().ok_or_else(wrong)?,
+            take.byte().ok_or_else(wrong)?,
+        );
+        let work_bytes = take.number().ok_or_else(wrong)?;
+        let inodes = take.number().ok_or_else(wrong)?;
+        let python = take.bytes().ok_or_else(wrong)?.to_vec();
+        let filter = take.bytes().ok_or_else(wrong)?.to_vec();
+        let env = take.list().ok_or_else(wrong)?;
+        let mut limits = Vec::new();
+        let mut together = None;
+        while let Some(resource) = take.number() {
+            let limit = [
+                resource,
+                take.number().ok_or_else(wrong)?,
+                take.number().ok_or_else(wrong)?,
+            ];
+            match resource {
+                wire::TOGETHER => together = Some(limit),
+                _ => limits.push(limit),
+            }
+        }
+        self.waiting.clear();
+        let machine = self.setup.machine;
+        if machine {
+            if let Some([_, memory_bytes, processes]) = together {
+                group::limit(memory_bytes, processes)?;
+            }
+            let options =
+                format!("size={work_bytes},nr_inodes={inodes},mode=0700,uid={user},gid={user}");
+            let mut flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
+            // Again with other sizes.
+            flags.set(MsFlags::MS_REMOUNT, self.mounted);
+            for path in [files::WORK, files::TMP] {
+                sys::mount_new("tmpfs", path, flags, &options)?;
+            }
+            self.mounted = true;
+        }
+        let common = landlock::Common::open(Path::new("/")).map_err(Error::other)?;
+        let folders = (files::top(files::WORK)?, files::top(files::TMP)?);
+        let ruleset = |common: landlock::Common| common.ruleset(&folders.0, &folders.1, tcp == 1);
+        let landlock = common.map(ruleset).transpose().map_err(Error::other)?;
+        let walls = Walls {
+            user,
+            limits,
+            filter: Filter {
+                instructions: (filter.len() / 8) as u16,
+                bytes: filter,
+            },
+            landlock,
+            group: machine,
+            open: machine && user == 0,
+        };
+        self.setup = Setup {
+            walls,
+            env,
+            python,
+            warm: warm == 1,
+            machine,
+        };
+        Ok(())
+    }
+
+    /// Nothing that two copies of one memory would share may be left: clock, random numbers, name.
+    fn resume(&mut self, bytes: &[u8]) -> Result<()> {
+        let wrong = || Error::from_raw_os_error(71);
+        let mut take = Take(bytes);
+        let ns = take.number().ok_or_else(wrong)?;
+        let entropy = take.bytes().ok_or_else(wrong)?;
+        let name = take.bytes().ok_or_else(wrong)?;
+        // An interpreter that waits may stay: it takes new random numbers with its program.
+        sys::set_clock_and_name(ns, name)?;
+        let random = File::open("/dev/random")?;
+        sys::reseed(random.as_raw_fd(), entropy)
+    }
+}
+
+fn processes() -> u64 {
+    let number = |name: std::ffi::OsString| name.as_bytes().iter().all(u8::is_ascii_digit);
+    let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    // Without the agent.
+    (entries.filter(|e| number(e.file_name())).count() as u64).saturating_sub(1)
+}

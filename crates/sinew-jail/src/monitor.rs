@@ -1,0 +1,261 @@
+//! Walls around a monitor of virtual machines (QEMU, Firecracker): builds them around this process,
+//! which then becomes the monitor.
+//!
+//! It has one thread and inherits three descriptors: the agent's channel (0), the monitor's
+//! control channel (1) and a log (2). What else the monitor needs is opened by path and passed by
+//! number. A step that the probe found possible and that fails later is fatal.
+
+use crate::walls;
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use nix::sched::{CloneFlags, unshare};
+use nix::sys::prctl;
+use nix::sys::signal::Signal;
+use nix::unistd::{Gid, Uid, execve, getppid, pivot_root};
+use serde::{Deserialize, Serialize};
+use std::ffi::CString;
+use std::fs;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+/// Exit code of a jail that could not be built.
+pub const FAILED: i32 = 126;
+
+/// Descriptors of a monitor; QEMU needs about twenty.
+const OPEN_FILES: u64 = 128;
+/// Threads of a monitor's user.
+const THREADS: u64 = 64;
+/// Bytes of a file that a monitor writes: its log and the state of its devices. One that writes
+/// memory may write more.
+pub const FILE_BYTES: u64 = 16 << 20;
+/// Where a monitor behind walls has its own folder.
+const WORK: &str = "/run";
+/// What it takes: sockets.
+const WORK_OPTIONS: &str = "size=64k,nr_inodes=16,mode=0700";
+/// Number of the first descriptor that is opened for a monitor.
+const FIRST: i32 = 64;
+
+/// The descriptor of the file at `index` of [`Plan::opens`].
+pub fn number(index: usize) -> i32 {
+    FIRST + index as i32
+}
+
+/// A file that is opened for the monitor.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Opened {
+    /// `{name}` in the arguments becomes its number.
+    pub name: String,
+    pub path: PathBuf,
+    pub write: bool,
+}
+
+/// What to build and what to become.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Plan {
+    /// Who starts it; when that process ends, so does the monitor.
+    pub parent: i32,
+    pub opens: Vec<Opened>,
+    /// Files that take the number of a process that joins a group.
+    pub groups: Vec<PathBuf>,
+    /// An empty folder that becomes the root.
+    pub root: PathBuf,
+    /// Folders of the host to show, read-only, and where.
+    pub shows: Vec<(PathBuf, PathBuf)>,
+    /// A folder of its own that the monitor starts in and may write to: behind walls a small file
+    /// system in memory at [`WORK`], else this folder of the host.
+    pub work: Option<PathBuf>,
+    /// Devices of the host, and where they are shown.
+    pub devices: Vec<(PathBuf, PathBuf)>,
+    /// User and group to become; `None` where that needs rights that are missing.
+    pub user: Option<(u32, u32)>,
+    /// Whether to leave the host's mounts, network, names and message queues.
+    pub walls: bool,
+    /// Bytes of a file that the monitor writes.
+    pub file_bytes: u64,
+    /// By path, or `/proc/self/fd/{name}`.
+    pub program: String,
+    pub args: Vec<String>,
+}
+
+type Step = Result<(), String>;
+
+fn at<E: std::fmt::Display>(what: &'static str) -> impl Fn(E) -> String {
+    move |e| format!("{what}: {e}")
+}
+
+/// Builds walls and becomes the monitor of this [`Plan`] in JSON. Returns the exit code if it could
+/// not.
+#[must_use]
+pub fn main(plan: &str) -> i32 {
+    let failure = serde_json::from_str::<Plan>(plan)
+        .map_err(at("the plan of a jail"))
+        .and_then(become_monitor);
+    use std::io::Write;
+    // It may be that no process reads it: the exit code is enough.
+    let _ = match failure {
+        Err(e) => writeln!(std::io::stderr(), "jail: {e}"),
+        Ok(never) => match never {},
+    };
+    FAILED
+}
+
+fn become_monitor(plan: Plan) -> Result<std::convert::Infallible, String> {
+    prctl::set_pdeathsig(Signal::SIGKILL).map_err(at("set_pdeathsig"))?;
+    for group in &plan.groups {
+        fs::write(group, "0").map_err(|e| format!("{}: {e}", group.display()))?;
+    }
+    let opened = plan.opens.iter().enumerate().map(open);
+    let opened: Vec<(String, OwnedFd)> = opened.collect::<Result<_, _>>()?;
+    if plan.walls {
+        leave_namespaces()?;
+        new_root(&plan)?;
+    }
+    if let Some(work) = &plan.work {
+        let inside = if plan.walls { Path::new(WORK) } else { work };
+        std::env::set_current_dir(inside).map_err(at("chdir"))?;
+    }
+    let limits = limits(plan.file_bytes);
+    let mut walls = walls::Plan::monitor(&limits, plan.user);
+    walls.run([-1; 2]).map_err(|(step, errno)| {
+        let why = std::io::Error::from_raw_os_error(errno);
+        format!("{}: {why}", walls::step_name(step))
+    })?;
+    // A change of user clears it.
+    prctl::set_pdeathsig(Signal::SIGKILL).map_err(at("set_pdeathsig"))?;
+    if getppid().as_raw() != plan.parent {
+        return Err("the process that started it is gone".into());
+    }
+    let mut argv = Vec::new();
+    for arg in std::iter::once(&plan.program).chain(&plan.args) {
+        let numbered = opened.iter().fold(arg.clone(), |text, (name, fd)| {
+            text.replace(&format!("{{{name}}}"), &fd.as_raw_fd().to_string())
+        });
+        argv.push(numbered);
+    }
+    let argv = argv.into_iter().map(CString::new);
+    let argv: Vec<CString> = argv.collect::<Result<_, _>>().map_err(at("arguments"))?;
+    execve(&argv[0], &argv, &[c"LC_ALL=C"]).map_err(at("execve"))
+}
+
+/// Opened without close-on-exec: it is for the monitor, which knows its number.
+fn open((index, file): (usize, &Opened)) -> Result<(String, OwnedFd), String> {
+    use nix::fcntl::OFlag;
+    let flags = if file.write {
+        OFlag::O_RDWR
+    } else {
+        OFlag::O_RDONLY
+    };
+    let failed = |e: &dyn std::fmt::Display| format!("{}: {e}", file.path.display());
+    let fd = nix::fcntl::open(&file.path, flags, nix::sys::stat::Mode::empty());
+    let fd = fd.map_err(|e| failed(&e))?;
+    let fd = rustix::io::fcntl_dupfd_cloexec(&fd, number(index)).map_err(|e| failed(&e))?;
+    if fd.as_raw_fd() != number(index) {
+        return Err(failed(&"its descriptor's number is taken"));
+    }
+    rustix::io::fcntl_setfd(&fd, rustix::io::FdFlags::empty()).map_err(|e| failed(&e))?;
+    Ok((file.name.clone(), fd))
+}
+
+/// Without rights of the host, a user namespace gives those that the rest needs.
+fn leave_namespaces() -> Step {
+    let mut flags = CloneFlags::CLONE_NEWNS
+        | CloneFlags::CLONE_NEWNET
+        | CloneFlags::CLONE_NEWIPC
+        | CloneFlags::CLONE_NEWUTS;
+    let (user, group) = (Uid::effective(), Gid::effective());
+    if user.is_root() {
+        return unshare(flags).map_err(at("unshare"));
+    }
+    flags |= CloneFlags::CLONE_NEWUSER;
+    unshare(flags).map_err(at("unshare with a user namespace"))?;
+    fs::write("/proc/self/setgroups", "deny").map_err(at("setgroups"))?;
+    fs::write("/proc/self/uid_map", format!("{user} {user} 1")).map_err(at("uid_map"))?;
+    fs::write("/proc/self/gid_map", format!("{group} {group} 1")).map_err(at("gid_map"))
+}
+
+fn bind(from: &Path, to: &Path, flags: MsFlags) -> Step {
+    let failed = |e: nix::Error| format!("show {} as {}: {e}", from.display(), to.display());
+    let none: Option<&str> = None;
+    let rec = MsFlags::MS_BIND | MsFlags::MS_REC;
+    mount(Some(from), to, none, rec, none).map_err(failed)?;
+    let again = MsFlags::MS_BIND | MsFlags::MS_REMOUNT | flags;
+    mount(none, to, none, again, none).map_err(failed)
+}
+
+fn new_root(plan: &Plan) -> Step {
+    let none: Option<&str> = None;
+    let (root, made) = (&plan.root, at("make the root"));
+    mount(none, "/", none, MsFlags::MS_PRIVATE | MsFlags::MS_REC, none).map_err(at("mounts"))?;
+    let safe = MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
+    let options = Some("size=1m,nr_inodes=256,mode=0755");
+    mount(Some("tmpfs"), root, Some("tmpfs"), safe, options).map_err(at("tmpfs"))?;
+    let inside = |path: &Path| root.join(path.strip_prefix("/").unwrap_or(path));
+    for (from, to) in &plan.shows {
+        let to = inside(to);
+        if from.symlink_metadata().map_err(&made)?.is_symlink() {
+            let target = fs::read_link(from).map_err(&made)?;
+            std::os::unix::fs::symlink(target, to).map_err(&made)?;
+            continue;
+        }
+        fs::create_dir_all(&to).map_err(&made)?;
+        bind(from, &to, safe | MsFlags::MS_RDONLY)?;
+    }
+    if plan.work.is_some() {
+        let to = inside(Path::new(WORK));
+        fs::create_dir_all(&to).map_err(&made)?;
+        let owner = plan
+            .user
+            .map_or(String::new(), |(u, g)| format!(",uid={u},gid={g}"));
+        let options = format!("{WORK_OPTIONS}{owner}");
+        let flags = safe | MsFlags::MS_NOEXEC;
+        let options = Some(options.as_str());
+        mount(Some("tmpfs"), &to, Some("tmpfs"), flags, options).map_err(at("tmpfs of its own"))?;
+    }
+    fs::create_dir_all(inside(Path::new("/dev"))).map_err(&made)?;
+    for (device, shown) in plan.devices.iter().filter(|(d, _)| d.exists()) {
+        let to = inside(shown);
+        fs::write(&to, "").map_err(&made)?;
+        let flags = MsFlags::MS_NOSUID | MsFlags::MS_NOEXEC;
+        bind(device, &to, flags)?;
+    }
+    let proc = inside(Path::new("/proc"));
+    fs::create_dir_all(&proc).map_err(&made)?;
+    proc_of_its_own(&proc)?;
+    let old = inside(Path::new("/old"));
+    fs::create_dir_all(&old).map_err(&made)?;
+    pivot_root(root, &old).map_err(at("pivot_root"))?;
+    std::env::set_current_dir("/").map_err(at("chdir"))?;
+    umount2("/old", MntFlags::MNT_DETACH).map_err(at("umount"))?;
+    fs::remove_dir("/old").map_err(at("rmdir"))?;
+    let again = MsFlags::MS_REMOUNT | MsFlags::MS_RDONLY | safe;
+    mount(
+        none,
+        "/",
+        none,
+        again,
+        Some("size=1m,nr_inodes=256,mode=0755"),
+    )
+    .map_err(at("remount"))
+}
+
+/// Memory is opened by its number in `/proc/self/fd`. Other users' processes stay hidden; where
+/// the kernel does not give a new one (user namespaces), the host's is shown.
+fn proc_of_its_own(to: &Path) -> Step {
+    let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
+    let options = Some("hidepid=2,subset=pid");
+    if mount(Some("proc"), to, Some("proc"), flags, options).is_ok() {
+        return Ok(());
+    }
+    bind(Path::new("/proc"), to, flags)
+}
+
+/// Resource, soft and hard limit.
+fn limits(file_bytes: u64) -> [[u64; 3]; 5] {
+    [
+        (libc::RLIMIT_CORE, 0),
+        (libc::RLIMIT_NOFILE, OPEN_FILES),
+        (libc::RLIMIT_NPROC, THREADS),
+        (libc::RLIMIT_FSIZE, file_bytes),
+        (libc::RLIMIT_MEMLOCK, 1 << 20),
+    ]
+    .map(|(resource, maximum)| [resource.into(), maximum, maximum])
+}

@@ -1,0 +1,436 @@
+//! Archivers: forks of the spawner that read and write archives and copy files, so that the spawner never
+//! waits for files, however many a sandbox has.
+//!
+//! An archiver has bounds on memory and time, a low priority and no descriptors but those of its task. It
+//! runs no code of others. What it makes counts only when it ended well; why it failed it writes to a
+//! file in memory.
+
+use super::Spawner;
+use super::children::{Child, Fate, Role};
+use super::ends::WARM_PAUSE;
+use super::files::{self, Files, Layer};
+use super::tree;
+use crate::protocol::memory_file;
+use crate::protocol::{Reply, Request};
+use nix::fcntl::{OFlag, openat};
+use nix::sys::resource::{Resource, setrlimit};
+use nix::sys::stat::Mode;
+use std::fs::File;
+use std::io::{Read, Seek, Write};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::rc::Rc;
+use std::time::Instant;
+
+/// How long a task may take.
+const TIME_S: u32 = 120;
+/// Private memory of an archiver: names of the largest archive, buffers, and what it has of the spawner.
+const MEMORY_BYTES: u64 = 256 << 20;
+/// Largest text of a failure.
+const MAX_WHY: u64 = 4096;
+
+type Outcome<T> = Result<T, String>;
+
+/// What is to be done.
+#[derive(Debug)]
+enum Task {
+    /// Keeps what is mounted for it.
+    Export {
+        export: u64,
+        _view: Files,
+    },
+    Import {
+        snapshot: u64,
+        layer: Layer,
+    },
+    /// Of the files of a sandbox, into a layer.
+    Copy {
+        id: u64,
+        snapshot: u64,
+        layer: Layer,
+    },
+}
+
+/// What is to be exported.
+#[derive(Clone, Copy, Debug)]
+struct Exported {
+    snapshot: u64,
+    export: u64,
+    max_bytes: u64,
+}
+
+/// An archiver at work.
+#[derive(Debug)]
+pub(super) struct Archiver {
+    child: Rc<Child>,
+    /// The request to be answered.
+    seq: u64,
+    task: Task,
+    /// Where it writes why it failed.
+    why: File,
+}
+
+impl Archiver {
+    pub(super) fn kill(&self) {
+        self.child.kill();
+    }
+
+    fn outcome(&mut self, fate: Fate) -> Outcome<()> {
+        match fate {
+            Fate::Code(0) => return Ok(()),
+            Fate::Signal(libc::SIGALRM) => return Err(format!("it took more than {TIME_S} s")),
+            _ => {}
+        }
+        let mut why = String::new();
+        let _ = self.why.rewind();
+        let _ = (&mut self.why).take(MAX_WHY).read_to_string(&mut why);
+        match why.is_empty() {
+            true => Err("it took too much memory, or was killed".into()),
+            false => Err(why),
+        }
+    }
+}
+
+/// Gives up what an archiver does not need.
+fn confine(keep: &[RawFd]) -> Outcome<()> {
+    let mut keep = keep.to_vec();
+    keep.sort_unstable();
+    let mut from = 0;
+    for fd in keep {
+        if from < fd {
+            // SAFETY: no pointers; these descriptors are used by nobody in this process.
+            unsafe { libc::syscall(libc::SYS_close_range, from, fd - 1, 0) };
+        }
+        from = fd + 1;
+    }
+    // SAFETY: as before; no pointers.
+    unsafe {
+        libc::syscall(libc::SYS_close_range, from, libc::c_uint::MAX, 0);
+        libc::setpriority(libc::PRIO_PROCESS, 0, 10);
+        libc::alarm(TIME_S);
+    }
+    let failed = |e: nix::errno::Errno| format!("setrlimit: {e}");
+    setrlimit(Resource::RLIMIT_DATA, MEMORY_BYTES, MEMORY_BYTES).map_err(failed)
+}
+
+/// What an archiver does from its fork to its end.
+fn work(keep: &[RawFd], mut why: &File, task: impl FnOnce() -> Outcome<()>) -> i32 {
+    let all = std::panic::AssertUnwindSafe(|| confine(keep).and_then(|()| task()));
+    match std::panic::catch_unwind(all) {
+        Ok(Ok(())) => 0,
+        Ok(Err(error)) => {
+            let end = error.floor_char_boundary(MAX_WHY as usize);
+            let _ = why.write_all(&error.as_bytes()[..end]);
+            1
+        }
+        Err(_) => 2,
+    }
+}
+
+/// Folders of control groups, and the files in them by which a process joins.
+type Members = Vec<(RawFd, String)>;
+
+/// Copies folders through an archive that is never whole anywhere. What the copy takes belongs to a
+/// control group.
+fn copy(
+    pairs: [(OwnedFd, OwnedFd); 2],
+    max_bytes: u64,
+    uid: Option<u32>,
+    group: &Members,
+) -> Outcome<()> {
+    // Threads come first: the group may have no room for another.
+    let mut copies = Vec::new();
+    for (from, to) in pairs {
+        let (reader, writer) = std::io::pipe().map_err(|e| format!("pipe: {e}"))?;
+        let writing = std::thread::Builder::new()
+            .spawn(move || tree::write(&from, writer, u64::MAX))
+            .map_err(|e| format!("start a thread: {e}"))?;
+        copies.push((reader, to, writing));
+    }
+    for (folder, file) in group {
+        join(*folder, file).map_err(|e| format!("{file}: {e}"))?;
+    }
+    for (reader, to, writing) in copies {
+        let read = tree::read(&reader, &to, max_bytes, uid);
+        drop(reader);
+        let written = writing.join();
+        read?;
+        written.unwrap_or_else(|_| Err("the archive could not be written".into()))?;
+    }
+    Ok(())
+}
+
+fn join(folder: RawFd, file: &str) -> nix::Result<()> {
+    // SAFETY: the group that it belongs to lives as long as the sandbox, which waits for this.
+    let folder = unsafe { BorrowedFd::borrow_raw(folder) };
+    let flags = OFlag::O_WRONLY | OFlag::O_CLOEXEC;
+    let file = openat(folder, file, flags, Mode::empty())?;
+    nix::unistd::write(file, b"0").map(|_| ())
+}
+
+impl Spawner {
+    /// Forks an archiver; `task` runs in it, with the descriptors of `keep`.
+    fn start_archiver(
+        &mut self,
+        (seq, what): (u64, Task),
+        keep: &[RawFd],
+        task: impl FnOnce() -> Outcome<()>,
+    ) -> Outcome<()> {
+        let why = File::from(memory_file(&[])?);
+        let keep = [keep, &[why.as_raw_fd()]].concat();
+        // SAFETY: this process has one thread; the child ends here.
+        let number = match unsafe { libc::fork() } {
+            -1 => return Err(format!("fork: {}", std::io::Error::last_os_error())),
+            0 => {
+                let code = work(&keep, &why, task);
+                // SAFETY: ends this process, without what others left to be done at an exit.
+                unsafe { libc::_exit(code) }
+            }
+            number => number,
+        };
+        let child = Child::of(number)?;
+        self.children.watch(&child, Role::Archiver)?;
+        let place = child.as_raw_fd();
+        let archiver = Archiver {
+            child,
+            seq,
+            task: what,
+            why,
+        };
+        self.archivers.insert(place, archiver);
+        Ok(())
+    }
+
+    /// Does what has to do with snapshots; what takes time is answered when it is done.
+    pub(super) fn archives(&mut self, seq: u64, request: Request, given: Vec<OwnedFd>) {
+        match request {
+            Request::Snapshot { id, snapshot } => self.snapshot(seq, id, snapshot),
+            Request::DropSnapshot { snapshot } => {
+                self.drop_snapshot(snapshot);
+                self.done(seq, Ok(()));
+            }
+            Request::Export {
+                snapshot,
+                export,
+                max_bytes,
+            } => {
+                let what = Exported {
+                    snapshot,
+                    export,
+                    max_bytes,
+                };
+                self.export(seq, what, given);
+            }
+            Request::Import {
+                snapshot,
+                max_bytes,
+            } => self.import(seq, (snapshot, max_bytes), given),
+            _ => self.done(seq, Err("not about snapshots".into())),
+        }
+    }
+
+    /// A snapshot's archive into a file of the host's.
+    fn export(&mut self, seq: u64, what: Exported, given: Vec<OwnedFd>) {
+        self.stores += 1;
+        let number = self.stores;
+        let begin = || {
+            let out = given.into_iter().next().ok_or("no file")?;
+            let layers = self.snapshots.get(&what.snapshot);
+            let layers = layers.ok_or("no such snapshot")?;
+            let view = Files::new(number, 1 << 20, None, self.mounting, layers.clone())?;
+            let work = view.work()?;
+            let keep = [out.as_raw_fd(), work.as_raw_fd()];
+            let task = Task::Export {
+                export: what.export,
+                _view: view,
+            };
+            self.start_archiver((seq, task), &keep, move || {
+                tree::write(&work, File::from(out), what.max_bytes)
+            })
+        };
+        let begun: Outcome<()> = begin();
+        if begun.is_err() {
+            self.done(seq, begun);
+        }
+    }
+
+    /// A snapshot from an archive of the host's.
+    fn import(&mut self, seq: u64, (snapshot, max): (u64, u64), given: Vec<OwnedFd>) {
+        self.stores += 1;
+        let number = self.stores;
+        let begin = || {
+            let archive = given.into_iter().next().ok_or("no archive")?;
+            let user = self.new_user()?;
+            let uid = user.as_ref().map(|user| user.uid);
+            let layer = files::blank(max, user, self.mounting, number)?;
+            let work = layer.work()?;
+            let keep = [archive.as_raw_fd(), work.as_raw_fd()];
+            let what = Task::Import { snapshot, layer };
+            self.start_archiver((seq, what), &keep, move || {
+                let archive = std::io::BufReader::new(File::from(archive));
+                tree::read(archive, &work, max, uid)
+            })
+        };
+        let begun: Outcome<()> = begin();
+        if begun.is_err() {
+            self.done(seq, begun);
+        }
+    }
+
+    /// Freezes the files of a sandbox, or has them copied where there are many layers already.
+    fn snapshot(&mut self, seq: u64, id: u64, snapshot: u64) {
+        match self.freeze(seq, id, snapshot) {
+            Ok(true) => self.answer(seq, snapshot),
+            Ok(false) => {}
+            Err(why) => self.done(seq, Err(why)),
+        }
+    }
+
+    /// Whether it is done already.
+    fn freeze(&mut self, seq: u64, id: u64, snapshot: u64) -> Outcome<bool> {
+        self.idle(id)?;
+        // The namespaces hold the folder as it was.
+        self.stop_init(id);
+        let live = self.idle(id)?;
+        live.ruleset = None;
+        let files = live.files.as_mut().ok_or("no such sandbox")?;
+        if files.is_deep() {
+            self.copy_files(seq, id, snapshot)?;
+            return Ok(false);
+        }
+        let layers = files.freeze()?;
+        self.snapshots.insert(snapshot, layers);
+        self.warm_later(id);
+        Ok(true)
+    }
+
+    fn copy_files(&mut self, seq: u64, id: u64, snapshot: u64) -> Outcome<()> {
+        self.stores += 1;
+        let live = self.live.get(&id).ok_or("no such sandbox")?;
+        let files = live.files.as_ref().ok_or("no such sandbox")?;
+        let layer = files.blank(self.stores)?;
+        let (work, temporary) = files.folders()?;
+        let pairs = [(work, layer.work()?), (temporary, layer.temporary()?)];
+        let members: Members = live.group.members().collect();
+        let mut keep: Vec<RawFd> = members.iter().map(|(folder, _)| *folder).collect();
+        for (from, to) in &pairs {
+            keep.extend([from.as_raw_fd(), to.as_raw_fd()]);
+        }
+        let (bytes, uid) = (live.creation.limits.work_bytes, files.uid());
+        let what = Task::Copy {
+            id,
+            snapshot,
+            layer,
+        };
+        self.start_archiver((seq, what), &keep, move || {
+            copy(pairs, bytes.saturating_mul(2), uid, &members)
+        })?;
+        if let Some(live) = self.live.get_mut(&id) {
+            live.copying = true;
+            live.children += 1;
+        }
+        Ok(())
+    }
+
+    /// Nobody needs a snapshot any more, be it made or not.
+    fn drop_snapshot(&mut self, dropped: u64) {
+        self.snapshots.remove(&dropped);
+        for archiver in self.archivers.values() {
+            match archiver.task {
+                Task::Import { snapshot: it, .. }
+                | Task::Copy { snapshot: it, .. }
+                | Task::Export { export: it, .. }
+                    if it == dropped =>
+                {
+                    archiver.kill();
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// A sandbox is to go: nobody waits for a copy of its files.
+    pub(super) fn end_copy(&self, of: u64) {
+        for archiver in self.archivers.values() {
+            if matches!(archiver.task, Task::Copy { id, .. } if id == of) {
+                archiver.kill();
+            }
+        }
+    }
+
+    /// An archiver is gone.
+    pub(super) fn archiver_ended(&mut self, child: &Child, fate: Fate) {
+        let Some(mut archiver) = self.archivers.remove(&child.as_raw_fd()) else {
+            return;
+        };
+        let outcome = archiver.outcome(fate);
+        let seq = archiver.seq;
+        match archiver.task {
+            Task::Export { .. } => self.done(seq, outcome),
+            Task::Import {
+                snapshot,
+                mut layer,
+            } => match outcome {
+                Ok(()) => {
+                    layer.measure();
+                    self.snapshots.insert(snapshot, vec![layer]);
+                    self.answer(seq, snapshot);
+                }
+                failed => self.done(seq, failed),
+            },
+            Task::Copy {
+                id,
+                snapshot,
+                layer,
+            } => {
+                let copied = outcome.and_then(|()| self.copied(id, snapshot, layer));
+                match copied {
+                    Ok(()) => self.answer(seq, snapshot),
+                    failed => self.done(seq, failed),
+                }
+                self.stop_copying(id);
+            }
+        }
+    }
+
+    /// The files of a sandbox are in a layer now.
+    fn copied(&mut self, id: u64, snapshot: u64, mut layer: Layer) -> Outcome<()> {
+        self.stores += 1;
+        let live = self.live.get_mut(&id).ok_or("no such sandbox")?;
+        let files = live.files.as_mut().ok_or("no such sandbox")?;
+        layer.measure();
+        *files = files.over(self.stores, layer.clone())?;
+        self.snapshots.insert(snapshot, vec![layer]);
+        Ok(())
+    }
+
+    fn stop_copying(&mut self, id: u64) {
+        let Some(live) = self.live.get_mut(&id) else {
+            return;
+        };
+        live.copying = false;
+        live.children -= 1;
+        let deferred = std::mem::take(&mut live.deferred);
+        self.warm_later(id);
+        self.settle(id);
+        for (message, files) in deferred {
+            self.handle(message, files);
+        }
+    }
+
+    fn warm_later(&mut self, id: u64) {
+        let due = Instant::now() + WARM_PAUSE;
+        self.to_warm.push_back((due, id));
+    }
+
+    /// Tells that a snapshot is made, and what it keeps.
+    fn answer(&self, seq: u64, snapshot: u64) {
+        let layers = self.snapshots.get(&snapshot);
+        let done = Reply::Done {
+            seq,
+            error: None,
+            stats: None,
+            held: layers.map_or(Vec::new(), |layers| files::held(layers)),
+        };
+        self.reply(&done, &[]);
+    }
+}

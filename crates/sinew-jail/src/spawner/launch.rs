@@ -1,0 +1,92 @@
+//! How a program starts: in a child that shares the spawner's memory until it calls `execve`, so
+//! that none is copied, neither for it nor, when it is written to, for the spawner. The spawner
+//! stands still meanwhile.
+//!
+//! The child shares nothing else: descriptors, signals, credentials and namespaces are its own. It
+//! runs nothing but what is here and allocates nothing that it keeps. From the moment that it has
+//! another user until it is the program no process may look into it (`PR_SET_DUMPABLE`), and none is
+//! there: its namespaces hold the sandbox init alone, which only waits.
+
+use crate::cgroup::Group;
+use crate::exec::{execve, place, pointers};
+use crate::walls::{self, Failure, Plan};
+use std::ffi::CString;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+
+/// Of the child; what it calls takes a few of them.
+const STACK_BYTES: usize = 64 << 10;
+
+/// A program that is to start in the PID namespace that this process gives its children.
+#[derive(Debug)]
+pub(super) struct Launch<'a> {
+    pub(super) group: &'a Group,
+    pub(super) plan: Plan,
+    /// The sandbox init.
+    pub(super) init: RawFd,
+    /// Of landlock, or -1.
+    pub(super) ruleset: RawFd,
+    /// Its standard streams.
+    pub(super) files: &'a [OwnedFd],
+    pub(super) argv: &'a [CString],
+    pub(super) env: &'a [CString],
+}
+
+/// What the child reads and says.
+struct Shared<'a> {
+    launch: Launch<'a>,
+    files: [RawFd; 3],
+    argv: Vec<*const libc::c_char>,
+    env: Vec<*const libc::c_char>,
+    failure: Option<Failure>,
+}
+
+impl Launch<'_> {
+    /// The process id, and why hostile code did not come to run in it, if it did not; then it is
+    /// about to end.
+    pub(super) fn start(self) -> Result<(i32, Option<Failure>), String> {
+        let [input, output, error] = self.files else {
+            return Err(format!("{} files, expected 3", self.files.len()));
+        };
+        let mut shared = Shared {
+            files: [input, output, error].map(AsRawFd::as_raw_fd),
+            argv: pointers(self.argv),
+            env: pointers(self.env),
+            launch: self,
+            failure: None,
+        };
+        let mut stack = Vec::<u128>::with_capacity(STACK_BYTES / 16);
+        let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD;
+        // SAFETY: the child runs on a stack of its own, of which the other end is given, on what
+        // outlives it here: this process goes on when the child has another memory, or none.
+        let pid = unsafe {
+            let open = libc::prctl(libc::PR_GET_DUMPABLE, 0, 0, 0, 0);
+            let top = stack.as_mut_ptr().add(stack.capacity());
+            let pid = libc::clone(child, top.cast(), flags, (&raw mut shared).cast());
+            if open == 1 {
+                libc::prctl(libc::PR_SET_DUMPABLE, 1, 0, 0, 0);
+            }
+            pid
+        };
+        match pid {
+            -1 => Err(format!("clone: {}", std::io::Error::last_os_error())),
+            pid => Ok((pid, shared.failure)),
+        }
+    }
+}
+
+extern "C" fn child(shared: *mut libc::c_void) -> libc::c_int {
+    // SAFETY: what `start` gave, which stands still.
+    let shared = unsafe { &mut *shared.cast::<Shared<'_>>() };
+    let launch = &mut shared.launch;
+    let joined = launch.group.join(0);
+    let joined = joined.map_err(|e| (walls::JOIN, e.raw_os_error().unwrap_or(0)));
+    let done = joined.and_then(|()| launch.plan.run([launch.init, launch.ruleset]));
+    let placed = |()| place(&shared.files).map_err(|errno| (walls::EXECVE, errno));
+    let failure = match done.and_then(placed) {
+        Err(failure) => failure,
+        Ok(()) => (walls::EXECVE, execve(&shared.argv, &shared.env)),
+    };
+    shared.failure = Some(failure);
+    // SAFETY: ends without destructors, which are the parent's to run.
+    unsafe { libc::_exit(127) }
+}

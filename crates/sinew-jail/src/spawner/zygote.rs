@@ -1,0 +1,166 @@
+//! Starts the zygote: a Python interpreter inside the read-only root, ready to be forked.
+
+use super::children::Child;
+use super::init::enter_root;
+use crate::exec::{execve, place, pointers};
+use crate::walls::Plan;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sched::{CloneFlags, unshare};
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
+use std::collections::VecDeque;
+use std::ffi::CString;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+/// How often a zygote that died is replaced within the life of a spawner.
+pub(crate) const MAX_STARTS: u32 = 16;
+
+/// How long a zygote may take to load its modules.
+pub(super) const START: Duration = Duration::from_secs(10);
+/// How long it may take to fork, which takes it less than a millisecond: one that is stopped or
+/// stuck is replaced after that.
+const ANSWER: Duration = Duration::from_secs(3);
+
+/// A zygote as the spawner holds it.
+#[derive(Debug)]
+pub(crate) struct Zygote {
+    pub(super) child: Rc<Child>,
+    socket: OwnedFd,
+    started: Instant,
+    ready: Option<Instant>,
+    /// When forks were asked for that it has not answered, the oldest first.
+    asked: VecDeque<Instant>,
+}
+
+/// Its program; numbers of system calls are filled in.
+fn source() -> String {
+    include_str!("zygote.py")
+        .replace("CALL_CLONE", &libc::SYS_clone.to_string())
+        .replace("CALL_SETNS", &libc::SYS_setns.to_string())
+        .replace("STEP_OPTIONAL", &crate::walls::OPTIONAL.to_string())
+}
+
+/// Environment that programs start from and that the zygote has.
+pub(crate) const BASE_ENV: [(&str, &str); 4] = [
+    ("PATH", "/usr/bin:/bin"),
+    ("HOME", "/work"),
+    ("TMPDIR", "/tmp"),
+    ("LANG", "C.UTF-8"),
+];
+
+impl Zygote {
+    /// Starts one; it says on the notice pipe when it is ready.
+    pub(crate) fn start(python: &str, notices: RawFd, at_root: bool) -> Result<Self, String> {
+        let text = |s: &str| CString::new(s).map_err(|e| e.to_string());
+        // The program runs beside `__main__`, which stays empty for the programs of forks.
+        let boot = "import sys; exec(compile(sys.argv[1], '<zygote>', 'exec'), {'__name__': 'zygote', '__builtins__': __builtins__})";
+        let argv: Result<Vec<CString>, String> = [python, "-I", "-S", "-B", "-c", boot, &source()]
+            .into_iter()
+            .map(text)
+            .collect();
+        let env: Result<Vec<CString>, String> = BASE_ENV
+            .iter()
+            .map(|(k, v)| text(&format!("{k}={v}")))
+            .collect();
+        let (argv, env) = (argv?, env?);
+        let (ours, theirs) = socketpair(
+            AddressFamily::Unix,
+            SockType::SeqPacket,
+            None,
+            SockFlag::SOCK_CLOEXEC,
+        )
+        .map_err(|e| format!("socketpair: {e}"))?;
+        // Programs have pipes as standard streams; the objects of the interpreter are made for
+        // the same kind of file.
+        let (read_end, write_end) = std::io::pipe().map_err(|e| format!("pipe: {e}"))?;
+        let stdio = [
+            read_end.as_raw_fd(),
+            write_end.as_raw_fd(),
+            write_end.as_raw_fd(),
+            theirs.as_raw_fd(),
+            notices,
+        ];
+        // SAFETY: this process has one thread; the child never returns.
+        match unsafe { libc::fork() } {
+            -1 => Err(format!("fork: {}", std::io::Error::last_os_error())),
+            0 => {
+                if confine(at_root).is_ok() && place(&stdio).is_ok() {
+                    execve(&pointers(&argv), &pointers(&env));
+                }
+                // SAFETY: exits without destructors of the copied parent.
+                unsafe { libc::_exit(127) }
+            }
+            number => {
+                let zygote = Self {
+                    child: Child::of(number)?,
+                    socket: ours,
+                    started: Instant::now(),
+                    ready: None,
+                    asked: VecDeque::new(),
+                };
+                zygote.send(&Plan::zygote().encode(), &[])?;
+                Ok(zygote)
+            }
+        }
+    }
+
+    fn send(&self, bytes: &[u8], fds: &[RawFd]) -> Result<(), String> {
+        crate::protocol::send_bytes(self.socket.as_fd(), bytes, fds)
+    }
+
+    /// Asks for a fork in the PID namespace of `init`, which gets `socket`.
+    pub(crate) fn fork(
+        &mut self,
+        id: u64,
+        serial: u32,
+        init: RawFd,
+        socket: RawFd,
+    ) -> Result<(), String> {
+        let mut bytes = [0; 12];
+        bytes[..8].copy_from_slice(&id.to_ne_bytes());
+        bytes[8..].copy_from_slice(&serial.to_ne_bytes());
+        let sent = self.send(&bytes, &[init, socket]);
+        if !self.is_gone() {
+            sent?;
+        }
+        // One that has just died is asked, too: when its end is seen, the next one gets the request.
+        self.asked.push_back(Instant::now());
+        Ok(())
+    }
+
+    /// Whether its end of the socket is closed.
+    fn is_gone(&self) -> bool {
+        let mut socket = [PollFd::new(self.socket.as_fd(), PollFlags::empty())];
+        let hung_up = |events: PollFlags| events.contains(PollFlags::POLLHUP);
+        poll(&mut socket, PollTimeout::ZERO).is_ok() && socket[0].revents().is_some_and(hung_up)
+    }
+
+    pub(super) fn set_ready(&mut self) {
+        self.ready = Some(Instant::now());
+    }
+
+    /// It answers in turn.
+    pub(super) fn answered(&mut self) {
+        self.asked.pop_front();
+    }
+
+    /// By when it must have said something, if that is expected of it.
+    pub(super) fn due(&self) -> Option<Instant> {
+        match self.ready {
+            None => Some(self.started + START),
+            Some(ready) => self.asked.front().map(|asked| *asked.max(&ready) + ANSWER),
+        }
+    }
+}
+
+/// Namespaces of its own, and the root that programs see.
+fn confine(at_root: bool) -> nix::Result<()> {
+    let flags = CloneFlags::CLONE_NEWNS
+        | CloneFlags::CLONE_NEWNET
+        | CloneFlags::CLONE_NEWIPC
+        | CloneFlags::CLONE_NEWUTS
+        | CloneFlags::CLONE_NEWCGROUP;
+    unshare(flags)?;
+    if at_root { Ok(()) } else { enter_root() }
+}

@@ -1,8 +1,0 @@
-//! The spawner as a program of its own, for tests; `sinew` carries it in itself.
-
-fn main() -> std::process::ExitCode {
-    match sinew_sandbox::spawner_main_if_requested() {
-        Some(code) => std::process::ExitCode::from(u8::try_from(code).unwrap_or(1)),
-        None => std::process::ExitCode::from(2),
-    }
-}
