@@ -165,7 +165,7 @@ impl Drop for Waiter {
     fn drop(&mut self) {
         if !self.ended {
             let _ = self.child.start_kill();
-            crate::group::remove(&self.name);
+            sinew_jail::cgroup::remove_everywhere(&self.name);
         }
     }
 }

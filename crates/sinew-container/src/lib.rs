@@ -9,7 +9,6 @@
 
 mod api;
 mod engine;
-mod group;
 mod net;
 mod provider;
 mod root;

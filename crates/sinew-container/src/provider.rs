@@ -3,12 +3,12 @@
 use crate::engine::{
     Birth, Body, Choice, Common, Engine, INODES, SHARED_UID, next_uid, unavailable,
 };
-use crate::group::Group;
 use crate::root;
 use crate::sandbox::ContainerSandbox;
 use crate::state::{Folder, io, orphans, run_tag};
 use sinew_guest::{AGENT, Entry, EntryKind, Guest, Setup};
 use sinew_image::UnpackLimits;
+use sinew_jail::cgroup::Group;
 use sinew_sandbox::{
     Ending, ExecRequest, Network, Program, Protection, Sandbox, SandboxError, SandboxFuture,
     SandboxProvider, SandboxSpec, Snapshot,
@@ -402,7 +402,7 @@ async fn sweep(engine: &Engine, dead: Vec<PathBuf>) -> Made<()> {
     match engine {
         Engine::Api(api) => api.sweep().await,
         Engine::Runtime(_) => {
-            crate::group::sweep();
+            sinew_jail::cgroup::sweep("sinew-");
             Ok(())
         }
     }

@@ -1,10 +1,10 @@
 //! One container as a sandbox.
 
 use crate::engine::Body;
-use crate::group::{Events, Group};
 use crate::net::listen_in;
 use crate::provider::{Born, Inner, keep};
 use crate::state::{Folder, io};
+use sinew_jail::cgroup::{CgroupEvents as Events, Group};
 use sinew_guest::{Entry, Guest, Outcome};
 use sinew_sandbox::{
     Ending, ExecOptions, ExecRequest, ExecResult, Network, Sandbox, SandboxError, SandboxFuture,
@@ -71,7 +71,7 @@ impl ContainerSandbox {
             Err(SandboxError::Died(why)) => return Ok(self.died(began, &why).await),
             Err(e) => return Err(e),
         };
-        let events = self.group.events();
+        let events = self.group.events(true);
         let result = self.result(began, outcome, events);
         self.executions += 1;
         self.cpu_s += result.usage.cpu_s;
@@ -85,7 +85,7 @@ impl ContainerSandbox {
             usage.peak_memory_bytes = events.peak_memory_bytes;
         }
         ExecResult {
-            ending: ended.ending(events.oom_kills, events.refusals, self.spec.limits.cpu_s),
+            ending: ended.ending(events.oom_kills, events.process_refusals, self.spec.limits.cpu_s),
             stdout: outcome.stdout,
             stderr: outcome.stderr,
             truncated: ended.truncated,
@@ -98,7 +98,7 @@ impl ContainerSandbox {
     async fn died(&mut self, began: Instant, why: &str) -> ExecResult {
         tokio::time::sleep(COUNTING).await;
         tracing::warn!(why, "a container died");
-        let out_of_memory = self.group.events().oom_kills > 0;
+        let out_of_memory = self.group.events(true).oom_kills > 0;
         ExecResult {
             ending: if out_of_memory {
                 Ending::OutOfMemory
@@ -157,9 +157,9 @@ impl Sandbox for ContainerSandbox {
         Box::pin(async move {
             let count = self.guest.count().await?;
             Ok(SandboxStats {
-                memory_bytes: self.group.memory_bytes(),
+                memory_bytes: self.group.memory_bytes().unwrap_or(0),
                 // Without the agent.
-                processes: self.group.processes().saturating_sub(1),
+                processes: self.group.processes().unwrap_or(0).saturating_sub(1),
                 file_bytes: count.file_bytes,
                 file_count: count.file_count,
                 layers: 0,

@@ -3,7 +3,7 @@
 //! A monitor dies with the thread that started it (`PR_SET_PDEATHSIG`), so that thread lives as
 //! long as its provider: when the provider goes, or the process is killed, so do all machines.
 
-use crate::group::Group;
+use sinew_jail::cgroup::Group;
 use sinew_sandbox::SandboxError;
 use std::process::{Child, Command};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
@@ -113,7 +113,7 @@ fn over(ending: &mut Ending) -> bool {
     if matches!(ending.child.try_wait(), Ok(None)) {
         return false;
     }
-    if ending.group.as_ref().is_some_and(|g| !g.remove()) {
+    if ending.group.as_ref().is_some_and(|g| !g.removed()) {
         return false;
     }
     if let Some(told) = ending.told.take() {

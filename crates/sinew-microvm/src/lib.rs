@@ -10,7 +10,6 @@
 mod cpio;
 #[cfg(feature = "firecracker")]
 pub mod firecracker;
-mod group;
 mod image;
 mod launcher;
 mod monitor;

@@ -1,7 +1,7 @@
 //! What every monitor (QEMU, Firecracker) is driven by: how it is started behind its walls, how a
 //! machine is saved as memory and devices, and how a clone goes on from there.
 
-use crate::group::{Group, Hierarchy};
+use sinew_jail::cgroup::{Bounds, Group, Hierarchy, run_tag};
 use crate::image::Image;
 use crate::launcher::Launcher;
 use crate::provider::io;
@@ -22,6 +22,11 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 const LOG_BYTES: u64 = 4 << 10;
 /// Users of monitors: one each, above those of the host and of other levels.
 const FIRST_USER: u32 = 0x5000_0000;
+
+/// What groups of monitors begin with.
+pub(crate) const GROUPS: &str = "sinew-vm-";
+/// Threads of a monitor.
+const THREADS: u64 = 64;
 
 /// A program that runs machines.
 pub(crate) trait Monitor: std::fmt::Debug + Send + Sync {
@@ -206,7 +211,7 @@ impl Host {
         Plan {
             parent: std::process::id() as i32,
             opens: launch.opens.clone(),
-            groups: group.map(Group::doors).unwrap_or_default(),
+            groups: group.map(Group::member_files).unwrap_or_default(),
             root: self.run.join("root"),
             shows: shown.map(|p| (p.clone(), p)).collect(),
             work,
@@ -223,8 +228,14 @@ impl Host {
     pub(crate) async fn launch(&self, launch: Launch) -> Result<Process, SandboxError> {
         let log = ram::scratch("sinew-vm-log").map_err(|e| io("memory", e))?;
         let number = self.next.fetch_add(1, Ordering::Relaxed);
-        let group = match self.hierarchy.how() {
-            Ok(_) => Some(self.hierarchy.create(number, launch.memory_bytes)),
+        let name = format!("{GROUPS}{}-{number}", run_tag(std::process::id()));
+        let bounds = Bounds {
+            memory_bytes: launch.memory_bytes,
+            processes: THREADS,
+            tcp: false,
+        };
+        let group = match self.hierarchy.limits_memory() {
+            Ok(_) => Some(self.hierarchy.create(&name, &bounds)),
             Err(_) => None,
         };
         let group = group.transpose().map_err(|e| io("make a cgroup", e))?;
@@ -252,7 +263,7 @@ impl Host {
             Ok(child) => child,
             Err(e) => {
                 // Empty: nothing was started.
-                let _ = group.as_ref().map(Group::remove);
+                let _ = group.as_ref().map(Group::removed);
                 return Err(e);
             }
         };

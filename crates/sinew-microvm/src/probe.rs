@@ -78,7 +78,7 @@ impl Found {
         let user = self.field("Uid:").split_whitespace().next();
         let user = user.and_then(|u| u.parse::<u32>().ok()).unwrap_or(0);
         let walls = self.no_walls.as_deref();
-        let memory = host.hierarchy.how();
+        let memory = host.hierarchy.limits_memory();
         let filter = self.filter.as_ref();
         vec![
             protection(

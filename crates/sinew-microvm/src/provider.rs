@@ -1,6 +1,6 @@
 //! Sandboxes that are virtual machines, as the host sees them.
 
-use crate::group::{Hierarchy, is_orphan, run_tag};
+use sinew_jail::cgroup::{Hierarchy, is_orphan, run_tag};
 use crate::image::Image;
 use crate::launcher::Launcher;
 use crate::monitor::{Base, Change, Host, Monitor, Shared, restore};
@@ -181,7 +181,7 @@ fn run_folder(temporary: &Path) -> std::io::Result<PathBuf> {
     use std::os::unix::fs::DirBuilderExt;
     static NEXT: AtomicU64 = AtomicU64::new(0);
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
-    let run = temporary.join(format!("sinew-vm-{}-{number}", run_tag()));
+    let run = temporary.join(format!("sinew-vm-{}-{number}", run_tag(std::process::id())));
     std::fs::DirBuilder::new().mode(0o711).create(&run)?;
     std::fs::create_dir(run.join("root"))?;
     Ok(run)
@@ -200,7 +200,7 @@ impl MicrovmProvider {
             helper: sinew_sandbox::jail_program().map_err(|e| io("start monitors", e))?,
             image,
             launcher: Launcher::start().map_err(|e| io("start a thread", e))?,
-            hierarchy: Hierarchy::probe(),
+            hierarchy: Hierarchy::probe(crate::monitor::GROUPS),
             kvm: config.kvm.clone(),
             run,
             next: AtomicU64::new(0),

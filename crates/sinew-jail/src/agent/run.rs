@@ -5,6 +5,7 @@ use super::group;
 use super::link::Link;
 use super::sys::{self, POLLHUP, POLLIN, POLLOUT, PollFd};
 use super::waiting::Waiting;
+use crate::cgroup::CgroupEvents;
 use crate::exec;
 use crate::seccomp::Filter;
 use crate::walls::{EXECVE, FORK, Failure, GuestProgram, PROGRAM, Plan};
@@ -52,7 +53,7 @@ impl Walls {
             return std::env::set_current_dir("/work").map_err(at(PROGRAM));
         }
         if self.group {
-            let joined = if apart { group::wait() } else { group::join() };
+            let joined = if apart { group::wait() } else { group::join(0) };
             joined.map_err(at(crate::walls::JOIN))?;
         }
         let mut limits = self.limits.clone();
@@ -378,8 +379,8 @@ pub(super) fn exec(
     }
     running.finish()?;
     let mut counted = counters(setup.machine);
-    counted.ooms -= before.ooms;
-    counted.refusals -= before.refusals;
+    counted.oom_kills -= before.oom_kills;
+    counted.process_refusals -= before.process_refusals;
     let ended = running.report(&counted);
     running.link.send(&ended)?;
     running.waiting.settle();
@@ -424,11 +425,11 @@ fn start(
 }
 
 /// What a machine's group counts; a container's is counted outside.
-fn counters(machine: bool) -> group::Counters {
+fn counters(machine: bool) -> CgroupEvents {
     if machine {
         group::counters()
     } else {
-        group::Counters::default()
+        CgroupEvents::default()
     }
 }
 
@@ -604,7 +605,7 @@ impl Running<'_> {
         Ok(())
     }
 
-    fn report(&self, counted: &group::Counters) -> Vec<u8> {
+    fn report(&self, counted: &CgroupEvents) -> Vec<u8> {
         let status = self.status.unwrap_or(0);
         let signal = status & 0x7f;
         let (how, value) = if signal == 0 {
@@ -625,9 +626,9 @@ impl Running<'_> {
             self.read[1],
             bytes,
             files,
-            counted.ooms,
-            counted.refusals,
-            counted.peak_bytes,
+            counted.oom_kills,
+            counted.process_refusals,
+            counted.peak_memory_bytes,
         ] {
             put = put.number(number);
         }

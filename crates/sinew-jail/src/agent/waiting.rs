@@ -142,7 +142,7 @@ impl Waiting {
         }
         // A program may have stopped it.
         sys::go_on(child.pid());
-        if group::add(child.pid()).is_err() {
+        if group::join(child.pid()).is_err() {
             self.spare = Some(child);
             self.discard();
             return None;

@@ -206,7 +206,7 @@ impl Spawner {
             return;
         };
         if let Some(live) = self.live.remove(&id) {
-            let gone = match live.group.remove() {
+            let gone = match live.group.removed() {
                 true => Ok(()),
                 false => Err("its cgroup cannot be removed".into()),
             };
@@ -229,7 +229,7 @@ impl Spawner {
         // SAFETY: waits for children of ours until there is none.
         while unsafe { libc::waitpid(-1, std::ptr::null_mut(), 0) } > 0 {}
         for live in self.live.values() {
-            live.group.remove();
+            let _ = live.group.removed();
         }
     }
 }

@@ -7,7 +7,7 @@ use super::files::{Files, User};
 use super::init::loopback_up;
 use super::launch::Launch;
 use super::zygote::BASE_ENV;
-use crate::cgroup::Group;
+use crate::cgroup::{Bounds, Group};
 use crate::protocol::{Creation, End, Exit, MAX_PACKET, Notice, Numbered, Start, send_bytes};
 use crate::spec::{Limits, Network};
 use crate::walls::{Confinement, Plan, Who};
@@ -207,7 +207,13 @@ impl Spawner {
         };
         let name = format!("sinew-{}-{id}", self.tag);
         let tcp = creation.network == Network::Loopback;
-        let group = self.hierarchy.create(name, &creation.limits, tcp)?;
+        let bounds = Bounds {
+            memory_bytes: creation.limits.memory_bytes,
+            // One more for the sandbox init.
+            processes: creation.limits.processes + 1,
+            tcp,
+        };
+        let group = self.hierarchy.create(&name, &bounds)?;
         let live = Live {
             creation,
             group,
@@ -273,7 +279,7 @@ impl Spawner {
             filter: &self.filters[usize::from(tcp)],
             landlock: self.landlock.is_some(),
             limit_user_processes: self.hierarchy.limits_processes().is_none(),
-            limit_address_space: self.hierarchy.limits_memory().is_none(),
+            limit_address_space: self.hierarchy.limits_memory().is_err(),
             cpu_counted: self.hierarchy.counts_cpu().is_some(),
             own_namespace: self.nested_users.then_some(self.last_capability),
         }

@@ -150,8 +150,7 @@ fn enter(config: &Config, socket: OwnedFd) -> Result<i32, Refusal> {
         return Err((socket, reason));
     }
     let who = Privilege::of_this_process();
-    let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
-    let hierarchy = Hierarchy::probe(&mounts);
+    let hierarchy = Hierarchy::probe("sinew-");
     if let Err(reason) = isolate() {
         return Err((socket, reason));
     }
@@ -596,7 +595,7 @@ impl Spawner {
         let files = live.files.as_ref().ok_or("no such sandbox")?;
         let (file_bytes, file_count) = files.usage();
         Ok(SpawnerStats {
-            memory_bytes: live.group.memory_bytes(),
+            memory_bytes: live.group.memory_bytes().unwrap_or(0),
             processes: live.group.processes().unwrap_or(0),
             file_bytes,
             file_count,

@@ -71,17 +71,14 @@ impl Spawner {
             Ok(how) => (true, how),
             Err(why) => (false, why),
         };
-        let no_cgroup = || {
-            format!(
-                "{}; address space of each process is limited",
-                self.hierarchy.why
-            )
-        };
         vec![
             row(
                 "memory",
-                memory.is_some(),
-                memory.map_or_else(no_cgroup, Into::into),
+                memory.is_ok(),
+                memory.map_or_else(
+                    |why| format!("{why}; address space of each process is limited"),
+                    Into::into,
+                ),
             ),
             row(
                 "processes",
