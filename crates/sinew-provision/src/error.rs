@@ -21,15 +21,15 @@ pub enum ApiError {
         id: String,
     },
     /// The path does not exist (404).
-    #[error("there is no {0}; docs/sandbox.md lists the paths, all below /v1/")]
+    #[error("there is no {0}; docs/sandbox-http.md lists the paths, all below /v1/")]
     Route(String),
     /// The path does not support the method (405).
-    #[error("{0} is no method of this path; docs/sandbox.md lists them")]
+    #[error("{0} is no method of this path; docs/sandbox-http.md lists them")]
     Method(String),
     /// The body cannot be read.
     #[error(
         "the body: {problem}; \
-             allowed: JSON as docs/sandbox.md says, or the bytes of a file or archive"
+             allowed: JSON as docs/sandbox-http.md says, or the bytes of a file or archive"
     )]
     Body {
         /// Status of the response.
