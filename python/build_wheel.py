@@ -46,7 +46,7 @@ def find_binary() -> Path:
     """The newest of the release and the debug build."""
     found = [p for p in (ROOT / "target" / kind / "sinew" for kind in ("release", "debug")) if p.is_file()]
     if not found:
-        fail("no target/release/sinew or target/debug/sinew: run `cargo build --release -p sinew`")
+        fail("no target/release/sinew or target/debug/sinew: run `cargo build --release -p sinew --features full`")
     return max(found, key=lambda p: p.stat().st_mtime)
 
 

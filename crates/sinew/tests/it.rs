@@ -9,8 +9,13 @@ mod agents;
 mod algorithms;
 #[path = "it/collapse.rs"]
 mod collapse;
+// The pages show every part.
+#[cfg(feature = "full")]
 #[path = "it/docs.rs"]
 mod docs;
+#[cfg(feature = "egress")]
+#[path = "it/egress.rs"]
+mod egress;
 #[path = "it/formats.rs"]
 mod formats;
 #[path = "it/gate.rs"]
@@ -19,6 +24,7 @@ mod gate;
 mod images;
 #[path = "it/input.rs"]
 mod input;
+#[cfg(feature = "pool")]
 #[path = "it/pool.rs"]
 mod pool;
 #[path = "it/resume.rs"]
