@@ -1,12 +1,13 @@
 //! The `Env` port, tasksets and the built-in environments.
 //!
-//! An environment is the world of one episode. It sees what the model said as text and answers
-//! in messages; it knows nothing of tokens, engines or rollouts.
+//! An environment simulates the world of one episode. It reads the model's output as text and responds with
+//! messages. It does not depend on tokens, engines or rollouts.
 //!
-//! Invariants: an environment is used once, for one task, and closed at the end, whatever
-//! happened; everything random in it comes from the task's seed; a taskset's train and held-out
-//! splits share no problem, by construction; what the model did wrong is an observation, what
-//! the system did wrong is an [`EnvError`], and the two are never mixed up.
+//! Invariants:
+//! - An environment is used once, for one task, and is always closed at the end.
+//! - All randomness of an environment comes from the task's seed.
+//! - The train and held-out splits of a taskset share no problem.
+//! - An error of the model is an observation. An error of the system is an [`EnvError`].
 
 pub mod math;
 mod port;

@@ -1,23 +1,24 @@
-//! Seeded numbers that stay the same across versions and platforms.
+//! Seeded random numbers that are equal on all platforms and in all versions.
 
 use sinew_types::{SplitMix64, finalize64};
 
-/// Random numbers of a task.
+/// Random number generator of a task.
 #[derive(Clone, Debug)]
 pub(crate) struct Rng(SplitMix64);
 
 impl Rng {
-    /// A generator for one purpose: equal seed and label give equal numbers, different labels
-    /// unrelated ones.
+    /// Creates a generator for one purpose. Equal seeds and labels give equal numbers. Different labels give
+    /// independent ones.
     pub(crate) fn labelled(seed: u64, label: &str) -> Self {
         Self(SplitMix64::new(hash64(label.as_bytes()) ^ finalize64(seed)))
     }
 
+    /// A uniform 64-bit number.
     pub(crate) fn next_u64(&mut self) -> u64 {
         self.0.next_u64()
     }
 
-    /// Uniform in `0..n`; the bias of the modulus is below 2^-32 for the small `n` used here.
+    /// Uniform in `0..n`. The modulo bias is below 2^-32 for the small `n` used here.
     pub(crate) fn below(&mut self, n: usize) -> usize {
         debug_assert!(n > 0, "empty range");
         (self.next_u64() % n.max(1) as u64) as usize
@@ -29,13 +30,14 @@ impl Rng {
         low + self.below((high - low + 1) as usize) as i64
     }
 
+    /// A uniform element of `items`, which must not be empty.
     pub(crate) fn pick<'a, T>(&mut self, items: &'a [T]) -> &'a T {
         &items[self.below(items.len())]
     }
 }
 
-/// FNV-1a, finished so that all bits depend on all bytes. Part of split membership and state
-/// hashes: must not change.
+/// FNV-1a hash with a finalizer, so that all bits depend on all bytes. Split membership and state hashes
+/// depend on it: it must not change.
 pub(crate) fn hash64(bytes: &[u8]) -> u64 {
     let fnv = bytes.iter().fold(0xCBF2_9CE4_8422_2325u64, |h, &b| {
         (h ^ u64::from(b)).wrapping_mul(0x0000_0100_0000_01B3)

@@ -1,18 +1,20 @@
-//! Tasksets: indexed collections of tasks in two disjoint splits.
+//! Tasksets: indexed collections of tasks with two disjoint splits.
 
 use serde::{Deserialize, Serialize};
 use sinew_types::Task;
 
-/// Which part of a taskset.
+/// Part of a taskset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Split {
+    /// Tasks for training.
     Train,
+    /// Tasks for evaluation.
     HeldOut,
 }
 
 impl Split {
-    /// The name as it stands in task ids.
+    /// Name in task ids.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Train => "train",
@@ -21,9 +23,10 @@ impl Split {
     }
 }
 
-/// Why a taskset could not be made or a task not be had.
+/// Reason why a taskset or a task is not available.
 #[derive(Debug, thiserror::Error)]
 pub enum TasksetError {
+    /// The index is not below the length of the split.
     #[error("taskset {taskset}: no {split} task {index}, there are {len}", split = split.as_str())]
     Index {
         taskset: String,
@@ -31,6 +34,7 @@ pub enum TasksetError {
         index: usize,
         len: usize,
     },
+    /// A setting is invalid.
     #[error("taskset {taskset}: {field} is {value}: {allowed}")]
     Config {
         taskset: String,
@@ -38,6 +42,7 @@ pub enum TasksetError {
         value: String,
         allowed: String,
     },
+    /// A row of the data is invalid. Lines are counted from 1.
     #[error("taskset {taskset}, line {line}: {message}")]
     Row {
         taskset: String,
@@ -46,19 +51,22 @@ pub enum TasksetError {
     },
 }
 
-/// An indexed collection of tasks. Equal configurations give equal tasks with equal ids.
+/// An indexed collection of tasks. Equal settings give equal tasks with equal ids.
 pub trait Taskset: Send + Sync {
-    /// Name by which recipes select it.
+    /// Name in recipes.
     fn name(&self) -> &str;
 
     /// Number of tasks in a split.
     fn len(&self, split: Split) -> usize;
 
-    /// Whether a split has no task.
+    /// True if a split has no tasks.
     fn is_empty(&self, split: Split) -> bool {
         self.len(split) == 0
     }
 
-    /// The task at `index` of a split.
+    /// Returns the task at `index` of a split.
+    ///
+    /// # Errors
+    /// [`TasksetError::Index`] if the index is not below the length.
     fn get(&self, split: Split, index: usize) -> Result<Task, TasksetError>;
 }

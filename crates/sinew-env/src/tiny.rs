@@ -1,11 +1,9 @@
-//! A deterministic world small enough for a model trained from scratch in seconds.
+//! A deterministic environment for a model that is trained from scratch in seconds.
 //!
-//! A walker `A` stands in a corridor, the goal is drawn as the arrow that points to it from
-//! the walker (`..A.>...`). Each turn the first `l` or `r` in the model's text moves the walker
-//! one cell and the new picture is the observation; any other text leaves it where it is. The
-//! task ends when the walker stands on the goal. The goal is one or two cells away and four
-//! turns are enough room for a uniformly random policy to succeed in about a third of the
-//! episodes.
+//! A walker `A` is in a corridor. The goal is an arrow that points from the walker to it (`..A.>...`). In
+//! each turn the first `l` or `r` of the model's text moves the walker one cell, and the new picture is the
+//! observation. Other text does not move it. The task ends when the walker reaches the goal, which is one or
+//! two cells away. Within four turns a uniformly random policy solves about a third of the episodes.
 
 use crate::port::{
     Action, CallNotation, Capabilities, Env, EnvError, EnvFactory, EnvFuture, Observation,
@@ -19,19 +17,21 @@ use serde::{Deserialize, Serialize};
 use sinew_types::{Message, Outcome, Role, Task, TaskId};
 use std::sync::Arc;
 
-/// Characters of the world's pictures and of the moves; a character tokenizer needs no others.
+/// Characters of pictures and moves. A character tokenizer needs no others.
 pub const ALPHABET: &str = ".A<>lr";
 
-/// Turns that an episode should be given.
+/// Recommended turns per episode.
 pub const MAX_TURNS: u32 = 4;
 
-/// Tokens that a turn should be given: a move, the end, and one to spare.
+/// Recommended tokens per turn: a move, the end token, and one more.
 pub const MAX_TURN_TOKENS: u32 = 3;
 
+/// Cells of a corridor.
 const WIDTH: usize = 10;
+/// Maximum cells between start and goal.
 const MAX_DISTANCE: usize = 2;
 
-/// Where an episode starts and ends.
+/// Start and goal of an episode, as cell indexes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Corridor {
@@ -39,6 +39,7 @@ struct Corridor {
     goal: usize,
 }
 
+/// Draws the corridor.
 fn picture(at: usize, goal: usize) -> String {
     (0..WIDTH)
         .map(|cell| match cell {
@@ -50,7 +51,7 @@ fn picture(at: usize, goal: usize) -> String {
         .collect()
 }
 
-/// Every corridor whose goal is near enough, in two splits.
+/// Taskset of all corridors with a goal in reach.
 #[derive(Clone, Debug)]
 pub struct TinyTaskset {
     seed: u64,
@@ -59,7 +60,7 @@ pub struct TinyTaskset {
 }
 
 impl TinyTaskset {
-    /// The corridors are always the same; `seed` becomes part of the tasks' own seeds.
+    /// Creates the taskset. The corridors do not depend on `seed`, only the tasks' seeds do.
     pub fn new(seed: u64) -> Self {
         let corridors = (0..WIDTH).flat_map(|start| {
             (0..WIDTH)
@@ -75,6 +76,7 @@ impl TinyTaskset {
         }
     }
 
+    /// Corridors of a split.
     fn corridors(&self, split: Split) -> &[Corridor] {
         match split {
             Split::Train => &self.train,
@@ -162,12 +164,14 @@ impl EnvConfig for Tiny {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct TinyFactory;
 
-/// As [`TinyFactory`], with a process reward for each turn that brings the walker nearer.
+/// Like [`TinyFactory`], with a process reward for each turn that moves the walker closer to the goal.
 #[derive(Clone, Copy, Debug)]
 pub struct ShapedTinyFactory {
+    /// Reward per turn.
     pub process_reward: f64,
 }
 
+/// Parses and checks the `data` of a task.
 fn corridor(task: &Task) -> Result<Corridor, EnvError> {
     let error = |message: String| EnvError::Task {
         task: task.id.to_string(),
@@ -242,6 +246,7 @@ impl EnvFactory for ShapedTinyFactory {
     }
 }
 
+/// Phase of an episode.
 #[derive(Debug, PartialEq, Eq)]
 enum State {
     New,
@@ -249,26 +254,32 @@ enum State {
     Done,
 }
 
+/// Environment of one corridor episode.
 #[derive(Debug)]
 struct TinyEnv {
     process_reward: f64,
+    /// Cell of the walker.
     at: usize,
     goal: usize,
     state: State,
+    /// Turns so far.
     steps: u32,
+    /// Turns without a move.
     idle: u32,
-    /// Moves against a wall.
+    /// Moves against the end of the corridor.
     bumps: u32,
 }
 
 impl TinyEnv {
+    /// Hash of the picture.
     fn hash(&self) -> Option<u64> {
         Some(hash64(picture(self.at, self.goal).as_bytes()))
     }
 
+    /// Score and metrics of the episode so far.
     fn outcome(&self) -> Outcome {
         let success = self.at == self.goal;
-        // Share of turns that named no direction.
+        // Share of turns without a move.
         let format_penalty = f64::from(self.idle) / f64::from(self.steps.max(1));
         Outcome {
             reward: f64::from(u8::from(success)),
@@ -276,7 +287,7 @@ impl TinyEnv {
             metrics: [
                 ("format".to_owned(), f64::from(u8::from(self.idle == 0))),
                 ("idle_turns".to_owned(), f64::from(self.idle)),
-                // A move is a call of the world; one against the wall fails.
+                // A move counts as a tool call, and one against the wall as a tool error.
                 ("tool_calls".to_owned(), f64::from(self.steps - self.idle)),
                 ("tool_errors".to_owned(), f64::from(self.bumps)),
                 ("format_penalty".to_owned(), format_penalty),
@@ -286,6 +297,7 @@ impl TinyEnv {
         }
     }
 
+    /// Handles a turn of the model.
     fn walk(&mut self, text: &str) -> Result<StepResult, EnvError> {
         if self.state != State::Open {
             return Err(EnvError::Order("step before reset or after the end"));
@@ -385,7 +397,7 @@ mod tests {
     }
 
     #[test]
-    fn a_turn_that_comes_nearer_earns_the_process_reward() {
+    fn process_reward_is_for_turns_closer_to_the_goal() {
         let mut task = TinyTaskset::new(0).get(Split::Train, 0).unwrap();
         task.data = serde_json::json!({ "start": 3, "goal": 5 });
         let factory = ShapedTinyFactory {
@@ -405,7 +417,7 @@ mod tests {
         block_on(env.reset()).unwrap();
         let step = block_on(env.step(act("AA"))).unwrap();
         assert!(step.observation.unwrap().is_error);
-        // The wall stops a walk out of the corridor.
+        // The wall stops the walker.
         let step = block_on(env.step(act("l"))).unwrap();
         assert_eq!(step.observation.unwrap().content, "A>........");
         let outcome = block_on(env.score()).unwrap();
@@ -415,7 +427,7 @@ mod tests {
     }
 
     #[test]
-    fn is_used_once_and_refuses_other_tasks() {
+    fn environments_are_used_once_and_refuse_other_tasks() {
         let mut e = env(3, 4);
         assert!(block_on(e.step(act("r"))).is_err());
         block_on(e.reset()).unwrap();
@@ -427,10 +439,10 @@ mod tests {
         assert!(TinyFactory.create(&task).is_err());
     }
 
-    /// Tokens drawn uniformly from the character tokenizer's vocabulary: what an untrained
-    /// model does.
+    /// Tokens are drawn uniformly from the character tokenizer's vocabulary, like those of an untrained
+    /// model.
     #[test]
-    fn a_random_policy_succeeds_in_a_quarter_to_two_fifths_of_the_episodes() {
+    fn random_policy_succeeds_in_a_fifth_to_two_fifths_of_the_episodes() {
         let tasks = TinyTaskset::new(0);
         let symbols: Vec<char> = ALPHABET.chars().collect();
         let mut rng = Rng::labelled(5, "policy");
@@ -445,7 +457,7 @@ mod tests {
             for _ in 0..MAX_TURNS {
                 let mut text = String::new();
                 for _ in 0..MAX_TURN_TOKENS {
-                    // Five control tokens come before the characters; the first ends the turn.
+                    // Five control tokens precede the characters. The first one ends the turn.
                     match rng.below(5 + symbols.len()) {
                         0 => break,
                         id if id < 5 => {}

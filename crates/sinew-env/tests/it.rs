@@ -1,4 +1,4 @@
-//! Tasksets and the tool environment, driven as a rollout drives them.
+//! Tasksets and environments, driven like in a rollout.
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 
@@ -93,7 +93,7 @@ fn shown(step: &StepResult) -> &str {
 }
 
 #[tokio::test(flavor = "current_thread")]
-async fn a_call_is_computed_and_an_answer_ends_the_episode() {
+async fn calls_are_computed_and_answers_end_the_episode() {
     let factory = factory();
     let mut env = factory
         .create(&task("What is 37 * 48 + 12?", 1788.0))
@@ -123,7 +123,7 @@ async fn a_call_is_computed_and_an_answer_ends_the_episode() {
 }
 
 #[tokio::test(flavor = "current_thread")]
-async fn python_behaves_like_a_prompt() {
+async fn python_runs_in_interactive_mode() {
     let factory = factory();
     let mut env = factory.create(&task("?", 1.0)).unwrap();
     env.reset().await.unwrap();
@@ -160,7 +160,7 @@ async fn python_behaves_like_a_prompt() {
 }
 
 #[tokio::test(flavor = "current_thread")]
-async fn only_the_first_good_call_is_rewarded() {
+async fn first_successful_call_is_rewarded() {
     let factory = factory();
     let mut env = factory.create(&task("?", 1.0)).unwrap();
     env.reset().await.unwrap();
@@ -186,9 +186,9 @@ async fn only_the_first_good_call_is_rewarded() {
     env.close().await.unwrap();
 }
 
-/// What the tool prints, or what stands beside a call, is never taken for the model's answer.
+/// Tool output and text next to a call are not answers.
 #[tokio::test(flavor = "current_thread")]
-async fn an_answer_that_the_model_did_not_give_is_worth_nothing() {
+async fn only_answers_of_the_model_count() {
     let factory = factory();
     let turns = [
         "<tool>print('Answer: 7')</tool>",
@@ -207,7 +207,7 @@ async fn an_answer_that_the_model_did_not_give_is_worth_nothing() {
 }
 
 #[tokio::test(flavor = "current_thread")]
-async fn a_call_that_takes_too_long_is_an_observation() {
+async fn call_timeouts_are_observations() {
     let config = ToolMathConfig {
         tool_timeout_s: 0.3,
         ..ToolMathConfig::default()
@@ -223,7 +223,7 @@ async fn a_call_that_takes_too_long_is_an_observation() {
     env.close().await.unwrap();
 }
 
-/// A provider whose sandboxes end every execution in one given way.
+/// A provider whose sandboxes end every execution with a fixed result.
 struct Scripted {
     ending: Option<Ending>,
     live: Arc<AtomicUsize>,
@@ -249,7 +249,7 @@ impl SandboxProvider for Scripted {
         Box::pin(async move {
             let ending = self
                 .ending
-                .ok_or_else(|| SandboxError::Died("no room".into()))?;
+                .ok_or_else(|| SandboxError::Died("no sandbox".into()))?;
             self.live.fetch_add(1, Ordering::SeqCst);
             let live = Arc::clone(&self.live);
             Ok(Box::new(ScriptedSandbox { ending, live }) as Box<dyn Sandbox>)
@@ -305,7 +305,7 @@ async fn scripted(ending: Option<Ending>) -> (Result<String, EnvError>, usize, u
 }
 
 #[tokio::test(flavor = "current_thread")]
-async fn what_the_code_did_is_told_apart_from_what_the_sandbox_did() {
+async fn errors_of_code_and_sandbox_are_distinguished() {
     let observed = [
         (Ending::OutOfMemory, "Error: used too much memory"),
         (
@@ -322,7 +322,7 @@ async fn what_the_code_did_is_told_apart_from_what_the_sandbox_did() {
     for (ending, text) in observed {
         let (shown, before, after) = scripted(Some(ending)).await;
         assert_eq!(shown.unwrap(), text);
-        // Acquired with the first call, given back at the end.
+        // Acquired for the first call, released at the end.
         assert_eq!((before, after), (0, 0));
     }
     for ending in [Some(Ending::SandboxDied), None] {
@@ -334,7 +334,7 @@ async fn what_the_code_did_is_told_apart_from_what_the_sandbox_did() {
 }
 
 #[test]
-fn impossible_configurations_are_refused() {
+fn invalid_settings_are_refused() {
     let provider = || Arc::new(NullProvider::default());
     for (process_reward, tool_timeout_s) in [(0.5, 1.0), (-0.1, 1.0), (f64::NAN, 1.0), (0.0, 0.0)] {
         let config = ToolMathConfig {
@@ -358,7 +358,7 @@ fn impossible_configurations_are_refused() {
     assert!(factory().create(&foreign).is_err());
 }
 
-/// A perfect policy gets the full reward on every taskset.
+/// The gold policy gets the full reward on every taskset.
 #[tokio::test(flavor = "current_thread")]
 async fn gold_runs_succeed_everywhere() {
     let mixed = Mixed::new(small(3, &[1, 2, 3])).unwrap();
@@ -406,7 +406,7 @@ fn fixed_tasksets_have_disjoint_splits() {
 }
 
 #[test]
-fn tasks_of_a_seed_stay_what_they_are() {
+fn tasks_of_a_seed_do_not_change() {
     let mixed = Mixed::new(MathTaskConfig::default()).unwrap();
     let first: Vec<_> = (0..4)
         .map(|i| mixed.get(Split::HeldOut, i).unwrap())
@@ -418,7 +418,7 @@ fn tasks_of_a_seed_stay_what_they_are() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 
-    /// Whatever the seeds and levels, no problem is in both splits.
+    /// No problem is in both splits, for all seeds and levels.
     #[test]
     fn splits_are_disjoint(train_seed: u64, held_out_seed: u64, level in 1u8..=3) {
         let train = Mixed::new(small(train_seed, &[level])).unwrap();
@@ -439,9 +439,9 @@ proptest! {
         prop_assert_eq!(kinds.len(), 4);
     }
 
-    /// Nothing that a model may write makes the environment fail or panic without a tool.
+    /// Text without a tool call never makes the environment fail.
     #[test]
-    fn any_text_without_a_call_is_answered(text in "[^<]{0,60}", truncated: bool) {
+    fn any_text_without_a_call_has_an_observation(text in "[^<]{0,60}", truncated: bool) {
         let factory = factory();
         let step = futures::executor::block_on(async {
             let mut env = factory.create(&task("?", 1.0)).unwrap();
@@ -454,7 +454,7 @@ proptest! {
     }
 }
 
-/// A tiny world with a fault.
+/// Factory of tiny environments with a fault.
 struct Faulty {
     fault: &'static str,
     made: std::sync::atomic::AtomicUsize,
@@ -467,7 +467,7 @@ impl EnvFactory for Faulty {
 
     fn create(&self, task: &Task) -> Result<Box<dyn Env>, EnvError> {
         let made = self.made.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-        // The second world of a task is another one.
+        // The second environment of a task differs from the first.
         let mut task = task.clone();
         if self.fault == "chance" && made % 2 == 1 {
             task.data["goal"] = (task.data["goal"].as_u64().unwrap() ^ 1).into();
@@ -488,7 +488,7 @@ impl EnvFactory for Faulty {
 }
 
 #[tokio::test]
-async fn an_environment_that_does_not_keep_its_word_is_found() {
+async fn validation_finds_false_capabilities() {
     let tiny = TinyTaskset::new(0);
     let tasks = tasks(&tiny, Split::Train);
     assert!(validate(&TinyFactory, &tasks).await.unwrap() >= tasks.len());

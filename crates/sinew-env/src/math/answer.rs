@@ -1,7 +1,7 @@
-//! Numbers as models write them, and the answer of a final message.
+//! Parsing of numbers and final answers in model output.
 
-/// Reads a number: sign, thousands separators, a currency sign, a decimal part.
-/// `None` for anything else, infinities and NaN included.
+/// Parses a number with optional sign, currency sign, thousands separators and decimals. Returns `None` for
+/// anything else, including infinity and NaN.
 pub fn parse_number(text: &str) -> Option<f64> {
     let text = text.trim().trim_start_matches(['$', '€', '£']);
     let (sign, digits) = match text.strip_prefix('-') {
@@ -19,14 +19,13 @@ pub fn parse_number(text: &str) -> Option<f64> {
     plain.parse::<f64>().ok().map(|v| sign * v)
 }
 
-/// Equal up to one part in a million: a tool may print floats.
+/// True if `a` equals `b` within a relative error of 1e-6, because tools may print floats.
 pub fn same_number(a: f64, b: f64) -> bool {
     (a - b).abs() <= 1e-6 * b.abs().max(1.0)
 }
 
-/// The number after the last `Answer:` of a message, which may be wrapped in Markdown's stars
-/// and followed by a unit. A message that a limit cut right after the digits has no answer:
-/// more digits might have come.
+/// Returns the number after the last `Answer:`. Markdown stars and a unit are ignored. If a limit cut the
+/// message right after the digits, there is no answer, because digits could be missing.
 pub fn final_answer(text: &str, truncated: bool) -> Option<f64> {
     const MARK: &str = "answer:";
     let at = text.to_ascii_lowercase().rfind(MARK)?;
@@ -44,7 +43,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_are_read_as_people_write_them() {
+    fn common_notations_are_parsed() {
         assert_eq!(parse_number(" $1,234.50 "), Some(1234.5));
         assert_eq!(parse_number("-$12"), Some(-12.0));
         assert_eq!(parse_number("007"), Some(7.0));
@@ -55,7 +54,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_answer_counts() {
+    fn last_answer_counts() {
         let cases = [
             ("Answer: 42", Some(42.0)),
             ("so **Answer:** 1,024.", Some(1024.0)),
@@ -73,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn floats_of_the_tool_equal_their_integers() {
+    fn floats_equal_their_integers() {
         assert!(same_number(392.00000001, 392.0));
         assert!(!same_number(391.0, 392.0));
         assert!(same_number(0.0, 0.0));

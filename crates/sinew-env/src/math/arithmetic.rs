@@ -1,10 +1,11 @@
-//! Expressions to compute.
+//! Generated arithmetic expressions.
 
 use super::generated::{MathTaskConfig, Problem, fill, numbers, task_at};
 use crate::rng::Rng;
 use crate::taskset::{Split, Taskset, TasksetError};
 use sinew_types::Task;
 
+/// Questions for an expression `{e}`.
 const QUESTIONS: [&str; 4] = [
     "What is {e}?",
     "Compute {e}.",
@@ -12,7 +13,7 @@ const QUESTIONS: [&str; 4] = [
     "Find {e}.",
 ];
 
-/// Expressions by level; names of numbers as in [`numbers`].
+/// Expressions by level. [`numbers`] describes the placeholders.
 const EXPRESSIONS: [&[&str]; 3] = [
     &[
         "{a} * {b}",
@@ -37,20 +38,24 @@ const EXPRESSIONS: [&[&str]; 3] = [
     ],
 ];
 
-/// Direct arithmetic, of three- and four-digit numbers.
+/// Taskset of arithmetic with three- and four-digit numbers.
 #[derive(Clone, Debug)]
 pub struct Arithmetic {
     config: MathTaskConfig,
 }
 
 impl Arithmetic {
-    /// Checks the configuration.
+    /// Creates the taskset.
+    ///
+    /// # Errors
+    /// [`TasksetError::Config`] for an invalid setting.
     pub fn new(config: MathTaskConfig) -> Result<Self, TasksetError> {
         config.check("arithmetic")?;
         Ok(Self { config })
     }
 }
 
+/// Draws a problem of a level.
 fn draw(rng: &mut Rng, level: u8) -> Problem {
     let expressions = EXPRESSIONS[usize::from(level.clamp(1, 3)) - 1];
     let values = numbers(rng);

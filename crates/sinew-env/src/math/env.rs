@@ -1,9 +1,8 @@
-//! The world of one math episode: a question, a Python tool, a final answer.
+//! Environment for math tasks: a question, a Python tool and a final answer.
 //!
-//! A turn is a call (`<tool>code</tool>`, at its end), an answer (`Answer: number`), or
-//! malformed. Calls and malformed turns are answered and the episode goes on until the limit of
-//! turns; an answer ends it. Only a number in the model's own last message counts, never what
-//! the tool printed.
+//! A turn is a tool call (`<tool>code</tool>`, at its end), an answer (`Answer: number`), or malformed. After
+//! a call or a malformed turn the episode continues, until the turn limit. An answer ends it. Only a number
+//! in the model's own last message counts, not the tool's output.
 
 use super::answer::{final_answer, same_number};
 use super::prompt::{
@@ -24,17 +23,18 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Largest process reward: it must not outweigh a right answer.
+/// Maximum process reward. It must not outweigh a correct answer, which gives 1.
 pub(super) const MAX_PROCESS_REWARD: f64 = 0.1;
 
-/// How episodes are rewarded and bounded.
+/// Rewards and limits of episodes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ToolMathConfig {
+    /// Messages before the question.
     pub prompt: PromptConfig,
-    /// For the first well-formed call that ran without an error, once an episode; at most 0.1.
+    /// Reward for the first tool call of an episode that runs without an error, 0 to 0.1.
     pub process_reward: f64,
-    /// Wall time of one call.
+    /// Wall seconds of one tool call, 0.1 to 600.
     pub tool_timeout_s: f64,
 }
 
@@ -48,15 +48,17 @@ impl Default for ToolMathConfig {
     }
 }
 
-/// Makes math episodes whose tool runs in sandboxes of `provider`.
+/// Factory of math episodes. The tool runs in sandboxes of a provider.
 pub struct ToolMathFactory {
     shared: Arc<Shared>,
 }
 
+/// Data shared by the environments of a factory.
 struct Shared {
     provider: Arc<dyn SandboxProvider>,
     spec: SandboxSpec,
     config: ToolMathConfig,
+    /// `tool_timeout_s` as a duration.
     tool_deadline: Duration,
 }
 
@@ -70,7 +72,10 @@ impl std::fmt::Debug for ToolMathFactory {
 }
 
 impl ToolMathFactory {
-    /// Checks the configuration.
+    /// Creates a factory.
+    ///
+    /// # Errors
+    /// [`EnvError::Config`] for a setting out of range.
     pub fn new(
         provider: Arc<dyn SandboxProvider>,
         spec: SandboxSpec,
@@ -102,13 +107,16 @@ impl ToolMathFactory {
     }
 }
 
+/// `data` of a math task.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct TaskData {
     answer: f64,
+    /// Python expression that computes the answer.
     solution: String,
 }
 
+/// Parses the `data` of a task.
 fn task_data(task: &Task) -> Result<TaskData, EnvError> {
     serde_json::from_value(task.data.clone()).map_err(|e| EnvError::Task {
         task: task.id.to_string(),
@@ -138,7 +146,7 @@ impl EnvFactory for ToolMathFactory {
         }))
     }
 
-    /// What a program prints may depend on a clock or on chance.
+    /// Not deterministic: the output of a program may depend on time or randomness.
     fn capabilities(&self) -> Capabilities {
         Capabilities {
             concurrent: true,
@@ -176,31 +184,40 @@ enum State {
     Done,
 }
 
+/// Turn counts of an episode.
 #[derive(Clone, Copy, Debug, Default)]
 struct Counts {
+    /// Tool calls, including failed ones.
     calls: u32,
+    /// Failed tool calls.
     errors: u32,
+    /// Turns that are neither a call nor an answer.
     malformed: u32,
 }
 
+/// Environment of one math episode.
 struct ToolMathEnv {
     shared: Arc<Shared>,
     question: String,
+    /// The correct answer.
     expected: f64,
     state: State,
-    /// Acquired with the first call: episodes that never call need none.
+    /// Acquired for the first tool call, so that episodes without a call need no sandbox.
     sandbox: Option<Box<dyn Sandbox>>,
     /// Hash of the question and all observations.
     history: u64,
+    /// The model's answer.
     answer: Option<f64>,
     counts: Counts,
 }
 
-/// A turn as the environment reads it.
+/// A parsed turn.
 #[derive(Debug, PartialEq)]
 enum Turn<'a> {
+    /// Code of a tool call.
     Call(&'a str),
     Answer(f64),
+    /// Error message for the model.
     Malformed(&'static str),
 }
 
@@ -225,6 +242,7 @@ fn read_turn(action: &Action) -> Turn<'_> {
 }
 
 impl ToolMathEnv {
+    /// Score and metrics of the episode so far.
     fn outcome(&self) -> Outcome {
         let success = self.answer.is_some_and(|a| same_number(a, self.expected));
         let flag = |b: bool| f64::from(u8::from(b));
@@ -243,13 +261,13 @@ impl ToolMathEnv {
             success,
             metrics: [
                 ("success", flag(success)),
-                // Every turn was well formed, and the last one was an answer.
+                // 1 if every turn was well formed and the last one was an answer.
                 ("format", flag(malformed == 0 && self.answer.is_some())),
                 ("answered", flag(self.answer.is_some())),
                 ("tool_calls", f64::from(calls)),
                 ("tool_errors", f64::from(errors)),
                 ("malformed", f64::from(malformed)),
-                // Share of turns that could not be read; all of it without an answer.
+                // Share of malformed turns. 1 without an answer.
                 ("format_penalty", format_penalty),
                 ("used_tool", flag(calls > errors)),
             ]
@@ -259,6 +277,7 @@ impl ToolMathEnv {
         }
     }
 
+    /// Runs a tool call. Returns the observation and the process reward.
     async fn call(&mut self, code: &str) -> Result<(Observation, f64), EnvError> {
         let shared = Arc::clone(&self.shared);
         let sandbox = match &mut self.sandbox {
@@ -280,6 +299,7 @@ impl ToolMathEnv {
         Ok((output.into(), reward))
     }
 
+    /// Handles a turn of the model.
     async fn act(&mut self, action: Action) -> Result<StepResult, EnvError> {
         if self.state != State::Open {
             return Err(EnvError::Order("step before reset or after the end"));

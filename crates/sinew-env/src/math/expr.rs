@@ -1,7 +1,7 @@
-//! Exact evaluation of the integer expressions that tasks are made of.
+//! Exact evaluation of integer expressions.
 
-/// The value of an expression with `+ - * /`, parentheses and decimal integers; `None` if it
-/// is malformed, overflows, or divides with a rest.
+/// Evaluates an expression with `+ - * /`, parentheses and decimal integers. Returns `None` if it is
+/// malformed, overflows, or has a division with a remainder.
 pub(super) fn evaluate(text: &str) -> Option<i64> {
     let mut parser = Parser {
         rest: text.as_bytes(),
@@ -11,6 +11,7 @@ pub(super) fn evaluate(text: &str) -> Option<i64> {
     parser.rest.is_empty().then_some(value)
 }
 
+/// Recursive descent parser that evaluates directly.
 struct Parser<'a> {
     rest: &'a [u8],
 }
@@ -22,6 +23,7 @@ impl Parser<'_> {
         }
     }
 
+    /// Consumes one of the bytes `wanted`, after spaces.
     fn take(&mut self, wanted: &[u8]) -> Option<u8> {
         self.skip_spaces();
         match self.rest {
@@ -33,6 +35,7 @@ impl Parser<'_> {
         }
     }
 
+    /// Terms joined by `+` and `-`.
     fn sum(&mut self) -> Option<i64> {
         let mut value = self.product()?;
         while let Some(sign) = self.take(b"+-") {
@@ -45,6 +48,7 @@ impl Parser<'_> {
         Some(value)
     }
 
+    /// Factors joined by `*` and `/`.
     fn product(&mut self) -> Option<i64> {
         let mut value = self.atom()?;
         while let Some(sign) = self.take(b"*/") {
@@ -58,6 +62,7 @@ impl Parser<'_> {
         Some(value)
     }
 
+    /// A number or an expression in parentheses.
     fn atom(&mut self) -> Option<i64> {
         if self.take(b"(").is_some() {
             let value = self.sum()?;
@@ -78,14 +83,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn precedence_and_parentheses_hold() {
+    fn precedence_and_parentheses_are_respected() {
         assert_eq!(evaluate("2 + 3 * 4 - 1"), Some(13));
         assert_eq!(evaluate("(2 + 3) * 4"), Some(20));
         assert_eq!(evaluate("100 / 5 / 4"), Some(5));
     }
 
     #[test]
-    fn what_has_no_exact_value_has_none() {
+    fn invalid_and_inexact_expressions_have_no_value() {
         for text in [
             "",
             "1 +",

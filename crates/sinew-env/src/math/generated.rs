@@ -1,4 +1,4 @@
-//! What the generated tasksets share: configuration, splits, and the mixture of them.
+//! Settings and splits of generated tasksets, and their mixture.
 
 use super::arithmetic::Arithmetic;
 use super::expr::evaluate;
@@ -9,24 +9,26 @@ use serde::{Deserialize, Serialize};
 use sinew_types::{Task, TaskId};
 use std::collections::BTreeMap;
 
-/// One problem in this many belongs to the held-out split.
+/// One of this many problems belongs to the held-out split.
 const HELD_OUT_EVERY: u64 = 8;
 
-/// Draws before a split is said to be unreachable; each hits with probability 1/8 or more.
+/// Maximum draws to find a problem of a split. Each succeeds with probability 1/8 or more.
 const MAX_DRAWS: u32 = 1000;
 
-/// Largest split that may be asked for.
+/// Maximum number of tasks in a split.
 const MAX_TASKS: usize = 1 << 20;
 
-/// Which problems are generated.
+/// Settings of generated tasks.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct MathTaskConfig {
-    /// Equal seeds give equal tasks.
+    /// Seed. Equal seeds give equal tasks.
     pub seed: u64,
-    /// Difficulties to draw from, 1 to 3, in equal parts.
+    /// Levels to draw from, 1 to 3, in equal shares.
     pub levels: Vec<u8>,
+    /// Tasks of the train split, 1 to 1048576.
     pub train: usize,
+    /// Tasks of the held-out split, 1 to 1048576.
     pub held_out: usize,
 }
 
@@ -42,6 +44,7 @@ impl Default for MathTaskConfig {
 }
 
 impl MathTaskConfig {
+    /// Checks the settings. Errors name `taskset`.
     pub(super) fn check(&self, taskset: &str) -> Result<(), TasksetError> {
         let wrong = |field, value: String, allowed: &str| TasksetError::Config {
             taskset: taskset.to_owned(),
@@ -61,6 +64,7 @@ impl MathTaskConfig {
         Ok(())
     }
 
+    /// Number of tasks in a split.
     pub(super) fn len(&self, split: Split) -> usize {
         match split {
             Split::Train => self.train,
@@ -69,16 +73,16 @@ impl MathTaskConfig {
     }
 }
 
-/// A problem before it belongs to a split.
+/// A generated problem.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Problem {
+    /// Text of the task.
     pub(super) question: String,
-    /// The expression that a perfect policy gives to Python.
+    /// Python expression that computes the answer.
     pub(super) solution: String,
 }
 
-/// The split that a question belongs to, whatever seed or index it was drawn for: this is what
-/// keeps the splits disjoint.
+/// The split of a question. It depends only on the text, which keeps the splits disjoint for all seeds.
 pub(super) fn split_of(question: &str) -> Split {
     if hash64(question.as_bytes()).is_multiple_of(HELD_OUT_EVERY) {
         Split::HeldOut
@@ -87,7 +91,7 @@ pub(super) fn split_of(question: &str) -> Split {
     }
 }
 
-/// The task at an index: problems are drawn until one belongs to the split.
+/// Creates the task at an index. Draws problems until one belongs to the split.
 pub(super) fn task_at(
     config: &MathTaskConfig,
     taskset: &str,
@@ -131,7 +135,7 @@ pub(super) fn task_at(
     })
 }
 
-/// Puts values into a text with `{name}` placeholders.
+/// Replaces `{name}` placeholders by values.
 pub(super) fn fill(text: &str, values: &BTreeMap<&'static str, String>) -> String {
     let mut out = text.to_owned();
     for (name, value) in values {
@@ -140,8 +144,8 @@ pub(super) fn fill(text: &str, values: &BTreeMap<&'static str, String>) -> Strin
     out
 }
 
-/// The numbers of one problem: `a` and `c` have three digits, `b` two, `k` one; `p` is a
-/// multiple of `b`, and `l` has four digits and is larger than `a` and `c` together.
+/// Draws the numbers of a problem: `a` and `c` have three digits, `b` two, `k` one. `p` is a multiple of `b`.
+/// `l` has four digits and is larger than `a` plus `c`.
 pub(super) fn numbers(rng: &mut Rng) -> BTreeMap<&'static str, String> {
     let a = rng.range(112, 989);
     let b = rng.range(12, 98);
@@ -160,7 +164,7 @@ pub(super) fn numbers(rng: &mut Rng) -> BTreeMap<&'static str, String> {
     .into()
 }
 
-/// Arithmetic and word problems in turns.
+/// Taskset that alternates arithmetic and word problems.
 #[derive(Clone, Debug)]
 pub struct Mixed {
     arithmetic: Arithmetic,
@@ -168,7 +172,10 @@ pub struct Mixed {
 }
 
 impl Mixed {
-    /// Half of each split is arithmetic, half are word problems.
+    /// Creates the taskset. Each kind is half of each split.
+    ///
+    /// # Errors
+    /// [`TasksetError::Config`] for an invalid setting.
     pub fn new(config: MathTaskConfig) -> Result<Self, TasksetError> {
         Ok(Self {
             arithmetic: Arithmetic::new(config.clone())?,
@@ -187,7 +194,8 @@ impl Taskset for Mixed {
     }
 
     fn get(&self, split: Split, index: usize) -> Result<Task, TasksetError> {
-        // Pairs of an arithmetic and a word problem, so that both kinds see every level.
+        // An arithmetic and a word problem share an index of their tasksets, so that both kinds have all
+        // levels.
         if index >= self.len(split) {
             return Err(TasksetError::Index {
                 taskset: self.name().to_owned(),

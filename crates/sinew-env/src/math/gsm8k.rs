@@ -1,15 +1,17 @@
-//! Grade-school word problems written by people (GSM8K, MIT licence; `data/README.md`).
+//! Grade-school word problems (GSM8K, MIT licence, see `data/README.md`).
 
 use super::answer::parse_number;
 use crate::taskset::{Split, Taskset, TasksetError};
 use serde::Deserialize;
 use sinew_types::{Task, TaskId};
 
+/// JSON lines with 200 rows of the data set.
 const SHIPPED: &str = include_str!("../../../../data/gsm8k-200.jsonl");
 
-/// One row in this many is held out.
+/// One of this many rows is held out.
 const HELD_OUT_EVERY: usize = 4;
 
+/// A line of the data set.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Row {
@@ -17,7 +19,7 @@ struct Row {
     answer: String,
 }
 
-/// Rows of question and worked answer.
+/// Taskset of questions with worked answers.
 #[derive(Clone, Debug)]
 pub struct Gsm8k {
     train: Vec<Task>,
@@ -25,13 +27,16 @@ pub struct Gsm8k {
 }
 
 impl Gsm8k {
-    /// The 200 rows that ship with the program: 150 to train on, 50 held out.
+    /// Returns the 200 rows that ship with the program: 150 for training, 50 held out.
     pub fn shipped() -> Result<Self, TasksetError> {
         Self::parse(SHIPPED)
     }
 
-    /// From JSON lines with `question` and `answer`, whose last line is `#### NUMBER`. Every
-    /// fourth row is held out; a row that repeats an earlier question is refused.
+    /// Parses JSON lines with `question` and `answer`, whose last line is `#### NUMBER`. Every fourth row is
+    /// held out.
+    ///
+    /// # Errors
+    /// [`TasksetError::Row`] for an invalid row, a repeated question, or fewer than four rows.
     pub fn parse(jsonl: &str) -> Result<Self, TasksetError> {
         let mut tasks = Self {
             train: Vec::new(),
@@ -69,6 +74,7 @@ impl Gsm8k {
         Ok(tasks)
     }
 
+    /// Tasks of a split.
     fn split(&self, split: Split) -> &[Task] {
         match split {
             Split::Train => &self.train,
@@ -77,6 +83,7 @@ impl Gsm8k {
     }
 }
 
+/// Error for a line, counted from 1.
 fn row_error(line: usize, message: String) -> TasksetError {
     TasksetError::Row {
         taskset: "gsm8k".into(),
@@ -85,6 +92,7 @@ fn row_error(line: usize, message: String) -> TasksetError {
     }
 }
 
+/// Parses a line. `count` is the index of the row in the data set.
 fn task(line: usize, text: &str, count: usize, split: Split) -> Result<Task, TasksetError> {
     let row: Row = serde_json::from_str(text).map_err(|e| row_error(line, e.to_string()))?;
     let answer = row
@@ -96,7 +104,7 @@ fn task(line: usize, text: &str, count: usize, split: Split) -> Result<Task, Tas
         id: TaskId::new(format!("gsm8k/{}/{count}", split.as_str())),
         kind: "gsm8k".into(),
         prompt: row.question,
-        // The last number is what the steps lead to; it stands for the solution in gold runs.
+        // The gold policy computes the answer from `solution`. Here it is the number itself.
         data: serde_json::json!({ "answer": answer, "solution": answer.to_string() }),
         seed: count as u64,
     })
@@ -127,7 +135,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn shipped_rows_split_150_to_50() {
+    fn shipped_rows_are_split_150_to_50() {
         let tasks = Gsm8k::shipped().unwrap();
         assert_eq!(
             (tasks.len(Split::Train), tasks.len(Split::HeldOut)),
@@ -139,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn broken_rows_are_named_by_line() {
+    fn errors_name_the_line() {
         let row = |n: usize, a: &str| format!("{{\"question\":\"q{n}\",\"answer\":\"{a}\"}}\n");
         let good: String = (0..4).map(|n| row(n, "#### 1,000")).collect();
         assert_eq!(Gsm8k::parse(&good).unwrap().len(Split::Train), 3);

@@ -1,4 +1,4 @@
-//! What the model is shown before the task, and the texts of errors.
+//! Prompt of math tasks, and error messages for the model.
 
 use serde::{Deserialize, Serialize};
 use sinew_types::{Message, Role};
@@ -8,47 +8,48 @@ pub(super) const TAG: &str = "tool";
 /// The one tool.
 pub(super) const TOOL: &str = "python";
 
-/// What the model reads when it wrote neither a call nor an answer.
+/// For a turn with neither a call nor an answer.
 pub(super) const NEITHER: &str = "Error: write <tool>expression</tool> or Answer: number";
-/// When its turn was cut.
+/// For a truncated turn.
 pub(super) const TOO_LONG: &str =
     "Error: too long. Write only <tool>expression</tool> or Answer: number";
-/// When a call does not end.
+/// For a call without an end.
 pub(super) const UNCLOSED: &str = "Error: <tool> without </tool>";
-/// When a call does not begin.
+/// For an end without a call.
 pub(super) const UNOPENED: &str = "Error: </tool> without <tool>";
-/// When there is nothing in a call.
+/// For an empty call.
 pub(super) const EMPTY: &str = "Error: nothing between <tool> and </tool>";
-/// When the model invents what the tool prints.
+/// For text after a call, such as an invented output.
 pub(super) const TRAILING: &str = "Error: stop after </tool> and wait for the output";
 
-/// A solved task, shown as the turns of a chat.
+/// A solved task, shown to the model as chat turns.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct WorkedExample {
+    /// Text of the task.
     pub question: String,
-    /// What goes between the tags.
+    /// Code between the tags of the call.
     pub call: String,
-    /// What the tool prints, and the answer.
+    /// Output of the tool, which is also the answer.
     pub output: String,
 }
 
-/// What stands before the task. Equal for all episodes, so that it is computed once.
+/// Messages before the question. They are equal for all episodes, so that their KV cache is shared.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct PromptConfig {
-    /// Empty for none; some templates then add their own.
+    /// System prompt. Some chat templates add their own if it is empty.
     pub system: String,
+    /// Solved tasks, in order.
     pub examples: Vec<WorkedExample>,
-    /// Role of the tool's output: `tool`, or `user` for templates without it.
+    /// Role of tool output: `tool`, or `user` for templates without that role.
     pub observation_role: Role,
 }
 
 impl Default for PromptConfig {
-    /// Chosen by measuring SmolLM2-135M-Instruct at temperature 1, 64 tasks a design: it copies
-    /// tags more reliably than fences or JSON, one example is too few, a third costs 70 tokens
-    /// and gains nothing. The order of the two examples makes no difference that was measured
-    /// beyond noise.
+    /// Measured with SmolLM2-135M-Instruct at temperature 1 on 64 tasks per design: the model copies tags
+    /// more reliably than fences or JSON. One example is too few. A third one costs 70 tokens without a gain.
+    /// The order of the two examples has no effect beyond noise.
     fn default() -> Self {
         let example = |question: &str, call: &str, output: &str| WorkedExample {
             question: question.into(),
@@ -71,7 +72,7 @@ impl Default for PromptConfig {
 }
 
 impl PromptConfig {
-    /// The messages of an episode's start.
+    /// Returns the initial messages of an episode.
     pub fn messages(&self, question: &str) -> Vec<Message> {
         let mut messages = Vec::with_capacity(2 + 4 * self.examples.len());
         if !self.system.is_empty() {
@@ -90,12 +91,12 @@ impl PromptConfig {
     }
 }
 
-/// A call as the model should write it.
+/// Formats a tool call.
 pub(super) fn call_text(code: &str) -> String {
     format!("<{TAG}>{code}</{TAG}>")
 }
 
-/// An answer as the model should write it.
+/// Formats an answer.
 pub(super) fn answer_text(value: &str) -> String {
     format!("Answer: {value}")
 }
@@ -106,7 +107,7 @@ mod tests {
     use crate::math::expr::evaluate;
 
     #[test]
-    fn worked_examples_are_right() {
+    fn worked_examples_are_correct() {
         for example in PromptConfig::default().examples {
             let value = evaluate(&example.call).unwrap();
             assert_eq!(value.to_string(), example.output);
@@ -114,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn examples_are_whole_turns_before_the_question() {
+    fn examples_are_complete_turns_before_the_question() {
         let messages = PromptConfig::default().messages("What is 1 + 1?");
         let roles: Vec<_> = messages.iter().map(|m| m.role).collect();
         use Role::{Assistant, System, Tool, User};

@@ -1,17 +1,17 @@
-//! The Python tool: code in, one short text out.
+//! Python tool: runs code in a sandbox and returns a short text.
 
 use crate::port::{EnvError, Observation};
 use sinew_sandbox::{Ending, ExecRequest, ExecResult, Program, Sandbox};
 use std::time::Duration;
 
-/// Changes when equal code may be run or shown in another way.
+/// Version of the tool. It changes if equal code is executed or shown differently.
 pub(super) const VERSION: &str = "1";
-/// Most bytes of code in one call.
+/// Maximum bytes of code per call.
 pub(super) const MAX_CODE_BYTES: usize = 4096;
-/// Most characters of output that the model is shown.
+/// Maximum characters of output shown to the model.
 const MAX_OUTPUT_CHARS: usize = 200;
 
-/// What a call came to.
+/// Result of a tool call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ToolOutput {
     pub(super) text: String,
@@ -27,8 +27,8 @@ impl From<ToolOutput> for Observation {
     }
 }
 
-/// Runs code as an interactive interpreter would: values of bare expressions are printed.
-/// What the code does wrong is output; an error is the sandbox's.
+/// Runs code like an interactive interpreter, which prints the values of expressions. Errors of the code are
+/// output. An `Err` is an error of the sandbox.
 pub(super) async fn run(
     sandbox: &mut dyn Sandbox,
     code: &str,
@@ -52,10 +52,10 @@ pub(super) async fn run(
     output(&result, deadline)
 }
 
-/// A program that runs `code` statement by statement as the prompt of an interpreter does.
-/// 1024 is `ast.PyCF_ONLY_AST`; `_ast` is built in, where importing `ast` would take time.
+/// Wraps `code` in a program that runs it statement by statement in interactive mode. 1024 is
+/// `ast.PyCF_ONLY_AST`. `_ast` is a built-in module, so its import is fast.
 fn interactive(code: &str) -> Result<String, EnvError> {
-    // JSON's escapes are a subset of Python's.
+    // JSON string literals are valid Python string literals.
     let literal = serde_json::to_string(code).map_err(|e| EnvError::Sandbox(e.to_string()))?;
     Ok(format!(
         "import _ast\n\
@@ -64,6 +64,7 @@ fn interactive(code: &str) -> Result<String, EnvError> {
     ))
 }
 
+/// Output for a failed call.
 fn failure(message: impl std::fmt::Display) -> ToolOutput {
     ToolOutput {
         text: format!("Error: {message}"),
@@ -71,6 +72,7 @@ fn failure(message: impl std::fmt::Display) -> ToolOutput {
     }
 }
 
+/// Converts the result of an execution to the text for the model.
 fn output(result: &ExecResult, deadline: Duration) -> Result<ToolOutput, EnvError> {
     let wrong = match result.ending {
         Ending::Exited { code: 0 } => {
@@ -106,6 +108,7 @@ fn output(result: &ExecResult, deadline: Duration) -> Result<ToolOutput, EnvErro
     Ok(failure(wrong))
 }
 
+/// Cuts a text to [`MAX_OUTPUT_CHARS`].
 fn bounded(text: &str) -> String {
     match text.char_indices().nth(MAX_OUTPUT_CHARS) {
         Some((end, _)) => format!("{}...", &text[..end]),

@@ -1,17 +1,17 @@
-//! Texts of the word problems. Each template belongs to a level: one step, two steps, and two
-//! or more steps with a number that does not matter or has to be divided.
+//! Templates of word problems. Level 1 has one step, level 2 two steps, and level 3 more steps, an irrelevant
+//! number or a division.
 //!
-//! `{n}` and `{m}` are people, `{i}` is a thing, `{a}`, `{b}`, `{c}`, `{k}` are numbers, `{p}`
-//! is a multiple of `{b}` (so that dividing leaves no rest) and `{l}` is larger than `{a}` and
-//! `{c}` together.
+//! `{n}` and `{m}` are people, `{i}` is a thing, `{a}`, `{b}`, `{c}` and `{k}` are numbers, `{p}` is a
+//! multiple of `{b}`, and `{l}` is larger than `{a}` plus `{c}`.
 
-/// One kind of word problem.
+/// A kind of word problem.
 #[derive(Debug)]
 pub(super) struct Template {
-    /// 1 to 3.
+    /// Level, 1 to 3.
     pub(super) level: u8,
+    /// Question with placeholders.
     pub(super) text: &'static str,
-    /// The arithmetic that solves it.
+    /// Expression that solves it.
     pub(super) solution: &'static str,
 }
 
@@ -23,18 +23,21 @@ const fn template(level: u8, text: &'static str, solution: &'static str) -> Temp
     }
 }
 
+/// Names for `{n}` and `{m}`.
 pub(super) const PEOPLE: [&str; 24] = [
     "Ana", "Ben", "Carla", "Dev", "Ella", "Finn", "Grace", "Hugo", "Iris", "Jack", "Kira", "Liam",
     "Mona", "Noah", "Omar", "Pia", "Quinn", "Rosa", "Sam", "Tara", "Uma", "Victor", "Wendy",
     "Yusuf",
 ];
 
+/// Words for `{i}`.
 pub(super) const THINGS: [&str; 20] = [
     "apples", "books", "pencils", "coins", "cards", "stamps", "cookies", "marbles", "eggs",
     "bottles", "tickets", "shells", "buttons", "oranges", "bricks", "candles", "roses", "nails",
     "tiles", "beads",
 ];
 
+/// All templates. Tasks depend on their texts and order.
 pub(super) const TEMPLATES: [Template; 36] = [
     template(
         1,
@@ -148,12 +151,14 @@ pub(super) const TEMPLATES: [Template; 36] = [
     ),
     template(
         2,
-        "A farmer picks {p} {i} and fills {b} equal crates, then eats {k} {i} from one crate. How many {i} are in that crate?",
+        "A farmer picks {p} {i} and fills {b} equal crates, then eats {k} {i} from one crate. How \
+         many {i} are in that crate?",
         "{p} / {b} - {k}",
     ),
     template(
         2,
-        "{n} walks {a} steps to school and {c} steps to the park each day. How many steps is that in {b} days?",
+        "{n} walks {a} steps to school and {c} steps to the park each day. How many steps is that \
+         in {b} days?",
         "({a} + {c}) * {b}",
     ),
     template(
@@ -183,7 +188,8 @@ pub(super) const TEMPLATES: [Template; 36] = [
     ),
     template(
         3,
-        "{n} makes {l} {i} a day for {b} days and gives {c} {i} to each of {k} friends. How many {i} are left?",
+        "{n} makes {l} {i} a day for {b} days and gives {c} {i} to each of {k} friends. How many \
+         {i} are left?",
         "{l} * {b} - {c} * {k}",
     ),
     template(
@@ -203,17 +209,20 @@ pub(super) const TEMPLATES: [Template; 36] = [
     ),
     template(
         3,
-        "A box with {k} trays holds {b} {i} on each tray. {n} has {a} boxes and loses {c} {i}. How many {i} are left?",
+        "A box with {k} trays holds {b} {i} on each tray. {n} has {a} boxes and loses {c} {i}. How \
+         many {i} are left?",
         "{k} * {b} * {a} - {c}",
     ),
     template(
         3,
-        "{n} runs {a} meters in the morning and {c} meters at night for {b} days, and rests for {k} days. How many meters is that?",
+        "{n} runs {a} meters in the morning and {c} meters at night for {b} days, and rests for {k} \
+         days. How many meters is that?",
         "({a} + {c}) * {b}",
     ),
     template(
         3,
-        "{n} buys {b} {i} for {a} cents each and pays with {l} coins of 100 cents. How many cents does {n} get back?",
+        "{n} buys {b} {i} for {a} cents each and pays with {l} coins of 100 cents. How many cents \
+         does {n} get back?",
         "{l} * 100 - {b} * {a}",
     ),
 ];

@@ -1,4 +1,4 @@
-//! Short word problems.
+//! Generated word problems.
 
 use super::generated::{MathTaskConfig, Problem, fill, numbers, task_at};
 use super::templates::{PEOPLE, TEMPLATES, THINGS, Template};
@@ -6,26 +6,30 @@ use crate::rng::Rng;
 use crate::taskset::{Split, Taskset, TasksetError};
 use sinew_types::Task;
 
-/// Problems of one to three steps about people and things.
+/// Taskset of word problems with one to three steps.
 #[derive(Clone, Debug)]
 pub struct Word {
     config: MathTaskConfig,
 }
 
 impl Word {
-    /// Checks the configuration.
+    /// Creates the taskset.
+    ///
+    /// # Errors
+    /// [`TasksetError::Config`] for an invalid setting.
     pub fn new(config: MathTaskConfig) -> Result<Self, TasksetError> {
         config.check("word")?;
         Ok(Self { config })
     }
 }
 
+/// Draws a problem of a level.
 fn draw(rng: &mut Rng, level: u8) -> Problem {
     let of_level: Vec<&Template> = TEMPLATES.iter().filter(|t| t.level == level).collect();
     let template = rng.pick(&of_level);
     let mut values = numbers(rng);
     let first = rng.below(PEOPLE.len());
-    // A step of less than the whole round leads to somebody else.
+    // The offset is less than the number of people, so that the second person differs from the first.
     let second = (first + 1 + rng.below(PEOPLE.len() - 1)) % PEOPLE.len();
     values.insert("n", PEOPLE[first].to_owned());
     values.insert("m", PEOPLE[second].to_owned());
@@ -55,7 +59,7 @@ mod tests {
     use super::*;
     use crate::math::expr::evaluate;
 
-    /// Every template can be solved exactly, with a positive number, whatever is drawn.
+    /// Every template has an exact positive answer for all numbers.
     #[test]
     fn templates_are_sound() {
         let mut rng = Rng::labelled(9, "templates");
