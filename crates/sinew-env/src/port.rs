@@ -1,28 +1,32 @@
-//! The `Env` port.
+//! The `Env` port: the interface of environments.
 
 use futures::future::BoxFuture;
 use sinew_types::{Content, FailureKind, Message, Outcome, Task, ToolCall, ToolSpec};
 use std::collections::BTreeMap;
 
-/// Why an environment could not go on. Never the model's doing: that is an observation.
+/// An error of the system. Errors of the model are observations.
 #[derive(Debug, thiserror::Error)]
 pub enum EnvError {
+    /// The sandbox failed.
     #[error("sandbox: {0}")]
     Sandbox(String),
+    /// The task is invalid or belongs to another environment.
     #[error("task {task}: {message}")]
     Task { task: String, message: String },
+    /// A key of the recipe's `[env]` section is invalid.
     #[error("env.{field} = {value}: {allowed}")]
     Config {
         field: &'static str,
         value: String,
         allowed: String,
     },
+    /// The methods were called in the wrong order.
     #[error("environment used out of order: {0}")]
     Order(&'static str),
 }
 
 impl EnvError {
-    /// The part of the system that the episode died of.
+    /// Kind of failure for the episode's record.
     pub fn failure_kind(&self) -> FailureKind {
         match self {
             Self::Sandbox(_) => FailureKind::Sandbox,
@@ -31,49 +35,49 @@ impl EnvError {
     }
 }
 
-/// What an environment's methods return.
+/// Future of an environment method.
 pub type EnvFuture<'a, T> = BoxFuture<'a, Result<T, EnvError>>;
 
-/// How an episode starts.
+/// Start of an episode.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ResetResult {
-    /// System prompt, worked examples and the task itself.
+    /// System prompt, worked examples and the task.
     pub messages: Vec<Message>,
-    /// Tools to render through the chat template, if the environment wants that.
+    /// Tools to render with the chat template. Empty if the prompt describes them.
     pub tools: Vec<ToolSpec>,
-    /// How the turns write calls.
+    /// Notation of tool calls in the model's text.
     pub calls: CallNotation,
-    /// Hash of the first state, so that equal states can be found across episodes.
+    /// Hash of the initial state, to find equal states across episodes.
     pub state_hash: Option<u64>,
 }
 
-/// How the turns of an environment's episodes write tool calls. Reading them is not the environment's part:
-/// it receives [`Action::tool_calls`].
+/// Notation of tool calls in the model's text. The renderer parses them, and the environment receives
+/// [`Action::tool_calls`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum CallNotation {
-    /// As the model's chat template does, for the tools of [`ResetResult::tools`].
+    /// Notation of the model's chat template, for the tools of [`ResetResult::tools`].
     #[default]
     Template,
-    /// As the environment's own prompt teaches it: text between `<tag>` and `</tag>` is a call of `tool` with the
-    /// argument `code`. For models that were not trained on tool calls.
+    /// Notation of the environment's own prompt, for models without tool training: text between `<tag>` and
+    /// `</tag>` calls `tool` with the argument `code`.
     Tag { tag: String, tool: String },
 }
 
-/// What the model did in a turn.
+/// A turn of the model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Action {
-    /// The turn's text without control tokens, calls included.
+    /// Text of the turn without control tokens, including calls.
     pub text: String,
-    /// The calls in it, in order, up to the first that cannot be read.
+    /// Parsed calls in order, up to the first invalid one.
     pub tool_calls: Vec<ToolCall>,
-    /// What is wrong with the calls.
+    /// Error of the first invalid call.
     pub call_error: Option<CallError>,
-    /// A limit cut the turn before the model ended it.
+    /// True if a limit cut the turn.
     pub truncated: bool,
 }
 
 impl Action {
-    /// A whole turn of text without calls.
+    /// Creates a complete turn of text without calls.
     pub fn say(text: impl Into<String>) -> Self {
         Self {
             text: text.into(),
@@ -84,112 +88,122 @@ impl Action {
     }
 }
 
-/// What is wrong with the calls of a turn.
+/// Error in the notation of tool calls.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CallError {
+    /// The start of a call without its end.
     #[error("a call is opened and not closed")]
     Unclosed,
+    /// The end of a call without its start.
     #[error("a call is closed and was not opened")]
     Unopened,
+    /// A call without content.
     #[error("a call is empty")]
     Empty,
+    /// Text or another call after a call.
     #[error("text follows a call instead of the turn's end")]
     Trailing,
+    /// A call with invalid content.
     #[error("{0}")]
     Invalid(String),
 }
 
-/// What came back, before it is put into messages.
+/// Response of the environment to a turn.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Observation {
-    /// What the world said, bounded.
+    /// Content of limited length.
     pub content: Content,
-    /// The action was not understood or went wrong.
+    /// True if the action was malformed or failed.
     pub is_error: bool,
 }
 
-/// What a step led to.
+/// Result of a step.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StepResult {
-    /// What the model gets to see; `None` once the episode is done.
+    /// Observation for the model. `None` when the episode is done.
     pub observation: Option<Observation>,
-    /// Reward attached to this turn.
+    /// Reward of this turn.
     pub process_reward: f64,
-    /// The task ended: solved, failed or given up.
+    /// True when the task has ended.
     pub done: bool,
-    /// The score; present exactly if `done`.
+    /// Score of the episode, present exactly if `done`.
     pub outcome: Option<Outcome>,
     /// Hash of the state after the step.
     pub state_hash: Option<u64>,
 }
 
-/// The world of one episode. What it is in is told with each observation, as a hash
-/// ([`ResetResult::state_hash`], [`StepResult::state_hash`]): turns that acted on equal states are
-/// found across episodes, and a state cannot be asked for that no turn acts on.
+/// Environment of one episode. Each observation has a hash of the state ([`ResetResult::state_hash`],
+/// [`StepResult::state_hash`]), so that turns in equal states can be compared across episodes.
 pub trait Env: Send {
-    /// Builds the world. Called once, first.
+    /// Starts the episode. Called once, before all other methods.
     fn reset(&mut self) -> EnvFuture<'_, ResetResult>;
 
-    /// Lets the world act on a turn. Not called after `done`.
+    /// Applies a turn of the model. Not called after `done`.
     fn step(&mut self, action: Action) -> EnvFuture<'_, StepResult>;
 
-    /// The messages that show an observation to the model.
+    /// Converts an observation to chat messages.
     fn format_observation(&self, observation: &Observation) -> Vec<Message>;
 
-    /// The score of an episode that a limit ended before the task did.
+    /// Score of an episode that a limit ended before `done`.
     fn score(&mut self) -> EnvFuture<'_, Outcome>;
 
-    /// Frees what the world holds. Called once, last, whatever happened before.
+    /// Releases all resources. Called once, after all other methods, also after errors.
     fn close(&mut self) -> EnvFuture<'_, ()>;
 }
 
-/// What an environment can do beyond being played once.
+/// Properties of the environments of a factory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Capabilities {
-    /// Any number of them may live at once.
+    /// Any number of environments can exist at once.
     pub concurrent: bool,
     /// Equal actions on equal tasks give equal observations, rewards and states.
     pub deterministic: bool,
-    /// [`StepResult::state_hash`] tells equal states apart from others: step-level advantages
-    /// can be taken among them.
+    /// Equal values of [`StepResult::state_hash`] mean equal states, so that step-level advantages can be
+    /// computed.
     pub states: bool,
 }
 
-/// Makes the environment of a task.
+/// Factory of environments.
 pub trait EnvFactory: Send + Sync {
-    /// Name by which recipes select it.
+    /// Name in recipes.
     fn name(&self) -> &str;
 
-    /// Changes when equal actions may lead to other observations or rewards. Written into every trace.
+    /// Version of the environment for traces. It changes if equal actions may lead to other observations or
+    /// rewards.
     fn version(&self) -> &str {
         "1"
     }
 
-    /// Versions of the tools that its environments call, by name. Written into every trace.
+    /// Versions of the tools by name, for traces.
     fn tools(&self) -> BTreeMap<String, String> {
         BTreeMap::new()
     }
 
-    /// A fresh environment for one episode of `task`. Cheap; what costs time happens in
+    /// Creates an environment for one episode of `task`. It must be fast: slow work belongs in
     /// [`Env::reset`].
+    ///
+    /// # Errors
+    /// [`EnvError::Task`] if the task belongs to another environment.
     fn create(&self, task: &Task) -> Result<Box<dyn Env>, EnvError>;
 
-    /// What its environments can do; nothing unless it says so.
+    /// Properties of the environments. Default: none.
     fn capabilities(&self) -> Capabilities {
         Capabilities::default()
     }
 
-    /// What a perfect policy does in `turn` (from 0), to prove that the task can be solved;
-    /// `None` when it has nothing more to do. An error for tasks of other environments.
+    /// Action of the gold policy in `turn` (from 0), which proves that the task is solvable. `None` after its
+    /// last action.
+    ///
+    /// # Errors
+    /// [`EnvError::Task`] if the task belongs to another environment.
     fn gold(&self, task: &Task, turn: usize) -> Result<Option<Action>, EnvError>;
 }
 
-/// Proves a taskset without a model: the gold policy must get a success on each of the tasks,
-/// and an environment that says it is deterministic or has states must keep its word. Gives the
-/// number of turns.
+/// Validates tasks without a model. The gold policy must succeed on every task, and the environments must
+/// have their declared [`Capabilities`]. Returns the total number of turns.
 ///
 /// # Errors
-/// The first task that does not keep to it, with the reason.
+/// The first invalid task, with the reason.
 pub async fn validate(factory: &dyn EnvFactory, tasks: &[Task]) -> Result<usize, EnvError> {
     let capabilities = factory.capabilities();
     let mut all = 0;
@@ -206,7 +220,7 @@ pub async fn validate(factory: &dyn EnvFactory, tasks: &[Task]) -> Result<usize,
                 "its solution fails after {turns} turns with reward {reward}"
             )));
         }
-        // The last turn ends the task: there is no state after it to act on.
+        // After the last turn there is no state to act on.
         if capabilities.states && states.iter().take(*turns).any(Option::is_none) {
             return Err(broken("a state has no hash, though it should".into()));
         }
@@ -218,17 +232,19 @@ pub async fn validate(factory: &dyn EnvFactory, tasks: &[Task]) -> Result<usize,
     Ok(all)
 }
 
-/// Plays the gold policy through a fresh environment of `task`: every task must give the full
-/// reward. Tells the score, and the turns it took.
+/// Runs the gold policy in a new environment of `task`. Returns the score and the number of turns.
+///
+/// # Errors
+/// Any error of the environment.
 pub async fn gold_run(factory: &dyn EnvFactory, task: &Task) -> Result<(Outcome, usize), EnvError> {
     let (played, _) = gold_states(factory, task).await?;
     Ok(played)
 }
 
-/// The hash of a state, if it has one.
+/// Hash of a state, if the environment has states.
 type State = Option<u64>;
 
-/// As [`gold_run`], with the states that it acted on.
+/// As [`gold_run`], and also returns the states before each turn.
 async fn gold_states(
     factory: &dyn EnvFactory,
     task: &Task,
@@ -241,6 +257,7 @@ async fn gold_states(
     closed.map(|()| (result, states))
 }
 
+/// Runs the gold policy in `env`. Appends the states to `states`.
 async fn play_gold(
     factory: &dyn EnvFactory,
     task: &Task,

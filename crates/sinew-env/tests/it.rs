@@ -50,7 +50,7 @@ fn task(question: &str, answer: f64) -> Task {
     task
 }
 
-/// What a turn does, as a rollout reads it for this environment.
+/// Parses a turn like a rollout does for this environment.
 fn act(text: &str) -> Action {
     let mut action = Action::say(text);
     let Some((_, after)) = text.split_once("<tool>") else {

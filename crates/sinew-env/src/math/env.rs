@@ -165,6 +165,7 @@ impl EnvFactory for ToolMathFactory {
     }
 }
 
+/// Turn with a tool call.
 fn gold_call(code: &str) -> Action {
     let call = ToolCall {
         id: "call-0".into(),
@@ -177,6 +178,7 @@ fn gold_call(code: &str) -> Action {
     }
 }
 
+/// Phase of an episode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     New,
@@ -221,6 +223,7 @@ enum Turn<'a> {
     Malformed(&'static str),
 }
 
+/// Classifies a turn.
 fn read_turn(action: &Action) -> Turn<'_> {
     match (action.tool_calls.as_slice(), &action.call_error) {
         ([call], None) => match call.arguments["code"].as_str().map(str::trim) {
@@ -388,7 +391,7 @@ impl Env for ToolMathEnv {
 mod tests {
     use super::*;
 
-    /// A turn with a call, as the notation of this environment gives it.
+    /// A parsed turn in the notation of this environment.
     fn turn(text: &str, code: &[&str], call_error: Option<CallError>) -> Action {
         let calls = code.iter().flat_map(|code| gold_call(code).tool_calls);
         Action {
@@ -399,12 +402,12 @@ mod tests {
     }
 
     #[test]
-    fn turns_are_read_strictly() {
+    fn turns_are_classified_strictly() {
         use CallError::{Empty, Invalid, Trailing, Unclosed, Unopened};
         let cases = [
             (turn("", &["1 + 2"], None), Turn::Call("1 + 2")),
             (turn("", &[" x = 1\nx"], None), Turn::Call("x = 1\nx")),
-            // An answer in the turn of a call is not one: the tool has not answered yet.
+            // A call takes precedence over an answer in the same turn.
             (turn("Answer: 3", &["1"], None), Turn::Call("1")),
             (turn("", &["1"], Some(Trailing)), Turn::Malformed(TRAILING)),
             (turn("", &["1", "2"], None), Turn::Malformed(TRAILING)),
@@ -430,7 +433,7 @@ mod tests {
     }
 
     #[test]
-    fn cut_turns_are_asked_to_be_shorter() {
+    fn truncated_turns_get_a_message_about_length() {
         let cases = [
             (
                 turn("", &[], Some(CallError::Unclosed)),

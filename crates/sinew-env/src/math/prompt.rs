@@ -3,9 +3,9 @@
 use serde::{Deserialize, Serialize};
 use sinew_types::{Message, Role};
 
-/// Code between `<tool>` and `</tool>` is a call of [`TOOL`].
+/// Tag of tool calls: code between `<tool>` and `</tool>` calls [`TOOL`].
 pub(super) const TAG: &str = "tool";
-/// The one tool.
+/// Name of the tool.
 pub(super) const TOOL: &str = "python";
 
 /// For a turn with neither a call nor an answer.
