@@ -1,39 +1,39 @@
-//! Which kind of task to draw next: more of those that are neither solved nor hopeless.
+//! Adaptive choice of task kinds: kinds of medium difficulty are drawn more often.
 //!
-//! A kind's success rate is a Beta posterior over its (forgotten) trials; its learning signal is
-//! the expected variance of the outcome, `E[p(1-p)] = ab / ((a+b)(a+b+1))`, the quantity that the
-//! gradient of a group-relative objective grows with (Bae et al. 2025, arXiv 2504.03380, section 3).
-//! By rewards instead, it is the variance of the rewards shrunk towards that of the prior. A share
-//! of all draws is uniform, so that no kind is starved by a wrong estimate. Pure: the same
-//! outcomes and the same seed give the same draws.
+//! The success rate of a kind has a Beta posterior over its discounted trials. Its learning signal is the
+//! expected variance of the outcome, `E[p(1-p)] = ab / ((a+b)(a+b+1))`, which the gradient of a
+//! group-relative objective grows with (Bae et al. 2025, arXiv 2504.03380, section 3). The alternative signal
+//! is the variance of the rewards, shrunk towards that of the prior. A share of all draws is uniform, so that
+//! every kind is drawn even with a wrong estimate. Pure: equal outcomes and seeds give equal draws.
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// What a kind's weight is computed from.
+/// Basis of a kind's weight.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Signal {
-    /// Expected `p(1-p)` of its success rate.
+    /// Expected `p(1-p)` of the success rate.
     #[default]
     Success,
-    /// Variance of its rewards.
+    /// Variance of the rewards.
     Reward,
 }
 
-/// How kinds are weighted.
+/// Settings of the adaptive choice.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct AdaptiveConfig {
+    /// Basis of the weights.
     pub signal: Signal,
-    /// Successes and failures that every kind is taken to have had before the first trial; both
-    /// above 0.
+    /// Successes of the prior, above 0.
     pub prior_successes: f64,
+    /// Failures of the prior, above 0.
     pub prior_failures: f64,
-    /// Share of draws that are uniform over the kinds, 0 to 1.
+    /// Share of uniform draws, 0 to 1.
     pub floor: f64,
-    /// What a trial's weight is multiplied with at each later update, above 0, at most 1: below
-    /// 1, estimates follow a policy that changes.
+    /// Factor of older trials at each update, above 0 and at most 1. Below 1, estimates follow a changing
+    /// policy.
     pub memory: f64,
 }
 
@@ -50,7 +50,7 @@ impl Default for AdaptiveConfig {
 }
 
 impl AdaptiveConfig {
-    /// The first field that is out of its range: name, value, what is allowed.
+    /// First field out of range: name, value, allowed values.
     pub fn broken(&self) -> Option<(&'static str, f64, &'static str)> {
         let prior = "a finite number above 0";
         let positive = |v: f64| v.is_finite() && v > 0.0;
@@ -86,17 +86,21 @@ impl AdaptiveConfig {
     }
 }
 
-/// What is known of a kind: sums over trials, older ones counting less.
+/// Discounted sums over the trials of a kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Trials {
+    /// Number of trials.
     pub count: f64,
+    /// Number of successful trials.
     pub successes: f64,
+    /// Sum of rewards.
     pub reward: f64,
+    /// Sum of squared rewards.
     pub reward_squared: f64,
 }
 
 impl Trials {
-    /// One more outcome. A reward that is not finite counts as 0.
+    /// Adds an outcome. A non-finite reward counts as 0.
     pub fn add(&mut self, success: bool, reward: f64) {
         let reward = if reward.is_finite() { reward } else { 0.0 };
         self.count += 1.0;
@@ -105,7 +109,7 @@ impl Trials {
         self.reward_squared += reward * reward;
     }
 
-    /// Lets what was seen count `memory` times as much.
+    /// Multiplies all sums by `memory`.
     pub fn forget(&mut self, memory: f64) {
         self.count *= memory;
         self.successes *= memory;
@@ -113,12 +117,13 @@ impl Trials {
         self.reward_squared *= memory;
     }
 
-    /// Mean of the posterior of the success rate.
+    /// Posterior mean of the success rate.
     pub fn success_rate(&self, config: &AdaptiveConfig) -> f64 {
         let (a, b) = self.posterior(config);
         a / (a + b)
     }
 
+    /// Parameters of the Beta posterior.
     fn posterior(&self, config: &AdaptiveConfig) -> (f64, f64) {
         let failures = (self.count - self.successes).max(0.0);
         (
@@ -127,7 +132,7 @@ impl Trials {
         )
     }
 
-    /// How much there is to learn from the kind: 0 or more.
+    /// Learning signal of the kind, 0 or above.
     pub fn weight(&self, config: &AdaptiveConfig) -> f64 {
         let product = |a: f64, b: f64| a * b / ((a + b) * (a + b + 1.0));
         match config.signal {
@@ -145,15 +150,16 @@ impl Trials {
     }
 }
 
-/// Estimates of all kinds that outcomes were seen of.
+/// Estimates by task kind.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Estimates {
+    /// Kinds with at least one outcome.
     pub kinds: BTreeMap<String, Trials>,
 }
 
 impl Estimates {
-    /// Takes in the outcomes of one step: kind, success, reward. Everything known before fades
-    /// once, whatever the number of outcomes.
+    /// Adds the outcomes of one step: kind, success, reward. Earlier outcomes are discounted once per step,
+    /// independently of the number of outcomes.
     pub fn update<'a>(
         &mut self,
         config: &AdaptiveConfig,
@@ -168,7 +174,7 @@ impl Estimates {
         }
     }
 
-    /// Probability of each of `kinds`, in their order; they sum to 1.
+    /// Probabilities of `kinds` in the same order. They sum to 1.
     pub fn probabilities(&self, config: &AdaptiveConfig, kinds: &[&str]) -> Vec<f64> {
         let unknown = Trials::default();
         let weights: Vec<f64> = kinds
@@ -184,7 +190,7 @@ impl Estimates {
         weights.iter().map(share).collect()
     }
 
-    /// Draws one of `kinds` with `uniform` in `[0, 1)`; `None` if there are none.
+    /// Draws an index of `kinds` with `uniform` in `[0, 1)`. `None` if `kinds` is empty.
     pub fn draw(&self, config: &AdaptiveConfig, kinds: &[&str], uniform: f64) -> Option<usize> {
         let probabilities = self.probabilities(config, kinds);
         let mut below = 0.0;
@@ -194,12 +200,12 @@ impl Estimates {
                 return Some(i);
             }
         }
-        // Rounding can leave the sum a little below 1.
+        // The sum may be slightly below 1 because of rounding.
         probabilities.iter().rposition(|p| *p > 0.0)
     }
 }
 
-/// A number in `[0, 1)` from 64 random bits: the upper 53 of them, which a double holds exactly.
+/// Converts the upper 53 of 64 random bits to a number in `[0, 1)`.
 pub fn unit(bits: u64) -> f64 {
     (bits >> 11) as f64 / (1u64 << 53) as f64
 }
@@ -267,13 +273,13 @@ mod tests {
             (Some(0), Some(1), Some(2), Some(2))
         );
         assert_eq!(e.draw(&c, &[], 0.3), None);
-        // What was seen counts half after the next step: Beta(1 + 1, 1).
+        // The next step discounts earlier outcomes by half: Beta(1 + 1, 1).
         e.update(&c, []);
         close(e.kinds["easy"].success_rate(&c), 2.0 / 3.0);
     }
 
     #[test]
-    fn draws_follow_what_there_is_to_learn() {
+    fn draws_prefer_kinds_of_medium_difficulty() {
         let c = AdaptiveConfig::default();
         let mut e = Estimates::default();
         for _ in 0..20 {
@@ -299,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_configured_is_named() {
+    fn invalid_settings_are_named() {
         let d = AdaptiveConfig::default();
         assert_eq!(d.broken(), None);
         for (c, name) in [

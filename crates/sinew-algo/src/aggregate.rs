@@ -1,4 +1,4 @@
-//! Weights and rows: the last step.
+//! Weights and rows, the last step.
 
 use crate::batch::Batch;
 use crate::composition::Composition;
@@ -7,9 +7,8 @@ use crate::pipeline::AlgoError;
 use crate::report::AlgoReport;
 use sinew_types::{Aggregation, TrainRow};
 
-/// Rows of a batch whose advantages are known. The weight of a token is its share in the loss,
-/// with denominators over everything in the batch, whether or not its row is left out for
-/// having no signal.
+/// Converts a batch with advantages to rows. The weight of a token is its share of the loss. Denominators
+/// include all episodes of the batch, also those whose rows are left out because they have no signal.
 pub(crate) fn rows(
     c: &Composition,
     batch: &Batch<'_>,
@@ -29,7 +28,7 @@ pub(crate) fn rows(
         let episode = &batch.episodes[i];
         let episodes = report.denominator_episodes as f64;
         let weight = token_weight(c.aggregation, episode.trained_tokens(), total, episodes);
-        // One row, however often it counts: each token keeps one weight.
+        // An episode that counts several times has one row with a larger weight.
         let weight = weight * times as f64;
         let share = match c.aggregation {
             Aggregation::TokenMean | Aggregation::TokenSum => {
@@ -54,8 +53,8 @@ pub(crate) fn rows(
     Ok(rows)
 }
 
-/// Rows of preference pairs: each pair weighs the same, and a sequence's log-probability is
-/// the plain sum over its tokens.
+/// Rows of preference pairs. All pairs have the same weight, and the log-probability of a sequence is the sum
+/// over its tokens.
 pub(crate) fn preference_rows(
     batch: &Batch<'_>,
     report: &mut AlgoReport,
@@ -68,7 +67,7 @@ pub(crate) fn preference_rows(
         .collect();
     let mut rows = Vec::new();
     for episode in &chosen {
-        // Two episodes a pair.
+        // A pair has two episodes.
         let weight = 2.0 / chosen.len() as f64;
         let share = 1.0 / chosen.len() as f64;
         for path in &episode.paths {
@@ -83,8 +82,8 @@ pub(crate) fn preference_rows(
     Ok(rows)
 }
 
-/// Share of one token in the loss; `own`: trained tokens of its episode over all rows,
-/// `total`: of the batch, `episodes`: with trained tokens in the batch.
+/// Share of one token in the loss. `own` is the number of trained tokens of its episode, `total` that of the
+/// batch, and `episodes` the number of episodes with trained tokens.
 fn token_weight(aggregation: Aggregation, own: usize, total: usize, episodes: f64) -> f64 {
     match aggregation {
         Aggregation::TokenMean => 1.0 / total as f64,
@@ -95,12 +94,13 @@ fn token_weight(aggregation: Aggregation, own: usize, total: usize, episodes: f6
     }
 }
 
+/// True if all trained tokens of a path have advantage 0.
 fn without_signal(path: &Path) -> bool {
     let mut trained = path.advantages.iter().zip(&path.trains);
     trained.all(|(a, trains)| !trains || *a == 0.0)
 }
 
-/// Of the policy that acted, where it is what is trained; none (1) where nothing else was used.
+/// Sampling temperatures of the trained tokens. Empty if all are 1.
 fn temperatures(episode: &Episode<'_>, path: &Path) -> Vec<f32> {
     let at = |t: usize| match path.trains[t] && episode.tempered {
         true => path.tokens[t].temperature,
@@ -113,8 +113,8 @@ fn temperatures(episode: &Episode<'_>, path: &Path) -> Vec<f32> {
     }
 }
 
-/// A row of one path; `weight` is that of each token it trains, `share` the whole episode's share in
-/// the batch's mean, of which the row has that of its tokens.
+/// Creates the row of a path. `weight` is that of each trained token. `share` is the episode's share of the
+/// batch mean, which is split over its rows by trained tokens.
 pub(crate) fn row(
     episode: &Episode<'_>,
     path: &Path,

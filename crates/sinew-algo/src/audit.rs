@@ -1,34 +1,34 @@
-//! The count that every sampled token trains exactly once, made from traces and rows alone:
-//! nothing that built the rows is asked.
+//! Independent check that every sampled token is trained at most once. It uses only traces and rows, not the
+//! code that builds rows.
 
 use serde::{Deserialize, Serialize};
 use sinew_types::{EpisodeId, NodeId, TokenId, TokenKind, Trace, TrainRow};
 use std::collections::{BTreeMap, HashMap};
 
-/// What became of the tokens of a batch.
+/// Token counts of a batch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TokenCounts {
-    /// Sampled by the policy, in all traces.
+    /// Tokens sampled by the policy, in all traces.
     pub sampled: usize,
-    /// Of these, with a weight in exactly one row.
+    /// Sampled tokens with weight in exactly one row.
     pub trained_once: usize,
-    /// Of these, with a weight in more than one row: must be 0.
+    /// Sampled tokens with weight in several rows. Must be 0.
     pub trained_twice: usize,
-    /// Of these, in no row: their episodes were left out for a recorded reason.
+    /// Sampled tokens without weight. The report has the reason for their episodes.
     pub untrained: usize,
-    /// Not sampled by the policy, but with a weight: must be 0.
+    /// Tokens with weight that the policy did not sample. Must be 0.
     pub forced_trained: usize,
-    /// With a weight, in a row that is no path of a trace: must be 0.
+    /// Tokens with weight in a row that matches no path of a trace. Must be 0.
     pub stray: usize,
 }
 
 impl TokenCounts {
-    /// Whether no token was trained that must not be, and none twice.
+    /// True if all counts that must be 0 are 0.
     pub fn holds(&self) -> bool {
         self.trained_twice == 0 && self.forced_trained == 0 && self.stray == 0
     }
 
-    /// Adds those of another batch.
+    /// Adds the counts of another batch.
     pub fn add(&mut self, other: &Self) {
         self.sampled += other.sampled;
         self.trained_once += other.trained_once;
@@ -39,10 +39,10 @@ impl TokenCounts {
     }
 }
 
-/// A token of a trace, by node and offset.
+/// Position of a token: node and offset.
 type Place = (NodeId, usize);
 
-/// Counts the weights that each token of `traces` has in `rows`.
+/// Counts in how many of `rows` each token of `traces` has a weight.
 pub fn count_tokens<'a>(
     traces: impl IntoIterator<Item = &'a Trace>,
     rows: &[TrainRow],
@@ -61,15 +61,16 @@ pub fn count_tokens<'a>(
     counts
 }
 
-/// Positions with a weight.
+/// Positions with a weight other than 0.
 fn trained(row: &TrainRow) -> impl Iterator<Item = usize> + '_ {
     let weights = row.weights.iter().enumerate();
     weights.filter(|(_, w)| **w != 0.0).map(|(t, _)| t)
 }
 
+/// Adds the counts of one trace and its rows.
 fn count_trace(trace: &Trace, rows: &[&TrainRow], counts: &mut TokenCounts) {
     let mut weights: HashMap<Place, usize> = HashMap::new();
-    // Paths with the same ids stand for one row each.
+    // Paths with equal ids match one row each.
     let mut paths: HashMap<Vec<TokenId>, Vec<Vec<Place>>> = HashMap::new();
     if !rows.is_empty() {
         for leaf in trace.leaves().into_iter().rev() {
@@ -104,20 +105,20 @@ fn count_trace(trace: &Trace, rows: &[&TrainRow], counts: &mut TokenCounts) {
     }
 }
 
-/// Ids and places of the tokens from the root to `leaf`.
+/// Ids and positions of the tokens from the root to `leaf`.
 fn path(trace: &Trace, leaf: NodeId) -> (Vec<TokenId>, Vec<Place>) {
-    let mut way = Vec::new();
+    let mut nodes = Vec::new();
     let mut at = Some(leaf);
     while let Some(id) = at {
         let Some(node) = trace.nodes.get(id as usize) else {
             break;
         };
-        way.push((id, node));
+        nodes.push((id, node));
         at = Some(node.parent);
     }
     let mut ids = Vec::new();
     let mut places = Vec::new();
-    for (id, node) in way.into_iter().rev() {
+    for (id, node) in nodes.into_iter().rev() {
         ids.extend_from_slice(&node.tokens);
         places.extend((0..node.tokens.len()).map(|offset| (id, offset)));
     }

@@ -1,4 +1,4 @@
-//! A batch under way: usable episodes by group.
+//! A batch in preparation: usable episodes by group.
 
 use crate::composition::{Advantage, Composition, Needs, ProcessRewards, Truncated};
 use crate::episode::{Columns, Episode, EpisodeColumns};
@@ -7,26 +7,26 @@ use crate::report::{AlgoReport, Moments, Quarantined};
 use sinew_types::{EpisodeEnd, FailureKind, GroupId, TokenKind, TokenLogprob, Trace};
 use std::collections::HashSet;
 
-/// Beyond this a difference of rewards over a small deviation leaves the range of `f32`.
+/// Maximum magnitude of a reward. Above it, a reward difference divided by a small deviation overflows `f32`.
 const LARGEST_REWARD: f64 = 1e30;
 
-/// The episodes of one [`GroupId`] that are in the batch, as indices.
+/// Episodes of one [`GroupId`] as indices of [`Batch::episodes`].
 #[derive(Clone, Debug)]
 pub(crate) struct Group {
     pub(crate) id: GroupId,
     pub(crate) members: Vec<usize>,
-    /// Failed episodes that may count in the baseline, until they are members.
+    /// Failed episodes that may count in the baseline. Then they move to `members`.
     pub(crate) failed: Vec<usize>,
-    /// Members once more, to fill the group up.
+    /// Repeated members that fill the group up.
     pub(crate) copies: Vec<usize>,
-    /// Episodes that were to be compared, failed ones with them.
+    /// Number of episodes to compare, including failed ones.
     pub(crate) size: usize,
-    /// All rewards equal: the advantage is 0 by definition, not by rounding.
+    /// True if all rewards are equal. The advantage is then exactly 0, without rounding errors.
     pub(crate) equal: bool,
 }
 
-/// Usable episodes and their groups. Filters empty a group's `members`; what is in no group
-/// is not in the batch.
+/// Usable episodes and their groups. A filter removes episodes from `members`. An episode in no group is not
+/// in the batch.
 #[derive(Debug)]
 pub(crate) struct Batch<'a> {
     pub(crate) episodes: Vec<Episode<'a>>,
@@ -34,7 +34,10 @@ pub(crate) struct Batch<'a> {
 }
 
 impl<'a> Batch<'a> {
-    /// Checks the batch as a whole, and sorts out episodes that are not fit to train on.
+    /// Checks the batch, and quarantines unusable episodes.
+    ///
+    /// # Errors
+    /// [`AlgoError`] if the caller's groups or columns are wrong.
     pub(crate) fn admit(
         c: &Composition,
         needs: Needs,
@@ -93,7 +96,7 @@ impl<'a> Batch<'a> {
         Ok(batch)
     }
 
-    /// Recorded rewards to compared ones.
+    /// Computes the compared rewards from the recorded ones.
     pub(crate) fn shape_rewards(&mut self, c: &Composition) -> Result<(), AlgoError> {
         let rewards = &c.rewards;
         for episode in &mut self.episodes {
@@ -114,7 +117,7 @@ impl<'a> Batch<'a> {
                 let nodes = episode.trace.nodes.iter();
                 episode.reward += nodes.map(|n| n.process_reward).sum::<f64>();
             }
-            // Recursions place the penalty on its token; a comparison of episodes takes its sum.
+            // Recursions use the KL penalty of each token. Comparisons of episodes use its sum.
             let summed = matches!(c.advantage, Advantage::Group { .. });
             if rewards.kl != 0.0 && summed {
                 let penalty = |path| -> Result<f64, AlgoError> {
@@ -134,19 +137,19 @@ impl<'a> Batch<'a> {
         self.groups.iter().flat_map(|g| g.members.iter().copied())
     }
 
-    /// Compared rewards of a group: of its members in order, then of their copies.
+    /// Compared rewards of a group: members in order, then copies.
     pub(crate) fn rewards(&self, group: &Group) -> Vec<f64> {
         let reward = |&i: &usize| self.episodes[i].reward;
         let all = group.members.iter().chain(&group.copies);
         all.map(reward).collect()
     }
 
-    /// How often an episode counts in the loss.
+    /// Number of times that an episode counts in the loss.
     pub(crate) fn times(&self, group: &Group, episode: usize) -> usize {
         1 + group.copies.iter().filter(|&&i| i == episode).count()
     }
 
-    /// Gives every sampled token of an episode the same advantage.
+    /// Sets the advantage of every sampled token of an episode.
     pub(crate) fn broadcast(&mut self, episode: usize, advantage: f64) {
         for path in &mut self.episodes[episode].paths {
             let sampled = path.sampled.iter();
@@ -154,6 +157,7 @@ impl<'a> Batch<'a> {
         }
     }
 
+    /// Writes reward statistics and the success rate to the report.
     pub(crate) fn summarize(&self, report: &mut AlgoReport) {
         let failed = |e: &&Episode<'_>| matches!(e.trace.end, EpisodeEnd::Failed { .. });
         let usable: Vec<_> = self.episodes.iter().filter(|e| !failed(e)).collect();
@@ -164,6 +168,7 @@ impl<'a> Batch<'a> {
     }
 }
 
+/// Checks that a trace belongs to its group and occurs once.
 fn check_membership<'a>(
     trace: &'a Trace,
     group: &GroupId,
@@ -184,17 +189,18 @@ fn check_membership<'a>(
     Ok(())
 }
 
-/// What an episode is to a batch; all but usable ones are counted in the report.
+/// Role of an episode in a batch. The report counts all but usable ones.
 enum Admitted<'a> {
     Usable(Episode<'a>),
-    /// The system failed it. Nothing of it trains.
+    /// The system failed. The episode is not trained on.
     Failed(Episode<'a>),
-    /// Its trace is invalid, or it has no reward.
+    /// The trace is invalid, or it has no reward.
     Broken,
-    /// It leaves its group as if it had not been run.
+    /// The group ignores the episode.
     Excluded,
 }
 
+/// Classifies an episode.
 fn admit_episode<'a>(
     c: &Composition,
     needs: Needs,
@@ -227,7 +233,7 @@ fn admit_episode<'a>(
         });
         return Ok(Admitted::Broken);
     }
-    // A missing reward is not 0: it would pull the others' advantages up.
+    // A missing reward is not 0: that would raise the advantages of the other episodes.
     if trace.outcome.unscored && c.advantage.reads_rewards() {
         report.unscored += 1;
         return Ok(Admitted::Broken);
@@ -261,6 +267,7 @@ fn failure_name(kind: FailureKind) -> &'static str {
     }
 }
 
+/// Checks the columns of an episode, and that the required ones exist.
 fn check_columns(
     c: &Composition,
     needs: Needs,
@@ -307,9 +314,10 @@ fn check_columns(
     }
 }
 
+/// Checks the teacher's most likely tokens.
 fn check_top(trace: &Trace, by_node: &[Vec<Vec<TokenLogprob>>]) -> Result<(), AlgoError> {
     let flat = |tops: &Vec<Vec<TokenLogprob>>| {
-        // What is not a number in any of them is found in their sum.
+        // The sum is not finite if an entry is not finite.
         let sum = |top: &Vec<TokenLogprob>| top.iter().map(|t| t.logprob).sum::<f32>();
         tops.iter().map(sum).collect::<Vec<f32>>()
     };
@@ -317,6 +325,7 @@ fn check_top(trace: &Trace, by_node: &[Vec<Vec<TokenLogprob>>]) -> Result<(), Al
     check_column("teacher_top", trace, &sums)
 }
 
+/// Checks lengths and values of a column at sampled nodes.
 fn check_column(
     column: &'static str,
     trace: &Trace,
@@ -336,7 +345,7 @@ fn check_column(
                 expected: n.tokens.len(),
             });
         }
-        // The first token of a root has nothing before it; what is written there is not read.
+        // The first token of a root has no prediction, so its entry is not read.
         let unpredictable = usize::from(n.parent == sinew_types::NO_PARENT);
         let bad = |&i: &usize| !entries[i].is_finite();
         if let Some(index) = (unpredictable..entries.len()).find(bad) {

@@ -1,4 +1,4 @@
-//! What is refused before anything runs, with the reason.
+//! Checks of a composition before a run, with reasons.
 
 use crate::composition::{
     Advantage, Baseline, Composition, EqualGroups, Normalize, ProcessRewards, RunFacts, Scale,
@@ -8,7 +8,10 @@ use crate::config::ConfigError;
 use sinew_types::{Aggregation, Correction, KlEstimator, RejectionMetric, Surrogate};
 
 impl Composition {
-    /// Refuses values out of range and parts that cannot work together.
+    /// Refuses values out of range and parts that cannot work together in this run.
+    ///
+    /// # Errors
+    /// The first problem.
     pub fn check(&self, facts: &RunFacts) -> Result<(), ConfigError> {
         self.check_surrogate()?;
         self.check_correction()?;
@@ -19,6 +22,7 @@ impl Composition {
         self.check_staleness(facts)
     }
 
+    /// Ranges of the surrogate's parameters.
     fn check_surrogate(&self) -> Result<(), ConfigError> {
         let positive =
             |field, value: f32| range(field, value, value > 0.0, "a positive, finite number");
@@ -32,7 +36,7 @@ impl Composition {
                     "0 <= clip_low < 1",
                 )?;
                 positive("clip_high", *high)?;
-                // Lower, it would bound ratios that the clip itself lets pass.
+                // A lower value would limit ratios that the clip allows.
                 let above = |d: f32| range("dual_clip", d, d > 1.0 + high, "above 1 + clip_high");
                 dual.map_or(Ok(()), above)
             }
@@ -68,7 +72,7 @@ impl Composition {
         }
     }
 
-    /// Parts that would contradict each other, or do nothing together.
+    /// Combinations of parts that contradict each other or have no effect.
     fn check_parts(&self) -> Result<(), ConfigError> {
         let refuse = |what: &str| {
             let reason = format!("`{}`: {what}", self.kind);
@@ -132,6 +136,7 @@ impl Composition {
         Ok(())
     }
 
+    /// Ranges of the correction's parameters.
     fn check_correction(&self) -> Result<(), ConfigError> {
         match &self.loss.correction {
             Correction::None => Ok(()),
@@ -161,6 +166,7 @@ impl Composition {
         }
     }
 
+    /// Ranges of the estimator's and the loss's numbers.
     fn check_numbers(&self) -> Result<(), ConfigError> {
         let unit = |field, v: f64| range(field, v, (0.0..=1.0).contains(&v), "0 to 1");
         let above_zero = |field, v: f64| range(field, v, v >= 0.0, "0 or above");
@@ -232,6 +238,7 @@ impl Composition {
         self.check_reward_numbers()
     }
 
+    /// Ranges of reward shaping and aggregation.
     fn check_reward_numbers(&self) -> Result<(), ConfigError> {
         let rewards = &self.rewards;
         range("rewards.bias", rewards.bias, true, "a finite number")?;
@@ -274,6 +281,7 @@ impl Composition {
         Ok(())
     }
 
+    /// Ranges of filters, and the group size that they need.
     fn check_filters(&self, facts: &RunFacts) -> Result<(), ConfigError> {
         if let Some(share) = self.filters.keep_top_std {
             let ok = share > 0.0 && share <= 1.0;
@@ -304,6 +312,7 @@ impl Composition {
         Ok(())
     }
 
+    /// Models that the algorithm reads and the run has.
     fn check_inputs(&self, facts: &RunFacts) -> Result<(), ConfigError> {
         let needs = self.needs();
         if (needs.ref_logprobs || needs.ref_in_loss) && !facts.reference {
@@ -353,8 +362,8 @@ impl Composition {
             )));
         }
         if let Some(kl) = self.loss.kl {
-            // d/dθ of k1 as a loss is E[∇ℓ_π] = 0 on the policy's own samples: it does nothing
-            // but add noise (Schulman 2020).
+            // The gradient of k1 as a loss is E[∇ℓ_π] = 0 on the policy's own samples: it only adds noise
+            // (Schulman 2020).
             if kl.estimator == KlEstimator::K1 {
                 return Err(ConfigError::impossible(
                     "kl.estimator k1 as a loss has expected gradient zero; \
@@ -366,6 +375,7 @@ impl Composition {
         Ok(())
     }
 
+    /// Off-policy samples need an importance ratio or a correction.
     fn check_staleness(&self, facts: &RunFacts) -> Result<(), ConfigError> {
         let blind = self.loss.surrogate == Surrogate::Reinforce;
         let by_design = matches!(self.advantage, Advantage::Preference { .. });
@@ -382,8 +392,9 @@ impl Composition {
         if facts.updates_per_batch > 1 {
             return Err(ConfigError::impossible(format!(
                 "`{}` has no importance ratio, so from the second of {} optimizer steps on a batch it would \
-                 train on another policy's samples uncorrected (a correction spans the gap up to the first one \
-                 only); set updates_per_batch (train.minibatches) to 1, or choose a surrogate with a ratio",
+                 train on another policy's samples uncorrected (a correction covers only \
+                 the first one); set updates_per_batch (train.minibatches) to 1, or choose a surrogate \
+                 with a ratio",
                 self.kind, facts.updates_per_batch
             )));
         }
@@ -398,6 +409,7 @@ impl Composition {
     }
 }
 
+/// Error for a number that is not finite or not `ok`.
 fn range(
     field: &'static str,
     value: impl Into<f64>,

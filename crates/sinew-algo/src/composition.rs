@@ -1,75 +1,72 @@
-//! What runs: an algorithm taken apart into advantage, rewards, filters, aggregation and loss.
-//! Presets make one, a recipe changes parts of it, [`Composition::check`] refuses what cannot
-//! work together.
+//! Parts of an algorithm: advantage, rewards, filters, aggregation and loss. A preset has default parts, a
+//! recipe changes some, and [`Composition::check`] refuses combinations that cannot work.
 
 use crate::kind::AlgorithmKind;
 use serde::{Deserialize, Serialize};
 use sinew_types::{Aggregation, LossSpec, Surrogate};
 
-/// How the episodes of a group are compared.
+/// Baseline of group advantages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Baseline {
-    /// Nothing is subtracted.
+    /// No baseline.
     Zero,
-    /// Mean of the group.
+    /// Mean reward of the group.
     Mean,
-    /// Mean of the *other* episodes of the group.
+    /// Mean reward of the other episodes of the group.
     LeaveOneOut,
 }
 
-/// What the difference to the baseline is divided by.
+/// Divisor of group advantages.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "type")]
 pub enum Scale {
+    /// No division.
     One,
-    /// Unbiased standard deviation of the group, plus `epsilon`.
-    GroupStd {
-        epsilon: f64,
-    },
-    /// Unbiased standard deviation of the rewards of all episodes with the same task kind, plus
-    /// `epsilon` (ERPO; Cai et al. 2025, AutoForge, arXiv 2512.22857, equation 4).
-    EnvironmentStd {
-        epsilon: f64,
-    },
-    /// Mean of the group; the advantage is 0 where that is not positive (MaxRL).
+    /// Unbiased standard deviation of the group's rewards plus `epsilon`.
+    GroupStd { epsilon: f64 },
+    /// Unbiased standard deviation of the rewards of all episodes of the same task kind plus `epsilon` (ERPO,
+    /// Cai et al. 2025, AutoForge, arXiv 2512.22857, equation 4).
+    EnvironmentStd { epsilon: f64 },
+    /// Mean reward of the group. The advantage is 0 if it is not positive (MaxRL).
     GroupMean,
 }
 
-/// How rewards become a number for each token.
+/// Advantage estimator.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "type")]
 pub enum Advantage {
-    /// `(R − baseline) / scale`, the same for all tokens of an episode.
+    /// `(R − baseline) / scale`, equal for all tokens of an episode.
     Group { baseline: Baseline, scale: Scale },
-    /// Discounted sum of what follows, token by token (REINFORCE++).
+    /// Discounted sum of later rewards, per token (REINFORCE++).
     ReturnToGo { gamma: f64 },
     /// Generalized advantage estimation over the sampled tokens.
     Gae { gamma: f64, lambda: f64 },
-    /// GAE over turns, then over the tokens inside each turn.
+    /// GAE over turns, then over the tokens of each turn.
     TurnGae {
         gamma_turn: f64,
         lambda_turn: f64,
         gamma: f64,
         lambda: f64,
     },
-    /// Episode advantage plus `omega` times a step advantage among equal states.
+    /// Episode advantage plus `omega` times a step advantage between equal states.
     Gigpo {
         omega: f64,
         gamma: f64,
-        /// Divide both by the standard deviation plus this; `None`: do not divide.
+        /// Added to the standard deviation, which divides both advantages. `None`: no division.
         std_epsilon: Option<f64>,
     },
-    /// 0 everywhere: nothing but a teacher trains.
+    /// 0 for all tokens: only a teacher trains.
     None,
-    /// 1 everywhere.
+    /// 1 for all tokens.
     One,
-    /// Best and worst of a group as a preference pair, with the margin's sigmoid as advantage.
+    /// The best and worst episode of a group as a preference pair. The advantage is the sigmoid of the
+    /// margin.
     Preference { beta: f64 },
 }
 
 impl Advantage {
-    /// Whether episodes are compared within their group.
+    /// True if episodes are compared within their group.
     pub fn compares(&self) -> bool {
         match self {
             Self::Group { baseline, scale } => *baseline != Baseline::Zero || *scale != Scale::One,
@@ -78,51 +75,55 @@ impl Advantage {
         }
     }
 
-    /// Whether it reads what an episode was worth.
+    /// True if the estimator reads rewards.
     pub fn reads_rewards(&self) -> bool {
         !matches!(self, Self::None | Self::One)
     }
 
-    /// Whether it reads a critic's values.
+    /// True if the estimator reads a critic's values.
     pub fn needs_values(&self) -> bool {
         matches!(self, Self::Gae { .. } | Self::TurnGae { .. })
     }
 }
 
-/// Over which tokens advantages are brought to mean 0 and standard deviation 1, last of all.
+/// Scope of advantage whitening (mean 0, standard deviation 1), the last step of the estimation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Normalize {
+    /// No whitening.
     None,
-    /// All trained tokens of the batch.
+    /// Trained tokens of the batch.
     Batch,
-    /// All trained tokens of one task: the episodes of one prompt.
+    /// Trained tokens of one task.
     Task,
-    /// All trained tokens of one task kind (AgentRL, arXiv 2510.04206, which calls the kind a task).
+    /// Trained tokens of one task kind (AgentRL, arXiv 2510.04206, which calls a kind a task).
     Environment,
 }
 
-/// What becomes of rewards attached to turns.
+/// Use of process rewards, which belong to turns.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "type")]
 pub enum ProcessRewards {
-    /// Added to the outcome (group methods) or placed where they were earned (recursions).
+    /// Added to the outcome (group estimators) or placed on their turns (recursions).
     Sum,
     /// Not used.
     Ignore,
-    /// Normalized apart from the outcome, then `weight` times the sum from the token's turn on
-    /// is added to the advantage (Shao et al. 2024, arXiv 2402.03300, section 4.1.3).
+    /// Normalized separately. Then `weight` times the sum from the token's turn on is added to the advantage
+    /// (Shao et al. 2024, arXiv 2402.03300, section 4.1.3).
     Separate { weight: f64 },
 }
 
-/// Soft punishment of length: `−(len − (max − buffer))/buffer · factor` within the buffer, 0 below and
-/// `−factor` above it, where `len` counts sampled tokens (DAPO, Yu et al. 2025, arXiv 2503.14476,
-/// equation 13).
+/// Soft length penalty: `−(len − (max − buffer))/buffer · factor` within the buffer, 0 below and `−factor`
+/// above it, where `len` is the number of sampled tokens (DAPO, Yu et al. 2025, arXiv 2503.14476, equation
+/// 13).
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Overlong {
+    /// Length at which the penalty reaches `factor`.
     pub max_tokens: u32,
+    /// Tokens below `max_tokens` at which the penalty starts, 1 to `max_tokens`.
     pub buffer_tokens: u32,
+    /// Maximum penalty, above 0.
     #[serde(default = "one")]
     pub factor: f64,
 }
@@ -131,22 +132,25 @@ fn one() -> f64 {
     1.0
 }
 
-/// From the recorded reward to the one that is compared.
+/// Reward shaping.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Rewards {
+    /// Use of process rewards.
     pub process: ProcessRewards,
-    /// Added to the outcome, before `scale`.
+    /// Added to the outcome before `scale`.
     pub bias: f64,
+    /// Factor of the outcome.
     pub scale: f64,
-    /// Bound on the magnitude, after `scale`.
+    /// Maximum magnitude after `scale`.
     pub clip: Option<f64>,
+    /// Length penalty.
     pub overlong: Option<Overlong>,
-    /// `−kl · k1(π_behaviour ‖ ref)` on each sampled token; 0 for none.
+    /// Factor of the penalty `−kl · k1(π_behaviour ‖ ref)` per sampled token. 0: none.
     pub kl: f64,
 }
 
 impl Rewards {
-    /// As recorded, process rewards summed.
+    /// No shaping, with process rewards summed.
     pub const PLAIN: Self = Self {
         process: ProcessRewards::Sum,
         bias: 0.0,
@@ -157,38 +161,39 @@ impl Rewards {
     };
 }
 
-/// What becomes of an episode that a limit cut.
+/// Treatment of truncated episodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Truncated {
-    /// Trains like any other.
+    /// Train like all others.
     Keep,
-    /// Trains, and what the critic expects behind its last token stands for the rewards that the
-    /// limit cut off (Pardo et al. 2018, arXiv 1712.00378, partial-episode bootstrapping).
+    /// Train. The critic's value after the last token stands for the missing rewards (Pardo et al. 2018,
+    /// arXiv 1712.00378, partial-episode bootstrapping).
     Bootstrap,
-    /// Counts in its group's baseline, trains nothing (DAPO's overlong filtering).
+    /// Count in the baseline but do not train (DAPO's overlong filtering).
     Mask,
-    /// Leaves its group, as if it had not been run.
+    /// Ignore.
     Exclude,
 }
 
-/// What becomes of a group whose rewards are all equal.
+/// Treatment of groups with equal rewards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum EqualGroups {
-    /// Advantage 0; counts in the loss's denominators. Its rows are left out where nothing but
-    /// the advantage would train (no KL, no entropy term): the gradient is the same.
+    /// Advantage 0, and the group counts in the denominators of the loss. Without other loss terms (KL,
+    /// entropy) its rows are left out: the gradient is the same.
     Zero,
-    /// Leaves the batch and its denominators; `refill` replaces it (dynamic sampling).
+    /// Remove the group from the batch and the denominators. `refill` replaces it (dynamic sampling).
     Drop,
 }
 
-/// GRPO-RoC: keep `keep` of an oversampled group.
+/// GRPO-RoC: keep a part of an oversampled group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Resample {
+    /// Number of episodes to keep, 2 to `group_size − 1`.
     pub keep: usize,
-    /// At least so many successes and failures stay, where there are any.
+    /// Minimum number of successes and of failures to keep, if there are as many.
     #[serde(default = "two")]
     pub minimum: usize,
 }
@@ -197,22 +202,25 @@ fn two() -> usize {
     2
 }
 
-/// What leaves the batch before and after advantages are known.
+/// Filters of episodes and groups.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Filters {
+    /// Treatment of truncated episodes.
     pub truncated: Truncated,
+    /// Treatment of groups with equal rewards.
     pub equal_groups: EqualGroups,
-    /// Keep this share of groups, those with the largest reward deviation (StarPO-S).
+    /// Share of groups to keep, those with the largest reward deviation (StarPO-S).
     pub keep_top_std: Option<f64>,
+    /// Choice among oversampled groups.
     pub resample: Option<Resample>,
-    /// Train on successes alone (rejection-sampling fine-tuning).
+    /// Train on successful episodes only (rejection-sampling fine-tuning).
     pub only_success: bool,
-    /// Rounds in which groups that left the batch are replaced by other tasks' (dynamic sampling).
+    /// Maximum rounds that replace dropped groups by other tasks (dynamic sampling).
     pub refill: Option<u32>,
 }
 
 impl Filters {
-    /// Keep everything.
+    /// No filter.
     pub const NONE: Self = Self {
         truncated: Truncated::Keep,
         equal_groups: EqualGroups::Zero,
@@ -223,73 +231,81 @@ impl Filters {
     };
 }
 
-/// An algorithm, taken apart.
+/// The parts of an algorithm.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Composition {
+    /// Algorithm whose preset is the base.
     pub kind: AlgorithmKind,
+    /// Advantage estimator.
     pub advantage: Advantage,
+    /// Scope of advantage whitening.
     pub normalize: Normalize,
-    /// `A_t += distill · (ℓ_teacher − ℓ_behaviour)`, after normalization; 0 for none.
+    /// Factor of `ℓ_teacher − ℓ_behaviour`, which is added to the advantage after whitening. 0: none.
     pub distill: f64,
+    /// Reward shaping.
     pub rewards: Rewards,
+    /// Filters of episodes and groups.
     pub filters: Filters,
+    /// Weights of tokens in the loss.
     pub aggregation: Aggregation,
+    /// Loss for the trainer.
     pub loss: LossSpec,
 }
 
-/// What the run brings, as far as an algorithm depends on it.
+/// Properties of a run that algorithms depend on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RunFacts {
-    /// Episodes of a task whose rewards are compared.
+    /// Episodes per task whose rewards are compared.
     pub group_size: usize,
-    /// A reference model is loaded.
+    /// True if there is a reference model.
     pub reference: bool,
-    /// A teacher is loaded.
+    /// True if there is a teacher.
     pub teacher: bool,
-    /// A critic is trained.
+    /// True if a critic is trained.
     pub critic: bool,
-    /// Most versions that a trained token may be behind; 0: fully synchronous.
+    /// Maximum number of versions that a trained token may be behind. 0: synchronous.
     pub max_staleness: u64,
-    /// Optimizer steps on one batch; beyond 1 the later ones are off-policy.
+    /// Optimizer steps per batch. All but the first are off-policy.
     pub updates_per_batch: usize,
 }
 
-/// Inputs that an algorithm reads beside the traces.
+/// Inputs of an algorithm in addition to traces.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Needs {
-    /// Values in [`crate::Columns`], before rows are made.
+    /// Critic's values in [`crate::Columns`].
     pub values: bool,
-    /// Reference log-probabilities in [`crate::Columns`], before rows are made.
+    /// Reference log-probabilities in [`crate::Columns`].
     pub ref_logprobs: bool,
-    /// A teacher's log-probabilities in [`crate::Columns`], before rows are made.
+    /// Teacher's log-probabilities in [`crate::Columns`].
     pub teacher_logprobs: bool,
-    /// How many of a teacher's most likely tokens in [`crate::Columns`], before rows are made.
+    /// Number of the teacher's most likely tokens in [`crate::Columns`]. 0: none.
     pub teacher_top: u32,
-    /// Reference log-probabilities in each row, by the time it is trained.
+    /// Reference log-probabilities in each row when it is trained. All other inputs are needed before rows
+    /// are created.
     pub ref_in_loss: bool,
-    /// Log-probabilities of the current policy in [`crate::Columns`], before rows are made.
+    /// Log-probabilities of the current policy in [`crate::Columns`].
     pub prox_logprobs: bool,
 }
 
 impl Needs {
-    /// Whether anything has to be scored before rows are made.
+    /// True if columns are needed before rows are created.
     pub fn columns(&self) -> bool {
         self.values || self.ref_logprobs || self.prox_logprobs || self.teacher()
     }
 
-    /// Whether a teacher is asked.
+    /// True if a teacher is needed.
     pub fn teacher(&self) -> bool {
         self.teacher_logprobs || self.teacher_top > 0
     }
 
-    /// Whether a reference model is asked, before or after rows are made.
+    /// True if a reference model is needed.
     pub fn reference(&self) -> bool {
         self.ref_logprobs || self.ref_in_loss
     }
 }
 
 impl Composition {
-    /// What must be given beside the traces.
+    /// Inputs in addition to traces.
     pub fn needs(&self) -> Needs {
         let preference = matches!(self.advantage, Advantage::Preference { .. });
         Needs {
@@ -302,9 +318,8 @@ impl Composition {
         }
     }
 
-    /// Whether a token is trained at the temperature that it was sampled at: a policy gradient is of the
-    /// policy that acted. What is imitated (SFT) or preferred (DPO) is data for the model itself, at
-    /// temperature 1, whoever sampled it and however: its loss has no sampling policy in it.
+    /// True if tokens are trained at their sampling temperature, as policy gradients require. SFT and DPO
+    /// train the model itself at temperature 1, because their losses have no sampling policy.
     pub fn tempered(&self) -> bool {
         !matches!(
             self.advantage,
@@ -312,7 +327,7 @@ impl Composition {
         )
     }
 
-    /// Whether anything but the advantage moves the weights.
+    /// True if a loss term other than the policy term trains.
     pub(crate) fn trains_without_advantage(&self) -> bool {
         let penalizes =
             |s: &Surrogate| matches!(s, Surrogate::TrustRegion { penalty, .. } if *penalty != 0.0);

@@ -1,6 +1,6 @@
-//! What was typed: `type = "grpo"` and the options that differ from its preset.
+//! Recipe section `[algorithm]`: `type = "grpo"` and options that differ from the preset.
 //!
-//! [`AlgorithmConfig::resolve`] turns it into what runs, and refuses options without effect.
+//! [`AlgorithmConfig::resolve`] converts it to an [`Algorithm`] and refuses options without effect.
 
 use crate::composition::{
     Advantage, Composition, EqualGroups, Normalize, Overlong, ProcessRewards, Resample, RunFacts,
@@ -13,49 +13,57 @@ use crate::strict::strict;
 use serde::{Deserialize, Serialize};
 use sinew_types::{Aggregation, Correction, Divergence, KlEstimator, KlSpec, Surrogate};
 
-/// Where a KL term acts.
+/// Place of a KL term.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum KlPlace {
-    /// A term of the loss, differentiated.
+    /// Differentiable term of the loss.
     #[default]
     Loss,
     /// Subtracted from each token's reward.
     Reward,
 }
 
-/// A KL term as typed.
+/// A KL term of a recipe.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct KlConfig {
+    /// Place of the term. Default: the loss.
     #[serde(default)]
     pub place: KlPlace,
-    /// Default: `k3` in the loss, `k1` in the reward.
+    /// Estimator. Default: `k3` in the loss, `k1` in the reward.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub estimator: Option<KlEstimator>,
+    /// Factor of the term, above 0.
     pub coefficient: f32,
 }
 
-/// The distance to a teacher's distribution as typed; what is left out: 8 tokens, reverse, 1.
+/// Distance to a teacher's distribution, of a recipe.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TeacherConfig {
+    /// Number of the teacher's most likely tokens per position, 1 to 256. Default: 8.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub top_k: Option<u32>,
+    /// Direction of the divergence. Default: reverse.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub divergence: Option<Divergence>,
+    /// Factor of the term, above 0. Default: 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub coefficient: Option<f32>,
 }
 
-/// Reward shaping as typed.
+/// Reward shaping of a recipe: `clip((reward + bias) * scale)`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RewardConfig {
+    /// Added to the reward. Default: 0.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bias: Option<f64>,
+    /// Factor after `bias`, above 0. Default: 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scale: Option<f64>,
+    /// Maximum magnitude after `scale`, above 0. Default: none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub clip: Option<f64>,
 }
@@ -65,11 +73,11 @@ macro_rules! options {
         strict { $($(#[$strict_meta:meta])* $strict:ident: $strict_type:ty),* $(,)? }
         plain { $($(#[$meta:meta])* $field:ident: $type:ty),* $(,)? }
     ) => {
-        /// The `[algorithm]` table of a recipe. What is left out comes from the preset of
-        /// `type`.
+        /// Section `[algorithm]` of a recipe. Defaults come from the preset of `type`.
         #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
         #[serde(deny_unknown_fields)]
         pub struct AlgorithmConfig {
+            /// Algorithm whose preset applies.
             #[serde(rename = "type")]
             pub kind: AlgorithmKind,
             $(
@@ -89,7 +97,7 @@ macro_rules! options {
         }
 
         impl AlgorithmConfig {
-            /// The preset of `kind`, nothing changed.
+            /// Creates a section without changes to the preset of `kind`.
             pub fn new(kind: AlgorithmKind) -> Self {
                 Self { kind, $($strict: None,)* $($field: None,)* }
             }
@@ -99,63 +107,97 @@ macro_rules! options {
 
 options! {
     strict {
-        /// Replaces the preset's estimator; the options below then apply to this one.
+        /// Advantage estimator in place of the preset's. The options below then apply to it.
         advantage: Advantage,
-        /// Replaces the preset's policy term.
+        /// Policy term of the loss in place of the preset's.
         surrogate: Surrogate,
+        /// Divisor of group advantages.
         scale: Scale,
+        /// Use of process rewards.
         process: ProcessRewards,
+        /// Weights of tokens in the loss.
         aggregation: Aggregation,
+        /// Correction for the difference between sampling and training policy.
         correction: Correction,
     }
     plain {
-        /// Another system's variant of the algorithm.
+        /// Variant of another system.
         dialect: Dialect,
+        /// The ratio is clipped below `1 - clip_low`.
         clip_low: f32,
+        /// The ratio is clipped above `1 + clip_high`.
         clip_high: f32,
+        /// Maximum ratio for tokens with negative advantage, above `1 + clip_high`.
         dual_clip: f32,
+        /// Temperature of SAPO's gate for positive advantages.
         tau_pos: f32,
+        /// Temperature of SAPO's gate for negative advantages.
         tau_neg: f32,
+        /// Added to a standard deviation before division.
         std_epsilon: f64,
+        /// Discount per token (GiGPO: per turn), 0 to 1.
         gamma: f64,
+        /// GAE parameter over tokens, 0 to 1.
         lambda: f64,
+        /// Discount per turn of turn-level GAE, 0 to 1.
         gamma_turn: f64,
+        /// GAE parameter over turns, 0 to 1.
         lambda_turn: f64,
+        /// Weight of GiGPO's step advantage, 0 or above.
         omega: f64,
+        /// Inverse temperature of the DPO margin, above 0.
         beta: f64,
+        /// Weight of the teacher's log-ratio in the advantage, 0 or above.
         distill: f64,
+        /// Scope of advantage whitening.
         normalize: Normalize,
+        /// Reward shaping.
         rewards: RewardConfig,
+        /// Soft length penalty.
         overlong: Overlong,
+        /// Treatment of truncated episodes.
         truncated: Truncated,
+        /// Treatment of groups with equal rewards.
         equal_groups: EqualGroups,
+        /// Maximum rounds that replace dropped groups, 0 to 100.
         refill: u32,
+        /// Share of groups to keep, by reward deviation, above 0 and at most 1.
         keep_top_std: f64,
+        /// Choice among an oversampled group.
         resample: Resample,
+        /// Train on successful episodes only.
         only_success: bool,
+        /// KL term to the reference model.
         kl: KlConfig,
+        /// Distance to the teacher's distribution.
         teacher_kl: TeacherConfig,
+        /// Factor of the entropy bonus, 0 or above.
         entropy: f32,
+        /// Factor of the value loss, above 0.
         value_coefficient: f32,
+        /// Clip range of the value loss, above 0.
         value_clip: f32,
     }
 }
 
-/// Why an algorithm cannot run as configured.
+/// Reason why an algorithm cannot run as configured.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum ConfigError {
+    /// A number is out of range.
     #[error("algorithm.{field} is {value}, allowed: {allowed}")]
     Range {
         field: &'static str,
         value: f64,
         allowed: &'static str,
     },
+    /// An option has no effect on the algorithm.
     #[error("algorithm.{field} has no effect on `{kind}`: {reason}; remove it")]
     NoEffect {
         field: &'static str,
         kind: AlgorithmKind,
         reason: &'static str,
     },
+    /// Options contradict each other or the run.
     #[error("{reason}")]
     Impossible { reason: String },
 }
@@ -167,18 +209,24 @@ impl ConfigError {
 }
 
 impl AlgorithmConfig {
-    /// What runs, or why it cannot.
+    /// Resolves the section for a run.
+    ///
+    /// # Errors
+    /// The first invalid option, or a combination that cannot work in this run.
     pub fn resolve(&self, facts: &RunFacts) -> Result<Algorithm, ConfigError> {
         let c = self.composition(facts.group_size)?;
         c.check(facts)?;
         Ok(Algorithm::from_checked(c, facts.group_size))
     }
 
-    /// The preset with what was typed in its place, whatever the run brings.
+    /// Returns the preset with the options of the section. Does not check it against a run.
+    ///
+    /// # Errors
+    /// [`ConfigError::NoEffect`] for an option that the algorithm does not read.
     pub fn composition(&self, group_size: usize) -> Result<Composition, ConfigError> {
         let mut c = self.kind.preset();
         if let Some(resample) = &mut c.filters.resample {
-            // rStar2-Agent's ratio: half of what was sampled stays.
+            // rStar2-Agent keeps half of the sampled episodes.
             resample.keep = group_size / 2;
         }
         if let Some(dialect) = self.dialect {
@@ -194,12 +242,12 @@ impl AlgorithmConfig {
         self.apply_filters(&mut c)?;
         self.apply_loss(&mut c)?;
         self.apply_kl(&mut c)?;
-        if let Some(typed) = self.teacher_kl {
+        if let Some(configured) = self.teacher_kl {
             let teacher = &mut c.loss.teacher;
             let teacher = teacher.get_or_insert(crate::algorithms::opd_top_k::TEACHER);
-            set(&mut teacher.top_k, typed.top_k);
-            set(&mut teacher.divergence, typed.divergence);
-            set(&mut teacher.coefficient, typed.coefficient);
+            set(&mut teacher.top_k, configured.top_k);
+            set(&mut teacher.divergence, configured.divergence);
+            set(&mut teacher.coefficient, configured.coefficient);
         }
         Ok(c)
     }
@@ -212,15 +260,15 @@ impl AlgorithmConfig {
         }
     }
 
-    /// Writes `typed` where the composition has a place for it, and refuses it elsewhere.
+    /// Sets `target` to the configured value. Without a target, a configured value is an error.
     fn place<T>(
         &self,
         field: &'static str,
         reason: &'static str,
         target: Option<&mut T>,
-        typed: Option<T>,
+        configured: Option<T>,
     ) -> Result<(), ConfigError> {
-        match (target, typed) {
+        match (target, configured) {
             (Some(target), Some(value)) => *target = value,
             (None, Some(_)) => return Err(self.no_effect(field, reason)),
             (_, None) => {}
@@ -229,10 +277,10 @@ impl AlgorithmConfig {
     }
 
     fn apply_clip(&self, c: &mut Composition) -> Result<(), ConfigError> {
-        let mut typed_high = self.clip_high;
+        let mut clip_high = self.clip_high;
         if let (Some(Dialect::Trl), Surrogate::Cispo { .. }) = (self.dialect, &c.loss.surrogate) {
-            // There it is the largest ratio itself, not its distance from 1.
-            typed_high = typed_high.map(|high| high - 1.0);
+            // TRL configures the maximum ratio itself, not its distance from 1.
+            clip_high = clip_high.map(|high| high - 1.0);
         }
         let (low, high, dual) = match &mut c.loss.surrogate {
             Surrogate::Clip { low, high, dual } => (Some(low), Some(high), Some(dual)),
@@ -243,7 +291,7 @@ impl AlgorithmConfig {
         };
         let reason = "its surrogate is not clipped";
         self.place("clip_low", reason, low, self.clip_low)?;
-        self.place("clip_high", reason, high, typed_high)?;
+        self.place("clip_high", reason, high, clip_high)?;
         let reason = "its surrogate is not the token clip";
         self.place("dual_clip", reason, dual, self.dual_clip.map(Some))
     }
@@ -306,13 +354,13 @@ impl AlgorithmConfig {
     }
 
     fn apply_rewards(&self, c: &mut Composition) -> Result<(), ConfigError> {
-        let typed = [
+        let configured = [
             ("process", self.process.is_some()),
             ("rewards", self.rewards.is_some()),
             ("overlong", self.overlong.is_some()),
         ];
         let blind = matches!(c.advantage, Advantage::One | Advantage::None);
-        if let (true, Some((field, _))) = (blind, typed.iter().find(|t| t.1)) {
+        if let (true, Some((field, _))) = (blind, configured.iter().find(|t| t.1)) {
             return Err(self.no_effect(field, "it does not read rewards"));
         }
         let constant = matches!(c.advantage, Advantage::One | Advantage::Preference { .. });
@@ -358,7 +406,7 @@ impl AlgorithmConfig {
         set(&mut c.loss.correction, self.correction.clone());
         set(&mut c.loss.entropy, self.entropy);
         if !c.advantage.needs_values() {
-            // A preset's own, where the estimator was replaced.
+            // The preset had a critic, and the configured estimator has none.
             c.loss.value = None;
         } else if c.loss.value.is_none() {
             c.loss.value = Some(crate::algorithms::ppo::VALUE);
@@ -401,9 +449,9 @@ impl AlgorithmConfig {
     }
 }
 
-/// Overwrites where something was typed.
-fn set<T>(target: &mut T, typed: Option<T>) {
-    if let Some(value) = typed {
+/// Sets `target` if there is a configured value.
+fn set<T>(target: &mut T, configured: Option<T>) {
+    if let Some(value) = configured {
         *target = value;
     }
 }

@@ -1,8 +1,8 @@
-//! Other systems' variants of an algorithm, where theirs differ from the paper's.
+//! Variants of algorithms in other systems, where they differ from the papers.
 //!
-//! A dialect changes the preset before a recipe's own settings are applied. Known defects are
-//! not reproduced (a group of one that trains on its raw reward, groups found by equal
-//! prompts, reference log-probabilities that are silently zero).
+//! A dialect changes the preset before the options of a recipe apply. Known defects are not reproduced: a
+//! group of one that trains on its raw reward, groups by equal prompts, and reference log-probabilities that
+//! are silently zero.
 
 use crate::composition::{Advantage, Composition, EqualGroups, Normalize, Scale};
 use crate::config::ConfigError;
@@ -10,7 +10,7 @@ use crate::kind::AlgorithmKind as Kind;
 use serde::{Deserialize, Serialize};
 use sinew_types::{Aggregation, Correction, Surrogate};
 
-/// A system whose variant is wanted.
+/// System whose variant is used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Dialect {
@@ -26,7 +26,7 @@ pub enum Dialect {
 }
 
 impl Dialect {
-    /// All of them.
+    /// All systems.
     pub const ALL: [Self; 9] = [
         Self::Trl,
         Self::Verl,
@@ -39,7 +39,10 @@ impl Dialect {
         Self::Roll,
     ];
 
-    /// Turns a preset into this system's variant, or says that none is known.
+    /// Changes a preset to the variant of this system.
+    ///
+    /// # Errors
+    /// [`ConfigError::NoEffect`] if no difference is known.
     pub fn apply(self, kind: Kind, c: &mut Composition) -> Result<(), ConfigError> {
         let before = c.clone();
         match kind {
@@ -52,7 +55,7 @@ impl Dialect {
             Kind::DecoupledPpo if self == Self::Areal => clip(c, 0.4, 0.4),
             _ => {}
         }
-        // TRL's cap is absolute: only `clip_high` as typed can show it.
+        // The cap of TRL is absolute and applies only to a configured `clip_high`.
         if *c == before && !(kind == Kind::Cispo && self == Self::Trl) {
             return Err(ConfigError::NoEffect {
                 field: "dialect",
@@ -63,7 +66,7 @@ impl Dialect {
         Ok(())
     }
 
-    /// Numbers at the line: (ε beside the standard deviation, aggregation).
+    /// Sets ε of the standard deviation, aggregation and correction.
     fn grpo(self, c: &mut Composition) {
         let epsilon = match self {
             Self::Trl => 1e-4,
@@ -72,9 +75,9 @@ impl Dialect {
             _ => 1e-6,
         };
         match self {
-            // Exactly the preset.
+            // Equal to the preset.
             Self::Slime | Self::Relax | Self::Roll => return,
-            // `R − mean`, divided by nothing.
+            // `R − mean` without division.
             Self::PrimeRl => set_scale(c, Scale::One),
             _ => set_scale(c, Scale::GroupStd { epsilon }),
         }
@@ -84,8 +87,8 @@ impl Dialect {
             (Self::Verl, Surrogate::Clip { dual, .. }) => *dual = Some(3.0),
             // `vllm_importance_sampling_correction`, on by default: mode `sequence_mask`, at most 3.
             (Self::Trl, _) => c.loss.correction = Correction::SequenceMask { high: 3.0 },
-            // Its default loss: no clip, but a region of trust around the policy that sampled; what has
-            // no advantage leaves the batch.
+            // Default loss: no clip but a trust region around the sampling policy. Groups without advantage
+            // leave the batch.
             (Self::PrimeRl, surrogate) => {
                 c.filters.equal_groups = EqualGroups::Drop;
                 *surrogate = Surrogate::TrustRegion {
@@ -97,8 +100,7 @@ impl Dialect {
         }
     }
 
-    /// None of them changes the token clip's 0.2 when the ratio becomes a sequence's, a
-    /// thousand times the paper's.
+    /// These systems keep the token clip of 0.2 for the sequence ratio, a thousand times the paper's value.
     fn gspo(self, c: &mut Composition) {
         match self {
             Self::Verl | Self::Slime | Self::Relax | Self::Openrlhf | Self::Trl => {
@@ -127,7 +129,7 @@ impl Dialect {
         match (self, &mut c.advantage, &mut c.loss.surrogate) {
             (Self::Roll, Advantage::Gae { lambda, .. }, _) => *lambda = 0.95,
             (Self::Verl, _, Surrogate::Clip { dual, .. }) => *dual = Some(3.0),
-            // Whitening is an option there, off by default.
+            // Whitening is optional in these systems, and off by default.
             (Self::Areal | Self::Slime | Self::Relax | Self::NemoRl, ..) => {
                 c.normalize = Normalize::None;
             }

@@ -1,8 +1,9 @@
-//! Log-probabilities and values that must be known before advantages are.
+//! Scoring of rows before advantages are known.
 //!
-//! Some algorithms read a reference's, a teacher's, a critic's or the current policy's opinion
-//! of each token ([`crate::Algorithm::needs`]). A trainer scores rows, an algorithm reads
-//! columns by episode and node: a [`Draft`] is the way from one to the other.
+//! Some algorithms need log-probabilities or values of other models for each token
+//! ([`crate::Algorithm::needs`]). A trainer scores rows, and an algorithm reads columns by episode and node.
+//! A
+//! [`Draft`] converts scores of rows to columns.
 
 use crate::batch::Batch;
 use crate::composition::Needs;
@@ -11,34 +12,44 @@ use crate::pipeline::{AlgoError, Algorithm};
 use crate::report::AlgoReport;
 use sinew_types::{EpisodeId, NodeId, RowMasks, TokenLogprob, Trace, TrainRow};
 
-/// Which column scores belong to.
+/// Column for scores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Column {
+    /// Values of the critic.
     Values,
+    /// Log-probabilities of the reference model.
     RefLogprobs,
+    /// Log-probabilities of the proximal policy.
     ProxLogprobs,
+    /// Log-probabilities of the teacher.
     TeacherLogprobs,
 }
 
-/// Rows to be scored: every sampled token that can train has weight 1 in exactly one of them.
+/// Rows to score. Every sampled token that can train has weight 1 in exactly one row.
 #[derive(Clone, Debug)]
 pub struct Draft {
     rows: Vec<TrainRow>,
-    /// For each row its positions with weight 1: position, node, offset in the node.
+    /// Positions with weight 1 for each row: position, node, offset in the node.
     places: Vec<Vec<(usize, NodeId, u32)>>,
-    /// For each row the leaf of its path, where a value is asked for behind it.
+    /// Leaf of the path for each row that needs a value after its last token.
     cut: Vec<Option<NodeId>>,
-    /// Lengths of all nodes of each episode.
+    /// Node lengths of each episode.
     shapes: Vec<(EpisodeId, Vec<usize>)>,
 }
 
 impl Algorithm {
-    /// Rows of the episodes that [`Algorithm::rows_with`] would admit.
+    /// Creates rows of the episodes that [`Algorithm::rows_with`] would admit.
+    ///
+    /// # Errors
+    /// [`AlgoError`] if the groups are wrong.
     pub fn draft(&self, groups: &[Vec<Trace>]) -> Result<Draft, AlgoError> {
         self.draft_with(groups, &Columns::new())
     }
 
-    /// The same with what is known already: the rows of tokens that were drawn under a format need their masks.
+    /// As [`Algorithm::draft`]. `columns` contributes the masks of tokens that were sampled under a format.
+    ///
+    /// # Errors
+    /// [`AlgoError`] if the groups or columns are wrong.
     pub fn draft_with(&self, groups: &[Vec<Trace>], columns: &Columns) -> Result<Draft, AlgoError> {
         let c = self.composition();
         let mut report = AlgoReport::default();
@@ -80,8 +91,8 @@ impl Draft {
         &self.rows
     }
 
-    /// The rows that a critic scores: those that a limit cut have one token more, in whose place
-    /// the value behind the path is told. Which token it is does not matter.
+    /// The rows for a critic. Truncated rows have an additional token, whose position gets the value after
+    /// the path. Its id does not matter.
     pub fn value_rows(&self) -> Vec<TrainRow> {
         let longer = |(row, cut): (&TrainRow, &Option<NodeId>)| {
             let mut row = row.clone();
@@ -102,7 +113,10 @@ impl Draft {
         self.rows.iter().zip(&self.cut).map(longer).collect()
     }
 
-    /// Enters a critic's scores of [`Draft::value_rows`].
+    /// Adds a critic's scores of [`Draft::value_rows`] to `columns`.
+    ///
+    /// # Errors
+    /// [`AlgoError::Scores`] if a length is wrong.
     pub fn fill_values(
         &self,
         columns: &mut Columns,
@@ -117,8 +131,10 @@ impl Draft {
         self.fill(columns, Column::Values, &scores)
     }
 
-    /// Enters scores, one vector of the row's length for each row, into `columns`. Only entries
-    /// with weight 1 are read.
+    /// Adds scores to `columns`: one vector per row with the row's length. Only entries at weight 1 are read.
+    ///
+    /// # Errors
+    /// [`AlgoError::Scores`] if a length is wrong.
     pub fn fill(
         &self,
         columns: &mut Columns,
@@ -142,7 +158,10 @@ impl Draft {
         Ok(())
     }
 
-    /// As [`Draft::fill`], for a teacher's most likely tokens.
+    /// As [`Draft::fill`], for the teacher's most likely tokens.
+    ///
+    /// # Errors
+    /// [`AlgoError::Scores`] if a length is wrong.
     pub fn fill_top(
         &self,
         columns: &mut Columns,
@@ -165,6 +184,7 @@ impl Draft {
         Ok(())
     }
 
+    /// Checks the lengths of scores.
     fn check<T>(&self, scores: &[Vec<T>]) -> Result<(), AlgoError> {
         let wrong = |what, actual, expected| AlgoError::Scores {
             what,

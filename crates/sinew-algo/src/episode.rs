@@ -1,5 +1,4 @@
-//! An episode as the estimators see it: its leaf paths, which tokens each of them trains,
-//! and its turns.
+//! Internal form of an episode: leaf paths, the tokens that each path trains, and turns.
 
 use crate::composition::{Composition, Truncated};
 use crate::pipeline::AlgoError;
@@ -8,14 +7,14 @@ use sinew_types::{
 };
 use std::collections::{BTreeMap, HashSet};
 
-/// Per-token inputs that the trace does not hold, by node: `columns[node][i]` speaks of the
-/// `i`-th token of that node. Only entries of sampled nodes are read.
+/// Per-token inputs that are not in the trace. `column[node][i]` belongs to token `i` of the node. Only
+/// entries of sampled nodes are read.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct EpisodeColumns {
-    /// The critic's estimate before the token was drawn.
+    /// Critic's value before the token was sampled.
     pub values: Option<Vec<Vec<f32>>>,
-    /// The critic's estimate behind the last token of a path, by the path's leaf; needed of what a
-    /// limit cut, where that is bootstrapped.
+    /// Critic's value after the last token of a path, by the path's leaf. Required for truncated episodes
+    /// with bootstrapping.
     pub values_after: BTreeMap<NodeId, f32>,
     /// Log-probabilities of the reference model.
     pub ref_logprobs: Option<Vec<Vec<f32>>>,
@@ -25,25 +24,25 @@ pub struct EpisodeColumns {
     pub teacher_logprobs: Option<Vec<Vec<f32>>>,
     /// The teacher's most likely tokens, best first.
     pub teacher_top: Option<Vec<Vec<Vec<TokenLogprob>>>>,
-    /// The masks that a node's tokens were drawn from, made again, of nodes that were held to a format: the
-    /// `i`-th entry speaks of the node's `i`-th token.
+    /// Recomputed masks of nodes that were sampled under a format. Entry `i` belongs to token `i` of the
+    /// node.
     pub masks: BTreeMap<NodeId, RowMasks>,
 }
 
-/// [`EpisodeColumns`] by episode.
+/// Columns by episode.
 pub type Columns = BTreeMap<EpisodeId, EpisodeColumns>;
 
-/// The sampled tokens of one turn on one path, and what the turn earned.
+/// Sampled tokens of a turn on one path, and the turn's reward.
 #[derive(Clone, Debug)]
 pub(crate) struct Step {
     /// First and last position (inclusive) of the turn's sampled tokens.
     pub(crate) first: usize,
     pub(crate) last: usize,
-    /// Process rewards of the turn.
+    /// Sum of the turn's process rewards.
     pub(crate) reward: f64,
-    /// Hash of the state that the turn acted on.
+    /// Hash of the state before the turn.
     pub(crate) state: Option<u64>,
-    /// Whether this path trains the turn (a shared turn belongs to its first path).
+    /// True if this path trains the turn. A shared turn belongs to its first path.
     pub(crate) owned: bool,
 }
 
@@ -53,12 +52,14 @@ pub(crate) struct Path {
     pub(crate) tokens: Vec<PathToken>,
     /// Offset of the token in its node.
     pub(crate) offsets: Vec<u32>,
-    /// Sampled by the policy and predictable: position 0 is not.
+    /// True for tokens that were sampled by the policy. False at position 0, which has no prediction.
     pub(crate) sampled: Vec<bool>,
-    /// `sampled`, and no earlier path of the episode trains it.
+    /// True for `sampled` tokens that no earlier path of the episode trains.
     pub(crate) trains: Vec<bool>,
     pub(crate) steps: Vec<Step>,
+    /// Advantage of each token, 0 for tokens that were not sampled.
     pub(crate) advantages: Vec<f64>,
+    /// Targets of the value loss.
     pub(crate) returns: Option<Vec<f64>>,
 }
 
@@ -67,20 +68,21 @@ pub(crate) struct Path {
 pub(crate) struct Episode<'a> {
     pub(crate) trace: &'a Trace,
     pub(crate) columns: Option<&'a EpisodeColumns>,
-    /// Shaped outcome reward.
+    /// Outcome reward after shaping.
     pub(crate) outcome: f64,
-    /// What the group compares: the outcome, with process rewards where they are summed.
+    /// Reward that groups compare: the outcome, plus process rewards if they are summed.
     pub(crate) reward: f64,
-    /// Trained at the temperature that its tokens were sampled at, see [`Composition::tempered`].
+    /// Train at the sampling temperature, see [`Composition::tempered`].
     pub(crate) tempered: bool,
-    /// A limit cut it, and a critic says what would have come.
+    /// Truncated, and the critic's value stands for the missing rewards.
     pub(crate) bootstrapped: bool,
-    /// `false`: stays in its group's statistics, trains nothing.
+    /// False if the episode counts in its group's statistics but is not trained on.
     pub(crate) trains: bool,
     pub(crate) paths: Vec<Path>,
 }
 
 impl<'a> Episode<'a> {
+    /// Converts a trace. The outcome and reward are the recorded ones.
     pub(crate) fn new(
         c: &Composition,
         trace: &'a Trace,
@@ -116,7 +118,7 @@ impl<'a> Episode<'a> {
         self.paths.iter().map(count).sum()
     }
 
-    /// A column along a path: `Some` with the value where the token is sampled, 0 elsewhere.
+    /// Values of a column along a path: those of sampled tokens, 0 elsewhere.
     pub(crate) fn column(
         &self,
         path: &Path,
@@ -133,7 +135,7 @@ impl<'a> Episode<'a> {
 }
 
 impl Episode<'_> {
-    /// The teacher's most likely tokens along a path where it trains, none elsewhere.
+    /// The teacher's most likely tokens at the trained tokens of a path, empty elsewhere.
     pub(crate) fn teacher_top(&self, path: &Path) -> Option<Vec<Vec<TokenLogprob>>> {
         let by_node = self.columns?.teacher_top.as_ref()?;
         let at = |t: usize| {
@@ -144,10 +146,11 @@ impl Episode<'_> {
         Some((0..path.tokens.len()).map(top).collect())
     }
 
-    /// The masks of a path's trained tokens; `None` if all of them were drawn from the full softmax.
+    /// Masks of the trained tokens of a path. `None` if all were sampled from the full softmax.
     ///
     /// # Errors
-    /// If a token was drawn from a mask that was not given: without it, another distribution would be trained.
+    /// [`AlgoError::MissingMask`] if the mask of such a token is missing. Without it, training would use
+    /// another distribution.
     pub(crate) fn masks(&self, path: &Path) -> Result<Option<RowMasks>, AlgoError> {
         let held = |t: usize| {
             let format = self.trace.nodes[path.tokens[t].node as usize]
@@ -182,6 +185,7 @@ impl Episode<'_> {
 }
 
 impl Path {
+    /// Builds the path to `leaf`. Adds the tokens that it trains to `trained`.
     fn new(trace: &Trace, leaf: NodeId, trained: &mut HashSet<(NodeId, u32)>) -> Self {
         let tokens = trace.path_tokens(leaf);
         let n = tokens.len();
@@ -209,8 +213,8 @@ impl Path {
     }
 }
 
-/// Turns of a path. A turn is a run of nodes with the same `turn` and sampled tokens; process
-/// rewards of nodes without sampled tokens go to the turn before them, or to the first one.
+/// Turns of a path. A turn is a run of nodes with equal `turn` and sampled tokens. The process reward of a
+/// node without sampled tokens belongs to the previous turn, or to the first one.
 fn steps(
     trace: &Trace,
     leaf: NodeId,

@@ -1,4 +1,4 @@
-//! What leaves a batch. Each filter empties or thins groups and says so in the report.
+//! Filters that remove episodes and groups from a batch. The report has their effects.
 
 use crate::batch::Batch;
 use crate::composition::{Composition, EqualGroups, ProcessRewards};
@@ -6,19 +6,19 @@ use crate::pipeline::AlgoError;
 use crate::report::AlgoReport;
 use crate::stats;
 
-/// Groups that failures, quarantine or exclusion left without anything to compare to.
+/// Removes groups with too few usable episodes for a comparison.
 pub(crate) fn small_groups(c: &Composition, batch: &mut Batch<'_>, report: &mut AlgoReport) {
     let least = if c.advantage.compares() { 2 } else { 1 };
     for group in &mut batch.groups {
-        let told = report.repair.dropped_groups.contains(&group.id);
-        if group.members.len() < least && !told {
+        let reported = report.repair.dropped_groups.contains(&group.id);
+        if group.members.len() < least && !reported {
             report.groups_too_small.push(group.id.clone());
             group.members.clear();
         }
     }
 }
 
-/// Groups whose rewards are all equal say nothing about which episode was better.
+/// Marks groups with equal rewards, and removes them if configured.
 pub(crate) fn equal_groups(c: &Composition, batch: &mut Batch<'_>, report: &mut AlgoReport) {
     if !c.advantage.compares() {
         return;
@@ -46,8 +46,8 @@ pub(crate) fn equal_groups(c: &Composition, batch: &mut Batch<'_>, report: &mut 
     }
 }
 
-/// StarPO-S (Wang et al. 2025, arXiv 2504.20073): the share of groups with the largest
-/// deviation of rewards stays, at least one; ties go to the earlier group.
+/// StarPO-S (Wang et al. 2025, arXiv 2504.20073): keeps the share of groups with the largest reward
+/// deviation, at least one. Of equal groups the earlier one stays.
 pub(crate) fn top_std(c: &Composition, batch: &mut Batch<'_>, report: &mut AlgoReport) {
     let Some(share) = c.filters.keep_top_std else {
         return;
@@ -62,7 +62,7 @@ pub(crate) fn top_std(c: &Composition, batch: &mut Batch<'_>, report: &mut AlgoR
     let mut out: Vec<usize> = ranked.iter().skip(keep).map(|&(_, g)| g).collect();
     out.sort_unstable();
     for g in out {
-        // Groups with equal rewards are already named.
+        // Groups with equal rewards are already in the report.
         if !batch.groups[g].equal {
             report.groups_filtered.push(batch.groups[g].id.clone());
         }
@@ -70,7 +70,7 @@ pub(crate) fn top_std(c: &Composition, batch: &mut Batch<'_>, report: &mut AlgoR
     }
 }
 
-/// Rejection-sampling fine-tuning: failures leave.
+/// Rejection-sampling fine-tuning: removes unsuccessful episodes.
 pub(crate) fn only_success(c: &Composition, batch: &mut Batch<'_>, report: &mut AlgoReport) {
     if !c.filters.only_success {
         return;

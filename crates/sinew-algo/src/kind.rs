@@ -1,4 +1,4 @@
-//! Algorithms by name.
+//! Names of algorithms.
 
 use crate::algorithms as a;
 use crate::composition::Composition;
@@ -7,7 +7,7 @@ use std::fmt;
 
 macro_rules! kinds {
     ($($variant:ident $name:literal $module:ident),* $(,)?) => {
-        /// An algorithm by name. One file of [`crate::algorithms`] each.
+        /// An algorithm by name. Each has one file in [`crate::algorithms`].
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
         pub enum AlgorithmKind {
             $(
@@ -18,17 +18,17 @@ macro_rules! kinds {
         }
 
         impl AlgorithmKind {
-            /// All of them, in the order of the documentation.
+            /// All algorithms in the order of the documentation.
             pub const ALL: &'static [Self] = &[$(Self::$variant),*];
 
-            /// The name in a recipe.
+            /// Name in recipes.
             pub fn name(self) -> &'static str {
                 match self {
                     $(Self::$variant => $name,)*
                 }
             }
 
-            /// The composition that the name stands for.
+            /// Default composition of the algorithm.
             pub fn preset(self) -> Composition {
                 match self {
                     $(Self::$variant => a::$module::preset(),)*

@@ -1,21 +1,20 @@
-//! Episodes in, per-token training signal out.
+//! RL algorithms: traces of episodes in, per-token training rows out.
 //!
-//! An algorithm is a [`Composition`]: reward shaping, an advantage estimator, filters, an
-//! aggregation and a loss specification. Presets under [`algorithms`] name the compositions of
-//! the literature, one file each; a recipe's [`AlgorithmConfig`] changes parts of a preset, and
-//! what has no effect or cannot work is refused with the reason. [`Algorithm::rows`] turns the
-//! traces of a batch into [`sinew_types::TrainRow`]s.
+//! An algorithm is a [`Composition`] of reward shaping, an advantage estimator, filters, an aggregation and a
+//! loss specification. Presets under [`algorithms`] have the compositions of the literature, one file each. A
+//! recipe's [`AlgorithmConfig`] changes parts of a preset. An option without effect and an impossible
+//! combination are errors with the reason. [`Algorithm::rows`] converts the traces of a batch to
+//! [`sinew_types::TrainRow`]s.
 //!
 //! Invariants:
-//! - Only sampled tokens get weight, each exactly once: tokens that branches of a trace share
-//!   train on the first leaf path that holds them.
-//! - An episode's weight in the loss does not depend on how many rows it makes; denominators
-//!   are those of the whole batch.
-//! - Groups are what [`sinew_types::GroupId`] says, never what looks alike.
-//! - Nothing missing is taken for zero: a reference log-probability or value that an algorithm
-//!   reads and nobody gave is an error, and what is not finite never reaches a row.
-//! - Nothing here reads a clock, files, the environment or random numbers: equal input gives
-//!   equal rows.
+//! - Only sampled tokens have weight, each exactly once. Tokens that branches of a trace share are trained on
+//!   the first leaf path that contains them.
+//! - The weight of an episode in the loss does not depend on its number of rows. Denominators are those of
+//!   the whole batch.
+//! - [`sinew_types::GroupId`] defines groups, not equal prompts.
+//! - A missing reference log-probability or value is an error, never zero. A non-finite number never reaches
+//!   a row.
+//! - This crate reads no clock, file, environment variable or random number: equal input gives equal rows.
 
 mod adaptive;
 mod aggregate;

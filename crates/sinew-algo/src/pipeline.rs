@@ -1,4 +1,4 @@
-//! From groups of traces to training rows.
+//! Conversion of groups of traces to training rows.
 
 use crate::aggregate;
 use crate::algorithms;
@@ -11,7 +11,7 @@ use crate::repair::{self, Repair};
 use crate::report::{AlgoReport, Moments};
 use sinew_types::{EpisodeId, GroupId, LossSpec, NodeId, Trace, TrainRow, TrainRowError};
 
-/// An algorithm ready to run.
+/// An algorithm that is ready to run.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Algorithm {
     composition: Composition,
@@ -19,33 +19,40 @@ pub struct Algorithm {
     repair: Repair,
 }
 
-/// Why a batch cannot be turned into rows. Episodes that are merely unfit are quarantined and
-/// counted instead; these errors say that the caller's batch is wrong.
+/// Reason why a batch cannot be converted. These are errors of the caller. Unusable episodes are no error:
+/// they are quarantined and counted.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum AlgoError {
+    /// A group without episodes.
     #[error("group {index} of the batch is empty")]
     EmptyGroup { index: usize },
+    /// A group with one episode, for an algorithm that compares episodes.
     #[error(
         "group {group} holds one episode: it would be its own baseline; \
          give all {expected} episodes of the group, or use `reinforce` or `ppo`"
     )]
     GroupOfOne { group: GroupId, expected: usize },
+    /// An episode in another group's list.
     #[error("episode {episode} belongs to group {actual}, but was given in group {expected}")]
     MixedGroup {
         episode: EpisodeId,
         actual: GroupId,
         expected: GroupId,
     },
+    /// A group in two lists.
     #[error("group {group} was given twice; its episodes must be compared together")]
     SplitGroup { group: GroupId },
+    /// An episode that occurs twice.
     #[error("episode {episode} is twice in the batch")]
     DuplicateEpisode { episode: EpisodeId },
+    /// A required column without values for an episode.
     #[error("`{algorithm}` reads {column}, but none were given for episode {episode}")]
     MissingColumn {
         algorithm: &'static str,
         column: &'static str,
         episode: EpisodeId,
     },
+    /// A column whose length differs from the node's.
     #[error(
         "{column} of episode {episode}: node {node} has {actual} entries for {expected} tokens"
     )]
@@ -56,6 +63,7 @@ pub enum AlgoError {
         actual: usize,
         expected: usize,
     },
+    /// A column with a non-finite value.
     #[error("{column} of episode {episode}: node {node} token {index} is {value}")]
     ColumnValue {
         column: &'static str,
@@ -64,41 +72,50 @@ pub enum AlgoError {
         index: usize,
         value: f32,
     },
+    /// A token sampled under a format, without its mask.
     #[error(
-        "episode {episode}: token {index} of node {node} was drawn under a format, but its mask was not given: it \
-         cannot be trained"
+        "episode {episode}: token {index} of node {node} was drawn under a format, \
+         but its mask was not given: it cannot be trained"
     )]
     MissingMask {
         episode: EpisodeId,
         node: NodeId,
         index: u32,
     },
+    /// No state hash in the batch, for an algorithm that compares states.
     #[error("`{algorithm}` compares states, but no turn of the batch has a state_hash")]
     NoStates { algorithm: &'static str },
+    /// No episode with a metric that resampling needs.
     #[error(
-        "`{algorithm}` chooses among successes by failed tool calls, but no episode of the batch has the metric \
-         `{metric}`: take an environment that counts them, or leave resampling out"
+        "`{algorithm}` chooses among successes by failed tool calls, but no episode of the batch \
+         has the metric `{metric}`: take an environment that counts them, or leave resampling out"
     )]
     NoMetric {
         algorithm: &'static str,
         metric: &'static str,
     },
+    /// Scores whose length differs from the draft's.
     #[error("scores were given for {actual} {what}, expected {expected}")]
     Scores {
         what: &'static str,
         actual: usize,
         expected: usize,
     },
+    /// An invalid row.
     #[error(transparent)]
     Row(#[from] TrainRowError),
 }
 
 impl Algorithm {
-    /// What `config` asks for, or why it cannot run.
+    /// Resolves a recipe section, see [`AlgorithmConfig::resolve`].
+    ///
+    /// # Errors
+    /// The first problem of the section.
     pub fn new(config: &AlgorithmConfig, facts: &RunFacts) -> Result<Self, ConfigError> {
         config.resolve(facts)
     }
 
+    /// Creates an algorithm from a checked composition.
     pub(crate) fn from_checked(composition: Composition, group_size: usize) -> Self {
         Self {
             composition,
@@ -107,48 +124,51 @@ impl Algorithm {
         }
     }
 
-    /// The same with other repair of groups in which episodes failed.
+    /// Replaces the repair of groups with failed episodes.
     ///
     /// # Errors
-    /// If a step of it does nothing with this algorithm.
+    /// [`ConfigError`] if a step has no effect on this algorithm.
     pub fn with_repair(self, repair: Repair) -> Result<Self, ConfigError> {
         repair.check(&self.composition)?;
         Ok(Self { repair, ..self })
     }
 
-    /// How groups are repaired.
+    /// Repair of groups with failed episodes.
     pub fn repair(&self) -> &Repair {
         &self.repair
     }
 
-    /// What runs, part by part.
+    /// The parts of the algorithm.
     pub fn composition(&self) -> &Composition {
         &self.composition
     }
 
-    /// What the trainer has to compute.
+    /// Loss for the trainer.
     pub fn loss(&self) -> &LossSpec {
         &self.composition.loss
     }
 
-    /// What must be given beside the traces.
+    /// Inputs in addition to traces.
     pub fn needs(&self) -> Needs {
         self.composition.needs()
     }
 
-    /// How many episodes of a task are run before they are compared.
+    /// Number of episodes per task.
     pub fn group_size(&self) -> usize {
         self.group_size
     }
 
-    /// Rounds in which [`Algorithm::spent`] groups are replaced.
+    /// Maximum rounds that replace [`Algorithm::spent`] groups.
     pub fn refill(&self) -> u32 {
         self.composition.filters.refill.unwrap_or(0)
     }
 
-    /// Groups that will leave the batch, so that others may take their places: too many of their
-    /// episodes failed, or their rewards are equal and the algorithm drops such groups. Nothing has to
-    /// be scored for it; a KL term in the reward is taken to tell episodes apart, as it does.
+    /// Groups that will leave the batch, so that others can replace them: too many episodes failed, or the
+    /// rewards are equal and the algorithm drops such groups. Needs no scores. With a KL term in the reward,
+    /// rewards are assumed to differ.
+    ///
+    /// # Errors
+    /// [`AlgoError`] if the groups are wrong.
     pub fn spent(&self, groups: &[Vec<Trace>]) -> Result<Vec<GroupId>, AlgoError> {
         let mut c = self.composition.clone();
         let compared = c.rewards.kl == 0.0;
@@ -167,13 +187,19 @@ impl Algorithm {
         Ok(gone.map(|g| g.id).collect())
     }
 
-    /// Rows for a batch of groups, for algorithms that read nothing but traces.
+    /// Converts groups to rows, for algorithms that need only traces.
+    ///
+    /// # Errors
+    /// [`AlgoError`] if the groups are wrong or a column is required.
     pub fn rows(&self, groups: &[Vec<Trace>]) -> Result<(Vec<TrainRow>, AlgoReport), AlgoError> {
         self.rows_with(groups, &Columns::new())
     }
 
-    /// Rows for a batch of groups. `columns` brings what [`Algorithm::needs`] names; reference
-    /// and proximal log-probabilities are handed on in the rows wherever they are given.
+    /// Converts groups to rows. `columns` has the inputs of [`Algorithm::needs`]. Rows contain reference and
+    /// proximal log-probabilities if they are available.
+    ///
+    /// # Errors
+    /// [`AlgoError`] if the groups or columns are wrong.
     pub fn rows_with(
         &self,
         groups: &[Vec<Trace>],

@@ -1,9 +1,8 @@
-//! What becomes of groups in which the system failed episodes: retried, gone on with, masked,
-//! padded or dropped, in this order, each step counted.
+//! Repair of groups with failed episodes. The steps are retry, continue, mask, pad and drop, in this order.
+//! The report counts each step.
 //!
-//! An episode has failed if its end is [`EpisodeEnd::Failed`](sinew_types::EpisodeEnd) or it was
-//! quarantined. What the model did wrong is no failure, and what a limit cut is governed by
-//! [`Truncated`](crate::Truncated).
+//! An episode has failed if its end is [`EpisodeEnd::Failed`](sinew_types::EpisodeEnd) or it was quarantined.
+//! Errors of the model are no failures. [`Truncated`](crate::Truncated) handles truncated episodes.
 
 use crate::batch::Batch;
 use crate::composition::{Advantage, Composition};
@@ -11,29 +10,29 @@ use crate::config::ConfigError;
 use crate::report::RepairReport;
 use serde::{Deserialize, Serialize};
 
-/// Most attempts after the first.
+/// Maximum attempts after the first.
 const MAX_RETRIES: u32 = 8;
 
-/// One step of repair, as typed.
+/// A step of repair, in a recipe.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "type", deny_unknown_fields)]
 pub enum GroupRepair {
-    /// Failed episodes are run again, up to so many times each.
+    /// Run failed episodes again, at most `times` (1 to 8) each.
     Retry { times: u32 },
-    /// A group goes on with the episodes it has, if they are at least this share of it.
+    /// Continue with the usable episodes if they are at least this share of the group.
     MinViable { share: f64 },
-    /// A group goes on; its failed episodes train nothing and, with `in_baseline`, count with
-    /// the reward they have, which is 0 if nobody gave one.
+    /// Continue without training on failed episodes. With `in_baseline` they count with their recorded
+    /// reward, 0 if they have none.
     Mask { in_baseline: bool },
-    /// A group of which at least this share is there is filled up by repeating its episodes in
-    /// order: they count twice in the baseline and in the loss. GLM-5's rule has 0.5.
+    /// Fill the group by repeating episodes in order, if at least this share is usable. Repeated episodes
+    /// count twice in the baseline and the loss. GLM-5 uses 0.5.
     PadRepeat { share: f64 },
-    /// The group leaves the batch.
-    // With braces: serde lets a variant without them have any keys.
+    /// Remove the group from the batch.
+    // The braces make serde refuse keys of this variant.
     DropGroup {},
 }
 
-/// What is left to do for a group that is not viable.
+/// Last step for a group that is not viable.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Rest {
     Mask { in_baseline: bool },
@@ -41,16 +40,17 @@ enum Rest {
     Drop,
 }
 
-/// Checked steps of repair.
+/// Checked repair steps.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Repair {
     retries: u32,
+    /// Minimum usable share to continue without repair.
     min_viable: Option<f64>,
     rest: Rest,
 }
 
 impl Default for Repair {
-    /// Failed episodes leave; a group goes on as long as there is something to compare.
+    /// Failed episodes are removed. A group continues while at least two episodes can be compared.
     fn default() -> Self {
         Self {
             retries: 0,
@@ -61,10 +61,10 @@ impl Default for Repair {
 }
 
 impl Repair {
-    /// The steps in the order of [`GroupRepair`], each at most once.
+    /// Checks steps, which must have the order of [`GroupRepair`] and occur at most once.
     ///
     /// # Errors
-    /// If a step could never act, or a number is out of range.
+    /// [`ConfigError`] if a step can never act, or a number is out of range.
     pub fn new(steps: &[GroupRepair]) -> Result<Self, ConfigError> {
         let mut repair = Self {
             retries: 0,
@@ -126,12 +126,12 @@ impl Repair {
         }
     }
 
-    /// How often a failed episode is run again.
+    /// Maximum number of retries of a failed episode.
     pub fn retries(&self) -> u32 {
         self.retries
     }
 
-    /// Refuses what does nothing with an algorithm.
+    /// Refuses steps without effect on an algorithm.
     pub(crate) fn check(&self, c: &Composition) -> Result<(), ConfigError> {
         let pair = matches!(c.advantage, Advantage::Preference { .. });
         let compares = c.advantage.compares() && !pair;
@@ -155,6 +155,7 @@ impl Repair {
     }
 }
 
+/// Checks a share: above 0, at most 1.
 fn checked(field: &'static str, share: f64) -> Result<f64, ConfigError> {
     if share > 0.0 && share <= 1.0 {
         return Ok(share);
@@ -166,7 +167,7 @@ fn checked(field: &'static str, share: f64) -> Result<f64, ConfigError> {
     })
 }
 
-/// Repairs every group of a batch in which episodes failed.
+/// Repairs every group with failed episodes.
 pub(crate) fn settle(
     repair: &Repair,
     c: &Composition,
@@ -200,7 +201,7 @@ pub(crate) fn settle(
                 report.padded_groups += 1;
                 report.repeated_episodes += missing;
             }
-            // Named with those that are too small for other reasons.
+            // `groups_too_small` of the report names it.
             _ if usable < least => group.members.clear(),
             _ => {
                 report.dropped_groups.push(group.id.clone());
@@ -221,7 +222,7 @@ mod tests {
     const DROP: GroupRepair = GroupRepair::DropGroup {};
 
     #[test]
-    fn what_can_never_act_is_refused_with_the_reason() {
+    fn steps_that_can_never_act_are_refused() {
         let low = GroupRepair::MinViable { share: 0.5 };
         for (steps, part) in [
             (vec![], "last step"),

@@ -1,29 +1,35 @@
-//! What became of a batch: every episode that does not train is counted, with the reason.
+//! Report of a batch. Every episode that does not train is counted, with the reason.
 
 use serde::{Deserialize, Serialize};
 use sinew_types::{EpisodeId, GroupId};
 use std::collections::BTreeMap;
 
-/// An episode that is not fit to train on.
+/// An episode that cannot be trained on.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Quarantined {
+    /// Id of the episode.
     pub episode: EpisodeId,
+    /// Violated invariant or invalid reward.
     pub reason: String,
 }
 
-/// Summary of a set of numbers; zeros for none.
+/// Statistics of a set of numbers. All zero for an empty set.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Moments {
+    /// Number of values.
     pub count: usize,
+    /// Mean value.
     pub mean: f64,
-    /// Unbiased.
+    /// Unbiased standard deviation.
     pub std: f64,
+    /// Minimum value.
     pub min: f64,
+    /// Maximum value.
     pub max: f64,
 }
 
 impl Moments {
-    /// Of the given values.
+    /// Computes the statistics of `values`.
     pub fn of(values: &[f64]) -> Self {
         if values.is_empty() {
             return Self::default();
@@ -38,78 +44,88 @@ impl Moments {
     }
 }
 
-/// Means over preference pairs, before the step.
+/// Means over preference pairs before the optimizer step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct PreferenceReport {
+    /// Number of pairs.
     pub pairs: usize,
     /// `−log σ(margin)`.
     pub loss: f64,
-    /// Share of pairs whose margin is positive.
+    /// Share of pairs with a positive margin.
     pub accuracy: f64,
+    /// Margin `β·[(ℓ_π − ℓ_ref)(chosen) − (ℓ_π − ℓ_ref)(rejected)]`.
     pub margin: f64,
 }
 
-/// What repair did with the groups of a batch ([`crate::GroupRepair`]). A group is in one line.
+/// Effects of repair ([`crate::GroupRepair`]). A group counts in one line.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct RepairReport {
-    /// Groups in which episodes failed after all retries.
+    /// Groups with failed episodes after all retries.
     pub broken_groups: usize,
-    /// Of these: went on with the episodes they had.
+    /// Broken groups that continued with their usable episodes.
     pub viable_groups: usize,
-    /// Went on with their failed episodes masked.
+    /// Broken groups that continued with failed episodes masked.
     pub masked_groups: usize,
+    /// Masked episodes.
     pub masked_episodes: usize,
-    /// Were filled up by repeating episodes.
+    /// Broken groups that were filled by repeating episodes.
     pub padded_groups: usize,
+    /// Repetitions of episodes.
     pub repeated_episodes: usize,
-    /// Left the batch, though there was something to compare; `groups_too_small` has the others.
+    /// Broken groups that were dropped although they could be compared. `groups_too_small` has the others.
     pub dropped_groups: Vec<GroupId>,
 }
 
-/// What [`crate::Algorithm::rows`] did.
+/// Report of [`crate::Algorithm::rows`].
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct AlgoReport {
+    /// Groups of the batch.
     pub groups: usize,
+    /// Episodes of the batch.
     pub episodes: usize,
-    /// Episodes that fell to the system, by part; they are in no baseline.
+    /// Episodes that the system failed, by component. They are in no baseline.
     pub failed: BTreeMap<String, usize>,
-    /// Episodes without a reward, where rewards are read; they are in no baseline and train nothing.
+    /// Episodes without a reward. They are in no baseline and do not train.
     #[serde(default)]
     pub unscored: usize,
-    /// Episodes that a limit cut, whatever became of them.
+    /// Truncated episodes.
     pub truncated: usize,
-    /// Of these, how many the recipe's policy masked or excluded.
+    /// Truncated episodes that were masked or excluded.
     pub truncated_untrained: usize,
-    /// Episodes that broke an invariant or had a reward that is no number.
+    /// Episodes with an invalid trace or reward.
     pub quarantined: Vec<Quarantined>,
-    /// What became of groups with failed episodes.
+    /// Effects of repair.
     pub repair: RepairReport,
-    /// Groups with fewer than two usable episodes left where two are compared.
+    /// Groups with too few usable episodes for a comparison.
     pub groups_too_small: Vec<GroupId>,
-    /// Groups whose rewards are all equal.
+    /// Groups with equal rewards.
     pub groups_equal: Vec<GroupId>,
-    /// Groups that `keep_top_std` left out.
+    /// Groups that `keep_top_std` removed.
     pub groups_filtered: Vec<GroupId>,
-    /// Episodes that resampling left out.
+    /// Episodes that resampling removed.
     pub resampled_out: usize,
-    /// Episodes left out for not being successes.
+    /// Episodes removed because they were not successful.
     pub unsuccessful_out: usize,
-    /// Turns without a state hash, where states are compared.
+    /// Turns without a state hash, for algorithms that compare states.
     pub steps_without_state: usize,
-    /// Episodes whose advantage is 0 everywhere, so that their rows were left out.
+    /// Episodes whose rows were left out because all advantages are 0.
     pub without_signal: usize,
+    /// Created rows.
     pub rows: usize,
+    /// Episodes with rows.
     pub trained_episodes: usize,
+    /// Tokens with weight.
     pub trained_tokens: usize,
-    /// Episodes and tokens in the loss's denominators.
+    /// Episodes in the denominator of the loss.
     pub denominator_episodes: usize,
+    /// Tokens in the denominator of the loss.
     pub denominator_tokens: usize,
-    /// Of usable episodes, as compared (after shaping).
+    /// Shaped rewards of usable episodes.
     pub reward: Moments,
-    /// Of usable episodes; 0 for none.
+    /// Share of successful episodes among usable ones. 0 if there are none.
     pub success_rate: f64,
-    /// Over trained tokens.
+    /// Advantages of trained tokens.
     pub advantage: Moments,
-    /// Of preference pairs, where there are any.
+    /// Statistics of preference pairs, if the algorithm uses them.
     pub preference: Option<PreferenceReport>,
 }

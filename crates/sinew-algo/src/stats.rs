@@ -1,6 +1,6 @@
-//! Moments of small samples.
+//! Statistics of small samples.
 
-/// Mean; 0 of nothing.
+/// Mean, 0 for no values.
 pub(crate) fn mean(values: &[f64]) -> f64 {
     if values.is_empty() {
         return 0.0;
@@ -8,7 +8,7 @@ pub(crate) fn mean(values: &[f64]) -> f64 {
     values.iter().sum::<f64>() / values.len() as f64
 }
 
-/// Unbiased standard deviation (`n − 1`); 0 of fewer than two.
+/// Unbiased standard deviation (`n − 1`), 0 for fewer than two values.
 pub(crate) fn std_unbiased(values: &[f64]) -> f64 {
     if values.len() < 2 {
         return 0.0;
@@ -18,8 +18,8 @@ pub(crate) fn std_unbiased(values: &[f64]) -> f64 {
     (squares / (values.len() - 1) as f64).sqrt()
 }
 
-/// Whether all values are equal up to rounding: the spread is below 1e-9 of the largest
-/// magnitude. Relative, so that small rewards are not taken for equal ones.
+/// True if the range of the values is at most 1e-9 of the largest magnitude. The bound is relative, so that
+/// small rewards are not considered equal.
 pub(crate) fn all_equal(values: &[f64]) -> bool {
     let (low, high) = values
         .iter()

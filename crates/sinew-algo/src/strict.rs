@@ -1,11 +1,11 @@
-//! Deserialization that refuses keys which nothing reads.
+//! Deserialization that refuses unknown keys at any depth.
 
 use serde::de::{DeserializeOwned, Deserializer, Error};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-/// A field whose type may ignore unknown keys (serde's tagged enums do, in variants without
-/// fields): what was read is written again, and a key that is then missing was not read.
+/// Deserializes a field whose type may ignore unknown keys, as serde's tagged enums do in variants without
+/// fields. The value is serialized again, and a key that is then missing was unknown.
 pub(crate) fn strict<'de, D, T>(deserializer: D) -> Result<Option<T>, D::Error>
 where
     D: Deserializer<'de>,
@@ -23,8 +23,8 @@ where
     }
 }
 
-/// The first key that was typed and not read, at any depth, and those that are read beside it. A `null` for an option
-/// that was left out is written and not typed, never the reverse.
+/// The first key of `typed` that `read` does not have, at any depth, and the keys of `read` at that place. A
+/// `null` for a missing option occurs in `read` only.
 fn unread<'a>(typed: &'a Value, read: &'a Value) -> Option<(&'a str, Vec<String>)> {
     let (Value::Object(typed), Value::Object(read)) = (typed, read) else {
         return None;

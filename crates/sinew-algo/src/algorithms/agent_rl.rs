@@ -1,16 +1,17 @@
 //! AgentRL's task advantage normalization (arXiv 2510.04206).
 //!
-//! GRPO's advantage, then `Ã = (Â − μ_i)/σ_i` with mean and deviation over all trained tokens of
-//! task `i` in the batch, so that tasks of different difficulty and length pull alike. A task of the
-//! paper is an environment with many prompts (ALFWorld, DB, KG, OS, WebShop): here the task kind.
-//! Over the episodes of one prompt, GRPO's advantages have mean 0 and deviation 1 already. The paper
-//! runs it with cross-policy sampling: the turns of an episode are drawn by the current policy and by
-//! one that is a few updates old (`rollout.cross_policy` of a recipe).
+//! GRPO's advantage, then `Ã = (Â − μ_i)/σ_i` with mean and deviation over all trained tokens of task `i` in
+//! the batch, so that tasks of different difficulty and length have equal influence. A task of the paper is
+//! an environment with many prompts (ALFWorld, DB, KG, OS, WebShop), here a task kind. Over the episodes of
+//! one prompt, GRPO's advantages already have mean 0 and deviation 1. The paper combines it with cross-policy
+//! sampling: the current policy and one that is a few updates old sample the turns of an episode
+//! (`rollout.cross_policy`).
 
 use super::grpo;
 use crate::composition::{Composition, Normalize};
 use crate::kind::AlgorithmKind;
 
+/// Default composition.
 pub(crate) fn preset() -> Composition {
     Composition {
         kind: AlgorithmKind::AgentRl,

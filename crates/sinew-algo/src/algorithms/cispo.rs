@@ -1,14 +1,15 @@
 //! CISPO: clipped importance-sampling policy optimization (MiniMax 2025, MiniMax-M1,
 //! arXiv 2506.13585).
 //!
-//! `L = −sg(clamp(r, 1−low, 1+high))·A·ℓ_π`: the weight is bounded, the gradient of no token is
-//! cut off. The lower bound is off (`low = 1`), the upper one is 5; mean over all tokens.
+//! `L = −sg(clamp(r, 1−low, 1+high))·A·ℓ_π`: the weight is limited, and every token keeps its gradient. The
+//! lower limit is off (`low = 1`), the upper one is 5. The loss is the mean over all tokens.
 
 use super::grpo;
 use crate::composition::Composition;
 use crate::kind::AlgorithmKind;
 use sinew_types::{Aggregation, LossSpec, Surrogate};
 
+/// Default composition.
 pub(crate) fn preset() -> Composition {
     let base = grpo::preset();
     Composition {

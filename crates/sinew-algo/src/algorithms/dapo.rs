@@ -1,19 +1,20 @@
 //! DAPO: decoupled clip and dynamic sampling (Yu et al. 2025, arXiv 2503.14476).
 //!
-//! GRPO's advantage; the upper clip raised to 0.28 so that unlikely tokens can grow; mean over
-//! all tokens of the batch; groups with equal rewards leave and other tasks take their places, in
-//! at most [`REFILL`] rounds (the paper goes on until the batch is full); `overlong` punishes length
-//! softly (it needs the run's own limit, so it is off until given) and
-//! `truncated = "mask"` keeps episodes that a limit cut out of the loss.
+//! GRPO's advantage. The upper clip is 0.28, so that unlikely tokens can grow. The loss is the mean over all
+//! tokens of the batch. Groups with equal rewards are dropped and replaced by other tasks in at most
+//! [`REFILL`] rounds (the paper continues until the batch is full). `overlong` is a soft length penalty. It
+//! is off by default, because it needs the length limit of the run. `truncated = "mask"` excludes truncated
+//! episodes from the loss.
 
 use super::grpo;
 use crate::composition::{Composition, EqualGroups, Filters, Truncated};
 use crate::kind::AlgorithmKind;
 use sinew_types::Aggregation;
 
-/// Bounds a step to four times its episodes, also where no task is left that divides a group.
+/// Limits a step to four times its episodes, also if no task has groups with different rewards.
 pub const REFILL: u32 = 3;
 
+/// Default composition.
 pub(crate) fn preset() -> Composition {
     Composition {
         kind: AlgorithmKind::Dapo,

@@ -1,11 +1,11 @@
-//! DPO: direct preference optimization (Rafailov et al. 2023, arXiv 2305.18290), on pairs of
-//! one's own episodes.
+//! DPO: direct preference optimization (Rafailov et al. 2023, arXiv 2305.18290), on pairs of the policy's own
+//! episodes.
 //!
-//! The best and the worst episode of each group are a pair; `−log σ(m)` with the margin
-//! `m = β·[(ℓ_π − ℓ_ref)(chosen) − (ℓ_π − ℓ_ref)(rejected)]` of whole episodes, β = 0.1. Its
-//! gradient is `−β·σ(−m)·(∇ℓ_π(chosen) − ∇ℓ_π(rejected))`: REINFORCE with the advantages
-//! `±β·σ(−m)`. The margin is taken from the current policy's log-probabilities when rows are
-//! made, so that the gradient is exact for one optimizer step a batch, and no more are allowed.
+//! The best and the worst episode of a group are a pair. The loss is `−log σ(m)` with the margin
+//! `m = β·[(ℓ_π − ℓ_ref)(chosen) − (ℓ_π − ℓ_ref)(rejected)]` of whole episodes, β = 0.1. Its gradient is
+//! `−β·σ(−m)·(∇ℓ_π(chosen) − ∇ℓ_π(rejected))`: REINFORCE with the advantages `±β·σ(−m)`. The margin uses the
+//! current policy's log-probabilities when rows are created, so that the gradient is exact for one optimizer
+//! step per batch. More steps are refused.
 
 use super::{grpo, required};
 use crate::batch::Batch;
@@ -15,6 +15,7 @@ use crate::pipeline::AlgoError;
 use crate::report::{AlgoReport, PreferenceReport};
 use sinew_types::{Aggregation, LossSpec, Surrogate};
 
+/// Default composition.
 pub(crate) fn preset() -> Composition {
     let base = grpo::preset();
     Composition {
@@ -33,6 +34,7 @@ pub(crate) fn preset() -> Composition {
     }
 }
 
+/// Forms pairs and computes their advantages.
 pub(crate) fn advantages(
     c: &Composition,
     beta: f64,
@@ -46,7 +48,7 @@ pub(crate) fn advantages(
             .filter(|&i| batch.episodes[i].trained_tokens() > 0)
             .collect();
         let reward = |&i: &usize| batch.episodes[i].reward;
-        // Of equal ones the earlier, in both directions.
+        // The earlier of equal episodes, in both directions.
         let best = trainable
             .iter()
             .rev()
@@ -71,7 +73,7 @@ pub(crate) fn advantages(
         stats.pairs += 1;
         stats.accuracy += f64::from(u8::from(margin > 0.0));
         stats.margin += margin;
-        // log(1 + e^−m), without overflow.
+        // log(1 + e^−m) without overflow.
         stats.loss += (-margin).max(0.0) + (-margin.abs()).exp().ln_1p();
     }
     let count = (stats.pairs.max(1)) as f64;
@@ -82,7 +84,7 @@ pub(crate) fn advantages(
     Ok(())
 }
 
-/// `Σ_t (ℓ_π − ℓ_ref)` over the tokens that an episode trains.
+/// `Σ_t (ℓ_π − ℓ_ref)` over the trained tokens of an episode.
 fn log_ratio(c: &Composition, episode: usize, batch: &Batch<'_>) -> Result<f64, AlgoError> {
     let episode = &batch.episodes[episode];
     let mut total = 0.0;

@@ -1,11 +1,11 @@
 //! GiGPO: group-in-group policy optimization (Feng et al. 2025, arXiv 2505.10978).
 //!
-//! `A = A_E + ω·A_S`. Between episodes of a group `A_E = (R − mean)/F`; between all turns of the
-//! group that acted on the same state (equal `state_hash`) `A_S = (R_k − mean)/F` with the
-//! return `R_k = Σ_{j≥k} γ^{j−k} r_j` (the outcome is earned by the last turn). `F` is the
-//! standard deviation plus 1e-6, or 1. A state that was met once gives 0. ω = 1, γ = 0.95.
+//! `A = A_E + ω·A_S`. Between episodes of a group, `A_E = (R − mean)/F`. Between all turns of the group in
+//! the same state (equal `state_hash`), `A_S = (R_k − mean)/F` with the return `R_k = Σ_{j≥k} γ^{j−k} r_j`,
+//! where the last turn earns the outcome. `F` is the standard deviation plus 1e-6, or 1. A state that occurs
+//! once gives 0. ω = 1, γ = 0.95.
 //!
-//! The mean of `A_E` counts each episode once, however many turns it took.
+//! The mean of `A_E` counts each episode once, independently of its number of turns.
 
 use super::grpo;
 use crate::batch::Batch;
@@ -16,6 +16,7 @@ use crate::report::AlgoReport;
 use crate::stats;
 use std::collections::BTreeMap;
 
+/// Default composition.
 pub(crate) fn preset() -> Composition {
     Composition {
         kind: AlgorithmKind::Gigpo,
@@ -28,7 +29,7 @@ pub(crate) fn preset() -> Composition {
     }
 }
 
-/// The parameters of the estimator.
+/// Parameters of the estimator, see [`Advantage::Gigpo`].
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Parameters {
     pub(crate) omega: f64,
@@ -36,9 +37,10 @@ pub(crate) struct Parameters {
     pub(crate) std_epsilon: Option<f64>,
 }
 
-/// One turn that met a state: episode, path, step, return.
+/// A turn in a state: episode, path, step, return.
 type Visit = (usize, usize, usize, f64);
 
+/// Computes episode advantages plus step advantages.
 pub(crate) fn advantages(
     c: &Composition,
     parameters: Parameters,
@@ -85,7 +87,7 @@ pub(crate) fn advantages(
     Ok(())
 }
 
-/// `(x − mean)/F`; 0 where all are equal or there is one.
+/// `(x − mean)/F`. 0 if all values are equal or there is one.
 fn relative(values: &[f64], std_epsilon: Option<f64>) -> Vec<f64> {
     if stats::all_equal(values) {
         return vec![0.0; values.len()];
@@ -95,7 +97,7 @@ fn relative(values: &[f64], std_epsilon: Option<f64>) -> Vec<f64> {
     values.iter().map(|v| (v - mean) / scale).collect()
 }
 
-/// The turns that an episode owns, with their states and returns.
+/// Turns that an episode owns, with their states and returns.
 fn visits(
     c: &Composition,
     gamma: f64,

@@ -1,10 +1,10 @@
 //! GRPO: group relative policy optimization (Shao et al. 2024, arXiv 2402.03300).
 //!
-//! `A_i = (R_i − mean(R)) / (std(R) + ε)` over the group, the same for all tokens of an
-//! episode; std unbiased, ε = 1e-6. PPO's token clip; mean over episodes of the mean over
-//! tokens. The paper's KL term (k3, 0.04) is off unless a recipe asks for it.
+//! `A_i = (R_i − mean(R)) / (std(R) + ε)` over the group, equal for all tokens of an episode. The standard
+//! deviation is unbiased, and ε = 1e-6. The loss is PPO's token clip with the mean over episodes of the mean
+//! over tokens. The paper's KL term (k3, 0.04) is off by default.
 //!
-//! The baselines and scales of the whole family are computed here.
+//! This file also computes the baselines and scales of related algorithms.
 
 use crate::batch::Batch;
 use crate::composition::{
@@ -18,7 +18,7 @@ use std::collections::BTreeMap;
 /// Added to a standard deviation before dividing.
 pub const STD_EPSILON: f64 = 1e-6;
 
-/// PPO's clip at 0.2, nothing else.
+/// PPO's token clip without further terms.
 pub(crate) fn clip_loss(low: f32, high: f32) -> LossSpec {
     LossSpec {
         surrogate: Surrogate::Clip {
@@ -34,6 +34,7 @@ pub(crate) fn clip_loss(low: f32, high: f32) -> LossSpec {
     }
 }
 
+/// Default composition.
 pub(crate) fn preset() -> Composition {
     Composition {
         kind: AlgorithmKind::Grpo,
@@ -52,7 +53,7 @@ pub(crate) fn preset() -> Composition {
     }
 }
 
-/// `(R − baseline) / scale` for each group, and normalized process rewards where asked for.
+/// Computes `(R − baseline) / scale` for each group, and normalized process rewards if configured.
 pub(crate) fn advantages(
     baseline: Baseline,
     scale: Scale,
@@ -88,6 +89,7 @@ pub(crate) fn advantages(
     }
 }
 
+/// Baseline of episode `k` of a group.
 fn baseline_of(baseline: Baseline, rewards: &[f64], k: usize) -> f64 {
     match baseline {
         Baseline::Zero => 0.0,
@@ -99,11 +101,12 @@ fn baseline_of(baseline: Baseline, rewards: &[f64], k: usize) -> f64 {
     }
 }
 
+/// Advantage of MaxRL.
 fn max_rl(centred: f64, mean: f64) -> f64 {
     if mean > 0.0 { centred / mean } else { 0.0 }
 }
 
-/// Unbiased deviation of the rewards of all episodes of a task kind.
+/// Unbiased standard deviation of the rewards of each task kind.
 fn environment_std(batch: &Batch<'_>) -> BTreeMap<String, f64> {
     let mut by_kind: BTreeMap<String, Vec<f64>> = BTreeMap::new();
     for i in batch.members() {
@@ -117,9 +120,9 @@ fn environment_std(batch: &Batch<'_>) -> BTreeMap<String, f64> {
     by_kind.into_iter().map(std).collect()
 }
 
-/// `A_t += weight · Σ_{turns from t's on} (r − mean)/(std + ε)`, with mean and std over the
-/// process rewards of all turns of the group (Shao et al. 2024, section 4.1.3). A turn that
-/// branches share counts once. Every turn counts, also one whose reward is 0.
+/// `A_t += weight · Σ_{turns from t's on} (r − mean)/(std + ε)`, with mean and standard deviation over the
+/// process rewards of all turns of the group (Shao et al. 2024, section 4.1.3). A turn that branches share
+/// counts once. Turns with reward 0 count.
 fn add_process(weight: f64, members: &[usize], batch: &mut Batch<'_>) {
     let paths = members.iter().flat_map(|&i| &batch.episodes[i].paths);
     let owned = paths.flat_map(|p| p.steps.iter().filter(|s| s.owned));

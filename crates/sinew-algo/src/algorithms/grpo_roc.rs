@@ -1,13 +1,13 @@
 //! GRPO-RoC: resampling on correct (Shang et al. 2025, rStar2-Agent, arXiv 2508.20722).
 //!
-//! Of an oversampled group, failures stay in their proportion as they came, and of the
-//! successes those with the fewest tool errors and format faults: right answers reached through
-//! wrong calls are not rewarded. Half of the group stays (32 sampled, 16 trained in the paper);
-//! DAPO's clip and token mean, no KL term, groups with equal rewards leave.
+//! Reduces an oversampled group: failures are kept in proportion and in order, and successes with the fewest
+//! tool errors and format errors are preferred, so that correct answers with wrong calls are not rewarded.
+//! Half of the group is kept (32 sampled, 16 trained in the paper). DAPO's clip and token mean, no KL term,
+//! groups with equal rewards are dropped.
 //!
-//! Which calls failed is what the environment counted in its metrics [`TOOL_ERRORS`],
-//! [`TOOL_CALLS`] and [`FORMAT_PENALTY`]; a batch without any [`TOOL_CALLS`] is refused, as the choice
-//! would be arbitrary. Ties round to the even number, as in the released code.
+//! The environment counts errors in its metrics [`TOOL_ERRORS`], [`TOOL_CALLS`] and [`FORMAT_PENALTY`]. A
+//! batch without [`TOOL_CALLS`] is an error, because the choice would be arbitrary. Ties round to even, as in
+//! the released code.
 
 use super::dapo;
 use crate::batch::Batch;
@@ -16,12 +16,13 @@ use crate::kind::AlgorithmKind;
 use crate::pipeline::AlgoError;
 use crate::report::AlgoReport;
 
+/// Default composition.
 pub(crate) fn preset() -> Composition {
     Composition {
         kind: AlgorithmKind::GrpoRoc,
         filters: Filters {
             equal_groups: EqualGroups::Drop,
-            // `keep` becomes half of the run's group size when the recipe is resolved.
+            // Resolving the recipe sets `keep` to half of the run's group size.
             resample: Some(Resample {
                 keep: 0,
                 minimum: 2,
@@ -32,13 +33,14 @@ pub(crate) fn preset() -> Composition {
     }
 }
 
-/// The metric that counts tool calls that failed, and the one that counts all of them.
+/// Metric with the number of failed tool calls.
 pub const TOOL_ERRORS: &str = "tool_errors";
-/// See [`TOOL_ERRORS`].
+/// Metric with the number of tool calls.
 pub const TOOL_CALLS: &str = "tool_calls";
-/// The metric with the penalty for the episode's format, 0 (good) to 1.
+/// Metric with the format penalty of the episode, 0 to 1.
 pub const FORMAT_PENALTY: &str = "format_penalty";
 
+/// Reduces every group with more than `keep` members.
 pub(crate) fn resample(
     kind: AlgorithmKind,
     resample: Resample,
@@ -69,8 +71,8 @@ pub(crate) fn resample(
     Ok(())
 }
 
-/// Successes and failures in proportion (at least `minimum` of each where there are so many),
-/// in the order of `members`.
+/// Chooses successes and failures in proportion, at least `minimum` of each if there are as many. Keeps the
+/// order of `members`.
 fn choose(resample: Resample, members: &[usize], batch: &Batch<'_>) -> Vec<usize> {
     let good = |&&i: &&usize| batch.episodes[i].reward > 0.0;
     let mut positives: Vec<usize> = members.iter().filter(good).copied().collect();
@@ -78,7 +80,7 @@ fn choose(resample: Resample, members: &[usize], batch: &Batch<'_>) -> Vec<usize
     let share = positives.len() as f64 * resample.keep as f64 / members.len() as f64;
     let least = resample.minimum.min(positives.len());
     let most = resample.keep - resample.minimum.min(negatives.len());
-    // The rest must be filled from the failures, of which there may be too few.
+    // Failures fill the rest, and there may be too few.
     let least = least.max(resample.keep.saturating_sub(negatives.len()));
     let take = (share.round_ties_even() as usize).clamp(least, most.max(least));
     positives.sort_by(|&a, &b| penalty(batch, a).total_cmp(&penalty(batch, b)));
@@ -89,9 +91,8 @@ fn choose(resample: Resample, members: &[usize], batch: &Batch<'_>) -> Vec<usize
     kept
 }
 
-/// `p_err + p_format`: share of tool calls that failed (one half if none was made) plus the
-/// format's penalty. Counted from the environment's own metrics, never from words in a tool's
-/// output.
+/// `p_err + p_format`: share of failed tool calls (1/2 without calls) plus the format penalty. Computed from
+/// the environment's metrics, not from words in tool output.
 fn penalty(batch: &Batch<'_>, episode: usize) -> f64 {
     let metrics = &batch.episodes[episode].trace.outcome.metrics;
     let get = |name: &str| metrics.get(name).copied().filter(|v| v.is_finite());

@@ -1,13 +1,14 @@
 //! GSPO: group sequence policy optimization (Zheng et al. 2025, arXiv 2507.18071).
 //!
-//! GRPO's advantage; the ratio is the whole sequence's, `s = exp(mean_t(ℓ_π − ℓ_old))`, and
-//! clipped with a range that fits a mean: 3e-4 below, 4e-4 above (section 5.1).
+//! GRPO's advantage. The ratio is that of the whole sequence, `s = exp(mean_t(ℓ_π − ℓ_old))`, with a clip
+//! range for a mean: 3e-4 below, 4e-4 above (section 5.1).
 
 use super::grpo;
 use crate::composition::Composition;
 use crate::kind::AlgorithmKind;
 use sinew_types::{LossSpec, Surrogate};
 
+/// Default composition.
 pub(crate) fn preset() -> Composition {
     let base = grpo::preset();
     Composition {

@@ -1,4 +1,4 @@
-//! One file an algorithm: its formula, paper and preset, and what only it computes.
+//! Algorithms, one file each: formula, paper, preset and specific computations.
 
 pub mod agent_rl;
 pub mod cispo;
@@ -34,7 +34,7 @@ use crate::pipeline::AlgoError;
 use crate::report::AlgoReport;
 pub(crate) use normalize::normalize;
 
-/// Fills in the advantages (and returns) of every path in the batch.
+/// Computes advantages and returns of all paths in the batch.
 pub(crate) fn advantages(
     c: &Composition,
     batch: &mut Batch<'_>,
@@ -84,7 +84,7 @@ pub(crate) fn advantages(
     }
 }
 
-/// `−kl · (ℓ_behaviour − ℓ_ref)` on each sampled token of a path, 0 elsewhere: k1 as a reward.
+/// KL penalty as a reward, `−kl · (ℓ_behaviour − ℓ_ref)` (k1), at each sampled token of a path. 0 elsewhere.
 pub(crate) fn kl_rewards(
     c: &Composition,
     episode: &Episode<'_>,
@@ -103,8 +103,8 @@ pub(crate) fn kl_rewards(
     Ok(reference.iter().enumerate().map(penalty).collect())
 }
 
-/// Rewards placed where recursions find them: the KL penalty on each sampled token, process
-/// rewards on the last token of their turn, the outcome on the last sampled token of the path.
+/// Rewards per token for recursions: the KL penalty on each sampled token, process rewards on the last token
+/// of their turn, and the outcome on the last sampled token of the path.
 pub(crate) fn token_rewards(
     c: &Composition,
     episode: &Episode<'_>,
@@ -122,7 +122,7 @@ pub(crate) fn token_rewards(
     Ok(rewards)
 }
 
-/// What a critic expects behind a path: 0, unless a limit cut it and that is bootstrapped.
+/// Critic's value after a path. 0 unless the episode was truncated and is bootstrapped.
 pub(crate) fn value_after(
     c: &Composition,
     episode: &Episode<'_>,
@@ -143,7 +143,7 @@ pub(crate) fn value_after(
         })
 }
 
-/// A column that the algorithm cannot do without.
+/// Values of a required column along a path.
 pub(crate) fn required(
     c: &Composition,
     episode: &Episode<'_>,

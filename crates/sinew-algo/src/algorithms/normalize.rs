@@ -4,11 +4,11 @@ use crate::batch::Batch;
 use crate::composition::Normalize;
 use std::collections::BTreeMap;
 
-/// Below this the variance counts as this (REINFORCE++, Hu et al. 2025).
-const LEAST_VARIANCE: f64 = 1e-8;
+/// Minimum variance (REINFORCE++, Hu et al. 2025).
+const MIN_VARIANCE: f64 = 1e-8;
 
-/// `(A − mean) / sqrt(max(var, 1e-8))`, population variance, over the trained tokens of each
-/// scope. Tokens of episodes that do not train are not counted.
+/// Whitening `(A − mean) / sqrt(max(var, 1e-8))` with the population variance over the trained tokens of each
+/// scope. Tokens of episodes that do not train are ignored.
 pub(crate) fn normalize(scope: Normalize, batch: &mut Batch<'_>) {
     if scope == Normalize::None {
         return;
@@ -42,10 +42,10 @@ pub(crate) fn normalize(scope: Normalize, batch: &mut Batch<'_>) {
     }
     for &i in &members {
         let (count, sum, squares) = by_scope[&key(batch, i)];
-        // A scope of masked episodes alone has no tokens to count.
+        // A scope without trained episodes has no tokens.
         let count = count.max(1.0);
         let mean = sum / count;
-        let std = (squares / count).max(LEAST_VARIANCE).sqrt();
+        let std = (squares / count).max(MIN_VARIANCE).sqrt();
         for path in &mut batch.episodes[i].paths {
             for t in 0..path.advantages.len() {
                 if path.sampled[t] {

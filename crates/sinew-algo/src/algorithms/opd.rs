@@ -1,8 +1,8 @@
 //! On-policy distillation (Agarwal et al. 2024, arXiv 2306.13649; Lu 2025, Thinking Machines).
 //!
-//! `A_t = distill·(ℓ_teacher − ℓ_behaviour)` on the student's own samples: the negative of the
-//! single-sample estimate of the reverse KL, token by token, not discounted. No rewards. With
-//! `distill` on another algorithm the term is added to its advantage (as slime does).
+//! `A_t = distill·(ℓ_teacher − ℓ_behaviour)` on the student's own samples: the negative single-sample
+//! estimate of the reverse KL per token, without discount or rewards. With `distill` in another algorithm the
+//! term is added to its advantage, as in slime.
 
 use super::{grpo, required};
 use crate::batch::Batch;
@@ -11,6 +11,7 @@ use crate::kind::AlgorithmKind;
 use crate::pipeline::AlgoError;
 use sinew_types::Aggregation;
 
+/// Default composition.
 pub(crate) fn preset() -> Composition {
     Composition {
         kind: AlgorithmKind::Opd,
@@ -21,7 +22,7 @@ pub(crate) fn preset() -> Composition {
     }
 }
 
-/// Adds the teacher's term to every sampled token.
+/// Adds the teacher's term to the advantage of every sampled token.
 pub(crate) fn distill(c: &Composition, batch: &mut Batch<'_>) -> Result<(), AlgoError> {
     if c.distill == 0.0 {
         return Ok(());

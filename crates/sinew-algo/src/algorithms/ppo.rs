@@ -1,12 +1,11 @@
 //! PPO with a critic (Schulman et al. 2017, arXiv 1707.06347) and generalized advantage
 //! estimation (Schulman et al. 2015, arXiv 1506.02438).
 //!
-//! `δ_t = ρ_t + γ·V_{t+1} − V_t`, `A_t = δ_t + γλ·A_{t+1}`, returns `A + V`, where `t + 1` is
-//! the next *sampled* token: what the environment wrote between two turns is no action, and both
-//! the next value and the running sum are carried across it. Behind the last one the value is 0,
-//! or the critic's where a limit cut the episode and `truncated` says so. γ = λ = 1; advantages whitened over
-//! the batch; mean over all tokens; value loss ½·0.5 of the larger of plain and clipped (0.2)
-//! squared error.
+//! `δ_t = ρ_t + γ·V_{t+1} − V_t`, `A_t = δ_t + γλ·A_{t+1}`, returns `A + V`, where `t + 1` is the next
+//! sampled token: text of the environment is no action, and the recursion skips it. The value after the last
+//! token is 0, or the critic's for truncated episodes with `truncated = "bootstrap"`. γ = λ = 1. Advantages
+//! are whitened over the batch, the loss is the mean over all tokens, and the value loss is ½·0.5 of the
+//! larger of plain and clipped (0.2) squared error.
 
 use super::grpo;
 use crate::batch::Batch;
@@ -18,6 +17,7 @@ use sinew_types::{Aggregation, LossSpec};
 /// Coefficient and clip of the value loss.
 pub(crate) const VALUE: (f32, Option<f32>) = (0.5, Some(0.2));
 
+/// Default composition.
 pub(crate) fn preset() -> Composition {
     let base = grpo::preset();
     Composition {
@@ -36,7 +36,7 @@ pub(crate) fn preset() -> Composition {
     }
 }
 
-/// GAE over the sampled tokens of each path.
+/// Computes GAE over the sampled tokens of each path.
 pub(crate) fn advantages(
     c: &Composition,
     gamma: f64,
@@ -64,8 +64,8 @@ pub(crate) fn advantages(
     Ok(())
 }
 
-/// Backward over `positions`, with the value `after` behind the last of them: 0 where an episode
-/// ended. `(γ, λ)` are the discounts.
+/// GAE backward over `positions` with the discounts `(γ, λ)`. `after` is the value after the last position, 0
+/// at the end of an episode. Calls `each` with position and advantage.
 pub(crate) fn gae(
     (gamma, lambda): (f64, f64),
     positions: &[usize],

@@ -1,13 +1,14 @@
 //! REINFORCE (Williams 1992): `L = −R · ℓ_π`, no baseline.
 //!
-//! The estimator with the largest variance; right where tasks come once and there is no
-//! critic. `normalize = "batch"` gives it the batch's mean as a baseline.
+//! The estimator with the largest variance, for tasks with one episode each and no critic. With
+//! `normalize = "batch"` the mean of the batch is the baseline.
 
 use super::grpo;
 use crate::composition::{Advantage, Baseline, Composition, Scale};
 use crate::kind::AlgorithmKind;
 use sinew_types::{Aggregation, LossSpec, Surrogate};
 
+/// Default composition.
 pub(crate) fn preset() -> Composition {
     let base = grpo::preset();
     Composition {

@@ -1,9 +1,8 @@
 //! REINFORCE++ (Hu et al. 2025, arXiv 2501.03262).
 //!
-//! Token rewards `ρ_t = −kl·k1_t`, process rewards at their turn's end, the outcome at the last
-//! sampled token; returns `G_t = ρ_t + γ·G_{t+1}` over the sampled tokens, carried across what
-//! the environment wrote; whitened over the batch. No critic, no groups. The KL penalty is off
-//! unless a recipe asks for it.
+//! Token rewards are `ρ_t = −kl·k1_t`, plus process rewards at the end of their turn and the outcome at the
+//! last sampled token. Returns are `G_t = ρ_t + γ·G_{t+1}` over the sampled tokens, skipping text of the
+//! environment, and are whitened over the batch. No critic, no groups. The KL penalty is off by default.
 
 use super::grpo;
 use crate::batch::Batch;
@@ -12,6 +11,7 @@ use crate::kind::AlgorithmKind;
 use crate::pipeline::AlgoError;
 use sinew_types::Aggregation;
 
+/// Default composition.
 pub(crate) fn preset() -> Composition {
     Composition {
         kind: AlgorithmKind::ReinforcePp,

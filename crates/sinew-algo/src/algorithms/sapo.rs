@@ -1,13 +1,14 @@
 //! SAPO: soft adaptive policy optimization (Qwen team 2025, arXiv 2511.20347).
 //!
-//! GRPO's advantage; instead of a clip the gate `−(4/τ)·σ(τ(r−1))·A`, which lets the gradient
-//! fade as the ratio leaves 1, faster for tokens with negative advantage (τ = 1.05 against 1).
+//! GRPO's advantage. In place of a clip, the gate `−(4/τ)·σ(τ(r−1))·A` reduces the gradient as the ratio
+//! moves away from 1, faster for tokens with negative advantage (τ = 1.05 compared with 1).
 
 use super::grpo;
 use crate::composition::Composition;
 use crate::kind::AlgorithmKind;
 use sinew_types::{LossSpec, Surrogate};
 
+/// Default composition.
 pub(crate) fn preset() -> Composition {
     let base = grpo::preset();
     Composition {

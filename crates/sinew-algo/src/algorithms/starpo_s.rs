@@ -1,14 +1,15 @@
 //! StarPO-S: stabilized trajectory-level optimization (Wang et al. 2025, RAGEN,
 //! arXiv 2504.20073).
 //!
-//! Of the groups, the quarter with the largest deviation of rewards trains; no KL term; the
-//! upper clip raised to 0.28. On GRPO's advantage here; with `advantage = { type = "gae", ... }`
-//! and a critic it is the paper's PPO form.
+//! Trains on the quarter of groups with the largest reward deviation. No KL term, and an upper clip of 0.28.
+//! The preset uses GRPO's advantage. With `advantage = { type = "gae", ... }` and a critic it is the paper's
+//! PPO form.
 
 use super::grpo;
 use crate::composition::{Composition, Filters};
 use crate::kind::AlgorithmKind;
 
+/// Default composition.
 pub(crate) fn preset() -> Composition {
     Composition {
         kind: AlgorithmKind::StarpoS,

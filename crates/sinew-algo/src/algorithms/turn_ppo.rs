@@ -1,10 +1,9 @@
 //! PPO with bi-level advantages (Wang et al. 2025, VAGEN, arXiv 2510.16907, section 4.2).
 //!
-//! Over turns, with `V_k` the value at a turn's last token and `r_k` its process reward (plus
-//! the outcome, for the last): `δ_k = r_k + γ_turn·V_{k+1} − V_k`,
-//! `A_k = δ_k + γ_turn·λ_turn·A_{k+1}`, `G_k = A_k + V_k`. Then GAE over the tokens of each turn
-//! by itself, with `G_k` as the reward of its last token. Turns are those that the trace names: a
-//! turn whose reward is 0 is a turn.
+//! Over turns, with `V_k` the value at a turn's last token and `r_k` its process reward (plus the outcome for
+//! the last turn): `δ_k = r_k + γ_turn·V_{k+1} − V_k`, `A_k = δ_k + γ_turn·λ_turn·A_{k+1}`, `G_k = A_k +
+//! V_k`. Then GAE over the tokens of each turn, with `G_k` as the reward of its last token. Turns are those
+//! of the trace, also with reward 0.
 
 use super::{grpo, ppo};
 use crate::batch::Batch;
@@ -14,6 +13,7 @@ use crate::kind::AlgorithmKind;
 use crate::pipeline::AlgoError;
 use sinew_types::{Aggregation, LossSpec};
 
+/// Default composition.
 pub(crate) fn preset() -> Composition {
     let base = grpo::preset();
     Composition {
@@ -34,7 +34,7 @@ pub(crate) fn preset() -> Composition {
     }
 }
 
-/// The discounts of both levels.
+/// Discounts of turns and tokens, see [`Advantage::TurnGae`].
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Discounts {
     pub(crate) gamma_turn: f64,
@@ -43,6 +43,7 @@ pub(crate) struct Discounts {
     pub(crate) lambda: f64,
 }
 
+/// Computes advantages and returns of all paths.
 pub(crate) fn advantages(
     c: &Composition,
     discounts: Discounts,
@@ -68,7 +69,7 @@ pub(crate) fn advantages(
     Ok(())
 }
 
-/// `values` before each token, and behind the last.
+/// Advantages of one path. `values` are those before each token, `after` is the one after the last token.
 fn bi_level(
     d: Discounts,
     process: ProcessRewards,

@@ -1,4 +1,4 @@
-//! What must be given beside traces, and what happens where it is not.
+//! Columns in addition to traces: requirements, checks and use.
 
 use crate::support::{FACTS, advantage, algorithm, close, config, group, node, two_turns};
 use sinew_algo::{AlgoError, Algorithm, AlgorithmKind, Columns, EpisodeColumns, RunFacts};
@@ -19,7 +19,7 @@ fn with_models(toml: &str) -> Algorithm {
     typed.resolve(&facts).unwrap()
 }
 
-/// The same value at every token of every node, sampled or not.
+/// A column with the same value at every token of every node.
 fn constant(groups: &[Vec<Trace>], value: f32) -> Columns {
     let of = |t: &Trace| {
         let nodes = t.nodes.iter().map(|n| vec![value; n.tokens.len()]);
@@ -38,7 +38,7 @@ fn constant(groups: &[Vec<Trace>], value: f32) -> Columns {
 }
 
 #[test]
-fn nothing_missing_is_taken_for_zero() {
+fn missing_columns_are_errors() {
     let batch = [group("g", &[0.0, 1.0])];
     for (toml, expected) in [
         ("type = 'ppo'", "values"),
@@ -59,7 +59,7 @@ fn nothing_missing_is_taken_for_zero() {
 }
 
 #[test]
-fn columns_are_checked_where_they_are_read() {
+fn columns_are_checked_at_sampled_nodes() {
     let batch = [group("g", &[0.0, 1.0])];
     let ppo = with_models("type = 'ppo'");
     let mut columns = constant(&batch, 0.5);
@@ -68,7 +68,7 @@ fn columns_are_checked_where_they_are_read() {
         let values = columns.get_mut(first).unwrap().values.as_mut().unwrap();
         f(&mut values[node]);
     };
-    // Nodes 0 and 2 are not sampled: nothing there is read, and nothing leaks.
+    // Nodes 0 and 2 are not sampled, so that their entries are not read.
     edit(&mut columns, 0, |v| v.fill(f32::NAN));
     edit(&mut columns, 2, Vec::clear);
     let (rows, _) = ppo.rows_with(&batch, &columns).unwrap();
@@ -106,7 +106,7 @@ fn columns_are_checked_where_they_are_read() {
 }
 
 #[test]
-fn credit_flows_across_what_tools_wrote() {
+fn recursions_skip_tool_output() {
     let mut batch = [vec![two_turns("g", "e", 3.0, 4)]];
     batch[0][0].nodes[3].process_reward = 0.5;
     for toml in [
@@ -124,7 +124,7 @@ fn credit_flows_across_what_tools_wrote() {
 }
 
 #[test]
-fn branches_recur_along_their_own_path() {
+fn recursions_follow_each_branch() {
     let mut batch = [vec![two_turns("g", "e", 1.0, 2)]];
     batch[0][0].nodes.push(node(2, 3, TokenKind::Sampled, 1));
     batch[0][0].nodes[4].process_reward = 5.0;
@@ -139,7 +139,7 @@ fn branches_recur_along_their_own_path() {
 }
 
 #[test]
-fn states_are_compared_only_where_there_are_any() {
+fn turns_without_state_are_not_compared() {
     let gigpo = algorithm(AlgorithmKind::Gigpo);
     let mut batch = [group("g", &[0.0, 1.0])];
     let refused = gigpo.rows(&batch);
@@ -149,14 +149,14 @@ fn states_are_compared_only_where_there_are_any() {
     }
     let (rows, report) = gigpo.rows(&batch).unwrap();
     assert_eq!(report.steps_without_state, 2);
-    // Both turns of the first state see discounted returns of 0 and 0.95.
+    // The turns in the first state have discounted returns of 0 and 0.95.
     let unit = 0.5 / 0.5f64.sqrt();
     assert!(close(f64::from(advantage(&rows, "g-1")), 2.0 * unit));
     assert!(close(f64::from(*rows[1].advantages.last().unwrap()), unit));
 }
 
 #[test]
-fn a_critic_values_what_a_limit_cut_off() {
+fn truncated_episodes_are_bootstrapped() {
     let mut batch = [vec![
         two_turns("g", "cut", 1.0, 4),
         two_turns("g", "ended", 1.0, 4),
@@ -180,7 +180,7 @@ fn a_critic_values_what_a_limit_cut_off() {
             .filter(|&t| row.weights[t] != 0.0)
             .collect();
         for (left, &t) in sampled.iter().rev().enumerate() {
-            // With lambda = 1: discounted rewards to come, less what was expected.
+            // With lambda = 1: discounted later rewards minus the value.
             let outcome = 0.9f64.powi(left as i32);
             let expected = outcome + outcome * 0.9 * after - 0.25;
             assert!(close(f64::from(row.advantages[t]), expected), "{row:?}");

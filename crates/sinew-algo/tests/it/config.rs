@@ -1,4 +1,4 @@
-//! What recipes may say, and what is refused.
+//! Options of recipes, valid and invalid.
 
 use crate::support::{FACTS, config};
 use sinew_algo::{AlgorithmConfig, AlgorithmKind, ConfigError, RunFacts};
@@ -45,7 +45,7 @@ fn unknown_keys_and_names_are_refused() {
 }
 
 #[test]
-fn a_group_of_one_is_refused_with_the_reason() {
+fn groups_of_one_are_refused_with_the_reason() {
     let facts = RunFacts {
         group_size: 1,
         ..FACTS
@@ -123,9 +123,9 @@ fn values_out_of_range_are_named() {
     }
 }
 
-/// Equal rewards have no deviation: 1 divided by it would be an advantage of a million.
+/// Equal rewards have no deviation. Division by epsilon alone would give advantages of a million.
 #[test]
-fn a_deviation_without_a_baseline_is_refused() {
+fn deviation_scales_need_a_baseline() {
     for toml in [
         "type = 'reinforce'\nscale = { type = 'group_std', epsilon = 1e-6 }",
         "type = 'reinforce'\nscale = { type = 'environment_std', epsilon = 1e-6 }",
@@ -166,7 +166,7 @@ fn stale_samples_need_a_ratio_or_a_correction() {
     assert!(config("type = 'grpo'").resolve(&facts).is_ok());
 }
 
-/// A correction spans the gap from the sampler to the weights before the step, not what moves within it.
+/// A correction covers the difference between sampler and first update, not later updates.
 #[test]
 fn several_updates_need_a_ratio() {
     let facts = RunFacts {
@@ -276,7 +276,7 @@ fn impossible_combinations_are_refused_with_the_reason() {
 }
 
 #[test]
-fn models_must_be_there_and_be_used() {
+fn models_are_required_if_and_only_if_used() {
     let critic = RunFacts {
         critic: true,
         ..FACTS
@@ -314,7 +314,7 @@ fn models_must_be_there_and_be_used() {
 }
 
 #[test]
-fn dialects_differ_from_the_preset_and_are_refused_where_they_do_not() {
+fn dialects_without_a_difference_are_refused() {
     let resolved = |toml: &str| {
         config(toml)
             .resolve(&FACTS)
@@ -338,7 +338,7 @@ fn dialects_differ_from_the_preset_and_are_refused_where_they_do_not() {
         dual: Some(3.0),
     };
     assert_eq!(verl.loss.surrogate, expected);
-    // The same number means another cap in TRL.
+    // TRL's number is the cap itself.
     let trl = resolved("type = 'cispo'\ndialect = 'trl'\nclip_high = 5.0").unwrap();
     let ours = resolved("type = 'cispo'\nclip_high = 4.0").unwrap();
     assert_eq!(trl.loss, ours.loss);
@@ -347,9 +347,9 @@ fn dialects_differ_from_the_preset_and_are_refused_where_they_do_not() {
     assert!(resolved("type = 'rloo'\ndialect = 'verl'").is_err());
 }
 
-/// What these systems do unless it is switched off is part of their names.
+/// Dialects include corrections that are on by default in these systems.
 #[test]
-fn dialects_bring_their_default_corrections() {
+fn dialects_include_default_corrections() {
     use sinew_types::{Aggregation, Correction, Surrogate};
     let resolved = |toml: &str| config(toml).resolve(&FACTS).unwrap().composition().clone();
     let trl = resolved("type = 'grpo'\ndialect = 'trl'");
@@ -368,7 +368,7 @@ fn dialects_bring_their_default_corrections() {
 }
 
 #[test]
-fn corrections_that_bound_the_ratio_are_known() {
+fn corrections_that_limit_the_ratio_are_listed() {
     for (correction, bounds) in [
         ("type = 'none'", false),
         ("type = 'truncate', low = 0.0, high = 2.0", true),

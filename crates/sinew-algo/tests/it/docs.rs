@@ -1,4 +1,4 @@
-//! Each algorithm has a page that says what runs.
+//! The documentation page of each algorithm matches its preset.
 
 use sinew_algo::AlgorithmKind;
 use std::collections::BTreeSet;

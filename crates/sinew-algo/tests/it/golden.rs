@@ -1,4 +1,4 @@
-//! Each algorithm against its formula in PyTorch: `tests/golden/make_algorithms.py`.
+//! Each algorithm compared with its formula in PyTorch, see `tests/golden/make_algorithms.py`.
 
 use crate::support::{FACTS, node, trace};
 use serde::Deserialize;
@@ -63,7 +63,7 @@ struct Expected {
     advantages: Option<Vec<f64>>,
     weights: Option<Vec<f64>>,
     returns: Option<Vec<f64>>,
-    /// Of the loss by the current log-probabilities: `−weight · advantage`.
+    /// Gradient of the loss with respect to the current log-probabilities: `−weight · advantage`.
     gradient: Option<Vec<f64>>,
 }
 
@@ -144,7 +144,7 @@ fn columns(golden: &Golden, facts: &RunFacts, prox: bool) -> Columns {
     golden.episodes.iter().enumerate().map(entry).collect()
 }
 
-/// One token that is as likely as the sampled one.
+/// One token with the same probability as the sampled one.
 fn tops(episode: &Episode) -> Vec<Vec<Vec<TokenLogprob>>> {
     let top = |&logprob: &f32| vec![TokenLogprob { id: 1, logprob }];
     let turns = episode.turns.iter();
@@ -181,7 +181,7 @@ impl Facts {
 }
 
 #[test]
-fn every_algorithm_is_its_formula() {
+fn every_algorithm_matches_its_formula() {
     let golden = golden();
     let groups = groups(&golden);
     for case in &golden.cases {
@@ -229,10 +229,10 @@ fn every_algorithm_has_a_golden_vector() {
     assert_eq!(covered, all);
 }
 
-/// A policy gradient is of the policy that acted, at each token's temperature; what is imitated or preferred is
-/// learned by the model itself. A draft is scored at what its rows are trained at.
+/// A policy gradient is of the policy that acted, at each token's temperature; what is imitated or preferred
+/// is learned by the model itself. A draft is scored at what its rows are trained at.
 #[test]
-fn rows_carry_the_temperatures_of_what_they_train() {
+fn rows_have_the_temperatures_of_their_tokens() {
     let golden = golden();
     for &kind in AlgorithmKind::ALL {
         let case = golden.cases.iter().find(|c| c.config.kind == kind).unwrap();
@@ -267,7 +267,7 @@ fn rows_carry_the_temperatures_of_what_they_train() {
 }
 
 #[test]
-fn a_draft_carries_scores_to_where_they_belong() {
+fn drafts_convert_scores_to_columns() {
     let golden = golden();
     let mut groups = groups(&golden);
     // A branch: its tokens are in a second row.

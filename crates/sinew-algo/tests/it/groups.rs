@@ -34,7 +34,7 @@ fn only_sampled_tokens_train() {
 }
 
 #[test]
-fn rloo_leaves_the_episode_out_of_its_baseline() {
+fn rloo_baseline_excludes_the_episode() {
     let (rows, _) = algorithm(Rloo)
         .rows(&[group("g", &[1.0, 0.0, 0.0, 1.0])])
         .unwrap();
@@ -67,7 +67,7 @@ fn equal_groups_give_no_rows_but_count_in_the_mean() {
     assert!(close(weight(&rows, "g-0"), 3.0 / 7.0));
     let spent = algorithm(Dapo).spent(&batch).unwrap();
     assert_eq!(spent, [sinew_types::GroupId::new("same")]);
-    // Where equal groups stay in the mean, nothing has a place to fill.
+    // Groups that stay in the mean are not replaced.
     assert!(algorithm(Grpo).spent(&batch).unwrap().is_empty());
 }
 
@@ -81,7 +81,7 @@ fn equal_groups_stay_where_a_kl_term_trains() {
     assert_eq!(rows.len(), 2);
     assert_eq!(report.without_signal, 0);
     assert_eq!(advantage(&rows, "same-0"), 0.0);
-    // The trainer has to fill them in; nothing here makes zeros up.
+    // The trainer adds them. They are not replaced by zeros.
     assert!(algorithm.needs().ref_in_loss && rows[0].ref_logprobs.is_none());
 }
 
@@ -123,7 +123,7 @@ fn truncated_episodes_follow_the_policy() {
 }
 
 #[test]
-fn rewards_that_are_no_numbers_are_quarantined_with_the_reason() {
+fn non_finite_rewards_are_quarantined_with_the_reason() {
     let mut g = group("g", &[0.0, 1.0, f64::NAN, 0.5, 1e31]);
     g[3].nodes[1].process_reward = f64::INFINITY;
     let (rows, report) = algorithm(Grpo).rows(&[g]).unwrap();
@@ -136,7 +136,7 @@ fn rewards_that_are_no_numbers_are_quarantined_with_the_reason() {
 }
 
 #[test]
-fn a_reward_that_nobody_gave_is_not_a_reward_of_zero() {
+fn missing_rewards_are_not_zero() {
     let scored = group("g", &[0.5, 1.0]);
     let mut g = group("g", &[0.5, 1.0, 0.0]);
     g[2].outcome.unscored = true;
@@ -145,7 +145,7 @@ fn a_reward_that_nobody_gave_is_not_a_reward_of_zero() {
     assert_eq!(report.unscored, 1);
     assert_eq!(rows, expected, "neither in the loss nor in the baseline");
     assert_eq!(report.reward.count, 2);
-    // Where no reward is read, none is missed.
+    // Algorithms without rewards ignore a missing one.
     let sft = from(&config("type = 'sft'\nonly_success = false"));
     let (rows, report) = sft.rows(&[g]).unwrap();
     assert_eq!((rows.len(), report.unscored), (3, 0));
@@ -223,7 +223,7 @@ fn a_sampled_first_token_cannot_train() {
 }
 
 #[test]
-fn process_rewards_are_normalized_apart() {
+fn process_rewards_are_normalized_separately() {
     let mut g = group("g", &[0.0, 1.0]);
     g[0].nodes[1].process_reward = 2.0;
     let summed = from(&config("type = 'dr_grpo'"))
@@ -246,7 +246,7 @@ fn process_rewards_are_normalized_apart() {
 }
 
 #[test]
-fn overlong_episodes_are_punished_softly() {
+fn overlong_episodes_have_a_soft_penalty() {
     let toml = "type = 'dr_grpo'\noverlong = { max_tokens = 5, buffer_tokens = 4 }";
     let (_, report) = from(&config(toml))
         .rows(&[group("g", &[0.0, 0.0])])
@@ -254,7 +254,7 @@ fn overlong_episodes_are_punished_softly() {
     // Three and four sampled tokens against 1 + 4.
     assert!(close(report.reward.max, -0.5));
     assert!(close(report.reward.min, -0.75));
-    // Equation 13 of the paper: beyond the limit it is no more than the factor.
+    // Equation 13 of the paper: above the limit the penalty is the factor.
     let toml = "type = 'dr_grpo'\noverlong = { max_tokens = 2, buffer_tokens = 1, factor = 0.5 }";
     let (_, report) = from(&config(toml))
         .rows(&[group("g", &[0.0, 0.0])])
@@ -270,7 +270,7 @@ fn failed(mut trace: sinew_types::Trace) -> sinew_types::Trace {
     trace
 }
 
-/// Rewards 1, 0, 1 and a failed one with 0.
+/// Episodes with rewards 1, 0, 1 and a failed one with 0.
 fn broken_group() -> Vec<sinew_types::Trace> {
     let mut traces = group("g", &[1.0, 0.0, 1.0, 0.0]);
     let last = traces.remove(3);
@@ -289,7 +289,7 @@ fn repaired(kind: sinew_algo::AlgorithmKind, steps: &str) -> sinew_algo::Algorit
 }
 
 #[test]
-fn a_viable_group_goes_on_and_a_smaller_one_is_dropped() {
+fn viable_groups_continue_and_smaller_ones_are_dropped() {
     for (share, rows, dropped) in [(0.75, 3, 0), (0.8, 0, 1)] {
         let steps = format!(
             "repair = [{{ type = \"min_viable\", share = {share} }}, {{ type = \"drop_group\" }}]"
@@ -317,7 +317,7 @@ fn masked_episodes_count_in_the_baseline_or_not() {
         assert_eq!(report.repair.masked_episodes, 1);
         assert_eq!(report.reward.count, 3);
     }
-    // One episode is enough to compare with failed ones, and nothing with nothing is not.
+    // One usable episode can be compared with failed ones. None cannot.
     let steps = "repair = [{ type = \"mask\", in_baseline = true }]";
     let mut one: Vec<_> = group("g", &[1.0, 0.0]);
     one[1] = failed(one[1].clone());
@@ -353,7 +353,7 @@ fn repeated_episodes_count_twice_and_their_tokens_have_one_weight() {
 }
 
 #[test]
-fn repair_that_does_nothing_with_an_algorithm_is_refused() {
+fn repair_without_effect_is_refused() {
     for (kind, step, part) in [
         (
             "reinforce",
@@ -386,7 +386,7 @@ fn repair_that_does_nothing_with_an_algorithm_is_refused() {
 }
 
 #[test]
-fn tokens_trained_twice_by_mistake_are_found() {
+fn audit_finds_tokens_trained_twice() {
     let mut forked = two_turns("g", "g-0", 1.0, 2);
     forked.nodes.push(node(2, 2, TokenKind::Sampled, 4));
     let traces = [forked, two_turns("g", "g-1", 0.0, 3)];
@@ -394,7 +394,7 @@ fn tokens_trained_twice_by_mistake_are_found() {
     let counts = count_tokens(&traces, &rows);
     assert_eq!((counts.sampled, counts.trained_once), (13, 13));
     assert!(counts.holds());
-    // The second branch gets a weight on the turn that the first one trains.
+    // Gives the second branch a weight on a turn that the first branch trains.
     let at = rows.iter().position(|r| r.tokens.len() == 11).unwrap();
     rows[at].weights[2] = 0.1;
     let counts = count_tokens(&traces, &rows);
@@ -428,6 +428,6 @@ fn resampling_without_counted_calls_is_refused() {
     metrics.insert("tool_calls".into(), 2.0);
     let (rows, _) = roc.rows(&counted).unwrap();
     let kept: Vec<&str> = rows.iter().map(|r| r.episode.as_str()).collect();
-    // A call that went well beats none, which counts as half failed.
+    // A successful call is better than none, which counts as half failed.
     assert_eq!(kept, ["g-1", "g-2"]);
 }

@@ -1,9 +1,9 @@
-//! What holds for every trace and every algorithm.
+//! Properties of all traces and algorithms.
 
 use crate::support::{algorithm, config, from, node, trace, two_turns};
 use proptest::prelude::*;
 use sinew_algo::AlgorithmKind::*;
-use sinew_types::{NO_PARENT, Node, TokenKind, Trace};
+use sinew_types::{NO_PARENT, Node, TokenKind, Trace, TrainRow};
 use std::collections::BTreeMap;
 
 fn kind() -> impl Strategy<Value = TokenKind> {
@@ -14,7 +14,7 @@ fn kind() -> impl Strategy<Value = TokenKind> {
     ]
 }
 
-/// A tree whose nodes hang anywhere below their predecessors.
+/// A tree in which each node has a random earlier node as parent.
 fn nodes() -> impl Strategy<Value = Vec<Node>> {
     let later = (any::<prop::sample::Index>(), kind(), 0usize..5);
     prop::collection::vec(later, 1..8).prop_map(|later| {
@@ -75,12 +75,11 @@ proptest! {
         }
     }
 
-    /// What the batch's weights become when a part of it is a minibatch, divided by the part's share, are
-    /// the weights that the aggregation gives to the part alone; weighted by their shares, the parts add up
-    /// to the batch. A token that branches share is trained with the episode's first row, so shares of rows
-    /// add up to the episode's.
+    /// The batch weights of a minibatch, divided by its share, equal the weights of the minibatch alone.
+    /// Weighted by their shares, minibatches sum to the batch. A shared token is trained with the episode's
+    /// first row, so that shares of rows sum to that of the episode.
     #[test]
-    fn a_part_of_a_batch_is_a_mean_of_its_own(
+    fn minibatch_weights_are_those_of_a_separate_mean(
         first in prop::collection::vec((1usize..30, 0.1..1.0f64), 2..4),
         second in prop::collection::vec((1usize..30, 0.1..1.0f64), 2..4),
     ) {
@@ -105,7 +104,8 @@ proptest! {
             let mut shares = 0.0;
             for part in [&first, &second] {
                 let (alone, _) = algorithm.rows(std::slice::from_ref(part)).unwrap();
-                let own: Vec<_> = whole.iter().filter(|r| alone.iter().any(|a| a.episode == r.episode)).collect();
+                let is_own = |r: &&TrainRow| alone.iter().any(|a| a.episode == r.episode);
+                let own: Vec<_> = whole.iter().filter(is_own).collect();
                 let share: f64 = own.iter().map(|r| r.share).sum();
                 shares += share;
                 prop_assert_eq!(own.len(), alone.len());

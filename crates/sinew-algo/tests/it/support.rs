@@ -1,4 +1,4 @@
-//! Traces made by hand.
+//! Handmade traces.
 
 use sinew_algo::{Algorithm, AlgorithmConfig, AlgorithmKind, RunFacts};
 use sinew_types::{
