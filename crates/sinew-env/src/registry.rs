@@ -1,8 +1,8 @@
-//! The environments that recipes can name.
+//! Registry of the environments that recipes can name.
 //!
-//! An environment is one file: its keys with their documentation ([`EnvConfig`]), what it needs
-//! and how it is built. [`ENVIRONMENTS`] has one line for each; the documentation, the schema for
-//! editors and the checks of a recipe are made from it.
+//! An environment is one file with its documented keys ([`EnvConfig`]), requirements and constructors.
+//! [`ENVIRONMENTS`] has one line for each. The documentation, the schema for editors and the checks of a recipe are
+//! generated from it.
 
 use crate::port::{EnvError, EnvFactory};
 use crate::taskset::{Taskset, TasksetError};
@@ -18,28 +18,29 @@ use toml::de::ValueDeserializer;
 /// All environments, in the order of the documentation.
 pub static ENVIRONMENTS: [EnvKind; 2] = [math::KIND, tiny::KIND];
 
-/// What an environment needs in addition to a model.
+/// Requirements of an environment in addition to a model.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Needs {
-    /// It runs code: sandboxes with a Python interpreter.
+    /// Sandboxes with a Python interpreter, to run code.
     pub sandbox: bool,
-    /// It speaks these characters alone: models have a character tokenizer of them, and are trained
-    /// from scratch. `None`: any pretrained model.
+    /// Characters of the environment's texts. The model has a character tokenizer for them and is trained from
+    /// scratch. `None`: any pretrained model.
     pub alphabet: Option<&'static str>,
 }
 
-/// A value that an environment does not take.
+/// An invalid value of a key.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("env.{key} = {value}: {reason}")]
 pub struct KeyError {
     /// The key, below `env`.
     pub key: &'static str,
+    /// The value.
     pub value: String,
-    /// What is allowed, or why the key has no effect.
+    /// Allowed values, or the reason why the key has no effect.
     pub reason: String,
 }
 
-/// What the host gives to environments that run code.
+/// Sandboxes for environments that run code.
 #[derive(Clone)]
 pub struct Sandboxes {
     pub provider: Arc<dyn SandboxProvider>,
@@ -55,27 +56,27 @@ impl fmt::Debug for Sandboxes {
     }
 }
 
-/// The keys of an environment as a recipe sets them, and what they build.
+/// Keys of an environment in a recipe, and its constructors.
 pub trait EnvConfig: fmt::Debug + Send + Sync {
     /// The first key whose value is not allowed.
     fn check(&self) -> Result<(), KeyError>;
 
-    /// Its tasks; equal seeds give equal tasks.
+    /// Creates the taskset. Equal seeds yield equal tasks.
     fn taskset(&self, seed: u64) -> Result<Arc<dyn Taskset>, TasksetError>;
 
-    /// Its worlds. `sandboxes` are there exactly if [`Needs::sandbox`] is set.
+    /// Creates the factory. `sandboxes` is `Some` if and only if [`Needs::sandbox`] is set.
     fn factory(&self, sandboxes: Option<Sandboxes>) -> Result<Arc<dyn EnvFactory>, EnvError>;
 
-    /// Reward that one turn can earn before the episode ends; 0: none.
+    /// Maximum process reward of one turn. 0: none.
     fn process_reward(&self) -> f64;
 }
 
-/// An [`EnvConfig`] that is read from a recipe and written back.
+/// An [`EnvConfig`] that can be deserialized, serialized and described by a schema.
 pub trait EnvKeys: EnvConfig + DeserializeOwned + Serialize + JsonSchema + 'static {}
 
 impl<C: EnvConfig + DeserializeOwned + Serialize + JsonSchema + 'static> EnvKeys for C {}
 
-/// An environment as read: what it builds, and all its keys with defaults filled in.
+/// A parsed environment section: the constructors, and all keys with their defaults.
 pub type ReadConfig = (Arc<dyn EnvConfig>, toml::Table);
 
 type Read = fn(ValueDeserializer<'_>) -> Result<ReadConfig, toml::de::Error>;
@@ -87,6 +88,7 @@ pub struct EnvKind {
     pub name: &'static str,
     /// One line for the documentation.
     pub summary: &'static str,
+    /// Requirements in addition to a model.
     pub needs: Needs,
     read: Read,
     schema: fn(&mut SchemaGenerator) -> Schema,
@@ -102,7 +104,7 @@ impl fmt::Debug for EnvKind {
 }
 
 impl EnvKind {
-    /// The environment whose keys are `C`.
+    /// Creates an entry for the environment with the keys `C`.
     pub const fn new<C: EnvKeys>(name: &'static str, summary: &'static str, needs: Needs) -> Self {
         Self {
             name,
@@ -113,23 +115,23 @@ impl EnvKind {
         }
     }
 
-    /// The environment of this name.
+    /// Finds an environment by name.
     pub fn named(name: &str) -> Option<&'static Self> {
         ENVIRONMENTS.iter().find(|kind| kind.name == name)
     }
 
-    /// Reads its keys; `type` is not among them. Unknown keys and values of other types are errors
-    /// with their place in the text.
+    /// Parses the keys without `type`. Unknown keys and wrong types are errors with their position in the text.
     pub fn read(&self, keys: ValueDeserializer<'_>) -> Result<ReadConfig, toml::de::Error> {
         (self.read)(keys)
     }
 
-    /// JSON Schema of its keys.
+    /// JSON Schema of the keys.
     pub fn schema(&self, generator: &mut SchemaGenerator) -> Schema {
         (self.schema)(generator)
     }
 }
 
+/// Parses the keys `C`, and serializes them with their defaults.
 fn read<C: EnvKeys>(keys: ValueDeserializer<'_>) -> Result<ReadConfig, toml::de::Error> {
     let config = C::deserialize(keys)?;
     let table = toml::Table::try_from(&config).map_err(serde::de::Error::custom)?;
@@ -165,7 +167,7 @@ mod tests {
                 assert!(property.get("default").is_some(), "{}.{key}", kind.name);
             }
         }
-        assert!(EnvKind::named("no such world").is_none());
+        assert!(EnvKind::named("no such environment").is_none());
     }
 
     #[test]

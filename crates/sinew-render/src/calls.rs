@@ -1,8 +1,9 @@
-//! Reading one call from the text that starts at its opening mark.
+//! Parsers for a single call at the start of a text.
 
 use crate::tool_call::{ParsedCall, ToolCallError, ToolCallFormat};
 use serde_json::{Map, Value};
 
+/// Start of a call of a built-in tool of Llama.
 pub(crate) const PYTHON_TAG: &str = "<|python_tag|>";
 const DEEPSEEK_BEGIN: &str = "<｜tool▁call▁begin｜>";
 const DEEPSEEK_SEP: &str = "<｜tool▁sep｜>";
@@ -14,20 +15,20 @@ const FUNCTION_END: &str = "</function>";
 const TOOL_CALL: &str = "<tool_call>";
 const TOOL_CALL_END: &str = "</tool_call>";
 
-/// Marks of a format in running text.
+/// Markers of a format in running text.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Marks {
-    /// A call starts here.
+    /// Start of a call.
     pub(crate) open: Vec<String>,
-    /// Stands around several calls and says nothing itself.
+    /// Text around a list of calls, which is ignored.
     pub(crate) wrapper: Vec<String>,
-    /// A call's end, which is wrong outside of one; with the mark that should have opened it.
+    /// Start and end of a call, to detect an end without a start.
     pub(crate) stray: Vec<(String, String)>,
-    /// A call may start with a bare JSON value where nothing was said before.
+    /// A JSON value at the start of the turn is a call.
     pub(crate) json_start: bool,
 }
 
-/// The marks of a format.
+/// Returns the markers of a format.
 pub(crate) fn marks(format: &ToolCallFormat) -> Marks {
     let owned = |list: &[&str]| list.iter().map(|s| (*s).to_owned()).collect::<Vec<_>>();
     let tag = |open: &str, close: &str| Marks {
@@ -79,46 +80,42 @@ pub(crate) fn marks(format: &ToolCallFormat) -> Marks {
     }
 }
 
-/// What stands at the beginning of a text that opens a call.
+/// Result of parsing a text that starts with a marker.
 #[derive(Debug, PartialEq)]
 pub(crate) enum Region {
-    /// The call is not whole yet.
+    /// More text is needed.
     More,
-    Calls {
-        used: usize,
-        calls: Vec<ParsedCall>,
-    },
-    /// It looked like a call but is none.
-    Text {
-        used: usize,
-    },
-    Broken {
-        used: usize,
-        error: ToolCallError,
-    },
+    /// Complete calls in the first `used` bytes.
+    Calls { used: usize, calls: Vec<ParsedCall> },
+    /// The first `used` bytes are text, not a call.
+    Text { used: usize },
+    /// An invalid call in the first `used` bytes.
+    Broken { used: usize, error: ToolCallError },
 }
 
-/// How far a region has been looked at, so that no byte is looked at twice.
+/// Progress in a region, so that every byte is scanned once.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Scan {
     json: JsonScan,
-    /// Where to look on for the closing mark.
+    /// Start of the search for the end marker.
     close_from: usize,
-    /// The first closing mark seen inside of a string.
+    /// First end marker inside of a string.
     inner_close: Option<usize>,
 }
 
-/// Follows brackets and strings of a JSON value.
+/// State of a scan for the end of a JSON value.
 #[derive(Clone, Debug, Default)]
 struct JsonScan {
+    /// Number of scanned bytes.
     at: usize,
+    /// Number of open brackets.
     depth: usize,
     in_string: bool,
     escaped: bool,
 }
 
 impl JsonScan {
-    /// Reads on up to `until`; gives the end of the outermost value once it is there.
+    /// Scans up to `until`. Returns the end of the outermost value when it is found.
     fn advance(&mut self, text: &str, from: usize, until: usize) -> Option<usize> {
         self.at = self.at.max(from);
         for (i, &byte) in text.as_bytes()[..until].iter().enumerate().skip(self.at) {
@@ -142,11 +139,11 @@ impl JsonScan {
     }
 }
 
-/// Types of arguments, for formats that write values without quotes.
+/// Parameter schemas by tool name, for formats with unquoted values.
 pub(crate) type Schemas = [(String, Value)];
 
-/// Reads the call that `text` opens with. `last` says that no text follows: then the answer is
-/// never [`Region::More`].
+/// Parses the call at the start of `text`. With `last` no text follows, and the result is not
+/// [`Region::More`].
 pub(crate) fn read(
     format: &ToolCallFormat,
     text: &str,
@@ -215,14 +212,14 @@ pub(crate) fn read(
     }
 }
 
-/// Where the body between two marks ends.
+/// End of the body between two markers.
 enum Span {
     More,
     End(usize),
     Missing,
 }
 
-/// With `json`, a closing mark inside of a string closes nothing.
+/// Finds the end marker. With `json`, markers inside of strings are ignored.
 fn span(text: &str, open: &str, close: &str, scan: &mut Scan, last: bool, json: bool) -> Span {
     scan.close_from = scan.close_from.max(open.len());
     while let Some(found) = text[scan.close_from..].find(close) {
@@ -234,7 +231,7 @@ fn span(text: &str, open: &str, close: &str, scan: &mut Scan, last: bool, json: 
         scan.inner_close.get_or_insert(end);
         scan.close_from = end + close.len();
     }
-    // The mark may be half here.
+    // The text may end with a part of the marker.
     let mut from = text.len().saturating_sub(close.len() - 1);
     while !text.is_char_boundary(from) {
         from -= 1;
@@ -242,13 +239,13 @@ fn span(text: &str, open: &str, close: &str, scan: &mut Scan, last: bool, json: 
     scan.close_from = scan.close_from.max(from);
     match scan.inner_close {
         _ if !last => Span::More,
-        // A quote that never closes: what came first counts.
+        // The string has no end: the first marker counts.
         Some(end) => Span::End(end),
         None => Span::Missing,
     }
 }
 
-/// A call between two marks.
+/// Parses a call between two markers.
 fn tagged(
     text: &str,
     (open, close): (&str, &str),
@@ -276,6 +273,7 @@ fn tagged(
     }
 }
 
+/// A call of `tool` with the body as argument `code`.
 fn code(body: &str, tool: &str) -> Result<Vec<ParsedCall>, ToolCallError> {
     if body.trim().is_empty() {
         return Err(ToolCallError::Empty);
@@ -290,7 +288,7 @@ fn parse_json(text: &str) -> Result<Value, ToolCallError> {
     serde_json::from_str(text.trim()).map_err(|e| ToolCallError::Json(e.to_string()))
 }
 
-/// One object or a list of them.
+/// Parses a JSON object or a list of objects as calls.
 fn json_calls(body: &str) -> Result<Vec<ParsedCall>, ToolCallError> {
     if body.trim().is_empty() {
         return Err(ToolCallError::Empty);
@@ -302,8 +300,8 @@ fn json_calls(body: &str) -> Result<Vec<ParsedCall>, ToolCallError> {
     }
 }
 
-/// `{"name": ..., "arguments": {...}}`, with `parameters` as Llama has it, or inside of
-/// `function` as OpenAI has it.
+/// Parses `{"name": ..., "arguments": {...}}`. Also accepts `parameters` (Llama) and an outer `function`
+/// (OpenAI).
 fn call_of(value: &Value) -> Result<ParsedCall, ToolCallError> {
     let value = if value["function"].is_object() {
         &value["function"]
@@ -322,7 +320,7 @@ fn call_of(value: &Value) -> Result<ParsedCall, ToolCallError> {
     })
 }
 
-/// Arguments as an object; some models write the object as a string of JSON.
+/// Parses arguments: an object, or a string that contains one.
 fn object(value: Option<&Value>) -> Result<Map<String, Value>, ToolCallError> {
     match value {
         Some(Value::Object(map)) => Ok(map.clone()),
@@ -336,6 +334,7 @@ fn object(value: Option<&Value>) -> Result<Map<String, Value>, ToolCallError> {
     }
 }
 
+/// True if a JSON value has the form of calls.
 fn is_call(value: &Value) -> bool {
     let one = |v: &Value| {
         let v = if v["function"].is_object() {
@@ -351,7 +350,7 @@ fn is_call(value: &Value) -> bool {
     }
 }
 
-/// A value that starts the turn: a call if it looks like one, else what the model says.
+/// Parses a JSON value at the start of a turn. It is text if it does not have the form of a call.
 fn bare_json(text: &str, scan: &mut Scan, last: bool) -> Region {
     let Some(used) = scan.json.advance(text, 0, text.len()) else {
         return if last {
@@ -368,6 +367,7 @@ fn bare_json(text: &str, scan: &mut Scan, last: bool) -> Region {
     }
 }
 
+/// Parses complete JSON as calls.
 fn finish_json(body: &str, used: usize) -> Region {
     match json_calls(body) {
         Ok(calls) => Region::Calls { used, calls },
@@ -375,6 +375,7 @@ fn finish_json(body: &str, used: usize) -> Region {
     }
 }
 
+/// Parses a call in a Markdown fence.
 fn fenced_json(text: &str, scan: &mut Scan, last: bool) -> Region {
     let (open, close) = ("```json", "```");
     let end = match span(text, open, close, scan, last, true) {
@@ -390,7 +391,7 @@ fn fenced_json(text: &str, scan: &mut Scan, last: bool) -> Region {
     }
 }
 
-/// A value that the turn's end cuts off.
+/// Classifies an incomplete value at the end of a turn.
 fn bare_json_end(text: &str) -> Region {
     let used = text.len();
     if text.contains("\"name\"") {
@@ -400,6 +401,7 @@ fn bare_json_end(text: &str) -> Region {
     Region::Text { used }
 }
 
+/// Parses the formats of Llama 3.
 fn llama(text: &str, scan: &mut Scan, last: bool) -> Region {
     if text.starts_with(FUNCTION) {
         return tagged(text, (FUNCTION, FUNCTION_END), scan, last, true, |body| {
@@ -442,7 +444,7 @@ fn llama(text: &str, scan: &mut Scan, last: bool) -> Region {
     }
 }
 
-/// `brave_search.call(query="...")`.
+/// Parses a built-in tool call `brave_search.call(query="...")`.
 fn built_in(text: &str) -> Option<Result<ParsedCall, ToolCallError>> {
     let (name, rest) = text.split_once(".call(")?;
     let inner = rest.strip_suffix(')')?;
@@ -470,9 +472,10 @@ fn built_in(text: &str) -> Option<Result<ParsedCall, ToolCallError>> {
     Some(Ok(ParsedCall::new(name, arguments)))
 }
 
-/// Longest name and id before the arguments.
+/// Maximum bytes of name and id before the arguments.
 const MAX_HEAD: usize = 256;
 
+/// Parses both formats of Mistral.
 fn mistral(text: &str, scan: &mut Scan, last: bool) -> Region {
     let open = "[TOOL_CALLS]";
     let broken = |error| Region::Broken {
@@ -527,7 +530,7 @@ fn mistral(text: &str, scan: &mut Scan, last: bool) -> Region {
     }
 }
 
-/// `function<｜tool▁sep｜>name` and fenced JSON (V3, R1), or `name<｜tool▁sep｜>` and JSON (V3.1).
+/// Parses `function<｜tool▁sep｜>name` with fenced JSON (V3, R1), or `name<｜tool▁sep｜>` with JSON (V3.1).
 fn deepseek(body: &str) -> Result<ParsedCall, ToolCallError> {
     let (left, right) = body
         .split_once(DEEPSEEK_SEP)
@@ -549,7 +552,7 @@ fn deepseek(body: &str) -> Result<ParsedCall, ToolCallError> {
     Ok(ParsedCall::new(name, object(Some(&parse_json(json)?))?))
 }
 
-/// The rest of `<｜DSML｜invoke name="f">` and its parameters.
+/// Parses the rest of `<｜DSML｜invoke name="f">` with its parameters (V3.2).
 fn dsml(body: &str) -> Result<ParsedCall, ToolCallError> {
     const PARAMETER: &str = "<｜DSML｜parameter";
     let (head, mut rest) = body
@@ -585,6 +588,7 @@ fn dsml(body: &str) -> Result<ParsedCall, ToolCallError> {
     Ok(ParsedCall::new(name, arguments))
 }
 
+/// Value of an attribute `name="..."`.
 fn attribute(head: &str, name: &'static str) -> Result<String, ToolCallError> {
     head.split_once(&format!("{name}=\""))
         .and_then(|(_, after)| after.split_once('"'))
@@ -592,6 +596,7 @@ fn attribute(head: &str, name: &'static str) -> Result<String, ToolCallError> {
         .ok_or_else(|| ToolCallError::syntax(head, "the attributes name and string"))
 }
 
+/// Parses the body of a GLM call.
 fn glm(body: &str, schemas: &Schemas) -> Result<ParsedCall, ToolCallError> {
     let (name, mut rest) = match body.find("<arg_key>") {
         Some(at) => body.split_at(at),
@@ -615,7 +620,7 @@ fn glm(body: &str, schemas: &Schemas) -> Result<ParsedCall, ToolCallError> {
     Ok(ParsedCall::new(name, arguments))
 }
 
-/// What stands between two marks at the beginning of a text, and what follows.
+/// Text between two markers at the start of `text`, and the rest.
 fn between<'t>(
     text: &'t str,
     open: &'static str,
@@ -632,8 +637,8 @@ fn between<'t>(
         })
 }
 
-/// `<function=` without `<tool_call>` before it, which Qwen3-Coder leaves out at times; a
-/// closing mark after it is taken along.
+/// Parses `<function=` without `<tool_call>`, which Qwen3-Coder sometimes omits. A following `</tool_call>`
+/// is part of the call.
 fn bare_function(text: &str, scan: &mut Scan, last: bool, schemas: &Schemas) -> Region {
     let region = tagged(text, ("", FUNCTION_END), scan, last, false, |body| {
         xml(&format!("{body}{FUNCTION_END}"), schemas).map(|call| vec![call])
@@ -652,13 +657,14 @@ fn bare_function(text: &str, scan: &mut Scan, last: bool, schemas: &Schemas) -> 
         };
     }
     if !last && TOOL_CALL_END.starts_with(trimmed) {
-        // Looked at again from the start: only the few bytes of the mark are missing.
+        // Parsed again from the start, when the rest of the marker has arrived.
         *scan = Scan::default();
         return Region::More;
     }
     region
 }
 
+/// Parses the body of an XML call.
 fn xml(body: &str, schemas: &Schemas) -> Result<ParsedCall, ToolCallError> {
     if body.trim().is_empty() {
         return Err(ToolCallError::Empty);
@@ -686,8 +692,8 @@ fn xml(body: &str, schemas: &Schemas) -> Result<ParsedCall, ToolCallError> {
     Ok(ParsedCall::new(name, arguments))
 }
 
-/// A value written without quotes: its type is what the tool's schema says; without one, what
-/// reads as a number, a truth value, a list or an object is one.
+/// Converts an unquoted value to the type of the tool's schema. Without a schema, numbers, booleans, lists
+/// and objects are recognized.
 fn typed(schemas: &Schemas, tool: &str, key: &str, raw: &str) -> Result<Value, ToolCallError> {
     let types = schemas
         .iter()
@@ -728,7 +734,7 @@ fn is_of_type(value: &Value, name: &str) -> bool {
     }
 }
 
-/// The types that a JSON schema allows, `anyOf` included; none if it does not say.
+/// Types that a JSON Schema allows, including `anyOf`. Empty if it has none.
 fn types_of(schema: &Value) -> Vec<String> {
     let mut types = match &schema["type"] {
         Value::String(one) => vec![one.clone()],

@@ -1,9 +1,8 @@
-//! The renderer for pretrained models: their tokenizer, their chat template.
+//! Renderer for pretrained models, with their tokenizer and chat template.
 //!
-//! The join between two turns is found by suffix difference. A dummy conversation that ends
-//! with an assistant message and then the new messages is rendered, and what the template puts
-//! after the assistant's content, or after its last call's last argument where tools answer, is
-//! what has to follow a sampled turn:
+//! The text between two turns is found by suffix difference. A dummy conversation is rendered that ends with
+//! an assistant message and the new messages. The suffix is the text of the template after the assistant's
+//! content, or after the last argument of its last call if the new messages are tool results:
 //!
 //! | template writes after the content | model stopped at | appended |
 //! |---|---|---|
@@ -12,11 +11,11 @@
 //! | `<\|user\|>...` (next role is the stop, GLM) | `<\|user\|>` | from after `<\|user\|>` on |
 //! | ` </s>[INST]...` (text before the stop) | `</s>` | from after `</s>` on |
 //!
-//! What a template expects of messages with calls (no content or an empty one, arguments as an
-//! object or as text, short ids) is found out by trying. A template without a place for tools
-//! or calls gets them in the system message and in contents, in the model's call format.
+//! The form of messages with calls (no content or an empty one, arguments as an object or as text, short ids)
+//! is found by trial. For a template without tools or calls, they are written in the system message and in
+//! contents, in the call format of the model.
 //!
-//! Sources: the chat templates that the models ship; reference/agent-layer.md section 1.2.
+//! Sources: the chat templates of the models; reference/agent-layer.md section 1.2.
 
 use crate::renderer::{Extension, RenderError, Renderer, text_only};
 use crate::template::{ChatTemplate, MessageStyle, role_name};
@@ -28,11 +27,11 @@ use serde_json::{Value, json};
 use sinew_types::{FinishReason, Message, Role, TokenId, ToolCall, ToolSpec};
 use std::path::Path;
 
-/// Stands for a sampled turn in dummy conversations. No template changes it, no model says it.
+/// Placeholder for a sampled turn in dummy conversations. Templates do not change it.
 const SENTINEL: &str = "sinewturnsentinel";
 
-/// A stop token further away from the content than this is not the one that closes it, where
-/// the template does not tell how it closes a turn.
+/// Maximum distance in tokens between content and its closing stop token, if the template does not show how
+/// it closes a turn.
 const MAX_CLOSING_TOKENS: usize = 4;
 
 /// Tokenizer, template and stop ids of one model.
@@ -41,40 +40,47 @@ pub struct ChatRenderer {
     tokenizer: Tokenizer,
     config: ChatConfig,
     template: ChatTemplate,
+    /// Ids that end a turn.
     stop_ids: Vec<TokenId>,
+    /// Notation of calls and reasoning.
     format: TurnFormat,
     shows: Shows,
     template_hash: String,
 }
 
-/// What a template prints of what it is given.
+/// Parts of messages that a template prints.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shows {
-    /// Descriptions of tools; if not, they go into the system message.
+    /// Tool descriptions. If false, they are written in the system message.
     pub tools: bool,
-    /// Calls of past turns; if not, they go into contents.
+    /// Calls of past turns. If false, they are written in contents.
     pub calls: bool,
-    /// What tools answer; if not, it is given to the model as the user's words.
+    /// Tool results. If false, they are rendered as user messages.
     pub results: bool,
-    /// The whitespace around what a turn says; if not, a full render loses what was sampled.
+    /// Whitespace around the content of a turn. If false, a full render loses sampled tokens.
     pub whitespace: bool,
 }
 
-/// How a model's conversations are written.
+/// Conversation format of a model.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ChatConfig {
-    /// Jinja source.
+    /// Jinja source of the chat template.
     pub template: String,
+    /// Text of the token at the start of a conversation. Empty: none.
     pub bos_token: String,
+    /// Text of the token at the end of a turn. Empty: none.
     pub eos_token: String,
-    /// Ids that end a generation besides those found in the template.
+    /// Ids that end a generation, in addition to those of the template.
     pub eos_ids: Vec<TokenId>,
-    /// Variables for the template, for instance `enable_thinking`.
+    /// Variables of the template, such as `enable_thinking`.
     pub options: serde_json::Map<String, Value>,
 }
 
 impl ChatRenderer {
-    /// Compiles the template and finds the tokens that end a turn.
+    /// Compiles the template and finds the stop tokens.
+    ///
+    /// # Errors
+    /// Returns an error if the template is invalid or no stop token is known.
     pub fn new(tokenizer: Tokenizer, config: ChatConfig) -> Result<Self, RenderError> {
         let template = ChatTemplate::new(
             &config.template,
@@ -97,9 +103,9 @@ impl ChatRenderer {
         };
         let mut stop_ids = Vec::new();
         for role in [Role::User, Role::Tool] {
-            // Many templates know no `tool` role; what they know must have a join.
-            let said = Message::new(Role::Assistant, SENTINEL);
-            if let Ok(join) = renderer.join_after(&said, &[Message::new(role, "x")], &[])
+            // Many templates do not support the `tool` role. Supported roles must have a boundary.
+            let turn = Message::new(Role::Assistant, SENTINEL);
+            if let Ok(join) = renderer.join_after(&turn, &[Message::new(role, "x")], &[])
                 && let Some(&first) = join.suffix.first()
                 && renderer.tokenizer.is_special(first)
             {
@@ -128,8 +134,11 @@ impl ChatRenderer {
         Ok(renderer)
     }
 
-    /// From what a GGUF file holds: its vocabulary, `tokenizer.chat_template`, and the ids
+    /// Creates a renderer from GGUF data: the vocabulary, `tokenizer.chat_template`, and the ids
     /// `tokenizer.ggml.bos_token_id` and `tokenizer.ggml.eos_token_id`.
+    ///
+    /// # Errors
+    /// Returns an error without a template, or if the vocabulary is not supported.
     pub fn from_gguf(
         vocab: &GgufVocab,
         chat_template: Option<&str>,
@@ -158,9 +167,11 @@ impl ChatRenderer {
         Self::new(Tokenizer::from_gguf(vocab)?, config)
     }
 
-    /// From a model folder in the Hugging Face layout: `tokenizer.json`,
-    /// `tokenizer_config.json`, and, where they are there, `chat_template.jinja` and
-    /// `generation_config.json`.
+    /// Creates a renderer from a model folder in the Hugging Face layout: `tokenizer.json`,
+    /// `tokenizer_config.json`, and optionally `chat_template.jinja` and `generation_config.json`.
+    ///
+    /// # Errors
+    /// Returns an error if a file is missing or invalid, or there is no template.
     pub fn from_dir(dir: &Path) -> Result<Self, RenderError> {
         let path = dir.join("tokenizer.json");
         let tokenizer = Tokenizer::from_json(&read(&path)?, &path.display().to_string())?;
@@ -192,17 +203,17 @@ impl ChatRenderer {
         Self::new(tokenizer, config)
     }
 
-    /// The tokenizer alone.
+    /// The tokenizer of the model.
     pub fn tokenizer(&self) -> &Tokenizer {
         &self.tokenizer
     }
 
-    /// What the template prints of what it is given.
+    /// Parts of messages that the template prints.
     pub fn shows(&self) -> Shows {
         self.shows
     }
 
-    /// How calls are written where the template has no place for them.
+    /// Call format for a template that does not print calls.
     fn call_format(&self) -> &ToolCallFormat {
         self.format
             .calls
@@ -210,6 +221,7 @@ impl ChatRenderer {
             .unwrap_or(&ToolCallFormat::Hermes)
     }
 
+    /// Renders messages as text.
     fn text(
         &self,
         messages: &[Message],
@@ -229,7 +241,7 @@ impl ChatRenderer {
             .render(&messages, tools, add_generation_prompt)
     }
 
-    /// Control tokens neutralized, calls where the template shows them.
+    /// Neutralizes control tokens, and writes calls in the content if the template does not print them.
     fn prepared(&self, message: &Message) -> Message {
         let mut message = message.clone();
         if message.role == Role::Tool && !self.shows.results {
@@ -245,75 +257,74 @@ impl ChatRenderer {
         message
     }
 
-    /// What the template writes for a turn after the prompt of what was before it.
+    /// Text of a turn after the prompt of the messages before it.
     fn turn_text(
         &self,
         before: &[Message],
-        said: &Message,
+        turn: &Message,
         tools: &[ToolSpec],
     ) -> Result<String, RenderError> {
         let history = self.text(before, tools, false)?;
         let prompt = self.text(before, tools, true)?;
-        let whole = self.text(&[before, std::slice::from_ref(said)].concat(), tools, false)?;
+        let whole = self.text(&[before, std::slice::from_ref(turn)].concat(), tools, false)?;
         match whole.strip_prefix(&prompt) {
             Some(rest) => Ok(rest.to_owned()),
-            None => self.unkept_prompt(&history, &prompt, &whole, said),
+            None => self.turn_without_prompt_reasoning(&history, &prompt, &whole, turn),
         }
     }
 
-    /// What the template writes for a turn after what it writes before any other, for templates
-    /// that change the question as soon as it is answered.
-    fn turn_after_header(&self, said: &Message, tools: &[ToolSpec]) -> Option<String> {
+    /// Text of a turn after the header of another turn, for templates that change an answered question.
+    fn turn_after_header(&self, turn: &Message, tools: &[ToolSpec]) -> Option<String> {
         let user = Message::new(Role::User, "x");
         let other = Message::new(Role::Assistant, SENTINEL);
         let text = |turn: Message| self.text(&[user.clone(), turn], tools, false).ok();
         let other = text(other)?;
         let (header, _) = other.split_once(SENTINEL)?;
-        let whole = text(said.clone())?;
+        let whole = text(turn.clone())?;
         whole.strip_prefix(header).map(str::to_owned)
     }
 
-    /// A turn after a prompt whose end, a thought that it opens, the template does not keep.
-    fn unkept_prompt(
+    /// Text of a turn for templates whose generation prompt starts reasoning that a full render drops.
+    fn turn_without_prompt_reasoning(
         &self,
         history: &str,
         prompt: &str,
         whole: &str,
-        said: &Message,
+        turn: &Message,
     ) -> Result<String, RenderError> {
         let opening = prompt.strip_prefix(history).unwrap_or_default();
-        let marks = self.format.reasoning.as_ref();
-        let cut = marks.and_then(|m| opening.find(&m.open).map(|at| (m, at)));
+        let markers = self.format.reasoning.as_ref();
+        let cut = markers.and_then(|m| opening.find(&m.open).map(|at| (m, at)));
         let kept = cut.and_then(|(m, at)| {
             let header = format!("{history}{}", &opening[..at]);
             whole.strip_prefix(&header).map(|rest| (m, at, rest))
         });
-        let Some((marks, at, rest)) = kept else {
+        let Some((markers, at, rest)) = kept else {
             return Err(RenderError::Join(format!(
                 "the generation prompt {opening:?} is not how the template opens a turn"
             )));
         };
-        let said_after = rest.trim_start().strip_prefix(&marks.close);
-        if opening[at..].contains(&marks.close) {
+        let said_after = rest.trim_start().strip_prefix(&markers.close);
+        if opening[at..].contains(&markers.close) {
             return Ok(said_after.unwrap_or(rest).to_owned());
         }
-        let thought = said.reasoning.as_deref().unwrap_or_default();
+        let reasoning = turn.reasoning.as_deref().unwrap_or_default();
         Ok(match said_after {
-            Some(after) => format!("{thought}{}{after}", marks.close),
-            None => format!("{thought}\n{}\n\n{rest}", marks.close),
+            Some(after) => format!("{reasoning}{}{after}", markers.close),
+            None => format!("{reasoning}\n{}\n\n{rest}", markers.close),
         })
     }
 
-    /// What stands between a sampled turn and the point where the model speaks again.
+    /// Finds the text between a sampled turn and the next generation prompt.
     fn join(&self, new: &[Message], tools: &[ToolSpec]) -> Result<Join, RenderError> {
         let mut refused = None;
-        for (with_calls, said) in dummies(new) {
-            match self.join_after(&said, new, tools) {
-                // A template that closes no turn with calls may still close one without.
+        for (with_calls, turn) in dummies(new) {
+            match self.join_after(&turn, new, tools) {
+                // Some templates close only turns without calls.
                 Ok(join) if with_calls && join.stop.is_none() => {}
                 Ok(mut join) => {
                     if let Some(stop) = join.stop.as_mut().filter(|_| with_calls) {
-                        // What closes a call is the model's to say.
+                        // The model itself writes the end of a call.
                         join.suffix.drain(..*stop);
                         *stop = 0;
                     }
@@ -329,13 +340,14 @@ impl ChatRenderer {
         }))
     }
 
+    /// As [`Self::join`], for one dummy turn.
     fn join_after(
         &self,
-        said: &Message,
+        turn: &Message,
         new: &[Message],
         tools: &[ToolSpec],
     ) -> Result<Join, RenderError> {
-        let start = [Message::new(Role::User, "x"), said.clone()];
+        let start = [Message::new(Role::User, "x"), turn.clone()];
         let text = self.text(&[&start, new].concat(), tools, true)?;
         let (_, suffix) = text.split_once(SENTINEL).ok_or_else(|| {
             RenderError::Join("the template does not print the content of an assistant".into())
@@ -343,7 +355,7 @@ impl ChatRenderer {
         let suffix = self.tokenizer.encode(suffix)?;
         let closing = match self.text(&start, tools, false) {
             Ok(alone) => match alone.split_once(SENTINEL) {
-                // The next role's token may be the stop.
+                // The next role's token may be the stop token.
                 Some((_, tail)) => self.tokenizer.encode(tail)?.len() + 1,
                 None => MAX_CLOSING_TOKENS,
             },
@@ -355,14 +367,15 @@ impl ChatRenderer {
     }
 }
 
+/// Tokens between a sampled turn and the next generation prompt.
 struct Join {
-    /// Ids of everything that the template writes after the turn.
+    /// All ids that the template writes after the turn.
     suffix: Vec<TokenId>,
-    /// Where in it the turn's stop token is.
+    /// Index of the stop token in `suffix`.
     stop: Option<usize>,
 }
 
-/// Turns that new messages may answer, the likeliest first; whether they have calls.
+/// Dummy turns that precede the new messages, the most likely first. The flag is true for turns with calls.
 fn dummies(new: &[Message]) -> Vec<(bool, Message)> {
     let answers: Vec<_> = new.iter().take_while(|m| m.role == Role::Tool).collect();
     let plain = (false, Message::new(Role::Assistant, SENTINEL));
@@ -381,13 +394,13 @@ fn dummies(new: &[Message]) -> Vec<(bool, Message)> {
     };
     match answers.len() {
         0 => vec![plain],
-        // Some templates take one call a turn.
+        // Some templates support one call per turn.
         n if answers.iter().any(|m| m.tool_call_id.is_some()) => vec![calls(n), calls(1), plain],
         n => vec![plain, calls(n), calls(1)],
     }
 }
 
-/// What the template opens a model's turn with.
+/// Text of the generation prompt.
 fn generation_prompt(template: &ChatTemplate) -> String {
     let user = [Message::new(Role::User, "x")];
     let render = |open| template.render(&user, &[], open).unwrap_or_default();
@@ -395,7 +408,7 @@ fn generation_prompt(template: &ChatTemplate) -> String {
     after.strip_prefix(&before).unwrap_or_default().to_owned()
 }
 
-/// A question, a call, and what the tool answered.
+/// A question, a call, and its result.
 fn probe_messages(name: &str, key: &str, result: &str) -> Vec<Message> {
     let call = ToolCall {
         id: "call_sinewprobe_0123".into(),
@@ -410,7 +423,7 @@ fn probe_messages(name: &str, key: &str, result: &str) -> Vec<Message> {
     vec![Message::new(Role::User, "x"), turn, answer]
 }
 
-/// Finds out by trying what a template expects of messages with calls, and what it prints.
+/// Finds the message style and the printed parts of a template by trial.
 fn probe(mut template: ChatTemplate) -> (ChatTemplate, Shows) {
     let (name, key, result) = ("sinewprobename", "sinewprobekey", "sinewproberesult");
     let messages = probe_messages(name, key, result);
@@ -434,7 +447,7 @@ fn probe(mut template: ChatTemplate) -> (ChatTemplate, Shows) {
     }
     let mut without_calls = messages.clone();
     without_calls[1] = Message::new(Role::Assistant, "x");
-    // A template that refuses the role says so itself, when it is asked to render it.
+    // A template that refuses the role returns an error when it is rendered.
     let drops = |messages: &[Message]| {
         let text = template.render(messages, &[], false);
         text.is_ok_and(|text| !text.contains(result))
@@ -448,17 +461,17 @@ fn probe(mut template: ChatTemplate) -> (ChatTemplate, Shows) {
     };
     let tools = template.render(&user, &[tool], false).unwrap_or_default();
     let spaced = format!("\n {SENTINEL} \n");
-    let said = [
+    let turn = [
         user[0].clone(),
         Message::new(Role::Assistant, &spaced),
         user[0].clone(),
     ];
-    let said = template.render(&said, &[], false).unwrap_or_default();
+    let turn = template.render(&turn, &[], false).unwrap_or_default();
     let shows = Shows {
         tools: tools.contains(name),
         calls: shows_calls,
         results: !drops_results,
-        whitespace: said.contains(&spaced) || !said.contains(SENTINEL),
+        whitespace: turn.contains(&spaced) || !turn.contains(SENTINEL),
     };
     (template, shows)
 }
@@ -503,15 +516,16 @@ impl Renderer for ChatRenderer {
         messages: &[Message],
         tools: &[ToolSpec],
     ) -> Result<Vec<TokenId>, RenderError> {
-        let Some((said, before)) = messages.split_last() else {
+        let Some((turn, before)) = messages.split_last() else {
             return Ok(Vec::new());
         };
-        // A template that moves things on the way still opens and closes a turn as ever.
+        // Some templates move text of earlier messages. The turn itself is then rendered after a short
+        // prompt.
         let short = [Message::new(Role::User, "x")];
         let turn = self
-            .turn_text(before, said, tools)
-            .or_else(|e| self.turn_text(&short, said, tools).map_err(|_| e))
-            .or_else(|e| self.turn_after_header(said, tools).ok_or(e))?;
+            .turn_text(before, turn, tools)
+            .or_else(|e| self.turn_text(&short, turn, tools).map_err(|_| e))
+            .or_else(|e| self.turn_after_header(turn, tools).ok_or(e))?;
         let mut ids = self.tokenizer.encode(&turn)?;
         if let Some(stop) = ids.iter().position(|id| self.stop_ids.contains(id)) {
             ids.truncate(stop + 1);
@@ -536,14 +550,14 @@ impl Renderer for ChatRenderer {
         if let Some(message) = new_messages.iter().find(|m| m.role == Role::Assistant) {
             return Err(RenderError::Message {
                 role: role_name(message.role).into(),
-                message: "only the model speaks for itself, and its turns are not rendered".into(),
+                message: "assistant turns are sampled, and cannot be added as new messages".into(),
             });
         }
         let Join { mut suffix, stop } = self.join(new_messages, tools)?;
         let stopped_at = match finish {
             FinishReason::StopId { id } if context.last() != Some(id) => {
                 return Err(RenderError::Join(format!(
-                    "the turn is said to have stopped at token {id}, but ends with {:?}",
+                    "the turn's finish reason is stop token {id}, but it ends with {:?}",
                     context.last()
                 )));
             }
@@ -605,7 +619,7 @@ fn read_json(path: &Path) -> Result<Value, RenderError> {
     })
 }
 
-/// A template is a text, or a list of named ones of which `default` is meant.
+/// Parses a template: a text, or a list of named templates with `default`.
 fn template_of(value: &Value) -> Option<String> {
     match value {
         Value::String(text) => Some(text.clone()),

@@ -1,31 +1,34 @@
-//! Gate before training: bridged ids must equal a full render of the same messages.
+//! Chat-template conformance check: incremental ids must equal a full render of the same messages.
 //!
-//! Turns that the template itself writes stand in for sampled ones. At every join, what
-//! [`Renderer::extend`] appends after prompt and turn must give, token by token, what the
-//! template renders for the conversation so far; and the calls in a turn must read back.
+//! Assistant turns are rendered by the template in place of sampled ones. At every turn boundary, prompt,
+//! turn and
+//! [`Renderer::extend`] together must give the ids of a full render. Calls in a turn must parse to
+//! themselves.
 //!
-//! Some templates rewrite what was said before: they drop thoughts, or move the description of
-//! the tools to the last question. Token-in-token-out keeps the context as the model saw and
-//! sampled it, so there bridged ids and a full render differ by intent. Such a difference
-//! passes only if it is one of [`Rewrite`], and if everything else is equal.
+//! Some templates change earlier messages: they drop reasoning, or move the tool descriptions to the last
+//! question. The context keeps the tokens that the model read and sampled, so that incremental ids
+//! intentionally differ from a full render. Such a difference passes only if it is a [`Rewrite`] and
+//! everything else is equal.
 
 use crate::renderer::{Mismatch, RenderError, Renderer};
 use crate::turn::parse_tokens;
 use serde_json::json;
 use sinew_types::{FinishReason, Message, Role, TokenId, ToolCall, ToolSpec};
 
-/// A conversation to play: everything but assistant messages is given to the renderer as the
-/// environment would, assistant messages play the model.
+/// A conversation for the check. Assistant messages stand for the model, all others for the environment.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MockTrajectory {
+    /// Name in reports.
     pub name: String,
+    /// Messages in order.
     pub messages: Vec<Message>,
+    /// Tools of the conversation.
     pub tools: Vec<ToolSpec>,
 }
 
 impl MockTrajectory {
-    /// An environment's own start, followed by two turns that say `turn` with `observation`
-    /// between them.
+    /// The start of an environment, followed by two turns with the content `turn` and `observation` between
+    /// them.
     pub fn around(
         name: &str,
         start: &[Message],
@@ -41,9 +44,9 @@ impl MockTrajectory {
         }
     }
 
-    /// The conversations every renderer is held to: one and several observations after a turn,
-    /// by the `tool` and by the `user` role. `text` is the content of all messages; it should
-    /// not begin or end with whitespace, which some templates trim from the model's turns.
+    /// Conversations for every renderer: one and several observations after a turn, with the roles `tool` and
+    /// `user`. `text` is the content of all messages. It should not begin or end with whitespace, which some
+    /// templates trim.
     pub fn standard(system: Option<&str>, text: &str) -> Vec<Self> {
         let say = |role, n: usize| Message::new(role, text.repeat(n));
         let mock = |name: &str, turns: &[Message]| Self {
@@ -64,7 +67,7 @@ impl MockTrajectory {
         ]
     }
 
-    /// Conversations of a model that calls tools, and of one that thinks, as agents have them.
+    /// Conversations with tool calls and reasoning, like those of agents.
     pub fn agentic(system: Option<&str>) -> Vec<Self> {
         let tools = [mock_tool()];
         let mock = |name: &str, turns: &[Message]| Self {
@@ -117,12 +120,16 @@ impl MockTrajectory {
                     answer,
                 ],
             ),
-            mock("thought and answer", &[knows.clone(), again, knows.clone()]),
-            mock("thought and call", &[thinks, first, knows]),
+            mock(
+                "reasoning and answer",
+                &[knows.clone(), again, knows.clone()],
+            ),
+            mock("reasoning and call", &[thinks, first, knows]),
         ]
     }
 }
 
+/// Initial messages of a conversation.
 fn opening(system: Option<&str>, question: &str) -> Vec<Message> {
     let mut messages: Vec<_> = system
         .map(|s| Message::new(Role::System, s))
@@ -144,6 +151,7 @@ fn mock_tool() -> ToolSpec {
     }
 }
 
+/// An assistant message with calls of these ids.
 fn mock_calls(content: &str, ids: &[&str]) -> Message {
     let mut message = Message::new(Role::Assistant, content);
     message.tool_calls = ids
@@ -157,31 +165,31 @@ fn mock_calls(content: &str, ids: &[&str]) -> Message {
     message
 }
 
-/// What a template changes of messages that it has rendered before.
+/// A change of earlier messages by a template.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Rewrite {
-    /// What the model thought, or the marks that a thought has, is left out or put in later.
+    /// Reasoning or its markers are removed or inserted.
     Reasoning,
-    /// The text is the same, but its tokens depend on what follows them: whitespace at the
-    /// end of a prompt, in vocabularies that join it to the next word.
+    /// The text is equal, but its tokens depend on the following text: whitespace at the end of a prompt, in
+    /// vocabularies that merge it with the next word.
     Tokens,
-    /// Whitespace of what was said before.
+    /// Whitespace of earlier messages changes.
     Whitespace,
-    /// The description of the tools moves to the last question.
+    /// Tool descriptions move to the last question.
     Tools,
     /// The system message moves to the last question.
     System,
 }
 
 impl Rewrite {
-    /// What is done about it, for people.
+    /// Description of the consequence, for reports.
     pub fn rule(self) -> &'static str {
         match self {
             Self::Reasoning => {
-                "thoughts of past turns stay in the context as sampled; the template would drop them"
+                "reasoning of past turns stays in the context as sampled; the template would drop it"
             }
             Self::Tokens => {
-                "tokens stay as sampled; a full render would cut the same text otherwise"
+                "tokens stay as sampled; a full render would tokenize the same text differently"
             }
             Self::Whitespace => "whitespace stays as sampled; the template would trim it",
             Self::Tools => {
@@ -192,35 +200,37 @@ impl Rewrite {
     }
 }
 
-/// One compared join.
+/// Result for one turn boundary.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ConformanceStep {
+    /// Name of the conversation.
     pub trajectory: String,
-    /// Index of the assistant message before the join.
+    /// Index of the assistant message before the boundary.
     pub message: usize,
-    /// Tokens compared.
+    /// Number of compared tokens.
     pub tokens: usize,
-    /// What the template would have changed of the past; nothing if the ids are equal.
+    /// Changes of earlier messages by the template. Empty if the ids are equal.
     pub rewrites: Vec<Rewrite>,
 }
 
-/// What was compared; a mismatch is an error instead.
+/// Result of the check. A mismatch is an error.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ConformanceReport {
+    /// Compared turn boundaries.
     pub steps: Vec<ConformanceStep>,
-    /// Turns with calls whose calls read back.
+    /// Number of turns whose calls were parsed and compared.
     pub turns_with_calls: usize,
-    /// Conversations that the template itself refuses, with its reason.
+    /// Conversations that the template refuses, with the reason.
     pub refused: Vec<(String, String)>,
 }
 
 impl ConformanceReport {
-    /// Joins whose ids equal a full render.
+    /// Number of boundaries whose ids equal a full render.
     pub fn exact(&self) -> usize {
         self.steps.iter().filter(|s| s.rewrites.is_empty()).count()
     }
 
-    /// Every kind of rewriting that was met, once.
+    /// All kinds of rewrites, without duplicates.
     pub fn rewrites(&self) -> Vec<Rewrite> {
         let mut all: Vec<_> = self.steps.iter().flat_map(|s| s.rewrites.clone()).collect();
         all.sort_unstable();
@@ -229,10 +239,12 @@ impl ConformanceReport {
     }
 }
 
-/// Plays every trajectory through [`Renderer::extend`], on the CPU and without a model, and
-/// compares with full renders; training on a renderer that fails this is refused. The first
-/// difference that is no [`Rewrite`] is [`RenderError::Mismatch`]. Trajectories whose full
-/// render the template refuses are reported; it is an error if all are.
+/// Plays every conversation through [`Renderer::extend`] and compares with full renders. Needs no model.
+/// Training requires that this check passes. Conversations that the template refuses are reported.
+///
+/// # Errors
+/// [`RenderError::Mismatch`] at the first difference that is not a [`Rewrite`], or an error if the template
+/// refuses all conversations.
 pub fn conformance_check(
     renderer: &dyn Renderer,
     trajectories: &[MockTrajectory],
@@ -254,6 +266,7 @@ pub fn conformance_check(
     }
 }
 
+/// Checks all boundaries of a conversation.
 fn play(
     renderer: &dyn Renderer,
     trajectory: &MockTrajectory,
@@ -269,7 +282,7 @@ fn play(
             .position(|m| m.role == Role::Assistant)
             .map_or(messages.len(), |n| at + 1 + n);
         if next == at + 1 {
-            // The last turn, or one that nothing answers: there is no join after it.
+            // No message follows this turn.
             continue;
         }
         let join = Join::make(renderer, trajectory, at, next)?;
@@ -292,19 +305,19 @@ fn play(
     Ok(())
 }
 
-/// Both ways over one join.
+/// Incremental ids and a full render up to one boundary.
 struct Join {
     at: usize,
-    /// Where the turn begins in `bridged`.
+    /// Start of the turn in `bridged`.
     turn_at: usize,
-    /// Where the extension begins in `bridged`.
+    /// Start of the extension in `bridged`.
     extension_at: usize,
     bridged: Vec<TokenId>,
     full: Vec<TokenId>,
 }
 
 impl Join {
-    /// The join between the turn `at` and the one at `next`.
+    /// Renders the boundary between the turn `at` and the one at `next`.
     fn make(
         renderer: &dyn Renderer,
         trajectory: &MockTrajectory,
@@ -320,7 +333,7 @@ impl Join {
             .last()
             .is_some_and(|id| renderer.stop_ids().contains(id));
         if !stopped {
-            // The next role's token ends the turn: it is what a cut turn is closed with.
+            // The next role's token ends the turn, and also closes a truncated one.
             let cut = renderer.extend(&bridged, &FinishReason::Length, new, tools)?;
             bridged.extend(cut.forced);
         }
@@ -347,7 +360,7 @@ impl Join {
         self.bridged == self.full
     }
 
-    /// The turn's calls, taken from its tokens, are those of the message.
+    /// Checks that the calls in the turn's tokens equal those of the message.
     fn read_back(
         &self,
         renderer: &dyn Renderer,
@@ -376,6 +389,7 @@ impl Join {
         })
     }
 
+    /// Error with the first difference and its context.
     fn mismatch(&self, renderer: &dyn Renderer, trajectory: &MockTrajectory) -> RenderError {
         let (bridged, full) = (&self.bridged, &self.full);
         let index = bridged
@@ -401,7 +415,7 @@ impl Join {
     }
 }
 
-/// The rewriting that explains a difference; `None` if nothing does.
+/// Rewrites that explain a difference. `None` if there are none.
 fn explain(
     renderer: &dyn Renderer,
     trajectory: &MockTrajectory,
@@ -410,8 +424,8 @@ fn explain(
     if let Some(rewrite) = explain_text(renderer, join) {
         return Some(vec![rewrite]);
     }
-    // What was rendered before has changed: the same conversation without what may move must
-    // join exactly, or be explained in its turn.
+    // Earlier text has changed. Without the part that may move, the same conversation must match exactly or
+    // be explained itself.
     let next = trajectory.messages[join.at + 1..]
         .iter()
         .position(|m| m.role == Role::Assistant)
@@ -429,7 +443,7 @@ fn explain(
         let Ok(other) = Join::make(renderer, &changed, join.at - dropped, next - dropped) else {
             continue;
         };
-        // What is appended stays the template's own, whatever moves before it or into it.
+        // The appended ids are those of the template in both cases.
         let extension = &join.bridged[join.extension_at..];
         if !join.full.ends_with(extension) && other.bridged[other.extension_at..] != *extension {
             continue;
@@ -445,8 +459,8 @@ fn explain(
     None
 }
 
-/// What follows is equal, and of what was before only whitespace, the cut into tokens, or
-/// thoughts and their marks differ.
+/// Explains a difference in whitespace, tokenization or reasoning of earlier text, if the appended ids are
+/// equal.
 fn explain_text(renderer: &dyn Renderer, join: &Join) -> Option<Rewrite> {
     let extension = &join.bridged[join.extension_at..];
     let kept = renderer.decode_with_special(join.full.strip_suffix(extension)?);
@@ -459,19 +473,19 @@ fn explain_text(renderer: &dyn Renderer, join: &Join) -> Option<Rewrite> {
         return Some(Rewrite::Whitespace);
     }
     let marks = renderer.turn_format().reasoning?;
-    let bare = |text: &str| solid(&without_thoughts(text, &marks.open, &marks.close));
+    let bare = |text: &str| solid(&without_reasoning(text, &marks.open, &marks.close));
     (bare(&kept) == bare(&made)).then_some(Rewrite::Reasoning)
 }
 
-/// A text without thoughts; marks that stand alone go as well.
-fn without_thoughts(text: &str, open: &str, close: &str) -> String {
+/// Removes reasoning with its markers from a text.
+fn without_reasoning(text: &str, open: &str, close: &str) -> String {
     let mut out = String::new();
     let mut rest = text;
     while let Some(start) = rest.find(open) {
         let (before, after) = rest.split_at(start);
         out.push_str(before);
         let after = &after[open.len()..];
-        // A thought ends before the next one begins.
+        // Reasoning ends before the next one starts.
         let next = after.find(open).unwrap_or(after.len());
         rest = match after[..next].find(close) {
             Some(end) => &after[end + close.len()..],

@@ -1,12 +1,14 @@
-//! Messages to tokens and back: tokenizers, chat templates, joins between turns, tool calls.
+//! Conversion between messages and tokens: tokenizers, chat templates, turn boundaries, tool calls.
 //!
-//! A [`Renderer`] turns messages into the exact ids that an engine sees. Between two turns it
-//! appends; ids that were sampled are never decoded and tokenized again.
+//! A [`Renderer`] converts messages to the token ids that an engine reads. After a sampled turn it appends
+//! ids. Sampled ids are never decoded and tokenized again.
 //!
-//! Invariants: rendering is a pure function of the messages and the tools, so that equal
-//! prompts give equal ids and prefixes can be shared; [`Renderer::extend`] never changes or
-//! drops a token of the context, it only says what to append; ids returned are always inside
-//! the vocabulary. Nothing here reads a clock, the environment or the network.
+//! Invariants:
+//! - Rendering is a pure function of messages and tools: equal prompts give equal ids, so that prefixes can
+//!   be shared.
+//! - [`Renderer::extend`] returns ids to append. It never changes the context.
+//! - All returned ids are in the vocabulary.
+//! - This crate reads no clock, environment variable or network.
 
 mod calls;
 mod chat;

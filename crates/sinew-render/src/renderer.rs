@@ -5,42 +5,53 @@ use crate::turn::TurnFormat;
 use sinew_types::{FinishReason, Message, TokenId, ToolSpec};
 use std::path::PathBuf;
 
-/// Why messages could not become tokens, or tokens text.
+/// Reason why messages cannot be converted to tokens, or tokens to text.
 #[derive(Debug, thiserror::Error)]
 pub enum RenderError {
+    /// A file of the model cannot be read.
     #[error("cannot read {path}: {message}")]
     Read { path: PathBuf, message: String },
+    /// The tokenizer is invalid or not supported.
     #[error("tokenizer from {source_name}: {message}")]
     Tokenizer {
         source_name: String,
         message: String,
     },
+    /// The chat template is invalid or refuses the messages. Line 0: unknown.
     #[error("chat template line {line}: {message}")]
     Template { line: usize, message: String },
+    /// The model has no chat template.
     #[error("the model has no chat template: {hint}")]
     NoTemplate { hint: String },
+    /// The renderer does not support a message.
     #[error("cannot render {role} message: {message}")]
     Message { role: String, message: String },
+    /// A message has an image or audio part.
     #[error(
         "message {message} ({role}) has {kind} in part {part}: the model reads text alone; send what it \
          shows as text, or use a model that takes {kind}"
     )]
     Media {
-        /// Index of the message, and of the part in it.
+        /// Index of the message.
         message: usize,
         role: &'static str,
         part: usize,
         /// `image` or `audio`.
         kind: &'static str,
     },
+    /// No token ends a turn.
     #[error("no stop token: neither eos nor a token that closes a turn is known; {hint}")]
     NoStopToken { hint: String },
+    /// A character outside of the alphabet of a character tokenizer.
     #[error("character {character:?} is not in the alphabet {alphabet:?}")]
     UnknownCharacter { character: char, alphabet: String },
+    /// A token id outside of the vocabulary.
     #[error("token id {id} is outside the vocabulary of {vocab}")]
     UnknownToken { id: TokenId, vocab: usize },
-    #[error("the join between two turns cannot be found: {0}")]
+    /// The template does not show the text between two turns.
+    #[error("the boundary between two turns cannot be found: {0}")]
     Join(String),
+    /// Calls that the template writes do not parse to themselves.
     #[error(
         "{trajectory}, message {message}: the model writes its calls as {written:?}, which reads \
          as {read}; set the tool-call format that the model was trained on"
@@ -51,11 +62,12 @@ pub enum RenderError {
         written: String,
         read: String,
     },
+    /// Incremental ids differ from a full render.
     #[error(transparent)]
     Mismatch(Box<Mismatch>),
 }
 
-/// Where bridged ids and a full render part.
+/// First difference between incremental ids and a full render.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{trajectory}, message {message}: bridged ids differ from a full render at token {index}: \
@@ -64,20 +76,23 @@ pub enum RenderError {
     token_shown(.full)
 )]
 pub struct Mismatch {
+    /// Name of the conversation.
     pub trajectory: String,
-    /// The assistant message before the join.
+    /// Index of the assistant message before the boundary.
     pub message: usize,
-    /// First differing token of the whole sequence.
+    /// Index of the first different token.
     pub index: usize,
-    /// Text of the differing tokens; `None` past the end.
+    /// Text of the incremental token. `None` after the end.
     pub bridged: Option<String>,
+    /// Text of the token of the full render. `None` after the end.
     pub full: Option<String>,
-    /// Text of up to eight tokens before the difference.
+    /// Text of up to eight incremental tokens before the difference.
     pub bridged_context: String,
+    /// Text of up to eight tokens of the full render before the difference.
     pub full_context: String,
 }
 
-/// The differing token, or that there is none.
+/// The different token, or `end`.
 fn token_shown(token: &Option<String>) -> String {
     match token {
         Some(text) => format!("{text:?}"),
@@ -85,20 +100,19 @@ fn token_shown(token: &Option<String>) -> String {
     }
 }
 
-/// What follows a sampled turn in the context.
+/// Tokens that follow a sampled turn.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Extension {
-    /// Tokens that close the model's turn where sampling did not: [`sinew_types::TokenKind::Forced`].
+    /// Tokens that close a truncated turn: [`sinew_types::TokenKind::Forced`].
     pub forced: Vec<TokenId>,
-    /// The rest up to where the model speaks again, joins included:
-    /// [`sinew_types::TokenKind::Observation`].
+    /// New messages and the generation prompt: [`sinew_types::TokenKind::Observation`].
     pub observation: Vec<TokenId>,
 }
 
-/// Refuses messages with parts that are not text: no renderer has a place for them yet.
+/// Refuses messages with parts other than text, which no renderer supports.
 ///
 /// # Errors
-/// The first part that is not text.
+/// [`RenderError::Media`] for the first such part.
 pub fn text_only(messages: &[Message]) -> Result<(), RenderError> {
     let media = |(index, message): (usize, &Message)| {
         let (part, media) = message.content.first_media()?;
@@ -115,17 +129,17 @@ pub fn text_only(messages: &[Message]) -> Result<(), RenderError> {
     }
 }
 
-/// Messages to tokens, token-in-token-out.
+/// Conversion of messages to tokens. Sampled tokens stay as they are.
 pub trait Renderer: Send + Sync {
-    /// The ids of a conversation up to and including the generation prompt.
+    /// Renders a conversation with the generation prompt.
     fn render_prompt(
         &self,
         messages: &[Message],
         tools: &[ToolSpec],
     ) -> Result<Vec<TokenId>, RenderError>;
 
-    /// The ids that the model would sample to say the last message after a prompt of those
-    /// before it, with the stop token if the template writes one.
+    /// Renders the last message as the model would sample it after the others, with the stop token if the
+    /// template writes one.
     fn render_turn(
         &self,
         messages: &[Message],
@@ -142,19 +156,19 @@ pub trait Renderer: Send + Sync {
         Ok(ids)
     }
 
-    /// How the model writes calls and thoughts.
+    /// Notation of calls and reasoning.
     fn turn_format(&self) -> TurnFormat {
         TurnFormat::default()
     }
 
-    /// BLAKE3 of the chat template's text, hexadecimal; `None` without a template.
+    /// BLAKE3 hash of the chat template's text in hexadecimal digits. `None` without a template.
     fn template_hash(&self) -> Option<String> {
         None
     }
 
-    /// What to append after a sampled turn. `context` is everything the model saw and sampled
-    /// so far; `finish` tells how the last turn ended; `new_messages` are what the environment
-    /// answered. Ends with the generation prompt.
+    /// Returns the tokens after a sampled turn. `context` has all tokens so far, `finish` is the end of the
+    /// last turn, and `new_messages` are the response of the environment. The result ends with the generation
+    /// prompt.
     fn extend(
         &self,
         context: &[TokenId],
@@ -163,26 +177,25 @@ pub trait Renderer: Send + Sync {
         tools: &[ToolSpec],
     ) -> Result<Extension, RenderError>;
 
-    /// Ids that end a turn when sampled.
+    /// Ids that end a turn.
     fn stop_ids(&self) -> &[TokenId];
 
-    /// Number of ids; every id below is valid for [`Renderer::token_bytes`].
+    /// Number of ids. All smaller ids are valid for [`Renderer::token_bytes`].
     fn vocab_size(&self) -> usize;
 
-    /// Bytes that a token stands for. Special tokens give their name; `None` outside the
-    /// vocabulary. A character may be spread over several tokens.
+    /// Bytes of a token. For a special token, its name. `None` outside of the vocabulary. A character may
+    /// span several tokens.
     fn token_bytes(&self, id: TokenId) -> Option<Vec<u8>>;
 
-    /// No token has more bytes: vocabularies have runs of 128 spaces, and nothing much longer.
+    /// Maximum bytes of a token. Vocabularies contain runs of 128 spaces.
     fn longest_token_bytes(&self) -> usize {
         256
     }
 
-    /// Whether the token is a control token, which is no part of what a turn says.
+    /// True for control tokens, which are not part of the text.
     fn is_special(&self, id: TokenId) -> bool;
 
-    /// Text that a sampled turn says, without control tokens. Bytes that are no UTF-8 become
-    /// the replacement character.
+    /// Text of tokens without control tokens. Invalid UTF-8 becomes the replacement character.
     fn decode(&self, tokens: &[TokenId]) -> String {
         let mut bytes = Vec::new();
         for &id in tokens {
@@ -193,7 +206,7 @@ pub trait Renderer: Send + Sync {
         String::from_utf8_lossy(&bytes).into_owned()
     }
 
-    /// Text with control tokens spelled out, for people.
+    /// Text of tokens with the names of control tokens, for display.
     fn decode_with_special(&self, tokens: &[TokenId]) -> String {
         let bytes: Vec<u8> = tokens
             .iter()
@@ -205,12 +218,12 @@ pub trait Renderer: Send + Sync {
         String::from_utf8_lossy(&bytes).into_owned()
     }
 
-    /// Tokenizer files in the Hugging Face layout (name, bytes), to lie beside weights, so that
-    /// the folder is a whole model; none for a renderer that has no such form.
+    /// Tokenizer files in the Hugging Face layout (name, bytes) that complete a folder of weights. Empty if
+    /// the renderer has no such form.
     fn files(&self) -> Result<Vec<(String, Vec<u8>)>, RenderError> {
         Ok(Vec::new())
     }
 
-    /// Ids of a plain text as if it stood inside an assistant's turn.
+    /// Ids of plain text inside an assistant's turn.
     fn encode_text(&self, text: &str) -> Result<Vec<TokenId>, RenderError>;
 }

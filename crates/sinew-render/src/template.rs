@@ -1,4 +1,4 @@
-//! Chat templates as models ship them: Jinja, with what Hugging Face's renderer adds.
+//! Chat templates: Jinja with the extensions of Hugging Face's renderer.
 
 use crate::renderer::RenderError;
 use minijinja::syntax::SyntaxConfig;
@@ -8,7 +8,7 @@ use serde::Serialize;
 use serde_json::{Map, json};
 use sinew_types::{Message, Role, ToolSpec};
 
-/// Most operations that rendering one conversation may take: templates come from outside.
+/// Maximum operations to render a conversation. Templates are untrusted.
 const FUEL: u64 = 20_000_000;
 
 /// A compiled chat template.
@@ -21,18 +21,18 @@ pub struct ChatTemplate {
     style: MessageStyle,
 }
 
-/// What a template expects of messages with calls; found out by trying.
+/// Form of messages with calls that a template expects.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct MessageStyle {
-    /// A turn of calls alone has no content, not an empty one.
+    /// A turn with only calls has null content.
     pub(crate) null_content: bool,
-    /// Arguments are a text of JSON, not an object.
+    /// Arguments are a JSON text.
     pub(crate) text_arguments: bool,
-    /// Ids of calls have nine letters and digits (Mistral).
+    /// Call ids have nine letters and digits (Mistral).
     pub(crate) short_ids: bool,
 }
 
-/// A role as templates name it.
+/// Name of a role in templates.
 pub(crate) fn role_name(role: Role) -> &'static str {
     match role {
         Role::System => "system",
@@ -43,10 +43,12 @@ pub(crate) fn role_name(role: Role) -> &'static str {
 }
 
 impl ChatTemplate {
-    /// Compiles a template. `options` are variables that some templates read, for instance
-    /// `enable_thinking`. With `date` (`"2026-01-31"`) among them, templates can tell the model
-    /// what day it is (`strftime_now`); a run has one date, or its prompts would change
-    /// overnight.
+    /// Compiles a template. `options` are variables such as `enable_thinking`. With the option `date`
+    /// (`"2026-01-31"`), `strftime_now` is available. The date is fixed for a run, so that prompts do not
+    /// change overnight.
+    ///
+    /// # Errors
+    /// [`RenderError::Template`] for a syntax error or an invalid date.
     pub fn new(
         source: &str,
         bos_token: &str,
@@ -70,7 +72,7 @@ impl ChatTemplate {
             },
         );
         environment.add_filter("tojson", tojson);
-        // In Jinja nothing can be counted or walked through in `none`.
+        // In Jinja, `none` is not iterable.
         environment.add_test("iterable", |value: &Value| {
             !value.is_none() && value.try_iter().is_ok()
         });
@@ -90,12 +92,16 @@ impl ChatTemplate {
         })
     }
 
+    /// Sets the form of messages with calls.
     pub(crate) fn with_style(mut self, style: MessageStyle) -> Self {
         self.style = style;
         self
     }
 
-    /// The text of a conversation, with the opening of the model's turn if asked for.
+    /// Renders a conversation, optionally with the generation prompt.
+    ///
+    /// # Errors
+    /// [`RenderError::Template`] if the template fails or refuses the messages.
     pub fn render(
         &self,
         messages: &[Message],
@@ -126,7 +132,7 @@ impl ChatTemplate {
     }
 }
 
-/// The day that templates are told.
+/// Date for `strftime_now`.
 #[derive(Clone, Copy, Debug)]
 struct Date {
     year: u16,
@@ -150,6 +156,7 @@ const MONTHS: [&str; 12] = [
 ];
 
 impl Date {
+    /// Parses `YYYY-MM-DD`.
     fn parse(value: &serde_json::Value) -> Result<Self, RenderError> {
         let parse = |text: &str| {
             let mut parts = text.splitn(3, '-');
@@ -169,7 +176,7 @@ impl Date {
             })
     }
 
-    /// The directives that templates use.
+    /// Formats the date with the directives that templates use.
     fn format(self, format: &str) -> Result<String, Error> {
         let month = MONTHS[usize::from(self.month) - 1];
         let mut out = String::new();
@@ -194,6 +201,7 @@ impl Date {
     }
 }
 
+/// Error with the line of the template.
 fn failed(error: &Error) -> RenderError {
     RenderError::Template {
         line: error.line().unwrap_or(0),
@@ -204,7 +212,7 @@ fn failed(error: &Error) -> RenderError {
     }
 }
 
-/// `{% generation %}` marks the model's text for supervised training and prints nothing.
+/// Removes `{% generation %}` tags, which mark the model's text for supervised training and print nothing.
 fn without_generation_tags(source: &str) -> String {
     let mut out = source.to_owned();
     for word in ["generation", "endgeneration"] {
@@ -217,6 +225,7 @@ fn without_generation_tags(source: &str) -> String {
     out
 }
 
+/// A message as templates read it.
 fn message_value(message: &Message, style: MessageStyle) -> serde_json::Value {
     let mut value = Map::new();
     value.insert("role".into(), json!(role_name(message.role)));
@@ -260,8 +269,7 @@ fn message_value(message: &Message, style: MessageStyle) -> serde_json::Value {
     value.into()
 }
 
-/// Nine letters and digits that stand for an id: itself if it has that form, else from its
-/// FNV-1a hash.
+/// Nine letters and digits for an id: the id itself if it has that form, else its FNV-1a hash.
 fn short_id(id: &str) -> String {
     if id.len() == 9 && id.bytes().all(|b| b.is_ascii_alphanumeric()) {
         return id.to_owned();
@@ -290,8 +298,8 @@ fn tool_value(tool: &ToolSpec) -> serde_json::Value {
     })
 }
 
-/// `tojson` as `json.dumps(value, ensure_ascii=False)` writes it; Jinja's own filter escapes
-/// HTML, which no model saw in training.
+/// The `tojson` filter, equal to `json.dumps(value, ensure_ascii=False)`. Jinja's own filter escapes HTML,
+/// which models did not see in training.
 fn tojson(value: &Value, kwargs: Kwargs) -> Result<Value, Error> {
     let indent: Option<usize> = kwargs.get("indent")?;
     let ensure_ascii: Option<bool> = kwargs.get("ensure_ascii")?;
@@ -319,7 +327,7 @@ fn tojson(value: &Value, kwargs: Kwargs) -> Result<Value, Error> {
     Ok(Value::from_safe_string(text))
 }
 
-/// JSON as Python's `json.dumps(value, ensure_ascii=False)` writes it.
+/// JSON in the format of Python's `json.dumps(value, ensure_ascii=False)`.
 pub(crate) fn to_python_json(value: &serde_json::Value) -> String {
     let mut out = Vec::new();
     let mut serializer = serde_json::Serializer::with_formatter(&mut out, SpacedFormatter);
@@ -393,7 +401,7 @@ mod tests {
     }
 
     #[test]
-    fn json_is_written_as_python_writes_it() {
+    fn json_has_the_format_of_python() {
         let tool = ToolSpec {
             name: "f".into(),
             description: "a < b & 'c' é".into(),
@@ -415,7 +423,9 @@ mod tests {
 
     #[test]
     fn python_methods_blocks_and_loop_controls_work() {
-        let source = "{% for m in messages %}\n    {% if m.content.startswith('x') %}\n{% continue %}\n    {% endif %}\n{{ m.content.strip().split('|')[-1] }};{% endfor %}";
+        let source = "{% for m in messages %}\n    {% if m.content.startswith('x') %}\n\
+                      {% continue %}\n    {% endif %}\n\
+                      {{ m.content.strip().split('|')[-1] }};{% endfor %}";
         let messages = ["xa", " p|q "].map(|c| Message::new(Role::User, c));
         assert_eq!(
             template(source).render(&messages, &[], false).unwrap(),
@@ -424,13 +434,13 @@ mod tests {
     }
 
     #[test]
-    fn generation_marks_print_nothing() {
+    fn generation_tags_print_nothing() {
         let source = "a {%- generation -%} b{% generation %}{{ bos_token }}{% endgeneration %}";
         assert_eq!(template(source).render(&[], &[], false).unwrap(), "ab<s>");
     }
 
     #[test]
-    fn errors_of_the_template_are_told_with_their_line() {
+    fn template_errors_have_a_line() {
         let source = "\n{{ raise_exception('roles must alternate') }}";
         let error = template(source).render(&user("x"), &[], false).unwrap_err();
         assert!(
@@ -444,13 +454,14 @@ mod tests {
     fn options_are_variables() {
         let mut options = Map::new();
         options.insert("enable_thinking".into(), json!(false));
-        let source = "{% if enable_thinking is defined and not enable_thinking %}off{% endif %}{% if strftime_now is defined %}clock{% endif %}";
+        let source = "{% if enable_thinking is defined and not enable_thinking %}off{% endif %}\
+                      {% if strftime_now is defined %}clock{% endif %}";
         let template = ChatTemplate::new(source, "", "", options).unwrap();
         assert_eq!(template.render(&[], &[], true).unwrap(), "off");
     }
 
     #[test]
-    fn a_date_is_told_only_if_it_was_given() {
+    fn strftime_now_needs_a_date() {
         let mut options = Map::new();
         options.insert("date".into(), json!("2026-01-31"));
         let source = "{{ strftime_now('%d %B %b %Y-%m') }}";
@@ -467,12 +478,13 @@ mod tests {
 
     #[test]
     fn none_is_not_iterable() {
-        let source = "{% if tools is iterable and tools | length > 0 %}x{% endif %}{% if 'a' is iterable and messages is iterable %}y{% endif %}";
+        let source = "{% if tools is iterable and tools | length > 0 %}x{% endif %}\
+                      {% if 'a' is iterable and messages is iterable %}y{% endif %}";
         assert_eq!(template(source).render(&[], &[], false).unwrap(), "y");
     }
 
     #[test]
-    fn a_template_cannot_run_forever() {
+    fn templates_have_an_operation_limit() {
         let source =
             "{% for a in range(9999) %}{% for b in range(9999) %}{{ a }}{% endfor %}{% endfor %}";
         assert!(template(source).render(&[], &[], false).is_err());

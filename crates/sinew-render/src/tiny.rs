@@ -1,5 +1,4 @@
-//! A renderer with one token per character, for models trained from scratch in tests and in
-//! the tiny recipe.
+//! Renderer with one token per character, for models that are trained from scratch.
 //!
 //! ```text
 //! <user> c h a r s <end> <model> c h a r s <end> <tool> c h a r s <end> <model>
@@ -8,8 +7,9 @@
 use crate::renderer::{Extension, RenderError, Renderer, text_only};
 use sinew_types::{FinishReason, Message, Role, TokenId, ToolSpec};
 
-/// Closes a message.
+/// End of a message.
 const END: TokenId = 0;
+/// Names of the control tokens by id.
 const SPECIALS: [&str; 5] = ["<end>", "<system>", "<user>", "<model>", "<tool>"];
 
 fn role_id(role: Role) -> TokenId {
@@ -21,14 +21,14 @@ fn role_id(role: Role) -> TokenId {
     }
 }
 
-/// One id per character of a fixed alphabet, after five control tokens.
+/// Tokenizer with one id per character of an alphabet, after five control tokens.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CharTokenizer {
     alphabet: Vec<char>,
 }
 
 impl CharTokenizer {
-    /// Ids follow the order of `alphabet`; repeated characters count once.
+    /// Creates a tokenizer. Ids follow the order of `alphabet`, without repeated characters.
     pub fn new(alphabet: &str) -> Self {
         let mut chars = Vec::new();
         for c in alphabet.chars() {
@@ -39,12 +39,12 @@ impl CharTokenizer {
         Self { alphabet: chars }
     }
 
-    /// Control tokens and characters.
+    /// Number of control tokens and characters.
     pub fn vocab_size(&self) -> usize {
         SPECIALS.len() + self.alphabet.len()
     }
 
-    /// One id per character; characters outside the alphabet are an error.
+    /// Encodes text. A character outside of the alphabet is an error.
     pub fn encode(&self, text: &str) -> Result<Vec<TokenId>, RenderError> {
         text.chars()
             .map(|character| {
@@ -60,7 +60,7 @@ impl CharTokenizer {
             .collect()
     }
 
-    /// The text of an id; control tokens give their name.
+    /// Text of an id. For a control token, its name.
     pub fn token_text(&self, id: TokenId) -> Option<String> {
         let id = id as usize;
         match SPECIALS.get(id) {
@@ -70,14 +70,14 @@ impl CharTokenizer {
     }
 }
 
-/// Renders with a [`CharTokenizer`]; tools are refused, the template has no place for them.
+/// Renderer with a [`CharTokenizer`]. It does not support tools.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TinyRenderer {
     tokenizer: CharTokenizer,
 }
 
 impl TinyRenderer {
-    /// A renderer over the characters of `alphabet`.
+    /// Creates a renderer for the characters of `alphabet`.
     pub fn new(alphabet: &str) -> Self {
         Self {
             tokenizer: CharTokenizer::new(alphabet),
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cut_turn_is_closed_by_a_forced_token() {
+    fn truncated_turns_are_closed_by_a_forced_token() {
         let renderer = TinyRenderer::new("ab");
         let obs = [Message::new(Role::Tool, "b")];
         let cut = renderer

@@ -1,4 +1,4 @@
-//! Text to ids and back, from `tokenizer.json` or from the vocabulary inside a GGUF file.
+//! Tokenizers from `tokenizer.json` or from the vocabulary of a GGUF file.
 
 use crate::renderer::RenderError;
 use sinew_types::TokenId;
@@ -12,56 +12,69 @@ use tokenizers::pre_tokenizers::sequence::Sequence;
 use tokenizers::pre_tokenizers::split::{Split, SplitPattern};
 use tokenizers::{AddedToken, SplitDelimiterBehavior};
 
-/// What a GGUF file says about its tokenizer (`tokenizer.ggml.*`).
+/// Tokenizer data of a GGUF file (`tokenizer.ggml.*`).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct GgufVocab {
-    /// `tokenizer.ggml.model`; only byte-level BPE (`gpt2`) can be built.
+    /// `tokenizer.ggml.model`. Only byte-level BPE (`gpt2`) is supported.
     pub model: String,
-    /// `tokenizer.ggml.pre`: how text is cut before merging.
+    /// `tokenizer.ggml.pre`: name of the pre-tokenizer.
     pub pre: String,
+    /// Tokens by id.
     pub tokens: Vec<String>,
     /// `tokenizer.ggml.token_type`: 1 normal, 3 control, 4 user-defined, 5 unused.
     pub token_types: Vec<i32>,
-    /// Each two tokens with a space between.
+    /// Merges: two tokens separated by a space, in order of priority.
     pub merges: Vec<String>,
 }
 
 const GGUF_CONTROL: i32 = 3;
 const GGUF_USER_DEFINED: i32 = 4;
 
-/// Cuts of the GPT-4 family: contractions, words, up to three digits, punctuation, whitespace.
-const LLAMA3_SPLIT: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
-/// The same with single digits.
-const QWEN2_SPLIT: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+/// Pre-tokenizer pattern of the GPT-4 family: contractions, words, up to three digits, punctuation,
+/// whitespace.
+const LLAMA3_SPLIT: &str = concat!(
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*",
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+);
+/// The same pattern with single digits.
+const QWEN2_SPLIT: &str = concat!(
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*",
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+);
 
-/// Text to ids and back.
+/// A tokenizer.
 ///
-/// Control tokens are recognized in text given to [`Tokenizer::encode`], and nowhere else.
+/// Only [`Tokenizer::encode`] recognizes control tokens in text.
 #[derive(Debug)]
 pub struct Tokenizer {
     inner: tokenizers::Tokenizer,
-    /// Bytes of each id; `None` for holes in the vocabulary.
+    /// Bytes by id. `None` for unused ids.
     bytes: Vec<Option<Box<[u8]>>>,
-    /// Control tokens, in order of their ids.
+    /// Control tokens by id.
     special: BTreeMap<TokenId, String>,
+    /// Bytes of the longest token.
     longest: usize,
 }
 
 impl Tokenizer {
-    /// From the bytes of a `tokenizer.json`.
+    /// Parses a `tokenizer.json`. Errors contain `source_name`.
     pub fn from_json(json: &[u8], source_name: &str) -> Result<Self, RenderError> {
         let inner = tokenizers::Tokenizer::from_bytes(json).map_err(|e| failed(source_name, &e))?;
         Self::build(inner)
     }
 
-    /// As the bytes of a `tokenizer.json`.
+    /// Serializes the tokenizer as `tokenizer.json`.
     pub fn to_json(&self) -> Result<Vec<u8>, RenderError> {
         let text = self.inner.to_string(false);
         text.map(String::into_bytes)
             .map_err(|e| failed("tokenizer.json", &e))
     }
 
-    /// From the vocabulary of a GGUF file.
+    /// Creates a tokenizer from GGUF data.
+    ///
+    /// # Errors
+    /// [`RenderError::Tokenizer`] if the model or pre-tokenizer is not supported, or the data is
+    /// inconsistent.
     pub fn from_gguf(vocab: &GgufVocab) -> Result<Self, RenderError> {
         const SOURCE: &str = "GGUF vocabulary";
         let fail = |message: String| failed(SOURCE, &message);
@@ -121,6 +134,7 @@ impl Tokenizer {
         Self::build(inner)
     }
 
+    /// Collects the bytes and control tokens of a vocabulary.
     fn build(inner: tokenizers::Tokenizer) -> Result<Self, RenderError> {
         let vocab = inner.get_vocab(true);
         let size = vocab.values().max().map_or(0, |&id| id as usize + 1);
@@ -149,7 +163,7 @@ impl Tokenizer {
         })
     }
 
-    /// Ids of a text in which control tokens are spelled out. Adds nothing of its own.
+    /// Encodes text, including names of control tokens. Adds no tokens at the start or end.
     pub fn encode(&self, text: &str) -> Result<Vec<TokenId>, RenderError> {
         self.inner
             .encode_fast(text, false)
@@ -157,17 +171,17 @@ impl Tokenizer {
             .map_err(|e| failed("encoding", &e))
     }
 
-    /// One more than the largest id.
+    /// Number of ids: the largest id plus one.
     pub fn vocab_size(&self) -> usize {
         self.bytes.len()
     }
 
-    /// The id of a token's exact text.
+    /// Id of a token with exactly this text.
     pub fn id(&self, token: &str) -> Option<TokenId> {
         self.inner.token_to_id(token)
     }
 
-    /// The bytes that an id stands for.
+    /// Bytes of a token. `None` outside of the vocabulary.
     pub fn token_bytes(&self, id: TokenId) -> Option<&[u8]> {
         self.bytes.get(id as usize)?.as_deref()
     }
@@ -177,13 +191,13 @@ impl Tokenizer {
         self.longest
     }
 
-    /// Whether an id is a control token.
+    /// True for control tokens.
     pub fn is_special(&self, id: TokenId) -> bool {
         self.special.contains_key(&id)
     }
 
-    /// The text with a space after the first character of everything that would be read as a
-    /// control token, so that what a tool prints cannot open or close a turn.
+    /// Inserts a space after the first character of each control token's name, so that tool output cannot
+    /// start or end a turn.
     pub(crate) fn neutralize(&self, text: &str) -> String {
         let mut text = text.to_owned();
         for token in self.special.values() {
@@ -198,6 +212,7 @@ impl Tokenizer {
     }
 }
 
+/// Error with the source of the tokenizer.
 fn failed(source_name: &str, message: &dyn std::fmt::Display) -> RenderError {
     RenderError::Tokenizer {
         source_name: source_name.to_owned(),
@@ -205,15 +220,17 @@ fn failed(source_name: &str, message: &dyn std::fmt::Display) -> RenderError {
     }
 }
 
+/// Text segmentation before merges.
 struct Cuts {
     pre_tokenizer: PreTokenizerWrapper,
-    /// Whole words of the vocabulary are taken before merging.
+    /// Use words that are in the vocabulary without merges.
     ignore_merges: bool,
+    /// Normalize to NFC.
     nfc: bool,
 }
 
-/// The cuts that `tokenizer.ggml.pre` names. An unknown name is refused: a wrong cut gives
-/// plausible but different ids.
+/// Pre-tokenizer for a name of `tokenizer.ggml.pre`. An unknown name is an error, because a wrong
+/// pre-tokenizer gives plausible but different ids.
 fn pre_tokenizer(name: &str) -> Result<Cuts, String> {
     let byte_level = |use_regex| ByteLevel::new(false, true, use_regex).into();
     let split = |pattern: &str| -> Result<PreTokenizerWrapper, String> {
@@ -244,6 +261,7 @@ fn pre_tokenizer(name: &str) -> Result<Cuts, String> {
     })
 }
 
+/// True if the decoder is byte-level.
 fn is_byte_level(inner: &tokenizers::Tokenizer) -> bool {
     use tokenizers::decoders::DecoderWrapper;
     match inner.get_decoder() {
@@ -253,8 +271,8 @@ fn is_byte_level(inner: &tokenizers::Tokenizer) -> bool {
     }
 }
 
-/// Byte-level vocabularies write bytes without a printable Latin-1 character as characters
-/// from U+0100 on, in order (Radford et al., GPT-2 `encoder.py`).
+/// Bytes of a token in a byte-level vocabulary, which represents bytes without a printable Latin-1 character
+/// by characters from U+0100 on (Radford et al., GPT-2 `encoder.py`).
 fn byte_level_bytes(token: &str) -> Vec<u8> {
     let printable = |b: u8| matches!(b, 0x21..=0x7E | 0xA1..=0xAC | 0xAE..=0xFF);
     let shifted: Vec<u8> = (0..=255).filter(|&b| !printable(b)).collect();
@@ -265,7 +283,7 @@ fn byte_level_bytes(token: &str) -> Vec<u8> {
             Ok(b) if printable(b) => bytes.push(b),
             _ => match shifted.get(code.wrapping_sub(0x100) as usize) {
                 Some(&b) => bytes.push(b),
-                // Not of the byte alphabet: an entry that merges can never produce.
+                // Outside of the byte alphabet: merges never produce this token.
                 None => bytes.extend(c.to_string().into_bytes()),
             },
         }
@@ -273,7 +291,7 @@ fn byte_level_bytes(token: &str) -> Vec<u8> {
     bytes
 }
 
-/// SentencePiece vocabularies write a space as U+2581 and bytes as `<0x0A>`.
+/// Bytes of a SentencePiece token, which represents a space by U+2581 and bytes as `<0x0A>`.
 fn sentencepiece_bytes(token: &str) -> Vec<u8> {
     let hex = token
         .strip_prefix("<0x")
@@ -285,14 +303,14 @@ fn sentencepiece_bytes(token: &str) -> Vec<u8> {
     }
 }
 
-/// Decodes a stream of tokens to text: a character split over tokens appears with its last.
+/// Streaming decoder. A character that spans several tokens is returned with the last one.
 #[derive(Clone, Debug, Default)]
 pub struct StreamDecoder {
     pending: Vec<u8>,
 }
 
 impl StreamDecoder {
-    /// Takes the bytes of the next token and gives the text that is complete.
+    /// Adds the bytes of the next token and returns the complete text.
     pub fn push(&mut self, bytes: &[u8]) -> String {
         self.pending.extend_from_slice(bytes);
         let mut text = String::new();
@@ -319,7 +337,7 @@ impl StreamDecoder {
         }
     }
 
-    /// What is left when the stream ends: a cut character becomes the replacement character.
+    /// Returns the rest. An incomplete character becomes the replacement character.
     pub fn finish(&mut self) -> String {
         String::from_utf8_lossy(&std::mem::take(&mut self.pending)).into_owned()
     }

@@ -1,4 +1,4 @@
-//! Tool calls in the text that models write: the formats, what a call is, what can be wrong.
+//! Tool calls in model output: formats, parsed calls and errors.
 //!
 //! | format | one call |
 //! |---|---|
@@ -13,19 +13,19 @@
 //! | `fence:LANG:TOOL` | code in a fence of a language: one call of a tool with `code` |
 //! | `tag:TAG:TOOL` | code between `<TAG>` and `</TAG>`: likewise |
 //!
-//! Sources: the chat templates that the models ship (`tests/templates/README.md`).
+//! Sources: the chat templates of the models (`tests/templates/README.md`).
 
 use serde_json::{Map, Value};
 use std::str::FromStr;
 
-/// How a model writes a call.
+/// Notation of calls.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ToolCallFormat {
-    /// Hermes 2 and 3, Qwen 2.5 and 3; several in a row are several calls.
+    /// Hermes 2 and 3, Qwen 2.5 and 3. Several calls are written in sequence.
     Hermes,
-    /// SmolLM2 and 3: a list, or one object as Hermes has it.
+    /// SmolLM2 and 3: a list, or one object like Hermes.
     SmolLm,
-    /// Llama 3.1 to 3.3, with the built-in tools' spelling.
+    /// Llama 3.1 to 3.3, including calls of built-in tools.
     Llama3,
     /// Mistral: a list (up to tekken v7) or a name and arguments (v11 on).
     Mistral,
@@ -35,17 +35,16 @@ pub enum ToolCallFormat {
     Glm,
     /// Qwen3-Coder and Qwen 3.5.
     Xml,
-    /// A JSON object or list of objects with `name` and `arguments`, and nothing before it.
+    /// A JSON object or list of objects with `name` and `arguments` at the start of the turn.
     Json,
-    /// Code in a fence that opens with three backticks and the language: one call of `tool`
-    /// with `code`.
+    /// Code in a Markdown fence with the language: one call of `tool` with the argument `code`.
     Fence { language: String, tool: String },
-    /// Code between `<tag>` and `</tag>`: one call of `tool` with `code`.
+    /// Code between `<tag>` and `</tag>`: one call of `tool` with the argument `code`.
     Tag { tag: String, tool: String },
 }
 
 impl ToolCallFormat {
-    /// The format's name, as [`ToolCallFormat::from_str`] reads it.
+    /// Name that [`ToolCallFormat::from_str`] parses.
     pub fn name(&self) -> String {
         match self {
             Self::Hermes => "hermes".into(),
@@ -61,8 +60,7 @@ impl ToolCallFormat {
         }
     }
 
-    /// The format that a chat template teaches, told by the marks that it prints around calls;
-    /// `None` if it prints none.
+    /// Detects the format from the markers that a chat template prints. `None` if it prints none.
     pub fn of_template(source: &str) -> Option<Self> {
         let has = |mark: &str| source.contains(mark);
         Some(if has("<arg_key>") {
@@ -85,7 +83,7 @@ impl ToolCallFormat {
     }
 }
 
-/// A format's name that is not known.
+/// An unknown format name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "no tool-call format {0:?}: known are hermes, smollm, llama3, mistral, deepseek, glm, xml, \
@@ -133,17 +131,19 @@ impl FromStr for ToolCallFormat {
     }
 }
 
-/// A call as the model wrote it.
+/// A parsed call.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ParsedCall {
-    /// The id that the model gave; only Mistral's write one.
+    /// Id written by the model. Only Mistral models write one.
     pub id: Option<String>,
+    /// Name of the tool.
     pub name: String,
+    /// Arguments by name.
     pub arguments: Map<String, Value>,
 }
 
 impl ParsedCall {
-    /// A call without an id.
+    /// Creates a call without an id.
     pub fn new(name: impl Into<String>, arguments: Map<String, Value>) -> Self {
         Self {
             id: None,
@@ -153,22 +153,28 @@ impl ParsedCall {
     }
 }
 
-/// What is wrong with a call. The texts are written for the model to read.
+/// Error of a call. The messages are addressed to the model.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ToolCallError {
+    /// The end marker is missing.
     #[error("the call opens with {open} but {close} is missing")]
     Unclosed { open: String, close: String },
+    /// The start marker is missing.
     #[error("{close} without {open} before it")]
     Unopened { open: String, close: String },
+    /// The call has no content.
     #[error("the call is empty")]
     Empty,
+    /// The content is invalid JSON.
     #[error("the call is not valid JSON: {0}")]
     Json(String),
+    /// A field is missing or has the wrong type.
     #[error("the call has no {field:?}: {expected}")]
     Field {
         field: &'static str,
         expected: &'static str,
     },
+    /// An argument does not match the tool's schema.
     #[error("argument {name:?} of {tool} is {value:?}, expected {expected}")]
     Argument {
         tool: String,
@@ -176,17 +182,19 @@ pub enum ToolCallError {
         value: String,
         expected: String,
     },
+    /// The notation is invalid.
     #[error("the call cannot be read: {found:?} where {expected} is expected")]
     Syntax {
         found: String,
         expected: &'static str,
     },
+    /// The turn has more than [`MAX_CALLS`] calls.
     #[error("more than {MAX_CALLS} calls in one turn")]
     TooMany,
 }
 
 impl ToolCallError {
-    /// A syntax error that shows the beginning of what was found.
+    /// Syntax error with the first 40 characters of the text.
     pub(crate) fn syntax(found: &str, expected: &'static str) -> Self {
         Self::Syntax {
             found: found.trim().chars().take(40).collect(),
@@ -195,7 +203,7 @@ impl ToolCallError {
     }
 }
 
-/// Most calls in one turn.
+/// Maximum calls per turn.
 pub const MAX_CALLS: usize = 16;
 
 #[cfg(test)]
@@ -203,7 +211,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_read_back() {
+    fn names_parse_to_their_formats() {
         let all = [
             ToolCallFormat::Hermes,
             ToolCallFormat::SmolLm,

@@ -1,9 +1,10 @@
-//! A model's turn, taken apart while it arrives: reasoning, what it says, calls.
+//! Streaming parser for a turn of the model: reasoning, text and calls.
 //!
-//! Invariants: what the deltas add up to is the same however the text is cut into pieces; no
-//! part of a mark is ever given out as text; a call is given out when it is whole and well-formed, and not
-//! before, so that nobody acts on half a call. A broken call is given out as the text that it
-//! is, with the reason beside it: nothing a model says is lost.
+//! Invariants:
+//! - The sum of all deltas does not depend on how the text is split.
+//! - No part of a marker is returned as text.
+//! - A call is returned when it is complete and valid, so that it can be executed at once.
+//! - A broken call is returned as text, with the reason. No text of the model is lost.
 
 use crate::calls::{Marks, Region, Scan, Schemas, marks, read};
 use crate::renderer::Renderer;
@@ -12,25 +13,28 @@ use crate::tool_call::{MAX_CALLS, ParsedCall, ToolCallError, ToolCallFormat};
 use serde_json::Value;
 use sinew_types::{TokenId, ToolSpec};
 
-/// How a model marks what it thinks.
+/// Markers of reasoning.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reasoning {
+    /// Start marker.
     pub open: String,
+    /// End marker.
     pub close: String,
-    /// The generation prompt ends with the opening mark: the turn starts inside of it.
+    /// True if the generation prompt ends with the start marker, so that the turn starts with reasoning.
     pub opened_by_prompt: bool,
 }
 
-/// How a family of models writes its turns.
+/// Notation of turns of a model family.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TurnFormat {
-    /// `None`: whatever the model writes is text.
+    /// Format of calls. `None`: the turn has no calls.
     pub calls: Option<ToolCallFormat>,
+    /// Markers of reasoning. `None`: the turn has no reasoning.
     pub reasoning: Option<Reasoning>,
 }
 
 impl TurnFormat {
-    /// Calls of a format, no reasoning.
+    /// A format with calls and without reasoning.
     pub fn of_calls(format: ToolCallFormat) -> Self {
         Self {
             calls: Some(format),
@@ -38,7 +42,7 @@ impl TurnFormat {
         }
     }
 
-    /// What a chat template and its generation prompt tell about the turns to come.
+    /// Detects the format from a chat template and its generation prompt.
     pub fn of_template(source: &str, generation_prompt: &str) -> Self {
         let pair = [("<think>", "</think>"), ("[THINK]", "[/THINK]")]
             .into_iter()
@@ -56,8 +60,8 @@ impl TurnFormat {
         }
     }
 
-    /// Whether a control token is part of how calls or thoughts are written, as `[TOOL_CALLS]`
-    /// is, and must reach the parser.
+    /// True if a control token is a marker of calls or reasoning, such as `[TOOL_CALLS]`. The parser needs
+    /// its text.
     pub fn is_mark(&self, token: &str) -> bool {
         let reasoning = self
             .reasoning
@@ -83,35 +87,35 @@ impl TurnFormat {
     }
 }
 
-/// A piece of a turn.
+/// A part of a turn.
 #[derive(Clone, Debug, PartialEq)]
 pub enum TurnDelta {
+    /// Reasoning text.
     Reasoning(String),
+    /// Text outside of reasoning and calls.
     Text(String),
-    /// Calls are numbered from 0 in their order.
-    Call {
-        index: usize,
-        call: ParsedCall,
-    },
-    /// What is wrong with a call whose text follows as [`TurnDelta::Text`].
+    /// A complete call. Calls are numbered from 0.
+    Call { index: usize, call: ParsedCall },
+    /// Error of a call. Its text follows as [`TurnDelta::Text`].
     Broken(ToolCallError),
 }
 
-/// A turn, taken apart.
+/// A parsed turn.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ParsedTurn {
-    /// What the model thought; `None` if it did not open a thought.
+    /// Reasoning. `None` if the turn has none.
     pub reasoning: Option<String>,
-    /// What stands outside of calls and reasoning. Whitespace beside those is dropped, a turn
-    /// that is nothing but text is left as it is.
+    /// Text outside of calls and reasoning. Whitespace next to them is removed. A turn of only text is
+    /// unchanged.
     pub content: String,
+    /// Valid calls in order.
     pub calls: Vec<ParsedCall>,
-    /// What is wrong with the calls that could not be read; their text is in `content`.
+    /// Errors of invalid calls. Their text is in `content`.
     pub broken: Vec<ToolCallError>,
 }
 
 impl ParsedTurn {
-    /// Adds deltas in their order.
+    /// Appends deltas in order.
     pub fn apply(&mut self, deltas: impl IntoIterator<Item = TurnDelta>) {
         for delta in deltas {
             match delta {
@@ -126,8 +130,7 @@ impl ParsedTurn {
     }
 }
 
-/// Takes a whole turn apart. `tools` give the types of arguments that are written without
-/// quotes.
+/// Parses a complete turn. `tools` define the types of unquoted arguments.
 pub fn parse_turn(text: &str, format: &TurnFormat, tools: &[ToolSpec]) -> ParsedTurn {
     let mut parser = TurnParser::new(format, tools);
     let mut turn = ParsedTurn::default();
@@ -136,14 +139,16 @@ pub fn parse_turn(text: &str, format: &TurnFormat, tools: &[ToolSpec]) -> Parsed
     turn
 }
 
+/// State of the parser.
 #[derive(Debug)]
 enum Mode {
     Text,
     Reasoning,
+    /// At the start of a marker of calls.
     Region(Scan),
 }
 
-/// What a mark in running text means.
+/// Kind of a marker in running text.
 enum Found {
     Open,
     Wrapper,
@@ -151,28 +156,29 @@ enum Found {
     Think,
 }
 
-/// Takes a turn apart piece by piece.
+/// Streaming parser of a turn.
 #[derive(Debug)]
 pub struct TurnParser {
     format: TurnFormat,
     marks: Marks,
     schemas: Vec<(String, Value)>,
     mode: Mode,
-    /// Text not yet decided on.
+    /// Text that was not classified yet.
     buffer: String,
-    /// Whitespace not yet given out: it is dropped if a call or the end follows it.
+    /// Whitespace that is dropped if a call or the end of the turn follows.
     held: String,
-    /// Something else than whitespace was said.
+    /// True after text other than whitespace.
     said: bool,
-    /// A call or a thought was seen.
+    /// True after a call or reasoning.
     structured: bool,
-    /// Reasoning that was given out.
+    /// True after reasoning text.
     thought: bool,
+    /// Number of calls so far.
     calls: usize,
 }
 
 impl TurnParser {
-    /// A parser for one turn.
+    /// Creates a parser for one turn.
     pub fn new(format: &TurnFormat, tools: &[ToolSpec]) -> Self {
         let inside = format
             .reasoning
@@ -195,13 +201,13 @@ impl TurnParser {
         }
     }
 
-    /// The next piece of the turn, control tokens that are marks spelled out.
+    /// Parses the next text. Control tokens that are markers must be included as text.
     pub fn push(&mut self, text: &str) -> Vec<TurnDelta> {
         self.buffer.push_str(text);
         self.advance(false)
     }
 
-    /// The turn has ended.
+    /// Ends the turn and returns the rest.
     pub fn finish(&mut self) -> Vec<TurnDelta> {
         let mut out = self.advance(true);
         if !self.structured && !self.held.is_empty() {
@@ -211,6 +217,7 @@ impl TurnParser {
         out
     }
 
+    /// Parses the buffer as far as possible.
     fn advance(&mut self, last: bool) -> Vec<TurnDelta> {
         let mut out = Vec::new();
         while match &self.mode {
@@ -221,6 +228,7 @@ impl TurnParser {
         out
     }
 
+    /// Parses reasoning. Returns true if the state has changed.
     fn reasoning(&mut self, last: bool, out: &mut Vec<TurnDelta>) -> bool {
         let Some(marks) = &self.format.reasoning else {
             self.mode = Mode::Text;
@@ -253,7 +261,7 @@ impl TurnParser {
             return false;
         }
         if !self.thought {
-            // A thought that says nothing is a thought all the same.
+            // Empty reasoning is also reported.
             out.push(TurnDelta::Reasoning(String::new()));
             self.thought = true;
         }
@@ -263,6 +271,7 @@ impl TurnParser {
         true
     }
 
+    /// Parses text up to the next marker. Returns true if the state has changed.
     fn text(&mut self, last: bool, out: &mut Vec<TurnDelta>) -> bool {
         if self.marks.json_start && !self.said {
             if self.calls > 0 {
@@ -310,6 +319,7 @@ impl TurnParser {
         true
     }
 
+    /// Parses a call. Returns true if the state has changed.
     fn region(&mut self, last: bool, out: &mut Vec<TurnDelta>) -> bool {
         let (Mode::Region(scan), Some(format)) = (&mut self.mode, &self.format.calls) else {
             self.mode = Mode::Text;
@@ -341,7 +351,7 @@ impl TurnParser {
         true
     }
 
-    /// Gives out the buffer's beginning as text; whitespace at its end is held back.
+    /// Returns the start of the buffer as text. Holds back whitespace at its end.
     fn say_upto(&mut self, end: usize, out: &mut Vec<TurnDelta>) {
         self.held.extend(self.buffer.drain(..end));
         let said = self.held.trim_end().len();
@@ -369,8 +379,8 @@ impl TurnParser {
         calls.map(String::as_str).chain(think)
     }
 
-    /// Position, length and meaning of the first mark in the buffer; of two at one place the
-    /// longer.
+    /// Position, length and kind of the first marker in the buffer. Of two markers at one position the longer
+    /// one counts.
     fn first_mark(&self) -> Option<(usize, usize, Found)> {
         let mut best: Option<(usize, usize, Found)> = None;
         let mut consider = |mark: &str, found: Found| {
@@ -398,7 +408,7 @@ impl TurnParser {
     }
 }
 
-/// Bytes at the end of a text that may be the beginning of a mark.
+/// Number of bytes at the end of `text` that may be the start of a marker.
 fn half_mark<'m>(text: &str, marks: impl Iterator<Item = &'m str>) -> usize {
     let half = |mark: &str| {
         (1..mark.len())
@@ -409,7 +419,7 @@ fn half_mark<'m>(text: &str, marks: impl Iterator<Item = &'m str>) -> usize {
     marks.map(half).max().unwrap_or(0)
 }
 
-/// Takes a turn apart from its tokens. Control tokens are left out unless they are marks.
+/// Streaming parser of a turn's tokens. Control tokens that are not markers are ignored.
 #[derive(Debug)]
 pub struct TurnStream {
     parser: TurnParser,
@@ -418,7 +428,7 @@ pub struct TurnStream {
 }
 
 impl TurnStream {
-    /// A stream for one turn.
+    /// Creates a stream for one turn.
     pub fn new(format: &TurnFormat, tools: &[ToolSpec]) -> Self {
         Self {
             parser: TurnParser::new(format, tools),
@@ -427,7 +437,7 @@ impl TurnStream {
         }
     }
 
-    /// The next sampled tokens.
+    /// Parses the next sampled tokens.
     pub fn push(&mut self, renderer: &dyn Renderer, tokens: &[TokenId]) -> Vec<TurnDelta> {
         let mut text = String::new();
         for &id in tokens {
@@ -440,7 +450,7 @@ impl TurnStream {
         self.parser.push(&text)
     }
 
-    /// The turn has ended.
+    /// Ends the turn and returns the rest.
     pub fn finish(&mut self) -> Vec<TurnDelta> {
         let rest = self.decoder.finish();
         let mut out = self.parser.push(&rest);
@@ -449,7 +459,7 @@ impl TurnStream {
     }
 }
 
-/// Takes the tokens of a whole turn apart.
+/// Parses the tokens of a complete turn.
 pub fn parse_tokens(
     renderer: &dyn Renderer,
     tokens: &[TokenId],

@@ -1,13 +1,12 @@
-//! Calls as text, for templates that have no place for tools: the calls of past turns and the
-//! description of what can be called are then written into contents.
+//! Calls and tool descriptions as text, for templates that do not support them.
 
 use crate::template::to_python_json;
 use crate::tool_call::{ParsedCall, ToolCallFormat};
 use serde_json::{Value, json};
 use sinew_types::{ToolCall, ToolSpec};
 
-/// The calls as a model of this family writes them. What [`crate::parse_turn`] makes of the
-/// text are the calls again; formats for code alone write the argument `code` and nothing else.
+/// Writes calls in a format. [`crate::parse_turn`] parses the text to the same calls. Formats for code write
+/// only the argument `code`.
 pub fn write_calls(calls: &[ParsedCall], format: &ToolCallFormat) -> String {
     let each = |write: &dyn Fn(&ParsedCall) -> String, between: &str| {
         calls.iter().map(write).collect::<Vec<_>>().join(between)
@@ -49,7 +48,7 @@ pub fn write_calls(calls: &[ParsedCall], format: &ToolCallFormat) -> String {
     }
 }
 
-/// The same for calls in messages; arguments that are no object are left out.
+/// As [`write_calls`] for calls of messages. Arguments other than objects are omitted.
 pub(crate) fn write_tool_calls(calls: &[ToolCall], format: &ToolCallFormat) -> String {
     let parsed: Vec<_> = calls
         .iter()
@@ -62,7 +61,7 @@ pub(crate) fn write_tool_calls(calls: &[ToolCall], format: &ToolCallFormat) -> S
     write_calls(&parsed, format)
 }
 
-/// Tells a model what it can call and how, for a system message.
+/// Text for a system message that describes tools and the call format.
 pub fn tool_instructions(tools: &[ToolSpec], format: &ToolCallFormat) -> String {
     let list: Vec<String> = tools
         .iter()
@@ -87,10 +86,12 @@ pub fn tool_instructions(tools: &[ToolSpec], format: &ToolCallFormat) -> String 
     )
 }
 
+/// Arguments as JSON.
 fn arguments(call: &ParsedCall) -> String {
     to_python_json(&Value::Object(call.arguments.clone()))
 }
 
+/// A call as a JSON object with its arguments at `key`.
 fn object(call: &ParsedCall, key: &str) -> String {
     let mut map = serde_json::Map::new();
     map.insert("name".into(), json!(call.name));
@@ -98,6 +99,7 @@ fn object(call: &ParsedCall, key: &str) -> String {
     to_python_json(&Value::Object(map))
 }
 
+/// A value without quotes.
 fn raw(value: &Value) -> String {
     match value {
         Value::String(text) => text.clone(),

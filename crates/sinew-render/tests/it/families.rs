@@ -1,5 +1,5 @@
-//! The templates that models ship: equal to what transformers renders, joined exactly or by a
-//! declared rule, and their calls read back. `docs/rendering.md` holds the table.
+//! Chat templates of published models: rendering equals that of transformers, the conformance check passes,
+//! and calls parse to themselves. `docs/rendering.md` has the table.
 
 use crate::{SMOLLM2_VOCAB, TOKENIZER_GOLDEN, golden, strings};
 use serde_json::{Value, json};
@@ -11,7 +11,7 @@ use sinew_render::{
 use sinew_types::{FinishReason, Message, Role, ToolCall, ToolSpec};
 use std::path::PathBuf;
 
-/// File, start of the text, end of a turn.
+/// File, start token, end-of-turn token.
 const FAMILIES: [(&str, &str, &str); 22] = [
     ("qwen2.5", "", "<|im_end|>"),
     ("qwen3", "", "<|im_end|>"),
@@ -53,7 +53,7 @@ const FAMILIES: [(&str, &str, &str); 22] = [
     ("phi-3.5", "<s>", "<|end|>"),
 ];
 
-/// Tokens that families have beside control tokens.
+/// Tokens of families in addition to control tokens.
 const ADDED: [&str; 10] = [
     "<think>",
     "</think>",
@@ -75,7 +75,7 @@ fn source(name: &str) -> String {
     std::fs::read_to_string(path(&format!("tests/templates/{name}.jinja"))).unwrap()
 }
 
-/// Everything in a template that looks like a control token.
+/// All texts in a template that have the form of control tokens.
 fn control_tokens(source: &str, bos: &str, eos: &str) -> Vec<String> {
     let mut found = vec![bos.to_owned(), eos.to_owned()];
     for (open, close) in [("<|", "|>"), ("<｜", "｜>"), ("[", "]")] {
@@ -125,7 +125,7 @@ fn renderer(name: &str, bos: &str, eos: &str) -> ChatRenderer {
     }
     let vocab = GgufVocab {
         model: "gpt2".into(),
-        // Every family but SmolLM cuts newlines off before merging, as Llama 3 does.
+        // Every family except SmolLM splits newlines off before merging, like Llama 3.
         pre: if name.starts_with("smollm") {
             "smollm"
         } else {
@@ -164,7 +164,7 @@ fn message(value: &Value) -> Message {
 }
 
 #[test]
-fn shipped_templates_render_as_transformers_renders_them() {
+fn published_templates_render_like_transformers() {
     let golden = golden(include_str!("../golden/families.json"));
     let tool: ToolSpec = serde_json::from_value(golden["tool"].clone()).unwrap();
     let conversations = golden["conversations"].as_array().unwrap();
@@ -175,7 +175,7 @@ fn shipped_templates_render_as_transformers_renders_them() {
             FAMILIES.iter().any(|f| f.0 == name),
             "{name} is in no family"
         );
-        // The golden texts have these.
+        // The golden texts use these.
         let renderer = renderer(name, "<s>", "</s>");
         assert_eq!(Value::from(renderer.shows().calls), row["calls"], "{name}");
         for (i, conversation) in conversations.iter().enumerate() {
@@ -234,7 +234,7 @@ fn list(mut names: Vec<String>) -> String {
     }
 }
 
-/// What the gate finds.
+/// Result of the conformance check.
 fn joins(renderer: &ChatRenderer) -> String {
     let (mut exact, mut declared, mut calls) = (0, 0, 0);
     let (mut rewrites, mut refused, mut failures) = (Vec::new(), Vec::new(), Vec::new());
@@ -292,7 +292,7 @@ fn row(name: &str, bos: &str, eos: &str) -> String {
 }
 
 #[test]
-fn the_table_of_families_is_what_is_measured() {
+fn documented_table_equals_the_measurement() {
     let rows: Vec<_> = FAMILIES
         .iter()
         .map(|(name, bos, eos)| row(name, bos, eos))
@@ -311,9 +311,9 @@ fn the_table_of_families_is_what_is_measured() {
     );
 }
 
-/// What a template does not print is not lost.
+/// Parts that a template does not print are written in other messages.
 #[test]
-fn tools_and_results_reach_models_whose_template_has_no_place_for_them() {
+fn tools_and_results_are_rendered_without_template_support() {
     let renderer = renderer("phi-3.5", "<s>", "<|end|>");
     let [.., mock] = &MockTrajectory::agentic(Some("Be brief."))[..1] else {
         panic!("no trajectory")
@@ -328,7 +328,7 @@ fn tools_and_results_reach_models_whose_template_has_no_place_for_them() {
     ] {
         assert!(text.contains(needle), "{needle} is not in {text}");
     }
-    // Without a system message of its own one is put before the first question.
+    // Without a system message, one is inserted before the first question.
     let ids = renderer
         .render_prompt(&mock.messages[1..2], &mock.tools)
         .unwrap();
@@ -336,9 +336,9 @@ fn tools_and_results_reach_models_whose_template_has_no_place_for_them() {
     assert!(text.starts_with("<|system|>\n# Tools"), "{text}");
 }
 
-/// A turn that is cut by the token limit is closed as the family closes it.
+/// A turn that the token limit truncated is closed by the stop token of the family.
 #[test]
-fn cut_turns_are_closed_by_the_familys_stop() {
+fn truncated_turns_are_closed_by_the_stop_token() {
     for (name, bos, eos) in FAMILIES {
         println!("{name}");
         let renderer = renderer(name, bos, eos);

@@ -1,5 +1,4 @@
-//! Tokenizers, templates and joins against what transformers makes of the same input
-//! (`golden/make_golden.py`).
+//! Tokenizers, templates and turn boundaries compared with transformers (`golden/make_golden.py`).
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 
@@ -35,7 +34,7 @@ fn strings(value: &Value) -> Vec<String> {
 static TOKENIZER_GOLDEN: LazyLock<Value> =
     LazyLock::new(|| golden(include_str!("../golden/tokenizer.json")));
 
-/// The part of SmolLM2's vocabulary that matters for the golden texts, at its own ids.
+/// The part of SmolLM2's vocabulary that the golden texts use, with its ids.
 static SMOLLM2_VOCAB: LazyLock<GgufVocab> = LazyLock::new(|| {
     let golden = &*TOKENIZER_GOLDEN;
     let size = golden["vocab_size"].as_u64().unwrap() as usize;
@@ -61,7 +60,7 @@ static SMOLLM2: LazyLock<ChatRenderer> = LazyLock::new(|| {
     ChatRenderer::from_gguf(&SMOLLM2_VOCAB, Some(CHATML), Some(1), Some(2)).unwrap()
 });
 
-/// Control tokens and every byte, nothing merged.
+/// A vocabulary of control tokens and all bytes, without merges.
 fn bytes_renderer(template: &str, control: &[&str], bos: &str, eos: &str) -> ChatRenderer {
     let mut tokens: Vec<String> = control.iter().map(|t| (*t).to_owned()).collect();
     let mut token_types = vec![3; tokens.len()];
@@ -89,7 +88,7 @@ fn bytes_renderer(template: &str, control: &[&str], bos: &str, eos: &str) -> Cha
 }
 
 #[test]
-fn ids_are_those_of_the_whole_vocabulary() {
+fn ids_equal_those_of_the_full_vocabulary() {
     let cases = TOKENIZER_GOLDEN["cases"].as_array().unwrap();
     assert!(cases.len() > 100);
     for case in cases {
@@ -105,7 +104,7 @@ fn ids_are_those_of_the_whole_vocabulary() {
 }
 
 #[test]
-fn renders_are_those_of_transformers() {
+fn renders_equal_those_of_transformers() {
     let golden = golden(include_str!("../golden/templates.json"));
     let tool: ToolSpec = serde_json::from_value(golden["tool"].clone()).unwrap();
     let conversations: Vec<Vec<Message>> = golden["conversations"]
@@ -180,7 +179,7 @@ fn conforms(renderer: &ChatRenderer) -> usize {
 }
 
 #[test]
-fn every_family_of_templates_joins_exactly() {
+fn every_template_family_extends_exactly() {
     assert_eq!(conforms(&SMOLLM2), 4);
     let chatml = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"];
     let tools = bytes_renderer(TOOLS, &chatml, "", "<|endoftext|>");
@@ -196,16 +195,16 @@ fn every_family_of_templates_joins_exactly() {
     let headers = bytes_renderer(HEADERS, &llama, "<s>", "<|end|>");
     assert_eq!(headers.stop_ids(), [3, 4]);
     assert_eq!(conforms(&headers), 4);
-    // The template refuses the `tool` role: only the conversation of users is left.
+    // The template refuses the `tool` role, so that only the conversation of users remains.
     let inst = bytes_renderer(INST, &["<s>", "</s>"], "<s>", "</s>");
     let mocks = MockTrajectory::standard(None, "x");
     let report = conformance_check(&inst, &mocks).unwrap();
     assert_eq!((report.steps.len(), report.refused.len()), (1, 2));
 }
 
-/// The first differing token is shown with what stands before it.
+/// The error shows the first different token and its context.
 #[test]
-fn a_template_that_changes_the_past_does_not_pass() {
+fn templates_that_change_earlier_messages_do_not_pass() {
     let forgetful = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}{% if m.role == 'assistant' and not loop.last %}!{% endif %}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
     let renderer =
         ChatRenderer::from_gguf(&SMOLLM2_VOCAB, Some(forgetful), Some(1), Some(2)).unwrap();
@@ -222,7 +221,7 @@ fn a_template_that_changes_the_past_does_not_pass() {
 }
 
 #[test]
-fn an_environment_start_with_worked_examples_is_played_as_well() {
+fn worked_examples_are_checked_too() {
     let turn = |role, text: &str| Message::new(role, text);
     let start = [
         turn(Role::System, "Use Python."),
@@ -242,10 +241,10 @@ fn an_environment_start_with_worked_examples_is_played_as_well() {
     assert_eq!(joins, [2, 4, 6]);
 }
 
-/// The next role's token ends a turn (GLM): it must not be repeated, and a turn that stopped
-/// at another role's token is left as it was sampled.
+/// The next role's token ends a turn (GLM). It must not be repeated, and a turn that stopped at another
+/// role's token is not changed.
 #[test]
-fn a_stop_token_that_opens_the_next_turn_is_not_repeated() {
+fn stop_tokens_that_start_the_next_turn_are_not_repeated() {
     let control = [
         "[gMASK]",
         "<sop>",
@@ -280,12 +279,12 @@ fn tool_output_cannot_forge_a_turn() {
         .extend(&context, &FinishReason::StopId { id: 2 }, &forged, &[])
         .unwrap();
     let control = |ids: &[u32]| ids.iter().filter(|&&id| SMOLLM2.is_special(id)).count();
-    // The tool's turn opens and closes, the model's opens.
+    // The tool's turn starts and ends, the model's turn starts.
     assert_eq!(control(&extension.observation), 3);
 }
 
 #[test]
-fn wrong_joins_are_errors() {
+fn wrong_turn_ends_are_errors() {
     let user = [Message::new(Role::User, "x")];
     let stop = FinishReason::StopId { id: 2 };
     let error = SMOLLM2.extend(&[1, 5], &stop, &user, &[]).unwrap_err();
@@ -310,7 +309,7 @@ fn models_without_template_or_stop_are_refused() {
 }
 
 #[test]
-fn a_model_folder_gives_the_same_renderer() {
+fn model_folders_give_the_same_renderer() {
     let dir = tempfile::tempdir().unwrap();
     let write = |name: &str, text: &str| std::fs::write(dir.path().join(name), text).unwrap();
     assert!(matches!(
@@ -344,7 +343,7 @@ fn a_model_folder_gives_the_same_renderer() {
 }
 
 #[test]
-fn files_of_a_renderer_make_the_same_renderer() {
+fn renderer_files_give_the_same_renderer() {
     let dir = tempfile::tempdir().unwrap();
     for (name, bytes) in SMOLLM2.files().unwrap() {
         std::fs::write(dir.path().join(name), bytes).unwrap();
@@ -360,16 +359,16 @@ fn files_of_a_renderer_make_the_same_renderer() {
 }
 
 proptest! {
-    /// Text survives encoding, whatever it is.
+    /// Encoding preserves all texts.
     #[test]
     fn bytes_of_ids_are_the_text(text in any::<String>()) {
         let ids = SMOLLM2.encode_text(&text).unwrap();
         prop_assert_eq!(SMOLLM2.decode_with_special(&ids), text);
     }
 
-    /// Whatever tokens a turn is made of, what follows it depends only on how it ended.
+    /// The tokens after a turn depend only on its end.
     #[test]
-    fn joins_do_not_depend_on_the_sampled_tokens(
+    fn extensions_do_not_depend_on_the_sampled_tokens(
         turn in prop::collection::vec(3u32..400, 0..20),
         text in "[ -~]{0,40}",
     ) {

@@ -1,4 +1,4 @@
-//! Turns taken apart: every format, whole and in pieces, well-formed and not.
+//! Parsing of turns: all formats, complete and streamed, valid and invalid.
 
 use proptest::prelude::*;
 use serde_json::{Map, Value, json};
@@ -53,7 +53,7 @@ fn tools() -> Vec<ToolSpec> {
 }
 
 #[test]
-fn every_spelling_of_the_families_is_read() {
+fn all_formats_are_parsed() {
     let f = || call("f", json!({"s": "1 < 2", "n": 3}));
     let json = r#"{"name": "f", "arguments": {"s": "1 < 2", "n": 3}}"#;
     let args = r#"{"s": "1 < 2", "n": 3}"#;
@@ -71,7 +71,8 @@ fn every_spelling_of_the_families_is_read() {
         (
             "deepseek",
             format!(
-                "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n{args}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
+                "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n{args}\n\
+                 ```<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
             ),
         ),
         (
@@ -82,19 +83,25 @@ fn every_spelling_of_the_families_is_read() {
         ),
         (
             "deepseek",
-            "\n\n<｜DSML｜function_calls>\n<｜DSML｜invoke name=\"f\">\n<｜DSML｜parameter name=\"s\" string=\"true\">1 < 2</｜DSML｜parameter>\n<｜DSML｜parameter name=\"n\" string=\"false\">3</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜function_calls>".into(),
+            "\n\n<｜DSML｜function_calls>\n<｜DSML｜invoke name=\"f\">\n\
+             <｜DSML｜parameter name=\"s\" string=\"true\">1 < 2</｜DSML｜parameter>\n\
+             <｜DSML｜parameter name=\"n\" string=\"false\">3</｜DSML｜parameter>\n</｜DSML｜invoke>\n\
+             </｜DSML｜function_calls>".into(),
         ),
         (
             "glm",
-            "<tool_call>f\n<arg_key>s</arg_key>\n<arg_value>1 < 2</arg_value>\n<arg_key>n</arg_key>\n<arg_value>3</arg_value>\n</tool_call>".into(),
+            "<tool_call>f\n<arg_key>s</arg_key>\n<arg_value>1 < 2</arg_value>\n<arg_key>n</arg_key>\n\
+             <arg_value>3</arg_value>\n</tool_call>".into(),
         ),
         (
             "xml",
-            "<tool_call>\n<function=f>\n<parameter=s>\n1 < 2\n</parameter>\n<parameter=n>\n3\n</parameter>\n</function>\n</tool_call>".into(),
+            "<tool_call>\n<function=f>\n<parameter=s>\n1 < 2\n</parameter>\n<parameter=n>\n3\n\
+             </parameter>\n</function>\n</tool_call>".into(),
         ),
         (
             "xml",
-            "<function=f>\n<parameter=s>\n1 < 2\n</parameter>\n<parameter=n>\n3\n</parameter>\n</function>\n</tool_call>".into(),
+            "<function=f>\n<parameter=s>\n1 < 2\n</parameter>\n<parameter=n>\n3\n</parameter>\n\
+             </function>\n</tool_call>".into(),
         ),
         ("json", json.to_owned()),
         ("json", format!("\n```json\n[{json}]\n```")),
@@ -102,7 +109,7 @@ fn every_spelling_of_the_families_is_read() {
     for (format, text) in cases {
         assert_eq!(calls(format, &text), [f()], "{format}: {text}");
     }
-    // An id is kept, arguments may be a text, and OpenAI's nesting is understood.
+    // An id is kept, arguments may be a text, and OpenAI's nesting is supported.
     let id = calls("mistral", "[TOOL_CALLS]f[CALL_ID]abcdefghi[ARGS]{}");
     assert_eq!(id[0].id.as_deref(), Some("abcdefghi"));
     let nested = r#"{"type": "function", "function": {"name": "f", "arguments": "{\"n\": 1}"}}"#;
@@ -110,7 +117,7 @@ fn every_spelling_of_the_families_is_read() {
 }
 
 #[test]
-fn built_in_tools_of_llama_are_read() {
+fn built_in_tools_of_llama_are_parsed() {
     let search = calls(
         "llama3",
         "<|python_tag|>brave_search.call(query=\"a, b\", n=2)",
@@ -130,7 +137,7 @@ fn built_in_tools_of_llama_are_read() {
 }
 
 #[test]
-fn values_without_quotes_have_the_types_of_the_schema() {
+fn unquoted_values_have_the_types_of_the_schema() {
     let glm = |key: &str, value: &str| {
         let text = format!(
             "<tool_call>f\n<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>\n</tool_call>"
@@ -165,7 +172,7 @@ fn values_without_quotes_have_the_types_of_the_schema() {
     );
 }
 
-/// A format, a turn with one broken call, and what must be said of it.
+/// A format, a turn with one broken call, and a part of the error message.
 type Broken = (&'static str, &'static str, &'static str);
 
 const BROKEN_JSON: &[Broken] = &[
@@ -249,7 +256,7 @@ const BROKEN_MARKS: &[Broken] = &[
 ];
 
 #[test]
-fn broken_calls_are_named_and_stay_text() {
+fn broken_calls_have_an_error_and_stay_text() {
     for &(format, text, needle) in BROKEN_JSON.iter().chain(BROKEN_MARKS) {
         let turn_format = TurnFormat::of_calls(format.parse().unwrap());
         let turn = parse_turn(text, &turn_format, &tools());
@@ -262,7 +269,7 @@ fn broken_calls_are_named_and_stay_text() {
 }
 
 #[test]
-fn what_is_no_call_is_text() {
+fn other_text_is_no_call() {
     for (format, text) in [
         ("json", "{\"answer\": 42}"),
         ("json", "[1, 2]"),
@@ -280,14 +287,14 @@ fn what_is_no_call_is_text() {
         assert_eq!(turn.content, text, "{format}");
         assert!(turn.calls.is_empty() && turn.broken.is_empty(), "{text}");
     }
-    // Without a format everything is text.
+    // Without a call format, the whole turn is text.
     let text = "<tool_call>{}</tool_call>";
     let turn = parse_turn(text, &TurnFormat::default(), &[]);
     assert_eq!(turn.content, text);
 }
 
 #[test]
-fn a_mark_inside_of_a_string_closes_nothing() {
+fn markers_inside_of_strings_are_ignored() {
     let turn = calls(
         "hermes",
         "<tool_call>{\"name\": \"f\", \"arguments\": {\"s\": \"</tool_call>\"}}</tool_call>",
@@ -306,22 +313,23 @@ fn too_many_calls_are_refused() {
 }
 
 #[test]
-fn thoughts_are_told_apart() {
+fn reasoning_is_separated() {
     let format = thinking(&ToolCallFormat::Hermes, false);
-    let text = "<think>\n a <tool_call> b\n</think>\n\nso\n<tool_call>{\"name\": \"f\", \"arguments\": {}}</tool_call>\n";
+    let text = "<think>\n a <tool_call> b\n</think>\n\nso\n\
+     <tool_call>{\"name\": \"f\", \"arguments\": {}}</tool_call>\n";
     let turn = parse_turn(text, &format, &[]);
     assert_eq!(turn.reasoning.as_deref(), Some("a <tool_call> b"));
     assert_eq!((turn.content.as_str(), turn.calls.len()), ("so", 1));
-    // The prompt has opened the thought.
+    // The prompt contains the start marker.
     let opened = thinking(&ToolCallFormat::Hermes, true);
     let turn = parse_turn("hm\n</think>\n\nyes", &opened, &[]);
     assert_eq!(turn.reasoning.as_deref(), Some("hm"));
     assert_eq!(turn.content, "yes");
-    // A limit cut it.
+    // Truncated reasoning.
     let turn = parse_turn("hm, w", &opened, &[]);
     assert_eq!(turn.reasoning.as_deref(), Some("hm, w"));
     assert_eq!(turn.content, "");
-    // A thought after something was said is what the model says of thoughts.
+    // Markers of reasoning after text are text.
     let turn = parse_turn("use <think> tags", &format, &[]);
     assert_eq!(turn.content, "use <think> tags");
     assert_eq!(turn.reasoning, None);
@@ -361,10 +369,10 @@ fn arguments() -> impl Strategy<Value = Map<String, Value>> {
 }
 
 proptest! {
-    /// What is written is read back, whatever the arguments, in whatever pieces it arrives.
+    /// Written calls parse to themselves for all arguments and chunkings.
     #[test]
     fn calls_survive_writing_and_reading(
-        // No tool has such a name: the arguments of `f` have a schema, and any value may come here.
+        // The name differs from `f`, whose arguments have a schema.
         list in prop::collection::vec(("[a-z_]{2,8}", arguments()), 1..4),
         said in "[A-Za-z .]{0,12}",
         cuts in prop::collection::vec(0usize..300, 0..12),
@@ -375,7 +383,7 @@ proptest! {
         let untyped = matches!(format, ToolCallFormat::Glm | ToolCallFormat::Xml);
         for call in &mut list {
             if untyped {
-                // Without a schema a text that reads as a number is one, and marks are marks.
+                // Without a schema, numbers and markers in unquoted text are recognized.
                 call.arguments.retain(|_, v| match v {
                     Value::String(s) => {
                         serde_json::from_str::<Value>(s.trim()).is_err()
@@ -397,10 +405,9 @@ proptest! {
         prop_assert_eq!(&turn.content, said);
     }
 
-    /// Any text at all, cut anywhere: the same turn, and no text is half a mark that was
-    /// completed later.
+    /// The parsed turn does not depend on the chunking, and no text delta is a part of a marker.
     #[test]
-    fn cuts_change_nothing(
+    fn chunking_does_not_matter(
         parts in prop::collection::vec(prop::sample::select(vec![
             "<tool_call>", "</tool_call>", "<function=f>", "</function>", "<parameter=s>",
             "</parameter>", "<think>", "</think>", "[TOOL_CALLS]", "[ARGS]", "f", "[", "]",
@@ -422,7 +429,7 @@ proptest! {
         prop_assert_eq!(&turn, &whole, "{:?} {}", format, text);
         let empty = TurnDelta::Text(String::new());
         prop_assert!(!deltas.contains(&empty));
-        // Every character is somewhere: in a call's text, a thought, the content or a mark.
+        // Every character is in a call, reasoning, the content or a marker.
         if whole.calls.is_empty() && whole.reasoning.is_none() {
             prop_assert!(text.len() >= whole.content.len());
         }
