@@ -1,10 +1,10 @@
-//! The cache: one folder for each image, there as a whole or not at all.
+//! Cache of unpacked images, with one folder per image.
 //!
-//! `ID-1/root` and `ID-1/image.json`, where ID is the SHA-256 of the image's configuration, which
-//! names the content of every layer. It is built as `ID-1.partial` while its builder holds a lock
-//! on `ID-1.lock`, and gets its name by one rename. Whoever holds the lock may remove a partial
-//! one, so what a killed builder left is gone with the next that unpacks anything. Its files are
-//! on disk before it has its name, which a loss of power therefore leaves to whole ones only.
+//! The folder `ID-1` has `root` and `image.json`, where ID is the SHA-256 of the image's configuration, which
+//! contains the digests of all layers. It is built as `ID-1.partial` under a lock on `ID-1.lock` and then
+//! renamed, so that it is complete or absent. The owner of a lock may remove the partial folder. The next
+//! unpack removes the partial folders of killed processes. Files are synced to disk before the rename, so
+//! that a power loss leaves only complete entries.
 
 use crate::documents::{self, ImageConfig};
 use crate::layer::Builder;
@@ -16,39 +16,39 @@ use std::fs::{self, File};
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-/// Changes when what a layer becomes changes.
+/// Version of the unpacked format.
 const FORMAT: u32 = 1;
 
-/// Where programs are if the image does not say.
-const USUAL_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+/// Search path for programs if the image has none.
+const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 /// An unpacked image.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Image {
-    /// Hexadecimal SHA-256 of its configuration.
+    /// Hexadecimal SHA-256 of the configuration.
     pub id: String,
-    /// Its root file system; nobody may write there.
+    /// Root file system. It must not be modified.
     pub root: PathBuf,
-    /// What it wants to run.
+    /// Default program and environment.
     pub config: ImageConfig,
     /// Bytes of the files of all layers.
     pub bytes: u64,
-    /// Whether it was unpacked now, not found.
+    /// True if this call has unpacked the image.
     pub fresh: bool,
 }
 
 impl Image {
-    /// Where a program stands inside that is called by its name alone: the first folder of the
-    /// image's `PATH` that has it. A name with a slash is what it is.
+    /// Path of a program inside the image: the first folder of the image's `PATH` that contains `name`. A
+    /// name with a slash is returned unchanged.
     ///
     /// # Errors
-    /// If no folder has it.
+    /// [`ImageError::NoProgram`] if no folder contains it.
     pub fn program(&self, name: &str) -> Result<String, ImageError> {
         if name.contains('/') {
             return Ok(name.into());
         }
         let path = self.config.env.iter().rev().find(|(n, _)| n == "PATH");
-        let path = path.map_or(USUAL_PATH, |(_, v)| v.as_str());
+        let path = path.map_or(DEFAULT_PATH, |(_, v)| v.as_str());
         let root = File::open(&self.root).map_err(at(&self.root))?;
         let there = |candidate: &String| {
             let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
@@ -63,24 +63,25 @@ impl Image {
     }
 }
 
-/// `image.json` of an entry.
+/// Content of `image.json`.
 #[derive(Debug, Serialize, Deserialize)]
-struct Note {
+struct Metadata {
     config: ImageConfig,
     bytes: u64,
     entries: u64,
     layers: usize,
 }
 
+/// Adds a path to an I/O error.
 fn at<'a>(path: &'a Path) -> impl Fn(std::io::Error) -> ImageError + 'a {
     move |e| io_error(path.display().to_string(), e)
 }
 
-/// Finds an image in `cache`, or puts it there. `path` may end in `:TAG`, where an archive holds
-/// several.
+/// Returns an image of `cache`, and unpacks it if necessary. `path` may end in `:TAG` to choose an image of
+/// an archive.
 ///
 /// # Errors
-/// [`ImageError`]: nothing is there, it is for other machines, damaged, hostile or too large.
+/// [`ImageError`] if the image is missing, for another platform, damaged, hostile or too large.
 pub fn unpack(path: &Path, cache: &Path, limits: &UnpackLimits) -> Result<Image, ImageError> {
     let (path, tag) = split_tag(path);
     let source = Source::open(&path)?;
@@ -90,27 +91,27 @@ pub fn unpack(path: &Path, cache: &Path, limits: &UnpackLimits) -> Result<Image,
     make.create(cache).map_err(at(cache))?;
     let cache = cache.canonicalize().map_err(at(cache))?;
     let name = format!("{}-{FORMAT}", parts.id);
-    let place = cache.join(&name);
-    if let Some(image) = found(&place, &parts.id) {
+    let folder = cache.join(&name);
+    if let Some(image) = found(&folder, &parts.id) {
         return Ok(image);
     }
     let _lock = lock(&cache, &name, true)?;
-    // Another process may have been quicker.
-    if let Some(image) = found(&place, &parts.id) {
+    // Another process may have unpacked it in the meantime.
+    if let Some(image) = found(&folder, &parts.id) {
         return Ok(image);
     }
     sweep(&cache, &name)?;
     let partial = cache.join(format!("{name}.partial"));
-    let built = build(&partial, &source, &parts, limits).and_then(|()| all_to_disk(&partial));
+    let built = build(&partial, &source, &parts, limits).and_then(|()| sync_to_disk(&partial));
     if let Err(e) = built {
-        // What it says is more than that of a failed removal.
+        // The error of the build is more useful than that of the removal.
         let _ = fs::remove_dir_all(&partial);
         return Err(e);
     }
-    fs::rename(&partial, &place).map_err(at(&place))?;
-    let folder = File::open(&cache).and_then(|folder| folder.sync_all());
-    folder.map_err(at(&cache))?;
-    let image = found(&place, &parts.id)
+    fs::rename(&partial, &folder).map_err(at(&folder))?;
+    let synced = File::open(&cache).and_then(|cache| cache.sync_all());
+    synced.map_err(at(&cache))?;
+    let image = found(&folder, &parts.id)
         .ok_or_else(|| io_error("read the cache", "image.json is missing"))?;
     Ok(Image {
         fresh: true,
@@ -118,42 +119,44 @@ pub fn unpack(path: &Path, cache: &Path, limits: &UnpackLimits) -> Result<Image,
     })
 }
 
-/// Unpacks an archive of a root (tar, packed by gzip or zstd or not) into `target`, a new folder, as
-/// if it were the only layer of an image.
+/// Unpacks an archive of a root file system (tar, optionally compressed by gzip or zstd) into the new folder
+/// `target`, like the only layer of an image.
 ///
 /// # Errors
-/// [`ImageError`]: it cannot be read, is hostile or too large; nothing is left of it then.
+/// [`ImageError`] if the archive cannot be read, is hostile or too large. `target` is removed then.
 pub fn unpack_root(archive: &Path, target: &Path, limits: &UnpackLimits) -> Result<(), ImageError> {
     let file = File::open(archive).map_err(at(archive))?;
     fs::create_dir(target).map_err(at(target))?;
     fs::set_permissions(target, fs::Permissions::from_mode(0o755)).map_err(at(target))?;
     let unpacked = Builder::new(target, limits).and_then(|mut b| b.apply_plain(file));
     if unpacked.is_err() {
-        // What it says is more than that of a failed removal.
+        // The first error is more useful than that of the removal.
         let _ = fs::remove_dir_all(target);
     }
     unpacked
 }
 
-/// Waits until the file system of an entry holds all of it, so that a name given afterwards stands
-/// for a whole entry even after a loss of power.
-fn all_to_disk(entry: &Path) -> Result<(), ImageError> {
+/// Syncs the file system of an entry, so that a renamed entry is complete after a power loss.
+fn sync_to_disk(entry: &Path) -> Result<(), ImageError> {
     let folder = File::open(entry).map_err(at(entry))?;
     rustix::fs::syncfs(&folder).map_err(|e| io_error(format!("sync {}", entry.display()), e))
 }
 
-fn found(place: &Path, id: &str) -> Option<Image> {
-    let note: Note = serde_json::from_slice(&fs::read(place.join("image.json")).ok()?).ok()?;
+/// Reads a complete entry.
+fn found(folder: &Path, id: &str) -> Option<Image> {
+    let metadata: Metadata =
+        serde_json::from_slice(&fs::read(folder.join("image.json")).ok()?).ok()?;
     Some(Image {
         id: id.into(),
-        root: place.join("root"),
-        config: note.config,
-        bytes: note.bytes,
+        root: folder.join("root"),
+        config: metadata.config,
+        bytes: metadata.bytes,
         fresh: false,
     })
 }
 
-/// Holds the right to build an entry until it is dropped, also by being killed.
+/// Locks an entry until the file is dropped or the process ends. `None` without `wait` if another process has
+/// the lock.
 fn lock(cache: &Path, name: &str, wait: bool) -> Result<Option<File>, ImageError> {
     let path = cache.join(format!("{name}.lock"));
     let opened = File::options()
@@ -173,7 +176,7 @@ fn lock(cache: &Path, name: &str, wait: bool) -> Result<Option<File>, ImageError
     }
 }
 
-/// Removes what builders that are gone have left; `own` is the name whose lock is held.
+/// Removes partial folders of ended processes. `own` is the entry whose lock is held.
 fn sweep(cache: &Path, own: &str) -> Result<(), ImageError> {
     for entry in fs::read_dir(cache).map_err(at(cache))?.flatten() {
         let file_name = entry.file_name();
@@ -193,6 +196,7 @@ fn sweep(cache: &Path, own: &str) -> Result<(), ImageError> {
     Ok(())
 }
 
+/// Unpacks all layers into the folder `partial`.
 fn build(
     partial: &Path,
     source: &Source,
@@ -206,13 +210,13 @@ fn build(
     for (n, layer) in parts.layers.iter().enumerate() {
         builder.apply(source, n + 1, layer)?;
     }
-    let note = Note {
+    let metadata = Metadata {
         config: parts.config.clone(),
         bytes: builder.bytes,
         entries: builder.entries,
         layers: parts.layers.len(),
     };
-    let text = serde_json::to_vec_pretty(&note).map_err(|e| io_error("write image.json", e))?;
+    let text = serde_json::to_vec_pretty(&metadata).map_err(|e| io_error("write image.json", e))?;
     let path = partial.join("image.json");
     fs::write(&path, text).map_err(at(&path))
 }

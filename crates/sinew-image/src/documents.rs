@@ -1,4 +1,4 @@
-//! Index, manifest and configuration: which image of a layout is meant, and what it consists of.
+//! Index, manifest and configuration of an image.
 
 use crate::source::Source;
 use crate::{ImageError, UnpackLimits};
@@ -8,26 +8,26 @@ use std::collections::BTreeMap;
 
 /// Annotation that names an image in an index (OCI image specification, annotations).
 const REF_NAME: &str = "org.opencontainers.image.ref.name";
-/// How deep indexes may name indexes.
+/// Maximum nesting depth of indexes.
 const MAX_DEPTH: usize = 4;
 
-/// What an image wants to run, and how.
+/// Default program of an image and its environment.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ImageConfig {
     /// Environment variables.
     pub env: Vec<(String, String)>,
-    /// Folder that programs start in; empty if none is named.
+    /// Working folder of programs. Empty: none.
     pub working_dir: String,
-    /// First words of the program.
+    /// First arguments of the program.
     pub entrypoint: Vec<String>,
-    /// Words after them, where nothing else is asked for.
+    /// Default arguments after the entrypoint.
     pub cmd: Vec<String>,
-    /// User name or number, which sandboxes do not use: they have users of their own.
+    /// User name or number. Sandboxes ignore it, because they have their own users.
     pub user: String,
 }
 
 impl ImageConfig {
-    /// What runs where nothing is asked for; empty if the image names nothing.
+    /// Default program with its arguments. Empty if the image has none.
     pub fn argv(&self) -> Vec<String> {
         self.entrypoint.iter().chain(&self.cmd).cloned().collect()
     }
@@ -84,7 +84,7 @@ struct RootFs {
     diff_ids: Vec<String>,
 }
 
-/// One image of `manifest.json` (`docker save`).
+/// An image in `manifest.json` of `docker save`.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "PascalCase")]
 struct Saved {
@@ -96,15 +96,15 @@ struct Saved {
 /// A layer to apply.
 #[derive(Debug)]
 pub(crate) struct Layer {
-    /// Name in the source.
+    /// Name of the file in the source.
     pub(crate) name: String,
-    /// Hash and length of the blob, where the image says them.
+    /// Digest and length in bytes of the blob, if the image has them.
     pub(crate) blob: Option<(String, u64)>,
-    /// Hash of the tar file in it.
+    /// Digest of the decompressed tar file.
     pub(crate) content: String,
 }
 
-/// What an image consists of.
+/// Configuration and layers of an image.
 #[derive(Debug)]
 pub(crate) struct Parts {
     /// Hexadecimal SHA-256 of the configuration.
@@ -117,7 +117,7 @@ pub(crate) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|b| format!("{b:02x}")).collect()
 }
 
-/// The hexadecimal digits of a SHA-256.
+/// Hexadecimal digits of a SHA-256 digest.
 fn sha256(digest: &str) -> Result<&str, ImageError> {
     let digits = digest.strip_prefix("sha256:").filter(|d| {
         d.len() == 64
@@ -130,6 +130,7 @@ fn sha256(digest: &str) -> Result<&str, ImageError> {
     })
 }
 
+/// Name of the file of a blob.
 fn blob_name(digest: &str) -> Result<String, ImageError> {
     Ok(format!("blobs/sha256/{}", sha256(digest)?))
 }
@@ -141,7 +142,7 @@ fn parse<T: for<'a> Deserialize<'a>>(name: &str, bytes: &[u8]) -> Result<T, Imag
     })
 }
 
-/// A document whose hash is known.
+/// Reads a document and checks its digest and length.
 fn checked(source: &Source, descriptor: &Descriptor) -> Result<Vec<u8>, ImageError> {
     let name = blob_name(&descriptor.digest)?;
     let bytes = source.document(&name)?;
@@ -156,7 +157,7 @@ fn checked(source: &Source, descriptor: &Descriptor) -> Result<Vec<u8>, ImageErr
     Ok(bytes)
 }
 
-/// `linux` and the architecture, as images spell it.
+/// Operating system and architecture of this host in the spelling of images.
 pub(crate) fn machine() -> (&'static str, &'static str) {
     let architecture = match std::env::consts::ARCH {
         "x86_64" => "amd64",
@@ -170,11 +171,12 @@ fn fits(os: &str, architecture: &str) -> bool {
     (os, architecture) == machine()
 }
 
+/// Tag of a manifest.
 fn tag_of(descriptor: &Descriptor) -> Option<&str> {
     Some(descriptor.annotations.as_ref()?.get(REF_NAME)?.as_str())
 }
 
-/// Finds what `tag` names, or the only image for this machine.
+/// Finds the image with `tag`, or the only image for this host.
 pub(crate) fn parts(
     source: &Source,
     tag: Option<&str>,
@@ -199,10 +201,11 @@ pub(crate) fn parts(
     Ok(parts)
 }
 
+/// Finds an image in an OCI layout.
 fn layout(source: &Source, tag: Option<&str>) -> Result<Parts, ImageError> {
     let index: Index = parse("index.json", &source.document("index.json")?)?;
     let of_tag = |d: &&Descriptor| {
-        // Tools write `name:tag` as well.
+        // Some tools write `name:tag`.
         tag.is_none_or(|t| {
             tag_of(d).is_some_and(|found| found == t || found.rsplit(':').next() == Some(t))
         })
@@ -238,6 +241,7 @@ fn layout(source: &Source, tag: Option<&str>) -> Result<Parts, ImageError> {
     }
 }
 
+/// Error for an image of another platform.
 fn foreign(found: String) -> ImageError {
     let (os, architecture) = machine();
     ImageError::Platform {
@@ -246,7 +250,7 @@ fn foreign(found: String) -> ImageError {
     }
 }
 
-/// Indexes within the index become what they name.
+/// Replaces nested indexes by their manifests.
 fn expand(
     source: &Source,
     descriptors: Vec<Descriptor>,
@@ -285,12 +289,13 @@ fn expand(
     Ok(())
 }
 
+/// Reads the manifest and configuration of an image.
 fn image(source: &Source, descriptor: &Descriptor) -> Result<Parts, ImageError> {
     let manifest: Manifest = parse("manifest", &checked(source, descriptor)?)?;
     let config = checked(source, &manifest.config)?;
     let mut blobs = Vec::new();
     for layer in &manifest.layers {
-        // What a blob really is, its first bytes tell.
+        // The first bytes of a blob show its compression, so the media type is checked only roughly.
         let kind = layer.media_type.as_str();
         let known = ["tar", "tar+gzip", "tar.gzip", "tar+zstd"];
         let known = known.iter().any(|k| kind.ends_with(k)) && !kind.contains("foreign");
@@ -306,6 +311,7 @@ fn image(source: &Source, descriptor: &Descriptor) -> Result<Parts, ImageError> 
     assemble(&config, blobs)
 }
 
+/// Finds an image in an archive of `docker save`.
 fn saved(source: &Source, tag: Option<&str>) -> Result<Parts, ImageError> {
     let all: Vec<Saved> = parse("manifest.json", &source.document("manifest.json")?)?;
     let tags = |s: &Saved| s.repo_tags.clone().unwrap_or_default();
@@ -331,6 +337,7 @@ fn saved(source: &Source, tag: Option<&str>) -> Result<Parts, ImageError> {
 
 type Blobs = Vec<(String, Option<(String, u64)>)>;
 
+/// Combines a configuration with its blobs.
 fn assemble(config: &[u8], blobs: Blobs) -> Result<Parts, ImageError> {
     let id = hex(&Sha256::digest(config));
     let configuration: Configuration = parse("the image's configuration", config)?;

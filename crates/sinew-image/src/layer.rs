@@ -1,7 +1,7 @@
-//! Puts layers over each other, whatever their archives say.
+//! Application of image layers to a root folder. Archives are untrusted.
 
 use crate::documents::{Layer, hex};
-use crate::heads::{Heads, MAX_HEAD_BYTES};
+use crate::header_limit::{HeaderLimit, MAX_HEADER_BYTES};
 use crate::source::Source;
 use crate::{ImageError, UnpackLimits, io_error};
 use rustix::fs::{
@@ -20,25 +20,25 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
-/// Deepest folder.
+/// Maximum depth of folders.
 const MAX_DEPTH: usize = 256;
-/// Longest path, as the kernel takes them.
+/// Maximum bytes of a path, the limit of the kernel.
 const MAX_PATH: usize = 4095;
-/// Longest name in a folder.
+/// Maximum bytes of a name.
 const MAX_NAME: usize = 255;
-/// The ratio of compression is looked at beyond this many bytes.
+/// The compression ratio is checked above this number of bytes.
 const RATIO_FROM: u64 = 64 << 20;
-/// How often a folder is looked for again after a race.
+/// Maximum attempts to open a folder during concurrent renames.
 const MAX_TRIES: u32 = 1000;
-/// Prefix of an entry that removes what lower layers have (OCI image specification, layers).
+/// Prefix of an entry that removes a file of lower layers (OCI image specification, layers).
 const WHITEOUT: &[u8] = b".wh.";
-/// Entry that removes all that lower layers have in a folder.
+/// Entry that removes all files of lower layers in its folder.
 const OPAQUE: &[u8] = b".wh..wh..opq";
 
-/// Says why a read failed, through `std::io::Error`.
+/// Error text for a compression bomb, transported in `std::io::Error`.
 const RATIO: &str = "compressed more than any program would: a bomb";
 
-/// Bytes that passed, and their hash.
+/// Reader that counts and hashes bytes.
 struct Meter<R> {
     inner: R,
     hash: Sha256,
@@ -54,7 +54,7 @@ impl<R: Read> Read for Meter<R> {
     }
 }
 
-/// A reader that is looked at while a decoder owns it.
+/// Handle to a reader whose counts are read while a decoder owns it.
 struct Shared<R>(Rc<RefCell<Meter<R>>>);
 
 impl<R: Read> Read for Shared<R> {
@@ -63,7 +63,7 @@ impl<R: Read> Read for Shared<R> {
     }
 }
 
-/// Content of a layer; refuses bombs.
+/// Decompressed content of a layer. Fails for a compression bomb.
 struct Content<'a, R> {
     plain: Meter<Box<dyn Read + 'a>>,
     packed: Rc<RefCell<Meter<R>>>,
@@ -81,26 +81,28 @@ impl<R> Read for Content<'_, R> {
     }
 }
 
-/// Builds a root.
+/// State of a root that is being built.
 #[derive(Debug)]
 pub(crate) struct Builder<'a> {
     root: OwnedFd,
     limits: &'a UnpackLimits,
+    /// Bytes of all files.
     pub(crate) bytes: u64,
-    /// Entries of archives, and folders above them that no entry made.
+    /// Entries of the archives, and parent folders without an entry.
     pub(crate) entries: u64,
-    /// How deep each folder lies, by inode: through links a short path leads deep.
+    /// Depth of each folder by inode. A short path with links can lead to a deep folder.
     depths: HashMap<u64, usize>,
 }
 
-/// Names that the layer at hand made: inode of the folder, and name. Whiteouts spare them.
+/// Names created by the current layer: inode of the folder, and name. Whiteouts do not remove them.
 type Made = HashSet<(u64, OsString)>;
 
-fn say(e: impl std::fmt::Display) -> String {
+/// Converts an error to text.
+fn text(e: impl std::fmt::Display) -> String {
     e.to_string()
 }
 
-/// Path of an entry: empty for the root itself.
+/// Checks and normalizes the path of an entry. The root is the empty path.
 fn clean(raw: &[u8]) -> Result<PathBuf, String> {
     if raw.len() > MAX_PATH {
         return Err(format!("its path has more than {MAX_PATH} bytes"));
@@ -127,10 +129,10 @@ fn clean(raw: &[u8]) -> Result<PathBuf, String> {
 }
 
 fn inode(fd: impl AsFd) -> Result<u64, String> {
-    Ok(rustix::fs::fstat(fd).map_err(say)?.st_ino)
+    Ok(rustix::fs::fstat(fd).map_err(text)?.st_ino)
 }
 
-/// Removes a name and what is below it, but for what `made` holds. Whether nothing is left.
+/// Removes a name and everything below it, except names in `made`. Returns true if nothing remains.
 fn remove(
     dir: BorrowedFd<'_>,
     name: &OsStr,
@@ -143,7 +145,7 @@ fn remove(
     let meta = match statat(dir, name, AtFlags::SYMLINK_NOFOLLOW) {
         Ok(meta) => meta,
         Err(Errno::NOENT) => return Ok(true),
-        Err(e) => return Err(say(e)),
+        Err(e) => return Err(text(e)),
     };
     let own = match made {
         None => false,
@@ -151,18 +153,18 @@ fn remove(
     };
     if FileType::from_raw_mode(meta.st_mode) != FileType::Directory {
         if !own {
-            unlinkat(dir, name, AtFlags::empty()).map_err(say)?;
+            unlinkat(dir, name, AtFlags::empty()).map_err(text)?;
         }
         return Ok(!own);
     }
     let empty = empty_folder(dir, name, made, depth + 1)?;
     if empty && !own {
-        unlinkat(dir, name, AtFlags::REMOVEDIR).map_err(say)?;
+        unlinkat(dir, name, AtFlags::REMOVEDIR).map_err(text)?;
     }
     Ok(empty && !own)
 }
 
-/// Removes what is in a folder, as [`remove`] does.
+/// Removes the content of a folder like [`remove`].
 fn empty_folder(
     dir: BorrowedFd<'_>,
     name: &OsStr,
@@ -171,11 +173,11 @@ fn empty_folder(
 ) -> Result<bool, String> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
-    let folder = openat2(dir, name, flags, Mode::empty(), resolve).map_err(say)?;
-    let listing = rustix::fs::Dir::read_from(&folder).map_err(say)?;
+    let folder = openat2(dir, name, flags, Mode::empty(), resolve).map_err(text)?;
+    let listing = rustix::fs::Dir::read_from(&folder).map_err(text)?;
     let mut names = Vec::new();
     for entry in listing {
-        let entry = entry.map_err(say)?;
+        let entry = entry.map_err(text)?;
         let name = entry.file_name().to_bytes();
         if name != b"." && name != b".." {
             names.push(OsString::from_vec(name.to_vec()));
@@ -189,7 +191,7 @@ fn empty_folder(
 }
 
 impl<'a> Builder<'a> {
-    /// Layers go below `root`, a new folder.
+    /// Creates a builder for `root`, a new folder.
     pub(crate) fn new(root: &Path, limits: &'a UnpackLimits) -> Result<Self, ImageError> {
         let failed = |e: &dyn std::fmt::Display| io_error(root.display().to_string(), e);
         let folder = File::open(root).map_err(|e| failed(&e))?;
@@ -203,7 +205,7 @@ impl<'a> Builder<'a> {
         })
     }
 
-    /// Applies an archive that nobody names the hash of, packed or not.
+    /// Applies an archive without known hashes, compressed or not.
     pub(crate) fn apply_plain(&mut self, archive: File) -> Result<(), ImageError> {
         let packed = Rc::new(RefCell::new(Meter {
             inner: archive,
@@ -223,7 +225,7 @@ impl<'a> Builder<'a> {
         self.archive(1, &mut content)
     }
 
-    /// Applies a layer and checks its hashes.
+    /// Applies a layer and checks the hashes of blob and content.
     pub(crate) fn apply(
         &mut self,
         source: &Source,
@@ -248,7 +250,7 @@ impl<'a> Builder<'a> {
             ratio: self.limits.ratio,
         };
         self.archive(number, &mut content)?;
-        // Padding after the last entry belongs to the content.
+        // Padding after the last entry is part of the content.
         std::io::copy(&mut content, &mut std::io::sink()).map_err(read_error)?;
         let found = format!("sha256:{}", hex(&content.plain.hash.finalize_reset()));
         drop(content);
@@ -274,12 +276,13 @@ impl<'a> Builder<'a> {
         Ok(())
     }
 
+    /// Applies all entries of an archive.
     fn archive(&mut self, number: usize, content: &mut dyn Read) -> Result<(), ImageError> {
-        let (heads, content) = Heads::of(content);
-        let broken = |e: std::io::Error| match heads.exceeded() {
+        let (header_limit, content) = HeaderLimit::of(content);
+        let broken = |e: std::io::Error| match header_limit.exceeded() {
             true => ImageError::Limit {
                 what: "bytes of names and extensions in one entry",
-                limit: MAX_HEAD_BYTES,
+                limit: MAX_HEADER_BYTES,
             },
             false => ImageError::Document {
                 document: format!("layer {number}"),
@@ -290,9 +293,9 @@ impl<'a> Builder<'a> {
         let mut archive = tar::Archive::new(content);
         for entry in archive.entries().map_err(broken)? {
             let mut entry = entry.map_err(broken)?;
-            heads.content();
+            header_limit.content();
             self.count_entry()?;
-            // Of all kinds: a sparse file has more bytes than its archive.
+            // Entries of all kinds: a sparse file has more bytes than its archive.
             self.bytes = self.bytes.saturating_add(entry.size());
             if self.bytes > self.limits.bytes {
                 return Err(ImageError::Limit {
@@ -308,11 +311,12 @@ impl<'a> Builder<'a> {
                     reason,
                 })?;
             std::io::copy(&mut entry, &mut std::io::sink()).map_err(broken)?;
-            heads.head();
+            header_limit.header();
         }
         Ok(())
     }
 
+    /// Counts an entry against the limit.
     fn count_entry(&mut self) -> Result<(), ImageError> {
         self.entries += 1;
         let limit = self.limits.entries;
@@ -325,6 +329,7 @@ impl<'a> Builder<'a> {
         }
     }
 
+    /// Applies one entry. The error is the reason.
     fn entry(
         &mut self,
         entry: &mut tar::Entry<'_, impl Read>,
@@ -338,7 +343,7 @@ impl<'a> Builder<'a> {
         }
         let path = clean(raw)?;
         let Some(name) = path.file_name() else {
-            // The root itself; its mode is ours.
+            // The root has a fixed mode.
             return Ok(());
         };
         let above = path.parent().unwrap_or(Path::new(""));
@@ -355,16 +360,16 @@ impl<'a> Builder<'a> {
             return remove(folder.as_fd(), OsStr::from_bytes(hidden), Some(made), 0).map(|_| ());
         }
         if matches!(kind, Kind::Char | Kind::Block | Kind::Fifo) {
-            // Every sandbox makes its own /dev.
+            // Sandboxes create their own /dev.
             return match path.starts_with("dev") {
                 true => Ok(()),
                 false => Err(format!(
-                    "it is a device or pipe ({kind:?}), which are allowed in dev alone and not made there"
+                    "it is a device or pipe ({kind:?}), which are allowed in dev only, and not created there"
                 )),
             };
         }
         let folder = self.folder(above, made)?;
-        let mode = entry.header().mode().map_err(say)?;
+        let mode = entry.header().mode().map_err(text)?;
         match kind {
             Kind::Directory => self.directory(&folder, name, mode)?,
             Kind::Regular | Kind::Continuous | Kind::GNUSparse => {
@@ -374,7 +379,7 @@ impl<'a> Builder<'a> {
             Kind::Symlink => {
                 remove(folder.as_fd(), name, None, 0)?;
                 let target = entry.link_name_bytes().ok_or("it has no target")?;
-                symlinkat(OsStr::from_bytes(&target), &folder, name).map_err(say)?;
+                symlinkat(OsStr::from_bytes(&target), &folder, name).map_err(text)?;
             }
             Kind::Link => {
                 let target = entry.link_name_bytes().ok_or("it has no target")?;
@@ -386,6 +391,7 @@ impl<'a> Builder<'a> {
         Ok(())
     }
 
+    /// Removes what lower layers have in a folder.
     fn opaque(&self, path: &Path, made: &mut Made) -> Result<(), String> {
         let (Some(name), Some(above)) = (path.file_name(), path.parent()) else {
             return Err("the root cannot be opaque".into());
@@ -399,7 +405,7 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// A folder of the root; links within the root are followed, and lead to nowhere else.
+    /// Opens a folder of the root. Links are resolved within the root.
     fn lookup(&self, path: &Path) -> Result<Option<OwnedFd>, String> {
         let path = if path.as_os_str().is_empty() {
             Path::new(".")
@@ -411,7 +417,7 @@ impl<'a> Builder<'a> {
         let mut tries = 0;
         let opened = loop {
             match openat2(&self.root, path, flags, Mode::empty(), resolve) {
-                // A rename anywhere on the machine while `..` of a link was followed.
+                // A concurrent rename on the host while `..` of a link was resolved.
                 Err(Errno::AGAIN) if tries < MAX_TRIES => tries += 1,
                 other => break other,
             }
@@ -424,7 +430,7 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// The same; makes what is missing.
+    /// As [`Self::lookup`], and creates missing folders.
     fn folder(&mut self, path: &Path, made: &mut Made) -> Result<OwnedFd, String> {
         if let Some(fd) = self.lookup(path)? {
             return Ok(fd);
@@ -436,27 +442,28 @@ impl<'a> Builder<'a> {
         if statat(&above, name, AtFlags::SYMLINK_NOFOLLOW).is_ok() {
             return Err(format!("{} is a link to nothing", path.display()));
         }
-        // It may be one of many that no entry of the archive stands for.
-        self.count_entry().map_err(say)?;
+        // A missing folder counts as an entry.
+        self.count_entry().map_err(text)?;
         self.make_folder(&above, name, Mode::from_raw_mode(0o755))?;
         made.insert((inode(&above)?, name.to_owned()));
         let missing = || format!("{} is gone", path.display());
         self.lookup(path)?.ok_or_else(missing)
     }
 
-    /// A new folder, not too deep: whoever removes the root holds a descriptor for each level.
+    /// Creates a folder within the maximum depth. Removing a tree needs a file descriptor per level.
     fn make_folder(&mut self, above: &OwnedFd, name: &OsStr, mode: Mode) -> Result<(), String> {
         let depth = self.depths.get(&inode(above)?).copied();
         let depth = depth.ok_or("its folder was not made here")? + 1;
         if depth > MAX_DEPTH {
             return Err(format!("it is deeper than {MAX_DEPTH} folders"));
         }
-        mkdirat(above, name, mode).map_err(say)?;
-        let made = statat(above, name, AtFlags::SYMLINK_NOFOLLOW).map_err(say)?;
+        mkdirat(above, name, mode).map_err(text)?;
+        let made = statat(above, name, AtFlags::SYMLINK_NOFOLLOW).map_err(text)?;
         self.depths.insert(made.st_ino, depth);
         Ok(())
     }
 
+    /// Creates a folder entry, or updates the mode of an existing folder.
     fn directory(&mut self, folder: &OwnedFd, name: &OsStr, mode: u32) -> Result<(), String> {
         let there = statat(folder, name, AtFlags::SYMLINK_NOFOLLOW);
         let kept = there.is_ok_and(|m| FileType::from_raw_mode(m.st_mode) == FileType::Directory);
@@ -466,11 +473,12 @@ impl<'a> Builder<'a> {
         }
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
-        let made = openat2(folder, name, flags, Mode::empty(), resolve).map_err(say)?;
-        // Who unpacks must be able to go in, and to remove it.
-        fchmod(&made, Mode::from_raw_mode(mode & 0o1777 | 0o700)).map_err(say)
+        let made = openat2(folder, name, flags, Mode::empty(), resolve).map_err(text)?;
+        // The owner must be able to read and remove the folder.
+        fchmod(&made, Mode::from_raw_mode(mode & 0o1777 | 0o700)).map_err(text)
     }
 
+    /// Creates a file with its mode and modification time.
     fn file(
         &self,
         folder: &OwnedFd,
@@ -482,15 +490,15 @@ impl<'a> Builder<'a> {
             OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
         let private = Mode::RUSR | Mode::WUSR;
-        let mut file = File::from(openat2(folder, name, flags, private, resolve).map_err(say)?);
+        let mut file = File::from(openat2(folder, name, flags, private, resolve).map_err(text)?);
         let size = entry.size();
         let seconds = entry.header().mtime().unwrap_or(0).min(i64::MAX as u64) as i64;
-        let copied = std::io::copy(&mut entry.take(size), &mut file).map_err(say)?;
+        let copied = std::io::copy(&mut entry.take(size), &mut file).map_err(text)?;
         if copied != size {
             return Err(format!("it ends after {copied} of {size} bytes"));
         }
-        fchmod(&file, Mode::from_raw_mode(mode & 0o777 | 0o400)).map_err(say)?;
-        // Compiled Python is used only if its source has the time that it was compiled from.
+        fchmod(&file, Mode::from_raw_mode(mode & 0o777 | 0o400)).map_err(text)?;
+        // Python uses a compiled file only if the modification time of its source matches.
         let time = Timespec {
             tv_sec: seconds,
             tv_nsec: 0,
@@ -499,9 +507,10 @@ impl<'a> Builder<'a> {
             last_access: time,
             last_modification: time,
         };
-        futimens(&file, &times).map_err(say)
+        futimens(&file, &times).map_err(text)
     }
 
+    /// Creates a hard link within the root.
     fn hard_link(&self, target: &Path, folder: &OwnedFd, name: &OsStr) -> Result<(), String> {
         let file = target.file_name().ok_or("it links to the root")?;
         let above = self.lookup(target.parent().unwrap_or(Path::new("")))?;
@@ -522,11 +531,11 @@ impl<'a> Builder<'a> {
             return Ok(());
         }
         remove(folder.as_fd(), name, None, 0)?;
-        linkat(&above, file, folder, name, AtFlags::empty()).map_err(say)
+        linkat(&above, file, folder, name, AtFlags::empty()).map_err(text)
     }
 }
 
-/// Plain bytes of a blob: its first bytes tell how it is compressed.
+/// Decompresses a blob. Its first bytes show the compression.
 fn decoder<'a, R: Read + 'a>(mut blob: Shared<R>) -> std::io::Result<Box<dyn Read + 'a>> {
     let mut head = Vec::new();
     (&mut blob).take(4).read_to_end(&mut head)?;

@@ -1,19 +1,20 @@
-//! Images as roots of sandboxes: OCI layouts and what `docker save` writes, unpacked once.
+//! Images as root file systems of sandboxes: OCI layouts and archives of `docker save`, unpacked once.
 //!
-//! An image is a folder with an OCI image layout, a tar file of one, or a tar file of
-//! `docker save` (OCI image specification 1.1; Docker image specification 1.2). [`unpack`] puts
-//! its layers into a folder of a cache, named by the digest of the image's configuration.
+//! An image is a folder with an OCI image layout, a tar file of one, or a tar file of `docker save` (OCI
+//! image specification 1.1, Docker image specification 1.2). [`unpack`] applies its layers to a folder of a
+//! cache, named by the digest of the image's configuration.
 //!
-//! Invariants: every blob and every layer's content has the digest that names it; whatever an
-//! archive says, nothing outside of the new root is read or changed (`openat2` with
-//! `RESOLVE_IN_ROOT` for every folder, no link is followed at the end of a path); devices, set-user
-//! bits, owners and extended attributes of archives are not kept; bytes, entries, depth and ratio
-//! of compression are bounded; an entry of the cache is there as a whole or not at all, also after
-//! `kill -9`.
+//! Invariants:
+//! - Every blob and every layer's content has the digest that identifies it.
+//! - No archive can read or change a file outside of the new root. Folders are opened by `openat2` with
+//!   `RESOLVE_IN_ROOT`, and a link at the end of a path is not followed.
+//! - Devices, set-user bits, owners and extended attributes of archives are dropped.
+//! - Bytes, entries, depth and compression ratio are limited.
+//! - An entry of the cache is complete or absent, also after `kill -9`.
 
 mod cache;
 mod documents;
-mod heads;
+mod header_limit;
 mod layer;
 mod snapshot;
 mod source;
@@ -24,16 +25,16 @@ pub use snapshot::{SnapshotArchive, read_snapshot, snapshot_digest, write_snapsh
 
 use std::path::{Path, PathBuf};
 
-/// How much an image may be.
+/// Limits of an image.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnpackLimits {
-    /// Bytes of all files of all layers together.
+    /// Bytes of the files of all layers.
     pub bytes: u64,
-    /// Entries of all layers together.
+    /// Entries of all layers.
     pub entries: u64,
-    /// Layers.
+    /// Number of layers.
     pub layers: usize,
-    /// Bytes of a layer for each compressed byte, once it has more than 64 MiB.
+    /// Decompressed bytes per compressed byte of a layer, checked above 64 MiB.
     pub ratio: u64,
 }
 
@@ -48,99 +49,101 @@ impl Default for UnpackLimits {
     }
 }
 
-/// Why there is no root.
+/// Reason why an image cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ImageError {
-    /// Nothing is there, or something else.
+    /// The path is missing or not an image.
     #[error(
-        "{path} is no image: {reason}; allowed: a folder with an OCI layout (oci-layout, index.json, blobs), a tar file of one, or a tar file that `docker save` wrote"
+        "{path} is no image: {reason}; allowed: a folder with an OCI layout (oci-layout, index.json, blobs), \
+         a tar file of one, or a tar file that `docker save` wrote"
     )]
     NotAnImage {
-        /// What was given.
+        /// Path of the image.
         path: String,
-        /// What is wrong.
+        /// Description of the problem.
         reason: String,
     },
-    /// It holds several images, or none of that name.
+    /// The tag is missing or ambiguous.
     #[error("{path} has no image {tag:?}; it has: {tags}; append one of them after a colon")]
     Tag {
-        /// What was given.
+        /// Path of the image.
         path: String,
-        /// The tag that was asked for; empty if none.
+        /// Requested tag. Empty: none.
         tag: String,
-        /// Tags that there are.
+        /// Available tags.
         tags: String,
     },
-    /// It was made for other machines.
+    /// The image is for another platform.
     #[error("the image is made for {found}, this machine is {wanted}")]
     Platform {
         /// Operating system and architecture of this machine.
         wanted: String,
-        /// What there is.
+        /// Platforms of the image.
         found: String,
     },
-    /// Something that only other programs can unpack.
+    /// The image uses an unsupported feature.
     #[error("{what} is not supported: {allowed}")]
     Unsupported {
-        /// What the image has.
+        /// The feature.
         what: String,
-        /// What is.
+        /// Supported alternatives.
         allowed: &'static str,
     },
-    /// A blob is not what its name says.
+    /// The digest of a blob differs from the image's.
     #[error("{blob} has {found}, its image says {expected}: the image is damaged or forged")]
     Digest {
-        /// The blob.
+        /// Name of the blob.
         blob: String,
-        /// What the image says.
+        /// Digest in the image.
         expected: String,
-        /// What it has.
+        /// Digest of the blob.
         found: String,
     },
-    /// A layer that cannot be applied.
+    /// An entry of a layer is invalid.
     #[error("layer {layer}, entry {entry:?}: {reason}")]
     Entry {
         /// Number of the layer, from 1.
         layer: usize,
         /// Name of the entry.
         entry: String,
-        /// What is wrong with it.
+        /// Description of the problem.
         reason: String,
     },
-    /// It is too large.
+    /// The image exceeds a limit.
     #[error("the image has more than {limit} {what}")]
     Limit {
-        /// What was counted.
+        /// The counted quantity.
         what: &'static str,
-        /// The most that is allowed.
+        /// The maximum.
         limit: u64,
     },
-    /// A document that cannot be read.
+    /// A document is invalid.
     #[error("{document}: {reason}")]
     Document {
-        /// Which one.
+        /// Name of the document.
         document: String,
-        /// What is wrong with it.
+        /// Description of the problem.
         reason: String,
     },
-    /// A program that the image does not have.
+    /// The image does not contain a program.
     #[error("the image has no program {name:?} in {path}")]
     NoProgram {
-        /// Its name.
+        /// Name of the program.
         name: String,
-        /// Folders that were looked into.
+        /// Searched folders.
         path: String,
     },
     /// A system call failed.
     #[error("{operation}: {message}")]
     Io {
-        /// What was done.
+        /// The failed operation.
         operation: String,
-        /// What the system said.
+        /// The error of the system.
         message: String,
     },
 }
 
+/// Adds the failed operation to an error.
 pub(crate) fn io_error(operation: impl Into<String>, e: impl std::fmt::Display) -> ImageError {
     ImageError::Io {
         operation: operation.into(),
@@ -148,13 +151,12 @@ pub(crate) fn io_error(operation: impl Into<String>, e: impl std::fmt::Display) 
     }
 }
 
-/// Whether a path that exists is to be unpacked: a file, or a folder with an OCI layout. Another
-/// folder may be a root already.
+/// True if `path` must be unpacked: a file, or a folder with an OCI layout. Another folder may be a root.
 pub fn is_packed(path: &Path) -> bool {
     split_tag(path).0.is_file() || split_tag(path).0.join("oci-layout").exists()
 }
 
-/// `PATH:TAG`, unless something has exactly that name.
+/// Splits `PATH:TAG`, unless a file has exactly that name.
 pub(crate) fn split_tag(path: &Path) -> (PathBuf, Option<String>) {
     if !path.exists()
         && let Some(text) = path.to_str()

@@ -1,9 +1,9 @@
-//! Snapshots of work folders as OCI images of one layer: content-addressed archives that other
-//! tools can copy, keep and look into.
+//! Snapshots of work folders as OCI images with one layer, so that other tools can copy, store and inspect
+//! them.
 //!
-//! The layer is the tar file that a sandbox exports (sorted names, no owners, no times), so its
-//! SHA-256 names the files; manifest and configuration say nothing else that could vary on one
-//! architecture. The same files give the same bytes, whatever level exported them.
+//! The layer is the tar file that a sandbox exports (sorted names, no owners, no times). Its SHA-256
+//! identifies the files. Manifest and configuration depend only on the layer and the architecture. Equal
+//! files give equal bytes at all sandbox levels.
 
 use crate::documents::{self, hex};
 use crate::source::Source;
@@ -13,28 +13,28 @@ use sha2::{Digest, Sha256};
 use std::io::Read;
 use std::path::Path;
 
-/// Type of the only layer.
+/// Media type of the layer.
 const LAYER: &str = "application/vnd.oci.image.layer.v1.tar";
-/// Type of the configuration.
+/// Media type of the configuration.
 const CONFIG: &str = "application/vnd.oci.image.config.v1+json";
-/// Type of the manifest.
+/// Media type of the manifest.
 const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 
-/// A snapshot that was read.
+/// A snapshot read from an image.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SnapshotArchive {
-    /// `sha256:` and 64 digits: the hash of `tar`.
+    /// `sha256:` and 64 hexadecimal digits: the hash of `tar`.
     pub digest: String,
-    /// The files, as sandboxes export and import them.
+    /// Tar file in the format that sandboxes export and import.
     pub tar: Vec<u8>,
 }
 
-/// `sha256:` and the hash of what a sandbox exported: the name of its files.
+/// Digest of an exported tar file: `sha256:` and 64 hexadecimal digits.
 pub fn snapshot_digest(tar: &[u8]) -> String {
     format!("sha256:{}", hex(&Sha256::digest(tar)))
 }
 
-/// The files of a layout by name (OCI image specification 1.1, image layout).
+/// Files of an OCI layout by name (OCI image specification 1.1, image layout).
 fn layout(tar: &[u8]) -> Vec<(String, Vec<u8>)> {
     let (os, architecture) = documents::machine();
     let blob = |kind: &str, bytes: &[u8]| {
@@ -70,11 +70,11 @@ fn layout(tar: &[u8]) -> Vec<(String, Vec<u8>)> {
     files
 }
 
-/// Writes what a sandbox exported as an OCI layout: a tar file where `path` ends in `.tar`, else
-/// a folder, which must not be there. Returns the digest of the files.
+/// Writes an exported tar file as an OCI layout: a tar file if `path` ends in `.tar`, else a new folder.
+/// Returns the digest of the files.
 ///
 /// # Errors
-/// [`ImageError::Io`] if it cannot be written.
+/// [`ImageError::Io`] if the path cannot be written, or the folder exists.
 pub fn write_snapshot(tar: &[u8], path: &Path) -> Result<String, ImageError> {
     let failed = |e: std::io::Error| io_error(format!("write {}", path.display()), e);
     let files = layout(tar);
@@ -99,11 +99,11 @@ pub fn write_snapshot(tar: &[u8], path: &Path) -> Result<String, ImageError> {
     Ok(snapshot_digest(tar))
 }
 
-/// Reads a snapshot of at most `max_bytes` from a folder or a tar file with an OCI layout; every
-/// blob must have the digest that names it.
+/// Reads a snapshot of at most `max_bytes` from a folder or tar file with an OCI layout. Checks the digest of
+/// every blob.
 ///
 /// # Errors
-/// If it is no layout with one plain layer, is damaged, or too large.
+/// Returns an error if the image has not exactly one uncompressed layer, is damaged or too large.
 pub fn read_snapshot(path: &Path, max_bytes: u64) -> Result<SnapshotArchive, ImageError> {
     let source = Source::open(path)?;
     let parts = documents::parts(&source, None, &UnpackLimits::default())?;
@@ -139,7 +139,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_is_read_from_folder_and_file() {
+    fn snapshots_can_be_read_from_folder_and_file() {
         let folder = tempfile::tempdir().expect("a folder");
         let tar = b"any bytes are a layer here".as_slice();
         let (dir, file) = (folder.path().join("s"), folder.path().join("s.tar"));

@@ -1,6 +1,6 @@
-//! Where blobs are read from: a folder, or places in a tar file.
+//! Source of an image's files: a folder or a tar file.
 
-use crate::heads::Heads;
+use crate::header_limit::HeaderLimit;
 use crate::{ImageError, io_error};
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -8,28 +8,29 @@ use std::io::Read;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-/// Most entries of a tar file that holds an image.
+/// Maximum entries of a tar file that contains an image.
 const MAX_ENTRIES: usize = 65_536;
-/// Largest document: index, manifest, configuration.
+/// Maximum bytes of a document: index, manifest or configuration.
 const MAX_DOCUMENT: u64 = 4 << 20;
 
-/// An image's files by name.
+/// Files of an image by name.
 #[derive(Debug)]
 pub(crate) struct Source {
     path: PathBuf,
     tar: Option<Tar>,
 }
 
+/// Index of a tar file.
 #[derive(Debug)]
 struct Tar {
     file: File,
-    /// Offset and length.
+    /// Offset and length of each file.
     places: BTreeMap<String, (u64, u64)>,
-    /// `docker save` links layers that are equal.
+    /// Target of each link. `docker save` links equal layers.
     links: BTreeMap<String, String>,
 }
 
-/// A part of a file.
+/// Reader of a part of a file.
 struct Slice<'a> {
     file: &'a File,
     at: u64,
@@ -38,15 +39,15 @@ struct Slice<'a> {
 
 impl Read for Slice<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
-        let most = buffer.len().min(self.left.min(1 << 30) as usize);
-        let n = self.file.read_at(&mut buffer[..most], self.at)?;
+        let max = buffer.len().min(self.left.min(1 << 30) as usize);
+        let n = self.file.read_at(&mut buffer[..max], self.at)?;
         self.at += n as u64;
         self.left -= n as u64;
         Ok(n)
     }
 }
 
-/// Plain components, without `.` at the front.
+/// Normalizes a name. `None` if it is absolute, empty or contains `..`.
 fn plain(name: &str) -> Option<String> {
     let parts: Vec<&str> = name
         .split('/')
@@ -56,7 +57,7 @@ fn plain(name: &str) -> Option<String> {
     fine.then(|| parts.join("/"))
 }
 
-/// Where a link leads within the tar file.
+/// Target of a link within the tar file.
 fn target(from: &str, link: &str) -> Option<String> {
     let mut parts: Vec<&str> = from.split('/').collect();
     parts.pop();
@@ -73,8 +74,10 @@ fn target(from: &str, link: &str) -> Option<String> {
 }
 
 impl Source {
+    /// Opens a folder or tar file.
+    ///
     /// # Errors
-    /// If it is neither a folder nor a tar file.
+    /// [`ImageError::NotAnImage`] if the path is neither a folder nor a tar file.
     pub(crate) fn open(path: &Path) -> Result<Self, ImageError> {
         let wrong = |reason: String| ImageError::NotAnImage {
             path: path.display().to_string(),
@@ -94,15 +97,15 @@ impl Source {
         let mut places = BTreeMap::new();
         let mut links = BTreeMap::new();
         let again = file.try_clone().map_err(|e| io_error("open again", e))?;
-        // Contents are passed over, so that what is read is heads alone.
-        let (heads, again) = Heads::of(again);
+        // Contents are skipped, so that only headers are read.
+        let (limit, again) = HeaderLimit::of(again);
         let mut archive = tar::Archive::new(again);
         let entries = archive
             .entries_with_seek()
             .map_err(|e| wrong(e.to_string()))?;
         for (n, entry) in entries.enumerate() {
             let entry = entry.map_err(|e| wrong(not_a_tar(&e)))?;
-            heads.head();
+            limit.header();
             if n >= MAX_ENTRIES {
                 return Err(wrong(format!("more than {MAX_ENTRIES} entries")));
             }
@@ -137,10 +140,12 @@ impl Source {
         })
     }
 
+    /// Path of the image, for errors.
     pub(crate) fn path(&self) -> String {
         self.path.display().to_string()
     }
 
+    /// True if the image has a regular file of this name.
     pub(crate) fn has(&self, name: &str) -> bool {
         match &self.tar {
             None => self.path.join(name).is_file(),
@@ -148,7 +153,7 @@ impl Source {
         }
     }
 
-    /// A blob and its length.
+    /// Opens a file and returns its length in bytes.
     pub(crate) fn reader(&self, name: &str) -> Result<(Box<dyn Read + '_>, u64), ImageError> {
         let missing = |reason: String| ImageError::NotAnImage {
             path: self.path(),
@@ -168,7 +173,7 @@ impl Source {
             };
             return Ok((Box::new(slice), left));
         }
-        // A FIFO must not hold us.
+        // NONBLOCK avoids blocking on a FIFO.
         let opened = File::options()
             .read(true)
             .custom_flags(rustix::fs::OFlags::NONBLOCK.bits() as i32)
@@ -181,13 +186,13 @@ impl Source {
         Ok((Box::new(file), meta.len()))
     }
 
-    /// All of a document.
+    /// Reads a complete document.
     pub(crate) fn document(&self, name: &str) -> Result<Vec<u8>, ImageError> {
         let (reader, len) = self.reader(name)?;
         if len > MAX_DOCUMENT {
             return Err(ImageError::Document {
                 document: name.into(),
-                reason: format!("has {len} bytes, at most {MAX_DOCUMENT}"),
+                reason: format!("has {len} bytes, at max {MAX_DOCUMENT}"),
             });
         }
         let mut bytes = Vec::new();
@@ -197,9 +202,10 @@ impl Source {
     }
 }
 
-/// The library quotes what it read: of a file that is no tar file, lines of somebody's text.
+/// Error text for an invalid tar file. Only the first part is used, because the library quotes the file's
+/// content.
 fn not_a_tar(e: &std::io::Error) -> String {
-    let told = e.to_string();
-    let first = told.split([':', '\n']).next().unwrap_or_default();
+    let message = e.to_string();
+    let first = message.split([':', '\n']).next().unwrap_or_default();
     format!("as a tar file: {first}")
 }

@@ -1,4 +1,4 @@
-//! Images made here, honest and hostile, and what becomes of them.
+//! Unpacking of valid and hostile images.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use sha2::{Digest, Sha256};
@@ -28,7 +28,7 @@ fn link<'a>(name: &'a str, target: &'a str) -> Entry<'a> {
     (Kind::Symlink, name, target, 0o777)
 }
 
-/// A tar file, with names that a builder would refuse.
+/// A tar file. Allows names that `tar::Builder` refuses.
 fn layer(entries: &[Entry<'_>]) -> Vec<u8> {
     let mut builder = tar::Builder::new(Vec::new());
     for (kind, name, content, mode) in entries {
@@ -111,7 +111,10 @@ impl Layout {
             .collect();
         let config = serde_json::json!({
             "os": machine.0, "architecture": machine.1, "rootfs": {"type": "layers", "diff_ids": ids},
-            "config": {"Env": ["PATH=/bin:/opt", "A=b=c"], "Entrypoint": ["/bin/a"], "Cmd": ["x"], "WorkingDir": "/opt"},
+            "config": {
+                "Env": ["PATH=/bin:/opt", "A=b=c"], "Entrypoint": ["/bin/a"],
+                "Cmd": ["x"], "WorkingDir": "/opt",
+            },
         });
         let config = self.blob(
             config.to_string().as_bytes(),
@@ -217,7 +220,7 @@ fn three_layers() -> Layout {
 }
 
 #[test]
-fn layers_cover_remove_and_extend_each_other() {
+fn layers_replace_remove_and_extend_files() {
     let layout = three_layers();
     let image = layout.unpack().unwrap();
     assert_eq!(
@@ -268,8 +271,8 @@ fn layers_cover_remove_and_extend_each_other() {
         "through a link within the image"
     );
     assert_eq!(image.program("./x").unwrap(), "./x");
-    let told = image.program("ls").unwrap_err().to_string();
-    assert!(told.contains("/bin:/opt"), "{told}");
+    let error = image.program("ls").unwrap_err().to_string();
+    assert!(error.contains("/bin:/opt"), "{error}");
     assert!(image.fresh && is_packed(&layout.path()) && !is_packed(&image.root));
     let again = layout.unpack().unwrap();
     assert_eq!(
@@ -280,7 +283,7 @@ fn layers_cover_remove_and_extend_each_other() {
 }
 
 #[test]
-fn archives_hold_images_too() {
+fn images_can_be_in_archives() {
     let layout = of(&[&[file("a", "1")], &[file("b", "2")]]);
     let image = layout.unpack().unwrap();
     let whole = layout.folder.path().join("layout.tar");
@@ -294,14 +297,20 @@ fn archives_hold_images_too() {
         (&image.id, tree(&image.root))
     );
 
-    // As `docker save` writes it: no index; equal layers are links.
+    // The format of `docker save`: no index, and equal layers are links.
     let (one, two) = (
         layer(&[file("a", "1")]),
         layer(&[file(".wh.a", ""), file("c", "3")]),
     );
     let ids = [&one, &two, &two].map(|l| format!("sha256:{}", sha256(l)));
-    let config = serde_json::json!({"os": "linux", "architecture": host().1, "rootfs": {"diff_ids": ids}, "config": {"Cmd": ["sh"], "Env": null}});
-    let manifest = serde_json::json!([{"Config": "cfg.json", "RepoTags": ["me/it:v1"], "Layers": ["1/layer.tar", "2/layer.tar", "3/layer.tar"]}]);
+    let config = serde_json::json!({
+        "os": "linux", "architecture": host().1, "rootfs": {"diff_ids": ids},
+        "config": {"Cmd": ["sh"], "Env": null},
+    });
+    let manifest = serde_json::json!([{
+        "Config": "cfg.json", "RepoTags": ["me/it:v1"],
+        "Layers": ["1/layer.tar", "2/layer.tar", "3/layer.tar"],
+    }]);
     let saved = layout.folder.path().join("saved.tar");
     let mut builder = tar::Builder::new(fs::File::create(&saved).unwrap());
     let (config, manifest) = (config.to_string(), manifest.to_string());
@@ -338,12 +347,12 @@ fn archives_hold_images_too() {
         docker.id
     );
     let wrong = PathBuf::from(format!("{}:v2", saved.display()));
-    let told = unpack(&wrong, &cache, &UnpackLimits::default())
+    let error = unpack(&wrong, &cache, &UnpackLimits::default())
         .unwrap_err()
         .to_string();
     assert!(
-        told.contains("\"v2\"") && told.contains("me/it:v1"),
-        "{told}"
+        error.contains("\"v2\"") && error.contains("me/it:v1"),
+        "{error}"
     );
 }
 
@@ -375,12 +384,12 @@ fn hostile_entries_change_nothing_outside() {
     ];
     for (why, entries) in &refused {
         let layout = of(&[&[file("base", "b")], entries]);
-        let told = layout.unpack().unwrap_err();
+        let error = layout.unpack().unwrap_err();
         assert!(
-            matches!(told, ImageError::Entry { layer: 2, .. }),
-            "{why}: {told}"
+            matches!(error, ImageError::Entry { layer: 2, .. }),
+            "{why}: {error}"
         );
-        assert!(told.to_string().contains(why), "{why}: {told}");
+        assert!(error.to_string().contains(why), "{why}: {error}");
         let left: Vec<_> = fs::read_dir(layout.cache()).unwrap().flatten().collect();
         assert!(
             left.iter()
@@ -388,7 +397,7 @@ fn hostile_entries_change_nothing_outside() {
             "{left:?}"
         );
     }
-    // Links lead within the root alone, also those that climb.
+    // Links are resolved within the root, also those with `..`.
     let climbing = format!("../../../../../../..{out}");
     for target in [&out, &climbing] {
         let inner = format!("{}/keep", out.trim_start_matches('/'));
@@ -424,16 +433,16 @@ fn bombs_are_refused() {
         (limits(|l| l.layers = 0), "layers"),
     ];
     for (limits, what) in cases {
-        let told = unpack(&layout.path(), &layout.cache(), &limits).unwrap_err();
+        let error = unpack(&layout.path(), &layout.cache(), &limits).unwrap_err();
         assert!(
-            matches!(told, ImageError::Limit { what: w, .. } if w == what),
-            "{told}"
+            matches!(error, ImageError::Limit { what: w, .. } if w == what),
+            "{error}"
         );
     }
     let zeros = "\0".repeat(80 << 20);
     let bomb = of(&[&[file("zeros", &zeros)]]);
-    let told = bomb.unpack().unwrap_err().to_string();
-    assert!(told.contains("a bomb"), "{told}");
+    let error = bomb.unpack().unwrap_err().to_string();
+    assert!(error.contains("a bomb"), "{error}");
     let deep = vec!["d"; 40].join("/");
     let mut layout = Layout::new();
     let mut builder = tar::Builder::new(Vec::new());
@@ -443,79 +452,79 @@ fn bombs_are_refused() {
         .append_data(&mut header, [deep.as_str(); 10].join("/"), &b""[..])
         .unwrap();
     layout.add(&[(builder.into_inner().unwrap(), gzip)], host(), None);
-    let told = layout.unpack().unwrap_err().to_string();
-    assert!(told.contains("deeper than 256"), "{told}");
+    let error = layout.unpack().unwrap_err().to_string();
+    assert!(error.contains("deeper than 256"), "{error}");
 }
 
 #[test]
-fn damaged_foreign_and_missing_images_are_told_apart() {
+fn damaged_foreign_and_missing_images_have_different_errors() {
     let layout = of(&[&[file("a", "1")]]);
     let blobs = layout.path().join("blobs/sha256");
     let one = layer(&[file("a", "1")]);
     let name = blobs.join(sha256(&gzip(&one)));
     let good = fs::read(&name).unwrap();
-    // Another content under the name of the first; and a cut one.
+    // Other content under the name of the first blob, and truncated content.
     fs::write(&name, gzip(&layer(&[file("a", "2")]))).unwrap();
-    let told = layout.unpack().unwrap_err();
-    assert!(matches!(told, ImageError::Digest { .. }), "{told}");
+    let error = layout.unpack().unwrap_err();
+    assert!(matches!(error, ImageError::Digest { .. }), "{error}");
     fs::write(&name, &good[..good.len() - 9]).unwrap();
     assert!(layout.unpack().is_err());
-    // The same content, packed in another way: the blob's own hash differs.
+    // The same content with another compression: the hash of the blob differs.
     fs::write(&name, plain(&one)).unwrap();
-    let told = layout.unpack().unwrap_err();
+    let error = layout.unpack().unwrap_err();
     assert!(
-        matches!(&told, ImageError::Digest { blob, .. } if blob.starts_with("blobs/")),
-        "{told}"
+        matches!(&error, ImageError::Digest { blob, .. } if blob.starts_with("blobs/")),
+        "{error}"
     );
     fs::remove_file(&name).unwrap();
-    let told = layout.unpack().unwrap_err().to_string();
-    assert!(told.contains("No such file"), "{told}");
+    let error = layout.unpack().unwrap_err().to_string();
+    assert!(error.contains("No such file"), "{error}");
     fs::write(&name, &good).unwrap();
     layout.unpack().unwrap();
 
     let mut foreign = Layout::new();
     foreign.add(&[(one.clone(), gzip)], ("linux", "s390x"), None);
-    let told = foreign.unpack().unwrap_err();
+    let error = foreign.unpack().unwrap_err();
     assert!(
-        matches!(&told, ImageError::Platform { found, .. } if found == "linux/s390x"),
-        "{told}"
+        matches!(&error, ImageError::Platform { found, .. } if found == "linux/s390x"),
+        "{error}"
     );
-    // One of several, by the index alone or by name.
+    // One of several images, chosen by platform or by name.
     foreign.add(&[(one.clone(), gzip)], host(), Some("mine"));
     foreign.manifests[0]["platform"] = serde_json::json!({"os": "linux", "architecture": "s390x"});
     foreign.index(&foreign.manifests);
     foreign.unpack().unwrap();
     foreign.manifests[0]["platform"] = serde_json::Value::Null;
     foreign.index(&foreign.manifests);
-    let told = foreign.unpack().unwrap_err();
+    let error = foreign.unpack().unwrap_err();
     assert!(
-        matches!(&told, ImageError::Tag { tags, .. } if tags.starts_with("mine")),
-        "{told}"
+        matches!(&error, ImageError::Tag { tags, .. } if tags.starts_with("mine")),
+        "{error}"
     );
     let tagged = PathBuf::from(format!("{}:mine", foreign.path().display()));
     unpack(&tagged, &foreign.cache(), &UnpackLimits::default()).unwrap();
     let mut odd = foreign.manifests[1].clone();
     odd["mediaType"] = "application/vnd.example".into();
     foreign.index(&[odd]);
-    let told = foreign.unpack().unwrap_err();
-    assert!(matches!(told, ImageError::Unsupported { .. }), "{told}");
+    let error = foreign.unpack().unwrap_err();
+    assert!(matches!(error, ImageError::Unsupported { .. }), "{error}");
 
     let folder = tempfile::tempdir().unwrap();
     for path in ["none", ""] {
-        let told = unpack(
+        let error = unpack(
             &folder.path().join(path),
             &folder.path().join("c"),
             &UnpackLimits::default(),
         )
         .unwrap_err();
-        assert!(told.to_string().contains("docker save"), "{told}");
+        assert!(error.to_string().contains("docker save"), "{error}");
     }
     assert!(!folder.path().join("c").exists());
 }
 
-/// The second role of this test is that of the process that is killed.
+/// This test also runs as the process that is killed.
 #[test]
-fn a_killed_builder_leaves_no_half_image() {
+fn killed_builders_leave_no_incomplete_image() {
     if let Some(folder) = std::env::var_os("SINEW_TEST_UNPACK") {
         let folder = PathBuf::from(folder);
         unpack(
@@ -534,7 +543,7 @@ fn a_killed_builder_leaves_no_half_image() {
     let mut layout = Layout::new();
     layout.add(&[(layer(&entries), plain)], host(), None);
     let mut child = std::process::Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "a_killed_builder_leaves_no_half_image"])
+        .args(["--exact", "killed_builders_leave_no_incomplete_image"])
         .env("SINEW_TEST_UNPACK", layout.folder.path())
         .stdout(std::process::Stdio::null())
         .spawn()
@@ -559,14 +568,14 @@ fn a_killed_builder_leaves_no_half_image() {
     assert!(under_way.exists(), "killed in the middle");
     let finished = under_way.with_extension("");
     assert!(!finished.exists());
-    // Whoever unpacks anything removes it, and unpacking it again gives all of it.
+    // The next unpack removes the partial folder, and a repeated unpack is complete.
     let image = layout.unpack().unwrap();
     assert!(image.fresh && image.root.starts_with(finished.canonicalize().unwrap()));
     let files = tree(&image.root).iter().filter(|l| l.contains('=')).count();
     assert_eq!((files, partial()), (1500, None));
 }
 
-/// An archive of entries with names of any length, as GNU tar writes them.
+/// An archive with names of any length in the format of GNU tar.
 fn long_names(entries: &[(Kind, &str, &str)]) -> Vec<u8> {
     let mut builder = tar::Builder::new(Vec::new());
     for (kind, name, target) in entries {
@@ -589,7 +598,7 @@ fn unpack_layer(layer: Vec<u8>, limits: &UnpackLimits) -> Result<Image, ImageErr
 }
 
 #[test]
-fn a_sparse_file_counts_with_the_bytes_that_it_unpacks_to() {
+fn sparse_files_count_with_their_unpacked_bytes() {
     let mut header = tar::Header::new_gnu();
     header.as_mut_bytes()[..6].copy_from_slice(b"sparse");
     header.set_entry_type(Kind::GNUSparse);
@@ -607,21 +616,21 @@ fn a_sparse_file_counts_with_the_bytes_that_it_unpacks_to() {
         bytes: 1 << 20,
         ..UnpackLimits::default()
     };
-    let told = unpack_layer(builder.into_inner().unwrap(), &limits).unwrap_err();
+    let error = unpack_layer(builder.into_inner().unwrap(), &limits).unwrap_err();
     assert!(
         matches!(
-            told,
+            error,
             ImageError::Limit {
                 what: "bytes of files",
                 ..
             }
         ),
-        "{told}"
+        "{error}"
     );
 }
 
 #[test]
-fn a_name_longer_than_any_is_not_read_into_memory() {
+fn endless_names_are_not_buffered() {
     for kind in [Kind::GNULongName, Kind::GNULongLink, Kind::XHeader] {
         let mut header = tar::Header::new_gnu();
         header.set_entry_type(kind);
@@ -630,23 +639,26 @@ fn a_name_longer_than_any_is_not_read_into_memory() {
         let mut builder = tar::Builder::new(Vec::new());
         builder.append(&header, &vec![b'x'; 8 << 20][..]).unwrap();
         let layer = builder.into_inner().unwrap();
-        let told = unpack_layer(layer.clone(), &UnpackLimits::default()).unwrap_err();
+        let error = unpack_layer(layer.clone(), &UnpackLimits::default()).unwrap_err();
         let what = "bytes of names and extensions in one entry";
         assert!(
-            matches!(told, ImageError::Limit { what: w, .. } if w == what),
-            "{kind:?}: {told}"
+            matches!(error, ImageError::Limit { what: w, .. } if w == what),
+            "{kind:?}: {error}"
         );
-        // The same in the archive that an image comes in.
+        // The same in the archive that contains the image.
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("image.tar");
         fs::write(&path, layer).unwrap();
-        let told = unpack(&path, folder.path(), &UnpackLimits::default()).unwrap_err();
-        assert!(told.to_string().contains("names and extensions"), "{told}");
+        let error = unpack(&path, folder.path(), &UnpackLimits::default()).unwrap_err();
+        assert!(
+            error.to_string().contains("names and extensions"),
+            "{error}"
+        );
     }
 }
 
 #[test]
-fn folders_that_no_entry_stands_for_count_too() {
+fn folders_without_entries_count_too() {
     let names: Vec<String> = (0..20)
         .map(|n| format!("{n}/{}f", "d/".repeat(20)))
         .collect();
@@ -658,26 +670,29 @@ fn folders_that_no_entry_stands_for_count_too() {
         entries,
         ..UnpackLimits::default()
     };
-    let told = unpack_layer(long_names(&entries), &limits(439)).unwrap_err();
-    assert!(told.to_string().contains("more than 439 entries"), "{told}");
+    let error = unpack_layer(long_names(&entries), &limits(439)).unwrap_err();
+    assert!(
+        error.to_string().contains("more than 439 entries"),
+        "{error}"
+    );
     unpack_layer(long_names(&entries), &limits(440)).unwrap();
 }
 
 #[test]
-fn links_do_not_lead_deeper_than_paths_may() {
+fn links_do_not_bypass_the_maximum_depth() {
     let (half, other) = ("a/".repeat(200), format!("l/{}", "b/".repeat(100)));
     let entries = [
         (Kind::Directory, half.as_str(), ""),
         (Kind::Symlink, "l", half.as_str()),
         (Kind::Directory, other.as_str(), ""),
     ];
-    let told = unpack_layer(long_names(&entries), &UnpackLimits::default()).unwrap_err();
-    assert!(told.to_string().contains("deeper than 256"), "{told}");
+    let error = unpack_layer(long_names(&entries), &UnpackLimits::default()).unwrap_err();
+    assert!(error.to_string().contains("deeper than 256"), "{error}");
     unpack_layer(long_names(&entries[..2]), &UnpackLimits::default()).unwrap();
 }
 
 #[test]
-fn an_archive_of_a_root_is_unpacked_like_a_layer() {
+fn root_archives_are_unpacked_like_layers() {
     let folder = tempfile::tempdir().unwrap();
     let (archive, target) = (folder.path().join("root.tar"), folder.path().join("root"));
     let good = layer(&[(Kind::Regular, "bin/su", "x", 0o4755), link("sh", "bin/su")]);
@@ -703,8 +718,8 @@ fn an_archive_of_a_root_is_unpacked_like_a_layer() {
     ];
     for (hostile, limits, why) in cases {
         fs::write(&archive, hostile).unwrap();
-        let told = unpack_root(&archive, &target, &limits).unwrap_err();
-        assert!(told.to_string().contains(why), "{told}");
+        let error = unpack_root(&archive, &target, &limits).unwrap_err();
+        assert!(error.to_string().contains(why), "{error}");
         assert!(!target.exists() && !folder.path().join("outside").exists());
     }
 }

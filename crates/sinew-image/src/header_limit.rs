@@ -1,23 +1,23 @@
-//! A bound on what stands between the contents of an archive.
+//! Limit for the headers between the contents of an archive.
 //!
-//! Long names and extended headers are entries of their own, which the reader of archives holds
-//! in memory before it gives the entry that they belong to: as long as their sizes say.
+//! Long names and extended headers are separate entries, which the `tar` crate buffers in memory before it
+//! returns the entry that they belong to. Their sizes come from the archive.
 
 use std::cell::Cell;
 use std::io::{Read, Seek, SeekFrom};
 use std::rc::Rc;
 
-/// Most bytes from the end of one entry's content to the beginning of the next one's.
-pub(crate) const MAX_HEAD_BYTES: u64 = 1 << 20;
+/// Maximum bytes between the content of one entry and the content of the next one.
+pub(crate) const MAX_HEADER_BYTES: u64 = 1 << 20;
 
-/// What may still be read.
+/// Remaining bytes of the current headers.
 #[derive(Clone, Debug)]
-pub(crate) struct Heads(Rc<Cell<u64>>);
+pub(crate) struct HeaderLimit(Rc<Cell<u64>>);
 
-impl Heads {
-    /// A reader of an archive whose first head comes now.
+impl HeaderLimit {
+    /// Wraps a reader of an archive that is positioned at the first header.
     pub(crate) fn of<R>(inner: R) -> (Self, Bounded<R>) {
-        let left = Rc::new(Cell::new(MAX_HEAD_BYTES));
+        let left = Rc::new(Cell::new(MAX_HEADER_BYTES));
         let bounded = Bounded {
             inner,
             left: Rc::clone(&left),
@@ -25,23 +25,23 @@ impl Heads {
         (Self(left), bounded)
     }
 
-    /// Content comes now, which is counted elsewhere.
+    /// Starts the content of an entry, which is limited elsewhere.
     pub(crate) fn content(&self) {
         self.0.set(u64::MAX);
     }
 
-    /// All content of an entry was read: the next head comes.
-    pub(crate) fn head(&self) {
-        self.0.set(MAX_HEAD_BYTES);
+    /// Starts the header of the next entry.
+    pub(crate) fn header(&self) {
+        self.0.set(MAX_HEADER_BYTES);
     }
 
-    /// Whether a read failed for being too long a head.
+    /// True if a read failed because headers are too long.
     pub(crate) fn exceeded(&self) -> bool {
         self.0.get() == 0
     }
 }
 
-/// A reader that ends with an error where a head is too long.
+/// Reader that fails if headers are too long.
 #[derive(Debug)]
 pub(crate) struct Bounded<R> {
     inner: R,
@@ -53,13 +53,13 @@ impl<R: Read> Read for Bounded<R> {
         let left = self.left.get();
         if left == 0 && !buffer.is_empty() {
             return Err(std::io::Error::other(format!(
-                "names and extensions of an entry have more than {MAX_HEAD_BYTES} bytes"
+                "names and extensions of an entry have more than {MAX_HEADER_BYTES} bytes"
             )));
         }
-        let most = buffer
+        let max = buffer
             .len()
             .min(usize::try_from(left).unwrap_or(usize::MAX));
-        let n = self.inner.read(&mut buffer[..most])?;
+        let n = self.inner.read(&mut buffer[..max])?;
         self.left.set(left - n as u64);
         Ok(n)
     }
