@@ -40,7 +40,7 @@ pub struct AttemptToken {
 /// Why a server says that it stopped.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ServerEnd {
-    /// A token of the model's or of the request; which one, if it is told.
+    /// A token of the model's or of the request; which one, if the server says it.
     StopId(Option<TokenId>),
     StopString(String),
     /// Out of tokens or of context.

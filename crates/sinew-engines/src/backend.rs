@@ -1,4 +1,4 @@
-//! What the router needs of an engine: attempts, looks, weights.
+//! What the router needs of an engine: attempts, probes, weights.
 
 use crate::attempt::{Attempt, AttemptEnd, AttemptId, AttemptToken, ServerEnd};
 use crate::check::AttemptCheck;
@@ -20,7 +20,7 @@ pub enum ServedWeights {
     Version(PolicyVersion),
     /// As it was started: never labelled, or started anew.
     Unlabelled,
-    /// Labelled by somebody else, or in the middle of loading.
+    /// Labelled by another client, or in the middle of loading.
     Foreign(String),
 }
 
@@ -60,7 +60,7 @@ impl fmt::Display for ServedWeights {
     }
 }
 
-/// What a look at a server shows.
+/// What a probe of a server shows.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Probe {
     pub weights: ServedWeights,
@@ -68,7 +68,7 @@ pub struct Probe {
     pub sleeping: bool,
     pub running: usize,
     pub waiting: usize,
-    /// Tokens of key-value room, if the server tells.
+    /// KV capacity in tokens, if the server reports it.
     pub kv_tokens_total: Option<usize>,
     pub kv_tokens_free: Option<usize>,
     /// Most tokens of prompt and output together, if known.
@@ -83,7 +83,7 @@ pub struct Probe {
 }
 
 impl Probe {
-    /// A look that shows nothing but `weights`.
+    /// A probe that shows nothing but `weights`.
     pub fn new(weights: ServedWeights) -> Self {
         Self {
             weights,
@@ -106,7 +106,7 @@ impl Probe {
 #[derive(Clone)]
 pub struct Weights {
     pub version: PolicyVersion,
-    /// A published directory that `transformers` could load; servers are told its path.
+    /// A published directory that `transformers` could load; servers get its path.
     pub folder: Option<PathBuf>,
     /// The tensors themselves, while the caller of `load_weights` waits.
     pub source: Option<Arc<dyn TensorSource>>,
@@ -147,12 +147,12 @@ pub trait Backend: Send + Sync + fmt::Debug {
     ) -> BoxFuture<'a, Result<AttemptEnd, AttemptError>>;
 
     /// After an attempt's future was dropped: makes sure that the server has stopped too. Most abort what
-    /// nobody listens to and need nothing.
+    /// has no reader and need nothing.
     fn cancel(&self, _attempt: AttemptId) -> BoxFuture<'_, ()> {
         std::future::ready(()).boxed()
     }
 
-    /// Looks at the server.
+    /// Probes the server.
     fn probe(&self) -> BoxFuture<'_, Result<Probe, AttemptError>>;
 
     /// Says that the weights which the server was started with are `version`.
@@ -165,7 +165,7 @@ pub trait Backend: Send + Sync + fmt::Debug {
     fn sleep(&self, asleep: bool) -> BoxFuture<'_, Result<(), AttemptError>>;
 }
 
-/// What attempts tell the thread that started them.
+/// What attempts send to the thread that started them.
 #[derive(Debug)]
 pub(crate) struct AttemptTokens {
     pub(crate) attempt: AttemptId,
@@ -237,7 +237,7 @@ impl AttemptSink {
         Ok(())
     }
 
-    /// What the server's reason for the end amounts to. Told to the router at once, so that
+    /// What the server's reason for the end amounts to. Sent to the router at once, so that
     /// an interruption before the attempt is over does not sample past it.
     ///
     /// # Errors

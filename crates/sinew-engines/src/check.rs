@@ -11,7 +11,10 @@ const MAX_LOGPROB: f64 = 1e-3;
 const MIN_LOGPROB: f64 = -9000.0;
 
 /// Tokens that may be sampled: what the attempt asks for, if it fits.
-pub(crate) fn room(attempt: &Attempt, context: Option<usize>) -> Result<u32, AttemptError> {
+pub(crate) fn max_new_tokens(
+    attempt: &Attempt,
+    context: Option<usize>,
+) -> Result<u32, AttemptError> {
     let asked = attempt.sampling.max_tokens;
     let Some(context) = context else {
         return Ok(asked);
@@ -26,7 +29,7 @@ pub(crate) fn room(attempt: &Attempt, context: Option<usize>) -> Result<u32, Att
     }
 }
 
-/// What a server's log-probabilities are taken from. It is told when a server is started, and by no answer.
+/// What a server's log-probabilities are taken from. It is fixed when a server is started; no answer says it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LogprobMode {
     /// The model's logits: those of the policy that samples at temperature 0 and 1 only.
@@ -308,7 +311,7 @@ mod tests {
         let mut c = check(|s| s.stop_strings = vec!["END".to_owned()]);
         push(&mut c, &[3]).unwrap();
         assert!(c.end(&ServerEnd::StopId(None)).is_err(), "3 is no stop id");
-        assert!(c.end(&ServerEnd::Length).is_err(), "room for three more");
+        assert!(c.end(&ServerEnd::Length).is_err(), "three more may come");
         assert!(c.end(&ServerEnd::StopString("other".to_owned())).is_err());
         let end = c.end(&ServerEnd::StopString("END".to_owned())).unwrap();
         assert_eq!(

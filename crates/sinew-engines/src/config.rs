@@ -73,7 +73,7 @@ pub struct RemoteConfig {
     /// Seconds between two looks at a server.
     pub probe_interval_s: f64,
     /// Hand tokens on only when their attempt has ended and the server's version is verified
-    /// again. Costs streaming; without it a swap of weights by somebody else during an attempt
+    /// again. Costs streaming; without it a swap of weights by another client during an attempt
     /// fails the request.
     pub hold_until_verified: bool,
     pub jitter: Jitter,

@@ -74,7 +74,7 @@ pub fn split_url(text: &str) -> Result<(Option<EngineKind>, &str), ConfigError> 
     }
 }
 
-/// What a client may need besides the address.
+/// What a client may need in addition to the address.
 #[derive(Clone, Default)]
 pub struct ConnectOptions {
     /// `None` asks the server what it is.
@@ -136,7 +136,7 @@ pub fn connect(
             Arc::new(SglangBackend::new(server, options.sglang, options.session)?)
         }
         (EngineKind::Openai, true) => {
-            // It cuts the distribution unless it is told not to.
+            // It truncates the distribution by default.
             let extra = [("top_k", json!(0)), ("min_p", json!(0))];
             let extra = extra.map(|(k, v)| (k.to_owned(), v));
             let backend = OpenaiBackend::new(server, None)?;
@@ -146,7 +146,7 @@ pub fn connect(
     })
 }
 
-/// What a server is, and whether it is a llama.cpp, which tells ids.
+/// What a server is, and whether it is a llama.cpp, which returns ids.
 fn ask(server: &ServerConfig) -> Result<(EngineKind, bool), ConnectError> {
     let http = Http::new(&server.url, server.api_key.as_deref(), server.timeouts)?;
     let runtime = tokio::runtime::Builder::new_current_thread()

@@ -1,4 +1,4 @@
-//! What goes wrong with a call to a server, and who is to blame.
+//! What goes wrong with a call to a server, and what is to blame.
 
 use sinew_types::{EngineError, PolicyVersion, TokenId};
 use std::fmt;
@@ -74,7 +74,7 @@ pub enum AttemptError {
     Connect { to: String, why: String },
     #[error("no {stage} within {limit_s} s")]
     Timeout { stage: Stage, limit_s: f64 },
-    /// The server has no room now.
+    /// The server has no capacity now.
     #[error("busy, status {status}: {body}")]
     Busy { status: u16, body: String },
     #[error("status {status}: {body}")]
@@ -103,7 +103,7 @@ pub enum AttemptError {
 pub enum Blame {
     /// The request's: it fails.
     Request,
-    /// Nobody's: the same engine may do it later.
+    /// The load's: the same engine may do it later.
     Moment,
     /// The engine's: another one should do it; several in a row open the breaker.
     Engine,

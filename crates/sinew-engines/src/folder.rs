@@ -1,5 +1,9 @@
 //! Publishing weights as directories that servers load: `transformers` layout, checksums,
 //! complete or not there.
+//!
+//! `WEIGHTS_DIR/v00000012/` has `model.safetensors`, copies of the start model's small files, and
+//! `manifest.json` with the version and a BLAKE3 sum of each file. It is written under another name,
+//! synchronized, and renamed when it is complete.
 
 use half::{bf16, f16};
 use safetensors::tensor::{Dtype, View};

@@ -1,5 +1,15 @@
 //! Requests to model servers. Every call has a connection of its own: closing it aborts a
 //! generation, and no stale connection is met.
+//!
+//! | answer | error | consequence |
+//! |---|---|---|
+//! | no connection | [`AttemptError::Connect`] | retry on another engine |
+//! | nothing in time | [`AttemptError::Timeout`] with its [`Stage`] | retry |
+//! | 429, 503 | [`AttemptError::Busy`] | retry later |
+//! | 400, 413, 422 | [`AttemptError::Refused`] | the request fails |
+//! | other statuses | [`AttemptError::Status`] | retry on another engine |
+//! | the connection ends early | [`AttemptError::Cut`] | retry from the ids so far |
+//! | not the expected JSON, too long | [`AttemptError::Protocol`] | the engine is verified again |
 
 use crate::config::{ConfigError, Timeouts};
 use crate::error::{AttemptError, Stage};

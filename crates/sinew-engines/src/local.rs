@@ -67,7 +67,7 @@ impl LocalBackend {
         let submitted = self.engine.submit(
             request,
             Box::new(move |event| {
-                // Fails only once nobody listens any more.
+                // Fails only after the receiver was dropped.
                 let _ = to.try_send(event);
             }),
         );

@@ -7,7 +7,7 @@
 
 use crate::attempt::{Attempt, AttemptEnd, ServerEnd};
 use crate::backend::{AttemptSink, Backend, Probe, ServedWeights, Weights};
-use crate::check::room;
+use crate::check::max_new_tokens;
 use crate::config::{ConfigError, ServerConfig};
 use crate::error::{AttemptError, Stage};
 use crate::http::{self, Http, within};
@@ -76,7 +76,7 @@ struct Logprobs {
     content: Option<Vec<Content>>,
 }
 
-/// One token, as llama.cpp tells it.
+/// One token, as llama.cpp returns it.
 #[derive(Debug, Deserialize)]
 struct Content {
     id: Option<TokenId>,
@@ -85,7 +85,7 @@ struct Content {
 
 impl OpenaiBackend {
     /// The server of `config`, which need not be up yet. With a `codec` it is sent text, and
-    /// its text is made into ids if it has none; without one it is sent ids and must tell ids.
+    /// its text is made into ids if it has none; without one it is sent ids and must return ids.
     ///
     /// # Errors
     /// If the address cannot be one.
@@ -133,7 +133,7 @@ impl OpenaiBackend {
         Ok(first.id)
     }
 
-    fn body(&self, attempt: &Attempt, model: &str, room: u32) -> Value {
+    fn body(&self, attempt: &Attempt, model: &str, max_tokens: u32) -> Value {
         let s = &attempt.sampling;
         let prompt = match &self.codec {
             Some(codec) => json!(codec.decode(&attempt.prompt)),
@@ -142,7 +142,7 @@ impl OpenaiBackend {
         let mut body = json!({
             "model": model,
             "prompt": prompt,
-            "max_tokens": room,
+            "max_tokens": max_tokens,
             "temperature": s.temperature,
             "top_p": s.top_p,
             // Signed 64 bits are what most servers read.
@@ -166,13 +166,13 @@ impl OpenaiBackend {
         attempt: &Attempt,
         sink: &mut AttemptSink,
     ) -> Result<AttemptEnd, AttemptError> {
-        let room = room(attempt, self.config.context)?;
-        let body = self.body(attempt, &self.model().await?, room);
+        let max_tokens = max_new_tokens(attempt, self.config.context)?;
+        let body = self.body(attempt, &self.model().await?, max_tokens);
         let limit_s = self.http.timeouts.whole_s;
         let reason = within(
             Stage::Whole,
             limit_s,
-            self.stream(&body, attempt, room, sink),
+            self.stream(&body, attempt, max_tokens, sink),
         )
         .await??;
         Ok(AttemptEnd {
@@ -185,7 +185,7 @@ impl OpenaiBackend {
         &self,
         body: &Value,
         attempt: &Attempt,
-        room: u32,
+        max_tokens: u32,
         sink: &mut AttemptSink,
     ) -> Result<FinishReason, AttemptError> {
         let mut events = self.http.stream("/v1/completions", body).await?;
@@ -201,7 +201,7 @@ impl OpenaiBackend {
             let content = choice.logprobs.and_then(|l| l.content).unwrap_or_default();
             if self.codec.is_some() {
                 text.push_str(&choice.text);
-            } else if !told(&content, sink, room).await? && !choice.text.is_empty() {
+            } else if !told(&content, sink, max_tokens).await? && !choice.text.is_empty() {
                 let why = "telling token ids: give it a tokenizer, to be sent text".to_owned();
                 return Err(AttemptError::Unsupported(why));
             }
@@ -213,10 +213,10 @@ impl OpenaiBackend {
         };
         if let Some(codec) = &self.codec {
             let mut ids = codec.encode(&text);
-            ids.truncate(room as usize);
+            ids.truncate(max_tokens as usize);
             invented(&ids, attempt, sink).await?;
         }
-        self.end(&finish, attempt, room, sink).await
+        self.end(&finish, attempt, max_tokens, sink).await
     }
 
     /// The protocol does not say which token or string ended an output, nor is it a part of
@@ -225,7 +225,7 @@ impl OpenaiBackend {
         &self,
         finish: &str,
         attempt: &Attempt,
-        room: u32,
+        max_tokens: u32,
         sink: &mut AttemptSink,
     ) -> Result<FinishReason, AttemptError> {
         let stops = &attempt.sampling.stop_ids;
@@ -236,7 +236,7 @@ impl OpenaiBackend {
                     return sink.end(&ServerEnd::StopId(None)).await;
                 }
                 if let Some(&id) = stops.first() {
-                    if sink.sampled() >= room as usize {
+                    if sink.sampled() >= max_tokens as usize {
                         return sink.end(&ServerEnd::Length).await;
                     }
                     invented(&[id], attempt, sink).await?;
@@ -244,7 +244,7 @@ impl OpenaiBackend {
                 }
                 match attempt.sampling.stop_strings.first() {
                     Some(text) => sink.end(&ServerEnd::StopString(text.clone())).await,
-                    // It has an end of its own, which nobody asked for.
+                    // It has an end of its own, which was not asked for.
                     None => Ok(FinishReason::Length),
                 }
             }
@@ -263,13 +263,13 @@ pub(crate) fn fidelity() -> Fidelity {
     Fidelity::Evaluation { why }
 }
 
-/// Hands on tokens whose ids the server tells; whether it does.
+/// Hands on tokens whose ids the server returns; whether it does.
 async fn told(
     content: &[Content],
     sink: &mut AttemptSink,
-    room: u32,
+    max_tokens: u32,
 ) -> Result<bool, AttemptError> {
-    let left = (room as usize).saturating_sub(sink.sampled());
+    let left = (max_tokens as usize).saturating_sub(sink.sampled());
     let ids: Option<Vec<TokenId>> = content.iter().take(left).map(|c| c.id).collect();
     let Some(ids) = ids.filter(|ids| !ids.is_empty()) else {
         return Ok(false);
@@ -279,7 +279,7 @@ async fn told(
     Ok(true)
 }
 
-/// Hands on tokens that nobody sampled: their log-probability is not known, 0 stands for it.
+/// Hands on tokens that were not sampled: their log-probability is not known, 0 stands for it.
 async fn invented(
     ids: &[TokenId],
     attempt: &Attempt,

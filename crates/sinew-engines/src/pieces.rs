@@ -57,7 +57,7 @@ impl Pieces {
         Ok(())
     }
 
-    /// Whether the server told which prompt it used.
+    /// Whether the server said which prompt it used.
     pub(crate) fn echoed(&self) -> bool {
         self.echoed
     }

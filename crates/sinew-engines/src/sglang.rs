@@ -148,8 +148,8 @@ impl SglangBackend {
         sink: &mut AttemptSink,
     ) -> Result<AttemptEnd, AttemptError> {
         let limits = self.limits().await?;
-        let room = crate::check::room(attempt, limits.context)?;
-        let mut body = wire::generate(attempt, &self.request_id(attempt.id), room);
+        let max_tokens = crate::check::max_new_tokens(attempt, limits.context)?;
+        let mut body = wire::generate(attempt, &self.request_id(attempt.id), max_tokens);
         if self.options.priorities {
             body["priority"] = json!(attempt.priority);
         }
@@ -245,7 +245,7 @@ impl SglangBackend {
             let why = "loading weights without a folder: set `weights_dir`".to_owned();
             return Err(AttemptError::Unsupported(why));
         };
-        // Whatever happens from here on, nothing is sampled by weights that nobody verified.
+        // Whatever happens from here on, nothing is sampled by unverified weights.
         let version = weights.version.to_string();
         self.set_label(&format!("loading-{version}")).await?;
         let body = json!({

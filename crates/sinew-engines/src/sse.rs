@@ -1,7 +1,8 @@
-//! Server-sent events, put together from whatever pieces arrive. Pure.
+//! Server-sent events, put together from the pieces that arrive. Pure. Not by eventsource-stream,
+//! which bounds no event.
 //! <https://html.spec.whatwg.org/multipage/server-sent-events.html#parsing-an-event-stream>
 
-/// Longest event that is read; a cumulative answer of a long context fits.
+/// Maximum length of an event; a cumulative answer of a long context fits.
 const MAX_EVENT_BYTES: usize = 32 << 20;
 
 /// An event that is longer than any server has reason to send.

@@ -181,16 +181,16 @@ impl VllmBackend {
         sink: &mut AttemptSink,
     ) -> Result<AttemptEnd, AttemptError> {
         let model = self.model().await?;
-        let room = crate::check::room(attempt, model.context)?;
+        let max_tokens = crate::check::max_new_tokens(attempt, model.context)?;
         self.verify(attempt.version).await?;
         let (path, body) = match self.options.api {
             VllmApi::Completions => (
                 "/v1/completions",
-                wire::completions(attempt, &model.id, room),
+                wire::completions(attempt, &model.id, max_tokens),
             ),
             VllmApi::Generate => (
                 "/inference/v1/generate",
-                wire::generate(attempt, &model.id, room),
+                wire::generate(attempt, &model.id, max_tokens),
             ),
         };
         let mut body = body;
@@ -318,7 +318,7 @@ impl VllmBackend {
         let (version, timeouts) = (weights.version, self.http.timeouts);
         self.command("/pause?mode=abort", None, timeouts.load_s)
             .await?;
-        // Whatever happens from here on, nothing is sampled by weights that nobody verified.
+        // Whatever happens from here on, nothing is sampled by unverified weights.
         self.remember(|m| m.held = None);
         let loading = self.set_label(&format!("loading-{version}")).await;
         let reload = json!({
@@ -343,7 +343,7 @@ impl VllmBackend {
             Ok(()) => self.set_label(&version.to_string()).await,
             Err(error) => Err(error),
         };
-        // It must not stay paused for others who use it.
+        // It must not stay paused for its other users.
         let resumed = self.command("/resume", None, timeouts.control_s).await;
         labelled.and(resumed)?;
         self.remember(|m| m.held = Some(version));
@@ -351,7 +351,7 @@ impl VllmBackend {
     }
 }
 
-/// Tokens of key-value room over all processes.
+/// KV capacity in tokens, over all processes.
 fn kv_total(metrics: &Metrics) -> Option<usize> {
     let each = metrics.all("vllm:cache_config_info").filter_map(|s| {
         let number = |key: &str| s.labels.get(key)?.parse::<usize>().ok();
@@ -431,7 +431,7 @@ impl Backend for VllmBackend {
 
     fn label(&self, version: PolicyVersion) -> BoxFuture<'_, Result<(), AttemptError>> {
         async move {
-            // Asked first: it tells whether there are labels at all.
+            // Asked first: it shows whether there are labels at all.
             self.weights().await?;
             self.set_label(&version.to_string()).await?;
             self.remember(|m| m.held = Some(version));

@@ -64,23 +64,23 @@ impl Large {
 /// A body of the control API; an empty one is an empty object.
 pub(crate) fn control<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
     let bytes = if bytes.is_empty() { b"{}" } else { bytes };
-    // Syntax first, so that its errors are told apart from wrong fields.
+    // Syntax first, so that its errors differ from those of wrong fields.
     Fields::parse(bytes, &Notes::new(true))?;
     let mut reader = serde_json::Deserializer::from_slice(bytes);
     serde_path_to_error::deserialize(&mut reader).map_err(|e| {
         let path = e.path().to_string();
-        let told = plain_words(&e.into_inner().to_string());
+        let why = plain_words(&e.into_inner().to_string());
         match path.as_str() {
-            "." => ApiError::bad_request("invalid_value", told),
-            path => ApiError::invalid(path, format!("{path}: {told}")),
+            "." => ApiError::bad_request("invalid_value", why),
+            path => ApiError::invalid(path, format!("{path}: {why}")),
         }
     })
 }
 
-/// What serde says of a value, without Rust's words and the place in a line that nobody wrote.
-fn plain_words(told: &str) -> String {
-    let end = told.rfind(" at line ").unwrap_or(told.len());
-    let mut told = told[..end].to_owned();
+/// An error of serde in plain words, without Rust's types and the position in the body.
+fn plain_words(error: &str) -> String {
+    let end = error.rfind(" at line ").unwrap_or(error.len());
+    let mut text = error[..end].to_owned();
     for (rust, plain) in [
         ("invalid type: ", ""),
         ("invalid value: ", ""),
@@ -99,9 +99,9 @@ fn plain_words(told: &str) -> String {
         ),
         ("variant", "value"),
     ] {
-        told = told.replace(rust, plain);
+        text = text.replace(rust, plain);
     }
-    told
+    text
 }
 
 #[cfg(test)]

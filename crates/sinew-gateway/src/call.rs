@@ -15,8 +15,9 @@ use crate::rollout::{Rollout, unix_s};
 use crate::running::{RunningCall, Subscription};
 use crate::session::{Ask, Begun, Prompt, RolloutSpec, Session};
 use crate::stats::Counters;
-use crate::turn::{TurnOptions, call_end, forced_opening};
-use sinew_render::{Renderer, ToolCallFormat, TurnFormat, text_only};
+use sinew_render::{
+    Renderer, ToolCallFormat, TurnFormat, TurnOptions, call_end, forced_opening, text_only,
+};
 use sinew_types::{
     Engine, EngineStatus, EpisodeId, Format, GenerateRequest, Grammar, RequestId, Role,
     SamplingParams, TokenId, ToolNeed,
@@ -34,7 +35,7 @@ const TAIL_TOKENS: usize = 8;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Retry<'a> {
     pub(crate) path: &'a str,
-    /// The client's own key of the request: with it, equal bodies are told apart.
+    /// The client's own key of the request: with it, equal bodies are different requests.
     pub(crate) idempotency: Option<&'a str>,
     /// The client says that it has sent it before.
     pub(crate) again: bool,
@@ -59,7 +60,7 @@ impl Retry<'_> {
     }
 }
 
-/// By what a later body that repeats this one is recognized.
+/// What is remembered of a body, so that a later one that repeats it is recognized.
 #[derive(Clone, Copy, Debug)]
 struct Repeat<'a> {
     body: &'a [u8],
@@ -105,7 +106,7 @@ fn grown(rollout: &Rollout, seen: &KnownBody, request: &mut ModelRequest) -> boo
     true
 }
 
-/// Begins calls of the model, at most so many at the same time.
+/// Begins calls of the model, up to a limit at the same time.
 pub(crate) struct Caller {
     config: GatewayConfig,
     engine: Arc<dyn Engine>,
@@ -146,7 +147,7 @@ impl Caller {
         self.config.server.max_in_flight - self.in_flight.available_permits()
     }
 
-    /// Waits until no call runs, at most so long.
+    /// Waits until no call runs, or `within` is over.
     pub(crate) async fn drained(&self, within: Duration) {
         let all = self.config.server.max_in_flight as u32;
         // Too late or not, what still runs is for the caller to see.
@@ -253,7 +254,8 @@ impl Caller {
         if let Some(Repeat { body, scan, head }) = repeat {
             session.remember(begun.call, body, scan, head);
         }
-        let mut sampling = self.sampling(&session, &request, begun.room, format.calls.as_ref());
+        let mut sampling =
+            self.sampling(&session, &request, begun.max_tokens, format.calls.as_ref());
         sampling.format = held.as_ref().map(|h| Arc::clone(&h.format));
         let seed = |i| session.seed(begun.call, i, request.sampling.seed);
         let seeds: Vec<u64> = (0..request.n).map(seed).collect();
@@ -310,7 +312,7 @@ impl Caller {
         let mut format = self.turn_format(request)?;
         let holds = self.engine.holds_formats();
         let held = output_format::resolve(request, format.calls.as_ref(), holds)?;
-        if held.as_ref().is_some_and(|h| !may_think(&h.format)) {
+        if held.as_ref().is_some_and(|h| !may_reason(&h.format)) {
             format.reasoning = None;
         }
         Ok((format, held))
@@ -411,7 +413,7 @@ impl Caller {
         &self,
         session: &Session,
         request: &ModelRequest,
-        room: u32,
+        limit: u32,
         format: Option<&ToolCallFormat>,
     ) -> SamplingParams {
         let rollout = &session.spec().sampling;
@@ -436,7 +438,7 @@ impl Caller {
             min_p: choose(pinned, rollout.min_p, ask.min_p).unwrap_or(0.0),
             max_tokens: max_tokens
                 .unwrap_or(session.limits().default_max_tokens)
-                .clamp(1, room),
+                .clamp(1, limit),
             stop_ids: self.renderer.stop_ids().to_vec(),
             stop_strings,
             seed: 0,
@@ -452,48 +454,36 @@ impl Caller {
         sampling: &SamplingParams,
         seeds: &[u64],
     ) -> Vec<GenerateRequest> {
-        let count = seeds.len() as u64;
-        let first = self.requests.fetch_add(count, Ordering::Relaxed);
-        let mut requests: Vec<_> = seeds[1..]
-            .iter()
-            .zip(1..)
-            .map(|(&seed, i)| GenerateRequest {
-                id: RequestId(first + i),
-                prompt: prompt.clone(),
-                sampling: SamplingParams {
-                    seed,
-                    ..sampling.clone()
-                },
-                priority: 0,
-            })
-            .collect();
-        requests.insert(
-            0,
-            GenerateRequest {
-                id: RequestId(first),
-                prompt,
-                sampling: SamplingParams {
-                    seed: seeds[0],
-                    ..sampling.clone()
-                },
-                priority: 0,
+        let first = self
+            .requests
+            .fetch_add(seeds.len() as u64, Ordering::Relaxed);
+        // The last request takes the prompt itself, the others copies.
+        let prompts = std::iter::repeat_n(prompt, seeds.len());
+        let requests = seeds.iter().zip(prompts).zip(first..);
+        let request = |((&seed, prompt), id)| GenerateRequest {
+            id: RequestId(id),
+            prompt,
+            sampling: SamplingParams {
+                seed,
+                ..sampling.clone()
             },
-        );
-        requests
+            priority: 0,
+        };
+        requests.map(request).collect()
     }
 }
 
-/// Whether an output of this format may begin with thoughts.
-fn may_think(format: &Format) -> bool {
+/// Whether an output of this format may begin with reasoning.
+fn may_reason(format: &Format) -> bool {
     matches!(&format.grammar, Grammar::Tools(tools) if tools.need == ToolNeed::Auto)
 }
 
-/// What answers are told apart by; dialects put their own prefix before it.
+/// Unique id of a call; dialects put their own prefix before it.
 fn call_id(rollout: &EpisodeId, call: u32) -> String {
     format!("{rollout}-{call}")
 }
 
-/// Characters that tell the calls of one gateway apart.
+/// A short tag of a call, unique within one gateway.
 fn call_tag(id: &str) -> String {
     hex(&blake3::hash(id.as_bytes()).as_bytes()[..8])
 }

@@ -1,4 +1,15 @@
 //! Drives a call: engine events in, deltas and one result out to its readers.
+//!
+//! 1. Wait for capacity, if it is shared; a cancelled or late call ends here without a token.
+//! 2. Submit one request for each choice. Each has a sink that never blocks the engine's thread: the
+//!    channel has one place for each token that may come.
+//! 3. Follow the events. Tokens are decoded into pieces of text, reasoning and calls; with a stream
+//!    the readers get them at once.
+//! 4. At the end of a choice: capture its tokens in the session, wait for the journal, then send the
+//!    end to the client. An aborted choice is captured, too.
+//! 5. After all choices: give the result, or the first error, to the readers and count it.
+//!
+//! An engine that does not end aborted requests within [`ABORT_GRACE`] is not waited for.
 
 use crate::answers::StoredAnswer;
 use crate::capacity::{Capacity, CapacityPermit};
@@ -8,7 +19,7 @@ use crate::rollout::{Rollout, unix_s};
 use crate::running::{ABORT_GRACE, RunningCall};
 use crate::session::SampledTurn;
 use crate::stats::Counters;
-use crate::turn::{Piece, TurnOptions, TurnReader};
+use sinew_render::{Piece, TurnOptions, TurnReader};
 use sinew_types::{
     Engine, EngineError, EngineEvent, EventSink, FinishReason, GenerateRequest, RequestId,
     SampledToken, TokenId,
@@ -196,7 +207,7 @@ impl Driver {
             permit = capacity.acquire(&rollout, prompt) => Ok(Some(permit)),
             () = self.running.cancel_asked() => Err(self.running.cancelled()),
             () = sleep_until(self.running.deadline) => {
-                Err(ApiError::deadline("the engine had no room in time"))
+                Err(ApiError::deadline("the engine had no capacity in time"))
             }
         }
     }

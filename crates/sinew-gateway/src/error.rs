@@ -1,11 +1,11 @@
-//! What a caller is told when a request cannot be served.
+//! Refusals and failures, as clients get them.
 
 use crate::session::SessionError;
 use sinew_render::RenderError;
 use sinew_store::StoreError;
 use sinew_types::EngineError;
 
-/// Code of a request that was cut too short; it is read again as a whole, nobody is told.
+/// Code of a request that was cut too short; it is read again as a whole, and no client sees this.
 pub(crate) const NEEDS_ALL: &str = "needs_all";
 
 /// Seconds until a gateway that stops may be there again.

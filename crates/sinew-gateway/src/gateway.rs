@@ -117,7 +117,7 @@ impl Gateway {
         }
     }
 
-    /// At most `limit` of the open rollouts: those that have been in their phase for the longest.
+    /// At most `limit` of the open rollouts, longest in their phase first.
     pub fn live(&self, limit: usize) -> LiveRollouts {
         let ttl_s = self.config().server.rollout_ttl.as_secs_f64();
         self.inner.rollouts.live(limit, ttl_s)

@@ -1,4 +1,4 @@
-//! What was captured of open rollouts, on disk before a client is told: a crash loses none of it.
+//! The capture of open rollouts, on disk before a client sees it: a crash loses none of it.
 //!
 //! One line for each append: eight hexadecimal digits of its BLAKE3, a space, JSON. A thread
 //! writes and synchronizes many of them at once. Files are numbered; one is removed when every
@@ -107,7 +107,7 @@ struct Append {
     done: oneshot::Sender<Result<(), String>>,
 }
 
-/// Told when an append is on disk.
+/// Resolves when an append is on disk.
 #[derive(Debug)]
 pub(crate) struct Receipt(oneshot::Receiver<Result<(), String>>);
 
@@ -163,7 +163,7 @@ impl Journal {
         std::mem::take(&mut *recovered.unwrap_or_else(std::sync::PoisonError::into_inner))
     }
 
-    /// Queues a record. Never blocks: whoever keeps a rollout's order holds its lock.
+    /// Queues a record. Never blocks: the caller holds the lock that keeps a rollout's order.
     pub(crate) fn append(&self, rollout: &EpisodeId, record: Record) -> Result<Receipt, ApiError> {
         let refused = |why: &str| ApiError::overloaded("journal_failed", format!("journal: {why}"));
         let finished = record == Record::Finished;
@@ -189,7 +189,7 @@ impl Drop for Journal {
         // The thread writes what is queued, then ends.
         self.queue = None;
         if let Some(thread) = self.thread.take() {
-            // A panic there was told to everyone who waited.
+            // All waiters got the error of a panic there.
             let _ = thread.join();
         }
     }
@@ -253,14 +253,14 @@ fn read_all(files: &[(u64, PathBuf)]) -> Result<Vec<Recovered>, JournalError> {
                 Ok(line) => take(&mut open, line),
                 // What was being written when the process ended.
                 Err(reason) if tail.is_empty() => {
-                    tracing::error!(file = %path.display(), line = number, reason, "the last line is left out");
+                    tracing::error!(file = %path.display(), line = number, %reason, "the last line is left out");
                     break;
                 }
                 Err(reason) => {
                     return Err(JournalError::Corrupt {
                         path: path.clone(),
                         line: number,
-                        reason,
+                        reason: reason.to_string(),
                     });
                 }
             }
@@ -269,15 +269,24 @@ fn read_all(files: &[(u64, PathBuf)]) -> Result<Vec<Recovered>, JournalError> {
     Ok(open.into_values().collect())
 }
 
-fn parse(text: &[u8]) -> Result<Line, String> {
-    let (sum, json) = text
-        .split_at_checked(CHECK)
-        .ok_or("the line is too short")?;
-    let json = json.strip_prefix(b" ").ok_or("the line has no checksum")?;
+/// Why a line cannot be read.
+#[derive(Debug, thiserror::Error)]
+enum LineError {
+    #[error("the line has no checksum")]
+    NoChecksum,
+    #[error("the checksum is wrong")]
+    Checksum,
+    #[error(transparent)]
+    Json(#[from] serde_json::Error),
+}
+
+fn parse(text: &[u8]) -> Result<Line, LineError> {
+    let (sum, json) = text.split_at_checked(CHECK).ok_or(LineError::NoChecksum)?;
+    let json = json.strip_prefix(b" ").ok_or(LineError::NoChecksum)?;
     if check(json).as_bytes() != sum {
-        return Err("the checksum is wrong".into());
+        return Err(LineError::Checksum);
     }
-    serde_json::from_slice(json).map_err(|e| e.to_string())
+    Ok(serde_json::from_slice(json)?)
 }
 
 fn take(open: &mut BTreeMap<String, Recovered>, line: Line) {
@@ -371,7 +380,7 @@ impl Writer {
             let _ = std::fs::remove_file(&part);
             return Err(failed(e));
         }
-        // From here on the new file alone tells everything.
+        // From here on the new file alone holds everything.
         for (_, path) in old {
             std::fs::remove_file(&path).map_err(|source| JournalError::Io { path, source })?;
         }
@@ -466,7 +475,7 @@ impl Writer {
                         s.open.remove(&append.rollout);
                     });
                 }
-                // Who no longer waits need not know.
+                // A receipt that was dropped needs no answer.
                 let _ = append.done.send(told);
             }
             if let Err(error) = self.tidy() {
@@ -475,7 +484,7 @@ impl Writer {
         }
     }
 
-    /// Starts a new file when this one is full, and removes those that nobody needs.
+    /// Starts a new file when this one is full, and removes those that are not needed.
     fn tidy(&mut self) -> std::io::Result<()> {
         if self
             .segments
@@ -485,7 +494,7 @@ impl Writer {
             self.rotate()?;
         }
         let last = self.segments.len() - 1;
-        // A later file may tell of an end, an earlier one of a beginning: oldest first, and
+        // A later file may hold an end, an earlier one a beginning: oldest first, and
         // none after one that stays.
         let gone = self.segments[..last]
             .iter()
@@ -680,7 +689,7 @@ mod tests {
         let open = open_ids(&folder);
         assert_eq!((open["b"], open["c"]), (2, 0), "{open:?}");
         assert!(open["a"] >= 1);
-        // Opening writes a new file: without room for it, the old one stays what it is.
+        // Opening writes a new file: without free space for it, the old one stays as it is.
         let used = std::fs::metadata(&numbered(&folder).unwrap()[0].1)
             .unwrap()
             .len();

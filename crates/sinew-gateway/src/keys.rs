@@ -1,4 +1,14 @@
 //! Hashes and sizes of messages: how they are recognized when a client sends them again.
+//!
+//! Each kind of hash has a domain byte of its own, and every part is hashed after its length, so that
+//! two different messages have different input. The order of keys in JSON objects does not matter.
+//!
+//! | hash | of | ignores |
+//! |---|---|---|
+//! | [`exact`] | a message | nothing |
+//! | [`loose`] | an assistant's message | reasoning, ids of calls, white space around the text |
+//! | [`tools`] | the tools that the model sees | |
+//! | [`head`] | tools and the messages before those that a body repeats | |
 
 use serde_json::Value;
 use sinew_types::{Content, Message, Part, Role, TokenId, ToolCall, ToolSpec};

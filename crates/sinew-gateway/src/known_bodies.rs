@@ -11,7 +11,7 @@ use std::collections::VecDeque;
 /// KnownBodies of a rollout that are remembered by their key.
 const MAX_KNOWN: usize = 8;
 
-/// Longest messages that are kept as they came, and compared instead of hashed.
+/// Maximum length of messages that are stored as they came, and compared instead of hashed.
 const MAX_COMPARED_BYTES: usize = 1 << 20;
 
 /// Messages that were read, as bytes of their array without its brackets.
@@ -27,7 +27,7 @@ pub(crate) struct KnownBody {
     pub(crate) call: u32,
 }
 
-/// What the bytes of a body tell.
+/// What a look at the bytes of a body shows.
 #[derive(Clone, Debug)]
 pub(crate) struct Scan {
     /// Where the messages begin.
@@ -147,7 +147,7 @@ impl KnownBodies {
     }
 
     /// Looks for the array `field` of the object in `body`. `None` if there is none, or the
-    /// bytes are not what they should be: reading the body tells why.
+    /// bytes are not what they should be: reading the body gives the error.
     pub(crate) fn scan(&self, body: &[u8], field: &str) -> Option<Scan> {
         let start = find_array(body, field)? + 1;
         let array = &body[start..];

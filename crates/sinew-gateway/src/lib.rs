@@ -1,24 +1,32 @@
 //! A model server per rollout that captures every token of the agents that call it.
 //!
-//! An agent is given a base URL and a key ([`Gateway::open_rollout`]) and speaks the dialect it
-//! knows. Its requests are lowered to one model (`dialect`), joined to what was captured before
-//! (`session`, pure), rendered, sampled by the engine (`flight`), told back while they are
-//! sampled (`turn`), and kept as a [`sinew_types::Trace`]. [`Server`] is the HTTP around it.
+//! An agent gets a base URL and a key ([`Gateway::open_rollout`]) and speaks the dialect it knows.
+//! From the outside in:
+//!
+//! 1. [`Server`] and `routes`: connections, axum routes, authorization, bodies (`body`), server-sent
+//!    events (`stream`).
+//! 2. [`Gateway`]: opens, scores, views and finishes rollouts. Its parts are the open rollouts
+//!    (`rollouts`), the journal and the store (`archive`), and the calls of the model (`call`).
+//! 3. `call`: a body is read by its [`dialect`], joined to what was captured ([`session`], pure),
+//!    rendered, and begun as a running call (`running`), which `drive` follows to its end.
+//! 4. Below both: hashes of messages (`keys`), recognized bodies (`known_bodies`), stored answers
+//!    (`answers`), counted fields (`ignored`). A finished rollout is a [`sinew_types::Trace`].
 //!
 //! Invariants:
-//! - The engine sees token ids only; what was sampled is never decoded and tokenized again.
-//! - Every sampled token is in exactly one node of exactly one trace, whoever reads the answer,
-//!   retries it or goes away.
-//! - An output is in the journal, if there is one, before its end is told; a finished trace is in
-//!   the store before the caller is told.
-//! - A rollout's key opens that rollout's model and nothing else; the control API has a secret
-//!   of its own.
-//! - Fields of requests without effect are counted by name, or refused. Sizes, times, queues and counts are bounded.
+//! - The engine sees token ids only; sampled tokens are never decoded and tokenized again.
+//! - Every sampled token is in exactly one node of exactly one trace, whether its client reads the
+//!   answer, repeats the request or goes away.
+//! - With a journal, an output is on disk before its client sees the end; a finished trace is in the
+//!   store before finishing is answered.
+//! - A rollout's key opens that rollout's model and nothing else; the control API has a token of its
+//!   own.
+//! - Fields of requests without effect are counted by name, or refused. Sizes, times, queues and
+//!   counts are bounded.
+//! - A file uses only files below it: there are no circles.
 
 mod answers;
 mod archive;
 mod body;
-mod bytes_chat;
 mod call;
 mod capacity;
 mod config;
@@ -42,11 +50,9 @@ mod server;
 pub mod session;
 mod stats;
 mod stream;
-pub mod turn;
 
 /// Further routes of a [`Server`]: see [`Server::start_with`].
 pub use axum::Router;
-pub use bytes_chat::byte_renderer;
 pub use capacity::{Capacity, CapacityPermit};
 pub use config::{GatewayConfig, GatewayParts};
 pub use error::{ApiError, ErrorKind};

@@ -53,7 +53,7 @@ pub struct ServerLimits {
     pub write_timeout: Duration,
     /// Time for a model call, queueing included.
     pub call_timeout: Duration,
-    /// Life of a rollout that nobody finishes, from its last call.
+    /// Time from a rollout's last call after which it is ended.
     pub rollout_ttl: Duration,
     /// Time that running calls get to end when the server stops.
     pub shutdown_grace: Duration,

@@ -6,8 +6,7 @@ use crate::dialect::{ModelRequest, ToolChoice};
 use crate::error::ApiError;
 use crate::ignored::count_ignored;
 use crate::session::Prompt;
-use crate::turn::{call_marks, forced_opening};
-use sinew_render::ToolCallFormat;
+use sinew_render::{ToolCallFormat, call_marks, forced_opening};
 use sinew_types::{Format, Grammar, ToolGrammar, ToolNeed, ToolTag};
 use std::sync::Arc;
 

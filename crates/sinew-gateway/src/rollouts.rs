@@ -9,7 +9,7 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 type Map = HashMap<String, Arc<Rollout>>;
 
-/// The open rollouts, at most so many.
+/// The open rollouts, up to a limit.
 pub(crate) struct Rollouts {
     open: RwLock<Map>,
     limit: usize,

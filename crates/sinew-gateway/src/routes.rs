@@ -1,4 +1,18 @@
 //! Routes, authorization and answers of the server.
+//!
+//! | path | methods | secret | handler |
+//! |---|---|---|---|
+//! | `/health` | GET | none; more with the control token | `health` |
+//! | `/metrics` | GET | control token | `metrics` |
+//! | `/rollouts` | GET, POST | control token | `list`, `open` |
+//! | `/rollouts/{id}` | GET | control token | `view` |
+//! | `/rollouts/{id}/reward`, `/rollouts/{id}/finish` | POST | control token | `reward`, `finish` |
+//! | `/r/{id}/v1/models`, `/r/{id}/v1/models/{name}` | GET | the rollout's key | `models`, `one_model` |
+//! | `/r/{id}/v1/chat/completions`, `completions`, `responses`, `messages` | POST | the rollout's key | `call` |
+//! | `/r/{id}/v1/messages/count_tokens` | POST | the rollout's key | `count_tokens` |
+//!
+//! Secrets are read from `Authorization: Bearer KEY` or from `x-api-key`. Authorization comes before
+//! the body is read. Errors of model calls have the form of their dialect, all others that of OpenAI.
 
 use crate::body::{self, Large};
 use crate::call::Retry;
@@ -109,7 +123,7 @@ pub(crate) fn plain_path<B>(mut request: axum::http::Request<B>) -> axum::http::
     request
 }
 
-/// A stranger is not shown which paths exist, but where a model is served.
+/// The answer to an unknown path: it does not list paths, but says where a model is served.
 async fn unknown(uri: Uri) -> ApiError {
     let path = uri.path();
     let hint = match path.starts_with("/v1/") {

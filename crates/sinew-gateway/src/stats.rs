@@ -28,7 +28,7 @@ pub struct GatewayStats {
     pub calls: u64,
     /// Calls that gave nothing: failed, aborted, too late.
     pub failed: u64,
-    /// Calls that were aborted because everybody who waited for them had gone.
+    /// Calls that were aborted because all of their clients had gone.
     pub clients_gone: u64,
     /// Repeated requests that were answered by the call they repeat.
     pub coalesced: u64,
@@ -147,104 +147,99 @@ impl GatewayStats {
 
     /// In the text format of Prometheus, version 0.0.4.
     pub fn prometheus(&self, engine: &EngineStatus) -> String {
-        let mut out = String::new();
-        for (name, value, help) in self.counters(engine) {
-            metric(
-                &mut out,
-                name,
-                "counter",
-                help,
-                &[(String::new(), value as f64)],
-            );
-        }
-        let labelled = |(join, count): (&Join, &u64)| {
-            let name = format!("{join:?}").to_lowercase();
-            (format!("{{join=\"{name}\"}}"), *count as f64)
-        };
-        let joins: Vec<_> = self.joins.iter().map(labelled).collect();
-        let help = "How calls joined what was captured";
-        metric(&mut out, "joins_total", "counter", help, &joins);
-        for (name, value, help) in self.gauges(engine) {
-            metric(&mut out, name, "gauge", help, &[(String::new(), value)]);
-        }
-        out
-    }
-
-    fn counters(&self, engine: &EngineStatus) -> [(&'static str, u64, &'static str); 12] {
+        let mut out = Exposition::default();
+        out.counter("rollouts_opened", "Rollouts opened", self.opened);
+        out.counter("rollouts_finished", "Rollouts stored", self.finished);
+        out.counter("calls", "Calls begun", self.calls);
+        out.counter("calls_failed", "Calls without an answer", self.failed);
+        let gone = "Calls aborted as all of their clients had gone";
+        out.counter("clients_gone", gone, self.clients_gone);
         let retries = "Repeated requests answered by the call they repeat";
+        out.counter("retries_coalesced", retries, self.coalesced);
         let known = "Calls whose known messages were not read again";
-        let gone = "Calls aborted as nobody waited any more";
-        let stored = "Sampled tokens in stored traces";
-        let engines = "Tokens that the engine sampled, for anyone";
-        let without = "Fields of requests accepted without effect";
-        [
-            ("rollouts_opened_total", self.opened, "Rollouts opened"),
-            ("rollouts_finished_total", self.finished, "Rollouts stored"),
-            ("calls_total", self.calls, "Calls begun"),
-            ("calls_failed_total", self.failed, "Calls that gave nothing"),
-            ("clients_gone_total", self.clients_gone, gone),
-            ("retries_coalesced_total", self.coalesced, retries),
-            ("calls_recognized_total", self.recognized, known),
-            (
-                "sampled_tokens_total",
-                self.sampled_tokens,
-                "Sampled tokens captured",
-            ),
-            ("stored_tokens_total", self.stored_tokens, stored),
-            (
-                "traces_unproven_total",
-                self.unproven,
-                "Traces that were not proven",
-            ),
-            (
-                "ignored_fields_total",
-                self.ignored_fields.values().sum(),
-                without,
-            ),
-            (
-                "engine_sampled_tokens_total",
-                engine.sampled_tokens,
-                engines,
-            ),
-        ]
-    }
-
-    fn gauges(&self, engine: &EngineStatus) -> [(&'static str, f64, &'static str); 7] {
+        out.counter("calls_recognized", known, self.recognized);
+        out.counter(
+            "sampled_tokens",
+            "Sampled tokens captured",
+            self.sampled_tokens,
+        );
+        out.counter(
+            "stored_tokens",
+            "Sampled tokens in stored traces",
+            self.stored_tokens,
+        );
+        out.counter(
+            "traces_unproven",
+            "Traces that were not proven",
+            self.unproven,
+        );
+        let ignored = self.ignored_fields.values().sum();
+        out.counter(
+            "ignored_fields",
+            "Fields of requests without effect",
+            ignored,
+        );
+        let sampled = "Tokens that the engine sampled, for all users";
+        out.counter("engine_sampled_tokens", sampled, engine.sampled_tokens);
+        out.head(
+            "joins_total",
+            "counter",
+            "How calls joined what was captured",
+        );
+        for (join, count) in &self.joins {
+            let label = format!("{{join=\"{}\"}}", format!("{join:?}").to_lowercase());
+            out.sample("joins_total", &label, *count as f64);
+        }
+        out.gauge("rollouts_open", "Open rollouts", self.rollouts as f64);
+        out.gauge("calls_in_flight", "Calls that run", self.in_flight as f64);
+        out.gauge(
+            "open_tokens",
+            "Sampled tokens in open rollouts",
+            self.open_tokens as f64,
+        );
         let rate = "Share of calls whose history was not the captured one";
+        out.gauge("divergence_rate", rate, self.divergence_rate());
         let alarm = f64::from(u8::from(self.diverges_too_often()));
-        let (room, version) = (engine.kv_tokens_free as f64, engine.version.0 as f64);
-        [
-            ("rollouts_open", self.rollouts as f64, "Open rollouts"),
-            ("calls_in_flight", self.in_flight as f64, "Calls that run"),
-            (
-                "open_tokens",
-                self.open_tokens as f64,
-                "Sampled tokens in open rollouts",
-            ),
-            ("divergence_rate", self.divergence_rate(), rate),
-            ("divergence_alarm", alarm, "1 if that share is above 5 %"),
-            (
-                "engine_kv_tokens_free",
-                room,
-                "Free tokens of key-value room",
-            ),
-            (
-                "engine_version",
-                version,
-                "Version of the weights that sample",
-            ),
-        ]
+        out.gauge("divergence_alarm", "1 if that share is above 5 %", alarm);
+        let free = engine.kv_tokens_free as f64;
+        out.gauge("engine_kv_tokens_free", "Free KV capacity in tokens", free);
+        let version = engine.version.0 as f64;
+        out.gauge(
+            "engine_version",
+            "Version of the weights that sample",
+            version,
+        );
+        out.0
     }
 }
 
-fn metric(out: &mut String, name: &str, kind: &str, help: &str, samples: &[(String, f64)]) {
+/// Metrics in the text format of Prometheus. Not by prometheus-client: it holds counters of its own
+/// or wraps a snapshot as this one, in three crates for these lines.
+#[derive(Default)]
+struct Exposition(String);
+
+impl Exposition {
+    fn counter(&mut self, name: &str, help: &str, value: u64) {
+        let name = format!("{name}_total");
+        self.head(&name, "counter", help);
+        self.sample(&name, "", value as f64);
+    }
+
+    fn gauge(&mut self, name: &str, help: &str, value: f64) {
+        self.head(name, "gauge", help);
+        self.sample(name, "", value);
+    }
+
     // Writing to a string cannot fail.
-    let _ = writeln!(
-        out,
-        "# HELP sinew_{name} {help}\n# TYPE sinew_{name} {kind}"
-    );
-    for (labels, value) in samples {
-        let _ = writeln!(out, "sinew_{name}{labels} {value}");
+    fn head(&mut self, name: &str, kind: &str, help: &str) {
+        let _ = writeln!(
+            self.0,
+            "# HELP sinew_{name} {help}\n# TYPE sinew_{name} {kind}"
+        );
+    }
+
+    fn sample(&mut self, name: &str, labels: &str, value: f64) {
+        let _ = writeln!(self.0, "sinew_{name}{labels} {value}");
     }
 }
 

@@ -53,7 +53,7 @@ impl Streaming {
     }
 }
 
-/// The answer that tells `first` and what `reader` says next. Dropping it ends the reading.
+/// An answer of `first` and all later events of `reader`. Dropping it ends the reading.
 pub(crate) fn response(
     reader: Subscription,
     writer: Box<dyn EventWriter>,

@@ -1,4 +1,16 @@
 //! From what was pushed to a trace that may be trained, token by token; pure.
+//!
+//! In this order, and the first failure is the reason:
+//!
+//! 1. The item is of the schema; its model, and for nodes its tokenizer, are the pool's.
+//! 2. Nodes form a tree; each id is in the vocabulary; sizes are within the limits.
+//! 3. Sampled nodes have one finite log-probability of at most 0 and one version for each token
+//!    (`sft` and `dpo` may leave the log-probabilities out), and a temperature in range.
+//! 4. Messages, where given, are what the tokens decode to.
+//! 5. The reward is finite (`sft` may leave it out).
+//! 6. The trace is valid as a whole; the filter of its task type admits it.
+//!
+//! An item of text only is rendered with this model's template, for `sft` and `dpo`.
 
 use crate::config::{PoolConfig, TextSpans, TypeFilter};
 use crate::genai::{self, Bundle};
@@ -19,7 +31,7 @@ use std::collections::BTreeMap;
 /// Rounding of a log-softmax can leave a probability of one a little above it.
 const LOGPROB_ROUNDING: f32 = 1e-3;
 
-/// Longest id of a trajectory, group or task, in bytes.
+/// Maximum length of the id of a trajectory, group or task, in bytes.
 const MAX_NAME_BYTES: usize = 256;
 
 /// Most named measurements of a trajectory.
@@ -111,7 +123,7 @@ impl Checker<'_> {
         Ok(entry)
     }
 
-    /// What was pushed as a trajectory, or the trajectory that spans tell, and whether its tokens
+    /// What was pushed as a trajectory, or the trajectory that spans describe, and whether its tokens
     /// were made here.
     fn read(&self, pushed: &Pushed) -> Result<(Trajectory, bool), Reason> {
         let schema = |e: serde_json::Error| Reason::Schema {
@@ -219,7 +231,7 @@ impl Checker<'_> {
         }
     }
 
-    /// What the tokens say is what the messages beside them say. A model's turn is read as the
+    /// What the tokens say is what their messages say. A model's turn is read as the
     /// gateway reads it; of what was given to the model, each message's text must be there.
     fn messages_agree(&self, id: NodeId, node: &Node) -> Result<(), Reason> {
         let differ = |tokens: &str, message: &Message| Reason::MessagesDiffer {

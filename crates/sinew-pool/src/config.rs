@@ -50,13 +50,13 @@ impl Default for SpotCheck {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct TypeFilter {
-    /// Least and most total reward.
+    /// Minimum and maximum of the total reward.
     pub reward: Option<[f64; 2]>,
-    /// Least and most sampled nodes.
+    /// Minimum and maximum of sampled nodes.
     pub turns: Option<[u64; 2]>,
-    /// Least and most sampled tokens.
+    /// Minimum and maximum of sampled tokens.
     pub sampled_tokens: Option<[u64; 2]>,
-    /// Least and most tokens of the longest path.
+    /// Minimum and maximum of the longest path, in tokens.
     pub path_tokens: Option<[u64; 2]>,
     pub success: Option<bool>,
     /// Names of sources; left out: all of them.

@@ -92,7 +92,7 @@ struct Exact {
     version: Option<u64>,
 }
 
-/// The trajectory that the spans of one trace tell. `text` is what spans without token ids are
+/// The trajectory that the spans of one trace describe. `text` is what spans without token ids are
 /// taken as. Also whether its tokens were made here.
 pub(crate) fn trajectory(
     bundle: &Bundle,

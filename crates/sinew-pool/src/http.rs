@@ -1,4 +1,20 @@
 //! The pool over HTTP: an axum router. Authorization is the part of the server that merges it.
+//!
+//! | route | body | answer |
+//! |---|---|---|
+//! | `GET /pool` | | counts by task type and reason, the tokenizer's hash |
+//! | `POST /pool/trajectories` | a batch, JSON or Arrow | `admitted`, `duplicates`, `quarantined`, `items` |
+//! | `POST /v1/traces` | OTLP spans, protobuf or JSON | OTLP's answer in the same encoding |
+//! | `POST /pool/lease` | a [`LeaseRequest`] | groups, the number of the lease |
+//! | `POST /pool/ack` | `lease`, `ids` | `lost`: ids that the lease no longer holds |
+//! | `POST /pool/release` | `lease`, `ids` | `released` |
+//! | `POST /pool/reject` | `lease`, `ids`, `reason` | `rejected` |
+//! | `GET /pool/quarantine` | query: `after`, `limit` | `rows`, `next` |
+//! | `POST /pool/quarantine/{id}/release` | `kind`, optional | the item's new status |
+//! | `DELETE /pool/quarantine/{id}` | | `deleted` |
+//!
+//! Refusals are `{"error": {"code", "message"}}`: 400 for a wrong body or value, 404, 405, 408, 413,
+//! 415 for a wrong content type or encoding, 429 when the pool is full, 507 when the disk is.
 
 use crate::arrow;
 use crate::otlp;

@@ -1,4 +1,4 @@
-//! The data pool: finished trajectories of outside systems, checked token by token, kept until a
+//! The data pool: finished trajectories of outside systems, checked token by token, stored until a
 //! trainer took them.
 //!
 //! [`Pool::push`] takes trajectories in the schema of [`schema`], from JSON or from an Arrow stream
@@ -10,7 +10,7 @@
 //! - An answer is durable before it is given; pushing again changes nothing.
 //! - Only tokens that come with the log-probability and the version that sampled them are trained
 //!   as a policy's; text alone is something to imitate, and its kind says so.
-//! - A trajectory is given out to one consumer at a time, and to nobody after it was acknowledged.
+//! - A trajectory is given out to one consumer at a time, and never after it was acknowledged.
 //! - Nothing is dropped silently: what leaves unused is in quarantine, with the reason.
 //! - Rows, bytes, groups, bodies and times have limits; time is an argument.
 
@@ -31,7 +31,7 @@ mod quarantine;
 mod reason;
 pub mod schema;
 mod span;
-mod spot;
+mod spot_check;
 mod text;
 
 pub use check::{Entry, tokenizer_hash};

@@ -1,4 +1,12 @@
-//! The pool: admit, quarantine, give out, acknowledge. Every answer is durable before it is given.
+//! The pool: admit, quarantine, lease, acknowledge. Every answer is durable before it is given.
+//!
+//! A row is *waiting* until its group is complete, then *ready*. A lease gives whole groups to one
+//! consumer for a time; acknowledged rows are deleted and their ids remembered, released rows and
+//! rows of an expired lease are ready again. Rows that are rejected, too old, too often leased or
+//! never complete go to quarantine, with the reason.
+//!
+//! Rows, quarantine and collected spans are three queues of one store. The index in memory holds
+//! what the choice of groups needs, and is built again from the rows when the pool is opened.
 
 use crate::check::{Checker, Entry, tokenizer_hash};
 use crate::config::{PoolConfig, Sampling};
@@ -8,7 +16,7 @@ use crate::index::{self, Group, Index, Row};
 use crate::reason::Reason;
 use crate::schema::{Kind, Pushed};
 use crate::span::Span;
-use crate::spot;
+use crate::spot_check;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use sinew_render::Renderer;
@@ -74,7 +82,7 @@ pub struct LeaseRequest {
     pub version: u64,
     /// Of adaptive draws.
     pub seed: u64,
-    /// Longest path in tokens that the trainer takes.
+    /// Maximum path in tokens that the trainer takes.
     #[serde(default)]
     pub max_path_tokens: Option<usize>,
     /// Least trajectories of a group that the trainer takes: 2 if it compares them.
@@ -86,7 +94,7 @@ pub struct LeaseRequest {
 #[derive(Clone)]
 pub struct Scorer {
     pub engine: Arc<dyn Engine>,
-    /// Numbers of requests, shared with everyone who asks the engine.
+    /// Numbers of requests, shared with all users of the engine.
     pub requests: Arc<AtomicU64>,
 }
 
@@ -247,7 +255,7 @@ impl Pool {
         {
             let engine = scorer.engine.as_ref();
             let spot = self.config.spot_check;
-            entry.engine_gap = spot::check(engine, spot, &scorer.requests, &entry)?;
+            entry.engine_gap = spot_check::check(engine, spot, &scorer.requests, &entry)?;
         }
         Ok(entry)
     }
@@ -437,7 +445,7 @@ impl Pool {
         Ok(loan)
     }
 
-    /// Groups that are too old for who asks, but for which quarantine has no room.
+    /// Groups that are too old for the consumer, while quarantine is full.
     fn retire_stale(
         &self,
         index: &mut Index,
@@ -473,8 +481,8 @@ impl Pool {
         Ok(left)
     }
 
-    /// Moves what nobody holds of a group to quarantine. `false`: that is full, so all stays
-    /// where it is; who fills quarantine must not be able to stop the trainers.
+    /// Moves the rows of a group that are not leased to quarantine. `false`: that is full, so all stays
+    /// where it is; a client that fills quarantine must not stop the trainers.
     fn retire(
         &self,
         index: &mut Index,
@@ -549,7 +557,7 @@ impl Pool {
     }
 
     /// Ends what took too long: leases, groups that stay incomplete, traces without a root, rows
-    /// that nobody acknowledges. Forgets the oldest trained ids beyond the bound.
+    /// without an acknowledgement. Forgets the oldest trained ids beyond the bound.
     pub fn sweep(&self, now_s: f64) -> Result<(), PoolError> {
         self.rows.expire(millis(now_s))?;
         let mut overdue = BTreeSet::new();

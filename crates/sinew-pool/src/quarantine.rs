@@ -1,5 +1,9 @@
 //! The quarantine: rows that are not given to trainers, with the reason, until they are released or
 //! deleted.
+//!
+//! A row holds the item as it was pushed. To release it is to push it again, with the current
+//! configuration and perhaps another kind. A full quarantine refuses wrong items and leaves rows that
+//! should move there where they are.
 
 use crate::check::Entry;
 use crate::held::{Held, held_row};
@@ -10,7 +14,7 @@ use crate::schema::{Kind, Pushed};
 use serde_json::{Value, json};
 use sinew_store::{LeaseId, QueueError, StoreError};
 
-/// Longest reason that a trainer gives, in characters.
+/// Maximum length of a trainer's reason, in characters.
 const MAX_DETAIL_CHARS: usize = 1000;
 
 impl Pool {
@@ -34,8 +38,8 @@ impl Pool {
     }
 
     /// Moves rows that the lease holds and the trainer cannot use to quarantine, with what it says.
-    /// Returns how many; the others are not the lease's own any more, or quarantine has no room: then
-    /// they stay leased, and are given to nobody meanwhile.
+    /// Returns how many; the others are not the lease's own any more, or quarantine is full: then
+    /// they stay leased, and are not given out meanwhile.
     pub fn reject(
         &self,
         lease: u64,

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 use sinew_types::{NodeId, TEMPERATURES, TokenId};
 
 /// Why a trajectory is in quarantine. Over the wire: an object with the `code` and the fields, and
-/// the text beside it as `message`.
+/// the text in addition as `message`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, thiserror::Error)]
 #[serde(tag = "code", rename_all = "snake_case")]
 pub enum Reason {

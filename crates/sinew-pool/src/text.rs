@@ -80,7 +80,7 @@ impl Tree<'_> {
             let stops = self.renderer.stop_ids();
             let stop = last.filter(|id| stops.contains(id));
             node.finish = Some(stop.map_or(FinishReason::Length, |id| FinishReason::StopId { id }));
-            // Nobody sampled them: the trainer puts its own in their place.
+            // They were not sampled: the trainer puts its own in their place.
             node.logprobs = vec![0.0; count];
             node.versions = whole(count, PolicyVersion(0));
         }

@@ -10,22 +10,27 @@
 //! - All returned ids are in the vocabulary.
 //! - This crate reads no clock, environment variable or network.
 
+mod bytes_chat;
 mod calls;
 mod chat;
 mod conformance;
 mod renderer;
+mod size;
 mod template;
 mod tiny;
 mod tokenizer;
 mod tool_call;
 mod turn;
+mod turn_reader;
 mod write;
 
+pub use bytes_chat::byte_renderer;
 pub use chat::{ChatConfig, ChatRenderer, Shows};
 pub use conformance::{
     ConformanceReport, ConformanceStep, MockTrajectory, Rewrite, conformance_check,
 };
 pub use renderer::{Extension, Mismatch, RenderError, Renderer, text_only};
+pub use size::{exceeds, render_after, text_exceeds};
 pub use template::ChatTemplate;
 pub use tiny::{CharTokenizer, TinyRenderer};
 pub use tokenizer::{GgufVocab, StreamDecoder, Tokenizer};
@@ -33,4 +38,5 @@ pub use tool_call::{MAX_CALLS, ParsedCall, ToolCallError, ToolCallFormat, Unknow
 pub use turn::{
     ParsedTurn, Reasoning, TurnDelta, TurnFormat, TurnParser, TurnStream, parse_tokens, parse_turn,
 };
+pub use turn_reader::{Piece, TurnOptions, TurnReader, call_end, call_marks, forced_opening};
 pub use write::{tool_instructions, write_calls};

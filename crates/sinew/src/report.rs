@@ -426,7 +426,7 @@ mod tests {
             wall_s: 1.0,
             stats: stats(0.25, reward),
         };
-        let renderer = sinew_gateway::byte_renderer().unwrap();
+        let renderer = sinew_render::byte_renderer().unwrap();
         let report = Report {
             recipe: &recipe,
             recipe_toml: RECIPE,

@@ -9,7 +9,7 @@ use serde_json::json;
 use sinew_engines::{FormatMode, LogprobMode};
 use sinew_gateway::{
     Gateway, GatewayConfig, GatewayParts, Journal, JournalOptions, Router, Secret, Server,
-    ServerLimits, SessionLimits, byte_renderer,
+    ServerLimits, SessionLimits,
 };
 use sinew_infer::{
     EmbeddedEngine, EngineConfig, FakeConfig, FakeEngine, FakeModel, ModelForward, SchedulerConfig,
@@ -17,7 +17,7 @@ use sinew_infer::{
 };
 use sinew_model::{InferModel, ModelFiles, load_model, resolve_model};
 use sinew_pool::Scorer;
-use sinew_render::{Renderer, ToolCallFormat};
+use sinew_render::{Renderer, ToolCallFormat, byte_renderer};
 use sinew_store::{MemoryStore, TraceStore};
 use sinew_types::{Engine, TokenId};
 use std::net::SocketAddr;

@@ -164,7 +164,7 @@ mod tests {
 
     #[test]
     fn a_missing_reward_is_not_shown_as_zero() {
-        let renderer = sinew_gateway::byte_renderer().unwrap();
+        let renderer = sinew_render::byte_renderer().unwrap();
         let shown = |unscored| {
             let value = json!({
                 "format_version": 1, "episode": "e", "group": "g", "task": "t", "task_kind": "k", "step": 0,
@@ -186,7 +186,7 @@ mod tests {
 
     #[test]
     fn an_episode_cannot_speak_to_the_terminal() {
-        let renderer = sinew_gateway::byte_renderer().unwrap();
+        let renderer = sinew_render::byte_renderer().unwrap();
         let evil = "ok\x1b]0;title\x07\x1b[2J\r\u{202e}";
         let tokens = renderer.encode_text(evil).unwrap();
         let value = json!({

@@ -13,7 +13,7 @@ use tokio::sync::Notify;
 
 pub(super) type Reply = SyncSender<Result<(), EngineError>>;
 
-/// What somebody waits for.
+/// What a caller waits for.
 pub(super) enum Control {
     Pause { paused: bool, reply: Reply },
     Load { weights: Weights, reply: Reply },
@@ -144,7 +144,7 @@ impl Shared {
         self.wake.notify_one();
     }
 
-    /// Publishes with `change` and wakes those who wait for it.
+    /// Publishes with `change` and wakes the waiters.
     pub(super) fn publish(&self, change: impl FnOnce(&mut Inbox)) {
         change(&mut self.lock());
         self.published.notify_all();

@@ -205,7 +205,7 @@ impl Drop for RemoteEngine {
     }
 }
 
-/// What can be told to be wrong before any server is asked.
+/// Refuses what is wrong before any server is asked.
 fn check_request(request: &GenerateRequest, shared: &Shared) -> Result<(), EngineError> {
     let invalid = |name: &str, value: String, allowed: &str| {
         Err(EngineError::InvalidSampling {

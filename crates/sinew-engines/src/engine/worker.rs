@@ -1,4 +1,18 @@
 //! Carries out what the router decides.
+//!
+//! One thread owns the [`Router`], the sinks of all requests and a small runtime. It loops over four
+//! inputs: requests and controls of callers (`Inbox`), tokens of running attempts (a bounded
+//! channel; a full one makes the attempts wait), reports of ended tasks, and the router's next
+//! deadline. Each input becomes calls of the router; the router's commands become tasks:
+//!
+//! | command | task |
+//! |---|---|
+//! | start | [`Backend::generate`] on an engine |
+//! | cancel | drop the attempt's future, then [`Backend::cancel`] |
+//! | probe | [`Backend::probe`], then again after the probe interval |
+//! | label, load | [`Backend::label`], [`Backend::load`] of an engine that has other weights |
+//!
+//! A panic of a backend is a failed attempt, one of a sink ends its request.
 
 use super::inbox::{Control, Inbox, ModelLimits, Reply, Shared};
 use crate::attempt::{Attempt, AttemptEnd, AttemptId};
@@ -78,7 +92,7 @@ pub(super) struct Worker {
     job: Option<Job>,
     /// Controls that wait for the job.
     controls: std::collections::VecDeque<Control>,
-    /// Looks that began before the last load say nothing about now.
+    /// Probes that began before the last load are outdated.
     epoch: Arc<AtomicU64>,
     repairing: Vec<bool>,
     limits: Vec<ModelLimits>,
@@ -155,7 +169,7 @@ impl Worker {
                 return;
             }
             self.router.tick(self.now());
-            // Before anybody is told, so that who was told sees it too.
+            // Before the waiters are woken, so that they see it, too.
             self.publish();
             self.carry_out();
         }
@@ -274,7 +288,7 @@ impl Worker {
         }
     }
 
-    /// Looks at an engine, after a while.
+    /// Probes an engine, after a while.
     fn probe(&mut self, engine: usize, after: Duration, regular: bool) {
         let backend = Arc::clone(&self.backends[engine]);
         let epoch = Arc::clone(&self.epoch);
@@ -427,7 +441,7 @@ impl Worker {
         self.next_control();
     }
 
-    /// Looks at every engine at once, besides the regular looks.
+    /// Probes every engine at once, in addition to the regular probes.
     fn look_at_all(&mut self) {
         for engine in 0..self.backends.len() {
             self.probe(engine, Duration::ZERO, false);
@@ -540,7 +554,7 @@ impl Worker {
         for (request, mut sink) in self.sinks.drain().chain(submitted) {
             let error = EngineError::Stopped(why.to_owned());
             let event = EngineEvent::Failed { request, error };
-            // A sink that panics was to be told the last thing anyway.
+            // A sink that panics was to get its last event anyway.
             let _ = catch_unwind(AssertUnwindSafe(|| sink(event)));
         }
     }

@@ -32,7 +32,7 @@ pub struct RouterConfig {
     pub max_blocks: usize,
     /// An engine that has that many attempts more than the idlest one attracts no more.
     pub max_imbalance: usize,
-    /// Output tokens for which key-value room must be free when an attempt starts; a request that
+    /// Output tokens for which KV capacity must be free when an attempt starts; a request that
     /// asks for fewer reserves fewer.
     pub reserve_tokens: usize,
     /// What becomes of a request that has tokens when its attempt fails.

@@ -1,4 +1,13 @@
 //! The router: requests in, attempts out.
+//!
+//! A request waits (by priority, then arrival), runs as an attempt, and waits again if the attempt
+//! ends early: with a pause after a failure, at once after a load of weights. It ends by its own
+//! end, by an error of its own, at the queue's deadline, or after too many attempts in a row without
+//! a new token.
+//!
+//! An engine takes attempts while it is healthy, awake, verified to have the version, not paused by
+//! its breaker, and has KV capacity for the prompt and the reserve. Among several, the one with the
+//! longest known prefix wins, unless it is much more loaded than the least loaded one.
 
 use super::state::{Command, Counters, EngineState, EngineView, Place, RequestState};
 use super::{OnPartial, RouterConfig};
@@ -287,7 +296,7 @@ impl Router {
         }
     }
 
-    /// What a look at an engine showed.
+    /// Takes the result of a probe of an engine.
     pub fn probed(&mut self, now: f64, engine: usize, result: Result<Probe, AttemptError>) {
         let Some(state) = self.engines.get_mut(engine) else {
             return;
@@ -374,7 +383,7 @@ impl Router {
         changed
     }
 
-    /// Nobody is late for having waited through a pause.
+    /// A pause does not count against deadlines.
     fn renew_deadlines(&mut self, now: f64) {
         let deadline = now + self.config.max_wait_s;
         for (_, _, id) in &self.waiting {
@@ -386,7 +395,7 @@ impl Router {
 
     /// Deadlines and pauses that are over by `now`.
     pub fn tick(&mut self, now: f64) {
-        // Who stops the engines does not want the requests to end for it.
+        // Engines that are stopped on purpose do not end their requests.
         if now >= self.wake && !self.paused && !self.loading {
             self.fail_late(now);
             self.wake = self.earliest(now);
@@ -404,7 +413,7 @@ impl Router {
         let engines = self.engines.iter();
         let reasons = engines.map(|e| {
             let why = e.unusable(self.version, now);
-            format!("{}: {}", e.name, why.as_deref().unwrap_or("no room"))
+            format!("{}: {}", e.name, why.as_deref().unwrap_or("no KV capacity"))
         });
         let reasons = reasons.collect::<Vec<_>>().join("; ");
         for id in late {
@@ -429,7 +438,7 @@ impl Router {
         if self.paused || self.loading || self.waiting.is_empty() {
             return None;
         }
-        // Longer than anyone waits, should nothing be known.
+        // Longer than any wait, if nothing is known.
         Some(self.wake.max(now).min(now + 3600.0))
     }
 
@@ -489,10 +498,11 @@ impl Router {
 
     /// The best engine for a request, and how many of its leading blocks it has seen.
     fn pick(&self, now: f64, request: &RequestState) -> Option<(usize, usize)> {
-        let room = request.room(self.config.reserve_tokens);
+        let tokens = request.kv_tokens(self.config.reserve_tokens);
         let usable = |i: &usize| {
             let engine = &self.engines[*i];
-            engine.unusable(self.version, now).is_none() && engine.has_room(&self.config, room)
+            engine.unusable(self.version, now).is_none()
+                && engine.has_capacity(&self.config, tokens)
         };
         let mut able: Vec<usize> = (0..self.engines.len()).filter(usable).collect();
         if able.len() > 1 {
@@ -529,7 +539,7 @@ impl Router {
         };
         self.next_attempt += 1;
         let attempt = state.next_attempt(id, version);
-        target.reserved += state.room(self.config.reserve_tokens);
+        target.reserved += state.kv_tokens(self.config.reserve_tokens);
         target.attempts.insert(id);
         let max = self.config.max_blocks;
         target.seen.remember(state.blocks.hashes(), max);

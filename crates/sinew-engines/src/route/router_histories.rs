@@ -48,7 +48,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// What must hold, told by an independent observer.
+/// The invariants, checked by an independent observer.
 struct Observer {
     /// By the last look, without trust lost since: the version that each engine has.
     verified: Vec<Option<u64>>,
@@ -261,7 +261,7 @@ impl History {
         self.observe();
     }
 
-    /// Nobody answers any more: every request still ends.
+    /// No server answers any more: every request still ends.
     fn finish(&mut self) {
         self.seen.stopped = false;
         self.router.pause(self.now, false);

@@ -152,7 +152,7 @@ fn attempts_need_free_room() {
         assert_eq!(found, engine, "request {id}");
     }
     r.probed(1.0, 1, Ok(probe(30)));
-    assert_eq!(started(&mut r).0, 1, "a look shows room again");
+    assert_eq!(started(&mut r).0, 1, "a probe shows free capacity again");
 }
 
 #[test]

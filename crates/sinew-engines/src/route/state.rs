@@ -36,7 +36,7 @@ pub struct Counters {
     pub attempts: u64,
     /// Tokens handed on.
     pub sampled_tokens: u64,
-    /// Attempts that failed, whoever was to blame.
+    /// Attempts that failed, for any reason.
     pub failed_attempts: u64,
     /// Requests that went on, on another engine, after an attempt had failed.
     pub failovers: u64,
@@ -78,7 +78,7 @@ pub(super) struct EngineState {
     /// Why it is not usable, for people.
     pub(super) trouble: Option<String>,
     pub(super) attempts: BTreeSet<AttemptId>,
-    /// Room promised to attempts since the last look.
+    /// KV tokens promised to attempts since the last probe.
     pub(super) reserved: usize,
     pub(super) seen: SeenBlocks,
     /// It said that it was busy.
@@ -125,9 +125,9 @@ impl EngineState {
         }
     }
 
-    /// Whether an attempt that needs `tokens` of key-value room fits. An idle engine takes any: it
+    /// Whether an attempt that needs `tokens` of KV capacity fits. An idle engine takes any: it
     /// is for the engine to say that a request can never fit.
-    pub(super) fn has_room(&self, config: &RouterConfig, tokens: usize) -> bool {
+    pub(super) fn has_capacity(&self, config: &RouterConfig, tokens: usize) -> bool {
         if self.attempts.len() >= config.max_running {
             return false;
         }
@@ -203,8 +203,8 @@ impl RequestState {
         self.sampling.max_tokens.saturating_sub(sampled)
     }
 
-    /// Key-value room that its next attempt should find free.
-    pub(super) fn room(&self, reserve: usize) -> usize {
+    /// KV tokens that its next attempt should find free.
+    pub(super) fn kv_tokens(&self, reserve: usize) -> usize {
         self.prompt.len() + self.sampled.len() + (self.left() as usize).min(reserve)
     }
 

@@ -1,4 +1,15 @@
 //! What goes over the wire to SGLang and back. Pure.
+//!
+//! A request has `input_ids`, `sampling_params` and `return_logprob`. A piece of the answer has
+//! `output_ids` and `meta_info`: `completion_tokens` (sampled so far), `output_token_logprobs` (each
+//! `[log-prob, id, text]`), `weight_version`, and with the last piece `finish_reason`:
+//!
+//! | `finish_reason.type` | `matched` | end |
+//! |---|---|---|
+//! | `stop` | an id, or a list of them | a stop id |
+//! | `stop` | a text | a stop string |
+//! | `length` | | out of tokens |
+//! | `abort` | | an error of the server |
 
 use crate::attempt::{Attempt, ServerEnd};
 use crate::error::AttemptError;
@@ -9,7 +20,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use sinew_types::{TokenId, TokenLogprob};
 
-pub(super) fn generate(attempt: &Attempt, request_id: &str, room: u32) -> Value {
+pub(super) fn generate(attempt: &Attempt, request_id: &str, max_tokens: u32) -> Value {
     let s = &attempt.sampling;
     let mut body = json!({
         "rid": request_id,
@@ -22,7 +33,7 @@ pub(super) fn generate(attempt: &Attempt, request_id: &str, room: u32) -> Value 
         "return_text_in_logprobs": false,
         "return_prompt_token_ids": true,
         "sampling_params": {
-            "max_new_tokens": room,
+            "max_new_tokens": max_tokens,
             "temperature": s.temperature,
             "top_p": s.top_p,
             // -1 keeps all.
@@ -88,8 +99,8 @@ enum Matched {
     Ids(Vec<TokenId>),
 }
 
-/// Reads a piece after `before` was sampled. Servers tell all tokens again in each piece, or,
-/// with `--incremental-streaming-output`, only the new ones; the count tells which.
+/// Reads a piece after `before` was sampled. Servers repeat all tokens in each piece, or send,
+/// with `--incremental-streaming-output`, only the new ones; the count shows which.
 pub(super) fn read(
     chunk: Chunk,
     before: &[TokenId],
@@ -151,7 +162,7 @@ pub(super) fn read(
     })
 }
 
-/// How many of `ids` were told before.
+/// How many of `ids` came before.
 fn fresh(ids: &[TokenId], before: &[TokenId], count: usize) -> Result<usize, AttemptError> {
     if ids.len() + before.len() == count {
         return Ok(0);

@@ -1,4 +1,15 @@
 //! What goes over the wire to vLLM and back. Pure.
+//!
+//! | | `/v1/completions` | `/inference/v1/generate` |
+//! |---|---|---|
+//! | prompt | `prompt`: ids | `token_ids` |
+//! | sampling | fields of the body | `sampling_params` |
+//! | ids of the output | `choices[].token_ids`, and `logprobs.tokens` as `token_id:ID` | `choices[].token_ids`, and `logprobs.content[].token_id` |
+//! | log-probs | `logprobs.token_logprobs` | `logprobs.content[].logprob` |
+//! | version | the label before and after (`/weight_info`) | also `choices[].weight_versions` |
+//!
+//! Both get `cache_salt` = the version, so that the KV of other weights is not reused, `ignore_eos`,
+//! so that only the request's stop ids end it, and penalties that are off.
 
 use crate::attempt::{Attempt, ServerEnd};
 use crate::error::AttemptError;
@@ -10,13 +21,13 @@ use sinew_types::{SamplingParams, TokenId, TokenLogprob};
 use std::collections::HashMap;
 
 /// Parameters that both endpoints know by the same names.
-fn sampling(attempt: &Attempt, room: u32) -> Map<String, Value> {
+fn sampling(attempt: &Attempt, max_tokens: u32) -> Map<String, Value> {
     let s = &attempt.sampling;
     let mut map = Map::new();
     let mut set = |key: &str, value: Value| {
         map.insert(key.to_owned(), value);
     };
-    set("max_tokens", json!(room));
+    set("max_tokens", json!(max_tokens));
     set("temperature", json!(s.temperature));
     set("top_p", json!(s.top_p));
     set("top_k", json!(s.top_k));
@@ -44,8 +55,8 @@ fn sampling(attempt: &Attempt, room: u32) -> Map<String, Value> {
     map
 }
 
-pub(super) fn completions(attempt: &Attempt, model: &str, room: u32) -> Value {
-    let mut body = sampling(attempt, room);
+pub(super) fn completions(attempt: &Attempt, model: &str, max_tokens: u32) -> Value {
+    let mut body = sampling(attempt, max_tokens);
     let more = json!({
         "model": model,
         "prompt": attempt.prompt,
@@ -62,8 +73,8 @@ pub(super) fn completions(attempt: &Attempt, model: &str, room: u32) -> Value {
     Value::Object(body)
 }
 
-pub(super) fn generate(attempt: &Attempt, model: &str, room: u32) -> Value {
-    let mut sampling = sampling(attempt, room);
+pub(super) fn generate(attempt: &Attempt, model: &str, max_tokens: u32) -> Value {
+    let mut sampling = sampling(attempt, max_tokens);
     // Text is only needed to find stop strings in it.
     let detokenize = !attempt.sampling.stop_strings.is_empty();
     sampling.insert("detokenize".to_owned(), json!(detokenize));
@@ -145,7 +156,7 @@ struct PromptDetails {
     cached_tokens: Option<u32>,
 }
 
-/// Reads a piece. The ids are said twice, beside and inside the log-probabilities: they must
+/// Reads a piece. The ids come twice, next to and inside the log-probabilities: they must
 /// be the same.
 pub(super) fn read(chunk: Chunk, sampling: &SamplingParams) -> Result<Seen, AttemptError> {
     let details = chunk.usage.and_then(|u| u.prompt_tokens_details);

@@ -4,6 +4,16 @@
 //! user's texts. What the model thinks is given as thinking blocks, asked for or not, since a
 //! client that does not send them back changes the history.
 //!
+//! | block of a request | becomes |
+//! |---|---|
+//! | `system` | the first message, role system |
+//! | `text`, `image` of a user | one user message for adjacent blocks |
+//! | `tool_result` | a message of role tool |
+//! | `text`, `thinking`, `tool_use` of the assistant | one assistant message |
+//!
+//! A stream is `message_start`, for each block `content_block_start`, `content_block_delta` and
+//! `content_block_stop`, then `message_delta` with the stop reason and usage, then `message_stop`.
+//!
 //! Source: Anthropic's API reference and the types of its Python client.
 
 use super::fields::{Fields, Notes, wrong};
@@ -15,8 +25,8 @@ use super::{
 };
 use crate::error::{ApiError, ErrorKind};
 use crate::session::Prompt;
-use crate::turn::Piece;
 use serde_json::{Value, json};
+use sinew_render::Piece;
 use sinew_types::{Content, Message, Role, ToolCall, ToolSpec};
 
 const MAX_STOPS: usize = 16;
@@ -76,8 +86,8 @@ impl Dialect for Messages {
         let choice = response.choices.first();
         if let Some(choice) = choice {
             let said = &choice.message;
-            if let Some(thought) = &said.reasoning {
-                content.push(json!({"type": "thinking", "thinking": thought, "signature": ""}));
+            if let Some(reasoning) = &said.reasoning {
+                content.push(json!({"type": "thinking", "thinking": reasoning, "signature": ""}));
             }
             if !said.content.is_empty() {
                 content.push(json!({"type": "text", "text": said.content.text()}));
@@ -146,7 +156,7 @@ fn settings(fields: &mut Fields<'_>, request: &mut ModelRequest) -> Result<(), A
     if let Some(mut thinking) = fields.inner("thinking")? {
         let kinds = [json!("enabled"), json!("adaptive"), json!("disabled")];
         thinking.only("type", &kinds, "allowed: enabled, adaptive, disabled")?;
-        // How much a model thinks is its policy; `max_tokens` bounds thoughts and answer.
+        // The model decides how much it reasons; `max_tokens` bounds reasoning and answer.
         thinking.ignore(&["budget_tokens", "display"]);
         thinking.end()?;
     }
@@ -193,7 +203,7 @@ fn context(fields: &mut Fields<'_>) -> Result<(), ApiError> {
 }
 
 /// A conversation that the server keeps: none is. A client that begins one sends all of it
-/// again once it is told so.
+/// again after this error.
 fn thread(fields: &mut Fields<'_>) -> Result<(), ApiError> {
     let why = "no thread is kept here: send the whole conversation";
     let kind = |v: &Value| v["type"].as_str().map(str::to_owned);
@@ -358,8 +368,11 @@ fn assistant(content: Value, path: &str, notes: &Notes) -> Result<Message, ApiEr
         match block.required_string("type")?.as_str() {
             "text" => message.content.push_text(&text_block(&mut block)?),
             "thinking" => {
-                let thought = block.required_string("thinking")?;
-                message.reasoning.get_or_insert_default().push_str(&thought);
+                let reasoning = block.required_string("thinking")?;
+                message
+                    .reasoning
+                    .get_or_insert_default()
+                    .push_str(&reasoning);
                 block.ignore(&["signature"]);
             }
             // Another model's, and unreadable.

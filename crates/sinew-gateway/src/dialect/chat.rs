@@ -1,4 +1,26 @@
 //! OpenAI chat completions.
+//!
+//! A request has `messages` with a `role` and a `content` of text or parts, and what bounds the
+//! output:
+//!
+//! ```json
+//! {"model": "policy", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 8}
+//! ```
+//!
+//! The answer has one choice for each of `n` outputs. `finish_reason` is `stop`, `length` or
+//! `tool_calls`; `reasoning_content` holds the reasoning; `token_ids` and `prompt_token_ids` are
+//! there if `return_token_ids` asks for them:
+//!
+//! ```json
+//! {"id": "chatcmpl-r-1-1", "object": "chat.completion",
+//!  "choices": [{"index": 0, "message": {"role": "assistant", "content": "Hi"}, "finish_reason": "stop"}],
+//!  "usage": {"prompt_tokens": 9, "completion_tokens": 2, "total_tokens": 11}}
+//! ```
+//!
+//! A stream sends `chat.completion.chunk` objects: first the role of a choice, then text, reasoning
+//! and whole calls, then the finish reason, then (if asked for) the usage, then `[DONE]`.
+//!
+//! Source: OpenAI's API reference and the types of its Python client.
 
 use super::fields::{Fields, Notes, wrong};
 use super::format::{guided, response_format};
@@ -9,8 +31,8 @@ use super::{
 };
 use crate::error::ApiError;
 use crate::session::Prompt;
-use crate::turn::Piece;
 use serde_json::{Map, Value, json};
+use sinew_render::Piece;
 use sinew_render::Renderer;
 use sinew_types::{Content, Message, Role, SampledToken, TokenId, ToolCall, ToolSpec};
 
@@ -434,7 +456,7 @@ fn choice_value(context: &AnswerContext, index: usize, choice: &Choice) -> Value
     value
 }
 
-/// `logprobs` of a choice; `null` if nobody asked.
+/// `logprobs` of a choice; `null` if they were not asked for.
 fn logprobs(context: &AnswerContext, tokens: &[SampledToken]) -> Value {
     if context.request.logprobs.is_none() {
         return Value::Null;
@@ -468,9 +490,9 @@ pub(super) fn token_text(renderer: &dyn Renderer, id: TokenId) -> (String, Vec<u
 
 struct ChatStream {
     context: AnswerContext,
-    /// Choices whose role was told.
+    /// Choices whose role was sent.
     begun: Vec<bool>,
-    /// Calls told of each choice.
+    /// Calls sent of each choice.
     calls: Vec<usize>,
     /// Whether an event was written.
     opened: bool,

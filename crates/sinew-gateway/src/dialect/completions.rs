@@ -1,4 +1,12 @@
 //! OpenAI text completions: the prompt is text, or token ids.
+//!
+//! ```json
+//! {"model": "policy", "prompt": "Once", "max_tokens": 8}
+//! {"model": "policy", "prompt": [12, 7, 90], "max_tokens": 8, "return_token_ids": true}
+//! ```
+//!
+//! The output is plain text: no tool calls and no reasoning are parsed. A prompt that begins with an
+//! earlier prompt and its output continues that node; with ids, the longest known path is continued.
 
 use super::chat::{common, sampling, token_text, usage_value};
 use super::fields::{Fields, Notes, wrong};

@@ -1,4 +1,12 @@
 //! What an output must be, as the dialects write it.
+//!
+//! | field | dialects | meaning |
+//! |---|---|---|
+//! | `response_format` | chat and text completions | `text`, `json_object`, `json_schema` |
+//! | `text.format` | responses | the same, with the schema next to the type |
+//! | `output_config.format`, `output_format` | messages | `json_schema` |
+//! | `guided_json`, `guided_regex`, `guided_choice`, `guided_grammar` | chat and text completions | as in vLLM |
+//! | `structured_outputs` | chat and text completions | the same in one object |
 
 use super::ModelRequest;
 use super::fields::{Fields, wrong};
@@ -60,7 +68,7 @@ pub(super) fn response_format(
     format.end()
 }
 
-/// The format in a field that has its schema beside its type: `text.format` of responses,
+/// The format in a field that has its schema next to its type: `text.format` of responses,
 /// `output_config.format` and `output_format` of messages.
 pub(super) fn flat(
     fields: &mut Fields<'_>,

@@ -18,11 +18,11 @@ pub mod responses;
 use crate::error::ApiError;
 pub use crate::ignored::Ignored;
 use crate::session::Prompt;
-use crate::turn::Piece;
 pub use continuation::Continuation;
 use fields::Notes;
 use format::FormatAsk;
 use serde_json::Value;
+use sinew_render::Piece;
 use sinew_render::Renderer;
 use sinew_types::{Message, SampledToken, TokenId, ToolSpec};
 use std::sync::Arc;
@@ -140,7 +140,7 @@ pub enum TurnEnd {
     Stop,
     /// One of the client's stop strings appeared.
     StopString(String),
-    /// No room for more tokens.
+    /// `max_tokens` or the context is used up.
     Length,
     /// The model calls tools.
     ToolCalls,
@@ -178,7 +178,7 @@ pub struct ModelResponse {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Delta {
     pub choice: u32,
-    /// What the client is told, in order; may be empty.
+    /// What is new for the client, in order; may be empty.
     pub pieces: Vec<Piece>,
     /// The same as plain text, for [`Prompt::Text`] clients.
     pub text: String,
@@ -188,7 +188,7 @@ pub struct Delta {
     pub end: Option<TurnEnd>,
 }
 
-/// What answers need besides the output.
+/// What answers need in addition to the output.
 #[derive(Clone)]
 pub struct AnswerContext {
     /// Unique for the call; dialects put their own prefix before it.

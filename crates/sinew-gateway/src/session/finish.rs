@@ -1,4 +1,8 @@
 //! From a session to a trace: prune what led nowhere, prove every call, validate.
+//!
+//! A proof recomputes the hash of the ids on the path to a call's outputs, and compares it with the
+//! hash of the prompt that the engine got. Prompts whose calls all failed have no outputs; they are
+//! left out of the trace.
 
 use super::last_path::LastPath;
 use super::types::SessionError;

@@ -39,7 +39,7 @@ use std::collections::BTreeMap;
 use types::Beginning;
 pub(crate) use types::Entry;
 
-/// Ids that fit behind a prompt: most answers do.
+/// Memory that is reserved behind a prompt, in ids: enough for most answers.
 const ANSWER_ROOM: usize = 512;
 
 /// A call, running or ended.
@@ -101,7 +101,7 @@ pub struct Session {
     last_path: LastPath,
     /// KnownBodies whose messages were read.
     bodies: KnownBodies,
-    /// What happened since it was last taken; `None`: nobody keeps a journal.
+    /// What happened since it was last taken; `None`: there is no journal.
     entries: Option<Vec<Entry>>,
 }
 
@@ -217,7 +217,7 @@ impl Session {
         }
     }
 
-    /// Who this is.
+    /// Its id.
     pub fn id(&self) -> &EpisodeId {
         &self.id
     }
@@ -339,7 +339,7 @@ impl Session {
         }
         Ok(Begun {
             call,
-            room: context - prompt.len() as u32,
+            max_tokens: context - prompt.len() as u32,
             prompt,
             join: plan.join,
         })
@@ -660,7 +660,7 @@ impl Session {
         Ok(())
     }
 
-    /// How it ends if nobody says otherwise.
+    /// How it ends by itself.
     pub fn natural_end(&self) -> EpisodeEnd {
         match self.limit_hit {
             Some(limit) => EpisodeEnd::Truncated { limit },

@@ -1,27 +1,22 @@
 //! Where a request joins the graph, and what has to be rendered for it.
+//!
+//! For messages: walk the trie of known messages, take the last state that has tokens, and
+//!
+//! - all messages known, the model speaks next: sample again at the same node;
+//! - known up to a sampled turn, new messages after it: append their tokens to the turn;
+//! - an assistant message that the model did not sample: append it as forced tokens;
+//! - nothing known, or a render that does not only append: render the whole prompt as a new root.
+//!
+//! For text, the anchors are the ends of earlier prompts and outputs; for ids, the longest path that
+//! the ids begin with.
 
 use super::last_path::LastPath;
 use super::states::{NOWHERE, Walk};
 use super::types::{Ask, Join, Planned, Prompt, SessionError};
 use super::{Session, TextAnchor};
 use crate::keys::{self, Key, StateId};
-use sinew_render::Renderer;
+use sinew_render::{Renderer, exceeds, render_after, text_exceeds};
 use sinew_types::{FinishReason, Message, NodeId, Role, TokenId, TokenKind, ToolSpec};
-
-/// Normalizing (NFC, NFKC) makes a text at most so many times shorter.
-const SHRINKING: usize = 4;
-
-/// A template leaves no more than so many messages for each one that it writes.
-const DROPPED: usize = 4;
-
-/// A text is tokenized in slices of so many bytes to see whether it fits.
-const SLICE_BYTES: usize = 64 << 10;
-
-/// Cutting a text between two slices makes no more than so many tokens of it.
-const CUT_TOKENS: usize = 64;
-
-/// With so many bytes for each token of the context a prompt rarely fits: then that is seen first.
-const RARE_BYTES: usize = 8;
 
 /// What joining a request takes. Nothing has changed yet.
 #[derive(Debug)]
@@ -86,46 +81,20 @@ impl Session {
         Ok(plan)
     }
 
-    /// Refuses what has more tokens than the context whatever they are, before they are counted:
-    /// that takes microseconds and hundreds of bytes for each of them.
+    /// Refuses a prompt that has more tokens than the context however it is tokenized, before it
+    /// is: that takes microseconds and hundreds of bytes for each token.
     fn may_fit(&self, renderer: &dyn Renderer, prompt: &Prompt) -> Result<(), SessionError> {
         let context = self.limits.max_context_tokens;
-        let in_bytes = |bytes| bytes / (SHRINKING * renderer.longest_token_bytes().max(1));
-        let least = match prompt {
-            Prompt::Messages(messages) => {
-                let bytes = messages.iter().map(|m| m.content.text_len()).sum::<usize>();
-                in_bytes(bytes).max(messages.len() / DROPPED)
-            }
-            Prompt::Text(text) => in_bytes(text.len()),
-            Prompt::Tokens(ids) => ids.len(),
+        let limit = context as usize;
+        let too_many = match prompt {
+            Prompt::Messages(messages) => exceeds(renderer, messages, limit)?,
+            Prompt::Text(text) => text_exceeds(renderer, text, limit)?,
+            Prompt::Tokens(ids) => Some(ids.len()).filter(|&count| count >= limit),
         };
-        let full = |prompt| SessionError::ContextFull { prompt, context };
-        if least >= context as usize {
-            return Err(full(least));
+        match too_many {
+            None => Ok(()),
+            Some(prompt) => Err(SessionError::ContextFull { prompt, context }),
         }
-        // What a template may leave out is the model's own.
-        let texts: Vec<&str> = match prompt {
-            Prompt::Messages(messages) => messages
-                .iter()
-                .filter(|m| m.role != Role::Assistant)
-                .flat_map(|m| m.content.texts())
-                .collect(),
-            Prompt::Text(text) => vec![text],
-            Prompt::Tokens(_) => Vec::new(),
-        };
-        let bytes: usize = texts.iter().map(|t| t.len()).sum();
-        if bytes <= SLICE_BYTES.max(RARE_BYTES * context as usize) {
-            return Ok(());
-        }
-        let mut count = 0usize;
-        for slice in texts.into_iter().flat_map(slices) {
-            let tokens = renderer.encode_text(slice)?.len();
-            count += tokens.saturating_sub(CUT_TOKENS);
-            if count >= context as usize {
-                return Err(full(count));
-            }
-        }
-        Ok(())
     }
 
     fn plan_messages(
@@ -251,7 +220,7 @@ impl Session {
             };
             return Ok(Some(joined));
         };
-        let Some(tokens) = reencode(renderer, &rest[from..], tools)? else {
+        let Some(tokens) = render_after(renderer, &rest[from..], tools)? else {
             return Ok(None);
         };
         joined.nodes.push(Planned {
@@ -395,40 +364,4 @@ impl Session {
         }
         best
     }
-}
-
-/// A text in parts of at most [`SLICE_BYTES`], cut after white space where there is some.
-fn slices(mut text: &str) -> impl Iterator<Item = &str> {
-    std::iter::from_fn(move || {
-        if text.is_empty() {
-            return None;
-        }
-        let most = text.floor_char_boundary(SLICE_BYTES);
-        let end = match text[..most].rfind(char::is_whitespace) {
-            _ if most == text.len() => most,
-            Some(at) if at > 0 => at,
-            _ => most,
-        };
-        let (slice, rest) = text.split_at(end);
-        text = rest;
-        Some(slice)
-    })
-}
-
-/// Ids of `messages` as the template writes them after a point where the model speaks: the
-/// first one is an assistant's that the model did not say. Found as the difference of two
-/// renders; `None` if the template does not only append.
-fn reencode(
-    renderer: &dyn Renderer,
-    messages: &[Message],
-    tools: &[ToolSpec],
-) -> Result<Option<Vec<TokenId>>, SessionError> {
-    let mut conversation = vec![Message::new(Role::User, "x")];
-    let before = renderer.render_prompt(&conversation, tools)?;
-    conversation.extend_from_slice(messages);
-    let mut all = renderer.render_prompt(&conversation, tools)?;
-    if !all.starts_with(&before) {
-        return Ok(None);
-    }
-    Ok(Some(all.split_off(before.len())))
 }

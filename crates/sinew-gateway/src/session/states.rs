@@ -90,7 +90,7 @@ impl States {
         self.find(NOWHERE, tools)
     }
 
-    /// A turn was sampled at `prompt`, and told to the client as `message`.
+    /// A turn was sampled at `prompt`, and sent to the client as `message`.
     pub(crate) fn add_turn(&mut self, prompt: StateId, message: &Message, node: NodeId) -> StateId {
         let state = self.push();
         self.states[state as usize].turn = Some(node);

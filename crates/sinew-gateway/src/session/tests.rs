@@ -1,9 +1,9 @@
 //! Clients that do what clients do, against what must hold whatever they do.
 
 use super::*;
-use crate::bytes_chat::byte_renderer;
 use proptest::prelude::*;
 use sinew_render::ChatRenderer;
+use sinew_render::byte_renderer;
 use sinew_types::{PolicyVersion, Role, SampledToken, ToolCall, ToolSpec, Trace};
 
 const NOW: f64 = 1_000.0;
@@ -49,7 +49,7 @@ fn output(renderer: &ChatRenderer, text: &str, mark: f32, closed: bool) -> Sampl
 /// A line of a journal from before temperatures were kept.
 #[test]
 fn an_output_without_a_temperature_was_sampled_at_one() {
-    let renderer = crate::byte_renderer().unwrap();
+    let renderer = byte_renderer().unwrap();
     let output = output(&renderer, "hi", 0.5, true);
     let mut told = serde_json::to_value(&output).unwrap();
     assert_eq!(

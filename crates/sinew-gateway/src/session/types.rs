@@ -171,7 +171,7 @@ pub enum Join {
     /// The same, but the client has changed a sampled turn in ways that do not change what it
     /// says (white space, ids of calls, reasoning left out): the sampled tokens stay.
     Realign,
-    /// The same prompt again: one more sample beside the others.
+    /// The same prompt again: one more sample.
     Resample,
     /// The client went back to an earlier point, or put its own words in a turn's place: a
     /// branch from there; what was sampled stays in its own branch.
@@ -203,8 +203,8 @@ pub struct Begun {
     pub call: u32,
     /// What the engine must be given, exactly.
     pub prompt: Vec<TokenId>,
-    /// Room for output.
-    pub room: u32,
+    /// Maximum output tokens.
+    pub max_tokens: u32,
     pub join: Join,
 }
 
@@ -220,7 +220,7 @@ pub struct SampledTurn {
     #[serde(default = "one")]
     pub temperature: f32,
     pub finish: FinishReason,
-    /// The turn as the client is told.
+    /// The turn as the client gets it.
     pub message: Message,
     /// Text of the output for [`Prompt::Text`]; the client sends it back as a part of a prompt.
     pub text: String,
@@ -284,7 +284,7 @@ pub(crate) enum Entry {
     },
 }
 
-/// What is known of one call besides its tokens.
+/// One call, without its tokens.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CallRecord {
     pub call: u32,

@@ -5,7 +5,7 @@ use reqwest::blocking::Client;
 use rustls::{ClientConfig, RootCertStore};
 use serde_json::{Value, json};
 use sinew_gateway::{
-    Capacity, Gateway, GatewayConfig, GatewayParts, Journal, JournalOptions, Server, byte_renderer,
+    Capacity, Gateway, GatewayConfig, GatewayParts, Journal, JournalOptions, Server,
 };
 use sinew_grammar::{Grammars, GuidedGrammars, Vocabulary};
 use sinew_infer::{FakeConfig, FakeEngine, FakeModel, TokenBytes};
@@ -22,7 +22,7 @@ pub(crate) const CONTROL: &str = "control-token-of-the-tests";
 
 /// Makes masks for the tokens of the tests' renderer.
 pub(crate) fn grammars() -> Arc<dyn Grammars> {
-    let renderer = byte_renderer().unwrap();
+    let renderer = sinew_render::byte_renderer().unwrap();
     let ids = 0..renderer.vocab_size() as TokenId;
     let bytes = |id| renderer.token_bytes(id).map(Vec::into_boxed_slice);
     let vocabulary = Vocabulary {
@@ -76,7 +76,7 @@ pub(crate) fn world_behind(
 ) -> World {
     let journal = journal
         .map(|directory| Arc::new(Journal::open(directory, JournalOptions::default()).unwrap()));
-    let renderer = Arc::new(byte_renderer().unwrap());
+    let renderer = Arc::new(sinew_render::byte_renderer().unwrap());
     let ids = 0..renderer.vocab_size() as TokenId;
     let bytes = ids.map(|id| renderer.token_bytes(id).unwrap_or_default());
     let stop = renderer.stop_ids()[0];

@@ -7,7 +7,7 @@ use std::path::Path;
 
 /// A model folder without weights, whose template says more of a turn once it is over.
 fn forgetful_model(dir: &Path) {
-    let renderer = sinew_gateway::byte_renderer().unwrap();
+    let renderer = sinew_render::byte_renderer().unwrap();
     for (name, bytes) in renderer.files().unwrap() {
         let mut file: Value = serde_json::from_slice(&bytes).unwrap();
         if name == "tokenizer_config.json" {

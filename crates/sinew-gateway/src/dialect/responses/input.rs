@@ -24,7 +24,7 @@ pub(super) fn input_messages(input: Value, notes: &Notes) -> Result<Vec<Message>
 
 /// An item of an answer of the same rollout.
 enum Named {
-    Thought(String),
+    Reasoning(String),
     Text(String),
     Call(ToolCall),
 }
@@ -37,7 +37,7 @@ fn named(id: &str, notes: &Notes) -> Option<Named> {
     let number: usize = number.parse().ok()?;
     let said = notes.answer(&format!("{PREFIX}{call}"))?;
     match kind {
-        THOUGHT => said.reasoning.map(Named::Thought),
+        THOUGHT => said.reasoning.map(Named::Reasoning),
         // Text that was streamed in parts is one text, in the place of the first.
         TEXT if number == 0 => Some(Named::Text(said.content.text().into_owned())),
         TEXT => Some(Named::Text(String::new())),
@@ -120,7 +120,7 @@ impl Turns {
             }
         }
         fields.no_effects(&[("encrypted_content", "this server encrypts nothing")])?;
-        self.thought(text);
+        self.add_reasoning(text);
         Ok(())
     }
 
@@ -129,7 +129,7 @@ impl Turns {
         let path = fields.path("id");
         let id = fields.required_string("id")?;
         match named(&id, fields.notes()) {
-            Some(Named::Thought(text)) => self.thought(text),
+            Some(Named::Reasoning(text)) => self.add_reasoning(text),
             Some(Named::Text(text)) => self.text(text),
             Some(Named::Call(call)) => self.call(call),
             None => {
@@ -147,12 +147,12 @@ impl Turns {
         fields.end()
     }
 
-    fn thought(&mut self, text: String) {
+    fn add_reasoning(&mut self, text: String) {
         let over = |m: &Message| !m.content.is_empty() || !m.tool_calls.is_empty();
         self.turn(over).reasoning = Some(text);
     }
 
-    /// Text of the model's. After a call it goes on in the same turn, as nobody has answered
+    /// Text of the model's. After a call it goes on in the same turn, as there is no result
     /// the call yet; an empty one says nothing more.
     fn text(&mut self, text: String) {
         let over = |m: &Message| {
@@ -206,7 +206,7 @@ fn texts(
     match content.first_media() {
         None => Ok(content.text().into_owned()),
         Some((part, media)) => {
-            let why = format!("only text is thought, this is an {}", media.kind());
+            let why = format!("reasoning is text, this is an {}", media.kind());
             Err(ApiError::unsupported(&format!("{path}[{part}]"), &why))
         }
     }

@@ -2,7 +2,7 @@
 //!
 //! Items of the input become messages: what a model said in one turn (reasoning, text, calls)
 //! is one message again. `previous_response_id` continues an answer of the same rollout; as the
-//! API has it, `instructions` are not carried over. Thoughts are given as reasoning items with
+//! API has it, `instructions` are not carried over. Reasoning is given as reasoning items with
 //! their text, and may be sent back.
 //!
 //! Source: OpenAI's API reference and the types of its Python client.
@@ -135,7 +135,7 @@ fn settings(fields: &mut Fields<'_>, request: &mut ModelRequest) -> Result<(), A
         text.end()?;
     }
     if let Some(mut reasoning) = fields.inner("reasoning")? {
-        // Thoughts are given whole, which is more than a summary.
+        // Reasoning is given whole, which is more than a summary.
         reasoning.ignore(&["summary", "generate_summary"]);
         reasoning.no_effects(&[("effort", "the model has no such setting")])?;
         reasoning.end()?;
@@ -161,7 +161,7 @@ fn logprobs(fields: &mut Fields<'_>, request: &mut ModelRequest) -> Result<(), A
         let expected = "message.output_text.logprobs or reasoning.encrypted_content";
         match value.as_str() {
             Some("message.output_text.logprobs") => wanted = true,
-            // Thoughts are in the reasoning items as they are.
+            // Reasoning is in its own items as they are.
             Some("reasoning.encrypted_content") => {}
             // Of tools that do not run here.
             Some(_) => notes.ignored(&path, || wrong(&path, value, expected))?,
@@ -342,9 +342,9 @@ fn finished(context: &AnswerContext, response: &ModelResponse, items: Vec<Value>
     if cut {
         value["incomplete_details"] = json!({"reason": "max_output_tokens"});
     }
-    let thought = choice.and_then(|c| c.message.reasoning.as_deref());
-    // The tokens that the thought has by itself; its marks are not counted.
-    let reasoning_tokens = thought
+    let reasoning = choice.and_then(|c| c.message.reasoning.as_deref());
+    // The tokens of the reasoning itself; its marks are not counted.
+    let reasoning_tokens = reasoning
         .and_then(|text| context.renderer.encode_text(text).ok())
         .map_or(0, |ids| ids.len());
     let usage = &response.usage;

@@ -1,4 +1,13 @@
 //! Answers in parts: an item is begun, written and done before the next one is begun.
+//!
+//! | part of the turn | events between `response.output_item.added` and `.done` |
+//! |---|---|
+//! | reasoning | `response.reasoning_text.delta`, `.done` |
+//! | text | `response.content_part.added`, `response.output_text.delta`, `.done`, `response.content_part.done` |
+//! | a call | `response.function_call_arguments.delta` (once, whole), `.done` |
+//!
+//! Before them come `response.created` and `response.in_progress`, after them `response.completed`,
+//! `response.incomplete` or `response.failed`. Each event has the next `sequence_number`.
 
 use super::{
     CALL, TEXT, THOUGHT, call_item, finished, item_id, item_status, logprob_values, message_item,
@@ -6,8 +15,8 @@ use super::{
 };
 use crate::dialect::{AnswerContext, Delta, EventWriter, ModelResponse, TurnEnd};
 use crate::error::ApiError;
-use crate::turn::Piece;
 use serde_json::{Value, json};
+use sinew_render::Piece;
 use sinew_types::ToolCall;
 
 /// Log-probabilities as events of text have them: items have the bytes of each token, too.
@@ -25,7 +34,7 @@ fn without_bytes(logprobs: &Value) -> Value {
         .collect()
 }
 
-/// A text that is being written: a message or a thought.
+/// A text that is being written: a message or reasoning.
 struct OpenText {
     id: String,
     index: usize,
@@ -41,7 +50,7 @@ pub(super) struct ResponsesStream {
     /// Messages and calls that were begun.
     texts: usize,
     calls: usize,
-    /// The thought that is open.
+    /// The reasoning item that is open.
     open: Option<OpenText>,
     /// The message that is open.
     message: Option<OpenText>,
@@ -214,7 +223,7 @@ impl EventWriter for ResponsesStream {
 
     fn delta(&mut self, delta: &Delta) -> String {
         let mut out = String::new();
-        // The tokens of a delta go with its text; those of thoughts and calls go nowhere.
+        // The tokens of a delta go with its text; those of reasoning and calls are dropped.
         let mut tokens = delta.tokens.as_slice();
         for piece in &delta.pieces {
             match piece {

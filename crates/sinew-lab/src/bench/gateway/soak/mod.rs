@@ -17,7 +17,7 @@ use clap::Args;
 use proof::Proven;
 use sinew_gateway::{
     Gateway, GatewayConfig, GatewayParts, GatewayStats, Join, Journal, JournalOptions, Secret,
-    Server, ServerLimits, SessionLimits, byte_renderer,
+    Server, ServerLimits, SessionLimits,
 };
 use sinew_infer::{FakeConfig, FakeEngine, FakeModel, Fault, TokenBytes};
 use sinew_render::{ChatRenderer, Renderer};
@@ -135,7 +135,7 @@ impl Serving {
 
 impl World {
     fn new(turns: u64) -> Result<Self, LabError> {
-        let renderer = Arc::new(byte_renderer().map_err(LabError::system)?);
+        let renderer = Arc::new(sinew_render::byte_renderer().map_err(LabError::system)?);
         let ids = 0..renderer.vocab_size() as TokenId;
         let bytes = ids.map(|id| renderer.token_bytes(id).unwrap_or_default());
         let stop = renderer.stop_ids().first().copied();

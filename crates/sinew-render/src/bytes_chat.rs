@@ -2,7 +2,9 @@
 //!
 //! With a fake engine it lets agents talk to the gateway before anything was downloaded.
 
-use sinew_render::{ChatConfig, ChatRenderer, GgufVocab, RenderError, Tokenizer};
+use crate::chat::{ChatConfig, ChatRenderer};
+use crate::renderer::RenderError;
+use crate::tokenizer::{GgufVocab, Tokenizer};
 use sinew_types::TokenId;
 
 /// `tokenizer.ggml.token_type` of control tokens and of normal ones.
@@ -82,7 +84,7 @@ pub fn byte_renderer() -> Result<ChatRenderer, RenderError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use sinew_render::{MockTrajectory, Renderer, conformance_check};
+    use crate::{MockTrajectory, Renderer, conformance_check};
 
     #[test]
     fn it_passes_the_conformance_gate() {

@@ -1,6 +1,9 @@
 //! From sampled tokens to what a client is told: text, reasoning, tool calls, while they come.
 
-use sinew_render::{Renderer, StreamDecoder, ToolCallFormat, TurnDelta, TurnFormat, TurnParser};
+use crate::renderer::Renderer;
+use crate::tokenizer::StreamDecoder;
+use crate::tool_call::ToolCallFormat;
+use crate::turn::{TurnDelta, TurnFormat, TurnParser};
 use sinew_types::{Message, Role, SampledToken, ToolCall, ToolSpec};
 
 /// A part of a turn, in order.
@@ -239,7 +242,7 @@ fn half_stop(text: &str, stops: &[String]) -> usize {
 mod tests {
     use super::*;
     use proptest::prelude::*;
-    use sinew_render::Reasoning;
+    use crate::Reasoning;
 
     fn options(calls: Option<ToolCallFormat>) -> TurnOptions {
         TurnOptions {

@@ -14,12 +14,12 @@ use std::time::Duration;
 /// Time for the engine to score one token.
 const TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Added to the logit of the token that is to be drawn: no other one is drawn beside it, and the
+/// Added to the logit of the token that is to be drawn: no other one is drawn, and the
 /// log-probability that comes back is from before any bias.
 const FORCE: f32 = 1e4;
 
 /// The largest difference over the tokens that could be compared; `None` if there was none: the
-/// engine has other weights, or does not draw what it is told to.
+/// engine has other weights, or does not honour the bias.
 ///
 /// # Errors
 /// The first token whose difference is beyond the bound.
