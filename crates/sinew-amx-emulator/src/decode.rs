@@ -1,22 +1,22 @@
-//! From the bytes of an instruction to what it says.
+//! Decoder of AMX instructions.
 
-/// A memory operand: `base + index << shift + displacement`, where the index is the distance of rows.
+/// A memory operand: `base + index << shift + displacement`. The index is the stride of rows in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Address {
     /// Number of the base register.
     pub base: Option<u8>,
-    /// Number of the index register, and how far it is shifted.
+    /// Number of the index register, and its shift.
     pub index: Option<(u8, u8)>,
     pub displacement: i32,
 }
 
-/// An AMX instruction; tiles by number.
+/// An AMX instruction with tile numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Instruction {
     LoadConfig(Address),
     Release,
     Zero(u8),
-    /// `tileloadd` and `tileloaddt1`, whose hint is about caches alone.
+    /// `tileloadd`, and `tileloaddt1`, which differs only in a cache hint.
     Load(u8, Address),
     Store(u8, Address),
     /// `tdpbf16ps sum, a, b`
@@ -31,7 +31,7 @@ const VEX3: u8 = 0xc4;
 /// Opcode map `0F 38`, in the low five bits of the second byte.
 const MAP_0F38: u8 = 2;
 
-/// The last two bits of the third byte: which legacy prefix the encoding stands for.
+/// The last two bits of the third byte: the implied legacy prefix.
 mod prefix {
     pub(super) const NONE: u8 = 0;
     pub(super) const P66: u8 = 1;
@@ -39,8 +39,8 @@ mod prefix {
     pub(super) const PF2: u8 = 3;
 }
 
-/// The instruction whose byte `i` is `byte(i)`, and its length; none if it is not one of [`Instruction`].
-/// Asks for bytes in order, and for none behind the instruction.
+/// Decodes the instruction with the bytes `byte(i)` and returns its length. `None` if it is not supported.
+/// Reads bytes in order, and none after the instruction.
 pub fn decode(byte: impl Fn(usize) -> u8) -> Option<(Instruction, usize)> {
     if byte(0) != VEX3 {
         return None;
@@ -79,7 +79,7 @@ pub fn decode(byte: impl Fn(usize) -> u8) -> Option<(Instruction, usize)> {
     }
 }
 
-/// The memory operand behind ModRM, and the length of the instruction.
+/// Decodes the memory operand after ModRM, and returns the length of the instruction.
 fn address(
     byte: &impl Fn(usize) -> u8,
     mode: u8,
@@ -99,7 +99,7 @@ fn address(
             (index != 4).then_some((index, shift)),
         )
     } else if needs_index || (mode == 0 && rm == 5) {
-        // Tiles need a SIB byte; addresses relative to the instruction are not used with the others.
+        // Tile instructions need a SIB byte. Others do not use addresses relative to the instruction.
         return None;
     } else {
         (Some(rm | extend_base), None)
@@ -133,7 +133,7 @@ mod tests {
 
     #[test]
     fn encodings_of_an_assembler_are_understood() {
-        // Bytes as the GNU assembler 2.40 writes them.
+        // Bytes of the GNU assembler 2.40.
         let plain = |base, index, displacement| Address {
             base: Some(base),
             index,

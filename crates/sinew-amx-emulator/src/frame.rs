@@ -11,16 +11,17 @@ const XTILECFG: u32 = 17;
 const CONFIG_BYTES: usize = 64;
 /// Leaf that describes state components.
 const CPUID_STATE: u32 = 0xd;
-/// What Linux says of the saved state: in reserved bytes of its legacy part.
+/// Offset of Linux's description of the saved state, in reserved bytes of the legacy part.
 const SOFTWARE: usize = 464;
 const MAGIC: u32 = 0x4650_5853;
-/// The header behind the legacy part begins with the set of saved components.
+/// Offset of the header after the legacy part. It starts with the set of saved components.
 const HEADER: usize = 512;
 
-/// Where the configuration lies; 0 before [`find_config`], and where the CPU has none.
+/// Offset of the configuration. 0 before [`find_config`], and on CPUs without AMX.
 static OFFSET: AtomicUsize = AtomicUsize::new(0);
 
-/// Asks the CPU where it saves the configuration. In a virtual machine that is slow: once, not in the handler.
+/// Reads the offset of the configuration from the CPU. This is slow in a virtual machine, so that the handler
+/// does not do it.
 pub(crate) fn find_config() {
     if __cpuid(0).eax < CPUID_STATE {
         return;
@@ -31,8 +32,8 @@ pub(crate) fn find_config() {
     }
 }
 
-/// The configuration that `ldtilecfg` left in the CPU, if any. It is taken away: the thread goes on with none, so
-/// that the next one seen is that of another `ldtilecfg`.
+/// Removes and returns the configuration that `ldtilecfg` has set in the CPU, so that the next one found is
+/// that of another `ldtilecfg`.
 ///
 /// # Safety
 /// `state` is null, or the saved state of a signal's context.
@@ -41,7 +42,7 @@ pub(crate) unsafe fn take_config(state: *mut u8) -> Option<[u8; CONFIG_BYTES]> {
     if state.is_null() || offset == 0 {
         return None;
     }
-    // SAFETY: the legacy part is always there, and says what else is.
+    // SAFETY: the legacy part is always present, and describes the other parts.
     unsafe {
         let software = state.add(SOFTWARE);
         let magic = software.cast::<u32>().read_unaligned();

@@ -1,26 +1,27 @@
-//! AMX instructions on CPUs that lack them, for tests.
+//! Emulator of AMX instructions, for tests on CPUs without them.
 //!
-//! A CPU without AMX raises `SIGILL` at each of its instructions. [`install`] handles that signal: it decodes the
-//! instruction, carries it out on tile registers that it keeps for each thread, and goes on behind it. So tests
-//! run the very machine code that runs on hardware, at some microseconds an instruction. What it knows:
-//! `ldtilecfg`, `tilerelease`, `tilezero`, `tileloadd`, `tileloaddt1`, `tilestored`, `tdpbf16ps`, in 64-bit code
-//! with 64-bit addresses.
+//! A CPU without AMX raises `SIGILL` at each AMX instruction. [`install`] handles the signal: it decodes the
+//! instruction, executes it on tile registers in thread-local memory, and continues after it. Tests thus run
+//! the same machine code as on hardware, at a few microseconds per instruction. Supported are `ldtilecfg`,
+//! `tilerelease`, `tilezero`, `tileloadd`, `tileloaddt1`, `tilestored` and `tdpbf16ps`, in 64-bit code with
+//! 64-bit addresses.
 //!
-//! On a CPU that has AMX, in a process that has not asked Linux for tile registers (`arch_prctl`), only the
-//! instructions that touch tile data raise the signal; `ldtilecfg` and `tilerelease` run on the CPU. The handler
-//! then takes the configuration out of the interrupted state, so that each `ldtilecfg` is seen once. Once the
-//! process has asked, nothing traps any more. [`emulated`] and [`hardware`] therefore say which of both a test
-//! wants, and the first comes before the second.
+//! On a CPU with AMX, in a process that has not requested tile registers from Linux (`arch_prctl`), only the
+//! instructions that access tile data raise the signal. `ldtilecfg` and `tilerelease` run on the CPU. The
+//! handler then moves the configuration out of the interrupted state, so that it notices each `ldtilecfg`
+//! once. After the process has requested tile registers, no instruction raises the signal. A process
+//! therefore calls [`emulated`] before
+//! [`hardware`].
 //!
 //! # Invariants
-//! * Semantics are those of the Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2.
-//! * The handler uses neither allocation nor locks: it is safe at any instruction of any thread.
-//! * An instruction that it does not know, or that would fault on hardware, ends the process by `SIGILL` as
-//!   it would without the handler.
+//! * The semantics are those of the Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2.
+//! * The handler uses no allocation and no locks, so that it is safe at any instruction of any thread.
+//! * An unsupported instruction, or one that would fault on hardware, ends the process by `SIGILL`, as
+//!   without the handler.
 #![cfg(all(target_arch = "x86_64", target_os = "linux"))]
 #![expect(
     unsafe_code,
-    reason = "a signal handler that reads and writes the memory that instructions name"
+    reason = "a signal handler that accesses the memory operands of instructions"
 )]
 
 mod decode;
@@ -38,23 +39,24 @@ use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 thread_local! {
-    /// Without a destructor and initialized at compile time, so that the handler may use it at any time.
+    /// Has no destructor and is initialized at compile time, so that the handler can use it at any time.
     static TILES: UnsafeCell<Tiles> = const { UnsafeCell::new(Tiles::new()) };
 }
 
 static PRODUCTS: AtomicU64 = AtomicU64::new(0);
 
-/// Emulates AMX instructions in all threads of this process from now on. May be called again.
+/// Installs the emulator for all threads of this process. Repeated calls are allowed.
 ///
 /// # Errors
-/// What the operating system says when it refuses the handler.
+/// The error of the system if the handler cannot be installed.
 pub fn install() -> io::Result<()> {
     frame::find_config();
     // SAFETY: all zeros is a valid `sigaction`: no flags, an empty mask.
     let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
     let handler: extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void) = on_illegal;
     action.sa_sigaction = handler as libc::sighandler_t;
-    // The frame goes on the thread's own stack, below its red zone: alternate stacks are a few KiB.
+    // The frame is on the thread's own stack, below its red zone, because alternate stacks have only a few
+    // KiB.
     action.sa_flags = libc::SA_SIGINFO | libc::SA_NODEFER;
     // SAFETY: the handler is async-signal-safe, see the crate's invariants.
     let done = unsafe { libc::sigaction(libc::SIGILL, &action, std::ptr::null_mut()) };
@@ -65,49 +67,49 @@ pub fn install() -> io::Result<()> {
     }
 }
 
-/// Why instructions cannot be emulated in this process.
+/// Reason why instructions cannot be emulated in this process.
 #[derive(Debug, thiserror::Error)]
 pub enum EmulationError {
-    /// Nothing traps in a process to which tiles were granted.
+    /// The process has tile registers, so that instructions do not trap.
     #[error(
-        "linux has granted tile registers to this process, so that their instructions no longer trap: emulate them \
-         in a process of its own"
+        "linux has granted tile registers to this process, so that their instructions no longer trap: \
+         emulate them in a separate process"
     )]
     Granted,
-    /// The operating system refuses the handler.
+    /// The signal handler cannot be installed.
     #[error("the signal handler cannot be installed: {0}")]
     Handler(#[from] io::Error),
-    /// What the kernels need in addition to tiles, or wrong results.
+    /// The CPU lacks other requirements of the kernels, or their results are wrong.
     #[error(transparent)]
     Kernels(#[from] KernelSetError),
 }
 
-/// A device with AMX kernels whose instructions are emulated, also where the CPU has them. From now on the
-/// process does not ask for tile registers by itself; [`hardware`] does.
+/// Creates a device with emulated AMX kernels, also on CPUs with AMX. The process then requests tile
+/// registers only in [`hardware`].
 ///
 /// # Errors
-/// If tile registers were granted to this process before, or the CPU lacks the AVX-512 that the kernels use
-/// in addition to tiles.
+/// [`EmulationError`] if the process already has tile registers, or the CPU lacks AVX-512, which the kernels
+/// need in addition to tiles.
 pub fn emulated(threads: usize) -> Result<Device, EmulationError> {
     if granted() {
         return Err(EmulationError::Granted);
     }
     install()?;
-    // SAFETY: the handler is in place, and nothing takes it away again.
+    // SAFETY: the handler is installed and never removed.
     unsafe { amx::assume_emulated() };
     Ok(Device::new(KernelSet::parse("amx")?, threads))
 }
 
-/// A device with AMX kernels on the CPU's own tiles, for which it asks the system.
+/// Creates a device with AMX kernels on the CPU's tiles, which it requests from the system.
 ///
 /// # Errors
-/// What is missing, or that results are wrong.
+/// The missing requirement, or wrong results.
 pub fn hardware(threads: usize) -> Result<Device, KernelSetError> {
     amx::use_hardware();
     Ok(Device::new(KernelSet::parse("amx")?, threads))
 }
 
-/// Whether Linux has granted tile registers to this process.
+/// True if Linux has granted tile registers to this process.
 #[must_use]
 pub fn granted() -> bool {
     const ARCH_GET_XCOMP_PERM: libc::c_long = 0x1022;
@@ -119,7 +121,7 @@ pub fn granted() -> bool {
     done == 0 && features & XFEATURE_XTILEDATA != 0
 }
 
-/// How many `tdpbf16ps` were emulated in this process.
+/// Number of `tdpbf16ps` instructions emulated in this process.
 #[must_use]
 pub fn products() -> u64 {
     PRODUCTS.load(Ordering::Relaxed)

@@ -1,22 +1,24 @@
-//! One test on both: emulated, and on the CPU's own tiles.
+//! Tests that run on emulated tiles and on those of the CPU.
 
 use sinew_tensor::{AmxError, Device, KernelSetError};
 
 use crate::{EmulationError, emulated, hardware};
 
-/// What runs the instructions.
+/// Execution of AMX instructions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum On {
+    /// By the emulator.
     Emulated,
+    /// By the CPU.
     Hardware,
 }
 
 impl On {
-    /// A device; none, with a line that says why, where the CPU has no AMX (emulated: where it lacks the AVX-512
-    /// that the kernels use in addition to tiles).
+    /// Creates a device. Returns `None`, and prints the reason, if the CPU has no AMX (emulated: no AVX-512,
+    /// which the kernels need in addition to tiles).
     ///
     /// # Panics
-    /// If results are wrong, or something else than the CPU keeps the kernels from running.
+    /// Panics if results are wrong, or the kernels cannot run for another reason.
     #[must_use]
     pub fn device(self, threads: usize) -> Option<Device> {
         let (answer, absent): (_, fn(&AmxError) -> bool) = match self {
@@ -43,8 +45,8 @@ impl On {
     }
 }
 
-/// Makes each named function, which takes an [`On`], two tests: `emulated::name` and `hardware::name`. Each needs a
-/// process of its own, which `cargo nextest` gives it.
+/// Defines two tests for each named function with an [`On`] parameter: `emulated::name` and `hardware::name`.
+/// Each needs its own process, as with `cargo nextest`.
 #[macro_export]
 macro_rules! on_both {
     ($($name:ident),* $(,)?) => {

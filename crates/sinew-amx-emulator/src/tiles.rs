@@ -1,13 +1,13 @@
-//! Tile registers and what instructions do to them.
+//! Tile registers and the semantics of instructions.
 
-/// Rows of a tile at most.
+/// Maximum rows of a tile.
 pub const ROWS: usize = 16;
-/// Bytes of a row at most.
+/// Maximum bytes of a row.
 pub const ROW_BYTES: usize = 64;
-/// Tiles of palette 1.
+/// Number of tiles in palette 1.
 const TILES: usize = 8;
 
-/// Hardware would fault: a configuration that is not allowed, or an instruction that does not fit it.
+/// A fault of the hardware: an invalid configuration, or an instruction that does not match it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Fault;
 
@@ -41,7 +41,7 @@ pub struct Tiles {
 }
 
 impl Tiles {
-    /// As a thread finds them.
+    /// Initial state of a thread.
     #[must_use]
     pub const fn new() -> Self {
         Self {
@@ -50,11 +50,11 @@ impl Tiles {
         }
     }
 
-    /// `ldtilecfg`: palette in byte 0, row to go on with in byte 1, bytes of a row in words from byte 16
-    /// on, rows in bytes from 48 on; the rest zero.
+    /// `ldtilecfg`: byte 0 is the palette, byte 1 the start row, the words from byte 16 on are the bytes per
+    /// row, and the bytes from 48 on the numbers of rows. All others must be zero.
     ///
     /// # Errors
-    /// When the configuration is not allowed.
+    /// [`Fault`] if the configuration is invalid.
     pub fn configure(&mut self, config: &[u8; 64]) -> Result<(), Fault> {
         if config[0] == 0 {
             self.release();
@@ -95,16 +95,16 @@ impl Tiles {
     /// `tilezero`
     ///
     /// # Errors
-    /// When the tile is not configured.
+    /// [`Fault`] if the tile is not configured.
     pub fn zero(&mut self, tile: u8) -> Result<(), Fault> {
         self.used(tile)?.data = Tile::UNUSED.data;
         Ok(())
     }
 
-    /// `tileloadd`: `read` fills row after row; what the configured shape leaves out becomes 0.
+    /// `tileloadd`: `read` fills the rows in order. Data outside of the configured shape becomes 0.
     ///
     /// # Errors
-    /// When the tile is not configured.
+    /// [`Fault`] if the tile is not configured.
     pub fn load(&mut self, tile: u8, read: impl Fn(usize, &mut [u8])) -> Result<(), Fault> {
         let tile = self.used(tile)?;
         tile.data = Tile::UNUSED.data;
@@ -114,10 +114,10 @@ impl Tiles {
         Ok(())
     }
 
-    /// `tilestored`: `write` gets row after row of the configured shape.
+    /// `tilestored`: `write` receives the rows of the configured shape in order.
     ///
     /// # Errors
-    /// When the tile is not configured.
+    /// [`Fault`] if the tile is not configured.
     pub fn store(&mut self, tile: u8, write: impl Fn(usize, &[u8])) -> Result<(), Fault> {
         let tile = self.used(tile)?;
         for (i, row) in tile.data[..tile.rows].iter().enumerate() {
@@ -126,14 +126,13 @@ impl Tiles {
         Ok(())
     }
 
-    /// `tdpbf16ps`: for each element of `sum`, the even and the odd members of the pairs are added up apart, by
-    /// fused multiply-adds in ascending order from 0; then both sums, then the old value. Numbers below
-    /// the smallest normal one count as 0, in operands and in results. (They are flushed by their value as
-    /// rounded to `f32`; hardware rounds as if the exponent had no end, which differs for results
-    /// within half a unit of the smallest normal number.)
+    /// `tdpbf16ps`: for each element of `sum`, adds the even and the odd members of the pairs separately by
+    /// fused multiply-adds in ascending order from 0, then both sums, then the old value. Subnormal operands
+    /// and results become 0. (Results are flushed after rounding to `f32`. Hardware rounds with an unlimited
+    /// exponent, which differs for results within half a unit of the smallest normal number.)
     ///
     /// # Errors
-    /// When shapes do not fit, or a tile is used twice.
+    /// [`Fault`] if shapes do not match, or a tile is used twice.
     pub fn dot(&mut self, sum: u8, a: u8, b: u8) -> Result<(), Fault> {
         if sum == a || sum == b || a == b {
             return Err(Fault);

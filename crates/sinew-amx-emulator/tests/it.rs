@@ -1,4 +1,4 @@
-//! Instructions as an assembler writes them, carried out where the CPU has none, or keeps them from the process.
+//! Emulation of instructions, on CPUs without AMX and in processes without tile registers.
 #![cfg(all(target_arch = "x86_64", target_os = "linux"))]
 #![expect(unsafe_code, reason = "the instructions themselves")]
 
@@ -73,8 +73,8 @@ fn a_product_of_odd_shape_in_every_thread() {
     assert_eq!(sinew_amx_emulator::products(), before + 60);
 }
 
-/// Each `ldtilecfg` clears the tiles, also one that says the same as the last: on a CPU with AMX it runs there, and
-/// is seen by what it leaves.
+/// Each `ldtilecfg` clears the tiles, also with an unchanged configuration. On a CPU with AMX it runs on the
+/// CPU, and the emulator finds it in the saved state.
 #[test]
 fn tiles_are_zero_after_each_configuration() {
     sinew_amx_emulator::install().unwrap();

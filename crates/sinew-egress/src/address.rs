@@ -80,6 +80,7 @@ fn forbidden_v6(address: Ipv6Addr) -> Option<&'static str> {
 /// An address range: `127.0.0.0/8`, `::1/128`, or one address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cidr {
+    /// First address of the range, or any address in it.
     base: IpAddr,
     /// Number of leading bits that must match.
     prefix: u8,

@@ -46,12 +46,14 @@ pub struct AuditLine {
 /// Audit log of a session. Without a file, lines are discarded.
 #[derive(Debug)]
 pub(crate) struct Audit {
+    /// Open log. `None` discards all lines.
     log: Option<Mutex<Log>>,
 }
 
 /// An open log file.
 #[derive(Debug)]
 struct Log {
+    /// File, positioned at the end.
     file: File,
     /// Bytes of complete lines.
     len: u64,

@@ -15,9 +15,11 @@ const MAX_LEAVES: usize = 1024;
 
 /// Certificate authority with a cache of host certificates.
 pub struct Authority {
+    /// Key and certificate that sign host certificates.
     issuer: Issuer<'static, KeyPair>,
     /// Certificate of the authority.
     pem: String,
+    /// Cryptography for the TLS servers of the proxy.
     provider: Arc<CryptoProvider>,
     /// TLS settings by host.
     leaves: Mutex<HashMap<Host, Arc<ServerConfig>>>,

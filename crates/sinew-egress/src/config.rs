@@ -117,6 +117,7 @@ pub struct CredentialConfig {
     pub env: String,
 }
 
+/// Default header of a credential.
 fn authorization() -> String {
     "authorization".into()
 }

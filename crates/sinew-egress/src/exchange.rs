@@ -51,23 +51,33 @@ pub(crate) async fn respond(connection: Connection, request: Request<Incoming>) 
 
 /// Body of a response.
 enum ResponseBody {
+    /// Complete body, from a recording.
     Whole(Bytes),
+    /// Body that is still arriving from the server.
     Streaming(StreamingBody),
 }
 
 /// Status and headers of a response.
 struct ResponseHead {
+    /// Status code for the sandbox.
     status: StatusCode,
+    /// Headers without those of the server's connection.
     headers: HeaderMap,
 }
 
 /// A checked request, ready to send.
 struct Outgoing {
+    /// Destination that the policy has allowed.
     target: Target,
+    /// Method as sent by the sandbox.
     method: Method,
+    /// Path with query.
     path: String,
+    /// Full URL for recordings and the audit log.
     url: String,
+    /// Headers without those of the sandbox's connection.
     headers: HeaderMap,
+    /// Complete body.
     body: Bytes,
     /// End of the request's time.
     deadline: tokio::time::Instant,
@@ -384,9 +394,13 @@ fn response_head(
 
 /// ResponseBody of a response. Bytes are counted and secrets removed.
 struct StreamingBody {
+    /// Body of the server. `None` after its end.
     body: Option<Incoming>,
+    /// Filter for the credential's secret, if the request had one.
     scrubber: Option<Scrubber>,
+    /// Session whose quota the bytes count against.
     session: Arc<Inner>,
+    /// End of the request's time.
     deadline: tokio::time::Instant,
 }
 

@@ -69,8 +69,11 @@ fn io_error(what: impl Into<String>) -> impl FnOnce(io::Error) -> ProxyError {
 /// State shared by all sessions.
 #[derive(Debug)]
 pub(crate) struct Shared {
+    /// Signs the certificates of intercepted hosts.
     pub(crate) authority: Authority,
+    /// Resolver of host names.
     pub(crate) resolver: Arc<dyn Resolve>,
+    /// TLS settings for connections to servers.
     pub(crate) upstream_tls: Arc<ClientConfig>,
     /// Quotas by folder of recordings.
     folder_quotas: Mutex<HashMap<PathBuf, Arc<FolderQuota>>>,
@@ -79,6 +82,7 @@ pub(crate) struct Shared {
 /// Egress proxy of a run. Creates the sessions of episodes.
 #[derive(Clone, Debug)]
 pub struct Proxy {
+    /// State shared with all sessions.
     shared: Arc<Shared>,
 }
 
@@ -190,13 +194,21 @@ pub fn environment(port: u16, bundle: Option<&str>) -> Vec<(String, String)> {
 /// State of a session.
 #[derive(Debug)]
 pub(crate) struct Inner {
+    /// State of the proxy.
     pub(crate) shared: Arc<Shared>,
+    /// Rules of the session.
     pub(crate) policy: Policy,
+    /// Source of responses.
     pub(crate) mode: Mode,
+    /// Limits of the session.
     pub(crate) quota: Quota,
+    /// Usage of the session.
     pub(crate) meter: Meter,
+    /// Audit log of the session.
     audit: Audit,
+    /// Recordings, except in live mode.
     pub(crate) recordings: Option<Recordings>,
+    /// Start of the session.
     started: Instant,
     /// Free connections.
     slots: Arc<Semaphore>,
@@ -214,13 +226,16 @@ impl Inner {
 /// Proxy session of one episode.
 #[derive(Clone, Debug)]
 pub struct Session {
+    /// State shared with all connections.
     inner: Arc<Inner>,
 }
 
 /// A listener of a session. Dropping it closes all its connections.
 #[derive(Debug)]
 pub struct Served {
+    /// Task that accepts connections.
     accept: tokio::task::JoinHandle<()>,
+    /// Tasks of the connections.
     tasks: Arc<Tasks>,
 }
 
@@ -289,7 +304,9 @@ impl Session {
 /// Context of the requests of one connection.
 #[derive(Clone, Debug)]
 pub(crate) struct Connection {
+    /// Session that serves the connection.
     pub(crate) session: Arc<Inner>,
+    /// Tasks of the listener.
     pub(crate) tasks: Arc<Tasks>,
     /// Target of the intercepted tunnel that contains the requests.
     pub(crate) tunnel: Option<Target>,
@@ -319,8 +336,11 @@ pub(crate) async fn serve_stream(connection: Connection, stream: impl Io + 'stat
 /// Audit line of one request. It is written on drop, after the last part of the response.
 #[derive(Debug)]
 pub(crate) struct AuditEntry {
+    /// Session whose log gets the line.
     session: Arc<Inner>,
+    /// Start of the request.
     began: Instant,
+    /// The line so far.
     pub(crate) line: AuditLine,
 }
 

@@ -86,14 +86,20 @@ pub struct Used {
 /// Usage counters of a session and their limits.
 #[derive(Debug)]
 pub(crate) struct Meter {
+    /// Limits of the session.
     quota: Quota,
+    /// Requests and tunnels, including refused ones.
     requests: AtomicU64,
+    /// Denied requests and tunnels.
     denied: AtomicU64,
+    /// Bytes sent to servers.
     up: AtomicU64,
+    /// Bytes received from servers.
     down: AtomicU64,
 }
 
 impl Meter {
+    /// Creates counters at zero.
     pub(crate) fn new(quota: Quota) -> Self {
         let zero = || AtomicU64::new(0);
         Self {
@@ -105,6 +111,7 @@ impl Meter {
         }
     }
 
+    /// Current usage.
     pub(crate) fn used(&self) -> Used {
         let get = |n: &AtomicU64| n.load(Ordering::Relaxed);
         Used {

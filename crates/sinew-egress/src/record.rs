@@ -28,7 +28,9 @@ const VOLATILE: [&str; 6] = [
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct RecordedResponse {
     pub(crate) status: u16,
+    /// Response headers without those of the connection.
     pub(crate) headers: HeaderMap,
+    /// Complete body with secrets removed.
     pub(crate) body: Bytes,
 }
 
@@ -60,6 +62,7 @@ struct State {
 /// Recording of an episode. The file is locked, so that only one session writes it.
 #[derive(Debug)]
 struct Log {
+    /// Locked file, positioned at the end.
     file: File,
     /// Bytes of complete lines.
     len: u64,
@@ -100,7 +103,9 @@ impl Log {
 /// Byte quota of a folder, shared by all sessions.
 #[derive(Debug)]
 pub(crate) struct FolderQuota {
+    /// Used bytes.
     used: AtomicU64,
+    /// Maximum bytes.
     max: u64,
 }
 
@@ -141,9 +146,13 @@ impl FolderQuota {
 /// Recordings of a session.
 #[derive(Debug)]
 pub(crate) struct Recordings {
+    /// Mode of the session.
     mode: Mode,
+    /// Folder of recordings and cache.
     folder: PathBuf,
+    /// Byte quota of the folder.
     quota: Arc<FolderQuota>,
+    /// Requests and entries of this session.
     state: Mutex<State>,
 }
 

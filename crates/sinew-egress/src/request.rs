@@ -35,7 +35,9 @@ const PATH_HEADERS: [&str; 3] = ["x-original-url", "x-original-uri", "x-rewrite-
 /// Destination of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Target {
+    /// Scheme of the URL.
     pub(crate) scheme: Scheme,
+    /// Host in canonical form.
     pub(crate) host: Host,
     pub(crate) port: u16,
 }

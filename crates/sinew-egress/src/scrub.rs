@@ -3,9 +3,11 @@
 /// Streaming filter that replaces a secret with asterisks of the same length.
 #[derive(Debug)]
 pub(crate) struct Scrubber {
+    /// The text to remove.
     secret: Vec<u8>,
     /// Bytes that are held back, because the secret may start in them.
     held: Vec<u8>,
+    /// True if the secret occurred.
     found: bool,
 }
 

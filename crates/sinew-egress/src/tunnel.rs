@@ -18,6 +18,7 @@ use tokio_rustls::TlsAcceptor;
 /// Bytes per read of a forwarded tunnel.
 const CHUNK_BYTES: usize = 16 << 10;
 
+/// Connection to the sandbox after the response to CONNECT.
 type Client = TokioIo<Upgraded>;
 
 /// Responds to a CONNECT request. The tunnel continues in a separate task.

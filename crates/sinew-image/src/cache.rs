@@ -66,9 +66,13 @@ impl Image {
 /// Content of `image.json`.
 #[derive(Debug, Serialize, Deserialize)]
 struct Metadata {
+    /// Default program and environment.
     config: ImageConfig,
+    /// Bytes of the files of all layers.
     bytes: u64,
+    /// Number of unpacked entries.
     entries: u64,
+    /// Number of layers.
     layers: usize,
 }
 

@@ -33,12 +33,14 @@ impl ImageConfig {
     }
 }
 
+/// Platform of a manifest.
 #[derive(Clone, Debug, Deserialize)]
 struct Platform {
     architecture: String,
     os: String,
 }
 
+/// Reference to a blob.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Descriptor {
@@ -50,17 +52,20 @@ struct Descriptor {
     annotations: Option<BTreeMap<String, String>>,
 }
 
+/// OCI index, or manifest list of Docker.
 #[derive(Debug, Deserialize)]
 struct Index {
     manifests: Vec<Descriptor>,
 }
 
+/// OCI manifest, or Docker's version 2, schema 2.
 #[derive(Debug, Deserialize)]
 struct Manifest {
     config: Descriptor,
     layers: Vec<Descriptor>,
 }
 
+/// Configuration of an image. Its SHA-256 is the image's id.
 #[derive(Debug, Deserialize)]
 struct Configuration {
     architecture: String,
@@ -69,6 +74,7 @@ struct Configuration {
     rootfs: RootFs,
 }
 
+/// `config` of a [`Configuration`].
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "PascalCase")]
 struct Execution {
@@ -79,8 +85,10 @@ struct Execution {
     user: Option<String>,
 }
 
+/// `rootfs` of a [`Configuration`].
 #[derive(Debug, Deserialize)]
 struct RootFs {
+    /// Digests of the decompressed layers.
     diff_ids: Vec<String>,
 }
 
@@ -88,8 +96,11 @@ struct RootFs {
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "PascalCase")]
 struct Saved {
+    /// Name of the configuration in the archive.
     config: String,
+    /// Names with tags, such as `debian:12`.
     repo_tags: Option<Vec<String>>,
+    /// Names of the layers in the archive, from the lowest.
     layers: Vec<String>,
 }
 
@@ -109,10 +120,13 @@ pub(crate) struct Layer {
 pub(crate) struct Parts {
     /// Hexadecimal SHA-256 of the configuration.
     pub(crate) id: String,
+    /// Default program and environment.
     pub(crate) config: ImageConfig,
+    /// Layers from the lowest.
     pub(crate) layers: Vec<Layer>,
 }
 
+/// Lower-case hexadecimal digits of `bytes`.
 pub(crate) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|b| format!("{b:02x}")).collect()
 }
@@ -135,6 +149,7 @@ fn blob_name(digest: &str) -> Result<String, ImageError> {
     Ok(format!("blobs/sha256/{}", sha256(digest)?))
 }
 
+/// Parses a JSON document. Errors contain `name`.
 fn parse<T: for<'a> Deserialize<'a>>(name: &str, bytes: &[u8]) -> Result<T, ImageError> {
     serde_json::from_slice(bytes).map_err(|e| ImageError::Document {
         document: name.into(),
@@ -167,6 +182,7 @@ pub(crate) fn machine() -> (&'static str, &'static str) {
     ("linux", architecture)
 }
 
+/// True if a platform is that of this host.
 fn fits(os: &str, architecture: &str) -> bool {
     (os, architecture) == machine()
 }
@@ -335,6 +351,7 @@ fn saved(source: &Source, tag: Option<&str>) -> Result<Parts, ImageError> {
     assemble(&config, blobs)
 }
 
+/// Names of blobs with their digests and lengths in bytes.
 type Blobs = Vec<(String, Option<(String, u64)>)>;
 
 /// Combines a configuration with its blobs.

@@ -45,6 +45,7 @@ impl HeaderLimit {
 #[derive(Debug)]
 pub(crate) struct Bounded<R> {
     inner: R,
+    /// Remaining bytes of the current headers.
     left: Rc<Cell<u64>>,
 }
 

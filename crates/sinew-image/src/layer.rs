@@ -65,8 +65,11 @@ impl<R: Read> Read for Shared<R> {
 
 /// Decompressed content of a layer. Fails for a compression bomb.
 struct Content<'a, R> {
+    /// Reader of the decompressed content.
     plain: Meter<Box<dyn Read + 'a>>,
+    /// Reader of the compressed blob.
     packed: Rc<RefCell<Meter<R>>>,
+    /// Maximum decompressed bytes per compressed byte.
     ratio: u64,
 }
 
@@ -84,7 +87,9 @@ impl<R> Read for Content<'_, R> {
 /// State of a root that is being built.
 #[derive(Debug)]
 pub(crate) struct Builder<'a> {
+    /// The root folder.
     root: OwnedFd,
+    /// Limits over all layers.
     limits: &'a UnpackLimits,
     /// Bytes of all files.
     pub(crate) bytes: u64,
@@ -128,6 +133,7 @@ fn clean(raw: &[u8]) -> Result<PathBuf, String> {
     Ok(parts.iter().map(|p| OsStr::from_bytes(p)).collect())
 }
 
+/// Inode number of a file descriptor.
 fn inode(fd: impl AsFd) -> Result<u64, String> {
     Ok(rustix::fs::fstat(fd).map_err(text)?.st_ino)
 }

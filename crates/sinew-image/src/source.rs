@@ -16,7 +16,9 @@ const MAX_DOCUMENT: u64 = 4 << 20;
 /// Files of an image by name.
 #[derive(Debug)]
 pub(crate) struct Source {
+    /// The folder or tar file.
     path: PathBuf,
+    /// Index of the tar file. `None` for a folder.
     tar: Option<Tar>,
 }
 
@@ -33,7 +35,9 @@ struct Tar {
 /// Reader of a part of a file.
 struct Slice<'a> {
     file: &'a File,
+    /// Offset of the next byte.
     at: u64,
+    /// Remaining bytes.
     left: u64,
 }
 

@@ -1,27 +1,34 @@
 //! Line plots as SVG, for reports and benches.
 //!
-//! Invariants: any points can be drawn, none of them included; the legend lies where fewest points are.
+//! Invariants: every set of points can be drawn, also an empty one. The legend is in the corner with the
+//! fewest points.
 
 use plotters::prelude::{
     ChartBuilder, Circle, Color, IntoDrawingArea, LineSeries, PathElement, RGBColor, SVGBackend,
     SeriesLabelPosition, TRANSPARENT, WHITE,
 };
 
-/// One line of a plot.
+/// A line or a set of marked points of a plot.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Curve {
-    /// Named so in the legend.
+    /// Name in the legend.
     pub name: String,
-    /// (x, y); points that are not finite are left out.
+    /// Points as (x, y). Non-finite points are ignored.
     pub points: Vec<(f64, f64)>,
 }
 
-/// A line plot as SVG, 520 x 300 pixels. Errors name the plot.
+/// Draws a line plot as SVG with 520 x 300 pixels.
+///
+/// # Errors
+/// Returns a message with the title if the plot cannot be drawn.
 pub fn plot(title: &str, x: &str, y: &str, curves: &[Curve]) -> Result<String, String> {
     plot_with_points(title, x, y, curves, &[])
 }
 
-/// As [`plot`], with the points of `marked` as dots that no line connects.
+/// As [`plot`], with the points of `marked` as separate dots.
+///
+/// # Errors
+/// As [`plot`].
 pub fn plot_with_points(
     title: &str,
     x: &str,
@@ -35,7 +42,7 @@ pub fn plot_with_points(
     Ok(svg)
 }
 
-/// A number on an axis, as short as it can be read.
+/// Formats a number of an axis with three significant digits.
 fn number(value: f64) -> String {
     let size = value.abs();
     if size < 1e-12 {
@@ -52,12 +59,13 @@ fn number(value: f64) -> String {
     }
 }
 
-/// The points of a curve that can be drawn.
+/// Finite points of a curve.
 fn finite(curve: &Curve) -> impl Iterator<Item = (f64, f64)> + '_ {
     let points = curve.points.iter().copied();
     points.filter(|p| p.0.is_finite() && p.1.is_finite())
 }
 
+/// Draws a plot into `svg`. Axes include y = 0 and all points.
 fn draw_plot(
     svg: &mut String,
     (title, x, y): (&str, &str, &str),
@@ -105,7 +113,7 @@ fn draw_plot(
             .label(curve.name.clone())
             .legend(move |(x, y)| Circle::new((x + 7, y), 4, color.filled()));
     }
-    // A curve alone is named by the title.
+    // A single curve needs no legend: the title is its name.
     if curves.len() + marked.len() < 2 {
         area.present()?;
         return Ok(());
@@ -120,7 +128,7 @@ fn draw_plot(
     Ok(())
 }
 
-/// Distinct for those who see red and green alike, too.
+/// Colors that are distinct for readers with color blindness (Okabe and Ito).
 const COLORS: [RGBColor; 5] = [
     RGBColor(0, 114, 178),
     RGBColor(230, 159, 0),
@@ -129,7 +137,7 @@ const COLORS: [RGBColor; 5] = [
     RGBColor(204, 121, 167),
 ];
 
-/// The corner in which fewest points lie.
+/// Returns the corner with the fewest points.
 fn emptiest_corner(
     points: impl Iterator<Item = (f64, f64)>,
     (x0, x1): (f64, f64),
@@ -159,7 +167,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn plots_survive_no_points_and_non_finite_ones() {
+    fn empty_and_non_finite_points_are_allowed() {
         let empty = plot("t", "x", "y", &[]).unwrap();
         assert!(empty.starts_with("<svg"));
         let points = vec![(0.0, f64::NAN), (1.0, 2.0)];
@@ -177,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn points_are_dots_within_the_bounds_and_named_in_the_legend() {
+    fn marked_points_are_dots_with_a_legend() {
         let curve = |name: &str, points: &[(f64, f64)]| Curve {
             name: name.into(),
             points: points.into(),
@@ -185,7 +193,7 @@ mod tests {
         let line = curve("training", &[(1.0, 0.1), (2.0, 0.2)]);
         let dots = curve("held out", &[(0.0, 0.5), (2.0, 0.9)]);
         let svg = plot_with_points("t", "x", "y", std::slice::from_ref(&line), &[dots]).unwrap();
-        // Two points and the legend's own.
+        // Two points and the one of the legend.
         assert_eq!(svg.matches("<circle").count(), 3, "{svg}");
         assert!(svg.contains("held out"));
         assert_eq!(
@@ -198,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_on_axes_tell_small_ones_from_none() {
+    fn small_numbers_on_axes_differ_from_zero() {
         for (value, text) in [
             (0.0, "0"),
             (1e-17, "0"),
@@ -215,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn a_legend_keeps_off_the_curves() {
+    fn legend_avoids_the_curves() {
         let line =
             |points: &[(f64, f64)]| emptiest_corner(points.iter().copied(), (0.0, 1.0), (0.0, 1.0));
         let rising = line(&[(0.0, 0.0), (0.1, 0.2), (0.9, 0.8), (1.0, 1.0)]);

@@ -49,9 +49,13 @@ impl Counts {
 /// Quotas and counts of all connections.
 #[derive(Clone, Debug)]
 pub(crate) struct Connections {
+    /// Current connections.
     counts: Arc<Mutex<Counts>>,
+    /// Maximum unauthenticated connections per address.
     per_address: usize,
+    /// Maximum unauthenticated connections.
     unauthenticated: usize,
+    /// Maximum connections per owner.
     per_owner: usize,
 }
 
@@ -60,6 +64,7 @@ pub(crate) struct Connections {
 enum Quota {
     /// The quota of an address, with the connection's number.
     Unauthenticated(IpAddr, u64),
+    /// The quota of an owner.
     Owner(String),
     /// The connection was evicted or released.
     None,
@@ -68,11 +73,14 @@ enum Quota {
 /// A connection's quota slot, released on drop.
 #[derive(Debug)]
 pub(crate) struct Slot {
+    /// The quotas that the slot belongs to.
     all: Connections,
+    /// The quota that the connection counts against.
     quota: Quota,
 }
 
 impl Connections {
+    /// Creates empty quotas with the server's limits.
     pub(crate) fn new(bounds: &Bounds) -> Self {
         Self {
             counts: Arc::default(),
@@ -149,6 +157,7 @@ impl Slot {
         Ok(())
     }
 
+    /// Frees the slot. Repeated calls have no effect.
     fn release(&mut self) {
         let mut counts = self.all.lock();
         match std::mem::replace(&mut self.quota, Quota::None) {

@@ -40,12 +40,17 @@ pub trait Egress: Send + Sync {
 
 /// A live sandbox.
 pub(crate) struct Entry {
+    /// Owner of the token that created the sandbox.
     owner: String,
+    /// Provider of the sandbox's level.
     provider: Arc<dyn SandboxProvider>,
+    /// Specification without the settings of the proxy, for forks.
     spec: SandboxSpec,
     /// Data stores of the snapshot that it started from.
     stores: Stores,
+    /// True if the sandbox uses the egress proxy.
     egress: bool,
+    /// Length of the lease.
     lease: Duration,
     /// End of the lease.
     deadline: Mutex<Instant>,
@@ -85,19 +90,27 @@ type SandboxGuard = OwnedMutexGuard<Option<Box<dyn Sandbox>>>;
 
 /// A snapshot on the server.
 struct StoredSnapshot {
+    /// Owner of the token that created the snapshot.
     owner: String,
+    /// Provider of the snapshot's level.
     provider: Arc<dyn SandboxProvider>,
+    /// Specification of the source, for the defaults of new sandboxes.
     spec: SandboxSpec,
     snapshot: Snapshot,
+    /// Length of the lease.
     lease: Duration,
+    /// End of the lease.
     deadline: Instant,
 }
 
+/// All live objects of the server.
 #[derive(Default)]
 struct Registry {
+    /// Sandboxes by id.
     sandboxes: HashMap<String, Arc<Entry>>,
     /// Number of sandboxes being created, by owner. They count against the quota.
     creating: HashMap<String, usize>,
+    /// Snapshots by id.
     snapshots: HashMap<String, StoredSnapshot>,
     /// Number of snapshots being created, by owner. They count against the quota.
     snapshotting: HashMap<String, usize>,
@@ -129,12 +142,17 @@ impl Registry {
 
 /// Registry of sandboxes and snapshots, and the operations of the API.
 pub struct Service {
+    /// One provider per level. The first one is the default.
     providers: Vec<Arc<dyn SandboxProvider>>,
+    /// Valid tokens.
     pub(crate) tokens: Tokens,
+    /// Limits of the server.
     pub(crate) bounds: Bounds,
+    /// Egress proxy, if the server has one.
     egress: Option<Arc<dyn Egress>>,
     /// Concurrent file transfers, by owner.
     transfers: Mutex<HashMap<String, Arc<Semaphore>>>,
+    /// Live sandboxes and snapshots.
     registry: Mutex<Registry>,
 }
 
@@ -148,10 +166,15 @@ impl std::fmt::Debug for Service {
 
 /// Settings of a sandbox to create.
 struct NewSandbox {
+    /// Provider of the level.
     provider: Arc<dyn SandboxProvider>,
+    /// Specification without the settings of the proxy.
     spec: SandboxSpec,
+    /// Use the egress proxy.
     egress: bool,
+    /// Name for recordings and the audit log.
     episode: Option<String>,
+    /// Length of the lease.
     lease: Duration,
 }
 

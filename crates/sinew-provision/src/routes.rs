@@ -21,7 +21,9 @@ use std::sync::Arc;
 /// Maximum bytes of a JSON body.
 const MAX_JSON_BYTES: usize = 1 << 20;
 
+/// State of the handlers.
 type Api = State<Arc<Service>>;
+/// Result of a handler.
 type HandlerResult = Result<Response, ApiError>;
 
 /// Owner of the request's token. Requests without a valid token are refused.
@@ -105,6 +107,7 @@ async fn health(State(service): Api) -> Response {
     }
 }
 
+/// `GET /v1/levels`: names and protections of all levels.
 async fn levels(State(service): Api, _owner: Owner) -> Json<Value> {
     let levels: Vec<Value> = service
         .levels()
@@ -113,6 +116,7 @@ async fn levels(State(service): Api, _owner: Owner) -> Json<Value> {
     Json(json!({ "levels": levels }))
 }
 
+/// `POST /v1/sandboxes`: creates a sandbox.
 async fn create(
     State(service): Api,
     Owner(owner): Owner,
@@ -124,14 +128,17 @@ async fn create(
     Ok((StatusCode::CREATED, Json(view)).into_response())
 }
 
+/// `GET /v1/sandboxes`: all sandboxes of the owner.
 async fn list(State(service): Api, Owner(owner): Owner) -> Json<Value> {
     Json(json!({ "sandboxes": service.list(&owner) }))
 }
 
+/// `GET /v1/sandboxes/ID`: state of a sandbox. Renews its lease.
 async fn view(State(service): Api, Owner(owner): Owner, Path(id): Path<String>) -> HandlerResult {
     Ok(Json(service.view(&owner, &id)?).into_response())
 }
 
+/// `DELETE /v1/sandboxes/ID`: destroys a sandbox.
 async fn destroy(
     State(service): Api,
     Owner(owner): Owner,
@@ -141,6 +148,7 @@ async fn destroy(
     Ok(StatusCode::NO_CONTENT.into_response())
 }
 
+/// `POST /v1/sandboxes/ID/exec`: runs a program.
 async fn run(
     State(service): Api,
     Owner(owner): Owner,
@@ -152,15 +160,18 @@ async fn run(
     exec::exec(service, owner, id, body).await
 }
 
+/// `GET /v1/sandboxes/ID/stats`: resource use of a sandbox.
 async fn stats(State(service): Api, Owner(owner): Owner, Path(id): Path<String>) -> HandlerResult {
     Ok(Json(service.stats(&owner, &id).await?).into_response())
 }
 
+/// `POST /v1/sandboxes/ID/reset`: restores the state at creation.
 async fn reset(State(service): Api, Owner(owner): Owner, Path(id): Path<String>) -> HandlerResult {
     service.reset(&owner, &id).await?;
     Ok(StatusCode::NO_CONTENT.into_response())
 }
 
+/// `POST /v1/sandboxes/ID/snapshot`: takes a snapshot.
 async fn snapshot(
     State(service): Api,
     Owner(owner): Owner,
@@ -170,6 +181,7 @@ async fn snapshot(
     Ok((StatusCode::CREATED, Json(json!({ "snapshot": id }))).into_response())
 }
 
+/// `POST /v1/sandboxes/ID/fork`: creates sandboxes with the same files.
 async fn fork(
     State(service): Api,
     Owner(owner): Owner,
@@ -182,6 +194,7 @@ async fn fork(
     Ok((StatusCode::CREATED, Json(json!({ "sandboxes": views }))).into_response())
 }
 
+/// `GET /v1/sandboxes/ID/files/PATH`: content of a file.
 async fn read(
     State(service): Api,
     Owner(owner): Owner,
@@ -196,6 +209,7 @@ async fn read(
     Ok((headers, transfer::send_bytes(content, slot)).into_response())
 }
 
+/// `PUT /v1/sandboxes/ID/files/PATH`: writes a file.
 async fn write(
     State(service): Api,
     Owner(owner): Owner,
@@ -212,11 +226,13 @@ async fn write(
 /// Query of `POST /v1/snapshots`.
 #[derive(Debug, Deserialize)]
 struct ImportQuery {
+    /// Sandbox level. Default: the server's first level.
     level: Option<String>,
     /// Expected digest of the body, `sha256:HEX`.
     digest: Option<String>,
 }
 
+/// `POST /v1/snapshots`: imports a tar archive.
 async fn import(
     State(service): Api,
     Owner(owner): Owner,
@@ -245,6 +261,7 @@ async fn import(
     Ok((StatusCode::CREATED, Json(response)).into_response())
 }
 
+/// `GET /v1/snapshots/ID`: exports a tar archive. The `etag` header is its digest.
 async fn export(State(service): Api, Owner(owner): Owner, Path(id): Path<String>) -> HandlerResult {
     let slot = service.transfer_slot(&owner).await?;
     let archive = service.export(&owner, &id).await?;
@@ -258,6 +275,7 @@ async fn export(State(service): Api, Owner(owner): Owner, Path(id): Path<String>
     Ok((headers, transfer::send_file(archive, slot)).into_response())
 }
 
+/// `DELETE /v1/snapshots/ID`: deletes a snapshot.
 async fn delete_snapshot(
     State(service): Api,
     Owner(owner): Owner,

@@ -97,7 +97,9 @@ async fn accept(
 /// State shared by all connections.
 #[derive(Clone)]
 struct Shared {
+    /// Routes of the API.
     router: Router,
+    /// Sandboxes and snapshots.
     service: Arc<Service>,
     /// True when the server is stopping.
     ended: watch::Receiver<bool>,

@@ -96,6 +96,7 @@ pub(crate) enum Region {
 /// Progress in a region, so that every byte is scanned once.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Scan {
+    /// Scan for the end of a JSON value.
     json: JsonScan,
     /// Start of the search for the end marker.
     close_from: usize,
@@ -110,7 +111,9 @@ struct JsonScan {
     at: usize,
     /// Number of open brackets.
     depth: usize,
+    /// True inside of a JSON string.
     in_string: bool,
+    /// True after a backslash in a string.
     escaped: bool,
 }
 
@@ -214,8 +217,11 @@ pub(crate) fn read(
 
 /// End of the body between two markers.
 enum Span {
+    /// The end marker may still arrive.
     More,
+    /// Offset of the end marker.
     End(usize),
+    /// The text has no end marker.
     Missing,
 }
 

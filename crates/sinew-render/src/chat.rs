@@ -37,14 +37,19 @@ const MAX_CLOSING_TOKENS: usize = 4;
 /// Tokenizer, template and stop ids of one model.
 #[derive(Debug)]
 pub struct ChatRenderer {
+    /// Tokenizer of the model.
     tokenizer: Tokenizer,
+    /// Settings, to write the model's files.
     config: ChatConfig,
+    /// Compiled template.
     template: ChatTemplate,
     /// Ids that end a turn.
     stop_ids: Vec<TokenId>,
     /// Notation of calls and reasoning.
     format: TurnFormat,
+    /// Parts of messages that the template prints.
     shows: Shows,
+    /// BLAKE3 hash of the template's text.
     template_hash: String,
 }
 

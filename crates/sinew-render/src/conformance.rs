@@ -139,6 +139,7 @@ fn opening(system: Option<&str>, question: &str) -> Vec<Message> {
     messages
 }
 
+/// Tool of the conversations, with a string and an integer argument.
 fn mock_tool() -> ToolSpec {
     ToolSpec {
         name: "python".into(),
@@ -307,12 +308,15 @@ fn play(
 
 /// Incremental ids and a full render up to one boundary.
 struct Join {
+    /// Index of the assistant message.
     at: usize,
     /// Start of the turn in `bridged`.
     turn_at: usize,
     /// Start of the extension in `bridged`.
     extension_at: usize,
+    /// Incremental ids.
     bridged: Vec<TokenId>,
+    /// Ids of a full render.
     full: Vec<TokenId>,
 }
 
@@ -356,6 +360,7 @@ impl Join {
         })
     }
 
+    /// True if incremental ids and full render are equal.
     fn is_exact(&self) -> bool {
         self.bridged == self.full
     }

@@ -14,10 +14,15 @@ const FUEL: u64 = 20_000_000;
 /// A compiled chat template.
 #[derive(Debug)]
 pub struct ChatTemplate {
+    /// Jinja environment with the template `chat`.
     environment: Environment<'static>,
+    /// Variable `bos_token`.
     bos_token: String,
+    /// Variable `eos_token`.
     eos_token: String,
+    /// Additional variables.
     options: Map<String, serde_json::Value>,
+    /// Form of messages with calls.
     style: MessageStyle,
 }
 
@@ -136,10 +141,13 @@ impl ChatTemplate {
 #[derive(Clone, Copy, Debug)]
 struct Date {
     year: u16,
+    /// Month, 1 to 12.
     month: u8,
+    /// Day, 1 to 31.
     day: u8,
 }
 
+/// English names for `%B` and `%b`.
 const MONTHS: [&str; 12] = [
     "January",
     "February",

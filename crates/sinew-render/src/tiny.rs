@@ -12,6 +12,7 @@ const END: TokenId = 0;
 /// Names of the control tokens by id.
 const SPECIALS: [&str; 5] = ["<end>", "<system>", "<user>", "<model>", "<tool>"];
 
+/// Control token that starts a message of a role.
 fn role_id(role: Role) -> TokenId {
     match role {
         Role::System => 1,
@@ -24,6 +25,7 @@ fn role_id(role: Role) -> TokenId {
 /// Tokenizer with one id per character of an alphabet, after five control tokens.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CharTokenizer {
+    /// Characters in order of their ids.
     alphabet: Vec<char>,
 }
 
@@ -73,6 +75,7 @@ impl CharTokenizer {
 /// Renderer with a [`CharTokenizer`]. It does not support tools.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TinyRenderer {
+    /// Alphabet of the renderer.
     tokenizer: CharTokenizer,
 }
 
@@ -91,6 +94,7 @@ impl TinyRenderer {
         Ok(())
     }
 
+    /// Renders messages without the generation prompt.
     fn messages(
         &self,
         messages: &[Message],

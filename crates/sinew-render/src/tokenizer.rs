@@ -27,7 +27,9 @@ pub struct GgufVocab {
     pub merges: Vec<String>,
 }
 
+/// Token type of control tokens.
 const GGUF_CONTROL: i32 = 3;
+/// Token type of user-defined tokens, which are text.
 const GGUF_USER_DEFINED: i32 = 4;
 
 /// Pre-tokenizer pattern of the GPT-4 family: contractions, words, up to three digits, punctuation,
@@ -47,6 +49,7 @@ const QWEN2_SPLIT: &str = concat!(
 /// Only [`Tokenizer::encode`] recognizes control tokens in text.
 #[derive(Debug)]
 pub struct Tokenizer {
+    /// Tokenizer of the `tokenizers` crate.
     inner: tokenizers::Tokenizer,
     /// Bytes by id. `None` for unused ids.
     bytes: Vec<Option<Box<[u8]>>>,
@@ -222,6 +225,7 @@ fn failed(source_name: &str, message: &dyn std::fmt::Display) -> RenderError {
 
 /// Text segmentation before merges.
 struct Cuts {
+    /// Split of text into words.
     pre_tokenizer: PreTokenizerWrapper,
     /// Use words that are in the vocabulary without merges.
     ignore_merges: bool,
@@ -306,6 +310,7 @@ fn sentencepiece_bytes(token: &str) -> Vec<u8> {
 /// Streaming decoder. A character that spans several tokens is returned with the last one.
 #[derive(Clone, Debug, Default)]
 pub struct StreamDecoder {
+    /// Bytes of an incomplete character.
     pending: Vec<u8>,
 }
 

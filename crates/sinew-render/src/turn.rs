@@ -142,7 +142,9 @@ pub fn parse_turn(text: &str, format: &TurnFormat, tools: &[ToolSpec]) -> Parsed
 /// State of the parser.
 #[derive(Debug)]
 enum Mode {
+    /// Outside of reasoning and calls.
     Text,
+    /// Inside of reasoning.
     Reasoning,
     /// At the start of a marker of calls.
     Region(Scan),
@@ -150,18 +152,27 @@ enum Mode {
 
 /// Kind of a marker in running text.
 enum Found {
+    /// Start of a call.
     Open,
+    /// Text around a list of calls.
     Wrapper,
-    Stray { open: String },
+    Stray {
+        open: String,
+    },
+    /// Start of reasoning.
     Think,
 }
 
 /// Streaming parser of a turn.
 #[derive(Debug)]
 pub struct TurnParser {
+    /// Notation of the turn.
     format: TurnFormat,
+    /// Markers of the call format.
     marks: Marks,
+    /// Parameter schemas by tool name.
     schemas: Vec<(String, Value)>,
+    /// Current state.
     mode: Mode,
     /// Text that was not classified yet.
     buffer: String,
@@ -367,6 +378,7 @@ impl TurnParser {
         out.push(TurnDelta::Text(text));
     }
 
+    /// All markers of calls and reasoning.
     fn all_marks(&self) -> impl Iterator<Item = &str> {
         let think = self.format.reasoning.iter().map(|r| r.open.as_str());
         let stray = self.marks.stray.iter().map(|(_, close)| close);
@@ -422,8 +434,11 @@ fn half_mark<'m>(text: &str, marks: impl Iterator<Item = &'m str>) -> usize {
 /// Streaming parser of a turn's tokens. Control tokens that are not markers are ignored.
 #[derive(Debug)]
 pub struct TurnStream {
+    /// Parser of the text.
     parser: TurnParser,
+    /// Decoder of the tokens.
     decoder: StreamDecoder,
+    /// Notation of the turn.
     format: TurnFormat,
 }
 
