@@ -1,5 +1,8 @@
 //! crun and runc, without a daemon: one process that waits for each container and, when its
 //! first process ends, removes its groups and its state.
+//!
+//! The bundle is plain JSON, not oci-spec's types: their defaults grant capabilities and mounts, and
+//! here a container gets only what is written.
 
 use crate::engine::{
     AGENT_CAPABILITIES, Birth, Body, Common, END, INODES, MASKED, READ_ONLY, Waiter, open_files,
