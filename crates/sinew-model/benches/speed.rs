@@ -16,7 +16,7 @@ use sinew_model::{
 };
 use sinew_tensor::attention::{Segment, TreeLayout};
 use sinew_tensor::paged::{KvPool, PagedSequence};
-use sinew_tensor::{Buffer, Device, KernelSet, Mat, MatMut};
+use sinew_tensor::{Buffer, Cpu, KernelSet, Mat, MatMut};
 use std::time::Instant;
 
 fn smollm2() -> ModelConfig {
@@ -73,7 +73,7 @@ fn measure(steps: usize, mut body: impl FnMut()) -> Time {
 }
 
 struct Bench {
-    dev: Device,
+    dev: Cpu,
     rows: usize,
     steps: usize,
     /// f32 matrix products, floating-point operations per CPU millisecond.
@@ -94,7 +94,7 @@ impl Bench {
     }
 
     /// The speed of the product that dominates a step, `[rows, d] x [2 ff, d]^T`.
-    fn gemm_speed(dev: &Device, rows: usize) -> f64 {
+    fn gemm_speed(dev: &Cpu, rows: usize) -> f64 {
         let (n, k) = (3072, 576);
         let (x, w) = (
             Buffer::from_slice(&vec![0.5; rows * k]),
@@ -264,7 +264,7 @@ fn main() {
     let names = ["train", "lora", "recompute", "infer"];
     let all = !arguments.iter().any(|a| names.contains(&a.as_str()));
     let on = |name: &str| all || arguments.iter().any(|a| a == name);
-    let dev = Device::new(KernelSet::detect(), number("threads=", 2));
+    let dev = Cpu::new(KernelSet::detect(), number("threads=", 2));
     let rows = number("rows=", 4096);
     let gemm = Bench::gemm_speed(&dev, rows);
     let bench = Bench {

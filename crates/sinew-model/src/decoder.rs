@@ -1,7 +1,7 @@
 //! What inference and training share: geometry, rotary table, input checks.
 
 use crate::config::{ConfigError, ModelConfig};
-use sinew_tensor::Device;
+use sinew_tensor::Cpu;
 use sinew_tensor::attention::AttentionShape;
 use sinew_tensor::ops::RopeTable;
 use sinew_types::{TensorSource, TensorView, TokenId};
@@ -139,7 +139,7 @@ pub(crate) fn checked_values<'a>(source: &'a dyn TensorSource, name: &str) -> Co
 }
 
 /// Copies on all threads: one alone does not reach the speed of memory.
-pub(crate) fn copy(dev: &Device, from: &[f32], to: &mut [f32]) {
+pub(crate) fn copy(dev: &Cpu, from: &[f32], to: &mut [f32]) {
     const GRAIN: usize = 1 << 16;
     let parts: Vec<_> = to
         .chunks_mut(GRAIN)

@@ -3,7 +3,9 @@
 //! Block formats follow the layout of ggml (`ggml-common.h`, `ggml-quants.c`): 32 values a block,
 //! or 256 for the K formats; scales are little-endian f16 in front of (K: around) the packed bits.
 
+use crate::source::ReadAt;
 use half::{bf16, f16};
+use std::io;
 
 /// How numbers are stored in a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -183,3 +185,26 @@ fn q6k(block: &[u8], out: &mut [f32]) {
         }
     }
 }
+
+/// Decodes `out.len()` values that start at byte `offset`, some megabytes at a time.
+pub(crate) fn read_decoded(
+    source: &dyn ReadAt,
+    offset: u64,
+    stored: StoredType,
+    out: &mut [f32],
+) -> io::Result<()> {
+    const CHUNK_VALUES: usize = 1 << 20;
+    let mut bytes = Vec::new();
+    let mut offset = offset;
+    for chunk in out.chunks_mut(CHUNK_VALUES) {
+        let len = stored
+            .bytes_of(chunk.len())
+            .ok_or(io::ErrorKind::InvalidData)?;
+        bytes.resize(len, 0);
+        source.read_exact_at(&mut bytes, offset)?;
+        stored.decode(&bytes, chunk);
+        offset += len as u64;
+    }
+    Ok(())
+}
+

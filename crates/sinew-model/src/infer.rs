@@ -7,7 +7,7 @@ use crate::precision::{Matrix, Precision};
 use sinew_tensor::attention::{AttentionScratch, AttentionShape};
 use sinew_tensor::ops;
 use sinew_tensor::paged::{KvPool, PagedBatch, PagedSequence, paged_attention};
-use sinew_tensor::{Buffer, Device, Mat, MatMut, Scratch};
+use sinew_tensor::{Buffer, Cpu, Mat, MatMut, Scratch};
 use sinew_types::{TensorSource, TokenId};
 
 /// Why a model for generation could not be built or given new weights.
@@ -85,7 +85,7 @@ impl InferScratch {
 
 /// Fills and packs tensors of a source in the order of the layout.
 struct Loader<'a> {
-    dev: &'a Device,
+    dev: &'a Cpu,
     source: &'a dyn TensorSource,
     staging: Scratch,
 }
@@ -148,7 +148,7 @@ impl Loader<'_> {
 }
 
 impl Layer {
-    fn zeros(dev: &Device, c: &ModelConfig, precision: Precision, zeros: &[f32]) -> Self {
+    fn zeros(dev: &Cpu, c: &ModelConfig, precision: Precision, zeros: &[f32]) -> Self {
         let packed = |n: usize, k: usize| Matrix::pack(dev, precision, &zeros[..n * k], n, k);
         Self {
             attn_norm: Buffer::zeros(c.d_model),
@@ -169,7 +169,7 @@ impl InferModel {
     /// Packs the weights of `source` for sequences of at most `context` tokens (and at most the
     /// model's own context).
     pub fn new(
-        dev: &Device,
+        dev: &Cpu,
         config: &ModelConfig,
         source: &dyn TensorSource,
         context: usize,
@@ -180,7 +180,7 @@ impl InferModel {
     /// [`InferModel::new`] with matrices of another precision. Embeddings looked up, norms, biases and
     /// attention stay `f32`.
     pub fn with_precision(
-        dev: &Device,
+        dev: &Cpu,
         config: &ModelConfig,
         source: &dyn TensorSource,
         context: usize,
@@ -214,11 +214,7 @@ impl InferModel {
     }
 
     /// Replaces all weights, in place. On `Err` nothing changed.
-    pub fn repack(
-        &mut self,
-        dev: &Device,
-        source: &dyn TensorSource,
-    ) -> Result<(), TensorMismatch> {
+    pub fn repack(&mut self, dev: &Cpu, source: &dyn TensorSource) -> Result<(), TensorMismatch> {
         self.layout.check(source)?;
         let mut loader = Loader {
             dev,
@@ -266,7 +262,7 @@ impl InferModel {
     /// in the batch, bit for bit.
     pub fn forward<'s>(
         &self,
-        dev: &Device,
+        dev: &Cpu,
         kv: &mut KvPool,
         batch: &InferBatch<'_>,
         scratch: &'s mut InferScratch,
@@ -379,7 +375,7 @@ impl InferModel {
 
 /// The buffers of one pass.
 struct Pass<'a> {
-    dev: &'a Device,
+    dev: &'a Cpu,
     decoder: &'a Decoder,
     /// Rows of the residual stream.
     rows: usize,

@@ -18,6 +18,7 @@ mod gguf;
 mod hub;
 mod infer;
 mod load;
+mod lookup;
 mod lora;
 mod package;
 mod params;
@@ -39,7 +40,8 @@ pub use load::{LoadError, LoadedModel, check_model, load_config, load_gguf_metad
 pub use lora::{Lora, LoraConfig, LoraError, LoraLayout, Projection, merge_lora};
 pub use params::{ParamEntry, ParamLayout, Params, TensorMismatch, TensorTable};
 pub use precision::Precision;
-pub use resolve::{ModelFiles, Progress, ProgressSink, ResolveEnv, ResolveError, resolve_model};
+pub use lookup::{ModelFiles, Progress, ProgressSink, ResolveEnv, ResolveError};
+pub use resolve::resolve_model;
 pub use safetensors::{Safetensors, SafetensorsError};
 pub use save::{SaveDtype, save_pretrained};
 pub use source::{FileSource, ReadAt};

@@ -3,7 +3,7 @@
 use crate::config::{ConfigError, Family, ModelConfig};
 use crate::gguf::{Gguf, GgufError, GgufMetadata, gguf_name};
 use crate::params::{ParamEntry, ParamLayout, Params, TensorMismatch};
-use crate::resolve::ModelFiles;
+use crate::lookup::ModelFiles;
 use crate::safetensors::{Safetensors, SafetensorsError};
 use std::io;
 use std::path::{Path, PathBuf};

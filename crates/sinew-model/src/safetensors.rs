@@ -1,7 +1,6 @@
 //! Weights of a safetensors directory: one `model.safetensors`, or shards under an index.
 
-use crate::dequant::StoredType;
-use crate::gguf::read_decoded;
+use crate::dequant::{StoredType, read_decoded};
 use crate::source::{FileSource, ReadAt};
 use safetensors::tensor::{Dtype, Metadata};
 use serde::Deserialize;

@@ -3,13 +3,14 @@
 //! Format: <https://github.com/ggml-org/ggml/blob/master/docs/gguf.md>. Every count and offset of a
 //! file is compared with its length before memory is taken or bytes are read.
 
+mod config;
 mod meta;
 mod names;
 
 pub use meta::{GgufArray, GgufMetadata, GgufValue};
 pub(crate) use names::gguf_name;
 
-use crate::dequant::StoredType;
+use crate::dequant::{StoredType, read_decoded};
 use crate::source::{Cursor, FileSource, ReadAt};
 use std::collections::BTreeMap;
 use std::io;
@@ -151,28 +152,6 @@ impl Gguf {
         read_decoded(&*self.source, tensor.offset, tensor.stored, out)?;
         Ok(())
     }
-}
-
-/// Decodes `out.len()` values that start at byte `offset`, some megabytes at a time.
-pub(crate) fn read_decoded(
-    source: &dyn ReadAt,
-    offset: u64,
-    stored: StoredType,
-    out: &mut [f32],
-) -> io::Result<()> {
-    const CHUNK_VALUES: usize = 1 << 20;
-    let mut bytes = Vec::new();
-    let mut offset = offset;
-    for chunk in out.chunks_mut(CHUNK_VALUES) {
-        let len = stored
-            .bytes_of(chunk.len())
-            .ok_or(io::ErrorKind::InvalidData)?;
-        bytes.resize(len, 0);
-        source.read_exact_at(&mut bytes, offset)?;
-        stored.decode(&bytes, chunk);
-        offset += len as u64;
-    }
-    Ok(())
 }
 
 fn alignment(meta: &GgufMetadata) -> Result<u64, GgufError> {

@@ -4,7 +4,7 @@
 //! nor the time of a transfer.
 
 use super::SIDE_FILES;
-use crate::resolve::{Progress, ResolveEnv};
+use crate::lookup::{Progress, ResolveEnv};
 use crate::safetensors::{INDEX, SINGLE, read_index};
 use reqwest::blocking::{Client, RequestBuilder, Response};
 use reqwest::header;

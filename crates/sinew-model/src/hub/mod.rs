@@ -4,7 +4,7 @@
 #[cfg(feature = "hub")]
 mod download;
 
-use crate::resolve::{ResolveEnv, ResolveError};
+use crate::lookup::{ResolveEnv, ResolveError};
 use crate::safetensors::{INDEX, SINGLE, read_index};
 use std::fs;
 use std::path::{Path, PathBuf};

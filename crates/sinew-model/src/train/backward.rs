@@ -27,7 +27,7 @@ impl TrainModel {
     /// alone when `weights` has some.
     pub fn backward(
         &self,
-        dev: &sinew_tensor::Device,
+        dev: &sinew_tensor::Cpu,
         weights: Weights<'_>,
         acts: &mut Activations,
         outputs: OutputGrads<'_>,

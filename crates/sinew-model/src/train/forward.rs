@@ -21,7 +21,7 @@ impl TrainModel {
     /// Computes the hidden states of `tokens` `[layout.rows()]` and keeps what `acts` is to keep.
     pub fn forward(
         &self,
-        dev: &sinew_tensor::Device,
+        dev: &sinew_tensor::Cpu,
         weights: Weights<'_>,
         tokens: &[TokenId],
         layout: &TreeLayout,
@@ -37,7 +37,7 @@ impl TrainModel {
     /// norm are grouped differently.
     pub fn forward_for(
         &self,
-        dev: &sinew_tensor::Device,
+        dev: &sinew_tensor::Cpu,
         weights: Weights<'_>,
         tokens: &[TokenId],
         layout: &TreeLayout,
@@ -85,7 +85,7 @@ impl TrainModel {
     /// [`TrainModel::logprobs_among`] all tokens.
     pub fn logprobs<'a>(
         &self,
-        dev: &sinew_tensor::Device,
+        dev: &sinew_tensor::Cpu,
         weights: Weights<'_>,
         acts: &'a mut Activations,
         items: &[(u32, TokenId)],
@@ -102,7 +102,7 @@ impl TrainModel {
     #[expect(clippy::too_many_arguments, reason = "one more than without masks")]
     pub fn logprobs_among<'a>(
         &self,
-        dev: &sinew_tensor::Device,
+        dev: &sinew_tensor::Cpu,
         weights: Weights<'_>,
         acts: &'a mut Activations,
         items: &[(u32, TokenId)],

@@ -22,7 +22,7 @@ use crate::config::{ConfigError, ModelConfig};
 use crate::decoder::{Decoder, ForwardError};
 use crate::lora::{Lora, LoraLayout};
 use crate::params::{ParamLayout, Params};
-use sinew_tensor::{Buffer, Device};
+use sinew_tensor::{Buffer, Cpu};
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
@@ -95,7 +95,7 @@ impl Grads {
     /// [`Grads::zero`] on all threads: one alone does not reach the speed of memory. The next backward pass
     /// writes the matrices of the layers instead of adding to them; without one, [`Grads::settle`] has to
     /// come before the values are used.
-    pub fn restart(&mut self, dev: &Device) {
+    pub fn restart(&mut self, dev: &Cpu) {
         let mut kept = 0;
         let mut others = Vec::with_capacity(self.matrices.len() + 1);
         for matrix in &self.matrices {
@@ -108,7 +108,7 @@ impl Grads {
     }
 
     /// Writes the zeros that [`Grads::restart`] left to a backward pass, if none came.
-    pub fn settle(&mut self, dev: &Device) {
+    pub fn settle(&mut self, dev: &Cpu) {
         if std::mem::take(&mut self.pending) {
             clear(dev, &mut self.values, &self.matrices);
         }
@@ -146,7 +146,7 @@ fn matrices(layout: &ParamLayout) -> Vec<Range<usize>> {
 }
 
 /// Sets `ranges` (ascending, disjoint) of `values` to 0 on all threads.
-fn clear(dev: &Device, values: &mut [f32], ranges: &[Range<usize>]) {
+fn clear(dev: &Cpu, values: &mut [f32], ranges: &[Range<usize>]) {
     const GRAIN: usize = 1 << 16;
     let (mut rest, mut at) = (values, 0);
     let mut parts = Vec::new();
@@ -177,7 +177,7 @@ impl TrainModel {
     }
 
     /// Refuses weights of another decoder.
-    fn pass<'a>(&'a self, dev: &'a Device, weights: Weights<'a>) -> Result<Pass<'a>, ForwardError> {
+    fn pass<'a>(&'a self, dev: &'a Cpu, weights: Weights<'a>) -> Result<Pass<'a>, ForwardError> {
         let other = weights.params.config() != &self.decoder.config
             || weights
                 .lora
@@ -198,7 +198,7 @@ impl TrainModel {
 /// What every step of a pass needs.
 #[derive(Clone, Copy)]
 struct Pass<'a> {
-    dev: &'a Device,
+    dev: &'a Cpu,
     decoder: &'a Decoder,
     weights: Weights<'a>,
 }

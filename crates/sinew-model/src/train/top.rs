@@ -4,7 +4,7 @@ use super::forward::check_temperatures;
 use super::{Activations, TrainModel, Weights};
 use crate::decoder::{ForwardError, check_len};
 use sinew_tensor::logprob::Masks;
-use sinew_tensor::{Device, Mat, MatMut};
+use sinew_tensor::{Cpu, Mat, MatMut};
 use sinew_types::{TokenId, TokenLogprob};
 
 /// Rows whose logits are in memory at once.
@@ -14,7 +14,7 @@ impl TrainModel {
     /// [`TrainModel::top_among`] all tokens.
     pub fn top(
         &self,
-        dev: &Device,
+        dev: &Cpu,
         weights: Weights<'_>,
         acts: &mut Activations,
         rows: &[u32],
@@ -31,7 +31,7 @@ impl TrainModel {
     #[expect(clippy::too_many_arguments, reason = "one more than without masks")]
     pub fn top_among(
         &self,
-        dev: &Device,
+        dev: &Cpu,
         weights: Weights<'_>,
         acts: &mut Activations,
         rows: &[u32],

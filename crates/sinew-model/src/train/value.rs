@@ -4,7 +4,7 @@ use super::activations::{Activations, Asked};
 use super::{TrainModel, Weights};
 use crate::decoder::{ForwardError, check_len};
 use crate::params::Random;
-use sinew_tensor::{Buffer, Device, Mat, MatMut};
+use sinew_tensor::{Buffer, Cpu, Mat, MatMut};
 
 /// `value = w · h + b` with `h` the normalized last hidden state. Values are `[w, b]`.
 #[derive(Clone, Debug)]
@@ -27,13 +27,6 @@ impl ValueHead {
         Self { values }
     }
 
-    /// From stored values, `[d + 1]`.
-    pub fn from_values(values: &[f32]) -> Self {
-        Self {
-            values: Buffer::from_slice(values),
-        }
-    }
-
     /// Number of values.
     pub(super) fn len(&self) -> usize {
         self.values.len()
@@ -52,7 +45,7 @@ impl ValueHead {
     /// Adds to `grads` and writes `asked.dh`, from the gradients of the values.
     pub(super) fn backward(
         &self,
-        dev: &Device,
+        dev: &Cpu,
         d_values: &[f32],
         asked: &mut Asked,
         d: usize,
@@ -102,7 +95,7 @@ impl TrainModel {
     /// The values of `rows` of the last forward pass into `out` `[rows]`. Rows may repeat.
     pub fn values(
         &self,
-        dev: &Device,
+        dev: &Cpu,
         weights: Weights<'_>,
         acts: &mut Activations,
         head: &ValueHead,

@@ -11,7 +11,7 @@ use sinew_model::{
     InferBatch, InferModel, InferScratch, Keep, Lora, LoraConfig, Params, Precision, Projection,
     Weights, merge_lora,
 };
-use sinew_tensor::Device;
+use sinew_tensor::Cpu;
 use sinew_tensor::paged::{KvPool, PagedSequence};
 
 /// Of log-probabilities, in nats, to those of PyTorch in f32. Operands are rounded to 8 bits.
@@ -97,7 +97,7 @@ fn passes_are_reproducible_to_the_bit(on: On) {
 }
 
 /// Logits of every token of a text that comes in chunks.
-fn logits(dev: &Device, params: &Params, chunks: &[&[u32]]) -> Vec<u32> {
+fn logits(dev: &Cpu, params: &Params, chunks: &[&[u32]]) -> Vec<u32> {
     let config = params.config();
     let tokens: usize = chunks.iter().map(|chunk| chunk.len()).sum();
     let model = InferModel::new(dev, config, params, tokens).unwrap();
@@ -149,7 +149,7 @@ fn adapters_are_merged_in_f32(on: On) {
     for (i, v) in lora.values_mut().iter_mut().enumerate() {
         *v = (i % 13) as f32 * 1e-3 - 0.006;
     }
-    let merged = |dev: &Device| {
+    let merged = |dev: &Cpu| {
         let mut merged = params.clone();
         merge_lora(dev, &params, &lora, &mut merged).unwrap();
         merged.values().to_vec()

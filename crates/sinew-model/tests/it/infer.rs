@@ -6,7 +6,7 @@ use crate::support::{
 use proptest::prelude::*;
 use serde::Deserialize;
 use sinew_model::{InferBatch, InferModel, InferScratch, Params, Precision};
-use sinew_tensor::Device;
+use sinew_tensor::Cpu;
 use sinew_tensor::paged::{KvPool, PagedSequence};
 use std::fs;
 
@@ -14,7 +14,7 @@ const BLOCK: usize = 16;
 
 /// A model with memory for some sequences, each with its own run of blocks.
 struct Engine {
-    dev: Device,
+    dev: Cpu,
     model: InferModel,
     kv: KvPool,
     scratch: InferScratch,
@@ -27,12 +27,12 @@ impl Engine {
         Self::on(device(), params, sequences, blocks_each)
     }
 
-    fn on(dev: Device, params: &Params, sequences: usize, blocks_each: usize) -> Self {
+    fn on(dev: Cpu, params: &Params, sequences: usize, blocks_each: usize) -> Self {
         Self::with(dev, params, sequences, blocks_each, Precision::F32)
     }
 
     fn with(
-        dev: Device,
+        dev: Cpu,
         params: &Params,
         sequences: usize,
         blocks_each: usize,

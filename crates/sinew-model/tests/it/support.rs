@@ -1,7 +1,7 @@
 //! Golden files and models that several tests use.
 
 use sinew_model::{LoadedModel, ModelFiles, ResolveEnv, Safetensors, load_model, resolve_model};
-use sinew_tensor::{Device, KernelSet};
+use sinew_tensor::{Cpu, KernelSet};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
@@ -10,15 +10,15 @@ pub(crate) fn golden_dir() -> PathBuf {
 }
 
 /// The fastest kernels of this machine, two threads.
-pub(crate) fn device() -> Device {
-    Device::new(KernelSet::detect_f32(), 2)
+pub(crate) fn device() -> Cpu {
+    Cpu::new(KernelSet::detect_f32(), 2)
 }
 
 /// Every kind of kernel that this machine runs.
-pub(crate) fn devices() -> Vec<Device> {
+pub(crate) fn devices() -> Vec<Cpu> {
     KernelSet::available_f32()
         .into_iter()
-        .map(|set| Device::new(set, 2))
+        .map(|set| Cpu::new(set, 2))
         .collect()
 }
 

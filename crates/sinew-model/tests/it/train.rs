@@ -7,7 +7,7 @@ use sinew_model::{
     Activations, ForwardError, Grads, InferBatch, InferModel, InferScratch, Keep, OutputGrads,
     Params, Projection, TrainModel, ValueGrads, ValueHead, Weights, merge_lora,
 };
-use sinew_tensor::Device;
+use sinew_tensor::Cpu;
 use sinew_tensor::attention::{Segment, TreeLayout};
 use sinew_tensor::logprob::SoftmaxRow;
 use sinew_tensor::paged::{KvPool, PagedSequence};
@@ -32,13 +32,13 @@ pub(crate) struct Outcome {
 }
 
 /// The case in a pass that finishes the rows that are asked for.
-pub(crate) fn run(dev: &Device, weights: Weights<'_>, case: &Case, keep: Keep) -> Outcome {
+pub(crate) fn run(dev: &Cpu, weights: Weights<'_>, case: &Case, keep: Keep) -> Outcome {
     let rows: Vec<u32> = case.items.iter().map(|item| item.0).collect();
     run_for(dev, weights, case, &rows, keep)
 }
 
 /// The case in a pass that finishes `rows`.
-fn run_for(dev: &Device, weights: Weights<'_>, case: &Case, rows: &[u32], keep: Keep) -> Outcome {
+fn run_for(dev: &Cpu, weights: Weights<'_>, case: &Case, rows: &[u32], keep: Keep) -> Outcome {
     let config = weights.params.config();
     let model = TrainModel::new(config, config.max_context).unwrap();
     let mut acts = Activations::new(keep);
@@ -113,7 +113,7 @@ fn tiny_models_give_the_gradients_of_pytorch() {
 
 /// Log-probabilities, entropies and the gradient of every tensor, within 2e-5 of its largest
 /// value; says which was worst.
-fn check_golden(dev: &Device, family: &str, keep: Keep) -> String {
+fn check_golden(dev: &Cpu, family: &str, keep: Keep) -> String {
     let golden = tiny_golden(family);
     let params = tiny(family).params;
     let case = golden_case(&golden);
@@ -348,7 +348,7 @@ fn rows_that_were_not_named_cannot_be_asked() {
 
 /// Log-probability of every token but the first, each at its temperature, as the engine computes it.
 pub(crate) fn engine_logprobs(
-    dev: &Device,
+    dev: &Cpu,
     params: &Params,
     tokens: &[u32],
     temperatures: &[f32],
@@ -390,7 +390,7 @@ pub(crate) fn engine_logprobs(
 }
 
 pub(crate) fn trainer_logprobs(
-    dev: &Device,
+    dev: &Cpu,
     weights: Weights<'_>,
     tokens: &[u32],
     temperatures: &[f32],
@@ -446,7 +446,7 @@ fn engine_and_trainer_agree_on_logprobs() {
 }
 
 /// An engine with adapters merged into its weights and a trainer that has them apart.
-pub(crate) fn agree_with_adapters(dev: &Device) {
+pub(crate) fn agree_with_adapters(dev: &Cpu) {
     for family in FAMILIES {
         let params = tiny(family).params;
         for targets in [&Projection::ALL[..], &[Projection::Q, Projection::Down]] {
