@@ -33,7 +33,7 @@ pub use decode::{Address, Instruction, decode};
 pub use on::On;
 pub use tiles::{Fault, ROW_BYTES, ROWS, Tile, Tiles};
 
-use sinew_tensor::{Device, KernelSet, KernelSetError, amx};
+use sinew_tensor::{Cpu, KernelSet, KernelSetError, amx};
 use std::cell::UnsafeCell;
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -90,23 +90,23 @@ pub enum EmulationError {
 /// # Errors
 /// [`EmulationError`] if the process already has tile registers, or the CPU lacks AVX-512, which the kernels
 /// need in addition to tiles.
-pub fn emulated(threads: usize) -> Result<Device, EmulationError> {
+pub fn emulated(threads: usize) -> Result<Cpu, EmulationError> {
     if granted() {
         return Err(EmulationError::Granted);
     }
     install()?;
     // SAFETY: the handler is installed and never removed.
     unsafe { amx::assume_emulated() };
-    Ok(Device::new(KernelSet::parse("amx")?, threads))
+    Ok(Cpu::new(KernelSet::parse("amx")?, threads))
 }
 
 /// Creates a device with AMX kernels on the CPU's tiles, which it requests from the system.
 ///
 /// # Errors
 /// The missing requirement, or wrong results.
-pub fn hardware(threads: usize) -> Result<Device, KernelSetError> {
+pub fn hardware(threads: usize) -> Result<Cpu, KernelSetError> {
     amx::use_hardware();
-    Ok(Device::new(KernelSet::parse("amx")?, threads))
+    Ok(Cpu::new(KernelSet::parse("amx")?, threads))
 }
 
 /// True if Linux has granted tile registers to this process.

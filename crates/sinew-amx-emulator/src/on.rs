@@ -1,6 +1,6 @@
 //! Tests that run on emulated tiles and on those of the CPU.
 
-use sinew_tensor::{AmxError, Device, KernelSetError};
+use sinew_tensor::{AmxError, Cpu, KernelSetError};
 
 use crate::{EmulationError, emulated, hardware};
 
@@ -20,7 +20,7 @@ impl On {
     /// # Panics
     /// Panics if results are wrong, or the kernels cannot run for another reason.
     #[must_use]
-    pub fn device(self, threads: usize) -> Option<Device> {
+    pub fn device(self, threads: usize) -> Option<Cpu> {
         let (answer, absent): (_, fn(&AmxError) -> bool) = match self {
             Self::Emulated => {
                 let answer = match emulated(threads) {

@@ -7,7 +7,7 @@
 
 use sinew_infer::{EmbeddedEngine, EngineConfig, ModelForward, SchedulerConfig};
 use sinew_model::{InferModel, Params, Precision, ResolveEnv, load_model, resolve_model};
-use sinew_tensor::{Device, KernelSet};
+use sinew_tensor::{Cpu, KernelSet};
 use sinew_types::{Engine, EngineEvent, GenerateRequest, RequestId, SamplingParams};
 use std::path::Path;
 use std::sync::mpsc::sync_channel;
@@ -38,7 +38,7 @@ fn cpu_s() -> f64 {
 }
 
 /// Runs `rows` sequences at once.
-fn measure(device: &Device, params: &Params, precision: Precision, rows: usize) -> Timing {
+fn measure(device: &Cpu, params: &Params, precision: Precision, rows: usize) -> Timing {
     let config = params.config();
     let model = InferModel::with_precision(device, config, params, 1024, precision);
     let model = model.expect("a loaded model");
@@ -108,7 +108,7 @@ fn main() {
         |_| KernelSet::detect(),
         |name| KernelSet::parse(&name).unwrap_or_else(|e| panic!("SINEW_CPU: {e}")),
     );
-    let device = Device::new(kernels, threads);
+    let device = Cpu::new(kernels, threads);
     let args: Vec<String> = args.collect();
     let named = |p: &Precision| args.iter().any(|a| a == p.name());
     let precision = Precision::ALL.into_iter().find(named).unwrap_or_default();

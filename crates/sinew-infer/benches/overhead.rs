@@ -6,7 +6,7 @@
 use sinew_infer::{
     Batch, BlockCopy, EmbeddedEngine, EngineConfig, Forward, ForwardLimits, SchedulerConfig,
 };
-use sinew_tensor::{Device, KernelSet};
+use sinew_tensor::{Cpu, KernelSet};
 use sinew_types::{Engine, EngineEvent, GenerateRequest, RequestId, SamplingParams, TensorSource};
 use std::sync::mpsc::sync_channel;
 use std::time::Instant;
@@ -15,7 +15,7 @@ use std::time::Instant;
 struct Still {
     limits: ForwardLimits,
     logits: Vec<f32>,
-    device: Device,
+    device: Cpu,
 }
 
 impl Still {
@@ -35,7 +35,7 @@ impl Still {
         Self {
             limits,
             logits: logits.collect(),
-            device: Device::new(KernelSet::detect(), 2),
+            device: Cpu::new(KernelSet::detect(), 2),
         }
     }
 }
@@ -51,7 +51,7 @@ impl Forward for Still {
     fn load_weights(&mut self, _: &dyn TensorSource) -> Result<(), String> {
         Ok(())
     }
-    fn cpu(&self) -> Option<Device> {
+    fn cpu(&self) -> Option<Cpu> {
         Some(self.device.clone())
     }
 }

@@ -7,7 +7,7 @@ use crate::plan::Plan;
 use crate::scheduler::{Scheduler, SchedulerConfig, request_limits};
 use crate::sequence::Sequence;
 use crate::stop::TokenBytes;
-use sinew_tensor::Device;
+use sinew_tensor::Cpu;
 use sinew_types::{
     EngineError, EngineEvent, EngineStatus, GenerateRequest, PolicyVersion, RequestId, TensorSource,
 };
@@ -43,7 +43,7 @@ pub(crate) struct ModelCore<F> {
     scheduler: Scheduler,
     token_bytes: bool,
     /// Threads for what follows a pass.
-    cpu: Option<Device>,
+    cpu: Option<Cpu>,
 }
 
 impl<F: Forward> ModelCore<F> {
@@ -114,7 +114,7 @@ pub(crate) struct Draws {
 
 /// Calls `work` with each input and its index, on the threads of `cpu` if there are some.
 fn in_parallel<T: Send, R: Send + Sync>(
-    cpu: Option<&Device>,
+    cpu: Option<&Cpu>,
     inputs: Vec<T>,
     work: impl Fn(T, usize) -> R + Sync,
 ) -> Vec<R> {

@@ -2,7 +2,7 @@
 
 use crate::constraint::Constraint;
 use crate::sampler;
-use sinew_tensor::Device;
+use sinew_tensor::Cpu;
 use sinew_types::{Choice, EngineError, SamplingParams, TensorSource, TokenId, TokenLogprob};
 use std::ops::Range;
 use std::sync::Mutex;
@@ -136,7 +136,7 @@ pub trait Forward: Send {
     fn load_weights(&mut self, weights: &dyn TensorSource) -> Result<(), String>;
 
     /// The threads that may draw tokens while no pass runs; `None`: the engine's own thread does.
-    fn cpu(&self) -> Option<Device> {
+    fn cpu(&self) -> Option<Cpu> {
         None
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::forward::{Batch, BlockCopy, Forward, ForwardLimits};
 use sinew_model::{InferBatch, InferModel, InferScratch};
-use sinew_tensor::Device;
+use sinew_tensor::Cpu;
 use sinew_tensor::paged::{KvPool, KvPoolError, PANEL_TOKENS, PagedSequence};
 use sinew_types::TensorSource;
 
@@ -12,7 +12,7 @@ const BLOCK_TOKENS: usize = PANEL_TOKENS;
 /// A model with its key-value memory.
 #[derive(Debug)]
 pub struct ModelForward {
-    device: Device,
+    device: Cpu,
     model: InferModel,
     kv: KvPool,
     scratch: InferScratch,
@@ -24,7 +24,7 @@ impl ModelForward {
     ///
     /// # Errors
     /// If that much memory cannot be addressed.
-    pub fn new(device: Device, model: InferModel, kv_tokens: usize) -> Result<Self, KvPoolError> {
+    pub fn new(device: Cpu, model: InferModel, kv_tokens: usize) -> Result<Self, KvPoolError> {
         let blocks = kv_tokens.div_ceil(BLOCK_TOKENS);
         let layers = model.config().layers;
         let kv = KvPool::new(layers, model.attention_shape(), BLOCK_TOKENS, blocks)?;
@@ -78,7 +78,7 @@ impl Forward for ModelForward {
         repacked.map_err(|e| e.to_string())
     }
 
-    fn cpu(&self) -> Option<Device> {
+    fn cpu(&self) -> Option<Cpu> {
         Some(self.device.clone())
     }
 }

@@ -10,7 +10,7 @@ use crate::forward::{Draw, Drawn, Sampler};
 use crate::rng;
 use crate::softmax::{self, BadLogits, Candidate, Maxima};
 use sinew_grammar::Mask;
-use sinew_tensor::Device;
+use sinew_tensor::Cpu;
 use sinew_tensor::logprob::SoftmaxRow;
 use sinew_types::{EngineError, SamplingParams, TokenId, TokenLogprob};
 use std::sync::{OnceLock, PoisonError};
@@ -21,7 +21,7 @@ pub(crate) fn sample(
     logits: &[f32],
     vocab: usize,
     samplers: &[Sampler<'_>],
-    cpu: Option<&Device>,
+    cpu: Option<&Cpu>,
 ) -> Vec<Drawn> {
     let drawn: Vec<OnceLock<Drawn>> = samplers.iter().map(|_| OnceLock::new()).collect();
     let draw = |i: usize| {
@@ -39,7 +39,7 @@ pub(crate) fn sample(
 
 /// Draws the token after the known ones, and goes on as long as the draft token is what was drawn: the tokens are
 /// those of drawing one in each pass.
-fn draw_along(logits: &[f32], vocab: usize, sampler: &Sampler<'_>, cpu: Option<&Device>) -> Drawn {
+fn draw_along(logits: &[f32], vocab: usize, sampler: &Sampler<'_>, cpu: Option<&Cpu>) -> Drawn {
     let params = sampler.params;
     let mut draws = Vec::with_capacity(1);
     // No invariant spans a panic while it is locked.
@@ -73,7 +73,7 @@ fn draw_constrained(
     params: &SamplingParams,
     position: usize,
     constraint: &mut Constraint,
-    cpu: Option<&Device>,
+    cpu: Option<&Cpu>,
 ) -> Result<Draw, EngineError> {
     if let Some(draw) = constraint.without_choice(params)? {
         return Ok(draw);
@@ -159,7 +159,7 @@ pub(crate) fn draw_masked(
 /// [`draw_masked`].
 pub(crate) fn as_trained(
     draw: &mut Draw,
-    device: &Device,
+    device: &Cpu,
     logits: &[f32],
     params: &SamplingParams,
     mask: Option<&Mask>,

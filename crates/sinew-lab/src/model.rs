@@ -6,12 +6,12 @@ use sinew_env::math::{MathTaskConfig, Mixed, PromptConfig};
 use sinew_env::{Split, Taskset};
 use sinew_model::{ModelFiles, ResolveEnv, load_gguf_metadata, load_model, resolve_model};
 use sinew_render::{ChatRenderer, GgufVocab, Renderer};
-use sinew_tensor::{Device, KernelSet};
+use sinew_tensor::{Cpu, KernelSet};
 use std::path::PathBuf;
 use std::sync::Arc;
 
 /// The device that `SINEW_CPU` and `SINEW_THREADS` ask for, else all cores with the best kernels.
-pub(crate) fn device() -> Result<Device, LabError> {
+pub(crate) fn device() -> Result<Cpu, LabError> {
     let kernels = match std::env::var("SINEW_CPU") {
         Ok(name) => {
             KernelSet::parse(&name).map_err(|e| LabError::input(format!("SINEW_CPU: {e}")))?
@@ -28,7 +28,7 @@ pub(crate) fn device() -> Result<Device, LabError> {
             })?,
         Err(_) => std::thread::available_parallelism().map_or(1, usize::from),
     };
-    Ok(Device::new(kernels, threads))
+    Ok(Cpu::new(kernels, threads))
 }
 
 /// Where models are looked for: as `sinew` does it, but for the packages of other Python environments.

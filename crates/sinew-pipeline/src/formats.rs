@@ -341,7 +341,7 @@ mod tests {
         };
         let mut params = Params::random(&config, 5);
         params.values_mut().iter_mut().for_each(|v| *v *= 4.0);
-        let device = sinew_tensor::Device::new(sinew_tensor::KernelSet::detect_f32(), 1);
+        let device = sinew_tensor::Cpu::new(sinew_tensor::KernelSet::detect_f32(), 1);
         let model = InferModel::new(&device, &config, &params, 64).unwrap();
         let forward = ModelForward::new(device.clone(), model, 512).unwrap();
         let made = Some(Arc::clone(&grammars));

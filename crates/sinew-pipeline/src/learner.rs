@@ -8,7 +8,7 @@ use crate::scoring_models::ScoringModels;
 use serde_json::Value;
 use sinew_algo::{Algorithm, Column, Columns};
 use sinew_model::{Keep, Lora, LoraConfig, Params, ValueHead, merge_lora};
-use sinew_tensor::Device;
+use sinew_tensor::Cpu;
 use sinew_train::checkpoint::CheckpointStore;
 use sinew_train::{
     Commit, ModelPolicy, Progress, TrainError, Trainer, TrainerConfig, score_rows, score_values,
@@ -52,7 +52,7 @@ pub struct Learner {
     trainer: Trainer<ModelPolicy>,
     scorers: ScoringModels,
     checkpoints: CheckpointStore,
-    device: Device,
+    device: Cpu,
     micro_batch_tokens: usize,
     run_dir: PathBuf,
     cancel: Option<watch::Receiver<bool>>,
@@ -88,7 +88,7 @@ fn go_on(cancel: Option<&watch::Receiver<bool>>) -> Result<(), PipelineError> {
 
 impl PolicyConfig {
     /// The policy that is trained, with a critic if the algorithm reads one.
-    fn policy(&self, device: &Device, params: Params) -> Result<ModelPolicy, PipelineError> {
+    fn policy(&self, device: &Cpu, params: Params) -> Result<ModelPolicy, PipelineError> {
         let context = self.max_context_tokens;
         let (dev, d_model) = (device.clone(), params.config().d_model);
         let policy = match &self.lora {
@@ -112,7 +112,7 @@ impl PolicyConfig {
     /// If the parts do not fit together.
     pub fn trainer(
         &self,
-        device: &Device,
+        device: &Cpu,
         params: Params,
         clock: Clock,
     ) -> Result<Trainer<ModelPolicy>, PipelineError> {
@@ -128,7 +128,7 @@ impl Learner {
     /// If the parts do not fit together, or a process or a folder cannot be made.
     pub fn new(
         config: LearnerConfig,
-        device: &Device,
+        device: &Cpu,
         params: Params,
         scorers: ScoringModels,
         files: Vec<(String, Vec<u8>)>,
@@ -136,7 +136,7 @@ impl Learner {
     ) -> Result<Self, PipelineError> {
         let processes = config.data_parallel;
         let share = (device.threads() / processes).max(1);
-        let own = Device::new(device.kernels(), share);
+        let own = Cpu::new(device.kernels(), share);
         let device = if processes > 1 { &own } else { device };
         let mut trainer = config.policy.trainer(device, params, clock)?;
         if processes > 1 {

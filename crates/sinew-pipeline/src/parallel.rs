@@ -7,7 +7,7 @@
 use crate::error::PipelineError;
 use rustix::fs::MemfdFlags;
 use serde::{Deserialize, Serialize};
-use sinew_tensor::{Device, KernelSet};
+use sinew_tensor::{Cpu, KernelSet};
 use sinew_train::{Comm, CommError, Link, ModelPolicy, Policy, ProcessComm, Trainer};
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
@@ -107,7 +107,7 @@ impl WorkerGroup {
     pub fn start(
         count: usize,
         run: &str,
-        device: &Device,
+        device: &Cpu,
         policy: &ModelPolicy,
     ) -> Result<Self, PipelineError> {
         let failed = |e: &dyn std::fmt::Display| {
@@ -240,7 +240,7 @@ fn start(rank: usize, setup: &Setup) -> std::io::Result<(Worker, Link)> {
 /// # Errors
 /// What could not be read, loaded or answered.
 pub fn work(
-    load: impl FnOnce(&str, &Device) -> Result<Trainer<ModelPolicy>, PipelineError>,
+    load: impl FnOnce(&str, &Cpu) -> Result<Trainer<ModelPolicy>, PipelineError>,
 ) -> Result<(), PipelineError> {
     let mut input = BufReader::new(std::io::stdin());
     let mut line = String::new();
@@ -252,7 +252,7 @@ pub fn work(
     }
     let setup: Setup = serde_json::from_str(&line).map_err(PipelineError::input)?;
     let kernels = KernelSet::parse(&setup.kernels).map_err(PipelineError::input)?;
-    let device = Device::new(kernels, setup.threads);
+    let device = Cpu::new(kernels, setup.threads);
     let options = File::options().read(true).write(true).open(&setup.memory);
     let memory = options.map_err(|e| PipelineError::system(format!("{}: {e}", setup.memory)))?;
     let link = Link::new(0, input, std::io::stdout());

@@ -2,7 +2,7 @@
 
 use crate::error::PipelineError;
 use sinew_model::Params;
-use sinew_tensor::Device;
+use sinew_tensor::Cpu;
 use sinew_train::{ModelPolicy, TrainError, score_rows, score_top};
 use sinew_types::{TokenLogprob, TrainRow};
 
@@ -43,7 +43,7 @@ impl ScoringModels {
     pub fn new(
         reference: ReferenceWeights,
         teacher: Option<Params>,
-        device: &Device,
+        device: &Cpu,
         max_context_tokens: usize,
         micro_batch_tokens: usize,
     ) -> Result<Self, PipelineError> {

@@ -15,7 +15,7 @@ use sinew_tensor::attention::{
     AttentionScratch, AttentionShape, BackwardInput, Segment, TreeLayout, tree_attention_backward,
     tree_attention_forward,
 };
-use sinew_tensor::device::{Device, KernelSet};
+use sinew_tensor::cpu::{Cpu, KernelSet};
 use sinew_tensor::logprob::{
     LinearLogprob, LogprobGrad, LogprobOut, LogprobScratch, linear_logprob_backward,
     linear_logprob_forward,
@@ -96,7 +96,7 @@ fn samples_of_tasks(prompt: u32, tasks: u32, question: u32, samples: u32, len: u
     TreeLayout::new(segments).expect("segments are made in order")
 }
 
-fn attention(dev: &Device, name: &str, layout: &TreeLayout) {
+fn attention(dev: &Cpu, name: &str, layout: &TreeLayout) {
     let shape = AttentionShape::new(9, 3, 64).expect("nine heads in three groups");
     let rows = layout.rows();
     let qkv = random(rows * shape.qkv_width(), 1);
@@ -123,7 +123,7 @@ fn attention(dev: &Device, name: &str, layout: &TreeLayout) {
 
 /// Decoding steps and a prompt chunk of one layer: each sequence has `shared` tokens in common blocks
 /// and `own` tokens in blocks of its own, the last `rows` of which are queries.
-fn paged(dev: &Device, name: &str, count: usize, shared: usize, own: usize, rows: usize) {
+fn paged(dev: &Cpu, name: &str, count: usize, shared: usize, own: usize, rows: usize) {
     const BLOCK: usize = 16;
     let shape = AttentionShape::new(9, 3, 64).expect("nine heads in three groups");
     let (common, each) = (shared / BLOCK, own.div_ceil(BLOCK));
@@ -176,7 +176,7 @@ fn paged(dev: &Device, name: &str, count: usize, shared: usize, own: usize, rows
     });
 }
 
-fn logprob(dev: &Device, n: usize) {
+fn logprob(dev: &Cpu, n: usize) {
     const DIM: usize = 576;
     const VOCAB: usize = 49_152;
     let (x, w) = (random(n * DIM, 1), random(VOCAB * DIM, 2));
@@ -221,7 +221,7 @@ fn main() {
     let all = std::thread::available_parallelism().map_or(1, usize::from);
     let wanted = std::env::args().find_map(|a| a.strip_prefix("threads=")?.parse().ok());
     let threads = wanted.unwrap_or(all);
-    let dev = Device::new(KernelSet::detect(), threads);
+    let dev = Cpu::new(KernelSet::detect(), threads);
     let wanted =
         |name: &str| std::env::args().all(|a| a != "only") || std::env::args().any(|a| a == name);
     if wanted("attention") {

@@ -10,7 +10,7 @@ mod timing;
 use std::hint::black_box;
 use std::time::Duration;
 
-use sinew_tensor::{Buffer, Device, KernelSet, Mat, MatMut, PackedWeights};
+use sinew_tensor::{Buffer, Cpu, KernelSet, Mat, MatMut, PackedWeights};
 use timing::{best, read_bandwidth};
 
 const PEAK_STEPS: usize = 200_000;
@@ -49,7 +49,7 @@ mod peak {
 
 /// Flop/s of a loop of independent fused multiply-adds on all threads; `None` for portable kernels,
 /// whose instructions the compiler chooses.
-fn fma_peak(dev: &Device) -> Option<f64> {
+fn fma_peak(dev: &Cpu) -> Option<f64> {
     #[cfg(target_arch = "x86_64")]
     {
         let run: unsafe fn() -> f64 = match dev.kernels() {
@@ -100,7 +100,7 @@ fn report(name: &str, flop: f64, seconds: f64, peak: Option<f64>, floor: f64) {
 }
 
 struct Bench {
-    dev: Device,
+    dev: Cpu,
     filter: Vec<String>,
     bandwidth: f64,
 }
@@ -172,7 +172,7 @@ fn main() {
     let filter: Vec<String> = args.filter(|a| !a.starts_with('-')).collect();
     let set = filter.iter().find_map(|f| KernelSet::parse(f).ok());
     let threads = filter.iter().find_map(|f| f.parse().ok()).unwrap_or(2);
-    let dev = Device::new(set.unwrap_or(KernelSet::detect()), threads);
+    let dev = Cpu::new(set.unwrap_or(KernelSet::detect()), threads);
     let peak = fma_peak(&dev).unwrap_or(f64::NAN) * 1e-9;
     let bandwidth = read_bandwidth(&dev);
     let set = dev.kernels();

@@ -9,7 +9,7 @@ mod timing;
 use std::time::Duration;
 
 use sinew_tensor::ops::{self, AdamW, RopeTable};
-use sinew_tensor::{Buffer, Device, KernelSet, Mat, MatMut};
+use sinew_tensor::{Buffer, Cpu, KernelSet, Mat, MatMut};
 use timing::{best, read_bandwidth};
 
 fn filled(len: usize) -> Buffer {
@@ -22,13 +22,13 @@ fn filled(len: usize) -> Buffer {
 }
 
 struct Bench {
-    dev: Device,
+    dev: Cpu,
     filter: Vec<String>,
 }
 
 impl Bench {
     /// `values`: how many the operator reads and writes.
-    fn run(&self, name: &str, values: usize, mut f: impl FnMut(&Device)) {
+    fn run(&self, name: &str, values: usize, mut f: impl FnMut(&Cpu)) {
         if self.filter.iter().all(|filter| name.contains(filter)) {
             let seconds = best(self.dev.threads(), Duration::from_millis(250), || {
                 f(&self.dev)
@@ -107,7 +107,7 @@ fn main() {
     let named = |a: &String| a.parse::<usize>().is_err() && a.parse::<KernelSet>().is_err();
     let filter = args.iter().filter(|a| named(a)).cloned().collect();
     let bench = Bench {
-        dev: Device::new(set, threads),
+        dev: Cpu::new(set, threads),
         filter,
     };
     println!(

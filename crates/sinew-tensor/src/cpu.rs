@@ -165,13 +165,13 @@ impl fmt::Display for KernelSet {
 
 /// A CPU with its kernels and threads. Clones share the threads.
 #[derive(Debug, Clone)]
-pub struct Device {
+pub struct Cpu {
     kernels: KernelSet,
     pool: Arc<Pool>,
 }
 
-impl Device {
-    /// A device that runs `kernels` on `threads` threads. Panics when the CPU cannot run `kernels`:
+impl Cpu {
+    /// A CPU that runs `kernels` on `threads` threads. Panics when the CPU cannot run `kernels`:
     /// get the set from [`KernelSet::detect`] or [`KernelSet::parse`].
     #[must_use]
     pub fn new(kernels: KernelSet, threads: usize) -> Self {

@@ -1,6 +1,6 @@
 //! Buffers and operators with forward and backward, chosen at run time per CPU.
 //!
-//! Everything runs on a [`Device`]: a kernel set (AMX, AVX-512, AVX2, NEON or portable,
+//! Everything runs on a [`Cpu`]: a kernel set (AMX, AVX-512, AVX2, NEON or portable,
 //! see [`KernelSet::detect`])
 //! and a bounded [`Pool`] of threads. Values are `f32` (AMX products round operands to bfloat16, see
 //! [`amx`]). There is no tensor type and no graph: operators take slices or strided views ([`Mat`],
@@ -16,9 +16,9 @@
 //!
 //! # Example
 //! ```
-//! use sinew_tensor::{Device, KernelSet, Mat, MatMut, PackedWeights};
+//! use sinew_tensor::{Cpu, KernelSet, Mat, MatMut, PackedWeights};
 //!
-//! let dev = Device::new(KernelSet::detect(), 2);
+//! let dev = Cpu::new(KernelSet::detect(), 2);
 //! let weights = PackedWeights::pack(&dev, &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0], 3, 2);
 //! let mut y = [0.0; 3];
 //! dev.matmul_packed(Mat::new(&[1.0, 10.0], 1, 2), &weights, MatMut::new(&mut y, 1, 3), false);
@@ -36,7 +36,7 @@
 pub mod amx;
 pub mod attention;
 pub mod buffer;
-pub mod device;
+pub mod cpu;
 pub mod gemm;
 pub mod int8;
 pub mod logprob;
@@ -50,8 +50,8 @@ pub(crate) mod simd;
 
 pub use amx::AmxError;
 pub use buffer::{Buffer, Scratch, SharedMut};
-pub use device::{Device, KernelSet, KernelSetError};
-pub use gemm::{PackedBf16, PackedWeights, gemm_serial};
+pub use cpu::{Cpu, KernelSet, KernelSetError};
+pub use gemm::{PackedBf16, PackedWeights};
 pub use int8::PackedInt8;
 pub use matrix::{Mat, MatMut};
 pub use pool::Pool;

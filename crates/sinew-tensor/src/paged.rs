@@ -11,7 +11,7 @@ use thiserror::Error;
 
 use crate::attention::{AttentionScratch, AttentionShape};
 use crate::buffer::{Buffer, SharedMut};
-use crate::device::Device;
+use crate::cpu::Cpu;
 
 /// Keys that lie side by side in memory; block sizes are multiples of it.
 pub const PANEL_TOKENS: usize = 16;
@@ -141,7 +141,7 @@ impl KvPool {
     ///
     /// # Panics
     /// If `layer` or a slot does not exist, or `qkv` has another length.
-    pub fn write(&mut self, dev: &Device, layer: usize, qkv: &[f32], slots: &[u32]) {
+    pub fn write(&mut self, dev: &Cpu, layer: usize, qkv: &[f32], slots: &[u32]) {
         assert!(
             layer < self.layers,
             "layer {layer} of a pool of {} layers",
@@ -338,7 +338,7 @@ impl<'a> PagedBatch<'a> {
 /// # Panics
 /// If `layer` or a block does not exist, a block table is too short, or a slice has another length.
 pub fn paged_attention(
-    dev: &Device,
+    dev: &Cpu,
     pool: &KvPool,
     layer: usize,
     batch: &PagedBatch<'_>,

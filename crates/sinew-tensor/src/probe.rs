@@ -5,7 +5,7 @@
 use std::sync::PoisonError;
 
 use crate::amx;
-use crate::device::{Device, KernelSet};
+use crate::cpu::{Cpu, KernelSet};
 use crate::simd::simd_fn;
 
 /// Sums in flight, enough to hide the latency of two units with 4 to 5 cycles each.
@@ -19,7 +19,7 @@ const AHEAD: usize = 512;
 /// products, which for AMX are in tiles. Answers the number of floating-point operations, two for each
 /// multiply-add.
 #[must_use]
-pub fn multiply_add(dev: &Device, turns: usize) -> f64 {
+pub fn multiply_add(dev: &Cpu, turns: usize) -> f64 {
     let threads = dev.threads();
     if dev.kernels() == KernelSet::Amx {
         let done = std::sync::Mutex::new(0.0);
@@ -60,7 +60,7 @@ fn spin<V>(turns: usize) -> usize {
 
 /// Reads all of `values` once, on all threads. Answers their sum, which nobody needs but the compiler.
 #[must_use]
-pub fn read(dev: &Device, values: &[f32]) -> f32 {
+pub fn read(dev: &Cpu, values: &[f32]) -> f32 {
     let tasks = values.len().div_ceil(CHUNK);
     let sums: Vec<_> = (0..tasks)
         .map(|_| std::sync::atomic::AtomicU32::new(0))
@@ -104,7 +104,7 @@ mod tests {
     #[test]
     fn reads_everything_once_and_counts_the_operations() {
         for set in KernelSet::available_f32() {
-            let dev = Device::new(set, 2);
+            let dev = Cpu::new(set, 2);
             let values: Vec<f32> = (0..CHUNK + 77).map(|i| (i % 3) as f32).collect();
             let expected: f64 = values.iter().map(|&v| f64::from(v)).sum();
             assert_eq!(f64::from(read(&dev, &values)), expected, "{set}");

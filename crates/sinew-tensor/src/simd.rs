@@ -393,12 +393,12 @@ pub(crate) unsafe fn sigmoid<V: Vector>(x: V) -> V {
 
 /// Defines a function that exists once per kernel set:
 /// `simd_fn! { pub(crate) fn name<V>(a: A, ...) -> R { body } }` makes
-/// `unsafe fn name(dev: &Device, a: A, ...) -> R`, whose body may use the [`Vector`] type `V`.
+/// `unsafe fn name(dev: &Cpu, a: A, ...) -> R`, whose body may use the [`Vector`] type `V`.
 /// The whole body is an unsafe context; the function is as safe as its pointers.
 macro_rules! simd_fn {
     ($(#[$meta:meta])* $vis:vis fn $name:ident<$V:ident $(: $bound:path)?>($($arg:ident : $ty:ty),* $(,)?) $(-> $ret:ty)? $body:block) => {
         $(#[$meta])*
-        $vis unsafe fn $name(dev: &$crate::device::Device, $($arg: $ty),*) $(-> $ret)? {
+        $vis unsafe fn $name(dev: &$crate::cpu::Cpu, $($arg: $ty),*) $(-> $ret)? {
             use $crate::simd::Vector;
             #[inline(always)]
             unsafe fn body<$V: Vector $(+ $bound)?>($($arg: $ty),*) $(-> $ret)? {
@@ -421,12 +421,12 @@ macro_rules! simd_fn {
             unsafe {
                 match dev.kernels() {
                     #[cfg(target_arch = "x86_64")]
-                    $crate::device::KernelSet::Avx512 | $crate::device::KernelSet::Amx => avx512($($arg),*),
+                    $crate::cpu::KernelSet::Avx512 | $crate::cpu::KernelSet::Amx => avx512($($arg),*),
                     #[cfg(target_arch = "x86_64")]
-                    $crate::device::KernelSet::Avx2 => avx2($($arg),*),
+                    $crate::cpu::KernelSet::Avx2 => avx2($($arg),*),
                     // NEON is part of the base instruction set.
                     #[cfg(target_arch = "aarch64")]
-                    $crate::device::KernelSet::Neon => body::<$crate::simd::Neon8>($($arg),*),
+                    $crate::cpu::KernelSet::Neon => body::<$crate::simd::Neon8>($($arg),*),
                     _ => body::<$crate::simd::Lanes8>($($arg),*),
                 }
             }
@@ -438,7 +438,7 @@ pub(crate) use simd_fn;
 #[cfg(test)]
 mod tests {
     use super::{exp, sigmoid};
-    use crate::device::{Device, KernelSet};
+    use crate::cpu::{Cpu, KernelSet};
 
     simd_fn! {
     fn exp_all<V>(x: &[f32], y: &mut [f32]) {
@@ -476,10 +476,10 @@ mod tests {
     }
     }
 
-    fn devices() -> impl Iterator<Item = Device> {
+    fn devices() -> impl Iterator<Item = Cpu> {
         KernelSet::available_f32()
             .into_iter()
-            .map(|set| Device::new(set, 1))
+            .map(|set| Cpu::new(set, 1))
     }
 
     #[test]

@@ -10,7 +10,7 @@ use sinew_model::{
     Activations, ForwardError, Grads, Keep, Lora, OutputGrads, ParamEntry, Params, TrainModel,
     ValueGrads, ValueHead, Weights,
 };
-use sinew_tensor::Device;
+use sinew_tensor::Cpu;
 use sinew_tensor::logprob::Masks;
 use sinew_types::{TensorList, TensorSource, TensorView, TokenId, TokenLogprob, TrainRow};
 use std::sync::Arc;
@@ -36,7 +36,7 @@ struct Critic {
 #[derive(Debug)]
 pub struct ModelPolicy {
     model: TrainModel,
-    device: Device,
+    device: Cpu,
     /// Shared with engines while they load it; an update meanwhile makes a copy.
     params: Arc<Params>,
     lora: Option<Lora>,
@@ -59,7 +59,7 @@ impl ModelPolicy {
         params: Params,
         context: usize,
         keep: Keep,
-        device: Device,
+        device: Cpu,
     ) -> Result<Self, PolicyError> {
         let gradient = Grads::of_params(params.layout());
         Self::new(params, None, Some(gradient), context, keep, device)
@@ -73,7 +73,7 @@ impl ModelPolicy {
         base_model: &str,
         context: usize,
         keep: Keep,
-        device: Device,
+        device: Cpu,
     ) -> Result<Self, PolicyError> {
         let gradient = Grads::of_lora(lora.layout());
         let policy = Self::new(params, Some(lora), Some(gradient), context, keep, device)?;
@@ -84,7 +84,7 @@ impl ModelPolicy {
     }
 
     /// Only scores: the reference of a KL term.
-    pub fn frozen(params: Params, context: usize, device: Device) -> Result<Self, PolicyError> {
+    pub fn frozen(params: Params, context: usize, device: Cpu) -> Result<Self, PolicyError> {
         Self::new(params, None, None, context, Keep::Nothing, device)
     }
 
@@ -94,7 +94,7 @@ impl ModelPolicy {
         gradient: Option<Grads>,
         context: usize,
         keep: Keep,
-        device: Device,
+        device: Cpu,
     ) -> Result<Self, PolicyError> {
         let model = TrainModel::new(params.config(), context)
             .map_err(|error| PolicyError(error.to_string()))?;

@@ -5,7 +5,7 @@ use crate::comm::{Comm, CommError};
 use crate::optim::{AdamW, HostTensor, Outcome, Update};
 use crate::pack::{LossItem, MaskTable, MicroBatch};
 use crate::policy::{Policy, PolicyError, ScoreGrads, Scores, TensorFile, Want};
-use sinew_tensor::{Device, KernelSet};
+use sinew_tensor::{Cpu, KernelSet};
 use sinew_types::{
     EpisodeId, PolicyVersion, RowMasks, TensorList, TensorSource, TensorView, TokenId,
     TokenLogprob, TrainRow,
@@ -224,6 +224,6 @@ impl Policy for Bigram {
     }
 }
 
-pub(crate) fn device() -> Device {
-    Device::new(KernelSet::detect_f32(), 1)
+pub(crate) fn device() -> Cpu {
+    Cpu::new(KernelSet::detect_f32(), 1)
 }

@@ -3,10 +3,10 @@
 use crate::failure::Failure;
 use crate::recipe::Recipe;
 use sinew_model::Precision;
-use sinew_tensor::{Device, KernelSet};
+use sinew_tensor::{Cpu, KernelSet};
 
 /// The device that `SINEW_CPU` and `SINEW_THREADS` ask for, else the best there is.
-pub(crate) fn device() -> Result<Device, Failure> {
+pub(crate) fn device() -> Result<Cpu, Failure> {
     let kernels = match std::env::var("SINEW_CPU") {
         Ok(name) => {
             KernelSet::parse(&name).map_err(|e| Failure::input(format!("SINEW_CPU: {e}")))?
@@ -32,11 +32,11 @@ pub(crate) fn device() -> Result<Device, Failure> {
         },
         Err(_) => std::thread::available_parallelism().map_or(1, usize::from),
     };
-    Ok(Device::new(kernels, threads))
+    Ok(Cpu::new(kernels, threads))
 }
 
 /// The kernels in words, with what they do to the numbers.
-pub(crate) fn kernels(device: &Device) -> String {
+pub(crate) fn kernels(device: &Cpu) -> String {
     let rounding = match device.kernels() {
         KernelSet::Amx => {
             " (operands of products rounded to bfloat16, in engine and trainer alike)"

@@ -8,7 +8,7 @@ use sinew_model::{
     ModelConfig, ModelFiles, Params, ResolveError, load_config, load_model, resolve_model,
 };
 use sinew_pipeline::{ReferenceWeights, ScoringModels};
-use sinew_tensor::Device;
+use sinew_tensor::Cpu;
 use std::path::Path;
 
 /// A model that is not there: something to get first, or a name that cannot be one.
@@ -68,7 +68,7 @@ fn load(key: &str, source: &str, vocab: usize) -> Result<Params, Failure> {
 pub(crate) fn scoring_models(
     recipe: &Recipe,
     needs: Needs,
-    device: &Device,
+    device: &Cpu,
     initial: &Params,
 ) -> Result<ScoringModels, Failure> {
     let vocab = initial.config().vocab;

@@ -29,7 +29,7 @@ use sinew_sandbox::{
     Limits, Pool, PoolConfig, ProcessConfig, ProcessProvider, SandboxProvider, SandboxSpec,
 };
 use sinew_store::{DiskStore, Filter, MemoryStore, Recovery, StoreError, StoreOptions, TraceStore};
-use sinew_tensor::Device;
+use sinew_tensor::Cpu;
 use sinew_types::{Clock, Component, Engine, EpisodeId, Provenance, SamplingParams, Trace};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -390,7 +390,7 @@ pub(crate) fn disk_store(folder: &Path, accept_loss: bool) -> Result<DiskStore, 
 
 fn engine(
     recipe: &Recipe,
-    device: &Device,
+    device: &Cpu,
     params: &Params,
     renderer: &dyn Renderer,
     grammars: &Arc<dyn Grammars>,
@@ -432,7 +432,7 @@ type Engines = (Arc<dyn Engine>, Option<Arc<CrossPolicy>>);
 /// The engine that episodes use: one, or two for cross-policy sampling.
 fn engines(
     recipe: &Recipe,
-    device: &Device,
+    device: &Cpu,
     renderer: &dyn Renderer,
     grammars: &Arc<dyn Grammars>,
     learner: &Learner,
@@ -466,7 +466,7 @@ fn engines(
 fn learner(
     recipe: &Recipe,
     dir: &RunDir,
-    device: &Device,
+    device: &Cpu,
     params: Params,
     algorithm: &Algorithm,
     files: Vec<(String, Vec<u8>)>,
@@ -526,7 +526,7 @@ fn run_info(
     recipe: &Recipe,
     dir: &RunDir,
     (envs, renderer): (&dyn EnvFactory, &dyn Renderer),
-    device: &Device,
+    device: &Cpu,
 ) -> RunInfo {
     let name = dir.path().file_name().unwrap_or_default();
     let embedded = recipe.engine.kind == "embedded";

@@ -4,7 +4,7 @@ use crate::support::{Pending, config, request, submit, until};
 use sinew_engines::{ConnectOptions, RemoteEngine, ServerConfig, connect};
 use sinew_infer::{EmbeddedEngine, EngineConfig, ModelForward};
 use sinew_model::{InferModel, ModelFiles, ResolveEnv, load_model, resolve_model};
-use sinew_tensor::{Device, KernelSet};
+use sinew_tensor::{Cpu, KernelSet};
 use sinew_types::{Engine, Fidelity, FinishReason, GenerateRequest, RequestId};
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -110,7 +110,7 @@ fn greedy(id: u64, max_tokens: u32) -> GenerateRequest {
 /// The same model in this process.
 fn embedded(files: &ModelFiles) -> EmbeddedEngine {
     let loaded = load_model(files).unwrap();
-    let device = Device::new(KernelSet::detect_f32(), 2);
+    let device = Cpu::new(KernelSet::detect_f32(), 2);
     let config = loaded.params.config().clone();
     let model = InferModel::new(&device, &config, &loaded.params, 256).unwrap();
     let forward = ModelForward::new(device, model, 512).unwrap();

@@ -9,15 +9,15 @@ use sinew_model::{
 };
 use sinew_tensor::attention::TreeLayout;
 use sinew_tensor::paged::{KvPool, PagedSequence};
-use sinew_tensor::{Device, KernelSet};
+use sinew_tensor::{Cpu, KernelSet};
 use sinew_types::{
     Engine, EngineError, FinishReason, GenerateRequest, PolicyVersion, SampledToken, TokenId,
 };
 use std::path::Path;
 use std::sync::Arc;
 
-pub(crate) fn device() -> Device {
-    Device::new(KernelSet::detect_f32(), 2)
+pub(crate) fn device() -> Cpu {
+    Cpu::new(KernelSet::detect_f32(), 2)
 }
 
 fn tiny_config() -> ModelConfig {
@@ -54,7 +54,7 @@ fn engine(params: &Params, kv_tokens: usize, scheduler: SchedulerConfig) -> Embe
 }
 
 fn engine_on(
-    device: &Device,
+    device: &Cpu,
     params: &Params,
     kv_tokens: usize,
     scheduler: SchedulerConfig,
@@ -152,7 +152,7 @@ fn sampler_and_trainer_agree_at_every_temperature() {
     let params = tiny_params(5);
     let asked = [0.7, 1.0, 1.2, 0.0];
     for kernels in KernelSet::available_f32() {
-        let device = Device::new(kernels, 2);
+        let device = Cpu::new(kernels, 2);
         let mut requests = groups();
         for (r, temperature) in requests.iter_mut().zip(asked.into_iter().cycle()) {
             r.sampling.temperature = temperature;

@@ -1,7 +1,7 @@
 //! What this machine can do at most, and how busy it is with other things.
 
 use super::row::{Better, Printer, Row, Summary};
-use sinew_tensor::{Buffer, Device, KernelSet, Mat, MatMut, PackedWeights, probe};
+use sinew_tensor::{Buffer, Cpu, KernelSet, Mat, MatMut, PackedWeights, probe};
 use std::time::Instant;
 
 /// Limits measured in this run.
@@ -87,7 +87,7 @@ pub(super) fn seconds_now(rounds: usize, body: &mut dyn FnMut()) -> Vec<f64> {
 }
 
 /// Bytes read and operations done a second at most, from a few short rounds.
-pub(super) fn limits(dev: &Device) -> (f64, f64) {
+pub(super) fn limits(dev: &Cpu) -> (f64, f64) {
     let memory = Buffer::from_slice(&vec![1.0; READ_BYTES / 4]);
     let read = seconds(3 * ROUNDS, &mut || {
         std::hint::black_box(probe::read(dev, &memory));
@@ -103,7 +103,7 @@ pub(super) fn limits(dev: &Device) -> (f64, f64) {
 }
 
 /// Measures the limits and prints them. The floors of later rows are the best rounds.
-pub(crate) fn floors(dev: &Device, printer: Printer) -> Floors {
+pub(crate) fn floors(dev: &Cpu, printer: Printer) -> Floors {
     let cpu = CpuTime::now();
     let memory = Buffer::from_slice(&vec![1.0; READ_BYTES / 4]);
     let read = seconds(ROUNDS, &mut || {
@@ -139,7 +139,7 @@ fn rate(printer: Printer, name: &str, unit: &str, rates: Vec<f64>, cpu: Option<C
 }
 
 /// Products at the shapes of SmolLM2-135M against the peak of the same run.
-fn gemm(dev: &Device, printer: Printer, peak: f64) {
+fn gemm(dev: &Cpu, printer: Printer, peak: f64) {
     for (name, m, n, k) in [
         ("gate_up, 1024 rows", 1024, 3072, 576),
         ("down, 1024 rows", 1024, 576, 1536),
@@ -167,7 +167,7 @@ fn gemm(dev: &Device, printer: Printer, peak: f64) {
 }
 
 /// The kernels in use, for the first row.
-pub(crate) fn describe(dev: &Device) -> String {
+pub(crate) fn describe(dev: &Cpu) -> String {
     let best = KernelSet::detect();
     format!("{} of {best}, {} threads", dev.kernels(), dev.threads())
 }

@@ -20,7 +20,7 @@ use crate::{LabError, model};
 use clap::{Args, Subcommand};
 use peers::Peers;
 use row::Printer;
-use sinew_tensor::Device;
+use sinew_tensor::Cpu;
 use sinew_types::Clock;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -94,7 +94,7 @@ pub struct ComputeArgs {
 /// What every part of a bench needs.
 #[derive(Debug)]
 struct Bench {
-    dev: Device,
+    dev: Cpu,
     peers: Peers,
     printer: Printer,
     cell_limit_s: f64,

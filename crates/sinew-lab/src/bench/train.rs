@@ -6,7 +6,7 @@ use super::{Bench, shapes};
 use crate::LabError;
 use crate::bench::clock;
 use sinew_model::{Keep, ModelConfig, Params};
-use sinew_tensor::{Device, KernelSet};
+use sinew_tensor::{Cpu, KernelSet};
 use sinew_train::{ModelPolicy, Trainer, TrainerConfig};
 use sinew_types::{Correction, EpisodeId, LossSpec, PolicyVersion, Surrogate, TokenId, TrainRow};
 
@@ -56,7 +56,7 @@ pub(super) fn spec(surrogate: Surrogate) -> LossSpec {
 }
 
 pub(super) fn trainer(
-    dev: &Device,
+    dev: &Cpu,
     config: &ModelConfig,
     keep: Keep,
     context: usize,

@@ -34,7 +34,7 @@ fn thread_time() -> f64 {
 }
 
 /// Bytes/s of reading a large buffer on all threads, eight streams a task.
-pub(crate) fn read_bandwidth(dev: &sinew_tensor::Device) -> f64 {
+pub(crate) fn read_bandwidth(dev: &sinew_tensor::Cpu) -> f64 {
     let data = sinew_tensor::Buffer::from_slice(&vec![1.0; 64 << 20]);
     let time = best(dev.threads(), Duration::from_millis(700), || {
         dev.pool().parallel_ranges(data.len(), 1 << 20, &|range| {

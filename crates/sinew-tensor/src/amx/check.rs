@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use super::product::{Product, Right};
 use super::{AmxError, model};
 use crate::buffer::Scratch;
-use crate::device::KernelSet;
+use crate::cpu::KernelSet;
 use crate::matrix::{Mat, MatMut};
 
 /// CPUID leaf 7, register EDX.
@@ -24,7 +24,7 @@ const XFEATURE_XTILEDATA: libc::c_long = 18;
 static EMULATED: AtomicBool = AtomicBool::new(false);
 static HARDWARE: OnceLock<Result<(), AmxError>> = OnceLock::new();
 
-/// Lets [`KernelSet::parse`] and [`Device::new`](crate::Device::new) take `amx` where the CPU or the system lacks
+/// Lets [`KernelSet::parse`] and [`Cpu::new`](crate::Cpu::new) take `amx` where the CPU or the system lacks
 /// it, and keeps this process from asking the system for tile registers until [`use_hardware`]: where they are
 /// granted, nothing traps. [`KernelSet::detect`] does not choose the set then. The self-check runs all the same.
 ///

@@ -189,7 +189,7 @@ unsafe fn pairs<R: Round>(x: &Strip, first: usize, rows: *mut u32) {
 mod tests {
     use super::super::model;
     use super::*;
-    use crate::device::KernelSet;
+    use crate::cpu::KernelSet;
 
     /// Every strip shape against the rounding of the model, in both directions.
     fn check(pack: unsafe fn(&Strip, Side, *mut u32, usize), values: &[f32]) {

@@ -20,7 +20,7 @@ use thiserror::Error;
 pub use layout::{LayoutError, Segment, TreeLayout};
 
 use crate::buffer::{Scratch, SharedMut};
-use crate::device::Device;
+use crate::cpu::Cpu;
 use backward::Partial;
 use kernel::{HeadGroup, Task};
 use plan::{Plan, PlanKey, STRIP_VECTORS};
@@ -170,7 +170,7 @@ impl Workspaces {
 const REDUCE_ROWS: usize = 128;
 
 /// Groups of query heads that share a key head and fit a strip.
-fn head_groups(dev: &Device, shape: &AttentionShape) -> Vec<HeadGroup> {
+fn head_groups(dev: &Cpu, shape: &AttentionShape) -> Vec<HeadGroup> {
     let most = STRIP_VECTORS * lanes(dev);
     let fits = |count: &usize| shape.group().is_multiple_of(*count);
     let count = (1..=most.min(shape.group())).rev().find(fits).unwrap_or(1);
@@ -186,7 +186,7 @@ fn head_groups(dev: &Device, shape: &AttentionShape) -> Vec<HeadGroup> {
 
 fn plan<'a>(
     slot: &'a mut Option<Plan>,
-    dev: &Device,
+    dev: &Cpu,
     layout: &TreeLayout,
     groups: &[HeadGroup],
 ) -> &'a Plan {
@@ -214,7 +214,7 @@ fn check_len(name: &str, len: usize, expected: usize) {
 /// # Panics
 /// If the length of a slice differs from what layout and shape ask for.
 pub fn tree_attention_forward(
-    dev: &Device,
+    dev: &Cpu,
     layout: &TreeLayout,
     shape: &AttentionShape,
     qkv: &[f32],
@@ -271,7 +271,7 @@ pub struct BackwardInput<'a> {
 /// # Panics
 /// If the length of a slice differs from what layout and shape ask for.
 pub fn tree_attention_backward(
-    dev: &Device,
+    dev: &Cpu,
     layout: &TreeLayout,
     shape: &AttentionShape,
     input: BackwardInput<'_>,

@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::device::KernelSet;
+use crate::cpu::KernelSet;
 
 /// Values in -1..1 that depend on `seed` alone.
 pub(crate) fn random(len: usize, seed: u64) -> Vec<f32> {
@@ -57,13 +57,7 @@ struct Run {
     d_qkv: Vec<f32>,
 }
 
-fn run(
-    dev: &Device,
-    layout: &TreeLayout,
-    shape: &AttentionShape,
-    qkv: &[f32],
-    d_out: &[f32],
-) -> Run {
+fn run(dev: &Cpu, layout: &TreeLayout, shape: &AttentionShape, qkv: &[f32], d_out: &[f32]) -> Run {
     let rows = layout.rows();
     let mut scratch = AttentionScratch::default();
     let mut out = vec![f32::NAN; rows * shape.out_width()];
@@ -87,7 +81,7 @@ fn check(layout: &TreeLayout, shape: &AttentionShape, scale: f32, seed: u64) {
     let exact = reference::forward(layout, shape, &widen(&qkv));
     let gradient = reference::backward(layout, shape, &widen(&qkv), &widen(&d_out));
     for kernels in KernelSet::available_f32() {
-        let fast = run(&Device::new(kernels, 2), layout, shape, &qkv, &d_out);
+        let fast = run(&Cpu::new(kernels, 2), layout, shape, &qkv, &d_out);
         assert_close(&format!("{kernels} out"), &fast.out, &exact.out, 2e-5);
         assert_close(&format!("{kernels} lse"), &fast.lse, &exact.lse, 1e-5);
         assert_close(&format!("{kernels} d_qkv"), &fast.d_qkv, &gradient, 1e-4);
@@ -181,8 +175,8 @@ fn results_do_not_depend_on_threads() {
     let qkv = random(layout.rows() * shape.qkv_width(), 1);
     let d_out = random(layout.rows() * shape.out_width(), 2);
     for kernels in KernelSet::available_f32() {
-        let one = run(&Device::new(kernels, 1), &layout, &shape, &qkv, &d_out);
-        let three = run(&Device::new(kernels, 3), &layout, &shape, &qkv, &d_out);
+        let one = run(&Cpu::new(kernels, 1), &layout, &shape, &qkv, &d_out);
+        let three = run(&Cpu::new(kernels, 3), &layout, &shape, &qkv, &d_out);
         assert_eq!(
             (one.out, one.lse, one.d_qkv),
             (three.out, three.lse, three.d_qkv)
@@ -192,7 +186,7 @@ fn results_do_not_depend_on_threads() {
 
 #[test]
 fn a_scratch_serves_changing_layouts() {
-    let dev = Device::new(KernelSet::detect_f32(), 2);
+    let dev = Cpu::new(KernelSet::detect_f32(), 2);
     let shape = AttentionShape::new(2, 2, 8).unwrap();
     let mut scratch = AttentionScratch::default();
     for parts in [
@@ -222,7 +216,7 @@ fn a_scratch_serves_changing_layouts() {
 #[test]
 #[should_panic(expected = "out holds 15 values, the layout and shape ask for 16")]
 fn wrong_lengths_are_refused() {
-    let dev = Device::new(KernelSet::Portable, 1);
+    let dev = Cpu::new(KernelSet::Portable, 1);
     let layout = TreeLayout::sequences(&[2]).unwrap();
     let shape = AttentionShape::new(1, 1, 8).unwrap();
     let (mut out, mut lse) = (vec![0.0; 15], vec![0.0; 2]);

@@ -5,11 +5,11 @@
     reason = "the kernels are pointer arithmetic throughout"
 )]
 
-use crate::device::{Device, KernelSet};
+use crate::cpu::{Cpu, KernelSet};
 use crate::simd::Vector;
 
 /// Lanes of the vectors that the device's kernels use.
-pub(crate) fn lanes(dev: &Device) -> usize {
+pub(crate) fn lanes(dev: &Cpu) -> usize {
     match dev.kernels() {
         KernelSet::Portable | KernelSet::Neon | KernelSet::Avx2 => 8,
         KernelSet::Avx512 | KernelSet::Amx => 16,
@@ -348,7 +348,7 @@ mod tests {
         let mut scores: Vec<f32> = (0..4096).map(|i| -230.0 + i as f32 * 0.0613).collect();
         scores.extend([f32::NEG_INFINITY, LEAST_SCORE, LOWEST, -1e30].repeat(4));
         for kernels in KernelSet::available_f32() {
-            let dev = Device::new(kernels, 1);
+            let dev = Cpu::new(kernels, 1);
             let below = |top: f32| {
                 let mut y = scores.clone();
                 // SAFETY: the slice holds whole vectors.
@@ -382,7 +382,7 @@ mod tests {
             x.extend([f32::NEG_INFINITY, f32::NAN, -1e30, -100.0].repeat(4));
             let mut y = x.clone();
             // SAFETY: the slice holds whole vectors.
-            unsafe { exp2_all(&Device::new(kernels, 1), &mut y) };
+            unsafe { exp2_all(&Cpu::new(kernels, 1), &mut y) };
             for (x, y) in x.iter().zip(&y) {
                 if x.is_nan() {
                     assert!(y.is_nan(), "{kernels}: 2^NaN gives {y}");

@@ -8,7 +8,7 @@ use super::split::{BLOCK, Split, encode};
 use super::tile::Tile;
 use super::{PACKED, Sizes};
 use crate::buffer::Scratch;
-use crate::device::{Device, KernelSet};
+use crate::cpu::{Cpu, KernelSet};
 use crate::matrix::{Mat, MatMut};
 use crate::simd::simd_fn;
 
@@ -32,7 +32,7 @@ pub struct PackedBf16 {
 impl PackedBf16 {
     /// Rounds and packs row-major `w` `[n, k]`.
     #[must_use]
-    pub fn pack(dev: &Device, w: &[f32], n: usize, k: usize) -> Self {
+    pub fn pack(dev: &Cpu, w: &[f32], n: usize, k: usize) -> Self {
         let mut packed = Self {
             n,
             k,
@@ -44,7 +44,7 @@ impl PackedBf16 {
     }
 
     /// Replaces the weights by row-major `w` of the same shape.
-    pub fn repack(&mut self, dev: &Device, w: &[f32]) {
+    pub fn repack(&mut self, dev: &Cpu, w: &[f32]) {
         let (n, k, nr) = (self.n, self.k, Sizes::of(self.kernels).split_cols);
         assert_eq!(w.len(), n * k, "weights [{n}, {k}]");
         self.check(dev);
@@ -84,7 +84,7 @@ impl PackedBf16 {
         self.data.bytes()
     }
 
-    fn check(&self, dev: &Device) {
+    fn check(&self, dev: &Cpu) {
         assert_eq!(
             self.kernels,
             dev.kernels(),
@@ -128,7 +128,7 @@ fn round<V: Tile>(wide: *mut f32, rows: usize, depth: usize, words: *mut u32) {
 }
 }
 
-impl Device {
+impl Cpu {
     /// `y (+)= x · wᵀ` with `x` `[m, k]`, `w` `[n, k]` rounded to bfloat16, `y` `[m, n]`.
     pub fn matmul_bf16(&self, x: Mat<'_>, w: &PackedBf16, y: MatMut<'_>, accumulate: bool) {
         w.check(self);
@@ -140,7 +140,6 @@ impl Device {
         PACKED.with_borrow_mut(|scratch| {
             Product {
                 dev: self,
-                parallel: true,
                 a: x,
                 b: Source::Split(&w.data),
                 c: y,
@@ -171,9 +170,9 @@ mod tests {
         w.iter().map(round).collect()
     }
 
-    fn devices() -> impl Iterator<Item = Device> {
+    fn devices() -> impl Iterator<Item = Cpu> {
         let sets = KernelSet::available_f32().into_iter();
-        sets.flat_map(|set| [1, 3].map(|threads| Device::new(set, threads)))
+        sets.flat_map(|set| [1, 3].map(|threads| Cpu::new(set, threads)))
     }
 
     /// Weights of which some or all blocks have high bytes that no table of 16 holds.
@@ -270,7 +269,7 @@ mod tests {
 
     #[test]
     fn repacking_replaces_all_weights() {
-        let dev = Device::new(KernelSet::detect_f32(), 2);
+        let dev = Cpu::new(KernelSet::detect_f32(), 2);
         let (n, k) = (70, 101);
         let x = values(k, 3);
         let product = |w: &PackedBf16| {

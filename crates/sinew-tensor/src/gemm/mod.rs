@@ -23,7 +23,7 @@ use std::ops::Range;
 
 use crate::amx::product as amx;
 use crate::buffer::{Buffer, Scratch};
-use crate::device::{Device, KernelSet};
+use crate::cpu::{Cpu, KernelSet};
 use crate::matrix::{Mat, MatMut};
 use crate::simd::Lanes8;
 pub use bf16::PackedBf16;
@@ -54,7 +54,7 @@ pub struct PackedWeights {
 impl PackedWeights {
     /// Packs row-major `w` `[n, k]`.
     #[must_use]
-    pub fn pack(dev: &Device, w: &[f32], n: usize, k: usize) -> Self {
+    pub fn pack(dev: &Cpu, w: &[f32], n: usize, k: usize) -> Self {
         let len = match dev.kernels() {
             KernelSet::Amx => amx::packed_len(n, k),
             other => n.next_multiple_of(Sizes::of(other).cols) * k,
@@ -71,7 +71,7 @@ impl PackedWeights {
     }
 
     /// Replaces the weights by row-major `w` of the same shape, without allocating.
-    pub fn repack(&mut self, dev: &Device, w: &[f32]) {
+    pub fn repack(&mut self, dev: &Cpu, w: &[f32]) {
         let (n, k) = (self.n, self.k);
         assert_eq!(w.len(), n * k, "weights [{n}, {k}]");
         self.check(dev);
@@ -80,7 +80,7 @@ impl PackedWeights {
             return amx::pack_weights(Some(dev.pool()), b, &mut self.data);
         }
         // SAFETY: `data` has room for all panels of `[n, k]`.
-        unsafe { pack_b(dev, true, b, 0..n, 0..k, self.data.as_mut_ptr()) };
+        unsafe { pack_b(dev, b, 0..n, 0..k, self.data.as_mut_ptr()) };
     }
 
     /// Output features.
@@ -101,7 +101,7 @@ impl PackedWeights {
         self.data.len() * 4
     }
 
-    fn check(&self, dev: &Device) {
+    fn check(&self, dev: &Cpu) {
         assert_eq!(
             self.kernels,
             dev.kernels(),
@@ -110,7 +110,7 @@ impl PackedWeights {
     }
 }
 
-impl Device {
+impl Cpu {
     /// `y (+)= x · wᵀ` with `x` `[m, k]`, `w` `[n, k]`, `y` `[m, n]`.
     pub fn matmul_packed(&self, x: Mat<'_>, w: &PackedWeights, y: MatMut<'_>, accumulate: bool) {
         w.check(self);
@@ -122,12 +122,11 @@ impl Device {
         PACKED.with_borrow_mut(|scratch| {
             if self.kernels() == KernelSet::Amx {
                 let b = amx::Right::Packed(&w.data);
-                return tiles(self, true, x, b, y, accumulate).run(scratch);
+                return tiles(self, x, b, y, accumulate).run(scratch);
             }
             let b = Source::Packed(&w.data);
             Product {
                 dev: self,
-                parallel: true,
                 a: x,
                 b,
                 c: y,
@@ -157,12 +156,11 @@ impl Device {
         assert_eq!((b.rows(), b.cols()), (a.cols(), c.cols()), "b is [k, n]");
         PACKED.with_borrow_mut(|scratch| {
             if self.kernels() == KernelSet::Amx {
-                return tiles(self, true, a, amx::Right::Plain(b), c, accumulate).run(scratch);
+                return tiles(self, a, amx::Right::Plain(b), c, accumulate).run(scratch);
             }
             let b = Source::Plain(b);
             Product {
                 dev: self,
-                parallel: true,
                 a,
                 b,
                 c,
@@ -173,70 +171,16 @@ impl Device {
     }
 }
 
-/// `c (+)= a · b` on the calling thread alone, for use inside the tasks of a parallel loop.
-pub fn gemm_serial(
-    dev: &Device,
-    a: Mat<'_>,
-    b: Mat<'_>,
-    c: MatMut<'_>,
-    accumulate: bool,
-    scratch: &mut Scratch,
-) {
-    assert_eq!((b.rows(), b.cols()), (a.cols(), c.cols()), "b is [k, n]");
-    if dev.kernels() == KernelSet::Amx {
-        return tiles(dev, false, a, amx::Right::Plain(b), c, accumulate).run(scratch);
-    }
-    Product {
-        dev,
-        parallel: false,
-        a,
-        b: Source::Plain(b),
-        c,
-        accumulate,
-    }
-    .run(scratch);
-}
-
-/// [`Device::matmul_packed`] on the calling thread alone.
-pub fn matmul_packed_serial(
-    dev: &Device,
-    x: Mat<'_>,
-    w: &PackedWeights,
-    y: MatMut<'_>,
-    accumulate: bool,
-    scratch: &mut Scratch,
-) {
-    w.check(dev);
-    assert_eq!(
-        (x.cols(), y.cols()),
-        (w.k, w.n),
-        "columns of x and y, weights [n, k]"
-    );
-    if dev.kernels() == KernelSet::Amx {
-        return tiles(dev, false, x, amx::Right::Packed(&w.data), y, accumulate).run(scratch);
-    }
-    Product {
-        dev,
-        parallel: false,
-        a: x,
-        b: Source::Packed(&w.data),
-        c: y,
-        accumulate,
-    }
-    .run(scratch);
-}
-
 /// The product on AMX tiles.
 fn tiles<'a>(
-    dev: &'a Device,
-    parallel: bool,
+    dev: &'a Cpu,
     a: Mat<'a>,
     b: amx::Right<'a>,
     c: MatMut<'a>,
     accumulate: bool,
 ) -> amx::Product<'a> {
     amx::Product {
-        pool: parallel.then(|| dev.pool()),
+        pool: Some(dev.pool()),
         a,
         b,
         c,
@@ -280,14 +224,7 @@ impl Sizes {
 ///
 /// # Safety
 /// `dst` must have room for `cols.len()` rounded up to whole panels times `steps.len()` values.
-unsafe fn pack_b(
-    dev: &Device,
-    parallel: bool,
-    b: Mat<'_>,
-    cols: Range<usize>,
-    steps: Range<usize>,
-    dst: *mut f32,
-) {
+unsafe fn pack_b(dev: &Cpu, b: Mat<'_>, cols: Range<usize>, steps: Range<usize>, dst: *mut f32) {
     let nr = Sizes::of(dev.kernels()).cols;
     let (rs, cs) = (b.row_stride(), b.col_stride());
     let depth = steps.len();
@@ -316,9 +253,5 @@ unsafe fn pack_b(
             )
         };
     };
-    if parallel {
-        dev.pool().parallel_for(tasks, &body);
-    } else {
-        (0..tasks).for_each(body);
-    }
+    dev.pool().parallel_for(tasks, &body);
 }

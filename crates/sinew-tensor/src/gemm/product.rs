@@ -9,7 +9,7 @@ use super::split::{BLOCK, Split};
 use super::tile::{Operands, Tile, UNROLL};
 use super::{PACK_GRAIN, Sizes, pack_b};
 use crate::buffer::Scratch;
-use crate::device::Device;
+use crate::cpu::Cpu;
 use crate::matrix::{Mat, MatMut};
 use crate::simd::simd_fn;
 
@@ -63,8 +63,7 @@ pub(super) enum Source<'a> {
 
 /// One product with checked shapes.
 pub(super) struct Product<'a> {
-    pub dev: &'a Device,
-    pub parallel: bool,
+    pub dev: &'a Cpu,
     pub a: Mat<'a>,
     pub b: Source<'a>,
     pub c: MatMut<'a>,
@@ -129,9 +128,7 @@ impl Product<'_> {
                     Source::Plain(b) => {
                         let to = packed.at(a_room);
                         // SAFETY: the scratch has `b_room` for the panels.
-                        unsafe {
-                            pack_b(self.dev, self.parallel, b, cols.clone(), steps.clone(), to)
-                        };
+                        unsafe { pack_b(self.dev, b, cols.clone(), steps.clone(), to) };
                         PanelsOfB::Wide {
                             data: to,
                             stride: steps.len() * nr,
@@ -160,14 +157,6 @@ impl Product<'_> {
                         .write_bytes(0, self.c.cols())
                 };
             }
-        }
-    }
-
-    fn parallel_for(&self, tasks: usize, body: &(dyn Fn(usize) + Sync)) {
-        if self.parallel {
-            self.dev.pool().parallel_for(tasks, body);
-        } else {
-            (0..tasks).for_each(body);
         }
     }
 
@@ -213,7 +202,7 @@ impl Product<'_> {
             PanelsOfB::Split(..) if m > FEW * sizes.split_rows => joined_len(depth, nr),
             _ => 0,
         };
-        self.parallel_for(grid.tasks(), &|task| {
+        self.dev.pool().parallel_for(grid.tasks(), &|task| {
             let (rows, cols) = grid.part(task);
             let room = match job.shared {
                 Some(_) => 0,
@@ -234,7 +223,7 @@ impl Product<'_> {
     fn pack_shared(&self, a: View, panels: Panels, depth: usize, place: Part) -> *const f32 {
         let tasks = (self.a.rows() * depth / PACK_GRAIN).clamp(1, panels.count);
         let from = Part(a.data.cast_mut());
-        self.parallel_for(tasks, &|task| {
+        self.dev.pool().parallel_for(tasks, &|task| {
             let cut = |i: usize| i * panels.count / tasks;
             let range = cut(task)..cut(task + 1);
             let to = place.at(panels.start(range.start) * depth);
@@ -302,7 +291,7 @@ struct Grid {
 
 impl Grid {
     fn new(
-        dev: &Device,
+        dev: &Cpu,
         panels: Panels,
         col_panels: usize,
         (rows, cols, depth): (usize, usize, usize),
@@ -621,13 +610,13 @@ fn depth_block(left: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use super::{Grid, LAST_PARTS, Panels, even_tasks};
-    use crate::device::{Device, KernelSet};
+    use crate::cpu::{Cpu, KernelSet};
 
     #[test]
     fn tasks_cover_every_tile_once() {
         let mut cuts = 0;
         for threads in [1, 2, 5] {
-            let dev = Device::new(KernelSet::Portable, threads);
+            let dev = Cpu::new(KernelSet::Portable, threads);
             for (rows, cols, depth) in [
                 (1024usize, 3072usize, 576usize),
                 (1024, 576, 1536),

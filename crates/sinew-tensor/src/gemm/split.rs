@@ -11,7 +11,7 @@ use std::cmp::Reverse;
 use super::product::Part;
 use super::tile::{Tile, unroll};
 use crate::buffer::Buffer;
-use crate::device::Device;
+use crate::cpu::Cpu;
 use crate::simd::{Vector, simd_fn};
 
 /// Steps of a block, whose low bytes and indices lie together.
@@ -129,7 +129,7 @@ impl Split {
     }
 
     /// Fills all panels by `fill(panel, blocks, side)`, on all threads.
-    pub(super) fn fill(&mut self, dev: &Device, fill: &(dyn Fn(usize, *mut u8, &mut Side) + Sync)) {
+    pub(super) fn fill(&mut self, dev: &Cpu, fill: &(dyn Fn(usize, *mut u8, &mut Side) + Sync)) {
         let (stride, panels) = (self.stride(), self.sides.len());
         let (data, sides) = (Part(self.data.as_mut_ptr()), Sides(self.sides.as_mut_ptr()));
         dev.pool().parallel_for(panels, &|panel| {

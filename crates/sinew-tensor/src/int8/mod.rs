@@ -15,7 +15,7 @@ mod vnni;
 use std::cell::RefCell;
 
 use crate::buffer::Buffer;
-use crate::device::Device;
+use crate::cpu::Cpu;
 use crate::matrix::{Mat, MatMut};
 
 /// Contracted values that share a scale.
@@ -137,7 +137,7 @@ fn inverse(largest: f32) -> f32 {
 impl PackedInt8 {
     /// Rounds and packs row-major `w` `[n, k]`.
     #[must_use]
-    pub fn pack(dev: &Device, w: &[f32], n: usize, k: usize) -> Self {
+    pub fn pack(dev: &Cpu, w: &[f32], n: usize, k: usize) -> Self {
         let (panels, groups) = (n.div_ceil(LANES), k.div_ceil(GROUP));
         let mut packed = Self {
             n,
@@ -151,7 +151,7 @@ impl PackedInt8 {
     }
 
     /// Replaces the weights by row-major `w` of the same shape, without allocating.
-    pub fn repack(&mut self, dev: &Device, w: &[f32]) {
+    pub fn repack(&mut self, dev: &Cpu, w: &[f32]) {
         let (n, k, groups) = (self.n, self.k, self.groups);
         assert_eq!(w.len(), n * k, "weights [{n}, {k}]");
         let data = Part(self.data.as_mut_ptr().cast::<u8>());
@@ -202,8 +202,8 @@ impl PackedInt8 {
     }
 }
 
-impl Device {
-    /// Whether [`Device::matmul_int8`] runs on instructions made for it. It gives the same bits where not,
+impl Cpu {
+    /// Whether [`Cpu::matmul_int8`] runs on instructions made for it. It gives the same bits where not,
     /// but slower than `f32`.
     #[must_use]
     pub fn has_fast_int8(&self) -> bool {

@@ -1,5 +1,5 @@
 use super::*;
-use crate::device::KernelSet;
+use crate::cpu::KernelSet;
 use proptest::prelude::*;
 
 /// Values without a pattern, some of them large.
@@ -14,13 +14,13 @@ fn values(len: usize, seed: u32) -> Vec<f32> {
         .collect()
 }
 
-fn devices() -> Vec<Device> {
+fn devices() -> Vec<Cpu> {
     let sets = KernelSet::available_f32().into_iter();
-    sets.flat_map(|set| [1, 3].map(|threads| Device::new(set, threads)))
+    sets.flat_map(|set| [1, 3].map(|threads| Cpu::new(set, threads)))
         .collect()
 }
 
-fn product(dev: &Device, x: &[f32], w: &[f32], m: usize, n: usize, k: usize) -> Vec<f32> {
+fn product(dev: &Cpu, x: &[f32], w: &[f32], m: usize, n: usize, k: usize) -> Vec<f32> {
     let packed = PackedInt8::pack(dev, w, n, k);
     let mut y = vec![7.0; m * n];
     dev.matmul_int8(Mat::new(x, m, k), &packed, MatMut::new(&mut y, m, n), false);
@@ -87,7 +87,7 @@ proptest! {
     #[test]
     fn a_row_has_the_same_bits_in_any_batch(m in 2usize..20, n in 1usize..70, k in 1usize..200) {
         let (x, w) = (values(m * k, 3), values(n * k, 4));
-        let dev = Device::new(KernelSet::detect_f32(), 2);
+        let dev = Cpu::new(KernelSet::detect_f32(), 2);
         let all = product(&dev, &x, &w, m, n, k);
         for i in 0..m {
             let alone = product(&dev, &x[i * k..(i + 1) * k], &w, 1, n, k);
@@ -129,7 +129,7 @@ fn rows_of_zeros_and_huge_values_stay_finite() {
 
 #[test]
 fn repacking_replaces_all_weights() {
-    let dev = Device::new(KernelSet::detect_f32(), 2);
+    let dev = Cpu::new(KernelSet::detect_f32(), 2);
     let (n, k) = (33, 100);
     let (old, new, x) = (values(n * k, 1), values(n * k, 2), values(k, 3));
     let mut packed = PackedInt8::pack(&dev, &old, n, k);

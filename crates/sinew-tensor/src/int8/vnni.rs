@@ -4,7 +4,7 @@ use std::arch::x86_64::*;
 use std::ops::Range;
 
 use super::{GROUP, GROUP_BYTES, Job, LANES, MAX, OFFSET, QUAD, inverse};
-use crate::device::KernelSet;
+use crate::cpu::KernelSet;
 use crate::gemm::{each_col, each_row, unroll};
 
 /// Rows of a tile at most.

@@ -17,19 +17,19 @@ use super::{BLOCK_ROWS, LinearLogprob, LogprobGrad, LogprobScratch, ROW_GRAIN, S
 use super::{parts, row_stride, sections};
 use crate::attention::tile::exp2;
 use crate::buffer::SharedMut;
-use crate::device::Device;
+use crate::cpu::Cpu;
 use crate::matrix::{Mat, MatMut};
 use crate::simd::{Vector, simd_fn};
 
 /// One backward pass.
 struct Pass<'a> {
-    dev: &'a Device,
+    dev: &'a Cpu,
     input: &'a LinearLogprob<'a>,
     grad: &'a LogprobGrad<'a>,
 }
 
 pub(super) fn backward(
-    dev: &Device,
+    dev: &Cpu,
     input: &LinearLogprob<'_>,
     grad: &LogprobGrad<'_>,
     dx: &mut [f32],

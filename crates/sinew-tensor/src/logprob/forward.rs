@@ -14,7 +14,7 @@ use super::{BLOCK_ROWS, LinearLogprob, LogprobOut, LogprobScratch, ROW_GRAIN, SE
 use super::{Kept, SoftmaxRow, parts, row_stride, sections};
 use crate::attention::tile::exp2;
 use crate::buffer::SharedMut;
-use crate::device::Device;
+use crate::cpu::Cpu;
 use crate::matrix::{Mat, MatMut};
 use crate::simd::{Vector, simd_fn};
 
@@ -55,7 +55,7 @@ impl Stat {
 }
 
 pub(super) fn forward(
-    dev: &Device,
+    dev: &Cpu,
     input: &LinearLogprob<'_>,
     out: LogprobOut<'_>,
     scratch: &mut LogprobScratch,
@@ -89,7 +89,7 @@ pub(super) fn forward(
 
 /// Adds a section's products, `ld` values from row to row, to the statistics of its rows.
 fn scan(
-    dev: &Device,
+    dev: &Cpu,
     input: &LinearLogprob<'_>,
     (products, ld): (&[f32], usize),
     (rows, tokens): (Range<usize>, Range<usize>),
@@ -118,7 +118,7 @@ fn scan(
 
 /// Statistics of a section's products, over the tokens that `mask` allows.
 fn scan_some(
-    dev: &Device,
+    dev: &Cpu,
     products: &[f32],
     (mask, tokens): (Option<&[u32]>, &Range<usize>),
     scale: f32,
@@ -137,7 +137,7 @@ fn scan_some(
 
 /// Statistics of a whole row of products that are in memory.
 pub(super) fn row(
-    dev: &Device,
+    dev: &Cpu,
     products: &[f32],
     temperature: f32,
     mask: Option<&[u32]>,

@@ -16,9 +16,9 @@ use std::f32::consts::LOG2_E;
 use std::ops::Range;
 
 use crate::buffer::Scratch;
-use crate::device::Device;
+use crate::cpu::Cpu;
 use crate::matrix::Mat;
-use crate::simd::{exp, simd_fn};
+
 use forward::Stat;
 pub use masks::Masks;
 
@@ -222,7 +222,7 @@ fn check_len(name: &str, len: usize, expected: usize) {
 /// # Panics
 /// If lengths do not match, a target is not below `vocab` or barred, or a temperature is not above 0.
 pub fn linear_logprob_forward(
-    dev: &Device,
+    dev: &Cpu,
     input: &LinearLogprob<'_>,
     out: LogprobOut<'_>,
     scratch: &mut LogprobScratch,
@@ -246,7 +246,7 @@ pub fn linear_logprob_forward(
 /// # Panics
 /// If lengths do not match, a target is not below `vocab` or barred, or a temperature is not above 0.
 pub fn linear_logprob_backward(
-    dev: &Device,
+    dev: &Cpu,
     input: &LinearLogprob<'_>,
     grad: LogprobGrad<'_>,
     dx: &mut [f32],
@@ -287,7 +287,7 @@ impl SoftmaxRow {
     /// # Panics
     /// If `temperature` is not above 0, or no token is allowed.
     #[must_use]
-    pub fn new(dev: &Device, logits: &[f32], temperature: f32, mask: Option<&[u32]>) -> Self {
+    pub fn new(dev: &Cpu, logits: &[f32], temperature: f32, mask: Option<&[u32]>) -> Self {
         assert!(
             temperature > 0.0 && temperature.is_finite(),
             "temperature is {temperature}: it has to be above 0 and finite"
@@ -310,58 +310,6 @@ impl SoftmaxRow {
     pub fn lse(&self) -> f32 {
         let bits = f64::from(self.max) * f64::from(self.scale) + self.total.log2();
         (bits * std::f64::consts::LN_2) as f32
-    }
-}
-
-/// Largest value and log-sum-exp of a row of logits.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct LogSoftmaxStats {
-    /// Largest logit.
-    pub max: f32,
-    /// Natural logarithm of the sum of exponentials; `logit - lse` is the log-probability.
-    pub lse: f32,
-}
-
-/// [`LogSoftmaxStats`] of `logits`, on the calling thread.
-///
-/// # Panics
-/// If `logits` is empty.
-#[must_use]
-pub fn log_softmax_stats(dev: &Device, logits: &[f32]) -> LogSoftmaxStats {
-    assert!(
-        !logits.is_empty(),
-        "a row of logits holds at least one value"
-    );
-    // SAFETY: reads `logits` alone.
-    let (max, total) = unsafe { max_and_total(dev, logits) };
-    LogSoftmaxStats {
-        max,
-        lse: (f64::from(max) + total.ln()) as f32,
-    }
-}
-
-/// Values whose exponentials are summed in f32 before they join the f64 total.
-const STATS_CHUNK: usize = 1024;
-
-simd_fn! {
-    /// Largest value, and the sum of `e^(value - largest)`.
-    fn max_and_total<V>(logits: &[f32]) -> (f32, f64) {
-        let mut max = V::splat(f32::NEG_INFINITY);
-        let whole = logits.len() / V::LANES * V::LANES;
-        let (vectors, tail) = logits.split_at(whole);
-        for chunk in vectors.chunks_exact(V::LANES) {
-            max = max.max(V::load(chunk.as_ptr()));
-        }
-        let max = tail.iter().copied().fold(max.max_lane(), f32::max);
-        let mut total: f64 = tail.iter().map(|&z| f64::from(z - max).exp()).sum();
-        for chunk in vectors.chunks(STATS_CHUNK) {
-            let mut sum = V::splat(0.0);
-            for part in chunk.chunks_exact(V::LANES) {
-                sum = sum.add(exp(V::load(part.as_ptr()).sub(V::splat(max))));
-            }
-            total += f64::from(sum.sum());
-        }
-        (max, total)
     }
 }
 

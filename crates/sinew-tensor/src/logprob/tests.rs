@@ -2,7 +2,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::attention::tests::random;
-use crate::device::KernelSet;
+use crate::cpu::KernelSet;
 
 mod masked;
 
@@ -156,7 +156,7 @@ impl Case {
         }
     }
 
-    fn forward(&self, dev: &Device) -> [Vec<f32>; 3] {
+    fn forward(&self, dev: &Cpu) -> [Vec<f32>; 3] {
         let n = self.targets.len();
         let [mut logprob, mut lse, mut entropy] = [(); 3].map(|()| vec![f32::NAN; n]);
         let out = LogprobOut {
@@ -168,7 +168,7 @@ impl Case {
         [logprob, lse, entropy]
     }
 
-    fn backward(&self, dev: &Device, d_logprob: &[f32], d_entropy: &[f32]) -> (Vec<f32>, Vec<f32>) {
+    fn backward(&self, dev: &Cpu, d_logprob: &[f32], d_entropy: &[f32]) -> (Vec<f32>, Vec<f32>) {
         let [_, lse, entropy] = self.forward(dev);
         let grad = LogprobGrad {
             lse: &lse,
@@ -192,7 +192,7 @@ impl Case {
         let (dx, mut dw) = exact_gradient(&self.input(), &d_logprob, &d_entropy);
         dw.iter_mut().for_each(|g| *g += 0.5);
         for kernels in KernelSet::available_f32() {
-            let dev = Device::new(kernels, 2);
+            let dev = Cpu::new(kernels, 2);
             let [logprob, lse, entropy] = self.forward(&dev);
             assert_close("logprob", &logprob, &exact.logprob, 2e-6);
             assert_close("lse", &lse, &exact.lse, 2e-6);
@@ -256,7 +256,7 @@ fn a_large_vocabulary_agrees_with_f64() {
     let case = Case::new(5, 49_152, 64, 4.0, 8);
     let exact = exact(&case.input());
     for kernels in KernelSet::available_f32() {
-        let [logprob, lse, entropy] = case.forward(&Device::new(kernels, 2));
+        let [logprob, lse, entropy] = case.forward(&Cpu::new(kernels, 2));
         assert_close("logprob", &logprob, &exact.logprob, 1e-6);
         assert_close("lse", &lse, &exact.lse, 1e-6);
         assert_close("entropy", &entropy, &exact.entropy, 1e-6);
@@ -267,7 +267,7 @@ fn a_large_vocabulary_agrees_with_f64() {
 fn long_hidden_states_stay_within_tolerance() {
     let case = Case::new(2, 300, 4096, 4.0, 8);
     let exact = exact(&case.input());
-    let [logprob, ..] = case.forward(&Device::new(KernelSet::detect_f32(), 1));
+    let [logprob, ..] = case.forward(&Cpu::new(KernelSet::detect_f32(), 1));
     for (f, e) in logprob.iter().zip(&exact.logprob) {
         assert!((f64::from(*f) - e).abs() < 1e-5, "{f} and {e}");
     }
@@ -278,18 +278,18 @@ fn a_row_does_not_depend_on_others_or_on_threads() {
     let mut case = Case::new(101, 700, 33, 3.0, 5);
     case.temperatures = mixed(101);
     for kernels in KernelSet::available_f32() {
-        let all = case.forward(&Device::new(kernels, 1));
-        assert_eq!(all, case.forward(&Device::new(kernels, 3)));
+        let all = case.forward(&Cpu::new(kernels, 1));
+        assert_eq!(all, case.forward(&Cpu::new(kernels, 3)));
         for row in [0, 50, 100] {
             let alone = case.of_rows(|other| other == row);
-            let alone = alone.forward(&Device::new(kernels, 2));
+            let alone = alone.forward(&Cpu::new(kernels, 2));
             assert_eq!(alone.map(|v| v[0]), [all[0][row], all[1][row], all[2][row]]);
         }
         let (d_logprob, d_entropy) = (random(101, 1), random(101, 2));
-        let one = case.backward(&Device::new(kernels, 1), &d_logprob, &d_entropy);
+        let one = case.backward(&Cpu::new(kernels, 1), &d_logprob, &d_entropy);
         assert_eq!(
             one,
-            case.backward(&Device::new(kernels, 3), &d_logprob, &d_entropy)
+            case.backward(&Cpu::new(kernels, 3), &d_logprob, &d_entropy)
         );
     }
 }
@@ -297,7 +297,7 @@ fn a_row_does_not_depend_on_others_or_on_threads() {
 #[test]
 fn rows_without_gradient_are_left_out() {
     let case = Case::new(60, 90, 16, 2.0, 3);
-    let dev = Device::new(KernelSet::detect_f32(), 2);
+    let dev = Cpu::new(KernelSet::detect_f32(), 2);
     let zeros = vec![0.0; 60];
     let mut d_logprob = zeros.clone();
     let (dx, dw) = case.backward(&dev, &d_logprob, &zeros);
@@ -317,7 +317,7 @@ fn several_sections_and_no_rows_work() {
     let mut case = Case::new(4400, 2100, 8, 1.0, 4);
     case.temperatures = mixed(4400);
     let (d_logprob, d_entropy) = (random(4400, 1), random(4400, 2));
-    let dev = Device::new(KernelSet::detect_f32(), 2);
+    let dev = Cpu::new(KernelSet::detect_f32(), 2);
     let (dx, dw) = case.backward(&dev, &d_logprob, &d_entropy);
     let (exact_dx, mut exact_dw) = exact_gradient(&case.input(), &d_logprob, &d_entropy);
     exact_dw.iter_mut().for_each(|g| *g += 0.5);
@@ -334,7 +334,7 @@ fn kept_logits_change_nothing() {
     let mut case = Case::new(n, vocab, 24, 2.0, 6);
     case.temperatures = mixed(n);
     let other = Case::new(n, vocab, 24, 2.0, 60);
-    let dev = Device::new(KernelSet::detect_f32(), 2);
+    let dev = Cpu::new(KernelSet::detect_f32(), 2);
     let mut d_logprob = random(n, 2);
     let d_entropy = vec![0.0; n];
     for sparse in [false, true] {
@@ -379,7 +379,7 @@ fn kept_logits_change_nothing() {
 fn targets_beyond_the_vocabulary_are_refused() {
     let mut case = Case::new(2, 7, 4, 1.0, 1);
     case.targets[1] = 7;
-    case.forward(&Device::new(KernelSet::Portable, 1));
+    case.forward(&Cpu::new(KernelSet::Portable, 1));
 }
 
 /// Ones spelled out give the bits of none at all.
@@ -390,7 +390,7 @@ fn temperature_one_is_the_plain_model() {
     ones.temperatures = vec![1.0; 70];
     let (d_logprob, d_entropy) = (random(70, 2), random(70, 3));
     for kernels in KernelSet::available_f32() {
-        let dev = Device::new(kernels, 2);
+        let dev = Cpu::new(kernels, 2);
         assert_eq!(plain.forward(&dev), ones.forward(&dev));
         let backward = |case: &Case| case.backward(&dev, &d_logprob, &d_entropy);
         assert_eq!(backward(&plain), backward(&ones));
@@ -405,7 +405,7 @@ fn mixed_temperatures_are_the_sum_of_their_parts() {
     case.temperatures = mixed(n);
     let (d_logprob, d_entropy) = (random(n, 2), random(n, 3));
     for kernels in KernelSet::available_f32() {
-        let dev = Device::new(kernels, 2);
+        let dev = Cpu::new(kernels, 2);
         let (dx, dw) = case.backward(&dev, &d_logprob, &d_entropy);
         let mut sum = vec![0.5f64; dw.len()];
         for (part, temperature) in [0.7, 1.0, 1.2].into_iter().enumerate() {
@@ -432,7 +432,7 @@ fn temperature_zero_is_refused() {
         temperatures: vec![1.0, 0.0],
         ..Case::new(2, 7, 4, 1.0, 1)
     };
-    case.forward(&Device::new(KernelSet::Portable, 1));
+    case.forward(&Cpu::new(KernelSet::Portable, 1));
 }
 
 #[test]
@@ -442,22 +442,7 @@ fn temperatures_of_other_rows_are_refused() {
         temperatures: vec![1.0],
         ..Case::new(2, 7, 4, 1.0, 1)
     };
-    case.forward(&Device::new(KernelSet::Portable, 1));
-}
-
-#[test]
-fn stats_of_a_row_agree_with_f64() {
-    for len in [1, 7, 16, 100, 49_152] {
-        let mut logits = random(len, 3);
-        logits.iter_mut().for_each(|z| *z *= 20.0);
-        let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        let sum: f64 = logits.iter().map(|&z| f64::from(z).exp()).sum();
-        for kernels in KernelSet::available_f32() {
-            let stats = log_softmax_stats(&Device::new(kernels, 1), &logits);
-            assert_eq!(stats.max, max);
-            assert!((f64::from(stats.lse) - sum.ln()).abs() < 2e-6 * sum.ln().abs().max(1.0));
-        }
-    }
+    case.forward(&Cpu::new(KernelSet::Portable, 1));
 }
 
 proptest! {

@@ -2,7 +2,7 @@
 
 use super::row_grain;
 use crate::buffer::SharedMut;
-use crate::device::Device;
+use crate::cpu::Cpu;
 use crate::simd::{sigmoid, simd_fn};
 
 fn rows(gate_up: &[f32], ff: usize) -> usize {
@@ -15,7 +15,7 @@ fn rows(gate_up: &[f32], ff: usize) -> usize {
 }
 
 /// `out[i, j] = silu(gate_up[i, j]) * gate_up[i, ff + j]`; `gate_up`: `[m, 2 ff]`, `out`: `[m, ff]`.
-pub fn swiglu(dev: &Device, gate_up: &[f32], ff: usize, out: &mut [f32]) {
+pub fn swiglu(dev: &Cpu, gate_up: &[f32], ff: usize, out: &mut [f32]) {
     let m = rows(gate_up, ff);
     assert_eq!(out.len(), m * ff, "out [{m}, {ff}]");
     let out = SharedMut::new(out);
@@ -44,13 +44,7 @@ fn forward_row<V>(gate_up: &[f32], out: &mut [f32]) {
 }
 
 /// Gradient of [`swiglu`]: writes `dgate_up` `[m, 2 ff]` from `gate_up` and `dout` `[m, ff]`.
-pub fn swiglu_backward(
-    dev: &Device,
-    gate_up: &[f32],
-    dout: &[f32],
-    ff: usize,
-    dgate_up: &mut [f32],
-) {
+pub fn swiglu_backward(dev: &Cpu, gate_up: &[f32], dout: &[f32], ff: usize, dgate_up: &mut [f32]) {
     let m = rows(gate_up, ff);
     assert_eq!(dout.len(), m * ff, "dout [{m}, {ff}]");
     assert_eq!(dgate_up.len(), gate_up.len(), "dgate_up [{m}, 2 x {ff}]");

@@ -2,7 +2,7 @@
 
 use super::GRAIN;
 use crate::buffer::SharedMut;
-use crate::device::Device;
+use crate::cpu::Cpu;
 use crate::simd::simd_fn;
 
 /// Settings of the optimizer.
@@ -38,7 +38,7 @@ impl Default for AdamW {
 /// `m = b1 m + (1 - b1) g`, `v = b2 v + (1 - b2) g²`,
 /// `p = p (1 - lr wd) - lr (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps)`.
 pub fn adamw(
-    dev: &Device,
+    dev: &Cpu,
     config: &AdamW,
     step: u64,
     grad_scale: f32,

@@ -2,7 +2,7 @@
 
 use super::{GRAIN, row_grain};
 use crate::buffer::SharedMut;
-use crate::device::Device;
+use crate::cpu::Cpu;
 use crate::simd::simd_fn;
 
 /// Values whose squares one task adds up.
@@ -13,12 +13,12 @@ const NORM_LANES: usize = 16;
 const COLUMN_STRIP: usize = 256;
 
 /// `y += x`, the residual connection.
-pub fn add(dev: &Device, x: &[f32], y: &mut [f32]) {
+pub fn add(dev: &Cpu, x: &[f32], y: &mut [f32]) {
     axpy(dev, 1.0, x, y);
 }
 
 /// `y += a x`.
-pub fn axpy(dev: &Device, a: f32, x: &[f32], y: &mut [f32]) {
+pub fn axpy(dev: &Cpu, a: f32, x: &[f32], y: &mut [f32]) {
     assert_eq!(x.len(), y.len(), "x and y");
     let y = SharedMut::new(y);
     dev.pool().parallel_ranges(x.len(), GRAIN, &|range| {
@@ -44,7 +44,7 @@ fn axpy_part<V>(a: f32, x: &[f32], y: &mut [f32]) {
 }
 
 /// `x *= a`.
-pub fn scale(dev: &Device, a: f32, x: &mut [f32]) {
+pub fn scale(dev: &Cpu, a: f32, x: &mut [f32]) {
     let len = x.len();
     let x = SharedMut::new(x);
     dev.pool().parallel_ranges(len, GRAIN, &|range| {
@@ -54,7 +54,7 @@ pub fn scale(dev: &Device, a: f32, x: &mut [f32]) {
 }
 
 /// Adds `bias` `[n]` to each row of `y` `[m, n]`.
-pub fn bias_add(dev: &Device, bias: &[f32], y: &mut [f32]) {
+pub fn bias_add(dev: &Cpu, bias: &[f32], y: &mut [f32]) {
     let n = bias.len().max(1);
     assert!(
         y.len().is_multiple_of(n),
@@ -74,7 +74,7 @@ pub fn bias_add(dev: &Device, bias: &[f32], y: &mut [f32]) {
 }
 
 /// Gradient of [`bias_add`]: `dbias[j] += sum over rows of dy[i, j]`, rows in order.
-pub fn bias_backward(dev: &Device, dy: &[f32], dbias: &mut [f32]) {
+pub fn bias_backward(dev: &Cpu, dy: &[f32], dbias: &mut [f32]) {
     let n = dbias.len().max(1);
     assert!(
         dy.len().is_multiple_of(n),
@@ -97,7 +97,7 @@ pub fn bias_backward(dev: &Device, dy: &[f32], dbias: &mut [f32]) {
 /// the result does not depend on the number of threads, and in each over `NORM_LANES` partial sums, so that
 /// it does not depend on the width of vectors.
 #[must_use]
-pub fn sum_of_squares(dev: &Device, x: &[f32]) -> f64 {
+pub fn sum_of_squares(dev: &Cpu, x: &[f32]) -> f64 {
     let mut sums = vec![0.0; x.len().div_ceil(NORM_BLOCK)];
     let shared = SharedMut::new(&mut sums);
     dev.pool().parallel_ranges(x.len(), NORM_BLOCK, &|range| {

@@ -2,11 +2,11 @@
 
 use super::row_grain;
 use crate::buffer::SharedMut;
-use crate::device::Device;
+use crate::cpu::Cpu;
 
 /// `out[i] = table[ids[i]]`; `table`: `[vocab, dim]`, `out`: `[ids.len(), dim]`. Panics on an id
 /// beyond the table.
-pub fn embedding(dev: &Device, table: &[f32], dim: usize, ids: &[u32], out: &mut [f32]) {
+pub fn embedding(dev: &Cpu, table: &[f32], dim: usize, ids: &[u32], out: &mut [f32]) {
     assert_eq!(out.len(), ids.len() * dim, "out [{}, {dim}]", ids.len());
     let out = SharedMut::new(out);
     dev.pool()
@@ -25,7 +25,7 @@ pub const NOWHERE: u32 = u32::MAX;
 
 /// The reverse of picking rows with [`embedding`]: `out[i] = x[place[i]]`, zeros where `place[i]` is [`NOWHERE`].
 /// `x`: `[n, dim]`, `out`: `[place.len(), dim]`. Panics on a place beyond `x`.
-pub fn spread(dev: &Device, x: &[f32], dim: usize, place: &[u32], out: &mut [f32]) {
+pub fn spread(dev: &Cpu, x: &[f32], dim: usize, place: &[u32], out: &mut [f32]) {
     assert_eq!(out.len(), place.len() * dim, "out [{}, {dim}]", place.len());
     let out = SharedMut::new(out);
     dev.pool()
@@ -42,7 +42,7 @@ pub fn spread(dev: &Device, x: &[f32], dim: usize, place: &[u32], out: &mut [f32
 }
 
 /// Gradient of [`embedding`]: `dtable[ids[i]] += dy[i]`, in the order of `i` for every table row.
-pub fn embedding_backward(dev: &Device, ids: &[u32], dy: &[f32], dim: usize, dtable: &mut [f32]) {
+pub fn embedding_backward(dev: &Cpu, ids: &[u32], dy: &[f32], dim: usize, dtable: &mut [f32]) {
     assert_eq!(dy.len(), ids.len() * dim, "dy [{}, {dim}]", ids.len());
     let dtable = SharedMut::new(dtable);
     // Each task owns the ids of one residue class, so no two write one row and the order stays.

@@ -1,6 +1,6 @@
 //! Fused elementwise and row-wise operators, forward and backward.
 //!
-//! All run on the threads of the [`Device`]; the plain counterparts are in [`crate::reference`].
+//! All run on the threads of the [`Cpu`]; the plain counterparts are in [`crate::reference`].
 //! Results do not depend on the number of threads: each output value, sums over rows included, is
 //! computed in an order that the shape alone fixes. Shapes that do not fit panic with both shapes.
 
@@ -21,7 +21,7 @@ pub use rope::{RopeTable, rope, rope_backward};
 pub use row::{CHUNK, chunk_exp_sums, chunk_maxima, exp_nonpositive};
 
 #[cfg(doc)]
-use crate::device::Device;
+use crate::cpu::Cpu;
 
 /// Values that one task handles at least: some 5 us of work, well above the cost of handing it over.
 const GRAIN: usize = 16 << 10;

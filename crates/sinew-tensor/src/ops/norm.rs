@@ -4,7 +4,7 @@ use std::cell::RefCell;
 
 use super::row_grain;
 use crate::buffer::{Scratch, SharedMut};
-use crate::device::Device;
+use crate::cpu::Cpu;
 use crate::matrix::{Mat, MatMut};
 use crate::simd::simd_fn;
 
@@ -30,7 +30,7 @@ fn groups(cols: usize, dim: usize) -> usize {
 /// `x`, `y`: `[m, groups * dim]` with unit column stride; `w`: `[dim]`; `rstd`: `[m * groups]`, kept
 /// for the backward pass. One group normalizes whole rows; `heads` groups give the per-head
 /// normalization of queries and keys in Qwen3.
-pub fn rms_norm(dev: &Device, x: Mat<'_>, w: &[f32], eps: f32, y: MatMut<'_>, rstd: &mut [f32]) {
+pub fn rms_norm(dev: &Cpu, x: Mat<'_>, w: &[f32], eps: f32, y: MatMut<'_>, rstd: &mut [f32]) {
     let groups = groups(x.cols(), w.len());
     assert_eq!((x.rows(), x.cols()), (y.rows(), y.cols()), "x and y");
     assert_eq!(x.col_stride(), 1, "column stride of x");
@@ -58,7 +58,7 @@ pub fn rms_norm(dev: &Device, x: Mat<'_>, w: &[f32], eps: f32, y: MatMut<'_>, rs
 }
 
 /// [`rms_norm`] of `x` onto itself, for inference.
-pub fn rms_norm_in_place(dev: &Device, x: MatMut<'_>, w: &[f32], eps: f32) {
+pub fn rms_norm_in_place(dev: &Cpu, x: MatMut<'_>, w: &[f32], eps: f32) {
     let groups = groups(x.cols(), w.len());
     dev.pool()
         .parallel_ranges(x.rows(), row_grain(x.cols()), &|rows| {
@@ -111,7 +111,7 @@ fn forward_row<V>(x: *const f32, w: &[f32], eps: f32, y: *mut f32, rstd: &mut [f
 ///
 /// Shapes as there; `dx` like `x`, overwritten or, with `accumulate`, added to.
 pub fn rms_norm_backward(
-    dev: &Device,
+    dev: &Cpu,
     x: Mat<'_>,
     w: &[f32],
     rstd: &[f32],

@@ -3,7 +3,7 @@
 
 use super::row_grain;
 use crate::buffer::Buffer;
-use crate::device::Device;
+use crate::cpu::Cpu;
 use crate::matrix::MatMut;
 use crate::simd::simd_fn;
 
@@ -83,16 +83,16 @@ impl RopeTable {
 }
 
 /// Turns each head of `x` `[m, heads * head_dim]` in place to its row's position `[m]`.
-pub fn rope(dev: &Device, x: MatMut<'_>, positions: &[u32], table: &RopeTable) {
+pub fn rope(dev: &Cpu, x: MatMut<'_>, positions: &[u32], table: &RopeTable) {
     rotate(dev, x, positions, table, 1.0);
 }
 
 /// Gradient of [`rope`], in place on `dx`: the turn back.
-pub fn rope_backward(dev: &Device, dx: MatMut<'_>, positions: &[u32], table: &RopeTable) {
+pub fn rope_backward(dev: &Cpu, dx: MatMut<'_>, positions: &[u32], table: &RopeTable) {
     rotate(dev, dx, positions, table, -1.0);
 }
 
-fn rotate(dev: &Device, x: MatMut<'_>, positions: &[u32], table: &RopeTable, sign: f32) {
+fn rotate(dev: &Cpu, x: MatMut<'_>, positions: &[u32], table: &RopeTable, sign: f32) {
     let dim = table.head_dim();
     assert!(
         x.cols().is_multiple_of(dim.max(1)),

@@ -5,7 +5,7 @@
 //! the same bits, and draws the same tokens from the same logits.
 
 #[cfg(target_arch = "x86_64")]
-use crate::device::KernelSet;
+use crate::cpu::KernelSet;
 
 /// Values of one chunk.
 pub const CHUNK: usize = 256;

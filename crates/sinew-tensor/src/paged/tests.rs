@@ -3,7 +3,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::attention::tests::random;
 use crate::attention::{Segment, TreeLayout, reference, tree_attention_forward};
-use crate::device::KernelSet;
+use crate::cpu::KernelSet;
 
 /// Sequences with their tokens' queries, keys and values, stored in scattered blocks.
 struct World {
@@ -16,8 +16,8 @@ struct World {
 const LAYERS: usize = 2;
 const LAYER: usize = 1;
 
-fn device() -> Device {
-    Device::new(KernelSet::detect_f32(), 2)
+fn device() -> Cpu {
+    Cpu::new(KernelSet::detect_f32(), 2)
 }
 
 impl World {
@@ -57,7 +57,7 @@ impl World {
     }
 
     /// Output of rows `ranges[i]` of each sequence `i`, in one batch.
-    fn attend(&self, dev: &Device, ranges: &[(usize, std::ops::Range<usize>)]) -> Vec<f32> {
+    fn attend(&self, dev: &Cpu, ranges: &[(usize, std::ops::Range<usize>)]) -> Vec<f32> {
         let (batch, rows) = self.batch(ranges);
         let mut out = vec![f32::NAN; batch.rows() * self.pool.shape().out_width()];
         let scratch = &mut AttentionScratch::default();
@@ -106,7 +106,7 @@ fn prompts_agree_with_reference() {
     let shape = AttentionShape::new(9, 3, 64).unwrap();
     let world = World::new(shape, 16, &[150, 1, 64, 37], 3);
     for kernels in KernelSet::available_f32() {
-        let dev = Device::new(kernels, 2);
+        let dev = Cpu::new(kernels, 2);
         let all = [(0, 0..150), (1, 0..1), (2, 0..64), (3, 0..37)];
         let out = world.attend(&dev, &all);
         let exact: Vec<f64> = (0..4).flat_map(|i| world.exact(i)).collect();
@@ -154,7 +154,7 @@ fn training_has_the_same_bits() {
             .flat_map(|(i, range)| rows(*i, range))
             .collect();
         for kernels in KernelSet::available_f32() {
-            let dev = Device::new(kernels, 2);
+            let dev = Cpu::new(kernels, 2);
             let mut out = vec![f32::NAN; forest.rows() * shape.out_width()];
             let mut lse = vec![f32::NAN; forest.rows() * heads];
             let scratch = &mut AttentionScratch::default();
@@ -170,7 +170,7 @@ fn a_row_depends_on_itself_alone() {
     let world = World::new(shape, 32, &[200, 90, 130, 70, 70, 70, 70, 70, 70, 70], 5);
     let width = shape.out_width();
     for kernels in KernelSet::available_f32() {
-        let dev = Device::new(kernels, 2);
+        let dev = Cpu::new(kernels, 2);
         let prompt = world.attend(&dev, &[(0, 0..200)]);
         // Cut into chunks, among other sequences, on one thread, and token by token.
         let chunks = [
@@ -185,7 +185,7 @@ fn a_row_depends_on_itself_alone() {
         assert_eq!(mixed[at(65)..at(165)], prompt[at(100)..at(200)]);
         assert_eq!(mixed[at(165)..at(198)], prompt[..at(33)]);
         assert_eq!(mixed[at(199)..at(266)], prompt[at(33)..at(100)]);
-        assert_eq!(world.attend(&Device::new(kernels, 1), &chunks), mixed);
+        assert_eq!(world.attend(&Cpu::new(kernels, 1), &chunks), mixed);
         let decode: Vec<_> = (0..10).map(|i| (i, 69..70)).collect();
         let decoded = world.attend(&dev, &decode);
         assert_eq!(decoded[..width], prompt[at(69)..at(70)]);
@@ -197,7 +197,7 @@ fn a_row_depends_on_itself_alone() {
 fn shared_and_copied_blocks_hold_the_same_keys() {
     let shape = AttentionShape::new(4, 2, 16).unwrap();
     let mut world = World::new(shape, 16, &[40, 5], 7);
-    let dev = Device::new(KernelSet::detect_f32(), 2);
+    let dev = Cpu::new(KernelSet::detect_f32(), 2);
     let before = world.attend(&dev, &[(0, 39..40)]);
     // A second sequence with the first one's blocks, of which it then owns a copy of the last.
     world.qkv.push(world.qkv[0].clone());
@@ -263,7 +263,7 @@ fn chosen_queries_have_the_same_bits() {
 fn other_layers_stay_untouched() {
     let shape = AttentionShape::new(2, 1, 8).unwrap();
     let mut world = World::new(shape, 16, &[20], 1);
-    let dev = Device::new(KernelSet::detect_f32(), 1);
+    let dev = Cpu::new(KernelSet::detect_f32(), 1);
     let before = world.attend(&dev, &[(0, 0..20)]);
     world.pool.write(
         &dev,
@@ -297,7 +297,7 @@ fn impossible_pools_are_refused() {
 fn short_tables_are_refused() {
     let mut world = World::new(AttentionShape::new(2, 1, 8).unwrap(), 16, &[33], 1);
     world.tables[0].pop();
-    world.attend(&Device::new(KernelSet::Portable, 1), &[(0, 0..33)]);
+    world.attend(&Cpu::new(KernelSet::Portable, 1), &[(0, 0..33)]);
 }
 
 #[test]
@@ -305,7 +305,7 @@ fn short_tables_are_refused() {
 fn unknown_blocks_are_refused() {
     let mut world = World::new(AttentionShape::new(2, 1, 8).unwrap(), 16, &[32], 1);
     world.tables[0][1] = 9;
-    world.attend(&Device::new(KernelSet::Portable, 1), &[(0, 0..32)]);
+    world.attend(&Cpu::new(KernelSet::Portable, 1), &[(0, 0..32)]);
 }
 
 #[test]
@@ -336,7 +336,7 @@ proptest! {
             .flat_map(|i| world.exact(i)[lens[i] / 2 * shape.out_width()..].to_vec())
             .collect();
         for kernels in KernelSet::available_f32() {
-            assert_close(&world.attend(&Device::new(kernels, 2), &ranges), &exact);
+            assert_close(&world.attend(&Cpu::new(kernels, 2), &ranges), &exact);
         }
     }
 }

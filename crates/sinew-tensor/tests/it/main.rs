@@ -5,13 +5,13 @@ mod amx;
 mod gemm;
 mod ops;
 
-use sinew_tensor::{Device, KernelSet};
+use sinew_tensor::{Cpu, KernelSet};
 
 /// A device for each kernel set.
-fn devices() -> Vec<Device> {
+fn devices() -> Vec<Cpu> {
     KernelSet::available_f32()
         .into_iter()
-        .map(|set| Device::new(set, 2))
+        .map(|set| Cpu::new(set, 2))
         .collect()
 }
 

@@ -1,6 +1,6 @@
 use proptest::prelude::*;
 use sinew_tensor::ops::{self, AdamW, RopeTable};
-use sinew_tensor::{Device, Mat, MatMut, reference};
+use sinew_tensor::{Cpu, Mat, MatMut, reference};
 
 use crate::{assert_close, devices, random};
 
@@ -58,14 +58,7 @@ fn reference_gradients_match_finite_differences() {
     });
 }
 
-fn check_rms_norm(
-    dev: &Device,
-    rows: usize,
-    groups: usize,
-    dim: usize,
-    pad: usize,
-    accumulate: bool,
-) {
+fn check_rms_norm(dev: &Cpu, rows: usize, groups: usize, dim: usize, pad: usize, accumulate: bool) {
     let (cols, ld) = (groups * dim, groups * dim + pad);
     let (data, w, dy) = (random(4, rows * ld), random(5, dim), random(6, rows * cols));
     let x = Mat::with_ld(&data, rows, cols, ld);
@@ -120,7 +113,7 @@ fn check_rms_norm(
     assert_close(&dw, &want_dw, 1e-5, "dw");
 }
 
-fn check_rope(dev: &Device, rows: usize, heads: usize, half: usize, pad: usize) {
+fn check_rope(dev: &Cpu, rows: usize, heads: usize, half: usize, pad: usize) {
     let (dim, cols) = (2 * half, 2 * half * heads);
     let positions: Vec<u32> = (0..rows as u32).map(|i| (i * 37) % 300).collect();
     let table = RopeTable::new(dim, 10_000.0, 300);
@@ -166,7 +159,7 @@ fn check_rope(dev: &Device, rows: usize, heads: usize, half: usize, pad: usize) 
     }
 }
 
-fn check_swiglu(dev: &Device, rows: usize, ff: usize) {
+fn check_swiglu(dev: &Cpu, rows: usize, ff: usize) {
     let gate_up: Vec<f32> = random(9, rows * 2 * ff).iter().map(|x| x * 20.0).collect();
     let dout = random(10, rows * ff);
     let (mut out, mut grad) = (vec![0.0; rows * ff], vec![0.0; rows * 2 * ff]);
@@ -181,7 +174,7 @@ fn check_swiglu(dev: &Device, rows: usize, ff: usize) {
     );
 }
 
-fn check_sums(dev: &Device, rows: usize, n: usize) {
+fn check_sums(dev: &Cpu, rows: usize, n: usize) {
     let (dy, bias) = (random(11, rows * n), random(12, n));
     let mut y = dy.clone();
     ops::bias_add(dev, &bias, &mut y);
@@ -217,7 +210,7 @@ fn check_sums(dev: &Device, rows: usize, n: usize) {
     );
 }
 
-fn check_embedding(dev: &Device, rows: usize, dim: usize, vocab: usize) {
+fn check_embedding(dev: &Cpu, rows: usize, dim: usize, vocab: usize) {
     let table = random(13, vocab * dim);
     let ids: Vec<u32> = (0..rows)
         .map(|i| (i * i + i) as u32 % vocab as u32)
@@ -252,7 +245,7 @@ fn check_embedding(dev: &Device, rows: usize, dim: usize, vocab: usize) {
     assert_close(&dtable, &want, 1e-5, "dtable");
 }
 
-fn check_adamw(dev: &Device, len: usize) {
+fn check_adamw(dev: &Cpu, len: usize) {
     let config = AdamW {
         lr: 0.01,
         beta1: 0.9,
@@ -299,7 +292,7 @@ proptest! {
         let ids: Vec<u32> = (0..rows as u32).map(|i| i * 7 % 13).collect();
         let set = sinew_tensor::KernelSet::detect_f32();
         let mut results = [1, 2, 5].map(|threads| {
-            let dev = Device::new(set, threads);
+            let dev = Cpu::new(set, threads);
             let (mut y, mut rstd) = (vec![0.0; rows * dim], vec![0.0; rows]);
             let x = Mat::new(&x, rows, dim);
             ops::rms_norm(&dev, x, &w, EPS, MatMut::new(&mut y, rows, dim), &mut rstd);
@@ -319,7 +312,7 @@ proptest! {
 #[test]
 #[should_panic(expected = "position 300 is beyond the 300 of the table")]
 fn positions_beyond_the_table_are_refused() {
-    let dev = Device::new(sinew_tensor::KernelSet::Portable, 1);
+    let dev = Cpu::new(sinew_tensor::KernelSet::Portable, 1);
     let table = RopeTable::new(4, 1e4, 300);
     ops::rope(&dev, MatMut::new(&mut [0.0; 4], 1, 4), &[300], &table);
 }
@@ -327,7 +320,7 @@ fn positions_beyond_the_table_are_refused() {
 #[test]
 #[should_panic(expected = "7 columns are no multiple of the 3 weights")]
 fn widths_that_do_not_fit_are_refused() {
-    let dev = Device::new(sinew_tensor::KernelSet::Portable, 1);
+    let dev = Cpu::new(sinew_tensor::KernelSet::Portable, 1);
     let x = [0.0; 7];
     ops::rms_norm(
         &dev,

@@ -5,7 +5,7 @@
 //! `r` for what rank `r` hands in. A rank says by an empty message that a slot is written or has been read.
 
 use super::{Comm, CommError};
-use sinew_tensor::{Device, ops};
+use sinew_tensor::{Cpu, ops};
 use std::fmt;
 use std::fs::File;
 use std::io::{self, BufWriter, Read, Write};
@@ -116,7 +116,7 @@ pub struct ProcessComm {
     /// Numbers of a slot.
     slot: usize,
     deadline: Option<Duration>,
-    device: Device,
+    device: Cpu,
 }
 
 impl ProcessComm {
@@ -131,7 +131,7 @@ impl ProcessComm {
         memory: File,
         numbers: usize,
         deadline: Duration,
-        device: Device,
+        device: Cpu,
     ) -> Self {
         Self {
             rank: 0,
@@ -150,7 +150,7 @@ impl ProcessComm {
         link: Link,
         memory: File,
         numbers: usize,
-        device: Device,
+        device: Cpu,
     ) -> Self {
         Self {
             rank,

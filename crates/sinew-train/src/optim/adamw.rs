@@ -6,7 +6,7 @@
 
 use super::{Outcome, Update};
 use crate::policy::PolicyError;
-use sinew_tensor::{Buffer, Device, ops};
+use sinew_tensor::{Buffer, Cpu, ops};
 use sinew_types::{TensorSource, TensorView};
 
 /// A trainable tensor in host memory with its gradient, f32, row-major.
@@ -50,11 +50,11 @@ fn names(tensor: &str) -> [String; 2] {
 #[derive(Clone, Debug)]
 pub struct AdamW {
     moments: Vec<Moments>,
-    device: Device,
+    device: Cpu,
 }
 
 impl AdamW {
-    pub fn new(device: Device) -> Self {
+    pub fn new(device: Cpu) -> Self {
         Self {
             moments: Vec::new(),
             device,

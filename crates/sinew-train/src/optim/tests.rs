@@ -1,9 +1,9 @@
 use super::*;
-use sinew_tensor::{Device, KernelSet};
+use sinew_tensor::{Cpu, KernelSet};
 use sinew_types::TensorSource;
 
-fn device() -> Device {
-    Device::new(KernelSet::detect_f32(), 2)
+fn device() -> Cpu {
+    Cpu::new(KernelSet::detect_f32(), 2)
 }
 
 struct Tensor {

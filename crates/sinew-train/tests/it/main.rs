@@ -9,7 +9,7 @@ use sinew_model::{
     Family, Keep, Lora, LoraConfig, ModelConfig, ModelFiles, Params, Projection, RopeScaling,
     ValueHead, load_model,
 };
-use sinew_tensor::{Device, KernelSet};
+use sinew_tensor::{Cpu, KernelSet};
 use sinew_train::checkpoint::CheckpointStore;
 use sinew_train::optim::AdamWConfig;
 use sinew_train::{
@@ -43,8 +43,8 @@ fn config() -> ModelConfig {
     }
 }
 
-fn device() -> Device {
-    Device::new(KernelSet::detect_f32(), 2)
+fn device() -> Cpu {
+    Cpu::new(KernelSet::detect_f32(), 2)
 }
 
 fn params() -> Params {

@@ -82,7 +82,7 @@ fn any_number_of_allowed_tokens_agrees_with_f64() {
     let n = counts.len();
     let (d_logprob, d_entropy) = (random(n, 7), random(n, 8));
     for kernels in KernelSet::available_f32() {
-        let dev = Device::new(kernels, 2);
+        let dev = Cpu::new(kernels, 2);
         let [logprob, _, entropy] = case.forward(&dev);
         assert_eq!((logprob[0], entropy[0]), (0.0, 0.0), "{kernels}: no choice");
         for (row, &count) in counts.iter().enumerate() {
@@ -126,7 +126,7 @@ fn allowed_tokens_share_the_whole_probability() {
             .collect();
         assert_eq!(allowed.len(), count);
         for kernels in KernelSet::available_f32() {
-            let [_, lse, _] = case.forward(&Device::new(kernels, 2));
+            let [_, lse, _] = case.forward(&Cpu::new(kernels, 2));
             let sum: f64 = allowed
                 .iter()
                 .map(|z| (f64::from(*z) - f64::from(lse[0])).exp())
@@ -151,7 +151,7 @@ fn a_mask_that_allows_all_changes_no_bit() {
     all.masks = Some(masks);
     let (d_logprob, d_entropy) = (random(n, 2), random(n, 3));
     for kernels in KernelSet::available_f32() {
-        let dev = Device::new(kernels, 2);
+        let dev = Cpu::new(kernels, 2);
         assert_eq!(plain.forward(&dev), all.forward(&dev), "{kernels}");
         let backward = |case: &Case| case.backward(&dev, &d_logprob, &d_entropy);
         assert_eq!(backward(&plain), backward(&all), "{kernels}");
@@ -188,11 +188,11 @@ fn rows_with_and_without_masks_are_those_of_each_alone() {
     let case = masked(&counts, 2300, 24, 12);
     let (d_logprob, d_entropy) = (random(90, 1), random(90, 2));
     for kernels in KernelSet::available_f32() {
-        let dev = Device::new(kernels, 1);
+        let dev = Cpu::new(kernels, 1);
         let all = case.forward(&dev);
-        assert_eq!(all, case.forward(&Device::new(kernels, 3)));
+        assert_eq!(all, case.forward(&Cpu::new(kernels, 3)));
         let one = case.backward(&dev, &d_logprob, &d_entropy);
-        let three = case.backward(&Device::new(kernels, 3), &d_logprob, &d_entropy);
+        let three = case.backward(&Cpu::new(kernels, 3), &d_logprob, &d_entropy);
         assert_eq!(one, three);
         for row in 0..5 {
             let alone = case.of_rows(|other| other == row).forward(&dev);
@@ -225,7 +225,7 @@ fn logits_in_memory_have_the_bits_of_the_fused_head() {
     let counts = [0, 1, 2, 33, 4000, 4601];
     let case = masked(&counts, 4601, 40, 21);
     for kernels in KernelSet::available_f32() {
-        let dev = Device::new(kernels, 2);
+        let dev = Cpu::new(kernels, 2);
         let [logprob, lse, _] = case.forward(&dev);
         let mut logits = vec![0.0; counts.len() * 4601];
         dev.matmul_nt(
@@ -265,7 +265,7 @@ fn barred_targets_are_refused() {
     let mut masks = MaskTable::none(2, 40);
     masks.allow(1, [4, 6]);
     case.masks = Some(masks);
-    case.forward(&Device::new(KernelSet::Portable, 1));
+    case.forward(&Cpu::new(KernelSet::Portable, 1));
 }
 
 proptest! {
