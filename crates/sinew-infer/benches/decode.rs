@@ -1,8 +1,8 @@
 //! Sampled tokens per second of SmolLM2-135M at several batch sizes, through the engine.
 //!
-//! `cargo bench --profile dev -p sinew-infer --bench decode [-- THREADS [bf16|int8] [BATCH...]]`, with the wheel in
-//! `.cache/wheels` of the repository; `SINEW_CPU` chooses the kernels. CPU time counts all threads: on a machine that others use it
-//! says more than wall time.
+//! `cargo bench --profile dev -p sinew-infer --bench decode [-- THREADS [bf16|int8] [BATCH...]]`, with the
+//! wheel in `.cache/wheels` of the repository; `SINEW_CPU` chooses the kernels. CPU time counts all threads:
+//! on a machine that others use it says more than wall time.
 #![expect(clippy::print_stdout, reason = "a bench prints its results")]
 
 use sinew_infer::{EmbeddedEngine, EngineConfig, ModelForward, SchedulerConfig};

@@ -1,10 +1,10 @@
-//! Speculative decoding by n-gram lookup: the draft of what a sequence says next is what followed the same few
-//! tokens before, in its own text or in that of another request. Samples of one task, and outputs of one format,
-//! repeat each other.
+//! Speculative decoding by n-gram lookup: the draft of what a sequence says next is what followed the same
+//! few tokens before, in its own text or in that of another request. Samples of one task, and outputs of one
+//! format, repeat each other.
 //!
 //! A draft token costs a row of a pass and decides nothing: only tokens that the sampler draws itself are
-//! accepted. It is worth its lines where few requests run, as in evaluation, in `sinew serve` and at the end of a
-//! batch: 2 to 3 times as many tokens a second on texts that repeat (docs/performance.md).
+//! accepted. It is worth its lines where few requests run, as in evaluation, in `sinew serve` and at the end
+//! of a batch: 2 to 3 times as many tokens a second on texts that repeat (docs/performance.md).
 
 use sinew_types::TokenId;
 use std::collections::{BTreeMap, HashMap};

@@ -92,8 +92,8 @@ impl FakeModel {
         self.logprob_at(prefix, token, 1.0)
     }
 
-    /// Natural log-probability of `token` after `prefix` at a temperature above 0. A token that would not be sampled
-    /// there (a scripted one) has a stand-in value between -10 and -9.
+    /// Natural log-probability of `token` after `prefix` at a temperature above 0. A token that would not be
+    /// sampled there (a scripted one) has a stand-in value between -10 and -9.
     pub fn logprob_at(&self, prefix: &[TokenId], token: TokenId, temperature: f32) -> f32 {
         self.logprob_in(self.state(prefix), token, temperature)
     }
@@ -135,8 +135,8 @@ impl FakeModel {
         }
     }
 
-    /// The first tokens of `mask` from the candidate on, around the end of the vocabulary: without a mask they
-    /// are the candidates themselves.
+    /// The first tokens of `mask` from the candidate on, around the end of the vocabulary: without a mask
+    /// they are the candidates themselves.
     fn candidates(&self, state: u64, mask: &Mask) -> Vec<TokenId> {
         let first = self.candidate(state, 0);
         let allowed: Vec<TokenId> = mask.tokens().collect();

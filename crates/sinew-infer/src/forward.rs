@@ -76,8 +76,8 @@ pub struct Sampler<'a> {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Draw {
     pub id: TokenId,
-    /// Natural log-probability under the full softmax at [`SamplingParams::policy_temperature`]; with a constraint,
-    /// of the softmax over the tokens that its mask allows.
+    /// Natural log-probability under the full softmax at [`SamplingParams::policy_temperature`]; with a
+    /// constraint, of the softmax over the tokens that its mask allows.
     pub logprob: f32,
     /// The most likely tokens of the same softmax, best first: [`SamplingParams::top_logprobs`] of them.
     pub top: Vec<TokenLogprob>,
@@ -88,24 +88,25 @@ pub struct Draw {
 /// The tokens of one sampler, at least one: all but the last are draft tokens that were accepted.
 pub type Drawn = Result<Vec<Draw>, EngineError>;
 
-/// The device seam of generation: computes passes, keeps keys and values in numbered blocks, and draws tokens.
+/// The device seam of generation: computes passes, keeps keys and values in numbered blocks, and draws
+/// tokens.
 ///
 /// Contract:
-/// - **Independence.** A row's logits depend on its sequence's tokens alone, not on the rest of the batch, bit for
-///   bit. This makes a request's tokens independent of what else runs.
+/// - **Independence.** A row's logits depend on its sequence's tokens alone, not on the rest of the batch,
+///   bit for bit. This makes a request's tokens independent of what else runs.
 /// - **Draws.** The token at a position is a function of its row of logits, the sampling parameters and the
-///   position: the random number is that of (seed, position), Philox4x32-10 with the position as counter and the
-///   seed as key, as in this crate's CPU sampler. Bias, temperature, `min_p`, `top_k` and `top_p` apply in this
-///   order. Log-probabilities ignore bias and truncation. Where a mask allows one token alone, its log-probability
-///   is exactly 0.
-/// - **Drafts.** A draw goes on to the next row as long as it drew the draft token, and ends at the latest after
-///   the row that follows the last draft token, or when the constraint has ended. Tokens are those of drawing one
-///   in each pass. An implementation may stop earlier (at a constraint whose masks it cannot prepare), but not
-///   before the first token.
+///   position: the random number is that of (seed, position), Philox4x32-10 with the position as counter and
+///   the seed as key, as in this crate's CPU sampler. Bias, temperature, `min_p`, `top_k` and `top_p` apply
+///   in this order. Log-probabilities ignore bias and truncation. Where a mask allows one token alone, its
+///   log-probability is exactly 0.
+/// - **Drafts.** A draw goes on to the next row as long as it drew the draft token, and ends at the latest
+///   after the row that follows the last draft token, or when the constraint has ended. Tokens are those of
+///   drawing one in each pass. An implementation may stop earlier (at a constraint whose masks it cannot
+///   prepare), but not before the first token.
 /// - **Order.** Copies and passes take effect in the order of the calls.
 ///
-/// What crosses the seam is per token: a device that overrides [`Forward::step`] never ships logits. It may block
-/// until the draws are there. [`crate::testing::conformance`] tests the contract.
+/// What crosses the seam is per token: a device that overrides [`Forward::step`] never ships logits. It may
+/// block until the draws are there. [`crate::testing::conformance`] tests the contract.
 pub trait Forward: Send {
     fn limits(&self) -> ForwardLimits;
 
@@ -122,8 +123,8 @@ pub trait Forward: Send {
         Ok(sampler::sample(logits, vocab, samplers, cpu.as_ref()))
     }
 
-    /// Stores keys and values of all rows; returns the logits of `batch.logit_rows`, `[logit_rows, vocab]`, in host
-    /// memory. Called by the default [`Forward::step`], and to compare implementations.
+    /// Stores keys and values of all rows; returns the logits of `batch.logit_rows`, `[logit_rows, vocab]`,
+    /// in host memory. Called by the default [`Forward::step`], and to compare implementations.
     ///
     /// # Errors
     /// As [`Forward::step`].

@@ -15,8 +15,8 @@ use sinew_tensor::logprob::SoftmaxRow;
 use sinew_types::{EngineError, SamplingParams, TokenId, TokenLogprob};
 use std::sync::{OnceLock, PoisonError};
 
-/// The result of each sampler, from `[rows, vocab]` logits, in parallel on the threads of `cpu`: a draw depends on
-/// its own sequence alone. With a `cpu`, log-probabilities have the bits of training.
+/// The result of each sampler, from `[rows, vocab]` logits, in parallel on the threads of `cpu`: a draw
+/// depends on its own sequence alone. With a `cpu`, log-probabilities have the bits of training.
 pub(crate) fn sample(
     logits: &[f32],
     vocab: usize,
@@ -37,8 +37,8 @@ pub(crate) fn sample(
     drawn.into_iter().filter_map(OnceLock::into_inner).collect()
 }
 
-/// Draws the token after the known ones, and goes on as long as the draft token is what was drawn: the tokens are
-/// those of drawing one in each pass.
+/// Draws the token after the known ones, and goes on as long as the draft token is what was drawn: the tokens
+/// are those of drawing one in each pass.
 fn draw_along(logits: &[f32], vocab: usize, sampler: &Sampler<'_>, cpu: Option<&Cpu>) -> Drawn {
     let params = sampler.params;
     let mut draws = Vec::with_capacity(1);

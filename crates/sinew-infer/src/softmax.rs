@@ -1,5 +1,5 @@
-//! Over one row of logits: maxima, sums of exponentials, the largest entries. The passes themselves are kernels of
-//! `sinew-tensor`, with the same bits on every CPU.
+//! Over one row of logits: maxima, sums of exponentials, the largest entries. The passes themselves are
+//! kernels of `sinew-tensor`, with the same bits on every CPU.
 
 use sinew_tensor::ops::{chunk_exp_sums, chunk_maxima};
 use sinew_types::TokenId;

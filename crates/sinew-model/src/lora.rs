@@ -409,8 +409,8 @@ impl Lora {
         self.config.scale()
     }
 
-    /// Adds the `index`-th adapter of a group to its matrix `w` `[width, in]`, always in `f32`, so that small changes
-    /// are not rounded away before they are part of the weights. `scaled` is memory.
+    /// Adds the `index`-th adapter of a group to its matrix `w` `[width, in]`, always in `f32`, so that small
+    /// changes are not rounded away before they are part of the weights. `scaled` is memory.
     pub(crate) fn merge_part(
         &self,
         dev: &Cpu,

@@ -134,7 +134,8 @@ impl TensorTable {
         }
     }
 
-    /// Compares names and shapes of `source` with this table. Any element type is right: all are read as `f32`.
+    /// Compares names and shapes of `source` with this table. Any element type is right: all are read as
+    /// `f32`.
     pub(crate) fn check(&self, source: &dyn TensorSource) -> Result<(), TensorMismatch> {
         let names = source.names();
         let shape = |name: &String| Some(source.info(name)?.shape);

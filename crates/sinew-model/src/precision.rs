@@ -11,8 +11,9 @@ pub enum Precision {
     /// As trained: the engine's log-probabilities are the trainer's.
     #[default]
     F32,
-    /// Weights rounded to bfloat16 and kept in 12 bits, inputs and sums in `f32`: three eighths of the bytes to read
-    /// for each token. Like [`Precision::Int8`] another policy than the one that is trained, but nearer to it.
+    /// Weights rounded to bfloat16 and kept in 12 bits, inputs and sums in `f32`: three eighths of the bytes
+    /// to read for each token. Like [`Precision::Int8`] another policy than the one that is trained, but
+    /// nearer to it.
     Bf16,
     /// Weights and inputs rounded to 8 bits in groups ([`sinew_tensor::int8`]): a quarter of the bytes to
     /// read for each token, and another policy than the one that is trained, so that training needs a
@@ -24,9 +25,10 @@ impl Precision {
     /// Every storage, the most exact first.
     pub const ALL: [Self; 3] = [Self::F32, Self::Bf16, Self::Int8];
 
-    /// What is best stored for passes of up to `rows` rows where this was asked for. AMX tiles multiply with weights of
-    /// bfloat16 in any case: 1.7 times as fast as [`Precision::Bf16`] at 32 rows, and with the trainer's bits. At few
-    /// rows, where reading takes the time, its 12 bits are faster (1.3 times at one row).
+    /// What is best stored for passes of up to `rows` rows where this was asked for. AMX tiles multiply with
+    /// weights of bfloat16 in any case: 1.7 times as fast as [`Precision::Bf16`] at 32 rows, and with the
+    /// trainer's bits. At few rows, where reading takes the time, its 12 bits are faster (1.3 times at one
+    /// row).
     #[must_use]
     pub fn suited(self, kernels: KernelSet, rows: usize) -> Self {
         match self {

@@ -90,7 +90,8 @@ impl Drop for Worker {
     }
 }
 
-/// The group of processes of a run, seen from the one that leads: their exchange, and the processes themselves.
+/// The group of processes of a run, seen from the one that leads: their exchange, and the processes
+/// themselves.
 #[derive(Debug)]
 pub struct WorkerGroup {
     // Dropped first: a worker whose input closes ends.

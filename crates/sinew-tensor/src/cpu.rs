@@ -19,7 +19,8 @@ pub enum KernelSet {
     Avx2,
     /// AVX-512 F, DQ, BW and VL, 16 lanes.
     Avx512,
-    /// AMX tiles for matrix products of operands rounded to bfloat16 ([`crate::amx`]), the rest as in `Avx512`.
+    /// AMX tiles for matrix products of operands rounded to bfloat16 ([`crate::amx`]), the rest as in
+    /// `Avx512`.
     Amx,
 }
 
@@ -90,8 +91,8 @@ impl KernelSet {
             .unwrap_or(Self::Portable)
     }
 
-    /// The set called `name` (`amx`, `avx512`, `avx2`, `neon`, `portable`; letter case does not matter), if it runs
-    /// here.
+    /// The set called `name` (`amx`, `avx512`, `avx2`, `neon`, `portable`; letter case does not matter), if
+    /// it runs here.
     pub fn parse(name: &str) -> Result<Self, KernelSetError> {
         let set: Self = name.parse()?;
         let best = Self::detect();

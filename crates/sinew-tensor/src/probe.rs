@@ -15,8 +15,8 @@ const CHUNK: usize = 256 << 10;
 /// Values between a read and the request for its cache line.
 const AHEAD: usize = 512;
 
-/// `turns` rounds of independent multiply-adds on each thread, in registers alone: those of the device's matrix
-/// products, which for AMX are in tiles. Answers the number of floating-point operations, two for each
+/// `turns` rounds of independent multiply-adds on each thread, in registers alone: those of the device's
+/// matrix products, which for AMX are in tiles. Answers the number of floating-point operations, two for each
 /// multiply-add.
 #[must_use]
 pub fn multiply_add(dev: &Cpu, turns: usize) -> f64 {

@@ -114,8 +114,8 @@ pub(crate) trait Vector: Copy {
     unsafe fn high_bytes(block: *const u8, table: Self) -> [Self; 2];
     /// Puts the low bytes of a block and its high bytes together: the words of four steps.
     unsafe fn join(block: *const u8, high: [Self; 2]) -> [Self; 4];
-    /// The values in the low (`j` 0) or high halves (1) of words, as `f32`. Where a step has but one vector of
-    /// values ([`Lanes8`] and NEON) both, one after the other.
+    /// The values in the low (`j` 0) or high halves (1) of words, as `f32`. Where a step has but one vector
+    /// of values ([`Lanes8`] and NEON) both, one after the other.
     unsafe fn half(self, j: usize) -> Self;
     /// Writes the transpose of `rows <= LANES` rows of `LANES` values: value `p` of row `r` goes to
     /// `dst[p * ldd + r]`. Writes exactly `rows` values in each of the `LANES` destination rows.

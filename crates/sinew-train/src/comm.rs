@@ -1,7 +1,7 @@
 //! What training processes exchange: messages and sums.
 //!
-//! Rank 0 leads: it holds the rows, the optimizer and the checkpoints. The others compute the gradients of the
-//! parts that it sends.
+//! Rank 0 leads: it holds the rows, the optimizer and the checkpoints. The others compute the gradients of
+//! the parts that it sends.
 
 mod process;
 
@@ -38,16 +38,16 @@ pub enum CommError {
 ///
 /// Contract of every implementation:
 /// - **Order.** All ranks call the same collective operations ([`Comm::broadcast`], [`Comm::all_reduce`],
-///   [`Comm::all_gather`]) in the same order with buffers of the same lengths. Messages between two ranks arrive
-///   in the order in which they were sent.
+///   [`Comm::all_gather`]) in the same order with buffers of the same lengths. Messages between two ranks
+///   arrive in the order in which they were sent.
 /// - **Determinism.** The sum of [`Comm::all_reduce`] is a function of the inputs and of the number of ranks
-///   alone, and every rank gets the same bits. Processes on one host add in the order of ranks,
-///   `((r0 + r1) + r2) + ...`. Another order is right too, if it is always the same: with NCCL a fixed algorithm,
-///   protocol and number of channels (`NCCL_ALGO`, `NCCL_PROTO`, `NCCL_MAX_NCHANNELS`). Whoever resumes a run
-///   gets its bits only from the implementation and the number of ranks that began it.
-/// - **Deadlines.** No call of the leading rank waits for ever: a rank that ended, or gave no answer within the
-///   deadline of the implementation, is an error. Other ranks may wait for work without limit, and end when
-///   rank 0 does. After an error the group is of no further use. NCCL has to be asked for this
+///   alone, and every rank gets the same bits. Processes on one host add in the order of ranks, `((r0 + r1) +
+///   r2) + ...`. Another order is right too, if it is always the same: with NCCL a fixed algorithm, protocol
+///   and number of channels (`NCCL_ALGO`, `NCCL_PROTO`, `NCCL_MAX_NCHANNELS`). Whoever resumes a run gets its
+///   bits only from the implementation and the number of ranks that began it.
+/// - **Deadlines.** No call of the leading rank waits for ever: a rank that ended, or gave no answer within
+///   the deadline of the implementation, is an error. Other ranks may wait for work without limit, and end
+///   when rank 0 does. After an error the group is of no further use. NCCL has to be asked for this
 ///   (`ncclCommGetAsyncError`, `ncclCommAbort`).
 /// - **Memory.** Buffers here lie in host memory. A policy on a device need not pass through them: with
 ///   `(comm as &mut dyn Any).downcast_mut()` it reaches the communicator of its own crate, and sums its

@@ -1,5 +1,5 @@
-//! What every implementation of [`Policy`] and of [`Comm`] must pass: called from the tests of this crate, and of
-//! every crate that implements one of them. The functions panic with the rule that was broken.
+//! What every implementation of [`Policy`] and of [`Comm`] must pass: called from the tests of this crate,
+//! and of every crate that implements one of them. The functions panic with the rule that was broken.
 
 use crate::comm::{Comm, CommError};
 use crate::optim::{AdamWConfig, Outcome, Update};
@@ -106,8 +106,8 @@ fn train<P: Policy>(policy: &mut P, batch: &MicroBatch, number: u64) -> Vec<f32>
     scores
 }
 
-/// Tests the contract of [`Policy`] on rows that train some of their tokens. `make` always gives the same policy,
-/// whose weights can be trained.
+/// Tests the contract of [`Policy`] on rows that train some of their tokens. `make` always gives the same
+/// policy, whose weights can be trained.
 pub fn policy<P: Policy>(make: impl Fn() -> P, rows: &[TrainRow]) {
     let packing = pack(rows, usize::MAX).expect("rows that pack");
     let [batch] = &packing.micro_batches[..] else {

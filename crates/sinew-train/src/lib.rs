@@ -1,10 +1,10 @@
 //! Rows in, better weights out: packing, losses, optimizer, LoRA, checkpoints.
 //!
-//! [`pack`] turns rows into micro-batches in which every shared prefix is computed once; a
-//! [`Policy`] gives log-probabilities and takes gradients; [`loss`] derives one from the other by
-//! a [`LossSpec`](sinew_types::LossSpec); [`Trainer::step`] puts them together and asks the policy for one AdamW
-//! update; [`Comm`] shares the work with other processes;
-//! [`checkpoint`] makes weights, optimizer, step and trained batches durable in one commit.
+//! [`pack`] turns rows into micro-batches in which every shared prefix is computed once; a [`Policy`] gives
+//! log-probabilities and takes gradients; [`loss`] derives one from the other by a
+//! [`LossSpec`](sinew_types::LossSpec); [`Trainer::step`] puts them together and asks the policy for one
+//! AdamW update; [`Comm`] shares the work with other processes; [`checkpoint`] makes weights, optimizer, step
+//! and trained batches durable in one commit.
 //!
 //! Invariants: no algorithm is known by name, and no text is seen; no clock, environment or
 //! network is read; a token's share in the loss does not depend on how rows are packed or split

@@ -57,8 +57,8 @@ pub struct TensorFile<'a> {
 ///   that promises token-exactness gives the bits of the engine that it is paired with.
 /// - Gradients add up over `backward` calls until [`Policy::zero_gradients`].
 /// - [`Policy::apply`] changes nothing when it skips or fails.
-/// - After [`Policy::restore`] of what [`Policy::weights`] and [`Policy::optimizer`] gave, everything goes on to
-///   the bit.
+/// - After [`Policy::restore`] of what [`Policy::weights`] and [`Policy::optimizer`] gave, everything goes on
+///   to the bit.
 ///
 /// [`crate::conformance::policy`] tests it.
 pub trait Policy {

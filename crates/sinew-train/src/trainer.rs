@@ -18,7 +18,8 @@ use sinew_types::{Clock, Correction, EpisodeId, LossSpec, PolicyVersion, TrainRo
 use std::fmt;
 use std::ops::ControlFlow;
 
-/// Settings of a trainer that do not depend on the loss. Older checkpoints have more of them (`epochs`, always 1).
+/// Settings of a trainer that do not depend on the loss. Older checkpoints have more of them (`epochs`,
+/// always 1).
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TrainerConfig {
     /// Most packed tokens in one forward and backward pass: what bounds memory.

@@ -63,8 +63,8 @@ impl TensorInfo<'_> {
     }
 }
 
-/// A tensor in host memory: row-major, little-endian. The storage is borrowed, or a copy where the tensor lies
-/// elsewhere (on a GPU, or in another type). Its length always fits type and shape.
+/// A tensor in host memory: row-major, little-endian. The storage is borrowed, or a copy where the tensor
+/// lies elsewhere (on a GPU, or in another type). Its length always fits type and shape.
 #[derive(Clone, Debug)]
 pub struct TensorView<'a> {
     info: TensorInfo<'a>,
@@ -156,8 +156,8 @@ impl<'a> TensorView<'a> {
 
 /// Named tensors in the names of the Hugging Face layout (`model.layers.0.self_attn.q_proj.weight`).
 ///
-/// What lies on a device is copied to the host tensor by tensor, as it is asked for: readers ask for one after
-/// the other and keep none longer than needed.
+/// What lies on a device is copied to the host tensor by tensor, as it is asked for: readers ask for one
+/// after the other and keep none longer than needed.
 pub trait TensorSource: Send + Sync {
     /// Every name, in a stable order.
     fn names(&self) -> Vec<String>;

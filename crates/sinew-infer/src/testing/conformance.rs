@@ -121,8 +121,8 @@ fn prompt(vocab: usize, len: usize, seed: usize) -> Vec<TokenId> {
     (0..len).map(|i| token(i) as TokenId).collect()
 }
 
-/// Tests the contract of [`Forward`]. `make` always gives the same one, with at least 64 blocks and a context of
-/// four blocks and 16 tokens, for a vocabulary of at least 8 tokens.
+/// Tests the contract of [`Forward`]. `make` always gives the same one, with at least 64 blocks and a context
+/// of four blocks and 16 tokens, for a vocabulary of at least 8 tokens.
 pub fn conformance<F: Forward>(make: impl Fn() -> F) {
     draws_do_not_depend_on_the_batch(Bench::new(make()));
     draws_are_of_the_logits(Bench::new(make()));

@@ -145,8 +145,8 @@ fn tokens_and_logprobs_do_not_depend_on_batching_chunks_or_preemption() {
     }
 }
 
-/// What the sampler says of a token is what the trainer computes for it, at the temperature of its request, in
-/// one batch of several; greedy tokens are said to be at 1.
+/// What the sampler says of a token is what the trainer computes for it, at the temperature of its request,
+/// in one batch of several; greedy tokens are said to be at 1.
 #[test]
 fn sampler_and_trainer_agree_at_every_temperature() {
     let params = tiny_params(5);

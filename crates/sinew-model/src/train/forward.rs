@@ -214,7 +214,8 @@ impl Pass<'_> {
                 (&*attended, &*kept)
             }
         };
-        // Products add to the residual stream as those of generation do: the same order of sums, the same bits.
+        // Products add to the residual stream as those of generation do: the same order of sums, the same
+        // bits.
         copy(self.dev, x, x_mid);
         self.linear(Group::O.at(layer), attended, x_mid, true, &mut work.lora);
         self.norm(x_mid, self.values(&ranges.ffn_norm), work);
@@ -272,7 +273,8 @@ impl Pass<'_> {
         ops::rms_norm(self.dev, Mat::new(x, rows, d), w, eps, to, rstd);
     }
 
-    /// Gathers the last hidden states, of which there are `left`, at `places` and applies the last norm to them.
+    /// Gathers the last hidden states, of which there are `left`, at `places` and applies the last norm to
+    /// them.
     pub(super) fn ask(
         &self,
         places: Vec<u32>,

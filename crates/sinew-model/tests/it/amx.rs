@@ -1,5 +1,5 @@
-//! Whole models with AMX kernels, emulated and on hardware: near PyTorch in f32 within stated bounds, the same bits
-//! in any batch and on any number of threads, and sampler and trainer in agreement.
+//! Whole models with AMX kernels, emulated and on hardware: near PyTorch in f32 within stated bounds, the
+//! same bits in any batch and on any number of threads, and sampler and trainer in agreement.
 
 use crate::support::{FAMILIES, relative_error, tiny, tiny_golden};
 use crate::train::{

@@ -246,8 +246,8 @@ fn shared_prefixes_change_neither_logprobs_nor_gradients() {
     }
 }
 
-/// What a pass that mixes temperatures adds to the gradients is the sum of what passes of one temperature each
-/// add.
+/// What a pass that mixes temperatures adds to the gradients is the sum of what passes of one temperature
+/// each add.
 #[test]
 fn mixed_temperatures_give_the_sum_of_their_gradients() {
     let dev = device();

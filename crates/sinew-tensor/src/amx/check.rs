@@ -25,8 +25,9 @@ static EMULATED: AtomicBool = AtomicBool::new(false);
 static HARDWARE: OnceLock<Result<(), AmxError>> = OnceLock::new();
 
 /// Lets [`KernelSet::parse`] and [`Cpu::new`](crate::Cpu::new) take `amx` where the CPU or the system lacks
-/// it, and keeps this process from asking the system for tile registers until [`use_hardware`]: where they are
-/// granted, nothing traps. [`KernelSet::detect`] does not choose the set then. The self-check runs all the same.
+/// it, and keeps this process from asking the system for tile registers until [`use_hardware`]: where they
+/// are granted, nothing traps. [`KernelSet::detect`] does not choose the set then. The self-check runs all
+/// the same.
 ///
 /// # Safety
 /// Something must carry out the instructions in every thread of the process from now on: without it the

@@ -13,8 +13,8 @@ use crate::simd::{F32x16, Vector};
 /// Words of a tile.
 pub(super) const TILE_WORDS: usize = SIDE * DEPTH / 2;
 
-/// A strip of an operand: the value of lane `i` at step `p` lies at `src + i * lane_stride + p * step_stride`.
-/// One of both strides is 1.
+/// A strip of an operand: the value of lane `i` at step `p` lies at `src + i * lane_stride + p *
+/// step_stride`. One of both strides is 1.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Strip {
     pub(super) src: *const f32,
@@ -77,8 +77,8 @@ impl Round for Native {
     }
 }
 
-/// Packs the tiles of a strip at `dst`, `tile_stride` words from one to the next. Steps that the last tile lacks
-/// become 0.
+/// Packs the tiles of a strip at `dst`, `tile_stride` words from one to the next. Steps that the last tile
+/// lacks become 0.
 ///
 /// # Safety
 /// The CPU has AVX-512 F, BW, DQ and VL; the strip is readable and the tiles writable.

@@ -73,7 +73,8 @@ fn parallel_for(pool: Option<&Pool>, tasks: usize, body: &(dyn Fn(usize) + Sync)
     }
 }
 
-/// Multiply-adds in tiles alone for `turns` rounds, on the calling thread. Answers the floating-point operations.
+/// Multiply-adds in tiles alone for `turns` rounds, on the calling thread. Answers the floating-point
+/// operations.
 ///
 /// # Safety
 /// [`super::support`] has agreed.

@@ -48,7 +48,8 @@ impl Task<'_> {
         })
     }
 
-    /// Copies keys and values of the chunk's rows next to each other, `[locals + SLACK_ROWS, padded_dim]` each.
+    /// Copies keys and values of the chunk's rows next to each other, `[locals + SLACK_ROWS, padded_dim]`
+    /// each.
     pub(super) fn gather_keys(&self, keys: &mut [f32], values: &mut [f32]) {
         let (dim, padded) = (self.shape.head_dim(), self.padded_dim());
         for run in &self.chunk.runs {

@@ -68,7 +68,8 @@ pub enum LayoutError {
 
 /// A forest of segments over rows `0..rows`, in topological order.
 ///
-/// A token attends to every token of every ancestor of its segment, and causally (itself included) to its own segment.
+/// A token attends to every token of every ancestor of its segment, and causally (itself included) to its own
+/// segment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TreeLayout {
     segments: Vec<Segment>,
@@ -135,7 +136,8 @@ impl TreeLayout {
         &self.positions
     }
 
-    /// Row of the token that precedes each row's token in its sequence, `[rows]`; `None` at the start of a sequence.
+    /// Row of the token that precedes each row's token in its sequence, `[rows]`; `None` at the start of a
+    /// sequence.
     ///
     /// The logits of that row are the ones that predict this row's token.
     pub fn previous_rows(&self) -> Vec<Option<u32>> {

@@ -56,11 +56,12 @@ const LEAST_SCORE: f32 = -4_194_304.0;
 /// rows without visible keys have probabilities of 0.
 pub(crate) const LOWEST: f32 = LEAST_SCORE / 2.0;
 
-/// `2^(x - top)` for an integer `top` of at least the nearest integer to `x`, with the same bits, exponent aside,
-/// whatever `top` is; exactly 0 where that would be below about `2^-100`, also for minus infinity; NaN stays.
+/// `2^(x - top)` for an integer `top` of at least the nearest integer to `x`, with the same bits, exponent
+/// aside, whatever `top` is; exactly 0 where that would be below about `2^-100`, also for minus infinity; NaN
+/// stays.
 ///
-/// So a running softmax whose largest score is rounded to an integer may rescale by powers of two, which is exact:
-/// its sums do not depend on where blocks of keys begin and end.
+/// So a running softmax whose largest score is rounded to an integer may rescale by powers of two, which is
+/// exact: its sums do not depend on where blocks of keys begin and end.
 ///
 /// # Safety
 /// See [`Vector`].

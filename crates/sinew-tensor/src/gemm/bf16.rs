@@ -20,7 +20,8 @@ thread_local! {
 /// Weights `[n, k]` for `x · wᵀ`, rounded to the nearest bfloat16 (ties to even) and stored in 12 bits each,
 /// without loss: three eighths of the bytes of [`PackedWeights`](super::PackedWeights).
 ///
-/// Products multiply and add up in `f32`: they have the bits of the product with the rounded weights as `f32`.
+/// Products multiply and add up in `f32`: they have the bits of the product with the rounded weights as
+/// `f32`.
 #[derive(Debug, Clone)]
 pub struct PackedBf16 {
     n: usize,
@@ -55,8 +56,8 @@ impl PackedBf16 {
                 let words = wide.wrapping_add(room).cast::<u32>();
                 let rows = nr.min(n - panel * nr);
                 let from = w[panel * nr * k..].as_ptr();
-                // SAFETY: `rows` rows of `k` values lie at `from`, `wide` and `words` have room for a whole panel of
-                // whole blocks, and so has `to`.
+                // SAFETY: `rows` rows of `k` values lie at `from`, `wide` and `words` have room for a whole
+                // panel of whole blocks, and so has `to`.
                 unsafe {
                     pack_even(dev, from, k, 1, rows, k, nr, wide);
                     round(dev, wide, rows, k, words);
@@ -108,8 +109,8 @@ fn bf16_bits(value: f32) -> u32 {
 }
 
 simd_fn! {
-/// Rounds the values of each of `depth` steps and puts two in a word, those of the first half of the columns in the
-/// low halves. Columns from `rows` on, of which nobody needs a result, become as the first one.
+/// Rounds the values of each of `depth` steps and puts two in a word, those of the first half of the columns
+/// in the low halves. Columns from `rows` on, of which nobody needs a result, become as the first one.
 ///
 /// # Safety
 /// Both are valid for all steps of a panel.

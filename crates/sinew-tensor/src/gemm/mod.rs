@@ -41,8 +41,9 @@ thread_local! {
     static PACKED: RefCell<Scratch> = RefCell::new(Scratch::new());
 }
 
-/// Weights `[n, k]` packed for `x · wᵀ`: panels of as many rows as a tile has columns, transposed, the last padded
-/// with zeros. Fit for the kernel set of the device that packed them; AMX packs them rounded to bfloat16.
+/// Weights `[n, k]` packed for `x · wᵀ`: panels of as many rows as a tile has columns, transposed, the last
+/// padded with zeros. Fit for the kernel set of the device that packed them; AMX packs them rounded to
+/// bfloat16.
 #[derive(Debug, Clone)]
 pub struct PackedWeights {
     n: usize,

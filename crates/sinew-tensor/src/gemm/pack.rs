@@ -8,7 +8,8 @@ use crate::simd::{Vector, simd_fn};
 /// short and far apart, which hardware prefetchers do not follow.
 const AHEAD: usize = 12;
 
-/// Steps that one panel takes before the next: so many lines of the source stay in L1 for the panels beside it.
+/// Steps that one panel takes before the next: so many lines of the source stay in L1 for the panels beside
+/// it.
 const STRIP: usize = 16;
 
 /// Rows of `a` (or columns of `b`) `0..len` split into panels of nearly equal size: `len % count`

@@ -32,14 +32,15 @@ const B_LIMIT: usize = 2 << 20;
 const A_LIMIT: usize = 4 << 20;
 /// Multiply-adds that a task has at least, some 10 us.
 const TASK_WORK: usize = 1 << 19;
-/// Multiply-adds that a part of a task has at least, some 50 us: packing its rows again takes a tenth of that.
+/// Multiply-adds that a part of a task has at least, some 50 us: packing its rows again takes a tenth of
+/// that.
 const LAST_WORK: usize = 4 << 20;
 /// Fewer rows take as long as so many: reading `b` from memory is what takes the time.
 const STREAM_ROWS: usize = 8;
 /// Tasks for each thread, so that a thread that gets less CPU time takes fewer.
 const TASKS_PER_THREAD: usize = 6;
-/// Parts of its columns into which each of the last tasks is cut, so that threads end together; each part packs
-/// the same rows of `a` again.
+/// Parts of its columns into which each of the last tasks is cut, so that threads end together; each part
+/// packs the same rows of `a` again.
 const LAST_PARTS: usize = 4;
 
 /// Panels of rows up to which each takes values of 12 bits apart in registers.
@@ -267,8 +268,8 @@ struct Job<'a> {
 // SAFETY: the pointers are read-only operands, and `c`, of which tasks touch disjoint parts.
 unsafe impl Sync for Job<'_> {}
 
-/// Number of tasks, from about half of `wanted` to twice as many, that leaves the busiest thread the fewest of
-/// `panels`; of equals the nearest to `wanted`, then the one with fewer tasks.
+/// Number of tasks, from about half of `wanted` to twice as many, that leaves the busiest thread the fewest
+/// of `panels`; of equals the nearest to `wanted`, then the one with fewer tasks.
 fn even_tasks(panels: usize, wanted: usize, threads: usize) -> usize {
     let tasks = |each: usize| panels.div_ceil(each);
     let sizes = panels.div_ceil(2 * wanted)..=panels.div_ceil(wanted.div_ceil(2));
@@ -397,8 +398,8 @@ impl Job<'_> {
         }
     }
 
-    /// The tile of row panel `i` from column `col` on, over `depth` steps from `step` of the pass on, which `left` has.
-    /// Nothing of `b` yet.
+    /// The tile of row panel `i` from column `col` on, over `depth` steps from `step` of the pass on, which
+    /// `left` has. Nothing of `b` yet.
     #[inline(always)]
     fn tile(
         &self,
@@ -466,7 +467,8 @@ fn compute<V: Tile>(job: &Job<'_>, rows: Range<usize>, cols: Range<usize>, block
 }
 }
 
-/// Computes the first of `cols`, or some of the first for few rows, over `depth` steps from `p` on. Answers how many.
+/// Computes the first of `cols`, or some of the first for few rows, over `depth` steps from `p` on. Answers
+/// how many.
 ///
 /// # Safety
 /// As for `compute`.
@@ -540,8 +542,9 @@ unsafe fn compute_few<V: Tile>(
     done
 }
 
-/// Computes group `group` of panels of 12 bits a value, which is brought to 32 bits at `joined`, as panels for all
-/// rows. It stays in the second cache level; parts of it that stay in the first were slower, for their many tiles.
+/// Computes group `group` of panels of 12 bits a value, which is brought to 32 bits at `joined`, as panels
+/// for all rows. It stays in the second cache level; parts of it that stay in the first were slower, for
+/// their many tiles.
 ///
 /// # Safety
 /// As for `compute`; `joined` has room for the group.
@@ -596,12 +599,14 @@ fn read_ahead(x: &mut Operands, i: usize, tiles: usize, words: usize) {
     (x.ahead_step, x.ahead_lines) = (turn, turn.div_ceil(64));
 }
 
-/// Values of a group of panels of 12 bits a value with `cols` columns that is brought to 32 bits, over a block of steps.
+/// Values of a group of panels of 12 bits a value with `cols` columns that is brought to 32 bits, over a
+/// block of steps.
 fn joined_len(depth: usize, cols: usize) -> usize {
     depth.next_multiple_of(BLOCK).min(DEPTH_BLOCK) * cols
 }
 
-/// The next block of `left` steps: all when they fit, else nearly equal parts of whole [`BLOCK`]s, at most [`DEPTH_BLOCK`].
+/// The next block of `left` steps: all when they fit, else nearly equal parts of whole [`BLOCK`]s, at most
+/// [`DEPTH_BLOCK`].
 fn depth_block(left: usize) -> usize {
     let parts = left.div_ceil(DEPTH_BLOCK);
     left.div_ceil(parts).next_multiple_of(BLOCK).min(left)

@@ -1,10 +1,14 @@
 //! Panels of bfloat16 in 12 bits a value, without loss.
 //!
 //! Weights differ little in size: the exponents of trained ones have 2.6 bits of entropy (Zhang et al. 2025,
-//! arXiv 2504.11651). The high byte of a bfloat16 is its sign and all of its exponent but the last bit; of its 256
-//! values 16 cover a panel but for about one weight in 10,000. So a value is its low byte and an index of 4 bits into
-//! the panel's table of high bytes. A block of values with a high byte that the table lacks keeps all of its high bytes
-//! beside the others, so that any weights have their exact bits.
+//! arXiv 2504.11651). The high byte of a bfloat16 is its sign and all of its exponent but the last bit; of
+//! its 256 values 16 cover a panel but for about one weight in 10,000. So a value is its low byte and an
+//! index of 4 bits into the panel's table of high bytes. A block of values with a high byte that the table
+//! lacks keeps all of its high bytes beside the others, so that any weights have their exact bits.
+//!
+//! Reading weights is what a token of one request costs, so that `engine.weights = "bf16"` in 12 bits instead
+//! of 16 takes a fifth off its products; batch 1 reaches 1.8 times the speed of llama.cpp with it
+//! (docs/performance.md).
 
 use std::cmp::Reverse;
 
@@ -26,9 +30,10 @@ const MOST: usize = BLOCK * 32;
 pub(super) struct Split {
     nr: usize,
     k: usize,
-    /// `[panels, k / BLOCK]` blocks of `3 * nr / 2` words: low bytes of two steps, of two more, then the indices of
-    /// the first two in the low halves of bytes and of the others in the high ones. Of two steps each 16 bytes have 8 values of
-    /// the first, then 8 of the second, so that instructions that work in parts of 16 bytes put words together.
+    /// `[panels, k / BLOCK]` blocks of `3 * nr / 2` words: low bytes of two steps, of two more, then the
+    /// indices of the first two in the low halves of bytes and of the others in the high ones. Of two steps
+    /// each 16 bytes have 8 values of the first, then 8 of the second, so that instructions that work in
+    /// parts of 16 bytes put words together.
     data: Buffer,
     sides: Vec<Side>,
 }
@@ -89,7 +94,8 @@ impl Highs {
         table: V,
         nr: usize,
     ) -> [V; 2] {
-        // SAFETY: the caller's promise; each whole block has `4 * nr` high bytes, and the last entry is no block.
+        // SAFETY: the caller's promise; each whole block has `4 * nr` high bytes, and the last entry is no
+        // block.
         unsafe {
             if *self.whole == block {
                 let first: *const f32 = self.high.cast();
@@ -150,8 +156,8 @@ impl Split {
         self.sides[panel..].as_ptr()
     }
 
-    /// Brings `steps` steps from a block on of the panels from `panel` on that make up a group to 32 bits: panels of
-    /// [`Tile::NR`] columns at `to`, with room for whole blocks.
+    /// Brings `steps` steps from a block on of the panels from `panel` on that make up a group to 32 bits:
+    /// panels of [`Tile::NR`] columns at `to`, with room for whole blocks.
     ///
     /// # Safety
     /// As for [`Vector`]; the steps exist, and `to` has room for the panels.
@@ -247,13 +253,15 @@ pub(super) fn encode<V: Tile>(words: *mut u32, k: usize, to: *mut u8, side: &mut
 }
 }
 
-/// The most frequent high bytes in the steps with an even number; of equally frequent ones the smallest first.
+/// The most frequent high bytes in the steps with an even number; of equally frequent ones the smallest
+/// first.
 ///
 /// # Safety
 /// `words` is valid for `k` steps of `half` words.
 #[inline(always)]
 unsafe fn frequent(words: *const u32, k: usize, half: usize) -> [u8; TABLE] {
-    // Counts of their own for each half of a word: equal bytes that follow each other would wait for one place.
+    // Counts of their own for each half of a word: equal bytes that follow each other would wait for one
+    // place.
     let mut counts = [[0u32; 256]; 2];
     for p in (0..k).step_by(2) {
         for i in 0..half {

@@ -46,16 +46,16 @@ pub(super) struct Operands {
 /// Every element of `c` is one chain `c = fma(a[p], b[p], c)` over ascending `p`, whatever the tile's
 /// size and place, so its value depends neither on the blocking nor on the other rows.
 ///
-/// A step of `R` rows and `V` vectors loads `R + V` times for `R V` multiply-adds. Ice Lake servers were measured
-/// to load little more than once a cycle while they multiply and add twice, so that 9 x 3 (12 loads for 27) runs at
-/// the speed of the multiply-adds where 14 x 2 (16 for 28) reaches nine tenths of it.
+/// A step of `R` rows and `V` vectors loads `R + V` times for `R V` multiply-adds. Ice Lake servers were
+/// measured to load little more than once a cycle while they multiply and add twice, so that 9 x 3 (12 loads
+/// for 27) runs at the speed of the multiply-adds where 14 x 2 (16 for 28) reaches nine tenths of it.
 pub(super) trait Tile: Vector {
     /// Rows at most.
     const MR: usize;
     /// Columns.
     const NR: usize;
-    /// Rows at most that take values of 12 bits apart in registers, and the columns of their panels: an even number of
-    /// vectors, which those halves of words fill.
+    /// Rows at most that take values of 12 bits apart in registers, and the columns of their panels: an even
+    /// number of vectors, which those halves of words fill.
     const SPLIT_MR: usize;
     const SPLIT_NR: usize;
     /// Panels of [`Tile::SPLIT_NR`] columns that make up whole panels of [`Tile::NR`].
@@ -74,8 +74,8 @@ pub(super) trait Tile: Vector {
     /// As for [`Tile::tile`].
     unsafe fn wide(rows: usize, panels: usize, x: &Operands) -> usize;
 
-    /// Computes, for at least one row and at most [`Tile::SPLIT_MR`], one panel of 12 bits a value or several full ones
-    /// of `panels`. Answers how many.
+    /// Computes, for at least one row and at most [`Tile::SPLIT_MR`], one panel of 12 bits a value or several
+    /// full ones of `panels`. Answers how many.
     ///
     /// # Safety
     /// As for [`Tile::tile`].

@@ -9,8 +9,8 @@ const BITS: usize = u32::BITS as usize;
 /// Words of a section.
 pub(super) const SECTION_WORDS: usize = SECTION / BITS;
 
-/// The tokens that each row may be, as bit sets: bit `v % 32` of word `v / 32` says that token `v` is allowed. Tokens
-/// beyond the last word are not.
+/// The tokens that each row may be, as bit sets: bit `v % 32` of word `v / 32` says that token `v` is
+/// allowed. Tokens beyond the last word are not.
 #[derive(Clone, Copy, Debug)]
 pub struct Masks<'a> {
     /// Words of one bit set.

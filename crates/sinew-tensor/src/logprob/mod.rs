@@ -2,11 +2,11 @@
 //!
 //! Forward and backward go through the vocabulary in sections, whose logits are products of blocks of rows
 //! ([`crate::gemm`]). A section's logits stay in cache; backward computes them again, except those for which
-//! the caller grants memory ([`LogprobScratch::keeping`]): a quarter of the work.
-//! A row's log-probability does not depend on the other rows, on the number of threads or on their timing,
-//! and no result on what was kept. A row may be restricted to some tokens ([`Masks`]): with all of them allowed it
-//! has the bits of one without a mask. With AMX, logits and gradients are products of rounded operands
-//! ([`crate::amx`]), as those of the engine are.
+//! the caller grants memory ([`LogprobScratch::keeping`]): a quarter of the work. A row's log-probability
+//! does not depend on the other rows, on the number of threads or on their timing, and no result on what was
+//! kept. A row may be restricted to some tokens ([`Masks`]): with all of them allowed it has the bits of one
+//! without a mask. With AMX, logits and gradients are products of rounded operands ([`crate::amx`]), as those
+//! of the engine are.
 
 mod backward;
 mod forward;
@@ -42,8 +42,8 @@ pub struct LinearLogprob<'a> {
     pub targets: &'a [u32],
     /// Divides each row's logits, `[n]`, above 0; empty: 1 for all, the plain model.
     pub temperatures: &'a [f32],
-    /// The tokens that each row may be: its distribution is the softmax over them alone, and so are its entropy and
-    /// gradients, which are exactly 0 at all others. None: all tokens.
+    /// The tokens that each row may be: its distribution is the softmax over them alone, and so are its
+    /// entropy and gradients, which are exactly 0 at all others. None: all tokens.
     pub masks: Option<Masks<'a>>,
 }
 
@@ -131,8 +131,8 @@ impl LogprobScratch {
     }
 }
 
-/// Values from one row of `len` logits to the next: an odd number of cache lines. Sections and most vocabularies
-/// are whole pages, and rows whole pages apart would share one set of the first cache level.
+/// Values from one row of `len` logits to the next: an odd number of cache lines. Sections and most
+/// vocabularies are whole pages, and rows whole pages apart would share one set of the first cache level.
 fn row_stride(len: usize) -> usize {
     const LINE: usize = 16;
     (len.div_ceil(LINE) | 1) * LINE
@@ -239,9 +239,9 @@ pub fn linear_logprob_forward(
 
 /// Overwrites `dx` `[n, dim]` with the gradient of `x`, and adds the gradient of `w` to `dw` `[vocab, dim]`.
 ///
-/// With `p` the distribution, `H` its entropy and `y` the target, the gradient of the divided logits
-/// is `d_logprob (onehot(y) - p) - d_entropy p (log p + H)`; 0 for barred tokens, and for all of a row whose mask
-/// leaves one.
+/// With `p` the distribution, `H` its entropy and `y` the target, the gradient of the divided logits is
+/// `d_logprob (onehot(y) - p) - d_entropy p (log p + H)`; 0 for barred tokens, and for all of a row whose
+/// mask leaves one.
 ///
 /// # Panics
 /// If lengths do not match, a target is not below `vocab` or barred, or a temperature is not above 0.
@@ -281,8 +281,8 @@ pub struct SoftmaxRow {
 }
 
 impl SoftmaxRow {
-    /// The distribution over the tokens that `mask` allows (bit `v % 32` of word `v / 32`; none: all), on the calling
-    /// thread.
+    /// The distribution over the tokens that `mask` allows (bit `v % 32` of word `v / 32`; none: all), on the
+    /// calling thread.
     ///
     /// # Panics
     /// If `temperature` is not above 0, or no token is allowed.

@@ -23,8 +23,8 @@ pub fn embedding(dev: &Cpu, table: &[f32], dim: usize, ids: &[u32], out: &mut [f
 /// No row in the `place` of [`spread`].
 pub const NOWHERE: u32 = u32::MAX;
 
-/// The reverse of picking rows with [`embedding`]: `out[i] = x[place[i]]`, zeros where `place[i]` is [`NOWHERE`].
-/// `x`: `[n, dim]`, `out`: `[place.len(), dim]`. Panics on a place beyond `x`.
+/// The reverse of picking rows with [`embedding`]: `out[i] = x[place[i]]`, zeros where `place[i]` is
+/// [`NOWHERE`]. `x`: `[n, dim]`, `out`: `[place.len(), dim]`. Panics on a place beyond `x`.
 pub fn spread(dev: &Cpu, x: &[f32], dim: usize, place: &[u32], out: &mut [f32]) {
     assert_eq!(out.len(), place.len() * dim, "out [{}, {dim}]", place.len());
     let out = SharedMut::new(out);

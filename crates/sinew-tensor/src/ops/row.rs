@@ -1,8 +1,8 @@
 //! Passes over a row of logits in chunks: maxima, and sums of exponentials.
 //!
-//! Elementwise loops over one chunk at a time, compiled once per instruction set; sums and maxima fold a chunk in
-//! halves, which is elementwise too. No fused multiply-add and a fixed order of additions, so that every CPU has
-//! the same bits, and draws the same tokens from the same logits.
+//! Elementwise loops over one chunk at a time, compiled once per instruction set; sums and maxima fold a
+//! chunk in halves, which is elementwise too. No fused multiply-add and a fixed order of additions, so that
+//! every CPU has the same bits, and draws the same tokens from the same logits.
 
 #[cfg(target_arch = "x86_64")]
 use crate::cpu::KernelSet;

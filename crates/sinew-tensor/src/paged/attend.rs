@@ -1,8 +1,8 @@
 //! The kernel: query rows against tiles of keys, with a running softmax.
 //!
 //! Each row and head goes through its keys in the same order, whatever the other rows are: that is what makes
-//! results independent of the batch. The largest score is rounded to an integer, so that rescaling is exact, and sums
-//! go key by key: results do not depend on tiles either, and have the bits of attention in training
+//! results independent of the batch. The largest score is rounded to an integer, so that rescaling is exact,
+//! and sums go key by key: results do not depend on tiles either, and have the bits of attention in training
 //! ([`crate::attention`]).
 
 #![expect(
@@ -287,8 +287,9 @@ unsafe fn first_lane<V: Vector>(v: V) -> f32 {
     lanes[0]
 }
 
-/// Adds the tile's values, weighted, to `N` vectors of the sums from value `d` on; with `TOTAL` also the weights
-/// to the sums of weights, key by key as training does: together with the other sums that takes no time of its own.
+/// Adds the tile's values, weighted, to `N` vectors of the sums from value `d` on; with `TOTAL` also the
+/// weights to the sums of weights, key by key as training does: together with the other sums that takes no
+/// time of its own.
 #[inline(always)]
 unsafe fn weigh<V: Vector, const G: usize, const N: usize, const TOTAL: bool>(
     tile: &Tile,

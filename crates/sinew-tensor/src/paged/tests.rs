@@ -114,8 +114,8 @@ fn prompts_agree_with_reference() {
     }
 }
 
-/// Attention of training, in sequences of their own and with shared prefixes, has the bits of attention over stored
-/// keys: strips, blocks of keys and rescaling differ, sums do not.
+/// Attention of training, in sequences of their own and with shared prefixes, has the bits of attention over
+/// stored keys: strips, blocks of keys and rescaling differ, sums do not.
 #[test]
 fn training_has_the_same_bits() {
     for (heads, kv_heads, dim) in [(9, 3, 64), (4, 1, 24), (2, 2, 80), (8, 2, 128)] {

@@ -1,5 +1,5 @@
-//! Vectors of NEON: two registers of four lanes, so that panels, blocks and sums have the layout and the order of
-//! [`Lanes8`](super::Lanes8), and the bits too.
+//! Vectors of NEON: two registers of four lanes, so that panels, blocks and sums have the layout and the
+//! order of [`Lanes8`](super::Lanes8), and the bits too.
 #![expect(
     unsafe_op_in_unsafe_fn,
     reason = "each body is one or few intrinsics under the contract of `Vector`"

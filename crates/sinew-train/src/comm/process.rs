@@ -1,8 +1,9 @@
 //! Processes of one host: messages through pipes, numbers through memory that all of them share.
 //!
 //! Rank 0 has a pair of pipes with each other rank; those have none among themselves, which data parallelism
-//! does not need. The shared memory is an anonymous file of equal slots: slot 0 for what rank 0 hands out, slot
-//! `r` for what rank `r` hands in. A rank says by an empty message that a slot is written or has been read.
+//! does not need. The shared memory is an anonymous file of equal slots: slot 0 for what rank 0 hands out,
+//! slot `r` for what rank `r` hands in. A rank says by an empty message that a slot is written or has been
+//! read.
 
 use super::{Comm, CommError};
 use sinew_tensor::{Cpu, ops};

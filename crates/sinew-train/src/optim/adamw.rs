@@ -1,5 +1,5 @@
-//! AdamW with f32 master weights and clipping by the global gradient norm, for policies whose weights lie in host
-//! memory.
+//! AdamW with f32 master weights and clipping by the global gradient norm, for policies whose weights lie in
+//! host memory.
 //!
 //! Invariants: a non-finite gradient never reaches the weights or the moments; the result depends
 //! on the order of tensors and the arithmetic alone, so equal inputs give equal bits.

@@ -3,7 +3,8 @@
 //! nothing has to be rescaled.
 //!
 //! One update, seen from all ranks: rank 0 sends each its part and broadcasts the weights; each computes; the
-//! reports are gathered by all; if none says that it failed, the gradients are summed, and rank 0 applies them.
+//! reports are gathered by all; if none says that it failed, the gradients are summed, and rank 0 applies
+//! them.
 
 use super::{StepReport, StepState, TrainError, Trainer};
 use crate::comm::{Comm, CommError};
@@ -68,8 +69,8 @@ fn failed(comm: &dyn Comm, rank: usize, reason: &dyn std::fmt::Display) -> CommE
 }
 
 impl<P: Policy> Trainer<P> {
-    /// Shares the work of every update with the other ranks of `comm`. Rank 0 calls [`Trainer::step`], the others
-    /// [`Trainer::serve`].
+    /// Shares the work of every update with the other ranks of `comm`. Rank 0 calls [`Trainer::step`], the
+    /// others [`Trainer::serve`].
     pub fn with_comm(&mut self, comm: Box<dyn Comm>) {
         self.comm = comm;
     }

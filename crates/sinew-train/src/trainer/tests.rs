@@ -583,7 +583,8 @@ fn masked_batch(policy: &Bigram) -> Vec<TrainRow> {
     rows
 }
 
-/// Minibatches, proximal log-probabilities and other processes choose among the tokens that the sampler chose among.
+/// Minibatches, proximal log-probabilities and other processes choose among the tokens that the sampler chose
+/// among.
 #[test]
 fn masks_go_wherever_rows_go() {
     let spec = LossSpec {
