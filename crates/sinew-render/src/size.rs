@@ -1,4 +1,4 @@
-//! Lower bounds of a prompt's tokens, and renders without a conversation before them. Pure.
+//! Lower bounds for the number of prompt tokens, without a full render. Pure.
 
 use crate::renderer::{RenderError, Renderer};
 use sinew_types::{Message, Role, TokenId, ToolSpec};
@@ -18,8 +18,8 @@ const CUT_TOKENS: usize = 64;
 /// Prompts with more bytes than this for each allowed token rarely fit: they are checked first.
 const RARE_BYTES: usize = 8;
 
-/// A number of tokens that the messages have at least, if it is `limit` or more. `None`: rendering
-/// them tells. Costs the tokenization of `limit` tokens at most, and only for long messages.
+/// A lower bound for the tokens of the messages, if it is at least `limit`. `None`: only rendering shows the
+/// number. Tokenizes at most about `limit` tokens, and only for long messages.
 ///
 /// # Errors
 /// If a text cannot be tokenized.
@@ -33,7 +33,7 @@ pub fn exceeds(
     if least >= limit {
         return Ok(Some(least));
     }
-    // Templates may leave out parts of the model's own turns.
+    // Templates may omit parts of the model's own turns.
     let given = messages.iter().filter(|m| m.role != Role::Assistant);
     counted(
         renderer,
@@ -42,7 +42,7 @@ pub fn exceeds(
     )
 }
 
-/// [`exceeds`] of a text that is not rendered.
+/// As [`exceeds`], for a text without a template.
 ///
 /// # Errors
 /// If the text cannot be tokenized.

@@ -1,4 +1,4 @@
-//! From sampled tokens to what a client is told: text, reasoning, tool calls, while they come.
+//! Streaming conversion of sampled tokens to text, reasoning and tool calls for a client.
 
 use crate::renderer::Renderer;
 use crate::tokenizer::StreamDecoder;
@@ -14,22 +14,22 @@ pub enum Piece {
     Call(ToolCall),
 }
 
-/// What a reader is told about the turn it reads.
+/// Settings of a reader for one turn.
 #[derive(Clone, Debug, Default)]
 pub struct TurnOptions {
-    /// How calls and reasoning are written; by default everything is text.
+    /// Notation of calls and reasoning. Default: the whole turn is text.
     pub format: TurnFormat,
-    /// They give the types of arguments that are written without quotes.
+    /// Tools, whose schemas define the types of unquoted arguments.
     pub tools: Vec<ToolSpec>,
-    /// The client's stop strings; they end the text and are not a part of it.
+    /// Stop strings of the client. They end the text and are not a part of it.
     pub stop: Vec<String>,
-    /// Text that the turn was made to begin with.
+    /// Text that was forced at the start of the turn.
     pub opening: String,
-    /// Ids of calls are made from this and their number.
+    /// Prefix of call ids, followed by the number of the call.
     pub call_prefix: String,
 }
 
-/// Reads one output.
+/// Streaming reader of one output.
 #[derive(Debug)]
 pub struct TurnReader {
     options: TurnOptions,
@@ -39,14 +39,13 @@ pub struct TurnReader {
     unchecked: String,
     /// The stop string that appeared.
     stopped: Option<String>,
-    /// All of the output's text, stop string left out.
+    /// Complete text of the output without the stop string.
     raw: String,
     message: Message,
     broken_calls: u32,
 }
 
-/// Text that makes the model call a tool: any, or the one that is named. `None` if the format
-/// has no such text.
+/// Text that forces a call of any tool, or of the named one. `None` if the format has no such text.
 pub fn forced_opening(format: &ToolCallFormat, tool: Option<&str>) -> Option<String> {
     let name = tool.map(|name| serde_json::Value::from(name).to_string());
     Some(match (format, tool, name) {
@@ -76,7 +75,7 @@ pub fn forced_opening(format: &ToolCallFormat, tool: Option<&str>) -> Option<Str
         }
         (ToolCallFormat::Fence { language, .. }, ..) => format!("```{language}\n"),
         (ToolCallFormat::Tag { tag, .. }, ..) => format!("<{tag}>"),
-        // Their marks are control tokens, which text cannot say.
+        // Their markers are control tokens, which text cannot contain.
         (ToolCallFormat::Mistral | ToolCallFormat::DeepSeek, ..) => return None,
     })
 }
@@ -104,7 +103,7 @@ pub fn call_end(format: &ToolCallFormat) -> Option<String> {
 }
 
 impl TurnReader {
-    /// A reader that has seen `options.opening` and nothing of the output.
+    /// Creates a reader that has read only `options.opening`.
     pub fn new(options: TurnOptions) -> (Self, Vec<Piece>) {
         let mut reader = Self {
             decoder: StreamDecoder::default(),
@@ -121,7 +120,7 @@ impl TurnReader {
         (reader, pieces)
     }
 
-    /// Takes the next tokens.
+    /// Reads the next tokens.
     pub fn push(&mut self, tokens: &[SampledToken], renderer: &dyn Renderer) -> Vec<Piece> {
         let mut text = String::new();
         for token in tokens {
@@ -135,7 +134,7 @@ impl TurnReader {
         self.text(&text)
     }
 
-    /// The output has ended.
+    /// Ends the output and returns the rest.
     pub fn finish(&mut self) -> Vec<Piece> {
         let rest = self.decoder.finish();
         let mut pieces = self.text(&rest);
@@ -147,12 +146,12 @@ impl TurnReader {
         pieces
     }
 
-    /// The turn as the client is told, up to here.
+    /// The turn so far, as sent to the client.
     pub fn message(&self) -> &Message {
         &self.message
     }
 
-    /// All of the output's text without control tokens and stop string.
+    /// Complete text of the output without control tokens and stop string.
     pub fn raw(&self) -> &str {
         &self.raw
     }
@@ -162,12 +161,12 @@ impl TurnReader {
         self.stopped.as_deref()
     }
 
-    /// Calls that could not be read and were told as text.
+    /// Number of invalid calls, which were sent as text.
     pub fn broken_calls(&self) -> u32 {
         self.broken_calls
     }
 
-    /// Cuts the text at a stop string, and reads what is certain.
+    /// Cuts the text at a stop string, and parses the certain part.
     fn text(&mut self, text: &str) -> Vec<Piece> {
         if self.stopped.is_some() || text.is_empty() {
             return Vec::new();
@@ -196,7 +195,7 @@ impl TurnReader {
         self.told(deltas)
     }
 
-    /// Adds deltas to the message, and says them in the client's words.
+    /// Adds deltas to the message, and converts them for the client.
     fn told(&mut self, deltas: Vec<TurnDelta>) -> Vec<Piece> {
         let mut pieces = Vec::with_capacity(deltas.len());
         for delta in deltas {
@@ -220,7 +219,7 @@ impl TurnReader {
                     self.message.tool_calls.push(call.clone());
                     pieces.push(Piece::Call(call));
                 }
-                // Its text follows: the agent sees what the model wrote.
+                // Its text follows, so that the agent sees it.
                 TurnDelta::Broken(_) => self.broken_calls += 1,
             }
         }
@@ -228,7 +227,7 @@ impl TurnReader {
     }
 }
 
-/// Bytes at the end of `text` that may be the beginning of a stop string.
+/// Number of bytes at the end of `text` that may be the start of a stop string.
 fn half_stop(text: &str, stops: &[String]) -> usize {
     let half = |stop: &String| {
         (1..stop.len().min(text.len() + 1))
@@ -241,8 +240,8 @@ fn half_stop(text: &str, stops: &[String]) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use proptest::prelude::*;
     use crate::Reasoning;
+    use proptest::prelude::*;
 
     fn options(calls: Option<ToolCallFormat>) -> TurnOptions {
         TurnOptions {
