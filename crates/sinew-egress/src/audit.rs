@@ -1,4 +1,7 @@
 //! Audit log: one JSON line for each request and tunnel, allowed or not.
+//!
+//! Lines are written when a request ends, so that they contain its bytes and duration. The number of lines is
+//! limited. If a line cannot be written, further requests are refused until the log is writable again.
 
 use serde::{Deserialize, Serialize};
 use std::fs::File;

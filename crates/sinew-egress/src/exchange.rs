@@ -1,4 +1,15 @@
 //! One request: checked, forwarded or answered from recordings, counted and logged.
+//!
+//! Steps of a request:
+//! 1. Count it against the quota. A full quota or an unwritable audit log refuses it.
+//! 2. Check the headers ([`crate::request`]) and the rules ([`crate::policy`]).
+//! 3. Read the complete body, at most `request_bytes`.
+//! 4. In live mode, forward the request and stream the response. In the other modes, find or fetch a complete
+//!    response and store it.
+//! 5. Remove the secret from a response whose request had a credential.
+//! 6. Write the audit line after the last byte.
+//!
+//! A refused or failed request has a response with the header `x-sinew-egress`.
 
 use crate::body::{Body, Problem, failed, failed_with, full, refusal};
 use crate::config::Mode;

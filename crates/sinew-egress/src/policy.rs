@@ -1,4 +1,8 @@
 //! Rules for requests. The first match decides, and everything else is denied. Pure.
+//!
+//! A rule matches by scheme, port and host. Then its methods and paths must allow the request. The denial
+//! names the most specific reason: path, then method, then no rule. The addresses of a host are checked after
+//! resolution ([`Rule::address`]): a rule opens special addresses, such as loopback, only if it lists them.
 
 use crate::address::{Cidr, forbidden};
 use crate::host::{Host, HostPattern};

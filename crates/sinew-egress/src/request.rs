@@ -1,4 +1,7 @@
 //! Checks and normalization of request headers. A request with more than one interpretation is refused.
+//!
+//! A request must have one target, one `Host` header that equals it, and one length of the body. Headers of
+//! the client's connection are removed, and the proxy writes its own framing.
 
 use crate::host::Host;
 use crate::policy::{Denial, Reason, Rule, Scheme};

@@ -1,4 +1,8 @@
 //! Parsers for a single call at the start of a text.
+//!
+//! [`marks`] returns the markers at which [`crate::TurnParser`] calls [`read`] with the text from the marker
+//! on. The result is [`Region::More`] until the call is complete. [`Scan`] keeps the progress between calls,
+//! so that a long call is scanned once.
 
 use crate::tool_call::{ParsedCall, ToolCallError, ToolCallFormat};
 use serde_json::{Map, Value};

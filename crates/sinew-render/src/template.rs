@@ -1,4 +1,11 @@
 //! Chat templates: Jinja with the extensions of Hugging Face's renderer.
+//!
+//! Templates read the variables `messages`, `tools` (`none` if empty), `add_generation_prompt`, `bos_token`,
+//! `eos_token` and those of the options. They can call `raise_exception(text)` and, with the option `date`,
+//! `strftime_now(format)`. The filter `tojson` has the format of Python, and string methods of Python are
+//! supported.
+//!
+//! Blocks trim whitespace like Hugging Face's renderer: `trim_blocks` and `lstrip_blocks` are on.
 
 use crate::renderer::RenderError;
 use minijinja::syntax::SyntaxConfig;

@@ -1,4 +1,11 @@
 //! Tokenizers from `tokenizer.json` or from the vocabulary of a GGUF file.
+//!
+//! | source | supported |
+//! |---|---|
+//! | `tokenizer.json` | everything that the `tokenizers` crate can read |
+//! | GGUF | byte-level BPE with a known pre-tokenizer |
+//!
+//! Other GGUF vocabularies are errors: use a model folder with `tokenizer.json`.
 
 use crate::renderer::RenderError;
 use sinew_types::TokenId;

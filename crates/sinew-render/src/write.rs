@@ -1,4 +1,7 @@
 //! Calls and tool descriptions as text, for templates that do not support them.
+//!
+//! [`crate::ChatRenderer`] finds by trial whether a template prints tools and calls, and uses this module
+//! otherwise.
 
 use crate::template::to_python_json;
 use crate::tool_call::{ParsedCall, ToolCallFormat};
