@@ -121,7 +121,8 @@ impl Runtime {
         }
         // What the runtime could not remove.
         let name = waiter.name.clone();
-        let removed = tokio::task::spawn_blocking(move || sinew_jail::cgroup::remove_everywhere(&name)).await;
+        let removed =
+            tokio::task::spawn_blocking(move || sinew_jail::cgroup::remove_everywhere(&name)).await;
         waiter.ended = removed.is_ok();
         Ok(())
     }

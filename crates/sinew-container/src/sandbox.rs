@@ -4,8 +4,8 @@ use crate::engine::Body;
 use crate::net::listen_in;
 use crate::provider::{Born, Inner, keep};
 use crate::state::{Folder, io};
-use sinew_jail::cgroup::{CgroupEvents as Events, Group};
 use sinew_guest::{Entry, Guest, Outcome};
+use sinew_jail::cgroup::{CgroupEvents as Events, Group};
 use sinew_sandbox::{
     Ending, ExecOptions, ExecRequest, ExecResult, Network, Sandbox, SandboxError, SandboxFuture,
     SandboxSpec, SandboxStats, Snapshot, Usage,
@@ -85,7 +85,11 @@ impl ContainerSandbox {
             usage.peak_memory_bytes = events.peak_memory_bytes;
         }
         ExecResult {
-            ending: ended.ending(events.oom_kills, events.process_refusals, self.spec.limits.cpu_s),
+            ending: ended.ending(
+                events.oom_kills,
+                events.process_refusals,
+                self.spec.limits.cpu_s,
+            ),
             stdout: outcome.stdout,
             stderr: outcome.stderr,
             truncated: ended.truncated,

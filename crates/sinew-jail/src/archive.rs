@@ -46,7 +46,7 @@ impl Content for &[u8] {
     }
 }
 
-/// A regular file that nobody changes, with the size that it had.
+/// A regular file that does not change, with the size that it had.
 #[derive(Debug)]
 pub struct Held<'a>(pub &'a std::fs::File, pub u64);
 

@@ -195,7 +195,9 @@ impl Hierarchy {
     pub fn limits_tcp(&self) -> Result<&'static str, &'static str> {
         match self.limits_memory() {
             Ok(_) if !self.v2 && self.tcp_v1 => Ok("cgroup v1 memory.kmem.tcp.limit_in_bytes"),
-            Ok(_) if !self.v2 => Err("the memory controller of cgroup v1 counts no buffers of TCP here"),
+            Ok(_) if !self.v2 => {
+                Err("the memory controller of cgroup v1 counts no buffers of TCP here")
+            }
             memory => memory,
         }
     }
@@ -263,7 +265,7 @@ fn usable(mount: &Path, prefix: &str) -> Option<Mount> {
 }
 
 /// Tag of everything that a run makes on the host: process id and when it started, so that a number
-/// used again is told apart.
+/// used again can be told from the first.
 #[must_use]
 pub fn run_tag(pid: u32) -> String {
     format!("{pid}-{}", started(pid).unwrap_or(0))
@@ -484,7 +486,10 @@ impl Group {
     /// Kills everything in it (version 2), what is started meanwhile too.
     pub(crate) fn kill(&self) -> std::io::Result<()> {
         let none = || std::io::Error::from(std::io::ErrorKind::NotFound);
-        self.pids.as_ref().ok_or_else(none)?.write("cgroup.kill", "1")
+        self.pids
+            .as_ref()
+            .ok_or_else(none)?
+            .write("cgroup.kill", "1")
     }
 
     /// Whether no process is left in it (version 2) but such as wait to be reaped.
@@ -496,7 +501,11 @@ impl Group {
     /// The limit of memory, if one is in force.
     #[must_use]
     pub fn memory_limit(&self) -> Option<u64> {
-        let file = if self.v2 { "memory.max" } else { "memory.limit_in_bytes" };
+        let file = if self.v2 {
+            "memory.max"
+        } else {
+            "memory.limit_in_bytes"
+        };
         // Version 1 has a huge number where there is none.
         self.memory.as_ref()?.number(file).filter(|&n| n < 1 << 60)
     }
@@ -544,13 +553,21 @@ impl Group {
     /// Memory of it now; `None` where nothing counts it.
     #[must_use]
     pub fn memory_bytes(&self) -> Option<u64> {
-        let file = if self.v2 { "memory.current" } else { "memory.usage_in_bytes" };
+        let file = if self.v2 {
+            "memory.current"
+        } else {
+            "memory.usage_in_bytes"
+        };
         self.memory.as_ref()?.number(file)
     }
 
     /// Kills for lack of memory and refusals of processes, ever.
     fn failures(&self) -> (u64, u64) {
-        let ooms = if self.v2 { "memory.events" } else { "memory.oom_control" };
+        let ooms = if self.v2 {
+            "memory.events"
+        } else {
+            "memory.oom_control"
+        };
         let count = |place: &Option<Place>, file: &str, key: &str| {
             place.as_ref().map_or(0, |p| p.count(file, key))
         };
@@ -570,10 +587,14 @@ impl Group {
     }
 
     /// What happened since then; zero once the groups are gone. `failed` if the program did, else
-    /// nothing that tells why is read.
+    /// the reasons are not read.
     #[must_use]
     pub fn events(&self, failed: bool) -> CgroupEvents {
-        let peak = if self.v2 { "memory.peak" } else { "memory.max_usage_in_bytes" };
+        let peak = if self.v2 {
+            "memory.peak"
+        } else {
+            "memory.max_usage_in_bytes"
+        };
         let now = if failed { self.failures() } else { self.before };
         let peak = self.memory.as_ref().and_then(|p| p.number(peak));
         CgroupEvents {
@@ -610,7 +631,10 @@ mod tests {
         assert_eq!(path(&v1.pids).as_deref(), Some("/sys/fs/cgroup/pids/a"));
         assert!(!v1.v2);
         let v2 = Group::parse("0::/c/d\n", MOUNTS);
-        assert_eq!(path(&v2.pids).as_deref(), Some("/sys/fs/cgroup/unified/c/d"));
+        assert_eq!(
+            path(&v2.pids).as_deref(),
+            Some("/sys/fs/cgroup/unified/c/d")
+        );
         assert!(v2.v2);
         let root = Group::parse("4:memory:/\n0::/\n", MOUNTS);
         assert!(root.memory.is_none() && root.memory_limit().is_none());

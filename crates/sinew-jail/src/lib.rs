@@ -2,11 +2,11 @@
 //! program that is made of them.
 //!
 //! The program is the spawner of the process level ([`spawner`]), the agent ([`agent`]) that is the
-//! first process of a container or a virtual machine, or the jail around a monitor
-//! ([`monitor`]), as its first argument says. `sinew-sandbox` carries it and starts it from a sealed file in memory. Invariants: it has
-//! no async runtime; it forks with one thread; what a process gives up before hostile code runs in
-//! it is built in one place ([`walls`]); a result counts what the kernel said, never what a program
-//! wrote.
+//! first process of a container or a virtual machine, or the jail around a monitor ([`monitor`]), as
+//! its name or its first argument says. `sinew-sandbox` carries it and starts it from a sealed file in
+//! memory. Invariants: it has no async runtime; it forks with one thread; what a process gives up
+//! before hostile code runs in it is built in one place ([`walls`]); a result counts what the kernel
+//! said, never what a program wrote.
 
 pub mod agent;
 pub mod archive;

@@ -22,7 +22,7 @@ const IN_FILE: &[u8] = b"F";
 /// Files of a packet, the one with its message included.
 const MAX_FDS: usize = 4;
 
-/// What the host tells the spawner at start.
+/// What the host sends the spawner at start.
 #[derive(Debug, serde::Serialize, serde::Deserialize)]
 pub struct Config {
     /// Folders to show inside at the same path, beside `/usr` and its like.
@@ -89,7 +89,7 @@ pub enum Request {
     Stats { id: u64 },
     /// Freezes the work folder under a number.
     Snapshot { id: u64, snapshot: u64 },
-    /// Nobody needs a snapshot or an export any more, be it made or not.
+    /// A snapshot or an export is not needed any more, be it made or not.
     DropSnapshot { snapshot: u64 },
     /// File: where the archive goes. The export has a number of its own, by which it is dropped.
     Export {
@@ -162,7 +162,7 @@ pub struct SpawnerStats {
     pub layers: u64,
 }
 
-/// How the main process of an execution ended, as the kernel tells its parent.
+/// How the main process of an execution ended, as the kernel reports it to the parent.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Exit {
     Code(i32),

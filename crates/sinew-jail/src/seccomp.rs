@@ -558,7 +558,7 @@ mod tests {
         let (get, set, socket) = (libc::SYS_getsockopt, libc::SYS_setsockopt, libc::SOL_SOCKET);
         assert_eq!(option(false, get, socket, libc::SO_COOKIE), ALLOW);
         assert_eq!(option(false, get, socket, libc::SO_ERROR), ALLOW);
-        // The process at the other end, filters, the handle of whoever sends.
+        // The process at the other end, filters, the handle of the sender.
         assert_eq!(option(false, get, socket, 77), REFUSE);
         for name in [26, 50, 51, 52, 76] {
             assert_eq!(option(true, set, socket, name), REFUSE, "{name}");

@@ -145,7 +145,7 @@ impl Plan {
         }
         plan.become_user(c.uid);
         if !first {
-            // Nobody but its user may go there. A program can take that right from itself: the
+            // Only its user may go there. A program can take that right from itself: the
             // next one starts at the root then.
             let work = plan.bytes(b"/work\0");
             plan.call(OPTIONAL, libc::SYS_chdir, &[Arg::At(work)]);
@@ -296,7 +296,7 @@ impl Plan {
         self.call(LIMITS, libc::SYS_prlimit64, &args);
     }
 
-    /// A user namespace in which nobody is anybody, and in which processes are counted from zero.
+    /// A user namespace without mapped users, in which processes are counted from zero.
     /// What it gives of capabilities goes at once.
     fn own_namespace(&mut self, c: &Confinement<'_>, last: i32) {
         let flags = [Arg::Is(i64::from(libc::CLONE_NEWUSER))];

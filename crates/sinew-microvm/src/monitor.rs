@@ -1,13 +1,13 @@
 //! What every monitor (QEMU, Firecracker) is driven by: how it is started behind its walls, how a
 //! machine is saved as memory and devices, and how a clone goes on from there.
 
-use sinew_jail::cgroup::{Bounds, Group, Hierarchy, run_tag};
 use crate::image::Image;
 use crate::launcher::Launcher;
 use crate::provider::io;
 use crate::ram::{self, Delta, Ram};
 use nix::unistd::Uid;
 use sinew_guest::{Guest, Hello, Stream};
+use sinew_jail::cgroup::{Bounds, Group, Hierarchy, run_tag};
 use sinew_jail::monitor::{Opened, Plan};
 use sinew_sandbox::{SandboxError, SandboxFuture};
 use std::fs::File;
@@ -68,7 +68,10 @@ pub(crate) struct Running<'a> {
     /// Folder for files without a name.
     pub(crate) folder: &'a Path,
     /// The agent; a monitor that ends its connection gives it another.
-    #[cfg_attr(not(feature = "firecracker"), expect(dead_code, reason = "Firecracker uses it"))]
+    #[cfg_attr(
+        not(feature = "firecracker"),
+        expect(dead_code, reason = "Firecracker uses it")
+    )]
     pub(crate) guest: &'a mut Guest,
 }
 
@@ -125,7 +128,10 @@ pub(crate) struct Process {
     group: Option<Group>,
     log: File,
     /// User that it runs as, if not the server's.
-    #[cfg_attr(not(feature = "firecracker"), expect(dead_code, reason = "Firecracker uses it"))]
+    #[cfg_attr(
+        not(feature = "firecracker"),
+        expect(dead_code, reason = "Firecracker uses it")
+    )]
     pub(crate) user: Option<u32>,
     /// Where it works without walls.
     work: Option<PathBuf>,

@@ -171,10 +171,7 @@ async fn qemu_alone(qemu: &Qemu) -> Result<Found, String> {
 type Chosen = (Box<dyn Monitor>, Found);
 
 /// Chooses what runs machines, by what this host can do.
-pub(crate) fn choose(
-    config: &MicrovmConfig,
-    host: &Arc<Host>,
-) -> Result<Chosen, SandboxError> {
+pub(crate) fn choose(config: &MicrovmConfig, host: &Arc<Host>) -> Result<Chosen, SandboxError> {
     let tried = match (config.backend, &config.firecracker) {
         (Backend::Qemu, _) => Err("not asked for".into()),
         (_, None) => Err("there is none: name it with FIRECRACKER_BIN".into()),
@@ -269,7 +266,9 @@ pub(crate) fn remembered<T: Serialize + for<'a> Deserialize<'a>>(
 }
 
 /// Runs to its end on a thread of its own: who calls may be on a runtime already.
-pub(crate) fn aside<T: Send>(work: impl Future<Output = Result<T, String>> + Send) -> Result<T, String> {
+pub(crate) fn aside<T: Send>(
+    work: impl Future<Output = Result<T, String>> + Send,
+) -> Result<T, String> {
     std::thread::scope(|scope| {
         let thread = scope.spawn(|| {
             let runtime = tokio::runtime::Builder::new_current_thread()

@@ -1,6 +1,5 @@
 //! Sandboxes that are virtual machines, as the host sees them.
 
-use sinew_jail::cgroup::{Hierarchy, is_orphan, run_tag};
 use crate::image::Image;
 use crate::launcher::Launcher;
 use crate::monitor::{Base, Change, Host, Monitor, Shared, restore};
@@ -9,6 +8,7 @@ use crate::qemu::Accel;
 use crate::sandbox::MicrovmSandbox;
 use crate::template::Templates;
 use sinew_guest::Setup;
+use sinew_jail::cgroup::{Hierarchy, is_orphan, run_tag};
 use sinew_sandbox::{
     Network, Protection, Sandbox, SandboxError, SandboxFuture, SandboxProvider, SandboxSpec,
     Snapshot,

@@ -21,7 +21,7 @@ use tokio::sync::oneshot;
 /// How a pool is sized.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PoolConfig {
-    /// Ready sandboxes that are kept even when nobody asks, after the first request.
+    /// Ready sandboxes that are kept even without requests, after the first request.
     pub floor: usize,
     /// Most ready sandboxes.
     pub ceiling: usize,
@@ -318,7 +318,7 @@ impl Inner {
                             self.discarded.fetch_add(1, Ordering::Relaxed);
                             true
                         }
-                        // The next request tries again and is told.
+                        // The next request tries again and gets the error.
                         Err(_) => !current,
                     };
                 }

@@ -306,7 +306,7 @@ pub trait SandboxProvider: Send + Sync {
     /// Name of the level: `process`, ...
     fn level(&self) -> &'static str;
 
-    /// A clean sandbox that nobody used before. Waits while the limit of live ones is reached.
+    /// A clean, unused sandbox. Waits while the limit of live ones is reached.
     fn acquire<'a>(&'a self, spec: &'a SandboxSpec) -> SandboxFuture<'a, Box<dyn Sandbox>>;
 
     /// What this host enforces at this level, and why not where it does not.

@@ -195,7 +195,7 @@ impl Setup {
     /// An interpreter that forks others; what it is asked by.
     pub(super) fn reserve(&self) -> Option<(i32, UnixStream)> {
         let mut argv = self.python_argv(BOOT.as_bytes()).ok()?;
-        // The filter, which its forks set: it itself says that nobody may look into it.
+        // The filter, which its forks set: it says itself that no process may look into it.
         let filter: String = self
             .walls
             .filter
@@ -309,7 +309,7 @@ struct Running<'a> {
     link: &'a mut Link,
     waiting: &'a mut Waiting,
     child: Child,
-    /// None once nobody reads it any more or all was said.
+    /// None once nothing reads it any more or all was written.
     stdin: Option<OwnedFd>,
     stdin_waits: Vec<u8>,
     stdin_ended: bool,

@@ -59,7 +59,7 @@ pub(super) fn set_nonblocking(fd: impl AsFd, on: bool) -> Result<()> {
 }
 
 pub(super) fn wait_for(fds: &mut [PollFd], timeout_ms: i32) -> Result<()> {
-    // SAFETY: as many entries as it is told; entries without a descriptor have -1.
+    // SAFETY: as many entries as the length says; entries without a descriptor have -1.
     match unsafe { libc::poll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, timeout_ms) } {
         -1 => match Error::last_os_error() {
             e if e.kind() == std::io::ErrorKind::Interrupted => Ok(()),

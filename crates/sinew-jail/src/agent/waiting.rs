@@ -2,8 +2,8 @@
 //! program: there a start takes seconds, emulated. It stands in a group apart from programs, so that
 //! they can be killed without it.
 //!
-//! It never runs a program. What the user of programs could do to it is send signals: whoever
-//! finds it dead or silent starts another.
+//! It never runs a program. What the user of programs could do to it is send signals: the agent
+//! starts another where it is dead or silent.
 
 use super::group;
 use super::run::{Child, Setup};
@@ -83,7 +83,7 @@ impl Waiting {
     }
 
     /// How long nothing must be asked before that is made. A fork is soon made where one is missing;
-    /// whoever asks next, or copies the machine, should not find one half made.
+    /// the next request, or a copy of the machine, should not find one half made.
     pub(super) fn quiet_ms(&self) -> i32 {
         if self.reserve.is_some() { 20 } else { 2 }
     }

@@ -97,7 +97,7 @@ fn confine(keep: &[RawFd]) -> Outcome<()> {
     let mut from = 0;
     for fd in keep {
         if from < fd {
-            // SAFETY: no pointers; these descriptors are used by nobody in this process.
+            // SAFETY: no pointers; nothing in this process uses these descriptors.
             unsafe { libc::syscall(libc::SYS_close_range, from, fd - 1, 0) };
         }
         from = fd + 1;
@@ -331,7 +331,7 @@ impl Spawner {
         Ok(())
     }
 
-    /// Nobody needs a snapshot any more, be it made or not.
+    /// A snapshot is not needed any more, be it made or not.
     fn drop_snapshot(&mut self, dropped: u64) {
         self.snapshots.remove(&dropped);
         for archiver in self.archivers.values() {
@@ -348,7 +348,7 @@ impl Spawner {
         }
     }
 
-    /// A sandbox is to go: nobody waits for a copy of its files.
+    /// A sandbox is to go: a copy of its files is not needed any more.
     pub(super) fn end_copy(&self, of: u64) {
         for archiver in self.archivers.values() {
             if matches!(archiver.task, Task::Copy { id, .. } if id == of) {

@@ -102,7 +102,7 @@ fn wait(pidfd: &OwnedFd, flags: i32) -> std::io::Result<Option<Ended>> {
 }
 
 impl Child {
-    /// A child of this process that was not reaped, which nobody but [`Child`] does.
+    /// A child of this process that was not reaped; only [`Child`] reaps.
     ///
     /// # Errors
     /// If it is none, or if no file can be opened for it; in that case it is killed and reaped.

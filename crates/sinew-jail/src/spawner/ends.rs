@@ -1,4 +1,4 @@
-//! How executions and sandboxes end: what the kernel tells of dead children, and what is freed.
+//! How executions and sandboxes end: what the kernel reports of dead children, and what is freed.
 
 use super::Spawner;
 use super::archiver::Archiver;

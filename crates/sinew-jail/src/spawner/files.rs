@@ -272,7 +272,7 @@ fn attached(number: u64, mount: OwnedFd, attach_as: Option<PathBuf>) -> Outcome<
     })
 }
 
-/// A folder that belongs to a sandbox's user and to nobody else.
+/// A folder that belongs to a sandbox's user alone.
 fn own_folder(store: &Store, name: &str, uid: Option<u32>) -> Outcome<()> {
     mkdirat(store.mount.as_fd(), name, Mode::S_IRWXU).map_err(failed("mkdir"))?;
     let folder = open_folder(&store.mount, name)?;

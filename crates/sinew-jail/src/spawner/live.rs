@@ -100,7 +100,7 @@ pub(super) struct Live {
     pub(super) group: Group,
     /// None any more once it is being destroyed.
     pub(super) files: Option<Files>,
-    /// Nobody else's as long as a process of it may be there.
+    /// No other sandbox has it as long as a process of this one may be there.
     pub(super) user: Option<Rc<User>>,
     /// Of landlock, for these files.
     pub(super) ruleset: Option<OwnedFd>,

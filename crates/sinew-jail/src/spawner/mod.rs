@@ -141,7 +141,8 @@ fn sooner(a: PollTimeout, b: PollTimeout) -> PollTimeout {
 
 type Refusal = (OwnedFd, String);
 
-/// New mount and PID namespaces, in a user namespace where this is not root; the spawner proper is the PID 1 of the last.
+/// New mount and PID namespaces, in a user namespace where this is not root; the spawner proper is the
+/// first process of the last.
 fn enter(config: &Config, socket: OwnedFd) -> Result<i32, Refusal> {
     let tag = run_tag(std::process::id());
     if !nix::unistd::geteuid().is_root()

@@ -18,7 +18,7 @@ pub(crate) struct Users {
     free: Rc<std::cell::RefCell<Vec<u32>>>,
 }
 
-/// A user id that belongs to a sandbox, its snapshots and their forks, and to nobody else.
+/// A user id that belongs to a sandbox, its snapshots and their forks alone.
 #[derive(Debug)]
 pub(crate) struct User {
     pub(crate) uid: u32,

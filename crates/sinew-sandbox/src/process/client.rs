@@ -150,7 +150,7 @@ impl Client {
         let _ = child.wait();
     }
 
-    /// Sends a request whose answer nobody waits for.
+    /// Sends a request whose answer is not awaited.
     pub(super) fn tell(&self, request: Request) {
         let seq = self.number();
         let _ = send(self.socket.as_fd(), &Numbered { seq, request }, &[]);

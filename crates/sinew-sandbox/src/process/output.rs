@@ -64,9 +64,9 @@ pub(super) async fn drain(
 pub(super) struct Bounds<'a> {
     pub(super) max: usize,
     pub(super) overflow: &'a Notify,
-    /// Becomes true when nobody will write any more, even if somebody still holds the pipe.
+    /// Becomes true when no process will write any more, even if one still holds the pipe.
     pub(super) over: &'a watch::Receiver<bool>,
-    /// Becomes true when the program is killed: from then on nobody holds anything back.
+    /// Becomes true when the program is killed: from then on nothing is held back.
     pub(super) cut_short: &'a watch::Receiver<bool>,
 }
 

@@ -70,7 +70,7 @@ impl ProcessConfig {
         }
     }
 
-    /// What the spawner is told, with the interpreter as it is called inside.
+    /// What the spawner is started with, the interpreter as it is called inside.
     fn spawner_config(&self) -> Result<Config, SandboxError> {
         let mut config = Config {
             binds: Vec::new(),
