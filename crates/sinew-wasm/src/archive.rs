@@ -1,10 +1,9 @@
-//! Trees of files as archives: the same tar files as at the other levels, so that a snapshot of
-//! one can be started at another. Pure.
+//! File trees as tar archives in the format of the other levels, so that a snapshot of one level can be used
+//! at another. Pure.
 //!
-//! Entries are sorted, without owners and times: the same files give the same bytes. Trees know no
-//! rights and no links: files are written as 0600 and folders as 0700, which is what programs make at
-//! the other levels; an archive with a symbolic link is refused, and further names of a file become files
-//! of their own.
+//! Entries are sorted and have no owners and times, so that equal files give equal bytes. Trees have no
+//! permissions and links: files have mode 0600 and folders 0700, like those of programs at the other levels.
+//! An archive with a symbolic link is refused. A hard link becomes a separate file.
 
 use crate::fs::resolve;
 use crate::wire::Tree;
@@ -12,18 +11,18 @@ use sinew_sandbox::archive::Writer;
 use std::io::{Read, Write};
 use std::path::Path;
 
-/// Most entries of an archive.
+/// Maximum entries of an archive.
 const MAX_ENTRIES: usize = 4096;
-/// Longest name of an entry. Longer ones take memory, time and room in the error that refuses them.
+/// Maximum bytes of an entry's name, before it is read into memory.
 const MAX_PATH_BYTES: usize = 17 << 10;
 
 /// Writes a tree as an archive of at most `max_bytes`.
 ///
 /// # Errors
-/// If a name does not fit into an archive, or the archive not where it is written.
+/// Returns an error if a name does not fit into an archive, or the archive exceeds `max_bytes`.
 pub(crate) fn pack<W: Write>(tree: &Tree, out: W, max_bytes: u64) -> Result<W, String> {
     let mut writer = Writer::new(out, max_bytes);
-    // By their parts, as folders are walked elsewhere: `a/b` before `a.txt`.
+    // Sorted by path components, like at the other levels: `a/b` before `a.txt`.
     let mut entries: Vec<_> = tree.iter().collect();
     entries.sort_by(|a, b| a.0.split('/').cmp(b.0.split('/')));
     for (path, file) in entries {
@@ -37,10 +36,10 @@ pub(crate) fn pack<W: Write>(tree: &Tree, out: W, max_bytes: u64) -> Result<W, S
     writer.end().map_err(|e| e.to_string())
 }
 
-/// The tree of an archive with at most `max_bytes` of content.
+/// Reads an archive with at most `max_bytes` of content.
 ///
 /// # Errors
-/// If an entry is neither a file nor a folder with a plain path, or if there is too much.
+/// Returns an error if an entry is neither a file nor a folder with a normal path, or a limit is exceeded.
 pub(crate) fn unpack(archive: impl Read, max_bytes: u64) -> Result<Tree, String> {
     let failed = |e: std::io::Error| format!("archive: {e}");
     let mut archive = tar::Archive::new(archive);
@@ -69,7 +68,7 @@ pub(crate) fn unpack(archive: impl Read, max_bytes: u64) -> Result<Tree, String>
         let file = match entry.header().entry_type() {
             tar::EntryType::Directory => None,
             tar::EntryType::Link => {
-                // Files never change here: another name of one costs nothing, but it counts.
+                // Files are immutable here. A hard link shares the bytes but counts against the limit.
                 let first = entry.link_name().map_err(failed)?.unwrap_or_default();
                 let first = first.to_str().and_then(|first| tree.get(first)?.clone());
                 let Some(content) = first else {
@@ -118,8 +117,17 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_packed_is_unpacked(files in proptest::collection::btree_map("[a-s]{1,3}(\\.[a-z])?", proptest::collection::vec(any::<u8>(), 0..200), 0..8)) {
-            let mut tree: Tree = files.into_iter().map(|(p, f)| (format!("folder/{p}"), Some(f.into()))).collect();
+        fn packed_trees_are_unpacked(
+            files in proptest::collection::btree_map(
+                "[a-s]{1,3}(\\.[a-z])?",
+                proptest::collection::vec(any::<u8>(), 0..200),
+                0..8,
+            ),
+        ) {
+            let mut tree: Tree = files
+                .into_iter()
+                .map(|(p, f)| (format!("folder/{p}"), Some(f.into())))
+                .collect();
             tree.insert("folder".into(), None);
             let archive = pack(&tree, Vec::new(), 1 << 30).unwrap();
             let again = unpack(archive.as_slice(), 1 << 20).unwrap();
@@ -128,7 +136,7 @@ mod tests {
         }
 
         #[test]
-        fn any_bytes_are_refused_or_taken(bytes in proptest::collection::vec(any::<u8>(), 0..3000)) {
+        fn arbitrary_bytes_do_not_panic(bytes in proptest::collection::vec(any::<u8>(), 0..3000)) {
             if let Ok(tree) = unpack(bytes.as_slice(), 1000) {
                 prop_assert!(tree.keys().all(|p| !p.starts_with('/') && !p.contains("..")));
             }
@@ -170,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_without_end_is_refused_at_once() {
+    fn endless_names_are_refused_at_once() {
         let mut builder = tar::Builder::new(Vec::new());
         let name = "a/".repeat(1 << 19);
         let mut header = tar::Header::new_gnu();

@@ -1,4 +1,4 @@
-//! The functions of WASI preview 1 by name, as interpreters import them.
+//! Functions of WASI preview 1 for interpreters.
 
 use crate::fs::Errno;
 use crate::wasi::*;
@@ -6,7 +6,7 @@ use sinew_sandbox::Ending;
 use std::rc::Rc;
 use wasmtime::{Caller, Extern, Linker};
 
-/// Name of the interface in modules.
+/// Module name of the imports.
 const MODULE: &str = "wasi_snapshot_preview1";
 
 fn with(
@@ -24,7 +24,7 @@ fn with(
     }
 }
 
-/// Defines every function of the interface that an interpreter asks for.
+/// Defines all functions of the interface that interpreters import.
 pub(crate) fn define(linker: &mut Linker<Host>) -> wasmtime::Result<()> {
     process(linker)?;
     descriptors(linker)?;
@@ -352,7 +352,7 @@ fn changes(l: &mut Linker<Host>) -> wasmtime::Result<()> {
     Ok(())
 }
 
-/// There are no links and no sockets, and no calls out of the interpreter but these.
+/// Functions that always fail: links and sockets are not supported.
 fn refused(l: &mut Linker<Host>) -> wasmtime::Result<()> {
     const NO: i32 = Errno::Notsup as i32;
     l.func_wrap(

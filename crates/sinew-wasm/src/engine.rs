@@ -1,4 +1,4 @@
-//! Loads compiled interpreters and runs one instance to its end.
+//! Loads compiled interpreters and runs instances.
 
 use crate::live::{Frozen, Live};
 use crate::wasi::{Bounds, Host, Setting, Stop, thread_cpu};
@@ -11,40 +11,49 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 use wasmtime::{Config, Engine, InstancePre, Linker, Module, Store, Trap, UpdateDeadline};
 
-/// How often a running program is looked at: the precision of deadlines.
+/// Interval of epoch checks, the precision of deadlines.
 const TICK: Duration = Duration::from_millis(2);
-/// Stack of WebAssembly; deeper recursion traps.
+/// Bytes of the WebAssembly stack. Deeper recursion traps.
 const WASM_STACK_BYTES: usize = 1 << 20;
-/// How long Python may take to get ready, and a fork its first empty turn.
+/// Maximum time to start Python, and for the first empty turn of a fork.
 const BOOT_TIME: Duration = Duration::from_secs(60);
-/// Memory of a Python before a program's own limit holds.
+/// Memory limit of Python during the start, before the program's limit applies.
 const BOOT_MEMORY: usize = 256 << 20;
 
-/// How an instance ended, and what it leaves.
+/// Result of an execution.
 #[derive(Debug)]
 pub(crate) struct Outcome {
+    /// End of the program.
     pub(crate) ending: Ending,
+    /// True if output was cut at the limit.
     pub(crate) truncated: bool,
+    /// CPU seconds of the program.
     pub(crate) cpu_s: f64,
+    /// Maximum linear memory in bytes.
     pub(crate) peak_memory_bytes: u64,
+    /// Files after the execution, if they have changed.
     pub(crate) files: Option<crate::wire::Tree>,
-    /// What is wrong with the worker or the module.
+    /// Failure of the worker or module, not of the program.
     pub(crate) failure: Option<String>,
 }
 
-/// Interpreters that are ready to be instantiated.
+/// Loaded interpreters, and Python instances that are ready.
 pub(crate) struct Interpreters {
+    /// Modules by name, with resolved imports.
     modules: BTreeMap<String, InstancePre<Host>>,
-    /// Python at its first boundary, if there is one whose turns can be called.
+    /// Snapshot of a started Python, if the module supports turns.
     template: Option<Frozen>,
-    /// Forks of it that no program ran in.
+    /// Unused forks of the template.
     waiting: VecDeque<Live>,
+    /// Number of forks to keep ready.
     warm: usize,
+    /// State shared with the ticker.
     running: Arc<Ticks>,
+    /// Thread that advances the epoch.
     ticker: std::thread::Thread,
 }
 
-/// What `scripts/wasm_modules.py` compiles with; other settings refuse its modules.
+/// Settings of `scripts/wasm_modules.py`. Modules compiled with other settings are refused.
 fn config() -> Config {
     let mut config = Config::new();
     config.epoch_interruption(true);
@@ -53,7 +62,7 @@ fn config() -> Config {
 }
 
 impl Interpreters {
-    /// Loads `NAME.cwasm` of a folder, by name; `warm` Pythons are kept waiting.
+    /// Loads `NAME.cwasm` from a folder for each name. Keeps `warm` Python instances ready.
     pub(crate) fn load(folder: &Path, names: &[String], warm: usize) -> Result<Self, String> {
         let engine = Engine::new(&config()).map_err(|e| format!("wasm engine: {e:?}"))?;
         let mut linker = Linker::new(&engine);
@@ -85,7 +94,7 @@ impl Interpreters {
         Ok(all)
     }
 
-    /// Python, started once for all sandboxes. None if this one has no turns.
+    /// Starts Python once for all sandboxes. `None` if the module does not support turns.
     fn boot(&self) -> Result<Option<Frozen>, String> {
         let Some(module) = self.modules.get(PYTHON) else {
             return Ok(None);
@@ -97,12 +106,12 @@ impl Interpreters {
             let _running = Running::new(self);
             Live::boot(module, boot_setting(), python_env())?
         };
-        // What a first turn makes anew, forks have.
+        // The first turn initializes data that forks then share.
         live.warm(Running::new(self), boot_setting())?;
         live.freeze().map(Some)
     }
 
-    /// An interpreter that goes on from `frozen`; without it, from the first boundary.
+    /// Forks an interpreter from `frozen`, or from the template.
     pub(crate) fn fork(&mut self, frozen: Option<&Frozen>) -> Result<Live, String> {
         match (frozen, self.waiting.pop_front()) {
             (None, Some(waiting)) => Ok(waiting),
@@ -119,13 +128,12 @@ impl Interpreters {
         Live::thaw(module, frozen, boot_setting())
     }
 
-    /// Whether more Pythons are to wait.
+    /// True if fewer instances are ready than configured.
     pub(crate) fn lacks(&self) -> bool {
         self.template.is_some() && self.waiting.len() < self.warm
     }
 
-    /// Makes a Python that waits. It has run an empty turn: the pages that every turn writes are its
-    /// own then.
+    /// Prepares a Python instance. It runs an empty turn, which copies the pages that every turn writes.
     pub(crate) fn add(&mut self) -> Result<(), String> {
         let template = self.template.as_ref().ok_or("this Python has no turns")?;
         let mut live = self.thaw(template)?;
@@ -134,17 +142,17 @@ impl Interpreters {
         Ok(())
     }
 
-    /// Whether Python runs in turns.
+    /// True if Python supports turns.
     pub(crate) fn has_turns(&self) -> bool {
         self.template.is_some()
     }
 
-    /// Keeps epochs going while it lives.
+    /// Returns a guard that keeps the epoch ticker running.
     pub(crate) fn running(&self) -> Running {
         Running::new(self)
     }
 
-    /// Runs a fresh instance.
+    /// Runs a program in a new instance.
     pub(crate) fn run(
         &self,
         module: &str,
@@ -162,17 +170,17 @@ impl Interpreters {
     }
 }
 
-/// Name of the module that is forked.
+/// Name of the module with turns.
 pub(crate) const PYTHON: &str = "python";
 
-/// What the interpreter itself needs to know.
+/// Environment variables of the interpreter itself.
 pub(crate) fn python_env() -> Vec<(String, String)> {
     [("PYTHONDONTWRITEBYTECODE", "1"), ("PYTHONNOUSERSITE", "1")]
         .map(|(n, v)| (n.into(), v.into()))
         .to_vec()
 }
 
-/// Bounds while no program runs.
+/// Limits during the start of an interpreter.
 fn boot_setting() -> Setting {
     Setting {
         files: crate::wire::Tree::new(),
@@ -186,7 +194,7 @@ fn boot_setting() -> Setting {
             open_files: 64,
             stream: false,
         },
-        // The host shows it if the worker does not come up.
+        // The host shows it if the worker does not start.
         sink: Box::new(|_, bytes| {
             let _ = std::io::stderr().write_all(bytes);
         }),
@@ -195,22 +203,24 @@ fn boot_setting() -> Setting {
 
 #[expect(unsafe_code, reason = "loading compiled code is unsafe by its nature")]
 fn load(engine: &Engine, path: &Path) -> wasmtime::Result<Module> {
-    // SAFETY: the file was compiled by wasmtime (scripts/wasm_modules.py), the host compared its
-    // hash with the manifest's, and it lies on a mount that is read-only for this process.
+    // SAFETY: wasmtime compiled the file (scripts/wasm_modules.py), the host has compared its hash with the
+    // manifest, and the file is on a mount that is read-only for this process.
     unsafe { Module::deserialize_file(engine, path) }
 }
 
-/// Ticks without a program after which the ticker rests: waking it costs a program time.
+/// Ticks without a program after which the ticker pauses. Waking it delays the next program.
 const LINGER: u32 = 50;
 
-/// What running programs and the ticker share.
+/// State shared by running programs and the ticker.
 #[derive(Debug, Default)]
 pub(crate) struct Ticks {
+    /// Number of running programs.
     running: AtomicUsize,
+    /// True while the ticker is paused.
     resting: AtomicBool,
 }
 
-/// While one lives, epochs go on.
+/// Guard that keeps the epoch ticker running.
 pub(crate) struct Running(Arc<Ticks>);
 
 impl Running {
@@ -239,7 +249,7 @@ fn tick(engine: &Engine, ticks: &Ticks) {
         };
         if idle > LINGER {
             ticks.resting.store(true, Ordering::SeqCst);
-            // Who came in between has not seen that it rests.
+            // A program that started in between has not seen the pause.
             while ticks.resting.load(Ordering::SeqCst) && ticks.running.load(Ordering::SeqCst) == 0
             {
                 std::thread::park();
@@ -252,6 +262,7 @@ fn tick(engine: &Engine, ticks: &Ticks) {
     }
 }
 
+/// Result of a failure of the worker itself.
 pub(crate) fn failed(failure: String) -> Outcome {
     Outcome {
         ending: Ending::SandboxDied,
@@ -263,7 +274,7 @@ pub(crate) fn failed(failure: String) -> Outcome {
     }
 }
 
-/// A store whose program is looked at with every tick.
+/// Creates a store whose program checks its limits at every tick.
 pub(crate) fn store(module: &InstancePre<Host>, host: Host) -> Store<Host> {
     let mut store = Store::new(module.module().engine(), host);
     store.limiter(|host| &mut host.ceiling);
@@ -290,7 +301,7 @@ fn run(module: &InstancePre<Host>, host: Host) -> Outcome {
     finish(store.data_mut(), ending, failure)
 }
 
-/// What an execution leaves.
+/// Collects the result of an execution.
 pub(crate) fn finish(host: &mut Host, ending: Ending, failure: Option<String>) -> Outcome {
     let cpu = thread_cpu().saturating_sub(host.cpu_from);
     host.flush();
@@ -312,7 +323,7 @@ pub(crate) fn finish(host: &mut Host, ending: Ending, failure: Option<String>) -
     }
 }
 
-/// Traps are told as the signals that native code would have died of.
+/// Converts a trap to the signal that would have killed native code.
 pub(crate) fn ended(error: &wasmtime::Error) -> (Ending, Option<String>) {
     if let Some(Stop(ending)) = error.downcast_ref::<Stop>() {
         return (*ending, None);

@@ -1,4 +1,4 @@
-//! Files in memory: all that a program sees of a file system. Pure.
+//! In-memory file system of a program. Pure.
 
 use crate::wire::Tree;
 use std::cell::{Cell, Ref, RefCell};
@@ -6,16 +6,16 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// Files and folders of one sandbox.
+/// Maximum files and folders of a sandbox.
 const MAX_NODES: usize = 4096;
-/// Bytes of a path.
+/// Maximum bytes of a path.
 const MAX_PATH_BYTES: usize = 1024;
-/// Folders below each other.
+/// Maximum depth of folders.
 const MAX_DEPTH: usize = 64;
-/// Not part of what stays: `/tmp`.
+/// Folder whose files are not kept: `/tmp`.
 const TMP: &str = "tmp";
 
-/// An error of WASI preview 1.
+/// Error numbers of WASI preview 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u16)]
 pub(crate) enum Errno {
@@ -37,21 +37,22 @@ pub(crate) enum Errno {
     Notcapable = 76,
 }
 
-/// The bytes of a file. They count as long as anything holds them: a name, or a descriptor after the
-/// name is gone.
+/// Bytes of a file. They count against the quota until both the name and all descriptors are gone.
 #[derive(Debug)]
 pub(crate) struct Blob {
+    /// Content.
     data: RefCell<Vec<u8>>,
-    /// Of all files of the sandbox.
+    /// Used bytes of all files of the sandbox.
     used: Rc<Cell<u64>>,
 }
 
 impl Blob {
+    /// The bytes, for reading.
     pub(crate) fn borrow(&self) -> Ref<'_, Vec<u8>> {
         self.data.borrow()
     }
 
-    /// Exchanges the bytes.
+    /// Replaces the bytes.
     fn set(&self, data: Vec<u8>) {
         let (old, new) = (self.borrow().len() as u64, data.len() as u64);
         self.used.set(self.used.get() - old + new);
@@ -66,28 +67,36 @@ impl Drop for Blob {
     }
 }
 
+/// Shared content of a file.
 pub(crate) type Content = Rc<Blob>;
 
+/// Entry of the tree.
 #[derive(Clone, Debug)]
 pub(crate) enum Node {
+    /// Folder without content.
     Folder,
+    /// File with its content.
     File(Content),
 }
 
-/// The tree. Paths have no leading slash; the root is the empty path.
+/// File tree. Paths have no leading slash, and the root is the empty path.
 #[derive(Debug)]
 pub(crate) struct Fs {
+    /// Inode number and node by path.
     nodes: BTreeMap<String, (u64, Node)>,
+    /// Next inode number.
     next_id: u64,
-    /// Bytes of all contents, also of those without a name.
+    /// Bytes of all files, including removed files that are still open.
     used: Rc<Cell<u64>>,
+    /// Maximum bytes of all files.
     max_bytes: u64,
+    /// True if kept files have changed in this execution.
     changed: bool,
-    /// How often a folder has changed.
+    /// Number of folder changes.
     version: u64,
 }
 
-/// A path below a folder: no way leads above the root.
+/// Resolves a path below a folder. A path above the root is an error.
 pub(crate) fn resolve(folder: &str, path: &str) -> Result<String, Errno> {
     if path.starts_with('/') {
         return Err(Errno::Notcapable);
@@ -148,7 +157,7 @@ impl Fs {
         fs
     }
 
-    /// Bytes of all contents, also of those that only a descriptor holds.
+    /// Bytes of all files, including removed files that are still open.
     pub(crate) fn bytes(&self) -> u64 {
         self.used.get()
     }
@@ -161,7 +170,7 @@ impl Fs {
         id
     }
 
-    /// Another of the same content, which shares nothing with it.
+    /// An independent copy.
     pub(crate) fn copy(&self) -> Self {
         let used = Rc::default();
         let copy = |node: &Node| match node {
@@ -177,14 +186,13 @@ impl Fs {
         }
     }
 
-    /// From here on changes count.
+    /// Starts an execution: changes from now on are reported.
     pub(crate) fn begin(&mut self, max_bytes: u64) {
         self.max_bytes = max_bytes;
         self.changed = false;
     }
 
-    /// The files of `tree` instead of those it has, but for `/tmp`. Who has one open sees the new
-    /// content.
+    /// Replaces all files except `/tmp` by those of `tree`. Open descriptors read the new content.
     pub(crate) fn replace(&mut self, tree: &Tree) {
         self.nodes
             .retain(|path, _| in_tmp(path) || tree.contains_key(path));
@@ -209,7 +217,7 @@ impl Fs {
         }
     }
 
-    /// Where a content stands.
+    /// Path of a file's content.
     pub(crate) fn name_of(&self, content: &Content) -> Option<String> {
         let mut nodes = self.nodes.iter();
         let found =
@@ -217,7 +225,7 @@ impl Fs {
         found.map(|(path, _)| path.clone())
     }
 
-    /// What stays, if it is not what there was before.
+    /// The kept files, if they have changed.
     pub(crate) fn changes(&self) -> Option<Tree> {
         let kept = self.nodes.iter().filter(|(path, _)| !in_tmp(path));
         let tree = kept.map(|(path, (_, node))| {
@@ -230,12 +238,12 @@ impl Fs {
         self.changed.then(|| tree.collect())
     }
 
-    /// Grows whenever something is made, moved or removed.
+    /// Number of changes: created, moved or removed names.
     pub(crate) fn version(&self) -> u64 {
         self.version
     }
 
-    /// A node and its number.
+    /// Finds a node and its inode number.
     pub(crate) fn find(&self, path: &str) -> Result<(u64, Node), Errno> {
         if path.is_empty() {
             return Ok((0, Node::Folder));
@@ -265,7 +273,8 @@ impl Fs {
         }
     }
 
-    fn room(&self, path: &str) -> Result<(), Errno> {
+    /// Checks that a node can be created at `path`.
+    fn check_new(&self, path: &str) -> Result<(), Errno> {
         self.folder(parent(path))?;
         if self.nodes.contains_key(path) || path.is_empty() {
             return Err(Errno::Exist);
@@ -277,7 +286,7 @@ impl Fs {
     }
 
     pub(crate) fn create(&mut self, path: &str) -> Result<Content, Errno> {
-        self.room(path)?;
+        self.check_new(path)?;
         let content = content(&self.used, Vec::new());
         self.put(path, Node::File(Rc::clone(&content)));
         self.changed |= !in_tmp(path);
@@ -285,7 +294,7 @@ impl Fs {
     }
 
     pub(crate) fn make_folder(&mut self, path: &str) -> Result<(), Errno> {
-        self.room(path)?;
+        self.check_new(path)?;
         self.put(path, Node::Folder);
         self.changed |= !in_tmp(path);
         Ok(())
@@ -309,7 +318,7 @@ impl Fs {
         })
     }
 
-    /// Names, numbers and kinds of what is in a folder.
+    /// Entries of a folder: name, inode number, and true for folders.
     pub(crate) fn list(&self, path: &str) -> Result<Vec<(String, u64, bool)>, Errno> {
         self.folder(path)?;
         let entries = self.children(path);
@@ -322,7 +331,7 @@ impl Fs {
         match self.find(path)?.1 {
             Node::Folder => Err(Errno::Isdir),
             Node::File(_) => {
-                // An open descriptor keeps the content, which counts until it is closed.
+                // An open descriptor keeps the content, which counts against the quota until it is closed.
                 self.nodes.remove(path);
                 self.version += 1;
                 self.changed |= !in_tmp(path);
@@ -386,7 +395,7 @@ impl Fs {
         Ok(())
     }
 
-    /// Changes the length of a content, within the bound of all files.
+    /// Changes the length of a file within the quota.
     pub(crate) fn resize(&mut self, content: &Content, len: u64) -> Result<(), Errno> {
         let old = content.borrow().len() as u64;
         let total = self.bytes().saturating_sub(old).saturating_add(len);
@@ -399,7 +408,7 @@ impl Fs {
         Ok(())
     }
 
-    /// Writes at a place; what lies between the end and there becomes zeros.
+    /// Writes at an offset. A gap after the end is filled with zeros.
     pub(crate) fn write(&mut self, content: &Content, at: u64, bytes: &[u8]) -> Result<(), Errno> {
         let end = at.checked_add(bytes.len() as u64).ok_or(Errno::Inval)?;
         if end > content.borrow().len() as u64 {
@@ -418,7 +427,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn no_path_leads_out() {
+    fn paths_stay_below_the_root() {
         for path in ["..", "a/../..", "/etc/passwd", "a/b/../../../x", "../work"] {
             assert_eq!(resolve("", path), Err(Errno::Notcapable), "{path}");
         }
@@ -428,7 +437,7 @@ mod tests {
     }
 
     #[test]
-    fn files_have_a_bound_together_and_freeing_gives_room() {
+    fn files_share_a_quota_that_removal_frees() {
         let mut fs = Fs::new(&Tree::new(), 10);
         let a = fs.create("a").unwrap();
         fs.write(&a, 0, b"12345678").unwrap();
@@ -443,7 +452,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_without_a_name_counts_until_it_is_closed() {
+    fn removed_files_count_until_they_are_closed() {
         let mut fs = Fs::new(&Tree::new(), 100);
         let mut open = Vec::new();
         for n in 0..10 {
@@ -463,7 +472,7 @@ mod tests {
         let more = fs.create("more").unwrap();
         assert_eq!(fs.write(&more, 0, b"x"), Err(Errno::Nospc));
         assert_eq!(fs.resize(&open[0], 11), Err(Errno::Nospc));
-        // What is copied has no open files.
+        // A copy has no open files.
         assert_eq!(fs.copy().bytes(), 0);
         fs.resize(&open[0], 4).unwrap();
         open.truncate(1);
@@ -475,7 +484,7 @@ mod tests {
     }
 
     #[test]
-    fn what_stays_is_all_but_tmp() {
+    fn all_files_except_tmp_are_kept() {
         let tree = Tree::from([
             ("d".into(), None),
             ("d/f".into(), Some(Arc::from(&b"x"[..]))),
@@ -496,7 +505,7 @@ mod tests {
     }
 
     #[test]
-    fn files_are_at_most_so_many() {
+    fn number_of_files_is_limited() {
         let mut fs = Fs::new(&Tree::new(), 100);
         let made = (0..5000)
             .take_while(|n| fs.create(&format!("f{n}")).is_ok())

@@ -1,14 +1,16 @@
-//! The wasm level of sandboxes: Python and JavaScript interpreters compiled to WebAssembly.
+//! The sandbox level `wasm`: Python and JavaScript interpreters compiled to WebAssembly.
 //!
-//! A [`WasmProvider`] runs workers, each a process in a sandbox of another provider (the process
-//! level), so that an escape from WebAssembly ends in a jail. A worker loads interpreters that
-//! were compiled beforehand (`scripts/wasm_modules.py`) and has no compiler. Programs see files
-//! in memory (`fs`) through the system interface WASI preview 1 (`wasi`), and nothing of the host.
+//! A [`WasmProvider`] runs workers. Each is a process in a sandbox of another provider (the process level),
+//! so that an escape from WebAssembly ends in that sandbox. A worker loads interpreters that were compiled in
+//! advance (`scripts/wasm_modules.py`) and has no compiler. Programs access files in memory (`fs`) through
+//! WASI preview 1 (`wasi`), and nothing of the host.
 //!
-//! Invariants: an instance serves one execution and is dropped; all state of a sandbox is its
-//! tree of files, held by the host and given to the worker for one execution; every execution
-//! ends by its deadline, also inside of host calls; memory, tables, files, descriptors and output
-//! have bounds; only modules whose hash is in the manifest are loaded.
+//! Invariants:
+//! - An instance serves one execution and is dropped.
+//! - The state of a sandbox is its file tree, which the host holds and sends to the worker for one execution.
+//! - Every execution ends by its deadline, also inside of host calls.
+//! - Memory, tables, files, descriptors and output are limited.
+//! - Only modules whose hash is in the manifest are loaded.
 
 mod archive;
 mod calls;

@@ -1,11 +1,10 @@
-//! A Python between two turns: run, frozen into a file in memory, and forked from it.
+//! Python interpreters that run several turns: execution, snapshot to a memory file, and fork.
 //!
-//! A turn is a call of an exported function that returns when its program has ended, so that at
-//! its end all of an interpreter's state is its linear memory, its globals, its tables and the
-//! host's side of its descriptors. The memory is copied once into a memfd; a fork is a fresh
-//! instance over whose memory the memfd is mapped privately: pages are shared until they are
-//! written. This needs the on-demand allocator, which unmaps an instance's memory when it is
-//! dropped: a pooling one would hand out our mapping to the next instance.
+//! A turn is a call of an exported function that returns when its program has ended. The state of an
+//! interpreter is then its linear memory, globals, tables, and the descriptors of the host. A snapshot copies
+//! the memory into a memfd. A fork is a new instance with a private mapping of the memfd, so that pages are
+//! shared until they are written. This requires the on-demand allocator, which unmaps the memory of a dropped
+//! instance. A pooling allocator would reuse the mapping for another instance.
 
 use crate::engine::{Outcome, Running, ended, finish};
 use crate::fs::Fs;
@@ -19,41 +18,48 @@ use wasmtime::{
     Extern, Global, Instance, InstancePre, Memory, Mutability, Store, Table, TypedFunc, Val,
 };
 
-/// Exit code by which the boot program says that it stands at a turn's boundary.
+/// Exit code of the boot program when it is ready for a turn.
 const PARKED: i32 = 99;
-/// Pages of WebAssembly.
+/// Bytes of a WebAssembly page.
 const WASM_PAGE: usize = 1 << 16;
-/// Pages of the host, and the unit in which zeros are left out of what is stored.
+/// Bytes of a host page. Pages of zeros are not stored.
 const PAGE: usize = 4096;
-/// Function that calls an object by its place in memory and answers with the place of what it
-/// returned, 0 if it raised (`PyObject_CallNoArgs`).
+/// Exported function that calls an object by address and returns the address of the result, 0 after an
+/// exception (`PyObject_CallNoArgs`).
 pub(crate) const TURN: &str = "sinew_call";
-/// A program that prints nothing and leaves no names.
-const REHEARSAL: &str = "def f(x): return [str(i) for i in range(x)]\nprint(*f(0), end='')\ndel f";
+/// Program for the warm-up. It prints nothing and defines no names.
+const WARM_UP: &str = "def f(x): return [str(i) for i in range(x)]\nprint(*f(0), end='')\ndel f";
 
-/// What Python runs at its very start. Then each turn calls its function `turn`, which reads:
-/// whether this instance is new, whether its names stay for the next turn, and the program. It
-/// returns `None`, which is never freed, so that nobody need give it back.
+/// Boot program of Python. Each turn calls its function `turn`, which reads whether the instance is new,
+/// whether names are kept for the next turn, and the program. It returns `None`, which needs no reference
+/// counting.
 const BOOT: &str = include_str!("boot.py");
-/// Runs it beside `__main__`, which stays empty for programs.
-const START: &str = "import sys; exec(compile(sys.argv[1], '<boot>', 'exec'), {'__name__': 'boot', '__builtins__': __builtins__, 'main': globals()})";
+/// Runs the boot program outside of `__main__`, which stays empty for programs.
+const START: &str = "import sys; exec(compile(sys.argv[1], '<boot>', 'exec'), \
+                     {'__name__': 'boot', '__builtins__': __builtins__, 'main': globals()})";
 
-/// The mutable state of an instance at the end of a turn.
+/// Snapshot of an interpreter after a turn.
 #[derive(Debug)]
 pub(crate) struct Frozen {
+    /// Memory file with the linear memory.
     memory: File,
+    /// Bytes of the linear memory.
     bytes: usize,
-    /// Where the function of a turn is.
+    /// Address of the function of a turn.
     entry: u32,
-    /// Bytes that are not in pages of zeros.
+    /// Bytes of memory without pages of zeros, and of files.
     pub(crate) stored: u64,
+    /// Values of the globals.
     globals: Vec<Plain>,
+    /// Sizes of the tables.
     tables: Vec<u64>,
+    /// Files at the snapshot.
     fs: Fs,
+    /// Open descriptors at the snapshot.
     fds: Vec<Option<SavedFd>>,
 }
 
-/// A value of a global; references cannot be carried over.
+/// Value of a global. References cannot be copied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Plain {
     I32(i32),
@@ -83,16 +89,21 @@ impl Plain {
     }
 }
 
-/// An interpreter that waits for its next turn.
+/// An interpreter between two turns.
 pub(crate) struct Live {
+    /// Instance and state of the host.
     store: Store<Host>,
+    /// Linear memory of the instance.
     memory: Memory,
+    /// Exported function [`TURN`].
     turn: TypedFunc<u32, u32>,
-    /// What is called for a turn.
+    /// Address of the function of a turn.
     entry: u32,
+    /// Globals of the instance.
     globals: Vec<Global>,
+    /// Tables of the instance.
     tables: Vec<Table>,
-    /// No program of a sandbox has run in it.
+    /// True if no program of a sandbox has run in it.
     fresh: bool,
 }
 
@@ -131,7 +142,7 @@ impl Live {
         })
     }
 
-    /// Starts an interpreter and brings it to its first boundary.
+    /// Starts an interpreter until it is ready for a turn.
     pub(crate) fn boot(
         module: &InstancePre<Host>,
         setting: Setting,
@@ -145,8 +156,8 @@ impl Live {
         let start = instance
             .get_typed_func::<(), ()>(&mut store, "_start")
             .map_err(say)?;
-        // The boot program leaves by `os._exit`: its frames stay on the stack in linear memory, and
-        // turns run above them, as if the host had called back.
+        // The boot program ends with `os._exit`. Its frames stay on the stack in linear memory, and turns run
+        // above them like a callback of the host.
         let parked = match start.call(&mut store, ()) {
             Ok(()) => false,
             Err(error) => ended(&error).0 == Ending::Exited { code: PARKED },
@@ -158,11 +169,11 @@ impl Live {
         store.data_mut().boots = false;
         let entry = store.data_mut().status.take();
         let entry = entry.and_then(|at| u32::try_from(at).ok());
-        let entry = entry.ok_or("the boot program of Python told no function")?;
+        let entry = entry.ok_or("the boot program of Python returned no function")?;
         Self::new(store, instance, entry)
     }
 
-    /// A fork: shares the pages of what was frozen until it writes to them.
+    /// Forks a snapshot. Pages are shared until they are written.
     pub(crate) fn thaw(
         module: &InstancePre<Host>,
         frozen: &Frozen,
@@ -191,7 +202,7 @@ impl Live {
         Ok(live)
     }
 
-    /// Maps what was frozen over the memory of this instance.
+    /// Maps a snapshot over the memory of this instance.
     #[expect(unsafe_code, reason = "mapping memory is unsafe by its nature")]
     fn cover(&mut self, frozen: &Frozen) -> Result<(), String> {
         let at = self.memory.data_ptr(&self.store);
@@ -220,7 +231,7 @@ impl Live {
         }
     }
 
-    /// Keeps the state as it is now. This one goes on.
+    /// Takes a snapshot. This interpreter continues.
     pub(crate) fn freeze(&mut self) -> Result<Frozen, String> {
         let flags = rustix::fs::MemfdFlags::CLOEXEC;
         let memfd = rustix::fs::memfd_create("sinew-python", flags);
@@ -255,17 +266,17 @@ impl Live {
         })
     }
 
-    /// Bytes of its linear memory and of its files.
+    /// Bytes of linear memory and files.
     pub(crate) fn bytes(&self) -> u64 {
         self.memory.data_size(&self.store) as u64 + self.store.data().fs.bytes()
     }
 
-    /// Puts these files in place of those it has, but for `/tmp`.
+    /// Replaces the files except `/tmp`.
     pub(crate) fn replace_files(&mut self, files: &crate::wire::Tree) {
         self.store.data_mut().fs.replace(files);
     }
 
-    /// Runs a program; whether this interpreter can run another afterwards.
+    /// Runs a program. Returns true if this interpreter can run another one.
     pub(crate) fn run(
         &mut self,
         running: Running,
@@ -287,7 +298,7 @@ impl Live {
         match result {
             Ok(returned) => {
                 let code = status.unwrap_or(i32::from(returned == 0));
-                // An exception that nobody has seen is in the way of whatever would be called next.
+                // A pending exception would break the next call.
                 (finish(host, Ending::Exited { code }, None), returned != 0)
             }
             Err(error) => {
@@ -297,10 +308,10 @@ impl Live {
         }
     }
 
-    /// Rehearses a turn, with the environment that most programs have: draws random numbers of its
-    /// own, and writes to the pages that programs write to.
+    /// Runs a warm-up turn with the usual environment. It seeds random numbers and writes to the pages that
+    /// programs write to.
     pub(crate) fn warm(&mut self, running: Running, setting: Setting) -> Result<(), String> {
-        let program = crate::wire::program(&crate::wire::base_env(), REHEARSAL);
+        let program = crate::wire::program(&crate::wire::base_env(), WARM_UP);
         let (outcome, alive) = self.run(running, setting, program, true);
         match alive && outcome.ending == (Ending::Exited { code: 0 }) {
             true => Ok(()),

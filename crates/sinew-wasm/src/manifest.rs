@@ -1,67 +1,69 @@
-//! Which compiled interpreters there are, and that they are what was compiled.
+//! Manifest of the compiled interpreters, with their hashes.
 
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-/// Major version of the crate that runs what was compiled; others refuse it.
+/// Major version of wasmtime. Other versions refuse the compiled modules.
 const MAJOR: &str = "48";
 
-/// `manifest.json` beside the compiled modules.
+/// Content of `manifest.json` in the folder of the compiled modules.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 pub struct Manifest {
     /// Package and version of the compiler.
     pub compiler: String,
-    /// By the name that programs use.
+    /// Modules by name.
     pub modules: BTreeMap<String, Module>,
 }
 
 /// One interpreter.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 pub struct Module {
-    /// Such as `CPython 3.12`.
+    /// Name and version, such as `CPython 3.12`.
     pub title: String,
-    /// Where it comes from.
+    /// Package that contains the WebAssembly.
     pub package: String,
-    /// SHA-256 of the WebAssembly.
+    /// SHA-256 of the WebAssembly in hexadecimal digits.
     pub wasm_sha256: String,
-    /// SHA-256 of the compiled code.
+    /// SHA-256 of the compiled code in hexadecimal digits.
     pub sha256: String,
 }
 
-/// Why there are no modules to run.
+/// Reason why no modules can be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ManifestError {
-    /// None were compiled for this machine.
+    /// No modules were compiled for this host.
     #[error(
         "no compiled interpreters in {folder}: {problem}; run scripts/wasm_modules.py {folder}"
     )]
     Missing {
-        /// Folder that was looked into.
+        /// Searched folder.
         folder: String,
-        /// What the system said.
+        /// Error of the system.
         problem: String,
     },
-    /// A file is not what the manifest says.
+    /// The hash of a file differs from the manifest.
     #[error(
-        "{path} has SHA-256 {found}, the manifest says {expected}: remove the folder and run scripts/wasm_modules.py again"
+        "{path} has SHA-256 {found}, the manifest says {expected}: \
+         remove the folder and run scripts/wasm_modules.py again"
     )]
     Changed {
-        /// The file.
+        /// Path of the file.
         path: String,
         /// Its hash.
         found: String,
-        /// The hash that was written when it was compiled.
+        /// Its hash in the manifest.
         expected: String,
     },
 }
 
 impl Manifest {
-    /// Finds the newest set of modules below `folder`, and checks the hash of each.
+    /// Finds the newest set of modules below `folder` and checks their hashes. Returns the manifest and its
+    /// folder.
     ///
     /// # Errors
-    /// [`ManifestError`].
+    /// [`ManifestError`] if there are no modules, or a hash is wrong.
     pub fn load(folder: &Path) -> Result<(Self, PathBuf), ManifestError> {
         let missing = |problem: String| ManifestError::Missing {
             folder: folder.display().to_string(),
@@ -86,7 +88,7 @@ impl Manifest {
                 manifest.compiler
             )));
         }
-        // Whoever shows it to a sandbox stands elsewhere.
+        // The path is later used from another working directory.
         let folder = path.parent().unwrap_or(folder);
         let folder = folder.canonicalize().map_err(|e| missing(e.to_string()))?;
         for (name, module) in &manifest.modules {

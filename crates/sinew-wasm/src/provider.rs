@@ -1,4 +1,4 @@
-//! The host's side: sandboxes as trees of files, and the workers that run their programs.
+//! Host side of the level: sandboxes are file trees, and workers run their programs.
 
 use crate::fs::resolve;
 use crate::manifest::{Manifest, ManifestError};
@@ -16,34 +16,34 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// Where workers see their modules.
+/// Folder of the modules inside of workers.
 pub const FOLDER_INSIDE: &str = "/opt/sinew-wasm";
-/// Where workers see the program that they are.
+/// Folder of the worker program inside of workers.
 pub(crate) const PROGRAM_INSIDE: &str = "/opt/sinew-bin";
-/// Largest program or argument list.
+/// Maximum bytes of a program or argument list.
 const MAX_PROGRAM_BYTES: usize = 4 << 20;
 
-/// How a provider runs.
+/// Settings of a provider.
 #[derive(Clone, Debug)]
 pub struct WasmConfig {
-    /// Folder that `scripts/wasm_modules.py` filled.
+    /// Folder with the output of `scripts/wasm_modules.py`.
     pub modules: PathBuf,
-    /// Program that becomes the worker: `sinew` itself, or `sinew-wasm-worker`.
+    /// Program of the workers: `sinew` itself, or `sinew-wasm-worker`.
     pub program: PathBuf,
-    /// Processes that run programs, one at a time each.
+    /// Number of workers. Each runs one program at a time.
     pub workers: usize,
-    /// Pythons that each worker has ready, for the next executions.
+    /// Number of started Python interpreters that each worker keeps ready.
     pub warm: usize,
-    /// Memory of a worker.
+    /// Memory of a worker in bytes.
     pub worker_memory_bytes: u64,
-    /// Most live sandboxes; who asks for more waits.
+    /// Maximum live sandboxes. Further requests wait.
     pub max_live: usize,
-    /// How long [`SandboxProvider::acquire`] waits.
+    /// Maximum wait in [`SandboxProvider::acquire`].
     pub acquire_timeout: Duration,
 }
 
 impl WasmConfig {
-    /// One worker, two warm Pythons.
+    /// Default settings: one worker with two Python interpreters ready.
     pub fn new(modules: PathBuf, program: PathBuf) -> Self {
         Self {
             modules,
@@ -56,10 +56,10 @@ impl WasmConfig {
         }
     }
 
-    /// Folders that the sandboxes of workers must show.
+    /// Folders that must be mounted in the sandboxes of workers: path on the host, and path inside.
     ///
     /// # Errors
-    /// If there are no compiled modules.
+    /// [`ManifestError`] if there are no compiled modules.
     pub fn shows(&self) -> Result<Vec<(PathBuf, PathBuf)>, ManifestError> {
         let (_, folder) = Manifest::load(&self.modules)?;
         let program = self.program.parent().unwrap_or(Path::new("/"));
@@ -77,18 +77,24 @@ pub(crate) fn io_error(operation: &str, e: impl std::fmt::Display) -> SandboxErr
     }
 }
 
+/// State of a provider, shared with its sandboxes.
 struct Inner {
+    /// Settings of the provider.
     config: WasmConfig,
+    /// Names of the modules.
     modules: Vec<String>,
+    /// Workers, which start with the first executions.
     workers: Arc<Workers>,
+    /// Free sandboxes.
     live: Arc<Semaphore>,
-    /// Numbers sandboxes and snapshots.
+    /// Next number of a sandbox or snapshot.
     next: AtomicU64,
+    /// Protections of all sandboxes.
     protections: Arc<Vec<Protection>>,
 }
 
 impl Inner {
-    /// A snapshot; what it shares with others counts for each.
+    /// Creates a snapshot. Data shared with other snapshots counts for each of them.
     fn keep(&self, base: Base) -> Snapshot {
         let id = self.next.fetch_add(1, Ordering::Relaxed);
         Snapshot {
@@ -100,7 +106,7 @@ impl Inner {
     }
 }
 
-/// Sandboxes of interpreters in WebAssembly.
+/// Provider of sandboxes with interpreters in WebAssembly.
 pub struct WasmProvider {
     inner: Arc<Inner>,
 }
@@ -114,8 +120,8 @@ impl std::fmt::Debug for WasmProvider {
 }
 
 impl WasmProvider {
-    /// A provider whose workers live in sandboxes of `below`, which must show what
-    /// [`WasmConfig::shows`] names. Workers start with the first executions.
+    /// Creates a provider whose workers run in sandboxes of `below`, which must mount the folders of
+    /// [`WasmConfig::shows`]. Workers start with the first executions.
     ///
     /// # Errors
     /// [`SandboxError::Unavailable`] if there are no compiled interpreters.
@@ -139,7 +145,7 @@ impl WasmProvider {
     }
 }
 
-/// Own walls first, then those of the workers' sandboxes.
+/// Protections of this level, followed by those of the workers' sandboxes.
 fn protections(below: &dyn SandboxProvider, manifest: &Manifest) -> Vec<Protection> {
     let row = |name: &str, how: String| Protection {
         name: name.into(),
@@ -242,7 +248,7 @@ impl SandboxProvider for WasmProvider {
     }
 }
 
-/// Work with files, on a thread that may wait.
+/// Runs file I/O on a blocking thread.
 async fn apart<T: Send + 'static>(
     operation: &'static str,
     work: impl FnOnce() -> Result<T, String> + Send + 'static,
@@ -303,17 +309,21 @@ impl WasmProvider {
     }
 }
 
-/// What a sandbox starts from, and what a snapshot is.
+/// Content of a snapshot, and the start of a sandbox.
 #[derive(Clone, Debug, Default)]
 struct Base {
+    /// Files of the sandbox.
     tree: Arc<Tree>,
+    /// Memory of the interpreter, for live sandboxes.
     memory: Option<Arc<Memory>>,
 }
 
-/// Where the next turn of a live sandbox goes on.
+/// Interpreter for the next turn of a live sandbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Mind {
+    /// Origin of the interpreter.
     from: From,
+    /// Worker with the interpreter. `None`: any worker.
     home: Option<Home>,
 }
 
@@ -336,19 +346,27 @@ impl Mind {
     }
 }
 
+/// A sandbox of the level.
 struct WasmSandbox {
+    /// State of the provider.
     inner: Arc<Inner>,
+    /// Limits, environment and settings.
     spec: SandboxSpec,
-    /// By which workers know its interpreter.
+    /// Identifies the sandbox's interpreter in workers.
     number: u64,
+    /// Current files.
     tree: Arc<Tree>,
+    /// Interpreter for the next turn.
     mind: Mind,
-    /// What it started from.
+    /// State at the start, for a reset.
     base: Base,
-    /// Files were changed from outside since its interpreter saw them.
+    /// True if files were changed from outside since the last execution.
     touched: bool,
+    /// Maximum linear memory of all executions, in bytes.
     peak_bytes: u64,
+    /// Number of executions.
     executions: u64,
+    /// CPU seconds of all executions.
     cpu_s: f64,
     _permit: OwnedSemaphorePermit,
 }
@@ -372,7 +390,7 @@ fn refused(value: &str, allowed: impl Into<String>) -> SandboxError {
 }
 
 impl WasmSandbox {
-    /// Module, arguments, and code for an interpreter that is running already.
+    /// Module, arguments, and code for an interpreter that is already running.
     fn program(
         &self,
         program: Program,
@@ -413,7 +431,7 @@ impl WasmSandbox {
         Ok((module, args, code))
     }
 
-    /// What a worker is asked to run, without what is read and written.
+    /// Job for a worker, without standard input and files.
     fn job(
         &self,
         program: Program,
@@ -500,20 +518,20 @@ impl WasmSandbox {
         })
     }
 
-    /// Where the next turn goes on after one that ended.
+    /// Sets the interpreter for the next turn.
     fn after_turn(&mut self, alive: bool, home: Home) {
         self.mind = match alive {
             true => Mind {
                 from: From::Last,
                 home: Some(home),
             },
-            // What ended its interpreter took its memory along.
+            // The interpreter has ended, and its memory is lost.
             false => Mind::new(),
         };
         self.touched = false;
     }
 
-    /// Variables of an execution.
+    /// Environment variables of an execution.
     fn variables(
         &self,
         more: Vec<(String, String)>,
@@ -533,7 +551,7 @@ impl WasmSandbox {
         }
     }
 
-    /// Its interpreter is not needed any more.
+    /// Releases the interpreter of the sandbox.
     fn let_go(&mut self) {
         if let (From::Last, Some(home)) = (self.mind.from, self.mind.home) {
             self.inner
@@ -554,7 +572,7 @@ impl WasmSandbox {
                         .await?,
                 )
             }
-            // Nothing has run since.
+            // No program has run since.
             (From::Snapshot(_), _) => self.base.memory.clone(),
             _ => None,
         };
@@ -575,7 +593,7 @@ impl WasmSandbox {
         let limit = self.spec.limits.work_bytes;
         if bytes(&self.tree) - old + content.len() as u64 > limit {
             return Err(format!(
-                "no room: the sandbox's files may have {limit} bytes"
+                "quota exceeded: the sandbox's files may have {limit} bytes"
             ));
         }
         if self.tree.get(&path).is_some_and(Option::is_none) {
@@ -602,7 +620,7 @@ impl WasmSandbox {
     }
 }
 
-/// A path below the work folder.
+/// Normalizes a path relative to the work folder.
 fn plain(path: &str) -> Result<String, String> {
     let named = !path.split('/').any(|p| matches!(p, "" | "." | ".."));
     let resolved = resolve("", path)

@@ -1,5 +1,5 @@
-//! WASI preview 1, as far as interpreters use it, over files in memory. Nothing of the host is
-//! reachable: no folder, no socket, no variable of its environment.
+//! The part of WASI preview 1 that interpreters use, with files in memory. Programs cannot access folders,
+//! sockets or environment variables of the host.
 
 use crate::fs::{Content, Errno, Fs, Node, resolve};
 use rustix::time::{ClockId, clock_gettime};
@@ -7,25 +7,27 @@ use sinew_sandbox::{Ending, OutputStream};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-/// Folders that are open from the start; both are the work folder.
+/// Preopened folders. Both are the work folder.
 pub(crate) const PREOPENS: [(u32, &str); 2] = [(3, "/"), (4, "/work")];
-/// What the boot program of Python opens, for all its turns: where a turn reads its program from, and
-/// where it writes its exit code.
+/// Path from which a turn of Python reads its program.
 const JOB_PATH: &str = "dev/job";
+/// Path to which a turn of Python writes its exit code.
 const STATUS_PATH: &str = "dev/status";
-/// Buffers of one read or write.
+/// Maximum buffers of a read or write.
 pub(crate) const MAX_IOVECS: u32 = 1024;
-/// Output is passed on when so much has gathered, unless it is wanted at once.
+/// Output is sent when this number of bytes is buffered, unless it is streamed.
 pub(crate) const FLUSH_BYTES: usize = 16 << 10;
 
-/// Why a program stops inside of a host call.
+/// End of a program inside of a host call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?}")]
 pub(crate) struct Stop(pub(crate) Ending);
 
-/// An error number for the program, or the end of it.
+/// Failure of a host call: an error number for the program, or its end.
 pub(crate) enum Refusal {
+    /// Error number, returned to the program.
     Errno(Errno),
+    /// End of the program.
     Stop(Ending),
 }
 
@@ -35,43 +37,57 @@ impl From<Errno> for Refusal {
     }
 }
 
+/// Result of a host call.
 pub(crate) type Answer = Result<(), Refusal>;
 
-/// Where output goes as it comes.
+/// Receiver of output.
 pub(crate) type Sink = Box<dyn FnMut(OutputStream, &[u8])>;
-/// The same, for another thread.
+/// Receiver of output that can move to another thread.
 pub(crate) type SendSink = Box<dyn FnMut(OutputStream, &[u8]) + Send>;
 
-/// Files, input and bounds of an execution, as they come in; none is bound to a thread.
+/// Files, input and limits of an execution.
 pub(crate) struct Setting {
+    /// Files of the sandbox.
     pub(crate) files: crate::wire::Tree,
+    /// Standard input.
     pub(crate) stdin: Vec<u8>,
+    /// Limits of the execution.
     pub(crate) bounds: Bounds,
+    /// Receiver of output.
     pub(crate) sink: SendSink,
 }
 
-/// Bounds of an execution.
+/// Limits of an execution.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Bounds {
+    /// Deadline.
     pub(crate) until: Instant,
-    /// CPU time of this thread at which it ends.
+    /// CPU time of the thread at which the execution ends.
     pub(crate) cpu: Duration,
+    /// Maximum linear memory in bytes.
     pub(crate) memory_bytes: usize,
+    /// Maximum output bytes per stream.
     pub(crate) output_bytes: usize,
+    /// Maximum bytes of all files.
     pub(crate) work_bytes: u64,
+    /// Maximum open descriptors.
     pub(crate) open_files: usize,
+    /// Send output immediately.
     pub(crate) stream: bool,
 }
 
-/// Memory and tables of an instance.
+/// Limits for memory and tables of an instance.
 #[derive(Debug, Default)]
 pub(crate) struct Ceiling {
+    /// Maximum linear memory in bytes.
     pub(crate) memory_bytes: usize,
+    /// Largest linear memory so far, in bytes.
     pub(crate) peak: usize,
+    /// True if the limit has refused memory.
     pub(crate) refused: bool,
 }
 
-/// Functions in tables: CPython has about 5,000.
+/// Maximum elements of a table. CPython has about 5,000.
 pub(crate) const MAX_TABLE: usize = 1 << 17;
 
 impl wasmtime::ResourceLimiter for Ceiling {
@@ -100,6 +116,7 @@ impl wasmtime::ResourceLimiter for Ceiling {
     }
 }
 
+/// An open descriptor.
 pub(crate) enum Fd {
     Stdin,
     Stdout,
@@ -115,20 +132,24 @@ pub(crate) enum Fd {
         read: bool,
         write: bool,
     },
-    /// What a turn reads its program from.
+    /// Program of the turn.
     Job {
         at: usize,
     },
-    /// Where a turn writes its exit code.
+    /// Exit code of the turn.
     Status,
 }
 
-/// A descriptor that does not depend on an instance.
+/// A descriptor in a snapshot, independent of an instance.
 #[derive(Clone, Debug)]
 pub(crate) enum SavedFd {
+    /// Standard stream, 0 to 2.
     Standard(u8),
+    /// Folder by path.
     Folder(String),
+    /// Program of the turn.
     Job,
+    /// Exit code of the turn.
     Status,
     File {
         path: String,
@@ -139,26 +160,39 @@ pub(crate) enum SavedFd {
     },
 }
 
-/// All that a program can reach.
+/// State of the host that a program can access.
 pub(crate) struct Host {
+    /// Limits for memory and tables.
     pub(crate) ceiling: Ceiling,
+    /// Files of the sandbox.
     pub(crate) fs: Fs,
+    /// Limits of the execution.
     pub(crate) bounds: Bounds,
+    /// True if output was cut at the limit.
     pub(crate) truncated: bool,
+    /// Program of the current turn.
     job: Vec<u8>,
-    /// It may open what turns need.
+    /// True while the program may open the files of turns.
     pub(crate) boots: bool,
-    /// Exit code that a turn has told.
+    /// Exit code of the last turn.
     pub(crate) status: Option<i32>,
+    /// Arguments of the program.
     pub(crate) args: Vec<String>,
+    /// Environment variables.
     env: Vec<(String, String)>,
+    /// Standard input.
     stdin: Vec<u8>,
+    /// Number of read bytes of standard input.
     stdin_at: usize,
+    /// Bytes written to standard output and standard error.
     written: [usize; 2],
+    /// Buffered bytes of standard output and standard error.
     pending: [Vec<u8>; 2],
+    /// Receiver of output.
     sink: Option<Sink>,
+    /// Descriptors by number.
     pub(crate) fds: Vec<Option<Fd>>,
-    /// CPU time of the thread when the program began.
+    /// CPU time of the thread at the start of the program.
     pub(crate) cpu_from: Duration,
 }
 
@@ -169,6 +203,7 @@ pub(crate) fn thread_cpu() -> Duration {
 }
 
 impl Host {
+    /// Creates the state of a program.
     pub(crate) fn new(args: Vec<String>, env: Vec<(String, String)>, setting: Setting) -> Self {
         let folder = |_| {
             Some(Fd::Folder {
@@ -202,7 +237,7 @@ impl Host {
         }
     }
 
-    /// Takes up a turn; files and descriptors stay, those that a turn needs are made again.
+    /// Starts a turn. Files and descriptors are kept.
     pub(crate) fn begin(&mut self, setting: Setting, job: Vec<u8>) {
         let cpu_from = thread_cpu();
         self.ceiling = Ceiling {
@@ -228,7 +263,7 @@ impl Host {
         }
     }
 
-    /// Descriptors for a fork. Files that have no name any more are closed in it.
+    /// Copies the descriptors for a fork. Removed files are closed in it.
     pub(crate) fn save(&self) -> Vec<Option<SavedFd>> {
         let save = |fd: &Fd| match fd {
             Fd::Stdin => Some(SavedFd::Standard(0)),
@@ -255,7 +290,7 @@ impl Host {
         self.fds.iter().map(|fd| save(fd.as_ref()?)).collect()
     }
 
-    /// The descriptors that were saved, over the files as they are here.
+    /// Restores copied descriptors for the files of this instance.
     pub(crate) fn restore(&mut self, saved: &[Option<SavedFd>]) {
         let restore = |fd: &SavedFd| match fd {
             SavedFd::Standard(0) => Some(Fd::Stdin),
@@ -285,11 +320,12 @@ impl Host {
         self.fds = saved.iter().map(|fd| restore(fd.as_ref()?)).collect();
     }
 
-    /// Whether time is over.
+    /// True after the deadline or CPU limit.
     pub(crate) fn over(&self) -> bool {
         Instant::now() >= self.bounds.until || thread_cpu() >= self.bounds.cpu
     }
 
+    /// Sends all buffered output.
     pub(crate) fn flush(&mut self) {
         for (at, stream) in [OutputStream::Stdout, OutputStream::Stderr]
             .into_iter()
@@ -303,8 +339,8 @@ impl Host {
     }
 
     fn output(&mut self, at: usize, bytes: &[u8]) -> Answer {
-        let room = self.bounds.output_bytes - self.written[at];
-        let kept = &bytes[..bytes.len().min(room)];
+        let free = self.bounds.output_bytes - self.written[at];
+        let kept = &bytes[..bytes.len().min(free)];
         self.written[at] += kept.len();
         self.pending[at].extend_from_slice(kept);
         if self.bounds.stream || self.pending[at].len() >= FLUSH_BYTES {
@@ -317,6 +353,7 @@ impl Host {
         Ok(())
     }
 
+    /// Finds an open descriptor.
     pub(crate) fn fd(&mut self, fd: u32) -> Result<&mut Fd, Errno> {
         self.fds
             .get_mut(fd as usize)
@@ -324,6 +361,7 @@ impl Host {
             .ok_or(Errno::Badf)
     }
 
+    /// Path of a folder descriptor.
     fn folder(&mut self, fd: u32) -> Result<String, Errno> {
         match self.fd(fd)? {
             Fd::Folder { path, .. } => Ok(path.clone()),
@@ -331,6 +369,7 @@ impl Host {
         }
     }
 
+    /// Assigns the lowest free descriptor number.
     fn open(&mut self, fd: Fd) -> Result<u32, Errno> {
         let at = self
             .fds
@@ -347,6 +386,7 @@ impl Host {
         Ok(at as u32)
     }
 
+    /// Reads a path from the memory of the program, relative to a folder descriptor.
     pub(crate) fn path(
         &mut self,
         memory: &[u8],
@@ -372,7 +412,7 @@ pub(crate) fn slice_mut(memory: &mut [u8], at: u32, len: usize) -> Result<&mut [
     memory.get_mut(at as usize..end).ok_or(Errno::Fault)
 }
 
-/// A place beyond another; a program may name any.
+/// Adds to an address of the program, which may be invalid.
 pub(crate) fn add(at: u32, more: usize) -> Result<u32, Errno> {
     let more = u32::try_from(more).map_err(|_| Errno::Fault)?;
     at.checked_add(more).ok_or(Errno::Fault)
@@ -397,7 +437,7 @@ pub(crate) fn u64_at(memory: &[u8], at: u32) -> Result<u64, Errno> {
     ))
 }
 
-/// Buffers of a vectored call: place and length.
+/// Reads the buffers of a vectored call: address and length.
 pub(crate) fn iovecs(memory: &[u8], at: u32, count: u32) -> Result<Vec<(u32, u32)>, Errno> {
     if count > MAX_IOVECS {
         return Err(Errno::Inval);
@@ -415,7 +455,7 @@ pub(crate) fn iovecs(memory: &[u8], at: u32, count: u32) -> Result<Vec<(u32, u32
         .collect()
 }
 
-/// Texts that end in zero, and pointers to them: arguments and environment.
+/// Writes zero-terminated texts and pointers to them, for arguments and environment.
 pub(crate) fn texts(memory: &mut [u8], pointers: u32, buffer: u32, list: &[String]) -> Answer {
     let mut at = buffer;
     for (n, text) in list.iter().enumerate() {
@@ -437,9 +477,10 @@ pub(crate) fn variables(host: &Host) -> Vec<String> {
     host.env.iter().map(|(n, v)| format!("{n}={v}")).collect()
 }
 
-/// A file as `stat` shows it.
+/// Writes the result of `stat`.
 ///
-/// Folders alone have a time, in seconds: it is a count of changes, by which importers see them.
+/// Folders have a modification time that counts changes, in seconds, so that importers detect them. Files
+/// have none.
 pub(crate) fn stat(
     memory: &mut [u8],
     at: u32,
@@ -458,8 +499,11 @@ pub(crate) fn stat(
     Ok(put(memory, at, &out)?)
 }
 
+/// File type of a character device.
 pub(crate) const CHARACTERS: u8 = 2;
+/// File type of a folder.
 pub(crate) const FOLDER: u8 = 3;
+/// File type of a regular file.
 pub(crate) const FILE: u8 = 4;
 
 pub(crate) fn node_stat(memory: &mut [u8], at: u32, host: &Host, path: &str) -> Answer {
@@ -524,6 +568,7 @@ pub(crate) fn read(
     Ok(put(memory, total, &read.to_le_bytes())?)
 }
 
+/// `fd_write` and `fd_pwrite`: writes buffers at the descriptor's offset, or at `to`.
 pub(crate) fn write(
     memory: &mut [u8],
     host: &mut Host,
@@ -566,18 +611,26 @@ pub(crate) fn write(
     Ok(put(memory, total, &written.to_le_bytes())?)
 }
 
-/// What `path_open` asks for.
+/// Flags of `path_open`.
 pub(crate) struct Opening {
+    /// Create the file if it does not exist.
     create: bool,
+    /// Fail unless the path is a folder.
     folder: bool,
+    /// Fail if the path exists.
     exclusive: bool,
+    /// Set the length to 0.
     truncate: bool,
+    /// Write at the end.
     append: bool,
+    /// Allow reading.
     read: bool,
+    /// Allow writing.
     write: bool,
 }
 
 impl Opening {
+    /// Decodes the flags of the call.
     pub(crate) fn of(oflags: i32, rights: i64, fdflags: i32) -> Self {
         Self {
             create: oflags & 1 != 0,
@@ -634,7 +687,7 @@ pub(crate) fn fdstat(memory: &mut [u8], host: &mut Host, fd: u32, at: u32) -> An
         Fd::File { append, .. } => (FILE, u16::from(*append)),
         Fd::Job { .. } | Fd::Status => (FILE, 0),
     };
-    // Seek and tell are no rights of a stream.
+    // Streams do not have the rights seek and tell.
     let rights: u64 = if kind == CHARACTERS {
         (1 << 29) - 1 - (1 << 2) - (1 << 5)
     } else {
@@ -648,6 +701,7 @@ pub(crate) fn fdstat(memory: &mut [u8], host: &mut Host, fd: u32, at: u32) -> An
     Ok(put(memory, at, &out)?)
 }
 
+/// `fd_seek`: moves the offset of a file.
 pub(crate) fn seek(
     memory: &mut [u8],
     host: &mut Host,
@@ -670,6 +724,7 @@ pub(crate) fn seek(
     Ok(put(memory, to, &place.to_le_bytes())?)
 }
 
+/// `fd_readdir`: entries of a folder from `cookie` on.
 pub(crate) fn readdir(
     memory: &mut [u8],
     host: &mut Host,
@@ -691,12 +746,13 @@ pub(crate) fn readdir(
         out.extend([if *is_folder { FOLDER } else { FILE }, 0, 0, 0]);
         out.extend(name.as_bytes());
     }
-    // The last entry may be cut; the caller asks again from there.
+    // The last entry may be truncated. The caller then repeats the call from there.
     out.truncate(len as usize);
     put(memory, buffer, &out)?;
     Ok(put(memory, used, &(out.len() as u32).to_le_bytes())?)
 }
 
+/// Time of a clock in nanoseconds.
 pub(crate) fn now(id: i32) -> Result<u64, Errno> {
     let time = match id {
         0 => clock_gettime(ClockId::Realtime),
@@ -707,7 +763,7 @@ pub(crate) fn now(id: i32) -> Result<u64, Errno> {
     Ok(time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64)
 }
 
-/// Waits for clocks; what can be read or written is so at once. Never beyond the deadline.
+/// Waits for clocks, at most until the deadline. Descriptors are always ready.
 pub(crate) fn poll(
     memory: &mut [u8],
     host: &mut Host,

@@ -1,14 +1,14 @@
-//! What host and worker say to each other: frames of a length, a kind and bytes, over a stream.
+//! Protocol between host and worker: frames of length, kind and bytes on a stream.
 
 use serde::{Deserialize, Serialize};
 use sinew_sandbox::Ending;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Largest frame: files and standard input of one execution.
+/// Maximum bytes of a frame: files and standard input of one execution.
 pub(crate) const MAX_FRAME: usize = 1 << 30;
 
-/// Files of a sandbox by path; `None` is a folder.
+/// Files of a sandbox by path. `None` is a folder.
 pub(crate) type Tree = BTreeMap<String, Option<Arc<[u8]>>>;
 
 /// Kind of a frame.
@@ -16,19 +16,22 @@ pub(crate) type Tree = BTreeMap<String, Option<Arc<[u8]>>>;
 pub(crate) enum Kind {
     /// To the worker: run a program.
     Job,
-    /// To the worker: keep the memory of a sandbox's Python.
+    /// To the worker: keep a copy of the memory of a sandbox's Python.
     Freeze,
-    /// To the worker: let go of sandboxes and snapshots; no answer.
+    /// To the worker: release sandboxes and snapshots. Has no response.
     Forget,
+    /// From the worker: bytes of standard output.
     Stdout,
+    /// From the worker: bytes of standard error.
     Stderr,
-    /// The last of an execution.
+    /// Result of an execution.
     Done,
     /// The worker has loaded all modules.
     Ready,
 }
 
 impl Kind {
+    /// Parses the kind. `None` for an unknown byte.
     pub(crate) fn of(byte: u8) -> Option<Self> {
         [
             Self::Job,
@@ -44,63 +47,80 @@ impl Kind {
     }
 }
 
-/// What to run, followed by the bytes of standard input and of the files.
+/// Header of a job, followed by the bytes of standard input and of the files.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Job {
+    /// Name of the module.
     pub(crate) module: String,
+    /// Arguments of the program.
     pub(crate) args: Vec<String>,
+    /// Environment variables.
     pub(crate) env: Vec<(String, String)>,
-    /// Python code for an interpreter that is running already.
+    /// Python code for an interpreter that is already running.
     pub(crate) code: Option<String>,
-    /// The sandbox whose own interpreter runs it, and goes on living.
+    /// Sandbox whose own interpreter runs the code and continues.
     pub(crate) place: Option<Place>,
-    /// The sandbox has the files that it had after its last execution; none are sent.
+    /// True if the files equal those after the last execution. They are not sent then.
     pub(crate) same_files: bool,
+    /// Wall time in milliseconds.
     pub(crate) deadline_ms: u64,
+    /// CPU time in milliseconds.
     pub(crate) cpu_ms: u64,
+    /// Maximum linear memory in bytes.
     pub(crate) memory_bytes: u64,
+    /// Maximum output bytes per stream.
     pub(crate) output_bytes: u64,
+    /// Maximum bytes of all files.
     pub(crate) work_bytes: u64,
+    /// Maximum open descriptors.
     pub(crate) open_files: u64,
-    /// Output as it comes.
+    /// Send output immediately.
     pub(crate) stream: bool,
+    /// Bytes of standard input.
     pub(crate) stdin_len: usize,
+    /// Paths and lengths of the files.
     pub(crate) paths: Paths,
 }
 
-/// A sandbox with an interpreter of its own.
+/// Sandbox with its own interpreter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Place {
+    /// Number of the sandbox.
     pub(crate) number: u64,
+    /// Origin of its interpreter.
     pub(crate) from: From,
 }
 
-/// Where a sandbox's interpreter comes from.
+/// Origin of a sandbox's interpreter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum From {
-    /// A new one.
+    /// A new interpreter.
     Start,
     /// The memory of a snapshot.
     Snapshot(u64),
-    /// It is there.
+    /// The interpreter of the last execution.
     Last,
 }
 
-/// What a worker is to keep: the memory of the sandbox, under the number of a snapshot.
+/// Request to copy the memory of a sandbox's interpreter as a snapshot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Freeze {
+    /// Number of the sandbox.
     pub(crate) place: u64,
+    /// Number of the new snapshot.
     pub(crate) snapshot: u64,
 }
 
-/// Numbers of what is gone.
+/// Numbers of released sandboxes and snapshots.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Forget {
+    /// Released sandboxes.
     pub(crate) places: Vec<u64>,
+    /// Released snapshots.
     pub(crate) snapshots: Vec<u64>,
 }
 
-/// Variables that every program has.
+/// Environment variables of every program.
 pub(crate) fn base_env() -> Vec<(String, String)> {
     [
         ("HOME", "/work"),
@@ -112,7 +132,7 @@ pub(crate) fn base_env() -> Vec<(String, String)> {
     .to_vec()
 }
 
-/// What a turn reads: variables with a zero between them, two zeros, code.
+/// Input of a turn: variables separated by a zero byte, two zero bytes, code.
 pub(crate) fn program(env: &[(String, String)], code: &str) -> Vec<u8> {
     let mut out = Vec::with_capacity(code.len() + 64 * env.len());
     for (n, (name, value)) in env.iter().enumerate() {
@@ -128,26 +148,34 @@ pub(crate) fn program(env: &[(String, String)], code: &str) -> Vec<u8> {
     out
 }
 
+/// Paths with lengths in bytes. `None` is a folder.
 pub(crate) type Paths = Vec<(String, Option<usize>)>;
 
-/// How it ended, followed by the files if any changed.
+/// Header of a result, followed by the files if any changed.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Done {
+    /// End of the program.
     pub(crate) ending: Ending,
+    /// True if output was cut at the limit.
     pub(crate) truncated: bool,
+    /// CPU seconds of the program.
     pub(crate) cpu_s: f64,
+    /// Maximum linear memory in bytes.
     pub(crate) peak_memory_bytes: u64,
-    /// What the worker itself could not do; nothing of the program's.
+    /// Failure of the worker itself, not of the program.
     pub(crate) failure: Option<String>,
-    /// There is no room for another interpreter or snapshot; nothing ran.
+    /// True if the memory for another interpreter or snapshot is exhausted. No program has run.
     pub(crate) no_room: bool,
-    /// The sandbox's own interpreter lives on.
+    /// True if the sandbox's own interpreter can run another program.
     pub(crate) alive: bool,
+    /// True if files follow.
     pub(crate) changed: bool,
+    /// Paths and lengths of the files.
     pub(crate) paths: Paths,
 }
 
 impl Done {
+    /// Creates a result without files, usage and failures.
     pub(crate) fn new(ending: Ending) -> Self {
         Self {
             ending,
@@ -169,7 +197,7 @@ fn paths(tree: &Tree) -> Paths {
         .collect()
 }
 
-/// Header with its length, then blobs.
+/// Serializes the length of a header, the header, and blobs.
 pub(crate) fn pack(header: &impl Serialize, blobs: &[&[u8]]) -> Result<Vec<u8>, String> {
     let header = serde_json::to_vec(header).map_err(|e| e.to_string())?;
     let mut out =
@@ -242,13 +270,13 @@ pub(crate) fn unpack_done(bytes: &[u8]) -> Result<(Done, Option<Tree>), String> 
     Ok((done, files))
 }
 
-/// Length and kind in front of a frame's bytes.
+/// Header of a frame: length and kind.
 pub(crate) fn head(kind: Kind, len: usize) -> [u8; 5] {
     let [a, b, c, d] = (len as u32).to_le_bytes();
     [a, b, c, d, kind as u8]
 }
 
-/// Kind and length of a frame.
+/// Parses the header of a frame.
 pub(crate) fn read_head(head: [u8; 5]) -> Result<(Kind, usize), String> {
     let [a, b, c, d, kind] = head;
     let len = u32::from_le_bytes([a, b, c, d]) as usize;
@@ -266,7 +294,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn jobs_and_results_come_out_as_they_went_in(
+        fn jobs_and_results_survive_a_round_trip(
             stdin in proptest::collection::vec(any::<u8>(), 0..50),
             files in proptest::collection::btree_map("[a-z/]{1,8}", proptest::option::of(proptest::collection::vec(any::<u8>(), 0..20)), 0..6),
             cut in any::<proptest::sample::Index>(),

@@ -1,4 +1,4 @@
-//! The worker: a process in a sandbox of its own that runs programs one after the other.
+//! Worker: a process in its own sandbox that runs programs in sequence.
 
 use crate::engine::{Interpreters, Outcome, PYTHON, failed, python_env};
 use crate::live::{Frozen, Live};
@@ -17,24 +17,26 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Hidden first argument; then the port of the host, the folder of modules, how many
-/// interpreters wait for work, bytes of interpreters and snapshots that are kept, and the names of
+/// Hidden first argument. The next ones are the port of the host, the folder of modules, the number of
+/// interpreters to keep ready, the maximum bytes of kept interpreters and snapshots, and the names of
 /// modules.
 pub(crate) const FLAG: &str = "--sinew-wasm-worker";
-/// Frames are gathered up to here, unless output is wanted at once.
+/// Frames are buffered up to this size, unless output is streamed.
 const GATHER_BYTES: usize = 64 << 10;
 
-/// What a program may take without taking it from what is kept: memory and files of the default
-/// limits. A worker has 512 MiB in addition to what it keeps.
+/// Memory and files of a program with the default limits. A worker has 512 MiB in addition to the memory for
+/// kept interpreters and snapshots.
 const PROGRAM_BYTES: u64 = 272 << 20;
 
-/// How long the host asks nothing before interpreters are made that wait.
+/// Idle time before the worker starts interpreters in advance.
 const QUIET: Duration = Duration::from_millis(2);
 
-/// Frames on their way to the host.
+/// Buffered frames to the host.
 #[derive(Debug)]
 struct Output {
+    /// Connection to the host.
     stream: TcpStream,
+    /// Buffered bytes.
     gathered: Vec<u8>,
 }
 
@@ -50,6 +52,7 @@ impl Output {
     }
 }
 
+/// Output shared with running programs.
 type Shared = Arc<Mutex<Output>>;
 
 fn locked(output: &Shared) -> std::sync::MutexGuard<'_, Output> {
@@ -69,7 +72,7 @@ pub fn worker_main_if_requested() -> Option<i32> {
     Some(match result {
         Ok(()) => 0,
         Err(problem) => {
-            // Standard error is what the host shows when a worker does not come up.
+            // The host shows standard error if a worker does not start.
             let _ = writeln!(std::io::stderr(), "{problem}");
             1
         }
@@ -111,7 +114,7 @@ fn serve(
         }
         let mut start = [0; 5];
         if input.read_exact(&mut start).is_err() {
-            // The host is gone.
+            // The host has closed the connection.
             return Ok(());
         }
         let (kind, len) = read_head(start)?;
@@ -128,8 +131,8 @@ fn serve(
     }
 }
 
-/// Whether the host asks nothing for a while. Beside jobs that follow one another no interpreter is
-/// made to wait: a rehearsal takes longer than it saves.
+/// True if the worker is idle. Between jobs in close succession no interpreter is started in advance, because
+/// the warm-up takes longer than it saves.
 fn quiet(stream: &TcpStream) -> Result<bool, String> {
     let time = rustix::time::Timespec {
         tv_sec: 0,
@@ -143,17 +146,21 @@ fn quiet(stream: &TcpStream) -> Result<bool, String> {
     }
 }
 
+/// State of a worker process.
 struct Worker {
+    /// Loaded interpreters.
     interpreters: Interpreters,
-    /// Sandboxes with an interpreter of their own.
+    /// Interpreters of sandboxes, by number.
     places: HashMap<u64, Live>,
+    /// Copies of interpreters, by number.
     snapshots: HashMap<u64, Frozen>,
-    /// Most bytes of both. What forks share counts as if they did not.
+    /// Maximum bytes of interpreters and snapshots. Memory that forks share counts for each.
     kept: u64,
+    /// Connection to the host.
     output: Shared,
 }
 
-/// There is no room for another interpreter or snapshot.
+/// The memory for another interpreter or snapshot is exhausted.
 struct NoRoom;
 
 impl Worker {
@@ -167,6 +174,7 @@ impl Worker {
         self.answer(Kind::Done, &pack_done(done, files)?)
     }
 
+    /// Checks that `more` bytes fit into the memory for interpreters and snapshots.
     fn room(&self, more: u64) -> Result<(), NoRoom> {
         let places: u64 = self.places.values().map(Live::bytes).sum();
         let snapshots: u64 = self.snapshots.values().map(|f| f.stored).sum();
@@ -200,7 +208,7 @@ impl Worker {
                 let mut output = locked(&output);
                 output.frame(kind, bytes);
                 if at_once || output.gathered.len() > GATHER_BYTES {
-                    // A host that is gone ends the worker at its next read.
+                    // If the host has closed the connection, the worker ends at its next read.
                     let _ = output.send();
                 }
             }),
@@ -209,7 +217,7 @@ impl Worker {
 
     fn job(&mut self, bytes: &[u8]) -> Result<(), String> {
         let (mut job, stdin, files) = unpack_job(bytes)?;
-        // One program must not be able to take what the interpreters of others stand in.
+        // A program must not use the memory of other interpreters.
         let asked = job.memory_bytes.saturating_add(job.work_bytes);
         if self.room(asked.saturating_sub(PROGRAM_BYTES)).is_err() {
             return self.no_room();
@@ -234,7 +242,7 @@ impl Worker {
                         let running = self.interpreters.running();
                         let (outcome, _) =
                             live.run(running, setting, program(&job.env, &code), false);
-                        // The answer goes first; then its memory is freed.
+                        // Sends the response before it frees the memory.
                         return self.end(outcome, false);
                     }
                 }
@@ -277,7 +285,7 @@ impl Worker {
         self.done(done, outcome.files.as_ref())
     }
 
-    /// A turn of a sandbox's own interpreter.
+    /// Runs a turn of a sandbox's own interpreter.
     fn in_place(
         &mut self,
         job: &Job,
@@ -319,7 +327,7 @@ impl Worker {
         if kept {
             self.places.insert(place.number, live);
         } else if alive {
-            // It grew beyond what there is for all: it goes, not the worker with those of others.
+            // The interpreter exceeds the memory for all of them, so that only this one is dropped.
             outcome.ending = Ending::OutOfMemory;
         }
         Ok((outcome, kept))

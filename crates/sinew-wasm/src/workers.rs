@@ -1,5 +1,4 @@
-//! The workers of a provider, as the host sees them: one program at a time each, and a home for
-//! the interpreters of live sandboxes.
+//! Host side of the workers. Each runs one program at a time and holds interpreters of live sandboxes.
 
 use crate::manifest::Manifest;
 use crate::provider::{FOLDER_INSIDE, PROGRAM_INSIDE, WasmConfig, io_error};
@@ -18,32 +17,37 @@ use tokio::net::{TcpListener, TcpStream};
 
 /// Port of the host on a worker's loopback address.
 const PORT: u16 = 4000;
-/// How long a worker may take to load its modules and to start its Python.
+/// Maximum time for a worker to load its modules and start its Python.
 const START_TIMEOUT: Duration = Duration::from_secs(60);
-/// How often a worker that dies while it starts is started again.
+/// Maximum attempts to start a worker.
 const MAX_STARTS: u32 = 3;
-/// How long beyond its deadline an execution may take before its worker is killed.
+/// Time beyond the deadline of an execution until its worker is killed.
 const GRACE: Duration = Duration::from_secs(2);
-/// How long a worker may take to freeze an interpreter.
+/// Maximum time for a worker to copy an interpreter.
 const FREEZE_TIMEOUT: Duration = Duration::from_secs(20);
-/// A worker's own life; it ends with the provider before that.
+/// Maximum lifetime of a worker. Normally it ends with the provider.
 const WORKER_LIFE: Duration = Duration::from_secs(30 * 86_400);
-/// Memory of a worker that is not for interpreters which live on and for snapshots.
+/// Memory of a worker that is not available to kept interpreters and snapshots.
 const WORKER_OWN_BYTES: u64 = 512 << 20;
 
-/// A worker and which one in its place it is: a later one knows nothing of an earlier.
+/// Identifies a worker: its slot, and the number of its process. A restarted worker has lost all
+/// interpreters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Home {
+    /// Index of the slot.
     slot: usize,
+    /// Number of the process.
     life: u64,
 }
 
-/// The memory of a sandbox's Python as it was, held by a worker. The last one that drops it
-/// frees it there.
+/// A copy of the memory of a sandbox's Python in a worker. Dropping it frees the copy.
 #[derive(Debug)]
 pub(crate) struct Memory {
+    /// Workers of the provider.
     workers: Arc<Workers>,
+    /// Worker that holds the copy.
     pub(crate) home: Home,
+    /// Number of the copy in the worker.
     pub(crate) snapshot: u64,
 }
 
@@ -54,20 +58,28 @@ impl Drop for Memory {
     }
 }
 
+/// Place of one worker.
 #[derive(Default)]
 struct Slot {
+    /// Number of the process, and the worker. `None` before the start and after a failure.
     worker: tokio::sync::Mutex<Option<(u64, Worker)>>,
-    /// Executions that run or wait.
+    /// Number of running and waiting executions.
     busy: AtomicUsize,
-    /// What its worker is told before its next job.
+    /// Numbers to release, sent to the worker before its next job.
     forget: Mutex<Forget>,
 }
 
+/// All workers of a provider.
 pub(crate) struct Workers {
+    /// Provider of the workers' sandboxes.
     below: Arc<dyn SandboxProvider>,
+    /// Settings of the provider.
     config: WasmConfig,
+    /// Names of the modules.
     modules: Vec<String>,
+    /// One slot per worker.
     slots: Vec<Slot>,
+    /// Number of the next process.
     lives: AtomicU64,
 }
 
@@ -79,7 +91,7 @@ impl std::fmt::Debug for Workers {
     }
 }
 
-/// Counts who waits for a slot.
+/// Counts an execution of a slot while it lives.
 struct Busy<'a>(&'a AtomicUsize);
 
 impl<'a> Busy<'a> {
@@ -95,10 +107,12 @@ impl Drop for Busy<'_> {
     }
 }
 
-/// A worker that is ready; dropping it kills it.
+/// A running worker. Dropping it kills the process.
 #[derive(Debug)]
 struct Worker {
+    /// Connection to the worker.
     stream: BufReader<TcpStream>,
+    /// Execution of the worker in its sandbox.
     process: tokio::task::JoinHandle<Result<ExecResult, SandboxError>>,
 }
 
@@ -108,16 +122,20 @@ impl Drop for Worker {
     }
 }
 
-/// Output as it comes in, and where it goes on to.
+/// Collected output, and the receiver of streamed output.
 #[derive(Debug, Default)]
 pub(crate) struct Output {
+    /// Standard output and standard error.
     pub(crate) kept: [Vec<u8>; 2],
+    /// Receiver of streamed output.
     pub(crate) onward: Option<tokio::sync::mpsc::Sender<OutputChunk>>,
 }
 
 fn lost() -> SandboxError {
     SandboxError::Died(
-        "the worker that held the interpreter of this sandbox died, and its memory is lost; reset the sandbox or make another".into(),
+        "the worker with the interpreter of this sandbox died, and its memory is lost; \
+         reset the sandbox or create another one"
+            .into(),
     )
 }
 
@@ -138,7 +156,7 @@ impl Workers {
         }
     }
 
-    /// Tells a worker what it need not keep, with its next job.
+    /// Adds numbers to release with the next job of a worker.
     pub(crate) fn forget(&self, home: Home, add: impl FnOnce(&mut Forget)) {
         add(&mut self.slots[home.slot]
             .forget
@@ -146,7 +164,7 @@ impl Workers {
             .unwrap_or_else(PoisonError::into_inner));
     }
 
-    /// Runs a job: at home where its interpreter lives, else where the least is to be done.
+    /// Runs a job in the worker of its interpreter, else in the least busy worker.
     pub(crate) async fn run(
         &self,
         home: Option<Home>,
@@ -164,7 +182,7 @@ impl Workers {
         let slot = &self.slots[at];
         let _busy = Busy::new(&slot.busy);
         let mut place = slot.worker.lock().await;
-        // Taken out: whoever stops waiting for it kills it, with what runs in it.
+        // Taken out of the slot: dropping this future kills the worker with its program.
         let mut held = place.take().filter(|(_, w)| !w.process.is_finished());
         if let Some(home) = home
             && held.as_ref().is_none_or(|(life, _)| *life != home.life)
@@ -184,7 +202,7 @@ impl Workers {
             std::mem::take(&mut *slot.forget.lock().unwrap_or_else(PoisonError::into_inner));
         let work = worker.run(&forget, (Kind::Job, job), output);
         match tokio::time::timeout(deadline + GRACE, work).await {
-            // Not even a host call came back: the worker is killed with what runs in it.
+            // The worker does not respond: it is killed with its program.
             Err(_) => Ok((Done::new(Ending::Timeout), None, home)),
             Ok(Err(_)) => Ok((Done::new(Ending::SandboxDied), None, home)),
             Ok(Ok((done, files))) => {
@@ -194,7 +212,7 @@ impl Workers {
         }
     }
 
-    /// Keeps the memory of a sandbox's Python under the number `snapshot`.
+    /// Copies the memory of a sandbox's Python as a snapshot.
     pub(crate) async fn freeze(
         self: &Arc<Self>,
         home: Home,
@@ -231,11 +249,12 @@ impl Workers {
         }
     }
 
-    /// Whether the level below can make sandboxes for workers.
+    /// Checks that the level below can create sandboxes for workers.
     pub(crate) fn health(&self) -> Result<(), String> {
         self.below.health()
     }
 
+    /// Starts a worker, with up to [`MAX_STARTS`] attempts.
     async fn start(&self) -> Result<Worker, SandboxError> {
         let mut starts = 1;
         loop {
@@ -246,6 +265,7 @@ impl Workers {
         }
     }
 
+    /// Starts a worker once and waits until it is ready.
     async fn launch(&self) -> Result<Worker, SandboxError> {
         let spec = SandboxSpec {
             limits: Limits {
@@ -253,7 +273,7 @@ impl Workers {
                 memory_bytes: self.config.worker_memory_bytes,
                 processes: 64,
                 output_bytes: 64 << 10,
-                // Memory files count as files: the template and what is frozen.
+                // Memory files count as files: the template and the snapshots.
                 work_bytes: self.config.worker_memory_bytes,
                 open_files: 4096,
             },
@@ -292,7 +312,7 @@ impl Workers {
         let ready = tokio::time::timeout(START_TIMEOUT, worker.read()).await;
         match ready {
             Ok(Ok((Kind::Ready, _))) => Ok(worker),
-            // It ends by itself and says why.
+            // The process ends by itself and writes the reason.
             Ok(Err(_)) => match tokio::time::timeout(GRACE, &mut worker.process).await {
                 Ok(ended) => Err(not_up(ended)),
                 Err(_) => Err(SandboxError::Died("a wasm worker closed its stream".into())),
@@ -325,11 +345,13 @@ impl Workers {
     }
 }
 
-/// A worker has no memory left for what is to be kept.
+/// Error for a worker without memory for another interpreter or snapshot.
 pub(crate) fn no_room() -> SandboxError {
     SandboxError::Unavailable {
         level: "wasm".into(),
-        reason: "a worker has no room for another live interpreter or snapshot: destroy some, or lower sandbox.max_live".into(),
+        reason: "a worker has no memory for another live interpreter or snapshot: destroy some, \
+                 or lower sandbox.max_live"
+            .into(),
     }
 }
 
@@ -348,7 +370,7 @@ fn not_up(ended: Result<Result<ExecResult, SandboxError>, tokio::task::JoinError
     }
 }
 
-/// A frame as one piece.
+/// Serializes a frame.
 fn frame(kind: Kind, bytes: &[u8]) -> Vec<u8> {
     let mut frame = Vec::with_capacity(5 + bytes.len());
     frame.extend_from_slice(&head(kind, bytes.len()));
@@ -391,7 +413,7 @@ impl Worker {
             };
             output.kept[at].extend_from_slice(&bytes);
             if let Some(onward) = &output.onward {
-                // Whoever asked for it may have gone.
+                // The receiver may have been dropped.
                 let _ = onward.send(OutputChunk { stream, bytes }).await;
             }
         }

@@ -1,4 +1,4 @@
-//! Real interpreters in real workers: what programs can do, and above all what they cannot.
+//! Interpreters in workers: abilities and limits of programs.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 #[path = "it/files.rs"]
@@ -156,7 +156,8 @@ async fn files_stay_and_can_be_frozen_forked_and_reset() {
     let provider = provider();
     let mut place = sandbox(&provider).await;
     place.write_file("data/in.txt", b"one").await.unwrap();
-    let code = "import os\nos.makedirs('/work/out'); s = open('data/in.txt').read()\nopen('/work/out/x', 'w').write(s * 2)\n\
+    let code = "import os\nos.makedirs('/work/out'); s = open('data/in.txt').read()\n\
+     open('/work/out/x', 'w').write(s * 2)\n\
                 open('/tmp/t', 'w').write('t'); os.rename('data/in.txt', 'data/was.txt'); print(sorted(os.listdir('/work')))";
     let result = run(&mut place, python(code)).await;
     assert_eq!(
@@ -205,7 +206,7 @@ async fn files_stay_and_can_be_frozen_forked_and_reset() {
 }
 
 #[tokio::test]
-async fn every_ending_is_told_as_it_was() {
+async fn all_endings_are_reported() {
     let provider = provider();
     let mut spec = SandboxSpec::default();
     spec.limits = Limits {
@@ -263,18 +264,19 @@ async fn every_ending_is_told_as_it_was() {
         assert!(result.stdout.len() <= 1000 && result.truncated == (wanted == Ending::OutputLimit));
         assert!(began.elapsed() < Duration::from_secs(15), "{program:?}");
     }
-    // The same worker goes on.
+    // The same worker continues.
     assert_eq!(run(&mut place, python("print(1)")).await.ending, OK);
 }
 
 #[tokio::test]
-async fn nothing_of_the_host_can_be_seen() {
+async fn programs_cannot_access_the_host() {
     let provider = provider();
     let mut place = sandbox(&provider).await;
     let marker = std::env::temp_dir().join(format!("sinew-wasm-marker-{}", std::process::id()));
     std::fs::write(&marker, "host").unwrap();
     let code = format!(
-        "import os\nfound = []\nfor p in ['/etc/passwd', '/proc/self/environ', '/opt/sinew-wasm', '/opt/sinew-bin', '/dev/job',\n\
+        "import os\nfound = []\n\
+         for p in ['/etc/passwd', '/proc/self/environ', '/opt/sinew-wasm', '/opt/sinew-bin', '/dev/job',\n\
          '../../../../etc/passwd', '/work/../../etc/hosts', '/root', '/home', '/sys', {marker:?}]:\n\
          \x20   try:\n        os.stat(p); found.append(p)\n    except OSError: pass\n\
          try:\n    os.symlink('/etc/passwd', 'link'); found.append('symlink')\nexcept OSError: pass\n\
@@ -317,10 +319,11 @@ async fn nothing_of_the_host_can_be_seen() {
 }
 
 #[tokio::test]
-async fn nothing_is_left_for_the_next() {
+async fn executions_leave_no_state() {
     let provider = provider();
     let mut first = sandbox(&provider).await;
-    let stain = "import builtins, sys, os\nbuiltins.print = None; sys.modules['json'] = None; os.environ['STAIN'] = '1'\n\
+    let stain = "import builtins, sys, os\n\
+     builtins.print = None; sys.modules['json'] = None; os.environ['STAIN'] = '1'\n\
                  open('/tmp/stain', 'w').write('x'); open('/work/stain', 'w').write('x')";
     let mut seen = std::collections::BTreeSet::new();
     let look = "import os, json, random; print(os.path.exists('/tmp/stain'), os.path.exists('stain'), 'STAIN' in os.environ, random.getrandbits(64), hash('a'))";
@@ -346,11 +349,12 @@ async fn nothing_is_left_for_the_next() {
 }
 
 #[tokio::test]
-async fn output_comes_as_it_is_written() {
+async fn output_is_streamed() {
     let provider = provider();
     let mut place = sandbox(&provider).await;
     let (sender, mut chunks) = tokio::sync::mpsc::channel(4);
-    let code = "import time, sys\nprint('one', flush=True)\ntime.sleep(0.4)\nprint('two', file=sys.stderr, flush=True)";
+    let code = "import time, sys\nprint('one', flush=True)\ntime.sleep(0.4)\n\
+     print('two', file=sys.stderr, flush=True)";
     let options = ExecOptions {
         output: Some(sender),
         ..ExecOptions::default()
@@ -375,12 +379,12 @@ async fn output_comes_as_it_is_written() {
     );
 }
 
-/// Whether a process descends from this test's.
+/// True if a process is a descendant of this test.
 fn ours(mut pid: i32) -> bool {
     let me = std::process::id() as i32;
     for _ in 0..16 {
         let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-        // State and parent stand after the name in parentheses, which may hold anything.
+        // State and parent follow the name in parentheses, which may contain any characters.
         let rest = stat.rsplit(") ").next().unwrap_or_default();
         match rest.split(' ').nth(1).and_then(|p| p.parse::<i32>().ok()) {
             Some(parent) if parent == me => return true,
@@ -391,7 +395,7 @@ fn ours(mut pid: i32) -> bool {
     false
 }
 
-/// Workers of this test's process that live on the host.
+/// Worker processes of this test.
 fn workers() -> Vec<i32> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir("/proc").unwrap().flatten() {
@@ -405,7 +409,7 @@ fn workers() -> Vec<i32> {
 }
 
 #[tokio::test]
-async fn a_killed_worker_is_replaced_and_a_dropped_provider_leaves_none() {
+async fn killed_workers_are_replaced_and_dropped_providers_leave_none() {
     let provider = provider();
     let mut place = sandbox(&provider).await;
     place.write_file("kept", b"x").await.unwrap();
@@ -487,7 +491,7 @@ async fn says(place: &mut Box<dyn Sandbox>, code: &str) -> String {
 }
 
 #[tokio::test]
-async fn a_live_interpreter_keeps_its_memory_and_forks_do_not_share_it() {
+async fn live_interpreters_keep_their_memory_and_forks_are_independent() {
     let provider = provider();
     let mut place = provider.acquire(&live()).await.unwrap();
     says(
@@ -499,7 +503,7 @@ async fn a_live_interpreter_keeps_its_memory_and_forks_do_not_share_it() {
         says(&mut place, "x['a'].append(2); print(f(), __name__)").await,
         "[1, 2] __main__"
     );
-    // An open file, in use across turns and forks; big data, beyond what the template has.
+    // An open file that turns and forks use, and more data than the template has.
     says(
         &mut place,
         "h = open('f', 'a'); h.write('2'); h.flush()\nbig = bytes(range(256)) * (1 << 16)",
@@ -538,7 +542,7 @@ async fn a_live_interpreter_keeps_its_memory_and_forks_do_not_share_it() {
 }
 
 #[tokio::test]
-async fn a_reset_goes_back_to_what_a_live_fork_began_with() {
+async fn reset_restores_the_start_of_a_live_fork() {
     let provider = provider();
     let mut place = provider.acquire(&live()).await.unwrap();
     says(
@@ -571,7 +575,7 @@ async fn a_reset_goes_back_to_what_a_live_fork_began_with() {
     );
     place.reset().await.unwrap();
     assert_eq!(says(&mut place, "print('x' in globals())").await, "False");
-    // Without `live`, a fork has the files alone.
+    // Without `live`, a fork has only the files.
     let mut plain = provider
         .fork(&SandboxSpec::default(), &snapshot)
         .await
@@ -584,7 +588,7 @@ async fn a_reset_goes_back_to_what_a_live_fork_began_with() {
 }
 
 #[tokio::test]
-async fn clones_draw_different_numbers() {
+async fn forks_have_different_random_numbers() {
     let provider = provider();
     let mut place = provider.acquire(&live()).await.unwrap();
     let code = "import random, uuid, os\nprint(random.random(), uuid.uuid4(), os.urandom(4))";
@@ -604,12 +608,12 @@ async fn clones_draw_different_numbers() {
 }
 
 #[tokio::test]
-async fn what_ends_a_live_interpreter_ends_its_memory_alone() {
+async fn end_of_a_live_interpreter_affects_only_its_memory() {
     let provider = provider();
     let mut place = provider.acquire(&live()).await.unwrap();
     let mut sibling = provider.acquire(&live()).await.unwrap();
     says(&mut sibling, "kept = 1").await;
-    // Errors and exits are the program's; the interpreter stays.
+    // The interpreter survives errors and exits of a program.
     says(&mut place, "x = 1; open('f', 'w').write('1')").await;
     for (code, ending) in [
         ("1/0", 1),
@@ -626,7 +630,7 @@ async fn what_ends_a_live_interpreter_ends_its_memory_alone() {
         );
     }
     assert_eq!(says(&mut place, "print(x)").await, "1");
-    // Files that come from outside are seen; those of another program, too.
+    // The interpreter sees files from outside, and those of another program.
     place.write_file("g", b"outside").await.unwrap();
     run(
         &mut place,
@@ -641,9 +645,9 @@ async fn what_ends_a_live_interpreter_ends_its_memory_alone() {
     assert!(sibling.stats().await.unwrap().memory_bytes > 1 << 20);
 }
 
-/// A limit, a trap, `os._exit`: the next interpreter starts anew, with the files.
+/// After a limit, a trap or `os._exit`, the next interpreter is new but has the files.
 #[tokio::test]
-async fn a_killed_live_interpreter_leaves_its_files() {
+async fn killed_live_interpreters_leave_their_files() {
     let provider = provider();
     let mut place = provider.acquire(&live()).await.unwrap();
     let mut sibling = provider.acquire(&live()).await.unwrap();
@@ -690,10 +694,10 @@ async fn a_killed_live_interpreter_leaves_its_files() {
 }
 
 #[tokio::test]
-async fn kept_interpreters_have_a_bound_and_a_lost_worker_is_told() {
+async fn kept_interpreters_are_limited_and_lost_workers_are_reported() {
     let program = PathBuf::from(env!("CARGO_BIN_EXE_sinew-wasm-worker"));
     let mut config = WasmConfig::new(modules(), program);
-    // Room for two interpreters of this size.
+    // Memory for two interpreters of this size.
     config.worker_memory_bytes = (512 << 20) + (30 << 20);
     config.warm = 1;
     let mut below = ProcessConfig::new("");
@@ -714,7 +718,7 @@ async fn kept_interpreters_have_a_bound_and_a_lost_worker_is_told() {
         "{refused}"
     );
     assert_eq!(places.len(), 2);
-    // One that grows beyond what there is goes itself; the others stay.
+    // An interpreter that exceeds the memory is dropped. The others stay.
     let grown = places[1].exec(request(python("y = b'y' * (20 << 20)"), 20.0));
     assert_eq!(grown.await.unwrap().ending, Ending::OutOfMemory);
     assert_eq!(says(&mut places[0], "print(x)").await, "1");
@@ -730,10 +734,10 @@ async fn kept_interpreters_have_a_bound_and_a_lost_worker_is_told() {
         .exec(request(python("x = 1"), 20.0))
         .await
         .unwrap_err();
-    assert!(refused.to_string().contains("no room"), "{refused}");
+    assert!(refused.to_string().contains("no memory"), "{refused}");
     let mut place = provider.acquire(&live()).await.unwrap();
     says(&mut place, "x = 1").await;
-    // The worker is killed with all that it holds; a fresh sandbox gets another one.
+    // The worker is killed with all interpreters. A new sandbox gets another worker.
     for pid in workers() {
         let kill = std::process::Command::new("kill")
             .args(["-9", &pid.to_string()])

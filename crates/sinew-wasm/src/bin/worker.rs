@@ -1,4 +1,4 @@
-//! The worker as a program of its own, for tests; `sinew` carries it in itself.
+//! The worker as a separate program, for tests. `sinew` contains it.
 
 fn main() -> std::process::ExitCode {
     let code = sinew_wasm::worker_main_if_requested();

@@ -1,9 +1,9 @@
-//! Files of sandboxes: what counts, and archives.
+//! Files of sandboxes: quota and archives.
 
 use super::*;
 
 #[tokio::test]
-async fn files_without_names_count_as_long_as_they_are_open() {
+async fn removed_files_count_while_they_are_open() {
     let provider = provider();
     for spec in [SandboxSpec::default(), live()] {
         let mut place = provider.acquire(&spec).await.unwrap();
@@ -21,7 +21,7 @@ async fn files_without_names_count_as_long_as_they_are_open() {
 }
 
 #[tokio::test]
-async fn archives_go_from_level_to_level() {
+async fn archives_can_be_used_at_other_levels() {
     let process = ProcessProvider::start(ProcessConfig::new("")).unwrap();
     let wasm = provider();
     let levels: [&dyn SandboxProvider; 2] = [&process, &wasm];
