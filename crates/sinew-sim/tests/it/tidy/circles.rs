@@ -1,0 +1,268 @@
+//! Circles of files inside a crate: files that use each other can only be read together.
+//!
+//! A file uses another one if it names it by a path from `crate::` or `super::`. A module and those below it
+//! are one thing.
+
+use super::source;
+use super::{crates, fail_if_any, name, production_files};
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+/// Circles that may stay, or become smaller: crate, files, reason.
+const ALLOWED: &[(&str, &str, &str)] = &[
+    (
+        "sinew",
+        "admission harness levels recipe run_dir",
+        "wiring: to be cut as the pipeline takes its parts",
+    ),
+    (
+        "sinew",
+        "ledger models pool wire",
+        "wiring: to be cut as the pipeline takes its parts",
+    ),
+    (
+        "sinew",
+        "recipe/env recipe/rules",
+        "wiring: to be cut as the pipeline takes its parts",
+    ),
+    (
+        "sinew-algo",
+        "aggregate algorithms algorithms/dapo algorithms/grpo algorithms/grpo_roc algorithms/opd_top_k algorithms/ppo batch composition config dialect episode filter kind pipeline repair",
+        "an algorithm names the parts that compose it, and the parts name the table of algorithms",
+    ),
+    (
+        "sinew-container",
+        "api engine runtime",
+        "parts of one machine",
+    ),
+    (
+        "sinew-container",
+        "provider sandbox",
+        "two halves of one part",
+    ),
+    (
+        "sinew-egress",
+        "exchange proxy tunnel",
+        "parts of one machine",
+    ),
+    (
+        "sinew-env",
+        "math/arithmetic math/generated math/word",
+        "parts of one machine",
+    ),
+    ("sinew-env", "registry tiny", "two halves of one part"),
+    ("sinew-grammar", "cache guided", "two halves of one part"),
+    (
+        "sinew-infer",
+        "constraint forward sampler",
+        "parts of one machine",
+    ),
+    ("sinew-infer", "core plan scheduler", "parts of one machine"),
+    (
+        "sinew-jail",
+        "agent/run agent/waiting",
+        "two halves of one part",
+    ),
+    ("sinew-jail", "calls seccomp", "two halves of one part"),
+    (
+        "sinew-jail",
+        "spawner/archiver spawner/ends",
+        "two halves of one part",
+    ),
+    (
+        "sinew-jail",
+        "spawner/init spawner/live spawner/zygote",
+        "parts of one machine",
+    ),
+    (
+        "sinew-lab",
+        "bench/gateway/client bench/gateway/process",
+        "two halves of one part",
+    ),
+    (
+        "sinew-microvm",
+        "firecracker/probe monitor probe provider qemu sandbox template",
+        "a monitor, its template and its probe start each other; one unit at run time",
+    ),
+    ("sinew-model", "config gguf", "two halves of one part"),
+    ("sinew-model", "hub package resolve", "parts of one machine"),
+    ("sinew-model", "load lora save", "parts of one machine"),
+    ("sinew-pipeline", "learner rows", "two halves of one part"),
+    (
+        "sinew-render",
+        "renderer template tokenizer turn",
+        "parts of one machine",
+    ),
+    ("sinew-rollout", "driver harness", "two halves of one part"),
+    (
+        "sinew-sandbox",
+        "process/provider process/sandbox",
+        "two halves of one part",
+    ),
+    (
+        "sinew-store",
+        "disk error gc index queue_disk reader recover remake segment store sums",
+        "the store and its recovery share segments and index; to be cut with the queue of rows",
+    ),
+    (
+        "sinew-tensor",
+        "gemm/product gemm/split gemm/tile",
+        "parts of one machine",
+    ),
+    ("sinew-types", "engine format", "two halves of one part"),
+    ("sinew-types", "stored trace", "two halves of one part"),
+    ("sinew-wasm", "engine live", "two halves of one part"),
+    ("sinew-wasm", "provider workers", "two halves of one part"),
+];
+
+type Module = Vec<String>;
+
+/// The module that a file below `src` is.
+fn module(src: &Path, path: &Path) -> Module {
+    let inside = path.strip_prefix(src).unwrap().with_extension("");
+    let mut parts: Module = inside
+        .iter()
+        .map(|p| p.to_string_lossy().into_owned())
+        .collect();
+    if parts
+        .last()
+        .is_some_and(|l| ["mod", "lib", "main"].contains(&l.as_str()))
+    {
+        parts.pop();
+    }
+    parts
+}
+
+/// Paths from `crate::` and `super::` in a file, tests left out, as modules and names below them.
+fn used(path: &Path, own: &Module) -> Vec<Module> {
+    let code: String = source::lines(path)
+        .iter()
+        .filter(|l| !l.test)
+        .map(|l| format!("{}\n", l.code))
+        .collect();
+    let mut out = Vec::new();
+    for (prefix, base) in [
+        ("crate::", Vec::new()),
+        ("super::", own[..own.len().saturating_sub(1)].to_vec()),
+    ] {
+        for (at, _) in code.match_indices(prefix) {
+            let before = code[..at].chars().next_back();
+            if before.is_some_and(|c| c.is_alphanumeric() || c == '_' || c == ':' || c == '$') {
+                continue;
+            }
+            expand(&code[at + prefix.len()..], base.clone(), &mut out);
+        }
+    }
+    out
+}
+
+/// Follows a path, into the braces of a `use`.
+fn expand(rest: &str, mut base: Module, out: &mut Vec<Module>) {
+    let mut rest = rest;
+    while let Some(after) = rest.strip_prefix("super::") {
+        base.pop();
+        rest = after;
+    }
+    if let Some(group) = rest.strip_prefix('{') {
+        let (mut depth, mut start) = (0, 0);
+        for (i, c) in group.char_indices() {
+            match c {
+                '{' => depth += 1,
+                '}' if depth == 0 => {
+                    return expand(group[start..i].trim(), base, out);
+                }
+                '}' => depth -= 1,
+                ',' if depth == 0 => {
+                    expand(group[start..i].trim(), base.clone(), out);
+                    start = i + 1;
+                }
+                _ => {}
+            }
+        }
+        return;
+    }
+    let end = rest.find(|c: char| !(c.is_alphanumeric() || c == '_'));
+    let (word, after) = rest.split_at(end.unwrap_or(rest.len()));
+    if word.is_empty() {
+        return;
+    }
+    base.push(word.to_owned());
+    match after.strip_prefix("::") {
+        Some(more) if base.len() < 6 => expand(more, base, out),
+        _ => out.push(base),
+    }
+}
+
+/// Which files each file of a crate uses.
+fn edges(dir: &Path) -> BTreeMap<Module, BTreeSet<Module>> {
+    let src = dir.join("src");
+    let mut paths = production_files(dir);
+    paths.retain(|p| !p.starts_with(src.join("bin")));
+    let modules: BTreeSet<Module> = paths.iter().map(|p| module(&src, p)).collect();
+    let mut graph = BTreeMap::new();
+    for path in paths {
+        let own = module(&src, &path);
+        let of = |target: Module| (1..=target.len()).rev().map(move |n| target[..n].to_vec());
+        let found = |target| of(target).find(|m| modules.contains(m));
+        let uses: BTreeSet<Module> = used(&path, &own)
+            .into_iter()
+            .filter_map(found)
+            .filter(|m| !m.starts_with(&own) && !own.starts_with(m))
+            .collect();
+        graph.insert(own, uses);
+    }
+    graph
+}
+
+/// What can be reached from a file.
+fn reachable<'a>(
+    graph: &'a BTreeMap<Module, BTreeSet<Module>>,
+    from: &'a Module,
+) -> BTreeSet<&'a Module> {
+    let (mut seen, mut next) = (BTreeSet::new(), vec![from]);
+    while let Some(module) = next.pop() {
+        for used in graph.get(module).into_iter().flatten() {
+            if seen.insert(used) {
+                next.push(used);
+            }
+        }
+    }
+    seen
+}
+
+/// Groups of files that all reach each other.
+fn circles(graph: &BTreeMap<Module, BTreeSet<Module>>) -> BTreeSet<String> {
+    let reach: BTreeMap<_, _> = graph.keys().map(|m| (m, reachable(graph, m))).collect();
+    let mut found = BTreeSet::new();
+    for (module, reached) in &reach {
+        if !reached.contains(module) {
+            continue;
+        }
+        let both = |m: &&&Module| reach.get(*m).is_some_and(|r| r.contains(module));
+        let members: Vec<_> = reached.iter().filter(both).map(|m| m.join("/")).collect();
+        found.insert(members.join(" "));
+    }
+    found
+}
+
+/// Whether a circle is one of the table, or a part of one.
+fn is_allowed(krate: &str, circle: &str) -> bool {
+    ALLOWED.iter().any(|(owner, known, _)| {
+        let known: BTreeSet<&str> = known.split(' ').collect();
+        *owner == krate && circle.split(' ').all(|file| known.contains(file))
+    })
+}
+
+#[test]
+fn files_of_a_crate_form_no_circles() {
+    let mut problems = Vec::new();
+    for dir in crates() {
+        let krate = name(&dir);
+        for circle in circles(&edges(&dir)) {
+            if !is_allowed(&krate, &circle) {
+                problems.push(format!("(\"{krate}\", \"{circle}\", \"\"),"));
+            }
+        }
+    }
+    fail_if_any(&problems, "circles");
+}
