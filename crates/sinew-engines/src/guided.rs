@@ -1,7 +1,7 @@
 //! Output formats at outside engines: their own guided decoding, or as advice.
 //!
-//! Their masks are not known here, so that what they sample under a format cannot be trained; tokens that were
-//! sampled freely, with the format as advice, can be.
+//! Their masks are not known here, so that what they sample under a format cannot be trained; tokens that
+//! were sampled freely, with the format as advice, can be.
 
 use serde_json::{Map, Value, json};
 use sinew_types::{

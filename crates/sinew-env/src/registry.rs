@@ -1,8 +1,8 @@
 //! Registry of the environments that recipes can name.
 //!
 //! An environment is one file with its documented keys ([`EnvConfig`]), requirements and constructors.
-//! [`ENVIRONMENTS`] has one line for each. The documentation, the schema for editors and the checks of a recipe are
-//! generated from it.
+//! [`ENVIRONMENTS`] has one line for each. The documentation, the schema for editors and the checks of a
+//! recipe are generated from it.
 
 use crate::port::{EnvError, EnvFactory};
 use crate::taskset::{Taskset, TasksetError};
@@ -23,8 +23,8 @@ pub static ENVIRONMENTS: [EnvKind; 2] = [math::KIND, tiny::KIND];
 pub struct Needs {
     /// Sandboxes with a Python interpreter, to run code.
     pub sandbox: bool,
-    /// Characters of the environment's texts. The model has a character tokenizer for them and is trained from
-    /// scratch. `None`: any pretrained model.
+    /// Characters of the environment's texts. The model has a character tokenizer for them and is trained
+    /// from scratch. `None`: any pretrained model.
     pub alphabet: Option<&'static str>,
 }
 
@@ -120,7 +120,8 @@ impl EnvKind {
         ENVIRONMENTS.iter().find(|kind| kind.name == name)
     }
 
-    /// Parses the keys without `type`. Unknown keys and wrong types are errors with their position in the text.
+    /// Parses the keys without `type`. Unknown keys and wrong types are errors with their position in the
+    /// text.
     pub fn read(&self, keys: ValueDeserializer<'_>) -> Result<ReadConfig, toml::de::Error> {
         (self.read)(keys)
     }

@@ -116,7 +116,8 @@ pub trait Forward: Send {
     /// Stores keys and values of all rows, and draws tokens: the result of each sampler, in order.
     ///
     /// # Errors
-    /// What failed; the requests in the batch fail with it. An error of one sampler concerns its request alone.
+    /// What failed; the requests in the batch fail with it. An error of one sampler concerns its request
+    /// alone.
     fn step(&mut self, batch: &Batch, samplers: &[Sampler<'_>]) -> Result<Vec<Drawn>, String> {
         let (vocab, cpu) = (self.limits().vocab, self.cpu());
         let logits = self.logits(batch)?;

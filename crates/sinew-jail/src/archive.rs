@@ -318,13 +318,17 @@ mod tests {
 
     proptest! {
         #[test]
-        fn content_comes_back_whatever_its_holes(blocks in proptest::collection::vec(any::<bool>(), 0..80), tail in 0..BLOCK) {
+        fn content_comes_back_whatever_its_holes(
+            blocks in proptest::collection::vec(any::<bool>(), 0..80),
+            tail in 0..BLOCK,
+        ) {
             let mut content: Vec<u8> = blocks.iter().flat_map(|b| [u8::from(*b); BLOCK]).collect();
             content.extend(vec![0; tail]);
             let archive = packed(&content);
             prop_assert_eq!(unpacked(&archive), content.clone());
             let mut file = tempfile::tempfile().unwrap();
-            let data = fill(&mut content.as_slice(), content.len() as u64, 1 << 20, &mut file).unwrap().unwrap();
+            let size = content.len() as u64;
+            let data = fill(&mut content.as_slice(), size, 1 << 20, &mut file).unwrap().unwrap();
             prop_assert!(data <= (blocks.iter().filter(|b| **b).count() * BLOCK) as u64);
             // From a file with real holes: the same bytes.
             let mut writer = Writer::new(Vec::new(), 1 << 30);

@@ -207,4 +207,3 @@ pub(crate) fn read_decoded(
     }
     Ok(())
 }
-

@@ -2,8 +2,8 @@
 
 use crate::config::{ConfigError, Family, ModelConfig};
 use crate::gguf::{Gguf, GgufError, GgufMetadata, gguf_name};
-use crate::params::{ParamEntry, ParamLayout, Params, TensorMismatch};
 use crate::lookup::ModelFiles;
+use crate::params::{ParamEntry, ParamLayout, Params, TensorMismatch};
 use crate::safetensors::{Safetensors, SafetensorsError};
 use std::io;
 use std::path::{Path, PathBuf};

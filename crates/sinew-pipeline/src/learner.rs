@@ -246,7 +246,8 @@ impl Learner {
         Ok(columns)
     }
 
-    /// Gives the trained tokens of data the log-probabilities of the weights as they are; `known` has the masks.
+    /// Gives the trained tokens of data the log-probabilities of the weights as they are; `known` has the
+    /// masks.
     pub fn score_data(
         &mut self,
         algorithm: &Algorithm,

@@ -64,8 +64,8 @@ pub fn other_tasks(taskset: &dyn Taskset, seed: u64, used: &[usize], tasks: usiz
     order.into_iter().cycle().take(tasks).collect()
 }
 
-/// Draws that each step has to itself: its tasks, and those that may replace them in `refill` rounds. With this
-/// the number of a draw is a function of its step and place, whatever was replaced before.
+/// Draws that each step has to itself: its tasks, and those that may replace them in `refill` rounds. With
+/// this the number of a draw is a function of its step and place, whatever was replaced before.
 pub fn draws_per_step(tasks: usize, refill: u32) -> u64 {
     tasks as u64 * (1 + u64::from(refill))
 }
@@ -107,7 +107,8 @@ pub fn train_groups(
         .collect()
 }
 
-/// `episodes` episodes for each of the first `tasks` held-out tasks. Seeds do not depend on `purpose`, so that before and after differ by the weights alone. Ids begin with `ids`.
+/// `episodes` episodes for each of the first `tasks` held-out tasks. Seeds do not depend on `purpose`, so
+/// that before and after differ by the weights alone. Ids begin with `ids`.
 pub fn eval_episodes(
     taskset: &dyn Taskset,
     seed: u64,

@@ -1,5 +1,5 @@
-//! HTTP API for sandboxes: create, run, stream, files, snapshot, fork, destroy. `docs/sandbox-http.md` describes
-//! the routes.
+//! HTTP API for sandboxes: create, run, stream, files, snapshot, fork, destroy. `docs/sandbox-http.md`
+//! describes the routes.
 //!
 //! [`Service`] holds the live sandboxes and snapshots, [`router`] exposes it over HTTP, [`serve`] listens.
 //!

@@ -20,8 +20,8 @@ pub enum BatchError {
 }
 
 /// Runs episodes with at most `max_in_flight` at once, fewer while admission says so, and returns
-/// a trace for each, in the order of `specs`. Each trace is durable in the store before it counts. Episodes that the
-/// store already holds are taken from there and not run again. `cancel` turning true ends the
+/// a trace for each, in the order of `specs`. Each trace is durable in the store before it counts. Episodes
+/// that the store already holds are taken from there and not run again. `cancel` turning true ends the
 /// batch: episodes that are committed stay, the others will be run again.
 pub async fn run_batch(
     parts: &EpisodeParts,

@@ -145,8 +145,9 @@ pub struct EpisodeMachine {
 }
 
 impl EpisodeMachine {
-    /// A machine that waits for [`EpisodeEvent::Reset`] and adds to a trace without nodes. Its turns are sampled
-    /// at [`SamplingParams::policy_temperature`](sinew_types::SamplingParams::policy_temperature) `temperature`.
+    /// A machine that waits for [`EpisodeEvent::Reset`] and adds to a trace without nodes. Its turns are
+    /// sampled at [`SamplingParams::policy_temperature`](sinew_types::SamplingParams::policy_temperature)
+    /// `temperature`.
     pub fn new(trace: Trace, limits: EpisodeLimits, temperature: f32) -> Self {
         Self {
             limits,

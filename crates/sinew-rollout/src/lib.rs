@@ -3,10 +3,10 @@
 //! [`EpisodeMachine`] is the pure core: events in, commands out. [`run_episode`] carries its
 //! commands out; [`run_batch`] runs hundreds of them side by side, so that the engine works
 //! while tools run. [`AdmissionCore`], pure as well, says who may start and who may generate
-//! next: as many as the engine's key-value room bears. A [`Harness`] that is not the built-in loop lets an outside program drive
-//! the turns. Invariants: every episode that was begun ends in exactly one trace, valid
-//! and committed before anyone is told; a failure is data with a typed reason; rollout knows
-//! no concrete engine, environment or store.
+//! next: as many as the engine's key-value room bears. A [`Harness`] that is not the built-in loop lets an
+//! outside program drive the turns. Invariants: every episode that was begun ends in exactly one trace,
+//! valid and committed before anyone is told; a failure is data with a typed reason; rollout knows no
+//! concrete engine, environment or store.
 
 mod action;
 mod admission;

@@ -21,8 +21,8 @@ pub(crate) const FILE_NAME: &str = "index.sqlite";
 /// `PRAGMA user_version`.
 const FORMAT: i64 = 2;
 
-/// Any change of this text makes another format. `episodes.step` is the number of the draw; the name is of trace
-/// formats 1 and 2, whose stores are opened as they are.
+/// Any change of this text makes another format. `episodes.step` is the number of the draw; the name is of
+/// trace formats 1 and 2, whose stores are opened as they are.
 pub(crate) const SCHEMA: &str = "
 CREATE TABLE segments (
     number INTEGER PRIMARY KEY,

@@ -54,13 +54,13 @@ impl Default for SamplingParams {
     }
 }
 
-/// Temperatures other than 0 that are allowed for sampling and training. Below them, dividing logits loses all
-/// precision, and gradients grow as the inverse.
+/// Temperatures other than 0 that are allowed for sampling and training. Below them, dividing logits loses
+/// all precision, and gradients grow as the inverse.
 pub const TEMPERATURES: RangeInclusive<f32> = 1e-3..=100.0;
 
 impl SamplingParams {
-    /// Temperature of the policy: log-probs of sampled tokens and the training loss use it. Greedy sampling (0)
-    /// has no useful probabilities, so the model's own at temperature 1 are used.
+    /// Temperature of the policy: log-probs of sampled tokens and the training loss use it. Greedy sampling
+    /// (0) has no useful probabilities, so the model's own at temperature 1 are used.
     pub fn policy_temperature(&self) -> f32 {
         if self.temperature == 0.0 {
             1.0
@@ -228,8 +228,8 @@ pub trait Engine: Send + Sync {
         Fidelity::TokenExact
     }
 
-    /// Whether tokens of a request with a format are sampled from that format's masks. Other engines may enforce
-    /// formats by their own means, or refuse them.
+    /// Whether tokens of a request with a format are sampled from that format's masks. Other engines may
+    /// enforce formats by their own means, or refuse them.
     fn holds_formats(&self) -> bool {
         false
     }

@@ -240,8 +240,8 @@ pub struct Choice {
     pub allowed: u32,
     /// Hash of the mask; 0 where no mask is known.
     pub mask: u64,
-    /// Natural logarithm of the model's total probability of the allowed tokens, at the sampling temperature. 0 where
-    /// it is not known or was not computed.
+    /// Natural logarithm of the model's total probability of the allowed tokens, at the sampling
+    /// temperature. 0 where it is not known or was not computed.
     pub log_mass: f32,
 }
 

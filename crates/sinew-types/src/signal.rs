@@ -17,12 +17,12 @@ pub struct TrainRow {
     /// Share of the token in the loss, with the *global* denominator of the batch already
     /// applied: `loss = Σ weights[t] · L_t` over all rows, micro-batches and ranks.
     pub weights: Vec<f32>,
-    /// The row's share of the loss denominator: tokens, or episodes where each episode counts the same. Dividing
-    /// the weights of a part of the batch by the sum of its shares gives the mean over that part.
+    /// The row's share of the loss denominator: tokens, or episodes where each episode counts the same.
+    /// Dividing the weights of a part of the batch by the sum of its shares gives the mean over that part.
     pub share: f64,
     pub advantages: Vec<f32>,
-    /// Per-token sampling temperature, above 0. The policy is `softmax(logits / temperature)`, for log-probs and
-    /// entropies alike. Empty: 1 for all.
+    /// Per-token sampling temperature, above 0. The policy is `softmax(logits / temperature)`, for
+    /// log-probs and entropies alike. Empty: 1 for all.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub temperatures: Vec<f32>,
     /// Log-probabilities recorded by the engine that sampled the tokens.
@@ -38,8 +38,8 @@ pub struct TrainRow {
     /// teacher term.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub teacher_top: Option<Vec<Vec<TokenLogprob>>>,
-    /// The tokens that an output format allowed. The policy is the softmax over them, and so are all other log-probs,
-    /// entropies and divergences of the token. `None`: no format.
+    /// The tokens that an output format allowed. The policy is the softmax over them, and so are all other
+    /// log-probs, entropies and divergences of the token. `None`: no format.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub masks: Option<RowMasks>,
     /// Oldest weights that sampled a token of this row.

@@ -12,8 +12,8 @@ use crate::stored::StoredTrace;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// Version of the serialized form. Older ones are converted when they are read, newer ones are refused: a reader
-/// that ignored a field it does not know might train another distribution than the one sampled.
+/// Version of the serialized form. Older ones are converted when they are read, newer ones are refused: a
+/// reader that ignored a field it does not know might train another distribution than the one sampled.
 pub const TRACE_FORMAT_VERSION: u32 = 3;
 
 /// Index of a node in [`Trace::nodes`].

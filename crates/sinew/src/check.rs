@@ -1,7 +1,7 @@
 //! `sinew check`: refuse now what would fail later. Nothing is trained and nothing is kept.
 //!
-//! Scripts go by its exit code: 0 the recipe runs, 1 it is refused, 3 it is right but needs something outside first (a
-//! server that answers, a program that starts), which is named.
+//! Scripts go by its exit code: 0 the recipe runs, 1 it is refused, 3 it is right but needs something
+//! outside first (a server that answers, a program that starts), which is named.
 
 mod memory;
 mod prompts;

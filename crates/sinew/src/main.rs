@@ -135,7 +135,8 @@ pub(crate) struct RunArgs {
     /// Go on with the run in --run-dir; if there is none yet, start it
     #[arg(long)]
     resume: bool,
-    /// With --resume: a key of the recipe that may differ from what the run was trained with, such as train.learning_rate; several times
+    /// With --resume: a key of the recipe that may differ from what the run was trained with, such as
+    /// train.learning_rate; several times
     #[arg(long, value_name = "KEY", requires = "resume")]
     allow_change: Vec<String>,
     /// Go on without stored episodes that cannot be read, and end with 0 though trained ones are gone

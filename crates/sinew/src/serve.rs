@@ -40,20 +40,20 @@ const WORDS: [&str; 8] = ["yes", "no", "the", "answer", "is", "maybe", "forty", 
 
 #[derive(Debug, Args)]
 pub(crate) struct ServeArgs {
-    /// What generates: `fake` (no model), `embedded` (in this process), or URLs of servers, separated by commas;
-    /// `vllm+`, `sglang+` or `openai+` may stand before one, otherwise it is asked what it is
+    /// What generates: `fake` (no model), `embedded` (in this process), or URLs of servers, separated by
+    /// commas; `vllm+`, `sglang+` or `openai+` may stand before one, otherwise it is asked what it is
     #[arg(
         long,
         required_unless_present = "sandbox_only",
         conflicts_with = "sandbox_only"
     )]
     engine: Option<String>,
-    /// What the log-probs of servers are taken from: `raw` logits (vLLM's default) or `processed` ones, after the
-    /// temperature (SGLang's); calls whose log-probs would be wrong are refused
+    /// What the log-probs of servers are taken from: `raw` logits (vLLM's default) or `processed` ones,
+    /// after the temperature (SGLang's); calls whose log-probs would be wrong are refused
     #[arg(long, value_name = "MODE", conflicts_with = "sandbox_only")]
     engine_logprobs: Option<LogprobMode>,
-    /// What becomes of output formats at servers: `guided` (their own guided decoding; cannot be trained), `advice`
-    /// (sampled freely) or `refuse`
+    /// What becomes of output formats at servers: `guided` (their own guided decoding; cannot be trained),
+    /// `advice` (sampled freely) or `refuse`
     #[arg(long, value_name = "MODE", conflicts_with = "sandbox_only")]
     engine_formats: Option<FormatMode>,
     /// Address to listen on; port 0 takes a free one

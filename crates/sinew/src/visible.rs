@@ -8,7 +8,8 @@ use std::fmt::Write;
 pub(crate) fn visible(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
-        let direction = matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+        let mark = matches!(c, '\u{200e}' | '\u{200f}');
+        let direction = mark || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
         if (c.is_control() && !matches!(c, '\n' | '\t')) || direction {
             let _ = write!(out, "{}", c.escape_unicode());
         } else {

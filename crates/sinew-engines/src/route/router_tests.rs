@@ -374,6 +374,9 @@ fn a_format_as_advice_is_not_sent_and_goes_on_elsewhere() {
         }
         _ => false,
     });
-    let goes_on = matches!(commands.last(), Some(Command::Start { attempt, .. }) if attempt.prompt == [1, 2, 5]);
+    let goes_on = matches!(
+        commands.last(),
+        Some(Command::Start { attempt, .. }) if attempt.prompt == [1, 2, 5]
+    );
     assert!(advised && goes_on, "{commands:?}");
 }

@@ -200,7 +200,8 @@ fn refused(s: &Subject, edit: impl FnOnce(&mut SamplingParams)) -> String {
     }
 }
 
-/// Every log-probability is the policy's at the request's temperature, or the request is refused with what to do.
+/// Every log-probability is the policy's at the request's temperature, or the request is refused with what
+/// to do.
 #[test]
 fn logprobs_are_at_the_temperature_or_it_is_refused() {
     for_each(|s| {

@@ -73,8 +73,8 @@ impl Default for RolloutSpec {
 }
 
 impl RolloutSpec {
-    /// Adds to the provenance what the gateway knows and the caller did not say. How calls are sampled is known
-    /// where the values are pinned.
+    /// Adds to the provenance what the gateway knows and the caller did not say. How calls are sampled is
+    /// known where the values are pinned.
     pub(crate) fn describe(&mut self, renderer: &dyn Renderer) {
         let (provenance, s) = (&mut self.provenance, &self.sampling);
         provenance.seed.get_or_insert(self.seed);

@@ -147,8 +147,8 @@ fn tiles(bench: &Bench) -> Result<(), LabError> {
     Ok(())
 }
 
-/// `train step 4x256`: on AMX tiles ([`tiles`]), and in f32 against PyTorch eager and compiled, with the memory
-/// of both.
+/// `train step 4x256`: on AMX tiles ([`tiles`]), and in f32 against PyTorch eager and compiled, with the
+/// memory of both.
 pub(super) fn plain(bench: &Bench) -> Result<(), LabError> {
     tiles(bench)?;
     let config = shapes::smollm2();

@@ -5,7 +5,8 @@
 //! Stable Rust has no intrinsics for tiles, so the instructions stand in one place, `tile.rs`, as assembly.
 //!
 //! # Numerics
-//! Operands are rounded to the nearest bfloat16, ties to even, and numbers too small for a normal `f32` count as
+//! Operands are rounded to the nearest bfloat16, ties to even, and numbers too small for a normal `f32`
+//! count as
 //! 0. The contracted index is cut in steps of 32; in each, even and odd members are added up apart by fused
 //!    multiply-adds, then both sums, then the old value ([`model`] says it in plain Rust). So an element
 //!    depends neither on threads, blocking or packing, nor on the other rows and columns of the call: a row

@@ -128,7 +128,8 @@ proptest! {
             dev.matmul_packed(Mat::new(&x, m, k), &packed, MatMut::new(&mut batch, m, n), accumulate);
             let mut unpacked = start.clone();
             let single = Cpu::new(dev.kernels(), 1);
-            single.matmul_nt(Mat::new(&x, m, k), Mat::new(&w, n, k), MatMut::new(&mut unpacked, m, n), accumulate);
+            let (a, b) = (Mat::new(&x, m, k), Mat::new(&w, n, k));
+            single.matmul_nt(a, b, MatMut::new(&mut unpacked, m, n), accumulate);
             prop_assert_eq!(&batch, &unpacked);
             for i in 0..m {
                 let mut row = start[i * n..(i + 1) * n].to_vec();

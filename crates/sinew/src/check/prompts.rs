@@ -20,8 +20,8 @@ struct Size {
     turn: usize,
 }
 
-/// Renders prompts with the model's tokenizer and template. Refused is a recipe in which most tasks have no room
-/// for the shortest turn of their solution: nothing could be learned.
+/// Renders prompts with the model's tokenizer and template. Refused is a recipe in which most tasks have no
+/// room for the shortest turn of their solution: nothing could be learned.
 pub(super) fn prompts(recipe: &Recipe) -> Result<String, Failure> {
     let (taskset, envs) = wire::world(recipe)?;
     let renderer = wire::renderer(recipe)?;

@@ -17,8 +17,8 @@ use tokio::net::TcpListener;
 /// How long a program may take until it asks.
 const WITHIN_S: f64 = 120.0;
 
-/// Starts the program of a recipe with one of its tasks and an address that takes connections and answers nothing:
-/// a program that connects has found its packages and its task.
+/// Starts the program of a recipe with one of its tasks and an address that takes connections and answers
+/// nothing: a program that connects has found its packages and its task.
 pub(crate) fn starts(recipe: &Recipe) -> Result<(), Failure> {
     let HarnessSection::Command(section) = &recipe.harness else {
         return Ok(());

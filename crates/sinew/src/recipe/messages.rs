@@ -1,4 +1,5 @@
-//! What is wrong with a recipe's text, in the words of a recipe: the line, what is allowed, the nearest spelling.
+//! What is wrong with a recipe's text, in the words of a recipe: the line, what is allowed, the nearest
+//! spelling.
 
 use super::{EngineSection, EvalSection, RolloutSection, SandboxSection, TrainSection};
 use std::ops::Range;

@@ -241,7 +241,11 @@ fn model(recipe: &Recipe, rules: &mut Rules) {
             "model.heads",
             heads,
             format!("must divide d_model = {d_model} into heads of even size and be a multiple of kv_heads = {kv_heads}"),
-            heads > 0 && kv_heads > 0 && d_model % heads == 0 && d_model / heads % 2 == 0 && heads % kv_heads == 0,
+            heads > 0
+                && kv_heads > 0
+                && d_model % heads == 0
+                && d_model / heads % 2 == 0
+                && heads % kv_heads == 0,
         );
     }
 }

@@ -388,7 +388,8 @@ pub(crate) struct EngineSection {
     /// after the temperature (SGLang's).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) logprobs: Option<String>,
-    /// What servers do with the output formats of agents' calls: `guided` (the default), `advice` or `refuse`.
+    /// What servers do with the output formats of agents' calls: `guided` (the default), `advice` or
+    /// `refuse`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) formats: Option<String>,
     /// The servers were started with an output matrix where the model uses its embedding: it is

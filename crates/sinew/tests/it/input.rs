@@ -1,4 +1,5 @@
-//! Wrong input: an exit code of 2 (of `sinew check` 1, or 3 if something outside is missing), a text that names what is wrong, and nothing left behind.
+//! Wrong input: an exit code of 2 (of `sinew check` 1, or 3 if something outside is missing), a text that
+//! names what is wrong, and nothing left behind.
 
 use crate::{last_line, sinew};
 use std::path::Path;

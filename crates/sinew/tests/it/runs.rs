@@ -118,8 +118,8 @@ fn adapters_train_resume_and_are_exported_as_peft_reads_them() {
     assert_eq!(json(&latest(&run).join("state.json"))["step"], 6);
 }
 
-/// `sinew export` writes all tensors of the model, none of the adapters, in the storage asked for, and takes no
-/// folder that holds something.
+/// `sinew export` writes all tensors of the model, none of the adapters, in the storage asked for, and
+/// takes no folder that holds something.
 fn exports_one_model(run: &Path, out: &Path, dtype: Option<&str>) {
     assert_eq!(dtype, Some("F32"));
     let export = || {

@@ -280,7 +280,8 @@ proptest! {
                 0 => world.now_s += 0.7,
                 1 => {
                     preemptions += (size % 2) as u64;
-                    let used = EngineStatus { preemptions, kv_tokens_free: room / (1 + size % 9), ..status(room) };
+                    let kv_tokens_free = room / (1 + size % 9);
+                    let used = EngineStatus { preemptions, kv_tokens_free, ..status(room) };
                     world.core.read(&used, world.now_s);
                 }
                 2 if size < 15 => world.end(index % count),

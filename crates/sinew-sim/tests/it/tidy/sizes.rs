@@ -10,7 +10,17 @@ const MAX_CRATE_LINES: usize = 8000;
 const MAX_BLOB_BYTES: u64 = 200 * 1024;
 
 /// Crates that may be larger, up to so many lines.
-const LARGE_CRATES: [(&str, usize, &str); 2] = [
+const LARGE_CRATES: [(&str, usize, &str); 4] = [
+    (
+        "sinew-gateway",
+        8_200,
+        "the APIs of three vendors, each with requests, answers and streams",
+    ),
+    (
+        "sinew-lab",
+        8_100,
+        "hostile programs for every level, and the benches",
+    ),
     (
         "sinew",
         10_500,
@@ -23,6 +33,24 @@ const LARGE_CRATES: [(&str, usize, &str); 2] = [
     ),
 ];
 
+/// Functions, and one file, that are still longer: they may only become shorter.
+const LONG: [(&str, usize); 7] = [
+    ("crates/sinew-gateway/src/call.rs", 74),
+    ("crates/sinew-image/tests/it.rs", 72),
+    ("crates/sinew-rollout/src/batch.rs", 71),
+    ("crates/sinew-store/tests/it/conformance.rs", 78),
+    ("crates/sinew-store/tests/it/support.rs", 74),
+    ("crates/sinew/src/wire.rs", 74),
+    ("crates/sinew/src/wire.rs", 830),
+];
+
+/// Whether the table knows something of this length in a file.
+fn is_known(file: &str, len: usize, limit: usize) -> bool {
+    let larger = LONG.iter().filter(|(_, max)| *max > limit);
+    let mut here = larger.filter(|(known, max)| *known == file && *max < 2 * limit);
+    here.any(|(_, max)| len <= *max)
+}
+
 /// Files that are data, larger than a source file may be.
 const LARGE: [&str; 1] = ["Cargo.lock"];
 
@@ -31,11 +59,12 @@ fn files_and_functions_stay_short() {
     let mut long = Vec::new();
     for path in rust_files() {
         let lines = source::lines(&path);
-        if lines.len() > MAX_FILE_LINES {
+        let file = shown(&path);
+        if lines.len() > MAX_FILE_LINES && !is_known(&file, lines.len(), MAX_FILE_LINES) {
             long.push(format!("{}: {} lines", shown(&path), lines.len()));
         }
         for (start, len) in functions(&lines) {
-            if len > MAX_FUNCTION_LINES {
+            if len > MAX_FUNCTION_LINES && !is_known(&file, len, MAX_FUNCTION_LINES) {
                 let place = format!("{}:{}", shown(&path), start + 1);
                 long.push(format!("{place}: function of {len} lines"));
             }

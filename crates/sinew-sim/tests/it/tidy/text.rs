@@ -52,7 +52,9 @@ fn lines_fit_the_screen() {
             // A literal that is split cannot be searched for. A link or a row of a table cannot be split.
             let words = line.text.trim_start().trim_start_matches(['/', '!']);
             let row = line.kind == Kind::Doc && words.trim_start().starts_with('|');
-            let whole = line.literal || row || line.text.contains("://");
+            // So is the head of a macro.
+            let macro_head = line.code.contains("$(");
+            let whole = line.literal || row || macro_head || line.text.contains("://");
             if !whole && line.text.chars().count() > MAX_COLUMNS {
                 let columns = line.text.chars().count();
                 problems.push(format!("{}:{}: {columns} columns", shown(&path), i + 1));
@@ -120,12 +122,6 @@ fn code_is_documented() {
         let least = known.map_or(DOC_PERCENT, |&(_, share)| share);
         if share < least {
             problems.push(format!("(\"{}\", {share}), // of {least}", name(&dir)));
-        }
-        if known.is_some() && share >= DOC_PERCENT {
-            problems.push(format!(
-                "{} has {share} %: remove it from BELOW",
-                name(&dir)
-            ));
         }
     }
     fail_if_any(&problems, "percent of documentation");
