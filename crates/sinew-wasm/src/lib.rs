@@ -18,6 +18,7 @@ mod engine;
 mod fs;
 mod live;
 mod manifest;
+mod memory;
 mod provider;
 mod wasi;
 mod wire;

@@ -2,6 +2,7 @@
 //! sockets or environment variables of the host.
 
 use crate::fs::{Content, Errno, Fs, Node, resolve};
+pub(crate) use crate::memory::{add, iovecs, put, slice, slice_mut, u32_at, u64_at};
 use rustix::time::{ClockId, clock_gettime};
 use sinew_sandbox::{Ending, OutputStream};
 use std::rc::Rc;
@@ -13,8 +14,6 @@ pub(crate) const PREOPENS: [(u32, &str); 2] = [(3, "/"), (4, "/work")];
 const JOB_PATH: &str = "dev/job";
 /// Path to which a turn of Python writes its exit code.
 const STATUS_PATH: &str = "dev/status";
-/// Maximum buffers of a read or write.
-pub(crate) const MAX_IOVECS: u32 = 1024;
 /// Output is sent when this number of bytes is buffered, unless it is streamed.
 pub(crate) const FLUSH_BYTES: usize = 16 << 10;
 
@@ -398,61 +397,6 @@ impl Host {
         let path = std::str::from_utf8(slice(memory, at, len)?).map_err(|_| Errno::Inval)?;
         resolve(&folder, path)
     }
-}
-
-pub(crate) fn slice(memory: &[u8], at: u32, len: u32) -> Result<&[u8], Errno> {
-    let end = (at as usize)
-        .checked_add(len as usize)
-        .ok_or(Errno::Fault)?;
-    memory.get(at as usize..end).ok_or(Errno::Fault)
-}
-
-pub(crate) fn slice_mut(memory: &mut [u8], at: u32, len: usize) -> Result<&mut [u8], Errno> {
-    let end = (at as usize).checked_add(len).ok_or(Errno::Fault)?;
-    memory.get_mut(at as usize..end).ok_or(Errno::Fault)
-}
-
-/// Adds to an address of the program, which may be invalid.
-pub(crate) fn add(at: u32, more: usize) -> Result<u32, Errno> {
-    let more = u32::try_from(more).map_err(|_| Errno::Fault)?;
-    at.checked_add(more).ok_or(Errno::Fault)
-}
-
-pub(crate) fn put(memory: &mut [u8], at: u32, bytes: &[u8]) -> Result<(), Errno> {
-    slice_mut(memory, at, bytes.len())?.copy_from_slice(bytes);
-    Ok(())
-}
-
-pub(crate) fn u32_at(memory: &[u8], at: u32) -> Result<u32, Errno> {
-    let bytes = slice(memory, at, 4)?;
-    Ok(u32::from_le_bytes(
-        bytes.try_into().map_err(|_| Errno::Fault)?,
-    ))
-}
-
-pub(crate) fn u64_at(memory: &[u8], at: u32) -> Result<u64, Errno> {
-    let bytes = slice(memory, at, 8)?;
-    Ok(u64::from_le_bytes(
-        bytes.try_into().map_err(|_| Errno::Fault)?,
-    ))
-}
-
-/// Reads the buffers of a vectored call: address and length.
-pub(crate) fn iovecs(memory: &[u8], at: u32, count: u32) -> Result<Vec<(u32, u32)>, Errno> {
-    if count > MAX_IOVECS {
-        return Err(Errno::Inval);
-    }
-    (0..count)
-        .map(|n| {
-            let at = at.checked_add(n * 8).ok_or(Errno::Fault)?;
-            let (buffer, len) = (
-                u32_at(memory, at)?,
-                u32_at(memory, at.checked_add(4).ok_or(Errno::Fault)?)?,
-            );
-            slice(memory, buffer, len)?;
-            Ok((buffer, len))
-        })
-        .collect()
 }
 
 /// Writes zero-terminated texts and pointers to them, for arguments and environment.
