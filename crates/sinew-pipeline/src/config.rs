@@ -1,9 +1,10 @@
 //! What a run is to do, as plain data: a recipe that was resolved, without its text forms.
 
+use crate::core::CoreConfig;
 use crate::curriculum::TasksByKind;
 use sinew_algo::AdaptiveConfig;
-use sinew_rollout::EpisodeOptions;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 /// Which tasks a step runs.
 #[derive(Debug)]
@@ -17,7 +18,7 @@ pub enum TaskSampling {
     },
 }
 
-/// The held-out measurement before and after.
+/// Held-out measurements.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct EvalConfig {
     pub tasks: usize,
@@ -32,24 +33,16 @@ pub struct EvalConfig {
 /// A run of the training loop.
 #[derive(Debug)]
 pub struct PipelineConfig {
-    /// Of tasks and sampling.
-    pub seed: u64,
-    pub steps: u64,
-    /// Training stops early after this many seconds.
-    pub max_wall_s: Option<f64>,
-    pub checkpoint_every: u64,
-    pub tasks_per_step: usize,
-    pub group_size: usize,
-    pub max_in_flight: usize,
-    pub tasks: TaskSampling,
-    pub episode: EpisodeOptions,
-    pub eval: EvalConfig,
+    /// What its decisions depend on.
+    pub core: Arc<CoreConfig>,
+    /// Maximum tokens of a path that is trained.
+    pub max_context_tokens: usize,
     /// Folder of everything that the run writes.
     pub run_dir: PathBuf,
-    /// Earlier sessions may have stored episodes.
-    pub resumed: bool,
-    /// What the store holds ends with the session.
-    pub forgets: bool,
+    /// The sub-command, for advice on how to go on.
+    pub command: &'static str,
+    /// As TOML; checkpoints keep it.
+    pub recipe: String,
     /// Stored episodes that are gone are no reason to end badly.
     pub accept_loss: bool,
 }

@@ -4,7 +4,7 @@ use crate::schedule::shuffled;
 use serde::{Deserialize, Serialize};
 use sinew_algo::{AdaptiveConfig, Estimates, unit};
 use sinew_env::{Split, Taskset, TasksetError};
-use sinew_types::{EpisodeEnd, Trace, mix_seed};
+use sinew_types::mix_seed;
 use std::collections::BTreeMap;
 
 /// Tasks that are looked at for their type. Larger tasksets are generated in random order, so that
@@ -38,7 +38,7 @@ pub struct Curriculum {
 impl Curriculum {
     /// Indices of the tasks of training step `step` (from 1). Within a type, every task is drawn
     /// once before one is drawn again.
-    pub fn draw(
+    pub(crate) fn draw(
         &mut self,
         config: &AdaptiveConfig,
         tasks: &TasksByKind,
@@ -62,23 +62,21 @@ impl Curriculum {
         (0..count as u64).filter_map(one).collect()
     }
 
-    /// Takes in what became of a step. Episodes that the system failed, and those that nobody scored,
-    /// say nothing about a task.
-    pub fn update<'a>(
+    /// Takes in what became of a step: type of task, success and reward of the episodes that have one.
+    pub(crate) fn update<'a>(
         &mut self,
         config: &AdaptiveConfig,
-        traces: impl IntoIterator<Item = &'a Trace>,
+        seen: impl IntoIterator<Item = (&'a str, bool, f64)>,
     ) {
-        let failed = |t: &Trace| matches!(t.end, EpisodeEnd::Failed { .. });
-        let fair = |t: &&Trace| !failed(t) && !t.outcome.unscored;
-        let outcome = |t: &'_ Trace| (t.task_kind.clone(), t.outcome.success, t.total_reward());
-        let seen: Vec<_> = traces.into_iter().filter(fair).map(outcome).collect();
-        let seen = seen.iter().map(|(kind, s, r)| (kind.as_str(), *s, *r));
         self.estimates.update(config, seen);
     }
 
     /// Probability of each type at the next draw.
-    pub fn shares(&self, config: &AdaptiveConfig, tasks: &TasksByKind) -> BTreeMap<String, f64> {
+    pub(crate) fn shares(
+        &self,
+        config: &AdaptiveConfig,
+        tasks: &TasksByKind,
+    ) -> BTreeMap<String, f64> {
         let kinds: Vec<&str> = tasks.0.keys().map(String::as_str).collect();
         let shares = self.estimates.probabilities(config, &kinds);
         kinds.iter().map(|k| (*k).to_owned()).zip(shares).collect()

@@ -6,8 +6,12 @@
 //! when their step is trained.
 
 use crate::error::PipelineError;
+use crate::formats;
+use crate::ports::{Given, SampleSource, Wanted};
+use crate::rows::by_group;
 use crate::schedule::shuffled;
 use serde::Deserialize;
+use sinew_grammar::Grammars;
 use sinew_render::Renderer;
 use sinew_store::{Filter, StoreReader};
 use sinew_types::{
@@ -16,6 +20,7 @@ use sinew_types::{
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
+use std::sync::Arc;
 
 /// Maximum bytes of one line of a file.
 const MAX_LINE_BYTES: usize = 16 << 20;
@@ -145,6 +150,30 @@ impl Dataset {
             traces.iter().enumerate().map(rename).collect()
         };
         (0..groups as u64).map(group).collect()
+    }
+}
+
+/// A data set as a source, with what makes the masks of its tokens again.
+#[derive(Debug)]
+pub struct DatasetSource {
+    pub data: Dataset,
+    pub grammars: Arc<dyn Grammars>,
+}
+
+impl SampleSource for DatasetSource {
+    fn groups(&mut self, wanted: Wanted<'_>) -> Result<Given, PipelineError> {
+        let mut groups = self.data.batch(wanted.seed, wanted.step, wanted.groups);
+        let known = formats::masks(self.grammars.as_ref(), &mut groups);
+        wanted
+            .learner
+            .score_data(wanted.algorithm, &mut groups, &known)?;
+        let traces: Vec<Trace> = groups.into_iter().flatten().collect();
+        let stored = wanted.store.commit_batch(&traces);
+        stored.map_err(PipelineError::system)?;
+        Ok(Given {
+            groups: by_group(traces),
+            ..Given::default()
+        })
     }
 }
 

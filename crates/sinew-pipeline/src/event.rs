@@ -134,6 +134,11 @@ impl Bus {
         self.lock().recorders.push(recorder);
     }
 
+    /// Adds a reader that has each event before the others.
+    pub fn record_first(&self, recorder: Box<dyn Recorder>) {
+        self.lock().recorders.insert(0, recorder);
+    }
+
     /// Adds a viewer with a queue of so many events.
     pub fn watch(&self, capacity: usize) -> Receiver<Arc<RunEvent>> {
         let (sender, receiver) = sync_channel(capacity);

@@ -2,6 +2,7 @@
 
 use crate::error::PipelineError;
 use crate::parallel::WorkerGroup;
+use crate::ports::Learner;
 use crate::record::StepRecord;
 use crate::rows::Rows;
 use crate::scoring_models::ScoringModels;
@@ -13,7 +14,7 @@ use sinew_train::checkpoint::CheckpointStore;
 use sinew_train::{
     Commit, ModelPolicy, Progress, TrainError, Trainer, TrainerConfig, score_rows, score_values,
 };
-use sinew_types::{Clock, LossSpec, PolicyVersion, TokenKind, Trace};
+use sinew_types::{Clock, LossSpec, PolicyVersion, TensorSource, TokenKind, Trace};
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -48,7 +49,7 @@ pub struct LearnerConfig {
 
 /// Trains and remembers.
 #[derive(Debug)]
-pub struct Learner {
+pub struct EmbeddedLearner {
     trainer: Trainer<ModelPolicy>,
     scorers: ScoringModels,
     checkpoints: CheckpointStore,
@@ -121,7 +122,7 @@ impl PolicyConfig {
     }
 }
 
-impl Learner {
+impl EmbeddedLearner {
     /// A trainer at step 0; `files` go beside the weights of each checkpoint.
     ///
     /// # Errors
@@ -175,18 +176,11 @@ impl Learner {
         }));
     }
 
-    /// Whether the weights can be saved as those of a step.
-    pub fn is_whole(&self) -> bool {
-        !self.partial
-    }
-
-    /// Version of the weights.
-    pub fn version(&self) -> PolicyVersion {
-        self.trainer.version()
-    }
-
     /// The weights as engines use them; those of a full model are the trainer's own, not a copy.
-    pub fn weights(&self) -> Result<Arc<Params>, PipelineError> {
+    ///
+    /// # Errors
+    /// If adapters cannot be merged.
+    pub fn params(&self) -> Result<Arc<Params>, PipelineError> {
         let policy = self.trainer.policy();
         let Some(lora) = policy.lora() else {
             return Ok(policy.shared_params());
@@ -196,9 +190,50 @@ impl Learner {
         Ok(Arc::new(weights))
     }
 
-    /// What the algorithm reads beside the traces: values, and the opinions of other models, added to what is
-    /// known.
-    pub fn columns(
+    /// Goes back to the last good checkpoint, and gives the state that was saved with it; `None` if there
+    /// is none yet. `changed` is asked about the state of a run with another configuration.
+    ///
+    /// # Errors
+    /// What cannot be read, or what `changed` refuses.
+    pub fn restore(
+        &mut self,
+        changed: impl FnOnce(&Value) -> Result<(), PipelineError>,
+    ) -> Result<Option<Value>, PipelineError> {
+        let damaged = |e| {
+            let folder = self.run_dir.join("checkpoints");
+            system(format!(
+                "{e}\n  hint: without {} the run trains from its beginning, from the episodes that it has stored",
+                folder.display()
+            ))
+        };
+        let Some(loaded) = self.checkpoints.load().map_err(damaged)? else {
+            return Ok(None);
+        };
+        for skipped in &loaded.skipped {
+            tracing::error!(checkpoint = %skipped.name, reason = %skipped.reason, "checkpoint passed over");
+        }
+        let state = self.trainer.restore(&loaded).map_err(system)?;
+        if state.commit.config_hash != self.config_hash {
+            changed(&state.commit.cursor)?;
+        }
+        Ok(Some(state.commit.cursor))
+    }
+}
+
+impl Learner for EmbeddedLearner {
+    fn is_whole(&self) -> bool {
+        !self.partial
+    }
+
+    fn version(&self) -> PolicyVersion {
+        self.trainer.version()
+    }
+
+    fn weights(&self) -> Result<Arc<dyn TensorSource>, PipelineError> {
+        Ok(self.params()?)
+    }
+
+    fn columns(
         &mut self,
         algorithm: &Algorithm,
         groups: &[Vec<Trace>],
@@ -246,9 +281,7 @@ impl Learner {
         Ok(columns)
     }
 
-    /// Gives the trained tokens of data the log-probabilities of the weights as they are; `known` has the
-    /// masks.
-    pub fn score_data(
+    fn score_data(
         &mut self,
         algorithm: &Algorithm,
         groups: &mut [Vec<Trace>],
@@ -285,8 +318,7 @@ impl Learner {
         Ok(())
     }
 
-    /// One batch; fills in what the step's record says of training.
-    pub fn step(
+    fn update(
         &mut self,
         batch: &mut Rows,
         spec: &LossSpec,
@@ -325,18 +357,10 @@ impl Learner {
         Ok(())
     }
 
-    /// Commits weights, optimizer and `state` of `step` together, with the ids of the trained batches.
-    ///
-    /// # Errors
-    /// What the disk refuses.
-    pub fn save(
-        &mut self,
-        step: u64,
-        trained_batches: Vec<String>,
-        state: Value,
-    ) -> Result<(), PipelineError> {
+    fn save(&mut self, step: u64, state: Value) -> Result<(), PipelineError> {
         let commit = Commit {
-            trained_batches,
+            // All of them are in the store.
+            trained_batches: vec![format!("s{step:05}")],
             config_hash: self.config_hash.clone(),
             cursor: state,
         };
@@ -349,34 +373,5 @@ impl Learner {
                 "checkpoint of step {step}: {e}\n  hint: when that is put right, go on with `sinew train {dir}/recipe.toml --run-dir {dir} --resume`"
             ))
         })
-    }
-
-    /// Goes back to the last good checkpoint, and gives the state that was saved with it; `None` if there
-    /// is none yet. `changed` is asked about the state of a run with another configuration.
-    ///
-    /// # Errors
-    /// What cannot be read, or what `changed` refuses.
-    pub fn restore(
-        &mut self,
-        changed: impl FnOnce(&Value) -> Result<(), PipelineError>,
-    ) -> Result<Option<Value>, PipelineError> {
-        let damaged = |e| {
-            let folder = self.run_dir.join("checkpoints");
-            system(format!(
-                "{e}\n  hint: without {} the run trains from its beginning, from the episodes that it has stored",
-                folder.display()
-            ))
-        };
-        let Some(loaded) = self.checkpoints.load().map_err(damaged)? else {
-            return Ok(None);
-        };
-        for skipped in &loaded.skipped {
-            tracing::error!(checkpoint = %skipped.name, reason = %skipped.reason, "checkpoint passed over");
-        }
-        let state = self.trainer.restore(&loaded).map_err(system)?;
-        if state.commit.config_hash != self.config_hash {
-            changed(&state.commit.cursor)?;
-        }
-        Ok(Some(state.commit.cursor))
     }
 }

@@ -9,37 +9,53 @@
 //! viewer never holds training up; no recipe and no concrete engine is known here.
 
 mod config;
+mod core;
 mod cross;
 mod curriculum;
 mod dataset;
+mod drivers;
 mod error;
 mod event;
+mod files;
 mod formats;
 mod health;
 mod learner;
 mod parallel;
 mod pool_client;
 mod pool_source;
+mod ports;
 mod record;
+mod rollouts;
 mod rows;
 mod schedule;
 mod scoring_models;
+mod state;
 
 pub use config::{EvalConfig, PipelineConfig, TaskSampling};
+pub use core::{
+    Command, CoreConfig, CoreState, Ended as EndedEpisode, EvalSet, Event, Goal, PipelineCore,
+    RunCounts, Samples as SampleKind, Stop, UpdateCommit, When,
+};
 pub use cross::{CrossPolicy, CrossPolicyConfig};
 pub use curriculum::{Curriculum, TasksByKind};
-pub use dataset::{Dataset, DatasetConfig};
+pub use dataset::{Dataset, DatasetConfig, DatasetSource};
+pub use drivers::{Ended, Pipeline, run};
 pub use error::PipelineError;
 pub use event::{Bus, Phase, Recorder, RolloutProgress, RunEvent, TrainProgress};
-pub use formats::{FormatCounts, grammars, masks};
-pub use health::{Alarm, Health, cause, mostly_failed};
-pub use learner::{Learner, LearnerConfig, PolicyConfig};
+pub use formats::{FormatCounts, grammars};
+pub use health::{Alarm, Health};
+pub use learner::{EmbeddedLearner, LearnerConfig, PolicyConfig};
 pub use parallel::{COMMAND as WORKER_COMMAND, WorkerGroup, work};
 pub use pool_client::PoolClient;
-pub use pool_source::{PoolSource, PoolSourceConfig, Wanted, unusable};
-pub use record::*;
-pub use rows::{Rows, by_group};
-pub use schedule::{
-    draws_per_step, eval_episodes, other_tasks, refill_seed, train_groups, uniform_tasks,
+pub use pool_source::{PoolSource, PoolSourceConfig};
+pub use ports::{
+    Given, Learner, RolloutReading, Rollouts, SampleSource, StoredEpisode, Wanted, WeightsTransport,
 };
+pub use record::{
+    AdmissionRecord, DIVERGENCE_ALARM, EpisodeStats, EvalRecord, StepRecord, TokenSummary,
+    divergence,
+};
+pub use rollouts::{EngineRollouts, LONGEST, RolloutParts};
+pub use schedule::Draw;
 pub use scoring_models::{ReferenceWeights, ScoringModels};
+pub use state::{RunStore, Samples, SavedState};

@@ -2,23 +2,27 @@
 
 use crate::error::PipelineError;
 use crate::pool_client::PoolClient;
+use crate::ports::{Given, SampleSource, Wanted};
+use crate::rows::by_group;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use sinew_algo::{Advantage, Algorithm};
+use sinew_algo::{Advantage, Algorithm, Columns};
 use sinew_pool::schema::Kind;
 use sinew_pool::{Entry, PassedOver};
-use sinew_types::{EpisodeId, Origin, PolicyVersion, Trace, mix_seed};
+use sinew_store::{Filter, TraceStore};
+use sinew_types::{EpisodeId, Origin, Trace, mix_seed};
 use std::collections::BTreeSet;
 use std::io::Write;
 use std::path::PathBuf;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
+use tokio::sync::watch;
 
 /// Between two questions whether groups are ready.
 const POLL: Duration = Duration::from_millis(500);
 
 /// Why an algorithm cannot train on a group, whatever else is in the batch; `None`: it can.
-pub fn unusable(algorithm: &Algorithm, group: &Vec<Trace>) -> Option<String> {
+fn unusable(algorithm: &Algorithm, group: &Vec<Trace>) -> Option<String> {
     if let Err(e) = algorithm.spent(std::slice::from_ref(group)) {
         return Some(e.to_string());
     }
@@ -59,19 +63,9 @@ pub struct PoolSource {
     taken: PathBuf,
     /// Minimum trajectories of a group that the algorithm can use.
     min_group: usize,
+    cancel: watch::Receiver<bool>,
     /// What the last answer said of groups that wait there for others.
     passed_over: Mutex<PassedOver>,
-}
-
-/// What a step asks a pool for.
-#[derive(Clone, Copy, Debug)]
-pub struct Wanted<'a> {
-    pub step: u64,
-    pub groups: usize,
-    pub seed: u64,
-    pub version: PolicyVersion,
-    pub max_path_tokens: usize,
-    pub algorithm: &'a Algorithm,
 }
 
 /// A trajectory's id in the run's own store.
@@ -80,11 +74,15 @@ fn own_id(id: &str) -> EpisodeId {
 }
 
 impl PoolSource {
-    /// A pool for the run in a folder, by which the pool knows it.
+    /// A pool for the run in a folder, by which the pool knows it. `cancel` ends a wait.
     ///
     /// # Errors
     /// If there is no such folder.
-    pub fn new(client: PoolClient, config: PoolSourceConfig) -> Result<Self, PipelineError> {
+    pub fn new(
+        client: PoolClient,
+        config: PoolSourceConfig,
+        cancel: watch::Receiver<bool>,
+    ) -> Result<Self, PipelineError> {
         let folder = std::fs::canonicalize(&config.run_dir).map_err(PipelineError::system)?;
         let name = folder.file_name().unwrap_or_default().to_string_lossy();
         let hash = blake3::hash(folder.as_os_str().as_encoded_bytes());
@@ -96,13 +94,9 @@ impl PoolSource {
             lease_s: config.lease_s,
             taken: config.run_dir.join("pool.jsonl"),
             min_group: config.min_group,
+            cancel,
             passed_over: Mutex::default(),
         })
-    }
-
-    /// Which trajectories it asks for.
-    pub fn kind(&self) -> Kind {
-        self.kind
     }
 
     /// What `step` was given before a restart.
@@ -141,13 +135,9 @@ impl PoolSource {
     }
 
     /// Up to `groups` groups of trajectories for a step: as many as come in time, none if the pool
-    /// stays empty. `stop` ends the wait. What the algorithm cannot use goes to the pool's quarantine,
+    /// stays empty. What the algorithm cannot use goes to the pool's quarantine,
     /// with the reason. The others are the run's own once it has stored and acknowledged them.
-    pub fn draw(
-        &self,
-        wanted: &Wanted<'_>,
-        stop: impl Fn() -> bool,
-    ) -> Result<Vec<Trace>, PipelineError> {
+    fn draw(&self, wanted: &Wanted<'_>) -> Result<Vec<Trace>, PipelineError> {
         let step = wanted.step;
         if let Some(before) = self.taken(step)? {
             // Given out, but never stored: back to the pool before anything is drawn.
@@ -178,9 +168,9 @@ impl PoolSource {
             if !ids.is_empty() {
                 taken.leases.push((lease, ids));
             }
-            if stop() {
+            if *self.cancel.borrow() {
                 self.give_back(&taken)?;
-                return Ok(Vec::new());
+                return Err(PipelineError::Interrupted);
             }
             if nothing {
                 if begun.elapsed() >= self.wait {
@@ -214,7 +204,7 @@ impl PoolSource {
         let step = wanted.step.wrapping_mul(65_537);
         let asked = json!({
             "consumer": self.consumer, "kind": self.kind, "groups": wanted.groups - drawn,
-            "ttl_s": self.lease_s, "version": wanted.version,
+            "ttl_s": self.lease_s, "version": wanted.learner.version(),
             "max_path_tokens": wanted.max_path_tokens, "min_group": self.min_group,
             "seed": mix_seed(wanted.seed, step + drawn as u64),
         });
@@ -241,8 +231,95 @@ impl PoolSource {
         Ok(())
     }
 
-    /// Why nothing was drawn, as far as the pool said.
-    pub fn why_dry(&self) -> String {
+    fn give_back(&self, taken: &Taken) -> Result<(), PipelineError> {
+        for (lease, ids) in &taken.leases {
+            let body = json!({"lease": lease, "ids": ids});
+            self.client.call("POST", "/pool/release", &body)?;
+        }
+        Ok(())
+    }
+
+    /// Tells the pool that what `step` was given is stored here. Returns the episodes that went to
+    /// another trainer meanwhile; those must not be trained.
+    fn acknowledge(&self, step: u64) -> Result<BTreeSet<EpisodeId>, PipelineError> {
+        let mut lost = BTreeSet::new();
+        let leases = self.taken(step)?.map(|t| t.leases).unwrap_or_default();
+        for (lease, ids) in leases {
+            let body = json!({"lease": lease, "ids": ids});
+            let told = self.client.call("POST", "/pool/ack", &body)?;
+            let ids = told["lost"].as_array().cloned().unwrap_or_default();
+            lost.extend(ids.iter().filter_map(Value::as_str).map(own_id));
+        }
+        Ok(lost)
+    }
+}
+
+/// Training episodes of `step` that the store holds, where each step has `groups` draws.
+fn stored_step(
+    store: &dyn TraceStore,
+    step: u64,
+    groups: u64,
+) -> Result<Vec<Trace>, PipelineError> {
+    let mut filter = Filter {
+        draws: Some((step - 1) * groups..=(step * groups).saturating_sub(1)),
+        purpose: Some("train".into()),
+        limit: 1000,
+        ..Filter::default()
+    };
+    let mut traces = Vec::new();
+    loop {
+        let page = store.list(&filter).map_err(PipelineError::system)?;
+        for episode in &page.episodes {
+            let trace = store.get(&episode.episode);
+            traces.extend(trace.map_err(PipelineError::system)?);
+        }
+        match page.next {
+            Some(next) => filter.after = Some(next),
+            None => return Ok(traces),
+        }
+    }
+}
+
+impl SampleSource for PoolSource {
+    fn groups(&mut self, wanted: Wanted<'_>) -> Result<Given, PipelineError> {
+        let mut traces = stored_step(wanted.store, wanted.step, wanted.groups as u64)?;
+        if traces.is_empty() {
+            traces = self.draw(&wanted)?;
+            if self.kind != Kind::Rl && !traces.is_empty() {
+                let mut groups = match self.kind {
+                    Kind::Dpo => by_group(traces),
+                    _ => vec![traces],
+                };
+                let known = Columns::new();
+                wanted
+                    .learner
+                    .score_data(wanted.algorithm, &mut groups, &known)?;
+                traces = groups.into_iter().flatten().collect();
+            }
+            let stored = wanted.store.commit_batch(&traces);
+            stored.map_err(PipelineError::system)?;
+        }
+        let lost = self.acknowledge(wanted.step)?;
+        let mut given = Given::default();
+        for group in by_group(traces) {
+            let reason = match unusable(wanted.algorithm, &group) {
+                _ if group.iter().any(|t| lost.contains(&t.episode)) => {
+                    "of a group that went to another trainer".to_owned()
+                }
+                // Stored for this step by a run whose algorithm was another.
+                Some(reason) => format!("of a group that cannot be used: {reason}"),
+                None => {
+                    given.groups.push(group);
+                    continue;
+                }
+            };
+            let dropped = group.into_iter().map(|t| (t.episode, reason.clone()));
+            given.dropped.extend(dropped);
+        }
+        Ok(given)
+    }
+
+    fn why_dry(&self) -> String {
         let passed = self.passed_over.lock().map(|told| *told);
         let PassedOver {
             too_small,
@@ -262,27 +339,5 @@ impl PoolSource {
             );
         }
         why
-    }
-
-    fn give_back(&self, taken: &Taken) -> Result<(), PipelineError> {
-        for (lease, ids) in &taken.leases {
-            let body = json!({"lease": lease, "ids": ids});
-            self.client.call("POST", "/pool/release", &body)?;
-        }
-        Ok(())
-    }
-
-    /// Tells the pool that what `step` was given is stored here. Returns the episodes that went to
-    /// another trainer meanwhile; those must not be trained.
-    pub fn acknowledge(&self, step: u64) -> Result<BTreeSet<EpisodeId>, PipelineError> {
-        let mut lost = BTreeSet::new();
-        let leases = self.taken(step)?.map(|t| t.leases).unwrap_or_default();
-        for (lease, ids) in leases {
-            let body = json!({"lease": lease, "ids": ids});
-            let told = self.client.call("POST", "/pool/ack", &body)?;
-            let ids = told["lost"].as_array().cloned().unwrap_or_default();
-            lost.extend(ids.iter().filter_map(Value::as_str).map(own_id));
-        }
-        Ok(lost)
     }
 }

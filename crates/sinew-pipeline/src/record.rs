@@ -39,14 +39,12 @@ pub struct EpisodeStats {
 
 impl EpisodeStats {
     /// Statistics of `traces`.
-    pub fn of(traces: &[Trace]) -> Self {
-        let mut stats = Self {
-            episodes: traces.len(),
-            ..Self::default()
-        };
+    pub fn of<'a>(traces: impl IntoIterator<Item = &'a Trace>) -> Self {
+        let mut stats = Self::default();
         let mut by_kind: BTreeMap<String, (f64, f64)> = BTreeMap::new();
         let mut scored = 0.0;
         for trace in traces {
+            stats.episodes += 1;
             stats.generate_s += trace.timing.generate_s;
             stats.tool_s += trace.timing.tool_s;
             match &trace.end {
@@ -202,19 +200,23 @@ impl TokenSummary {
     pub fn of(history: &[StepRecord]) -> Self {
         let mut summary = Self::default();
         for record in history {
-            summary.counts.add(&record.tokens);
-            for (join, count) in &record.joins {
-                *summary.joins.entry(join.clone()).or_default() += count;
-            }
+            summary.add(record);
         }
         summary
+    }
+
+    pub(crate) fn add(&mut self, record: &StepRecord) {
+        self.counts.add(&record.tokens);
+        for (join, count) in &record.joins {
+            *self.joins.entry(join.clone()).or_default() += count;
+        }
     }
 }
 
 /// How the calls in `traces` joined, by kind.
-pub fn joins(traces: &[Trace]) -> BTreeMap<String, u64> {
+pub(crate) fn joins<'a>(traces: impl IntoIterator<Item = &'a Trace>) -> BTreeMap<String, u64> {
     let mut joins = BTreeMap::new();
-    for (name, count) in traces.iter().flat_map(|t| &t.outcome.metrics) {
+    for (name, count) in traces.into_iter().flat_map(|t| &t.outcome.metrics) {
         if let Some(join) = name.strip_prefix("join_") {
             *joins.entry(join.to_owned()).or_default() += *count as u64;
         }
@@ -282,7 +284,7 @@ pub struct EvalRecord {
 }
 
 /// A line of a file of records.
-pub trait Record: Serialize + DeserializeOwned + Clone {
+pub(crate) trait Record: Serialize + DeserializeOwned + Clone {
     /// Its place in the file; each is there once.
     fn place(&self) -> (u64, u8);
 }
@@ -303,16 +305,16 @@ impl Record for EvalRecord {
 
 /// What was found in a file of records.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Damage {
+pub(crate) struct Damage {
     /// Whole lines that could not be read.
-    pub unreadable: usize,
+    pub(crate) unreadable: usize,
     /// Records that were not in the file and were written again.
-    pub rebuilt: usize,
+    pub(crate) rebuilt: usize,
 }
 
 /// Appends JSON lines, each flushed, so that a killed run loses at most the line in flight.
 #[derive(Debug)]
-pub struct MetricsFile {
+pub(crate) struct MetricsFile {
     path: PathBuf,
     file: std::fs::File,
 }
@@ -321,7 +323,7 @@ impl MetricsFile {
     /// Opens `path` for appending. A resumed run drops the lines that `keep` does not want, which
     /// will be written again, and a torn last line. What is kept stays as it was written, to the
     /// bit; of `known` what the file lacks is added in its place.
-    pub fn open<T: Record>(
+    pub(crate) fn open<T: Record>(
         path: &Path,
         known: &[T],
         keep: impl Fn(&T) -> bool,
@@ -363,7 +365,7 @@ impl MetricsFile {
         Ok((Self { path, file }, kept, damage))
     }
 
-    pub fn append(&mut self, record: &impl Serialize) -> Result<(), String> {
+    pub(crate) fn append(&mut self, record: &impl Serialize) -> Result<(), String> {
         serde_json::to_string(record)
             .map_err(std::io::Error::from)
             .and_then(|line| writeln!(self.file, "{line}"))

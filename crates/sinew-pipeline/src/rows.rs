@@ -2,7 +2,7 @@
 
 use crate::error::PipelineError;
 use crate::formats::{self, FormatCounts};
-use crate::learner::Learner;
+use crate::ports::Learner;
 use sinew_algo::{AlgoReport, Algorithm, Composition, TokenCounts, Truncated, count_tokens};
 use sinew_grammar::Grammars;
 use sinew_types::{EpisodeEnd, EpisodeId, GroupId, Trace, TrainRow};
@@ -20,7 +20,7 @@ pub struct Rows {
 }
 
 /// The groups of episodes, in the order of their ids.
-pub fn by_group(traces: Vec<Trace>) -> Vec<Vec<Trace>> {
+pub(crate) fn by_group(traces: Vec<Trace>) -> Vec<Vec<Trace>> {
     let mut groups: BTreeMap<GroupId, Vec<Trace>> = BTreeMap::new();
     for trace in traces {
         groups.entry(trace.group.clone()).or_default().push(trace);
@@ -37,7 +37,7 @@ impl Rows {
     pub fn of(
         groups: &mut [Vec<Trace>],
         algorithm: &Algorithm,
-        learner: &mut Learner,
+        learner: &mut dyn Learner,
         grammars: &dyn Grammars,
     ) -> Result<Self, PipelineError> {
         let replayed = formats::replay_all(grammars, groups);
@@ -58,10 +58,12 @@ impl Rows {
                 (t.episode.clone(), why)
             })
             .collect();
+        let in_order = groups.iter().flatten().map(|t| &t.episode);
+        let in_order = in_order.filter(|e| trained.contains(*e)).cloned();
         Ok(Self {
             tokens: count_tokens(groups.iter().flatten(), &rows),
             rows,
-            trained: trained.into_iter().collect(),
+            trained: in_order.collect(),
             dropped,
             report,
             formats: replayed.counts,

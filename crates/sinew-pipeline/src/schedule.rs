@@ -32,9 +32,49 @@ fn permutation(seed: u64, len: usize) -> Vec<usize> {
     order
 }
 
-/// Indices of the tasks of training step `step` (from 1), each task once an epoch.
-pub fn uniform_tasks(taskset: &dyn Taskset, seed: u64, step: u64, tasks: usize) -> Vec<usize> {
-    let len = taskset.len(Split::Train).max(1);
+/// An episode to run: what of it does not need the task itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Draw {
+    pub episode: EpisodeId,
+    pub group: GroupId,
+    pub split: Split,
+    /// Index of the task in its split.
+    pub task: usize,
+    /// Number of the draw.
+    pub draw: u64,
+    pub purpose: String,
+    pub seed: u64,
+}
+
+impl Draw {
+    /// The same with its task.
+    ///
+    /// # Errors
+    /// If the taskset has no such task.
+    pub fn spec(&self, taskset: &dyn Taskset) -> Result<EpisodeSpec, TasksetError> {
+        Ok(EpisodeSpec {
+            episode: self.episode.clone(),
+            group: self.group.clone(),
+            task: taskset.get(self.split, self.task)?,
+            draw: self.draw,
+            purpose: self.purpose.clone(),
+            seed: self.seed,
+        })
+    }
+
+    /// The same once more, because the system failed it: `attempt` counts from 1.
+    pub fn again(&self, attempt: u32) -> Self {
+        Self {
+            episode: EpisodeId::new(format!("{}-r{attempt}", self.episode)),
+            seed: mix_seed(self.seed, u64::from(attempt)),
+            ..self.clone()
+        }
+    }
+}
+
+/// Indices of the tasks of training step `step` (from 1), of `len` tasks each once an epoch.
+pub(crate) fn uniform_tasks(len: usize, seed: u64, step: u64, tasks: usize) -> Vec<usize> {
+    let len = len.max(1);
     let first = (step - 1) * tasks as u64;
     (0..tasks as u64)
         .map(|t| train_index(seed, len, first + t))
@@ -45,13 +85,13 @@ pub fn uniform_tasks(taskset: &dyn Taskset, seed: u64, step: u64, tasks: usize) 
 const REFILL: u64 = 0x7265_6669;
 
 /// Seed of what replaces other groups of a step: apart from all seeds of the plain schedule.
-pub fn refill_seed(seed: u64, step: u64) -> u64 {
+pub(crate) fn refill_seed(seed: u64, step: u64) -> u64 {
     mix_seed(mix_seed(seed ^ REFILL, step), REFILL)
 }
 
 /// Up to `tasks` indices of tasks that are not in `used`, as long as there are any, then of any.
-pub fn other_tasks(taskset: &dyn Taskset, seed: u64, used: &[usize], tasks: usize) -> Vec<usize> {
-    let len = taskset.len(Split::Train).max(1);
+pub(crate) fn other_tasks(len: usize, seed: u64, used: &[usize], tasks: usize) -> Vec<usize> {
+    let len = len.max(1);
     // Tasks are tried in this order: of a large taskset a sample of it.
     let tries = len.min(used.len() + 8 * tasks + 64);
     let random = |n: usize| (mix_seed(seed, n as u64) % len as u64) as usize;
@@ -64,71 +104,66 @@ pub fn other_tasks(taskset: &dyn Taskset, seed: u64, used: &[usize], tasks: usiz
     order.into_iter().cycle().take(tasks).collect()
 }
 
-/// Draws that each step has to itself: its tasks, and those that may replace them in `refill` rounds. With
-/// this the number of a draw is a function of its step and place, whatever was replaced before.
-pub fn draws_per_step(tasks: usize, refill: u32) -> u64 {
+/// Draws that each step has to itself: its tasks, and those that may replace them in `refill` rounds. With this
+/// the number of a draw is a function of its step and place, whatever was replaced before.
+pub(crate) fn draws_per_step(tasks: usize, refill: u32) -> u64 {
     tasks as u64 * (1 + u64::from(refill))
 }
 
 /// The episodes of training step `step` (from 1) on the tasks at `indices`, one inner vector a group.
 /// Groups from `first` on replace others and have seeds of their own.
-pub fn train_groups(
-    taskset: &dyn Taskset,
+pub(crate) fn train_groups(
     seed: u64,
     step: u64,
     (first, indices): (u64, &[usize]),
     group_size: usize,
     draws_per_step: u64,
-) -> Result<Vec<Vec<EpisodeSpec>>, TasksetError> {
+) -> Vec<Vec<Draw>> {
     let tasks = indices.len() as u64;
     let (seed, before) = match first {
         0 => (seed, (step - 1) * tasks),
         _ => (refill_seed(seed, step), 0),
     };
-    indices
-        .iter()
-        .zip(first..)
-        .map(|(&index, t)| {
-            let n = before + t;
-            let task = taskset.get(Split::Train, index)?;
-            let draw = (step - 1) * draws_per_step + t;
-            let group = format!("d{draw:08}");
-            Ok((0..group_size)
-                .map(|k| EpisodeSpec {
-                    episode: EpisodeId::new(format!("{group}-e{k}")),
-                    group: GroupId::new(group.clone()),
-                    task: task.clone(),
-                    draw,
-                    purpose: "train".into(),
-                    seed: mix_seed(mix_seed(seed, n), k as u64),
-                })
-                .collect())
-        })
-        .collect()
+    let groups = indices.iter().zip(first..);
+    let group = |(&task, t): (&usize, u64)| {
+        let n = before + t;
+        let draw = (step - 1) * draws_per_step + t;
+        let group = format!("d{draw:08}");
+        let episode = |k: usize| Draw {
+            episode: EpisodeId::new(format!("{group}-e{k}")),
+            group: GroupId::new(group.clone()),
+            split: Split::Train,
+            task,
+            draw,
+            purpose: "train".into(),
+            seed: mix_seed(mix_seed(seed, n), k as u64),
+        };
+        (0..group_size).map(episode).collect()
+    };
+    groups.map(group).collect()
 }
 
 /// `episodes` episodes for each of the first `tasks` held-out tasks. Seeds do not depend on `purpose`, so
 /// that before and after differ by the weights alone. Ids begin with `ids`.
-pub fn eval_episodes(
-    taskset: &dyn Taskset,
+pub(crate) fn eval_episodes(
     seed: u64,
     (ids, purpose): (&str, &str),
     tasks: usize,
     episodes: usize,
-) -> Result<Vec<EpisodeSpec>, TasksetError> {
-    (0..tasks.min(taskset.len(Split::HeldOut)) * episodes)
-        .map(|i| {
-            let id = format!("{ids}-{i:04}");
-            Ok(EpisodeSpec {
-                episode: EpisodeId::new(id.clone()),
-                group: GroupId::new(id),
-                task: taskset.get(Split::HeldOut, i / episodes)?,
-                draw: i as u64,
-                purpose: purpose.into(),
-                seed: mix_seed(seed ^ 0x6576_616c, i as u64),
-            })
-        })
-        .collect()
+) -> Vec<Draw> {
+    let draw = |i: usize| {
+        let id = format!("{ids}-{i:04}");
+        Draw {
+            episode: EpisodeId::new(id.clone()),
+            group: GroupId::new(id),
+            split: Split::HeldOut,
+            task: i / episodes,
+            draw: i as u64,
+            purpose: purpose.into(),
+            seed: mix_seed(seed ^ 0x6576_616c, i as u64),
+        }
+    };
+    (0..tasks * episodes).map(draw).collect()
 }
 
 #[cfg(test)]
@@ -152,28 +187,26 @@ mod tests {
         let taskset = TinyTaskset::new(0);
         let all = taskset.len(Split::Train);
         let used: Vec<usize> = (0..5).collect();
-        let others = other_tasks(&taskset, 3, &used, all);
-        assert_eq!(others, other_tasks(&taskset, 3, &used, all));
+        let others = other_tasks(all, 3, &used, all);
+        assert_eq!(others, other_tasks(all, 3, &used, all));
         let fresh: BTreeSet<_> = others[..all - 5].iter().collect();
         assert_eq!(fresh.len(), all - 5);
         assert!(fresh.iter().all(|i| !used.contains(i)));
-        assert_eq!(other_tasks(&taskset, 3, &used, 3 * all).len(), 3 * all);
+        assert_eq!(other_tasks(all, 3, &used, 3 * all).len(), 3 * all);
     }
 
     /// No two episodes of a run draw from one seed: not within a group, a step or a refill, not across
     /// steps, and not in training and measurement.
     #[test]
     fn seeds_and_ids_are_each_their_own() {
-        let taskset = TinyTaskset::new(0);
+        let len = TinyTaskset::new(0).len(Split::Train);
         for (seed, tasks, size) in [(0, 1, 2), (1, 4, 3), (7, 8, 4), (u64::MAX, 3, 5)] {
-            let mut specs = eval_episodes(&taskset, seed, ("e", "eval-before"), 4, 3).unwrap();
+            let mut specs = eval_episodes(seed, ("e", "eval-before"), 4, 3);
             for step in 1..9 {
-                let plain = uniform_tasks(&taskset, seed, step, tasks);
-                let other = other_tasks(&taskset, refill_seed(seed, step), &plain, tasks);
+                let plain = uniform_tasks(len, seed, step, tasks);
+                let other = other_tasks(len, refill_seed(seed, step), &plain, tasks);
                 for batch in [(0, &plain[..]), (tasks as u64, &other[..])] {
-                    let groups =
-                        train_groups(&taskset, seed, step, batch, size, draws_per_step(tasks, 1));
-                    let groups = groups.unwrap();
+                    let groups = train_groups(seed, step, batch, size, draws_per_step(tasks, 1));
                     specs.extend(groups.into_iter().flatten());
                 }
             }
@@ -181,7 +214,7 @@ mod tests {
             let ids: BTreeSet<_> = specs.iter().map(|s| &s.episode).collect();
             assert_eq!((seeds.len(), ids.len()), (specs.len(), specs.len()));
             let trained = specs.iter().filter(|s| s.purpose == "train");
-            let draws: BTreeSet<_> = trained.map(|s| (s.draw, &s.task.id)).collect();
+            let draws: BTreeSet<_> = trained.map(|s| (s.draw, s.task)).collect();
             assert_eq!(draws.len(), 8 * 2 * tasks, "a draw is one task");
         }
     }

@@ -1,7 +1,7 @@
 //! The way of an episode: task, environment, render, generate, act, observe, score, store.
 //!
 //! [`EpisodeMachine`] is the pure core: events in, commands out. [`run_episode`] carries its
-//! commands out; [`run_batch`] runs hundreds of them side by side, so that the engine works
+//! commands out; [`Runner`] runs hundreds of them side by side, so that the engine works
 //! while tools run. [`AdmissionCore`], pure as well, says who may start and who may generate
 //! next: as many as the engine's key-value room bears. A [`Harness`] that is not the built-in loop lets an
 //! outside program drive the turns. Invariants: every episode that was begun ends in exactly one trace,
@@ -20,7 +20,7 @@ pub use admission::{
     Admission, AdmissionConfig, AdmissionCore, AdmissionReading, EpisodeKey, Place, PressureConfig,
     Ticket, TurnPlace,
 };
-pub use batch::{BatchError, again, run_batch};
+pub use batch::{BatchError, Finished, Runner};
 pub use driver::{EpisodeOptions, EpisodeParts, run_episode};
 pub use episode::{
     EpisodeCommand, EpisodeEvent, EpisodeLimits, EpisodeMachine, EpisodeSpec, RunInfo,

@@ -2,7 +2,9 @@
 //!
 //! Self-describing, so that fields can be added; floats survive bit for bit, NaN included.
 
+use crate::store::TrainedBatch;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use std::collections::BTreeMap;
 
 /// Records smaller than this are not worth compressing.
 const COMPRESS_FROM: usize = 256;
@@ -32,8 +34,24 @@ pub(crate) struct Mark {
     pub(crate) batch: String,
     pub(crate) step: u64,
     pub(crate) episodes: Vec<String>,
-    /// Rows of transfer queues that the step consumed: queue and key.
-    pub(crate) rows: Vec<(String, String)>,
+    #[serde(default)]
+    pub(crate) dropped: BTreeMap<String, String>,
+    /// JSON, not looked at.
+    #[serde(default)]
+    pub(crate) detail: String,
+}
+
+impl Mark {
+    pub(crate) fn of(update: &TrainedBatch) -> Self {
+        let dropped = update.dropped.iter();
+        Self {
+            batch: update.batch.clone(),
+            step: update.step,
+            episodes: update.episodes.iter().map(|e| e.0.clone()).collect(),
+            dropped: dropped.map(|(e, why)| (e.0.clone(), why.clone())).collect(),
+            detail: update.detail.to_string(),
+        }
+    }
 }
 
 pub(crate) fn encode<T: Serialize>(value: &T, compress: bool) -> Result<Encoded, String> {

@@ -3,8 +3,6 @@
 use crate::codec::{self, Mark};
 use crate::error::StoreError;
 use crate::index::{self, Table};
-use crate::queue::LeaseId;
-use crate::queue_disk::DiskQueue;
 use crate::reader;
 use crate::recover::{self, Recovery};
 use crate::remake;
@@ -103,13 +101,7 @@ impl DiskStore {
         let mut writer = guard(&self.writer)?;
         let mut connection = guard(&self.connection)?;
         for batch in batches {
-            let mark = Mark {
-                batch: batch.batch,
-                step: batch.step,
-                episodes: batch.episodes.into_iter().map(|e| e.0).collect(),
-                // Consumed already, in the index that is there.
-                rows: Vec::new(),
-            };
+            let mark = Mark::of(&batch);
             let frame = self.mark_frame(&mark)?;
             self.append(&mut writer, &mut connection, &frame, |tx, at| {
                 index::relocate(tx, Table::Batches, &mark.batch, Some(at[0]))
@@ -137,72 +129,6 @@ impl DiskStore {
     /// Where the store lies.
     pub fn directory(&self) -> &Path {
         &self.directory
-    }
-
-    /// One commit that ties a batch, its optimizer step and the queue's rows that it consumed
-    /// together: either all of it holds after a crash, or none. Refused without effect if a row
-    /// is no longer held by its lease or an episode was trained before. If the batch was
-    /// committed before, nothing changes.
-    pub fn commit_step(
-        &self,
-        batch: &str,
-        step: u64,
-        episodes: &[EpisodeId],
-        queue: &DiskQueue,
-        rows: &[(LeaseId, String)],
-    ) -> Result<Committed, StoreError> {
-        if let Some(known) = index::batch(&*guard(&self.connection)?, batch)? {
-            return store::same_batch(&known, step, episodes);
-        }
-        queue.acking(rows, &self.connection, |keys| {
-            self.mark(batch, step, episodes, keys)
-        })
-    }
-
-    fn mark(
-        &self,
-        batch: &str,
-        step: u64,
-        episodes: &[EpisodeId],
-        rows: Vec<(String, String)>,
-    ) -> Result<Committed, StoreError> {
-        index::signed("step", step)?;
-        store::check_batch(batch, episodes)?;
-        let mut writer = guard(&self.writer)?;
-        let mut connection = guard(&self.connection)?;
-        if let Some(known) = index::batch(&connection, batch)? {
-            return store::same_batch(&known, step, episodes);
-        }
-        for episode in episodes {
-            match index::trained_in(&connection, episode.as_str())? {
-                None => {
-                    return Err(StoreError::UnknownEpisode {
-                        episode: episode.clone(),
-                    });
-                }
-                Some(Some(trained_in)) => {
-                    return Err(StoreError::TrainedTwice {
-                        episode: episode.clone(),
-                        trained_in,
-                        batch: batch.to_owned(),
-                    });
-                }
-                Some(None) => {}
-            }
-        }
-        let mark = Mark {
-            batch: batch.to_owned(),
-            step,
-            episodes: episodes.iter().map(|e| e.0.clone()).collect(),
-            rows,
-        };
-        let frame = self.mark_frame(&mark)?;
-        // Marks are small and end a step that is already paid for: the byte limit does not
-        // hold them back.
-        self.append(&mut writer, &mut connection, &frame, |tx, at| {
-            index::mark(tx, &mark, at[0])
-        })?;
-        Ok(Committed::New)
     }
 
     /// Log first, then index; if the index refuses, the log is taken back.
@@ -327,13 +253,39 @@ impl TraceStore for DiskStore {
         index::list(&*guard(&self.connection)?, filter)
     }
 
-    fn mark_trained(
-        &self,
-        batch: &str,
-        step: u64,
-        episodes: &[EpisodeId],
-    ) -> Result<Committed, StoreError> {
-        self.mark(batch, step, episodes, Vec::new())
+    fn commit_update(&self, update: &TrainedBatch, again: bool) -> Result<Committed, StoreError> {
+        index::signed("step", update.step)?;
+        store::check_batch(&update.batch, &update.episodes)?;
+        let mut writer = guard(&self.writer)?;
+        let mut connection = guard(&self.connection)?;
+        if let Some(known) = index::batch(&connection, &update.batch)?.filter(|_| !again) {
+            return store::same_batch(&known, update);
+        }
+        for episode in &update.episodes {
+            match index::trained_in(&connection, episode.as_str())? {
+                None => {
+                    return Err(StoreError::UnknownEpisode {
+                        episode: episode.clone(),
+                    });
+                }
+                Some(Some(trained_in)) if trained_in != update.batch => {
+                    return Err(StoreError::TrainedTwice {
+                        episode: episode.clone(),
+                        trained_in,
+                        batch: update.batch.clone(),
+                    });
+                }
+                Some(_) => {}
+            }
+        }
+        let mark = Mark::of(update);
+        let frame = self.mark_frame(&mark)?;
+        // Marks are small and end a step that is already paid for: the byte limit does not
+        // hold them back.
+        self.append(&mut writer, &mut connection, &frame, |tx, at| {
+            index::mark(tx, &mark, at[0])
+        })?;
+        Ok(Committed::New)
     }
 
     fn trained_batches(&self) -> Result<Vec<TrainedBatch>, StoreError> {
@@ -409,7 +361,8 @@ mod tests {
             store.writer.lock().unwrap().fault = Some(Fault::FullAfter(n));
             let refused = store.commit_batch(&[trace("b"), trace("c")]);
             assert!(matches!(refused, Err(StoreError::DiskFull { .. })));
-            let refused = store.mark_trained("m", 1, &[EpisodeId::new("a")]);
+            let refused =
+                store.commit_update(&TrainedBatch::new("m", 1, &[EpisodeId::new("a")]), false);
             assert!(matches!(refused, Err(StoreError::DiskFull { .. })));
             assert_eq!(store.stats().unwrap().bytes, bytes);
             assert_eq!(store.get(&EpisodeId::new("b")).unwrap(), None);

@@ -84,10 +84,6 @@ pub enum StoreError {
     LostQueues { path: PathBuf, reason: String },
     #[error("queue: {0}")]
     Queue(#[from] crate::queue::QueueError),
-    #[error(
-        "queue {queue} belongs to another store; the step and its rows could not be one commit"
-    )]
-    ForeignQueue { queue: String },
     #[error("an earlier call panicked inside the store; open it anew")]
     Poisoned,
 }

@@ -9,7 +9,9 @@ use crate::store::{
 
 use crate::sums;
 use rusqlite::{Connection, OpenFlags, OptionalExtension, Row, Transaction, params};
+use serde::Deserialize;
 use sinew_types::{EpisodeId, GroupId, TaskId};
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Duration;
 
@@ -427,15 +429,37 @@ pub(crate) fn batch(connection: &Connection, id: &str) -> Result<Option<TrainedB
     Ok(found)
 }
 
+/// What the column `episodes` holds: of earlier versions a list of ids.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Trained {
+    Episodes(Vec<EpisodeId>),
+    Update {
+        episodes: Vec<EpisodeId>,
+        dropped: BTreeMap<EpisodeId, String>,
+        detail: serde_json::Value,
+    },
+}
+
 fn trained_batch(row: &Row<'_>) -> rusqlite::Result<TrainedBatch> {
     let json: String = row.get("episodes")?;
-    let episodes: Vec<String> = serde_json::from_str(&json).map_err(|e| {
+    let trained: Trained = serde_json::from_str(&json).map_err(|e| {
         rusqlite::Error::FromSqlConversionFailure(0, rusqlite::types::Type::Text, Box::new(e))
     })?;
+    let (episodes, dropped, detail) = match trained {
+        Trained::Episodes(episodes) => (episodes, BTreeMap::new(), serde_json::Value::Null),
+        Trained::Update {
+            episodes,
+            dropped,
+            detail,
+        } => (episodes, dropped, detail),
+    };
     Ok(TrainedBatch {
         batch: row.get("batch")?,
         step: unsigned(row, "step")?,
-        episodes: episodes.into_iter().map(EpisodeId).collect(),
+        episodes,
+        dropped,
+        detail,
     })
 }
 
@@ -445,19 +469,29 @@ pub(crate) fn batches(connection: &Connection) -> Result<Vec<TrainedBatch>, Stor
     Ok(rows.collect::<Result<_, _>>()?)
 }
 
-/// Enters a batch mark: the batch, its episodes, and the queue rows that it consumed.
+/// Enters a batch mark, in the place of an earlier one of the batch.
 pub(crate) fn mark(tx: &Transaction<'_>, mark: &Mark, at: Location) -> Result<(), StoreError> {
-    let json = serde_json::to_string(&mark.episodes).map_err(|e| StoreError::Io {
-        path: FILE_NAME.into(),
-        source: e.into(),
-    })?;
+    let detail: serde_json::Value = serde_json::from_str(&mark.detail).unwrap_or_default();
+    let json = serde_json::json!({
+        "episodes": mark.episodes, "dropped": mark.dropped, "detail": detail,
+    });
+    let before = batch(tx, &mark.batch)?;
+    for episode in before.iter().flat_map(|b| &b.episodes) {
+        tx.execute(
+            "UPDATE episodes SET batch = NULL WHERE episode = ?1 AND batch = ?2",
+            params![episode.as_str(), mark.batch],
+        )?;
+        sums::seal(tx, "episodes", "episode = ?1", &[&episode.as_str()])?;
+    }
     tx.execute(
         "INSERT INTO batches (batch, step, episodes, segment, offset, bytes)
-         VALUES (?1, ?2, ?3, ?4, ?5, ?6)",
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6)
+         ON CONFLICT (batch) DO UPDATE SET step = excluded.step, episodes = excluded.episodes,
+            segment = excluded.segment, offset = excluded.offset, bytes = excluded.bytes",
         params![
             mark.batch,
             signed("step", mark.step)?,
-            json,
+            json.to_string(),
             at.segment,
             signed("offset", at.offset)?,
             at.bytes
@@ -474,13 +508,6 @@ pub(crate) fn mark(tx: &Transaction<'_>, mark: &Mark, at: Location) -> Result<()
     for episode in &mark.episodes {
         insert.execute(params![episode, mark.batch, signed("step", mark.step)?])?;
         sums::seal(tx, "episodes", "episode = ?1", &[episode])?;
-    }
-    let mut ack = tx.prepare_cached(
-        "UPDATE queue_rows SET state = ?3, payload = NULL WHERE queue = ?1 AND key = ?2",
-    )?;
-    for (queue, key) in &mark.rows {
-        ack.execute(params![queue, key, crate::queue_disk::ACKED])?;
-        sums::seal(tx, "queue_rows", "queue = ?1 AND key = ?2", &[queue, key])?;
     }
     Ok(())
 }

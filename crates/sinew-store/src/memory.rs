@@ -128,43 +128,46 @@ impl TraceStore for MemoryStore {
         })
     }
 
-    fn mark_trained(
-        &self,
-        batch: &str,
-        step: u64,
-        episodes: &[EpisodeId],
-    ) -> Result<Committed, StoreError> {
-        index::signed("step", step)?;
-        store::check_batch(batch, episodes)?;
+    fn commit_update(&self, update: &TrainedBatch, again: bool) -> Result<Committed, StoreError> {
+        index::signed("step", update.step)?;
+        store::check_batch(&update.batch, &update.episodes)?;
         let mut inner = guard(&self.inner)?;
-        if let Some(known) = inner.batches.iter().find(|b| b.batch == batch) {
-            return store::same_batch(known, step, episodes);
+        let known = inner.batches.iter().position(|b| b.batch == update.batch);
+        if let Some(at) = known.filter(|_| !again) {
+            return store::same_batch(&inner.batches[at], update);
         }
         let mut found = Vec::new();
-        for episode in episodes {
+        for episode in &update.episodes {
             let unknown = || StoreError::UnknownEpisode {
                 episode: episode.clone(),
             };
             let &i = inner.by_id.get(episode).ok_or_else(unknown)?;
-            if let Some(trained_in) = &inner.episodes[i].summary.trained_in {
+            let trained_in = inner.episodes[i].summary.trained_in.as_ref();
+            if let Some(trained_in) = trained_in.filter(|b| **b != update.batch) {
                 return Err(StoreError::TrainedTwice {
                     episode: episode.clone(),
                     trained_in: trained_in.clone(),
-                    batch: batch.to_owned(),
+                    batch: update.batch.clone(),
                 });
             }
             found.push(i);
         }
+        for entry in inner.episodes.iter_mut().filter(|_| known.is_some()) {
+            let trained_in = &mut entry.summary.trained_in;
+            if trained_in.as_ref() == Some(&update.batch) {
+                *trained_in = None;
+                entry.summary.update = None;
+            }
+        }
         for i in found {
             let summary = &mut inner.episodes[i].summary;
-            summary.trained_in = Some(batch.to_owned());
-            summary.update = Some(step);
+            summary.trained_in = Some(update.batch.clone());
+            summary.update = Some(update.step);
         }
-        inner.batches.push(TrainedBatch {
-            batch: batch.to_owned(),
-            step,
-            episodes: episodes.to_vec(),
-        });
+        match known {
+            Some(at) => inner.batches[at] = update.clone(),
+            None => inner.batches.push(update.clone()),
+        }
         Ok(Committed::New)
     }
 

@@ -9,12 +9,11 @@ use crate::queue::{
     TransferQueue,
 };
 use crate::remake;
-use crate::store::Committed;
 use crate::sums;
 use rusqlite::{Connection, OptionalExtension, Transaction, params};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
 const READY: i64 = 0;
@@ -191,8 +190,7 @@ impl DiskQueue {
         leased.into_iter().map(&mut deliver).collect()
     }
 
-    /// See [`TransferQueue::ack`]. To tie it to an optimizer step, use
-    /// [`DiskStore::commit_step`].
+    /// See [`TransferQueue::ack`].
     pub fn ack(&self, lease: LeaseId, keys: &[String]) -> Result<usize, StoreError> {
         self.change(|state| state.plan_ack(lease, keys))
     }
@@ -266,36 +264,6 @@ impl DiskQueue {
         })?;
         state.apply(changes);
         Ok(())
-    }
-
-    /// Checks that `rows` can be acked, lets `commit` make that durable (it is given the names
-    /// under which the store's recovery finds them), and only then acks them here.
-    pub(crate) fn acking(
-        &self,
-        rows: &[(LeaseId, String)],
-        connection: &Arc<Mutex<Connection>>,
-        commit: impl FnOnce(Vec<(String, String)>) -> Result<Committed, StoreError>,
-    ) -> Result<Committed, StoreError> {
-        if !Arc::ptr_eq(connection, &self.connection) {
-            return Err(StoreError::ForeignQueue {
-                queue: self.name.clone(),
-            });
-        }
-        let mut state = guard(&self.state)?;
-        let mut by_lease: BTreeMap<LeaseId, Vec<String>> = BTreeMap::new();
-        for (lease, key) in rows {
-            by_lease.entry(*lease).or_default().push(key.clone());
-        }
-        let mut changes = Vec::new();
-        for (lease, keys) in &by_lease {
-            changes.extend(state.plan_ack(*lease, keys)?);
-        }
-        let names = rows.iter().map(|(_, key)| (self.name.clone(), key.clone()));
-        let committed = commit(names.collect())?;
-        if committed == Committed::New {
-            state.apply(changes);
-        }
-        Ok(committed)
     }
 }
 

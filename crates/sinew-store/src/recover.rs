@@ -325,7 +325,8 @@ fn enter(segments: &SegmentDir, tx: &Transaction<'_>, record: &Record) -> Result
         }
         RecordKind::Mark => {
             let mark: Mark = codec::decode(codec, raw_len, payload).map_err(corrupt)?;
-            if index::batch(tx, &mark.batch)?.is_some() {
+            // A later mark takes the place of an earlier one of its batch.
+            if index::batch(tx, &mark.batch)?.is_some_and(|known| Mark::of(&known) == mark) {
                 return Ok(());
             }
             index::mark(tx, &mark, record.location)

@@ -3,7 +3,7 @@
 use crate::error::StoreError;
 use serde::{Deserialize, Serialize};
 use sinew_types::{EpisodeEnd, EpisodeId, GroupId, TaskId, TokenKind, Trace};
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::fmt;
 use std::ops::RangeInclusive;
 
@@ -158,12 +158,31 @@ pub struct Page {
     pub next: Option<Cursor>,
 }
 
-/// Which episodes one optimizer step trained.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+/// One optimizer update: what it trained, what it left out, and what the caller ties to it.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct TrainedBatch {
     pub batch: String,
     pub step: u64,
+    /// In their order.
     pub episodes: Vec<EpisodeId>,
+    /// Left out, with the reason.
+    #[serde(default)]
+    pub dropped: BTreeMap<EpisodeId, String>,
+    /// Not looked at.
+    #[serde(default)]
+    pub detail: serde_json::Value,
+}
+
+impl TrainedBatch {
+    /// A batch that left nothing out.
+    pub fn new(batch: &str, step: u64, episodes: &[EpisodeId]) -> Self {
+        Self {
+            batch: batch.to_owned(),
+            step,
+            episodes: episodes.to_vec(),
+            ..Self::default()
+        }
+    }
 }
 
 /// How much a store holds.
@@ -211,13 +230,12 @@ pub(crate) fn check_batch(batch: &str, episodes: &[EpisodeId]) -> Result<(), Sto
     }
 }
 
-/// What is told of a batch that is already marked.
+/// What a second commit of a batch comes to.
 pub(crate) fn same_batch(
     known: &TrainedBatch,
-    step: u64,
-    episodes: &[EpisodeId],
+    given: &TrainedBatch,
 ) -> Result<Committed, StoreError> {
-    if known.step == step && known.episodes == episodes {
+    if known.step == given.step && known.episodes == given.episodes {
         return Ok(Committed::Duplicate);
     }
     Err(StoreError::BatchConflict {
@@ -244,14 +262,10 @@ pub trait TraceStore: Send + Sync + fmt::Debug {
     /// Episodes in commit order.
     fn list(&self, filter: &Filter) -> Result<Page, StoreError>;
 
-    /// Records that an optimizer step trained `episodes`. Durable before it returns, idempotent
-    /// by `batch`; refused if any of them is unknown or was trained in another batch.
-    fn mark_trained(
-        &self,
-        batch: &str,
-        step: u64,
-        episodes: &[EpisodeId],
-    ) -> Result<Committed, StoreError>;
+    /// Records an update in one transaction. Durable before it returns, idempotent by the batch's name;
+    /// refused if an episode that it trained is unknown or was trained in another batch. With `again` it
+    /// takes the place of what was recorded under the name.
+    fn commit_update(&self, update: &TrainedBatch, again: bool) -> Result<Committed, StoreError>;
 
     /// All trained batches, in the order in which they were marked.
     fn trained_batches(&self) -> Result<Vec<TrainedBatch>, StoreError>;

@@ -3,15 +3,13 @@
 use crate::failure::Failure;
 use crate::output;
 use crate::run_dir::{self, store_path};
-use crate::show::{self, ShowOptions};
-use crate::show_run::RunSummary;
-use crate::visible::visible;
 use crate::wire;
 use crate::{EpisodesArgs, ShowArgs};
 use clap::ValueEnum;
 use serde_json::json;
 use sinew_store::{Cursor, EndKind, Filter, StoreReader};
 use sinew_types::EpisodeId;
+use sinew_view::{ShowOptions, visible};
 use std::io::IsTerminal;
 use std::ops::RangeInclusive;
 use std::path::Path;
@@ -48,7 +46,7 @@ fn open_store(run_dir: &Path) -> Result<StoreReader, Failure> {
 /// `sinew show`.
 pub(crate) fn show(args: &ShowArgs) -> Result<(), Failure> {
     let Some(run_dir) = &args.run_dir else {
-        let run = RunSummary::read(Path::new(&args.what))?;
+        let run = run_dir::summary(Path::new(&args.what))?;
         if args.json {
             output::print_json(&json!(run));
         } else {
@@ -68,14 +66,14 @@ pub(crate) fn show(args: &ShowArgs) -> Result<(), Failure> {
     let recipe = run_dir::recipe(run_dir)?;
     let renderer = wire::renderer(&recipe)?;
     if args.json {
-        let text = show::json(&trace, renderer.as_ref()).map_err(Failure::system)?;
+        let text = sinew_view::json(&trace, renderer.as_ref()).map_err(Failure::system)?;
         output::print(&(text + "\n"));
     } else {
         let options = ShowOptions {
             color: std::io::stdout().is_terminal(),
             tokens: args.tokens,
         };
-        output::print(&show::text(&trace, renderer.as_ref(), options));
+        output::print(&sinew_view::text(&trace, renderer.as_ref(), options));
     }
     Ok(())
 }

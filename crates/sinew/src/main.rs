@@ -13,9 +13,7 @@ mod features;
 mod gc;
 mod harness;
 mod lab;
-mod ledger;
 mod levels;
-mod log;
 mod models;
 mod output;
 mod outside;
@@ -23,19 +21,13 @@ mod plan;
 mod pool;
 mod python;
 mod recipe;
-mod report;
 mod run_dir;
 mod runs;
 mod sandbox;
 mod serve;
 mod serve_sandbox;
-mod show;
-mod show_run;
 mod signals;
-mod summary;
 mod train;
-mod view;
-mod visible;
 mod wire;
 
 use clap::{Args, CommandFactory, Parser, Subcommand};
@@ -258,7 +250,7 @@ fn main() -> ExitCode {
         && words.next().is_none();
     let cli = (!is_worker).then(Cli::parse);
     tracing_subscriber::fmt()
-        .with_writer(log::writer)
+        .with_writer(sinew_view::writer)
         .with_env_filter(
             tracing_subscriber::EnvFilter::try_from_env("SINEW_LOG")
                 .unwrap_or_else(|_| "error".into()),
@@ -307,7 +299,7 @@ fn eprint_failure(failure: &Failure) {
         return;
     }
     // It may quote what servers and programs said.
-    let text = visible::visible(failure.text());
+    let text = sinew_view::visible(failure.text());
     let _ = writeln!(std::io::stderr(), "sinew: {text}");
 }
 
@@ -316,7 +308,7 @@ fn run_train(args: &RunArgs) -> Result<(), Failure> {
 }
 
 /// What a command does with a recipe.
-type Job = fn(&Recipe, &RunDir, &train::TrainOptions) -> Result<train::Ended, Failure>;
+type Job = fn(&Recipe, &RunDir, &train::TrainOptions) -> Result<train::Finished, Failure>;
 
 impl RunArgs {
     /// The recipe, with the seed that was asked for.

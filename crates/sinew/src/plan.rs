@@ -1,13 +1,26 @@
 //! From a recipe to what the training loop takes: the one place where the two meet.
 
 use crate::failure::Failure;
-use crate::recipe::{DataSection, LoraSection, Recipe, TrainSection};
+use crate::recipe::{DataSection, LoraSection, Recipe, TasksSection, TrainSection};
+use sinew_algo::Algorithm;
+use sinew_env::{Split, Taskset};
 use sinew_model::{LoraConfig, Projection};
-use sinew_pipeline::{Dataset, DatasetConfig, LearnerConfig, PolicyConfig};
+use sinew_pipeline::{
+    CoreConfig, Dataset, DatasetConfig, EvalConfig, Goal, LearnerConfig, PipelineConfig,
+    PolicyConfig, SampleKind, TaskSampling, TasksByKind,
+};
 use sinew_render::Renderer;
+use sinew_rollout::{EpisodeLimits, EpisodeOptions};
 use sinew_train::TrainerConfig;
 use sinew_train::optim::{AdamWConfig, Decay, Schedule};
+use sinew_types::SamplingParams;
+use sinew_view::RunFacts;
 use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Time until an episode's world is up, unless a recipe says.
+const BOOT_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// A value head starts from nothing, so that by default it learns this much faster.
 const CRITIC_LR_FACTOR: f32 = 10.0;
@@ -115,4 +128,106 @@ pub(crate) fn dataset(
     };
     let context = recipe.rollout.max_context_tokens as usize;
     Ok(Some(Dataset::load(&config, renderer, context)?))
+}
+
+/// How a command runs a recipe.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Invocation {
+    pub(crate) goal: Goal,
+    pub(crate) command: &'static str,
+    pub(crate) accept_loss: bool,
+}
+
+/// How training episodes are sampled and bounded.
+pub(crate) fn episode_options(recipe: &Recipe) -> EpisodeOptions {
+    let r = &recipe.rollout;
+    EpisodeOptions {
+        limits: EpisodeLimits {
+            max_turns: r.max_turns,
+            max_turn_tokens: r.max_turn_tokens,
+            max_context_tokens: r.max_context_tokens,
+        },
+        sampling: SamplingParams {
+            temperature: r.temperature,
+            top_p: r.top_p,
+            format: r.format.clone().map(Arc::new),
+            ..SamplingParams::default()
+        },
+        boot_timeout: r
+            .boot_timeout_s
+            .map_or(BOOT_TIMEOUT, Duration::from_secs_f64),
+        timeout: Duration::from_secs_f64(r.episode_timeout_s),
+        score_timeout: Duration::from_secs_f64(r.score_timeout_s),
+    }
+}
+
+/// What the decisions of a recipe's run depend on.
+fn core(
+    recipe: &Recipe,
+    goal: Goal,
+    taskset: &dyn Taskset,
+    algorithm: &Algorithm,
+) -> Result<CoreConfig, Failure> {
+    let (t, r, eval) = (&recipe.train, &recipe.rollout, &recipe.eval);
+    Ok(CoreConfig {
+        goal,
+        seed: recipe.seed,
+        steps: t.steps,
+        max_wall_s: (t.max_wall_s > 0.0).then_some(t.max_wall_s),
+        checkpoint_every: t.checkpoint_every,
+        samples: match recipe.data {
+            Some(_) => SampleKind::Given,
+            None => SampleKind::Run,
+        },
+        tasks_per_step: r.tasks_per_step,
+        group_size: r.group_size,
+        retries: algorithm.repair().retries(),
+        refill: algorithm.refill(),
+        tasks: match recipe.tasks {
+            TasksSection::Uniform {} => TaskSampling::Uniform,
+            TasksSection::Adaptive(config) => TaskSampling::Adaptive {
+                config,
+                tasks: TasksByKind::of(taskset).map_err(Failure::input)?,
+            },
+        },
+        train_tasks: taskset.len(Split::Train),
+        held_out_tasks: taskset.len(Split::HeldOut),
+        eval: EvalConfig {
+            tasks: eval.tasks,
+            episodes_per_task: eval.episodes_per_task,
+            every: eval.every,
+            temperature: eval.temperature,
+            greedy: recipe.eval_greedy(),
+        },
+    })
+}
+
+/// A recipe's run, for the loop.
+pub(crate) fn pipeline(
+    recipe: &Recipe,
+    how: Invocation,
+    run_dir: &Path,
+    taskset: &dyn Taskset,
+    algorithm: &Algorithm,
+) -> Result<PipelineConfig, Failure> {
+    Ok(PipelineConfig {
+        core: Arc::new(core(recipe, how.goal, taskset, algorithm)?),
+        max_context_tokens: recipe.rollout.max_context_tokens as usize,
+        run_dir: run_dir.into(),
+        command: how.command,
+        recipe: toml::to_string(recipe).map_err(Failure::system)?,
+        accept_loss: how.accept_loss,
+    })
+}
+
+/// What a report says of a recipe.
+pub(crate) fn facts(recipe: &Recipe) -> Result<RunFacts, Failure> {
+    Ok(RunFacts {
+        name: recipe.name.clone(),
+        seed: recipe.seed,
+        model: recipe.model_source(),
+        algorithm: recipe.algorithm.kind.name().to_owned(),
+        steps: recipe.train.steps,
+        recipe: toml::to_string(recipe).map_err(Failure::system)?,
+    })
 }

@@ -16,6 +16,7 @@ use sinew_render::Renderer;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::sync::watch;
 
 #[cfg(feature = "pool")]
 #[derive(serde::Deserialize)]
@@ -109,7 +110,11 @@ fn min_group(recipe: &Recipe) -> usize {
 }
 
 /// The pool of `[data] type = "pool"`; `None` with other data.
-pub(crate) fn source(recipe: &Recipe, run_dir: &Path) -> Result<Option<PoolSource>, Failure> {
+pub(crate) fn source(
+    recipe: &Recipe,
+    run_dir: &Path,
+    cancel: watch::Receiver<bool>,
+) -> Result<Option<PoolSource>, Failure> {
     let Some(recipe::DataSection::Pool {
         wait_s, lease_s, ..
     }) = &recipe.data
@@ -124,7 +129,7 @@ pub(crate) fn source(recipe: &Recipe, run_dir: &Path) -> Result<Option<PoolSourc
         lease_s: *lease_s,
         min_group: min_group(recipe),
     };
-    Ok(Some(PoolSource::new(client, config)?))
+    Ok(Some(PoolSource::new(client, config, cancel)?))
 }
 
 #[derive(Debug, Args)]

@@ -2,6 +2,7 @@
 
 use crate::failure::Failure;
 use crate::recipe::Recipe;
+use sinew_view::RunSummary;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
@@ -184,10 +185,6 @@ impl RunDir {
         self.path.join("began.toml")
     }
 
-    pub(crate) fn evals_path(&self) -> PathBuf {
-        self.path.join("evals.jsonl")
-    }
-
     pub(crate) fn metrics_path(&self) -> PathBuf {
         self.path.join("metrics.jsonl")
     }
@@ -303,6 +300,12 @@ pub(crate) fn recipe(run_dir: &Path) -> Result<Recipe, Failure> {
         )));
     }
     Recipe::load(&path).map_err(Failure::input)
+}
+
+/// How far the run in a folder is.
+pub(crate) fn summary(run_dir: &Path) -> Result<RunSummary, Failure> {
+    let recipe = recipe(run_dir)?;
+    RunSummary::read(run_dir, recipe.name, recipe.train.steps).map_err(Failure::system)
 }
 
 /// Where a run folder keeps its episodes.

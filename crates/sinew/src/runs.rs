@@ -3,9 +3,9 @@
 use crate::failure::Failure;
 use crate::output;
 use crate::run_dir;
-use crate::show_run::RunSummary;
 use clap::Args;
 use serde_json::json;
+use sinew_view::RunSummary;
 use std::path::{Path, PathBuf};
 
 #[derive(Debug, Args)]
@@ -48,7 +48,7 @@ pub(crate) fn run(args: &RunsArgs) -> Result<(), Failure> {
 
 fn one(folder: &Path, as_json: bool) {
     let shown = folder.display();
-    let read = RunSummary::read(folder);
+    let read = run_dir::summary(folder);
     let (state, why) = match run_dir::end_of(folder) {
         _ if run_dir::in_use(folder) => ("running".to_owned(), None),
         Some(end) => end,

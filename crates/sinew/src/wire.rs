@@ -5,11 +5,10 @@ pub(crate) use crate::device::{device, kernels};
 use crate::egress::{WayOut, WithEgress};
 use crate::failure::Failure;
 use crate::harness;
-use crate::ledger::Ledger;
-use crate::recipe::{ModelSection, Recipe, SandboxSection, TasksSection};
+use crate::plan::Invocation;
+use crate::recipe::{ModelSection, Recipe, SandboxSection};
 use crate::run_dir::{Resume, RunDir};
-use serde::{Deserialize, Serialize};
-use sinew_algo::{Algorithm, Columns};
+use sinew_algo::Algorithm;
 use sinew_env::{EnvFactory, Sandboxes, Taskset};
 use sinew_grammar::Grammars;
 use sinew_image::{Image, ImageConfig, ImageError, UnpackLimits};
@@ -19,73 +18,28 @@ use sinew_model::{
     load_gguf_metadata, load_model, resolve_model,
 };
 use sinew_pipeline::{
-    CrossPolicy, CrossPolicyConfig, Curriculum, Dataset, EvalRecord, Learner, PipelineError,
-    PoolSource, Rows, StepRecord, TasksByKind, Wanted, by_group, draws_per_step,
+    Bus, CrossPolicy, CrossPolicyConfig, DatasetSource, EmbeddedLearner, EngineRollouts, Learner,
+    Pipeline, PipelineError, RolloutParts, RunEvent, RunStore, SampleSource, SavedState,
+    TrainProgress,
 };
-use sinew_pool::schema::Kind;
 use sinew_render::{ChatRenderer, GgufVocab, Renderer, TinyRenderer};
-use sinew_rollout::{Admission, EpisodeLimits, EpisodeOptions, EpisodeParts, Gauges, RunInfo};
+use sinew_rollout::{Admission, EpisodeParts, Gauges, RunInfo};
 use sinew_sandbox::{
     Limits, Pool, PoolConfig, ProcessConfig, ProcessProvider, SandboxProvider, SandboxSpec,
 };
-use sinew_store::{DiskStore, Filter, MemoryStore, Recovery, StoreError, StoreOptions, TraceStore};
+use sinew_store::{DiskStore, MemoryStore, Recovery, StoreError, StoreOptions};
 use sinew_tensor::Cpu;
-use sinew_types::{Clock, Component, Engine, EpisodeId, Provenance, SamplingParams, Trace};
-use std::collections::{BTreeMap, BTreeSet};
+use sinew_types::{Clock, Component, Engine, Provenance};
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
-use std::time::{Duration, Instant};
+use std::time::Instant;
+use tokio::runtime::Handle;
+use tokio::sync::watch;
 
 /// Room of a store in memory.
 const MEMORY_STORE_BYTES: u64 = 4 << 30;
-
-/// Time until an episode's world is up, unless a recipe says.
-const BOOT_TIMEOUT: Duration = Duration::from_secs(120);
-
-/// What a checkpoint of a run holds beside weights and optimizer.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub(crate) struct SavedState {
-    pub(crate) step: u64,
-    pub(crate) wall_s: f64,
-    pub(crate) ledger: Ledger,
-    #[serde(default)]
-    pub(crate) curriculum: Curriculum,
-    /// The recipe that trained it, as TOML.
-    #[serde(default)]
-    pub(crate) recipe: String,
-    /// The records of all steps; that of the last one is written to its file after the checkpoint.
-    #[serde(default)]
-    pub(crate) history: Vec<StepRecord>,
-    /// Held-out measurements so far.
-    #[serde(default)]
-    pub(crate) evals: Vec<EvalRecord>,
-}
-
-/// Everything a run works with.
-pub(crate) struct Parts {
-    pub(crate) episode: EpisodeParts,
-    pub(crate) taskset: Arc<dyn Taskset>,
-    pub(crate) store: Arc<dyn TraceStore>,
-    /// Trained episodes that a power cut took from the store before it was opened.
-    pub(crate) torn: BTreeSet<EpisodeId>,
-    pub(crate) algorithm: Algorithm,
-    pub(crate) learner: Learner,
-    /// Makes masks for the engine, and makes them again for training.
-    pub(crate) grammars: Arc<dyn Grammars>,
-    /// What is trained on instead of sampled episodes.
-    pub(crate) data: Option<Dataset>,
-    /// Where trained trajectories are drawn from instead.
-    pub(crate) pool: Option<PoolSource>,
-    /// Task types, for adaptive sampling.
-    pub(crate) task_kinds: Option<TasksByKind>,
-    pub(crate) cross: Option<Arc<CrossPolicy>>,
-    /// Draws that belong to one training step.
-    pub(crate) draws_per_step: u64,
-    config: ModelConfig,
-    kernels: String,
-    threads: usize,
-}
 
 /// Seconds since the first call: the clock that pure parts are given.
 pub(crate) fn clock() -> Clock {
@@ -329,20 +283,26 @@ pub(crate) fn world(recipe: &Recipe) -> Result<World, Failure> {
 }
 
 /// The store of a run, and what of trained episodes it has just lost.
-fn open_store(
-    recipe: &Recipe,
-    dir: &RunDir,
-) -> Result<(Arc<dyn TraceStore>, BTreeSet<EpisodeId>), Failure> {
+fn open_store(recipe: &Recipe, dir: &RunDir) -> Result<RunStore, Failure> {
     if recipe.store.kind == "memory" {
-        let store = MemoryStore::new(MEMORY_STORE_BYTES);
-        return Ok((Arc::new(store), BTreeSet::new()));
+        return Ok(RunStore {
+            traces: Arc::new(MemoryStore::new(MEMORY_STORE_BYTES)),
+            torn: BTreeSet::new(),
+            forgets: true,
+            draws_per_step: 1,
+        });
     }
     let store = disk_store(&dir.store(), dir.accepts_loss())
         .map_err(|e| Failure::system(format!("store: {e}")))?;
     let recovery = store.recovery();
     let gone = recovery.torn_trained.iter().chain(&recovery.lost_trained);
-    let gone = gone.cloned().collect();
-    Ok((Arc::new(store), gone))
+    let torn = gone.cloned().collect();
+    Ok(RunStore {
+        traces: Arc::new(store),
+        torn,
+        forgets: false,
+        draws_per_step: 1,
+    })
 }
 
 /// Opens a store for writing, and says what of it was found damaged.
@@ -394,7 +354,7 @@ fn engine(
     params: &Params,
     renderer: &dyn Renderer,
     grammars: &Arc<dyn Grammars>,
-    learner: &Learner,
+    learner: &EmbeddedLearner,
 ) -> Result<EmbeddedEngine, Failure> {
     let failed = |e: &dyn std::fmt::Display| Failure::system(format!("engine: {e}"));
     let precision = crate::device::precision(recipe, device.kernels());
@@ -435,9 +395,9 @@ fn engines(
     device: &Cpu,
     renderer: &dyn Renderer,
     grammars: &Arc<dyn Grammars>,
-    learner: &Learner,
+    learner: &EmbeddedLearner,
 ) -> Result<Engines, Failure> {
-    let weights = learner.weights()?;
+    let weights = learner.params()?;
     if recipe.engine.kind != "embedded" {
         let base = match model_files(recipe)? {
             Some(ModelFiles::Dir(dir)) => Some(dir),
@@ -470,10 +430,10 @@ fn learner(
     params: Params,
     algorithm: &Algorithm,
     files: Vec<(String, Vec<u8>)>,
-) -> Result<Learner, Failure> {
+) -> Result<EmbeddedLearner, Failure> {
     let scorers = crate::models::scoring_models(recipe, algorithm.needs(), device, &params)?;
     let config = crate::plan::learner(recipe, dir.path())?;
-    Ok(Learner::new(
+    Ok(EmbeddedLearner::new(
         config,
         device,
         params,
@@ -483,14 +443,14 @@ fn learner(
     )?)
 }
 
-/// Goes back to the last good checkpoint; `None` if there is none yet. What it was trained with may
+/// Goes back to the last good checkpoint, if there is one. What it was trained with may
 /// differ in what `resume` allows.
 fn restore(
-    learner: &mut Learner,
+    learner: &mut EmbeddedLearner,
     recipe: &Recipe,
     dir: &RunDir,
     resume: &Resume,
-) -> Result<Option<SavedState>, Failure> {
+) -> Result<SavedState, Failure> {
     let unreadable = |e: &dyn std::fmt::Display| {
         PipelineError::System(format!("{}: {e}", dir.checkpoints().display()))
     };
@@ -503,7 +463,7 @@ fn restore(
         let changes = dir.check_changes(&old, recipe, resume);
         changes.map_err(|e| PipelineError::Input(e.to_string()))
     })?;
-    let saved = state.map(serde_json::from_value).transpose();
+    let saved = state.map_or_else(|| Ok(SavedState::default()), SavedState::read);
     Ok(saved.map_err(|e| unreadable(&e))?)
 }
 
@@ -547,239 +507,133 @@ fn run_info(
     }
 }
 
-impl Parts {
-    /// Builds everything; with `resume`, from the last good checkpoint.
-    pub(crate) fn build(
-        recipe: &Recipe,
-        dir: &RunDir,
-        resume: Option<&Resume>,
-    ) -> Result<(Self, Option<SavedState>), Failure> {
-        let device = device()?;
-        let renderer = renderer(recipe)?;
-        let (taskset, envs) = world(recipe)?;
-        let (store, torn) = open_store(recipe, dir)?;
-        let params = loaded_params(recipe, renderer.as_ref())?;
-        let config = params.config().clone();
-        check_context(recipe, &config)?;
-        let algorithm = recipe
-            .algorithm()
-            .map_err(|e| Failure::input(format!("algorithm: {e}")))?;
-        let files = renderer.files().map_err(Failure::system)?;
-        let data = crate::plan::dataset(recipe, renderer.as_ref())?;
-        let pool = crate::pool::source(recipe, dir.path())?;
-        let task_kinds = match recipe.tasks {
-            TasksSection::Uniform {} => None,
-            TasksSection::Adaptive(_) => {
-                Some(TasksByKind::of(taskset.as_ref()).map_err(Failure::input)?)
-            }
-        };
-        let mut learner = learner(recipe, dir, &device, params, &algorithm, files)?;
-        let saved = match resume {
-            Some(resume) => restore(&mut learner, recipe, dir, resume)?,
-            None => None,
-        };
-        let grammars = sinew_pipeline::grammars(&renderer, config.vocab)?;
-        if let Some(format) = &recipe.rollout.format {
-            let compiled = grammars.start(&Arc::new(format.clone()));
-            compiled.map_err(|e| Failure::input(format!("rollout.format: {e}")))?;
-        }
-        let (engine, cross) = engines(recipe, &device, renderer.as_ref(), &grammars, &learner)?;
-        let harness = harness::build(&recipe.harness, &recipe.sandbox, renderer.as_ref())?;
-        let admission = Admission::new(admission::config(recipe), Arc::clone(&engine));
-        let run = run_info(recipe, dir, (envs.as_ref(), renderer.as_ref()), &device);
-        // Given episodes replace no others.
-        let refill = match data.is_some() || pool.is_some() {
-            true => 0,
-            false => algorithm.refill(),
-        };
-        let parts = Self {
-            draws_per_step: draws_per_step(recipe.rollout.tasks_per_step, refill),
-            episode: EpisodeParts {
-                engine,
-                renderer,
-                envs,
-                harness,
-                admission,
-                gauges: Arc::new(Gauges::default()),
-                requests: Arc::new(AtomicU64::new(1)),
-                run: Arc::new(run),
-            },
-            taskset,
-            store,
-            torn,
-            algorithm,
-            learner,
-            grammars,
-            data,
-            pool,
-            task_kinds,
-            cross,
-            config,
-            kernels: kernels(&device),
-            threads: device.threads(),
-        };
-        if let Some(saved) = &saved {
-            parts.mark_trained(&saved.ledger)?;
-        }
-        Ok((parts, saved))
-    }
+/// Where and how a run goes on.
+pub(crate) struct Session<'a> {
+    pub(crate) dir: &'a RunDir,
+    pub(crate) resume: Option<&'a Resume>,
+    pub(crate) runtime: Handle,
+    pub(crate) bus: Bus,
+    /// Turns true when the run is asked to stop.
+    pub(crate) cancel: watch::Receiver<bool>,
+    pub(crate) started: Instant,
+}
 
-    /// One line about what runs.
-    pub(crate) fn describe(&self) -> String {
-        format!(
-            "model {:?}, {} layers of {}, vocabulary {}; kernels {}, {} threads",
-            self.config.family,
-            self.config.layers,
-            self.config.d_model,
-            self.config.vocab,
-            self.kernels,
-            self.threads
-        )
+/// The training loop of a recipe with all its parts; with `resume`, from the last good checkpoint. And
+/// what reads its tokens.
+pub(crate) fn pipeline(
+    recipe: &Recipe,
+    how: Invocation,
+    session: Session<'_>,
+) -> Result<(Pipeline, Arc<dyn Renderer>), Failure> {
+    let (dir, cancel) = (session.dir, &session.cancel);
+    let device = device()?;
+    let renderer = renderer(recipe)?;
+    let (taskset, envs) = world(recipe)?;
+    let mut store = open_store(recipe, dir)?;
+    let params = loaded_params(recipe, renderer.as_ref())?;
+    let model = params.config().clone();
+    check_context(recipe, &model)?;
+    let algorithm = recipe
+        .algorithm()
+        .map_err(|e| Failure::input(format!("algorithm: {e}")))?;
+    let files = renderer.files().map_err(Failure::system)?;
+    let config = crate::plan::pipeline(recipe, how, dir.path(), taskset.as_ref(), &algorithm)?;
+    store.draws_per_step = config.core.draws_per_step();
+    let mut learner = learner(recipe, dir, &device, params, &algorithm, files)?;
+    let saved = match session.resume {
+        Some(resume) => restore(&mut learner, recipe, dir, resume)?,
+        None => SavedState::default(),
+    };
+    follow(&mut learner, &session, saved.wall_s);
+    let grammars = sinew_pipeline::grammars(&renderer, model.vocab)?;
+    if let Some(format) = &recipe.rollout.format {
+        let compiled = grammars.start(&Arc::new(format.clone()));
+        compiled.map_err(|e| Failure::input(format!("rollout.format: {e}")))?;
     }
+    let source = source(recipe, dir, renderer.as_ref(), &grammars, cancel)?;
+    let (engine, cross) = engines(recipe, &device, renderer.as_ref(), &grammars, &learner)?;
+    let harness = harness::build(&recipe.harness, &recipe.sandbox, renderer.as_ref())?;
+    let admission = Admission::new(admission::config(recipe), Arc::clone(&engine));
+    let run = run_info(recipe, dir, (envs.as_ref(), renderer.as_ref()), &device);
+    let parts = RolloutParts {
+        episode: EpisodeParts {
+            run: Arc::new(run),
+            engine: Arc::clone(&engine),
+            renderer: Arc::clone(&renderer),
+            envs,
+            harness,
+            admission,
+            gauges: Arc::new(Gauges::default()),
+            requests: Arc::new(AtomicU64::new(1)),
+        },
+        taskset,
+        options: crate::plan::episode_options(recipe),
+        max_in_flight: recipe.rollout.max_in_flight,
+        cross,
+    };
+    let traces = Arc::clone(&store.traces);
+    let rollouts = EngineRollouts::new(session.runtime, parts, traces, session.cancel);
+    session
+        .bus
+        .emit(RunEvent::Described(describe(&model, &device)))?;
+    let pipeline = Pipeline {
+        config,
+        algorithm,
+        rollouts: Box::new(rollouts),
+        source,
+        learner: Box::new(learner),
+        transport: Box::new(engine),
+        store,
+        grammars,
+        bus: session.bus,
+        saved,
+        started: session.started,
+    };
+    Ok((pipeline, renderer))
+}
 
-    /// How training episodes are sampled and bounded.
-    pub(crate) fn episode_options(&self, recipe: &Recipe) -> EpisodeOptions {
-        let r = &recipe.rollout;
-        EpisodeOptions {
-            limits: EpisodeLimits {
-                max_turns: r.max_turns,
-                max_turn_tokens: r.max_turn_tokens,
-                max_context_tokens: r.max_context_tokens,
-            },
-            sampling: SamplingParams {
-                temperature: r.temperature,
-                top_p: r.top_p,
-                format: r.format.clone().map(Arc::new),
-                ..SamplingParams::default()
-            },
-            boot_timeout: r
-                .boot_timeout_s
-                .map_or(BOOT_TIMEOUT, Duration::from_secs_f64),
-            timeout: Duration::from_secs_f64(r.episode_timeout_s),
-            score_timeout: Duration::from_secs_f64(r.score_timeout_s),
-        }
-    }
+/// One line about what runs.
+fn describe(model: &ModelConfig, device: &Cpu) -> String {
+    format!(
+        "model {:?}, {} layers of {}, vocabulary {}; kernels {}, {} threads",
+        model.family,
+        model.layers,
+        model.d_model,
+        model.vocab,
+        kernels(device),
+        device.threads()
+    )
+}
 
-    /// Training rows of a step's episodes.
-    pub(crate) fn rows(&mut self, groups: &mut [Vec<Trace>]) -> Result<Rows, Failure> {
-        Ok(Rows::of(
-            groups,
-            &self.algorithm,
-            &mut self.learner,
-            self.grammars.as_ref(),
-        )?)
+/// Where training episodes come from that are not run here.
+fn source(
+    recipe: &Recipe,
+    dir: &RunDir,
+    renderer: &dyn Renderer,
+    grammars: &Arc<dyn Grammars>,
+    cancel: &watch::Receiver<bool>,
+) -> Result<Option<Box<dyn SampleSource>>, Failure> {
+    if let Some(data) = crate::plan::dataset(recipe, renderer)? {
+        let grammars = Arc::clone(grammars);
+        return Ok(Some(Box::new(DatasetSource { data, grammars })));
     }
+    let pool = crate::pool::source(recipe, dir.path(), cancel.clone())?;
+    Ok(pool.map(|pool| Box::new(pool) as Box<dyn SampleSource>))
+}
 
-    /// The traces of a step that trains on given data, committed like sampled ones.
-    pub(crate) fn data_step(&mut self, recipe: &Recipe, step: u64) -> Result<Vec<Trace>, Failure> {
-        let Some(data) = &self.data else {
-            return Ok(Vec::new());
-        };
-        let mut groups = data.batch(recipe.seed, step, recipe.rollout.tasks_per_step);
-        let known = sinew_pipeline::masks(self.grammars.as_ref(), &mut groups);
-        self.learner
-            .score_data(&self.algorithm, &mut groups, &known)?;
-        let traces: Vec<Trace> = groups.into_iter().flatten().collect();
-        self.store.commit_batch(&traces).map_err(Failure::system)?;
-        Ok(traces)
-    }
-
-    /// The traces of a step that trains on a pool's trajectories, committed like sampled ones, and
-    /// those of them that must not be trained, with the reason. None: the pool is empty.
-    pub(crate) fn pool_step(
-        &mut self,
-        recipe: &Recipe,
-        step: u64,
-        stop: impl Fn() -> bool,
-    ) -> Result<(Vec<Trace>, BTreeMap<EpisodeId, String>), Failure> {
-        let Some(pool) = &self.pool else {
-            return Ok((Vec::new(), BTreeMap::new()));
-        };
-        let mut traces = self.stored_step(step)?;
-        if traces.is_empty() {
-            let (count, context) = (
-                recipe.rollout.tasks_per_step,
-                recipe.rollout.max_context_tokens,
-            );
-            let wanted = Wanted {
-                step,
-                groups: count,
-                seed: recipe.seed,
-                version: self.learner.version(),
-                max_path_tokens: context as usize,
-                algorithm: &self.algorithm,
-            };
-            traces = pool.draw(&wanted, stop)?;
-            if pool.kind() != Kind::Rl && !traces.is_empty() {
-                let mut groups = match pool.kind() {
-                    Kind::Dpo => by_group(traces),
-                    _ => vec![traces],
-                };
-                let known = &Columns::new();
-                self.learner
-                    .score_data(&self.algorithm, &mut groups, known)?;
-                traces = groups.into_iter().flatten().collect();
-            }
-            self.store.commit_batch(&traces).map_err(Failure::system)?;
-        }
-        let lost = pool.acknowledge(step)?;
-        let mut usable = Vec::new();
-        let mut dropped = BTreeMap::new();
-        for group in by_group(traces) {
-            let reason = match sinew_pipeline::unusable(&self.algorithm, &group) {
-                _ if group.iter().any(|t| lost.contains(&t.episode)) => {
-                    "of a group that went to another trainer".to_owned()
-                }
-                // Stored for this step by a run whose algorithm was another.
-                Some(reason) => format!("of a group that cannot be used: {reason}"),
-                None => {
-                    usable.extend(group);
-                    continue;
-                }
-            };
-            dropped.extend(group.into_iter().map(|t| (t.episode, reason.clone())));
-        }
-        Ok((usable, dropped))
-    }
-
-    /// Training episodes of `step` that the store holds.
-    fn stored_step(&self, step: u64) -> Result<Vec<Trace>, Failure> {
-        let mut filter = Filter {
-            draws: Some((step - 1) * self.draws_per_step..=step * self.draws_per_step - 1),
-            purpose: Some("train".into()),
-            limit: 1000,
-            ..Filter::default()
-        };
-        let mut traces = Vec::new();
-        loop {
-            let page = self.store.list(&filter).map_err(Failure::system)?;
-            for episode in &page.episodes {
-                traces.extend(self.store.get(&episode.episode).map_err(Failure::system)?);
-            }
-            match page.next {
-                Some(next) => filter.after = Some(next),
-                None => return Ok(traces),
-            }
-        }
-    }
-
-    /// Gives the engine the trainer's weights.
-    pub(crate) fn publish(&self) -> Result<(), Failure> {
-        let weights = self.learner.weights()?;
-        self.episode
-            .engine
-            .load_weights(self.learner.version(), weights)
-            .map_err(|e| Failure::system(format!("engine: {e}")))
-    }
-
-    /// Commits a checkpoint, then tells the store what it holds.
-    pub(crate) fn save(&mut self, state: &SavedState) -> Result<(), Failure> {
-        let batches = state.ledger.steps.iter();
-        let batches = batches.map(|s| format!("s{:05}", s.step)).collect();
-        let value = serde_json::to_value(state).map_err(Failure::system)?;
-        self.learner.save(state.step, batches, value)?;
-        self.mark_trained(&state.ledger)
-    }
+/// Reports the progress of training steps, and ends them on request.
+fn follow(learner: &mut EmbeddedLearner, session: &Session<'_>, earlier_s: f64) {
+    let (bus, started) = (session.bus.clone(), session.started);
+    learner.follow(session.cancel.clone(), move |p| {
+        // Only viewers read it: nothing can fail.
+        let _ = bus.emit(RunEvent::Train(TrainProgress {
+            micro_batch: p.micro_batch,
+            micro_batches: p.micro_batches,
+            update: p.update + 1,
+            updates: p.updates,
+            wall_s: earlier_s + started.elapsed().as_secs_f64(),
+        }));
+    });
 }
 
 fn check_context(recipe: &Recipe, config: &ModelConfig) -> Result<(), Failure> {

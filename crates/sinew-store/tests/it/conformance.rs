@@ -3,7 +3,7 @@
 use crate::support::{id, trace};
 use sinew_store::{
     Committed, DiskStore, EndKind, Filter, GcPolicy, MAX_PAGE, MemoryStore, StoreError,
-    StoreOptions, TraceStore,
+    StoreOptions, TraceStore, TrainedBatch,
 };
 use sinew_types::{Component, Media, MediaSource, Part, Provenance, SamplingParams};
 
@@ -91,7 +91,9 @@ fn listings_filter_and_page_in_commit_order() {
     on_each(|store| {
         let traces: Vec<_> = (0..40).map(|n| trace(n, 3)).collect();
         store.commit_batch(&traces).unwrap();
-        store.mark_trained("b", 1, &[id(11), id(12)]).unwrap();
+        store
+            .commit_update(&TrainedBatch::new("b", 1, &[id(11), id(12)]), false)
+            .unwrap();
         let ids = |filter: Filter| {
             let page = store.list(&filter).unwrap();
             let ids = page.episodes.into_iter().map(|e| e.episode);
@@ -185,7 +187,9 @@ fn an_episode_is_trained_in_one_batch() {
         store
             .commit_batch(&[trace(0, 3), trace(1, 3), trace(2, 3)])
             .unwrap();
-        let mark = |batch: &str, step, ids: &[_]| store.mark_trained(batch, step, ids);
+        let mark = |batch: &str, step, ids: &[_]| {
+            store.commit_update(&TrainedBatch::new(batch, step, ids), false)
+        };
         assert_eq!(mark("b1", 1, &[id(0), id(1)]).unwrap(), Committed::New);
         assert_eq!(
             mark("b1", 1, &[id(0), id(1)]).unwrap(),
@@ -222,7 +226,8 @@ fn gc_removes_traces_and_remembers_ids() {
         }
         for (batch, update, range) in [("b", 1, 5..20), ("b2", 2, 20..25)] {
             let trained: Vec<_> = range.map(id).collect();
-            store.mark_trained(batch, update, &trained).unwrap();
+            let update = TrainedBatch::new(batch, update, &trained);
+            store.commit_update(&update, false).unwrap();
         }
         let before = store.stats().unwrap();
         let policy = GcPolicy {
@@ -243,7 +248,7 @@ fn gc_removes_traces_and_remembers_ids() {
             assert_eq!(store.get(&id(n)).unwrap(), expected, "{n}");
         }
         assert_eq!(store.commit(&trace(10, 40)).unwrap(), Committed::Duplicate);
-        let again = store.mark_trained("c", 2, &[id(10)]);
+        let again = store.commit_update(&TrainedBatch::new("c", 2, &[id(10)]), false);
         assert!(matches!(again, Err(StoreError::TrainedTwice { .. })));
         assert_eq!(store.gc(policy).unwrap().episodes, 0);
         let all = GcPolicy {

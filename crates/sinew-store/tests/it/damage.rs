@@ -161,7 +161,9 @@ fn what_a_batch_trained_stays_trained_though_it_cannot_be_read() {
     store.commit_batch(&[trace(0, 50), trace(1, 50)]).unwrap();
     let path = segments(directory.path()).pop().unwrap();
     let marked = fs::metadata(&path).unwrap().len() as usize;
-    store.mark_trained("b0", 0, &[id(0)]).unwrap();
+    store
+        .commit_update(&TrainedBatch::new("b0", 0, &[id(0)]), false)
+        .unwrap();
     store.commit(&trace(2, 50)).unwrap();
     drop(store);
     flip(&path, 60, 1);
@@ -262,7 +264,9 @@ fn a_flipped_bit_in_the_index_is_noticed_and_the_index_made_anew() {
     let directory = tempfile::tempdir().unwrap();
     write(directory.path(), &[3; 10]);
     let store = open(directory.path()).unwrap();
-    store.mark_trained("b", 1, &[id(3), id(4), id(12)]).unwrap();
+    store
+        .commit_update(&TrainedBatch::new("b", 1, &[id(3), id(4), id(12)]), false)
+        .unwrap();
     store
         .gc(GcPolicy {
             before_update: 2,

@@ -4,6 +4,7 @@ use crate::support::{id, trace};
 use proptest::prelude::*;
 use sinew_store::{
     Committed, DiskStore, Filter, GcPolicy, MemoryStore, StoreError, StoreOptions, TraceStore,
+    TrainedBatch,
 };
 use std::fs::{self, OpenOptions};
 use std::io::Write;
@@ -48,7 +49,10 @@ fn what_was_committed_is_there_after_reopening() {
             assert_eq!(store.commit(&trace(n, 60)).unwrap(), Committed::New);
         }
         store
-            .mark_trained(&format!("b{round}"), round, &[id(round * 5)])
+            .commit_update(
+                &TrainedBatch::new(&format!("b{round}"), round, &[id(round * 5)]),
+                false,
+            )
             .unwrap();
     }
     let store = open(directory.path());
@@ -101,12 +105,16 @@ fn a_tail_that_the_index_knows_is_torn_off_and_its_episodes_come_again() {
         let reopen = || DiskStore::open(directory.path(), StoreOptions::default()).unwrap();
         store.commit(&trace(0, 10)).unwrap();
         store.commit(&trace(1, 10)).unwrap();
-        store.mark_trained("b0", 0, &[id(0)]).unwrap();
+        store
+            .commit_update(&TrainedBatch::new("b0", 0, &[id(0)]), false)
+            .unwrap();
         let path = segments(directory.path()).pop().unwrap();
         let kept = fs::metadata(&path).unwrap().len();
         store.commit_batch(&[trace(2, 10), trace(3, 10)]).unwrap();
         if marked {
-            store.mark_trained("b1", 1, &[id(1), id(2)]).unwrap();
+            store
+                .commit_update(&TrainedBatch::new("b1", 1, &[id(1), id(2)]), false)
+                .unwrap();
         }
         drop(store);
         let full = fs::metadata(&path).unwrap().len();
@@ -153,7 +161,7 @@ fn a_tail_that_the_index_knows_is_torn_off_and_its_episodes_come_again() {
                 store.trained_batches().unwrap().len(),
                 1 + usize::from(marked)
             );
-            let twice = store.mark_trained("c", 9, &[id(0)]);
+            let twice = store.commit_update(&TrainedBatch::new("c", 9, &[id(0)]), false);
             assert!(matches!(twice, Err(StoreError::TrainedTwice { .. })));
             assert_eq!(store.get(&id(3)).unwrap(), Some(trace(3, 10)));
         }
@@ -165,7 +173,9 @@ fn a_mark_that_was_torn_alone_is_written_again() {
     let directory = tempfile::tempdir().unwrap();
     let store = open(directory.path());
     store.commit(&trace(0, 10)).unwrap();
-    store.mark_trained("b0", 0, &[id(0)]).unwrap();
+    store
+        .commit_update(&TrainedBatch::new("b0", 0, &[id(0)]), false)
+        .unwrap();
     drop(store);
     let path = segments(directory.path()).pop().unwrap();
     let file = OpenOptions::new().write(true).open(&path).unwrap();
@@ -307,7 +317,9 @@ fn the_index_is_rebuilt_from_the_segments() {
         store.commit(&trace(n, 30)).unwrap();
     }
     let ids: Vec<_> = (0..12).map(id).collect();
-    store.mark_trained("b", 3, &ids).unwrap();
+    store
+        .commit_update(&TrainedBatch::new("b", 3, &ids), false)
+        .unwrap();
     // Moves marks and traces about, so that the mark can come before what it marks.
     let policy = GcPolicy {
         before_update: 4,
@@ -338,7 +350,7 @@ fn the_index_is_rebuilt_from_the_segments() {
     assert_eq!(ids(&after.0), ids(&before.0));
     assert_eq!(after.1, before.1);
     assert_eq!(store.commit(&trace(3, 30)).unwrap(), Committed::Duplicate);
-    let again = store.mark_trained("c", 4, &[id(3)]);
+    let again = store.commit_update(&TrainedBatch::new("c", 4, &[id(3)]), false);
     assert!(matches!(again, Err(StoreError::TrainedTwice { .. })));
 }
 
@@ -354,7 +366,9 @@ fn an_index_that_lags_catches_up() {
     for n in 1..9 {
         store.commit(&trace(n, 30)).unwrap();
     }
-    store.mark_trained("b", 1, &[id(0), id(5)]).unwrap();
+    store
+        .commit_update(&TrainedBatch::new("b", 1, &[id(0), id(5)]), false)
+        .unwrap();
     drop(store);
     remove_index(directory.path());
     fs::write(&index, old).unwrap();
@@ -436,7 +450,7 @@ proptest! {
             let traces: Vec<_> = (next..next + size).map(|n| trace(n, 5)).collect();
             store.commit_batch(&traces).unwrap();
             if mark {
-                store.mark_trained(&format!("b{next}"), next, &[id(next)]).unwrap();
+                store.commit_update(&TrainedBatch::new(&format!("b{next}"), next, &[id(next)]), false).unwrap();
                 marked.push(next);
             }
             batches.push(next..next + size);

@@ -2,7 +2,9 @@
 
 use crate::support::{id, trace};
 use proptest::prelude::*;
-use sinew_store::{DiskStore, Filter, GcPolicy, MemoryStore, StoreOptions, TraceStore};
+use sinew_store::{
+    DiskStore, Filter, GcPolicy, MemoryStore, StoreOptions, TraceStore, TrainedBatch,
+};
 
 #[derive(Clone, Debug)]
 enum Call {
@@ -35,11 +37,9 @@ fn run(store: &dyn TraceStore, call: &Call) -> String {
         }
         Call::Mark(batch, ids) => {
             let ids: Vec<_> = ids.iter().map(|&n| id(n)).collect();
-            let (batch, update) = (format!("b{batch}"), u64::from(*batch));
-            format!(
-                "{:?}",
-                store.mark_trained(&batch, update, &ids).map_err(name)
-            )
+            let (batch, step) = (format!("b{batch}"), u64::from(*batch));
+            let update = TrainedBatch::new(&batch, step, &ids);
+            format!("{:?}", store.commit_update(&update, false).map_err(name))
         }
         Call::Gc(before_update, keep_untrained) => {
             let policy = GcPolicy {

@@ -262,48 +262,6 @@ fn keys(deliveries: &[Delivery]) -> Vec<(LeaseId, String)> {
 }
 
 #[test]
-fn a_step_and_its_rows_are_one_commit() {
-    let directory = tempfile::tempdir().unwrap();
-    let open = || DiskStore::open(directory.path(), StoreOptions::default()).unwrap();
-    let store = open();
-    let queue = store.queue("rows", QueueLimits::default()).unwrap();
-    let traces: Vec<_> = (0..4).map(|n| trace(n, 5)).collect();
-    store.commit_batch(&traces).unwrap();
-    let rows: Vec<_> = (0..4)
-        .map(|n| QueueRow::of(format!("e{n}"), &n).unwrap())
-        .collect();
-    queue.put(&rows).unwrap();
-    let old = queue.lease("t", 2, u64::MAX, 10, 0).unwrap();
-    assert_eq!(old[1].decode::<u64>().unwrap(), 1);
-    let new = queue.lease("u", 4, u64::MAX, 10, 20).unwrap();
-    assert_eq!(new.len(), 4);
-    let ids: Vec<_> = (0..4).map(id).collect();
-    // Too late: the rows went to another consumer; nothing is marked.
-    let late = store.commit_step("a", 1, &ids[..2], &queue, &keys(&old));
-    assert!(matches!(
-        late,
-        Err(StoreError::Queue(QueueError::LeaseLost { .. }))
-    ));
-    assert!(store.trained_batches().unwrap().is_empty());
-    // A refused mark acks nothing.
-    let wrong = store.commit_step("b", 1, &[id(9)], &queue, &keys(&new));
-    assert!(matches!(wrong, Err(StoreError::UnknownEpisode { .. })));
-    assert_eq!(queue.stats().unwrap().acked, 0);
-    let step = || store.commit_step("c", 1, &ids, &queue, &keys(&new));
-    assert_eq!(step().unwrap(), Committed::New);
-    assert_eq!(step().unwrap(), Committed::Duplicate);
-    assert_eq!(queue.state("e3").unwrap(), Some(RowState::Acked));
-    let foreign = DiskQueue::in_memory(LIMITS).unwrap();
-    let refused = store.commit_step("d", 1, &[], &foreign, &[]);
-    assert!(matches!(refused, Err(StoreError::ForeignQueue { .. })));
-    drop((queue, store));
-    let store = open();
-    let queue = store.queue("rows", QueueLimits::default()).unwrap();
-    assert_eq!(queue.stats().unwrap().acked, 4);
-    assert_eq!(queue.put(&rows).unwrap(), [Put::Duplicate; 4]);
-}
-
-#[test]
 fn queues_of_one_store_are_apart_and_outlive_it() {
     let directory = tempfile::tempdir().unwrap();
     let open = || DiskStore::open(directory.path(), StoreOptions::default()).unwrap();

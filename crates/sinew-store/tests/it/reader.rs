@@ -1,7 +1,9 @@
 //! Reading a store that somebody else writes.
 
 use crate::support::{id, trace};
-use sinew_store::{DiskStore, Filter, GcPolicy, StoreError, StoreOptions, StoreReader, TraceStore};
+use sinew_store::{
+    DiskStore, Filter, GcPolicy, StoreError, StoreOptions, StoreReader, TraceStore, TrainedBatch,
+};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -27,7 +29,8 @@ fn a_reader_follows_a_live_writer_and_sees_nothing_half_done() {
                 if first % 90 == 87 {
                     // Records move and files go while they are read.
                     let trained: Vec<_> = (0..30).map(id).collect();
-                    writer.mark_trained("b", 1, &trained).unwrap();
+                    let update = TrainedBatch::new("b", 1, &trained);
+                    writer.commit_update(&update, false).unwrap();
                     writer
                         .gc(GcPolicy {
                             before_update: 2,

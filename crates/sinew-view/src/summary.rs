@@ -1,36 +1,36 @@
 //! The end of a run for a person: what changed, where the time went, what to do next.
 
-use crate::ledger::Samples;
-use crate::recipe::Recipe;
 use crate::report::{comparison, time_split};
-use crate::run_dir::RunDir;
-use crate::view::duration;
-use sinew_pipeline::{EpisodeStats, StepRecord, TokenSummary};
+use crate::status::duration;
+use sinew_pipeline::{Ended, EpisodeStats, StepRecord};
 use std::fmt::Write;
+use std::path::Path;
 
 /// All that the end shows.
-pub(crate) struct Summary<'a> {
-    pub(crate) recipe: &'a Recipe,
-    pub(crate) dir: &'a RunDir,
-    pub(crate) before: &'a EpisodeStats,
-    pub(crate) after: &'a EpisodeStats,
-    pub(crate) history: &'a [StepRecord],
-    pub(crate) samples: Samples,
-    pub(crate) tokens: &'a TokenSummary,
-    pub(crate) wall_s: f64,
-    /// Episodes to show, the same task before and after.
-    pub(crate) examples: Vec<String>,
+#[derive(Debug)]
+pub struct Summary<'a> {
+    /// Steps that the recipe asks for.
+    pub steps: u64,
+    pub run_dir: &'a Path,
+    pub ended: &'a Ended,
+    pub history: &'a [StepRecord],
 }
 
-/// The end as text.
-pub(crate) fn text(s: &Summary<'_>) -> String {
-    let mut out = String::new();
-    let rows = comparison(s.before, s.after);
+impl Summary<'_> {
+    /// The end as text.
+    pub fn text(&self) -> String {
+        text(self)
+    }
+}
+
+fn text(s: &Summary<'_>) -> String {
+    let (mut out, e) = (String::new(), s.ended);
+    let rows = comparison(&e.before, &e.after);
     let width = rows.iter().map(|r| r.0.len()).max().unwrap_or(0).max(23);
     let _ = writeln!(
         out,
         "\n{:width$}  {:>9}  {:>9}",
-        format!("held-out ({} episodes)", s.before.episodes),
+        format!("held-out ({} episodes)", e.before.episodes),
         "before",
         "after",
     );
@@ -38,7 +38,7 @@ pub(crate) fn text(s: &Summary<'_>) -> String {
         let _ = writeln!(out, "{name:width$}  {before:>9}  {after:>9}");
     }
     time_table(&mut out, s);
-    let x = s.samples;
+    let x = e.samples;
     let _ = writeln!(
         out,
         "\nepisodes  trained {}  left out {}  trained twice {}  lost {}",
@@ -51,7 +51,7 @@ pub(crate) fn text(s: &Summary<'_>) -> String {
     for (reason, episodes) in left_out {
         let _ = writeln!(out, "          left out {episodes}: {reason}");
     }
-    let (t, joins) = (s.tokens.counts, &s.tokens.joins);
+    let (t, joins) = (e.tokens.counts, &e.tokens.joins);
     let _ = writeln!(
         out,
         "tokens    sampled {}  trained once {}  trained twice {}  left out {}",
@@ -66,9 +66,9 @@ pub(crate) fn text(s: &Summary<'_>) -> String {
 }
 
 /// Held-out tasks that were measured once.
-pub(crate) fn measured(
+pub fn measured(
     stats: &EpisodeStats,
-    dir: &RunDir,
+    run_dir: &Path,
     wall_s: f64,
     example: Option<&str>,
 ) -> String {
@@ -80,7 +80,7 @@ pub(crate) fn measured(
     for (name, value, _) in comparison(stats, stats) {
         let _ = writeln!(out, "{name:23}  {value:>9}");
     }
-    let dir = dir.path().display();
+    let dir = run_dir.display();
     let _ = writeln!(out, "\nnext");
     if let Some(example) = example {
         let _ = writeln!(out, "  sinew show {example} --run-dir {dir}");
@@ -90,9 +90,13 @@ pub(crate) fn measured(
 }
 
 fn time_table(out: &mut String, s: &Summary<'_>) {
-    let _ = writeln!(out, "\nwhere the time went ({} in all)", duration(s.wall_s));
-    for (name, seconds) in time_split(s.history, s.wall_s) {
-        share(out, name, seconds, s.wall_s);
+    let _ = writeln!(
+        out,
+        "\nwhere the time went ({} in all)",
+        duration(s.ended.wall_s)
+    );
+    for (name, seconds) in time_split(s.history, s.ended.wall_s) {
+        share(out, name, seconds, s.ended.wall_s);
     }
 }
 
@@ -102,10 +106,10 @@ fn share(out: &mut String, name: &str, seconds: f64, whole: f64) {
 }
 
 fn next_commands(out: &mut String, s: &Summary<'_>) {
-    let dir = s.dir.path().display();
+    let dir = s.run_dir.display();
     let _ = writeln!(out, "\nnext");
-    let _ = writeln!(out, "  open {}", s.dir.report_path().display());
-    for example in &s.examples {
+    let _ = writeln!(out, "  open {}", s.run_dir.join("report.html").display());
+    for example in &s.ended.examples {
         let _ = writeln!(out, "  sinew show {example} --run-dir {dir}");
     }
     let _ = writeln!(
@@ -119,6 +123,6 @@ fn next_commands(out: &mut String, s: &Summary<'_>) {
     let _ = writeln!(
         out,
         "more steps: raise train.steps (now {}) in {dir}/recipe.toml, then\n  sinew train {dir}/recipe.toml --run-dir {dir} --resume",
-        s.recipe.train.steps
+        s.steps
     );
 }

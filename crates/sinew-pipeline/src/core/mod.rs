@@ -1,0 +1,773 @@
+//! The decisions of the training loop, without clock, threads or I/O: events in, commands out.
+//!
+//! A driver carries the commands out in their order and reports what became of them. What the core
+//! decides is a function of its configuration, of the state that it began with and of the events.
+
+mod roster;
+#[cfg(test)]
+mod tests;
+
+use crate::config::{EvalConfig, TaskSampling};
+use crate::curriculum::Curriculum;
+use crate::health::{Alarm, Health};
+use crate::record::StepRecord;
+use crate::schedule::{
+    Draw, draws_per_step, eval_episodes, other_tasks, refill_seed, train_groups, uniform_tasks,
+};
+use roster::Roster;
+use sinew_types::{EpisodeId, mix_seed};
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+
+pub use roster::Ended;
+
+/// What a run is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Goal {
+    Train,
+    /// One held-out measurement.
+    Measure,
+}
+
+/// Where training episodes come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Samples {
+    /// They are run, on tasks that the core draws.
+    Run,
+    /// A source gives groups of them.
+    Given,
+}
+
+/// What the decisions of a run depend on.
+#[derive(Debug)]
+pub struct CoreConfig {
+    pub goal: Goal,
+    /// Of tasks and sampling.
+    pub seed: u64,
+    pub steps: u64,
+    /// Training stops early after this many seconds.
+    pub max_wall_s: Option<f64>,
+    pub checkpoint_every: u64,
+    pub samples: Samples,
+    pub tasks_per_step: usize,
+    pub group_size: usize,
+    /// How often an episode that the system failed is run again.
+    pub retries: u32,
+    /// Rounds in which groups that teach nothing are replaced.
+    pub refill: u32,
+    pub tasks: TaskSampling,
+    /// Sizes of the taskset's splits.
+    pub train_tasks: usize,
+    pub held_out_tasks: usize,
+    pub eval: EvalConfig,
+}
+
+impl CoreConfig {
+    /// Draws that each step has to itself.
+    pub fn draws_per_step(&self) -> u64 {
+        // Given episodes replace no others.
+        let refill = match self.samples {
+            Samples::Run => self.refill,
+            Samples::Given => 0,
+        };
+        draws_per_step(self.tasks_per_step, refill)
+    }
+}
+
+/// What a run that goes on begins with.
+#[derive(Clone, Debug, Default)]
+pub struct CoreState {
+    /// Steps that the weights have seen.
+    pub step: u64,
+    pub curriculum: Curriculum,
+    /// The last step after which held-out tasks were measured in between.
+    pub measured_at: u64,
+    pub health: Health,
+    /// Later updates that were committed: they are done again from the same episodes. With the
+    /// curriculum after each.
+    pub committed: BTreeMap<u64, Curriculum>,
+}
+
+/// What a held-out measurement is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum When {
+    Before,
+    During,
+    After,
+    /// The only one of a run that trains nothing.
+    Now,
+}
+
+impl When {
+    /// As records say it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Before => "before",
+            Self::During => "during",
+            Self::After => "after",
+            Self::Now => "now",
+        }
+    }
+}
+
+/// Why a run comes to its end.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Stop {
+    /// Its steps are done, or its time is up.
+    Done,
+    /// What its last steps showed.
+    Bad(String),
+    Interrupted,
+}
+
+/// What happened.
+#[derive(Clone, Debug)]
+pub enum Event {
+    Begin,
+    /// A first measurement was found, so that none has to be made.
+    Reviewed,
+    EpisodeEnded(Ended),
+    /// How many of the step's groups will leave the batch.
+    GroupsCompared {
+        spent: usize,
+    },
+    /// Groups that a source gave, and episodes of it that must not be trained.
+    Given {
+        groups: Vec<Vec<EpisodeId>>,
+        dropped: BTreeMap<EpisodeId, String>,
+    },
+    /// The episodes of a committed update; `None` if the store does not have them all.
+    Recalled(Option<Vec<Vec<EpisodeId>>>),
+    /// Rows were made: from these episodes, and not from those.
+    RowsReady {
+        rows: usize,
+        trained: Vec<EpisodeId>,
+        dropped: BTreeMap<EpisodeId, String>,
+    },
+    /// An update was applied, or there was nothing to apply.
+    UpdateDone(Box<StepRecord>),
+    WeightsLive,
+    EvaluationDone,
+    /// The run was asked to stop. `whole`: the weights are those of a step.
+    Interrupted {
+        whole: bool,
+    },
+    /// Time went on.
+    Tick,
+}
+
+/// One update as it is committed, but for what the driver knows.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct UpdateCommit {
+    pub step: u64,
+    pub trained: Vec<EpisodeId>,
+    pub dropped: BTreeMap<EpisodeId, String>,
+    /// After the update.
+    pub curriculum: Curriculum,
+    /// It takes the place of an earlier commit of the step.
+    pub again: bool,
+}
+
+/// What a driver is to do.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Command {
+    /// Look for the first measurement of a run that goes on.
+    Review(Vec<EvalSet>),
+    /// Run episodes and report each end. Held-out ones at a temperature of their own.
+    Start {
+        draws: Vec<Draw>,
+        temperature: Option<f32>,
+    },
+    /// Ask the source for groups.
+    Fetch {
+        step: u64,
+    },
+    /// Read the episodes of a committed update.
+    Recall {
+        step: u64,
+    },
+    /// Ask the algorithm which groups will leave the batch.
+    Compare {
+        groups: Vec<Vec<EpisodeId>>,
+    },
+    /// Make rows of these groups.
+    Score {
+        step: u64,
+        groups: Vec<Vec<EpisodeId>>,
+        counts: RunCounts,
+    },
+    /// Train on the rows; without any, say so at once.
+    Train {
+        step: u64,
+        /// Episodes that gave no row, by reason.
+        left_out: BTreeMap<String, usize>,
+    },
+    Publish {
+        step: u64,
+    },
+    Commit(UpdateCommit),
+    Checkpoint {
+        step: u64,
+    },
+    /// Tell what the step did, with what is wrong, if anything is.
+    Record {
+        step: u64,
+        alarm: Option<Alarm>,
+    },
+    /// Sum up a measurement of these episodes.
+    Measure {
+        when: When,
+        sets: Vec<Vec<EpisodeId>>,
+    },
+    /// The source has nothing more.
+    SourceDry {
+        step: u64,
+    },
+    Stop(Stop),
+}
+
+/// Episodes of a step beside those that are trained.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RunCounts {
+    /// Run again because the system failed them, and how many of these went well.
+    pub retried: usize,
+    pub recovered: usize,
+    /// Groups that were run in the place of others.
+    pub refilled: usize,
+}
+
+/// Held-out episodes that are measured together.
+#[derive(Clone, Debug, PartialEq)]
+pub struct EvalSet {
+    pub purpose: String,
+    pub temperature: f32,
+    pub draws: Vec<Draw>,
+}
+
+/// The training episodes of a step.
+#[derive(Debug, Default)]
+struct Rollout {
+    roster: Roster,
+    /// Tasks drawn so far.
+    used: Vec<usize>,
+    /// Rounds of refill done, and groups that they added.
+    rounds: u32,
+    refilled: usize,
+    /// After the draws; counts once the step is done.
+    curriculum: Option<Curriculum>,
+}
+
+#[derive(Debug)]
+struct Evaluation {
+    when: When,
+    roster: Roster,
+    waiting: VecDeque<EvalSet>,
+    done: Vec<Vec<EpisodeId>>,
+}
+
+/// What becomes of the episodes of a step once its rows are made.
+#[derive(Debug, Default)]
+struct Batch {
+    commit: UpdateCommit,
+    /// Left out before rows were made.
+    dropped: BTreeMap<EpisodeId, String>,
+    /// The committed curriculum of an update that is done again.
+    recalled: bool,
+    outcomes: Vec<(String, bool, f64)>,
+}
+
+#[derive(Debug)]
+enum Stage {
+    New,
+    Reviewing,
+    Evaluating(Evaluation),
+    Measuring(When),
+    Rollout(Rollout),
+    Fetching,
+    Recalling,
+    Scoring(Batch),
+    Training(Batch),
+    Publishing(Batch, Option<Alarm>),
+    Stopped,
+}
+
+/// The state machine of a run.
+#[derive(Debug)]
+pub struct PipelineCore {
+    config: Arc<CoreConfig>,
+    state: CoreState,
+    /// The last step that a checkpoint holds.
+    saved: u64,
+    /// Updates whose commit waits until the run is known to be well.
+    held_back: Vec<UpdateCommit>,
+    stage: Stage,
+}
+
+impl PipelineCore {
+    /// A run that begins, or goes on from `state`.
+    pub fn new(config: Arc<CoreConfig>, state: CoreState) -> Self {
+        Self {
+            config,
+            saved: state.step,
+            state,
+            held_back: Vec::new(),
+            stage: Stage::New,
+        }
+    }
+
+    /// Steps that the weights have seen.
+    pub fn step(&self) -> u64 {
+        self.state.step
+    }
+
+    /// The last step that a checkpoint holds.
+    pub fn saved_step(&self) -> u64 {
+        self.saved
+    }
+
+    /// What a checkpoint of now has to keep of the task types.
+    pub fn curriculum(&self) -> &Curriculum {
+        &self.state.curriculum
+    }
+
+    /// Why a run that came to its end did not learn, if so.
+    pub fn verdict(&self) -> Option<String> {
+        self.state.health.verdict()
+    }
+
+    /// Takes an event in at `now`, seconds of the run; gives what is to be done, in order. An event
+    /// that nothing waits for changes nothing.
+    pub fn on(&mut self, event: Event, now: f64) -> Vec<Command> {
+        if let Event::Interrupted { whole } = event {
+            return self.interrupted(whole);
+        }
+        let stage = std::mem::replace(&mut self.stage, Stage::Stopped);
+        match (stage, event) {
+            (Stage::New, Event::Begin) => self.begin(),
+            (Stage::Reviewing, Event::Reviewed) => self.between(now),
+            (Stage::Evaluating(evaluation), Event::EpisodeEnded(ended)) => {
+                self.evaluated(evaluation, ended)
+            }
+            (Stage::Measuring(when), Event::EvaluationDone) => self.measured(when, now),
+            (Stage::Rollout(rollout), Event::EpisodeEnded(ended)) => {
+                self.rolled_out(rollout, ended)
+            }
+            (Stage::Rollout(rollout), Event::GroupsCompared { spent }) => {
+                self.compared(rollout, spent)
+            }
+            (Stage::Fetching, Event::Given { groups, dropped }) => self.given(groups, dropped),
+            (Stage::Recalling, Event::Recalled(groups)) => self.recalled(groups),
+            (
+                Stage::Scoring(batch),
+                Event::RowsReady {
+                    rows: _,
+                    trained,
+                    dropped,
+                },
+            ) => self.scored(batch, trained, dropped),
+            (Stage::Training(batch), Event::UpdateDone(record)) => self.updated(batch, &record),
+            (Stage::Publishing(batch, alarm), Event::WeightsLive) => self.live(batch, alarm, now),
+            (stage, _) => {
+                self.stage = stage;
+                Vec::new()
+            }
+        }
+    }
+
+    fn begin(&mut self) -> Vec<Command> {
+        match (self.config.goal, self.state.step) {
+            (Goal::Measure, _) => self.evaluate(When::Now),
+            (Goal::Train, 0) => self.evaluate(When::Before),
+            (Goal::Train, _) => {
+                self.stage = Stage::Reviewing;
+                vec![Command::Review(self.sets(When::Before))]
+            }
+        }
+    }
+
+    /// The episodes of a measurement: sampled, and greedy beside them where that was asked for.
+    fn sets(&self, when: When) -> Vec<EvalSet> {
+        let (eval, step) = (&self.config.eval, self.state.step);
+        let tasks = eval.tasks.min(self.config.held_out_tasks);
+        let set = |purpose: &str, step: u64, episodes: usize, temperature: f32| {
+            // A run may end several times, each time with other weights.
+            let ids = match purpose.ends_with("-after") {
+                true => format!("{purpose}-{step}"),
+                false => purpose.to_owned(),
+            };
+            let ids = (ids.as_str(), purpose);
+            EvalSet {
+                draws: eval_episodes(self.config.seed, ids, tasks, episodes),
+                purpose: purpose.to_owned(),
+                temperature,
+            }
+        };
+        let (sampled, greedy, step) = match when {
+            When::Before => ("eval-before".to_owned(), Some("greedy-before"), 0),
+            When::During => (format!("eval-{step:05}"), None, step),
+            When::After => ("eval-after".to_owned(), Some("greedy-after"), step),
+            When::Now => ("eval".to_owned(), Some("greedy"), 0),
+        };
+        let greedy = greedy.filter(|_| eval.greedy);
+        let mut sets = vec![set(
+            &sampled,
+            step,
+            eval.episodes_per_task,
+            eval.temperature,
+        )];
+        sets.extend(greedy.map(|purpose| set(purpose, step, 1, 0.0)));
+        sets
+    }
+
+    fn evaluate(&mut self, when: When) -> Vec<Command> {
+        let evaluation = Evaluation {
+            when,
+            roster: Roster::default(),
+            waiting: self.sets(when).into(),
+            done: Vec::new(),
+        };
+        self.next_set(evaluation)
+    }
+
+    fn next_set(&mut self, mut evaluation: Evaluation) -> Vec<Command> {
+        while let Some(set) = evaluation.waiting.pop_front() {
+            if set.draws.is_empty() {
+                evaluation.done.push(Vec::new());
+                continue;
+            }
+            evaluation.roster = Roster::new(0);
+            evaluation.roster.add(&set.draws);
+            self.stage = Stage::Evaluating(evaluation);
+            return vec![Command::Start {
+                draws: set.draws,
+                temperature: Some(set.temperature),
+            }];
+        }
+        let (when, sets) = (evaluation.when, evaluation.done);
+        self.stage = Stage::Measuring(when);
+        vec![Command::Measure { when, sets }]
+    }
+
+    fn evaluated(&mut self, mut evaluation: Evaluation, ended: Ended) -> Vec<Command> {
+        let temperature = match evaluation.done.len() {
+            0 => self.config.eval.temperature,
+            _ => 0.0,
+        };
+        if let Some(again) = evaluation.roster.ended(ended) {
+            self.stage = Stage::Evaluating(evaluation);
+            return vec![Command::Start {
+                draws: vec![again],
+                temperature: Some(temperature),
+            }];
+        }
+        if !evaluation.roster.is_complete() {
+            self.stage = Stage::Evaluating(evaluation);
+            return Vec::new();
+        }
+        evaluation.done.push(evaluation.roster.episodes());
+        self.next_set(evaluation)
+    }
+
+    fn measured(&mut self, when: When, now: f64) -> Vec<Command> {
+        match when {
+            When::Before => self.between(now),
+            When::During => {
+                self.state.measured_at = self.state.step;
+                self.next_step(now)
+            }
+            When::After | When::Now => vec![Command::Stop(Stop::Done)],
+        }
+    }
+
+    /// Measures in between, where it is time to and that was not done yet: a run may have ended
+    /// between a checkpoint and its measurement.
+    fn between(&mut self, now: f64) -> Vec<Command> {
+        let (every, step) = (self.config.eval.every, self.state.step);
+        let due = every > 0 && step > 0 && step.is_multiple_of(every);
+        if due && step < self.config.steps && self.state.measured_at < step {
+            return self.evaluate(When::During);
+        }
+        self.next_step(now)
+    }
+
+    fn next_step(&mut self, now: f64) -> Vec<Command> {
+        let out_of_time = self.config.max_wall_s.is_some_and(|limit| now >= limit);
+        if self.state.step >= self.config.steps || out_of_time {
+            return self.end();
+        }
+        let step = self.state.step + 1;
+        if self.state.committed.contains_key(&step) {
+            self.stage = Stage::Recalling;
+            return vec![Command::Recall { step }];
+        }
+        self.draw_step()
+    }
+
+    /// The end of a run that did what it could: it is kept and measured, unless it has to be done again.
+    fn end(&mut self) -> Vec<Command> {
+        if let Some(why) = self.state.health.bad() {
+            return vec![Command::Stop(Stop::Bad(why.to_owned()))];
+        }
+        let mut commands = self.checkpoint();
+        commands.extend(self.evaluate(When::After));
+        commands
+    }
+
+    fn draw_step(&mut self) -> Vec<Command> {
+        let step = self.state.step + 1;
+        if self.config.samples == Samples::Given {
+            self.stage = Stage::Fetching;
+            return vec![Command::Fetch { step }];
+        }
+        let rollout = Rollout {
+            roster: Roster::new(self.config.retries),
+            ..Rollout::default()
+        };
+        self.start(rollout, self.config.tasks_per_step)
+    }
+
+    /// Starts `count` more groups of the step.
+    fn start(&mut self, mut rollout: Rollout, count: usize) -> Vec<Command> {
+        let (step, seed) = (self.state.step + 1, self.config.seed);
+        let first = rollout.used.len() as u64;
+        let draw_seed = match first {
+            0 => seed,
+            used => mix_seed(refill_seed(seed, step), used),
+        };
+        let tasks = match &self.config.tasks {
+            TaskSampling::Adaptive { config, tasks } => {
+                // What this step draws counts once the step is done.
+                let next = rollout
+                    .curriculum
+                    .get_or_insert_with(|| self.state.curriculum.clone());
+                next.draw(config, tasks, draw_seed, step, count)
+            }
+            TaskSampling::Uniform if first == 0 => {
+                uniform_tasks(self.config.train_tasks, draw_seed, step, count)
+            }
+            TaskSampling::Uniform => {
+                other_tasks(self.config.train_tasks, draw_seed, &rollout.used, count)
+            }
+        };
+        let groups = train_groups(
+            seed,
+            step,
+            (first, &tasks),
+            self.config.group_size,
+            self.config.draws_per_step(),
+        );
+        rollout.used.extend(tasks);
+        let draws: Vec<Draw> = groups.into_iter().flatten().collect();
+        rollout.roster.add(&draws);
+        self.stage = Stage::Rollout(rollout);
+        vec![Command::Start {
+            draws,
+            temperature: None,
+        }]
+    }
+
+    fn rolled_out(&mut self, mut rollout: Rollout, ended: Ended) -> Vec<Command> {
+        let was_complete = rollout.roster.is_complete();
+        let again = rollout.roster.ended(ended);
+        let complete = rollout.roster.is_complete() && !was_complete;
+        if complete && rollout.rounds >= self.config.refill {
+            return self.score_rollout(rollout);
+        }
+        let groups = complete.then(|| rollout.roster.groups());
+        self.stage = Stage::Rollout(rollout);
+        let mut commands = Vec::new();
+        commands.extend(again.map(|draw| Command::Start {
+            draws: vec![draw],
+            temperature: None,
+        }));
+        commands.extend(groups.map(|groups| Command::Compare { groups }));
+        commands
+    }
+
+    fn compared(&mut self, mut rollout: Rollout, spent: usize) -> Vec<Command> {
+        if !rollout.roster.is_complete() || rollout.rounds >= self.config.refill {
+            self.stage = Stage::Rollout(rollout);
+            return Vec::new();
+        }
+        let groups = rollout.roster.groups().len();
+        let left = groups.saturating_sub(spent);
+        let missing = self.config.tasks_per_step.saturating_sub(left);
+        if missing == 0 {
+            return self.score_rollout(rollout);
+        }
+        rollout.rounds += 1;
+        rollout.refilled += missing;
+        self.start(rollout, missing)
+    }
+
+    fn score_rollout(&mut self, rollout: Rollout) -> Vec<Command> {
+        let roster = &rollout.roster;
+        let counts = RunCounts {
+            retried: roster.retried,
+            recovered: roster.recovered,
+            refilled: rollout.refilled,
+        };
+        let outcomes = roster.outcomes().map(|(k, s, r)| (k.to_owned(), s, r));
+        let batch = Batch {
+            dropped: roster.dropped.clone(),
+            outcomes: outcomes.collect(),
+            commit: UpdateCommit {
+                curriculum: rollout
+                    .curriculum
+                    .unwrap_or_else(|| self.state.curriculum.clone()),
+                ..UpdateCommit::default()
+            },
+            ..Batch::default()
+        };
+        self.score(batch, rollout.roster.groups(), counts)
+    }
+
+    fn score(
+        &mut self,
+        mut batch: Batch,
+        groups: Vec<Vec<EpisodeId>>,
+        counts: RunCounts,
+    ) -> Vec<Command> {
+        let step = self.state.step + 1;
+        batch.commit.step = step;
+        batch.commit.again = self.state.committed.contains_key(&step);
+        self.stage = Stage::Scoring(batch);
+        vec![Command::Score {
+            step,
+            groups,
+            counts,
+        }]
+    }
+
+    fn given(
+        &mut self,
+        groups: Vec<Vec<EpisodeId>>,
+        dropped: BTreeMap<EpisodeId, String>,
+    ) -> Vec<Command> {
+        if groups.is_empty() && dropped.is_empty() {
+            let mut commands = vec![Command::SourceDry {
+                step: self.state.step,
+            }];
+            commands.extend(self.end());
+            return commands;
+        }
+        let batch = Batch {
+            dropped,
+            commit: UpdateCommit {
+                curriculum: self.state.curriculum.clone(),
+                ..UpdateCommit::default()
+            },
+            ..Batch::default()
+        };
+        self.score(batch, groups, RunCounts::default())
+    }
+
+    fn recalled(&mut self, groups: Option<Vec<Vec<EpisodeId>>>) -> Vec<Command> {
+        let Some(groups) = groups else {
+            return self.draw_step();
+        };
+        let step = self.state.step + 1;
+        let curriculum = self.state.committed.get(&step).cloned();
+        let batch = Batch {
+            recalled: true,
+            commit: UpdateCommit {
+                curriculum: curriculum.unwrap_or_default(),
+                ..UpdateCommit::default()
+            },
+            ..Batch::default()
+        };
+        self.score(batch, groups, RunCounts::default())
+    }
+
+    fn scored(
+        &mut self,
+        mut batch: Batch,
+        trained: Vec<EpisodeId>,
+        dropped: BTreeMap<EpisodeId, String>,
+    ) -> Vec<Command> {
+        batch.commit.trained = trained;
+        batch.commit.dropped = dropped;
+        batch.commit.dropped.append(&mut batch.dropped);
+        let mut left_out = BTreeMap::new();
+        for reason in batch.commit.dropped.values() {
+            *left_out.entry(reason.clone()).or_default() += 1;
+        }
+        self.stage = Stage::Training(batch);
+        vec![Command::Train {
+            step: self.state.step + 1,
+            left_out,
+        }]
+    }
+
+    fn updated(&mut self, mut batch: Batch, record: &StepRecord) -> Vec<Command> {
+        let alarm = self.state.health.step(record);
+        if let (TaskSampling::Adaptive { config, .. }, false) = (&self.config.tasks, batch.recalled)
+        {
+            let seen = batch.outcomes.iter();
+            let seen = seen.map(|(kind, success, reward)| (kind.as_str(), *success, *reward));
+            batch.commit.curriculum.update(config, seen);
+        }
+        self.state.curriculum = batch.commit.curriculum.clone();
+        self.stage = Stage::Publishing(batch, alarm);
+        vec![Command::Publish {
+            step: self.state.step + 1,
+        }]
+    }
+
+    fn live(&mut self, batch: Batch, alarm: Option<Alarm>, now: f64) -> Vec<Command> {
+        self.state.step += 1;
+        let step = self.state.step;
+        if !batch.recalled {
+            self.held_back.push(batch.commit);
+        }
+        self.state.committed.remove(&step);
+        let mut commands = Vec::new();
+        if self.state.health.bad().is_none() {
+            // Steps that have to be done again are not committed.
+            commands.extend(self.held_back.drain(..).map(Command::Commit));
+            let due = step.is_multiple_of(self.config.checkpoint_every);
+            if due || step == self.config.steps {
+                commands.extend(self.checkpoint());
+            }
+        }
+        let stop = match &alarm {
+            Some(Alarm::Stop(why)) => Some(Stop::Bad(why.clone())),
+            _ => None,
+        };
+        commands.push(Command::Record { step, alarm });
+        match stop {
+            Some(stop) => commands.push(Command::Stop(stop)),
+            None => commands.extend(self.between(now)),
+        }
+        commands
+    }
+
+    /// Keeps the steps that no checkpoint holds.
+    fn checkpoint(&mut self) -> Vec<Command> {
+        if self.saved >= self.state.step {
+            return Vec::new();
+        }
+        self.saved = self.state.step;
+        vec![Command::Checkpoint { step: self.saved }]
+    }
+
+    fn interrupted(&mut self, whole: bool) -> Vec<Command> {
+        // Between an update and its commit the step is not whole.
+        let in_step = matches!(self.stage, Stage::Publishing(..));
+        self.stage = Stage::Stopped;
+        let mut commands = match whole && !in_step && self.state.health.bad().is_none() {
+            true => self.checkpoint(),
+            false => Vec::new(),
+        };
+        commands.push(Command::Stop(Stop::Interrupted));
+        commands
+    }
+
+    /// Types of tasks and their shares of the next draw, with adaptive sampling.
+    pub fn task_shares(&self) -> BTreeMap<String, f64> {
+        match &self.config.tasks {
+            TaskSampling::Adaptive { config, tasks } => self.state.curriculum.shares(config, tasks),
+            TaskSampling::Uniform => BTreeMap::new(),
+        }
+    }
+}

@@ -1,0 +1,419 @@
+//! The core's promises under events in any order.
+
+use super::*;
+use crate::record::EpisodeStats;
+use proptest::prelude::*;
+use std::collections::BTreeSet;
+
+#[derive(Clone, Debug)]
+struct World {
+    steps: u64,
+    tasks: usize,
+    size: usize,
+    retries: u32,
+    refill: u32,
+    every: u64,
+    eval_every: u64,
+    given: bool,
+    /// Draws everything that the world decides.
+    seed: u64,
+}
+
+fn world() -> impl Strategy<Value = World> {
+    let counts = (1..6u64, 1..5usize, 1..4usize, 0..3u32, 0..3u32);
+    (counts, 1..4u64, 0..3u64, any::<bool>(), any::<u64>()).prop_map(
+        |((steps, tasks, size, retries, refill), every, eval_every, given, seed)| World {
+            steps,
+            tasks,
+            size,
+            retries,
+            refill,
+            every,
+            eval_every,
+            given,
+            seed,
+        },
+    )
+}
+
+impl World {
+    fn config(&self) -> Arc<CoreConfig> {
+        Arc::new(CoreConfig {
+            goal: Goal::Train,
+            seed: self.seed,
+            steps: self.steps,
+            max_wall_s: None,
+            checkpoint_every: self.every,
+            samples: if self.given {
+                Samples::Given
+            } else {
+                Samples::Run
+            },
+            tasks_per_step: self.tasks,
+            group_size: self.size,
+            retries: self.retries,
+            refill: self.refill,
+            tasks: TaskSampling::Uniform,
+            train_tasks: 50,
+            held_out_tasks: 5,
+            eval: EvalConfig {
+                tasks: 3,
+                episodes_per_task: 1,
+                every: self.eval_every,
+                temperature: 1.0,
+                greedy: true,
+            },
+        })
+    }
+}
+
+/// A driver that answers in an order of its own, and a store that outlives it.
+struct Play {
+    core: PipelineCore,
+    world: World,
+    state: u64,
+    /// Training episodes that were started and have not ended.
+    flying: Vec<Draw>,
+    /// Ends of this and of earlier sessions.
+    stored: BTreeMap<EpisodeId, bool>,
+    commits: BTreeMap<u64, UpdateCommit>,
+    orders: BTreeMap<u64, Vec<Vec<EpisodeId>>>,
+    checkpoint: u64,
+    recorded: Vec<u64>,
+    measured: Vec<When>,
+    now: f64,
+}
+
+impl Play {
+    fn draw(&mut self, below: u64) -> u64 {
+        self.state = mix_seed(self.state, 1);
+        self.state % below.max(1)
+    }
+
+    fn new(world: &World, before: Option<&Self>, salt: u64) -> Self {
+        let mut state = CoreState::default();
+        if let Some(before) = before {
+            state.step = before.checkpoint;
+            let later = before.commits.range(before.checkpoint + 1..);
+            state.committed = later.map(|(s, c)| (*s, c.curriculum.clone())).collect();
+        }
+        Self {
+            core: PipelineCore::new(world.config(), state),
+            world: world.clone(),
+            state: mix_seed(world.seed, salt),
+            flying: Vec::new(),
+            stored: before.map(|b| b.stored.clone()).unwrap_or_default(),
+            commits: before.map(|b| b.commits.clone()).unwrap_or_default(),
+            orders: before.map(|b| b.orders.clone()).unwrap_or_default(),
+            checkpoint: before.map_or(0, |b| b.checkpoint),
+            recorded: Vec::new(),
+            measured: Vec::new(),
+            now: 0.0,
+        }
+    }
+
+    fn on(&mut self, event: Event) -> Vec<Command> {
+        self.now += 0.5;
+        // Time alone decides nothing, and neither does an end that nothing waits for.
+        assert!(self.core.on(Event::Tick, self.now).is_empty());
+        let stray = Ended {
+            episode: EpisodeId::new("stray"),
+            failed: true,
+            stored: false,
+            outcome: None,
+        };
+        let stray = self.core.on(Event::EpisodeEnded(stray), self.now);
+        assert!(stray.is_empty(), "{stray:?}");
+        self.core.on(event, self.now)
+    }
+
+    fn rows(&mut self, groups: &[Vec<EpisodeId>]) -> Event {
+        let all: Vec<EpisodeId> = groups.iter().flatten().cloned().collect();
+        let distinct: BTreeSet<_> = all.iter().collect();
+        assert_eq!(distinct.len(), all.len(), "an episode is once in a batch");
+        for episode in &all {
+            assert!(self.stored.contains_key(episode), "{episode} has not ended");
+        }
+        let (mut trained, mut dropped) = (Vec::new(), BTreeMap::new());
+        for episode in all {
+            match self.stored[&episode] {
+                true => drop(dropped.insert(episode, "failed".to_owned())),
+                false => trained.push(episode),
+            }
+        }
+        Event::RowsReady {
+            rows: trained.len(),
+            trained,
+            dropped,
+        }
+    }
+
+    fn record(&self) -> Box<StepRecord> {
+        let mut record = StepRecord {
+            rows: 1,
+            trained_tokens: 1,
+            updates_applied: 1,
+            grad_norm: 1.0,
+            rollout: EpisodeStats::default(),
+            ..StepRecord::default()
+        };
+        record.step = self.core.step() + 1;
+        Box::new(record)
+    }
+
+    fn given(&mut self, step: u64) -> Event {
+        let mut groups = Vec::new();
+        for g in 0..self.world.tasks {
+            let ids = (0..self.world.size).map(|k| EpisodeId::new(format!("given{step}-{g}-{k}")));
+            let ids: Vec<EpisodeId> = ids.collect();
+            self.stored.extend(ids.iter().map(|id| (id.clone(), false)));
+            groups.push(ids);
+        }
+        Event::Given {
+            groups,
+            dropped: BTreeMap::new(),
+        }
+    }
+
+    /// One command; `None`: the run is at its end.
+    fn carry_out(&mut self, command: Command) -> Option<Vec<Command>> {
+        let event = match command {
+            Command::Start { draws, .. } => {
+                self.flying.extend(draws);
+                return Some(Vec::new());
+            }
+            Command::Review(_) => Event::Reviewed,
+            Command::Fetch { step } => self.given(step),
+            Command::Recall { step } => Event::Recalled(self.orders.get(&step).cloned()),
+            Command::Compare { groups } => Event::GroupsCompared {
+                // The same of the same groups, whenever it is asked.
+                spent: (mix_seed(self.world.seed, groups.len() as u64) % (groups.len() as u64 + 1))
+                    as usize,
+            },
+            Command::Score { step, groups, .. } => {
+                assert_eq!(step, self.core.step() + 1);
+                assert!(self.flying.is_empty(), "a group is complete");
+                let whole = groups.iter().all(|g| g.len() == self.world.size);
+                assert!(whole, "{groups:?}");
+                if let Some(before) = self
+                    .orders
+                    .get(&step)
+                    .filter(|_| self.commits.contains_key(&step))
+                {
+                    assert_eq!(before, &groups, "done again from the same episodes");
+                }
+                self.orders.insert(step, groups.clone());
+                self.rows(&groups)
+            }
+            Command::Train { .. } => Event::UpdateDone(self.record()),
+            Command::Publish { .. } => Event::WeightsLive,
+            Command::Measure { when, .. } => {
+                self.measured.push(when);
+                Event::EvaluationDone
+            }
+            Command::Commit(commit) => {
+                let old = self.commits.insert(commit.step, commit);
+                assert!(old.is_none(), "an update is committed once");
+                return Some(Vec::new());
+            }
+            Command::Checkpoint { step } => {
+                assert!(
+                    self.commits.contains_key(&step),
+                    "committed before it is kept"
+                );
+                self.checkpoint = step;
+                return Some(Vec::new());
+            }
+            Command::Record { step, .. } => {
+                self.recorded.push(step);
+                return Some(Vec::new());
+            }
+            Command::SourceDry { .. } => return Some(Vec::new()),
+            Command::Stop(stop) => {
+                assert_eq!(stop, Stop::Done);
+                return None;
+            }
+        };
+        Some(self.on(event))
+    }
+
+    /// Ends one of the episodes in flight, whichever.
+    fn end_one(&mut self) -> Vec<Command> {
+        assert!(!self.flying.is_empty(), "the run waits for nothing");
+        let at = self.draw(self.flying.len() as u64) as usize;
+        let draw = self.flying.swap_remove(at);
+        let known = self.stored.get(&draw.episode).copied();
+        let salt = draw.seed ^ self.world.seed;
+        let failed = known.unwrap_or(mix_seed(salt, 7).is_multiple_of(4));
+        self.stored.insert(draw.episode.clone(), failed);
+        let ended = Ended {
+            episode: draw.episode,
+            failed,
+            stored: known.is_some(),
+            outcome: None,
+        };
+        let again = self.on(Event::EpisodeEnded(ended.clone()));
+        // The same end once more changes nothing.
+        assert!(
+            self.core
+                .on(Event::EpisodeEnded(ended), self.now)
+                .is_empty()
+        );
+        again
+    }
+
+    /// Plays until the end, or until so many commands were carried out.
+    fn play(&mut self, most: usize) -> bool {
+        let mut commands = VecDeque::from(self.on(Event::Begin));
+        for _ in 0..most {
+            let more = match commands.pop_front() {
+                Some(command) => match self.carry_out(command) {
+                    Some(more) => more,
+                    None => return true,
+                },
+                None => self.end_one(),
+            };
+            commands.extend(more);
+        }
+        false
+    }
+
+    /// What a run that came to its end must have done.
+    fn check(&self) {
+        let steps: Vec<u64> = self.commits.keys().copied().collect();
+        assert_eq!(steps, (1..=self.world.steps).collect::<Vec<_>>());
+        assert_eq!(self.checkpoint, self.world.steps);
+        let mut trained = BTreeSet::new();
+        for commit in self.commits.values() {
+            for episode in &commit.trained {
+                assert!(trained.insert(episode), "{episode} is trained twice");
+                assert!(!commit.dropped.contains_key(episode));
+            }
+        }
+        let dropped = self.commits.values().flat_map(|c| c.dropped.keys());
+        let all: BTreeSet<_> = trained.into_iter().chain(dropped).collect();
+        for episode in self.stored.keys() {
+            let held_out = ["eval", "greedy"]
+                .iter()
+                .any(|p| episode.as_str().starts_with(p));
+            assert!(held_out || all.contains(episode), "{episode} is lost");
+        }
+    }
+}
+
+/// More commands than any of these worlds asks for.
+const ENOUGH: usize = 20_000;
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
+
+    #[test]
+    fn every_run_ends_with_each_episode_trained_once_or_left_out(world in world()) {
+        let mut play = Play::new(&world, None, 0);
+        prop_assert!(play.play(ENOUGH), "it ends");
+        play.check();
+        let steps: Vec<u64> = (1..=world.steps).collect();
+        prop_assert_eq!(&play.recorded, &steps);
+        let measured = (play.measured.first(), play.measured.last());
+        prop_assert_eq!(measured, (Some(&When::Before), Some(&When::After)));
+        let during = play.measured.iter().filter(|w| **w == When::During).count() as u64;
+        let due = match world.eval_every {
+            0 => 0,
+            every => (world.steps - 1) / every,
+        };
+        prop_assert_eq!(during, due);
+    }
+
+    #[test]
+    fn a_run_that_is_killed_goes_on_from_its_commits(world in world(), kills in prop::collection::vec(1..150usize, 1..4)) {
+        let mut play = Play::new(&world, None, 0);
+        for (n, kill) in kills.into_iter().enumerate() {
+            if play.play(kill) {
+                break;
+            }
+            play = Play::new(&world, Some(&play), n as u64 + 1);
+        }
+        let done = play.recorded.len() as u64 >= world.steps || play.play(ENOUGH);
+        prop_assert!(done);
+        play.check();
+    }
+
+    #[test]
+    fn the_order_of_ends_decides_nothing(world in world(), salt in any::<u64>()) {
+        // Which episodes fail is the world's here, not the order's.
+        let world = World { refill: 0, given: false, ..world };
+        let play = |salt: u64| {
+            let mut play = Play::new(&world, None, salt);
+            let draws = (1..=world.steps).flat_map(|step| {
+                let tasks = uniform_tasks(50, world.seed, step, world.tasks);
+                train_groups(world.seed, step, (0, &tasks), world.size, world.config().draws_per_step())
+            });
+            for draw in draws.flatten() {
+                for attempt in 0..=world.retries {
+                    let id = if attempt == 0 { draw.clone() } else { draw.again(attempt) };
+                    play.stored.insert(id.episode, false);
+                }
+            }
+            assert!(play.play(ENOUGH));
+            play.commits
+        };
+        prop_assert_eq!(play(1), play(salt));
+    }
+}
+
+#[test]
+fn an_interrupted_run_keeps_whole_steps_alone() {
+    let world = World {
+        steps: 3,
+        tasks: 2,
+        size: 2,
+        retries: 0,
+        refill: 0,
+        every: 10,
+        eval_every: 0,
+        given: true,
+        seed: 1,
+    };
+    for (most, whole, kept) in [(1, true, None), (60, true, Some(1)), (60, false, None)] {
+        let mut play = Play::new(&world, None, 0);
+        let mut commands = VecDeque::from(play.on(Event::Begin));
+        for _ in 0..most {
+            if play.core.step() > 0 {
+                break;
+            }
+            let more = match commands.pop_front() {
+                Some(command) => play.carry_out(command).unwrap(),
+                None => play.end_one(),
+            };
+            commands.extend(more);
+        }
+        let stopped = play.core.on(Event::Interrupted { whole }, 9.0);
+        let mut expected: Vec<Command> = Vec::new();
+        expected.extend(kept.map(|step| Command::Checkpoint { step }));
+        expected.push(Command::Stop(Stop::Interrupted));
+        assert_eq!(stopped, expected);
+        assert!(play.core.on(Event::Begin, 9.0).is_empty(), "it is over");
+    }
+}
+
+#[test]
+fn time_that_is_up_ends_a_run_between_two_steps() {
+    let world = World {
+        steps: 1000,
+        tasks: 1,
+        size: 1,
+        retries: 0,
+        refill: 0,
+        every: 100,
+        eval_every: 0,
+        given: true,
+        seed: 1,
+    };
+    let mut config = Arc::into_inner(world.config()).unwrap();
+    config.max_wall_s = Some(20.0);
+    let mut play = Play::new(&world, None, 0);
+    play.core = PipelineCore::new(Arc::new(config), CoreState::default());
+    assert!(play.play(ENOUGH));
+    assert!(play.core.step() > 1 && play.core.step() < 100);
+    assert_eq!(play.checkpoint, play.core.step(), "it is kept all the same");
+}

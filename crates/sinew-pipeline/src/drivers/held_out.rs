@@ -1,0 +1,180 @@
+//! Held-out measurements: what they show, and what earlier sessions measured.
+
+use super::sync::Driver;
+use crate::core::{EvalSet, When};
+use crate::error::PipelineError;
+use crate::event::RunEvent;
+use crate::health;
+use crate::record::{EpisodeStats, EvalRecord};
+use crate::schedule::Draw;
+use sinew_types::{EpisodeEnd, EpisodeId, Trace};
+use std::sync::Arc;
+
+/// What was measured so far.
+#[derive(Debug, Default)]
+pub(crate) struct Measurements {
+    /// What an earlier session wrote of its first measurement.
+    written: Option<EvalRecord>,
+    /// Since the last commit.
+    pub(crate) uncommitted: Vec<EvalRecord>,
+    pub(crate) before: EpisodeStats,
+    pub(crate) after: EpisodeStats,
+    /// First episodes of both.
+    pub(crate) examples: Vec<EpisodeId>,
+    /// Why the last one says little.
+    pub(crate) trouble: Option<String>,
+}
+
+impl Measurements {
+    pub(crate) fn new(evals: &[EvalRecord]) -> Self {
+        Self {
+            written: evals.iter().find(|r| r.when == "before").cloned(),
+            ..Self::default()
+        }
+    }
+}
+
+/// Why a measurement says little: most of its episodes failed.
+fn failed_measurement(traces: &[Trace]) -> Option<String> {
+    let stats = EpisodeStats::of(traces);
+    let (failed, all) = (stats.failed, stats.episodes);
+    let why = health::cause(traces).unwrap_or_default();
+    health::mostly_failed(&stats)
+        .then(|| format!("{failed} of {all} held-out episodes failed: {why}"))
+}
+
+/// If every episode of the first measurement failed, training cannot help: stop before anything is
+/// spent.
+fn refuse_hopeless(traces: &[Trace]) -> Result<(), PipelineError> {
+    let reason = |t: &Trace| match &t.end {
+        EpisodeEnd::Failed { kind, message } => Some(format!("{kind:?}: {message}")),
+        _ => None,
+    };
+    match traces.first().and_then(reason) {
+        Some(first) if traces.iter().all(|t| reason(t).is_some()) => {
+            Err(PipelineError::system(format!(
+                "all {} held-out episodes failed; the first: {first}",
+                traces.len()
+            )))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Statistics of sampled episodes, with the success of greedy ones beside them.
+fn with_greedy(sampled: &[Trace], greedy: &[Trace]) -> EpisodeStats {
+    let mut stats = EpisodeStats::of(sampled);
+    stats.greedy_success = (!greedy.is_empty()).then(|| EpisodeStats::of(greedy).success);
+    stats
+}
+
+impl Driver {
+    /// Sums a measurement up.
+    pub(super) fn measure(
+        &mut self,
+        when: When,
+        sets: Vec<Vec<EpisodeId>>,
+    ) -> Result<(), PipelineError> {
+        let mut sets = sets.into_iter().map(|set| self.take(&set));
+        let sampled = sets.next().unwrap_or_default();
+        let greedy = sets.next().unwrap_or_default();
+        drop(sets);
+        let failed = failed_measurement(&sampled);
+        if let Some(why) = &failed {
+            self.emit(RunEvent::Warning(why.clone()))?;
+        }
+        if matches!(when, When::Before | When::Now) {
+            refuse_hopeless(&sampled)?;
+        }
+        let stats = with_greedy(&sampled, &greedy);
+        match when {
+            When::Before => self.measurements.before = stats.clone(),
+            When::After | When::Now => {
+                self.measurements.trouble = failed;
+                self.measurements.after = stats.clone();
+            }
+            When::During => {}
+        }
+        self.measured(when, stats, sampled, false)
+    }
+
+    fn measured(
+        &mut self,
+        when: When,
+        stats: EpisodeStats,
+        episodes: Vec<Trace>,
+        again: bool,
+    ) -> Result<(), PipelineError> {
+        let record = EvalRecord {
+            when: when.name().into(),
+            step: match when {
+                When::Before => 0,
+                _ => self.core.step(),
+            },
+            wall_s: self.wall_s(),
+            stats,
+        };
+        if when != When::During {
+            let first = episodes.first().map(|t| t.episode.clone());
+            self.measurements.examples.extend(first);
+        }
+        if !again {
+            self.measurements.uncommitted.push(record.clone());
+        }
+        self.emit(RunEvent::Measured {
+            record,
+            episodes: Arc::new(episodes),
+            again,
+        })
+    }
+
+    /// The measurement that the run began with, from the store. Where its episodes are gone (a store in
+    /// memory, a torn one) what was written down counts: the weights of now would measure something
+    /// else.
+    pub(super) fn review(&mut self, sets: &[EvalSet]) -> Result<(), PipelineError> {
+        let (mut stored, mut all) = (Vec::new(), true);
+        for set in sets {
+            let mut traces = Vec::with_capacity(set.draws.len());
+            for draw in &set.draws {
+                traces.extend(self.last_attempt(draw)?);
+            }
+            all &= traces.len() == set.draws.len();
+            stored.push(traces);
+        }
+        let mut stored = stored.into_iter();
+        let sampled = stored.next().unwrap_or_default();
+        let greedy = stored.next().unwrap_or_default();
+        let written = self.measurements.written.take();
+        let (stats, again) = match (all, written) {
+            (true, written) => (with_greedy(&sampled, &greedy), written.is_some()),
+            (false, Some(written)) => (written.stats, true),
+            (false, None) => return Err(self.unmeasured()),
+        };
+        self.measurements.before = stats.clone();
+        self.measured(When::Before, stats, sampled, again)
+    }
+
+    fn unmeasured(&self) -> PipelineError {
+        PipelineError::system(format!(
+            "the episodes that were measured before training are no longer stored, and {} does not say what they showed\n  hint: `sinew export` writes the trained weights; `sinew eval` with and without --model compares them with the first ones",
+            self.run_dir().join("evals.jsonl").display()
+        ))
+    }
+
+    /// The stored episode, or that of its last attempt if the system failed it.
+    fn last_attempt(&self, draw: &Draw) -> Result<Option<Trace>, PipelineError> {
+        let stored = |draw: &Draw| self.stored(&draw.episode);
+        let mut last = stored(draw)?;
+        for attempt in 1.. {
+            let failed = |t: &Trace| matches!(t.end, EpisodeEnd::Failed { .. });
+            if !last.as_ref().is_some_and(failed) {
+                break;
+            }
+            match stored(&draw.again(attempt))? {
+                Some(trace) => last = Some(trace),
+                None => break,
+            }
+        }
+        Ok(last)
+    }
+}

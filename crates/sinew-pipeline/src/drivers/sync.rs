@@ -1,0 +1,595 @@
+//! Generation and training in turns: one command after the other, in this thread.
+
+use super::held_out::Measurements;
+use crate::config::PipelineConfig;
+use crate::core::UpdateCommit;
+use crate::core::{Command, Ended as EndedEpisode, Event, PipelineCore, RunCounts, Stop};
+use crate::error::PipelineError;
+use crate::event::{Bus, Phase, RolloutProgress, RunEvent};
+use crate::files::RunFiles;
+use crate::health::{self, Alarm};
+use crate::ports::{
+    Learner, RolloutReading, Rollouts, SampleSource, StoredEpisode, Wanted, WeightsTransport,
+};
+use crate::record::{AdmissionRecord, EpisodeStats, StepRecord, TokenSummary, joins};
+use crate::rows::Rows;
+use crate::schedule::Draw;
+use crate::state::{Earlier, RunStore, Samples, SavedState};
+use sinew_algo::Algorithm;
+use sinew_grammar::Grammars;
+use sinew_types::{EpisodeEnd, EpisodeId, Trace};
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Time in one phase after which an episode is reported, and between two reports.
+const LONG: Duration = Duration::from_secs(30);
+
+/// What a run works with.
+pub struct Pipeline {
+    pub config: PipelineConfig,
+    pub algorithm: Algorithm,
+    pub rollouts: Box<dyn Rollouts>,
+    /// Where training episodes come from that are not run here.
+    pub source: Option<Box<dyn SampleSource>>,
+    pub learner: Box<dyn Learner>,
+    pub transport: Box<dyn WeightsTransport>,
+    pub store: RunStore,
+    /// Makes the masks of sampled tokens again.
+    pub grammars: Arc<dyn Grammars>,
+    pub bus: Bus,
+    /// What the checkpoint held from which the run goes on.
+    pub saved: SavedState,
+    /// When the session began.
+    pub started: Instant,
+}
+
+impl std::fmt::Debug for Pipeline {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Pipeline")
+            .field("config", &self.config)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A run that came to its end.
+#[derive(Clone, Debug, Default)]
+pub struct Ended {
+    pub before: EpisodeStats,
+    pub after: EpisodeStats,
+    /// First episodes of the measurements before and after.
+    pub examples: Vec<EpisodeId>,
+    pub samples: Samples,
+    pub tokens: TokenSummary,
+    pub wall_s: f64,
+    /// Why it did not do what it was to do, if so.
+    pub trouble: Vec<String>,
+}
+
+/// The step at work.
+#[derive(Default)]
+struct Step {
+    started: Option<Instant>,
+    before: RolloutReading,
+    groups: Vec<Vec<Trace>>,
+    rows: Option<Rows>,
+    /// Since rows began to be made, and since the weights are in use.
+    training: Option<Instant>,
+    live: Option<Instant>,
+    record: StepRecord,
+    /// The record of the update that is done again.
+    recalled: Option<StepRecord>,
+}
+
+/// A step whose update waits for its commit: the order of its episodes, and its record.
+type Uncommitted = (Vec<EpisodeId>, StepRecord);
+
+pub(crate) struct Driver {
+    p: Pipeline,
+    pub(super) core: PipelineCore,
+    earlier: Earlier,
+    samples: Samples,
+    tokens: TokenSummary,
+    pub(super) measurements: Measurements,
+    /// Episodes that ended and that nothing was made of yet.
+    traces: HashMap<EpisodeId, Trace>,
+    step: Step,
+    uncommitted: BTreeMap<u64, Uncommitted>,
+    /// Of the phase: episodes that ended, of how many.
+    progress: (usize, usize),
+    reminded: Option<Instant>,
+}
+
+/// Runs a pipeline to its end. If it is interrupted, weights of whole steps are kept before it returns.
+///
+/// # Errors
+/// What failed; that the run was stopped because it goes wrong; or that it was asked to stop.
+pub fn run(pipeline: Pipeline) -> Result<Ended, PipelineError> {
+    let mut driver = Driver::begin(pipeline)?;
+    match driver.run() {
+        Err(PipelineError::Interrupted) => {
+            let whole = driver.p.learner.is_whole();
+            for command in driver.on(Event::Interrupted { whole }) {
+                if matches!(command, Command::Checkpoint { .. }) {
+                    driver.checkpoint()?;
+                }
+            }
+            Err(PipelineError::Interrupted)
+        }
+        result => result,
+    }
+}
+
+impl Driver {
+    /// Reads what earlier sessions did.
+    fn begin(mut p: Pipeline) -> Result<Self, PipelineError> {
+        let earlier = p.store.earlier(&mut p.saved)?;
+        let (files, written) = RunFiles::open(&p.config.run_dir, &p.saved, &earlier, &p.bus)?;
+        p.bus.record_first(Box::new(files));
+        let state = earlier.core_state(&p.saved, &written.steps, &written.evals);
+        p.bus.emit(RunEvent::Resumed {
+            steps: Arc::clone(&written.steps),
+            evals: Arc::clone(&written.evals),
+        })?;
+        let driver = Self {
+            core: PipelineCore::new(Arc::clone(&p.config.core), state),
+            samples: p.saved.samples,
+            tokens: TokenSummary::of(&written.steps),
+            measurements: Measurements::new(&written.evals),
+            traces: HashMap::new(),
+            step: Step::default(),
+            uncommitted: BTreeMap::new(),
+            progress: (0, 0),
+            reminded: None,
+            earlier,
+            p,
+        };
+        let (lost, first) = (driver.earlier.lost, driver.earlier.first_lost.as_ref());
+        driver.warn_of_loss(lost, first)?;
+        Ok(driver)
+    }
+
+    /// Carries commands out until one of them ends the run.
+    fn run(&mut self) -> Result<Ended, PipelineError> {
+        let mut commands = VecDeque::from(self.on(Event::Begin));
+        loop {
+            let Some(command) = commands.pop_front() else {
+                commands.extend(self.wait()?);
+                continue;
+            };
+            if let Command::Stop(stop) = command {
+                return self.stop(stop);
+            }
+            for event in self.carry_out(command)? {
+                commands.extend(self.on(event));
+            }
+        }
+    }
+
+    fn on(&mut self, event: Event) -> Vec<Command> {
+        let now = self.wall_s();
+        self.core.on(event, now)
+    }
+
+    fn carry_out(&mut self, command: Command) -> Result<Vec<Event>, PipelineError> {
+        Ok(match command {
+            Command::Review(sets) => {
+                self.review(&sets)?;
+                vec![Event::Reviewed]
+            }
+            Command::Start { draws, temperature } => {
+                self.start(&draws, temperature)?;
+                Vec::new()
+            }
+            Command::Fetch { step } => vec![self.fetch(step)?],
+            Command::Recall { step } => vec![self.recall(step)?],
+            Command::Compare { groups } => vec![self.compare(&groups)?],
+            Command::Score {
+                step,
+                groups,
+                counts,
+            } => vec![self.score(step, &groups, counts)?],
+            Command::Train { left_out, .. } => vec![self.train(left_out)?],
+            Command::Publish { step } => {
+                self.publish(step)?;
+                vec![Event::WeightsLive]
+            }
+            Command::Commit(commit) => {
+                self.commit(commit)?;
+                Vec::new()
+            }
+            Command::Checkpoint { .. } => {
+                self.checkpoint()?;
+                Vec::new()
+            }
+            Command::Record { step, alarm } => {
+                self.record(step, alarm)?;
+                Vec::new()
+            }
+            Command::Measure { when, sets } => {
+                self.measure(when, sets)?;
+                vec![Event::EvaluationDone]
+            }
+            Command::SourceDry { step } => {
+                self.source_dry(step)?;
+                Vec::new()
+            }
+            Command::Stop(_) => Vec::new(),
+        })
+    }
+
+    /// Waits for episodes.
+    fn wait(&mut self) -> Result<Vec<Command>, PipelineError> {
+        let (bus, progress) = (self.p.bus.clone(), self.progress);
+        let wall_s = (self.p.started, self.p.saved.wall_s);
+        let reminded = &mut self.reminded;
+        let mut failed = Ok(());
+        let ended = self.p.rollouts.ended(&mut |seen| {
+            let told = tell(&bus, seen, progress, wall_s, reminded);
+            failed = std::mem::replace(&mut failed, Ok(())).and(told);
+        })?;
+        failed?;
+        if ended.is_empty() {
+            return Err(PipelineError::system(
+                "the loop waits for an episode, but none runs",
+            ));
+        }
+        self.progress.0 += ended.len();
+        let mut commands = Vec::new();
+        for StoredEpisode { trace, known } in ended {
+            let failed = matches!(trace.end, EpisodeEnd::Failed { .. });
+            let scored = !failed && !trace.outcome.unscored;
+            let ended = EndedEpisode {
+                episode: trace.episode.clone(),
+                failed,
+                stored: known,
+                outcome: scored.then(|| {
+                    let kind = trace.task_kind.clone();
+                    (kind, trace.outcome.success, trace.total_reward())
+                }),
+            };
+            self.traces.insert(trace.episode.clone(), trace);
+            commands.extend(self.on(Event::EpisodeEnded(ended)));
+        }
+        Ok(commands)
+    }
+
+    fn begin_step(&mut self) {
+        if self.step.started.is_none() {
+            self.step.started = Some(Instant::now());
+            self.step.before = self.p.rollouts.reading();
+        }
+    }
+
+    fn start(&mut self, draws: &[Draw], temperature: Option<f32>) -> Result<(), PipelineError> {
+        let phase = match (temperature, draws.first()) {
+            (Some(_), first) => {
+                Phase::Evaluating(first.map_or_else(String::new, |d| d.purpose.clone()))
+            }
+            (None, _) => {
+                self.begin_step();
+                Phase::Rollout {
+                    step: self.core.step() + 1,
+                }
+            }
+        };
+        self.emit(RunEvent::Phase(phase))?;
+        self.progress.1 += draws.len();
+        self.p.rollouts.start(draws, temperature)
+    }
+
+    fn fetch(&mut self, step: u64) -> Result<Event, PipelineError> {
+        self.begin_step();
+        self.emit(RunEvent::Phase(Phase::Rollout { step }))?;
+        let core = &self.p.config.core;
+        let Some(source) = &mut self.p.source else {
+            return Err(PipelineError::system("no source of episodes was given"));
+        };
+        let given = source.groups(Wanted {
+            step,
+            groups: core.tasks_per_step,
+            seed: core.seed,
+            max_path_tokens: self.p.config.max_context_tokens,
+            algorithm: &self.p.algorithm,
+            store: self.p.store.traces.as_ref(),
+            learner: self.p.learner.as_mut(),
+        })?;
+        Ok(Event::Given {
+            groups: self.keep(given.groups),
+            dropped: given.dropped,
+        })
+    }
+
+    fn recall(&mut self, step: u64) -> Result<Event, PipelineError> {
+        self.begin_step();
+        self.emit(RunEvent::Phase(Phase::Rollout { step }))?;
+        let groups = match self.earlier.committed.get(&step) {
+            Some(batch) => self.p.store.recall(batch)?,
+            None => None,
+        };
+        if groups.is_some() {
+            self.step.recalled = self.earlier.record(step);
+        }
+        Ok(Event::Recalled(groups.map(|groups| self.keep(groups))))
+    }
+
+    /// Keeps episodes until something is made of them; gives their ids.
+    fn keep(&mut self, groups: Vec<Vec<Trace>>) -> Vec<Vec<EpisodeId>> {
+        let mut keep = |trace: Trace| {
+            let episode = trace.episode.clone();
+            self.traces.insert(episode.clone(), trace);
+            episode
+        };
+        let ids = groups
+            .into_iter()
+            .map(|g| g.into_iter().map(&mut keep).collect());
+        ids.collect()
+    }
+
+    /// Episodes that ended, in this order.
+    pub(super) fn take(&mut self, episodes: &[EpisodeId]) -> Vec<Trace> {
+        let taken = episodes.iter().filter_map(|e| self.traces.remove(e));
+        taken.collect()
+    }
+
+    fn compare(&mut self, ids: &[Vec<EpisodeId>]) -> Result<Event, PipelineError> {
+        let groups: Vec<Vec<Trace>> = ids.iter().map(|group| self.take(group)).collect();
+        let spent = self.p.algorithm.spent(&groups);
+        let spent = spent.map_err(PipelineError::system)?.len();
+        self.keep(groups);
+        Ok(Event::GroupsCompared { spent })
+    }
+
+    /// Makes rows of groups, and begins the step's record.
+    fn score(
+        &mut self,
+        step: u64,
+        ids: &[Vec<EpisodeId>],
+        counts: RunCounts,
+    ) -> Result<Event, PipelineError> {
+        let mut groups: Vec<Vec<Trace>> = ids.iter().map(|group| self.take(group)).collect();
+        // What was run again is not needed any more.
+        self.traces.clear();
+        self.step.record = self.rollout_record(step, &groups, counts);
+        self.progress = (0, 0);
+        self.emit(RunEvent::Phase(Phase::Training { step }))?;
+        self.step.training = Some(Instant::now());
+        let rows = Rows::of(
+            &mut groups,
+            &self.p.algorithm,
+            self.p.learner.as_mut(),
+            self.p.grammars.as_ref(),
+        )?;
+        let record = &mut self.step.record;
+        record.rows = rows.rows.len();
+        record.tokens = rows.tokens;
+        record.formats = rows.formats.clone();
+        record.repair = rows.report.repair.clone();
+        if !record.tokens.holds() {
+            return Err(PipelineError::system(format!(
+                "step {step} would train tokens other than once: {:?}",
+                record.tokens
+            )));
+        }
+        let event = Event::RowsReady {
+            rows: rows.rows.len(),
+            trained: rows.trained.clone(),
+            dropped: rows.dropped.clone(),
+        };
+        (self.step.rows, self.step.groups) = (Some(rows), groups);
+        Ok(event)
+    }
+
+    /// What the episodes of a step showed, and what it took to run them.
+    fn rollout_record(&self, step: u64, groups: &[Vec<Trace>], counts: RunCounts) -> StepRecord {
+        let now = self.p.rollouts.reading();
+        let started = self.step.started;
+        let rollout_s = started.map_or(0.0, |s| s.elapsed().as_secs_f64());
+        let traces = || groups.iter().flatten();
+        let sampled: usize = traces().map(Trace::sampled_tokens).sum();
+        let earlier = self.step.recalled.as_ref();
+        StepRecord {
+            step,
+            rollout: EpisodeStats::of(traces()),
+            failed_cause: health::cause(traces()),
+            rollout_s,
+            engine_busy_s: now.engine_busy_s - self.step.before.engine_busy_s,
+            sampled_tokens_per_s: sampled as f64 / rollout_s.max(1e-9),
+            joins: joins(traces()),
+            admission: AdmissionRecord::between(
+                &self.step.before.admission,
+                &now.admission,
+                now.preemptions.saturating_sub(self.step.before.preemptions),
+            ),
+            retried: earlier.map_or(counts.retried, |r| r.retried),
+            recovered: earlier.map_or(counts.recovered, |r| r.recovered),
+            refilled: earlier.map_or(counts.refilled, |r| r.refilled),
+            ..StepRecord::default()
+        }
+    }
+
+    fn train(&mut self, left_out: BTreeMap<String, usize>) -> Result<Event, PipelineError> {
+        let step = &mut self.step;
+        step.record.dropped = match &step.recalled {
+            Some(recalled) => recalled.dropped.clone(),
+            None => left_out,
+        };
+        if let Some(rows) = step.rows.as_mut().filter(|r| !r.rows.is_empty()) {
+            let spec = self.p.algorithm.loss().clone();
+            self.p.learner.update(rows, &spec, &mut step.record)?;
+        }
+        let since = step.training.map_or(0.0, |t| t.elapsed().as_secs_f64());
+        step.record.train_s = since;
+        Ok(Event::UpdateDone(Box::new(step.record.clone())))
+    }
+
+    fn publish(&mut self, step: u64) -> Result<(), PipelineError> {
+        let publishing = Instant::now();
+        let (version, weights) = (self.p.learner.version(), self.p.learner.weights()?);
+        self.p.transport.publish(version, weights)?;
+        let wall_s = self.wall_s();
+        let record = &mut self.step.record;
+        record.publish_s = publishing.elapsed().as_secs_f64();
+        record.task_shares = self.core.task_shares();
+        record.wall_s = wall_s;
+        self.step.live = Some(Instant::now());
+        let order = self.step.groups.iter().flatten();
+        let order = order.map(|t| t.episode.clone()).collect();
+        self.uncommitted.insert(step, (order, record.clone()));
+        Ok(())
+    }
+
+    fn commit(&mut self, commit: UpdateCommit) -> Result<(), PipelineError> {
+        let (order, record) = self.uncommitted.remove(&commit.step).unwrap_or_default();
+        self.samples.trained += commit.trained.len();
+        self.samples.dropped += commit.dropped.len();
+        let evals = std::mem::take(&mut self.measurements.uncommitted);
+        let version = self.p.learner.version();
+        self.p.store.commit(commit, order, version, &record, evals)
+    }
+
+    fn checkpoint(&mut self) -> Result<(), PipelineError> {
+        self.emit(RunEvent::Phase(Phase::Saving))?;
+        let saved = self.p.saved.now(
+            self.core.step(),
+            self.wall_s(),
+            self.core.curriculum().clone(),
+            self.p.config.recipe.clone(),
+            self.samples,
+        );
+        let state = serde_json::to_value(saved).map_err(PipelineError::system)?;
+        self.p.learner.save(self.core.step(), state)
+    }
+
+    fn record(&mut self, step: u64, alarm: Option<Alarm>) -> Result<(), PipelineError> {
+        let done = std::mem::take(&mut self.step);
+        let mut record = done.record;
+        record.checkpoint_s = done.live.map_or(0.0, |t| t.elapsed().as_secs_f64());
+        if done.recalled.is_some() {
+            self.uncommitted.remove(&step);
+            if let Some(batch) = self.earlier.committed.remove(&step) {
+                self.samples.trained += batch.episodes.len();
+                self.samples.dropped += batch.dropped.len();
+            }
+        }
+        self.tokens.add(&record);
+        self.emit(RunEvent::Step(Arc::new(record)))?;
+        match alarm {
+            Some(Alarm::Warning(text)) => self.emit(RunEvent::Warning(text)),
+            Some(Alarm::Stop(_)) | None => Ok(()),
+        }
+    }
+
+    /// No group came in time: what was trained is kept, without any step there is no run.
+    fn source_dry(&mut self, step: u64) -> Result<(), PipelineError> {
+        let why = self.p.source.as_ref().map(|s| s.why_dry());
+        let why = why.unwrap_or_default();
+        self.step = Step::default();
+        if step == 0 {
+            return Err(PipelineError::input(format!(
+                "data: the pool had no whole group for this recipe in data.wait_s{why}\n  hint: `sinew pool status` tells what waits there",
+            )));
+        }
+        self.emit(RunEvent::SourceDry { step, why })
+    }
+
+    fn stop(&mut self, stop: Stop) -> Result<Ended, PipelineError> {
+        match stop {
+            Stop::Done => self.end(),
+            Stop::Bad(why) => Err(self.stopped(&why)),
+            Stop::Interrupted => Err(PipelineError::Interrupted),
+        }
+    }
+
+    /// What a run that came to its end showed.
+    fn end(&mut self) -> Result<Ended, PipelineError> {
+        let since = self.p.saved.step;
+        let (samples, torn) = self.p.store.samples(self.samples, since)?;
+        self.warn_of_loss(torn, None)?;
+        self.emit(RunEvent::Phase(Phase::Done))?;
+        let mut trouble: Vec<String> = self.core.verdict().into_iter().collect();
+        trouble.extend(self.measurements.trouble.take());
+        let lost = self.earlier.lost + torn;
+        if lost > 0 && !self.p.config.accept_loss {
+            trouble.push(format!(
+                "{lost} trained episodes are gone from the store\n  hint: --accept-loss ends with 0 all the same"
+            ));
+        }
+        Ok(Ended {
+            before: std::mem::take(&mut self.measurements.before),
+            after: std::mem::take(&mut self.measurements.after),
+            examples: std::mem::take(&mut self.measurements.examples),
+            samples,
+            tokens: std::mem::take(&mut self.tokens),
+            wall_s: self.wall_s(),
+            trouble,
+        })
+    }
+
+    /// A run that ends before its time. Its steps since the last checkpoint are done again.
+    fn stopped(&self, why: &str) -> PipelineError {
+        let (dir, command) = (self.run_dir().display(), self.p.config.command);
+        let go_on = format!(
+            "`sinew {command} {dir}/recipe.toml --run-dir {dir} --resume` begins after step {} and runs failed episodes again",
+            self.core.saved_step()
+        );
+        PipelineError::system(match why.contains("\n  hint: ") {
+            true => format!("the run was stopped: {why}; {go_on}"),
+            false => {
+                format!("the run was stopped: {why}\n  hint: when the cause is put right, {go_on}")
+            }
+        })
+    }
+
+    fn warn_of_loss(&self, lost: usize, first: Option<&EpisodeId>) -> Result<(), PipelineError> {
+        if lost == 0 {
+            return Ok(());
+        }
+        let first = first.map_or_else(String::new, |e| format!(", {e} the first of them"));
+        self.emit(RunEvent::Warning(format!(
+            "{lost} trained episodes are gone from the store{first}: the weights keep what they taught, but nobody can look at them"
+        )))
+    }
+
+    pub(super) fn emit(&self, event: RunEvent) -> Result<(), PipelineError> {
+        self.p.bus.emit(event)
+    }
+
+    /// Seconds of the run, earlier sessions included.
+    pub(super) fn wall_s(&self) -> f64 {
+        self.p.saved.wall_s + self.p.started.elapsed().as_secs_f64()
+    }
+
+    pub(super) fn run_dir(&self) -> &Path {
+        &self.p.config.run_dir
+    }
+
+    pub(super) fn stored(&self, episode: &EpisodeId) -> Result<Option<Trace>, PipelineError> {
+        self.p
+            .store
+            .traces
+            .get(episode)
+            .map_err(PipelineError::system)
+    }
+}
+
+/// Reports what goes on while episodes run, and now and then those that stay in one phase.
+fn tell(
+    bus: &Bus,
+    mut seen: RolloutProgress,
+    (done, total): (usize, usize),
+    (started, earlier_s): (Instant, f64),
+    reminded: &mut Option<Instant>,
+) -> Result<(), PipelineError> {
+    (seen.done, seen.total) = (done, total);
+    seen.wall_s = earlier_s + started.elapsed().as_secs_f64();
+    let first = seen.longest.first();
+    let long = first.is_some_and(|l| l.phase_s >= LONG.as_secs_f64());
+    let longest = (long && reminded.is_none_or(|at| at.elapsed() >= LONG)).then(|| {
+        *reminded = Some(Instant::now());
+        seen.longest.clone()
+    });
+    bus.emit(RunEvent::Rollout(Box::new(seen)))?;
+    longest.map_or(Ok(()), |longest| bus.emit(RunEvent::Longest(longest)))
+}

@@ -1,0 +1,173 @@
+//! What the loop works with, as traits: each has an embedded implementation here, and others elsewhere.
+
+use crate::error::PipelineError;
+use crate::event::RolloutProgress;
+use crate::record::StepRecord;
+use crate::rows::Rows;
+use crate::schedule::Draw;
+use serde_json::Value;
+use sinew_algo::{Algorithm, Columns};
+use sinew_rollout::AdmissionReading;
+use sinew_store::TraceStore;
+use sinew_types::{Engine, EpisodeId, LossSpec, PolicyVersion, TensorSource, Trace};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// Trains a policy.
+pub trait Learner {
+    /// Of the weights.
+    fn version(&self) -> PolicyVersion;
+
+    /// The weights as engines use them.
+    ///
+    /// # Errors
+    /// If adapters cannot be merged.
+    fn weights(&self) -> Result<Arc<dyn TensorSource>, PipelineError>;
+
+    /// What the algorithm reads beside the traces, added to what is known.
+    ///
+    /// # Errors
+    /// What a model or the algorithm refuses.
+    fn columns(
+        &mut self,
+        algorithm: &Algorithm,
+        groups: &[Vec<Trace>],
+        known: Columns,
+    ) -> Result<Columns, PipelineError>;
+
+    /// Gives the trained tokens of data the log-probabilities of the weights as they are; `known` has
+    /// the masks.
+    ///
+    /// # Errors
+    /// What the model or the algorithm refuses.
+    fn score_data(
+        &mut self,
+        algorithm: &Algorithm,
+        groups: &mut [Vec<Trace>],
+        known: &Columns,
+    ) -> Result<(), PipelineError>;
+
+    /// One batch; fills in what the step's record says of training.
+    ///
+    /// # Errors
+    /// What the trainer refuses, or that the run is to stop.
+    fn update(
+        &mut self,
+        batch: &mut Rows,
+        spec: &LossSpec,
+        record: &mut StepRecord,
+    ) -> Result<(), PipelineError>;
+
+    /// Whether the weights are those of a step.
+    fn is_whole(&self) -> bool;
+
+    /// Makes a checkpoint of `step`, with a state that is restored with it.
+    ///
+    /// # Errors
+    /// What the disk refuses.
+    fn save(&mut self, step: u64, state: Value) -> Result<(), PipelineError>;
+}
+
+/// Brings new weights to where tokens are sampled.
+pub trait WeightsTransport {
+    /// Returns once every later token is sampled with them.
+    ///
+    /// # Errors
+    /// If they were not taken.
+    fn publish(
+        &mut self,
+        version: PolicyVersion,
+        weights: Arc<dyn TensorSource>,
+    ) -> Result<(), PipelineError>;
+}
+
+/// An engine of this process, or one that speaks for servers.
+impl WeightsTransport for Arc<dyn Engine> {
+    fn publish(
+        &mut self,
+        version: PolicyVersion,
+        weights: Arc<dyn TensorSource>,
+    ) -> Result<(), PipelineError> {
+        self.load_weights(version, weights)
+            .map_err(|e| PipelineError::system(format!("engine: {e}")))
+    }
+}
+
+/// What generation and tools did so far.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct RolloutReading {
+    pub engine_busy_s: f64,
+    pub preemptions: u64,
+    pub admission: AdmissionReading,
+}
+
+/// An episode that ended and is in the store.
+#[derive(Clone, Debug)]
+pub struct StoredEpisode {
+    pub trace: Trace,
+    /// It was there before: it was not run now.
+    pub known: bool,
+}
+
+/// Runs episodes.
+pub trait Rollouts {
+    /// Begins episodes; those that the store has are not run. Held-out ones have a temperature of
+    /// their own.
+    ///
+    /// # Errors
+    /// If the store or the taskset refuses one.
+    fn start(&mut self, draws: &[Draw], temperature: Option<f32>) -> Result<(), PipelineError>;
+
+    /// Waits until some have ended and are stored, and calls `tick` now and then meanwhile.
+    ///
+    /// # Errors
+    /// If they cannot be stored, or the run is to stop.
+    fn ended(
+        &mut self,
+        tick: &mut dyn FnMut(RolloutProgress),
+    ) -> Result<Vec<StoredEpisode>, PipelineError>;
+
+    fn reading(&self) -> RolloutReading;
+}
+
+/// What a step asks a source for.
+pub struct Wanted<'a> {
+    pub step: u64,
+    pub groups: usize,
+    pub seed: u64,
+    pub max_path_tokens: usize,
+    pub algorithm: &'a Algorithm,
+    pub store: &'a dyn TraceStore,
+    pub learner: &'a mut dyn Learner,
+}
+
+impl std::fmt::Debug for Wanted<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Wanted")
+            .field("step", &self.step)
+            .field("groups", &self.groups)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Groups that a source gave; they are in the store.
+#[derive(Clone, Debug, Default)]
+pub struct Given {
+    pub groups: Vec<Vec<Trace>>,
+    /// Stored for the step, not to be trained, with the reason.
+    pub dropped: BTreeMap<EpisodeId, String>,
+}
+
+/// Gives episodes that are not run here.
+pub trait SampleSource {
+    /// The groups of a step, stored; neither groups nor dropped episodes: nothing more will come.
+    ///
+    /// # Errors
+    /// If the source or the store fails, or the run is to stop.
+    fn groups(&mut self, wanted: Wanted<'_>) -> Result<Given, PipelineError>;
+
+    /// Why nothing came, as far as that is known.
+    fn why_dry(&self) -> String {
+        String::new()
+    }
+}

@@ -1,0 +1,159 @@
+//! Episodes that are run by an engine, environments and a harness of this process.
+
+use crate::cross::CrossPolicy;
+use crate::error::PipelineError;
+use crate::event::RolloutProgress;
+use crate::ports::{RolloutReading, Rollouts, StoredEpisode};
+use crate::schedule::Draw;
+use sinew_env::Taskset;
+use sinew_rollout::{BatchError, EpisodeOptions, EpisodeParts, Runner};
+use sinew_store::TraceStore;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::runtime::Handle;
+use tokio::sync::watch;
+
+/// Between two looks at what goes on.
+const LOOK_EVERY: Duration = Duration::from_millis(250);
+
+/// Live episodes that are shown one by one.
+pub const LONGEST: usize = 3;
+
+/// Tokens a second between two looks.
+#[derive(Debug)]
+struct Rate {
+    last: Instant,
+    tokens: u64,
+}
+
+impl Rate {
+    fn next(&mut self, tokens: u64) -> f64 {
+        let elapsed = self.last.elapsed().as_secs_f64().max(1e-3);
+        let rate = tokens.saturating_sub(self.tokens) as f64 / elapsed;
+        (self.last, self.tokens) = (Instant::now(), tokens);
+        rate
+    }
+}
+
+/// Runs episodes on an async runtime.
+pub struct EngineRollouts {
+    runtime: Handle,
+    runner: Runner,
+    parts: EpisodeParts,
+    taskset: Arc<dyn Taskset>,
+    options: EpisodeOptions,
+    cross: Option<Arc<CrossPolicy>>,
+    cancel: watch::Receiver<bool>,
+    rate: Rate,
+}
+
+impl std::fmt::Debug for EngineRollouts {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("EngineRollouts")
+            .field("parts", &self.parts)
+            .finish_non_exhaustive()
+    }
+}
+
+/// What episodes are run with.
+pub struct RolloutParts {
+    pub episode: EpisodeParts,
+    pub taskset: Arc<dyn Taskset>,
+    pub options: EpisodeOptions,
+    pub max_in_flight: usize,
+    /// Mixes an old policy into training episodes.
+    pub cross: Option<Arc<CrossPolicy>>,
+}
+
+impl std::fmt::Debug for RolloutParts {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("RolloutParts")
+            .field("episode", &self.episode)
+            .finish_non_exhaustive()
+    }
+}
+
+impl EngineRollouts {
+    /// `cancel` turning true ends a wait.
+    pub fn new(
+        runtime: Handle,
+        parts: RolloutParts,
+        store: Arc<dyn TraceStore>,
+        cancel: watch::Receiver<bool>,
+    ) -> Self {
+        Self {
+            runtime,
+            rate: Rate {
+                last: Instant::now(),
+                tokens: parts.episode.engine.status().sampled_tokens,
+            },
+            runner: Runner::new(parts.episode.clone(), store, parts.max_in_flight),
+            parts: parts.episode,
+            taskset: parts.taskset,
+            options: parts.options,
+            cross: parts.cross,
+            cancel,
+        }
+    }
+}
+
+impl Rollouts for EngineRollouts {
+    fn start(&mut self, draws: &[Draw], temperature: Option<f32>) -> Result<(), PipelineError> {
+        if let Some(cross) = &self.cross {
+            // Held-out tasks are the current policy's alone.
+            cross.mix(temperature.is_none());
+        }
+        let mut options = self.options.clone();
+        if let Some(temperature) = temperature {
+            options.sampling.temperature = temperature;
+        }
+        let taskset = self.taskset.as_ref();
+        let specs: Result<Vec<_>, _> = draws.iter().map(|d| d.spec(taskset)).collect();
+        let specs = specs.map_err(PipelineError::system)?;
+        let started = self.runner.start(specs, &Arc::new(options));
+        started.map_err(PipelineError::system)
+    }
+
+    fn ended(
+        &mut self,
+        tick: &mut dyn FnMut(RolloutProgress),
+    ) -> Result<Vec<StoredEpisode>, PipelineError> {
+        let (parts, rate) = (self.parts.clone(), &mut self.rate);
+        let due = rate.last + LOOK_EVERY;
+        let ended = self.runner.ended(&mut self.cancel);
+        let finished = self.runtime.block_on(async {
+            tokio::pin!(ended);
+            let mut looks = tokio::time::interval_at(due.into(), LOOK_EVERY);
+            loop {
+                tokio::select! {
+                    ended = &mut ended => break ended,
+                    _ = looks.tick() => tick(RolloutProgress {
+                        gauges: parts.gauges.read(),
+                        admission: parts.admission.reading(),
+                        longest: parts.gauges.longest(LONGEST),
+                        tokens_per_s: rate.next(parts.engine.status().sampled_tokens),
+                        ..RolloutProgress::default()
+                    }),
+                }
+            }
+        });
+        let finished = finished.map_err(|e| match e {
+            BatchError::Cancelled => PipelineError::Interrupted,
+            e @ BatchError::Store(_) => PipelineError::system(e),
+        })?;
+        let stored = finished.into_iter().map(|f| StoredEpisode {
+            trace: f.trace,
+            known: f.known,
+        });
+        Ok(stored.collect())
+    }
+
+    fn reading(&self) -> RolloutReading {
+        let engine = self.parts.engine.status();
+        RolloutReading {
+            engine_busy_s: engine.busy_s,
+            preemptions: engine.preemptions,
+            admission: self.parts.admission.reading(),
+        }
+    }
+}

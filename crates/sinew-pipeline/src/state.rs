@@ -1,0 +1,356 @@
+//! What a run keeps: its commits in the store, and a state of fixed size in each checkpoint.
+
+use crate::core::{CoreState, UpdateCommit};
+use crate::curriculum::Curriculum;
+use crate::error::PipelineError;
+use crate::record::{EvalRecord, StepRecord};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use sinew_store::{Filter, TraceStore, TrainedBatch};
+use sinew_types::{EpisodeId, PolicyVersion, Trace};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+/// The count that a run ends with.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Samples {
+    pub trained: usize,
+    /// Left out for a recorded reason (no difference within the group, failed, ...).
+    pub dropped: usize,
+    pub trained_twice: usize,
+    /// Trained, and no longer in the store; or stored for a step that was trained, but neither
+    /// trained nor dropped.
+    pub lost: usize,
+}
+
+/// What became of the episodes of one step, as earlier versions kept it in every checkpoint.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+struct LedgerStep {
+    step: u64,
+    trained: Vec<EpisodeId>,
+    dropped: BTreeMap<EpisodeId, String>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+struct Ledger {
+    steps: Vec<LedgerStep>,
+    #[serde(default)]
+    lost: BTreeSet<EpisodeId>,
+}
+
+/// What a checkpoint holds beside weights and optimizer. Nothing of it grows with the run.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct SavedState {
+    pub step: u64,
+    pub wall_s: f64,
+    #[serde(default)]
+    pub curriculum: Curriculum,
+    /// The recipe that trained it, as TOML.
+    #[serde(default)]
+    pub recipe: String,
+    /// Of the steps so far. Episodes that were found to be lost are counted once.
+    #[serde(default)]
+    pub samples: Samples,
+    /// Trained episodes whose commits the store was found to have lost.
+    #[serde(default)]
+    missing: usize,
+    // Checkpoints of earlier versions had these; their content moves into the store.
+    #[serde(default, skip_serializing)]
+    ledger: Ledger,
+    #[serde(default, skip_serializing)]
+    history: Vec<StepRecord>,
+    #[serde(default, skip_serializing)]
+    evals: Vec<EvalRecord>,
+}
+
+/// What a commit says beside the episodes.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+struct Detail {
+    version: PolicyVersion,
+    curriculum: Curriculum,
+    record: StepRecord,
+    /// Measurements since the commit before.
+    #[serde(default)]
+    evals: Vec<EvalRecord>,
+    /// Episodes that rows were made of, in their order: what an update is done again from.
+    #[serde(default)]
+    order: Vec<EpisodeId>,
+}
+
+/// Where a run keeps its episodes and commits.
+#[derive(Clone, Debug)]
+pub struct RunStore {
+    pub traces: Arc<dyn TraceStore>,
+    /// Trained episodes that were lost before it was opened: known, and not to be read.
+    pub torn: BTreeSet<EpisodeId>,
+    /// What it holds ends with the session.
+    pub forgets: bool,
+    /// Draws that belong to one training step.
+    pub draws_per_step: u64,
+}
+
+/// What earlier sessions did, as store and checkpoint have it.
+#[derive(Debug, Default)]
+pub struct Earlier {
+    pub records: Vec<StepRecord>,
+    pub evals: Vec<EvalRecord>,
+    /// Episodes of updates that no checkpoint holds, in their order.
+    pub(crate) committed: BTreeMap<u64, TrainedBatch>,
+    /// Trained episodes that this session found to be gone, and one of them.
+    pub lost: usize,
+    pub first_lost: Option<EpisodeId>,
+}
+
+fn batch_name(step: u64) -> String {
+    format!("s{step:05}")
+}
+
+fn detail_of(batch: &TrainedBatch) -> Option<Detail> {
+    serde_json::from_value(batch.detail.clone()).ok()
+}
+
+impl SavedState {
+    /// What a checkpoint of now holds.
+    pub(crate) fn now(
+        &self,
+        step: u64,
+        wall_s: f64,
+        curriculum: Curriculum,
+        recipe: String,
+        samples: Samples,
+    ) -> Self {
+        Self {
+            step,
+            wall_s,
+            curriculum,
+            recipe,
+            samples,
+            ..self.clone()
+        }
+    }
+
+    /// As a checkpoint holds it, this version's or an earlier one's.
+    ///
+    /// # Errors
+    /// If it is none.
+    pub fn read(state: Value) -> Result<Self, serde_json::Error> {
+        let mut saved: Self = serde_json::from_value(state)?;
+        if !saved.ledger.steps.is_empty() {
+            let steps = &saved.ledger.steps;
+            saved.samples = Samples {
+                trained: steps.iter().map(|s| s.trained.len()).sum(),
+                dropped: steps.iter().map(|s| s.dropped.len()).sum(),
+                lost: saved.ledger.lost.len(),
+                trained_twice: 0,
+            };
+        }
+        Ok(saved)
+    }
+}
+
+impl RunStore {
+    /// Reads what earlier sessions committed; brings the content of a checkpoint of an earlier version
+    /// into the store, and counts into `saved` what is gone.
+    ///
+    /// # Errors
+    /// What the store refuses.
+    pub fn earlier(&self, saved: &mut SavedState) -> Result<Earlier, PipelineError> {
+        self.take_over(saved)?;
+        let mut earlier = Earlier {
+            records: std::mem::take(&mut saved.history),
+            evals: std::mem::take(&mut saved.evals),
+            ..Earlier::default()
+        };
+        let mut known = 0;
+        for batch in self.commits()? {
+            let detail = detail_of(&batch);
+            if batch.step > saved.step {
+                if detail.is_some() {
+                    earlier.committed.insert(batch.step, batch);
+                }
+                continue;
+            }
+            known += batch.episodes.len();
+            let torn = batch.episodes.iter().filter(|e| self.torn.contains(*e));
+            earlier.lost += torn.clone().count();
+            earlier.first_lost = earlier.first_lost.or(torn.cloned().next());
+            let Some(detail) = detail else { continue };
+            earlier.records.push(detail.record);
+            earlier.evals.extend(detail.evals);
+        }
+        let missing = saved.samples.trained.saturating_sub(known);
+        if !self.forgets {
+            earlier.lost += missing.saturating_sub(saved.missing);
+        }
+        saved.missing = missing;
+        saved.samples.lost += earlier.lost;
+        Ok(earlier)
+    }
+
+    /// Commits the steps of a checkpoint of an earlier version, as far as the store has their episodes.
+    fn take_over(&self, saved: &mut SavedState) -> Result<(), PipelineError> {
+        let ledger = std::mem::take(&mut saved.ledger);
+        if ledger.steps.is_empty() {
+            return Ok(());
+        }
+        let stored = self.stored()?;
+        let known: BTreeSet<&EpisodeId> = stored.iter().map(|(episode, _)| episode).collect();
+        let marked: BTreeMap<String, TrainedBatch> = self
+            .commits()?
+            .into_iter()
+            .map(|b| (b.batch.clone(), b))
+            .collect();
+        for step in ledger.steps {
+            let batch = batch_name(step.step);
+            let record = saved.history.iter().find(|r| r.step == step.step);
+            let detail = Detail {
+                record: record.cloned().unwrap_or_default(),
+                ..Detail::default()
+            };
+            // What was marked before may have been removed by gc since; its mark says who it was.
+            let episodes: Vec<EpisodeId> = match marked.get(&batch) {
+                Some(marked) => marked.episodes.clone(),
+                None => {
+                    let there = step.trained.into_iter().filter(|e| known.contains(e));
+                    there.collect()
+                }
+            };
+            let commit = TrainedBatch {
+                batch,
+                step: step.step,
+                episodes,
+                dropped: step.dropped,
+                detail: serde_json::to_value(detail).map_err(PipelineError::system)?,
+            };
+            let done = self.traces.commit_update(&commit, true);
+            done.map_err(PipelineError::system)?;
+        }
+        Ok(())
+    }
+
+    /// All updates, in the order of their steps.
+    fn commits(&self) -> Result<Vec<TrainedBatch>, PipelineError> {
+        let batches = self.traces.trained_batches();
+        let mut batches = batches.map_err(PipelineError::system)?;
+        batches.sort_by_key(|b| b.step);
+        Ok(batches)
+    }
+
+    /// Training episodes that can be read, with their steps.
+    fn stored(&self) -> Result<Vec<(EpisodeId, u64)>, PipelineError> {
+        let mut stored = Vec::new();
+        let mut filter = Filter {
+            purpose: Some("train".into()),
+            limit: 1000,
+            ..Filter::default()
+        };
+        loop {
+            let page = self.traces.list(&filter).map_err(PipelineError::system)?;
+            let step_of = |draw: u64| draw / self.draws_per_step.max(1) + 1;
+            let found = page.episodes.into_iter();
+            stored.extend(found.map(|e| (e.episode, step_of(e.draw))));
+            match page.next {
+                Some(next) => filter.after = Some(next),
+                None => return Ok(stored),
+            }
+        }
+    }
+
+    /// Commits an update: its episodes, what was left out and why, the curriculum, the version of the
+    /// weights, the step's record and the measurements before it, in one transaction. Rows were made of
+    /// `order`.
+    pub(crate) fn commit(
+        &self,
+        commit: UpdateCommit,
+        order: Vec<EpisodeId>,
+        version: PolicyVersion,
+        record: &StepRecord,
+        evals: Vec<EvalRecord>,
+    ) -> Result<(), PipelineError> {
+        let detail = Detail {
+            version,
+            curriculum: commit.curriculum,
+            record: record.clone(),
+            evals,
+            order,
+        };
+        let batch = TrainedBatch {
+            batch: batch_name(commit.step),
+            step: commit.step,
+            episodes: commit.trained,
+            dropped: commit.dropped,
+            detail: serde_json::to_value(detail).map_err(PipelineError::system)?,
+        };
+        let done = self.traces.commit_update(&batch, commit.again);
+        done.map(|_| ()).map_err(PipelineError::system)
+    }
+
+    /// The groups that an update was made of, in their order; `None` if an episode is gone.
+    pub(crate) fn recall(
+        &self,
+        batch: &TrainedBatch,
+    ) -> Result<Option<Vec<Vec<Trace>>>, PipelineError> {
+        let order = detail_of(batch).map(|d| d.order).unwrap_or_default();
+        let mut groups: Vec<Vec<Trace>> = Vec::new();
+        for episode in order {
+            let trace = self.traces.get(&episode).map_err(PipelineError::system)?;
+            let Some(trace) = trace else { return Ok(None) };
+            match groups.last_mut().filter(|g| g[0].group == trace.group) {
+                Some(group) => group.push(trace),
+                None => groups.push(vec![trace]),
+            }
+        }
+        Ok((!groups.is_empty()).then_some(groups))
+    }
+
+    /// What a run that ends shows: `counted` are the steps so far.
+    pub(crate) fn samples(
+        &self,
+        counted: Samples,
+        since: u64,
+    ) -> Result<(Samples, usize), PipelineError> {
+        let (mut seen, mut steps) = (BTreeSet::new(), BTreeSet::new());
+        let mut samples = counted;
+        let mut torn = 0;
+        for batch in self.commits()? {
+            steps.insert(batch.step);
+            for episode in batch.episodes {
+                torn += usize::from(batch.step > since && self.torn.contains(&episode));
+                samples.trained_twice += usize::from(!seen.insert(episode));
+            }
+            seen.extend(batch.dropped.into_keys());
+        }
+        let stored = self.stored()?;
+        let stray = stored
+            .iter()
+            .filter(|(episode, step)| steps.contains(step) && !seen.contains(episode));
+        samples.lost += torn + stray.count();
+        Ok((samples, torn))
+    }
+}
+
+impl Earlier {
+    /// What the core goes on from.
+    pub(crate) fn core_state(
+        &self,
+        saved: &SavedState,
+        steps: &[StepRecord],
+        evals: &[EvalRecord],
+    ) -> CoreState {
+        let during = evals.iter().filter(|r| r.when == "during");
+        let committed = self.committed.values();
+        let committed = committed.filter_map(|b| Some((b.step, detail_of(b)?.curriculum)));
+        CoreState {
+            step: saved.step,
+            curriculum: saved.curriculum.clone(),
+            measured_at: during.map(|r| r.step).max().unwrap_or(0),
+            health: crate::health::Health::after(steps),
+            committed: committed.collect(),
+        }
+    }
+
+    /// The record of an update that is done again.
+    pub(crate) fn record(&self, step: u64) -> Option<StepRecord> {
+        Some(detail_of(self.committed.get(&step)?)?.record)
+    }
+}

@@ -1,0 +1,27 @@
+//! What people see of runs: the terminal view, lines and JSON lines, the HTML report, episodes.
+//!
+//! A run's events are read from its bus: [`Printer`] and [`ReportFile`] record, [`LiveView`] looks
+//! on and may miss some. What is shown of an episode or a run that ended comes from its records.
+//!
+//! Invariants: nothing here changes a run or holds it up; text that a model or a program wrote
+//! reaches a terminal without control characters, and a page without markup.
+
+mod episode;
+mod live;
+mod log;
+mod printer;
+mod report;
+mod run;
+mod status;
+mod summary;
+mod visible;
+
+pub use episode::{ShowOptions, json, text};
+pub use live::LiveView;
+pub use log::{say, writer};
+pub use printer::{Out, Printer};
+pub use report::{ReportFile, RunFacts};
+pub use run::{RunSummary, WINDOW, lines, smoothed};
+pub use status::{Status, duration};
+pub use summary::{Summary, measured};
+pub use visible::visible;

@@ -1,0 +1,131 @@
+//! A run in lines: for people who have no live view, and for scripts.
+
+use crate::log;
+use crate::status::{duration, told};
+use serde_json::{Value, json};
+use sinew_pipeline::{
+    DIVERGENCE_ALARM, EvalRecord, PipelineError, Recorder, RunEvent, StepRecord, divergence,
+};
+use sinew_rollout::LiveEpisode;
+use std::io::Write;
+
+/// Where a run is reported.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Out {
+    /// Drawn on the terminal, with warnings above.
+    Live,
+    /// Lines on standard error.
+    Lines,
+    /// Objects on standard output, warnings on standard error as well.
+    Json,
+}
+
+/// Prints the events of a run of so many steps.
+#[derive(Clone, Copy, Debug)]
+pub struct Printer {
+    pub out: Out,
+    pub steps: u64,
+}
+
+impl Printer {
+    /// A line for those who have no live view.
+    pub fn line(&self, text: &str) {
+        if self.out == Out::Lines {
+            log::say(text);
+        }
+    }
+
+    fn json(&self, value: &Value) {
+        if self.out == Out::Json {
+            let mut out = std::io::stdout().lock();
+            // A closed pipe ends quietly.
+            let _ = writeln!(out, "{value}").and_then(|()| out.flush());
+        }
+    }
+
+    fn longest(&self, longest: &[LiveEpisode]) {
+        let live = |l: &LiveEpisode| {
+            let phase = l.phase.name();
+            json!({"episode": l.episode, "phase": phase, "phase_s": l.phase_s, "left_s": l.left_s})
+        };
+        let all: Vec<_> = longest.iter().map(live).collect();
+        self.json(&json!({ "longest": all }));
+        let all: Vec<_> = longest.iter().map(told).collect();
+        self.line(&format!("  longest in one phase: {}", all.join(", ")));
+    }
+}
+
+impl Recorder for Printer {
+    fn record(&mut self, event: &RunEvent) -> Result<(), PipelineError> {
+        match event {
+            RunEvent::Described(text) => self.line(text),
+            RunEvent::Warning(text) => {
+                log::say(&format!("warning: {text}"));
+                self.json(&json!({ "warning": text }));
+            }
+            RunEvent::Longest(longest) => self.longest(longest),
+            RunEvent::Step(record) => {
+                self.line(&step_line(record, self.steps));
+                self.json(&json!({ "step": record.as_ref() }));
+            }
+            RunEvent::Measured { record, .. } => self.line(&measured_line(record)),
+            RunEvent::SourceDry { step, why } => self.line(&format!(
+                "the pool has no more groups for this run: ended after step {step}{why}"
+            )),
+            _ => {}
+        }
+        Ok(())
+    }
+}
+
+fn measured_line(record: &EvalRecord) -> String {
+    let percent = |x: f64| format!("{:.1} %", 100.0 * x);
+    let greedy = record.stats.greedy_success.map(percent);
+    format!(
+        "held-out {}: success {}{}",
+        record.when,
+        percent(record.stats.success),
+        greedy.map_or_else(String::new, |g| format!(", greedy {g}")),
+    )
+}
+
+fn step_line(r: &StepRecord, steps: u64) -> String {
+    if r.rows == 0 {
+        let most = r.dropped.iter().max_by_key(|(_, episodes)| **episodes);
+        return format!(
+            "step {:>3}/{steps}  reward {:.3}  success {:>5.1} %  nothing to learn from: {}  {}",
+            r.step,
+            r.rollout.reward,
+            100.0 * r.rollout.success,
+            most.map_or("no episodes", |(reason, _)| reason),
+            duration(r.wall_s)
+        );
+    }
+    format!(
+        "step {:>3}/{steps}  reward {:.3}  success {:>5.1} %  tokens/episode {:>5.1}  entropy {}  grad {:.2}  rollout {:.1}s  train {:.1}s  {}",
+        r.step,
+        r.rollout.reward,
+        100.0 * r.rollout.success,
+        r.rollout.sampled_tokens,
+        r.entropy_text(),
+        r.grad_norm,
+        r.rollout_s,
+        r.train_s,
+        duration(r.wall_s)
+    ) + &rewritten(r)
+}
+
+/// What is said of outside agents that do not extend what was captured.
+fn rewritten(r: &StepRecord) -> String {
+    match divergence(&r.joins) {
+        Some(share) if share > 0.0 => {
+            let alarm = if share > DIVERGENCE_ALARM {
+                ", more than 5 %: see `sinew show RUN`"
+            } else {
+                ""
+            };
+            format!("  histories rewritten {:.1} %{alarm}", 100.0 * share)
+        }
+        _ => String::new(),
+    }
+}
