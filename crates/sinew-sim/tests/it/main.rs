@@ -1,6 +1,7 @@
 //! Whole-system tests.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
+mod pipeline;
 mod tidy;
 
 use std::path::PathBuf;
