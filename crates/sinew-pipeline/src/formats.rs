@@ -3,39 +3,98 @@
 use crate::error::PipelineError;
 use serde::{Deserialize, Serialize};
 use sinew_algo::Columns;
-use sinew_grammar::{Grammars, GuidedGrammars, Vocabulary, replay};
+use sinew_grammar::{GrammarError, Grammars, GuidedGrammars, Matcher, Vocabulary, replay};
 use sinew_render::Renderer;
-use sinew_types::{EpisodeEnd, EpisodeId, FailureKind, NodeId, Trace};
+use sinew_types::{EpisodeEnd, EpisodeId, FailureKind, Format, NodeId, TokenId, Trace};
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
-/// Makes masks over the vocabulary of a renderer, for a model with so many columns of logits.
+/// Makes masks over the vocabulary of a renderer, for a model with so many columns of logits. The
+/// vocabulary is read when a format is first used: most runs have none.
+///
+/// # Errors
+/// If the model has no token that ends a turn.
 pub fn grammars(
     renderer: &Arc<dyn Renderer>,
     columns: usize,
 ) -> Result<Arc<dyn Grammars>, PipelineError> {
-    let failed = |e: &dyn std::fmt::Display| PipelineError::system(format!("formats: {e}"));
-    let ids = 0..renderer.vocab_size() as u32;
     let Some(&end) = renderer.stop_ids().first() else {
-        return Err(failed(&"the model has no token that ends a turn"));
+        return Err(PipelineError::system(
+            "formats: the model has no token that ends a turn",
+        ));
     };
-    let files = renderer.files().map_err(|e| failed(&e))?;
-    let tokenizer = files.into_iter().find(|(name, _)| name == "tokenizer.json");
-    let own = Arc::clone(renderer);
-    let vocabulary = Vocabulary {
-        tokens: ids
-            .clone()
-            .map(|id| renderer.token_bytes(id).map(Into::into))
-            .collect(),
-        special: ids.filter(|&id| renderer.is_special(id)).collect(),
+    Ok(Arc::new(LazyGrammars {
+        renderer: Arc::clone(renderer),
         end,
         columns,
-        // Text without tokens of its own is cut into the longest that fit.
-        encode: Arc::new(move |text| own.encode_text(text).unwrap_or_default()),
-        source: tokenizer.map(|(_, bytes)| bytes).unwrap_or_default(),
-    };
-    let grammars = GuidedGrammars::new(vocabulary).map_err(|e| failed(&e))?;
-    Ok(Arc::new(grammars))
+        made: OnceLock::new(),
+    }))
+}
+
+struct LazyGrammars {
+    renderer: Arc<dyn Renderer>,
+    end: TokenId,
+    columns: usize,
+    made: OnceLock<Result<GuidedGrammars, GrammarError>>,
+}
+
+impl std::fmt::Debug for LazyGrammars {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("LazyGrammars")
+            .field("columns", &self.columns)
+            .finish_non_exhaustive()
+    }
+}
+
+impl LazyGrammars {
+    fn made(&self) -> Result<&GuidedGrammars, GrammarError> {
+        let made = self.made.get_or_init(|| self.make());
+        made.as_ref().map_err(Clone::clone)
+    }
+
+    fn make(&self) -> Result<GuidedGrammars, GrammarError> {
+        let renderer = &self.renderer;
+        let ids = 0..renderer.vocab_size() as u32;
+        let files = renderer.files();
+        let files = files.map_err(|e| GrammarError::Vocabulary(e.to_string()))?;
+        let tokenizer = files.into_iter().find(|(name, _)| name == "tokenizer.json");
+        let own = Arc::clone(renderer);
+        GuidedGrammars::new(Vocabulary {
+            tokens: ids
+                .clone()
+                .map(|id| renderer.token_bytes(id).map(Into::into))
+                .collect(),
+            special: ids.filter(|&id| renderer.is_special(id)).collect(),
+            end: self.end,
+            columns: self.columns,
+            // Text without tokens of its own is cut into the longest that fit.
+            encode: Arc::new(move |text| own.encode_text(text).unwrap_or_default()),
+            source: tokenizer.map(|(_, bytes)| bytes).unwrap_or_default(),
+        })
+    }
+}
+
+/// What names the masks is asked for after a format was started, so that the vocabulary is there.
+impl Grammars for LazyGrammars {
+    fn implementation(&self) -> &str {
+        self.made().map_or("", |g| g.implementation())
+    }
+
+    fn environment(&self) -> &str {
+        self.made().map_or("", |g| g.environment())
+    }
+
+    fn columns(&self) -> usize {
+        self.columns
+    }
+
+    fn start(&self, format: &Arc<Format>) -> Result<Box<dyn Matcher>, GrammarError> {
+        self.made()?.start(format)
+    }
+
+    fn check(&self, format: &Arc<Format>, tokens: &[TokenId]) -> Result<(), GrammarError> {
+        self.made()?.check(format, tokens)
+    }
 }
 
 /// What became of the tokens of a step that were held to formats.
@@ -134,7 +193,7 @@ mod tests {
     use sinew_infer::{FakeConfig, FakeEngine, FakeModel};
     use sinew_render::TinyRenderer;
     use sinew_types::{
-        Enforced, Engine, EngineEvent, Format, GenerateRequest, Grammar, GroupId, NO_PARENT, Node,
+        Enforced, Engine, EngineEvent, GenerateRequest, Grammar, GroupId, NO_PARENT, Node,
         NodeFormat, Origin, Outcome, PolicyVersion, Provenance, RequestId, SamplingParams,
         TRACE_FORMAT_VERSION, TaskId, Timing, TokenKind, VersionSpan,
     };
