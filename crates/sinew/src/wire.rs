@@ -545,11 +545,7 @@ pub(crate) fn pipeline(
         None => SavedState::default(),
     };
     follow(&mut learner, &session, saved.wall_s);
-    let grammars = sinew_pipeline::grammars(&renderer, model.vocab)?;
-    if let Some(format) = &recipe.rollout.format {
-        let compiled = grammars.start(&Arc::new(format.clone()));
-        compiled.map_err(|e| Failure::input(format!("rollout.format: {e}")))?;
-    }
+    let grammars = grammars(recipe, &renderer, model.vocab)?;
     let source = source(recipe, dir, renderer.as_ref(), &grammars, cancel)?;
     let (engine, cross) = engines(recipe, &device, renderer.as_ref(), &grammars, &learner)?;
     let harness = harness::build(&recipe.harness, &recipe.sandbox, renderer.as_ref())?;
@@ -590,6 +586,20 @@ pub(crate) fn pipeline(
         started: session.started,
     };
     Ok((pipeline, renderer))
+}
+
+/// What makes masks for the format of a recipe, which must be one that can be compiled.
+fn grammars(
+    recipe: &Recipe,
+    renderer: &Arc<dyn Renderer>,
+    columns: usize,
+) -> Result<Arc<dyn Grammars>, Failure> {
+    let grammars = sinew_pipeline::grammars(renderer, columns)?;
+    if let Some(format) = &recipe.rollout.format {
+        let compiled = grammars.start(&Arc::new(format.clone()));
+        compiled.map_err(|e| Failure::input(format!("rollout.format: {e}")))?;
+    }
+    Ok(grammars)
 }
 
 /// One line about what runs.

@@ -171,7 +171,10 @@ fn a_run_of_hours_trains_every_episode_once_and_waits_for_its_longest() {
     assert_eq!(world.run(), Stop::Done);
     world.check();
     assert_eq!(world.core.step(), 200);
-    assert_eq!(world.checkpoints, (1..=20).map(|n| n * 10).collect::<Vec<_>>());
+    assert_eq!(
+        world.checkpoints,
+        (1..=20).map(|n| n * 10).collect::<Vec<_>>()
+    );
     let held_out = 20 * (1 + 3 + 1);
     let all = world.trained.len() + world.dropped.len();
     assert!(all <= world.started && world.started <= all + 2 * held_out);
