@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use sinew_types::{Aggregation, LossSpec, Surrogate};
 
 /// Baseline of group advantages.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Baseline {
     /// No baseline.
@@ -18,7 +18,7 @@ pub enum Baseline {
 }
 
 /// Divisor of group advantages.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case", tag = "type")]
 pub enum Scale {
     /// No division.
@@ -33,7 +33,7 @@ pub enum Scale {
 }
 
 /// Advantage estimator.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case", tag = "type")]
 pub enum Advantage {
     /// `(R − baseline) / scale`, equal for all tokens of an episode.
@@ -87,7 +87,7 @@ impl Advantage {
 }
 
 /// Scope of advantage whitening (mean 0, standard deviation 1), the last step of the estimation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Normalize {
     /// No whitening.
@@ -101,7 +101,7 @@ pub enum Normalize {
 }
 
 /// Use of process rewards, which belong to turns.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case", tag = "type")]
 pub enum ProcessRewards {
     /// Added to the outcome (group estimators) or placed on their turns (recursions).
@@ -116,7 +116,7 @@ pub enum ProcessRewards {
 /// Soft length penalty: `−(len − (max − buffer))/buffer · factor` within the buffer, 0 below and `−factor`
 /// above it, where `len` is the number of sampled tokens (DAPO, Yu et al. 2025, arXiv 2503.14476, equation
 /// 13).
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Overlong {
     /// Length at which the penalty reaches `factor`.
@@ -162,7 +162,7 @@ impl Rewards {
 }
 
 /// Treatment of truncated episodes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Truncated {
     /// Train like all others.
@@ -177,7 +177,7 @@ pub enum Truncated {
 }
 
 /// Treatment of groups with equal rewards.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum EqualGroups {
     /// Advantage 0, and the group counts in the denominators of the loss. Without other loss terms (KL,
@@ -188,7 +188,7 @@ pub enum EqualGroups {
 }
 
 /// GRPO-RoC: keep a part of an oversampled group.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Resample {
     /// Number of episodes to keep, 2 to `group_size − 1`.

@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use sinew_types::{Aggregation, Correction, Divergence, KlEstimator, KlSpec, Surrogate};
 
 /// Place of a KL term.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum KlPlace {
     /// Differentiable term of the loss.
@@ -25,7 +25,7 @@ pub enum KlPlace {
 }
 
 /// A KL term of a recipe.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct KlConfig {
     /// Place of the term. Default: the loss.
@@ -39,7 +39,7 @@ pub struct KlConfig {
 }
 
 /// Distance to a teacher's distribution, of a recipe.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct TeacherConfig {
     /// Number of the teacher's most likely tokens per position, 1 to 256. Default: 8.
@@ -54,7 +54,7 @@ pub struct TeacherConfig {
 }
 
 /// Reward shaping of a recipe: `clip((reward + bias) * scale)`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct RewardConfig {
     /// Added to the reward. Default: 0.
@@ -74,7 +74,7 @@ macro_rules! options {
         plain { $($(#[$meta:meta])* $field:ident: $type:ty),* $(,)? }
     ) => {
         /// Section `[algorithm]` of a recipe. Defaults come from the preset of `type`.
-        #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+        #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
         #[serde(deny_unknown_fields)]
         pub struct AlgorithmConfig {
             /// Algorithm whose preset applies.

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use sinew_types::{Aggregation, Correction, Surrogate};
 
 /// System whose variant is used.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Dialect {
     Trl,

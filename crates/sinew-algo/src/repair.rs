@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 const MAX_RETRIES: u32 = 8;
 
 /// A step of repair, in a recipe.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case", tag = "type", deny_unknown_fields)]
 pub enum GroupRepair {
     /// Run failed episodes again, at most `times` (1 to 8) each.

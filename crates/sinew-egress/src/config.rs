@@ -13,7 +13,9 @@ const MIN_SECRET_BYTES: usize = 8;
 const MAX_RULES: usize = 256;
 
 /// Source of responses.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, schemars::JsonSchema,
+)]
 #[serde(rename_all = "snake_case")]
 pub enum Mode {
     /// The network.
@@ -28,7 +30,7 @@ pub enum Mode {
 }
 
 /// Section `[sandbox.egress]` of a recipe.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct EgressConfig {
     /// Source of responses.
@@ -62,7 +64,9 @@ impl Default for EgressConfig {
 }
 
 /// Scheme of a rule.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema,
+)]
 #[serde(rename_all = "snake_case")]
 pub enum RuleScheme {
     /// With TLS.
@@ -73,7 +77,7 @@ pub enum RuleScheme {
 }
 
 /// Section `[[sandbox.egress.rules]]` of a recipe.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct RuleConfig {
     /// Host: `api.example.com`, `*.example.com`, `192.0.2.1` or `[2001:db8::1]`.
@@ -102,7 +106,7 @@ pub struct RuleConfig {
 }
 
 /// Section `[[sandbox.egress.credentials]]` of a recipe.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct CredentialConfig {
     /// Name for `credential` of rules.

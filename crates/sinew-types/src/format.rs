@@ -10,7 +10,7 @@ pub const MAX_FORMAT_BYTES: usize = 256 * 1024;
 pub const MAX_FORMAT_ITEMS: usize = 256;
 
 /// What the output must be, to the byte.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Format {
     pub grammar: Grammar,
@@ -30,7 +30,9 @@ impl Format {
 }
 
 /// How JSON is laid out.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, schemars::JsonSchema,
+)]
 #[serde(rename_all = "snake_case")]
 pub enum Whitespace {
     /// `", "` and `": "` and no other whitespace, so that no tokens are spent on it.
@@ -43,7 +45,7 @@ pub enum Whitespace {
 }
 
 /// The language that an output must belong to.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case", tag = "type", deny_unknown_fields)]
 pub enum Grammar {
     /// JSON that this schema accepts. The schema's text is kept, and properties come in its order.
@@ -61,7 +63,7 @@ pub enum Grammar {
 }
 
 /// Tool calls in a model's own notation.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ToolGrammar {
     /// Text that ends free text and opens a call. Every [`ToolTag::begin`] starts with it.
@@ -77,7 +79,7 @@ pub struct ToolGrammar {
 }
 
 /// One tool in the model's notation: `begin`, arguments that the schema accepts, `end`.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ToolTag {
     pub begin: String,
@@ -87,7 +89,7 @@ pub struct ToolTag {
 }
 
 /// Whether an output needs a tool call.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ToolNeed {
     /// Free text, and calls if the model opens one.

@@ -293,7 +293,7 @@ impl TrainRow {
 }
 
 /// The policy term `L_t`, with `r = exp(ℓ_π − ℓ_old)` and advantage `A`.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case", tag = "type")]
 pub enum Surrogate {
     /// `−A·ℓ_π` (REINFORCE).
@@ -319,7 +319,7 @@ pub enum Surrogate {
 }
 
 /// The quantity that a rejection compares with its bound.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum RejectionMetric {
     Ratio,
@@ -329,7 +329,7 @@ pub enum RejectionMetric {
 }
 
 /// At what grain a rejection acts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum RejectionLevel {
     Token,
@@ -338,7 +338,7 @@ pub enum RejectionLevel {
 
 /// How the gap between the sampling and the training policy is corrected: a factor on
 /// `L_t` from `w = exp(ℓ_prox − ℓ_behaviour)`.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case", tag = "type")]
 pub enum Correction {
     /// `ℓ_old = ℓ_behaviour`: the ratio itself spans the whole gap.
@@ -373,7 +373,7 @@ impl Correction {
 }
 
 /// Estimators of KL(π‖ref) from `d = ℓ_π − ℓ_ref` (Schulman 2020): `d`, `d²/2`, `e^{−d} − 1 + d`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum KlEstimator {
     K1,
@@ -389,7 +389,9 @@ pub struct KlSpec {
 }
 
 /// Which way the distance to a teacher's distribution is measured.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema,
+)]
 #[serde(rename_all = "snake_case")]
 pub enum Divergence {
     /// KL(π‖teacher): the policy keeps to what the teacher would say.
@@ -411,7 +413,7 @@ pub struct TeacherSpec {
 }
 
 /// How token losses are added up; an algorithm turns this into [`TrainRow::weights`].
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case", tag = "type")]
 pub enum Aggregation {
     /// `Σ L / T`, T the trainable tokens of the whole batch.

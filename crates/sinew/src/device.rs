@@ -1,7 +1,7 @@
 //! The processor that everything is computed with.
 
 use crate::failure::Failure;
-use crate::recipe::Recipe;
+use crate::recipe::RunPlan;
 use sinew_model::Precision;
 use sinew_tensor::{Cpu, KernelSet};
 
@@ -47,8 +47,7 @@ pub(crate) fn kernels(device: &Cpu) -> String {
 }
 
 /// How the embedded engine stores its matrices.
-pub(crate) fn precision(recipe: &Recipe, kernels: KernelSet) -> Precision {
-    let named = |p: &Precision| p.name() == recipe.engine.weights;
-    let asked = Precision::ALL.into_iter().find(named).unwrap_or_default();
+pub(crate) fn precision(recipe: &RunPlan, kernels: KernelSet) -> Precision {
+    let asked = Precision::from(recipe.engine.weights);
     asked.suited(kernels, recipe.engine.max_num_seqs)
 }

@@ -1,7 +1,7 @@
 //! `sinew eval`: a recipe's held-out tasks, once.
 
 use crate::failure::Failure;
-use crate::recipe::{ModelSection, Recipe};
+use crate::recipe::{ModelSection, RunPlan};
 use crate::{RunArgs, train};
 use clap::Args;
 use std::path::Path;
@@ -28,7 +28,7 @@ pub(crate) fn run(args: &EvalArgs) -> Result<(), Failure> {
     args.run.run(&recipe, "eval", train::evaluate)
 }
 
-fn other_model(recipe: &Recipe, source: &str) -> Result<ModelSection, Failure> {
+fn other_model(recipe: &RunPlan, source: &str) -> Result<ModelSection, Failure> {
     if matches!(recipe.model, ModelSection::Scratch { .. }) {
         return Err(Failure::input(format!(
             "--model = {source:?}: the recipe's model is one from scratch, with an alphabet of its own; allowed with model.type = \"pretrained\""

@@ -32,7 +32,7 @@ mod wire;
 
 use clap::{Args, CommandFactory, Parser, Subcommand};
 use failure::Failure;
-use recipe::Recipe;
+use recipe::RunPlan;
 use run_dir::{Resume, RunDir};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -64,6 +64,13 @@ enum Command {
     /// Refuse now what would fail later: recipe, model, template, sandbox, disk
     #[command(after_help = "Example: sinew check recipes/quickstart.toml")]
     Check(CheckArgs),
+    /// Print the JSON Schema of recipes for editors
+    #[command(after_help = "Example: sinew schema > recipe.schema.json")]
+    Schema {
+        /// The page docs/recipe-keys.md instead
+        #[arg(long)]
+        markdown: bool,
+    },
     /// Print an episode with each token's kind, or what became of all tokens of a run
     #[command(
         after_help = "Examples: sinew show eval-after-40-0000 --run-dir runs/quickstart --tokens\n          sinew show runs/quickstart"
@@ -274,6 +281,13 @@ fn run(command: Command) -> Result<(), Failure> {
         Command::Train(args) => run_train(&args),
         Command::Eval(args) => eval::run(&args),
         Command::Check(args) => check::check(&args.recipe, args.json),
+        Command::Schema { markdown } => {
+            match markdown {
+                true => output::print(&recipe::markdown()),
+                false => output::print(&format!("{:#}\n", recipe::json_schema())),
+            }
+            Ok(())
+        }
         Command::Show(args) => episodes::show(&args),
         Command::Runs(args) => runs::run(&args),
         Command::Episodes(args) => episodes::list(&args),
@@ -308,12 +322,12 @@ fn run_train(args: &RunArgs) -> Result<(), Failure> {
 }
 
 /// What a command does with a recipe.
-type Job = fn(&Recipe, &RunDir, &train::TrainOptions) -> Result<train::Finished, Failure>;
+type Job = fn(&RunPlan, &RunDir, &train::TrainOptions) -> Result<train::Finished, Failure>;
 
 impl RunArgs {
     /// The recipe, with the seed that was asked for.
-    pub(crate) fn recipe(&self) -> Result<Recipe, Failure> {
-        let mut recipe = Recipe::load(&self.recipe).map_err(Failure::input)?;
+    pub(crate) fn recipe(&self) -> Result<RunPlan, Failure> {
+        let mut recipe = RunPlan::load(&self.recipe).map_err(Failure::input)?;
         recipe.seed = self.seed.unwrap_or(recipe.seed);
         Ok(recipe)
     }
@@ -321,7 +335,7 @@ impl RunArgs {
     /// Does `job` in the run's folder, after all that can be refused was.
     pub(crate) fn run(
         &self,
-        recipe: &Recipe,
+        recipe: &RunPlan,
         command: &'static str,
         job: Job,
     ) -> Result<(), Failure> {

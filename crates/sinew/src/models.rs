@@ -1,7 +1,7 @@
 //! The models beside the policy: which files they are, and their weights.
 
 use crate::failure::Failure;
-use crate::recipe::Recipe;
+use crate::recipe::RunPlan;
 use crate::wire;
 use sinew_algo::Needs;
 use sinew_model::{
@@ -66,7 +66,7 @@ fn load(key: &str, source: &str, vocab: usize) -> Result<Params, Failure> {
 
 /// Loads what `needs` asks for; `initial` are the weights that the run begins with.
 pub(crate) fn scoring_models(
-    recipe: &Recipe,
+    recipe: &RunPlan,
     needs: Needs,
     device: &Cpu,
     initial: &Params,
@@ -91,7 +91,7 @@ pub(crate) fn scoring_models(
 }
 
 /// Where the models beside the policy lie, for messages: key and source.
-pub(crate) fn named(recipe: &Recipe) -> Vec<(&'static str, String)> {
+pub(crate) fn named(recipe: &RunPlan) -> Vec<(&'static str, String)> {
     let mut named = Vec::new();
     named.extend(
         recipe

@@ -1,7 +1,7 @@
 //! Engines outside of this process: addresses of the command line and of recipes.
 
 use crate::failure::Failure;
-use crate::recipe::Recipe;
+use crate::recipe::{EngineType, RunPlan};
 use sinew_engines::{
     ConnectOptions, EngineKind, FolderDtype, FormatMode, LogprobMode, RemoteConfig, RemoteEngine,
     ServerConfig, TextCodec, VllmApi, VllmOptions, WeightsFolder, connect, split_url,
@@ -85,7 +85,7 @@ pub(crate) fn serve_engine(
 /// before the first token, whatever they were started with. `base` is a folder with the
 /// model's configuration and tokenizer.
 pub(crate) fn training_engine(
-    recipe: &Recipe,
+    recipe: &RunPlan,
     renderer: &dyn Renderer,
     base: Option<PathBuf>,
     version: PolicyVersion,
@@ -93,13 +93,15 @@ pub(crate) fn training_engine(
 ) -> Result<Arc<dyn Engine>, Failure> {
     let section = &recipe.engine;
     let failed = |e: &dyn std::fmt::Display| Failure::system(format!("engine: {e}"));
-    let kind: EngineKind = section.kind.parse().map_err(|e| failed(&e))?;
-    let logprobs = section.logprobs.as_deref().map(str::parse).transpose();
-    let logprobs: Option<LogprobMode> = logprobs.map_err(|e: String| failed(&e))?;
-    let formats = section.formats.as_deref().map(str::parse).transpose();
-    let formats: Option<FormatMode> = formats.map_err(|e: String| failed(&e))?;
+    let kind = match section.kind {
+        EngineType::Vllm => EngineKind::Vllm,
+        EngineType::Sglang => EngineKind::Sglang,
+        EngineType::Embedded => return Err(failed(&"type embedded is no server")),
+    };
+    let logprobs = section.logprobs.map(LogprobMode::from);
+    let formats = section.formats.map(FormatMode::from);
     let mut backends = Vec::new();
-    for url in &section.url {
+    for url in section.urls() {
         let server = ServerConfig {
             vocab: Some(renderer.vocab_size()),
             api_key: std::env::var("SINEW_ENGINE_KEY").ok(),
@@ -108,10 +110,7 @@ pub(crate) fn training_engine(
         let options = ConnectOptions {
             kind: Some(kind),
             vllm: VllmOptions {
-                api: match section.api.as_deref() {
-                    Some("generate") => VllmApi::Generate,
-                    _ => VllmApi::Completions,
-                },
+                api: section.api.map_or(VllmApi::Completions, VllmApi::from),
                 ..VllmOptions::default()
             },
             session: random(),

@@ -1,7 +1,7 @@
 //! From a recipe to what the training loop takes: the one place where the two meet.
 
 use crate::failure::Failure;
-use crate::recipe::{DataSection, LoraSection, Recipe, TasksSection, TrainSection};
+use crate::recipe::{DataSection, LoraSection, LrSchedule, RunPlan, TasksSection, TrainPlan};
 use sinew_algo::Algorithm;
 use sinew_env::{Split, Taskset};
 use sinew_model::{LoraConfig, Projection};
@@ -48,29 +48,29 @@ pub(crate) fn lora_config(section: &LoraSection) -> Result<LoraConfig, Failure> 
     Ok(config)
 }
 
-fn schedule(t: &TrainSection) -> Schedule {
+fn schedule(t: &TrainPlan) -> Schedule {
     let updates = t.steps * t.minibatches as u64;
     let warmup = t.warmup_steps * t.minibatches as u64;
     let (total_steps, final_fraction) = (updates.max(warmup + 1), 0.0);
     Schedule {
         peak_lr: t.learning_rate,
         warmup_steps: warmup,
-        decay: match t.schedule.as_str() {
-            "linear" => Decay::Linear {
+        decay: match t.schedule {
+            LrSchedule::Linear => Decay::Linear {
                 total_steps,
                 final_fraction,
             },
-            "cosine" => Decay::Cosine {
+            LrSchedule::Cosine => Decay::Cosine {
                 total_steps,
                 final_fraction,
             },
-            _ => Decay::Constant,
+            LrSchedule::Constant => Decay::Constant,
         },
     }
 }
 
 /// The policy that a recipe trains.
-pub(crate) fn policy(recipe: &Recipe) -> Result<PolicyConfig, Failure> {
+pub(crate) fn policy(recipe: &RunPlan) -> Result<PolicyConfig, Failure> {
     let t = &recipe.train;
     let lora = t.lora.as_ref().map(lora_config).transpose()?;
     let asked = recipe.critic.as_ref().and_then(|c| c.learning_rate);
@@ -97,7 +97,7 @@ pub(crate) fn policy(recipe: &Recipe) -> Result<PolicyConfig, Failure> {
 }
 
 /// The trainer of a recipe's run.
-pub(crate) fn learner(recipe: &Recipe, run_dir: &Path) -> Result<LearnerConfig, Failure> {
+pub(crate) fn learner(recipe: &RunPlan, run_dir: &Path) -> Result<LearnerConfig, Failure> {
     let t = &recipe.train;
     Ok(LearnerConfig {
         policy: policy(recipe)?,
@@ -112,7 +112,7 @@ pub(crate) fn learner(recipe: &Recipe, run_dir: &Path) -> Result<LearnerConfig, 
 
 /// The recipe's data; `None` where it samples its own, or leases it from a pool.
 pub(crate) fn dataset(
-    recipe: &Recipe,
+    recipe: &RunPlan,
     renderer: &dyn Renderer,
 ) -> Result<Option<Dataset>, Failure> {
     let config = match &recipe.data {
@@ -139,7 +139,7 @@ pub(crate) struct Invocation {
 }
 
 /// How training episodes are sampled and bounded.
-pub(crate) fn episode_options(recipe: &Recipe) -> EpisodeOptions {
+pub(crate) fn episode_options(recipe: &RunPlan) -> EpisodeOptions {
     let r = &recipe.rollout;
     EpisodeOptions {
         limits: EpisodeLimits {
@@ -163,7 +163,7 @@ pub(crate) fn episode_options(recipe: &Recipe) -> EpisodeOptions {
 
 /// What the decisions of a recipe's run depend on.
 fn core(
-    recipe: &Recipe,
+    recipe: &RunPlan,
     goal: Goal,
     taskset: &dyn Taskset,
     algorithm: &Algorithm,
@@ -204,7 +204,7 @@ fn core(
 
 /// A recipe's run, for the loop.
 pub(crate) fn pipeline(
-    recipe: &Recipe,
+    recipe: &RunPlan,
     how: Invocation,
     run_dir: &Path,
     taskset: &dyn Taskset,
@@ -221,7 +221,7 @@ pub(crate) fn pipeline(
 }
 
 /// What a report says of a recipe.
-pub(crate) fn facts(recipe: &Recipe) -> Result<RunFacts, Failure> {
+pub(crate) fn facts(recipe: &RunPlan) -> Result<RunFacts, Failure> {
     Ok(RunFacts {
         name: recipe.name.clone(),
         seed: recipe.seed,

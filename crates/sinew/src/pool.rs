@@ -1,7 +1,7 @@
 //! The data pool: behind `sinew serve --pool`, asked by `sinew pool`, drawn from by `sinew train`.
 
 use crate::failure::Failure;
-use crate::recipe::Recipe;
+use crate::recipe::RunPlan;
 use crate::{output, recipe};
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
@@ -63,7 +63,7 @@ pub(crate) fn router(
 }
 
 /// What a recipe's algorithm draws from a pool.
-pub(crate) fn kind_of(recipe: &Recipe) -> Kind {
+pub(crate) fn kind_of(recipe: &RunPlan) -> Kind {
     let composition = recipe.algorithm.composition(recipe.rollout.group_size);
     match composition.map(|c| c.advantage) {
         Ok(Advantage::One) => Kind::Sft,
@@ -73,7 +73,7 @@ pub(crate) fn kind_of(recipe: &Recipe) -> Kind {
 }
 
 /// A recipe's pool, if it answers and has the tokenizer of the model, and what it says of itself.
-fn reached(recipe: &Recipe) -> Result<(PoolClient, Value), Failure> {
+fn reached(recipe: &RunPlan) -> Result<(PoolClient, Value), Failure> {
     let Some(recipe::DataSection::Pool {
         url, token_file, ..
     }) = &recipe.data
@@ -94,7 +94,7 @@ fn reached(recipe: &Recipe) -> Result<(PoolClient, Value), Failure> {
 }
 
 /// Whether a recipe's pool can be drawn from, in words.
-pub(crate) fn check(recipe: &Recipe) -> Result<String, Failure> {
+pub(crate) fn check(recipe: &RunPlan) -> Result<String, Failure> {
     let (_, told) = reached(recipe)?;
     Ok(format!(
         "pool: {} whole groups wait",
@@ -103,7 +103,7 @@ pub(crate) fn check(recipe: &Recipe) -> Result<String, Failure> {
 }
 
 /// Minimum trajectories of a group that a recipe's algorithm compares.
-fn min_group(recipe: &Recipe) -> usize {
+fn min_group(recipe: &RunPlan) -> usize {
     let composition = recipe.algorithm.composition(recipe.rollout.group_size);
     let compares = composition.is_ok_and(|c| c.advantage.compares());
     if compares { 2 } else { 1 }
@@ -111,7 +111,7 @@ fn min_group(recipe: &Recipe) -> usize {
 
 /// The pool of `[data] type = "pool"`; `None` with other data.
 pub(crate) fn source(
-    recipe: &Recipe,
+    recipe: &RunPlan,
     run_dir: &Path,
     cancel: watch::Receiver<bool>,
 ) -> Result<Option<PoolSource>, Failure> {

@@ -1,7 +1,7 @@
 //! The folder of a run: one owner at a time, the recipe that ran, everything it produced.
 
 use crate::failure::Failure;
-use crate::recipe::Recipe;
+use crate::recipe::RunPlan;
 use sinew_view::RunSummary;
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -47,7 +47,7 @@ impl RunDir {
     /// Creates the folder for `recipe`, or opens it again.
     pub(crate) fn open(
         path: &Path,
-        recipe: &Recipe,
+        recipe: &RunPlan,
         resume: Option<&Resume>,
     ) -> Result<Self, RunDirError> {
         let io = |source| RunDirError::Io {
@@ -83,7 +83,7 @@ impl RunDir {
 
     /// Writes the effective recipe where it is not written yet: for people, and as what a later
     /// session is compared with.
-    pub(crate) fn write_recipe(&self, recipe: &Recipe) -> Result<(), RunDirError> {
+    pub(crate) fn write_recipe(&self, recipe: &RunPlan) -> Result<(), RunDirError> {
         let io = |source| RunDirError::Io {
             path: self.path.clone(),
             source,
@@ -91,7 +91,7 @@ impl RunDir {
         let text = toml::to_string(recipe).map_err(|e| io(std::io::Error::other(e)))?;
         for path in [self.recipe_path(), self.began_path()] {
             let same = std::fs::read_to_string(&path)
-                .is_ok_and(|old| Recipe::saved(&old).is_ok_and(|old| old == *recipe));
+                .is_ok_and(|old| RunPlan::saved(&old).is_ok_and(|old| old == *recipe));
             if !same {
                 write_atomic(&path, text.as_bytes()).map_err(io)?;
             }
@@ -101,7 +101,7 @@ impl RunDir {
 
     /// Compares with the recipe of the last session, of which `recipe.toml` is a copy that people
     /// edit.
-    fn check_same(&self, recipe: &Recipe, resume: &Resume) -> Result<(), RunDirError> {
+    fn check_same(&self, recipe: &RunPlan, resume: &Resume) -> Result<(), RunDirError> {
         let began = self.began_path();
         let path = match began.exists() {
             true => began,
@@ -112,15 +112,15 @@ impl RunDir {
             message,
         };
         let text = std::fs::read_to_string(&path).map_err(|e| damaged(e.to_string()))?;
-        let old = Recipe::saved(&text).map_err(|e| damaged(e.to_string()))?;
+        let old = RunPlan::saved(&text).map_err(|e| damaged(e.to_string()))?;
         self.check_changes(&old, recipe, resume)
     }
 
     /// A resumed run may differ in what bounds it (steps, wall time), and in what was allowed.
     pub(crate) fn check_changes(
         &self,
-        old: &Recipe,
-        new: &Recipe,
+        old: &RunPlan,
+        new: &RunPlan,
         resume: &Resume,
     ) -> Result<(), RunDirError> {
         let changes = changes(old, new);
@@ -211,14 +211,14 @@ struct Change {
 }
 
 /// The recipe without what may differ between sessions.
-pub(crate) fn without_bounds(recipe: &Recipe) -> Recipe {
+pub(crate) fn without_bounds(recipe: &RunPlan) -> RunPlan {
     let mut same = recipe.clone();
     (same.train.steps, same.train.max_wall_s) = (1, 0.0);
     same
 }
 
-fn changes(old: &Recipe, new: &Recipe) -> Vec<Change> {
-    let table = |r: &Recipe| {
+fn changes(old: &RunPlan, new: &RunPlan) -> Vec<Change> {
+    let table = |r: &RunPlan| {
         let table = toml::Table::try_from(without_bounds(r)).unwrap_or_default();
         toml::Value::Table(table)
     };
@@ -291,7 +291,7 @@ pub(crate) fn in_use(run_dir: &Path) -> bool {
 }
 
 /// The recipe that a run folder began with.
-pub(crate) fn recipe(run_dir: &Path) -> Result<Recipe, Failure> {
+pub(crate) fn recipe(run_dir: &Path) -> Result<RunPlan, Failure> {
     let path = run_dir.join("recipe.toml");
     if !path.is_file() {
         return Err(Failure::input(format!(
@@ -299,7 +299,7 @@ pub(crate) fn recipe(run_dir: &Path) -> Result<Recipe, Failure> {
             run_dir.display()
         )));
     }
-    Recipe::load(&path).map_err(Failure::input)
+    RunPlan::load(&path).map_err(Failure::input)
 }
 
 /// How far the run in a folder is.
@@ -326,11 +326,11 @@ pub(crate) fn write_atomic(path: &Path, content: &[u8]) -> std::io::Result<()> {
 mod tests {
     use super::*;
 
-    fn recipe(extra: &str) -> Recipe {
+    fn recipe(extra: &str) -> RunPlan {
         let text = format!(
             "name = \"t\"\nmodel = {{ type = \"pretrained\", source = \"x\" }}\nenv = {{ type = \"tool_math\" }}\nalgorithm = {{ type = \"grpo\" }}\n{extra}"
         );
-        Recipe::parse(Path::new("r.toml"), &text).unwrap()
+        RunPlan::parse(Path::new("r.toml"), &text).unwrap()
     }
 
     fn open(dir: &Path, extra: &str, resume: bool) -> Result<RunDir, RunDirError> {
@@ -406,7 +406,7 @@ mod tests {
             assert_ne!(text, old);
             std::fs::write(path.join(file), old).unwrap();
         }
-        let recipe = Recipe::load(&path.join("recipe.toml")).unwrap();
+        let recipe = RunPlan::load(&path.join("recipe.toml")).unwrap();
         let resumed = RunDir::open(&path, &recipe, Some(&Resume::default())).unwrap();
         resumed.write_recipe(&recipe).unwrap();
     }

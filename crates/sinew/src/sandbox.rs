@@ -3,7 +3,7 @@
 use crate::failure::Failure;
 use crate::lab::{self, LabArgs};
 use crate::output;
-use crate::recipe::{self, SandboxSection};
+use crate::recipe::{self, LEVEL_NAMES, SandboxPlan};
 use crate::wire;
 use clap::Subcommand;
 use serde_json::json;
@@ -12,7 +12,6 @@ use sinew_sandbox::{
 };
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::time::Duration;
 
 #[derive(Debug, Subcommand)]
@@ -122,13 +121,12 @@ pub(crate) fn run(command: &SandboxCommand) -> Result<(), Failure> {
                     recipe::MEMORY_MB.end()
                 )));
             }
-            let section = SandboxSection {
-                level: level.clone(),
+            let section = SandboxPlan {
                 image: image.clone(),
                 memory_mb: *memory_mb,
                 strict: *strict,
                 cpu_s: *timeout,
-                ..SandboxSection::default()
+                ..at_level(level)?
             };
             let program = match (code, shell) {
                 (Some(code), _) => Program::Python(code.clone()),
@@ -146,7 +144,7 @@ pub(crate) fn run(command: &SandboxCommand) -> Result<(), Failure> {
 }
 
 /// What was asked for, else what the image names. A name without a slash is looked up in the image.
-fn words(section: &SandboxSection, argv: &[String]) -> Result<Program, Failure> {
+fn words(section: &SandboxPlan, argv: &[String]) -> Result<Program, Failure> {
     let Some(image) = wire::image(section)? else {
         return match argv.is_empty() {
             false => Ok(Program::Argv(argv.to_vec())),
@@ -166,15 +164,13 @@ fn nothing_to_run() -> Failure {
     Failure::input("nothing to run\n  hint: sinew sandbox run --code 'print(6 * 7)'")
 }
 
-fn at_level(level: &str) -> Result<Arc<dyn SandboxProvider>, Failure> {
-    wire::sandboxes(&SandboxSection {
-        level: level.into(),
-        ..SandboxSection::default()
-    })
+fn at_level(level: &str) -> Result<SandboxPlan, Failure> {
+    SandboxPlan::at(level)
+        .ok_or_else(|| Failure::input(format!("--level {level:?}: allowed: {LEVEL_NAMES}")))
 }
 
 fn probe(level: &str, as_json: bool) -> Result<(), Failure> {
-    let provider = at_level(level)?;
+    let provider = wire::sandboxes(&at_level(level)?)?;
     for p in provider.protections().iter() {
         if as_json {
             output::print_json(&json!(p));
@@ -232,7 +228,7 @@ async fn save(
 }
 
 fn exec(
-    section: &SandboxSection,
+    section: &SandboxPlan,
     program: Program,
     deadline: Duration,
     kept: &Kept<'_>,

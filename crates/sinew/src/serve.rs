@@ -1,7 +1,7 @@
 //! `sinew serve`: the gateway and an engine behind it.
 
 use crate::failure::Failure;
-use crate::recipe::Recipe;
+use crate::recipe::RunPlan;
 use crate::signals::StopSignals;
 use crate::{output, wire};
 use clap::Args;
@@ -358,7 +358,7 @@ fn fake(args: &ServeArgs) -> Result<Model, Failure> {
         .and_then(|m| m.strip_prefix("recipe:"));
     let renderer: Arc<dyn Renderer> = match recipe {
         Some(path) => {
-            let recipe = Recipe::load(Path::new(path));
+            let recipe = RunPlan::load(Path::new(path));
             wire::renderer(&recipe.map_err(|e| Failure::input(format!("--model: {e}")))?)?
         }
         None => match files(args)? {

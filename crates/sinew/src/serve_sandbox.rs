@@ -3,7 +3,7 @@
 use crate::egress::{self, WayOut};
 use crate::failure::Failure;
 use crate::output;
-use crate::recipe::SandboxSection;
+use crate::recipe::{Level, SandboxPlan};
 use crate::signals::StopSignals;
 use clap::Args;
 use serde_json::json;
@@ -78,26 +78,26 @@ pub(crate) fn run(
     let provider = ProcessProvider::start(config).map_err(Failure::system)?;
     let mut providers: Vec<Arc<dyn SandboxProvider>> = vec![Arc::new(provider)];
     if let Some(folder) = &args.wasm_modules {
-        providers.push(crate::wire::sandboxes(&SandboxSection {
-            level: "wasm".into(),
+        providers.push(crate::wire::sandboxes(&SandboxPlan {
+            level: Level::Wasm,
             wasm_modules: folder.to_string_lossy().into_owned(),
             max_live: args.max_sandboxes,
-            ..SandboxSection::default()
+            ..SandboxPlan::default()
         })?);
     }
     if args.containers {
-        providers.push(crate::wire::sandboxes(&SandboxSection {
-            level: "container".into(),
+        providers.push(crate::wire::sandboxes(&SandboxPlan {
+            level: Level::Container,
             max_live: args.max_sandboxes,
-            ..SandboxSection::default()
+            ..SandboxPlan::default()
         })?);
     }
     if let Some(folder) = &args.microvm_images {
-        providers.push(crate::wire::sandboxes(&SandboxSection {
-            level: "microvm".into(),
+        providers.push(crate::wire::sandboxes(&SandboxPlan {
+            level: Level::Microvm,
             microvm_images: folder.to_string_lossy().into_owned(),
             max_live: args.max_sandboxes,
-            ..SandboxSection::default()
+            ..SandboxPlan::default()
         })?);
     }
     let bounds = args.bounds();

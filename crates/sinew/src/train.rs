@@ -2,7 +2,7 @@
 
 use crate::failure::Failure;
 use crate::plan;
-use crate::recipe::Recipe;
+use crate::recipe::RunPlan;
 use crate::run_dir::{Resume, RunDir};
 use crate::signals::StopSignals;
 use crate::wire;
@@ -38,7 +38,7 @@ pub(crate) struct Finished {
 
 /// Runs a recipe to its end.
 pub(crate) fn train(
-    recipe: &Recipe,
+    recipe: &RunPlan,
     dir: &RunDir,
     options: &TrainOptions,
 ) -> Result<Finished, Failure> {
@@ -66,7 +66,7 @@ pub(crate) fn train(
 
 /// Runs a recipe's held-out tasks once, and trains nothing.
 pub(crate) fn evaluate(
-    recipe: &Recipe,
+    recipe: &RunPlan,
     dir: &RunDir,
     options: &TrainOptions,
 ) -> Result<Finished, Failure> {
@@ -114,7 +114,7 @@ fn stop_on_signal(
 
 /// Builds the loop of a recipe with its readers, and runs it.
 fn run(
-    recipe: &Recipe,
+    recipe: &RunPlan,
     dir: &RunDir,
     options: &TrainOptions,
     goal: Goal,

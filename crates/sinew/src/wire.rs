@@ -6,7 +6,7 @@ use crate::egress::{WayOut, WithEgress};
 use crate::failure::Failure;
 use crate::harness;
 use crate::plan::Invocation;
-use crate::recipe::{ModelSection, Recipe, SandboxSection};
+use crate::recipe::{EngineType, Level, ModelSection, RunPlan, SandboxPlan, StoreKind};
 use crate::run_dir::{Resume, RunDir};
 use sinew_algo::Algorithm;
 use sinew_env::{EnvFactory, Sandboxes, Taskset};
@@ -72,7 +72,7 @@ pub(crate) fn resolve_env() -> ResolveEnv {
 }
 
 /// Files of the recipe's model; `None` for one from scratch.
-pub(crate) fn model_files(recipe: &Recipe) -> Result<Option<ModelFiles>, Failure> {
+pub(crate) fn model_files(recipe: &RunPlan) -> Result<Option<ModelFiles>, Failure> {
     match &recipe.model {
         ModelSection::Scratch { .. } => Ok(None),
         ModelSection::Pretrained { source } => resolve_model(source, &resolve_env())
@@ -112,7 +112,7 @@ pub(crate) fn chat_renderer(files: &ModelFiles) -> Result<ChatRenderer, Failure>
 }
 
 /// The renderer of a recipe's model.
-pub(crate) fn renderer(recipe: &Recipe) -> Result<Arc<dyn Renderer>, Failure> {
+pub(crate) fn renderer(recipe: &RunPlan) -> Result<Arc<dyn Renderer>, Failure> {
     Ok(match model_files(recipe)? {
         None => Arc::new(TinyRenderer::new(
             recipe.env.needs().alphabet.unwrap_or_default(),
@@ -121,7 +121,7 @@ pub(crate) fn renderer(recipe: &Recipe) -> Result<Arc<dyn Renderer>, Failure> {
     })
 }
 
-pub(crate) fn loaded_params(recipe: &Recipe, renderer: &dyn Renderer) -> Result<Params, Failure> {
+pub(crate) fn loaded_params(recipe: &RunPlan, renderer: &dyn Renderer) -> Result<Params, Failure> {
     if let Some(files) = model_files(recipe)? {
         let loaded: LoadedModel =
             load_model(&files).map_err(|e| Failure::input(format!("model: {e}")))?;
@@ -132,7 +132,7 @@ pub(crate) fn loaded_params(recipe: &Recipe, renderer: &dyn Renderer) -> Result<
 }
 
 /// Shape of a recipe's model, without its weights.
-pub(crate) fn model_config(recipe: &Recipe) -> Result<ModelConfig, Failure> {
+pub(crate) fn model_config(recipe: &RunPlan) -> Result<ModelConfig, Failure> {
     match model_files(recipe)? {
         None => scratch_config(recipe, renderer(recipe)?.as_ref()),
         Some(files) => {
@@ -142,7 +142,7 @@ pub(crate) fn model_config(recipe: &Recipe) -> Result<ModelConfig, Failure> {
 }
 
 /// Configuration of a model from scratch: a small Llama.
-fn scratch_config(recipe: &Recipe, renderer: &dyn Renderer) -> Result<ModelConfig, Failure> {
+fn scratch_config(recipe: &RunPlan, renderer: &dyn Renderer) -> Result<ModelConfig, Failure> {
     let ModelSection::Scratch {
         d_model,
         layers,
@@ -177,10 +177,8 @@ fn scratch_config(recipe: &Recipe, renderer: &dyn Renderer) -> Result<ModelConfi
 }
 
 /// Starts the sandboxes of a recipe and checks that one really works.
-pub(crate) fn sandboxes(section: &SandboxSection) -> Result<Arc<dyn SandboxProvider>, Failure> {
-    if let (Some(image), "wasm" | "microvm" | "qemu" | "firecracker") =
-        (&section.image, section.level.as_str())
-    {
+pub(crate) fn sandboxes(section: &SandboxPlan) -> Result<Arc<dyn SandboxProvider>, Failure> {
+    if let (Some(image), Level::Wasm | Level::Microvm) = (&section.image, section.level) {
         return Err(Failure::input(format!(
             "sandbox.image = {image:?}: level {} has roots of its own; allowed at level process and container",
             section.level
@@ -214,13 +212,13 @@ pub(crate) fn sandboxes(section: &SandboxSection) -> Result<Arc<dyn SandboxProvi
 /// The root of sandboxes and what it wants to run, unpacked if it is not yet. At level `container`
 /// none is also the answer for a tar file of a plain root, and for the name of an image that Docker
 /// or Podman has.
-pub(crate) fn image(section: &SandboxSection) -> Result<Option<Image>, Failure> {
+pub(crate) fn image(section: &SandboxPlan) -> Result<Option<Image>, Failure> {
     let Some(path) = &section.image else {
         return Ok(None);
     };
     let named = |e: &dyn std::fmt::Display| Failure::system(format!("sandbox.image: {e}"));
     let path = Path::new(path);
-    let container = crate::levels::CONTAINER.contains(&section.level.as_str());
+    let container = section.level == Level::Container;
     if container && !path.exists() && !sinew_image::is_packed(path) {
         return Ok(None);
     }
@@ -244,7 +242,7 @@ pub(crate) fn image(section: &SandboxSection) -> Result<Option<Image>, Failure> 
 ///
 /// # Errors
 /// If the image cannot be unpacked.
-pub(crate) fn sandbox_spec(section: &SandboxSection) -> Result<SandboxSpec, Failure> {
+pub(crate) fn sandbox_spec(section: &SandboxPlan) -> Result<SandboxSpec, Failure> {
     let env = image(section)?.map(|i| i.config.env).unwrap_or_default();
     Ok(SandboxSpec {
         env,
@@ -263,13 +261,13 @@ pub(crate) fn sandbox_spec(section: &SandboxSection) -> Result<SandboxSpec, Fail
 type World = (Arc<dyn Taskset>, Arc<dyn EnvFactory>);
 
 /// Tasks of a recipe.
-pub(crate) fn taskset(recipe: &Recipe) -> Result<Arc<dyn Taskset>, Failure> {
+pub(crate) fn taskset(recipe: &RunPlan) -> Result<Arc<dyn Taskset>, Failure> {
     let tasks = recipe.env.config().taskset(recipe.seed);
     tasks.map_err(|e| Failure::input(format!("env: {e}")))
 }
 
 /// Tasks and environments of a recipe.
-pub(crate) fn world(recipe: &Recipe) -> Result<World, Failure> {
+pub(crate) fn world(recipe: &RunPlan) -> Result<World, Failure> {
     let sandboxes = match recipe.env.needs().sandbox {
         false => None,
         true => Some(Sandboxes {
@@ -283,8 +281,8 @@ pub(crate) fn world(recipe: &Recipe) -> Result<World, Failure> {
 }
 
 /// The store of a run, and what of trained episodes it has just lost.
-fn open_store(recipe: &Recipe, dir: &RunDir) -> Result<RunStore, Failure> {
-    if recipe.store.kind == "memory" {
+fn open_store(recipe: &RunPlan, dir: &RunDir) -> Result<RunStore, Failure> {
+    if recipe.store.kind == StoreKind::Memory {
         return Ok(RunStore {
             traces: Arc::new(MemoryStore::new(MEMORY_STORE_BYTES)),
             torn: BTreeSet::new(),
@@ -349,7 +347,7 @@ pub(crate) fn disk_store(folder: &Path, accept_loss: bool) -> Result<DiskStore, 
 }
 
 fn engine(
-    recipe: &Recipe,
+    recipe: &RunPlan,
     device: &Cpu,
     params: &Params,
     renderer: &dyn Renderer,
@@ -391,14 +389,14 @@ type Engines = (Arc<dyn Engine>, Option<Arc<CrossPolicy>>);
 
 /// The engine that episodes use: one, or two for cross-policy sampling.
 fn engines(
-    recipe: &Recipe,
+    recipe: &RunPlan,
     device: &Cpu,
     renderer: &dyn Renderer,
     grammars: &Arc<dyn Grammars>,
     learner: &EmbeddedLearner,
 ) -> Result<Engines, Failure> {
     let weights = learner.params()?;
-    if recipe.engine.kind != "embedded" {
+    if recipe.engine.kind != EngineType::Embedded {
         let base = match model_files(recipe)? {
             Some(ModelFiles::Dir(dir)) => Some(dir),
             _ => None,
@@ -424,7 +422,7 @@ fn engines(
 
 /// A trainer at step 0 with the models that score for it.
 fn learner(
-    recipe: &Recipe,
+    recipe: &RunPlan,
     dir: &RunDir,
     device: &Cpu,
     params: Params,
@@ -447,7 +445,7 @@ fn learner(
 /// differ in what `resume` allows.
 fn restore(
     learner: &mut EmbeddedLearner,
-    recipe: &Recipe,
+    recipe: &RunPlan,
     dir: &RunDir,
     resume: &Resume,
 ) -> Result<SavedState, Failure> {
@@ -459,7 +457,7 @@ fn restore(
         if old.is_empty() {
             return Ok(());
         }
-        let old = Recipe::saved(old).map_err(|e| unreadable(&e))?;
+        let old = RunPlan::saved(old).map_err(|e| unreadable(&e))?;
         let changes = dir.check_changes(&old, recipe, resume);
         changes.map_err(|e| PipelineError::Input(e.to_string()))
     })?;
@@ -471,7 +469,7 @@ fn restore(
 pub(crate) fn train_worker() -> Result<(), Failure> {
     Ok(sinew_pipeline::work(|run, device| {
         let load = || -> Result<_, Failure> {
-            let recipe = Recipe::parse(Path::new("recipe of the run"), run);
+            let recipe = RunPlan::parse(Path::new("recipe of the run"), run);
             let recipe = recipe.map_err(Failure::input)?;
             let renderer = renderer(&recipe)?;
             let params = loaded_params(&recipe, renderer.as_ref())?;
@@ -483,13 +481,13 @@ pub(crate) fn train_worker() -> Result<(), Failure> {
 
 /// What every trace of a run says of how it came about.
 fn run_info(
-    recipe: &Recipe,
+    recipe: &RunPlan,
     dir: &RunDir,
     (envs, renderer): (&dyn EnvFactory, &dyn Renderer),
     device: &Cpu,
 ) -> RunInfo {
     let name = dir.path().file_name().unwrap_or_default();
-    let embedded = recipe.engine.kind == "embedded";
+    let embedded = recipe.engine.kind == EngineType::Embedded;
     let sandboxed = recipe.env.needs().sandbox;
     RunInfo {
         name: name.to_string_lossy().into_owned(),
@@ -501,7 +499,7 @@ fn run_info(
             chat_template: renderer.template_hash(),
             tools: envs.tools(),
             kernels: embedded.then(|| kernels(device)),
-            sandbox: sandboxed.then(|| recipe.sandbox.level.clone()),
+            sandbox: sandboxed.then(|| recipe.sandbox.level.name().into()),
             ..Provenance::default()
         },
     }
@@ -521,7 +519,7 @@ pub(crate) struct Session<'a> {
 /// The training loop of a recipe with all its parts; with `resume`, from the last good checkpoint. And
 /// what reads its tokens.
 pub(crate) fn pipeline(
-    recipe: &Recipe,
+    recipe: &RunPlan,
     how: Invocation,
     session: Session<'_>,
 ) -> Result<(Pipeline, Arc<dyn Renderer>), Failure> {
@@ -590,7 +588,7 @@ pub(crate) fn pipeline(
 
 /// What makes masks for the format of a recipe, which must be one that can be compiled.
 fn grammars(
-    recipe: &Recipe,
+    recipe: &RunPlan,
     renderer: &Arc<dyn Renderer>,
     columns: usize,
 ) -> Result<Arc<dyn Grammars>, Failure> {
@@ -617,7 +615,7 @@ fn describe(model: &ModelConfig, device: &Cpu) -> String {
 
 /// Where training episodes come from that are not run here.
 fn source(
-    recipe: &Recipe,
+    recipe: &RunPlan,
     dir: &RunDir,
     renderer: &dyn Renderer,
     grammars: &Arc<dyn Grammars>,
@@ -646,7 +644,7 @@ fn follow(learner: &mut EmbeddedLearner, session: &Session<'_>, earlier_s: f64) 
     });
 }
 
-fn check_context(recipe: &Recipe, config: &ModelConfig) -> Result<(), Failure> {
+fn check_context(recipe: &RunPlan, config: &ModelConfig) -> Result<(), Failure> {
     let asked = recipe.rollout.max_context_tokens as usize;
     if asked <= config.max_context {
         return Ok(());

@@ -3,7 +3,7 @@
 use crate::device::precision;
 use crate::failure::Failure;
 use crate::models;
-use crate::recipe::Recipe;
+use crate::recipe::{EngineType, RunPlan};
 use crate::wire;
 use sinew_model::{Activations, Keep, ModelConfig, ParamLayout, Precision};
 use sinew_tensor::KernelSet;
@@ -45,7 +45,7 @@ fn adapters(config: &ModelConfig, rank: usize) -> u128 {
 /// An upper bound of what `recipe` holds: rows that a step does not fill are counted as filled.
 /// `judges` are the models in addition to the policy.
 pub(super) fn estimate(
-    recipe: &Recipe,
+    recipe: &RunPlan,
     config: &ModelConfig,
     judges: &[ModelConfig],
     kernels: KernelSet,
@@ -68,7 +68,7 @@ pub(super) fn estimate(
         activations: pass,
         ..Estimate::default()
     };
-    if recipe.engine.kind == "embedded" {
+    if recipe.engine.kind == EngineType::Embedded {
         let row = 2 * config.layers * config.kv_heads * config.head_dim * 4;
         estimate.keys = recipe.engine.kv_tokens as u128 * row as u128;
         estimate.engine = engine(recipe, config, kernels);
@@ -82,7 +82,7 @@ pub(super) fn estimate(
 }
 
 /// Embeddings stay `f32`; matrices, the output's among them, are packed.
-fn engine(recipe: &Recipe, config: &ModelConfig, kernels: KernelSet) -> u128 {
+fn engine(recipe: &RunPlan, config: &ModelConfig, kernels: KernelSet) -> u128 {
     let embedding = config.vocab as u128 * config.d_model as u128;
     let tied = if config.tied_embeddings { 0 } else { embedding };
     let matrices = f32s(config) - tied;
@@ -96,7 +96,7 @@ fn engine(recipe: &Recipe, config: &ModelConfig, kernels: KernelSet) -> u128 {
 }
 
 /// Tells what a run needs, and refuses it where the machine has less.
-pub(super) fn memory(recipe: &Recipe) -> Result<String, Failure> {
+pub(super) fn memory(recipe: &RunPlan) -> Result<String, Failure> {
     let config = wire::model_config(recipe)?;
     let mut beside = Vec::new();
     for (key, source) in models::named(recipe) {
@@ -154,7 +154,7 @@ mod tests {
     #[test]
     fn the_quickstart_is_estimated_as_it_was_measured() {
         let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../../recipes/quickstart.toml");
-        let recipe = Recipe::load(std::path::Path::new(root)).unwrap();
+        let recipe = RunPlan::load(std::path::Path::new(root)).unwrap();
         let config = ModelConfig {
             family: Family::Llama,
             vocab: 49152,

@@ -1,7 +1,7 @@
 //! Whether what the environment asks, and a right turn after it, fit into the limits of an episode.
 
 use crate::failure::Failure;
-use crate::recipe::Recipe;
+use crate::recipe::RunPlan;
 use crate::wire;
 use sinew_env::{EnvFactory, Split};
 use sinew_render::Renderer;
@@ -22,7 +22,7 @@ struct Size {
 
 /// Renders prompts with the model's tokenizer and template. Refused is a recipe in which most tasks have no
 /// room for the shortest turn of their solution: nothing could be learned.
-pub(super) fn prompts(recipe: &Recipe) -> Result<String, Failure> {
+pub(super) fn prompts(recipe: &RunPlan) -> Result<String, Failure> {
     let (taskset, envs) = wire::world(recipe)?;
     let renderer = wire::renderer(recipe)?;
     let runtime = tokio::runtime::Builder::new_current_thread()

@@ -1,7 +1,7 @@
 //! Whether what a run needs from outside answers: servers that generate, a pool of trajectories.
 
 use crate::failure::Failure;
-use crate::recipe::{DataSection, Recipe};
+use crate::recipe::{DataSection, RunPlan};
 use std::net::{TcpStream, ToSocketAddrs};
 use std::time::Duration;
 
@@ -9,19 +9,19 @@ use std::time::Duration;
 const WITHIN: Duration = Duration::from_secs(5);
 
 /// Addresses of the recipe's engine.
-pub(super) fn engine(recipe: &Recipe) -> Result<String, Failure> {
-    let kind = &recipe.engine.kind;
-    for url in &recipe.engine.url {
+pub(super) fn engine(recipe: &RunPlan) -> Result<String, Failure> {
+    let kind = recipe.engine.kind;
+    for url in recipe.engine.urls() {
         reach("engine.url", url, &format!("start the {kind} server there"))?;
     }
     Ok(format!(
         "{kind}: takes connections at {}",
-        recipe.engine.url.join(", ")
+        recipe.engine.urls().join(", ")
     ))
 }
 
 /// The address of the recipe's pool, where it has one.
-pub(super) fn pool(recipe: &Recipe) -> Result<(), Failure> {
+pub(super) fn pool(recipe: &RunPlan) -> Result<(), Failure> {
     match &recipe.data {
         Some(DataSection::Pool { url, .. }) => {
             reach("data.url", url, "start `sinew serve --pool` there")

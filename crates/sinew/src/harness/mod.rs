@@ -8,20 +8,17 @@ mod door;
 mod fork_server;
 mod program;
 mod run;
-mod section;
 mod trial;
 
-pub(crate) use section::HarnessSection;
 pub(crate) use trial::starts;
 
 use crate::admission::TurnCapacity;
 use crate::failure::Failure;
-use crate::recipe::SandboxSection;
+use crate::recipe::{CommandSection, HarnessLevel, HarnessSection, Level, SandboxPlan};
 use fork_server::{ForkServer, tail};
 use futures::future::BoxFuture;
 use program::Command;
 use run::{Ended, RunError, Sandboxes};
-use section::CommandSection;
 use sinew_gateway::{
     Gateway, GatewayConfig, GatewayParts, RolloutSpec, SamplingDefaults, Secret, Server,
 };
@@ -48,7 +45,7 @@ const OUTPUT_BYTES: u64 = 1 << 20;
 /// The harness of a recipe.
 pub(crate) fn build(
     section: &HarnessSection,
-    sandbox: &SandboxSection,
+    sandbox: &SandboxPlan,
     renderer: &dyn Renderer,
 ) -> Result<Arc<dyn Harness>, Failure> {
     let HarnessSection::Command(section) = section else {
@@ -72,7 +69,7 @@ fn command(section: &CommandSection) -> Result<Command, Failure> {
 }
 
 /// Checks that the program is there and that its sandbox can be built.
-pub(crate) fn check(section: &HarnessSection, sandbox: &SandboxSection) -> Result<String, Failure> {
+pub(crate) fn check(section: &HarnessSection, sandbox: &SandboxPlan) -> Result<String, Failure> {
     let HarnessSection::Command(section) = section else {
         return Ok("built in".into());
     };
@@ -103,12 +100,12 @@ pub(crate) fn check(section: &HarnessSection, sandbox: &SandboxSection) -> Resul
 fn sandboxes(
     section: &CommandSection,
     command: &Command,
-    sandbox: &SandboxSection,
+    sandbox: &SandboxPlan,
     gateway: std::net::SocketAddr,
 ) -> Result<Sandboxes, Failure> {
-    let provider = match section.level.as_str() {
-        "container" => containers(section, command, sandbox)?,
-        _ => processes(section, command)?,
+    let provider = match section.level {
+        HarnessLevel::Container => containers(section, command, sandbox)?,
+        HarnessLevel::Process => processes(section, command)?,
     };
     let forks = if section.preload { 64 } else { 1 };
     let limits = Limits {
@@ -145,10 +142,10 @@ fn processes(
 fn containers(
     section: &CommandSection,
     command: &Command,
-    sandbox: &SandboxSection,
+    sandbox: &SandboxPlan,
 ) -> Result<Arc<dyn SandboxProvider>, Failure> {
-    let own = SandboxSection {
-        level: section.level.clone(),
+    let own = SandboxPlan {
+        level: Level::Container,
         image: section.image.clone(),
         max_live: section.max_live,
         ..sandbox.clone()
@@ -167,7 +164,7 @@ struct Started {
 struct CommandHarness {
     command: Command,
     section: CommandSection,
-    sandbox: SandboxSection,
+    sandbox: SandboxPlan,
     config: GatewayConfig,
     started: OnceCell<Started>,
     fork_server: Mutex<Option<Arc<ForkServer>>>,

@@ -3,11 +3,11 @@
 use super::fork_server::{ForkServer, tail};
 use super::program::Command;
 use super::run::{Ended, RunError, Sandboxes};
-use super::section::CommandSection;
 use super::{command, sandboxes, variables};
 use crate::failure::Failure;
 use crate::harness::HarnessSection;
-use crate::recipe::Recipe;
+use crate::recipe::CommandSection;
+use crate::recipe::RunPlan;
 use crate::wire;
 use sinew_env::Split;
 use sinew_sandbox::Ending;
@@ -19,7 +19,7 @@ const WITHIN_S: f64 = 120.0;
 
 /// Starts the program of a recipe with one of its tasks and an address that takes connections and answers
 /// nothing: a program that connects has found its packages and its task.
-pub(crate) fn starts(recipe: &Recipe) -> Result<(), Failure> {
+pub(crate) fn starts(recipe: &RunPlan) -> Result<(), Failure> {
     let HarnessSection::Command(section) = &recipe.harness else {
         return Ok(());
     };

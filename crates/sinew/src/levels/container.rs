@@ -2,9 +2,9 @@
 
 use crate::egress::{WayOut, WithEgress};
 use crate::failure::Failure;
-use crate::recipe::SandboxSection;
+use crate::recipe::{ContainerEngine, SandboxPlan};
 use crate::wire;
-use sinew_container::{ContainerConfig, ContainerProvider, Image};
+use sinew_container::{Choice, ContainerConfig, ContainerProvider, EngineKind, Image};
 use sinew_sandbox::{Pool, PoolConfig, ProcessConfig, SandboxProvider};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -12,15 +12,27 @@ use std::sync::Arc;
 /// Containers that are kept ready, at most: each takes about 15 MB.
 const READY: usize = 8;
 
+impl From<ContainerEngine> for Choice {
+    fn from(engine: ContainerEngine) -> Self {
+        match engine {
+            ContainerEngine::Auto => Self::Auto,
+            ContainerEngine::Crun => Self::Only(EngineKind::Crun),
+            ContainerEngine::Runc => Self::Only(EngineKind::Runc),
+            ContainerEngine::Docker => Self::Only(EngineKind::Docker),
+            ContainerEngine::Podman => Self::Only(EngineKind::Podman),
+        }
+    }
+}
+
 fn named(e: &dyn std::fmt::Display) -> Failure {
     Failure::system(format!("sandbox.level = \"container\": {e}"))
 }
 
 /// Where the variable of an engine says that it listens, if that is a socket of this host.
-fn engine_host(engine: &str) -> Option<PathBuf> {
+fn engine_host(engine: ContainerEngine) -> Option<PathBuf> {
     let variable = match engine {
-        "docker" => "DOCKER_HOST",
-        "podman" => "CONTAINER_HOST",
+        ContainerEngine::Docker => "DOCKER_HOST",
+        ContainerEngine::Podman => "CONTAINER_HOST",
         _ => return None,
     };
     let host = std::env::var(variable).ok()?;
@@ -28,21 +40,18 @@ fn engine_host(engine: &str) -> Option<PathBuf> {
 }
 
 fn provider(
-    section: &SandboxSection,
+    section: &SandboxPlan,
     shows: Vec<(PathBuf, PathBuf)>,
 ) -> Result<ContainerProvider, Failure> {
     let search = std::env::var("PATH").unwrap_or_default();
-    let engine = match section.level.as_str() {
-        "container" => section.container_engine.as_str(),
-        engine => engine,
-    };
+    let engine = section.container_engine;
     let socket = section.container_socket.as_ref().map(PathBuf::from);
     let image = match wire::image(section)? {
         Some(unpacked) => Image::Folder(unpacked.root),
         None => Image::parse(section.image.as_deref().unwrap_or("host")),
     };
     let config = ContainerConfig {
-        engine: engine.parse().map_err(|e| named(&e))?,
+        engine: engine.into(),
         socket: socket.or_else(|| engine_host(engine)),
         image,
         python: ProcessConfig::new(&search).python,
@@ -56,14 +65,14 @@ fn provider(
 
 /// Containers without a pool, which see these folders of the host.
 pub(crate) fn unpooled(
-    section: &SandboxSection,
+    section: &SandboxPlan,
     shows: Vec<(PathBuf, PathBuf)>,
 ) -> Result<Arc<dyn SandboxProvider>, Failure> {
     Ok(Arc::new(provider(section, shows)?))
 }
 
 /// Containers for a recipe: a few are ready before they are asked for.
-pub(crate) fn sandboxes(section: &SandboxSection) -> Result<Arc<dyn SandboxProvider>, Failure> {
+pub(crate) fn sandboxes(section: &SandboxPlan) -> Result<Arc<dyn SandboxProvider>, Failure> {
     let audit = section.egress_audit.as_ref().map(PathBuf::from);
     let way_out = section.egress.clone().map(|e| WayOut::start(e, audit));
     let way_out = way_out.transpose()?;
@@ -79,13 +88,4 @@ pub(crate) fn sandboxes(section: &SandboxSection) -> Result<Arc<dyn SandboxProvi
         Some(way_out) => WithEgress::wrap(Arc::new(pool), way_out),
         None => Arc::new(pool),
     })
-}
-
-#[cfg(test)]
-mod tests {
-    #[test]
-    fn recipes_name_the_engines_that_there_are() {
-        let engines = crate::levels::CONTAINER_ENGINES;
-        assert_eq!(engines, sinew_container::Choice::NAMES);
-    }
 }

@@ -1,8 +1,8 @@
 //! The microvm level, built with the feature `microvm`.
 
 use crate::failure::Failure;
-use crate::recipe::SandboxSection;
-use sinew_microvm::{MicrovmConfig, MicrovmProvider};
+use crate::recipe::{MicrovmBackend, SandboxPlan};
+use sinew_microvm::{Backend, MicrovmConfig, MicrovmProvider};
 use sinew_sandbox::{Pool, PoolConfig, SandboxProvider};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -12,18 +12,24 @@ const FIRECRACKER: [&str; 2] = ["/usr/local/bin/firecracker", "/usr/bin/firecrac
 /// Machines that are kept ready, at most: each takes about 100 MB.
 const READY: usize = 4;
 
+impl From<MicrovmBackend> for Backend {
+    fn from(backend: MicrovmBackend) -> Self {
+        match backend {
+            MicrovmBackend::Auto => Self::Auto,
+            MicrovmBackend::Qemu => Self::Qemu,
+            MicrovmBackend::Firecracker => Self::Firecracker,
+        }
+    }
+}
+
 fn named(e: &dyn std::fmt::Display) -> Failure {
     Failure::system(format!("sandbox.level = \"microvm\": {e}"))
 }
 
-fn provider(section: &SandboxSection) -> Result<MicrovmProvider, Failure> {
+fn provider(section: &SandboxPlan) -> Result<MicrovmProvider, Failure> {
     let mut config = MicrovmConfig::new(section.microvm_images.clone().into());
     config.temporary = std::env::temp_dir();
-    let backend = match section.level.as_str() {
-        "microvm" => section.microvm_backend.as_str(),
-        backend => backend,
-    };
-    config.backend = backend.parse().map_err(|e| named(&e))?;
+    config.backend = section.microvm_backend.into();
     let found = FIRECRACKER.map(PathBuf::from).into_iter();
     let found = found.filter(|p| p.is_file());
     let name = std::env::var_os("FIRECRACKER_BIN").map(PathBuf::from);
@@ -33,7 +39,7 @@ fn provider(section: &SandboxSection) -> Result<MicrovmProvider, Failure> {
 }
 
 /// Machines for a recipe: a few are ready before they are asked for.
-pub(crate) fn sandboxes(section: &SandboxSection) -> Result<Arc<dyn SandboxProvider>, Failure> {
+pub(crate) fn sandboxes(section: &SandboxPlan) -> Result<Arc<dyn SandboxProvider>, Failure> {
     let pool = PoolConfig {
         floor: 0,
         ceiling: READY.min(section.max_live / 2),

@@ -1,13 +1,13 @@
 //! The wasm level, built with the feature `wasm`.
 
 use crate::failure::Failure;
-use crate::recipe::SandboxSection;
+use crate::recipe::SandboxPlan;
 use sinew_sandbox::{ProcessConfig, ProcessProvider, SandboxProvider};
 use sinew_wasm::{WasmConfig, WasmProvider};
 use std::sync::Arc;
 
 /// Interpreters in jailed workers, one worker a core.
-pub(crate) fn sandboxes(section: &SandboxSection) -> Result<Arc<dyn SandboxProvider>, Failure> {
+pub(crate) fn sandboxes(section: &SandboxPlan) -> Result<Arc<dyn SandboxProvider>, Failure> {
     let named =
         |e: &dyn std::fmt::Display| Failure::system(format!("sandbox.level = \"wasm\": {e}"));
     let program = std::env::current_exe().map_err(Failure::system)?;

@@ -1,8 +1,10 @@
 //! `[env]`: an environment of the registry, and its keys.
 
 use super::rules::Rules;
+use schemars::{Schema, SchemaGenerator, json_schema};
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde_json::{Value, json};
 use sinew_env::{ENVIRONMENTS, EnvConfig, EnvKind, Needs};
 use std::ops::Range;
 use std::sync::Arc;
@@ -97,6 +99,23 @@ impl Serialize for EnvSection {
         table.extend(self.keys.clone());
         table.serialize(serializer)
     }
+}
+
+/// One of the registered environments, for editors.
+pub(super) fn schema(generator: &mut SchemaGenerator) -> Schema {
+    let mut kinds = Vec::new();
+    for kind in &ENVIRONMENTS {
+        let mut schema = kind.schema(generator);
+        schema.insert("description".into(), kind.summary.into());
+        schema.insert("required".into(), json!(["type"]));
+        if let Some(properties) = schema.get_mut("properties").and_then(Value::as_object_mut) {
+            let described = "The environment.";
+            let name = json!({ "const": kind.name, "type": "string", "description": described });
+            properties.shift_insert(0, "type".into(), name);
+        }
+        kinds.push(schema);
+    }
+    json_schema!({ "oneOf": kinds })
 }
 
 /// What an environment says of its keys.

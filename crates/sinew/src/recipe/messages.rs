@@ -1,7 +1,9 @@
 //! What is wrong with a recipe's text, in the words of a recipe: the line, what is allowed, the nearest
 //! spelling.
 
-use super::{EngineSection, EvalSection, RolloutSection, SandboxSection, TrainSection};
+use super::schema;
+use sinew_engines::EngineKind;
+use sinew_types::Fidelity;
 use std::ops::Range;
 use toml::de::{DeTable, DeValue};
 
@@ -82,7 +84,8 @@ pub(crate) fn explain(text: &str, error: &toml::de::Error) -> String {
 /// As [`explain`], from a message of serde and its place.
 pub(super) fn explained(text: &str, span: Option<Range<usize>>, message: &str) -> String {
     let unknown = unknown_key(message);
-    let message = with_suggestion(&in_words(message));
+    let of_choice = span.as_ref().and_then(|span| choice(text, span, message));
+    let message = of_choice.unwrap_or_else(|| with_suggestion(&in_words(message)));
     // In a table with `type`, serde knows of an unknown key no more than the table.
     let span = span.map(|span| match unknown {
         Some(key) => own_span(text, key, &span).unwrap_or(span),
@@ -253,17 +256,66 @@ fn meant(typed: &str, allowed: &[&str]) -> Option<String> {
 }
 
 /// The table that has a key of this name.
-fn table_with(key: &str) -> Option<&'static str> {
-    fn keys(section: impl serde::Serialize) -> toml::Table {
-        toml::Table::try_from(section).unwrap_or_default()
+fn table_with(key: &str) -> Option<String> {
+    let keys = schema::keys(&schema::json_schema()).into_iter();
+    let tables = keys.filter_map(|k| {
+        let (table, name) = k.path.rsplit_once('.')?;
+        let plain = k.only_with.is_none() && !table.contains("[]");
+        (plain && name == key && key != "type").then(|| table.to_owned())
+    });
+    tables.min_by_key(String::len)
+}
+
+/// A value as it was typed, where it is short.
+pub(super) fn value(text: &str, span: Option<Range<usize>>) -> String {
+    let typed = span.and_then(|span| text.get(span)).unwrap_or_default();
+    match typed.is_empty() || typed.starts_with(['{', '[']) || typed.contains('\n') {
+        true => "{ ... }".into(),
+        false => typed.into(),
     }
-    let tables = [
-        ("rollout", keys(RolloutSection::default())),
-        ("train", keys(TrainSection::default())),
-        ("eval", keys(EvalSection::default())),
-        ("engine", keys(EngineSection::default())),
-        ("sandbox", keys(SandboxSection::default())),
-    ];
-    let found = tables.iter().find(|(_, keys)| keys.contains_key(key));
-    found.map(|(name, _)| *name)
+}
+
+/// Why a name that is none of a few is what it is.
+fn note(key: &str, typed: &str) -> String {
+    match (key, typed) {
+        ("sandbox.level", "null") => {
+            "; the null sandbox isolates nothing and serves tests only".into()
+        }
+        ("engine.type", "openai") => match EngineKind::Openai.fidelity() {
+            Fidelity::Evaluation { why } => format!("; openai is for evaluation only: {why}"),
+            _ => String::new(),
+        },
+        _ => String::new(),
+    }
+}
+
+/// A name that a key does not take, with the key and the names that it takes.
+fn choice(text: &str, span: &Range<usize>, message: &str) -> Option<String> {
+    let rest = message.strip_prefix("unknown variant `")?;
+    let quoted: Vec<&str> = rest.split('`').step_by(2).collect();
+    let (typed, names) = quoted.split_first()?;
+    let root = DeTable::parse(text).ok()?;
+    let key = key_at(root.get_ref(), span)?;
+    let names: Vec<&str> = names.iter().copied().filter(|n| !n.is_empty()).collect();
+    let hint = meant(typed, &names).map(|hint| format!("\n  hint: {hint}"));
+    Some(format!(
+        "{key} = {typed:?}: allowed: {}{}{}",
+        names.join(", "),
+        note(&key, typed),
+        hint.unwrap_or_default()
+    ))
+}
+
+/// The key whose value stands at a place.
+fn key_at(table: &DeTable<'_>, span: &Range<usize>) -> Option<String> {
+    table
+        .iter()
+        .find_map(|(name, value)| match value.get_ref() {
+            DeValue::String(_) if value.span() == *span => Some(name.get_ref().to_string()),
+            DeValue::Table(table) => {
+                let below = key_at(table, span)?;
+                Some(format!("{}.{below}", name.get_ref()))
+            }
+            _ => None,
+        })
 }

@@ -1,28 +1,61 @@
-//! The recipe: what was typed (TOML), checked into what runs.
+//! The recipe, in two stages: what was typed (TOML, `RecipeKeys`), and what runs ([`RunPlan`]).
 //!
-//! Unknown keys, impossible settings and settings without effect are refused with the place,
-//! the reason and the nearest valid spelling. The effective recipe is saved with the run.
+//! Unknown keys, impossible settings and settings without effect are refused with the line, the
+//! reason and the nearest valid spelling. The effective recipe is saved with the run: every key
+//! that has an effect in it, defaults included.
 //!
-//! A new key is a field in `sections.rs` (with its default) and a line in `rules.rs`.
+//! A table is one file: its keys with documentation, defaults and ranges, and its rules. A new key
+//! is one line there. `sinew schema`, `docs/recipe-keys.md` and the messages follow from it.
 
+mod algorithm;
+mod data;
+mod engine;
 mod env;
+mod eval;
+mod harness;
+mod keys;
 mod messages;
+mod model;
 mod renamed;
+mod rollout;
 mod rules;
-mod sections;
+mod sandbox;
+mod schema;
+mod section;
+mod store;
+mod tasks;
+mod train;
 
+pub(crate) use data::DataSection;
+use engine::EngineKeys;
+pub(crate) use engine::{EnginePlan, EngineType};
 pub(crate) use env::EnvSection;
+use eval::EvalKeys;
+pub(crate) use eval::EvalPlan;
+pub(crate) use harness::{CommandSection, HarnessLevel, HarnessSection};
 pub(crate) use messages::explain;
-pub(crate) use sections::*;
+pub(crate) use model::{CriticPlan, ModelSection, ScoringModel};
+pub(crate) use rollout::RolloutPlan;
+#[cfg(feature = "container")]
+pub(crate) use sandbox::ContainerEngine;
+#[cfg(feature = "microvm")]
+pub(crate) use sandbox::MicrovmBackend;
+pub(crate) use sandbox::{LEVEL_NAMES, Level, SandboxPlan};
+pub(crate) use schema::{json_schema, markdown};
+use store::StoreKeys;
+pub(crate) use store::{StoreKind, StorePlan};
+pub(crate) use tasks::TasksSection;
+pub(crate) use train::{LoraSection, LrSchedule, TrainPlan};
 
-use crate::harness::HarnessSection;
-use serde::{Deserialize, Serialize};
-use sinew_algo::{Algorithm, AlgorithmConfig, ConfigError, Needs, Repair, RunFacts};
-use sinew_types::LossSpec;
+use keys::RecipeKeys;
+use rules::Rule;
+use serde::{Serialize, Serializer};
+use sinew_algo::AlgorithmConfig;
 use std::path::{Path, PathBuf};
+use toml::de::DeTable;
 
-/// Memory that a sandbox may have.
-pub(crate) const MEMORY_MB: std::ops::RangeInclusive<u64> = 32..=65536;
+/// Memory that a sandbox may have, in MiB.
+pub(crate) const MEMORY_MB: std::ops::RangeInclusive<u64> = 32..=65_536;
 
 /// What [`is_time`] takes, in words.
 pub(crate) const TIME: &str = "a number of seconds above 0, at most 31536000 (a year)";
@@ -32,86 +65,83 @@ pub(crate) fn is_time(seconds: f64) -> bool {
     seconds > 0.0 && seconds <= 31_536_000.0
 }
 
-/// A whole run.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct Recipe {
+/// A whole run: every choice is made, every number is allowed.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct RunPlan {
     /// Short name, used in titles.
     pub(crate) name: String,
     /// Seed of the run: tasks, sampling, initialization.
-    #[serde(default)]
     pub(crate) seed: u64,
-    #[serde(deserialize_with = "sections::model_or_source")]
     pub(crate) model: ModelSection,
     pub(crate) env: EnvSection,
-    #[serde(default)]
     pub(crate) harness: HarnessSection,
-    #[serde(default)]
-    pub(crate) sandbox: SandboxSection,
-    #[serde(default)]
+    pub(crate) sandbox: SandboxPlan,
     pub(crate) tasks: TasksSection,
-    #[serde(default)]
-    pub(crate) rollout: RolloutSection,
+    pub(crate) rollout: RolloutPlan,
     pub(crate) algorithm: AlgorithmConfig,
-    #[serde(default)]
-    pub(crate) critic: Option<CriticSection>,
-    #[serde(default)]
-    pub(crate) reference: Option<JudgeSection>,
-    #[serde(default)]
-    pub(crate) teacher: Option<JudgeSection>,
-    #[serde(default)]
+    pub(crate) critic: Option<CriticPlan>,
+    pub(crate) reference: Option<ScoringModel>,
+    pub(crate) teacher: Option<ScoringModel>,
     pub(crate) data: Option<DataSection>,
-    #[serde(default)]
-    pub(crate) train: TrainSection,
-    #[serde(default)]
-    pub(crate) eval: EvalSection,
-    #[serde(default)]
-    pub(crate) engine: EngineSection,
-    #[serde(default)]
-    pub(crate) store: StoreSection,
+    pub(crate) train: TrainPlan,
+    pub(crate) eval: EvalPlan,
+    pub(crate) engine: EnginePlan,
+    pub(crate) store: StorePlan,
 }
 
 /// Why a recipe is refused. Each text names the key, the value, what is allowed, what to do.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum RecipeError {
-    #[error("recipe {}: {source}\n  hint: recipes that ship are in recipes/, for example recipes/quickstart.toml", path.display())]
+    #[error(
+        "recipe {}: {source}\n  hint: recipes that ship are in recipes/, for example \
+         recipes/quickstart.toml",
+        path.display()
+    )]
     Read {
         path: PathBuf,
         source: std::io::Error,
     },
     #[error("recipe {}: {message}", path.display())]
     Parse { path: PathBuf, message: String },
-    #[error("recipe {}: {key} = {value}: {reason}", path.display())]
+    #[error("recipe {}: {place}{key} = {value}: {reason}", path.display())]
     Value {
         path: PathBuf,
+        /// The line of the key, if it was typed.
+        place: String,
         key: String,
         value: String,
         reason: String,
     },
 }
 
-impl Recipe {
+impl RunPlan {
     /// Reads and checks a recipe file.
     pub(crate) fn load(path: &Path) -> Result<Self, RecipeError> {
         let text = std::fs::read_to_string(path).map_err(|source| RecipeError::Read {
             path: path.into(),
             source,
         })?;
-        // The recipe of a run folder may be one that an earlier version wrote.
+        // The recipe of a run folder may be one that an earlier version wrote, with old names and
+        // with keys that have no effect.
         let saved = path.with_file_name("began.toml").exists();
         match renamed::upgraded(&text) {
-            Some(text) if saved => Self::parse(path, &text),
-            _ => Self::parse(path, &text),
+            Some(text) if saved => Self::read(path, &text, saved),
+            _ => Self::read(path, &text, saved),
         }
-    }
-
-    /// Reads what a run saved, this version or an earlier one, without checking it again.
-    pub(crate) fn saved(text: &str) -> Result<Self, toml::de::Error> {
-        toml::from_str(renamed::upgraded(text).as_deref().unwrap_or(text))
     }
 
     /// Parses and checks a recipe's text; `path` is for messages.
     pub(crate) fn parse(path: &Path, text: &str) -> Result<Self, RecipeError> {
+        Self::read(path, text, false)
+    }
+
+    /// Reads what a run saved, this version or an earlier one, without checking it again.
+    pub(crate) fn saved(text: &str) -> Result<Self, toml::de::Error> {
+        let keys: RecipeKeys = toml::from_str(renamed::upgraded(text).as_deref().unwrap_or(text))?;
+        Ok(keys.resolve())
+    }
+
+    fn read(path: &Path, text: &str, saved: bool) -> Result<Self, RecipeError> {
         let parse = |message| RecipeError::Parse {
             path: path.into(),
             message,
@@ -123,80 +153,48 @@ impl Recipe {
         if let Some((span, message)) = env::problem(text) {
             return Err(parse(messages::explained(text, Some(span), &message)));
         }
-        let recipe: Self = toml::from_str(text).map_err(|e| parse(explain(text, &e)))?;
-        recipe.check(path)?;
-        Ok(recipe)
+        let keys: RecipeKeys = toml::from_str(text).map_err(|e| parse(explain(text, &e)))?;
+        let plan = keys.resolve();
+        plan.check(path, text, saved)?;
+        Ok(plan)
     }
 
-    fn check(&self, path: &Path) -> Result<(), RecipeError> {
-        let fail = |key: &str, value: String, reason: &str| {
+    fn check(&self, path: &Path, text: &str, saved: bool) -> Result<(), RecipeError> {
+        let root = DeTable::parse(text).map(toml::Spanned::into_inner);
+        let root = root.unwrap_or_default();
+        let typed = |key: &str| renamed::typed(&root, key);
+        let fail = |key: &str, value: Option<String>, reason: String| {
+            let found = typed(key);
+            let shown = found
+                .as_ref()
+                .map_or_else(String::new, |(span, _)| messages::place(text, span));
             Err(RecipeError::Value {
                 path: path.into(),
+                place: shown,
                 key: key.into(),
-                value,
-                reason: reason.into(),
+                value: value.unwrap_or_else(|| messages::value(text, found.map(|f| f.1))),
+                reason,
             })
         };
-        if let Some(broken) = rules::broken(self) {
-            return fail(&broken.key, broken.value, &broken.reason);
+        // What has no effect is refused where it is typed, but for what a run saved.
+        let broken = |rules: Vec<Rule>| {
+            let mut broken = rules.into_iter().filter(|r| !r.holds);
+            broken.find(|r| !r.is_unused() || (!saved && typed(&r.key).is_some()))
+        };
+        if let Some(rule) = broken(rules::all(self)) {
+            return fail(&rule.key, rule.value, rule.reason);
         }
         let algorithm = match self.algorithm() {
             Ok(algorithm) => algorithm,
             Err(e) => {
                 let kind = format!("{:?}", self.algorithm.kind.name());
-                return fail("algorithm", kind, &e.to_string());
+                return fail("algorithm", Some(kind), e.to_string());
             }
         };
-        match rules::broken_with(self, &algorithm) {
-            Some(broken) => fail(&broken.key, broken.value, &broken.reason),
+        match broken(rules::of_algorithm(self, &algorithm)) {
+            Some(rule) => fail(&rule.key, rule.value, rule.reason),
             None => Ok(()),
         }
-    }
-
-    /// What turns episodes into training signal.
-    pub(crate) fn algorithm(&self) -> Result<Algorithm, ConfigError> {
-        let algorithm = Algorithm::new(&self.algorithm, &self.run_facts())?;
-        match &self.rollout.repair {
-            None => Ok(algorithm),
-            Some(steps) => algorithm.with_repair(Repair::new(steps)?),
-        }
-    }
-
-    /// What an algorithm has to know of the run.
-    pub(crate) fn run_facts(&self) -> RunFacts {
-        let needs = self.needs();
-        let updates = self.train.minibatches as u64;
-        let old = self
-            .rollout
-            .cross_policy
-            .map_or(0, |c| c.every.saturating_mul(updates));
-        // How old they are is the pool's to bound.
-        let old = old.max(u64::from(self.draws_from_pool()));
-        RunFacts {
-            // Pairs and stored episodes come in groups of their own sizes.
-            group_size: match &self.data {
-                Some(_) => self.rollout.group_size.max(2),
-                None => self.rollout.group_size,
-            },
-            reference: needs.reference(),
-            teacher: self.teacher.is_some(),
-            critic: needs.values,
-            max_staleness: old,
-            updates_per_batch: self.train.minibatches,
-        }
-    }
-
-    /// What the algorithm reads beside the traces. A composition that cannot run has no needs;
-    /// the reason is given when it is checked.
-    pub(crate) fn needs(&self) -> Needs {
-        let composition = self.algorithm.composition(self.rollout.group_size);
-        composition.map(|c| c.needs()).unwrap_or_default()
-    }
-
-    /// Whether held-out tasks are also answered greedily, beside the sampled episodes.
-    pub(crate) fn eval_greedy(&self) -> bool {
-        let pretrained = matches!(self.model, ModelSection::Pretrained { .. });
-        self.eval.temperature > 0.0 && self.eval.greedy.unwrap_or(pretrained)
     }
 
     /// BLAKE3 of the recipe as it runs, defaults included, without what may differ between the
@@ -204,11 +202,6 @@ impl Recipe {
     pub(crate) fn hash(&self) -> Result<String, toml::ser::Error> {
         let text = toml::to_string(&crate::run_dir::without_bounds(self))?;
         Ok(blake3::hash(text.as_bytes()).to_hex().to_string())
-    }
-
-    /// Whether training episodes come from a data pool.
-    pub(crate) fn draws_from_pool(&self) -> bool {
-        matches!(self.data, Some(DataSection::Pool { .. }))
     }
 
     /// Where the model comes from, in words.
@@ -220,10 +213,16 @@ impl Recipe {
     }
 }
 
-/// Whether a loss corrects for the gap between the policy that sampled and the one that is trained.
-fn corrects(loss: &LossSpec) -> bool {
-    loss.correction.bounds_ratio()
+/// As the effective recipe: all keys that have an effect.
+impl Serialize for RunPlan {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let rules = rules::all(self).into_iter();
+        let unused: Vec<String> = rules.filter(Rule::is_unused).map(|r| r.key).collect();
+        RecipeKeys::effective(self, &unused).serialize(serializer)
+    }
 }
 
+#[cfg(test)]
+mod schema_tests;
 #[cfg(test)]
 mod tests;

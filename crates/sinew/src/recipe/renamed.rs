@@ -43,20 +43,20 @@ pub(super) fn old_key(text: &str) -> Option<(Range<usize>, String)> {
     });
     let found = renamed
         .chain(removed)
-        .filter_map(|(old, message)| Some((key_span(root.get_ref(), old)?, message)));
+        .filter_map(|(old, message)| Some((typed(root.get_ref(), old)?.0, message)));
     found.min_by_key(|(span, _)| span.start)
 }
 
-/// Where the name of a key stands that is typed, such as `train.lora.rank`.
-pub(super) fn key_span(table: &DeTable<'_>, key: &str) -> Option<Range<usize>> {
+/// Where a key such as `train.lora.rank` stands, if it is typed: its name and its value.
+pub(super) fn typed(table: &DeTable<'_>, key: &str) -> Option<(Range<usize>, Range<usize>)> {
     let (name, below) = match key.split_once('.') {
         Some((name, below)) => (name, Some(below)),
         None => (key, None),
     };
     let (at, value) = table.iter().find(|(k, _)| k.get_ref() == name)?;
     match (below, value.get_ref()) {
-        (None, _) => Some(at.span()),
-        (Some(below), DeValue::Table(table)) => key_span(table, below),
+        (None, _) => Some((at.span(), value.span())),
+        (Some(below), DeValue::Table(table)) => typed(table, below),
         (Some(_), _) => None,
     }
 }

@@ -9,16 +9,16 @@ env = { type = "tool_math" }
 algorithm = { type = "grpo" }
 "#;
 
-fn parse(extra: &str) -> Result<Recipe, String> {
-    Recipe::parse(Path::new("r.toml"), &format!("{MINIMAL}{extra}")).map_err(|e| e.to_string())
+fn parse(extra: &str) -> Result<RunPlan, String> {
+    RunPlan::parse(Path::new("r.toml"), &format!("{MINIMAL}{extra}")).map_err(|e| e.to_string())
 }
 
 #[test]
 fn a_minimal_recipe_gets_vetted_defaults() {
     let recipe = parse("").unwrap();
-    assert_eq!(recipe.sandbox.level, "process");
+    assert_eq!(recipe.sandbox.level, Level::Process);
     let again = toml::to_string(&recipe).unwrap();
-    let back = Recipe::parse(Path::new("r.toml"), &again).unwrap();
+    let back = RunPlan::parse(Path::new("r.toml"), &again).unwrap();
     assert_eq!(recipe, back);
 }
 
@@ -63,7 +63,7 @@ fn unknown_keys_point_at_their_own_line() {
             "coef = 0.1",
         ),
     ] {
-        let e = Recipe::parse(Path::new("r.toml"), &text)
+        let e = RunPlan::parse(Path::new("r.toml"), &text)
             .unwrap_err()
             .to_string();
         assert!(e.contains(line) && e.contains(shown), "{text}\n{e}");
@@ -108,7 +108,7 @@ fn keys_of_other_systems_are_translated() {
     }
     let kl = "algorithm = { type = \"grpo\", kl = { coef = 0.1 } }";
     let text = MINIMAL.replace("algorithm = { type = \"grpo\" }", kl);
-    let e = Recipe::parse(Path::new("r.toml"), &text)
+    let e = RunPlan::parse(Path::new("r.toml"), &text)
         .unwrap_err()
         .to_string();
     assert!(e.contains("did you mean `coefficient`?"), "{e}");
@@ -194,8 +194,7 @@ rank = 4
 [sandbox.egress]
 mode = "live"
 "#;
-    let typed: Recipe = toml::from_str(&format!("{MINIMAL}{extra}")).unwrap();
-    toml::to_string(&typed).unwrap()
+    toml::to_string(&RunPlan::saved(&format!("{MINIMAL}{extra}")).unwrap()).unwrap()
 }
 
 #[test]
@@ -207,7 +206,7 @@ fn messages_have_no_names_of_rust() {
     ];
     let mut refused = 0;
     for (what, text) in altered(&full(), &wrong) {
-        let Err(e @ RecipeError::Parse { .. }) = Recipe::parse(Path::new("r.toml"), &text) else {
+        let Err(e @ RecipeError::Parse { .. }) = RunPlan::parse(Path::new("r.toml"), &text) else {
             continue;
         };
         refused += 1;
@@ -231,12 +230,11 @@ fn the_largest_numbers_do_not_panic() {
     let largest = ["18446744073709551615", "9223372036854775807", "4294967295"];
     let scratch = "name = \"t\"\nenv = { type = \"tiny\" }\nmodel = { type = \"scratch\", d_model = 64, layers = 1, heads = 2, kv_heads = 1, d_ff = 64 }\n\
                    [algorithm]\ntype = \"grpo_roc\"\nresample = { keep = 4, minimum = 2 }\n[train]\nminibatches = 2\n[rollout.cross_policy]\nevery = 3\n[train.lora]\nrank = 4\n";
-    let typed: Recipe = toml::from_str(scratch).unwrap();
-    let scratch = toml::to_string(&typed).unwrap();
-    Recipe::parse(Path::new("r.toml"), &scratch).unwrap();
+    let scratch = toml::to_string(&RunPlan::saved(scratch).unwrap()).unwrap();
+    RunPlan::parse(Path::new("r.toml"), &scratch).unwrap();
     for text in [full(), scratch] {
         for (what, text) in altered(&text, &largest) {
-            if let Ok(recipe) = Recipe::parse(Path::new("r.toml"), &text) {
+            if let Ok(recipe) = RunPlan::parse(Path::new("r.toml"), &text) {
                 let refused = crate::check::sizes(&recipe).err();
                 assert!(refused.is_none_or(|e| !e.text().is_empty()), "{what}");
             }
@@ -248,7 +246,7 @@ fn the_largest_numbers_do_not_panic() {
 fn algorithms_without_their_inputs_are_refused() {
     let with = |algorithm: &str, extra: &str| {
         let text = MINIMAL.replace("algorithm = { type = \"grpo\" }", algorithm);
-        Recipe::parse(Path::new("r.toml"), &format!("{text}{extra}")).map_err(|e| e.to_string())
+        RunPlan::parse(Path::new("r.toml"), &format!("{text}{extra}")).map_err(|e| e.to_string())
     };
     let command = "[harness]\ntype = \"command\"\ncommand = [\"x\"]\n";
     for (algorithm, extra, needle) in [
@@ -290,7 +288,7 @@ fn algorithms_without_their_inputs_are_refused() {
 fn every_correction_that_bounds_the_ratio_serves_a_pool_and_rounded_weights() {
     let with = |algorithm: &str, extra: &str| {
         let text = MINIMAL.replace("algorithm = { type = \"grpo\" }", algorithm);
-        Recipe::parse(Path::new("r.toml"), &format!("{text}{extra}")).map_err(|e| e.to_string())
+        RunPlan::parse(Path::new("r.toml"), &format!("{text}{extra}")).map_err(|e| e.to_string())
     };
     let pool = "[data]\ntype = \"pool\"\nurl = \"http://h\"\ntoken_file = \"t\"\n";
     let sequence =
@@ -465,11 +463,11 @@ fn impossible_engines_name_key_value_and_what_is_allowed() {
 fn a_name_stays_within_the_folder_of_runs() {
     for name in ["", "../x", "/tmp/x", "a/b", ".", "-x", "a\\u0000"] {
         let text = MINIMAL.replace("\"t\"", &format!("\"{name}\""));
-        let e = Recipe::parse(Path::new("r.toml"), &text).unwrap_err();
+        let e = RunPlan::parse(Path::new("r.toml"), &text).unwrap_err();
         assert!(e.to_string().contains("name = "), "{name}: {e}");
     }
     let text = MINIMAL.replace("\"t\"", "\"Übung 2.1_b-c\"");
-    Recipe::parse(Path::new("r.toml"), &text).unwrap();
+    RunPlan::parse(Path::new("r.toml"), &text).unwrap();
 }
 
 #[test]
@@ -480,18 +478,20 @@ env = { type = "tiny" }
 algorithm = { type = "grpo" }
 model = { type = "scratch", d_model = 64, layers = 1, heads = 2, kv_heads = 1, d_ff = 64 }
 "#;
-    let parse = |extra: &str| Recipe::parse(Path::new("r.toml"), &format!("{tiny}{extra}"));
+    let parse = |extra: &str| RunPlan::parse(Path::new("r.toml"), &format!("{tiny}{extra}"));
     parse("").unwrap();
-    parse("[sandbox]\nlevel = \"process\"\n").unwrap();
-    let e = parse("[sandbox]\nmemory_mb = 64\n")
-        .unwrap_err()
-        .to_string();
-    assert!(e.contains("sandbox = { ... }: has no effect"), "{e}");
+    for key in ["memory_mb = 64", "level = \"process\""] {
+        let e = parse(&format!("[sandbox]\n{key}\n"))
+            .unwrap_err()
+            .to_string();
+        assert!(e.contains("sandbox = { ... }: has no effect"), "{e}");
+        assert!(e.contains("7 | [sandbox]"), "{e}");
+    }
 }
 
 #[test]
 fn a_missing_file_is_named_with_a_hint() {
-    let e = Recipe::load(Path::new("/nonexistent/x.toml"))
+    let e = RunPlan::load(Path::new("/nonexistent/x.toml"))
         .unwrap_err()
         .to_string();
     assert!(

@@ -82,7 +82,7 @@ fn what_a_recipe_needs_from_outside_is_named() {
     let weights = dir.path().join("weights").display().to_string();
     for (typed, replaced, needle) in [
         (
-            "[engine]",
+            "[engine]\nkv_tokens = 32768\nmax_num_seqs = 256\nmax_batched_tokens = 1024\n",
             format!("[engine]\ntype = \"vllm\"\nurl = \"{url}\"\nweights_dir = \"{weights}\""),
             format!("engine.url = \"{url}\" is not reachable"),
         ),

@@ -1,0 +1,131 @@
+//! `[data]`: what is trained on instead of the run's own episodes.
+
+use super::rules::Rules;
+use super::{RunPlan, StoreKind};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use sinew_algo::{Advantage, GroupRepair};
+
+/// What is trained on instead of episodes that the run samples.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
+pub(crate) enum DataSection {
+    /// What the assistant says in given messages is imitated (SFT).
+    Demonstrations {
+        /// File of JSON lines `{"messages": [...]}`.
+        path: String,
+    },
+    /// Preferred and rejected answers (DPO).
+    Pairs {
+        /// File of JSON lines `{"prompt": [...], "chosen": ..., "rejected": ...}`; answers are texts
+        /// or messages.
+        path: String,
+    },
+    /// The stored episodes of a run.
+    Episodes {
+        /// Folder of the run.
+        path: String,
+        /// Purpose of the episodes: `train`, `eval-before`, `eval-after`, ...
+        #[serde(default = "default_purpose")]
+        purpose: String,
+    },
+    /// Trajectories that outside systems pushed to `sinew serve --pool`; each is trained once.
+    Pool {
+        /// Address of the pool.
+        url: String,
+        /// File with the control token.
+        token_file: String,
+        /// Seconds that a step waits for its groups; it goes on with fewer, and without any the run
+        /// ends.
+        #[serde(default = "default_wait_s")]
+        #[schemars(range(min = 0.0, max = 86_400.0))]
+        wait_s: f64,
+        /// Seconds that the pool holds trajectories for this run, until they are in its own store.
+        #[serde(default = "default_lease_s")]
+        #[schemars(range(min = 10.0, max = 86_400.0))]
+        lease_s: f64,
+    },
+}
+
+fn default_purpose() -> String {
+    "train".into()
+}
+
+fn default_wait_s() -> f64 {
+    60.0
+}
+
+fn default_lease_s() -> f64 {
+    600.0
+}
+
+pub(super) fn rules(plan: &RunPlan, rules: &mut Rules) {
+    let Some(section) = &plan.data else { return };
+    let retries = |step: &GroupRepair| matches!(step, GroupRepair::Retry { .. });
+    rules.custom(
+        "rollout.repair",
+        "retry",
+        "what is given as data cannot be run again: leave `retry` out".into(),
+        !plan.rollout.repair.iter().flatten().any(retries),
+    );
+    rules.custom(
+        "algorithm.refill",
+        plan.algorithm.refill.unwrap_or_default(),
+        "has no effect: with [data] no tasks are run to train on; remove it".into(),
+        plan.algorithm.refill.is_none(),
+    );
+    let kind = plan.algorithm.kind;
+    let composition = plan.algorithm.composition(plan.rollout.group_size);
+    let advantage = composition.map(|c| c.advantage);
+    let imitates = matches!(advantage, Ok(Advantage::One));
+    let prefers = matches!(advantage, Ok(Advantage::Preference { .. }));
+    let (name, fits, for_what) = match section {
+        DataSection::Demonstrations { .. } => ("demonstrations", imitates, "`sft`"),
+        DataSection::Pairs { .. } => ("pairs", prefers, "`dpo`"),
+        DataSection::Episodes { .. } => ("episodes", imitates || prefers, "`sft` or `dpo`"),
+        DataSection::Pool { .. } => ("pool", true, "every algorithm"),
+    };
+    pool(plan, section, rules);
+    rules.custom(
+        "data.type",
+        format!("{name:?}"),
+        format!(
+            "serves {for_what}; `{kind}` learns from what its own policy samples: remove [data], or change \
+             algorithm.type"
+        ),
+        fits,
+    );
+    rules.custom(
+        "rollout.cross_policy",
+        "{ ... }",
+        "has no effect: with [data] nothing is sampled to train on; remove it".into(),
+        plan.rollout.cross_policy.is_none(),
+    );
+}
+
+fn pool(plan: &RunPlan, section: &DataSection, rules: &mut Rules) {
+    let DataSection::Pool {
+        url,
+        wait_s,
+        lease_s,
+        ..
+    } = section
+    else {
+        return;
+    };
+    let http = url.starts_with("http://") || url.starts_with("https://");
+    rules.allowed(
+        "data.url",
+        format!("{url:?}"),
+        "the address of `sinew serve --pool`",
+        http,
+    );
+    rules.range("data.wait_s", *wait_s, 0.0..=86_400.0);
+    rules.range("data.lease_s", *lease_s, 10.0..=86_400.0);
+    rules.custom(
+        "store.type",
+        format!("{:?}", plan.store.kind.name()),
+        "a run keeps what a pool gave it: use \"disk\"".into(),
+        plan.store.kind == StoreKind::Disk,
+    );
+}

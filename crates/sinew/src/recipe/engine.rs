@@ -1,0 +1,280 @@
+//! `[engine]`: what generates tokens.
+
+use super::RunPlan;
+use super::rules::Rules;
+use super::section::{choice, section};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use sinew_engines::{FormatMode, LogprobMode, VllmApi, VllmOptions};
+use sinew_model::Precision;
+use sinew_types::TEMPERATURES;
+
+choice! {
+    /// What generates tokens.
+    EngineType {
+        /// In this process, on the CPU.
+        Embedded = "embedded",
+        /// vLLM servers.
+        Vllm = "vllm",
+        /// SGLang servers.
+        Sglang = "sglang",
+    }
+}
+
+choice! {
+    /// How the embedded engine stores its matrices.
+    WeightFormat {
+        /// As trained.
+        F32 = "f32",
+        /// Quantized to bfloat16.
+        Bf16 = "bf16",
+        /// Quantized to 8 bits, in groups.
+        Int8 = "int8",
+    }
+}
+
+impl From<WeightFormat> for Precision {
+    fn from(format: WeightFormat) -> Self {
+        match format {
+            WeightFormat::F32 => Self::F32,
+            WeightFormat::Bf16 => Self::Bf16,
+            WeightFormat::Int8 => Self::Int8,
+        }
+    }
+}
+
+choice! {
+    /// Endpoint of vLLM.
+    Api {
+        /// `/v1/completions`.
+        Completions = "completions",
+        /// `/inference/v1/generate`.
+        Generate = "generate",
+    }
+}
+
+impl From<Api> for VllmApi {
+    fn from(api: Api) -> Self {
+        match api {
+            Api::Completions => Self::Completions,
+            Api::Generate => Self::Generate,
+        }
+    }
+}
+
+choice! {
+    /// What the servers' log-probs are taken from.
+    Logprobs {
+        /// Logits, at temperature 1.
+        Raw = "raw",
+        /// What is sampled from, after the temperature.
+        Processed = "processed",
+    }
+}
+
+impl From<Logprobs> for LogprobMode {
+    fn from(logprobs: Logprobs) -> Self {
+        match logprobs {
+            Logprobs::Raw => Self::Raw,
+            Logprobs::Processed => Self::Processed,
+        }
+    }
+}
+
+choice! {
+    /// What servers do with the output formats of agents' calls.
+    Formats {
+        /// They hold to them by guided decoding.
+        Guided = "guided",
+        /// The answer is checked afterwards.
+        Advice = "advice",
+        /// Calls with a format are refused.
+        Refuse = "refuse",
+    }
+}
+
+impl From<Formats> for FormatMode {
+    fn from(formats: Formats) -> Self {
+        match formats {
+            Formats::Guided => Self::Guided,
+            Formats::Advice => Self::Advice,
+            Formats::Refuse => Self::Refuse,
+        }
+    }
+}
+
+/// An address, or several.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(untagged, expecting = "an address, or a list of addresses")]
+pub(crate) enum Urls {
+    One(String),
+    Several(Vec<String>),
+}
+
+impl Urls {
+    /// All of them.
+    pub(crate) fn all(&self) -> &[String] {
+        match self {
+            Self::One(url) => std::slice::from_ref(url),
+            Self::Several(urls) => urls,
+        }
+    }
+}
+
+section! {
+    /// What generates tokens.
+    EngineKeys => EnginePlan, "engine" {
+        /// What generates tokens.
+        kind as "type": EngineType = EngineType::Embedded;
+        /// Address of the server, or several, for `vllm` and `sglang`.
+        url: Urls;
+        /// Folder in which servers find new weights; they and this process see it under this path.
+        weights_dir: String;
+        /// Endpoint of vLLM; left out: `completions`.
+        api: Api;
+        /// What the servers' log-probs are taken from; left out: the server's default, which is
+        /// `raw` for vLLM and `processed` for SGLang.
+        logprobs: Logprobs;
+        /// What servers do with the output formats of agents' calls; left out: `guided`.
+        formats: Formats;
+        /// The servers were started with an output matrix where the model uses its embedding: it is
+        /// published, too. For vLLM on a CPU.
+        untied: bool = false;
+        /// KV-cache capacity of the embedded engine, in tokens; at least twice
+        /// `rollout.max_context_tokens`.
+        kv_tokens: usize = 32_768;
+        /// Maximum number of sequences in one decoding pass of the embedded engine.
+        max_num_seqs: usize = 128, in 1 to 4096;
+        /// Maximum number of tokens in one pass of the embedded engine, prompts included; at least
+        /// `max_num_seqs`.
+        max_batched_tokens: usize = 512;
+        /// Speculative decoding of the embedded engine: tokens of a pass, draft tokens included, up to
+        /// which drafts are verified; 0: off. What is sampled does not depend on it.
+        speculative_tokens: usize = 0, in 0 to 256;
+        /// How the embedded engine stores its matrices. Quantized weights need an importance
+        /// correction in `[algorithm]`.
+        weights: WeightFormat = WeightFormat::F32;
+    }
+}
+
+impl EnginePlan {
+    /// Addresses of the servers; none for the embedded engine.
+    pub(crate) fn urls(&self) -> &[String] {
+        self.url.as_ref().map_or(&[], Urls::all)
+    }
+}
+
+pub(super) fn rules(plan: &RunPlan, rules: &mut Rules) {
+    let e = &plan.engine;
+    e.ranges(rules);
+    rules.allowed(
+        "engine.kv_tokens",
+        e.kv_tokens,
+        "at least 2 x rollout.max_context_tokens",
+        e.kind != EngineType::Embedded
+            || e.kv_tokens >= 2 * plan.rollout.max_context_tokens as usize,
+    );
+    rules.allowed(
+        "engine.max_batched_tokens",
+        e.max_batched_tokens,
+        "at least engine.max_num_seqs",
+        e.max_batched_tokens >= e.max_num_seqs,
+    );
+    servers(plan, rules);
+    temperatures(plan, rules);
+}
+
+/// Settings of engines outside of this process, and those that they do not have.
+fn servers(plan: &RunPlan, rules: &mut Rules) {
+    let e = &plan.engine;
+    let kind = e.kind;
+    let embedded = kind == EngineType::Embedded;
+    rules.allowed(
+        "engine.url",
+        format!("{:?}", e.urls()),
+        "addresses with type vllm or sglang, none with embedded",
+        embedded == e.urls().is_empty(),
+    );
+    rules.allowed(
+        "engine.weights_dir",
+        format!("{:?}", e.weights_dir),
+        "a folder that the servers see too with type vllm or sglang, since training needs new weights to be \
+         pushed; nothing with embedded",
+        embedded == e.weights_dir.is_none(),
+    );
+    let vllm = kind == EngineType::Vllm;
+    for (key, has_effect, kinds) in [
+        ("engine.api", vllm, "vllm"),
+        ("engine.untied", vllm, "vllm"),
+        ("engine.logprobs", !embedded, "vllm or sglang"),
+        ("engine.formats", !embedded, "vllm or sglang"),
+        ("engine.kv_tokens", embedded, "embedded"),
+        ("engine.max_num_seqs", embedded, "embedded"),
+        ("engine.max_batched_tokens", embedded, "embedded"),
+        ("engine.speculative_tokens", embedded, "embedded"),
+        ("engine.weights", embedded, "embedded"),
+    ] {
+        let reason = format!("has an effect with type {kinds} only; remove it");
+        rules.unused(key, reason, has_effect);
+    }
+    rules.allowed(
+        "engine.type",
+        format!("{:?}", kind.name()),
+        "embedded, with rollout.cross_policy set",
+        embedded || plan.rollout.cross_policy.is_none(),
+    );
+}
+
+/// Sampling whose log-probs the servers do not report.
+fn temperatures(plan: &RunPlan, rules: &mut Rules) {
+    let (e, rollout, eval) = (&plan.engine, &plan.rollout, &plan.eval);
+    let (raw, instead) = match e.kind {
+        EngineType::Vllm => (
+            e.logprobs != Some(Logprobs::Processed),
+            "1 with type vllm, whose log-probs are those of temperature 1, unless it runs with \
+             --logprobs-mode processed_logprobs and `logprobs = \"processed\"`",
+        ),
+        EngineType::Sglang => (
+            e.logprobs == Some(Logprobs::Raw),
+            "1 with type sglang and `logprobs = \"raw\"`, which are those of temperature 1; start it without \
+             SGLANG_RETURN_ORIGINAL_LOGPROB and leave `logprobs` out",
+        ),
+        EngineType::Embedded => (false, ""),
+    };
+    let one = rollout.temperature == 1.0;
+    let greedy_or_one = eval.temperature == 0.0 || eval.temperature == 1.0;
+    rules.allowed(
+        "rollout.temperature",
+        rollout.temperature,
+        instead,
+        !raw || one,
+    );
+    rules.allowed(
+        "eval.temperature",
+        eval.temperature,
+        instead,
+        !raw || greedy_or_one,
+    );
+    rules.allowed(
+        "rollout.top_p",
+        rollout.top_p,
+        "1 with type vllm and `logprobs = \"processed\"`, which are taken after truncation",
+        e.kind != EngineType::Vllm || raw || rollout.top_p == 1.0,
+    );
+    // What the engine would refuse at its first token.
+    let lowest = match e.kind {
+        EngineType::Vllm => VllmOptions::LOWEST_TEMPERATURE,
+        _ => *TEMPERATURES.start(),
+    };
+    let allowed = format!(
+        "at least {lowest} with this engine, at most {}",
+        TEMPERATURES.end()
+    );
+    for (key, t) in [
+        ("rollout.temperature", rollout.temperature),
+        ("eval.temperature", eval.temperature),
+    ] {
+        let fits = (lowest..=*TEMPERATURES.end()).contains(&t);
+        rules.allowed(key, t, &allowed, fits || t <= 0.0 || !t.is_finite());
+    }
+}

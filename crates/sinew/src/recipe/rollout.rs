@@ -1,0 +1,171 @@
+//! `[rollout]`: how episodes are run.
+
+use super::rules::Rules;
+use super::section::section;
+use super::{EngineType, RunPlan, TIME, is_time};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use sinew_algo::GroupRepair;
+use sinew_types::Format;
+
+section! {
+    /// How episodes are run.
+    RolloutKeys => RolloutPlan, "rollout" {
+        /// Tasks in one step.
+        tasks_per_step: usize = 8, in 1 to 65_536;
+        /// Episodes of one task.
+        group_size: usize = 8, in 1 to 4096;
+        /// Maximum number of episodes in flight; fewer while the engine has no capacity for more.
+        max_in_flight: usize = 128, in 1 to 65_536;
+        /// Maximum number of them whose world is not up yet, at most `max_in_flight`; left out: 64.
+        max_starting: usize;
+        /// How many episodes generate at the same time.
+        admission: AdmissionSection = AdmissionSection::default();
+        /// Maximum number of turns of an episode.
+        max_turns: u32 = 3, in 1 to 1000;
+        /// Maximum number of tokens that one turn samples; at most `max_context_tokens`.
+        max_turn_tokens: u32 = 96;
+        /// Maximum number of tokens of an episode, prompts and observations included.
+        max_context_tokens: u32 = 1024;
+        /// Sampling temperature, above 0. Training takes log-probs at it.
+        temperature: f32 = 1.0;
+        /// Share of the probability from which tokens are sampled, above 0, at most 1. What it leaves
+        /// out is not corrected for.
+        top_p: f32 = 1.0;
+        /// Format that every answer of the model is held to.
+        format: Format;
+        /// Seconds until an episode's world is up; one that is not has failed and is not trained on.
+        /// Left out: 120.
+        boot_timeout_s: f64;
+        /// Seconds that the turns of an episode may take.
+        episode_timeout_s: f64 = 120.0;
+        /// Seconds that an episode's score may take.
+        score_timeout_s: f64 = 30.0;
+        /// What becomes of groups in which the system failed episodes, step by step, each at most
+        /// once; the last must be `mask` or `drop_group`. Left out: failed episodes leave, two are
+        /// enough to compare.
+        repair: Vec<GroupRepair>;
+        /// Turns of one episode are drawn by two policies.
+        cross_policy: CrossPolicySection;
+    }
+}
+
+/// How many episodes generate at the same time.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct AdmissionSection {
+    /// Contexts of episodes that generate or are in a tool must fit into the engine's KV capacity.
+    pub(crate) kv_capacity: bool,
+    /// Tokens that an episode is expected to need in addition to its context. Left out: 100, or
+    /// `max_turn_tokens` if that is less.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) reserve_tokens: Option<usize>,
+    /// Fewer episodes after preemptions and while the engine is full or queueing, more again later.
+    pub(crate) adaptive: bool,
+}
+
+impl Default for AdmissionSection {
+    fn default() -> Self {
+        Self {
+            kv_capacity: true,
+            reserve_tokens: None,
+            adaptive: true,
+        }
+    }
+}
+
+/// Turns of one episode drawn by two policies, the current one and one that is some updates old.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct CrossPolicySection {
+    /// Share of turns that the old policy draws, above 0, below 1.
+    #[serde(default = "default_share")]
+    pub(crate) share: f64,
+    /// Updates after which the old policy gets the current weights, 1 or more.
+    #[serde(default = "default_every")]
+    pub(crate) every: u64,
+}
+
+fn default_share() -> f64 {
+    0.5
+}
+
+fn default_every() -> u64 {
+    4
+}
+
+pub(super) fn rules(plan: &RunPlan, rules: &mut Rules) {
+    let r = &plan.rollout;
+    r.ranges(rules);
+    if let Some(tokens) = r.admission.reserve_tokens {
+        rules.allowed(
+            "rollout.admission.reserve_tokens",
+            tokens,
+            "only with kv_capacity = true: without, it has no effect",
+            r.admission.kv_capacity,
+        );
+    }
+    let starting = r.max_starting.unwrap_or(1);
+    rules.custom(
+        "rollout.max_starting",
+        starting,
+        "allowed: 1 to rollout.max_in_flight, above which it has no effect".into(),
+        (1..=r.max_in_flight).contains(&starting),
+    );
+    rules.allowed(
+        "rollout.max_turn_tokens",
+        r.max_turn_tokens,
+        "1 to max_context_tokens",
+        r.max_turn_tokens >= 1 && r.max_turn_tokens <= r.max_context_tokens,
+    );
+    rules.allowed(
+        "rollout.temperature",
+        r.temperature,
+        "a number above 0: training needs samples, not the greedy answer",
+        r.temperature.is_finite() && r.temperature > 0.0,
+    );
+    rules.custom(
+        "rollout.repair",
+        "[]",
+        "has no steps: give some, the last `mask` or `drop_group`, or leave it out for the usual ones".into(),
+        r.repair.as_ref().is_none_or(|steps| !steps.is_empty()),
+    );
+    let top_p = r.top_p > 0.0 && r.top_p <= 1.0;
+    rules.allowed("rollout.top_p", r.top_p, "above 0, at most 1", top_p);
+    rules.seconds("rollout.episode_timeout_s", r.episode_timeout_s);
+    rules.seconds("rollout.score_timeout_s", r.score_timeout_s);
+    if let Some(cross) = r.cross_policy {
+        let share = cross.share;
+        let inside = share > 0.0 && share < 1.0;
+        rules.allowed(
+            "rollout.cross_policy.share",
+            share,
+            "above 0, below 1",
+            inside,
+        );
+        rules.one_or_more("rollout.cross_policy.every", cross.every);
+    }
+    turns(plan, rules);
+}
+
+/// Keys of the built-in loop.
+fn turns(plan: &RunPlan, rules: &mut Rules) {
+    let r = &plan.rollout;
+    let own = plan.harness.is_built_in();
+    if let Some(format) = &r.format {
+        let kind = format!("{:?}", format.grammar.name());
+        if let Err(error) = format.validate() {
+            rules.custom("rollout.format", &kind, error.to_string(), false);
+        }
+        let reason =
+            "needs engine.type = \"embedded\": training makes the masks of the engine again";
+        let embedded = plan.engine.kind == EngineType::Embedded;
+        rules.custom("rollout.format", &kind, reason.into(), embedded);
+    }
+    let reason = "has no effect: a program asks for formats itself; remove it";
+    rules.unused("rollout.format", reason.into(), own);
+    let seconds = r.boot_timeout_s.unwrap_or(1.0);
+    rules.allowed("rollout.boot_timeout_s", seconds, TIME, is_time(seconds));
+    let reason = "has no effect: a program's sandbox starts within harness.timeout_s; remove it";
+    rules.unused("rollout.boot_timeout_s", reason.into(), own);
+}

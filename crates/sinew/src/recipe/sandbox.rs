@@ -1,0 +1,189 @@
+//! `[sandbox]`: where the agent's code runs.
+
+use super::rules::Rules;
+use super::section::{choice, section};
+use super::{HarnessLevel, HarnessSection, RunPlan};
+use sinew_egress::EgressConfig;
+
+choice! {
+    /// How code is kept apart from the host.
+    Level {
+        /// A process with namespaces, seccomp and limits.
+        Process = "process",
+        /// Python on WebAssembly.
+        Wasm = "wasm",
+        /// A container of crun, runc, Docker or Podman.
+        Container = "container",
+        /// A virtual machine.
+        Microvm = "microvm",
+    }
+}
+
+choice! {
+    /// What starts containers.
+    ContainerEngine {
+        /// The first that works: crun, runc, Docker, Podman.
+        Auto = "auto",
+        Crun = "crun",
+        Runc = "runc",
+        Docker = "docker",
+        Podman = "podman",
+    }
+}
+
+choice! {
+    /// What runs virtual machines.
+    MicrovmBackend {
+        /// Firecracker where it works, else QEMU.
+        Auto = "auto",
+        Qemu = "qemu",
+        Firecracker = "firecracker",
+    }
+}
+
+section! {
+    /// Where the agent's code runs.
+    SandboxKeys => SandboxPlan, "sandbox" {
+        /// How code is kept apart from the host.
+        level: Level = Level::Process;
+        /// Refuse to run if a protection cannot be enforced on this host.
+        strict: bool = false;
+        /// Memory of a sandbox, in MiB.
+        memory_mb: u64 = 256, in 32 to 65_536;
+        /// Processes and threads of a sandbox.
+        processes: u64 = 16, in 1 to 4096;
+        /// CPU time of one program, in seconds.
+        cpu_s: f64 = 4.0;
+        /// Maximum number of sandboxes at a time.
+        max_live: usize = 64, in 1 to 16_384;
+        /// Root of sandboxes, for `process` and `container`: an OCI layout, a tar file of one or of
+        /// `docker save` (`:TAG` after it where it holds several), or a folder that is a root
+        /// already; for `container` also a tar file of a root, or an image that Docker or Podman
+        /// has. Left out: the system folders of the host.
+        image: String;
+        /// Folder in which images are unpacked, once each; for `process` and `container`.
+        image_cache: String = ".cache/images".into();
+        /// Folder of compiled interpreters, for `wasm`.
+        wasm_modules: String = ".cache/wasm".into();
+        /// What starts containers, for `container`.
+        container_engine: ContainerEngine = ContainerEngine::Auto;
+        /// Socket of the API of Docker or Podman if it is not at the usual place, for `container`.
+        container_socket: String;
+        /// Maximum number of processors that one container uses, 0.01 to 1024, for `container`; left
+        /// out: not bounded.
+        cpus: f64;
+        /// Folder of kernels and roots, for `microvm`.
+        microvm_images: String = ".cache/microvm".into();
+        /// What runs virtual machines, for `microvm`.
+        microvm_backend: MicrovmBackend = MicrovmBackend::Auto;
+        /// For `wasm`: Python programs of a sandbox run one after the other in one interpreter, and
+        /// snapshots and forks hold its memory.
+        live: bool = false;
+        /// Folder for a log of each sandbox's requests to the network.
+        egress_audit: String;
+        /// Rules of the egress proxy; left out: no network.
+        egress: EgressConfig;
+    }
+}
+
+/// Names of a level on the command line: a level, or what runs it.
+pub(crate) const LEVEL_NAMES: &str =
+    "process, wasm, container, crun, runc, docker, podman, microvm, qemu, firecracker";
+
+impl SandboxPlan {
+    /// The defaults at a level that the command line names, by its own name or by what runs it.
+    pub(crate) fn at(name: &str) -> Option<Self> {
+        let mut plan = Self::default();
+        let container = |engine| (Level::Container, engine, MicrovmBackend::Auto);
+        let microvm = |backend| (Level::Microvm, ContainerEngine::Auto, backend);
+        let level = |level| (level, ContainerEngine::Auto, MicrovmBackend::Auto);
+        (plan.level, plan.container_engine, plan.microvm_backend) = match name {
+            "process" => level(Level::Process),
+            "wasm" => level(Level::Wasm),
+            "container" => level(Level::Container),
+            "crun" => container(ContainerEngine::Crun),
+            "runc" => container(ContainerEngine::Runc),
+            "docker" => container(ContainerEngine::Docker),
+            "podman" => container(ContainerEngine::Podman),
+            "microvm" => level(Level::Microvm),
+            "qemu" => microvm(MicrovmBackend::Qemu),
+            "firecracker" => microvm(MicrovmBackend::Firecracker),
+            _ => return None,
+        };
+        Some(plan)
+    }
+}
+
+pub(super) fn rules(plan: &RunPlan, rules: &mut Rules) {
+    let s = &plan.sandbox;
+    s.ranges(rules);
+    rules.seconds("sandbox.cpu_s", s.cpu_s);
+    rules.custom(
+        "sandbox.cpus",
+        s.cpus.unwrap_or_default(),
+        "allowed: 0.01 to 1024".into(),
+        s.cpus.is_none_or(|n| (0.01..=1024.0).contains(&n)),
+    );
+    let used = plan.env.needs().sandbox || !plan.harness.is_built_in();
+    let env = plan.env.name();
+    let reason = format!("has no effect: env.type = \"{env}\" runs no code; remove it");
+    rules.unused("sandbox", reason, used);
+    levels(plan, rules);
+    egress(s, rules);
+}
+
+/// Keys of one level, where neither tools nor agent programs run at it.
+fn levels(plan: &RunPlan, rules: &mut Rules) {
+    let s = &plan.sandbox;
+    let outside =
+        matches!(&plan.harness, HarnessSection::Command(c) if c.level == HarnessLevel::Container);
+    let rooted = matches!(s.level, Level::Process | Level::Container);
+    let container = s.level == Level::Container || outside;
+    let wasm = s.level == Level::Wasm;
+    let microvm = s.level == Level::Microvm;
+    for (key, has_effect, levels) in [
+        ("sandbox.image", rooted, "process or container"),
+        (
+            "sandbox.image_cache",
+            rooted || outside,
+            "process or container",
+        ),
+        ("sandbox.wasm_modules", wasm, "wasm"),
+        ("sandbox.container_engine", container, "container"),
+        ("sandbox.container_socket", container, "container"),
+        ("sandbox.cpus", container, "container"),
+        ("sandbox.microvm_images", microvm, "microvm"),
+        ("sandbox.microvm_backend", microvm, "microvm"),
+    ] {
+        let reason = format!("has an effect at level {levels} only; remove it");
+        rules.unused(key, reason, has_effect);
+    }
+    let reason =
+        "needs sandbox.level = \"wasm\": elsewhere every program has an interpreter of its own";
+    rules.unused("sandbox.live", reason.into(), wasm);
+}
+
+fn egress(s: &SandboxPlan, rules: &mut Rules) {
+    let Some(egress) = &s.egress else {
+        let reason = "has no effect without [sandbox.egress]; remove it".into();
+        rules.unused("sandbox.egress_audit", reason, false);
+        return;
+    };
+    let reason = "needs sandbox.level = \"process\" or \"container\": the others have no network";
+    let has_network = matches!(s.level, Level::Process | Level::Container);
+    rules.custom("sandbox.egress", "{ ... }", reason.into(), has_network);
+    use sinew_egress::Mode;
+    let named = matches!(egress.mode, Mode::Record | Mode::Replay);
+    let allowed = "live, cache; episodes are recorded and replayed by name, over `sinew serve \
+         --sandbox-only --egress FILE`";
+    rules.allowed(
+        "sandbox.egress.mode",
+        format!("{:?}", egress.mode),
+        allowed,
+        !named,
+    );
+    // Whether the variables of credentials are set is found out where they are needed.
+    if let Err(e) = egress.policy(&|_| Some("0123456789abcdef".into())) {
+        rules.custom("sandbox.egress", "{ ... }", e.to_string(), false);
+    }
+}

@@ -1,0 +1,160 @@
+//! How a table of a recipe is written down, once: its keys with documentation, defaults and ranges.
+//!
+//! [`section`] makes two types of it: the keys as typed, each of them optional, and the plan, where
+//! every key has its value. [`choice`] makes a name of a few.
+
+/// A table: `typed as plan` with one line for each key, `key: type [= default [, in low to high]];`.
+/// A key without a default stays optional in the plan.
+macro_rules! section {
+    (
+        $(#[$meta:meta])*
+        $keys:ident => $plan:ident, $table:literal {
+            $(
+                $(#[doc = $doc:literal])*
+                $field:ident $(as $name:literal)?: $type:ty
+                $(= $default:expr $(, in $low:literal to $high:literal)?)?;
+            )*
+        }
+    ) => {
+        $(#[$meta])*
+        #[derive(Clone, Debug, Default, PartialEq)]
+        #[derive(serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
+        #[serde(deny_unknown_fields)]
+        pub(crate) struct $keys {
+            $(
+                $(#[doc = $doc])*
+                $(#[serde(rename = $name)])?
+                $($(#[schemars(range(min = $low, max = $high))])?)?
+                #[serde(default, skip_serializing_if = "Option::is_none")]
+                pub(crate) $field: Option<$type>,
+            )*
+        }
+
+        $(#[$meta])*
+        #[derive(Clone, Debug, PartialEq)]
+        pub(crate) struct $plan {
+            $(
+                $(#[doc = $doc])*
+                pub(crate) $field: crate::recipe::section::plan_type!($type $(, $default)?),
+            )*
+        }
+
+        impl Default for $plan {
+            fn default() -> Self {
+                $keys::default().resolve()
+            }
+        }
+
+        impl $keys {
+            /// Every key with its value: as typed, or the default.
+            pub(crate) fn resolve(self) -> $plan {
+                $plan {
+                    $($field: crate::recipe::section::resolved!(self.$field $(, $default)?),)*
+                }
+            }
+
+            /// Leaves out keys by name, such as `train.steps`; of other tables there are none here.
+            pub(crate) fn leave_out(&mut self, keys: &[String]) {
+                $(
+                    let name = crate::recipe::section::key!($table, $field $(, $name)?);
+                    if keys.iter().any(|k| k == name) {
+                        self.$field = None;
+                    }
+                )*
+            }
+        }
+
+        impl $plan {
+            /// The keys that give this plan, all of them typed.
+            pub(crate) fn keys(&self) -> $keys {
+                $keys {
+                    $($field: crate::recipe::section::typed!(self.$field $(, $default)?),)*
+                }
+            }
+
+            /// The ranges of the table.
+            pub(crate) fn ranges(&self, rules: &mut crate::recipe::rules::Rules) {
+                $($($(
+                    rules.range(concat!($table, ".", stringify!($field)), self.$field, $low..=$high);
+                )?)?)*
+                let _ = rules;
+            }
+        }
+    };
+}
+
+macro_rules! plan_type {
+    ($type:ty) => { Option<$type> };
+    ($type:ty, $default:expr) => { $type };
+}
+
+macro_rules! resolved {
+    ($value:expr) => {
+        $value
+    };
+    ($value:expr, $default:expr) => {
+        $value.unwrap_or_else(|| $default)
+    };
+}
+
+macro_rules! typed {
+    ($value:expr) => {
+        $value.clone()
+    };
+    ($value:expr, $default:expr) => {
+        Some($value.clone())
+    };
+}
+
+macro_rules! key {
+    ($table:literal, $field:ident) => {
+        concat!($table, ".", stringify!($field))
+    };
+    ($table:literal, $field:ident, $name:literal) => {
+        concat!($table, ".", $name)
+    };
+}
+
+/// One of a few names; the first is the default.
+macro_rules! choice {
+    (
+        $(#[$meta:meta])*
+        $choice:ident {
+            $(#[$first_meta:meta])* $first:ident = $first_name:literal
+            $(, $(#[$variant_meta:meta])* $variant:ident = $name:literal)* $(,)?
+        }
+    ) => {
+        $(#[$meta])*
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+        #[derive(serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
+        pub(crate) enum $choice {
+            $(#[$first_meta])*
+            #[default]
+            #[serde(rename = $first_name)]
+            $first,
+            $(
+                $(#[$variant_meta])*
+                #[serde(rename = $name)]
+                $variant,
+            )*
+        }
+
+        impl $choice {
+            /// The name in a recipe.
+            pub(crate) fn name(self) -> &'static str {
+                match self {
+                    Self::$first => $first_name,
+                    $(Self::$variant => $name,)*
+                }
+            }
+        }
+
+        impl std::fmt::Display for $choice {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str(self.name())
+            }
+        }
+    };
+}
+
+pub(crate) use {choice, key, plan_type, resolved, section, typed};
