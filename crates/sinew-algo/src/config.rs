@@ -14,7 +14,9 @@ use serde::{Deserialize, Serialize};
 use sinew_types::{Aggregation, Correction, Divergence, KlEstimator, KlSpec, Surrogate};
 
 /// Place of a KL term.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema,
+)]
 #[serde(rename_all = "snake_case")]
 pub enum KlPlace {
     /// Differentiable term of the loss.

@@ -8,7 +8,10 @@ use std::fmt;
 macro_rules! kinds {
     ($($variant:ident $name:literal $module:ident),* $(,)?) => {
         /// An algorithm by name. Each has one file in [`crate::algorithms`].
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, schemars::JsonSchema)]
+        #[derive(
+            Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord,
+            Serialize, Deserialize, schemars::JsonSchema,
+        )]
         pub enum AlgorithmKind {
             $(
                 #[doc = concat!("`", $name, "`: [`crate::algorithms::", stringify!($module), "`].")]

@@ -17,16 +17,28 @@ const MAX_RETRIES: u32 = 8;
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case", tag = "type", deny_unknown_fields)]
 pub enum GroupRepair {
-    /// Run failed episodes again, at most `times` (1 to 8) each.
-    Retry { times: u32 },
+    /// Run failed episodes again.
+    Retry {
+        /// Maximum further attempts of an episode, 1 to 8.
+        times: u32,
+    },
     /// Continue with the usable episodes if they are at least this share of the group.
-    MinViable { share: f64 },
+    MinViable {
+        /// Minimum share of usable episodes, above 0 and at most 1.
+        share: f64,
+    },
     /// Continue without training on failed episodes. With `in_baseline` they count with their recorded
     /// reward, 0 if they have none.
-    Mask { in_baseline: bool },
+    Mask {
+        /// Whether failed episodes count in the group's baseline.
+        in_baseline: bool,
+    },
     /// Fill the group by repeating episodes in order, if at least this share is usable. Repeated episodes
     /// count twice in the baseline and the loss. GLM-5 uses 0.5.
-    PadRepeat { share: f64 },
+    PadRepeat {
+        /// Minimum share of usable episodes, above 0 and at most 1.
+        share: f64,
+    },
     /// Remove the group from the batch.
     // The braces make serde refuse keys of this variant.
     DropGroup {},

@@ -104,8 +104,8 @@ pub(crate) fn other_tasks(len: usize, seed: u64, used: &[usize], tasks: usize) -
     order.into_iter().cycle().take(tasks).collect()
 }
 
-/// Draws that each step has to itself: its tasks, and those that may replace them in `refill` rounds. With this
-/// the number of a draw is a function of its step and place, whatever was replaced before.
+/// Draws that each step reserves: its tasks, and those that may replace them in `refill` rounds. So the
+/// number of a draw is a function of its step and place, whatever was replaced before.
 pub(crate) fn draws_per_step(tasks: usize, refill: u32) -> u64 {
     tasks as u64 * (1 + u64::from(refill))
 }

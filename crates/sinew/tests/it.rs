@@ -218,7 +218,7 @@ fn wrong_recipes_are_refused_before_anything_is_made() {
         (
             "type = \"tiny\"",
             "type = \"tool_math\"",
-            "use both or neither",
+            "use a pretrained one",
         ),
     ] {
         let recipe = dir.path().join("r.toml");

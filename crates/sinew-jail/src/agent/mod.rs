@@ -17,8 +17,10 @@ use crate::landlock;
 use crate::seccomp::Filter;
 use crate::wire::{self, Put, Take, VERSION, ask, tell};
 use link::Link;
+use nix::fcntl::OFlag;
 use nix::mount::MsFlags;
 use nix::sys::signalfd::SignalFd;
+use nix::sys::stat::Mode;
 use run::{Setup, Walls};
 use std::ffi::OsString;
 use std::fs::File;
@@ -274,7 +276,10 @@ impl Agent {
             self.mounted = true;
         }
         let common = landlock::Common::open(Path::new("/")).map_err(Error::other)?;
-        let folders = (files::top(files::WORK)?, files::top(files::TMP)?);
+        // Without reading: they belong to the user, and root has no right to pass modes here.
+        let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
+        let folder = |path| nix::fcntl::open(path, flags, Mode::empty());
+        let folders = (folder(files::WORK)?, folder(files::TMP)?);
         let ruleset = |common: landlock::Common| common.ruleset(&folders.0, &folders.1, tcp == 1);
         let landlock = common.map(ruleset).transpose().map_err(Error::other)?;
         let walls = Walls {

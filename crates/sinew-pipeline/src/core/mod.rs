@@ -330,9 +330,12 @@ impl PipelineCore {
         &self.state.curriculum
     }
 
-    /// Why a run that came to its end did not learn, if so.
+    /// Why a run that came to its end did not learn, if so. A measurement has nothing to learn.
     pub fn verdict(&self) -> Option<String> {
-        self.state.health.verdict()
+        match self.config.goal {
+            Goal::Train => self.state.health.verdict(),
+            Goal::Measure => None,
+        }
     }
 
     /// Takes an event in at `now`, seconds of the run; gives what is to be done, in order. An event

@@ -44,11 +44,18 @@ fn victim() {
             .iter()
             .map(|d| (d.row.lease, d.row.key.clone()))
             .collect();
-        let ids: Vec<_> = leased.iter().map(|d| id(d.decode().unwrap())).collect();
-        let batch = format!("b-{}", ids[0]);
-        let update = TrainedBatch::new(&batch, n, &ids);
-        store.commit_update(&update, false).unwrap();
-        say(format!("step {batch}"));
+        // A row that comes again after its update was committed is acknowledged alone.
+        let batches = store.trained_batches().unwrap();
+        let trained = |n: &u64| batches.iter().any(|b| b.episodes.contains(&id(*n)));
+        let numbers = leased.iter().map(|d| d.decode::<u64>().unwrap());
+        let fresh: Vec<u64> = numbers.filter(|n| !trained(n)).collect();
+        if let Some(&first) = fresh.first() {
+            let ids: Vec<_> = fresh.iter().map(|n| id(*n)).collect();
+            let batch = format!("b-{}", ids[0]);
+            let update = TrainedBatch::new(&batch, first, &ids);
+            store.commit_update(&update, false).unwrap();
+            say(format!("step {batch}"));
+        }
         for (lease, key) in rows {
             queue.ack(lease, &[key]).unwrap();
         }

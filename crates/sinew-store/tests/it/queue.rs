@@ -1,10 +1,9 @@
 //! The transfer queue: pure and on disk.
 
-use crate::support::{id, trace};
 use proptest::prelude::*;
 use sinew_store::{
-    Committed, Delivery, DiskQueue, DiskStore, LeaseId, Put, QueueError, QueueLimits, QueueRow,
-    RowState, StoreError, StoreOptions, TraceStore, TransferQueue,
+    Delivery, DiskQueue, DiskStore, LeaseId, Put, QueueError, QueueLimits, QueueRow, RowState,
+    StoreError, StoreOptions, TransferQueue,
 };
 use std::collections::BTreeMap;
 
@@ -254,11 +253,6 @@ proptest! {
     ) {
         play(&mut OnDisk::new(), &events)?;
     }
-}
-
-fn keys(deliveries: &[Delivery]) -> Vec<(LeaseId, String)> {
-    let pair = |d: &Delivery| (d.row.lease, d.row.key.clone());
-    deliveries.iter().map(pair).collect()
 }
 
 #[test]

@@ -234,7 +234,7 @@ proptest! {
         }
         let mut text = toml::to_string(&table).unwrap();
         for (at, (_, value)) in changes.iter().enumerate() {
-            text = text.replace(&format!("\"@{at}\""), value.get(&VALUES[..]));
+            text = text.replace(&format!("\"@{at}\""), value.get::<&str>(&VALUES));
         }
         if let Ok(plan) = RunPlan::parse(path, &text) {
             let effective = toml::to_string(&plan).unwrap();

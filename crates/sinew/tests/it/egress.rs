@@ -1,6 +1,6 @@
 //! `sinew serve --sandbox-only` with a way out: from code inside to servers outside, and no further.
 
-use crate::{root, sinew};
+use crate::sinew;
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};

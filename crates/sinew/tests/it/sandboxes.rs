@@ -1,6 +1,6 @@
 //! Sandboxes at the command line: what is refused, and what another program carries out.
 
-use crate::sinew;
+use crate::{root, sinew};
 
 #[test]
 fn a_server_of_sandboxes_for_other_hosts_needs_chosen_tokens() {

@@ -22,8 +22,8 @@ const ALLOWED: &[(&str, &str, &str)] = &[
     ),
     (
         "sinew",
-        "recipe/env recipe/rules",
-        "wiring: to be cut as the pipeline takes its parts",
+        "recipe/algorithm recipe/data recipe/engine recipe/env recipe/eval recipe/harness recipe/model recipe/rollout recipe/rules recipe/sandbox recipe/section recipe/tasks recipe/train",
+        "the rules of a section name other sections, and the table of rules names all sections",
     ),
     (
         "sinew-algo",
@@ -87,7 +87,13 @@ const ALLOWED: &[(&str, &str, &str)] = &[
     ("sinew-model", "config gguf", "two halves of one part"),
     ("sinew-model", "hub package resolve", "parts of one machine"),
     ("sinew-model", "load lora save", "parts of one machine"),
-    ("sinew-pipeline", "learner rows", "two halves of one part"),
+    ("sinew-pipeline", "config core", "two halves of one part"),
+    (
+        "sinew-pipeline",
+        "drivers/held_out drivers/sync",
+        "two halves of one part",
+    ),
+    ("sinew-pipeline", "ports rows", "two halves of one part"),
     (
         "sinew-render",
         "renderer template tokenizer turn",
@@ -101,7 +107,7 @@ const ALLOWED: &[(&str, &str, &str)] = &[
     ),
     (
         "sinew-store",
-        "disk error gc index queue_disk reader recover remake segment store sums",
+        "codec disk error gc index queue_disk reader recover remake segment store sums",
         "the store and its recovery share segments and index; to be cut with the queue of rows",
     ),
     (

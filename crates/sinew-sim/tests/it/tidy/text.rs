@@ -106,6 +106,7 @@ const BELOW: &[(&str, usize)] = &[
     ("sinew-store", 7),
     ("sinew-tensor", 10),
     ("sinew-train", 7),
+    ("sinew-view", 6),
     ("sinew-wasm", 6),
 ];
 
