@@ -11,17 +11,17 @@ pub(crate) fn small_disk(test: &str) -> Option<PathBuf> {
     if let Some(folder) = std::env::var_os("SINEW_SMALL_DISK") {
         return Some(folder.into());
     }
-    let folder = tempfile::tempdir().unwrap();
+    let folder = tempfile::tempdir().expect("a temporary folder");
     let script = format!(
         "mount -t tmpfs -o size={SMALL_DISK} tmpfs \"$SINEW_SMALL_DISK\" && exec \"$0\" --exact {test}"
     );
     let status = std::process::Command::new("unshare")
         .args(["-Urm", "sh", "-c", &script])
-        .arg(std::env::current_exe().unwrap())
+        .arg(std::env::current_exe().expect("the path of this program"))
         .env("SINEW_SMALL_DISK", folder.path())
         .status();
     assert!(
-        status.unwrap().success(),
+        status.expect("unshare").success(),
         "with a small disk; `unshare -Urm` must work here"
     );
     None

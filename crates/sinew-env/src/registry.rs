@@ -153,14 +153,8 @@ mod tests {
             assert!(EnvKind::named(kind.name).is_some_and(|k| k.name == kind.name));
             let (config, _) = kind.read(keys("{}")).unwrap();
             config.check().unwrap();
-            assert_eq!(
-                config
-                    .taskset(1)
-                    .unwrap()
-                    .get(crate::Split::Train, 0)
-                    .is_ok(),
-                true
-            );
+            let tasks = config.taskset(1).unwrap();
+            assert!(tasks.get(crate::Split::Train, 0).is_ok());
             let schema = kind.schema(&mut SchemaGenerator::default());
             let properties = schema.get("properties").unwrap().as_object().unwrap();
             for (key, property) in properties {

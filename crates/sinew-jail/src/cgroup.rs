@@ -226,9 +226,8 @@ impl Hierarchy {
                 Err(e) => return Err(format!("cgroup mkdir: {e}")),
             }
         }
-        group.limit(bounds, self.tcp_v1).map_err(|e| {
+        group.limit(bounds, self.tcp_v1).inspect_err(|_| {
             group.remove();
-            e
         })?;
         Ok(group)
     }

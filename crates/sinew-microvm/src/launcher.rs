@@ -17,7 +17,7 @@ const LOOK: Duration = Duration::from_millis(3);
 
 enum Job {
     Start(Box<Command>, oneshot::Sender<std::io::Result<Child>>),
-    End(Ending),
+    End(Box<Ending>),
 }
 
 struct Ending {
@@ -65,7 +65,7 @@ impl Launcher {
             told: Some(told),
         };
         // Without the thread its children are dead; nobody is told.
-        let _ = self.0.send(Job::End(ending));
+        let _ = self.0.send(Job::End(Box::new(ending)));
         done
     }
 }
@@ -93,7 +93,7 @@ fn serve(jobs: &Receiver<Job>) {
             Ok(Job::End(mut ending)) => {
                 // It may have ended by itself.
                 let _ = ending.child.kill();
-                dying.push(ending);
+                dying.push(*ending);
             }
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => {

@@ -118,7 +118,7 @@ impl PolicyConfig {
         clock: Clock,
     ) -> Result<Trainer<ModelPolicy>, PipelineError> {
         let policy = self.policy(device, params)?;
-        Trainer::new(policy, self.trainer.clone(), clock).map_err(system)
+        Trainer::new(policy, self.trainer, clock).map_err(system)
     }
 }
 

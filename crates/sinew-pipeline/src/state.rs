@@ -173,7 +173,7 @@ impl RunStore {
             known += batch.episodes.len();
             let torn = batch.episodes.iter().filter(|e| self.torn.contains(*e));
             earlier.lost += torn.clone().count();
-            earlier.first_lost = earlier.first_lost.or(torn.cloned().next());
+            earlier.first_lost = earlier.first_lost.or(torn.clone().next().cloned());
             let Some(detail) = detail else { continue };
             earlier.records.push(detail.record);
             earlier.evals.extend(detail.evals);

@@ -13,7 +13,7 @@ const FORMAT_1: &str = include_str!("data/trace-1.json");
 const FORMAT_2: &str = include_str!("data/trace-2.json");
 
 fn value(text: &str) -> Value {
-    serde_json::from_str(text).unwrap()
+    serde_json::from_str(text).expect("the text of a test is JSON")
 }
 
 #[test]

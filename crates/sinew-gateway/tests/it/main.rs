@@ -1,9 +1,5 @@
 //! The gateway over HTTP, with a fake engine behind it.
-#![expect(
-    clippy::unwrap_used,
-    clippy::type_complexity,
-    reason = "a test that cannot go on fails"
-)]
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod agents;
 mod bad_input;
