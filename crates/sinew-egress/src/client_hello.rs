@@ -18,7 +18,7 @@ pub(crate) const MAX_HELLO_BYTES: usize = 16 << 10;
 pub enum Hello {
     /// More bytes are needed.
     Partial,
-    /// Not TLS, or longer than [`MAX_HELLO_BYTES`].
+    /// Not TLS, or longer than `MAX_HELLO_BYTES`.
     NotTls,
     /// A client hello.
     Client {

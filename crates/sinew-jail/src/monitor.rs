@@ -61,7 +61,7 @@ pub struct Plan {
     /// Folders of the host to show, read-only, and where.
     pub shows: Vec<(PathBuf, PathBuf)>,
     /// A folder of its own that the monitor starts in and may write to: behind walls a small file
-    /// system in memory at [`WORK`], else this folder of the host.
+    /// system in memory at `WORK`, else this folder of the host.
     pub work: Option<PathBuf>,
     /// Devices of the host, and where they are shown.
     pub devices: Vec<(PathBuf, PathBuf)>,

@@ -1,6 +1,6 @@
 //! Benches and attacks: what measures the product and tries to break it, outside of the product.
 //!
-//! [`bench`] compares training, generation and the gateway with the machine's limits and with other
+//! [`mod@bench`] compares training, generation and the gateway with the machine's limits and with other
 //! systems. [`attack`] runs hostile programs inside sandboxes of every level and judges them from the
 //! host. [`sandbox`] measures sandboxes, and counts what many of them leave behind. The program
 //! `sinew-lab` is what `sinew bench` and `sinew sandbox attack|bench|leaks` run.
