@@ -349,7 +349,15 @@ async fn timed_fresh(
     Ok(timing(ms))
 }
 
-/// In a sandbox that was made before and that nobody used.
+/// Milliseconds of one execution in a sandbox that is ready, after a pause.
+async fn settled_ms(sandbox: &mut dyn Sandbox, program: &Program) -> Result<f64, SandboxError> {
+    tokio::time::sleep(SETTLE).await;
+    let begun = Instant::now();
+    exec(sandbox, program.clone()).await?;
+    Ok(begun.elapsed().as_secs_f64() * 1e3)
+}
+
+/// In a sandbox that was made before and not used.
 async fn prewarmed(
     provider: &dyn SandboxProvider,
     spec: &SandboxSpec,
@@ -358,10 +366,7 @@ async fn prewarmed(
     let mut ms = Vec::new();
     for _ in 0..RUNS + WARM_UP {
         let mut sandbox = provider.acquire(spec).await?;
-        tokio::time::sleep(SETTLE).await;
-        let begun = Instant::now();
-        exec(sandbox.as_mut(), program.clone()).await?;
-        ms.push(begun.elapsed().as_secs_f64() * 1e3);
+        ms.push(settled_ms(sandbox.as_mut(), program).await?);
         sandbox.destroy().await?;
     }
     Ok(timing(ms))
@@ -376,10 +381,7 @@ async fn kept(
     let mut sandbox = provider.acquire(spec).await?;
     let mut ms = Vec::new();
     for _ in 0..RUNS + WARM_UP {
-        tokio::time::sleep(SETTLE).await;
-        let begun = Instant::now();
-        exec(sandbox.as_mut(), program.clone()).await?;
-        ms.push(begun.elapsed().as_secs_f64() * 1e3);
+        ms.push(settled_ms(sandbox.as_mut(), program).await?);
     }
     sandbox.destroy().await?;
     Ok(timing(ms))
