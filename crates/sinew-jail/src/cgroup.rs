@@ -263,8 +263,8 @@ fn usable(mount: &Path, prefix: &str) -> Option<Mount> {
     })
 }
 
-/// Tag of everything that a run makes on the host: process id and when it started, so that a number
-/// used again can be told from the first.
+/// Tag of everything that a run makes on the host: process id and start time, so that a reused
+/// process id is a different run.
 #[must_use]
 pub fn run_tag(pid: u32) -> String {
     format!("{pid}-{}", started(pid).unwrap_or(0))

@@ -25,7 +25,7 @@ const MAX_FDS: usize = 4;
 /// What the host sends the spawner at start.
 #[derive(Debug, serde::Serialize, serde::Deserialize)]
 pub struct Config {
-    /// Folders to show inside at the same path, beside `/usr` and its like.
+    /// Folders visible inside at the same path, in addition to `/usr` and the other system folders.
     pub binds: Vec<PathBuf>,
     /// Folders to show elsewhere inside: on the host, inside.
     pub shows: Vec<(PathBuf, PathBuf)>,

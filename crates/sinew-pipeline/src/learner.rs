@@ -123,7 +123,7 @@ impl PolicyConfig {
 }
 
 impl EmbeddedLearner {
-    /// A trainer at step 0; `files` go beside the weights of each checkpoint.
+    /// A trainer at step 0; each checkpoint stores `files` with its weights.
     ///
     /// # Errors
     /// If the parts do not fit together, or a process or a folder cannot be made.

@@ -24,7 +24,7 @@ pub trait Learner {
     /// If adapters cannot be merged.
     fn weights(&self) -> Result<Arc<dyn TensorSource>, PipelineError>;
 
-    /// What the algorithm reads beside the traces, added to what is known.
+    /// Columns that the algorithm reads in addition to the traces, added to the known ones.
     ///
     /// # Errors
     /// What a model or the algorithm refuses.

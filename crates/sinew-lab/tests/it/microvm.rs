@@ -15,7 +15,7 @@ fn provider() -> MicrovmProvider {
 async fn attacks_that_only_machines_have() {
     let provider = provider();
     let mut rows = Vec::new();
-    // Halts and frames that never end are left out: each takes ten seconds to be told from a slow guest.
+    // Halts and frames that never end are left out: it takes ten seconds to tell each from a slow guest.
     for filter in [
         "48 ",
         "80 panic of",

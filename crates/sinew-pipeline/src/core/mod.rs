@@ -226,7 +226,7 @@ pub enum Command {
     Stop(Stop),
 }
 
-/// Episodes of a step beside those that are trained.
+/// Episodes of a step in addition to the trained ones.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RunCounts {
     /// Run again because the system failed them, and how many of these went well.
@@ -388,7 +388,7 @@ impl PipelineCore {
         }
     }
 
-    /// The episodes of a measurement: sampled, and greedy beside them where that was asked for.
+    /// The episodes of a measurement: sampled ones, and greedy ones if the recipe asks for them.
     fn sets(&self, when: When) -> Vec<EvalSet> {
         let (eval, step) = (&self.config.eval, self.state.step);
         let tasks = eval.tasks.min(self.config.held_out_tasks);

@@ -61,7 +61,7 @@ fn refuse_hopeless(traces: &[Trace]) -> Result<(), PipelineError> {
     }
 }
 
-/// Statistics of sampled episodes, with the success of greedy ones beside them.
+/// Statistics of sampled episodes, and the success of the greedy ones.
 fn with_greedy(sampled: &[Trace], greedy: &[Trace]) -> EpisodeStats {
     let mut stats = EpisodeStats::of(sampled);
     stats.greedy_success = (!greedy.is_empty()).then(|| EpisodeStats::of(greedy).success);
