@@ -12,6 +12,7 @@
 pub mod math;
 mod port;
 pub mod registry;
+mod reward;
 mod rng;
 mod taskset;
 pub mod tiny;
@@ -21,4 +22,5 @@ pub use port::{
     Observation, ResetResult, StepResult, gold_run, validate,
 };
 pub use registry::{ENVIRONMENTS, EnvConfig, EnvKind, KeyError, Needs, Sandboxes};
+pub use reward::{GroupReward, Reward, RewardSample, Score, Unscored};
 pub use taskset::{Split, Taskset, TasksetError};

@@ -294,6 +294,7 @@ impl TinyEnv {
             ]
             .into(),
             unscored: false,
+            unscored_reason: None,
         }
     }
 

@@ -289,6 +289,7 @@ impl Checker<'_> {
             success: from.success.unwrap_or(reward > 0.0),
             metrics,
             unscored: false,
+            unscored_reason: None,
         };
         trace.end = from.end.clone().unwrap_or(EpisodeEnd::Terminated);
         if matches!(trace.end, EpisodeEnd::Failed { .. }) {

@@ -174,6 +174,9 @@ pub struct Outcome {
     /// meaning.
     #[serde(default, skip_serializing_if = "is_false")]
     pub unscored: bool,
+    /// Reason why an unscored episode has no reward, in one line, where it is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unscored_reason: Option<String>,
 }
 
 /// Wall time of an episode, in seconds.

@@ -277,6 +277,7 @@ impl ToolMathEnv {
             .map(|(name, value)| (name.to_owned(), value))
             .into(),
             unscored: false,
+            unscored_reason: None,
         }
     }
 

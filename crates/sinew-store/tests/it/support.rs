@@ -72,6 +72,7 @@ pub(crate) fn trace(n: u64, tokens: usize) -> Trace {
             success: n % 2 == 1,
             metrics,
             unscored: false,
+            unscored_reason: None,
         },
         end: if n % 5 == 4 {
             EpisodeEnd::Failed {
