@@ -1,9 +1,9 @@
 //! Admission of a run: what a recipe says of it, what the run writes about it, and the gate for
 //! programs that call the gateway.
 
-use crate::recipe::RunPlan;
 use futures::future::BoxFuture;
 use sinew_gateway::{Capacity, CapacityPermit};
+use sinew_recipe::RunPlan;
 use sinew_rollout::{Admission, AdmissionConfig, PressureConfig};
 use sinew_types::{EpisodeId, TokenId};
 use std::sync::Arc;

@@ -11,11 +11,11 @@ use crate::failure::Failure;
 use crate::harness;
 use crate::models;
 use crate::output;
-use crate::recipe::{EngineType, ModelSection, RunPlan};
 use crate::wire;
 use serde_json::json;
 use sinew_env::Split;
 use sinew_model::{ModelConfig, ParamLayout};
+use sinew_recipe::{EngineType, ModelSection, RunPlan};
 use sinew_render::{MockTrajectory, conformance_check};
 use sinew_sandbox::{ExecRequest, Program, SandboxProvider, SandboxSpec};
 use std::path::Path;
@@ -126,13 +126,6 @@ pub(crate) fn check(path: &Path, json: bool) -> Result<(), Failure> {
         report.row("prompts", prompts::prompts(&recipe));
     }
     report.end()
-}
-
-/// What is computed from the sizes of a recipe, for tests of the largest ones.
-#[cfg(test)]
-pub(crate) fn sizes(recipe: &RunPlan) -> Result<(), Failure> {
-    memory::memory(recipe)?;
-    disk(recipe, Path::new(".")).map(|_| ())
 }
 
 /// The checks that `sinew train` makes before it creates anything.
@@ -351,4 +344,57 @@ fn disk(recipe: &RunPlan, at: &Path) -> Result<String, Failure> {
 
 fn weight_bytes(config: &ModelConfig) -> u64 {
     4 * ParamLayout::new(config).total() as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TEXT: &str = "name = \"t\"\nenv = { type = \"tiny\" }\nalgorithm = { type = \"grpo\" }\n\
+        model = { type = \"scratch\", d_model = 64, layers = 1, heads = 2, kv_heads = 1, d_ff = 64 }\n\
+        [train.lora]\nrank = 4\n";
+
+    fn sizes(recipe: &RunPlan) -> Result<(), Failure> {
+        memory::memory(recipe)?;
+        disk(recipe, Path::new(".")).map(|_| ())
+    }
+
+    /// Sets every whole number below `at`, one at a time.
+    fn altered(whole: &toml::Value, at: &toml::Value, path: &[&str], found: &mut Vec<String>) {
+        for (key, value) in at.as_table().into_iter().flatten() {
+            let path = [path, &[key.as_str()]].concat();
+            altered(whole, value, &path, found);
+            if !value.is_integer() {
+                continue;
+            }
+            let mut changed = whole.clone();
+            let place = path.iter().try_fold(&mut changed, |v, key| v.get_mut(key));
+            *place.unwrap() = "@".into();
+            found.push(toml::to_string(&changed).unwrap());
+        }
+    }
+
+    /// No number overflows on the way to being refused.
+    #[test]
+    fn the_largest_numbers_do_not_panic() {
+        let plan = RunPlan::parse(Path::new("r.toml"), TEXT).unwrap();
+        let whole: toml::Value = toml::from_str(&toml::to_string(&plan).unwrap()).unwrap();
+        let (mut texts, mut measured) = (Vec::new(), 0);
+        altered(&whole, &whole, &[], &mut texts);
+        for largest in ["18446744073709551615", "9223372036854775807", "4294967295"] {
+            for text in &texts {
+                let text = text.replace("\"@\"", largest);
+                if let Ok(plan) = RunPlan::parse(Path::new("r.toml"), &text) {
+                    let refused = sizes(&plan).err();
+                    assert!(refused.is_none_or(|e| !e.text().is_empty()), "{text}");
+                    measured += 1;
+                }
+            }
+        }
+        assert!(
+            texts.len() > 20 && measured > 5,
+            "{} {measured}",
+            texts.len()
+        );
+    }
 }

@@ -1,8 +1,8 @@
 //! The processor that everything is computed with.
 
 use crate::failure::Failure;
-use crate::recipe::RunPlan;
 use sinew_model::Precision;
+use sinew_recipe::{RunPlan, WeightFormat};
 use sinew_tensor::{Cpu, KernelSet};
 
 /// The device that `SINEW_CPU` and `SINEW_THREADS` ask for, else the best there is.
@@ -48,6 +48,10 @@ pub(crate) fn kernels(device: &Cpu) -> String {
 
 /// How the embedded engine stores its matrices.
 pub(crate) fn precision(recipe: &RunPlan, kernels: KernelSet) -> Precision {
-    let asked = Precision::from(recipe.engine.weights);
+    let asked = match recipe.engine.weights {
+        WeightFormat::F32 => Precision::F32,
+        WeightFormat::Bf16 => Precision::Bf16,
+        WeightFormat::Int8 => Precision::Int8,
+    };
     asked.suited(kernels, recipe.engine.max_num_seqs)
 }

@@ -1,9 +1,9 @@
 //! `sinew eval`: a recipe's held-out tasks, once.
 
 use crate::failure::Failure;
-use crate::recipe::{ModelSection, RunPlan};
 use crate::{RunArgs, train};
 use clap::Args;
+use sinew_recipe::{ModelSection, RunPlan};
 use std::path::Path;
 
 #[derive(Debug, Args)]

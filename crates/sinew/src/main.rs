@@ -20,7 +20,7 @@ mod outside;
 mod plan;
 mod pool;
 mod python;
-mod recipe;
+
 mod run_dir;
 mod runs;
 mod sandbox;
@@ -32,8 +32,8 @@ mod wire;
 
 use clap::{Args, CommandFactory, Parser, Subcommand};
 use failure::Failure;
-use recipe::RunPlan;
 use run_dir::{Resume, RunDir};
+use sinew_recipe::RunPlan;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -283,8 +283,8 @@ fn run(command: Command) -> Result<(), Failure> {
         Command::Check(args) => check::check(&args.recipe, args.json),
         Command::Schema { markdown } => {
             match markdown {
-                true => output::print(&recipe::markdown()),
-                false => output::print(&format!("{:#}\n", recipe::json_schema())),
+                true => output::print(&sinew_recipe::markdown()),
+                false => output::print(&format!("{:#}\n", sinew_recipe::json_schema())),
             }
             Ok(())
         }

@@ -1,13 +1,13 @@
 //! The models beside the policy: which files they are, and their weights.
 
 use crate::failure::Failure;
-use crate::recipe::RunPlan;
 use crate::wire;
 use sinew_algo::Needs;
 use sinew_model::{
     ModelConfig, ModelFiles, Params, ResolveError, load_config, load_model, resolve_model,
 };
 use sinew_pipeline::{ReferenceWeights, ScoringModels};
+use sinew_recipe::RunPlan;
 use sinew_tensor::Cpu;
 use std::path::Path;
 

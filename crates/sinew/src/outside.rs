@@ -1,11 +1,11 @@
 //! Engines outside of this process: addresses of the command line and of recipes.
 
 use crate::failure::Failure;
-use crate::recipe::{EngineType, RunPlan};
 use sinew_engines::{
     ConnectOptions, EngineKind, FolderDtype, FormatMode, LogprobMode, RemoteConfig, RemoteEngine,
     ServerConfig, TextCodec, VllmApi, VllmOptions, WeightsFolder, connect, split_url,
 };
+use sinew_recipe::{Api, EngineType, Formats, Logprobs, RunPlan};
 use sinew_render::Renderer;
 use sinew_types::{Engine, PolicyVersion, TensorSource, TokenId};
 use std::hash::{BuildHasher, RandomState};
@@ -98,8 +98,8 @@ pub(crate) fn training_engine(
         EngineType::Sglang => EngineKind::Sglang,
         EngineType::Embedded => return Err(failed(&"type embedded is no server")),
     };
-    let logprobs = section.logprobs.map(LogprobMode::from);
-    let formats = section.formats.map(FormatMode::from);
+    let logprobs = section.logprobs.map(logprob_mode);
+    let formats = section.formats.map(format_mode);
     let mut backends = Vec::new();
     for url in section.urls() {
         let server = ServerConfig {
@@ -110,7 +110,7 @@ pub(crate) fn training_engine(
         let options = ConnectOptions {
             kind: Some(kind),
             vllm: VllmOptions {
-                api: section.api.map_or(VllmApi::Completions, VllmApi::from),
+                api: section.api.map_or(VllmApi::Completions, vllm_api),
                 ..VllmOptions::default()
             },
             session: random(),
@@ -129,3 +129,28 @@ pub(crate) fn training_engine(
         .map_err(|e| failed(&e))?;
     Ok(Arc::new(engine))
 }
+
+fn vllm_api(api: Api) -> VllmApi {
+    match api {
+        Api::Completions => VllmApi::Completions,
+        Api::Generate => VllmApi::Generate,
+    }
+}
+
+fn logprob_mode(logprobs: Logprobs) -> LogprobMode {
+    match logprobs {
+        Logprobs::Raw => LogprobMode::Raw,
+        Logprobs::Processed => LogprobMode::Processed,
+    }
+}
+
+fn format_mode(formats: Formats) -> FormatMode {
+    match formats {
+        Formats::Guided => FormatMode::Guided,
+        Formats::Advice => FormatMode::Advice,
+        Formats::Refuse => FormatMode::Refuse,
+    }
+}
+
+/// What a recipe refuses is what the client of the server would refuse at the first token.
+const _: () = assert!(sinew_recipe::VLLM_LOWEST_TEMPERATURE == VllmOptions::LOWEST_TEMPERATURE);

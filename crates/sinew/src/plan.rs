@@ -1,7 +1,6 @@
 //! From a recipe to what the training loop takes: the one place where the two meet.
 
 use crate::failure::Failure;
-use crate::recipe::{DataSection, LoraSection, LrSchedule, RunPlan, TasksSection, TrainPlan};
 use sinew_algo::Algorithm;
 use sinew_env::{Split, Taskset};
 use sinew_model::{LoraConfig, Projection};
@@ -9,6 +8,7 @@ use sinew_pipeline::{
     CoreConfig, Dataset, DatasetConfig, EvalConfig, Goal, LearnerConfig, PipelineConfig,
     PolicyConfig, SampleKind, TaskSampling, TasksByKind,
 };
+use sinew_recipe::{DataSection, LoraSection, LrSchedule, RunPlan, TasksSection, TrainPlan};
 use sinew_render::Renderer;
 use sinew_rollout::{EpisodeLimits, EpisodeOptions};
 use sinew_train::TrainerConfig;

@@ -1,8 +1,7 @@
 //! The data pool: behind `sinew serve --pool`, asked by `sinew pool`, drawn from by `sinew train`.
 
 use crate::failure::Failure;
-use crate::recipe::RunPlan;
-use crate::{output, recipe};
+use crate::output;
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
 use sinew_algo::Advantage;
@@ -12,6 +11,7 @@ use sinew_pool::Scorer;
 use sinew_pool::schema::Kind;
 #[cfg(feature = "pool")]
 use sinew_pool::{Folder, Pool, PoolConfig};
+use sinew_recipe::RunPlan;
 use sinew_render::Renderer;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -50,7 +50,8 @@ pub(crate) fn router(
     let refused =
         |e: &dyn std::fmt::Display| Failure::input(format!("--pool {}: {e}", file.display()));
     let text = std::fs::read_to_string(file).map_err(|e| refused(&e))?;
-    let read: PoolFile = toml::from_str(&text).map_err(|e| refused(&recipe::explain(&text, &e)))?;
+    let read: PoolFile =
+        toml::from_str(&text).map_err(|e| refused(&sinew_recipe::explain(&text, &e)))?;
     read.pool.check().map_err(|e| refused(&e))?;
     let folder = store.map(|s| s.join("pool"));
     let folder = folder.as_deref().map(|path| Folder { path, accept_loss });
@@ -74,7 +75,7 @@ pub(crate) fn kind_of(recipe: &RunPlan) -> Kind {
 
 /// A recipe's pool, if it answers and has the tokenizer of the model, and what it says of itself.
 fn reached(recipe: &RunPlan) -> Result<(PoolClient, Value), Failure> {
-    let Some(recipe::DataSection::Pool {
+    let Some(sinew_recipe::DataSection::Pool {
         url, token_file, ..
     }) = &recipe.data
     else {
@@ -115,7 +116,7 @@ pub(crate) fn source(
     run_dir: &Path,
     cancel: watch::Receiver<bool>,
 ) -> Result<Option<PoolSource>, Failure> {
-    let Some(recipe::DataSection::Pool {
+    let Some(sinew_recipe::DataSection::Pool {
         wait_s, lease_s, ..
     }) = &recipe.data
     else {

@@ -1,7 +1,7 @@
 //! The folder of a run: one owner at a time, the recipe that ran, everything it produced.
 
 use crate::failure::Failure;
-use crate::recipe::RunPlan;
+use sinew_recipe::{Change, RunPlan, changes};
 use sinew_view::RunSummary;
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -199,71 +199,6 @@ impl RunDir {
 
     pub(crate) fn store(&self) -> PathBuf {
         store_path(&self.path)
-    }
-}
-
-/// A key of a recipe that has another value.
-#[derive(Debug, PartialEq, Eq)]
-struct Change {
-    key: String,
-    old: String,
-    new: String,
-}
-
-/// The recipe without what may differ between sessions.
-pub(crate) fn without_bounds(recipe: &RunPlan) -> RunPlan {
-    let mut same = recipe.clone();
-    (same.train.steps, same.train.max_wall_s) = (1, 0.0);
-    same
-}
-
-fn changes(old: &RunPlan, new: &RunPlan) -> Vec<Change> {
-    let table = |r: &RunPlan| {
-        let table = toml::Table::try_from(without_bounds(r)).unwrap_or_default();
-        toml::Value::Table(table)
-    };
-    let mut found = Vec::new();
-    compare("", Some(&table(old)), Some(&table(new)), &mut found);
-    found
-}
-
-fn compare(key: &str, old: Option<&toml::Value>, new: Option<&toml::Value>, out: &mut Vec<Change>) {
-    if old == new {
-        return;
-    }
-    let as_table = |v: Option<&toml::Value>| v.and_then(toml::Value::as_table).cloned();
-    if let (Some(a), Some(b)) = (as_table(old), as_table(new)) {
-        let mut keys: Vec<&String> = a.keys().chain(b.keys()).collect();
-        keys.sort_unstable();
-        keys.dedup();
-        for name in keys {
-            let below = match key {
-                "" => name.clone(),
-                above => format!("{above}.{name}"),
-            };
-            compare(&below, a.get(name), b.get(name), out);
-        }
-        return;
-    }
-    let shown = |v: Option<&toml::Value>| v.map_or_else(|| "(nothing)".to_owned(), brief);
-    out.push(Change {
-        key: key.to_owned(),
-        old: shown(old),
-        new: shown(new),
-    });
-}
-
-/// A value in one line, cut where it is long.
-fn brief(value: &toml::Value) -> String {
-    const CHARS: usize = 60;
-    let text = match value {
-        // What a recipe keeps in 32 bits is shown as it was typed.
-        toml::Value::Float(x) if f64::from(*x as f32) == *x => format!("{:?}", *x as f32),
-        value => value.to_string().replace('\n', " "),
-    };
-    match text.char_indices().nth(CHARS) {
-        Some((at, _)) => format!("{} ...", &text[..at]),
-        None => text,
     }
 }
 

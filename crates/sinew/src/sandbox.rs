@@ -3,10 +3,10 @@
 use crate::failure::Failure;
 use crate::lab::{self, LabArgs};
 use crate::output;
-use crate::recipe::{self, LEVEL_NAMES, SandboxPlan};
 use crate::wire;
 use clap::Subcommand;
 use serde_json::json;
+use sinew_recipe::{LEVEL_NAMES, SandboxPlan};
 use sinew_sandbox::{
     Ending, ExecRequest, ExecResult, Program, Sandbox, SandboxProvider, SandboxSpec,
 };
@@ -108,17 +108,17 @@ pub(crate) fn run(command: &SandboxCommand) -> Result<(), Failure> {
             save,
             json,
         } => {
-            if !recipe::is_time(*timeout) {
+            if !sinew_recipe::is_time(*timeout) {
                 return Err(Failure::input(format!(
                     "--timeout {timeout}: allowed: {}",
-                    recipe::TIME
+                    sinew_recipe::TIME
                 )));
             }
-            if !recipe::MEMORY_MB.contains(memory_mb) {
+            if !sinew_recipe::MEMORY_MB.contains(memory_mb) {
                 return Err(Failure::input(format!(
                     "--memory-mb {memory_mb}: allowed: {} to {}",
-                    recipe::MEMORY_MB.start(),
-                    recipe::MEMORY_MB.end()
+                    sinew_recipe::MEMORY_MB.start(),
+                    sinew_recipe::MEMORY_MB.end()
                 )));
             }
             let section = SandboxPlan {

@@ -1,7 +1,6 @@
 //! `sinew serve`: the gateway and an engine behind it.
 
 use crate::failure::Failure;
-use crate::recipe::RunPlan;
 use crate::signals::StopSignals;
 use crate::{output, wire};
 use clap::Args;
@@ -17,6 +16,7 @@ use sinew_infer::{
 };
 use sinew_model::{InferModel, ModelFiles, load_model, resolve_model};
 use sinew_pool::Scorer;
+use sinew_recipe::RunPlan;
 use sinew_render::{Renderer, ToolCallFormat, byte_renderer};
 use sinew_store::{MemoryStore, TraceStore};
 use sinew_types::{Engine, TokenId};

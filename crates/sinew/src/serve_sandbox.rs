@@ -3,11 +3,11 @@
 use crate::egress::{self, WayOut};
 use crate::failure::Failure;
 use crate::output;
-use crate::recipe::{Level, SandboxPlan};
 use crate::signals::StopSignals;
 use clap::Args;
 use serde_json::json;
 use sinew_provision::{Bounds, Egress, Service, Tokens};
+use sinew_recipe::{Level, SandboxPlan};
 use sinew_sandbox::{ProcessConfig, ProcessProvider, SandboxProvider};
 use std::net::SocketAddr;
 use std::path::PathBuf;

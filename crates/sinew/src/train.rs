@@ -2,11 +2,11 @@
 
 use crate::failure::Failure;
 use crate::plan;
-use crate::recipe::RunPlan;
 use crate::run_dir::{Resume, RunDir};
 use crate::signals::StopSignals;
 use crate::wire;
 use sinew_pipeline::{Bus, Ended, EpisodeStats, Goal, Phase, RunEvent, StepRecord};
+use sinew_recipe::RunPlan;
 use sinew_view::{LiveView, Out, Printer, ReportFile, Status, Summary, say};
 use std::collections::BTreeMap;
 use std::time::Instant;

@@ -6,7 +6,6 @@ use crate::egress::{WayOut, WithEgress};
 use crate::failure::Failure;
 use crate::harness;
 use crate::plan::Invocation;
-use crate::recipe::{EngineType, Level, ModelSection, RunPlan, SandboxPlan, StoreKind};
 use crate::run_dir::{Resume, RunDir};
 use sinew_algo::Algorithm;
 use sinew_env::{EnvFactory, Sandboxes, Taskset};
@@ -22,6 +21,7 @@ use sinew_pipeline::{
     Pipeline, PipelineError, RolloutParts, RunEvent, RunStore, SampleSource, SavedState,
     TrainProgress,
 };
+use sinew_recipe::{EngineType, Level, ModelSection, RunPlan, SandboxPlan, StoreKind};
 use sinew_render::{ChatRenderer, GgufVocab, Renderer, TinyRenderer};
 use sinew_rollout::{Admission, EpisodeParts, Gauges, RunInfo};
 use sinew_sandbox::{

@@ -3,9 +3,9 @@
 use crate::device::precision;
 use crate::failure::Failure;
 use crate::models;
-use crate::recipe::{EngineType, RunPlan};
 use crate::wire;
 use sinew_model::{Activations, Keep, ModelConfig, ParamLayout, Precision};
+use sinew_recipe::{EngineType, RunPlan};
 use sinew_tensor::KernelSet;
 
 /// Bytes of logits that a pass with gradients keeps at most.

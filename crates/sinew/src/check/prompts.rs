@@ -1,9 +1,9 @@
 //! Whether what the environment asks, and a right turn after it, fit into the limits of an episode.
 
 use crate::failure::Failure;
-use crate::recipe::RunPlan;
 use crate::wire;
 use sinew_env::{EnvFactory, Split};
+use sinew_recipe::RunPlan;
 use sinew_render::Renderer;
 use sinew_types::{Message, Role, Task, ToolSpec};
 

@@ -1,7 +1,7 @@
 //! Whether what a run needs from outside answers: servers that generate, a pool of trajectories.
 
 use crate::failure::Failure;
-use crate::recipe::{DataSection, RunPlan};
+use sinew_recipe::{DataSection, RunPlan};
 use std::net::{TcpStream, ToSocketAddrs};
 use std::time::Duration;
 

@@ -14,7 +14,6 @@ pub(crate) use trial::starts;
 
 use crate::admission::TurnCapacity;
 use crate::failure::Failure;
-use crate::recipe::{CommandSection, HarnessLevel, HarnessSection, Level, SandboxPlan};
 use fork_server::{ForkServer, tail};
 use futures::future::BoxFuture;
 use program::Command;
@@ -22,6 +21,7 @@ use run::{Ended, RunError, Sandboxes};
 use sinew_gateway::{
     Gateway, GatewayConfig, GatewayParts, RolloutSpec, SamplingDefaults, Secret, Server,
 };
+use sinew_recipe::{CommandSection, HarnessLevel, HarnessSection, Level, SandboxPlan};
 use sinew_render::Renderer;
 use sinew_rollout::{
     BuiltInLoop, EpisodeOptions, EpisodeParts, EpisodeSpec, Harness, Phase, grade_answer,

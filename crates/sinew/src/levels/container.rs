@@ -2,9 +2,9 @@
 
 use crate::egress::{WayOut, WithEgress};
 use crate::failure::Failure;
-use crate::recipe::{ContainerEngine, SandboxPlan};
 use crate::wire;
 use sinew_container::{Choice, ContainerConfig, ContainerProvider, EngineKind, Image};
+use sinew_recipe::{ContainerEngine, SandboxPlan};
 use sinew_sandbox::{Pool, PoolConfig, ProcessConfig, SandboxProvider};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -12,15 +12,13 @@ use std::sync::Arc;
 /// Containers that are kept ready, at most: each takes about 15 MB.
 const READY: usize = 8;
 
-impl From<ContainerEngine> for Choice {
-    fn from(engine: ContainerEngine) -> Self {
-        match engine {
-            ContainerEngine::Auto => Self::Auto,
-            ContainerEngine::Crun => Self::Only(EngineKind::Crun),
-            ContainerEngine::Runc => Self::Only(EngineKind::Runc),
-            ContainerEngine::Docker => Self::Only(EngineKind::Docker),
-            ContainerEngine::Podman => Self::Only(EngineKind::Podman),
-        }
+fn choice(engine: ContainerEngine) -> Choice {
+    match engine {
+        ContainerEngine::Auto => Choice::Auto,
+        ContainerEngine::Crun => Choice::Only(EngineKind::Crun),
+        ContainerEngine::Runc => Choice::Only(EngineKind::Runc),
+        ContainerEngine::Docker => Choice::Only(EngineKind::Docker),
+        ContainerEngine::Podman => Choice::Only(EngineKind::Podman),
     }
 }
 
@@ -51,7 +49,7 @@ fn provider(
         None => Image::parse(section.image.as_deref().unwrap_or("host")),
     };
     let config = ContainerConfig {
-        engine: engine.into(),
+        engine: choice(engine),
         socket: socket.or_else(|| engine_host(engine)),
         image,
         python: ProcessConfig::new(&search).python,

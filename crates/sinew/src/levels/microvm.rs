@@ -1,8 +1,8 @@
 //! The microvm level, built with the feature `microvm`.
 
 use crate::failure::Failure;
-use crate::recipe::{MicrovmBackend, SandboxPlan};
 use sinew_microvm::{Backend, MicrovmConfig, MicrovmProvider};
+use sinew_recipe::{MicrovmBackend, SandboxPlan};
 use sinew_sandbox::{Pool, PoolConfig, SandboxProvider};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -12,13 +12,11 @@ const FIRECRACKER: [&str; 2] = ["/usr/local/bin/firecracker", "/usr/bin/firecrac
 /// Machines that are kept ready, at most: each takes about 100 MB.
 const READY: usize = 4;
 
-impl From<MicrovmBackend> for Backend {
-    fn from(backend: MicrovmBackend) -> Self {
-        match backend {
-            MicrovmBackend::Auto => Self::Auto,
-            MicrovmBackend::Qemu => Self::Qemu,
-            MicrovmBackend::Firecracker => Self::Firecracker,
-        }
+fn backend(backend: MicrovmBackend) -> Backend {
+    match backend {
+        MicrovmBackend::Auto => Backend::Auto,
+        MicrovmBackend::Qemu => Backend::Qemu,
+        MicrovmBackend::Firecracker => Backend::Firecracker,
     }
 }
 
@@ -29,7 +27,7 @@ fn named(e: &dyn std::fmt::Display) -> Failure {
 fn provider(section: &SandboxPlan) -> Result<MicrovmProvider, Failure> {
     let mut config = MicrovmConfig::new(section.microvm_images.clone().into());
     config.temporary = std::env::temp_dir();
-    config.backend = section.microvm_backend.into();
+    config.backend = backend(section.microvm_backend);
     let found = FIRECRACKER.map(PathBuf::from).into_iter();
     let found = found.filter(|p| p.is_file());
     let name = std::env::var_os("FIRECRACKER_BIN").map(PathBuf::from);

@@ -9,7 +9,7 @@ pub(crate) mod microvm;
 pub(crate) mod wasm;
 
 use crate::failure::Failure;
-use crate::recipe::{Level, SandboxPlan};
+use sinew_recipe::{Level, SandboxPlan};
 use sinew_sandbox::SandboxProvider;
 use std::path::PathBuf;
 use std::sync::Arc;

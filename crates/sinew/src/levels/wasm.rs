@@ -1,7 +1,7 @@
 //! The wasm level, built with the feature `wasm`.
 
 use crate::failure::Failure;
-use crate::recipe::SandboxPlan;
+use sinew_recipe::SandboxPlan;
 use sinew_sandbox::{ProcessConfig, ProcessProvider, SandboxProvider};
 use sinew_wasm::{WasmConfig, WasmProvider};
 use std::sync::Arc;

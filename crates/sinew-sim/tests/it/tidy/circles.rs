@@ -12,18 +12,8 @@ use std::path::Path;
 const ALLOWED: &[(&str, &str, &str)] = &[
     (
         "sinew",
-        "admission harness levels recipe run_dir",
-        "wiring: to be cut as the pipeline takes its parts",
-    ),
-    (
-        "sinew",
-        "ledger models pool wire",
-        "wiring: to be cut as the pipeline takes its parts",
-    ),
-    (
-        "sinew",
-        "recipe/algorithm recipe/data recipe/engine recipe/env recipe/eval recipe/harness recipe/model recipe/rollout recipe/rules recipe/sandbox recipe/section recipe/tasks recipe/train",
-        "the rules of a section name other sections, and the table of rules names all sections",
+        "models pool wire",
+        "wiring: to be cut by part",
     ),
     (
         "sinew-algo",

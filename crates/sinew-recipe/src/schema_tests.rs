@@ -1,9 +1,10 @@
 //! The schema against the recipes that ship, the documentation, and random recipes.
 
-use super::schema::{Key, json_schema, keys, markdown};
-use super::*;
+use crate::schema::{Key, json_schema, keys, markdown};
+use crate::*;
 use proptest::prelude::*;
 use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")

@@ -1,6 +1,6 @@
 //! `[env]`: an environment of the registry, and its keys.
 
-use super::rules::Rules;
+use crate::rule::Rules;
 use schemars::{Schema, SchemaGenerator, json_schema};
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -13,7 +13,7 @@ use toml::de::{DeTable, DeValue, ValueDeserializer};
 
 /// Which world the episodes run in.
 #[derive(Clone, Debug)]
-pub(crate) struct EnvSection {
+pub struct EnvSection {
     kind: &'static EnvKind,
     config: Arc<dyn EnvConfig>,
     /// All keys of the environment, defaults included.
@@ -28,16 +28,16 @@ impl PartialEq for EnvSection {
 
 impl EnvSection {
     /// Value of `env.type`.
-    pub(crate) fn name(&self) -> &'static str {
+    pub fn name(&self) -> &'static str {
         self.kind.name
     }
 
-    pub(crate) fn needs(&self) -> Needs {
+    pub fn needs(&self) -> Needs {
         self.kind.needs
     }
 
     /// What builds its tasks and worlds.
-    pub(crate) fn config(&self) -> &dyn EnvConfig {
+    pub fn config(&self) -> &dyn EnvConfig {
         self.config.as_ref()
     }
 
@@ -60,7 +60,7 @@ fn named(name: &str) -> Result<&'static EnvKind, String> {
 
 /// What is wrong with `[env]` in a recipe's text, at its place. A table with `type` is buffered
 /// when the whole recipe is read, and places are lost there.
-pub(super) fn problem(text: &str) -> Option<(Range<usize>, String)> {
+pub(crate) fn problem(text: &str) -> Option<(Range<usize>, String)> {
     let mut root = DeTable::parse(text).ok()?.into_inner();
     let env = root.remove("env")?;
     let span = env.span();
@@ -102,7 +102,7 @@ impl Serialize for EnvSection {
 }
 
 /// One of the registered environments, for editors.
-pub(super) fn schema(generator: &mut SchemaGenerator) -> Schema {
+pub(crate) fn schema(generator: &mut SchemaGenerator) -> Schema {
     let mut kinds = Vec::new();
     for kind in &ENVIRONMENTS {
         let mut schema = kind.schema(generator);
@@ -119,7 +119,7 @@ pub(super) fn schema(generator: &mut SchemaGenerator) -> Schema {
 }
 
 /// What an environment says of its keys.
-pub(super) fn rules(env: &EnvSection, rules: &mut Rules) {
+pub(crate) fn rules(env: &EnvSection, rules: &mut Rules) {
     if let Err(e) = env.config.check() {
         rules.custom(&format!("env.{}", e.key), e.value, e.reason, false);
     }

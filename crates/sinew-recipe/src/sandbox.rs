@@ -1,8 +1,8 @@
 //! `[sandbox]`: where the agent's code runs.
 
-use super::rules::Rules;
-use super::section::{choice, section};
-use super::{HarnessLevel, HarnessSection, RunPlan};
+use crate::rule::Rules;
+use crate::section::{choice, section};
+use crate::{HarnessLevel, HarnessSection, RunPlan};
 use sinew_egress::EgressConfig;
 
 choice! {
@@ -87,12 +87,12 @@ section! {
 }
 
 /// Names of a level on the command line: a level, or what runs it.
-pub(crate) const LEVEL_NAMES: &str =
+pub const LEVEL_NAMES: &str =
     "process, wasm, container, crun, runc, docker, podman, microvm, qemu, firecracker";
 
 impl SandboxPlan {
     /// The defaults at a level that the command line names, by its own name or by what runs it.
-    pub(crate) fn at(name: &str) -> Option<Self> {
+    pub fn at(name: &str) -> Option<Self> {
         let mut plan = Self::default();
         let container = |engine| (Level::Container, engine, MicrovmBackend::Auto);
         let microvm = |backend| (Level::Microvm, ContainerEngine::Auto, backend);
@@ -114,7 +114,7 @@ impl SandboxPlan {
     }
 }
 
-pub(super) fn rules(plan: &RunPlan, rules: &mut Rules) {
+pub(crate) fn rules(plan: &RunPlan, rules: &mut Rules) {
     let s = &plan.sandbox;
     s.ranges(rules);
     rules.seconds("sandbox.cpu_s", s.cpu_s);

@@ -1,8 +1,8 @@
 //! The `[harness]` table of a recipe.
 
-use super::RunPlan;
-use super::rules::Rules;
-use super::section::choice;
+use crate::RunPlan;
+use crate::rule::Rules;
+use crate::section::choice;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -21,7 +21,7 @@ choice! {
 /// What drives the turns of an episode.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
-pub(crate) enum HarnessSection {
+pub enum HarnessSection {
     /// The environment's own turns.
     // With braces: serde lets a variant without them have any keys.
     BuiltIn {},
@@ -32,42 +32,42 @@ pub(crate) enum HarnessSection {
 /// A program, run once for each episode.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct CommandSection {
+pub struct CommandSection {
     /// Program and arguments; files are found relative to the current folder.
-    pub(crate) command: Vec<String>,
+    pub command: Vec<String>,
     /// Where it runs.
     #[serde(default)]
-    pub(crate) level: HarnessLevel,
+    pub level: HarnessLevel,
     /// At level `container`: what `sandbox.image` may be; the program is then a path inside of it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) image: Option<String>,
+    pub image: Option<String>,
     /// Wall time of one run, in seconds.
     #[serde(default = "default_timeout_s")]
-    pub(crate) timeout_s: f64,
+    pub timeout_s: f64,
     /// CPU time of one run, in seconds.
     #[serde(default = "default_cpu_s")]
-    pub(crate) cpu_s: f64,
+    pub cpu_s: f64,
     /// Memory of a sandbox, in MiB: of one run, or with `preload` of all together. Left out: 512, or
     /// 4096 with `preload`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) memory_mb: Option<u64>,
+    pub memory_mb: Option<u64>,
     /// Processes and threads of one run.
     #[serde(default = "default_processes")]
     #[schemars(range(min = 1, max = 4096))]
-    pub(crate) processes: u64,
+    pub processes: u64,
     /// Maximum number of programs that run at a time.
     #[serde(default = "default_max_live")]
     #[schemars(range(min = 1, max = 16_384))]
-    pub(crate) max_live: usize,
+    pub max_live: usize,
     /// Import a Python program's packages once and fork each run from there.
     #[serde(default)]
-    pub(crate) preload: bool,
+    pub preload: bool,
     /// Environment variables in addition to those of the rollout.
     #[serde(default)]
-    pub(crate) env: BTreeMap<String, String>,
+    pub env: BTreeMap<String, String>,
     /// Folders to show in the sandbox, read-only: path inside = folder of the host.
     #[serde(default)]
-    pub(crate) mounts: BTreeMap<String, PathBuf>,
+    pub mounts: BTreeMap<String, PathBuf>,
 }
 
 fn default_timeout_s() -> f64 {
@@ -94,7 +94,7 @@ impl Default for HarnessSection {
 
 impl CommandSection {
     /// Memory of a sandbox.
-    pub(crate) fn memory_mb(&self) -> u64 {
+    pub fn memory_mb(&self) -> u64 {
         let default = if self.preload { 4096 } else { 512 };
         self.memory_mb.unwrap_or(default)
     }
@@ -102,12 +102,12 @@ impl CommandSection {
 
 impl HarnessSection {
     /// Whether the environment's own turns are driven, and no program from outside.
-    pub(crate) fn is_built_in(&self) -> bool {
+    pub fn is_built_in(&self) -> bool {
         matches!(self, Self::BuiltIn {})
     }
 
     /// Maximum number of programs that run at a time, and the wall time of one; none with the built-in loop.
-    pub(crate) fn quota(&self) -> Option<(usize, f64)> {
+    pub fn quota(&self) -> Option<(usize, f64)> {
         match self {
             Self::BuiltIn {} => None,
             Self::Command(c) => Some((c.max_live, c.timeout_s)),
@@ -115,7 +115,7 @@ impl HarnessSection {
     }
 }
 
-pub(super) fn rules(plan: &RunPlan, rules: &mut Rules) {
+pub(crate) fn rules(plan: &RunPlan, rules: &mut Rules) {
     let HarnessSection::Command(c) = &plan.harness else {
         return;
     };

@@ -1,13 +1,12 @@
 //! What is wrong with a recipe's text, in the words of a recipe: the line, what is allowed, the nearest
 //! spelling.
 
-use super::schema;
-use sinew_engines::EngineKind;
-use sinew_types::Fidelity;
+use crate::schema;
 use std::ops::Range;
 use toml::de::{DeTable, DeValue};
 
-/// What other systems call a key: their name, the table that has it here, its name here.
+/// Keys of other systems (TRL, verl, OpenRLHF, Hugging Face): their name, the table that has it here,
+/// its name here. An empty table stands for any.
 const SYNONYMS: [(&str, &str, &str); 65] = [
     ("lr", "train", "learning_rate"),
     ("lr", "critic", "learning_rate"),
@@ -77,12 +76,12 @@ const SYNONYMS: [(&str, &str, &str); 65] = [
 ];
 
 /// A parse error: where, what, and what was probably meant.
-pub(crate) fn explain(text: &str, error: &toml::de::Error) -> String {
+pub fn explain(text: &str, error: &toml::de::Error) -> String {
     explained(text, error.span(), error.message())
 }
 
 /// As [`explain`], from a message of serde and its place.
-pub(super) fn explained(text: &str, span: Option<Range<usize>>, message: &str) -> String {
+pub(crate) fn explained(text: &str, span: Option<Range<usize>>, message: &str) -> String {
     let unknown = unknown_key(message);
     let of_choice = span.as_ref().and_then(|span| choice(text, span, message));
     let message = of_choice.unwrap_or_else(|| with_suggestion(&in_words(message)));
@@ -97,8 +96,9 @@ pub(super) fn explained(text: &str, span: Option<Range<usize>>, message: &str) -
     }
 }
 
-/// The line of a span, with its number and a mark below.
-pub(super) fn place(text: &str, span: &Range<usize>) -> String {
+/// The line of a span, with its number and a mark below. Lines and columns count from 1, columns in
+/// characters; only the first line of a longer span is shown.
+pub(crate) fn place(text: &str, span: &Range<usize>) -> String {
     let start = span.start.min(text.len());
     let before = text.get(..start).unwrap_or_default();
     let line = before.matches('\n').count() + 1;
@@ -267,7 +267,7 @@ fn table_with(key: &str) -> Option<String> {
 }
 
 /// A value as it was typed, where it is short.
-pub(super) fn value(text: &str, span: Option<Range<usize>>) -> String {
+pub(crate) fn value(text: &str, span: Option<Range<usize>>) -> String {
     let typed = span.and_then(|span| text.get(span)).unwrap_or_default();
     match typed.is_empty() || typed.starts_with(['{', '[']) || typed.contains('\n') {
         true => "{ ... }".into(),
@@ -281,10 +281,11 @@ fn note(key: &str, typed: &str) -> String {
         ("sandbox.level", "null") => {
             "; the null sandbox isolates nothing and serves tests only".into()
         }
-        ("engine.type", "openai") => match EngineKind::Openai.fidelity() {
-            Fidelity::Evaluation { why } => format!("; openai is for evaluation only: {why}"),
-            _ => String::new(),
-        },
+        ("engine.type", "openai") => {
+            "; openai is for evaluation only: such a server reports neither the tokens that it sampled \
+             nor the version of its weights, and cannot load new ones"
+                .into()
+        }
         _ => String::new(),
     }
 }

@@ -1,15 +1,15 @@
 //! `[algorithm]`: what the whole recipe means for the algorithm, and what the algorithm asks of it.
 
-use super::engine::WeightFormat;
-use super::rules::Rules;
-use super::{DataSection, RunPlan};
+use crate::engine::WeightFormat;
+use crate::rule::Rules;
+use crate::{DataSection, RunPlan};
 use sinew_algo::{
     Advantage, Algorithm, Composition, ConfigError, Needs, ProcessRewards, Repair, RunFacts,
 };
 
 impl RunPlan {
     /// What turns episodes into training signal.
-    pub(crate) fn algorithm(&self) -> Result<Algorithm, ConfigError> {
+    pub fn algorithm(&self) -> Result<Algorithm, ConfigError> {
         let algorithm = Algorithm::new(&self.algorithm, &self.run_facts())?;
         match &self.rollout.repair {
             None => Ok(algorithm),
@@ -18,7 +18,7 @@ impl RunPlan {
     }
 
     /// What an algorithm has to know of the run.
-    pub(crate) fn run_facts(&self) -> RunFacts {
+    pub fn run_facts(&self) -> RunFacts {
         let needs = self.needs();
         let updates = self.train.minibatches as u64;
         let old = self
@@ -43,18 +43,18 @@ impl RunPlan {
 
     /// What the algorithm reads in addition to the traces. A composition that cannot run has no
     /// needs; the reason is given when it is checked.
-    pub(crate) fn needs(&self) -> Needs {
+    pub fn needs(&self) -> Needs {
         let composition = self.algorithm.composition(self.rollout.group_size);
         composition.map(|c| c.needs()).unwrap_or_default()
     }
 
     /// Whether training episodes come from a data pool.
-    pub(crate) fn draws_from_pool(&self) -> bool {
+    pub fn draws_from_pool(&self) -> bool {
         matches!(self.data, Some(DataSection::Pool { .. }))
     }
 }
 
-pub(super) fn rules(plan: &RunPlan, algorithm: &Algorithm, rules: &mut Rules) {
+pub(crate) fn rules(plan: &RunPlan, algorithm: &Algorithm, rules: &mut Rules) {
     gap(plan, algorithm, rules);
     inputs(plan, algorithm.composition(), rules);
 }

@@ -2,6 +2,10 @@
 //!
 //! [`section`] makes two types of it: the keys as typed, each of them optional, and the plan, where
 //! every key has its value. [`choice`] makes a name of a few.
+//!
+//! The documentation of a key is its description in the schema and in `docs/recipe-keys.md`, too.
+//! A range that depends on other keys cannot stand here: it is a rule of the table, and its words
+//! belong into the documentation of the key.
 
 /// A table: `typed as plan` with one line for each key, `key: type [= default [, in low to high]];`.
 /// A key without a default stays optional in the plan.
@@ -32,10 +36,10 @@ macro_rules! section {
 
         $(#[$meta])*
         #[derive(Clone, Debug, PartialEq)]
-        pub(crate) struct $plan {
+        pub struct $plan {
             $(
                 $(#[doc = $doc])*
-                pub(crate) $field: crate::recipe::section::plan_type!($type $(, $default)?),
+                pub $field: crate::section::plan_type!($type $(, $default)?),
             )*
         }
 
@@ -49,14 +53,14 @@ macro_rules! section {
             /// Every key with its value: as typed, or the default.
             pub(crate) fn resolve(self) -> $plan {
                 $plan {
-                    $($field: crate::recipe::section::resolved!(self.$field $(, $default)?),)*
+                    $($field: crate::section::resolved!(self.$field $(, $default)?),)*
                 }
             }
 
             /// Leaves out keys by name, such as `train.steps`; of other tables there are none here.
             pub(crate) fn leave_out(&mut self, keys: &[String]) {
                 $(
-                    let name = crate::recipe::section::key!($table, $field $(, $name)?);
+                    let name = crate::section::key!($table, $field $(, $name)?);
                     if keys.iter().any(|k| k == name) {
                         self.$field = None;
                     }
@@ -68,12 +72,12 @@ macro_rules! section {
             /// The keys that give this plan, all of them typed.
             pub(crate) fn keys(&self) -> $keys {
                 $keys {
-                    $($field: crate::recipe::section::typed!(self.$field $(, $default)?),)*
+                    $($field: crate::section::typed!(self.$field $(, $default)?),)*
                 }
             }
 
             /// The ranges of the table.
-            pub(crate) fn ranges(&self, rules: &mut crate::recipe::rules::Rules) {
+            pub(crate) fn ranges(&self, rules: &mut crate::rule::Rules) {
                 $($($(
                     rules.range(concat!($table, ".", stringify!($field)), self.$field, $low..=$high);
                 )?)?)*
@@ -127,7 +131,7 @@ macro_rules! choice {
         $(#[$meta])*
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
         #[derive(serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
-        pub(crate) enum $choice {
+        pub enum $choice {
             $(#[$first_meta])*
             #[default]
             #[serde(rename = $first_name)]
@@ -141,7 +145,7 @@ macro_rules! choice {
 
         impl $choice {
             /// The name in a recipe.
-            pub(crate) fn name(self) -> &'static str {
+            pub fn name(self) -> &'static str {
                 match self {
                     Self::$first => $first_name,
                     $(Self::$variant => $name,)*

@@ -1,13 +1,13 @@
 //! The first stage: a recipe as it was typed, every key optional that has a default.
 
-use super::model::{CriticKeys, ModelOrSource, ScoringModel, model_or_source};
-use super::rollout::RolloutKeys;
-use super::sandbox::SandboxKeys;
-use super::train::TrainKeys;
-use super::{
-    DataSection, EngineKeys, EnvSection, EvalKeys, HarnessSection, ModelSection, RunPlan,
-    StoreKeys, TasksSection, env,
-};
+use crate::engine::EngineKeys;
+use crate::eval::EvalKeys;
+use crate::model::{CriticKeys, ModelOrSource, ScoringModel, model_or_source};
+use crate::rollout::RolloutKeys;
+use crate::sandbox::SandboxKeys;
+use crate::store::StoreKeys;
+use crate::train::TrainKeys;
+use crate::{DataSection, EnvSection, HarnessSection, ModelSection, RunPlan, TasksSection, env};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use sinew_algo::AlgorithmConfig;
@@ -15,7 +15,7 @@ use sinew_algo::AlgorithmConfig;
 /// A recipe of Sinew: what a run is.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub(super) struct RecipeKeys {
+pub(crate) struct RecipeKeys {
     /// Title of the run; its default folder is `runs/NAME`.
     name: String,
     /// Seed of tasks, sampling and initialization; `--seed` overrides it.
@@ -61,7 +61,7 @@ pub(super) struct RecipeKeys {
 
 impl RecipeKeys {
     /// The second stage: every key with its value.
-    pub(super) fn resolve(self) -> RunPlan {
+    pub(crate) fn resolve(self) -> RunPlan {
         RunPlan {
             name: self.name,
             seed: self.seed.unwrap_or_default(),
@@ -84,7 +84,7 @@ impl RecipeKeys {
     }
 
     /// The effective recipe of a plan: all keys but `unused`, which have no effect in it.
-    pub(super) fn effective(plan: &RunPlan, unused: &[String]) -> Self {
+    pub(crate) fn effective(plan: &RunPlan, unused: &[String]) -> Self {
         let has = |table: &str| !unused.iter().any(|k| k == table);
         let mut keys = Self {
             name: plan.name.clone(),
@@ -96,7 +96,7 @@ impl RecipeKeys {
             tasks: Some(plan.tasks),
             rollout: Some(plan.rollout.keys()),
             algorithm: plan.algorithm.clone(),
-            critic: plan.critic.as_ref().map(super::model::CriticPlan::keys),
+            critic: plan.critic.as_ref().map(crate::CriticPlan::keys),
             reference: plan.reference.clone(),
             teacher: plan.teacher.clone(),
             data: plan.data.clone(),

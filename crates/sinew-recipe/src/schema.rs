@@ -3,15 +3,15 @@
 //! Both come from the types of the tables: doc comments are descriptions, ranges and names are
 //! what serde and the rules accept, defaults are those of the plan.
 
-use super::keys::RecipeKeys;
-use super::{EnginePlan, EvalPlan, RolloutPlan, SandboxPlan, StorePlan, TrainPlan};
+use crate::keys::RecipeKeys;
+use crate::{EnginePlan, EvalPlan, RolloutPlan, SandboxPlan, StorePlan, TrainPlan};
 use schemars::generate::SchemaSettings;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 use std::fmt::Write as _;
 
 /// JSON Schema (draft 7, which taplo and Even Better TOML read) of a recipe.
-pub(crate) fn json_schema() -> Value {
+pub fn json_schema() -> Value {
     let settings = SchemaSettings::draft07().with(|s| s.inline_subschemas = true);
     let schema = settings
         .into_generator()
@@ -93,16 +93,16 @@ fn not_null(object: &mut Map<String, Value>) {
 
 /// A key of a recipe, as documented.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Key {
+pub(crate) struct Key {
     /// Its path, such as `train.lora.rank`.
-    pub(super) path: String,
+    pub(crate) path: String,
     /// The choice that has it, such as `type = "pool"`.
-    pub(super) only_with: Option<String>,
-    pub(super) schema: Value,
+    pub(crate) only_with: Option<String>,
+    pub(crate) schema: Value,
 }
 
 /// Every key of a schema, those of nested tables after their table.
-pub(super) fn keys(schema: &Value) -> Vec<Key> {
+pub(crate) fn keys(schema: &Value) -> Vec<Key> {
     let mut found = Vec::new();
     below(schema, "", None, &mut found);
     found
@@ -228,7 +228,7 @@ fn allowed(schema: &Value) -> String {
 }
 
 /// `docs/recipe-keys.md`: one table of keys for each table of a recipe.
-pub(crate) fn markdown() -> String {
+pub fn markdown() -> String {
     let schema = json_schema();
     let mut page = String::from(
         "# Keys of a recipe\n\nMade by `sinew schema --markdown` from the program itself; \

@@ -1,6 +1,6 @@
 //! `[store]`: where traces are kept.
 
-use super::section::{choice, section};
+use crate::section::{choice, section};
 
 choice! {
     /// Where traces are kept.

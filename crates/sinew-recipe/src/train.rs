@@ -1,8 +1,8 @@
 //! `[train]`: how weights are changed.
 
-use super::RunPlan;
-use super::rules::Rules;
-use super::section::{choice, section};
+use crate::RunPlan;
+use crate::rule::Rules;
+use crate::section::{choice, section};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -56,23 +56,23 @@ section! {
 /// Low-rank adapters instead of full fine-tuning.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct LoraSection {
+pub struct LoraSection {
     /// Rank of the adapters.
     #[schemars(range(min = 1, max = 1024))]
-    pub(crate) rank: usize,
+    pub rank: usize,
     /// Scale: an adapter's product is multiplied with `alpha / rank`.
     #[serde(default = "default_alpha")]
-    pub(crate) alpha: f32,
+    pub alpha: f32,
     /// Projections that get adapters, such as `q_proj`; empty: all of them.
     #[serde(default)]
-    pub(crate) targets: Vec<String>,
+    pub targets: Vec<String>,
 }
 
 fn default_alpha() -> f32 {
     32.0
 }
 
-pub(super) fn rules(plan: &RunPlan, rules: &mut Rules) {
+pub(crate) fn rules(plan: &RunPlan, rules: &mut Rules) {
     let t = &plan.train;
     t.ranges(rules);
     rules.allowed(

@@ -1,8 +1,8 @@
 //! `[rollout]`: how episodes are run.
 
-use super::rules::Rules;
-use super::section::section;
-use super::{EngineType, RunPlan, TIME, is_time};
+use crate::rule::Rules;
+use crate::section::section;
+use crate::{EngineType, RunPlan, TIME, is_time};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use sinew_algo::GroupRepair;
@@ -53,15 +53,15 @@ section! {
 /// How many episodes generate at the same time.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
-pub(crate) struct AdmissionSection {
+pub struct AdmissionSection {
     /// Contexts of episodes that generate or are in a tool must fit into the engine's KV capacity.
-    pub(crate) kv_capacity: bool,
+    pub kv_capacity: bool,
     /// Tokens that an episode is expected to need in addition to its context. Left out: 100, or
     /// `max_turn_tokens` if that is less.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) reserve_tokens: Option<usize>,
+    pub reserve_tokens: Option<usize>,
     /// Fewer episodes after preemptions and while the engine is full or queueing, more again later.
-    pub(crate) adaptive: bool,
+    pub adaptive: bool,
 }
 
 impl Default for AdmissionSection {
@@ -77,13 +77,13 @@ impl Default for AdmissionSection {
 /// Turns of one episode drawn by two policies, the current one and one that is some updates old.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct CrossPolicySection {
+pub struct CrossPolicySection {
     /// Share of turns that the old policy draws, above 0, below 1.
     #[serde(default = "default_share")]
-    pub(crate) share: f64,
+    pub share: f64,
     /// Updates after which the old policy gets the current weights, 1 or more.
     #[serde(default = "default_every")]
-    pub(crate) every: u64,
+    pub every: u64,
 }
 
 fn default_share() -> f64 {
@@ -94,7 +94,7 @@ fn default_every() -> u64 {
     4
 }
 
-pub(super) fn rules(plan: &RunPlan, rules: &mut Rules) {
+pub(crate) fn rules(plan: &RunPlan, rules: &mut Rules) {
     let r = &plan.rollout;
     r.ranges(rules);
     if let Some(tokens) = r.admission.reserve_tokens {

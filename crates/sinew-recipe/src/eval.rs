@@ -1,8 +1,8 @@
 //! `[eval]`: the held-out measurement before and after.
 
-use super::rules::Rules;
-use super::section::section;
-use super::{ModelSection, RunPlan};
+use crate::rule::Rules;
+use crate::section::section;
+use crate::{ModelSection, RunPlan};
 
 section! {
     /// The held-out measurement before and after.
@@ -23,13 +23,13 @@ section! {
 
 impl RunPlan {
     /// Whether held-out tasks are answered greedily in addition to the sampled episodes.
-    pub(crate) fn eval_greedy(&self) -> bool {
+    pub fn eval_greedy(&self) -> bool {
         let pretrained = matches!(self.model, ModelSection::Pretrained { .. });
         self.eval.temperature > 0.0 && self.eval.greedy.unwrap_or(pretrained)
     }
 }
 
-pub(super) fn rules(plan: &RunPlan, rules: &mut Rules) {
+pub(crate) fn rules(plan: &RunPlan, rules: &mut Rules) {
     let e = &plan.eval;
     e.ranges(rules);
     rules.allowed(

@@ -1,13 +1,14 @@
 //! `[engine]`: what generates tokens.
 
-use super::RunPlan;
-use super::rules::Rules;
-use super::section::{choice, section};
+use crate::RunPlan;
+use crate::rule::Rules;
+use crate::section::{choice, section};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use sinew_engines::{FormatMode, LogprobMode, VllmApi, VllmOptions};
-use sinew_model::Precision;
 use sinew_types::TEMPERATURES;
+
+/// Lowest temperature that vLLM samples at: it takes this one in place of any lower one above 0.
+pub const VLLM_LOWEST_TEMPERATURE: f32 = 0.01;
 
 choice! {
     /// What generates tokens.
@@ -33,16 +34,6 @@ choice! {
     }
 }
 
-impl From<WeightFormat> for Precision {
-    fn from(format: WeightFormat) -> Self {
-        match format {
-            WeightFormat::F32 => Self::F32,
-            WeightFormat::Bf16 => Self::Bf16,
-            WeightFormat::Int8 => Self::Int8,
-        }
-    }
-}
-
 choice! {
     /// Endpoint of vLLM.
     Api {
@@ -53,15 +44,6 @@ choice! {
     }
 }
 
-impl From<Api> for VllmApi {
-    fn from(api: Api) -> Self {
-        match api {
-            Api::Completions => Self::Completions,
-            Api::Generate => Self::Generate,
-        }
-    }
-}
-
 choice! {
     /// What the servers' log-probs are taken from.
     Logprobs {
@@ -69,15 +51,6 @@ choice! {
         Raw = "raw",
         /// What is sampled from, after the temperature.
         Processed = "processed",
-    }
-}
-
-impl From<Logprobs> for LogprobMode {
-    fn from(logprobs: Logprobs) -> Self {
-        match logprobs {
-            Logprobs::Raw => Self::Raw,
-            Logprobs::Processed => Self::Processed,
-        }
     }
 }
 
@@ -93,27 +66,17 @@ choice! {
     }
 }
 
-impl From<Formats> for FormatMode {
-    fn from(formats: Formats) -> Self {
-        match formats {
-            Formats::Guided => Self::Guided,
-            Formats::Advice => Self::Advice,
-            Formats::Refuse => Self::Refuse,
-        }
-    }
-}
-
 /// An address, or several.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(untagged, expecting = "an address, or a list of addresses")]
-pub(crate) enum Urls {
+pub enum Urls {
     One(String),
     Several(Vec<String>),
 }
 
 impl Urls {
     /// All of them.
-    pub(crate) fn all(&self) -> &[String] {
+    pub fn all(&self) -> &[String] {
         match self {
             Self::One(url) => std::slice::from_ref(url),
             Self::Several(urls) => urls,
@@ -159,12 +122,12 @@ section! {
 
 impl EnginePlan {
     /// Addresses of the servers; none for the embedded engine.
-    pub(crate) fn urls(&self) -> &[String] {
+    pub fn urls(&self) -> &[String] {
         self.url.as_ref().map_or(&[], Urls::all)
     }
 }
 
-pub(super) fn rules(plan: &RunPlan, rules: &mut Rules) {
+pub(crate) fn rules(plan: &RunPlan, rules: &mut Rules) {
     let e = &plan.engine;
     e.ranges(rules);
     rules.allowed(
@@ -263,7 +226,7 @@ fn temperatures(plan: &RunPlan, rules: &mut Rules) {
     );
     // What the engine would refuse at its first token.
     let lowest = match e.kind {
-        EngineType::Vllm => VllmOptions::LOWEST_TEMPERATURE,
+        EngineType::Vllm => VLLM_LOWEST_TEMPERATURE,
         _ => *TEMPERATURES.start(),
     };
     let allowed = format!(

@@ -1,0 +1,34 @@
+//! Why a recipe is refused.
+
+use std::path::PathBuf;
+
+/// Why a recipe is refused. Each text names the key, the value, what is allowed, what to do.
+#[derive(Debug, thiserror::Error)]
+pub enum RecipeError {
+    /// The file cannot be read.
+    #[error(
+        "recipe {}: {source}\n  hint: recipes that ship are in recipes/, for example \
+         recipes/quickstart.toml",
+        path.display()
+    )]
+    Read {
+        path: PathBuf,
+        source: std::io::Error,
+    },
+    /// The text is no recipe: no TOML, an unknown key, a value of another type, an old name.
+    #[error("recipe {}: {message}", path.display())]
+    Parse { path: PathBuf, message: String },
+    /// A value breaks a rule, or its key has no effect in this recipe.
+    #[error("recipe {}: {place}{key} = {value}: {reason}", path.display())]
+    Value {
+        path: PathBuf,
+        /// The line of the key with a mark below it; empty where a default breaks the rule.
+        place: String,
+        /// Path of the key, such as `train.lora.rank`.
+        key: String,
+        /// The value, as it is typed in TOML.
+        value: String,
+        /// What is allowed, and what to do.
+        reason: String,
+    },
+}

