@@ -1,4 +1,8 @@
-//! One call to one server, and what comes of it.
+//! One call to one server, and how it ends.
+//!
+//! An attempt samples with exactly one version of the weights. A request of the engine port is one
+//! attempt if all goes well, and several of them after failures, pauses and loads of weights: each
+//! starts from the prompt and all ids that were sampled before it.
 
 use sinew_types::{FinishReason, PolicyVersion, SamplingParams, TokenId, TokenLogprob};
 
@@ -9,13 +13,17 @@ pub struct AttemptId(pub u64);
 /// One call to one server: a part of a request's output, sampled by one version.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Attempt {
+    /// Unique in one engine; also the key under which the server's own request is aborted.
     pub id: AttemptId,
-    /// The request's prompt and the ids sampled so far.
+    /// The request's prompt followed by the ids sampled so far, `[tokens]`. Sent as ids, never as
+    /// text.
     pub prompt: Vec<TokenId>,
-    /// With the tokens that are left as `max_tokens`, and a seed of its own.
+    /// The request's parameters, with the tokens that are left as `max_tokens` and with a seed of
+    /// its own: a seed that is used twice would draw the same numbers again.
     pub sampling: SamplingParams,
+    /// As in the request: larger runs first. Backends translate it to their server's order.
     pub priority: i32,
-    /// The weights that must sample it.
+    /// The weights that must sample it. A server with other weights is an error, not a result.
     pub version: PolicyVersion,
 }
 
@@ -24,27 +32,31 @@ pub struct Attempt {
 pub struct AttemptEnd {
     /// Never `Aborted`: a server that gives up is an error.
     pub reason: FinishReason,
-    /// Prompt tokens found in the server's prefix cache, where it says.
+    /// Prompt tokens found in the server's prefix cache; 0 if the server does not say.
     pub cached_prompt_tokens: u32,
 }
 
 /// A sampled token, without its version: that is the attempt's.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AttemptToken {
+    /// Below the vocabulary of the engine, if that is known.
     pub id: TokenId,
-    /// Natural logarithm, full softmax at the request's policy temperature.
+    /// Natural logarithm, of the full softmax at the request's policy temperature; at most 0.
     pub logprob: f32,
+    /// The most likely alternatives, best first; empty unless `top_logprobs` asks for them.
     pub top: Vec<TokenLogprob>,
 }
 
 /// Why a server says that it stopped.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ServerEnd {
-    /// A token of the model's or of the request; which one, if the server says it.
+    /// A stop token; its id, if the server says it. It must be the last sampled id and one of
+    /// `stop_ids`.
     StopId(Option<TokenId>),
+    /// A stop string; it must be one of `stop_strings`.
     StopString(String),
-    /// Out of tokens or of context.
+    /// `max_tokens` is reached, or the context is full.
     Length,
-    /// It gave up.
+    /// The server gave up, with its reason.
     Aborted(String),
 }

@@ -1,4 +1,7 @@
-//! What the router needs of an engine: attempts, probes, weights.
+//! The [`Backend`] port: what the router needs of an engine, which is attempts, probes and weights.
+//!
+//! A new kind of server implements [`Backend`] alone. It reports tokens through an [`AttemptSink`],
+//! which checks them; retries, failover, order and deadlines are the router's part.
 
 use crate::attempt::{Attempt, AttemptEnd, AttemptId, AttemptToken, ServerEnd};
 use crate::check::AttemptCheck;
@@ -16,16 +19,16 @@ use tokio::sync::mpsc;
 /// Which weights a server says it has.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ServedWeights {
-    /// Labelled by us.
+    /// Labelled by this system: `v` and the number of the version.
     Version(PolicyVersion),
-    /// As it was started: never labelled, or started anew.
+    /// As the server was started: never labelled, or started anew.
     Unlabelled,
-    /// Labelled by another client, or in the middle of loading.
+    /// Labelled by another client, or in the middle of loading. Never sampled from.
     Foreign(String),
 }
 
 impl ServedWeights {
-    /// What a server's label means. `default` is what vLLM and SGLang start with.
+    /// Reads a server's label. `default` is the label that vLLM and SGLang start with.
     pub fn from_label(label: &str) -> Self {
         let number = label.strip_prefix('v').and_then(|n| n.parse().ok());
         match number {
@@ -60,30 +63,39 @@ impl fmt::Display for ServedWeights {
     }
 }
 
-/// What a probe of a server shows.
+/// The state of a server, as one probe shows it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Probe {
+    /// The weights that the server has now; the engine serves only if they are the router's
+    /// version.
     pub weights: ServedWeights,
     /// Asleep servers answer, but must not be asked to generate.
     pub sleeping: bool,
+    /// Requests that the server computes now, of all its clients.
     pub running: usize,
+    /// Requests in the server's own queue, of all its clients.
     pub waiting: usize,
     /// KV capacity in tokens, if the server reports it.
     pub kv_tokens_total: Option<usize>,
+    /// Free KV capacity in tokens. Without it the engine is limited by the number of attempts
+    /// alone.
     pub kv_tokens_free: Option<usize>,
-    /// Most tokens of prompt and output together, if known.
+    /// Maximum tokens of prompt and output together, if known.
     pub context: Option<usize>,
     /// Number of token ids, if known.
     pub vocab: Option<usize>,
-    /// Counters since the server's start.
+    /// Sampled tokens since the server's start, of all its clients, as are the next counters.
     pub sampled_tokens: u64,
+    /// Prompt tokens since the server's start, as the server counts them.
     pub prefill_tokens: u64,
+    /// Prompt tokens that the prefix cache had.
     pub cached_prompt_tokens: u64,
+    /// Times that a request gave up its KV capacity to another one.
     pub preemptions: u64,
 }
 
 impl Probe {
-    /// A probe that shows nothing but `weights`.
+    /// A probe with `weights`, awake and idle, and everything else unknown.
     pub fn new(weights: ServedWeights) -> Self {
         Self {
             weights,
@@ -102,13 +114,17 @@ impl Probe {
     }
 }
 
-/// Weights to load.
+/// Weights to load, as a folder, as tensors, or both. A backend takes the form that its server can
+/// read.
 #[derive(Clone)]
 pub struct Weights {
+    /// The version that the engine must report afterwards.
     pub version: PolicyVersion,
-    /// A published directory that `transformers` could load; servers get its path.
+    /// A published directory that `transformers` could load; servers get its path and must see the
+    /// same file system.
     pub folder: Option<PathBuf>,
-    /// The tensors themselves, while the caller of `load_weights` waits.
+    /// The tensors themselves, valid while the caller of `load_weights` waits. Absent when an
+    /// engine that came back is given the last weights again.
     pub source: Option<Arc<dyn TensorSource>>,
 }
 
@@ -125,10 +141,10 @@ impl fmt::Debug for Weights {
 /// An engine as the router sees it. Calls end when their future is dropped: an attempt's server
 /// sees its connection close.
 pub trait Backend: Send + Sync + fmt::Debug {
-    /// For messages: its address.
+    /// The engine's address, for messages.
     fn name(&self) -> &str;
 
-    /// What its tokens are worth.
+    /// Whether its tokens may be trained on.
     fn fidelity(&self) -> Fidelity;
 
     /// Refuses what this kind of engine cannot do for any request, before it is queued.
@@ -139,48 +155,63 @@ pub trait Backend: Send + Sync + fmt::Debug {
         Ok(())
     }
 
-    /// Runs an attempt, handing tokens to `sink` as they come.
+    /// Runs an attempt and hands tokens to `sink` as they arrive.
+    ///
+    /// The call ends by returning, or by being dropped at any await: then the server must stop as
+    /// well, see [`Backend::cancel`]. An implementation limits every wait by its
+    /// [`crate::Timeouts`].
+    ///
+    /// # Errors
+    /// The error's [`crate::Blame`] decides what follows. Tokens that were handed on before
+    /// stay valid, but for [`AttemptError::Version`].
     fn generate<'a>(
         &'a self,
         attempt: &'a Attempt,
         sink: &'a mut AttemptSink,
     ) -> BoxFuture<'a, Result<AttemptEnd, AttemptError>>;
 
-    /// After an attempt's future was dropped: makes sure that the server has stopped too. Most abort what
-    /// has no reader and need nothing.
+    /// Makes sure that the server has stopped an attempt whose future was dropped. Most servers
+    /// abort a request when its connection closes and need nothing.
     fn cancel(&self, _attempt: AttemptId) -> BoxFuture<'_, ()> {
         std::future::ready(()).boxed()
     }
 
-    /// Probes the server.
+    /// Asks the server for its state. Called once per probe interval, and after every change of
+    /// weights.
     fn probe(&self) -> BoxFuture<'_, Result<Probe, AttemptError>>;
 
-    /// Says that the weights which the server was started with are `version`.
+    /// Labels the weights that the server was started with as `version`. Called only while the
+    /// server reports [`ServedWeights::Unlabelled`] and no other weights were ever loaded.
     fn label(&self, version: PolicyVersion) -> BoxFuture<'_, Result<(), AttemptError>>;
 
-    /// Loads weights and verifies that the server has them. No attempt of this process runs.
+    /// Loads weights and verifies that the server has them. No attempt of this process runs
+    /// meanwhile. After an error the weights count as unknown.
     fn load<'a>(&'a self, weights: &'a Weights) -> BoxFuture<'a, Result<(), AttemptError>>;
 
-    /// Gives up memory (`true`) or takes it back.
+    /// Gives up the memory of weights and keys and values (`true`) or takes it back. The weights
+    /// may be gone after that; the next probe shows it.
     fn sleep(&self, asleep: bool) -> BoxFuture<'_, Result<(), AttemptError>>;
 }
 
-/// What attempts send to the thread that started them.
+/// One message from an attempt to the thread that started it.
 #[derive(Debug)]
 pub(crate) struct AttemptTokens {
     pub(crate) attempt: AttemptId,
     pub(crate) tokens: Vec<AttemptToken>,
-    /// Why it ends, once that is known.
+    /// Why the attempt ends, once that is known; sent before the attempt itself is over.
     pub(crate) end: Option<FinishReason>,
 }
 
-/// Checks what a server says about an attempt and hands it on.
+/// Checks the tokens and the end of an attempt, and hands them on.
+///
+/// Between a backend and the router there is no other path: nothing unchecked reaches a request.
+/// Its channel is bounded; a full one makes the attempt wait, and so the server's stream.
 #[derive(Debug)]
 pub struct AttemptSink {
     check: AttemptCheck,
     attempt: AttemptId,
     to: mpsc::Sender<AttemptTokens>,
-    /// Tokens that wait for the end, if they must.
+    /// Tokens that wait for the end of the attempt; `None` hands them on at once.
     held: Option<Vec<AttemptToken>>,
 }
 
@@ -200,29 +231,30 @@ impl AttemptSink {
         }
     }
 
-    /// Tokens seen so far.
+    /// Number of tokens of this attempt so far.
     pub fn sampled(&self) -> usize {
         self.check.sampled().len()
     }
 
-    /// The ids seen so far.
+    /// The ids of this attempt so far, in order.
     pub fn ids(&self) -> &[TokenId] {
         self.check.sampled()
     }
 
-    /// The server says which prompt it used.
+    /// Compares the prompt that the server says it used with the one that was sent.
     ///
     /// # Errors
-    /// If it is not the one that was sent.
+    /// If they differ: the server tokenized again, cut the prompt, or answers another request.
     pub fn echo(&mut self, prompt: &[TokenId]) -> Result<(), AttemptError> {
         Ok(self.check.echo(prompt)?)
     }
 
-    /// Hands on the next tokens: one log-probability and one list of alternatives for each
-    /// id (`top` may be empty if none were asked for).
+    /// Hands on the next tokens: one log-probability and one list of alternatives for each id
+    /// (`top` is empty if none were asked for). Waits while the channel is full.
     ///
     /// # Errors
-    /// If they cannot be right; none of them is handed on then.
+    /// If they cannot be right; none of them is handed on then: as many log-probabilities as ids,
+    /// all finite, no id outside the vocabulary, none after a stop id, not more than `max_tokens`.
     pub async fn tokens(
         &mut self,
         ids: &[TokenId],
@@ -237,11 +269,11 @@ impl AttemptSink {
         Ok(())
     }
 
-    /// What the server's reason for the end amounts to. Sent to the router at once, so that
-    /// an interruption before the attempt is over does not sample past it.
+    /// Translates the server's reason for the end. It is sent to the router at once, so that an
+    /// interruption before the attempt is over does not sample past it.
     ///
     /// # Errors
-    /// If it contradicts the tokens.
+    /// If the reason contradicts the tokens, as a stop id that was not sampled does.
     pub async fn end(&mut self, end: &ServerEnd) -> Result<FinishReason, AttemptError> {
         let reason = self.check.end(end)?;
         if self.held.is_none() {
@@ -250,7 +282,7 @@ impl AttemptSink {
         Ok(reason)
     }
 
-    /// Hands on what was held back.
+    /// Hands on the tokens that were held back; called once the attempt is over and verified.
     pub(crate) async fn flush(&mut self) -> Result<(), AttemptError> {
         let held = self.held.as_mut().map(std::mem::take).unwrap_or_default();
         self.send(held, None).await

@@ -1,16 +1,26 @@
-//! Whether what a server says about an attempt can be true. Pure.
+//! Checks whether the statements of a server about an attempt can be true. Pure.
+//!
+//! Log-probabilities that do not belong to the sampled ids bias a training run without any symptom.
+//! So every answer is checked against the request: prompt echoed, as many log-probabilities as ids,
+//! values in range, ids inside the vocabulary, nothing after a stop id, and an end that fits the
+//! tokens.
 
 use crate::attempt::{Attempt, AttemptToken, ServerEnd};
 use crate::error::{AttemptError, TokenFault};
 use sinew_types::{EngineError, FinishReason, SamplingParams, TokenId, TokenLogprob};
 use std::fmt;
 
-/// Rounding lets a probability of 1 have a logarithm slightly above 0.
+/// Maximum accepted log-probability: rounding lets a probability of 1 have a logarithm slightly
+/// above 0. Larger values are refused, smaller ones are clamped to 0.
 const MAX_LOGPROB: f64 = 1e-3;
-/// vLLM writes -9999 for a log-probability that is missing or not a number.
+/// Minimum accepted log-probability: vLLM writes -9999 for one that is missing or not a number.
 const MIN_LOGPROB: f64 = -9000.0;
 
-/// Tokens that may be sampled: what the attempt asks for, if it fits.
+/// Maximum tokens of an attempt: its own limit, or the rest of the server's context if that is
+/// less.
+///
+/// # Errors
+/// If the prompt fills the context (`context` in tokens, prompt and output together).
 pub(crate) fn max_new_tokens(
     attempt: &Attempt,
     context: Option<usize>,
@@ -29,12 +39,14 @@ pub(crate) fn max_new_tokens(
     }
 }
 
-/// What a server's log-probabilities are taken from. It is fixed when a server is started; no answer says it.
+/// The distribution that a server's log-probabilities are taken from. It is fixed when a server is
+/// started, and no answer says it, so the recipe has to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LogprobMode {
-    /// The model's logits: those of the policy that samples at temperature 0 and 1 only.
+    /// The model's logits as they are: the policy's own only at temperature 0 and 1.
     Raw,
-    /// What is sampled from: after the temperature, with vLLM also after bias and truncation.
+    /// The logits that are sampled from: after the temperature, with vLLM also after bias and
+    /// truncation.
     Processed,
 }
 
@@ -50,7 +62,7 @@ impl std::str::FromStr for LogprobMode {
     }
 }
 
-/// Refuses a sampling parameter.
+/// The error that refuses a sampling parameter: its name, its value, and what is allowed.
 pub(crate) fn refused(name: &str, value: &dyn fmt::Display, allowed: &str) -> AttemptError {
     AttemptError::Refused(EngineError::InvalidSampling {
         name: name.to_owned(),
@@ -59,8 +71,8 @@ pub(crate) fn refused(name: &str, value: &dyn fmt::Display, allowed: &str) -> At
     })
 }
 
-/// Log-probabilities of raw logits are those of the policy at temperature 1, and of greedy sampling, which is
-/// said to be at 1.
+/// Refuses temperatures at which log-probabilities of raw logits are not those of the policy. They
+/// are at temperature 1, and for greedy sampling, which is recorded at temperature 1.
 pub(crate) fn raw_fits(sampling: &SamplingParams, instead: &str) -> Result<(), AttemptError> {
     match sampling.policy_temperature() == 1.0 {
         true => Ok(()),
@@ -68,7 +80,7 @@ pub(crate) fn raw_fits(sampling: &SamplingParams, instead: &str) -> Result<(), A
     }
 }
 
-/// Follows one attempt.
+/// The checks of one attempt, fed piece by piece.
 #[derive(Debug)]
 pub(crate) struct AttemptCheck {
     prompt: Vec<TokenId>,
@@ -144,6 +156,7 @@ impl AttemptCheck {
         Ok(tokens)
     }
 
+    /// Checks an id at a position: inside the vocabulary, and not after a stop id.
     fn id(
         &self,
         position: usize,

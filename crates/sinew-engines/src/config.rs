@@ -1,21 +1,26 @@
-//! Addresses, limits and times.
+//! Addresses, limits and times of outside engines.
+//!
+//! The recipe's `[engine]` section fills these; the defaults stand in the `Default`
+//! implementations. Every time is in seconds.
 
 use crate::route::RouterConfig;
 use sinew_types::PolicyVersion;
 use std::fmt;
 
-/// Seconds after which a wait is given up.
+/// Seconds after which a wait is given up. All are positive.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Timeouts {
+    /// For a TCP and TLS connection. Default: 5.
     pub connect_s: f64,
-    /// From the request to its first token; covers the server's queue and the prompt.
+    /// From the request to its first token; covers the server's queue and the prompt. Default: 120.
     pub first_token_s: f64,
+    /// Between two pieces of a stream. Default: 60.
     pub between_tokens_s: f64,
-    /// Of one attempt; what it has sampled until then is kept.
+    /// For one attempt; the tokens until then are kept, and another attempt goes on. Default: 1800.
     pub whole_s: f64,
-    /// Of health checks and other small questions.
+    /// For health checks and other small questions. Default: 10.
     pub control_s: f64,
-    /// Of loading weights.
+    /// For loading weights, and for falling asleep or waking up. Default: 600.
     pub load_s: f64,
 }
 
@@ -37,14 +42,15 @@ impl Default for Timeouts {
 pub struct ServerConfig {
     /// `http://` or `https://`, host, optional port and path; a final `/v1` is left out.
     pub url: String,
-    /// Sent as a bearer token.
+    /// Sent as a bearer token with every request; never logged.
     pub api_key: Option<String>,
     /// Name of the served model; `None` takes the first one that the server lists.
     pub model: Option<String>,
-    /// Most tokens of prompt and output together, where the server does not say.
+    /// Maximum tokens of prompt and output together, where the server does not say.
     pub context: Option<usize>,
     /// Number of token ids: lets unknown ids be refused before they are sent.
     pub vocab: Option<usize>,
+    /// Limits of every call to this server.
     pub timeouts: Timeouts,
 }
 
@@ -62,20 +68,25 @@ impl ServerConfig {
     }
 }
 
-/// Random numbers in [0, 1) that spread retries.
+/// Source of random numbers in [0, 1) that spread retries. An argument, so that tests are
+/// reproducible.
 pub type Jitter = Box<dyn FnMut() -> f64 + Send>;
 
 /// How a [`crate::RemoteEngine`] runs.
 pub struct RemoteConfig {
+    /// Limits and rules of the router.
     pub router: RouterConfig,
     /// Version of the weights that the servers hold at the start.
     pub version: PolicyVersion,
-    /// Seconds between two looks at a server.
+    /// Seconds between two probes of a server. Default: 1. A server that dies is noticed at the
+    /// next probe, or by a failing attempt.
     pub probe_interval_s: f64,
-    /// Hand tokens on only when their attempt has ended and the server's version is verified
-    /// again. Costs streaming; without it a swap of weights by another client during an attempt
-    /// fails the request.
+    /// Hand tokens on only when their attempt has ended and the server's version is verified again.
+    /// Costs streaming; without it a swap of weights by another client during an attempt fails the
+    /// request. Default: off.
     pub hold_until_verified: bool,
+    /// Spreads the pauses before retries, so that many requests do not come back at the same
+    /// moment.
     pub jitter: Jitter,
 }
 
@@ -106,14 +117,17 @@ impl fmt::Debug for RemoteConfig {
 /// A configuration that cannot work.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ConfigError {
+    /// An address that no client can use.
     #[error("engine url `{url}`: {why}")]
     Url { url: String, why: String },
+    /// A value outside its range.
     #[error("engine {name} = {value}: {allowed}")]
     Value {
         name: &'static str,
         value: String,
         allowed: String,
     },
+    /// The thread or its runtime could not be started.
     #[error("engine thread: {0}")]
     Thread(String),
 }

@@ -1,4 +1,7 @@
-//! From an address to the right client.
+//! Chooses the client for an address.
+//!
+//! With a kind in the address (`vllm+http://…`) nothing is asked and the server need not be up.
+//! Without one the server is asked once, at `/v1/models`, whose `owned_by` names the program.
 
 use crate::backend::Backend;
 use crate::check::LogprobMode;
@@ -14,10 +17,12 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 
-/// The servers that there are clients for.
+/// The kinds of servers that there are clients for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EngineKind {
+    /// vLLM: token-exact, loads weights from a folder.
     Vllm,
+    /// SGLang: token-exact, loads weights from a folder.
     Sglang,
     /// Any server with `/v1/completions`.
     Openai,
@@ -33,8 +38,8 @@ impl EngineKind {
         }
     }
 
-    /// What tokens of such a server are worth; for recipes that are checked before anything
-    /// is started.
+    /// Whether tokens of such a server may be trained on; for recipes that are checked before
+    /// anything is started.
     pub fn fidelity(self) -> Fidelity {
         match self {
             Self::Vllm | Self::Sglang => Fidelity::TokenExact,
@@ -63,10 +68,10 @@ impl FromStr for EngineKind {
     }
 }
 
-/// `vllm+http://host:8000` as kind and address; without a kind, `None` and the address.
+/// Splits `vllm+http://host:8000` into kind and address; without a kind, `None` and the whole text.
 ///
 /// # Errors
-/// If what stands before the `+` is no kind.
+/// If the text before the `+` names no kind.
 pub fn split_url(text: &str) -> Result<(Option<EngineKind>, &str), ConfigError> {
     match text.split_once("+http") {
         Some((kind, _)) => Ok((Some(kind.parse()?), &text[kind.len() + 1..])),
@@ -74,12 +79,14 @@ pub fn split_url(text: &str) -> Result<(Option<EngineKind>, &str), ConfigError> 
     }
 }
 
-/// What a client may need in addition to the address.
+/// Options of a client in addition to the address. Those of other kinds are ignored.
 #[derive(Clone, Default)]
 pub struct ConnectOptions {
     /// `None` asks the server what it is.
     pub kind: Option<EngineKind>,
+    /// For vLLM.
     pub vllm: VllmOptions,
+    /// For SGLang.
     pub sglang: SglangOptions,
     /// Text to ids and back, for servers that know text only.
     pub codec: Option<Arc<dyn TextCodec>>,
@@ -98,7 +105,8 @@ impl fmt::Debug for ConnectOptions {
 }
 
 impl ConnectOptions {
-    /// What the server's log-probabilities are taken from, whatever it is; `None`: its own default.
+    /// Sets the distribution of the server's log-probabilities for every kind; `None` keeps each
+    /// kind's own default.
     #[must_use]
     pub fn logprobs(mut self, mode: Option<LogprobMode>) -> Self {
         if let Some(mode) = mode {
@@ -109,7 +117,7 @@ impl ConnectOptions {
     }
 }
 
-/// Why there is no client.
+/// Reasons for which there is no client.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
     #[error(transparent)]
@@ -118,10 +126,14 @@ pub enum ConnectError {
     Unknown { url: String, error: AttemptError },
 }
 
-/// A client for a server. With a kind it need not be up. Blocks while it asks.
+/// Builds the client for a server. With a kind the server need not be up; without one this blocks
+/// until the server answers, at most `control_s`.
 ///
 /// # Errors
 /// If the address cannot be one, or the server does not answer what it is.
+///
+/// # Panics
+/// Without a kind, if called on a thread that runs an async runtime.
 pub fn connect(
     server: ServerConfig,
     options: &ConnectOptions,
@@ -146,7 +158,7 @@ pub fn connect(
     })
 }
 
-/// What a server is, and whether it is a llama.cpp, which returns ids.
+/// The kind of a running server, and whether it is a llama.cpp, which returns ids.
 fn ask(server: &ServerConfig) -> Result<(EngineKind, bool), ConnectError> {
     let http = Http::new(&server.url, server.api_key.as_deref(), server.timeouts)?;
     let runtime = tokio::runtime::Builder::new_current_thread()

@@ -1,41 +1,49 @@
-//! What goes wrong with a call to a server, and what is to blame.
+//! Errors of calls to servers, and the part that each of them blames.
 
 use sinew_types::{EngineError, PolicyVersion, TokenId};
 use std::fmt;
 
-/// Tokens that cannot be right.
+/// Tokens that cannot be right. Positions count from the attempt's first token.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum TokenFault {
+    /// There is not one log-probability for each id.
     #[error("{ids} ids came with {logprobs} log-probs")]
     Count { ids: usize, logprobs: usize },
+    /// An id at or above the vocabulary.
     #[error("token {position}: id {id} is outside the vocabulary of {vocab}")]
     UnknownId {
         position: usize,
         id: TokenId,
         vocab: usize,
     },
+    /// Missing, not finite, above 0, or a server's mark for "none".
     #[error("token {position} (id {id}): log-prob {value:?} is not a log-probability")]
     Logprob {
         position: usize,
         id: TokenId,
         value: Option<f64>,
     },
+    /// More tokens than `max_tokens`.
     #[error("{sampled} tokens came, {asked} were asked for")]
     TooMany { sampled: usize, asked: u32 },
+    /// The server did not stop where the request asked it to.
     #[error("token {position} follows the stop id {stop}")]
     PastStop { position: usize, stop: TokenId },
+    /// The echoed prompt differs from the one that was sent.
     #[error("the server used another prompt: position {position} is {found:?}, {sent:?} was sent")]
     Prompt {
         position: usize,
         sent: Option<TokenId>,
         found: Option<TokenId>,
     },
+    /// A server that repeats all tokens in each piece changed one of them.
     #[error("token {position} was {before} and became {now}")]
     Rewritten {
         position: usize,
         before: TokenId,
         now: TokenId,
     },
+    /// The reason of the end does not fit the tokens.
     #[error("the server's end ({end}) contradicts its {sampled} tokens: {why}")]
     End {
         end: String,
@@ -47,10 +55,15 @@ pub enum TokenFault {
 /// The part of a call in which the time ran out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
+    /// Opening the connection.
     Connect,
+    /// Queue and prompt.
     FirstToken,
+    /// A piece of the stream.
     BetweenTokens,
+    /// The attempt as a whole.
     Whole,
+    /// A call that does not generate.
     Control,
 }
 
@@ -70,22 +83,29 @@ impl fmt::Display for Stage {
 /// [`AttemptError::Version`].
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum AttemptError {
+    /// No connection: the server is down, or the address is wrong.
     #[error("connect to {to}: {why}")]
     Connect { to: String, why: String },
+    /// Nothing came within the limit of a stage.
     #[error("no {stage} within {limit_s} s")]
     Timeout { stage: Stage, limit_s: f64 },
     /// The server has no capacity now.
     #[error("busy, status {status}: {body}")]
     Busy { status: u16, body: String },
+    /// A status that no other variant stands for.
     #[error("status {status}: {body}")]
     Status { status: u16, body: String },
     /// The stream ended without saying why.
     #[error("the stream was cut: {0}")]
     Cut(String),
+    /// An answer that is not of the expected form: perhaps another kind of server.
     #[error("unreadable answer: {0}")]
     Protocol(String),
+    /// Tokens that cannot be right.
     #[error("wrong tokens: {0}")]
     Tokens(#[from] TokenFault),
+    /// The server has other weights than the attempt must be sampled by. Tokens that came before
+    /// are not trusted.
     #[error("weights {expected} were to sample, the server has {found}")]
     Version {
         expected: PolicyVersion,
@@ -94,25 +114,28 @@ pub enum AttemptError {
     /// The request itself is at fault: no server would take it.
     #[error("refused: {0}")]
     Refused(#[from] EngineError),
+    /// The server, as it was started, has no such function.
     #[error("this server cannot: {0}")]
     Unsupported(String),
 }
 
-/// Whose fault an error is: decides between retry, failover and giving up.
+/// The part that an error blames: decides between retry, failover and giving up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Blame {
-    /// The request's: it fails.
+    /// The request: it fails at once, since no engine would take it.
     Request,
-    /// The load's: the same engine may do it later.
+    /// The load of the server: the same engine may do it after a pause. Does not count as a
+    /// failure.
     Moment,
-    /// The engine's: another one should do it; several in a row open the breaker.
+    /// The engine: another one should do it; several such errors in a row open its breaker.
     Engine,
-    /// The engine's, and nothing it says is believed until it is verified again.
+    /// The engine, and nothing it says is believed until its weights are verified again; opens its
+    /// breaker at once.
     Trust,
 }
 
 impl AttemptError {
-    /// Whose fault it is.
+    /// The part to blame; the table of the module `http` shows which answers become which errors.
     pub fn blame(&self) -> Blame {
         match self {
             Self::Refused(_) => Blame::Request,

@@ -1,9 +1,14 @@
-//! Publishing weights as directories that servers load: `transformers` layout, checksums,
-//! complete or not there.
+//! Publishes weights as directories that servers load: `transformers` layout, checksums, complete
+//! or not there.
 //!
-//! `WEIGHTS_DIR/v00000012/` has `model.safetensors`, copies of the start model's small files, and
-//! `manifest.json` with the version and a BLAKE3 sum of each file. It is written under another name,
-//! synchronized, and renamed when it is complete.
+//! ```text
+//! WEIGHTS_DIR/v00000012/model.safetensors   all tensors, in f32 or bf16
+//!                       manifest.json       version, tensors, a BLAKE3 sum of each tensor
+//!                       config.json, ...    copies of the start model's small files
+//! ```
+//!
+//! A version is written under the hidden name `.v00000012.part`, synchronized, and renamed when it
+//! is complete: a reader never sees a part of one.
 
 use half::{bf16, f16};
 use safetensors::tensor::{Dtype, View};
@@ -16,22 +21,25 @@ use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
+/// The one file of tensors: `safetensors` with the metadata `format = pt`, as `transformers`
+/// expects.
 const TENSORS: &str = "model.safetensors";
+/// Written last, so a directory with this file is complete.
 const MANIFEST: &str = "manifest.json";
-/// Of the start directory, files up to this size are published along: configuration and
+/// Files of the start directory up to this size are published with the weights: configuration and
 /// tokenizer, not weights.
 const MAX_COMPANION_BYTES: u64 = 32 << 20;
 
 /// Number type of published tensors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FolderDtype {
-    /// Exact.
+    /// Exact: an engine that computes in f32 has the trainer's weights to the bit.
     F32,
-    /// What most servers compute in; half the size.
+    /// Rounded to nearest; half the size. Most servers compute in it, so they would round anyway.
     Bf16,
 }
 
-/// Why weights were not published.
+/// Reasons for which weights were not published. Nothing was put in place then.
 #[derive(Debug, thiserror::Error)]
 pub enum FolderError {
     #[error("{what} {path}: {error}")]
@@ -40,8 +48,10 @@ pub enum FolderError {
         path: PathBuf,
         error: std::io::Error,
     },
+    /// The source names a tensor that it does not have.
     #[error("tensor `{0}` is named but not there")]
     Missing(String),
+    /// The source names no tensor.
     #[error("no tensor in the set")]
     Empty,
     #[error("write {path}: {why}")]
@@ -58,14 +68,17 @@ pub struct WeightsFolder {
     dtype: FolderDtype,
     /// Whether an output matrix is written where the model uses its embedding.
     untied: bool,
-    /// Versions that stay on disk.
+    /// Number of versions that stay on disk: 2, so that a server that still reads the last one is
+    /// not disturbed.
     keep: usize,
 }
 
-/// The embedding, and the output matrix that may be the same.
+/// The input embedding, and the output matrix, which is the same tensor in models with tied
+/// embeddings.
 const EMBEDDING: &str = "model.embed_tokens.weight";
 const OUTPUT: &str = "lm_head.weight";
 
+/// A tensor of a safetensors file: shape, type, bytes.
 struct Stored<'a> {
     shape: &'a [usize],
     bytes: Cow<'a, [u8]>,
@@ -91,7 +104,8 @@ impl View for &Stored<'_> {
 }
 
 impl WeightsFolder {
-    /// Publishes under `root`. The small files of `base` are copied to each version.
+    /// Publishes under `root`, which all servers see under the same path. The small files of `base`
+    /// are copied to each version.
     pub fn new(root: impl Into<PathBuf>, base: Option<PathBuf>, dtype: FolderDtype) -> Self {
         Self {
             root: root.into(),
@@ -102,9 +116,10 @@ impl WeightsFolder {
         }
     }
 
-    /// With `true`, a model whose output matrix is its embedding is written with both, for
+    /// With `true`, a model whose output matrix is its embedding is written with both tensors, for
     /// servers that were started with both: vLLM 0.32 on a CPU packs the output matrix once and
-    /// keeps that copy when it loads new weights, unless it has a tensor of its own.
+    /// keeps that copy when it loads new weights, unless it has a tensor of its own. Default:
+    /// `false`.
     #[must_use]
     pub fn untied(mut self, untied: bool) -> Self {
         self.untied = untied;
@@ -195,6 +210,7 @@ impl WeightsFolder {
         Ok(listed)
     }
 
+    /// Copies the small files of the start directory: all but `*.safetensors*`, up to 32 MiB each.
     fn copy_companions(&self, to: &Path) -> Result<(), FolderError> {
         let Some(base) = &self.base else {
             return Ok(());
@@ -212,7 +228,8 @@ impl WeightsFolder {
         Ok(())
     }
 
-    /// Removes all versions but the newest ones up to `version`.
+    /// Removes all versions but the newest ones up to `version`. Later ones stay: another run may
+    /// write here.
     fn prune(&self, root: &Path, version: PolicyVersion) -> Result<(), FolderError> {
         let mut versions = Vec::new();
         for entry in fs::read_dir(root).map_err(io("read", root))? {
@@ -241,7 +258,8 @@ fn parse(name: &str) -> Option<PolicyVersion> {
     Some(PolicyVersion(number))
 }
 
-/// The elements of a tensor in the type of the file.
+/// The elements of a tensor in the type of the file, little-endian. Borrowed if the type is the
+/// same.
 fn bytes_as(view: TensorView<'_>, dtype: sinew_types::Dtype) -> Cow<'_, [u8]> {
     use sinew_types::Dtype;
     if view.dtype() == dtype {

@@ -1,7 +1,17 @@
 //! Output formats at outside engines: their own guided decoding, or as advice.
 //!
-//! Their masks are not known here, so that what they sample under a format cannot be trained; tokens that
-//! were sampled freely, with the format as advice, can be.
+//! Their masks are not known here, so that tokens that they sample under a format cannot be
+//! trained; tokens that were sampled freely, with the format as advice, can be.
+//!
+//! | format | vLLM, in `structured_outputs` | SGLang, in `sampling_params` |
+//! |---|---|---|
+//! | JSON Schema | `json` | `json_schema` |
+//! | JSON object | `json_object` | `json_schema` of an object |
+//! | pattern | `regex` | `regex` |
+//! | Lark grammar | `grammar` | refused: its grammars are EBNF |
+//! | choice | `choice` | `regex` with the texts escaped |
+//! | optional tool calls | `structural_tag`, as text | `structural_tag`, as text |
+//! | required, single or constrained answers with calls | refused | refused |
 
 use serde_json::{Map, Value, json};
 use sinew_types::{
@@ -10,20 +20,21 @@ use sinew_types::{
 use std::str::FromStr;
 use std::sync::Arc;
 
-/// What becomes of a request's format.
+/// How an output format of a request is handled.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum FormatMode {
-    /// The server holds to it by its own guided decoding.
+    /// The server enforces it by its own guided decoding; its tokens are not trained on.
     #[default]
     Guided,
-    /// The server does not get it; the caller checks the answer afterwards.
+    /// The server does not get it; the caller checks the answer afterwards. Its tokens can be
+    /// trained on.
     Advice,
     /// The request is refused.
     Refuse,
 }
 
 impl FormatMode {
-    /// Names as recipes and the command line use them.
+    /// The values of the recipe key and of the command line, in the order of the variants.
     pub const NAMES: [&'static str; 3] = ["guided", "advice", "refuse"];
 }
 
@@ -41,10 +52,8 @@ impl FromStr for FormatMode {
 }
 
 impl FormatMode {
-    /// Takes the format out of `sampling` if the server is not to know of it; what is recorded of it.
-    ///
-    /// # Errors
-    /// If formats are refused.
+    /// Takes the format out of `sampling` unless the server enforces it, and returns the record of
+    /// it that goes with the tokens.
     pub(crate) fn apply(
         self,
         sampling: &mut SamplingParams,
@@ -72,7 +81,7 @@ impl FormatMode {
     }
 }
 
-/// That a server of `kind` has no field for this format.
+/// The error for a format that a server of `kind` has no field for.
 fn unknown(kind: &str, format: &Format, why: &str) -> EngineError {
     EngineError::Format(format!(
         "{kind} cannot hold to {}: {why}; use the embedded engine, or formats as advice",
@@ -84,7 +93,8 @@ fn parsed(kind: &str, format: &Format, schema: &str) -> Result<Value, EngineErro
     serde_json::from_str(schema).map_err(|e| unknown(kind, format, &format!("it is not JSON: {e}")))
 }
 
-/// Calls as both servers' structural tags write them.
+/// Tool calls in the form of both servers' structural tags. Optional calls only: a tag can neither
+/// require one nor limit their number.
 fn structural_tag(kind: &str, format: &Format) -> Result<Value, EngineError> {
     let Grammar::Tools(tools) = &format.grammar else {
         return Err(unknown(kind, format, "it has no calls"));
@@ -105,10 +115,7 @@ fn structural_tag(kind: &str, format: &Format) -> Result<Value, EngineError> {
     }))
 }
 
-/// vLLM's `structured_outputs`.
-///
-/// # Errors
-/// If it has no field for the format.
+/// vLLM's `structured_outputs` for a format.
 pub(crate) fn vllm(format: &Format) -> Result<Value, EngineError> {
     const KIND: &str = "vLLM";
     let mut fields = Map::new();
@@ -132,10 +139,7 @@ pub(crate) fn vllm(format: &Format) -> Result<Value, EngineError> {
     Ok(Value::Object(fields))
 }
 
-/// SGLang's field of `sampling_params`, and its value.
-///
-/// # Errors
-/// If it has no field for the format.
+/// SGLang's field of `sampling_params` for a format, and its value. A choice becomes a pattern.
 pub(crate) fn sglang(format: &Format) -> Result<(&'static str, Value), EngineError> {
     const KIND: &str = "SGLang";
     Ok(match &format.grammar {

@@ -1,4 +1,4 @@
-//! Requests to model servers. Every call has a connection of its own: closing it aborts a
+//! HTTP calls to model servers. Every call has a connection of its own: closing it aborts a
 //! generation, and no stale connection is met.
 //!
 //! | answer | error | consequence |
@@ -10,6 +10,8 @@
 //! | other statuses | [`AttemptError::Status`] | retry on another engine |
 //! | the connection ends early | [`AttemptError::Cut`] | retry from the ids so far |
 //! | not the expected JSON, too long | [`AttemptError::Protocol`] | the engine is verified again |
+//!
+//! Every wait has a limit from [`Timeouts`], and every answer a maximum length.
 
 use crate::config::{ConfigError, Timeouts};
 use crate::error::{AttemptError, Stage};
@@ -26,17 +28,18 @@ use std::error::Error;
 use std::future::Future;
 use std::time::Duration;
 
-/// Maximum length of an answer that is no stream: the metrics of a large server fit.
+/// Maximum length of an answer that is no stream, 16 MiB: the metrics of a large server fit.
 const MAX_BODY_BYTES: usize = 16 << 20;
-/// Maximum length of a quoted error text.
+/// Maximum length of a quoted error text, in characters.
 const MAX_QUOTED: usize = 400;
 
-/// A server's address and the client that speaks to it.
+/// A server's address and the client that speaks to it. Cheap to clone.
 #[derive(Clone)]
 pub(crate) struct Http {
     client: Client,
+    /// The address as it was configured, for messages.
     name: String,
-    /// Without a final slash and `/v1`.
+    /// The address without a final slash and `/v1`; paths are appended to it.
     base: String,
     pub(crate) timeouts: Timeouts,
 }
@@ -103,7 +106,8 @@ impl Http {
         &self.name
     }
 
-    /// Sends a request and waits for the head of the answer.
+    /// Sends a request and waits for the head of the answer, within the limit of `head` plus the
+    /// time to connect.
     async fn send(
         &self,
         method: Method,
@@ -155,6 +159,10 @@ impl Http {
         within(stage, limit_s, all).await?
     }
 
+    /// Reads a small JSON answer within `control_s`.
+    ///
+    /// # Errors
+    /// [`AttemptError::Protocol`] if it is not the expected JSON.
     pub(crate) async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, AttemptError> {
         let bytes = self.get_bytes(path).await?;
         serde_json::from_slice(&bytes).map_err(|e| AttemptError::Protocol(format!("{path}: {e}")))
@@ -170,7 +178,7 @@ impl Http {
         Ok(String::from_utf8_lossy(&bytes).into_owned())
     }
 
-    /// The answer to a command, whatever its form.
+    /// Sends a command and reads its answer, of any form, within `limit_s` seconds.
     pub(crate) async fn post(
         &self,
         path: &str,
@@ -180,7 +188,8 @@ impl Http {
         self.whole(Method::POST, path, body, limit_s).await
     }
 
-    /// Starts a generation whose tokens are streamed.
+    /// Starts a generation whose tokens are streamed. Returns once the head of the answer is there,
+    /// within `first_token_s`.
     pub(crate) async fn stream(
         &self,
         path: &str,
@@ -208,7 +217,7 @@ fn tls() -> ClientConfig {
         .with_no_client_auth()
 }
 
-/// The innermost reason of an error: what is around it repeats the address.
+/// The innermost reason of an error: the outer ones repeat the address.
 fn cause(error: &reqwest::Error) -> String {
     let mut cause: &dyn Error = error;
     while let Some(source) = cause.source() {
@@ -245,7 +254,7 @@ pub(crate) async fn within<T>(
     done.map_err(|_| AttemptError::Timeout { stage, limit_s })
 }
 
-/// The answer if its status says success; otherwise the error that it means.
+/// The answer if its status is a success; otherwise the error that the status stands for.
 async fn checked(answer: Response) -> Result<Response, AttemptError> {
     let status = answer.status();
     if status.is_success() {
@@ -271,7 +280,7 @@ async fn checked(answer: Response) -> Result<Response, AttemptError> {
     })
 }
 
-/// The beginning of a text, on one line.
+/// The beginning of a text, on one line, for an error message.
 pub(crate) fn quoted(text: &str) -> String {
     let mut short: String = text.chars().take(MAX_QUOTED).collect();
     if short.len() < text.len() {
@@ -280,18 +289,23 @@ pub(crate) fn quoted(text: &str) -> String {
     short.replace(['\n', '\r'], " ").trim().to_owned()
 }
 
-/// The events of a generation.
+/// The events of a generation. Dropping it closes the connection, and the server aborts.
 #[derive(Debug)]
 pub(crate) struct EventStream {
     answer: Response,
     parser: SseParser,
     ready: VecDeque<Vec<u8>>,
+    /// Whether the first event is still to come, which has another time limit.
     first: bool,
     timeouts: Timeouts,
 }
 
 impl EventStream {
     /// The data of the next event; `None` when the server has closed the stream properly.
+    ///
+    /// # Errors
+    /// If no event comes in time, the connection ends in the middle of one, or an event is too
+    /// long.
     pub(crate) async fn next(&mut self) -> Result<Option<Vec<u8>>, AttemptError> {
         let (stage, limit_s) = if self.first {
             (Stage::FirstToken, self.timeouts.first_token_s)
@@ -322,7 +336,10 @@ impl EventStream {
     }
 }
 
-/// An event as JSON. `None` for `[DONE]`.
+/// Parses an event as JSON. `None` for `[DONE]`.
+///
+/// # Errors
+/// If it is an error object of the server, or not the expected JSON.
 pub(crate) fn event<T: DeserializeOwned>(data: &[u8]) -> Result<Option<T>, AttemptError> {
     if data == b"[DONE]" {
         return Ok(None);

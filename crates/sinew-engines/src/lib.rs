@@ -2,21 +2,28 @@
 //!
 //! A request is carried out as one or more **attempts**: calls to one server, each sampled by one
 //! version of the weights. An attempt that fails, is interrupted by new weights or meets a dying
-//! server is followed by another one, on whichever engine may serve, which starts from the ids
-//! so far: nothing is tokenized again and no token that arrived is lost.
+//! server is followed by another one, on any engine that can serve, which starts from the ids so
+//! far: nothing is tokenized again and no token that arrived is lost.
 //!
-//! From the outside in: [`RemoteEngine`] is a thread that carries out what a [`route::Router`]
-//! decides (pure: no clock, no randomness, no I/O) over [`Backend`]s: [`VllmBackend`],
-//! [`SglangBackend`], [`OpenaiBackend`] (evaluation only) and [`LocalBackend`] (any other
-//! engine of this process).
+//! | part | purpose |
+//! |---|---|
+//! | [`RemoteEngine`] | the `Engine` port: a thread that carries out the router's decisions |
+//! | [`route::Router`] | decisions, pure: no clock, no randomness, no I/O |
+//! | [`Backend`] | the port of one server: attempts, probes, weights |
+//! | [`VllmBackend`], [`SglangBackend`] | token-exact servers that load weights from a [`WeightsFolder`] |
+//! | [`OpenaiBackend`] | any server with `/v1/completions`, for evaluation only |
+//! | [`LocalBackend`] | any other engine of this process |
 //!
 //! Invariants:
 //! - Every submitted request gets exactly one last event.
 //! - No attempt starts on an engine that is not healthy or whose weights are not verified to be of
-//!   the version that is asked for; a token is handed on with the version its attempt was given.
-//! - Ids, log-probabilities and the reason of the end are checked before they are handed on:
-//!   as many log-probabilities as ids, all finite, the echoed prompt the one that was sent.
+//!   the requested version; a token is handed on with the version its attempt was given.
+//! - Ids, log-probabilities and the reason of the end are checked before they are handed on: as
+//!   many log-probabilities as ids, all finite, the echoed prompt the one that was sent.
 //! - Every wait has a deadline, every queue, answer and retry a bound.
+//!
+//! To test: the router is driven with histories of events and a clock of numbers; backends are
+//! tested against servers in this process that answer with recorded bytes.
 
 mod attempt;
 mod backend;

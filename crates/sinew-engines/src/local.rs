@@ -1,4 +1,8 @@
-//! Any other engine of this process behind the router.
+//! Another engine of this process behind the router, such as the embedded one.
+//!
+//! It needs no network and reports its version with every token. Weights are loaded from tensors; a
+//! second load from a folder alone is not supported, so an engine that failed a load stays unused
+//! until the next one.
 
 use crate::attempt::{Attempt, AttemptEnd, ServerEnd};
 use crate::backend::{AttemptSink, Backend, Probe, ServedWeights, Weights};
@@ -12,7 +16,8 @@ use sinew_types::{
 use std::sync::Arc;
 use tokio::sync::mpsc;
 
-/// Request ids of attempts: far from those that others give an engine that they share.
+/// First request id of attempts: far from those that other callers give to an engine that they
+/// share.
 const FIRST_ID: u64 = 1 << 62;
 
 /// An engine of this process, such as the embedded one.
@@ -50,6 +55,7 @@ impl LocalBackend {
         }
     }
 
+    /// Submits the attempt as a request of the engine and follows its events to the last one.
     async fn run(
         &self,
         attempt: &Attempt,
@@ -121,7 +127,7 @@ fn server_end(reason: &FinishReason) -> ServerEnd {
     }
 }
 
-/// Whose fault an engine's error is.
+/// Sorts an engine's error by the part that it blames.
 fn refusal(error: EngineError) -> AttemptError {
     match error {
         EngineError::QueueFull { .. } => AttemptError::Busy {

@@ -11,7 +11,7 @@ pub(crate) struct Sample {
     pub(crate) value: f64,
 }
 
-/// Every sample of an answer; lines that are no sample are skipped.
+/// Every sample of an answer; lines that are no sample are skipped: a server may add any.
 #[derive(Debug, Default)]
 pub(crate) struct Metrics {
     samples: Vec<Sample>,
@@ -23,23 +23,24 @@ impl Metrics {
         Self { samples }
     }
 
-    /// Those called `name`: one for each engine process behind the server.
+    /// Samples called `name`: one for each engine process behind the server.
     pub(crate) fn all<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a Sample> {
         self.samples.iter().filter(move |s| s.name == name)
     }
 
+    /// Value of the first sample called `name`.
     pub(crate) fn first(&self, name: &str) -> Option<f64> {
         self.all(name).next().map(|s| s.value)
     }
 
-    /// Of a counter or gauge over all processes; `None` if it is not there.
+    /// Sum of a counter or gauge over all processes; `None` if it is not there.
     pub(crate) fn sum(&self, name: &str) -> Option<f64> {
         let mut values = self.all(name).map(|s| s.value).peekable();
         values.peek()?;
         Some(values.sum())
     }
 
-    /// As a count, 0 if it is missing.
+    /// The sum as a count; 0 if it is missing or negative.
     pub(crate) fn count(&self, name: &str) -> u64 {
         self.sum(name).filter(|v| *v >= 0.0).unwrap_or(0.0) as u64
     }

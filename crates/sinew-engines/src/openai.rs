@@ -19,22 +19,24 @@ use sinew_types::{EngineError, Fidelity, FinishReason, PolicyVersion, SamplingPa
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Text to ids and back, for servers that know text only.
+/// Text to ids and back, for servers that know text only. Implemented by the renderer's tokenizer.
 pub trait TextCodec: Send + Sync {
     /// The text of `ids`, control tokens written out.
     fn decode(&self, ids: &[TokenId]) -> String;
 
-    /// Ids of a text that a model wrote.
+    /// Ids of a text that a model wrote. They need not be the ids that the server sampled.
     fn encode(&self, text: &str) -> Vec<TokenId>;
 }
 
-/// An OpenAI-compatible server.
+/// An OpenAI-compatible server. Its tokens are of [`Fidelity::Evaluation`], and it loads no
+/// weights.
 pub struct OpenaiBackend {
     http: Http,
     config: ServerConfig,
     codec: Option<Arc<dyn TextCodec>>,
     extra: Map<String, Value>,
     model: Mutex<Option<String>>,
+    /// The label that the router gave it: the protocol has none.
     version: Mutex<Option<PolicyVersion>>,
 }
 
@@ -84,8 +86,9 @@ struct Content {
 }
 
 impl OpenaiBackend {
-    /// The server of `config`, which need not be up yet. With a `codec` it is sent text, and
-    /// its text is made into ids if it has none; without one it is sent ids and must return ids.
+    /// A client of the server of `config`, which need not be up yet. With a `codec` the server is
+    /// sent text, and its text is made into ids if it returns none; without one it is sent ids and
+    /// must return ids.
     ///
     /// # Errors
     /// If the address cannot be one.
@@ -111,6 +114,7 @@ impl OpenaiBackend {
         self
     }
 
+    /// Name of the served model: configured, or the first one that the server lists.
     async fn model(&self) -> Result<String, AttemptError> {
         if let Some(model) = &self.config.model {
             return Ok(model.clone());
@@ -201,7 +205,7 @@ impl OpenaiBackend {
             let content = choice.logprobs.and_then(|l| l.content).unwrap_or_default();
             if self.codec.is_some() {
                 text.push_str(&choice.text);
-            } else if !told(&content, sink, max_tokens).await? && !choice.text.is_empty() {
+            } else if !returned(&content, sink, max_tokens).await? && !choice.text.is_empty() {
                 let why = "telling token ids: give it a tokenizer, to be sent text".to_owned();
                 return Err(AttemptError::Unsupported(why));
             }
@@ -214,13 +218,13 @@ impl OpenaiBackend {
         if let Some(codec) = &self.codec {
             let mut ids = codec.encode(&text);
             ids.truncate(max_tokens as usize);
-            invented(&ids, attempt, sink).await?;
+            made_up(&ids, attempt, sink).await?;
         }
         self.end(&finish, attempt, max_tokens, sink).await
     }
 
-    /// The protocol does not say which token or string ended an output, nor is it a part of
-    /// the text: the first stop id stands for it.
+    /// Translates the reason of the end. The protocol does not say which token or string ended an
+    /// output, nor is it a part of the text: the first stop id stands for it.
     async fn end(
         &self,
         finish: &str,
@@ -239,7 +243,7 @@ impl OpenaiBackend {
                     if sink.sampled() >= max_tokens as usize {
                         return sink.end(&ServerEnd::Length).await;
                     }
-                    invented(&[id], attempt, sink).await?;
+                    made_up(&[id], attempt, sink).await?;
                     return sink.end(&ServerEnd::StopId(Some(id))).await;
                 }
                 match attempt.sampling.stop_strings.first() {
@@ -255,7 +259,7 @@ impl OpenaiBackend {
     }
 }
 
-/// What all such servers are good for.
+/// The fidelity of all such servers.
 pub(crate) fn fidelity() -> Fidelity {
     let why = "an OpenAI-compatible server tells neither which token ids it sampled with which \
         log-probs nor by which weights, and cannot be given new ones"
@@ -263,8 +267,8 @@ pub(crate) fn fidelity() -> Fidelity {
     Fidelity::Evaluation { why }
 }
 
-/// Hands on tokens whose ids the server returns; whether it does.
-async fn told(
+/// Hands on the tokens of a piece if the server returns their ids; `false` if it does not.
+async fn returned(
     content: &[Content],
     sink: &mut AttemptSink,
     max_tokens: u32,
@@ -279,8 +283,9 @@ async fn told(
     Ok(true)
 }
 
-/// Hands on tokens that were not sampled: their log-probability is not known, 0 stands for it.
-async fn invented(
+/// Hands on tokens that were not sampled as such: their log-probability is unknown, 0 stands for
+/// it.
+async fn made_up(
     ids: &[TokenId],
     attempt: &Attempt,
     sink: &mut AttemptSink,

@@ -1,20 +1,27 @@
-//! What a server that speaks token ids says of an attempt, piece by piece.
+//! The answer of a server that speaks token ids, put together piece by piece.
+//!
+//! vLLM and SGLang differ in the form of a piece (their `wire` modules read it) and not in the
+//! checks, which stand here.
 
 use crate::attempt::{Attempt, AttemptEnd, ServerEnd};
 use crate::backend::{AttemptSink, ServedWeights};
 use crate::error::AttemptError;
 use sinew_types::{FinishReason, TokenId, TokenLogprob};
 
-/// What a piece says that the ones before it did not.
+/// The content of one piece that earlier pieces did not have.
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct Seen {
+    /// The prompt that the server says it used.
     pub(crate) prompt: Option<Vec<TokenId>>,
+    /// New ids, with one log-probability each and the alternatives of each.
     pub(crate) ids: Vec<TokenId>,
     pub(crate) logprobs: Vec<Option<f64>>,
     pub(crate) top: Vec<Vec<TokenLogprob>>,
+    /// The reason of the end, with the last piece.
     pub(crate) end: Option<ServerEnd>,
-    /// Labels of the weights that sampled, where it says.
+    /// Labels of the weights that sampled, if the server says them.
     pub(crate) versions: Vec<String>,
+    /// Prompt tokens found in the server's prefix cache.
     pub(crate) cached: Option<u32>,
 }
 
@@ -28,6 +35,10 @@ pub(crate) struct Pieces {
 
 impl Pieces {
     /// Checks a piece and hands its tokens on.
+    ///
+    /// # Errors
+    /// If its weights are not the attempt's: before any of its tokens is handed on. If the tokens
+    /// cannot be right.
     pub(crate) async fn take(
         &mut self,
         seen: Seen,
@@ -62,7 +73,10 @@ impl Pieces {
         self.echoed
     }
 
-    /// The end of the attempt; an error if the server never said one.
+    /// The end of the attempt.
+    ///
+    /// # Errors
+    /// If the server never gave a reason: then the stream was cut.
     pub(crate) fn end(self, sink: &AttemptSink) -> Result<AttemptEnd, AttemptError> {
         let Some(reason) = self.reason else {
             let why = format!("after {} tokens, without a reason", sink.sampled());

@@ -24,12 +24,12 @@ use serde_json::{Value, json};
 use sinew_types::{EngineError, Fidelity, PolicyVersion, SamplingParams};
 use std::sync::{Mutex, PoisonError};
 
-/// What only SGLang has.
+/// Options of SGLang servers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SglangOptions {
     /// [`LogprobMode::Raw`] where the server runs with `SGLANG_RETURN_ORIGINAL_LOGPROB=1`.
     pub logprobs: LogprobMode,
-    /// Send priorities; the server must run with `--enable-priority-scheduling`.
+    /// Send priorities; the server must run with `--enable-priority-scheduling`. Default: off.
     pub priorities: bool,
 }
 
@@ -42,7 +42,7 @@ impl Default for SglangOptions {
     }
 }
 
-/// What the server says once.
+/// Facts about the server that are asked for once, and again when its weights are not ours.
 #[derive(Clone, Copy, Debug)]
 struct Limits {
     context: Option<usize>,
@@ -127,6 +127,7 @@ impl SglangBackend {
         Ok(limits)
     }
 
+    /// The label of the server's weights. Until version 0.5 the path was `/get_model_info`.
     async fn weights(&self) -> Result<ServedWeights, AttemptError> {
         let info: ModelInfo = match self.http.get("/model_info").await {
             Err(AttemptError::Status { status: 404, .. }) => {
@@ -176,11 +177,12 @@ impl SglangBackend {
         pieces.end(sink)
     }
 
+    /// One probe: health, weights, limits, and metrics where the server has `--enable-metrics`.
     async fn look(&self) -> Result<Probe, AttemptError> {
         self.http.get_bytes("/health").await?;
         let weights = self.weights().await?;
         if !matches!(weights, ServedWeights::Version(_)) {
-            // It may be another process than the one that these were asked of.
+            // Perhaps another process than the one that reported the limits.
             *self.limits.lock().unwrap_or_else(PoisonError::into_inner) = None;
         }
         let limits = self.limits().await?;
@@ -215,6 +217,8 @@ impl SglangBackend {
         Ok(probe)
     }
 
+    /// Sends a command. An answer with `success: false` and a refused command mean that the server
+    /// cannot do it.
     async fn command(&self, path: &str, body: &Value, limit_s: f64) -> Result<(), AttemptError> {
         let answer = self.http.post(path, Some(body), limit_s).await;
         match answer {
@@ -240,6 +244,8 @@ impl SglangBackend {
             .await
     }
 
+    /// Loads weights from a folder: label as loading, load, verify. A server that dies in between
+    /// is never taken for one of the version.
     async fn swap(&self, weights: &Weights) -> Result<(), AttemptError> {
         let Some(folder) = &weights.folder else {
             let why = "loading weights without a folder: set `weights_dir`".to_owned();
@@ -292,7 +298,7 @@ impl Backend for SglangBackend {
         attempt: &'a Attempt,
         sink: &'a mut AttemptSink,
     ) -> BoxFuture<'a, Result<AttemptEnd, AttemptError>> {
-        // What a server is not asked for it does not hold to: no attempt goes out without its format.
+        // No attempt goes out without its format: a server does not enforce a format that it does not get.
         async move {
             self.accepts(&attempt.sampling)?;
             self.run(attempt, sink).await

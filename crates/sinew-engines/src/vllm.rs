@@ -36,20 +36,23 @@ pub enum VllmApi {
     Generate,
 }
 
-/// What only vLLM has.
+/// Options of vLLM servers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct VllmOptions {
+    /// Endpoint that generates. Default: `/v1/completions`.
     pub api: VllmApi,
     /// [`LogprobMode::Processed`] where the server runs with `--logprobs-mode processed_logprobs`.
     pub logprobs: LogprobMode,
-    /// Level of [`Backend::sleep`]: 1 keeps the weights in host memory, 2 discards them.
+    /// Level of [`Backend::sleep`]: 1 keeps the weights in host memory, 2 discards them. Default:
+    /// 1.
     pub sleep_level: u8,
-    /// Send priorities; the server must run with `--scheduling-policy priority`.
+    /// Send priorities; the server must run with `--scheduling-policy priority`. Default: off.
     pub priorities: bool,
 }
 
 impl VllmOptions {
-    /// Temperatures below, but 0, become this one in vLLM, with a warning in its log alone.
+    /// vLLM raises temperatures between 0 and this one to it, with a warning in its log alone; they
+    /// are refused here.
     pub const LOWEST_TEMPERATURE: f32 = 0.01;
 }
 
@@ -64,22 +67,22 @@ impl Default for VllmOptions {
     }
 }
 
-/// What the server says once.
+/// Facts about the model that are asked for once per process of the server.
 #[derive(Clone, Debug)]
 struct Model {
     id: String,
     context: Option<usize>,
 }
 
-/// What is remembered between calls.
+/// State that is kept between calls.
 #[derive(Debug, Default)]
 struct Memory {
     model: Option<Model>,
     /// Start time of the process that `model` and `held` are about.
     started: Option<f64>,
-    /// Weights that we know of ourselves, where the server has no label for them.
+    /// Weights that this process has loaded, for servers that have no label.
     held: Option<PolicyVersion>,
-    /// The server has no `/weight_info`.
+    /// Whether the server has no `/weight_info`.
     unlabelled: bool,
 }
 
@@ -155,7 +158,8 @@ impl VllmBackend {
         Ok(model)
     }
 
-    /// The label of the server's weights, or what we know of them ourselves.
+    /// The label of the server's weights, or, on a server without labels, the version that was
+    /// loaded here.
     async fn weights(&self) -> Result<ServedWeights, AttemptError> {
         match self.http.get::<WeightInfo>("/weight_info").await {
             Ok(info) => {
@@ -175,6 +179,8 @@ impl VllmBackend {
         self.weights().await?.verify(version)
     }
 
+    /// Runs an attempt. The version is verified before and after it: `/v1/completions` does not say
+    /// which weights sampled, so a swap by another client in between shows only then.
     async fn run(
         &self,
         attempt: &Attempt,
@@ -234,6 +240,7 @@ impl VllmBackend {
         Ok(end)
     }
 
+    /// One probe: health, metrics, model and weights. Another start time means another process.
     async fn look(&self) -> Result<Probe, AttemptError> {
         self.http.get_bytes("/health").await?;
         let metrics = Metrics::parse(&self.http.get_text("/metrics").await?);
@@ -296,6 +303,7 @@ impl VllmBackend {
         }
     }
 
+    /// Labels the server's weights. On a server without labels nothing happens.
     async fn set_label(&self, label: &str) -> Result<(), AttemptError> {
         let control_s = self.http.timeouts.control_s;
         let body = json!({ "new_version": label });
@@ -309,6 +317,8 @@ impl VllmBackend {
         }
     }
 
+    /// Loads weights from a folder: pause, label as loading, load, drop the prefix cache, label,
+    /// resume, verify. The server is resumed after an error, too: it has other users.
     async fn swap(&self, weights: &Weights) -> Result<(), AttemptError> {
         let Some(folder) = &weights.folder else {
             let why = "loading weights without a folder: set `weights_dir`".to_owned();
@@ -351,7 +361,7 @@ impl VllmBackend {
     }
 }
 
-/// KV capacity in tokens, over all processes.
+/// KV capacity in tokens, over all processes of the server; `None` if it reports none.
 fn kv_total(metrics: &Metrics) -> Option<usize> {
     let each = metrics.all("vllm:cache_config_info").filter_map(|s| {
         let number = |key: &str| s.labels.get(key)?.parse::<usize>().ok();
@@ -362,8 +372,8 @@ fn kv_total(metrics: &Metrics) -> Option<usize> {
     (total > 0).then_some(total)
 }
 
-/// Log-probabilities that are taken after bias and truncation are those of the policy where there is neither.
-/// Greedy sampling drops truncation, but not the bias.
+/// Refuses parameters with which processed log-probabilities are not the policy's: bias and
+/// truncation. Greedy sampling drops truncation, but not the bias.
 fn processed_fits(sampling: &SamplingParams) -> Result<(), AttemptError> {
     const WHY: &str = "with vLLM of `logprobs = \"processed\"`, whose log-probs are taken after it";
     if !sampling.logit_bias.is_empty() {
@@ -417,7 +427,7 @@ impl Backend for VllmBackend {
         attempt: &'a Attempt,
         sink: &'a mut AttemptSink,
     ) -> BoxFuture<'a, Result<AttemptEnd, AttemptError>> {
-        // What a server is not asked for it does not hold to: no attempt goes out without its format.
+        // No attempt goes out without its format: a server does not enforce a format that it does not get.
         async move {
             self.accepts(&attempt.sampling)?;
             self.run(attempt, sink).await

@@ -1,4 +1,8 @@
-//! What callers leave for the thread, and what it shows them.
+//! The state that callers and the engine's thread share: requests and controls in, status and
+//! counters out.
+//!
+//! One mutex guards it and is never held across a call of a sink or of a server. Callers only
+//! append; the thread takes everything in one go and publishes its status afterwards.
 
 use crate::backend::Weights;
 use crate::config::RemoteConfig;
@@ -11,9 +15,10 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 
+/// Where the answer to a control goes; its capacity of 1 lets the thread answer without waiting.
 pub(super) type Reply = SyncSender<Result<(), EngineError>>;
 
-/// What a caller waits for.
+/// A command whose caller blocks until it is carried out. One runs at a time, in order of arrival.
 pub(super) enum Control {
     Pause { paused: bool, reply: Reply },
     Load { weights: Weights, reply: Reply },
@@ -30,11 +35,12 @@ impl Control {
     }
 }
 
-/// What the servers say about the model.
+/// Limits of the model, as the servers report them.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct ModelLimits {
     /// The smallest context and vocabulary of all engines that say.
     pub(super) context: Option<usize>,
+    /// Number of token ids; ids at or above it are refused before a server is asked.
     pub(super) vocab: Option<usize>,
 }
 
@@ -45,6 +51,7 @@ pub(super) struct Inbox {
     pub(super) submitted: VecDeque<(GenerateRequest, EventSink)>,
     pub(super) aborted: BTreeSet<RequestId>,
     pub(super) controls: VecDeque<Control>,
+    /// The owner has dropped the engine: the thread ends and fails all requests.
     pub(super) dropped: bool,
     /// Why the thread has ended.
     pub(super) stopped: Option<String>,
@@ -52,16 +59,19 @@ pub(super) struct Inbox {
     pub(super) live: HashSet<RequestId>,
     pub(super) status: EngineStatus,
     pub(super) counters: Counters,
+    /// For people: state of each engine at the last publication.
     pub(super) engines: Vec<EngineView>,
     pub(super) limits: ModelLimits,
 }
 
+/// The inbox with its two signals.
 pub(super) struct Shared {
     inbox: Mutex<Inbox>,
-    /// Something for the thread.
+    /// Signals the thread that the inbox has something for it.
     pub(super) wake: Notify,
-    /// The thread has published.
+    /// Signals callers that the thread has published.
     published: Condvar,
+    /// Maximum requests that wait here and in the router together.
     max_waiting: usize,
 }
 
@@ -90,11 +100,17 @@ impl Shared {
         }
     }
 
-    /// No invariant spans a panic while the lock is held, so a poisoned lock is usable.
+    /// Locks the inbox. No invariant spans a panic while the lock is held, so a poisoned lock is
+    /// usable.
     pub(super) fn lock(&self) -> MutexGuard<'_, Inbox> {
         self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Queues a request.
+    ///
+    /// # Errors
+    /// If the thread has ended, the queue is full, or the id is in use. The sink is dropped without
+    /// a call then.
     pub(super) fn submit(
         &self,
         request: GenerateRequest,
@@ -119,6 +135,8 @@ impl Shared {
         Ok(())
     }
 
+    /// Asks for the end of a request; an unknown id is ignored, since its last event may be on its
+    /// way.
     pub(super) fn abort(&self, request: RequestId) {
         let mut inbox = self.lock();
         if inbox.live.contains(&request) {
@@ -150,7 +168,7 @@ impl Shared {
         self.published.notify_all();
     }
 
-    /// Whether `done` held within `limit`.
+    /// Waits until `done` holds; `false` if it does not within `limit`.
     pub(super) fn wait_until(&self, limit: Duration, done: impl Fn(&Inbox) -> bool) -> bool {
         let end = Instant::now() + limit;
         let mut inbox = self.lock();

@@ -1,4 +1,8 @@
-//! The thread around a [`Router`]: an inbox, attempts as tasks, looks at servers, weights.
+//! The thread around a [`Router`]: an inbox, attempts as tasks, probes of servers, weights.
+//!
+//! Callers never wait for a server but in `load_weights`, `pause`, `sleep` and
+//! [`RemoteEngine::wait_ready`]; `submit` and `abort` only append to a bounded queue. The parts:
+//! `inbox` is shared with callers, `worker` is the thread.
 
 mod inbox;
 mod worker;
@@ -19,12 +23,12 @@ use std::sync::mpsc::sync_channel;
 use std::thread::{self, JoinHandle, ThreadId};
 use std::time::Duration;
 
-/// One or several outside engines as one: requests go where they can be served, and go on
-/// elsewhere when a server fails.
+/// One or several outside engines as one: requests go where they can be served, and go on elsewhere
+/// when a server fails.
 ///
-/// Event sinks are called on its thread: they may submit and abort, but not load weights,
-/// pause or sleep. Dropping it ends the thread; requests that have not ended then fail with
-/// [`EngineError::Stopped`].
+/// Thread-safe. Event sinks are called on its thread: they may submit and abort, but not load
+/// weights, pause or sleep (these answer with an error instead of waiting forever). Dropping it
+/// ends the thread; requests that have not ended then fail with [`EngineError::Stopped`].
 #[derive(Debug)]
 pub struct RemoteEngine {
     shared: Arc<Shared>,
@@ -36,9 +40,9 @@ pub struct RemoteEngine {
 }
 
 impl RemoteEngine {
-    /// Starts it. Servers need not be up: requests wait for them, up to a deadline. `folder`
-    /// is where new weights are published for servers to load; without one, servers keep the
-    /// weights that they have.
+    /// Starts the thread. Servers need not be up: requests wait for them, up to a deadline. New
+    /// weights are published in `folder` for servers to load; without one, servers keep the weights
+    /// that they have.
     ///
     /// # Errors
     /// If there is no engine or the thread does not start.
@@ -80,15 +84,15 @@ impl RemoteEngine {
         self.shared.lock().counters.clone()
     }
 
-    /// The engines, for people.
+    /// The state of each engine, for people; at most one turn of the thread old.
     pub fn engines(&self) -> Vec<EngineView> {
         self.shared.lock().engines.clone()
     }
 
-    /// Waits until one engine may serve.
+    /// Blocks until at least one engine may serve.
     ///
     /// # Errors
-    /// After `limit`, with what is wrong with each of them.
+    /// After `limit`, with the reason for each engine, or at once if the thread has ended.
     pub fn wait_ready(&self, limit: Duration) -> Result<(), EngineError> {
         let ready = self.shared.wait_until(limit, |inbox| {
             inbox.stopped.is_some() || inbox.engines.iter().any(|e| e.idle_because.is_none())
@@ -108,15 +112,20 @@ impl RemoteEngine {
         Err(EngineError::Stopped(why))
     }
 
-    /// Lets the servers give up their memory (`true`) or take it back. Requests wait meanwhile.
+    /// Lets the servers give up their memory (`true`) or take it back. Requests wait meanwhile and
+    /// lose no token; their deadlines start again afterwards.
     ///
     /// # Errors
-    /// If a server cannot.
+    /// If one of the servers cannot. The others have changed nevertheless; the probes that follow
+    /// show each one's state.
     pub fn sleep(&self, asleep: bool) -> Result<(), EngineError> {
         self.ask("sleep", |reply| Control::Sleep { asleep, reply })
     }
 
-    /// Runs a control on the thread and waits for it.
+    /// Runs a control on the thread and blocks until it is done.
+    ///
+    /// # Errors
+    /// If an event sink asks: it runs on the thread that would carry the control out.
     fn ask(&self, what: &str, control: impl FnOnce(Reply) -> Control) -> Result<(), EngineError> {
         if thread::current().id() == self.thread_id {
             let why =
@@ -205,7 +214,9 @@ impl Drop for RemoteEngine {
     }
 }
 
-/// Refuses what is wrong before any server is asked.
+/// Refuses a request that no server would take, before any server is asked: empty prompt, no
+/// output, parameters outside their ranges, ids outside the vocabulary, a prompt that fills the
+/// context.
 fn check_request(request: &GenerateRequest, shared: &Shared) -> Result<(), EngineError> {
     let invalid = |name: &str, value: String, allowed: &str| {
         Err(EngineError::InvalidSampling {

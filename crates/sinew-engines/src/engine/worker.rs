@@ -33,18 +33,20 @@ use tokio::runtime::Runtime;
 use tokio::sync::mpsc;
 use tokio::task::{AbortHandle, JoinSet};
 
-/// Messages of attempts that wait for the thread; more make the attempts wait.
+/// Capacity of the channel of tokens, in messages, over all attempts; attempts wait while it is
+/// full.
 const MAX_MESSAGES: usize = 1024;
-/// Messages taken in one go, so that commands and callers are not starved.
+/// Maximum messages taken in one go, so that commands and callers are not starved.
 const MAX_TAKEN: usize = 256;
 
-/// What tasks report.
+/// Results of tasks.
 enum Report {
     AttemptEnded {
         attempt: AttemptId,
         result: Result<AttemptEnd, AttemptError>,
     },
-    /// `regular`: another look follows.
+    /// `regular`: the next probe follows after the interval. A result of an earlier `epoch` is
+    /// outdated.
     Probed {
         engine: usize,
         epoch: u64,
@@ -62,44 +64,51 @@ enum Report {
         version: PolicyVersion,
         results: Vec<(usize, Result<(), AttemptError>)>,
     },
-    Slept {
-        result: Result<(), AttemptError>,
-    },
+    /// All engines have answered a sleep or a wake-up.
+    Slept { result: Result<(), AttemptError> },
 }
 
-/// What the thread is busy with; other controls wait.
+/// The control that runs; others wait for its end.
 enum Job {
     Load { weights: Weights, reply: Reply },
     Sleep { reply: Reply, woke: bool },
 }
 
+/// The state of the thread. Nothing of it is shared but `shared` and `epoch`.
 pub(super) struct Worker {
     shared: Arc<Shared>,
     backends: Vec<Arc<dyn Backend>>,
     router: Router,
     jitter: Jitter,
+    /// Where the events of a request go. A request without a sink has lost it by a panic.
     sinks: HashMap<RequestId, EventSink>,
+    /// Running tasks, so that a cancelled attempt drops its connection.
     attempts: HashMap<AttemptId, AbortHandle>,
     tasks: JoinSet<Report>,
     tokens: mpsc::Receiver<AttemptTokens>,
     token_sender: mpsc::Sender<AttemptTokens>,
+    /// The router's time 0.
     start: Instant,
     probe_interval: Duration,
+    /// Whether tokens wait for the end of their attempt, see `RemoteConfig::hold_until_verified`.
     hold: bool,
-    /// What was last loaded, for engines that come later or anew.
+    /// The folder that was loaded last, for engines that come later or are started anew.
     current: Option<PathBuf>,
+    /// The version that unlabelled servers are taken to hold.
     first_version: PolicyVersion,
     job: Option<Job>,
     /// Controls that wait for the job.
     controls: std::collections::VecDeque<Control>,
-    /// Probes that began before the last load are outdated.
+    /// Number of the last change of weights; probes that began before it are outdated.
     epoch: Arc<AtomicU64>,
+    /// By engine: weights are being loaded or labelled outside of a load for all.
     repairing: Vec<bool>,
+    /// By engine: the limits that its last probe reported.
     limits: Vec<ModelLimits>,
 }
 
-/// The thread: until the engine is dropped. Whatever happens, every request gets its last event
-/// and every caller its answer.
+/// The thread, until the engine is dropped. In every case, a panic included, each request gets its
+/// last event and each caller its answer.
 pub(super) fn run(
     runtime: &Runtime,
     shared: Arc<Shared>,
@@ -151,6 +160,8 @@ impl Worker {
         self.start.elapsed().as_secs_f64()
     }
 
+    /// One turn for each input: take it, let the router decide, publish, carry out. Returns when
+    /// the engine is dropped.
     async fn serve(&mut self) {
         let shared = Arc::clone(&self.shared);
         loop {
@@ -250,7 +261,8 @@ impl Worker {
         self.router.probed(now, engine, result);
     }
 
-    /// Gives an engine with other weights those that it should have, if they are at hand.
+    /// Gives an engine with other weights those that it should have, if they are at hand: the last
+    /// published folder, or, before the first load, the label of the first version.
     fn repair(&mut self, engine: usize, probe: &Probe) {
         let version = self.router.version();
         if probe.weights == ServedWeights::Version(version) || probe.sleeping {
@@ -313,7 +325,7 @@ impl Worker {
         self.epoch.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Takes what callers left. `false` when the engine was dropped.
+    /// Takes everything that callers have left. `false` when the engine was dropped.
     fn receive(&mut self) -> bool {
         let shared = Arc::clone(&self.shared);
         let mut inbox = shared.lock();
@@ -323,7 +335,7 @@ impl Worker {
         let submitted = std::mem::take(&mut inbox.submitted);
         let aborted = std::mem::take(&mut inbox.aborted);
         let controls = std::mem::take(&mut inbox.controls);
-        // What moved out of the inbox still waits, until the next publication says better.
+        // These requests have left the inbox and still wait: counted here until the next publication.
         inbox.status.waiting += submitted.len();
         drop(inbox);
         for (request, sink) in submitted {
@@ -345,6 +357,7 @@ impl Worker {
         }
     }
 
+    /// Starts the next control unless one runs.
     fn next_control(&mut self) {
         while self.job.is_none()
             && let Some(control) = self.controls.pop_front()
@@ -374,6 +387,8 @@ impl Worker {
         }
     }
 
+    /// Loads weights on all engines at once. Their attempts were interrupted and go on with the new
+    /// version.
     fn load(&mut self, weights: Weights, reply: Reply) {
         self.router.load_begins(self.now());
         self.carry_out();
@@ -390,6 +405,8 @@ impl Worker {
         });
     }
 
+    /// Ends a load: it has succeeded if at least one engine has the weights. The others are
+    /// repaired by later probes.
     fn loaded(
         &mut self,
         now: f64,
@@ -448,6 +465,7 @@ impl Worker {
         }
     }
 
+    /// Turns the router's commands into tasks and events.
     fn carry_out(&mut self) {
         while let Some(command) = self.router.command() {
             match command {
@@ -472,7 +490,7 @@ impl Worker {
         let id = attempt.id;
         let handle = self.tasks.spawn(async move {
             let mut result = backend.generate(&attempt, &mut sink).await;
-            // What was held is good unless the server is not believed.
+            // Tokens that were held are good unless the error is about trust.
             let trusted = !matches!(&result, Err(e) if e.blame() == crate::error::Blame::Trust);
             if trusted && let Err(error) = sink.flush().await {
                 result = Err(error);
@@ -485,7 +503,7 @@ impl Worker {
         self.attempts.insert(id, handle);
     }
 
-    /// Calls a sink. One that panics loses its own events and no one else's.
+    /// Calls a sink. One that panics loses its own events and those of no other request.
     fn tell(&mut self, event: EngineEvent) {
         let (id, last) = match &event {
             EngineEvent::Tokens { request, .. } => (*request, false),
@@ -530,6 +548,7 @@ impl Worker {
         });
     }
 
+    /// Ends everything: callers get their answers, requests their last event, later calls an error.
     fn stop(mut self, why: &str) {
         let mut submitted = Default::default();
         self.shared.publish(|inbox| {

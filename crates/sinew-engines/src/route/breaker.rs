@@ -1,12 +1,17 @@
-//! A circuit breaker: an engine that fails repeatedly is left alone for a while.
+//! A circuit breaker: an engine that fails repeatedly gets no attempts for a while.
+//!
+//! ```text
+//! closed --(failures in a row, or a trip)--> open --(time is over: one trial)--> closed, or open for twice as long
+//! ```
 
 /// When a breaker opens and for how long.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct BreakerConfig {
-    /// Failures in a row that open it.
+    /// Failures in a row that open it. Default: 3.
     pub failures: u32,
-    /// Seconds that it stays open the first time; doubles while trials fail.
+    /// Seconds that it stays open the first time; doubles while trials fail. Default: 2.
     pub open_s: f64,
+    /// Maximum seconds that it stays open. Default: 60.
     pub max_open_s: f64,
 }
 
@@ -20,12 +25,14 @@ impl Default for BreakerConfig {
     }
 }
 
-/// What may be started.
+/// The attempts that may be started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Permit {
+    /// Closed: no limit.
     Any,
     /// One attempt, to see whether the engine works again.
     Trial,
+    /// Open.
     None,
 }
 
@@ -60,7 +67,7 @@ impl Breaker {
         }
     }
 
-    /// When a trial will be allowed, if it is open.
+    /// Time of the next trial, if it is open.
     pub(super) fn opens_until(&self) -> Option<f64> {
         match self.state {
             State::Closed { .. } => None,
@@ -73,7 +80,8 @@ impl Breaker {
         self.opened = 0;
     }
 
-    /// Counts a failure; whether it has opened the breaker.
+    /// Counts a failure; whether it has opened the breaker. Failures of attempts that began before
+    /// it opened do not count twice.
     pub(super) fn failed(&mut self, now: f64) -> bool {
         match &mut self.state {
             State::Closed { failures } => {
@@ -92,7 +100,7 @@ impl Breaker {
         }
     }
 
-    /// Opens it at once.
+    /// Opens it at once, for twice as long as the last time.
     pub(super) fn trip(&mut self, now: f64) {
         let open_s = self.config.open_s * f64::from(1u32 << self.opened.min(16));
         self.opened += 1;

@@ -1,4 +1,7 @@
 //! Which engine carries out which request, and when. Pure: time and randomness are arguments.
+//!
+//! The parts: [`Router`] decides, `state` holds what is known of engines and requests, `prefix`
+//! remembers which leading blocks an engine has seen, `breaker` keeps failing engines out.
 
 mod breaker;
 mod prefix;
@@ -13,31 +16,36 @@ pub use state::{Command, Counters, EngineView};
 /// Limits and rules of a [`Router`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct RouterConfig {
-    /// Most requests that wait; more are refused with `QueueFull`.
+    /// Maximum requests that wait; more are refused with `QueueFull`. Default: 4096.
     pub max_waiting: usize,
-    /// Most attempts on one engine at a time.
+    /// Maximum attempts on one engine at a time. Default: 256.
     pub max_running: usize,
-    /// Attempts in a row that may fail without a new token before their request fails.
+    /// Attempts in a row that may fail without a new token before their request fails. A busy
+    /// server does not count. Default: 5.
     pub max_failures: u32,
-    /// Seconds that a request may wait for an engine; then it fails.
+    /// Seconds that a request may wait for an engine; then it fails. A pause does not count.
+    /// Default: 300.
     pub max_wait_s: f64,
-    /// First pause after a failure; doubles with each one, up to `backoff_max_s`, and is
-    /// spread by +-25 %.
+    /// First pause after a failure, in seconds; doubles with each one, up to `backoff_max_s`, and
+    /// is spread by ±25 %. Default: 0.25.
     pub backoff_s: f64,
+    /// Maximum pause after a failure, in seconds. Default: 8.
     pub backoff_max_s: f64,
+    /// When a failing engine is left out.
     pub breaker: BreakerConfig,
-    /// Tokens of a block; only whole leading blocks attract a request to an engine.
+    /// Tokens of a block; only whole leading blocks attract a request to an engine. Default: 64.
     pub block_tokens: usize,
-    /// Blocks that are remembered for each engine.
+    /// Maximum blocks that are remembered for each engine. Default: 65,536.
     pub max_blocks: usize,
-    /// An engine that has that many attempts more than the idlest one attracts no more.
+    /// An engine that has more attempts than the least loaded one by this number attracts no more.
+    /// Default: 16.
     pub max_imbalance: usize,
-    /// Output tokens for which KV capacity must be free when an attempt starts; a request that
-    /// asks for fewer reserves fewer.
+    /// Output tokens for which KV capacity must be free when an attempt starts; a request that asks
+    /// for fewer reserves fewer. Default: 256.
     pub reserve_tokens: usize,
-    /// What becomes of a request that has tokens when its attempt fails.
+    /// How a request goes on that has tokens when its attempt fails. Default: from the ids so far.
     pub on_partial: OnPartial,
-    /// What becomes of a request's format.
+    /// How output formats of requests are handled. Default: by the server.
     pub formats: FormatMode,
 }
 
@@ -61,13 +69,13 @@ impl Default for RouterConfig {
     }
 }
 
-/// What becomes of a request whose attempt failed after it had sampled tokens.
+/// How a request goes on whose attempt failed after it had sampled tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OnPartial {
     /// Another attempt starts from the ids so far.
     Continue,
-    /// It ends as aborted, with what came.
+    /// It ends as aborted, with the tokens that came.
     Keep,
-    /// It fails.
+    /// It fails, as if nothing had come.
     Fail,
 }

@@ -1,4 +1,7 @@
 //! Which leading blocks an engine has seen: a bounded memory of hashes.
+//!
+//! A guess about the engine's prefix cache, not a promise: if it is wrong, a prompt is computed
+//! again and nothing else happens. It is cleared when the engine gets other weights.
 
 use sinew_types::{TokenId, mix_hash};
 use std::collections::{HashSet, VecDeque};
@@ -6,11 +9,14 @@ use std::collections::{HashSet, VecDeque};
 /// Hashes of a growing text's whole blocks; each covers everything before it.
 #[derive(Clone, Debug, Default)]
 pub(super) struct BlockHashes {
+    /// One for each whole block.
     hashes: Vec<u64>,
+    /// Tokens of the block that is not whole yet.
     tail: Vec<TokenId>,
 }
 
 impl BlockHashes {
+    /// Appends tokens and hashes each block of `block_tokens` that they complete.
     pub(super) fn push(&mut self, tokens: &[TokenId], block_tokens: usize) {
         for &token in tokens {
             self.tail.push(token);
@@ -40,6 +46,7 @@ impl SeenBlocks {
         hashes.iter().take_while(|h| self.set.contains(h)).count()
     }
 
+    /// Adds blocks and forgets the oldest ones beyond `max`.
     pub(super) fn remember(&mut self, hashes: &[u64], max: usize) {
         for &hash in hashes {
             if self.set.insert(hash) {

@@ -20,10 +20,13 @@ use sinew_types::{
 };
 use std::collections::{BTreeSet, HashMap, VecDeque};
 
-/// Waiting requests that are considered in one go; bounds the work of a step.
+/// Maximum waiting requests that are considered in one go; bounds the work of a step.
 const MAX_SCANNED: usize = 256;
 
 /// Decides what runs where. Times are seconds since any fixed moment and never go back.
+///
+/// Every call can add commands; the caller takes them with [`Router::command`] until there is none
+/// and carries them out in order. The same calls with the same times give the same commands.
 #[derive(Debug)]
 pub struct Router {
     config: RouterConfig,
@@ -37,15 +40,15 @@ pub struct Router {
     loading: bool,
     next_attempt: u64,
     arrivals: u64,
-    /// Not after the next time at which waiting itself changes anything.
+    /// Lower bound of the next time at which waiting alone changes anything.
     wake: f64,
     commands: VecDeque<Command>,
     counters: Counters,
 }
 
 impl Router {
-    /// A router over the engines of these names, none of which is usable until it was looked
-    /// at. `version` is to sample.
+    /// A router over the engines of these names, none of which is usable until it was probed. All
+    /// tokens are to be sampled by `version`.
     pub fn new(config: RouterConfig, engines: Vec<String>, version: PolicyVersion) -> Self {
         let breaker = config.breaker;
         let engines = engines.into_iter();
@@ -66,12 +69,12 @@ impl Router {
         }
     }
 
-    /// The next thing to do.
+    /// The next command, oldest first.
     pub fn command(&mut self) -> Option<Command> {
         self.commands.pop_front()
     }
 
-    /// The weights that sample.
+    /// The version that samples.
     pub fn version(&self) -> PolicyVersion {
         self.version
     }
@@ -81,7 +84,7 @@ impl Router {
         &self.counters
     }
 
-    /// The engines, for people.
+    /// The state of each engine, for people.
     pub fn engines(&self, now: f64) -> Vec<EngineView> {
         let engines = self.engines.iter();
         engines.map(|e| e.view(self.version, now)).collect()
@@ -129,7 +132,7 @@ impl Router {
         Ok(())
     }
 
-    /// Ends a request; unknown ones are ignored.
+    /// Ends a request as aborted; its running attempt is cancelled. Unknown requests are ignored.
     pub fn abort(&mut self, request: RequestId) {
         if self.requests.contains_key(&request) {
             self.cancel_attempt(request);
@@ -181,7 +184,7 @@ impl Router {
         self.tell(EngineEvent::Tokens { request, tokens });
     }
 
-    /// An attempt is over. `spread` in [0, 1) varies the pause before the next one.
+    /// Takes the end of an attempt. `spread` in [0, 1) varies the pause before the next one.
     pub fn attempt_ended(
         &mut self,
         now: f64,
@@ -214,6 +217,8 @@ impl Router {
         self.finish(request, end.reason);
     }
 
+    /// Decides what follows a failed attempt: the end of the request, or a place in the queue after
+    /// a pause.
     fn attempt_failed(
         &mut self,
         now: f64,
@@ -267,6 +272,8 @@ impl Router {
         self.waiting.insert(state.place());
     }
 
+    /// Records an error at its engine: busy for a while, a failure of the breaker, or trust
+    /// withdrawn.
     fn blame(&mut self, now: f64, engine: usize, error: &AttemptError, blame: Blame) {
         let Some(state) = self.engines.get_mut(engine) else {
             return;
@@ -341,16 +348,16 @@ impl Router {
         self.schedule(now);
     }
 
-    /// Weights are about to be loaded: attempts end as in a pause, and no engine counts as
-    /// verified until [`Router::loaded`].
+    /// Announces a load of weights: attempts end as in a pause, and nothing starts until
+    /// [`Router::loaded`].
     pub fn load_begins(&mut self, now: f64) {
         self.loading = true;
         self.interrupt(now);
     }
 
-    /// What became of it, engine by engine. If one has the new weights they sample from now
-    /// on; otherwise the version stays, and engines serve that are found to have it.
-    /// Returns whether the version has changed.
+    /// Takes the results of a load, engine by engine. If one engine has the new weights, they
+    /// sample from now on; otherwise the version stays, and engines serve that are found to have
+    /// it. Returns whether the version has changed.
     pub fn loaded(
         &mut self,
         now: f64,
@@ -383,7 +390,7 @@ impl Router {
         changed
     }
 
-    /// A pause does not count against deadlines.
+    /// Starts the deadlines of waiting requests anew: a pause does not count against them.
     fn renew_deadlines(&mut self, now: f64) {
         let deadline = now + self.config.max_wait_s;
         for (_, _, id) in &self.waiting {
@@ -393,7 +400,7 @@ impl Router {
         }
     }
 
-    /// Deadlines and pauses that are over by `now`.
+    /// Ends requests whose deadline is over, and starts those whose pause is over.
     pub fn tick(&mut self, now: f64) {
         // Engines that are stopped on purpose do not end their requests.
         if now >= self.wake && !self.paused && !self.loading {
@@ -422,7 +429,8 @@ impl Router {
         }
     }
 
-    /// The next time after `now` at which waiting itself changes anything.
+    /// The next time after `now` at which waiting alone changes anything: deadlines, pauses, trials
+    /// of breakers.
     fn earliest(&self, now: f64) -> f64 {
         let waiting = self.waiting.iter();
         let waiting = waiting.filter_map(|(_, _, id)| self.requests.get(id));
@@ -442,7 +450,7 @@ impl Router {
         Some(self.wake.max(now).min(now + 3600.0))
     }
 
-    /// What admission decides by, over all usable engines.
+    /// Totals over all usable engines, for admission. Counters are of all engines that answer.
     pub fn status(&self, now: f64) -> EngineStatus {
         let mut status = EngineStatus {
             version: self.version,
@@ -465,7 +473,8 @@ impl Router {
         status
     }
 
-    /// Starts what can be started.
+    /// Starts waiting requests in order until one finds no engine: a large request is not overtaken
+    /// forever by small ones that fit.
     fn schedule(&mut self, now: f64) {
         if self.paused || self.loading {
             return;
@@ -576,7 +585,7 @@ impl Router {
         }
     }
 
-    /// Forgets a request's attempt; where it was.
+    /// Forgets a request's attempt and returns the engine that it ran on.
     fn release_attempt(&mut self, request: RequestId) -> Option<usize> {
         let (attempt, engine) = self.requests.get_mut(&request)?.attempt.take()?;
         self.attempts.remove(&attempt);
@@ -596,7 +605,7 @@ impl Router {
     fn finish(&mut self, request: RequestId, reason: FinishReason) {
         if let Some(state) = self.requests.remove(&request) {
             self.waiting.remove(&state.place());
-            // A later attempt's own limit may be the context's; the request's is what counts.
+            // A later attempt can have the context's limit; the request's own limit counts here.
             let reason = match reason {
                 FinishReason::Length if state.left() > 0 => FinishReason::ContextFull,
                 other => other,

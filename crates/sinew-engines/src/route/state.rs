@@ -1,4 +1,4 @@
-//! What the router knows of engines and requests.
+//! State of engines and requests in the router.
 
 use super::breaker::{Breaker, Permit};
 use super::prefix::{BlockHashes, SeenBlocks};
@@ -14,25 +14,23 @@ use std::cmp::Reverse;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-/// What is to be done.
+/// A thing to do for the caller of the router.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Command {
-    Start {
-        engine: usize,
-        attempt: Attempt,
-    },
-    /// Close its connection; nothing of it is wanted any more.
-    Cancel {
-        engine: usize,
-        attempt: AttemptId,
-    },
+    /// Run an attempt on an engine, by its index.
+    Start { engine: usize, attempt: Attempt },
+    /// Close the connection of an attempt; its results are not wanted any more.
+    Cancel { engine: usize, attempt: AttemptId },
+    /// Hand an event to the sink of its request.
     Tell(EngineEvent),
 }
 
 /// Counters since the start.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Counters {
+    /// Accepted requests.
     pub requests: u64,
+    /// Started attempts, at least one per request that was served.
     pub attempts: u64,
     /// Tokens handed on.
     pub sampled_tokens: u64,
@@ -44,9 +42,11 @@ pub struct Counters {
     pub interrupted_attempts: u64,
     /// Sampled ids that were sent again as a prompt, over all later attempts.
     pub replayed_tokens: u64,
-    /// Attempts that went to an engine that had seen a leading block, and those that did not.
+    /// Attempts that went to an engine that had seen a leading block.
     pub affinity_hits: u64,
+    /// Attempts that went to an engine that had seen none of their blocks.
     pub affinity_misses: u64,
+    /// Times that a breaker opened.
     pub breaker_opened: u64,
     /// Times that an engine was found with weights other than it had to have.
     pub wrong_version: u64,
@@ -54,16 +54,19 @@ pub struct Counters {
     pub wrong_answers: u64,
 }
 
-/// An engine, for people.
+/// The state of an engine, for people.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct EngineView {
     pub name: String,
-    /// Attempts of this router.
+    /// Attempts of this router that run on it.
     pub attempts: usize,
+    /// Version of its weights, once it is verified.
     pub version: Option<PolicyVersion>,
+    /// Free KV capacity in tokens at the last probe, if the server reports it.
     pub kv_tokens_free: Option<usize>,
+    /// KV capacity in tokens, if the server reports it.
     pub kv_tokens_total: Option<usize>,
-    /// Why nothing is started on it now.
+    /// The reason for which nothing is started on it now; `None`: it serves.
     pub idle_because: Option<String>,
 }
 
@@ -71,17 +74,17 @@ pub struct EngineView {
 pub(super) struct EngineState {
     pub(super) name: String,
     pub(super) breaker: Breaker,
-    /// Of its weights, once it is verified.
+    /// Version of its weights, once it is verified.
     pub(super) version: Option<PolicyVersion>,
-    /// The last look, if it succeeded.
+    /// The last probe, if it succeeded.
     pub(super) probe: Option<Probe>,
-    /// Why it is not usable, for people.
+    /// Its last problem, for people.
     pub(super) trouble: Option<String>,
     pub(super) attempts: BTreeSet<AttemptId>,
     /// KV tokens promised to attempts since the last probe.
     pub(super) reserved: usize,
     pub(super) seen: SeenBlocks,
-    /// It said that it was busy.
+    /// Until then it gets no attempts, because it answered that it was busy.
     pub(super) busy_until: f64,
 }
 
@@ -100,7 +103,7 @@ impl EngineState {
         }
     }
 
-    /// Why it must not be asked to sample with `version` now; `None` if it may.
+    /// Why it must not be asked to sample with `version` now; `None` if it can serve.
     pub(super) fn unusable(&self, version: PolicyVersion, now: f64) -> Option<String> {
         let Some(probe) = &self.probe else {
             let why = self.trouble.clone();
@@ -156,7 +159,7 @@ pub(super) struct RequestState {
     pub(super) prompt: Vec<TokenId>,
     pub(super) sampled: Vec<TokenId>,
     pub(super) sampling: SamplingParams,
-    /// What its tokens are recorded with, if it was asked to hold to a format.
+    /// The record of the request's format that goes with its tokens.
     pub(super) law: Option<Arc<FormatLaw>>,
     pub(super) priority: i32,
     pub(super) arrival: u64,
@@ -169,11 +172,11 @@ pub(super) struct RequestState {
     pub(super) end: Option<FinishReason>,
     /// Attempts in a row that failed without a token.
     pub(super) failures: u32,
-    /// Not to be started before.
+    /// Time before which it is not started.
     pub(super) not_before: f64,
-    /// Fails if it has no engine by then.
+    /// Time at which it fails if it has no engine.
     pub(super) deadline: f64,
-    /// Where its last attempt failed.
+    /// Engine of its last failed attempt; another one is preferred.
     pub(super) failed_on: Option<usize>,
     pub(super) cached_prompt_tokens: u32,
 }
@@ -188,7 +191,7 @@ impl RequestState {
         self.sampling.format.is_some() && !self.sampled.is_empty()
     }
 
-    /// Why nothing more may be sampled, if that is so.
+    /// The end of the output, if the tokens or the server have shown it already.
     pub(super) fn known_end(&self) -> Option<FinishReason> {
         let last = self.sampled.last();
         let stop = last.filter(|id| self.sampling.stop_ids.contains(id));

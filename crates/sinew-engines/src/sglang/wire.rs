@@ -1,4 +1,4 @@
-//! What goes over the wire to SGLang and back. Pure.
+//! Requests to SGLang and the pieces of its answers, as JSON. Pure.
 //!
 //! A request has `input_ids`, `sampling_params` and `return_logprob`. A piece of the answer has
 //! `output_ids` and `meta_info`: `completion_tokens` (sampled so far), `output_token_logprobs` (each
@@ -20,6 +20,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use sinew_types::{TokenId, TokenLogprob};
 
+/// The body of `/generate`.
 pub(super) fn generate(attempt: &Attempt, request_id: &str, max_tokens: u32) -> Value {
     let s = &attempt.sampling;
     let mut body = json!({
@@ -162,7 +163,10 @@ pub(super) fn read(
     })
 }
 
-/// How many of `ids` came before.
+/// Number of leading `ids` that came before.
+///
+/// # Errors
+/// If the count fits neither form, or an earlier id has changed.
 fn fresh(ids: &[TokenId], before: &[TokenId], count: usize) -> Result<usize, AttemptError> {
     if ids.len() + before.len() == count {
         return Ok(0);
@@ -188,6 +192,7 @@ fn fresh(ids: &[TokenId], before: &[TokenId], count: usize) -> Result<usize, Att
     Ok(before.len())
 }
 
+/// The alternatives of one token, best first, `asked` of them.
 fn best(entries: Option<Vec<Entry>>, asked: usize) -> Vec<TokenLogprob> {
     let entries = entries.unwrap_or_default().into_iter();
     let known = entries.filter_map(|(logprob, id, _)| {

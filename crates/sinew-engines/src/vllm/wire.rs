@@ -1,4 +1,4 @@
-//! What goes over the wire to vLLM and back. Pure.
+//! Requests to vLLM and the pieces of its answers, as JSON. Pure.
 //!
 //! | | `/v1/completions` | `/inference/v1/generate` |
 //! |---|---|---|
@@ -55,6 +55,7 @@ fn sampling(attempt: &Attempt, max_tokens: u32) -> Map<String, Value> {
     map
 }
 
+/// The body of `/v1/completions`.
 pub(super) fn completions(attempt: &Attempt, model: &str, max_tokens: u32) -> Value {
     let mut body = sampling(attempt, max_tokens);
     let more = json!({
@@ -73,6 +74,7 @@ pub(super) fn completions(attempt: &Attempt, model: &str, max_tokens: u32) -> Va
     Value::Object(body)
 }
 
+/// The body of `/inference/v1/generate`.
 pub(super) fn generate(attempt: &Attempt, model: &str, max_tokens: u32) -> Value {
     let mut sampling = sampling(attempt, max_tokens);
     // Text is only needed to find stop strings in it.
@@ -109,6 +111,7 @@ struct Choice {
     weight_versions: Option<Vec<VersionSpan>>,
 }
 
+/// The stop token or the stop string that ended the output.
 #[derive(Debug, Deserialize)]
 #[serde(untagged)]
 enum StopReason {
@@ -116,6 +119,7 @@ enum StopReason {
     Text(String),
 }
 
+/// Weights of a part of the output; only their label is read.
 #[derive(Debug, Deserialize)]
 struct VersionSpan {
     version: String,
@@ -178,12 +182,15 @@ pub(super) fn read(chunk: Chunk, sampling: &SamplingParams) -> Result<Seen, Atte
     })?;
     let versions = choice.weight_versions.unwrap_or_default();
     seen.versions = versions.into_iter().map(|s| s.version).collect();
-    let told = match choice.logprobs {
+    let listed = match choice.logprobs {
         Some(logprobs) => read_logprobs(logprobs, usize::from(sampling.top_logprobs), &mut seen)?,
         None => Vec::new(),
     };
-    if told != seen.ids && seen.logprobs.len() == seen.ids.len() {
-        let why = format!("`token_ids` are {:?}, log-probs are of {told:?}", seen.ids);
+    if listed != seen.ids && seen.logprobs.len() == seen.ids.len() {
+        let why = format!(
+            "`token_ids` are {:?}, log-probs are of {listed:?}",
+            seen.ids
+        );
         return Err(AttemptError::Protocol(why));
     }
     seen.end = match (choice.finish_reason.as_deref(), choice.stop_reason) {
@@ -223,7 +230,8 @@ fn read_logprobs(
     tokens.iter().map(|t| token_id(t)).collect()
 }
 
-/// The most likely ones. The server adds the sampled token to those that were asked for.
+/// The alternatives of one token, best first. The server adds the sampled token to the requested
+/// ones, so the list is cut to `asked`.
 fn best(all: impl Iterator<Item = (TokenId, f64)>, asked: usize) -> Vec<TokenLogprob> {
     let mut all: Vec<_> = all.collect();
     all.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
